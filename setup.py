@@ -1,0 +1,29 @@
+"Packaging. Every value comes from settings.ini: edit there, not here."
+import shlex
+from configparser import ConfigParser
+from pathlib import Path
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+ini = ConfigParser(delimiters=['='])
+ini.read(ROOT/'settings.ini', encoding='utf-8')
+cfg = ini['DEFAULT']
+
+STATUS = {'3': '3 - Alpha', '4': '4 - Beta', '5': '5 - Production/Stable'}
+EXTRAS = [k.removesuffix('_requirements') for k in cfg if k.endswith('_requirements')]
+
+setup(
+    name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
+    author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0',
+    long_description=(ROOT/'README.md').read_text(encoding='utf-8') if (ROOT/'README.md').exists() else '',
+    long_description_content_type='text/markdown',
+    classifiers=[f"Development Status :: {STATUS[cfg['status']]}", f"Intended Audience :: {cfg['audience']}",
+                 'Programming Language :: Python :: 3', f"Programming Language :: Python :: {cfg['min_python']}",
+                 'Topic :: Scientific/Engineering :: Artificial Intelligence'],
+    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*']),
+    package_data={cfg['lib_path']: shlex.split(cfg['package_data'])},
+    python_requires='>='+cfg['min_python'], install_requires=shlex.split(cfg['requirements']),
+    extras_require={o: shlex.split(cfg[f'{o}_requirements']) for o in EXTRAS},
+    entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},
+    zip_safe=False,
+)
