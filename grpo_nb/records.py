@@ -6,9 +6,10 @@
 __all__ = ['GROUP_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'plain', 'to_line', 'read_rows', 'as_text', 'group_rows',
            'ratio_hists', 'clip_shares', 'Recorder', 'Run', 'read_run']
 
-# %% ../nbs/08a_records.ipynb #61c4688e
+# %% ../nbs/08a_records.ipynb #eeeb6a0b
 import json, os, re
 from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cached_property
 from pathlib import Path
 import pandas as pd
 import torch
@@ -173,23 +174,41 @@ class Recorder:
         old = json.loads(f.read_text()) if f.exists() else dict(versions=versions())
         save_json(f, plain(old|data))
 
-# %% ../nbs/08a_records.ipynb #828ca1c5
-@dataclass
+# %% ../nbs/08a_records.ipynb #8a5f25b2
+@dataclass(eq=False)
 class Run:
     "A run's record: what `read_run` found in a folder."
     folder:Path            # where it was read
     settings:dict          # settings.json, {} without one
     history:pd.DataFrame   # a row a step, columns under TRL's names
-    groups:pd.DataFrame    # a row a group, columns `GROUP_FIELDS`; empty when none were recorded
+    rows:list              # a dict a group, keys `GROUP_FIELDS`
     summary:dict           # summary.json, {} while the run goes on
     notes:list = field(default_factory=list)  # str: what could not be read
 
     @property
     def name(self)->str: return self.folder.resolve().name
+    @cached_property
+    def groups(self)->pd.DataFrame:
+        "The groups as a table, empty when none were recorded."
+        return pd.DataFrame(self.rows, columns=None if self.rows else GROUP_FIELDS)
+    @cached_property
+    def by_step(self)->dict:
+        "Lists of group dicts, by step, in order."
+        out = {}
+        for o in self.rows: out.setdefault(o['step'], []).append(o)
+        return {k:sorted(out[k], key=lambda o: o['group'] or 0) for k in sorted(out)}
     @property
     def steps(self)->list:
         "Steps with recorded groups, in order."
-        return sorted(int(o) for o in self.groups['step'].unique())
+        return list(self.by_step)
+    def setting(self,
+        name:str,      # as in settings.json, at the top or among `args`
+        default=None,  # where it is missing
+    ):
+        "One setting of the run."
+        for o in (self.settings, self.settings.get('args'), self.settings.get('method_options')):
+            if isinstance(o, dict) and o.get(name) is not None: return o[name]
+        return default
 
 # %% ../nbs/08a_records.ipynb #8ff8eb56
 def _json(path):
@@ -217,7 +236,7 @@ def _fill(rows):
             b = born.get(r.get('id'), {})
             o['replacement'] = {k:b.get(k) if r.get(k) is None else r[k] for k in REPLACEMENT_FIELDS}
 
-# %% ../nbs/08a_records.ipynb #a38338db
+# %% ../nbs/08a_records.ipynb #7b68ac91
 def read_run(
     folder,  # a run's folder, a TRL output folder, or a trainer_state.json
 )->Run:      # tables and dicts; see `Run`
@@ -238,4 +257,4 @@ def read_run(
     history,n3 = history or ([],[])
     groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups if isinstance(o.get('step'), int)]
     _fill(groups)
-    return Run(folder, settings, _one_a_step(history), pd.DataFrame(groups, columns=None if groups else GROUP_FIELDS), summary, n1+n2+n3+n4)
+    return Run(folder, settings, _one_a_step(history), groups, summary, n1+n2+n3+n4)
