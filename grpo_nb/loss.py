@@ -13,7 +13,7 @@ from torch import Tensor
 from .core import masked_mean
 from .kl import kl_estimate
 
-# %% ../nbs/07_loss.ipynb #0b62291b
+# %% ../nbs/07_loss.ipynb #9d1adb00
 def importance_ratio(
     logps:Tensor,         # (B, G, T) nats, of the policy being trained; has a gradient
     old_logps:Tensor,     # (B, G, T) nats, of the policy that sampled
@@ -23,7 +23,7 @@ def importance_ratio(
     """How much likelier each token (or completion) has become since it was sampled; 1 where masked.
 
     The ratio of a completion is the geometric mean of its tokens' ratios. ValueError for another level.
-    Source: PPO, arXiv 1707.06347, equation 7 (token); GSPO, arXiv 2507.18071, equation 7 (sequence).
+    Source: PPO, arXiv 1707.06347, section 3 (token); GSPO, arXiv 2507.18071 (sequence).
     """
     log_ratio = (logps-old_logps).masked_fill(~mask, 0)
     if level=='token': return log_ratio.exp()
@@ -45,7 +45,7 @@ def clipped_objective(
     clipped = ratio.clamp(1-epsilon, 1+(epsilon if epsilon_high is None else epsilon_high))
     return torch.min((ratio if delta is None else ratio.clamp(max=delta))*A, clipped*A)
 
-# %% ../nbs/07_loss.ipynb #b5d46c2b
+# %% ../nbs/07_loss.ipynb #3c35d390
 def cispo_objective(
     ratio:Tensor,      # (B, G, T) or (B, G, 1)
     A:Tensor,          # (B, G, 1) or (B, G, T)
@@ -54,11 +54,11 @@ def cispo_objective(
 )->Tensor:             # (B, G, T)
     """REINFORCE weighted by the ratio, which is capped and held constant: every token keeps a gradient.
 
-    Source: MiniMax-M1, arXiv 2506.13585, equation 4.
+    Source: MiniMax-M1, arXiv 2506.13585.
     """
     return ratio.clamp(max=cap).detach()*A*logps
 
-# %% ../nbs/07_loss.ipynb #8f1b4c5a
+# %% ../nbs/07_loss.ipynb #2dd2f0b5
 def sapo_objective(
     ratio:Tensor,                     # (B, G, T) or (B, G, 1)
     A:Tensor,                         # (B, G, 1) or (B, G, T)
@@ -69,10 +69,10 @@ def sapo_objective(
 
     Source: SAPO, arXiv 2511.20347.
     """
-    t = torch.where(A>0, sapo_temperature_pos, sapo_temperature_neg)
+    t = torch.where(A>0, A.new_tensor(sapo_temperature_pos), A.new_tensor(sapo_temperature_neg))
     return 4/t*torch.sigmoid(t*(ratio-1))*A
 
-# %% ../nbs/07_loss.ipynb #448207bd
+# %% ../nbs/07_loss.ipynb #199f77c9
 @torch.no_grad()
 def vespo_weight(
     log_ratio:Tensor,            # (B, G, T) nats
@@ -88,7 +88,8 @@ def vespo_weight(
     Source: VESPO, arXiv 2602.10693.
     """
     log_w = (log_ratio.clamp(-20, 20)*mask).sum(-1, keepdim=True).clamp(math.log(1e-8), 20)
-    k,lam = torch.where(A>=0, vespo_k_pos, vespo_k_neg),torch.where(A>=0, vespo_lambda_pos, vespo_lambda_neg).clamp(min=1e-4)
+    pick = lambda pos,neg: torch.where(A>=0, A.new_tensor(pos), A.new_tensor(neg))
+    k,lam = pick(vespo_k_pos, vespo_k_neg),pick(vespo_lambda_pos, vespo_lambda_neg).clamp(min=1e-4)
     return (lam + k*log_w - lam*log_w.exp()).exp()
 
 # %% ../nbs/07_loss.ipynb #4f7b33bf
@@ -143,7 +144,7 @@ def aggregate(
     n = mask.sum() if num_items is None or loss_type=='bnpo' else torch.as_tensor(num_items, device=x.device)
     return per_row.sum()/n.clamp(min=1)
 
-# %% ../nbs/07_loss.ipynb #c5147bed
+# %% ../nbs/07_loss.ipynb #a5db3dfa
 def _checked(logps, old_logps, advantages, mask, ref_logps=None, entropy=None):
     "Advantages as (B, G, 1) or (B, G, T), log-probs (and entropy) with 0 where masked; ValueError for shapes that do not belong together."
     if logps.ndim!=3: raise ValueError(f'`logps` needs shape (B, G, T), got {tuple(logps.shape)}: reshape with `.view(B, G, T)`')
@@ -155,7 +156,7 @@ def _checked(logps, old_logps, advantages, mask, ref_logps=None, entropy=None):
     A = advantages.detach()
     A = A[...,None] if A.ndim==2 else A.masked_fill(~mask, 0)
     A = A.masked_fill(~mask.any(-1, keepdim=True), 0)   # what a wholly masked row earned is nobody's business
-    old_logps = logps.detach() if old_logps is None else old_logps.detach()
+    old_logps,ref_logps = (logps if old_logps is None else old_logps).detach(),None if ref_logps is None else ref_logps.detach()
     return A, *(None if o is None else o.masked_fill(~mask, 0) for o in (logps, old_logps, ref_logps, entropy))
 
 # %% ../nbs/07_loss.ipynb #91f5d4af
@@ -167,7 +168,7 @@ def _objective(logps, log_ratio, ratio, A, mask, loss_type, epsilon, epsilon_hig
     else: o = clipped_objective(ratio, A, epsilon, epsilon_high, delta)
     return o.expand_as(logps)
 
-# %% ../nbs/07_loss.ipynb #a740a4fa
+# %% ../nbs/07_loss.ipynb #a1d998e7
 def policy_loss(
     logps:Tensor,                     # (B, G, T) nats, of the policy being trained; has a gradient
     old_logps:Tensor,                 # (B, G, T) nats, of the policy that sampled; None where that is the same one
@@ -200,6 +201,8 @@ def policy_loss(
     if beta and ref_logps is None: raise ValueError(f'`beta` is {beta} but `ref_logps` is None: pass log-probs of the reference, or beta=0')
     if (top_entropy_quantile<1 or entropy_coef) and entropy is None: raise ValueError('`top_entropy_quantile` and `entropy_coef` need `entropy` (B, G, T)')
     if loss_type=='luspo' and importance_sampling_level=='token': warnings.warn("'luspo' is a sequence-level loss: pass importance_sampling_level='sequence'")
+    for k,v,ok in (('epsilon',epsilon,epsilon>=0),('delta',delta,delta is None or delta>0),('top_entropy_quantile',top_entropy_quantile,0<top_entropy_quantile<=1)):
+        if not ok: raise ValueError(f'`{k}` is {v}: a clip needs 0 or more, a cap above 0, a quantile above 0 and up to 1')
     A,logps,old_logps,ref_logps,entropy = _checked(logps, old_logps, advantages, mask, ref_logps, entropy)
     ratio = importance_ratio(logps, old_logps, mask, importance_sampling_level)
     x = -_objective(logps, logps-old_logps, ratio, A, mask, loss_type, epsilon, epsilon_high, delta,
@@ -212,11 +215,11 @@ def policy_loss(
     loss = aggregate(x, mask, loss_type, num_items, max_completion_length, num_rows)
     if entropy_coef:
         share = 1 if num_rows is None else mask.shape[0]*mask.shape[1]/num_rows
-        if num_items is not None: share = mask.sum()/num_items
+        if num_items is not None: share = mask.sum().to(loss.dtype)/num_items
         loss = loss - entropy_coef*share*masked_mean(entropy, keep)
     return loss
 
-# %% ../nbs/07_loss.ipynb #1ad2017f
+# %% ../nbs/07_loss.ipynb #24d650b0
 @torch.no_grad()
 def loss_metrics(
     logps:Tensor,              # (B, G, T) nats, of the policy being trained
@@ -247,6 +250,6 @@ def loss_metrics(
     log_w = (logps-old_logps).sum(-1)[mask.any(-1)].double()   # one a completion
     ess = ((2*log_w.logsumexp(0)-(2*log_w).logsumexp(0)).exp()/len(log_w)).item() if len(log_w) else 1.
     out = {'ratio_mean':mean(ratio) if m.any() else 1., 'ratio_max':ratio.expand_as(m)[m].max().item() if m.any() else 1.,
-        'clip_ratio/low_mean':mean(low), 'clip_ratio/high_mean':mean(high), 'clip_ratio/region_mean':mean(low|high), 'ess':ess}
+        'clip_ratio/low_mean':mean(low), 'clip_ratio/high_mean':mean(high), 'clip_ratio/region_mean':mean(low|high), 'ess':min(ess, 1.)}
     if ref_logps is not None: out['kl'] = masked_mean(kl_estimate(logps, ref_logps), mask).item()
     return out

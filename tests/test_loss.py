@@ -1,0 +1,265 @@
+"The loss by independent roads: plain Python loops, finite differences, by hand, and what must not change it."
+import itertools, json, math
+from pathlib import Path
+import pytest, torch
+from grpo_nb.core import test_tensor as same
+from grpo_nb.loss import (LOSS_TYPES, aggregate, cispo_objective, clipped_objective, high_entropy_mask, importance_ratio, loss_metrics,
+    off_policy_mask, policy_loss, sapo_objective, vespo_weight)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
+LEVELS = ('token','sequence')
+BY_TOKENS = ('dapo','cispo','vespo')   # divide by `num_items`
+
+def batch(seed, B=2, G=3, T=6, drift=.5, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    rand = lambda *s: torch.randn(*s, generator=g, dtype=dtype)
+    mask = torch.arange(T)<torch.randint(1, T+1, (B, G, 1), generator=g)
+    mask[0,0] = True
+    logps = -3*rand(B, G, T).abs()-.05
+    return dict(logps=logps, old_logps=logps+drift*rand(B, G, T), ref_logps=logps+drift*rand(B, G, T), advantages=rand(B, G), mask=mask)
+
+def loop_loss(logps, old_logps, advantages, mask, loss_type, level, ref_logps=None, beta=0., lo=.2, hi=.2, delta=None, max_len=None, bias=True):
+    "The definition, one number after another: no tensor operation."
+    rows = []
+    for b,i in itertools.product(range(len(mask)), range(len(mask[0]))):
+        p,o,A = ([v[t] for t in range(len(v)) if mask[b][i][t]] for v in (logps[b][i], old_logps[b][i], advantages[b][i] if isinstance(advantages[b][i], list) else [advantages[b][i]]*len(mask[b][i])))
+        q = [v for v,m in zip(ref_logps[b][i], mask[b][i]) if m] if beta else p
+        n = len(p)
+        d = [x-y for x,y in zip(p, o)]
+        ratio = [math.exp(sum(d)/n)]*n if level=='sequence' else [math.exp(x) for x in d]
+        W,row = math.exp(sum(d)),[]
+        for t in range(n):
+            r,a = ratio[t],A[t]
+            if loss_type=='cispo': obj = min(r, hi)*a*p[t]
+            elif loss_type=='sapo':
+                tau = 1. if a>0 else 1.05
+                obj = a*4/tau/(1+math.exp(-tau*(r-1)))
+            elif loss_type=='vespo':
+                k,lam = (2.,3.) if a>=0 else (3.,2.)
+                obj = W**k*math.exp(lam*(1-W))*a*p[t]
+            else:
+                c = 1-lo if r<1-lo else 1+hi if r>1+hi else r
+                u = r if delta is None or r<delta else delta
+                obj = u*a if u*a<c*a else c*a
+            kl = math.exp(q[t]-p[t])-(q[t]-p[t])-1
+            row.append(-obj+beta*kl*(r if bias else 1))
+        rows.append(row)
+    n = sum(map(len, rows))
+    if loss_type in ('grpo','sapo'): return sum(sum(r)/len(r) for r in rows)/len(rows)
+    if loss_type=='luspo': return sum(map(sum, rows))/len(rows)
+    if loss_type=='dr_grpo': return sum(map(sum, rows))/(len(rows)*max_len)
+    return sum(map(sum, rows))/n
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_value_equals_a_plain_loop(loss_type):
+    for seed,level in itertools.product(range(4), LEVELS):
+        d = batch(seed, B=1+seed%2, G=2+seed, T=3+seed)
+        L = {k:v.tolist() for k,v in d.items()}
+        for kw,ours in (({},{}), (dict(lo=.1, hi=.3, delta=1.5),dict(epsilon=.1, epsilon_high=.3, delta=1.5)), (dict(beta=.2),dict(beta=.2)), (dict(beta=.2, bias=False),dict(beta=.2, use_bias_correction_kl=False))):
+            got = policy_loss(**d, loss_type=loss_type, importance_sampling_level=level, max_completion_length=9, **ours)
+            assert got.shape==() and abs(got.item()-loop_loss(**L, loss_type=loss_type, level=level, max_len=9, **kw))<1e-10
+
+def test_value_equals_the_loop_with_one_advantage_a_token():
+    for loss_type in LOSS_TYPES:
+        if loss_type=='vespo': continue   # its weight has one sign a completion
+        d = batch(3) | dict(advantages=torch.randn(2, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+        got = policy_loss(**d, loss_type=loss_type, max_completion_length=9)
+        assert abs(got.item()-loop_loss(**{k:v.tolist() for k,v in d.items()}, loss_type=loss_type, level='token', max_len=9))<1e-10
+
+@pytest.mark.parametrize('loss_type', [o for o in LOSS_TYPES if o not in ('cispo','vespo')])
+def test_gradient_equals_finite_differences(loss_type):
+    for seed,level in itertools.product(range(2), LEVELS):
+        d = batch(seed)
+        p = d.pop('logps').requires_grad_()
+        for kw in (dict(epsilon_high=.3), dict(delta=1.4, beta=.1), dict(beta=.1, use_bias_correction_kl=False, off_policy_mask_threshold=.2)):
+            assert torch.autograd.gradcheck(lambda x: policy_loss(x, **d, loss_type=loss_type, importance_sampling_level=level, max_completion_length=7, **kw), p)
+
+def test_gradient_of_cispo_and_vespo_equals_finite_differences_with_the_weight_held():
+    for seed in range(3):
+        d = batch(seed)
+        p,A,m = d['logps'].clone().requires_grad_(),d['advantages'][...,None],d['mask']
+        ratio = (d['logps']-d['old_logps']).exp()
+        W = ((d['logps']-d['old_logps'])*m).sum(-1, keepdim=True).exp()
+        k,lam = torch.where(A>=0, 2., 3.),torch.where(A>=0, 3., 2.)
+        weights = dict(cispo=torch.where(ratio>1.5, 1.5, ratio), vespo=W**k*(lam*(1-W)).exp())
+        for loss_type,w in weights.items():
+            fixed = lambda x: -(w*A*x*m).sum()/m.sum()
+            assert torch.autograd.gradcheck(fixed, p)
+            g, = torch.autograd.grad(policy_loss(p, d['old_logps'], d['advantages'], m, loss_type, epsilon_high=1.5), p)
+            want, = torch.autograd.grad(fixed(p), p)
+            same(g, want, eps=1e-12)
+
+def test_the_clips_four_corners_and_its_inside():
+    r,A = torch.tensor([1.5,.5,1.5,.5,1.1]),torch.tensor([1.,1.,-1.,-1.,1.])
+    same(clipped_objective(r, A, .2), [1.2,.5,-1.5,-.8,1.1])
+    r = r.requires_grad_()
+    g, = torch.autograd.grad(clipped_objective(r, A, .2).sum(), r)
+    same(g, [0.,1.,-1.,0.,1.])   # past the edge in the direction that pays: no gradient
+    same(clipped_objective(r, A, .2, epsilon_high=.6), [1.5,.5,-1.5,-.8,1.1])
+    same(clipped_objective(torch.tensor([1.5,9.,9.]), torch.tensor([-1.,-1.,1.]), .2, delta=4.), [-1.5,-4.,1.2])
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_on_policy_the_gradient_is_minus_advantage_times_the_tokens_weight(loss_type):
+    d = batch(1)
+    m,p = d['mask'],d['logps'].clone().requires_grad_()
+    kw = dict(epsilon_high=5.) if loss_type=='cispo' else {}
+    lens = m.sum(-1, keepdim=True).double()
+    weight = {'grpo':1/lens/6, 'sapo':1/lens/6, 'luspo':1/6, 'dr_grpo':1/6/7}.get(loss_type, 1/m.sum().double())
+    for old in (None, d['logps']):
+        g, = torch.autograd.grad(policy_loss(p, old, d['advantages'], m, loss_type, max_completion_length=7, **kw), p)
+        same(g, (-d['advantages'][...,None]*weight*m), eps=1e-12)
+
+def test_on_policy_the_loss_is_minus_the_mean_advantage_and_the_gradient_is_not_zero():
+    p = torch.full((1, 4, 2), -1.).requires_grad_()
+    loss = policy_loss(p, None, torch.tensor([[1.,1.,-1.,-1.]]), torch.ones(1, 4, 2, dtype=torch.bool))
+    same(loss, torch.tensor(0.))
+    g, = torch.autograd.grad(loss, p)
+    same(g[0,:,0], [-.125,-.125,.125,.125])
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+@pytest.mark.parametrize('level', LEVELS)
+def test_padding_row_order_and_garbage_in_the_padding_change_nothing(loss_type, level):
+    d = batch(2)
+    kw = dict(loss_type=loss_type, importance_sampling_level=level, beta=.1, max_completion_length=9, off_policy_mask_threshold=.3)
+    def run(d):
+        p = d['logps'].clone().requires_grad_()
+        loss = policy_loss(**(d|dict(logps=p)), **kw)
+        return loss.detach(),torch.autograd.grad(loss, p)[0]
+    loss,g = run(d)
+    assert (g[~d['mask']]==0).all() and (g[d['mask']]!=0).any()
+    wide = {k:(v if k=='advantages' else torch.nn.functional.pad(v, (0, 3))) for k,v in d.items()}
+    for junk in (0., 5., float('nan'), float('-inf'), float('inf')):
+        dirty = {k:(v.masked_fill(~wide['mask'], junk) if k.endswith('logps') else v) for k,v in wide.items()}
+        l2,g2 = run(dirty)
+        same(l2, loss, eps=1e-12); same(g2[...,:6], g, eps=1e-12)
+        assert (g2[...,6:]==0).all()
+    order,rows = torch.tensor([1,0]),torch.tensor([2,0,1])
+    l3,g3 = run({k:v[order][:,rows] for k,v in d.items()})
+    same(l3, loss, eps=1e-12); same(g3, g[order][:,rows], eps=1e-12)
+
+@pytest.mark.parametrize('loss_type', [o for o in LOSS_TYPES if o!='bnpo'])
+def test_a_split_into_unequal_parts_changes_nothing_when_the_whole_is_named(loss_type):
+    d = batch(4, B=5)
+    H = torch.rand(d['mask'].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kw = dict(loss_type=loss_type, beta=.1, max_completion_length=9)
+    if loss_type in BY_TOKENS: kw['entropy_coef'] = .1
+    whole = dict(num_items=int(d['mask'].sum())) if loss_type in BY_TOKENS else dict(num_rows=15)
+    p = d['logps'].clone().requires_grad_()
+    want = policy_loss(**(d|dict(logps=p)), entropy=H, **kw)
+    parts = [policy_loss(**{k:v[s] for k,v in (d|dict(logps=p)).items()}, entropy=H[s], **kw, **whole) for s in (slice(0,1), slice(1,5))]
+    same(sum(parts), want, eps=1e-12)
+    same(torch.autograd.grad(sum(parts), p)[0], torch.autograd.grad(want, p)[0], eps=1e-12)
+
+def test_bnpo_depends_on_the_split_and_that_is_what_its_name_says():
+    d = batch(4, B=4)
+    want = policy_loss(**d, loss_type='bnpo')
+    parts = [policy_loss(**{k:v[b:b+1] for k,v in d.items()}, loss_type='bnpo', num_items=int(d['mask'].sum()))/4 for b in range(4)]
+    assert abs(sum(parts)-want)>1e-3
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_a_wholly_masked_group_gives_neither_nan_nor_gradient(loss_type):
+    for level in LEVELS:
+        d = batch(0)
+        d['mask'][1] = False
+        d['advantages'][1] = float('nan')
+        d['old_logps'][1] = float('-inf')
+        p = d['logps'].clone().requires_grad_()
+        loss = policy_loss(**(d|dict(logps=p)), loss_type=loss_type, importance_sampling_level=level, beta=.1, max_completion_length=9, off_policy_mask_threshold=.1)
+        g, = torch.autograd.grad(loss, p)
+        assert loss.isfinite() and g.isfinite().all() and (g[1]==0).all() and (g[0]!=0).any()
+        d['mask'][:] = False
+        loss = policy_loss(**(d|dict(logps=p)), loss_type=loss_type, importance_sampling_level=level, max_completion_length=9)
+        assert loss==0 and (torch.autograd.grad(loss, p)[0]==0).all()
+        assert all(math.isfinite(v) for v in loss_metrics(**d, loss_type=loss_type, importance_sampling_level=level).values())
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_every_token_up_to_the_last_true_one_has_a_gradient_on_policy(loss_type):
+    d = batch(7)
+    p = d['logps'].clone().requires_grad_()
+    g, = torch.autograd.grad(policy_loss(p, None, d['advantages'], d['mask'], loss_type, max_completion_length=6), p)
+    assert ((g!=0)==d['mask']).all()
+
+def test_a_dead_group_pulls_only_through_the_kl_term():
+    d = batch(2) | dict(advantages=torch.zeros(2, 3, dtype=torch.float64))
+    p = d['logps'].clone().requires_grad_()
+    for loss_type in LOSS_TYPES:
+        g = [torch.autograd.grad(policy_loss(**(d|dict(logps=p)), loss_type=loss_type, beta=b, max_completion_length=9), p)[0] for b in (0., .1)]
+        assert (g[0]==0).all() and (g[1]!=0).any()
+
+def test_no_gradient_reaches_old_reference_or_advantages():
+    d = {k:(v.clone().requires_grad_() if v.is_floating_point() else v) for k,v in batch(0).items()}
+    policy_loss(**d, beta=.1).backward()
+    assert d['logps'].grad is not None and all(d[k].grad is None for k in ('old_logps','ref_logps','advantages'))
+
+def test_sequence_ratio_is_the_geometric_mean_and_vespos_is_the_product():
+    r = torch.tensor([[[2.,.5,4.,99.]]])
+    m = torch.tensor([[[True,True,True,False]]])
+    zero = torch.zeros_like(r)
+    same(importance_ratio(r.log(), zero, m, 'sequence'), [[[4**(1/3)]]])
+    same(importance_ratio(r.log(), zero, m), [[[2.,.5,4.,1.]]])
+    same(vespo_weight(r.log(), torch.ones(1, 1, 1), m), [[[4.**2*math.exp(3*(1-4))]]])
+    same(vespo_weight(r.log(), -torch.ones(1, 1, 1), m), [[[4.**3*math.exp(2*(1-4))]]])
+    same(vespo_weight(zero, torch.ones(1, 1, 1), m), [[[1.]]])
+
+def test_sapo_has_slope_one_at_ratio_one_and_fades_on_both_sides():
+    for A in (1., -1.):
+        r = torch.tensor([0.,1.,4.], dtype=torch.float64).requires_grad_()
+        g, = torch.autograd.grad(sapo_objective(r, torch.tensor(A, dtype=torch.float64), 2., 3.).sum(), r)
+        assert abs(g[1]-A)<1e-12 and g[0].abs()<.6 and g[2].abs()<.02
+
+def test_cispo_keeps_a_gradient_where_the_clip_has_none():
+    p = torch.tensor([[[-.1]]]).requires_grad_()
+    old,A,m = p.detach()-2,torch.ones(1, 1),torch.ones(1, 1, 1, dtype=torch.bool)
+    assert torch.autograd.grad(policy_loss(p, old, A, m, 'dapo'), p)[0]==0
+    same(torch.autograd.grad(policy_loss(p, old, A, m, 'cispo', epsilon_high=5.), p)[0], [[[-5.]]])
+    same(cispo_objective(torch.tensor([2.,9.]), torch.tensor(-1.), torch.tensor([-.5,-.5]), 5.), [1.,2.5])
+
+def test_off_policy_mask_drops_only_bad_and_drifted_completions():
+    lr = torch.tensor([[[-1.,-1.],[-1.,-1.],[0.,-.2],[1.,1.]]])
+    A,m = torch.tensor([[[1.],[-1.],[-1.],[-1.]]]),torch.ones(1, 4, 2, dtype=torch.bool)
+    assert off_policy_mask(lr, A, m, .5).flatten().tolist()==[True,False,True,True]
+
+def test_high_entropy_mask_keeps_the_share_asked_for():
+    H = torch.arange(10.).view(1, 1, 10)
+    m = torch.ones(1, 1, 10, dtype=torch.bool)
+    assert high_entropy_mask(H, m, .2).flatten().tolist()==[False]*8+[True]*2
+    m[...,5:] = False
+    assert high_entropy_mask(H, m, .4).flatten().tolist()==[False]*3+[True]*2+[False]*5
+    assert high_entropy_mask(H, m, 1.).equal(m)
+    assert not high_entropy_mask(H, m&False, .5).any()
+
+def test_entropy_bonus_adds_minus_coef_times_mean_entropy():
+    d = batch(1)
+    H = torch.rand(d['mask'].shape, dtype=torch.float64).requires_grad_()
+    a,b = policy_loss(**d, entropy=H, entropy_coef=.3),policy_loss(**d)
+    same(b-a, .3*H[d['mask']].mean())
+    same(torch.autograd.grad(a, H)[0], -.3*d['mask'].double()/d['mask'].sum())
+
+def test_metrics_by_hand():
+    ratio = torch.tensor([[[1.5,.5],[1.5,.5],[1.,9.]]])
+    m = torch.tensor([[[True,True],[True,True],[True,False]]])
+    got = loss_metrics(ratio.log(), torch.zeros_like(ratio), torch.tensor([[1.,-1.,1.]]), m, ref_logps=ratio.log())
+    want = {'ratio_mean':1., 'ratio_max':1.5, 'clip_ratio/high_mean':.2, 'clip_ratio/low_mean':.2, 'clip_ratio/region_mean':.4, 'kl':0.}
+    for k,v in want.items(): assert abs(got[k]-v)<1e-6, k
+    w = [.75,.75,1.]
+    assert abs(got['ess']-sum(w)**2/sum(x*x for x in w)/3)<1e-6
+    assert all(type(v) is float for v in got.values())
+    far = loss_metrics(torch.tensor([[[2000.],[0.]]]), torch.zeros(1, 2, 1), torch.ones(1, 2), torch.ones(1, 2, 1, dtype=torch.bool))
+    assert abs(far['ess']-.5)<1e-6   # one completion carries everything
+    assert loss_metrics(ratio.log(), None, torch.ones(1, 3), m)['ess']==1.
+
+@pytest.mark.parametrize('change,says', [
+    (dict(logps=torch.zeros(3, 6)), 'B, G, T'), (dict(mask=torch.ones(2, 3, 6)), 'mask.bool()'), (dict(old_logps=torch.zeros(2, 3, 5)), '`old_logps` has shape'),
+    (dict(advantages=torch.zeros(6)), 'one a completion'), (dict(advantages=torch.zeros(2, 3, 1)), 'one a token'), (dict(loss_type='ppo'), 'choose one of grpo'),
+    (dict(loss_type='dr_grpo'), 'max_completion_length'), (dict(beta=.1, ref_logps=None), '`ref_logps` is None'), (dict(importance_sampling_level='word'), "'token' or 'sequence'"),
+    (dict(entropy_coef=.1), 'need `entropy`'), (dict(top_entropy_quantile=.5), 'need `entropy`'), (dict(epsilon=-.1), '`epsilon`'), (dict(delta=0.), '`delta`'), (dict(top_entropy_quantile=0., entropy=torch.ones(2, 3, 6)), '`top_entropy_quantile`')])
+def test_what_does_not_fit_is_named(change, says):
+    with pytest.raises(ValueError) as e: policy_loss(**(batch(0)|change))
+    assert says in str(e.value)
+
+def test_luspo_with_token_ratios_warns():
+    with pytest.warns(UserWarning, match='sequence'): policy_loss(**batch(0), loss_type='luspo')
+
+def test_aggregate_ignores_what_is_masked_even_nan():
+    x,m = torch.tensor([[[1.,float('nan')],[2.,3.]]]),torch.tensor([[[True,False],[True,True]]])
+    for k,want in dict(grpo=1.75, sapo=1.75, dapo=2., bnpo=2., cispo=2., vespo=2., luspo=3., dr_grpo=.75).items(): same(aggregate(x, m, k, max_completion_length=4), torch.tensor(want))

@@ -1,0 +1,174 @@
+"Our loss beside trl's own `GRPOTrainer._compute_loss`: the same tensors in, the same loss, gradients and metrics out."
+import itertools
+from collections import defaultdict
+from functools import partial
+from types import SimpleNamespace as NS
+import pytest, torch
+pytest.importorskip('trl')
+from accelerate import Accelerator
+from trl import GRPOConfig, GRPOTrainer
+from grpo_nb.core import Rollouts
+from grpo_nb.kl import token_logps, token_logps_and_entropy
+from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
+EPS = 1e-6
+DEFAULTS = dict(loss_type='dapo', epsilon=.2, epsilon_high=None, delta=None, beta=0., importance_sampling_level='token', max_completion_length=None,
+    use_bias_correction_kl=True, off_policy_mask_threshold=None, top_entropy_quantile=1., entropy_coef=0., sapo_temperature_pos=1., sapo_temperature_neg=1.05,
+    vespo_k_pos=2., vespo_lambda_pos=3., vespo_k_neg=3., vespo_lambda_neg=2.)
+
+def trl_loss(logps, old_logps, advantages, mask, num_items=None, ref_logps=None, entropy=None, accumulate=1, steps_per_generation=1, **kw):
+    "trl's own loss of these log-probs: its real code on an object that carries only the settings it reads. Returns (loss, metrics)."
+    kw = {**DEFAULTS, **kw}
+    N,T = mask.flatten(0, -2).shape
+    flat = lambda o: None if o is None else o.reshape(N, T)
+    H = torch.zeros(N, T) if entropy is None else flat(entropy)
+    me = NS(**{k:kw[k] for k in ('loss_type','beta','importance_sampling_level','max_completion_length','off_policy_mask_threshold','top_entropy_quantile','entropy_coef')},
+        epsilon_low=kw['epsilon'], epsilon_high=kw['epsilon'] if kw['epsilon_high'] is None else kw['epsilon_high'],
+        args=NS(delta=kw['delta'], steps_per_generation=steps_per_generation, **{k:v for k,v in kw.items() if k.startswith(('sapo','vespo','use_bias'))}),
+        aux_loss_enabled=False, use_vllm=False, vllm_importance_sampling_correction=False, use_adaptive_entropy=False, _entropy_bonus_enabled=kw['entropy_coef']!=0,
+        model=NS(training=True), accelerator=Accelerator(cpu=True), current_gradient_accumulation_steps=accumulate, _metrics={'train':defaultdict(list)},
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask, get_gamma_weights=GRPOTrainer.get_gamma_weights,
+        _get_per_token_logps_and_entropies=lambda *a, **k: (flat(logps), H, None))
+    me.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, me)
+    m,i = flat(mask).long(),torch.zeros(N, 1, dtype=torch.long)
+    inputs = dict(prompt_ids=i, prompt_mask=i+1, completion_ids=torch.zeros_like(m), completion_mask=m, num_items_in_batch=m.sum() if num_items is None else torch.as_tensor(num_items),
+        advantages=advantages.reshape(N) if advantages.ndim==2 else flat(advantages))
+    if old_logps is not None: inputs['old_per_token_logps'] = flat(old_logps)
+    if ref_logps is not None: inputs['ref_per_token_logps'] = flat(ref_logps)
+    loss = GRPOTrainer._compute_loss(me, None, inputs)
+    return loss,{k:v[-1] for k,v in me._metrics['train'].items()}
+
+def batch(seed, B=3, G=4, T=7, drift=.4):
+    "Random log-probs with padding: 0 where masked, as both sides store them."
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.arange(T)<torch.randint(1, T+1, (B, G, 1), generator=g)
+    mask[0,0] = True
+    logps = -3*torch.rand(B, G, T, generator=g)*mask
+    old,ref = ((logps+drift*torch.randn(B, G, T, generator=g)).clamp(max=0)*mask for _ in range(2))
+    A,H = torch.randn(B, G, generator=g),3*torch.rand(B, G, T, generator=g)
+    A[1] = 0   # a dead group among them
+    return NS(logps=logps, old=old, ref=ref, A=A, mask=mask, H=H)
+
+def both(d, old=True, ref=False, entropy=False, trl=None, ours=None, A=None, **kw):
+    "(ours, theirs): each a dict of loss, gradient with respect to log-probs and to entropy."
+    out = []
+    for f,more in ((policy_loss, ours or {}), (lambda *a, **k: trl_loss(*a, **k)[0], trl or {})):
+        p,H = d.logps.clone().requires_grad_(),d.H.clone().requires_grad_()
+        loss = f(p, d.old if old else None, d.A if A is None else A, d.mask, **kw, **more, **(dict(ref_logps=d.ref) if ref else {}), **(dict(entropy=H) if entropy else {}))
+        g = torch.autograd.grad(loss, [p, H], allow_unused=True, materialize_grads=True)
+        out.append(dict(loss=loss.detach(), logps=g[0], entropy=g[1]))
+    return out
+
+def same(a, b, eps=EPS):
+    for k in a:
+        assert a[k].shape==b[k].shape
+        scale = max(1., b[k].abs().max().item())
+        assert (a[k]-b[k]).abs().max()<=eps*scale, f'{k} differs by {(a[k]-b[k]).abs().max().item():.2g}'
+
+SETTINGS = dict(
+    plain={}, on_policy=dict(old=False), wide=dict(epsilon=.1, epsilon_high=.28), delta=dict(delta=1.5), low_delta=dict(delta=1.1),
+    kl=dict(beta=.04, ref=True), kl_uncorrected=dict(beta=.04, ref=True, use_bias_correction_kl=False), kl_on_policy=dict(beta=.5, ref=True, old=False),
+    off_policy_mask=dict(off_policy_mask_threshold=.05), top_entropy=dict(top_entropy_quantile=.3, entropy=True), entropy_bonus=dict(entropy_coef=.1, entropy=True),
+    everything=dict(epsilon_high=.3, delta=1.6, beta=.1, ref=True, off_policy_mask_threshold=.1, top_entropy_quantile=.6, entropy_coef=.05, entropy=True))
+
+@pytest.mark.parametrize('level', ['token','sequence'])
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_loss_and_gradients_equal_trls_for_every_setting(loss_type, level):
+    for (name,kw),seed in itertools.product(SETTINGS.items(), range(3)):
+        same(*both(batch(seed), loss_type=loss_type, importance_sampling_level=level, max_completion_length=9, **kw))
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_equal_trls_with_one_advantage_a_token_and_a_wholly_masked_row(loss_type):
+    d = batch(5)
+    d.mask[2,1] = False
+    for o in (d.logps, d.old, d.ref): o[2,1] = 0
+    same(*both(d, loss_type=loss_type, max_completion_length=9, beta=.1, ref=True))
+    same(*both(d, loss_type=loss_type, max_completion_length=9, A=torch.randn(d.mask.shape, generator=torch.Generator().manual_seed(0))))
+
+def test_equal_trls_with_other_shapes_of_the_soft_gates():
+    for seed in range(3):
+        same(*both(batch(seed), loss_type='sapo', sapo_temperature_pos=.7, sapo_temperature_neg=2.))
+        same(*both(batch(seed), loss_type='vespo', vespo_k_pos=1., vespo_lambda_pos=.5, vespo_k_neg=2., vespo_lambda_neg=4.))
+        same(*both(batch(seed, drift=4.), loss_type='vespo'))   # far beyond the clamps
+        same(*both(batch(seed), loss_type='cispo', epsilon_high=5.))
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_parts_of_a_step_equal_trls_micro_batches(loss_type):
+    d = batch(1, B=4)
+    for accumulate,spg in ((1,4),(2,4),(4,4)):   # micro-batches an optimizer step, micro-batches a generation
+        for b in range(4):
+            part = NS(**{k:v[b:b+1] for k,v in vars(d).items()})
+            n = int(d.mask.sum())
+            ours = dict(num_items=n*accumulate/spg) if loss_type in ('dapo','cispo','vespo') else dict(num_rows=4*accumulate)
+            a,t = both(part, loss_type=loss_type, max_completion_length=9, beta=.1, ref=True, trl=dict(num_items=n, accumulate=accumulate, steps_per_generation=spg), ours=ours)
+            if loss_type=='bnpo': a = {k:v/accumulate for k,v in a.items()}   # its mean is of the micro-batch, whatever the step
+            same(a, t)
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_metrics_equal_trls(loss_type):
+    for level,seed in itertools.product(['token','sequence'], range(3)):
+        d = batch(seed)
+        kw = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.25, ref_logps=d.ref)
+        got = loss_metrics(d.logps, d.old, d.A, d.mask, **kw)
+        want = trl_loss(d.logps, d.old, d.A, d.mask, beta=.1, use_bias_correction_kl=False, max_completion_length=9, **kw)[1]
+        pairs = {k:k for k in want if k.startswith('clip_ratio') and k.endswith('mean')} | {'kl':'kl'}
+        if loss_type=='cispo': pairs['clip_ratio/high_mean'] = 'cispo_clip_ratio'
+        for a,b in pairs.items(): assert abs(got[a]-want[b])<1e-6, (a, got[a], want[b])
+
+# ---- a real trainer on a tiny Qwen2: gradients of the parameters ----
+@pytest.fixture(scope='module')
+def trainer(tmp_path_factory):
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    words = ['<pad>','<eos>']+[f'w{i}' for i in range(30)]
+    tok = Tokenizer(models.WordLevel({w:i for i,w in enumerate(words)}, unk_token='<pad>')); tok.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, initializer_range=.5, pad_token_id=0, eos_token_id=1))
+    args = GRPOConfig(output_dir=str(tmp_path_factory.mktemp('trl')), use_cpu=True, bf16=False, report_to='none', per_device_train_batch_size=8, num_generations=4, max_completion_length=6, gradient_checkpointing=False, disable_tqdm=True, temperature=.8)
+    t = GRPOTrainer(model, reward_funcs=lambda completions, **k: [0.]*len(completions), args=args, train_dataset=Dataset.from_dict(dict(prompt=['w1 w2']*8)),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=tok, pad_token='<pad>', eos_token='<eos>', padding_side='left'))
+    t.current_gradient_accumulation_steps = 1
+    t.model.train()
+    return t
+
+def rollouts(seed=0, B=2, G=4, P=4, T=6):
+    g = torch.Generator().manual_seed(seed)
+    pm = torch.arange(P)>=torch.randint(0, P, (B, 1), generator=g)
+    m = torch.arange(T)<torch.randint(1, T+1, (B, G, 1), generator=g)
+    ids = lambda mask: torch.randint(2, 32, mask.shape, generator=g)*mask
+    return Rollouts(prompt_ids=ids(pm), prompt_mask=pm, completion_ids=ids(m), completion_mask=m, old_logps=torch.zeros(B, G, T), advantages=torch.randn(B, G, generator=g))
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_parameter_gradients_equal_those_of_a_real_grpo_trainer(trainer, loss_type):
+    t,ro = trainer,rollouts()
+    B,G,T = ro.completion_ids.shape
+    with torch.no_grad(): now = token_logps(t.model, ro, temperature=.8)
+    noise = lambda s: .3*torch.randn(B, G, T, generator=torch.Generator().manual_seed(s))*ro.completion_mask
+    old,ref = now+noise(1),now+noise(2)
+    for level in ('token','sequence'):
+        kw = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.28, beta=.05)
+        for k,v in dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.28, beta=.05).items(): setattr(t, k, v)
+        flat = lambda o: o.reshape(B*G, *o.shape[2:])
+        rows = lambda o: o.repeat_interleave(G, 0)
+        inputs = dict(prompt_ids=rows(ro.prompt_ids), prompt_mask=rows(ro.prompt_mask).long(), completion_ids=flat(ro.completion_ids), completion_mask=flat(ro.completion_mask).long(),
+            advantages=flat(ro.advantages), old_per_token_logps=flat(old), ref_per_token_logps=flat(ref), num_items_in_batch=ro.completion_mask.sum())
+        params = [p for p in t.model.parameters() if p.requires_grad]
+        want = t._compute_loss(t.model, inputs)
+        gw = torch.autograd.grad(want, params)
+        got = policy_loss(token_logps(t.model, ro, temperature=.8), old, ro.advantages, ro.completion_mask, ref_logps=ref, max_completion_length=6, **kw)
+        gg = torch.autograd.grad(got, params)
+        assert abs(got-want)<1e-6*max(1, abs(want))
+        biggest = max(o.abs().max() for o in gw)
+        assert biggest>1e-3
+        for a,b in zip(gg, gw): assert (a-b).abs().max()<=2e-6*max(1., biggest), loss_type
+
+def test_trl_still_has_the_names_our_tests_rely_on():
+    import inspect
+    src = inspect.getsource(GRPOTrainer._compute_loss)
+    for o in LOSS_TYPES: assert f'"{o}"' in src
+    defaults = {k:f.default for k,f in GRPOConfig.__dataclass_fields__.items()}
+    ours = {k:p.default for k,p in inspect.signature(policy_loss).parameters.items() if k in defaults and k!='max_completion_length'}
+    assert len(ours)>=16
+    assert {k:defaults[k] for k in ours}==ours
