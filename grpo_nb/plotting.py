@@ -45,10 +45,10 @@ def contrast(
     hi,lo = sorted((luminance(a), luminance(b)), reverse=True)
     return (hi+.05)/(lo+.05)
 
-# %% ../nbs/00a_plotting.ipynb #9a42474c
+# %% ../nbs/00a_plotting.ipynb #20bf3239
 INK,PAPER = '#262626','#ffffff'
-STYLE = {'font.size':10, 'axes.titlesize':11.5, 'axes.titleweight':'semibold', 'axes.titlelocation':'left', 'axes.titlepad':9,
-    'figure.titlesize':11.5, 'figure.titleweight':'semibold', 'axes.labelsize':10, 'xtick.labelsize':9, 'ytick.labelsize':9,
+STYLE = {'font.size':10, 'axes.titlesize':11.5, 'axes.titleweight':'bold', 'axes.titlelocation':'left', 'axes.titlepad':9,
+    'figure.titlesize':11.5, 'figure.titleweight':'bold', 'axes.labelsize':10, 'xtick.labelsize':9, 'ytick.labelsize':9,
     'axes.spines.top':False, 'axes.spines.right':False, 'axes.grid':True, 'grid.color':'#b0b0b0', 'grid.alpha':.35, 'grid.linewidth':.6, 'axes.axisbelow':True,
     'text.color':INK, 'axes.labelcolor':INK, 'axes.edgecolor':INK, 'xtick.color':INK, 'ytick.color':INK, 'axes.titlecolor':INK,
     'lines.linewidth':1.8, 'lines.markersize':5, 'legend.frameon':False, 'legend.fontsize':9, 'figure.facecolor':PAPER, 'axes.facecolor':PAPER,
@@ -74,7 +74,7 @@ def fig_png(
     Image.open(raw).convert('RGB').quantize(n_colours, dither=Image.Dither.NONE).save(out, format='png', optimize=True)
     return out.getvalue()
 
-# %% ../nbs/00a_plotting.ipynb #f4c39751
+# %% ../nbs/00a_plotting.ipynb #032c1ed2
 def fig_svg(
     fig:Figure,    # any matplotlib figure
     alt:str=None,  # what it shows, for who can't see it; None: the figure's titles
@@ -86,13 +86,27 @@ def fig_svg(
     s = re.sub(r'<metadata>.*?</metadata>\s*|<!--.*?-->\s*', '', s[s.index('<svg'):], flags=re.S)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', s))
     s = re.sub(r' id="([^"]+)"', lambda m: m[0] if m[1] in used else '', s)
-    s = re.sub(r'\b(d|points)="([^"]+)"', lambda m: f'{m[1]}="'+re.sub(r'-?\d+\.\d+', lambda n: f'{float(n[0]):.2f}'.rstrip('0').rstrip('.'), re.sub(r'\s+', ' ', m[2]).strip())+'"', s)
+    s = re.sub(r'\b(d|points|x|y)="([^"]+)"', lambda m: f'{m[1]}="{_short(m[2])}"', s)
+    s = re.sub(r'font-family: [^;"]+;? ?| transform="rotate\(-?0 [^"]*"|<style.*?</style>', '', s, flags=re.S)
     s = re.sub(rf'{INK}|#000000|(?<=[ :])black\b', 'currentColor', s, flags=re.I)
-    s = re.sub(r'\n\s*', '\n', s).strip()
+    s = _ungroup(re.sub(r'\n\s*', '\n', s).replace('<defs>\n</defs>\n', '').strip())
     alt = alt or '. '.join(_titles(fig)) or 'figure'
     w,h = fig.get_size_inches()
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {72*w:g} {72*h:g}" role="img" aria-label="{_attr(alt)}" fill="currentColor" style="width:{100*w:.0f}px;max-width:100%;height:auto">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {72*w:g} {72*h:g}" role="img" aria-label="{_attr(alt)}" fill="currentColor" stroke-linejoin="round" font-family="DejaVu Sans,Verdana,Arial,sans-serif" style="width:{100*w:.0f}px;max-width:100%;height:auto">'
     return re.sub(r'^<svg[^>]*>', lambda m: head, s, count=1)
+
+def _short(s): return re.sub(r'-?\d+\.\d+', lambda n: f'{float(n[0]):.2f}'.rstrip('0').rstrip('.'), re.sub(r'\s+', ' ', s).strip())
+
+def _ungroup(s):
+    "Without the groups that only group: those with no attribute."
+    keep,out = [],[]
+    for o in re.split(r'(<g\b[^>]*>\n?|</g>\n?)', s):
+        if o.startswith('<g'):
+            keep.append(o.strip()!='<g>')
+            if not keep[-1]: continue
+        elif o.startswith('</g>') and not keep.pop(): continue
+        out.append(o)
+    return ''.join(out)
 
 def _attr(s): return s.replace('&', '&amp;').replace('"', '&quot;').replace('<', '&lt;').replace('\n', ' ')
 
