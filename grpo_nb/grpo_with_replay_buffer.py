@@ -277,7 +277,7 @@ def non_finite(
     "Which weight is broken?"
     with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #17ba0dd3
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #20787ae3
 class _CheckedTrainer(GRPOTrainer):
     "`GRPOTrainer` that finds faults of dataset, rewards and weights early, and names them."
     @functools.wraps(GRPOTrainer.__init__)
@@ -290,9 +290,12 @@ class _CheckedTrainer(GRPOTrainer):
         world = int(os.environ.get('WORLD_SIZE', 1))
         if a.world_size!=world: raise ValueError(f'the launcher started {world} processes but the trainer sees {a.world_size}: with torchrun on CPU set `use_cpu=True`; with accelerate on CPU use `--multi_gpu`')
         own_data = given.get('environment_factory') is not None
+        self._check_layout(a)
         prompts = [] if own_data or given.get('train_dataset') is None else check_dataset(given['train_dataset'], a.generation_batch_size//a.num_generations)
         super().__init__(**given)
         self._check_lengths(prompts)
+
+    def _check_layout(self, args): pass
 
     def _check_lengths(self, prompts):
         limit = getattr(self.model.config.get_text_config(), 'max_position_embeddings', None)
@@ -329,7 +332,7 @@ class _CheckedTrainer(GRPOTrainer):
         if not self.args.fp16 and not loss.isfinite(): raise ValueError(f'the loss is {loss.item()} at step {self.state.global_step}: lower `learning_rate` or `max_grad_norm`; the last whole checkpoint is untouched')
         return loss
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #674697f2
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #44d46af5
 class _StopOnSignal(TrainerCallback):
     "Save and stop at the end of the step in which a signal came, on every process at the same step."
     def __init__(self, trainer): self.trainer,self.got = trainer,0
@@ -349,13 +352,12 @@ class _ResumableTrainer(_CheckedTrainer):
         mid = self._step%(self.args.steps_per_generation*self.num_iterations)!=0
         own = dict(entropy_coef=self.entropy_coef, last_world_entropy=self._last_world_entropy) if self.use_adaptive_entropy else {}
         ref = self.accelerator.unwrap_model(self.ref_model).state_dict() if self.args.sync_ref_model and self.args.should_save else None
-        return dict(world=self.args.world_size, step=self._step, inputs=self._buffered_inputs if mid else None, tokens=self._total_train_tokens,
-            metrics=dict(self._metrics['train']), ref=ref and {k:v for k,v in ref.items()}, own=own)
+        return dict(world=self.args.world_size, step=self._step, inputs=self._buffered_inputs if mid else None, metrics=dict(self._metrics['train']), ref=ref and {k:v for k,v in ref.items()}, own=own)
 
     def _set_state(self, s):
         dev = self.accelerator.device
         move = lambda o: o.to(dev) if isinstance(o, Tensor) else [move(v) for v in o] if isinstance(o, list) else {k:move(v) for k,v in o.items()} if isinstance(o, dict) else o
-        self._step,self._buffered_inputs,self._total_train_tokens = s['step'],move(s['inputs']),s['tokens']
+        self._step,self._buffered_inputs = s['step'],move(s['inputs'])
         for k,v in s['metrics'].items(): self._metrics['train'][k] = v
         if s['own']: self.entropy_coef,self._last_world_entropy = s['own']['entropy_coef'],s['own']['last_world_entropy']
 
@@ -408,7 +410,9 @@ class _ResumableTrainer(_CheckedTrainer):
             for o,h in old.items(): signal.signal(o, h)
             self.remove_callback(stop)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #11b9e6bf
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #837a6bfd
+def _edits(a): return a.replay_buffer_size>0 or a.replay_when_empty=='mask' or a.replay_drop_dead_kl
+
 _IMAGES = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes','image_position_ids','num_images','num_tiles'}
 
 class GRPOWithReplayBufferTrainer(_ResumableTrainer):
@@ -424,14 +428,16 @@ class GRPOWithReplayBufferTrainer(_ResumableTrainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         a = self.args
-        self.replaying = a.replay_buffer_size>0
-        self.editing = self.replaying or a.replay_when_empty=='mask' or a.replay_drop_dead_kl
-        rows = a.per_device_train_batch_size*a.steps_per_generation
-        if self.editing and a.world_size>1 and rows%self.num_generations: raise ValueError(f'a process holds {rows} rows (per_device_train_batch_size {a.per_device_train_batch_size} x steps_per_generation {a.steps_per_generation}), so groups of {self.num_generations} lie on several processes: make it a multiple of {self.num_generations}, or set replay_buffer_size=0')
+        self.replaying,self.editing = a.replay_buffer_size>0,_edits(a)
         self.replay_buffer = ReplayBuffer(a.replay_buffer_size, priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
             max_uses=a.replay_max_uses, seed=a.seed+a.process_index)
         self._waiting,self._tracing,self._old_stats = None,None,None
         self._per_row = ('importance_sampling_ratio',) if str(self.vllm_importance_sampling_mode).startswith('sequence') else ()
+
+    def _check_layout(self, args):
+        a = args
+        rows,G = a.per_device_train_batch_size*a.steps_per_generation,a.num_generations
+        if _edits(a) and a.world_size>1 and rows%G: raise ValueError(f'a process holds {rows} rows (per_device_train_batch_size {a.per_device_train_batch_size} x steps_per_generation {a.steps_per_generation}), so groups of {G} lie on several processes: make it a multiple of {G}, or set replay_buffer_size=0')
 
     # -- generation ---------------------------------------------------------------------------------
     def _generate_and_score_completions(self, inputs):

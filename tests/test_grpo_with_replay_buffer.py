@@ -1,0 +1,461 @@
+"What the reference trainer got wrong (D1 to D20), each on a trainer that trains; then options, metrics and the documented example."
+import json, math, tempfile
+from pathlib import Path
+import pytest, torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer, ReplayBuffer, put_groups, slice_group, save_state, load_state
+import trl_tiny as T
+from trl_tiny import LIVE, DEAD, Scripted
+
+torch.set_num_threads(1)
+G = 4
+
+def run(plan, B=2, steps=2, trace=None, **kw):
+    "Train `steps` steps of `B` groups with scripted rewards; the trainer and the batches it trained on."
+    t = T.trainer(Scripted(plan, G), per_device_train_batch_size=B*G, max_steps=steps, **kw)
+    got = T.spy(t)
+    if trace is not None: trace(t)
+    t.train()
+    return t,got
+
+def live(batch): return (batch['advantages'].view(-1, G).abs()>.1).all(1).tolist()
+
+def stored(t): return [e for e in t.replay_buffer]
+
+def trained_logps(t):
+    "Log-probs, old log-probs and inputs of every micro-batch the loss saw."
+    seen,old = [],t._see_logps
+    def f(x, logps):
+        old(x, logps)
+        seen.append(dict(logps=logps.clone(), **{k:v.clone() for k,v in x.items() if isinstance(v, torch.Tensor)}))
+    t._see_logps = f
+    return seen
+
+# -- D1 to D20 ------------------------------------------------------------------------------------
+def test_d1_in_a_mixed_batch_the_dead_group_is_replaced_and_both_living_ones_are_stored():
+    t,got = run([LIVE,LIVE,LIVE, LIVE,DEAD,LIVE], B=3)
+    assert got[1]['replayed'].view(-1, G).tolist()==[[False]*4,[True]*4,[False]*4]
+    assert live(got[1])==[True]*3
+    assert len(t.replay_buffer)==5 and sorted(e.step for e in stored(t))==[0,0,0,1,1]
+
+def test_d1_the_replacement_is_a_stored_group_token_for_token():
+    t,got = run([LIVE,LIVE,LIVE, LIVE,DEAD,LIVE], B=3)
+    row = lambda b,i: (b['prompt_ids'][i][b['prompt_mask'][i].bool()].tolist(), b['completion_ids'][i][b['completion_mask'][i].bool()].tolist(), round(b['advantages'][i].item(), 5))
+    group = lambda b,g: [row(b, g*G+i) for i in range(G)]
+    assert group(got[1], 1) in [group(got[0], g) for g in range(3)]
+
+def test_d2_all_rows_of_a_replaced_group_carry_their_own_advantage():
+    _,got = run([[0.,1.,2.,5.], DEAD], B=1)
+    assert torch.equal(got[1]['advantages'], got[0]['advantages']) and len(set(got[1]['advantages'].tolist()))==4
+
+@pytest.mark.parametrize('what', ['keep','mask'])
+def test_d3_a_first_batch_without_a_living_group_is_kept_or_masked_and_counted(what):
+    t,got = run([DEAD], B=2, steps=2, replay_when_empty=what)
+    assert got[0]['completion_mask'].any().item()==(what=='keep') and not got[0]['replayed'].any()
+    h = t.state.log_history[0]
+    assert (h['replay/dead'], h['replay/replaced'], h['replay/unfilled'], h['replay/live_after'])==(2, 0, 2, 0)
+    assert h['loss']==0
+
+def test_d4_groups_with_equal_scores_are_all_stored():
+    t,_ = run([LIVE], B=4, steps=3)
+    assert len(t.replay_buffer)==12 and len({e.score for e in stored(t)})==1
+
+def test_d5_a_left_padded_prompt_comes_back_whole():
+    t,got = run([LIVE,LIVE,LIVE,LIVE, DEAD], B=4)
+    prompts = lambda b: {tuple(i[m.bool()].tolist()) for i,m in zip(b['prompt_ids'], b['prompt_mask'])}
+    assert len({len(p) for p in prompts(got[0])})>1 and prompts(got[1])<=prompts(got[0])
+    for e in stored(t): assert 0 not in e.data['prompt_ids'].tolist() and len(e.data['prompt_ids'])==e.data['prompt_lens'].sum()
+
+@pytest.mark.parametrize('opts', [{}, dict(steps_per_generation=2), dict(beta=.1, num_iterations=2), dict(gradient_accumulation_steps=2, loss_type='grpo')])
+def test_d6_size_0_is_bit_identical_to_grpo(opts):
+    a = T.trainer(args=T.config(replay_buffer_size=0, max_steps=4, **opts)); a.train()
+    b = T.trainer(cls=GRPOTrainer, args=T.config(GRPOConfig, max_steps=4, **opts)); b.train()
+    assert T.same(T.weights(a), T.weights(b))
+    drop = lambda h: [{k:v for k,v in o.items() if 'time' not in k and 'second' not in k and 'runtime' not in k} for o in h]
+    assert drop(a.state.log_history)==drop(b.state.log_history)
+
+def test_with_replay_on_and_nothing_dead_the_weights_are_those_of_grpo():
+    a,_ = run([LIVE], steps=4)
+    b = T.trainer(Scripted([LIVE], G), cls=GRPOTrainer, args=T.config(GRPOConfig, per_device_train_batch_size=8, max_steps=4)); b.train()
+    assert T.same(T.weights(a), T.weights(b))
+
+def test_d7_old_groups_leave_by_age():
+    t,_ = run([[0.,0.,0.,9.], *[LIVE]*20], B=1, steps=8, replay_age_limit=3, replay_buffer_size=4)
+    assert {e.step for e in stored(t)}<={4,5,6,7}
+
+def test_d7_with_ties_the_newest_stay():
+    t,_ = run([LIVE], B=1, steps=8, replay_buffer_size=3)
+    assert sorted(e.step for e in stored(t))==[5,6,7]
+
+def test_d7_scores_fade_with_age():
+    t,_ = run([[0.,0.,0.,3.], *[LIVE]*30], B=1, steps=12, replay_buffer_size=3, replay_age_decay=2.)
+    assert 0 not in {e.step for e in stored(t)}
+
+@pytest.mark.parametrize('r', [[.1]*4, [.3]*4, [.1+.2, .3, .3, .3], [1e-9, 0., 0., 0.]])
+def test_d8_equal_fractional_rewards_are_dead(r):
+    t,got = run([LIVE, r], B=1)
+    assert got[1]['replayed'].all() and len(t.replay_buffer)==1
+
+def test_d9_evaluation_neither_adds_nor_draws():
+    t = T.trainer(Scripted([LIVE,LIVE,DEAD], G), per_device_train_batch_size=8, max_steps=1, eval_dataset=T.data(8), per_device_eval_batch_size=8)
+    t.train()
+    before,batches = t.replay_buffer.state_dict(),T.spy(t, also_eval=True)
+    t.evaluate()
+    after = t.replay_buffer.state_dict()
+    assert batches and all('replayed' not in b for b in batches)
+    assert torch.equal(before['ids'], after['ids']) and torch.equal(before['uses'], after['uses']) and torch.equal(before['rng'], after['rng'])
+
+def test_d9_evaluating_on_the_way_leaves_training_as_it_is():
+    plain,_ = run([LIVE,LIVE,DEAD,LIVE], steps=3)
+    calls = []
+    class Rewards(Scripted):
+        def __call__(self, completions, **kw): return super().__call__(completions) if t.model.training else [1.]*len(completions)
+    t = T.trainer(Rewards([LIVE,LIVE,DEAD,LIVE], G), per_device_train_batch_size=8, max_steps=3)
+    class Eval(__import__('transformers').TrainerCallback):
+        def on_step_end(self, *a, **kw):
+            rng = torch.get_rng_state(); calls.append(t.evaluate(T.data(8))); torch.set_rng_state(rng)
+    t.add_callback(Eval()); t.train()
+    assert len(calls)==3 and T.same(T.weights(plain), T.weights(t))
+
+def test_d10_evaluation_uses_num_generations_eval():
+    t = T.trainer(T.n_red, max_steps=1, num_generations_eval=2, per_device_eval_batch_size=4, eval_dataset=T.data(4))
+    b = T.spy(t, also_eval=True)
+    assert 'eval_reward' in t.evaluate()
+    assert len({tuple(r.tolist()) for r in b[0]['prompt_ids']})==2   # 4 rows, 2 prompts
+
+def test_d11_rows_without_any_reward_teach_nothing_and_a_group_of_them_is_dead():
+    t,got = run([[0.,1.,None,1.], [None]*4, [None,None,None,5.], LIVE], B=2)
+    assert got[0]['advantages'][2]==0 and got[0]['advantages'][:2].abs().min()>.1
+    assert not got[0]['replayed'].any() and t.state.log_history[0]['replay/unfilled']==1
+    assert got[1]['replayed'].tolist()==[True]*4+[False]*4
+
+def test_d12_under_normalize_then_sum_each_function_is_looked_at():
+    up,down = Scripted([[0.,1.,0.,1.]], G),Scripted([[1.,0.,1.,0.]], G)
+    kw = dict(per_device_train_batch_size=8, max_steps=2)
+    t = T.trainer([up,down], **kw); t.train()
+    assert t.state.log_history[0]['replay/dead']==2                     # the sums are all 1
+    t = T.trainer([up,Scripted([DEAD], G)], multi_objective_aggregation='normalize_then_sum', **kw); t.train()
+    assert t.state.log_history[0]['replay/dead']==0
+    t = T.trainer([Scripted([[.1]*4], G),Scripted([[.7]*4], G)], multi_objective_aggregation='normalize_then_sum', **kw); t.train()
+    assert t.state.log_history[0]['replay/dead']==2
+    t = T.trainer([up,Scripted([DEAD], G)], reward_weights=[0.,1.], **kw); t.train()
+    assert t.state.log_history[0]['replay/dead']==2                     # what varies has no weight
+
+def extras(t, make):
+    "Let TRL's hook return more keys, as its vLLM, tool and vision paths do."
+    old = GRPOTrainer._generate_and_score_completions
+    def f(self, inputs): return make(old(self, inputs))
+    return f
+
+def test_d13_d14_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
+    def more(b):
+        B,C = b['completion_ids'].shape; m = b['completion_mask']
+        b['sampling_per_token_logps'] = -torch.rand(B, C)*m; b['old_per_token_logps'] = -torch.rand(B, C)*m
+        b['importance_sampling_ratio'] = torch.where(m.bool(), torch.rand(B, C)+.5, torch.tensor(1.)); b['tool_mask'] = torch.where(m.bool(), (torch.rand(B, C)>.3).long(), torch.tensor(1))
+        b['num_items_in_batch'] = (m*b['tool_mask']).sum()
+        return b
+    monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
+    t,got = run([LIVE,LIVE,LIVE,DEAD], B=2, vllm_importance_sampling_mode='token_truncate')
+    new,old = got[1],got[0]
+    g = next(g for g in range(2) if old['completion_ids'][g*G:g*G+G][old['completion_mask'][g*G:g*G+G].bool()].tolist()==new['completion_ids'][G:][new['completion_mask'][G:].bool()].tolist())
+    a,b = slice(g*G, g*G+G),slice(G, 2*G)
+    for k in ('old_per_token_logps','sampling_per_token_logps','importance_sampling_ratio','tool_mask'):
+        assert torch.equal(old[k][a][old['completion_mask'][a].bool()], new[k][b][new['completion_mask'][b].bool()]), k
+    off = ~new['completion_mask'][b].bool()
+    assert (new['importance_sampling_ratio'][b][off]==1).all() and (new['tool_mask'][b][off]==1).all() and (new['old_per_token_logps'][b][off]==0).all()
+    assert new['num_items_in_batch']==(new['completion_mask']*new['tool_mask']).sum()
+
+def test_d13_sequence_ratios_stay_one_a_row(monkeypatch):
+    def more(b):
+        b['old_per_token_logps'] = -torch.rand(b['completion_ids'].shape)*b['completion_mask']; b['importance_sampling_ratio'] = torch.rand(len(b['advantages']), 1)
+        return b
+    monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
+    for C in (1, 6):   # a width of 1 must not be taken for a token
+        _,got = run([LIVE,DEAD], B=1, vllm_importance_sampling_mode='sequence_mask', max_completion_length=C)
+        assert torch.equal(got[1]['importance_sampling_ratio'], got[0]['importance_sampling_ratio'])
+
+def test_d13_images_move_with_their_group():
+    B,n = 8,[1]*8
+    grid = torch.tensor([[1,2,2]]*4+[[1,4,2]]*4)
+    pix = torch.cat([torch.full((int(g.prod()), 3), float(i)) for i,g in enumerate(grid)])
+    b = dict(prompt_ids=torch.ones(B, 3, dtype=torch.int64), prompt_mask=torch.ones(B, 3, dtype=torch.int64), completion_ids=torch.ones(B, 2, dtype=torch.int64), completion_mask=torch.ones(B, 2, dtype=torch.int64),
+        advantages=torch.arange(8.), pixel_values=pix, image_grid_thw=grid, num_images=n, mm_token_type_ids=torch.tensor([[0,1,1,0,0]]*B))
+    from trl.trainer.utils import split_pixel_values_by_grid as cut, unsplit_pixel_values_by_grid as join
+    s = cut(b)
+    g = slice_group(s, slice(4, 8))
+    out = join(put_groups(s, torch.arange(4), [g], 0))
+    assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32], pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
+    assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
+
+def test_d15_environments_are_reset_for_every_generation():
+    class Env:
+        made = []
+        def __init__(self): self.n = 0; Env.made.append(self)
+        def reset(self, **kw): self.n += 1
+        def get_reward(self): return float(Env.made.index(self)%2)
+    t = T.trainer(None, dataset=T.data(chat=True), per_device_train_batch_size=4, max_steps=3, environment_factory=Env) if _tools_ok() else pytest.skip('the tiny chat template has no tools')
+    t.train()
+    assert sorted(e.n for e in Env.made)[-4:]==[3]*4 and len(t.replay_buffer)==3
+
+def _tools_ok():
+    from trl.chat_template_utils import supports_tool_calling
+    return supports_tool_calling(T.tokenizer())
+
+def test_d16_the_buffer_is_in_the_checkpoint():
+    t,_ = run([LIVE], B=2, steps=2, save_strategy='steps', save_steps=2)
+    u = T.trainer(Scripted([LIVE], G), args=T.config(output_dir=t.args.output_dir, per_device_train_batch_size=8, max_steps=3))
+    u.train(resume_from_checkpoint=True)
+    a,b = t.replay_buffer.state_dict(),u.replay_buffer.state_dict()
+    assert a['ids'].tolist()==b['ids'].tolist()[:4] and len(u.replay_buffer)==6
+    for x,y in zip(a['data'], b['data']):
+        assert x.keys()==y.keys() and all(torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor) else x[k]==y[k] for k in x)
+
+def test_d17_groups_on_several_processes_are_refused_at_construction(monkeypatch):
+    c = T.config(per_device_train_batch_size=4)
+    monkeypatch.setenv('WORLD_SIZE', '2'); monkeypatch.setattr(GRPOWithReplayBufferConfig, 'world_size', 2)
+    c.per_device_train_batch_size = 2
+    with pytest.raises(ValueError, match='lie on several processes'): T.trainer(args=c)
+
+def test_a_launcher_that_the_trainer_does_not_see_is_named(monkeypatch):
+    c = T.config()
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    with pytest.raises(ValueError, match='launcher started 2'): T.trainer(args=c)
+
+def test_d18_stored_tensors_are_small_copies_on_the_cpu():
+    t,got = run([LIVE], B=4, steps=2)
+    for e in stored(t):
+        for k,v in e.data.items():
+            if isinstance(v, torch.Tensor): assert v.device.type=='cpu' and v.untyped_storage().nbytes()==v.numel()*v.element_size() and not v.requires_grad, k
+        n = int(e.data['lens'].sum())
+        assert e.data['completion_ids'].dtype==torch.int32 and len(e.data['completion_ids'])==n==len(e.data['old_per_token_logps'])
+
+def test_d19_reference_logps_follow_a_reference_that_moves():
+    kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=.5, learning_rate=1e-2)
+    def stale(t):   # at every generation, compare the batch with the reference as it is now
+        old = t.update_with_replay_buffer
+        def f(batch, inputs):
+            out = old(batch, inputs)
+            ids,mask = (torch.cat([out[f'prompt_{k}'], out[f'completion_{k}']], 1) for k in ('ids','mask'))
+            with torch.no_grad(): now = t._get_per_token_logps_and_entropies(t.ref_model, ids, mask, out['completion_ids'].shape[1])[0]
+            worst.append((now-out['ref_per_token_logps']).mul(out['completion_mask']).abs().max().item()); n.append(out['replayed'].any().item())
+            return out
+        t.update_with_replay_buffer = f
+    worst,n = [],[]
+    run([LIVE,LIVE, *[LIVE,DEAD]*9], steps=8, trace=stale, **kw)
+    assert sum(n)==7 and max(worst)<1e-5
+
+def test_d20_the_hook_sees_rewards_as_the_trainer_makes_them():
+    t,got = run([LIVE,DEAD,LIVE], B=3, steps=1)
+    assert t._rewards.shape==(12, 1) and t.dead(t._rewards).tolist()==[False,True,False]
+
+# -- the ratio ------------------------------------------------------------------------------------
+PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]
+
+@pytest.mark.parametrize('opts', [{}, dict(loss_type='grpo'), dict(steps_per_generation=2, gradient_accumulation_steps=2, per_device_train_batch_size=4), dict(num_iterations=2, steps_per_generation=1, gradient_accumulation_steps=2)])
+def test_where_trl_needs_no_old_logps_fresh_rows_keep_ratio_1_and_replayed_rows_a_real_one(opts):
+    seen = []
+    def trace(t): seen.append(trained_logps(t))
+    t,_ = run(PLAN, steps=4, learning_rate=1e-2, trace=trace, **{k:v for k,v in opts.items() if k!='per_device_train_batch_size'})
+    n = 0
+    for o in seen[0]:
+        if 'old_per_token_logps' not in o: continue
+        m = o['completion_mask'].bool()
+        r = (o['logps']-o['old_per_token_logps']).exp()
+        assert (r[~o['replayed']]==1).all()
+        if o['replayed'].any(): n += 1; assert (r[o['replayed']][m[o['replayed']]]-1).abs().max()>1e-3
+    assert n
+
+def test_stored_logps_are_those_of_the_policy_that_sampled():
+    t,_ = run(PLAN, steps=1, learning_rate=1e-2)          # stored before the first step: compare with the untouched model
+    m = T.model()
+    from trl.trainer.utils import add_fused_lm_head
+    for e in stored(t):
+        d,row = e.data,0
+        for i,n in enumerate(d['lens'].tolist()):
+            p,c = d['prompt_ids'].long(),d['completion_ids'][row:row+n].long()
+            x = torch.cat([p, c])[None]
+            with torch.no_grad(): want = m(x).logits[0, len(p)-1:-1].log_softmax(-1).gather(1, c[:,None])[:,0]
+            assert torch.allclose(d['old_per_token_logps'][row:row+n], want, atol=1e-5); row += n
+
+def test_capturing_them_equals_one_more_forward():
+    "The same training with TRL made to compute old log-probs for every row: same weights, same buffer."
+    a,_ = run(PLAN, steps=4, learning_rate=1e-2, loss_type='grpo')
+    def force(t):
+        old = t.update_with_replay_buffer
+        def f(batch, inputs):
+            ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1) for k in ('ids','mask'))
+            with torch.no_grad(): batch['old_per_token_logps'] = t._get_per_token_logps_and_entropies(t.model, ids, mask, batch['completion_ids'].shape[1])[0]
+            return old(batch, inputs)
+        t.update_with_replay_buffer = f
+    b,_ = run(PLAN, steps=4, learning_rate=1e-2, loss_type='grpo', trace=force)
+    wa,wb = T.weights(a),T.weights(b)
+    assert max((wa[k]-wb[k]).abs().max() for k in wa)<2e-5
+    for x,y in zip(stored(a), stored(b)): assert x.step==y.step and torch.allclose(x.data['old_per_token_logps'], y.data['old_per_token_logps'], atol=1e-4)
+
+@pytest.mark.parametrize('opts', [dict(steps_per_generation=2), dict(num_iterations=3), dict(steps_per_generation=4, gradient_accumulation_steps=2, num_iterations=2)])
+def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
+    t,got = run(PLAN, steps=8, learning_rate=1e-2, **opts)
+    assert all('old_per_token_logps' in b and 'replay_old_logps' not in b for b in got)
+    old = [b for b in got if b['replayed'].any()]
+    assert old and t._waiting is None
+    known = {round(x, 4) for e in stored(t) for x in e.data['old_per_token_logps'].tolist()}
+    for b in old: assert {round(x, 4) for x in b['old_per_token_logps'][b['replayed']][b['completion_mask'][b['replayed']].bool()].tolist()}<=known
+
+def test_the_loss_of_a_replayed_group_is_clipped_by_its_own_ratio():
+    "By hand: the loss of a batch with replayed rows, from what the hook saw."
+    seen = []
+    t,_ = run(PLAN, steps=4, learning_rate=3e-2, trace=lambda t: seen.append(trained_logps(t)))
+    for o,h in zip(seen[0], t.state.log_history):
+        m,A = o['completion_mask'].bool(),o['advantages'][:,None]
+        old = o.get('old_per_token_logps', o['logps'])
+        r = (o['logps']-old).exp()
+        want = -(torch.min(r*A, r.clamp(.8, 1.2)*A)*m).sum()/o['num_items_in_batch']
+        assert abs(want.item()-h['loss'])<1e-5
+    assert any(h.get('replay/clip_share', 0)>0 for h in t.state.log_history)
+
+def test_the_denominator_counts_the_tokens_trained_on():
+    _,got = run(PLAN, steps=4)
+    for b in got: assert b['num_items_in_batch']==b['completion_mask'].sum()
+
+def test_ratio_metrics_are_those_of_replayed_tokens():
+    seen = []
+    t,_ = run(PLAN, steps=4, learning_rate=3e-2, trace=lambda t: seen.append(trained_logps(t)))
+    for o,h in zip(seen[0], t.state.log_history):
+        if not o['replayed'].any(): assert 'replay/ratio_mean' not in h; continue
+        r = (o['logps']-o['old_per_token_logps']).exp()[o['replayed']][o['completion_mask'][o['replayed']].bool()].double()
+        for k,v in dict(ratio_mean=r.mean(), ratio_max=r.max(), ess=r.sum()**2/(len(r)*(r*r).sum())).items(): assert abs(h[f'replay/{k}']-v.item())<1e-5
+
+# -- options of its own ---------------------------------------------------------------------------
+def test_max_uses_drops_a_group():
+    t,got = run([LIVE, DEAD], B=1, steps=5, replay_max_uses=2)
+    assert [b['replayed'].any().item() for b in got]==[False,True,True,False,False] and len(t.replay_buffer)==0
+
+@pytest.mark.parametrize('drop', [False,True])
+def test_the_pull_of_kl_on_dead_groups_can_be_stopped(drop):
+    def nudge(t):
+        with torch.no_grad():
+            for p in t.model.parameters(): p.add_(.02*torch.randn_like(p))
+    t,_ = run([DEAD], B=1, steps=1, beta=.5, replay_drop_dead_kl=drop, trace=nudge)
+    h = t.state.log_history[0]
+    assert (h['grad_norm']==0)==drop and (h['kl']==0)==drop
+
+def test_masked_groups_leave_the_denominator():
+    _,got = run([LIVE,DEAD], B=2, steps=1, replay_when_empty='mask')
+    b = got[0]
+    assert b['num_items_in_batch']==b['completion_mask'][:G].sum() and not b['completion_mask'][G:].any()
+
+@pytest.mark.parametrize('bad,match', [(dict(replay_buffer_size=-1), '0 or more'), (dict(replay_priority='best'), 'score'), (dict(replay_when_empty='drop'), 'keep'), (dict(replay_age_limit=0), '1 or more'),
+    (dict(replay_age_decay=-1.), 'more than 0'), (dict(replay_max_uses=0), '1 or more'), (dict(dead_tolerance=-1.), '0 or more')])
+def test_bad_settings_are_named_at_construction(bad, match):
+    with pytest.raises(ValueError, match=match) as e: T.config(**bad)
+    assert list(bad)[0] in str(e.value)
+
+def test_the_config_reads_from_a_command_line_and_documents_itself():
+    from transformers import HfArgumentParser
+    from trl import TrlParser
+    argv = '--output_dir x --replay_buffer_size 8 --replay_age_limit 5 --replay_priority recency --replay_drop_dead_kl --use_cpu --bf16 False --loss_type grpo'.split()
+    for P in (HfArgumentParser, TrlParser):
+        c, = P(GRPOWithReplayBufferConfig).parse_args_into_dataclasses(argv) if P is HfArgumentParser else P(GRPOWithReplayBufferConfig).parse_args_and_config(argv)
+        assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl, c.loss_type)==(8, 5, 'recency', True, 'grpo')
+    own = set(GRPOWithReplayBufferConfig.__dataclass_fields__)-set(GRPOConfig.__dataclass_fields__)
+    assert len(own)==8 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own) and T.config().replay_buffer_size==64
+
+# -- what is logged -------------------------------------------------------------------------------
+def test_metrics_say_what_was_done():
+    t,_ = run(PLAN, steps=4)
+    h = t.state.log_history
+    assert [o['replay/dead'] for o in h[:4]]==[0,1,1,2] and [o['replay/replaced'] for o in h[:4]]==[0,1,1,2] and [o['replay/unfilled'] for o in h[:4]]==[0]*4
+    assert [o['replay/buffer_size'] for o in h[:4]]==[0,2,3,4] and [o['replay/live_before'] for o in h[:4]]==[1,.5,.5,0] and [o['replay/live_after'] for o in h[:4]]==[1]*4
+    assert h[1]['replay/age_mean']==h[1]['replay/age_max']==h[1]['replay/uses_mean']==1 and abs(h[3]['replay/fill']-4/64)<1e-6
+
+def test_the_table_of_completions_shows_what_is_trained_on():
+    tok = T.tokenizer()
+    t,got = run([LIVE,LIVE,LIVE,DEAD], log_completions=True, num_completions_to_print=0)
+    L,b = t._logs,got[-1]
+    assert list(L['extra']['replayed'])==b['replayed'].tolist()==[False]*4+[True]*4
+    assert list(L['completion'])==[tok.decode(i[m.bool()], skip_special_tokens=True) for i,m in zip(b['completion_ids'], b['completion_mask'])]
+    assert list(L['prompt'])==[tok.decode(i[m.bool()]) for i,m in zip(b['prompt_ids'], b['prompt_mask'])]
+    assert list(L['advantages'])==b['advantages'].tolist() and list(L['rewards']['scripted'])==LIVE*2
+    import pandas as pd
+    df = pd.read_parquet(sorted(Path(t.args.output_dir, 'completions').glob('*.parquet'))[-1])
+    assert df.replayed.tolist()==[False]*4+[True]*4
+
+def test_the_model_card_names_package_and_settings():
+    t,_ = run([LIVE], save_strategy='steps', save_steps=2, replay_buffer_size=9)
+    card = Path(t.args.output_dir, 'README.md').read_text()
+    assert 'grpo_nb.grpo_with_replay_buffer' in card and '| `replay_buffer_size` | 9 |' in card and 'replay-buffer' in card
+
+def test_metrics_reach_tensorboard():
+    pytest.importorskip('tensorboard')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    d = tempfile.mkdtemp()
+    import os
+    os.environ['TENSORBOARD_LOGGING_DIR'] = d
+    try: run(PLAN, steps=4, report_to='tensorboard')
+    finally: del os.environ['TENSORBOARD_LOGGING_DIR']
+    ea = EventAccumulator(d); ea.Reload()
+    assert 'train/replay/replaced' in ea.Tags()['scalars']
+
+# -- packing --------------------------------------------------------------------------------------
+def test_slice_and_put_are_inverse_for_any_padding():
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        B,P,C = 12,*torch.randint(2, 9, (2,), generator=g).tolist()
+        pl,cl = torch.randint(1, P+1, (3,), generator=g).repeat_interleave(G),torch.randint(0, C+1, (B,), generator=g)
+        b = dict(prompt_ids=torch.randint(5, 99, (3,P), generator=g).repeat_interleave(G, 0), prompt_mask=(torch.arange(P)>=P-pl[:,None]).long(), completion_ids=torch.randint(5, 99, (B,C), generator=g),
+            completion_mask=(torch.arange(C)<cl[:,None]).long(), advantages=torch.randn(B, generator=g), old_per_token_logps=torch.randn(B, C, generator=g), num_items_in_batch=torch.tensor(7))
+        b['prompt_ids'] = b['prompt_ids']*b['prompt_mask']; b['completion_ids'] = b['completion_ids']*b['completion_mask']; b['old_per_token_logps'] = b['old_per_token_logps']*b['completion_mask']
+        packs = [slice_group(b, slice(i*G, i*G+G)) for i in range(3)]
+        blank = {k:(torch.zeros_like(v[:, :1]) if v.ndim==2 else torch.zeros_like(v)) for k,v in b.items()}
+        out = put_groups(blank, torch.arange(B), packs, 0)
+        p,c = max(1, int(pl.max())),max(1, int(cl.max()))
+        for k,v in b.items():
+            if k=='num_items_in_batch': continue
+            want = v[:, -p:] if k.startswith('prompt') else v[:, :c] if v.ndim==2 else v
+            assert torch.equal(out[k], want), (seed, k)
+
+def test_widths_are_rounded_up_where_asked():
+    b = dict(prompt_ids=torch.ones(4, 2, dtype=torch.int64), prompt_mask=torch.ones(4, 2, dtype=torch.int64), completion_ids=torch.ones(4, 9, dtype=torch.int64), completion_mask=torch.ones(4, 9, dtype=torch.int64), advantages=torch.ones(4))
+    small = {k:v[:, :4] if k.startswith('compl') else v for k,v in b.items()}
+    out = put_groups(small, torch.arange(4), [slice_group(b, slice(0, 4))], 0, multiple=4)
+    assert out['completion_ids'].shape[1]==12 and out['completion_mask'].sum()==36
+
+def test_a_buffer_of_64_groups_of_16_by_1024_holds_little_more_than_its_tokens():
+    n,B = 16*1024,ReplayBuffer(64)
+    b = dict(prompt_ids=torch.ones(16, 256, dtype=torch.int64), prompt_mask=torch.ones(16, 256, dtype=torch.int64), completion_ids=torch.ones(16, 1024, dtype=torch.int64), completion_mask=torch.ones(16, 1024, dtype=torch.int64),
+        advantages=torch.ones(16), old_per_token_logps=torch.zeros(16, 1024))
+    for i in range(64): B.add([1.], [slice_group(b, slice(0, 16))], step=i)
+    held = sum(v.untyped_storage().nbytes() for e in B for v in e.data.values() if isinstance(v, torch.Tensor))
+    assert held<=1.2*64*(n*8+16*4+256*4) and B.nbytes<=held
+
+def test_state_files_tell_a_flipped_bit(tmp_path):
+    s = dict(a=torch.arange(5), b=[1, None, 2.5, 'x', dict(c=torch.ones(2, 2).bool(), d=[])], e={}, f=float('nan'))
+    save_state(tmp_path/'s', s)
+    o = load_state(tmp_path/'s')
+    assert torch.equal(o['a'], s['a']) and o['b'][:4]==s['b'][:4] and torch.equal(o['b'][4]['c'], s['b'][4]['c']) and o['b'][4]['d']==[] and o['e']=={} and math.isnan(o['f'])
+    raw = bytearray((tmp_path/'s').read_bytes())
+    for i in (3, len(raw)//2, len(raw)-1):
+        bad = bytearray(raw); bad[i] ^= 4
+        (tmp_path/'bad').write_bytes(bad)
+        with pytest.raises(ValueError, match='damaged'): load_state(tmp_path/'bad')
+
+# -- the documented example -----------------------------------------------------------------------
+def example(seed, steps=40, **kw):
+    def custom_reward_func(completions, **kwargs):
+        if torch.rand(1).item()<.25: return [0]*len(completions)
+        return torch.rand(len(completions)).tolist()
+    t = T.trainer([custom_reward_func], args=T.config(learning_rate=1e-4, per_device_train_batch_size=4, num_generations=4, max_completion_length=8, replay_buffer_size=8, max_steps=steps, seed=seed, **kw))
+    before,got = T.weights(t),T.spy(t)
+    t.train()
+    return t,got,before
+
+@pytest.mark.parametrize('scale', ['group','batch'])
+def test_the_documented_example_runs_and_every_replaced_group_has_live_advantages(scale):
+    for seed in range(2):
+        t,got,before = example(seed, scale_rewards=scale)
+        assert len(got)==40
+        n = [b for b in got if b['replayed'].any()]
+        assert n and all((b['advantages'].abs()>1e-4).sum()>=3 and b['replayed'].all() for b in n)
+        after = T.weights(t)
+        assert all(not torch.equal(before[k], after[k]) for k in before)
