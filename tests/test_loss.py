@@ -155,6 +155,7 @@ def test_bnpo_depends_on_the_split_and_that_is_what_its_name_says():
     want = policy_loss(**d, loss_type='bnpo')
     parts = [policy_loss(**{k:v[b:b+1] for k,v in d.items()}, loss_type='bnpo', num_items=int(d['mask'].sum()))/4 for b in range(4)]
     assert abs(sum(parts)-want)>1e-3
+    for b in range(4): same(parts[b]*4, policy_loss(**{k:v[b:b+1] for k,v in d.items()}, loss_type='dapo'), eps=1e-12)
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_a_wholly_masked_group_gives_neither_nan_nor_gradient(loss_type):
@@ -236,12 +237,12 @@ def test_entropy_bonus_adds_minus_coef_times_mean_entropy():
     same(torch.autograd.grad(a, H)[0], -.3*d['mask'].double()/d['mask'].sum())
 
 def test_metrics_by_hand():
-    ratio = torch.tensor([[[1.5,.5],[1.5,.5],[1.,9.]]])
+    ratio = torch.tensor([[[1.5,.5],[1.5,.5],[.5,9.]]])
     m = torch.tensor([[[True,True],[True,True],[True,False]]])
-    got = loss_metrics(ratio.log(), torch.zeros_like(ratio), torch.tensor([[1.,-1.,1.]]), m, ref_logps=ratio.log())
-    want = {'ratio_mean':1., 'ratio_max':1.5, 'clip_ratio/high_mean':.2, 'clip_ratio/low_mean':.2, 'clip_ratio/region_mean':.4, 'kl':0.}
+    got = loss_metrics(ratio.log(), torch.zeros_like(ratio), torch.tensor([[1.,-1.,-1.]]), m, ref_logps=ratio.log())
+    want = {'ratio_mean':.9, 'ratio_max':1.5, 'clip_ratio/high_mean':.2, 'clip_ratio/low_mean':.4, 'clip_ratio/region_mean':.6, 'kl':0.}
     for k,v in want.items(): assert abs(got[k]-v)<1e-6, k
-    w = [.75,.75,1.]
+    w = [.75,.75,.5]
     assert abs(got['ess']-sum(w)**2/sum(x*x for x in w)/3)<1e-6
     assert all(type(v) is float for v in got.values())
     far = loss_metrics(torch.tensor([[[2000.],[0.]]]), torch.zeros(1, 2, 1), torch.ones(1, 2), torch.ones(1, 2, 1, dtype=torch.bool))
@@ -263,3 +264,31 @@ def test_luspo_with_token_ratios_warns():
 def test_aggregate_ignores_what_is_masked_even_nan():
     x,m = torch.tensor([[[1.,float('nan')],[2.,3.]]]),torch.tensor([[[True,False],[True,True]]])
     for k,want in dict(grpo=1.75, sapo=1.75, dapo=2., bnpo=2., cispo=2., vespo=2., luspo=3., dr_grpo=.75).items(): same(aggregate(x, m, k, max_completion_length=4), torch.tensor(want))
+
+# ---- the chapter's exercises, run against the package instead of the chapter's own cells ----
+@pytest.fixture(scope='module')
+def chapter():
+    import grpo_nb.loss as package, grpo_nb.widgets as widgets
+    nb = json.loads((Path(__file__).parent.parent/'nbs/07_loss.ipynb').read_text())
+    ns,explore = dict(vars(package)),widgets.explore
+    widgets.explore = lambda *a, **k: None
+    try:
+        for c in nb['cells']:
+            src = ''.join(c['source'])
+            if c['cell_type']=='code' and not src.startswith('#| export'): exec(src, ns)
+    finally: widgets.explore = explore
+    return ns
+
+def test_the_stubs_are_unsolved_and_the_solutions_right(chapter):
+    n = chapter
+    assert n['check_my_loss'](n['my_loss'])=='not yet'
+    assert set(n['check_hunts'](n['answers_to_hunts']).values())=={'not yet'}
+    assert n['check_my_loss'](n['my_loss_solution'])=='right'
+    assert set(n['check_hunts'](n['solutions_to_hunts']).values())=={'right'}
+
+def test_the_checkers_see_a_wrong_answer(chapter):
+    n = chapter
+    assert 'wanted' in n['check_my_loss'](lambda *a: 0.)
+    assert set(n['check_hunts'](dict(clip='b', mask='b', split='a')).values())=={'look again'}
+    wrong = lambda lp, old, A, m, eps: -sum(min(math.exp(p-o)*A[b][i], min(max(math.exp(p-o), 1-eps), 1+eps)*A[b][i]) for b in range(len(m)) for i in range(len(m[0])) for p,o,x in zip(lp[b][i], old[b][i], m[b][i]) if x)/sum(x for g in m for r in g for x in r)
+    assert 'wanted' in n['check_my_loss'](wrong)   # all tokens alike: 'dapo', not 'grpo'
