@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PRIORITIES', 'METHODS', 'group_scores', 'SumTree', 'Entry', 'ReplayBuffer', 'pack_groups', 'pack_group',
            'unpack_groups', 'effective_sample_size', 'Treated', 'Method', 'Keep', 'unique_prompts', 'Mask', 'Replay',
-           'put_entries', 'DynamicSampling', 'make_method']
+           'put_entries', 'DynamicSampling', 'SkipPrompts', 'VirtualMax', 'EntropyShaped', 'SamePrompt', 'make_method']
 
-# %% ../nbs/08_replay_buffer.ipynb #83d80176
+# %% ../nbs/08_replay_buffer.ipynb #c30a6f8a
 import math, random
 from array import array
 from bisect import insort
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from .core import Rollouts
-from .advantages import dead_groups, nan_std
+from .advantages import dead_groups, group_advantages, nan_std
 
 # %% ../nbs/08_replay_buffer.ipynb #4304efdb
 def group_scores(
@@ -33,7 +33,7 @@ def group_scores(
     A = advantages.abs().float()
     return (A.mean(2) if A.ndim==3 else A).sum(1)*nan_std(rewards.float(), 1)[:,0].nan_to_num(0)
 
-# %% ../nbs/08_replay_buffer.ipynb #55920216
+# %% ../nbs/08_replay_buffer.ipynb #d942e960
 class SumTree:
     """Non-negative weights in the leaves of a binary tree, sums in its nodes: O(log n) for a change and for a draw.
 
@@ -76,7 +76,7 @@ class SumTree:
         t = self.t
         for i in self.waiting:
             i = (self.cap+i)>>1
-            while i: t[i] = t[2*i]+t[2*i+1]; i >>= 1
+            while i: t[i] = t[j := i+i]+t[j+1]; i >>= 1
         self.waiting.clear()
         return t[1]
 
@@ -88,7 +88,7 @@ class SumTree:
             if u>=t[i] and t[i+1]>0: u -= t[i]; i += 1
         return i-self.cap
 
-# %% ../nbs/08_replay_buffer.ipynb #57dbd1e6
+# %% ../nbs/08_replay_buffer.ipynb #d8f84126
 @dataclass(slots=True, eq=False)
 class Entry:
     "A stored group, as it was when it was drawn."
@@ -101,6 +101,7 @@ class Entry:
     prob:float=None   # of this draw, given those before it in the same call
     age:int=0         # steps between its making and this draw
     slot:int=-1       # its place in the buffer; -1 once it has left
+    worth:float=0.    # the smallest worth leaves first
 
 # %% ../nbs/08_replay_buffer.ipynb #54a7c6d6
 def _own(data):
@@ -108,10 +109,96 @@ def _own(data):
     if not isinstance(data, dict): return data
     return {k:v.detach().to('cpu', copy=True) if isinstance(v, Tensor) and (v._base is not None or not v.is_cpu or v.requires_grad or v.is_inference()) else v for k,v in data.items()}
 
-# %% ../nbs/08_replay_buffer.ipynb #704ca46a
+# %% ../nbs/08_replay_buffer.ipynb #ecab50e4
 PRIORITIES = ('score','uniform','recency')
 
-class ReplayBuffer:
+def _leaves_later(e): return -e.worth,-e.id
+
+class _Shelf:
+    "Who stays: entries in slots 0..n-1 with no gap, and who leaves next when there is no room."
+    def _clear(self): self._entries,self._worths,self._ids,self._tree,self._line,self._bar,self._ages,self._keys = [],array('d'),array('q'),SumTree(),[],None,[],{}
+
+    def __len__(self): return len(self._entries)
+
+    def __iter__(self): return iter(self._entries)
+
+    def _weight(self, score, step)->float:
+        "What a draw is in proportion to, seen from step `base`."
+        w = score if self.priority=='score' else 1.
+        return w if self.age_decay is None else w*math.exp((step-self.base)/self.age_decay)
+
+    def _worth(self, score, step)->float:
+        "What keeps a group in. All age alike, so the order never changes: log score + step/age_decay."
+        if self.priority!='score': return 0.   # all equal: the oldest leaves
+        if self.age_decay is None: return score
+        return (math.log(score) if score>0 else -math.inf) + step/self.age_decay
+
+    def _add(self, score, data, step, key):
+        worth,full = self._worth(score, step),len(self._entries)>=self.max_size
+        if full and (not self.max_size or worth<(old := self._worst()).worth): return None
+        e = Entry(_own(data), score, step, key, self.next_id, worth=worth)
+        self.next_id += 1
+        if full:
+            self._line.pop()
+            self._put(old.slot, e)
+            self._forget(old)
+        else:
+            self._entries.append(e); self._worths.append(0.); self._ids.append(0); self._tree.append(0.)
+            self._put(len(self._entries)-1, e)
+        if self._line and (worth, e.id)<self._bar: insort(self._line, e, key=_leaves_later)
+        if self.age_limit is not None: heappush(self._ages, (step, e.id, e))
+        if key is not None: self._keys.setdefault(key, {})[e.id] = e
+        return e.id
+
+    def _put(self, i, e):
+        self._entries[i],self._worths[i],self._ids[i],self._tree[i],e.slot = e,e.worth,e.id,self._weight(e.score, e.step),i
+
+    def _worst(self):
+        "The entry that leaves next; it stands at the end of the line."
+        while self._line and self._line[-1].slot<0: self._line.pop()
+        if not self._line: self._queue_up()
+        return self._line[-1]
+
+    def _queue_up(self):
+        "Put the worst few in line, the very worst last; of equals the oldest."
+        n = len(self._entries)
+        k = min(n, max(64, n//64))
+        worth,ids = np.frombuffer(self._worths),np.frombuffer(self._ids, dtype=np.int64)
+        bar = np.partition(worth, k-1)[k-1]
+        low,tie = np.flatnonzero(worth<bar),np.flatnonzero(worth==bar)
+        if (m := k-len(low))<len(tie): tie = tie[np.argpartition(ids[tie], m-1)[:m]]
+        at = np.concatenate([low, tie])
+        self._line = [self._entries[i] for i in at[np.lexsort((-ids[at], -worth[at]))].tolist()]
+        self._bar = self._line[0].worth,self._line[0].id   # who is not in line is above this
+
+    def _forget(self, e):
+        e.slot = -1
+        self.evicted.append(e.id)
+        if e.key is not None:
+            same = self._keys[e.key]
+            del same[e.id]
+            if not same: del self._keys[e.key]
+
+    def _remove(self, e):
+        "Take `e` out; the last entry moves into its slot."
+        i,last = e.slot,self._entries.pop()
+        self._worths.pop(); self._ids.pop(); self._tree.pop()
+        if last is not e: self._put(i, last)
+        self._forget(e)
+
+    def _tick(self, step):
+        "The time is at least `step`: who is too old leaves."
+        self.now = max(self.now, step)
+        if self.age_decay is not None and (self.now-self.base)/self.age_decay>300:
+            self.base = self.now   # weights are relative: move the origin before they overflow
+            self._tree.fill([self._weight(e.score, e.step) for e in self._entries])
+        if self.age_limit is None: return
+        while self._ages and (self._ages[0][0]<self.now-self.age_limit or self._ages[0][2].slot<0):
+            e = heappop(self._ages)[2]
+            if e.slot>=0: self._remove(e)
+
+# %% ../nbs/08_replay_buffer.ipynb #57c27ab0
+class ReplayBuffer(_Shelf):
     """The best `max_size` groups seen, drawn in proportion to their score.
 
     `add(scores, data)` stores, `sample(n)` draws without replacement (with replacement if `n` is more than there is). Among equals
@@ -138,26 +225,10 @@ class ReplayBuffer:
         self.next_id,self.now,self.base,self.evicted = 0,0,0,[]
         self._clear()
 
-    def _clear(self): self._entries,self._prio,self._ids,self._tree,self._line,self._ages,self._keys = [],array('d'),array('q'),SumTree(),[],[],{}
-
-    def __len__(self): return len(self._entries)
-
-    def __iter__(self): return iter(self._entries)
-
     @property
     def nbytes(self)->int:
         "Bytes of all stored tensors."
         return sum(v.numel()*v.element_size() for e in self._entries for v in (e.data.values() if isinstance(e.data, dict) else [e.data]) if isinstance(v, Tensor))
-
-    def _weight(self, e)->float:
-        w = e.score if self.priority=='score' else 1.
-        return w if self.age_decay is None else w*math.exp((e.step-self.base)/self.age_decay)
-
-    def _worth(self, e)->float:
-        "What keeps a group in: the smallest leaves first. Ages alike for all, so it never changes."
-        if self.priority!='score': return 0.   # the oldest id goes first
-        if self.age_decay is None: return e.score
-        return (math.log(e.score) if e.score>0 else -math.inf) + e.step/self.age_decay
 
     def add(self,
         scores,        # (n,) floats or a tensor, 0 or more
@@ -173,74 +244,7 @@ class ReplayBuffer:
             if not 0<=s<1e100: raise ValueError(f'score {i} is {s}: a score is a finite number of 0 or more')
         self.evicted = []
         self._tick(step)
-        return [self._add(Entry(d, s, step, None if keys is None else keys[i])) for i,(s,d) in enumerate(zip(scores, data))]
-
-    def _add(self, e):
-        if self.max_size==0: return None
-        worth,full = self._worth(e),len(self._entries)>=self.max_size
-        if full:
-            worst = self._worst()
-            if worth<self._prio[worst.slot]: return None
-        e.id = self.next_id; self.next_id += 1
-        e.data = _own(e.data)
-        w = self._weight(e)
-        if full:
-            self._line.pop(); e.slot = worst.slot
-            self._forget(worst)
-            self._entries[e.slot],self._prio[e.slot],self._ids[e.slot],self._tree[e.slot] = e,worth,e.id,w
-        else:
-            e.slot = len(self._entries)
-            self._entries.append(e); self._prio.append(worth); self._ids.append(e.id); self._tree.append(w)
-        if self._line and (-worth, -e.id)>self._line[0]: insort(self._line, (-worth, -e.id, e))
-        if self.age_limit is not None: heappush(self._ages, (e.step, e.id, e))
-        if e.key is not None: self._keys.setdefault(e.key, {})[e.id] = e
-        return e.id
-
-    def _worst(self):
-        "The entry that leaves next; it stands at the end of the line."
-        while self._line and self._line[-1][2].slot<0: self._line.pop()
-        if not self._line: self._queue_up()
-        return self._line[-1][2]
-
-    def _queue_up(self):
-        "Put the worst few in line, best of them first: the oldest of equals leaves first."
-        n = len(self._entries)
-        k = min(n, max(64, n//64))
-        worth,ids = np.frombuffer(self._prio),np.frombuffer(self._ids, dtype=np.int64)
-        bar = np.partition(worth, k-1)[k-1]
-        low,tie = np.flatnonzero(worth<bar),np.flatnonzero(worth==bar)
-        m = k-len(low)
-        if m<len(tie): tie = tie[np.argpartition(ids[tie], m-1)[:m]]
-        es = [self._entries[i] for i in (*low.tolist(), *tie.tolist())]
-        self._line = sorted((-self._prio[e.slot], -e.id, e) for e in es)
-
-    def _forget(self, e):
-        e.slot = -1
-        self.evicted.append(e.id)
-        if e.key is not None:
-            same = self._keys[e.key]
-            del same[e.id]
-            if not same: del self._keys[e.key]
-
-    def _remove(self, e):
-        "Take `e` out; the last entry moves into its slot."
-        i,last = e.slot,self._entries.pop()
-        worth,id = self._prio.pop(),self._ids.pop()
-        w = self._tree[last.slot]
-        self._tree.pop()
-        if last is not e: self._entries[i],self._prio[i],self._ids[i],self._tree[i],last.slot = last,worth,id,w,i
-        self._forget(e)
-
-    def _tick(self, step):
-        "The time is at least `step`: who is too old leaves."
-        self.now = max(self.now, step)
-        if self.age_decay is not None and (self.now-self.base)/self.age_decay>300:
-            self.base = self.now   # weights are relative: move the origin before they overflow
-            self._tree.fill([self._weight(e) for e in self._entries])
-        if self.age_limit is None: return
-        while self._ages and (self._ages[0][0]<self.now-self.age_limit or self._ages[0][2].slot<0):
-            e = heappop(self._ages)[2]
-            if e.slot>=0: self._remove(e)
+        return [self._add(*o) for o in zip(scores, data, [step]*len(data), keys or [None]*len(data))]
 
     def draw(self,
         n:int,           # groups wanted
@@ -266,7 +270,7 @@ class ReplayBuffer:
 
     def _pick(self, key, i, taken, hidden):
         "One entry that is not taken, and the probability that it was this one."
-        same = [e for e in self._keys.get(key, {}).values() if e not in taken]
+        same = [] if key is None else [e for e in self._keys.get(key, {}).values() if e not in taken]
         if self.priority=='recency':
             if same: return same[-1],1.
             newest = sorted((e for e in self._entries if e not in taken), key=lambda e: -e.id)
@@ -280,7 +284,7 @@ class ReplayBuffer:
         return self._pick_from([e for e in self._entries if e not in taken])
 
     def _pick_from(self, es):
-        w = [self._weight(e) for e in es]
+        w = [self._weight(e.score, e.step) for e in es]
         if sum(w)==0: w = [1.]*len(es)
         e = self.rng.choices(range(len(es)), w)[0]
         return es[e],w[e]/sum(w)
@@ -311,8 +315,9 @@ class ReplayBuffer:
         self._clear()
         cols = zip(state['data'], state['scores'].tolist(), state['steps'].tolist(), state['keys'], state['ids'].tolist(), state['uses'].tolist())
         self._entries = [Entry(*o, slot=i) for i,o in enumerate(cols)]
-        self._prio,self._ids = array('d', map(self._worth, self._entries)),array('q', (e.id for e in self._entries))
-        self._tree.fill([self._weight(e) for e in self._entries])
+        for e in self._entries: e.worth = self._worth(e.score, e.step)
+        self._worths,self._ids = array('d', (e.worth for e in self._entries)),array('q', (e.id for e in self._entries))
+        self._tree.fill([self._weight(e.score, e.step) for e in self._entries])
         if self.age_limit is not None: self._ages = sorted((e.step, e.id, e) for e in self._entries)
         for e in sorted(self._entries, key=lambda e: e.id):
             if e.key is not None: self._keys.setdefault(e.key, {})[e.id] = e
@@ -384,7 +389,7 @@ def effective_sample_size(
     n = (w.sum().square()/w.square().sum()).item()
     return n/len(x) if share else n
 
-# %% ../nbs/08_replay_buffer.ipynb #42c880be
+# %% ../nbs/08_replay_buffer.ipynb #2925963a
 @dataclass
 class Treated:
     "What a method made of a batch."
@@ -425,13 +430,12 @@ class Method:
 
     def find_dead(self, batch, dead=None)->Tensor: return dead_groups(batch.rewards, self.dead_tolerance) if dead is None else dead.bool()
 
-    def treated(self, batch, dead, in_loss, treatment, replaced=0, unfilled=None, scores=None, **metrics)->Treated:
-        "A `Treated` with the metrics that all methods share."
-        n,B = int(dead.sum()),len(dead)
+    def treated(self, batch, dead, in_loss, treatment, replaced=0, alive=None, scores=None, **metrics)->Treated:
+        "A `Treated` with the metrics that all methods share; `alive` (B,): groups with a signal after treatment, None for those alive before."
+        n,B,alive = int(dead.sum()),len(dead),~dead if alive is None else alive
         scores = group_scores(batch.advantages, batch.rewards).tolist() if scores is None else scores
-        live = in_loss & ~dead_groups(batch.rewards, self.dead_tolerance)
-        base = dict(dead=n, replaced=replaced, unfilled=n-replaced if unfilled is None else unfilled, live_before=1-n/B, live_after=live.float().mean().item(), unique_prompts=unique_prompts(batch, in_loss))
-        return Treated(batch, in_loss, [dict(treatment=t, score=s, id=None, replacement=None) for t,s in zip(treatment, scores)], {f'replay/{k}':v for k,v in (base|metrics).items()})
+        base = dict(dead=n, replaced=replaced, unfilled=int((~alive).sum()), live_before=1-n/B, live_after=(in_loss&alive).float().mean().item(), unique_prompts=unique_prompts(batch, in_loss))
+        return Treated(batch, in_loss, [dict(treatment=t, score=s, id=None, replacement=None) for t,s in zip(treatment, scores)], {f'replay/{k}':float(v) for k,v in (base|metrics).items()})
 
     def state_dict(self)->dict: return {}
     def load_state_dict(self, state:dict): pass
@@ -439,7 +443,7 @@ class Method:
 class Keep(Method): "Train on dead groups as they are: their advantage is 0, their KL pull is not."
 
 def unique_prompts(
-    batch:Rollouts,
+    batch:Rollouts,  # (B) groups
     in_loss:Tensor,  # (B,) bool
 )->int:
     "Different prompts among the groups that count, by key, or by tokens where there are no keys."
@@ -456,7 +460,7 @@ class Mask(Method):
         dead = self.find_dead(batch, dead)
         return self.treated(batch, dead, ~dead, ['masked' if d else 'trained' for d in dead.tolist()])
 
-# %% ../nbs/08_replay_buffer.ipynb #ed444a06
+# %% ../nbs/08_replay_buffer.ipynb #9e67ad52
 def _leave(dead, when_empty):
     "For groups nothing could replace: (in_loss (B,), treatment (B,))."
     return (~dead if when_empty=='mask' else torch.ones_like(dead)), [('masked' if when_empty=='mask' else 'kept') if d else 'trained' for d in dead.tolist()]
@@ -496,7 +500,7 @@ class Replay(Method):
         for b in at.tolist(): treatment[b] = 'replaced'
         scores = group_scores(batch.advantages, batch.rewards).tolist()
         ids = self.remember(batch, ~dead, step, scores, keys)
-        out = self.treated(new, dead, in_loss, treatment, len(drawn), scores=scores, buffer_size=len(self.buffer), **_ages(drawn))
+        out = self.treated(new, dead, in_loss, treatment, len(drawn), ~left, scores, buffer_size=len(self.buffer), **_ages(drawn))
         for b,i in ids.items(): out.records[b]['id'] = i
         for b,e in zip(at.tolist(), drawn): out.records[b]['replacement'] = dict(id=e.id, step=e.step, age=e.age, uses=e.uses, score=e.score, prob=e.prob, key=e.key)
         if not self.corrected: out.uncorrected[at] = True
@@ -534,7 +538,7 @@ def put_entries(
         else: batch = replace(batch, advantages=batch.advantages[...,None]*batch.completion_mask)
     return batch.put(at, new)
 
-# %% ../nbs/08_replay_buffer.ipynb #3b682d5d
+# %% ../nbs/08_replay_buffer.ipynb #9e3bf1b8
 class DynamicSampling(Method):
     """Sample other prompts in the place of dead groups, until all live or `max_rounds` are over.
 
@@ -563,10 +567,152 @@ class DynamicSampling(Method):
             left[at] = False
         in_loss,treatment = _leave(left, self.when_empty)
         for b in (dead&~left).nonzero()[:,0].tolist(): treatment[b] = 'resampled'
-        return self.treated(batch, dead, in_loss, treatment, int((dead&~left).sum()), rounds=rounds, extra_groups=extra)
+        return self.treated(batch, dead, in_loss, treatment, int((dead&~left).sum()), ~left, rounds=rounds, extra_groups=extra)
 
-# %% ../nbs/08_replay_buffer.ipynb #7001ea5e
-METHODS = {o.name:o for o in (Keep, Mask, Replay, DynamicSampling)}
+# %% ../nbs/08_replay_buffer.ipynb #70361e18
+class SkipPrompts(Method):
+    """Pass over prompts whose last groups were dead, before anything is spent on them.
+
+    Dead groups that are sampled all the same stay as they are. Source: GRESO, arXiv 2506.02177, section 4; its adaptive batch size is left out.
+    """
+    name = 'skip'
+    def __init__(self,
+        explore:float=.5,   # first probability that a prompt dead last time is sampled again
+        step_size:float=.01,# by which that probability moves, once a batch
+        easy_share:float=1/12, # all-right groups wanted in a batch
+        hard_share:float=1/6,  # all-wrong groups wanted in a batch
+        right:float=.5,     # a dead group of at least this reward is easy
+        seed:int=0,         # of its own random numbers
+    ):
+        if not 0<explore<=1: raise ValueError(f'`explore` is {explore}: give a probability above 0')
+        self.p,self.want,self.step_size,self.right,self.rng,self.row = dict(easy=explore, hard=explore),dict(easy=easy_share, hard=hard_share),step_size,right,random.Random(seed),{}
+
+    def choose(self, keys, step)->list:
+        "Each prompt with its probability; one never seen, or alive last time, always."
+        def p(k): z,kind = self.row.get(k, (0, 'hard')); return self.p[kind]**z
+        return [self.rng.random()<p(k) for k in keys]
+
+    def treat(self, batch, dead=None, step=0, sample_more=None)->Treated:
+        "Every group as it is; what happened is remembered by prompt."
+        dead = self.find_dead(batch, dead)
+        kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
+        for k,d,kind in zip(batch.key.tolist(), dead.tolist(), kinds): self.row[k] = (self.row.get(k, (0, ''))[0]+1, kind) if d else (0, kind)
+        for o in self.p:
+            share = sum(d and kind==o for d,kind in zip(dead.tolist(), kinds))/len(kinds)
+            self.p[o] = min(1., max(.01, self.p[o]+(self.step_size if share<self.want[o] else -self.step_size)))
+        return self.treated(batch, dead, torch.ones_like(dead), ['kept' if d else 'trained' for d in dead.tolist()], explore_easy=self.p['easy'], explore_hard=self.p['hard'])
+
+    def state_dict(self)->dict: return dict(p=dict(self.p), rows=[[k, *v] for k,v in self.row.items()], rng=torch.tensor(self.rng.getstate()[1]))
+    def load_state_dict(self, state):
+        self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
+        self.rng.setstate((3, tuple(state['rng'].tolist()), None))
+
+# %% ../nbs/08_replay_buffer.ipynb #7377acfb
+class VirtualMax(Method):
+    """Advantages as if each group had one more answer, with the best possible reward.
+
+    Its clip, narrower for negative advantages, is the trainer's to set (`epsilon`, `epsilon_high`). Source: NGRPO, arXiv 2509.18851, "advantage calibration".
+    """
+    name = 'virtual_max'
+    def __init__(self,
+        best:float=1.,      # the best possible reward
+        eps:float=1e-4,     # added to the deviation
+        dead_tolerance:float=1e-6,
+    ): self.best,self.eps,self.dead_tolerance = best,eps,dead_tolerance
+
+    def treat(self, batch, dead=None, step=0, sample_more=None)->Treated:
+        "Every group counts; only those at the best reward have nothing to say."
+        dead = self.find_dead(batch, dead)
+        r = batch.rewards
+        more = torch.cat([r, torch.full_like(r[:,:1], self.best)], 1)
+        A = ((r-more.nanmean(1, keepdim=True))/(nan_std(more, 1)+self.eps)).masked_fill(dead_groups(more, self.dead_tolerance)[:,None], 0).nan_to_num(0)
+        alive = ~(dead & dead_groups(more, self.dead_tolerance))
+        return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), ['trained' if o else 'kept' for o in alive.tolist()], alive=alive)
+
+# %% ../nbs/08_replay_buffer.ipynb #dd92b332
+class EntropyShaped(Method):
+    """Token advantages for dead groups: praise in proportion to entropy, blame in proportion to what it lacks of the completion's maximum.
+
+    Where `treat` is given no entropy, a token's surprise, minus its log-prob, stands in for it: one sample of what entropy is the mean of.
+    Advantages become (B, G, T). Source: RL-ZVP, arXiv 2509.21880, section 3; surprise for entropy is ours.
+    """
+    name = 'entropy'
+    def __init__(self,
+        alpha:float=.1,   # size of praise and blame, per nat
+        right:float=.5,   # a dead group of at least this reward is praised
+        dead_tolerance:float=1e-6,
+    ): self.alpha,self.right,self.dead_tolerance = alpha,right,dead_tolerance
+
+    def treat(self, batch, dead=None, step=0, sample_more=None,
+        entropy=None,     # (B, G, T) nats; None: surprise
+    )->Treated:
+        "Living groups keep their advantages, dead ones get their own; a group without any reward gets none."
+        dead,m = self.find_dead(batch, dead),batch.completion_mask
+        H = (-batch.old_logps if entropy is None else entropy)*m
+        A = batch.advantages if batch.advantages.ndim==3 else batch.advantages[...,None]*m
+        mean = batch.rewards.nanmean(1)
+        shaped = torch.where((mean>=self.right)[:,None,None], H, H-H.amax(2, keepdim=True))*self.alpha*m
+        heard = dead & ~mean.isnan()
+        A = torch.where(heard[:,None,None], shaped, A)
+        return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), ['kept' if d and not h else 'trained' for d,h in zip(dead.tolist(), heard.tolist())], alive=~dead|heard)
+
+# %% ../nbs/08_replay_buffer.ipynb #38feaa62
+class SamePrompt(Method):
+    """Put a better old answer to the same prompt in the last place of a dead group.
+
+    The best answer of each prompt is kept, the newest of equals. Source: the reuse half of AR3PO, arXiv 2509.25808, with one answer a prompt;
+    RePO, arXiv 2506.09340, adds several.
+    """
+    name = 'same_prompt'
+    def __init__(self,
+        max_prompts:int=100_000,   # prompts remembered; the one not seen for longest is forgotten
+        scale:str='group',         # of `group_advantages`
+        dead_tolerance:float=1e-6, # reward units; also how much better the old answer must be
+    ): self.max_prompts,self.scale,self.dead_tolerance,self.best = max_prompts,scale,dead_tolerance,{}
+
+    def treat(self, batch, dead=None, step=0, sample_more=None)->Treated:
+        "Mend dead groups whose prompt was answered better before, then remember the best of each group."
+        dead,keys = self.find_dead(batch, dead),_keys(batch)
+        mean = batch.rewards.nanmean(1).tolist()
+        found = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best and self.best[keys[b]]['reward']>mean[b]+self.dead_tolerance}
+        new,left = self._mend(batch, found),dead.clone()
+        left[list(found)] = False
+        why = ['replaced' if b in found else 'kept' if d else 'trained' for b,d in enumerate(dead.tolist())]
+        out = self.treated(new, dead, torch.ones_like(dead), why, len(found), ~left, **_ages([Entry(None, 0., o['step'], uses=o['uses'], age=step-o['step']) for o in found.values()]))
+        for b,o in found.items(): out.records[b]['replacement'] = dict(id=None, step=o['step'], age=step-o['step'], uses=o['uses'], score=o['reward'], prob=1., key=keys[b])
+        self._remember(batch, keys, step)
+        return out
+
+    def _mend(self, batch, found):
+        if not found: return batch
+        T = max([batch.completion_ids.shape[2], *(len(o['completion_ids']) for o in found.values())])
+        x = batch.pad_to(batch.prompt_ids.shape[1], T)
+        x = replace(x, **{k:v.clone() for k,v in x.tensors().items()})
+        for b,o in found.items():
+            n = len(o['completion_ids'])
+            for k,fill in (('completion_ids',x.pad_id), ('old_logps',0.), ('ref_logps',0.)):
+                if getattr(x, k) is not None: getattr(x, k)[b,-1] = fill; getattr(x, k)[b,-1,:n] = o[k].to(getattr(x, k))
+            x.completion_mask[b,-1] = torch.arange(T, device=x.completion_mask.device)<n
+            x.rewards[b,-1],x.replayed[b] = o['reward'],True
+            x.advantages[b] = group_advantages(x.rewards[b:b+1], self.scale)[0]
+            o['uses'] += 1
+        return x.trim()
+
+    def _remember(self, batch, keys, step):
+        top = batch.rewards.nan_to_num(-math.inf).max(1)
+        for b,(k,r,g) in enumerate(zip(keys, top.values.tolist(), top.indices.tolist())):
+            if k is None or k in self.best and self.best[k]['reward']>r: continue
+            m = batch.completion_mask[b,g]
+            self.best.pop(k, None)
+            self.best[k] = dict(reward=r, step=step, uses=0, completion_ids=batch.completion_ids[b,g][m].int().cpu(), old_logps=batch.old_logps[b,g][m].float().cpu(),
+                **({} if batch.ref_logps is None else dict(ref_logps=batch.ref_logps[b,g][m].float().cpu())))
+            if len(self.best)>self.max_prompts: del self.best[next(iter(self.best))]
+
+    def state_dict(self)->dict: return dict(keys=list(self.best), best=list(self.best.values()))
+    def load_state_dict(self, state): self.best = dict(zip(state['keys'], map(dict, state['best'])))
+
+# %% ../nbs/08_replay_buffer.ipynb #e8d5d2e8
+METHODS = {o.name:o for o in (Keep, Mask, Replay, DynamicSampling, SkipPrompts, VirtualMax, EntropyShaped, SamePrompt)}
 
 def make_method(
     name:str,  # one of `METHODS`
