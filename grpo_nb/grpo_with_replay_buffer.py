@@ -410,7 +410,7 @@ class _ResumableTrainer(_CheckedTrainer):
             for o,h in old.items(): signal.signal(o, h)
             self.remove_callback(stop)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #837a6bfd
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #2645fc3f
 def _edits(a): return a.replay_buffer_size>0 or a.replay_when_empty=='mask' or a.replay_drop_dead_kl
 
 _IMAGES = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes','image_position_ids','num_images','num_tiles'}
@@ -476,8 +476,8 @@ class GRPOWithReplayBufferTrainer(_ResumableTrainer):
         mask = batch['completion_mask']*batch.get('tool_mask', 1)
         batch['num_items_in_batch'] = self.accelerator.gather(mask.sum()).sum()
         batch['replay_row'],batch['replayed'],batch['replay_dead'] = torch.arange(B, device=dev),is_in(filled),is_in(unfilled)
-        if fresh: self.update_replay_buffer(fresh, inputs, rewards, [g for g,d in enumerate(dead) if not d], aligned, batch['completion_ids'])
         self._note(batch, inputs, rewards, dead, filled, drawn)
+        if fresh: self.update_replay_buffer(fresh, inputs, rewards, [g for g,d in enumerate(dead) if not d], aligned, batch['completion_ids'])
         return unsplit_pixel_values_by_grid(batch)
 
     def sample_from_replay_buffer(self, batch, n):

@@ -1,0 +1,198 @@
+"Training 2N steps equals N steps, a checkpoint, and N more: weights, buffer and log, bit for bit. And what a kill leaves behind."
+import json, os, signal, shutil
+from pathlib import Path
+import pytest, torch
+from transformers import TrainerCallback
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, checkpoint_problem, last_checkpoint, load_state
+import trl_tiny as T
+from trl_tiny import LIVE, DEAD
+
+torch.set_num_threads(1)
+G = 4
+
+def rewards(completions, **kw):
+    "A pure function of the text, with dead groups among them."
+    out = T.n_red(completions)
+    for g in range(0, len(out), G):
+        if sum(map(len, map(str, completions[g:g+G])))%2==0: out[g:g+G] = [1.]*G
+    return out
+
+def buffers_equal(a, b):
+    a,b = a.state_dict(),b.state_dict()
+    eq = lambda x, y: torch.equal(x, y) if isinstance(x, torch.Tensor) else x.keys()==y.keys() and all(eq(x[k], y[k]) for k in x) if isinstance(x, dict) else len(x)==len(y) and all(map(eq, x, y)) if isinstance(x, (list,tuple)) else x==y
+    return eq(a, b)
+
+def logs(t): return [{k:v for k,v in o.items() if 'time' not in k and 'runtime' not in k and 'second' not in k and k not in ('train_loss','total_flos')} for o in t.state.log_history if 'loss' in o]
+
+def make(out, steps, peft=False, **kw):
+    own = {}
+    if peft:
+        from peft import LoraConfig
+        own['peft_config'] = LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False)
+    data = kw.pop('dataset', None)
+    opts = dict(output_dir=str(out), max_steps=steps, save_strategy='steps', save_steps=1, learning_rate=5e-3, per_device_train_batch_size=8, lr_scheduler_type='constant') | kw
+    return T.trainer(rewards, args=T.config(**opts), dataset=data, **own)
+
+def check(tmp_path, total, at, **kw):
+    "`total` steps in one go against a resume from checkpoint `at`."
+    whole = make(tmp_path/'a', total, **kw); whole.train()
+    part = make(tmp_path/'b', total, **kw)
+    shutil.copytree(tmp_path/'a'/f'checkpoint-{at}', tmp_path/'b'/f'checkpoint-{at}')
+    torch.manual_seed(999)                                  # whatever happened before must not matter
+    part.train(resume_from_checkpoint=True)
+    assert part.state.global_step==total
+    assert T.same(T.weights(whole), T.weights(part)), 'weights'
+    assert buffers_equal(whole.replay_buffer, part.replay_buffer), 'buffer'
+    assert logs(whole)==logs(part)
+    return whole
+
+OFFSETS = [dict(at=at, opts=dict(steps_per_generation=4, per_device_train_batch_size=2*G)) for at in (4, 5, 6, 7)]
+MATRIX = {
+    'aligned': dict(at=3), 'accumulated': dict(at=3, opts=dict(gradient_accumulation_steps=2, per_device_train_batch_size=4)),
+    'two generations a step': dict(at=3, opts=dict(gradient_accumulation_steps=2, steps_per_generation=1)),
+    'mu 2': dict(at=3, opts=dict(num_iterations=2)), 'mu 3, in the last pass': dict(at=5, opts=dict(num_iterations=3)), 'mu 2, four slices': dict(at=13, opts=dict(num_iterations=2, steps_per_generation=4, per_device_train_batch_size=4), total=18),
+    'odd ratio': dict(at=4, opts=dict(steps_per_generation=2, gradient_accumulation_steps=3), total=7),
+    'second epoch': dict(at=5, opts=dict(dataset=6), total=8), 'third epoch, mid-batch': dict(at=7, opts=dict(dataset=4, steps_per_generation=2, per_device_train_batch_size=4), total=9), 'end of an epoch': dict(at=3, opts=dict(dataset=6), total=8),
+    'peft': dict(at=3, opts=dict(peft=True)), 'peft with beta, mid-batch': dict(at=3, opts=dict(peft=True, beta=.1, num_iterations=2)),
+    'reference': dict(at=3, opts=dict(beta=.1)), 'moving reference': dict(at=4, opts=dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=3, ref_model_mixup_alpha=.5), total=8),
+    'adaptive entropy': dict(at=3, opts=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5., entropy_coef_delta=.01)),
+    'age, uses, recency': dict(at=4, opts=dict(replay_age_limit=3, replay_max_uses=2, replay_priority='recency', replay_buffer_size=3), total=8),
+    'decay': dict(at=3, opts=dict(replay_age_decay=2., replay_buffer_size=3)), 'no replay': dict(at=3, opts=dict(replay_buffer_size=0, num_iterations=2)), 'adafactor': dict(at=3, opts=dict(optim='adafactor', num_iterations=2)),
+} | {f'offset {o["at"]}':o for o in OFFSETS}
+
+@pytest.mark.parametrize('name', MATRIX)
+def test_resume_is_bit_equal(tmp_path, name):
+    c = MATRIX[name]
+    opts = dict(c.get('opts', {}))
+    if 'dataset' in opts: opts['dataset'] = T.data(opts['dataset'])
+    total = c.get('total', 8 if name.startswith('offset') else 6)
+    t = check(tmp_path, total, c['at'], **opts)
+    assert t.args.replay_buffer_size==0 or sum(o['replay/replaced'] for o in t.state.log_history if 'replay/replaced' in o)>0
+
+def test_logging_windows_survive_a_checkpoint_between_them(tmp_path):
+    whole = make(tmp_path/'a', 6, logging_steps=2); whole.train()
+    part = make(tmp_path/'b', 6, logging_steps=2); shutil.copytree(tmp_path/'a'/'checkpoint-3', tmp_path/'b'/'checkpoint-3'); part.train(resume_from_checkpoint=True)
+    drop = lambda t: [{k:v for k,v in o.items() if k not in ('loss',)} for o in logs(t)]     # transformers forgets the loss of the window's first half
+    a,b = drop(whole),drop(part)
+    assert a[-1]==b[-1] and {k:v for k,v in a[1].items() if not k.startswith('replay/') or k in ('replay/dead','replay/replaced')}=={k:v for k,v in b[1].items() if not k.startswith('replay/') or k in ('replay/dead','replay/replaced')}
+
+def test_an_iterable_dataset_resumes_within_its_first_epoch(tmp_path):
+    check(tmp_path, 5, 2, dataset=T.data(17).to_iterable_dataset())
+
+def test_a_checkpoint_of_plain_grpo_resumes_with_an_empty_buffer(tmp_path, caplog):
+    from trl import GRPOConfig, GRPOTrainer
+    a = T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path), max_steps=2, save_strategy='steps', save_steps=2, per_device_train_batch_size=8)); a.train()
+    b = make(tmp_path, 4); b.train(resume_from_checkpoint=True)
+    assert b.state.global_step==4 and 'starts empty' in caplog.text
+
+def test_another_number_of_processes_is_said(tmp_path, caplog):
+    make(tmp_path, 2).train()
+    from grpo_nb.grpo_with_replay_buffer import save_state, write_manifest
+    f = tmp_path/'checkpoint-2'/'grpo_state_0.safetensors'
+    save_state(f, load_state(f)|dict(world=2)); write_manifest(tmp_path/'checkpoint-2')
+    t = make(tmp_path, 3); t.train(resume_from_checkpoint=True)
+    assert 'made by 2 processes' in caplog.text and t.state.global_step==3
+
+def test_a_buffer_of_other_options_is_refused(tmp_path):
+    make(tmp_path, 2).train()
+    with pytest.raises(ValueError, match='max_size'): make(tmp_path, 3, replay_buffer_size=7).train(resume_from_checkpoint=True)
+
+# -- damage ---------------------------------------------------------------------------------------
+def test_the_newest_whole_checkpoint_is_found_whatever_is_missing_or_changed(tmp_path):
+    make(tmp_path, 3, save_steps=1).train()
+    names = sorted(p.name for p in (tmp_path/'checkpoint-3').iterdir())
+    assert {'grpo_state_0.safetensors','manifest.json','trainer_state.json','model.safetensors','optimizer.pt','rng_state.pth'}<=set(names)
+    keep = tmp_path/'keep'; shutil.copytree(tmp_path/'checkpoint-3', keep)
+    for name in names:
+        if name=='manifest.json': continue
+        f = tmp_path/'checkpoint-3'/name
+        for harm in ('gone','short','bit'):
+            raw = f.read_bytes()
+            if harm=='gone': f.unlink()
+            elif harm=='short': f.write_bytes(raw[:len(raw)//2])
+            elif name!='trainer_state.json': b = bytearray(raw); b[len(b)//2] ^= 1; f.write_bytes(b)
+            else: continue
+            assert last_checkpoint(tmp_path).endswith('checkpoint-2'), (name, harm)
+            why = checkpoint_problem(tmp_path/'checkpoint-3')
+            assert name in why and why
+            f.write_bytes(raw)
+    assert last_checkpoint(tmp_path).endswith('checkpoint-3')
+    (tmp_path/'checkpoint-3'/'optimizer.pt').unlink()
+    with pytest.raises(ValueError, match='checkpoint-3 is not whole: optimizer.pt is missing'): make(tmp_path, 4).train(resume_from_checkpoint=str(tmp_path/'checkpoint-3'))
+
+def test_no_checkpoint_at_all_is_said(tmp_path):
+    with pytest.raises(ValueError, match='no whole checkpoint'): make(tmp_path, 2).train(resume_from_checkpoint=True)
+
+POINTS = ['save_model', '_save_optimizer_and_scheduler', '_save_scaler', '_save_rng_state', 'state', 'manifest', 'marker']
+
+def killed_at(point, out):
+    "In a child: train, and die inside the second save."
+    import grpo_nb.grpo_with_replay_buffer as M
+    from transformers import TrainerState
+    die = lambda *a, **kw: os.kill(os.getpid(), signal.SIGKILL)
+    t = make(out, 6, save_steps=2)
+    def arm():
+        if point=='state': M.save_state = lambda path, s: (Path(path).write_bytes(b'half'), die())
+        elif point=='manifest': M.save_json = die
+        elif point=='marker': TrainerState.save_to_json = lambda self, path: (Path(path).write_text('{"epoch": 1.'), die())
+        else:
+            old = getattr(t, point)
+            def half(*a, **kw): old(*a, **kw); die()
+            setattr(t, point, half)
+    class Arm(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kw):
+            if state.global_step==3: arm()
+    t.add_callback(Arm()); t.train()
+
+@pytest.mark.parametrize('point', POINTS)
+def test_after_kill_9_in_a_save_the_run_goes_on_from_the_last_whole_checkpoint(tmp_path, point):
+    whole = make(tmp_path/'whole', 6, save_steps=2); whole.train()
+    pid = os.fork()
+    if pid==0:
+        try: killed_at(point, tmp_path/'run')
+        finally: os._exit(7)
+    _,status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status)==signal.SIGKILL
+    assert (tmp_path/'run'/'checkpoint-4').exists() and last_checkpoint(tmp_path/'run').endswith('checkpoint-2')
+    t = make(tmp_path/'run', 6, save_steps=2); t.train(resume_from_checkpoint=True)
+    assert T.same(T.weights(whole), T.weights(t)) and buffers_equal(whole.replay_buffer, t.replay_buffer)
+    assert last_checkpoint(tmp_path/'run').endswith('checkpoint-6')
+
+def test_saving_over_a_whole_checkpoint_never_leaves_a_mixture(tmp_path):
+    make(tmp_path, 4, save_steps=2).train()
+    seen = []
+    t = make(tmp_path, 4, save_steps=2, seed=1)
+    old = t._save_optimizer_and_scheduler
+    t._save_optimizer_and_scheduler = lambda d: (seen.append(checkpoint_problem(d)), old(d))
+    t.train()
+    assert len(seen)==2 and all('trainer_state.json' in o for o in seen)
+
+@pytest.mark.parametrize('sig', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_and_the_rest_is_as_if_nothing_had_happened(tmp_path, sig):
+    whole = make(tmp_path/'a', 6, save_strategy='no', num_iterations=2); whole.train()
+    t = make(tmp_path/'b', 6, save_strategy='no', num_iterations=2)
+    class Send(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kw):
+            if state.global_step==2: os.kill(os.getpid(), sig)
+    t.add_callback(Send()); before = signal.getsignal(sig)
+    t.train()
+    assert t.stopped_by==sig.name and t.state.global_step==3 and signal.getsignal(sig) is before
+    u = make(tmp_path/'b', 6, save_strategy='no', num_iterations=2); u.train(resume_from_checkpoint=True)
+    assert u.state.global_step==6 and T.same(T.weights(whole), T.weights(u)) and buffers_equal(whole.replay_buffer, u.replay_buffer)
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    t = make(tmp_path, 6, save_strategy='no')
+    class Send(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kw): os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)
+    t.add_callback(Send())
+    with pytest.raises(KeyboardInterrupt): t.train()
+
+def test_a_full_disk_is_said_and_leaves_nothing_half(tmp_path):
+    t = make(tmp_path, 4, save_steps=2)
+    old = t._save_optimizer_and_scheduler
+    def full(d):
+        if d.endswith('-4'): raise RuntimeError('[enforce fail at inline_container.cc:664] . unexpected pos 115136 vs 115024')
+        old(d)
+    t._save_optimizer_and_scheduler = full
+    with pytest.raises(OSError, match='could not save checkpoint-4.*MiB are free'): t.train()
+    assert not (tmp_path/'checkpoint-4').exists() and last_checkpoint(tmp_path).endswith('checkpoint-2')
