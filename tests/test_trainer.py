@@ -1,0 +1,297 @@
+"The from-scratch trainer: values of a step, resume to the bit, stops, faults"
+import json, math, os, signal
+from itertools import combinations
+from pathlib import Path
+import pytest, torch
+from grpo_nb import trainer as tr
+from grpo_nb.core import masked_mean
+from grpo_nb.kl import token_logps_and_entropy
+from grpo_nb.loss import policy_loss
+from grpo_nb.records import read_run
+from grpo_nb.replay import DynamicSampling, Keep, Mask, Replay
+from grpo_nb.tasks import chain_sum
+from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
+from grpo_nb.trainer import TrainConfig, checkpoints, evaluate, new_state, next_keys, pass_at_k, rollout, save_checkpoint, step, train, update
+
+torch.set_num_threads(1)
+TOK = make_tokenizer()
+DATA = chain_sum(48, seed=3)
+text = lambda c: c if isinstance(c, str) else c[0]['content']
+
+def parity(prompts, completions, **kw):
+    "Every third prompt is dead; else 1 for a text of even length."
+    return [1. if len(p[-1]['content'])%3==0 else float(len(text(c))%2==0) for p,c in zip(prompts, completions)]
+
+def cfg(**kw): return TrainConfig(**(dict(num_generations=4, generation_batch_size=32, steps_per_generation=2, max_steps=8, max_completion_length=8, learning_rate=1e-3, disable_tqdm=True, replay_buffer_size=8)|kw))
+def state(seed=0, method=None, reward=parity, **kw): return new_state(tiny_model(seed), TOK, DATA, reward, cfg(**kw), method)
+def flat(model): return torch.cat([p.detach().flatten() for p in model.parameters()])
+def grad(model): return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+# ---- settings and input
+
+@pytest.mark.parametrize('kw,says', [
+    (dict(num_generations=1), 'nothing to be compared'), (dict(generation_batch_size=30), 'multiple of num_generations'), (dict(steps_per_generation=3), 'a divisor of the 8 groups'),
+    (dict(max_steps=0), 'max_steps'), (dict(temperature=0.), 'temperature'), (dict(top_p=0.), 'top_p'), (dict(beta=-1.), 'beta'), (dict(loss_type='ppo'), 'one of grpo'),
+    (dict(scale_rewards='std'), 'one of group'), (dict(lr_scheduler_type='wsd'), 'constant, linear'), (dict(ref_model_mixup_alpha=2.), 'ref_model_mixup_alpha')])
+def test_a_setting_that_cannot_work_is_named_at_once(kw, says):
+    with pytest.raises(ValueError, match=says): cfg(**kw)
+
+@pytest.mark.parametrize('rows,says', [
+    (DATA.select([]), 'empty'), (DATA.select(range(7)), '7 rows but 8 prompts'), (DATA.rename_column('prompt', 'question'), 'no column `prompt`'),
+    ([dict(prompt='')]*8, "row 0 has the prompt ''"), ([dict(prompt='x')]*7+[dict(prompt=None)], 'row 7 has the prompt None'), (iter([]), 'no length')])
+def test_rows_that_cannot_work_are_named_before_any_step(rows, says):
+    with pytest.raises(ValueError, match=says): train(tiny_model(0), TOK, rows, parity, cfg())
+
+def test_a_prompt_beyond_the_models_positions_is_named():
+    m = tiny_model(0)
+    with pytest.raises(ValueError, match="row 5's prompt has .* positions"): train(m, TOK, [dict(prompt='1+1=')]*5+[dict(prompt='1+'*m.config.max_position_embeddings)]*5, parity, cfg())
+
+def test_weights_must_match_the_rewards():
+    with pytest.raises(ValueError, match='2 reward_weights for 1'): state(reward_weights=[1., 2.])
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step():
+    s = state()
+    batch,_,_ = rollout(s, list(range(8)))
+    with torch.no_grad(): next(s.model.parameters())[:] = math.nan
+    t = torch.ones(8, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match='at step 0.*learning_rate'): update(s, batch, t, ~t, 1.)
+
+# ---- the order of prompts, what a reward is given
+
+def test_each_epoch_shows_each_prompt_once_in_an_order_of_its_own():
+    s = state()
+    a,b = next_keys(s, 48),next_keys(s, 48)
+    assert sorted(a)==sorted(b)==list(range(48)) and a!=b
+    s2 = state(); s2.cursor = 48
+    assert next_keys(s2, 48)==b                          # found by counting, as a resumed run does
+
+def test_a_method_that_passes_over_every_prompt_is_reported():
+    class No(Keep):
+        name = 'no'
+        def choose(self, keys, step): return [False]*len(keys)
+    with pytest.raises(RuntimeError, match="'no' passed over"): step(state(method=No()))
+
+def test_a_reward_gets_every_column_beside_its_own_completion():
+    seen = []
+    def check(prompts, completions, answer, entry, completion_ids, **kw):
+        for p,a,e,c,i in zip(prompts, answer, entry, completions, completion_ids):
+            row = next(o for o in DATA if o['prompt']==p)
+            assert (row['answer'],row['entry'])==(a,e)
+            assert TOK.decode(i, skip_special_tokens=True)==text(c)
+        seen.append(len(prompts))
+        return [0.]*len(prompts)
+    rollout(state(reward=check), [7, 3, 11])
+    assert seen==[12]
+
+# ---- the values of a step
+
+@pytest.mark.parametrize('temperature', [.7, 1., 1.4])
+def test_the_first_update_sees_the_log_probs_that_were_sampled(temperature):
+    s = state(temperature=temperature)
+    batch,_,_ = rollout(s, list(range(8)))
+    logps,_ = token_logps_and_entropy(s.model, batch, temperature)
+    assert ((logps-batch.old_logps)*batch.completion_mask).abs().max()<1e-4
+
+def test_one_update_is_the_slow_loops():
+    "Gradient of a whole update against loops over groups, completions and tokens, for the default loss (dapo, token level)."
+    s = state(max_grad_norm=0.)
+    batch,_,_ = rollout(s, list(range(8)))
+    batch.old_logps = (batch.old_logps+.3*torch.randn(batch.old_logps.shape, generator=torch.Generator().manual_seed(0)))*batch.completion_mask
+    logps,_ = token_logps_and_entropy(s.model, batch, 1.)
+    loop,n = 0.,int(batch.completion_mask.sum())
+    for b in range(8):
+        r = batch.rewards[b]
+        for g in range(4):
+            A = (r[g]-r.mean())/(r.std()+1e-4)
+            for t in range(int(batch.completion_mask[b,g].sum())):
+                rho = (logps[b,g,t]-batch.old_logps[b,g,t]).exp()
+                loop = loop-min(rho*A, rho.clamp(.8, 1.2)*A)/n
+    s.model.zero_grad(); loop.backward()
+    want = grad(s.model).clone()
+    all_in = torch.ones(8, dtype=torch.bool)
+    out = update(s, batch, all_in, ~all_in, n)
+    assert abs(out['loss']-loop.item())<1e-6
+    assert (grad(s.model)-want).abs().max()<1e-6 and want.abs().max()>1e-3
+
+def test_masked_groups_give_no_gradient_and_no_share_of_the_denominator():
+    s = state(max_grad_norm=0.)
+    batch,_,_ = rollout(s, list(range(8)))
+    keep = torch.tensor([1,0,1,1,0,0,1,1]).bool()
+    n = int(batch[keep].completion_mask.sum())
+    update(s, batch, keep, ~torch.ones(8, dtype=torch.bool), n)
+    got = grad(s.model).clone()
+    s2 = state(max_grad_norm=0.)
+    update(s2, batch[keep].trim(), torch.ones(5, dtype=torch.bool), torch.zeros(5, dtype=torch.bool), n)
+    assert (got-grad(s2.model)).abs().max()<1e-6
+
+def test_uncorrected_groups_have_ratio_1_and_corrected_ones_their_own():
+    grads = []
+    for uncorrected in (True, False):
+        s = state(max_grad_norm=0.)
+        batch,_,_ = rollout(s, list(range(8)))
+        batch.old_logps = (batch.old_logps-.5)*batch.completion_mask        # sampled by a policy that found every token less likely
+        logps,_ = token_logps_and_entropy(s.model, batch, 1.)
+        old = logps.detach() if uncorrected else batch.old_logps
+        s.model.zero_grad(); policy_loss(logps, old, batch.advantages, batch.completion_mask).backward()
+        want = grad(s.model).clone()
+        all_in = torch.ones(8, dtype=torch.bool)
+        update(s, batch, all_in, all_in if uncorrected else ~all_in, int(batch.completion_mask.sum()))
+        assert (grad(s.model)-want).abs().max()<1e-6
+        grads.append(want)
+    assert (grads[0]-grads[1]).abs().max()>1e-3
+
+def test_truncated_completions_leave_the_loss_when_asked():
+    s = state(mask_truncated_completions=True, max_grad_norm=0.)
+    batch,_,_ = rollout(s, list(range(8)))
+    done = tr.ended(s, batch)
+    if done.all() or not done.any(): pytest.fail('the case needs some of both')
+    all_in = torch.ones(8, dtype=torch.bool)
+    update(s, batch, all_in, ~all_in, 1.)
+    got = grad(s.model).clone()
+    logps,_ = token_logps_and_entropy(s.model, batch, 1.)
+    s2 = state(max_grad_norm=0.)
+    batch.completion_mask = batch.completion_mask & done[...,None]
+    logps,_ = token_logps_and_entropy(s2.model, batch, 1.)
+    policy_loss(logps, batch.old_logps, batch.advantages, batch.completion_mask, num_items=1.).backward()
+    assert (got-grad(s2.model)).abs().max()<1e-5
+
+def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
+    s = state()
+    seen = [step(s) for _ in range(4)]
+    assert sum(o['row']['replay/replaced'] for o in seen)>0
+    for o in seen:
+        dead,t = o['dead'],o['treated']
+        where = [i for i,r in enumerate(t.records) if r['treatment']=='replaced']
+        assert all(dead[i] for i in where) and t.batch.replayed.nonzero()[:,0].tolist()==where
+        for i in where:
+            assert (t.batch.rewards[i].max()-t.batch.rewards[i].min())>.5 and (t.batch.advantages[i].abs()>.1).all()   # all G advantages, none trivial
+            assert t.batch.step[i]<o['row']['step']                                                                # older than this batch
+        for i in set(range(8))-set(where): assert torch.equal(t.batch[[i]].trim().completion_ids, o['fresh'][[i]].trim().completion_ids)
+    last = seen[-1]['row']
+    assert last['replay/ratio_max']>1 and 0<last['replay/ess']<=1
+    assert last['replay/live_after']>=last['replay/live_before']
+
+def test_buffer_size_0_and_keep_are_the_same_run_to_the_bit():
+    a,b = (train(tiny_model(0), TOK, DATA, parity, cfg(**kw), method=m) for kw,m in ((dict(replay_buffer_size=0), None), ({}, Keep())))
+    assert torch.equal(flat(a.model), flat(b.model))
+
+def test_replay_without_a_dead_group_changes_nothing():
+    alive = lambda completions, **kw: [i%4+.0 for i in range(len(completions))]
+    alive.__name__ = 'alive'
+    a,b = (train(tiny_model(0), TOK, DATA, alive, cfg(), method=m) for m in (Keep(), Replay(8)))
+    assert torch.equal(flat(a.model), flat(b.model))
+
+def test_dynamic_sampling_pays_in_tokens():
+    a,b = (train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4), method=m) for m in (Mask(), DynamicSampling(max_rounds=4)))
+    assert b.num_tokens>a.num_tokens and b.history[0]['replay/live_after']>a.history[0]['replay/live_after']
+
+def test_the_reference_moves_by_the_share_that_is_asked():
+    s = state(beta=.1, sync_ref_model=True, ref_model_mixup_alpha=.25, ref_model_sync_steps=2, max_steps=2)
+    start = flat(s.ref_model).clone()
+    step(s)
+    assert torch.allclose(flat(s.ref_model), .75*start+.25*flat(s.model), atol=1e-7)
+    assert s.history[0]['kl']>=0
+
+@pytest.mark.parametrize('kw', [dict(loss_type=o) for o in ('grpo','dr_grpo','bnpo','cispo','sapo','vespo')]+[dict(loss_type='luspo', importance_sampling_level='sequence'), dict(scale_rewards='batch'), dict(scale_rewards='none'),
+    dict(num_iterations=2, epsilon_high=.3, delta=2.), dict(beta=.05), dict(top_entropy_quantile=.5, entropy_coef=.01), dict(off_policy_mask_threshold=.1), dict(temperature=.8, top_k=20, top_p=.9, min_p=.01, repetition_penalty=1.1),
+    dict(lr_scheduler_type='cosine', warmup_steps=2)], ids=str)
+def test_every_option_trains(kw):
+    m = tiny_model(0); start = flat(m).clone()
+    s = train(m, TOK, DATA, parity, cfg(max_steps=8, **kw))
+    assert flat(m).isfinite().all() and (flat(m)-start).abs().max()>1e-5
+    assert all(math.isfinite(o['loss']) for o in s.history)
+
+# ---- checkpoints, stops
+
+CASES = [dict(), dict(num_iterations=2), dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=3), dict(lr_scheduler_type='linear', warmup_steps=2), dict(replay_buffer_size=0)]
+@pytest.mark.parametrize('kw', CASES, ids=str)
+@pytest.mark.parametrize('at', [4, 8])
+def test_a_resumed_run_is_the_same_to_the_bit(kw, at, tmp_path):
+    run = lambda d, n, resume=None: train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path/d), max_steps=n, **kw), resume_from_checkpoint=resume)
+    if 'lr_scheduler_type' in kw: run_cut = lambda: train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path/'b'), max_steps=16, save_steps=at, save_total_limit=9, **kw))
+    else: run_cut = lambda: run('b', at)
+    whole = run('a', 16)
+    run_cut()
+    parts = run('b', 16, str(tmp_path/'b'/f'checkpoint-{at}'))
+    assert torch.equal(flat(whole.model), flat(parts.model))
+    strip = lambda h: [{k:v for k,v in o.items() if not k.endswith('_time')} for o in h]
+    assert strip(whole.history)==strip(parts.history)
+    if 'replay_buffer_size' not in kw: assert [(e.id,e.score,e.step,e.uses) for e in whole.method.buffer]==[(e.id,e.score,e.step,e.uses) for e in parts.method.buffer]
+    assert read_run(tmp_path/'b').history['step'].tolist()==[o['step'] for o in whole.history]     # no row twice, none lost
+
+def test_a_signal_finishes_the_batch_saves_and_the_run_goes_on(tmp_path):
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        d = tmp_path/sig.name
+        stop = lambda s, info: os.kill(os.getpid(), sig) if s.step==4 else None
+        before = signal.getsignal(sig)
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d), max_steps=12), callbacks=[stop])
+        assert s.step==4 and [p.name for p in checkpoints(d)]==['checkpoint-4'] and signal.getsignal(sig)==before
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d), max_steps=12), resume_from_checkpoint=True)
+        whole = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=12))
+        assert torch.equal(flat(whole.model), flat(s.model))
+
+def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path, monkeypatch):
+    s = state(output_dir=str(tmp_path)); step(s)
+    first = save_checkpoint(s, tmp_path)
+    step(s)
+    def full(*a, **k): raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(tr.torch, 'save', full)
+    with pytest.raises(OSError, match='No space left.*earlier checkpoints'): save_checkpoint(s, tmp_path)
+    assert checkpoints(tmp_path)==[first] and sorted(p.name for p in tmp_path.iterdir())==[first.name]
+
+@pytest.mark.parametrize('name', ['model.safetensors','state.pt','tokenizer.json'])
+def test_one_flipped_bit_is_noticed(name, tmp_path):
+    s = state(); step(s)
+    c = save_checkpoint(s, tmp_path)
+    b = bytearray((c/name).read_bytes()); b[len(b)//2] ^= 1; (c/name).write_bytes(b)
+    with pytest.raises(ValueError, match=f'{name} is missing or damaged'): tr.load_checkpoint(state(), c)
+
+def test_a_checkpoint_of_other_settings_names_them(tmp_path):
+    s = state(); step(s)
+    c = save_checkpoint(s, tmp_path)
+    with pytest.raises(ValueError, match='epsilon: 0.2 then, 0.3 now'): tr.load_checkpoint(state(epsilon=.3), c)
+
+def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
+    s = state(); step(s)
+    c = save_checkpoint(s, tmp_path)
+    (tmp_path/'checkpoint-99').mkdir(); (tmp_path/'checkpoint-99'/'model.safetensors').write_bytes(b'half')
+    (tmp_path/'.checkpoint-100.tmp').mkdir()
+    assert checkpoints(tmp_path)==[c] and tr._find(True, tmp_path)==c
+    with pytest.raises(ValueError, match='not a whole checkpoint'): tr.load_checkpoint(state(), tmp_path/'checkpoint-99')
+
+def test_an_old_run_is_not_overwritten(tmp_path):
+    train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), max_steps=2))
+    with pytest.raises(ValueError, match='holds checkpoint-2 of an earlier run'): train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path)))
+
+# ---- the record, evaluation
+
+def test_the_record_holds_every_group_and_its_fate(tmp_path):
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path)))
+    r = read_run(tmp_path)
+    assert len(r.history)==4 and len(r.groups)==32
+    assert (r.groups['treatment']=='replaced').sum()==r.history['replay/replaced'].sum()>0
+    for _,o in r.groups.iterrows():
+        assert len(o['completions'])==len(o['rewards'])==len(o['advantages'])==4
+        assert sum(o['ratio_hist']['counts'])>0
+        if o['treatment']=='replaced': assert o['dead'] and o['advantages']!=o['advantages_before'] and o['replacement']['step']<o['step']
+        elif not o['dead']: assert o['advantages']==o['advantages_before']
+
+@pytest.mark.parametrize('n,c,k', [(4,1,2), (5,3,3), (6,0,2), (6,6,1), (8,2,8)])
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one(n, c, k):
+    draws = list(combinations(range(n), k))
+    assert abs(pass_at_k(n, c, k)-sum(any(i<c for i in d) for d in draws)/len(draws))<1e-12
+
+def test_evaluate_counts_problems_and_leaves_the_model_and_seeds_alone():
+    m = tiny_model(0).train(); rng = torch.get_rng_state()
+    half = lambda prompts, **kw: [float(i//2%2) for i in range(len(prompts))]
+    half.__name__ = 'half'
+    e = evaluate(m, TOK, DATA, half, num_samples=2, k=2, max_completion_length=4, batch_size=64)
+    assert e['pass@1']==.5 and e['pass@2']==.5 and e['n_problems']==48 and e['ci'][0]<.5<e['ci'][1]
+    assert m.training and torch.equal(rng, torch.get_rng_state())
+
+def test_it_learns_what_is_rewarded():
+    short = lambda completions, **kw: [1./(1+len(text(c))) for c in completions]
+    short.__name__ = 'short'
+    s = train(tiny_model(0), TOK, DATA, short, cfg(max_steps=60, learning_rate=3e-3))
+    r = [o['reward'] for o in s.history]
+    assert sum(r[-5:])/5>2*sum(r[:5])/5
