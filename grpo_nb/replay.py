@@ -109,7 +109,7 @@ def _own(data):
     if not isinstance(data, dict): return data
     return {k:v.detach().to('cpu', copy=True) if isinstance(v, Tensor) and (v._base is not None or not v.is_cpu or v.requires_grad or v.is_inference()) else v for k,v in data.items()}
 
-# %% ../nbs/08_replay_buffer.ipynb #ecab50e4
+# %% ../nbs/08_replay_buffer.ipynb #eefb1aa9
 PRIORITIES = ('score','uniform','recency')
 
 def _leaves_later(e): return -e.worth,-e.id
@@ -172,7 +172,7 @@ class _Shelf:
         self._bar = self._line[0].worth,self._line[0].id   # who is not in line is above this
 
     def _forget(self, e):
-        e.slot = -1
+        e.slot,e.data = -1,None   # the line may still know it, its data may go
         self.evicted.append(e.id)
         if e.key is not None:
             same = self._keys[e.key]

@@ -1,0 +1,575 @@
+"The replay buffer and the methods for dead groups, by value, against slow models and exact sums."
+import io, itertools, json, math, random
+import pytest, torch
+from safetensors.torch import save as st_save, load as st_load
+from grpo_nb.advantages import dead_groups, group_advantages
+from grpo_nb.core import Rollouts, test_tensor as same
+from grpo_nb.replay import (METHODS, DynamicSampling, EntropyShaped, Keep, Mask, Replay, ReplayBuffer, SamePrompt, SkipPrompts, SumTree, VirtualMax,
+    effective_sample_size, group_scores, make_method, pack_group, pack_groups, put_entries, unpack_groups)
+
+def batch(rewards, P=5, T=6, seed=0, step=0, keys=None, ref=False, extra=(0, 0)):
+    "A batch with random lengths; `extra` columns of padding beyond what is needed."
+    g = torch.Generator().manual_seed(seed)
+    r = torch.as_tensor(rewards, dtype=torch.float32)
+    B,G = r.shape
+    n,p = torch.randint(1, T+1, (B, G), generator=g),torch.randint(1, P+1, (B,), generator=g)
+    cm,pm = torch.arange(T+extra[1])<n[...,None],torch.arange(P+extra[0])>=P+extra[0]-p[:,None]
+    ids = lambda m: torch.randint(1, 99, m.shape, generator=g)*m
+    lp = lambda: -torch.rand(cm.shape, generator=g)*cm
+    return Rollouts(ids(pm), pm, ids(cm), cm, lp(), r, group_advantages(r), lp() if ref else None, key=torch.arange(B)+100*seed if keys is None else torch.tensor(keys), step=torch.full((B,), step))
+
+def content(x, b):
+    "What a group holds, without padding."
+    m = x.completion_mask[b]
+    rows = [(x.completion_ids[b,g][m[g]].tolist(), x.old_logps[b,g][m[g]].tolist()) for g in range(m.shape[0])]
+    return x.prompt_ids[b][x.prompt_mask[b]].tolist(),rows,x.rewards[b].tolist(),x.advantages[b].tolist()
+
+MIXED,DEAD0,DEAD1 = [1.,0,0,0],[0.,0,0,0],[1.,1,1,1]
+
+# ---- the defects of the reference, on ours -------------------------------------------------------
+
+def test_d1_each_dead_group_of_a_mixed_batch_is_replaced_and_each_living_one_stored():
+    m = Replay(8)
+    m.treat(batch([MIXED], seed=1))
+    x = batch([MIXED, DEAD0, [1.,1,0,1]], seed=2)
+    t = m.treat(x, step=1)
+    assert [o['treatment'] for o in t.records]==['trained','replaced','trained']
+    assert len(m.buffer)==3 and t.batch.replayed.tolist()==[False, True, False]
+    for b in (0, 2): assert content(t.batch, b)==content(x, b)
+    scores = sorted(e.score for e in m.buffer)
+    assert scores==pytest.approx([1.5, 1.5, 1.5], abs=1e-3)   # one group each, not the batch's sum
+
+def test_d2_a_replaced_group_has_all_its_advantages():
+    m = Replay(8)
+    old = batch([MIXED], seed=1)
+    m.treat(old)
+    t = m.treat(batch([DEAD0], seed=2), step=1)
+    same(t.batch.advantages, old.advantages)
+    assert (t.batch.advantages!=0).all() and content(t.batch, 0)==content(old, 0)
+
+def test_d3_a_dead_batch_before_anything_is_stored_is_kept_or_masked_and_counted():
+    x = batch([DEAD0, DEAD1])
+    for when,in_loss in (('keep', [True, True]), ('mask', [False, False])):
+        t = Replay(8, when_empty=when).treat(x)
+        assert t.in_loss.tolist()==in_loss and t.metrics['replay/unfilled']==2 and t.metrics['replay/replaced']==0
+        same(t.batch.completion_ids, x.completion_ids)
+    assert ReplayBuffer(4).sample(3)==[] and ReplayBuffer(4).sample(0)==[]
+
+def test_d4_equal_scores_never_compare_what_is_stored():
+    b = ReplayBuffer(3)
+    for i in range(50): b.add([1., 1.], [dict(x=torch.tensor([i, 1])), dict(x=torch.tensor([i, 2]))])
+    assert sorted(e.data['x'][0].item() for e in b)==[48, 49, 49]   # of equals the newest stay
+
+def test_d5_the_prompt_is_cut_on_the_left_where_its_padding_is():
+    x = batch([MIXED], P=4)
+    x = Rollouts(torch.tensor([[0, 0, 7, 8]]), torch.tensor([[0, 0, 1, 1]]).bool(), x.completion_ids, x.completion_mask, x.old_logps, x.rewards, x.advantages)
+    assert pack_group(x, 0)['prompt_ids'].tolist()==[7, 8]
+
+def test_d6_a_buffer_of_size_0_changes_nothing():
+    b = ReplayBuffer(0)
+    assert b.add([1., 2.], ['a', 'b'])==[None, None] and len(b)==0 and b.sample(2)==[]
+    m = Replay(0)
+    for s in range(3):
+        x = batch([MIXED, DEAD0], seed=s)
+        t = m.treat(x, step=s)
+        for k,v in x.tensors().items(): assert torch.equal(v, getattr(t.batch, k))
+        assert t.in_loss.all() and not t.uncorrected.any() and all(o['id'] is None for o in t.records)
+
+def test_d7_after_a_thousand_binary_steps_only_recent_groups_remain():
+    rng = random.Random(0)
+    for opts,oldest in ((dict(), 900), (dict(age_limit=20), 979), (dict(age_decay=5.), 960), (dict(priority='uniform'), 900)):
+        b = ReplayBuffer(16, **opts)
+        for t in range(1000): b.add([2*k*(8-k)/8 for k in [rng.randint(1, 7) for _ in range(4)]], [None]*4, step=t)
+        assert len(b)==16 and min(e.step for e in b)>oldest, opts
+
+@pytest.mark.parametrize('value', [.1, .3, .7, 1/3, 1e3+.1])
+@pytest.mark.parametrize('G', [3, 4, 7, 8, 16])
+def test_d8_equal_fractional_rewards_are_dead_and_never_stored(value, G):
+    m = Replay(8)
+    x = batch([[value]*G])
+    x.advantages = (x.rewards-x.rewards.mean(1, keepdim=True))/(x.rewards.std(1, keepdim=True)+1e-8)   # a trainer's noise
+    t = m.treat(x)
+    assert len(m.buffer)==0 and t.records[0]['treatment']=='kept'
+
+# ---- draws ---------------------------------------------------------------------------------------
+
+def inclusion(w, n):
+    out = [0.]*len(w)
+    for order in itertools.permutations(range(len(w)), n):
+        left,p = sum(w),1.
+        for i in order: p,left = p*w[i]/left,left-w[i]
+        for i in order: out[i] += p
+    return out
+
+@pytest.mark.parametrize('w,n', [([1, 2, 4], 1), ([1, 2, 4], 2), ([1, 1, 1, 100], 3), ([.5, 3, 1, 1, 2], 3), ([5, 5, 5, 5, 5, 5], 4)])
+def test_draws_without_replacement_have_the_exact_probabilities(w, n):
+    b,N = ReplayBuffer(len(w), seed=3),6000
+    b.add(w, list(range(len(w))))
+    got = torch.zeros(len(w))
+    for _ in range(N):
+        s = b.sample(n)
+        assert len(set(s))==n
+        for i in s: got[i] += 1/N
+    want = torch.tensor(inclusion(w, n))
+    assert ((got-want).abs() < 4.5*(want*(1-want)/N).sqrt()+1e-9).all()
+
+def test_the_stated_probability_of_a_draw_is_that_of_its_weight_among_those_left():
+    w,b = [1., 2., 4., .5],ReplayBuffer(4, seed=1)
+    b.add(w, list(range(4)))
+    for _ in range(50):
+        left = dict(enumerate(w))
+        for e in b.draw(4):
+            assert e.prob==pytest.approx(left[e.data]/sum(left.values()))
+            del left[e.data]
+
+def test_more_draws_than_groups_are_made_with_replacement():
+    b,N = ReplayBuffer(2, seed=2),4000
+    b.add([1., 3.], ['a', 'b'])
+    got = sum(b.sample(4).count('b') for _ in range(N))/(4*N)
+    assert abs(got-.75)<4.5*(.75*.25/(4*N))**.5
+
+def test_zero_scores_come_last_and_evenly():
+    b = ReplayBuffer(4, seed=0)
+    b.add([0., 1., 0., 2.], 'abcd')
+    first = [b.sample(3) for _ in range(2000)]
+    assert all({'b', 'd'}<set(o) for o in first)
+    assert abs(sum('a' in o for o in first)/2000-.5)<.06
+    z = ReplayBuffer(3, seed=0); z.add([0.]*3, 'xyz')
+    one = [z.sample(1)[0] for _ in range(3000)]
+    assert all(abs(one.count(o)/3000-1/3)<.05 for o in 'xyz')
+
+def test_a_group_that_outweighs_all_others_does_not_stall_the_draw():
+    b = ReplayBuffer(1000)
+    b.add([1e99]+[1e-9]*999, list(range(1000)))
+    assert len(set(b.sample(1000)))==1000
+
+def test_age_decay_gives_the_probabilities_of_weights_taken_anew_each_step():
+    tau,b = 4.,ReplayBuffer(3, age_decay=4., seed=1)
+    for s,t in ((4., 0), (2., 5), (1., 9)): b.add([s], [t], step=t)
+    w = {t:s*math.exp(-(10-t)/tau) for s,t in ((4., 0), (2., 5), (1., 9))}
+    got = [b.sample(1, step=10)[0] for _ in range(6000)]
+    for t in w: assert abs(got.count(t)/6000-w[t]/sum(w.values()))<.03
+
+def test_age_decay_survives_a_million_steps():
+    b = ReplayBuffer(8, age_decay=2.)
+    for t in range(0, 1_000_000, 997): b.add([1.], [t], step=t)
+    assert len(b)==8 and b.sample(1, step=1_000_000)==[t] and 0<b._tree.total()<math.inf
+
+def test_recency_draws_the_newest_and_uniform_draws_evenly():
+    r = ReplayBuffer(4, priority='recency'); r.add([9., 1., 5., 0., 2.], 'abcde')
+    assert r.sample(2)==['e', 'd'] and r.sample(4)==list('edcb') and r.sample(6)==list('edcbed')
+    u = ReplayBuffer(4, priority='uniform', seed=4); u.add([9., 1., 5., 0., 2.], 'abcde')
+    got = [u.sample(1)[0] for _ in range(4000)]
+    assert set(got)==set('bcde') and all(abs(got.count(o)/4000-.25)<.04 for o in 'bcde')
+
+def test_the_same_prompt_comes_first_and_any_other_after_it():
+    b = ReplayBuffer(8, seed=0)
+    b.add([1., 1., 50.], ['a7', 'b7', 'c9'], keys=[7, 7, 9])
+    for _ in range(20):
+        x = b.sample(3, keys=[7, 7, 7])
+        assert set(x[:2])=={'a7', 'b7'} and x[2]=='c9'
+        assert b.sample(1, keys=[9])==['c9']
+    got = [b.sample(1, keys=[None])[0] for _ in range(500)]
+    assert got.count('c9')>440
+    b.add([60.]*8, list('ABCDEFGH'), keys=range(8))
+    assert b._keys.keys()==set(range(8))   # nothing is remembered of what has left
+
+# ---- what stays ----------------------------------------------------------------------------------
+
+def test_age_limit_uses_and_time():
+    b = ReplayBuffer(4, age_limit=5)
+    b.add([1., 1.], ['a', 'b'], step=0); b.add([1.], ['c'], step=3)
+    assert len(b.sample(9, step=5))==9 and {e.data for e in b}==set('abc')
+    assert b.sample(1, step=6)==['c'] and b.evicted==[0, 1] and len(b)==1
+    assert b.sample(1, step=2)==['c']   # time does not go back
+    u = ReplayBuffer(4, max_uses=2)
+    u.add([1., 1.], 'ab')
+    assert sorted(u.sample(2)+u.sample(2))==['a', 'a', 'b', 'b'] and len(u)==0
+    u.add([1., 1.], 'cd')
+    assert sorted(u.sample(9))==['c', 'c', 'd', 'd'] and u.sample(1)==[]   # fewer than asked for, never one too often
+    assert [e.uses for e in ReplayBuffer.draw(_with(u, 'e'), 1)]==[1]
+
+def _with(b, x): b.add([1.], [x]); return b
+
+class ListModel:
+    "The rules, slowly: what stays."
+    def __init__(self, max_size, priority, age_limit, age_decay, max_uses):
+        self.max_size,self.priority,self.age_limit,self.age_decay,self.max_uses,self.items,self.n,self.now = max_size,priority,age_limit,age_decay,max_uses,[],0,0
+    def old(self):
+        if self.age_limit is not None: self.items = [o for o in self.items if self.now-o['step']<=self.age_limit]
+    def worth(self, o):
+        if self.priority!='score': return (0, o['id'])
+        if self.age_decay is None: return (o['score'], o['id'])
+        return ((math.log(o['score']) if o['score'] else -math.inf)+o['step']/self.age_decay, o['id'])
+    def add(self, scores, data, step):
+        self.now = max(self.now, step); self.old()
+        for s,d in zip(scores, data):
+            new = dict(score=s, data=d, step=step, id=self.n, uses=0)
+            self.items.append(new)
+            if len(self.items)>self.max_size: self.items.remove(min(self.items, key=self.worth))
+            if new in self.items: self.n += 1
+    def used(self, ids):
+        for o in self.items: o['uses'] += ids.count(o['id'])
+        if self.max_uses: self.items = [o for o in self.items if o['uses']<self.max_uses]
+
+@pytest.mark.parametrize('seed', range(40))
+def test_random_operations_keep_what_a_plain_list_keeps(seed):
+    rng = random.Random(seed)
+    opts = dict(priority=rng.choice(['score', 'score', 'uniform', 'recency']), age_limit=rng.choice([None, None, 0, 3, 10]), age_decay=rng.choice([None, .7, 5.]), max_uses=rng.choice([None, None, 1, 3]))
+    size = rng.choice([0, 1, 2, 5, 17, 70, 300])
+    fast,slow,step = ReplayBuffer(size, seed=seed, **opts),ListModel(size, **opts),0
+    for i in range(150):
+        step += rng.choice([0, 0, 1, 1, 2])
+        if rng.random()<.6:
+            k = rng.randint(0, 12)
+            s = [rng.choice([0., 1., 1., 2., 3.5, rng.random()]) for _ in range(k)]
+            at = max(0, step-rng.choice([0, 0, 0, 2]))
+            ids = fast.add(s, list(range(k)), step=at)
+            slow.add(s, list(range(k)), at)
+            assert [e.id for e in sorted(fast, key=lambda e: e.id)] == [o['id'] for o in slow.items]
+            assert all((j is None) or j<slow.n for j in ids)
+        else:
+            n = rng.randint(0, 20)
+            had = len(slow.items)
+            slow.now = max(slow.now, step); slow.old()
+            drawn = fast.draw(n, step=step)
+            if n<=len(slow.items): assert len({e.id for e in drawn})==n==len(drawn)
+            slow.used([e.id for e in drawn])
+        assert {(e.id, e.score, e.step, e.uses) for e in fast}=={(o['id'], o['score'], o['step'], o['uses']) for o in slow.items}
+        assert all(fast._entries[e.slot] is e for e in fast)
+        fast._tree.total()
+        assert [fast._tree[e.slot] for e in fast]==[fast._weight(e.score, e.step) for e in fast]
+    if rng.random()<.5:
+        other = ReplayBuffer(size, **opts); other.load_state_dict(fast.state_dict())
+        _same_future(fast, other, step, rng)
+
+def _same_future(a, b, step, rng):
+    for t in range(step, step+30):
+        s = [rng.choice([0., 1., 2., rng.random()]) for _ in range(3)]
+        for o in (a, b): o.add(s, [t, -t, 2*t], step=t)
+        n = rng.randint(0, 9)
+        assert [(e.id, e.prob, e.uses, e.age) for e in a.draw(n, step=t)]==[(e.id, e.prob, e.uses, e.age) for e in b.draw(n, step=t)]
+        assert a.evicted==b.evicted and [e.id for e in a]==[e.id for e in b]
+
+def test_the_tree_is_a_function_of_its_leaves():
+    rng = random.Random(0)
+    t,w = SumTree(),[]
+    for i in range(3000):
+        if rng.random()<.5: w.append(rng.random()**8); t.append(w[-1])
+        elif w and rng.random()<.3: w.pop(); t.pop()
+        elif w: j = rng.randrange(len(w)); w[j] = rng.choice([0., rng.random()]); t[j] = w[j]
+        if i%50==0 and any(w):
+            u = SumTree(); u.fill(w)
+            assert t.total()==u.total()==pytest.approx(math.fsum(w))
+            for x in [0., .3, .999999, 1.]:
+                assert t.find(x*t.total())==u.find(x*t.total()) and w[t.find(x*t.total())]>0
+
+def test_a_tree_that_is_never_drawn_from_does_not_remember_every_change():
+    t = SumTree(); t.append(1.)
+    for i in range(10_000): t[0] = float(i)
+    assert len(t.waiting)<100 and t.total()==9999.
+
+# ---- state ---------------------------------------------------------------------------------------
+
+def tensors_apart(o, out):
+    "The state as JSON beside named tensors, as a trainer may save it."
+    if isinstance(o, torch.Tensor): out[k := f't{len(out)}'] = o.clone(); return dict(T=k)
+    if isinstance(o, dict): return dict(D={k:tensors_apart(v, out) for k,v in o.items()})
+    return [tensors_apart(v, out) for v in o] if isinstance(o, list) else o
+
+def tensors_back(o, t):
+    if isinstance(o, dict): return t[o['T']] if 'T' in o else {k:tensors_back(v, t) for k,v in o['D'].items()}
+    return [tensors_back(v, t) for v in o] if isinstance(o, list) else o
+
+@pytest.mark.parametrize('opts', [dict(), dict(age_decay=3.), dict(age_limit=7, max_uses=3), dict(priority='uniform'), dict(priority='recency', age_limit=9)])
+@pytest.mark.parametrize('way', ['torch', 'safetensors'])
+def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
+    a = Replay(12, same_prompt_first=True, seed=5, **opts)
+    one = lambda s: batch([MIXED, DEAD0, [1.,0,1,1], DEAD1], seed=s, step=s, keys=[s%5, 1, (s+2)%5, 3], ref=True)
+    for s in range(15): a.treat(one(s), step=s)
+    if way=='torch':
+        f = io.BytesIO(); torch.save(a.state_dict(), f); f.seek(0)
+        state = torch.load(f, weights_only=True)
+    else:
+        out = {}
+        text = json.dumps(tensors_apart(a.state_dict(), out))
+        state = tensors_back(json.loads(text), st_load(st_save(out)))
+    b = Replay(12, same_prompt_first=True, seed=99, **opts)
+    b.load_state_dict(state)
+    for s in range(15, 40):
+        x,y = (o.treat(one(s), step=s) for o in (a, b))
+        assert x.records==y.records and x.metrics==y.metrics
+        for k,v in x.batch.tensors().items(): assert torch.equal(v, getattr(y.batch, k))
+
+def test_a_state_of_other_options_is_refused():
+    with pytest.raises(ValueError, match='max_size=4'): ReplayBuffer(5).load_state_dict(ReplayBuffer(4).state_dict())
+
+def test_the_buffer_uses_no_random_numbers_but_its_own():
+    torch.manual_seed(0); random.seed(0)
+    b = ReplayBuffer(4, seed=1); b.add([1., 2.], 'ab'); b.sample(2)
+    got = torch.rand(1).item(),random.random()
+    torch.manual_seed(0); random.seed(0)
+    assert got==(torch.rand(1).item(), random.random())
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('score', [float('nan'), float('inf'), -1., -1e-9, 1e300])
+def test_a_bad_score_is_refused_and_nothing_is_stored(score):
+    b = ReplayBuffer(4); b.add([1.], ['a'])
+    with pytest.raises(ValueError, match='score 1'): b.add([1., score], ['b', 'c'])
+    assert [e.data for e in b]==['a']
+
+@pytest.mark.parametrize('kw,word', [(dict(max_size=-1), 'max_size'), (dict(max_size=2.5), 'max_size'), (dict(max_size=True), 'max_size'), (dict(max_size=4, priority='best'), 'priority'),
+    (dict(max_size=4, age_limit=-1), 'age_limit'), (dict(max_size=4, age_decay=0), 'age_decay'), (dict(max_size=4, max_uses=0), 'max_uses')])
+def test_bad_options_are_named(kw, word):
+    with pytest.raises(ValueError, match=word): ReplayBuffer(**kw)
+
+def test_lists_of_unequal_length_are_refused():
+    b = ReplayBuffer(4)
+    with pytest.raises(ValueError, match='2 scores for 1'): b.add([1., 2.], ['a'])
+    with pytest.raises(ValueError, match='1 keys for 2'): b.add([1., 2.], ['a', 'b'], keys=[1])
+    with pytest.raises(ValueError, match='1 keys'): b.draw(2, keys=[1])
+    with pytest.raises(ValueError, match='no method'): make_method('resample')
+    with pytest.raises(ValueError, match='when_empty'): Replay(when_empty='drop')
+
+# ---- storage -------------------------------------------------------------------------------------
+
+def test_views_and_tensors_with_gradient_are_copied_and_others_kept():
+    big = torch.arange(1000.)
+    b,own = ReplayBuffer(4),torch.ones(3)
+    b.add([1.], [dict(view=big[:3], grad=torch.ones(2, requires_grad=True)*2, own=own, n=7)])
+    d = b.sample(1)[0]
+    assert d['view'].untyped_storage().nbytes()==12 and not d['grad'].requires_grad and d['own'] is own and d['n']==7
+    big.zero_()
+    same(d['view'], [0., 1., 2.])
+    with torch.inference_mode(): x = torch.arange(1000.)[:2]
+    b = ReplayBuffer(1); b.add([1.], [dict(x=x)])
+    assert b.sample(1)[0]['x'].untyped_storage().nbytes()==8
+
+def test_an_evicted_group_is_let_go():
+    import gc, weakref
+    class Big: pass
+    b,refs = ReplayBuffer(2, age_limit=1000),[]
+    for i in range(100):
+        x = Big(); refs.append(weakref.ref(x)); b.add([float(i)], [x], step=i)
+    del x; gc.collect()
+    assert sum(r() is not None for r in refs)==2
+
+@pytest.mark.parametrize('seed', range(12))
+def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
+    rng = random.Random(seed)
+    r = torch.rand(rng.randint(1, 5), rng.randint(2, 6), generator=torch.Generator().manual_seed(seed))
+    x = batch(r, P=rng.randint(1, 9), T=rng.randint(1, 9), seed=seed, ref=rng.random()<.5, extra=(rng.randint(0, 4), rng.randint(0, 4)))
+    if rng.random()<.5: x.completion_mask[0,0] = False; x.completion_ids[0,0] = 0; x.old_logps[0,0] = 0.   # a row masked as a whole
+    if rng.random()<.5: x.advantages = x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask
+    if x.ref_logps is not None: x.ref_logps *= x.completion_mask
+    back,want = unpack_groups(pack_groups(x), replayed=False),x.trim()
+    for k,v in want.tensors().items(): assert torch.equal(v, getattr(back, k)), k
+    parts = [unpack_groups([g], replayed=False) for g in pack_groups(x)]
+    for k,v in want.tensors().items(): assert torch.equal(v, getattr(Rollouts.cat(parts).trim(), k)), k
+
+def test_token_and_group_advantages_mix_in_one_batch():
+    x = batch([MIXED, [1.,1,0,0]])
+    y = EntropyShaped().treat(x).batch
+    z = unpack_groups([pack_group(x, 0), pack_group(y, 1)])
+    same(z.advantages[0], x.advantages[0][:,None]*z.completion_mask[0])
+    t = put_entries(x, torch.tensor([0]), [type('E', (), dict(data=pack_group(y, 1)))()])
+    same(t.advantages[1], x.advantages[1][:,None]*t.completion_mask[1])
+
+def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
+    x = batch([MIXED, MIXED], P=9, T=9)
+    for g in pack_groups(x):
+        for k,v in g.items():
+            if isinstance(v, torch.Tensor):
+                assert v.dtype==(torch.int32 if k in ('prompt_ids', 'completion_ids', 'lengths') else torch.float32) and v._base is None and v.untyped_storage().nbytes()==v.numel()*4
+    before = [o.clone() for o in g.values() if isinstance(o, torch.Tensor)]
+    for v in x.tensors().values(): v.zero_()
+    for a,b in zip(before, [o for o in g.values() if isinstance(o, torch.Tensor)]): same(a, b)
+
+def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
+    x = batch([MIXED]); x.completion_mask[0,0] = torch.tensor([1,0,1,0,0,0]).bool()
+    with pytest.raises(ValueError, match='hole'): pack_groups(x)
+    with pytest.raises(ValueError, match=r'\[3, 4\]'): unpack_groups([pack_group(batch([MIXED]), 0), pack_group(batch([MIXED[:3]]), 0)])
+    with pytest.raises(ValueError, match='no groups'): unpack_groups([])
+
+def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs():
+    G,T,P = 16,1024,64
+    o = torch.ones(1, G, T)
+    x = Rollouts(torch.ones(1, P).long(), torch.ones(1, P).bool(), o.long(), o.bool(), -o, torch.rand(1, G), torch.rand(1, G), -o)
+    b = ReplayBuffer(64)
+    b.add([1.]*64, [pack_group(x, 0) for _ in range(64)])
+    assert b.nbytes<=1.01*64*(P+G*T*3)*4 and b.nbytes==64*(P+G*T*3+3*G)*4
+
+# ---- scores and weights --------------------------------------------------------------------------
+
+@pytest.mark.parametrize('seed', range(5))
+def test_group_scores_are_summed_absolute_advantage_times_deviation(seed):
+    r = torch.rand(6, 5, generator=torch.Generator().manual_seed(seed))
+    A = group_advantages(r)
+    want = [sum(abs(a) for a in A[b].tolist())*(sum((o-sum(r[b].tolist())/5)**2 for o in r[b].tolist())/4)**.5 for b in range(6)]
+    same(group_scores(A, r), torch.tensor(want), eps=1e-5)
+    same(group_scores(A[...,None].expand(6, 5, 3), r), torch.tensor(want), eps=1e-5)
+    assert group_scores(torch.zeros(1, 2), torch.tensor([[1., torch.nan]])).item()==0
+    with pytest.raises(ValueError): group_scores(A, r[:,:2])
+
+def test_effective_sample_size_in_its_limits():
+    assert effective_sample_size(torch.full((7,), 3.))==pytest.approx(1) and effective_sample_size(torch.tensor([0., 800.]), share=False)==pytest.approx(1)
+    x = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    w = x.double().exp()
+    assert effective_sample_size(x, share=False)==pytest.approx((w.sum()**2/(w**2).sum()).item())
+    m = torch.arange(50)<20
+    assert effective_sample_size(x, m)==pytest.approx(effective_sample_size(x[:20])) and math.isnan(effective_sample_size(x[:0]))
+
+# ---- methods -------------------------------------------------------------------------------------
+
+def test_every_method_has_its_name_and_starts_from_it():
+    assert set(METHODS)=={'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy', 'same_prompt'}
+    for n in METHODS:
+        m = make_method(n)
+        assert m.name==n and m.choose([1, 2], 0)==[True, True]
+        x = batch([MIXED, [1.,1,0,0]])
+        t = m.treat(x)   # all alive: each group is trained on
+        assert t.in_loss.all() and [o['treatment'] for o in t.records]==['trained']*2 and t.metrics['replay/dead']==0 and t.metrics['replay/live_after']==1
+        assert set(t.records[0])>={'treatment', 'score', 'id', 'replacement'}
+        m2 = make_method(n); m2.load_state_dict(m.state_dict())
+
+def test_keep_and_mask_by_value():
+    x = batch([MIXED, DEAD0, DEAD1])
+    k,m = Keep().treat(x),Mask().treat(x)
+    assert k.batch is x and m.batch is x and k.in_loss.tolist()==[True]*3 and m.in_loss.tolist()==[True, False, False]
+    assert [o['treatment'] for o in m.records]==['trained', 'masked', 'masked'] and k.metrics['replay/unfilled']==2 and m.metrics['replay/live_after']==pytest.approx(1/3)
+
+def test_a_group_never_meets_itself_in_the_step_it_was_made():
+    m = Replay(64)
+    for s in range(30):
+        t = m.treat(batch([MIXED, DEAD0, DEAD1, [1.,1,0,1]], seed=s, step=s), step=s)
+        assert all(o['replacement'] is None or o['replacement']['step']<s for o in t.records)
+
+def test_replay_fills_what_it_can_and_says_what_it_did():
+    m = Replay(8, seed=1)
+    old = batch([MIXED], seed=1, step=3, keys=[42])
+    m.treat(old, step=3)
+    x = batch([DEAD0, DEAD1], seed=2, step=10, keys=[5, 6])
+    t = m.treat(x, step=10)   # two dead, one stored: drawn with replacement
+    assert [o['treatment'] for o in t.records]==['replaced']*2
+    assert [o['replacement']['uses'] for o in t.records]==[1, 2]
+    r = t.records[0]['replacement']
+    assert (r['id'], r['step'], r['age'], r['prob'], r['key'])==(0, 3, 7, 1., 42)
+    assert t.batch.key.tolist()==[42, 42] and t.batch.step.tolist()==[3, 3] and t.metrics['replay/unique_prompts']==1 and t.metrics['replay/age_mean']==7
+    once = Replay(8, max_uses=1, when_empty='mask')
+    once.treat(old, step=3)
+    t = once.treat(x, step=10)
+    assert [o['treatment'] for o in t.records]==['replaced', 'masked'] and t.in_loss.tolist()==[True, False] and t.metrics['replay/unfilled']==1
+
+def test_uncorrected_replay_asks_the_trainer_for_ratio_1_and_changes_nothing_else():
+    a,b = Replay(8),Replay(8, corrected=False)
+    for s in range(4):
+        x = batch([MIXED, DEAD0], seed=s)
+        t,u = a.treat(x, step=s),b.treat(x, step=s)
+        for k,v in t.batch.tensors().items(): assert torch.equal(v, getattr(u.batch, k))
+        assert not t.uncorrected.any() and u.uncorrected.tolist()==u.batch.replayed.tolist()
+
+def test_replay_wants_reference_log_probs_in_all_batches_or_in_none():
+    m = Replay(8); m.treat(batch([MIXED]))
+    with pytest.raises(ValueError, match='ref_logps'): m.treat(batch([DEAD0], ref=True, seed=1))
+    m = Replay(8); old = batch([MIXED], ref=True); m.treat(old)
+    t = m.treat(batch([DEAD0], ref=True, seed=1), step=1)
+    same(t.batch.ref_logps, old.trim().ref_logps)
+
+def test_the_input_batch_is_left_as_it_was():
+    for n in METHODS:
+        m = make_method(n)
+        m.treat(batch([MIXED, MIXED], seed=1, keys=[0, 1]))
+        x = batch([DEAD0, MIXED], seed=2, keys=[0, 1])
+        before = {k:v.clone() for k,v in x.tensors().items()}
+        m.treat(x, step=1, sample_more=lambda k: batch([MIXED]*k, seed=3))
+        for k,v in before.items(): assert torch.equal(v, getattr(x, k)), (n, k)
+
+def test_dynamic_sampling_asks_for_what_is_missing_until_it_is_full():
+    asked,stock = [],[batch([DEAD0, MIXED, DEAD1], seed=7), batch([MIXED, DEAD0], seed=8), batch([DEAD0], seed=9), batch([MIXED], seed=10)]
+    def more(n): asked.append(n); return stock[len(asked)-1]
+    x = batch([DEAD0, MIXED, DEAD1, DEAD0])
+    t = DynamicSampling(max_rounds=5).treat(x, sample_more=more)
+    assert asked==[3, 2, 1, 1] and not dead_groups(t.batch.rewards).any() and content(t.batch, 1)==content(x, 1)
+    assert content(t.batch, 0)==content(stock[0], 1) and content(t.batch, 3)==content(stock[3], 0)
+    assert t.metrics['replay/rounds']==4 and t.metrics['replay/extra_groups']==7 and not t.batch.replayed.any()
+    asked.clear()
+    t = DynamicSampling(max_rounds=1, when_empty='mask').treat(x, sample_more=more)
+    assert [o['treatment'] for o in t.records]==['resampled', 'trained', 'masked', 'masked'] and t.in_loss.tolist()==[True, True, False, False]
+    with pytest.raises(ValueError, match='sample_more'): DynamicSampling().treat(x)
+
+def test_skip_prompts_samples_a_dead_prompt_with_p_to_the_power_of_its_dead_past():
+    m = SkipPrompts(explore=.6, step_size=0.)
+    for s in range(2): m.treat(batch([DEAD0, DEAD1, MIXED], keys=[1, 2, 3], seed=s))
+    m.p['easy'] = .2
+    got = torch.tensor([m.choose([1, 2, 3, 4], 0) for _ in range(5000)]).float().mean(0)
+    same(got, [.36, .04, 1., 1.], eps=.03)
+    m.treat(batch([MIXED], keys=[1]))
+    assert all(m.choose([1], 0)[0] for _ in range(50))   # alive again: always sampled
+
+def test_skip_prompts_moves_its_probabilities_towards_the_wanted_shares():
+    m = SkipPrompts(explore=.5, step_size=.1)
+    m.treat(batch([DEAD0, DEAD0, MIXED, MIXED]))   # half all-wrong: too many; no all-right: too few
+    assert m.p==pytest.approx(dict(easy=.6, hard=.4))
+    a,b = m,SkipPrompts(); b.load_state_dict(a.state_dict())
+    keys = list(range(20))
+    assert [a.choose(keys, 0) for _ in range(5)]==[b.choose(keys, 0) for _ in range(5)]
+
+def test_virtual_max_by_hand():
+    t = VirtualMax(best=1., eps=0.).treat(batch([DEAD0, MIXED, DEAD1, [.5]*4]))
+    sd = lambda x: (sum((o-sum(x)/len(x))**2 for o in x)/(len(x)-1))**.5
+    want = [[(r-sum(row+[1.])/5)/sd(row+[1.]) for r in row] if row!=DEAD1 else [0.]*4 for row in (DEAD0, MIXED, DEAD1, [.5]*4)]
+    same(t.batch.advantages, want, eps=1e-5)
+    assert t.metrics['replay/unfilled']==1 and t.metrics['replay/live_after']==.75 and [o['treatment'] for o in t.records]==['trained', 'trained', 'kept', 'trained']
+
+def test_entropy_shaped_by_hand():
+    x = batch([DEAD0, DEAD1, MIXED], T=5, seed=3)
+    H = torch.rand(x.old_logps.shape, generator=torch.Generator().manual_seed(1))
+    A = EntropyShaped(alpha=.2).treat(x, entropy=H).batch.advantages
+    for g in range(4):
+        h = [H[0,g,t].item() for t in range(5) if x.completion_mask[0,g,t]]
+        same(A[0,g][x.completion_mask[0,g]], [-.2*(max(h)-o) for o in h], eps=1e-6)
+        same(A[1,g], .2*H[1,g]*x.completion_mask[1,g]); same(A[2,g], x.advantages[2,g]*x.completion_mask[2,g])
+    same(EntropyShaped(alpha=.2).treat(x).batch.advantages[1], -.2*x.old_logps[1])   # surprise where there is no entropy
+
+def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
+    m = SamePrompt()
+    first = batch([[0.,1,0,0], DEAD1], T=8, seed=1, keys=[5, 6])
+    m.treat(first, step=2)
+    x = batch([DEAD0, DEAD0, DEAD1, DEAD0], T=2, seed=2, keys=[5, 7, 6, -1])
+    t = m.treat(x, step=9)
+    assert [o['treatment'] for o in t.records]==['replaced', 'kept', 'kept', 'kept']
+    same(t.batch.rewards[0], [0., 0, 0, 1]); same(t.batch.advantages[0], group_advantages(torch.tensor([[0.,0,0,1]]))[0])
+    old,new = content(first, 0)[1][1],content(t.batch, 0)[1]
+    assert new[3]==old and new[:3]==content(x, 0)[1][:3]
+    assert t.batch.replayed.tolist()==[True, False, False, False] and t.records[0]['replacement']['age']==7
+    b = SamePrompt(); b.load_state_dict(m.state_dict())
+    same(b.treat(x, step=11).batch.completion_ids, m.treat(x, step=11).batch.completion_ids)
+    small = SamePrompt(max_prompts=2)
+    small.treat(batch([MIXED]*4, keys=[1, 2, 3, 4])); assert list(small.best)==[3, 4]
+
+def test_replayed_gradient_with_stored_log_probs_is_the_true_one_on_average():
+    "Enumerated: one token of 5, samples of an old policy, the gradient of today's objective."
+    torch.manual_seed(0)
+    old,th,R = torch.randn(5, dtype=torch.float64),torch.randn(5, dtype=torch.float64, requires_grad=True),torch.rand(5, dtype=torch.float64)
+    true = torch.autograd.grad((th.softmax(0)*R).sum(), th)[0]
+    lp,lq = th.log_softmax(0),old.log_softmax(0)
+    corrected = torch.autograd.grad((lq.exp()*(lp-lq).exp()*R).sum(), th, retain_graph=True)[0]
+    uncorrected = torch.autograd.grad((lq.exp()*(lp-lp.detach()).exp()*R).sum(), th)[0]
+    same(corrected, true, eps=1e-12)
+    assert (uncorrected-true).norm()>.1*true.norm()
+
+# ---- the chapter's exercises ---------------------------------------------------------------------
+
+def test_the_chapters_solutions_are_right():
+    import pathlib
+    cells = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'08_replay_buffer.ipynb').read_text())['cells']
+    src = [''.join(c['source']) for c in cells if c['cell_type']=='code']
+    need = [s for s in src if s.startswith(('def exact_inclusion', 'def my_inclusion', 'def version_a')) or 'code-fold' in s]
+    space = dict(torch=torch, itertools=itertools, math=math, random=random, test_tensor=same)
+    rng = random.Random(0)
+    space['scores'] = [rng.choice([1., 2., 4.])+rng.random() for _ in range(200)]
+    for s in need: exec('\n'.join(l for l in s.split('\n') if not l.startswith(('#|', 'exact_inclusion('))), space)
+    assert sum('code-fold' in s for s in need)==2 and space['check_inclusion'](space['my_inclusion'])=='right'
+    assert space['check_inclusion'](lambda w: None)=='not yet'
+    with pytest.raises(AssertionError): space['check_inclusion'](lambda w: 2*w/w.sum())
