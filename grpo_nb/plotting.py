@@ -45,7 +45,7 @@ def contrast(
     hi,lo = sorted((luminance(a), luminance(b)), reverse=True)
     return (hi+.05)/(lo+.05)
 
-# %% ../nbs/00a_plotting.ipynb #20bf3239
+# %% ../nbs/00a_plotting.ipynb #5119fa7a
 INK,PAPER = '#262626','#ffffff'
 STYLE = {'font.size':10, 'axes.titlesize':11.5, 'axes.titleweight':'bold', 'axes.titlelocation':'left', 'axes.titlepad':9,
     'figure.titlesize':11.5, 'figure.titleweight':'bold', 'axes.labelsize':10, 'xtick.labelsize':9, 'ytick.labelsize':9,
@@ -56,6 +56,10 @@ STYLE = {'font.size':10, 'axes.titlesize':11.5, 'axes.titleweight':'bold', 'axes
 
 class Canvas(Figure):
     "A matplotlib figure in our style that shows itself in a notebook."
+    def __init__(self,
+        **kwargs,  # what a matplotlib figure takes
+    ): super().__init__(**kwargs)
+
     def _repr_png_(self):
         w,h = self.get_size_inches()
         return fig_png(self), dict(width=round(100*w), height=round(100*h))

@@ -54,12 +54,17 @@ def _own_names(html, prefix):
     ids = set(re.findall(r'\bid="([^"]+)"', html))
     return re.sub(r'(\bid="|url\(#|href="#)([^")]+)', lambda m: m[1]+(prefix if m[2] in ids else '')+m[2], html) if ids else html
 
-# %% ../nbs/00b_widgets.ipynb #44c11436
+# %% ../nbs/00b_widgets.ipynb #459bf936
 _NARROW = dict(display='flex', flex_flow='row wrap', align_items='center')
 
 class Explorer(W.VBox):
     "Controls above what they change; as a plain picture where widgets aren't shown."
     still = None   # PNG bytes or HTML of the first frame
+    def __init__(self,
+        children=(),  # a box of controls, then what they change
+        **kwargs,     # what `W.VBox` takes
+    ): super().__init__(children, **kwargs)
+
     def _repr_mimebundle_(self, **kwargs):
         res = super()._repr_mimebundle_(**kwargs)
         d = res[0] if isinstance(res, tuple) else res
