@@ -188,20 +188,6 @@ def test_d13_images_move_with_their_group():
     assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32], pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
     assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
 
-def test_d15_environments_are_reset_for_every_generation():
-    class Env:
-        made = []
-        def __init__(self): self.n = 0; Env.made.append(self)
-        def reset(self, **kw): self.n += 1
-        def get_reward(self): return float(Env.made.index(self)%2)
-    t = T.trainer(None, dataset=T.data(chat=True), per_device_train_batch_size=4, max_steps=3, environment_factory=Env) if _tools_ok() else pytest.skip('the tiny chat template has no tools')
-    t.train()
-    assert sorted(e.n for e in Env.made)[-4:]==[3]*4 and len(t.replay_buffer)==3
-
-def _tools_ok():
-    from trl.chat_template_utils import supports_tool_calling
-    return supports_tool_calling(T.tokenizer())
-
 def test_d16_the_buffer_is_in_the_checkpoint():
     t,_ = run([LIVE], B=2, steps=2, save_strategy='steps', save_steps=2)
     u = T.trainer(Scripted([LIVE], G), args=T.config(output_dir=t.args.output_dir, per_device_train_batch_size=8, max_steps=3))

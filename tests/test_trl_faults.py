@@ -1,0 +1,167 @@
+"What goes wrong in practice, and what is said about it; and what we rely on in TRL."
+import inspect, math, re
+import pytest, torch
+from datasets import Dataset
+from trl import GRPOTrainer
+import trl_tiny as T
+from trl_tiny import LIVE, DEAD, Scripted
+
+torch.set_num_threads(1)
+
+def fails(reward, error, match, **kw):
+    t = T.trainer(reward, **kw)
+    with pytest.raises(error, match=match) as e: t.train()
+    return e.value
+
+# -- rewards --------------------------------------------------------------------------------------
+def test_a_reward_that_raises_is_named_with_the_columns_it_had():
+    def accuracy(completions, **kw): return kw['answer']
+    e = fails(accuracy, KeyError, 'answer', dataset=T.data(solution=['x']*17))
+    assert "reward function 'accuracy' at step 0" in e.__notes__[0] and "['solution']" in e.__notes__[0]
+
+def test_an_async_reward_that_raises_is_named():
+    async def judge(completions, **kw): raise ConnectionError('no answer')
+    e = fails(judge, ConnectionError, 'no answer')
+    assert any("'judge'" in o for o in e.__notes__)
+
+@pytest.mark.parametrize('out,said', [(None, 'return.*missing'), (.5, 'float 0.5'), (1, 'int 1'), ('good', "str 'good'"), ({'r':1}, 'dict'), (['a','b','c','d'], "str 'a' for completion 0"), ([0., [1.], 0., 0.], 'list .* for completion 1')])
+@pytest.mark.parametrize('kind', ['sync','async','object'])
+def test_what_is_not_a_list_of_numbers_is_named(out, said, kind):
+    if kind=='sync':
+        def f(**kw): return out
+    elif kind=='async':
+        async def f(**kw): return out
+    else:
+        class F:
+            __name__ = 'f'
+            def __call__(self, **kw): return out
+        f = F()
+    fails(f, TypeError, f"reward function 'f' returned .*{said}.*return a list of 4 numbers|reward function 'f' returned .*{said}")
+
+def test_too_few_rewards_are_counted():
+    def short(completions, **kw): return [1.]
+    fails(short, ValueError, "'short' returned 1 rewards, but 4 were expected")
+
+@pytest.mark.parametrize('bad', [math.inf, -math.inf, 1e30])
+def test_rewards_that_overflow_stop_the_run(bad):
+    fails(Scripted([[0., 1., bad, 0.]], 4), ValueError, "'scripted' returned .* for completion 2 at step 0")
+
+@pytest.mark.parametrize('out', [[0., 1., None, 1.], [0., 1., math.nan, 1.], (0., 1., 0., 1.), torch.tensor([0., 1., 0., 1.]), [torch.tensor(1.), 0, True, 2], __import__('numpy').array([0., 1., 0., 1.])])
+def test_lists_tuples_tensors_arrays_and_none_are_taken(out):
+    def f(**kw): return out
+    t = T.trainer(f, max_steps=1); t.train()
+    assert t.reward_funcs==[f] and t.state.log_history[0]['frac_reward_zero_std']==0
+
+# -- data -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize('n', [0, 3])
+def test_a_dataset_smaller_than_a_generation_batch_is_refused(n):
+    with pytest.raises(ValueError, match=f'has {n} prompts, one generation batch takes 4'): T.trainer(dataset=Dataset.from_dict(dict(prompt=T.PROMPTS[:n])), per_device_train_batch_size=16)
+
+def test_a_missing_prompt_column_is_refused():
+    with pytest.raises(ValueError, match=r"columns \['question'\], needs 'prompt'"): T.trainer(dataset=Dataset.from_dict(dict(question=T.PROMPTS)))
+
+@pytest.mark.parametrize('bad', [None, '', '   '])
+def test_an_empty_prompt_is_refused_with_its_row(bad):
+    with pytest.raises(ValueError, match='prompt 2 of the dataset'): T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','two',bad,'red'])))
+
+def test_an_empty_conversation_is_refused():
+    with pytest.raises(ValueError, match='prompt 1 of the dataset'): T.trainer(dataset=Dataset.from_dict(dict(prompt=[[dict(role='user', content='one')], []])))
+
+def test_in_a_stream_an_empty_prompt_is_refused_when_it_comes():
+    t = T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','','two'])).to_iterable_dataset(), shuffle_dataset=False)
+    with pytest.raises(ValueError, match='of the batch'): t.train()
+
+def test_a_prompt_longer_than_the_model_reads_is_refused():
+    with pytest.raises(ValueError, match='longest prompt has 200 tokens, the model reads 128'): T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','red '*200])))
+
+def test_a_prompt_that_leaves_too_little_room_is_said(caplog):
+    T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','red '*125])))
+    assert 'exceed the 128 tokens' in caplog.text
+
+def test_a_plain_config_is_refused():
+    from trl import GRPOConfig
+    with pytest.raises(TypeError, match='needs a GRPOWithReplayBufferConfig'): T.trainer(args=T.config(GRPOConfig))
+
+def test_what_trl_says_well_is_left_to_it():
+    for kw,match in [(dict(num_generations=3), 'divisible'), (dict(num_generations=1), 'at least 2'), (dict(reward_weights=[1.,2.]), 'reward weights')]:
+        with pytest.raises(ValueError, match=match): T.trainer(**kw)
+
+# -- weights --------------------------------------------------------------------------------------
+def test_broken_weights_are_named_before_the_first_step():
+    m = T.model()
+    with torch.no_grad(): m.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
+    t = T.trainer(model_=m)
+    with pytest.raises(ValueError, match='layers.1.mlp.up_proj.weight'): t.train()
+
+def test_weights_that_break_on_the_way_are_named_with_their_step():
+    from transformers import TrainerCallback
+    class Break(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kw):
+            with torch.no_grad(): model.model.norm.weight.fill_(math.nan)
+    t = T.trainer(callbacks=[Break()])
+    with pytest.raises(RuntimeError) as e: t.train()
+    assert any('model.norm.weight' in o and 'step 1' in o for o in e.value.__notes__)
+
+def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch):
+    old = GRPOTrainer._compute_loss
+    monkeypatch.setattr(GRPOTrainer, '_compute_loss', lambda self, m, x: old(self, m, x)*math.nan)
+    fails(T.n_red, ValueError, 'the loss is nan at step 0')
+
+# -- what we rely on ------------------------------------------------------------------------------
+SIGNATURES = dict(_generate_and_score_completions=['self','inputs'], _prepare_inputs=['self','generation_batch'], _calculate_rewards=['self','inputs','prompts','completions','completion_ids_list'],
+    _compute_loss=['self','model','inputs'], _tokenize_prompts=['self','prompts'], _get_train_sampler=['self','dataset'], log=['self','logs','start_time'],
+    _save_checkpoint=['self','model','trial'], _save_rng_state=['self','output_dir'], _load_optimizer_and_scheduler=['self','checkpoint'], create_model_card=['self','model_name','dataset_name','tags'],
+    train=['self','resume_from_checkpoint','trial','ignore_keys_for_eval'])
+
+@pytest.mark.parametrize('name', SIGNATURES)
+def test_trl_still_has_the_method_we_extend(name):
+    f = getattr(GRPOTrainer, name, None)
+    assert f is not None, f'GRPOTrainer.{name} is gone'
+    got = list(inspect.signature(f).parameters)
+    assert got[:len(SIGNATURES[name])]==SIGNATURES[name], f'GRPOTrainer.{name} takes {got} now'
+
+def test_trl_still_has_the_forward_we_watch():
+    p = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
+    assert p[:5]==['self','model','input_ids','attention_mask','logits_to_keep'] and 'batch_size' in p, p
+
+def test_trl_still_has_the_attributes_we_read():
+    t = T.trainer()
+    names = 'accelerator reward_funcs reward_func_names reward_weights num_generations num_iterations multi_objective_aggregation importance_sampling_level epsilon_low epsilon_high ref_model environment_factories use_adaptive_entropy entropy_coef _last_world_entropy _step _buffered_inputs _metrics _logs _tokenizer _is_vlm pad_to_multiple_of log_completions max_completion_length vllm_importance_sampling_mode'.split()
+    assert not (gone := [o for o in names if not hasattr(t, o)]), f'gone from GRPOTrainer: {gone}'
+    assert {'prompt','completion','rewards','advantages','extra'}<=set(t._logs), set(t._logs)
+
+KEYS = {'prompt_ids','prompt_mask','completion_ids','completion_mask','advantages','num_items_in_batch'}
+@pytest.mark.parametrize('opts,more', [({}, set()), (dict(beta=.1), {'ref_per_token_logps'}), (dict(num_iterations=2), {'old_per_token_logps'})])
+def test_trl_still_returns_the_keys_we_edit(opts, more):
+    t = T.trainer(replay_buffer_size=0, **opts)
+    got = T.spy(t); t.train()
+    b = got[0]
+    assert set(b)==KEYS|more, f'gone: {(KEYS|more)-set(b)}, new: {set(b)-KEYS-more}'
+    assert next(iter(b))=='prompt_ids' and b['advantages'].shape==(4,) and b['num_items_in_batch'].ndim==0
+    B,C = b['completion_ids'].shape
+    for k in more|{'completion_mask'}: assert b[k].shape==(B, C)
+    for k in more: assert (b[k][~b['completion_mask'].bool()]==0).all(), f'{k} is not 0 in the padding'
+
+def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
+    "The keys the loss asks for, by a dict that notes them."
+    asked = set()
+    class Note(dict):
+        def __getitem__(self, k): asked.add(k); return super().__getitem__(k)
+        def get(self, k, d=None): asked.add(k); return super().get(k, d)
+        def __contains__(self, k): asked.add(k); return super().__contains__(k)
+    class Old(GRPOTrainer):
+        def _compute_loss(self, model, inputs): return super()._compute_loss(model, Note(inputs))
+    from trl import GRPOConfig
+    for kw in (dict(beta=.1), dict(loss_type='vespo'), dict(off_policy_mask_threshold=.5)): T.trainer(cls=Old, args=T.config(GRPOConfig, **kw)).train()
+    from grpo_nb.grpo_with_replay_buffer import _WIDE, _BOTH, _IMAGES
+    known = KEYS|set(_WIDE)|set(_BOTH)|_IMAGES
+    assert not asked-known, f'the loss reads {sorted(asked-known)}: `slice_group` and `put_groups` must carry them'
+
+def test_the_declared_range_of_trl_is_the_one_tested():
+    from configparser import ConfigParser
+    from pathlib import Path
+    import trl
+    c = ConfigParser(); c.read(Path(__file__).parent.parent/'settings.ini')
+    low,high = re.search(r'trl>=([\d.]+),<([\d.]+)', c['DEFAULT']['requirements']).groups()
+    v = lambda s: [int(o) for o in s.split('.')[:2]]
+    assert v(low)<=v(trl.__version__)<v(high)

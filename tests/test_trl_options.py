@@ -1,0 +1,205 @@
+"Every option of GRPOConfig with replay on: it runs, replaces what is dead, and the loss equals TRL's own on the edited batch."
+import asyncio, json, math, re, tempfile
+import pytest, torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
+import trl_tiny as T
+from trl_tiny import LIVE, DEAD, Scripted
+
+torch.set_num_threads(1)
+G = 4
+PLAN = [LIVE,[0.,2.,1.,0.], LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]
+
+def go(steps=4, B=2, plan=PLAN, rewards=None, **kw):
+    "Train with groups of a known fate, watching batches and finite gradients."
+    t = T.trainer(rewards or Scripted(plan, G), max_steps=steps, **(dict(per_device_train_batch_size=B*G, learning_rate=5e-3)|kw))
+    got = T.spy(t)
+    before = T.weights(t); t.train(); after = T.weights(t)
+    h = [o for o in t.state.log_history if 'loss' in o]
+    assert all(math.isfinite(o['loss']) and math.isfinite(o['grad_norm']) for o in h)
+    assert any(not torch.equal(before[k], after[k]) for k in before)
+    assert sum(b['replayed'].any().item() for b in got)>0
+    for b in got: assert b['num_items_in_batch']==(b['completion_mask']*b.get('tool_mask', 1)).sum()
+    return t,got
+
+LOSSES = ['grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo']
+RATIOS = {'aligned':{}, 'a generation in two steps':dict(steps_per_generation=2, per_device_train_batch_size=4), 'two generations a step':dict(steps_per_generation=1, gradient_accumulation_steps=2, per_device_train_batch_size=8), 'mu 2':dict(num_iterations=2)}
+
+@pytest.mark.parametrize('loss', LOSSES)
+@pytest.mark.parametrize('level', ['token','sequence'])
+@pytest.mark.parametrize('ratio', RATIOS)
+def test_every_loss_at_every_level_and_rhythm(loss, level, ratio):
+    go(steps=8 if ratio!='aligned' else 4, loss_type=loss, importance_sampling_level=level, epsilon_high=5. if loss=='cispo' else None, **RATIOS[ratio])
+
+OPTS = dict(
+    scale_batch=dict(scale_rewards='batch'), scale_none=dict(scale_rewards='none'), truncated=dict(mask_truncated_completions=True, max_completion_length=12), quantile=dict(top_entropy_quantile=.4), entropy=dict(entropy_coef=.01),
+    adaptive=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5.), off_policy=dict(off_policy_mask_threshold=.01), beta=dict(beta=.1), beta_plain=dict(beta=.1, use_bias_correction_kl=False), sync=dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=1),
+    delta=dict(delta=1.5), high=dict(epsilon_high=.28), checkpointing=dict(gradient_checkpointing=True), bf16=dict(bf16=True), sampling=dict(temperature=.7, top_p=.9, top_k=5, min_p=.01, repetition_penalty=1.1), pad8=dict(pad_to_multiple_of=8),
+    no_shuffle=dict(shuffle_dataset=False), lm_head=dict(cast_lm_head_to_fp32=True), generation_batch=dict(generation_batch_size=16, per_device_train_batch_size=8), cache=dict(cache_implementation='dynamic'), kwargs=dict(generation_kwargs=dict(length_penalty=1.)),
+    unique=dict(log_completions=True, log_unique_prompts=True, num_completions_to_print=0), full_eval=dict(eval_strategy='steps', eval_steps=2, per_device_eval_batch_size=4), workers=dict(dataloader_num_workers=0, dataloader_drop_last=True), dropout=dict(disable_dropout=True), sgd=dict(optim='sgd', learning_rate=1.))
+
+@pytest.mark.parametrize('name', OPTS)
+def test_every_other_option(name):
+    o = dict(OPTS[name])
+    if name=='full_eval': o['eval_dataset'] = dict(a=T.data(4), b=T.data(4))
+    steps = 8 if name=='generation_batch' else 4
+    t,got = go(steps=steps, plan=PLAN if name!='full_eval' else [LIVE,LIVE,LIVE,DEAD]+[LIVE]*8+[DEAD]*30, **o)
+    if name=='pad8': assert all(b['completion_ids'].shape[1]%8==0 and b['prompt_ids'].shape[1]%8==0 for b in got)
+    if name=='full_eval': assert any('eval_a_loss' in o for o in t.state.log_history)
+
+def test_truncated_completions_stay_out_of_buffer_and_loss():
+    t,got = go(mask_truncated_completions=True, max_completion_length=3, steps=6, plan=[LIVE,LIVE,LIVE,DEAD])
+    for b in got: assert b['num_items_in_batch']==b['completion_mask'].sum()
+    for e in t.replay_buffer: assert e.data['lens'].sum()>0
+
+# -- rewards --------------------------------------------------------------------------------------
+def test_several_rewards_with_weights_async_and_none():
+    async def slow(completions, **kw): await asyncio.sleep(0); return [1.]*len(completions)
+    def sometimes(completions, **kw): return [None]*len(completions)
+    for agg in ('sum_then_normalize','normalize_then_sum'):
+        t,got = go(rewards=[Scripted(PLAN, G), slow, sometimes], reward_weights=[1.,.5,2.], multi_objective_aggregation=agg)
+        assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,False],[True,True]]
+
+def test_a_reward_model():
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+    torch.manual_seed(1)
+    m = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=29, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, num_labels=1, pad_token_id=0)); m.config._name_or_path = 'tiny'
+    t,_ = go(rewards=[m, Scripted(PLAN, G)], reward_weights=[0.,1.], reward_processing_classes=[T.tokenizer(), None])
+    assert 'rewards/tiny/mean' in t.state.log_history[0]
+
+# -- data -----------------------------------------------------------------------------------------
+def test_conversations():
+    t,got = go(dataset=T.data(chat=True, answer=['x']*17), log_completions=True, num_completions_to_print=0)
+    assert all(c[0]['role']=='assistant' for c in t._logs['completion']) and all(p[0]['role']=='user' for p in t._logs['prompt'])
+
+def test_a_stream(): go(dataset=T.data().to_iterable_dataset())
+
+def test_eval_datasets_of_every_kind():
+    from datasets import DatasetDict
+    for ev in (None, T.data(4), dict(a=T.data(4), b=T.data(4)), DatasetDict(a=T.data(4))): T.trainer(eval_dataset=ev)
+
+# -- models ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize('opts', [{}, dict(beta=.1), dict(num_iterations=2, beta=.1)])
+def test_peft(opts):
+    from peft import LoraConfig
+    t,_ = go(steps=8, peft_config=LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False), learning_rate=1e-2, **opts)
+    assert sum(p.numel() for p in t.model.parameters() if p.requires_grad)<1000
+
+def test_a_peft_model_with_its_own_adapter():
+    from peft import LoraConfig, get_peft_model
+    go(model_=get_peft_model(T.model(), LoraConfig(r=2, target_modules=['q_proj'], init_lora_weights=False)), beta=.1, learning_rate=1e-2)
+
+# -- other samplers -------------------------------------------------------------------------------
+def rollout(prompts, trainer):
+    tok = trainer.processing_class
+    p = [tok(o)['input_ids'] for o in prompts]
+    c = [torch.randint(9, 29, (int(torch.randint(2, 6, (1,))),)).tolist() for _ in p]
+    return dict(prompt_ids=p, completion_ids=c, logprobs=[[-1.5]*len(o) for o in c], env_mask=[[1]+[0]*(len(o)-2)+[1] for o in c], luck=[float(i%2) for i in range(len(c))])
+
+def test_a_rollout_func_with_its_own_mask_and_columns(monkeypatch):
+    monkeypatch.setenv('TRL_EXPERIMENTAL_SILENCE', '1')
+    seen = []
+    class R(Scripted):
+        def __call__(self, completions, luck=None, **kw): seen.append(luck); return super().__call__(completions)
+    t,got = go(rewards=R(PLAN, G), rollout_func=rollout)
+    assert seen[0]==[0.,1.]*4 and all('tool_mask' in b and 'sampling_per_token_logps' in b for b in got)
+    for b in got:
+        assert (b['sampling_per_token_logps'][b['completion_mask'].bool()]==-1.5).all()
+        inner = (b['completion_mask'].sum(1)-2).clamp(min=0)
+        assert torch.equal((b['completion_mask']*(1-b['tool_mask'])).sum(1), inner)   # also of replayed rows
+    for e in t.replay_buffer: assert {'tool_mask','sampling_per_token_logps'}<=set(e.data)
+
+def byte_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers, decoders
+    from transformers import PreTrainedTokenizerFast
+    from importlib.resources import files
+    sp = ['<pad>','<|endoftext|>','<|im_start|>','<|im_end|>']
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    t = Tokenizer(models.BPE(vocab={o:i for i,o in enumerate(sp+alphabet)}, merges=[])); t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False); t.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=t, pad_token='<pad>', eos_token='<|im_end|>', additional_special_tokens=sp[2:3], padding_side='left', chat_template=(files('trl')/'chat_templates'/'qwen3.jinja').read_text())
+
+def byte_trainer(rewards, turns, **kw):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    tok = byte_tokenizer()
+    torch.manual_seed(0)
+    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tok), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, eos_token_id=3))
+    own = {k:kw.pop(k) for k in ('tools','environment_factory') if k in kw}
+    t = GRPOWithReplayBufferTrainer(model=m, reward_funcs=rewards, args=T.config(max_completion_length=256, per_device_train_batch_size=8, max_steps=4, **kw), train_dataset=T.data(chat=True), processing_class=tok, **own)
+    def turn(prompt_ids, *a, **k): return [tok(next(turns))['input_ids'] for _ in prompt_ids],None
+    t._generate_single_turn = turn
+    return t
+
+def test_tools_are_called_and_their_answers_stay_out_of_the_loss():
+    def add(a: int, b: int) -> int:
+        """Adds.
+
+        Args:
+            a: one
+            b: other
+        """
+        calls.append((a, b)); return a+b
+    calls = []
+    def texts():
+        i = 0
+        while True:   # a call of 8 rows, then 8 answers
+            for r in range(8): yield '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call><|im_end|>' % (i, r)
+            for r in range(8): yield 'it is '+'x'*(r%3)+'<|im_end|>'
+            i += 1
+    t = byte_trainer(Scripted(PLAN, G), texts(), tools=[add], log_completions=True, num_completions_to_print=0)
+    got = T.spy(t); t.train()
+    assert len(calls)==32 and t.state.log_history[0]['tools/call_frequency']==1
+    assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,False],[True,True]]
+    for b in got:
+        assert ((b['tool_mask']==0)&b['completion_mask'].bool()).any(1).all() and b['num_items_in_batch']==(b['completion_mask']*b['tool_mask']).sum()
+        for i,m,k in zip(b['completion_ids'], b['tool_mask'].bool(), b['completion_mask'].bool()):
+            trained,given = (t.processing_class.decode(i[o]) for o in (m&k, ~m&k))
+            assert 'tool_call' in trained and 'it is' in trained and 'tool_response' in given and 'tool_call>' not in given
+
+def test_d15_environments_are_reset_for_every_generation_and_own_the_reward():
+    class Env:
+        made = []
+        def __init__(self): self.n = 0; Env.made.append(self)
+        def reset(self, **kw): self.n += 1; return f' turn {self.n}'
+        def look(self) -> str:
+            """Looks."""
+            return 'nothing'
+        def get_reward(self): return 1. if self.n==3 else float(Env.made.index(self)%2)   # the third batch is dead
+    def texts():
+        while True: yield 'done<|im_end|>'
+    t = byte_trainer(None, texts(), environment_factory=Env)
+    got = T.spy(t); t.train()
+    assert sorted(e.n for e in Env.made)==[4]*8
+    assert [b['replayed'].all().item() for b in got]==[False,False,True,False]
+    prompts = [t.processing_class.decode(got[2]['prompt_ids'][i][got[2]['prompt_mask'][i].bool()]) for i in range(8)]
+    assert all('turn 1' in p or 'turn 2' in p for p in prompts)       # the replayed prompt is the one it was sampled with
+
+# -- vLLM, as far as it goes without one ------------------------------------------------------------
+class FakeVLLM:
+    "Stands where TRL keeps its vLLM engine: samples at random and says how likely it thought each token."
+    def __init__(self, **kw): self.kw = kw; self.synced = 0
+    def sync_weights(self): self.synced += 1
+    def generate(self, prompts, images, num_generations, profiler=None):
+        c = [torch.randint(9, 29, (int(torch.randint(1, 7, (1,))),)).tolist() for _ in prompts]
+        return prompts,c,[[[-3.+.3*((i*7+j)%5)] for j in range(len(o))] for i,o in enumerate(c)],None
+
+@pytest.mark.parametrize('mode', ['token_truncate','token_mask','sequence_truncate','sequence_mask'])
+@pytest.mark.parametrize('loss', ['dapo','vespo'])
+def test_the_vllm_path_with_its_correction(monkeypatch, mode, loss):
+    if loss=='vespo' and mode.startswith('seq'): pytest.skip('TRL refuses it')
+    import trl.trainer.grpo_trainer as M
+    monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
+    t,got = go(use_vllm=True, vllm_mode='colocate', vllm_importance_sampling_mode=mode, loss_type=loss)
+    for b in got:
+        assert b['importance_sampling_ratio'].shape==((8, 1) if mode.startswith('seq') else b['completion_ids'].shape)
+        want = ((b['old_per_token_logps']-b['sampling_per_token_logps'])*b['completion_mask'])
+        want = want.sum(1, keepdim=True).exp() if mode.startswith('seq') else want.exp()
+        want = want.clamp(max=3) if mode.endswith('truncate') else want.masked_fill(want>3, 0)
+        assert torch.allclose(b['importance_sampling_ratio'], want, atol=1e-5)      # fresh and replayed rows alike
+    assert t.vllm_generation.synced>0
+
+def test_vllm_without_correction_needs_no_old_logps(monkeypatch):
+    import trl.trainer.grpo_trainer as M
+    monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
+    t,got = go(use_vllm=True, vllm_mode='colocate', vllm_importance_sampling_correction=False)
+    assert all('old_per_token_logps' not in b for b in got) and any('replay_old_logps' in b for b in got)
