@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['completion_text', 'extract_answer', 'split_of', 'gym_dataset', 'chain_sum', 'spell_backward', 'gsm_symbolic',
-           'same_answer', 'judge', 'accuracy_reward', 'format_reward']
+           'same_answer', 'judge', 'accuracy_reward', 'format_reward', 'chain_sum_ways', 'spell_backward_ways',
+           'lessons']
 
 # %% ../nbs/01_tasks.ipynb #0033de2d
 import csv, difflib, hashlib, json, random, re
@@ -175,3 +176,40 @@ def format_reward(
 )->list:          # N floats, 1. or 0.
     "Is it one <think>…</think> followed by one <answer>…</answer>, and nothing else?"
     return [float(bool(_FORMAT.fullmatch(completion_text(c)))) for c in completions]
+
+# %% ../nbs/01_tasks.ipynb #fd5086d5
+def chain_sum_ways(
+    entry:dict,  # a chain_sum entry of the gym
+)->tuple:        # (careful, hasty) completions
+    "A careful answer with every step, and a hasty one that looks at the first three terms only."
+    parts = entry['metadata']['expression'].split()
+    total,steps = int(parts[0]),[]
+    totals = [total]
+    for op,x in zip(parts[1::2], parts[2::2]):
+        new = total+int(x) if op=='+' else total-int(x)
+        steps.append(f'{total}{op}{x}={new}')
+        total = new; totals.append(total)
+    return f"<think>{' '.join(steps)}</think><answer>{total}</answer>", f'<answer>{totals[:3][-1]}</answer>'
+
+def spell_backward_ways(
+    entry:dict,  # a spell_backward entry of the gym
+)->tuple:        # (careful, hasty) completions
+    "A careful answer that spells the word out first, and a hasty one that looks at the first four letters only."
+    word = entry['metadata']['word']
+    return f"<think>{'-'.join(word)}</think><answer>{word[::-1]}</answer>", f'<answer>{word[:4][::-1]}</answer>'
+
+def lessons(
+    n_each:int=3000,  # problems of each task and length, fewer where there are not so many
+    seed:int=0,       # 0 or more
+)->Dataset:           # columns prompt, careful, hasty, p_careful
+    "Training problems of both tasks, each answered in both ways, with the share of careful answers that makes the habit."
+    rows = []
+    plan = [('chain_sum', k, dict(min_terms=k, max_terms=k, max_digits=1), chain_sum_ways, .08 if k>2 else .2) for k in range(2, 7)]
+    plan += [('spell_backward', k, dict(min_word_len=k, max_word_len=k), spell_backward_ways, .08) for k in range(3, 9)]
+    room = {('chain_sum',2):140, ('chain_sum',3):2800, ('spell_backward',3):1000}
+    for name,k,config,ways,p in plan:
+        ds = gym_dataset(name, min(n_each, room.get((name,k), n_each)), seed, 'train', **config)
+        for prompt,e in zip(ds['prompt'], ds['entry']):
+            careful,hasty = ways(json.loads(e))
+            rows.append(dict(prompt=prompt, careful=careful, hasty=hasty, p_careful=p))
+    return Dataset.from_list(rows)
