@@ -97,14 +97,14 @@ def group_rows(
 
 def _is_chat(o): return bool(o) and isinstance(o[0], dict)
 
-# %% ../nbs/08a_records.ipynb #88bc84f7
-RATIO_EDGES = [round(2**(i/8), 3) for i in range(-8, 9)]   # 0.5 ... 1 ... 2
+# %% ../nbs/08a_records.ipynb #c5a24d82
+RATIO_EDGES = [.25,.5,.67,.8,.9,.95,.98,.99,1.01,1.02,1.05,1.1,1.2,1.5,2.,4.]
 
 def ratio_hists(
     ratio:Tensor,  # (B, G, T) float32, policy over old policy
     mask:Tensor,   # (B, G, T) bool
-)->list:           # (B,) dicts: edges (17), counts (16) of tokens
-    "Tokens of each group by ratio, in 16 bins of equal log-width; ratios outside 0.5..2 are counted in the outer bins."
+)->list:           # (B,) dicts: edges (16), counts (15) of tokens
+    "Tokens of each group by ratio, in the bins of `RATIO_EDGES`; ratios beyond the last edges are counted in the outer bins."
     inner = torch.tensor(RATIO_EDGES[1:-1], device=ratio.device)
     n,B = len(inner)+1,len(ratio)
     bins = torch.bucketize(ratio.detach().contiguous(), inner, right=True)+n*torch.arange(B, device=ratio.device)[:,None,None]
