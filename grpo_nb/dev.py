@@ -407,7 +407,7 @@ def site_faults(
             elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids: res.append(f'{name}: a link to an anchor that is not there: {o}')
     return res
 
-# %% ../nbs/90_dev.ipynb #c9b581d6
+# %% ../nbs/90_dev.ipynb #d9ad3ddf
 def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)
 
 def _show_source(s):
@@ -476,7 +476,10 @@ def docs(
     with tempfile.TemporaryDirectory() as d:
         names = _stage(root/'nbs', stage := Path(d)/'nbs')
         missing,extra = _sidebar(stage)
-        cache = proc_nbs(str(stage), force=True)
+        os.environ['PYTHONWARNINGS'] = 'ignore'   # for the workers; what they would warn of, `check` says with the cell's name
+        try: cache = proc_nbs(str(stage), force=True)
+        except Exception as e: raise Trouble(f'nbdev could not make a page: {e}: {e.__cause__ or ""}'[:2000]) from e
+        finally: del os.environ['PYTHONWARNINGS']
         _fix_links(cache, get_config())
         made = build(cache, quiet=True)
         warns = [o for o in made.warnings if not any(k in o for k in _IGNORED)]
@@ -555,5 +558,5 @@ def main(
     try: f(**{**args, **kw})
     except Trouble as e: sys.exit(str(e))
 
-# %% ../nbs/90_dev.ipynb #2765e17d
-if __name__=='__main__' and Path(sys.argv[0]).name=='dev.py': main()   # not in a notebook's kernel
+# %% ../nbs/90_dev.ipynb #0feb91e8
+if __name__=='__main__' and getattr(globals().get('__spec__'), 'name', '')=='grpo_nb.dev': main()   # only for `python -m grpo_nb.dev`: a notebook's kernel and nbdev's workers are called __main__ too
