@@ -109,7 +109,7 @@ def _own(data):
     if not isinstance(data, dict): return data
     return {k:v.detach().to('cpu', copy=True) if isinstance(v, Tensor) and (v._base is not None or not v.is_cpu or v.requires_grad or v.is_inference()) else v for k,v in data.items()}
 
-# %% ../nbs/08_replay_buffer.ipynb #eefb1aa9
+# %% ../nbs/08_replay_buffer.ipynb #d301be25
 PRIORITIES = ('score','uniform','recency')
 
 def _leaves_later(e): return -e.worth,-e.id
@@ -136,8 +136,9 @@ class _Shelf:
     def _add(self, score, data, step, key):
         worth,full = self._worth(score, step),len(self._entries)>=self.max_size
         if full and (not self.max_size or worth<(old := self._worst()).worth): return None
-        e = Entry(_own(data), score, step, key, self.next_id, worth=worth)
-        self.next_id += 1
+        id = self.next_id
+        self.next_id = id+1
+        e = Entry(_own(data), score, step, key, id, 0, None, 0, -1, worth)
         if full:
             self._line.pop()
             self._put(old.slot, e)
@@ -145,13 +146,14 @@ class _Shelf:
         else:
             self._entries.append(e); self._worths.append(0.); self._ids.append(0); self._tree.append(0.)
             self._put(len(self._entries)-1, e)
-        if self._line and (worth, e.id)<self._bar: insort(self._line, e, key=_leaves_later)
-        if self.age_limit is not None: heappush(self._ages, (step, e.id, e))
-        if key is not None: self._keys.setdefault(key, {})[e.id] = e
-        return e.id
+        if self._line and worth<=self._bar[0] and (worth, id)<self._bar: insort(self._line, e, key=_leaves_later)
+        if self.age_limit is not None: heappush(self._ages, (step, id, e))
+        if key is not None: self._keys.setdefault(key, {})[id] = e
+        return id
 
     def _put(self, i, e):
-        self._entries[i],self._worths[i],self._ids[i],self._tree[i],e.slot = e,e.worth,e.id,self._weight(e.score, e.step),i
+        self._entries[i] = e; self._worths[i] = e.worth; self._ids[i] = e.id; e.slot = i
+        self._tree[i] = self._weight(e.score, e.step)
 
     def _worst(self):
         "The entry that leaves next; it stands at the end of the line."
@@ -197,7 +199,7 @@ class _Shelf:
             e = heappop(self._ages)[2]
             if e.slot>=0: self._remove(e)
 
-# %% ../nbs/08_replay_buffer.ipynb #57c27ab0
+# %% ../nbs/08_replay_buffer.ipynb #b1044ef6
 class ReplayBuffer(_Shelf):
     """The best `max_size` groups seen, drawn in proportion to their score.
 
@@ -237,7 +239,7 @@ class ReplayBuffer(_Shelf):
         keys=None,     # n prompt keys; None for no keys
     )->list:           # n ids, None for what was not kept
         "Store the best. Views, tensors of an accelerator and tensors with a gradient are copied first. ValueError for scores that are not finite or below 0: nothing is stored then."
-        scores = [float(s) for s in (scores.tolist() if isinstance(scores, Tensor) else scores)]
+        scores = list(map(float, scores.tolist() if isinstance(scores, Tensor) else scores))
         if len(scores)!=len(data): raise ValueError(f'{len(scores)} scores for {len(data)} groups: give one each')
         if keys is not None and len(keys)!=len(data): raise ValueError(f'{len(keys)} keys for {len(data)} groups: give one each')
         for i,s in enumerate(scores):
@@ -322,7 +324,7 @@ class ReplayBuffer(_Shelf):
         for e in sorted(self._entries, key=lambda e: e.id):
             if e.key is not None: self._keys.setdefault(e.key, {})[e.id] = e
 
-# %% ../nbs/08_replay_buffer.ipynb #3fd2b7fb
+# %% ../nbs/08_replay_buffer.ipynb #3fbc258f
 def pack_groups(
     batch:Rollouts,  # with rewards and advantages
     idx=None,        # groups to pack: bool mask, indices, list; None for all
@@ -333,19 +335,15 @@ def pack_groups(
     """
     if batch.rewards is None or batch.advantages is None: raise ValueError('a stored group needs `rewards` and `advantages`: set them on the batch first')
     batch = (batch if idx is None else batch[idx]).to('cpu')
-    n = batch.completion_mask.sum(-1)   # (B, G)
-    if not (batch.completion_mask==(torch.arange(batch.completion_mask.shape[-1])<n[...,None])).all():
-        raise ValueError('`completion_mask` has a hole: it must be true from the left up to the end token')
-    return [_pack(batch, b, n[b]) for b in range(len(batch))]
-
-def _pack(x, b, lengths):
-    m = x.completion_mask[b]
-    d = dict(prompt_ids=x.prompt_ids[b][x.prompt_mask[b]].int(), completion_ids=x.completion_ids[b][m].int(), lengths=lengths.int(),
-        old_logps=x.old_logps[b][m].detach().float(), rewards=x.rewards[b].float().clone(), key=int(x.key[b]), step=int(x.step[b]))
-    A = x.advantages[b].detach()
-    d |= dict(token_advantages=A[m].float()) if A.ndim==2 else dict(advantages=A.float().clone())
-    if x.ref_logps is not None: d['ref_logps'] = x.ref_logps[b][m].detach().float()
-    return d
+    m,n = batch.completion_mask,batch.completion_mask.sum(-1)   # (B, G, T), (B, G)
+    if not (m==(torch.arange(m.shape[-1])<n[...,None])).all(): raise ValueError('`completion_mask` has a hole: it must be true from the left up to the end token')
+    sizes,A = n.sum(1).tolist(),batch.advantages.detach().float()
+    cut = lambda x, mask, sizes: [o.clone() for o in x.detach()[mask].split(sizes)]   # a clone each: no group keeps the others alive
+    cols = dict(prompt_ids=cut(batch.prompt_ids.int(), batch.prompt_mask, batch.prompt_mask.sum(1).tolist()), completion_ids=cut(batch.completion_ids.int(), m, sizes),
+        lengths=[o.clone() for o in n.int()], old_logps=cut(batch.old_logps.float(), m, sizes), rewards=[o.clone() for o in batch.rewards.float()], key=batch.key.tolist(), step=batch.step.tolist())
+    cols |= dict(token_advantages=cut(A, m, sizes)) if A.ndim==3 else dict(advantages=[o.clone() for o in A])
+    if batch.ref_logps is not None: cols['ref_logps'] = cut(batch.ref_logps.float(), m, sizes)
+    return [dict(zip(cols, o)) for o in zip(*cols.values())]
 
 def pack_group(
     batch:Rollouts,  # with rewards and advantages
