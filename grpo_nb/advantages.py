@@ -28,7 +28,7 @@ def reward_spread(
     none = rewards.isnan()
     return rewards.masked_fill(none, -torch.inf).amax(1) - rewards.masked_fill(none, torch.inf).amin(1)
 
-# %% ../nbs/05_advantages.ipynb #2840e87e
+# %% ../nbs/05_advantages.ipynb #6e5077f0
 _SCALES = ('group','batch','none')
 
 def _floats(rewards, shape):
@@ -39,6 +39,9 @@ def _floats(rewards, shape):
     if r.shape[1]<2: raise ValueError(f'a group of {r.shape[1]} has no spread: sample G >= 2 completions per prompt')
     if r.isinf().any(): raise ValueError(f'{int(r.isinf().sum())} of {r.numel()} rewards are infinite: return finite numbers, or None where a reward does not apply')
     return r
+
+def _known(scale):
+    if scale not in _SCALES: raise ValueError(f'`scale` is {scale!r}: choose one of {_SCALES}')
 
 def group_advantages(
     rewards:Tensor,     # (B, G) float32, reward units; nan where a completion has no reward
@@ -52,7 +55,7 @@ def group_advantages(
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2; 'none' is Dr. GRPO, arXiv 2503.20783.
     """
     r = _floats(rewards, 'B, G')
-    if scale not in _SCALES: raise ValueError(f'`scale` is {scale!r}: choose one of {_SCALES}')
+    _known(scale)
     A = r - r.nanmean(1, keepdim=True)
     if scale!='none':
         std = nan_std(r, 1 if scale=='group' else None)
@@ -101,7 +104,7 @@ def dead_share(
     "Share of groups whose `G` right-or-wrong answers all agree, when each is right with probability `p`."
     return p**G + (1-p)**G
 
-# %% ../nbs/05_advantages.ipynb #1d70a3a7
+# %% ../nbs/05_advantages.ipynb #5ee2e3ce
 def multi_objective(
     rewards_per_func:Tensor,  # (B, G, F) reward units; nan where a function does not apply
     weights=None,             # (F,) weight of each function; None for 1 each
@@ -119,6 +122,7 @@ def multi_objective(
     r = _floats(rewards_per_func, 'B, G, F')
     w = torch.ones(r.shape[2]) if weights is None else torch.as_tensor(weights)
     if w.shape!=r.shape[2:]: raise ValueError(f'{r.shape[2]} reward functions but `weights` has shape {tuple(w.shape)}: give one number each')
+    _known(scale)
     w,bare = w.to(r),r.isnan().all(2)
     if aggregation=='sum_then_normalize': return group_advantages((r*w).nansum(2).masked_fill(bare, torch.nan), scale, eps)
     if aggregation!='normalize_then_sum': raise ValueError(f"`aggregation` is {aggregation!r}: choose 'sum_then_normalize' or 'normalize_then_sum'")

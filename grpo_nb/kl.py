@@ -69,7 +69,7 @@ def completion_hidden(
         h = torch.cat([h, rest.last_hidden_state], 1)
     return h.view(B, G, T, -1)
 
-# %% ../nbs/06_kl.ipynb #8455fd19
+# %% ../nbs/06_kl.ipynb #6cb04019
 def _block(hidden, W, temperature, out, dtype):
     "Logits of one block of tokens over `temperature`, in `dtype`, written to the buffer `out`."
     n = len(hidden)
@@ -102,6 +102,7 @@ class _ChunkedLogps(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g, gH):
+        if g is None and gH is None: return (None,)*6
         hidden,W,ids,lse,H = ctx.saved_tensors
         dtype,n = lse.dtype,len(ids)
         dh = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None

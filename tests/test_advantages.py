@@ -1,0 +1,160 @@
+"Advantages against TRL's own code, against slow loops, and at the corners: nan, dead groups, wrong input."
+import functools, itertools, math, tempfile
+import pytest, torch, nbformat
+from pathlib import Path
+from grpo_nb.core import test_tensor as check
+from grpo_nb.advantages import group_advantages, dead_groups, dead_reason, dead_share, multi_objective, nan_std, reward_spread
+
+nan = float('nan')
+gen = lambda seed=0: torch.Generator().manual_seed(seed)
+
+@functools.lru_cache
+def trl_trainer():
+    "A real GRPOTrainer on a tiny Qwen2; the tests give it rewards and read the advantages it computes."
+    import trl_tiny
+    from trl import GRPOConfig, GRPOTrainer
+    args = GRPOConfig(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4, num_generations=4, max_completion_length=4, report_to='none', use_cpu=True, bf16=False, gradient_checkpointing=False)
+    t = GRPOTrainer(model=trl_tiny.folder(), reward_funcs=trl_tiny.n_red, args=args, train_dataset=trl_tiny.data(), processing_class=trl_tiny.tokenizer())
+    t._generate = lambda prompts: ([[2,3] for _ in prompts], [[4,1] for _ in prompts], None, ['x']*len(prompts), None, {}, None, None)
+    t.model.train()
+    return t
+
+def trl_advantages(rewards_per_func, weights=None, aggregation='sum_then_normalize', scale='group'):
+    "What TRL makes of (B, G, F) rewards, through its own `_generate_and_score_completions`."
+    t = trl_trainer()
+    B,G,F = rewards_per_func.shape
+    t.num_generations,t.scale_rewards,t.multi_objective_aggregation = G,scale,aggregation
+    t.reward_funcs,t.reward_func_names = t.reward_funcs[:1]*F,[f'f{i}' for i in range(F)]
+    t.reward_weights = torch.ones(F) if weights is None else torch.as_tensor(weights, dtype=torch.float32)
+    t._calculate_rewards = lambda *a: rewards_per_func.reshape(B*G, F)
+    return t._generate_and_score_completions([dict(prompt='one two')]*(B*G))['advantages'].view(B, G)
+
+def draw(B, G, F=1, seed=0, holes=0.):
+    g = gen(seed)
+    r = torch.randint(0, 5, (B,G,F), generator=g)/4 + torch.randint(0, 2, (B,G,F), generator=g)
+    return r.masked_fill(torch.rand(B,G,F, generator=g)<holes, nan)
+
+@pytest.mark.parametrize('scale', ['group','batch','none'])
+@pytest.mark.parametrize('G', [2,3,4,8,16,64])
+def test_group_advantages_are_those_of_trl(G, scale):
+    for seed,holes in ((0,0.), (1,.2), (2,.6)):
+        r = draw(5, G, seed=seed, holes=holes)
+        r[1],r[2] = 1.,0.                       # one group all right, one all wrong
+        r[3] = nan                              # one without any reward
+        check(group_advantages(r[...,0], scale), trl_advantages(r, scale=scale))
+
+@pytest.mark.parametrize('scale', ['group','batch','none'])
+def test_gaussian_rewards_agree_with_trl_in_float64(scale):
+    "TRL's factor n/(n-1) is made in float32, so its own result is good to 1e-7."
+    r = torch.randn(16, 8, 1, generator=gen(), dtype=torch.float64)
+    check(group_advantages(r[...,0], scale), trl_advantages(r, scale=scale), eps=2e-7)
+
+@pytest.mark.parametrize('aggregation', ['sum_then_normalize','normalize_then_sum'])
+@pytest.mark.parametrize('G,F', [(2,1),(4,2),(8,3),(64,2)])
+def test_several_rewards_are_put_together_as_trl_does(G, F, aggregation):
+    for seed,holes in ((0,0.), (1,.2), (2,.5)):
+        r = draw(6, G, F, seed=seed, holes=holes)
+        r[1],r[2],r[3,0] = 1.,torch.arange(F).float(),nan   # all right; constant, each function its own; one completion without any
+        w = torch.rand(F, generator=gen(seed))+.5
+        for scale in ('group','batch','none'):
+            got,want = multi_objective(r, w, aggregation, scale),trl_advantages(r, w, aggregation, scale)
+            assert (got[1:3]==0).all() and want[1:3].abs().max()<1e-2   # ours exactly 0, TRL's the rounding error of a mean
+            want[1:3] = 0
+            check(got, want, eps=2e-6)
+
+def test_all_equal_fractions_get_exactly_zero_where_trl_leaves_noise():
+    worst = 0
+    for v,G in itertools.product((.1,.2,.3,.6,.7,.9), (3,5,6,7,8,12)):
+        r = torch.full((2,G,1), v)
+        assert (group_advantages(r[...,0])==0).all() and (multi_objective(r)==0).all() and dead_groups(r[...,0]).all()
+        worst = max(worst, trl_advantages(r).abs().max().item())
+    assert 1e-6<worst<1e-2   # there is something to be protected from
+    mixed = torch.stack([torch.full((7,2), .1), draw(1, 7, 2)[0]])
+    assert (multi_objective(mixed, aggregation='normalize_then_sum')[0]==0).all()
+
+def test_rows_sum_to_zero_and_do_not_depend_on_order_or_offset():
+    r = torch.rand(6, 8, generator=gen())
+    A = group_advantages(r)
+    assert A.sum(1).abs().max()<1e-5
+    p,b = torch.randperm(8, generator=gen()),torch.randperm(6, generator=gen())
+    check(group_advantages(r[:,p]), A[:,p], 1e-5); check(group_advantages(r[b]), A[b], 1e-5); check(group_advantages(r+3), A, 1e-4)
+    check(group_advantages(-r), -A, 1e-6)
+
+def test_the_slow_loop_agrees_nan_included():
+    r = draw(20, 6, seed=3, holes=.3)[...,0]
+    want = torch.zeros_like(r)
+    for b,row in enumerate(r.tolist()):
+        have = [x for x in row if not math.isnan(x)]
+        if len(have)<2: continue
+        m = sum(have)/len(have); s = math.sqrt(sum((x-m)**2 for x in have)/(len(have)-1))
+        for g,x in enumerate(row):
+            if not math.isnan(x): want[b,g] = (x-m)/(s+1e-4)
+    check(group_advantages(r), want, 1e-5)
+
+def test_completions_without_reward_move_nothing():
+    r = torch.tensor([[1.,0.,1.,0.]])
+    check(group_advantages(torch.cat([r, torch.full((1,3), nan)], 1))[:,:4], group_advantages(r))
+    check(group_advantages(torch.tensor([[nan,nan],[nan,1.]])), torch.zeros(2,2))
+
+def test_integer_and_bool_rewards_are_taken_as_numbers():
+    want = group_advantages(torch.tensor([[1.,0.,1.]]))
+    check(group_advantages(torch.tensor([[1,0,1]])), want); check(group_advantages(torch.tensor([[True,False,True]])), want); check(group_advantages([[1.,0.,1.]]), want)
+
+def test_dead_means_max_minus_min_within_the_tolerance():
+    r = torch.tensor([[.3]*8, [.3]*7+[.3+1e-7], [0.]*7+[1.], [nan]*8, [nan]*7+[1.], [nan]*6+[0.,1.], [.5]*7+[.50001]])
+    assert dead_groups(r).tolist()==[True,True,False,True,True,False,False]
+    assert dead_groups(r, tol=0).tolist()==[True,False,False,True,True,False,False]
+    assert dead_groups(r, tol=1e-4).tolist()==[True,True,False,True,True,False,True]
+    assert (r[0].std()>0) and dead_groups(r)[0]   # the deviation would call it alive
+
+def test_with_several_functions_a_group_is_dead_only_under_all_of_them():
+    r = torch.stack([torch.tensor([[1.,0.],[0.,1.]]), torch.tensor([[1.,5.],[1.,5.]]), torch.full((2,2), nan)])
+    assert dead_groups(r).tolist()==[False,True,True] and dead_groups(r[:2].sum(2)).tolist()==[True,True]
+
+def test_dead_groups_have_zero_advantage_and_living_ones_do_not():
+    r = draw(200, 4, seed=5, holes=.3)[...,0]
+    A,dead = group_advantages(r),dead_groups(r)
+    assert 0<dead.sum()<200 and (A[dead]==0).all() and (A[~dead].abs().amax(1)>.1).all()
+
+def test_each_reason_for_a_dead_group_is_named():
+    r = torch.tensor([[0.]*3, [1.]*3, [.5]*3, [.7,.7,.7+1e-7], [nan,nan,1.], [0.,1.,1.], [nan,0.,0.]])
+    assert dead_reason(r)==['all-wrong','all-right','equal','float-noise','unscored',None,'all-wrong']
+    assert dead_reason(torch.tensor([[-1.,-1.],[2.,2.]]), wrong=-1, right=2)==['all-wrong','all-right']
+
+@pytest.mark.parametrize('p,G,want', [(.5,8,.0078),(.3,8,.058),(.2,8,.17),(.1,8,.43),(.05,8,.66),(.01,8,.92),(.1,16,.19),(.1,4,.66)])
+def test_the_waste_arithmetic(p, G, want):
+    assert abs(dead_share(p, G)-want)<.006
+    draws = (torch.rand(20000, G, generator=gen())<p).float()
+    assert abs(dead_groups(draws).float().mean().item()-dead_share(p, G))<.015
+
+def test_nan_std_is_torch_std_where_nothing_is_missing():
+    x = torch.randn(4, 5, 6, generator=gen())
+    check(nan_std(x, 1), x.std(1, keepdim=True)); check(nan_std(x), x.std().view(1,1,1))
+    check(reward_spread(x[0]), x[0].amax(1)-x[0].amin(1))
+
+@pytest.mark.parametrize('call,says', [
+    (lambda: group_advantages(torch.ones(4,1)), 'G >= 2'), (lambda: group_advantages(torch.ones(4)), 'B, G'), (lambda: group_advantages(torch.ones(1,2,3)), 'B, G'),
+    (lambda: group_advantages(torch.tensor([[1.,float('inf')]])), '1 of 2 rewards are infinite'), (lambda: group_advantages(torch.tensor([[1e30,0.]])), 'overflow'),
+    (lambda: group_advantages(torch.ones(2,2), 'std'), "'std'"), (lambda: dead_groups(torch.ones(2,2), -1e-6), 'tol'), (lambda: dead_groups(torch.ones(2,2), nan), 'tol'),
+    (lambda: dead_groups(torch.ones(2,1)), 'G >= 2'), (lambda: multi_objective(torch.ones(2,2)), 'B, G, F'), (lambda: multi_objective(torch.ones(2,2,3), [1.,2.]), '3 reward functions'),
+    (lambda: multi_objective(torch.ones(2,2,1), aggregation='sum'), "'sum'"), (lambda: multi_objective(torch.ones(2,2,1), aggregation='normalize_then_sum', scale='x'), "'x'")])
+def test_wrong_input_is_named(call, says):
+    with pytest.raises(ValueError, match=None) as e: call()
+    assert says in str(e.value)
+
+def test_the_inputs_are_left_as_they_were():
+    r = draw(4, 4, 2, holes=.2); old = r.clone()
+    group_advantages(r[...,0]); multi_objective(r); multi_objective(r, aggregation='normalize_then_sum'); dead_groups(r); dead_reason(r[...,0])
+    check(r, old)
+
+@pytest.mark.parametrize('nb', ['05_advantages','06_kl'])
+def test_the_solutions_of_the_exercises_solve_them(nb):
+    "The cells that set an exercise up run with its solution, and the stub alone says 'not yet'."
+    cells = [c for c in nbformat.read(Path(__file__).parents[1]/'nbs'/f'{nb}.ipynb', 4).cells if c.cell_type=='code']
+    solved = [c.source for c in cells if 'code-summary: Solution' in c.source]
+    ns = dict(__name__='chapter')
+    keep = [c.source for c in cells if 'code-summary: Solution' not in c.source and not c.source.startswith('explore(') and 'explore(' not in c.source.split('\n')[-1]]
+    for s in keep: exec(compile(s, nb, 'exec'), ns)
+    stub = next(v for k,v in ns.items() if k.startswith('my_')); checker = next(v for k,v in ns.items() if k.startswith('check_'))
+    assert checker(stub)=='not yet' and len(solved)>=2
+    for s in solved: exec(compile(s, nb, 'exec'), ns)

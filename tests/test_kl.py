@@ -1,0 +1,254 @@
+"Log-probs, entropies and KL: against loops without padding, TRL's own code, finite differences and exact sums."
+import functools, math, tempfile
+import pytest, torch
+from dataclasses import replace
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from grpo_nb.core import Rollouts, test_tensor as check
+from grpo_nb.kl import chunked_logps, completion_hidden, entropy_of, gather_logps, kl_estimate, token_logps, token_logps_and_entropy
+
+gen = lambda seed=0: torch.Generator().manual_seed(seed)
+
+@functools.lru_cache
+def model(dtype=torch.float32, tie=True, **kw):
+    torch.manual_seed(0)
+    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tie, **kw)).to(dtype)
+    with torch.no_grad():
+        for p in m.parameters():
+            if p.ndim>1: p.mul_(4)   # far from uniform
+    return m.eval()
+
+def batch(B=3, G=4, P=6, T=5, seed=0):
+    g = gen(seed)
+    pm = torch.arange(P)>=torch.randint(0, P, (B,1), generator=g)
+    cm = torch.arange(T)<torch.randint(0, T+1, (B,G,1), generator=g)
+    cm[0,0] = True
+    return Rollouts(torch.randint(0, 50, (B,P), generator=g), pm, torch.randint(0, 50, (B,G,T), generator=g), cm, torch.zeros(B,G,T))
+
+def alone(m, ro, temperature=1.):
+    "Each completion by itself, without padding, token by token."
+    dt = next(m.parameters()).dtype
+    logps,H = torch.zeros(ro.completion_mask.shape, dtype=dt),torch.zeros(ro.completion_mask.shape, dtype=dt)
+    for b in range(len(ro)):
+        for g in range(logps.shape[1]):
+            q,o = ro.prompt_ids[b][ro.prompt_mask[b]],ro.completion_ids[b,g][ro.completion_mask[b,g]]
+            z = (m(torch.cat([q, o])[None]).logits[0]/temperature).log_softmax(-1)
+            for t,i in enumerate(o):
+                logps[b,g,t] = z[len(q)+t-1,i]; H[b,g,t] = -(z[len(q)+t-1].exp()*z[len(q)+t-1]).sum()
+    return logps,H
+
+def with_grad(m, f, shape, seed=9):
+    g = gen(seed); w,u = torch.randn(shape, generator=g),torch.randn(shape, generator=g)
+    m.zero_grad(); a,e = f(); ((a*w).sum()+(e*u).sum()).backward()
+    return a.detach(),e.detach(),torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None])
+
+@pytest.mark.parametrize('tie', [True,False])
+@pytest.mark.parametrize('opts', [{}, dict(chunk_size=3), dict(shared_prefix=True), dict(shared_prefix=True, chunk_size=1)])
+def test_values_and_gradients_are_those_of_each_completion_alone(opts, tie):
+    m,ro = model(tie=tie),batch()
+    for temperature in (1., .6):
+        want = with_grad(m, lambda: alone(m, ro, temperature), ro.completion_mask.shape)
+        got = with_grad(m, lambda: token_logps_and_entropy(m, ro, temperature, **opts), ro.completion_mask.shape)
+        check(got[0], want[0], 2e-5); check(got[1], want[1], 2e-5); check(got[2]/want[2].norm(), want[2]/want[2].norm(), 1e-5)
+        check(token_logps(m, ro, temperature, **opts), want[0], 2e-5)
+
+def test_in_float64_the_shared_prefix_and_the_plain_road_are_one():
+    m,ro = model(torch.float64),batch(seed=4)
+    shape = ro.completion_mask.shape
+    a = with_grad(m, lambda: token_logps_and_entropy(m, ro), shape)
+    b = with_grad(m, lambda: token_logps_and_entropy(m, ro, shared_prefix=True, chunk_size=2), shape)
+    for x,y in zip(a, b): check(x/y.norm(), y/y.norm(), 1e-7)   # RMSNorm and RoPE of transformers work in float32
+
+@pytest.mark.parametrize('opts', [{}, dict(shared_prefix=True)])
+def test_more_padding_another_order_and_a_split_change_nothing(opts):
+    m,ro = model(torch.float64),batch(seed=1)
+    def run(o, w):
+        m.zero_grad(); lp = token_logps(m, o, **opts); (lp*w).sum().backward()
+        return lp.detach(),torch.cat([p.grad.flatten() for p in m.parameters()]).clone()
+    w = torch.randn(ro.completion_mask.shape, generator=gen(2), dtype=torch.float64)
+    lp,g = run(ro, w)
+    wide = ro.pad_to(11, 9); lp2,g2 = run(wide, torch.nn.functional.pad(w, (0,4)))
+    check(lp2[...,:5], lp, 1e-10); check(g2, g, 1e-10); assert (lp2[...,5:]==0).all()
+    junk = replace(wide, prompt_ids=wide.prompt_ids.masked_fill(~wide.prompt_mask, 7), completion_ids=wide.completion_ids.masked_fill(~wide.completion_mask, 8))
+    check(run(junk, torch.nn.functional.pad(w, (0,4)))[1], g, 1e-10)   # what stands in the padding does not matter
+    order = torch.tensor([2,0,1]); check(run(ro[order], w[order])[1], g, 1e-10)
+    check(sum(run(ro[i:i+1], w[i:i+1])[1] for i in range(3)), g, 1e-10)
+
+def test_recomputed_logps_are_those_noted_while_sampling():
+    from grpo_nb.generation import generate
+    m,ro = model(),batch(seed=3)
+    for T in (1, 7):
+        for t in (1., .7, 1.4):
+            got = generate(m, ro.prompt_ids, ro.prompt_mask, num_generations=4, max_completion_length=T, temperature=t, eos_token_id=3, pad_token_id=0, generator=gen(5))
+            with torch.no_grad(): check(token_logps(m, got, t), got.old_logps, 2e-5)
+
+def test_rows_and_batches_without_a_token_give_zero_and_a_gradient_of_zero():
+    m,ro = model(),batch()
+    none = replace(ro, completion_mask=torch.zeros_like(ro.completion_mask))
+    m.zero_grad(); lp,H = token_logps_and_entropy(m, none); (lp.sum()+H.sum()).backward()
+    check(lp, torch.zeros(lp.shape)); assert all(p.grad is None or (p.grad==0).all() for p in m.parameters())
+
+def test_one_token_completions_work_with_a_shared_prefix():
+    m,ro = model(),batch(T=1)
+    check(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
+
+def test_nothing_keeps_a_gradient_without_being_asked():
+    m,ro = model(),batch()
+    with torch.no_grad(): assert not token_logps(m, ro).requires_grad
+    assert token_logps(m, ro).requires_grad and token_logps(m, ro).dtype==torch.float32
+
+def test_a_bfloat16_model_gives_float32_logps_near_the_float32_ones():
+    import copy
+    m,ro = model(),batch(); h = copy.deepcopy(m).bfloat16()
+    a,b = token_logps(m, ro),token_logps(h, ro)
+    assert b.dtype==torch.float32 and (a-b).abs().max()<.3
+    b.sum().backward(); assert all(p.grad.dtype==torch.bfloat16 for p in h.parameters())
+
+def test_a_lora_model_is_seen_through_its_wrapper():
+    import copy
+    from peft import LoraConfig, get_peft_model
+    base,ro = copy.deepcopy(model()),batch()
+    m = get_peft_model(base, LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False)).eval()
+    lp = token_logps(m, ro); check(lp, alone(m, ro)[0], 2e-5)
+    assert (lp-token_logps(model(), ro)).abs().max()>1e-4
+    lp.sum().backward(); assert any(p.grad is not None and p.grad.abs().sum()>0 for n,p in m.named_parameters() if 'lora' in n)
+
+# ---- blocks
+
+def pair(dtype=torch.float64, n=7, D=5, V=11, seed=0):
+    g = gen(seed)
+    return torch.randn(n, D, generator=g, dtype=dtype).requires_grad_(),torch.randn(V, D, generator=g, dtype=dtype).requires_grad_(),torch.randint(0, V, (n,), generator=g)
+
+@pytest.mark.parametrize('chunk', [1,3,7,50,None])
+@pytest.mark.parametrize('temperature', [1.,.3,2.])
+def test_blocks_have_the_values_and_gradients_of_the_plain_formula(chunk, temperature):
+    h,W,ids = pair()
+    w,u = torch.randn(2, 7, generator=gen(1), dtype=torch.float64)
+    lp,H = chunked_logps(h, W, ids, temperature, chunk, entropy=True)
+    lp0,H0 = gather_logps(h@W.T, ids, temperature),entropy_of(h@W.T, temperature)
+    check(lp, lp0, 1e-12); check(H, H0, 1e-12)
+    for loss,loss0 in (((lp*w).sum(), (lp0*w).sum()), ((H*u).sum(), (H0*u).sum()), ((lp*w*H*u).sum(), (lp0*w*H0*u).sum())):
+        for a,b in zip(torch.autograd.grad(loss, (h,W), retain_graph=True), torch.autograd.grad(loss0, (h,W), retain_graph=True)): check(a, b, 1e-11)
+
+def test_block_gradients_agree_with_finite_differences():
+    h,W,ids = pair(n=4)
+    assert torch.autograd.gradcheck(lambda h,W: chunked_logps(h, W, ids, .7, 3, entropy=True), (h,W))
+
+def test_a_frozen_head_or_frozen_states_get_no_gradient():
+    h,W,ids = pair()
+    lp = chunked_logps(h, W.detach(), ids, chunk=2); lp.sum().backward(); assert h.grad is not None
+    g = h.grad.clone(); h.grad = None
+    chunked_logps(h.detach(), W, ids, chunk=2).sum().backward(); assert h.grad is None and W.grad is not None
+    W.grad = None; chunked_logps(h, W, ids, chunk=2).sum().backward(); check(h.grad, g, 1e-12)
+
+class Biggest(TorchDispatchMode):
+    n = 0
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for o in out if isinstance(out, (tuple,list)) else [out]:
+            if isinstance(o, torch.Tensor): self.n = max(self.n, o.numel())
+        return out
+
+def test_no_tensor_of_all_logits_ever_stands():
+    h,W,ids = pair(torch.float32, n=400, D=4, V=300)
+    with Biggest() as m: lp,H = chunked_logps(h, W, ids, 1., 16, True); (lp.sum()+H.sum()).backward()
+    assert m.n<=2*16*300, m.n
+    with Biggest() as m: gather_logps(h@W.T, ids).sum().backward()
+    assert m.n>=400*300   # the watch works
+
+def test_large_logits_stay_finite():
+    h,W,ids = pair(torch.float32)
+    lp,H = chunked_logps(h*1e4, W, ids, entropy=True)
+    assert lp.isfinite().all() and H.isfinite().all() and (H>=-1e-3).all()
+
+# ---- KL
+
+theta,ref = torch.tensor([2.,1.,0.,-1.], dtype=torch.float64),torch.tensor([.5,1.5,0.,.2], dtype=torch.float64)
+def kl(a, b): return (a.softmax(-1)*(a.log_softmax(-1)-b.log_softmax(-1))).sum(-1)
+def grad(f, t=theta):
+    t = t.clone().requires_grad_(); return torch.autograd.grad(f(t), t)[0]
+def mean_grad(kind, ratio=False):
+    def f(t):
+        lp = t.log_softmax(-1); k = kl_estimate(lp, ref.log_softmax(-1), kind)
+        return (lp.detach().exp()*(k*(lp-lp.detach()).exp() if ratio else k)).sum()
+    return grad(f)
+
+def test_the_means_of_k1_and_k3_are_the_kl_and_that_of_k2_is_not():
+    for s in range(5):
+        a,b = torch.randn(2, 6, generator=gen(s), dtype=torch.float64)
+        m = {k:(a.softmax(0)*kl_estimate(a.log_softmax(0), b.log_softmax(0), k)).sum() for k in ('k1','k2','k3')}
+        check(m['k1'], kl(a, b), 1e-12); check(m['k3'], kl(a, b), 1e-12); assert abs(m['k2']-kl(a, b))>1e-3
+
+def test_mean_gradients_zero_for_k1_right_for_k2_the_other_divergence_for_k3():
+    right,other = grad(lambda t: kl(t, ref)),grad(lambda t: kl(ref, t))
+    check(mean_grad('k1'), torch.zeros(4), 1e-12); check(mean_grad('k2'), right, 1e-12); check(mean_grad('k3'), other, 1e-12)
+    assert (right-other).abs().max()>1e-2
+    check(mean_grad('k1', True), right, 1e-12); check(mean_grad('k3', True), right, 1e-12)
+
+def test_estimates_by_hand_and_never_negative():
+    lp,rf = torch.tensor([-1.,-2.]),torch.tensor([-2.,-1.])
+    check(kl_estimate(lp, rf, 'k1'), [1.,-1.]); check(kl_estimate(lp, rf, 'k2'), [.5,.5]); check(kl_estimate(lp, rf), [math.exp(-1), math.e-2])
+    d = torch.logspace(-8, 1, 200); d = torch.cat([-d, d])
+    assert (kl_estimate(-d, torch.zeros_like(d))>=0).all()
+    small = kl_estimate(torch.full((1,), -1e-4), torch.zeros(1)); assert abs(small.item()/5e-9-1)<1e-3
+
+@pytest.mark.parametrize('kind', ['k1','k2','k3'])
+def test_kl_gradients_agree_with_finite_differences(kind):
+    lp,rf = (-torch.rand(2,3,4, generator=gen(s), dtype=torch.float64) for s in (0,1))
+    assert torch.autograd.gradcheck(lambda x: kl_estimate(x, rf, kind), (lp.requires_grad_(),))
+
+@functools.lru_cache
+def trl_trainer():
+    import trl_tiny
+    from trl import GRPOConfig, GRPOTrainer
+    args = GRPOConfig(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4, num_generations=4, max_completion_length=6, beta=1., temperature=.8, loss_type='bnpo', report_to='none', use_cpu=True, bf16=False, gradient_checkpointing=False)
+    t = GRPOTrainer(model=trl_tiny.folder(), reward_funcs=trl_tiny.n_red, args=args, train_dataset=trl_tiny.data(), processing_class=trl_tiny.tokenizer())
+    t.model.train(); t.current_gradient_accumulation_steps = 1
+    return t
+
+def trl_batch(B=2, G=4, P=5, T=6, seed=0):
+    V = trl_trainer().model.config.vocab_size
+    o = batch(B, G, P, T, seed)
+    cm = o.completion_mask.clone(); cm[...,0] = True
+    return replace(o, prompt_ids=o.prompt_ids%V, completion_ids=o.completion_ids%V, completion_mask=cm)
+
+def trl_inputs(o, **kw):
+    B,G,T = o.completion_ids.shape
+    rep = lambda x: x.repeat_interleave(G, 0)
+    return dict(prompt_ids=rep(o.prompt_ids), prompt_mask=rep(o.prompt_mask).long(), completion_ids=o.completion_ids.view(B*G,T), completion_mask=o.completion_mask.view(B*G,T).long(), num_items_in_batch=o.completion_mask.sum(), **kw)
+
+@pytest.mark.parametrize('seed', range(3))
+def test_logps_and_entropies_are_those_of_trl(seed):
+    t,o = trl_trainer(),trl_batch(seed=seed); i = trl_inputs(o); T = o.completion_ids.shape[2]
+    with torch.no_grad():
+        a,H,_ = t._get_per_token_logps_and_entropies(t.model, torch.cat([i['prompt_ids'],i['completion_ids']], 1), torch.cat([i['prompt_mask'],i['completion_mask']], 1), T, compute_entropy=True)
+        ours = token_logps_and_entropy(t.model, o, .8)
+    check(ours[0], a.view_as(ours[0]), 1e-5); check(ours[1], H.view_as(ours[1]), 1e-5)
+
+@pytest.mark.parametrize('seed,corrected', [(0,False),(1,False),(0,True),(2,True)])
+def test_k3_is_the_kl_in_trls_loss_value_and_gradient(seed, corrected):
+    "With advantages 0 and beta 1, TRL's loss is nothing but its KL; `use_bias_correction_kl`, on by default, multiplies it with the ratio."
+    t,o = trl_trainer(),trl_batch(seed=seed); mask = o.completion_mask
+    m = t.model; t.args.use_bias_correction_kl = corrected
+    with torch.no_grad(): lp = token_logps(m, o, .8)
+    rf = (lp+.5*torch.randn(lp.shape, generator=gen(seed)))*mask
+    m.zero_grad(); loss = t._compute_loss(m, trl_inputs(o, advantages=torch.zeros(mask[...,0].numel()), ref_per_token_logps=rf.view(-1, rf.shape[-1]))); loss.backward()
+    want = torch.cat([p.grad.flatten() for p in m.parameters()]).clone()
+    m.zero_grad(); x = token_logps(m, o, .8); rho = (x-x.detach()).exp() if corrected else 1
+    ours = (rho*kl_estimate(x, rf)*mask).sum()/mask.sum(); ours.backward()
+    got = torch.cat([p.grad.flatten() for p in m.parameters()])
+    check(ours, loss.detach(), 1e-6); check(got/want.norm(), want/want.norm(), 1e-6)
+
+@pytest.mark.parametrize('call,says', [
+    (lambda: gather_logps(torch.ones(2,3), torch.zeros(3).long()), '(..., V)'), (lambda: gather_logps(torch.ones(2,3), torch.zeros(2).long(), 0), 'above 0'), (lambda: gather_logps(torch.ones(2,3), torch.zeros(2).long(), float('nan')), 'above 0'),
+    (lambda: chunked_logps(torch.ones(2,3), torch.ones(5,4), torch.zeros(2).long()), '(V, D)'), (lambda: chunked_logps(torch.ones(2,3), torch.ones(5,3), torch.zeros(2).long(), chunk=0), '`chunk` is 0'),
+    (lambda: chunked_logps(torch.ones(2,3), torch.ones(5,3), torch.zeros(2).long(), -1.), 'above 0'), (lambda: kl_estimate(torch.ones(2), torch.ones(3)), 'shape'), (lambda: kl_estimate(torch.ones(2), torch.ones(2), 'abs'), "'abs'"),
+    (lambda: kl_estimate(torch.ones(2), torch.ones(2).requires_grad_()), 'swap'), (lambda: token_logps(model(), replace(batch(), prompt_mask=batch().prompt_mask.flip(1))), 'on the left'), (lambda: token_logps(model(), batch(), 0.), 'above 0')])
+def test_wrong_input_is_named(call, says):
+    with pytest.raises(ValueError) as e: call()
+    assert says in str(e.value)
+
+def test_a_model_that_bends_its_logits_is_refused():
+    import copy
+    m = copy.deepcopy(model()); m.config.final_logit_softcapping = 30.
+    with pytest.raises(ValueError, match='final_logit_softcapping'): token_logps(m, batch())
