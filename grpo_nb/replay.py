@@ -103,13 +103,15 @@ class Entry:
     slot:int=-1       # its place in the buffer; -1 once it has left
     worth:float=0.    # the smallest worth leaves first
 
-# %% ../nbs/08_replay_buffer.ipynb #54a7c6d6
-def _own(data):
-    "`data` with its tensors on the CPU, in memory of their own, without gradient."
-    if not isinstance(data, dict): return data
-    return {k:v.detach().to('cpu', copy=True) if isinstance(v, Tensor) and (v._base is not None or not v.is_cpu or v.requires_grad or v.is_inference()) else v for k,v in data.items()}
+# %% ../nbs/08_replay_buffer.ipynb #49ec6400
+def _borrowed(v): return isinstance(v, Tensor) and (v._base is not None or not v.is_cpu or v.requires_grad or v.is_inference())
 
-# %% ../nbs/08_replay_buffer.ipynb #d301be25
+def _own(data):
+    "`data`, or a copy of it whose tensors are on the CPU, in memory of their own, without gradient."
+    if not isinstance(data, dict) or not any(map(_borrowed, data.values())): return data
+    return {k:v.detach().to('cpu', copy=True) if _borrowed(v) else v for k,v in data.items()}
+
+# %% ../nbs/08_replay_buffer.ipynb #f7616bf4
 PRIORITIES = ('score','uniform','recency')
 
 def _leaves_later(e): return -e.worth,-e.id
@@ -134,7 +136,7 @@ class _Shelf:
         return (math.log(score) if score>0 else -math.inf) + step/self.age_decay
 
     def _add(self, score, data, step, key):
-        worth,full = self._worth(score, step),len(self._entries)>=self.max_size
+        worth,full = score if self._plain else self._worth(score, step),len(self._entries)>=self.max_size
         if full and (not self.max_size or worth<(old := self._worst()).worth): return None
         id = self.next_id
         self.next_id = id+1
@@ -153,7 +155,7 @@ class _Shelf:
 
     def _put(self, i, e):
         self._entries[i] = e; self._worths[i] = e.worth; self._ids[i] = e.id; e.slot = i
-        self._tree[i] = self._weight(e.score, e.step)
+        self._tree[i] = e.score if self._plain else self._weight(e.score, e.step)
 
     def _worst(self):
         "The entry that leaves next; it stands at the end of the line."
@@ -199,7 +201,7 @@ class _Shelf:
             e = heappop(self._ages)[2]
             if e.slot>=0: self._remove(e)
 
-# %% ../nbs/08_replay_buffer.ipynb #b1044ef6
+# %% ../nbs/08_replay_buffer.ipynb #f94bb1f2
 class ReplayBuffer(_Shelf):
     """The best `max_size` groups seen, drawn in proportion to their score.
 
@@ -223,6 +225,7 @@ class ReplayBuffer(_Shelf):
         if age_decay is not None and not 0<age_decay<math.inf: raise ValueError(f'`age_decay` is {age_decay!r}: give more than 0 steps, or None')
         if max_uses is not None and not whole(max_uses, 1): raise ValueError(f'`max_uses` is {max_uses!r}: give 1 or more, or None')
         self.max_size,self.priority,self.age_limit,self.age_decay,self.max_uses = max_size,priority,age_limit,age_decay,max_uses
+        self._plain = priority=='score' and age_decay is None   # then worth and weight are the score
         self.rng = random.Random(seed)
         self.next_id,self.now,self.base,self.evicted = 0,0,0,[]
         self._clear()
@@ -567,11 +570,11 @@ class DynamicSampling(Method):
         for b in (dead&~left).nonzero()[:,0].tolist(): treatment[b] = 'resampled'
         return self.treated(batch, dead, in_loss, treatment, int((dead&~left).sum()), ~left, rounds=rounds, extra_groups=extra)
 
-# %% ../nbs/08_replay_buffer.ipynb #70361e18
+# %% ../nbs/08_replay_buffer.ipynb #6b5227e8
 class SkipPrompts(Method):
     """Pass over prompts whose last groups were dead, before anything is spent on them.
 
-    Dead groups that are sampled all the same stay as they are. Source: GRESO, arXiv 2506.02177, section 4; its adaptive batch size is left out.
+    Dead groups that are sampled all the same stay as they are. Source: GRESO, arXiv 2506.02177; its adaptive batch size is left out.
     """
     name = 'skip'
     def __init__(self,
@@ -605,11 +608,11 @@ class SkipPrompts(Method):
         self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
         self.rng.setstate((3, tuple(state['rng'].tolist()), None))
 
-# %% ../nbs/08_replay_buffer.ipynb #7377acfb
+# %% ../nbs/08_replay_buffer.ipynb #e9bbfd6c
 class VirtualMax(Method):
     """Advantages as if each group had one more answer, with the best possible reward.
 
-    Its clip, narrower for negative advantages, is the trainer's to set (`epsilon`, `epsilon_high`). Source: NGRPO, arXiv 2509.18851, "advantage calibration".
+    Its clip, narrower for negative advantages, is the trainer's to set (`epsilon`, `epsilon_high`). Source: NGRPO, arXiv 2509.18851, its advantage calibration.
     """
     name = 'virtual_max'
     def __init__(self,
@@ -627,12 +630,12 @@ class VirtualMax(Method):
         alive = ~(dead & dead_groups(more, self.dead_tolerance))
         return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), ['trained' if o else 'kept' for o in alive.tolist()], alive=alive)
 
-# %% ../nbs/08_replay_buffer.ipynb #dd92b332
+# %% ../nbs/08_replay_buffer.ipynb #7fe88829
 class EntropyShaped(Method):
     """Token advantages for dead groups: praise in proportion to entropy, blame in proportion to what it lacks of the completion's maximum.
 
     Where `treat` is given no entropy, a token's surprise, minus its log-prob, stands in for it: one sample of what entropy is the mean of.
-    Advantages become (B, G, T). Source: RL-ZVP, arXiv 2509.21880, section 3; surprise for entropy is ours.
+    Advantages become (B, G, T). Source: RL-ZVP, arXiv 2509.21880; surprise for entropy is ours.
     """
     name = 'entropy'
     def __init__(self,
