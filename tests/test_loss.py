@@ -229,6 +229,14 @@ def test_high_entropy_mask_keeps_the_share_asked_for():
     assert high_entropy_mask(H, m, 1.).equal(m)
     assert not high_entropy_mask(H, m&False, .5).any()
 
+def test_top_entropy_takes_the_policy_term_from_the_other_tokens_and_leaves_them_the_kl():
+    d = batch(1)
+    p,H = d['logps'].clone().requires_grad_(),torch.rand(d['mask'].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    keep = high_entropy_mask(H, d['mask'], .4)
+    rest = d['mask']&~keep
+    g = [torch.autograd.grad(policy_loss(p, None, d['advantages'], d['mask'], entropy=H, top_entropy_quantile=.4, beta=b, ref_logps=d['ref_logps']), p)[0] for b in (0., .1)]
+    assert keep.any() and rest.any() and (g[0][keep]!=0).all() and (g[0][rest]==0).all() and (g[1][rest]!=0).all()
+
 def test_entropy_bonus_adds_minus_coef_times_mean_entropy():
     d = batch(1)
     H = torch.rand(d['mask'].shape, dtype=torch.float64).requires_grad_()
