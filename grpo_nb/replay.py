@@ -608,11 +608,11 @@ class SkipPrompts(Method):
         self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
         self.rng.setstate((3, tuple(state['rng'].tolist()), None))
 
-# %% ../nbs/08_replay_buffer.ipynb #e9bbfd6c
+# %% ../nbs/08_replay_buffer.ipynb #478027d5
 class VirtualMax(Method):
     """Advantages as if each group had one more answer, with the best possible reward.
 
-    Its clip, narrower for negative advantages, is the trainer's to set (`epsilon`, `epsilon_high`). Source: NGRPO, arXiv 2509.18851, its advantage calibration.
+    NGRPO's clip, narrower for negative advantages, is the trainer's to set (`epsilon`, `epsilon_high`). Source: NGRPO, arXiv 2509.18851; deviation with the group's size in the denominator, as its code has it.
     """
     name = 'virtual_max'
     def __init__(self,
