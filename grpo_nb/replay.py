@@ -103,13 +103,15 @@ class Entry:
     slot:int=-1       # its place in the buffer; -1 once it has left
     worth:float=0.    # the smallest worth leaves first
 
-# %% ../nbs/08_replay_buffer.ipynb #49ec6400
+# %% ../nbs/08_replay_buffer.ipynb #034b9163
 def _borrowed(v): return isinstance(v, Tensor) and (v._base is not None or not v.is_cpu or v.requires_grad or v.is_inference())
 
 def _own(data):
     "`data`, or a copy of it whose tensors are on the CPU, in memory of their own, without gradient."
-    if not isinstance(data, dict) or not any(map(_borrowed, data.values())): return data
-    return {k:v.detach().to('cpu', copy=True) if _borrowed(v) else v for k,v in data.items()}
+    if isinstance(data, dict):
+        for v in data.values():
+            if _borrowed(v): return {k:o.detach().to('cpu', copy=True) if _borrowed(o) else o for k,o in data.items()}
+    return data
 
 # %% ../nbs/08_replay_buffer.ipynb #f7616bf4
 PRIORITIES = ('score','uniform','recency')
