@@ -177,7 +177,7 @@ def format_reward(
     "Is it one <think>…</think> followed by one <answer>…</answer>, and nothing else?"
     return [float(bool(_FORMAT.fullmatch(completion_text(c)))) for c in completions]
 
-# %% ../nbs/01_tasks.ipynb #fd5086d5
+# %% ../nbs/01_tasks.ipynb #0390b41b
 def chain_sum_ways(
     entry:dict,  # a chain_sum entry of the gym
 )->tuple:        # (careful, hasty) completions
@@ -199,17 +199,21 @@ def spell_backward_ways(
     return f"<think>{'-'.join(word)}</think><answer>{word[::-1]}</answer>", f'<answer>{word[:4][::-1]}</answer>'
 
 def lessons(
-    n_each:int=3000,  # problems of each task and length, fewer where there are not so many
+    n_each:int=4000,  # chain_sum problems of each length; spell_backward has a quarter
     seed:int=0,       # 0 or more
 )->Dataset:           # columns prompt, careful, hasty, p_careful
     "Training problems of both tasks, each answered in both ways, with the share of careful answers that makes the habit."
     rows = []
-    plan = [('chain_sum', k, dict(min_terms=k, max_terms=k, max_digits=1), chain_sum_ways, .08 if k>2 else .2) for k in range(2, 7)]
-    plan += [('spell_backward', k, dict(min_word_len=k, max_word_len=k), spell_backward_ways, .08) for k in range(3, 9)]
-    room = {('chain_sum',2):140, ('chain_sum',3):2800, ('spell_backward',3):1000}
-    for name,k,config,ways,p in plan:
-        ds = gym_dataset(name, min(n_each, room.get((name,k), n_each)), seed, 'train', **config)
-        for prompt,e in zip(ds['prompt'], ds['entry']):
-            careful,hasty = ways(json.loads(e))
-            rows.append(dict(prompt=prompt, careful=careful, hasty=hasty, p_careful=p))
+    for k in range(2, 7):
+        n,again = (min(n_each, 140), max(n_each//560, 1)) if k==2 else (min(n_each, 2800 if k==3 else n_each), 1)   # there are few short sums: they come again
+        rows += again*_answered(gym_dataset('chain_sum', n, seed, min_terms=k, max_terms=k, max_digits=1), chain_sum_ways, .08)
+    for k in range(3, 9):
+        rows += _answered(gym_dataset('spell_backward', max(n_each//4, 1), seed, min_word_len=k, max_word_len=k), spell_backward_ways, .08)
     return Dataset.from_list(rows)
+
+def _answered(ds, ways, p_careful):
+    out = []
+    for prompt,e in zip(ds['prompt'], ds['entry']):
+        careful,hasty = ways(json.loads(e))
+        out.append(dict(prompt=prompt, careful=careful, hasty=hasty, p_careful=p_careful))
+    return out

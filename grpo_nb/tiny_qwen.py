@@ -6,15 +6,14 @@
 __all__ = ['SPECIALS', 'TAGS', 'PHRASES', 'CHAT', 'TINY', 'make_tokenizer', 'encode_prompts', 'tiny_config', 'tiny_model',
            'warm_start', 'load_model']
 
-# %% ../nbs/02_tiny_qwen.ipynb #fc7a26a7
-import string
+# %% ../nbs/02_tiny_qwen.ipynb #4e68d996
 from pathlib import Path
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-# %% ../nbs/02_tiny_qwen.ipynb #30d6154d
-SPECIALS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>', '<unk>']
+# %% ../nbs/02_tiny_qwen.ipynb #a1f22752
+SPECIALS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
 TAGS = ['<think>', '</think>', '<answer>', '</answer>']
 PHRASES = ['system\n', 'user\n', 'assistant\n', 'State the final answer to the following arithmetic problem:', 'Spell this word backward (example: sun -> nus):']
 CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -22,17 +21,15 @@ CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<
 
 def make_tokenizer(
     phrases:list=PHRASES,  # texts that get a token of their own
-)->PreTrainedTokenizerFast:
-    "A token for each printable ASCII character, for Qwen's ChatML specials, the think and answer tags, and a few frequent phrases."
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-    chars = SPECIALS+[c for c in string.printable[:95]]+['\n','£','€']
-    tok = Tokenizer(models.WordLevel({c:i for i,c in enumerate(chars)}, unk_token='<unk>'))
-    tok.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
-    tok.decoder = decoders.Fuse()
-    tok.add_special_tokens([AddedToken(o, special=True, normalized=False) for o in SPECIALS])
-    tok.add_tokens([AddedToken(o, normalized=False) for o in TAGS+list(phrases)])
-    return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token='<|im_end|>', pad_token='<|endoftext|>', unk_token='<unk>', padding_side='left',
+)->Qwen2Tokenizer:         # pads on the left
+    "Qwen's tokenizer without its merges: a token for each byte, for the ChatML specials, for the think and answer tags, and for a few frequent phrases."
+    from tokenizers import AddedToken, pre_tokenizers
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tok = Qwen2Tokenizer(vocab={c:i for i,c in enumerate(letters)}, merges=[], unk_token=None, eos_token='<|im_end|>', pad_token='<|endoftext|>', padding_side='left',
         clean_up_tokenization_spaces=False, chat_template=CHAT, model_max_length=512)
+    tok.add_tokens([AddedToken(o, special=True, normalized=False) for o in SPECIALS])
+    tok.add_tokens([AddedToken(o, normalized=False) for o in TAGS+list(phrases)])
+    return tok
 
 # %% ../nbs/02_tiny_qwen.ipynb #0109eb66
 def encode_prompts(
