@@ -1,0 +1,240 @@
+"Generation: the fast roads against the plain loop, transformers' own rules, an exact enumeration, and every bad input."
+import itertools, math
+import pytest, torch
+from grpo_nb.generation import Cached, Direct, can_direct, end_mask, eval_mode, generate, generate_loop, next_token, penalize, pick, truncate
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+torch.set_num_threads(1)
+seeded = lambda s=0: torch.Generator().manual_seed(s)
+
+def small_qwen(vocab=32, seed=0, **kw):
+    torch.manual_seed(seed)
+    c = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+             bos_token_id=None, eos_token_id=1, pad_token_id=0)|kw
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=vocab, **c)).eval()
+
+def sharp(vocab=32, seed=0, **kw):
+    "A tiny Qwen with a spread of probabilities, and norms and biases that are seen when left out."
+    m = small_qwen(vocab, seed, **kw)
+    with torch.no_grad():
+        m.model.embed_tokens.weight *= 12
+        for n,p in m.named_parameters():
+            if 'norm' in n or 'bias' in n: p += .3*torch.randn(p.shape, generator=seeded(len(n)))
+    return m
+
+def some_prompts(B=3, P=6, vocab=32, seed=0):
+    g = seeded(seed)
+    n = torch.randint(1, P+1, (B,), generator=g); n[0] = P
+    mask = torch.arange(P)[None]>=(P-n)[:,None]
+    return torch.randint(3, vocab, (B,P), generator=g).masked_fill(~mask, 0),mask
+
+def recompute(model, r, temperature=1.):
+    "Log-probs of the completions by one forward over the whole text."
+    G,P = r.completion_ids.shape[1],r.prompt_ids.shape[1]
+    ids = torch.cat([r.prompt_ids.repeat_interleave(G, 0), r.completion_ids.flatten(0, 1)], 1)
+    see = torch.cat([r.prompt_mask.repeat_interleave(G, 0), r.completion_mask.flatten(0, 1)], 1).long()
+    with torch.no_grad(): z = model(input_ids=ids, attention_mask=see, position_ids=(see.cumsum(1)-1).clamp(min=0)).logits[:,P-1:-1]
+    return (z.float()/temperature).log_softmax(-1).gather(2, r.completion_ids.flatten(0, 1)[...,None])[...,0].view_as(r.old_logps)*r.completion_mask
+
+RULES = [dict(), dict(temperature=.7), dict(temperature=0), dict(top_k=5), dict(top_p=.8), dict(min_p=.1), dict(repetition_penalty=1.5),
+         dict(temperature=1.4, top_k=12, top_p=.9, min_p=.05, repetition_penalty=.8)]
+
+@pytest.mark.parametrize('rules', RULES, ids=str)
+@pytest.mark.parametrize('padded', [True, False], ids=['padded','full'])
+def test_all_roads_draw_the_same_tokens_with_the_same_log_probs(rules, padded):
+    model = sharp()
+    ids,mask = some_prompts() if padded else (torch.randint(3, 32, (2,5), generator=seeded(1)), torch.ones(2, 5, dtype=torch.bool))
+    kw = dict(eos_token_id=[1,2], pad_token_id=0, **rules)
+    want = generate_loop(model, ids, mask, 4, 12, generator=seeded(5), **kw)
+    for direct in (True, False):
+        got = generate(model, ids, mask, 4, 12, generator=seeded(5), direct=direct, **kw)
+        assert torch.equal(got.completion_ids, want.completion_ids) and torch.equal(got.completion_mask, want.completion_mask)
+        torch.testing.assert_close(got.old_logps, want.old_logps, atol=2e-5, rtol=0)
+    torch.testing.assert_close(recompute(model, got, rules.get('temperature') or 1.), got.old_logps, atol=5e-5, rtol=0)
+
+@pytest.mark.parametrize('heads,kv,hidden,layers', [(4,4,32,1), (4,1,48,3), (2,2,16,2), (8,2,64,2)])
+@pytest.mark.parametrize('tied', [True, False])
+def test_direct_gives_transformers_logits_for_any_shape_of_qwen2(heads, kv, hidden, layers, tied):
+    model = sharp(hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv, num_hidden_layers=layers, rope_parameters=dict(rope_type='default', rope_theta=5000.))
+    if not tied: model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
+    ids,mask = some_prompts()
+    with torch.no_grad():
+        a,b = Cached(model),Direct(model)
+        torch.testing.assert_close(a.prefill(ids, mask, 3, 6), b.prefill(ids, mask, 3, 6), atol=1e-4, rtol=1e-4)
+        for t in range(4):
+            tok = torch.randint(3, 32, (len(a.mask),1), generator=seeded(t))
+            torch.testing.assert_close(a.step(tok), b.step(tok), atol=1e-4, rtol=1e-4)
+            keep = torch.arange(len(tok))[torch.arange(len(tok))!=t]
+            a.select(keep); b.select(keep)
+
+def test_drawn_completions_follow_the_exact_enumeration():
+    "Every text of up to three tokens over a vocabulary of four, its probability by full forwards, against 6000 draws: chi-square."
+    from scipy.stats import chisquare
+    model,ids = sharp(4, hidden_size=16, intermediate_size=32),torch.tensor([[2,3]])
+    def prob(text):
+        x = torch.tensor([[2,3,*text]])
+        with torch.no_grad(): lp = (model(input_ids=x).logits[0,1:-1]/1.5).log_softmax(-1)
+        return lp.gather(1, x[0,2:,None]).sum().exp().item()
+    texts = [t for n in (1,2,3) for t in itertools.product(range(4), repeat=n) if 1 not in t[:-1] and (t[-1]==1 or n==3)]
+    want = torch.tensor([prob(t) for t in texts], dtype=torch.float64)
+    assert abs(want.sum()-1)<1e-5
+    for direct in (True, False):
+        r = generate(model, ids, torch.ones_like(ids).bool(), 6000, 3, temperature=1.5, eos_token_id=1, pad_token_id=0, generator=seeded(3), direct=direct)
+        drawn = [tuple(i[m].tolist()) for i,m in zip(r.completion_ids[0], r.completion_mask[0])]
+        count = torch.tensor([drawn.count(t) for t in texts])
+        big = want*6000>=5
+        f = lambda x: torch.cat([x[big], x[~big].sum()[None]])
+        assert chisquare(f(count.double()), f(want*6000/want.sum())).pvalue>1e-3
+
+def test_truncation_and_penalty_are_those_of_transformers():
+    from transformers.generation.logits_process import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+    z,ids = torch.randn(40, 50, generator=seeded())*3,torch.randint(0, 50, (40,9), generator=seeded(1))
+    seen = torch.zeros(40, 50, dtype=torch.bool).scatter_(1, ids, True)
+    for pen in (.7, 1.3): assert torch.equal(penalize(z, seen, pen), RepetitionPenaltyLogitsProcessor(pen)(ids, z.clone()))
+    for k in (1, 7, 50, 80): assert torch.equal(truncate(z, top_k=k), TopKLogitsWarper(k)(ids, z))
+    for p in (.01, .5, .9, .999): assert torch.equal(truncate(z, top_p=p), TopPLogitsWarper(p)(ids, z))
+    for p in (.01, .2, 1.): assert torch.equal(truncate(z, min_p=p), MinPLogitsWarper(p)(ids, z))
+    both = MinPLogitsWarper(.03)(ids, TopPLogitsWarper(.9)(ids, TopKLogitsWarper(20)(ids, z)))
+    assert torch.equal(truncate(z, 20, .9, .03), both)
+
+def test_the_greedy_answer_is_that_of_transformers_generate():
+    model = sharp()
+    ids,mask = some_prompts()
+    for pen in (1., 1.6):
+        want = model.generate(ids, attention_mask=mask.long(), max_new_tokens=10, do_sample=False, repetition_penalty=pen, eos_token_id=1, pad_token_id=0)[:,6:]
+        got = generate(model, ids, mask, 1, 10, temperature=0, repetition_penalty=pen, eos_token_id=1, pad_token_id=0).completion_ids[:,0]
+        assert torch.equal(got, want[:,:got.shape[1]])
+
+def test_a_seed_repeats_bit_for_bit_and_rows_do_not_depend_on_each_other():
+    model = sharp()
+    ids,mask = some_prompts(4)
+    f = lambda s: generate(model, ids, mask, 4, 12, eos_token_id=1, generator=seeded(s))
+    a,b,c = f(1),f(1),f(2)
+    assert all(torch.equal(v, getattr(b, k)) for k,v in a.tensors().items())
+    assert a.completion_ids.shape!=c.completion_ids.shape or not torch.equal(a.completion_ids, c.completion_ids)
+    torch.manual_seed(3); d = generate(model, ids, mask, 2, 6); torch.manual_seed(3); e = generate(model, ids, mask, 2, 6)
+    assert torch.equal(d.completion_ids, e.completion_ids)
+
+def test_more_padding_changes_no_token():
+    model = sharp()
+    ids,mask = some_prompts()
+    wide = lambda x, v: torch.nn.functional.pad(x, (5,0), value=v)
+    a = generate(model, ids, mask, 4, 10, eos_token_id=1, generator=seeded())
+    b = generate(model, wide(ids, 7), wide(mask, False), 4, 10, eos_token_id=1, generator=seeded())
+    assert torch.equal(a.completion_ids, b.completion_ids)
+    torch.testing.assert_close(a.old_logps, b.old_logps, atol=2e-5, rtol=0)
+
+def test_the_mask_holds_the_first_end_token_and_nothing_behind_it():
+    model = sharp()
+    ids,mask = some_prompts()
+    r = generate(model, ids, mask, 8, 30, eos_token_id=[1,2], pad_token_id=0, generator=seeded(4))
+    for toks,m,lp in zip(r.completion_ids.flatten(0, 1), r.completion_mask.flatten(0, 1), r.old_logps.flatten(0, 1)):
+        n = int(m.sum())
+        assert m[:n].all() and not m[n:].any() and (toks[n:]==0).all() and (lp[n:]==0).all() and (lp[:n]<0).all()
+        assert toks[n-1] in (1,2) or n==30
+        assert not torch.isin(toks[:n-1], torch.tensor([1,2])).any()
+    assert 0<(r.completion_mask.sum(-1)<30).float().mean()   # some did end
+    never = generate(model, ids, mask, 2, 9, eos_token_id=[], generator=seeded())
+    assert never.completion_mask.all() and never.completion_ids.shape==(3,2,9)
+
+def test_the_models_own_end_and_padding_tokens_are_the_default():
+    model = sharp()
+    model.generation_config.eos_token_id,model.generation_config.pad_token_id = [1,2],5
+    ids,mask = some_prompts()
+    a = generate(model, ids, mask, 4, 15, generator=seeded())
+    b = generate(model, ids, mask, 4, 15, eos_token_id=[1,2], pad_token_id=5, generator=seeded())
+    assert torch.equal(a.completion_ids, b.completion_ids) and a.pad_id==5
+
+def test_the_model_is_in_eval_mode_while_it_samples_and_as_before_afterwards():
+    model = sharp()
+    model.config.attention_dropout = .5
+    for l in model.model.layers: l.self_attn.attention_dropout = .9
+    ids,mask = some_prompts()
+    want = generate(model, ids, mask, 2, 6, generator=seeded(), direct=False)
+    model.train(); model.model.layers[1].eval()
+    before = [m.training for m in model.modules()]
+    got = generate(model, ids, mask, 2, 6, generator=seeded(), direct=False)
+    assert torch.equal(got.completion_ids, want.completion_ids) and [m.training for m in model.modules()]==before
+    with pytest.raises(ZeroDivisionError):
+        with eval_mode(model): assert not any(m.training for m in model.modules()); 1/0
+    assert [m.training for m in model.modules()]==before
+
+def test_rollouts_can_be_trained_on():
+    "Nothing in them is an inference tensor, and generation leaves no gradient behind."
+    model = sharp()
+    r = generate(model, *some_prompts(), 2, 5, generator=seeded())
+    assert not any(v.is_inference() or v.requires_grad for v in r.tensors().values())
+    model(input_ids=r.completion_ids.flatten(0, 1)).logits.sum().backward()
+
+def test_changed_weights_are_seen_at_once():
+    model = sharp()
+    ids,mask = some_prompts()
+    a = generate(model, ids, mask, 2, 6, generator=seeded())
+    with torch.no_grad(): model.model.layers[0].mlp.down_proj.weight += 1
+    b = generate(model, ids, mask, 2, 6, generator=seeded())
+    torch.testing.assert_close(recompute(model, b), b.old_logps, atol=5e-5, rtol=0)
+    assert a.old_logps.shape!=b.old_logps.shape or (a.old_logps-b.old_logps).abs().max()>1e-3
+
+def test_what_is_no_plain_qwen2_goes_through_transformers():
+    assert can_direct(sharp())
+    half,window,scaled,gelu,hooked,patched = sharp().bfloat16(),sharp(use_sliding_window=True, sliding_window=4, max_window_layers=0),sharp(rope_parameters=dict(rope_type='linear', factor=2., rope_theta=1e4)),sharp(hidden_act='gelu'),sharp(),sharp()
+    hooked.model.layers[0].mlp.register_forward_hook(lambda m, i, o: o*0)
+    old = patched.lm_head.forward; patched.lm_head.forward = lambda x: old(x)*2
+    ids,mask = some_prompts()
+    for name,m in dict(half=half, window=window, scaled=scaled, gelu=gelu, hooked=hooked, patched=patched).items():
+        assert not can_direct(m), name
+        r = generate(m, ids, mask, 3, 8, eos_token_id=1, generator=seeded())
+        torch.testing.assert_close(recompute(m, r), r.old_logps, atol=.1 if name=='half' else 5e-5, rtol=0, msg=name)
+    with torch.autocast('cpu', dtype=torch.bfloat16): assert not can_direct(sharp())
+    assert not can_direct(sharp(), max_params=10)
+
+def test_lora_and_another_architecture_sample_by_the_general_road():
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(0)
+    lora = get_peft_model(sharp(), LoraConfig(r=2, target_modules=['q_proj','down_proj'], init_lora_weights=False)).eval()
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)).eval()
+    ids,mask = some_prompts()
+    for m in (lora, llama):
+        assert not can_direct(m)
+        a = generate(m, ids, mask, 3, 8, eos_token_id=1, pad_token_id=0, generator=seeded())
+        b = generate_loop(m, ids, mask, 3, 8, eos_token_id=1, pad_token_id=0, generator=seeded())
+        assert torch.equal(a.completion_ids, b.completion_ids)
+        torch.testing.assert_close(a.old_logps, b.old_logps, atol=2e-5, rtol=0)
+
+@pytest.mark.parametrize('change,says', [
+    (dict(num_generations=0), '`num_generations` is 0'), (dict(max_completion_length=0), '`max_completion_length` is 0'), (dict(temperature=-.1), '`temperature` is -0.1'),
+    (dict(temperature=math.nan), '`temperature` is nan'), (dict(temperature=math.inf), '`temperature` is inf'), (dict(top_p=0.), '`top_p` is 0'), (dict(top_p=1.5), '`top_p`'), (dict(top_k=-1), '`top_k` is -1'),
+    (dict(min_p=2.), '`min_p`'), (dict(repetition_penalty=0.), '`repetition_penalty`'), (dict(max_completion_length=600), '512 positions'),
+    (dict(prompt_ids=torch.full((2,3), 40)), 'token 40'), (dict(prompt_mask=torch.tensor([[1,1,0],[1,1,1]]).bool()), 'on the right'),
+    (dict(prompt_mask=torch.tensor([[1,1,1],[0,0,0]]).bool()), 'prompt 1 has no tokens'), (dict(prompt_ids=torch.ones(0, 3).long(), prompt_mask=torch.ones(0, 3).bool()), 'B >= 1'),
+    (dict(prompt_mask=torch.ones(2, 4).bool()), 'one shape')])
+def test_a_bad_argument_is_named(change, says):
+    kw = dict(prompt_ids=torch.full((2,3), 5), prompt_mask=torch.ones(2, 3).bool(), num_generations=2, max_completion_length=4)|change
+    for f in (generate, generate_loop):
+        with pytest.raises(ValueError, match=says): f(sharp(), **kw)
+
+@pytest.mark.parametrize('direct', [True, False])
+def test_nan_in_the_weights_names_a_row(direct):
+    model = sharp()
+    with torch.no_grad(): model.model.embed_tokens.weight[9] = math.nan
+    model.lm_head.weight = torch.nn.Parameter(sharp().lm_head.weight.detach().clone())
+    ids,mask = torch.tensor([[4,5],[4,9]]),torch.ones(2, 2).bool()
+    with pytest.raises(ValueError, match='row 3 at token 0'): generate(model, ids, mask, 3, 4, eos_token_id=[], generator=seeded(), direct=direct)
+
+def test_pick_never_draws_what_has_no_probability():
+    p = torch.tensor([[0.,.5,0.,.5,0.]]).expand(3, -1)
+    assert pick(p, torch.tensor([[0.],[.5],[1-2**-50]], dtype=torch.float64)).flatten().tolist()==[1,3,3]
+    z = truncate(torch.randn(2000, 30, generator=seeded()), top_k=3)
+    ids = pick(z.softmax(-1), torch.rand(2000, 1, generator=seeded(1), dtype=torch.float64))
+    assert z.gather(1, ids).isfinite().all()
+
+def test_the_exercises_are_solvable():
+    import json, pathlib
+    nb = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'03_generation.ipynb').read_text())
+    code = [''.join(c['source']) for c in nb['cells'] if c['cell_type']=='code']
+    ns = {}
+    exec('import torch\nfrom fastcore.test import test_eq\nfrom grpo_nb.generation import truncate', ns)
+    for c in code:
+        if 'my_top_p' in c: exec(c, ns)
+    assert ns['check_top_p'](ns['my_top_p'])=='right' and ns['check_top_p'](lambda p, k: None)=='not yet' and ns['check_top_p'](lambda p, k: [0])!='right'
