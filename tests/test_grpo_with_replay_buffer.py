@@ -65,6 +65,7 @@ def test_d5_a_left_padded_prompt_comes_back_whole():
     t,got = run([LIVE,LIVE,LIVE,LIVE, DEAD], B=4)
     prompts = lambda b: {tuple(i[m.bool()].tolist()) for i,m in zip(b['prompt_ids'], b['prompt_mask'])}
     assert len({len(p) for p in prompts(got[0])})>1 and prompts(got[1])<=prompts(got[0])
+    assert got[1]['replayed'].all() and got[1]['prompt_mask'][:, -1].all()          # padded on the left
     for e in stored(t): assert 0 not in e.data['prompt_ids'].tolist() and len(e.data['prompt_ids'])==e.data['prompt_lens'].sum()
 
 @pytest.mark.parametrize('opts', [{}, dict(steps_per_generation=2), dict(beta=.1, num_iterations=2), dict(gradient_accumulation_steps=2, loss_type='grpo')])
@@ -428,10 +429,10 @@ def test_state_files_tell_a_flipped_bit(tmp_path):
 
 # -- the documented example -----------------------------------------------------------------------
 def example(seed, steps=40, **kw):
-    def custom_reward_func(completions, **kwargs):
-        if torch.rand(1).item()<.25: return [0]*len(completions)
-        return torch.rand(len(completions)).tolist()
-    t = T.trainer([custom_reward_func], args=T.config(learning_rate=1e-4, per_device_train_batch_size=4, num_generations=4, max_completion_length=8, replay_buffer_size=8, max_steps=steps, seed=seed, **kw))
+    def sometimes_flat(completions, **kw):
+        r = torch.rand(len(completions))
+        return [0]*len(r) if torch.rand(())<.25 else r.tolist()
+    t = T.trainer([sometimes_flat], args=T.config(learning_rate=1e-4, per_device_train_batch_size=4, num_generations=4, max_completion_length=8, replay_buffer_size=8, max_steps=steps, seed=seed, **kw))
     before,got = T.weights(t),T.spy(t)
     t.train()
     return t,got,before

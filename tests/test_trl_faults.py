@@ -24,7 +24,7 @@ def test_an_async_reward_that_raises_is_named():
     e = fails(judge, ConnectionError, 'no answer')
     assert any("'judge'" in o for o in e.__notes__)
 
-@pytest.mark.parametrize('out,said', [(None, 'return.*missing'), (.5, 'float 0.5'), (1, 'int 1'), ('good', "str 'good'"), ({'r':1}, 'dict'), (['a','b','c','d'], "str 'a' for completion 0"), ([0., [1.], 0., 0.], 'list .* for completion 1')])
+@pytest.mark.parametrize('out,said', [(None, 'None'), (.5, '0.5'), (1, '1'), ('good', "'good'"), ({'r':1}, 'dict'), (['a','b','c','d'], "'a' .*for completion 0"), ([0., [1.], 0., 0.], 'list.* for completion 1')])
 @pytest.mark.parametrize('kind', ['sync','async','object'])
 def test_what_is_not_a_list_of_numbers_is_named(out, said, kind):
     if kind=='sync':
@@ -36,15 +36,15 @@ def test_what_is_not_a_list_of_numbers_is_named(out, said, kind):
             __name__ = 'f'
             def __call__(self, **kw): return out
         f = F()
-    fails(f, TypeError, f"reward function 'f' returned .*{said}.*return a list of 4 numbers|reward function 'f' returned .*{said}")
+    fails(f, ValueError, f"reward function 'f' returned .*{said}.*return a list of 4 numbers")
 
 def test_too_few_rewards_are_counted():
     def short(completions, **kw): return [1.]
-    fails(short, ValueError, "'short' returned 1 rewards, but 4 were expected")
+    fails(short, ValueError, "'short' returned 1 rewards for 4 completions")
 
 @pytest.mark.parametrize('bad', [math.inf, -math.inf, 1e30])
 def test_rewards_that_overflow_stop_the_run(bad):
-    fails(Scripted([[0., 1., bad, 0.]], 4), ValueError, "'scripted' returned .* for completion 2 at step 0")
+    fails(Scripted([[0., 1., bad, 0.]], 4), ValueError, "'scripted' returned .* for completion 2")
 
 @pytest.mark.parametrize('out', [[0., 1., None, 1.], [0., 1., math.nan, 1.], (0., 1., 0., 1.), torch.tensor([0., 1., 0., 1.]), [torch.tensor(1.), 0, True, 2], __import__('numpy').array([0., 1., 0., 1.])])
 def test_lists_tuples_tensors_arrays_and_none_are_taken(out):
