@@ -291,7 +291,7 @@ def md_cell(
     "A page of prose as the one cell of a notebook, so that the same checks read it."
     return dict(cell_type='markdown', source=Path(f).read_text(encoding='utf-8'))
 
-# %% ../nbs/90_dev.ipynb #fc923c64
+# %% ../nbs/90_dev.ipynb #4283ec56
 EMBED_JS = 'https://cdn.jsdelivr.net/npm/@jupyter-widgets/html-manager@1.0.15/dist/embed.js'
 
 def _script(mime, o): return f'<script type="{mime}">'+json.dumps(o).replace('</', '<\\/')+'</script>'
@@ -307,6 +307,7 @@ class EmbedWidgets:
         from execnb.nbio import mk_cell
         state = self.nb.metadata.pop('widgets', {}).get(_STATE) or {}
         used,level = False,1
+        self._join_source()
         for c in self.nb.cells:
             if c.cell_type=='markdown':
                 for m in re.finditer(r'^(#+) ', re.sub(r'^```.*?^```', '', c.source, flags=re.M|re.S), flags=re.M): level = len(m[1])
@@ -318,6 +319,21 @@ class EmbedWidgets:
                 elif _src(d.get('text/markdown', '')).lstrip('-\n ').startswith('###'): d['text/markdown'] = _at_level(_src(d['text/markdown']), level+1)
         if used: self.nb.cells.append(mk_cell(f'```{{=html}}\n{_script(_STATE, state)}\n<script src="{EMBED_JS}" crossorigin="anonymous"></script>\n```', 'markdown'))
 
+    def _join_source(self):
+        "Where exported code is shown, it says the signature itself: drop that from the entry, and put all entries of a cell before it."
+        cells = self.nb.cells
+        for i,c in enumerate(cells):
+            if c.cell_type!='code' or 'code-summary: "Exported source"' not in c.source: continue
+            c.source = re.sub(r'^#\|\s*code-(fold|summary):.*\n', '', c.source, flags=re.M)
+            j = i+1
+            while j<len(cells) and cells[j].cell_type=='code' and 'show_doc(' in cells[j].source: j += 1
+            cells[i:j] = cells[i+1:j]+[c]
+            i = cells.index(c)
+            entries = [o for o in cells[max(0, i-20):i] if o.cell_type=='code' and 'show_doc(' in o.source]
+            for e in entries:
+                for o in e.get('outputs', []):
+                    if 'text/markdown' in o.get('data', {}): o['data']['text/markdown'] = re.sub(r'^```python\n.*?^```\n', '', _src(o['data']['text/markdown']), flags=re.M|re.S)
+
     def _img(self, c, o, data):
         alt = re.search(r'^#\|\s*fig-alt:\s*(.+)$', c.source, flags=re.M)
         wide = o.get('metadata', {}).get('image/png', {}).get('width')
@@ -327,7 +343,7 @@ def _at_level(s, level):
     "The Markdown of `show_doc` with its heading `level` deep; methods, a level deeper, stay so."
     return re.sub(r'^(###+)(?= )', lambda m: '#'*min(6, level+len(m[1])-3), s, count=1, flags=re.M)
 
-# %% ../nbs/90_dev.ipynb #7ba01d2c
+# %% ../nbs/90_dev.ipynb #236729da
 _KATEX = 'https://cdn.jsdelivr.net/npm/katex@0.16.11/dist'
 
 def npm_package(
@@ -346,6 +362,18 @@ def npm_package(
         if not (home/'package').exists(): (Path(d)/'package').rename(home/'package')
     return home/'package'
 
+def _finish(site):
+    "No fonts from other hosts, no dates, code blocks that the keyboard can scroll, navigation with names."
+    for f in site.rglob('*.css'):
+        if '@import' in (t := f.read_text(encoding='utf-8')): f.write_text(re.sub(r'@import url\([^)]*\);?', '', t), encoding='utf-8')
+    if (f := site/'sitemap.xml').exists(): f.write_text(re.sub(r'\s*<lastmod>.*?</lastmod>', '', f.read_text(encoding='utf-8')), encoding='utf-8')
+    for f in site.rglob('*.html'):
+        t = re.sub(r'<pre(?![^>]*tabindex)', '<pre tabindex="0"', f.read_text(encoding='utf-8'))
+        for k,v in dict([('class="navbar','Site'), ('id="quarto-sidebar"','Chapters'), ('class="quarto-secondary-nav','This page among the chapters'), ('class="page-navigation','Next and previous')]).items():
+            t = re.sub(rf'<nav(?=[^>]*{k})(?![^>]*aria-label)', f'<nav aria-label="{v}"', t)
+        t = t.replace('<i class="bi bi-github" role="img">', '<i class="bi bi-github" role="img" aria-label="GitHub">')
+        f.write_text(t, encoding='utf-8')
+
 def _make_local(site):
     "Copy KaTeX and the widget script into the site, and point its pages there."
     libs = {_KATEX:('katex','katex@0.16.11',['katex.min.css','katex.min.js','contrib/auto-render.min.js','fonts/*.woff2']),
@@ -362,7 +390,7 @@ def _make_local(site):
             up = '../'*(len(f.relative_to(site).parts)-1)
             f.write_text(f.read_text(encoding='utf-8').replace(url, f'{up}site_libs/{folder}'), encoding='utf-8')
 
-# %% ../nbs/90_dev.ipynb #96a8bca4
+# %% ../nbs/90_dev.ipynb #5e3f7c24
 class _Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
@@ -389,6 +417,8 @@ def site_faults(
     site = Path(site).resolve()
     pages = {f:_Page(f.read_text(encoding='utf-8')) for f in sorted(site.rglob('*.html')) if 'site_libs' not in f.parts}
     res = []
+    for f in sorted(site.rglob('*.css')):
+        res += [f'{f.relative_to(site)}: asks another host: {o}' for o in re.findall(r"""(?:url\(|@import )['"]?(https?://[^)'";]+)""", f.read_text(encoding='utf-8')) if local]
     for f,p in pages.items():
         name = f.relative_to(site)
         res += [f'{name}: {o}' for o in p.faults]
@@ -407,7 +437,7 @@ def site_faults(
             elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids: res.append(f'{name}: a link to an anchor that is not there: {o}')
     return res
 
-# %% ../nbs/90_dev.ipynb #d9ad3ddf
+# %% ../nbs/90_dev.ipynb #817a8d69
 def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)
 
 def _show_source(s):
@@ -442,20 +472,27 @@ def _sidebar(to):
     import yaml
     side = yaml.safe_load((to/'sidebar.yml').read_text(encoding='utf-8'))
     named,missing = set(),[]
+    def pages(pattern):
+        "The files a sidebar entry means, without those an entry before it has named."
+        o = _page_name(pattern) if '/' not in pattern else pattern
+        return [p for f in sorted(to.glob(o)) if (p := str(f.relative_to(to))) not in named]
     def keep(items):
         res = []
         for o in items:
-            if isinstance(o, dict):
-                kids = keep(o.get('contents', []))
-                if kids: res.append({**o, 'contents':kids})
-            elif any(to.glob(p := _page_name(o) if '/' not in o else o)): named.update(str(f.relative_to(to)) for f in to.glob(p)); res.append(p)
-            else: missing.append(o)
+            if isinstance(o, dict) and 'contents' in o:
+                if kids := keep(o['contents']): res.append({**o, 'contents':kids})
+                continue
+            href = o['href'] if isinstance(o, dict) else o
+            found = pages(href)
+            named.update(found)
+            res += [{**o, 'href':p} if isinstance(o, dict) else p for p in found]
+            if not found and '*' not in href: missing.append(href)
         return res
     bar = side['website']['sidebar']
     bar['contents'] = keep(bar['contents'])
     (to/'sidebar.yml').write_text(yaml.safe_dump(side, sort_keys=False), encoding='utf-8')
-    pages = {str(f.relative_to(to)) for p in ('*.ipynb','*.qmd','*.md') for f in to.rglob(p)}
-    return missing,sorted(pages-named-{'index.ipynb','404.qmd','404.md'})
+    there = {str(f.relative_to(to)) for p in ('*.ipynb','*.qmd','*.md') for f in to.rglob(p)}
+    return missing,sorted(there-named-{'index.ipynb','404.qmd','404.md'})
 
 _IGNORED = ('output-file','commonmark','keep-md')   # Quarto's options that mean nothing to smalldocs
 
@@ -486,7 +523,7 @@ def docs(
         shutil.rmtree(out, ignore_errors=True)
         shutil.move(Path(made.out), out)
     shutil.rmtree(cache, ignore_errors=True)
-    if (f := out/'sitemap.xml').exists(): f.write_text(re.sub(r'\s*<lastmod>.*?</lastmod>', '', f.read_text(encoding='utf-8')), encoding='utf-8')
+    _finish(out)
     local = bool(shutil.which('npm'))
     if local: _make_local(out)
     else: print('no npm here: formulas and widgets will ask cdn.jsdelivr.net; install npm and build again for a site that asks nobody')
