@@ -1,0 +1,123 @@
+"The built site in a real browser: nothing from elsewhere, nothing broken, readable narrow and dark, widgets that move without a kernel"
+import json, re, subprocess, sys
+from pathlib import Path
+import pytest
+from grpo_nb.dev import Trouble, npm_package, site_faults, gone_names, output_faults, form_faults
+
+ROOT = Path(__file__).parent.parent
+
+@pytest.fixture(scope='module')
+def pages(site): return sorted(str(f.relative_to(site)) for f in site.rglob('*.html') if 'site_libs' not in f.parts)
+
+@pytest.fixture(scope='module')
+def axe():
+    try: return (npm_package('axe-core@4.10.3')/'axe.min.js').read_text(encoding='utf-8')
+    except Trouble as e: pytest.skip(f'no axe-core: {e}')
+
+def test_every_notebook_and_page_has_a_page(site, pages):
+    names = {re.sub(r'^\d+[a-zA-Z0-9]*_', '', f.stem) for f in ROOT.glob('nbs/*.ipynb')}
+    assert names <= {p.removesuffix('.html') for p in pages}
+    assert {'index.html','practise/open.html','project/contributing.html'} <= set(pages)
+
+def test_no_link_anchor_or_picture_is_broken_and_no_other_host_is_asked(site):
+    assert site_faults(site)==[]
+
+def test_the_checker_sees_each_kind_of_fault(tmp_path):
+    (tmp_path/'a.html').write_text('<h1 id=a>a</h1><h3>skips</h3><a href="b.html">gone</a><a href="#b">no anchor</a><img src="data:,"><script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">')
+    (tmp_path/'a.css').write_text('@import url(https://fonts.example.com/css2?family=A:wght@300;400);')
+    said = '\n'.join(site_faults(tmp_path, max_bytes=100))
+    for o in ('heading of level 3','what is not there: b.html','anchor that is not there: #b','without alt text','asks another host: https://cdn','loads what is not there: gone.css','asks another host: https://fonts','MB, at most'): assert o in said, o
+
+def test_exported_code_and_its_entry_stand_on_the_page(site):
+    t = (site/'core.html').read_text(encoding='utf-8')
+    assert 'id="masked_mean"' in t and 'return' in t and t.count('masked_mean')>3
+    assert 'Exported source' not in t
+
+def test_names_in_prose_link_to_the_reference(site):
+    t = (site/'widgets.html').read_text(encoding='utf-8')
+    assert re.search(r'<a href="[^"]*widgets\.html#explore"[^>]*><code>explore', t)
+
+def test_search_finds_a_function(url, browser):
+    pg = browser.new_page()
+    pg.goto(f'{url}/index.html')
+    box = pg.get_by_placeholder('Search').first
+    box.fill('masked_mean')
+    pg.wait_for_selector('a[href*="core.html"] >> visible=true', timeout=10_000)
+    hits = pg.eval_on_selector_all('a[href*="core.html#masked_mean"]', 'l => l.length')
+    pg.close()
+    assert hits
+
+def _visit(browser, url, pages, width, scheme, look):
+    "What `look` finds on each page, by page; requests to other hosts and script errors are added"
+    found,ctx = {},browser.new_context(viewport=dict(width=width, height=900), color_scheme=scheme)
+    pg,said = ctx.new_page(),[]
+    pg.on('request', lambda r: said.append(f'asks {r.url}') if not r.url.startswith((url,'data:','blob:')) else None)
+    pg.on('pageerror', lambda e: said.append(f'script error: {e}'))
+    for p in pages:
+        said.clear()
+        pg.goto(f'{url}/{p}', wait_until='load')
+        if pg.locator('.widget').count(): pg.wait_for_selector('.widget .jupyter-widgets', timeout=20_000)
+        if got := [*said, *look(pg)]: found[p] = got
+    ctx.close()
+    return found
+
+def _too_wide(pg):
+    n = pg.evaluate('document.documentElement.scrollWidth-window.innerWidth')
+    return [f'{n} pixels too wide'] if n>0 else []
+
+def test_pages_fit_400_pixels_and_ask_nobody(url, browser, pages):
+    assert _visit(browser, url, pages, 400, 'light', _too_wide)=={}
+
+@pytest.mark.parametrize('scheme', ['light','dark'])
+def test_axe_finds_no_serious_fault(url, browser, pages, axe, scheme):
+    def look(pg):
+        pg.evaluate(axe)
+        got = pg.evaluate("axe.run(document, {runOnly: ['wcag2a','wcag2aa','best-practice']})")['violations']
+        return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in got if v['impact'] in ('serious','critical') or v['id']=='heading-order']
+    assert _visit(browser, url, pages, 1200, scheme, look)=={}
+
+def test_a_widget_moves_without_a_kernel_by_keyboard(url, browser):
+    pg = browser.new_page()
+    pg.goto(f'{url}/widgets.html')
+    box = pg.locator('.widget').filter(has_text='clip eps')
+    shown = lambda: [o for o in box.locator('svg').all() if o.is_visible()]
+    box.locator('svg >> visible=true').first.wait_for(timeout=20_000)
+    assert [o.get_attribute('aria-label').split('.  ')[0][:22] for o in shown()]==['clip eps 0.20, A 1.0. ']
+    slider = box.get_by_role('slider')
+    assert slider.get_attribute('aria-label')=='clip eps'
+    slider.focus(); slider.press('ArrowRight')
+    pg.wait_for_selector('.widget svg[aria-label^="clip eps 0.30, A 1.0"]', state='visible')
+    box.get_by_role('button', name='-1.0').click()
+    pg.wait_for_selector('.widget svg[aria-label^="clip eps 0.30, A -1.0"]', state='visible')
+    assert len(shown())==1
+    pg.close()
+
+def test_dark_mode_changes_the_page_and_stays(url, browser):
+    ctx = browser.new_context(color_scheme='light')
+    pg = ctx.new_page()
+    ground = lambda: pg.evaluate('getComputedStyle(document.body).backgroundColor')
+    pg.goto(f'{url}/core.html')
+    light = ground()
+    pg.locator('.quarto-color-scheme-toggle >> visible=true').first.click()
+    pg.wait_for_function('l => getComputedStyle(document.body).backgroundColor !== l', arg=light)
+    dark = ground()
+    pg.goto(f'{url}/kl.html')
+    assert ground()==dark!=light
+    ctx.close()
+
+def test_a_rebuild_changes_nothing(site, tmp_path):
+    subprocess.run([sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(tmp_path/'again')], cwd=ROOT, check=True, capture_output=True)
+    files = lambda d: {str(f.relative_to(d)):f.read_bytes() for f in d.rglob('*') if f.is_file()}
+    a,b = files(site),files(tmp_path/'again')
+    assert a.keys()==b.keys() and [k for k in a if a[k]!=b[k]]==[]
+
+def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
+    code = lambda s, *o: dict(cell_type='code', source=s, outputs=list(o))
+    nb = dict(cells=[dict(cell_type='markdown', source='# t\n\n> s\n\nlost words'),
+        code('1/0', dict(output_type='error', ename='ZeroDivisionError', evalue='division by zero')),
+        code('plot()', dict(output_type='display_data', data={'image/png':''})), code('here', dict(output_type='stream', name='stdout', text='/home/me/x')),
+        dict(cell_type='markdown', source='call `no_such_function_here`'), code('import os\nos.sep')])
+    said = output_faults('x.ipynb', nb)+form_faults('x.ipynb', nb)+gone_names('x.ipynb', nb, {'plot'})
+    assert all(o.startswith('x.ipynb, cell ') for o in said)
+    for at,what in ((0,'lost in the docs'),(1,'ZeroDivisionError'),(2,'without alt text'),(3,'/home/me'),(4,'no_such_function_here'),(5,'import beside')):
+        assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)

@@ -1,0 +1,24 @@
+"Notebooks in JupyterLab, driven as a person would"
+
+def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
+    pg = notebook('00b_widgets.ipynb')
+    out = pg.locator('.jp-OutputArea-output').filter(has_text='clip eps').first
+    out.scroll_into_view_if_needed()
+    pg.wait_for_selector('svg[aria-label^="clip eps 0.20, A 1.0"]', state='visible', timeout=20_000)
+    slider = out.get_by_role('slider').first
+    slider.focus(); slider.press('ArrowRight')
+    pg.wait_for_selector('svg[aria-label^="clip eps 0.30, A 1.0"]', state='visible')
+    slider.press('ArrowLeft'); slider.press('ArrowLeft')
+    pg.wait_for_selector('svg[aria-label^="clip eps 0.10, A 1.0"]', state='visible')
+    out.get_by_role('button', name='-1.0').click()
+    pg.wait_for_selector('svg[aria-label^="clip eps 0.10, A -1.0"]', state='visible')
+
+def test_live_text_is_computed_by_the_kernel(notebook):
+    pg = notebook('00b_widgets.ipynb')
+    box = pg.locator('.needs-kernel').first
+    box.scroll_into_view_if_needed()
+    assert 'a: 3' in box.inner_text()
+    box.locator('input[type=text]').fill('zzz')
+    pg.wait_for_function("[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('z: 3'))", timeout=20_000)
+    box.locator('input[type=text]').fill('')
+    pg.wait_for_function("[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('nothing to count'))", timeout=20_000)

@@ -1,0 +1,77 @@
+"Notebooks, modules, README and settings agree, and running a notebook again changes nothing"
+import json, os, re, shutil, subprocess, sys
+from pathlib import Path
+import pytest
+from grpo_nb import dev
+
+ROOT = Path(__file__).parent.parent
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    "A private copy of the sources, to break"
+    for o in ('nbs','grpo_nb'): shutil.copytree(ROOT/o, tmp_path/o, ignore=shutil.ignore_patterns('.ipynb_checkpoints','results'))
+    for o in ('settings.ini','setup.py','README.md'):
+        if (ROOT/o).exists(): shutil.copy(ROOT/o, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+def test_everything_is_in_step(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert dev.check()>10
+
+def test_a_module_edited_by_hand_is_told(copy):
+    f = copy/'grpo_nb'/'plotting.py'
+    f.write_text(f.read_text()+'\nx = 1\n')
+    with pytest.raises(dev.Trouble, match='grpo_nb/plotting.py: not what 00a_plotting.ipynb exports'): dev.check(['00a_plotting'])
+
+def test_a_module_without_a_notebook_is_told(copy):
+    (copy/'grpo_nb'/'stray.py').write_text('x = 1\n')
+    with pytest.raises(dev.Trouble, match='grpo_nb/stray.py: no notebook exports it'): dev.check()
+
+def test_a_readme_behind_its_notebook_is_told(copy):
+    (copy/'README.md').write_text('old')
+    with pytest.raises(dev.Trouble, match='README.md'): dev.readme(check=True)
+    dev.readme()
+    assert dev.readme(check=True)==[]
+
+def test_a_notebook_with_execution_counts_is_told(copy):
+    f = copy/'nbs'/'00a_plotting.ipynb'
+    nb = json.loads(f.read_text())
+    next(c for c in nb['cells'] if c['cell_type']=='code')['execution_count'] = 7
+    f.write_text(json.dumps(nb, indent=1)+'\n')
+    with pytest.raises(dev.Trouble, match='00a_plotting.ipynb: not clean'): dev.check(['00a_plotting'])
+
+def test_an_unknown_notebook_is_told(copy):
+    with pytest.raises(dev.Trouble, match='no such notebook among 77_nothing'): dev.check(['77_nothing'])
+
+def test_running_a_notebook_again_changes_nothing(copy):
+    "The two with figures and widgets, whose bytes and names would change if anything did"
+    assert dev.run_nbs(['00a_plotting','00b_widgets'], check=True)==[]
+
+def test_a_stale_output_is_told_with_its_cell(copy):
+    f = copy/'nbs'/'00a_plotting.ipynb'
+    f.write_text(f.read_text().replace('"4.54"', '"4.55"'))
+    with pytest.raises(dev.Trouble, match=r'00a_plotting.ipynb, cell \d+ \(.*: another output now'): dev.run_nbs(['00a_plotting'], check=True)
+    assert '4.55' in f.read_text()   # a check writes nothing
+
+def test_a_failing_cell_is_told_with_its_error(copy):
+    f = copy/'nbs'/'00b_widgets.ipynb'
+    nb = json.loads(f.read_text())
+    nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[], source=['1/0']))
+    f.write_text(json.dumps(nb))
+    with pytest.raises(dev.Trouble, match=r'00b_widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'): dev.run_nbs(['00b_widgets'])
+
+def test_stored_outputs_are_small():
+    big = {f.name:f.stat().st_size for f in ROOT.glob('nbs/**/*.ipynb') if f.stat().st_size>3_000_000}
+    assert big=={}
+
+def test_the_workflows_and_the_readme_run_what_ci_runs():
+    ci = (ROOT/'.ci'/'run').read_text()
+    assert 'python -m grpo_nb.dev test' in ci and '.ci/run' in (ROOT/'.github'/'workflows'/'ci.yml').read_text()
+
+def test_no_file_names_the_machine_it_was_made_on():
+    files = subprocess.run(['git','ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    if not files: pytest.skip('not a git clone')
+    odd = re.compile(r'/(?:root|work)/\w+')
+    said = [f for f in files if Path(f).suffix in ('.py','.ipynb','.md','.qmd','.yml','.ini','.csv','.json') and f!='tests/test_sync.py' and f!='nbs/90_dev.ipynb' and f!='grpo_nb/dev.py' and (ROOT/f).exists() and odd.search((ROOT/f).read_text(encoding='utf-8'))]
+    assert said==[]
