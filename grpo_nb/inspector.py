@@ -30,7 +30,7 @@ def dead_of(
     dead = dead_groups(r, tolerance).tolist()
     return dead,[(y or 'within-tolerance') if d else None for d,y in zip(dead, dead_reason(r))]
 
-# %% ../nbs/11_inspector.ipynb #d2f31a45
+# %% ../nbs/11_inspector.ipynb #1f222d7f
 def _scores(rows):
     if all(o['score'] is not None for o in rows): return [o['score'] for o in rows]
     return group_scores(_tensor(rows, 'advantages_before' if rows[0]['advantages_before'] else 'advantages').nan_to_num(0), _tensor(rows, 'rewards')).tolist()
@@ -55,7 +55,7 @@ def replay_over(
     buf = ReplayBuffer(buffer_size, age_limit=None if age_limit==math.inf else age_limit, seed=int(run.setting('seed', 0)))
     came,stored,name = {},{},{}   # name: the buffer's id -> the record's
     for step,rows in run.by_step.items():
-        dead,_ = dead_of(rows, tolerance)
+        dead = dead_groups(_tensor(rows, 'rewards'), tolerance).tolist()
         drawn = buf.draw(0 if recorded else sum(dead), step)
         new = {o['group']:o['replacement'] for o in rows if o['replacement']} if recorded else dict(zip([o['group'] for o,d in zip(rows, dead) if d], map(_newcomer, drawn)))
         for g,n in new.items():
@@ -161,7 +161,7 @@ def reward_scale(run:Run)->tuple:
     r = [x for o in run.rows for x in o['rewards'] if x is not None] or [0.]
     return (min(r), max(r)) if min(r)<max(r) else (min(0., *r), max(1., *r))
 
-# %% ../nbs/11_inspector.ipynb #219bb34b
+# %% ../nbs/11_inspector.ipynb #18039bb7
 _LOW,_HIGH = (213,94,0),(0,114,178)   # Okabe and Ito's vermilion and blue
 
 def _t(x, digits=3):
@@ -173,14 +173,14 @@ def draw_dots(
     scale:tuple,    # (low, high) reward units: empty and full
 )->str:             # HTML
     "One dot a completion: colour and filling show its reward."
-    lo,hi = scale
-    def dot(r):
-        if r is None: return '<i class="none">?</i>'
-        p = min(1, max(0, (r-lo)/(hi-lo)))
-        c = '#%02x%02x%02x' % tuple(round(a+(b-a)*p) for a,b in zip(_LOW, _HIGH))
-        return f'<i style="--c:{c};--p:{p:.0%}"></i>'
     said = 'rewards '+', '.join('not scored' if r is None else _t(r) for r in rewards)
-    return f'<span class="dots" role="img" title="{said}" aria-label="{said}">{"".join(map(dot, rewards))}</span>'
+    return f'<span class="dots" role="img" title="{said}">{"".join(_dot(r, scale) for r in rewards)}</span>'
+
+def _dot(r, scale):
+    if r is None: return '<i class="none">?</i>'
+    p = min(1, max(0, (r-scale[0])/(scale[1]-scale[0])))
+    c = '#%02x%02x%02x' % tuple(round(a+(b-a)*p) for a,b in zip(_LOW, _HIGH))
+    return f'<i style="--c:{c};--p:{p:.0%}"></i>'
 
 # %% ../nbs/11_inspector.ipynb #e7b86919
 CSS = '''.gi{font:14px/1.45 system-ui,sans-serif;color:inherit;--line:color-mix(in srgb,currentColor 22%,transparent);--soft:color-mix(in srgb,currentColor 7%,transparent)}
@@ -225,7 +225,7 @@ def draw_head(v:dict)->str:
     return (f'<p><b class="at">step {v["step"]}</b> of {v["last"]}: <b>{v["n_dead"]}</b> of {len(v["groups"])} groups dead, <b>{v["n_replaced"]}</b> replaced, {left} left. '
             f'{v["n_live"]+v["n_replaced"]} teach something.</p><p class="dim">Replay {v["replay"]}, {how}: tolerance {v["tolerance"]:g}, buffer of {v["buffer_size"]}, age limit {"none" if v["age_limit"]==math.inf else _t(v["age_limit"])}. A full dot is reward {_t(float(v["scale"][1]))}, an empty one {_t(float(v["scale"][0]))}.</p>')
 
-# %% ../nbs/11_inspector.ipynb #6dc9ac39
+# %% ../nbs/11_inspector.ipynb #5a74cf75
 def _text(s, span, limit):
     e = html.escape
     cut = f'<span class="dim"> … {len(s)-limit:,} more characters</span>' if len(s)>limit else ''
@@ -242,7 +242,7 @@ def draw_card(
     funcs = ', '.join(f'{html.escape(k)} {_t(v)}' for k,v in (c.get('funcs') or {}).items())
     size = f'{c["n_tokens"]} tokens' if c.get('n_tokens') is not None else ''
     bits = [f'reward {_t(c["reward"])}', f'advantage {adv}' if adv else '', size, 'cut off' if c.get('truncated') else '', funcs if len(c.get('funcs') or {})>1 else '']
-    return f'<div class="card">{draw_dots([c["reward"]], scale)} <span class="dim">{", ".join(o for o in bits if o)}</span><pre>{_text(c["text"], c["answer"], limit)}</pre></div>'
+    return f'<div class="card"><span class="dots">{_dot(c["reward"], scale)}</span> <span class="dim">{", ".join(o for o in bits if o)}</span><pre>{_text(c["text"], c["answer"], limit)}</pre></div>'
 
 # %% ../nbs/11_inspector.ipynb #9f202698
 def draw_hist(h:dict, as_one:bool)->str:
@@ -339,7 +339,7 @@ def inspect_run(
     box.handles,box.body = c,body
     return box
 
-# %% ../nbs/11_inspector.ipynb #1a41a661
+# %% ../nbs/11_inspector.ipynb #06dc4dc0
 WHAT_IFS = {'as in the run':{}, 'a buffer of 4':dict(buffer_size=4), 'age limit 8':dict(age_limit=8), 'tolerance 1: all dead':dict(tolerance=1.)}
 
 def _pieces(run, steps, what_ifs, limit, max_groups):
@@ -356,7 +356,7 @@ def _pieces(run, steps, what_ifs, limit, max_groups):
 
 def inspector_html(
     run,                   # a `Run`, or the folder of one
-    max_steps:int=40,      # steps drawn, evenly spaced; the first and the last are among them
+    max_steps:int=30,      # steps drawn, evenly spaced; the first and the last are among them
     max_groups:int=32,     # groups drawn of each step
     limit:int=600,         # characters shown of each text
     what_ifs:dict=None,    # {label: tolerance, age_limit, buffer_size}; None for `WHAT_IFS`

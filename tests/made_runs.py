@@ -28,7 +28,7 @@ def make_run(folder, n_steps=6, B=8, G=8, seed=0, method='replay', buffer_size=1
         live = (~dead).nonzero()[:,0].tolist()
         if method=='replay':
             for b,k in zip(live, buf.add([records[b]['score'] for b in live], [A[b] for b in live], step, [keys[b] for b in live])): records[b]['id'] = k
-        ages = torch.tensor([step-o['replacement']['step'] if 'replacement' in o else 0. for o in records])
+        ages = torch.tensor([float(step-o['replacement']['step']) if 'replacement' in o else 0. for o in records])
         ratio,mask = (torch.randn(B, G, T, generator=g)*(.03+.02*ages[:,None,None])).exp(),torch.rand(B, G, T, generator=g)<.8
         tokens += int(mask.sum())
         rec.groups(step, group_rows(step, prompts, cs, r, records=records, rewards_by_func=dict(accuracy_reward=r), key=keys, n_tokens=mask.sum(-1), truncated=torch.rand(B, G, generator=g)<.05,
