@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TrainConfig', 'check_dataset', 'State', 'new_state', 'next_keys', 'rollout', 'decode', 'score', 'update',
            'loss_options', 'ended', 'sync_reference', 'replay_metrics', 'group_ratios', 'step', 'per_group',
-           'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train', 'record',
-           'pass_at_k', 'evaluate']
+           'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train', 'about_data',
+           'record', 'pass_at_k', 'evaluate']
 
 # %% ../nbs/09_trainer.ipynb #27acb9d9
 import copy, hashlib, json, math, random, shutil, signal, threading, time
@@ -26,7 +26,7 @@ from .loss import loss_metrics, policy_loss
 from .replay import Keep, Replay
 from .records import Recorder, clip_shares, group_rows, ratio_hists
 
-# %% ../nbs/09_trainer.ipynb #44c76b9e
+# %% ../nbs/09_trainer.ipynb #ad3c28b4
 def _s(default, help): return field(default=default, metadata=dict(help=help))
 
 @dataclass
@@ -39,6 +39,7 @@ class TrainConfig:
     steps_per_generation:int = _s(4, 'minibatches, and so optimizer steps, a batch')
     num_iterations:int = _s(1, 'passes over each batch (mu in the paper)')
     max_steps:int = _s(200, 'optimizer steps of the run')
+    max_tokens:int = _s(0, 'also stop once this many completion tokens were sampled; 0: never')
     learning_rate:float = _s(1e-4, 'peak learning rate of AdamW')
     lr_scheduler_type:str = _s('constant', 'constant, linear or cosine: how the learning rate ends')
     warmup_steps:int = _s(0, 'steps over which the learning rate rises from 0')
@@ -67,6 +68,7 @@ class TrainConfig:
     scale_rewards:str = _s('group', "group, batch or none: whose deviation divides the advantage")
     multi_objective_aggregation:str = _s('sum_then_normalize', 'or normalize_then_sum (GDPO)')
     reward_weights:list = _s(None, 'one weight a reward function; None: all 1')
+    shared_prefix:bool = _s(True, 'compute a prompt once for its G completions; False for models whose cache cannot be shared')
     mask_truncated_completions:bool = _s(False, 'leave completions without an end token out of the loss')
     dead_tolerance:float = _s(1e-6, 'a group whose rewards differ by at most this is dead')
     replay_buffer_size:int = _s(64, 'groups kept for replay where `train` gets no `method`; 0: plain GRPO')
@@ -88,12 +90,13 @@ class TrainConfig:
         need(self.generation_batch_size>0 and self.generation_batch_size%self.num_generations==0, 'generation_batch_size', f'a multiple of num_generations ({self.num_generations})')
         need(self.steps_per_generation>=1 and self.B%self.steps_per_generation==0, 'steps_per_generation', f'a divisor of the {self.B} groups in a batch')
         for k in 'num_iterations max_steps max_completion_length ref_model_sync_steps save_total_limit'.split(): need(getattr(self, k)>=1, k, '1 or more')
-        for k in 'eval_steps save_steps record_groups replay_buffer_size warmup_steps weight_decay max_grad_norm beta dead_tolerance top_k'.split(): need(getattr(self, k)>=0, k, '0 or more')
+        for k in 'max_tokens eval_steps save_steps record_groups replay_buffer_size warmup_steps weight_decay max_grad_norm beta dead_tolerance top_k'.split(): need(getattr(self, k)>=0, k, '0 or more')
         for k in 'learning_rate temperature repetition_penalty'.split(): need(getattr(self, k)>0, k, 'more than 0')
         need(0<self.top_p<=1, 'top_p', 'a share above 0 and up to 1')
         need(0<=self.ref_model_mixup_alpha<=1, 'ref_model_mixup_alpha', 'a share from 0 to 1')
         options = dict(loss_type='grpo dr_grpo dapo bnpo cispo sapo luspo vespo', importance_sampling_level='token sequence', scale_rewards='group batch none',
             multi_objective_aggregation='sum_then_normalize normalize_then_sum', lr_scheduler_type='constant linear cosine')
+        need(self.loss_type!='cispo' or self.epsilon_high is not None, 'epsilon_high', "a cap of the ratio with loss_type='cispo', such as 5.0")
         for k,o in options.items(): need(getattr(self, k) in o.split(), k, f"one of {', '.join(o.split())}")
 
 # %% ../nbs/09_trainer.ipynb #4bf364f8
@@ -205,7 +208,7 @@ def score(s:State, rows:list, batch:Rollouts, texts:list)->Tensor:
     columns = {k:[o[k] for o in rep] for k in rows[0] if k!='prompt'}
     return compute_rewards(s.reward_funcs, [o['prompt'] for o in rep], completions, columns, completion_ids=ids)
 
-# %% ../nbs/09_trainer.ipynb #46be04d7
+# %% ../nbs/09_trainer.ipynb #68aab71f
 def update(
     s:State,                # model and optimizer move
     mb:Rollouts,            # a minibatch of whole groups
@@ -217,7 +220,7 @@ def update(
     a = s.args
     mask = mb.completion_mask & in_loss[:,None,None]
     if a.mask_truncated_completions: mask = mask & ended(s, mb)[:,:,None]
-    logps,entropy = token_logps_and_entropy(s.model, mb, a.temperature)
+    logps,entropy = token_logps_and_entropy(s.model, mb, a.temperature, shared_prefix=a.shared_prefix)
     old = torch.where(uncorrected[:,None,None], logps.detach(), mb.old_logps)
     opts = dict(advantages=mb.advantages, mask=mask, ref_logps=mb.ref_logps, entropy=entropy, num_items=num_items, **loss_options(a))
     loss = policy_loss(logps, old, **opts)
@@ -263,7 +266,7 @@ def group_ratios(logps, mb, mask, a)->dict:
     ratio = (logps-mb.old_logps).exp()
     return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, mb.advantages, mask, a.epsilon, a.epsilon_high))
 
-# %% ../nbs/09_trainer.ipynb #797334bc
+# %% ../nbs/09_trainer.ipynb #95f90d4a
 def step(s:State)->dict:
     "One batch: sample, treat dead groups, update `steps_per_generation*num_iterations` times. Returns what a callback may want to see."
     a,t0 = s.args,time.perf_counter()
@@ -274,7 +277,7 @@ def step(s:State)->dict:
     treated = s.method.treat(fresh, dead, s.step, sample_more=lambda n: rollout(s, next_keys(s, n))[0])
     batch = treated.batch.to(s.model.device)
     if s.ref_model is not None:
-        with torch.no_grad(): batch.ref_logps = token_logps_and_entropy(s.ref_model, batch, a.temperature)[0]
+        with torch.no_grad(): batch.ref_logps = token_logps_and_entropy(s.ref_model, batch, a.temperature, shared_prefix=a.shared_prefix)[0]
     t1 = time.perf_counter()
     s.model.train()
     done,B = [],len(batch)
@@ -293,7 +296,7 @@ def per_group(done, B)->dict:
     where = {b:(o['groups'],i) for o in done for i,b in enumerate(o['idx'])}
     return {k:[where[b][0][k][where[b][1]] for b in range(B)] for k in ('ratio_hist','clip_share')}
 
-# %% ../nbs/09_trainer.ipynb #b4d9194e
+# %% ../nbs/09_trainer.ipynb #5181d335
 def summarize(s, sampled_at, fresh, by_func, dead, treated, done)->dict:
     "One row of the history: means over the batch's updates, and what happened to dead groups."
     mean = lambda k: sum(o[k] for o in done)/len(done)
@@ -307,12 +310,10 @@ def summarize(s, sampled_at, fresh, by_func, dead, treated, done)->dict:
     if old:
         tot = {k:sum(o[k] for o in old) for k in ('n','ratio','square','clipped')}
         row |= {'replay/ratio_mean':tot['ratio']/tot['n'], 'replay/ratio_max':max(o['ratio_max'] for o in old), 'replay/clip_share':tot['clipped']/tot['n'], 'replay/ess':tot['ratio']**2/(tot['n']*tot['square'])}
-    live = lambda d, keep: ((~d) & keep).float().mean().item()
-    after = dead_groups(treated.batch.rewards, s.args.dead_tolerance)
-    return row | treated.metrics | {'replay/live_before':live(dead, torch.ones_like(dead)), 'replay/live_after':live(after, treated.in_loss)}
+    return row | treated.metrics
 
-# %% ../nbs/09_trainer.ipynb #6fa4cc6c
-_FREE = {'output_dir','max_steps','eval_steps','save_steps','save_total_limit','record_groups','disable_tqdm'}   # may differ when a run goes on
+# %% ../nbs/09_trainer.ipynb #76af7959
+_FREE = {'output_dir','max_steps','max_tokens','eval_steps','save_steps','save_total_limit','record_groups','disable_tqdm'}   # may differ when a run goes on
 
 def _sha(path): return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -386,7 +387,7 @@ def stop_on_signal():
     finally:
         for k,v in before.items(): signal.signal(k, v)
 
-# %% ../nbs/09_trainer.ipynb #e0e26ac7
+# %% ../nbs/09_trainer.ipynb #602eb326
 def train(
     model,                 # a causal language model of transformers; it is trained in place
     tokenizer,             # its tokenizer
@@ -407,10 +408,10 @@ def train(
     if args.output_dir and not resume_from_checkpoint and (found := checkpoints(args.output_dir)):
         raise ValueError(f'{args.output_dir} holds {found[-1].name} of an earlier run: go on with resume_from_checkpoint=True, or choose another output_dir')
     if resume_from_checkpoint: load_checkpoint(s, _find(resume_from_checkpoint, args.output_dir))
-    rec = Recorder(args.output_dir, settings=dict(trainer='grpo_nb', args=asdict(args), method=s.method.name, versions=versions()), every=max(1, args.record_groups*args.steps_per_batch), resume_step=s.step-1 if resume_from_checkpoint else None) if args.output_dir else None
+    rec = Recorder(args.output_dir, settings=dict(trainer='grpo_nb', args=asdict(args), method=s.method.name, data=about_data(tokenizer, dataset), versions=versions()), every=max(1, args.record_groups*args.steps_per_batch), resume_step=s.step-1 if resume_from_checkpoint else None) if args.output_dir else None
     due = lambda every, was: every and s.step//every>was//every
     with stop_on_signal() as stop, tqdm(total=args.max_steps, initial=s.step, disable=args.disable_tqdm, unit='step', desc='GRPO') as bar:
-        while s.step<args.max_steps:
+        while s.step<args.max_steps and not (args.max_tokens and s.num_tokens>=args.max_tokens):
             was = s.step
             info = step(s)
             row = info['row']
@@ -429,6 +430,12 @@ def train(
             if args.output_dir and not any(p.name==f'checkpoint-{s.step}' for p in checkpoints(args.output_dir)): save_checkpoint(s, args.output_dir)
     s.model.eval()
     return s
+
+def about_data(tokenizer, dataset)->dict:
+    "What `diagnose` wants to know of prompts and tokenizer: are prompts text or conversations, is there a chat template, what ends a turn?"
+    template,eos = getattr(tokenizer, 'chat_template', None),tokenizer.eos_token_id
+    return dict(n_prompts=len(dataset), prompt_format='text' if isinstance(dataset[0]['prompt'], str) else 'conversational', chat_template=bool(template), eos_token_id=eos,
+        eos_token=tokenizer.eos_token, eos_in_template=bool(template) and eos is not None and tokenizer.eos_token in str(template))
 
 def _find(resume, output_dir):
     if resume is not True: return resume

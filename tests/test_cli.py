@@ -1,0 +1,95 @@
+"The command line, as a user types it; and the demo's folder"
+import json, subprocess, sys
+from pathlib import Path
+import pytest
+from grpo_nb.cli import COMMANDS, main
+from grpo_nb.demo import demo, new_folder
+from grpo_nb.records import read_run
+
+REWARD = '''
+def is_even_length(completions, **kwargs):
+    return [float(len(c)%2==0) for c in completions]
+broken = 3
+def raises(completions, **kwargs): raise KeyError('answer')
+'''
+
+@pytest.fixture
+def mine(tmp_path):
+    "A user's folder: problems as JSON lines, and rewards"
+    rows = [dict(prompt=f'{a}+{b}=', answer=str(a+b)) for a in range(8) for b in range(8)]
+    (tmp_path/'mine.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    (tmp_path/'rewards.py').write_text(REWARD)
+    return tmp_path
+
+def train(d, *more):
+    main(['train','--dataset',str(d/'mine.jsonl'),'--reward',f'{d}/rewards.py:is_even_length','--output_dir',str(d/'run'),'--num_generations','4','--generation_batch_size','16','--steps_per_generation','2',
+        '--max_steps','4','--max_completion_length','8','--eval_problems','6','--disable_tqdm','True',*more])
+
+def test_help_is_quick_and_imports_no_torch():
+    code = "import sys; from grpo_nb.cli import main; main(['--help']); assert not {'torch','transformers','trl','matplotlib','ipywidgets'} & set(sys.modules)"
+    out = subprocess.run([sys.executable,'-c',code], capture_output=True, text=True)
+    assert out.returncode==0, out.stderr
+    assert all(o in out.stdout for o in COMMANDS)
+
+def test_every_command_names_a_function_that_is_there():
+    from importlib import import_module
+    for where,_ in COMMANDS.values():
+        mod,name = where.split(':')
+        assert callable(getattr(import_module(mod), name)), where
+
+def test_an_unknown_command_is_named(capsys):
+    with pytest.raises(SystemExit) as e: main(['dmeo'])
+    assert e.value.code==2 and "no command 'dmeo'" in capsys.readouterr().err
+
+def test_a_users_problems_and_reward_train_and_leave_a_report(mine, capsys):
+    train(mine)
+    s = json.loads((mine/'run'/'summary.json').read_text())
+    assert s['before']['n_problems']==s['after']['n_problems']==6 and 0<=s['before']['ci'][0]<=s['before']['pass@1']<=s['before']['ci'][1]<=1
+    assert s['steps']==4 and s['seed']==0 and s['train_s']<s['total_s'] and s['versions']['torch']
+    r = read_run(mine/'run')
+    assert len(r.history)==2 and len(r.groups)==8
+    assert 'report' in capsys.readouterr().out
+
+def test_held_out_problems_are_not_trained_on(mine, monkeypatch):
+    import grpo_nb.trainer as tr
+    seen = {}
+    real,ev = tr.train,tr.evaluate
+    monkeypatch.setattr(tr, 'train', lambda m, t, ds, *a, **k: (seen.update(train={str(o['prompt']) for o in ds}), real(m, t, ds, *a, **k))[1])
+    monkeypatch.setattr(tr, 'evaluate', lambda m, t, ds, *a, **k: (seen.update(test={str(o['prompt']) for o in ds}), ev(m, t, ds, *a, **k))[1])
+    train(mine)
+    assert seen['train'] and seen['test'] and not seen['train']&seen['test']
+
+def test_a_run_goes_on_with_resume(mine):
+    train(mine)
+    train(mine, '--max_steps','8','--resume','True')
+    assert read_run(mine/'run').history['step'].tolist()==[0, 2, 4, 6]
+
+@pytest.mark.parametrize('more,says', [
+    (['--dataset','nowhere.jsonl'], 'nowhere.jsonl'), (['--reward','rewards.py'], 'rewards.py'), (['--num_generations','1'], 'nothing to be compared'), (['--method','magic'], "no method 'magic'"),
+    (['--loss_type','ppo'], 'one of grpo'), (['--resume','True'], 'no whole checkpoint'), (['--generation_batch_size','400'], 'prompts a batch')])
+def test_bad_input_is_one_line_and_exit_code_2(more, says, mine, capsys):
+    with pytest.raises(SystemExit) as e: train(mine, *more)
+    err = capsys.readouterr().err
+    assert e.value.code==2 and says in err and 'Traceback' not in err, err
+
+@pytest.mark.parametrize('name,says', [('raises', 'raises'), ('broken', 'broken'), ('missing', 'missing')])
+def test_a_reward_that_cannot_work_is_named(name, says, mine, capsys):
+    with pytest.raises(SystemExit) as e: train(mine, '--reward', f'{mine}/rewards.py:{name}')
+    assert e.value.code==2 and says in capsys.readouterr().err
+
+def test_the_demo_measures_trains_and_leaves_its_folder(tmp_path, capsys):
+    s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=8, n_problems=60, disable_tqdm=True)
+    assert json.loads((tmp_path/'run'/'summary.json').read_text())==json.loads(json.dumps(s))
+    assert s['before']['n_problems']==60 and s['groups']==32 and 0<=s['replaced']<=s['dead']
+    assert (tmp_path/'run'/'report.html').stat().st_size>10_000
+    out = capsys.readouterr().out
+    assert 'before:' in out and 'after:' in out and 'jupyter lab' in out
+    demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=20, disable_tqdm=True)     # again, into the same folder
+    assert len(read_run(tmp_path/'run').history)==1
+
+def test_a_folder_with_other_work_is_left_alone(tmp_path):
+    (tmp_path/'thesis.tex').write_text('x')
+    with pytest.raises(ValueError, match='thesis.tex'): new_folder(tmp_path)
+    (tmp_path/'settings.json').write_text('{}')
+    new_folder(tmp_path)
+    assert (tmp_path/'thesis.tex').exists() and not (tmp_path/'settings.json').exists()
