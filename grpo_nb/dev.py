@@ -437,7 +437,7 @@ def site_faults(
             elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids: res.append(f'{name}: a link to an anchor that is not there: {o}')
     return res
 
-# %% ../nbs/90_dev.ipynb #817a8d69
+# %% ../nbs/90_dev.ipynb #f14026a5
 def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)
 
 def _show_source(s):
@@ -504,11 +504,13 @@ def docs(
 )->Path:                # that folder
     "Build the site from the stored notebooks; needs no Quarto and runs no kernel. Trouble names the page, its notebook and the fault."
     from nbdev.config import get_config
+    from nbdev.doclinks import _build_modidx
     from nbdev.serve import proc_nbs
     from smalldocs.site import build
-    root,site = _root(),None
+    root = _root()
     os.chdir(root)
     get_config.cache_clear()
+    _build_modidx()   # which page holds which name: prose is linked with it
     out = root/out if not Path(out).is_absolute() else Path(out)
     with tempfile.TemporaryDirectory() as d:
         names = _stage(root/'nbs', stage := Path(d)/'nbs')
@@ -547,7 +549,7 @@ def _with_notebook(fault, names, root):
     page,_,what = fault.partition(': ')
     f = names.get(page)
     if not f: return fault
-    to = what.rsplit(' ', 1)[-1].split('#')[-1].split('/')[-1].removesuffix('.html')
+    to = what.startswith('a link') and what.rsplit(' ', 1)[-1].split('#')[-1].split('/')[-1].removesuffix('.html')
     at = next((where(f, i, s) for i,c,s in _cells(_read(next(root.glob(f'nbs/**/{f}')))) if to and to in s), f)
     return f'{page} ← {at}: {what}'
 
