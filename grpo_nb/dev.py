@@ -291,7 +291,7 @@ def md_cell(
     "A page of prose as the one cell of a notebook, so that the same checks read it."
     return dict(cell_type='markdown', source=Path(f).read_text(encoding='utf-8'))
 
-# %% ../nbs/90_dev.ipynb #4283ec56
+# %% ../nbs/90_dev.ipynb #5a06e1d7
 EMBED_JS = 'https://cdn.jsdelivr.net/npm/@jupyter-widgets/html-manager@1.0.15/dist/embed.js'
 
 def _script(mime, o): return f'<script type="{mime}">'+json.dumps(o).replace('</', '<\\/')+'</script>'
@@ -316,7 +316,7 @@ class EmbedWidgets:
                 if (v := d.pop(_VIEW, None)) and v['model_id'] in state.get('state', {}):
                     o['data'],used = {'text/html':f'<div class="widget">{_script(_VIEW, v)}</div>'},True
                 elif 'image/png' in d: o['data'] = {'text/html':self._img(c, o, _src(d['image/png']))}
-                elif _src(d.get('text/markdown', '')).lstrip('-\n ').startswith('###'): d['text/markdown'] = _at_level(_src(d['text/markdown']), level+1)
+                elif 'show_doc(' in c.source and 'text/markdown' in d: d['text/markdown'] = _at_level(_src(d['text/markdown']), level+1)
         if used: self.nb.cells.append(mk_cell(f'```{{=html}}\n{_script(_STATE, state)}\n<script src="{EMBED_JS}" crossorigin="anonymous"></script>\n```', 'markdown'))
 
     def _join_source(self):
