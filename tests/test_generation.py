@@ -119,10 +119,21 @@ def test_more_padding_changes_no_token():
     model = sharp()
     ids,mask = some_prompts()
     wide = lambda x, v: torch.nn.functional.pad(x, (5,0), value=v)
-    a = generate(model, ids, mask, 4, 10, eos_token_id=1, generator=seeded())
-    b = generate(model, wide(ids, 7), wide(mask, False), 4, 10, eos_token_id=1, generator=seeded())
-    assert torch.equal(a.completion_ids, b.completion_ids)
-    torch.testing.assert_close(a.old_logps, b.old_logps, atol=2e-5, rtol=0)
+    for pen in (1., 5.):
+        for direct in (True, False):   # the filler is the likeliest token, which a penalty would see if it took padding for text
+            a = generate(model, ids, mask, 4, 10, eos_token_id=1, repetition_penalty=pen, generator=seeded(), direct=direct)
+            fill = int(a.completion_ids[a.completion_mask].bincount().argmax())
+            b = generate(model, wide(ids, fill), wide(mask, False), 4, 10, eos_token_id=1, repetition_penalty=pen, generator=seeded(), direct=direct)
+            assert torch.equal(a.completion_ids, b.completion_ids)
+            torch.testing.assert_close(a.old_logps, b.old_logps, atol=2e-5, rtol=0)
+
+def test_finished_rows_leave_the_batch(monkeypatch):
+    model,work = sharp(),[]
+    step = Direct.step
+    monkeypatch.setattr(Direct, 'step', lambda self, ids: work.append(len(ids)) or step(self, ids))
+    r = generate(model, *some_prompts(4), 8, 40, eos_token_id=[1,2,3], generator=seeded())
+    alive = r.completion_mask.flatten(0, 1).sum(0).tolist()[1:]      # rows that get a token at step t+1
+    assert len(work)==len(alive) and all(a<=w<=a/.87+1 for w,a in zip(work, alive)) and work==sorted(work, reverse=True)
 
 def test_the_mask_holds_the_first_end_token_and_nothing_behind_it():
     model = sharp()
