@@ -182,7 +182,7 @@ def _dot(r, scale):
     c = '#%02x%02x%02x' % tuple(round(a+(b-a)*p) for a,b in zip(_LOW, _HIGH))
     return f'<i style="--c:{c};--p:{p:.0%}"></i>'
 
-# %% ../nbs/11_inspector.ipynb #e7b86919
+# %% ../nbs/11_inspector.ipynb #64faa425
 CSS = '''.gi{font:14px/1.45 system-ui,sans-serif;color:inherit;--line:color-mix(in srgb,currentColor 22%,transparent);--soft:color-mix(in srgb,currentColor 7%,transparent)}
 .gi *{box-sizing:border-box}.gi p{margin:.4em 0}.gi b{font-weight:650}.gi .dim{opacity:.72}
 .gi .rows{border:1px solid var(--line);border-radius:6px;overflow-x:auto}
@@ -194,7 +194,7 @@ CSS = '''.gi{font:14px/1.45 system-ui,sans-serif;color:inherit;--line:color-mix(
 .gi .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22em),1fr));gap:12px}
 .gi .side{border:1px solid var(--line);border-radius:6px;padding:6px 10px;min-width:0}.gi .side h4{margin:.2em 0;font-size:14px}
 .gi .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,15em),1fr));gap:8px;max-height:34em;overflow-y:auto}
-.gi .card{border:1px solid var(--line);border-radius:5px;padding:4px 8px;min-width:0}.gi pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:3px 0;font:12.5px/1.4 ui-monospace,monospace;background:none;color:inherit;padding:0;border:0}
+.gi .card{border:1px solid var(--line);border-radius:5px;padding:4px 8px;min-width:0}.gi pre{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:3px 0;font:12.5px/1.4 ui-monospace,monospace;background:none;color:inherit;padding:0;border:0}
 .gi pre.prompt{background:var(--soft);padding:6px 8px;border-radius:5px;max-height:12em;overflow-y:auto}
 .gi mark{background:color-mix(in srgb,#e69f00 38%,transparent);color:inherit;border-radius:3px;padding:0 3px;font-weight:650}
 .gi svg{max-width:100%;height:auto;display:block;color:inherit}.gi svg text{font:11px system-ui,sans-serif;fill:currentColor}.gi svg path{fill:none;stroke:currentColor;opacity:.6}
@@ -303,8 +303,8 @@ def draw_inspector(
     sides = ''.join(f'<div class="side">{o}</div>' for o in (fate+body, came+new) if o)
     return f'<div class="gi">{draw_head(v)}<div class="rows">{rows}</div><p></p><div class="pair">{sides}</div><div class="pair below"><div>{ratios}</div><div>{draw_buffer(v["buffer"], v["buffer_size"])}</div></div></div>'
 
-# %% ../nbs/11_inspector.ipynb #6f39d796
-def _or_run(*values): return [('as in the run', None)]+[('none' if o==math.inf else f'{o:g}', o) for o in values]
+# %% ../nbs/11_inspector.ipynb #44246c36
+def _or_run(*values): return [('as in the run', 'run')]+[('none' if o==math.inf else f'{o:g}', o) for o in values]
 
 def inspect_run(
     run,  # a `Run`, or the folder of one; it may still be going
@@ -314,28 +314,28 @@ def inspect_run(
     ValueError for a folder without a record, or a record without groups.
     """
     now = dict(run=run if isinstance(run, Run) else read_run(run))
-    _settle(now['run'], 'on', None, None, None)
-    has = any(o['replacement'] for o in now['run'].rows)
-    wide,style = W.Layout(width='auto', max_width='640px'),dict(description_width='80px')
-    c = dict(step=W.SelectionSlider(options=now['run'].steps, description='step', layout=wide, style=style),
-        group=W.ToggleButtons(options=[o['group'] for o in now['run'].by_step[now['run'].steps[0]]], description='group', style=dict(description_width='80px', button_width='38px')),
-        replay=W.ToggleButtons(options=MODES, value='on' if has else 'off', description='replay', style=dict(description_width='80px', button_width='92px')),
-        tolerance=W.Dropdown(options=_or_run(0., 1e-6, .01, .05, .1, .25, .5, 1.), description='tolerance', style=style),
-        age_limit=W.Dropdown(options=_or_run(1, 2, 4, 8, 16, 32, 64, math.inf), description='age limit', style=style),
-        buffer_size=W.Dropdown(options=_or_run(0, 1, 4, 8, 16, 32, 64, 128, 256, 1024), description='buffer size', style=style))
-    body,play,again = W.HTML(),W.Play(min=0, max=len(now['run'].steps)-1, interval=700),W.Button(description='read again', tooltip='read what the run has written since')
+    start = inspector_view(now['run'])
+    steps,has = now['run'].steps,any(o['replacement'] for o in now['run'].rows)
+    wide,label = W.Layout(width='420px', max_width='100%'),dict(description_width='80px')
+    c = dict(step=W.SelectionSlider(options=steps, value=steps[-1], description='step', layout=wide, style=label),
+        group=W.ToggleButtons(options=[o['group'] for o in start['groups']], value=next((o['group'] for o in start['groups'] if o['newcomer']), 0), style=dict(button_width='38px')),
+        replay=W.ToggleButtons(options=MODES, value='on' if has else 'off', style=dict(button_width='112px')),
+        tolerance=W.Dropdown(options=_or_run(0., 1e-6, .01, .05, .1, .25, .5, 1.), description='tolerance', style=label),
+        age_limit=W.Dropdown(options=_or_run(1, 2, 4, 8, 16, 32, 64, math.inf), description='age limit', style=label),
+        buffer_size=W.Dropdown(options=_or_run(0, 1, 4, 8, 16, 32, 64, 128, 256, 1024), description='buffer size', style=label))
+    body,play,again = W.HTML(),W.Play(min=0, max=len(steps)-1, interval=700),W.Button(description='read again', tooltip='read what the run has written since')
     W.jslink((play, 'value'), (c['step'], 'index'))
-    def show(_=None): body.value = draw_inspector(inspector_view(now['run'], **{k:o.value for k,o in c.items()}))
+    def show(_=None): body.value = draw_inspector(inspector_view(now['run'], **{k:None if o.value=='run' else o.value for k,o in c.items()}))
     def reread(_):
-        now['run'] = read_run(now['run'].folder)
-        at = c['step'].value
+        now['run'],at = read_run(now['run'].folder),c['step'].value
         c['step'].options,play.max = now['run'].steps,len(now['run'].steps)-1
         c['step'].value = at
     for o in c.values(): o.observe(show, 'value')
     again.on_click(reread)
     show()
     row = lambda *o: W.HBox(o, layout=W.Layout(flex_flow='row wrap', align_items='center'))
-    box = W.VBox([W.HTML(_style()), row(c['step'], play, again), c['group'], c['replay'], row(c['tolerance'], c['age_limit'], c['buffer_size']), body])
+    said = lambda s: W.Label(s, layout=W.Layout(width='80px', justify_content='flex-end'))
+    box = W.VBox([W.HTML(_style()), row(c['step'], play, again), row(said('group'), c['group']), row(said('replay'), c['replay']), row(c['tolerance'], c['age_limit'], c['buffer_size']), body])
     box.handles,box.body = c,body
     return box
 
@@ -372,7 +372,7 @@ def inspector_html(
     name = html.escape(run.name)
     return _PAGE.replace('@CSS', CSS).replace('@NAME', name).replace('@DATA', data)
 
-# %% ../nbs/11_inspector.ipynb #ede9ae9d
+# %% ../nbs/11_inspector.ipynb #938f8be1
 _PAGE = '''<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1"><title>@NAME: groups</title>
 <style>:root{color-scheme:light dark}body{background:Canvas;color:CanvasText;margin:12px auto;max-width:1100px;padding:0 12px;font:14px/1.45 system-ui,sans-serif}
 @CSS
@@ -384,7 +384,8 @@ button[aria-pressed=true]{background:CanvasText;color:Canvas}.gi .row{cursor:poi
 <div class="gi" id="view"></div><script type="application/json" id="data">@DATA</script>
 <script>(function(){
 "use strict";
-try{var p=parent.document.body.dataset.jpThemeLight;if(p)document.documentElement.style.colorScheme=p==="true"?"light":"dark"}catch(e){}
+try{var P=parent.document.body,look=function(){var p=P.dataset.jpThemeLight;if(p)document.documentElement.style.colorScheme=p==="true"?"light":"dark"};
+look();new MutationObserver(look).observe(P,{attributes:true})}catch(e){}
 var D=JSON.parse(document.getElementById("data").textContent),$=function(i){return document.getElementById(i)},T=function(i){return D.texts[i]};
 var mode=D.start,what=Object.keys(D.frames[mode])[0],group=0,timer=null,step=$("step");
 step.max=D.steps.length-1;step.value=step.max;
@@ -410,7 +411,7 @@ $("play").onclick=function(){if(timer){clearInterval(timer);timer=null}else{if(+
 draw();
 })()</script></body></html>'''
 
-# %% ../nbs/11_inspector.ipynb #493b644e
+# %% ../nbs/11_inspector.ipynb #37b355b3
 def write_inspector(
     folder,      # a run's folder
     **options,   # of `inspector_html`
@@ -427,4 +428,4 @@ def inspector_frame(
 )->str:               # HTML: the page in a frame of its own
     "The page for a notebook's output or a docs page; works without a kernel."
     page = inspector_html(run, **options).replace('&', '&amp;').replace("'", '&#39;')
-    return f'<iframe title="group inspector" style="width:100%;height:{height}px;border:1px solid #8884;border-radius:6px" srcdoc=\'{page}\'></iframe>'
+    return f'<div><iframe title="group inspector" style="width:100%;height:{height}px;border:1px solid #8884;border-radius:6px" srcdoc=\'{page}\'></iframe></div>'

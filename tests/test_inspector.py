@@ -181,7 +181,7 @@ def test_a_long_run_gives_a_page_of_at_most_five_megabytes(tmp_path):
 
 def test_handles_redraw_and_read_again_sees_new_steps(tmp_path):
     folder = make_run(tmp_path/'r', n_steps=4, summary=False); box = inspect_run(folder); h = box.handles
-    h['step'].value = 2; assert 'step 2</b> of 3' in box.body.value
+    h['step'].value = 2; h['group'].value = 0; assert 'step 2</b> of 3' in box.body.value
     h['group'].value = 5; assert 'Group 5, sampled at step 2' in box.body.value
     h['replay'].value = 'off'; assert '<b>0</b> replaced' in box.body.value
     h['tolerance'].value = 1.; assert '<b>8</b> of 8 groups dead' in box.body.value
