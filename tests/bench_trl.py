@@ -1,0 +1,99 @@
+"""Replay on TRL in numbers, by `python tests/bench_trl.py speed|example|memory|curve [csv]`.
+
+speed: plain GRPO, replay, and replay with one more forward pass, step by step in turn in one process (A B C A B C), CPU seconds of a step,
+with no group dead and with half of them dead. example: the documented example, 24 seeds x 40 steps. curve: the tiny Qwen, replay off and on, five seeds.
+"""
+import csv, statistics as st, sys, threading, time, warnings
+from pathlib import Path
+sys.path.insert(0, str(Path(__file__).parent))
+import torch
+torch.set_num_threads(1); warnings.filterwarnings('ignore')
+from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as hf
+from trl import GRPOConfig, GRPOTrainer
+import trl_tiny as T
+from trl_tiny import LIVE, DEAD
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
+hf.set_verbosity_error(); hf.disable_progress_bar()
+
+class Forward(GRPOWithReplayBufferTrainer):
+    "The road not taken: behaviour log-probs by one more forward pass over the batch."
+    def update_with_replay_buffer(self, batch, inputs):
+        ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1) for k in ('ids','mask'))
+        with torch.no_grad(): batch['old_per_token_logps'] = self._get_per_token_logps_and_entropies(self.model, ids, mask, batch['completion_ids'].shape[1], batch_size=self.args.per_device_train_batch_size)[0]
+        return super().update_with_replay_buffer(batch, inputs)
+
+def qwen(width, layers):
+    torch.manual_seed(0)
+    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=2000, hidden_size=width, intermediate_size=3*width, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, eos_token_id=1))
+    m.generation_config.eos_token_id = None
+    return m
+
+def in_turn(arms, steps):
+    "Train each arm in a thread of its own, one step at a time, round and round; CPU seconds of each step."
+    turn,cond,times = [0],threading.Condition(),[[] for _ in arms]
+    def pace(i, t):
+        old = t.training_step
+        def f(*a):
+            with cond: cond.wait_for(lambda: turn[0]%len(arms)==i)
+            s = time.thread_time(); out = old(*a); times[i].append(time.thread_time()-s)
+            with cond: turn[0] += 1; cond.notify_all()
+            return out
+        t.training_step = f
+        return threading.Thread(target=t.train)
+    ths = [pace(i, t) for i,t in enumerate(arms)]
+    for o in ths: o.start()
+    for o in ths: o.join()
+    return times
+
+def speed(out, steps=24, width=128, layers=3, tokens=32):
+    rows = []
+    for name,plan in (('nothing dead', [LIVE]), ('half dead', [LIVE]*4+[LIVE,DEAD]*9999)):
+        def make(cls, cfg):
+            t = T.trainer(T.Scripted(plan, 4), cls=cls, model_=qwen(width, layers), args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens, max_steps=steps, learning_rate=1e-5, generation_kwargs=dict(min_new_tokens=tokens), dataloader_pin_memory=False))
+            t.remove_callback(PrinterCallback); return t
+        times = [o[3:] for o in in_turn([make(GRPOTrainer, GRPOConfig), make(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig), make(Forward, GRPOWithReplayBufferConfig)], steps)]
+        base = st.median(times[0])
+        for arm,o in zip(('GRPOTrainer','replay','replay, one more forward'), times):
+            ratio = st.median(b/a for a,b in zip(times[0], o))
+            rows.append(dict(case=name, arm=arm, steps=len(o), median_ms=round(1e3*st.median(o), 2), over_plain_pct=round(100*(ratio-1), 2)))
+            print(rows[-1], flush=True)
+    write(out, rows)
+
+def write(out, rows):
+    if out:
+        with open(out, 'w', newline='') as f: w = csv.DictWriter(f, rows[0].keys(), lineterminator='\n'); w.writeheader(); w.writerows(rows)
+
+def example(out, seeds=24, steps=40):
+    rows = []
+    for seed in range(seeds):
+        def sometimes_flat(completions, **kw):
+            r = torch.rand(len(completions))
+            return [0]*len(r) if torch.rand(())<.25 else r.tolist()
+        t = T.trainer([sometimes_flat], args=T.config(learning_rate=1e-4, max_completion_length=8, replay_buffer_size=8, max_steps=steps, seed=seed)); t.remove_callback(PrinterCallback)
+        before,got = T.weights(t),T.spy(t); t.train(); after = T.weights(t)
+        old = [b for b in got if b['replayed'].any()]
+        rows.append(dict(seed=seed, steps=len(got), dead=int(sum(o['replay/dead'] for o in t.state.log_history if 'replay/dead' in o)), replaced=len(old), unfilled=int(sum(o['replay/unfilled'] for o in t.state.log_history if 'replay/unfilled' in o)),
+            rows_with_advantage=sum(int((b['advantages']!=0).sum()) for b in old), of=4*len(old), weights_unmoved=sum(torch.equal(before[k], after[k]) for k in before)))
+    print({k:sum(r[k] for r in rows) for k in rows[0] if k!='seed'}, 'on', seeds, 'seeds')
+    write(out, rows)
+
+def curve(out, seeds=5, steps=40):
+    from grpo_nb.core import mean_ci
+    from grpo_nb.tasks import accuracy_reward, chain_sum
+    from grpo_nb.tiny_qwen import load_model
+    rows = []
+    for seed in range(seeds):
+        for size in (0, 64):
+            m,tok = load_model('tiny')
+            t = GRPOWithReplayBufferTrainer(model=m, reward_funcs=accuracy_reward, processing_class=tok, train_dataset=chain_sum(1000, seed=seed),
+                args=T.config(per_device_train_batch_size=32, steps_per_generation=4, num_generations=8, max_completion_length=48, learning_rate=1e-4, max_steps=steps, seed=seed, replay_buffer_size=size, lr_scheduler_type='constant'))
+            t.remove_callback(PrinterCallback); t.train()
+            for o in t.state.log_history:
+                if 'reward' in o: rows.append(dict(seed=seed, replay_buffer_size=size, step=o['step'], reward=round(o['reward'], 4), frac_reward_zero_std=round(o['frac_reward_zero_std'], 4), replaced=o.get('replay/replaced', 0.)))
+            print(rows[-1], flush=True)
+            write(out, rows)
+    last = lambda seed, size: st.mean([r['reward'] for r in rows if (r['seed'], r['replay_buffer_size'])==(seed, size)][-3:])
+    print('last 3 generations, off / on / on minus off:', *[mean_ci([f(s) for s in range(seeds)]) for f in (lambda s: last(s, 0), lambda s: last(s, 64), lambda s: last(s, 64)-last(s, 0))])
+
+if __name__=='__main__': globals()[sys.argv[1]](sys.argv[2] if len(sys.argv)>2 else None)
