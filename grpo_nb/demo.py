@@ -14,7 +14,7 @@ from .tiny_qwen import load_model
 from .trainer import TrainConfig, evaluate, train
 from .report import write_report
 
-# %% ../nbs/09a_demo.ipynb #c251639c
+# %% ../nbs/09a_demo.ipynb #aaa82551
 def demo(
     seed:int=0,               # of problems, sampling and batches
     output_dir:str=None,      # the run's folder; None for runs/demo-SEED
@@ -26,7 +26,7 @@ def demo(
     "Train the tiny Qwen on one-digit sums with GRPO and replay; write the run folder and its report."
     t0 = time.perf_counter()
     out = new_folder(output_dir or f'runs/demo-{seed}')
-    args = TrainConfig(output_dir=str(out), seed=seed, max_steps=max_steps, replay_buffer_size=replay_buffer_size, disable_tqdm=disable_tqdm)
+    args = TrainConfig(output_dir=str(out), seed=seed, max_steps=max_steps, learning_rate=2e-4, replay_buffer_size=replay_buffer_size, disable_tqdm=disable_tqdm)
     model,tok = load_model('tiny')
     problems,held_out = chain_sum(2000, seed=seed),chain_sum(n_problems, seed=seed, split='test')
     measure = lambda: evaluate(model, tok, held_out, accuracy_reward, max_completion_length=args.max_completion_length, seed=seed, disable_tqdm=disable_tqdm)
@@ -51,14 +51,15 @@ def finish(
     out,h,a = Path(run.args.output_dir),run.history,run.args
     dead,replaced = (int(sum(o.get(k, 0) for o in h)) for k in ('replay/dead','replay/replaced'))
     summary = dict(before=_share(before), after=_share(after), train_s=train_s, total_s=None, seed=a.seed, versions=versions(), steps=run.step,
-        num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead, replaced=replaced, samples=samples(held_out, before, after), **info)
+        num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead, replaced=replaced, samples=samples(held_out, before, after),
+        curve=[dict(step=o['step'], reward=o['reward'], dead=o['frac_reward_zero_std'], live=o['replay/live_after']) for o in h], **info)
     save_json(out/'summary.json', summary|dict(total_s=time.perf_counter()-t0))
     report = write_report(out)
     summary['total_s'] = time.perf_counter()-t0
     save_json(out/'summary.json', summary)
     print(f'after:  {_percent(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; {dead} of {len(h)*a.B} groups were dead, {replaced} of them replaced')
     for o in summary['samples'][:2]: print(f"\n{o['prompt']}\n  before: {o['before']}\n  after:  {o['after']}")
-    print(f'\nreport     {report}\nnotebooks  pip install jupyterlab && jupyter lab nbs/index.ipynb\nlook       python -c "from grpo_nb.inspector import write_inspector; write_inspector({str(out)!r})"')
+    print(f'\nreport     {report}\nnotebooks  jupyter lab nbs/index.ipynb\nlook       grpo_nb inspect {out}')
     return summary
 
 def _percent(e): return f"{e['pass@1']:.1%} right at the first try, 95 % interval {e['ci'][0]:.1%} to {e['ci'][1]:.1%}, {e['n_problems']} problems"
