@@ -26,7 +26,7 @@ from .loss import loss_metrics, policy_loss
 from .replay import Keep, Replay
 from .records import Recorder, clip_shares, group_rows, ratio_hists
 
-# %% ../nbs/09_trainer.ipynb #ad3c28b4
+# %% ../nbs/09_trainer.ipynb #023eec17
 def _s(default, help): return field(default=default, metadata=dict(help=help))
 
 @dataclass
@@ -67,7 +67,7 @@ class TrainConfig:
     ref_model_sync_steps:int = _s(512, 'steps between two syncs')
     scale_rewards:str = _s('group', "group, batch or none: whose deviation divides the advantage")
     multi_objective_aggregation:str = _s('sum_then_normalize', 'or normalize_then_sum (GDPO)')
-    reward_weights:list = _s(None, 'one weight a reward function; None: all 1')
+    reward_weights:list[float] = _s(None, 'one weight a reward function; None: all 1')
     shared_prefix:bool = _s(True, 'compute a prompt once for its G completions; False for models whose cache cannot be shared')
     mask_truncated_completions:bool = _s(False, 'leave completions without an end token out of the loss')
     dead_tolerance:float = _s(1e-6, 'a group whose rewards differ by at most this is dead')
