@@ -77,7 +77,7 @@ def diagnose(
     from grpo_nb.diagnose import diagnose
     print(diagnose(folder))
 
-# %% ../nbs/16_cli.ipynb #f771348b
+# %% ../nbs/16_cli.ipynb #581336e6
 @dataclass
 class TrainCommand:
     "What to train on; every field of TrainConfig is an option too."
@@ -127,14 +127,14 @@ def run_command(
 def _problems(cmd, args):
     "Problems to train on and held-out ones; a task's name makes both on the spot."
     from pathlib import Path
-    from grpo_nb.tasks import gym_dataset, load_problems
+    from grpo_nb.tasks import gym_dataset, load_problems, split_problems
     if not Path(cmd.dataset).suffix:
         make = lambda n, split: gym_dataset(cmd.dataset, n, args.seed, split)
         return make(2000, 'train'),make(cmd.eval_problems, 'test')
     ds = load_problems(cmd.dataset)
     if cmd.eval_dataset: return ds,_head(load_problems(cmd.eval_dataset), cmd.eval_problems)
-    n = min(cmd.eval_problems, max(1, len(ds)//10))
-    ds = ds.shuffle(seed=args.seed)
-    return ds.select(range(n, len(ds))),ds.select(range(n))
+    problems,held_out = split_problems(ds, .1)   # by a hash of the prompt: equal prompts are on one side
+    if not len(held_out): raise ValueError(f'{cmd.dataset} has {len(ds)} rows, too few to hold some out: add rows, or give --eval_dataset')
+    return problems,_head(held_out, cmd.eval_problems)
 
 def _head(ds, n): return ds.select(range(min(n, len(ds))))

@@ -16,7 +16,7 @@ def raises(completions, **kwargs): raise KeyError('answer')
 @pytest.fixture
 def mine(tmp_path):
     "A user's folder: problems as JSON lines, and rewards"
-    rows = [dict(prompt=f'{a}+{b}=', answer=str(a+b)) for a in range(8) for b in range(8)]
+    rows = [dict(prompt=f'{a}+{b}=', answer=str(a+b)) for a in range(8) for b in range(8)]*2   # each problem twice: equal prompts must not part
     (tmp_path/'mine.jsonl').write_text('\n'.join(map(json.dumps, rows)))
     (tmp_path/'rewards.py').write_text(REWARD)
     return tmp_path
@@ -44,7 +44,7 @@ def test_an_unknown_command_is_named(capsys):
 def test_a_users_problems_and_reward_train_and_leave_a_report(mine, capsys):
     train(mine)
     s = json.loads((mine/'run'/'summary.json').read_text())
-    assert s['before']['n_problems']==s['after']['n_problems']==6 and 0<=s['before']['ci'][0]<=s['before']['pass@1']<=s['before']['ci'][1]<=1
+    assert 0<s['before']['n_problems']==s['after']['n_problems']<=6 and 0<=s['before']['ci'][0]<=s['before']['pass@1']<=s['before']['ci'][1]<=1
     assert s['steps']==4 and s['seed']==0 and s['train_s']<s['total_s'] and s['versions']['torch']
     r = read_run(mine/'run')
     assert len(r.history)==2 and len(r.groups)==8
