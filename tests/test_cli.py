@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_resume(mine):
 
 @pytest.mark.parametrize('more,says', [
     (['--dataset','nowhere.jsonl'], 'nowhere.jsonl'), (['--reward','rewards.py'], 'rewards.py'), (['--num_generations','1'], 'nothing to be compared'), (['--method','magic'], "no method 'magic'"),
-    (['--loss_type','ppo'], 'one of grpo'), (['--resume','True'], 'no whole checkpoint'), (['--generation_batch_size','400'], 'prompts a batch')])
+    (['--loss_type','ppo'], 'one of grpo'), (['--resume','True'], 'no whole checkpoint'), (['--generation_batch_size','800'], 'prompts a batch')])
 def test_bad_input_is_one_line_and_exit_code_2(more, says, mine, capsys):
     with pytest.raises(SystemExit) as e: train(mine, *more)
     err = capsys.readouterr().err
