@@ -8,8 +8,8 @@ __all__ = ['SYSTEM', 'split_of', 'arithmetic', 'gym_dataset', 'chain_sum', 'spel
            'split_problems', 'gsm8k', 'boxed', 'numinamath', 'tldr', 'overlap_reward', 'chain_sum_ways',
            'spell_backward_ways', 'lessons']
 
-# %% ../nbs/01_tasks.ipynb #a454459f
-import csv, difflib, hashlib, json, random, re
+# %% ../nbs/01_tasks.ipynb #61d4c071
+import csv, difflib, hashlib, json, logging, random, re, threading
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -158,15 +158,17 @@ def same_answer(
     a,b = _number(text),_number(want)
     return float(a==b) if a is not None and b is not None else float(text.strip().lower()==want.strip().lower())
 
-# %% ../nbs/01_tasks.ipynb #67b3df7a
+# %% ../nbs/01_tasks.ipynb #e1f493a4
 def same_maths(
     text:str,    # the model's answer, or its whole completion with the answer in \boxed{…}
     entry:dict,  # holds 'answer', in LaTeX or plain
 )->float:        # 1. or 0.
     "1 when math-verify takes both for the same expression."
     from math_verify import parse, verify
-    read = lambda t: parse(t if '\\boxed' in t or '$' in t else f'\\boxed{{{t}}}', parsing_timeout=None)
-    return float(verify(read(str(entry['answer'])), read(text), timeout_seconds=None))
+    limit = 5 if threading.current_thread() is threading.main_thread() else None   # seconds; its alarm works in the main thread only
+    if limit is None: logging.getLogger('math_verify').setLevel(logging.ERROR)      # which it would repeat at every answer
+    read = lambda t: parse(t if '\\boxed' in t or '$' in t else f'\\boxed{{{t}}}', parsing_timeout=limit)
+    return float(verify(read(str(entry['answer'])), read(text), timeout_seconds=limit))
 
 # %% ../nbs/01_tasks.ipynb #975b2a1d
 def _no_judge(text, entry): raise ValueError('a summary has no single right answer: train on `overlap_reward` or a reward of your own, not on `accuracy_reward`')
