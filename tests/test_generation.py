@@ -131,7 +131,7 @@ def test_finished_rows_leave_the_batch(monkeypatch):
     model,work = sharp(),[]
     step = Direct.step
     monkeypatch.setattr(Direct, 'step', lambda self, ids: work.append(len(ids)) or step(self, ids))
-    r = generate(model, *some_prompts(4), 8, 40, eos_token_id=[1,2,3], generator=seeded())
+    r = generate(model, *some_prompts(4), 16, 40, eos_token_id=1, temperature=2., generator=seeded())
     alive = r.completion_mask.flatten(0, 1).sum(0).tolist()[1:]      # rows that get a token at step t+1
     assert len(work)==len(alive) and all(a<=w<=a/.87+1 for w,a in zip(work, alive)) and work==sorted(work, reverse=True)
 
