@@ -185,9 +185,9 @@ def test_recording_a_demo_step_takes_under_four_milliseconds(tmp_path):
     rec = Recorder(tmp_path); text = ['<think>3 + 4 = 7, 7 - 2 = 5</think><answer>5</answer>']*128
     ratio,mask,A = torch.rand(16, 8, 48)+.5,torch.ones(16, 8, 48).bool(),torch.randn(16, 8)
     def once(s):
-        t = time.perf_counter()
+        t = time.process_time()
         rec.groups(s, group_rows(s, ['3 + 4 - 2 =']*16, text, A, rewards_by_func=dict(a=A, f=A), advantages_before=A, advantages=A, n_tokens=mask.sum(-1), truncated=A>0, dead=A[:,0]>0,
             ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, A, mask), records=[dict(treatment='replaced', replacement=dict(id=1, step=1, age=2, uses=3, score=.4, prob=.1))]*16))
-        rec.log(dict(step=s, **{f'm{i}':.5 for i in range(30)})); return time.perf_counter()-t
+        rec.log(dict(step=s, **{f'm{i}':.5 for i in range(30)})); return time.process_time()-t
     took = sorted(once(s) for s in range(40))
-    print('ms', took[0]*1e3, took[20]*1e3); assert took[10]<.004   # the lower quartile: other work on the machine is not ours
+    print('ms', took[0]*1e3, took[20]*1e3); assert took[20]<.004   # processor time: other work on the machine is not ours
