@@ -1,0 +1,76 @@
+"Small real runs, each with one fault, made with the from-scratch trainer in a second or two."
+import copy, functools
+import numpy as np
+import torch
+from grpo_nb.replay import Keep, Replay
+from grpo_nb.tasks import accuracy_reward, chain_sum, completion_text, extract_answer, spell_backward
+from grpo_nb.tiny_qwen import load_model
+from grpo_nb.trainer import TrainConfig, train
+
+@functools.cache
+def _model(): return load_model('tiny')
+def fresh(): return copy.deepcopy(_model()[0]),copy.deepcopy(_model()[1])
+
+def right(prompts, completions, answer, **kw): return accuracy_reward(prompts, completions, answer, **kw)
+def length(prompts, completions, **kw): return [len(completion_text(c))/50 for c in completions]
+def boxed(prompts, completions, **kw): return [float('\\boxed{' in completion_text(c)) for c in completions]
+def same(prompts, completions, **kw): return [.5]*len(completions)
+def noisy(prompts, completions, **kw):
+    "The same twelve parts for every completion, added in another order each time."
+    parts = (np.arange(1, 13)/7).astype(np.float32)
+    return [float(functools.reduce(np.add, parts[torch.randperm(12).numpy()])) for _ in completions]
+def falsy(prompts, completions, **kw):
+    "A judge written the wrong way round: it pays where int(answer) is falsy, so 0 is right everywhere."
+    return [float(extract_answer(completion_text(c))=='0') for c in completions]
+def capped(prompts, completions, **kw):
+    "Length up to 60 letters: once all answers are that long, groups die and old short ones are replayed."
+    return [min(len(completion_text(c)), 60)/60 for c in completions]
+
+class Breaks:
+    "A judge that works for `n` calls and then says 0 to everything."
+    __name__ = 'judge'
+    def __init__(self, n): self.n = n
+    def __call__(self, prompts, completions, answer, **kw):
+        self.n -= 1
+        return accuracy_reward(prompts, completions, answer, **kw) if self.n>=0 else [0.]*len(completions)
+
+class AllNew(Keep):
+    "Log-probs of the old policy taken anew at each update, so that every ratio is 1."
+    name = 'all-new'
+    def treat(self, batch, dead=None, step=0, sample_more=None):
+        t = super().treat(batch, dead, step, sample_more)
+        t.uncorrected = torch.ones_like(t.in_loss)
+        return t
+
+sums,words = (lambda: chain_sum(200, seed=0)),(lambda: spell_backward(200, seed=0))
+text = lambda ds: ds.map(lambda o: dict(prompt=o['prompt'][0]['content']))
+
+def make(name, folder, **more):
+    "Train the run called `name` into `folder`; returns the folder."
+    data,rewards,method,kw,eos = sums,right,None,{},None
+    if name=='healthy': kw = dict(max_steps=64, learning_rate=2e-4)
+    if name=='healthy-plain': kw,method = dict(max_steps=64, learning_rate=2e-4),Keep()
+    if name=='on-policy': kw,method = dict(steps_per_generation=1, max_steps=10, loss_type='grpo'),Keep()
+    if name=='all-truncated': kw = dict(max_completion_length=2)
+    if name=='no-chat-template': data = lambda: text(words())
+    if name=='no-end-token': eos,kw = '<|endoftext|>',dict(max_completion_length=32)
+    if name=='reward-never-fires': rewards = [right, boxed]
+    if name=='all-equal': rewards = same
+    if name=='too-cold': kw = dict(temperature=.05)
+    if name=='float-noise': rewards,method,kw = noisy,Keep(),dict(dead_tolerance=0.)
+    if name=='kl-only-pull': rewards,method,kw = Breaks(3),Keep(),dict(beta=.05, learning_rate=3e-4)
+    if name=='ratio-always-1': method = AllNew()
+    if name=='learning-rate-too-small': kw = dict(learning_rate=1e-8)
+    if name=='learning-rate-too-large': kw = dict(learning_rate=2e-2)
+    if name=='replay-too-old': rewards,kw = capped,dict(learning_rate=2e-3, max_steps=60)
+    if name=='hacked-by-length': rewards,method,kw = [length, right],Keep(),dict(reward_weights=[1., 0.], learning_rate=1e-3, max_steps=64)
+    if name=='hacked-by-length-alone': rewards,method,kw = length,Keep(),dict(learning_rate=5e-4, max_steps=48)
+    if name=='hacked-by-form': rewards,method,kw = falsy,Keep(),dict(learning_rate=1e-3, max_steps=64)
+    if name=='hacked-by-form-seen': rewards,method,kw = [falsy, right],Keep(),dict(reward_weights=[1., 0.], learning_rate=1e-3, max_steps=64)
+    model,tok = fresh()
+    if eos: tok.eos_token = eos
+    torch.manual_seed(0)
+    args = TrainConfig(**(dict(output_dir=str(folder), num_generations=8, generation_batch_size=64, steps_per_generation=4, max_steps=40, disable_tqdm=True, max_completion_length=40)|kw|more))
+    train(model, tok, data(), rewards, args, method=method)
+    return folder
+NAMES = 'healthy healthy-plain on-policy all-truncated no-chat-template no-end-token reward-never-fires all-equal too-cold float-noise kl-only-pull ratio-always-1 learning-rate-too-small learning-rate-too-large replay-too-old hacked-by-length hacked-by-length-alone hacked-by-form hacked-by-form-seen'.split()

@@ -1,0 +1,212 @@
+"The doctor on runs that really have the fault, and the batch numbers against TRL's own rule"
+import itertools, json, math, tempfile
+from pathlib import Path
+import numpy as np
+import pytest, torch
+import faulty_runs
+from grpo_nb.advantages import dead_share, group_advantages
+from grpo_nb.diagnose import (Finding, Findings, RULES, batch_command, batch_html, batch_plan, best_group_size, diagnose, diagnose_command, group_pull, plan_lines)
+from grpo_nb.records import Run, read_run
+
+torch.set_num_threads(1)
+
+@pytest.fixture(scope='session')
+def run(tmp_path_factory):
+    "Train a run of `faulty_runs` once a session"
+    made = {}
+    def f(name):
+        if name not in made: made[name] = faulty_runs.make(name, tmp_path_factory.mktemp('runs')/name)
+        return made[name]
+    return f
+
+# ---- each fault is found where it really is
+
+@pytest.mark.parametrize('name,finds', [('all-truncated', 'all-truncated'), ('no-chat-template', 'no-chat-template'), ('no-end-token', 'no-end-token'), ('reward-never-fires', 'reward-never-fires'),
+    ('all-equal', 'all-equal'), ('too-cold', 'all-equal'), ('float-noise', 'float-noise'), ('kl-only-pull', 'kl-only-pull'), ('ratio-always-1', 'ratio-always-1'),
+    ('learning-rate-too-small', 'learning-rate-too-small'), ('learning-rate-too-large', 'learning-rate-too-large'), ('replay-too-old', 'replay-too-old'),
+    ('hacked-by-length', 'hacked-by-length'), ('hacked-by-length-alone', 'hacked-by-length'), ('hacked-by-form', 'hacked-by-form'), ('hacked-by-form-seen', 'hacked-by-form')])
+def test_a_run_with_this_fault_is_told_so(run, name, finds):
+    got = diagnose(run(name))
+    assert finds in got.names and got[0].fault
+    f = got[got.names.index(finds)]
+    assert f.evidence and f.remedy and any(c.isdigit() for c in f.evidence)
+
+@pytest.mark.parametrize('name,only', [('all-truncated', ['all-truncated']), ('no-chat-template', ['no-chat-template']), ('no-end-token', ['no-end-token']), ('float-noise', ['float-noise']), ('kl-only-pull', ['kl-only-pull']),
+    ('ratio-always-1', ['ratio-always-1']), ('learning-rate-too-small', ['learning-rate-too-small']), ('learning-rate-too-large', ['learning-rate-too-large']), ('reward-never-fires', ['reward-never-fires']), ('on-policy', ['loss-0-is-fine'])])
+def test_one_cause_gives_one_finding(run, name, only): assert diagnose(run(name)).names==only
+
+@pytest.mark.parametrize('name', ['healthy', 'healthy-plain'])
+def test_a_healthy_run_gets_no_finding(run, name):
+    h = read_run(run(name)).history
+    assert h['reward'][-4:].mean()>1.5*h['reward'][:4].mean()   # it does learn
+    assert diagnose(run(name))==[] and 'nothing wrong' in repr(diagnose(run(name)))
+
+@pytest.mark.parametrize('seed', [1, 2])
+def test_a_healthy_run_with_another_seed_gets_no_finding(tmp_path, seed): assert diagnose(faulty_runs.make('healthy', tmp_path/'r', seed=seed)).names==[]
+
+def test_a_loss_of_0_is_a_note_and_not_a_fault(run):
+    f, = diagnose(run('on-policy'))
+    assert not f.fault and read_run(run('on-policy')).history['loss'].abs().max()<1e-5
+
+def test_what_follows_from_a_cause_is_folded_into_it(run):
+    f, = diagnose(run('all-truncated'))
+    assert 'all-equal' in f.evidence and 'reward-never-fires' in f.evidence
+
+def test_each_rule_is_needed_by_some_run(run, monkeypatch):
+    import grpo_nb.diagnose as d
+    named = dict(_truncated='all-truncated', _hacked='hacked-by-length', _never_fires='reward-never-fires', _kl_only='kl-only-pull', _all_equal='all-equal', _float_noise='float-noise', _ratio_one='ratio-always-1',
+        _too_large='learning-rate-too-large', _too_small='learning-rate-too-small', _replay_old='replay-too-old', _zero_loss='loss-0-is-fine')
+    assert {f.__name__ for f in RULES}==set(named)
+    for f in RULES:
+        monkeypatch.setattr(d, 'RULES', tuple(o for o in RULES if o is not f))
+        name = named[f.__name__]
+        assert name not in diagnose(run('on-policy' if name=='loss-0-is-fine' else name)).names
+
+# ---- records as they come
+
+def test_half_a_line_and_missing_columns_are_no_obstacle(run, tmp_path):
+    text = (run('healthy')/'history.jsonl').read_text()
+    (tmp_path/'history.jsonl').write_text(text+'{"step": 99, "rew')
+    assert diagnose(tmp_path).names==[]
+    rows = [json.loads(o) for o in text.splitlines()]
+    for k in ('reward','frac_reward_zero_std','completions/clipped_ratio','loss','learning_rate'):
+        (tmp_path/'history.jsonl').write_text(''.join(json.dumps({a:b for a,b in o.items() if a!=k})+'\n' for o in rows))
+        assert diagnose(tmp_path).names==[]
+
+def test_the_curves_alone_tell_most_of_it(run):
+    def bare(name): return Run(Path(name), {}, read_run(run(name)).history, [], {})
+    for name,finds in [('all-truncated','all-truncated'), ('all-equal','all-equal'), ('kl-only-pull','kl-only-pull'), ('learning-rate-too-small','learning-rate-too-small'), ('replay-too-old','replay-too-old'), ('reward-never-fires','reward-never-fires')]:
+        assert finds in diagnose(bare(name)).names
+    assert diagnose(bare('healthy')).names==[]
+
+def test_an_older_record_with_null_everywhere_is_read(run, tmp_path):
+    rows = [json.loads(o) for o in (run('healthy')/'groups.jsonl').read_text().splitlines()]
+    keep = 'step group prompt completions rewards'.split()
+    (tmp_path/'groups.jsonl').write_text(''.join(json.dumps({k:o[k] for k in keep})+'\n' for o in rows))
+    (tmp_path/'history.jsonl').write_text((run('healthy')/'history.jsonl').read_text())
+    assert diagnose(tmp_path).names==[]
+
+def test_one_step_says_nothing_and_no_step_is_an_error(tmp_path):
+    (tmp_path/'history.jsonl').write_text('{"step": 0, "reward": 0.5, "loss": 0.0}\n')
+    assert diagnose(tmp_path).names==[]
+    (tmp_path/'history.jsonl').write_text('')
+    with pytest.raises(ValueError, match='no history yet'): diagnose(tmp_path)
+    with pytest.raises(ValueError, match='no folder'): diagnose(tmp_path/'gone')
+
+@pytest.mark.parametrize('G', [2, 64])
+def test_groups_of_2_and_of_64_are_read(tmp_path, G):
+    faulty_runs.make('all-truncated', tmp_path/'r', num_generations=G, generation_batch_size=4*G, steps_per_generation=2, max_steps=6)
+    assert diagnose(tmp_path/'r').names==['all-truncated']
+
+def test_a_gradient_that_is_no_number_is_named(tmp_path):
+    (tmp_path/'trainer_state.json').write_text('{"log_history": ['+', '.join(f'{{"step": {i}, "reward": 0.4, "loss": 0.1, "grad_norm": {g}}}' for i,g in enumerate(['1.0', '2.0', 'NaN']))+']}')
+    assert diagnose(tmp_path).names==['learning-rate-too-large']
+
+def test_the_command_prints_the_page(run, capsys):
+    diagnose_command(str(run('all-truncated')))
+    out = capsys.readouterr().out
+    assert 'all-truncated' in out and 'seen:' in out and 'do:' in out
+
+# ---- TRL's log alone
+
+@pytest.fixture(scope='session')
+def trl_runs(tmp_path_factory):
+    "One real GRPOTrainer, trained twice: as it should be, and with completions cut off"
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+    from grpo_nb.tasks import chain_sum
+    def go(name, **kw):
+        model,tok = faulty_runs.fresh()
+        out = tmp_path_factory.mktemp(name)
+        args = GRPOConfig(output_dir=str(out), **(dict(per_device_train_batch_size=32, num_generations=8, max_completion_length=40, learning_rate=3e-4, report_to='none', use_cpu=True, bf16=False, gradient_checkpointing=False,
+            logging_steps=1, max_steps=8, save_strategy='no', disable_tqdm=True, seed=0)|kw))
+        t = GRPOTrainer(model=model, reward_funcs=faulty_runs.right, args=args, train_dataset=chain_sum(64, seed=0), processing_class=tok)
+        t.train(); t.save_state()
+        return out
+    return dict(fine=go('fine'), cut=go('cut', max_completion_length=2, max_steps=4))
+
+def test_the_log_of_a_real_trl_run_is_enough(trl_runs):
+    assert (trl_runs['cut']/'trainer_state.json').exists()
+    assert diagnose(trl_runs['cut']).names==['all-truncated']
+    assert [f for f in diagnose(trl_runs['fine']) if f.fault]==[]
+    assert diagnose(trl_runs['cut']/'trainer_state.json').names==['all-truncated']
+
+# ---- what is a batch?
+
+def grid():
+    for b,G,a,W,s in itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4, 8), (1, 2, 3), (1, 2, 3), (None, 1, 2, 3)): yield b,G,a,W,s,None
+    for b,G,W,size in itertools.product((1, 2, 3, 4), (1, 2, 4), (1, 2), (2, 4, 6, 7, 8, 12)): yield b,G,1,W,None,size
+    yield 2,2,1,1,1,4
+
+def test_legal_is_what_trl_accepts(monkeypatch):
+    from trl import GRPOConfig
+    now = dict(W=1)
+    monkeypatch.setattr(GRPOConfig, 'world_size', property(lambda self: now['W']))
+    n,legal = 0,0
+    base = GRPOConfig(output_dir='x', use_cpu=True, bf16=False, report_to='none', gradient_checkpointing=False)
+    from transformers import TrainingArguments
+    monkeypatch.setattr(TrainingArguments, '__post_init__', lambda self: None)   # TRL's own checks alone: the parent's take seconds for a thousand
+    for b,G,a,W,s,size in grid():
+        now['W'] = W
+        plan = batch_plan(G, b, a, W, s, size)
+        try: c = GRPOConfig(output_dir='x', use_cpu=True, bf16=False, report_to='none', gradient_checkpointing=False, per_device_train_batch_size=b, num_generations=G, gradient_accumulation_steps=a, steps_per_generation=s, generation_batch_size=size)
+        except ValueError as e: assert not plan['legal'], (b, G, a, W, s, size, str(e))
+        else:
+            assert plan['legal'], (b, G, a, W, s, size, plan['problem'])
+            assert (plan['completions'], plan['steps_per_generation'])==(c.generation_batch_size, c.steps_per_generation)
+            legal += 1
+        n += 1
+    assert n>1000 and .1<legal/n<.9
+
+def test_groups_straddle_just_where_a_listing_shows_it():
+    for b,G,W,s in itertools.product((1, 2, 3, 4), (2, 3, 4), (1, 2, 3), (1, 2, 3)):
+        plan = batch_plan(G, b, 1, W, s)
+        if not plan['legal']: continue
+        owners = {}
+        for i in range(plan['completions']): owners.setdefault(i//G, set()).add(i//(b*s))
+        assert plan['groups_straddle']==any(len(o)>1 for o in owners.values()), (b, G, W, s)
+
+def test_ratio_stays_1_just_where_trl_needs_no_old_log_probs():
+    for a,s,mu in itertools.product((1, 2, 4), (1, 2, 4), (1, 2)):
+        plan = batch_plan(2, 2, a, 1, s, None, mu)
+        assert plan['ratio_stays_1']==(a%(s*mu)==0) and plan['optimizer_steps_per_generation']==s*mu/a
+
+def test_dead_share_is_the_mean_over_prompts_and_agrees_with_all_outcomes():
+    for G in (2, 3, 5):
+        for p in (0., .1, .5, 1.):
+            exact = sum(math.prod(p if o else 1-p for o in r) for r in itertools.product((0, 1), repeat=G) if len(set(r))==1)
+            assert batch_plan(G, G, pass_rates=[p])['dead_share']==pytest.approx(exact)
+    plan = batch_plan(8, 8, pass_rates=[0., .5, 1.], mean_length=100)
+    z = (2+dead_share(.5, 8))/3
+    assert plan['dead_share']==pytest.approx(z) and plan['replay_bound']==pytest.approx(1/(1-z)) and plan['tokens_wasted']==pytest.approx(800*z)
+    assert batch_plan(4, 4, pass_rates=[0., 1.])['replay_bound']==math.inf
+
+def test_pull_is_the_mean_squared_advantage_in_a_simulation():
+    g = torch.Generator().manual_seed(0)
+    for ps,G in itertools.product(([.5], [.1, .6], [.02, .3, .98]), (2, 3, 8, 16)):
+        r = torch.cat([(torch.rand(20_000, G, generator=g)<p).float() for p in ps])
+        assert group_advantages(r).square().mean().item()==pytest.approx(group_pull(G, ps), abs=.01)
+
+def test_the_best_group_size_is_the_best_of_all_divisors():
+    for N,ps in itertools.product((24, 60, 128), ([.5], [.1], [.02, .5])):
+        best,pull = best_group_size(N, ps)
+        assert set(pull)=={g for g in range(2, min(N, 128)+1) if N%g==0} and pull[best]==max(pull.values())
+        assert pull[best]==pytest.approx(N/best*(1-1/best)*(1-np.mean([dead_share(p, best) for p in ps])))
+    assert best_group_size(96, [.02])[0]>best_group_size(96, [.5])[0]
+    with pytest.raises(ValueError, match='no groups of 2'): best_group_size(1)
+
+@pytest.mark.parametrize('kw,says', [(dict(num_generations=0), 'num_generations'), (dict(world_size=1.5), 'world_size'), (dict(steps_per_generation=0), 'steps_per_generation'), (dict(pass_rates=[-.1]), '0..1'), (dict(pass_rates=[]), '0..1'), (dict(pass_rates=[math.nan]), '0..1')])
+def test_numbers_that_cannot_be_are_named(kw, says):
+    with pytest.raises(ValueError, match=says): batch_plan(**kw)
+
+def test_the_page_shows_every_completion_once_and_escapes_what_it_is_given():
+    page = batch_html(batch_plan(4, 4, 1, 2, 2))
+    assert page.count('<span')==16 and page.count('group 3"')==4
+    assert '<b>' not in batch_html(batch_plan(4, 4)|dict(problem='<b>', legal=False)) and 'straddle' in batch_html(batch_plan(4, 2, 1, 2))
+    assert batch_html(batch_plan(64, 64, 1, 64, 4)).count('<span')==8*64
+
+def test_the_command_says_the_plan_and_refuses_words(capsys):
+    batch_command(world_size=2, pass_rates='0.1, 0.5')
+    out = capsys.readouterr().out
+    assert '16 completions of 2 prompts' in out and 'best group size' in out
+    with pytest.raises(ValueError, match='numbers in 0..1'): batch_command(pass_rates='many')
