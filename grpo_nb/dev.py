@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EMBED_JS', 'Trouble', 'where', 'stable_widgets', 'run_nbs', 'readme_md', 'readme', 'output_faults', 'form_faults',
-           'known_names', 'gone_names', 'check', 'md_cell', 'EmbedWidgets', 'npm_package', 'site_faults', 'docs',
-           'test', 'main']
+           'known_names', 'gone_names', 'check', 'md_cell', 'EmbedWidgets', 'link_calls', 'npm_package', 'site_faults',
+           'docs', 'test', 'main']
 
 # %% ../nbs/90_dev.ipynb #77d48623
 import ast, html, json, os, re, shutil, subprocess, sys, tarfile, tempfile, time
@@ -291,7 +291,7 @@ def md_cell(
     "A page of prose as the one cell of a notebook, so that the same checks read it."
     return dict(cell_type='markdown', source=Path(f).read_text(encoding='utf-8'))
 
-# %% ../nbs/90_dev.ipynb #5a06e1d7
+# %% ../nbs/90_dev.ipynb #d33b7bc6
 EMBED_JS = 'https://cdn.jsdelivr.net/npm/@jupyter-widgets/html-manager@1.0.15/dist/embed.js'
 
 def _script(mime, o): return f'<script type="{mime}">'+json.dumps(o).replace('</', '<\\/')+'</script>'
@@ -308,8 +308,10 @@ class EmbedWidgets:
         state = self.nb.metadata.pop('widgets', {}).get(_STATE) or {}
         used,level = False,1
         self._join_source()
+        find = _lookup()
         for c in self.nb.cells:
             if c.cell_type=='markdown':
+                c.source = link_calls(c.source, find)
                 for m in re.finditer(r'^(#+) ', re.sub(r'^```.*?^```', '', c.source, flags=re.M|re.S), flags=re.M): level = len(m[1])
             for o in c.get('outputs', []):
                 d = o.get('data', {})
@@ -338,6 +340,20 @@ class EmbedWidgets:
         alt = re.search(r'^#\|\s*fig-alt:\s*(.+)$', c.source, flags=re.M)
         wide = o.get('metadata', {}).get('image/png', {}).get('width')
         return f'<img class="img-fluid figure-img" src="data:image/png;base64,{data.strip()}" alt="{html.escape(alt[1].strip()) if alt else ""}"'+(f' width="{wide}">' if wide else '>')
+
+def link_calls(
+    s:str,  # Markdown
+    find,   # gives a name's address, or None
+)->str:     # the Markdown, with calls of our functions linked
+    "nbdev links `` `name` `` to the reference; this links `` `name(x)` `` too, outside code blocks and headings."
+    def link(m): return f'[{m[0]}]({to})' if (to := find(m[1])) else m[0]
+    parts = re.split(r'(^```.*?^```|^#.*?$)', s, flags=re.M|re.S)
+    return ''.join(o if i%2 else re.sub(r'(?<![`\[])`([A-Za-z_][\w.]*)\([^`\n]*\)`(?![`\]])', link, o) for i,o in enumerate(parts))
+
+def _lookup():
+    from nbdev.doclinks import NbdevLookup
+    known = NbdevLookup()
+    return lambda name: (known[name] or [None])[0] if known[name] else None
 
 def _at_level(s, level):
     "The Markdown of `show_doc` with its heading `level` deep; methods, a level deeper, stay so."

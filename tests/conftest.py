@@ -20,7 +20,8 @@ def browser():
 
 @pytest.fixture(scope='session')
 def site(tmp_path_factory):
-    "The docs, built once from the stored notebooks; `.seconds` says how long that took"
+    "The docs, built once from the stored notebooks; SITE names a built one to look at instead"
+    if o := os.environ.get('SITE'): return Path(o)
     pytest.importorskip('smalldocs', reason='no smalldocs: pip install -e .[dev]')
     out,t = tmp_path_factory.mktemp('site')/'docs',time.monotonic()
     r = subprocess.run([sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(out)], cwd=ROOT, capture_output=True, text=True)

@@ -34,8 +34,9 @@ def test_exported_code_and_its_entry_stand_on_the_page(site):
     assert 'Exported source' not in t
 
 def test_names_in_prose_link_to_the_reference(site):
-    t = (site/'widgets.html').read_text(encoding='utf-8')
-    assert re.search(r'<a href="[^"]*widgets\.html#explore"[^>]*><code>explore', t)
+    t = (site/'core.html').read_text(encoding='utf-8')
+    assert re.search(r'<a href="core\.html#masked_mean"[^>]*><code>masked_mean</code></a>', t)
+    assert re.search(r'<a href="widgets\.html#explore"[^>]*><code>explore\(', (site/'widgets.html').read_text(encoding='utf-8'))   # a call, too
 
 def test_search_finds_a_function(url, browser):
     pg = browser.new_page()
@@ -56,7 +57,7 @@ def _visit(browser, url, pages, width, scheme, look):
     for p in pages:
         said.clear()
         pg.goto(f'{url}/{p}', wait_until='load')
-        if pg.locator('.widget').count(): pg.wait_for_selector('.widget .jupyter-widgets', timeout=20_000)
+        if pg.locator('.widget').count(): pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
         if got := [*said, *look(pg)]: found[p] = got
     ctx.close()
     return found
@@ -72,7 +73,7 @@ def test_pages_fit_400_pixels_and_ask_nobody(url, browser, pages):
 def test_axe_finds_no_serious_fault(url, browser, pages, axe, scheme):
     def look(pg):
         pg.evaluate(axe)
-        got = pg.evaluate("axe.run(document, {runOnly: ['wcag2a','wcag2aa','best-practice']})")['violations']
+        got = pg.evaluate("axe.run(document, {runOnly: ['wcag2a','wcag2aa','best-practice'], resultTypes: ['violations']})")['violations']
         return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in got if v['impact'] in ('serious','critical') or v['id']=='heading-order']
     assert _visit(browser, url, pages, 1200, scheme, look)=={}
 
