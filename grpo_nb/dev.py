@@ -359,7 +359,7 @@ def _at_level(s, level):
     "The Markdown of `show_doc` with its heading `level` deep; methods, a level deeper, stay so."
     return re.sub(r'^(###+)(?= )', lambda m: '#'*min(6, level+len(m[1])-3), s, count=1, flags=re.M)
 
-# %% ../nbs/90_dev.ipynb #236729da
+# %% ../nbs/90_dev.ipynb #acf77c6d
 _KATEX = 'https://cdn.jsdelivr.net/npm/katex@0.16.11/dist'
 
 def npm_package(
@@ -384,11 +384,15 @@ def _finish(site):
         if '@import' in (t := f.read_text(encoding='utf-8')): f.write_text(re.sub(r'@import url\([^)]*\);?', '', t), encoding='utf-8')
     if (f := site/'sitemap.xml').exists(): f.write_text(re.sub(r'\s*<lastmod>.*?</lastmod>', '', f.read_text(encoding='utf-8')), encoding='utf-8')
     for f in site.rglob('*.html'):
-        t = re.sub(r'<pre(?![^>]*tabindex)', '<pre tabindex="0"', f.read_text(encoding='utf-8'))
-        for k,v in dict([('class="navbar','Site'), ('id="quarto-sidebar"','Chapters'), ('class="quarto-secondary-nav','This page among the chapters'), ('class="page-navigation','Next and previous')]).items():
-            t = re.sub(rf'<nav(?=[^>]*{k})(?![^>]*aria-label)', f'<nav aria-label="{v}"', t)
-        t = t.replace('<i class="bi bi-github" role="img">', '<i class="bi bi-github" role="img" aria-label="GitHub">')
-        f.write_text(t, encoding='utf-8')
+        parts = re.split(r'(<script.*?</script>)', f.read_text(encoding='utf-8'), flags=re.S)   # what widgets hold is JSON, not ours to touch
+        f.write_text(''.join(o if i%2 else _reachable(o) for i,o in enumerate(parts)), encoding='utf-8')
+
+def _reachable(t):
+    "HTML whose code blocks the keyboard can scroll, and whose navigations have names."
+    t = re.sub(r'<pre(?![^>]*tabindex)', '<pre tabindex="0"', t)
+    for k,v in (('class="navbar','Site'), ('id="quarto-sidebar"','Chapters'), ('class="quarto-secondary-nav','This page among the chapters'), ('class="page-navigation','Next and previous')):
+        t = re.sub(rf'<nav(?=[^>]*{k})(?![^>]*aria-label)', f'<nav aria-label="{v}"', t)
+    return t.replace('<i class="bi bi-github" role="img">', '<i class="bi bi-github" role="img" aria-label="GitHub">')
 
 def _make_local(site):
     "Copy KaTeX and the widget script into the site, and point its pages there."
