@@ -90,7 +90,7 @@ def _samples(run, n=4):
     a,b = (list(map(pick, run.by_step[run.steps[i]][:n])) for i in (0,-1))
     return [dict(prompt=x['prompt'], before=x['text'], prompt_after=y['prompt'], after=y['text'], right_before=x['reward'], right_after=y['reward']) for x,y in zip(a, b)]
 
-# %% ../nbs/11a_report.ipynb #5482efb1
+# %% ../nbs/11a_report.ipynb #51f8da88
 _SIZE = (5.2, 3.)
 def _tex(s): return str(s).replace('$', r'\$')   # matplotlib would read `$` as mathematics
 def _pc(x): return '–' if x is None else f'{x:.1%}'
@@ -102,7 +102,7 @@ def draw_reward(v:dict):
     c = v['reward']
     n = max(1, len(c['mean'])//5)
     a,b = (sum(o)/n for o in (c['mean'][:n], c['mean'][-n:]))
-    fig,ax = new_figure(f'Reward: {a:.2f} in the first fifth of the run, {b:.2f} in the last', 'step', 'mean reward', _SIZE)
+    fig,ax = new_figure(f'Reward: {a:.2f} in the first fifth, {b:.2f} in the last', 'step', 'mean reward', _SIZE)
     if c['low']: ax.fill_between(c['step'], c['low'], c['high'], color=COLOURS['policy'], alpha=.2, lw=0, label='95 %, over groups')
     ax.plot(c['step'], c['mean'], color=COLOURS['policy'], label='batch')
     if e := v['eval']: ax.errorbar(e['step'], e['mean'], [[m-l for m,l in zip(e['mean'], e['low'])], [h-m for m,h in zip(e['mean'], e['high'])]], fmt='o', color=COLOURS['pos'], label='held-out pass@1')
@@ -112,7 +112,7 @@ def draw_reward(v:dict):
 def draw_shares(v:dict):
     "Alive, replaced and left, stacked to 1."
     d = v['shares']
-    fig,ax = new_figure(f'{v["dead"]:.0%} of groups were dead; {_of_dead(v)} of these were replaced', 'step', 'share of groups', _SIZE)
+    fig,ax = new_figure(f'{v["dead"]:.0%} of groups dead, {_of_dead(v)} of these replaced', 'step', 'share of groups', _SIZE)
     ax.stackplot(d['step'], d['alive'], d['replaced'], d['left'], labels=['alive','dead, replaced','dead, left'], colors=[COLOURS['alive'],COLOURS['replaced'],COLOURS['dead']], step='mid' if len(d['step'])<100 else None)
     ax.set(ylim=(0, 1)); ax.legend(loc='upper center', bbox_to_anchor=(.5, -.22), ncol=3, frameon=False)
     return fig
@@ -120,12 +120,12 @@ def draw_shares(v:dict):
 def _lines(v, title, ylabel, **names):
     fig,ax = new_figure(title, 'step', ylabel, _SIZE)
     for (k,label),c,ls in zip(names.items(), ('policy','old','pos'), ('-','--',':')):
-        if k in v['curves']: ax.plot(*v['curves'][k].values(), color=COLOURS[c], ls=ls, label=label)
+        if k in v['curves']: ax.plot(*v['curves'][k].values(), color=COLOURS[c], ls=ls, marker='.' if len(v['curves'][k]['step'])<40 else None, label=label)
     if ylabel=='share': ax.set(ylim=(0, 1.02))
     if len(names)>1: ax.legend(frameon=False)
     return fig
 
-# %% ../nbs/11a_report.ipynb #430e87ac
+# %% ../nbs/11a_report.ipynb #972159cc
 def figures(
     v:dict,   # what `report_view` returns
 )->dict:      # {name: matplotlib figure}, only of what was recorded
@@ -144,7 +144,7 @@ def figures(
     if 'entropy' in c: out['entropy'] = lines(f'Entropy of a token went from {c["entropy"]["value"][0]:.2f} to {last("entropy"):.2f} nats', 'nats', entropy='entropy')
     if 'kl' in c and max(map(abs, c['kl']['value'])): out['kl'] = lines(f'KL to the reference ends at {last("kl"):.3f} nats a token', 'nats a token', kl='kl')
     if 'grad_norm' in c: out['grad_norm'] = lines(f'Gradient norm: {avg("grad_norm"):.2f} on average', 'norm', grad_norm='gradient norm')
-    if 'loss' in c: out['loss'] = lines(f'The loss stays within ±{max(map(abs, c["loss"]["value"])):.2g}: it is no measure of learning', 'loss', loss='loss')
+    if 'loss' in c: out['loss'] = lines(f'Loss within ±{max(map(abs, c["loss"]["value"])):.2g}: no measure of learning', 'loss', loss='loss')
     return out
 
 # %% ../nbs/11a_report.ipynb #3ebb81c8

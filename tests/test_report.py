@@ -68,7 +68,7 @@ def test_a_run_in_progress_or_with_little_in_it_still_has_a_page(tmp_path):
 def test_a_trl_folder_alone_has_a_report(tmp_path):
     log = [{'step':s, 'loss':0., 'reward':s/10, 'frac_reward_zero_std':.5, 'entropy':.3, 'completions/mean_length':12., 'epoch':.1} for s in range(1, 9)]+[dict(step=8, train_runtime=3.)]
     (tmp_path/'checkpoint-8').mkdir(); (tmp_path/'checkpoint-8'/'trainer_state.json').write_text(json.dumps(dict(log_history=log)))
-    page = write_report(tmp_path).read_text(); assert '50% of groups were dead' in page and '8 steps' in page
+    page = write_report(tmp_path).read_text(); assert '50% of groups dead' in page and '8 steps' in page
 
 def test_paired_differences_equal_scipys(run):
     rng = np.random.default_rng(0); a,b = rng.random(7),rng.random(7)
