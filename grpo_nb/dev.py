@@ -457,15 +457,17 @@ def site_faults(
             elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids: res.append(f'{name}: a link to an anchor that is not there: {o}')
     return res
 
-# %% ../nbs/90_dev.ipynb #f14026a5
+# %% ../nbs/90_dev.ipynb #f66bd7d7
 def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)
 
 def _show_source(s):
     "A cell's source, with `#| export` as `#| exports` unless it only imports."
-    if not re.search(r'^#\|\s*export\s*$', s, flags=re.M): return s
     try: body = ast.parse(s).body
     except SyntaxError: return s
     only = all(isinstance(o, (ast.Import,ast.ImportFrom)) for o in body)
+    if not re.search(r'^#\|\s*export', s, flags=re.M):
+        mixed = not only and any(isinstance(o, (ast.Import,ast.ImportFrom)) for b in body for o in ast.walk(b))
+        return '#| eval: false\n'+s if mixed else s   # nbdev would run it, for the import in it
     return s if only else re.sub(r'^#\|\s*export\s*$', '#| exports', s, count=1, flags=re.M)
 
 def _stage(nbs, to):
