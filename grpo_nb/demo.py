@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['demo', 'finish', 'samples', 'new_folder']
 
-# %% ../nbs/09a_demo.ipynb #49d7c350
+# %% ../nbs/09a_demo.ipynb #b3ef2d36
 import json, shutil, time
 from pathlib import Path
 from .core import save_json, versions
 from .tasks import accuracy_reward, chain_sum
 from .tiny_qwen import load_model
 from .trainer import TrainConfig, evaluate, train
+from .inspector import write_inspector
 from .report import write_report
 
-# %% ../nbs/09a_demo.ipynb #aaa82551
+# %% ../nbs/09a_demo.ipynb #0b5cef4b
 def demo(
     seed:int=0,               # of problems, sampling and batches
     output_dir:str=None,      # the run's folder; None for runs/demo-SEED
@@ -54,12 +55,13 @@ def finish(
         num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead, replaced=replaced, samples=samples(held_out, before, after),
         curve=[dict(step=o['step'], reward=o['reward'], dead=o['frac_reward_zero_std'], live=o['replay/live_after']) for o in h], **info)
     save_json(out/'summary.json', summary|dict(total_s=time.perf_counter()-t0))
+    write_inspector(out)
     report = write_report(out)
     summary['total_s'] = time.perf_counter()-t0
     save_json(out/'summary.json', summary)
     print(f'after:  {_percent(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; {dead} of {len(h)*a.B} groups were dead, {replaced} of them replaced')
     for o in summary['samples'][:2]: print(f"\n{o['prompt']}\n  before: {o['before']}\n  after:  {o['after']}")
-    print(f'\nreport     {report}\nnotebooks  jupyter lab nbs/index.ipynb\nlook       grpo_nb inspect {out}')
+    print(f'\nreport     {report}\nnotebooks  jupyter lab nbs/index.ipynb\ninspector  {out}/inspector.html: every group, what replaced it, and by how much it counted')
     return summary
 
 def _percent(e): return f"{e['pass@1']:.1%} right at the first try, 95 % interval {e['ci'][0]:.1%} to {e['ci'][1]:.1%}, {e['n_problems']} problems"
