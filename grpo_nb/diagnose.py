@@ -191,23 +191,25 @@ def _same_text(rows):
     top = [(Counter(t for o in g for t in o['completions']).most_common(1)[0], sum(len(o['completions']) for o in g)) for g in by.values() if len({o['prompt'] for o in g})>=4]
     return (top[-1][0][0],float(np.mean([n/of for (_,n),of in top]))) if top else ('',0.)
 
-# %% ../nbs/12_diagnose.ipynb #ec46b614
+# %% ../nbs/12_diagnose.ipynb #9ffd1006
 def _hacked(r):
     rew = r('reward')
     if len(rew)<6: return
     first,last = _ends(rew)
     if last-first<=2*rew[:max(2, len(rew)//4)].std()/max(2, len(rew)//4)**.5+1e-9: return
+    if last<.9*pd.Series(rew).rolling(max(2, len(rew)//4)).mean().max(): return   # not at its best: something else is wrong
     others = r.rewards() | ({'pass@1 on held-out problems':r('eval/pass@1')} if len(r('eval/pass@1')) else {})
-    fell = [k for k,x in others.items() if len(x)>=2 and _ends(x)[1]<.6*_ends(x)[0]-1e-9 and _ends(x)[0]>.02]
+    best = {k:pd.Series(x).rolling(max(2, len(x)//4), min_periods=1).mean()[1:].max() for k,x in others.items() if len(x)>1}
+    fell = [k for k,b in best.items() if b>.02 and _ends(others[k])[1]<.6*b-1e-9]
     n = r('completions/mean_length')
     grew = _ends(n)[1]/max(_ends(n)[0], 1e-9) if len(n)>3 else 1.
     cut = sorted({o['step'] for o in r.g})
     rows = [o for o in r.g if o['step']>=cut[-(-3*len(cut)//4)]] if len(cut)>3 else []
     link,(text,shared) = _length_link(rows),_same_text(rows)
-    by_length,by_form = (link>.95 and grew>1.5) or (link<-.95 and grew<.67),shared>.4
+    by_length,by_form = (link>.93 and grew>1.5) or (link<-.93 and grew<.67),shared>.4
     if not fell and not by_length and not by_form: return
     long = by_length or fell and not .5<grew<2
-    seen = f'reward {_change(rew)}' + ''.join(f'; {k} {_change(others[k])}' for k in fell) + (f'; length {_change(n)} tokens' if len(n)>3 else '') + (f'; within a group reward follows length (correlation {link:.2f})' if by_length else '') \
+    seen = f'reward {_change(rew)}' + ''.join(f'; {k} {best[k]:.2g} at its best, {_ends(others[k])[1]:.2g} at the end' for k in fell) + (f'; length {_change(n)} tokens' if len(n)>3 else '') + (f'; within a group reward follows length (correlation {link:.2f})' if by_length else '') \
         + (f'; {shared:.0%} of the completions, whatever the prompt, read {text[:60]!r}' if by_form else '')
     how = 'by making answers ' + ('longer' if grew>1 else 'shorter') if long and not by_form else 'by a form that fits every question'
     return Finding('hacked-by-length' if long and not by_form else 'hacked-by-form', f'the reward rises {how}' + (', while what it should stand for falls' if fell else ''), seen,
@@ -283,13 +285,13 @@ def _problem(G, b, W, s, size, N):
     if N%G: return f'{N} completions a generation are not whole groups of {G}: nearest sizes {N//G*G or G} and {(N//G+1)*G}'
     if G<2: return 'a group of 1 has nothing to be compared with: num_generations of 2 or more'
 
-# %% ../nbs/12_diagnose.ipynb #f6dff393
+# %% ../nbs/12_diagnose.ipynb #5dbf5107
 def _batch_notes(o):
     "What TRL accepts and a reader may not expect."
     n,G,out = o['optimizer_steps_per_generation'],o['num_generations'],[]
     if o['groups_straddle']: out.append(f"groups of {G} straddle processes, which hold {o['completions_per_process']} completions each: a buffer or filter that works on one process sees parts of groups")
-    if n<1: out.append(f'one optimizer step takes in {1/n:.3g} generations')
-    elif n!=int(n): out.append(f'{n:.3g} optimizer steps a generation: every so often one mixes two generations')
+    if 0<n<1: out.append(f'one optimizer step takes in {1/n:.3g} generations')
+    if n>1 and n!=int(n): out.append(f'{n:.3g} optimizer steps a generation: every so often one mixes two generations')
     if o['prompts_per_optimizer_step']<1: out.append(f"an optimizer step sees less than one group ({o['completions_per_optimizer_step']} of {G} completions), whose advantages do not sum to 0")
     if o['ratio_stays_1']: out.append('each generation is used before the policy moves: the ratio is 1 and the clip never acts')
     return out
