@@ -190,14 +190,16 @@ def non_finite(
     "Which weight is broken?"
     with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #b191814f
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #36b63382
 class _CheckedTrainer(GRPOTrainer):
     "`GRPOTrainer` that finds faults of dataset, rewards and weights early, and names them."
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args, **kwargs):
         given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs).arguments
         given.pop('self')
-        if given.get('args') is None: given['args'] = GRPOWithReplayBufferConfig(f'{str(getattr(getattr(given["model"], "config", None), "_name_or_path", None) or given["model"] if isinstance(given["model"], str) else "model").split("/")[-1]}-GRPO')
+        model = given['model']
+        name = model if isinstance(model, str) else getattr(model.config, '_name_or_path', '') or 'model'
+        if given.get('args') is None: given['args'] = GRPOWithReplayBufferConfig(f'{name.split("/")[-1]}-GRPO')
         a = given['args']
         if not isinstance(a, GRPOWithReplayBufferConfig): raise TypeError(f'`args` is a {type(a).__name__}, needs a GRPOWithReplayBufferConfig: it takes the same settings, and those of the buffer')
         world = int(os.environ.get('WORLD_SIZE', 1))
@@ -339,7 +341,7 @@ class _StopOnSignal(TrainerCallback):
             self.trainer.stopped_by = signal.Signals(got).name
             log.warning(f'{self.trainer.stopped_by}: saving checkpoint-{state.global_step} and stopping; go on with `train(resume_from_checkpoint=True)`')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #71410508
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #ecb9760b
 class _ResumableTrainer(_CheckedTrainer):
     "Checkpoints hold everything the next step depends on, whole or not at all."
     stopped_by = None   # name of the signal that ended `train`
@@ -398,7 +400,7 @@ class _ResumableTrainer(_CheckedTrainer):
         self.add_callback(stop)
         def on(sig, frame):
             if stop.got: signal.signal(sig, old[sig]); signal.raise_signal(sig)
-            stop.got,self._interrupted = sig,True
+            stop.got = sig
         if threading.current_thread() is threading.main_thread(): old.update({o:signal.signal(o, on) for o in (signal.SIGTERM,signal.SIGINT)})
         self.stopped_by = None
         try: return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
