@@ -7,9 +7,10 @@ __all__ = ['ALIASES', 'DEFAULTS', 'xml_count', 'last_answer', 'gsm8k_rewards', '
            'RecipeArguments', 'GSM8KArguments', 'TLDRArguments', 'parse_recipe', 'recipe_plan', 'run_recipe', 'gsm8k',
            'numinamath', 'tldr']
 
-# %% ../nbs/14_recipes.ipynb #7504b007
+# %% ../nbs/14_recipes.ipynb #b99a9f9a
 import difflib, re, sys
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 import torch
 from . import tasks
 from .tasks import completion_text

@@ -1,0 +1,113 @@
+"Recipes: rewards to the digit, words and YAML to settings, every option within reach, and runs end to end on the tiny Qwen."
+import json, re
+import pytest, torch
+from dataclasses import fields
+from grpo_nb import recipes as R
+from grpo_nb.recipes import *
+
+GOOD = '<think>\nx\n</think>\n<answer>\n4\n</answer>\n'
+
+def behind(t, end):
+    "Characters behind the last `end`, looked for from the left; all of them without one."
+    i = 0
+    while (j := t.find(end, i))>=0: i = j+len(end)
+    return len(t)-i
+
+def slow_xml(t, x):
+    "The rule of the script, from its description: four tags, and characters behind the end, by both spellings of the end."
+    n = 0.
+    if t.count('<think>\n')==1: n += x
+    if t.count('\n</think>\n')==1: n += x
+    if t.count('\n<answer>\n')==1: n += x; n -= .001*behind(t, '\n</answer>\n')
+    if t.count('\n</answer>')==1: n += x; n -= .001*(behind(t, '\n</answer>')-1)
+    return n
+
+def test_xml_credit_follows_the_rule_on_random_texts():
+    g = torch.Generator().manual_seed(0)
+    parts = ['<think>\n','\n</think>\n','\n<answer>\n','\n</answer>','\n</answer>\n','4','so','\n',' ']
+    for _ in range(500):
+        t = ''.join(parts[i] for i in torch.randint(len(parts), (int(torch.randint(1, 9, (), generator=g)),), generator=g).tolist())
+        assert R.xml_count(t, .125)==pytest.approx(slow_xml(t, .125), abs=1e-12), repr(t)
+
+@pytest.mark.parametrize('text,want', [
+    (GOOD, [.5,0.,.5,.5,2.]), (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.,0.,.5,2.]), ('4', [0.,0.,0.,.5,2.]), ('', [0.,0.,0.,0.,0.]), ('<think>x</think> <answer>4</answer>', [0.,.5,0.,.5,2.]),
+    (' <think>x</think><answer>4</answer>', [0.,0.,0.,.5,2.]), ('<think>x</think><answer>5</answer> and more', [0.,.5,0.,.5,0.]), (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]), (GOOD.replace('4', '4.0'), [.5,0.,.5,0.,0.]),
+    (GOOD+'abc', [.5-.003-.003,0.,0.,.5,2.]), (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.])])
+def test_gsm8k_rewards_to_the_digit(text, want):
+    for chat in (False, True):
+        c = [[dict(role='assistant', content=text)]] if chat else [text]
+        assert [f(prompts=None, completions=c, answer=['4'])[0] for f in gsm8k_rewards()]==pytest.approx(want, abs=1e-12)
+
+def test_what_a_reward_is_worth_can_be_set():
+    fs = gsm8k_rewards(.25, 1., -1., 7.)
+    assert [f(completions=[GOOD], answer=['4'])[0] for f in fs]==[1.,-1.,1.,.5,7.]
+
+def test_answers_are_matched_row_by_row_not_tiled():
+    assert gsm8k_rewards()[-1](completions=['1','2','3','4'], answer=['1','1','3','3'])==[2.,0.,2.,0.]
+    with pytest.raises(ValueError): gsm8k_rewards()[-1](completions=['1','2'], answer=['1'])
+
+def test_numinamath_rewards_to_the_digit():
+    form,acc = numinamath_rewards()
+    assert form(completions=['<think>a</think><answer>b</answer>','<think>a</think>\n\n<answer>b</answer>','<think>a</think><answer>b</answer>x','<think>a\nb</think><answer>c</answer>','x'])==[1.,1.,0.,0.,0.]
+    box = r'$\boxed{\frac{1}{2}}$'
+    assert acc(completions=[r'$\frac{1}{2}$','$0.5$','$2$','nothing'], solution=[box]*4)==[1.,1.,0.,0.]
+    assert acc(completions=['x'], solution=['a proof'])==[1.]
+
+def test_length_reward_is_that_of_the_quick_start():
+    assert length_reward(['a'*20,'a'*23,''])==[0.,-3.,-20.]
+
+def test_every_field_of_the_config_is_an_option_of_every_recipe():
+    from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
+    for cls in (RecipeArguments, GSM8KArguments, TLDRArguments):
+        known = {a.dest for a in R._parser(cls)._actions}
+        assert {f.name for f in fields(GRPOWithReplayBufferConfig) if f.init} | {f.name for f in fields(cls)} <= known
+
+def test_the_tutorials_command_line_is_understood():
+    words = '--repo_id meta-llama/Llama-3.1-8B-Instruct --attn_mechanism vanilla --max_prompt_length 2048 --max_completion_length 1024 --beta 0.04 --top_p 0.95 --top_k 50 --num_return_sequences 4 --xml_reward 0.125 --correctness_reward 2.0 --total_batch_size 16 --learning_rate 1e-6 --num_train_epochs 3 --use_wandb'
+    r,a = parse_recipe(GSM8KArguments, words.split(), output_dir='x')
+    assert (r.model, r.attn_mechanism, r.max_prompt_length, a.max_completion_length, a.num_generations, a.generation_batch_size, a.report_to)==('meta-llama/Llama-3.1-8B-Instruct','vanilla',2048,1024,4,64,['wandb'])
+    assert (a.beta, a.top_p, a.top_k, a.learning_rate, a.num_train_epochs, r.xml_reward, r.correctness_reward)==(.04,.95,50,1e-6,3,.125,2.)
+
+def test_words_win_over_names_and_names_over_the_file(tmp_path):
+    f = tmp_path/'a.yaml'; f.write_text('repo_id: tiny\nbeta: 0.5\ntop_k: 7\nsync_ref_model: true\nmax_completion_length: 9\nreward_weights: [1, 1, 1, 1, 2]\n')
+    r,a = parse_recipe(GSM8KArguments, ['--config',str(f),'--beta','0.1'], dict(top_k=8, beta=.2), output_dir='x')
+    assert (r.model, a.beta, a.top_k, a.sync_ref_model, a.max_completion_length, a.reward_weights, a.ref_model_mixup_alpha)==('tiny',.1,8,True,9,[1,1,1,1,2],.9)
+
+@pytest.mark.parametrize('words,say', [(['--betta','1'], "did you mean 'beta'"), (['--config'], 'path of a YAML file'), (['--total_batch_size','3','--per_device_train_batch_size','8'], 'no multiple of per_device_train_batch_size 8')])
+def test_wrong_words_are_named(words, say):
+    with pytest.raises(ValueError, match=re.escape(say)): parse_recipe(GSM8KArguments, words, output_dir='x')
+
+def test_a_batch_that_processes_can_not_share_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match='which 5 processes cannot share'): gsm8k(model='tiny', dry_run=True, num_processes=5)
+
+def test_dry_run_prints_the_plan_and_loads_nothing(capsys):
+    plan = gsm8k('--model Qwen/Qwen2.5-7B-Instruct --num_processes 64 --strategy fsdp2 --num_generations 16 --total_batch_size 64 --max_completion_length 1024 --dry_run'.split())
+    out = capsys.readouterr().out
+    assert plan['processes']==64 and plan['weights']==7_615_616_512 and plan['groups']==64 and not plan['problems'] and 'nothing speaks against it' in out
+    assert 'did you mean' in gsm8k(model='Qwen/Qwen2.5-70B', dry_run=True)['problems'][0]
+
+def test_a_missing_vllm_is_said_before_anything_is_loaded():
+    with pytest.raises(ValueError, match='vllm is not installed'): gsm8k(model='nowhere', use_vllm=True, output_dir='x')
+
+def test_an_unknown_model_is_named_in_one_message(tmp_path, monkeypatch):
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    with pytest.raises(ValueError, match='no-such-model'): gsm8k(model='no-such-model', rows=ROWS['gsm8k'], output_dir=str(tmp_path))
+
+ROWS = dict(gsm8k=[dict(question=f'{a}+{a}?', answer=f'x\n#### {a+a}') for a in range(8)],
+    numinamath=[dict(problem=f'{a}+{a}?', solution=rf'$\boxed{{{a+a}}}$', messages=[]) for a in range(8)],
+    tldr=[dict(prompt=f'POST: cat {a} sleeps\nTL;DR:', completion=f' cat {a}') for a in range(8)])
+
+@pytest.mark.parametrize('name,names', [('gsm8k',['xmlcount','soft_format','strict_format','whole_number','correctness']), ('numinamath',['format_reward','accuracy']), ('tldr',['length_reward'])])
+def test_a_recipe_runs_end_to_end_on_rows_in_the_hubs_format(name, names, tmp_path):
+    (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS[name])))
+    words = f'--model tiny --rows_file {tmp_path/"rows.jsonl"} --output_dir {tmp_path/"out"} --max_steps 2 --total_batch_size 2 --num_generations 4 --max_completion_length 8 --logging_steps 1 --save_strategy no --gradient_checkpointing false --temperature 1.0 --sync_ref_model --ref_model_sync_steps 1 --beta 0.01'
+    t = globals()[name](words.split())
+    assert t.state.global_step==2 and (tmp_path/'out'/'model.safetensors').exists()
+    assert {f'rewards/{o}/mean' for o in names} <= set(t.state.log_history[0]) and 'replay/dead' in t.state.log_history[0] and 'kl' in t.state.log_history[0]
+
+def test_long_prompts_are_left_out_and_templates_can_be_skipped(tmp_path, capsys):
+    rows = ROWS['gsm8k']+[dict(question='x'*400, answer='#### 1')]
+    opts = dict(model='tiny', output_dir=str(tmp_path), max_steps=1, total_batch_size=2, max_completion_length=4, save_strategy='no', gradient_checkpointing=False, temperature=1.)
+    t = gsm8k(rows=rows, max_prompt_length=200, skip_apply_chat_template=True, **opts)
+    assert isinstance(t.train_dataset[0]['prompt'], str) and len(t.train_dataset)==8 and '1 of 9 prompts' in capsys.readouterr().out
+    with pytest.raises(ValueError, match='all 9 prompts have more than 2 tokens'): gsm8k(rows=rows, max_prompt_length=2, **opts)
