@@ -69,11 +69,13 @@ def _too_wide(pg):
 def test_pages_fit_400_pixels_and_ask_nobody(url, browser, pages):
     assert _visit(browser, url, pages, 400, 'light', _too_wide)=={}
 
-@pytest.mark.parametrize('scheme', ['light','dark'])
+RULES = dict(light=['wcag2a','wcag2aa','best-practice'], dark=['cat.color'])   # darkness changes colours and nothing else
+
+@pytest.mark.parametrize('scheme', RULES)
 def test_axe_finds_no_serious_fault(url, browser, pages, axe, scheme):
     def look(pg):
         pg.evaluate(axe)
-        got = pg.evaluate("axe.run(document, {runOnly: ['wcag2a','wcag2aa','best-practice'], resultTypes: ['violations']})")['violations']
+        got = pg.evaluate("rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", RULES[scheme])['violations']
         return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in got if v['impact'] in ('serious','critical') or v['id']=='heading-order']
     assert _visit(browser, url, pages, 1200, scheme, look)=={}
 
