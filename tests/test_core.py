@@ -1,0 +1,111 @@
+"Rollouts, masks, files, intervals: grids over shapes and seeds"
+import json, math, os
+import pytest, torch
+from grpo_nb.core import Rollouts, atomic_write, masked_mean, mean_ci, save_json, set_seed, share_ci, test_tensor as same_tensor, versions
+
+def make(B, G, P, T, seed, ref=False, tokens=False):
+    "A batch of random lengths, padded as the contract says."
+    g = torch.Generator().manual_seed(seed)
+    p,t = torch.randint(1, P+1, (B,), generator=g),torch.randint(1, T+1, (B,G), generator=g)
+    pm = torch.arange(P)>=P-p[:,None]
+    cm = torch.arange(T)<t[...,None]
+    lp = -torch.rand(B, G, T, generator=g)*cm
+    return Rollouts(torch.randint(1, 50, (B,P), generator=g)*pm, pm, torch.randint(1, 50, (B,G,T), generator=g)*cm, cm, lp, rewards=torch.rand(B, G, generator=g),
+        advantages=torch.randn(B, G, T, generator=g)*cm if tokens else torch.randn(B, G, generator=g), ref_logps=lp/2 if ref else None, key=torch.arange(B)+100*seed, step=torch.full((B,), seed))
+
+def unpadded(r, b):
+    "A group as plain lists, whatever its padding."
+    return dict(prompt=r.prompt_ids[b][r.prompt_mask[b]].tolist(), rows=[(r.completion_ids[b,g][m].tolist(), r.old_logps[b,g][m].tolist()) for g,m in enumerate(r.completion_mask[b])],
+        rewards=r.rewards[b].tolist(), advantages=[a[m].tolist() if a.ndim else a.item() for a,m in zip(r.advantages[b], r.completion_mask[b])],
+        ref=None if r.ref_logps is None else [o[m].tolist() for o,m in zip(r.ref_logps[b], r.completion_mask[b])], key=int(r.key[b]), step=int(r.step[b]))
+
+@pytest.mark.parametrize('seed', range(6))
+@pytest.mark.parametrize('ref,tokens', [(False, False), (True, False), (True, True)])
+def test_put_replaces_these_groups_and_no_others(seed, ref, tokens):
+    a,b = make(5, 3, 2+seed%3, 4, seed, ref, tokens),make(2, 3, 4, 2+seed, seed+50, ref, tokens)
+    idx = [(seed)%5, (seed+2)%5]
+    for where in (idx, torch.tensor(idx)):
+        c = a.put(where, b)
+        for i in range(5): assert unpadded(c, i)==(unpadded(b, idx.index(i)) if i in idx else unpadded(a, i))
+    mask = torch.zeros(5, dtype=torch.bool); mask[idx] = True
+    c,order = a.put(mask, b),sorted(idx)
+    for i in range(5): assert unpadded(c, i)==(unpadded(b, order.index(i)) if i in idx else unpadded(a, i))
+    assert c.prompt_mask[:,-1].all() and c.completion_mask[...,0].all()                      # prompts end at the right, completions begin at the left
+    assert c.prompt_mask.any(0).all() and c.completion_mask.flatten(0, 1).any(0).all()       # and no column is padding alone
+
+def test_put_of_nothing_is_the_batch_and_the_old_batch_is_left_alone():
+    a,b = make(3, 2, 2, 3, 0),make(1, 2, 4, 4, 1)
+    before = {k:v.clone() for k,v in a.tensors().items()}
+    assert a.put([], b[[]]) is a
+    a.put([1], b)
+    for k,v in a.tensors().items(): assert torch.equal(v, before[k])
+
+def test_cat_and_index_keep_every_group():
+    a,b = make(3, 2, 2, 5, 1),make(2, 2, 4, 3, 2)
+    c = Rollouts.cat([a, b])
+    assert [unpadded(c, i) for i in range(5)]==[unpadded(a, i) for i in range(3)]+[unpadded(b, i) for i in range(2)]
+    for idx in ([4,0], torch.tensor([4,0]), slice(1,3), 2):
+        want = range(5)[idx] if isinstance(idx, slice) else [idx] if isinstance(idx, int) else [4,0]
+        assert [unpadded(c[idx], i) for i in range(len(c[idx]))]==[unpadded(c, i) for i in want]
+
+@pytest.mark.parametrize('field,shape', [('prompt_mask',(2,5)), ('completion_mask',(2,2,9)), ('old_logps',(2,2)), ('rewards',(2,3)), ('key',(3,)), ('ref_logps',(1,2,3))])
+def test_a_wrong_shape_is_named(field, shape):
+    a = make(2, 2, 2, 3, 0)
+    with pytest.raises(ValueError, match=f'`{field}` has shape'): Rollouts(**(a.tensors()|{field:torch.zeros(shape)}))
+
+def test_mixing_batches_with_and_without_a_field_is_refused():
+    with pytest.raises(ValueError, match='ref_logps'): Rollouts.cat([make(1, 2, 2, 2, 0, ref=True), make(1, 2, 2, 2, 1)])
+
+@pytest.mark.parametrize('dim', [None, 0, 1, (0, 1)])
+def test_masked_mean_is_the_loop(dim):
+    x,m = torch.randn(4, 6),torch.rand(4, 6)>.4
+    x[~m] = math.nan
+    loop = lambda pairs: (lambda v: sum(v)/len(v) if v else 0.)([a for a,k in pairs if k])
+    rows = lambda i: list(zip(x[i].tolist(), m[i].tolist()))
+    want = loop([o for i in range(4) for o in rows(i)]) if dim in (None, (0, 1)) else [loop(rows(i)) for i in range(4)] if dim==1 else [loop(list(zip(x[:,j].tolist(), m[:,j].tolist()))) for j in range(6)]
+    same_tensor(masked_mean(x, m, dim), want, eps=1e-6)
+
+@pytest.mark.parametrize('got,want', [([1.,2.], [1.,2.,3.]), ([[1.]], [1.]), ([1., math.nan], [1., 2.]), ([1., math.inf], [1., -math.inf]), ([0.], [1e-3])])
+def test_the_tensor_test_can_fail(got, want):
+    with pytest.raises(AssertionError): same_tensor(got, want)
+
+def test_the_tensor_test_passes_where_it_should():
+    same_tensor([1., math.nan, math.inf], [1., math.nan, math.inf]); same_tensor(torch.zeros(0, 3), torch.zeros(0, 3))
+
+@pytest.mark.parametrize('seed', [-1, 1.5, '3'])
+def test_a_seed_that_is_none_is_refused(seed):
+    with pytest.raises(ValueError, match='`seed` is'): set_seed(seed)
+
+def test_a_file_is_whole_or_absent(tmp_path):
+    for mode,data in (('w','ä\n'), ('wb',b'\0')):
+        p = tmp_path/mode/'x'
+        with pytest.raises(KeyboardInterrupt):
+            with atomic_write(p, mode) as f: f.write(data); raise KeyboardInterrupt
+        assert list(p.parent.iterdir())==[]
+        with atomic_write(p, mode) as f: f.write(data)
+        assert [o.name for o in p.parent.iterdir()]==['x'] and p.stat().st_mode&0o777==0o644
+
+def test_json_has_no_nan(tmp_path):
+    save_json(tmp_path/'a.json', dict(a=[math.nan, (math.inf, 1)], b={2:-math.inf}))
+    assert json.loads((tmp_path/'a.json').read_text())==dict(a=[None, [None, 1]], b={'2':None})
+
+@pytest.mark.parametrize('k,n', [(0, 10), (3, 10), (10, 10), (250, 500)])
+def test_wilsons_interval_by_its_formula(k, n):
+    z,p = 1.959963984540054,k/n
+    mid,half = (p+z*z/2/n)/(1+z*z/n),z/(1+z*z/n)*math.sqrt(p*(1-p)/n+z*z/4/n/n)
+    lo,hi = share_ci(k, n)
+    assert abs(lo-max(0, mid-half))<1e-9 and abs(hi-min(1, mid+half))<1e-9
+
+def test_students_interval_covers_what_it_says():
+    g = torch.Generator().manual_seed(0)
+    hits = sum(abs(m)<=h for m,h in (mean_ci(torch.randn(5, generator=g)) for _ in range(600)))
+    assert 550<=hits<=590                                     # 95 % of 600 is 570
+    assert math.isnan(mean_ci([1.])[1])
+    for bad in ([],): 
+        with pytest.raises(ValueError, match='no numbers'): mean_ci(bad)
+    for k,n in ((-1, 5), (6, 5), (0, 0)):
+        with pytest.raises(ValueError, match='trials'): share_ci(k, n)
+
+def test_versions_name_what_is_missing():
+    v = versions()
+    assert v['torch'] and v['grpo_nb'] and set(v)>={'python','transformers','trl'}
