@@ -128,7 +128,7 @@ def _ratio_one(r):
     return Finding('ratio-always-1', 'the ratio to the old policy is exactly 1 at every update, so the clip never acts', f'largest ratio 1 in {len(m)} batches of {r.updates} updates each, {r.live:.0%} of the groups live',
         'take old log-probs once a batch, before its first update, and not again at each update')
 
-# %% ../nbs/12_diagnose.ipynb #8662cbcf
+# %% ../nbs/12_diagnose.ipynb #42af7425
 def _fresh_clip(r):
     "Clip share of the tokens that were sampled for this batch."
     c = r('clip_ratio/region_mean')
@@ -151,10 +151,12 @@ def _too_large(r):
     if broken: return Finding('learning-rate-too-large', f"{' and '.join(broken)} stopped being a number", rate, 'divide learning_rate by 10; look for rewards of inf', explains=('all-equal','replay-too-old'))
     if len(rew)<6: return
     clip,q = _fresh_clip(r),max(2, len(rew)//4)
-    best,last = pd.Series(rew).rolling(q).mean().max(),rew[-q:].mean()
+    best,last = pd.Series(rew).rolling(q, min_periods=1).mean().max(),rew[-q:].mean()
     noise = max(rew[:q].std(), .02*np.abs(rew).max())
     fell = best-last>max(4*noise/q**.5, .5*abs(best)) and clip>.05
     young = _young_clip(r)
+    z = r.late('frac_reward_zero_std')
+    fell = fell or len(z)>0 and z.mean()>.9 and r.late('reward').mean()<=.1*rew.max() and max(clip, young)>.1   # it went silent
     thrown = clip>.25 or young>.35
     if not thrown and not fell: return
     return Finding('learning-rate-too-large', 'updates throw the policy further than the clip can hold' if thrown else 'the reward fell from where it had been, with much of the batch clipped',
@@ -177,10 +179,14 @@ def _replay_old(r):
     return Finding('replay-too-old', 'the policy has left the replayed groups behind: little of what they say still counts',
         f'in the second half, mean age {age.mean():.0f} steps' + (f', effective sample size {ess.mean():.0%}' if len(ess) else '') + (f', {clip.mean():.0%} of replayed tokens clipped' if len(clip) else ''), 'set an age limit or decay, a smaller buffer, or max_uses')
 
-# %% ../nbs/12_diagnose.ipynb #30a5c9d7
+# %% ../nbs/12_diagnose.ipynb #63481146
 def _length_link(rows):
-    "Correlation of reward and length within groups, over all groups."
-    xy = [np.array([o['rewards'], o['n_tokens']], float) for o in rows if o['n_tokens'] and o['rewards'] and None not in o['rewards']]
+    "Correlation of reward and length within groups, in letters or in tokens, whichever is closer."
+    rows = [o for o in rows if o['rewards'] and None not in o['rewards']]
+    return max((_within(rows, f) for f in (lambda o: [len(t) for t in o['completions']], lambda o: o['n_tokens'])), key=abs)
+
+def _within(rows, length):
+    xy = [np.array([o['rewards'], length(o)], float) for o in rows if length(o)]
     x = np.concatenate([o-o.mean(1, keepdims=True) for o in xy], 1) if xy else np.zeros((2,0))
     return float(np.corrcoef(x)[0,1]) if x.shape[1]>8 and (x.std(1)>1e-9).all() else 0.
 
@@ -191,7 +197,7 @@ def _same_text(rows):
     top = [(Counter(t for o in g for t in o['completions']).most_common(1)[0], sum(len(o['completions']) for o in g)) for g in by.values() if len({o['prompt'] for o in g})>=4]
     return (top[-1][0][0],float(np.mean([n/of for (_,n),of in top]))) if top else ('',0.)
 
-# %% ../nbs/12_diagnose.ipynb #9ffd1006
+# %% ../nbs/12_diagnose.ipynb #d8a57957
 def _hacked(r):
     rew = r('reward')
     if len(rew)<6: return
@@ -206,7 +212,7 @@ def _hacked(r):
     cut = sorted({o['step'] for o in r.g})
     rows = [o for o in r.g if o['step']>=cut[-(-3*len(cut)//4)]] if len(cut)>3 else []
     link,(text,shared) = _length_link(rows),_same_text(rows)
-    by_length,by_form = (link>.93 and grew>1.5) or (link<-.93 and grew<.67),shared>.4
+    by_length,by_form = (link>.95 and grew>1.5) or (link<-.95 and grew<.67),shared>.4
     if not fell and not by_length and not by_form: return
     long = by_length or fell and not .5<grew<2
     seen = f'reward {_change(rew)}' + ''.join(f'; {k} {best[k]:.2g} at its best, {_ends(others[k])[1]:.2g} at the end' for k in fell) + (f'; length {_change(n)} tokens' if len(n)>3 else '') + (f'; within a group reward follows length (correlation {link:.2f})' if by_length else '') \
