@@ -359,7 +359,7 @@ def _at_level(s, level):
     "The Markdown of `show_doc` with its heading `level` deep; methods, a level deeper, stay so."
     return re.sub(r'^(###+)(?= )', lambda m: '#'*min(6, level+len(m[1])-3), s, count=1, flags=re.M)
 
-# %% ../nbs/90_dev.ipynb #1369023d
+# %% ../nbs/90_dev.ipynb #4cec32b7
 _KATEX = 'https://cdn.jsdelivr.net/npm/katex@0.16.11/dist'
 
 def npm_package(
@@ -389,10 +389,10 @@ def _finish(site):
 
 def _reachable(t):
     "HTML whose code blocks the keyboard can scroll, and whose navigations have names."
-    t = re.sub(r'<pre(?![^>]*tabindex)', '<pre tabindex="0"', t)
+    t = re.sub(r'<(pre|table)(?![^>]*tabindex)', r'<\1 tabindex="0"', t)
     for k,v in (('class="navbar','Site'), ('id="quarto-sidebar"','Chapters'), ('class="quarto-secondary-nav','This page among the chapters'), ('class="page-navigation','Next and previous')):
         t = re.sub(rf'<nav(?=[^>]*{k})(?![^>]*aria-label)', f'<nav aria-label="{v}"', t)
-    t = re.sub(r'(<a [^>]*?) role="navigation"', r'\1', t)
+    t = re.sub(r'(<a [^>]*?) role="navigation"', r'\1 role="button" tabindex="0"', t)
     return t.replace('<i class="bi bi-github" role="img">', '<i class="bi bi-github" role="img" aria-label="GitHub">')
 
 def _make_local(site):
