@@ -34,7 +34,7 @@ class Findings(list):
     @property
     def names(self)->list: return [o.name for o in self]
 
-# %% ../nbs/12_diagnose.ipynb #03386f90
+# %% ../nbs/12_diagnose.ipynb #9cb5429a
 class _Look:
     "A run's columns as arrays without nan, its settings, and what its groups say."
     def __init__(self, run):
@@ -56,7 +56,7 @@ class _Look:
     @property
     def live(self)->float:
         z = self('frac_reward_zero_std')
-        return 1-z.mean() if len(z) else 1.
+        return float(1-z.mean()) if len(z) else 1.
     def rewards(self)->dict: return {c.split('/')[1]:self(c) for c in self.h if c.startswith('rewards/') and c.endswith('/mean')}
 
 def _ends(x):
@@ -302,7 +302,7 @@ def _batch_notes(o):
     if o['ratio_stays_1']: out.append('each generation is used before the policy moves: the ratio is 1 and the clip never acts')
     return out
 
-# %% ../nbs/12_diagnose.ipynb #334833c3
+# %% ../nbs/12_diagnose.ipynb #ecf3de54
 _HUES = ('#0072B2','#E69F00','#009E73','#CC79A7','#56B4E9','#A33F00')
 
 def batch_html(
@@ -313,8 +313,8 @@ def batch_html(
     box = lambda i: f'<span title="completion {i}, group {i//G}" style="display:inline-block;width:1.5em;text-align:center;margin:1px;border-radius:3px;border:2px solid {_HUES[i//G%6]}">{i//G}</span>'
     lines = ''.join(f'<div style="white-space:nowrap;overflow-x:auto"><code>process {k}</code> {"".join(box(i) for i in range(k*n, min((k+1)*n, k*n+64)))}{" …" if n>64 else ""}</div>' for k in range(min(o['world_size'], 8)))
     if o['world_size']>8: lines += f'<div>… and {o["world_size"]-8} more</div>'
-    cell = lambda k,v: f'<tr><td style="text-align:left;padding:0 1em 0 0">{k}</td><td style="text-align:left">{html.escape(str(v))}</td></tr>'
-    return f'<div class="batch-plan">{lines}<table>{"".join(cell(k, v) for k,v in plan_lines(plan))}</table></div>'
+    cell = lambda k,v: f'<tr><td style="text-align:left;white-space:nowrap;padding:0 1em 0 0">{k}</td><td style="text-align:left">{html.escape(str(v))}</td></tr>'
+    return f'<div class="batch-plan">{lines}<table style="color:inherit">{"".join(cell(k, v) for k,v in plan_lines(plan))}</table></div>'
 
 def plan_lines(
     plan:dict,  # from `batch_plan`
