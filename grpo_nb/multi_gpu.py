@@ -209,7 +209,7 @@ def write_launch_config(
     Path(path).write_text(yaml.safe_dump(launch_config(*args, **kwargs), sort_keys=True))
     return str(path)
 
-# %% ../nbs/20_multi_gpu.ipynb #899f1f78
+# %% ../nbs/20_multi_gpu.ipynb #7fa8b208
 def launch_command(
     script:list,           # what to run: ['-m','grpo_nb','gsm8k',…] or ['train.py',…]
     config_file:str=None,  # from `write_launch_config`, for accelerate
@@ -246,7 +246,7 @@ def slurm_script(
 #SBATCH --nodes={num_machines}
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={gpus_per_node}
-#SBATCH --time={hours}:00:00
+#SBATCH --time={60*hours}
 #SBATCH --signal=TERM@{grace_s}
 #SBATCH --requeue
 export MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
