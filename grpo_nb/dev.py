@@ -458,7 +458,7 @@ def site_faults(
             elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids: res.append(f'{name}: a link to an anchor that is not there: {o}')
     return res
 
-# %% ../nbs/90_dev.ipynb #f66bd7d7
+# %% ../nbs/90_dev.ipynb #c658ae2a
 def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)
 
 def _show_source(s):
@@ -509,7 +509,7 @@ def _sidebar(to):
             found = pages(href)
             named.update(found)
             res += [{**o, 'href':p} if isinstance(o, dict) else p for p in found]
-            if not found and '*' not in href: missing.append(href)
+            if not found and '*' not in href: missing.append(f'{href}, which {"it names before" if any(to.glob(_page_name(href))) else "is no page"}')
         return res
     bar = side['website']['sidebar']
     bar['contents'] = keep(bar['contents'])
@@ -552,7 +552,7 @@ def docs(
     local = bool(shutil.which('npm'))
     if local: _make_local(out)
     else: print('no npm here: formulas and widgets will ask cdn.jsdelivr.net; install npm and build again for a site that asks nobody')
-    faults = [*warns, *site_faults(out, local=local), *(f'{o}: not in nbs/sidebar.yml' for o in extra), *(f'nbs/sidebar.yml names {o}: no such page' for o in missing)]
+    faults = [*warns, *site_faults(out, local=local), *(f'{o}: not in nbs/sidebar.yml' for o in extra), *(f'nbs/sidebar.yml names {o}' for o in missing)]
     faults = [_with_notebook(o, names, root) for o in faults]
     if faults: print('\n'.join(faults))
     if faults and strict: raise Trouble(f'{len(faults)} faults in the site, listed above')
