@@ -192,7 +192,7 @@ def check_agreement(
     raise RuntimeError(f'the processes disagree on {what}: ranks {odd.any(1).nonzero()[:,0].tolist()} differ from rank 0. Their plans would differ, so nothing was exchanged. '
         'Give all ranks the same settings and seed, and rewards that do not depend on the rank')
 
-# %% ../nbs/19_distributed.ipynb #306b3706
+# %% ../nbs/19_distributed.ipynb #feb10e3b
 @dataclass
 class Swap:
     "What a step of the shared buffer came to; the same on all ranks, but for `incoming`."
@@ -202,8 +202,9 @@ class Swap:
     stored:dict    # group of this batch -> its id in the buffer
     incoming:list  # (lo, hi, piece): rows lo..hi-1 of this rank's batch are to become `piece`
     mine:dict      # group of this batch -> (id, lo, hi): this rank's rows of what was stored, wanted by `put`
+    keys:list      # prompt key of each group of all processes, as sampled
 
-# %% ../nbs/19_distributed.ipynb #aad9a60d
+# %% ../nbs/19_distributed.ipynb #4a62d00b
 class ShardedBuffer:
     """A replay buffer over all processes: each keeps the rows it made, all know where every row lies.
 
@@ -254,7 +255,7 @@ class ShardedBuffer:
         incoming = self._exchange(drawn, places, n)
         stored,mine = self._store(dead, rewards, info, n, step, gone)
         self.crc = _crc(str([[e.id for e in drawn], places, sorted(stored.items()), self.index.next_id, len(self.index)]).encode(), self.crc)
-        return Swap(places, drawn, left, stored, incoming, mine)
+        return Swap(places, drawn, left, stored, incoming, mine, info[::G,3].tolist())
 
     def _exchange(self, drawn, places, n):
         me,wire = self.ranks.rank,self.wire

@@ -7,7 +7,7 @@ __all__ = ['log', 'GRPOWithReplayBufferConfig', 'slice_group', 'put_groups', 'ch
            'save_state', 'load_state', 'write_manifest', 'checkpoint_problem', 'last_checkpoint',
            'GRPOWithReplayBufferTrainer', 'ReplayBuffer']
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #8c394c7b
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #6772a447
 import functools, inspect, json, logging, os, shutil, signal, threading, zlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,12 +24,13 @@ from .core import atomic_write, save_json, versions
 from .rewards import check_rewards, _is_async
 from .advantages import dead_groups
 from .replay import ReplayBuffer, group_scores
+from .distributed import ShardedBuffer, Wire, redistribute
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #ba770bfa
 _all_ = ['ReplayBuffer']
 log = logging.getLogger(__name__)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #12ac1c0a
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #d8c84cb3
 def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
 
 @dataclass
@@ -37,6 +38,7 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"
     replay_buffer_size:int = _s(64, 'Groups kept for replay, on the CPU of each process; 0 turns replay off.')
     replay_priority:str = _s('score', "Which groups stay and are drawn: by 'score' (summed absolute advantage times the group's reward deviation), 'uniform' or 'recency'.", choices=['score','uniform','recency'])
+    replay_scope:str|None = _s(None, "Over several processes: 'sharded' is one buffer for all, its rows left where they were made; 'local' is a buffer each; None is sharded.", choices=[None,'local','sharded'])
     replay_age_limit:int|None = _s(None, 'Oldest group that may be replayed, in optimizer steps since it was sampled; None for any age.')
     replay_age_decay:float|None = _s(None, 'Optimizer steps in which a stored score falls to 1/e of itself; None for no decay.')
     replay_max_uses:int|None = _s(None, 'How often a stored group may be replayed before it is dropped; None for any number.')
@@ -49,7 +51,7 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         def need(ok, name, what):
             if not ok: raise ValueError(f'`{name}` is {getattr(self, name)!r}, needs {what}')
         need(isinstance(self.replay_buffer_size, int) and self.replay_buffer_size>=0, 'replay_buffer_size', 'a whole number of groups, 0 or more (0 turns replay off)')
-        for k in ('replay_priority','replay_when_empty'):
+        for k in ('replay_priority','replay_when_empty','replay_scope'):
             choices = self.__dataclass_fields__[k].metadata['choices']
             need(getattr(self, k) in choices, k, f'one of {choices}')
         for k in ('replay_age_limit','replay_max_uses'): need(getattr(self, k) is None or getattr(self, k)>=1, k, 'None, or 1 or more')
@@ -341,7 +343,7 @@ class _StopOnSignal(TrainerCallback):
             self.trainer.stopped_by = signal.Signals(got).name
             log.warning(f'{self.trainer.stopped_by}: saving checkpoint-{state.global_step} and stopping; go on with `train(resume_from_checkpoint=True)`')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #ecb9760b
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #16bdea45
 class _ResumableTrainer(_CheckedTrainer):
     "Checkpoints hold everything the next step depends on, whole or not at all."
     stopped_by = None   # name of the signal that ended `train`
@@ -385,8 +387,12 @@ class _ResumableTrainer(_CheckedTrainer):
         first = load_state(self._state_file(checkpoint, 0))
         if first['ref']: self.accelerator.unwrap_model(self.ref_model).load_state_dict(first['ref'])
         if first['world']!=self.args.world_size:
-            return log.warning(f'{Path(checkpoint).name} was made by {first["world"]} processes, this run has {self.args.world_size}: weights and optimizer go on, the replay buffer starts empty and a batch in progress is sampled anew')
+            return self._resume_elsewhere([load_state(self._state_file(checkpoint, r)) for r in range(first['world'])])
         self._set_state(first if self.args.process_index==0 else load_state(self._state_file(checkpoint)))
+
+    def _resume_elsewhere(self, states):
+        "A checkpoint of another number of processes."
+        log.warning(f'the checkpoint was made by {len(states)} processes, this run has {self.args.world_size}: weights and optimizer go on, the replay buffer starts empty and a batch in progress is sampled anew')
 
     def _get_train_sampler(self, dataset=None):
         self._sampler = super()._get_train_sampler(dataset)
@@ -417,7 +423,7 @@ def _key(rows): return zlib.crc32(rows['prompt_ids'][:int(rows['prompt_lens'][0]
 
 _IMAGES = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes','image_position_ids','num_images','num_tiles'}
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #08734307
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #727a3a6a
 class _ReplayLog:
     "What the replay trainer counts and shows."
     def _watch_ratio(self, x, log_ratio):
@@ -454,6 +460,9 @@ class _ReplayLog:
             for i,text in enumerate(self.processing_class.batch_decode(ids, skip_special_tokens=True)):
                 done = text if isinstance(prompt, str) else [dict(role='assistant', content=text)]
                 rows.append((first+g*G+i, prompt, done, batch['advantages'][g*G+i].item(), e.data['rewards'][i].tolist()))
+        self._log_rows(rows, B)
+
+    def _log_rows(self, rows, B):
         if self.accelerator.num_processes>1: rows = gather_object(rows) if self.log_completions else []
         L,N = self._logs,B*self.accelerator.num_processes
         L['extra']['replayed'].extend([False]*N)
@@ -474,7 +483,7 @@ class _ReplayLog:
             self._old_stats = None
         super().log(logs, start_time)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #00f930d5
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #5e5c1755
 class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
     """`GRPOTrainer` that replaces each group whose rewards are all equal by a stored group that taught something.
 
@@ -489,15 +498,17 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         super().__init__(*args, **kwargs)
         a = self.args
         self.replaying,self.editing = a.replay_buffer_size>0,_edits(a)
-        self.replay_buffer = ReplayBuffer(a.replay_buffer_size, priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
-            max_uses=a.replay_max_uses, seed=a.seed+a.process_index)
+        self.sharded = self.replaying and (a.replay_scope=='sharded' or a.replay_scope is None and a.world_size>1)
+        self.replay_buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if self.sharded else 1), priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
+            max_uses=a.replay_max_uses, seed=a.seed+(0 if self.sharded else a.process_index))
+        self.shared = None   # made with the first batch, whose keys are those that travel
         self._waiting,self._tracing,self._old_stats = None,None,None
         self._per_row = ('importance_sampling_ratio',) if str(self.vllm_importance_sampling_mode).startswith('sequence') else ()
 
     def _check_layout(self, args):
         a = args
         rows,G = a.per_device_train_batch_size*a.steps_per_generation,a.num_generations
-        if _edits(a) and a.world_size>1 and rows%G: raise ValueError(f'a process holds {rows} rows (per_device_train_batch_size {a.per_device_train_batch_size} x steps_per_generation {a.steps_per_generation}), so groups of {G} lie on several processes: make it a multiple of {G}, or set replay_buffer_size=0')
+        if _edits(a) and a.world_size>1 and rows%G and (a.replay_scope=='local' or not a.replay_buffer_size): raise ValueError(f'a process holds {rows} rows (per_device_train_batch_size {a.per_device_train_batch_size} x steps_per_generation {a.steps_per_generation}), so groups of {G} lie on several processes: make it a multiple of {G}, or set replay_scope="sharded" with a replay_buffer_size above 0')
 
     # -- generation ---------------------------------------------------------------------------------
     def _generate_and_score_completions(self, inputs):
@@ -516,6 +527,7 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
 
     def update_with_replay_buffer(self, batch, inputs):
         "TRL's `batch` with dead groups replaced; the living ones go to the buffer once their log-probs are known."
+        if self.sharded: return self._update_shared(batch, inputs)
         G,B,dev = self.num_generations,len(batch['advantages']),batch['advantages'].device
         rewards = self._rewards[self.accelerator.process_index*B:][:B]
         dead = self.dead(rewards).tolist()
@@ -559,7 +571,78 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         if not aligned: self._store(groups)
 
     def _store(self, groups):
+        if self.sharded:   # (id, first row, rows)
+            for i,_,d in groups: self.shared.put(i, self._piece(d))
+            return
         self.replay_buffer.add([s for s,_,_ in groups], [d for _,_,d in groups], step=self.state.global_step, keys=[d['key'] for _,_,d in groups])
+
+    # -- one buffer for all processes -----------------------------------------------------------------
+    def _make_shared(self, token, row):
+        if len(self.replay_buffer): raise ValueError('the shared buffer is made once, before anything is stored')
+        self.shared = ShardedBuffer(self.replay_buffer, Wire(tuple(token), tuple((k, w) for k,w in row)), self.num_generations, dtypes=dict(completion_ids=torch.int32, tool_mask=torch.int32))
+
+    def _piece(self, d):
+        "Rows of a group as they travel: int32 and float32 only."
+        if len(d['prompt_lens'])>1: raise ValueError("the completions of a group have different prompts: use replay_scope='local'")
+        word = lambda v: v.float() if v.is_floating_point() else v.int()
+        return {k:word(d[k]) for k in ('prompt_ids','lens',*self.shared.wire.token,*(k for k,_ in self.shared.wire.row))}
+
+    def _update_shared(self, batch, inputs):
+        "As `update_with_replay_buffer`, with one buffer for all processes: groups may straddle."
+        if _IMAGES & set(batch) or any(k in batch for k in _BOTH): raise ValueError("images travel with their process only: use replay_scope='local'")
+        G,B,dev,me = self.num_generations,len(batch['advantages']),batch['advantages'].device,self.accelerator.process_index
+        first,aligned = me*B,'old_per_token_logps' not in batch
+        fresh = {k:v.cpu() if isinstance(v, Tensor) else v for k,v in batch.items()}
+        if self.shared is None:
+            wide = [k for k in _WIDE if k in fresh and k not in ('completion_ids','completion_mask','old_per_token_logps',*self._per_row)]
+            self._make_shared(['completion_ids','old_per_token_logps',*wide], [('advantages',0), ('rewards',self._rewards.shape[1]), *((k,1) for k in self._per_row if k in fresh)])
+        keys = [zlib.crc32(o[m.bool()].int().numpy().tobytes())>>1 for o,m in zip(fresh['prompt_ids'], fresh['prompt_mask'])]
+        total = torch.nan_to_num((self._rewards*self.reward_weights.to(self._rewards.device)).nansum(1))
+        s = self.shared.swap(self.dead(self._rewards).tolist(), total, fresh['prompt_mask'].sum(1), fresh['completion_mask'].sum(1), fresh['advantages'], keys, self.state.global_step)
+        batch = self._put_incoming(batch, s, aligned)
+        mine = lambda gs: [r for g in gs for r in range(max(0, g*G-first), min(B, g*G+G-first))]
+        is_in = lambda rows: torch.zeros(B, dtype=torch.bool, device=dev).index_fill(0, torch.tensor(rows, dtype=torch.int64, device=dev), True)
+        replayed,left = is_in([r for lo,hi,_ in s.incoming for r in range(lo, hi)]),is_in(mine(s.left))
+        if self.args.replay_when_empty=='mask': batch['completion_mask'] = batch['completion_mask']*~left[:,None]
+        batch['num_items_in_batch'] = self.accelerator.gather((batch['completion_mask']*batch.get('tool_mask', 1)).sum()).sum()
+        batch['replay_row'],batch['replayed'],batch['replay_dead'] = torch.arange(B, device=dev),replayed,left
+        self._note_shared(batch, s, self.shared.ranks.world*B//G)
+        groups = []
+        for g,(i,lo,hi) in s.mine.items():
+            r = slice(g*G+lo-first, g*G+hi-first)
+            groups.append((i, r.start, slice_group(fresh, r, self._per_row)|dict(rewards=self._rewards[first+r.start:first+r.stop].cpu().float().clone())))
+        self._waiting = dict(groups=groups, left=B, logps=torch.zeros_like(batch['completion_ids'], dtype=torch.float32)) if aligned and groups else None
+        if not aligned: self._store(groups)
+        return batch
+
+    def _put_incoming(self, batch, s, aligned):
+        if s.incoming and aligned: batch['old_per_token_logps'] = torch.zeros_like(batch['completion_ids'], dtype=torch.float32)
+        for n in sorted({hi-lo for lo,hi,_ in s.incoming}):   # pieces of one size at a time
+            some = [(lo, p|dict(prompt_lens=torch.tensor([len(p['prompt_ids'])], dtype=torch.int32))) for lo,hi,p in s.incoming if hi-lo==n]
+            batch = put_groups(batch, torch.tensor([lo+i for lo,_ in some for i in range(n)]), [p for _,p in some], self._tokenizer.pad_token_id, self.pad_to_multiple_of, self._per_row)
+        every,now = self.args.ref_model_sync_steps,self.state.global_step
+        if 'ref_per_token_logps' in batch and self.ref_model is not None and self.args.sync_ref_model and any(e.step//every!=now//every for e in s.drawn):
+            self._ref_rows(batch, [r for lo,hi,_ in s.incoming for r in range(lo, hi)] or [0])   # every process runs the model, or none
+        if s.incoming and aligned: batch['replay_old_logps'] = batch.pop('old_per_token_logps')
+        return batch
+
+    def _ref_rows(self, batch, rows):
+        r = torch.tensor(rows, device=batch['prompt_ids'].device)
+        ids,mask = (torch.cat([batch[f'prompt_{k}'][r], batch[f'completion_{k}'][r]], 1) for k in ('ids','mask'))
+        with torch.no_grad(): new = self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, batch['completion_ids'].shape[1], batch_size=len(r))[0]
+        batch['ref_per_token_logps'] = batch['ref_per_token_logps'].index_put((r,), new.to(batch['ref_per_token_logps'].dtype))
+
+    def _note_shared(self, batch, s, n):
+        d,f = len(s.places)+len(s.left),len(s.places)
+        keys = [k for g,k in enumerate(s.keys) if g not in set(s.places)]+[e.key for e in s.drawn]
+        m = dict(dead=d, replaced=f, unfilled=d-f, buffer_size=len(self.shared), fill=len(self.shared)/max(1, self.replay_buffer.max_size), live_before=1-d/n, live_after=1-(d-f)/n, unique_prompts=len(set(keys)))
+        if f: m |= dict(age_mean=sum(e.age for e in s.drawn)/f, age_max=max(e.age for e in s.drawn), uses_mean=sum(e.uses for e in s.drawn)/f)
+        for k,o in m.items(): self._metrics['train'][f'replay/{k}'].append(float(o))
+        B,rows = len(batch['advantages']),[]
+        for lo,hi,p in s.incoming:
+            prompt = self._tokenizer.decode(p['prompt_ids'])
+            for i,ids in enumerate(p['completion_ids'].split(p['lens'].tolist())): rows.append((self.accelerator.process_index*B+lo+i, prompt, self.processing_class.decode(ids, skip_special_tokens=True), p['advantages'][i].item(), p['rewards'][i].tolist()))
+        self._log_rows(rows, B)
 
     def _refresh_ref(self, batch, filled, drawn):
         "Reference log-probs of replayed rows, where the reference has moved since they were stored."
@@ -596,21 +679,34 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         if 'old_per_token_logps' in x: self._watch_ratio(x, logps-x['old_per_token_logps'])
 
     def _fill_waiting(self, w):
-        G,logps,self._waiting = self.num_generations,w['logps'].cpu(),None
+        G,logps,self._waiting = 1 if self.sharded else self.num_generations,w['logps'].cpu(),None
         for _,g,d in w['groups']:
             m = torch.arange(logps.shape[1])<d['lens'][:,None]
-            d['old_per_token_logps'] = logps[g*G:g*G+G][m]
+            d['old_per_token_logps'] = logps[g*G:g*G+len(m)][m]
         self._store(w['groups'])
 
     # -- checkpoints and the model card -------------------------------------------------------------
     def _state(self):
         w = self._waiting and dict(self._waiting, groups=[list(o) for o in self._waiting['groups']])
-        return super()._state()|dict(buffer=self.replay_buffer.state_dict(), waiting=w)
+        wire = self.shared and dict(token=list(self.shared.wire.token), row=[list(o) for o in self.shared.wire.row])
+        return super()._state()|dict(buffer=self.shared.state_dict() if self.shared else self.replay_buffer.state_dict(), wire=wire, waiting=w)
 
     def _set_state(self, s):
         super()._set_state(s)
-        self.replay_buffer.load_state_dict(s['buffer'])
+        self._set_buffer(s['wire'], s['buffer'])
         self._waiting = s['waiting']
+
+    def _set_buffer(self, wire, state):
+        if bool(wire)!=self.sharded and (wire or len(state['data'])): raise ValueError(f"the checkpoint has a {'sharded' if wire else 'local'} replay buffer, this run a {'sharded' if self.sharded else 'local'} one: set `replay_scope`")
+        if wire: self._make_shared(wire['token'], wire['row']); self.shared.load_state_dict(state)
+        elif not self.sharded: self.replay_buffer.load_state_dict(state)
+
+    def _resume_elsewhere(self, states):
+        if not states[0].get('wire') or not self.replaying or self.args.replay_scope=='local': return super()._resume_elsewhere(states)
+        self.sharded = True
+        self.replay_buffer.max_size = states[0]['buffer']['index']['options']['max_size']   # its size stays
+        self._set_buffer(states[0]['wire'], redistribute([o['buffer'] for o in states], self.args.process_index, self.args.world_size))
+        log.warning(f'the replay buffer of {len(states)} processes was dealt out to {self.args.world_size}; a batch in progress is sampled anew')
 
     def create_model_card(self, *args, **kwargs):
         super().create_model_card(*args, **kwargs)

@@ -17,12 +17,12 @@ def rewards(completions, **kw):
         if sum(map(len, completions[g:g+G]))%2==0: r[g:g+G] = [1.]*G
     return r
 
-def make(name, steps, **kw): return T.trainer(rewards, args=T.config(output_dir=str(out/name), max_steps=steps, save_strategy='steps', save_steps=1, per_device_train_batch_size=8, learning_rate=5e-3, lr_scheduler_type='constant', **kw))
+def make(name, steps, **kw): return T.trainer(rewards, args=T.config(output_dir=str(out/name), max_steps=steps, replay_scope='local', save_strategy='steps', save_steps=1, per_device_train_batch_size=8, learning_rate=5e-3, lr_scheduler_type='constant', **kw))
 
 def facts(t): return dict(w=T.weights(t), b=t.replay_buffer.state_dict(), log=[{k:v for k,v in o.items() if k.startswith('replay/')} for o in t.state.log_history])
 
 if scene=='straddle':
-    try: T.trainer(rewards, args=T.config(output_dir=str(out), per_device_train_batch_size=2)); said = ''
+    try: T.trainer(rewards, args=T.config(output_dir=str(out), per_device_train_batch_size=2, replay_scope='local')); said = ''
     except ValueError as e: said = str(e)
     (out/f'said{rank}').write_text(said)
 elif scene=='resume':
