@@ -12,7 +12,7 @@ CSV = Path(__file__).parent.parent/'nbs'/'results'/'bakeoff.csv'
 def one_thread():
     n = torch.get_num_threads(); torch.set_num_threads(1); yield; torch.set_num_threads(n)
 
-def same(a, b): return all(a[k]==b[k] or (a[k]!=a[k] and b[k]!=b[k]) for k in a if k!='cpu_s')
+def same(a, b): return all(a[k]==b[k] or (a[k]!=a[k] and b[k]!=b[k]) for k in a if k!='cpu_s')   # nan equals nan
 
 def test_a_run_repeats_to_the_last_digit_and_another_seed_differs():
     a,b,c = (run_one('replay', seed=s, **TINY) for s in (0, 0, 1))
@@ -103,9 +103,14 @@ def test_the_stored_study_is_one_study():
     assert (before==1).all()   # arms of a seed start alike
     assert len(verdict(df))>=1
 
+def test_the_verdict_in_the_text_is_that_of_the_stored_study():
+    t = compare(read_study(CSV), 'spell_backward sparse', metric='area')
+    for a,d,h,v in (('mu2',.18,.10,'better'),('dynamic',-.13,.10,'worse'),('replay_uncorrected',-.22,.18,'worse'),('replay',.01,.08,'undecided'),('replay_fresh',.02,.07,'undecided')):
+        assert t.seeds[a]==8 and abs(t['diff'][a]-d)<=.006 and abs(t.diff_ci[a]-h)<=.006 and t.verdict[a]==v
+
 def test_a_stored_row_comes_out_again_on_the_same_machine():
     df = read_study(CSV)
     if {k:df[k][0] for k in STAMP}!=stamp(): pytest.skip('the study was made by another version or machine')
     row = df[df.arm=='replay'].iloc[0].to_dict()
-    new = run_one(row['arm'], row['regime'], row['seed'], row['learning_rate'])
-    assert same({k:v for k,v in new.items() if k in row}, row|{k:None for k in new if new[k] is None})
+    new = {k:float('nan') if v is None else v for k,v in run_one(row['arm'], row['regime'], row['seed'], row['learning_rate']).items()}
+    assert same(new, row)
