@@ -10,13 +10,17 @@ import sys
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 
-# %% ../nbs/16_cli.ipynb #9f439596
+# %% ../nbs/16_cli.ipynb #060519f9
 COMMANDS = dict(   # name: (function, what it does)
     demo=('grpo_nb.demo:demo', 'a tiny Qwen learns to add, in a minute; leaves a report'),
     train=('grpo_nb.cli:train_command', 'the same on problems and rewards of your own'),
     report=('grpo_nb.cli:report', 'one page on a run, or on several side by side'),
     inspect=('grpo_nb.cli:inspect', 'a page that shows every group: dead, replaced, by what'),
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),
+    batch=('grpo_nb.diagnose:batch_command', "what do TRL's batch numbers come to?"),
+    gsm8k=('grpo_nb.recipes:gsm8k', 'train a Qwen on GSM8K with TRL and replay; --dry_run plans it'),
+    numinamath=('grpo_nb.recipes:numinamath', 'the same on NuminaMath'),
+    tldr=('grpo_nb.recipes:tldr', 'the same on TL;DR'),
     bakeoff=('grpo_nb.bakeoff:bakeoff', 'compare methods for dead groups at equal tokens'),
     run_nbs=('grpo_nb.dev:run_nbs', 'run notebooks and store their outputs'),
     readme=('grpo_nb.dev:readme', 'write README.md from the index notebook'),
@@ -24,6 +28,8 @@ COMMANDS = dict(   # name: (function, what it does)
     check=('grpo_nb.dev:check', 'are notebooks, library, README and prose in step?'),
     test=('grpo_nb.dev:test', 'every check and every test'),
 )
+
+_OWN = ('train_command','gsm8k','numinamath','tldr')   # these read their words themselves
 
 def main(
     argv:list=None,  # words after `grpo_nb`; None for those of the command line
@@ -37,7 +43,7 @@ def main(
     if argv[0] not in COMMANDS: _stop(f"no command {argv[0]!r}: there are {', '.join(COMMANDS)}")
     mod,name = COMMANDS[argv[0]][0].split(':')
     f = getattr(import_module(mod), name)
-    try: f(argv[1:]) if name=='train_command' else _call(f, argv)
+    try: f(argv[1:]) if name in _OWN else _call(f, argv)
     except (ValueError, OSError) as e: _stop(f'{argv[0]}: {e}')
     except Exception as e:
         if type(e).__name__!='Trouble': raise
