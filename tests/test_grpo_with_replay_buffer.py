@@ -198,10 +198,10 @@ def test_d16_the_buffer_is_in_the_checkpoint():
     for x,y in zip(a['data'], b['data']):
         assert x.keys()==y.keys() and all(torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor) else x[k]==y[k] for k in x)
 
-def test_d17_groups_on_several_processes_are_refused_at_construction(monkeypatch):
+def test_d17_groups_on_several_processes_are_refused_at_construction_with_a_buffer_each(monkeypatch):
     c = T.config(per_device_train_batch_size=4)
     monkeypatch.setenv('WORLD_SIZE', '2'); monkeypatch.setattr(GRPOWithReplayBufferConfig, 'world_size', 2)
-    c.per_device_train_batch_size = 2
+    c.per_device_train_batch_size = 2; c.replay_scope = 'local'
     with pytest.raises(ValueError, match='lie on several processes'): T.trainer(args=c)
 
 def test_a_launcher_that_the_trainer_does_not_see_is_named(monkeypatch):
