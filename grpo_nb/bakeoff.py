@@ -268,18 +268,19 @@ def difference(
     m,h = mean_ci(d.tolist())
     return dict(diff=m, diff_ci=h, verdict='better' if m>h else 'worse' if -m>h else 'undecided')
 
-# %% ../nbs/13_bakeoff.ipynb #034beaee
+# %% ../nbs/13_bakeoff.ipynb #e99a3223
 def verdict(
     df:pd.DataFrame,    # rows of a study
     baseline:str='none',# the arm to compare with
     metric:str='pass1', # a column
 )->pd.DataFrame:        # a row a regime: seeds, and who is better, worse, undecided against the baseline, with paired intervals
-    "What the study says, in a row a regime; an arm with fewer than 3 common seeds is left out."
+    "What the study says, in a row a regime; arms and regimes with fewer than 5 seeds are left out."
     out = {}
     for r in df[df.error==''].regime.unique():
         t = compare(df, r, baseline, metric)
         if 'verdict' not in t: continue
-        t = t[(t.seeds>=3)&t.verdict.notna()]
+        t = t[(t.seeds>=5)&t.verdict.notna()]
+        if not len(t): continue
         say = lambda v: ', '.join(f'{a} {d:+.2f} ± {h:.2f}' for a,d,h in zip(t.index, t['diff'], t.diff_ci) if t.verdict[a]==v) or '-'
         out[r] = dict(seeds=f'{t.seeds.min()} to {t.seeds.max()}') | {v:say(v) for v in ('better','worse','undecided')}
     return pd.DataFrame(out).T
