@@ -67,7 +67,7 @@ def stable_widgets(
     new = f(nb)
     nb.clear(); nb.update(new)
 
-# %% ../nbs/90_dev.ipynb #32899090
+# %% ../nbs/90_dev.ipynb #bb346e5b
 def _notebooks(names=None):
     "The project's notebooks, or those of `names`, in order."
     d = _root()/'nbs'
@@ -80,9 +80,11 @@ def _notebooks(names=None):
 def _clean(nb):
     "The notebook's text as nbdev cleans it."
     from nbdev.clean import clean_nb
+    from nbdev.config import get_config
     import nbformat
     nb = nbformat.from_dict(nb)
-    clean_nb(nb)
+    keys = lambda k: get_config().get(k, '').split()
+    clean_nb(nb, allowed_metadata_keys=keys('allowed_metadata_keys'), allowed_cell_metadata_keys=keys('allowed_cell_metadata_keys'))
     return nbformat.writes(nb, version=4, indent=1)+'\n'
 
 def _run_one(f, timeout):
