@@ -70,10 +70,10 @@ def _verify(text, solution):
     try: return float(verify(read(text), gold))
     except Exception: return 0.   # math_verify raises on what it can't compare
 
-# %% ../nbs/14_recipes.ipynb #32c0ddd7
+# %% ../nbs/14_recipes.ipynb #97e9324a
 def length_reward(completions, **kwargs):
     "Minus the distance of a completion from 20 characters, as in TRL's quick start."
-    return [-float(abs(20-len(completion_text(c)))) for c in completions]
+    return [float(-abs(20-len(completion_text(c)))) for c in completions]
 
 # %% ../nbs/14_recipes.ipynb #57f3e8e9
 def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
