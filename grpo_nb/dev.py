@@ -460,7 +460,7 @@ def site_faults(
             elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids: res.append(f'{name}: a link to an anchor that is not there: {o}')
     return res
 
-# %% ../nbs/90_dev.ipynb #c658ae2a
+# %% ../nbs/90_dev.ipynb #709f21bf
 def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)
 
 def _show_source(s):
@@ -481,7 +481,8 @@ def _stage(nbs, to):
         nb = _read(f)
         for c in nb['cells']:
             s = _src(c['source'])
-            c['source'] = _show_source(s) if c['cell_type']=='code' else _relink(s)
+            if c['cell_type']=='code': c['source'] = ('#| code-fold: true\n#| code-summary: Solution\n' if c['metadata'].get('jupyter', {}).get('source_hidden') else '')+_show_source(s)
+            else: c['source'] = _relink(s)
         new = f.with_name(_page_name(f.name))
         if new.exists() and new!=f: raise Trouble(f'{f.name} and {new.name} would be the same page: rename one')
         names[str(new.relative_to(to).with_suffix('.html'))] = f.name
