@@ -587,7 +587,7 @@ def _serve(out, port):
         try: s.serve_forever()
         except KeyboardInterrupt: pass
 
-# %% ../nbs/90_dev.ipynb #b7ca043d
+# %% ../nbs/90_dev.ipynb #76df47ad
 def test(
     quick:bool=False,  # leave out the notebooks and the site?
     n_workers:int=2,   # processes that run notebooks
@@ -598,7 +598,7 @@ def test(
     os.environ['OMP_NUM_THREADS'] = '1'   # two threads on two busy cores are many times slower than one
     check()
     if not quick:
-        r = subprocess.run([sys.executable, '-c', 'from nbdev.test import nbdev_test; nbdev_test()', '--n_workers', str(n_workers), '--do_print', '--timing'], cwd=root)
+        r = subprocess.run([Path(sys.executable).parent/'nbdev_test', '--n_workers', str(n_workers), '--do_print', '--timing'], cwd=root)
         if r.returncode: raise Trouble('a notebook fails: its name stands above')
     sys.stdout.flush()
     sys.exit(subprocess.run([sys.executable, '-m', 'pytest', '-q', 'tests', '--durations=5'], cwd=root).returncode)
