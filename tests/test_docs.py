@@ -43,7 +43,7 @@ def test_search_finds_a_function(url, browser):
     pg.goto(f'{url}/index.html')
     box = pg.get_by_placeholder('Search').first
     box.fill('masked_mean')
-    pg.wait_for_selector('a[href*="core.html"] >> visible=true', timeout=10_000)
+    pg.wait_for_selector('a[href*="core.html#masked_mean"]', timeout=20_000)     # results come in over a moment
     hits = pg.eval_on_selector_all('a[href*="core.html#masked_mean"]', 'l => l.length')
     pg.close()
     assert hits
@@ -101,6 +101,14 @@ def test_a_widget_moves_without_a_kernel_by_keyboard(url, browser):
     box.get_by_role('button', name='-1.0').click()
     pg.wait_for_selector('.widget svg[aria-label^="clip eps 0.30, A -1.0"]', state='visible')
     assert len(shown())==1
+    pg.close()
+
+def test_pages_opened_from_disk_have_widgets_and_formulas(site, browser):
+    pg = browser.new_page()
+    pg.goto((site/'kl.html').as_uri())
+    pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=30_000)
+    pg.wait_for_selector('.katex-html', state='attached')
+    pg.wait_for_function("[...document.querySelectorAll('.widget [role=slider]')].every(o => o.getAttribute('aria-label') === o.closest('[class*=jupyter-widgets]').querySelector('label').textContent)")
     pg.close()
 
 def test_dark_mode_changes_the_page_and_stays(url, browser):
