@@ -361,7 +361,7 @@ def _at_level(s, level):
     "The Markdown of `show_doc` with its heading `level` deep; methods, a level deeper, stay so."
     return re.sub(r'^(###+)(?= )', lambda m: '#'*min(6, level+len(m[1])-3), s, count=1, flags=re.M)
 
-# %% ../nbs/90_dev.ipynb #4cec32b7
+# %% ../nbs/90_dev.ipynb #d08d57e6
 _KATEX = 'https://cdn.jsdelivr.net/npm/katex@0.16.11/dist'
 
 def npm_package(
@@ -411,7 +411,8 @@ def _make_local(site):
             shutil.copyfile(o, dst)
         for f in pages:
             up = '../'*(len(f.relative_to(site).parts)-1)
-            f.write_text(f.read_text(encoding='utf-8').replace(url, f'{up}site_libs/{folder}'), encoding='utf-8')
+            t = f.read_text(encoding='utf-8').replace(url, f'{up}site_libs/{folder}')
+            f.write_text(t.replace('embed.js" crossorigin="anonymous"', 'embed.js"'), encoding='utf-8')   # from disk, a browser refuses a script that asks for an origin
 
 # %% ../nbs/90_dev.ipynb #5e3f7c24
 class _Page(HTMLParser):
