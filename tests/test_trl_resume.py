@@ -89,7 +89,8 @@ def test_another_number_of_processes_is_said(tmp_path, caplog):
     make(tmp_path, 2).train()
     from grpo_nb.grpo_with_replay_buffer import save_state, write_manifest
     f = tmp_path/'checkpoint-2'/'grpo_state_0.safetensors'
-    save_state(f, load_state(f)|dict(world=2)); write_manifest(tmp_path/'checkpoint-2')
+    for k in (0, 1): save_state(f.with_name(f'grpo_state_{k}.safetensors'), load_state(f)|dict(world=2))
+    write_manifest(tmp_path/'checkpoint-2')
     t = make(tmp_path, 3); t.train(resume_from_checkpoint=True)
     assert 'made by 2 processes' in caplog.text and t.state.global_step==3
 
