@@ -1,5 +1,6 @@
 "Rewards: TRL's own calculation, its stock functions, every bad return, reward models, loading."
-import asyncio, functools, json, math, pathlib, time, warnings
+import asyncio, functools, json, math, pathlib, warnings
+from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from grpo_nb.rewards import RewardModel, check_rewards, combine_rewards, compute_rewards, load_reward, overlong_reward, repeat_reward, reward_name
 
@@ -59,14 +60,25 @@ def test_conversational_rows_arrive_as_messages():
     assert compute_rewards(text, MP, MC)[:,0].tolist()==[2,3,4,4]
 
 def test_async_functions_wait_together_also_inside_a_running_loop():
-    async def slow(completions, **kwargs): await asyncio.sleep(.2); return [1.]*4
+    met = []
+    async def all_here(value):
+        "Goes on once three are under way: run one after another, they would never meet."
+        met.append(value)
+        for _ in range(2000):
+            if len(met)>=3: break
+            await asyncio.sleep(.001)
+        else: raise TimeoutError('the others never started')
+        return [value]*4
+    async def slow(completions, **kwargs): return await all_here(1.)
     class Judge:
-        async def __call__(self, completions, **kwargs): await asyncio.sleep(.2); return [2.]*4
+        async def __call__(self, completions, **kwargs): return await all_here(2.)
     funcs = [slow, length, Judge(), functools.partial(slow, extra=1)]
-    t = time.time(); r = compute_rewards(funcs, P, C)
-    assert torch.equal(r[0], torch.tensor([1.,1.,2.,1.]))
+    r = compute_rewards(funcs, P, C)
+    assert torch.equal(r[0], torch.tensor([1.,1.,2.,1.])) and len(met)==3
+    met.clear()
     async def inside(): return compute_rewards(funcs, P, C)
-    assert torch.equal(asyncio.run(inside()), r)
+    with ThreadPoolExecutor(1) as own: again = own.submit(lambda: asyncio.run(inside())).result()   # a thread of its own: browser tests leave a loop running in this one
+    assert torch.equal(again, r) and len(met)==3
     async def bad(completions, **kwargs): raise KeyError('answer')
     with pytest.raises(ValueError, match=r"`bad` \(test_rewards.py\) raised KeyError: 'answer'"): compute_rewards([slow, bad], P, C)
 
