@@ -250,7 +250,7 @@ def _module_names(root):
             elif isinstance(o, ast.alias): yield (o.asname or o.name).split('.')[0]
     return {f.stem:set(names(f)) for f in root.glob('grpo_nb/*.py') if f.stem[0]!='_'}
 
-# %% ../nbs/90_dev.ipynb #7ad3b6fb
+# %% ../nbs/90_dev.ipynb #f53c07de
 def _export_faults(f, nb, root):
     "Is the module what the notebook exports, and does every module come from a notebook?"
     from nbdev.export import nb_export
@@ -266,19 +266,24 @@ def _export_faults(f, nb, root):
         if not old.exists() or norm(old.read_text(encoding='utf-8'))!=norm(new.read_text(encoding='utf-8')): return [f'grpo_nb/{name}.py: not what {f.name} exports: run `nbdev_export`']
     return []
 
+def _text_faults(root, names=None):
+    "What is wrong with what a reader sees: outputs, form, names in prose. Runs and exports nothing."
+    known,own,pages = known_names(root),_module_names(root),[(f.name, _read(f)) for f in _notebooks(names)]
+    if not names: pages += [(f.name, dict(cells=[md_cell(f)])) for f in [*root.glob('nbs/**/*.qmd'), *root.glob('nbs/**/*.md')]]
+    return [o for name,nb in pages for o in output_faults(name, nb)+(form_faults(name, nb) if name.endswith('.ipynb') else [])+gone_names(name, nb, known, own)]
+
 def check(
     names:list=None,  # notebooks by name; None for all, and the README
 )->int:               # how many notebooks were looked at
     "Trouble, one line a fault, when modules, outputs, prose or README are out of step."
-    root,faults = _root(),[]
+    root = _root()
     os.chdir(root)
-    known,own,nbs = known_names(root),_module_names(root),_notebooks(names)
+    nbs,faults = _notebooks(names),_text_faults(root, names)
     for f in nbs:
         nb = _read(f)
-        faults += output_faults(f.name, nb)+form_faults(f.name, nb)+gone_names(f.name, nb, known, own)+_export_faults(f, nb, root)
+        faults += _export_faults(f, nb, root)
         if _clean(nb)!=f.read_text(encoding='utf-8'): faults.append(f'{f.name}: not clean: run `nbdev_clean`')
     if not names:
-        for f in [*root.glob('nbs/**/*.qmd'), *root.glob('nbs/**/*.md')]: faults += gone_names(f.name, dict(cells=[md_cell(f)]), known, own)
         made = {f'{m}.py' for f in nbs for m in re.findall(r'#\|\s*default_exp\s+(\w+)', f.read_text(encoding='utf-8'))}
         faults += [f'grpo_nb/{f.name}: no notebook exports it' for f in root.glob('grpo_nb/*.py') if f.name[0]!='_' and f.name not in made]
         try: readme(check=True)
@@ -293,7 +298,7 @@ def md_cell(
     "A page of prose as the one cell of a notebook, so that the same checks read it."
     return dict(cell_type='markdown', source=Path(f).read_text(encoding='utf-8'))
 
-# %% ../nbs/90_dev.ipynb #d33b7bc6
+# %% ../nbs/90_dev.ipynb #dcf835a1
 EMBED_JS = 'https://cdn.jsdelivr.net/npm/@jupyter-widgets/html-manager@1.0.15/dist/embed.js'
 
 def _script(mime, o): return f'<script type="{mime}">'+json.dumps(o).replace('</', '<\\/')+'</script>'
@@ -321,6 +326,7 @@ class EmbedWidgets:
                     o['data'],used = {'text/html':f'<div class="widget">{_script(_VIEW, v)}</div>'},True
                 elif 'image/png' in d: o['data'] = {'text/html':self._img(c, o, _src(d['image/png']))}
                 elif 'show_doc(' in c.source and 'text/markdown' in d: d['text/markdown'] = _at_level(_src(d['text/markdown']), level+1)
+        for c in self.nb.cells: c.source = _quote_alt(c.source)
         if used: self.nb.cells.append(mk_cell(f'```{{=html}}\n{_script(_STATE, state)}\n<script src="{EMBED_JS}" crossorigin="anonymous"></script>\n```', 'markdown'))
 
     def _join_source(self):
@@ -342,6 +348,10 @@ class EmbedWidgets:
         alt = re.search(r'^#\|\s*fig-alt:\s*(.+)$', c.source, flags=re.M)
         wide = o.get('metadata', {}).get('image/png', {}).get('width')
         return f'<img class="img-fluid figure-img" src="data:image/png;base64,{data.strip()}" alt="{html.escape(alt[1].strip()) if alt else ""}"'+(f' width="{wide}">' if wide else '>')
+
+def _quote_alt(s):
+    "A cell's source with its alt text in quotes: with a colon in it, none of the cell's options could be read."
+    return re.sub(r'^(#\|\s*fig-alt:)\s*([^"\s].*?)\s*$', lambda m: f'{m[1]} {json.dumps(m[2], ensure_ascii=False)}', s, flags=re.M)
 
 def link_calls(
     s:str,  # Markdown
@@ -461,7 +471,7 @@ def site_faults(
             elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids: res.append(f'{name}: a link to an anchor that is not there: {o}')
     return res
 
-# %% ../nbs/90_dev.ipynb #709f21bf
+# %% ../nbs/90_dev.ipynb #46229643
 def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)
 
 def _show_source(s):
@@ -543,7 +553,7 @@ def docs(
         names = _stage(root/'nbs', stage := Path(d)/'nbs')
         missing,extra = _sidebar(stage)
         os.environ['PYTHONWARNINGS'] = 'ignore'   # for the workers; what they would warn of, `check` says with the cell's name
-        try: cache = proc_nbs(str(stage), force=True)
+        try: cache = proc_nbs(str(stage), n_workers=0, force=True)
         except Exception as e: raise Trouble(f'nbdev could not make a page: {e}: {e.__cause__ or ""}'[:2000]) from e
         finally: del os.environ['PYTHONWARNINGS']
         _fix_links(cache, get_config())
@@ -557,7 +567,7 @@ def docs(
     if local: _make_local(out)
     else: print('no npm here: formulas and widgets will ask cdn.jsdelivr.net; install npm and build again for a site that asks nobody')
     faults = [*warns, *site_faults(out, local=local), *(f'{o}: not in nbs/sidebar.yml' for o in extra), *(f'nbs/sidebar.yml names {o}' for o in missing)]
-    faults = [_with_notebook(o, names, root) for o in faults]
+    faults = [_with_notebook(o, names, root) for o in faults]+_text_faults(root)
     if faults: print('\n'.join(faults))
     if faults and strict: raise Trouble(f'{len(faults)} faults in the site, listed above')
     print(f"{sum(1 for f in out.rglob('*.html') if 'site_libs' not in f.parts)} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve` for the search")
