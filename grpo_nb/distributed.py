@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['fill_share', 'pieces', 'Wire', 'Move', 'plan_moves', 'Ranks', 'in_threads', 'check_agreement', 'Swap',
-           'ShardedBuffer', 'made_batch', 'made_piece', 'replay_alone', 'replay_rank', 'same_replay', 'replay_bytes',
-           'redistribute']
+           'ShardedBuffer', 'made_batch', 'made_piece', 'replay_alone', 'replay_rank', 'same_replay', 'agree',
+           'RollCall', 'replay_bytes', 'time_swap', 'redistribute']
 
-# %% ../nbs/19_distributed.ipynb #cdd82426
-import math, random, threading, zlib
+# %% ../nbs/19_distributed.ipynb #d9120f64
+import json, math, os, random, re, sys, threading, time, zlib
 from dataclasses import dataclass
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ def pieces(
         lo = hi
     return out
 
-# %% ../nbs/19_distributed.ipynb #67d2d0ac
+# %% ../nbs/19_distributed.ipynb #f864f6dc
 _WORD = (torch.int32, torch.float32)
 
 @dataclass(frozen=True)
@@ -72,20 +72,24 @@ class Wire:
         "4-byte words of rows lo..hi-1 of the group at `where`."
         return where['prompt_len']+len(self.token)*int(where['lens'][lo:hi].sum())+(hi-lo)*sum(max(w, 1) for _,w in self.row)
 
-    def pack(self, piece, lo, hi)->Tensor:
-        "Rows lo..hi-1 of a piece as one int32 tensor, bit for bit. ValueError for a missing name, or values that are neither int32 nor float32."
+    def parts(self, piece, lo, hi)->list:
+        "Rows lo..hi-1 of a piece as int32 tensors that share its memory. ValueError for a missing name, or values that are neither int32 nor float32."
         if absent := [k for k in (*self.token, *(k for k,_ in self.row)) if k not in piece]: raise ValueError(f'a stored piece has no {absent}: every group needs the same keys, on every process and in every step')
         if odd := {k:v.dtype for k,v in piece.items() if v.dtype not in _WORD}: raise ValueError(f'only int32 and float32 travel, got {odd}')
         a,b = int(piece['lens'][:lo].sum()),int(piece['lens'][:hi].sum())
         parts = [piece['prompt_ids'], *(piece[k][a:b] for k in self.token), *(piece[k][lo:hi].flatten() for k,_ in self.row)]
-        return torch.cat([o.contiguous().view(torch.int32) for o in parts])
+        return [o.contiguous().view(torch.int32) for o in parts]
+
+    def pack(self, piece, lo, hi)->Tensor:
+        "The same as one tensor of its own, bit for bit."
+        return torch.cat(self.parts(piece, lo, hi))
 
     def unpack(self, words, where, lo, hi, dtypes)->dict:
         "The piece that `pack` made words of; `dtypes`: dtype by name."
         n,lens = hi-lo,where['lens'][lo:hi]
         sizes = [where['prompt_len'], *[int(lens.sum())]*len(self.token), *(n*max(w, 1) for _,w in self.row)]
         p,*rest = words.split(sizes)
-        out = dict(prompt_ids=p.clone(), lens=lens.clone())
+        out = dict(prompt_ids=p.clone(), lens=lens)
         for k,o in zip((*self.token, *(k for k,_ in self.row)), rest): out[k] = o.clone().view(dtypes.get(k, torch.float32))
         for k,w in self.row:
             if w: out[k] = out[k].view(n, w)
@@ -204,7 +208,7 @@ class Swap:
     mine:dict      # group of this batch -> (id, lo, hi): this rank's rows of what was stored, wanted by `put`
     keys:list      # prompt key of each group of all processes, as sampled
 
-# %% ../nbs/19_distributed.ipynb #4a62d00b
+# %% ../nbs/19_distributed.ipynb #eda33222
 class ShardedBuffer:
     """A replay buffer over all processes: each keeps the rows it made, all know where every row lies.
 
@@ -265,7 +269,7 @@ class ShardedBuffer:
             if m.src!=me: continue
             if drawn[m.at].id not in self.rows: raise RuntimeError(f'rank {me} was never given its rows of stored group {drawn[m.at].id}: call `put` for every group in `Swap.mine`')
             lo,piece = self.rows[drawn[m.at].id]
-            send[m.dst].append(wire.pack(piece, m.lo-lo, m.hi-lo))
+            send[m.dst] += wire.parts(piece, m.lo-lo, m.hi-lo)
         sizes = [sum(m.words for m in moves if m.src==r and m.dst==me) for r in range(self.ranks.world)]
         got = self.ranks.exchange([torch.cat(o) for o in send], sizes)
         at,out = [0]*self.ranks.world,[]
@@ -280,7 +284,7 @@ class ShardedBuffer:
     def _store(self, dead, rewards, info, n, step, gone):
         G,me = self.G,self.ranks.rank
         lens,A = info[:,1].view(-1, G),info[:,2].contiguous().view(torch.float32).view(-1, G)
-        live = [g for g,d in enumerate(dead) if not d and lens[g].any()]
+        live = [g for g,(d,some) in enumerate(zip(dead, lens.any(1).tolist())) if not d and some]
         score = group_scores(A, rewards.view(-1, G)).tolist()
         data = [dict(prompt_len=int(info[g*G,0]), lens=lens[g].clone(), pieces=pieces(g, G, n)) for g in live]
         ids = self.index.add([score[g] for g in live], data, step, [int(info[g*G,3]) for g in live]) if self.index.max_size else [None]*len(live)
@@ -398,6 +402,112 @@ def same_replay(
         assert sum(hi-lo for part in parts for lo,hi,_ in part[step])==G*sum(o is not None for o in want), f'rows are missing in step {step}'
     return n
 
+# %% ../nbs/19_distributed.ipynb #fc4340c2
+def agree(
+    mine:dict,         # what this process was given, by name; compared as text
+    ranks:Ranks=None,  # None for those of the default process group
+):
+    "ValueError on every rank unless all were given the same; it names each thing that differs, and who has what."
+    ranks = ranks or Ranks()
+    text = {k:re.sub(' at 0x[0-9a-f]+', '', repr(v)) for k,v in mine.items()}
+    crc = _signed(zlib.crc32(json.dumps(text, sort_keys=True).encode()))
+    if ranks.world==1 or len(set(ranks.gather(torch.tensor([crc], dtype=torch.int32)).flatten().tolist()))==1: return
+    every = [None]*ranks.world
+    dist.all_gather_object(every, text, group=ranks.group)
+    def who(k):
+        by = {}
+        for r,o in enumerate(every): by.setdefault(o.get(k, 'not given'), []).append(r)
+        return '' if len(by)==1 else f'`{k}` is '+' and '.join(f'{v[:80]} on rank{"s"*(len(r)>1)} {", ".join(map(str, r))}' for v,r in by.items())
+    odd = [o for k in sorted({k for o in every for k in o}) if (o := who(k))]
+    raise ValueError(f'the processes were not given the same: {"; ".join(odd)}. Nothing was trained; start all with one settings file and one data set')
+
+# %% ../nbs/19_distributed.ipynb #0f327ba6
+_NETWORK = re.compile('gloo|nccl|connection|socket|broken pipe|peer|timed out', re.I)
+
+def _end(message):
+    print(message, file=sys.stderr, flush=True)
+    os._exit(1)   # the main thread sits in a call that never returns
+
+class RollCall:
+    """What is each process doing? All sign in one store; who waits too long learns who is behind, and where.
+
+    Use as `with RollCall(...) as roll:`, with `roll.at(...)` equally often on every rank. An error that leaves the block on a
+    rank that lost the others gets a note that names who went, and why.
+    """
+    def __init__(self,
+        patience_s:float=1800., # seconds without a step forward after which a rank looks who is behind
+        ranks=None,         # has `rank` and `world`; None for the default process group's
+        store=None,         # a torch store that all reach; None for the default group's
+        stop=_end,          # called with the message when patience ends; by default it is printed and the process ends
+        every_s:float=1.,   # seconds between two looks
+        name:str='roll',    # another for each use of one store, the same on all ranks
+    ):
+        ranks = ranks or Ranks()
+        self.rank,self.world,self.patience_s,self.stop,self.every_s = ranks.rank,ranks.world,patience_s,stop,every_s
+        self.n,self.what,self.since,self._over = 0,'the start',time.monotonic(),threading.Event()
+        if self.world>1:
+            store = store or dist.distributed_c10d._get_default_store()
+            self.store = dist.PrefixStore(name, store.clone() if isinstance(store, dist.TCPStore) else store)
+
+    def at(self,
+        what:str,  # what this process begins now
+    ):
+        "Sign."
+        self.n,self.what,self.since = self.n+1,what,time.monotonic()
+        self._sign('at', what)
+
+    def _sign(self, state, what):
+        if self.world>1: self.store.set(str(self.rank), json.dumps([self.n, state, what]))
+
+    def read(self)->list:
+        "By rank: [how often it signed, 'at' | 'raised' | 'lost' | 'over', what]; None for one that never came."
+        return [json.loads(self.store.get(str(r))) if self.store.check([str(r)]) else None for r in range(self.world)]
+
+    def missing(self)->str:
+        "Who raised, or went, or is behind; '' when all are equally far."
+        notes = self.read()
+        top = max([self.n, *(o[0] for o in notes if o)])
+        raised = [f'rank {r} raised {o[2]}' for r,o in enumerate(notes) if o and o[1]=='raised']
+        if raised: return '; '.join(raised)
+        lost = any(o and o[1]=='lost' for o in notes)
+        def tell(r, o):
+            if o is None: return f'rank {r} never came'
+            if o[1]=='over' and (lost or o[0]<top): return f'rank {r} has ended; it was last at {o[2]}'
+            if o[1]=='at' and lost: return f'rank {r} is gone without a word, perhaps killed; it was last at {o[2]}'
+            if o[1]=='at' and o[0]<top: return f'rank {r} hangs in {o[2]}, and the others wait'
+        return '; '.join(t for r,o in enumerate(notes) if (t := tell(r, o)))
+
+    def _watch(self):
+        while not self._over.wait(self.every_s):
+            try:
+                waited = time.monotonic()-self.since
+                if waited<self.patience_s and not (waited>3*self.every_s and self.store.check(['trouble'])): continue
+                said = self.missing()
+            except RuntimeError: said = 'the store of the launcher is gone, and with it the process that held it'
+            if said: return self.stop(f'rank {self.rank} has waited {waited:.0f} s at {self.what}: {said}')
+            self.since = time.monotonic()   # all are equally far: it takes its time
+
+    def __enter__(self):
+        self._sign('at', self.what)
+        if self.world>1: threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, kind, e, tb):
+        self._over.set()
+        if self.world==1: return
+        try:
+            if e is None: self._sign('over', self.what)
+            elif isinstance(e, RuntimeError) and _NETWORK.search(str(e)): self._mourn(e)
+            else: self._sign('raised', f'{kind.__name__}: {e} (at {self.what})'[:400]); self.store.set('trouble', '1')
+        except RuntimeError: e is None or e.add_note('the store of the launcher is gone, and with it the process that held it')
+
+    def _mourn(self, e, limit_s=5.):
+        "Wait until all who live have signed that they lost someone, then say who did not."
+        self._sign('lost', self.what)
+        end = time.monotonic()+limit_s
+        while time.monotonic()<end and any(o is None or o[1]=='at' for o in self.read()): time.sleep(.1)
+        if said := self.missing(): e.add_note(said)
+
 # %% ../nbs/19_distributed.ipynb #6b768ea5
 def replay_bytes(
     world:int,        # processes
@@ -413,6 +523,37 @@ def replay_bytes(
     group = 4*(P+G*(token_words*T+1))
     away = (world-1)/world
     return dict(group=group, replicated=groups*group*away, sharded=groups*share*group*away/world, index=(world-1)*(16+16*groups*G/world), memory=stored*group/world)
+
+# %% ../nbs/19_distributed.ipynb #4b0f5cec
+def time_swap(
+    steps:int=20,    # measured, after two to warm up
+    groups:int=64,   # groups of all processes in a step
+    G:int=16,        # completions per group
+    P:int=256,       # prompt tokens
+    T:int=1024,      # completion tokens
+    share:float=.3,  # chance that a group is dead
+    size:int=256,    # groups in the buffer
+)->dict:             # medians in ms, bytes received a step; of this rank
+    "Wall and processor time of a step of the shared buffer, on every rank of the default process group."
+    rng = torch.Generator().manual_seed(0)
+    data = [made_batch(rng, groups, G, P, T, share, fixed=True) for _ in range(4)]
+    buf,rows = ShardedBuffer(ReplayBuffer(size), Wire(('completion_ids','old_logps'), (('advantages',0),)), G),[]
+    n = groups*G//buf.ranks.world
+    me = slice(buf.ranks.rank*n, buf.ranks.rank*n+n)
+    for step in range(steps+2):
+        b,before = data[step%4],buf.ranks.received
+        if buf.ranks.world>1: dist.barrier()
+        wall,cpu = time.perf_counter(),time.process_time()
+        s = buf.swap(b['dead'], b['rewards'], b['prompt_lens'][me], b['lens'][me], b['advantages'][me], b['keys'][me], step)
+        rows.append((1e3*(time.perf_counter()-wall), 1e3*(time.process_time()-cpu), buf.ranks.received-before))
+        for g,(i,lo,hi) in s.mine.items(): buf.put(i, made_piece(b, g*G+lo, g*G+hi, G))
+    wall,cpu,got = (torch.tensor(o, dtype=torch.float64) for o in zip(*rows[2:]))
+    x = torch.zeros(max(1, int(got.mean())//4))
+    def copy():
+        t = time.perf_counter()
+        x.clone()
+        return 1e3*(time.perf_counter()-t)
+    return dict(world=buf.ranks.world, wall_ms=wall.median().item(), cpu_ms=cpu.median().item(), fastest_ms=wall.min().item(), received=got.mean().item(), copy_ms=sorted(copy() for _ in range(21))[10])
 
 # %% ../nbs/19_distributed.ipynb #f2fcbd66
 def redistribute(

@@ -1,9 +1,10 @@
 "One buffer over many processes: the plan, the exchange in threads and in two real processes, agreement, another number of processes."
-import os, subprocess, sys
+import json, os, re, subprocess, sys, threading, time
 from pathlib import Path
+from types import SimpleNamespace
 import pytest, torch
 from grpo_nb.distributed import *
-from grpo_nb.distributed import Wire, Ranks
+from grpo_nb.distributed import Wire, Ranks, agree, RollCall, time_swap
 from grpo_nb.replay import ReplayBuffer
 
 HERE = Path(__file__).parent
@@ -161,3 +162,119 @@ dist.destroy_process_group()
     batches = made(6, 5, 4, seed=5)
     assert same_replay(replay_alone(batches, 4), [o for _,o,_ in parts], 4)>0
     assert parts[0][2]==parts[1][2]==12
+
+# -- guards ------------------------------------------------------------------------------------------
+
+def test_ranks_with_other_settings_stop_all_and_say_which():
+    said = []
+    def f(rank):
+        try: agree(dict(beta=.04, lr=[1,2][rank==1], f=object()) | (dict(extra=1) if rank==2 else {}))
+        except ValueError as e: said.append(str(e))
+    in_threads(3, f)
+    assert len(said)==3 and len(set(said))==1
+    assert '`lr` is 1 on ranks 0, 2 and 2 on rank 1' in said[0] and '`extra` is not given on ranks 0, 1 and 1 on rank 2' in said[0] and 'beta' not in said[0] and 'object' not in said[0]   # an address is no setting
+
+def test_ranks_with_equal_settings_pass_and_send_only_a_checksum():
+    def f(rank):
+        r = Ranks(); agree(dict(beta=.04, f=object()), r)
+        return r.calls,r.index_received
+    assert in_threads(3, f)==[(1, 8)]*3
+
+FAULTS = """
+import datetime, json, os, signal, sys, threading, time, types
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+from grpo_nb.distributed import RollCall, Ranks
+out,port = sys.argv[1],int(sys.argv[2])
+SCENES = 'raised killed hangs slow early'.split()
+def work(scene, rank):
+    store = dist.TCPStore('127.0.0.1', port, None, False, timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group('gloo', store=dist.PrefixStore(scene, store), rank=rank, world_size=3, timeout=datetime.timedelta(seconds=40))
+    ranks,said = Ranks(),''
+    def write(how, text): open(f'{out}/{scene}{rank}', 'w').write(json.dumps([how, text, time.time()-start]))
+    def stop(m): write('stopped', m); os._exit(1)
+    start = time.time()
+    try:
+        with RollCall(1.5 if scene in ('hangs','slow') else 60., ranks, dist.PrefixStore(scene, store), stop, .2) as roll:
+            for step in range(3):
+                roll.at(f'step {step}, reward judge')
+                if step==1 and rank==1:
+                    if scene=='raised': raise KeyError('no solution')
+                    if scene=='killed': os.kill(os.getpid(), signal.SIGKILL)
+                    if scene=='hangs': time.sleep(30)
+                    if scene=='slow': time.sleep(.7)
+                    if scene=='early': break
+                roll.at(f'step {step}, rewards of all')
+                ranks.gather(torch.tensor([step], dtype=torch.int32))
+        write('done', '')
+    except BaseException as e: write(type(e).__name__, ' '.join(getattr(e, '__notes__', [])))
+    os._exit(0)
+pids = []
+for scene in SCENES:
+    for rank in range(3):
+        if not (pid := os.fork()): work(scene, rank)
+        pids.append(pid)
+store = dist.TCPStore('127.0.0.1', port, None, True, wait_for_workers=False)
+for p in pids: os.waitpid(p, 0)
+"""
+
+@pytest.fixture(scope='module')
+def faults(tmp_path_factory):
+    "Three processes a scene, five scenes at once; what each process wrote, by scene and rank."
+    import socket
+    d = tmp_path_factory.mktemp('faults')
+    with socket.socket() as s: s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]
+    (d/'faults.py').write_text(FAULTS)
+    r = subprocess.run([sys.executable, str(d/'faults.py'), str(d), str(port)], env=os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=str(HERE.parent)), capture_output=True, text=True, timeout=120)
+    assert r.returncode==0, r.stderr[-2000:]
+    return {o.name:json.loads(o.read_text()) for o in d.iterdir() if o.suffix!='.py'}
+
+def test_a_rank_that_raises_is_named_with_its_error(faults):
+    assert faults['raised1'][0]=='KeyError'
+    for r in (0, 2): assert faults[f'raised{r}'][0] in ('RuntimeError','DistBackendError') and "rank 1 raised KeyError: 'no solution' (at step 1, reward judge)" in faults[f'raised{r}'][1] and faults[f'raised{r}'][2]<20
+
+def test_a_rank_that_is_killed_is_named_with_where_it_was(faults):
+    assert 'killed1' not in faults
+    for r in (0, 2): assert 'rank 1 is gone without a word' in faults[f'killed{r}'][1] and 'last at step 1, reward judge' in faults[f'killed{r}'][1] and faults[f'killed{r}'][2]<20
+
+def test_a_rank_that_hangs_is_named_when_patience_ends(faults):
+    for r in range(3):
+        how,text,s = faults[f'hangs{r}']
+        assert (how=='stopped' and 'rank 1 hangs in step 1, reward judge, and the others wait' in text) or 'rank' in text and r!=1, (r, how, text)
+        assert s<25
+    assert sum(faults[f'hangs{r}'][0]=='stopped' for r in range(3))>=1
+
+def test_a_rank_that_is_only_slow_is_waited_for(faults):
+    assert [faults[f'slow{r}'][0] for r in range(3)]==['done']*3
+
+def test_a_rank_that_ends_early_is_named(faults):
+    assert faults['early1'][0]=='done'
+    for r in (0, 2): assert 'rank 1 has ended' in faults[f'early{r}'][1]
+
+def test_one_process_has_no_roll_to_call():
+    with RollCall(.1, SimpleNamespace(rank=0, world=1), stop=lambda m: 1/0) as roll: roll.at('x')
+    with pytest.raises(KeyError):
+        with RollCall(.1, SimpleNamespace(rank=0, world=1)): raise KeyError('mine')
+
+def test_all_ranks_at_one_place_are_waited_for_and_one_behind_is_not():
+    import torch.distributed as dist
+    store,said = dist.HashStore(),[]
+    roll = lambda r: RollCall(.2, SimpleNamespace(rank=r, world=2), store, said.append, .05)
+    with roll(0) as a, roll(1) as b:
+        a.at('sampling'); b.at('sampling'); time.sleep(.6)
+        assert not said                                                      # long, but equally far
+        b.at('rewards'); time.sleep(.6)
+        assert said and all('rank 0 hangs in sampling' in o for o in said)
+
+# -- time --------------------------------------------------------------------------------------------
+
+def test_time_is_measured_and_bytes_are_those_of_the_formula():
+    t = time_swap(4, groups=12, G=4, P=8, T=16, share=.5)
+    assert t['world']==1 and t['received']==0 and t['cpu_ms']>0 and t['copy_ms']>0
+    two = in_threads(2, lambda r: time_swap(8, groups=64, G=4, P=8, T=16, share=.3, size=512))
+    assert abs(sum(o['received'] for o in two)/2/replay_bytes(2, 64, 4, 8, 16, .3)['sharded']-1)<.3
+
+def test_measured_times_stay_within_ten_milliseconds_of_processor_time():
+    import csv
+    rows = list(csv.DictReader(open(HERE.parent/'nbs'/'results'/'swap.csv')))
+    assert rows and all(float(o['cpu_ms'])<10 and abs(float(o['received'])-660800)<1 for o in rows if o['world']=='2')
