@@ -8,10 +8,10 @@ __all__ = ['TrainConfig', 'check_dataset', 'State', 'new_state', 'next_keys', 'r
            'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train', 'about_data',
            'record', 'pass_at_k', 'evaluate']
 
-# %% ../nbs/09_trainer.ipynb #27acb9d9
+# %% ../nbs/09_trainer.ipynb #6e3a6889
 import copy, hashlib, json, math, random, shutil, signal, threading, time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 import torch
 from torch import Tensor
@@ -208,7 +208,7 @@ def score(s:State, rows:list, batch:Rollouts, texts:list)->Tensor:
     columns = {k:[o[k] for o in rep] for k in rows[0] if k!='prompt'}
     return compute_rewards(s.reward_funcs, [o['prompt'] for o in rep], completions, columns, completion_ids=ids)
 
-# %% ../nbs/09_trainer.ipynb #68aab71f
+# %% ../nbs/09_trainer.ipynb #0f17510e
 def update(
     s:State,                # model and optimizer move
     mb:Rollouts,            # a minibatch of whole groups
@@ -220,7 +220,7 @@ def update(
     a = s.args
     mask = mb.completion_mask & in_loss[:,None,None]
     if a.mask_truncated_completions: mask = mask & ended(s, mb)[:,:,None]
-    logps,entropy = token_logps_and_entropy(s.model, mb, a.temperature, shared_prefix=a.shared_prefix)
+    logps,entropy = token_logps_and_entropy(s.model, replace(mb, completion_mask=mask), a.temperature, shared_prefix=a.shared_prefix)
     old = torch.where(uncorrected[:,None,None], logps.detach(), mb.old_logps)
     opts = dict(advantages=mb.advantages, mask=mask, ref_logps=mb.ref_logps, entropy=entropy, num_items=num_items, **loss_options(a))
     loss = policy_loss(logps, old, **opts)
