@@ -1,4 +1,4 @@
-"One buffer for two processes, in the trainer: rows travel, groups straddle, resume on as many and on fewer."
+"One buffer for two processes, in the trainer: rows travel, groups straddle, FSDP2 gives the same, signals, resume on as many, fewer and more, and faults that are named."
 import os, subprocess, sys
 from pathlib import Path
 import pytest, torch
@@ -6,19 +6,38 @@ import trl_tiny as T
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
+FIRST = 'whole,straddle,mu2,disagree,other_data,images,signal,resumed,from_one,fsdp2'
 
-def launch(out, scene, n=2):
-    env = os.environ|dict(OMP_NUM_THREADS='1', TINY=T.folder(), PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))
-    r = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', str(n), str(HERE/'trl_sharded_ranks.py'), str(out), scene], env=env, capture_output=True, text=True, timeout=240)
-    assert r.returncode==0, r.stderr[-3000:]
+def rewards(completions, prompts, **kw):   # as in trl_sharded_ranks.py
+    r = T.n_red(completions)
+    return [1. if len(p)%2 else o for p,o in zip(prompts, r)]
+
+def launch(out, scenes, n=2, fails=False, **env):
+    env = os.environ|dict(OMP_NUM_THREADS='1', TINY=T.folder(), PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))|env
+    r = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', str(n), str(HERE/'trl_sharded_ranks.py'), str(out), scenes], env=env, capture_output=True, text=True, timeout=400)
+    assert (r.returncode!=0)==fails, r.stderr[-3000:]
+    return r.stderr
+
+@pytest.fixture(scope='module')
+def out(tmp_path_factory):
+    "All scenes in one launch of two processes; a checkpoint of one process is made here first."
+    d = tmp_path_factory.mktemp('sharded')
+    one = T.trainer(rewards, output_dir=str(d/'one'), max_steps=3, save_strategy='steps', save_steps=3, per_device_train_batch_size=16, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8, replay_scope='sharded')
+    one.train()
+    torch.save(one.shared.state_dict(), d/'one_state')
+    launch(d, FIRST, FROM_ONE=str(d/'one'/'checkpoint-3'))
+    return d
+
+def facts(out, scene): return [torch.load(out/f'{scene}{r}', weights_only=False) for r in (0, 1)]
+
+def equal(x, y): return torch.equal(x, y) if isinstance(x, torch.Tensor) else x.keys()==y.keys() and all(equal(x[k], y[k]) for k in x) if isinstance(x, dict) else len(x)==len(y) and all(map(equal, x, y)) if isinstance(x, (list,tuple)) else x==y
 
 def rows_of(o):
     return [(tuple(p[m.bool()].tolist()), tuple(c[n.bool()].tolist()), round(float(a), 6)) for p,m,c,n,a in zip(o['prompt_ids'], o['prompt_mask'], o['completion_ids'], o['completion_mask'], o['advantages'])]
 
-@pytest.mark.parametrize('scene', ['whole','straddle','mu2'])
-def test_two_processes_share_a_buffer(scene, tmp_path):
-    launch(tmp_path, scene)
-    f = [torch.load(tmp_path/f'facts{r}', weights_only=False) for r in (0, 1)]
+@pytest.mark.parametrize('scene', ['whole','straddle','mu2','fsdp2'])
+def test_two_processes_share_a_buffer(scene, out):
+    f = facts(out, scene)
     assert T.same(f[0]['w'], f[1]['w']) and f[0]['calls']==f[1]['calls']
     n = len(f[0]['batches'][0]['advantages'])
     seen,travelled,split = {},0,0
@@ -34,21 +53,67 @@ def test_two_processes_share_a_buffer(scene, tmp_path):
                 split += (g*4)//n!=(g*4+3)//n
         for g in range(2*n//4):
             if not new[g*4]: seen[tuple(rows[g*4:g*4+4])] = {i//n for i in range(g*4, g*4+4)}
-    assert travelled>0 and (split>0 or scene!='straddle')
+    assert travelled>0 and (split>0 or scene in ('whole','mu2'))
     assert sum(o.get('replay/replaced', 0) for o in f[0]['log'])>0
 
-def test_resume_on_two_and_on_one(tmp_path, monkeypatch):
-    import shutil
-    launch(tmp_path, 'first')
-    saved = sorted(o.name for o in (tmp_path/'r'/'checkpoint-3').glob('grpo_state_*'))
-    assert len(saved)==2
-    for name,n in (('two',2),('one',1)):
-        monkeypatch.setenv('SHARDED_ROWS', str(16//n)); (tmp_path/name).mkdir(); shutil.copytree(tmp_path/'r', tmp_path/name/'r')
-        os.environ['SHARDED_ROWS'] = str(16//n)
-        launch(tmp_path/name, 'second', n)
-    two,one = (torch.load(tmp_path/o/'facts0', weights_only=False) for o in ('two','one'))
-    assert len(one['b']['ids'])==len(one['b']['index']['ids']) and one['b']['world']==1    # one process has it all
-    assert sum(o.get('replay/replaced', 0) for o in one['log'])>0
+def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
+    for a,b in zip(facts(out, 'straddle'), facts(out, 'fsdp2')):
+        assert b['sharded'] and not a['sharded']                              # FSDP2 it was, and DDP it was
+        steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
+        assert len(steps[0])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
+        assert a['b']['ids']==b['b']['ids'] and equal(a['b']['index']['data'], b['b']['index']['data']) and a['b']['index']['uses'].tolist()==b['b']['index']['uses'].tolist()
+        torch.testing.assert_close(a['b']['index']['scores'], b['b']['index']['scores'])
+        for p,q in zip(a['b']['pieces'], b['b']['pieces']):
+            assert p.keys()==q.keys() and torch.equal(p['completion_ids'], q['completion_ids'])
+            for k in p: torch.testing.assert_close(p[k], q[k], rtol=1e-5, atol=1e-6)
+        assert a['w'].keys()==b['w'].keys()
+        for k in a['w']: torch.testing.assert_close(a['w'][k], b['w'][k], rtol=1e-4, atol=1e-6)
+
+def test_fsdp2_resumes_with_its_buffer(out):
+    for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
+        assert equal(a['b'], b['b']) and all(torch.equal(a['w'][k], b['w'][k]) for k in a['w'])
+
+@pytest.mark.parametrize('scene,words', [('disagree',['`learning_rate` is 0.001 on rank 0 and 0.002 on rank 1','`seed` is 0 on rank 0 and 1 on rank 1']), ('other_data',['`number of prompts` is 17 on rank 0 and 16 on rank 1']),
+    ('images',["images do not travel between processes: set replay_scope='local'"])])
+def test_what_can_not_work_is_refused_on_both_before_the_first_batch(scene, words, out):
+    for r in (0, 1):
+        said = (out/f'{scene}{r}').read_text()
+        assert all(o in said for o in words), said
+
+def test_a_signal_on_all_ranks_saves_one_whole_checkpoint(out):
+    from grpo_nb.grpo_with_replay_buffer import checkpoint_problem, load_state
+    assert [(o['step'], o['by']) for o in facts(out, 'signal')]==[(3, 'SIGTERM')]*2
+    found = [o for o in (out/'signal').glob('checkpoint-3')]
+    assert found and checkpoint_problem(found[0])==''
+    parts = [load_state(found[0]/f'grpo_state_{r}.safetensors')['buffer'] for r in (0, 1)]
+    assert parts[0]['crc']==parts[1]['crc'] and equal(parts[0]['index'], parts[1]['index']) and len(parts[0]['index']['ids'])>0
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(out):
+    for a,b in zip(facts(out, 'mu2'), facts(out, 'resumed')):
+        assert b['step']==6 and T.same(a['w'], b['w']) and equal(a['b'], b['b'])
+
+def test_a_checkpoint_of_two_processes_goes_on_with_one(out):
+    parts = [torch.load(out/f'whole{r}', weights_only=False)['b'] for r in (0, 1)]
+    t = T.trainer(rewards, output_dir=str(out/'to_one'), max_steps=8, per_device_train_batch_size=16, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8)
+    t.train(resume_from_checkpoint=str(out/'whole'/'checkpoint-6'))
+    s,log = t.shared.state_dict(),[o for o in t.state.log_history if o.get('step', 0)>6]
+    assert s['world']==1 and len(s['ids'])==len(s['index']['ids']) and sum(o.get('replay/replaced', 0) for o in log)>0
+    old = {i:torch.cat([p['completion_ids'] for q in parts for j,p in zip(q['ids'], q['pieces']) if j==i]) for i in parts[0]['index']['ids'].tolist()}
+    kept = [i for i in s['ids'] if i in old]
+    assert kept and all(torch.equal(s['pieces'][s['ids'].index(i)]['completion_ids'], old[i]) for i in kept)
+
+def test_a_checkpoint_of_one_process_goes_on_with_two(out):
+    old,new = torch.load(out/'one_state', weights_only=False),facts(out, 'from_one')
+    assert [o['step'] for o in new]==[6, 6] and T.same(new[0]['w'], new[1]['w']) and new[0]['b']['world']==2
+    rows = {i:p for o in new for i,p in zip(o['b']['ids'], o['b']['pieces'])}
+    kept = [i for i in old['ids'] if i in rows and len(rows[i]['lens'])==4]
+    assert kept and all(torch.equal(rows[i]['completion_ids'], old['pieces'][old['ids'].index(i)]['completion_ids']) for i in kept)
+    assert sum(o.get('replay/replaced', 0) for o in new[0]['log'] if o.get('step', 0)>3)>0
+
+@pytest.mark.parametrize('scene,say', [('hangs',"rank 1 hangs in step 1, reward function 'judge', and the others wait"), ('raises',"rank 1 raised KeyError: 'no solution'")])
+def test_a_rank_at_fault_is_named_by_the_others(scene, say, tmp_path):
+    err = launch(tmp_path, scene, fails=True)
+    assert say in err, err[-3000:]
 
 def test_one_process_sharded_is_local_bit_for_bit():
     def run(scope):

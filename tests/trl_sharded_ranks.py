@@ -1,28 +1,74 @@
-"What each process does, for `test_trl_sharded.py`: run by torchrun with an output folder and a scene."
-import os, sys
+"What each process does, for `test_trl_sharded.py`: run by torchrun with an output folder and a comma list of scenes, one after the other."
+import os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 import trl_tiny as T
+from transformers import TrainerCallback
 
-out,scene,rank = Path(sys.argv[1]),sys.argv[2],int(os.environ['RANK'])
+out,scenes,rank = Path(sys.argv[1]),sys.argv[2].split(','),int(os.environ['RANK'])
 T.folder = lambda: os.environ['TINY']
-G = 4
+KEYS = ('prompt_ids','prompt_mask','completion_ids','completion_mask','advantages','replayed','replay_dead','num_items_in_batch')
 
 def rewards(completions, prompts, **kw):
     r = T.n_red(completions)
     return [1. if len(p)%2 else o for p,o in zip(prompts, r)]    # decided by the prompt, so that straddling groups are dead on both
 
-def make(name, steps, **kw): return T.trainer(rewards, args=T.config(**(dict(output_dir=str(out/name), max_steps=steps, save_strategy='steps', save_steps=3, per_device_train_batch_size=int(os.environ.get('SHARDED_ROWS', 8)), learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=4*2//int(os.environ['WORLD_SIZE'])) | kw)))
+def make(name, steps, reward=rewards, **kw):
+    opts = dict(output_dir=str(out/name), max_steps=steps, save_strategy='steps', save_steps=3, per_device_train_batch_size=8, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=4)
+    data = kw.pop('dataset', None)
+    return T.trainer(reward, args=T.config(**(opts | kw)), dataset=data)
 
-def facts(t): return dict(w=T.weights(t), b=t.shared and t.shared.state_dict(), log=[{k:v for k,v in o.items() if k.startswith('replay/')} for o in t.state.log_history])
+def full(p): return (p.full_tensor() if hasattr(p, 'full_tensor') else p).detach().clone()
 
-KEYS = ('prompt_ids','prompt_mask','completion_ids','completion_mask','advantages','replayed','replay_dead','num_items_in_batch')
-if scene in ('whole','straddle','mu2'):
-    t = make('a', 6, **dict(whole={}, straddle=dict(per_device_train_batch_size=6), mu2=dict(num_iterations=2, beta=.1, sync_ref_model=True, ref_model_sync_steps=2))[scene])
-    got = T.spy(t); t.train()
-    torch.save(facts(t)|dict(batches=[{k:o[k] for k in KEYS} for o in got], calls=t.shared.ranks.calls), out/f'facts{rank}')
-elif scene=='first': make('r', 3).train()
-elif scene=='second':
-    t = make('r', 6); t.train(resume_from_checkpoint=True)
-    torch.save(facts(t), out/f'facts{rank}')
+def keep(name, t, got=()):
+    w = {k:full(v) for k,v in t.accelerator.unwrap_model(t.model).state_dict().items()}
+    log = [{k:v for k,v in o.items() if k.startswith('replay/') or k in ('loss','grad_norm','step')} for o in t.state.log_history]
+    torch.save(dict(w=w, b=t.shared.state_dict(), log=log, batches=[{k:o[k] for k in KEYS} for o in got], calls=t.shared.ranks.calls, sharded=any(hasattr(p, 'full_tensor') for p in t.model.parameters()), step=t.state.global_step, by=t.stopped_by), out/f'{name}{rank}')
+
+def run(name, steps=6, resume=None, folder=None, callback=None, reward=rewards, **kw):
+    t = make(folder or name, steps, reward, **kw)
+    got = T.spy(t)
+    if callback: t.add_callback(callback)
+    t.train(resume_from_checkpoint=resume)
+    keep(name, t, got)
+
+def refused(name, **kw):
+    try: make(name, 1, **kw); said = 'nothing'
+    except ValueError as e: said = str(e)
+    (out/f'{name}{rank}').write_text(said)
+
+class Signal(TrainerCallback):
+    "SIGTERM on rank 0 before the third step's generation; rank 1 has it within."
+    def on_step_begin(self, args, state, control, **kw):
+        if state.global_step==2 and rank==0: os.kill(os.getpid(), signal.SIGTERM)
+
+def signalled(completions, prompts, trainer_state, **kw):
+    if trainer_state.global_step==2 and rank==1: os.kill(os.getpid(), signal.SIGTERM)
+    return rewards(completions, prompts)
+signalled.__name__ = 'rewards'
+
+def judge(completions, prompts, trainer_state, **kw):
+    import time
+    if trainer_state.global_step==1 and rank==1:
+        if scenes==['hangs']: time.sleep(120)
+        raise KeyError('no solution')
+    return rewards(completions, prompts)
+
+MU2 = dict(num_iterations=2, beta=.1, sync_ref_model=True, ref_model_sync_steps=2)
+for scene in scenes:
+    if scene=='whole': run(scene)
+    if scene=='straddle': run(scene, per_device_train_batch_size=6)
+    if scene=='mu2': run(scene, **MU2)
+    if scene=='disagree': refused(scene, learning_rate=1e-3*(rank+1), seed=rank)
+    if scene=='other_data': refused(scene, dataset=T.data(17-rank))
+    if scene=='images': refused(scene, dataset=T.data(image=['a']*17))
+    if scene=='signal': run(scene, callback=Signal(), reward=signalled, save_steps=100, **MU2)
+    if scene=='resumed': run(scene, resume=True, folder='signal', **MU2)
+    if scene=='from_one': run(scene, resume=os.environ['FROM_ONE'])
+    if scene=='fsdp2':
+        from grpo_nb.multi_gpu import fsdp2_on_cpu
+        fsdp2_on_cpu()
+        run(scene, per_device_train_batch_size=6)
+        run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2', per_device_train_batch_size=6)
+    if scene in ('hangs','raises'): make(scene, 3, judge, ddp_timeout=4).train()

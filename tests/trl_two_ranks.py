@@ -1,4 +1,4 @@
-"What two processes do, for `test_trl_ranks.py`: run by torchrun with an output folder and a scene."
+"What two processes do, for `test_trl_ranks.py`: run by torchrun with an output folder; one scene after the other."
 import json, os, sys
 from pathlib import Path
 import torch
@@ -7,7 +7,7 @@ import trl_tiny as T
 from trl_tiny import LIVE, DEAD
 from transformers import TrainerCallback
 
-out,scene,rank = Path(sys.argv[1]),sys.argv[2],int(os.environ['RANK'])
+out,rank = Path(sys.argv[1]),int(os.environ['RANK'])
 T.folder = lambda: os.environ['TINY']
 G = 4
 
@@ -21,21 +21,22 @@ def make(name, steps, **kw): return T.trainer(rewards, args=T.config(output_dir=
 
 def facts(t): return dict(w=T.weights(t), b=t.replay_buffer.state_dict(), log=[{k:v for k,v in o.items() if k.startswith('replay/')} for o in t.state.log_history])
 
-if scene=='straddle':
-    try: T.trainer(rewards, args=T.config(output_dir=str(out), per_device_train_batch_size=2, replay_scope='local')); said = ''
-    except ValueError as e: said = str(e)
-    (out/f'said{rank}').write_text(said)
-elif scene=='resume':
-    a = make('a', 6, num_iterations=2); got = T.spy(a); a.train()
-    import shutil
-    if rank==0: shutil.copytree(out/'a'/'checkpoint-3', out/'b'/'checkpoint-3')
-    a.accelerator.wait_for_everyone()
-    b = make('b', 6, num_iterations=2); b.train(resume_from_checkpoint=True)
-    torch.save(dict(a=facts(a), b=facts(b), items=[int(o['num_items_in_batch']) for o in got], local=[int(o['completion_mask'].sum()) for o in got], dead=[int(o['replay_dead'].sum()) for o in got]), out/f'facts{rank}')
-elif scene=='signal':
-    t = make('s', 6)
-    class Send(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kw):
-            if state.global_step==2 and rank==1: os.kill(os.getpid(), 15)
-    t.add_callback(Send()); t.train()
-    (out/f'step{rank}').write_text(f'{t.state.global_step} {t.stopped_by}')
+for scene in ('straddle','resume','signal'):
+    if scene=='straddle':
+        try: T.trainer(rewards, args=T.config(output_dir=str(out), per_device_train_batch_size=2, replay_scope='local')); said = ''
+        except ValueError as e: said = str(e)
+        (out/f'said{rank}').write_text(said)
+    if scene=='resume':
+        a = make('a', 6, num_iterations=2); got = T.spy(a); a.train()
+        import shutil
+        if rank==0: shutil.copytree(out/'a'/'checkpoint-3', out/'b'/'checkpoint-3')
+        a.accelerator.wait_for_everyone()
+        b = make('b', 6, num_iterations=2); b.train(resume_from_checkpoint=True)
+        torch.save(dict(a=facts(a), b=facts(b), items=[int(o['num_items_in_batch']) for o in got], local=[int(o['completion_mask'].sum()) for o in got], dead=[int(o['replay_dead'].sum()) for o in got]), out/f'facts{rank}')
+    if scene=='signal':
+        t = make('s', 6)
+        class Send(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kw):
+                if state.global_step==2 and rank==1: os.kill(os.getpid(), 15)
+        t.add_callback(Send()); t.train()
+        (out/f'step{rank}').write_text(f'{t.state.global_step} {t.stopped_by}')
