@@ -26,7 +26,7 @@ def one_thread():
     try: yield
     finally: torch.set_num_threads(n)
 
-# %% ../nbs/09a_demo.ipynb #4a57a979
+# %% ../nbs/09a_demo.ipynb #c0304709
 def demo(
     seed:int=0,               # of problems, sampling and batches
     output_dir:str=None,      # the run's folder; None for runs/demo-SEED
@@ -80,7 +80,12 @@ def _percent(e): return f"{e['pass@1']:.1%} right at the first try, 95 % interva
 def _share(e): return {'pass@1':e['pass@1'], 'ci':list(e['ci']), 'n_problems':e['n_problems']}
 def _text(prompt): return prompt if isinstance(prompt, str) else prompt[-1]['content']
 
-def samples(held_out, before:dict, after:dict, n:int=6)->list:
+def samples(
+    held_out,     # the problems measured
+    before:dict,  # `evaluate` before training
+    after:dict,   # and after it
+    n:int=6,      # how many
+)->list:          # dicts: prompt, answer, completions before and after, and whether they were right
     "The first `n` problems that went from wrong to right, then others: prompt, answer, and both completions."
     order = sorted(range(len(held_out)), key=lambda i: (before['right'][i]-after['right'][i], i))
     return [dict(prompt=_text(held_out[i]['prompt']), answer=held_out[i]['answer'], before=before['texts'][i], after=after['texts'][i],

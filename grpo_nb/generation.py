@@ -165,9 +165,18 @@ def _check_prompts(model, ids, mask, T):
     if V and (top:=int(ids.max()))>=V: raise ValueError(f'a prompt holds token {top}, the model knows 0 to {V-1}: use the tokenizer that belongs to the model')
     if limit and n[b]+T>limit: raise ValueError(f'prompt {b} has {int(n[b])} tokens, with `max_completion_length` {T} that is more than the {limit} positions of the model: shorten one of them')
 
-# %% ../nbs/03_generation.ipynb #f7ee1bfb
-def generate_loop(model, prompt_ids:Tensor, prompt_mask:Tensor, num_generations:int, max_completion_length:int, eos_token_id=None, pad_token_id=None,
-    generator=None, **sampling)->Rollouts:
+# %% ../nbs/03_generation.ipynb #77f491c9
+def generate_loop(
+    model,                          # a causal model of transformers
+    prompt_ids:Tensor,              # (B, P) int64, padded on the left
+    prompt_mask:Tensor,             # (B, P) bool
+    num_generations:int,            # G, completions of each prompt
+    max_completion_length:int,      # T, tokens, the end token among them
+    eos_token_id=None,              # int or list of them; None for the model's own, [] for an answer that never ends
+    pad_token_id:int=None,          # None for the model's own
+    generator:torch.Generator=None, # where the draws come from; None for torch's own
+    **sampling,                     # temperature, top_k, top_p, min_p, repetition_penalty, as in `generate`
+)->Rollouts:                        # as `generate` gives them
     "What `generate` gives, by one completion and one token at a time: no batch, no padding, no cache. Same arguments, same draws."
     G,T,prompt_mask = num_generations,max_completion_length,prompt_mask.bool()
     _check_numbers(G, T, **sampling); _check_prompts(model, prompt_ids, prompt_mask, T)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'check_dataset', 'State', 'new_state', 'next_keys', 'rollout', 'decode', 'score', 'update',
-           'loss_options', 'ended', 'sync_reference', 'replay_metrics', 'group_ratios', 'step', 'per_group',
-           'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train', 'about_data',
-           'record', 'pass_at_k', 'evaluate']
+           'loss_options', 'ended', 'sync_reference', 'replay_metrics', 'group_ratios', 'reference', 'step',
+           'per_group', 'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train',
+           'about_data', 'record', 'pass_at_k', 'evaluate']
 
 # %% ../nbs/09_trainer.ipynb #6e3a6889
 import copy, hashlib, json, math, random, shutil, signal, threading, time
@@ -122,7 +122,7 @@ def check_dataset(
         raise ValueError(f"row {i}'s prompt has {int(n[i])} tokens; with max_completion_length={args.max_completion_length} that passes the model's {limit} positions: shorten prompts or completions")
     return n
 
-# %% ../nbs/09_trainer.ipynb #13baacbc
+# %% ../nbs/09_trainer.ipynb #972dbda1
 @dataclass
 class State:
     "Everything that changes during a run."
@@ -141,7 +141,14 @@ class State:
     num_tokens:int = 0        # completion tokens sampled
     history:list = field(default_factory=list)  # a dict a batch
 
-def new_state(model, tokenizer, dataset, reward_funcs, args, method=None)->State:
+def new_state(
+    model,              # a causal language model of transformers; it will be trained in place
+    tokenizer,          # its tokenizer
+    dataset,            # rows with `prompt` and the columns the rewards ask for
+    reward_funcs,       # one function or several, TRL's calling convention
+    args:TrainConfig,   # settings
+    method=None,        # what to do with dead groups; None: `Replay` of `args.replay_buffer_size` groups, or `Keep` where that is 0
+)->State:
     "A run at step 0: checks its input, seeds everything, makes optimizer and reference."
     from transformers import get_scheduler
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
@@ -172,7 +179,7 @@ def next_keys(
         if s.method.choose([k], s.step)[0]: keys.append(k)
     raise RuntimeError(f'method {s.method.name!r} passed over {100*max(n, size)} prompts in a row: nothing is left to train on')
 
-# %% ../nbs/09_trainer.ipynb #888dce96
+# %% ../nbs/09_trainer.ipynb #8cd8bd87
 @torch.no_grad()
 def rollout(
     s:State,    # model, settings, generator
@@ -193,12 +200,20 @@ def rollout(
     s.num_tokens += int(batch.completion_mask.sum())
     return batch,texts,by_func
 
-def decode(tokenizer, batch:Rollouts)->list:
+def decode(
+    tokenizer,       # the policy's
+    batch:Rollouts,  # B groups of G completions
+)->list:             # B*G texts
     "Texts of all completions, row b*G+g, up to the end token."
     ids,mask = batch.completion_ids.flatten(0, 1).tolist(),batch.completion_mask.flatten(0, 1).sum(1).tolist()
     return tokenizer.batch_decode([i[:n] for i,n in zip(ids, mask)], skip_special_tokens=True)
 
-def score(s:State, rows:list, batch:Rollouts, texts:list)->Tensor:
+def score(
+    s:State,         # its reward functions are asked
+    rows:list,       # B rows of the dataset, dicts
+    batch:Rollouts,  # B groups of G completions
+    texts:list,      # B*G texts, from `decode`
+)->Tensor:           # (B*G, F) float32, nan where a function had no opinion
     "Rewards (B*G, F) of `texts`, as TRL's trainer would ask for them: every column repeated for each completion."
     G = batch.completion_ids.shape[1]
     rep = [o for o in rows for _ in range(G)]
@@ -208,7 +223,7 @@ def score(s:State, rows:list, batch:Rollouts, texts:list)->Tensor:
     columns = {k:[o[k] for o in rep] for k in rows[0] if k!='prompt'}
     return compute_rewards(s.reward_funcs, [o['prompt'] for o in rep], completions, columns, completion_ids=ids)
 
-# %% ../nbs/09_trainer.ipynb #0f17510e
+# %% ../nbs/09_trainer.ipynb #f5d10f4c
 def update(
     s:State,                # model and optimizer move
     mb:Rollouts,            # a minibatch of whole groups
@@ -237,22 +252,36 @@ def update(
     with torch.no_grad(): seen = loss_metrics(logps, old, **opts) | dict(replayed=replay_metrics(logps, mb, mask, a), groups=group_ratios(logps, mb, mask, a))
     return dict(loss=loss.item(), grad_norm=norm.item(), entropy=masked_mean(entropy.detach(), mask).item(), **seen)
 
-def loss_options(a:TrainConfig)->dict:
+def loss_options(
+    a:TrainConfig,  # settings
+)->dict:            # name -> value
     "The settings that `policy_loss` and `loss_metrics` take, by name."
     names = 'loss_type epsilon epsilon_high delta beta importance_sampling_level max_completion_length off_policy_mask_threshold top_entropy_quantile entropy_coef'
     return {k:getattr(a, k) for k in names.split()}
 
-def ended(s:State, mb:Rollouts)->Tensor:
-    "(b, G) bool: did the completion reach its end token?"
+def ended(
+    s:State,      # its tokenizer knows the end token
+    mb:Rollouts,  # b groups of G completions
+)->Tensor:        # (b, G) bool
+    "Did the completion reach its end token?"
     return ((mb.completion_ids==s.tokenizer.eos_token_id) & mb.completion_mask).any(-1)
 
 @torch.no_grad()
-def sync_reference(ref, model, alpha:float):
+def sync_reference(
+    ref,          # the reference, changed in place
+    model,        # the policy
+    alpha:float,  # share of the policy, 0 to 1
+):
     "Move the reference towards the policy: `alpha*policy + (1-alpha)*reference`, TR-DPO, arXiv 2404.09656, eq. 4."
     for r,p in zip(ref.parameters(), model.parameters()): r.lerp_(p, alpha)
 
-def replay_metrics(logps, mb, mask, a)->dict:
-    "Of the replayed rows alone: mean and largest ratio, share clipped, as sums over tokens that can be added up."
+def replay_metrics(
+    logps:Tensor,   # (b, G, T) nats, of the policy
+    mb:Rollouts,    # the minibatch, some of its groups replayed
+    mask:Tensor,    # (b, G, T) bool, tokens in the loss
+    a:TrainConfig,  # the clip's widths
+)->dict:            # n, and sums over tokens that can be added up
+    "Of the replayed rows alone: mean and largest ratio, share clipped."
     m = mask & mb.replayed[:,None,None]
     if not m.any(): return dict(n=0)
     r = (logps-mb.old_logps)[m].exp()
@@ -261,23 +290,45 @@ def replay_metrics(logps, mb, mask, a)->dict:
     clipped = ((r>1+hi) & (A>0)) | ((r<1-a.epsilon) & (A<0))
     return dict(n=r.numel(), ratio=r.sum().item(), square=r.square().sum().item(), ratio_max=r.max().item(), clipped=clipped.sum().item())
 
-def group_ratios(logps, mb, mask, a)->dict:
+def group_ratios(
+    logps:Tensor,   # (b, G, T) nats, of the policy
+    mb:Rollouts,    # the minibatch
+    mask:Tensor,    # (b, G, T) bool, tokens in the loss
+    a:TrainConfig,  # the clip's widths
+)->dict:            # lists of b
     "Of each group of the minibatch: histogram of ratios against the policy that sampled it, and share of tokens clipped."
     ratio = (logps-mb.old_logps).exp()
     return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, mb.advantages, mask, a.epsilon, a.epsilon_high))
 
-# %% ../nbs/09_trainer.ipynb #95f90d4a
-def step(s:State)->dict:
-    "One batch: sample, treat dead groups, update `steps_per_generation*num_iterations` times. Returns what a callback may want to see."
+# %% ../nbs/09_trainer.ipynb #085e0d2a
+@torch.no_grad()
+def reference(
+    s:State,         # its frozen reference is asked
+    batch:Rollouts,  # B groups; `ref_logps` is set in place
+    groups:Tensor,   # (B,) bool, those to ask for
+)->Rollouts:         # `batch`; nan for groups never asked for
+    "Fill in the reference's log-probs of some groups."
+    if batch.ref_logps is None: batch.ref_logps = torch.full_like(batch.old_logps, math.nan)
+    if groups.any():
+        some = batch[groups]
+        batch.ref_logps[groups] = token_logps_and_entropy(s.ref_model, some, s.args.temperature, shared_prefix=s.args.shared_prefix)[0]
+    return batch
+
+def step(
+    s:State,  # moves on by a batch
+)->dict:      # row of the history, fresh rollouts, texts, rewards by function, who was dead, the treated batch, ratios by group
+    "One batch: sample, treat dead groups, update `steps_per_generation*num_iterations` times."
     a,t0 = s.args,time.perf_counter()
     s.model.eval()
     sampled_at = s.step
     fresh,texts,by_func = rollout(s, next_keys(s, a.B))
     dead = dead_groups(fresh.rewards, a.dead_tolerance)
-    treated = s.method.treat(fresh, dead, s.step, sample_more=lambda n: rollout(s, next_keys(s, n))[0])
+    still = s.ref_model is not None and not a.sync_ref_model
+    if still: reference(s, fresh, ~dead)
+    more = lambda n: rollout(s, next_keys(s, n))[0]
+    treated = s.method.treat(fresh, dead, s.step, sample_more=(lambda n: reference(s, o := more(n), torch.zeros_like(o.replayed))) if still else more)
     batch = treated.batch.to(s.model.device)
-    if s.ref_model is not None:
-        with torch.no_grad(): batch.ref_logps = token_logps_and_entropy(s.ref_model, batch, a.temperature, shared_prefix=a.shared_prefix)[0]
+    if s.ref_model is not None: reference(s, batch, treated.in_loss if batch.ref_logps is None else treated.in_loss & batch.ref_logps.isnan().flatten(1).any(1))
     t1 = time.perf_counter()
     s.model.train()
     done,B = [],len(batch)
@@ -291,13 +342,24 @@ def step(s:State)->dict:
     s.history.append(row)
     return dict(row=row, fresh=fresh, texts=texts, by_func=by_func, dead=dead, treated=treated, ratios=per_group(done[:a.steps_per_generation], B))
 
-def per_group(done, B)->dict:
-    "Lists of B: what each update saw of its groups, put back in the batch's order."
+def per_group(
+    done:list,  # what each `update` returned, with the groups it had
+    B:int,      # groups in the batch
+)->dict:        # lists of B
+    "What each update saw of its groups, put back in the batch's order."
     where = {b:(o['groups'],i) for o in done for i,b in enumerate(o['idx'])}
     return {k:[where[b][0][k][where[b][1]] for b in range(B)] for k in ('ratio_hist','clip_share')}
 
-# %% ../nbs/09_trainer.ipynb #5181d335
-def summarize(s, sampled_at, fresh, by_func, dead, treated, done)->dict:
+# %% ../nbs/09_trainer.ipynb #92ebb1db
+def summarize(
+    s:State,         # the run, after the batch
+    sampled_at:int,  # optimizer steps done when the batch was sampled
+    fresh:Rollouts,  # the batch as it was sampled
+    by_func:Tensor,  # (B, G, F) rewards of each function
+    dead:Tensor,     # (B,) bool
+    treated,         # what the method made of it, a `Treated`
+    done:list,       # what each `update` returned
+)->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
     mean = lambda k: sum(o[k] for o in done)/len(done)
     n = fresh.completion_mask.sum(-1).float()
@@ -387,7 +449,7 @@ def stop_on_signal():
     finally:
         for k,v in before.items(): signal.signal(k, v)
 
-# %% ../nbs/09_trainer.ipynb #602eb326
+# %% ../nbs/09_trainer.ipynb #c454e4f5
 def train(
     model,                 # a causal language model of transformers; it is trained in place
     tokenizer,             # its tokenizer
@@ -431,7 +493,10 @@ def train(
     s.model.eval()
     return s
 
-def about_data(tokenizer, dataset)->dict:
+def about_data(
+    tokenizer,  # of the policy
+    dataset,    # rows with `prompt`
+)->dict:        # for settings.json
     "What `diagnose` wants to know of prompts and tokenizer: are prompts text or conversations, is there a chat template, what ends a turn?"
     template,eos = getattr(tokenizer, 'chat_template', None),tokenizer.eos_token_id
     return dict(n_prompts=len(dataset), prompt_format='text' if isinstance(dataset[0]['prompt'], str) else 'conversational', chat_template=bool(template), eos_token_id=eos,
@@ -442,7 +507,11 @@ def _find(resume, output_dir):
     if not output_dir or not (found := checkpoints(output_dir)): raise ValueError(f'resume_from_checkpoint=True, but {output_dir} holds no whole checkpoint: give a path, or start without it')
     return found[-1]
 
-def record(rec:Recorder, s:State, info:dict):
+def record(
+    rec:Recorder,  # writes into the run's folder
+    s:State,       # the run
+    info:dict,     # what `step` returned
+):
     "Write the batch's row, and a row for each group, into the run folder."
     row,fresh,treated,by_func = (info[k] for k in ('row','fresh','treated','by_func'))
     rec.log(row)

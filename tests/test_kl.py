@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_nb.core import Rollouts, test_tensor as check
-from grpo_nb.kl import chunked_logps, completion_hidden, entropy_of, gather_logps, kl_estimate, token_logps, token_logps_and_entropy
+from grpo_nb.kl import can_pack, chunked_logps, completion_hidden, entropy_of, gather_logps, kl_estimate, packed_hidden, token_logps, token_logps_and_entropy
 
 gen = lambda seed=0: torch.Generator().manual_seed(seed)
 
@@ -91,6 +91,43 @@ def test_rows_and_batches_without_a_token_give_zero_and_a_gradient_of_zero():
 def test_one_token_completions_work_with_a_shared_prefix():
     m,ro = model(),batch(T=1)
     check(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
+
+@pytest.mark.parametrize('heads', [(4,2), (4,4), (4,1)])
+def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_road(heads):
+    torch.manual_seed(1)
+    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=heads[0], num_key_value_heads=heads[1], tie_word_embeddings=True)).double()
+    with torch.no_grad():
+        for p in m.parameters(): p.mul_(2).add_(torch.randn(p.shape, dtype=p.dtype)*.1)      # no bias at 0, no norm at 1
+    ro = batch(B=10, G=7, P=5, T=12, seed=6)
+    assert can_pack(m)
+    a,b = (with_grad(m, lambda: token_logps_and_entropy(m, ro, .8, shared_prefix=o), ro.completion_mask.shape) for o in (False, True))
+    for x,y in zip(b, a): check(x/y.norm(), y/y.norm(), 1e-7)
+
+def test_packed_no_token_is_computed_twice_and_no_padding(monkeypatch):
+    m,ro = model(),batch(B=10, G=7, T=12)
+    seen,plain = [],torch.nn.functional.embedding
+    monkeypatch.setattr(torch.nn.functional, 'embedding', lambda ids, *a, **k: (seen.append(ids.numel()), plain(ids, *a, **k))[1])
+    token_logps(m, ro, shared_prefix=True)
+    assert seen==[int(ro.prompt_mask.sum()+ro.completion_mask[...,1:].sum())]
+
+def test_a_model_that_cannot_be_packed_takes_the_plain_road_with_the_same_numbers():
+    from peft import LoraConfig, get_peft_model
+    make = lambda **kw: Qwen2ForCausalLM(Qwen2Config(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **kw)).eval()
+    hooked,watched,checked = make(),make(),make()
+    hooked.model.layers[0].mlp.register_forward_hook(lambda m, i, o: o*2)
+    watched.model.layers[1].register_full_backward_hook(lambda *a: None)
+    checked.gradient_checkpointing_enable()
+    ro = batch()
+    for m in (hooked, watched, checked, make(hidden_act='gelu'), make(use_sliding_window=True, sliding_window=4, max_window_layers=1), make(attention_dropout=.1), get_peft_model(make(), LoraConfig(target_modules=['q_proj'])).eval()):
+        assert not can_pack(m)
+        with torch.no_grad(): check(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
+    assert can_pack(make()) and not can_pack(make().bfloat16())
+    with torch.autocast('cpu', dtype=torch.bfloat16): assert not can_pack(make())
+
+def test_a_mask_with_holes_is_not_packed():
+    m,ro = model(),batch(seed=2)
+    ro = replace(ro, completion_mask=ro.completion_mask & (torch.arange(5)!=2))
+    check(token_logps(m, ro, shared_prefix=True), token_logps(m, ro), 2e-5)
 
 def test_nothing_keeps_a_gradient_without_being_asked():
     m,ro = model(),batch()

@@ -193,6 +193,54 @@ def test_the_reference_moves_by_the_share_that_is_asked():
     assert torch.allclose(flat(s.ref_model), .75*start+.25*flat(s.model), atol=1e-7)
     assert s.history[0]['kl']>=0
 
+def watch(monkeypatch, s):
+    "What the log-probs of policy and reference are asked for, as (is it the reference?, groups, tokens)."
+    asked,f = [],tr.token_logps_and_entropy
+    monkeypatch.setattr(tr, 'token_logps_and_entropy', lambda m, ro, *a, **k: (asked.append((m is s.ref_model, len(ro), int(ro.completion_mask.sum()))), f(m, ro, *a, **k))[1])
+    return asked
+
+def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkeypatch):
+    s = state(num_iterations=2, replay_buffer_size=0)
+    asked = watch(monkeypatch, s)
+    info = step(s)
+    assert [o[:2] for o in asked]==[(False, 4)]*4                      # two minibatches, twice, and nothing else
+    torch.testing.assert_close(info['treated'].batch.old_logps, info['fresh'].old_logps, rtol=0, atol=0)
+
+def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(monkeypatch):
+    s = state(beta=.1, num_iterations=2, method=Replay(buffer_size=8, when_empty='mask'))
+    asked,replaced = watch(monkeypatch, s),0
+    for _ in range(4):
+        asked.clear()
+        info = step(s)
+        t = info['treated']
+        replaced += int(t.batch.replayed.sum())
+        assert sum(n for ref,n,_ in asked if ref)==int((~info['dead']).sum())        # neither dead groups nor replayed ones
+        with torch.no_grad(): want = token_logps_and_entropy(s.ref_model, t.batch, 1.)[0]
+        assert t.batch.replayed.any()<=t.in_loss.any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
+    assert replaced>3 and s.history[-1]['kl']>0
+
+def test_a_dead_group_that_stays_in_the_loss_has_a_reference_too(monkeypatch):
+    for method in (Keep(), Replay(buffer_size=0), DynamicSampling(max_rounds=2)):
+        s = state(beta=.1, method=method)
+        info = step(s); t = info['treated']
+        with torch.no_grad(): want = token_logps_and_entropy(s.ref_model, t.batch, 1.)[0]
+        assert info['dead'].any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
+
+def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
+    s = state(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, method=Replay(buffer_size=8))
+    seen = []
+    mine = tr.update
+    monkeypatch.setattr(tr, 'update', lambda s, mb, *a: (seen.append((mb, token_logps_and_entropy(s.ref_model, mb, 1.)[0].detach())) if s.step%2==0 else None, mine(s, mb, *a))[1])
+    for _ in range(3): step(s)
+    assert any(mb.replayed.any() for mb,_ in seen)
+    for mb,want in seen: assert torch.allclose(mb.ref_logps, want, atol=2e-5)
+
+def test_groups_outside_the_loss_are_not_computed(monkeypatch):
+    s = state(method=Mask())
+    asked = watch(monkeypatch, s)
+    info = step(s)
+    assert info['dead'].any() and sum(n for _,_,n in asked)==int(info['fresh'].completion_mask[~info['dead']].sum())
+
 @pytest.mark.parametrize('kw', [dict(loss_type=o) for o in ('grpo','dr_grpo','bnpo','sapo','vespo')]+[dict(loss_type='cispo', epsilon_high=5.), dict(shared_prefix=False), dict(loss_type='luspo', importance_sampling_level='sequence'), dict(scale_rewards='batch'), dict(scale_rewards='none'),
     dict(num_iterations=2, epsilon_high=.3, delta=2.), dict(beta=.05), dict(top_entropy_quantile=.5, entropy_coef=.01), dict(off_policy_mask_threshold=.1), dict(temperature=.8, top_k=20, top_p=.9, min_p=.01, repetition_penalty=1.1),
     dict(lr_scheduler_type='cosine', warmup_steps=2)], ids=str)
