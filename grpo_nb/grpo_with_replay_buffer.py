@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['log', 'GRPOWithReplayBufferConfig', 'slice_group', 'put_groups', 'check_prompts', 'check_dataset', 'non_finite',
-           'save_state', 'load_state', 'write_manifest', 'checkpoint_problem', 'last_checkpoint',
-           'GRPOWithReplayBufferTrainer', 'ReplayBuffer']
+           'save_state', 'load_state', 'write_manifest', 'checkpoint_problem', 'last_checkpoint', 'shown_settings',
+           'shown_data', 'words', 'GRPOWithReplayBufferTrainer', 'ReplayBuffer']
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #6772a447
-import functools, inspect, json, logging, os, shutil, signal, threading, zlib
-from dataclasses import dataclass, field, fields
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #35a9db68
+import functools, inspect, json, logging, math, os, shutil, signal, threading, zlib
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 import torch
 from torch import Tensor, nn
@@ -22,15 +22,16 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 from .core import atomic_write, save_json, versions
 from .rewards import check_rewards, _is_async
-from .advantages import dead_groups
+from .advantages import dead_groups, dead_reason
 from .replay import ReplayBuffer, group_scores
-from .distributed import ShardedBuffer, Wire, redistribute
+from .records import RATIO_EDGES, Recorder, as_text, group_rows
+from .distributed import RollCall, ShardedBuffer, Wire, agree, redistribute
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #ba770bfa
 _all_ = ['ReplayBuffer']
 log = logging.getLogger(__name__)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #d8c84cb3
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #285563ee
 def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
 
 @dataclass
@@ -44,7 +45,10 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     replay_max_uses:int|None = _s(None, 'How often a stored group may be replayed before it is dropped; None for any number.')
     replay_when_empty:str = _s('keep', "What to do with a dead group that nothing can replace: 'keep' trains on it as TRL does, 'mask' takes its tokens out of the loss.", choices=['keep','mask'])
     replay_drop_dead_kl:bool = _s(False, 'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
+    replay_same_prompt_first:bool = _s(False, "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
     dead_tolerance:float = _s(1e-6, "A group is dead when its rewards span at most this much, in reward units.")
+    record_groups:int|None = _s(None, "Record every n-th generation batch group by group in `output_dir`, for inspector, report and diagnose; 0 never. None is 1, but 0 with `push_to_hub`, which would upload the texts.")
+    record_max_groups:int|None = _s(64, 'The most groups of a batch that are recorded; None for all.')
 
     def __post_init__(self):
         super().__post_init__()
@@ -57,6 +61,9 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         for k in ('replay_age_limit','replay_max_uses'): need(getattr(self, k) is None or getattr(self, k)>=1, k, 'None, or 1 or more')
         need(self.replay_age_decay is None or self.replay_age_decay>0, 'replay_age_decay', 'None, or more than 0 optimizer steps')
         need(self.dead_tolerance>=0, 'dead_tolerance', '0 or more reward units')
+        if self.record_groups is None: self.record_groups = 0 if self.push_to_hub else 1
+        need(self.record_groups>=0, 'record_groups', '0 (never), or every how many generation batches')
+        need(self.record_max_groups is None or self.record_max_groups>=1, 'record_max_groups', 'None, or 1 or more groups')
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #d8e9afaa
 GRPOWithReplayBufferConfig.__doc__ += '\n\n'+'\n'.join(f'- `{f.name}` (default {f.default!r}): {f.metadata["help"]}'
@@ -144,20 +151,26 @@ def put_groups(
     return out
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #9986ba8e
-def _checked(func, name, step):
-    "`func`, with its name on whatever goes wrong in it."
+def _checked(func, name, step, at=lambda what: None):
+    "`func`, with its name on whatever goes wrong in it; `at` is told when it begins and when it has ended."
     def note(e, kw):
         columns = sorted(set(kw)-{'prompts','completions','completion_ids','trainer_state','log_extra','log_metric','environments'})
         e.add_note(f'raised in reward function {name!r} at step {step}; dataset columns it is given: {columns or "none"}')
     who = f'reward function {name!r}'
     if _is_async(func):
         async def f(**kw):
-            try: return check_rewards(await func(**kw), len(kw['prompts']), who).tolist()
+            at(who)
+            try: r = check_rewards(await func(**kw), len(kw['prompts']), who).tolist()
             except Exception as e: note(e, kw); raise
+            at('the rewards of all')
+            return r
     else:
         def f(**kw):
-            try: return check_rewards(func(**kw), len(kw['prompts']), who).tolist()
+            at(who)
+            try: r = check_rewards(func(**kw), len(kw['prompts']), who).tolist()
             except Exception as e: note(e, kw); raise
+            at('the rewards of all')
+            return r
     return f
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #7bdb4dd6
@@ -209,10 +222,22 @@ class _CheckedTrainer(GRPOTrainer):
         own_data = given.get('environment_factory') is not None
         self._check_layout(a)
         prompts = [] if own_data or given.get('train_dataset') is None else check_dataset(given['train_dataset'], a.generation_batch_size//a.num_generations)
+        self._agree(a, prompts, given['reward_funcs'])
         super().__init__(**given)
         self._check_lengths(prompts)
 
     def _check_layout(self, args): pass
+
+    _roll,_runs = None,0   # the roll of a run over several processes, and how many there were
+
+    def _sign(self, what):
+        if self._roll: self._roll.at(f'step {self.state.global_step}, {what}')
+
+    def _agree(self, args, prompts, rewards):
+        "ValueError on every process unless all have the same settings, data and rewards."
+        names = [getattr(f, '__name__', str(f)) if not isinstance(f, nn.Module) else type(f).__name__ for f in (rewards if isinstance(rewards, list) else [rewards])]
+        own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
+        agree({k:v for k,v in args.to_dict().items() if k not in own} | {'reward functions':names, 'number of prompts':len(prompts), 'checksum of the prompts':zlib.crc32(repr(prompts).encode('utf8', 'replace'))})
 
     def _check_lengths(self, prompts):
         limit = getattr(self.model.config.get_text_config(), 'max_position_embeddings', None)
@@ -224,11 +249,14 @@ class _CheckedTrainer(GRPOTrainer):
 
     def train(self, *args, **kwargs):
         if bad := non_finite(self.model): raise ValueError(f'weight {bad!r} has a nan or inf before the first step: load the model again')
-        return super().train(*args, **kwargs)
+        _CheckedTrainer._runs += 1
+        try:
+            with RollCall(self.args.ddp_timeout, name=f'train{self._runs}') as self._roll: return super().train(*args, **kwargs)
+        finally: self._roll = None
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         funcs = self.reward_funcs
-        self.reward_funcs = [f if isinstance(f, nn.Module) else _checked(f, n, self.state.global_step) for f,n in zip(funcs, self.reward_func_names)]
+        self.reward_funcs = [f if isinstance(f, nn.Module) else _checked(f, n, self.state.global_step, self._sign) for f,n in zip(funcs, self.reward_func_names)]
         try: r = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         finally: self.reward_funcs = funcs
         if (bad := r.abs()>1e9).any():   # of a reward model; a function's rewards are checked above
@@ -239,12 +267,14 @@ class _CheckedTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         if self.environment_factories is None: check_prompts([o.get('prompt') for o in inputs], 'batch')
+        self._sign('generation')
         try: return super()._generate_and_score_completions(inputs)
         except RuntimeError as e:
             if 'nan' in str(e) and (bad := non_finite(self.model)): e.add_note(f'weight {bad!r} has a nan or inf at step {self.state.global_step}: lower `learning_rate`, or resume from an older checkpoint')
             raise
 
     def _compute_loss(self, model, inputs):
+        self._sign('the loss')
         loss = super()._compute_loss(model, inputs)
         if not self.args.fp16 and not loss.isfinite(): raise ValueError(f'the loss is {loss.item()} at step {self.state.global_step}: lower `learning_rate` or `max_grad_norm`; the last whole checkpoint is untouched')
         return loss
@@ -414,34 +444,41 @@ class _ResumableTrainer(_CheckedTrainer):
             for o,h in old.items(): signal.signal(o, h)
             self.remove_callback(stop)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #d9c71d2d
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #f248935a
+def _sharded(a): return a.replay_buffer_size>0 and (a.replay_scope=='sharded' or a.replay_scope is None and a.world_size>1)
+
 def _edits(a): return a.replay_buffer_size>0 or a.replay_when_empty=='mask' or a.replay_drop_dead_kl
 
 def _is_plain(o): return isinstance(o, str) or isinstance(o, list) and all(isinstance(m, dict) and isinstance(m.get('content'), str) for m in o)
 
-def _key(rows): return zlib.crc32(rows['prompt_ids'][:int(rows['prompt_lens'][0])].numpy().tobytes())
+def _keys(batch, every=1):
+    "A number for the prompt of each row, or of every G-th."
+    ids,mask = (batch[k][::every].cpu() for k in ('prompt_ids','prompt_mask'))
+    return [zlib.crc32(o[m.bool()].int().numpy().tobytes())>>1 for o,m in zip(ids, mask)]
 
 _IMAGES = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes','image_position_ids','num_images','num_tiles'}
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #727a3a6a
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #46ceffda
 class _ReplayLog:
     "What the replay trainer counts and shows."
     def _watch_ratio(self, x, log_ratio):
         "Add up ratio, its square, clipped tokens and their number over replayed rows; keep the largest."
-        m = (x['completion_mask']*x.get('tool_mask', 1)*x['replayed'][:,None]).float()
+        m = (x['completion_mask']*x.get('tool_mask', 1)).float()
         if self.importance_sampling_level=='sequence': log_ratio,m = (log_ratio*m).sum(1, keepdim=True)/m.sum(1, keepdim=True).clamp(min=1),(m.sum(1, keepdim=True)>0).float()
         r,A = log_ratio.float().exp(),x['advantages'][:,None]
         held = ((r<1-self.epsilon_low) & (A<0)) | ((r>1+self.epsilon_high) & (A>0))
+        if self._open: self._see_ratios(x['replay_row'], r, m, held)
+        if 'replayed' not in x or 'old_per_token_logps' not in x: return
+        m = m*x['replayed'][:,None]
         new = torch.stack([(r*m).sum(), (r*r*m).sum(), (held*m).sum(), m.sum()]).double()
         top = (r*m).max().double()
         self._old_stats = (new,top) if self._old_stats is None else (self._old_stats[0]+new, torch.maximum(self._old_stats[1], top))
 
-    def _note(self, batch, inputs, rewards, dead, filled, drawn):
-        G,n,step = self.num_generations,len(dead),self.state.global_step
-        keys = [zlib.crc32(bytes(str(inputs[g*G].get('prompt')), 'utf8', 'replace')) for g in range(n)]
-        for g,e in zip(filled, drawn): keys[g] = -1-e.data['key']
-        age = [e.age for e in drawn]
-        v = torch.tensor([n, sum(dead), len(filled), sum(age), sum(e.uses for e in drawn), len(self.replay_buffer), max(age, default=0), len(set(keys))], dtype=torch.float64, device=rewards.device)
+    def _note(self, batch, keys, rewards, dead, filled, drawn):
+        self._note_fates(keys, dead, came := dict(zip(filled, drawn)))
+        age,n = [e.age for e in drawn],len(dead)
+        unique = {came[g].key if g in came else k for g,k in enumerate(keys)}
+        v = torch.tensor([n, sum(dead), len(filled), sum(age), sum(e.uses for e in drawn), len(self.replay_buffer), max(age, default=0), len(unique)], dtype=torch.float64, device=rewards.device)
         v = self.accelerator.gather(v.float()).view(-1, 8).double()
         n,d,f,ages,uses,size,_,unique = v.sum(0).tolist()
         m = dict(dead=d, replaced=f, unfilled=d-f, buffer_size=size, fill=size/max(1, self.args.replay_buffer_size*len(v)), live_before=1-d/n, live_after=1-(d-f)/n, unique_prompts=unique)
@@ -463,7 +500,7 @@ class _ReplayLog:
         self._log_rows(rows, B)
 
     def _log_rows(self, rows, B):
-        if self.accelerator.num_processes>1: rows = gather_object(rows) if self.log_completions else []
+        if self.accelerator.num_processes>1: rows = gather_object(rows) if self.log_completions or self._open else []
         L,N = self._logs,B*self.accelerator.num_processes
         L['extra']['replayed'].extend([False]*N)
         for i,prompt,done,A,r in rows:
@@ -483,8 +520,144 @@ class _ReplayLog:
             self._old_stats = None
         super().log(logs, start_time)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #5e5c1755
-class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #da6dd67a
+_CORE = """seed num_generations generation_batch_size per_device_train_batch_size gradient_accumulation_steps steps_per_generation num_iterations max_steps learning_rate beta epsilon
+loss_type scale_rewards importance_sampling_level temperature max_completion_length mask_truncated_completions""".split()
+_ASIDE = {'output_dir','logging_dir','run_name','hub_model_id','hub_token','push_to_hub','report_to','disable_tqdm','accelerator_config','debug'}   # where a run lies, not what it is
+
+def shown_settings(
+    args,     # a GRPOWithReplayBufferConfig
+)->dict:      # {name: value}
+    "The settings that make the run what it is: the central ones, those of the buffer, and what differs from its default."
+    default = lambda f: f.default if f.default_factory is MISSING else f.default_factory()
+    own = set(GRPOWithReplayBufferConfig.__dataclass_fields__)-set(GRPOConfig.__dataclass_fields__)
+    values = args.to_dict()
+    telling = lambda f, v: f.name in own or f.name in _CORE or v is not None and v!=default(f)
+    return {f.name:values[f.name] for f in fields(args) if f.name in values and f.name not in _ASIDE and telling(f, getattr(args, f.name))}
+
+def shown_data(
+    tokenizer,  # of the policy
+    dataset,    # the training set, a stream, or None
+)->dict:        # n_prompts, prompt_format, chat_template, eos_token_id, eos_token, eos_in_template
+    "What `diagnose` wants to know of prompts and tokenizer."
+    rows,template,eos = dataset if isinstance(dataset, Dataset) else None,getattr(tokenizer, 'chat_template', None),tokenizer.eos_token_id
+    return dict(n_prompts=rows and len(rows), prompt_format=rows and ('text' if isinstance(rows[0]['prompt'], str) else 'conversational'), chat_template=bool(template), eos_token_id=eos,
+        eos_token=tokenizer.eos_token, eos_in_template=bool(template) and eos is not None and tokenizer.eos_token in str(template))
+
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #767166f5
+def words(
+    o,        # text, or a list of messages whose content is text, a list of parts, or None with tool calls
+):            # text, or messages with `role` and text
+    "A prompt or completion with nothing in it but text: an image is `<image>`, a tool call its JSON."
+    if isinstance(o, str): return o
+    part = lambda c: c if isinstance(c, str) else ''.join(p.get('text') or f'<{p.get("type")}>' for p in c or [])
+    return [dict(role=m.get('role'), content=part(m.get('content'))+(json.dumps(m['tool_calls'], ensure_ascii=False, default=str) if m.get('tool_calls') else '')) for m in o]
+
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #ad25827c
+class _RunRecord:
+    "Writes settings.json, history.jsonl and groups.jsonl into the run's folder, on the main process."
+    recorder,_open,_at = None,None,(0,0)   # _open: the batch in training, until its ratios are known; _at: step and number of its next group
+
+    def train(self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None):
+        "Train; True resumes from the newest whole checkpoint. SIGTERM and SIGINT save and stop; a second one ends at once."
+        self._open,whole = None,self.accelerator.num_processes==1   # when one of several fails, the others can't wait for it
+        if not resume_from_checkpoint: self._begin_record(None)
+        try:
+            out = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+            whole = True
+            return out
+        finally:
+            if whole: self._write_groups()
+
+    def _load_optimizer_and_scheduler(self, checkpoint):   # here it is sure that the run can go on
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None: self._begin_record(self.state.global_step)
+
+    def _begin_record(self, step):
+        if self.is_world_process_zero(): self.recorder = Recorder(self.args.output_dir, self._about(), max_groups=self.args.record_max_groups, resume_step=step)
+
+    def _save_rng_state(self, output_dir):
+        self._write_groups()
+        super()._save_rng_state(output_dir)
+
+    def _about(self):
+        a,model = self.args,getattr(self.model.config, '_name_or_path', '')
+        return dict(trainer='trl', method='replay' if self.replaying else 'mask' if a.replay_when_empty=='mask' else 'keep', model=Path(model).name, world_size=a.world_size, args=shown_settings(a),
+            method_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit), data=shown_data(self._tokenizer, self.train_dataset))
+
+    def log(self, logs, start_time=None):
+        super().log(logs, start_time)
+        if self.recorder: self.recorder.log(self.state.log_history[-1])
+
+    def _table(self):
+        "The last batch of all processes, as TRL shows it."
+        last = lambda o: list(o)[-len(self._rewards):]
+        return {k:last(self._logs[k]) for k in ('prompt','completion','advantages')}|dict(rewards={k:last(v) for k,v in self._logs['rewards'].items()})
+
+    def _open_groups(self, batch):
+        "Begin the rows of a sampled batch, before anything is done to it."
+        k,n = self.args.record_groups,self.args.steps_per_generation*self.num_iterations
+        self._open = None
+        if not k or self._step//n%k: return
+        ids,pad_id = batch['completion_ids'],self._tokenizer.pad_token_id
+        lens,end = batch['completion_mask'].sum(1),torch.tensor([*self.eos_token_ids, pad_id], device=ids.device)
+        cut = (lens==0)[:,None] | ~torch.isin(ids.gather(1, (lens-1).clamp(min=0)[:,None]), end)   # TRL masks a row it leaves out for being cut off
+        lens = torch.where(lens>0, lens, ((ids!=pad_id)*torch.arange(1, ids.shape[1]+1, device=ids.device)).amax(1))
+        stats = torch.cat([torch.zeros(len(ids), len(RATIO_EDGES)+1, device=ids.device), lens[:,None], cut], 1)   # a row: tokens by ratio, clipped, seen, length, cut off
+        self._open = dict(step=self.state.global_step+1, sampled=self._table(), rewards=self._rewards, stats=stats, left=len(ids), fates=None)
+
+    def _note_fates(self, keys, dead, drawn):
+        "What becomes of each group; `drawn` is {group: entry}."
+        if not self._open: return
+        left = 'masked' if self.args.replay_when_empty=='mask' else 'kept'
+        came = lambda e: dict(id=self._number(e.id), step=e.step+1, age=e.age, uses=e.uses, score=e.score, prob=e.prob, key=e.key)
+        self._open['fates'] = [dict(key=k, id=None, treatment='trained' if not d else 'replaced' if g in drawn else left, replacement=came(drawn[g]) if g in drawn else None) for g,(k,d) in enumerate(zip(keys, dead))]
+
+    def _note_ids(self, ids):
+        if not self._open: return
+        for g,i in ids.items(): self._open['fates'][g]['id'] = self._number(i)
+
+    def _number(self, i): return i if self.sharded or i is None else i*self.args.world_size+self.args.process_index   # one for all processes
+
+    def _close_groups(self, batch):
+        "Now it is what is trained on."
+        if not self._open: return
+        if not self.editing: self._note_fates(_keys(batch, self.num_generations), self.dead(self._rewards[self.accelerator.process_index*len(batch['advantages']):][:len(batch['advantages'])]).tolist(), {})
+        batch.setdefault('replay_row', torch.arange(len(batch['advantages']), device=batch['advantages'].device))
+        self._open['trained'] = self._table()
+
+    def _see_ratios(self, rows, ratio, mask, held):
+        w,n = self._open,len(RATIO_EDGES)-1
+        bins = torch.bucketize(ratio.contiguous(), torch.tensor(RATIO_EDGES[1:-1], device=ratio.device), right=True)
+        w['stats'][rows,:n] = torch.zeros(len(rows), n, device=ratio.device).scatter_add_(1, bins, mask)
+        w['stats'][rows,n:n+2] = torch.stack([(held*mask).sum(1), torch.ones_like(mask[:,0])], 1)
+        w['left'] -= len(rows)
+
+    def _write_groups(self):
+        "Write the open rows: each has been through the training forward, or a checkpoint won't wait for it."
+        w,self._open = self._open,None
+        if not w or 'trained' not in w: return
+        stats,fates = self.accelerator.gather(w['stats']),w['fates'] if self.sharded else gather_object(w['fates'])
+        if not self.recorder: return
+        G,n = self.num_generations,len(RATIO_EDGES)-1
+        k = min(len(fates), self.args.record_max_groups or len(fates))
+        one = lambda r: (r*self.reward_weights.to(r.device)).nansum(1).masked_fill(r.isnan().all(1), torch.nan).cpu()
+        r,old,new,s = w['rewards'],w['sampled'],w['trained'],stats.cpu()
+        total,A,dead = one(r).view(-1, G),torch.tensor(old['advantages']).view(-1, G),self.dead(r).tolist()
+        came = one(torch.tensor([[math.nan if x is None else x for x in o] for o in zip(*new['rewards'].values())])).view(-1, G).tolist()
+        for g,f in enumerate(fates[:k]):
+            if f['replacement']: f['replacement'] |= dict(prompt=as_text(words(new['prompt'][g*G])), completions=[as_text(words(o)) for o in new['completion'][g*G:g*G+G]], rewards=came[g], advantages=new['advantages'][g*G:g*G+G])
+        h,seen = s[:,:n+1].view(-1, G, n+1).sum(1),s[:,n+1].view(-1, G).all(1)
+        rows = group_rows(w['step'], [words(o) for o in old['prompt'][:k*G:G]], [words(o) for o in old['completion'][:k*G]], total[:k], records=fates[:k], n_tokens=s[:k*G,-2].long(), truncated=s[:k*G,-1].bool(),
+            rewards_by_func={name:r[:k*G,i] for i,name in enumerate(self.reward_func_names)}, advantages_before=A[:k], advantages=torch.tensor(new['advantages']).view(-1, G)[:k], dead=dead[:k],
+            why=[y if d else None for y,d in zip(dead_reason(total, self.args.dead_tolerance), dead)][:k], score=group_scores(A, torch.nan_to_num(total))[:k],
+            ratio_hist=[dict(edges=RATIO_EDGES, counts=c[:-1].long().tolist()) if o else None for c,o in zip(h, seen)][:k], clip_share=[(c[-1]/c[:-1].sum().clamp(min=1)).item() if o else None for c,o in zip(h, seen)][:k])
+        first = self._at[1] if self._at[0]==w['step'] else 0   # two batches in one step
+        self._at = w['step'],first+len(rows)
+        self.recorder.groups(w['step'], [o|dict(group=first+i) for i,o in enumerate(rows)])
+
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #359d785a
+class GRPOWithReplayBufferTrainer(_ReplayLog, _RunRecord, _ResumableTrainer):
     """`GRPOTrainer` that replaces each group whose rewards are all equal by a stored group that taught something.
 
     Takes what `GRPOTrainer` takes, and a `GRPOWithReplayBufferConfig`. ValueError where a group would lie on several processes.
@@ -498,10 +671,12 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         super().__init__(*args, **kwargs)
         a = self.args
         self.replaying,self.editing = a.replay_buffer_size>0,_edits(a)
-        self.sharded = self.replaying and (a.replay_scope=='sharded' or a.replay_scope is None and a.world_size>1)
+        self.sharded = _sharded(a)
         self.replay_buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if self.sharded else 1), priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
             max_uses=a.replay_max_uses, seed=a.seed+(0 if self.sharded else a.process_index))
         self.shared = None   # made with the first batch, whose keys are those that travel
+        images = {'image','images'} & set(getattr(self.train_dataset, 'column_names', None) or ())
+        if self.sharded and images: raise ValueError(f"the data set has {sorted(images)}, and images do not travel between processes: set replay_scope='local'")
         self._waiting,self._tracing,self._old_stats = None,None,None
         self._per_row = ('importance_sampling_ratio',) if str(self.vllm_importance_sampling_mode).startswith('sequence') else ()
 
@@ -509,15 +684,18 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         a = args
         rows,G = a.per_device_train_batch_size*a.steps_per_generation,a.num_generations
         if _edits(a) and a.world_size>1 and rows%G and (a.replay_scope=='local' or not a.replay_buffer_size): raise ValueError(f'a process holds {rows} rows (per_device_train_batch_size {a.per_device_train_batch_size} x steps_per_generation {a.steps_per_generation}), so groups of {G} lie on several processes: make it a multiple of {G}, or set replay_scope="sharded" with a replay_buffer_size above 0')
+        if a.replay_same_prompt_first and _sharded(a): raise ValueError("`replay_same_prompt_first` needs a buffer of its own on each process: set replay_scope='local'")
 
     # -- generation ---------------------------------------------------------------------------------
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
-        if not self.editing: return batch
         if not self.model.training:
-            self._logs['extra']['replayed'].extend([False]*len(self._rewards))
+            if self.editing: self._logs['extra']['replayed'].extend([False]*len(self._rewards))
             return batch
-        return self.update_with_replay_buffer(batch, inputs)
+        self._open_groups(batch)
+        if self.editing: batch = self.update_with_replay_buffer(batch, inputs)
+        self._close_groups(batch)
+        return batch
 
     def dead(self, rewards):
         "(N,) bool groups without contrast, of (N*G, F) rewards."
@@ -534,8 +712,8 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         batch = split_pixel_values_by_grid(batch)
         aligned = 'old_per_token_logps' not in batch
         fresh = {k:v.cpu() if isinstance(v, Tensor) else v for k,v in batch.items()} if self.replaying and not all(dead) else None
-        drawn = self.sample_from_replay_buffer(batch, sum(dead))
-        places = [g for g,d in enumerate(dead) if d]
+        keys,places = _keys(batch, G),[g for g,d in enumerate(dead) if d]
+        drawn = self.sample_from_replay_buffer(batch, [keys[g] for g in places])
         filled,unfilled = places[:len(drawn)],places[len(drawn):]
         rows = lambda gs: torch.tensor([g*G+i for g in gs for i in range(G)], dtype=torch.int64)
         is_in = lambda gs: torch.zeros(B, dtype=torch.bool, device=dev).index_fill(0, rows(gs).to(dev), True)
@@ -548,17 +726,17 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         mask = batch['completion_mask']*batch.get('tool_mask', 1)
         batch['num_items_in_batch'] = self.accelerator.gather(mask.sum()).sum()
         batch['replay_row'],batch['replayed'],batch['replay_dead'] = torch.arange(B, device=dev),is_in(filled),is_in(unfilled)
-        self._note(batch, inputs, rewards, dead, filled, drawn)
-        if fresh: self.update_replay_buffer(fresh, inputs, rewards, [g for g,d in enumerate(dead) if not d], aligned, batch['completion_ids'])
+        self._note(batch, keys, rewards, dead, filled, drawn)
+        if fresh: self.update_replay_buffer(fresh, inputs, rewards, [g for g,d in enumerate(dead) if not d], aligned, batch['completion_ids'], keys)
         return unsplit_pixel_values_by_grid(batch)
 
-    def sample_from_replay_buffer(self, batch, n):
-        "Up to `n` stored groups that fit the batch."
-        if not n or not self.replaying: return []
+    def sample_from_replay_buffer(self, batch, keys):
+        "Stored groups for dead ones, whose prompts have these `keys`: as many as there are and fit the batch."
+        if not keys or not self.replaying: return []
         images = _IMAGES & set(batch)
-        return [e for e in self.replay_buffer.draw(n, step=self.state.global_step) if _IMAGES & set(e.data)==images]
+        return [e for e in self.replay_buffer.draw(len(keys), self.state.global_step, keys if self.args.replay_same_prompt_first else None) if _IMAGES & set(e.data)==images]
 
-    def update_replay_buffer(self, fresh, inputs, rewards, alive, aligned, completion_ids):
+    def update_replay_buffer(self, fresh, inputs, rewards, alive, aligned, completion_ids, keys):
         "Pack the living groups; store them now, or when the training forward has shown how likely they were."
         G,groups = self.num_generations,[]
         scores = group_scores(fresh['advantages'].view(-1, G), torch.nan_to_num((rewards*self.reward_weights.to(rewards.device)).nansum(1)).cpu().view(-1, G))
@@ -566,7 +744,7 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
             r = slice(g*G, g*G+G)
             if not fresh['completion_mask'][r].any(): continue
             rows,prompt = slice_group(fresh, r, self._per_row),inputs[g*G].get('prompt')
-            groups.append((float(scores[g]), g, rows|dict(rewards=rewards[r].cpu().clone(), prompt=prompt if _is_plain(prompt) else None, key=_key(rows))))
+            groups.append((float(scores[g]), g, rows|dict(rewards=rewards[r].cpu().clone(), prompt=prompt if _is_plain(prompt) else None, key=keys[g])))
         self._waiting = dict(groups=groups, left=len(completion_ids), logps=torch.zeros_like(completion_ids, dtype=torch.float32)) if aligned and groups else None
         if not aligned: self._store(groups)
 
@@ -574,7 +752,8 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         if self.sharded:   # (id, first row, rows)
             for i,_,d in groups: self.shared.put(i, self._piece(d))
             return
-        self.replay_buffer.add([s for s,_,_ in groups], [d for _,_,d in groups], step=self.state.global_step, keys=[d['key'] for _,_,d in groups])
+        ids = self.replay_buffer.add([s for s,_,_ in groups], [d for _,_,d in groups], step=self.state.global_step, keys=[d['key'] for _,_,d in groups])
+        self._note_ids({g:i for (_,g,_),i in zip(groups, ids)})
 
     # -- one buffer for all processes -----------------------------------------------------------------
     def _make_shared(self, token, row):
@@ -596,7 +775,7 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         if self.shared is None:
             wide = [k for k in _WIDE if k in fresh and k not in ('completion_ids','completion_mask','old_per_token_logps',*self._per_row)]
             self._make_shared(['completion_ids','old_per_token_logps',*wide], [('advantages',0), ('rewards',self._rewards.shape[1]), *((k,1) for k in self._per_row if k in fresh)])
-        keys = [zlib.crc32(o[m.bool()].int().numpy().tobytes())>>1 for o,m in zip(fresh['prompt_ids'], fresh['prompt_mask'])]
+        keys = _keys(fresh)
         total = torch.nan_to_num((self._rewards*self.reward_weights.to(self._rewards.device)).nansum(1))
         s = self.shared.swap(self.dead(self._rewards).tolist(), total, fresh['prompt_mask'].sum(1), fresh['completion_mask'].sum(1), fresh['advantages'], keys, self.state.global_step)
         batch = self._put_incoming(batch, s, aligned)
@@ -606,6 +785,8 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
         if self.args.replay_when_empty=='mask': batch['completion_mask'] = batch['completion_mask']*~left[:,None]
         batch['num_items_in_batch'] = self.accelerator.gather((batch['completion_mask']*batch.get('tool_mask', 1)).sum()).sum()
         batch['replay_row'],batch['replayed'],batch['replay_dead'] = torch.arange(B, device=dev),replayed,left
+        self._note_fates(s.keys, [g in {*s.places, *s.left} for g in range(len(s.keys))], dict(zip(s.places, s.drawn)))
+        self._note_ids(s.stored)
         self._note_shared(batch, s, self.shared.ranks.world*B//G)
         groups = []
         for g,(i,lo,hi) in s.mine.items():
@@ -660,8 +841,10 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
     def _compute_loss(self, model, inputs):
         if 'replay_row' not in inputs: return super()._compute_loss(model, inputs)
         self._tracing = inputs = dict(inputs)
-        try: return super()._compute_loss(model, inputs)
+        try: loss = super()._compute_loss(model, inputs)
         finally: self._tracing = None
+        if self._open and not self._open['left']: self._write_groups()
+        return loss
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -676,7 +859,7 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _ResumableTrainer):
             if w['left']<=0: self._fill_waiting(w)
         if 'replay_old_logps' in x: x['old_per_token_logps'] = torch.where(x['replayed'][:,None], x['replay_old_logps'].to(logps.dtype), logps)
         if self.args.replay_drop_dead_kl and 'ref_per_token_logps' in x: x['ref_per_token_logps'] = torch.where(x['replay_dead'][:,None], logps, x['ref_per_token_logps'])
-        if 'old_per_token_logps' in x: self._watch_ratio(x, logps-x['old_per_token_logps'])
+        if self._open or 'old_per_token_logps' in x: self._watch_ratio(x, logps-x.get('old_per_token_logps', logps))
 
     def _fill_waiting(self, w):
         G,logps,self._waiting = 1 if self.sharded else self.num_generations,w['logps'].cpu(),None

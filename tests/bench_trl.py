@@ -1,7 +1,7 @@
 """Replay on TRL in numbers, by `python tests/bench_trl.py speed|example|memory|curve [csv]`.
 
-speed: plain GRPO, replay, and replay with one more forward pass, step by step in turn in one process (A B C A B C), CPU seconds of a step,
-with no group dead and with half of them dead. example: the documented example, 24 seeds x 40 steps. curve: the tiny Qwen, replay off and on, five seeds.
+speed: plain GRPO, replay, replay that records every group, and replay with one more forward pass, step by step in turn in one process
+(A B C D A B C D), CPU seconds of a step, with no group dead and with half of them dead. example: the documented example, 24 seeds x 40 steps. curve: the tiny Qwen, replay off and on, five seeds.
 """
 import csv, statistics as st, sys, threading, time, warnings
 from pathlib import Path
@@ -46,17 +46,18 @@ def in_turn(arms, steps):
     for o in ths: o.join()
     return times
 
-def speed(out, steps=24, width=128, layers=3, tokens=32):
+def speed(out, steps=64, width=128, layers=3, tokens=32):
     rows = []
     for name,plan in (('nothing dead', [LIVE]), ('half dead', [LIVE]*4+[LIVE,DEAD]*9999)):
-        def make(cls, cfg):
-            t = T.trainer(T.Scripted(plan, 4), cls=cls, model_=qwen(width, layers), args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens, max_steps=steps, learning_rate=1e-5, generation_kwargs=dict(min_new_tokens=tokens), dataloader_pin_memory=False))
+        def make(cls, cfg, **kw):
+            t = T.trainer(T.Scripted(plan, 4), cls=cls, model_=qwen(width, layers), args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens, max_steps=steps, learning_rate=1e-5, generation_kwargs=dict(min_new_tokens=tokens), dataloader_pin_memory=False, **kw))
             t.remove_callback(PrinterCallback); return t
-        times = [o[3:] for o in in_turn([make(GRPOTrainer, GRPOConfig), make(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig), make(Forward, GRPOWithReplayBufferConfig)], steps)]
-        base = st.median(times[0])
-        for arm,o in zip(('GRPOTrainer','replay','replay, one more forward'), times):
-            ratio = st.median(b/a for a,b in zip(times[0], o))
-            rows.append(dict(case=name, arm=arm, steps=len(o), median_ms=round(1e3*st.median(o), 2), over_plain_pct=round(100*(ratio-1), 2)))
+        own = GRPOWithReplayBufferTrainer,GRPOWithReplayBufferConfig
+        times = [o[4:] for o in in_turn([make(GRPOTrainer, GRPOConfig), make(*own, record_groups=0), make(*own, record_groups=1), make(Forward, own[1], record_groups=0)], steps)]
+        for arm,o in zip(('GRPOTrainer','replay','replay, recorded','replay, one more forward'), times):
+            ratio = sorted(b/a for a,b in zip(times[0], o))
+            low,high = (ratio[int(len(ratio)*q)] for q in (.25, .75))
+            rows.append(dict(case=name, arm=arm, steps=len(o), median_ms=round(1e3*st.median(o), 2), over_plain_pct=round(100*(st.median(ratio)-1), 2), quartile_low=round(100*(low-1), 2), quartile_high=round(100*(high-1), 2)))
             print(rows[-1], flush=True)
     write(out, rows)
 
@@ -78,22 +79,26 @@ def example(out, seeds=24, steps=40):
     print({k:sum(r[k] for r in rows) for k in rows[0] if k!='seed'}, 'on', seeds, 'seeds')
     write(out, rows)
 
-def curve(out, seeds=5, steps=40):
+def curve(out, seeds=5, steps=80):
     from grpo_nb.core import mean_ci
     from grpo_nb.tasks import accuracy_reward, chain_sum
     from grpo_nb.tiny_qwen import load_model
-    rows = []
+    from grpo_nb.trainer import evaluate
+    rows,test = [],chain_sum(400, seed=0, split='test')
     for seed in range(seeds):
         for size in (0, 64):
             m,tok = load_model('tiny')
             t = GRPOWithReplayBufferTrainer(model=m, reward_funcs=accuracy_reward, processing_class=tok, train_dataset=chain_sum(1000, seed=seed),
-                args=T.config(per_device_train_batch_size=32, steps_per_generation=4, num_generations=8, max_completion_length=48, learning_rate=1e-4, max_steps=steps, seed=seed, replay_buffer_size=size, lr_scheduler_type='constant'))
+                args=T.config(per_device_train_batch_size=32, steps_per_generation=4, num_generations=8, max_completion_length=48, learning_rate=2e-4, max_steps=steps, seed=seed, replay_buffer_size=size, lr_scheduler_type='constant'))
             t.remove_callback(PrinterCallback); t.train()
             for o in t.state.log_history:
-                if 'reward' in o: rows.append(dict(seed=seed, replay_buffer_size=size, step=o['step'], reward=round(o['reward'], 4), frac_reward_zero_std=round(o['frac_reward_zero_std'], 4), replaced=o.get('replay/replaced', 0.)))
+                if 'reward' in o: rows.append(dict(seed=seed, replay_buffer_size=size, step=o['step'], reward=round(o['reward'], 4), dead=round(o['frac_reward_zero_std'], 4), trained_on=round(o.get('replay/live_after', 1-o['frac_reward_zero_std']), 4), heldout=''))
+            m.eval(); rows[-1]['heldout'] = round(evaluate(m, tok, test, accuracy_reward)['pass@1'], 4)
             print(rows[-1], flush=True)
             write(out, rows)
-    last = lambda seed, size: st.mean([r['reward'] for r in rows if (r['seed'], r['replay_buffer_size'])==(seed, size)][-3:])
-    print('last 3 generations, off / on / on minus off:', *[mean_ci([f(s) for s in range(seeds)]) for f in (lambda s: last(s, 0), lambda s: last(s, 64), lambda s: last(s, 64)-last(s, 0))])
+    end = lambda key, n: lambda seed, size: st.mean([r[key] for r in rows if (r['seed'], r['replay_buffer_size'])==(seed, size)][-n:])
+    for key,n in (('reward', 4), ('trained_on', 20), ('heldout', 1)):
+        f = end(key, n)
+        print(f'{key}, last {n} batches, off / on / on minus off:', *[mean_ci([g(s) for s in range(seeds)]) for g in (lambda s: f(s, 0), lambda s: f(s, 64), lambda s: f(s, 64)-f(s, 0))])
 
 if __name__=='__main__': globals()[sys.argv[1]](sys.argv[2] if len(sys.argv)>2 else None)
