@@ -598,7 +598,7 @@ def _serve(out, port):
         try: s.serve_forever()
         except KeyboardInterrupt: pass
 
-# %% ../nbs/90_dev.ipynb #76df47ad
+# %% ../nbs/90_dev.ipynb #60f179ef
 def test(
     quick:bool=False,  # leave out the notebooks and the site?
     n_workers:int=2,   # processes that run notebooks
@@ -627,7 +627,7 @@ def main(
     f = commands[argv[0]]
     if 'names' in f.__code__.co_varnames and (plain := [o for o in argv[1:] if not o.startswith('-')]):
         kw = dict(names=plain)
-        argv = [o for o in argv if o not in plain]
+        argv = [o for o in argv if o not in (*plain,'--names')]
     else: kw = {}
     args = vars(anno_parser(f, prog=f'grpo_nb.dev {argv[0]}').parse_args(argv[1:]))
     for o in ('pdb','xtra'): args.pop(o, None)

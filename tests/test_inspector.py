@@ -113,6 +113,55 @@ def test_a_run_that_masks_its_dead_groups_says_so(tmp_path):
     r = read_run(make_run(tmp_path/'r', method='mask'))
     assert 'left out of the loss' in draw_inspector(inspector_view(r, r.steps[0], replay='off')) and inspector_view(r)['recorded'] is False and inspector_view(r)['n_replaced']>0
 
+# --- what TRL itself writes
+
+@pytest.fixture(scope='module')
+def trl_log(tmp_path_factory):
+    "A plain GRPOTrainer that logs its completions, at every step; each generation serves two of them. With what its rewards were asked."
+    from trl import GRPOConfig, GRPOTrainer
+    from faulty_runs import fresh, sums
+    out,asked = tmp_path_factory.mktemp('trl')/'out',[]
+    def even(completions, prompts, **kw):
+        asked.append((prompts, completions))
+        return [float(len(c[0]['content'])%2) for c in completions]
+    def short(completions, **kw): return [-len(c[0]['content'])/64 for c in completions]
+    model,tok = fresh()
+    args = GRPOConfig(output_dir=str(out), per_device_train_batch_size=4, num_generations=4, steps_per_generation=2, max_steps=6, max_completion_length=8, logging_steps=1, log_completions=True, num_completions_to_print=0,
+        learning_rate=1e-4, report_to='none', use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy='no', disable_tqdm=True, seed=0)
+    t = GRPOTrainer(model=model, reward_funcs=[even, short], args=args, train_dataset=sums(), processing_class=tok)
+    t.train()
+    return out,asked,t
+
+def test_trls_own_log_of_completions_opens(trl_log):
+    out,asked,t = trl_log
+    run = open_run(out)
+    assert len(asked)==3 and len(run.rows)==6 and run.steps==[1, 3, 5]
+    for step,(prompts,cs) in zip(run.steps, asked):
+        for g,o in enumerate(run.by_step[step]):
+            mine = slice(4*g, 4*g+4)
+            assert [c[0]['content'] for c in cs[mine]]==o['completions'] and all(p[-1]['content'] in o['prompt'] for p in prompts[mine])
+            n = np.array([len(c) for c in o['completions']])
+            assert np.allclose(o['rewards'], n%2-n/64) and np.allclose(o['rewards_by_func']['even'], n%2) and o['dead']==(len(set(n))==1)
+            A = np.array(o['rewards'])-np.mean(o['rewards'])
+            assert np.allclose(o['advantages'], A/(np.std(o['rewards'], ddof=1)+1e-4), atol=1e-4)
+    h = draw_inspector(inspector_view(run, 3, 1))
+    assert 'Group 1, sampled at step 3' in h and run.by_step[3][1]['completions'][0] in h.replace('&lt;', '<').replace('&gt;', '>').replace('<mark>', '').replace('</mark>', '')
+    assert 'replay off' in inspector_html(out) or 'replay' in inspector_html(out)
+
+def test_the_log_is_read_with_the_curves_where_there_is_a_checkpoint(trl_log):
+    out,_,t = trl_log
+    t.save_state()
+    assert len(open_run(out).history)>=6 and len(open_run(out).rows)==6
+    (out/'trainer_state.json').unlink()
+
+def test_rows_that_make_no_groups_are_left_out(tmp_path):
+    import pandas as pd
+    (tmp_path/'completions').mkdir()
+    pd.DataFrame(dict(step=1, prompt=list('aab'), completion=list('xyz'), f=[1.,0.,None], advantage=0.)).to_parquet(tmp_path/'completions'/'completions_00001.parquet')
+    with pytest.raises(ValueError, match='no groups to look at'): inspect_run(tmp_path)
+    pd.DataFrame(dict(step=2, prompt=list('aabb'), completion=list('xyzz'), f=[1.,0.,None,None], advantage=0.)).to_parquet(tmp_path/'completions'/'completions_00002.parquet')
+    assert [(o['step'], o['rewards'], o['why']) for o in open_run(tmp_path).rows]==[(2, [1., 0.], None), (2, [None, None], 'unscored')]
+
 # --- escaping
 
 EVIL = ['<script>alert(1)</script>', '<img src=x onerror=alert(1)>', '"><svg onload=alert(1)>', "' onmouseover='alert(1)", '</pre></div><iframe src=javascript:alert(1)>', '<!-- <script>', '&lt;b&gt;', '\u202e\u2028 好 🎉 \x00', '</script><script>alert(2)</script>', '<answer><b>4</b></answer>', '#### <i>', '\\boxed{<u>}']

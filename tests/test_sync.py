@@ -44,6 +44,14 @@ def test_a_notebook_with_execution_counts_is_told(copy):
 def test_an_unknown_notebook_is_told(copy):
     with pytest.raises(dev.Trouble, match='no such notebook among 77_nothing'): dev.check(['77_nothing'])
 
+@pytest.mark.parametrize('words', [['00a_plotting'], ['--names','00a_plotting','--check'], ['--check','00a_plotting']])
+def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words):
+    seen = {}
+    def run_nbs(names=None, check:bool=False, timeout:int=600): seen.update(names=names, check=check)
+    monkeypatch.setattr(dev, 'run_nbs', run_nbs)
+    dev.main(['run_nbs', *words])
+    assert seen==dict(names=['00a_plotting'], check='--check' in words)
+
 def test_running_a_notebook_again_changes_nothing(copy):
     "The two with figures and widgets, whose bytes and names would change if anything did"
     assert dev.run_nbs(['00a_plotting','00b_widgets'], check=True)==[]
