@@ -42,7 +42,7 @@ def test_tensor(
         i = tuple(int(o) for o in torch.unravel_index(d.nan_to_num(float('inf')).argmax(), d.shape))
         raise AssertionError(f'differs by {d[i].item():.3g} at {i}: got {got[i].item():.6g}, wanted {want[i].item():.6g}')
 
-# %% ../nbs/00_core.ipynb #a6ddb813
+# %% ../nbs/00_core.ipynb #985ca3b1
 _WIDE = dict(prompt_ids='P', prompt_mask='P', completion_ids='T', completion_mask='T', old_logps='T', ref_logps='T')
 
 def _pad_to(x, n, left, value):
@@ -103,8 +103,7 @@ class Rollouts:
 
     def trim(self)->'Rollouts':
         "The same groups without columns that are padding in every row."
-        p = int(self.prompt_mask.any(0).sum()) or 1
-        t = int(self.completion_mask.flatten(0, 1).any(0).sum()) or 1
+        p,t = int(self.prompt_mask.any(0).sum()) or 1,int(self.completion_mask.flatten(0, 1).any(0).sum()) or 1
         def f(k, v):
             w = _WIDE.get(k) or ('T' if k=='advantages' and v.ndim==3 else None)
             return v if w is None else v[..., v.shape[-1]-p:] if w=='P' else v[..., :t]
@@ -125,9 +124,12 @@ class Rollouts:
         if idx.dtype==torch.bool: idx = idx.nonzero()[:,0]
         if len(idx)!=len(new): raise ValueError(f'{len(idx)} places for {len(new)} groups')
         if not len(idx): return self
-        order = torch.arange(len(self), device=idx.device)
-        order[idx] = len(self)+torch.arange(len(new), device=idx.device)
-        return Rollouts.cat([self, new])[order].trim()
+        P,T = (max(getattr(o, k).shape[-1] for o in (self, new)) for k in ('prompt_ids','completion_ids'))
+        old,new = ((o if (o.prompt_ids.shape[-1],o.completion_ids.shape[-1])==(P,T) else o.pad_to(P, T)).tensors() for o in (self, new))
+        if odd := set(old)^set(new): raise ValueError(f'{sorted(odd)} set in some batches only: set it in all or in none')
+        def over(v, w): t = torch.promote_types(v.dtype, w.dtype); return v.to(t).index_copy(0, idx, w.to(t))
+        out = dc_replace(self, **{k:over(v, new[k]) for k,v in old.items()})
+        return out if out.prompt_mask[:,0].any() and out.completion_mask[...,-1].any() else out.trim()
 
 # %% ../nbs/00_core.ipynb #6617f5da
 def set_seed(
@@ -139,7 +141,7 @@ def set_seed(
     random.seed(seed); np.random.seed(seed%2**32); torch.manual_seed(seed)
     return torch.Generator().manual_seed(seed)
 
-# %% ../nbs/00_core.ipynb #e4642c17
+# %% ../nbs/00_core.ipynb #d6fe0036
 @contextmanager
 def atomic_write(
     path,          # where the file shall stand
@@ -159,7 +161,10 @@ def atomic_write(
         Path(tmp).unlink(missing_ok=True)
         raise
 
-def save_json(path, data):
+def save_json(
+    path,  # where the file shall stand
+    data,  # dicts, lists, numbers, strings, None
+):
     "Write `data` as JSON, whole or not at all; nan and inf become null, which JSON can hold."
     def ok(o):
         if isinstance(o, dict): return {str(k):ok(v) for k,v in o.items()}
@@ -167,7 +172,7 @@ def save_json(path, data):
         return None if isinstance(o, float) and (o!=o or o in (float('inf'),-float('inf'))) else o
     with atomic_write(path) as f: json.dump(ok(data), f, indent=1)
 
-# %% ../nbs/00_core.ipynb #be79f654
+# %% ../nbs/00_core.ipynb #7616ae6b
 def share_ci(
     k:float,  # successes, 0..n
     n:int,    # trials
@@ -183,7 +188,7 @@ def mean_ci(
 )->tuple:  # (mean, half-width of the 95 % t-interval); half-width is nan for one number
     "Mean of `x` and the half-width of its 95 % Student interval."
     from scipy.stats import t
-    x = torch.as_tensor(x, dtype=torch.float64)
+    x = torch.tensor(x.tolist() if hasattr(x, 'tolist') else list(x), dtype=torch.float64)   # a copy: pandas hands out arrays that can't be written to
     n = x.numel()
     if n==0: raise ValueError('no numbers to average')
     if n==1: return x.item(),float('nan')

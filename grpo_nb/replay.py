@@ -33,7 +33,7 @@ def group_scores(
     A = advantages.abs().float()
     return (A.mean(2) if A.ndim==3 else A).sum(1)*nan_std(rewards.float(), 1)[:,0].nan_to_num(0)
 
-# %% ../nbs/08_replay_buffer.ipynb #d942e960
+# %% ../nbs/08_replay_buffer.ipynb #19854565
 class SumTree:
     """Non-negative weights in the leaves of a binary tree, sums in its nodes: O(log n) for a change and for a draw.
 
@@ -49,13 +49,13 @@ class SumTree:
     def __setitem__(self, i, w):
         self.t[self.cap+i] = w
         self.waiting.append(i)
-        if len(self.waiting)>self.cap+64: self._sum_all()
+        self.settle()
 
     def append(self, w):
         if self.n==self.cap: self.fill([*self.t[self.cap:], w])
         else: self[self.n] = w; self.n += 1
 
-    def pop(self): self.n -= 1; self[self.n] = 0.
+    def pop(self)->float: self.n -= 1; w = self[self.n]; self[self.n] = 0.; return w
 
     def fill(self, weights):
         "Start again with these leaves."
@@ -70,23 +70,28 @@ class SumTree:
         while i>1: t[i//2:i] = t[i:2*i:2]+t[i+1:2*i:2]; i //= 2
         self.waiting.clear()
 
+    def settle(self):
+        "Make the waiting changes when they have become many."
+        if len(self.waiting)>self.cap+64: self._sum_all()
+
     def total(self)->float:
         "Sum of all weights, with every waiting change made."
+        if not self.waiting: return self.t[1]
         if len(self.waiting)>self.cap//8+8: self._sum_all()
         t = self.t
         for i in self.waiting:
-            i = (self.cap+i)>>1
-            while i: t[i] = t[j := i+i]+t[j+1]; i >>= 1
+            w = t[i := self.cap+i]
+            while i>1: w += t[i^1]; i >>= 1; t[i] = w   # i^1 is the other child of the same node
         self.waiting.clear()
         return t[1]
 
     def find(self, u:float)->int:
         "The leaf where the running sum of weights passes `u`; never one of weight 0 when the total is above 0. Call `total` first."
-        t,i = self.t,1
-        while i<self.cap:
-            i *= 2
-            if u>=t[i] and t[i+1]>0: u -= t[i]; i += 1
-        return i-self.cap
+        t,i,cap = self.t,1,self.cap
+        while i<cap:
+            i += i
+            if u>=(left := t[i]) and t[i+1]>0: u -= left; i += 1
+        return i-cap
 
 # %% ../nbs/08_replay_buffer.ipynb #d8f84126
 @dataclass(slots=True, eq=False)
@@ -113,14 +118,14 @@ def _own(data):
             if _borrowed(v): return {k:o.detach().to('cpu', copy=True) if _borrowed(o) else o for k,o in data.items()}
     return data
 
-# %% ../nbs/08_replay_buffer.ipynb #f7616bf4
+# %% ../nbs/08_replay_buffer.ipynb #e02c3c7a
 PRIORITIES = ('score','uniform','recency')
 
 def _leaves_later(e): return -e.worth,-e.id
 
 class _Shelf:
     "Who stays: entries in slots 0..n-1 with no gap, and who leaves next when there is no room."
-    def _clear(self): self._entries,self._worths,self._ids,self._tree,self._line,self._bar,self._ages,self._keys = [],array('d'),array('q'),SumTree(),[],None,[],{}
+    def _clear(self): self._entries,self._worths,self._tree,self._line,self._bar,self._ages,self._keys = [],array('d'),SumTree(),[],None,[],{}
 
     def __len__(self): return len(self._entries)
 
@@ -133,52 +138,51 @@ class _Shelf:
 
     def _worth(self, score, step)->float:
         "What keeps a group in. All age alike, so the order never changes: log score + step/age_decay."
+        if self._plain: return score
         if self.priority!='score': return 0.   # all equal: the oldest leaves
-        if self.age_decay is None: return score
         return (math.log(score) if score>0 else -math.inf) + step/self.age_decay
 
-    def _add(self, score, data, step, key):
-        worth,full = score if self._plain else self._worth(score, step),len(self._entries)>=self.max_size
-        if full and (not self.max_size or worth<(old := self._worst()).worth): return None
-        id = self.next_id
+    def _floor(self)->float:
+        "Below this worth nothing comes in: that of the entry which leaves next, at the end of the line; -inf while there is room."
+        if len(self._entries)<self.max_size: return -math.inf
+        line = self._line
+        while line:
+            if (e := line[-1]).slot>=0: return e.worth
+            line.pop()
+        if not self.max_size: return math.inf
+        self._queue_up()
+        return self._line[-1].worth
+
+    def _keep(self, score, data, step, key, worth)->int:
+        "Put a group on the shelf, in the place of the worst when there is no room; its id. `_floor` comes first."
+        id,tree = self.next_id,self._tree
+        weight = worth if self._plain else self._weight(score, step)
+        if (i := len(self._entries))<self.max_size:
+            self._entries.append(e := Entry(data, score, step, key, id, 0, None, 0, i, worth)); self._worths.append(worth); tree.append(weight)
+        else:   # the worst one's entry takes the new group: fewer visits to far memory than with a new entry
+            e = self._line.pop()
+            self._forget(e)
+            e.data,e.score,e.step,e.key,e.id,e.uses,e.worth = data,score,step,key,id,0,worth
+            tree.t[tree.cap+(i := e.slot)] = weight; tree.waiting.append(i)   # `tree[i] = weight`, without a call
+            if not self._plain: self._worths[i] = worth
         self.next_id = id+1
-        e = Entry(_own(data), score, step, key, id, 0, None, 0, -1, worth)
-        if full:
-            self._line.pop()
-            self._put(old.slot, e)
-            self._forget(old)
-        else:
-            self._entries.append(e); self._worths.append(0.); self._ids.append(0); self._tree.append(0.)
-            self._put(len(self._entries)-1, e)
         if self._line and worth<=self._bar[0] and (worth, id)<self._bar: insort(self._line, e, key=_leaves_later)
         if self.age_limit is not None: heappush(self._ages, (step, id, e))
         if key is not None: self._keys.setdefault(key, {})[id] = e
         return id
 
-    def _put(self, i, e):
-        self._entries[i] = e; self._worths[i] = e.worth; self._ids[i] = e.id; e.slot = i
-        self._tree[i] = e.score if self._plain else self._weight(e.score, e.step)
-
-    def _worst(self):
-        "The entry that leaves next; it stands at the end of the line."
-        while self._line and self._line[-1].slot<0: self._line.pop()
-        if not self._line: self._queue_up()
-        return self._line[-1]
-
     def _queue_up(self):
         "Put the worst few in line, the very worst last; of equals the oldest."
         n = len(self._entries)
-        k = min(n, max(64, n//64))
-        worth,ids = np.frombuffer(self._worths),np.frombuffer(self._ids, dtype=np.int64)
-        bar = np.partition(worth, k-1)[k-1]
-        low,tie = np.flatnonzero(worth<bar),np.flatnonzero(worth==bar)
-        if (m := k-len(low))<len(tie): tie = tie[np.argpartition(ids[tie], m-1)[:m]]
-        at = np.concatenate([low, tie])
-        self._line = [self._entries[i] for i in at[np.lexsort((-ids[at], -worth[at]))].tolist()]
+        k = min(n, max(64, n//64))-1
+        worth = np.frombuffer(self._tree.t)[self._tree.cap:][:n] if self._plain else np.frombuffer(self._worths)
+        at = np.flatnonzero(worth<=np.partition(worth, k)[k])
+        low = [self._entries[i] for i in at.tolist()]
+        self._line = [low[i] for i in np.lexsort(([-e.id for e in low], -worth[at])).tolist()]
         self._bar = self._line[0].worth,self._line[0].id   # who is not in line is above this
 
     def _forget(self, e):
-        e.slot,e.data = -1,None   # the line may still know it, its data may go
+        "Note that the group of `e` is gone."
         self.evicted.append(e.id)
         if e.key is not None:
             same = self._keys[e.key]
@@ -188,9 +192,10 @@ class _Shelf:
     def _remove(self, e):
         "Take `e` out; the last entry moves into its slot."
         i,last = e.slot,self._entries.pop()
-        self._worths.pop(); self._ids.pop(); self._tree.pop()
-        if last is not e: self._put(i, last)
+        worth,weight = self._worths.pop(),self._tree.pop()
+        if last is not e: self._entries[i] = last; self._worths[i] = worth; self._tree[i] = weight; last.slot = i
         self._forget(e)
+        e.slot,e.data = -1,None   # the line may still know it, its data may go
 
     def _tick(self, step):
         "The time is at least `step`: who is too old leaves."
@@ -199,11 +204,11 @@ class _Shelf:
             self.base = self.now   # weights are relative: move the origin before they overflow
             self._tree.fill([self._weight(e.score, e.step) for e in self._entries])
         if self.age_limit is None: return
-        while self._ages and (self._ages[0][0]<self.now-self.age_limit or self._ages[0][2].slot<0):
-            e = heappop(self._ages)[2]
-            if e.slot>=0: self._remove(e)
+        while self._ages and ((first := self._ages[0])[0]<self.now-self.age_limit or first[2].slot<0 or first[2].id!=first[1]):
+            _,id,e = heappop(self._ages)
+            if e.slot>=0 and e.id==id: self._remove(e)   # else it has left already, or holds another group by now
 
-# %% ../nbs/08_replay_buffer.ipynb #f94bb1f2
+# %% ../nbs/08_replay_buffer.ipynb #fce3eb33
 class ReplayBuffer(_Shelf):
     """The best `max_size` groups seen, drawn in proportion to their score.
 
@@ -228,6 +233,7 @@ class ReplayBuffer(_Shelf):
         if max_uses is not None and not whole(max_uses, 1): raise ValueError(f'`max_uses` is {max_uses!r}: give 1 or more, or None')
         self.max_size,self.priority,self.age_limit,self.age_decay,self.max_uses = max_size,priority,age_limit,age_decay,max_uses
         self._plain = priority=='score' and age_decay is None   # then worth and weight are the score
+        self._quick = self._plain and age_limit is None         # then nothing leaves with time
         self.rng = random.Random(seed)
         self.next_id,self.now,self.base,self.evicted = 0,0,0,[]
         self._clear()
@@ -244,14 +250,26 @@ class ReplayBuffer(_Shelf):
         keys=None,     # n prompt keys; None for no keys
     )->list:           # n ids, None for what was not kept
         "Store the best. Views, tensors of an accelerator and tensors with a gradient are copied first. ValueError for scores that are not finite or below 0: nothing is stored then."
-        scores = list(map(float, scores.tolist() if isinstance(scores, Tensor) else scores))
+        if type(scores) is not list: scores = scores.tolist() if isinstance(scores, Tensor) else list(scores)
         if len(scores)!=len(data): raise ValueError(f'{len(scores)} scores for {len(data)} groups: give one each')
         if keys is not None and len(keys)!=len(data): raise ValueError(f'{len(keys)} keys for {len(data)} groups: give one each')
+        if self._quick:
+            floor = self._floor()
+            if not [s for s in scores if not 0<=s<floor]:   # none comes in: the rule in a buffer that has seen a lot
+                self.evicted = []
+                if step>self.now: self.now = step
+                return [None]*len(data)
+        scores = list(map(float, scores))
         for i,s in enumerate(scores):
             if not 0<=s<1e100: raise ValueError(f'score {i} is {s}: a score is a finite number of 0 or more')
         self.evicted = []
         self._tick(step)
-        return [self._add(*o) for o in zip(scores, data, [step]*len(data), keys or [None]*len(data))]
+        floor,out = self._floor(),[]
+        for s,d,k in zip(scores, data, keys or [None]*len(data)):
+            if (w := self._worth(s, step))<floor: out.append(None)
+            else: out.append(self._keep(s, _own(d), step, k, w)); floor = self._floor()
+        self._tree.settle()
+        return out
 
     def draw(self,
         n:int,           # groups wanted
@@ -262,32 +280,37 @@ class ReplayBuffer(_Shelf):
         if n<0 or (keys is not None and len(keys)!=n): raise ValueError(f'`n` is {n} with {None if keys is None else len(keys)} keys: give n >= 0 and one key a draw')
         self.evicted = []
         self._tick(self.now if step is None else step)
-        again,out,taken,hidden = n>len(self._entries),[],{},{}   # taken: drawn in this call; hidden: those of them that are out of the tree for now
+        again,out,taken,hidden,gone = n>len(self._entries),[],{},{},[0.]
         for i in range(n):
             if not self._entries: break
-            e,p = self._pick(None if keys is None else keys[i], i, taken, hidden)
+            e,p = self._pick(None if keys is None else keys[i], i, taken, hidden, gone)
             e.uses += 1
             out.append(Entry(e.data, e.score, e.step, e.key, e.id, e.uses, p, self.now-e.step))
-            if not again: taken[e] = self._tree[e.slot]
+            if not again: taken[e] = w = self._tree[e.slot]; gone[0] += w
             elif e.uses==self.max_uses: self._remove(e)
         for e,w in hidden.items(): self._tree[e.slot] = w
-        for e in taken:
-            if e.uses==self.max_uses: self._remove(e)
+        if self.max_uses is not None:
+            for e in taken:
+                if e.uses==self.max_uses: self._remove(e)
         return out
 
-    def _pick(self, key, i, taken, hidden):
-        "One entry that is not taken, and the probability that it was this one."
+    def _pick(self, key, i, taken, hidden, gone):
+        "One entry that is not `taken` in this call, and the probability that it was this one. `hidden`: taken, and out of the tree; `gone`: weight of the other taken ones."
         same = [] if key is None else [e for e in self._keys.get(key, {}).values() if e not in taken]
         if self.priority=='recency':
             if same: return same[-1],1.
             newest = sorted((e for e in self._entries if e not in taken), key=lambda e: -e.id)
             return newest[i%len(newest) if not taken else 0],1.
         if same: return self._pick_from(same)
-        while (total := self._tree.total())>0:
-            e = self._entries[self._tree.find(self.rng.random()*total)]
-            if e not in taken: return e,min(1., self._tree[e.slot]/(total-sum(w for o,w in taken.items() if o not in hidden)))
+        tree = self._tree
+        while (total := tree.total())>0:
+            e = self._entries[j := tree.find(self.rng.random()*total)]
+            if e not in taken:
+                p = tree.t[tree.cap+j]/(total-gone[0])
+                return e,p if p<1 else 1.
             hidden[e] = taken[e]   # drawn twice: out of the tree until the call ends
-            self._tree[e.slot] = 0.
+            tree[j] = 0.
+            gone[0] = sum(w for o,w in taken.items() if o not in hidden)
         return self._pick_from([e for e in self._entries if e not in taken])
 
     def _pick_from(self, es):
@@ -323,13 +346,13 @@ class ReplayBuffer(_Shelf):
         cols = zip(state['data'], state['scores'].tolist(), state['steps'].tolist(), state['keys'], state['ids'].tolist(), state['uses'].tolist())
         self._entries = [Entry(*o, slot=i) for i,o in enumerate(cols)]
         for e in self._entries: e.worth = self._worth(e.score, e.step)
-        self._worths,self._ids = array('d', (e.worth for e in self._entries)),array('q', (e.id for e in self._entries))
+        self._worths = array('d', (e.worth for e in self._entries))
         self._tree.fill([self._weight(e.score, e.step) for e in self._entries])
         if self.age_limit is not None: self._ages = sorted((e.step, e.id, e) for e in self._entries)
         for e in sorted(self._entries, key=lambda e: e.id):
             if e.key is not None: self._keys.setdefault(e.key, {})[e.id] = e
 
-# %% ../nbs/08_replay_buffer.ipynb #3fbc258f
+# %% ../nbs/08_replay_buffer.ipynb #6ef9b63d
 def pack_groups(
     batch:Rollouts,  # with rewards and advantages
     idx=None,        # groups to pack: bool mask, indices, list; None for all
@@ -339,15 +362,20 @@ def pack_groups(
     ValueError when a completion mask is not true from the left without holes, or rewards or advantages are missing.
     """
     if batch.rewards is None or batch.advantages is None: raise ValueError('a stored group needs `rewards` and `advantages`: set them on the batch first')
-    batch = (batch if idx is None else batch[idx]).to('cpu')
-    m,n = batch.completion_mask,batch.completion_mask.sum(-1)   # (B, G, T), (B, G)
-    if not (m==(torch.arange(m.shape[-1])<n[...,None])).all(): raise ValueError('`completion_mask` has a hole: it must be true from the left up to the end token')
-    sizes,A = n.sum(1).tolist(),batch.advantages.detach().float()
-    cut = lambda x, mask, sizes: [o.clone() for o in x.detach()[mask].split(sizes)]   # a clone each: no group keeps the others alive
-    cols = dict(prompt_ids=cut(batch.prompt_ids.int(), batch.prompt_mask, batch.prompt_mask.sum(1).tolist()), completion_ids=cut(batch.completion_ids.int(), m, sizes),
-        lengths=[o.clone() for o in n.int()], old_logps=cut(batch.old_logps.float(), m, sizes), rewards=[o.clone() for o in batch.rewards.float()], key=batch.key.tolist(), step=batch.step.tolist())
-    cols |= dict(token_advantages=cut(A, m, sizes)) if A.ndim==3 else dict(advantages=[o.clone() for o in A])
-    if batch.ref_logps is not None: cols['ref_logps'] = cut(batch.ref_logps.float(), m, sizes)
+    if idx is not None and not isinstance(idx, slice): idx = np.asarray(idx.cpu() if isinstance(idx, Tensor) else idx)
+    def at(x, dtype): x = x.detach().to('cpu', dtype).numpy(); return x if idx is None else x[idx]   # numpy costs less than torch on little arrays
+    m,pm = at(batch.completion_mask, torch.bool),at(batch.prompt_mask, torch.bool)
+    lengths = m.sum(-1, dtype=np.int32)   # (n, G)
+    if (m[...,1:]>m[...,:-1]).any(): raise ValueError('`completion_mask` has a hole: it must be true from the left up to the end token')
+    def cut(x, dtype, m):
+        "The real entries of each group, in memory of their own: no group keeps the others alive."
+        x,ends = at(x, dtype)[m],m.reshape(len(m), -1).sum(1).cumsum().tolist()
+        return [torch.from_numpy(x[i:j].copy()) for i,j in zip([0, *ends], ends)]
+    def each(x): return [torch.from_numpy(o.copy()) for o in x]
+    cols = dict(prompt_ids=cut(batch.prompt_ids, torch.int32, pm), completion_ids=cut(batch.completion_ids, torch.int32, m), lengths=each(lengths),
+        old_logps=cut(batch.old_logps, torch.float32, m), rewards=each(at(batch.rewards, torch.float32)), key=at(batch.key, torch.int64).tolist(), step=at(batch.step, torch.int64).tolist())
+    cols |= dict(token_advantages=cut(batch.advantages, torch.float32, m)) if batch.advantages.ndim==3 else dict(advantages=each(at(batch.advantages, torch.float32)))
+    if batch.ref_logps is not None: cols['ref_logps'] = cut(batch.ref_logps, torch.float32, m)
     return [dict(zip(cols, o)) for o in zip(*cols.values())]
 
 def pack_group(
@@ -357,25 +385,26 @@ def pack_group(
     "One group by itself; see `pack_groups`."
     return pack_groups(batch, [b])[0]
 
-# %% ../nbs/08_replay_buffer.ipynb #a4a59620
+# %% ../nbs/08_replay_buffer.ipynb #002fa628
 def unpack_groups(
     packs:list,         # dicts from `pack_groups`, all of one G
     pad_id:int=0,       # token id in the padding
     replayed:bool=True, # mark them as coming out of a buffer?
+    width:tuple=(1,1),  # (P, T), the smallest width of prompts and completions
 )->Rollouts:            # on the CPU, as wide as the widest
     "The packed groups as one batch: prompts padded on the left, completions on the right, log-probs 0 in the padding. ValueError for none, or for groups of several sizes."
     if not packs: raise ValueError('no groups to unpack')
     if len({len(o['lengths']) for o in packs})>1: raise ValueError(f"groups of {sorted({len(o['lengths']) for o in packs})} completions do not make one batch")
-    flat = lambda k: torch.cat([o[k] for o in packs])
-    n,p = torch.stack([o['lengths'] for o in packs]),torch.tensor([len(o['prompt_ids']) for o in packs])
-    P,T = max(1, int(p.max())),max(1, int(n.max()))
-    pm,cm = torch.arange(P)>=P-p[:,None],torch.arange(T)<n[...,None]
-    def wide(mask, values, fill): x = torch.full(mask.shape, fill, dtype=values.dtype); x[mask] = values; return x
-    stack = lambda k: torch.stack([o[k] for o in packs])
-    A = wide(cm, torch.cat([_token_advantages(o) for o in packs]), 0.) if any('token_advantages' in o for o in packs) else stack('advantages')
-    return Rollouts(wide(pm, flat('prompt_ids').long(), pad_id), pm, wide(cm, flat('completion_ids').long(), pad_id), cm, wide(cm, flat('old_logps'), 0.), stack('rewards'), A,
-        wide(cm, flat('ref_logps'), 0.) if all('ref_logps' in o for o in packs) else None, torch.tensor([o['key'] for o in packs]), torch.tensor([o['step'] for o in packs]),
-        torch.full((len(packs),), replayed), pad_id)
+    def flat(k): return torch.cat([o[k] for o in packs])
+    def wide(mask, values, fill): return torch.full(mask.shape, fill, dtype=values.dtype).masked_scatter_(mask, values)
+    B,p = len(packs),[len(o['prompt_ids']) for o in packs]
+    n = flat('lengths').view(B, -1)
+    P,T = max(width[0], *p),max(width[1], int(n.max()))
+    pm,cm = torch.arange(P)>=P-torch.tensor(p)[:,None],torch.arange(T)<n[...,None]
+    A = wide(cm, torch.cat([_token_advantages(o) for o in packs]), 0.) if any('token_advantages' in o for o in packs) else flat('advantages').view(B, -1)
+    ref = wide(cm, flat('ref_logps'), 0.) if all('ref_logps' in o for o in packs) else None
+    return Rollouts(wide(pm, flat('prompt_ids').long(), pad_id), pm, wide(cm, flat('completion_ids').long(), pad_id), cm, wide(cm, flat('old_logps'), 0.), flat('rewards').view(B, -1), A,
+        ref, torch.tensor([o['key'] for o in packs]), torch.tensor([o['step'] for o in packs]), torch.full((B,), replayed), pad_id)
 
 def _token_advantages(o): return o['token_advantages'] if 'token_advantages' in o else o['advantages'].repeat_interleave(o['lengths'])
 
@@ -392,7 +421,7 @@ def effective_sample_size(
     n = (w.sum().square()/w.square().sum()).item()
     return n/len(x) if share else n
 
-# %% ../nbs/08_replay_buffer.ipynb #2925963a
+# %% ../nbs/08_replay_buffer.ipynb #00a9615a
 @dataclass
 class Treated:
     "What a method made of a batch."
@@ -435,9 +464,10 @@ class Method:
 
     def treated(self, batch, dead, in_loss, treatment, replaced=0, alive=None, scores=None, **metrics)->Treated:
         "A `Treated` with the metrics that all methods share; `alive` (B,): groups with a signal after treatment, None for those alive before."
-        n,B,alive = int(dead.sum()),len(dead),~dead if alive is None else alive
+        B,dead,counts,alive = len(dead),dead.tolist(),in_loss.tolist(),(~dead if alive is None else alive).tolist()   # lists: a handful of booleans
+        n,both = sum(dead),sum(a and c for a,c in zip(alive, counts))
         scores = group_scores(batch.advantages, batch.rewards).tolist() if scores is None else scores
-        base = dict(dead=n, replaced=replaced, unfilled=int((~alive).sum()), live_before=1-n/B, live_after=(in_loss&alive).float().mean().item(), unique_prompts=unique_prompts(batch, in_loss))
+        base = dict(dead=n, replaced=replaced, unfilled=B-sum(alive), live_before=1-n/B, live_after=float(np.float32(both)/np.float32(B)), unique_prompts=unique_prompts(batch, in_loss))
         return Treated(batch, in_loss, [dict(treatment=t, score=s, id=None, replacement=None) for t,s in zip(treatment, scores)], {f'replay/{k}':float(v) for k,v in (base|metrics).items()})
 
     def state_dict(self)->dict: return {}
@@ -450,9 +480,9 @@ def unique_prompts(
     in_loss:Tensor,  # (B,) bool
 )->int:
     "Different prompts among the groups that count, by key, or by tokens where there are no keys."
-    x = batch[in_loss]
-    if (x.key>=0).all(): return len(set(x.key.tolist()))
-    return len({tuple(p[m].tolist()) for p,m in zip(x.prompt_ids, x.prompt_mask)})
+    keys = batch.key[in_loss].tolist()
+    if min(keys, default=0)>=0: return len(set(keys))
+    return len({tuple(p[m].tolist()) for p,m in zip(batch.prompt_ids[in_loss], batch.prompt_mask[in_loss])})
 
 # %% ../nbs/08_replay_buffer.ipynb #776e5b7e
 class Mask(Method):
@@ -463,7 +493,7 @@ class Mask(Method):
         dead = self.find_dead(batch, dead)
         return self.treated(batch, dead, ~dead, ['masked' if d else 'trained' for d in dead.tolist()])
 
-# %% ../nbs/08_replay_buffer.ipynb #9e67ad52
+# %% ../nbs/08_replay_buffer.ipynb #ab036468
 def _leave(dead, when_empty):
     "For groups nothing could replace: (in_loss (B,), treatment (B,))."
     return (~dead if when_empty=='mask' else torch.ones_like(dead)), [('masked' if when_empty=='mask' else 'kept') if d else 'trained' for d in dead.tolist()]
@@ -533,7 +563,8 @@ def put_entries(
 )->Rollouts:
     "A copy of `batch` with drawn groups in their places, marked as replayed. ValueError when the batch has `ref_logps` and a stored group has none."
     if not drawn: return batch
-    new = unpack_groups([e.data for e in drawn], batch.pad_id).to(batch.completion_ids.device)
+    new = unpack_groups([e.data for e in drawn], batch.pad_id, width=(batch.prompt_ids.shape[-1], batch.completion_ids.shape[-1]))
+    if not batch.completion_ids.is_cpu: new = new.to(batch.completion_ids.device)
     if batch.ref_logps is None: new.ref_logps = None
     elif new.ref_logps is None: raise ValueError('this batch has `ref_logps`, the stored groups have none: set them after `treat`, or from the first step on')
     if batch.advantages.ndim!=new.advantages.ndim:
