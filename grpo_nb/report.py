@@ -49,14 +49,17 @@ def dead_shares(
     rep = [d*min(1, n_new.get(s, 0)/n_dead[s]) if n_dead.get(s) else 0. for s,d in zip(steps, dead)]
     return dict(step=steps, alive=[1-d for d in dead], replaced=rep, left=[d-r for d,r in zip(dead, rep)])
 
-# %% ../nbs/11a_report.ipynb #cc5543e0
+# %% ../nbs/11a_report.ipynb #294dc379
 def _share(x):
     "A measured share from summary.json as (mean, low, high, n), or None."
     if not isinstance(x, dict) or x.get('pass@1') is None: return None
     lo,hi = x.get('ci') or x.get('interval') or (None, None)
     return dict(mean=x['pass@1'], low=lo, high=hi, n=x.get('n_problems', x.get('n')))
 
-def flat(d, before='')->dict:
+def flat(
+    d,          # a dict of dicts, such as settings.json
+    before='',  # what the names begin with
+)->dict:        # {'args.beta': 0.0, ...}
     "Nested dicts as one, with dots in the names."
     out = {}
     for k,v in d.items(): out |= flat(v, f'{before}{k}.') if isinstance(v, dict) else {f'{before}{k}':v}
@@ -90,14 +93,16 @@ def _samples(run, n=4):
     a,b = (list(map(pick, run.by_step[run.steps[i]][:n])) for i in (0,-1))
     return [dict(prompt=x['prompt'], before=x['text'], prompt_after=y['prompt'], after=y['text'], right_before=x['reward'], right_after=y['reward']) for x,y in zip(a, b)]
 
-# %% ../nbs/11a_report.ipynb #51f8da88
+# %% ../nbs/11a_report.ipynb #ff2da9d1
 _SIZE = (5.2, 3.)
 def _tex(s): return str(s).replace('$', r'\$')   # matplotlib would read `$` as mathematics
 def _pc(x): return '–' if x is None else f'{x:.1%}'
 
 def _of_dead(v): return f'{v["replaced"]/v["dead"]:.0%}' if v['dead'] else 'none'
 
-def draw_reward(v:dict):
+def draw_reward(
+    v:dict,  # what `report_view` returns
+):           # a matplotlib figure
     "Reward by step with its interval over groups, and measured pass@1 where there is any."
     c = v['reward']
     n = max(1, len(c['mean'])//5)
@@ -109,7 +114,9 @@ def draw_reward(v:dict):
     if c['low'] or v['eval']: ax.legend(frameon=False)
     return fig
 
-def draw_shares(v:dict):
+def draw_shares(
+    v:dict,  # what `report_view` returns
+):           # a matplotlib figure
     "Alive, replaced and left, stacked to 1."
     d = v['shares']
     fig,ax = new_figure(f'{v["dead"]:.0%} of groups dead, {_of_dead(v)} of these replaced', 'step', 'share of groups', _SIZE)
@@ -177,7 +184,7 @@ def draw_bars(
     said = '; '.join(f'{k}: {_pc(s["mean"])}' for k,s in shares.items())
     return f'<svg class="bar" viewBox="0 0 410 {h+20}" role="img" aria-label="{html.escape(said)}" fill="currentColor" font-family="system-ui,sans-serif" font-size="12">{grid}{"".join(row(i, *o) for i,o in enumerate(shares.items()))}</svg>'
 
-# %% ../nbs/11a_report.ipynb #2fff4b55
+# %% ../nbs/11a_report.ipynb #7c6350a3
 def _sure(s): return _pc(s['mean'])+(f' ({_pc(s["low"])} to {_pc(s["high"])})' if s['low'] is not None else '')
 
 def _opening(v):
@@ -192,7 +199,9 @@ def _opening(v):
             v['dead'] is not None and f'{v["dead"]:.0%} of groups dead, {_of_dead(v)} of these replaced']
     return out+f'<p>{"; ".join(o for o in bits if o)}.</p>'+''.join(f'<p class="dim">{e(o)}</p>' for o in v['notes'])
 
-def draw_samples(samples:list)->str:
+def draw_samples(
+    samples:list,  # dicts with prompt, before, after; answer, right_before, right_after where known
+)->str:            # HTML
     "Completions before and after, side by side, as HTML."
     mark = lambda ok: '' if ok is None else ', right' if ok else ', wrong'
     cut = lambda s: html.escape(str(s)[:3000])+('…' if len(str(s))>3000 else '')
@@ -237,7 +246,7 @@ def paired(
     both = sorted(set(a)&set(b), key=str)
     return (*mean_ci([b[s]-a[s] for s in both]), len(both)) if both else None
 
-# %% ../nbs/11a_report.ipynb #d7326da3
+# %% ../nbs/11a_report.ipynb #728f0a0e
 def _over_seeds(curves):
     "Steps that all curves have, with mean and half-width over curves."
     steps = sorted(set.intersection(*(set(c[0]) for c in curves))) if curves else []
@@ -261,7 +270,13 @@ def compare_view(
     for o in out.values(): o['gain'] = None if o['numbers']['after'] is first else paired(first, o['numbers']['after'])
     return out
 
-def draw_arms(c:dict, key:str, title:str, ylabel:str, ylim=None):
+def draw_arms(
+    c:dict,      # what `compare_view` returns
+    key:str,     # 'reward' or 'alive'
+    title:str,   # what the figure finds
+    ylabel:str,  # with its unit
+    ylim=None,   # (low, high), in that unit
+):               # a matplotlib figure
     "One line an arm, mean over seeds with its 95 % interval."
     fig,ax = new_figure(title, 'step', ylabel, _SIZE)
     for (label,o),col,ls in zip(c.items(), ['policy','old','pos','ref','neg','grey']*9, ['-','--',':','-.']*9):
@@ -273,7 +288,9 @@ def draw_arms(c:dict, key:str, title:str, ylabel:str, ylim=None):
     ax.legend(loc='upper center', bbox_to_anchor=(.5, -.2), ncol=2 if len(c)>1 else 1, frameon=False)
     return fig
 
-def compare_figures(c:dict)->dict:
+def compare_figures(
+    c:dict,  # what `compare_view` returns
+)->dict:     # {name: matplotlib figure}
     "The figures of a comparison."
     n = ', '.join(sorted({str(o['n']) for o in c.values()}))
     has = lambda k: any(o[k]['step'] for o in c.values())
@@ -282,13 +299,17 @@ def compare_figures(c:dict)->dict:
     if has('alive'): out['alive'] = draw_arms(c, 'alive', 'Share of groups that teach something, after replay', 'share of groups', (0, 1.02))
     return out
 
-# %% ../nbs/11a_report.ipynb #65140877
+# %% ../nbs/11a_report.ipynb #b6cc097a
 def _pm(d, f=lambda x: f'{x:.3g}'):
     if not d: return '–'
     m,h = mean_ci(list(d.values()))
     return f(m)+('' if math.isnan(h) else f' ± {f(h if h>1e-9*abs(m) else 0.)}')
 
-def compare_html(c:dict, svgs:dict, name:str)->str:
+def compare_html(
+    c:dict,     # what `compare_view` returns
+    svgs:dict,  # {name: svg}, from `compare_figures`
+    name:str,   # the page's title
+)->str:         # a whole page
     "The page about several runs."
     e = html.escape
     gain = lambda g: 'first arm' if g is None else f'{100*g[0]:+.1f} points'+('' if math.isnan(g[1]) else f' ± {100*g[1]:.1f}')+f', {g[2]} seeds'
