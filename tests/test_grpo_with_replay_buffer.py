@@ -189,6 +189,41 @@ def test_d13_images_move_with_their_group():
     assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32], pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
     assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
 
+def test_d13_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
+    "A model that is shown pixels: each row's must be those that its completion was sampled with."
+    import itertools
+    from transformers import Qwen2ForCausalLM
+    seen = []
+    class Sees(Qwen2ForCausalLM):
+        def forward(self, input_ids=None, pixel_values=None, image_grid_thw=None, **kw):
+            if pixel_values is not None: seen.append((input_ids.clone(), pixel_values.clone(), image_grid_thw.clone()))
+            return super().forward(input_ids=input_ids, **kw)
+    count = itertools.count(1)
+    def more(b):   # a batch as TRL's vision path returns it: group k of the run has 4*k patches a row, all of value k
+        ks = [next(count) for _ in range(len(b['advantages'])//G)]
+        grid = torch.tensor([[1,2,2*k] for k in ks for _ in range(G)])
+        b['pixel_values'] = torch.cat([torch.full((4*k, 3), float(k)) for k in ks for _ in range(G)])
+        b['image_grid_thw'],b['num_images'] = grid,[1]*len(grid)
+        return b
+    monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
+    m = Sees.from_pretrained(T.folder(), dtype=torch.float32)
+    t = T.trainer(Scripted([LIVE,LIVE,LIVE,DEAD,DEAD,DEAD], G), model_=m, per_device_train_batch_size=8, max_steps=3)
+    got = T.spy(t); t.train()
+    born = {}
+    for b in got:
+        pix = b['pixel_values'].split((b['image_grid_thw'][:,2]*2).tolist())
+        for g in range(2):
+            rows = [b['completion_ids'][g*G+i][b['completion_mask'][g*G+i].bool()].tolist() for i in range(G)]
+            k = pix[g*G][0,0].item()
+            assert all((pix[g*G+i]==k).all() and len(pix[g*G+i])==4*k for i in range(G))
+            if b['replayed'][g*G]: assert born[k]==rows
+            else: born[k] = rows
+    assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,True]] and all(b['num_images']==[1]*8 for b in got)
+    for b,(ids,pixels,grid) in zip(got, seen):   # what the training forward was shown: the same pairs of answer and pixels, shuffled
+        n = b['completion_ids'].shape[1]
+        pairs = lambda c, p, g: sorted((r.tolist(), x[0,0].item(), len(x)) for r,x in zip(c, p.split((g[:,2]*2).tolist())))
+        assert pairs(ids[:,-n:], pixels, grid)==pairs(b['completion_ids'], b['pixel_values'], b['image_grid_thw'])
+
 def test_d16_the_buffer_is_in_the_checkpoint():
     t,_ = run([LIVE], B=2, steps=2, save_strategy='steps', save_steps=2)
     u = T.trainer(Scripted([LIVE], G), args=T.config(output_dir=t.args.output_dir, per_device_train_batch_size=8, max_steps=3))
@@ -318,6 +353,25 @@ def test_max_uses_drops_a_group():
     t,got = run([LIVE, DEAD], B=1, steps=5, replay_max_uses=2)
     assert [b['replayed'].any().item() for b in got]==[False,True,True,False,False] and len(t.replay_buffer)==0
 
+@pytest.mark.parametrize('first', [False,True])
+def test_groups_of_the_same_prompt_can_come_first(first):
+    prompt = lambda b, g: b['prompt_ids'][g*G][b['prompt_mask'][g*G].bool()].tolist()
+    own = []
+    def trace(t):
+        f = t.update_with_replay_buffer
+        def g(batch, inputs):
+            was = [prompt(batch, i) for i in range(4)]
+            out = f(batch, inputs)
+            own.extend(prompt(out, i)==was[i] for i in range(4) if out['replayed'][i*G])
+            return out
+        t.update_with_replay_buffer = g
+    t,_ = run([LIVE]*4+[DEAD,LIVE,LIVE,LIVE]*9, B=4, steps=8, dataset=T.data(4), replay_same_prompt_first=first, trace=trace)
+    assert len(own)==7 and all(own)==first
+
+def test_same_prompt_first_is_refused_where_processes_share_a_buffer():
+    c = T.config(replay_same_prompt_first=True, replay_scope='sharded')
+    with pytest.raises(ValueError, match="replay_same_prompt_first.*replay_scope='local'"): T.trainer(args=c)
+
 @pytest.mark.parametrize('drop', [False,True])
 def test_the_pull_of_kl_on_dead_groups_can_be_stopped(drop):
     def nudge(t):
@@ -383,6 +437,23 @@ def test_metrics_reach_tensorboard():
     finally: del os.environ['TENSORBOARD_LOGGING_DIR']
     ea = EventAccumulator(d); ea.Reload()
     assert 'train/replay/replaced' in ea.Tags()['scalars']
+
+@pytest.mark.parametrize('name', ['wandb','trackio'])
+def test_metrics_and_the_table_reach_other_boards(monkeypatch, name):
+    "The package is a stand-in, what calls it is not: the callback of transformers, and TRL's own logging."
+    import importlib.machinery, sys, transformers.integrations.integration_utils as I, trl.trainer.grpo_trainer as M, trl.extras.profiling as P
+    from unittest.mock import MagicMock
+    rows,board = [],MagicMock(__spec__=importlib.machinery.ModuleSpec(name, None), __version__='9.9.9')
+    board.log.side_effect = lambda row, *a, **kw: rows.append(dict(row))
+    board.Table.side_effect = lambda dataframe: dataframe
+    for o in ('', '.sdk', '.sdk.lib', '.sdk.lib.config_util'): monkeypatch.setitem(sys.modules, name+o, board)
+    board.ConfigError = type('ConfigError', (Exception,), {})
+    monkeypatch.setattr(I, f'is_{name}_available', lambda: True)
+    for o in (M, P): monkeypatch.setattr(o, name, board, raising=False)
+    run(PLAN, steps=4, report_to=name, log_completions=True, num_completions_to_print=0)
+    assert {'train/replay/replaced','train/replay/age_mean','train/replay/ess'}<={k for r in rows for k in r}
+    table = [r['completions'] for r in rows if 'completions' in r][-1]
+    assert table.replayed.tolist()==[True]*8
 
 # -- packing --------------------------------------------------------------------------------------
 def test_slice_and_put_are_inverse_for_any_padding():

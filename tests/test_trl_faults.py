@@ -126,7 +126,7 @@ def test_trl_still_has_the_forward_we_watch():
 
 def test_trl_still_has_the_attributes_we_read():
     t = T.trainer()
-    names = 'accelerator reward_funcs reward_func_names reward_weights num_generations num_iterations multi_objective_aggregation importance_sampling_level epsilon_low epsilon_high ref_model environment_factories use_adaptive_entropy entropy_coef _last_world_entropy _step _buffered_inputs _metrics _logs _tokenizer _is_vlm pad_to_multiple_of log_completions max_completion_length vllm_importance_sampling_mode'.split()
+    names = 'accelerator reward_funcs reward_func_names reward_weights num_generations num_iterations multi_objective_aggregation importance_sampling_level epsilon_low epsilon_high ref_model environment_factories use_adaptive_entropy entropy_coef _last_world_entropy _step _buffered_inputs _metrics _logs _tokenizer _is_vlm pad_to_multiple_of log_completions max_completion_length vllm_importance_sampling_mode eos_token_ids'.split()
     assert not (gone := [o for o in names if not hasattr(t, o)]), f'gone from GRPOTrainer: {gone}'
     assert {'prompt','completion','rewards','advantages','extra'}<=set(t._logs), set(t._logs)
 

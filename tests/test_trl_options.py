@@ -177,7 +177,8 @@ def test_d15_environments_are_reset_for_every_generation_and_own_the_reward():
 # -- vLLM, as far as it goes without one ------------------------------------------------------------
 class FakeVLLM:
     "Stands where TRL keeps its vLLM engine: samples at random and says how likely it thought each token."
-    def __init__(self, **kw): self.kw = kw; self.synced = 0
+    def __init__(self, **kw): self.kw = kw; self.synced = 0; self.vllm_client = self
+    def get_server_info(self): return dict(model_config=dict(logprobs_mode='processed_logprobs'))
     def sync_weights(self): self.synced += 1
     def generate(self, prompts, images, num_generations, profiler=None):
         c = [torch.randint(9, 29, (int(torch.randint(1, 7, (1,))),)).tolist() for _ in prompts]
@@ -203,3 +204,77 @@ def test_vllm_without_correction_needs_no_old_logps(monkeypatch):
     monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
     t,got = go(use_vllm=True, vllm_mode='colocate', vllm_importance_sampling_correction=False)
     assert all('old_per_token_logps' not in b for b in got) and any('replay_old_logps' in b for b in got)
+
+# -- the rest of the settings, so that none is left out -----------------------------------------------
+MORE = dict(
+    model_kwargs=dict(model_init_kwargs=dict(dtype='float32')), remote=dict(trust_remote_code=False), template=dict(chat_template_kwargs=dict(flavour='plain')), epsilon=dict(epsilon=.05),
+    sapo=dict(loss_type='sapo', sapo_temperature_neg=1.2, sapo_temperature_pos=.8), vespo=dict(loss_type='vespo', vespo_k_pos=1., vespo_lambda_pos=2., vespo_k_neg=2., vespo_lambda_neg=1.),
+    adaptive_bounds=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5., entropy_coef_delta=.01, entropy_coef_min=.005, entropy_coef_max=.02), no_images=dict(log_multimodal=False, log_completions=True, num_completions_to_print=0),
+    gather=dict(ds3_gather_for_generation=False))
+
+@pytest.mark.parametrize('name', MORE)
+def test_every_remaining_option(name):
+    o = dict(MORE[name])
+    if name=='template': o['dataset'] = T.data(chat=True)
+    t,_ = go(**o)
+    if name=='adaptive_bounds': assert .005<=t.entropy_coef<=.02
+    if name=='model_kwargs': assert next(t.model.parameters()).dtype==torch.float32
+
+def test_the_clip_is_as_wide_as_epsilon_says():
+    share = {e:sum(o.get('replay/clip_share', 0) for o in go(epsilon=e, learning_rate=3e-2)[0].state.log_history) for e in (.05,.6)}
+    assert share[.05]>share[.6]
+
+def test_a_mixture_of_experts_with_its_balancing_loss():
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+    def moe():
+        torch.manual_seed(0)
+        return Qwen2MoeForCausalLM(Qwen2MoeConfig(vocab_size=29, hidden_size=16, intermediate_size=32, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+            num_experts=4, num_experts_per_tok=2, pad_token_id=0, eos_token_id=1))
+    t,_ = go(model_=moe(), router_aux_loss_coef=.1, num_iterations=2, steps=8)
+    assert any('aux_loss' in o for o in t.state.log_history)
+
+@pytest.mark.parametrize('low', [None,.5])
+@pytest.mark.parametrize('mode', ['token_truncate','token_mask'])
+def test_vllm_settings_reach_it_and_its_bounds_hold_for_replayed_rows(monkeypatch, mode, low):
+    import trl.trainer.grpo_trainer as M
+    monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
+    given = dict(vllm_model_impl='transformers', vllm_enable_sleep_mode=True, vllm_structured_outputs_regex='a+', vllm_gpu_memory_utilization=.2, vllm_max_model_length=77, vllm_tensor_parallel_size=1)
+    t,got = go(use_vllm=True, vllm_mode='colocate', vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=1.3, vllm_importance_sampling_clip_min=low, **given)
+    kw = t.vllm_generation.kw
+    assert (kw['model_impl'],kw['enable_sleep_mode'],kw['structured_outputs_regex'],kw['gpu_memory_utilization'],kw['max_model_length'],kw['tensor_parallel_size'])==('transformers',True,'a+',.2,77,1)
+    for b in got:
+        r = b['importance_sampling_ratio'][b['completion_mask'].bool()]
+        assert r.max()<=1.3+1e-6 and (low is None or ((r>=low)|(r==0) if mode=='token_mask' else r>=low).all())
+
+def test_a_vllm_server_is_told_where_it_is(monkeypatch):
+    import trl.trainer.grpo_trainer as M
+    monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
+    t,_ = go(use_vllm=True, vllm_mode='server', vllm_server_base_url='http://here:1', vllm_server_host='here', vllm_server_port=1, vllm_server_timeout=2., vllm_group_port=3)
+    kw = t.vllm_generation.kw
+    assert kw['server_base_url']=='http://here:1' and kw['server_timeout']==2. and kw['group_port']==3 and kw['server_host']=='here' and kw['server_port']==1
+
+def test_tool_turns_can_be_limited():
+    def again(a: int) -> int:
+        """Again.
+
+        Args:
+            a: one
+        """
+        calls.append(a); return a
+    calls = []
+    def texts():
+        while True: yield '<tool_call>\n{"name": "again", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+    t = byte_trainer(Scripted(PLAN, G), texts(), tools=[again], max_tool_calling_iterations=2)
+    got = T.spy(t); t.train()
+    assert len(calls)==4*8*2 and sum(b['replayed'].any().item() for b in got)==3
+
+LEFT_OUT = dict(log_completions_hub_repo='uploads to the hub', use_transformers_continuous_batching='needs a GPU', transformers_continuous_batching_config='needs a GPU', use_transformers_paged='old name of the same', vllm_importance_sampling_cap='old name of clip_max')
+
+def test_no_setting_of_trl_is_left_out():
+    "Each field that GRPOConfig adds to TrainingArguments is used in a test of this trainer, or named above with the reason."
+    from pathlib import Path
+    from transformers import TrainingArguments
+    own = set(GRPOConfig.__dataclass_fields__)-set(TrainingArguments.__dataclass_fields__)
+    used = ' '.join(f.read_text() for f in Path(__file__).parent.glob('test_*trl*.py'))+(Path(__file__).parent/'test_grpo_with_replay_buffer.py').read_text()+(Path(__file__).parent/'trl_tiny.py').read_text()
+    missing = {o for o in own-set(LEFT_OUT) if not re.search(rf'\b{o}\b ?=', used)}
+    assert not missing and set(LEFT_OUT)<=own

@@ -197,3 +197,12 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(tmp_path):
     t._save_optimizer_and_scheduler = full
     with pytest.raises(OSError, match='could not save checkpoint-4.*MiB are free'): t.train()
     assert not (tmp_path/'checkpoint-4').exists() and last_checkpoint(tmp_path).endswith('checkpoint-2')
+
+def test_a_finished_run_takes_one_step_more_when_it_is_resumed_and_so_does_trl(tmp_path):
+    "As resume.qmd says. When this fails, transformers has learned to look first: take the sentence out."
+    from trl import GRPOConfig, GRPOTrainer
+    def trl(): return T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path/'trl'), max_steps=2, save_strategy='steps', save_steps=2, per_device_train_batch_size=8))
+    for f in (trl, lambda: make(tmp_path/'own', 2, save_steps=2)):
+        f().train()
+        t = f(); t.train(resume_from_checkpoint=True)
+        assert t.state.global_step==3
