@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['QWEN', 'STRATEGIES', 'Layout', 'qwen_config', 'count_weights', 'memory_plan', 'run_plan', 'format_plan',
            'check_launch_config', 'launch_config', 'write_launch_config', 'launch_command', 'slurm_script',
-           'vllm_command', 'vllm_problem']
+           'vllm_command', 'vllm_problem', 'fsdp2_on_cpu']
 
-# %% ../nbs/20_multi_gpu.ipynb #bf116ec3
-import difflib, json, math, shlex
+# %% ../nbs/20_multi_gpu.ipynb #489b3b5a
+import difflib, json, math, os, shlex
 from functools import lru_cache
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -209,7 +209,7 @@ def write_launch_config(
     Path(path).write_text(yaml.safe_dump(launch_config(*args, **kwargs), sort_keys=True))
     return str(path)
 
-# %% ../nbs/20_multi_gpu.ipynb #7fa8b208
+# %% ../nbs/20_multi_gpu.ipynb #2b8d6aa2
 def launch_command(
     script:list,           # what to run: ['-m','grpo_nb','gsm8k',…] or ['train.py',…]
     config_file:str=None,  # from `write_launch_config`, for accelerate
@@ -256,8 +256,8 @@ srun bash -c 'exec {cmd}'
 def vllm_command(
     model:str,       # name on the hub, or a folder
     tensor_parallel:int=1,  # GPUs that share the server's model
-    port:int=8000,
-)->str:
+    port:int=8000,   # where the server listens
+)->str:               # one line for a shell
     "The line that starts a vLLM server as trl 1.16 wants it: weights sent over NCCL, log-probs after temperature and the like."
     return (f'VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --port {port} --tensor-parallel-size {tensor_parallel} --weight-transfer-config \'{{"backend":"nccl"}}\' '
         '--logprobs-mode processed_logprobs --max-logprobs -1')
@@ -277,3 +277,21 @@ def vllm_problem(
     try: urllib.request.urlopen(f'{url.rstrip("/")}/health', timeout=timeout_s).close()
     except (OSError, ValueError) as e: return f'no vLLM server answers at {url} ({e}): start it with\n{vllm_command("MODEL")}\nor use vllm_mode="colocate"'
     return ''
+
+# %% ../nbs/20_multi_gpu.ipynb #e36caee9
+def fsdp2_on_cpu(
+    **changes,  # of `fsdp_config`, as in `launch_config`
+):
+    "From here on, trainers of this process cut their states by FSDP2, on the CPU, as a rehearsal: call it on every process, between two trainers."
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+    os.environ |= dict(ACCELERATE_USE_FSDP='true') | {k.upper():str(v) for k,v in launch_config('fsdp2', **changes)['fsdp_config'].items()}
+    AcceleratorState._reset_state(True)
+    old = AcceleratorState.__init__
+    if 'fsdp2_on_cpu' in old.__qualname__: return   # called before
+    def init(self, *args, fsdp_plugin=None, **kwargs):
+        old(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin and self.distributed_type==DistributedType.MULTI_CPU:
+            self.distributed_type,self.fsdp_plugin = DistributedType.FSDP,fsdp_plugin
+            PartialState._shared_state['distributed_type'] = DistributedType.FSDP
+    AcceleratorState.__init__ = init

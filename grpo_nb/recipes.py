@@ -70,8 +70,11 @@ def _verify(text, solution):
     try: return float(verify(read(text), gold))
     except Exception: return 0.   # math_verify raises on what it can't compare
 
-# %% ../nbs/14_recipes.ipynb #97e9324a
-def length_reward(completions, **kwargs):
+# %% ../nbs/14_recipes.ipynb #79d1bc3b
+def length_reward(
+    completions,  # N completions, str or lists of messages
+    **kwargs,     # prompts and the data set's columns, not looked at
+)->list:          # N floats, characters, 0 at best
     "Minus the distance of a completion from 20 characters, as in TRL's quick start."
     return [float(-abs(20-len(completion_text(c)))) for c in completions]
 
@@ -111,7 +114,7 @@ class TLDRArguments(RecipeArguments):
 ALIASES = dict(repo_id='model', model_name='model', model_name_or_path='model', num_return_sequences='num_generations', save_directory='output_dir', log_steps='logging_steps')
 DEFAULTS = dict(beta=.04, learning_rate=1e-6, num_generations=4, max_completion_length=256, temperature=.7, top_p=.95, top_k=50, num_train_epochs=3, ref_model_mixup_alpha=.9, ref_model_sync_steps=64)
 
-# %% ../nbs/14_recipes.ipynb #e50e4ece
+# %% ../nbs/14_recipes.ipynb #76808da0
 def _parser(cls, **defaults):
     from trl import TrlParser
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
@@ -128,6 +131,11 @@ def _known(p, d, where):
             near = difflib.get_close_matches(k, known, 1)
             raise ValueError(f'{where}: no option {k!r}'+(f', did you mean {near[0]!r}?' if near else ''))
     return d
+
+def _as_if(world):
+    "The config of a run on `world` processes, for a plan that is made on one."
+    from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
+    return type('GRPOWithReplayBufferConfig', (GRPOWithReplayBufferConfig,), dict(world_size=property(lambda self: world)))
 
 def parse_recipe(
     cls,             # a dataclass of recipe settings
@@ -155,6 +163,9 @@ def parse_recipe(
     cut = p.parse_args(words)
     words += _cut(cut, given)
     if cut.use_wandb and 'report_to' not in given: words += ['--report_to','wandb']
+    if cut.num_processes not in (None, _world()):
+        if not cut.dry_run: raise ValueError(f'num_processes {cut.num_processes} is for --dry_run; here run {_world()}: start as many with `accelerate launch` or `torchrun`')
+        p.dataclass_types = [cls, _as_if(cut.num_processes)]
     return p.parse_args_into_dataclasses(words)
 
 def _cut(a, given):
@@ -174,7 +185,7 @@ def _world():
     import os
     return int(os.environ.get('WORLD_SIZE', 1))
 
-# %% ../nbs/14_recipes.ipynb #2581dd08
+# %% ../nbs/14_recipes.ipynb #b26bdccd
 def recipe_plan(
     r:RecipeArguments,  # the recipe's settings
     a,                  # GRPOWithReplayBufferConfig
@@ -219,7 +230,10 @@ def run_recipe(
     if a.use_vllm and (bad := [o for o in plan['problems'] if 'vllm' in o.lower()]): raise ValueError(bad[0])
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
     if rows is None and r.rows_file: rows = list(tasks._read_rows(Path(r.rows_file)))
-    ds = load_data(rows)
+    try: ds = load_data(rows)
+    except ValueError as e:
+        if rows is None: raise ValueError(f'{e}; on the command line `--rows_file FILE`') from e
+        raise
     model,tok = _load(r, a)
     trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=reward_funcs, args=a, train_dataset=_prepare(ds, r, tok), processing_class=tok)
     trainer.train(resume_from_checkpoint=r.resume or None)

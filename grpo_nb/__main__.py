@@ -1,0 +1,4 @@
+"`python -m grpo_nb`, and so `accelerate launch -m grpo_nb`: the command line."
+from grpo_nb.cli import main
+
+main()
