@@ -49,7 +49,7 @@ def dead_shares(
     rep = [d*min(1, n_new.get(s, 0)/n_dead[s]) if n_dead.get(s) else 0. for s,d in zip(steps, dead)]
     return dict(step=steps, alive=[1-d for d in dead], replaced=rep, left=[d-r for d,r in zip(dead, rep)])
 
-# %% ../nbs/11a_report.ipynb #294dc379
+# %% ../nbs/11a_report.ipynb #b987d981
 def _share(x):
     "A measured share from summary.json as (mean, low, high, n), or None."
     if not isinstance(x, dict) or x.get('pass@1') is None: return None
@@ -91,7 +91,7 @@ def _samples(run, n=4):
     if not run.rows: return []
     pick = lambda o: dict(zip(('prompt','text','reward'), (o['prompt'], o['completions'][0], o['rewards'][0])))
     a,b = (list(map(pick, run.by_step[run.steps[i]][:n])) for i in (0,-1))
-    return [dict(prompt=x['prompt'], before=x['text'], prompt_after=y['prompt'], after=y['text'], right_before=x['reward'], right_after=y['reward']) for x,y in zip(a, b)]
+    return [dict(prompt=x['prompt'], before=x['text'], prompt_after=y['prompt'], after=y['text'], reward_before=x['reward'], reward_after=y['reward']) for x,y in zip(a, b)]
 
 # %% ../nbs/11a_report.ipynb #ff2da9d1
 _SIZE = (5.2, 3.)
@@ -184,7 +184,7 @@ def draw_bars(
     said = '; '.join(f'{k}: {_pc(s["mean"])}' for k,s in shares.items())
     return f'<svg class="bar" viewBox="0 0 410 {h+20}" role="img" aria-label="{html.escape(said)}" fill="currentColor" font-family="system-ui,sans-serif" font-size="12">{grid}{"".join(row(i, *o) for i,o in enumerate(shares.items()))}</svg>'
 
-# %% ../nbs/11a_report.ipynb #7c6350a3
+# %% ../nbs/11a_report.ipynb #3870627d
 def _sure(s): return _pc(s['mean'])+(f' ({_pc(s["low"])} to {_pc(s["high"])})' if s['low'] is not None else '')
 
 def _opening(v):
@@ -200,14 +200,18 @@ def _opening(v):
     return out+f'<p>{"; ".join(o for o in bits if o)}.</p>'+''.join(f'<p class="dim">{e(o)}</p>' for o in v['notes'])
 
 def draw_samples(
-    samples:list,  # dicts with prompt, before, after; answer, right_before, right_after where known
+    samples:list,  # dicts with prompt, before, after; answer, right_before and right_after, or reward_before and reward_after where known
 )->str:            # HTML
     "Completions before and after, side by side, as HTML."
-    mark = lambda ok: '' if ok is None else ', right' if ok else ', wrong'
     cut = lambda s: html.escape(str(s)[:3000])+('…' if len(str(s))>3000 else '')
+    def mark(o, k):
+        ok,r = o.get('right_'+k),o.get('reward_'+k)
+        return (', right' if ok else ', wrong') if ok is not None else f', reward {r:.3g}' if r is not None else ''
     def one(o):
-        was,now = (f'<div><span class="dim">{k}{mark(o.get("right_"+k))}</span>{"<pre>"+cut(o["prompt_after"])+"</pre>" if k=="after" and "prompt_after" in o else ""}<pre>{cut(o[k])}</pre></div>' for k in ('before','after'))
-        return f'<p>{cut(o["prompt"])}{" <span class=dim>(answer "+cut(o["answer"])+")</span>" if o.get("answer") is not None else ""}</p><div class="two">{was}{now}</div>'
+        asked = dict(before=o['prompt'], after=o['prompt_after']) if 'prompt_after' in o else {}   # two prompts: each above its completion
+        sides = ''.join(f'<div><span class="dim">{k}{mark(o, k)}</span>{"<pre>"+cut(asked[k])+"</pre>" if asked else ""}<pre>{cut(o[k])}</pre></div>' for k in ('before','after'))
+        head = '' if asked else f'<p>{cut(o["prompt"])}{" <span class=dim>(answer "+cut(o["answer"])+")</span>" if o.get("answer") is not None else ""}</p>'
+        return f'{head}<div class="two">{sides}</div>'
     return ''.join(map(one, samples[:8]))
 
 def report_html(

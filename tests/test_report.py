@@ -70,6 +70,13 @@ def test_a_trl_folder_alone_has_a_report(tmp_path):
     (tmp_path/'checkpoint-8').mkdir(); (tmp_path/'checkpoint-8'/'trainer_state.json').write_text(json.dumps(dict(log_history=log)))
     page = write_report(tmp_path).read_text(); assert '50% of groups dead' in page and '8 steps' in page
 
+def test_a_reward_above_0_is_not_called_right(tmp_path):
+    rec = Recorder(tmp_path)
+    for s in (1, 2): rec.groups(s, group_rows(s, [f'question {s}'], ['short','longer'], [[.05, .1]]))
+    page = write_report(tmp_path).read_text()
+    assert 'before, reward 0.05' in page and ', right' not in page and page.count('question 1')==1==page.count('question 2')
+    assert page.index('question 1')<page.index('before, reward')+200 and page.index('after, reward')<page.index('question 2')
+
 def test_paired_differences_equal_scipys(run):
     rng = np.random.default_rng(0); a,b = rng.random(7),rng.random(7)
     m,h,n = paired(dict(enumerate(a)), dict(enumerate(b)) | {99:5.})
