@@ -72,7 +72,7 @@ def sapo_objective(
     t = torch.where(A>0, A.new_tensor(sapo_temperature_pos), A.new_tensor(sapo_temperature_neg))
     return 4/t*torch.sigmoid(t*(ratio-1))*A
 
-# %% ../nbs/07_loss.ipynb #199f77c9
+# %% ../nbs/07_loss.ipynb #d860c5ea
 @torch.no_grad()
 def vespo_weight(
     log_ratio:Tensor,            # (B, G, T) nats
@@ -80,8 +80,8 @@ def vespo_weight(
     mask:Tensor,                 # (B, G, T) bool
     vespo_k_pos:float=2.,        # power of the ratio where the advantage is 0 or more
     vespo_lambda_pos:float=3.,   # its decay there
-    vespo_k_neg:float=3.,        # the same where it is negative
-    vespo_lambda_neg:float=2.,
+    vespo_k_neg:float=3.,        # power of the ratio where the advantage is negative
+    vespo_lambda_neg:float=2.,   # its decay there
 )->Tensor:                       # (B, G, 1) for advantages per completion, else (B, G, T); no gradient
     """Weight `w**k * exp(lambda*(1-w))` of each completion, with `w` the whole completion's probability ratio; 1 at `w=1`.
 
@@ -144,7 +144,7 @@ def aggregate(
     n = mask.sum() if num_items is None or loss_type=='bnpo' else torch.as_tensor(num_items, device=x.device)
     return per_row.sum()/n.clamp(min=1)
 
-# %% ../nbs/07_loss.ipynb #a5db3dfa
+# %% ../nbs/07_loss.ipynb #2b9cadd8
 def _checked(logps, old_logps, advantages, mask, ref_logps=None, entropy=None):
     "Advantages as (B, G, 1) or (B, G, T), log-probs (and entropy) with 0 where masked; ValueError for shapes that do not belong together."
     if logps.ndim!=3: raise ValueError(f'`logps` needs shape (B, G, T), got {tuple(logps.shape)}: reshape with `.view(B, G, T)`')
@@ -158,8 +158,6 @@ def _checked(logps, old_logps, advantages, mask, ref_logps=None, entropy=None):
     A = A.masked_fill(~mask.any(-1, keepdim=True), 0)   # what a wholly masked row earned is nobody's business
     old_logps,ref_logps = (logps if old_logps is None else old_logps).detach(),None if ref_logps is None else ref_logps.detach()
     return A, *(None if o is None else o.masked_fill(~mask, 0) for o in (logps, old_logps, ref_logps, entropy))
-
-# %% ../nbs/07_loss.ipynb #91f5d4af
 def _objective(logps, log_ratio, ratio, A, mask, loss_type, epsilon, epsilon_high, delta, sapo, vespo):
     "The objective of `loss_type`, one number a token (B, G, T)."
     if loss_type=='sapo': o = sapo_objective(ratio, A, **sapo)
