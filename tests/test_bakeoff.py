@@ -1,9 +1,10 @@
 "The bake-off: rows that repeat, studies that resume, failures that stay alone, intervals by hand"
-import json, math
+import json, math, re
 from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb import bakeoff as bo
-from grpo_nb.bakeoff import ARMS, KEY, REGIMES, STAMP, at_equal, bakeoff, compare, difference, read_study, run_one, stamp, study, verdict
+from grpo_nb.bakeoff import ARMS, KEY, REGIMES, STAMP, at_equal, bakeoff, compare, difference, holm, pairs, plan, rate, rates, read_study, run_again, run_one, sensitivity, stamp, study, verdict
+from grpo_nb.trainer import TrainConfig
 
 TINY = dict(regime='spell_backward middling', max_tokens=1500, n_problems=10, num_samples=2, points=1)
 CSV = Path(__file__).parent.parent/'nbs'/'results'/'bakeoff.csv'
@@ -84,33 +85,132 @@ def test_equal_steps_reads_the_curve_where_the_most_frugal_run_ended():
     d.loc[d.arm=='a', 'curve'] = json.dumps([dict(tokens=0, steps=0, pass1=0.), dict(tokens=100, steps=20, pass1=.8)])
     assert at_equal(d, 'steps').pass1.tolist()==[.4,.4] and at_equal(d, 'tokens').pass1.tolist()==[.4,.8]
 
-def test_one_command_gives_a_readers_method_its_row(tmp_path, capsys, monkeypatch):
+NB = json.loads((CSV.parent.parent/'13_bakeoff.ipynb').read_text(encoding='utf-8'))['cells']
+CODE,PROSE = ('\n'.join(''.join(c['source']) for c in NB if c['cell_type']==k) for k in ('code','markdown'))
+
+def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, monkeypatch):
+    source = re.search(r"mine\.write_text\('''\n(.+?)'''\)", CODE, re.S)[1]
+    assert len([o for o in source.splitlines() if o.strip()])<=20
+    f = tmp_path/'mine.py'; f.write_text(source)
     monkeypatch.setattr(bo, 'SMALL', {k:v for k,v in TINY.items() if k!='regime'})
-    f = tmp_path/'mine.py'
-    f.write_text('from grpo_nb.replay import Method\nclass Mine(Method): name = "mine"\n')
-    bakeoff(str(tmp_path/'a.csv'), arms='none', method=f'{f}:Mine', small=True, processes=1, disable_tqdm=True)
-    out = capsys.readouterr().out
-    assert 'spell_backward middling' in out and f'{f}:Mine' in out and 'undecided' in out
-    for bad in (dict(arms='nobody'), dict(regimes='nowhere'), dict(method=f'{f}:Yours')):
-        with pytest.raises(ValueError): bakeoff(str(tmp_path/'b.csv'), **bad)
-    assert not (tmp_path/'b.csv').exists()
+    from grpo_nb.cli import main
+    monkeypatch.chdir(tmp_path)
+    main(['bakeoff', '--out', 'a.csv', '--arms', 'none', '--method', 'mine.py:BatchBaseline', '--small', '--processes', '1', '--disable_tqdm'])
+    out,df = capsys.readouterr().out,read_study('a.csv').set_index(['arm','seed'])
+    assert 'spell_backward middling' in out and 'mine.py:BatchBaseline' in out and 'undecided' in out
+    assert (df.error=='').all() and df.loc[('mine.py:BatchBaseline',0),'live']==1 and df.loc[('none',0),'live']<1   # its dead groups speak
+    for bad in (dict(arms='nobody'), dict(regimes='nowhere'), dict(method='mine.py:Yours'), dict(what='nothing')):
+        with pytest.raises(ValueError): bakeoff('b.csv', **bad)
+    assert not Path('b.csv').exists()
 
-def test_the_stored_study_is_one_study():
-    df = read_study(CSV)
+def test_holm_is_the_step_down_rule_by_a_slow_loop():
+    g = torch.Generator().manual_seed(0)
+    for n in (1, 2, 7):
+        p = (torch.rand(n, generator=g)**3).tolist()
+        def slow(i):   # the largest of (how many are not smaller) * p among all that are not larger
+            return min(1., max(sum(q>=o for q in p)*o for o in p if o<=p[i]))
+        assert all(math.isclose(a, slow(i)) for i,a in enumerate(holm(p)))
+    assert holm([.01,.04,.03])==[.03,.06,.06] and holm([])==[]
+
+def test_p_is_that_of_the_paired_t_test():
+    from scipy.stats import ttest_rel
+    x,y = pd.Series([.5,.6,.72,.4]),pd.Series([.4,.5,.6,.35])
+    assert math.isclose(difference(x, y)['p'], ttest_rel(x, y).pvalue) and difference(x, x)['p']==1
+
+def test_a_star_marks_what_survives_all_pairs():
+    d = rows(none=[.4,.5,.6,.3,.4], sure=[.5,.6,.701,.4,.501], barely=[.46,.58,.62,.36,.41])
+    many = pd.concat([d]+[d[d.arm!='sure'].assign(regime=f'r{i}') for i in range(9)])
+    p = pairs(d).set_index('arm').p
+    assert p['sure']<.001 and .02<p['barely']<.03
+    assert verdict(d).better['r']=='sure +0.10 ± 0.00*, barely +0.05 ± 0.04*'
+    assert verdict(many).better['r']=='sure +0.10 ± 0.00*, barely +0.05 ± 0.04' and len(pairs(many))==11
+    assert len(pairs(d, at_least=6))==0
+
+def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
+    main,tune = plan('main', 3),plan('rates')
+    assert not [o for o in main if o['arm'] in ('skip','same_prompt') and REGIMES[o['regime']].n_train==1000] and len(main)==3*71
+    assert [o['seed'] for o in main]==sorted(o['seed'] for o in main)   # stopped early, every arm has as many seeds
+    assert not {o['seed'] for o in main}&{o['seed'] for o in tune} and {o['arm'] for o in tune}==set(ARMS)
+    for a,o in bo.SENSITIVE.values(): TrainConfig(**REGIMES['spell_backward sparse'].settings|ARMS[a].settings|{k:v for k,v in o.items() if not k.startswith('method_')})
+    with pytest.raises(ValueError, match='no plan'): plan('others')
+
+def test_lessons_move_the_start_and_shipped_weights_stay():
+    base,easy = bo._weights('chain_sum', '{}', 0),bo._weights('chain_sum', '{}', 2)
+    from grpo_nb.tiny_qwen import load_model
+    assert all(torch.equal(base[k], v) for k,v in load_model('tiny')[0].state_dict().items())
+    assert not torch.equal(base['model.norm.weight'], easy['model.norm.weight'])
+
+def stored(tmp_path, **changed):
+    study([dict(arm='none', seed=0, **TINY)], tmp_path/'a.csv', 1, True)
+    pd.read_csv(tmp_path/'a.csv', dtype=str, keep_default_na=False).assign(**changed).to_csv(tmp_path/'a.csv', index=False)
+    return tmp_path/'a.csv'
+
+def test_rows_run_again_are_equal_here_and_a_changed_one_is_named(tmp_path, capsys):
+    assert run_again(stored(tmp_path), 1)[['same_machine','equal']].all(axis=None)
+    f = stored(tmp_path, pass1='0.9999')
+    t = run_again(f, 1)
+    assert t.same_machine[0] and not t.equal[0] and t.then[0]==.9999
+    with pytest.raises(ValueError, match='came out otherwise'): bakeoff(str(f), repeat=1)
+    assert 'spell_backward middling' in capsys.readouterr().out
+
+def test_on_another_machine_another_number_is_no_fault(tmp_path, capsys):
+    bakeoff(str(stored(tmp_path, machine='an abacus', pass1='0.9999')), repeat=1)
+    assert 'False' in capsys.readouterr().out
+
+def test_tables_of_rates_and_settings_hold_the_means():
+    d = pd.DataFrame([dict(regime='r', arm='none', seed=s, learning_rate=l, area=l*1000+s/100, error='') for s in (0,1) for l in (1e-4,2e-4)])
+    t = rates(d)
+    assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==[2e-4]
+    one = lambda s, o, a: dict(arm='replay', learning_rate=o.get('learning_rate', rate('replay')), settings=bo._extra({k:v for k,v in o.items() if k!='learning_rate'}), seed=s, area=a, error='')
+    d = pd.DataFrame([one(s, o, a+x) for s,x in enumerate((.0,.1,.3)) for o,a in (({}, .5), (dict(method_buffer_size=16), .4), (dict(learning_rate=2e-4), .2))])
+    t = sensitivity(d)
+    assert math.isclose(t['mean']['64 groups, by score'], .5+.4/3) and math.isclose(t['diff']['16 groups'], -.1) and math.isclose(t['diff']['replay, rate 2e-4'], -.3) and len(t)==3
+
+# ---- what is stored
+
+ALL = [CSV, CSV.with_name('bakeoff_lr.csv'), CSV.with_name('bakeoff_sensitivity.csv'), CSV.with_name('bakeoff_small.csv')]
+
+@pytest.mark.parametrize('path', ALL, ids=lambda p: p.stem)
+def test_each_stored_study_is_one_study(path):
+    df = read_study(path)
     assert (df.error=='').all() and set(df.arm)<=set(ARMS) and set(df.regime)<=set(REGIMES) and not df.duplicated(KEY).any()
-    assert (df.tokens>=12_000).all() and df.area.between(0, 1).all()
-    before = df.groupby(['regime','seed']).pass1_before.nunique()
-    assert (before==1).all()   # arms of a seed start alike
-    assert len(verdict(df))>=1
+    assert df.area.between(0, 1).all() and (df.groupby(['regime','seed']).pass1_before.nunique()==1).all()   # arms of a seed start alike
+    assert 'bakeoff_small' in path.name or all(t>=REGIMES[r].max_tokens for r,t in zip(df.regime, df.tokens))
 
-def test_the_verdict_in_the_text_is_that_of_the_stored_study():
-    t = compare(read_study(CSV), 'spell_backward sparse', metric='area')
-    for a,d,h,v in (('mu2',.18,.10,'better'),('dynamic',-.13,.10,'worse'),('replay_uncorrected',-.22,.18,'worse'),('replay',.01,.08,'undecided'),('replay_fresh',.02,.07,'undecided')):
-        assert t.seeds[a]==8 and abs(t['diff'][a]-d)<=.006 and abs(t.diff_ci[a]-h)<=.006 and t.verdict[a]==v
+def test_stored_studies_hold_what_their_plans_ask_for():
+    have = lambda path: {tuple(o) for o in read_study(path)[KEY].itertuples(index=False, name=None)}
+    for path,jobs in ((CSV, plan('main', 8)), (ALL[1], plan('rates')), (ALL[2], plan('sensitivity', 6))):
+        assert not {bo._key(o) for o in jobs}-have(path), path.name
 
-def test_a_stored_row_comes_out_again_on_the_same_machine():
+def claims(text):
+    "(metric, regimes, arm, difference, half-width) of every line `- regime, metric: `arm` +0.18 ± 0.10, ...`"
+    for line in text.splitlines():
+        if not (m := re.match(r'- \*\*(.+?), (at the end|on the way|pass@8)\.\*\*', line)): continue
+        regimes = list(REGIMES) if m[1]=='All regimes' else [o.strip('` ') for o in m[1].split(' and ')]
+        for a,d,h in re.findall(r'`(\w+)` ([+−]\d\.\d\d) ± (\d\.\d\d)', line): yield {'at the end':'pass1', 'on the way':'area', 'pass@8':'passk'}[m[2]],regimes,a,float(d.replace('−', '-')),float(h)
+
+def test_every_difference_in_the_text_is_the_stored_studys():
+    df,seen = read_study(CSV),list(claims(PROSE))
+    assert len(seen)>=15
+    for metric,regimes,a,d,h in seen:
+        o = compare(df, regimes, metric=metric).loc[a]
+        assert abs(o['diff']-d)<=.0051 and abs(o.diff_ci-h)<=.0051, (metric, regimes, a, d, h, o['diff'], o.diff_ci)
+
+@pytest.fixture(scope='module')
+def again(tmp_path_factory):
+    f = tmp_path_factory.mktemp('small')/'a.csv'
+    bakeoff(str(f), small=True, processes=1, disable_tqdm=True)
+    return read_study(f)
+
+def test_a_small_study_gives_the_committed_rows(again):
+    old = read_study(ALL[3])
+    assert old[KEY].equals(again[KEY])
+    if {k:old[k][0] for k in STAMP}==stamp():   # same machine: to the last digit
+        for a,b in zip(again.to_dict('records'), old.to_dict('records')): assert same(a, b)
+    else:                                       # another: last bits move, and what is sampled with them
+        for k,tol in dict(pass1_before=.1, pass1=.3, tokens=2000, steps=16).items(): assert ((again[k]-old[k]).abs()<=tol).all(), k
+
+def test_random_rows_come_out_again_on_the_same_machine():
     df = read_study(CSV)
     if {k:df[k][0] for k in STAMP}!=stamp(): pytest.skip('the study was made by another version or machine')
-    row = df[df.arm=='replay'].iloc[0].to_dict()
-    new = {k:float('nan') if v is None else v for k,v in run_one(row['arm'], row['regime'], row['seed'], row['learning_rate']).items()}
-    assert same(new, row)
+    assert run_again(CSV, 2, seed=1).equal.all()
