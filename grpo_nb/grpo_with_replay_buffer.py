@@ -7,9 +7,10 @@ __all__ = ['log', 'GRPOWithReplayBufferConfig', 'slice_group', 'put_groups', 'ch
            'save_state', 'load_state', 'write_manifest', 'checkpoint_problem', 'last_checkpoint', 'shown_settings',
            'shown_data', 'words', 'GRPOWithReplayBufferTrainer', 'ReplayBuffer']
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #35a9db68
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #a7066335
 import functools, inspect, json, logging, math, os, shutil, signal, threading, zlib
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral, Real
 from pathlib import Path
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,22 @@ from .distributed import RollCall, ShardedBuffer, Wire, agree, redistribute
 _all_ = ['ReplayBuffer']
 log = logging.getLogger(__name__)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #285563ee
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #d775a33f
 def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
+
+def _real(v): return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
+def _whole(v, low): return isinstance(v, Integral) and not isinstance(v, bool) and v>=low
+
+_LOSSES = ('grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo')
+_TRL_NEEDS = [   # settings of TRL that it takes in silence, or notices only after a batch is sampled
+    ('num_generations num_iterations per_device_train_batch_size', lambda v: _whole(v, 1), 'a whole number of 1 or more'),
+    ('steps_per_generation generation_batch_size max_completion_length', lambda v: v is None or _whole(v, 1), 'None, or a whole number of 1 or more'),
+    ('learning_rate beta epsilon', lambda v: _real(v) and v>=0, 'a number of 0 or more'),
+    ('temperature', lambda v: _real(v) and v>0, 'a number above 0'),
+    ('top_p', lambda v: _real(v) and 0<v<=1, 'a share above 0 and up to 1'),
+    ('loss_type', lambda v: v in _LOSSES, f'one of {_LOSSES}'),
+    ('scale_rewards', lambda v: v in (True,False,'group','batch','none'), "'group', 'batch' or 'none'"),
+    ('reward_weights', lambda v: v is None or isinstance(v, (list,tuple)) and all(map(_real, v)), 'None, or a list of numbers')]
 
 @dataclass
 class GRPOWithReplayBufferConfig(GRPOConfig):
@@ -51,19 +66,22 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     record_max_groups:int|None = _s(64, 'The most groups of a batch that are recorded; None for all.')
 
     def __post_init__(self):
-        super().__post_init__()
         def need(ok, name, what):
             if not ok: raise ValueError(f'`{name}` is {getattr(self, name)!r}, needs {what}')
-        need(isinstance(self.replay_buffer_size, int) and self.replay_buffer_size>=0, 'replay_buffer_size', 'a whole number of groups, 0 or more (0 turns replay off)')
+        for names,ok,what in _TRL_NEEDS:
+            for k in names.split(): need(ok(getattr(self, k)), k, what)
+        super().__post_init__()
+        need(_whole(self.replay_buffer_size, 0), 'replay_buffer_size', 'a whole number of groups, 0 or more (0 turns replay off)')
         for k in ('replay_priority','replay_when_empty','replay_scope'):
             choices = self.__dataclass_fields__[k].metadata['choices']
             need(getattr(self, k) in choices, k, f'one of {choices}')
-        for k in ('replay_age_limit','replay_max_uses'): need(getattr(self, k) is None or getattr(self, k)>=1, k, 'None, or 1 or more')
-        need(self.replay_age_decay is None or self.replay_age_decay>0, 'replay_age_decay', 'None, or more than 0 optimizer steps')
-        need(self.dead_tolerance>=0, 'dead_tolerance', '0 or more reward units')
+        for k in ('replay_age_limit','replay_max_uses'): need(getattr(self, k) is None or _whole(getattr(self, k), 1), k, 'None, or a whole number of 1 or more')
+        need(self.replay_age_decay is None or _real(self.replay_age_decay) and self.replay_age_decay>0, 'replay_age_decay', 'None, or more than 0 optimizer steps')
+        need(_real(self.dead_tolerance) and self.dead_tolerance>=0, 'dead_tolerance', '0 or more reward units')
+        for k in ('replay_drop_dead_kl','replay_same_prompt_first'): need(isinstance(getattr(self, k), bool), k, 'True or False')
         if self.record_groups is None: self.record_groups = 0 if self.push_to_hub else 1
-        need(self.record_groups>=0, 'record_groups', '0 (never), or every how many generation batches')
-        need(self.record_max_groups is None or self.record_max_groups>=1, 'record_max_groups', 'None, or 1 or more groups')
+        need(_whole(self.record_groups, 0), 'record_groups', '0 (never), or every how many generation batches')
+        need(self.record_max_groups is None or _whole(self.record_max_groups, 1), 'record_max_groups', 'None, or 1 or more groups')
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #d8e9afaa
 GRPOWithReplayBufferConfig.__doc__ += '\n\n'+'\n'.join(f'- `{f.name}` (default {f.default!r}): {f.metadata["help"]}'
@@ -173,15 +191,18 @@ def _checked(func, name, step, at=lambda what: None):
             return r
     return f
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #7bdb4dd6
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #9c38905e
 def check_prompts(
     prompts:list,  # text or lists of messages
     where:str='dataset',  # named in the error
 ):
-    "ValueError for the first prompt that is missing or empty."
+    "ValueError for the first prompt that is missing or empty, or has a message without role or content."
     for i,p in enumerate(prompts):
         if not isinstance(p, (str,list,tuple)) or not len(p) or isinstance(p, str) and not p.strip():
             raise ValueError(f'prompt {i} of the {where} is {p!r}: give text or a list of messages, or drop the row with `dataset.filter(lambda o: o["prompt"])`')
+        for m in () if isinstance(p, str) else p:
+            if not isinstance(m, dict) or not isinstance(m.get('role'), str) or m.get('content') is None and not m.get('tool_calls'):
+                raise ValueError(f"prompt {i} of the {where} has the message {m!r:.200}: every message needs a 'role' and a 'content', as dict(role='user', content='...')")
 
 def check_dataset(
     ds,              # the training set
@@ -192,6 +213,7 @@ def check_dataset(
     if not isinstance(ds, Dataset): return []
     if len(ds)<n_prompts: raise ValueError(f'the dataset has {len(ds)} prompts, one generation batch takes {n_prompts} (generation_batch_size / num_generations): add prompts or lower `generation_batch_size`')
     if 'prompt' not in ds.column_names: raise ValueError(f"the dataset has columns {ds.column_names}, needs 'prompt': rename one with `dataset.rename_column(..., 'prompt')`")
+    if odd := {'prompts','completions'} & set(ds.column_names): raise ValueError(f'the dataset has a column {min(odd)!r}, a name under which reward functions get what was sampled: rename it with `dataset.rename_column`')
     step = -(-len(ds)//sample)
     prompts = (ds if step==1 else ds.select(range(0, len(ds), step)))['prompt']
     prompts = list(prompts)
@@ -205,7 +227,7 @@ def non_finite(
     "Which weight is broken?"
     with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #36b63382
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #2a803517
 class _CheckedTrainer(GRPOTrainer):
     "`GRPOTrainer` that finds faults of dataset, rewards and weights early, and names them."
     @functools.wraps(GRPOTrainer.__init__)
@@ -213,6 +235,7 @@ class _CheckedTrainer(GRPOTrainer):
         given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs).arguments
         given.pop('self')
         model = given['model']
+        if not isinstance(model, (str,nn.Module)): raise TypeError(f'`model` is {model!r:.60} ({type(model).__name__}), needs a model, or the path or hub name of one')
         name = model if isinstance(model, str) else getattr(model.config, '_name_or_path', '') or 'model'
         if given.get('args') is None: given['args'] = GRPOWithReplayBufferConfig(f'{name.split("/")[-1]}-GRPO')
         a = given['args']
@@ -222,7 +245,7 @@ class _CheckedTrainer(GRPOTrainer):
         own_data = given.get('environment_factory') is not None
         self._check_layout(a)
         prompts = [] if own_data or given.get('train_dataset') is None else check_dataset(given['train_dataset'], a.generation_batch_size//a.num_generations)
-        self._agree(a, prompts, given['reward_funcs'])
+        self._agree(a, prompts, given.get('reward_funcs'))
         super().__init__(**given)
         self._check_lengths(prompts)
 
@@ -235,7 +258,7 @@ class _CheckedTrainer(GRPOTrainer):
 
     def _agree(self, args, prompts, rewards):
         "ValueError on every process unless all have the same settings, data and rewards."
-        names = [getattr(f, '__name__', str(f)) if not isinstance(f, nn.Module) else type(f).__name__ for f in (rewards if isinstance(rewards, list) else [rewards])]
+        names = [getattr(f, '__name__', str(f)) if not isinstance(f, nn.Module) else type(f).__name__ for f in (rewards if isinstance(rewards, list) else [] if rewards is None else [rewards])]
         own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
         agree({k:v for k,v in args.to_dict().items() if k not in own} | {'reward functions':names, 'number of prompts':len(prompts), 'checksum of the prompts':zlib.crc32(repr(prompts).encode('utf8', 'replace'))})
 
@@ -243,16 +266,20 @@ class _CheckedTrainer(GRPOTrainer):
         limit = getattr(self.model.config.get_text_config(), 'max_position_embeddings', None)
         if not prompts or not limit or self._is_vlm: return
         longest = sorted(prompts, key=lambda p: len(str(p)))[-4:]
-        n = max(map(len, self._tokenize_prompts(longest)[0]))
+        ids = self._tokenize_prompts(longest)[0]
+        n,known = max(map(len, ids)),self.model.get_input_embeddings().num_embeddings
+        if (top := max(map(max, ids)))>=known: raise ValueError(f'a prompt has token {top}, the model knows 0 to {known-1}: use the tokenizer that belongs to it, or `model.resize_token_embeddings(len(tokenizer))`')
         if n>=limit: raise ValueError(f'the longest prompt has {n} tokens, the model reads {limit}: shorten it, or drop such rows')
-        if n+self.max_completion_length>limit: log.warning(f'the longest prompt ({n} tokens) and `max_completion_length` ({self.max_completion_length}) together exceed the {limit} tokens the model reads')
+        if n+(self.max_completion_length or 0)>limit: log.warning(f'the longest prompt ({n} tokens) and `max_completion_length` ({self.max_completion_length}) together exceed the {limit} tokens the model reads')
 
     def train(self, *args, **kwargs):
         if bad := non_finite(self.model): raise ValueError(f'weight {bad!r} has a nan or inf before the first step: load the model again')
         _CheckedTrainer._runs += 1
         try:
-            with RollCall(self.args.ddp_timeout, name=f'train{self._runs}') as self._roll: return super().train(*args, **kwargs)
+            with RollCall(self.args.ddp_timeout, name=f'train{self._runs}') as self._roll: out = super().train(*args, **kwargs)
         finally: self._roll = None
+        if not self.state.global_step: raise ValueError(f'the run ended before its first step: the data held fewer than the {self.args.generation_batch_size//self.num_generations} prompts of one generation batch. Add rows, or lower `generation_batch_size`')
+        return out
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         funcs = self.reward_funcs
@@ -270,7 +297,9 @@ class _CheckedTrainer(GRPOTrainer):
         self._sign('generation')
         try: return super()._generate_and_score_completions(inputs)
         except RuntimeError as e:
-            if 'nan' in str(e) and (bad := non_finite(self.model)): e.add_note(f'weight {bad!r} has a nan or inf at step {self.state.global_step}: lower `learning_rate`, or resume from an older checkpoint')
+            if 'nan' in str(e):
+                bad = non_finite(self.model)
+                e.add_note((f'weight {bad!r} has a nan or inf' if bad else 'all weights are finite, but the logits have a nan or inf')+f' at step {self.state.global_step}: lower `learning_rate`, or resume from an older checkpoint')
             raise
 
     def _compute_loss(self, model, inputs):
@@ -332,12 +361,13 @@ def write_manifest(
         rows[str(p.relative_to(folder))] = [p.stat().st_size, _crc(p)]
     save_json(Path(folder)/_MANIFEST, dict(files=rows, versions=versions()))
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #f4e3b544
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #d5ffcfdd
 def checkpoint_problem(
     folder,  # a `checkpoint-N` folder
 )->str:      # what is wrong with it, or '' for a whole one
     "Is this checkpoint whole? One without a manifest (written by plain TRL) is judged by `trainer_state.json` alone."
     folder = Path(folder)
+    if not folder.is_dir(): return 'there is no such folder'
     try: json.loads((folder/_MARK).read_text())
     except (OSError, ValueError): return f'{_MARK} is missing or half-written, so saving was interrupted'
     if not (folder/_MANIFEST).exists(): return ''
@@ -359,7 +389,7 @@ def last_checkpoint(
             if bad: log.warning('passed over '+'; '.join(bad))
             return str(p)
         bad.append(f'{p.name}: {why}')
-    raise ValueError(f'no whole checkpoint in {output_dir}'+(': '+'; '.join(bad) if bad else ': save one first, or start without `resume_from_checkpoint`'))
+    raise ValueError(f'no whole checkpoint in {output_dir}'+(': '+'; '.join(bad) if bad else '')+'. Start without `resume_from_checkpoint`, or copy a whole one there')
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #006b6b36
 class _StopOnSignal(TrainerCallback):
@@ -373,20 +403,24 @@ class _StopOnSignal(TrainerCallback):
             self.trainer.stopped_by = signal.Signals(got).name
             log.warning(f'{self.trainer.stopped_by}: saving checkpoint-{state.global_step} and stopping; go on with `train(resume_from_checkpoint=True)`')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #16bdea45
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #b3ed6790
 class _ResumableTrainer(_CheckedTrainer):
     "Checkpoints hold everything the next step depends on, whole or not at all."
     stopped_by = None   # name of the signal that ended `train`
 
     def _state(self)->dict:
         mid = self._step%(self.args.steps_per_generation*self.num_iterations)!=0
+        layout = {k:getattr(self.args, k) for k in ('num_generations','per_device_train_batch_size','steps_per_generation','num_iterations')}
         own = dict(entropy_coef=self.entropy_coef, last_world_entropy=self._last_world_entropy) if self.use_adaptive_entropy else {}
         ref = self.accelerator.unwrap_model(self.ref_model).state_dict() if self.args.sync_ref_model and self.args.should_save else None
-        return dict(world=self.args.world_size, step=self._step, inputs=self._buffered_inputs if mid else None, metrics=dict(self._metrics['train']), ref=ref and {k:v for k,v in ref.items()}, own=own)
+        return dict(world=self.args.world_size, layout=layout, step=self._step, inputs=self._buffered_inputs if mid else None, metrics=dict(self._metrics['train']), ref=ref and {k:v for k,v in ref.items()}, own=own)
 
     def _set_state(self, s):
         dev = self.accelerator.device
         move = lambda o: o.to(dev) if isinstance(o, Tensor) else [move(v) for v in o] if isinstance(o, list) else {k:move(v) for k,v in o.items()} if isinstance(o, dict) else o
+        if s['inputs'] is not None:
+            for k,v in s.get('layout', {}).items():
+                if getattr(self.args, k)!=v: raise ValueError(f'the checkpoint lies within a generation batch made with {k}={v}, this run has {getattr(self.args, k)}: set {k}={v}, or resume from a checkpoint between two batches')
         self._step,self._buffered_inputs = s['step'],move(s['inputs'])
         for k,v in s['metrics'].items(): self._metrics['train'][k] = v
         if s['own']: self.entropy_coef,self._last_world_entropy = s['own']['entropy_coef'],s['own']['last_world_entropy']
@@ -431,6 +465,7 @@ class _ResumableTrainer(_CheckedTrainer):
     def train(self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None):
         "Train; True resumes from the newest whole checkpoint. SIGTERM and SIGINT save and stop; a second one ends at once."
         if resume_from_checkpoint is True: resume_from_checkpoint = last_checkpoint(self.args.output_dir)
+        elif resume_from_checkpoint and not isinstance(resume_from_checkpoint, (str,os.PathLike)): raise TypeError(f'`resume_from_checkpoint` is {resume_from_checkpoint!r}, needs True or the path of a checkpoint')
         elif resume_from_checkpoint and (why := checkpoint_problem(resume_from_checkpoint)): raise ValueError(f'{Path(resume_from_checkpoint).name} is not whole: {why}. `resume_from_checkpoint=True` takes the newest whole one')
         stop,old = _StopOnSignal(self),{}
         self.add_callback(stop)
@@ -458,7 +493,14 @@ def _keys(batch, every=1):
 
 _IMAGES = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes','image_position_ids','num_images','num_tiles'}
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #46ceffda
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #c628b4b9
+def _like(said, role, logged):
+    "`said` (text or messages) in the form that TRL `logged`: a column of a table has one type."
+    if isinstance(logged, str): return said if isinstance(said, str) else '\n'.join(m['content'] for m in said)
+    parts = any(isinstance(m.get('content'), list) for m in logged)
+    said = [dict(role=role, content=said)] if isinstance(said, str) else said
+    return [m|dict(content=[dict(type='text', text=m['content'])]) for m in said] if parts else said
+
 class _ReplayLog:
     "What the replay trainer counts and shows."
     def _watch_ratio(self, x, log_ratio):
@@ -495,8 +537,7 @@ class _ReplayLog:
             ids = [o[m.bool()].tolist() for o,m in zip(batch['completion_ids'][r], batch['completion_mask'][r])]
             prompt = e.data['prompt'] or self._tokenizer.decode(batch['prompt_ids'][r][0][batch['prompt_mask'][r][0].bool()])
             for i,text in enumerate(self.processing_class.batch_decode(ids, skip_special_tokens=True)):
-                done = text if isinstance(prompt, str) else [dict(role='assistant', content=text)]
-                rows.append((first+g*G+i, prompt, done, batch['advantages'][g*G+i].item(), e.data['rewards'][i].tolist()))
+                rows.append((first+g*G+i, prompt, text, batch['advantages'][g*G+i].item(), e.data['rewards'][i].tolist()))
         self._log_rows(rows, B)
 
     def _log_rows(self, rows, B):
@@ -505,7 +546,8 @@ class _ReplayLog:
         L['extra']['replayed'].extend([False]*N)
         for i,prompt,done,A,r in rows:
             i -= N
-            L['prompt'][i],L['completion'][i],L['advantages'][i],L['extra']['replayed'][i] = prompt,done,A,True
+            L['prompt'][i],L['completion'][i] = _like(prompt, 'user', L['prompt'][i]),_like(done, 'assistant', L['completion'][i])
+            L['advantages'][i],L['extra']['replayed'][i] = A,True
             for name,o in zip(self.reward_func_names, r): L['rewards'][name][i] = o
             for k,v in L['extra'].items():
                 if k!='replayed' and len(v)>=-i: v[i] = None
@@ -656,7 +698,7 @@ class _RunRecord:
         self._at = w['step'],first+len(rows)
         self.recorder.groups(w['step'], [o|dict(group=first+i) for i,o in enumerate(rows)])
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #359d785a
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #7318c015
 class GRPOWithReplayBufferTrainer(_ReplayLog, _RunRecord, _ResumableTrainer):
     """`GRPOTrainer` that replaces each group whose rewards are all equal by a stored group that taught something.
 
@@ -876,6 +918,8 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _RunRecord, _ResumableTrainer):
 
     def _set_state(self, s):
         super()._set_state(s)
+        G = s.get('layout', {}).get('num_generations', self.num_generations)
+        if G!=self.num_generations and self.replaying: raise ValueError(f'the checkpoint has a replay buffer of groups of {G}, this run makes groups of {self.num_generations}: set num_generations={G}')
         self._set_buffer(s['wire'], s['buffer'])
         self._waiting = s['waiting']
 

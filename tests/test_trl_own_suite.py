@@ -1,6 +1,6 @@
 "What TRL's own tests ask of the replay trainer and of `GRPOTrainer`, asked of ours: on batches that a trainer trains on, where the reference's tests hand squares to its inner methods."
 import pytest, torch
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer
 import trl_tiny as T
 from trl_tiny import Scripted
@@ -106,3 +106,72 @@ def test_a_trainer_without_settings_takes_our_defaults(tmp_path, monkeypatch):
     monkeypatch.setattr(C._BaseConfig, '__post_init__', on_cpu)
     t = GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, train_dataset=T.data(), processing_class=T.tokenizer())
     assert t.args.replay_buffer_size==64 and t.replaying
+
+# -- the table of completions -----------------------------------------------------------------------
+@pytest.mark.parametrize('parts,scope', [(False,'local'),(False,'sharded'),(True,'local')])
+def test_replayed_rows_of_the_table_have_the_form_of_their_neighbours(parts, scope):
+    "A column with text in some rows and messages in others can't be written: the run died at the first replacement."
+    say = lambda p: [dict(role='user', content=[dict(type='text', text=p)] if parts else p)]
+    ds = Dataset.from_dict(dict(prompt=[say(p) for p in T.PROMPTS]))
+    t = T.trainer(Scripted([LIVE,ALSO,DEAD,LIVE], G), num_generations=G, per_device_train_batch_size=2*G, max_steps=2, dataset=ds, log_completions=True, num_completions_to_print=0, replay_scope=scope)
+    t.train()
+    assert list(t._logs['extra']['replayed'])==[True]*G+[False]*G
+    forms = {type(p[0]['content']) for p in t._logs['prompt']}
+    assert forms=={list if parts else str} and {c[-1]['role'] for c in t._logs['completion']}=={'assistant'}
+
+# -- what is said of wrong input --------------------------------------------------------------------
+BAD = [(dict(num_generations='4'), 'num_generations'), (dict(num_generations=0), 'num_generations'), (dict(num_iterations=0), 'num_iterations'), (dict(steps_per_generation=0), 'steps_per_generation'),
+    (dict(learning_rate='1e-3'), 'learning_rate'), (dict(learning_rate=float('nan')), 'learning_rate'), (dict(beta=-1.), 'beta'), (dict(epsilon=None), 'epsilon'), (dict(temperature=0.), 'temperature'), (dict(top_p=0.), 'top_p'),
+    (dict(loss_type='ppo'), 'loss_type'), (dict(scale_rewards='std'), 'scale_rewards'), (dict(reward_weights=[float('nan')]), 'reward_weights'), (dict(reward_weights=['1']), 'reward_weights'), (dict(max_completion_length=0), 'max_completion_length'),
+    (dict(replay_buffer_size=True), 'replay_buffer_size'), (dict(replay_age_limit='10'), 'replay_age_limit'), (dict(replay_age_decay='fast'), 'replay_age_decay'), (dict(replay_max_uses=1.5), 'replay_max_uses'),
+    (dict(dead_tolerance=None), 'dead_tolerance'), (dict(replay_drop_dead_kl='yes'), 'replay_drop_dead_kl')]
+
+@pytest.mark.parametrize('bad,name', BAD, ids=str)
+def test_a_setting_that_cannot_work_is_named_before_any_work(bad, name):
+    with pytest.raises(ValueError, match=f'`{name}` is .*, needs '): T.config(**bad)
+
+@pytest.mark.parametrize('message', [dict(content='one'), dict(role='user')], ids=str)
+def test_a_message_without_role_or_content_is_shown(message):
+    with pytest.raises(ValueError, match="prompt 0 of the dataset has the message .*'role' and a 'content'"): T.trainer(dataset=Dataset.from_dict(dict(prompt=[[message]]*17)))
+
+def test_a_column_with_a_name_of_trls_own_is_refused():
+    with pytest.raises(ValueError, match="column 'completions'.*rename"): T.trainer(dataset=T.data(completions=['x']*17))
+
+@pytest.mark.parametrize('model', [None, 3])
+def test_what_is_no_model_is_shown(model):
+    with pytest.raises(TypeError, match=f'`model` is {model}'): GRPOWithReplayBufferTrainer(model=model, reward_funcs=T.n_red, args=T.config(), train_dataset=T.data(), processing_class=T.tokenizer())
+
+def test_a_token_that_the_model_does_not_know_is_named():
+    tok = T.tokenizer()
+    tok.add_tokens(['zebra'])
+    with pytest.raises(ValueError, match='token 29, the model knows 0 to 28'):
+        GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, args=T.config(), train_dataset=Dataset.from_dict(dict(prompt=['one zebra']*17)), processing_class=tok)
+
+def test_a_stream_that_ends_before_the_first_step_is_an_error():
+    t = T.trainer(dataset=T.data(2).to_iterable_dataset(), per_device_train_batch_size=16)
+    with pytest.raises(ValueError, match='ended before its first step: .* the 4 prompts of one generation batch'): t.train()
+
+def test_logits_that_overflow_are_told_from_broken_weights():
+    t = T.trainer(learning_rate=1e10, max_grad_norm=0.)
+    with pytest.raises((RuntimeError, ValueError)) as e: t.train()
+    assert 'learning_rate' in str(e.value)+' '.join(getattr(e.value, '__notes__', []))
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    "Runs with a checkpoint after each of two steps: `whole` between batches, `mid` within one."
+    d = tmp_path_factory.mktemp('saved')
+    for name,kw in (('whole', {}), ('mid', dict(steps_per_generation=2, max_steps=3))): T.trainer(**(dict(max_steps=2, save_strategy='steps', save_steps=1, output_dir=str(d/name))|kw)).train()
+    return d
+
+@pytest.mark.parametrize('name,kw,said', [('whole', dict(num_generations=2), 'groups of 4, this run makes groups of 2'), ('mid', dict(steps_per_generation=4), 'steps_per_generation=2, this run has 4')], ids=['group','batch'])
+def test_a_resume_with_another_layout_says_which_setting_differs(saved, name, kw, said):
+    t = T.trainer(max_steps=4, output_dir=str(saved/name), **kw)
+    with pytest.raises(ValueError, match=said): t.train(resume_from_checkpoint=True)
+
+@pytest.mark.parametrize('what,error,said', [('no/such/folder', ValueError, 'no such folder'), (5, TypeError, 'needs True or the path')])
+def test_a_resume_from_nowhere_says_so(what, error, said):
+    with pytest.raises(error, match=said): T.trainer().train(resume_from_checkpoint=what)
+
+@pytest.mark.parametrize('none', [{}, dict(reward_funcs=None), dict(reward_funcs=[])], ids=str)
+def test_a_trainer_without_any_reward_is_told_so_by_trl(none):
+    with pytest.raises(ValueError, match='reward'): GRPOWithReplayBufferTrainer(model=T.folder(), args=T.config(), train_dataset=T.data(), processing_class=T.tokenizer(), **none)
