@@ -1,4 +1,4 @@
-"""Replay on TRL in numbers, by `python tests/bench_trl.py speed|example|memory|curve [csv]`.
+"""Replay on TRL in numbers, by `python tests/bench_trl.py speed|example|curve [csv]`.
 
 speed: plain GRPO, replay, replay that records every group, and replay with one more forward pass, step by step in turn in one process
 (A B C D A B C D), CPU seconds of a step, with no group dead and with half of them dead. example: the documented example, 24 seeds x 40 steps. curve: the tiny Qwen, replay off and on, five seeds.

@@ -98,6 +98,13 @@ def test_truncated_is_what_has_no_end_token():
     assert any(cut) and not all(cut) and sum(cut)/len(cut)==pytest.approx(r.history['completions/clipped_ratio'].mean())
     assert all(n==3 for o in r.rows for n,c in zip(o['n_tokens'], o['truncated']) if c)
 
+def test_a_row_that_trl_masks_for_being_cut_off_is_cut_off_whatever_its_tokens(trained):
+    t = trained[0]
+    t._step,t._rewards = 0,torch.zeros(2, 1)
+    t._open_groups(dict(completion_ids=torch.tensor([[0,5,6],[5,1,0]]), completion_mask=torch.tensor([[0,0,0],[1,1,0]])))
+    assert t._open['stats'][:, -2:].tolist()==[[3,1],[2,0]]   # tokens, cut off
+    t._open = None
+
 def test_two_batches_in_one_step_are_numbered_on():
     _,got,_,r = run([LIVE], steps=2, steps_per_generation=1, gradient_accumulation_steps=2)
     assert len(got)==4 and [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(1,2),(1,3),(2,0),(2,1),(2,2),(2,3)]
@@ -123,6 +130,8 @@ def test_with_replay_recording_changes_nothing_either():
 def test_a_record_is_bounded_by_batches_and_by_groups():
     _,_,_,r = run([LIVE], B=3, steps=5, record_groups=2, record_max_groups=2)
     assert [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(3,0),(3,1),(5,0),(5,1)]
+    _,got,_,r = run([LIVE], steps=10, steps_per_generation=2, per_device_train_batch_size=4, record_groups=2)
+    assert len(got)==5 and r.steps==[1,5,9]
     assert T.config(push_to_hub=True).record_groups==0 and T.config(push_to_hub=True, record_groups=3).record_groups==3     # no texts on the hub unasked
     for bad in (dict(record_groups=-1), dict(record_max_groups=0)):
         with pytest.raises(ValueError, match=list(bad)[0]): T.config(**bad)
