@@ -52,9 +52,9 @@ class LabPolicy(nn.Module):
         "Log-probs (4096, 3) of every answer's tokens."
         return torch.stack([o.flatten().repeat_interleave(V**(T-1-t)) for t,o in enumerate(self.contexts(q))], 1)
 
-# %% ../nbs/13a_off_policy_lab.ipynb #47433077
+# %% ../nbs/13a_off_policy_lab.ipynb #a5e028c9
 def exact_gradient(
-    policy:LabPolicy,  # float64
+    policy:LabPolicy,  # whose gradient; float64
     q:int,           # question
 )->tuple:            # (chance of a right answer, its gradient (696,))
     "Sum over all 4096 answers of probability, reward, and gradient of the log-prob."
@@ -63,7 +63,7 @@ def exact_gradient(
     return (p*right[q]).sum().item(), torch.einsum('n,ntp->p', p*right[q], J)
 
 def jacobian(
-    policy:LabPolicy,  # float64
+    policy:LabPolicy,  # whose log-probs; float64
     q:int,           # question
 )->Tensor:           # (4096, 3, 696)
     "Gradient of each answer's token log-probs with respect to all parameters, flat in the order of `parameters()`."

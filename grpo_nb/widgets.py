@@ -26,13 +26,14 @@ def options(
         return [(format(o, control.readout_format), round(o, 10)) for o in vals]
     raise ValueError(f'`explore` draws every setting beforehand, and a {type(control).__name__} has no list of them: use a slider, a dropdown, buttons or a checkbox, or `live`')
 
-# %% ../nbs/00b_widgets.ipynb #e3c73cdb
+# %% ../nbs/00b_widgets.ipynb #3e7b2798
 def _indexed(name, control):
     "`control` as one that has an `index`, with the same settings, label and start."
     opts = options(control)
     label = control.description or name.replace('_', ' ')
     wide = dict(description_width='initial')
-    if hasattr(control, 'index') and isinstance(control.index, int):
+    if hasattr(control, '_options_full'):
+        if control.index is None: control.index = next((i for i,(_,v) in enumerate(opts) if v is None), 0)   # None was given: the setting None, or nothing chosen yet
         control.description,control.style.description_width = label,'initial'
         return control
     if isinstance(control, W.Checkbox): return W.ToggleButtons(options=opts, value=control.value, description=label, style=dict(wide, button_width='5em'))

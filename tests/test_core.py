@@ -1,6 +1,6 @@
 "Rollouts, masks, files, intervals: grids over shapes and seeds"
-import json, math, os
-import pytest, torch
+import json, math, os, warnings
+import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.core import Rollouts, atomic_write, masked_mean, mean_ci, save_json, set_seed, share_ci, test_tensor as same_tensor, versions
 
 def make(B, G, P, T, seed, ref=False, tokens=False):
@@ -105,6 +105,17 @@ def test_students_interval_covers_what_it_says():
         with pytest.raises(ValueError, match='no numbers'): mean_ci(bad)
     for k,n in ((-1, 5), (6, 5), (0, 0)):
         with pytest.raises(ValueError, match='trials'): share_ci(k, n)
+
+def test_the_interval_of_what_cannot_be_written_to_is_that_of_a_list_and_nobody_is_warned():
+    x = [.1, .7, .4]
+    a = np.array(x); a.flags.writeable = False
+    s = pd.Series(x); s.values.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert mean_ci(a)==mean_ci(s)==mean_ci(s.values)==mean_ci(tuple(x))==mean_ci(torch.tensor(x, dtype=torch.float64))==mean_ci(o for o in x)==mean_ci(x)
+    with pytest.raises(ValueError, match='no numbers'): mean_ci(np.array([]))
+    m,h = mean_ci(x)
+    assert abs(m-.4)<1e-12 and abs(h-4.302652729911275*.3/3**.5)<1e-9
 
 def test_versions_name_what_is_missing():
     v = versions()

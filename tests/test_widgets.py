@@ -1,0 +1,24 @@
+"The controls that turn drawn frames over."
+import pytest
+from grpo_nb.widgets import W, _indexed, explore
+
+def frames(res):
+    "Texts of the HTML frames of one control, in the order of its settings."
+    return [o.value for o in res.children[1].children]
+
+@pytest.mark.parametrize('make', [W.ToggleButtons, W.Dropdown, W.RadioButtons, W.Select])
+@pytest.mark.parametrize('options,value,start', [([('none', None), ('8', 8)], None, 0), ([('8', 8), ('none', None)], None, 1), ([1, 2], None, 0), ([('8', 8), ('none', None)], 8, 0)])
+def test_a_control_that_starts_at_none_is_drawn_and_starts_at_a_setting(make, options, value, start):
+    c = make(options=options, value=value)
+    seen = []
+    res = explore(lambda age: seen.append(age) or dict(age=age), lambda v: f"<p>{v['age']}</p>", age=c)
+    want = [o[1] if isinstance(o, tuple) else o for o in options]
+    assert seen==want and frames(res)==[f'<p>{o}</p>' for o in want]
+    assert c.index==start and c.value==want[start] and res.children[1].selected_index==start
+    assert res.still==f'<p>{want[start]}</p>'
+
+def test_sliders_and_boxes_keep_their_start():
+    c = _indexed('clip_eps', W.FloatSlider(.2, min=.1, max=.5, step=.1))
+    assert (c.index, c.value)==(1, .2)
+    c = _indexed('on', W.Checkbox(value=True))
+    assert (c.index, c.value)==(1, True)
