@@ -3,7 +3,7 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.loss import policy_loss
-from grpo_nb.off_policy import AGES, ESTIMATORS, G, LabPolicy, Lens, draw_lab, exact_gradient, group_moments, jacobian, lab_view, right, summary, token_weights, too_old, train_lab
+from grpo_nb.off_policy import AGES, ESTIMATORS, G, LabPolicy, Lens, draw_lab, exact_gradient, group_moments, jacobian, lab, lab_view, right, summary, token_weights, too_old, train_lab
 
 CSV = Path(__file__).parent.parent/'nbs'/'results'/'lab.csv'
 
@@ -90,3 +90,8 @@ def test_the_stored_study_is_whole_and_its_verdict_holds():
         assert abs(m.loc[e,a]-want)<=.006 and abs(h.loc[e,a]-half)<=.006
     assert set(too_old(df).index)==set(ESTIMATORS)
     assert draw_lab(lab_view(.01, 'worth', df)).axes
+
+def test_a_stored_run_of_the_study_comes_out_again():
+    new = lab(3, .02).groupby(['age','estimator'], sort=False)[['kl','ess','cosine','bias','noise','worth']].mean()
+    old = pd.read_csv(CSV).query('seed==3 and learning_rate==.02').set_index(['age','estimator'])[list(new)]
+    assert len(new)==len(AGES)*len(ESTIMATORS) and (new.loc[old.index]-old).abs().max().max()<1e-4   # float64 and five stored digits: on any machine
