@@ -89,7 +89,7 @@ def end_mask(
     e = torch.isin(ids, ends).int()
     return (e.cumsum(-1)-e)==0
 
-# %% ../nbs/03_generation.ipynb #d9c5bdfa
+# %% ../nbs/03_generation.ipynb #291634ec
 def _uniforms(n, T, generator, device):
     "(n, T) float64 in [0, 1): a dart for every token that could be drawn, so that a row's draws don't depend on other rows."
     at = generator.device if generator is not None else 'cpu'
@@ -101,7 +101,6 @@ def _rollouts(prompt_ids, prompt_mask, ids, logps, ends, G, pad_id):
     group = lambda x: x.unflatten(0, (-1, G))
     return Rollouts(prompt_ids, prompt_mask, group(ids.masked_fill(~m, pad_id)), group(m), group(logps.masked_fill(~m, 0.)), pad_id=pad_id).trim()
 
-# %% ../nbs/03_generation.ipynb #41bccd72
 def _seen(prompt_ids, prompt_mask, V):
     "(B, V) bool: which tokens does each prompt hold, padding aside?"
     out = torch.zeros(len(prompt_ids), V+1, dtype=torch.bool, device=prompt_ids.device)
@@ -121,7 +120,7 @@ def _one_completion(model, ids, u, ends, draw):
         if torch.isin(tok, ends).any(): break
     return torch.stack(toks),torch.stack(logps)
 
-# %% ../nbs/03_generation.ipynb #9666dcba
+# %% ../nbs/03_generation.ipynb #f09b3528
 @contextmanager
 def eval_mode(
     model,  # any torch module
@@ -142,7 +141,6 @@ def _special_ids(model, eos_token_id, pad_token_id, device):
     pad = own('pad_token_id') if pad_token_id is None else pad_token_id
     return ends, int(pad) if pad is not None else int(ends[0]) if len(ends) else 0
 
-# %% ../nbs/03_generation.ipynb #5bc86423
 def _check_numbers(num_generations, max_completion_length, temperature=1.0, top_k=0, top_p=1.0, min_p=None, repetition_penalty=1.0):
     "ValueError for a setting out of its range."
     whole = lambda v, low: isinstance(v, int) and v>=low
@@ -219,7 +217,7 @@ class Cached:
         self.cache.batch_select_indices(idx)
         self.mask = self.mask[idx]
 
-# %% ../nbs/03_generation.ipynb #b947fadc
+# %% ../nbs/03_generation.ipynb #0bc4cc81
 def _fuse(l, D):
     "One Qwen2 block as six tensors: queries-keys-values and their bias, output, gate-and-up, down; norms and the attention's scale multiplied in."
     a,p = l.self_attn,l.mlp
@@ -234,7 +232,6 @@ def _rotate(x, cis):
     "Turn neighbouring pairs of `x` (..., D) by the unit complex numbers `cis` (..., D/2)."
     return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)))*cis).flatten(-2)
 
-# %% ../nbs/03_generation.ipynb #82de705f
 class Direct:
     "A plain float32 Qwen2 as bare tensors: the logits of `Cached`, without the way through its modules."
     def __init__(self, model):
@@ -338,7 +335,7 @@ def _decode(dec, logits, u, ends, draw, seen, ids, logps, spare=.12):
             dec.select(keep)
         logits = dec.step(tok)
 
-# %% ../nbs/03_generation.ipynb #350fe225
+# %% ../nbs/03_generation.ipynb #1f5d9abc
 def generate(
     model,                          # a causal model of transformers
     prompt_ids:Tensor,              # (B, P) int64, padded on the left
@@ -357,11 +354,12 @@ def generate(
 )->Rollouts:                        # G completions of each prompt, `old_logps` in nats at `temperature`, 0 where masked
     """`num_generations` completions of every prompt, with the log-probs of the policy that drew them.
 
-    ValueError for a setting out of range, a prompt beyond the model's positions, and nan in the logits, with the row.
+    ValueError for a setting out of range, a prompt beyond the model's positions, `direct` where it can't be, and nan in the logits, with the row.
     """
     G,T,mask = num_generations,max_completion_length,prompt_mask.bool()
     sampling = dict(temperature=temperature, top_k=top_k or 0, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
     _check_numbers(G, T, **sampling); _check_prompts(model, prompt_ids, mask, T)
+    if direct and not can_direct(model, math.inf): raise ValueError('direct=True is for a plain float32 Qwen2, and this model is none (or a hook, adapter, autocast or other attention is on it): leave `direct` away')
     ends,pad_id = _special_ids(model, eos_token_id, pad_token_id, prompt_ids.device)
     N,dev = len(prompt_ids)*G,prompt_ids.device
     ids,logps = torch.full((N, T), pad_id, device=dev),torch.zeros(N, T, device=dev)

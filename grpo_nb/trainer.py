@@ -6,9 +6,9 @@
 __all__ = ['TrainConfig', 'check_dataset', 'State', 'new_state', 'next_keys', 'rollout', 'decode', 'score', 'update',
            'loss_options', 'ended', 'sync_reference', 'replay_metrics', 'group_ratios', 'reference', 'step',
            'per_group', 'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train',
-           'about_data', 'record', 'pass_at_k', 'evaluate']
+           'slow_roads', 'about_data', 'record', 'pass_at_k', 'evaluate']
 
-# %% ../nbs/09_trainer.ipynb #6e3a6889
+# %% ../nbs/09_trainer.ipynb #7b62a898
 import copy, hashlib, json, math, random, shutil, signal, threading, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -18,10 +18,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from .core import Rollouts, masked_mean, mean_ci, save_json, share_ci, versions
 from .tiny_qwen import encode_prompts
-from .generation import generate
+from .generation import can_direct, generate
 from .rewards import combine_rewards, compute_rewards
 from .advantages import dead_groups, dead_reason, multi_objective
-from .kl import token_logps_and_entropy
+from .kl import can_pack, token_logps_and_entropy
 from .loss import loss_metrics, policy_loss
 from .replay import Keep, Replay
 from .records import Recorder, clip_shares, group_rows, ratio_hists
@@ -449,7 +449,7 @@ def stop_on_signal():
     finally:
         for k,v in before.items(): signal.signal(k, v)
 
-# %% ../nbs/09_trainer.ipynb #c454e4f5
+# %% ../nbs/09_trainer.ipynb #58862d37
 def train(
     model,                 # a causal language model of transformers; it is trained in place
     tokenizer,             # its tokenizer
@@ -472,6 +472,7 @@ def train(
     if resume_from_checkpoint: load_checkpoint(s, _find(resume_from_checkpoint, args.output_dir))
     rec = Recorder(args.output_dir, settings=dict(trainer='grpo_nb', args=asdict(args), method=s.method.name, data=about_data(tokenizer, dataset), versions=versions()), every=max(1, args.record_groups*args.steps_per_batch), resume_step=s.step-1 if resume_from_checkpoint else None) if args.output_dir else None
     due = lambda every, was: every and s.step//every>was//every
+    if not args.disable_tqdm and (slow := slow_roads(model, args)): tqdm.write(slow)
     with stop_on_signal() as stop, tqdm(total=args.max_steps, initial=s.step, disable=args.disable_tqdm, unit='step', desc='GRPO') as bar:
         while s.step<args.max_steps and not (args.max_tokens and s.num_tokens>=args.max_tokens):
             was = s.step
@@ -492,6 +493,14 @@ def train(
             if args.output_dir and not any(p.name==f'checkpoint-{s.step}' for p in checkpoints(args.output_dir)): save_checkpoint(s, args.output_dir)
     s.model.eval()
     return s
+
+def slow_roads(
+    model,            # the policy
+    args:TrainConfig, # settings
+)->str:               # one line; '' where everything takes the short road
+    "What goes through transformers' own modules, with the same numbers but slower."
+    slow = [o for o,ok in (('sampling', can_direct(model)), ('log-probs', args.shared_prefix and can_pack(model))) if not ok]
+    return f"{type(model).__name__} in {model.dtype}: {' and '.join(slow)} through transformers' modules; the short road is for a plain float32 Qwen2" if slow else ''
 
 def about_data(
     tokenizer,  # of the policy

@@ -249,3 +249,10 @@ def test_the_exercises_are_solvable():
     for c in code:
         if 'my_top_p' in c: exec(c, ns)
     assert ns['check_top_p'](ns['my_top_p'])=='right' and ns['check_top_p'](lambda p, k: None)=='not yet' and ns['check_top_p'](lambda p, k: [0])!='right'
+
+def test_the_short_way_is_refused_where_it_would_give_other_numbers():
+    ids,mask = some_prompts()
+    hooked = sharp(); hooked.model.layers[0].register_forward_hook(lambda m, i, o: o)
+    for m in (sharp().bfloat16(), sharp(hidden_act='gelu'), hooked):
+        with pytest.raises(ValueError, match='direct=True is for a plain float32 Qwen2'): generate(m, ids, mask, 2, 3, direct=True)
+        assert generate(m, ids, mask, 2, 3, eos_token_id=1, generator=seeded()).old_logps.isfinite().all()

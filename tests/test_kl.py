@@ -289,3 +289,22 @@ def test_a_model_that_bends_its_logits_is_refused():
     import copy
     m = copy.deepcopy(model()); m.config.final_logit_softcapping = 30.
     with pytest.raises(ValueError, match='final_logit_softcapping'): token_logps(m, batch())
+
+def test_trls_head_gives_the_numbers_of_ours_and_holds_no_more_logits():
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+    n,V,D = 48,40_000,8
+    class Biggest(TorchDispatchMode):
+        n = 0
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.n = max([self.n]+[o.numel() for o in (out if isinstance(out, (tuple,list)) else [out]) if isinstance(o, torch.Tensor)])
+            return out
+    def run(f):
+        h,W = torch.randn(n, D, generator=gen(1)).requires_grad_(),(torch.randn(V, D, generator=gen(2))*.5).requires_grad_()
+        with Biggest() as b:
+            lp,H = f(h, W, torch.randint(V, (n,), generator=gen(3)))
+            (lp*torch.arange(n)).sum().backward()
+        return b.n,[lp, H, h.grad/h.grad.norm(), W.grad/W.grad.norm()]
+    (a,x),(b,y) = run(lambda h, W, i: ChunkedLogProbFunction.apply(h, W, None, i, .8, 8192, None, 1., ('entropy',))[:2]),run(lambda h, W, i: chunked_logps(h, W, i, .8, chunk=8, entropy=True))
+    for p,q in zip(x, y): check(p, q, 2e-5)
+    assert a<n*V/2 and b<n*V/2

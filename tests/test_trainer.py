@@ -235,6 +235,12 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     assert any(mb.replayed.any() for mb,_ in seen)
     for mb,want in seen: assert torch.allclose(mb.ref_logps, want, atol=2e-5)
 
+def test_a_model_without_a_short_road_is_said_in_one_line(capsys):
+    run = lambda m, **kw: (train(m, TOK, DATA, parity, cfg(max_steps=2, disable_tqdm=False, **kw)), capsys.readouterr().out)[1]
+    assert run(tiny_model(0))==''
+    assert run(tiny_model(0, hidden_act='gelu')).count('\n')==1 and 'sampling and log-probs' in tr.slow_roads(tiny_model(0, hidden_act='gelu'), cfg())
+    assert 'Qwen2ForCausalLM in torch.bfloat16' in tr.slow_roads(tiny_model(0).bfloat16(), cfg()) and 'sampling' not in tr.slow_roads(tiny_model(0), cfg(shared_prefix=False))
+
 def test_groups_outside_the_loss_are_not_computed(monkeypatch):
     s = state(method=Mask())
     asked = watch(monkeypatch, s)
@@ -344,3 +350,14 @@ def test_it_learns_what_is_rewarded():
     s = train(tiny_model(0), TOK, DATA, short, cfg(max_steps=60, learning_rate=3e-3))
     r = [o['reward'] for o in s.history]
     assert sum(r[-5:])/5>2*sum(r[:5])/5
+
+def test_the_demo_is_the_same_to_the_bit_whatever_the_number_of_threads(tmp_path):
+    from grpo_nb.demo import demo
+    def run(n):
+        torch.set_num_threads(n)
+        try: demo(output_dir=str(tmp_path/str(n)), max_steps=8, n_problems=20, disable_tqdm=True); assert torch.get_num_threads()==n
+        finally: torch.set_num_threads(1)
+        from safetensors.torch import load_file
+        return load_file(tmp_path/str(n)/'checkpoint-8'/'model.safetensors')
+    a,b = run(1),run(2)
+    assert a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
