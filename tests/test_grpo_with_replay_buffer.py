@@ -291,7 +291,6 @@ def test_where_trl_needs_no_old_logps_fresh_rows_keep_ratio_1_and_replayed_rows_
 def test_stored_logps_are_those_of_the_policy_that_sampled():
     t,_ = run(PLAN, steps=1, learning_rate=1e-2)          # stored before the first step: compare with the untouched model
     m = T.model()
-    from trl.trainer.utils import add_fused_lm_head
     for e in stored(t):
         d,row = e.data,0
         for i,n in enumerate(d['lens'].tolist()):
