@@ -1,4 +1,4 @@
 "`python -m grpo_nb`, and so `accelerate launch -m grpo_nb`: the command line."
 from grpo_nb.cli import main
 
-main()
+if __name__=='__main__': main()

@@ -7,14 +7,14 @@ __all__ = ['ALIASES', 'DEFAULTS', 'xml_count', 'last_answer', 'gsm8k_rewards', '
            'RecipeArguments', 'GSM8KArguments', 'TLDRArguments', 'parse_recipe', 'recipe_plan', 'run_recipe', 'gsm8k',
            'numinamath', 'tldr']
 
-# %% ../nbs/14_recipes.ipynb #b99a9f9a
+# %% ../nbs/14_recipes.ipynb #eb1007c3
 import difflib, re, sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 import torch
 from . import tasks
 from .tasks import completion_text
-from .multi_gpu import Layout, format_plan, run_plan, vllm_problem
+from .multi_gpu import Layout, check_launch_config, format_plan, run_plan, vllm_problem
 
 # %% ../nbs/14_recipes.ipynb #cc1e4356
 def xml_count(
@@ -78,7 +78,7 @@ def length_reward(
     "Minus the distance of a completion from 20 characters, as in TRL's quick start."
     return [float(-abs(20-len(completion_text(c)))) for c in completions]
 
-# %% ../nbs/14_recipes.ipynb #57f3e8e9
+# %% ../nbs/14_recipes.ipynb #1f022fcb
 def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
 
 @dataclass
@@ -91,12 +91,13 @@ class RecipeArguments:
     total_batch_size:int = _s(16, 'Prompts in a generation batch, over all processes.')
     skip_apply_chat_template:bool = _s(False, 'Give prompts as plain text, without the chat template.')
     dataset_num_proc:int = _s(None, 'Processes that prepare the data set.')
-    attn_mechanism:str = _s('auto', 'Attention: auto, vanilla, sdpa, flash_attention_2.', choices=['auto','vanilla','sdpa','flash_attention_2'])
+    attn_mechanism:str = _s('auto', 'Attention: auto, vanilla (or eager), sdpa, flash_attention_2.', choices=['auto','vanilla','eager','sdpa','flash_attention_2'])
     use_wandb:bool = _s(False, 'Track the run with Weights & Biases; `--report_to` takes others.')
     resume:bool = _s(False, 'Go on from the newest whole checkpoint in output_dir.')
     dry_run:bool = _s(False, 'Print the plan and stop.')
     strategy:str = _s('ddp', 'For the plan only: how states are cut.', choices=['ddp','fsdp2','zero2','zero3'])
     num_processes:int = _s(None, 'For the plan only: processes; default: those that are running.')
+    accelerate_config:str = _s(None, 'The YAML file given to `accelerate launch`: its keys and values are looked at first.')
 
 @dataclass
 class GSM8KArguments(RecipeArguments):
@@ -111,10 +112,10 @@ class TLDRArguments(RecipeArguments):
     "TL;DR's own."
     reward:str = _s('length', "'length': 20 characters are best; 'overlap': words shared with a person's summary.", choices=['length','overlap'])
 
-ALIASES = dict(repo_id='model', model_name='model', model_name_or_path='model', num_return_sequences='num_generations', save_directory='output_dir', log_steps='logging_steps')
+ALIASES = dict(repo_id='model', model_name='model', model_name_or_path='model', attn_implementation='attn_mechanism', num_return_sequences='num_generations', save_directory='output_dir', log_steps='logging_steps')
 DEFAULTS = dict(beta=.04, learning_rate=1e-6, num_generations=4, max_completion_length=256, temperature=.7, top_p=.95, top_k=50, num_train_epochs=3, ref_model_mixup_alpha=.9, ref_model_sync_steps=64)
 
-# %% ../nbs/14_recipes.ipynb #76808da0
+# %% ../nbs/14_recipes.ipynb #f799bb9a
 def _parser(cls, **defaults):
     from trl import TrlParser
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
@@ -123,10 +124,13 @@ def _parser(cls, **defaults):
     p.set_defaults_with_config(**(DEFAULTS | dict(use_cpu=not gpu, bf16=gpu, report_to='none') | defaults))
     return p
 
+_GIVEN = ('dataset_name','dataset_config','datasets','reward_funcs','reward_model_name_or_path')   # of `trl grpo`
+
 def _known(p, d, where):
     "`d` with aliases replaced. ValueError for an option that does not exist."
-    d,known = {ALIASES.get(k, k):v for k,v in d.items()},{a.dest for a in p._actions}
+    d,known = {ALIASES.get(k, k):'no' if v is False and k.endswith('_strategy') else v for k,v in d.items()},{a.dest for a in p._actions}   # YAML reads no as false
     for k in d:
+        if k in _GIVEN: raise ValueError(f'{where}: {k!r} is decided by the recipe; leave it out, take `rows_file` for rows of your own, or `grpo_nb train` for another task')
         if k not in known and k!='env':
             near = difflib.get_close_matches(k, known, 1)
             raise ValueError(f'{where}: no option {k!r}'+(f', did you mean {near[0]!r}?' if near else ''))
@@ -185,7 +189,7 @@ def _world():
     import os
     return int(os.environ.get('WORLD_SIZE', 1))
 
-# %% ../nbs/14_recipes.ipynb #b26bdccd
+# %% ../nbs/14_recipes.ipynb #13b639b2
 def recipe_plan(
     r:RecipeArguments,  # the recipe's settings
     a,                  # GRPOWithReplayBufferConfig
@@ -193,8 +197,15 @@ def recipe_plan(
     "What `--dry_run` prints."
     lay = Layout(r.num_processes or _world(), a.per_device_train_batch_size, a.gradient_accumulation_steps if not a.steps_per_generation else a.steps_per_generation, a.num_generations, a.gradient_accumulation_steps)
     plan = run_plan(r.model, lay, r.max_prompt_length, a.max_completion_length, a.replay_buffer_size, strategy=r.strategy, beta=a.beta, checkpointing=bool(a.gradient_checkpointing))
+    plan['problems'] += _launch_problems(r)
     if a.use_vllm and (why := vllm_problem(a.vllm_mode, a.vllm_server_base_url or f'http://{a.vllm_server_host}:{a.vllm_server_port}')): plan['problems'].append(why)
     return plan
+
+def _launch_problems(r):
+    import yaml
+    if not r.accelerate_config: return []
+    with open(r.accelerate_config) as f: c = yaml.safe_load(f)
+    return [f'{Path(r.accelerate_config).name}: {o}' for o in (check_launch_config(c) if isinstance(c, dict) else ['needs lines of `name: value`'])]
 
 def _prepare(ds, r, tok):
     "Share, length and form of the prompts."
@@ -227,7 +238,7 @@ def run_recipe(
     if r.dry_run:
         print(format_plan(plan))
         return plan
-    if a.use_vllm and (bad := [o for o in plan['problems'] if 'vllm' in o.lower()]): raise ValueError(bad[0])
+    if bad := _launch_problems(r)+[o for o in plan['problems'] if a.use_vllm and 'vllm' in o.lower()]: raise ValueError('; '.join(bad))
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
     if rows is None and r.rows_file: rows = list(tasks._read_rows(Path(r.rows_file)))
     try: ds = load_data(rows)

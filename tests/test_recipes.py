@@ -111,3 +111,78 @@ def test_long_prompts_are_left_out_and_templates_can_be_skipped(tmp_path, capsys
     t = gsm8k(rows=rows, max_prompt_length=200, skip_apply_chat_template=True, **opts)
     assert isinstance(t.train_dataset[0]['prompt'], str) and len(t.train_dataset)==8 and '1 of 9 prompts' in capsys.readouterr().out
     with pytest.raises(ValueError, match='all 9 prompts have more than 2 tokens'): gsm8k(rows=rows, max_prompt_length=2, **opts)
+
+# -- several processes, and what can't work ----------------------------------------------------------
+
+def words(name, d, **more):
+    "A run of two steps on rows made here."
+    (d/f'{name}.jsonl').write_text('\n'.join(map(json.dumps, ROWS[name])))
+    return [name] + [o for k,v in (dict(model='tiny', rows_file=str(d/f'{name}.jsonl'), output_dir=str(d/name), max_steps=2, total_batch_size=4, num_generations=4, max_completion_length=8, logging_steps=1,
+        gradient_checkpointing='false', temperature=1.0, save_strategy='no', disable_tqdm='true') | more).items() for o in (f'--{k}', str(v))]
+
+def accelerate(d, args):
+    "Under `accelerate launch` on two processes of the CPU, with a file that our own code wrote."
+    import os, subprocess, sys
+    from pathlib import Path
+    from grpo_nb.multi_gpu import write_launch_config
+    root = Path(__file__).parent.parent
+    f = write_launch_config(d/'two.yaml', 'ddp', 2, mixed_precision='no', use_cpu=True)
+    r = subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f, *args], cwd=d, env=os.environ|dict(OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1', PYTHONPATH=str(root)), capture_output=True, text=True, timeout=400)
+    assert r.returncode==0, (r.stdout+r.stderr)[-3000:]
+
+@pytest.mark.slow
+def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path):
+    from grpo_nb.records import read_run
+    w = words('gsm8k', tmp_path)
+    (tmp_path/'run.yaml').write_text('\n'.join(f'{k[2:]}: {v}' for k,v in zip(w[1::2], w[2::2]))+'\nreplay_buffer_size: 8\n')
+    accelerate(tmp_path, ['-m', 'grpo_nb', 'gsm8k', '--config', str(tmp_path/'run.yaml'), '--beta', '0.01', '--accelerate_config', str(tmp_path/'two.yaml')])
+    run = read_run(tmp_path/'gsm8k')
+    assert run.settings['world_size']==2 and len(run.history)==2 and {'rewards/correctness/mean','replay/dead','kl'} <= set(run.history.columns) and (tmp_path/'gsm8k'/'model.safetensors').exists()
+    assert len(run.groups[run.groups.step==run.groups.step.min()])==4        # prompts of both processes together
+
+@pytest.mark.slow
+def test_the_other_recipes_run_on_two_processes_too(tmp_path):
+    from grpo_nb.records import read_run
+    (tmp_path/'both.py').write_text(f'from grpo_nb.cli import main\nmain({words("numinamath", tmp_path)!r})\nmain({words("tldr", tmp_path)!r})\n')
+    accelerate(tmp_path, [str(tmp_path/'both.py')])
+    for name,col in (('numinamath','rewards/accuracy/mean'), ('tldr','rewards/length_reward/mean')):
+        run = read_run(tmp_path/name)
+        assert run.settings['world_size']==2 and len(run.history)==2 and col in run.history.columns
+
+def test_a_plan_for_64_processes_is_legal_where_the_run_would_be(capsys):
+    plan = gsm8k(model='Qwen/Qwen2.5-7B-Instruct', dry_run=True, num_processes=64, strategy='fsdp2', num_generations=16, total_batch_size=32, max_completion_length=1024)
+    assert (plan['processes'], plan['rows_per_process'], plan['rows'], plan['groups'], plan['straddling'])==(64, 8, 512, 32, 32) and not plan['problems']
+    plan = gsm8k(model='tiny', dry_run=True, num_processes=8, per_device_train_batch_size=3, steps_per_generation=2, gradient_accumulation_steps=2, num_generations=8)
+    assert (plan['rows_per_process'], plan['rows'], plan['groups'], plan['straddling'])==(6, 48, 6, 6)
+    with pytest.raises(ValueError, match='divisible'): gsm8k(model='tiny', dry_run=True, num_processes=8, per_device_train_batch_size=3, steps_per_generation=1, num_generations=16)
+
+def fsdp_versoin(d):
+    import yaml
+    from grpo_nb.multi_gpu import launch_config
+    c = launch_config('fsdp2'); c['fsdp_config']['fsdp_versoin'] = c['fsdp_config'].pop('fsdp_version')
+    (d/'bad.yaml').write_text(yaml.safe_dump(c))
+    return ['--accelerate_config', str(d/'bad.yaml'), '--model', 'nowhere']
+
+@pytest.mark.parametrize('args,say', [(lambda d: ['--model','no-such-model','--rows_file',str(d/'rows.jsonl')], "model 'no-such-model' could not be loaded"),
+    (lambda d: ['--model','tiny'], '`--rows_file FILE`'), (lambda d: ['--model','tiny','--num_generatoins','4'], "did you mean 'num_generations'"), (fsdp_versoin, "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
+    (lambda d: ['--model','tiny','--num_processes','8'], 'num_processes 8 is for --dry_run'), (lambda d: ['--model','tiny','--use_vllm'], 'vllm is not installed'), (lambda d: ['--model','tiny','--rows_file',str(d/'none.jsonl')], 'none.jsonl'),
+    (lambda d: ['--model','tiny','--config',str(d/'trl.yaml')], 'decided by the recipe'), (lambda d: ['--model','tiny','--generation_batch_size','6','--num_generations','4'], 'divisible')])
+def test_what_can_not_work_is_one_line_and_exit_2(args, say, tmp_path, capsys, monkeypatch):
+    from grpo_nb.cli import main
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True); monkeypatch.setattr('datasets.config.HF_HUB_OFFLINE', True)
+    (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS['gsm8k']))); (tmp_path/'trl.yaml').write_text('dataset_name: openai/gsm8k\n')
+    with pytest.raises(SystemExit) as e: main(['gsm8k', '--output_dir', str(tmp_path/'o'), *args(tmp_path)])
+    err = [o for o in capsys.readouterr().err.splitlines() if o.startswith('grpo_nb ')]
+    assert e.value.code==2 and len(err)==1 and say in err[0], err
+    assert not list(tmp_path.glob('o/checkpoint*')) and not list(tmp_path.glob('o/*.safetensors'))
+
+def test_a_vllm_server_that_does_not_answer_stops_a_run_before_it_loads(monkeypatch):
+    import grpo_nb.multi_gpu as M
+    monkeypatch.setattr(M, 'find_spec', lambda n: True)
+    with pytest.raises(ValueError, match='no vLLM server answers at http://127.0.0.1:9'): gsm8k(model='nowhere', use_vllm=True, vllm_mode='server', vllm_server_base_url='http://127.0.0.1:9', output_dir='x')
+
+def test_python_m_grpo_nb_is_the_command_line():
+    import subprocess, sys
+    r = subprocess.run([sys.executable, '-m', 'grpo_nb', '--help'], capture_output=True, text=True, timeout=100)
+    assert r.returncode==0 and 'gsm8k' in r.stdout
+    assert 'numinamath' in subprocess.run([sys.executable, '-m', 'grpo_nb', 'nothing'], capture_output=True, text=True, timeout=100).stderr

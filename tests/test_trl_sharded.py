@@ -69,6 +69,20 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
         assert a['w'].keys()==b['w'].keys()
         for k in a['w']: torch.testing.assert_close(a['w'][k], b['w'][k], rtol=1e-4, atol=1e-6)
 
+@pytest.mark.skipif(not os.environ.get('GRPO_NB_DEEPSPEED'), reason='GRPO_NB_DEEPSPEED=1 runs it: needs deepspeed, which builds an extension for minutes')
+@pytest.mark.parametrize('scene', ['zero2','zero3'])
+def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
+    from grpo_nb.multi_gpu import write_launch_config
+    f = write_launch_config(tmp_path/f'{scene}.yaml', scene, 2, mixed_precision='no')
+    env = os.environ|dict(OMP_NUM_THREADS='1', DS_ACCELERATOR='cpu', TINY=T.folder(), PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))
+    r = subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f, str(HERE/'trl_sharded_ranks.py'), str(tmp_path), scene], env=env, capture_output=True, text=True, timeout=900)
+    assert r.returncode==0, r.stderr[-3000:]
+    for a,b in zip(facts(out, 'straddle'), facts(tmp_path, scene)):
+        steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
+        assert len(steps[1])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
+        assert a['b']['ids']==b['b']['ids'] and equal(a['b']['index']['data'], b['b']['index']['data'])
+        assert all(torch.equal(p['completion_ids'], q['completion_ids']) for p,q in zip(a['b']['pieces'], b['b']['pieces']))
+
 def test_fsdp2_resumes_with_its_buffer(out):
     for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
         assert equal(a['b'], b['b']) and all(torch.equal(a['w'][k], b['w'][k]) for k in a['w'])

@@ -71,4 +71,5 @@ for scene in scenes:
         fsdp2_on_cpu()
         run(scene, per_device_train_batch_size=6)
         run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2', per_device_train_batch_size=6)
+    if scene in ('zero2','zero3'): run(scene, per_device_train_batch_size=6, use_cpu=False, ddp_backend='gloo', save_strategy='no')
     if scene in ('hangs','raises'): make(scene, 3, judge, ddp_timeout=4).train()
