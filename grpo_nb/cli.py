@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 
-# %% ../nbs/16_cli.ipynb #060519f9
+# %% ../nbs/16_cli.ipynb #84036f26
 COMMANDS = dict(   # name: (function, what it does)
     demo=('grpo_nb.demo:demo', 'a tiny Qwen learns to add, in a minute; leaves a report'),
     train=('grpo_nb.cli:train_command', 'the same on problems and rewards of your own'),
@@ -22,6 +22,7 @@ COMMANDS = dict(   # name: (function, what it does)
     numinamath=('grpo_nb.recipes:numinamath', 'the same on NuminaMath'),
     tldr=('grpo_nb.recipes:tldr', 'the same on TL;DR'),
     bakeoff=('grpo_nb.bakeoff:bakeoff', 'compare methods for dead groups at equal tokens'),
+    bench=('grpo_nb.speed:bench', 'how fast is each part, beside TRL, transformers and the machine itself?'),
     run_nbs=('grpo_nb.dev:run_nbs', 'run notebooks and store their outputs'),
     readme=('grpo_nb.dev:readme', 'write README.md from the index notebook'),
     docs=('grpo_nb.dev:docs', 'build the site; --serve shows it'),

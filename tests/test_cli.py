@@ -93,3 +93,19 @@ def test_a_folder_with_other_work_is_left_alone(tmp_path):
     (tmp_path/'settings.json').write_text('{}')
     new_folder(tmp_path)
     assert (tmp_path/'thesis.tex').exists() and not (tmp_path/'settings.json').exists()
+
+def test_bench_writes_its_table_and_prints_it(tmp_path, capsys, monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    main(['bench','--only','gpu','--quick','--out',str(tmp_path/'speed.csv'),'--disable_tqdm'])
+    out = capsys.readouterr().out
+    lines = (tmp_path/'speed.csv').read_text().splitlines()
+    assert len(lines)>=6 and lines[0].startswith('run,part,case,arm') and all(o.startswith('1,gpu,') for o in lines[1:])
+    assert 'gpu' in out and 'speed.csv' in out
+
+@pytest.mark.parametrize('more,says', [(['--only','sped'], "no part 'sped'"), (['--rounds','0'], 'rounds=0'), (['--out','{}/not_ours.csv'], 'not written by')])
+def test_bench_refuses_what_it_cannot_do(more, says, tmp_path, capsys):
+    (tmp_path/'not_ours.csv').write_text('a,b\n')
+    with pytest.raises(SystemExit) as e: main(['bench','--out',str(tmp_path/'s.csv'),*[o.format(tmp_path) for o in more]])
+    err = capsys.readouterr().err
+    assert e.value.code==2 and says in err and 'Traceback' not in err

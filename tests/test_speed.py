@@ -1,0 +1,416 @@
+"The benchmark's arithmetic by hand, its counts against torch's own, fast parts against readable ones on the benchmark's own work. No clock decides a test."
+import math, random, sys, threading
+from pathlib import Path
+import pandas as pd
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+import grpo_nb.speed as S
+from grpo_nb.core import test_tensor as tensors_equal
+from grpo_nb.generation import generate, generate_loop
+from grpo_nb.kl import gather_logps, token_logps
+from grpo_nb.replay import Replay, ReplayBuffer
+from grpo_nb.speed import *
+from grpo_nb.tiny_qwen import encode_prompts
+from grpo_nb.trainer import step
+
+ROOT = Path(__file__).parent.parent
+CSV = ROOT/'nbs/results/speed.csv'
+SMALL = dict(size='0.1M', B=2, G=4, T=6)
+
+# --- arithmetic
+
+def test_arms_take_turns_and_warm_up_rounds_do_not_count():
+    order = []
+    seen = in_turn(dict(a=lambda: order.append('a'), b=lambda: order.append('b') or 3), rounds=2, warmup=1)
+    assert order==list('ababab') and len(seen['a'])==len(seen['b'])==2
+    assert [o[2] for o in seen['a']]==[1, 1] and [o[2] for o in seen['b']]==[3, 3]
+
+def test_clocks_are_read_only_after_the_accelerator_has_finished():
+    log = []
+    in_turn(dict(a=lambda: log.append('work')), rounds=1, warmup=0, sync=lambda: log.append('wait'))
+    assert log==['wait','work','wait']
+
+@pytest.mark.parametrize('kw', [dict(arms={}), dict(arms=dict(a=int), rounds=0), dict(arms=dict(a=int), warmup=-1)])
+def test_a_race_without_arms_or_rounds_is_refused(kw):
+    with pytest.raises(ValueError, match='at least one arm'): in_turn(**kw)
+
+def test_the_spread_is_median_and_quartiles():
+    assert spread([1, 2, 3, 4, 100])==(3, 2, 4)
+    assert spread([7])==(7, 7, 7)
+    with pytest.raises(ValueError, match='nothing was measured'): spread([])
+
+def test_a_speedup_pairs_the_rounds_and_counts_work():
+    drifting = [1., 2., 4.]                       # the machine slows down by four; the ratio does not change
+    base,arm = [(9., 3*t, 6) for t in drifting],[(9., t, 3) for t in drifting]
+    assert speedup(base, arm)==pytest.approx((1.5, 1.5, 1.5))
+    assert speedup(base, arm, 'wall')==pytest.approx((.5, .5, .5))
+    with pytest.raises(ValueError, match='3 rounds against 2'): speedup(base, arm[:2])
+
+@pytest.mark.parametrize('p', [-1., 0., .5, 1., 2.])
+def test_the_slope_of_a_power_law_is_its_power(p):
+    x = [64, 1000, 10**6]
+    assert slope(x, [3*o**p for o in x])==pytest.approx(p)
+
+@pytest.mark.parametrize('x,y', [([1], [1]), ([1, 1], [1, 2]), ([1, 2], [0, 1]), ([0, 2], [1, 1]), ([1, 2, 3], [1, 2])])
+def test_a_slope_needs_two_sizes_and_positive_numbers(x, y):
+    with pytest.raises(ValueError, match='two different sizes'): slope(x, y)
+
+def test_rows_of_a_comparison_say_how_many_times_faster():
+    seen = dict(trl=[(8., 4., 2), (8., 6., 2), (8., 8., 2)], ours=[(2., 1., 1)]*3)
+    a,b = compared('step', 'x', seen, 'trl')
+    assert 'ratio' not in a and (a['value'], a['low'], a['high'])==(6, 5, 7) and a['cpu_s']==6 and a['wall_s']==8
+    assert (b['ratio'], b['ratio_low'], b['ratio_high'], b['ratio_wall'])==(3, 2.5, 3.5, 2) and b['against']=='trl' and b['rounds']==3
+    a,b = compared('generation', 'x', seen, 'trl', per='tokens')
+    assert a['unit']=='tokens/s' and a['value']==pytest.approx(1/3) and b['value']==1
+    a,b = compared('gpu', 'x', seen, 'trl', clock='wall')
+    assert (a['value'], b['value'], b['ratio'])==(8, 2, 2)
+
+def test_a_row_takes_known_columns_only():
+    with pytest.raises(ValueError, match="no columns \\['colour'\\]"): row('a', 'b', 'c', colour=1)
+
+# --- counts
+
+def count(f):
+    with Products() as ours: f()
+    with FlopCounterMode(display=False) as theirs: f()
+    return ours,theirs.get_total_flops()
+
+@pytest.mark.parametrize('f', [lambda a, b: a@b, lambda a, b: torch.addmm(torch.zeros(4, 5), a, b), lambda a, b: torch.bmm(a.expand(6, 4, 3), b.expand(6, 3, 5)),
+    lambda a, b: torch.baddbmm(torch.zeros(6, 4, 5), a.expand(6, 4, 3), b.expand(6, 3, 5)), lambda a, b: torch.nn.functional.linear(a, b.t())])
+def test_operations_are_those_that_torch_counts_forward_and_backward(f):
+    a,b = torch.randn(4, 3, requires_grad=True),torch.randn(3, 5, requires_grad=True)
+    ours,want = count(lambda: f(a, b).sum().backward())
+    assert ours.flops==want>0
+
+def test_products_that_torch_does_not_count_are_counted_too():
+    a,b,c = torch.randn(4, 3),torch.randn(3, 5),torch.zeros(4, 5)
+    with Products() as p: c.addmm_(a, b); torch.mm(a, b, out=c)
+    assert p.flops==2*2*4*3*5 and p.bytes==2*4*(12+15+20)
+
+def test_attention_counts_two_products_forward_and_five_backward():
+    q = torch.randn(2, 3, 7, 4, requires_grad=True)
+    f = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    with Products() as p: out = f()
+    assert p.flops==2*2*6*7*7*4
+    with Products() as p: out.sum().backward()
+    assert p.flops==5*2*6*7*7*4
+
+def test_a_forward_pass_of_the_model_has_the_operations_of_the_formula():
+    m,_ = bench_model('0.3M')
+    ids = torch.randint(256, (5, 9))
+    with Products() as p, torch.no_grad(): m(ids)
+    assert p.flops==forward_flops(m.config, 5, 9)
+
+def test_the_time_of_products_is_that_of_each_shape_times_its_count(monkeypatch):
+    calls = []
+    monkeypatch.setattr(S, '_seconds', lambda f, *a: calls.append(tuple(f().shape)) or 2.)
+    with Products() as p:
+        for _ in range(3): torch.ones(4, 3)@torch.ones(3, 5)
+        torch.ones(2, 4, 3)@torch.ones(2, 3, 5)
+    assert products_seconds(p.seen)==3*2+2 and sorted(calls)==[(2, 4, 5), (4, 5)]
+    assert matrix_rate((10, 20))==2*20**3/2
+
+def test_peak_memory_is_the_most_at_one_time():
+    n = 250_000
+    assert peak_bytes(lambda: [torch.ones(n).sum() for _ in range(3)])==pytest.approx(4*n, rel=.01)
+    assert peak_bytes(lambda: torch.ones(n)+torch.ones(n))==pytest.approx(3*4*n, rel=.01)
+    assert peak_bytes(lambda: None)==0
+
+@pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='this system does not say how much memory a process has')
+def test_a_process_grows_by_the_logits_where_they_stand_at_once():
+    n,V = 256,60_000
+    seen = grown(2, n, 8, V)
+    full,blocks = (min(o[2] for o in seen[k]) for k in ('all at once','blocks'))
+    assert full>2*4*n*V*.9 and full>blocks>0 and all(len(v)==2 and w>0 and c>0 for v in seen.values() for w,c,_ in v)
+
+def test_a_measuring_process_that_fails_says_so():
+    with pytest.raises(OSError, match='measuring process ended'): grown(1, 4, 4, -4)
+
+# --- the work
+
+def test_the_model_has_about_the_weights_of_its_name():
+    for k in ('0.1M','0.3M','1M','3M'):
+        n = sum(p.numel() for p in bench_model(k)[0].parameters())
+        assert n==pytest.approx(float(k[:-1])*1e6, rel=.08), k
+
+@pytest.mark.parametrize('p', [.01, .03])
+def test_completions_end_by_chance_in_every_context(p):
+    m,tok = bench_model('0.3M', p_end=p)
+    q = m(torch.randint(256, (8, 40), generator=torch.Generator().manual_seed(1))).logits.softmax(-1)[...,tok.eos_token_id]
+    assert p/2<q.min() and q.max()<2*p
+
+@pytest.mark.parametrize('kw,says', [(dict(size='7B'), '`size`'), (dict(dtype='float8'), "`dtype` is 'float8'"), (dict(attention='flash_attention_9'), '`attention`'), (dict(device='tpu'), '`device`')])
+def test_what_the_model_cannot_be_is_named(kw, says):
+    with pytest.raises(ValueError, match=says): bench_model(**kw)
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU here')
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match='no GPU'): bench_model(device='cuda')
+
+def test_work_that_never_ends_has_full_length_and_work_that_ends_has_not():
+    w = Work(**SMALL|dict(T=24), ends=False)
+    n = step(w.ours())['fresh'].completion_mask.sum(-1)
+    assert (n==24).all()
+    n = step(Work(**SMALL|dict(B=8, T=24)).ours())['fresh'].completion_mask.sum(-1)
+    assert n.float().mean()<22 and n.unique().numel()>3
+
+@pytest.mark.parametrize('direct', [True, False])
+def test_fast_generation_draws_what_the_readable_loop_draws_on_the_benchmarks_own_work(direct):
+    w = Work(**SMALL|dict(size='0.3M', T=16))
+    m,tok = w.model()
+    ids,mask = encode_prompts(tok, list(w.problems()['prompt']))
+    kw = dict(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id)
+    g = lambda: torch.Generator().manual_seed(3)
+    a,b = generate(m, ids, mask, w.G, w.T, generator=g(), direct=direct, **kw),generate_loop(m, ids, mask, w.G, w.T, generator=g(), **kw)
+    tensors_equal(a.completion_ids, b.completion_ids, eps=0)
+    tensors_equal(a.old_logps, b.old_logps, eps=2e-5)
+    tensors_equal(token_logps(m, a).detach(), a.old_logps, eps=2e-5)
+    assert not a.completion_mask.all()
+
+def test_blocks_give_the_values_and_gradients_of_all_logits_at_once():
+    for x,y in zip(*(f() for f in logp_arms(70, 16, 3000).values())): tensors_equal(x, y, eps=2e-4)
+
+def test_the_heap_keeps_the_best_and_draws_by_score():
+    b,o = HeapBuffer(3),ReplayBuffer(3)
+    for i,s in enumerate([.3, .1, .5, .2, .9, .1]): b.add([s], [i]); o.add([s], [i])
+    assert sorted(d for *_,d in b.heap)==sorted(e.data for e in o)==[0, 2, 4]
+    torch.manual_seed(0)
+    n = [b.sample(1)[0] for _ in range(3000)]
+    assert n.count(4)/3000==pytest.approx(.9/1.7, abs=.04)
+    assert sorted(b.sample(3))==[0, 2, 4]
+
+# --- TRL in turn with ours
+
+@pytest.fixture
+def paced(tmp_path):
+    w = Work(**SMALL, beta=.04)
+    p = Paced(trl_trainer(w, tmp_path))
+    yield p,w
+    if not p.over: p.close()
+
+def test_trls_trainer_stands_still_between_calls_and_trains_in_them(paced):
+    p,w = paced
+    t = p.trainer
+    weights = lambda: torch.cat([o.detach().flatten().clone() for o in t.model.parameters()])
+    assert t.state.global_step==0 and t.ref_model is not None and not t.args.gradient_checkpointing
+    before = weights()
+    n = p()
+    assert t.state.global_step==1 and w.B*w.G<=n<=w.B*w.G*w.T and not torch.equal(before, weights())
+    p.counter = Products(); p(); counted = p.counter; p.counter = None; p()
+    assert t.state.global_step==3
+    s = w.ours()
+    with Products() as ours: step(s)
+    assert counted.flops>ours.flops>forward_flops(s.model.config, w.B*w.G, 6)
+    p.close()
+    assert not p.thread.is_alive()
+    with pytest.raises(RuntimeError, match='come to its end'): p()
+
+def test_an_error_in_trls_trainer_is_raised_by_the_call(paced):
+    p,_ = paced
+    def broken(*args, **kwargs): raise KeyError('spilt')
+    p.trainer.training_step = broken
+    with pytest.raises(KeyError, match='spilt'): p(); p()
+
+def test_both_trainers_get_the_same_weights_prompts_and_reward(tmp_path):
+    w = Work(**SMALL)
+    s,t = w.ours(),trl_trainer(w, tmp_path)
+    for a,b in zip(s.model.parameters(), t.model.parameters()): tensors_equal(a, b, eps=0)
+    assert s.dataset['prompt'][:4]==t.train_dataset['prompt'][:4] and s.reward_funcs==[some_answers]==t.reward_funcs
+    a = t.args
+    assert (a.num_generations, a.max_completion_length, a.per_device_train_batch_size, a.learning_rate, a.beta)==(w.G, w.T, w.B*w.G, s.args.learning_rate, s.args.beta)
+    assert (a.loss_type, a.scale_rewards, a.epsilon, a.temperature, a.max_grad_norm, a.weight_decay, a.adam_beta2)==(s.args.loss_type, s.args.scale_rewards, s.args.epsilon, s.args.temperature, s.args.max_grad_norm, s.args.weight_decay, s.args.adam_beta2)
+
+# --- the profile
+
+def test_phases_are_the_functions_that_the_trainer_calls_and_come_off_again():
+    import grpo_nb.trainer as T
+    s = Work(**SMALL).ours(Replay(4))
+    old = T.generate,torch.Tensor.backward,s.method.treat,s.optimizer.step
+    with watched(s, StopWatch()) as w: w.wrap(step, 'other')(s)
+    assert (T.generate, torch.Tensor.backward, s.method.treat, s.optimizer.step)==old
+    assert {k:w.calls[k] for k in ('generation','backward','log-probs','replay','other')}==dict(generation=1, backward=1, replay=1, other=1)|{'log-probs':1}
+    assert w.calls['rewards']>=1 and w.calls['optimizer']>=1 and w.calls['loss']>=1
+
+def test_phases_come_off_when_the_step_fails():
+    import grpo_nb.trainer as T
+    s,old = Work(**SMALL).ours(),T.generate
+    s.optimizer.step = None
+    with pytest.raises(TypeError), watched(s, StopWatch()): step(s)
+    assert T.generate is old
+
+def test_a_phase_gets_the_time_it_does_not_spend_inside_another(monkeypatch):
+    now = [0.]
+    monkeypatch.setattr(S.time, 'process_time', lambda: now[0])
+    def spend(t): now[0] += t
+    w = StopWatch()
+    inner = w.wrap(lambda: spend(3), 'inner')
+    w.wrap(lambda: (spend(1), inner(), inner(), spend(1)), 'outer')()
+    assert w.seconds==dict(inner=6, outer=2) and w.calls==dict(inner=2, outer=1)
+
+# --- falling back
+
+def test_without_a_compiler_one_line_says_so_and_the_function_stays(monkeypatch, capsys):
+    def none(*args, **kwargs): raise RuntimeError('InvalidCxxCompiler: no working C++ compiler found\nmore lines')
+    monkeypatch.setattr(torch, 'compile', none)
+    f = lambda x: x+1
+    g,why = compiled(f, torch.ones(1))
+    out = capsys.readouterr().out
+    assert g is f and 'no working C++ compiler' in why and out.count('\n')==1 and 'going on without it' in out
+
+def test_rows_that_could_not_compile_say_not_run(monkeypatch):
+    monkeypatch.setattr(torch, 'compile', lambda f, **kw: (_ for _ in ()).throw(RuntimeError('no compiler')))
+    rows = {r['arm']:r for r in S.part_options(Bench(quick=True))}
+    assert rows['compiled']['status']=='not run' and 'no compiler' in rows['compiled']['note'] and rows['bfloat16']['status']=='measured'
+
+def test_without_a_gpu_the_rows_say_not_run():
+    rows = S._measure('gpu', Bench(quick=True), '1')
+    assert {r['case'] for r in rows}=={'generation','memory of generation','step','memory of a step','kernels'}
+    assert all(r['status']=='not run' and r['device']=='none' and r['value'] is None and 'no GPU' in r['note'] for r in rows)
+
+def test_the_gpu_part_runs_on_a_small_model_without_one(tmp_path):
+    w = Work(**SMALL, ends=False, dtype='bfloat16', config=dict(vocab_size=400))   # more tokens than the tokenizer knows, as with Qwen's head
+    rows = list(S._on_device(Bench(quick=True, folder=str(tmp_path)), w))
+    got = {(r['case'],r['arm']) for r in rows}
+    assert {(c, a) for c in ('memory of generation','generation') for a in ('transformers','ours')}|{(c, a) for c in ('step','memory of a step') for a in ('trl','ours')}<=got
+    assert any(r['case']=='kernels' for r in rows) and all(r['value']>=0 for r in rows)
+
+def test_too_little_memory_is_a_row_not_a_crash(monkeypatch):
+    monkeypatch.setattr(S, 'free_bytes', lambda: 10**6)
+    rows = list(S.part_logps(Bench(quick=True)))
+    assert [r['status'] for r in rows]==['not run'] and 'memory free' in rows[0]['note']
+
+def test_a_part_that_fails_for_want_of_disk_leaves_its_reason(monkeypatch):
+    def full(o): raise OSError(28, 'No space left on device'); yield
+    monkeypatch.setitem(S.PARTS, 'buffer', full)
+    r, = S._measure('buffer', Bench(), '7')
+    assert r['status']=='failed' and 'No space left' in r['note'] and r['run']=='7' and r['value'] is None
+
+# --- one command
+
+@pytest.fixture
+def quickly(monkeypatch):
+    "Parts that take no time"
+    ran = []
+    def part(name):
+        def f(o): ran.append(name); o.say('a'); yield row(name, 'a case', 'ours', x=64., value=1.5, unit='s', ratio=2.)
+        return f
+    for k in S.PARTS: monkeypatch.setitem(S.PARTS, k, part(k))
+    return ran
+
+def test_runs_are_added_to_the_table_and_an_unfinished_one_goes_on(tmp_path, quickly, capsys):
+    out = str(tmp_path/'a'/'speed.csv')
+    bench(only='buffer,step', quick=True, out=out, disable_tqdm=True)
+    bench(only='buffer, step,replay', quick=True, out=out, run='1', disable_tqdm=True)
+    assert quickly==['buffer','step','replay'] and 'run 1 has buffer, step already; to do: replay' in capsys.readouterr().out
+    bench(only='step', quick=True, out=out, run='before', disable_tqdm=True)
+    mine = bench(only='step', out=out, disable_tqdm=True)
+    assert set(mine['run'])=={'2'} and not mine['quick'].any()
+    df = read_speed(out)
+    assert list(df.columns)==S.COLUMNS and df[['run','part']].values.tolist()==[['1','buffer'],['1','step'],['1','replay'],['before','step'],['2','step']]
+    assert df['threads'].tolist()==[1]*5 and df['machine'].notna().all() and df['torch'].iloc[0]==torch.__version__ and df['value'].eq(1.5).all()
+
+def test_all_parts_run_when_none_is_named(tmp_path, quickly):
+    bench(quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
+    assert quickly==list(S.PARTS)
+
+def test_threads_are_as_before_behind_the_benchmark(tmp_path, quickly, monkeypatch):
+    was = torch.get_num_threads()
+    seen = []
+    monkeypatch.setitem(S.PARTS, 'step', lambda o: seen.append(torch.get_num_threads()) or [])
+    bench(only='step', threads=was+1, out=str(tmp_path/'s.csv'), disable_tqdm=True)
+    assert seen==[was+1] and torch.get_num_threads()==was
+
+@pytest.mark.parametrize('kw,says', [(dict(only='steps'), "no part 'steps'"), (dict(rounds=0), 'rounds=0'), (dict(threads=0), 'threads=0')])
+def test_bad_options_are_named(kw, says, tmp_path, quickly):
+    with pytest.raises(ValueError, match=says): bench(out=str(tmp_path/'s.csv'), disable_tqdm=True, **kw)
+    assert quickly==[]
+
+def test_a_label_does_not_mix_quick_and_full_rows(tmp_path, quickly):
+    out = str(tmp_path/'s.csv')
+    bench(only='step', quick=True, out=out, disable_tqdm=True)
+    with pytest.raises(ValueError, match='made with --quick'): bench(only='replay', out=out, run='1', disable_tqdm=True)
+
+def test_a_csv_of_someone_else_is_not_touched(tmp_path, quickly):
+    f = tmp_path/'s.csv'
+    f.write_text('a,b\n1,2\n')
+    with pytest.raises(ValueError, match='not written by `grpo_nb bench`'): bench(only='step', out=str(f), disable_tqdm=True)
+    assert f.read_text()=='a,b\n1,2\n'
+
+def test_a_quick_run_of_the_cheap_parts_measures(tmp_path, capsys):
+    mine = bench(only='buffer,profile,replay', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
+    assert set(mine['part'])=={'buffer','profile','replay'} and mine['value'].notna().all() and (mine['status']!='failed').all()
+    b = mine[mine['part']=='buffer']
+    assert set(b['arm'])=={'heap','ours','heap, slope','ours, slope'} and set(b['x'].dropna())=={64, 1000}
+    assert 'seconds are processor time' in capsys.readouterr().out
+    p = mine[(mine['part']=='profile') & (mine['case']=='beta 0')]
+    assert p['share'].sum()==pytest.approx(1, abs=.5) and {'generation','log-probs','backward','optimizer','rewards','replay'}<=set(p['arm'])
+
+def test_two_processes_train_on_the_same_weights_and_move_what_was_planned(tmp_path):
+    from grpo_nb.distributed import replay_bytes
+    one,two = run_ranks(1, tmp_path/'a', 2, 4, 1),run_ranks(2, tmp_path/'b', 2, 4, 1)
+    assert len(one)==1 and len(two)==2 and two[0]['weights']==two[1]['weights']
+    assert one[0]['received']==one[0]['index']==0
+    assert two[0]['index']==replay_bytes(2, 16, 8, 27, 4, .3)['index']
+
+def test_a_process_that_fails_is_named(tmp_path):
+    with pytest.raises(OSError, match='a process of 1 failed'): run_ranks(1, tmp_path/'no'/'such'/'folder', 2, 4, 1)
+
+# --- verdicts and figures
+
+def rows(*rs, run='1', **kw): return pd.DataFrame([dict.fromkeys(S.COLUMNS)|o|dict(run=run, quick=False)|kw for o in rs])
+
+def test_verdicts_know_more_is_better_from_less_is_better():
+    df = rows(row('step', 'beta 0', 'ours', ratio=2.4, share=.6), row('buffer', 'add 16', 'ours', x=10**6, value=49e-6), row('buffer', 'add 16', 'ours', x=64, ratio=.9, value=1.))
+    t = show_verdicts(verdicts(df))['1']
+    assert t['step against TRL, beta 0']=='2.40 × (missed)' and t['share of the best matrix rate, step, beta 0']=='60.0%'
+    assert t['add 16 to a million groups']=='49 µs' and t['add 16 to 64 groups, against a heap']=='0.90 × (missed)' and t['import grpo_nb']=='not run'
+    r = reached(verdicts(df))['1']
+    assert r['step against TRL, beta 0']==pytest.approx(.96) and r['add 16 to a million groups']==pytest.approx(50/49) and math.isnan(r['import grpo_nb'])
+
+def test_quick_rows_and_failed_rows_reach_no_target():
+    df = rows(row('step', 'beta 0', 'ours', ratio=9.), quick=True)
+    df = pd.concat([df, rows(row('step', 'beta 0.04', 'ours', ratio=9., status='failed'))])
+    assert verdicts(df).iloc[:,4:].isna().all(axis=None)
+
+def test_the_verdict_figure_counts_what_was_reached():
+    fig = draw_verdicts(pd.DataFrame({'1':[2., .5, float('nan')], '2':[3., .6, float('nan')]}, index=list('abc')))
+    assert fig.axes[0].get_title(loc='left')=='1 of 2 targets reached'
+    assert [t.get_text() for t in fig.axes[0].get_yticklabels()]==['b','a']
+
+def test_lines_show_the_middle_and_the_range_of_the_runs():
+    df = pd.concat([rows(*[row('buffer', 'add 16', 'ours', x=x, value=v*x) for x in (1, 10)], run=str(v)) for v in (1, 2, 6)])
+    o = over_runs(df, part='buffer', arm='ours')
+    assert o.loc[10].tolist()==[20, 10, 60]
+    with pytest.raises(ValueError, match='no rows'): over_runs(df, part='nothing')
+    fig = draw_lines(df, [('', [('ours','policy',dict(part='buffer'))])], 'A title', 'x', 'y', scale=10)
+    assert fig.axes[0].lines[0].get_ydata().tolist()==[20, 200]
+
+# --- the committed table
+
+@pytest.mark.skipif(not CSV.exists(), reason='no committed runs')
+class TestCommitted:
+    df = read_speed(CSV) if CSV.exists() else None
+
+    def test_three_runs_on_different_occasions_by_label(self):
+        runs = [r for r in self.df['run'].unique() if r.isdigit()]
+        assert len(runs)>=3 and not self.df['quick'].any()
+        assert len({self.df[self.df['run']==r]['when'].iloc[0] for r in runs})==len(runs)
+        for r in runs: assert {'step','generation','profile','logps','buffer','replay','start'}<=set(self.df[self.df['run']==r]['part']), r
+        assert set(self.df['part'])==set(S.PARTS)
+
+    def test_every_row_says_where_it_was_made_and_numbers_are_sound(self):
+        d = self.df
+        for c in 'run part case arm status device machine cores threads when torch transformers trl'.split(): assert d[c].notna().all(), c
+        m = d[d['status']=='measured']
+        assert (m['value']>=0).sum()>=len(m)-3 and m['value'].notna().all() and (d['threads']==1).all()
+        assert (m['ratio'].dropna()>0).all() and d['status'].isin(['measured','planned','fitted','not run','failed']).all()
+        assert d[d['status']=='not run']['value'].isna().all() and d[d['status']!='measured'].query("status=='not run'")['note'].notna().all()
+
+    def test_nothing_is_said_of_a_gpu_that_was_not_there(self):
+        g = self.df[self.df['part']=='gpu']
+        assert ((g['device']!='none')|(g['status']=='not run')).all()
+
+    def test_the_csv_names_no_path_of_a_machine(self):
+        text = CSV.read_text()
+        assert not [o for o in ('/work','/root','/tmp','/home') if o in text]
