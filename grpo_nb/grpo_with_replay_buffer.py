@@ -595,7 +595,7 @@ def words(
     part = lambda c: c if isinstance(c, str) else ''.join(p.get('text') or f'<{p.get("type")}>' for p in c or [])
     return [dict(role=m.get('role'), content=part(m.get('content'))+(json.dumps(m['tool_calls'], ensure_ascii=False, default=str) if m.get('tool_calls') else '')) for m in o]
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #ad25827c
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #82b120b2
 class _RunRecord:
     "Writes settings.json, history.jsonl and groups.jsonl into the run's folder, on the main process."
     recorder,_open,_at = None,None,(0,0)   # _open: the batch in training, until its ratios are known; _at: step and number of its next group
@@ -642,7 +642,8 @@ class _RunRecord:
         self._open = None
         if not k or self._step//n%k: return
         ids,pad_id = batch['completion_ids'],self._tokenizer.pad_token_id
-        lens,end = batch['completion_mask'].sum(1),torch.tensor([*self.eos_token_ids, pad_id], device=ids.device)
+        ends = getattr(self, 'eos_token_ids', [self._tokenizer.eos_token_id])   # TRL before 1.14.2 knows one
+        lens,end = batch['completion_mask'].sum(1),torch.tensor([*ends, pad_id], device=ids.device)
         cut = (lens==0)[:,None] | ~torch.isin(ids.gather(1, (lens-1).clamp(min=0)[:,None]), end)   # TRL masks a row it leaves out for being cut off
         lens = torch.where(lens>0, lens, ((ids!=pad_id)*torch.arange(1, ids.shape[1]+1, device=ids.device)).amax(1))
         stats = torch.cat([torch.zeros(len(ids), len(RATIO_EDGES)+1, device=ids.device), lens[:,None], cut], 1)   # a row: tokens by ratio, clipped, seen, length, cut off
