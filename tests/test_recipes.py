@@ -163,7 +163,7 @@ def fsdp_versoin(d):
     (d/'bad.yaml').write_text(yaml.safe_dump(c))
     return ['--accelerate_config', str(d/'bad.yaml'), '--model', 'nowhere']
 
-@pytest.mark.parametrize('args,say', [(lambda d: ['--model','no-such-model','--rows_file',str(d/'rows.jsonl')], "model 'no-such-model' could not be loaded"),
+@pytest.mark.parametrize('args,say', [(lambda d: ['--model','no-such-model','--rows_file',str(d/'rows.jsonl')], 'no-such-model'),
     (lambda d: ['--model','tiny'], '`--rows_file FILE`'), (lambda d: ['--model','tiny','--num_generatoins','4'], "did you mean 'num_generations'"), (fsdp_versoin, "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
     (lambda d: ['--model','tiny','--num_processes','8'], 'num_processes 8 is for --dry_run'), (lambda d: ['--model','tiny','--use_vllm'], 'vllm is not installed'), (lambda d: ['--model','tiny','--rows_file',str(d/'none.jsonl')], 'none.jsonl'),
     (lambda d: ['--model','tiny','--config',str(d/'trl.yaml')], 'decided by the recipe'), (lambda d: ['--model','tiny','--generation_batch_size','6','--num_generations','4'], 'divisible')])
