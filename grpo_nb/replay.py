@@ -723,7 +723,7 @@ class SkipPrompts(Method):
         self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
         self.rng.setstate((3, tuple(state['rng'].tolist()), None))
 
-# %% ../nbs/08_replay_buffer.ipynb #478027d5
+# %% ../nbs/08_replay_buffer.ipynb #cbcff7c8
 class VirtualMax(Method):
     """Advantages as if each group had one more answer, with the best possible reward.
 
@@ -733,7 +733,7 @@ class VirtualMax(Method):
     def __init__(self,
         best:float=1.,      # the best possible reward
         eps:float=1e-4,     # added to the deviation
-        dead_tolerance:float=1e-6,
+        dead_tolerance:float=1e-6,  # reward units
     ): self.best,self.eps,self.dead_tolerance = best,eps,dead_tolerance
 
     def treat(self, batch, dead=None, step=0, sample_more=None)->Treated:
@@ -745,7 +745,7 @@ class VirtualMax(Method):
         alive = ~(dead & dead_groups(more, self.dead_tolerance))
         return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), ['trained' if o else 'kept' for o in alive.tolist()], alive=alive)
 
-# %% ../nbs/08_replay_buffer.ipynb #7fe88829
+# %% ../nbs/08_replay_buffer.ipynb #67d7b8a4
 class EntropyShaped(Method):
     """Token advantages for dead groups: praise in proportion to entropy, blame in proportion to what it lacks of the completion's maximum.
 
@@ -756,7 +756,7 @@ class EntropyShaped(Method):
     def __init__(self,
         alpha:float=.1,   # size of praise and blame, per nat
         right:float=.5,   # a dead group of at least this reward is praised
-        dead_tolerance:float=1e-6,
+        dead_tolerance:float=1e-6,  # reward units
     ): self.alpha,self.right,self.dead_tolerance = alpha,right,dead_tolerance
 
     def treat(self, batch, dead=None, step=0, sample_more=None,

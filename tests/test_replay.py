@@ -318,6 +318,9 @@ def test_a_bad_score_is_refused_and_nothing_is_stored(score):
     b = ReplayBuffer(4); b.add([1.], ['a'])
     with pytest.raises(ValueError, match='score 1'): b.add([1., score], ['b', 'c'])
     assert [e.data for e in b]==['a']
+    full = ReplayBuffer(2); full.add([8., 9.], 'ab')   # where no score of this batch would come in
+    with pytest.raises(ValueError, match='score 1'): full.add([1., score], ['b', 'c'])
+    assert full.add([1., torch.tensor(2.)], 'cd')==[None]*2 and full.add([], [])==[] and sorted(e.data for e in full)==['a', 'b']
 
 @pytest.mark.parametrize('kw,word', [(dict(max_size=-1), 'max_size'), (dict(max_size=2.5), 'max_size'), (dict(max_size=True), 'max_size'), (dict(max_size=4, priority='best'), 'priority'),
     (dict(max_size=4, age_limit=-1), 'age_limit'), (dict(max_size=4, age_decay=0), 'age_decay'), (dict(max_size=4, max_uses=0), 'max_uses')])
