@@ -438,14 +438,14 @@ def draw_overview(
     ax.tick_params(length=0); ax.grid(False); ax.spines[:].set_visible(False)
     return fig
 
-# %% ../nbs/13_bakeoff.ipynb #3f8a7bd7
+# %% ../nbs/13_bakeoff.ipynb #6111f4fb
 def rates(
     df:pd.DataFrame,     # rows of the plan 'rates'
     metric:str='area',   # a column
 )->pd.DataFrame:         # a row an arm and regime: mean at each learning rate; `best` rate
     "What each learning rate gave."
     t = df[df.error==''].pivot_table(index=['regime','arm'], columns='learning_rate', values=metric)
-    return t.assign(best=t.idxmax(axis=1))
+    return t.assign(best=[f'{o:g}' for o in t.idxmax(axis=1)])
 
 def sensitivity(
     df:pd.DataFrame,     # rows of the plan 'sensitivity'
@@ -478,7 +478,7 @@ def run_again(
         out.append({k:o[k] for k in ('regime','arm','seed','settings')} | dict(same_machine=all(o[k]==v for k,v in here.items()), equal=equal, then=o['pass1'], now=now['pass1']))
     return pd.DataFrame(out)
 
-# %% ../nbs/13_bakeoff.ipynb #2ef5b33d
+# %% ../nbs/13_bakeoff.ipynb #1c13c873
 SMALL = dict(max_tokens=6000, n_problems=40, num_samples=2, points=1)
 
 def bakeoff(
@@ -508,7 +508,7 @@ def bakeoff(
     mine = df[[k in {_key(o|(SMALL if small else {})) for o in jobs} for k in df[KEY].itertuples(index=False, name=None)]]
     for r in regs:
         d = mine[(mine.regime==r)&(mine.error=='')]
-        if len(d): print(f"\n{r}: pass@1 after training\n{_table(d, r, what).round(3).to_string()}")
+        if len(d): print(f"\n{r}: {'pass@1 after training' if what=='main' else 'mean pass@1 on the way'}\n{_table(d, r, what).round(3).to_string()}")
     for _,o in mine[mine.error!=''].iterrows(): print(f"\nfailed: {o['arm']} on {o['regime']}, seed {o['seed']}: {o['error']}")
 
 def _table(d, r, what):

@@ -160,7 +160,7 @@ def test_on_another_machine_another_number_is_no_fault(tmp_path, capsys):
 def test_tables_of_rates_and_settings_hold_the_means():
     d = pd.DataFrame([dict(regime='r', arm='none', seed=s, learning_rate=l, area=l*1000+s/100, error='') for s in (0,1) for l in (1e-4,2e-4)])
     t = rates(d)
-    assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==[2e-4]
+    assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==['0.0002']
     one = lambda s, o, a: dict(arm='replay', learning_rate=o.get('learning_rate', rate('replay')), settings=bo._extra({k:v for k,v in o.items() if k!='learning_rate'}), seed=s, area=a, error='')
     d = pd.DataFrame([one(s, o, a+x) for s,x in enumerate((.0,.1,.3)) for o,a in (({}, .5), (dict(method_buffer_size=16), .4), (dict(learning_rate=2e-4), .2))])
     t = sensitivity(d)
@@ -195,6 +195,18 @@ def test_every_difference_in_the_text_is_the_stored_studys():
     for metric,regimes,a,d,h in seen:
         o = compare(df, regimes, metric=metric).loc[a]
         assert abs(o['diff']-d)<=.0051 and abs(o.diff_ci-h)<=.0051, (metric, regimes, a, d, h, o['diff'], o.diff_ci)
+
+def test_other_numbers_in_the_text_are_the_stored_studys():
+    say = lambda o: f"{o['diff']:+.2f} ± {o['diff_ci']:.2f}".replace('-', '−')
+    df,other = read_study(CSV),read_study(ALL[2])
+    t,half = sensitivity(other),other[other.learning_rate==2e-4].set_index(['arm','seed']).area
+    for o in (t.loc['ratio 1, age at most 8'], t.loc['replay, μ=2'], difference(half['replay'], half['none'])): assert say(o) in PROSE, say(o)
+    w = read_study(ALL[1]).query("arm=='dynamic'").pivot(index='seed', columns=['learning_rate','regime'], values='area')
+    for o in (difference(w[8e-4].mean(axis=1), w[4e-4].mean(axis=1)), difference(w[8e-4]['chain_sum sparse'], w[4e-4]['chain_sum sparse'])): assert say(o) in PROSE, say(o)
+    for a in ('none','replay','replay_fresh'):
+        c = [json.loads(o) for o in df[(df.arm==a)&(df.regime=='spell_backward sparse')].curve]
+        assert f"{sum(o[-1]['pass1']<.5*max(p['pass1'] for p in o) for o in c)} of {len(c)}" in PROSE
+    assert f'{len(df)} runs' in PROSE
 
 @pytest.fixture(scope='module')
 def again(tmp_path_factory):
