@@ -78,7 +78,7 @@ def dead_groups(
     if r.ndim==3: return torch.stack([dead_groups(o, tol) for o in r.unbind(-1)]).all(0)
     return reward_spread(_floats(r, 'B, G'))<=tol
 
-# %% ../nbs/05_advantages.ipynb #25feefb2
+# %% ../nbs/05_advantages.ipynb #99788578
 def dead_reason(
     rewards:Tensor,    # (B, G) reward units
     tol:float=1e-6,    # as in `dead_groups`
@@ -87,10 +87,10 @@ def dead_reason(
 )->list:               # one str a group, None for a living one
     "Why each group is dead: 'all-wrong', 'all-right', 'equal', 'float-noise' (equal but for rounding), 'unscored' (fewer than two rewards)."
     r = _floats(rewards, 'B, G')
-    dead,spread,mid = dead_groups(r, tol),reward_spread(r),r.nanmean(1)
+    dead,spread,mid,n = (o.tolist() for o in (dead_groups(r, tol), reward_spread(r), r.nanmean(1), (~r.isnan()).sum(1)))
     def why(b):
         if not dead[b]: return None
-        if (~r[b].isnan()).sum()<2: return 'unscored'
+        if n[b]<2: return 'unscored'
         if abs(mid[b]-wrong)<=tol: return 'all-wrong'
         if abs(mid[b]-right)<=tol: return 'all-right'
         return 'equal' if spread[b]==0 else 'float-noise'
