@@ -449,7 +449,7 @@ def stop_on_signal():
     finally:
         for k,v in before.items(): signal.signal(k, v)
 
-# %% ../nbs/09_trainer.ipynb #ecd9a0d3
+# %% ../nbs/09_trainer.ipynb #1285e332
 def train(
     model,                 # a causal language model of transformers; it is trained in place
     tokenizer,             # its tokenizer
@@ -527,7 +527,9 @@ def record(
     if not s.args.record_groups or not rec.wants(row['step']): return
     A = treated.batch.advantages
     if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
-    rec.groups(row['step'], group_rows(row['step'], list(s.dataset[fresh.key.tolist()]['prompt']), info['texts'], fresh.rewards, records=treated.records,
+    d,keys = s.dataset,fresh.key.tolist()
+    prompts = list(d[keys]['prompt']) if hasattr(d, 'column_names') else [d[k]['prompt'] for k in keys]   # a `Dataset` looks all rows up at once
+    rec.groups(row['step'], group_rows(row['step'], prompts, info['texts'], fresh.rewards, records=treated.records,
         rewards_by_func={getattr(f, '__name__', str(i)):by_func[...,i] for i,f in enumerate(s.reward_funcs)}, key=fresh.key, n_tokens=fresh.completion_mask.sum(-1),
         truncated=~ended(s, fresh), advantages_before=fresh.advantages, advantages=A, dead=info['dead'], why=dead_reason(fresh.rewards, s.args.dead_tolerance), **info['ratios']))
 

@@ -361,3 +361,9 @@ def test_the_demo_is_the_same_to_the_bit_whatever_the_number_of_threads(tmp_path
         return load_file(tmp_path/str(n)/'checkpoint-8'/'model.safetensors')
     a,b = run(1),run(2)
     assert a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+@pytest.mark.parametrize('rows', [DATA, [dict(DATA[i]) for i in range(len(DATA))]], ids=['Dataset','list'])
+def test_a_list_of_rows_is_recorded_as_a_dataset_is(rows, tmp_path):
+    train(tiny_model(0), TOK, rows, parity, cfg(output_dir=str(tmp_path), max_steps=4))
+    g = read_run(tmp_path).groups
+    assert len(g)>=8 and [p if isinstance(p, str) else p[-1]['content'] for p in g.prompt]==[DATA[int(k)]['prompt'][-1]['content'] for k in g.key]
