@@ -562,7 +562,7 @@ class _ReplayLog:
             self._old_stats = None
         super().log(logs, start_time)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #da6dd67a
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #bd65e2cf
 _CORE = """seed num_generations generation_batch_size per_device_train_batch_size gradient_accumulation_steps steps_per_generation num_iterations max_steps learning_rate beta epsilon
 loss_type scale_rewards importance_sampling_level temperature max_completion_length mask_truncated_completions""".split()
 _ASIDE = {'output_dir','logging_dir','run_name','hub_model_id','hub_token','push_to_hub','report_to','disable_tqdm','accelerator_config','debug'}   # where a run lies, not what it is
@@ -583,7 +583,8 @@ def shown_data(
 )->dict:        # n_prompts, prompt_format, chat_template, eos_token_id, eos_token, eos_in_template
     "What `diagnose` wants to know of prompts and tokenizer."
     rows,template,eos = dataset if isinstance(dataset, Dataset) else None,getattr(tokenizer, 'chat_template', None),tokenizer.eos_token_id
-    return dict(n_prompts=rows and len(rows), prompt_format=rows and ('text' if isinstance(rows[0]['prompt'], str) else 'conversational'), chat_template=bool(template), eos_token_id=eos,
+    first = rows[0].get('prompt') if rows else None   # an environment may write the prompts itself
+    return dict(n_prompts=rows and len(rows), prompt_format=None if first is None else 'text' if isinstance(first, str) else 'conversational', chat_template=bool(template), eos_token_id=eos,
         eos_token=tokenizer.eos_token, eos_in_template=bool(template) and eos is not None and tokenizer.eos_token in str(template))
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #767166f5
