@@ -280,7 +280,7 @@ class _Shelf:
             _,id,e = heappop(self._ages)
             if e.slot>=0 and e.id==id: self._remove(e)   # else it has left already, or holds another group by now
 
-# %% ../nbs/08_replay_buffer.ipynb #b0c763fe
+# %% ../nbs/08_replay_buffer.ipynb #cea6502a
 class ReplayBuffer(_Shelf):
     """The best `max_size` groups seen, drawn in proportion to their score.
 
@@ -398,12 +398,19 @@ class ReplayBuffer(_Shelf):
         return es[e],w[e]/sum(w)
 
     def sample(self,
-        n:int,          # groups wanted
+        n:int=None,     # groups wanted
         step:int=None,  # now, for ages
         keys=None,      # n prompt keys, preferred in turn
+        num_samples:int=None,  # TRL's name for `n`
     )->list:            # up to `n` of what was stored; [] from an empty buffer
         "What `draw` draws, without the labels."
-        return [e.data for e in self.draw(n, step, keys)]
+        if (n is None)==(num_samples is None): raise ValueError('`n` groups are wanted, or `num_samples`: give one of them')
+        return [e.data for e in self.draw(num_samples if n is None else n, step, keys)]
+
+    @property
+    def heap(self)->list:
+        "(score, data) of each stored group, the lowest score first: what TRL's buffer had under this name."
+        return sorted(((e.score, e.data) for e in self._entries), key=lambda o: o[0])
 
     def state_dict(self,
         file=None,  # with `storage`: a copy of the stored groups is written here, and the state names it; None: the state holds the groups
