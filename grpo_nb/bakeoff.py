@@ -438,7 +438,7 @@ def draw_overview(
     ax.tick_params(length=0); ax.grid(False); ax.spines[:].set_visible(False)
     return fig
 
-# %% ../nbs/13_bakeoff.ipynb #6111f4fb
+# %% ../nbs/13_bakeoff.ipynb #3b3af9a3
 def rates(
     df:pd.DataFrame,     # rows of the plan 'rates'
     metric:str='area',   # a column
@@ -460,7 +460,7 @@ def sensitivity(
         if len(x)<2: continue
         m,h = mean_ci(x.tolist())
         rows[k] = dict(seeds=len(x), mean=m, ci=h) | (difference(x, base) if x is not base else {})
-    return pd.DataFrame(rows).T
+    return pd.DataFrame.from_dict(rows, orient='index')
 
 # %% ../nbs/13_bakeoff.ipynb #0b054798
 def run_again(

@@ -207,6 +207,8 @@ def test_other_numbers_in_the_text_are_the_stored_studys():
         c = [json.loads(o) for o in df[(df.arm==a)&(df.regime=='spell_backward sparse')].curve]
         assert f"{sum(o[-1]['pass1']<.5*max(p['pass1'] for p in o) for o in c)} of {len(c)}" in PROSE
     assert f'{len(df)} runs' in PROSE
+    t = compare(df, list(REGIMES), metric='area').dropna(subset='p')
+    assert {a for a,h in zip(t.index, holm(t.p)) if h<.05}=={'mu2','replay','replay_fresh','replay_uncorrected'}   # 'survive Holm's correction'
 
 @pytest.fixture(scope='module')
 def again(tmp_path_factory):
