@@ -84,7 +84,7 @@ def diagnose(
     from grpo_nb.diagnose import diagnose
     print(diagnose(folder))
 
-# %% ../nbs/16_cli.ipynb #581336e6
+# %% ../nbs/16_cli.ipynb #0ab9fbb8
 @dataclass
 class TrainCommand:
     "What to train on; every field of TrainConfig is an option too."
@@ -96,7 +96,9 @@ class TrainCommand:
     method:str = field(default='replay', metadata=dict(help='what to do with dead groups: replay, keep, mask, dynamic'))
     resume:bool = field(default=False, metadata=dict(help='go on from the newest whole checkpoint in output_dir'))
 
-def train_command(argv:list):
+def train_command(
+    argv:list,  # words behind `grpo_nb train`
+):
     "`grpo_nb train`: read problems and rewards, measure, train, measure, report."
     from transformers import HfArgumentParser
     from grpo_nb.trainer import TrainConfig

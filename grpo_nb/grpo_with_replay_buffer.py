@@ -220,9 +220,9 @@ def check_dataset(
     check_prompts(prompts)
     return prompts
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #2e62376c
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #3e5ecc10
 def non_finite(
-    model:nn.Module,
+    model:nn.Module,  # its parameters are looked at, in order
 )->str:  # name of the first weight with a nan or inf; '' when all are finite
     "Which weight is broken?"
     with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')

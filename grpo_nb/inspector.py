@@ -399,7 +399,7 @@ def inspect_run(
     box.handles,box.body = c,body
     return box
 
-# %% ../nbs/11_inspector.ipynb #4b139996
+# %% ../nbs/11_inspector.ipynb #2a0e78c0
 WHAT_IFS = {'as in the run':{}, 'a buffer of 4':dict(buffer_size=4), 'age limit 8':dict(age_limit=8), 'tolerance 1: all dead':dict(tolerance=1.)}
 
 def _pieces(run, steps, what_ifs, limit, max_groups):
@@ -416,7 +416,7 @@ def _pieces(run, steps, what_ifs, limit, max_groups):
 
 def inspector_html(
     run,                   # a `Run`, or the folder of one
-    max_steps:int=30,      # steps drawn, evenly spaced; the first and the last are among them
+    max_steps:int=30,      # steps drawn at most, evenly spaced; the first and the last are among them
     max_groups:int=32,     # groups drawn of each step
     limit:int=600,         # characters shown of each text
     what_ifs:dict=None,    # {label: tolerance, age_limit, buffer_size}; None for `WHAT_IFS`
@@ -431,7 +431,8 @@ def inspector_html(
     data = json.dumps(dict(steps=steps, frames=frames, texts=texts, start=start), separators=(',',':'), ensure_ascii=False).encode('utf-8', 'replace').decode().replace('</', '<\\/').replace('<!', '\\u003c!')
     name = html.escape(run.name)
     said = f'Drawn beforehand: {len(steps)} of {n} recorded steps, and what stands under "what if". For any other tolerance, age limit or buffer size: inspect_run in Jupyter.'
-    return _PAGE.replace('@CSS', CSS).replace('@NAME', name).replace('@SAID', said).replace('@DATA', data)
+    page = _PAGE.replace('@CSS', CSS).replace('@NAME', name).replace('@SAID', said).replace('@DATA', data)
+    return page if len(page)<=4.8e6 or len(steps)<=2 else inspector_html(run, len(steps)*2//3, max_groups, limit, what_ifs)   # a page one can send: fewer steps rather than more than 5 MB
 
 # %% ../nbs/11_inspector.ipynb #0e9841a3
 _PAGE = '''<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1"><title>@NAME: groups</title>
