@@ -12,12 +12,13 @@ __all__ = ['SHAPES', 'DTYPES', 'COLUMNS', 'PHASES', 'GROWTH', 'GPU_WORK', 'TARGE
            'read_speed', 'write_speed', 'bench', 'report_text', 'draw_verdicts', 'over_runs', 'draw_lines',
            'draw_profile', 'cost_view', 'draw_cost']
 
-# %% ../nbs/15_speed.ipynb #2710dd43
+# %% ../nbs/15_speed.ipynb #b125c148
 import gc, json, math, os, platform, statistics, subprocess, sys, threading, time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import cycle
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -708,7 +709,7 @@ def part_growth(
         yield _slope_row('growth', case, 'ours', points)
         yield _slope_row('growth', case, 'ours', points, 'bytes', 'slope of memory')
 
-# %% ../nbs/15_speed.ipynb #751c4d88
+# %% ../nbs/15_speed.ipynb #32c91137
 def _rank(rank, world, store, B, T, steps):
     "One of `world` processes: steps with averaged gradients; prints what it saw as JSON."
     import torch.distributed as dist
@@ -739,7 +740,10 @@ def run_ranks(
     "Train on `world` processes of this machine. OSError with the process's own words when one fails."
     code = 'import sys; from grpo_nb.speed import _rank; a = sys.argv; _rank(*map(int, a[1:3]), a[3], *map(int, a[4:]))'
     ps = [subprocess.Popen([sys.executable, '-W', 'ignore', '-c', code, *map(str, (r, world, store, B, T, steps))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS':'1'}) for r in range(world)]
-    out = [p.communicate(timeout=600) for p in ps]
+    try: out = [p.communicate(timeout=600) for p in ps]
+    except subprocess.TimeoutExpired as e: raise OSError(f'{world} processes did not finish within 600 s') from e
+    finally:
+        for p in ps: p.kill()
     for p,(_,err) in zip(ps, out):
         if p.returncode: raise OSError(f'a process of {world} failed: {(err.strip().splitlines() or ["no word"])[-1]}')
     return [json.loads(o.strip().splitlines()[-1]) for o,_ in out]
@@ -998,7 +1002,7 @@ def draw_verdicts(
     ax.set_xticks(ticks, [f'{t:g}' for t in ticks]); ax.minorticks_off()
     return fig
 
-# %% ../nbs/15_speed.ipynb #6bf08689
+# %% ../nbs/15_speed.ipynb #257508ee
 def over_runs(
     df:pd.DataFrame,  # from `read_speed`
     y:str='value',    # the column to look at
@@ -1022,13 +1026,17 @@ def draw_lines(
     "Lines over sizes on doubly logarithmic paper, with a band from the lowest to the highest run."
     fig,ax = new_figure(title, xlabel, ylabel, size, ncols=len(panels))
     for a,(name,lines) in zip(np.atleast_1d(ax), panels):
-        for (label,colour,where),style in zip(lines, ('-','--',':')):
+        xs = set()
+        for (label,colour,where),style in zip(lines, cycle(('-','--',':'))):
             o = over_runs(df, **where)*scale
+            o = o[o['median']>0]
+            xs |= set(o.index)
             a.plot(o.index, o['median'], style, marker='o', color=COLOURS[colour], label=label)
             a.fill_between(o.index, o['low'], o['high'], color=COLOURS[colour], alpha=.2, linewidth=0)
         if len(panels)>1: a.set_title(name)
         a.set_xscale('log'); a.set_yscale('log'); a.minorticks_off()
-        a.set_xticks(list(o.index), [_number(x) for x in o.index])
+        xs = sorted(xs)[::1+(len(xs)>5 and len(panels)>1)]
+        a.set_xticks(xs, [_number(x) for x in xs])
         lo,hi = a.get_ylim()
         ticks = [m*10.**e for e in range(math.floor(math.log10(lo)), math.ceil(math.log10(hi))) for m in ((1, 2, 5) if hi/lo<300 else (1,)) if lo<=m*10.**e<=hi]
         a.set_yticks(ticks, [_number(t) for t in ticks])
@@ -1036,9 +1044,9 @@ def draw_lines(
     return fig
 
 def _number(x):
-    "64, 16k, 0.31M: short enough for an axis."
-    for n,k in ((1e9,'G'), (1e5,'M'), (1e3,'k')):
-        if abs(x)>=n: return f'{x/(1e6 if k=="M" else n):.3g}{k}'
+    "64, 16k, 1.05M: short enough for an axis."
+    for n,k in ((1e9,'G'), (1e6,'M'), (1e3,'k')):
+        if abs(x)>=n: return f'{x/n:.3g}{k}'
     return f'{x:.3g}'
 
 _BARS = dict(generation='policy', rewards='neg', text='alive', backward='old', optimizer='ref', replay='pos', other='grey')
@@ -1051,14 +1059,14 @@ def draw_profile(
     t = at.pivot_table(index='run', columns='arm', values='value', sort=False)*1e3
     t = t[[k for k in ('generation','text','rewards','replay','log-probs','loss','backward','optimizer','metrics','other') if k in t]]
     first,last = t.sum(axis=1).iloc[0],t.sum(axis=1).iloc[-1]
-    fig,ax = new_figure(f'A step took {first:.0f} ms in the first run and takes {last:.0f} in the last', 'milliseconds of processor time', size=(7.6, 1.8+.42*len(t)))
+    fig,ax = new_figure(f'A step took {first:.0f} ms in the first run and takes {last:.0f} in the last', 'milliseconds of processor time', size=(7.6, 2.1+.36*len(t)))
     left = np.zeros(len(t))
     for i,k in enumerate(t):
         ax.barh(range(len(t)), t[k].fillna(0), left=left, label=k, color=list(COLOURS.values())[i%6], hatch=('', '///')[i>=6], edgecolor='white', linewidth=.6)
         left += t[k].fillna(0).values
     ax.set_yticks(range(len(t)), [f'run {o}' if str(o).isdigit() else o for o in t.index])
     ax.invert_yaxis(); ax.grid(axis='y', visible=False)
-    ax.legend(ncols=5, loc='upper center', bbox_to_anchor=(.5, -.18 if len(t)>3 else -.28))
+    fig.legend(ncols=5, loc='outside lower center')
     return fig
 
 # %% ../nbs/15_speed.ipynb #a5828ba1
