@@ -105,3 +105,18 @@ print(sum(p.to_local().numel() for p in m.parameters())*64/count_weights(c))
     r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
     assert r.returncode==0, r.stderr[-2000:]
     assert .98<float(r.stdout)<1.02
+
+def test_fsdp2_on_a_cpu_takes_trls_settings_and_is_made_once():
+    code = '''
+import os
+from grpo_nb.multi_gpu import fsdp2_on_cpu
+from accelerate.state import AcceleratorState
+try: fsdp2_on_cpu(fsdp_state_dict_type='FULLSTATE'); print('taken')
+except ValueError as e: print('FULLSTATE' in str(e), 'ACCELERATE_USE_FSDP' in os.environ)
+fsdp2_on_cpu(fsdp_reshard_after_forward=False)
+once = AcceleratorState.__init__
+fsdp2_on_cpu()
+print(AcceleratorState.__init__ is once, os.environ['FSDP_VERSION'], os.environ['FSDP_RESHARD_AFTER_FORWARD'], os.environ['FSDP_AUTO_WRAP_POLICY'])
+'''
+    r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+    assert r.stdout.splitlines()==['True False', 'True 2 True TRANSFORMER_BASED_WRAP'], r.stderr[-2000:]
