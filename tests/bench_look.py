@@ -1,4 +1,4 @@
-"What looking at a run costs, in processor time: `python tests/bench_look.py` writes nbs/results/looking.csv, which the inspector's chapter shows. Takes about two minutes."
+"What looking at a run costs, in processor time: `python tests/bench_look.py` writes nbs/results/looking.csv, which the page on how results are made shows. Takes half a minute of processor time."
 import statistics, sys, tempfile, time
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
@@ -10,7 +10,7 @@ from grpo_nb.tasks import accuracy_reward, chain_sum
 from grpo_nb.tiny_qwen import load_model
 from made_runs import make_run
 
-N = 7
+N = 5
 
 def spent(f, *args, **kw):
     "Processor seconds of this thread, and what came back"

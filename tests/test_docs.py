@@ -177,3 +177,8 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
     assert all(o.startswith('x.ipynb, cell ') for o in said)
     for at,what in ((0,'lost in the docs'),(1,'ZeroDivisionError'),(2,'without alt text'),(3,'/home/me'),(4,'no_such_function_here'),(5,'import beside')):
         assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)
+
+def test_what_a_record_is_said_to_cost_is_what_was_measured():
+    import pandas as pd
+    row = pd.read_csv(ROOT/'nbs'/'results'/'looking.csv').set_index('what').loc["recording, share of the demo's training"]
+    assert f"| {row['median']:.2f} % of the demo's training" in (ROOT/'nbs'/'project'/'limitations.qmd').read_text(encoding='utf-8')
