@@ -321,7 +321,7 @@ def trl_trainer(
     folder:str,   # where TRL may write
     **options,    # of GRPOConfig
 ):
-    "TRL's `GRPOTrainer` on the same work as `Work.ours`: no gradient checkpointing, no logging, no saving; the same optimizer, prompts, lengths and reward."
+    "TRL's `GRPOTrainer` on the work that ours does: no gradient checkpointing, no logging, no saving; the same optimizer, prompts, lengths and reward."
     from transformers import PrinterCallback
     from transformers.utils import logging as hf
     from grpo_nb.grpo_with_replay_buffer import GRPOConfig, GRPOTrainer
