@@ -8,10 +8,11 @@ __all__ = ['TrainConfig', 'check_dataset', 'State', 'new_state', 'next_keys', 'r
            'per_group', 'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train',
            'slow_roads', 'about_data', 'record', 'pass_at_k', 'evaluate']
 
-# %% ../nbs/09_trainer.ipynb #7b62a898
+# %% ../nbs/09_trainer.ipynb #7eae65b0
 import copy, hashlib, json, math, random, shutil, signal, threading, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from .loss import loss_metrics, policy_loss
 from .replay import Keep, Replay
 from .records import Recorder, clip_shares, group_rows, ratio_hists
 
-# %% ../nbs/09_trainer.ipynb #023eec17
+# %% ../nbs/09_trainer.ipynb #62ba6785
 def _s(default, help): return field(default=default, metadata=dict(help=help))
 
 @dataclass
@@ -86,6 +87,9 @@ class TrainConfig:
     def __post_init__(self):
         def need(ok, name, what): 
             if not ok: raise ValueError(f'`{name}` is {getattr(self, name)!r}, needs {what}')
+        for f in fields(self):
+            v = getattr(self, f.name)
+            if f.type in (int,float) and not (v is None and f.default is None): need(isinstance(v, Real if f.type is float else Integral), f.name, 'a number' if f.type is float else 'a whole number')
         need(self.num_generations>=2, 'num_generations', '2 or more: a group of 1 has nothing to be compared with')
         need(self.generation_batch_size>0 and self.generation_batch_size%self.num_generations==0, 'generation_batch_size', f'a multiple of num_generations ({self.num_generations})')
         need(self.steps_per_generation>=1 and self.B%self.steps_per_generation==0, 'steps_per_generation', f'a divisor of the {self.B} groups in a batch')
@@ -99,7 +103,7 @@ class TrainConfig:
         need(self.loss_type!='cispo' or self.epsilon_high is not None, 'epsilon_high', "a cap of the ratio with loss_type='cispo', such as 5.0")
         for k,o in options.items(): need(getattr(self, k) in o.split(), k, f"one of {', '.join(o.split())}")
 
-# %% ../nbs/09_trainer.ipynb #4bf364f8
+# %% ../nbs/09_trainer.ipynb #619675aa
 def _columns(dataset): return getattr(dataset, 'column_names', None) or (list(dataset[0]) if len(dataset) else [])
 
 def check_dataset(
@@ -112,17 +116,19 @@ def check_dataset(
     if not hasattr(dataset, '__len__'): raise ValueError('the dataset has no length (a streaming one?): take as many rows as you need, e.g. `Dataset.from_list(list(ds.take(1000)))`')
     if not len(dataset): raise ValueError('the dataset is empty: it needs rows with a `prompt`')
     if 'prompt' not in _columns(dataset): raise ValueError(f"no column `prompt` among {sorted(_columns(dataset))}: rename yours, e.g. `ds.rename_column('question', 'prompt')`")
+    if odd := {'prompts','completions'} & set(_columns(dataset)): raise ValueError(f'the dataset has a column `{min(odd)}`, a name under which rewards get what was sampled: rename it')
     if len(dataset)<args.B: raise ValueError(f'{len(dataset)} rows but {args.B} prompts a batch: add rows or lower `generation_batch_size` to {len(dataset)*args.num_generations} or less')
     prompts = [dataset[i]['prompt'] for i in range(len(dataset))]
     for i,p in enumerate(prompts):
-        if not p: raise ValueError(f'row {i} has the prompt {p!r}: every row needs text or messages')
+        if not p or not isinstance(p, (str,list)): raise ValueError(f'row {i} has the prompt {p!r}: every row needs text or messages')
+        if not isinstance(p, str) and any(not isinstance(m, dict) or m.get('role') is None or m.get('content') is None for m in p): raise ValueError(f'row {i} has the prompt {p!r:.200}: every message needs a `role` and a `content`')
     n = encode_prompts(tokenizer, prompts)[1].sum(1)
     limit = getattr(getattr(model, 'config', None), 'max_position_embeddings', None)
     if limit and (i := int(n.argmax())) is not None and n[i]+args.max_completion_length>limit:
         raise ValueError(f"row {i}'s prompt has {int(n[i])} tokens; with max_completion_length={args.max_completion_length} that passes the model's {limit} positions: shorten prompts or completions")
     return n
 
-# %% ../nbs/09_trainer.ipynb #972dbda1
+# %% ../nbs/09_trainer.ipynb #3d75867d
 @dataclass
 class State:
     "Everything that changes during a run."
@@ -151,6 +157,8 @@ def new_state(
 )->State:
     "A run at step 0: checks its input, seeds everything, makes optimizer and reference."
     from transformers import get_scheduler
+    if not isinstance(model, torch.nn.Module): raise ValueError(f'`model` is {model!r:.60}: give a model, as `model, tokenizer = load_model(...)` returns it')
+    if not callable(tokenizer): raise ValueError(f'`tokenizer` is {tokenizer!r:.60}: give the tokenizer of the model')
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
     if args.reward_weights is not None and len(args.reward_weights)!=len(reward_funcs):
         raise ValueError(f'{len(args.reward_weights)} reward_weights for {len(reward_funcs)} reward functions: give one each')
