@@ -73,7 +73,7 @@ def axe():
 @pytest.fixture(scope='module')
 def seen(url, browser, pages, axe):
     "Each page opened once: requests to others, script errors, axe's findings in light and dark, and the width at 400 pixels"
-    ctx,res = browser.new_context(viewport=dict(width=1200, height=900), color_scheme='light'),{}
+    ctx,res = browser.new_context(viewport=dict(width=1200, height=900), color_scheme='light', reduced_motion='reduce'),{}   # colours half-way to another theme are no finding
     pg,said = ctx.new_page(),[]
     pg.on('request', lambda r: said.append(f'asks {r.url}') if not r.url.startswith((url,'data:','blob:','about:')) else None)
     pg.on('pageerror', lambda e: said.append(f'script error: {e}'))
@@ -81,13 +81,16 @@ def seen(url, browser, pages, axe):
         pg.set_viewport_size(dict(width=1200, height=900))
         pg.goto(f'{url}/{p}', wait_until='load')
         pg.evaluate("document.documentElement.classList.contains('quarto-dark') && document.querySelector('.quarto-color-scheme-toggle').click()")
+        pg.add_style_tag(content='* { transition: none !important }')
         if pg.locator('.widget').count(): pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
         r = res[p] = dict(axe=[], light=[], dark=[])
         for f in pg.frames if axe else ():
             f.evaluate(axe)
             r['axe'] += _axe(f, RULES)
         for look in ('light','dark') if axe else ():
-            if look=='dark': pg.evaluate("document.querySelector('.quarto-color-scheme-toggle').click()")
+            if look=='dark':
+                pg.evaluate("document.querySelector('.quarto-color-scheme-toggle').click()")
+                if p==pages[0]: pg.wait_for_timeout(1500)     # the dark theme's file comes in, the first time
             for f in pg.frames:
                 assert f.evaluate(SAMPLE)>1
                 r[look] += _axe(f, CONTRAST, '[data-look]')
