@@ -317,6 +317,7 @@ class EmbedWidgets:
         self._join_source()
         find = _lookup()
         for c in self.nb.cells:
+            if c.cell_type=='code' and 'show_doc(' in c.source: c.outputs = [o for o in c.get('outputs', []) if o.output_type!='stream']   # warnings, with this machine's paths in them
             if c.cell_type=='markdown':
                 c.source = link_calls(c.source, find)
                 for m in re.finditer(r'^(#+) ', re.sub(r'^```.*?^```', '', c.source, flags=re.M|re.S), flags=re.M): level = len(m[1])

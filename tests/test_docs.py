@@ -17,6 +17,11 @@ def test_every_notebook_and_page_has_a_page(site, pages):
 def test_no_link_anchor_or_picture_is_broken_and_no_other_host_is_asked(site):
     assert site_faults(site)==[]
 
+def test_no_page_tells_of_the_machine_that_built_it(site, pages):
+    for p in pages:
+        t = (site/p).read_text(encoding='utf-8')
+        for o in (str(ROOT), str(Path.home())+'/', 'site-packages/', 'UserWarning'): assert o not in t, (p, o)
+
 def test_the_checker_sees_each_kind_of_fault(tmp_path):
     (tmp_path/'a.html').write_text('<h1 id=a>a</h1><h3>skips</h3><a href="b.html">gone</a><a href="#b">no anchor</a><img src="data:,"><script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">')
     (tmp_path/'a.css').write_text('@import url(https://fonts.example.com/css2?family=A:wght@300;400);')
