@@ -37,7 +37,7 @@ def dead_of(
 def trl_groups(
     folder,  # TRL's `output_dir`
 )->list:     # dicts as in groups.jsonl
-    """The groups in TRL's completions/*.parquet; [] without such files, and without those whose rows make no groups.
+    """The groups in TRL's `completions/*.parquet`; [] without such files, and without those whose rows make no groups.
 
     The reward is the plain sum over functions, since TRL doesn't write its weights down. What is kept is what TRL samples: nothing is replaced.
     """
