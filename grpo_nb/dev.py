@@ -52,8 +52,7 @@ def stable_widgets(
     live = set()
     while todo:
         k = todo.pop()
-        if k in live or k not in state: continue
-        live.add(k); todo += refs[k]
+        if k in state and k not in live: live.add(k); todo += refs[k]
         if not todo: todo += [l for l in links if l not in live and refs[l]<=live]
     ids = {k:f'{i:032x}' for i,k in enumerate((k for k in state if k in live), 1)}
     def f(o):

@@ -22,6 +22,24 @@ def test_no_page_tells_of_the_machine_that_built_it(site, pages):
         t = (site/p).read_text(encoding='utf-8')
         for o in (str(ROOT), str(Path.home())+'/', 'site-packages/', 'UserWarning'): assert o not in t, (p, o)
 
+def test_every_stored_pile_of_frames_is_tied_to_its_control():
+    "Without its link a widget stands still on a page, whatever the slider says"
+    for f in ROOT.glob('nbs/**/*.ipynb'):
+        state = json.loads(f.read_text(encoding='utf-8'))['metadata'].get('widgets', {}).get('application/vnd.jupyter.widget-state+json', {}).get('state', {})
+        names = [o['model_name'] for o in state.values()]
+        assert names.count('StackModel')<=names.count('LinkModel'), f.name
+
+def test_links_are_kept_whichever_widget_is_met_last():
+    from grpo_nb.dev import stable_widgets, _STATE, _VIEW
+    a,b,c,l = ('0a'*16, '0b'*16, '0c'*16, '0d'*16)
+    model = lambda name, **s: dict(model_name=name, state=s)
+    ref = 'IPY_MODEL_'.__add__
+    for kids in ([a,b,c],[c,a,b],[b,c,a]):
+        state = {a:model('BoxModel', children=[ref(o) for o in kids if o!=a]), b:model('StackModel', layout=ref(c)), c:model('LayoutModel', base=ref(a)), l:model('LinkModel', source=[ref(a),'index'], target=[ref(b),'index'])}
+        nb = dict(metadata=dict(widgets={_STATE:dict(state=state)}), cells=[dict(outputs=[dict(data={_VIEW:dict(model_id=a)})])])
+        stable_widgets(nb)
+        assert 'LinkModel' in [o['model_name'] for o in nb['metadata']['widgets'][_STATE]['state'].values()]
+
 def test_the_checker_sees_each_kind_of_fault(tmp_path):
     (tmp_path/'a.html').write_text('<h1 id=a>a</h1><h3>skips</h3><a href="b.html">gone</a><a href="#b">no anchor</a><img src="data:,"><script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">')
     (tmp_path/'a.css').write_text('@import url(https://fonts.example.com/css2?family=A:wght@300;400);')
