@@ -67,8 +67,8 @@ REGIMES = {
     'letter_counting':Regime('letter_counting', dict(min_words=2, max_words=4), 64, lesson_steps=30, max_tokens=4_000),
 }
 
-# %% ../nbs/13_bakeoff.ipynb #dedfe534
-LEARNING_RATES = dict(none=4e-4)   # an arm that is not in here takes that of plain GRPO
+# %% ../nbs/13_bakeoff.ipynb #9c275c19
+LEARNING_RATES = dict(none=4e-4, dynamic=8e-4)   # an arm that is not in here takes that of plain GRPO
 
 # %% ../nbs/13_bakeoff.ipynb #987014ca
 def stamp()->dict:
@@ -198,8 +198,8 @@ def _attempt(job):
 
 def _failed(job, why): return dict(zip(KEY, _key(job))) | dict(error=why, **stamp())
 
-# %% ../nbs/13_bakeoff.ipynb #718cdac4
-RATES = dict(none=(1e-4,2e-4,4e-4,8e-4), mu2=(1e-4,2e-4,4e-4,8e-4), dynamic=(2e-4,4e-4,8e-4), replay_uncorrected=(1e-4,2e-4,4e-4))   # tried; the others at 2e-4 and 4e-4
+# %% ../nbs/13_bakeoff.ipynb #919b6ee0
+RATES = dict(none=(1e-4,2e-4,4e-4,8e-4), mu2=(1e-4,2e-4,4e-4,8e-4), dynamic=(2e-4,4e-4,8e-4,1.6e-3), replay_uncorrected=(1e-4,2e-4,4e-4,8e-4))   # tried; the others at 2e-4, 4e-4 and 8e-4
 SENSITIVE = {   # what is changed, in `spell_backward sparse`: arm, and arguments of `run_one`
     '64 groups, by score':('replay', {}),
     '16 groups':('replay', dict(method_buffer_size=16)),
@@ -230,7 +230,7 @@ def plan(
     "The runs of a study, seed by seed. ValueError for another name."
     acts = lambda a, r: ARMS[a].method not in ('skip','same_prompt') or REGIMES[r].n_train<1000
     if what=='main': return [dict(arm=a, regime=r, seed=s) for s in range(seeds) for r in REGIMES for a in ARMS if acts(a, r)]
-    if what=='rates': return [dict(arm=a, regime=r, seed=s, learning_rate=l) for s in range(100, 104) for r in REGIMES if 'sparse' in r for a in ARMS if acts(a, r) for l in RATES.get(a, (2e-4,4e-4))]
+    if what=='rates': return [dict(arm=a, regime=r, seed=s, learning_rate=l) for s in range(100, 104) for r in REGIMES if 'sparse' in r for a in ARMS if acts(a, r) for l in RATES.get(a, (2e-4,4e-4,8e-4))]
     if what=='sensitivity': return [dict(arm=a, regime='spell_backward sparse', seed=s, **o) for s in range(seeds) for a,o in SENSITIVE.values()]
     raise ValueError(f'no plan {what!r}: choose main, rates or sensitivity')
 

@@ -168,7 +168,7 @@ def test_tables_of_rates_and_settings_hold_the_means():
 
 # ---- what is stored
 
-ALL = [CSV, CSV.with_name('bakeoff_lr.csv'), CSV.with_name('bakeoff_sensitivity.csv'), CSV.with_name('bakeoff_small.csv')]
+ALL = [CSV, CSV.with_name('bakeoff_lr.csv'), CSV.with_name('bakeoff_sensitivity.csv'), CSV.with_name('bakeoff_small.csv'), CSV.with_name('bakeoff_one_rate.csv')]
 
 @pytest.mark.parametrize('path', ALL, ids=lambda p: p.stem)
 def test_each_stored_study_is_one_study(path):
@@ -201,14 +201,28 @@ def test_other_numbers_in_the_text_are_the_stored_studys():
     df,other = read_study(CSV),read_study(ALL[2])
     t,half = sensitivity(other),other[other.learning_rate==2e-4].set_index(['arm','seed']).area
     for o in (t.loc['ratio 1, age at most 8'], t.loc['replay, μ=2'], difference(half['replay'], half['none'])): assert say(o) in PROSE, say(o)
-    w = read_study(ALL[1]).query("arm=='dynamic'").pivot(index='seed', columns=['learning_rate','regime'], values='area')
-    for o in (difference(w[8e-4].mean(axis=1), w[4e-4].mean(axis=1)), difference(w[8e-4]['chain_sum sparse'], w[4e-4]['chain_sum sparse'])): assert say(o) in PROSE, say(o)
+    tuned = read_study(ALL[1])
+    gain = lambda a, r: difference(*(tuned[(tuned.arm==a)&(tuned.learning_rate==l)&tuned.regime.isin(r)].groupby('seed').area.mean() for l in (8e-4,4e-4)))
+    both = ['chain_sum sparse','spell_backward sparse']
+    for a,r in (('dynamic', both), ('dynamic', both[:1]), ('dynamic', both[1:]), ('replay_uncorrected', both), ('replay_fresh', both)): assert say(gain(a, r)) in PROSE, (a, r, say(gain(a, r)))
+    common = pd.concat([df[df.arm!='dynamic'], read_study(ALL[4])])
+    for m in ('area','pass1'): assert f"{say(compare(common, list(REGIMES), metric=m).loc['dynamic'])}" in PROSE, m
     for a in ('none','replay','replay_fresh'):
         c = [json.loads(o) for o in df[(df.arm==a)&(df.regime=='spell_backward sparse')].curve]
         assert f"{sum(o[-1]['pass1']<.5*max(p['pass1'] for p in o) for o in c)} of {len(c)}" in PROSE
     assert f'{len(df)} runs' in PROSE
     t = compare(df, list(REGIMES), metric='area').dropna(subset='p')
     assert {a for a,h in zip(t.index, holm(t.p)) if h<.05}=={'mu2','replay','replay_fresh','replay_uncorrected'}   # 'survive Holm's correction'
+
+def test_an_arm_leaves_plain_grpos_rate_where_another_is_decided_better():
+    d = read_study(ALL[1])
+    for a in ARMS:
+        w = d[d.arm==a].pivot(index='seed', columns=['learning_rate','regime'], values='area')
+        area = {l:w[l].mean(axis=1) for l in w.columns.unique('learning_rate')}
+        assert {2e-4,4e-4,8e-4}<=set(area)
+        best = max(area, key=lambda l: area[l].mean())
+        sure = any(difference(w[best][r], w[4e-4][r])['verdict']=='better' for r in w[best])
+        assert rate(a)==(best if sure else 4e-4), (a, best)
 
 @pytest.fixture(scope='module')
 def again(tmp_path_factory):
