@@ -78,23 +78,24 @@ def dead_groups(
     if r.ndim==3: return torch.stack([dead_groups(o, tol) for o in r.unbind(-1)]).all(0)
     return reward_spread(_floats(r, 'B, G'))<=tol
 
-# %% ../nbs/05_advantages.ipynb #99788578
+# %% ../nbs/05_advantages.ipynb #1e1d22ac
 def dead_reason(
     rewards:Tensor,    # (B, G) reward units
     tol:float=1e-6,    # as in `dead_groups`
     wrong:float=0.,    # the reward of a wrong answer
     right:float=1.,    # the reward of a right answer
+    dead:Tensor=None,  # (B,) bool, from `dead_groups`; None: found here
 )->list:               # one str a group, None for a living one
     "Why each group is dead: 'all-wrong', 'all-right', 'equal', 'float-noise' (equal but for rounding), 'unscored' (fewer than two rewards)."
     r = _floats(rewards, 'B, G')
-    dead,spread,mid,n = (o.tolist() for o in (dead_groups(r, tol), reward_spread(r), r.nanmean(1), (~r.isnan()).sum(1)))
-    def why(b):
-        if not dead[b]: return None
-        if n[b]<2: return 'unscored'
-        if abs(mid[b]-wrong)<=tol: return 'all-wrong'
-        if abs(mid[b]-right)<=tol: return 'all-right'
-        return 'equal' if spread[b]==0 else 'float-noise'
-    return [why(b) for b in range(len(r))]
+    def why(x):
+        x = [o for o in x if o==o]   # without nan
+        if len(x)<2: return 'unscored'
+        mid = sum(x)/len(x)
+        if abs(mid-wrong)<=tol: return 'all-wrong'
+        if abs(mid-right)<=tol: return 'all-right'
+        return 'equal' if min(x)==max(x) else 'float-noise'
+    return [why(x) if d else None for x,d in zip(r.tolist(), (dead_groups(r, tol) if dead is None else dead).tolist())]
 
 # %% ../nbs/05_advantages.ipynb #dc0bd6b8
 def dead_share(

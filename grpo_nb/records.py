@@ -6,10 +6,10 @@
 __all__ = ['GROUP_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'plain', 'to_line', 'read_rows', 'as_text', 'group_rows',
            'ratio_hists', 'clip_shares', 'Recorder', 'Run', 'read_run']
 
-# %% ../nbs/08a_records.ipynb #82fbdd18
+# %% ../nbs/08a_records.ipynb #796a105a
 import json, math, os, re
 from dataclasses import asdict, dataclass, field, is_dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -17,8 +17,14 @@ import torch
 from torch import Tensor
 from .core import atomic_write, save_json, versions
 
-# %% ../nbs/08a_records.ipynb #438f8aa3
-_AS_IS = {str,bool,int,type(None)}
+# %% ../nbs/08a_records.ipynb #9728d2b6
+class _Plain(dict):
+    "Numbers and text that are plain already, so that writing them need not look again."
+
+_AS_IS = {str,bool,int,type(None),_Plain}
+
+@lru_cache(4096)
+def _nine(o): return float('%.9g'%o) if -math.inf<o<math.inf else None   # rewards and advantages take few values
 
 def plain(
     o,  # tensors, numpy values, numbers, text, None, in lists and dicts of any depth
@@ -26,25 +32,24 @@ def plain(
     "`o` as JSON can hold it: floats with nine digits (a float32 comes back exactly), nan and inf as None."
     t = type(o)   # the exact types first: a record is mostly numbers in lists
     if t in _AS_IS: return o
-    if t is float: return float('%.9g'%o) if -math.inf<o<math.inf else None
-    if t is list or isinstance(o, (list,tuple)): return [v if type(v) in _AS_IS else plain(v) for v in o]
+    if t is float: return _nine(o) if o else o   # 0. and -0. as they are: the cache can't tell them apart
+    if t is list or isinstance(o, (list,tuple)): return [v if (t := type(v)) in _AS_IS or not v and t is float else _nine(v) if t is float else plain(v) for v in o]
     if isinstance(o, dict): return {str(k):plain(v) for k,v in o.items()}
     if isinstance(o, (str,int)): return o
     if isinstance(o, float): return plain(float(o))
-    if isinstance(o, Tensor): o = o.detach().cpu()
+    if isinstance(o, Tensor) and not o.is_floating_point(): return o.tolist()   # whole numbers are plain already
     return plain(o.tolist()) if hasattr(o, 'tolist') else str(o)
 
-# %% ../nbs/08a_records.ipynb #1431ed00
+# %% ../nbs/08a_records.ipynb #42319c3b
 def to_line(
     row:dict,  # one row of a record
 )->bytes:      # a line of UTF-8, with its end
     "One row as a line of JSON. Line breaks inside text are escaped, so a row is always one line."
-    try: text = json.dumps(row if type(row) is _Plain else plain(row), ensure_ascii=False, allow_nan=False, default=plain)
+    try: text = _encode(plain(row))
     except ValueError: text = json.dumps(plain(dict(row)), ensure_ascii=False)   # a nan put in afterwards
     return (text+'\n').encode('utf-8', 'backslashreplace')
 
-class _Plain(dict):
-    "A row that `group_rows` has made plain, so that writing it need not look again."
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=plain).encode
 
 # %% ../nbs/08a_records.ipynb #ed2e91bb
 def read_rows(
@@ -76,7 +81,7 @@ def as_text(
     text = [m['content'] if isinstance(m.get('content'), str) else json.dumps(m.get('content'), ensure_ascii=False) for m in o]
     return text[0] if len(o)==1 else '\n'.join(f'{m.get("role", "?")}: {t}' for m,t in zip(o, text))
 
-# %% ../nbs/08a_records.ipynb #3b636888
+# %% ../nbs/08a_records.ipynb #26a967f2
 def group_rows(
     step:int,          # the optimizer step
     prompts:list,      # (B,) text or chat messages
@@ -101,14 +106,16 @@ def group_rows(
     cols = {k:cells(k, plain(v)) for k,v in fields.items()}
     funcs = {k:groups(k, plain(v)) for k,v in (rewards_by_func or {}).items()}
     def row(b):
-        r = dict.fromkeys(GROUP_FIELDS) | dict(step=int(step), group=b, prompt=as_text(prompts[b]), completions=[as_text(o) for o in cs[b]], rewards=rs[b])
-        r |= {k:v[b] for k,v in cols.items()} | dict(rewards_by_func={k:v[b] for k,v in funcs.items()})
-        return r | plain(records[b] if records else {})
-    return [_Plain(row(b)) for b in range(B)]
+        r = _Plain(empty, group=b, prompt=as_text(prompts[b]), completions=[o if type(o) is str else as_text(o) for o in cs[b]], rewards=rs[b], rewards_by_func={k:v[b] for k,v in funcs.items()})
+        for k,v in cols.items(): r[k] = v[b]
+        if records: r.update(plain(records[b]))
+        return r
+    empty = dict.fromkeys(GROUP_FIELDS) | dict(step=int(step))
+    return [row(b) for b in range(B)]
 
 def _is_chat(o): return bool(o) and isinstance(o[0], dict)
 
-# %% ../nbs/08a_records.ipynb #ca3107c6
+# %% ../nbs/08a_records.ipynb #259a354c
 RATIO_EDGES = [.25,.5,.67,.8,.9,.95,.98,.99,1.01,1.02,1.05,1.1,1.2,1.5,2.,4.]
 _INNER = np.array(RATIO_EDGES[1:-1], dtype=np.float32)
 
@@ -121,7 +128,7 @@ def ratio_hists(
     r,m = ratio.detach().float().cpu().numpy().reshape(B, -1),mask.cpu().numpy().reshape(B, -1)   # numpy: a third of the time on these small arrays
     bins = np.searchsorted(_INNER, r[m], side='right')+np.repeat(n*np.arange(B), m.sum(1))
     counts = np.bincount(bins, minlength=B*n).reshape(B, n).tolist()
-    return [dict(edges=RATIO_EDGES, counts=o) for o in counts]
+    return [_Plain(edges=RATIO_EDGES, counts=o) for o in counts]
 
 def clip_shares(
     ratio:Tensor,       # (B, G, T) float32
@@ -136,7 +143,7 @@ def clip_shares(
     held = ((r>1+(epsilon if epsilon_high is None else epsilon_high)) & (A>0)) | ((r<1-epsilon) & (A<0))
     return ((held&m).sum((1,2))/np.maximum(m.sum((1,2)), 1)).tolist()
 
-# %% ../nbs/08a_records.ipynb #e326424b
+# %% ../nbs/08a_records.ipynb #3bd8ed8f
 class Recorder:
     "Writes the record of a run into a folder, whole rows at a time."
     def __init__(self,
@@ -179,7 +186,7 @@ class Recorder:
         rows:list,  # dicts, from `group_rows`
     ):
         "Append the rows of one step to groups.jsonl, if this step is recorded."
-        if self.wants(step) and rows: self._append('groups.jsonl', [type(o)(o, step=int(step)) for o in rows[:self.max_groups]])
+        if self.wants(step) and rows: self._append('groups.jsonl', [o if o.get('step')==step else type(o)(o, step=int(step)) for o in rows[:self.max_groups]])
 
     def summary(self, **data):
         "Write summary.json with `data` and the versions; called again, it adds to what is there."

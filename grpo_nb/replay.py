@@ -280,7 +280,7 @@ class _Shelf:
             _,id,e = heappop(self._ages)
             if e.slot>=0 and e.id==id: self._remove(e)   # else it has left already, or holds another group by now
 
-# %% ../nbs/08_replay_buffer.ipynb #cea6502a
+# %% ../nbs/08_replay_buffer.ipynb #80b30a2f
 class ReplayBuffer(_Shelf):
     """The best `max_size` groups seen, drawn in proportion to their score.
 
@@ -330,7 +330,9 @@ class ReplayBuffer(_Shelf):
         if keys is not None and len(keys)!=len(data): raise ValueError(f'{len(keys)} keys for {len(data)} groups: give one each')
         if self._quick:
             floor = self._floor()
-            if not [s for s in scores if not 0<=s<floor]:   # none comes in: the rule in a buffer that has seen a lot
+            for s in scores:
+                if not 0<=s<floor: break
+            else:   # none comes in: the rule in a buffer that has seen a lot
                 self.evicted = []
                 if step>self.now: self.now = step
                 return [None]*len(data)

@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['TrainConfig', 'check_dataset', 'State', 'new_state', 'next_keys', 'rollout', 'decode', 'score', 'update',
            'loss_options', 'ended', 'sync_reference', 'replay_metrics', 'group_ratios', 'reference', 'step',
-           'per_group', 'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train',
-           'slow_roads', 'about_data', 'record', 'pass_at_k', 'evaluate']
+           'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train', 'slow_roads',
+           'about_data', 'record', 'pass_at_k', 'evaluate']
 
-# %% ../nbs/09_trainer.ipynb #7eae65b0
+# %% ../nbs/09_trainer.ipynb #e6e3d4ad
 import copy, hashlib, json, math, random, shutil, signal, threading, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -187,15 +188,16 @@ def next_keys(
         if s.method.choose([k], s.step)[0]: keys.append(k)
     raise RuntimeError(f'method {s.method.name!r} passed over {100*max(n, size)} prompts in a row: nothing is left to train on')
 
-# %% ../nbs/09_trainer.ipynb #8cd8bd87
+# %% ../nbs/09_trainer.ipynb #0806c306
 @torch.no_grad()
 def rollout(
     s:State,    # model, settings, generator
-    keys:list,  # (B,) rows of the dataset
+    keys:list,  # (B,) row numbers of the dataset
+    rows:list=None, # (B,) those rows, where they have been looked up
 ):              # (Rollouts with rewards and advantages, texts (B*G), rewards by function (B, G, F))
     "Sample G completions for each prompt, reward them, compare them within the group."
     a,G = s.args,s.args.num_generations
-    rows = [s.dataset[k] for k in keys]
+    rows = rows or [s.dataset[k] for k in keys]
     ids,mask = (o.to(s.model.device) for o in encode_prompts(s.tokenizer, [o['prompt'] for o in rows]))
     batch = generate(s.model, ids, mask, G, a.max_completion_length, temperature=a.temperature, top_k=a.top_k, top_p=a.top_p, min_p=a.min_p,
         repetition_penalty=a.repetition_penalty, eos_token_id=s.tokenizer.eos_token_id, pad_token_id=s.tokenizer.pad_token_id, generator=s.generator)
@@ -231,14 +233,14 @@ def score(
     columns = {k:[o[k] for o in rep] for k in rows[0] if k!='prompt'}
     return compute_rewards(s.reward_funcs, [o['prompt'] for o in rep], completions, columns, completion_ids=ids)
 
-# %% ../nbs/09_trainer.ipynb #f5d10f4c
+# %% ../nbs/09_trainer.ipynb #607d719f
 def update(
     s:State,                # model and optimizer move
     mb:Rollouts,            # a minibatch of whole groups
     in_loss:Tensor,         # (b,) bool, groups that count
     uncorrected:Tensor,     # (b,) bool, replayed groups whose ratio is to be taken as 1
     num_items:float,        # tokens a minibatch has on average: the denominator of dapo, cispo, vespo
-)->dict:                    # metrics of this optimizer step
+)->dict:                    # metrics of this optimizer step; log-probs (b, G, T) and mask it saw
     "One optimizer step on one minibatch. RuntimeError if the loss is not finite, naming the step and the row."
     a = s.args
     mask = mb.completion_mask & in_loss[:,None,None]
@@ -257,8 +259,8 @@ def update(
     s.scheduler.step()
     s.step += 1
     if s.ref_model is not None and a.sync_ref_model and s.step%a.ref_model_sync_steps==0: sync_reference(s.ref_model, s.model, a.ref_model_mixup_alpha)
-    with torch.no_grad(): seen = loss_metrics(logps, old, **opts) | dict(replayed=replay_metrics(logps, mb, mask, a), groups=group_ratios(logps, mb, mask, a))
-    return dict(loss=loss.item(), grad_norm=norm.item(), entropy=masked_mean(entropy.detach(), mask).item(), **seen)
+    with torch.no_grad(): seen = loss_metrics(logps, old, **opts)
+    return dict(loss=loss.item(), grad_norm=norm.item(), entropy=masked_mean(entropy.detach(), mask).item(), logps=logps.detach(), mask=mask, **seen)
 
 def loss_options(
     a:TrainConfig,  # settings
@@ -290,25 +292,29 @@ def replay_metrics(
     a:TrainConfig,  # the clip's widths
 )->dict:            # n, and sums over tokens that can be added up
     "Of the replayed rows alone: mean and largest ratio, share clipped."
+    if not mb.replayed.any(): return dict(n=0)
     m = mask & mb.replayed[:,None,None]
-    if not m.any(): return dict(n=0)
     r = (logps-mb.old_logps)[m].exp()
+    if not len(r): return dict(n=0)
     A = (mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]).expand_as(logps)[m]
     hi = a.epsilon if a.epsilon_high is None else a.epsilon_high
     clipped = ((r>1+hi) & (A>0)) | ((r<1-a.epsilon) & (A<0))
-    return dict(n=r.numel(), ratio=r.sum().item(), square=r.square().sum().item(), ratio_max=r.max().item(), clipped=clipped.sum().item())
+    return dict(n=len(r), ratio=r.sum().item(), square=r.square().sum().item(), ratio_max=r.max().item(), clipped=clipped.sum().item())
 
 def group_ratios(
-    logps:Tensor,   # (b, G, T) nats, of the policy
-    mb:Rollouts,    # the minibatch
-    mask:Tensor,    # (b, G, T) bool, tokens in the loss
-    a:TrainConfig,  # the clip's widths
-)->dict:            # lists of b
-    "Of each group of the minibatch: histogram of ratios against the policy that sampled it, and share of tokens clipped."
-    ratio = (logps-mb.old_logps).exp()
-    return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, mb.advantages, mask, a.epsilon, a.epsilon_high))
+    seen:list,       # what each `update` of one pass returned, and `idx`, which groups it had
+    batch:Rollouts,  # the B groups of that pass
+    a:TrainConfig,   # the clip's widths
+)->dict:             # lists of B
+    "Of each group: histogram of ratios against the policy that sampled it, and share of tokens clipped, as its update saw them."
+    logps,mask = np.zeros(batch.old_logps.shape, np.float32),np.zeros(batch.old_logps.shape, bool)
+    for o in seen:
+        T = o['mask'].shape[2]   # a minibatch is as wide as its longest completion
+        logps[o['idx'],:,:T],mask[o['idx'],:,:T] = o['logps'].float().cpu().numpy(),o['mask'].cpu().numpy()
+    ratio,mask = (torch.from_numpy(logps)-batch.old_logps.cpu()).exp(),torch.from_numpy(mask)
+    return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, batch.advantages, mask, a.epsilon, a.epsilon_high))
 
-# %% ../nbs/09_trainer.ipynb #085e0d2a
+# %% ../nbs/09_trainer.ipynb #e2c07364
 @torch.no_grad()
 def reference(
     s:State,         # its frozen reference is asked
@@ -324,12 +330,14 @@ def reference(
 
 def step(
     s:State,  # moves on by a batch
-)->dict:      # row of the history, fresh rollouts, texts, rewards by function, who was dead, the treated batch, ratios by group
+)->dict:      # row of the history, fresh rollouts, texts, rewards by function, who was dead, the treated batch, prompts, what the updates saw
     "One batch: sample, treat dead groups, update `steps_per_generation*num_iterations` times."
     a,t0 = s.args,time.perf_counter()
     s.model.eval()
     sampled_at = s.step
-    fresh,texts,by_func = rollout(s, next_keys(s, a.B))
+    keys = next_keys(s, a.B)
+    rows = [s.dataset[k] for k in keys]
+    fresh,texts,by_func = rollout(s, keys, rows)
     dead = dead_groups(fresh.rewards, a.dead_tolerance)
     still = s.ref_model is not None and not a.sync_ref_model
     if still: reference(s, fresh, ~dead)
@@ -344,21 +352,13 @@ def step(
     for _ in range(a.num_iterations):
         order = torch.randperm(B, generator=torch.Generator().manual_seed(a.seed*100_003+s.step))
         for idx in order.chunk(a.steps_per_generation):
-            mb = batch[idx]
-            done.append(update(s, mb.trim(), treated.in_loss[idx], treated.uncorrected[idx], num_items) | dict(idx=idx.tolist()))
+            mb = batch[idx].trim()
+            done.append(update(s, mb, treated.in_loss[idx], treated.uncorrected[idx], num_items) | dict(idx=idx.tolist(), mb=mb))
     row = summarize(s, sampled_at, fresh, by_func, dead, treated, done) | dict(rollout_time=t1-t0, step_time=time.perf_counter()-t0)
     s.history.append(row)
-    return dict(row=row, fresh=fresh, texts=texts, by_func=by_func, dead=dead, treated=treated, ratios=per_group(done[:a.steps_per_generation], B))
+    return dict(row=row, fresh=fresh, texts=texts, by_func=by_func, dead=dead, treated=treated, prompts=[o['prompt'] for o in rows], seen=done[:a.steps_per_generation])
 
-def per_group(
-    done:list,  # what each `update` returned, with the groups it had
-    B:int,      # groups in the batch
-)->dict:        # lists of B
-    "What each update saw of its groups, put back in the batch's order."
-    where = {b:(o['groups'],i) for o in done for i,b in enumerate(o['idx'])}
-    return {k:[where[b][0][k][where[b][1]] for b in range(B)] for k in ('ratio_hist','clip_share')}
-
-# %% ../nbs/09_trainer.ipynb #92ebb1db
+# %% ../nbs/09_trainer.ipynb #c9bca2d1
 def summarize(
     s:State,         # the run, after the batch
     sampled_at:int,  # optimizer steps done when the batch was sampled
@@ -375,9 +375,8 @@ def summarize(
         reward_std=fresh.rewards.nan_to_num().std(1).mean().item(), frac_reward_zero_std=dead.float().mean().item())
     row |= {f'rewards/{f.__name__}/mean' if hasattr(f, '__name__') else f'rewards/{i}/mean': by_func[...,i].nanmean().item() for i,f in enumerate(s.reward_funcs)}
     row |= {'completions/mean_length':n.mean().item(), 'completions/max_length':n.max().item(), 'completions/clipped_ratio':1-ended(s, fresh).float().mean().item()}
-    row |= {k:mean(k) for k in done[0] if k not in ('replayed','groups','idx')}
-    old = [o['replayed'] for o in done if o['replayed']['n']]
-    if old:
+    row |= {k:mean(k) for k in done[0] if k not in ('logps','mask','mb','idx')}
+    if old := [o for o in (replay_metrics(o['logps'], o['mb'], o['mask'], s.args) for o in done) if o['n']]:
         tot = {k:sum(o[k] for o in old) for k in ('n','ratio','square','clipped')}
         row |= {'replay/ratio_mean':tot['ratio']/tot['n'], 'replay/ratio_max':max(o['ratio_max'] for o in old), 'replay/clip_share':tot['clipped']/tot['n'], 'replay/ess':tot['ratio']**2/(tot['n']*tot['square'])}
     return row | treated.metrics
@@ -457,7 +456,7 @@ def stop_on_signal():
     finally:
         for k,v in before.items(): signal.signal(k, v)
 
-# %% ../nbs/09_trainer.ipynb #1285e332
+# %% ../nbs/09_trainer.ipynb #09d0cdc5
 def train(
     model,                 # a causal language model of transformers; it is trained in place
     tokenizer,             # its tokenizer
@@ -535,11 +534,9 @@ def record(
     if not s.args.record_groups or not rec.wants(row['step']): return
     A = treated.batch.advantages
     if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
-    d,keys = s.dataset,fresh.key.tolist()
-    prompts = list(d[keys]['prompt']) if hasattr(d, 'column_names') else [d[k]['prompt'] for k in keys]   # a `Dataset` looks all rows up at once
-    rec.groups(row['step'], group_rows(row['step'], prompts, info['texts'], fresh.rewards, records=treated.records,
+    rec.groups(row['step'], group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=treated.records,
         rewards_by_func={getattr(f, '__name__', str(i)):by_func[...,i] for i,f in enumerate(s.reward_funcs)}, key=fresh.key, n_tokens=fresh.completion_mask.sum(-1),
-        truncated=~ended(s, fresh), advantages_before=fresh.advantages, advantages=A, dead=info['dead'], why=dead_reason(fresh.rewards, s.args.dead_tolerance), **info['ratios']))
+        truncated=~ended(s, fresh), advantages_before=fresh.advantages, advantages=A, dead=info['dead'], why=dead_reason(fresh.rewards, s.args.dead_tolerance, dead=info['dead']), **group_ratios(info['seen'], treated.batch, s.args)))
 
 # %% ../nbs/09_trainer.ipynb #3730546d
 def pass_at_k(

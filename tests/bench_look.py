@@ -20,21 +20,16 @@ def spent(f, *args, **kw):
 def recording(steps=24):
     "Share of a training run with the demo's settings that goes into its record"
     used = dict(s=0.)
-    def watch(name):
-        old = getattr(tr, name)
-        def new(*args, **kw):
-            s,out = spent(old, *args, **kw)
-            used['s'] += s
-            return out
-        setattr(tr, name, new)
-        return name,old
-    held = [watch(o) for o in ('record','group_ratios')]
+    old = tr.record
+    def watched(*args):
+        s,_ = spent(old, *args)
+        used['s'] += s
+    tr.record = watched
     try:
         model,tok = load_model()
         args = tr.TrainConfig(output_dir=tempfile.mkdtemp(), max_steps=steps, learning_rate=2e-4, disable_tqdm=True)
         s,_ = spent(tr.train, model, tok, chain_sum(200, seed=0), accuracy_reward, args)
-    finally:
-        for name,old in held: setattr(tr, name, old)
+    finally: tr.record = old
     return 100*used['s']/s
 
 def main(out):

@@ -1,5 +1,5 @@
 "The record of a run: written whole, read at any moment, small."
-import json, os, time
+import json, math, os, time
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.core import Rollouts
 from grpo_nb.records import *
@@ -191,3 +191,10 @@ def test_recording_a_demo_step_takes_under_four_milliseconds(tmp_path):
         rec.log(dict(step=s, **{f'm{i}':.5 for i in range(30)})); return time.process_time()-t
     took = sorted(once(s) for s in range(40))
     print('ms', took[0]*1e3, took[20]*1e3); assert took[20]<.004   # processor time: other work on the machine is not ours
+
+def test_numbers_are_the_same_whichever_road_makes_them_plain():
+    x = torch.tensor([[0., -0., 1., 1/3], [float('nan'), float('inf'), 1e-12, -2.5]])
+    want = [[v if math.isfinite(v := float('%.9g'%o)) else None for o in row] for row in x.tolist()]
+    for o in (x, x.tolist(), x.numpy(), x.double()): assert repr(plain(o))==repr(want)   # repr: 0.0 is not -0.0
+    assert repr([plain(o) for o in x.flatten().tolist()])==repr(sum(want, []))
+    assert plain(x>0)==(x>0).tolist() and plain(torch.tensor(3))==3 and plain(torch.arange(3))==[0, 1, 2]

@@ -367,3 +367,22 @@ def test_a_list_of_rows_is_recorded_as_a_dataset_is(rows, tmp_path):
     train(tiny_model(0), TOK, rows, parity, cfg(output_dir=str(tmp_path), max_steps=4))
     g = read_run(tmp_path).groups
     assert len(g)>=8 and [p if isinstance(p, str) else p[-1]['content'] for p in g.prompt]==[DATA[int(k)]['prompt'][-1]['content'] for k in g.key]
+
+def test_ratios_by_group_are_those_of_each_groups_own_update():
+    "Two minibatches of different width, groups out of order, against a loop over tokens."
+    from grpo_nb.records import RATIO_EDGES
+    g = torch.Generator().manual_seed(0)
+    s = state()
+    batch,_,_ = rollout(s, [0, 1, 2, 3])
+    batch.completion_mask[1:3,:,5:] = False
+    batch.advantages = torch.randn(4, 4, generator=g)
+    now = batch.old_logps+.3*torch.randn(batch.old_logps.shape, generator=g)
+    seen = [dict(idx=i, logps=now[i,:,:w], mask=batch.completion_mask[i,:,:w]) for i,w in (([2, 1], 5), ([3, 0], now.shape[2]))]
+    out = tr.group_ratios(seen, batch, s.args)
+    for b in range(4):
+        counts,held,n = [0]*15,0,0
+        for i,t in batch.completion_mask[b].nonzero().tolist():
+            r,A = (now[b,i,t]-batch.old_logps[b,i,t]).exp().item(),batch.advantages[b,i].item()
+            counts[min(14, max(0, sum(r>=e for e in RATIO_EDGES)-1))] += 1
+            held,n = held+((r>1.2 and A>0) or (r<.8 and A<0)),n+1
+        assert out['ratio_hist'][b]['counts']==counts and out['clip_share'][b]==pytest.approx(held/n)
