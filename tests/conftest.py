@@ -8,6 +8,8 @@ ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
 QUIET = '--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
 
+def pytest_configure(config): config.addinivalue_line('markers', 'slow: starts processes of its own; `-m "not slow"` leaves it out')
+
 @pytest.fixture(scope='session')
 def browser():
     "Chromium without a window; the tests that ask for it are skipped where there is none"
