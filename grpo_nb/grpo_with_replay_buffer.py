@@ -28,7 +28,7 @@ from .replay import ReplayBuffer, group_scores
 from .records import RATIO_EDGES, Recorder, as_text, group_rows
 from .distributed import RollCall, ShardedBuffer, Wire, agree, redistribute
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #ba770bfa
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #451c6228
 _all_ = ['ReplayBuffer']
 log = logging.getLogger(__name__)
 
