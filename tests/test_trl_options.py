@@ -77,7 +77,11 @@ def test_a_stream(): go(dataset=T.data().to_iterable_dataset())
 
 def test_eval_datasets_of_every_kind():
     from datasets import DatasetDict
-    for ev in (None, T.data(4), dict(a=T.data(4), b=T.data(4)), DatasetDict(a=T.data(4))): T.trainer(eval_dataset=ev)
+    for ev,names in ((T.data(4), ['eval_loss']), (dict(a=T.data(4), b=T.data(4)), ['eval_a_loss','eval_b_loss']), (DatasetDict(a=T.data(4)), ['eval_a_loss'])):
+        t = T.trainer(eval_dataset=ev)
+        m = t.evaluate()
+        assert all(math.isfinite(m[k]) for k in names) and len(t.replay_buffer)==0   # measured, and kept out of the buffer
+    assert T.trainer(eval_dataset=None).eval_dataset is None
 
 # -- models ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize('opts', [{}, dict(beta=.1), dict(num_iterations=2, beta=.1)])
