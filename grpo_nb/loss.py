@@ -13,7 +13,7 @@ from torch import Tensor
 from .core import masked_mean
 from .kl import kl_estimate
 
-# %% ../nbs/07_loss.ipynb #9d1adb00
+# %% ../nbs/07_loss.ipynb #2c7d8892
 def importance_ratio(
     logps:Tensor,         # (B, G, T) nats, of the policy being trained; has a gradient
     old_logps:Tensor,     # (B, G, T) nats, of the policy that sampled
@@ -27,10 +27,11 @@ def importance_ratio(
     """
     log_ratio = (logps-old_logps).masked_fill(~mask, 0)
     if level=='token': return log_ratio.exp()
-    if level=='sequence': return (log_ratio.sum(-1, keepdim=True)/mask.sum(-1, keepdim=True).clamp(min=1)).exp()
+    if level=='sequence':
+        return (log_ratio.sum(-1, keepdim=True)/mask.sum(-1, keepdim=True).clamp(min=1)).exp()
     raise ValueError(f"`importance_sampling_level` is {level!r}: choose 'token' or 'sequence'")
 
-# %% ../nbs/07_loss.ipynb #cbe789ae
+# %% ../nbs/07_loss.ipynb #dbd5566e
 def clipped_objective(
     ratio:Tensor,              # (B, G, T) or (B, G, 1)
     A:Tensor,                  # advantages, (B, G, 1) or (B, G, T)
@@ -38,9 +39,10 @@ def clipped_objective(
     epsilon_high:float=None,   # and up to 1+epsilon_high; None for the same as `epsilon`
     delta:float=None,          # cap of the ratio where the advantage is negative; None for none
 )->Tensor:                     # the broadcast shape of both
-    """The smaller of `ratio*A` and the same with the ratio clipped, so a token earns nothing for going on past the edge.
+    """The smaller of `ratio*A` and the same with the ratio clipped: a token earns nothing past the edge.
 
-    Source: PPO, arXiv 1707.06347, equation 7; `epsilon_high` DAPO, arXiv 2503.14476; `delta` INTELLECT-2, arXiv 2505.07291.
+    Source: PPO, arXiv 1707.06347, equation 7; `epsilon_high` DAPO, arXiv 2503.14476;
+    `delta` INTELLECT-2, arXiv 2505.07291.
     """
     clipped = ratio.clamp(1-epsilon, 1+(epsilon if epsilon_high is None else epsilon_high))
     return torch.min((ratio if delta is None else ratio.clamp(max=delta))*A, clipped*A)
@@ -72,7 +74,7 @@ def sapo_objective(
     t = torch.where(A>0, A.new_tensor(sapo_temperature_pos), A.new_tensor(sapo_temperature_neg))
     return 4/t*torch.sigmoid(t*(ratio-1))*A
 
-# %% ../nbs/07_loss.ipynb #d860c5ea
+# %% ../nbs/07_loss.ipynb #2739d9fa
 @torch.no_grad()
 def vespo_weight(
     log_ratio:Tensor,            # (B, G, T) nats
@@ -83,7 +85,7 @@ def vespo_weight(
     vespo_k_neg:float=3.,        # power of the ratio where the advantage is negative
     vespo_lambda_neg:float=2.,   # its decay there
 )->Tensor:                       # (B, G, 1) for advantages per completion, else (B, G, T); no gradient
-    """Weight `w**k * exp(lambda*(1-w))` of each completion, with `w` the whole completion's probability ratio; 1 at `w=1`.
+    """Weight `w**k * exp(lambda*(1-w))` of each completion, `w` its whole probability ratio; 1 at `w=1`.
 
     Source: VESPO, arXiv 2602.10693.
     """
@@ -92,14 +94,14 @@ def vespo_weight(
     k,lam = pick(vespo_k_pos, vespo_k_neg),pick(vespo_lambda_pos, vespo_lambda_neg).clamp(min=1e-4)
     return (lam + k*log_w - lam*log_w.exp()).exp()
 
-# %% ../nbs/07_loss.ipynb #4f7b33bf
+# %% ../nbs/07_loss.ipynb #2b52a7ba
 def off_policy_mask(
     log_ratio:Tensor,   # (B, G, T) nats, policy over the one that sampled
     A:Tensor,           # (B, G, 1) or (B, G, T)
     mask:Tensor,        # (B, G, T) bool
     threshold:float,    # nats a token
 )->Tensor:              # bool, shape of `A`: true for what stays in the loss
-    """Keep what has a non-negative advantage, or lies in a completion that drifted by at most `threshold` nats a token.
+    """Keep what has a non-negative advantage, or whose completion drifted by at most `threshold` nats a token.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, equation 9.
     """
@@ -119,7 +121,7 @@ def high_entropy_mask(
     if not mask.any(): return mask
     return mask & (entropy.detach() >= torch.quantile(entropy.detach()[mask].float(), 1-quantile))
 
-# %% ../nbs/07_loss.ipynb #f787a2d1
+# %% ../nbs/07_loss.ipynb #afe783b7
 LOSS_TYPES = ('grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo')   # TRL's names
 
 def aggregate(
@@ -134,8 +136,10 @@ def aggregate(
 
     ValueError for an unknown type, or 'dr_grpo' without `max_completion_length`.
     """
-    if loss_type not in LOSS_TYPES: raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(LOSS_TYPES)}')
-    if loss_type=='dr_grpo' and not max_completion_length: raise ValueError("loss_type 'dr_grpo' divides by `max_completion_length`: pass the limit you sampled with")
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(LOSS_TYPES)}')
+    if loss_type=='dr_grpo' and not max_completion_length:
+        raise ValueError("loss_type 'dr_grpo' divides by `max_completion_length`: pass the limit you sampled with")
     rows = mask.shape[0]*mask.shape[1] if num_rows is None else num_rows
     per_row = x.masked_fill(~mask, 0).sum(-1)   # (B, G)
     if loss_type in ('grpo','sapo'): return (per_row/mask.sum(-1).clamp(min=1)).sum()/rows
@@ -144,29 +148,36 @@ def aggregate(
     n = mask.sum() if num_items is None or loss_type=='bnpo' else torch.as_tensor(num_items, device=x.device)
     return per_row.sum()/n.clamp(min=1)
 
-# %% ../nbs/07_loss.ipynb #2b9cadd8
+# %% ../nbs/07_loss.ipynb #35b8b470
 def _checked(logps, old_logps, advantages, mask, ref_logps=None, entropy=None):
-    "Advantages as (B, G, 1) or (B, G, T), log-probs (and entropy) with 0 where masked; ValueError for shapes that do not belong together."
-    if logps.ndim!=3: raise ValueError(f'`logps` needs shape (B, G, T), got {tuple(logps.shape)}: reshape with `.view(B, G, T)`')
-    if mask.dtype!=torch.bool: raise ValueError(f'`mask` needs dtype bool, got {mask.dtype}: pass `mask.bool()`')
+    "Advantages as (B, G, 1) or (B, G, T), log-probs and entropy with 0 where masked; ValueError for shapes."
+    if logps.ndim!=3:
+        raise ValueError(f'`logps` needs shape (B, G, T), got {tuple(logps.shape)}: reshape with `.view(B, G, T)`')
+    if mask.dtype!=torch.bool:
+        raise ValueError(f'`mask` needs dtype bool, got {mask.dtype}: pass `mask.bool()`')
     for k,v in dict(old_logps=old_logps, mask=mask, ref_logps=ref_logps, entropy=entropy).items():
-        if v is not None and v.shape!=logps.shape: raise ValueError(f'`{k}` has shape {tuple(v.shape)}, needs that of `logps`, {tuple(logps.shape)}')
+        if v is not None and v.shape!=logps.shape:
+            raise ValueError(f'`{k}` has shape {tuple(v.shape)}, needs that of `logps`, {tuple(logps.shape)}')
     if advantages.shape not in (logps.shape, logps.shape[:2]):
-        raise ValueError(f'`advantages` has shape {tuple(advantages.shape)}, needs {tuple(logps.shape[:2])} (one a completion) or {tuple(logps.shape)} (one a token)')
+        raise ValueError(f'`advantages` has shape {tuple(advantages.shape)}, needs {tuple(logps.shape[:2])} '
+            f'(one a completion) or {tuple(logps.shape)} (one a token)')
     A = advantages.detach()
     A = A[...,None] if A.ndim==2 else A.masked_fill(~mask, 0)
-    A = A.masked_fill(~mask.any(-1, keepdim=True), 0)   # what a wholly masked row earned is nobody's business
-    old_logps,ref_logps = (logps if old_logps is None else old_logps).detach(),None if ref_logps is None else ref_logps.detach()
+    A = A.masked_fill(~mask.any(-1, keepdim=True), 0)   # what a wholly masked row earned counts for nothing
+    old_logps = (logps if old_logps is None else old_logps).detach()
+    if ref_logps is not None: ref_logps = ref_logps.detach()
     return A, *(None if o is None else o.masked_fill(~mask, 0) for o in (logps, old_logps, ref_logps, entropy))
+
 def _objective(logps, log_ratio, ratio, A, mask, loss_type, epsilon, epsilon_high, delta, sapo, vespo):
     "The objective of `loss_type`, one number a token (B, G, T)."
     if loss_type=='sapo': o = sapo_objective(ratio, A, **sapo)
     elif loss_type=='vespo': o = vespo_weight(log_ratio, A, mask, **vespo)*A*logps
-    elif loss_type=='cispo': o = cispo_objective(ratio, A, logps, epsilon if epsilon_high is None else epsilon_high)
+    elif loss_type=='cispo':
+        o = cispo_objective(ratio, A, logps, epsilon if epsilon_high is None else epsilon_high)
     else: o = clipped_objective(ratio, A, epsilon, epsilon_high, delta)
     return o.expand_as(logps)
 
-# %% ../nbs/07_loss.ipynb #a1d998e7
+# %% ../nbs/07_loss.ipynb #b4f985ca
 def policy_loss(
     logps:Tensor,                     # (B, G, T) nats, of the policy being trained; has a gradient
     old_logps:Tensor,                 # (B, G, T) nats, of the policy that sampled; None where that is the same one
@@ -193,20 +204,27 @@ def policy_loss(
 )->Tensor:                            # () to minimise
     """The loss of one batch of groups, or of a part of it.
 
-    Parameters have TRL's names and defaults. ValueError for shapes that do not belong together, an unknown type or level,
-    and for a number that the chosen loss needs and did not get. Source: each part's own function above.
+    Parameters have TRL's names and defaults. ValueError for shapes that do not belong together, an unknown
+    type or level, and for a number that the chosen loss needs and did not get. Source: each part's own function.
     """
-    if beta and ref_logps is None: raise ValueError(f'`beta` is {beta} but `ref_logps` is None: pass log-probs of the reference, or beta=0')
-    if (top_entropy_quantile<1 or entropy_coef) and entropy is None: raise ValueError('`top_entropy_quantile` and `entropy_coef` need `entropy` (B, G, T)')
-    if loss_type=='luspo' and importance_sampling_level=='token': warnings.warn("'luspo' is a sequence-level loss: pass importance_sampling_level='sequence'")
-    for k,v,ok in (('epsilon',epsilon,epsilon>=0),('delta',delta,delta is None or delta>0),('top_entropy_quantile',top_entropy_quantile,0<top_entropy_quantile<=1)):
-        if not ok: raise ValueError(f'`{k}` is {v}: a clip needs 0 or more, a cap above 0, a quantile above 0 and up to 1')
+    if beta and ref_logps is None:
+        raise ValueError(f'`beta` is {beta} but `ref_logps` is None: pass log-probs of the reference, or beta=0')
+    if (top_entropy_quantile<1 or entropy_coef) and entropy is None:
+        raise ValueError('`top_entropy_quantile` and `entropy_coef` need `entropy` (B, G, T)')
+    if loss_type=='luspo' and importance_sampling_level=='token':
+        warnings.warn("'luspo' is a sequence-level loss: pass importance_sampling_level='sequence'")
+    for k,v,ok in (('epsilon', epsilon, epsilon>=0), ('delta', delta, delta is None or delta>0),
+            ('top_entropy_quantile', top_entropy_quantile, 0<top_entropy_quantile<=1)):
+        if not ok:
+            raise ValueError(f'`{k}` is {v}: a clip needs 0 or more, a cap above 0, a quantile above 0 and up to 1')
     A,logps,old_logps,ref_logps,entropy = _checked(logps, old_logps, advantages, mask, ref_logps, entropy)
     ratio = importance_ratio(logps, old_logps, mask, importance_sampling_level)
     x = -_objective(logps, logps-old_logps, ratio, A, mask, loss_type, epsilon, epsilon_high, delta,
         dict(sapo_temperature_pos=sapo_temperature_pos, sapo_temperature_neg=sapo_temperature_neg),
-        dict(vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg))
-    if off_policy_mask_threshold is not None: x = x*off_policy_mask(logps-old_logps, A, mask, off_policy_mask_threshold)
+        dict(vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos,
+            vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg))
+    if off_policy_mask_threshold is not None:
+        x = x*off_policy_mask(logps-old_logps, A, mask, off_policy_mask_threshold)
     keep = mask if top_entropy_quantile>=1 else high_entropy_mask(entropy, mask, top_entropy_quantile)
     x = x*keep
     if beta: x = x + beta*kl_estimate(logps, ref_logps)*(ratio if use_bias_correction_kl else 1)
@@ -217,7 +235,7 @@ def policy_loss(
         loss = loss - entropy_coef*share*masked_mean(entropy, keep)
     return loss
 
-# %% ../nbs/07_loss.ipynb #24d650b0
+# %% ../nbs/07_loss.ipynb #e0f954a0
 @torch.no_grad()
 def loss_metrics(
     logps:Tensor,              # (B, G, T) nats, of the policy being trained
@@ -232,9 +250,11 @@ def loss_metrics(
     importance_sampling_level:str='token',  # 'token' or 'sequence'
     **kwargs,                  # other arguments of `policy_loss`, so that one dict serves both
 )->dict:                       # name -> float
-    """What the ratio and the clip did: `ratio_mean`, `ratio_max`, `clip_ratio/low_mean`, `/high_mean`, `/region_mean`, `ess`, and `kl` where there is a reference.
+    """What the ratio and the clip did.
 
-    `ess` is the effective number of completions as a share of their number, 1 on-policy. Shares are 0 and ratios 1 where nothing counts.
+    `ratio_mean`, `ratio_max`, `clip_ratio/low_mean`, `/high_mean`, `/region_mean`, `ess`, and `kl` where there is
+    a reference. `ess` is the effective number of completions as a share of their number, 1 on-policy.
+    Shares are 0 and ratios 1 where nothing counts.
     """
     A,logps,old_logps,ref_logps,_ = _checked(logps, old_logps, advantages, mask, ref_logps)
     ratio = importance_ratio(logps, old_logps, mask, importance_sampling_level)
@@ -247,7 +267,9 @@ def loss_metrics(
     mean = lambda x: masked_mean(x.expand_as(m).to(logps.dtype), m).item()
     log_w = (logps-old_logps).sum(-1)[mask.any(-1)].double()   # one a completion
     ess = ((2*log_w.logsumexp(0)-(2*log_w).logsumexp(0)).exp()/len(log_w)).item() if len(log_w) else 1.
-    out = {'ratio_mean':mean(ratio) if m.any() else 1., 'ratio_max':ratio.expand_as(m)[m].max().item() if m.any() else 1.,
-        'clip_ratio/low_mean':mean(low), 'clip_ratio/high_mean':mean(high), 'clip_ratio/region_mean':mean(low|high), 'ess':min(ess, 1.)}
+    out = {'ratio_mean':mean(ratio) if m.any() else 1.,
+        'ratio_max':ratio.expand_as(m)[m].max().item() if m.any() else 1.,
+        'clip_ratio/low_mean':mean(low), 'clip_ratio/high_mean':mean(high),
+        'clip_ratio/region_mean':mean(low|high), 'ess':min(ess, 1.)}
     if ref_logps is not None: out['kl'] = masked_mean(kl_estimate(logps, ref_logps), mask).item()
     return out
