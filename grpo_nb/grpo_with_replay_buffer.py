@@ -32,7 +32,7 @@ from .distributed import RollCall, ShardedBuffer, Wire, agree, redistribute
 _all_ = ['ReplayBuffer']
 log = logging.getLogger(__name__)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #d775a33f
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #3ee4bd1a
 def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
 
 def _real(v): return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
@@ -83,7 +83,6 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         need(_whole(self.record_groups, 0), 'record_groups', '0 (never), or every how many generation batches')
         need(self.record_max_groups is None or _whole(self.record_max_groups, 1), 'record_max_groups', 'None, or 1 or more groups')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #d8e9afaa
 GRPOWithReplayBufferConfig.__doc__ += '\n\n'+'\n'.join(f'- `{f.name}` (default {f.default!r}): {f.metadata["help"]}'
     for f in fields(GRPOWithReplayBufferConfig) if f.name not in GRPOConfig.__dataclass_fields__)
 
@@ -115,7 +114,7 @@ def slice_group(
         else: out[k] = v.clone()
     return out
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #892b866f
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #9e27fb0e
 def _widen(x, width, left, fill):
     d = width-x.shape[1]
     return x if d<=0 else pad(x, (d,0) if left else (0,d), value=fill)
@@ -124,7 +123,6 @@ def _spread(values, mask, fill, dtype):
     "The ragged `values` laid out where `mask` is true."
     return torch.full(mask.shape, fill, dtype=dtype).masked_scatter(mask, torch.cat(values).to(dtype))
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #a873b090
 def put_groups(
     batch:dict,    # TRL's batch: (B, P) and (B, C) tensors, (B,) tensors, lists of B
     rows:Tensor,   # (k*G,) int64, where the groups go
@@ -191,7 +189,7 @@ def _checked(func, name, step, at=lambda what: None):
             return r
     return f
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #9c38905e
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #0dea6456
 def check_prompts(
     prompts:list,  # text or lists of messages
     where:str='dataset',  # named in the error
@@ -220,14 +218,15 @@ def check_dataset(
     check_prompts(prompts)
     return prompts
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #3e5ecc10
 def non_finite(
     model:nn.Module,  # its parameters are looked at, in order
 )->str:  # name of the first weight with a nan or inf; '' when all are finite
     "Which weight is broken?"
     with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #2a803517
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #b58b265b
+def _checksum(prompts): return zlib.crc32(repr(prompts).encode('utf8', 'replace'))
+
 class _CheckedTrainer(GRPOTrainer):
     "`GRPOTrainer` that finds faults of dataset, rewards and weights early, and names them."
     @functools.wraps(GRPOTrainer.__init__)
@@ -245,6 +244,7 @@ class _CheckedTrainer(GRPOTrainer):
         own_data = given.get('environment_factory') is not None
         self._check_layout(a)
         prompts = [] if own_data or given.get('train_dataset') is None else check_dataset(given['train_dataset'], a.generation_batch_size//a.num_generations)
+        self._data = dict(rows=len(given['train_dataset']), prompts=_checksum(prompts)) if prompts else None   # a stream has neither
         self._agree(a, prompts, given.get('reward_funcs'))
         super().__init__(**given)
         self._check_lengths(prompts)
@@ -260,7 +260,7 @@ class _CheckedTrainer(GRPOTrainer):
         "ValueError on every process unless all have the same settings, data and rewards."
         names = [getattr(f, '__name__', str(f)) if not isinstance(f, nn.Module) else type(f).__name__ for f in (rewards if isinstance(rewards, list) else [] if rewards is None else [rewards])]
         own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
-        agree({k:v for k,v in args.to_dict().items() if k not in own} | {'reward functions':names, 'number of prompts':len(prompts), 'checksum of the prompts':zlib.crc32(repr(prompts).encode('utf8', 'replace'))})
+        agree({k:v for k,v in args.to_dict().items() if k not in own} | {'reward functions':names, 'number of prompts':len(prompts), 'checksum of the prompts':_checksum(prompts)})
 
     def _check_lengths(self, prompts):
         limit = getattr(self.model.config.get_text_config(), 'max_position_embeddings', None)
@@ -289,8 +289,16 @@ class _CheckedTrainer(GRPOTrainer):
         if (bad := r.abs()>1e9).any():   # of a reward model; a function's rewards are checked above
             i,f = bad.nonzero()[0].tolist()
             raise ValueError(f'reward function {self.reward_func_names[f]!r} returned {r[i,f].item():g} for completion {i} at step {self.state.global_step}: a reward must be finite and within ±1e9')
+        self._count_unjudged(r)
         self._rewards = r   # (N, F) of all processes
         return r
+
+    _unjudged = 0   # batches in which no completion got a reward, from the first on; None once one did
+
+    def _count_unjudged(self, rewards):
+        if self._unjudged is None or not self.model.training: return
+        self._unjudged = self._unjudged+1 if rewards.isnan().all() else None
+        if self._unjudged==8: raise ValueError(f'no reward function has judged a single completion in the first 8 generation batches ({self.reward_func_names}): return a number for those that can be judged, and leave out rows for which none can')
 
     def _generate_and_score_completions(self, inputs):
         if self.environment_factories is None: check_prompts([o.get('prompt') for o in inputs], 'batch')
@@ -339,7 +347,7 @@ def load_state(
         return [unflat(v) for v in o] if isinstance(o, list) else o
     return unflat(json.loads(json.loads(data[8:8+n])['__metadata__']['tree']))
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #aca2ea2c
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #82606f41
 _MANIFEST,_MARK = 'manifest.json','trainer_state.json'
 
 def _crc(path, whole=2**30, block=2**20):
@@ -361,7 +369,6 @@ def write_manifest(
         rows[str(p.relative_to(folder))] = [p.stat().st_size, _crc(p)]
     save_json(Path(folder)/_MANIFEST, dict(files=rows, versions=versions()))
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #d5ffcfdd
 def checkpoint_problem(
     folder,  # a `checkpoint-N` folder
 )->str:      # what is wrong with it, or '' for a whole one
@@ -391,7 +398,7 @@ def last_checkpoint(
         bad.append(f'{p.name}: {why}')
     raise ValueError(f'no whole checkpoint in {output_dir}'+(': '+'; '.join(bad) if bad else '')+'. Start without `resume_from_checkpoint`, or copy a whole one there')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #006b6b36
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #06298821
 class _StopOnSignal(TrainerCallback):
     "Save and stop at the end of the step in which a signal came, on every process at the same step."
     def __init__(self, trainer): self.trainer,self.got = trainer,0
@@ -403,7 +410,6 @@ class _StopOnSignal(TrainerCallback):
             self.trainer.stopped_by = signal.Signals(got).name
             log.warning(f'{self.trainer.stopped_by}: saving checkpoint-{state.global_step} and stopping; go on with `train(resume_from_checkpoint=True)`')
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #b3ed6790
 class _ResumableTrainer(_CheckedTrainer):
     "Checkpoints hold everything the next step depends on, whole or not at all."
     stopped_by = None   # name of the signal that ended `train`
@@ -413,7 +419,16 @@ class _ResumableTrainer(_CheckedTrainer):
         layout = {k:getattr(self.args, k) for k in ('num_generations','per_device_train_batch_size','steps_per_generation','num_iterations')}
         own = dict(entropy_coef=self.entropy_coef, last_world_entropy=self._last_world_entropy) if self.use_adaptive_entropy else {}
         ref = self.accelerator.unwrap_model(self.ref_model).state_dict() if self.args.sync_ref_model and self.args.should_save else None
-        return dict(world=self.args.world_size, layout=layout, step=self._step, inputs=self._buffered_inputs if mid else None, metrics=dict(self._metrics['train']), ref=ref and {k:v for k,v in ref.items()}, own=own)
+        return dict(world=self.args.world_size, layout=layout, data=self._data, rewards=list(self.reward_func_names), step=self._step, inputs=self._buffered_inputs if mid else None, metrics=dict(self._metrics['train']), ref=ref and {k:v for k,v in ref.items()}, own=own)
+
+    def _check_same(self, s):
+        "Is this the run that the checkpoint is of? Older ones note less of it."
+        was,now = s.get('data'),self._data
+        if was and was!=now and not self.args.ignore_data_skip:
+            how = f"{was['rows']} rows then, {now['rows'] if now else 'a stream'} now"+(', with other prompts or in another order' if now and was['rows']==now['rows'] else '')
+            raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set `ignore_data_skip=True` to go on with these from their beginning')
+        was,now = s.get('rewards'),list(self.reward_func_names)
+        if was and was!=now: log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
 
     def _set_state(self, s):
         dev = self.accelerator.device
@@ -449,6 +464,7 @@ class _ResumableTrainer(_CheckedTrainer):
             for _ in range(int(self.state.epoch or 0)): torch.randperm(s.num_samples, generator=s.generator)   # the orders of the epochs that are over
         if not self._state_file(checkpoint, 0).exists(): return log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts empty')
         first = load_state(self._state_file(checkpoint, 0))
+        self._check_same(first)
         if first['ref']: self.accelerator.unwrap_model(self.ref_model).load_state_dict(first['ref'])
         if first['world']!=self.args.world_size:
             return self._resume_elsewhere([load_state(self._state_file(checkpoint, r)) for r in range(first['world'])])
@@ -479,7 +495,7 @@ class _ResumableTrainer(_CheckedTrainer):
             for o,h in old.items(): signal.signal(o, h)
             self.remove_callback(stop)
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #f248935a
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #8894a0c2
 def _sharded(a): return a.replay_buffer_size>0 and (a.replay_scope=='sharded' or a.replay_scope is None and a.world_size>1)
 
 def _edits(a): return a.replay_buffer_size>0 or a.replay_when_empty=='mask' or a.replay_drop_dead_kl
@@ -493,7 +509,6 @@ def _keys(batch, every=1):
 
 _IMAGES = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes','image_position_ids','num_images','num_tiles'}
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #c628b4b9
 def _like(said, role, logged):
     "`said` (text or messages) in the form that TRL `logged`: a column of a table has one type."
     if isinstance(logged, str): return said if isinstance(said, str) else '\n'.join(m['content'] for m in said)
@@ -700,7 +715,9 @@ class _RunRecord:
         self._at = w['step'],first+len(rows)
         self.recorder.groups(w['step'], [o|dict(group=first+i) for i,o in enumerate(rows)])
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #7318c015
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #a18d936d
+_DECIDE = [f.name for f in fields(GRPOWithReplayBufferConfig) if f.name not in GRPOConfig.__dataclass_fields__ and f.name!='replay_scope' and not f.name.startswith('record_')]   # what makes two runs different
+
 class GRPOWithReplayBufferTrainer(_ReplayLog, _RunRecord, _ResumableTrainer):
     """`GRPOTrainer` that replaces each group whose rewards are all equal by a stored group that taught something.
 
@@ -913,10 +930,18 @@ class GRPOWithReplayBufferTrainer(_ReplayLog, _RunRecord, _ResumableTrainer):
         self._store(w['groups'])
 
     # -- checkpoints and the model card -------------------------------------------------------------
+    def _replay_settings(self): return {k:getattr(self.args, k) for k in _DECIDE}
+
+    def _check_same(self, s):
+        super()._check_same(s)
+        moved = s['world']!=self.args.world_size   # then the buffer is dealt out anew, or starts empty
+        if odd := [f'{k}={v}, this run has {now}' for k,v in s.get('replay', {}).items() if (now := getattr(self.args, k))!=v and not (moved and k=='replay_buffer_size')]:
+            raise ValueError('the checkpoint was made with '+'; '.join(odd)+': set the same, or start a new run from its weights')
+
     def _state(self):
         w = self._waiting and dict(self._waiting, groups=[list(o) for o in self._waiting['groups']])
         wire = self.shared and dict(token=list(self.shared.wire.token), row=[list(o) for o in self.shared.wire.row])
-        return super()._state()|dict(buffer=self.shared.state_dict() if self.shared else self.replay_buffer.state_dict(), wire=wire, waiting=w)
+        return super()._state()|dict(replay=self._replay_settings(), buffer=self.shared.state_dict() if self.shared else self.replay_buffer.state_dict(), wire=wire, waiting=w)
 
     def _set_state(self, s):
         super()._set_state(s)

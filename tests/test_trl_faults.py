@@ -52,6 +52,20 @@ def test_lists_tuples_tensors_arrays_and_none_are_taken(out):
     t = T.trainer(f, max_steps=1); t.train()
     assert t.reward_funcs==[f] and t.state.log_history[0]['frac_reward_zero_std']==0
 
+def test_a_run_whose_completions_nobody_judges_ends_after_eight_batches():
+    s = Scripted([[None]*4], 4)
+    fails(s, ValueError, r"no reward function has judged .* first 8 generation batches \(\['scripted'\]\)", max_steps=20)
+    assert s.i==8
+
+def test_a_judge_that_is_out_for_a_while_stops_nothing():
+    t = T.trainer(Scripted([[None]*4]*6+[[0.,1.,None,1.]]+[[None]*4], 4), max_steps=18); t.train()
+    assert t.state.global_step==18
+
+def test_an_evaluation_that_nobody_judges_does_not_count():
+    t = T.trainer(Scripted([[None]*4], 4), max_steps=1, eval_dataset=T.data(17), per_device_eval_batch_size=4)
+    for _ in range(2): t.evaluate()
+    t.train(); assert t.state.global_step==1
+
 # -- data -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize('n', [0, 3])
 def test_a_dataset_smaller_than_a_generation_batch_is_refused(n):

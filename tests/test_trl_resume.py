@@ -94,9 +94,49 @@ def test_another_number_of_processes_is_said(tmp_path, caplog):
     t = make(tmp_path, 3); t.train(resume_from_checkpoint=True)
     assert 'made by 2 processes' in caplog.text and t.state.global_step==3
 
-def test_a_buffer_of_other_options_is_refused(tmp_path):
+def test_other_replay_options_are_refused_and_named(tmp_path):
     make(tmp_path, 2).train()
+    for kw in (dict(replay_buffer_size=7), dict(replay_buffer_size=0), dict(replay_priority='uniform'), dict(replay_age_limit=3), dict(replay_age_decay=2.), dict(replay_max_uses=1), dict(replay_when_empty='mask'), dict(replay_drop_dead_kl=True), dict(replay_same_prompt_first=True), dict(dead_tolerance=.5)):
+        with pytest.raises(ValueError, match=f'{next(iter(kw))}=.*, this run has {next(iter(kw.values()))}.*new run from its weights'): make(tmp_path, 3, **kw).train(resume_from_checkpoint=True)
+    t = make(tmp_path, 3, record_groups=0, replay_scope='local'); t.train(resume_from_checkpoint=True)     # what doesn't decide the run is free
+    assert t.state.global_step==3
+
+def test_a_buffer_of_other_options_is_refused_where_the_checkpoint_notes_none(tmp_path):
+    older(make(tmp_path, 2), 'replay')
     with pytest.raises(ValueError, match='max_size'): make(tmp_path, 3, replay_buffer_size=7).train(resume_from_checkpoint=True)
+
+def older(t, *keys):
+    "Train, and take out of the last checkpoint what older versions didn't note."
+    from grpo_nb.grpo_with_replay_buffer import save_state, write_manifest
+    t.train()
+    f = Path(last_checkpoint(t.args.output_dir))/'grpo_state_0.safetensors'
+    save_state(f, {k:v for k,v in load_state(f).items() if k not in keys}); write_manifest(f.parent)
+
+DATA = T.data()
+OTHER = dict(fewer=(DATA.select(range(16)), '17 rows then, 16 now'), other=(DATA.map(lambda o: dict(prompt=o['prompt']+' red')), '17 rows then, 17 now, with other prompts'), order=(DATA.select(range(16, -1, -1)), 'another order'), stream=(DATA.to_iterable_dataset(), 'a stream now'))
+@pytest.mark.parametrize('name', OTHER)
+def test_a_run_does_not_go_on_with_other_data_unless_it_is_told_to(name, tmp_path):
+    data,says = OTHER[name]
+    make(tmp_path, 2, num_iterations=2).train()
+    with pytest.raises(ValueError, match=f'other data .*{says}.*ignore_data_skip'): make(tmp_path, 4, num_iterations=2, dataset=data).train(resume_from_checkpoint=True)
+    lines = (tmp_path/'history.jsonl').read_text()
+    t = make(tmp_path, 4, num_iterations=2, dataset=data, ignore_data_skip=True); t.train(resume_from_checkpoint=True)
+    assert t.state.global_step==4 and (tmp_path/'history.jsonl').read_text().startswith(lines)
+
+def test_the_same_data_made_again_and_with_other_columns_is_the_same(tmp_path):
+    make(tmp_path, 2, dataset=T.data(chat=True)).train()
+    t = make(tmp_path, 3, dataset=T.data(chat=True, note=['x']*17)); t.train(resume_from_checkpoint=True)
+    assert t.state.global_step==3
+
+def test_an_older_checkpoint_says_nothing_of_its_data_and_still_opens(tmp_path):
+    older(make(tmp_path, 2), 'data', 'replay', 'rewards')
+    t = make(tmp_path, 3, dataset=OTHER['order'][0]); t.train(resume_from_checkpoint=True)
+    assert t.state.global_step==3
+
+def test_other_rewards_are_said(tmp_path, caplog):
+    make(tmp_path, 2).train()
+    t = T.trainer(T.n_red, args=make(tmp_path, 3).args); t.train(resume_from_checkpoint=True)
+    assert "rewards ['rewards'], this run goes on with ['n_red']" in caplog.text and t.state.global_step==3
 
 # -- damage ---------------------------------------------------------------------------------------
 def test_the_newest_whole_checkpoint_is_found_whatever_is_missing_or_changed(tmp_path):
