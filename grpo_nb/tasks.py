@@ -142,7 +142,7 @@ def extract_answer(
     found = re.findall(r'<answer>((?:(?!<answer>).)*?)</answer>', text, re.S)
     return found[-1].strip() if found else None
 
-# %% ../nbs/01_tasks.ipynb #a0d387be
+# %% ../nbs/01_tasks.ipynb #f3d357b1
 def _number(text):
     "The number a short text is, as a float; None when it is none."
     t = text.strip().rstrip('.').replace(',', '').replace('$', '').strip()
@@ -158,7 +158,6 @@ def same_answer(
     a,b = _number(text),_number(want)
     return float(a==b) if a is not None and b is not None else float(text.strip().lower()==want.strip().lower())
 
-# %% ../nbs/01_tasks.ipynb #e1f493a4
 def same_maths(
     text:str,    # the model's answer, or its whole completion with the answer in \boxed{…}
     entry:dict,  # holds 'answer', in LaTeX or plain
@@ -221,7 +220,7 @@ def format_reward(
     "Is it one <think>…</think> followed by one <answer>…</answer>, and nothing else?"
     return [float(bool(_FORMAT.fullmatch(completion_text(c)))) for c in completions]
 
-# %% ../nbs/01_tasks.ipynb #dca54677
+# %% ../nbs/01_tasks.ipynb #43f34f87
 def _read_rows(path):
     "Rows of a JSONL, JSON, CSV or Parquet file as dicts; errors name the file and line."
     kind = path.suffix.lower()
@@ -248,7 +247,6 @@ def _bad_prompt(p):
         if not isinstance(m, dict) or 'role' not in m or 'content' not in m: return 'has a message without `role` and `content`'
     return None if str(p[-1]['content'] or '').strip() else 'ends on an empty message'
 
-# %% ../nbs/01_tasks.ipynb #a11752c0
 def load_problems(
     source,              # path of a .jsonl, .json, .csv or .parquet file, a Dataset, or a list of dicts
     prompt:str='prompt', # the column that holds the prompts
@@ -285,7 +283,7 @@ def split_problems(
     side = [split_of(text(p), test_share) for p in ds['prompt']]
     return tuple(ds.select([i for i,s in enumerate(side) if s==which]) for which in ('train','test'))
 
-# %% ../nbs/01_tasks.ipynb #b558297a
+# %% ../nbs/01_tasks.ipynb #d3116587
 SYSTEM = 'First think, between <think> and </think>. Then give the final answer and nothing else, between <answer> and </answer>.'
 
 def _hub_rows(name, config, split, rows, n):
@@ -303,7 +301,6 @@ def _field(row, key, name):
     if key not in row: raise ValueError(f"{name}: a row has no field `{key}`; it has {', '.join(row)}")
     return row[key]
 
-# %% ../nbs/01_tasks.ipynb #656f6759
 def gsm8k(
     split:str='train',  # 'train' (7473 problems) or 'test' (1319)
     n:int=None,         # only the first n
