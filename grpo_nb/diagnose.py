@@ -302,7 +302,7 @@ def _batch_notes(o):
     if o['ratio_stays_1']: out.append('each generation is used before the policy moves: the ratio is 1 and the clip never acts')
     return out
 
-# %% ../nbs/12_diagnose.ipynb #ecf3de54
+# %% ../nbs/12_diagnose.ipynb #0667772e
 _HUES = ('#0072B2','#E69F00','#009E73','#CC79A7','#56B4E9','#A33F00')
 
 def batch_html(
@@ -322,8 +322,9 @@ def plan_lines(
     "What a plan says, a line each."
     o = plan
     f = lambda x: f'{x:,.4g}' if abs(x)<1e4 else f'{x:,.0f}'
-    return [('legal', 'yes' if o['legal'] else f"no: {o['problem']}"), ('a generation', f"{o['completions']} completions of {f(o['prompts'])} prompts"),
-        ('an optimizer step', f"{o['completions_per_optimizer_step']} completions ({f(o['prompts_per_optimizer_step'])} groups); {f(o['optimizer_steps_per_generation'])} steps a generation"),
+    n = lambda x, what: f"{f(x)} {what}{'' if x==1 else 's'}"
+    return [('legal', 'yes' if o['legal'] else f"no: {o['problem']}"), ('a generation', f"{o['completions']} completions of {n(o['prompts'], 'prompt')}"),
+        ('an optimizer step', f"{o['completions_per_optimizer_step']} completions ({n(o['prompts_per_optimizer_step'], 'group')}); {n(o['optimizer_steps_per_generation'], 'step')} a generation"),
         ('dead groups expected', f"{o['dead_share']:.0%}, leaving {f(o['live_groups'])} live"), ('tokens a generation', f"{f(o['tokens'])}, of them {f(o['tokens_wasted'])} on dead groups"),
         ('replay can give at most', f"{f(o['replay_bound'])} times the live groups")] + [('note', n) for n in o['notes']]
 

@@ -225,19 +225,19 @@ def _dot(r, scale):
     c = '#%02x%02x%02x' % tuple(round(a+(b-a)*p) for a,b in zip(_LOW, _HIGH))
     return f'<i style="--c:{c};--p:{p:.0%}"></i>'
 
-# %% ../nbs/11_inspector.ipynb #64faa425
+# %% ../nbs/11_inspector.ipynb #782ba661
 CSS = '''.gi{font:14px/1.45 system-ui,sans-serif;color:inherit;--line:color-mix(in srgb,currentColor 22%,transparent);--soft:color-mix(in srgb,currentColor 7%,transparent)}
 .gi *{box-sizing:border-box}.gi p{margin:.4em 0}.gi b{font-weight:650}.gi .dim{opacity:.72}
 .gi .rows{border:1px solid var(--line);border-radius:6px;overflow-x:auto}
-.gi .row{display:flex;flex-wrap:wrap;gap:2px 14px;align-items:center;padding:3px 10px;border-bottom:1px solid var(--line);border-left:4px solid transparent;min-height:28px}
-.gi .row:last-child{border-bottom:0}.gi .row.sel{border-left-color:currentColor;background:var(--soft)}
+.gi .row{display:flex;margin:0;flex-wrap:wrap;gap:2px 14px;align-items:center;padding:3px 10px;border-bottom:1px solid var(--line);border-left:4px solid transparent;min-height:28px}
+.gi .row>*{width:auto;margin:0;padding:0}.gi .row:last-child{border-bottom:0}.gi .row.sel{border-left-color:currentColor;background:var(--soft)}
 .gi .no{width:2em;text-align:right;font-variant-numeric:tabular-nums}.gi .why{min-width:7.5em}.gi .new{display:flex;flex-wrap:wrap;gap:2px 10px;align-items:center}
 .gi .dots{display:inline-flex;flex-wrap:wrap;gap:3px;max-width:100%}.gi .dots i{width:14px;height:14px;border-radius:50%;border:2px solid var(--c,currentColor);background:linear-gradient(to top,var(--c) var(--p),transparent var(--p));font:10px/10px sans-serif;text-align:center}
 .gi .dots i.none{border-style:dotted;background:none}.gi .dead>.dots{opacity:.65}
 .gi .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22em),1fr));gap:12px}
 .gi .side{border:1px solid var(--line);border-radius:6px;padding:6px 10px;min-width:0}.gi .side h4{margin:.2em 0;font-size:14px}
 .gi .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,15em),1fr));gap:8px;max-height:34em;overflow-y:auto}
-.gi .card{border:1px solid var(--line);border-radius:5px;padding:4px 8px;min-width:0}.gi pre{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:3px 0;font:12.5px/1.4 ui-monospace,monospace;background:none;color:inherit;padding:0;border:0}
+.gi .card{display:block;background:none;color:inherit;border:1px solid var(--line);border-radius:5px;padding:4px 8px;min-width:0}.gi pre{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:3px 0;font:12.5px/1.4 ui-monospace,monospace;background:none;color:inherit;padding:0;border:0}
 .gi pre.prompt{background:var(--soft);padding:6px 8px;border-radius:5px;max-height:12em;overflow-y:auto}
 .gi mark{background:color-mix(in srgb,#e69f00 38%,transparent);color:inherit;border-radius:3px;padding:0 3px;font-weight:650}
 .gi svg{max-width:100%;height:auto;display:block;color:inherit}.gi svg text{font:11px system-ui,sans-serif;fill:currentColor}.gi svg path{fill:none;stroke:currentColor;opacity:.6}
@@ -361,7 +361,7 @@ def draw_inspector(
     sides = ''.join(f'<div class="side">{o}</div>' for o in (fate+body, came+new) if o)
     return f'<div class="gi">{draw_head(v)}<div class="rows">{rows}</div><p></p><div class="pair">{sides}</div><div class="pair below"><div>{ratios}</div><div>{draw_buffer(v["buffer"], v["buffer_size"])}</div></div></div>'
 
-# %% ../nbs/11_inspector.ipynb #87b40fce
+# %% ../nbs/11_inspector.ipynb #55a4f0c3
 def _or_run(*values): return [('as in the run', 'run')]+[('none' if o==math.inf else f'{o:g}', o) for o in values]
 
 def inspect_run(
@@ -382,7 +382,7 @@ def inspect_run(
         age_limit=W.Dropdown(options=_or_run(1, 2, 4, 8, 16, 32, 64, math.inf), description='age limit', style=label),
         buffer_size=W.Dropdown(options=_or_run(0, 1, 4, 8, 16, 32, 64, 128, 256, 1024), description='buffer size', style=label))
     body,play,again = W.HTML(),W.Play(min=0, max=len(steps)-1, interval=700),W.Button(description='read again', tooltip='read what the run has written since')
-    W.jslink((play, 'value'), (c['step'], 'index'))
+    W.jslink((c['step'], 'index'), (play, 'value'))   # the step stands where it is told to; the player follows
     def show(_=None):
         at = {k:None if o.value=='run' else o.value for k,o in c.items()}
         body.value = draw_inspector(inspector_view(now['run'], **at|dict(group=min(at['group'], len(now['run'].by_step[at['step']])-1))))
@@ -397,6 +397,7 @@ def inspect_run(
     said = lambda s: W.Label(s, layout=W.Layout(width='80px', justify_content='flex-end'))
     box = W.VBox([W.HTML(_style()), row(c['step'], play, again), row(said('group'), c['group']), row(said('replay'), c['replay']), row(c['tolerance'], c['age_limit'], c['buffer_size']), body])
     box.handles,box.body = c,body
+    box.add_class('needs-kernel')
     return box
 
 # %% ../nbs/11_inspector.ipynb #2a0e78c0

@@ -246,7 +246,7 @@ def lab_view(
     m,h = summary(df, learning_rate, metric)
     return dict(learning_rate=learning_rate, metric=metric, ages=list(m.columns), mean=m.T.to_dict('list'), half=h.T.to_dict('list'))
 
-# %% ../nbs/13a_off_policy_lab.ipynb #a063c009
+# %% ../nbs/13a_off_policy_lab.ipynb #620c907f
 _SAYS = dict(worth='worth, in fresh groups', cosine='cosine of its mean with the exact gradient', bias='bias, in lengths of a fresh mean', noise='noise, in lengths of a fresh mean')
 
 def draw_lab(
@@ -264,7 +264,7 @@ def draw_lab(
         if ls=='-': ax.fill_between(x, [a-b for a,b in zip(m, view['half'][k])], [a+b for a,b in zip(m, view['half'][k])], color=c, alpha=.12, lw=0)
     ax.set_xticks(list(x), view['ages'])
     if view['metric']=='worth': ax.axhline(0, color='#8C8C8C', lw=.8); ax.set_ylim(-.6, 1.3)
-    if fig: ax.legend(loc='center left', bbox_to_anchor=(1, .5))
+    if fig: ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return fig
 
 # %% ../nbs/13a_off_policy_lab.ipynb #4e8e82fe
