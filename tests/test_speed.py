@@ -102,6 +102,12 @@ def test_a_forward_pass_of_the_model_has_the_operations_of_the_formula():
     with Products() as p, torch.no_grad(): m(ids)
     assert p.flops==forward_flops(m.config, 5, 9)
 
+def test_model_flops_are_those_of_every_completion_by_itself():
+    m,_ = bench_model('0.1M', attention='eager')
+    with Products() as p, torch.no_grad():
+        for n in (5, 9, 9): m(input_ids=torch.zeros(1, n, dtype=torch.int64), use_cache=False)
+    assert model_flops(m.config, [5, 9, 9], 1)==pytest.approx(p.flops, rel=.01) and model_flops(m.config, [5, 9, 9], 5)==5*model_flops(m.config, [9, 5, 9], 1)
+
 def test_the_time_of_products_is_that_of_each_shape_times_its_count(monkeypatch):
     calls = []
     monkeypatch.setattr(S, '_seconds', lambda f, *a: calls.append(tuple(f().shape)) or 2.)
@@ -260,9 +266,30 @@ def test_without_a_compiler_one_line_says_so_and_the_function_stays(monkeypatch,
     out = capsys.readouterr().out
     assert g is f and 'no working C++ compiler' in why and out.count('\n')==1 and 'going on without it' in out
 
+@torch.no_grad()
+def test_all_ways_to_one_more_token_give_the_same_logits_again_and_again(monkeypatch):
+    monkeypatch.setattr(torch, 'compile', lambda f, **kw: f)
+    w = Work(**SMALL)
+    arms,why = S._token_arms(w)
+    model,tok = w.model()
+    ids,mask = encode_prompts(tok, list(w.problems()['prompt']))
+    first = [model(input_ids=i[m][None]).logits[:,-1].argmax(-1) for i,m in zip(ids, mask)]
+    want = torch.cat([model(input_ids=torch.cat([i[m], t])[None]).logits[:,-1] for i,m,t in zip(ids, mask, first)]).repeat_interleave(w.G, 0)
+    assert not why and len(arms)==3
+    for f in 4*[*arms.values()]: tensors_equal(f(), want, eps=1e-5)
+
+def test_operators_are_products_or_everything_else():
+    rows = list(S._operators(Work(**SMALL).ours(), 'x', n=10**4))
+    kinds = {r['arm']:r['share'] for r in rows if r['case']=='kinds, x'}
+    ops = {r['arm']:r['share'] for r in rows if r['case']=='operators, x'}
+    assert sum(kinds.values())==pytest.approx(1) and sum(ops.values())==pytest.approx(1)
+    assert kinds['products']==pytest.approx(sum(v for k,v in ops.items() if k.split('::')[-1] in ('mm','addmm','addmm_','bmm') or '_scaled_dot' in k))
+    assert {'aten::mm','aten::addmm','aten::bmm'}<=set(ops)
+
 def test_rows_that_could_not_compile_say_not_run(monkeypatch):
     monkeypatch.setattr(torch, 'compile', lambda f, **kw: (_ for _ in ()).throw(RuntimeError('no compiler')))
     rows = {r['arm']:r for r in S.part_options(Bench(quick=True))}
+    assert rows['fixed shapes, compiled']['status']=='not run' and rows['fixed shapes']['status']=='measured'
     assert rows['compiled']['status']=='not run' and 'no compiler' in rows['compiled']['note'] and rows['bfloat16']['status']=='measured'
 
 def test_without_a_gpu_the_rows_say_not_run():
