@@ -49,7 +49,7 @@ def dead_shares(
     rep = [d*min(1, n_new.get(s, 0)/n_dead[s]) if n_dead.get(s) else 0. for s,d in zip(steps, dead)]
     return dict(step=steps, alive=[1-d for d in dead], replaced=rep, left=[d-r for d,r in zip(dead, rep)])
 
-# %% ../nbs/11a_report.ipynb #b987d981
+# %% ../nbs/11a_report.ipynb #1b688e57
 def _share(x):
     "A measured share from summary.json as (mean, low, high, n), or None."
     if not isinstance(x, dict) or x.get('pass@1') is None: return None
@@ -65,6 +65,8 @@ def flat(
     for k,v in d.items(): out |= flat(v, f'{before}{k}.') if isinstance(v, dict) else {f'{before}{k}':v}
     return out
 
+_COUNTED = dict(grpo_nb='tokens sampled', trl='tokens, prompts included')   # what `num_tokens` counts, by who wrote the run
+
 def report_view(
     run:Run,  # any; parts that were not recorded are left out of the page
 )->dict:      # plain values
@@ -76,7 +78,7 @@ def report_view(
     curves = {k:dict(zip(('step','value'), column(run, k))) for k in CURVES if column(run, k)[0]}
     return dict(name=run.name, before=_share(s.get('before')), after=_share(s.get('after')), reward=reward_curve(run), shares=d, eval=_evals(run), curves=curves,
         dead=av([1-a for a in d['alive']]), replaced=av(d['replaced']), samples=s.get('samples') or _samples(run), steps=s.get('steps') or int((column(run, 'step')[0] or run.steps or [0])[-1]),
-        tokens=(column(run, 'num_tokens')[1] or [None])[-1], train_s=s.get('train_s'), total_s=s.get('total_s'), seed=s.get('seed', run.setting('seed')), task=s.get('task'), model=s.get('model'), method=s.get('method', run.settings.get('method')),
+        tokens=(column(run, 'num_tokens')[1] or [None])[-1], counted=_COUNTED.get(run.settings.get('trainer'), 'tokens'), train_s=s.get('train_s'), total_s=s.get('total_s'), seed=s.get('seed', run.setting('seed')), task=s.get('task'), model=s.get('model'), method=s.get('method', run.settings.get('method')),
         settings=settings, versions=s.get('versions') or run.settings.get('versions') or {}, notes=run.notes)
 
 CURVES = ('loss grad_norm entropy kl completions/mean_length completions/clipped_ratio clip_ratio/region_mean replay/age_mean replay/age_max replay/ratio_mean '
@@ -184,7 +186,7 @@ def draw_bars(
     said = '; '.join(f'{k}: {_pc(s["mean"])}' for k,s in shares.items())
     return f'<svg class="bar" viewBox="0 0 410 {h+20}" role="img" aria-label="{html.escape(said)}" fill="currentColor" font-family="system-ui,sans-serif" font-size="12">{grid}{"".join(row(i, *o) for i,o in enumerate(shares.items()))}</svg>'
 
-# %% ../nbs/11a_report.ipynb #3870627d
+# %% ../nbs/11a_report.ipynb #e0c72810
 def _sure(s): return _pc(s['mean'])+(f' ({_pc(s["low"])} to {_pc(s["high"])})' if s['low'] is not None else '')
 
 def _opening(v):
@@ -195,7 +197,7 @@ def _opening(v):
     n = next((o['n'] for o in shares.values() if o['n']), None)
     if len(shares)==2: out += f'<p class="big">Held-out problems solved at the first try: <b>{_pc(v["before"]["mean"])}</b> before, <b>{_pc(v["after"]["mean"])}</b> after.</p>'
     if shares: out += draw_bars(shares)+f'<p class="dim">pass@1 with its 95 % interval{f", over {n} problems" if n else ""}: '+'; '.join(f'{k} {_sure(o)}' for k,o in shares.items())+'.</p>'
-    bits = [f'{v["steps"]} steps', v['tokens'] and f'{v["tokens"]:,.0f} tokens sampled', v['train_s'] and f'{v["train_s"]:.0f} s of training', v['total_s'] and f'{v["total_s"]:.0f} s in all',
+    bits = [f'{v["steps"]} steps', v['tokens'] and f'{v["tokens"]:,.0f} {v["counted"]}', v['train_s'] and f'{v["train_s"]:.0f} s of training', v['total_s'] and f'{v["total_s"]:.0f} s in all',
             v['dead'] is not None and f'{v["dead"]:.0%} of groups dead, {_of_dead(v)} of these replaced']
     return out+f'<p>{"; ".join(o for o in bits if o)}.</p>'+''.join(f'<p class="dim">{e(o)}</p>' for o in v['notes'])
 
@@ -250,7 +252,7 @@ def paired(
     both = sorted(set(a)&set(b), key=str)
     return (*mean_ci([b[s]-a[s] for s in both]), len(both)) if both else None
 
-# %% ../nbs/11a_report.ipynb #728f0a0e
+# %% ../nbs/11a_report.ipynb #f71825b0
 def _over_seeds(curves):
     "Steps that all curves have, with mean and half-width over curves."
     steps = sorted(set.intersection(*(set(c[0]) for c in curves))) if curves else []
@@ -267,7 +269,7 @@ def compare_view(
         views = [report_view(r) for r in runs]
         num = lambda f: {seed(r):x for r,v in zip(runs, views) if (x := f(v)) is not None}
         cols = dict(before=num(lambda v: v['before'] and v['before']['mean']), after=num(lambda v: v['after'] and v['after']['mean']), dead=num(lambda v: v['dead']), replaced=num(lambda v: v['replaced']), tokens=num(lambda v: v['tokens']), train_s=num(lambda v: v['train_s']))
-        return dict(runs=[r.name for r in runs], n=len(runs), numbers=cols, reward=_over_seeds([(c['step'], c['mean']) for v in views if (c := v['reward'])['step']]),
+        return dict(runs=[r.name for r in runs], n=len(runs), numbers=cols, counted=' or '.join(sorted({v['counted'] for v in views})), reward=_over_seeds([(c['step'], c['mean']) for v in views if (c := v['reward'])['step']]),
                     alive=_over_seeds([(c['step'], [a+b for a,b in zip(c['alive'], c['replaced'])]) for v in views if (c := v['shares'])['step']]))
     out = {k:arm(o) for k,o in groups.items()}
     first = next(iter(out.values()))['numbers']['after']
@@ -303,7 +305,7 @@ def compare_figures(
     if has('alive'): out['alive'] = draw_arms(c, 'alive', 'Share of groups that teach something, after replay', 'share of groups', (0, 1.02))
     return out
 
-# %% ../nbs/11a_report.ipynb #b6cc097a
+# %% ../nbs/11a_report.ipynb #105a5fcb
 def _pm(d, f=lambda x: f'{x:.3g}'):
     if not d: return '–'
     m,h = mean_ci(list(d.values()))
@@ -316,12 +318,14 @@ def compare_html(
 )->str:         # a whole page
     "The page about several runs."
     e = html.escape
+    kinds = {o['counted'] for o in c.values()}   # what is the same in all rows stands in the head
+    tokens = lambda o: _pm(o['numbers']['tokens'], lambda x: f'{x:,.0f}')+(f' {o["counted"].removeprefix("tokens").lstrip(", ")}' if len(kinds)>1 and o['numbers']['tokens'] else '')
     gain = lambda g: 'first arm' if g is None else f'{100*g[0]:+.1f} points'+('' if math.isnan(g[1]) else f' ± {100*g[1]:.1f}')+f', {g[2]} seeds'
-    rows = [(e(k), o['n'], _pm(o['numbers']['before'], _pc), _pm(o['numbers']['after'], _pc), gain(o['gain']) if o['gain'] or o is next(iter(c.values())) else 'no shared seed', _pm(o['numbers']['dead'], _pc), _pm(o['numbers']['tokens'], lambda x: f'{x:,.0f}'), _pm(o['numbers']['train_s'])) for k,o in c.items()]
+    rows = [(e(k), o['n'], _pm(o['numbers']['before'], _pc), _pm(o['numbers']['after'], _pc), gain(o['gain']) if o['gain'] or o is next(iter(c.values())) else 'no shared seed', _pm(o['numbers']['dead'], _pc), tokens(o), _pm(o['numbers']['train_s'])) for k,o in c.items()]
     bars = {k:dict(mean=m, low=max(0, m-h) if h==h else None, high=min(1, m+h) if h==h else None) for k,o in c.items() if o['numbers']['after'] for m,h in [mean_ci(list(o['numbers']['after'].values()))]}
     body = f'<h1>{e(name)}</h1><p>{sum(o["n"] for o in c.values())} runs in {len(c)} arms. Each number is a mean over seeds ± the half-width of its 95 % interval (Student); one seed has none, and is an example. Differences are paired by seed.</p>'
     if bars and len(bars)<=12: body += '<h2>pass@1 after training</h2>'+draw_bars({f'arm {i}':o for i,o in enumerate(bars.values(), 1)})
-    body += '<h2>Arms</h2>'+_table([(i,*o) for i,o in enumerate(rows, 1)], ('','arm','seeds','pass@1 before','pass@1 after','difference to the first','groups dead','tokens','seconds'), 'num')
+    body += '<h2>Arms</h2>'+_table([(i,*o) for i,o in enumerate(rows, 1)], ('','arm','seeds','pass@1 before','pass@1 after','difference to the first','groups dead',kinds.pop() if len(kinds)==1 else 'tokens','seconds'), 'num')
     body += '<h2>Curves</h2><div class="figs">'+''.join(f'<figure>{o}</figure>' for o in svgs.values())+'</div>'
     return _page(name, body+'<h2>Runs</h2>'+_table([(i, e(', '.join(o['runs']))) for i,o in enumerate(c.values(), 1)], ('arm','folders')))
 

@@ -102,6 +102,23 @@ def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
     assert f'{np.mean(want):.1%} ± ' in t and 'method=keep' in t and (tmp_path/'out'/'figures'/'alive.svg').exists() and page.stat().st_size<5e6
     assert write_report({'ours':many[:3], 'theirs':many[3:], 'one':many[0]}, tmp_path/'o2').exists()
 
+@pytest.mark.parametrize('trainer,says', [('grpo_nb', '600 tokens sampled'), ('trl', '600 tokens, prompts included'), ('another', '600 tokens;'), (None, '600 tokens;')])
+def test_tokens_are_called_what_they_are(trainer, says, tmp_path):
+    "TRL's `num_tokens` counts prompts too."
+    rec = Recorder(tmp_path, settings=dict(trainer=trainer) if trainer else {})
+    for s in (1, 2): rec.log(dict(step=s, num_tokens=300.*s, frac_reward_zero_std=.5))
+    page = write_report(tmp_path).read_text()
+    assert says in page and page.count('tokens sampled')==(trainer=='grpo_nb')
+
+def test_a_comparison_says_what_each_arm_counted(tmp_path):
+    def one(name, trainer):
+        rec = Recorder(tmp_path/name, settings=dict(trainer=trainer, args=dict(seed=0))); rec.log(dict(step=1, num_tokens=600., reward=.5))
+        return tmp_path/name
+    runs = dict(a=one('a', 'grpo_nb'), b=one('b', 'trl'))
+    same = write_report(dict(a=runs['a'], a2=one('c', 'grpo_nb')), tmp_path/'o1').read_text(); assert '>tokens sampled</th>' in same and '>600</td>' in same
+    both = write_report(runs, tmp_path/'o2').read_text(); assert '>tokens</th>' in both and '>600 sampled</td>' in both and '>600 prompts included</td>' in both
+    mixed = write_report(dict(all=list(runs.values()), a=runs['a']), tmp_path/'o3').read_text(); assert '>600 sampled or tokens, prompts included<' in mixed
+
 def test_bad_calls_are_refused_in_words(tmp_path, run):
     with pytest.raises(ValueError, match='no runs'): write_report([])
     with pytest.raises(ValueError, match='folder of its own'): write_report([run, run])
