@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'REGIMES', 'LEARNING_RATES', 'KEY', 'STAMP', 'NUMBERS', 'RATES', 'SENSITIVE', 'LINES', 'SMALL', 'Arm',
-           'Regime', 'stamp', 'run_one', 'rate', 'load_method', 'read_study', 'plan', 'study', 'compare', 'difference',
-           'holm', 'pairs', 'verdict', 'at_equal', 'draw_curves', 'draw_differences', 'draw_overview', 'rates',
+           'Regime', 'rate', 'stamp', 'load_method', 'run_one', 'read_study', 'plan', 'study', 'difference', 'compare',
+           'holm', 'pairs', 'verdict', 'draw_overview', 'draw_curves', 'draw_differences', 'at_equal', 'rates',
            'sensitivity', 'run_again', 'bakeoff']
 
 # %% ../nbs/13_bakeoff.ipynb #5c003774
@@ -45,7 +45,7 @@ ARMS = {
     'same_prompt':Arm('same_prompt', says='an older, better answer to the same prompt (AR3PO, RePO)'),
 }
 
-# %% ../nbs/13_bakeoff.ipynb #fc5d0bab
+# %% ../nbs/13_bakeoff.ipynb #d7bc0b9e
 @dataclass
 class Regime:
     "Problems of one difficulty, and what may be spent on them."
@@ -54,7 +54,7 @@ class Regime:
     n_train:int=1000  # training problems; with few of them prompts come again within a run
     lesson_steps:int=0  # supervised steps before the run, where the shipped weights know too little
     max_tokens:int=12_000  # completion tokens a run may sample
-    settings:dict = field(default_factory=lambda: dict(generation_batch_size=64, num_generations=4))  # of `TrainConfig`: 16 prompts, 4 answers each
+    settings:dict = field(default_factory=lambda: dict(generation_batch_size=64, num_generations=4))  # of `TrainConfig`
 
 _words,_sums = dict(min_word_len=6, max_word_len=8),dict(min_terms=5, max_terms=6, max_digits=1)
 REGIMES = {
@@ -67,35 +67,59 @@ REGIMES = {
     'letter_counting':Regime('letter_counting', dict(min_words=2, max_words=4), 64, lesson_steps=30, max_tokens=4_000),
 }
 
-# %% ../nbs/13_bakeoff.ipynb #9c275c19
+# %% ../nbs/13_bakeoff.ipynb #4f7f7f8c
 LEARNING_RATES = dict(none=4e-4, dynamic=8e-4)   # an arm that is not in here takes that of plain GRPO
 
-# %% ../nbs/13_bakeoff.ipynb #987014ca
+def rate(
+    arm:str,  # a name of `ARMS`, or a reader's own
+)->float:
+    "The learning rate tuned for `arm`; plain GRPO's for an arm that was not tuned."
+    return LEARNING_RATES.get(arm, LEARNING_RATES['none'])
+
+# %% ../nbs/13_bakeoff.ipynb #b8ba403c
 def stamp()->dict:
     "What two rows must share to be compared: package, torch, machine, and a hash of the starting weights."
     from grpo_nb.tiny_qwen import TINY
     v,w = versions(),TINY/'model.safetensors'
-    return dict(version=v['grpo_nb'], torch=v['torch'], machine=_machine(), weights=hashlib.sha256(w.read_bytes()).hexdigest()[:8] if w.exists() else 'none')
+    weights = hashlib.sha256(w.read_bytes()).hexdigest()[:8] if w.exists() else 'none'
+    return dict(version=v['grpo_nb'], torch=v['torch'], machine=_machine(), weights=weights)
 
 def _machine():
     "Processor and the instructions torch uses on it: both move the last bits."
     import torch
     f = Path('/proc/cpuinfo')
-    names = [o.split(':', 1)[1].strip() for o in f.read_text().splitlines() if o.startswith('model name')] if f.exists() else []
-    return f'{names[0] if names else platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}'
+    lines = f.read_text().splitlines() if f.exists() else []
+    names = [o.split(':', 1)[1].strip() for o in lines if o.startswith('model name')]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f'{name}, {torch.backends.cpu.get_cpu_capability()}'
 
-# %% ../nbs/13_bakeoff.ipynb #40051d2e
+def load_method(
+    name:str,     # a name of `replay.METHODS`, or 'file.py:Class'
+    options:dict, # of its class
+):                # a `Method`
+    "A method of the library, or one of a reader's own from a Python file."
+    from grpo_nb.replay import make_method
+    from grpo_nb.rewards import load_reward
+    return make_method(name, **options) if ':' not in name else load_reward(name)(**options)
+
+# %% ../nbs/13_bakeoff.ipynb #345c164d
 @cache
 def _weights(task, options, steps):
-    "What a run starts from: the shipped weights, taught for so many steps. Of the two tasks they know, more of the careful way; of another, its answers."
+    """What a run starts from: the shipped weights, taught for so many steps.
+
+    Of the two tasks they know, more of the careful way; of another, its answers.
+    """
     from datasets import Dataset
     from grpo_nb.tasks import gym_dataset, lessons
     from grpo_nb.tiny_qwen import load_model, warm_start
     model,tok = load_model('tiny')
-    if steps and task in ('chain_sum','spell_backward'): warm_start(model, tok, lessons(400, p_careful=.7), skill_steps=0, habit_steps=steps, batch_size=24)
+    if steps and task in ('chain_sum','spell_backward'):
+        warm_start(model, tok, lessons(400, p_careful=.7), skill_steps=0, habit_steps=steps, batch_size=24)
     elif steps:
-        d = [(o['prompt'], f"<answer>{o['answer']}</answer>") for o in gym_dataset(task, 300, 10_000, **json.loads(options))]
-        warm_start(model, tok, Dataset.from_list([dict(prompt=p, careful=a, hasty=a, p_careful=.5) for p,a in d]), skill_steps=steps, habit_steps=0, batch_size=16, lr=1e-3)
+        problems = gym_dataset(task, 300, 10_000, **json.loads(options))
+        d = [(o['prompt'], f"<answer>{o['answer']}</answer>") for o in problems]
+        taught = Dataset.from_list([dict(prompt=p, careful=a, hasty=a, p_careful=.5) for p,a in d])
+        warm_start(model, tok, taught, skill_steps=steps, habit_steps=0, batch_size=16, lr=1e-3)
     return model.state_dict()
 
 @cache
@@ -105,10 +129,13 @@ def _start(regime, seed, n_problems, num_samples, max_completion_length):
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import evaluate
     r = REGIMES[regime]
-    train,test = (gym_dataset(r.task, n, seed, split, **r.options) for n,split in ((r.n_train,'train'),(n_problems,'test')))
+    sizes = dict(train=r.n_train, test=n_problems)
+    train,test = (gym_dataset(r.task, n, seed, split, **r.options) for split,n in sizes.items())
     weights,(model,tok) = _weights(r.task, json.dumps(r.options), r.lesson_steps),load_model('tiny')
     model.load_state_dict(weights)
-    return train,test,weights,evaluate(model, tok, test, accuracy_reward, num_samples, k=num_samples, seed=seed, max_completion_length=max_completion_length)
+    before = evaluate(model, tok, test, accuracy_reward, num_samples, k=num_samples, seed=seed,
+        max_completion_length=max_completion_length)
+    return train,test,weights,before
 
 def run_one(
     arm:str,                 # a name of `ARMS`, or 'file.py:Class' of a method of one's own
@@ -126,48 +153,44 @@ def run_one(
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import TrainConfig, evaluate, train
-    r,a,label = REGIMES[regime],ARMS.get(arm) or Arm(arm),_extra(dict(settings, n_problems=n_problems, num_samples=num_samples, points=points))
-    opts = ({'seed':seed} if a.method in ('replay','skip') else {}) | a.options | {k.removeprefix('method_'):settings.pop(k) for k in list(settings) if k.startswith('method_')}
-    args = TrainConfig(**dict(seed=seed, max_steps=10**6, max_tokens=r.max_tokens, learning_rate=learning_rate or rate(arm), disable_tqdm=True) | r.settings | a.settings | settings)
+    r,a = REGIMES[regime],ARMS.get(arm) or Arm(arm)
+    label = _extra(dict(settings, n_problems=n_problems, num_samples=num_samples, points=points))
+    of_method = {k.removeprefix('method_'):settings.pop(k) for k in list(settings) if k.startswith('method_')}
+    opts = ({'seed':seed} if a.method in ('replay','skip') else {}) | a.options | of_method
+    base = dict(seed=seed, max_steps=10**6, max_tokens=r.max_tokens, learning_rate=learning_rate or rate(arm), disable_tqdm=True)
+    args = TrainConfig(**base | r.settings | a.settings | settings)
     problems,held_out,weights,before = _start(regime, seed, n_problems, num_samples, args.max_completion_length)
     model,tok = load_model('tiny')
     model.load_state_dict(weights)
-    point = lambda tokens, steps, e: (dict(tokens=tokens, steps=steps, pass1=round(e['pass@1'], 5)), round(spent[0], 2))
-    measure = lambda n, k=None: evaluate(model, tok, held_out, accuracy_reward, n, k=k, seed=seed, max_completion_length=args.max_completion_length)
+    def point(tokens, steps, e): return dict(tokens=tokens, steps=steps, pass1=round(e['pass@1'], 5)),round(spent[0], 2)
+    def measure(n, k=None):
+        return evaluate(model, tok, held_out, accuracy_reward, n, k=k, seed=seed,
+            max_completion_length=args.max_completion_length)
     spent = [0., time.process_time()]
     curve = [point(0, 0, before)]
     def watch(s, info):
         spent[0] += time.process_time()-spent[1]
-        if args.max_tokens*len(curve)/points<=s.num_tokens<args.max_tokens: curve.append(point(s.num_tokens, s.step, measure(2)))
+        if args.max_tokens*len(curve)/points<=s.num_tokens<args.max_tokens:
+            curve.append(point(s.num_tokens, s.step, measure(2)))
         spent[1] = time.process_time()
     s = train(model, tok, problems, accuracy_reward, args, method=load_method(a.method, opts), callbacks=[watch])
     after = measure(num_samples, num_samples)
     curve.append(point(s.num_tokens, s.step, after))
-    mean = lambda k: (lambda x: round(sum(x)/len(x), 4) if x else None)([o[k] for o in s.history if o.get(k) is not None])
-    return dict(regime=regime, arm=arm, seed=seed, learning_rate=args.learning_rate, settings=label, pass1_before=round(before['pass@1'], 5), pass1=curve[-1][0]['pass1'],
-        passk_before=round(before[f'pass@{num_samples}'], 5), passk=round(after[f'pass@{num_samples}'], 5), tokens=s.num_tokens, steps=s.step,
-        dead=mean('frac_reward_zero_std'), live=mean('replay/live_after'), age=mean('replay/age_mean'), ess=mean('replay/ess'), clip_share=mean('replay/clip_share'), curve=json.dumps([o for o,_ in curve]), cpu_s=json.dumps([t for _,t in curve]), error='', **stamp())
+    def mean(k):
+        x = [o[k] for o in s.history if o.get(k) is not None]
+        return round(sum(x)/len(x), 4) if x else None
+    return dict(regime=regime, arm=arm, seed=seed, learning_rate=args.learning_rate, settings=label,
+        pass1_before=round(before['pass@1'], 5), pass1=curve[-1][0]['pass1'],
+        passk_before=round(before[f'pass@{num_samples}'], 5), passk=round(after[f'pass@{num_samples}'], 5),
+        tokens=s.num_tokens, steps=s.step, dead=mean('frac_reward_zero_std'), live=mean('replay/live_after'),
+        age=mean('replay/age_mean'), ess=mean('replay/ess'), clip_share=mean('replay/clip_share'),
+        curve=json.dumps([o for o,_ in curve]), cpu_s=json.dumps([t for _,t in curve]), error='', **stamp())
 
-# %% ../nbs/13_bakeoff.ipynb #82e92baf
-def rate(
-    arm:str,  # a name of `ARMS`, or a reader's own
-)->float:
-    "The learning rate tuned for `arm`; plain GRPO's for an arm that was not tuned."
-    return LEARNING_RATES.get(arm, LEARNING_RATES['none'])
-
-def load_method(
-    name:str,     # a name of `replay.METHODS`, or 'file.py:Class'
-    options:dict, # of its class
-):                # a `Method`
-    "A method of the library, or one of a reader's own from a Python file."
-    from grpo_nb.replay import make_method
-    from grpo_nb.rewards import load_reward
-    return make_method(name, **options) if ':' not in name else load_reward(name)(**options)
-
-# %% ../nbs/13_bakeoff.ipynb #d138f64d
+# %% ../nbs/13_bakeoff.ipynb #9d5b868e
 KEY = ['regime','arm','seed','learning_rate','settings']   # what makes a run
 STAMP = ['version','torch','machine','weights']            # what all rows of a study share
-NUMBERS = ['learning_rate','pass1_before','pass1','passk_before','passk','tokens','steps','dead','live','age','ess','clip_share']
+NUMBERS = ['learning_rate','pass1_before','pass1','passk_before','passk','tokens','steps',
+    'dead','live','age','ess','clip_share']
 _MEASURED = dict(n_problems=100, num_samples=8, points=4)
 
 def _extra(settings): return json.dumps({k:v for k,v in sorted(settings.items()) if _MEASURED.get(k)!=v})
@@ -179,14 +202,21 @@ def _key(job):
 def read_study(
     path,            # CSV of a study
 )->pd.DataFrame:     # its rows
-    "The rows of a study. ValueError if they come from several versions, machines or starting weights. `area` is the mean pass@1 over the tokens spent: how early it rose."
+    """The rows of a study. `area` is the mean pass@1 over the tokens spent: how early it rose.
+
+    ValueError if they come from several versions, machines or starting weights.
+    """
     df = pd.read_csv(path, dtype=str, keep_default_na=False)
-    for k in NUMBERS: df[k] = [float(o) if o else np.nan for o in df[k]] if k in df else np.nan   # by Python's float, which gives back every digit
+    for k in NUMBERS:   # by Python's float, which gives back every digit
+        df[k] = [float(o) if o else np.nan for o in df[k]] if k in df else np.nan
     for k in ('tokens','steps'): df[k] = df[k].astype('Int64')
     df['seed'] = df['seed'].astype(int)
     for k in STAMP:
-        if df[k].nunique()>1: raise ValueError(f'{path} mixes rows of {k} {sorted(df[k].unique())}: such results are not comparable, keep one of them or start a new file')
-    return df.assign(area=[_area(json.loads(c)) if c and c!='[]' else np.nan for c in df.get('curve', pd.Series('', df.index))])
+        if df[k].nunique()>1:
+            raise ValueError(f'{path} mixes rows of {k} {sorted(df[k].unique())}: such results are not comparable, '
+                'keep one of them or start a new file')
+    curves = df.get('curve', pd.Series('', df.index))
+    return df.assign(area=[_area(json.loads(c)) if c and c!='[]' else np.nan for c in curves])
 
 def _area(curve):
     x,y = [o['tokens'] for o in curve],[o['pass1'] for o in curve]
@@ -198,8 +228,9 @@ def _attempt(job):
 
 def _failed(job, why): return dict(zip(KEY, _key(job))) | dict(error=why, **stamp())
 
-# %% ../nbs/13_bakeoff.ipynb #919b6ee0
-RATES = dict(none=(1e-4,2e-4,4e-4,8e-4), mu2=(1e-4,2e-4,4e-4,8e-4), dynamic=(2e-4,4e-4,8e-4,1.6e-3), replay_uncorrected=(1e-4,2e-4,4e-4,8e-4))   # tried; the others at 2e-4, 4e-4 and 8e-4
+# %% ../nbs/13_bakeoff.ipynb #e48fe8b6
+RATES = dict(none=(1e-4,2e-4,4e-4,8e-4), mu2=(1e-4,2e-4,4e-4,8e-4), dynamic=(2e-4,4e-4,8e-4,1.6e-3),
+    replay_uncorrected=(1e-4,2e-4,4e-4,8e-4))   # tried; the others at 2e-4, 4e-4 and 8e-4
 SENSITIVE = {   # what is changed, in `spell_backward sparse`: arm, and arguments of `run_one`
     '64 groups, by score':('replay', {}),
     '16 groups':('replay', dict(method_buffer_size=16)),
@@ -229,12 +260,16 @@ def plan(
 )->list:              # dicts of arguments of `run_one`
     "The runs of a study, seed by seed. ValueError for another name."
     acts = lambda a, r: ARMS[a].method not in ('skip','same_prompt') or REGIMES[r].n_train<1000
-    if what=='main': return [dict(arm=a, regime=r, seed=s) for s in range(seeds) for r in REGIMES for a in ARMS if acts(a, r)]
-    if what=='rates': return [dict(arm=a, regime=r, seed=s, learning_rate=l) for s in range(100, 104) for r in REGIMES if 'sparse' in r for a in ARMS if acts(a, r) for l in RATES.get(a, (2e-4,4e-4,8e-4))]
-    if what=='sensitivity': return [dict(arm=a, regime='spell_backward sparse', seed=s, **o) for s in range(seeds) for a,o in SENSITIVE.values()]
+    if what=='main':
+        return [dict(arm=a, regime=r, seed=s) for s in range(seeds) for r in REGIMES for a in ARMS if acts(a, r)]
+    if what=='rates':
+        return [dict(arm=a, regime=r, seed=s, learning_rate=l) for s in range(100, 104) for r in REGIMES if 'sparse' in r
+            for a in ARMS if acts(a, r) for l in RATES.get(a, (2e-4,4e-4,8e-4))]
+    if what=='sensitivity':
+        return [dict(arm=a, regime='spell_backward sparse', seed=s, **o) for s in range(seeds) for a,o in SENSITIVE.values()]
     raise ValueError(f'no plan {what!r}: choose main, rates or sensitivity')
 
-# %% ../nbs/13_bakeoff.ipynb #12bbab70
+# %% ../nbs/13_bakeoff.ipynb #ab572b07
 def _follow():
     "Let a worker end when its parent is gone, however that went."
     parent = os.getppid()
@@ -266,18 +301,22 @@ def _results(todo, processes):
     finally:
         if pool: pool.shutdown(cancel_futures=True)
 
-# %% ../nbs/13_bakeoff.ipynb #a616b8f6
 def study(
     jobs:list,               # dicts of arguments of `run_one`
     path,                    # CSV with a row a run; what it holds isn't run again
     processes:int=2,         # runs at a time
     disable_tqdm:bool=False, # hide the progress bar
 )->pd.DataFrame:             # all rows of the file
-    "Run what the file doesn't hold yet, a row a run, also for those that raise. ValueError if the file comes from elsewhere."
+    """Run what the file doesn't hold yet, a row a run, also for those that raise.
+
+    ValueError if the file comes from elsewhere.
+    """
     path = Path(path)
-    rows = read_study(path).drop(columns='area').to_dict('records') if path.exists() and path.stat().st_size else []
+    there = path.exists() and path.stat().st_size
+    rows = read_study(path).drop(columns='area').to_dict('records') if there else []
     for k,v in stamp().items():
-        if rows and rows[0][k]!=v: raise ValueError(f'{path} was made with {k} {rows[0][k]!r}, here it is {v!r}: give another file')
+        if rows and rows[0][k]!=v:
+            raise ValueError(f'{path} was made with {k} {rows[0][k]!r}, here it is {v!r}: give another file')
     done = {tuple(o[k] for k in KEY) for o in rows if not o['error']}
     todo = [o for o in jobs if _key(o) not in done]
     with tqdm(total=len(todo), disable=disable_tqdm, unit='run') as bar:
@@ -285,10 +324,24 @@ def study(
             rows = [o for o in rows if any(o[k]!=row[k] for k in KEY)]+[row]
             with atomic_write(path) as f: pd.DataFrame(rows).sort_values(KEY).to_csv(f, index=False)
             bar.update()
-            bar.set_postfix_str(f"{row['arm']} on {row['regime']}, seed {row['seed']}: {row['error'] or format(row['pass1'], '.0%')}")
+            what = row['error'] or format(row['pass1'], '.0%')
+            bar.set_postfix_str(f"{row['arm']} on {row['regime']}, seed {row['seed']}: {what}")
     return read_study(path)
 
-# %% ../nbs/13_bakeoff.ipynb #0ff48e24
+# %% ../nbs/13_bakeoff.ipynb #81161c50
+def difference(
+    x:pd.Series,  # one number a seed
+    y:pd.Series,  # the baseline's
+)->dict:          # diff, diff_ci, p, verdict: 'better', 'worse' or 'undecided'
+    "Mean of `x-y` over common seeds, its 95 % interval's half-width, the paired t-test's p, and the verdict."
+    from scipy.stats import t
+    d = (x-y).dropna()
+    if len(d)<2: return dict(diff=float(d.mean()), diff_ci=np.nan, p=np.nan, verdict='undecided')
+    m,h = mean_ci(d.tolist())
+    se = float(d.std())/len(d)**.5
+    p = float(2*t.sf(abs(m)/se, len(d)-1)) if se else 1.
+    return dict(diff=m, diff_ci=h, p=p, verdict='better' if m>h else 'worse' if -m>h else 'undecided')
+
 def compare(
     df:pd.DataFrame,    # rows of a study
     regimes,            # the name of a regime, or several, whose mean counts for each seed
@@ -302,42 +355,35 @@ def compare(
     regimes = [regimes] if isinstance(regimes, str) else list(regimes)
     d = df[df.regime.isin(regimes)&(df.error=='')]
     if not len(d): raise ValueError(f'no runs of {regimes}; there are {sorted(df.regime.unique())}')
-    if d.duplicated(['regime','arm','seed']).any(): raise ValueError('an arm has several rows for a seed (learning rates, settings): choose one of them before comparing')
+    if d.duplicated(['regime','arm','seed']).any():
+        raise ValueError('an arm has several rows for a seed (learning rates, settings): '
+            'choose one of them before comparing')
     wide = d.pivot(index='seed', columns=['arm','regime'], values=metric)
-    by_seed = pd.DataFrame({a:wide[a].reindex(columns=regimes).mean(axis=1, skipna=False) for a in d.arm.unique()})
+    over = lambda a: wide[a].reindex(columns=regimes).mean(axis=1, skipna=False)
+    by_seed = pd.DataFrame({a:over(a) for a in d.arm.unique()})
     rows = []
     for a in by_seed:
         if not len(x := by_seed[a].dropna()): continue
         m,h = mean_ci(x.tolist())
-        rows.append(dict(arm=a, seeds=len(x), mean=m, ci=h) | (difference(by_seed[a], by_seed[baseline]) if a!=baseline and baseline in by_seed else {})
-            | {k:d[d.arm==a][k].mean() for k in ('live','age','ess','steps')})
+        diff = difference(by_seed[a], by_seed[baseline]) if a!=baseline and baseline in by_seed else {}
+        did = {k:d[d.arm==a][k].mean() for k in ('live','age','ess','steps')}
+        rows.append(dict(arm=a, seeds=len(x), mean=m, ci=h) | diff | did)
     return pd.DataFrame(rows).sort_values('mean', ascending=False).set_index('arm')
 
-# %% ../nbs/13_bakeoff.ipynb #925e7e74
-def difference(
-    x:pd.Series,  # one number a seed
-    y:pd.Series,  # the baseline's
-)->dict:          # diff, diff_ci, p, verdict
-    "Mean of `x-y` over common seeds, half-width of its 95 % interval, the paired t-test's p, and 'better', 'worse' or 'undecided'."
-    from scipy.stats import t
-    d = (x-y).dropna()
-    if len(d)<2: return dict(diff=float(d.mean()), diff_ci=np.nan, p=np.nan, verdict='undecided')
-    m,h = mean_ci(d.tolist())
-    se = float(d.std())/len(d)**.5
-    return dict(diff=m, diff_ci=h, p=float(2*t.sf(abs(m)/se, len(d)-1)) if se else 1., verdict='better' if m>h else 'worse' if -m>h else 'undecided')
-
-# %% ../nbs/13_bakeoff.ipynb #6c49a333
+# %% ../nbs/13_bakeoff.ipynb #43a1aee8
 def holm(
     p,       # p-values
 )->list:     # as many, adjusted
-    "Each p-value as it counts among so many: the smallest times n, the next times n-1, and so on, never falling. Source: Holm 1979."
+    """Each p-value as it counts among so many: the smallest times n, the next times n-1, and so on, never falling.
+
+    Source: Holm 1979.
+    """
     p = np.asarray(p, dtype=float)
     order,n = p.argsort(),len(p)
     out = np.empty(n)
     out[order] = np.maximum.accumulate((n-np.arange(n))*p[order]).clip(max=1)
     return out.tolist()
 
-# %% ../nbs/13_bakeoff.ipynb #8c15f8a5
 def pairs(
     df:pd.DataFrame,    # rows of a study
     baseline:str='none',# the arm to compare with
@@ -348,7 +394,9 @@ def pairs(
     rows = []
     for r in df[df.error==''].regime.unique():
         t = compare(df, r, baseline, metric)
-        if 'verdict' in t: rows += [dict(regime=r, arm=a, seeds=int(o.seeds), diff=o['diff'], diff_ci=o.diff_ci, p=o.p, verdict=o.verdict) for a,o in t[t.verdict.notna()&(t.seeds>=at_least)].iterrows()]
+        if 'verdict' not in t: continue
+        for a,o in t[t.verdict.notna()&(t.seeds>=at_least)].iterrows():
+            rows.append(dict(regime=r, arm=a, seeds=int(o.seeds)) | {k:o[k] for k in ('diff','diff_ci','p','verdict')})
     d = pd.DataFrame(rows, columns=['regime','arm','seeds','diff','diff_ci','p','verdict'])
     return d.assign(holm=holm(d.p))
 
@@ -356,37 +404,55 @@ def verdict(
     df:pd.DataFrame,    # rows of a study
     baseline:str='none',# the arm to compare with
     metric:str='pass1', # a column
-)->pd.DataFrame:        # a row a regime: seeds, and who is better, worse, undecided against the baseline, with paired intervals
-    "What the study says, in a row a regime; a star survives Holm's correction over all pairs. Fewer than 5 seeds are left out."
+)->pd.DataFrame:        # a row a regime: seeds, and who is better, worse, undecided, with paired intervals
+    "What the study says; a star survives Holm's correction over all pairs. Fewer than 5 seeds are left out."
     t,out = pairs(df, baseline, metric),{}
+    one = lambda o: f"{o.arm} {o['diff']:+.2f} ± {o.diff_ci:.2f}{'*' if o.holm<.05 else ''}"
     for r,d in t.groupby('regime', sort=False):
-        say = lambda v: ', '.join(f"{o.arm} {o['diff']:+.2f} ± {o.diff_ci:.2f}{'*' if o.holm<.05 else ''}" for _,o in d[d.verdict==v].iterrows()) or '-'
-        out[r] = dict(seeds=f'{d.seeds.min()} to {d.seeds.max()}') | {v:say(v) for v in ('better','worse','undecided')}
+        say = {v:', '.join(one(o) for _,o in d[d.verdict==v].iterrows()) or '-' for v in ('better','worse','undecided')}
+        out[r] = dict(seeds=f'{d.seeds.min()} to {d.seeds.max()}') | say
     return pd.DataFrame(out).T
 
-# %% ../nbs/13_bakeoff.ipynb #dbc795d7
-def at_equal(
+# %% ../nbs/13_bakeoff.ipynb #307a3362
+def draw_overview(
     df:pd.DataFrame,   # rows of a study
-    what:str='steps',  # 'tokens', 'steps' or 'cpu_s'
-)->pd.DataFrame:       # the rows, with `pass1` at the smallest final `what` of a regime and seed
-    "Each run's pass@1, read off its curve where the most frugal run of its regime and seed ended."
-    d = df[df.error==''].copy()
-    curves = [{k:[o[k] for o in json.loads(c)] for k in ('tokens','steps','pass1')} | dict(cpu_s=json.loads(t)) for c,t in zip(d.curve, d.cpu_s)]
-    end = pd.Series([c[what][-1] for c in curves], d.index).groupby([d.regime, d.seed]).transform('min')
-    d['pass1'] = [float(np.interp(e, c[what], c['pass1'])) for e,c in zip(end, curves)]
-    return d
+    metric:str='area', # a column
+    title:str=None,    # the finding
+):                     # a figure
+    "Every arm in every regime against plain GRPO: coloured where decided, bold where it survives Holm's correction."
+    from matplotlib.patches import Rectangle
+    t = pairs(df, metric=metric)
+    regs,arms = [r for r in REGIMES if r in set(t.regime)],[a for a in ARMS if a in set(t.arm)]
+    name = dict(area='Mean pass@1 on the way', pass1='pass@1 at the end', passk='pass@8 at the end').get(metric, metric)
+    title = title or f'{name}: difference to plain GRPO'
+    fig,ax = new_figure(title, size=(1.35*len(regs)+1.6,.36*len(arms)+1.1))
+    for o in t.itertuples():
+        x,y = regs.index(o.regime),arms.index(o.arm)
+        colour = dict(better='#B9E3D3', worse='#F0C9A8').get(o.verdict, '#F2F2F2')
+        ax.add_patch(Rectangle((x-.48,y-.46), .96, .92, color=colour, lw=0))
+        ax.text(x, y, f'{o.diff:+.3f} ± {o.diff_ci:.3f}'.replace('-', '−'), ha='center', va='center', fontsize=8,
+            weight='bold' if o.holm<.05 else 'normal')
+    ax.set(xlim=(-.5,len(regs)-.5), ylim=(len(arms)-.5,-.5))
+    ax.set_xticks(range(len(regs)), [r.replace(' ', '\n') for r in regs])
+    ax.set_yticks(range(len(arms)), arms)
+    ax.tick_params(length=0); ax.grid(False); ax.spines[:].set_visible(False)
+    return fig
 
-# %% ../nbs/13_bakeoff.ipynb #ce365b7d
-LINES = {'none':('#262626','-'), 'mu2':('#262626',':'), 'mask':('#8C8C8C','-'), 'dynamic':('#56B4E9','-'), 'skip':('#56B4E9',':'), 'virtual_max':('#CC79A7','-'), 'entropy':('#CC79A7',':'),
-    'replay':('#0072B2','-'), 'replay_uncorrected':('#A33F00','-'), 'replay_fresh':('#009E73','-'), 'same_prompt':('#009E73',':')}
+# %% ../nbs/13_bakeoff.ipynb #efb07021
+LINES = {'none':('#262626','-'), 'mu2':('#262626',':'), 'mask':('#8C8C8C','-'),
+    'dynamic':('#56B4E9','-'), 'skip':('#56B4E9',':'), 'virtual_max':('#CC79A7','-'), 'entropy':('#CC79A7',':'),
+    'replay':('#0072B2','-'), 'replay_uncorrected':('#A33F00','-'),
+    'replay_fresh':('#009E73','-'), 'same_prompt':('#009E73',':')}
 
 def draw_curves(
     df:pd.DataFrame,  # rows of a study
     regime:str,       # one of its regimes
     arms:tuple=('none','mu2','replay','replay_uncorrected','dynamic'), # which of its arms
+    title:str=None,   # the finding
 ):                    # a figure
     "Held-out pass@1 against sampled tokens, mean over seeds with its 95 % band."
-    fig,ax = new_figure(f'{regime}: pass@1 as tokens are spent', xlabel='completion tokens sampled, thousands', ylabel='pass@1, held-out problems', size=(7.2,3.8))
+    fig,ax = new_figure(title or f'{regime}: pass@1 as tokens are spent', size=(7.2,3.8),
+        xlabel='completion tokens sampled, thousands', ylabel='pass@1, held-out problems')
     d = df[(df.regime==regime)&(df.error=='')]
     for a in [o for o in arms if (d.arm==o).sum()>1]:
         curves = [json.loads(o) for o in d[d.arm==a].curve]
@@ -400,14 +466,15 @@ def draw_curves(
     ax.legend(loc='center left', bbox_to_anchor=(1, .5))
     return fig
 
-# %% ../nbs/13_bakeoff.ipynb #9dbbaf44
 def draw_differences(
     df:pd.DataFrame,    # rows of a study
     regime:str,         # one of its regimes
     metrics:dict=dict(pass1='pass@1 at the end', area='mean pass@1 on the way'), # column -> its name
+    title:str=None,     # the finding
 ):                      # a figure
     "Paired differences to plain GRPO with 95 % intervals, a row an arm; open circles are undecided."
-    fig,axes = new_figure(f'{regime}: difference to plain GRPO, same seeds', size=(9.2,.5+.36*df[df.regime==regime].arm.nunique()), ncols=len(metrics), sharey=True)
+    fig,axes = new_figure(title or f'{regime}: difference to plain GRPO, same seeds', ncols=len(metrics), sharey=True,
+        size=(9.2,.5+.36*df[df.regime==regime].arm.nunique()))
     order = None
     for ax,(k,name) in zip(np.atleast_1d(axes), metrics.items()):
         t = compare(df, regime, metric=k)
@@ -415,30 +482,26 @@ def draw_differences(
         order = list(t['diff'].sort_values().index) if order is None else order
         for y,a in enumerate(order):
             c = dict(better='#009E73', worse='#A33F00').get(t.verdict[a], '#8C8C8C')
-            ax.errorbar(t['diff'][a], y, xerr=t.diff_ci[a], fmt='o', color=c, capsize=3, markerfacecolor='white' if t.verdict[a]=='undecided' else c)
+            face = 'white' if t.verdict[a]=='undecided' else c
+            ax.errorbar(t['diff'][a], y, xerr=t.diff_ci[a], fmt='o', color=c, capsize=3, markerfacecolor=face)
         ax.axvline(0, color='#262626', lw=.8)
         ax.set(xlabel=name, yticks=range(len(order)), yticklabels=[f'{a} ({t.seeds[a]})' for a in order])
     return fig
 
-# %% ../nbs/13_bakeoff.ipynb #0f11b3c3
-def draw_overview(
+# %% ../nbs/13_bakeoff.ipynb #bf6365be
+def at_equal(
     df:pd.DataFrame,   # rows of a study
-    metric:str='area', # a column
-):                     # a figure
-    "Every arm in every regime: paired difference to plain GRPO, coloured where it is decided, bold where it survives Holm's correction."
-    from matplotlib.patches import Rectangle
-    t = pairs(df, metric=metric)
-    regs,arms = [r for r in REGIMES if r in set(t.regime)],[a for a in ARMS if a in set(t.arm)]
-    fig,ax = new_figure(f"{dict(area='Mean pass@1 on the way', pass1='pass@1 at the end', passk='pass@8 at the end').get(metric, metric)}: difference to plain GRPO", size=(1.35*len(regs)+1.6,.36*len(arms)+1.1))
-    for o in t.itertuples():
-        x,y = regs.index(o.regime),arms.index(o.arm)
-        ax.add_patch(Rectangle((x-.48,y-.46), .96, .92, color=dict(better='#B9E3D3', worse='#F0C9A8').get(o.verdict, '#F2F2F2'), lw=0))
-        ax.text(x, y, f'{o.diff:+.3f} ± {o.diff_ci:.3f}'.replace('-', '−'), ha='center', va='center', fontsize=8, weight='bold' if o.holm<.05 else 'normal')
-    ax.set(xlim=(-.5,len(regs)-.5), ylim=(len(arms)-.5,-.5), xticks=range(len(regs)), xticklabels=[r.replace(' ', '\n') for r in regs], yticks=range(len(arms)), yticklabels=arms)
-    ax.tick_params(length=0); ax.grid(False); ax.spines[:].set_visible(False)
-    return fig
+    what:str='steps',  # 'tokens', 'steps' or 'cpu_s'
+)->pd.DataFrame:       # the rows, with `pass1` at the smallest final `what` of a regime and seed
+    "Each run's pass@1, read off its curve where the most frugal run of its regime and seed ended."
+    d = df[df.error==''].copy()
+    column = lambda c: {k:[o[k] for o in json.loads(c)] for k in ('tokens','steps','pass1')}
+    curves = [column(c) | dict(cpu_s=json.loads(t)) for c,t in zip(d.curve, d.cpu_s)]
+    end = pd.Series([c[what][-1] for c in curves], d.index).groupby([d.regime, d.seed]).transform('min')
+    d['pass1'] = [float(np.interp(e, c[what], c['pass1'])) for e,c in zip(end, curves)]
+    return d
 
-# %% ../nbs/13_bakeoff.ipynb #3b3af9a3
+# %% ../nbs/13_bakeoff.ipynb #b8928199
 def rates(
     df:pd.DataFrame,     # rows of the plan 'rates'
     metric:str='area',   # a column
@@ -450,8 +513,8 @@ def rates(
 def sensitivity(
     df:pd.DataFrame,     # rows of the plan 'sensitivity'
     metric:str='area',   # a column
-)->pd.DataFrame:         # a row a setting of `SENSITIVE`: seeds, mean, ci, diff and diff_ci to the default replay of the same seeds
-    "What each setting changes."
+)->pd.DataFrame:         # a row a setting of `SENSITIVE`: seeds, mean, ci, diff, diff_ci
+    "What each setting changes; `diff` is to the default replay of the same seeds."
     d = df[df.error==''].set_index(['arm','learning_rate','settings','seed']).sort_index()[metric]
     def which(a, o): _,arm,_,lr,extra = _key(dict(regime='', arm=a, seed=0, **o)); return arm,lr,extra
     of = {k:d.get(which(*o), pd.Series(dtype=float)) for k,o in SENSITIVE.items()}
@@ -462,12 +525,12 @@ def sensitivity(
         rows[k] = dict(seeds=len(x), mean=m, ci=h) | (difference(x, base) if x is not base else {})
     return pd.DataFrame.from_dict(rows, orient='index')
 
-# %% ../nbs/13_bakeoff.ipynb #0b054798
+# %% ../nbs/13_bakeoff.ipynb #334c9a3c
 def run_again(
     path,         # CSV of a study
     n:int=5,      # rows
     seed:int=0,   # of their choice
-)->pd.DataFrame:  # a row each: what it was, whether this is the machine that made it, whether it came out equal, pass@1 then and now
+)->pd.DataFrame:  # a row each: what it was, same_machine, equal, and pass@1 then and now
     "Run random rows of a stored study again. All but the clock counts; on another machine a difference is no fault."
     df = read_study(path)
     rows,here = df[df.error==''].sample(n, random_state=seed),stamp()
@@ -475,10 +538,12 @@ def run_again(
     for o in rows.to_dict('records'):
         now = run_one(**json.loads(o['settings']), **{k:o[k] for k in KEY if k!='settings'})
         equal = all(now[k]==o[k] or now[k] is None and o[k]!=o[k] for k in now if k not in ('cpu_s',*STAMP))
-        out.append({k:o[k] for k in ('regime','arm','seed','settings')} | dict(same_machine=all(o[k]==v for k,v in here.items()), equal=equal, then=o['pass1'], now=now['pass1']))
+        same = all(o[k]==v for k,v in here.items())
+        out.append({k:o[k] for k in ('regime','arm','seed','settings')}
+            | dict(same_machine=same, equal=equal, then=o['pass1'], now=now['pass1']))
     return pd.DataFrame(out)
 
-# %% ../nbs/13_bakeoff.ipynb #1c13c873
+# %% ../nbs/13_bakeoff.ipynb #283ee810
 SMALL = dict(max_tokens=6000, n_problems=40, num_samples=2, points=1)
 
 def bakeoff(
@@ -496,24 +561,34 @@ def bakeoff(
     "Compare methods for dead groups at equal generated tokens; print a table for each regime."
     if repeat: return _show_again(run_again(out, repeat))
     pick = lambda text, known: [o.strip() for o in text.split(',') if o.strip()] or list(known)
-    names,regs = pick(arms, ['none','replay'] if small else ARMS),pick(regimes, ['spell_backward middling'] if small else REGIMES)
+    names = pick(arms, ['none','replay'] if small else ARMS)
+    regs = pick(regimes, ['spell_backward middling'] if small else REGIMES)
     for o in names:
-        if o not in ARMS: raise ValueError(f'no arm {o!r}: choose from {sorted(ARMS)}, or add your own with --method file.py:Class')
+        if o not in ARMS:
+            raise ValueError(f'no arm {o!r}: choose from {sorted(ARMS)}, or add your own '
+                'with --method file.py:Class')
     for o in regs:
         if o not in REGIMES: raise ValueError(f'no regime {o!r}: choose from {sorted(REGIMES)}')
     if method: load_method(method, {})   # a wrong name fails now
     seeds = min(seeds, 2) if small else seeds
-    jobs = [o for o in plan(what, seeds) if o['arm'] in names and o['regime'] in regs] + [dict(arm=method, regime=r, seed=s) for s in range(seeds) for r in regs if method]
-    df = study([o|(SMALL if small else {}) for o in jobs], out, processes, disable_tqdm)
-    mine = df[[k in {_key(o|(SMALL if small else {})) for o in jobs} for k in df[KEY].itertuples(index=False, name=None)]]
+    jobs = [o for o in plan(what, seeds) if o['arm'] in names and o['regime'] in regs]
+    jobs += [dict(arm=method, regime=r, seed=s) for s in range(seeds) for r in regs if method]
+    jobs = [o|(SMALL if small else {}) for o in jobs]
+    df,asked = study(jobs, out, processes, disable_tqdm),{_key(o) for o in jobs}
+    mine = df[[k in asked for k in df[KEY].itertuples(index=False, name=None)]]
+    what_is = 'pass@1 after training' if what=='main' else 'mean pass@1 on the way'
     for r in regs:
         d = mine[(mine.regime==r)&(mine.error=='')]
-        if len(d): print(f"\n{r}: {'pass@1 after training' if what=='main' else 'mean pass@1 on the way'}\n{_table(d, r, what).round(3).to_string()}")
-    for _,o in mine[mine.error!=''].iterrows(): print(f"\nfailed: {o['arm']} on {o['regime']}, seed {o['seed']}: {o['error']}")
+        if len(d): print(f'\n{r}: {what_is}\n{_table(d, r, what).round(3).to_string()}')
+    for _,o in mine[mine.error!=''].iterrows():
+        print(f"\nfailed: {o['arm']} on {o['regime']}, seed {o['seed']}: {o['error']}")
 
 def _table(d, r, what):
-    return compare(d, r).drop(columns=['age','ess','steps']) if what=='main' else rates(d) if what=='rates' else sensitivity(d)
+    if what=='main': return compare(d, r).drop(columns=['age','ess','steps'])
+    return rates(d) if what=='rates' else sensitivity(d)
 
 def _show_again(t):
     print(t.to_string(index=False))
-    if (t.same_machine & ~t.equal).any(): raise ValueError('rows came out otherwise on the machine that made them: the code has changed since; start a new file')
+    if (t.same_machine & ~t.equal).any():
+        raise ValueError('rows came out otherwise on the machine that made them: '
+            'the code has changed since; start a new file')
