@@ -84,7 +84,7 @@ def diagnose(
     from grpo_nb.diagnose import diagnose
     print(diagnose(folder))
 
-# %% ../nbs/16_cli.ipynb #0ab9fbb8
+# %% ../nbs/16_cli.ipynb #67f767b2
 @dataclass
 class TrainCommand:
     "What to train on; every field of TrainConfig is an option too."
@@ -130,7 +130,7 @@ def run_command(
     measure = lambda: evaluate(model, tok, held_out, rewards[0], max_completion_length=args.max_completion_length, seed=args.seed, disable_tqdm=args.disable_tqdm)
     before = measure()
     t1 = time.perf_counter()
-    run = train(model, tok, problems, rewards, args, method=method, resume_from_checkpoint=cmd.resume or None)
+    run = train(model, tok, problems, rewards, args, method=method, eval_dataset=held_out if args.eval_steps else None, resume_from_checkpoint=cmd.resume or None)
     return finish(run, held_out, before, measure(), time.perf_counter()-t1, t0, task=cmd.dataset, model=cmd.model)
 
 def _problems(cmd, args):

@@ -64,6 +64,11 @@ def test_a_run_goes_on_with_resume(mine):
     train(mine, '--max_steps','8','--resume','True')
     assert read_run(mine/'run').history['step'].tolist()==[0, 2, 4, 6]
 
+def test_eval_steps_measures_the_held_out_problems_on_the_way(mine):
+    train(mine, '--eval_steps','2')
+    h = read_run(mine/'run').history
+    assert h['eval/pass@1'].notna().all() and (h['eval/low']<=h['eval/pass@1']).all()
+
 @pytest.mark.parametrize('more,says', [
     (['--dataset','nowhere.jsonl'], 'nowhere.jsonl'), (['--reward','rewards.py'], 'rewards.py'), (['--num_generations','1'], 'nothing to be compared'), (['--method','magic'], "no method 'magic'"),
     (['--loss_type','ppo'], 'one of grpo'), (['--resume','True'], 'no whole checkpoint'), (['--generation_batch_size','800'], 'prompts a batch')])

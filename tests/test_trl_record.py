@@ -202,7 +202,7 @@ def test_a_new_run_in_the_same_folder_begins_a_new_record(tmp_path):
 def test_a_resume_that_is_refused_leaves_the_record_as_it_was(tmp_path):
     make_resumable(tmp_path, 3).train()
     before = (tmp_path/'groups.jsonl').read_bytes()
-    with pytest.raises(ValueError, match='max_size'): make_resumable(tmp_path, 5, replay_buffer_size=7).train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
+    with pytest.raises(ValueError, match='replay_buffer_size=64, this run has 7'): make_resumable(tmp_path, 5, replay_buffer_size=7).train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
     assert (tmp_path/'groups.jsonl').read_bytes()==before
 
 # -- who reads it ---------------------------------------------------------------------------------
