@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from .core import atomic_write, mean_ci, versions
 from .plotting import COLOURS, new_figure
 
-# %% ../nbs/13_bakeoff.ipynb #cee3a186
+# %% ../nbs/13_bakeoff.ipynb #794471ef
 @dataclass
 class Arm:
     "One way of treating dead groups."
@@ -33,19 +33,22 @@ class Arm:
 
 ARMS = {
     'none':Arm('keep', says='plain GRPO: dead groups stay'),
-    'mu2':Arm('keep', settings=dict(num_iterations=2), says='plain GRPO, two passes over each batch: the control for extra updates'),
+    'mu2':Arm('keep', settings=dict(num_iterations=2),
+        says='plain GRPO, two passes over each batch: the control for extra updates'),
     'mask':Arm('mask', says='dead groups out of the loss'),
     'dynamic':Arm('dynamic', dict(max_rounds=3), says='other prompts in their place (DAPO)'),
     'skip':Arm('skip', says='prompts that were dead are passed over before sampling (GRESO)'),
-    'virtual_max':Arm('virtual_max', settings=dict(epsilon=.16, epsilon_high=.24), says='one more, perfect answer in each group (NGRPO)'),
+    'virtual_max':Arm('virtual_max', settings=dict(epsilon=.16, epsilon_high=.24),
+        says='one more, perfect answer in each group (NGRPO)'),
     'entropy':Arm('entropy', says='dead groups praised or blamed by entropy (RL-ZVP)'),
     'replay':Arm('replay', says='the best 64 groups by score, corrected: what TRL documented'),
     'replay_uncorrected':Arm('replay', dict(corrected=False), says='the same with ratio 1'),
-    'replay_fresh':Arm('replay', dict(age_limit=32, priority='recency'), says='the newest 64 groups, at most 8 batches old, corrected'),
+    'replay_fresh':Arm('replay', dict(age_limit=32, priority='recency'),
+        says='the newest 64 groups, at most 8 batches old, corrected'),
     'same_prompt':Arm('same_prompt', says='an older, better answer to the same prompt (AR3PO, RePO)'),
 }
 
-# %% ../nbs/13_bakeoff.ipynb #d7bc0b9e
+# %% ../nbs/13_bakeoff.ipynb #9de0d88c
 @dataclass
 class Regime:
     "Problems of one difficulty, and what may be spent on them."
@@ -64,7 +67,8 @@ REGIMES = {
     'chain_sum sparse':Regime('chain_sum', _sums, 64),
     'chain_sum middling':Regime('chain_sum', dict(min_terms=3, max_terms=5, max_digits=1), 64),
     'chain_sum easy':Regime('chain_sum', _sums, 64, lesson_steps=80),
-    'letter_counting':Regime('letter_counting', dict(min_words=2, max_words=4), 64, lesson_steps=30, max_tokens=4_000),
+    'letter_counting':Regime('letter_counting', dict(min_words=2, max_words=4), 64,
+        lesson_steps=30, max_tokens=4_000),
 }
 
 # %% ../nbs/13_bakeoff.ipynb #4f7f7f8c
@@ -102,7 +106,7 @@ def load_method(
     from grpo_nb.rewards import load_reward
     return make_method(name, **options) if ':' not in name else load_reward(name)(**options)
 
-# %% ../nbs/13_bakeoff.ipynb #345c164d
+# %% ../nbs/13_bakeoff.ipynb #727c02ea
 @cache
 def _weights(task, options, steps):
     """What a run starts from: the shipped weights, taught for so many steps.
@@ -157,12 +161,14 @@ def run_one(
     label = _extra(dict(settings, n_problems=n_problems, num_samples=num_samples, points=points))
     of_method = {k.removeprefix('method_'):settings.pop(k) for k in list(settings) if k.startswith('method_')}
     opts = ({'seed':seed} if a.method in ('replay','skip') else {}) | a.options | of_method
-    base = dict(seed=seed, max_steps=10**6, max_tokens=r.max_tokens, learning_rate=learning_rate or rate(arm), disable_tqdm=True)
+    base = dict(seed=seed, max_steps=10**6, max_tokens=r.max_tokens, disable_tqdm=True,
+        learning_rate=learning_rate or rate(arm))
     args = TrainConfig(**base | r.settings | a.settings | settings)
     problems,held_out,weights,before = _start(regime, seed, n_problems, num_samples, args.max_completion_length)
     model,tok = load_model('tiny')
     model.load_state_dict(weights)
-    def point(tokens, steps, e): return dict(tokens=tokens, steps=steps, pass1=round(e['pass@1'], 5)),round(spent[0], 2)
+    def point(tokens, steps, e):
+        return dict(tokens=tokens, steps=steps, pass1=round(e['pass@1'], 5)),round(spent[0], 2)
     def measure(n, k=None):
         return evaluate(model, tok, held_out, accuracy_reward, n, k=k, seed=seed,
             max_completion_length=args.max_completion_length)

@@ -121,16 +121,16 @@ def high_entropy_mask(
     if not mask.any(): return mask
     return mask & (entropy.detach() >= torch.quantile(entropy.detach()[mask].float(), 1-quantile))
 
-# %% ../nbs/07_loss.ipynb #afe783b7
+# %% ../nbs/07_loss.ipynb #9e5cfc52
 LOSS_TYPES = ('grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo')   # TRL's names
 
 def aggregate(
     x:Tensor,                        # (B, G, T), one number a token
     mask:Tensor,                     # (B, G, T) bool
     loss_type:str='dapo',            # one of `LOSS_TYPES`
-    num_items:int=None,              # tokens that share the step, where `mask` is a part of them (dapo, cispo, vespo)
+    num_items:int=None,              # tokens of the whole step, where `mask` is a part (dapo, cispo, vespo)
     max_completion_length:int=None,  # tokens (dr_grpo)
-    num_rows:int=None,               # completions that share the step, where `mask` is a part of them (grpo, sapo, luspo, dr_grpo)
+    num_rows:int=None,               # completions of the whole step (grpo, sapo, luspo, dr_grpo)
 )->Tensor:                           # ()
     """One number from one a token; the loss types differ in what they divide by.
 
@@ -139,7 +139,8 @@ def aggregate(
     if loss_type not in LOSS_TYPES:
         raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(LOSS_TYPES)}')
     if loss_type=='dr_grpo' and not max_completion_length:
-        raise ValueError("loss_type 'dr_grpo' divides by `max_completion_length`: pass the limit you sampled with")
+        raise ValueError("loss_type 'dr_grpo' divides by `max_completion_length`: "
+            'pass the limit you sampled with')
     rows = mask.shape[0]*mask.shape[1] if num_rows is None else num_rows
     per_row = x.masked_fill(~mask, 0).sum(-1)   # (B, G)
     if loss_type in ('grpo','sapo'): return (per_row/mask.sum(-1).clamp(min=1)).sum()/rows
@@ -177,7 +178,7 @@ def _objective(logps, log_ratio, ratio, A, mask, loss_type, epsilon, epsilon_hig
     else: o = clipped_objective(ratio, A, epsilon, epsilon_high, delta)
     return o.expand_as(logps)
 
-# %% ../nbs/07_loss.ipynb #b4f985ca
+# %% ../nbs/07_loss.ipynb #b32e166d
 def policy_loss(
     logps:Tensor,                     # (B, G, T) nats, of the policy being trained; has a gradient
     old_logps:Tensor,                 # (B, G, T) nats, of the policy that sampled; None where that is the same one
@@ -190,11 +191,11 @@ def policy_loss(
     beta:float=0.,                    # weight of the KL term
     ref_logps:Tensor=None,            # (B, G, T) nats, of the reference, needed where `beta` is not 0
     importance_sampling_level:str='token',  # 'token' or 'sequence'
-    num_items:int=None,               # tokens that share the step, where this is a part of them (dapo, cispo, vespo)
+    num_items:int=None,               # tokens of the whole step, where this is a part (dapo, cispo, vespo)
     max_completion_length:int=None,   # tokens, needed by 'dr_grpo'
-    num_rows:int=None,                # completions that share the step, where this is a part of them (grpo, sapo, luspo, dr_grpo)
+    num_rows:int=None,                # completions of the whole step (grpo, sapo, luspo, dr_grpo)
     use_bias_correction_kl:bool=True, # weigh the KL term by the ratio?
-    off_policy_mask_threshold:float=None,  # nats a token beyond which a completion with negative advantage is left out
+    off_policy_mask_threshold:float=None,  # nats a token, beyond which a wrong completion is left out
     entropy:Tensor=None,              # (B, G, T) nats, for the next two
     top_entropy_quantile:float=1.,    # share of the tokens that feel the policy term
     entropy_coef:float=0.,            # weight of the entropy bonus

@@ -36,12 +36,12 @@ def group_scores(
     A = advantages.abs().float()
     return (A.mean(2) if A.ndim==3 else A).sum(1)*nan_std(rewards.float(), 1)[:,0].nan_to_num(0)
 
-# %% ../nbs/08_replay_buffer.ipynb #19854565
+# %% ../nbs/08_replay_buffer.ipynb #6cba4072
 class SumTree:
-    """Non-negative weights in the leaves of a binary tree, sums in its nodes: O(log n) for a change and for a draw.
+    """Non-negative weights in the leaves of a binary tree, sums in its nodes: O(log n) for a change or a draw.
 
-    Changes wait until the next draw, so that storing costs next to nothing. A node is always the sum of the two below it,
-    computed afresh: the tree depends on its leaves alone, not on how they came about.
+    Changes wait until the next draw, so that storing costs next to nothing. A node is always the sum of the two
+    below it, computed afresh: the tree depends on its leaves alone, not on how they came about.
     """
     def __init__(self): self.n,self.cap,self.t,self.waiting = 0,1,array('d', (0.,0.)),[]
 
@@ -89,14 +89,17 @@ class SumTree:
         return t[1]
 
     def find(self, u:float)->int:
-        "The leaf where the running sum of weights passes `u`; never one of weight 0 when the total is above 0. Call `total` first."
+        """The leaf where the running sum of weights passes `u`; never one of weight 0 when the total is above 0.
+
+        Call `total` first.
+        """
         t,i,cap = self.t,1,self.cap
         while i<cap:
             i += i
             if u>=(left := t[i]) and t[i+1]>0: u -= left; i += 1
         return i-cap
 
-# %% ../nbs/08_replay_buffer.ipynb #e81748df
+# %% ../nbs/08_replay_buffer.ipynb #0a1127d9
 class DiskStore:
     """Groups in a memory-mapped file, cut into blocks of 4,096 bytes.
 
@@ -127,7 +130,7 @@ class DiskStore:
         return bytes_of(tensors, dict(rest=text))
 
     def make_room(self, n:int):
-        "Free blocks for `n` bytes or more; the file doubles, or grows by what is missing where there is no room for that."
+        "Free blocks for `n` bytes or more; the file doubles, or grows by what is missing where it can't."
         have = len(self.map)
         if (short := -(-n//self.block)-len(self.free))<=0: return
         for more in (max(short, have), short):
@@ -297,7 +300,7 @@ class _Shelf:
             _,id,e = heappop(self._ages)
             if e.slot>=0 and e.id==id: self._remove(e)   # else it has left already, or holds another group by now
 
-# %% ../nbs/08_replay_buffer.ipynb #e0897b13
+# %% ../nbs/08_replay_buffer.ipynb #7f9e2608
 class ReplayBuffer(_Shelf):
     """The best `max_size` groups seen, drawn in proportion to their score.
 
@@ -453,7 +456,7 @@ class ReplayBuffer(_Shelf):
         return sorted(((e.score, e.data) for e in self._entries), key=lambda o: o[0])
 
     def state_dict(self,
-        file=None,  # with `storage`: the groups are copied to this file, which the state names; None: the state holds them
+        file=None,  # with `storage`: the groups are copied here and the state names it; None: the state holds them
     )->dict:        # tensors, numbers, strings, lists and dicts
         "All that decides the buffer's future; the groups in it are not copied. ValueError for a `file` without `storage`."
         if file is not None and self._disk is None:
@@ -875,7 +878,7 @@ class EntropyShaped(Method):
         why = ['kept' if d and not h else 'trained' for d,h in zip(dead.tolist(), heard.tolist())]
         return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), why, alive=~dead|heard)
 
-# %% ../nbs/08_replay_buffer.ipynb #5eeb4b97
+# %% ../nbs/08_replay_buffer.ipynb #cfbc3f3c
 class SamePrompt(Method):
     """Put a better old answer to the same prompt in the last place of a dead group.
 
@@ -898,7 +901,8 @@ class SamePrompt(Method):
         new,left = self._mend(batch, found),dead.clone()
         left[list(found)] = False
         why = ['replaced' if b in found else 'kept' if d else 'trained' for b,d in enumerate(dead.tolist())]
-        drawn = {b:Entry(None, o['reward'], o['step'], keys[b], None, o['uses'], 1., step-o['step']) for b,o in found.items()}
+        drawn = {b:Entry(None, o['reward'], o['step'], keys[b], None, o['uses'], 1., step-o['step'])
+            for b,o in found.items()}
         out = self.treated(new, dead, torch.ones_like(dead), why, len(found), ~left, **_ages(list(drawn.values())))
         for b,e in drawn.items():
             out.records[b]['replacement'] = {k:getattr(e, k) for k in ('id','step','age','uses','score','prob','key')}
