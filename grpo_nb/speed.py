@@ -536,7 +536,7 @@ def _operators(s, case, n=8):
         es = [e for e in ev if want==(e.key.removeprefix('aten::') in PRODUCTS or '_scaled_dot_product' in e.key)]
         yield row('profile', f'kinds, {case}', kind, **fields(sum(e.self_cpu_time_total for e in es), sum(e.count for e in es)))
 
-# %% ../nbs/15_speed.ipynb #c2d03fc6
+# %% ../nbs/15_speed.ipynb #74036e9c
 def _resident(key):
     "VmRSS (now) or VmHWM (highest) of this process in bytes; None where the system does not say."
     try: return next(int(o.split()[1])*1024 for o in open('/proc/self/status') if o.startswith(key))
@@ -554,7 +554,8 @@ def logp_arms(
     device:str='cpu',     # where the tensors lie
     dtype=torch.float32,  # theirs
 )->dict:
-    "Two ways from hidden states to log-probs and back to gradients: all logits at once, or in blocks. Each returns (log-probs, gradients)."
+    "From hidden states to log-probs and back to gradients: all logits at once, in our blocks, or in the tiles of TRL's trainer. Each returns (log-probs, gradients)."
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
     g = torch.Generator().manual_seed(0)
     h,W = ((torch.randn(*o, generator=g)*.1).to(device, dtype).requires_grad_() for o in ((n, width), (V, width)))
     ids = torch.randint(V, (n,), generator=g).to(device)
@@ -563,13 +564,14 @@ def logp_arms(
             lp = f()
             return lp.detach(),*torch.autograd.grad(lp.sum(), (h, W))
         return g
-    return {'all at once':go(lambda: gather_logps(h@W.T, ids)), 'blocks':go(lambda: chunked_logps(h, W, ids))}
+    return {'all at once':go(lambda: gather_logps(h@W.T, ids)), 'blocks':go(lambda: chunked_logps(h, W, ids)),
+        "TRL's tiles":go(lambda: ChunkedLogProbFunction.apply(h, W, None, ids, 1., 32_768, None, 1., ('log_probs',))[0])}
 
 def grown(
-    rounds:int,  # of both ways in turn
+    rounds:int,  # of all ways in turn
     *sizes,      # n, width, V of `logp_arms`
 )->dict:         # way -> list of (wall seconds, processor seconds, bytes), one a round
-    "Both ways in a fresh process: their clocks, and by how much the process grows at its highest. OSError when it fails, or where the system does not tell."
+    "All ways in a fresh process: their clocks, and by how much the process grows at its highest. OSError when it fails, or where the system does not tell."
     r = subprocess.run([sys.executable, '-W', 'ignore', '-c', f'from grpo_nb.speed import _grow; _grow({rounds}, *{tuple(sizes)})'], capture_output=True, text=True)
     if r.returncode: raise OSError(f'the measuring process ended with {r.returncode}: {(r.stderr.strip().splitlines() or ["killed, most likely for want of memory"])[-1]}')
     return json.loads(r.stdout.splitlines()[-1])
@@ -591,7 +593,7 @@ def _grow(rounds, *sizes):
 def part_logps(
     o:Bench,  # settings of the run
 ):            # yields rows
-    "Memory and time of log-probs with gradient, B=8, T=256, V=151,936: all logits at once against blocks."
+    "Memory and time of log-probs with gradient, B=8, T=256, V=151,936: all logits at once against blocks, ours and TRL's."
     V,width = o.some(151_936, 20_000),o.some(896, 96)
     o.say(f'width {width}')
     if (free := free_bytes()) and free<6*4*2048*V:
@@ -599,8 +601,8 @@ def part_logps(
         return
     seen = grown(o.some(2, 1), 2048, width, V)
     tops = {k:spread(o[2] for o in v)[0] for k,v in seen.items()}
-    for k,v in tops.items(): yield row('logps', f'memory, width {width}', k, x=width, value=v, unit='bytes', bytes=v, rounds=len(seen[k]), **(dict(against='all at once', ratio=tops['all at once']/v) if k=='blocks' else {}))
-    ops = {'all at once':3, 'blocks':4}   # products: logits, and two for the gradients; blocks make the logits twice
+    for k,v in tops.items(): yield row('logps', f'memory, width {width}', k, x=width, value=v, unit='bytes', bytes=v, rounds=len(seen[k]), **(dict(against='all at once', ratio=tops['all at once']/v) if k!='all at once' else {}))
+    ops = {'all at once':3, 'blocks':4, "TRL's tiles":4}   # products: logits, and two for the gradients; blocks and tiles make the logits twice
     for r in compared('logps', f'time, width {width}', {k:[(w, c, 1) for w,c,_ in v] for k,v in seen.items()}, 'all at once', x=width): yield r | dict(flops=ops[r['arm']]*2*2048*width*V)
 
 # %% ../nbs/15_speed.ipynb #76b745c2
