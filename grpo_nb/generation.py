@@ -217,7 +217,7 @@ class Cached:
         self.cache.batch_select_indices(idx)
         self.mask = self.mask[idx]
 
-# %% ../nbs/03_generation.ipynb #0bc4cc81
+# %% ../nbs/03_generation.ipynb #b4c6e1e0
 def _fuse(l, D):
     "One Qwen2 block as six tensors: queries-keys-values and their bias, output, gate-and-up, down; norms and the attention's scale multiplied in."
     a,p = l.self_attn,l.mlp
@@ -287,7 +287,8 @@ class Direct:
     def select(self, idx):
         "Keep the rows `idx` (int64) only."
         heads = (idx[:,None]*self.K+torch.arange(self.K, device=idx.device)).flatten()
-        for c in self.cache: c[0],c[1] = (y.index_select(0, heads) for y in c)
+        for c in self.cache:
+            for i in (0, 1): c[i] = c[i].index_select(0, heads)   # one after the other: the next takes the memory that the last has left
         self.turns = self.turns[idx]
         if self.bias is not None: self.bias = self.bias[heads]
 

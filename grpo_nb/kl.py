@@ -70,7 +70,7 @@ def completion_hidden(
         h = torch.cat([h, rest.last_hidden_state], 1)
     return h.view(B, G, T, -1)
 
-# %% ../nbs/06_kl.ipynb #cc296370
+# %% ../nbs/06_kl.ipynb #e992f254
 class _Norm(torch.autograd.Function):
     "Rows of `x` (n, D) over their root mean square."
     @staticmethod
@@ -95,38 +95,35 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        d = torch.empty_like(z := ctx.saved_tensors[0])
-        (a,b),(da,db) = z.chunk(2, -1),d.chunk(2, -1)
-        s = torch.sigmoid(a)
-        t = a*s
-        torch.mul(g, t, out=db)
-        torch.mul(torch.addcmul(s+t, t, s, value=-1).mul_(b), g, out=da)   # silu' = s + t - ts
+        d = torch.empty_like(whole := ctx.saved_tensors[0])
+        for z,o,g in zip(whole.split(128), d.split(128), g.split(128)):        # few rows at a time stay in the cache
+            (a,b),(da,db) = z.chunk(2, -1),o.chunk(2, -1)
+            s = torch.sigmoid(a)
+            t = a*s
+            torch.mul(g, t, out=db)
+            torch.mul(torch.addcmul(s+t, t, s, value=-1).mul_(b), g, out=da)   # silu' = s + t - ts
         return d
 
-class _Turn(torch.autograd.Function):
-    "Neighbouring pairs of the first `heads` heads of `y` (n, H, D) times unit complex numbers `cis` (n, 1, D/2), in place."
-    @staticmethod
-    def forward(ctx, y, cis, heads):
-        ctx.cis,ctx.heads = cis,heads
-        ctx.mark_dirty(y)
-        torch.view_as_complex(y[:,:heads].unflatten(-1, (-1, 2))).mul_(cis)
-        return y
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        g = g.clone()
-        torch.view_as_complex(g[:,:ctx.heads].unflatten(-1, (-1, 2))).mul_(ctx.cis.conj())
-        return g,None,None
+def _turn(y, cis, heads):
+    "Neighbouring pairs of the first `heads` heads in the rows of `y` (n, H*D) times unit complex numbers `cis` (n, 1, D/2), in place."
+    torch.view_as_complex(y[:,:heads*cis.shape[-1]*2].unflatten(1, (heads, -1, 2))).mul_(cis)
 
-class _Place(torch.autograd.Function):
-    "Rows of `x` at `idx` (each once) of `size` rows of 0."
+class _Project(torch.autograd.Function):
+    "`x` (n, D) times `w` plus `b`: queries, keys and values, the first `heads` heads turned by `cis`, laid on pages. The rows at `idx[i]` of page i are taken, each once, the others of its `sizes[i]` rows are 0."
     @staticmethod
-    def forward(ctx, x, idx, size):
-        ctx.idx = idx
-        return x.new_zeros(size, *x.shape[1:]).index_copy_(0, idx, x)
+    def forward(ctx, x, w, b, cis, heads, idx, sizes):
+        ctx.save_for_backward(x, w)
+        ctx.cis,ctx.heads,ctx.idx = cis,heads,idx
+        _turn(y := torch.addmm(b, x, w.t()), cis, heads)
+        return tuple(y.new_zeros(n, y.shape[1]).index_copy_(0, i, o) for o,i,n in zip(y.split([*map(len, idx)]), idx, sizes))
     @staticmethod
     @once_differentiable
-    def backward(ctx, g): return g.index_select(0, ctx.idx),None,None
+    def backward(ctx, *pages):
+        x,w = ctx.saved_tensors
+        g = x.new_empty(len(x), len(w))
+        for o,i,page in zip(g.split([*map(len, ctx.idx)]), ctx.idx, pages): torch.index_select(page, 0, i, out=o)
+        _turn(g, ctx.cis.conj(), ctx.heads)
+        return g@w,g.t()@x,g.sum(0),None,None,None,None
 
 class _Take(torch.autograd.Function):
     "Rows `idx` (each once) of `x`."
@@ -176,7 +173,7 @@ def can_pack(
         and not any(getattr(o, 'gradient_checkpointing', False) for o in model.modules()) and len({(o.device, o.dtype) for o in ps})==1 and ps[0].dtype in (torch.float32, torch.float64)
         and not torch.is_autocast_enabled(ps[0].device.type) and not any(map(odd, model.modules())))
 
-# %% ../nbs/06_kl.ipynb #16cc4953
+# %% ../nbs/06_kl.ipynb #c4ecf9a9
 def packed_hidden(
     model,              # a Qwen2 that `can_pack`
     rollouts:Rollouts,  # prompts padded left, completions right, without holes
@@ -188,24 +185,25 @@ def packed_hidden(
     D,Q,K,eps = m.layers[0].self_attn.head_dim,c.num_attention_heads,c.num_key_value_heads,c.rms_norm_eps
     pages = list(_pages(om[:,1:], qm, G, Q//K))                   # a token is an input where another follows
     at = [(r[:,None]*T+torch.arange(w, device=dev)).flatten()[i] for r,w,i,_ in pages]   # of each page's tokens in `o`
-    sizes,at = [int(qm.sum())]+[len(i) for i in at],torch.cat([o.new_zeros(0)]+at)
+    at = torch.cat([o.new_zeros(0)]+at)
     pos = torch.cat([(qm.long().cumsum(1)-1)[qm], qm.sum(1)[at//(T*G)]+at%T])
     cis = torch.polar(torch.ones((), device=dev), pos[:,None,None]*m.rotary_emb.inv_freq.float())
     x = m.embed_tokens(torch.cat([q[qm], o.flatten()[at]]))
     first,own = qm.flatten().nonzero()[:,0],torch.eye(P, dtype=torch.bool, device=dev)   # padding sees itself, so that no row is empty
     see = ((qm[:,None] & own.cumsum(1).bool().t()) | own)[:,None].repeat(1, 1, Q//K, 1)
+    idx,sizes = [first]+[i for _,_,i,_ in pages],[B*P]+[len(r)*w for r,w,_,_ in pages]
     for l in m.layers:
         w,b,gate = _weights(l, D)
-        y,*ys = _Turn.apply(torch.addmm(b, _Norm.apply(x, eps), w.t()).unflatten(1, (-1, D)), cis, Q+K).split(sizes)
-        y,pk,pv = _Place.apply(y, first, B*P).unflatten(0, (B, P)).split([Q, K, K], 2)
+        y,*ys = _Project.apply(_Norm.apply(x, eps), w, b, cis, Q+K, idx, sizes)
+        y,pk,pv = y.view(B, P, -1, D).split([Q, K, K], 2)
         z = [_Take.apply(_attend(y, pk, pv, see), first)]
         for y,(r,w,i,s) in zip(ys, pages):
-            y,k,v = _Place.apply(y, i, len(r)*w).unflatten(0, (-1, w)).split([Q, K, K], 2)
+            y,k,v = y.view(-1, w, Q+2*K, D).split([Q, K, K], 2)
             z.append(_Take.apply(_attend(y, torch.cat([pk[r//G], k], 1), torch.cat([pv[r//G], v], 1), s), i))
         x = torch.addmm(x, torch.cat(z), l.self_attn.o_proj.weight.t())
         x = torch.addmm(x, _Gate.apply(torch.mm(_Norm.apply(x, eps), gate.t())), l.mlp.down_proj.weight.t())
     last = qm.sum(1).cumsum(0)-1                                  # a prompt's last token predicts the first of all its completions
-    x = torch.cat([_Take.apply(x, last).repeat_interleave(G, 0), x[sizes[0]:]])
+    x = torch.cat([_Take.apply(x, last).repeat_interleave(G, 0), x[len(first):]])
     place = torch.arange(N, device=dev)[:,None].repeat(1, T).flatten().index_copy(0, at+1, N+torch.arange(len(at), device=dev))
     return _Norm.apply(_Take.apply(x, place[om.flatten()]), eps)*m.norm.weight
 

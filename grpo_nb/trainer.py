@@ -8,7 +8,7 @@ __all__ = ['TrainConfig', 'fingerprint', 'check_dataset', 'State', 'new_state', 
            'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train', 'slow_roads',
            'about_data', 'record', 'pass_at_k', 'evaluate']
 
-# %% ../nbs/09_trainer.ipynb #af7be3e2
+# %% ../nbs/09_trainer.ipynb #3b7afaf7
 import copy, hashlib, json, math, os, random, shutil, signal, threading, time, warnings
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -23,7 +23,7 @@ from .tiny_qwen import encode_prompts
 from .generation import can_direct, generate
 from .rewards import combine_rewards, compute_rewards
 from .advantages import dead_groups, dead_reason, multi_objective
-from .kl import can_pack, token_logps_and_entropy
+from .kl import can_pack, token_logps, token_logps_and_entropy
 from .loss import loss_metrics, policy_loss
 from .replay import Keep, Replay
 from .records import Recorder, clip_shares, group_rows, ratio_hists
@@ -342,7 +342,7 @@ def group_ratios(
     ratio,mask = (torch.from_numpy(logps)-batch.old_logps.cpu()).exp(),torch.from_numpy(mask)
     return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, batch.advantages, mask, a.epsilon, a.epsilon_high))
 
-# %% ../nbs/09_trainer.ipynb #ccfe050e
+# %% ../nbs/09_trainer.ipynb #ab16ec87
 @torch.no_grad()
 def reference(
     s:State,         # its frozen reference is asked
@@ -353,7 +353,7 @@ def reference(
     if batch.ref_logps is None: batch.ref_logps = torch.full_like(batch.old_logps, math.nan)
     if groups.any():
         some = batch[groups]
-        batch.ref_logps[groups] = token_logps_and_entropy(s.ref_model, some, s.args.temperature, shared_prefix=s.args.shared_prefix)[0]
+        batch.ref_logps[groups] = token_logps(s.ref_model, some, s.args.temperature, shared_prefix=s.args.shared_prefix)
     return batch
 
 def step(
