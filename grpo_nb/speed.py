@@ -676,7 +676,7 @@ def part_replay(
     v,lo,hi = spread((a[0]-b[0])/a[1] for a,b in zip(seen['replay'], seen['keep']))
     yield row('replay', 'share of a step', 'replay beyond keep', value=v, low=lo, high=hi, unit='share', share=v)
 
-# %% ../nbs/15_speed.ipynb #1fe5b6ca
+# %% ../nbs/15_speed.ipynb #fa829b11
 _IMPORT = 'import time; w,c = time.perf_counter(),time.process_time(); import grpo_nb; print(time.perf_counter()-w, time.process_time()-c)'
 _DEMO = """import os, sys, time
 w = float(sys.argv[1])
@@ -701,7 +701,7 @@ def part_start(
     yield from compared('start', 'import grpo_nb', dict(ours=[_process(_IMPORT) for _ in range(o.some(7, 2))]))
     if o.quick: return
     o.say('demo')
-    yield from compared('start', 'demo, before its first step', dict(ours=[_process(_DEMO, str(time.time()), str(Path(o.folder)/f'demo-{i}')) for i in range(2)]))
+    yield from compared('start', 'demo, before its first step', dict(ours=[_process(_DEMO, str(time.time()), str(Path(o.folder)/f'demo-{i}')) for i in range(5)]))
 
 # %% ../nbs/15_speed.ipynb #9bba637d
 GROWTH = {   # case: (sizes, the work at a size)
