@@ -1053,7 +1053,7 @@ def draw_verdicts(
     ax.set_xticks(ticks, [f'{t:g}' for t in ticks]); ax.minorticks_off()
     return fig
 
-# %% ../nbs/15_speed.ipynb #257508ee
+# %% ../nbs/15_speed.ipynb #c52d5213
 def over_runs(
     df:pd.DataFrame,  # from `read_speed`
     y:str='value',    # the column to look at
@@ -1096,7 +1096,7 @@ def draw_lines(
 
 def _number(x):
     "64, 16k, 1.05M: short enough for an axis."
-    for n,k in ((1e9,'G'), (1e6,'M'), (1e3,'k')):
+    for n,k in ((1e12,'T'), (1e9,'G'), (1e6,'M'), (1e3,'k')):
         if abs(x)>=n: return f'{x/n:.3g}{k}'
     return f'{x:.3g}'
 
