@@ -84,7 +84,7 @@ def diagnose(
     from grpo_nb.diagnose import diagnose
     print(diagnose(folder))
 
-# %% ../nbs/16_cli.ipynb #67f767b2
+# %% ../nbs/16_cli.ipynb #4813b601
 @dataclass
 class TrainCommand:
     "What to train on; every field of TrainConfig is an option too."
@@ -118,19 +118,20 @@ def run_command(
     from grpo_nb.rewards import load_reward
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
-    from grpo_nb.trainer import check_dataset, evaluate, train
+    from grpo_nb.trainer import evaluate, prepare, train
     t0 = time.perf_counter()
     rewards = [load_reward(o) for o in cmd.reward or []] or [accuracy_reward]
     problems,held_out = _problems(cmd, args)
     if rewards==[accuracy_reward] and 'answer' not in problems.column_names: raise ValueError(f'{cmd.dataset} has no column `answer` ({problems.column_names}): add one, or give --reward my_rewards.py:my_reward')
     model,tok = load_model(cmd.model)
-    check_dataset(problems, tok, args, model)
     options = dict(buffer_size=args.replay_buffer_size, seed=args.seed) if cmd.method=='replay' else {}
     method = make_method('keep' if cmd.method=='replay' and not args.replay_buffer_size else cmd.method, **(options if args.replay_buffer_size else {}))
     measure = lambda: evaluate(model, tok, held_out, rewards[0], max_completion_length=args.max_completion_length, seed=args.seed, disable_tqdm=args.disable_tqdm)
+    run = (model, tok, problems, rewards, args, method, held_out if args.eval_steps else None)
+    prepare(*run, cmd.resume or None)   # what is wrong is said before anything is measured
     before = measure()
     t1 = time.perf_counter()
-    run = train(model, tok, problems, rewards, args, method=method, eval_dataset=held_out if args.eval_steps else None, resume_from_checkpoint=cmd.resume or None)
+    run = train(*run, resume_from_checkpoint=cmd.resume or None)
     return finish(run, held_out, before, measure(), time.perf_counter()-t1, t0, task=cmd.dataset, model=cmd.model)
 
 def _problems(cmd, args):

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TrainConfig', 'fingerprint', 'check_dataset', 'State', 'new_state', 'next_keys', 'rollout', 'decode', 'score',
            'update', 'loss_options', 'ended', 'sync_reference', 'replay_metrics', 'group_ratios', 'reference', 'step',
-           'summarize', 'save_checkpoint', 'checkpoints', 'load_checkpoint', 'stop_on_signal', 'train', 'slow_roads',
-           'about_data', 'record', 'pass_at_k', 'evaluate']
+           'summarize', 'save_checkpoint', 'checkpoints', 'check_checkpoint', 'load_checkpoint', 'stop_on_signal',
+           'prepare', 'train', 'slow_roads', 'about_data', 'record', 'pass_at_k', 'evaluate']
 
 # %% ../nbs/09_trainer.ipynb #3b7afaf7
 import copy, hashlib, json, math, os, random, shutil, signal, threading, time, warnings
@@ -411,7 +411,7 @@ def summarize(
         row |= {'replay/ratio_mean':tot['ratio']/tot['n'], 'replay/ratio_max':max(o['ratio_max'] for o in old), 'replay/clip_share':tot['clipped']/tot['n'], 'replay/ess':tot['ratio']**2/(tot['n']*tot['square'])}
     return row | treated.metrics
 
-# %% ../nbs/09_trainer.ipynb #e7cdee16
+# %% ../nbs/09_trainer.ipynb #6536e4ad
 _FREE = {'output_dir','max_steps','max_tokens','eval_steps','save_steps','save_total_limit','record_groups','disable_tqdm'}   # may differ when a run goes on
 
 def _names(funcs): return [getattr(f, '__name__', type(f).__name__) for f in funcs]
@@ -460,12 +460,11 @@ def _check_same(s, path, meta):
     was,now = meta['args']['max_steps'],s.args.max_steps
     if was!=now and s.args.lr_scheduler_type!='constant': warnings.warn(f'max_steps: {was} then, {now} now. The {s.args.lr_scheduler_type} learning rate ends at max_steps, so it jumps here; with the old max_steps it goes on as it was')
 
-def load_checkpoint(
-    s:State,  # a new state made with the run's settings; changed in place
+def check_checkpoint(
+    s:State,  # a new state made with the run's settings
     path,     # a checkpoint folder
-)->State:
-    "`s` as it was when the checkpoint was written. ValueError for a missing or damaged file, other settings, or other data, naming them."
-    from safetensors.torch import load_model as load_weights
+)->Path:
+    "`path`, if this run can go on from it. ValueError for a missing or damaged file, other settings, or other data, naming them."
     path = Path(path)
     if not (path/'checkpoint.json').exists(): raise ValueError(f'{path} is not a whole checkpoint: it has no checkpoint.json. Whole ones there: {[o.name for o in checkpoints(path.parent)]}')
     meta = json.loads((path/'checkpoint.json').read_text())
@@ -475,6 +474,17 @@ def load_checkpoint(
     if odd := [f'{k}: {v} then, {now.get(k)} now' for k,v in meta['args'].items() if k not in _FREE and v!=now.get(k)]:
         raise ValueError('the checkpoint was made with other settings ('+'; '.join(odd)+'): use the same, or start a new run from its weights')
     _check_same(s, path, meta)
+    return path
+
+def load_checkpoint(
+    s:State,  # a new state made with the run's settings; changed in place
+    path,     # a checkpoint folder
+)->State:
+    "`s` as it was when the checkpoint was written. ValueError as of `check_checkpoint`."
+    return _restore(s, check_checkpoint(s, path))
+
+def _restore(s, path):
+    from safetensors.torch import load_model as load_weights
     d = torch.load(path/'state.pt', weights_only=True, map_location='cpu')
     load_weights(s.model, path/'model.safetensors')
     s.optimizer.load_state_dict(d['optimizer']); s.scheduler.load_state_dict(d['scheduler']); s.method.load_state_dict(d['method'])
@@ -500,7 +510,24 @@ def stop_on_signal():
     finally:
         for k,v in before.items(): signal.signal(k, v)
 
-# %% ../nbs/09_trainer.ipynb #87f2837d
+# %% ../nbs/09_trainer.ipynb #3feb3932
+def prepare(
+    model,                 # as for `train`
+    tokenizer,
+    dataset,
+    reward_funcs,
+    args:TrainConfig,
+    method=None,
+    eval_dataset=None,
+    resume_from_checkpoint=None,
+)->tuple:                  # a new `State`, and the checkpoint to go on from or None
+    "What `train` does before any work: everything is checked, no weight is changed."
+    s = new_state(model, tokenizer, dataset, reward_funcs, args, method)
+    _check_eval(eval_dataset, tokenizer, args, model)
+    if args.output_dir and not resume_from_checkpoint and (found := checkpoints(args.output_dir)):
+        raise ValueError(f'{args.output_dir} holds {found[-1].name} of an earlier run: go on with resume_from_checkpoint=True, or choose another output_dir')
+    return s,check_checkpoint(s, _find(resume_from_checkpoint, args.output_dir)) if resume_from_checkpoint else None
+
 def train(
     model,                 # a causal language model of transformers; it is trained in place
     tokenizer,             # its tokenizer
@@ -518,11 +545,8 @@ def train(
     """
     args = TrainConfig() if args is None else args
     if not isinstance(callbacks, (list,tuple)) or not all(map(callable, callbacks)): raise ValueError(f'`callbacks` is {callbacks!r:.60}, needs a list of functions')
-    s = new_state(model, tokenizer, dataset, reward_funcs, args, method)
-    _check_eval(eval_dataset, tokenizer, args, model)
-    if args.output_dir and not resume_from_checkpoint and (found := checkpoints(args.output_dir)):
-        raise ValueError(f'{args.output_dir} holds {found[-1].name} of an earlier run: go on with resume_from_checkpoint=True, or choose another output_dir')
-    if resume_from_checkpoint: load_checkpoint(s, _find(resume_from_checkpoint, args.output_dir))
+    s,checkpoint = prepare(model, tokenizer, dataset, reward_funcs, args, method, eval_dataset, resume_from_checkpoint)
+    if checkpoint: _restore(s, checkpoint)
     rec = Recorder(args.output_dir, settings=dict(trainer='grpo_nb', args=asdict(args), method=s.method.name, data=about_data(tokenizer, dataset), versions=versions()), every=max(1, args.record_groups*args.steps_per_batch), resume_step=s.step-1 if resume_from_checkpoint else None) if args.output_dir else None
     due = lambda every, was: every and s.step//every>was//every
     if not args.disable_tqdm and (slow := slow_roads(model, args)): tqdm.write(slow)

@@ -64,6 +64,14 @@ def test_a_run_goes_on_with_resume(mine):
     train(mine, '--max_steps','8','--resume','True')
     assert read_run(mine/'run').history['step'].tolist()==[0, 2, 4, 6]
 
+@pytest.mark.parametrize('more,says', [([], 'of an earlier run'), (['--resume','True','--epsilon','.3'], 'epsilon: 0.2 then, 0.3 now'), (['--resume','True','--method','skip'], 'made with the method')])
+def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(more, says, mine, monkeypatch, capsys):
+    import grpo_nb.trainer as tr
+    train(mine)
+    monkeypatch.setattr(tr, 'evaluate', lambda *a, **k: pytest.fail('measured first'))
+    with pytest.raises(SystemExit) as e: train(mine, *more)
+    assert e.value.code==2 and says in capsys.readouterr().err
+
 def test_eval_steps_measures_the_held_out_problems_on_the_way(mine):
     train(mine, '--eval_steps','2')
     h = read_run(mine/'run').history

@@ -195,8 +195,9 @@ def test_the_reference_moves_by_the_share_that_is_asked():
 
 def watch(monkeypatch, s):
     "What the log-probs of policy and reference are asked for, as (is it the reference?, groups, tokens)."
-    asked,f = [],tr.token_logps_and_entropy
-    monkeypatch.setattr(tr, 'token_logps_and_entropy', lambda m, ro, *a, **k: (asked.append((m is s.ref_model, len(ro), int(ro.completion_mask.sum()))), f(m, ro, *a, **k))[1])
+    asked = []
+    def noted(f): return lambda m, ro, *a, **k: (asked.append((m is s.ref_model, len(ro), int(ro.completion_mask.sum()))), f(m, ro, *a, **k))[1]
+    for name in ('token_logps','token_logps_and_entropy'): monkeypatch.setattr(tr, name, noted(getattr(tr, name)))
     return asked
 
 def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkeypatch):
