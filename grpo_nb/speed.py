@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['SHAPES', 'DTYPES', 'COLUMNS', 'PHASES', 'PRODUCTS', 'GROWTH', 'GPU_WORK', 'TARGETS', 'PARTS', 'in_turn', 'spread',
-           'speedup', 'slope', 'Products', 'forward_flops', 'model_flops', 'matrix_rate', 'products_seconds',
-           'peak_bytes', 'bench_model', 'never_ends', 'some_answers', 'Work', 'Paced', 'trl_trainer', 'machine_name',
-           'stamp', 'row', 'compared', 'Bench', 'part_generation', 'part_step', 'StopWatch', 'watched', 'part_profile',
-           'free_bytes', 'logp_arms', 'grown', 'part_logps', 'HeapBuffer', 'part_buffer', 'part_replay', 'part_start',
-           'part_growth', 'run_ranks', 'part_processes', 'compiled', 'part_options', 'part_gpu', 'verdicts', 'reached',
-           'show_verdicts', 'read_speed', 'write_speed', 'bench', 'report_text', 'draw_verdicts', 'over_runs',
-           'draw_lines', 'draw_profile', 'cost_view', 'draw_cost']
+           'speedup', 'slope', 'Products', 'forward_flops', 'model_flops', 'matrix_rate', 'copy_rate',
+           'products_seconds', 'peak_bytes', 'bench_model', 'never_ends', 'some_answers', 'Work', 'Paced',
+           'trl_trainer', 'machine_name', 'stamp', 'row', 'compared', 'Bench', 'part_generation', 'part_step',
+           'StopWatch', 'watched', 'part_profile', 'free_bytes', 'logp_arms', 'grown', 'part_logps', 'HeapBuffer',
+           'part_buffer', 'part_replay', 'part_start', 'part_growth', 'run_ranks', 'part_processes', 'compiled',
+           'part_options', 'part_gpu', 'verdicts', 'reached', 'show_verdicts', 'read_speed', 'write_speed', 'bench',
+           'report_text', 'draw_verdicts', 'over_runs', 'draw_lines', 'draw_profile', 'cost_view', 'draw_cost']
 
 # %% ../nbs/15_speed.ipynb #4e0579a0
 import gc, json, math, os, platform, statistics, subprocess, sys, threading, time
@@ -136,7 +136,7 @@ def model_flops(
     """
     return passes*sum(forward_flops(config, 1, n) for n in lengths)
 
-# %% ../nbs/15_speed.ipynb #e74c7b74
+# %% ../nbs/15_speed.ipynb #01a842db
 def _seconds(f, at_least=.002, tries=3):
     "Processor seconds of one call, the best of a few, each long enough for the clock to see."
     f()
@@ -157,6 +157,14 @@ def matrix_rate(
         a,b,c = (torch.randn(n, n).to(dtype) for _ in range(3))
         return 2*n**3/_seconds(lambda: torch.mm(a, b, out=c), .02)
     return max(map(rate, sizes))
+
+def copy_rate(
+    n:int=32_000_000,  # float32 numbers; more than the caches hold
+)->float:              # bytes a second, read and written
+    "How fast this machine copies, with the threads that torch has now."
+    a = torch.ones(n)
+    b = torch.empty_like(a)
+    return 8*n/_seconds(lambda: b.copy_(a), .02)
 
 def products_seconds(
     seen:Counter,  # `Products.seen`
@@ -436,7 +444,7 @@ def part_generation(
             if r['arm']=='ours': r |= dict(flops=p.flops, bytes=p.bytes, share=p.flops/matrix_rate()/ours, share_alone=products_seconds(p.seen)/ours)
             yield r
 
-# %% ../nbs/15_speed.ipynb #57204b0c
+# %% ../nbs/15_speed.ipynb #e0ae0791
 def _step(s):
     "One batch of our trainer; its completion tokens."
     return int(step(s)['fresh'].completion_mask.sum())
@@ -465,6 +473,7 @@ def part_step(
         lengths = (fresh.prompt_mask.sum(1)[:,None]+fresh.completion_mask.sum(-1)).flatten().tolist()
         yield row('step', case, 'model FLOPs', value=model_flops(s.model.config, lengths, 4+(work.beta>0)), unit='operations')
     yield row('step', 'machine', 'matrix products', value=rate, unit='operations/s')
+    yield row('step', 'machine', 'copies', value=copy_rate(), unit='bytes/s')
 
 # %% ../nbs/15_speed.ipynb #a7aa9bf4
 PHASES = {   # function in `grpo_nb.trainer` -> phase

@@ -510,16 +510,16 @@ def stop_on_signal():
     finally:
         for k,v in before.items(): signal.signal(k, v)
 
-# %% ../nbs/09_trainer.ipynb #3feb3932
+# %% ../nbs/09_trainer.ipynb #5e1ce0bb
 def prepare(
-    model,                 # as for `train`
-    tokenizer,
-    dataset,
-    reward_funcs,
-    args:TrainConfig,
-    method=None,
-    eval_dataset=None,
-    resume_from_checkpoint=None,
+    model,                 # a causal language model of transformers
+    tokenizer,             # its tokenizer
+    dataset,               # rows with `prompt` and the columns the rewards ask for
+    reward_funcs,          # one function or several, TRL's calling convention
+    args:TrainConfig,      # settings
+    method=None,           # what to do with dead groups; None as for `train`
+    eval_dataset=None,     # rows to measure pass@1 on, every `args.eval_steps`
+    resume_from_checkpoint=None, # True for the newest whole checkpoint of output_dir, or a path
 )->tuple:                  # a new `State`, and the checkpoint to go on from or None
     "What `train` does before any work: everything is checked, no weight is changed."
     s = new_state(model, tokenizer, dataset, reward_funcs, args, method)

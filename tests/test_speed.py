@@ -115,7 +115,7 @@ def test_the_time_of_products_is_that_of_each_shape_times_its_count(monkeypatch)
         for _ in range(3): torch.ones(4, 3)@torch.ones(3, 5)
         torch.ones(2, 4, 3)@torch.ones(2, 3, 5)
     assert products_seconds(p.seen)==3*2+2 and sorted(calls)==[(2, 4, 5), (4, 5)]
-    assert matrix_rate((10, 20))==2*20**3/2
+    assert matrix_rate((10, 20))==2*20**3/2 and copy_rate(10)==2*4*10/2
 
 def test_peak_memory_is_the_most_at_one_time():
     n = 250_000
