@@ -84,7 +84,7 @@ def diagnose(
     from grpo_nb.diagnose import diagnose
     print(diagnose(folder))
 
-# %% ../nbs/16_cli.ipynb #4813b601
+# %% ../nbs/16_cli.ipynb #36ee049d
 @dataclass
 class TrainCommand:
     "What to train on; every field of TrainConfig is an option too."
@@ -127,11 +127,11 @@ def run_command(
     options = dict(buffer_size=args.replay_buffer_size, seed=args.seed) if cmd.method=='replay' else {}
     method = make_method('keep' if cmd.method=='replay' and not args.replay_buffer_size else cmd.method, **(options if args.replay_buffer_size else {}))
     measure = lambda: evaluate(model, tok, held_out, rewards[0], max_completion_length=args.max_completion_length, seed=args.seed, disable_tqdm=args.disable_tqdm)
-    run = (model, tok, problems, rewards, args, method, held_out if args.eval_steps else None)
-    prepare(*run, cmd.resume or None)   # what is wrong is said before anything is measured
+    given = (model, tok, problems, rewards, args, method, held_out if args.eval_steps else None)
+    prepare(*given, cmd.resume or None)   # what is wrong is said before anything is measured
     before = measure()
     t1 = time.perf_counter()
-    run = train(*run, resume_from_checkpoint=cmd.resume or None)
+    run = train(*given, resume_from_checkpoint=cmd.resume or None)
     return finish(run, held_out, before, measure(), time.perf_counter()-t1, t0, task=cmd.dataset, model=cmd.model)
 
 def _problems(cmd, args):

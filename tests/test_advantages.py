@@ -2,7 +2,7 @@
 import functools, itertools, math, tempfile
 import pytest, torch, nbformat
 from pathlib import Path
-from grpo_nb.core import test_tensor as check
+from grpo_nb.core import test_tensor as assert_tensor
 from grpo_nb.advantages import group_advantages, dead_groups, dead_reason, dead_share, multi_objective, nan_std, reward_spread
 
 nan = float('nan')
@@ -41,13 +41,13 @@ def test_group_advantages_are_those_of_trl(G, scale):
         r = draw(5, G, seed=seed, holes=holes)
         r[1],r[2] = 1.,0.                       # one group all right, one all wrong
         r[3] = nan                              # one without any reward
-        check(group_advantages(r[...,0], scale), trl_advantages(r, scale=scale))
+        assert_tensor(group_advantages(r[...,0], scale), trl_advantages(r, scale=scale))
 
 @pytest.mark.parametrize('scale', ['group','batch','none'])
 def test_gaussian_rewards_agree_with_trl_in_float64(scale):
     "TRL's factor n/(n-1) is made in float32, so its own result is good to 1e-7."
     r = torch.randn(16, 8, 1, generator=gen(), dtype=torch.float64)
-    check(group_advantages(r[...,0], scale), trl_advantages(r, scale=scale), eps=2e-7)
+    assert_tensor(group_advantages(r[...,0], scale), trl_advantages(r, scale=scale), eps=2e-7)
 
 @pytest.mark.parametrize('aggregation', ['sum_then_normalize','normalize_then_sum'])
 @pytest.mark.parametrize('G,F', [(2,1),(4,2),(8,3),(64,2)])
@@ -60,7 +60,7 @@ def test_several_rewards_are_put_together_as_trl_does(G, F, aggregation):
             got,want = multi_objective(r, w, aggregation, scale),trl_advantages(r, w, aggregation, scale)
             assert (got[1:3]==0).all() and want[1:3].abs().max()<1e-2   # ours exactly 0, TRL's the rounding error of a mean
             want[1:3] = 0
-            check(got, want, eps=2e-6)
+            assert_tensor(got, want, eps=2e-6)
 
 def test_all_equal_fractions_get_exactly_zero_where_trl_leaves_noise():
     worst = 0
@@ -77,8 +77,8 @@ def test_rows_sum_to_zero_and_do_not_depend_on_order_or_offset():
     A = group_advantages(r)
     assert A.sum(1).abs().max()<1e-5
     p,b = torch.randperm(8, generator=gen()),torch.randperm(6, generator=gen())
-    check(group_advantages(r[:,p]), A[:,p], 1e-5); check(group_advantages(r[b]), A[b], 1e-5); check(group_advantages(r+3), A, 1e-4)
-    check(group_advantages(-r), -A, 1e-6)
+    assert_tensor(group_advantages(r[:,p]), A[:,p], 1e-5); assert_tensor(group_advantages(r[b]), A[b], 1e-5); assert_tensor(group_advantages(r+3), A, 1e-4)
+    assert_tensor(group_advantages(-r), -A, 1e-6)
 
 def test_the_slow_loop_agrees_nan_included():
     r = draw(20, 6, seed=3, holes=.3)[...,0]
@@ -89,16 +89,16 @@ def test_the_slow_loop_agrees_nan_included():
         m = sum(have)/len(have); s = math.sqrt(sum((x-m)**2 for x in have)/(len(have)-1))
         for g,x in enumerate(row):
             if not math.isnan(x): want[b,g] = (x-m)/(s+1e-4)
-    check(group_advantages(r), want, 1e-5)
+    assert_tensor(group_advantages(r), want, 1e-5)
 
 def test_completions_without_reward_move_nothing():
     r = torch.tensor([[1.,0.,1.,0.]])
-    check(group_advantages(torch.cat([r, torch.full((1,3), nan)], 1))[:,:4], group_advantages(r))
-    check(group_advantages(torch.tensor([[nan,nan],[nan,1.]])), torch.zeros(2,2))
+    assert_tensor(group_advantages(torch.cat([r, torch.full((1,3), nan)], 1))[:,:4], group_advantages(r))
+    assert_tensor(group_advantages(torch.tensor([[nan,nan],[nan,1.]])), torch.zeros(2,2))
 
 def test_integer_and_bool_rewards_are_taken_as_numbers():
     want = group_advantages(torch.tensor([[1.,0.,1.]]))
-    check(group_advantages(torch.tensor([[1,0,1]])), want); check(group_advantages(torch.tensor([[True,False,True]])), want); check(group_advantages([[1.,0.,1.]]), want)
+    assert_tensor(group_advantages(torch.tensor([[1,0,1]])), want); assert_tensor(group_advantages(torch.tensor([[True,False,True]])), want); assert_tensor(group_advantages([[1.,0.,1.]]), want)
 
 def test_dead_means_max_minus_min_within_the_tolerance():
     r = torch.tensor([[.3]*8, [.3]*7+[.3+1e-7], [0.]*7+[1.], [nan]*8, [nan]*7+[1.], [nan]*6+[0.,1.], [.5]*7+[.50001]])
@@ -129,8 +129,8 @@ def test_the_waste_arithmetic(p, G, want):
 
 def test_nan_std_is_torch_std_where_nothing_is_missing():
     x = torch.randn(4, 5, 6, generator=gen())
-    check(nan_std(x, 1), x.std(1, keepdim=True)); check(nan_std(x), x.std().view(1,1,1))
-    check(reward_spread(x[0]), x[0].amax(1)-x[0].amin(1))
+    assert_tensor(nan_std(x, 1), x.std(1, keepdim=True)); assert_tensor(nan_std(x), x.std().view(1,1,1))
+    assert_tensor(reward_spread(x[0]), x[0].amax(1)-x[0].amin(1))
 
 @pytest.mark.parametrize('call,says', [
     (lambda: group_advantages(torch.ones(4,1)), 'G >= 2'), (lambda: group_advantages(torch.ones(4)), 'B, G'), (lambda: group_advantages(torch.ones(1,2,3)), 'B, G'),
@@ -145,7 +145,7 @@ def test_wrong_input_is_named(call, says):
 def test_the_inputs_are_left_as_they_were():
     r = draw(4, 4, 2, holes=.2); old = r.clone()
     group_advantages(r[...,0]); multi_objective(r); multi_objective(r, aggregation='normalize_then_sum'); dead_groups(r); dead_reason(r[...,0])
-    check(r, old)
+    assert_tensor(r, old, eps=0)
 
 @pytest.mark.parametrize('nb', ['05_advantages','06_kl'])
 def test_the_solutions_of_the_exercises_solve_them(nb):

@@ -1,7 +1,7 @@
 "Rollouts, masks, files, intervals: grids over shapes and seeds"
 import json, math, os, warnings
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.core import Rollouts, atomic_write, masked_mean, mean_ci, save_json, set_seed, share_ci, test_tensor as same_tensor, versions
+from grpo_nb.core import Rollouts, atomic_write, masked_mean, mean_ci, save_json, set_seed, share_ci, test_tensor as assert_tensor, versions
 
 def make(B, G, P, T, seed, ref=False, tokens=False):
     "A batch of random lengths, padded as the contract says."
@@ -63,14 +63,14 @@ def test_masked_mean_is_the_loop(dim):
     loop = lambda pairs: (lambda v: sum(v)/len(v) if v else 0.)([a for a,k in pairs if k])
     rows = lambda i: list(zip(x[i].tolist(), m[i].tolist()))
     want = loop([o for i in range(4) for o in rows(i)]) if dim in (None, (0, 1)) else [loop(rows(i)) for i in range(4)] if dim==1 else [loop(list(zip(x[:,j].tolist(), m[:,j].tolist()))) for j in range(6)]
-    same_tensor(masked_mean(x, m, dim), want, eps=1e-6)
+    assert_tensor(masked_mean(x, m, dim), want, eps=1e-6)
 
 @pytest.mark.parametrize('got,want', [([1.,2.], [1.,2.,3.]), ([[1.]], [1.]), ([1., math.nan], [1., 2.]), ([1., math.inf], [1., -math.inf]), ([0.], [1e-3])])
 def test_the_tensor_test_can_fail(got, want):
-    with pytest.raises(AssertionError): same_tensor(got, want)
+    with pytest.raises(AssertionError): assert_tensor(got, want)
 
 def test_the_tensor_test_passes_where_it_should():
-    same_tensor([1., math.nan, math.inf], [1., math.nan, math.inf]); same_tensor(torch.zeros(0, 3), torch.zeros(0, 3))
+    assert_tensor([1., math.nan, math.inf], [1., math.nan, math.inf]); assert_tensor(torch.zeros(0, 3), torch.zeros(0, 3))
 
 @pytest.mark.parametrize('seed', [-1, 1.5, '3'])
 def test_a_seed_that_is_none_is_refused(seed):

@@ -4,7 +4,7 @@ import pytest, torch
 from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from grpo_nb.core import Rollouts, test_tensor as check
+from grpo_nb.core import Rollouts, test_tensor as assert_tensor
 from grpo_nb.kl import can_pack, chunked_logps, completion_hidden, entropy_of, gather_logps, kl_estimate, packed_hidden, token_logps, token_logps_and_entropy
 
 gen = lambda seed=0: torch.Generator().manual_seed(seed)
@@ -49,15 +49,15 @@ def test_values_and_gradients_are_those_of_each_completion_alone(opts, tie):
     for temperature in (1., .6):
         want = with_grad(m, lambda: alone(m, ro, temperature), ro.completion_mask.shape)
         got = with_grad(m, lambda: token_logps_and_entropy(m, ro, temperature, **opts), ro.completion_mask.shape)
-        check(got[0], want[0], 2e-5); check(got[1], want[1], 2e-5); check(got[2]/want[2].norm(), want[2]/want[2].norm(), 1e-5)
-        check(token_logps(m, ro, temperature, **opts), want[0], 2e-5)
+        assert_tensor(got[0], want[0], 2e-5); assert_tensor(got[1], want[1], 2e-5); assert_tensor(got[2]/want[2].norm(), want[2]/want[2].norm(), 1e-5)
+        assert_tensor(token_logps(m, ro, temperature, **opts), want[0], 2e-5)
 
 def test_in_float64_the_shared_prefix_and_the_plain_road_are_one():
     m,ro = model(torch.float64),batch(seed=4)
     shape = ro.completion_mask.shape
     a = with_grad(m, lambda: token_logps_and_entropy(m, ro), shape)
     b = with_grad(m, lambda: token_logps_and_entropy(m, ro, shared_prefix=True, chunk_size=2), shape)
-    for x,y in zip(a, b): check(x/y.norm(), y/y.norm(), 1e-7)   # RMSNorm and RoPE of transformers work in float32
+    for x,y in zip(a, b): assert_tensor(x/y.norm(), y/y.norm(), 1e-7)   # RMSNorm and RoPE of transformers work in float32
 
 @pytest.mark.parametrize('opts', [{}, dict(shared_prefix=True)])
 def test_more_padding_another_order_and_a_split_change_nothing(opts):
@@ -68,11 +68,11 @@ def test_more_padding_another_order_and_a_split_change_nothing(opts):
     w = torch.randn(ro.completion_mask.shape, generator=gen(2), dtype=torch.float64)
     lp,g = run(ro, w)
     wide = ro.pad_to(11, 9); lp2,g2 = run(wide, torch.nn.functional.pad(w, (0,4)))
-    check(lp2[...,:5], lp, 1e-10); check(g2, g, 1e-10); assert (lp2[...,5:]==0).all()
+    assert_tensor(lp2[...,:5], lp, 1e-10); assert_tensor(g2, g, 1e-10); assert (lp2[...,5:]==0).all()
     junk = replace(wide, prompt_ids=wide.prompt_ids.masked_fill(~wide.prompt_mask, 7), completion_ids=wide.completion_ids.masked_fill(~wide.completion_mask, 8))
-    check(run(junk, torch.nn.functional.pad(w, (0,4)))[1], g, 1e-10)   # what stands in the padding does not matter
-    order = torch.tensor([2,0,1]); check(run(ro[order], w[order])[1], g, 1e-10)
-    check(sum(run(ro[i:i+1], w[i:i+1])[1] for i in range(3)), g, 1e-10)
+    assert_tensor(run(junk, torch.nn.functional.pad(w, (0,4)))[1], g, 1e-10)   # what stands in the padding does not matter
+    order = torch.tensor([2,0,1]); assert_tensor(run(ro[order], w[order])[1], g, 1e-10)
+    assert_tensor(sum(run(ro[i:i+1], w[i:i+1])[1] for i in range(3)), g, 1e-10)
 
 def test_recomputed_logps_are_those_noted_while_sampling():
     from grpo_nb.generation import generate
@@ -80,17 +80,17 @@ def test_recomputed_logps_are_those_noted_while_sampling():
     for T in (1, 7):
         for t in (1., .7, 1.4):
             got = generate(m, ro.prompt_ids, ro.prompt_mask, num_generations=4, max_completion_length=T, temperature=t, eos_token_id=3, pad_token_id=0, generator=gen(5))
-            with torch.no_grad(): check(token_logps(m, got, t), got.old_logps, 2e-5)
+            with torch.no_grad(): assert_tensor(token_logps(m, got, t), got.old_logps, 2e-5)
 
 def test_rows_and_batches_without_a_token_give_zero_and_a_gradient_of_zero():
     m,ro = model(),batch()
     none = replace(ro, completion_mask=torch.zeros_like(ro.completion_mask))
     m.zero_grad(); lp,H = token_logps_and_entropy(m, none); (lp.sum()+H.sum()).backward()
-    check(lp, torch.zeros(lp.shape)); assert all(p.grad is None or (p.grad==0).all() for p in m.parameters())
+    assert_tensor(lp, torch.zeros(lp.shape)); assert all(p.grad is None or (p.grad==0).all() for p in m.parameters())
 
 def test_one_token_completions_work_with_a_shared_prefix():
     m,ro = model(),batch(T=1)
-    check(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
+    assert_tensor(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
 
 @pytest.mark.parametrize('heads', [(4,2), (4,4), (4,1)])
 def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_road(heads):
@@ -101,7 +101,7 @@ def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_roa
     ro = batch(B=10, G=7, P=5, T=12, seed=6)
     assert can_pack(m)
     a,b = (with_grad(m, lambda: token_logps_and_entropy(m, ro, .8, shared_prefix=o), ro.completion_mask.shape) for o in (False, True))
-    for x,y in zip(b, a): check(x/y.norm(), y/y.norm(), 1e-7)
+    for x,y in zip(b, a): assert_tensor(x/y.norm(), y/y.norm(), 1e-7)
 
 def test_packed_no_token_is_computed_twice_and_no_padding(monkeypatch):
     m,ro = model(),batch(B=10, G=7, T=12)
@@ -120,14 +120,14 @@ def test_a_model_that_cannot_be_packed_takes_the_plain_road_with_the_same_number
     ro = batch()
     for m in (hooked, watched, checked, make(hidden_act='gelu'), make(use_sliding_window=True, sliding_window=4, max_window_layers=1), make(attention_dropout=.1), get_peft_model(make(), LoraConfig(target_modules=['q_proj'])).eval()):
         assert not can_pack(m)
-        with torch.no_grad(): check(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
+        with torch.no_grad(): assert_tensor(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
     assert can_pack(make()) and not can_pack(make().bfloat16())
     with torch.autocast('cpu', dtype=torch.bfloat16): assert not can_pack(make())
 
 def test_a_mask_with_holes_is_not_packed():
     m,ro = model(),batch(seed=2)
     ro = replace(ro, completion_mask=ro.completion_mask & (torch.arange(5)!=2))
-    check(token_logps(m, ro, shared_prefix=True), token_logps(m, ro), 2e-5)
+    assert_tensor(token_logps(m, ro, shared_prefix=True), token_logps(m, ro), 2e-5)
 
 def test_nothing_keeps_a_gradient_without_being_asked():
     m,ro = model(),batch()
@@ -146,7 +146,7 @@ def test_a_lora_model_is_seen_through_its_wrapper():
     from peft import LoraConfig, get_peft_model
     base,ro = copy.deepcopy(model()),batch()
     m = get_peft_model(base, LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False)).eval()
-    lp = token_logps(m, ro); check(lp, alone(m, ro)[0], 2e-5)
+    lp = token_logps(m, ro); assert_tensor(lp, alone(m, ro)[0], 2e-5)
     assert (lp-token_logps(model(), ro)).abs().max()>1e-4
     lp.sum().backward(); assert any(p.grad is not None and p.grad.abs().sum()>0 for n,p in m.named_parameters() if 'lora' in n)
 
@@ -163,9 +163,9 @@ def test_blocks_have_the_values_and_gradients_of_the_plain_formula(chunk, temper
     w,u = torch.randn(2, 7, generator=gen(1), dtype=torch.float64)
     lp,H = chunked_logps(h, W, ids, temperature, chunk, entropy=True)
     lp0,H0 = gather_logps(h@W.T, ids, temperature),entropy_of(h@W.T, temperature)
-    check(lp, lp0, 1e-12); check(H, H0, 1e-12)
+    assert_tensor(lp, lp0, 1e-12); assert_tensor(H, H0, 1e-12)
     for loss,loss0 in (((lp*w).sum(), (lp0*w).sum()), ((H*u).sum(), (H0*u).sum()), ((lp*w*H*u).sum(), (lp0*w*H0*u).sum())):
-        for a,b in zip(torch.autograd.grad(loss, (h,W), retain_graph=True), torch.autograd.grad(loss0, (h,W), retain_graph=True)): check(a, b, 1e-11)
+        for a,b in zip(torch.autograd.grad(loss, (h,W), retain_graph=True), torch.autograd.grad(loss0, (h,W), retain_graph=True)): assert_tensor(a, b, 1e-11)
 
 def test_block_gradients_agree_with_finite_differences():
     h,W,ids = pair(n=4)
@@ -176,7 +176,7 @@ def test_a_frozen_head_or_frozen_states_get_no_gradient():
     lp = chunked_logps(h, W.detach(), ids, chunk=2); lp.sum().backward(); assert h.grad is not None
     g = h.grad.clone(); h.grad = None
     chunked_logps(h.detach(), W, ids, chunk=2).sum().backward(); assert h.grad is None and W.grad is not None
-    W.grad = None; chunked_logps(h, W, ids, chunk=2).sum().backward(); check(h.grad, g, 1e-12)
+    W.grad = None; chunked_logps(h, W, ids, chunk=2).sum().backward(); assert_tensor(h.grad, g, 1e-12)
 
 class Biggest(TorchDispatchMode):
     n = 0
@@ -214,17 +214,17 @@ def test_the_means_of_k1_and_k3_are_the_kl_and_that_of_k2_is_not():
     for s in range(5):
         a,b = torch.randn(2, 6, generator=gen(s), dtype=torch.float64)
         m = {k:(a.softmax(0)*kl_estimate(a.log_softmax(0), b.log_softmax(0), k)).sum() for k in ('k1','k2','k3')}
-        check(m['k1'], kl(a, b), 1e-12); check(m['k3'], kl(a, b), 1e-12); assert abs(m['k2']-kl(a, b))>1e-3
+        assert_tensor(m['k1'], kl(a, b), 1e-12); assert_tensor(m['k3'], kl(a, b), 1e-12); assert abs(m['k2']-kl(a, b))>1e-3
 
 def test_mean_gradients_zero_for_k1_right_for_k2_the_other_divergence_for_k3():
     right,other = grad(lambda t: kl(t, ref)),grad(lambda t: kl(ref, t))
-    check(mean_grad('k1'), torch.zeros(4), 1e-12); check(mean_grad('k2'), right, 1e-12); check(mean_grad('k3'), other, 1e-12)
+    assert_tensor(mean_grad('k1'), torch.zeros(4), 1e-12); assert_tensor(mean_grad('k2'), right, 1e-12); assert_tensor(mean_grad('k3'), other, 1e-12)
     assert (right-other).abs().max()>1e-2
-    check(mean_grad('k1', True), right, 1e-12); check(mean_grad('k3', True), right, 1e-12)
+    assert_tensor(mean_grad('k1', True), right, 1e-12); assert_tensor(mean_grad('k3', True), right, 1e-12)
 
 def test_estimates_by_hand_and_never_negative():
     lp,rf = torch.tensor([-1.,-2.]),torch.tensor([-2.,-1.])
-    check(kl_estimate(lp, rf, 'k1'), [1.,-1.]); check(kl_estimate(lp, rf, 'k2'), [.5,.5]); check(kl_estimate(lp, rf), [math.exp(-1), math.e-2])
+    assert_tensor(kl_estimate(lp, rf, 'k1'), [1.,-1.]); assert_tensor(kl_estimate(lp, rf, 'k2'), [.5,.5]); assert_tensor(kl_estimate(lp, rf), [math.exp(-1), math.e-2])
     d = torch.logspace(-8, 1, 200); d = torch.cat([-d, d])
     assert (kl_estimate(-d, torch.zeros_like(d))>=0).all()
     small = kl_estimate(torch.full((1,), -1e-4), torch.zeros(1)); assert abs(small.item()/5e-9-1)<1e-3
@@ -260,7 +260,7 @@ def test_logps_and_entropies_are_those_of_trl(seed):
     with torch.no_grad():
         a,H,_ = t._get_per_token_logps_and_entropies(t.model, torch.cat([i['prompt_ids'],i['completion_ids']], 1), torch.cat([i['prompt_mask'],i['completion_mask']], 1), T, compute_entropy=True)
         ours = token_logps_and_entropy(t.model, o, .8)
-    check(ours[0], a.view_as(ours[0]), 1e-5); check(ours[1], H.view_as(ours[1]), 1e-5)
+    assert_tensor(ours[0], a.view_as(ours[0]), 1e-5); assert_tensor(ours[1], H.view_as(ours[1]), 1e-5)
 
 @pytest.mark.parametrize('seed,corrected', [(0,False),(1,False),(0,True),(2,True)])
 def test_k3_is_the_kl_in_trls_loss_value_and_gradient(seed, corrected):
@@ -274,7 +274,7 @@ def test_k3_is_the_kl_in_trls_loss_value_and_gradient(seed, corrected):
     m.zero_grad(); x = token_logps(m, o, .8); rho = (x-x.detach()).exp() if corrected else 1
     ours = (rho*kl_estimate(x, rf)*mask).sum()/mask.sum(); ours.backward()
     got = torch.cat([p.grad.flatten() for p in m.parameters()])
-    check(ours, loss.detach(), 1e-6); check(got/want.norm(), want/want.norm(), 1e-6)
+    assert_tensor(ours, loss.detach(), 1e-6); assert_tensor(got/want.norm(), want/want.norm(), 1e-6)
 
 @pytest.mark.parametrize('call,says', [
     (lambda: gather_logps(torch.ones(2,3), torch.zeros(3).long()), '(..., V)'), (lambda: gather_logps(torch.ones(2,3), torch.zeros(2).long(), 0), 'above 0'), (lambda: gather_logps(torch.ones(2,3), torch.zeros(2).long(), float('nan')), 'above 0'),
@@ -306,5 +306,5 @@ def test_trls_head_gives_the_numbers_of_ours_and_holds_no_more_logits():
             (lp*torch.arange(n)).sum().backward()
         return b.n,[lp, H, h.grad/h.grad.norm(), W.grad/W.grad.norm()]
     (a,x),(b,y) = run(lambda h, W, i: ChunkedLogProbFunction.apply(h, W, None, i, .8, 8192, None, 1., ('entropy',))[:2]),run(lambda h, W, i: chunked_logps(h, W, i, .8, chunk=8, entropy=True))
-    for p,q in zip(x, y): check(p, q, 2e-5)
+    for p,q in zip(x, y): assert_tensor(p, q, 2e-5)
     assert a<n*V/2 and b<n*V/2

@@ -2,7 +2,7 @@
 import itertools, json, math
 from pathlib import Path
 import pytest, torch
-from grpo_nb.core import test_tensor as same
+from grpo_nb.core import test_tensor as assert_tensor
 from grpo_nb.loss import (LOSS_TYPES, aggregate, cispo_objective, clipped_objective, high_entropy_mask, importance_ratio, loss_metrics,
     off_policy_mask, policy_loss, sapo_objective, vespo_weight)
 
@@ -87,16 +87,16 @@ def test_gradient_of_cispo_and_vespo_equals_finite_differences_with_the_weight_h
             assert torch.autograd.gradcheck(fixed, p)
             g, = torch.autograd.grad(policy_loss(p, d['old_logps'], d['advantages'], m, loss_type, epsilon_high=1.5), p)
             want, = torch.autograd.grad(fixed(p), p)
-            same(g, want, eps=1e-12)
+            assert_tensor(g, want, eps=1e-12)
 
 def test_the_clips_four_corners_and_its_inside():
     r,A = torch.tensor([1.5,.5,1.5,.5,1.1]),torch.tensor([1.,1.,-1.,-1.,1.])
-    same(clipped_objective(r, A, .2), [1.2,.5,-1.5,-.8,1.1])
+    assert_tensor(clipped_objective(r, A, .2), [1.2,.5,-1.5,-.8,1.1])
     r = r.requires_grad_()
     g, = torch.autograd.grad(clipped_objective(r, A, .2).sum(), r)
-    same(g, [0.,1.,-1.,0.,1.])   # past the edge in the direction that pays: no gradient
-    same(clipped_objective(r, A, .2, epsilon_high=.6), [1.5,.5,-1.5,-.8,1.1])
-    same(clipped_objective(torch.tensor([1.5,9.,9.]), torch.tensor([-1.,-1.,1.]), .2, delta=4.), [-1.5,-4.,1.2])
+    assert_tensor(g, [0.,1.,-1.,0.,1.])   # past the edge in the direction that pays: no gradient
+    assert_tensor(clipped_objective(r, A, .2, epsilon_high=.6), [1.5,.5,-1.5,-.8,1.1])
+    assert_tensor(clipped_objective(torch.tensor([1.5,9.,9.]), torch.tensor([-1.,-1.,1.]), .2, delta=4.), [-1.5,-4.,1.2])
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_on_policy_the_gradient_is_minus_advantage_times_the_tokens_weight(loss_type):
@@ -107,14 +107,14 @@ def test_on_policy_the_gradient_is_minus_advantage_times_the_tokens_weight(loss_
     weight = {'grpo':1/lens/6, 'sapo':1/lens/6, 'luspo':1/6, 'dr_grpo':1/6/7}.get(loss_type, 1/m.sum().double())
     for old in (None, d['logps']):
         g, = torch.autograd.grad(policy_loss(p, old, d['advantages'], m, loss_type, max_completion_length=7, **kw), p)
-        same(g, (-d['advantages'][...,None]*weight*m), eps=1e-12)
+        assert_tensor(g, (-d['advantages'][...,None]*weight*m), eps=1e-12)
 
 def test_on_policy_the_loss_is_minus_the_mean_advantage_and_the_gradient_is_not_zero():
     p = torch.full((1, 4, 2), -1.).requires_grad_()
     loss = policy_loss(p, None, torch.tensor([[1.,1.,-1.,-1.]]), torch.ones(1, 4, 2, dtype=torch.bool))
-    same(loss, torch.tensor(0.))
+    assert_tensor(loss, torch.tensor(0.))
     g, = torch.autograd.grad(loss, p)
-    same(g[0,:,0], [-.125,-.125,.125,.125])
+    assert_tensor(g[0,:,0], [-.125,-.125,.125,.125])
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 @pytest.mark.parametrize('level', LEVELS)
@@ -131,11 +131,11 @@ def test_padding_row_order_and_garbage_in_the_padding_change_nothing(loss_type, 
     for junk in (0., 5., float('nan'), float('-inf'), float('inf')):
         dirty = {k:(v.masked_fill(~wide['mask'], junk) if k.endswith('logps') else v) for k,v in wide.items()}
         l2,g2 = run(dirty)
-        same(l2, loss, eps=1e-12); same(g2[...,:6], g, eps=1e-12)
+        assert_tensor(l2, loss, eps=1e-12); assert_tensor(g2[...,:6], g, eps=1e-12)
         assert (g2[...,6:]==0).all()
     order,rows = torch.tensor([1,0]),torch.tensor([2,0,1])
     l3,g3 = run({k:v[order][:,rows] for k,v in d.items()})
-    same(l3, loss, eps=1e-12); same(g3, g[order][:,rows], eps=1e-12)
+    assert_tensor(l3, loss, eps=1e-12); assert_tensor(g3, g[order][:,rows], eps=1e-12)
 
 @pytest.mark.parametrize('loss_type', [o for o in LOSS_TYPES if o!='bnpo'])
 def test_a_split_into_unequal_parts_changes_nothing_when_the_whole_is_named(loss_type):
@@ -147,15 +147,15 @@ def test_a_split_into_unequal_parts_changes_nothing_when_the_whole_is_named(loss
     p = d['logps'].clone().requires_grad_()
     want = policy_loss(**(d|dict(logps=p)), entropy=H, **kw)
     parts = [policy_loss(**{k:v[s] for k,v in (d|dict(logps=p)).items()}, entropy=H[s], **kw, **whole) for s in (slice(0,1), slice(1,5))]
-    same(sum(parts), want, eps=1e-12)
-    same(torch.autograd.grad(sum(parts), p)[0], torch.autograd.grad(want, p)[0], eps=1e-12)
+    assert_tensor(sum(parts), want, eps=1e-12)
+    assert_tensor(torch.autograd.grad(sum(parts), p)[0], torch.autograd.grad(want, p)[0], eps=1e-12)
 
 def test_bnpo_depends_on_the_split_and_that_is_what_its_name_says():
     d = batch(4, B=4)
     want = policy_loss(**d, loss_type='bnpo')
     parts = [policy_loss(**{k:v[b:b+1] for k,v in d.items()}, loss_type='bnpo', num_items=int(d['mask'].sum()))/4 for b in range(4)]
     assert abs(sum(parts)-want)>1e-3
-    for b in range(4): same(parts[b]*4, policy_loss(**{k:v[b:b+1] for k,v in d.items()}, loss_type='dapo'), eps=1e-12)
+    for b in range(4): assert_tensor(parts[b]*4, policy_loss(**{k:v[b:b+1] for k,v in d.items()}, loss_type='dapo'), eps=1e-12)
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_a_wholly_masked_group_gives_neither_nan_nor_gradient(loss_type):
@@ -196,11 +196,11 @@ def test_sequence_ratio_is_the_geometric_mean_and_vespos_is_the_product():
     r = torch.tensor([[[2.,.5,4.,99.]]])
     m = torch.tensor([[[True,True,True,False]]])
     zero = torch.zeros_like(r)
-    same(importance_ratio(r.log(), zero, m, 'sequence'), [[[4**(1/3)]]])
-    same(importance_ratio(r.log(), zero, m), [[[2.,.5,4.,1.]]])
-    same(vespo_weight(r.log(), torch.ones(1, 1, 1), m), [[[4.**2*math.exp(3*(1-4))]]])
-    same(vespo_weight(r.log(), -torch.ones(1, 1, 1), m), [[[4.**3*math.exp(2*(1-4))]]])
-    same(vespo_weight(zero, torch.ones(1, 1, 1), m), [[[1.]]])
+    assert_tensor(importance_ratio(r.log(), zero, m, 'sequence'), [[[4**(1/3)]]])
+    assert_tensor(importance_ratio(r.log(), zero, m), [[[2.,.5,4.,1.]]])
+    assert_tensor(vespo_weight(r.log(), torch.ones(1, 1, 1), m), [[[4.**2*math.exp(3*(1-4))]]])
+    assert_tensor(vespo_weight(r.log(), -torch.ones(1, 1, 1), m), [[[4.**3*math.exp(2*(1-4))]]])
+    assert_tensor(vespo_weight(zero, torch.ones(1, 1, 1), m), [[[1.]]])
 
 def test_sapo_has_slope_one_at_ratio_one_and_fades_on_both_sides():
     for A in (1., -1.):
@@ -212,8 +212,8 @@ def test_cispo_keeps_a_gradient_where_the_clip_has_none():
     p = torch.tensor([[[-.1]]]).requires_grad_()
     old,A,m = p.detach()-2,torch.ones(1, 1),torch.ones(1, 1, 1, dtype=torch.bool)
     assert torch.autograd.grad(policy_loss(p, old, A, m, 'dapo'), p)[0]==0
-    same(torch.autograd.grad(policy_loss(p, old, A, m, 'cispo', epsilon_high=5.), p)[0], [[[-5.]]])
-    same(cispo_objective(torch.tensor([2.,9.]), torch.tensor(-1.), torch.tensor([-.5,-.5]), 5.), [1.,2.5])
+    assert_tensor(torch.autograd.grad(policy_loss(p, old, A, m, 'cispo', epsilon_high=5.), p)[0], [[[-5.]]])
+    assert_tensor(cispo_objective(torch.tensor([2.,9.]), torch.tensor(-1.), torch.tensor([-.5,-.5]), 5.), [1.,2.5])
 
 def test_off_policy_mask_drops_only_bad_and_drifted_completions():
     lr = torch.tensor([[[-1.,-1.],[-1.,-1.],[0.,-.2],[1.,1.]]])
@@ -241,8 +241,8 @@ def test_entropy_bonus_adds_minus_coef_times_mean_entropy():
     d = batch(1)
     H = torch.rand(d['mask'].shape, dtype=torch.float64).requires_grad_()
     a,b = policy_loss(**d, entropy=H, entropy_coef=.3),policy_loss(**d)
-    same(b-a, .3*H[d['mask']].mean())
-    same(torch.autograd.grad(a, H)[0], -.3*d['mask'].double()/d['mask'].sum())
+    assert_tensor(b-a, .3*H[d['mask']].mean())
+    assert_tensor(torch.autograd.grad(a, H)[0], -.3*d['mask'].double()/d['mask'].sum())
 
 def test_metrics_by_hand():
     ratio = torch.tensor([[[1.5,.5],[1.5,.5],[.5,9.]]])
@@ -271,7 +271,7 @@ def test_luspo_with_token_ratios_warns():
 
 def test_aggregate_ignores_what_is_masked_even_nan():
     x,m = torch.tensor([[[1.,float('nan')],[2.,3.]]]),torch.tensor([[[True,False],[True,True]]])
-    for k,want in dict(grpo=1.75, sapo=1.75, dapo=2., bnpo=2., cispo=2., vespo=2., luspo=3., dr_grpo=.75).items(): same(aggregate(x, m, k, max_completion_length=4), torch.tensor(want))
+    for k,want in dict(grpo=1.75, sapo=1.75, dapo=2., bnpo=2., cispo=2., vespo=2., luspo=3., dr_grpo=.75).items(): assert_tensor(aggregate(x, m, k, max_completion_length=4), torch.tensor(want))
 
 # ---- the chapter's exercises, run against the package instead of the chapter's own cells ----
 @pytest.fixture(scope='module')

@@ -60,7 +60,7 @@ def both(d, old=True, ref=False, entropy=False, trl=None, ours=None, A=None, **k
         out.append(dict(loss=loss.detach(), logps=g[0], entropy=g[1]))
     return out
 
-def same(a, b, eps=EPS):
+def assert_same(a, b, eps=EPS):
     for k in a:
         assert a[k].shape==b[k].shape
         scale = max(1., b[k].abs().max().item())
@@ -76,22 +76,22 @@ SETTINGS = dict(
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_loss_and_gradients_equal_trls_for_every_setting(loss_type, level):
     for (name,kw),seed in itertools.product(SETTINGS.items(), range(3)):
-        same(*both(batch(seed), loss_type=loss_type, importance_sampling_level=level, max_completion_length=9, **kw))
+        assert_same(*both(batch(seed), loss_type=loss_type, importance_sampling_level=level, max_completion_length=9, **kw))
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_equal_trls_with_one_advantage_a_token_and_a_wholly_masked_row(loss_type):
     d = batch(5)
     d.mask[2,1] = False
     for o in (d.logps, d.old, d.ref): o[2,1] = 0
-    same(*both(d, loss_type=loss_type, max_completion_length=9, beta=.1, ref=True))
-    same(*both(d, loss_type=loss_type, max_completion_length=9, A=torch.randn(d.mask.shape, generator=torch.Generator().manual_seed(0))))
+    assert_same(*both(d, loss_type=loss_type, max_completion_length=9, beta=.1, ref=True))
+    assert_same(*both(d, loss_type=loss_type, max_completion_length=9, A=torch.randn(d.mask.shape, generator=torch.Generator().manual_seed(0))))
 
 def test_equal_trls_with_other_shapes_of_the_soft_gates():
     for seed in range(3):
-        same(*both(batch(seed), loss_type='sapo', sapo_temperature_pos=.7, sapo_temperature_neg=2.))
-        same(*both(batch(seed), loss_type='vespo', vespo_k_pos=1., vespo_lambda_pos=.5, vespo_k_neg=2., vespo_lambda_neg=4.))
-        same(*both(batch(seed, drift=4.), loss_type='vespo'))   # far beyond the clamps
-        same(*both(batch(seed), loss_type='cispo', epsilon_high=5.))
+        assert_same(*both(batch(seed), loss_type='sapo', sapo_temperature_pos=.7, sapo_temperature_neg=2.))
+        assert_same(*both(batch(seed), loss_type='vespo', vespo_k_pos=1., vespo_lambda_pos=.5, vespo_k_neg=2., vespo_lambda_neg=4.))
+        assert_same(*both(batch(seed, drift=4.), loss_type='vespo'))   # far beyond the clamps
+        assert_same(*both(batch(seed), loss_type='cispo', epsilon_high=5.))
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_parts_of_a_step_equal_trls_micro_batches(loss_type):
@@ -103,7 +103,7 @@ def test_parts_of_a_step_equal_trls_micro_batches(loss_type):
             ours = dict(num_items=n*accumulate/spg) if loss_type in ('dapo','cispo','vespo') else dict(num_rows=4*accumulate)
             a,t = both(part, loss_type=loss_type, max_completion_length=9, beta=.1, ref=True, trl=dict(num_items=n, accumulate=accumulate, steps_per_generation=spg), ours=ours)
             if loss_type=='bnpo': a = {k:v/accumulate for k,v in a.items()}   # its mean is of the micro-batch, whatever the step
-            same(a, t)
+            assert_same(a, t)
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_metrics_equal_trls(loss_type):

@@ -3,7 +3,7 @@ import heapq, io, itertools, json, math, random, re, statistics, time
 import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.advantages import dead_groups, group_advantages
-from grpo_nb.core import Rollouts, test_tensor as same
+from grpo_nb.core import Rollouts, test_tensor as assert_tensor
 from grpo_nb.replay import (METHODS, DynamicSampling, EntropyShaped, Keep, Mask, Replay, ReplayBuffer, SamePrompt, SkipPrompts, SumTree, VirtualMax,
     effective_sample_size, group_scores, make_method, pack_group, pack_groups, put_entries, unpack_groups)
 
@@ -44,7 +44,7 @@ def test_d2_a_replaced_group_has_all_its_advantages():
     old = batch([MIXED], seed=1)
     m.treat(old)
     t = m.treat(batch([DEAD0], seed=2), step=1)
-    same(t.batch.advantages, old.advantages)
+    assert_tensor(t.batch.advantages, old.advantages)
     assert (t.batch.advantages!=0).all() and content(t.batch, 0)==content(old, 0)
 
 def test_d3_a_dead_batch_before_anything_is_stored_is_kept_or_masked_and_counted():
@@ -52,7 +52,7 @@ def test_d3_a_dead_batch_before_anything_is_stored_is_kept_or_masked_and_counted
     for when,in_loss in (('keep', [True, True]), ('mask', [False, False])):
         t = Replay(8, when_empty=when).treat(x)
         assert t.in_loss.tolist()==in_loss and t.metrics['replay/unfilled']==2 and t.metrics['replay/replaced']==0
-        same(t.batch.completion_ids, x.completion_ids)
+        assert_tensor(t.batch.completion_ids, x.completion_ids)
     assert ReplayBuffer(4).sample(3)==[] and ReplayBuffer(4).sample(0)==[]
 
 def test_d4_equal_scores_never_compare_what_is_stored():
@@ -344,7 +344,7 @@ def test_views_and_tensors_with_gradient_are_copied_and_others_kept():
     d = b.sample(1)[0]
     assert d['view'].untyped_storage().nbytes()==12 and not d['grad'].requires_grad and d['own'] is own and d['n']==7
     big.zero_()
-    same(d['view'], [0., 1., 2.])
+    assert_tensor(d['view'], [0., 1., 2.])
     with torch.inference_mode(): x = torch.arange(1000.)[:2]
     b = ReplayBuffer(1); b.add([1.], [dict(x=x)])
     assert b.sample(1)[0]['x'].untyped_storage().nbytes()==8
@@ -375,9 +375,9 @@ def test_token_and_group_advantages_mix_in_one_batch():
     x = batch([MIXED, [1.,1,0,0]])
     y = EntropyShaped().treat(x).batch
     z = unpack_groups([pack_group(x, 0), pack_group(y, 1)])
-    same(z.advantages[0], x.advantages[0][:,None]*z.completion_mask[0])
+    assert_tensor(z.advantages[0], x.advantages[0][:,None]*z.completion_mask[0])
     t = put_entries(x, torch.tensor([0]), [type('E', (), dict(data=pack_group(y, 1)))()])
-    same(t.advantages[1], x.advantages[1][:,None]*t.completion_mask[1])
+    assert_tensor(t.advantages[1], x.advantages[1][:,None]*t.completion_mask[1])
 
 def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
     x = batch([MIXED, MIXED], P=9, T=9)
@@ -387,7 +387,7 @@ def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
                 assert v.dtype==(torch.int32 if k in ('prompt_ids', 'completion_ids', 'lengths') else torch.float32) and v._base is None and v.untyped_storage().nbytes()==v.numel()*4
     before = [o.clone() for o in g.values() if isinstance(o, torch.Tensor)]
     for v in x.tensors().values(): v.zero_()
-    for a,b in zip(before, [o for o in g.values() if isinstance(o, torch.Tensor)]): same(a, b)
+    for a,b in zip(before, [o for o in g.values() if isinstance(o, torch.Tensor)]): assert_tensor(a, b)
 
 def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
     x = batch([MIXED]); x.completion_mask[0,0] = torch.tensor([1,0,1,0,0,0]).bool()
@@ -410,8 +410,8 @@ def test_group_scores_are_summed_absolute_advantage_times_deviation(seed):
     r = torch.rand(6, 5, generator=torch.Generator().manual_seed(seed))
     A = group_advantages(r)
     want = [sum(abs(a) for a in A[b].tolist())*(sum((o-sum(r[b].tolist())/5)**2 for o in r[b].tolist())/4)**.5 for b in range(6)]
-    same(group_scores(A, r), torch.tensor(want), eps=1e-5)
-    same(group_scores(A[...,None].expand(6, 5, 3), r), torch.tensor(want), eps=1e-5)
+    assert_tensor(group_scores(A, r), torch.tensor(want), eps=1e-5)
+    assert_tensor(group_scores(A[...,None].expand(6, 5, 3), r), torch.tensor(want), eps=1e-5)
     assert group_scores(torch.zeros(1, 2), torch.tensor([[1., torch.nan]])).item()==0
     with pytest.raises(ValueError): group_scores(A, r[:,:2])
 
@@ -477,7 +477,7 @@ def test_replay_wants_reference_log_probs_in_all_batches_or_in_none():
     with pytest.raises(ValueError, match='ref_logps'): m.treat(batch([DEAD0], ref=True, seed=1))
     m = Replay(8); old = batch([MIXED], ref=True); m.treat(old)
     t = m.treat(batch([DEAD0], ref=True, seed=1), step=1)
-    same(t.batch.ref_logps, old.trim().ref_logps)
+    assert_tensor(t.batch.ref_logps, old.trim().ref_logps)
 
 def test_the_input_batch_is_left_as_it_was():
     for n in METHODS:
@@ -506,7 +506,7 @@ def test_skip_prompts_samples_a_dead_prompt_with_p_to_the_power_of_its_dead_past
     for s in range(2): m.treat(batch([DEAD0, DEAD1, MIXED], keys=[1, 2, 3], seed=s))
     m.p['easy'] = .2
     got = torch.tensor([m.choose([1, 2, 3, 4], 0) for _ in range(5000)]).float().mean(0)
-    same(got, [.36, .04, 1., 1.], eps=.03)
+    assert_tensor(got, [.36, .04, 1., 1.], eps=.03)
     m.treat(batch([MIXED], keys=[1]))
     assert all(m.choose([1], 0)[0] for _ in range(50))   # alive again: always sampled
 
@@ -522,7 +522,7 @@ def test_virtual_max_by_hand():
     t = VirtualMax(best=1., eps=0.).treat(batch([DEAD0, MIXED, DEAD1, [.5]*4]))
     sd = lambda x: (sum((o-sum(x)/len(x))**2 for o in x)/(len(x)-1))**.5
     want = [[(r-sum(row+[1.])/5)/sd(row+[1.]) for r in row] if row!=DEAD1 else [0.]*4 for row in (DEAD0, MIXED, DEAD1, [.5]*4)]
-    same(t.batch.advantages, want, eps=1e-5)
+    assert_tensor(t.batch.advantages, want, eps=1e-5)
     assert t.metrics['replay/unfilled']==1 and t.metrics['replay/live_after']==.75 and [o['treatment'] for o in t.records]==['trained', 'trained', 'kept', 'trained']
 
 def test_entropy_shaped_by_hand():
@@ -531,9 +531,9 @@ def test_entropy_shaped_by_hand():
     A = EntropyShaped(alpha=.2).treat(x, entropy=H).batch.advantages
     for g in range(4):
         h = [H[0,g,t].item() for t in range(5) if x.completion_mask[0,g,t]]
-        same(A[0,g][x.completion_mask[0,g]], [-.2*(max(h)-o) for o in h], eps=1e-6)
-        same(A[1,g], .2*H[1,g]*x.completion_mask[1,g]); same(A[2,g], x.advantages[2,g]*x.completion_mask[2,g])
-    same(EntropyShaped(alpha=.2).treat(x).batch.advantages[1], -.2*x.old_logps[1])   # surprise where there is no entropy
+        assert_tensor(A[0,g][x.completion_mask[0,g]], [-.2*(max(h)-o) for o in h], eps=1e-6)
+        assert_tensor(A[1,g], .2*H[1,g]*x.completion_mask[1,g]); assert_tensor(A[2,g], x.advantages[2,g]*x.completion_mask[2,g])
+    assert_tensor(EntropyShaped(alpha=.2).treat(x).batch.advantages[1], -.2*x.old_logps[1])   # surprise where there is no entropy
 
 def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
     m = SamePrompt()
@@ -542,12 +542,12 @@ def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
     x = batch([DEAD0, DEAD0, DEAD1, DEAD0], T=2, seed=2, keys=[5, 7, 6, -1])
     t = m.treat(x, step=9)
     assert [o['treatment'] for o in t.records]==['replaced', 'kept', 'kept', 'kept']
-    same(t.batch.rewards[0], [0., 0, 0, 1]); same(t.batch.advantages[0], group_advantages(torch.tensor([[0.,0,0,1]]))[0])
+    assert_tensor(t.batch.rewards[0], [0., 0, 0, 1]); assert_tensor(t.batch.advantages[0], group_advantages(torch.tensor([[0.,0,0,1]]))[0])
     old,new = content(first, 0)[1][1],content(t.batch, 0)[1]
     assert new[3]==old and new[:3]==content(x, 0)[1][:3]
     assert t.batch.replayed.tolist()==[True, False, False, False] and t.records[0]['replacement']['age']==7
     b = SamePrompt(); b.load_state_dict(m.state_dict())
-    same(b.treat(x, step=11).batch.completion_ids, m.treat(x, step=11).batch.completion_ids)
+    assert_tensor(b.treat(x, step=11).batch.completion_ids, m.treat(x, step=11).batch.completion_ids)
     small = SamePrompt(max_prompts=2)
     small.treat(batch([MIXED]*4, keys=[1, 2, 3, 4])); assert list(small.best)==[3, 4]
 
@@ -559,7 +559,7 @@ def test_replayed_gradient_with_stored_log_probs_is_the_true_one_on_average():
     lp,lq = th.log_softmax(0),old.log_softmax(0)
     corrected = torch.autograd.grad((lq.exp()*(lp-lq).exp()*R).sum(), th, retain_graph=True)[0]
     uncorrected = torch.autograd.grad((lq.exp()*(lp-lp.detach()).exp()*R).sum(), th)[0]
-    same(corrected, true, eps=1e-12)
+    assert_tensor(corrected, true, eps=1e-12)
     assert (uncorrected-true).norm()>.1*true.norm()
 
 # ---- the chapter's exercises ---------------------------------------------------------------------
@@ -569,7 +569,7 @@ def test_the_chapters_solutions_are_right():
     cells = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'08_replay_buffer.ipynb').read_text())['cells']
     src = [''.join(c['source']) for c in cells if c['cell_type']=='code']
     need = [s.split('\nwith figure')[0] for s in src if re.match(r'(#\|.*\n)?def (exact_inclusion|my_inclusion|version_a)', s) or 'code-fold' in s]
-    space = dict(torch=torch, itertools=itertools, math=math, random=random, test_tensor=same, test_close=lambda *o, **k: None)
+    space = dict(torch=torch, itertools=itertools, math=math, random=random, test_tensor=assert_tensor, test_close=lambda *o, **k: None)
     rng = random.Random(0)
     space['scores'] = [rng.choice([1., 2., 4.])+rng.random() for _ in range(200)]
     for s in need: exec('\n'.join(l for l in s.split('\n') if not l.startswith(('#|', 'exact_inclusion('))), space)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 import grpo_nb.speed as S
-from grpo_nb.core import test_tensor as tensors_equal
+from grpo_nb.core import test_tensor as assert_tensor
 from grpo_nb.generation import generate, generate_loop
 from grpo_nb.kl import gather_logps, token_logps
 from grpo_nb.replay import Replay, ReplayBuffer
@@ -169,16 +169,16 @@ def test_fast_generation_draws_what_the_readable_loop_draws_on_the_benchmarks_ow
     kw = dict(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id)
     g = lambda: torch.Generator().manual_seed(3)
     a,b = generate(m, ids, mask, w.G, w.T, generator=g(), direct=direct, **kw),generate_loop(m, ids, mask, w.G, w.T, generator=g(), **kw)
-    tensors_equal(a.completion_ids, b.completion_ids, eps=0)
-    tensors_equal(a.old_logps, b.old_logps, eps=2e-5)
-    tensors_equal(token_logps(m, a).detach(), a.old_logps, eps=2e-5)
+    assert_tensor(a.completion_ids, b.completion_ids, eps=0)
+    assert_tensor(a.old_logps, b.old_logps, eps=2e-5)
+    assert_tensor(token_logps(m, a).detach(), a.old_logps, eps=2e-5)
     assert not a.completion_mask.all()
 
 def test_blocks_and_tiles_give_the_values_and_gradients_of_all_logits_at_once():
     whole,blocks,tiles = (f() for f in logp_arms(70, 16, 3000).values())
     assert len(whole)==len(blocks)==len(tiles)==3 and all(o.abs().sum()>0 for o in whole)
     for o in (blocks, tiles):
-        for x,y in zip(whole, o): tensors_equal(x, y, eps=2e-4)
+        for x,y in zip(whole, o): assert_tensor(x, y, eps=2e-4)
 
 def test_the_heap_keeps_the_best_and_draws_by_score():
     b,o = HeapBuffer(3),ReplayBuffer(3)
@@ -224,7 +224,7 @@ def test_an_error_in_trls_trainer_is_raised_by_the_call(paced):
 def test_both_trainers_get_the_same_weights_prompts_and_reward(tmp_path):
     w = Work(**SMALL)
     s,t = w.ours(),trl_trainer(w, tmp_path)
-    for a,b in zip(s.model.parameters(), t.model.parameters()): tensors_equal(a, b, eps=0)
+    for a,b in zip(s.model.parameters(), t.model.parameters()): assert_tensor(a, b, eps=0)
     assert s.dataset['prompt'][:4]==t.train_dataset['prompt'][:4] and s.reward_funcs==[some_answers]==t.reward_funcs
     a = t.args
     assert (a.num_generations, a.max_completion_length, a.per_device_train_batch_size, a.learning_rate, a.beta)==(w.G, w.T, w.B*w.G, s.args.learning_rate, s.args.beta)
@@ -277,7 +277,7 @@ def test_all_ways_to_one_more_token_give_the_same_logits_again_and_again(monkeyp
     first = [model(input_ids=i[m][None]).logits[:,-1].argmax(-1) for i,m in zip(ids, mask)]
     want = torch.cat([model(input_ids=torch.cat([i[m], t])[None]).logits[:,-1] for i,m,t in zip(ids, mask, first)]).repeat_interleave(w.G, 0)
     assert not why and len(arms)==3
-    for f in 4*[*arms.values()]: tensors_equal(f(), want, eps=1e-5)
+    for f in 4*[*arms.values()]: assert_tensor(f(), want, eps=1e-5)
 
 def test_operators_are_products_or_everything_else():
     rows = list(S._operators(Work(**SMALL).ours(), 'x', n=10**4))

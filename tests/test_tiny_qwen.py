@@ -110,13 +110,13 @@ def quality(model, tok, n=200):
         out[make.__name__] = dict(share=R.mean().item(), dead=wrong+right, wrong=wrong, right=right, able=able)
     return out
 
-def check_quality(q):
+def assert_quality(q):
     for name,o in q.items():
         assert .25<o['share']<.5, (name, o)
         assert .38<o['dead']<.72 and o['wrong']>.1 and o['right']>.1, (name, o)
         assert o['able']>.93, (name, o)
 
-def test_the_shipped_model_is_able_but_badly_habituated(tiny): check_quality(quality(*tiny))
+def test_the_shipped_model_is_able_but_badly_habituated(tiny): assert_quality(quality(*tiny))
 
 def test_difficulty_sets_how_sparse_the_reward_is(tiny):
     share = lambda make, **kw: rewards(*tiny, make(60, seed=2, split='test', **kw))[0].mean().item()
@@ -176,4 +176,4 @@ def test_weights_made_again_are_as_good(tmp_path):
     model,tok = tiny_model(1),make_tokenizer()
     warm_start(model, tok, lessons(), seed=1)
     save_model(model, tok, tmp_path)
-    check_quality(quality(*load_model(tmp_path)))
+    assert_quality(quality(*load_model(tmp_path)))

@@ -16,7 +16,7 @@ def go(model=None, tokenizer=None, dataset=rows): return train(model or tiny_mod
 def test_what_is_no_number_is_named(bad):
     with pytest.raises(ValueError, match=f'`{next(iter(bad))}` is .*, needs a (whole )?number'): TrainConfig(**bad)
 
-def test_settings_that_may_be_none_may_be_none(): TrainConfig(epsilon_high=None, min_p=None, delta=None)
+def test_settings_that_may_be_none_may_be_none(): assert TrainConfig(epsilon_high=None, min_p=None, delta=None)==TrainConfig()
 
 @pytest.mark.parametrize('message', [dict(content='1'), dict(role='user')], ids=str)
 def test_a_message_without_role_or_content_is_shown(message):

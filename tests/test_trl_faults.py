@@ -8,7 +8,7 @@ from trl_tiny import LIVE, DEAD, Scripted
 
 torch.set_num_threads(1)
 
-def fails(reward, error, match, **kw):
+def assert_fails(reward, error, match, **kw):
     t = T.trainer(reward, **kw)
     with pytest.raises(error, match=match) as e: t.train()
     return e.value
@@ -16,12 +16,12 @@ def fails(reward, error, match, **kw):
 # -- rewards --------------------------------------------------------------------------------------
 def test_a_reward_that_raises_is_named_with_the_columns_it_had():
     def accuracy(completions, **kw): return kw['answer']
-    e = fails(accuracy, KeyError, 'answer', dataset=T.data(solution=['x']*17))
+    e = assert_fails(accuracy, KeyError, 'answer', dataset=T.data(solution=['x']*17))
     assert "reward function 'accuracy' at step 0" in e.__notes__[0] and "['solution']" in e.__notes__[0]
 
 def test_an_async_reward_that_raises_is_named():
     async def judge(completions, **kw): raise ConnectionError('no answer')
-    e = fails(judge, ConnectionError, 'no answer')
+    e = assert_fails(judge, ConnectionError, 'no answer')
     assert any("'judge'" in o for o in e.__notes__)
 
 @pytest.mark.parametrize('out,said', [(None, 'None'), (.5, '0.5'), (1, '1'), ('good', "'good'"), ({'r':1}, 'dict'), (['a','b','c','d'], "'a' .*for completion 0"), ([0., [1.], 0., 0.], 'list.* for completion 1')])
@@ -36,15 +36,15 @@ def test_what_is_not_a_list_of_numbers_is_named(out, said, kind):
             __name__ = 'f'
             def __call__(self, **kw): return out
         f = F()
-    fails(f, ValueError, f"reward function 'f' returned .*{said}.*return a list of 4 numbers")
+    assert_fails(f, ValueError, f"reward function 'f' returned .*{said}.*return a list of 4 numbers")
 
 def test_too_few_rewards_are_counted():
     def short(completions, **kw): return [1.]
-    fails(short, ValueError, "'short' returned 1 rewards for 4 completions")
+    assert_fails(short, ValueError, "'short' returned 1 rewards for 4 completions")
 
 @pytest.mark.parametrize('bad', [math.inf, -math.inf, 1e30])
 def test_rewards_that_overflow_stop_the_run(bad):
-    fails(Scripted([[0., 1., bad, 0.]], 4), ValueError, "'scripted' returned .* for completion 2")
+    assert_fails(Scripted([[0., 1., bad, 0.]], 4), ValueError, "'scripted' returned .* for completion 2")
 
 @pytest.mark.parametrize('out', [[0., 1., None, 1.], [0., 1., math.nan, 1.], (0., 1., 0., 1.), torch.tensor([0., 1., 0., 1.]), [torch.tensor(1.), 0, True, 2], __import__('numpy').array([0., 1., 0., 1.])])
 def test_lists_tuples_tensors_arrays_and_none_are_taken(out):
@@ -54,7 +54,7 @@ def test_lists_tuples_tensors_arrays_and_none_are_taken(out):
 
 def test_a_run_whose_completions_nobody_judges_ends_after_eight_batches():
     s = Scripted([[None]*4], 4)
-    fails(s, ValueError, r"no reward function has judged .* first 8 generation batches \(\['scripted'\]\)", max_steps=20)
+    assert_fails(s, ValueError, r"no reward function has judged .* first 8 generation batches \(\['scripted'\]\)", max_steps=20)
     assert s.i==8
 
 def test_a_judge_that_is_out_for_a_while_stops_nothing():
@@ -119,7 +119,7 @@ def test_weights_that_break_on_the_way_are_named_with_their_step():
 def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch):
     old = GRPOTrainer._compute_loss
     monkeypatch.setattr(GRPOTrainer, '_compute_loss', lambda self, m, x: old(self, m, x)*math.nan)
-    fails(T.n_red, ValueError, 'the loss is nan at step 0')
+    assert_fails(T.n_red, ValueError, 'the loss is nan at step 0')
 
 # -- what we rely on ------------------------------------------------------------------------------
 SIGNATURES = dict(_generate_and_score_completions=['self','inputs'], _prepare_inputs=['self','generation_batch'], _calculate_rewards=['self','inputs','prompts','completions','completion_ids_list'],

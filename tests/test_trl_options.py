@@ -4,6 +4,7 @@ import pytest, torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
+from grpo_nb.loss import policy_loss
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 
@@ -11,9 +12,10 @@ torch.set_num_threads(1)
 G = 4
 PLAN = [LIVE,[0.,2.,1.,0.], LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]
 
-def go(steps=4, B=2, plan=PLAN, rewards=None, **kw):
+def go(steps=4, B=2, plan=PLAN, rewards=None, watch=None, **kw):
     "Train with groups of a known fate, watching batches and finite gradients."
     t = T.trainer(rewards or Scripted(plan, G), max_steps=steps, **(dict(per_device_train_batch_size=B*G, learning_rate=5e-3)|kw))
+    if watch: watch(t)
     got = T.spy(t)
     before = T.weights(t); t.train(); after = T.weights(t)
     h = [o for o in t.state.log_history if 'loss' in o]
@@ -26,11 +28,54 @@ def go(steps=4, B=2, plan=PLAN, rewards=None, **kw):
 LOSSES = ['grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo']
 RATIOS = {'aligned':{}, 'a generation in two steps':dict(steps_per_generation=2, per_device_train_batch_size=4), 'two generations a step':dict(steps_per_generation=1, gradient_accumulation_steps=2, per_device_train_batch_size=8), 'mu 2':dict(num_iterations=2)}
 
+def log_probs(t, x):
+    "TRL's own forward, without our hook."
+    ids,mask = (torch.cat([x[f'prompt_{k}'], x[f'completion_{k}']], 1) for k in ('ids','mask'))
+    with torch.no_grad(): return GRPOTrainer._get_per_token_logps_and_entropies(t, t.model, ids, mask, x['completion_ids'].shape[1])[0]
+
+def rows(x):
+    "Each row of a batch as its prompt and its completion."
+    return [tuple(tuple(i[m.bool()].tolist()) for i,m in zip(x[f'{k}_ids'], x[f'{k}_mask'])) for k in ('prompt','completion')]
+
+def compare_with_policy_loss(monkeypatch, seen, **kw):
+    "For `go`: beside every loss of the trainer stands ours, its old log-probs noted when that very completion was sampled."
+    def watch(t):
+        noted,made,last = {},GRPOTrainer._generate_and_score_completions,[]
+        def generate(self, inputs):
+            x = made(self, inputs)                                   # nothing replaced yet
+            for k,m,p in zip(zip(*rows(x)), x['completion_mask'].bool(), log_probs(t, x)): noted.setdefault(k, []).append(p[m])
+            return x
+        monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', generate)
+        forward,compute = t._get_per_token_logps_and_entropies,t._compute_loss
+        def kept(*a, **k): last[:] = [out := forward(*a, **k)]; return out
+        def loss(model, x):
+            got = compute(model, x)
+            p,mask = last[0][0],x['completion_mask'].bool()
+            old = torch.zeros_like(p)
+            for i,k in enumerate(zip(*rows(x))):
+                now = p[i,mask[i]].detach()
+                given = x.get('replay_old_logps', x.get('old_per_token_logps', p))[i,mask[i]].detach()
+                same = min(noted[k], key=lambda o: (o-given).abs().max()) if x['replayed'][i] else noted[k][-1]   # sampled twice in one wording: the nearer
+                old[i,mask[i]] = same
+                seen.append((bool(x['replayed'][i]), (now-same).abs().max().item()))
+            q,acc = p.detach().requires_grad_(),t.current_gradient_accumulation_steps
+            part = dict(num_items=x['num_items_in_batch']*acc/t.args.steps_per_generation) if t.loss_type in ('dapo','cispo','vespo') else dict(num_rows=len(p)*acc)
+            want = policy_loss(q[None], old[None], x['advantages'][None], mask[None], max_completion_length=t.max_completion_length, **part, **kw)/(acc if t.loss_type=='bnpo' else 1)
+            torch.testing.assert_close(got.detach(), want.detach(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(*(torch.autograd.grad(o, v, retain_graph=True)[0] for o,v in ((got, p), (want, q))), rtol=1e-3, atol=1e-5)
+            return got
+        t._get_per_token_logps_and_entropies,t._compute_loss = kept,loss
+    return watch
+
+@pytest.mark.filterwarnings('ignore:.*luspo')
 @pytest.mark.parametrize('loss', LOSSES)
 @pytest.mark.parametrize('level', ['token','sequence'])
 @pytest.mark.parametrize('ratio', RATIOS)
-def test_every_loss_at_every_level_and_rhythm(loss, level, ratio):
-    go(steps=8 if ratio!='aligned' else 4, loss_type=loss, importance_sampling_level=level, epsilon_high=5. if loss=='cispo' else None, **RATIOS[ratio])
+def test_every_loss_at_every_level_and_rhythm(loss, level, ratio, monkeypatch):
+    kw,seen = dict(loss_type=loss, importance_sampling_level=level, epsilon_high=5. if loss=='cispo' else None),[]
+    go(steps=8 if ratio!='aligned' else 4, watch=compare_with_policy_loss(monkeypatch, seen, **kw), **kw, **RATIOS[ratio])
+    assert max(d for old,d in seen if old)>1e-3                       # a replayed row's ratio is not 1
+    assert ratio!='aligned' or max(d for old,d in seen if not old)<1e-5   # a fresh one's is
 
 OPTS = dict(
     scale_batch=dict(scale_rewards='batch'), scale_none=dict(scale_rewards='none'), truncated=dict(mask_truncated_completions=True, max_completion_length=12), quantile=dict(top_entropy_quantile=.4), entropy=dict(entropy_coef=.01),
@@ -73,7 +118,11 @@ def test_conversations():
     t,got = go(dataset=T.data(chat=True, answer=['x']*17), log_completions=True, num_completions_to_print=0)
     assert all(c[0]['role']=='assistant' for c in t._logs['completion']) and all(p[0]['role']=='user' for p in t._logs['prompt'])
 
-def test_a_stream(): go(dataset=T.data().to_iterable_dataset())
+def test_a_stream_is_read_in_its_order():
+    t,got = go(dataset=T.data().to_iterable_dataset(), shuffle_dataset=False)
+    read = [(t.processing_class.decode(p), bool(old)) for b in got for p,old in list(zip(rows(b)[0], b['replayed']))[::G]]
+    assert [None if old else p for p,old in read]==[None if old else p for p,(_,old) in zip(T.PROMPTS, read)]   # a replaced prompt is passed over, not asked again
+    assert [old for _,old in read]==[False,False, False,True, True,False, True,True]
 
 def test_eval_datasets_of_every_kind():
     from datasets import DatasetDict
@@ -92,7 +141,13 @@ def test_peft(opts):
 
 def test_a_peft_model_with_its_own_adapter():
     from peft import LoraConfig, get_peft_model
-    go(model_=get_peft_model(T.model(), LoraConfig(r=2, target_modules=['q_proj'], init_lora_weights=False)), beta=.1, learning_rate=1e-2)
+    m = get_peft_model(T.model(), LoraConfig(r=2, target_modules=['q_proj'], init_lora_weights=False))
+    before = {k:v.detach().clone() for k,v in m.named_parameters()}
+    t,_ = go(model_=m, beta=.1, learning_rate=1e-2)
+    after = dict(m.named_parameters())
+    assert all(torch.equal(v, after[k])!=('lora' in k) for k,v in before.items())           # the adapter moved, the model below it did not
+    assert all(torch.equal(v, after[k.replace('default', 'ref')]) for k,v in before.items())   # the reference is that adapter as it was
+    assert t.state.log_history[0]['kl']<1e-6<1e-4<t.state.log_history[3]['kl']
 
 # -- other samplers -------------------------------------------------------------------------------
 def rollout(prompts, trainer):

@@ -33,7 +33,7 @@ def make(out, steps, peft=False, **kw):
     opts = dict(output_dir=str(out), max_steps=steps, save_strategy='steps', save_steps=1, learning_rate=5e-3, per_device_train_batch_size=8, lr_scheduler_type='constant') | kw
     return T.trainer(rewards, args=T.config(**opts), dataset=data, **own)
 
-def check(tmp_path, total, at, **kw):
+def assert_resumes_equal(tmp_path, total, at, **kw):
     "`total` steps in one go against a resume from checkpoint `at`."
     whole = make(tmp_path/'a', total, **kw); whole.train()
     part = make(tmp_path/'b', total, **kw)
@@ -66,7 +66,7 @@ def test_resume_is_bit_equal(tmp_path, name):
     opts = dict(c.get('opts', {}))
     if 'dataset' in opts: opts['dataset'] = T.data(opts['dataset'])
     total = c.get('total', 8 if name.startswith('offset') else 6)
-    t = check(tmp_path, total, c['at'], **opts)
+    t = assert_resumes_equal(tmp_path, total, c['at'], **opts)
     assert t.args.replay_buffer_size==0 or sum(o['replay/replaced'] for o in t.state.log_history if 'replay/replaced' in o)>0
 
 def test_logging_windows_survive_a_checkpoint_between_them(tmp_path):
@@ -77,7 +77,7 @@ def test_logging_windows_survive_a_checkpoint_between_them(tmp_path):
     assert a[-1]==b[-1] and {k:v for k,v in a[1].items() if not k.startswith('replay/') or k in ('replay/dead','replay/replaced')}=={k:v for k,v in b[1].items() if not k.startswith('replay/') or k in ('replay/dead','replay/replaced')}
 
 def test_an_iterable_dataset_resumes_within_its_first_epoch(tmp_path):
-    check(tmp_path, 5, 2, dataset=T.data(17).to_iterable_dataset())
+    assert_resumes_equal(tmp_path, 5, 2, dataset=T.data(17).to_iterable_dataset())
 
 def test_a_checkpoint_of_plain_grpo_resumes_with_an_empty_buffer(tmp_path, caplog):
     from trl import GRPOConfig, GRPOTrainer
