@@ -66,7 +66,7 @@ def stable_widgets(
     new = f(nb)
     nb.clear(); nb.update(new)
 
-# %% ../nbs/90_dev.ipynb #bb346e5b
+# %% ../nbs/90_dev.ipynb #d6009cb4
 def _notebooks(names=None):
     "The project's notebooks, or those of `names`, in order."
     d = _root()/'nbs'
@@ -86,6 +86,8 @@ def _clean(nb):
     clean_nb(nb, allowed_metadata_keys=keys('allowed_metadata_keys'), allowed_cell_metadata_keys=keys('allowed_cell_metadata_keys'))
     return nbformat.writes(nb, version=4, indent=1)+'\n'
 
+_COLOURS = re.compile(r'\x1b\[[0-9;]*m')   # of a traceback in a terminal
+
 def _run_one(f, timeout):
     "The notebook's new text after running it in a fresh kernel; Trouble with the cell's name when it fails."
     import nbformat
@@ -96,7 +98,7 @@ def _run_one(f, timeout):
     except (CellExecutionError, CellTimeoutError) as e:
         bad = next(((i,c) for i,c in enumerate(nb.cells) if any(o['output_type']=='error' for o in c.get('outputs', []))), None)
         at = where(f.name, bad[0], bad[1].source) if bad else f.name
-        raise Trouble(f"{at}: {getattr(e, 'ename', type(e).__name__)}: {re.sub(chr(27)+r'[[0-9;]*m', '', str(getattr(e, 'evalue', e)))[:500]}") from None
+        raise Trouble(f"{at}: {getattr(e, 'ename', type(e).__name__)}: {_COLOURS.sub('', str(getattr(e, 'evalue', e)))[:500]}") from None
     stable_widgets(nb)
     return _clean(nb)
 

@@ -510,7 +510,7 @@ def stop_on_signal():
     finally:
         for k,v in before.items(): signal.signal(k, v)
 
-# %% ../nbs/09_trainer.ipynb #5e1ce0bb
+# %% ../nbs/09_trainer.ipynb #b30da2e5
 def prepare(
     model,                 # a causal language model of transformers
     tokenizer,             # its tokenizer
@@ -528,6 +528,7 @@ def prepare(
         raise ValueError(f'{args.output_dir} holds {found[-1].name} of an earlier run: go on with resume_from_checkpoint=True, or choose another output_dir')
     return s,check_checkpoint(s, _find(resume_from_checkpoint, args.output_dir)) if resume_from_checkpoint else None
 
+# %% ../nbs/09_trainer.ipynb #4ee949b3
 def train(
     model,                 # a causal language model of transformers; it is trained in place
     tokenizer,             # its tokenizer
