@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
-from .core import atomic_write, mean_ci, versions
+from .core import atomic_write, versions
+from .stats import mean_ci
 from .plotting import COLOURS, new_figure
 
 # %% ../nbs/13_bakeoff.ipynb #794471ef

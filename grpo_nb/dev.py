@@ -131,7 +131,7 @@ def readme_md(
     for i,c,s in _cells(nb):
         dirs = re.findall(r'^#\|\s*(.+?)\s*$', s, flags=re.M) if c['cell_type']=='code' else []
         if any(re.match('hide$|export|default_exp', o) for o in dirs): continue
-        if c['cell_type']=='markdown': res.append(re.sub(r'\]\((\w+)\.ipynb', r'](nbs/\1.ipynb', s.replace('](images/', '](nbs/images/')))
+        if c['cell_type']=='markdown': res.append(re.sub(r'\]\(([\w/]+)\.ipynb', r'](nbs/\1.ipynb', s.replace('](images/', '](nbs/images/')))
         elif c['cell_type']=='code':
             code = re.sub(r'^#\|.*\n?', '', s, flags=re.M).strip()
             if code and not any(re.match(r'echo:\s*false', o) for o in dirs): res.append(f'```python\n{code}\n```')

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacfwd
 from .advantages import group_advantages
-from .core import atomic_write, mean_ci, versions
+from .core import atomic_write, versions
+from .stats import mean_ci
 from .loss import policy_loss
 
 # %% ../nbs/13a_off_policy_lab.ipynb #5c81266d

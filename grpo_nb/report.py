@@ -10,7 +10,8 @@ __all__ = ['CURVES', 'reward_curve', 'column', 'dead_shares', 'flat', 'report_vi
 # %% ../nbs/11a_report.ipynb #1bd29db7
 import html, json, math
 from pathlib import Path
-from .core import atomic_write, mean_ci
+from .core import atomic_write
+from .stats import mean_ci
 from .plotting import COLOURS, fig_png, fig_svg, new_figure
 from .records import Run, read_run
 

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from .core import Rollouts, masked_mean, mean_ci, save_json, share_ci, versions
+from .core import Rollouts, masked_mean, save_json, versions
+from .stats import mean_ci, share_ci
 from .tiny_qwen import encode_prompts
 from .generation import can_direct, generate
 from .rewards import combine_rewards, compute_rewards

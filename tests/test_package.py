@@ -5,7 +5,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(f.stem for f in ROOT.glob('grpo_nb/*.py') if f.stem[0]!='_')
-FLOORS = [{'core','plotting','widgets'}, {'tasks','tiny_qwen'}, {'generation','rewards','advantages','kl'}, {'loss','replay','records'}, {'distributed'},
+FLOORS = [{'core','stats','plotting','widgets'}, {'tasks','tiny_qwen'}, {'generation','rewards','advantages','kl'}, {'loss','replay','records'}, {'distributed'},
           {'trainer','grpo_with_replay_buffer'}, {'inspector','diagnose','report','bakeoff','off_policy'}, {'multi_gpu'}, {'recipes','speed','demo','cli'}, {'dev'}]
 ABOVE = {'cli':{'demo','speed','recipes'}}   # the command line stands on its neighbours: it only hands over to them
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']

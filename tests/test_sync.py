@@ -22,7 +22,7 @@ def test_everything_is_in_step(monkeypatch):
 def test_a_module_edited_by_hand_is_told(copy):
     f = copy/'grpo_nb'/'plotting.py'
     f.write_text(f.read_text()+'\nx = 1\n')
-    with pytest.raises(dev.Trouble, match='grpo_nb/plotting.py: not what 00a_plotting.ipynb exports'): dev.check(['00a_plotting'])
+    with pytest.raises(dev.Trouble, match='grpo_nb/plotting.py: not what plotting.ipynb exports'): dev.check(['plotting'])
 
 def test_a_module_without_a_notebook_is_told(copy):
     (copy/'grpo_nb'/'stray.py').write_text('x = 1\n')
@@ -35,39 +35,39 @@ def test_a_readme_behind_its_notebook_is_told(copy):
     assert dev.readme(check=True)==[]
 
 def test_a_notebook_with_execution_counts_is_told(copy):
-    f = copy/'nbs'/'00a_plotting.ipynb'
+    f = copy/'nbs'/'workshop'/'plotting.ipynb'
     nb = json.loads(f.read_text())
     next(c for c in nb['cells'] if c['cell_type']=='code')['execution_count'] = 7
     f.write_text(json.dumps(nb, indent=1)+'\n')
-    with pytest.raises(dev.Trouble, match='00a_plotting.ipynb: not clean'): dev.check(['00a_plotting'])
+    with pytest.raises(dev.Trouble, match='plotting.ipynb: not clean'): dev.check(['plotting'])
 
 def test_an_unknown_notebook_is_told(copy):
     with pytest.raises(dev.Trouble, match='no such notebook among 77_nothing'): dev.check(['77_nothing'])
 
-@pytest.mark.parametrize('words', [['00a_plotting'], ['--names','00a_plotting','--check'], ['--check','00a_plotting']])
+@pytest.mark.parametrize('words', [['plotting'], ['--names','plotting','--check'], ['--check','plotting']])
 def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words):
     seen = {}
     def run_nbs(names=None, check:bool=False, timeout:int=600): seen.update(names=names, check=check)
     monkeypatch.setattr(dev, 'run_nbs', run_nbs)
     dev.main(['run_nbs', *words])
-    assert seen==dict(names=['00a_plotting'], check='--check' in words)
+    assert seen==dict(names=['plotting'], check='--check' in words)
 
 def test_running_a_notebook_again_changes_nothing(copy):
     "The two with figures and widgets, whose bytes and names would change if anything did"
-    assert dev.run_nbs(['00a_plotting','00b_widgets'], check=True)==[]
+    assert dev.run_nbs(['plotting','widgets'], check=True)==[]
 
 def test_a_stale_output_is_told_with_its_cell(copy):
-    f = copy/'nbs'/'00a_plotting.ipynb'
+    f = copy/'nbs'/'workshop'/'plotting.ipynb'
     f.write_text(f.read_text().replace('"4.54"', '"4.55"'))
-    with pytest.raises(dev.Trouble, match=r'00a_plotting.ipynb, cell \d+ \(.*: another output now'): dev.run_nbs(['00a_plotting'], check=True)
+    with pytest.raises(dev.Trouble, match=r'plotting.ipynb, cell \d+ \(.*: another output now'): dev.run_nbs(['plotting'], check=True)
     assert '4.55' in f.read_text()   # a check writes nothing
 
 def test_a_failing_cell_is_told_with_its_error(copy):
-    f = copy/'nbs'/'00b_widgets.ipynb'
+    f = copy/'nbs'/'workshop'/'widgets.ipynb'
     nb = json.loads(f.read_text())
     nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[], source=['1/0']))
     f.write_text(json.dumps(nb))
-    with pytest.raises(dev.Trouble, match=r'00b_widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'): dev.run_nbs(['00b_widgets'])
+    with pytest.raises(dev.Trouble, match=r'widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'): dev.run_nbs(['widgets'])
 
 def test_stored_outputs_are_small():
     big = {f.name:f.stat().st_size for f in ROOT.glob('nbs/**/*.ipynb') if f.stat().st_size>3_000_000}
