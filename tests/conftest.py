@@ -1,5 +1,5 @@
 "What several tests need: the built site, a Chromium that is on the machine, a JupyterLab on a copy of the project."
-import functools, http.server, json, os, secrets, shutil, socket, subprocess, sys, threading, time, urllib.request
+import functools, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time, urllib.request
 from pathlib import Path
 import pytest
 
@@ -86,7 +86,8 @@ def notebook(lab, browser):
     def run(name, seconds=120):
         pg = browser.new_page(viewport=dict(width=1280, height=900))
         pages.append(pg)
-        pg.goto(f'{at}/lab/tree/nbs/{name}?token={token}&reset')
+        file = next(f for f in sorted((ROOT/'nbs').rglob('*.ipynb')) if re.sub(r'^\d+\w*?_', '', f.stem)==name or f.name==name)
+        pg.goto(f'{at}/lab/tree/nbs/{file.relative_to(ROOT/"nbs")}?token={token}&reset')
         pg.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000)
         pg.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
         pg.wait_for_function("""() => {

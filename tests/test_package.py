@@ -5,15 +5,37 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(f.stem for f in ROOT.glob('grpo_nb/*.py') if f.stem[0]!='_')
-FLOORS = [{'core','stats','plotting','widgets'}, {'tasks','tiny_qwen'}, {'generation','rewards','advantages','kl'}, {'loss','replay','records'}, {'distributed'},
-          {'trainer','grpo_with_replay_buffer'}, {'inspector','diagnose','report','bakeoff','off_policy'}, {'multi_gpu'}, {'recipes','speed','demo','cli'}, {'dev'}]
-ABOVE = {'cli':{'demo','speed','recipes'}}   # the command line stands on its neighbours: it only hands over to them
+HOUSE = ['workshop', 'course', 'reference']   # from the ground up; which of them a module belongs to is read from its notebook's folder
+FLOORS = dict(                                 # inside each; a module imports from the floors below its own
+    workshop=[
+        {'core'},
+        {'plotting','stats','ratios','signals','blocks','fast_qwen','findings','plans'},
+        {'widgets','checkpoints','checks','records','problems','reward_loading','distributed','view'},
+        {'trl_checks','trl_resume','trl_record','study'}],
+    course=[
+        {'tasks','tiny_qwen'},
+        {'generation','rewards','advantages','kl'},
+        {'loss','replay'},
+        {'methods','records','distributed'},
+        {'trainer','grpo_with_replay_buffer'},
+        {'inspector','diagnose','report','bakeoff','off_policy'},
+        {'demo','multi_gpu'},
+        {'recipes'}],
+    reference=[{'speed'}, {'cli'}, {'dev'}])
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 
 def _python(code, python=sys.executable, **kw):
     return subprocess.run([python, '-c', code], capture_output=True, text=True, **kw)
 
-def _floor(name): return next((i for i,o in enumerate(FLOORS) if name in o), None)
+def _place(name):
+    "Where a module's notebook stands: in the course, the workshop or the reference"
+    at = re.search(r'File to edit: \.\./nbs/(?:(\w+)/)?\w+\.ipynb', (ROOT/'grpo_nb'/f'{name}.py').read_text(encoding='utf-8'))
+    return at[1] or 'course'
+
+def _floor(name):
+    "(part of the house, floor in it); floor -1 for a room that no list names"
+    place = _place(name)
+    return HOUSE.index(place),next((i for i,o in enumerate(FLOORS[place]) if name in o), -1)
 
 def _imports(name):
     "Our modules that `name` imports, at the top or inside functions"
@@ -24,14 +46,13 @@ def _imports(name):
         elif isinstance(o, ast.Import): yield from (a.name.removeprefix('grpo_nb.') for a in o.names if a.name.startswith('grpo_nb.'))
 
 def test_every_module_has_a_floor():
-    assert [m for m in MODULES if _floor(m) is None]==[]
+    assert [f'{m}, in {_place(m)}' for m in MODULES if _floor(m)[1]<0]==[]
 
 @pytest.mark.parametrize('name', MODULES)
 def test_imports_point_down(name):
-    assert _floor(name) is not None, f'{name} stands on no floor: put it in FLOORS'
-    wrong = [o for o in _imports(name) if _floor(o) is not None and not _floor(o)<_floor(name) and o not in ABOVE.get(name, ())
-             and not (_floor(name)==0 and o in ('core','plotting') and name!=o)]
-    assert wrong==[], f'{name} (floor {_floor(name)}) imports {wrong}'
+    "The course stands on the workshop, the reference on both; inside each, a floor on those below"
+    wrong = [f'{o} ({_place(o)})' for o in set(_imports(name)) & set(MODULES) if not _floor(o)<_floor(name)]
+    assert wrong==[], f'{name} ({_place(name)}, floor {_floor(name)[1]}) imports {wrong}'
 
 def test_importing_the_package_imports_nothing_heavy():
     r = _python(f'import sys, grpo_nb; print([o for o in {HEAVY} if o in sys.modules], grpo_nb.__version__)')

@@ -15,6 +15,10 @@ def copy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
+def notebook(root, name):
+    "The notebook that exports the module `name`, wherever it stands"
+    return next(f for f in root.glob('nbs/**/*.ipynb') if f'#| default_exp {name}' in f.read_text())
+
 def test_everything_is_in_step(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert dev.check()>10
@@ -22,7 +26,7 @@ def test_everything_is_in_step(monkeypatch):
 def test_a_module_edited_by_hand_is_told(copy):
     f = copy/'grpo_nb'/'plotting.py'
     f.write_text(f.read_text()+'\nx = 1\n')
-    with pytest.raises(dev.Trouble, match='grpo_nb/plotting.py: not what plotting.ipynb exports'): dev.check(['plotting'])
+    with pytest.raises(dev.Trouble, match='grpo_nb/plotting.py: not what .*plotting.ipynb exports'): dev.check(['plotting'])
 
 def test_a_module_without_a_notebook_is_told(copy):
     (copy/'grpo_nb'/'stray.py').write_text('x = 1\n')
@@ -35,7 +39,7 @@ def test_a_readme_behind_its_notebook_is_told(copy):
     assert dev.readme(check=True)==[]
 
 def test_a_notebook_with_execution_counts_is_told(copy):
-    f = copy/'nbs'/'workshop'/'plotting.ipynb'
+    f = notebook(copy, 'plotting')
     nb = json.loads(f.read_text())
     next(c for c in nb['cells'] if c['cell_type']=='code')['execution_count'] = 7
     f.write_text(json.dumps(nb, indent=1)+'\n')
@@ -57,13 +61,13 @@ def test_running_a_notebook_again_changes_nothing(copy):
     assert dev.run_nbs(['plotting','widgets'], check=True)==[]
 
 def test_a_stale_output_is_told_with_its_cell(copy):
-    f = copy/'nbs'/'workshop'/'plotting.ipynb'
+    f = notebook(copy, 'plotting')
     f.write_text(f.read_text().replace('"4.54"', '"4.55"'))
     with pytest.raises(dev.Trouble, match=r'plotting.ipynb, cell \d+ \(.*: another output now'): dev.run_nbs(['plotting'], check=True)
     assert '4.55' in f.read_text()   # a check writes nothing
 
 def test_a_failing_cell_is_told_with_its_error(copy):
-    f = copy/'nbs'/'workshop'/'widgets.ipynb'
+    f = notebook(copy, 'widgets')
     nb = json.loads(f.read_text())
     nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[], source=['1/0']))
     f.write_text(json.dumps(nb))
@@ -81,5 +85,5 @@ def test_no_file_names_the_machine_it_was_made_on():
     files = subprocess.run(['git','ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split()
     if not files: pytest.skip('not a git clone')
     odd = re.compile(r'/(?:root|work)/\w+')
-    said = [f for f in files if Path(f).suffix in ('.py','.ipynb','.md','.qmd','.yml','.ini','.csv','.json') and f!='tests/test_sync.py' and f!='nbs/90_dev.ipynb' and f!='grpo_nb/dev.py' and (ROOT/f).exists() and odd.search((ROOT/f).read_text(encoding='utf-8'))]
+    said = [f for f in files if Path(f).suffix in ('.py','.ipynb','.md','.qmd','.yml','.ini','.csv','.json') and f!='tests/test_sync.py' and f!='nbs/reference/dev.ipynb' and f!='grpo_nb/dev.py' and (ROOT/f).exists() and odd.search((ROOT/f).read_text(encoding='utf-8'))]
     assert said==[]
