@@ -76,6 +76,9 @@ class Rollouts:
         for k,s in want.items():
             v = getattr(self, k)
             if v is not None and v.shape!=torch.Size(s): raise ValueError(f'`{k}` has shape {tuple(v.shape)}, needs {tuple(s)}')
+        if self.advantages is not None and self.advantages.shape not in ((B,G), (B,G,T)):
+            raise ValueError(f'`advantages` has shape {tuple(self.advantages.shape)}, needs {(B,G)} '
+                f'(one per completion) or {(B,G,T)} (one per token)')
         dev = self.completion_ids.device
         if self.key is None: self.key = torch.full((B,), -1, device=dev)
         if self.step is None: self.step = torch.zeros(B, dtype=torch.int64, device=dev)

@@ -3,8 +3,9 @@ import itertools, json, math
 from pathlib import Path
 import pytest, torch
 from grpo_nb.core import test_tensor as assert_tensor
-from grpo_nb.loss import (LOSS_TYPES, aggregate, cispo_objective, clipped_objective, high_entropy_mask, importance_ratio, loss_metrics,
+from grpo_nb.loss import (LOSS_TYPES, aggregate, cispo_objective, clipped_objective, high_entropy_mask, loss_metrics,
     off_policy_mask, policy_loss, sapo_objective, vespo_weight)
+from grpo_nb.ratios import importance_ratio
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 LEVELS = ('token','sequence')
@@ -251,11 +252,11 @@ def test_metrics_by_hand():
     want = {'ratio_mean':.9, 'ratio_max':1.5, 'clip_ratio/high_mean':.2, 'clip_ratio/low_mean':.4, 'clip_ratio/region_mean':.6, 'kl':0.}
     for k,v in want.items(): assert abs(got[k]-v)<1e-6, k
     w = [.75,.75,.5]
-    assert abs(got['ess']-sum(w)**2/sum(x*x for x in w)/3)<1e-6
+    assert abs(got['ess_answers']-sum(w)**2/sum(x*x for x in w)/3)<1e-6
     assert all(type(v) is float for v in got.values())
     far = loss_metrics(torch.tensor([[[2000.],[0.]]]), torch.zeros(1, 2, 1), torch.ones(1, 2), torch.ones(1, 2, 1, dtype=torch.bool))
-    assert abs(far['ess']-.5)<1e-6   # one completion carries everything
-    assert loss_metrics(ratio.log(), None, torch.ones(1, 3), m)['ess']==1.
+    assert abs(far['ess_answers']-.5)<1e-6   # one completion carries everything
+    assert loss_metrics(ratio.log(), None, torch.ones(1, 3), m)['ess_answers']==1.
 
 @pytest.mark.parametrize('change,says', [
     (dict(logps=torch.zeros(3, 6)), 'B, G, T'), (dict(mask=torch.ones(2, 3, 6)), 'mask.bool()'), (dict(old_logps=torch.zeros(2, 3, 5)), '`old_logps` has shape'),

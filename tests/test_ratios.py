@@ -1,0 +1,169 @@
+"One quantity, one definition: each by an independent road, and each disagreement that once was, by value."
+import itertools, math
+import pytest, torch
+from grpo_nb.core import Rollouts, test_tensor as assert_tensor
+from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
+from grpo_nb.ratios import (answer_ess, clip_share, clipped, dead_groups, dead_share, drift, group_scores,
+    importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums, reward_range, reward_std, spread, token_ess)
+
+NAN = math.nan
+
+def batch(seed, B=3, G=4, T=6, far=.5):
+    "Log-ratios, advantages (B, G, 1) and a mask with padding."
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.arange(T)<torch.randint(1, T+1, (B, G, 1), generator=g)
+    x = far*torch.randn(B, G, T, generator=g, dtype=torch.float64)
+    A = torch.randn(B, G, 1, generator=g, dtype=torch.float64)
+    return x,A,mask
+
+def tokens_of(x, mask):
+    "The real entries of each answer, as nested lists."
+    return [[v for v,m in zip(o, k) if m] for o,k in zip(x.flatten(0, 1).tolist(), mask.flatten(0, 1).tolist())]
+
+# ---- clipped: where the loss itself has no gradient ----
+@pytest.mark.parametrize('level', ['token','sequence'])
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+@pytest.mark.filterwarnings('ignore:.*luspo')
+def test_clipped_is_where_the_loss_has_no_gradient(loss_type, level):
+    for seed,delta in itertools.product(range(3), (None, 1.1, 1.6)):
+        if delta and loss_type in ('cispo','sapo','vespo'): continue
+        x,A,mask = batch(seed)
+        p = torch.zeros_like(x).requires_grad_()
+        kw = dict(epsilon=.15, epsilon_high=1.2 if loss_type=='cispo' else .3, delta=delta)
+        loss = policy_loss(p, p.detach()-x, A[...,0], mask, loss_type, importance_sampling_level=level,
+            max_completion_length=9, **kw)
+        g, = torch.autograd.grad(loss, p)
+        ratio = importance_ratio(p.detach(), p.detach()-x, mask, level)
+        held = clipped(ratio, A, loss_type=loss_type, **kw).expand_as(mask)
+        assert (g==0)[mask].equal(held[mask])
+        assert held[mask].any() or loss_type in ('cispo','sapo','vespo') or level=='sequence'
+
+def test_cispo_and_sequence_level_have_one_clipped_share_everywhere():
+    "Once 1.0 in one place and 0 in the other."
+    x = torch.full((1, 2, 3), math.log(4.))
+    A,mask = torch.ones(1, 2),torch.ones(1, 2, 3, dtype=torch.bool)
+    for loss_type,level,want in (('cispo','token',0.), ('dapo','token',1.), ('dapo','sequence',1.)):
+        kw = dict(loss_type=loss_type, epsilon_high=2.)
+        row = ratio_row(ratio_sums(x, A[...,None], mask, level, **kw))
+        logged = loss_metrics(x, torch.zeros_like(x), A, mask, importance_sampling_level=level, **kw)
+        assert row['clip_share']==logged['clip_ratio/region_mean']==want
+    x[0,0] = torch.tensor([2., -1., -1.])   # its mean is 0: the tokens are far out, the answer is not
+    assert clip_share(importance_ratio(x, 0*x, mask), A[...,None], mask).item()==pytest.approx(4/6)
+    assert clip_share(importance_ratio(x, 0*x, mask, 'sequence'), A[...,None], mask).item()==.5
+
+def test_clip_share_of_each_group_by_hand():
+    rho,one = torch.tensor([[[1.5,.5,1.,.9]],[[1.5,.5,1.5,1.5]]]),torch.ones(2, 1, 1)
+    mask = torch.tensor([[[True]*4],[[True,True,False,False]]])
+    assert clip_share(rho, one, mask, dim=(1,2)).tolist()==[.25,.5]
+    assert clip_share(rho, -one, mask, dim=(1,2)).tolist()==[.25,.5]
+    assert clip_share(rho, one, mask, dim=(1,2), epsilon_high=.6).tolist()==[0,0]
+    assert clip_share(rho, one, mask&False).item()==0
+
+# ---- effective sample size: two quantities, two names ----
+@pytest.mark.parametrize('seed', range(3))
+def test_effective_sample_sizes_equal_a_loop(seed):
+    x,_,mask = batch(seed)
+    rows = tokens_of(x, mask)
+    kish = lambda w: sum(w)**2/sum(o*o for o in w)/len(w)
+    assert token_ess(x, mask).item()==pytest.approx(kish([math.exp(v) for o in rows for v in o]))
+    assert answer_ess(x, mask).item()==pytest.approx(kish([math.exp(sum(o)) for o in rows]))
+    each = [kish([math.exp(sum(o)) for o in rows[4*b:4*b+4]]) for b in range(3)]
+    assert_tensor(answer_ess(x, mask, dim=1), each)
+    flat = lambda o: o.flatten(0, 1)
+    assert token_ess(flat(x), flat(mask))==token_ess(x, mask)
+
+def test_tokens_and_answers_disagree_on_the_same_groups():
+    "A drift of 0.4 per token: most tokens count, half of the answers don't."
+    g = torch.Generator().manual_seed(1)
+    x = .37*torch.randn(64, 8, 6, generator=g)
+    mask = torch.ones_like(x, dtype=torch.bool)
+    assert token_ess(x, mask).item()==pytest.approx(.87, abs=.02)
+    assert answer_ess(x, mask).item()==pytest.approx(.48, abs=.06)
+
+def test_effective_sample_size_in_its_limits():
+    m = torch.ones(1, 4, 1, dtype=torch.bool)
+    assert token_ess(torch.full((1, 4, 1), 3.), m).item()==pytest.approx(1)
+    assert answer_ess(torch.tensor([[[2000.],[0.],[0.],[0.]]]), m).item()==pytest.approx(.25)
+    assert token_ess(torch.zeros(1, 4, 1), m&False).isnan() and answer_ess(torch.zeros(1, 4, 1), m&False).isnan()
+    bad = torch.tensor([[[0.],[math.nan],[0.],[math.inf]]])   # masked entries count for nothing
+    keep = torch.tensor([[[True],[False],[True],[False]]])
+    assert token_ess(bad, keep)==1 and answer_ess(bad, keep)==1
+
+def test_drift_is_the_mean_fall_of_an_answers_log_probs():
+    x,_,mask = batch(0)
+    want = [-sum(o)/len(o) for o in tokens_of(x, mask)]
+    assert_tensor(drift(x, mask).flatten(), want)
+
+# ---- rows of a history ----
+@pytest.mark.parametrize('level', ['token','sequence'])
+def test_a_row_over_minibatches_is_that_of_all_tokens_together(level):
+    x,A,mask = batch(5, B=6)
+    parts = [ratio_sums(x[i:j], A[i:j], mask[i:j], level) for i,j in ((0,1),(1,4),(4,6))]
+    parts.append(ratio_sums(x, A, mask&False, level))   # a part in which nothing was replayed
+    row = ratio_row(merge_sums(parts))
+    ratio = importance_ratio(x, 0*x, mask, level)
+    m = mask if level=='token' else mask.any(-1, keepdim=True)
+    want = dict(ratio_mean=ratio[m].mean(), ratio_max=ratio[m].max(), clip_share=clip_share(ratio, A, mask),
+        ess_tokens=token_ess(x, mask), ess_answers=answer_ess(x, mask))
+    assert row.keys()==want.keys()
+    for k,v in want.items(): assert row[k]==pytest.approx(v.item(), rel=1e-4), k
+
+def test_the_largest_ratio_of_a_row_is_a_maximum_and_no_mean_of_maxima():
+    x,A = torch.tensor([[[2.]],[[0.]]]).log1p(),torch.ones(2, 1, 1)
+    m = torch.ones(2, 1, 1, dtype=torch.bool)
+    row = ratio_row(merge_sums([ratio_sums(x[:1], A[:1], m[:1]), ratio_sums(x[1:], A[1:], m[1:])]))
+    assert row['ratio_max']==pytest.approx(3) and row['ratio_mean']==pytest.approx(2)
+    assert ratio_row(ratio_sums(x, A, m&False))=={}
+
+# ---- rewards ----
+def test_spread_is_within_the_group_whatever_scales_the_advantages():
+    "With scale_rewards='batch' a batch of dead groups once showed the batch's deviation."
+    r = torch.tensor([[1.]*4,[0.]*4])
+    assert reward_std(r)==0 and r.std()>.5 and dead_groups(r).all()
+    r = torch.tensor([[1.,0.,1.,0.],[.5,.5,.5,.5]])
+    assert reward_std(r)==pytest.approx(math.sqrt(1/3)/2)
+
+def test_what_is_missing_is_left_out_and_never_counts_as_zero():
+    r = torch.tensor([[1.,0.,NAN,NAN],[1.,NAN,NAN,NAN],[NAN]*4])
+    assert_tensor(spread(r), [math.sqrt(.5),NAN,NAN])
+    assert reward_std(r)==pytest.approx(math.sqrt(.5)) and reward_std(r[1:])==0
+    assert dead_groups(r).tolist()==[False,True,True]
+    assert_tensor(reward_range(r), [1.,0.,-math.inf])
+    A = torch.tensor([[.5**.5,-.5**.5,0.,0.],[0.]*4,[0.]*4])
+    assert_tensor(group_scores(A, r), [1.,0.,0.])   # 0.71 where None counted as 0
+
+def test_the_score_of_token_advantages_does_not_see_the_padding():
+    r = torch.tensor([[1.,0.,1.,0.]])
+    A = torch.tensor([[1.,-1.,1.,-1.]])
+    want = group_scores(A, r)
+    for width in (6, 60):
+        mask = torch.arange(width)<torch.tensor([[[2],[5],[3],[6]]])
+        assert_tensor(group_scores(A[...,None].expand(1, 4, width), r, mask), want)
+        assert_tensor(group_scores(A[...,None]*mask, r, mask), want)
+    with pytest.raises(ValueError, match='completion_mask'): group_scores(A[...,None], r)
+    with pytest.raises(ValueError, match='need shapes'): group_scores(A, r[:,:2])
+
+@pytest.mark.parametrize('seed', range(3))
+def test_scores_equal_a_loop(seed):
+    g = torch.Generator().manual_seed(seed)
+    r,A = torch.rand(5, 4, generator=g),torch.randn(5, 4, generator=g)
+    r[0,1] = NAN
+    def one(a, x):
+        x = [v for v in x if v==v]
+        mid = sum(x)/len(x)
+        return sum(map(abs, a))*math.sqrt(sum((v-mid)**2 for v in x)/(len(x)-1))
+    assert_tensor(group_scores(A, r), [one(a, x) for a,x in zip(A.tolist(), r.tolist())], eps=1e-5)
+
+def test_deviation_and_dead_share():
+    assert_tensor(nan_std(torch.tensor([[1.,2.,NAN],[NAN,NAN,3.]]), 1), [[math.sqrt(.5)],[NAN]])
+    assert dead_share(.5, 8)==2/256 and dead_share(1., 4)==1
+    for bad,says in ((torch.ones(3, 1), 'G >= 2'), (torch.ones(2), 'B, G'), (torch.full((1, 2), math.inf), 'infinite')):
+        with pytest.raises(ValueError, match=says): dead_groups(bad)
+
+# ---- Rollouts ----
+def test_a_batch_refuses_advantages_of_another_shape():
+    ids,mask = torch.zeros(2, 3, 4, dtype=torch.int64),torch.ones(2, 3, 4, dtype=torch.bool)
+    make = lambda A: Rollouts(ids[:,0], mask[:,0], ids, mask, mask.float(), advantages=A)
+    for good in (None, torch.zeros(2, 3), torch.zeros(2, 3, 4)): make(good)
+    for bad in ((2,), (6,), (2, 3, 1), (3, 2), (2, 4)):
+        with pytest.raises(ValueError, match='one per completion'): make(torch.zeros(bad))
