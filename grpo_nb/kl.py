@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.autograd.function import once_differentiable
-from .core import Rollouts
+from .generation import Rollouts
 
 # %% ../nbs/06_kl.ipynb #375d9b31
 def gather_logps(

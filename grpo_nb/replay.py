@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from safetensors.torch import load as tensors_of, save as bytes_of
-from .core import Rollouts, atomic_write
+from .core import atomic_write
+from .generation import Rollouts
 from .advantages import dead_groups, group_advantages, nan_std
 
 # %% ../nbs/08_replay_buffer.ipynb #3eb054e8

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from .core import Rollouts, masked_mean, save_json, versions
+from .core import masked_mean, save_json, versions
+from .generation import Rollouts, can_direct, generate
 from .stats import mean_ci, share_ci
 from .tiny_qwen import encode_prompts
-from .generation import can_direct, generate
 from .rewards import combine_rewards, compute_rewards
 from .advantages import dead_groups, dead_reason, multi_objective
 from .kl import can_pack, token_logps, token_logps_and_entropy

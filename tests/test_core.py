@@ -2,7 +2,8 @@
 import json, math, os, warnings
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.core import (
-    Rollouts, atomic_write, masked_mean, save_json, set_seed, test_tensor as assert_tensor, versions)
+    atomic_write, masked_mean, save_json, set_seed, test_tensor as assert_tensor, versions)
+from grpo_nb.generation import Rollouts
 from grpo_nb.stats import mean_ci, share_ci
 
 def make(B, G, P, T, seed, ref=False, tokens=False):

@@ -4,7 +4,8 @@ import pytest, torch
 from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from grpo_nb.core import Rollouts, test_tensor as assert_tensor
+from grpo_nb.core import test_tensor as assert_tensor
+from grpo_nb.generation import Rollouts
 from grpo_nb.kl import can_pack, chunked_logps, completion_hidden, entropy_of, gather_logps, kl_estimate, packed_hidden, token_logps, token_logps_and_entropy
 
 gen = lambda seed=0: torch.Generator().manual_seed(seed)

@@ -14,7 +14,8 @@ FLOORS = dict(                                 # inside each; a module imports f
         {'trl_checks','trl_resume','trl_record','study'}],
     course=[
         {'tasks','tiny_qwen'},
-        {'generation','rewards','advantages','kl'},
+        {'generation'},
+        {'rewards','advantages','kl'},
         {'loss','replay'},
         {'methods','records','distributed'},
         {'trainer','grpo_with_replay_buffer'},

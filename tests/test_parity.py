@@ -7,7 +7,7 @@ import pytest, torch
 pytest.importorskip('trl')
 from accelerate import Accelerator
 from trl import GRPOConfig, GRPOTrainer
-from grpo_nb.core import Rollouts
+from grpo_nb.generation import Rollouts
 from grpo_nb.kl import token_logps, token_logps_and_entropy
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
 

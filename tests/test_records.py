@@ -1,7 +1,7 @@
 "The record of a run: written whole, read at any moment, small."
 import json, math, os, time
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.core import Rollouts
+from grpo_nb.generation import Rollouts
 from grpo_nb.records import *
 from grpo_nb.records import GROUP_FIELDS
 

@@ -3,7 +3,8 @@ import heapq, io, itertools, json, math, random, re, statistics, time
 import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.advantages import dead_groups, group_advantages
-from grpo_nb.core import Rollouts, test_tensor as assert_tensor
+from grpo_nb.core import test_tensor as assert_tensor
+from grpo_nb.generation import Rollouts
 from grpo_nb.replay import (METHODS, DynamicSampling, EntropyShaped, Keep, Mask, Replay, ReplayBuffer, SamePrompt, SkipPrompts, SumTree, VirtualMax,
     effective_sample_size, group_scores, make_method, pack_group, pack_groups, put_entries, unpack_groups)
 
