@@ -11,7 +11,7 @@ FLOORS = dict(                                 # inside each; a module imports f
         {'core'},
         {'plotting','stats','ratios','signals','blocks','fast_qwen','findings','plans'},
         {'widgets','checkpoints','checks','records','problems','reward_loading','distributed','view'},
-        {'trl_checks','trl_resume','trl_record','study'}],
+        {'trl_checks','trl_resume','trl_record','study','stacked'}],
     course=[
         {'tasks','tiny_qwen'},
         {'generation'},
@@ -19,7 +19,7 @@ FLOORS = dict(                                 # inside each; a module imports f
         {'loss','replay'},
         {'methods','records','distributed'},
         {'trainer','grpo_with_replay_buffer'},
-        {'inspector','diagnose','report','bakeoff','off_policy'},
+        {'inspector','diagnose','report','bakeoff','off_policy','replay_study'},
         {'demo','multi_gpu'},
         {'recipes'}],
     reference=[{'speed'}, {'cli'}, {'dev'}])
