@@ -59,8 +59,8 @@ def tiny_config(
     vocab_size:int=None,          # tokens; None for as many as `make_tokenizer` has
     hidden_size:int=96,           # width of the residual stream
     num_hidden_layers:int=2,      # blocks
-    num_attention_heads:int=4,    # query heads
-    num_key_value_heads:int=2,    # key and value heads, shared by the query heads
+    num_attention_heads:int=3,    # query heads
+    num_key_value_heads:int=1,    # key and value heads, shared by the query heads
     intermediate_size:int=256,    # width inside the MLP
     max_position_embeddings:int=512,  # most tokens of prompt and completion together
     **kwargs,                     # other fields of Qwen2Config
