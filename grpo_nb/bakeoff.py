@@ -22,7 +22,7 @@ from .study import (KEY, area, at_equal, compare, draw_curves, draw_differences,
 @dataclass
 class Arm:
     "One way of treating dead groups."
-    method:str                                  # a name of `replay.METHODS`, or 'my_method.py:MyMethod'
+    method:str                                  # a name of `methods.METHODS`, or 'my_method.py:MyMethod'
     options:dict = field(default_factory=dict)  # of the method
     settings:dict = field(default_factory=dict) # of `TrainConfig`
     says:str = ''                               # what it is, in a few words
@@ -84,11 +84,11 @@ def here()->dict:
     return stamp(weights=hashlib.sha256(w.read_bytes()).hexdigest()[:8] if w.exists() else 'none')
 
 def load_method(
-    name:str,     # a name of `replay.METHODS`, or 'file.py:Class'
+    name:str,     # a name of `methods.METHODS`, or 'file.py:Class'
     options:dict, # of its class
 )->object:        # a `Method`
     "A method of the library, or one of a reader's own from a Python file."
-    from grpo_nb.replay import make_method
+    from grpo_nb.methods import make_method
     from grpo_nb.rewards import load_reward
     return make_method(name, **options) if ':' not in name else load_reward(name)(**options)
 

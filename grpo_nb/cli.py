@@ -114,7 +114,7 @@ def run_command(
     import time
     from grpo_nb.core import versions
     from grpo_nb.demo import finish
-    from grpo_nb.replay import make_method
+    from grpo_nb.methods import make_method
     from grpo_nb.rewards import load_reward
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from .replay import ReplayBuffer, group_scores
+from .ratios import group_scores
+from .replay import ReplayBuffer
 
 # %% ../nbs/workshop/distributed.ipynb #9dcc9a07
 def fill_share(

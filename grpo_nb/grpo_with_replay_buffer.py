@@ -24,7 +24,8 @@ from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_b
 from .core import atomic_write, save_json, versions
 from .rewards import check_rewards, _is_async
 from .advantages import dead_groups, dead_reason
-from .replay import ReplayBuffer, group_scores
+from .ratios import group_scores
+from .replay import ReplayBuffer
 from .records import RATIO_EDGES, Recorder, as_text, group_rows
 from .distributed import RollCall, ShardedBuffer, Wire, agree, redistribute
 

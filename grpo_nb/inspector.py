@@ -17,7 +17,8 @@ import pandas as pd
 import torch
 from .core import atomic_write
 from .advantages import dead_groups, dead_reason
-from .replay import ReplayBuffer, group_scores
+from .ratios import group_scores
+from .replay import ReplayBuffer
 from .records import Run, as_text, group_rows, read_run
 from .widgets import W
 

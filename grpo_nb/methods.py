@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from fastcore.basics import patch
 from .core import register
-from .advantages import dead_groups, group_advantages, nan_std
+from .advantages import group_advantages
+from .ratios import dead_groups, nan_std
 from .replay import METHODS, Entry, Method, Treated, unfilled, _ages, _check_option, _keys, _told
 
 # %% ../nbs/08a_methods.ipynb #2184c702
@@ -35,7 +36,7 @@ class DynamicSampling(Method):
         "Replace dead groups by living fresh ones; ValueError without `sample_more`."
         dead = self.find_dead(batch, dead)
         if sample_more is None and dead.any():
-            raise ValueError('dynamic sampling needs `sample_more`, a function of n that returns n fresh groups')
+            raise ValueError('dynamic sampling needs `sample_more`, a function of n that gives fresh groups')
         left,rounds,extra = dead.clone(),0,0
         while left.any() and rounds<self.max_rounds:
             more = sample_more(int(left.sum()))
@@ -127,7 +128,7 @@ class VirtualMax(Method):
 
 @register(METHODS, 'entropy')
 class EntropyShaped(Method):
-    """Token advantages for dead groups: praise by entropy, blame by what it lacks of the completion's maximum.
+    """Token advantages for dead groups: praise by entropy, blame by what is missing to the maximum.
 
     Needs a forward pass of its own over the batch, for the entropies. Advantages become (B, G, T).
     Source: RL-ZVP, arXiv 2509.21880.
@@ -159,7 +160,7 @@ class EntropyShaped(Method):
 class SamePrompt(Method):
     """Put a better old answer to the same prompt in the last place of a dead group.
 
-    The best answer of each prompt is kept, the newest of equals. Source: the reuse half of AR3PO, arXiv 2509.25808,
+    The best answer of each prompt is kept, the newest of equals. Source: the reuse half of AR3PO, 2509.25808,
     with one answer per prompt; RePO, arXiv 2506.09340, adds several.
     """
     name = 'same_prompt'
@@ -180,7 +181,8 @@ class SamePrompt(Method):
         why = ['replaced' if b in found else 'kept' if d else 'trained' for b,d in enumerate(dead.tolist())]
         drawn = {b:Entry(None, o['reward'], o['step'], keys[b], None, o['uses'], 1., step-o['step'])
             for b,o in found.items()}
-        out = self.treated(new, dead, torch.ones_like(dead), why, len(found), ~left, **_ages(list(drawn.values())))
+        out = self.treated(new, dead, torch.ones_like(dead), why, len(found), ~left,
+            **_ages([*drawn.values()]))
         for b,e in drawn.items(): out.records[b]['replacement'] = _told(e)
         self._remember(batch, keys, step)
         return out

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'fingerprint', 'check_dataset', 'State', 'new_state', 'next_keys', 'rollout', 'decode', 'score',
-           'update', 'loss_options', 'ended', 'sync_reference', 'replay_metrics', 'group_ratios', 'reference', 'step',
-           'summarize', 'save_checkpoint', 'checkpoints', 'check_checkpoint', 'load_checkpoint', 'stop_on_signal',
-           'prepare', 'train', 'slow_roads', 'about_data', 'record', 'pass_at_k', 'evaluate']
+           'update', 'loss_options', 'ended', 'sync_reference', 'replay_metrics', 'group_ratios', 'policy', 'reference',
+           'step', 'summarize', 'save_checkpoint', 'checkpoints', 'check_checkpoint', 'load_checkpoint',
+           'stop_on_signal', 'prepare', 'train', 'slow_roads', 'about_data', 'record', 'pass_at_k', 'evaluate']
 
 # %% ../nbs/09_trainer.ipynb #3b7afaf7
 import copy, hashlib, json, math, os, random, shutil, signal, threading, time, warnings
@@ -345,6 +345,15 @@ def group_ratios(
 
 # %% ../nbs/09_trainer.ipynb #ab16ec87
 @torch.no_grad()
+def policy(
+    s:State,         # its model is asked
+    batch:Rollouts,  # B groups
+)->tuple:            # (logps, entropy), (B, G, T) nats, no gradient
+    "What the policy says of a batch now: a forward pass of its own, for methods that need one."
+    a = s.args
+    return token_logps_and_entropy(s.model, batch, a.temperature, shared_prefix=a.shared_prefix)
+
+@torch.no_grad()
 def reference(
     s:State,         # its frozen reference is asked
     batch:Rollouts,  # B groups; `ref_logps` is set in place
@@ -373,7 +382,8 @@ def step(
     still = s.ref_model is not None and not a.sync_ref_model
     if still: reference(s, fresh, ~dead)
     more = lambda n: rollout(s, next_keys(s, n))[0]
-    treated = s.method.treat(fresh, dead, s.step, sample_more=(lambda n: reference(s, o := more(n), torch.zeros_like(o.replayed))) if still else more)
+    ask = dict(policy=lambda o: policy(s, o)) if getattr(s.method, 'needs_policy', False) else {}
+    treated = s.method.treat(fresh, dead, s.step, sample_more=(lambda n: reference(s, o := more(n), torch.zeros_like(o.replayed))) if still else more, **ask)
     batch = treated.batch.to(s.model.device)
     if s.ref_model is not None: reference(s, batch, treated.in_loss if batch.ref_logps is None else treated.in_loss & batch.ref_logps.isnan().flatten(1).any(1))
     t1 = time.perf_counter()

@@ -2,7 +2,8 @@
 import random, torch
 from grpo_nb.advantages import dead_groups, dead_reason, group_advantages
 from grpo_nb.records import Recorder, clip_shares, group_rows, ratio_hists
-from grpo_nb.replay import ReplayBuffer, group_scores
+from grpo_nb.ratios import group_scores
+from grpo_nb.replay import ReplayBuffer
 
 def make_run(folder, n_steps=6, B=8, G=8, seed=0, method='replay', buffer_size=16, every=1, stride=1, texts=None, T=24, summary=True, reward=None):
     "Write a run folder of `n_steps` batches; returns the folder."

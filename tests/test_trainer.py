@@ -8,7 +8,8 @@ from grpo_nb.core import masked_mean
 from grpo_nb.kl import token_logps_and_entropy
 from grpo_nb.loss import policy_loss
 from grpo_nb.records import read_run
-from grpo_nb.replay import DynamicSampling, Keep, Mask, Replay
+from grpo_nb.methods import DynamicSampling
+from grpo_nb.replay import Keep, Mask, Replay
 from grpo_nb.tasks import chain_sum
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, checkpoints, evaluate, new_state, next_keys, pass_at_k, rollout, save_checkpoint, step, train, update

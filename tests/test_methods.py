@@ -1,0 +1,205 @@
+"The methods for dead groups, by value."
+import math
+import pytest, torch
+from grpo_nb.advantages import dead_groups, group_advantages
+from grpo_nb.core import test_tensor as assert_tensor
+from grpo_nb.generation import Rollouts
+from grpo_nb.methods import (METHODS, DynamicSampling, EntropyShaped, SamePrompt, SkipPrompts, VirtualMax,
+    make_method)
+from grpo_nb.replay import Keep, Mask, Replay, ReplayBuffer
+
+def batch(rewards, P=5, T=6, seed=0, step=0, keys=None, ref=False, extra=(0, 0)):
+    "A batch with random lengths; `extra` columns of padding beyond what is needed."
+    g = torch.Generator().manual_seed(seed)
+    r = torch.as_tensor(rewards, dtype=torch.float32)
+    B,G = r.shape
+    n,p = torch.randint(1, T+1, (B, G), generator=g),torch.randint(1, P+1, (B,), generator=g)
+    cm,pm = torch.arange(T+extra[1])<n[...,None],torch.arange(P+extra[0])>=P+extra[0]-p[:,None]
+    ids = lambda m: torch.randint(1, 99, m.shape, generator=g)*m
+    lp = lambda: -torch.rand(cm.shape, generator=g)*cm
+    return Rollouts(ids(pm), pm, ids(cm), cm, lp(), r, group_advantages(r), lp() if ref else None, key=torch.arange(B)+100*seed if keys is None else torch.tensor(keys), step=torch.full((B,), step))
+
+def content(x, b):
+    "What a group holds, without padding."
+    m = x.completion_mask[b]
+    rows = [(x.completion_ids[b,g][m[g]].tolist(), x.old_logps[b,g][m[g]].tolist()) for g in range(m.shape[0])]
+    return x.prompt_ids[b][x.prompt_mask[b]].tolist(),rows,x.rewards[b].tolist(),x.advantages[b].tolist()
+
+MIXED,DEAD0,DEAD1 = [1.,0,0,0],[0.,0,0,0],[1.,1,1,1]
+
+# ---- methods -------------------------------------------------------------------------------------
+
+def test_every_method_has_its_name_and_starts_from_it():
+    assert set(METHODS)=={'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy', 'same_prompt'}
+    for n in METHODS:
+        m = make_method(n)
+        assert m.name==n and m.choose([1, 2], 0)==[True, True]
+        x = batch([MIXED, [1.,1,0,0]])
+        t = m.treat(x)   # all alive: each group is trained on
+        assert t.in_loss.all() and [o['treatment'] for o in t.records]==['trained']*2 and t.metrics['replay/dead']==0 and t.metrics['replay/live_after']==1
+        assert set(t.records[0])>={'treatment', 'score', 'id', 'replacement'}
+        m2 = make_method(n); m2.load_state_dict(m.state_dict())
+
+def test_keep_and_mask_by_value():
+    x = batch([MIXED, DEAD0, DEAD1])
+    k,m = Keep().treat(x),Mask().treat(x)
+    assert k.batch is x and m.batch is x and k.in_loss.tolist()==[True]*3 and m.in_loss.tolist()==[True, False, False]
+    assert [o['treatment'] for o in m.records]==['trained', 'masked', 'masked'] and k.metrics['replay/unfilled']==2 and m.metrics['replay/live_after']==pytest.approx(1/3)
+
+def test_a_group_never_meets_itself_in_the_step_it_was_made():
+    m = Replay(64)
+    for s in range(30):
+        t = m.treat(batch([MIXED, DEAD0, DEAD1, [1.,1,0,1]], seed=s, step=s), step=s)
+        assert all(o['replacement'] is None or o['replacement']['step']<s for o in t.records)
+
+def test_replay_fills_what_it_can_and_says_what_it_did():
+    m = Replay(8, seed=1)
+    old = batch([MIXED], seed=1, step=3, keys=[42])
+    m.treat(old, step=3)
+    x = batch([DEAD0, DEAD1], seed=2, step=10, keys=[5, 6])
+    t = m.treat(x, step=10)   # two dead, one stored: drawn with replacement
+    assert [o['treatment'] for o in t.records]==['replaced']*2
+    assert [o['replacement']['uses'] for o in t.records]==[1, 2]
+    r = t.records[0]['replacement']
+    assert (r['id'], r['step'], r['age'], r['prob'], r['key'])==(0, 3, 7, 1., 42)
+    assert t.batch.key.tolist()==[42, 42] and t.batch.step.tolist()==[3, 3] and t.metrics['replay/unique_prompts']==1 and t.metrics['replay/age_mean']==7
+    once = Replay(8, max_uses=1, when_empty='mask')
+    once.treat(old, step=3)
+    t = once.treat(x, step=10)
+    assert [o['treatment'] for o in t.records]==['replaced', 'masked'] and t.in_loss.tolist()==[True, False] and t.metrics['replay/unfilled']==1
+
+def test_uncorrected_replay_asks_the_trainer_for_ratio_1_and_changes_nothing_else():
+    a,b = Replay(8),Replay(8, corrected=False)
+    for s in range(4):
+        x = batch([MIXED, DEAD0], seed=s)
+        t,u = a.treat(x, step=s),b.treat(x, step=s)
+        for k,v in t.batch.tensors().items(): assert torch.equal(v, getattr(u.batch, k))
+        assert not t.uncorrected.any() and u.uncorrected.tolist()==u.batch.replayed.tolist()
+
+def test_replay_wants_reference_log_probs_in_all_batches_or_in_none():
+    m = Replay(8); m.treat(batch([MIXED]))
+    with pytest.raises(ValueError, match='ref_logps'): m.treat(batch([DEAD0], ref=True, seed=1))
+    m = Replay(8); old = batch([MIXED], ref=True); m.treat(old)
+    t = m.treat(batch([DEAD0], ref=True, seed=1), step=1)
+    assert_tensor(t.batch.ref_logps, old.trim().ref_logps)
+
+def test_the_input_batch_is_left_as_it_was():
+    for n in METHODS:
+        m = make_method(n)
+        m.treat(batch([MIXED, MIXED], seed=1, keys=[0, 1]))
+        x = batch([DEAD0, MIXED], seed=2, keys=[0, 1])
+        before = {k:v.clone() for k,v in x.tensors().items()}
+        m.treat(x, step=1, sample_more=lambda k: batch([MIXED]*k, seed=3), policy=lambda o: (None, -o.old_logps))
+        for k,v in before.items(): assert torch.equal(v, getattr(x, k)), (n, k)
+
+def test_dynamic_sampling_asks_for_what_is_missing_until_it_is_full():
+    asked,stock = [],[batch([DEAD0, MIXED, DEAD1], seed=7), batch([MIXED, DEAD0], seed=8), batch([DEAD0], seed=9), batch([MIXED], seed=10)]
+    def more(n): asked.append(n); return stock[len(asked)-1]
+    x = batch([DEAD0, MIXED, DEAD1, DEAD0])
+    t = DynamicSampling(max_rounds=5).treat(x, sample_more=more)
+    assert asked==[3, 2, 1, 1] and not dead_groups(t.batch.rewards).any() and content(t.batch, 1)==content(x, 1)
+    assert content(t.batch, 0)==content(stock[0], 1) and content(t.batch, 3)==content(stock[3], 0)
+    assert t.metrics['replay/rounds']==4 and t.metrics['replay/extra_groups']==7 and not t.batch.replayed.any()
+    asked.clear()
+    t = DynamicSampling(max_rounds=1, when_empty='mask').treat(x, sample_more=more)
+    assert [o['treatment'] for o in t.records]==['resampled', 'trained', 'masked', 'masked'] and t.in_loss.tolist()==[True, True, False, False]
+    with pytest.raises(ValueError, match='sample_more'): DynamicSampling().treat(x)
+
+def test_skip_prompts_samples_a_dead_prompt_with_p_to_the_power_of_its_dead_past():
+    m = SkipPrompts(explore=.6, step_size=0.)
+    for s in range(2): m.treat(batch([DEAD0, DEAD1, MIXED], keys=[1, 2, 3], seed=s))
+    m.p['easy'] = .2
+    got = torch.tensor([m.choose([1, 2, 3, 4], 0) for _ in range(5000)]).float().mean(0)
+    assert_tensor(got, [.36, .04, 1., 1.], eps=.03)
+    m.treat(batch([MIXED], keys=[1]))
+    assert all(m.choose([1], 0)[0] for _ in range(50))   # alive again: always sampled
+
+def test_skip_prompts_moves_its_probabilities_towards_the_wanted_shares():
+    m = SkipPrompts(explore=.5, step_size=.1)
+    m.treat(batch([DEAD0, DEAD0, MIXED, MIXED]))   # half all-wrong: too many; no all-right: too few
+    assert m.p==pytest.approx(dict(easy=.6, hard=.4))
+    a,b = m,SkipPrompts(); b.load_state_dict(a.state_dict())
+    keys = list(range(20))
+    assert [a.choose(keys, 0) for _ in range(5)]==[b.choose(keys, 0) for _ in range(5)]
+
+def test_virtual_max_by_hand():
+    t = VirtualMax(best=1., eps=0.).treat(batch([DEAD0, MIXED, DEAD1, [.5]*4]))
+    sd = lambda x: (sum((o-sum(x)/len(x))**2 for o in x)/(len(x)-1))**.5
+    want = [[(r-sum(row+[1.])/5)/sd(row+[1.]) for r in row] if row!=DEAD1 else [0.]*4 for row in (DEAD0, MIXED, DEAD1, [.5]*4)]
+    assert_tensor(t.batch.advantages, want, eps=1e-5)
+    assert t.metrics['replay/unfilled']==1 and t.metrics['replay/live_after']==.75 and [o['treatment'] for o in t.records]==['trained', 'trained', 'kept', 'trained']
+
+def test_entropy_shaped_by_hand():
+    x = batch([DEAD0, DEAD1, MIXED], T=5, seed=3)
+    H = torch.rand(x.old_logps.shape, generator=torch.Generator().manual_seed(1))
+    A = EntropyShaped(alpha=.2).treat(x, policy=lambda o: (None, H)).batch.advantages
+    for g in range(4):
+        h = [H[0,g,t].item() for t in range(5) if x.completion_mask[0,g,t]]
+        assert_tensor(A[0,g][x.completion_mask[0,g]], [-.2*(max(h)-o) for o in h], eps=1e-6)
+        assert_tensor(A[1,g], .2*H[1,g]*x.completion_mask[1,g]); assert_tensor(A[2,g], x.advantages[2,g]*x.completion_mask[2,g])
+    with pytest.raises(ValueError, match='`policy`'): EntropyShaped().treat(x)
+    with pytest.raises(ValueError, match='no method'): make_method('resample')
+
+def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
+    m = SamePrompt()
+    first = batch([[0.,1,0,0], DEAD1], T=8, seed=1, keys=[5, 6])
+    m.treat(first, step=2)
+    x = batch([DEAD0, DEAD0, DEAD1, DEAD0], T=2, seed=2, keys=[5, 7, 6, -1])
+    t = m.treat(x, step=9)
+    assert [o['treatment'] for o in t.records]==['replaced', 'kept', 'kept', 'kept']
+    assert_tensor(t.batch.rewards[0], [0., 0, 0, 1]); assert_tensor(t.batch.advantages[0], group_advantages(torch.tensor([[0.,0,0,1]]))[0])
+    old,new = content(first, 0)[1][1],content(t.batch, 0)[1]
+    assert new[3]==old and new[:3]==content(x, 0)[1][:3]
+    assert t.batch.replayed.tolist()==[True, False, False, False] and t.records[0]['replacement']['age']==7
+    b = SamePrompt(); b.load_state_dict(m.state_dict())
+    assert_tensor(b.treat(x, step=11).batch.completion_ids, m.treat(x, step=11).batch.completion_ids)
+    small = SamePrompt(max_prompts=2)
+    small.treat(batch([MIXED]*4, keys=[1, 2, 3, 4])); assert list(small.best)==[3, 4]
+
+def test_replayed_gradient_with_stored_log_probs_is_the_true_one_on_average():
+    "Enumerated: one token of 5, samples of an old policy, the gradient of today's objective."
+    torch.manual_seed(0)
+    old,th,R = torch.randn(5, dtype=torch.float64),torch.randn(5, dtype=torch.float64, requires_grad=True),torch.rand(5, dtype=torch.float64)
+    true = torch.autograd.grad((th.softmax(0)*R).sum(), th)[0]
+    lp,lq = th.log_softmax(0),old.log_softmax(0)
+    corrected = torch.autograd.grad((lq.exp()*(lp-lq).exp()*R).sum(), th, retain_graph=True)[0]
+    uncorrected = torch.autograd.grad((lq.exp()*(lp-lp.detach()).exp()*R).sum(), th)[0]
+    assert_tensor(corrected, true, eps=1e-12)
+    assert (uncorrected-true).norm()>.1*true.norm()
+
+
+# ---- fresh and stored ------------------------------------------------------------------------------
+
+def test_stored_groups_fill_the_batch_as_far_as_the_buffer_can():
+    m = Replay(64, stored_per_fresh=2, seed=3)
+    seen = []
+    for s in range(12):
+        n = m.to_sample(6, s)
+        t = m.treat(batch([MIXED, DEAD0, [1.,1,0,1], DEAD1, MIXED, [0.,1,0,1]][:n], seed=s, step=s), step=s)
+        seen.append(n)
+        assert len(t.batch)==len(t.in_loss)==len(t.records)==len(t.uncorrected)==6
+        came = [o['replacement'] for o in t.records if o['replacement']]
+        assert t.batch.replayed.tolist()==[o['replacement'] is not None for o in t.records]
+        assert all(o['step']<s for o in came)
+        if s>3: assert len({o['id'] for o in came})==len(came)   # one hat: nobody is in the batch twice
+        assert [o['treatment'] for o in t.records][n:]==['stored']*(6-n) and t.metrics['replay/stored']==6-n
+        assert t.metrics['replay/dead']+t.metrics['replay/live_before']*n==n
+        assert t.metrics['replay/live_after']==(6-t.metrics['replay/unfilled'])/6
+    assert seen==[6, 2, 2]+[2]*9   # the first batch stores four living groups, all that the second wants
+
+def test_a_young_buffer_gives_what_it_has():
+    m = Replay(64, stored_per_fresh=3)
+    m.treat(batch([MIXED], seed=1))
+    assert m.to_sample(8, 1)==7   # six are wanted, one is there
+    t = m.treat(batch([MIXED]*3+[DEAD0]*4, seed=2), step=1)   # four dead, and one stored group for all
+    assert len(t.batch)==8 and t.batch.replayed.tolist()==[False]*3+[True]*5
+
+def test_groups_too_old_for_replay_are_not_counted_on():
+    m = Replay(64, stored_per_fresh=1, age_limit=5)
+    m.treat(batch([MIXED, MIXED], seed=1), step=0)
+    assert m.to_sample(4, 5)==2 and m.to_sample(4, 6)==4
+
+def test_a_batch_that_cannot_be_shared_out_is_refused():
+    with pytest.raises(ValueError, match='divisible by 4'): Replay(8, stored_per_fresh=3).to_sample(6, 0)
+    for bad in (-1, 1.5, True):
+        with pytest.raises(ValueError, match='stored_per_fresh'): Replay(8, stored_per_fresh=bad)
