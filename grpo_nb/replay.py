@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .core import Rollouts, register
+from .core import register
+from .generation import Rollouts
 from .ratios import dead_groups, group_scores
 
 # %% ../nbs/08_replay.ipynb #6cba4072
