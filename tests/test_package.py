@@ -10,7 +10,7 @@ FLOORS = dict(                                 # inside each; a module imports f
     workshop=[
         {'core'},
         {'plotting','stats','ratios','signals','blocks','fast_qwen','findings','plans'},
-        {'widgets','checkpoints','checks','records','problems','reward_loading','distributed','view'},
+        {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed','view'},
         {'trl_checks','trl_resume','trl_record','study','stacked'}],
     course=[
         {'tasks','tiny_qwen'},
