@@ -1,0 +1,140 @@
+"State files, manifests and whole folders: what was saved comes back, and what is damaged is named."
+import errno, math, os, signal, subprocess, sys, time
+from pathlib import Path
+import pytest, torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from grpo_nb.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, keep_newest,
+    last_checkpoint, load_state, manifest_of, new_run_id, no_room, save_state, whole_folder, write_manifest)
+
+def same(a, b):
+    if isinstance(a, torch.Tensor): return a.dtype==b.dtype and a.shape==b.shape and torch.equal(a, b)
+    if isinstance(a, dict): return list(a)==list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list,tuple)): return type(b) is list and len(a)==len(b) and all(map(same, a, b))
+    return repr(a)==repr(b)
+
+def test_a_state_of_any_nesting_comes_back_to_the_bit(tmp_path):
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+    state = dict(step=3, no=None, yes=True, text='é "\n', tiny=5e-324, odd=[math.inf, -0.], empty={}, none=[],
+        nested=[[dict(a=(1, 2))]], scalar=torch.tensor(1.5), zero=torch.zeros(0, 3),
+        kinds=[torch.randn(3, 4).mul(9).to(o) for o in kinds], mask=torch.rand(7)<.5,
+        view=torch.arange(12).view(3, 4).T, grad=torch.ones(2, requires_grad=True))
+    state[7] = {0:torch.ones(1), 1:'a'}   # an optimizer's keys are numbers
+    save_state(tmp_path/'s', state)
+    back = load_state(tmp_path/'s')
+    assert same(dict(state, grad=state['grad'].detach()), back)
+    assert back['view'].untyped_storage().nbytes()==12*8   # memory of its own
+    save_state(tmp_path/'t', {})
+    assert load_state(tmp_path/'t')=={}
+
+def test_other_readers_can_open_it(tmp_path):
+    save_state(tmp_path/'s', dict(x=torch.arange(3.)))
+    with safe_open(tmp_path/'s', 'pt') as f: assert f.get_tensor('F32').tolist()==[0, 1, 2]
+
+def test_forty_thousand_groups_can_be_saved(tmp_path):
+    ids = torch.arange(16, dtype=torch.int32)
+    data = [dict(completion_ids=ids, lens=ids[:4], old_logps=torch.zeros(16), rewards=torch.zeros(4, 1),
+                 prompt='x'*200, key=i) for i in range(40_000)]
+    save_state(tmp_path/'s', dict(data=data))
+    assert int.from_bytes(open(tmp_path/'s', 'rb').read(8), 'little')<1000
+    back = load_state(tmp_path/'s')['data']
+    assert len(back)==40_000 and same(back[-1], data[-1])
+
+def test_an_optimizer_goes_on_from_it(tmp_path):
+    def run(n, resume=None):
+        torch.manual_seed(0)
+        m = torch.nn.Linear(3, 2)
+        opt = torch.optim.AdamW(m.parameters(), lr=.1)
+        if resume: m.load_state_dict(resume['m']); opt.load_state_dict(resume['o'])
+        for _ in range(n):
+            opt.zero_grad()
+            m(torch.ones(3)).square().sum().backward()
+            opt.step()
+        return m,opt
+    m,opt = run(2)
+    save_state(tmp_path/'s', dict(m=m.state_dict(), o=opt.state_dict()))
+    assert torch.equal(run(5)[0].weight, run(3, load_state(tmp_path/'s'))[0].weight)
+
+@pytest.mark.parametrize('at', [0, 9, .3, .6, -5, -1])
+def test_one_flipped_bit_anywhere_is_noticed(at, tmp_path):
+    save_state(tmp_path/'s', dict(x=torch.randn(50), y='text'))
+    raw = bytearray((tmp_path/'s').read_bytes())
+    raw[int(at*len(raw)) if isinstance(at, float) else at] ^= 1
+    (tmp_path/'s').write_bytes(raw)
+    with pytest.raises(ValueError, match='s is damaged'): load_state(tmp_path/'s')
+
+def test_what_cannot_be_held_is_named_and_nothing_is_written(tmp_path):
+    for bad in (object(), torch.zeros(1, dtype=torch.complex64), {1, 2}):
+        with pytest.raises(ValueError, match='cannot hold'): save_state(tmp_path/'s', dict(x=[bad]))
+    assert not list(tmp_path.iterdir())
+
+def made(folder, n, run=None, mark=None):
+    (folder/f'checkpoint-{n}').mkdir(parents=True)
+    (folder/f'checkpoint-{n}'/'weights').write_bytes(b'abc')
+    write_manifest(folder/f'checkpoint-{n}', run, mark)
+    if mark: (folder/f'checkpoint-{n}'/mark).write_text('{}')
+    return folder/f'checkpoint-{n}'
+
+@pytest.mark.parametrize('damage,says', [
+    (lambda c: (c/'weights').unlink(), 'weights is missing'),
+    (lambda c: (c/'weights').write_bytes(b'abcd'), '4 bytes, 3 were written'),
+    (lambda c: (c/'weights').write_bytes(b'abd'), 'weights has changed'),
+    (lambda c: (c/'trainer_state.json').unlink(), 'trainer_state.json is missing'),
+    (lambda c: (c/'trainer_state.json').write_text('{'), 'half-written'), (lambda c: None, '')])
+def test_what_is_wrong_with_a_checkpoint_is_said(damage, says, tmp_path):
+    c = made(tmp_path, 3, mark='trainer_state.json')
+    damage(c)
+    assert says in checkpoint_problem(c) and bool(says)==bool(checkpoint_problem(c))
+
+def test_the_newest_whole_checkpoint_of_this_run_is_found(tmp_path):
+    for n,run in ((2, 'mine'), (10, 'mine'), (11, 'old')): made(tmp_path, n, run)
+    (tmp_path/'checkpoint-99').mkdir()
+    said = []
+    assert Path(last_checkpoint(tmp_path, 'mine', mark=None, tell=said.append)).name=='checkpoint-10'
+    assert 'checkpoint-99: manifest.json is missing' in said[0]
+    assert 'checkpoint-11: it is of another run' in said[0]
+    assert Path(last_checkpoint(tmp_path, mark=None, tell=said.append)).name=='checkpoint-11'
+    keep_newest(tmp_path, 2)
+    assert [p.name for p in checkpoint_folders(tmp_path)]==['checkpoint-11', 'checkpoint-99']
+    with pytest.raises(ValueError, match='no whole checkpoint.*another run'):
+        last_checkpoint(tmp_path, 'x', None)
+    assert manifest_of(tmp_path/'checkpoint-11')['run']=='old' and manifest_of(tmp_path)=={}
+
+def test_ids_differ_and_leave_the_seeds_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert len({new_run_id() for _ in range(100)})==100 and torch.equal(before, torch.get_rng_state())
+
+def test_a_folder_is_whole_or_not_there(tmp_path):
+    with whole_folder(tmp_path/'a') as tmp: (tmp/'f').write_text('1')
+    with whole_folder(tmp_path/'a') as tmp: (tmp/'f').write_text('2')   # in the old one's place
+    with pytest.raises(KeyboardInterrupt):
+        with whole_folder(tmp_path/'a') as tmp: (tmp/'f').write_text('3'); raise KeyboardInterrupt
+    assert (tmp_path/'a'/'f').read_text()=='2' and [p.name for p in tmp_path.iterdir()]==['a']
+
+def limited(n):
+    import resource
+    return resource.setrlimit(resource.RLIMIT_FSIZE, (n, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+@pytest.mark.parametrize('write', [
+    lambda f: save_state(f/'x', dict(x=torch.zeros(100_000))),
+    lambda f: torch.save(torch.zeros(100_000), f/'x'),
+    lambda f: save_file(dict(x=torch.zeros(100_000)), f/'x'), lambda f: (f/'x').write_bytes(bytes(400_000))],
+    ids=['save_state','torch','safetensors','file'])
+def test_a_full_disk_is_named_whoever_writes(write, tmp_path):
+    pytest.importorskip('resource')
+    made(tmp_path, 3)
+    limited(50_000)
+    try:
+        says = 'checkpoint-4 could not be written.*MiB are free.*older checkpoints stand'
+        with pytest.raises(OSError, match=says):
+            with whole_folder(tmp_path/'checkpoint-4') as tmp: write(tmp)
+    finally: limited(-1)
+    assert [p.name for p in tmp_path.iterdir()]==['checkpoint-3']
+    assert not checkpoint_problem(tmp_path/'checkpoint-3', None)
+
+def test_what_is_not_the_disks_fault_is_not_blamed_on_it(tmp_path):
+    assert not disk_is_full(ValueError('a bug')) and not disk_is_full(OSError(errno.EACCES, 'denied'))
+    with pytest.raises(ValueError, match='^a bug$'):
+        with whole_folder(tmp_path/'a'): raise ValueError('a bug')
+    assert no_room(OSError(28, 'No space left'), 'x', tmp_path/'not'/'there').errno==28

@@ -1,0 +1,79 @@
+"Ctrl-C and SIGTERM: a flag for the run, nothing for the children of a reward, one line on the command line."
+import multiprocessing as mp, os, signal, subprocess, sys, threading, time
+import pytest
+from grpo_nb.signals import WATCHED, one_line, stop_on_signal
+
+def handlers(): return [signal.getsignal(o) for o in WATCHED]
+
+@pytest.mark.parametrize('sig', WATCHED)
+def test_the_first_signal_sets_a_flag_and_the_second_acts_as_usual(sig):
+    before = handlers()
+    with stop_on_signal() as stop:
+        assert not stop and handlers()!=before
+        os.kill(os.getpid(), sig)
+        assert stop and stop.signal==sig.name and handlers()==before
+    assert handlers()==before
+
+def test_what_stood_before_comes_back_after_an_error_and_inside_a_run():
+    before = handlers()
+    with pytest.raises(ZeroDivisionError):
+        with stop_on_signal() as outer:
+            ours = handlers()
+            with stop_on_signal() as inner: assert handlers()==ours
+            assert handlers()==ours   # the inner one has touched nothing
+            1/0
+    assert handlers()==before
+
+def test_outside_the_main_thread_nothing_is_watched():
+    before,seen = handlers(),[]
+    def go():
+        with stop_on_signal() as stop: seen.append((bool(stop), handlers()==before))
+    t = threading.Thread(target=go)
+    t.start()
+    t.join()
+    assert seen==[(False, True)]
+
+def for_ever():
+    while True: time.sleep(.01)
+
+def end_one():
+    p = mp.get_context('fork').Process(target=for_ever)
+    p.start()
+    time.sleep(.05)
+    p.terminate()
+    p.join(10)
+    return p.exitcode
+
+@pytest.mark.parametrize('thread', [False, True])
+def test_a_child_of_a_reward_can_be_terminated(thread):
+    out = []
+    with stop_on_signal() as stop:
+        if thread:
+            t = threading.Thread(target=lambda: out.append(end_one()))
+            t.start()
+            t.join()
+        else: out.append(end_one())
+        assert not stop
+    assert out==[-signal.SIGTERM]
+
+def test_a_pool_ends_with_its_block():
+    with stop_on_signal() as stop:
+        with mp.get_context('fork').Pool(2) as p: assert p.map(abs, [-1, 2])==[1, 2]
+        assert not stop
+
+def run(code, sig=signal.SIGINT):
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    p = subprocess.Popen([sys.executable, '-c', code], **pipes)
+    p.stdout.readline()
+    p.send_signal(sig)
+    return *p.communicate(timeout=30),p.returncode
+
+def test_an_interrupted_program_says_one_line():
+    code = ('import time\nfrom grpo_nb.signals import one_line\n'
+            'with one_line("stopped while importing"): print("x", flush=True); time.sleep(30)')
+    out,err,rc = run(code)
+    assert (err.strip(), rc)==('stopped while importing', 130)
+
+def test_the_room_is_light():
+    code = 'import sys, grpo_nb.signals; print({"torch", "numpy", "fastcore"} & set(sys.modules))'
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip()=='set()'
