@@ -89,7 +89,7 @@ def load_method(
 )->object:        # a `Method`
     "A method of the library, or one of a reader's own from a Python file."
     from grpo_nb.methods import make_method
-    from grpo_nb.rewards import load_reward
+    from grpo_nb.reward_loading import load_reward
     return make_method(name, **options) if ':' not in name else load_reward(name)(**options)
 
 def method_source(
@@ -108,7 +108,8 @@ def _weights(task, options, steps):
     Of the two tasks they know, more of the careful way; of another, its answers.
     """
     from datasets import Dataset
-    from grpo_nb.tasks import gym_dataset, lessons
+    from grpo_nb.problems import gym_dataset
+    from grpo_nb.tasks import lessons
     from grpo_nb.tiny_qwen import load_model, warm_start
     model,tok = load_model('tiny')
     if steps and task in ('chain_sum','spell_backward'):
@@ -123,7 +124,8 @@ def _weights(task, options, steps):
 @cache
 def _start(regime, seed, n_problems, num_samples, max_completion_length):
     "Problems, held-out problems, starting weights, and what these can do: the same for every arm."
-    from grpo_nb.tasks import accuracy_reward, gym_dataset
+    from grpo_nb.problems import gym_dataset
+    from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import evaluate
     r = REGIMES[regime]

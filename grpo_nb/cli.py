@@ -115,7 +115,7 @@ def run_command(
     from grpo_nb.core import versions
     from grpo_nb.demo import finish
     from grpo_nb.methods import make_method
-    from grpo_nb.rewards import load_reward
+    from grpo_nb.reward_loading import load_reward
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import evaluate, prepare, train
@@ -137,14 +137,13 @@ def run_command(
 def _problems(cmd, args):
     "Problems to train on and held-out ones; a task's name makes both on the spot."
     from pathlib import Path
-    from grpo_nb.tasks import gym_dataset, load_problems, split_problems
+    from grpo_nb.problems import load_problems, make_problems, split_problems
     if not Path(cmd.dataset).suffix:
-        make = lambda n, split: gym_dataset(cmd.dataset, n, args.seed, split)
+        make = lambda n, split: make_problems(cmd.dataset, n, args.seed, split)
         return make(2000, 'train'),make(cmd.eval_problems, 'test')
     ds = load_problems(cmd.dataset)
     if cmd.eval_dataset: return ds,_head(load_problems(cmd.eval_dataset), cmd.eval_problems)
-    problems,held_out = split_problems(ds, .1)   # by a hash of the prompt: equal prompts are on one side
-    if not len(held_out): raise ValueError(f'{cmd.dataset} has {len(ds)} rows, too few to hold some out: add rows, or give --eval_dataset')
+    problems,held_out = split_problems(ds, .1, need_both=True, what=cmd.dataset)   # by a hash of the prompt
     return problems,_head(held_out, cmd.eval_problems)
 
 def _head(ds, n): return ds.select(range(min(n, len(ds))))

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 import torch
 from .core import save_json, versions
-from .tasks import accuracy_reward, chain_sum
+from .problems import chain_sum
+from .tasks import accuracy_reward
 from .tiny_qwen import load_model
 from .trainer import TrainConfig, evaluate, train
 from .inspector import write_inspector

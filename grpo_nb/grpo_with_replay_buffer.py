@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 from .core import atomic_write, save_json, versions
-from .rewards import check_rewards, _is_async
+from .reward_loading import check_rewards, is_async as _is_async
 from .advantages import dead_groups, dead_reason
 from .ratios import group_scores
 from .replay import ReplayBuffer

@@ -12,8 +12,8 @@ import difflib, re, sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 import torch
-from . import tasks
-from .tasks import completion_text
+from . import problems
+from .tasks import accuracy_reward, completion_text, overlap_reward
 from .multi_gpu import Layout, check_launch_config, format_plan, run_plan, vllm_problem
 
 # %% ../nbs/14_recipes.ipynb #cc1e4356
@@ -240,7 +240,7 @@ def run_recipe(
         return plan
     if bad := _launch_problems(r)+[o for o in plan['problems'] if a.use_vllm and 'vllm' in o.lower()]: raise ValueError('; '.join(bad))
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-    if rows is None and r.rows_file: rows = list(tasks._read_rows(Path(r.rows_file)))
+    if rows is None and r.rows_file: rows = list(problems.read_rows(Path(r.rows_file)))
     try: ds = load_data(rows)
     except ValueError as e:
         if rows is None: raise ValueError(f'{e}; on the command line `--rows_file FILE`') from e
@@ -260,7 +260,7 @@ def gsm8k(
     "Train on GSM8K with five rewards. Source: EasyDeL's gsm8k_grpo."
     r,a = parse_recipe(GSM8KArguments, argv, settings, output_dir='runs/gsm8k')
     own = {f.name:getattr(r, f.name) for f in fields(GSM8KArguments) if f.name.endswith(('_reward','_reject'))}
-    return run_recipe(r, a, lambda rows: tasks.gsm8k(rows=rows), gsm8k_rewards(**own), rows)
+    return run_recipe(r, a, lambda rows: problems.gsm8k(rows=rows), gsm8k_rewards(**own), rows)
 
 def numinamath(
     argv:list=(),   # words of a command line
@@ -269,7 +269,7 @@ def numinamath(
 ):
     "Train on NuminaMath-TIR with rewards for form and for the answer. Source: EasyDeL's numinamath_grpo."
     r,a = parse_recipe(RecipeArguments, argv, settings, output_dir='runs/numinamath')
-    return run_recipe(r, a, lambda rows: tasks.numinamath(rows=rows), numinamath_rewards(), rows)
+    return run_recipe(r, a, lambda rows: problems.numinamath(rows=rows), numinamath_rewards(), rows)
 
 def tldr(
     argv:list=(),   # words of a command line
@@ -278,4 +278,4 @@ def tldr(
 ):
     "Train on TL;DR summaries. Source: the quick start of TRL's GRPO trainer."
     r,a = parse_recipe(TLDRArguments, argv, settings, output_dir='runs/tldr', beta=0., temperature=1., top_p=1., top_k=0, num_generations=8)
-    return run_recipe(r, a, lambda rows: tasks.tldr(rows=rows), [length_reward] if r.reward=='length' else [tasks.overlap_reward], rows)
+    return run_recipe(r, a, lambda rows: problems.tldr(rows=rows), [length_reward] if r.reward=='length' else [overlap_reward], rows)

@@ -31,7 +31,7 @@ from .generation import Direct, generate, generate_loop
 from .kl import chunked_logps, gather_logps, token_logps
 from .plotting import COLOURS, fig_svg, new_figure
 from .replay import Keep, Replay, ReplayBuffer
-from .tasks import chain_sum
+from .problems import chain_sum
 from .tiny_qwen import encode_prompts, make_tokenizer, tiny_config, tiny_model
 from .trainer import TrainConfig, new_state, step
 

@@ -6,7 +6,8 @@ import pandas as pd, torch
 import grpo_nb.trainer as tr
 from grpo_nb.inspector import inspect_run, write_inspector
 from grpo_nb.report import write_report
-from grpo_nb.tasks import accuracy_reward, chain_sum
+from grpo_nb.problems import chain_sum
+from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from made_runs import make_run
 

@@ -114,7 +114,7 @@ def trl_runs(tmp_path_factory):
     "One real GRPOTrainer, trained twice: as it should be, and with completions cut off"
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
-    from grpo_nb.tasks import chain_sum
+    from grpo_nb.problems import chain_sum
     def go(name, **kw):
         model,tok = faulty_runs.fresh()
         out = tmp_path_factory.mktemp(name)

@@ -2,7 +2,8 @@
 import asyncio, functools, json, math, pathlib, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
-from grpo_nb.rewards import RewardModel, check_rewards, combine_rewards, compute_rewards, load_reward, overlong_reward, repeat_reward, reward_name
+from grpo_nb.reward_loading import RewardModel, check_rewards, load_reward, reward_name
+from grpo_nb.rewards import combine_rewards, compute_rewards, overlong_reward, repeat_reward
 
 torch.set_num_threads(1)
 P,C = ['p','p','q','q'],['a','bb','ccc','a b']

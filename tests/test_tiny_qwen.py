@@ -2,7 +2,8 @@
 import json, os, random
 import pytest, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from grpo_nb.tasks import accuracy_reward, chain_sum, gsm_symbolic, lessons, spell_backward
+from grpo_nb.problems import chain_sum, spell_backward
+from grpo_nb.tasks import accuracy_reward, lessons
 from grpo_nb.tiny_qwen import PHRASES, TAGS, TINY, ask, encode_prompts, lesson_batch, load_model, make_tokenizer, save_model, tiny_config, tiny_model, warm_start
 
 @pytest.fixture(scope='module', autouse=True)

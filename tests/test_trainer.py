@@ -10,7 +10,7 @@ from grpo_nb.loss import policy_loss
 from grpo_nb.records import read_run
 from grpo_nb.methods import DynamicSampling
 from grpo_nb.replay import Keep, Mask, Replay
-from grpo_nb.tasks import chain_sum
+from grpo_nb.problems import chain_sum
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, checkpoints, evaluate, new_state, next_keys, pass_at_k, rollout, save_checkpoint, step, train, update
 

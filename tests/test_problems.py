@@ -1,0 +1,187 @@
+"Problems: sides that never meet, sets by name, files in every condition, hub sets on rows in the hub's format."
+import json, subprocess, sys
+import datasets, pytest
+from datasets import Dataset, DatasetDict
+from grpo_nb.problems import (PROBLEMS, boxed, chain_sum, gsm8k, gym_dataset, load_problems, make_problems, numinamath,
+                              read_rows, spell_backward, split_of, split_problems, tldr)
+
+questions = lambda ds: [p[-1]['content'] for p in ds['prompt']]
+
+# --- sides
+
+@pytest.mark.parametrize('name', ['sums','words','gsm_symbolic'])
+def test_sets_are_different_problems_made_again_alike_and_never_cross_sides(name):
+    train = [make_problems(name, 80, seed=s) for s in (0, 1)]
+    test = make_problems(name, 80, split='test')
+    assert make_problems(name, 80, seed=1).to_list()==train[1].to_list()
+    first,second,held_out = (set(questions(o)) for o in (*train, test))
+    assert len(first)==len(second)==len(held_out)==80
+    assert not (first | second) & held_out and len(first & second)<15   # neighbouring seeds hardly meet
+
+def test_other_settings_do_not_move_a_question_to_the_other_side():
+    narrow = chain_sum(300, split='test', min_terms=3, max_terms=3)
+    wide = chain_sum(3000, split='train', min_terms=2, max_terms=3)
+    assert not set(questions(narrow)) & set(questions(wide))
+
+def test_the_side_is_the_same_in_another_process_and_about_a_fifth_is_held_out():
+    texts = [f'problem {i}' for i in range(5000)]
+    here = [split_of(t) for t in texts]
+    assert .18<here.count('test')/5000<.22
+    code = ("from grpo_nb.problems import split_of; "
+            "print(''.join(split_of(f'problem {i}')[1] for i in range(200)))")
+    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+    assert out.strip()==''.join(s[1] for s in here[:200])
+
+# the sides as first shipped: a change would let old exams leak into training
+FROZEN = 'rrrrrrrerrrrrrrerrrrrree'   # second letters of train and test
+
+def test_sides_of_known_texts_stay_where_they_are():
+    assert ''.join(split_of(f'What is {i} + 1?')[1] for i in range(24))==FROZEN
+
+# --- by name
+
+def test_names_are_ours_first_and_then_the_gyms():
+    assert {'sums','words'}<=set(PROBLEMS)
+    assert make_problems('sums', 20, seed=3).to_list()==chain_sum(20, seed=3).to_list()
+    assert make_problems('words', 5, max_word_len=4).to_list()==spell_backward(5, max_word_len=4).to_list()
+    theirs = make_problems('chain_sum', 20, seed=3)   # the gym's own settings: numbers of up to four digits
+    assert theirs.to_list()==gym_dataset('chain_sum', 20, seed=3).to_list()
+    assert max(len(q) for q in questions(theirs))>max(len(q) for q in questions(chain_sum(20, seed=3)))
+
+@pytest.mark.parametrize('call, says', [
+    (lambda: chain_sum(500, min_terms=2, max_terms=2), 'too few different problems'),
+    (lambda: chain_sum(0), '`n` is 0'),
+    (lambda: chain_sum(2.5), '`n` is 2.5'),
+    (lambda: chain_sum(5, seed=-1), '`seed` is -1'),
+    (lambda: chain_sum(5, split='dev'), "'train' or 'test'"),
+    (lambda: make_problems('sum', 5), 'near it: sums'),
+    (lambda: gym_dataset('chainsum', 5), 'near it: chain_sum'),
+    (lambda: gym_dataset('zzzzqq', 5), 'in all'),
+    (lambda: gym_dataset('chain_sum', 5, terms=3), 'it has min_terms'),
+    (lambda: chain_sum(5, min_terms=5, max_terms=3), 'refuses')])
+def test_what_cannot_be_made_is_refused_with_its_reason(call, says):
+    with pytest.raises(ValueError) as e: call()
+    assert says in str(e.value)
+
+# --- your own problems
+
+def test_every_kind_of_source_gives_the_same_problems(tmp_path):
+    rows = [dict(prompt=f'{i}+1?', answer=str(i+1), level='easy, or\n"not"') for i in range(5)]
+    Dataset.from_list(rows).to_parquet(tmp_path/'a.parquet')
+    Dataset.from_list(rows).to_csv(tmp_path/'a.csv')
+    (tmp_path/'a.jsonl').write_text('\n'.join(map(json.dumps, rows))+'\n\n')
+    (tmp_path/'a.json').write_text('\ufeff'+json.dumps(rows))
+    files = [tmp_path/'a.parquet', str(tmp_path/'a.csv'), tmp_path/'a.jsonl', tmp_path/'a.json']
+    for src in (*files, rows, Dataset.from_list(rows)):
+        got = load_problems(src)
+        assert sorted(got.column_names)==['answer','level','prompt']
+        assert [dict(sorted(o.items())) for o in got.to_list()]==[dict(sorted(o.items())) for o in rows], src
+
+def test_a_line_break_inside_a_string_is_no_new_line(tmp_path):
+    text = json.dumps(dict(prompt='a\u2028b'), ensure_ascii=False)+'\n'
+    (tmp_path/'a.jsonl').write_text(text, encoding='utf-8')
+    assert load_problems(tmp_path/'a.jsonl')['prompt']==['a\u2028b']
+
+def test_answers_become_text_and_leading_zeros_stay(tmp_path):
+    (tmp_path/'a.csv').write_text('question,result\nzip code?,00420\n')
+    got = load_problems(tmp_path/'a.csv', prompt='question', answer='result')
+    assert got.to_list()==[dict(prompt='zip code?', answer='00420')]
+    assert load_problems([dict(prompt='a', answer=7)])['answer']==['7']
+    assert load_problems([dict(prompt=[{'role':'user','content':'hi'}])]).column_names==['prompt']
+
+def test_a_column_that_only_later_rows_have_is_kept_and_the_named_prompt_wins():
+    got = load_problems([dict(prompt='a'), dict(prompt='b', answer=2, level='hard')])
+    assert got.to_list()==[dict(level=None, prompt='a', answer=None), dict(level='hard', prompt='b', answer='2')]
+    assert load_problems([dict(prompt='old', question='new')], prompt='question')['prompt']==['new']
+
+def user(text): return [{'role':'user','content':text}]
+
+@pytest.mark.parametrize('source, says', [
+    ('missing.jsonl', 'is no file'),
+    (('a.txt', 'x'), 'can read .jsonl'),
+    (('a.jsonl', ''), 'a.jsonl is empty'),
+    (('a.jsonl', '{"prompt": "a"}\n{oops\n'), 'a.jsonl, line 2 is not JSON'),
+    (('a.json', '[{"prompt": "a"'), 'a.json is not JSON'),
+    (('a.json', '{"data": [{"prompt": "a"}]}'), "a.json holds one object with data: it needs a list of objects, "
+                                                "write what stands under 'data' alone"),
+    (('a.json', '7'), 'a.json holds 7'),
+    (('a.jsonl', '{"prompt": "a"}\n{"prompt": "é"}\n'.encode('latin-1')), 'a.jsonl, line 2 is not UTF-8'),
+    (('a.csv', 'prompt,answer\né,1\n'.encode('latin-1')), 'a.csv, line 2 is not UTF-8'),
+    (('a.csv', 'prompt;answer\nx;1\n'), 'a.csv is separated by semicolons'),
+    (('a.csv', 'question,answer\nx,1\n'), 'no column `prompt`; it has question, answer'),
+    (('a.parquet', 'no parquet'), 'a.parquet is no Parquet file'),
+    (('a.jsonl', '{"prompt": "a"}\n[1]\n'), 'row 1 is a list'),
+    (('a.jsonl', '{"prompt": "a"}\n{"question": "b"}\n'), 'row 1 has no `prompt`, it has question'),
+    (('a.jsonl', '{"prompt": "a"}\n{"prompt": "b", "hint": "\\ud83d"}\n'), '`hint` of row 1 holds half a letter'),
+    ([], 'is empty'),
+    ([dict(prompt='a'), dict(prompt=None)], 'row 1 is None'),
+    ([dict(prompt='a'), dict(prompt='  ')], 'row 1 is empty'),
+    ([dict(prompt=7)], 'is int'),
+    ([dict(prompt=[])], 'no messages'),
+    ([dict(prompt=['hi'])], 'without `role` and `content`'),
+    ([dict(prompt=user(''))], 'ends on an empty message'),
+    ([dict(prompt=user('\udc00'))], '`prompt` of row 0 holds half a letter'),
+    ([dict(prompt='a'), dict(prompt=user('b'))], 'use one kind'),
+    ([dict(prompt='a', x=1), dict(prompt='b', x=[2])], 'values of different kinds'),
+    (DatasetDict(train=Dataset.from_list([dict(prompt='a')])), "ds['train']")])
+def test_bad_problems_are_named_by_file_row_and_column(source, says, tmp_path):
+    if isinstance(source, str): source = tmp_path/source
+    if isinstance(source, tuple):
+        f,text = tmp_path/source[0],source[1]
+        f.write_bytes(text if isinstance(text, bytes) else text.encode())
+        source = f
+    with pytest.raises(ValueError) as e: load_problems(source)
+    assert says in str(e.value)
+
+def test_too_few_problems_for_a_batch_are_refused():
+    with pytest.raises(ValueError, match='3 problems, 16 are needed'): load_problems([dict(prompt='a')]*3, min_rows=16)
+
+def test_splitting_keeps_equal_prompts_together_and_loses_none():
+    ds = Dataset.from_list([dict(prompt=f'{i%50}', n=i) for i in range(200)])
+    train,test = split_problems(ds)
+    assert sorted([*train['n'], *test['n']])==list(range(200)) and len(test)>0
+    assert not set(train['prompt']) & set(test['prompt'])
+    assert len(split_problems(ds, 0.)[1])==0 and len(split_problems(ds, 1.)[0])==0
+
+def test_four_hundred_equal_prompts_get_the_right_cause():
+    ds = Dataset.from_list([dict(prompt='Tell me a joke.')]*400)
+    with pytest.raises(ValueError, match='jokes.jsonl has 400 rows but only 1 different prompt'):
+        split_problems(ds, .1, need_both=True, what='jokes.jsonl')
+    assert sum(map(len, split_problems(ds, .1)))==400
+
+# --- hub sets, on rows in the hub's format
+
+def test_gsm8k_takes_the_number_after_the_hashes():
+    rows = [dict(question='q1', answer='2+2 = <<2+2=4>>4\n#### 4'), dict(question='q2', answer='#### 1,000')]
+    ds = gsm8k(rows=rows, system=None)
+    assert ds['answer']==['4','1000'] and ds['prompt'][0]==user('q1')
+    with pytest.raises(ValueError, match='no field `question`; it has prompt'): gsm8k(rows=[dict(prompt='q')])
+    assert gsm8k(rows=rows, n=1).num_rows==1
+
+def test_numinamath_takes_the_last_box_and_skips_proofs():
+    solved = dict(problem='p', solution=r'$\boxed{1}$ or rather \boxed{\sqrt{2}+\frac{1}{3}}')
+    proof = dict(problem='proof', solution='QED')
+    ds = numinamath(rows=[solved, proof])
+    assert ds['answer']==[r'\sqrt{2}+\frac{1}{3}'] and ds['prompt'][0][0]['role']=='system'
+    assert boxed('no box') is None and boxed(r'\boxed{{a}') is None
+    with pytest.raises(ValueError, match='no row has'): numinamath(rows=[proof])
+
+def test_tldr_prompts_are_plain_text():
+    ds = tldr(rows=[dict(prompt='POST: x\nTL;DR:', completion=' the cat sat ')])
+    assert ds['prompt']==['POST: x\nTL;DR:'] and ds['answer']==['the cat sat']
+
+def test_the_hub_is_asked_for_the_right_set(monkeypatch, capsys):
+    asked = []
+    def fake(name, config=None, split=None):
+        asked.append((name, config, split))
+        row = dict(question='q', answer='#### 1', problem='p', solution=r'\boxed{1}', prompt='x', completion='y')
+        return Dataset.from_list([row]*4)
+    monkeypatch.setattr(datasets, 'load_dataset', fake)
+    assert [len(f('test', n=3)) for f in (gsm8k, numinamath, tldr)]==[3,3,3]
+    assert asked==[('openai/gsm8k','main','test'), ('AI-MO/NuminaMath-TIR',None,'test'), ('trl-lib/tldr',None,'test')]
+    assert capsys.readouterr().out.count('huggingface.co')==3
+
+def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch):
+    def fail(*a, **k): raise ConnectionError('no route')
+    monkeypatch.setattr(datasets, 'load_dataset', fail)
+    with pytest.raises(ValueError, match='no route.*rows='): gsm8k()
