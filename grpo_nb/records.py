@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'plain', 'to_line', 'read_rows', 'as_text', 'group_rows',
-           'ratio_hists', 'clip_shares', 'Recorder', 'Run', 'read_run']
+           'ratio_hists', 'Recorder', 'Run', 'read_run']
 
 # %% ../nbs/workshop/records.ipynb #796a105a
 import json, math, os, re
@@ -24,20 +24,25 @@ class _Plain(dict):
 _AS_IS = {str,bool,int,type(None),_Plain}
 
 @lru_cache(4096)
-def _nine(o): return float('%.9g'%o) if -math.inf<o<math.inf else None   # rewards and advantages take few values
+def _nine(o): return float('%.9g'%o) if -math.inf<o<math.inf else None   # rewards take few values
+
+def _plain_one(v):
+    t = type(v)
+    if t in _AS_IS or not v and t is float: return v
+    return _nine(v) if t is float else plain(v)
 
 def plain(
-    o,  # tensors, numpy values, numbers, text, None, in lists and dicts of any depth
-):      # the same in lists, dicts, text, numbers and None
+    o:object,  # tensors, numpy values, numbers, text, None, in lists and dicts of any depth
+)->object:     # the same in lists, dicts, text, numbers and None
     "`o` as JSON can hold it: floats with nine digits (a float32 comes back exactly), nan and inf as None."
     t = type(o)   # the exact types first: a record is mostly numbers in lists
     if t in _AS_IS: return o
     if t is float: return _nine(o) if o else o   # 0. and -0. as they are: the cache can't tell them apart
-    if t is list or isinstance(o, (list,tuple)): return [v if (t := type(v)) in _AS_IS or not v and t is float else _nine(v) if t is float else plain(v) for v in o]
+    if t is list or isinstance(o, (list,tuple)): return [*map(_plain_one, o)]
     if isinstance(o, dict): return {str(k):plain(v) for k,v in o.items()}
     if isinstance(o, (str,int)): return o
     if isinstance(o, float): return plain(float(o))
-    if isinstance(o, Tensor) and not o.is_floating_point(): return o.tolist()   # whole numbers are plain already
+    if isinstance(o, Tensor) and not o.is_floating_point(): return o.tolist()   # whole numbers are plain
     return plain(o.tolist()) if hasattr(o, 'tolist') else str(o)
 
 # %% ../nbs/workshop/records.ipynb #42319c3b
@@ -46,18 +51,18 @@ def to_line(
 )->bytes:      # a line of UTF-8, with its end
     "One row as a line of JSON. Line breaks inside text are escaped, so a row is always one line."
     try: text = _encode(plain(row))
-    except ValueError: text = json.dumps(plain(dict(row)), ensure_ascii=False)   # a nan put in afterwards
+    except ValueError: text = json.dumps(plain(dict(row)), ensure_ascii=False)   # a nan was put in later
     return (text+'\n').encode('utf-8', 'backslashreplace')
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=plain).encode
 
 # %% ../nbs/workshop/records.ipynb #ed2e91bb
 def read_rows(
-    path,       # a .jsonl file
-)->tuple:       # (list of dicts, list of str: what could not be read, in words)
-    "The rows of a file of JSON lines. A last line without its end is left out; a damaged line is left out and named."
+    path:str|Path,  # a .jsonl file
+)->tuple:           # (list of dicts, list of str: what could not be read, in words)
+    "The rows of a file of JSON lines. Half a last line is left out; a damaged line is left out and named."
     *lines,_ = Path(path).read_bytes().split(b'\n')   # after the last line's end comes b'', or half a line
-    try: rows,notes = json.loads(b'['+b','.join(o for o in lines if o)+b']'),[]   # all at once: the quick road
+    try: rows,notes = json.loads(b'['+b','.join(o for o in lines if o)+b']'),[]   # at once: the quick road
     except ValueError: rows,notes = _read_slowly(path, lines)
     return [o for o in rows if isinstance(o, dict)],notes
 
@@ -69,51 +74,66 @@ def _read_slowly(path, lines):
     return rows,notes
 
 # %% ../nbs/workshop/records.ipynb #1cdfbcec
-GROUP_FIELDS = ('step group key prompt completions n_tokens truncated rewards rewards_by_func advantages_before advantages '
-                'dead why treatment score id replacement ratio_hist clip_share grad_norm').split()
+GROUP_FIELDS = ('step group key prompt completions n_tokens truncated rewards rewards_by_func '
+                'advantages_before advantages dead why treatment score id replacement ratio_hist clip_share grad_norm').split()
 REPLACEMENT_FIELDS = 'id step age uses score prob key prompt completions rewards advantages'.split()
 
 def as_text(
-    o,    # text, or a list of chat messages (dicts with `role` and `content`)
-)->str:   # what a reader wants to see
-    "A prompt or completion as text; a conversation as `role: content` lines, a single message as its content."
+    o:str|list,  # text, or a list of chat messages (dicts with `role` and `content`)
+)->str:          # what a reader wants to see
+    "A prompt or completion as text; a conversation as `role: content` lines, one message as its content."
     if isinstance(o, str): return o
-    text = [m['content'] if isinstance(m.get('content'), str) else json.dumps(m.get('content'), ensure_ascii=False) for m in o]
+    def words(c): return c if isinstance(c, str) else json.dumps(c, ensure_ascii=False)
+    text = [words(m.get('content')) for m in o]
     return text[0] if len(o)==1 else '\n'.join(f'{m.get("role", "?")}: {t}' for m,t in zip(o, text))
 
 # %% ../nbs/workshop/records.ipynb #26a967f2
+def _is_chat(o): return bool(o) and isinstance(o[0], dict)
+
+def _chunks(name, v, B):
+    if not B or len(v)%B:
+        raise ValueError(f'`{name}` has {len(v)} entries, which is not {B} groups of one size: '
+            'give (B,), (B, G) or (B*G,) values')
+    n = len(v)//B
+    return [v[i*n:(i+1)*n] for i in range(B)]
+
+def _by_group(name, v, B):
+    "`v` as B lists."
+    nested = len(v)==B and isinstance(v[0], (list,tuple)) and not _is_chat(v[0])
+    return v if nested else _chunks(name, v, B)
+
 def group_rows(
     step:int,          # the optimizer step
     prompts:list,      # (B,) text or chat messages
     completions:list,  # (B*G,) flat, row `b*G+g`, or (B,) lists of G; text or chat messages
-    rewards,           # (B, G) or (B*G,) float32, as sampled
-    records=None,      # (B,) dicts from a method: treatment, score, id, replacement, ...
-    rewards_by_func=None,  # {name: (B, G) or (B*G,)}
+    rewards:Tensor,    # (B, G) or (B*G,) float32, as sampled
+    records:list=None, # (B,) dicts from a method: treatment, score, id, replacement, ...
+    rewards_by_func:dict=None,  # {name: (B, G) or (B*G,)}
     **fields,          # any other field of `GROUP_FIELDS`: (B,), (B, G) or (B*G,) values, or None
 )->list:               # (B,) dicts, ready for `Recorder.groups`
-    """One plain dict a group.
+    """One plain dict per group.
 
-    ValueError when a value does not divide into `B` groups, or a field is unknown. What `records` says wins over `fields`.
+    ValueError when a value does not divide into `B` groups, or a field is unknown. What `records` says wins
+    over `fields`.
     """
     B = len(prompts)
-    if odd := set(fields)-set(GROUP_FIELDS): raise ValueError(f'unknown fields {sorted(odd)}: a group row has {GROUP_FIELDS}')
-    def chunks(name, v):
-        if not B or len(v)%B: raise ValueError(f'`{name}` has {len(v)} entries, which is not {B} groups of one size: give (B,), (B, G) or (B*G,) values')
-        return [v[i*(len(v)//B):(i+1)*(len(v)//B)] for i in range(B)]
-    def groups(name, v): return v if len(v)==B and isinstance(v[0], (list,tuple)) and not _is_chat(v[0]) else chunks(name, v)
-    def cells(name, v): return [None]*B if v is None else v if len(v)==B else chunks(name, v)
-    cs,rs = groups('completions', completions),groups('rewards', plain(rewards))
+    if odd := set(fields)-set(GROUP_FIELDS):
+        raise ValueError(f'unknown fields {sorted(odd)}: a group row has {GROUP_FIELDS}')
+    def cells(k, v): return [None]*B if v is None else v if len(v)==B else _chunks(k, v, B)
+    cs,rs = _by_group('completions', completions, B),_by_group('rewards', plain(rewards), B)
     cols = {k:cells(k, plain(v)) for k,v in fields.items()}
-    funcs = {k:groups(k, plain(v)) for k,v in (rewards_by_func or {}).items()}
-    def row(b):
-        r = _Plain(empty, group=b, prompt=as_text(prompts[b]), completions=[o if type(o) is str else as_text(o) for o in cs[b]], rewards=rs[b], rewards_by_func={k:v[b] for k,v in funcs.items()})
-        for k,v in cols.items(): r[k] = v[b]
-        if records: r.update(plain(records[b]))
-        return r
-    empty = dict.fromkeys(GROUP_FIELDS) | dict(step=int(step))
-    return [row(b) for b in range(B)]
-
-def _is_chat(o): return bool(o) and isinstance(o[0], dict)
+    funcs = {k:_by_group(k, plain(v), B) for k,v in (rewards_by_func or {}).items()}
+    empty = dict.fromkeys(GROUP_FIELDS)|dict(step=int(step))
+    rows = []
+    for b in range(B):
+        text = [o if type(o) is str else as_text(o) for o in cs[b]]
+        by_func = {k:v[b] for k,v in funcs.items()}
+        row = _Plain(empty, group=b, prompt=as_text(prompts[b]), completions=text, rewards=rs[b],
+            rewards_by_func=by_func)
+        for k,v in cols.items(): row[k] = v[b]
+        if records: row.update(plain(records[b]))
+        rows.append(row)
+    return rows
 
 # %% ../nbs/workshop/records.ipynb #259a354c
 RATIO_EDGES = [.25,.5,.67,.8,.9,.95,.98,.99,1.01,1.02,1.05,1.1,1.2,1.5,2.,4.]
@@ -123,76 +143,107 @@ def ratio_hists(
     ratio:Tensor,  # (B, G, T) float32, policy over old policy
     mask:Tensor,   # (B, G, T) bool
 )->list:           # (B,) dicts: edges (16), counts (15) of tokens
-    "Tokens of each group by ratio, in the bins of `RATIO_EDGES`; ratios beyond the last edges are counted in the outer bins."
+    "Tokens of each group by ratio, in the bins of `RATIO_EDGES`; what lies beyond counts in the outer bins."
     B,n = len(ratio),len(RATIO_EDGES)-1
-    r,m = ratio.detach().float().cpu().numpy().reshape(B, -1),mask.cpu().numpy().reshape(B, -1)   # numpy: a third of the time on these small arrays
+    r = ratio.detach().float().cpu().numpy().reshape(B, -1)   # numpy: a third of the time on small arrays
+    m = mask.cpu().numpy().reshape(B, -1)
     bins = np.searchsorted(_INNER, r[m], side='right')+np.repeat(n*np.arange(B), m.sum(1))
     counts = np.bincount(bins, minlength=B*n).reshape(B, n).tolist()
     return [_Plain(edges=RATIO_EDGES, counts=o) for o in counts]
-
-def clip_shares(
-    ratio:Tensor,       # (B, G, T) float32
-    advantages:Tensor,  # (B, G) or (B, G, T) float32
-    mask:Tensor,        # (B, G, T) bool
-    epsilon:float=.2,   # lower half-width of the clip range
-    epsilon_high:float=None,  # upper half-width; None for `epsilon`
-)->list:                # (B,) floats in 0..1
-    "Share of each group's tokens that the clip holds back: above the range with a positive advantage, below it with a negative one."
-    r,A,m = ratio.detach().float().cpu().numpy(),advantages.detach().float().cpu().numpy(),mask.cpu().numpy()
-    if A.ndim==2: A = A[..., None]
-    held = ((r>1+(epsilon if epsilon_high is None else epsilon_high)) & (A>0)) | ((r<1-epsilon) & (A<0))
-    return ((held&m).sum((1,2))/np.maximum(m.sum((1,2)), 1)).tolist()
 
 # %% ../nbs/workshop/records.ipynb #3bd8ed8f
 class Recorder:
     "Writes the record of a run into a folder, whole rows at a time."
     def __init__(self,
-        output_dir,            # the run's folder; made if missing
-        settings=None,         # dict or dataclass of settings, for settings.json; None writes none
+        output_dir:str|Path,   # the run's folder; made if missing
+        settings:object=None,  # dict or dataclass of settings, for settings.json; None writes none
         every:int=1,           # groups are recorded at steps divisible by this
-        max_groups:int=None,   # the most groups recorded a step; None for all
-        resume_step:int=None,  # go on after this step, dropping later rows; None begins a new record over an old one
+        max_groups:int=None,   # the most groups recorded per step; None for all
+        resume_step:int=None,  # go on after this step, dropping later rows; None begins a new record
+        max_mb:float=100.,     # size that groups.jsonl may reach by `last_step`, in MB; None for any
+        last_step:int=None,    # the run's last step, over which `max_mb` is spread
+        run:str=None,          # the run's id
     ):
         if every<1: raise ValueError(f'`every` is {every}: groups are recorded every 1 or more steps')
         self.dir,self.every,self.max_groups = Path(output_dir),every,max_groups
+        self.max_bytes,self.last_step = None if max_mb is None else max_mb*1e6,last_step
         self.dir.mkdir(parents=True, exist_ok=True)
-        for o in ('history.jsonl','groups.jsonl'): self._cut(self.dir/o, resume_step)
+        was = _json(self.dir/'settings.json')[0].get('run')
+        if run and was and was!=run: resume_step = None
+        for o in ('history.jsonl','groups.jsonl'): _cut(self.dir/o, resume_step)
+        groups = self.dir/'groups.jsonl'
+        self.size = groups.stat().st_size if groups.exists() else 0
         if resume_step is None: (self.dir/'summary.json').unlink(missing_ok=True)
         if settings is not None:
             s = asdict(settings) if is_dataclass(settings) else dict(settings)
-            save_json(self.dir/'settings.json', plain(s | dict(versions=versions())))
-
-    def _cut(self, path, step):
-        if step is None or not path.exists(): return path.unlink(missing_ok=True)
-        keep = [o for o in read_rows(path)[0] if (o.get('step') or 0)<=step]
-        with atomic_write(path, 'wb') as f: f.write(b''.join(map(to_line, keep)))
+            save_json(self.dir/'settings.json', plain(s|dict(run=run or s.get('run'), versions=versions())))
 
     def _append(self, name, rows):
-        with open(self.dir/name, 'ab', buffering=0) as f: f.write(b''.join(map(to_line, rows)))
+        data = b''.join(map(to_line, rows))
+        with open(self.dir/name, 'ab', buffering=0) as f: f.write(data)
+        return len(data)
 
     def log(self,
         row:dict,  # numbers by name, with `step`
-    ):
+    )->None:
         "Append one row to history.jsonl. ValueError without a `step`."
         if 'step' not in row: raise ValueError(f'a history row needs `step`, got {sorted(row)}')
         self._append('history.jsonl', [row])
 
-    def wants(self, step:int)->bool:
+    def wants(self,
+        step:int,  # the optimizer step
+    )->bool:
         "Are groups recorded at this step? Lets a trainer skip the decoding where they are not."
-        return step%self.every==0
+        if step%self.every: return False
+        if self.max_bytes is None: return True
+        share = min(1., (step+1)/self.last_step) if self.last_step else 1.
+        return self.size<self.max_bytes*share
 
     def groups(self,
         step:int,   # the optimizer step
         rows:list,  # dicts, from `group_rows`
-    ):
+    )->None:
         "Append the rows of one step to groups.jsonl, if this step is recorded."
-        if self.wants(step) and rows: self._append('groups.jsonl', [o if o.get('step')==step else type(o)(o, step=int(step)) for o in rows[:self.max_groups]])
+        if not rows or not self.wants(step): return
+        rows = [o if o.get('step')==step else type(o)(o, step=int(step)) for o in rows[:self.max_groups]]
+        self.size += self._append('groups.jsonl', rows)
 
-    def summary(self, **data):
+    def summary(self, **data)->None:
         "Write summary.json with `data` and the versions; called again, it adds to what is there."
         f = self.dir/'summary.json'
         old = json.loads(f.read_text()) if f.exists() else dict(versions=versions())
         save_json(f, plain(old|data))
+
+# %% ../nbs/workshop/records.ipynb #ba5ca58d
+def _cut(path, step, block=2**20):
+    "Cut the file behind its last row of `step` or earlier; without a step, remove it."
+    if step is None or not path.exists(): return path.unlink(missing_ok=True)
+    with open(path, 'r+b') as f:
+        end,tail = f.seek(0, 2),b''
+        while end>0:   # backwards, a block at a time; `tail` begins at `end`
+            at = max(0, end-block)
+            f.seek(at)
+            tail,end = f.read(end-at)+tail,at
+            first = 0 if end==0 else tail.find(b'\n')+1
+            if end and not first: continue   # no whole line in it yet
+            lines = tail[first:].splitlines(keepends=True)
+            while lines:
+                if _stays(lines[-1], step): return f.truncate(end+first+sum(map(len, lines)))
+                lines.pop()
+            tail = tail[:first]
+        f.truncate(0)
+
+def _stays(line, step):
+    "Is this a whole row of `step` or earlier?"
+    if not line.endswith(b'\n'): return False
+    try: row = json.loads(line)
+    except ValueError: return False
+    return isinstance(row, dict) and (row.get('step') or 0)<=step
+
+def _json(path):
+    if not path.exists(): return {},[]
+    try: return json.loads(path.read_text(encoding='utf-8')),[]
+    except ValueError as e: return {},[f'{path.name} is damaged and left out ({e})']
 
 # %% ../nbs/workshop/records.ipynb #8a5f25b2
 @dataclass(eq=False)
@@ -231,38 +282,39 @@ class Run:
         return default
 
 # %% ../nbs/workshop/records.ipynb #8ff8eb56
-def _json(path):
-    if not path.exists(): return {},[]
-    try: return json.loads(path.read_text(encoding='utf-8')),[]
-    except ValueError as e: return {},[f'{path.name} is damaged and left out ({e})']
-
 def _trl_state(folder):
     "The log history of TRL's (transformers') trainer_state.json, of the folder or of its latest checkpoint."
-    found = [folder/'trainer_state.json', *sorted(folder.glob('checkpoint-*/trainer_state.json'), key=lambda o: -int(re.sub(r'\D', '', o.parent.name) or 0))]
-    for f in found:
+    def number(o): return int(re.sub(r'\D', '', o.parent.name) or 0)
+    saved = sorted(folder.glob('checkpoint-*/trainer_state.json'), key=number, reverse=True)
+    for f in (folder/'trainer_state.json', *saved):
         if f.exists(): return _json(f)[0].get('log_history', []),_json(f)[1]
 
 def _one_a_step(rows):
     "Rows of one step joined into one, in order of steps; what came later wins."
     out = {}
     for o in rows: out.setdefault(o.get('step'), {}).update(o)
-    return pd.DataFrame([out[k] for k in sorted(out, key=lambda k: (k is None, k))], columns=None if out else ['step'])
+    steps = sorted(out, key=lambda k: (k is None, k))
+    return pd.DataFrame([out[k] for k in steps], columns=None if out else ['step'])
 
 def _fill(rows):
-    "Newcomers known by `id` alone get prompt, completions, rewards and advantages of the row where they were born."
+    "Newcomers known by `id` alone get text, rewards and advantages of the row where they were born."
     born = {o['id']:o for o in rows if o.get('id') is not None}
     for o in rows:
         if r := o['replacement']:
             b = born.get(r.get('id'), {})
-            o['replacement'] = {k:b.get(k) if r.get(k) is None else r[k] for k in REPLACEMENT_FIELDS}
+            o['replacement'] = r = {k:b.get(k) if r.get(k) is None else r[k] for k in REPLACEMENT_FIELDS}
+            if o['treatment']=='stored':   # nothing was sampled in this place: the row is the newcomer's
+                for k in ('prompt','completions','rewards','advantages'):
+                    if not o[k]: o[k] = r[k] or ('' if k=='prompt' else [])
 
 # %% ../nbs/workshop/records.ipynb #7b68ac91
 def read_run(
-    folder,  # a run's folder, a TRL output folder, or a trainer_state.json
-)->Run:      # tables and dicts; see `Run`
+    folder:str|Path,  # a run's folder, a TRL output folder, or a trainer_state.json
+)->Run:               # tables and dicts; see `Run`
     """Everything a run has written down so far; works while it goes on.
 
-    Half a last line is left out, a damaged one is named in `notes`, an older record gets None in newer columns.
+    Half a last line is left out, a damaged one is named in `notes`, an older record gets None in newer
+    columns.
     ValueError when the folder is missing or holds no record.
     """
     folder = Path(folder)
@@ -271,9 +323,11 @@ def read_run(
     settings,n1 = _json(folder/'settings.json')
     summary,n2 = _json(folder/'summary.json')
     groups,n4 = read_rows(folder/'groups.jsonl') if (folder/'groups.jsonl').exists() else ([],[])
-    history = read_rows(folder/'history.jsonl') if (folder/'history.jsonl').exists() else _trl_state(folder)
+    log = folder/'history.jsonl'
+    history = read_rows(log) if log.exists() else _trl_state(folder)
     if history is None and not groups:
-        raise ValueError(f'{str(folder)!r} holds no record: need history.jsonl (written by a `Recorder`) or trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
+        raise ValueError(f'{str(folder)!r} holds no record: need history.jsonl (written by a `Recorder`) or '
+            f'trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
     history,n3 = history or ([],[])
     groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups if isinstance(o.get('step'), int)]
     _fill(groups)

@@ -27,7 +27,8 @@ from .advantages import dead_groups, dead_reason, multi_objective
 from .kl import can_pack, token_logps, token_logps_and_entropy
 from .loss import loss_metrics, policy_loss
 from .replay import Keep, Replay
-from .records import Recorder, clip_shares, group_rows, ratio_hists
+from .ratios import clip_share
+from .records import Recorder, group_rows, ratio_hists
 
 # %% ../nbs/09_trainer.ipynb #0c503712
 def _s(default, help): return field(default=default, metadata=dict(help=help))
@@ -341,7 +342,7 @@ def group_ratios(
         T = o['mask'].shape[2]   # a minibatch is as wide as its longest completion
         logps[o['idx'],:,:T],mask[o['idx'],:,:T] = o['logps'].float().cpu().numpy(),o['mask'].cpu().numpy()
     ratio,mask = (torch.from_numpy(logps)-batch.old_logps.cpu()).exp(),torch.from_numpy(mask)
-    return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, batch.advantages, mask, a.epsilon, a.epsilon_high))
+    return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=clip_share(ratio, batch.advantages[...,None] if batch.advantages.ndim==2 else batch.advantages, mask, (1, 2), epsilon=a.epsilon, epsilon_high=a.epsilon_high, loss_type=a.loss_type).tolist())
 
 # %% ../nbs/09_trainer.ipynb #ab16ec87
 @torch.no_grad()

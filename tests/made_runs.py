@@ -1,8 +1,8 @@
 "Made-up but realistic run folders: a policy that gets better, some prompts easy and some hard, a real replay buffer."
 import random, torch
 from grpo_nb.advantages import dead_groups, dead_reason, group_advantages
-from grpo_nb.records import Recorder, clip_shares, group_rows, ratio_hists
-from grpo_nb.ratios import group_scores
+from grpo_nb.ratios import clip_share, group_scores
+from grpo_nb.records import Recorder, group_rows, ratio_hists
 from grpo_nb.replay import ReplayBuffer
 
 def make_run(folder, n_steps=6, B=8, G=8, seed=0, method='replay', buffer_size=16, every=1, stride=1, texts=None, T=24, summary=True, reward=None):
@@ -33,7 +33,7 @@ def make_run(folder, n_steps=6, B=8, G=8, seed=0, method='replay', buffer_size=1
         ratio,mask = (torch.randn(B, G, T, generator=g)*(.03+.02*ages[:,None,None])).exp(),torch.rand(B, G, T, generator=g)<.8
         tokens += int(mask.sum())
         rec.groups(step, group_rows(step, prompts, cs, r, records=records, rewards_by_func=dict(accuracy_reward=r), key=keys, n_tokens=mask.sum(-1), truncated=torch.rand(B, G, generator=g)<.05,
-            advantages_before=A, advantages=new, dead=dead, why=dead_reason(r), ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, new, mask)))
+            advantages_before=A, advantages=new, dead=dead, why=dead_reason(r), ratio_hist=ratio_hists(ratio, mask), clip_share=clip_share(ratio, new[...,None], mask, (1, 2)).tolist()))
         old = ages[[o['treatment']=='replaced' for o in records]]
         row = dict(step=step, loss=float(torch.randn((), generator=g)*1e-3), grad_norm=.4+.1*rng.random(), learning_rate=1e-4, reward=r.mean().item(), reward_std=r.std(1).mean().item(), frac_reward_zero_std=dead.float().mean().item(),
             num_tokens=tokens, entropy=.6-.3*i/n_steps, kl=.001*i, step_time=.3)

@@ -1,5 +1,5 @@
 "The record of a run: written whole, read at any moment, small."
-import json, math, os, time
+import json, math, time
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.generation import Rollouts
 from grpo_nb.records import *
@@ -164,12 +164,6 @@ def test_ratio_histogram_equals_a_loop():
         for x in ratio[b][mask[b]].tolist(): want[sum(x>=e for e in torch.tensor(h['edges'][1:-1]).tolist())] += 1
         assert h['counts']==want and len(h['edges'])==16 and sum(want)==int(mask[b].sum())
 
-def test_clip_share_in_its_four_corners_and_outside():
-    rho,m = torch.tensor([[[.5, 1.1, 1.5, 9.]]]),torch.tensor([[[True]*3+[False]]])
-    assert clip_shares(rho, torch.tensor([[1.]]), m)==pytest.approx([1/3]) and clip_shares(rho, torch.tensor([[-1.]]), m)==pytest.approx([1/3])
-    assert clip_shares(rho, torch.tensor([[0.]]), m)==[0] and clip_shares(rho, torch.tensor([[1.]]), m, .2, .6)==[0]
-    assert clip_shares(rho, torch.tensor([[[-1., 1., 1., 1.]]]), m)==pytest.approx([2/3]) and clip_shares(rho, torch.ones(1, 1), m&False)==[0]
-
 def test_reading_while_another_process_writes(tmp_path):
     "Rows are written whole: a reader beside the writer never sees a damaged one."
     import subprocess, sys
@@ -187,7 +181,7 @@ def test_recording_a_demo_step_takes_under_four_milliseconds(tmp_path):
     def once(s):
         t = time.process_time()
         rec.groups(s, group_rows(s, ['3 + 4 - 2 =']*16, text, A, rewards_by_func=dict(a=A, f=A), advantages_before=A, advantages=A, n_tokens=mask.sum(-1), truncated=A>0, dead=A[:,0]>0,
-            ratio_hist=ratio_hists(ratio, mask), clip_share=clip_shares(ratio, A, mask), records=[dict(treatment='replaced', replacement=dict(id=1, step=1, age=2, uses=3, score=.4, prob=.1))]*16))
+            ratio_hist=ratio_hists(ratio, mask), clip_share=A[:,0], records=[dict(treatment='replaced', replacement=dict(id=1, step=1, age=2, uses=3, score=.4, prob=.1))]*16))
         rec.log(dict(step=s, **{f'm{i}':.5 for i in range(30)})); return time.process_time()-t
     took = sorted(once(s) for s in range(40))
     print('ms', took[0]*1e3, took[20]*1e3); assert took[20]<.004   # processor time: other work on the machine is not ours
@@ -198,3 +192,56 @@ def test_numbers_are_the_same_whichever_road_makes_them_plain():
     for o in (x, x.tolist(), x.numpy(), x.double()): assert repr(plain(o))==repr(want)   # repr: 0.0 is not -0.0
     assert repr([plain(o) for o in x.flatten().tolist()])==repr(sum(want, []))
     assert plain(x>0)==(x>0).tolist() and plain(torch.tensor(3))==3 and plain(torch.arange(3))==[0, 1, 2]
+
+# ---- a bounded record, and going on with it
+
+def test_a_record_keeps_to_its_share_of_the_disk_all_along_the_run(tmp_path):
+    rec = Recorder(tmp_path, max_mb=.02, last_step=100)
+    for s in range(100): rec.groups(s, rows_of(s))
+    size,steps = (tmp_path/'groups.jsonl').stat().st_size,read_run(tmp_path).steps
+    one = size/len(steps)
+    assert size==rec.size<=20_000+one and len(steps)>5
+    gaps = [b-a for a,b in zip(steps, steps[1:])]
+    assert steps[0]==0 and max(gaps)-min(gaps)<=1   # spread evenly, the last as the first
+    half = Recorder(tmp_path, resume_step=49, max_mb=.02, last_step=100)
+    for s in range(50, 100): half.groups(s, rows_of(s))
+    assert read_run(tmp_path).steps==steps   # a resumed run records what the whole one does
+    free = Recorder(tmp_path, max_mb=None)
+    for s in range(100): free.groups(s, rows_of(s))
+    assert read_run(tmp_path).steps==list(range(100))
+
+@pytest.mark.parametrize('block', [1, 7, 100, 10**6])
+@pytest.mark.parametrize('step', [-1, 0, 3, 5, 9])
+def test_a_cut_keeps_what_stands_before_byte_for_byte(block, step, tmp_path):
+    from grpo_nb.records import _cut
+    f = tmp_path/'a.jsonl'
+    rows = [to_line(dict(step=s, text='x'*(7*s%23), more=[s])) for s in (0, 1, 1, 2, 3, 3, 5, 6)]
+    f.write_bytes(b''.join(rows)+b'{"step": 7, "half')
+    _cut(f, step, block)
+    assert f.read_bytes()==b''.join(o for o in rows if json.loads(o)['step']<=step)
+
+def test_a_long_record_is_cut_without_being_read(tmp_path):
+    "d7: 339 MB took 29 s and 1.5 GB; here 60 MB, in the time of a few rows."
+    rec,row = Recorder(tmp_path, max_mb=None),group_rows(0, ['p'], ['c'*2000]*8, [0.]*8)
+    for s in range(0, 3500): rec.groups(s, row)
+    assert (tmp_path/'groups.jsonl').stat().st_size>56e6
+    t = time.process_time()
+    Recorder(tmp_path, resume_step=3490)
+    assert time.process_time()-t<.2
+    assert json.loads((tmp_path/'groups.jsonl').read_bytes().splitlines()[-1])['step']==3490
+
+def test_the_record_of_another_run_is_not_gone_on_with(run):
+    Recorder(run, settings=dict(seed=0), run='one', resume_step=5)
+    assert read_run(run).setting('run')=='one' and len(read_run(run).history)==5
+    Recorder(run, settings=dict(seed=0), run='one', resume_step=3)
+    assert len(read_run(run).history)==3
+    Recorder(run, settings=dict(seed=0), run='two', resume_step=3).log(dict(step=4))
+    assert len(read_run(run).history)==1 and read_run(run).setting('run')=='two'
+
+def test_a_stored_group_in_the_batch_is_shown_with_the_text_of_its_birth(tmp_path):
+    rec = Recorder(tmp_path)
+    rec.groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]]))
+    row = group_rows(3, [''], [[]], [[]], records=[dict(treatment='stored', replacement=dict(id=4, step=1, age=2))])
+    rec.groups(3, row)
+    o = read_run(tmp_path).by_step[3][0]
+    assert (o['prompt'], o['completions'], o['rewards'], o['advantages'])==('born', ['x','y'], [1., 0.], [.7, -.7])
