@@ -3,9 +3,9 @@ import itertools, json, math
 from pathlib import Path
 import pytest, torch
 from grpo_nb.core import test_tensor as assert_tensor
-from grpo_nb.loss import (LOSS_TYPES, aggregate, cispo_objective, clipped_objective, high_entropy_mask, loss_metrics,
-    off_policy_mask, policy_loss, sapo_objective, vespo_weight)
-from grpo_nb.ratios import importance_ratio
+from grpo_nb.dialects import LOSSES, cispo, high_entropy_mask, off_policy_mask, sapo, vespo_weight
+from grpo_nb.loss import LOSS_TYPES, aggregate, clipped_objective, loss_metrics, policy_loss
+from grpo_nb.ratios import Correction, clipped, drift, importance_ratio
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 LEVELS = ('token','sequence')
@@ -205,8 +205,9 @@ def test_sequence_ratio_is_the_geometric_mean_and_vespos_is_the_product():
 
 def test_sapo_has_slope_one_at_ratio_one_and_fades_on_both_sides():
     for A in (1., -1.):
-        r = torch.tensor([0.,1.,4.], dtype=torch.float64).requires_grad_()
-        g, = torch.autograd.grad(sapo_objective(r, torch.tensor(A, dtype=torch.float64), 2., 3.).sum(), r)
+        r = torch.tensor([.01,1.,4.], dtype=torch.float64).view(1, 3, 1).requires_grad_()
+        obj = sapo(r.log(), torch.zeros_like(r), torch.full((1, 3, 1), A, dtype=torch.float64), r>0, 2., 3.)
+        g = torch.autograd.grad(obj.sum(), r)[0].flatten()
         assert abs(g[1]-A)<1e-12 and g[0].abs()<.6 and g[2].abs()<.02
 
 def test_cispo_keeps_a_gradient_where_the_clip_has_none():
@@ -214,7 +215,9 @@ def test_cispo_keeps_a_gradient_where_the_clip_has_none():
     old,A,m = p.detach()-2,torch.ones(1, 1),torch.ones(1, 1, 1, dtype=torch.bool)
     assert torch.autograd.grad(policy_loss(p, old, A, m, 'dapo'), p)[0]==0
     assert_tensor(torch.autograd.grad(policy_loss(p, old, A, m, 'cispo', epsilon_high=5.), p)[0], [[[-5.]]])
-    assert_tensor(cispo_objective(torch.tensor([2.,9.]), torch.tensor(-1.), torch.tensor([-.5,-.5]), 5.), [1.,2.5])
+    p = torch.full((1, 2, 1), -.5)
+    older = p-torch.tensor([2.,9.]).log().view(1, 2, 1)
+    assert_tensor(cispo(p, older, -torch.ones(1, 2, 1), p<0, epsilon_high=5.).flatten(), [1.,2.5])
 
 def test_off_policy_mask_drops_only_bad_and_drifted_completions():
     lr = torch.tensor([[[-1.,-1.],[-1.,-1.],[0.,-.2],[1.,1.]]])
@@ -260,7 +263,7 @@ def test_metrics_by_hand():
 
 @pytest.mark.parametrize('change,says', [
     (dict(logps=torch.zeros(3, 6)), 'B, G, T'), (dict(mask=torch.ones(2, 3, 6)), 'mask.bool()'), (dict(old_logps=torch.zeros(2, 3, 5)), '`old_logps` has shape'),
-    (dict(advantages=torch.zeros(6)), 'one a completion'), (dict(advantages=torch.zeros(2, 3, 1)), 'one a token'), (dict(loss_type='ppo'), 'choose one of grpo'),
+    (dict(advantages=torch.zeros(6)), 'one per completion'), (dict(advantages=torch.zeros(2, 3, 1)), 'one per token'), (dict(loss_type='ppo'), 'choose one of bnpo'),
     (dict(loss_type='dr_grpo'), 'max_completion_length'), (dict(beta=.1, ref_logps=None), '`ref_logps` is None'), (dict(importance_sampling_level='word'), "'token' or 'sequence'"),
     (dict(entropy_coef=.1), 'need `entropy`'), (dict(top_entropy_quantile=.5), 'need `entropy`'), (dict(epsilon=-.1), '`epsilon`'), (dict(delta=0.), '`delta`'), (dict(top_entropy_quantile=0., entropy=torch.ones(2, 3, 6)), '`top_entropy_quantile`')])
 def test_what_does_not_fit_is_named(change, says):
@@ -274,6 +277,168 @@ def test_aggregate_ignores_what_is_masked_even_nan():
     x,m = torch.tensor([[[1.,float('nan')],[2.,3.]]]),torch.tensor([[[True,False],[True,True]]])
     for k,want in dict(grpo=1.75, sapo=1.75, dapo=2., bnpo=2., cispo=2., vespo=2., luspo=3., dr_grpo=.75).items(): assert_tensor(aggregate(x, m, k, max_completion_length=4), torch.tensor(want))
 
+# ---- corrections: weight, clip and filter, each combination beside a plain loop ----
+FILTERS = dict(none={}, age=dict(max_age=3), drift=dict(max_drift=.25), ess=dict(min_ess=.6), moment=dict(max_moment=.15))
+CLIP_EDGES = dict(ppo=(.2,.3,math.inf), none=(math.inf,math.inf,math.inf), dapo=(.2,.3,math.inf), two_sided=(.2,.3,4.))
+
+def past(seed, B=4, G=3, T=4):
+    "Groups of an older policy: lists for the loop, tensors for the loss."
+    d = batch(seed, B, G, T, drift=.7)
+    del d['ref_logps']
+    g = torch.Generator().manual_seed(seed+100)
+    d['prox_logps'] = d['old_logps']+.4*torch.randn(B, G, T, generator=g, dtype=torch.float64)
+    d['age'] = torch.tensor([1,3,4,9])
+    return d
+
+def answers_of(d, key):
+    "(group, answer) -> its real entries."
+    return {(b,i):[v for v,m in zip(d[key][b][i], d['mask'][b][i]) if m]
+        for b,i in itertools.product(range(len(d['mask'])), range(len(d['mask'][0])))}
+
+def loop_keep(x, d, c):
+    "Which answers, and which tokens, the filters leave in."
+    stay = {k:True for k in x}
+    for (b,i),o in x.items():
+        if c.max_age is not None and d['age'][b]>c.max_age: stay[b,i] = False
+        if c.max_drift is not None and abs(sum(o)/len(o))>c.max_drift: stay[b,i] = False
+        if c.min_ess is not None:
+            w = [math.exp(sum(v)) for (g,_),v in x.items() if g==b]
+            if sum(w)**2/sum(v*v for v in w)/len(w)<c.min_ess: stay[b,i] = False
+    tokens = sorted((v*v, k, t) for k,o in x.items() if stay[k] for t,v in enumerate(o))
+    if c.max_moment is None: return {(k,t) for _,k,t in tokens}
+    while tokens and sum(v for v,_,_ in tokens)/len(tokens)>c.max_moment: tokens.pop()
+    return {(k,t) for _,k,t in tokens}
+
+def loop_corrected(d, c, level):
+    "(loss under 'dapo', {(answer, token): gradient}), one number after another."
+    p,old,prox = (answers_of(d, k) for k in ('logps','old_logps','prox_logps'))
+    centre = prox if c.weight=='decoupled' else old
+    x = {k:[a-b for a,b in zip(p[k], old[k])] for k in p}
+    keep,N = loop_keep(x, d, c),sum(map(len, p.values()))
+    lo,hi,cap = CLIP_EDGES[c.clip]
+    total,grad = 0.,{}
+    for k,o in p.items():
+        A = d['advantages'][k[0]][k[1]]
+        near,before = ([a-b for a,b in zip(u, v)] for u,v in ((o, centre[k]), (centre[k], old[k])))
+        if level=='sequence': near,before = ([sum(v)/len(v)]*len(v) for v in (near, before))
+        for t in range(len(o)):
+            r,part = math.exp(near[t]),min(math.exp(before[t]), c.weight_cap)
+            W = dict(token=r, none=1., truncated=min(r, c.weight_cap), decoupled=r*part,
+                sequence=min(math.exp(sum(x[k])), c.weight_cap))[c.weight]
+            silent = r>1+hi if A>0 else r<1-lo or r>max(cap, 1+hi)
+            if (k,t) not in keep: continue
+            grad[k,t] = 0. if silent else -W*A/N
+            own = c.clip=='ppo' and c.weight in ('token','decoupled')   # the clip's edge is its value
+            edge = 1+hi if A>0 else 1-lo
+            part = part if c.weight=='decoupled' else 1.
+            total -= (edge*part*A if silent else W*A) if own else 0. if silent else W*A
+    return total/N,grad
+
+@pytest.mark.parametrize('clip', CLIP_EDGES)
+@pytest.mark.parametrize('weight', ['token','none','truncated','sequence','decoupled'])
+def test_every_correction_equals_a_plain_loop_in_value_and_gradient(weight, clip):
+    silenced = left_out = 0
+    for (name,kw),level,seed in itertools.product(FILTERS.items(), LEVELS, range(2)):
+        if name=='moment' and level=='sequence': continue   # a filter of tokens
+        c,d = Correction(weight=weight, clip=clip, weight_cap=1.5, **kw),past(seed)
+        want,grad = loop_corrected({k:v.tolist() for k,v in d.items()}, c, level)
+        p = d['logps'].clone().requires_grad_()
+        got = policy_loss(**(d|dict(logps=p)), correction=c, epsilon_high=.3, importance_sampling_level=level)
+        g, = torch.autograd.grad(got, p)
+        assert abs(got.item()-want)<1e-12, (name, level)
+        full = torch.zeros_like(g)
+        n = d['mask'].long().cumsum(-1)-1
+        for ((b,i),t),v in grad.items(): full[b,i,(n[b,i]==t)&d['mask'][b,i]] = v
+        assert_tensor(g, full, eps=1e-12)
+        silenced += sum(v==0 for v in grad.values())
+        left_out += int(d['mask'].sum())-len(grad)
+    assert left_out>0 and (silenced>0 or clip=='none')
+
+@pytest.mark.parametrize('loss_type', LOSS_TYPES)
+def test_the_default_correction_is_the_loss_as_it_was_to_the_bit(loss_type):
+    for level in LEVELS:
+        d = batch(3)
+        kw = dict(loss_type=loss_type, importance_sampling_level=level, max_completion_length=9, beta=.1)
+        def run(**more):
+            p = d['logps'].clone().requires_grad_()
+            loss = policy_loss(**(d|dict(logps=p)), **kw, **more)
+            return loss.detach(),torch.autograd.grad(loss, p)[0]
+        a = run()
+        b = run(correction=Correction(), replay_correction=Correction(), replayed=torch.tensor([True,False]))
+        assert a[0].equal(b[0]) and a[1].equal(b[1])
+
+def test_fresh_and_replayed_groups_are_corrected_apart():
+    d = past(0)
+    kw = dict(correction=Correction(weight='none', clip='none'),
+        replay_correction=Correction(weight='truncated', clip='none', weight_cap=1.1))
+    replayed = torch.tensor([False,True,True,False])
+    def grad(**kw):
+        p = d['logps'].clone().requires_grad_()
+        return torch.autograd.grad(policy_loss(**(d|dict(logps=p)), epsilon_high=.3, **kw), p)[0]
+    both = grad(replayed=replayed, **kw)
+    for c,rows in ((kw['correction'], ~replayed), (kw['replay_correction'], replayed)):
+        assert_tensor(both[rows], grad(correction=c)[rows], eps=1e-12)
+    only = grad(replayed=replayed, replay_correction=kw['replay_correction'])
+    assert_tensor(only[~replayed], grad()[~replayed], eps=1e-12)   # None: the loss as it is
+    plain = grad()
+    assert all((both[b]-plain[b]).abs().max()>1e-3 for b in range(4))
+
+def test_truncated_weights_without_a_clip_have_the_gradient_of_cispo():
+    d = past(1)
+    def grad(**kw):
+        p = d['logps'].clone().requires_grad_()
+        return torch.autograd.grad(policy_loss(**(d|dict(logps=p)), **kw), p)[0]
+    want = grad(loss_type='cispo', epsilon_high=1.5)
+    assert_tensor(grad(correction=Correction(weight='truncated', clip='none', weight_cap=1.5)), want, eps=1e-12)
+
+def test_a_correction_works_under_every_loss_type():
+    "No weight and no clip: REINFORCE, whatever held the token before."
+    d = past(2)
+    c = Correction(weight='none', clip='none')
+    for loss_type in LOSS_TYPES:
+        p = d['logps'].clone().requires_grad_()
+        kw = dict(loss_type=loss_type, max_completion_length=4, epsilon_high=5. if loss_type=='cispo' else None)
+        g = torch.autograd.grad(policy_loss(**(d|dict(logps=p)), correction=c, **kw), p)[0]
+        want = torch.autograd.grad(policy_loss(**(d|dict(logps=p, old_logps=None)), **kw), p)[0]
+        assert_tensor(g, want, eps=1e-12)
+
+@pytest.mark.parametrize('make,says', [(lambda: Correction(weight='half'), 'choose one of token'),
+    (lambda: Correction(clip='hard'), 'choose one of ppo'), (lambda: Correction(max_drift=-1.), '`max_drift` is -1.0'),
+    (lambda: policy_loss(**batch(0), correction=Correction(weight='decoupled')), 'ask the model once more'),
+    (lambda: policy_loss(**batch(0), correction=Correction(max_age=3)), '`max_age` needs `age`')])
+def test_what_a_correction_lacks_is_named(make, says):
+    with pytest.raises(ValueError) as e: make()
+    assert says in str(e.value)
+
+def test_the_clip_a_correction_applies_is_the_one_it_reports():
+    "What `clipped` says of it is where the corrected loss has no gradient."
+    for weight,clip in itertools.product(('token','none','truncated'), CLIP_EDGES):
+        c,d = Correction(weight=weight, clip=clip),past(0)
+        p = d['logps'].clone().requires_grad_()
+        g, = torch.autograd.grad(policy_loss(**(d|dict(logps=p)), correction=c), p)
+        ratio = importance_ratio(d['logps'], d['old_logps'], d['mask'])
+        held = clipped(ratio, d['advantages'][...,None], **c.clip_options())
+        assert (g==0)[d['mask']].equal(held[d['mask']])
+
+# ---- a loss of one's own ----
+def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
+    from grpo_nb.core import register
+    @register(LOSSES, 'mine')
+    def mine(logps, old_logps, A, mask, width=1.): return width*A*logps
+    try:
+        d = batch(0)
+        del d['ref_logps']
+        p = d['logps'].clone().requires_grad_()
+        for name in ('mine', mine):
+            for by,n in ((None, d['mask'].sum()), ('dr_grpo', 6*9)):
+                loss = policy_loss(**(d|dict(logps=p)), loss_type=name, width=3., aggregation=by, max_completion_length=9)
+                g, = torch.autograd.grad(loss, p)
+                assert_tensor(g, -3*d['advantages'][...,None]*d['mask']/n, eps=1e-12)
+        assert loss_metrics(**d, loss_type='mine')['clip_ratio/region_mean']==0
+        with pytest.raises(TypeError, match='wdith'): policy_loss(**d, loss_type='mine', wdith=3.)
+        with pytest.raises(ValueError, match='mine'): policy_loss(**d, loss_type='yours')
+    finally: del LOSSES['mine']
+
 # ---- the chapter's exercises, run against the package instead of the chapter's own cells ----
 @pytest.fixture(scope='module')
 def chapter():
@@ -284,7 +449,7 @@ def chapter():
     try:
         for c in nb['cells']:
             src = ''.join(c['source'])
-            if c['cell_type']=='code' and not src.startswith('#| export'): exec(src, ns)
+            if c['cell_type']=='code' and not src.startswith('#| export') and 'load_model(' not in src: exec(src, ns)
     finally: widgets.explore = explore
     return ns
 
@@ -298,6 +463,6 @@ def test_the_stubs_are_unsolved_and_the_solutions_right(chapter):
 def test_the_checkers_see_a_wrong_answer(chapter):
     n = chapter
     assert 'wanted' in n['check_my_loss'](lambda *a: 0.)
-    assert set(n['check_hunts'](dict(clip='b', mask='b', split='a')).values())=={'look again'}
+    assert set(n['check_hunts'](dict(clip='b', split='a')).values())=={'look again'}
     wrong = lambda lp, old, A, m, eps: -sum(min(math.exp(p-o)*A[b][i], min(max(math.exp(p-o), 1-eps), 1+eps)*A[b][i]) for b in range(len(m)) for i in range(len(m[0])) for p,o,x in zip(lp[b][i], old[b][i], m[b][i]) if x)/sum(x for g in m for r in g for x in r)
     assert 'wanted' in n['check_my_loss'](wrong)   # all tokens alike: 'dapo', not 'grpo'

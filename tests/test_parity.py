@@ -2,6 +2,7 @@
 import itertools
 from collections import defaultdict
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace as NS
 import pytest, torch
 pytest.importorskip('trl')
@@ -9,13 +10,15 @@ from accelerate import Accelerator
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.generation import Rollouts
 from grpo_nb.kl import token_logps, token_logps_and_entropy
+from grpo_nb.dialects import LOSSES
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
+from grpo_nb.ratios import CLIP_KINDS, WEIGHTS, Correction, correct
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 EPS = 1e-6
-DEFAULTS = dict(loss_type='dapo', epsilon=.2, epsilon_high=None, delta=None, beta=0., importance_sampling_level='token', max_completion_length=None,
-    use_bias_correction_kl=True, off_policy_mask_threshold=None, top_entropy_quantile=1., entropy_coef=0., sapo_temperature_pos=1., sapo_temperature_neg=1.05,
-    vespo_k_pos=2., vespo_lambda_pos=3., vespo_k_neg=3., vespo_lambda_neg=2.)
+TRLS = set(GRPOConfig.__dataclass_fields__)
+DEFAULTS = {k:p.default for f in (policy_loss, *LOSSES.values()) for k,p in signature(f).parameters.items()
+    if p.default is not p.empty}   # a new setting of a loss is known here at once
 
 def trl_loss(logps, old_logps, advantages, mask, num_items=None, ref_logps=None, entropy=None, accumulate=1, steps_per_generation=1, **kw):
     "trl's own loss of these log-probs: its real code on an object that carries only the settings it reads. Returns (loss, metrics)."
@@ -25,7 +28,7 @@ def trl_loss(logps, old_logps, advantages, mask, num_items=None, ref_logps=None,
     H = torch.zeros(N, T) if entropy is None else flat(entropy)
     me = NS(**{k:kw[k] for k in ('loss_type','beta','importance_sampling_level','max_completion_length','off_policy_mask_threshold','top_entropy_quantile','entropy_coef')},
         epsilon_low=kw['epsilon'], epsilon_high=kw['epsilon'] if kw['epsilon_high'] is None else kw['epsilon_high'],
-        args=NS(delta=kw['delta'], steps_per_generation=steps_per_generation, **{k:v for k,v in kw.items() if k.startswith(('sapo','vespo','use_bias'))}),
+        args=NS(delta=kw['delta'], steps_per_generation=steps_per_generation, **{k:v for k,v in kw.items() if k in TRLS and k not in ('delta','steps_per_generation')}),
         aux_loss_enabled=False, use_vllm=False, vllm_importance_sampling_correction=False, use_adaptive_entropy=False, _entropy_bonus_enabled=kw['entropy_coef']!=0,
         model=NS(training=True), accelerator=Accelerator(cpu=True), current_gradient_accumulation_steps=accumulate, _metrics={'train':defaultdict(list)},
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask, get_gamma_weights=GRPOTrainer.get_gamma_weights,
@@ -116,6 +119,27 @@ def test_metrics_equal_trls(loss_type):
         if loss_type=='cispo': pairs['cispo_clip_ratio'] = 'cispo_clip_ratio'
         for a,b in pairs.items(): assert abs(got[a]-want[b])<1e-6, (a, got[a], want[b])
 
+# ---- corrections: what `correct` makes of TRL's rows, TRL's own loss turns into our number ----
+@pytest.mark.parametrize('clip', CLIP_KINDS)
+@pytest.mark.parametrize('weight', WEIGHTS)
+def test_a_correction_on_trls_rows_gives_our_loss_and_gradient(weight, clip):
+    filters = dict(none={}, age=dict(max_age=1), drift=dict(max_drift=.1), moment=dict(max_moment=.05))
+    for (name,kw),level,loss_type in itertools.product(filters.items(), ['token','sequence'], ['dapo','grpo','cispo']):
+        if loss_type!='dapo' and name!='none': continue
+        d,age = batch(2),torch.tensor([0,1,2])
+        c = Correction(weight=weight, clip=clip, weight_cap=1.3, **kw)
+        prox = (d.old+.1*torch.randn(d.old.shape, generator=torch.Generator().manual_seed(1)))*d.mask
+        settings = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.25)
+        p = d.logps.clone().requires_grad_()
+        ours = policy_loss(p, d.old, d.A, d.mask, correction=c, prox_logps=prox, age=age, **settings)
+        flat = lambda o: o.flatten(0, 1)
+        rows = dict(level=level, prox_logps=flat(prox), age=age.repeat_interleave(4), epsilon_high=.25)
+        old,A = correct(flat(p), flat(d.old), flat(d.A)[:,None], flat(d.mask), c, **rows)
+        whole = lambda o: o.expand(12, 7).reshape(3, 4, 7)
+        theirs,_ = trl_loss(p, whole(old), whole(A), d.mask, **settings)
+        g,h = (torch.autograd.grad(o, p)[0] for o in (ours, theirs))
+        assert_same(dict(loss=ours.detach(), g=g), dict(loss=theirs.detach(), g=h))
+
 # ---- a real trainer on a tiny Qwen2: gradients of the parameters ----
 @pytest.fixture(scope='module')
 def trainer(tmp_path_factory):
@@ -167,8 +191,9 @@ def test_parameter_gradients_equal_those_of_a_real_grpo_trainer(trainer, loss_ty
 def test_trl_still_has_the_names_our_tests_rely_on():
     import inspect
     src = inspect.getsource(GRPOTrainer._compute_loss)
-    for o in LOSS_TYPES: assert f'"{o}"' in src
+    for o in LOSS_TYPES: assert f'"{o}"' in src and o in LOSSES
     defaults = {k:f.default for k,f in GRPOConfig.__dataclass_fields__.items()}
-    ours = {k:p.default for k,p in inspect.signature(policy_loss).parameters.items() if k in defaults and k!='max_completion_length'}
+    takes = [p for f in (policy_loss, *LOSSES.values()) for p in inspect.signature(f).parameters.items()]
+    ours = {k:p.default for k,p in takes if k in defaults and k!='max_completion_length'}
     assert len(ours)>=16
     assert {k:defaults[k] for k in ours}==ours
