@@ -15,7 +15,7 @@ FLOORS = dict(                                 # inside each; a module imports f
     course=[
         {'tasks','tiny_qwen'},
         {'generation'},
-        {'rewards','advantages','kl'},
+        {'rewards','advantages','kl','dialects'},
         {'loss','replay'},
         {'methods','records','distributed'},
         {'trainer','grpo_with_replay_buffer'},
