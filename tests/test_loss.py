@@ -449,7 +449,7 @@ def chapter():
     try:
         for c in nb['cells']:
             src = ''.join(c['source'])
-            if c['cell_type']=='code' and not src.startswith('#| export') and 'load_model(' not in src: exec(src, ns)
+            if c['cell_type']=='code' and not src.startswith('#| export'): exec(src, ns)
     finally: widgets.explore = explore
     return ns
 
