@@ -687,19 +687,22 @@ def _serve(out, port):
 
 # %% ../nbs/reference/dev.ipynb #60f179ef
 def test(
-    quick:bool=False,  # leave out the notebooks and the site?
-    n_workers:int=2,   # processes that run notebooks
+    quick:bool=False,        # leave out the notebooks and the site?
+    no_notebooks:bool=False, # leave out the notebooks alone? `.ci/run` has run them in a reader's environment by then
+    slow:bool=False,         # benchmarks and long runs too?
+    n_workers:int=2,         # processes that run notebooks
 ):
     "Run every check and every test; the exit code is pytest's, Trouble before that."
     root = _root()
     os.chdir(root)
     os.environ['OMP_NUM_THREADS'] = '1'   # two threads on two busy cores are many times slower than one
     check()
-    if not quick:
+    if not (quick or no_notebooks):
         r = subprocess.run([Path(sys.executable).parent/'nbdev_test', '--n_workers', str(n_workers), '--do_print', '--timing'], cwd=root)
         if r.returncode: raise Trouble('a notebook fails: its name stands above')
     sys.stdout.flush()
-    sys.exit(subprocess.run([sys.executable, '-m', 'pytest', '-q', 'tests', '--durations=5'], cwd=root).returncode)
+    words = ['-m', 'pytest', '-q', 'tests', '--durations=10', *(['--slow'] if slow else [])]
+    sys.exit(subprocess.run([sys.executable, *words], cwd=root).returncode)
 
 test.__test__ = False   # a command, not a test that pytest should collect
 

@@ -8,7 +8,14 @@ ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
 QUIET = '--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
 
-def pytest_configure(config): config.addinivalue_line('markers', 'slow: starts processes of its own; `-m "not slow"` leaves it out')
+def pytest_addoption(parser): parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')
+
+def pytest_configure(config): config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption('--slow'): return
+    for o in items:
+        if o.get_closest_marker('slow'): o.add_marker(pytest.mark.skip(reason='slow: run it with --slow'))
 
 @pytest.fixture(scope='session')
 def browser():

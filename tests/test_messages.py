@@ -1,0 +1,181 @@
+"Wrong input, as typed, and what is said: what was seen, what is needed, what to do; one line, exit code 2, nothing made"
+import json, sys
+from pathlib import Path
+import pytest
+from grpo_nb.cli import main
+
+ROWS = [dict(prompt=f'{a}+{b}=', answer=str(a+b)) for a in range(8) for b in range(8)]
+TRAIN = 'train --dataset ok.jsonl --max_steps 4 --eval_problems 4 --disable_tqdm True'.split()
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    "A folder with problems of every kind, a reward, a file and folders that are no runs"
+    d = tmp_path_factory.mktemp('place')
+    lines = lambda rows: '\n'.join(map(json.dumps, rows))
+    text = {'ok.jsonl':lines(ROWS), 'same.jsonl':lines(ROWS[:1]*400), 'one.jsonl':lines(ROWS[:1]), 'wrapped.json':json.dumps(dict(data=ROWS)),
+        'broken.jsonl':'{"prompt": "a"}\n{"prompt": \n', 'broken.json':'[{"prompt": "a"}, {', 'semi.csv':'prompt;answer\n'+'1+1;2\n'*40,
+        'list.jsonl':'\n'.join([lines(ROWS[:3]), '[1, 2]']), 'empty.jsonl':'', 'question.jsonl':lines([dict(question='q')]*30),
+        'none.jsonl':lines([*ROWS, dict(prompt=None, answer='1')]), 'mixed.jsonl':lines([*ROWS, dict(prompt=[dict(role='user', content='q')], answer='1')]),
+        'unanswered.jsonl':lines([dict(prompt=o['prompt']) for o in ROWS]), 'notes.txt':'hello',
+        'r.py':'def r(completions, **kw): return [0. for _ in completions]\nnumber = 3\ndef bad(completions, **kw): raise KeyError("answer")\n'
+               'def short(completions, **kw): return [1.]\ndef words(completions, **kw): return ["good" for _ in completions]\n', 'torn.py':'def r(:\n'}
+    for k,v in text.items(): (d/k).write_text(v)
+    (d/'latin.jsonl').write_bytes('{"prompt": "caf\xe9", "answer": "x"}\n'.encode('latin-1')*40)
+    for o in ('folder','model','runs/demo-0'): (d/o).mkdir(parents=True)
+    (d/'folder'/'thesis.tex').write_text('x')
+    (d/'runs'/'demo-0'/'history.jsonl').write_text('')
+    return d
+
+# what is typed after `grpo_nb`; T stands for TRAIN. What must be said.
+WRONG = """
+trian                                       | did you mean 'train'
+reprot x                                    | did you mean 'report'
+insepct x                                   | did you mean 'inspect'
+diagnos x                                   | did you mean 'diagnose'
+bake-off                                    | did you mean 'bakeoff'
+--verbose                                   | no command '--verbose'
+dmeo                                        | did you mean 'demo'
+train                                       | required: --dataset
+train --dataset                             | --dataset: expected one argument
+train --dataset sum                         | 'sum'
+train --dataset chain_sm                    | chain_sum
+train --dataset nowhere.jsonl               | nowhere.jsonl
+train --dataset folder                      | folder is a folder
+train --dataset notes.txt                   | notes.txt
+train --dataset wrapped.json                | wrapped.json
+train --dataset broken.jsonl                | broken.jsonl, line 2
+train --dataset broken.json                 | broken.json
+train --dataset latin.jsonl                 | latin.jsonl
+train --dataset semi.csv                    | semi.csv
+train --dataset list.jsonl                  | list.jsonl
+train --dataset empty.jsonl                 | empty.jsonl is empty
+train --dataset question.jsonl              | --prompt_column question
+train --dataset none.jsonl                  | row 64
+train --dataset mixed.jsonl                 | use one kind
+train --dataset same.jsonl                  | 1 different prompt
+train --dataset one.jsonl                   | 1 different prompt
+train --dataset unanswered.jsonl            | --answer_column
+train --dataset ok.jsonl --prompt_column q  | `q`
+T --eval_dataset no.jsonl                   | no.jsonl
+T --eval_dataset folder                     | folder is a folder
+T --output_dir ok.jsonl                     | ok.jsonl is a file
+T --output_dir ok.jsonl/run                 | ok.jsonl is a file
+T --output_dir folder                       | thesis.tex
+T --num_generations 1                       | nothing to be compared
+T --num_generations x                       | 'x' is no whole number
+T --num_generations 3                       | multiple of num_generations
+T --num_generations 2.5                     | '2.5' is no whole number
+T --num_generation 4                        | did you mean '--num_generations'
+T --lerning_rate 1                          | did you mean '--learning_rate'
+T --learning-rates 1                        | did you mean '--learning_rate'
+T --learning_rate 0                         | more than 0
+T --learning_rate nan                       | more than 0
+T --learning_rate fast                      | 'fast' is no number
+T --generation_batch_size 0                 | multiple of num_generations
+T --generation_batch_size 8000              | prompts a batch
+T --steps_per_generation 3                  | a divisor of
+T --max_steps 0                             | 1 or more
+T --max_steps -5                            | 1 or more
+T --max_completion_length 0                 | 1 or more
+T --max_completion_length 100000            | positions
+T --temperature 0                           | more than 0
+T --temperature inf                         | finite
+T --top_p 2                                 | a share above 0
+T --top_k -1                                | 0 or more
+T --min_p 3                                 | a share from 0 to 1
+T --epsilon -1                              | 0 or more
+T --beta -1                                 | 0 or more
+T --delta 0                                 | more than 0
+T --loss_type ppo                           | one of grpo
+T --loss_type cispo                         | epsilon_high
+T --scale_rewards no                        | one of group
+T --importance_sampling_level word          | one of token, sequence
+T --lr_scheduler_type step                  | one of constant
+T --replay_buffer_size -1                   | 0 or more
+T --dead_tolerance -1                       | 0 or more
+T --save_steps -1                           | 0 or more
+T --reward_weights 1 2                      | reward_weights
+T --reward_weights x                        | 'x' is no number
+T --method magic                            | no method 'magic'
+T --resume                                  | no whole checkpoint
+T --resume maybe                            | neither True nor False
+T --chat perhaps                            | neither True nor False
+T --seed x                                  | 'x' is no whole number
+T --device gpu                              | here are
+T --device                                  | expected one argument
+T --reward r.py                             | FILE.py:FUNCTION
+T --reward r.py:x                           | no `x`
+T --reward x.py:r                           | x.py
+T --reward r.py:number                      | number
+T --reward r.py:bad                         | bad
+T --reward r.py:short                       | short
+T --reward r.py:words                       | words
+T --reward torn.py:r                        | torn.py
+T --reward lenght                           | FILE.py:FUNCTION
+T --model ./nowhere                         | no such folder
+T --model nowhere/                          | no such folder
+T --model model                             | no config.json
+T --model ok.jsonl                          | ok.jsonl
+T extra                                     | 'extra' belongs to no option
+T -x                                        | no option '-x'
+T --eval_problems 0                         | eval_problems
+T --eval_problems x                         | 'x' is no whole number
+report                                      | required: folders
+report nowhere                              | no folder 'nowhere'
+report runs/demo0                           | did you mean 'runs/demo-0'
+report ok.jsonl                             | ok.jsonl is a file
+report folder                               | holds no record
+report runs/demo-0,nowhere                  | no folder 'nowhere'
+report runs/demo-0 --out                    | expected one argument
+report runs/demo-0 --output x               | did you mean '--out'
+inspect                                     | required: folder
+inspect nowhere                             | no folder 'nowhere'
+inspect runs/demo0                          | did you mean 'runs/demo-0'
+inspect ok.jsonl                            | ok.jsonl is a file
+inspect folder                              | holds no record
+inspect runs/demo-0 runs/demo-0             | belongs to no option
+diagnose                                    | required: folder
+diagnose nowhere                            | no folder 'nowhere'
+diagnose folder                             | holds no record
+demo --max_steps 0                          | 1 or more
+demo --seed x                               | 'x' is no whole number
+demo --sed 1                                | did you mean '--seed'
+demo --output_dir ok.jsonl                  | ok.jsonl is a file
+demo --output_dir folder                    | thesis.tex
+demo --replay_buffer_size -1                | 0 or more
+demo --n_problems 0                         | 1 or more
+demo extra                                  | belongs to no option
+demo --compare maybe                        | neither True nor False
+batch --num_generations 0                   | num_generations
+batch --pass_rates 2                        | 2
+batch --num_processes 0                     | no option '--num_processes'
+batch --world_size 0                        | world_size
+bakeoff --arms x                            | no arm 'x'
+bench --only sped                           | no part 'sped'
+bench --rounds 0                            | rounds=0
+gsm8k --modle x                             | did you mean 'model'
+gsm8k --num_processes 0                     | num_processes
+gsm8k --dry_run --num_generations 1         | at least 2
+T --adam_beta1 1                            | below 1
+T --max_grad_norm -1                        | 0 or more
+T --warmup_steps -1                         | 0 or more
+T --num_iterations 0                        | 1 or more
+T --disable_tqdm 2                          | neither True nor False
+run_nbs                                     | inside a clone
+"""
+CASES = [tuple(o.strip() for o in line.rsplit('|', 1)) for line in WRONG.strip().splitlines()]
+
+def test_there_are_as_many_as_a_user_would_find(): assert len(CASES)>=133
+
+@pytest.mark.parametrize('typed,says', CASES, ids=[o[0] for o in CASES])
+def test_wrong_input_gets_one_line_that_helps(typed, says, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    before = sorted(place.rglob('*'))
+    words = [w for o in typed.split() for w in (TRAIN if o=='T' else [o])]
+    with pytest.raises(SystemExit) as e: main(words)
+    err = capsys.readouterr().err.strip()
+    assert e.value.code==2 and says in err and 'Traceback' not in err, err
+    assert len(err.splitlines())==1, err
+    made = [o for o in sorted(place.rglob('*')) if o not in before and '__pycache__' not in o.parts]
+    assert made==[], made
