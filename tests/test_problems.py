@@ -1,9 +1,9 @@
-"Problems: sides that never meet, sets by name, files in every condition, hub sets on rows in the hub's format."
+"Problems: sides that never meet, sets by name, files in every condition, hub sets on given rows."
 import json, subprocess, sys
 import datasets, pytest
 from datasets import Dataset, DatasetDict
-from grpo_nb.problems import (PROBLEMS, boxed, chain_sum, gsm8k, gym_dataset, load_problems, make_problems, numinamath,
-                              read_rows, spell_backward, split_of, split_problems, tldr)
+from grpo_nb.problems import (PROBLEMS, boxed, chain_sum, gsm8k, gym_dataset, load_problems, make_problems,
+                              numinamath, spell_backward, split_of, split_problems, tldr)
 
 questions = lambda ds: [p[-1]['content'] for p in ds['prompt']]
 
@@ -91,7 +91,7 @@ def test_answers_become_text_and_leading_zeros_stay(tmp_path):
 
 def test_a_column_that_only_later_rows_have_is_kept_and_the_named_prompt_wins():
     got = load_problems([dict(prompt='a'), dict(prompt='b', answer=2, level='hard')])
-    assert got.to_list()==[dict(level=None, prompt='a', answer=None), dict(level='hard', prompt='b', answer='2')]
+    assert got['level'][:]==[None,'hard'] and got['answer'][:]==[None,'2'] and got['prompt'][:]==['a','b']
     assert load_problems([dict(prompt='old', question='new')], prompt='question')['prompt']==['new']
 
 def user(text): return [{'role':'user','content':text}]
@@ -102,7 +102,7 @@ def user(text): return [{'role':'user','content':text}]
     (('a.jsonl', ''), 'a.jsonl is empty'),
     (('a.jsonl', '{"prompt": "a"}\n{oops\n'), 'a.jsonl, line 2 is not JSON'),
     (('a.json', '[{"prompt": "a"'), 'a.json is not JSON'),
-    (('a.json', '{"data": [{"prompt": "a"}]}'), "a.json holds one object with data: it needs a list of objects, "
+    (('a.json', '{"data": [{"prompt": "a"}]}'), "holds one object with data: it needs a list of objects, "
                                                 "write what stands under 'data' alone"),
     (('a.json', '7'), 'a.json holds 7'),
     (('a.jsonl', '{"prompt": "a"}\n{"prompt": "é"}\n'.encode('latin-1')), 'a.jsonl, line 2 is not UTF-8'),
@@ -112,7 +112,7 @@ def user(text): return [{'role':'user','content':text}]
     (('a.parquet', 'no parquet'), 'a.parquet is no Parquet file'),
     (('a.jsonl', '{"prompt": "a"}\n[1]\n'), 'row 1 is a list'),
     (('a.jsonl', '{"prompt": "a"}\n{"question": "b"}\n'), 'row 1 has no `prompt`, it has question'),
-    (('a.jsonl', '{"prompt": "a"}\n{"prompt": "b", "hint": "\\ud83d"}\n'), '`hint` of row 1 holds half a letter'),
+    (('a.jsonl', '{"prompt": "a"}\n{"prompt": "b", "x": "\\ud83d"}\n'), '`x` of row 1 holds half a letter'),
     ([], 'is empty'),
     ([dict(prompt='a'), dict(prompt=None)], 'row 1 is None'),
     ([dict(prompt='a'), dict(prompt='  ')], 'row 1 is empty'),
@@ -134,7 +134,8 @@ def test_bad_problems_are_named_by_file_row_and_column(source, says, tmp_path):
     assert says in str(e.value)
 
 def test_too_few_problems_for_a_batch_are_refused():
-    with pytest.raises(ValueError, match='3 problems, 16 are needed'): load_problems([dict(prompt='a')]*3, min_rows=16)
+    with pytest.raises(ValueError, match='3 problems, 16 are needed'):
+        load_problems([dict(prompt='a')]*3, min_rows=16)
 
 def test_splitting_keeps_equal_prompts_together_and_loses_none():
     ds = Dataset.from_list([dict(prompt=f'{i%50}', n=i) for i in range(200)])
@@ -174,11 +175,13 @@ def test_the_hub_is_asked_for_the_right_set(monkeypatch, capsys):
     asked = []
     def fake(name, config=None, split=None):
         asked.append((name, config, split))
-        row = dict(question='q', answer='#### 1', problem='p', solution=r'\boxed{1}', prompt='x', completion='y')
+        row = dict(question='q', answer='#### 1', problem='p', solution=r'\boxed{1}', prompt='x',
+                   completion='y')
         return Dataset.from_list([row]*4)
     monkeypatch.setattr(datasets, 'load_dataset', fake)
     assert [len(f('test', n=3)) for f in (gsm8k, numinamath, tldr)]==[3,3,3]
-    assert asked==[('openai/gsm8k','main','test'), ('AI-MO/NuminaMath-TIR',None,'test'), ('trl-lib/tldr',None,'test')]
+    assert asked==[('openai/gsm8k','main','test'), ('AI-MO/NuminaMath-TIR',None,'test'),
+                   ('trl-lib/tldr',None,'test')]
     assert capsys.readouterr().out.count('huggingface.co')==3
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch):

@@ -2,8 +2,8 @@
 import json, threading
 import pytest
 from grpo_nb.problems import chain_sum, gym_dataset, make_problems, numinamath, split_of
-from grpo_nb.tasks import (accuracy_reward, chain_sum_ways, completion_text, extract_answer, format_reward, judge, lessons,
-                           one_group, overlap_reward, same_answer, same_maths)
+from grpo_nb.tasks import (accuracy_reward, chain_sum_ways, completion_text, extract_answer, format_reward,
+                           judge, lessons, one_group, overlap_reward, same_answer, same_maths)
 
 # --- judges
 
@@ -34,7 +34,8 @@ def test_standard_and_conversational_completions_earn_the_same():
     texts = ['<think>a</think><answer>Oslo</answer>', 'Oslo', '<answer>Bergen</answer>']
     chats = [[{'role':'assistant','content':t}] for t in texts]
     kw = dict(prompts=['?']*3, answer=['oslo']*3, unknown=[1,2,3])
-    for f in (accuracy_reward, format_reward, overlap_reward): assert f(completions=texts, **kw)==f(completions=chats, **kw)
+    for f in (accuracy_reward, format_reward, overlap_reward):
+        assert f(completions=texts, **kw)==f(completions=chats, **kw)
     assert accuracy_reward(completions=texts, **kw)==[1.,0.,0.]
     with pytest.raises(ValueError, match='list of messages'): completion_text(7)
 
@@ -45,7 +46,8 @@ def test_standard_and_conversational_completions_earn_the_same():
 def test_the_last_closed_answer_counts(text, want): assert extract_answer(text)==want
 
 def test_a_box_counts_where_there_are_no_tags():
-    said = [r'so \boxed{7}', r'\boxed{8} <answer>7</answer>', r'<answer>8</answer> \boxed{7}', r'<answer>\boxed{7}</answer>', '7']
+    said = [r'so \boxed{7}', r'\boxed{8} <answer>7</answer>', r'<answer>8</answer> \boxed{7}',
+            r'<answer>\boxed{7}</answer>', '7']
     assert accuracy_reward(None, said, ['7']*5)==[1.,1.,0.,1.,0.]
 
 @pytest.mark.parametrize('text, want', [
@@ -55,13 +57,16 @@ def test_a_box_counts_where_there_are_no_tags():
     ('<answer>1</answer><think>a</think>', 0.)])
 def test_the_form_is_one_thought_and_one_answer(text, want): assert format_reward(None, [text])==[want]
 
-SAME = [('−3','-3'), ('–3','-3'), ('18 dollars','18'), ('$18','18'), ('18 km','18.0'), ('50%','50'), ('50%','0.5'), (r'50\%','1/2'),
-        ('1 000 000','1000000'), ('1,000,000','1000000'), ('1\u202f000','1000'), (r'1{,}000','1000'), (r'\boxed{18}','18'),
-        ('x = 18','18'), ('1/2','0.5'), (r'\frac{1}{2}','0.5'), ('3 km','3 KM'), ('7.','7'), ('1e3','1000'), ('-$1,234.00','-1234'),
-        (r'18 \text{ dollars}','18'), ('+5','5'), (' OSLO ','Oslo'), (r'\boxed{Oslo}','oslo'), ('007','7'), ('nan','NaN')]
-OTHER = [('3','-3'), ('−3','3'), ('18 or 19','18'), ('18 and 19','18'), ('18 or more','18'), ('18 million','18'), ('2 thousand','2'),
-         ('5 m','5 km'), ('1,2,3','123'), ('12 34','1234'), ('nan','0'), ('inf','1e999'), ('1/0','0'), ('0.333','1/3'), ('2x','2'),
-         ('five','5'), ('','5'), ('x = 18','y'), ('9'*5000,'1'), ('1e9999','1'), ('50','0.5'), ('18 half','18')]
+SAME = [('−3','-3'), ('–3','-3'), ('18 dollars','18'), ('$18','18'), ('18 km','18.0'), ('50%','50'),
+        ('50%','0.5'), (r'50\%','1/2'), ('1 000 000','1000000'), ('1,000,000','1000000'),
+        ('1\u202f000','1000'), (r'1{,}000','1000'), (r'\boxed{18}','18'), ('x = 18','18'), ('1/2','0.5'),
+        (r'\frac{1}{2}','0.5'), ('3 km','3 KM'), ('7.','7'), ('1e3','1000'), ('-$1,234.00','-1234'),
+        (r'18 \text{ dollars}','18'), ('+5','5'), (' OSLO ','Oslo'), (r'\boxed{Oslo}','oslo'), ('007','7'),
+        ('nan','NaN')]
+OTHER = [('3','-3'), ('−3','3'), ('18 or 19','18'), ('18 and 19','18'), ('18 or more','18'),
+         ('18 million','18'), ('2 thousand','2'), ('5 m','5 km'), ('1,2,3','123'), ('12 34','1234'),
+         ('nan','0'), ('inf','1e999'), ('1/0','0'), ('0.333','1/3'), ('2x','2'), ('five','5'), ('','5'),
+         ('x = 18','y'), ('9'*5000,'1'), ('1e9999','1'), ('50','0.5'), ('18 half','18')]
 
 def test_answers_are_judged_as_a_mathematician_would():
     assert [o for o in SAME if same_answer(o[0], dict(answer=o[1]))!=1.]==[]
@@ -75,9 +80,11 @@ def test_a_gym_task_takes_a_right_number_in_any_spelling_and_keeps_its_own_marks
 
 def test_maths_is_compared_as_expressions_also_from_another_thread():
     entry = dict(answer=r'\frac{3}{4}+\sqrt{2}')
-    cases = {r'\sqrt2+0.75':1., r'thus \boxed{\dfrac{6}{8}+\sqrt{2}}':1., r'\frac{4}{3}+\sqrt2':0., 'no idea':0.}
+    cases = {r'\sqrt2+0.75':1., r'thus \boxed{\dfrac{6}{8}+\sqrt{2}}':1., r'\frac{4}{3}+\sqrt2':0.,
+             'no idea':0.}
     assert {t:same_maths(t, entry) for t in cases}==cases
-    assert same_maths('1 000 000', dict(answer='1000000'))==1. and same_maths('18 dollars', dict(answer='18'))==1.
+    assert same_maths('1 000 000', dict(answer='1000000'))==1.
+    assert same_maths('18 dollars', dict(answer='18'))==1.
     out = []
     th = threading.Thread(target=lambda: out.append({t:same_maths(t, entry) for t in cases}))
     th.start(); th.join()
@@ -86,7 +93,8 @@ def test_maths_is_compared_as_expressions_also_from_another_thread():
 def test_a_hub_set_is_judged_by_its_own_judge():
     ds = numinamath(rows=[dict(problem='p', solution=r'\boxed{\sqrt{2}+\frac{1}{3}}')])
     assert accuracy_reward(None, [r'<answer>\frac{1}{3}+\sqrt{2}</answer>'], ds['answer'], ds['task'])==[1.]
-    assert accuracy_reward(None, ['<answer>4</answer>','<answer>$1,000.00</answer>'], ['4','1000'], ['gsm8k']*2)==[1.,1.]
+    said = ['<answer>4</answer>','<answer>$1,000.00</answer>']
+    assert accuracy_reward(None, said, ['4','1000'], ['gsm8k']*2)==[1.,1.]
 
 def test_an_unknown_task_has_no_judge():
     with pytest.raises(ValueError, match="no judge for task 'poetry'"):
