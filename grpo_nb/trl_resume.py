@@ -266,6 +266,9 @@ class _Save(CheckedTrainer):
 class ResumableTrainer(_Save):
     "Checkpoints hold everything the next step depends on, whole or not at all, and belong to one run."
     stopped_by = None   # name of the signal that ended `train`
+    _trained = False    # has `train` been called before?
+
+    def _renew(self): "Forget what an earlier `train` left; its steps count from 0 again."
 
     def _all(self, o)->list:
         "`o` of every process, by rank."
@@ -391,6 +394,8 @@ class ResumableTrainer(_Save):
 
         SIGTERM and SIGINT save and stop; a second one ends at once.
         """
+        if self._trained: self._renew()
+        self._trained = True
         resume = self._resume_from(resume_from_checkpoint)
         if resume is None: self._begin()
         self.stopped_by,stop = None,_StopOnSignal(self)

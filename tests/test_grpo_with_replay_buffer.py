@@ -73,8 +73,9 @@ def test_d6_size_0_is_bit_identical_to_grpo(opts):
     a = T.trainer(args=T.config(replay_buffer_size=0, max_steps=4, **opts)); a.train()
     b = T.trainer(cls=GRPOTrainer, args=T.config(GRPOConfig, max_steps=4, **opts)); b.train()
     assert T.same(T.weights(a), T.weights(b))
-    drop = lambda h: [{k:v for k,v in o.items() if 'time' not in k and 'second' not in k and 'runtime' not in k} for o in h]
-    assert drop(a.state.log_history)==drop(b.state.log_history)
+    aside = ('time','second','runtime','reward_std')   # ours is the groups' own deviation, TRL's the batch's
+    def shown(t): return [{k:v for k,v in o.items() if not any(w in k for w in aside)} for o in t.state.log_history]
+    assert shown(a)==shown(b)
 
 def test_with_replay_on_and_nothing_dead_the_weights_are_those_of_grpo():
     a,_ = run([LIVE], steps=4)
@@ -339,13 +340,58 @@ def test_the_denominator_counts_the_tokens_trained_on():
     _,got = run(PLAN, steps=4)
     for b in got: assert b['num_items_in_batch']==b['completion_mask'].sum()
 
+def by_hand(o, epsilon=.2):
+    "Ratio, clip and effective sample size of the replayed rows of one batch, with loops."
+    ratios,held,answers = [],0,[]
+    for i in o['replayed'].nonzero()[:,0].tolist():
+        x = (o['logps'][i]-o['old_per_token_logps'][i])[o['completion_mask'][i].bool()].double()
+        answers.append(x.sum().exp().item())
+        for r in x.exp().tolist():
+            ratios.append(r)
+            held += r<1-epsilon and o['advantages'][i]<0 or r>1+epsilon and o['advantages'][i]>0
+    def ess(w): return sum(w)**2/(len(w)*sum(o*o for o in w))
+    return dict(ratio_mean=sum(ratios)/len(ratios), ratio_max=max(ratios), clip_share=float(held)/len(ratios),
+        ess_tokens=ess(ratios), ess_answers=ess(answers))
+
 def test_ratio_metrics_are_those_of_replayed_tokens():
     seen = []
     t,_ = run(PLAN, steps=4, learning_rate=3e-2, trace=lambda t: seen.append(trained_logps(t)))
+    n = 0
     for o,h in zip(seen[0], t.state.log_history):
         if not o['replayed'].any(): assert 'replay/ratio_mean' not in h; continue
-        r = (o['logps']-o['old_per_token_logps']).exp()[o['replayed']][o['completion_mask'][o['replayed']].bool()].double()
-        for k,v in dict(ratio_mean=r.mean(), ratio_max=r.max(), ess=r.sum()**2/(len(r)*(r*r).sum())).items(): assert abs(h[f'replay/{k}']-v.item())<1e-5
+        n += 1
+        for k,v in by_hand(o).items(): assert abs(h[f'replay/{k}']-v)<1e-5, k
+    assert n==3
+
+def test_over_a_logging_window_the_largest_ratio_is_a_maximum_and_the_rest_are_of_all_tokens():
+    one,seen = run(PLAN, steps=4, learning_rate=3e-2)[0],[]
+    two,_ = run(PLAN, steps=4, learning_rate=3e-2, logging_steps=4, trace=lambda t: seen.append(trained_logps(t)))
+    h,rows = two.state.log_history[0],[o for o in one.state.log_history if 'replay/ratio_max' in o]
+    assert abs(h['replay/ratio_max']-max(o['replay/ratio_max'] for o in rows))<1e-6
+    n = [int(o['completion_mask'][o['replayed']].sum()) for o in seen[0] if o['replayed'].any()]
+    for k in ('ratio_mean','clip_share'):
+        assert abs(h[f'replay/{k}']-sum(a*o[f'replay/{k}'] for a,o in zip(n, rows))/sum(n))<1e-5
+
+@pytest.mark.parametrize('loss,level,held', [('cispo','token',False), ('vespo','token',False), ('dapo','sequence',True), ('dapo','token',True)])
+def test_the_clip_share_is_that_of_the_loss(loss, level, held):
+    eps = dict(epsilon_high=5.) if loss=='cispo' else {}
+    t,_ = run(PLAN, steps=4, learning_rate=5e-2, loss_type=loss, importance_sampling_level=level, **eps)
+    shares = [o['replay/clip_share'] for o in t.state.log_history if 'replay/clip_share' in o]
+    assert (max(shares)>0)==held
+
+@pytest.mark.parametrize('scale', ['group','batch','none'])
+def test_the_deviation_is_the_groups_own_and_the_dead_are_counted_by_our_test(scale):
+    t,_ = run([[0.,1.,2.,5.],DEAD, LIVE,[.1]*4], steps=2, scale_rewards=scale)
+    h = t.state.log_history
+    assert abs(h[0]['reward_std']-torch.tensor([0.,1.,2.,5.]).std().item()/2)<1e-6
+    assert abs(h[1]['reward_std']-torch.tensor(LIVE).std().item()/2)<1e-6
+    assert [o['frac_reward_zero_std'] for o in h[:2]]==[.5]*2==[o['replay/dead']/2 for o in h[:2]]
+
+def test_a_group_in_which_two_rewards_are_none_has_the_score_of_the_other_trainer():
+    from grpo_nb.ratios import group_scores
+    t,got = run([[0.,None,1.,None]], B=1, steps=1)
+    r = torch.tensor([[0.,math.nan,1.,math.nan]])
+    assert abs(stored(t)[0].score-group_scores(got[0]['advantages'].view(1, G), r).item())<1e-6
 
 # -- options of its own ---------------------------------------------------------------------------
 def test_max_uses_drops_a_group():
@@ -399,14 +445,14 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
         c, = P(GRPOWithReplayBufferConfig).parse_args_into_dataclasses(argv) if P is HfArgumentParser else P(GRPOWithReplayBufferConfig).parse_args_and_config(argv)
         assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl, c.loss_type)==(8, 5, 'recency', True, 'grpo')
     own = set(GRPOWithReplayBufferConfig.__dataclass_fields__)-set(GRPOConfig.__dataclass_fields__)
-    assert len(own)==12 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own) and T.config().replay_buffer_size==64
+    assert len(own)==13 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own) and T.config().replay_buffer_size==64
 
 # -- what is logged -------------------------------------------------------------------------------
 def test_metrics_say_what_was_done():
     t,_ = run(PLAN, steps=4)
     h = t.state.log_history
     assert [o['replay/dead'] for o in h[:4]]==[0,1,1,2] and [o['replay/replaced'] for o in h[:4]]==[0,1,1,2] and [o['replay/unfilled'] for o in h[:4]]==[0]*4
-    assert [o['replay/buffer_size'] for o in h[:4]]==[0,2,3,4] and [o['replay/live_before'] for o in h[:4]]==[1,.5,.5,0] and [o['replay/live_after'] for o in h[:4]]==[1]*4
+    assert [o['replay/buffer_size'] for o in h[:4]]==[2,3,4,4] and [o['replay/live_before'] for o in h[:4]]==[1,.5,.5,0] and [o['replay/live_after'] for o in h[:4]]==[1]*4
     assert h[1]['replay/age_mean']==h[1]['replay/age_max']==h[1]['replay/uses_mean']==1 and abs(h[3]['replay/fill']-4/64)<1e-6
 
 def test_the_table_of_completions_shows_what_is_trained_on():
@@ -450,7 +496,7 @@ def test_metrics_and_the_table_reach_other_boards(monkeypatch, name):
     monkeypatch.setattr(I, f'is_{name}_available', lambda: True)
     for o in (M, P): monkeypatch.setattr(o, name, board, raising=False)
     run(PLAN, steps=4, report_to=name, log_completions=True, num_completions_to_print=0)
-    assert {'train/replay/replaced','train/replay/age_mean','train/replay/ess'}<={k for r in rows for k in r}
+    assert {'train/replay/replaced','train/replay/age_mean','train/replay/ess_answers'}<={k for r in rows for k in r}
     table = [r['completions'] for r in rows if 'completions' in r][-1]
     assert table.replayed.tolist()==[True]*8
 

@@ -167,8 +167,8 @@ def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
         def _compute_loss(self, model, inputs): return super()._compute_loss(model, Note(inputs))
     from trl import GRPOConfig
     for kw in (dict(beta=.1), dict(loss_type='vespo'), dict(off_policy_mask_threshold=.5)): T.trainer(cls=Old, args=T.config(GRPOConfig, **kw)).train()
-    from grpo_nb.grpo_with_replay_buffer import _WIDE, _BOTH, _IMAGES
-    known = KEYS|set(_WIDE)|set(_BOTH)|_IMAGES
+    from grpo_nb.trl_rows import BOTH, IMAGES, WIDE
+    known = KEYS|set(WIDE)|set(BOTH)|IMAGES
     assert not asked-known, f'the loss reads {sorted(asked-known)}: `slice_group` and `put_groups` must carry them'
 
 def test_the_declared_range_of_trl_is_the_one_tested():
