@@ -36,7 +36,10 @@ def _take_apart(state):
         raise ValueError(f'a state cannot hold {o!r:.60} ({type(o).__name__}): give tensors, numbers or text')
     return flat(state),found
 
-def _bytes(t): return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+def _bytes(t):
+    t = t.detach().cpu().contiguous().reshape(-1)
+    if t.stride(0)!=1: t = torch.empty_like(t, memory_format=torch.contiguous_format).copy_(t)   # a single number may keep an odd stride
+    return t.view(torch.uint8).numpy().data
 
 def save_state(
     path:str|Path,  # file to write

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from .ratios import group_scores
-from .replay import ReplayBuffer
 
 # %% ../nbs/workshop/distributed.ipynb #9dcc9a07
 def fill_share(
@@ -229,7 +228,7 @@ class ShardedBuffer:
     `swap` once a step on every rank, then `put` for each group in `Swap.mine`, before the next `swap`.
     """
     def __init__(self,
-        index:ReplayBuffer,  # empty; the same options and seed on every rank
+        index:object,        # an empty `ReplayBuffer`; the same options and seed on every rank
         wire:Wire,           # what travels with a row
         G:int,               # completions per group
         ranks:Ranks=None,    # None for those of the default process group
@@ -367,11 +366,10 @@ def made_piece(
 def replay_alone(
     batches:list,  # from `made_batch`
     G:int,         # completions per group
-    size:int=8,    # of the buffer
-    **options,     # of `ReplayBuffer`
-)->list:           # a step: the piece in each group's place, None where nothing was replaced
+    buf:object,    # an empty `ReplayBuffer`
+)->list:           # per step: the piece in each group's place, None where nothing was replaced
     "The yardstick: one plain buffer that sees all rows of all processes."
-    buf,out = ReplayBuffer(size, **options),[]
+    out = []
     for step,b in enumerate(batches):
         places = [g for g,d in enumerate(b['dead']) if d]
         got = dict(zip(places, buf.sample(len(places), step)))
@@ -384,13 +382,12 @@ def replay_alone(
 def replay_rank(
     batches:list,  # the same on all ranks
     G:int,         # completions per group
-    size:int=8,    # of the buffer of all
+    index:object=None,  # an empty `ReplayBuffer`, the same on all ranks
     buf:ShardedBuffer=None,  # go on with this one
     start:int=0,   # step of the first batch
-    **options,     # of `ReplayBuffer`
 )->tuple:          # (buffer, a step: what came in, as (first row, last row + 1, piece) counted over all rows)
     "This rank's part of the same."
-    buf,out = buf or ShardedBuffer(ReplayBuffer(size, **options), Wire(('completion_ids','old_logps'), (('advantages',0),)), G),[]
+    buf,out = buf or ShardedBuffer(index, Wire(('completion_ids','old_logps'), (('advantages',0),)), G),[]
     for step,b in enumerate(batches, start):
         n = len(b['lens'])//buf.ranks.world
         first = buf.ranks.rank*n
@@ -542,18 +539,18 @@ def replay_bytes(
 
 # %% ../nbs/workshop/distributed.ipynb #4b0f5cec
 def time_swap(
+    index:object,    # an empty `ReplayBuffer`
     steps:int=20,    # measured, after two to warm up
     groups:int=64,   # groups of all processes in a step
     G:int=16,        # completions per group
     P:int=256,       # prompt tokens
     T:int=1024,      # completion tokens
     share:float=.3,  # chance that a group is dead
-    size:int=256,    # groups in the buffer
 )->dict:             # medians in ms, bytes received a step; of this rank
     "Wall and processor time of a step of the shared buffer, on every rank of the default process group."
     rng = torch.Generator().manual_seed(0)
     data = [made_batch(rng, groups, G, P, T, share, fixed=True) for _ in range(4)]
-    buf,rows = ShardedBuffer(ReplayBuffer(size), Wire(('completion_ids','old_logps'), (('advantages',0),)), G),[]
+    buf,rows = ShardedBuffer(index, Wire(('completion_ids','old_logps'), (('advantages',0),)), G),[]
     n = groups*G//buf.ranks.world
     me = slice(buf.ranks.rank*n, buf.ranks.rank*n+n)
     for step in range(steps+2):

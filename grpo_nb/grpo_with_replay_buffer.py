@@ -16,10 +16,11 @@ from fastcore.basics import patch
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 from .ratios import dead_groups, group_scores
+from .advantages import dead_reason
 from .replay import ReplayBuffer
 from .distributed import draw_for
 from .trl_checks import check_dataset, check_prompts, check_replay_settings, check_trl_settings, non_finite
-from .trl_resume import checkpoint_problem, last_checkpoint, load_state, save_state, write_manifest
+from .checkpoints import checkpoint_problem, last_checkpoint, load_state, save_state, write_manifest
 from .trl_record import shown_data, shown_settings
 from .trl_rows import IMAGES, prompt_keys, put_groups, slice_group
 from .trl_shared import StoredReplay, edits, epoch_order, is_plain, is_sharded
@@ -52,6 +53,7 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     record_groups:int|None = _s(None, "Record every n-th generation batch group by group in `output_dir`, for inspector, report and "
         "diagnose; 0 never. None is 1, but 0 with `push_to_hub`, which would upload the texts.")
     record_max_groups:int|None = _s(64, 'The most groups of a batch that are recorded; None for all.')
+    record_max_mb:float|None = _s(100., 'Size that the record of groups may reach over the run, in MB; None for any.')
 
     def __post_init__(self):
         check_trl_settings(self)
@@ -74,6 +76,7 @@ class GRPOWithReplayBufferTrainer(StoredReplay):
     _tag_names = ['trl','grpo','grpo_nb','replay-buffer']
     _name = 'GRPO with replay buffer'
     config_class = GRPOWithReplayBufferConfig
+    _dead_reason = staticmethod(dead_reason)
     _tracing = None   # the inputs of the loss, while it runs
 
     @functools.wraps(GRPOTrainer.__init__)

@@ -746,6 +746,7 @@ def _rank(rank, world, store, B, T, steps):
     "One of `world` processes: steps with averaged gradients; prints what it saw as JSON."
     import torch.distributed as dist
     from grpo_nb.distributed import made_batch, replay_rank
+    from grpo_nb.replay import ReplayBuffer
     torch.set_num_threads(1)
     dist.init_process_group('gloo', init_method=f'file://{store}', rank=rank, world_size=world)
     s = Work(B=B//world, T=T, ends=False).ours()
@@ -757,7 +758,7 @@ def _rank(rank, world, store, B, T, steps):
     s.optimizer.register_step_pre_hook(average)
     seen = in_turn(dict(ours=lambda: _step(s) and None), steps, 1, sync=dist.barrier)['ours']
     rng,n = torch.Generator().manual_seed(0),10
-    buf,_ = replay_rank([made_batch(rng, 8*world, 8, 27, T, .3, fixed=True) for _ in range(n)], 8, size=64)
+    buf,_ = replay_rank([made_batch(rng, 8*world, 8, 27, T, .3, fixed=True) for _ in range(n)], 8, ReplayBuffer(64))
     w = torch.cat([p.detach().flatten() for p in s.model.parameters()]).double().sum().item()
     print(json.dumps(dict(seen=seen, received=buf.ranks.received/n, index=buf.ranks.index_received/n, weights=w)))
     dist.destroy_process_group()

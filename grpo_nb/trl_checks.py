@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from .rewards import check_rewards, _is_async
+from .reward_loading import check_rewards, is_async
 from .distributed import RollCall, agree
 
 # %% ../nbs/workshop/trl_checks.ipynb #602607b8
@@ -72,6 +72,7 @@ def check_replay_settings(
     for k in ('replay_drop_dead_kl','replay_same_prompt_first'): check(lambda v: isinstance(v, bool), k, 'True or False')
     check(lambda v: is_whole(v, 0), 'record_groups', '0 (never), or every how many generation batches')
     check(lambda v: v is None or is_whole(v, 1), 'record_max_groups', 'None, or 1 or more groups')
+    check(lambda v: v is None or is_real(v) and v>0, 'record_max_mb', 'None, or more than 0 MB')
     if a.replay_stored_per_fresh and not a.replay_buffer_size:
         raise ValueError('`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` above 0')
 
@@ -100,7 +101,7 @@ def checked(
         at(who)
         try: return judged(func(**kw), kw)
         except Exception as e: note(e, kw); raise
-    return later if _is_async(func) else now
+    return later if is_async(func) else now
 
 # %% ../nbs/workshop/trl_checks.ipynb #4ec63a9c
 def check_prompts(
@@ -254,7 +255,7 @@ class CheckedTrainer(GRPOTrainer):
             def now(**kw):
                 try: return f(**kw)
                 except Exception as e: return safely(e)
-            return later if _is_async(f) else now
+            return later if is_async(f) else now
         self.reward_funcs = [f if isinstance(f, nn.Module) else guarded(f, n) for f,n in zip(funcs, self.reward_func_names)]
         try: r = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         finally: self.reward_funcs = funcs

@@ -14,7 +14,6 @@ from torch import Tensor
 from datasets import Dataset
 from accelerate.utils import gather_object
 from trl import GRPOConfig
-from .advantages import dead_reason
 from .ratios import group_scores, importance_ratio, clipped, merge_sums, ratio_row, ratio_sums, reward_std
 from .records import RATIO_EDGES, Recorder, as_text, group_rows
 from .trl_resume import ResumableTrainer
@@ -204,7 +203,9 @@ class RunRecord(ReplayLog):
 
     def _begin_record(self, step):
         if not self.is_world_process_zero(): return
-        self.recorder = Recorder(self.args.output_dir, self._about(), max_groups=self.args.record_max_groups, resume_step=step)
+        a = self.args
+        self.recorder = Recorder(a.output_dir, self._about(), max_groups=a.record_max_groups, resume_step=step, max_mb=a.record_max_mb,
+            last_step=a.max_steps if a.max_steps>0 else None, run=self.run_id)
 
     def _save_rng_state(self, output_dir):
         self._write_groups()
@@ -213,7 +214,7 @@ class RunRecord(ReplayLog):
     def _about(self):
         a,model = self.args,getattr(self.model.config, '_name_or_path', '')
         method = 'replay' if self.replaying else 'mask' if a.replay_when_empty=='mask' else 'keep'
-        return dict(trainer='trl', run=self.run_id, method=method, model=Path(model).name, world_size=a.world_size,
+        return dict(trainer='trl', method=method, model=Path(model).name, world_size=a.world_size,
             args=shown_settings(a), data=shown_data(self._tokenizer, self.train_dataset),
             method_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit))
 
@@ -237,15 +238,16 @@ class RunRecord(ReplayLog):
         all_of = ((ids!=pad_id)*torch.arange(1, ids.shape[1]+1, device=ids.device)).amax(1)
         return torch.cat([torch.where(lens>0, lens, all_of)[:,None], cut], 1).float()
 
-    def _open_groups(self, batch, n):
-        "Begin the rows of a batch of which `n` rows were sampled, before anything is done to it."
+    def _open_groups(self, batch, n=None):
+        "Begin the rows of a batch of which `n` rows (None: all) were sampled, before anything is done to it."
         k,every = self.args.record_groups,self.args.steps_per_generation*self.num_iterations
         self._open = None
         if not k or self._step//every%k: return
-        B = len(batch['advantages'])
-        seen = torch.zeros(B, len(RATIO_EDGES)+1, device=batch['advantages'].device)
+        ids = batch['completion_ids']
+        seen = torch.zeros(len(ids), len(RATIO_EDGES)+1, device=ids.device)
         stats = torch.cat([seen, self._lengths(batch)], 1)   # a row: tokens by ratio, clipped, seen, length, cut off
-        self._open = dict(step=self.state.global_step+1, sampled=self._table(), rewards=self._rewards, stats=stats, left=B, fresh=n, fates=None)
+        self._open = dict(step=self.state.global_step+1, sampled=self._table(), rewards=self._rewards, stats=stats,
+            left=len(ids), fresh=len(ids) if n is None else n, fates=None)
 
     def _note_fates(self, keys, dead, drawn, asked=()):
         "What becomes of each group; `drawn` is {group: entry}, `asked` are those that were never sampled."
@@ -319,6 +321,6 @@ class RunRecord(ReplayLog):
             total[:k], records=fates[:k], n_tokens=s[:k*G,-2].long(), truncated=s[:k*G,-1].bool(),
             rewards_by_func={name:r[:k*G,i] for i,name in enumerate(self.reward_func_names)}, dead=dead[:k],
             advantages_before=A[:k], advantages=torch.tensor(new['advantages']).view(-1, G)[:k],
-            why=[y if d else None for y,d in zip(dead_reason(total, self.args.dead_tolerance), dead)][:k],
+            why=[y if d else None for y,d in zip(self._dead_reason(total, self.args.dead_tolerance), dead)][:k],
             score=group_scores(A, total)[:k], clip_share=[v if o else None for v,o in zip(shares.tolist(), seen)][:k],
             ratio_hist=[dict(edges=RATIO_EDGES, counts=c[:-1].long().tolist()) if o else None for c,o in zip(h, seen)][:k])

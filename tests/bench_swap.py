@@ -2,10 +2,11 @@
 import csv, os, sys
 import torch, torch.distributed as dist
 from grpo_nb.distributed import time_swap
+from grpo_nb.replay import ReplayBuffer
 
 torch.set_num_threads(1)
 dist.init_process_group('gloo')
-row = {k:round(v, 3) for k,v in time_swap().items()}|dict(machine=f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}')
+row = {k:round(v, 3) for k,v in time_swap(ReplayBuffer(256)).items()}|dict(machine=f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}')
 if dist.get_rank()==0:
     print(row)
     if len(sys.argv)>1:

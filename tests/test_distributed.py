@@ -63,8 +63,8 @@ OPTIONS = [dict(), dict(age_limit=2), dict(max_uses=1), dict(priority='uniform',
 @pytest.mark.parametrize('world', [1, 3, 8])
 def test_the_shared_buffer_is_one_buffer_that_sees_all_rows(world, options):
     batches = made(7, 6, 4, seed=world)
-    alone = replay_alone(batches, 4, 5, **options)
-    out = [replay_rank(batches, 4, 5, **options)] if world==1 else in_threads(world, lambda r: replay_rank(batches, 4, 5, **options))
+    alone = replay_alone(batches, 4, ReplayBuffer(5, **options))
+    out = [replay_rank(batches, 4, ReplayBuffer(5, **options))] if world==1 else in_threads(world, lambda r: replay_rank(batches, 4, ReplayBuffer(5, **options)))
     assert same_replay(alone, [o for _,o in out], 4)>0
     for b,_ in out:
         assert b.ranks.calls==2*len(batches)                               # whatever there was to say
@@ -75,14 +75,14 @@ def test_the_shared_buffer_is_one_buffer_that_sees_all_rows(world, options):
 
 def test_sixty_four_processes_with_groups_that_straddle():
     batches = made(3, 48, 4)                                               # 3 rows a process
-    alone = replay_alone(batches, 4, 64)
-    assert same_replay(alone, [o for _,o in in_threads(64, lambda r: replay_rank(batches, 4, 64))], 4)>0
+    alone = replay_alone(batches, 4, ReplayBuffer(64))
+    assert same_replay(alone, [o for _,o in in_threads(64, lambda r: replay_rank(batches, 4, ReplayBuffer(64)))], 4)>0
 
 def test_received_bytes_fall_as_one_over_the_number_of_processes():
     got = {}
     for world in (3, 8, 64):
         batches = made(4, 192, 2, seed=3, P=4, T=8, fixed=True)
-        got[world] = max(1, sum(b.ranks.received for b,_ in in_threads(world, lambda r: replay_rank(batches, 2, 512)))/world)
+        got[world] = max(1, sum(b.ranks.received for b,_ in in_threads(world, lambda r: replay_rank(batches, 2, ReplayBuffer(512))))/world)
         share = sum(sum(b['dead']) for b in batches[1:])/(4*192)
         assert abs(got[world]/(4*replay_bytes(world, 192, 2, 4, 8, share)['sharded'])-1)<.25, world
     assert got[8]/got[64]>6 and got[3]/got[8]>1.7                           # (w-1)/w² alone gives 7.1 and 2.0
@@ -91,7 +91,7 @@ def test_received_bytes_fall_as_one_over_the_number_of_processes():
 def test_ranks_that_disagree_stop_all_and_say_on_what(what, word):
     batches,said = made(4, 6, 4),[]
     def f(rank):
-        buf,_ = replay_rank(batches[:2], 4)
+        buf,_ = replay_rank(batches[:2], 4, ReplayBuffer(8))
         b,start = dict(batches[2]),2
         if rank==1:
             if what=='random': buf.index.rng.random()
@@ -106,25 +106,25 @@ def test_ranks_that_disagree_stop_all_and_say_on_what(what, word):
 @pytest.mark.parametrize('old,new', [(2,1), (1,3), (8,2), (3,8), (2,2)])
 def test_a_buffer_goes_on_with_another_number_of_processes(old, new):
     batches = made(8, 6, 4, seed=old)
-    alone = replay_alone(batches, 4)
+    alone = replay_alone(batches, 4, ReplayBuffer(8))
     run = lambda world, f: [f(0)] if world==1 else in_threads(world, f)
-    parts = run(old, lambda r: replay_rank(batches[:4], 4)[0].state_dict())
+    parts = run(old, lambda r: replay_rank(batches[:4], 4, ReplayBuffer(8))[0].state_dict())
     def go_on(rank):
-        buf,_ = replay_rank([], 4)
+        buf,_ = replay_rank([], 4, ReplayBuffer(8))
         buf.load_state_dict(parts[rank] if old==new else redistribute(parts, rank, new))
         return replay_rank(batches[4:], 4, buf=buf, start=4)[1]
     assert same_replay(alone[4:], run(new, go_on), 4)>0
 
 def test_parts_of_a_buffer_that_do_not_belong_together_are_refused():
     batches = made(3, 6, 4)
-    parts = in_threads(2, lambda r: replay_rank(batches, 4)[0].state_dict())
+    parts = in_threads(2, lambda r: replay_rank(batches, 4, ReplayBuffer(8))[0].state_dict())
     with pytest.raises(ValueError, match='1 parts of a buffer of 2'): redistribute(parts[:1], 0, 1)
     with pytest.raises(ValueError, match='different moments'): redistribute([parts[0], parts[1]|dict(crc=0)], 0, 1)
-    with pytest.raises(ValueError, match='of 2 processes, here are 1'): replay_rank([], 4)[0].load_state_dict(parts[0])
+    with pytest.raises(ValueError, match='of 2 processes, here are 1'): replay_rank([], 4, ReplayBuffer(8))[0].load_state_dict(parts[0])
 
 def test_rows_still_awaited_are_left_out_when_redistributed():
     b, = made(1, 4, 4, p_dead=0.)
-    buf,_ = replay_rank([], 4)
+    buf,_ = replay_rank([], 4, ReplayBuffer(8))
     s = buf.swap(b['dead'], b['rewards'], b['prompt_lens'], b['lens'], b['advantages'], b['keys'], 0)
     g,(i,lo,hi) = next(iter(s.mine.items()))
     buf.put(i, made_piece(b, g*4+lo, g*4+hi, 4))
@@ -135,7 +135,7 @@ def test_rows_still_awaited_are_left_out_when_redistributed():
 
 def test_a_size_of_zero_stores_nothing_and_still_makes_both_calls():
     batches = made(3, 6, 4)
-    buf,out = replay_rank(batches, 4, 0)
+    buf,out = replay_rank(batches, 4, ReplayBuffer(0))
     assert len(buf)==0 and buf.ranks.calls==6 and not any(out)
 
 def test_sharing_fills_more_dead_slots_when_few_groups_live():
@@ -151,7 +151,7 @@ from grpo_nb.distributed import *
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=60))
 rng = torch.Generator().manual_seed(5)
 batches = [made_batch(rng, 5, 4) for _ in range(6)]          # 10 rows each: group 2 straddles
-buf,out = replay_rank(batches, 4)
+buf,out = replay_rank(batches, 4, ReplayBuffer(8))
 torch.save((buf.state_dict(), out, buf.ranks.calls), f'{sys.argv[1]}/out{dist.get_rank()}')
 dist.destroy_process_group()
 ''')
@@ -160,7 +160,7 @@ dist.destroy_process_group()
     assert r.returncode==0, r.stderr[-2000:]
     parts = [torch.load(tmp_path/f'out{i}', weights_only=False) for i in (0, 1)]
     batches = made(6, 5, 4, seed=5)
-    assert same_replay(replay_alone(batches, 4), [o for _,o,_ in parts], 4)>0
+    assert same_replay(replay_alone(batches, 4, ReplayBuffer(8)), [o for _,o,_ in parts], 4)>0
     assert parts[0][2]==parts[1][2]==12
 
 # -- guards ------------------------------------------------------------------------------------------
@@ -269,9 +269,9 @@ def test_all_ranks_at_one_place_are_waited_for_and_one_behind_is_not():
 # -- time --------------------------------------------------------------------------------------------
 
 def test_time_is_measured_and_bytes_are_those_of_the_formula():
-    t = time_swap(4, groups=12, G=4, P=8, T=16, share=.5)
+    t = time_swap(ReplayBuffer(256), 4, groups=12, G=4, P=8, T=16, share=.5)
     assert t['world']==1 and t['received']==0 and t['cpu_ms']>0 and t['copy_ms']>0
-    two = in_threads(2, lambda r: time_swap(8, groups=64, G=4, P=8, T=16, share=.3, size=512))
+    two = in_threads(2, lambda r: time_swap(ReplayBuffer(512), 8, groups=64, G=4, P=8, T=16, share=.3))
     assert abs(sum(o['received'] for o in two)/2/replay_bytes(2, 64, 4, 8, 16, .3)['sharded']-1)<.3
 
 def test_measured_times_stay_within_ten_milliseconds_of_processor_time():

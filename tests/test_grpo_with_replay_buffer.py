@@ -445,7 +445,7 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
         c, = P(GRPOWithReplayBufferConfig).parse_args_into_dataclasses(argv) if P is HfArgumentParser else P(GRPOWithReplayBufferConfig).parse_args_and_config(argv)
         assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl, c.loss_type)==(8, 5, 'recency', True, 'grpo')
     own = set(GRPOWithReplayBufferConfig.__dataclass_fields__)-set(GRPOConfig.__dataclass_fields__)
-    assert len(own)==13 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own) and T.config().replay_buffer_size==64
+    assert len(own)==14 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own) and T.config().replay_buffer_size==64
 
 # -- what is logged -------------------------------------------------------------------------------
 def test_metrics_say_what_was_done():
