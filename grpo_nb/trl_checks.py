@@ -22,8 +22,13 @@ from .distributed import RollCall, agree
 log = logging.getLogger(__name__)
 
 # %% ../nbs/workshop/trl_checks.ipynb #ab365f83
-def is_real(v)->bool: return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
-def is_whole(v, low:int)->bool: return isinstance(v, Integral) and not isinstance(v, bool) and v>=low
+def is_real(v:object)->bool:
+    "Is `v` a finite number?"
+    return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
+
+def is_whole(v:object, low:int)->bool:
+    "Is `v` a whole number of `low` or more?"
+    return isinstance(v, Integral) and not isinstance(v, bool) and v>=low
 
 _LOSSES = ('grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo')
 _TRL_NEEDS = [
@@ -42,13 +47,13 @@ def need(
     args:object, # the settings
     name:str,    # of the setting
     what:str,    # it needs to be
-):
+)->None:
     "ValueError with the setting, what it is and what it needs to be, unless `ok`."
     if not ok: raise ValueError(f'`{name}` is {getattr(args, name)!r}, needs {what}')
 
 def check_trl_settings(
     args:GRPOConfig,  # before its own `__post_init__`
-):
+)->None:
     "ValueError for a setting of TRL that is out of its range; numpy's whole numbers become Python's, which JSON can hold."
     for k,v in list(vars(args).items()):
         if isinstance(v, Integral) and not isinstance(v, (bool,int)): setattr(args, k, int(v))
@@ -58,7 +63,7 @@ def check_trl_settings(
 # %% ../nbs/workshop/trl_checks.ipynb #4392eaf1
 def check_replay_settings(
     a:GRPOConfig,  # a `GRPOWithReplayBufferConfig`
-):
+)->None:
     "ValueError for a setting of the buffer that is out of its range."
     def check(ok, name, what): need(ok(getattr(a, name)), a, name, what)
     for f in fields(a):
@@ -107,7 +112,7 @@ def checked(
 def check_prompts(
     prompts:list,  # text or lists of messages
     where:str='dataset',  # named in the error
-):
+)->None:
     "ValueError for the first prompt that is missing or empty, or has a message without role or content."
     for i,p in enumerate(prompts):
         if not isinstance(p, (str,list,tuple)) or not len(p) or isinstance(p, str) and not p.strip():
@@ -141,7 +146,9 @@ def check_dataset(
     check_prompts(prompts)
     return prompts
 
-def prompts_checksum(prompts:list)->int: return zlib.crc32(repr(prompts).encode('utf8', 'replace'))
+def prompts_checksum(prompts:list)->int:
+    "One number for all `prompts` in their order."
+    return zlib.crc32(repr(prompts).encode('utf8', 'replace'))
 
 # %% ../nbs/workshop/trl_checks.ipynb #3d3ef4a5
 def non_finite(
