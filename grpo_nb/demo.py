@@ -110,34 +110,42 @@ def compare_sentence(
     def against(way):
         d,h = mean_ci([runs[way, s]-runs['plain GRPO', s] for s in seeds])
         word = 'ahead' if d>h else 'behind' if d<-h else 'undecided'
-        return f'{d:+.2f} ± {h:.2f}: {word}'
-    parts = [f"{o} {against(o)}" for o in ('replay','replay, uncorrected') if o in set(curves.way)]
-    return 'Against plain GRPO on the way, '+'; '.join(parts)
+        return f'{d:+.2f} ± {h:.2f}, {word}'
+    parts = [f"{o.removeprefix('replay, ').capitalize()}: {against(o)}" for o in ('replay','replay, uncorrected') if o in set(curves.way)]
+    return '. '.join(parts)
 
 # %% ../nbs/09a_demo.ipynb #ceb66312
 _INK = {'plain GRPO':'#5C5C5C', 'a second pass':COLOURS['alive'], 'replay':COLOURS['policy'], 'replay, uncorrected':COLOURS['neg']}
 
 def draw_compare(
     curves:pd.DataFrame,      # rows of `run_way`
-    size:tuple=(7.4, 3.6),    # inches
+    size:tuple=(8.4, 3.6),    # inches
 ):                            # a figure
     "The ways as curves over sampled tokens: means over seeds, with their 95 % intervals."
     fig,ax = new_figure(compare_sentence(curves), 'completion tokens sampled', 'held-out words right, share', size=size)
-    grid = _grid(curves)
+    grid,ends = _grid(curves),[]
     for way in (o for o in WAYS if o in set(curves.way)):
         runs = [at_tokens(o, grid) for _,o in curves[curves.way==way].groupby('seed')]
         mid,half = zip(*(mean_ci(o) if len(runs)>1 else (o[0], 0) for o in zip(*runs)))
         ax.fill_between(grid, [a-b for a,b in zip(mid, half)], [a+b for a,b in zip(mid, half)], color=_INK[way], alpha=.12, lw=0)
-        ax.plot(grid, mid, color=_INK[way], lw=2, ls='--' if 'uncorrected' in way else '-', label=way)
+        ax.plot(grid, mid, color=_INK[way], lw=2, ls='--' if 'uncorrected' in way else '-')
+        ends.append((mid[-1], way))
+    _name_ends(ax, ends, grid[-1]*1.015)
     ax.set_ylim(0, 1)
-    ax.legend(loc='lower right')
     return fig
+
+def _name_ends(ax, ends, x, apart=.07):
+    "Names beside the lines' ends, moved apart where they would touch."
+    y = -1
+    for end,way in sorted(ends):
+        y = max(end, y+apart)
+        ax.text(x, y, way, color=_INK[way], va='center', fontsize=10, clip_on=False)
 
 # %% ../nbs/09a_demo.ipynb #022fd098
 _PAGE = '''<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Four ways to spend the same tokens</title>
 <style>:root{{color-scheme:light dark}}body{{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}}svg{{max-width:100%;height:auto}}
 table{{border-collapse:collapse;display:block;overflow-x:auto}}th,td{{text-align:left;padding:.3rem 1rem .3rem 0;border-bottom:1px solid #8885}}</style>
-<h1>Four ways to spend the same tokens</h1><p>{sentence}.</p>{figure}{table}
+<h1>Four ways to spend the same tokens</h1><p>Right answers on the way, as differences to plain GRPO. {sentence}.</p>{figure}{table}
 <p>{seeds} seeds; a line is a mean over them, its band the 95 % interval; differences are taken seed by seed. {task}</p></html>'''
 
 def write_compare(
@@ -172,7 +180,7 @@ def compare_ways(
     else: rows = watched(run_way(*o) for o in todo)
     curves = pd.DataFrame(rows)
     save_json(out/'settings.json', dict(compare=list(WAYS), seeds=n_seeds, max_tokens=max_tokens, n_problems=n_problems, versions=versions()))
-    print(compare_table(curves).to_string(), f'\n\n{compare_sentence(curves)}\n\nreport  {write_compare(curves, out)}')
+    print(compare_table(curves).to_string(), f'\n\nAgainst plain GRPO, on the way. {compare_sentence(curves)}\n\nreport  {write_compare(curves, out)}')
     return curves
 
 # %% ../nbs/09a_demo.ipynb #169335e0
