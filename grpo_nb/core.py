@@ -179,12 +179,14 @@ def register(
     name:str,       # what users will pass
 )->Callable:        # a decorator that hands back what it is given
     "Put what is decorated into `table` under `name`; ValueError when something else has that name."
-    def home(o):
-        where = getattr(o, '__qualname__', '<')
-        return id(o) if '<' in where else (o.__module__, where)   # a lambda is known by nothing but itself
+    def same(a, b):
+        "One thing, or a cell that is run again in a notebook?"
+        one,other = (getattr(o, '__qualname__', '<') for o in (a, b))   # '<' is in a lambda's
+        homes = {getattr(o, '__module__', None) for o in (a, b)}
+        return a is b or one==other and '<' not in one and (len(homes)==1 or '__main__' in homes)
     def put(f):
         old = table.get(name, f)
-        if home(old)!=home(f):
+        if not same(old, f):
             raise ValueError(f'{name!r} is taken by {old!r}: choose another name, or `del` the entry first')
         table[name] = f
         return f

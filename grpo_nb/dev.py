@@ -13,6 +13,7 @@ from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from .pages import finish_page, fold, with_search
 
 # %% ../nbs/reference/dev.ipynb #ae83749a
 class Trouble(Exception):
@@ -479,14 +480,16 @@ def npm_package(
         if not (home/'package').exists(): (Path(d)/'package').rename(home/'package')
     return home/'package'
 
-def _finish(site):
+def _finish(site, sources):
     "No fonts from other hosts, no dates, code blocks that the keyboard can scroll, navigation with names."
     for f in site.rglob('*.css'):
         if '@import' in (t := f.read_text(encoding='utf-8')): f.write_text(re.sub(r'@import url\([^)]*\);?', '', t), encoding='utf-8')
     if (f := site/'sitemap.xml').exists(): f.write_text(re.sub(r'\s*<lastmod>.*?</lastmod>', '', f.read_text(encoding='utf-8')), encoding='utf-8')
     for f in site.rglob('*.html'):
         parts = re.split(r'(<script.*?</script>)', f.read_text(encoding='utf-8'), flags=re.S)   # what widgets hold is JSON, not ours to touch
-        f.write_text(''.join(o if i%2 else _reachable(o) for i,o in enumerate(parts)), encoding='utf-8')
+        page = ''.join(o if i%2 else _reachable(o) for i,o in enumerate(parts))
+        f.write_text(finish_page(page, sources.get(str(f.relative_to(site)))), encoding='utf-8')
+    for f in site.rglob('smalldocs.js'): f.write_text(with_search(f.read_text(encoding='utf-8')), encoding='utf-8')
 
 def _reachable(t):
     "HTML whose code blocks the keyboard can scroll, and whose navigations have names."
@@ -579,14 +582,16 @@ def _stage(nbs, to):
         nb = _read(f)
         for c in nb['cells']:
             s = _src(c['source'])
-            if c['cell_type']=='code': c['source'] = ('#| code-fold: true\n#| code-summary: Solution\n' if c['metadata'].get('jupyter', {}).get('source_hidden') else '')+_show_source(s)
+            if c['cell_type']=='code': c['source'] = ('#| code-fold: true\n#| code-summary: Solution\n' if c['metadata'].get('jupyter', {}).get('source_hidden') else '')+_show_source(fold(s))
             else: c['source'] = _relink(s)
         new = f.with_name(_page_name(f.name))
         if new.exists() and new!=f: raise Trouble(f'{f.name} and {new.name} would be the same page: rename one')
-        names[str(new.relative_to(to).with_suffix('.html'))] = f.name
+        names[str(new.relative_to(to).with_suffix('.html'))] = str(f.relative_to(to))
         f.unlink()
         new.write_text(json.dumps(nb), encoding='utf-8')
-    for f in [*to.rglob('*.md'), *to.rglob('*.qmd')]: f.write_text(_relink(f.read_text(encoding='utf-8')), encoding='utf-8')
+    prose = [*to.rglob('*.md'), *to.rglob('*.qmd')]
+    names |= {str(f.relative_to(to).with_suffix('.html')):str(f.relative_to(to)) for f in prose}
+    for f in prose: f.write_text(_relink(f.read_text(encoding='utf-8')), encoding='utf-8')
     return names
 
 def _relink(s): return re.sub(r'(\]\((?:\.\./)?)(\d+[a-zA-Z0-9]*_\w+\.ipynb)', lambda m: m[1]+_page_name(m[2]), s)
@@ -637,7 +642,7 @@ def docs(
     _build_modidx()   # which page holds which name: prose is linked with it
     out = root/out if not Path(out).is_absolute() else Path(out)
     with tempfile.TemporaryDirectory() as d:
-        names = _stage(root/'nbs', stage := Path(d)/'nbs')
+        sources = _stage(root/'nbs', stage := Path(d)/'nbs')
         missing,extra = _sidebar(stage)
         os.environ['PYTHONWARNINGS'] = 'ignore'   # for the workers; what they would warn of, `check` says with the cell's name
         try: cache = proc_nbs(str(stage), n_workers=0, force=True)
@@ -649,12 +654,12 @@ def docs(
         shutil.rmtree(out, ignore_errors=True)
         shutil.move(Path(made.out), out)
     shutil.rmtree(cache, ignore_errors=True)
-    _finish(out)
+    _finish(out, sources)
     local = bool(shutil.which('npm'))
     if local: _make_local(out)
     else: print('no npm here: formulas and widgets will ask cdn.jsdelivr.net; install npm and build again for a site that asks nobody')
     faults = [*warns, *site_faults(out, local=local), *(f'{o}: not in nbs/sidebar.yml' for o in extra), *(f'nbs/sidebar.yml names {o}' for o in missing)]
-    faults = [_with_notebook(o, names, root) for o in faults]+_text_faults(root)
+    faults = [_with_notebook(o, sources, root) for o in faults]+_text_faults(root)
     if faults: print('\n'.join(faults))
     if faults and strict: raise Trouble(f'{len(faults)} faults in the site, listed above')
     print(f"{sum(1 for f in out.rglob('*.html') if 'site_libs' not in f.parts)} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve` for the search")
@@ -672,9 +677,9 @@ def _with_notebook(fault, names, root):
     "The fault with the notebook and cell that hold the link, where one does."
     page,_,what = fault.partition(': ')
     f = names.get(page)
-    if not f: return fault
+    if not f or not f.endswith('.ipynb'): return fault
     to = what.startswith('a link') and what.rsplit(' ', 1)[-1].split('#')[-1].split('/')[-1].removesuffix('.html')
-    at = next((where(f, i, s) for i,c,s in _cells(_read(next(root.glob(f'nbs/**/{f}')))) if to and to in s), f)
+    at = next((where(f, i, s) for i,c,s in _cells(_read(root/'nbs'/f)) if to and to in s), f)
     return f'{page} ← {at}: {what}'
 
 def _serve(out, port):

@@ -22,7 +22,7 @@ FLOORS = dict(                                 # inside each; a module imports f
         {'inspector','diagnose','report','bakeoff','off_policy','replay_study'},
         {'demo','multi_gpu'},
         {'recipes'}],
-    reference=[{'speed'}, {'dev'}, {'cli'}])
+    reference=[{'speed','pages'}, {'dev'}, {'cli'}])
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 
 def _python(code, python=sys.executable, **kw):
