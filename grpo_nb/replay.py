@@ -9,6 +9,7 @@ __all__ = ['PRIORITIES', 'METHODS', 'Keep', 'by_score', 'evenly', 'newest_first'
 
 # %% ../nbs/08_replay.ipynb #082e9aee
 import math, random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 import numpy as np
 import torch
@@ -262,7 +263,7 @@ def load_state_dict(self:ReplayBuffer,
 # %% ../nbs/08_replay.ipynb #af89ca9a
 def pack_groups(
     batch:Rollouts,  # with rewards and advantages
-    idx=None,        # groups to pack: bool mask, indices, list; None for all
+    idx:list=None,   # groups to pack: bool mask, indices, list; None for all
 )->list:             # one dict per group, on the CPU, without padding
     """Each group by itself: int32 ids, lengths, float32 log-probs; the prompt once.
 
@@ -378,8 +379,8 @@ class Method:
         batch:Rollouts,    # groups with rewards and advantages
         dead:Tensor=None,  # bool, one per group; None: found here, by `dead_tolerance`
         step:int=0,        # the optimizer step
-        sample_more=None,  # function of n: n fresh groups as `Rollouts` with rewards and advantages
-        policy=None,       # function of `Rollouts`: (logps, entropy), (B, G, T) nats, no gradient
+        sample_more:Callable=None,  # function of n: n fresh groups as `Rollouts` with rewards and advantages
+        policy:Callable=None,       # function of `Rollouts`: (logps, entropy), (B, G, T) nats, no gradient
     )->Treated:
         "Start from every group as it is; subclasses change that."
         dead = self.find_dead(batch, dead)
@@ -481,7 +482,10 @@ class Replay(Method):
     def load_state_dict(self, state:dict)->None: self.buffer.load_state_dict(state['buffer'])
 
 @patch
-def to_sample(self:Replay, B:int, step:int)->int:
+def to_sample(self:Replay,
+    B:int,     # groups in a batch
+    step:int,  # the optimizer step
+)->int:        # 1..B
     "The fresh share of the batch, and what the buffer can't give. ValueError if B can't be shared out."
     k = self.stored_per_fresh
     if B%(1+k):
@@ -492,7 +496,13 @@ def to_sample(self:Replay, B:int, step:int)->int:
 
 # %% ../nbs/08_replay.ipynb #7be3a56d
 @patch
-def treat(self:Replay, batch:Rollouts, dead:Tensor=None, step:int=0, sample_more=None, policy=None)->Treated:
+def treat(self:Replay,
+    batch:Rollouts,    # groups with rewards and advantages
+    dead:Tensor=None,  # bool, one per group; None: found here
+    step:int=0,        # the optimizer step
+    sample_more:Callable=None,  # not used
+    policy:Callable=None,       # not used
+)->Treated:
     "Replace as many dead groups as the buffer can give, and add `extra`; `replayed` marks both in the batch."
     dead,keys = self.find_dead(batch, dead),_keys(batch)
     where = dead.nonzero()[:,0]

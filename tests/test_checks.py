@@ -1,0 +1,53 @@
+"Rows and settings, looked at before the work starts."
+from dataclasses import dataclass
+import pytest, torch
+from datasets import Dataset
+from grpo_nb.checks import (above, at_least, check_lengths, check_rows, check_settings, fingerprint, optional,
+    other_data, share)
+
+ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
+
+@pytest.mark.parametrize('rows,says', [
+    ([], 'is empty'), (ROWS[:7], '7 rows but 8 prompts a batch.*to 28 or less'),
+    ([dict(q=1)]*8, 'no column `prompt`'), ('rows.jsonl', 'load_problems'), (iter(ROWS), 'no length'),
+    (ROWS[:7]+[dict(prompt=None)], 'row 7 has the prompt None: every row needs text'),
+    (ROWS[:7]+[dict(prompt=[dict(role='user')])], 'row 7 .*every message needs a `role`'),
+    (dict(train=ROWS), "dict of .'train'."), ([o|dict(completions=1) for o in ROWS], 'column `completions`'),
+    (['1+1=']*8, 'no column `prompt`'), ([dict(prompt='')]*8, "row 0 has the prompt ''")], ids=str)
+def test_rows_that_cannot_work_are_named(rows, says):
+    with pytest.raises(ValueError, match=says): check_rows(rows, 8, G=4)
+
+def test_rows_may_be_a_table_or_a_list_and_are_the_same_data():
+    table = Dataset.from_list(ROWS)
+    assert check_rows(table, 8)==check_rows(ROWS, 8)==[o['prompt'] for o in ROWS]
+    assert fingerprint(table)==fingerprint(ROWS)==fingerprint([o|dict(answer='?') for o in ROWS])
+
+def test_what_differs_between_two_data_sets_is_said():
+    a = fingerprint(ROWS)
+    assert other_data(a, a)=='' and other_data(a, fingerprint(ROWS[:7]))=='8 rows then, 7 now'
+    assert 'other prompts or in another order' in other_data(a, fingerprint(ROWS[::-1]))
+
+def test_a_prompt_that_does_not_fit_is_named():
+    m = torch.nn.Module()
+    m.config = type('C', (), dict(max_position_embeddings=10))
+    check_lengths(torch.tensor([2, 4]), 6, m)
+    with pytest.raises(ValueError, match="row 1's prompt has 5 tokens.*passes the model's 10"):
+        check_lengths(torch.tensor([2, 5]), 6, m)
+
+@dataclass
+class Settings:
+    n:int = 1
+    x:float = .5
+    cap:float = None
+    on:bool = False
+
+RULES = [('n', at_least(1), '1 or more'), ('x', share, 'a share'),
+    ('cap', optional(above(0)), 'None, or more')]
+
+@pytest.mark.parametrize('kw,says', [(dict(n=0), '`n` is 0, needs 1 or more'), (dict(n=1.), 'a whole number'),
+    (dict(n=None), 'a whole number'), (dict(x='a'), '`x` is .a., needs a number'), (dict(x=0.), 'a share'),
+    (dict(cap=0.), 'None, or more'), (dict(cap=float('inf')), 'None, or more'),
+    (dict(on='no'), 'True or False')], ids=str)
+def test_a_setting_that_cannot_work_is_named(kw, says):
+    with pytest.raises(ValueError, match=says): check_settings(Settings(**kw), RULES)
+    check_settings(Settings(cap=2), RULES)
