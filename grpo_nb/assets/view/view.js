@@ -12,11 +12,12 @@ const STATES = [   // codes of the cells, as `pack` writes them
   {name: 'dead, all right, replaced', colour: COLOURS.used, mark: COLOURS.right},
   {name: 'dead, all wrong, replaced', colour: COLOURS.used, mark: COLOURS.wrong},
   {name: 'dead, all alike, replaced', colour: COLOURS.used, mark: COLOURS.other},
+  {name: 'stored, trained beside the fresh ones', colour: COLOURS.used},
 ];
-const FILTERS = [['all groups', () => true], ['living', s => s == 1], ['dead', s => s > 1], ['dead: all right', s => s == 2 || s == 5],
+const FILTERS = [['all groups', () => true], ['living', s => s == 1], ['dead', s => s > 1 && s < 8], ['dead: all right', s => s == 2 || s == 5],
   ['dead: all wrong', s => s == 3 || s == 6], ['dead: all alike', s => s == 4 || s == 7], ['replaced', s => s > 4],
   ['dead and left', s => s > 1 && s < 5]];
-const LEFT = 64, RIGHT = 10, STRIP = 50, AXIS = 20, BUSY = 10;
+const LEFT = 64, RIGHT = 10, STRIP = 62, AXIS = 20, BUSY = 10;
 
 // ---- small tools
 
@@ -44,6 +45,11 @@ const num = (x, d = 3) => x == null ? '–' : typeof x != 'number' ? String(x) :
   (Number.isInteger(x) ? String(x) : String(+x.toPrecision(d))).replace('-', '−');
 const many = (n, what, more = what + 's') => `${n.toLocaleString('en')} ${n == 1 ? what : more}`;
 const nth = n => n + (n % 100 >= 11 && n % 100 <= 13 ? 'th' : ['th', 'st', 'nd', 'rd'][n % 10] || 'th');
+function nearestOf(sorted, x) {   // the place of the value nearest to x
+  let lo = 0, hi = sorted.length - 1;
+  while (lo < hi) { const m = (lo + hi + 1) >> 1; if (sorted[m] <= x) lo = m; else hi = m - 1; }
+  return lo < sorted.length - 1 && sorted[lo + 1] - x < x - sorted[lo] ? lo + 1 : lo;
+}
 const clamp = (x, lo, hi) => Math.max(lo, Math.min(hi, x));
 const mix = (a, b, p) => '#' + [1, 3, 5].map(i => Math.round(parseInt(a.slice(i, i + 2), 16) * (1 - p)
   + parseInt(b.slice(i, i + 2), 16) * p).toString(16).padStart(2, '0')).join('');
@@ -211,11 +217,7 @@ export async function mount(root, packed, options = {}) {
   const inner = () => width - LEFT - RIGHT;
   const stepToX = s => LEFT + (s - now.from) / (now.to - now.from) * inner();
   const xToStep = x => clamp(Math.floor(now.from + (x - LEFT) / inner() * (now.to - now.from)), 0, run.S - 1);
-  function nearest(step) {
-    let lo = 0, hi = run.S - 1;
-    while (lo < hi) { const m = (lo + hi + 1) >> 1; if (run.steps[m] <= step) lo = m; else hi = m - 1; }
-    return lo < run.S - 1 && run.steps[lo + 1] - step < step - run.steps[lo] ? lo + 1 : lo;
-  }
+  const nearest = step => nearestOf(run.steps, step);
   function place(step) {   // a step's number as a position among the recorded ones
     let lo = 0, hi = run.S - 1;
     if (step <= run.steps[0]) return step - run.steps[0];
@@ -277,19 +279,19 @@ export async function mount(root, packed, options = {}) {
   }
 
   function strip(c, o, top, fg) {
-    const h = STRIP - 12, all = [...o.value, ...(o.low || []), ...(o.high || [])].filter(Number.isFinite);
+    const h = STRIP - 28, all = [...o.value, ...(o.low || []), ...(o.high || [])].filter(Number.isFinite);
     const lo = o.share ? 0 : Math.min(...all), hi = o.share ? 1 : Math.max(...all, lo + 1e-9);
-    const y = v => top + 6 + h * (1 - (v - lo) / (hi - lo));
+    const y = v => top + 20 + h * (1 - (v - lo) / (hi - lo || 1));
     const x = s => stepToX(place(s) + .5);
     c.save();
     c.globalAlpha = .25;
     c.strokeStyle = fg;
-    c.strokeRect(LEFT, top + 6, inner(), h);
+    c.strokeRect(LEFT, top + 20, inner(), h);
     c.restore();
     c.fillStyle = fg;
     c.textAlign = 'right';
-    c.fillText(num(hi, 2), LEFT - 6, top + 14);
-    c.fillText(num(lo, 2), LEFT - 6, top + STRIP - 7);
+    c.fillText(num(hi, 2), LEFT - 6, top + 28);
+    c.fillText(num(lo, 2), LEFT - 6, top + STRIP - 8);
     c.textAlign = 'left';
     c.save();
     c.beginPath();
@@ -310,14 +312,8 @@ export async function mount(root, packed, options = {}) {
     c.stroke();
     if (o.step.length < 60) o.step.forEach((s, i) => { c.beginPath(); c.arc(x(s), y(o.value[i]), 2.2, 0, 7); c.fill(); });
     c.restore();
-    const label = o.label, w = c.measureText(label).width;
-    c.save();
-    c.globalAlpha = .8;
-    c.fillStyle = dark() ? '#111' : '#fff';
-    c.fillRect(LEFT + 4, top + 8, w + 8, 15);
-    c.restore();
     c.fillStyle = fg;
-    c.fillText(label, LEFT + 8, top + 20);
+    c.fillText(o.label, LEFT, top + 14);
   }
 
   function cells(c) {
@@ -387,6 +383,12 @@ export async function mount(root, packed, options = {}) {
     c.fillStyle = fg;
     c.fillRect(stepToX(now.step + .5) - .5, 0, 1, mapTop + mapHeight);
     c.globalAlpha = 1;
+    c.font = '12px system-ui, sans-serif';
+    c.textAlign = 'right';
+    strips.forEach((o, i) => {
+      const j = nearestOf(o.step, run.steps[now.step]);
+      if (j >= 0) c.fillText(`${num(o.value[j], 2)} at step ${o.step[j]}`, width - RIGHT, i * STRIP + 14);
+    });
     if (run.B) {
       const k = entryOf(now.step, now.group);
       if (k >= 0) {
@@ -444,6 +446,8 @@ export async function mount(root, packed, options = {}) {
     return body();
   }
   function zoomTo(a, b) {
+    a = clamp(a, 0, run.S - 1);
+    b = clamp(b, a, run.S - 1);
     if (b - a < 3) { const m = (a + b) >> 1; a = clamp(m - 2, 0, Math.max(0, run.S - 4)); b = Math.min(run.S - 1, a + 3); }
     now.from = a;
     now.to = b + 1;
@@ -631,7 +635,7 @@ export async function mount(root, packed, options = {}) {
       el('p', {class: 'gv-dim'}, code > 1 ? 'Nothing: this group stayed as it is.' : 'Nothing: this group lives.'))];
     const r = g.replacement || {}, n = 1 + v.uses[k].findIndex(u => u[0] == s && u[1] == g.group), bits = [];
     if (o.step != null) bits.push(`born at step ${o.step}`, `${many(run.steps[s] - o.step, 'step')} old`);
-    bits.push(`${nth(n)} of ${many(v.uses[k].length, 'use')}`);
+    bits.push(v.uses[k].length == 1 ? 'its only use' : `${nth(n)} of ${v.uses[k].length} uses`);
     if (o.score != null) bits.push(`score ${num(o.score)}`);
     if (!now.version && r.prob != null) bits.push(`drawn with probability ${num(r.prob)}`);
     const title = `What came in: group ${num(o.id)}`;
@@ -745,7 +749,7 @@ export async function mount(root, packed, options = {}) {
     });
     const put = (x, y, t, a) => pic.append(Object.assign(svg('text', {x, y, 'text-anchor': a}), {textContent: t}));
     put(26, 14, num(best, 2), 'end'); put(26, 108, '0', 'end'); put(36, 124, 'age 0', 'start'); put(344, 124, many(old, 'step'), 'end'); put(190, 124, 'score over age', 'middle');
-    box.append(el('p', {class: 'gv-dim'}, `${many(here.length, 'group')}${run.buffer_size && !now.version ? ` of at most ${run.buffer_size}` : ''}; larger dots came back more often.`), pic);
+    box.append(el('p', {class: 'gv-dim'}, `${many(here.length, 'group')}${v.size ? ` of at most ${v.size}` : ' stored so far'}; larger dots came back more often.`), pic);
     return box;
   }
 
@@ -803,13 +807,14 @@ function more(run) {
   return out;
 }
 function small(o) {
-  const all = o.value.filter(Number.isFinite), lo = Math.min(...all), hi = Math.max(...all, lo + 1e-9), n = o.step.length;
-  const x = s => 44 + 300 * (s - o.step[0]) / (o.step[n - 1] - o.step[0] || 1), y = v => 96 - 84 * (v - lo) / (hi - lo);
+  const all = o.value.filter(Number.isFinite), lo = Math.min(...all), hi = Math.max(...all), n = o.step.length;
+  const x = s => 44 + 300 * (s - o.step[0]) / (o.step[n - 1] - o.step[0] || 1), y = v => 96 - 84 * (v - lo) / (hi - lo || 1);
   const pic = svg('svg', {viewBox: '0 0 350 124', role: 'img', class: 'gv-pic', 'aria-label': `${o.label}: ${num(o.value[0])} at step ${o.step[0]}, ${num(o.value[n - 1])} at step ${o.step[n - 1]}`});
   const put = (a, b, t, w) => pic.append(Object.assign(svg('text', {x: a, y: b, 'text-anchor': w}), {textContent: t}));
   pic.append(svg('path', {d: 'M44 8V96H344', stroke: 'currentColor', fill: 'none', 'stroke-opacity': .4}),
     svg('path', {d: o.step.map((s, i) => `${i ? 'L' : 'M'}${x(s).toFixed(1)} ${y(o.value[i]).toFixed(1)}`).join(''), stroke: o.colour || '#0072B2', fill: 'none', 'stroke-width': 1.8}));
-  put(40, 16, num(hi, 2), 'end'); put(40, 98, num(lo, 2), 'end'); put(44, 114, `step ${o.step[0]}`, 'start'); put(344, 114, o.step[n - 1], 'end');
+  if (hi > lo) put(40, 16, num(hi, 2), 'end');
+  put(40, 98, num(lo, 2), 'end'); put(44, 114, `step ${o.step[0]}`, 'start'); put(344, 114, o.step[n - 1], 'end');
   return el('figure', {}, el('figcaption', {}, o.label), pic);
 }
 
