@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'fill_dead', 'stored_groups', 'column', 'reward_curve', 'curves_of', 'reward_scale',
            'buffer_of', 'measured', 'flat', 'history_rows', 'pack', 'asset', 'page', 'view_html', 'view_frame',
-           'open_any', 'write_view', 'search_cells', 'view_run']
+           'framed', 'open_any', 'write_view', 'search_cells', 'view_run']
 
 # %% ../nbs/workshop/view.ipynb #37062201
 import base64, html, json, math, zlib
@@ -186,7 +186,7 @@ def curves_of(
             )
         )
     out = [o | dict(main=True) for o in out]
-    more = {k:label for k,label in _CURVES.items() if len(column(run, k)[0])>1}
+    more = {k:label for k,label in _CURVES.items() if column(run, k)[0]}
     more |= {
         k: f'{k.split("/")[1]}, mean' for k in run.history if k.startswith('rewards/') and k.endswith('/mean')
     }
@@ -580,7 +580,14 @@ def view_frame(
     **options,        # of `view_html`
 )->str:               # HTML: the page in a frame of its own
     "The page for the output of a cell or a docs page; works without a kernel."
-    inside = view_html(run, **options).replace('&', '&amp;').replace("'", '&#39;')
+    return framed(view_html(run, **options), height)
+
+def framed(
+    page:str,         # HTML
+    height:int=900,   # pixels
+)->str:               # HTML
+    "A page inside another one."
+    inside = page.replace('&', '&amp;').replace("'", '&#39;')
     style = f'width:100%;height:{height}px;border:1px solid #8884;border-radius:6px'
     return f'<div><iframe title="map and groups of a run" style="{style}" srcdoc=\'{inside}\'></iframe></div>'
 

@@ -813,6 +813,7 @@ function small(o) {
   const put = (a, b, t, w) => pic.append(Object.assign(svg('text', {x: a, y: b, 'text-anchor': w}), {textContent: t}));
   pic.append(svg('path', {d: 'M44 8V96H344', stroke: 'currentColor', fill: 'none', 'stroke-opacity': .4}),
     svg('path', {d: o.step.map((s, i) => `${i ? 'L' : 'M'}${x(s).toFixed(1)} ${y(o.value[i]).toFixed(1)}`).join(''), stroke: o.colour || '#0072B2', fill: 'none', 'stroke-width': 1.8}));
+  if (n == 1) pic.append(svg('circle', {cx: x(o.step[0]), cy: y(o.value[0]), r: 3, fill: '#0072B2'}));
   if (hi > lo) put(40, 16, num(hi, 2), 'end');
   put(40, 98, num(lo, 2), 'end'); put(44, 114, `step ${o.step[0]}`, 'start'); put(344, 114, o.step[n - 1], 'end');
   return el('figure', {}, el('figcaption', {}, o.label), pic);
