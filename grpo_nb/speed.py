@@ -27,8 +27,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
 from .core import atomic_write, versions
-from .generation import Direct, generate, generate_loop
-from .kl import chunked_logps, gather_logps, token_logps
+from .blocks import chunked_logps
+from .fast_qwen import FastQwen
+from .generation import generate, generate_loop
+from .kl import gather_logps, token_logps
 from .plotting import COLOURS, fig_svg, new_figure
 from .replay import Keep, Replay, ReplayBuffer
 from .problems import chain_sum
@@ -828,7 +830,7 @@ def _token_arms(work):
     model.eval()
     ids,mask = encode_prompts(tok, list(work.problems()['prompt']))
     P,rows = ids.shape[1],lambda x: x.repeat_interleave(work.G, 0)
-    d,cache = Direct(model),StaticCache(config=model.config, max_cache_len=P+work.T)
+    d,cache = FastQwen(model),StaticCache(config=model.config, max_cache_len=P+work.T)
     new = d.prefill(ids, mask, work.G, work.T).argmax(-1, keepdim=True)
     seen = torch.nn.functional.pad(rows(mask).long(), (0, work.T))
     model(input_ids=rows(ids), attention_mask=seen[:,:P], position_ids=rows((mask.long().cumsum(1)-1).clamp_(min=0)), past_key_values=cache)

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 from .core import masked_mean, save_json, versions
-from .generation import Rollouts, can_direct, generate
+from .fast_qwen import why_slow
+from .generation import Rollouts, generate
 from .stats import mean_ci, share_ci
 from .tiny_qwen import encode_prompts
 from .rewards import combine_rewards, compute_rewards
 from .advantages import dead_groups, dead_reason, multi_objective
-from .kl import can_pack, token_logps, token_logps_and_entropy
+from .kl import token_logps, token_logps_and_entropy
 from .loss import loss_metrics, policy_loss
 from .replay import Keep, Replay
 from .ratios import clip_share
@@ -597,8 +598,11 @@ def slow_roads(
     args:TrainConfig, # settings
 )->str:               # one line; '' where everything takes the short road
     "What goes through transformers' own modules, with the same numbers but slower."
-    slow = [o for o,ok in (('sampling', can_direct(model)), ('log-probs', args.shared_prefix and can_pack(model))) if not ok]
-    return f"{type(model).__name__} in {model.dtype}: {' and '.join(slow)} through transformers' modules; the short road is for a plain float32 Qwen2" if slow else ''
+    shared = '`shared_prefix` is off' if not args.shared_prefix else why_slow(model)
+    roads = {'sampling':why_slow(model, max_params=50_000_000), 'log-probs':shared}
+    slow,why = [k for k,v in roads.items() if v],dict.fromkeys(v for v in roads.values() if v)
+    if not slow: return ''
+    return f"{' and '.join(slow)} through transformers' modules, slower and with the same numbers: {'; '.join(why)}"
 
 def about_data(
     tokenizer,  # of the policy

@@ -1,19 +1,25 @@
-"Log-probs, entropies and KL: against loops without padding, TRL's own code, finite differences and exact sums."
+"Log-probs, entropies and KL: against loops without padding, TRL's code, finite differences and exact sums"
 import functools, math, tempfile
 import pytest, torch
 from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from grpo_nb.blocks import chunked_logps
 from grpo_nb.core import test_tensor as assert_tensor
+from grpo_nb.fast_qwen import why_slow
 from grpo_nb.generation import Rollouts
-from grpo_nb.kl import can_pack, chunked_logps, completion_hidden, entropy_of, gather_logps, kl_estimate, packed_hidden, token_logps, token_logps_and_entropy
+from grpo_nb.kl import (
+    entropy_of, gather_logps, kl_estimate, token_logps, token_logps_and_entropy, token_logps_loop)
 
-gen = lambda seed=0: torch.Generator().manual_seed(seed)
+def gen(seed=0): return torch.Generator().manual_seed(seed)
+
+SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2)
 
 @functools.lru_cache
 def model(dtype=torch.float32, tie=True, **kw):
     torch.manual_seed(0)
-    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tie, **kw)).to(dtype)
+    m = Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=tie, **kw)).to(dtype)
     with torch.no_grad():
         for p in m.parameters():
             if p.ndim>1: p.mul_(4)   # far from uniform
@@ -24,55 +30,76 @@ def batch(B=3, G=4, P=6, T=5, seed=0):
     pm = torch.arange(P)>=torch.randint(0, P, (B,1), generator=g)
     cm = torch.arange(T)<torch.randint(0, T+1, (B,G,1), generator=g)
     cm[0,0] = True
-    return Rollouts(torch.randint(0, 50, (B,P), generator=g), pm, torch.randint(0, 50, (B,G,T), generator=g), cm, torch.zeros(B,G,T))
+    q,o = torch.randint(0, 50, (B,P), generator=g),torch.randint(0, 50, (B,G,T), generator=g)
+    return Rollouts(q, pm, o, cm, torch.zeros(B,G,T))
 
 def alone(m, ro, temperature=1.):
     "Each completion by itself, without padding, token by token."
-    dt = next(m.parameters()).dtype
-    logps,H = torch.zeros(ro.completion_mask.shape, dtype=dt),torch.zeros(ro.completion_mask.shape, dtype=dt)
+    logps,H = (torch.zeros(ro.completion_mask.shape, dtype=next(m.parameters()).dtype) for _ in range(2))
     for b in range(len(ro)):
         for g in range(logps.shape[1]):
             q,o = ro.prompt_ids[b][ro.prompt_mask[b]],ro.completion_ids[b,g][ro.completion_mask[b,g]]
             z = (m(torch.cat([q, o])[None]).logits[0]/temperature).log_softmax(-1)
             for t,i in enumerate(o):
-                logps[b,g,t] = z[len(q)+t-1,i]; H[b,g,t] = -(z[len(q)+t-1].exp()*z[len(q)+t-1]).sum()
+                now = z[len(q)+t-1]
+                logps[b,g,t] = now[i]
+                H[b,g,t] = -(now.exp()*now).sum()
     return logps,H
 
 def with_grad(m, f, shape, seed=9):
-    g = gen(seed); w,u = torch.randn(shape, generator=g),torch.randn(shape, generator=g)
-    m.zero_grad(); a,e = f(); ((a*w).sum()+(e*u).sum()).backward()
-    return a.detach(),e.detach(),torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None])
+    w,u = torch.randn(2, *shape, generator=gen(seed))
+    m.zero_grad()
+    a,e = f()
+    ((a*w).sum()+(e*u).sum()).backward()
+    return a.detach(),e.detach(),grads(m)
+
+def grads(m): return torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None])
+
+def near(got, want, eps=1e-5):
+    "Gradients, as parts of their length"
+    assert_tensor(got/want.norm(), want/want.norm(), eps)
 
 @pytest.mark.parametrize('tie', [True,False])
-@pytest.mark.parametrize('opts', [{}, dict(chunk_size=3), dict(shared_prefix=True), dict(shared_prefix=True, chunk_size=1)])
+@pytest.mark.parametrize('opts', [{}, dict(chunk_size=3), dict(shared_prefix=True),
+                                  dict(shared_prefix=True, chunk_size=1)])
 def test_values_and_gradients_are_those_of_each_completion_alone(opts, tie):
     m,ro = model(tie=tie),batch()
+    shape = ro.completion_mask.shape
     for temperature in (1., .6):
-        want = with_grad(m, lambda: alone(m, ro, temperature), ro.completion_mask.shape)
-        got = with_grad(m, lambda: token_logps_and_entropy(m, ro, temperature, **opts), ro.completion_mask.shape)
-        assert_tensor(got[0], want[0], 2e-5); assert_tensor(got[1], want[1], 2e-5); assert_tensor(got[2]/want[2].norm(), want[2]/want[2].norm(), 1e-5)
+        want = with_grad(m, lambda: alone(m, ro, temperature), shape)
+        got = with_grad(m, lambda: token_logps_and_entropy(m, ro, temperature, **opts), shape)
+        for a,b in zip(got[:2], want): assert_tensor(a, b, 2e-5)
+        near(got[2], want[2])
         assert_tensor(token_logps(m, ro, temperature, **opts), want[0], 2e-5)
+        assert_tensor(token_logps_loop(m, ro, temperature), want[0], 1e-6)
 
 def test_in_float64_the_shared_prefix_and_the_plain_road_are_one():
     m,ro = model(torch.float64),batch(seed=4)
     shape = ro.completion_mask.shape
     a = with_grad(m, lambda: token_logps_and_entropy(m, ro), shape)
     b = with_grad(m, lambda: token_logps_and_entropy(m, ro, shared_prefix=True, chunk_size=2), shape)
-    for x,y in zip(a, b): assert_tensor(x/y.norm(), y/y.norm(), 1e-7)   # RMSNorm and RoPE of transformers work in float32
+    for x,y in zip(a, b): near(x, y, 1e-7)   # RMSNorm and RoPE of transformers work in float32
 
 @pytest.mark.parametrize('opts', [{}, dict(shared_prefix=True)])
 def test_more_padding_another_order_and_a_split_change_nothing(opts):
     m,ro = model(torch.float64),batch(seed=1)
     def run(o, w):
-        m.zero_grad(); lp = token_logps(m, o, **opts); (lp*w).sum().backward()
-        return lp.detach(),torch.cat([p.grad.flatten() for p in m.parameters()]).clone()
+        m.zero_grad()
+        lp = token_logps(m, o, **opts)
+        (lp*w).sum().backward()
+        return lp.detach(),grads(m)
     w = torch.randn(ro.completion_mask.shape, generator=gen(2), dtype=torch.float64)
     lp,g = run(ro, w)
-    wide = ro.pad_to(11, 9); lp2,g2 = run(wide, torch.nn.functional.pad(w, (0,4)))
-    assert_tensor(lp2[...,:5], lp, 1e-10); assert_tensor(g2, g, 1e-10); assert (lp2[...,5:]==0).all()
-    junk = replace(wide, prompt_ids=wide.prompt_ids.masked_fill(~wide.prompt_mask, 7), completion_ids=wide.completion_ids.masked_fill(~wide.completion_mask, 8))
-    assert_tensor(run(junk, torch.nn.functional.pad(w, (0,4)))[1], g, 1e-10)   # what stands in the padding does not matter
-    order = torch.tensor([2,0,1]); assert_tensor(run(ro[order], w[order])[1], g, 1e-10)
+    wide,wider = ro.pad_to(11, 9),torch.nn.functional.pad(w, (0,4))
+    lp2,g2 = run(wide, wider)
+    assert_tensor(lp2[...,:5], lp, 1e-10)
+    assert_tensor(g2, g, 1e-10)
+    assert (lp2[...,5:]==0).all()
+    junk = replace(wide, prompt_ids=wide.prompt_ids.masked_fill(~wide.prompt_mask, 7),
+                   completion_ids=wide.completion_ids.masked_fill(~wide.completion_mask, 8))
+    assert_tensor(run(junk, wider)[1], g, 1e-10)   # what stands in the padding does not matter
+    order = torch.tensor([2,0,1])
+    assert_tensor(run(ro[order], w[order])[1], g, 1e-10)
     assert_tensor(sum(run(ro[i:i+1], w[i:i+1])[1] for i in range(3)), g, 1e-10)
 
 def test_recomputed_logps_are_those_noted_while_sampling():
@@ -80,14 +107,19 @@ def test_recomputed_logps_are_those_noted_while_sampling():
     m,ro = model(),batch(seed=3)
     for T in (1, 7):
         for t in (1., .7, 1.4):
-            got = generate(m, ro.prompt_ids, ro.prompt_mask, num_generations=4, max_completion_length=T, temperature=t, eos_token_id=3, pad_token_id=0, generator=gen(5))
+            got = generate(m, ro.prompt_ids, ro.prompt_mask, 4, T, temperature=t, eos_token_id=3,
+                           pad_token_id=0, generator=gen(5))
             with torch.no_grad(): assert_tensor(token_logps(m, got, t), got.old_logps, 2e-5)
 
 def test_rows_and_batches_without_a_token_give_zero_and_a_gradient_of_zero():
     m,ro = model(),batch()
     none = replace(ro, completion_mask=torch.zeros_like(ro.completion_mask))
-    m.zero_grad(); lp,H = token_logps_and_entropy(m, none); (lp.sum()+H.sum()).backward()
-    assert_tensor(lp, torch.zeros(lp.shape)); assert all(p.grad is None or (p.grad==0).all() for p in m.parameters())
+    for shared in (False, True):
+        m.zero_grad()
+        lp,H = token_logps_and_entropy(m, none, shared_prefix=shared)
+        (lp.sum()+H.sum()).backward()
+        assert_tensor(lp, torch.zeros(lp.shape))
+        assert (grads(m)==0).all()
 
 def test_one_token_completions_work_with_a_shared_prefix():
     m,ro = model(),batch(T=1)
@@ -96,34 +128,42 @@ def test_one_token_completions_work_with_a_shared_prefix():
 @pytest.mark.parametrize('heads', [(4,2), (4,4), (4,1)])
 def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_road(heads):
     torch.manual_seed(1)
-    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=heads[0], num_key_value_heads=heads[1], tie_word_embeddings=True)).double()
+    size = dict(intermediate_size=48, num_hidden_layers=3, num_attention_heads=heads[0],
+                num_key_value_heads=heads[1], tie_word_embeddings=True)
+    m = Qwen2ForCausalLM(Qwen2Config(**SIZES|size)).double()
     with torch.no_grad():
-        for p in m.parameters(): p.mul_(2).add_(torch.randn(p.shape, dtype=p.dtype)*.1)      # no bias at 0, no norm at 1
+        for p in m.parameters(): p.mul_(2).add_(torch.randn(p.shape, dtype=p.dtype)*.1)
     ro = batch(B=10, G=7, P=5, T=12, seed=6)
-    assert can_pack(m)
-    a,b = (with_grad(m, lambda: token_logps_and_entropy(m, ro, .8, shared_prefix=o), ro.completion_mask.shape) for o in (False, True))
-    for x,y in zip(b, a): assert_tensor(x/y.norm(), y/y.norm(), 1e-7)
+    assert why_slow(m)==''
+    def go(shared): return with_grad(m, lambda: token_logps_and_entropy(m, ro, .8, shared_prefix=shared),
+                                     ro.completion_mask.shape)
+    for x,y in zip(go(True), go(False)): near(x, y, 1e-7)
 
 def test_packed_no_token_is_computed_twice_and_no_padding(monkeypatch):
-    m,ro = model(),batch(B=10, G=7, T=12)
-    seen,plain = [],torch.nn.functional.embedding
-    monkeypatch.setattr(torch.nn.functional, 'embedding', lambda ids, *a, **k: (seen.append(ids.numel()), plain(ids, *a, **k))[1])
+    import grpo_nb.fast_qwen as fq
+    m,ro,seen = model(),batch(B=10, G=7, T=12),[]
+    run = fq.FastQwen.run
+    def watched(self, ids, *a, **k): return seen.append(len(ids)) or run(self, ids, *a, **k)
+    monkeypatch.setattr(fq.FastQwen, 'run', watched)
     token_logps(m, ro, shared_prefix=True)
     assert seen==[int(ro.prompt_mask.sum()+ro.completion_mask[...,1:].sum())]
 
 def test_a_model_that_cannot_be_packed_takes_the_plain_road_with_the_same_numbers():
     from peft import LoraConfig, get_peft_model
-    make = lambda **kw: Qwen2ForCausalLM(Qwen2Config(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **kw)).eval()
+    def make(**kw): return Qwen2ForCausalLM(Qwen2Config(**SIZES, **kw)).eval()
     hooked,watched,checked = make(),make(),make()
     hooked.model.layers[0].mlp.register_forward_hook(lambda m, i, o: o*2)
     watched.model.layers[1].register_full_backward_hook(lambda *a: None)
     checked.gradient_checkpointing_enable()
     ro = batch()
-    for m in (hooked, watched, checked, make(hidden_act='gelu'), make(use_sliding_window=True, sliding_window=4, max_window_layers=1), make(attention_dropout=.1), get_peft_model(make(), LoraConfig(target_modules=['q_proj'])).eval()):
-        assert not can_pack(m)
+    window = make(use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    lora = get_peft_model(make(), LoraConfig(target_modules=['q_proj'])).eval()
+    others = make(hidden_act='gelu'),window,make(attention_dropout=.1),lora
+    for m in (hooked, watched, checked, *others):
+        assert why_slow(m)
         with torch.no_grad(): assert_tensor(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
-    assert can_pack(make()) and not can_pack(make().bfloat16())
-    with torch.autocast('cpu', dtype=torch.bfloat16): assert not can_pack(make())
+    assert not why_slow(make()) and why_slow(make().bfloat16())
+    with torch.autocast('cpu', dtype=torch.bfloat16): assert why_slow(make())
 
 def test_a_mask_with_holes_is_not_packed():
     m,ro = model(),batch(seed=2)
@@ -137,25 +177,31 @@ def test_nothing_keeps_a_gradient_without_being_asked():
 
 def test_a_bfloat16_model_gives_float32_logps_near_the_float32_ones():
     import copy
-    m,ro = model(),batch(); h = copy.deepcopy(m).bfloat16()
+    m,ro = model(),batch()
+    h = copy.deepcopy(m).bfloat16()
     a,b = token_logps(m, ro),token_logps(h, ro)
     assert b.dtype==torch.float32 and (a-b).abs().max()<.3
-    b.sum().backward(); assert all(p.grad.dtype==torch.bfloat16 for p in h.parameters())
+    b.sum().backward()
+    assert all(p.grad.dtype==torch.bfloat16 for p in h.parameters())
 
 def test_a_lora_model_is_seen_through_its_wrapper():
     import copy
     from peft import LoraConfig, get_peft_model
     base,ro = copy.deepcopy(model()),batch()
-    m = get_peft_model(base, LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False)).eval()
-    lp = token_logps(m, ro); assert_tensor(lp, alone(m, ro)[0], 2e-5)
+    adapters = LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False)
+    m = get_peft_model(base, adapters).eval()
+    lp = token_logps(m, ro)
+    assert_tensor(lp, alone(m, ro)[0], 2e-5)
     assert (lp-token_logps(model(), ro)).abs().max()>1e-4
-    lp.sum().backward(); assert any(p.grad is not None and p.grad.abs().sum()>0 for n,p in m.named_parameters() if 'lora' in n)
+    lp.sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum()>0 for n,p in m.named_parameters() if 'lora' in n)
 
 # ---- blocks
 
 def pair(dtype=torch.float64, n=7, D=5, V=11, seed=0):
     g = gen(seed)
-    return torch.randn(n, D, generator=g, dtype=dtype).requires_grad_(),torch.randn(V, D, generator=g, dtype=dtype).requires_grad_(),torch.randint(0, V, (n,), generator=g)
+    h,W = (torch.randn(k, D, generator=g, dtype=dtype).requires_grad_() for k in (n, V))
+    return h,W,torch.randint(0, V, (n,), generator=g)
 
 @pytest.mark.parametrize('chunk', [1,3,7,50,None])
 @pytest.mark.parametrize('temperature', [1.,.3,2.])
@@ -164,9 +210,11 @@ def test_blocks_have_the_values_and_gradients_of_the_plain_formula(chunk, temper
     w,u = torch.randn(2, 7, generator=gen(1), dtype=torch.float64)
     lp,H = chunked_logps(h, W, ids, temperature, chunk, entropy=True)
     lp0,H0 = gather_logps(h@W.T, ids, temperature),entropy_of(h@W.T, temperature)
-    assert_tensor(lp, lp0, 1e-12); assert_tensor(H, H0, 1e-12)
-    for loss,loss0 in (((lp*w).sum(), (lp0*w).sum()), ((H*u).sum(), (H0*u).sum()), ((lp*w*H*u).sum(), (lp0*w*H0*u).sum())):
-        for a,b in zip(torch.autograd.grad(loss, (h,W), retain_graph=True), torch.autograd.grad(loss0, (h,W), retain_graph=True)): assert_tensor(a, b, 1e-11)
+    assert_tensor(lp, lp0, 1e-12)
+    assert_tensor(H, H0, 1e-12)
+    def grad(loss): return torch.autograd.grad(loss, (h,W), retain_graph=True)
+    for loss in (lambda lp, H: (lp*w).sum(), lambda lp, H: (H*u).sum(), lambda lp, H: (lp*w*H*u).sum()):
+        for a,b in zip(grad(loss(lp, H)), grad(loss(lp0, H0))): assert_tensor(a, b, 1e-11)
 
 def test_block_gradients_agree_with_finite_differences():
     h,W,ids = pair(n=4)
@@ -174,10 +222,14 @@ def test_block_gradients_agree_with_finite_differences():
 
 def test_a_frozen_head_or_frozen_states_get_no_gradient():
     h,W,ids = pair()
-    lp = chunked_logps(h, W.detach(), ids, chunk=2); lp.sum().backward(); assert h.grad is not None
-    g = h.grad.clone(); h.grad = None
-    chunked_logps(h.detach(), W, ids, chunk=2).sum().backward(); assert h.grad is None and W.grad is not None
-    W.grad = None; chunked_logps(h, W, ids, chunk=2).sum().backward(); assert_tensor(h.grad, g, 1e-12)
+    chunked_logps(h, W.detach(), ids, chunk=2).sum().backward()
+    assert h.grad is not None and W.grad is None
+    g,h.grad = h.grad.clone(),None
+    chunked_logps(h.detach(), W, ids, chunk=2).sum().backward()
+    assert h.grad is None and W.grad is not None
+    W.grad = None
+    chunked_logps(h, W, ids, chunk=2).sum().backward()
+    assert_tensor(h.grad, g, 1e-12)
 
 class Biggest(TorchDispatchMode):
     n = 0
@@ -189,7 +241,9 @@ class Biggest(TorchDispatchMode):
 
 def test_no_tensor_of_all_logits_ever_stands():
     h,W,ids = pair(torch.float32, n=400, D=4, V=300)
-    with Biggest() as m: lp,H = chunked_logps(h, W, ids, 1., 16, True); (lp.sum()+H.sum()).backward()
+    with Biggest() as m:
+        lp,H = chunked_logps(h, W, ids, 1., 16, True)
+        (lp.sum()+H.sum()).backward()
     assert m.n<=2*16*300, m.n
     with Biggest() as m: gather_logps(h@W.T, ids).sum().backward()
     assert m.n>=400*300   # the watch works
@@ -201,34 +255,58 @@ def test_large_logits_stay_finite():
 
 # ---- KL
 
-theta,ref = torch.tensor([2.,1.,0.,-1.], dtype=torch.float64),torch.tensor([.5,1.5,0.,.2], dtype=torch.float64)
+theta,ref = torch.tensor([[2.,1.,0.,-1.], [.5,1.5,0.,.2]], dtype=torch.float64)
 def kl(a, b): return (a.softmax(-1)*(a.log_softmax(-1)-b.log_softmax(-1))).sum(-1)
 def grad(f, t=theta):
-    t = t.clone().requires_grad_(); return torch.autograd.grad(f(t), t)[0]
+    t = t.clone().requires_grad_()
+    return torch.autograd.grad(f(t), t)[0]
 def mean_grad(kind, ratio=False):
     def f(t):
-        lp = t.log_softmax(-1); k = kl_estimate(lp, ref.log_softmax(-1), kind)
+        lp = t.log_softmax(-1)
+        k = kl_estimate(lp, ref.log_softmax(-1), kind)
         return (lp.detach().exp()*(k*(lp-lp.detach()).exp() if ratio else k)).sum()
     return grad(f)
 
 def test_the_means_of_k1_and_k3_are_the_kl_and_that_of_k2_is_not():
     for s in range(5):
         a,b = torch.randn(2, 6, generator=gen(s), dtype=torch.float64)
-        m = {k:(a.softmax(0)*kl_estimate(a.log_softmax(0), b.log_softmax(0), k)).sum() for k in ('k1','k2','k3')}
-        assert_tensor(m['k1'], kl(a, b), 1e-12); assert_tensor(m['k3'], kl(a, b), 1e-12); assert abs(m['k2']-kl(a, b))>1e-3
+        p,q,right = a.log_softmax(0),b.log_softmax(0),kl(a, b)
+        m = {k:(p.exp()*kl_estimate(p, q, k)).sum() for k in ('k1','k2','k3')}
+        assert_tensor(m['k1'], right, 1e-12)
+        assert_tensor(m['k3'], right, 1e-12)
+        assert abs(m['k2']-right)>1e-3
 
 def test_mean_gradients_zero_for_k1_right_for_k2_the_other_divergence_for_k3():
     right,other = grad(lambda t: kl(t, ref)),grad(lambda t: kl(ref, t))
-    assert_tensor(mean_grad('k1'), torch.zeros(4), 1e-12); assert_tensor(mean_grad('k2'), right, 1e-12); assert_tensor(mean_grad('k3'), other, 1e-12)
     assert (right-other).abs().max()>1e-2
-    assert_tensor(mean_grad('k1', True), right, 1e-12); assert_tensor(mean_grad('k3', True), right, 1e-12)
+    assert_tensor(mean_grad('k1'), torch.zeros(4), 1e-12)
+    assert_tensor(mean_grad('k2'), right, 1e-12)
+    assert_tensor(mean_grad('k3'), other, 1e-12)
+    for k in ('k1', 'k3'): assert_tensor(mean_grad(k, True), right, 1e-12)
+
+HIS = [(.1,'k1',0,20), (.1,'k2',.002,1.42), (.1,'k3',0,1.42),
+       (1.,'k1',0,2), (1.,'k2',.25,1.73), (1.,'k3',0,1.7)]
+
+@pytest.mark.parametrize('mu,kind,bias,std', HIS)
+def test_schulmans_table(mu, kind, bias, std):
+    "Bias and deviation over the true KL; policy N(0,1), reference N(mu,1): joschu.net/blog/kl-approx.html"
+    x = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
+    p = (-x**2/2).softmax(0)
+    k,true = kl_estimate(-x**2/2, -(x-mu)**2/2, kind),mu**2/2
+    mean = (p*k).sum()
+    assert abs((mean-true)/true-bias)<1e-3
+    assert abs((p*(k-mean)**2).sum().sqrt()/true/std-1)<.005
 
 def test_estimates_by_hand_and_never_negative():
     lp,rf = torch.tensor([-1.,-2.]),torch.tensor([-2.,-1.])
-    assert_tensor(kl_estimate(lp, rf, 'k1'), [1.,-1.]); assert_tensor(kl_estimate(lp, rf, 'k2'), [.5,.5]); assert_tensor(kl_estimate(lp, rf), [math.exp(-1), math.e-2])
-    d = torch.logspace(-8, 1, 200); d = torch.cat([-d, d])
+    assert_tensor(kl_estimate(lp, rf, 'k1'), [1.,-1.])
+    assert_tensor(kl_estimate(lp, rf, 'k2'), [.5,.5])
+    assert_tensor(kl_estimate(lp, rf), [math.exp(-1), math.e-2])
+    d = torch.logspace(-8, 1, 200)
+    d = torch.cat([-d, d])
     assert (kl_estimate(-d, torch.zeros_like(d))>=0).all()
-    small = kl_estimate(torch.full((1,), -1e-4), torch.zeros(1)); assert abs(small.item()/5e-9-1)<1e-3
+    small = kl_estimate(torch.full((1,), -1e-4), torch.zeros(1))
+    assert abs(small.item()/5e-9-1)<1e-3
 
 @pytest.mark.parametrize('kind', ['k1','k2','k3'])
 def test_kl_gradients_agree_with_finite_differences(kind):
@@ -239,73 +317,100 @@ def test_kl_gradients_agree_with_finite_differences(kind):
 def trl_trainer():
     import trl_tiny
     from trl import GRPOConfig, GRPOTrainer
-    args = GRPOConfig(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4, num_generations=4, max_completion_length=6, beta=1., temperature=.8, loss_type='bnpo', report_to='none', use_cpu=True, bf16=False, gradient_checkpointing=False)
-    t = GRPOTrainer(model=trl_tiny.folder(), reward_funcs=trl_tiny.n_red, args=args, train_dataset=trl_tiny.data(), processing_class=trl_tiny.tokenizer())
-    t.model.train(); t.current_gradient_accumulation_steps = 1
+    args = GRPOConfig(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4,
+                      num_generations=4, max_completion_length=6, beta=1., temperature=.8,
+                      loss_type='bnpo', report_to='none', use_cpu=True, bf16=False, gradient_checkpointing=False)
+    t = GRPOTrainer(model=trl_tiny.folder(), reward_funcs=trl_tiny.n_red, args=args,
+                    train_dataset=trl_tiny.data(), processing_class=trl_tiny.tokenizer())
+    t.model.train()
+    t.current_gradient_accumulation_steps = 1
     return t
 
 def trl_batch(B=2, G=4, P=5, T=6, seed=0):
     V = trl_trainer().model.config.vocab_size
     o = batch(B, G, P, T, seed)
-    cm = o.completion_mask.clone(); cm[...,0] = True
+    cm = o.completion_mask.clone()
+    cm[...,0] = True
     return replace(o, prompt_ids=o.prompt_ids%V, completion_ids=o.completion_ids%V, completion_mask=cm)
 
 def trl_inputs(o, **kw):
     B,G,T = o.completion_ids.shape
-    rep = lambda x: x.repeat_interleave(G, 0)
-    return dict(prompt_ids=rep(o.prompt_ids), prompt_mask=rep(o.prompt_mask).long(), completion_ids=o.completion_ids.view(B*G,T), completion_mask=o.completion_mask.view(B*G,T).long(), num_items_in_batch=o.completion_mask.sum(), **kw)
+    q,qm = (x.repeat_interleave(G, 0) for x in (o.prompt_ids, o.prompt_mask.long()))
+    c,cm = (x.view(B*G, T) for x in (o.completion_ids, o.completion_mask.long()))
+    return dict(prompt_ids=q, prompt_mask=qm, completion_ids=c, completion_mask=cm,
+                num_items_in_batch=o.completion_mask.sum(), **kw)
 
 @pytest.mark.parametrize('seed', range(3))
 def test_logps_and_entropies_are_those_of_trl(seed):
-    t,o = trl_trainer(),trl_batch(seed=seed); i = trl_inputs(o); T = o.completion_ids.shape[2]
+    t,o = trl_trainer(),trl_batch(seed=seed)
+    i = trl_inputs(o)
+    ids,mask = (torch.cat([i[f'prompt_{k}'], i[f'completion_{k}']], 1) for k in ('ids', 'mask'))
     with torch.no_grad():
-        a,H,_ = t._get_per_token_logps_and_entropies(t.model, torch.cat([i['prompt_ids'],i['completion_ids']], 1), torch.cat([i['prompt_mask'],i['completion_mask']], 1), T, compute_entropy=True)
+        a,H,_ = t._get_per_token_logps_and_entropies(t.model, ids, mask, o.completion_ids.shape[2],
+                                                     compute_entropy=True)
         ours = token_logps_and_entropy(t.model, o, .8)
-    assert_tensor(ours[0], a.view_as(ours[0]), 1e-5); assert_tensor(ours[1], H.view_as(ours[1]), 1e-5)
+    assert_tensor(ours[0], a.view_as(ours[0]), 1e-5)
+    assert_tensor(ours[1], H.view_as(ours[1]), 1e-5)
 
 @pytest.mark.parametrize('seed,corrected', [(0,False),(1,False),(0,True),(2,True)])
 def test_k3_is_the_kl_in_trls_loss_value_and_gradient(seed, corrected):
-    "With advantages 0 and beta 1, TRL's loss is nothing but its KL; `use_bias_correction_kl`, on by default, multiplies it with the ratio."
-    t,o = trl_trainer(),trl_batch(seed=seed); mask = o.completion_mask
-    m = t.model; t.args.use_bias_correction_kl = corrected
+    "With advantages 0 and beta 1 TRL's loss is its KL, times the ratio by default (`use_bias_correction_kl`)"
+    t,o = trl_trainer(),trl_batch(seed=seed)
+    m,mask = t.model,o.completion_mask
+    t.args.use_bias_correction_kl = corrected
     with torch.no_grad(): lp = token_logps(m, o, .8)
     rf = (lp+.5*torch.randn(lp.shape, generator=gen(seed)))*mask
-    m.zero_grad(); loss = t._compute_loss(m, trl_inputs(o, advantages=torch.zeros(mask[...,0].numel()), ref_per_token_logps=rf.view(-1, rf.shape[-1]))); loss.backward()
-    want = torch.cat([p.grad.flatten() for p in m.parameters()]).clone()
-    m.zero_grad(); x = token_logps(m, o, .8); rho = (x-x.detach()).exp() if corrected else 1
-    ours = (rho*kl_estimate(x, rf)*mask).sum()/mask.sum(); ours.backward()
-    got = torch.cat([p.grad.flatten() for p in m.parameters()])
-    assert_tensor(ours, loss.detach(), 1e-6); assert_tensor(got/want.norm(), want/want.norm(), 1e-6)
+    m.zero_grad()
+    loss = t._compute_loss(m, trl_inputs(o, advantages=torch.zeros(mask[...,0].numel()),
+                                         ref_per_token_logps=rf.view(-1, rf.shape[-1])))
+    loss.backward()
+    want = grads(m)
+    m.zero_grad()
+    x = token_logps(m, o, .8)
+    rho = (x-x.detach()).exp() if corrected else 1
+    ours = (rho*kl_estimate(x, rf)*mask).sum()/mask.sum()
+    ours.backward()
+    assert_tensor(ours, loss.detach(), 1e-6)
+    near(grads(m), want, 1e-6)
 
-@pytest.mark.parametrize('call,says', [
-    (lambda: gather_logps(torch.ones(2,3), torch.zeros(3).long()), '(..., V)'), (lambda: gather_logps(torch.ones(2,3), torch.zeros(2).long(), 0), 'above 0'), (lambda: gather_logps(torch.ones(2,3), torch.zeros(2).long(), float('nan')), 'above 0'),
-    (lambda: chunked_logps(torch.ones(2,3), torch.ones(5,4), torch.zeros(2).long()), '(V, D)'), (lambda: chunked_logps(torch.ones(2,3), torch.ones(5,3), torch.zeros(2).long(), chunk=0), '`chunk` is 0'),
-    (lambda: chunked_logps(torch.ones(2,3), torch.ones(5,3), torch.zeros(2).long(), -1.), 'above 0'), (lambda: kl_estimate(torch.ones(2), torch.ones(3)), 'shape'), (lambda: kl_estimate(torch.ones(2), torch.ones(2), 'abs'), "'abs'"),
-    (lambda: kl_estimate(torch.ones(2), torch.ones(2).requires_grad_()), 'swap'), (lambda: token_logps(model(), replace(batch(), prompt_mask=batch().prompt_mask.flip(1))), 'on the left'), (lambda: token_logps(model(), batch(), 0.), 'above 0')])
-def test_wrong_input_is_named(call, says):
-    with pytest.raises(ValueError) as e: call()
+ones,none = torch.ones,torch.zeros(2).long()
+WRONG = {
+    '(..., V)': lambda: gather_logps(ones(2,3), torch.zeros(3).long()),
+    '`temperature` is 0': lambda: gather_logps(ones(2,3), none, 0),
+    '`temperature` is nan': lambda: gather_logps(ones(2,3), none, float('nan')),
+    '(V, D)': lambda: chunked_logps(ones(2,3), ones(5,4), none),
+    '`chunk` is 0': lambda: chunked_logps(ones(2,3), ones(5,3), none, chunk=0),
+    '`temperature` is -1.0': lambda: chunked_logps(ones(2,3), ones(5,3), none, -1.),
+    'shape': lambda: kl_estimate(ones(2), ones(3)),
+    "'abs'": lambda: kl_estimate(ones(2), ones(2), 'abs'),
+    'swap': lambda: kl_estimate(ones(2), ones(2).requires_grad_()),
+    'on the left': lambda: token_logps(model(), replace(batch(), prompt_mask=batch().prompt_mask.flip(1))),
+    '`temperature` is 0.0': lambda: token_logps(model(), batch(), 0.)}
+
+@pytest.mark.parametrize('says', WRONG)
+def test_wrong_input_is_named(says):
+    with pytest.raises(ValueError) as e: WRONG[says]()
     assert says in str(e.value)
 
 def test_a_model_that_bends_its_logits_is_refused():
     import copy
-    m = copy.deepcopy(model()); m.config.final_logit_softcapping = 30.
+    m = copy.deepcopy(model())
+    m.config.final_logit_softcapping = 30.
     with pytest.raises(ValueError, match='final_logit_softcapping'): token_logps(m, batch())
 
 def test_trls_head_gives_the_numbers_of_ours_and_holds_no_more_logits():
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
     n,V,D = 48,40_000,8
-    class Biggest(TorchDispatchMode):
-        n = 0
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            self.n = max([self.n]+[o.numel() for o in (out if isinstance(out, (tuple,list)) else [out]) if isinstance(o, torch.Tensor)])
-            return out
+    def theirs(h, W, i):
+        return ChunkedLogProbFunction.apply(h, W, None, i, .8, 8192, None, 1., ('entropy',))[:2]
+    def ours(h, W, i): return chunked_logps(h, W, i, .8, chunk=8, entropy=True)
     def run(f):
-        h,W = torch.randn(n, D, generator=gen(1)).requires_grad_(),(torch.randn(V, D, generator=gen(2))*.5).requires_grad_()
+        h = torch.randn(n, D, generator=gen(1)).requires_grad_()
+        W = (torch.randn(V, D, generator=gen(2))*.5).requires_grad_()
         with Biggest() as b:
             lp,H = f(h, W, torch.randint(V, (n,), generator=gen(3)))
             (lp*torch.arange(n)).sum().backward()
         return b.n,[lp, H, h.grad/h.grad.norm(), W.grad/W.grad.norm()]
-    (a,x),(b,y) = run(lambda h, W, i: ChunkedLogProbFunction.apply(h, W, None, i, .8, 8192, None, 1., ('entropy',))[:2]),run(lambda h, W, i: chunked_logps(h, W, i, .8, chunk=8, entropy=True))
+    (a,x),(b,y) = run(theirs),run(ours)
     for p,q in zip(x, y): assert_tensor(p, q, 2e-5)
     assert a<n*V/2 and b<n*V/2

@@ -10,8 +10,7 @@ FLOORS = dict(                                 # inside each; a module imports f
     workshop=[
         {'core'},
         {'plotting','stats','ratios','signals','blocks','fast_qwen','findings','plans'},
-        {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed'},
-        {'view','rollouts'}, {'logs','report'},
+        {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed','view'},
         {'trl_rows','trl_checks','study','stacked'}, {'trl_resume'}, {'trl_record'}, {'trl_shared'}],
     course=[
         {'tasks','tiny_qwen'},

@@ -240,8 +240,12 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
 def test_a_model_without_a_short_road_is_said_in_one_line(capsys):
     run = lambda m, **kw: (train(m, TOK, DATA, parity, cfg(max_steps=2, disable_tqdm=False, **kw)), capsys.readouterr().out)[1]
     assert run(tiny_model(0))==''
-    assert run(tiny_model(0, hidden_act='gelu')).count('\n')==1 and 'sampling and log-probs' in tr.slow_roads(tiny_model(0, hidden_act='gelu'), cfg())
-    assert 'Qwen2ForCausalLM in torch.bfloat16' in tr.slow_roads(tiny_model(0).bfloat16(), cfg()) and 'sampling' not in tr.slow_roads(tiny_model(0), cfg(shared_prefix=False))
+    gelu = tiny_model(0, hidden_act='gelu')
+    assert run(gelu).count('\n')==1
+    said = tr.slow_roads(gelu, cfg())
+    assert said.startswith('sampling and log-probs through') and said.endswith('its activation is gelu, not silu')
+    assert tr.slow_roads(tiny_model(0).bfloat16(), cfg()).endswith(': its weights are bfloat16')
+    assert tr.slow_roads(tiny_model(0), cfg(shared_prefix=False)).startswith('log-probs through')
 
 def test_groups_outside_the_loss_are_not_computed(monkeypatch):
     s = state(method=Mask())
