@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RULES', 'Finding', 'Findings', 'Look', 'ends', 'rolling', 'rise', 'difference', 'since', 'uses_of', 'length_link',
-           'same_text', 'find', 'Verdict', 'verdict', 'live', 'beforehand']
+           'same_text', 'find', 'Verdict', 'minus', 'verdict', 'live', 'beforehand']
 
 # %% ../nbs/workshop/findings.ipynb #83f33945
 import math
@@ -834,7 +834,13 @@ def _said(name, a, b, d, half, share):
     if share: about = f'{100*d:+.1f} points'+(f' ± {100*half:.1f}' if sure else '')
     else: about = f'{d:+.3g}'+(f' ± {half:.2g}' if sure else '')
     a,b = (f'{x:.1%}' if share else f'{x:.3g}' for x in (a, b))
-    return f'{name} went from {a} to {b} ({about})'.replace('-', '−')
+    return f'{name} went from {minus(a)} to {minus(b)} ({minus(about)})'
+
+def minus(
+    number:str,  # as Python writes it
+)->str:
+    "A number with a real minus sign."
+    return number.replace('-', '−')
 
 def _seen(rows, before, after):
     "What changed: [(words, difference, half-width)]."

@@ -10,7 +10,8 @@ FLOORS = dict(                                 # inside each; a module imports f
     workshop=[
         {'core'},
         {'plotting','stats','ratios','signals','blocks','fast_qwen','findings','plans'},
-        {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed','view'},
+        {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed'},
+        {'view','rollouts'}, {'logs','report'},
         {'trl_rows','trl_checks','study','stacked'}, {'trl_resume'}, {'trl_record'}, {'trl_shared'}],
     course=[
         {'tasks','tiny_qwen'},

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.diagnose import batch_plan, diagnose
-from grpo_nb.inspector import inspector_html, inspector_view
+from grpo_nb.inspector import inspector_html
 from grpo_nb.records import GROUP_FIELDS, RATIO_EDGES, read_run
-from grpo_nb.report import report_view, write_report
+from grpo_nb.report import write_report
+from view_pages import Opened
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 from test_trl_resume import make as make_resumable
@@ -215,22 +216,22 @@ def resumed(tmp_path_factory):
 def test_the_inspector_opens_it(resumed):
     r = read_run(resumed)
     step,row = next((o['step'],o) for o in r.rows if o['replacement'])
-    v = inspector_view(r, step=step, group=row['group'])
-    assert v['recorded'] and v['n_replaced']==sum(o['replacement'] is not None for o in r.by_step[step]) and v['tolerance']==1e-6 and v['buffer_size']==64
-    assert [o['text'] for o in v['group']['incoming']]==row['replacement']['completions'] and v['group']['ratio_hist']==row['ratio_hist'] and v['group']['known']
-    assert {o['id'] for o in v['buffer']['entries']}=={o['id'] for o in r.rows if o['id'] is not None and o['step']<=step}
-    off,other = inspector_view(r, step=step, replay='off'),inspector_view(r, step=step, buffer_size=2)
-    assert off['n_replaced']==0 and len(other['buffer']['entries'])<=2
-    page = inspector_html(r)
-    assert row['replacement']['completions'][0] in page
+    o,s = Opened(inspector_html(r)),r.steps.index(step)
+    k = o.by()[s,row['group']]
+    assert o.stored()[k]['id']==row['replacement']['id'] and int((o.by()>=0).sum())==sum(x['replacement'] is not None for x in r.rows)
+    at = o.stored()[k]['at']
+    assert o.texts(at[0])[at[1]]['completions']==row['replacement']['completions']
+    assert o.texts(s)[row['group']]['ratio_hist']==row['ratio_hist'] and o.head['versions'][0]['size']==64
+    assert not (o.by(1)>=0).any()   # what if without replay
 
 def test_report_and_doctor_open_it(resumed):
     r = read_run(resumed)
-    v = report_view(r)
-    assert v['steps']==10 and v['reward']['step']==list(range(1, 11)) and v['replaced']>0 and v['method']=='replay' and v['settings']['num_generations']==4 and v['samples']
-    assert v['shares']['step']==list(range(1, 11)) and 'replay/age_mean' in v['curves'] and v['versions']['trl']
     page = write_report(resumed).read_text()
-    assert 'replay_buffer_size' in page and str(resumed) not in page
+    o = Opened(page)
+    assert '10 steps' in o.head['about'] and 'method replay' in o.head['about'] and o.head['steps']==list(range(1, 11))
+    tables = dict(o.head['tables'])
+    assert dict(tables['Settings'])['num_generations']=='4' and dict(tables['Versions'])['trl']
+    assert any('age of replayed' in c['label'] for c in o.head['curves']) and str(resumed) not in page
     f = diagnose(resumed)
     assert 'no-chat-template' in f.names          # this run does ask a chat model with bare text
     assert 'prompts are text' in str(f)
@@ -276,7 +277,7 @@ def test_two_processes_leave_one_record(tmp_path, scene):
         for o in rows:
             if o['id'] is not None: assert o['id'] not in born; born[o['id']] = o
     assert sum(o['replacement'] is not None for o in r.rows)>1
-    assert inspector_view(r)['recorded']
+    assert (Opened(inspector_html(r)).by()>=0).any()
 
 # -- what it costs --------------------------------------------------------------------------------
 def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():

@@ -1,0 +1,242 @@
+"The view: what is packed against the record, and the page in a browser, by mouse and by keyboard"
+import json, math, re
+from pathlib import Path
+import numpy as np
+import pandas as pd
+import pytest
+from grpo_nb.core import atomic_write
+from grpo_nb.records import Recorder, Run, group_rows, read_run
+from grpo_nb.view import *
+from grpo_nb.view import CELLS
+from made_runs import make_run
+from view_pages import Opened
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory): return read_run(make_run(tmp_path_factory.mktemp('v')/'run', n_steps=12, stride=4))
+
+# ---- packed
+
+def test_every_cell_says_what_the_record_says(run):
+    o = Opened(pack(run))
+    assert o.head['steps']==run.steps and o.B==8
+    for row in run.rows:
+        code,k = o.state()[run.steps.index(row['step']),row['group']],o.by()[run.steps.index(row['step']),row['group']]
+        why = {'all-right':2, 'all-wrong':3}.get(row['why'], 4) if row['dead'] else 1
+        assert code==why+3*(row['replacement'] is not None)
+        assert (k>=0)==(row['replacement'] is not None)
+        if k>=0: assert o.stored()[k]['id']==row['replacement']['id'] and o.stored()[k]['step']==row['replacement']['step']
+
+def test_the_texts_are_the_records(run):
+    o = Opened(pack(run))
+    for s,step in enumerate(run.steps):
+        for told,row in zip(o.texts(s), run.by_step[step]):
+            assert told['prompt']==row['prompt'] and told['completions']==row['completions']
+            assert told['rewards']==pytest.approx(row['rewards']) and told['advantages_before']==pytest.approx(row['advantages_before'], rel=1e-4)
+
+def test_a_newcomers_text_is_found_where_it_was_born(run):
+    o = Opened(pack(run))
+    for row in run.rows:
+        if not row['replacement']: continue
+        at = o.stored()[o.by()[run.steps.index(row['step']),row['group']]]['at']
+        assert o.texts(at[0])[at[1]]['completions']==row['replacement']['completions']
+
+def test_the_buffer_holds_the_best_groups_seen(run):
+    "By a plain loop: after each step the best 16, newest first among equals"
+    o,seen = Opened(pack(run)),[]
+    for s,(step,rows) in enumerate(run.by_step.items()):
+        seen += [(r['score'], step, r['group']) for r in rows if r['id'] is not None]
+        best = {x[1:] for x in sorted(seen, reverse=True)[:16]}
+        here = {(e['step'], e['at'][1]) for e in o.stored() if e['at'] and e['at'][0]<=s and (e['out'] is None or e['out']>s)}
+        assert here==best
+
+def test_what_does_not_fit_is_left_out_and_said(run):
+    o = Opened(pack(run, budget=1))
+    assert sum(o.texts(s) is not None for s in range(o.S))<o.S or o.head['per_block']>=o.S
+    short = Opened(pack(run, limit=10))
+    assert short.texts(0)[0]['cut'][0]==len(run.by_step[run.steps[0]][0]['completions'][0])-10
+
+def test_a_run_without_groups_has_curves_and_one_without_anything_is_refused(tmp_path):
+    rec = Recorder(tmp_path/'a')
+    for s in range(3): rec.log(dict(step=s, reward=.1*s))
+    o = Opened(pack(read_run(tmp_path/'a')))
+    assert o.B==0 and o.head['curves'][0]['value']==pytest.approx([0., .1, .2])
+    (tmp_path/'b').mkdir(); (tmp_path/'b'/'history.jsonl').write_text('')
+    with pytest.raises(ValueError, match='neither groups nor a history'): view_html(tmp_path/'b')
+
+def test_stored_groups_beside_fresh_ones_have_a_colour_of_their_own(): assert cell_of(dict(treatment='stored', dead=False))==CELLS['stored']
+
+@pytest.mark.parametrize('kw,says', [(dict(), 'with the ratio'), (dict(method='replay_uncorrected'), 'without correction')])
+def test_the_page_says_how_the_run_corrected(run, kw, says):
+    o = Run(run.folder, run.settings|kw, run.history, run.rows, run.summary, [])
+    assert says in Opened(pack(o)).head['correction']
+
+# ---- text from anywhere
+
+EVIL = ['<script>alert(1)</script>', '</script><img src=x onerror=alert(1)>', '<!-- <script>', '‮reversed', 'lone \ud800 surrogate',
+        '\x00 nul', '{{constructor}}', '<answer><b>4</b></answer>']
+
+def evil(folder, long=200_000):
+    rec = Recorder(folder, settings=dict(seed=0, method=EVIL[0]))
+    for s in (1, 2): rec.groups(s, group_rows(s, [EVIL[s], 'x'*long], EVIL*2, [[float(i==0) for i in range(8)], [0.]*8],
+        rewards_by_func={EVIL[0]:[[1.]*8, [0.]*8]}))
+    with open(folder/'groups.jsonl', 'a') as f: f.write('{"step": 3, "gro')
+    return folder
+
+def test_text_cannot_become_code(tmp_path, browser):
+    page,said,asked = browser.new_page(),[],[]
+    page.on('dialog', lambda d: (said.append(d.message), d.dismiss()))
+    page.on('pageerror', lambda e: said.append(str(e)))
+    page.on('request', lambda r: asked.append(r.url))
+    write_view(evil(tmp_path/'r'))
+    page.goto(f'file://{tmp_path}/r/inspector.html')
+    page.wait_for_selector('.gv-row')
+    for i in (0, 1):
+        page.locator('.gv-row').nth(i).click()
+        page.wait_for_function(f"document.querySelectorAll('.gv-row')[{i}].classList.contains('gv-sel')")
+        assert '<script>alert(1)</script>' in page.locator('.gv-body').inner_text()
+    assert page.locator('.gv img, .gv script, .gv iframe').count()==0 and page.locator('.gv-card b').count()==0
+    assert said==[] and [o for o in asked if not o.startswith(('file:', 'blob:'))]==[]
+    page.close()
+
+# ---- the page
+
+@pytest.fixture
+def opened(run, browser, tmp_path):
+    "The page of the made run, with what it asked for"
+    pages = []
+    def go(width=1280, html=None, scheme='light', at=''):
+        f = tmp_path/'page.html'
+        f.write_text(html or view_html(run), encoding='utf-8')
+        page = browser.new_page(viewport=dict(width=width, height=900), color_scheme=scheme)
+        page.errors = []
+        page.on('pageerror', lambda e: page.errors.append(str(e)))
+        page.goto(f'file://{f}{at}')
+        page.wait_for_selector('.gv-row, .gv-note, .gv-plot', timeout=20_000)
+        page.wait_for_function("document.getElementById('view').gv")
+        pages.append(page)
+        return page
+    yield go
+    for page in pages:
+        assert page.errors==[]
+        page.close()
+
+def here(page): return page.locator('.gv-say').inner_text()
+
+def test_the_keyboard_does_all_of_it(run, opened):
+    page = opened()
+    page.locator('.gv-plot').focus()
+    page.keyboard.press('Home')
+    assert here(page).startswith(f'step {run.steps[0]}, group')
+    for _ in range(8): page.keyboard.press('ArrowUp')
+    page.keyboard.press('ArrowRight'); page.keyboard.press('ArrowDown')
+    assert here(page).startswith(f'step {run.steps[1]}, group 1')
+    page.keyboard.press('PageDown')
+    assert here(page).startswith(f'step {run.steps[11]}')
+    page.keyboard.press('Home'); page.keyboard.press('d')
+    dead = next((s, o['group']) for s in run.steps for o in run.by_step[s] if o['dead'] and (s, o['group'])>(run.steps[0], 1))
+    assert here(page).startswith(f'step {dead[0]}, group {dead[1]}')
+    page.keyboard.press('+')
+    assert page.get_by_role('button', name='whole run').is_visible()
+    page.keyboard.press('0')
+    assert not page.get_by_role('button', name='whole run').is_visible()
+    page.keyboard.press('Enter')
+    assert page.evaluate("document.activeElement.classList.contains('gv-sel')")
+
+def test_u_walks_along_the_uses_of_a_stored_group(run, opened):
+    uses = {}
+    for o in run.rows:
+        if o['replacement']: uses.setdefault(o['replacement']['id'], []).append((o['step'], o['group']))
+    i,places = max(uses.items(), key=lambda kv: len(kv[1]))
+    assert len(places)>2
+    page = opened(at=f'#step={places[0][0]}&group={places[0][1]}')
+    page.locator('.gv-plot').focus()
+    for step,group in places[1:3]:
+        page.keyboard.press('u')
+        assert here(page).startswith(f'step {step}, group {group}:')
+
+def test_a_click_opens_a_group_and_a_drag_zooms(run, opened):
+    page = opened()
+    box = page.locator('.gv-over').bounding_box()
+    at = page.evaluate("(() => { const r = document.getElementById('view').gv.run; return [r.S, r.B, r.curves.filter(o => o.main).length] })()")
+    assert at==[12, 8, 2]
+    x = lambda s: box['x']+64+(s+.5)*(box['width']-74)/12
+    y = lambda g: box['y']+2*62+4+(g+.5)*22
+    page.mouse.click(x(5), y(3))
+    assert here(page).startswith(f'step {run.steps[5]}, group 3')
+    assert f'Group 3, sampled at step {run.steps[5]}' in page.locator('.gv-body').inner_text()
+    page.mouse.move(x(2), y(1)); page.mouse.down(); page.mouse.move(x(6), y(1), steps=4); page.mouse.up()
+    now = page.evaluate("(() => { const n = document.getElementById('view').gv.now; return [n.from, n.to] })()")
+    assert now==[2, 7]
+
+def test_both_texts_stand_side_by_side_and_the_pane_stays_when_the_step_moves(run, opened):
+    row = next(o for o in run.rows if o['replacement'])
+    page = opened(at=f"#step={row['step']}&group={row['group']}")
+    text = page.locator('.gv-body').inner_text()
+    assert row['completions'][0] in text and row['replacement']['completions'][0] in text
+    assert f"What came in: group {row['replacement']['id']}" in text and 'steps old' in text
+    page.locator('.gv-plot').focus(); page.keyboard.press('Home')
+    page.wait_for_function("document.querySelector('.gv-at').innerText.includes('step 0 of')")
+    assert page.locator('.gv-pair').first.locator('section').count()==2
+    page.get_by_label('mark differences').check()
+
+def test_filters_search_and_order(run, opened):
+    page = opened()
+    page.get_by_label('show').select_option('6')   # replaced
+    n = sum(o['replacement'] is not None for o in run.rows)
+    assert f'{n} groups found' in page.locator('.gv-found').inner_text()
+    page.get_by_label('show').select_option('0')
+    word = run.rows[20]['prompt']
+    page.get_by_label('search').fill(word); page.keyboard.press('Enter')
+    page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
+    n = sum(any(word.lower() in t.lower() for t in [o['prompt'], *o['completions']]) for o in run.rows)
+    assert f'{n} group' in page.locator('.gv-found').inner_text()
+    page.get_by_label('search').fill('')
+    page.get_by_label('sort by').select_option('used')
+    page.locator('.gv-hits button').first.click()
+    assert 'came' in here(page)
+
+@pytest.mark.parametrize('width', [400, 1280])
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_it_fits_and_every_control_has_a_name(opened, width, scheme, run):
+    page = opened(width, view_html(run, report=True), scheme)
+    assert page.evaluate('document.documentElement.scrollWidth')<=width
+    nameless = page.evaluate("""() => [...document.querySelectorAll('.gv button, .gv select, .gv input, .gv summary')]
+        .filter(o => !(o.ariaLabel || o.labels?.length || o.innerText.trim())).map(o => o.outerHTML)""")
+    assert nameless==[]
+
+def test_a_long_run_opens_and_moves(browser, tmp_path):
+    "2,000 steps of 64 groups: what takes long is the machine's business, so only the shape of it is asked here"
+    S,B = 2000,64
+    rng = np.random.default_rng(0)
+    dead = rng.random((S, B))<.4
+    rows = [dict(step=s, group=g, prompt='q', completions=['a', 'b'], rewards=[0., float(not dead[s,g])], n_tokens=[1, 1]) for s in range(S) for g in range(B)]
+    run = Run(tmp_path, {}, pd.DataFrame(dict(step=range(S), reward=rng.random(S))), rows, {}, [])
+    (tmp_path/'p.html').write_text(view_html(run, limit=50))
+    assert (tmp_path/'p.html').stat().st_size<3e6
+    page = browser.new_page()
+    page.goto(f'file://{tmp_path}/p.html')
+    page.wait_for_function("document.getElementById('view').gv", timeout=30_000)
+    page.locator('.gv-plot').focus(); page.keyboard.press('Home')
+    assert here(page).startswith('step 0, group')
+    page.close()
+
+# ---- the widget
+
+def test_the_widget_answers_what_the_page_asks_for(run):
+    w = view_run(run, step=run.steps[2], group=3)
+    sent = []
+    w.send = lambda m, buffers=None: sent.append((m, buffers))
+    w._answer(w, dict(id=1, what='block', block=0), [])
+    assert Opened(dict(head=w.packed['head'], texts={0:sent[0][1][0]})).texts(0)[0]['prompt']==run.by_step[run.steps[0]][0]['prompt']
+    w._answer(w, dict(id=2, what='search', q=run.rows[9]['prompt'].upper()), [])
+    assert 9 in sent[1][0]['value'] and (w.step, w.group)==(run.steps[2], 3)
+
+def test_reread_takes_in_what_the_run_has_written_since(tmp_path):
+    r = make_run(tmp_path/'r', n_steps=3)
+    lines = (r/'groups.jsonl').read_text().splitlines(True)
+    (r/'groups.jsonl').write_text(''.join(lines[:8]))
+    w = view_run(r)
+    assert Opened(w.packed).S==1
+    (r/'groups.jsonl').write_text(''.join(lines))
+    w.reread()
+    assert Opened(w.packed).S==3
