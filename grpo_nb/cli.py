@@ -339,7 +339,7 @@ def run_command(
     for o in notes(problems, tok, default): print(f'note: {o}')
     method = _method(cmd, args)
     def measure():
-        return evaluate(model, tok, held_out, rewards[0] if len(rewards)==1 else rewards,
+        return evaluate(model, tok, held_out, rewards[0],
             max_completion_length=args.max_completion_length, seed=args.seed, disable_tqdm=args.disable_tqdm)
     given = (model, tok, problems, rewards, args, method, held_out if args.eval_steps else None)
     prepare(*given, cmd.resume or None)   # what is wrong is said before anything is measured
