@@ -1,4 +1,4 @@
-"Our loss beside trl's own `GRPOTrainer._compute_loss`: the same tensors in, the same loss, gradients and metrics out."
+"Our loss beside TRL's own `GRPOTrainer._compute_loss`: the same tensors in, loss, gradients and metrics out."
 import itertools
 from collections import defaultdict
 from functools import partial
@@ -20,22 +20,29 @@ TRLS = set(GRPOConfig.__dataclass_fields__)
 DEFAULTS = {k:p.default for f in (policy_loss, *LOSSES.values()) for k,p in signature(f).parameters.items()
     if p.default is not p.empty}   # a new setting of a loss is known here at once
 
-def trl_loss(logps, old_logps, advantages, mask, num_items=None, ref_logps=None, entropy=None, accumulate=1, steps_per_generation=1, **kw):
-    "trl's own loss of these log-probs: its real code on an object that carries only the settings it reads. Returns (loss, metrics)."
+SET = '''loss_type beta importance_sampling_level max_completion_length off_policy_mask_threshold
+    top_entropy_quantile entropy_coef'''.split()   # read from the trainer itself; the rest from its `args`
+OFF = dict(aux_loss_enabled=False, use_vllm=False, vllm_importance_sampling_correction=False,
+    use_adaptive_entropy=False)
+
+def trl_loss(logps, old_logps, advantages, mask, num_items=None, ref_logps=None, entropy=None, accumulate=1,
+        steps_per_generation=1, **kw):
+    "TRL's loss and metrics of these log-probs: its real code on an object with only the settings it reads."
     kw = {**DEFAULTS, **kw}
     N,T = mask.flatten(0, -2).shape
     flat = lambda o: None if o is None else o.reshape(N, T)
     H = torch.zeros(N, T) if entropy is None else flat(entropy)
-    me = NS(**{k:kw[k] for k in ('loss_type','beta','importance_sampling_level','max_completion_length','off_policy_mask_threshold','top_entropy_quantile','entropy_coef')},
-        epsilon_low=kw['epsilon'], epsilon_high=kw['epsilon'] if kw['epsilon_high'] is None else kw['epsilon_high'],
-        args=NS(delta=kw['delta'], steps_per_generation=steps_per_generation, **{k:v for k,v in kw.items() if k in TRLS and k not in ('delta','steps_per_generation')}),
-        aux_loss_enabled=False, use_vllm=False, vllm_importance_sampling_correction=False, use_adaptive_entropy=False, _entropy_bonus_enabled=kw['entropy_coef']!=0,
-        model=NS(training=True), accelerator=Accelerator(cpu=True), current_gradient_accumulation_steps=accumulate, _metrics={'train':defaultdict(list)},
+    high = kw['epsilon'] if kw['epsilon_high'] is None else kw['epsilon_high']
+    args = {k:v for k,v in kw.items() if k in TRLS} | dict(steps_per_generation=steps_per_generation)
+    me = NS(**{k:kw[k] for k in SET}, **OFF, args=NS(**args), epsilon_low=kw['epsilon'], epsilon_high=high,
+        _entropy_bonus_enabled=kw['entropy_coef']!=0, model=NS(training=True),
+        accelerator=Accelerator(cpu=True), current_gradient_accumulation_steps=accumulate, _metrics={'train':defaultdict(list)},
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask, get_gamma_weights=GRPOTrainer.get_gamma_weights,
         _get_per_token_logps_and_entropies=lambda *a, **k: (flat(logps), H, None))
     me.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, me)
     m,i = flat(mask).long(),torch.zeros(N, 1, dtype=torch.long)
-    inputs = dict(prompt_ids=i, prompt_mask=i+1, completion_ids=torch.zeros_like(m), completion_mask=m, num_items_in_batch=m.sum() if num_items is None else torch.as_tensor(num_items),
+    n = m.sum() if num_items is None else torch.as_tensor(num_items)
+    inputs = dict(prompt_ids=i, prompt_mask=i+1, completion_ids=0*m, completion_mask=m, num_items_in_batch=n,
         advantages=advantages.reshape(N) if advantages.ndim==2 else flat(advantages))
     if old_logps is not None: inputs['old_per_token_logps'] = flat(old_logps)
     if ref_logps is not None: inputs['ref_per_token_logps'] = flat(ref_logps)
@@ -58,7 +65,8 @@ def both(d, old=True, ref=False, entropy=False, trl=None, ours=None, A=None, **k
     out = []
     for f,more in ((policy_loss, ours or {}), (lambda *a, **k: trl_loss(*a, **k)[0], trl or {})):
         p,H = d.logps.clone().requires_grad_(),d.H.clone().requires_grad_()
-        loss = f(p, d.old if old else None, d.A if A is None else A, d.mask, **kw, **more, **(dict(ref_logps=d.ref) if ref else {}), **(dict(entropy=H) if entropy else {}))
+        more = more | (dict(ref_logps=d.ref) if ref else {}) | (dict(entropy=H) if entropy else {})
+        loss = f(p, d.old if old else None, d.A if A is None else A, d.mask, **kw, **more)
         g = torch.autograd.grad(loss, [p, H], allow_unused=True, materialize_grads=True)
         out.append(dict(loss=loss.detach(), logps=g[0], entropy=g[1]))
     return out
@@ -70,16 +78,26 @@ def assert_same(a, b, eps=EPS):
         assert (a[k]-b[k]).abs().max()<=eps*scale, f'{k} differs by {(a[k]-b[k]).abs().max().item():.2g}'
 
 SETTINGS = dict(
-    plain={}, on_policy=dict(old=False), wide=dict(epsilon=.1, epsilon_high=.28), delta=dict(delta=1.5), low_delta=dict(delta=1.1),
-    kl=dict(beta=.04, ref=True), kl_uncorrected=dict(beta=.04, ref=True, use_bias_correction_kl=False), kl_on_policy=dict(beta=.5, ref=True, old=False),
-    off_policy_mask=dict(off_policy_mask_threshold=.05), top_entropy=dict(top_entropy_quantile=.3, entropy=True), entropy_bonus=dict(entropy_coef=.1, entropy=True),
-    everything=dict(epsilon_high=.3, delta=1.6, beta=.1, ref=True, off_policy_mask_threshold=.1, top_entropy_quantile=.6, entropy_coef=.05, entropy=True))
+    plain={},
+    on_policy=dict(old=False),
+    wide=dict(epsilon=.1, epsilon_high=.28),
+    delta=dict(delta=1.5),
+    low_delta=dict(delta=1.1),
+    kl=dict(beta=.04, ref=True),
+    kl_uncorrected=dict(beta=.04, ref=True, use_bias_correction_kl=False),
+    kl_on_policy=dict(beta=.5, ref=True, old=False),
+    off_policy_mask=dict(off_policy_mask_threshold=.05),
+    top_entropy=dict(top_entropy_quantile=.3, entropy=True),
+    entropy_bonus=dict(entropy_coef=.1, entropy=True),
+    everything=dict(epsilon_high=.3, delta=1.6, beta=.1, ref=True, off_policy_mask_threshold=.1,
+        top_entropy_quantile=.6, entropy_coef=.05, entropy=True))
 
 @pytest.mark.parametrize('level', ['token','sequence'])
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_loss_and_gradients_equal_trls_for_every_setting(loss_type, level):
     for (name,kw),seed in itertools.product(SETTINGS.items(), range(3)):
-        assert_same(*both(batch(seed), loss_type=loss_type, importance_sampling_level=level, max_completion_length=9, **kw))
+        more = dict(loss_type=loss_type, importance_sampling_level=level, max_completion_length=9)
+        assert_same(*both(batch(seed), **more, **kw))
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_equal_trls_with_one_advantage_a_token_and_a_wholly_masked_row(loss_type):
@@ -87,12 +105,14 @@ def test_equal_trls_with_one_advantage_a_token_and_a_wholly_masked_row(loss_type
     d.mask[2,1] = False
     for o in (d.logps, d.old, d.ref): o[2,1] = 0
     assert_same(*both(d, loss_type=loss_type, max_completion_length=9, beta=.1, ref=True))
-    assert_same(*both(d, loss_type=loss_type, max_completion_length=9, A=torch.randn(d.mask.shape, generator=torch.Generator().manual_seed(0))))
+    A = torch.randn(d.mask.shape, generator=torch.Generator().manual_seed(0))
+    assert_same(*both(d, loss_type=loss_type, max_completion_length=9, A=A))
 
 def test_equal_trls_with_other_shapes_of_the_soft_gates():
     for seed in range(3):
         assert_same(*both(batch(seed), loss_type='sapo', sapo_temperature_pos=.7, sapo_temperature_neg=2.))
-        assert_same(*both(batch(seed), loss_type='vespo', vespo_k_pos=1., vespo_lambda_pos=.5, vespo_k_neg=2., vespo_lambda_neg=4.))
+        gate = dict(vespo_k_pos=1., vespo_lambda_pos=.5, vespo_k_neg=2., vespo_lambda_neg=4.)
+        assert_same(*both(batch(seed), loss_type='vespo', **gate))
         assert_same(*both(batch(seed, drift=4.), loss_type='vespo'))   # far beyond the clamps
         assert_same(*both(batch(seed), loss_type='cispo', epsilon_high=5.))
 
@@ -103,9 +123,12 @@ def test_parts_of_a_step_equal_trls_micro_batches(loss_type):
         for b in range(4):
             part = NS(**{k:v[b:b+1] for k,v in vars(d).items()})
             n = int(d.mask.sum())
-            ours = dict(num_items=n*accumulate/spg) if loss_type in ('dapo','cispo','vespo') else dict(num_rows=4*accumulate)
-            a,t = both(part, loss_type=loss_type, max_completion_length=9, beta=.1, ref=True, trl=dict(num_items=n, accumulate=accumulate, steps_per_generation=spg), ours=ours)
-            if loss_type=='bnpo': a = {k:v/accumulate for k,v in a.items()}   # its mean is of the micro-batch, whatever the step
+            by_tokens = loss_type in ('dapo','cispo','vespo')
+            ours = dict(num_items=n*accumulate/spg) if by_tokens else dict(num_rows=4*accumulate)
+            trls = dict(num_items=n, accumulate=accumulate, steps_per_generation=spg)
+            kw = dict(loss_type=loss_type, max_completion_length=9, beta=.1)
+            a,t = both(part, ref=True, trl=trls, ours=ours, **kw)
+            if loss_type=='bnpo': a = {k:v/accumulate for k,v in a.items()}   # a mean of the micro-batch
             assert_same(a, t)
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
@@ -114,7 +137,8 @@ def test_metrics_equal_trls(loss_type):
         d = batch(seed)
         kw = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.25, ref_logps=d.ref)
         got = loss_metrics(d.logps, d.old, d.A, d.mask, **kw)
-        want = trl_loss(d.logps, d.old, d.A, d.mask, beta=.1, use_bias_correction_kl=False, max_completion_length=9, **kw)[1]
+        more = dict(beta=.1, use_bias_correction_kl=False, max_completion_length=9)
+        want = trl_loss(d.logps, d.old, d.A, d.mask, **more, **kw)[1]
         pairs = {k:k for k in want if k.startswith('clip_ratio') and k.endswith('mean')} | {'kl':'kl'}
         if loss_type=='cispo': pairs['cispo_clip_ratio'] = 'cispo_clip_ratio'
         for a,b in pairs.items(): assert abs(got[a]-want[b])<1e-6, (a, got[a], want[b])
@@ -124,7 +148,8 @@ def test_metrics_equal_trls(loss_type):
 @pytest.mark.parametrize('weight', WEIGHTS)
 def test_a_correction_on_trls_rows_gives_our_loss_and_gradient(weight, clip):
     filters = dict(none={}, age=dict(max_age=1), drift=dict(max_drift=.1), moment=dict(max_moment=.05))
-    for (name,kw),level,loss_type in itertools.product(filters.items(), ['token','sequence'], ['dapo','grpo','cispo']):
+    each = itertools.product(filters.items(), ['token','sequence'], ['dapo','grpo','cispo'])
+    for (name,kw),level,loss_type in each:
         if loss_type!='dapo' and name!='none': continue
         d,age = batch(2),torch.tensor([0,1,2])
         c = Correction(weight=weight, clip=clip, weight_cap=1.3, **kw)
@@ -147,12 +172,20 @@ def trainer(tmp_path_factory):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     words = ['<pad>','<eos>']+[f'w{i}' for i in range(30)]
-    tok = Tokenizer(models.WordLevel({w:i for i,w in enumerate(words)}, unk_token='<pad>')); tok.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tok = Tokenizer(models.WordLevel({w:i for i,w in enumerate(words)}, unk_token='<pad>'))
+    tok.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, initializer_range=.5, pad_token_id=0, eos_token_id=1))
-    args = GRPOConfig(output_dir=str(tmp_path_factory.mktemp('trl')), use_cpu=True, bf16=False, report_to='none', per_device_train_batch_size=8, num_generations=4, max_completion_length=6, gradient_checkpointing=False, disable_tqdm=True, temperature=.8)
-    t = GRPOTrainer(model, reward_funcs=lambda completions, **k: [0.]*len(completions), args=args, train_dataset=Dataset.from_dict(dict(prompt=['w1 w2']*8)),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=tok, pad_token='<pad>', eos_token='<eos>', padding_side='left'))
+    config = Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, initializer_range=.5,
+        pad_token_id=0, eos_token_id=1)
+    model = Qwen2ForCausalLM(config)
+    args = GRPOConfig(output_dir=str(tmp_path_factory.mktemp('trl')), use_cpu=True, bf16=False,
+        report_to='none', per_device_train_batch_size=8, num_generations=4, max_completion_length=6,
+        gradient_checkpointing=False, disable_tqdm=True, temperature=.8)
+    marks = dict(pad_token='<pad>', eos_token='<eos>', padding_side='left')
+    t = GRPOTrainer(model, reward_funcs=lambda completions, **k: [0.]*len(completions), args=args,
+        train_dataset=Dataset.from_dict(dict(prompt=['w1 w2']*8)),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=tok, **marks))
     t.current_gradient_accumulation_steps = 1
     t.model.train()
     return t
@@ -162,7 +195,7 @@ def rollouts(seed=0, B=2, G=4, P=4, T=6):
     pm = torch.arange(P)>=torch.randint(0, P, (B, 1), generator=g)
     m = torch.arange(T)<torch.randint(1, T+1, (B, G, 1), generator=g)
     ids = lambda mask: torch.randint(2, 32, mask.shape, generator=g)*mask
-    return Rollouts(prompt_ids=ids(pm), prompt_mask=pm, completion_ids=ids(m), completion_mask=m, old_logps=torch.zeros(B, G, T), advantages=torch.randn(B, G, generator=g))
+    return Rollouts(ids(pm), pm, ids(m), m, torch.zeros(B, G, T), advantages=torch.randn(B, G, generator=g))
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_parameter_gradients_equal_those_of_a_real_grpo_trainer(trainer, loss_type):
@@ -173,15 +206,19 @@ def test_parameter_gradients_equal_those_of_a_real_grpo_trainer(trainer, loss_ty
     old,ref = now+noise(1),now+noise(2)
     for level in ('token','sequence'):
         kw = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.28, beta=.05)
-        for k,v in dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.28, beta=.05).items(): setattr(t, k, v)
+        for k,v in kw.items(): setattr(t, k, v)
         flat = lambda o: o.reshape(B*G, *o.shape[2:])
         rows = lambda o: o.repeat_interleave(G, 0)
-        inputs = dict(prompt_ids=rows(ro.prompt_ids), prompt_mask=rows(ro.prompt_mask).long(), completion_ids=flat(ro.completion_ids), completion_mask=flat(ro.completion_mask).long(),
-            advantages=flat(ro.advantages), old_per_token_logps=flat(old), ref_per_token_logps=flat(ref), num_items_in_batch=ro.completion_mask.sum())
+        inputs = dict(prompt_ids=rows(ro.prompt_ids), prompt_mask=rows(ro.prompt_mask).long(),
+            completion_ids=flat(ro.completion_ids), completion_mask=flat(ro.completion_mask).long(),
+            advantages=flat(ro.advantages), old_per_token_logps=flat(old), ref_per_token_logps=flat(ref),
+            num_items_in_batch=ro.completion_mask.sum())
         params = [p for p in t.model.parameters() if p.requires_grad]
         want = t._compute_loss(t.model, inputs)
         gw = torch.autograd.grad(want, params)
-        got = policy_loss(token_logps(t.model, ro, temperature=.8), old, ro.advantages, ro.completion_mask, ref_logps=ref, max_completion_length=6, **kw)
+        p = token_logps(t.model, ro, temperature=.8)
+        more = dict(ref_logps=ref, max_completion_length=6)
+        got = policy_loss(p, old, ro.advantages, ro.completion_mask, **more, **kw)
         gg = torch.autograd.grad(got, params)
         assert abs(got-want)<1e-6*max(1, abs(want))
         biggest = max(o.abs().max() for o in gw)

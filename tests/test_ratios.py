@@ -19,7 +19,8 @@ def batch(seed, B=3, G=4, T=6, far=.5):
 
 def tokens_of(x, mask):
     "The real entries of each answer, as nested lists."
-    return [[v for v,m in zip(o, k) if m] for o,k in zip(x.flatten(0, 1).tolist(), mask.flatten(0, 1).tolist())]
+    rows = zip(x.flatten(0, 1).tolist(), mask.flatten(0, 1).tolist())
+    return [[v for v,m in zip(o, k) if m] for o,k in rows]
 
 # ---- clipped: where the loss itself has no gradient ----
 @pytest.mark.parametrize('level', ['token','sequence'])
@@ -85,7 +86,7 @@ def test_effective_sample_size_in_its_limits():
     m = torch.ones(1, 4, 1, dtype=torch.bool)
     assert token_ess(torch.full((1, 4, 1), 3.), m).item()==pytest.approx(1)
     assert answer_ess(torch.tensor([[[2000.],[0.],[0.],[0.]]]), m).item()==pytest.approx(.25)
-    assert token_ess(torch.zeros(1, 4, 1), m&False).isnan() and answer_ess(torch.zeros(1, 4, 1), m&False).isnan()
+    for ess in (token_ess, answer_ess): assert ess(torch.zeros(1, 4, 1), m&False).isnan()
     bad = torch.tensor([[[0.],[math.nan],[0.],[math.inf]]])   # masked entries count for nothing
     keep = torch.tensor([[[True],[False],[True],[False]]])
     assert token_ess(bad, keep)==1 and answer_ess(bad, keep)==1
@@ -158,7 +159,8 @@ def test_scores_equal_a_loop(seed):
 def test_deviation_and_dead_share():
     assert_tensor(nan_std(torch.tensor([[1.,2.,NAN],[NAN,NAN,3.]]), 1), [[math.sqrt(.5)],[NAN]])
     assert dead_share(.5, 8)==2/256 and dead_share(1., 4)==1
-    for bad,says in ((torch.ones(3, 1), 'G >= 2'), (torch.ones(2), 'B, G'), (torch.full((1, 2), math.inf), 'infinite')):
+    inf = torch.full((1, 2), math.inf)
+    for bad,says in ((torch.ones(3, 1), 'G >= 2'), (torch.ones(2), 'B, G'), (inf, 'infinite')):
         with pytest.raises(ValueError, match=says): dead_groups(bad)
 
 # ---- Rollouts ----
