@@ -72,7 +72,7 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
 @pytest.mark.skipif(not os.environ.get('GRPO_NB_DEEPSPEED'), reason='GRPO_NB_DEEPSPEED=1 runs it: needs deepspeed, which builds an extension for minutes')
 @pytest.mark.parametrize('scene', ['zero2','zero3'])
 def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
-    from grpo_nb.multi_gpu import write_launch_config
+    from grpo_nb.launch import write_launch_config
     f = write_launch_config(tmp_path/f'{scene}.yaml', scene, 2, mixed_precision='no')
     env = os.environ|dict(OMP_NUM_THREADS='1', DS_ACCELERATOR='cpu', TINY=T.folder(), PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))
     r = subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f, str(HERE/'trl_sharded_ranks.py'), str(tmp_path), scene], env=env, capture_output=True, text=True, timeout=900)

@@ -67,7 +67,7 @@ for scene in scenes:
     if scene=='resumed': run(scene, resume=True, folder='signal', **MU2)
     if scene=='from_one': run(scene, resume=os.environ['FROM_ONE'])
     if scene=='fsdp2':
-        from grpo_nb.multi_gpu import fsdp2_on_cpu
+        from grpo_nb.launch import fsdp2_on_cpu
         fsdp2_on_cpu()
         run(scene, per_device_train_batch_size=6)
         run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2', per_device_train_batch_size=6)

@@ -1,0 +1,125 @@
+"Launch files key by key and value by value, commands as their parsers read them, a signal that leaves time to save."
+import os, shlex, signal, subprocess, sys, time
+import pytest, yaml
+from grpo_nb import launch as M
+from grpo_nb.launch import (check_launch_config, launch_command, launch_config, slurm_script, vllm_command, vllm_problem,
+    write_launch_config)
+
+@pytest.mark.parametrize('s', ['ddp','fsdp2','zero2','zero3'])
+def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+    f = write_launch_config(tmp_path/'c.yaml', s, 64, 8)
+    c = load_config_from_file(f)
+    precision = str(getattr(c.mixed_precision, 'value', c.mixed_precision))
+    assert (c.num_processes, c.num_machines, precision)==(64, 8, 'bf16')
+    assert check_launch_config(yaml.safe_load(open(f)))==[]
+
+FAULTS = [
+    (lambda c: c['fsdp_config'].update(fsdp_versoin=2), "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
+    (lambda c: c['fsdp_config'].update(fsdp_version=3), 'fsdp_version is 3'),
+    (lambda c: c['fsdp_config'].update(fsdp_state_dict_type='FULLSTATE'), "'FULLSTATE', needs one of FULL_STATE_DICT"),
+    (lambda c: c.update(mixed_precision='bf17'), "'bf17'"),
+    (lambda c: c.update(num_processes='8'), "num_processes is '8'"),
+    (lambda c: c.update(distributed_type='MULTI_GPU'), 'fsdp_config is ignored'),
+    (lambda c: c.pop('fsdp_config'), 'there is no fsdp_config'),
+    (lambda c: c.update(use_cpu=True), 'plain DDP'),
+    (lambda c: c.update(machine_rank=1), 'ranks count from 0'),
+    (lambda c: c.update(num_machines=3), '8 processes on 3 machines'),
+    (lambda c: c.update(debug='no'), 'true or false'),
+    (lambda c: c.update(fsdp_config=[1]), 'needs keys and values')]
+
+@pytest.mark.parametrize('edit,say', FAULTS)
+def test_each_wrong_key_and_value_is_named(edit, say):
+    c = launch_config('fsdp2')
+    edit(c)
+    assert any(say in o for o in check_launch_config(c)), check_launch_config(c)
+
+def test_a_wrong_change_is_refused_and_a_right_one_lands_in_its_part():
+    with pytest.raises(ValueError, match='FULLSTATE'): launch_config('fsdp2', fsdp_state_dict_type='FULLSTATE')
+    with pytest.raises(ValueError, match="did you mean 'fsdp_version'"): launch_config('fsdp2', fsdp_versoin=2)
+    with pytest.raises(ValueError, match='no strategy'): launch_config('fsdp9')
+    assert launch_config('zero3', offload_optimizer_device='cpu')['deepspeed_config']['offload_optimizer_device']=='cpu'
+
+def test_torchrun_and_accelerate_read_our_commands():
+    from torch.distributed.run import get_args_parser
+    from accelerate.commands.launch import launch_command_parser
+    a = get_args_parser().parse_args(launch_command(['t.py','--x','1'], None, 64, 8, '3', 'node0')[1:])
+    assert (a.nnodes, a.nproc_per_node, str(a.node_rank), a.rdzv_endpoint)==('8', '8', '3', 'node0:29500')
+    assert (a.training_script, a.training_script_args)==('t.py', ['--x','1'])
+    b = launch_command_parser().parse_args(launch_command(['-m','grpo_nb','gsm8k'], 'c.yaml', 64, 8, '3', 'node0')[2:])
+    assert (b.num_processes, b.num_machines, b.machine_rank, b.main_process_ip)==(64, 8, 3, 'node0')
+    assert b.module and b.training_script=='grpo_nb'
+
+def _task(script): return slurm_script(script, 'c.yaml', 4).split("srun bash -c '")[1].split("' &\n")[0]
+
+def test_each_slurm_node_reads_its_own_rank():
+    shown = _task(['t.py']).replace('setsid accelerate', 'echo accelerate')
+    for i in range(4):
+        env = os.environ|dict(SLURM_PROCID=str(i), MASTER='n0')
+        got = subprocess.run(['bash','-c',shown], env=env, capture_output=True, text=True).stdout
+        assert f'--machine_rank {i} --main_process_ip n0' in got
+
+def test_a_slurm_script_asks_for_what_a_run_needs():
+    s = slurm_script(['-m','grpo_nb','gsm8k'], 'c.yaml', 4, gpus_per_node=4, cpus_per_task=32, hours=2, grace_s=600)
+    for o in ('--signal=B:TERM@600', '--cpus-per-task=32', '--time=120', 'HF_HUB_OFFLINE=1', 'WANDB_MODE=offline',
+        'OMP_NUM_THREADS=8', '--resume auto', 'scontrol requeue'): assert o in s
+    assert slurm_script(['-m','grpo_nb','gsm8k','--resume','no'], 'c.yaml').count('--resume')==1
+    assert '--resume' not in slurm_script(['train.py'], 'c.yaml')   # a script of one's own may not know it
+    assert subprocess.run(['bash','-n'], input=s, text=True).returncode==0
+
+LAUNCHER = '''
+import signal, subprocess, sys, time
+save = "import signal, sys, time\\ndef f(*a): time.sleep(2); print('saved', flush=True); sys.exit(0)\\nsignal.signal(15, f)"
+child = subprocess.Popen([sys.executable, '-c', save+"\\nprint('training', flush=True)\\ntime.sleep(60)"])
+def end(*a): child.terminate(); time.sleep(.5); child.kill(); print('killed by the launcher', flush=True); sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+sys.exit(child.wait())
+'''
+
+def _batch(tmp_path, exits=''):
+    "The whole script with srun as a shell of its own session, scontrol as a note, and a stand-in for the launcher."
+    (tmp_path/'launcher.py').write_text(LAUNCHER)
+    s = slurm_script(['t.py'], 'c.yaml', 1)
+    command = s.split('setsid ')[1].split(' & run')[0]
+    s = s.replace(command, f'{sys.executable} {tmp_path}/launcher.py').replace('srun bash', 'setsid bash')
+    tools = 'scontrol() { if [ "$1" = requeue ]; then echo requeued $2; else echo node0; fi; }\n'
+    f = tmp_path/'job.sh'
+    f.write_text(s.replace('export MASTER', tools+'export MASTER', 1))
+    env = os.environ|dict(SLURM_JOB_ID='7', SLURM_JOB_NODELIST='node0', SLURM_PROCID='0')
+    return subprocess.Popen(['bash', str(f)], env=env, stdout=subprocess.PIPE, text=True)
+
+def test_the_batch_shell_hands_sigterm_to_the_trainers_and_queues_itself_again(tmp_path):
+    p = _batch(tmp_path)
+    assert p.stdout.readline()=='training\n'
+    p.send_signal(signal.SIGTERM)
+    assert p.stdout.read().split('\n')[:2]==['saved','requeued 7'] and p.wait(20)==0
+
+def test_a_job_that_fails_by_itself_is_not_queued_again(tmp_path):
+    p = _batch(tmp_path)
+    p.stdout.readline()
+    subprocess.run(['pkill', '-KILL', '-f', f'{tmp_path}/launcher.py'])
+    subprocess.run(['pkill', '-KILL', '-f', "print.'training'"])
+    assert 'requeued' not in p.stdout.read() and p.wait(20)!=0
+
+def test_vllm_is_asked_before_anything_is_loaded(monkeypatch):
+    assert vllm_problem('')=='' and 'not installed' in vllm_problem('server') and 'needs' in vllm_problem('servr')
+    monkeypatch.setattr(M, 'find_spec', lambda n: True)
+    assert vllm_problem('colocate')==''
+    assert 'no vLLM server answers at http://127.0.0.1:9' in vllm_problem('server', 'http://127.0.0.1:9', .5)
+    words = shlex.split(vllm_command('M', 2))
+    assert words[0]=='VLLM_SERVER_DEV_MODE=1' and words[words.index('--weight-transfer-config')+1]=='{"backend":"nccl"}'
+
+def test_fsdp2_on_a_cpu_takes_trls_settings_and_is_made_once():
+    code = '''
+import os
+from grpo_nb.launch import fsdp2_on_cpu
+from accelerate.state import AcceleratorState
+try: fsdp2_on_cpu(fsdp_state_dict_type='FULLSTATE'); print('taken')
+except ValueError as e: print('FULLSTATE' in str(e), 'ACCELERATE_USE_FSDP' in os.environ)
+fsdp2_on_cpu(fsdp_reshard_after_forward=False)
+once = AcceleratorState.__init__
+fsdp2_on_cpu()
+print(AcceleratorState.__init__ is once, os.environ['FSDP_VERSION'], os.environ['FSDP_RESHARD_AFTER_FORWARD'])
+'''
+    r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+    assert r.stdout.splitlines()==['True False', 'True 2 True'], r.stderr[-2000:]
