@@ -16,34 +16,68 @@ import yaml
 _FILES = dict(ddp='multi_gpu', fsdp2='fsdp2', zero2='zero2', zero3='zero3')
 _WHOLE,_FLAG = 'a whole number','true or false'
 _TOP = dict(
-    compute_environment=('LOCAL_MACHINE',), debug=_FLAG, deepspeed_config=None,
-    distributed_type=('NO','MULTI_GPU','FSDP','DEEPSPEED'), downcast_bf16=('no','yes'), dynamo_config=None,
-    enable_cpu_affinity=_FLAG, fsdp_config=None, gpu_ids=None, machine_rank=_WHOLE, main_process_ip=None,
-    main_process_port=_WHOLE, main_training_function=None, mixed_precision=('no','fp16','bf16','fp8'),
-    num_machines=_WHOLE, num_processes=_WHOLE, rdzv_backend=('static','c10d'), same_network=_FLAG, tpu_env=None,
-    tpu_use_cluster=_FLAG, tpu_use_sudo=_FLAG, use_cpu=_FLAG)
+    compute_environment=('LOCAL_MACHINE',),
+    debug=_FLAG,
+    deepspeed_config=None,
+    distributed_type=('NO', 'MULTI_GPU', 'FSDP', 'DEEPSPEED'),
+    downcast_bf16=('no', 'yes'),
+    dynamo_config=None,
+    enable_cpu_affinity=_FLAG,
+    fsdp_config=None,
+    gpu_ids=None,
+    machine_rank=_WHOLE,
+    main_process_ip=None,
+    main_process_port=_WHOLE,
+    main_training_function=None,
+    mixed_precision=('no', 'fp16', 'bf16', 'fp8'),
+    num_machines=_WHOLE,
+    num_processes=_WHOLE,
+    rdzv_backend=('static', 'c10d'),
+    same_network=_FLAG,
+    tpu_env=None,
+    tpu_use_cluster=_FLAG,
+    tpu_use_sudo=_FLAG,
+    use_cpu=_FLAG,
+)
 _FSDP = dict(
     fsdp_activation_checkpointing=_FLAG,
-    fsdp_auto_wrap_policy=('TRANSFORMER_BASED_WRAP','SIZE_BASED_WRAP','NO_WRAP'),
-    fsdp_backward_prefetch=('BACKWARD_PRE','BACKWARD_POST','NO_PREFETCH'), fsdp_cpu_ram_efficient_loading=_FLAG,
-    fsdp_forward_prefetch=_FLAG, fsdp_min_num_params=_WHOLE, fsdp_offload_params=_FLAG,
+    fsdp_auto_wrap_policy=('TRANSFORMER_BASED_WRAP', 'SIZE_BASED_WRAP', 'NO_WRAP'),
+    fsdp_backward_prefetch=('BACKWARD_PRE', 'BACKWARD_POST', 'NO_PREFETCH'),
+    fsdp_cpu_ram_efficient_loading=_FLAG,
+    fsdp_forward_prefetch=_FLAG,
+    fsdp_min_num_params=_WHOLE,
+    fsdp_offload_params=_FLAG,
     fsdp_reshard_after_forward=_FLAG,
-    fsdp_sharding_strategy=('FULL_SHARD','SHARD_GRAD_OP','NO_SHARD','HYBRID_SHARD','HYBRID_SHARD_ZERO2'),
-    fsdp_state_dict_type=('FULL_STATE_DICT','SHARDED_STATE_DICT','LOCAL_STATE_DICT'),
-    fsdp_sync_module_states=_FLAG, fsdp_transformer_layer_cls_to_wrap=None, fsdp_use_orig_params=_FLAG,
-    fsdp_version=(1,2))
+    fsdp_sharding_strategy=('FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD', 'HYBRID_SHARD_ZERO2'),
+    fsdp_state_dict_type=('FULL_STATE_DICT', 'SHARDED_STATE_DICT', 'LOCAL_STATE_DICT'),
+    fsdp_sync_module_states=_FLAG,
+    fsdp_transformer_layer_cls_to_wrap=None,
+    fsdp_use_orig_params=_FLAG,
+    fsdp_version=(1, 2),
+)
 _DEEPSPEED = dict(
-    deepspeed_config_file=None, deepspeed_hostfile=None,
-    deepspeed_multinode_launcher=('pdsh','standard','openmpi','mvapich','mpich','slurm','nossh'),
-    gradient_accumulation_steps=None, gradient_clipping=None, offload_optimizer_device=('none','cpu','nvme'),
-    offload_optimizer_nvme_path=None, offload_param_device=('none','cpu','nvme'), offload_param_nvme_path=None,
-    zero3_init_flag=_FLAG, zero3_save_16bit_model=_FLAG, zero_stage=(0,1,2,3))
+    deepspeed_config_file=None,
+    deepspeed_hostfile=None,
+    deepspeed_multinode_launcher=('pdsh', 'standard', 'openmpi', 'mvapich', 'mpich', 'slurm', 'nossh'),
+    gradient_accumulation_steps=None,
+    gradient_clipping=None,
+    offload_optimizer_device=('none', 'cpu', 'nvme'),
+    offload_optimizer_nvme_path=None,
+    offload_param_device=('none', 'cpu', 'nvme'),
+    offload_param_nvme_path=None,
+    zero3_init_flag=_FLAG,
+    zero3_save_16bit_model=_FLAG,
+    zero_stage=(0, 1, 2, 3),
+)
 
 def _fault(name, v, want):
     "What is wrong with the value `v`; None when nothing is."
     if want is _FLAG and not isinstance(v, bool): return f'{name} is {v!r}, needs {want}'
-    if want is _WHOLE and (isinstance(v, bool) or not isinstance(v, int) or v<0): return f'{name} is {v!r}, needs {want}'
-    if isinstance(want, tuple) and v not in want: return f'{name} is {v!r}, needs one of {", ".join(map(str, want))}'
+    if want is _WHOLE and (isinstance(v, bool) or not isinstance(v, int) or v < 0):
+        return f'{name} is {v!r}, needs {want}'
+    if isinstance(want, tuple) and v not in want:
+        return f'{name} is {v!r}, needs one of {", ".join(map(str, want))}'
+
 
 def _faults(d, known, where):
     "What is wrong with the keys and values of `d`, one line each."
@@ -86,14 +120,18 @@ def launch_config(
     num_machines:int=1,         # nodes
     mixed_precision:str='bf16', # 'no', 'fp16' or 'bf16'
     **changes,                  # other keys, also those of fsdp_config and deepspeed_config
-)->dict:                        # what to write to a YAML file
-    "The config that TRL ships for this strategy, with your counts. ValueError with every wrong key and value."
+)->dict:  # what to write to a YAML file
+    "TRL's config for this strategy with your counts. ValueError with every wrong key and value."
     if strategy not in _FILES: raise ValueError(f'no strategy {strategy!r}: choose one of {tuple(_FILES)}')
     folder = Path(find_spec('trl').submodule_search_locations[0])/'accelerate_configs'
     c = yaml.safe_load((folder/f'{_FILES[strategy]}.yaml').read_text())
     c |= dict(num_processes=num_processes, num_machines=num_machines, mixed_precision=mixed_precision)
     for k,v in changes.items():
-        inner = [o for o,known in (('fsdp_config', _FSDP), ('deepspeed_config', _DEEPSPEED)) if o in c and k in known]
+        inner = [
+            o
+            for o, known in (('fsdp_config', _FSDP), ('deepspeed_config', _DEEPSPEED))
+            if o in c and k in known
+        ]
         (c[inner[0]] if inner else c)[k] = v
     if bad := check_launch_config(c): raise ValueError('; '.join(bad))
     return c
@@ -118,16 +156,33 @@ def launch_command(
     port:int=29500,         # on that node
 )->list:                    # words of the command
     "The words that start a run. ValueError when several nodes have no address, or the counts do not divide."
-    if num_machines>1 and not master: raise ValueError(f'{num_machines} nodes need `master`, the address of the first')
+    if num_machines > 1 and not master:
+        raise ValueError(f'{num_machines} nodes need `master`, the address of the first')
     if num_processes%num_machines:
         raise ValueError(f'{num_processes} processes on {num_machines} nodes: give as many processes to each')
     many,script = num_machines>1,list(map(str, script))
     if config_file:
         counts = ['--num_processes', str(num_processes), '--num_machines', str(num_machines)]
-        first = ['--main_process_ip', master, '--main_process_port', str(port), '--rdzv_backend', 'c10d'] if many else []
-        return ['accelerate','launch','--config_file',str(config_file), *counts, '--machine_rank',str(machine_rank), *first, *script]
+        first = (
+            ['--main_process_ip', master, '--main_process_port', str(port), '--rdzv_backend', 'c10d']
+            if many
+            else []
+        )
+        return [
+            'accelerate',
+            'launch',
+            '--config_file',
+            str(config_file),
+            *counts,
+            '--machine_rank',
+            str(machine_rank),
+            *first,
+            *script,
+        ]
     meet = ['--rdzv_backend','c10d','--rdzv_endpoint',f'{master}:{port}']
-    nodes = ['--nnodes', str(num_machines), '--node_rank', str(machine_rank), *meet] if many else ['--standalone']
+    nodes = (
+        ['--nnodes', str(num_machines), '--node_rank', str(machine_rank), *meet] if many else ['--standalone']
+    )
     return ['torchrun', *nodes, '--nproc_per_node', str(num_processes//num_machines), *script]
 
 def shell_line(
@@ -157,7 +212,9 @@ while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
 [ -n "$again" ] && [ "$code" = 0 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $code
 """
-_TASK = 'setsid {command} & run=$!; trap "pkill -TERM -P $run" TERM; while kill -0 $run 2>/dev/null; do wait $run; code=$?; done; exit $code'
+_TASK = ('setsid {command} & run=$!; trap "pkill -TERM -P $run" TERM; '
+    'while kill -0 $run 2>/dev/null; do wait $run; code=$?; done; exit $code')
+
 
 def slurm_script(
     script:list,            # what to run; a recipe gets `--resume auto`
@@ -168,22 +225,31 @@ def slurm_script(
     hours:int=24,           # asked for
     grace_s:int=300,        # seconds between SIGTERM and the end; take more than a step needs
 )->str:
-    """An sbatch file: one task per node, whose rank is read on the node; SIGTERM reaches the trainers with all of its grace.
+    """An sbatch file: one task per node; SIGTERM reaches the trainers with all of its grace.
 
     A script that runs a recipe of ours goes on from its newest checkpoint when it is queued again.
     """
     if script[:2]==['-m','grpo_nb'] and '--resume' not in script: script = [*script, '--resume', 'auto']
-    words = launch_command(script, config_file, num_machines*gpus_per_node, num_machines, '$SLURM_PROCID', '$MASTER')
-    return _SLURM.format(nodes=num_machines, gpus=gpus_per_node, cpus=cpus_per_task, minutes=60*hours, grace=grace_s,
-        threads=max(1, cpus_per_task//gpus_per_node), task=_TASK.format(command=shell_line(words)))
+    words = launch_command(
+        script, config_file, num_machines * gpus_per_node, num_machines, '$SLURM_PROCID', '$MASTER'
+    )
+    return _SLURM.format(
+        nodes=num_machines,
+        gpus=gpus_per_node,
+        cpus=cpus_per_task,
+        minutes=60 * hours,
+        grace=grace_s,
+        threads=max(1, cpus_per_task // gpus_per_node),
+        task=_TASK.format(command=shell_line(words)),
+    )
 
 # %% ../nbs/workshop/launch.ipynb #21fd7f02
 def vllm_command(
     model:str,              # name on the hub, or a folder
     tensor_parallel:int=1,  # GPUs that share the server's model
     port:int=8000,          # where the server listens
-)->str:                     # one line for a shell
-    "The line that starts a vLLM server as trl 1.16 wants it: weights sent over NCCL, log-probs after temperature and the like."
+)->str:  # one line for a shell
+    "The line that starts a vLLM server as trl 1.16 wants it: weights over NCCL, log-probs as sampled."
     return (f'VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --port {port} '
         f'--tensor-parallel-size {tensor_parallel} --weight-transfer-config \'{{"backend":"nccl"}}\' '
         '--logprobs-mode processed_logprobs --max-logprobs -1')
@@ -201,16 +267,18 @@ def vllm_problem(
         return ('vllm is not installed: `pip install "trl[vllm]"` (trl 1.16 wants vLLM 0.22 to 0.31), '
             'or leave out `use_vllm`')
     if mode=='colocate': return ''
-    try: urllib.request.urlopen(f'{url.rstrip("/")}/health', timeout=timeout_s).close()
+    try:
+        urllib.request.urlopen(f'{url.rstrip("/")}/health', timeout=timeout_s).close()
     except (OSError, ValueError) as e:
-        return f'no vLLM server answers at {url} ({e}): start it with\n{vllm_command("MODEL")}\nor use vllm_mode="colocate"'
+        return (f'no vLLM server answers at {url} ({e}): start it with\n{vllm_command("MODEL")}\n'
+            'or use vllm_mode="colocate"')
     return ''
 
 # %% ../nbs/workshop/launch.ipynb #56117fb5
 def fsdp2_on_cpu(
     **changes,  # of `fsdp_config`, as in `launch_config`
 )->None:
-    "From here on, trainers of this process cut their states by FSDP2, on the CPU: call it on every process, between two trainers."
+    "From here on, trainers of this process use FSDP2 on the CPU: call it everywhere, between two trainers."
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
     settings = launch_config('fsdp2', **changes)['fsdp_config']

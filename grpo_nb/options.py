@@ -11,10 +11,24 @@ from pathlib import Path
 import yaml
 
 # %% ../nbs/workshop/options.ipynb #da3cfbe5
-ALIASES = dict(repo_id='model', model_name='model', model_name_or_path='model', attn_implementation='attn_mechanism',
-    num_return_sequences='num_generations', max_new_tokens='max_completion_length', save_directory='output_dir',
-    log_steps='logging_steps')
-_GIVEN = ('dataset_name','dataset_config','datasets','reward_funcs','reward_model_name_or_path')   # of `trl grpo`
+ALIASES = dict(
+    repo_id='model',
+    model_name='model',
+    model_name_or_path='model',
+    attn_implementation='attn_mechanism',
+    num_return_sequences='num_generations',
+    max_new_tokens='max_completion_length',
+    save_directory='output_dir',
+    log_steps='logging_steps',
+)
+_GIVEN = (
+    'dataset_name',
+    'dataset_config',
+    'datasets',
+    'reward_funcs',
+    'reward_model_name_or_path',
+)  # of `trl grpo`
+
 
 def _closest(name, known):
     near = difflib.get_close_matches(name, known, 1)
@@ -24,14 +38,16 @@ def known_options(
     given:dict,    # name: value
     known:set,     # names there are
     where:str,     # named in the error
-)->dict:           # the same with aliases replaced
-    "What was given, under the names that the run knows. ValueError for an option that doesn't exist, or that the recipe decides."
+)->dict:  # the same with aliases replaced
+    "What was given, under the run's own names. ValueError for an unknown option, or one the recipe decides."
     out = {ALIASES.get(k, k):v for k,v in given.items()}
     for k,v in out.items():
         if v is False and k.endswith('_strategy'): out[k] = 'no'   # YAML reads no as false
         if k in _GIVEN:
-            raise ValueError(f'{where}: {k!r} is decided by the recipe; leave it out, take `rows_file` for rows of your own, '
-                'or `grpo_nb train` for another task')
+            raise ValueError(
+                f'{where}: {k!r} is decided by the recipe; leave it out, take `rows_file` for rows '
+                'of your own, or `grpo_nb train` for another task'
+            )
         if k not in known and k!='env': raise ValueError(f'{where}: no option {k!r}{_closest(k, known)}')
     return out
 
@@ -50,11 +66,15 @@ def cut_batch(
     rows = total_batch_size*num_generations
     what = f'{total_batch_size} prompts x {num_generations} answers'
     if rows%world:
-        raise ValueError(f'{what} are {rows} rows, which {world} processes cannot share: change total_batch_size')
+        raise ValueError(
+            f'{what} are {rows} rows, which {world} processes cannot share: change total_batch_size'
+        )
     rows //= world
     if per_device and rows%per_device:
-        raise ValueError(f'{rows} rows a process are no multiple of per_device_train_batch_size {per_device}: '
-            f'change total_batch_size ({what} over {world} processes)')
+        raise ValueError(
+            f'{rows} rows a process are no multiple of per_device_train_batch_size {per_device}: '
+            f'change total_batch_size ({what} over {world} processes)'
+        )
     d = per_device or max(o for o in range(1, min(rows, 8)+1) if rows%o==0)
     return d,rows//d
 
@@ -98,8 +118,8 @@ def parse_options(
     argv:list=(),        # words of a command line
     settings:dict=None,  # the same by name
     defaults:dict=None,  # where they differ from the config's
-)->tuple:                # (recipe's settings, the config)
-    "Settings from words, a YAML file after `--config`, and names. ValueError for an unknown one, or a batch that can't be cut."
+)->tuple:  # (recipe's settings, the config)
+    "Settings from words, a YAML file and names. ValueError for an unknown one, or a batch that can't be cut."
     from trl import TrlParser
     p = TrlParser([recipe, config], conflict_handler='resolve')
     p.set_defaults_with_config(**(defaults or {}))

@@ -33,17 +33,25 @@ class Layout:
     def __post_init__(self):
         for f in fields(self):
             v = getattr(self, f.name)
-            if not isinstance(v, int) or v<1: raise ValueError(f'`{f.name}` is {v!r}, needs a whole number of 1 or more')
+            if not isinstance(v, int) or v < 1:
+                raise ValueError(f'`{f.name}` is {v!r}, needs a whole number of 1 or more')
         if self.num_generations<2:
-            raise ValueError('`num_generations` is 1: a group of one has nothing to compare with, take 2 or more')
+            raise ValueError(
+                '`num_generations` is 1: a group of one has nothing to compare with, take 2 or more'
+            )
         if self.batch%self.num_generations:
-            raise ValueError(f'a generation batch of {self.batch} rows ({self.world} processes x '
-                f'{self.per_device_train_batch_size} x {self.steps_per_generation}) does not divide into groups of '
-                f'{self.num_generations}: take num_generations {_near_group_sizes(self.batch, self.num_generations)}, '
-                'or change the batch')
+            raise ValueError(
+                f'a generation batch of {self.batch} rows ({self.world} processes x '
+                f'{self.per_device_train_batch_size} x {self.steps_per_generation}) does not divide into '
+                f'groups of {self.num_generations}: take num_generations '
+                f'{_near_group_sizes(self.batch, self.num_generations)}, '
+                'or change the batch'
+            )
 
     @property
-    def rows(self)->int: "Rows that a process holds."; return self.per_device_train_batch_size*self.steps_per_generation
+    def rows(self) -> int:
+        "Rows that a process holds."
+        return self.per_device_train_batch_size * self.steps_per_generation
 
     @property
     def batch(self)->int: "Rows of all processes in a generation batch."; return self.world*self.rows
@@ -65,14 +73,26 @@ _QWEN = {   # hidden, layers, heads, key-value heads, MLP width, vocabulary, tie
     'Qwen/Qwen2.5-32B':(5120, 64, 40, 8, 27648, 152064, False),
     'Qwen/Qwen3-4B':(2560, 36, 32, 8, 9728, 151936, True)}
 _QWEN['Qwen/Qwen2-0.5B'] = _QWEN['Qwen/Qwen2.5-0.5B']
-TINY = Path(__file__).parent/'assets/tiny_qwen' if '__file__' in globals() else Path('../../grpo_nb/assets/tiny_qwen')
+TINY = (
+    Path(__file__).parent / 'assets/tiny_qwen'
+    if '__file__' in globals()
+    else Path('../../grpo_nb/assets/tiny_qwen')
+)
+
 
 def _known_config(key):
     "A config of `_QWEN`."
     from transformers import Qwen2Config, Qwen3Config
     hidden,layers,heads,kv,mlp,vocab,tied = _QWEN[key]
-    shape = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
-        intermediate_size=mlp, vocab_size=vocab, tie_word_embeddings=tied)
+    shape = dict(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        intermediate_size=mlp,
+        vocab_size=vocab,
+        tie_word_embeddings=tied,
+    )
     if 'Qwen3' in key: return Qwen3Config(**shape, head_dim=128, max_position_embeddings=40960)
     return Qwen2Config(**shape, max_position_embeddings=32768)
 
@@ -102,7 +122,10 @@ def _from_text(text, layers=None):
     "The config again; with `layers`, of a model that is alike but has so many."
     from transformers import AutoConfig
     kind,d = json.loads(text)
-    if layers: d |= dict(num_hidden_layers=layers) | ({'layer_types':d['layer_types'][:layers]} if d.get('layer_types') else {})
+    if layers:
+        d |= dict(num_hidden_layers=layers) | (
+            {'layer_types': d['layer_types'][:layers]} if d.get('layer_types') else {}
+        )
     return AutoConfig.for_model(kind, **{k:v for k,v in d.items() if k!='model_type'})
 
 @lru_cache(64)
@@ -132,7 +155,9 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
         model = AutoModelForCausalLM.from_config(_from_text(text, layers), dtype=torch.float32)
         add_fused_lm_head(model, outputs=('log_probs','entropy'))
         if checkpointing:
-            enable = getattr(model, 'activation_checkpointing_enable', None) or model.gradient_checkpointing_enable
+            enable = (
+                getattr(model, 'activation_checkpointing_enable', None) or model.gradient_checkpointing_enable
+            )
             enable(dict(use_reentrant=False))
         model.train()
         for p in model.parameters(): p.grad = torch.zeros_like(p)
@@ -141,7 +166,9 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
         ids = torch.zeros(rows, length, dtype=torch.int64)
         with tracker:
             with torch.autocast('cpu', torch.bfloat16, enabled=bf16):
-                out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(), fused_lm_head=True)
+                out = model(
+                    input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(), fused_lm_head=True
+                )
                 loss = out.log_probs.float().sum()
             loss.backward()
         peak = next(iter(tracker.get_tracker_snapshot('peak').values()))
@@ -153,8 +180,8 @@ def step_bytes(
     length:int,                 # tokens of prompt and completion together
     checkpointing:bool=True,    # gradient checkpointing, TRL's default
     bf16:bool=True,             # mixed precision
-)->float:                       # bytes
-    "Activations and temporary tensors of one forward and backward pass at their worst moment, beside weights and gradients."
+)->float:  # bytes
+    "What one forward and backward pass holds at its worst moment, beside weights and gradients."
     text,n = _as_text(config),config.get_text_config().num_hidden_layers
     a,b = min(n, 2),min(n, 4)
     few,more = (_step_peak(text, o, rows, length, checkpointing, bf16) for o in (a, b))
@@ -193,18 +220,18 @@ def memory_plan(
     strategy:str='ddp',         # one of STRATEGIES
     beta:float=0.,              # above 0 a reference model is held too
     use_vllm:bool=False,        # sample with vLLM instead of `generate`?
-    vllm_share:float=0.,        # of a GPU's memory that vLLM in the same process takes; 0 for a server elsewhere
-    vllm_sleep:bool=False,      # does vLLM free its share while the policy trains (`vllm_enable_sleep_mode`)?
+    vllm_share:float=0.,        # of a GPU that vLLM in the same process takes; 0 for a server elsewhere
+    vllm_sleep:bool=False,      # does vLLM free its share while the policy trains?
     gpu_bytes:float=80e9,       # memory of a GPU
     checkpointing:bool=True,    # gradient checkpointing
     bf16:bool=True,             # mixed precision
-)->dict:                        # bytes on one device: parts, `sampling`, `training`, `total`, `fits`; `host`: bytes per process while loading
+)->dict:                        # bytes on one device: parts, `sampling`, `training`, `total`, `fits`, `host`
     """What a device has to hold at the worst moment of a step.
 
     States are exact; activations are counted by running TRL's forward and backward pass on tensors without
     content, beside gradients of an earlier pass (gradient accumulation; without it a step needs less). Not
     counted: what the allocator wastes, and what the communication library keeps (about 1 GB on a GPU).
-    ValueError for an unknown strategy.
+    `host` is what each process reads while loading. ValueError for an unknown strategy.
     """
     if strategy not in STRATEGIES: raise ValueError(f'no strategy {strategy!r}: choose one of {STRATEGIES}')
     n,per_layer,outside = _weights(_as_text(config))
@@ -223,11 +250,21 @@ def memory_plan(
     return out|dict(sampling=sampling, training=training, total=total, fits=total<.95*gpu_bytes, host=host)
 
 # %% ../nbs/workshop/plans.ipynb #13d6596e
-def _replay_numbers(lay, prompt_length, completion_length, replay_buffer_size, dead_share, gpus_per_node, beta):
+def _replay_numbers(
+    lay, prompt_length, completion_length, replay_buffer_size, dead_share, gpus_per_node, beta
+):
     "What replay moves and keeps, in MB."
     words = 3 if beta else 2
-    r = replay_bytes(lay.world, lay.groups, lay.num_generations, prompt_length, completion_length, dead_share, words,
-        replay_buffer_size*lay.world)
+    r = replay_bytes(
+        lay.world,
+        lay.groups,
+        lay.num_generations,
+        prompt_length,
+        completion_length,
+        dead_share,
+        words,
+        replay_buffer_size * lay.world,
+    )
     return dict(replay_received_MB=round(r['sharded']/1e6, 3), replay_index_MB=round(r['index']/1e6, 3),
         replay_node_MB=round(r['memory']*min(lay.world, gpus_per_node)/1e6, 1))
 
@@ -239,10 +276,13 @@ def _problems(config, lay, length, m, gpu_bytes):
             'an optimizer step mixes two generations')
     limit = getattr(config.get_text_config(), 'max_position_embeddings', None)
     scaling = getattr(config, 'rope_scaling', None) or {}
-    if limit and length>limit*(scaling.get('factor') or 1): yield f'{length} tokens are more than the {limit} that the model reads'
+    if limit and length > limit * (scaling.get('factor') or 1):
+        yield f'{length} tokens are more than the {limit} that the model reads'
     if not m['fits']:
-        yield (f'about {m["total"]/1e9:.0f} GB on a GPU of {gpu_bytes/1e9:.0f} GB: cut the states (fsdp2, zero3), '
-            'lower per_device_train_batch_size, or take more GPUs')
+        yield (
+            f'about {m["total"] / 1e9:.0f} GB on a GPU of {gpu_bytes / 1e9:.0f} GB: cut the states '
+            '(fsdp2, zero3), lower per_device_train_batch_size, or take more GPUs'
+        )
 
 def run_plan(
     model:str,                  # as `model_config` takes it
@@ -258,17 +298,35 @@ def run_plan(
     try: config,note = model_config(model),''
     except ValueError as e: config,note = None,str(e)
     length,W = prompt_length+completion_length,lay.world
-    out = dict(model=model, processes=W, nodes=math.ceil(W/gpus_per_node), rows_per_process=lay.rows, rows=lay.batch,
-        groups=lay.groups, straddling=len(lay.straddling()),
-        optimizer_steps_per_generation=lay.steps_per_generation/lay.gradient_accumulation_steps,
-        tokens_generated_at_most=lay.batch*completion_length, tokens_read_at_most=lay.batch*length)
-    out |= _replay_numbers(lay, prompt_length, completion_length, replay_buffer_size, dead_share, gpus_per_node,
-        memory.get('beta'))
+    out = dict(
+        model=model,
+        processes=W,
+        nodes=math.ceil(W / gpus_per_node),
+        rows_per_process=lay.rows,
+        rows=lay.batch,
+        groups=lay.groups,
+        straddling=len(lay.straddling()),
+        optimizer_steps_per_generation=lay.steps_per_generation / lay.gradient_accumulation_steps,
+        tokens_generated_at_most=lay.batch * completion_length,
+        tokens_read_at_most=lay.batch * length,
+    )
+    out |= _replay_numbers(
+        lay,
+        prompt_length,
+        completion_length,
+        replay_buffer_size,
+        dead_share,
+        gpus_per_node,
+        memory.get('beta'),
+    )
     if config is None: return out|dict(problems=[note])
     m = memory_plan(config, lay, prompt_length, completion_length, **memory)
     node = m['host']*min(W, gpus_per_node)
-    out |= dict(weights=count_weights(config), **{f'{k}_GB':round(v/1e9, 2) for k,v in m.items() if k not in ('fits','host')},
-        loading_node_GB=round(node/1e9, 2))
+    out |= dict(
+        weights=count_weights(config),
+        **{f'{k}_GB': round(v / 1e9, 2) for k, v in m.items() if k not in ('fits', 'host')},
+        loading_node_GB=round(node / 1e9, 2),
+    )
     return out|dict(problems=list(_problems(config, lay, length, m, memory.get('gpu_bytes', 80e9))))
 
 def format_plan(
@@ -276,6 +334,11 @@ def format_plan(
 )->str:         # one line per number, then what speaks against starting
     "The plan as lines of text."
     width = max(map(len, plan))
-    def line(k, v): return f'{k.replace("_", " "):<{width}}  '+(f'{v:,}' if isinstance(v, (int,float)) else str(v))
+
+    def line(k, v):
+        return f'{k.replace("_", " "):<{width}}  ' + (f'{v:,}' if isinstance(v, (int, float)) else str(v))
+
     bad = [f'PROBLEM: {o}' for o in plan['problems']]
-    return '\n'.join([line(k, v) for k,v in plan.items() if k!='problems']+(bad or ['nothing speaks against it']))
+    return '\n'.join(
+        [line(k, v) for k, v in plan.items() if k != 'problems'] + (bad or ['nothing speaks against it'])
+    )

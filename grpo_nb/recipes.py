@@ -27,7 +27,7 @@ def xml_count(
     text:str,            # a completion
     reward:float=.125,   # for each of the four tags
 )->float:                # points
-    """Credit for every think and answer tag that stands once with its line breaks, less 0.001 per character behind the end.
+    """Credit for every tag that stands once with its line breaks, less 0.001 per character behind the end.
 
     Source: EasyDeL's GSM8K script.
     """
@@ -59,9 +59,11 @@ def gsm8k_rewards(
     def xmlcount(completions, **kw): return [xml_count(t, xml_reward) for t in texts(completions)]
     def soft_format(completions, **kw): return form(_SOFT, completions)
     def strict_format(completions, **kw): return form(_STRICT, completions)
-    def whole_number(completions, **kw): return [.5 if last_answer(t).isdigit() else 0. for t in texts(completions)]
+    def whole_number(completions, **kw):
+        return [.5 if last_answer(t).isdigit() else 0. for t in texts(completions)]
     def correctness(completions, answer, **kw):
-        return [correctness_reward if last_answer(t)==a else 0. for t,a in zip(texts(completions), answer, strict=True)]
+        right = [last_answer(t)==a for t,a in zip(texts(completions), answer, strict=True)]
+        return [correctness_reward if o else 0. for o in right]
     return [xmlcount, soft_format, strict_format, whole_number, correctness]
 
 # %% ../nbs/14_recipes.ipynb #38aa27ae
@@ -77,8 +79,10 @@ def _verify(text, solution):
     except Exception: return 0.   # math_verify raises on what it can't compare
 
 def numinamath_rewards()->list:  # two functions in TRL's calling convention
-    "The rewards of EasyDeL's NuminaMath script: 1 for the form, 1 for an answer that math_verify finds equal."
-    def format_reward(completions, **kw): return [float(bool(_FORM.match(completion_text(c)))) for c in completions]
+    "EasyDeL's rewards for NuminaMath: 1 for the form, 1 for an answer that math_verify finds equal."
+
+    def format_reward(completions, **kw):
+        return [float(bool(_FORM.match(completion_text(c)))) for c in completions]
     def accuracy(completions, solution, **kw):
         return [_verify(completion_text(c), s) for c,s in zip(completions, solution, strict=True)]
     return [format_reward, accuracy]
@@ -97,8 +101,9 @@ def _s(default, help, **kw): return field(default=default, metadata=dict(help=he
 @dataclass
 class RecipeArguments:
     "What to train and on what; every field of `GRPOWithReplayBufferConfig` is an option too."
-    model:str = _s('Qwen/Qwen2.5-0.5B-Instruct', "A causal model on the hub, a folder, or 'tiny' for the weights in this package.")
-    rows_file:str = _s(None, "JSONL, CSV or Parquet file with rows in the hub's format, in place of the download.")
+    model:str = _s('Qwen/Qwen2.5-0.5B-Instruct',
+        "A causal model on the hub, a folder, or 'tiny' for the weights in this package.")
+    rows_file:str = _s(None, "JSONL, CSV or Parquet file with rows in the hub's format, not the download.")
     dataset_use_rate:int = _s(100, 'Per cent of the data set to use.')
     held_out:int = _s(0, 'Problems measured before, halfway and at the end, and never trained on; 0: none.')
     max_prompt_length:int = _s(512, 'Prompts with more tokens are left out.')
@@ -107,14 +112,24 @@ class RecipeArguments:
     dataset_num_proc:int = _s(None, 'Processes that prepare the data set.')
     attn_mechanism:str = _s('auto', 'Attention: auto, vanilla (or eager), sdpa, flash_attention_2.',
         choices=['auto','vanilla','eager','sdpa','flash_attention_2'])
-    do_sample:bool = _s(True, 'Sample answers; without it every answer is the likeliest one, and every group is dead.')
+    do_sample: bool = _s(
+        True, 'Sample answers; without it all are the likeliest one, and every group is dead.'
+    )
     use_wandb:bool = _s(False, 'Track the run with Weights & Biases; `--report_to` takes others.')
-    resume:str = _s('no', "'yes' goes on from the newest whole checkpoint in output_dir, 'auto' does so if there is one.",
-        choices=['no','yes','auto'])
+    resume: str = _s(
+        'no',
+        "'yes': go on from the newest whole checkpoint in output_dir; 'auto': if there is one.",
+        choices=['no', 'yes', 'auto'],
+    )
     dry_run:bool = _s(False, 'Print the plan and stop.')
-    strategy:str = _s('ddp', 'For the plan only: how states are cut.', choices=['ddp','fsdp2','zero2','zero3'])
+    strategy: str = _s(
+        'ddp', 'For the plan only: how states are cut.', choices=['ddp', 'fsdp2', 'zero2', 'zero3']
+    )
     num_processes:int = _s(None, 'For the plan only: processes; default: those that are running.')
-    accelerate_config:str = _s(None, 'The YAML file given to `accelerate launch`: its keys and values are looked at first.')
+    accelerate_config: str = _s(
+        None, 'The file given to `accelerate launch`: its keys and values are looked at first.'
+    )
+
 
 @dataclass
 class GSM8KArguments(RecipeArguments):
@@ -127,11 +142,15 @@ class GSM8KArguments(RecipeArguments):
 @dataclass
 class TLDRArguments(RecipeArguments):
     "TL;DR's own."
-    reward:str = _s('length', "'length': 20 characters are best; 'overlap': words shared with a person's summary.",
-        choices=['length','overlap'])
 
-DEFAULTS = dict(beta=.04, learning_rate=1e-6, num_generations=4, max_completion_length=256, temperature=.7, top_p=.95,
-    top_k=50, num_train_epochs=3, ref_model_mixup_alpha=.9, ref_model_sync_steps=64)
+    reward: str = _s(
+        'length',
+        "'length': 20 characters are best; 'overlap': words shared with a person's summary.",
+        choices=['length', 'overlap'],
+    )
+
+DEFAULTS = dict(beta=.04, learning_rate=1e-6, num_generations=4, max_completion_length=256, temperature=.7,
+    top_p=.95, top_k=50, num_train_epochs=3, ref_model_mixup_alpha=.9, ref_model_sync_steps=64)
 
 # %% ../nbs/14_recipes.ipynb #13b639b2
 def _launch_problems(r):
@@ -156,8 +175,9 @@ def recipe_plan(
     lay = Layout(r.num_processes or world_size(), a.per_device_train_batch_size, steps, a.num_generations,
         a.gradient_accumulation_steps)
     inside = a.use_vllm and a.vllm_mode=='colocate'
-    plan = run_plan(r.model, lay, r.max_prompt_length, a.max_completion_length, a.replay_buffer_size, strategy=r.strategy,
-        beta=a.beta, checkpointing=bool(a.gradient_checkpointing), bf16=bool(a.bf16 or r.num_processes), use_vllm=a.use_vllm,
+    plan = run_plan(r.model, lay, r.max_prompt_length, a.max_completion_length, a.replay_buffer_size,
+        strategy=r.strategy, beta=a.beta, checkpointing=bool(a.gradient_checkpointing),
+        bf16=bool(a.bf16 or r.num_processes), use_vllm=a.use_vllm,
         vllm_share=a.vllm_gpu_memory_utilization if inside else 0., vllm_sleep=a.vllm_enable_sleep_mode)
     weights = a.reward_weights
     if weights and reward_funcs and len(weights)!=len(reward_funcs):
@@ -169,7 +189,8 @@ def recipe_plan(
 # %% ../nbs/14_recipes.ipynb #6e697cd5
 def _n_tokens(tok, prompt):
     if isinstance(prompt, str): return len(tok(prompt)['input_ids'])
-    return len(tok.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)['input_ids'])
+    made = tok.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
+    return len(made['input_ids'])
 
 def _as_plain(o): return dict(prompt='\n\n'.join(m['content'] for m in o['prompt']))
 
@@ -178,12 +199,16 @@ def _prepare(ds, r, tok):
     if not 0<r.dataset_use_rate<=100:
         raise ValueError(f'`dataset_use_rate` is {r.dataset_use_rate}, needs per cent from 1 to 100')
     ds = ds.select(range(max(1, len(ds)*r.dataset_use_rate//100)))
-    if r.skip_apply_chat_template and not isinstance(ds[0]['prompt'], str): ds = ds.map(_as_plain, num_proc=r.dataset_num_proc)
-    n,ds = len(ds),ds.filter(lambda o: _n_tokens(tok, o['prompt'])<=r.max_prompt_length, num_proc=r.dataset_num_proc)
-    if not len(ds): raise ValueError(f'all {n} prompts have more than {r.max_prompt_length} tokens: raise max_prompt_length')
-    if len(ds)<n: print(f'{n-len(ds)} of {n} prompts have more than {r.max_prompt_length} tokens and are left out')
+    if r.skip_apply_chat_template and not isinstance(ds[0]['prompt'], str):
+        ds = ds.map(_as_plain, num_proc=r.dataset_num_proc)
+    n,limit = len(ds),r.max_prompt_length
+    ds = ds.filter(lambda o: _n_tokens(tok, o['prompt'])<=limit, num_proc=r.dataset_num_proc)
+    if not len(ds):
+        raise ValueError(f'all {n} prompts have more than {limit} tokens: raise max_prompt_length')
+    if len(ds)<n: print(f'{n-len(ds)} of {n} prompts have more than {limit} tokens and are left out')
     if not r.held_out: return ds,None
-    if not 0<r.held_out<len(ds): raise ValueError(f'`held_out` is {r.held_out} of {len(ds)} problems: leave some to train on')
+    if not 0<r.held_out<len(ds):
+        raise ValueError(f'`held_out` is {r.held_out} of {len(ds)} problems: leave some to train on')
     return ds.select(range(len(ds)-r.held_out)),ds.select(range(len(ds)-r.held_out, len(ds)))
 
 def _load(r):
@@ -192,8 +217,10 @@ def _load(r):
     attn = dict(auto=None, vanilla='eager').get(r.attn_mechanism, r.attn_mechanism)
     try: model,tok = load_model(r.model, 'float32')
     except OSError as e:
-        raise ValueError(f'model {r.model!r} could not be loaded: {str(e)[:200]}. Give the name of a model on the hub with '
-            'a network, a folder, or `tiny`') from e
+        raise ValueError(
+            f'model {r.model!r} could not be loaded: {str(e)[:200]}. Give the name of a model on the '
+            'hub with a network, a folder, or `tiny`'
+        ) from e
     if attn: model.set_attn_implementation(attn)
     return model,tok
 
@@ -213,22 +240,24 @@ def measure_held_out(
     a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
 
 def held_out_table(
-    history:list,  # `trainer.state.log_history`
-    n:int,         # problems held out
-    top:dict,      # name of a reward: the points of a right answer
-)->list:           # one dict per evaluation: step, mean of every reward, and for those in `top` the share right with its 95 % interval
-    "What was measured on the problems held out."
+    history: list,  # `trainer.state.log_history`
+    n: int,  # problems held out
+    top: dict,  # name of a reward: the points of a right answer
+) -> list:  # one dict per evaluation: step, mean of every reward, and where `top` says so '<name> right'
+    "What was measured on problems held out; '<name> right' is (share, low, high), Wilson's 95 % interval."
     out = []
     for row in (o for o in history if 'eval_reward' in o):
-        means = {k.split('/')[1]:v for k,v in row.items() if k.startswith('eval_rewards/') and k.endswith('/mean')}
+        means = {k.split('/')[1]:v for k,v in row.items() if re.fullmatch('eval_rewards/.*/mean', k)}
         share = {k:means[k]/points for k,points in top.items() if k in means}
-        out.append(dict(step=row['step'], **means, **{f'{k} right':(p, *share_ci(p*n, n)) for k,p in share.items()}))
+        right = {f'{k} right':(p, *share_ci(p*n, n)) for k,p in share.items()}
+        out.append(dict(step=row['step'], **means, **right))
     return out
 
 def _say_held_out(table):
     for row in table:
         for k,v in row.items():
-            if k.endswith(' right'): print(f'step {row["step"]}: {v[0]:.1%} {k} (95 % {v[1]:.1%} to {v[2]:.1%})')
+            if k.endswith(' right'):
+                print(f'step {row["step"]}: {v[0]:.1%} {k} (95 % {v[1]:.1%} to {v[2]:.1%})')
 
 # %% ../nbs/14_recipes.ipynb #2a200d3a
 _RESUME = dict(no=None, yes=True, auto='auto')
@@ -240,11 +269,13 @@ def run_recipe(
     reward_funcs:list,   # in TRL's calling convention
     rows:list=None,      # in the hub's format, in place of the download
     top:dict=None,       # name of a reward: the points of a right answer, for the share that is right
-)->object:               # the trainer after training; the plan with `dry_run`
-    "Train by a recipe. ValueError before anything is loaded when the plan has a problem that no GPU can solve."
+)->object:  # the trainer after training; the plan with `dry_run`
+    "Train by a recipe. ValueError before anything is loaded when no GPU could solve a problem of the plan."
     if not r.do_sample:
-        raise ValueError('`do_sample` is False: all answers to a prompt would be the same and every group dead; '
-            'leave it out, or lower `temperature`')
+        raise ValueError(
+            '`do_sample` is False: all answers to a prompt would be the same and every group dead; '
+            'leave it out, or lower `temperature`'
+        )
     plan = recipe_plan(r, a, reward_funcs)
     if r.dry_run:
         print(format_plan(plan))
@@ -277,7 +308,9 @@ def gsm8k(
 )->object:          # the trainer after training; the plan with `dry_run`
     "Train on GSM8K with five rewards. Source: EasyDeL's gsm8k_grpo."
     r,a = _options(GSM8KArguments, argv, settings, output_dir='runs/gsm8k')
-    own = {f.name:getattr(r, f.name) for f in fields(GSM8KArguments) if f.name.endswith(('_reward','_reject'))}
+    own = {
+        f.name: getattr(r, f.name) for f in fields(GSM8KArguments) if f.name.endswith(('_reward', '_reject'))
+    }
     top = dict(correctness=r.correctness_reward)
     return run_recipe(r, a, lambda rows: problems.gsm8k(rows=rows), gsm8k_rewards(**own), rows, top)
 
@@ -288,7 +321,8 @@ def numinamath(
 )->object:          # the trainer after training; the plan with `dry_run`
     "Train on NuminaMath-TIR with rewards for form and for the answer. Source: EasyDeL's numinamath_grpo."
     r,a = _options(RecipeArguments, argv, settings, output_dir='runs/numinamath')
-    return run_recipe(r, a, lambda rows: problems.numinamath(rows=rows), numinamath_rewards(), rows, dict(accuracy=1.))
+    load = lambda rows: problems.numinamath(rows=rows)
+    return run_recipe(r, a, load, numinamath_rewards(), rows, dict(accuracy=1.))
 
 def tldr(
     argv:list=(),   # words of a command line

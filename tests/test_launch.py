@@ -1,9 +1,17 @@
-"Launch files key by key and value by value, commands as their parsers read them, a signal that leaves time to save."
+"Launch files key by key, commands as their parsers read them, a signal that leaves time to save."
+
 import os, shlex, signal, subprocess, sys, time
 import pytest, yaml
 from grpo_nb import launch as M
-from grpo_nb.launch import (check_launch_config, launch_command, launch_config, slurm_script, vllm_command, vllm_problem,
-    write_launch_config)
+from grpo_nb.launch import (
+    check_launch_config,
+    launch_command,
+    launch_config,
+    slurm_script,
+    vllm_command,
+    vllm_problem,
+    write_launch_config,
+)
 
 @pytest.mark.parametrize('s', ['ddp','fsdp2','zero2','zero3'])
 def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
@@ -17,7 +25,10 @@ def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
 FAULTS = [
     (lambda c: c['fsdp_config'].update(fsdp_versoin=2), "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
     (lambda c: c['fsdp_config'].update(fsdp_version=3), 'fsdp_version is 3'),
-    (lambda c: c['fsdp_config'].update(fsdp_state_dict_type='FULLSTATE'), "'FULLSTATE', needs one of FULL_STATE_DICT"),
+    (
+        lambda c: c['fsdp_config'].update(fsdp_state_dict_type='FULLSTATE'),
+        "'FULLSTATE', needs one of FULL_STATE_DICT",
+    ),
     (lambda c: c.update(mixed_precision='bf17'), "'bf17'"),
     (lambda c: c.update(num_processes='8'), "num_processes is '8'"),
     (lambda c: c.update(distributed_type='MULTI_GPU'), 'fsdp_config is ignored'),
@@ -26,7 +37,8 @@ FAULTS = [
     (lambda c: c.update(machine_rank=1), 'ranks count from 0'),
     (lambda c: c.update(num_machines=3), '8 processes on 3 machines'),
     (lambda c: c.update(debug='no'), 'true or false'),
-    (lambda c: c.update(fsdp_config=[1]), 'needs keys and values')]
+    (lambda c: c.update(fsdp_config=[1]), 'needs keys and values'),
+]
 
 @pytest.mark.parametrize('edit,say', FAULTS)
 def test_each_wrong_key_and_value_is_named(edit, say):
@@ -35,10 +47,16 @@ def test_each_wrong_key_and_value_is_named(edit, say):
     assert any(say in o for o in check_launch_config(c)), check_launch_config(c)
 
 def test_a_wrong_change_is_refused_and_a_right_one_lands_in_its_part():
-    with pytest.raises(ValueError, match='FULLSTATE'): launch_config('fsdp2', fsdp_state_dict_type='FULLSTATE')
-    with pytest.raises(ValueError, match="did you mean 'fsdp_version'"): launch_config('fsdp2', fsdp_versoin=2)
+    with pytest.raises(ValueError, match='FULLSTATE'):
+        launch_config('fsdp2', fsdp_state_dict_type='FULLSTATE')
+    with pytest.raises(ValueError, match="did you mean 'fsdp_version'"):
+        launch_config('fsdp2', fsdp_versoin=2)
     with pytest.raises(ValueError, match='no strategy'): launch_config('fsdp9')
-    assert launch_config('zero3', offload_optimizer_device='cpu')['deepspeed_config']['offload_optimizer_device']=='cpu'
+    assert (
+        launch_config('zero3', offload_optimizer_device='cpu')['deepspeed_config']['offload_optimizer_device']
+        == 'cpu'
+    )
+
 
 def test_torchrun_and_accelerate_read_our_commands():
     from torch.distributed.run import get_args_parser
@@ -46,7 +64,9 @@ def test_torchrun_and_accelerate_read_our_commands():
     a = get_args_parser().parse_args(launch_command(['t.py','--x','1'], None, 64, 8, '3', 'node0')[1:])
     assert (a.nnodes, a.nproc_per_node, str(a.node_rank), a.rdzv_endpoint)==('8', '8', '3', 'node0:29500')
     assert (a.training_script, a.training_script_args)==('t.py', ['--x','1'])
-    b = launch_command_parser().parse_args(launch_command(['-m','grpo_nb','gsm8k'], 'c.yaml', 64, 8, '3', 'node0')[2:])
+    b = launch_command_parser().parse_args(
+        launch_command(['-m', 'grpo_nb', 'gsm8k'], 'c.yaml', 64, 8, '3', 'node0')[2:]
+    )
     assert (b.num_processes, b.num_machines, b.machine_rank, b.main_process_ip)==(64, 8, 3, 'node0')
     assert b.module and b.training_script=='grpo_nb'
 
@@ -60,24 +80,48 @@ def test_each_slurm_node_reads_its_own_rank():
         assert f'--machine_rank {i} --main_process_ip n0' in got
 
 def test_a_slurm_script_asks_for_what_a_run_needs():
-    s = slurm_script(['-m','grpo_nb','gsm8k'], 'c.yaml', 4, gpus_per_node=4, cpus_per_task=32, hours=2, grace_s=600)
-    for o in ('--signal=B:TERM@600', '--cpus-per-task=32', '--time=120', 'HF_HUB_OFFLINE=1', 'WANDB_MODE=offline',
-        'OMP_NUM_THREADS=8', '--resume auto', 'scontrol requeue'): assert o in s
+    s = slurm_script(
+        ['-m', 'grpo_nb', 'gsm8k'], 'c.yaml', 4, gpus_per_node=4, cpus_per_task=32, hours=2, grace_s=600
+    )
+    for o in (
+        '--signal=B:TERM@600',
+        '--cpus-per-task=32',
+        '--time=120',
+        'HF_HUB_OFFLINE=1',
+        'WANDB_MODE=offline',
+        'OMP_NUM_THREADS=8',
+        '--resume auto',
+        'scontrol requeue',
+    ): assert o in s
     assert slurm_script(['-m','grpo_nb','gsm8k','--resume','no'], 'c.yaml').count('--resume')==1
     assert '--resume' not in slurm_script(['train.py'], 'c.yaml')   # a script of one's own may not know it
     assert subprocess.run(['bash','-n'], input=s, text=True).returncode==0
 
 LAUNCHER = '''
 import signal, subprocess, sys, time
-save = "import signal, sys, time\\ndef f(*a): time.sleep(2); print('saved', flush=True); sys.exit(0)\\nsignal.signal(15, f)"
-child = subprocess.Popen([sys.executable, '-c', save+"\\nprint('training', flush=True)\\ntime.sleep(60)"])
-def end(*a): child.terminate(); time.sleep(.5); child.kill(); print('killed by the launcher', flush=True); sys.exit(1)
+trainer = """
+import signal, sys, time
+def save(*a):
+    time.sleep(2)
+    print('saved', flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print('training', flush=True)
+time.sleep(60)
+"""
+child = subprocess.Popen([sys.executable, '-c', trainer])
+def end(*a):
+    child.terminate()
+    time.sleep(.5)
+    child.kill()
+    print('killed by the launcher', flush=True)
+    sys.exit(1)
 signal.signal(signal.SIGTERM, end)
 sys.exit(child.wait())
 '''
 
 def _batch(tmp_path, exits=''):
-    "The whole script with srun as a shell of its own session, scontrol as a note, and a stand-in for the launcher."
+    "The whole script; srun is a shell in a session of its own, scontrol a note, the launcher a stand-in."
     (tmp_path/'launcher.py').write_text(LAUNCHER)
     s = slurm_script(['t.py'], 'c.yaml', 1)
     command = s.split('setsid ')[1].split(' & run')[0]
@@ -98,16 +142,24 @@ def test_a_job_that_fails_by_itself_is_not_queued_again(tmp_path):
     p = _batch(tmp_path)
     p.stdout.readline()
     subprocess.run(['pkill', '-KILL', '-f', f'{tmp_path}/launcher.py'])
-    subprocess.run(['pkill', '-KILL', '-f', "print.'training'"])
+    subprocess.run(['pkill', '-KILL', '-f', "print..training"])
     assert 'requeued' not in p.stdout.read() and p.wait(20)!=0
 
 def test_vllm_is_asked_before_anything_is_loaded(monkeypatch):
-    assert vllm_problem('')=='' and 'not installed' in vllm_problem('server') and 'needs' in vllm_problem('servr')
+    assert (
+        vllm_problem('') == ''
+        and 'not installed' in vllm_problem('server')
+        and 'needs' in vllm_problem('servr')
+    )
     monkeypatch.setattr(M, 'find_spec', lambda n: True)
     assert vllm_problem('colocate')==''
     assert 'no vLLM server answers at http://127.0.0.1:9' in vllm_problem('server', 'http://127.0.0.1:9', .5)
     words = shlex.split(vllm_command('M', 2))
-    assert words[0]=='VLLM_SERVER_DEV_MODE=1' and words[words.index('--weight-transfer-config')+1]=='{"backend":"nccl"}'
+    assert (
+        words[0] == 'VLLM_SERVER_DEV_MODE=1'
+        and words[words.index('--weight-transfer-config') + 1] == '{"backend":"nccl"}'
+    )
+
 
 def test_fsdp2_on_a_cpu_takes_trls_settings_and_is_made_once():
     code = '''

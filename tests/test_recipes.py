@@ -1,9 +1,20 @@
-"Recipes: rewards to the digit, words and YAML to settings, every option within reach, and runs end to end on the tiny Qwen."
-import json, re
-import pytest, torch
+"Recipes: rewards to the digit, words and YAML to settings, runs end to end on the tiny Qwen."
+
+import json, os, re, subprocess, sys
 from dataclasses import fields
-from grpo_nb import recipes as R
-from grpo_nb.recipes import *
+from pathlib import Path
+import pytest, torch, yaml
+from grpo_nb import options as O, recipes as R
+from grpo_nb.recipes import (
+    GSM8KArguments,
+    RecipeArguments,
+    TLDRArguments,
+    gsm8k,
+    gsm8k_rewards,
+    length_reward,
+    numinamath,
+)
+from grpo_nb.recipes import numinamath_rewards, tldr
 
 GOOD = '<think>\nx\n</think>\n<answer>\n4\n</answer>\n'
 
@@ -14,41 +25,56 @@ def behind(t, end):
     return len(t)-i
 
 def slow_xml(t, x):
-    "The rule of the script, from its description: four tags, and characters behind the end, by both spellings of the end."
+    "The rule from its description: four tags, and characters behind the end, by both spellings of the end."
     n = 0.
     if t.count('<think>\n')==1: n += x
     if t.count('\n</think>\n')==1: n += x
-    if t.count('\n<answer>\n')==1: n += x; n -= .001*behind(t, '\n</answer>\n')
-    if t.count('\n</answer>')==1: n += x; n -= .001*(behind(t, '\n</answer>')-1)
+    if t.count('\n<answer>\n')==1: n += x-.001*behind(t, '\n</answer>\n')
+    if t.count('\n</answer>')==1: n += x-.001*(behind(t, '\n</answer>')-1)
     return n
 
 def test_xml_credit_follows_the_rule_on_random_texts():
     g = torch.Generator().manual_seed(0)
     parts = ['<think>\n','\n</think>\n','\n<answer>\n','\n</answer>','\n</answer>\n','4','so','\n',' ']
     for _ in range(500):
-        t = ''.join(parts[i] for i in torch.randint(len(parts), (int(torch.randint(1, 9, (), generator=g)),), generator=g).tolist())
+        n = int(torch.randint(1, 9, (), generator=g))
+        t = ''.join(parts[i] for i in torch.randint(len(parts), (n,), generator=g).tolist())
         assert R.xml_count(t, .125)==pytest.approx(slow_xml(t, .125), abs=1e-12), repr(t)
 
-@pytest.mark.parametrize('text,want', [
-    (GOOD, [.5,0.,.5,.5,2.]), (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.,0.,.5,2.]), ('4', [0.,0.,0.,.5,2.]), ('', [0.,0.,0.,0.,0.]), ('<think>x</think> <answer>4</answer>', [0.,.5,0.,.5,2.]),
-    (' <think>x</think><answer>4</answer>', [0.,0.,0.,.5,2.]), ('<think>x</think><answer>5</answer> and more', [0.,.5,0.,.5,0.]), (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]), (GOOD.replace('4', '4.0'), [.5,0.,.5,0.,0.]),
-    (GOOD+'abc', [.5-.003-.003,0.,0.,.5,2.]), (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.])])
+ANSWERS = [
+    (GOOD, [.5,0.,.5,.5,2.]),
+    (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.,0.,.5,2.]),
+    ('4', [0.,0.,0.,.5,2.]),
+    ('', [0.,0.,0.,0.,0.]),
+    ('<think>x</think> <answer>4</answer>', [0.,.5,0.,.5,2.]),
+    (' <think>x</think><answer>4</answer>', [0.,0.,0.,.5,2.]),
+    ('<think>x</think><answer>5</answer> and more', [0.,.5,0.,.5,0.]),
+    (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]),
+    (GOOD.replace('4', '4.0'), [.5,0.,.5,0.,0.]),
+    (GOOD+'abc', [.5-.003-.003,0.,0.,.5,2.]),
+    (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.])]
+
+@pytest.mark.parametrize('text,want', ANSWERS)
 def test_gsm8k_rewards_to_the_digit(text, want):
     for chat in (False, True):
         c = [[dict(role='assistant', content=text)]] if chat else [text]
-        assert [f(prompts=None, completions=c, answer=['4'])[0] for f in gsm8k_rewards()]==pytest.approx(want, abs=1e-12)
+        got = [f(prompts=None, completions=c, answer=['4'])[0] for f in gsm8k_rewards()]
+        assert got==pytest.approx(want, abs=1e-12)
 
 def test_what_a_reward_is_worth_can_be_set():
     fs = gsm8k_rewards(.25, 1., -1., 7.)
     assert [f(completions=[GOOD], answer=['4'])[0] for f in fs]==[1.,-1.,1.,.5,7.]
 
 def test_answers_are_matched_row_by_row_not_tiled():
-    assert gsm8k_rewards()[-1](completions=['1','2','3','4'], answer=['1','1','3','3'])==[2.,0.,2.,0.]
-    with pytest.raises(ValueError): gsm8k_rewards()[-1](completions=['1','2'], answer=['1'])
+    correct = gsm8k_rewards()[-1]
+    assert correct(completions=['1','2','3','4'], answer=['1','1','3','3'])==[2.,0.,2.,0.]
+    with pytest.raises(ValueError): correct(completions=['1','2'], answer=['1'])
 
 def test_numinamath_rewards_to_the_digit():
     form,acc = numinamath_rewards()
-    assert form(completions=['<think>a</think><answer>b</answer>','<think>a</think>\n\n<answer>b</answer>','<think>a</think><answer>b</answer>x','<think>a\nb</think><answer>c</answer>','x'])==[1.,1.,0.,0.,0.]
+    texts = ['<think>a</think><answer>b</answer>', '<think>a</think>\n\n<answer>b</answer>',
+        '<think>a</think><answer>b</answer>x', '<think>a\nb</think><answer>c</answer>', 'x']
+    assert form(completions=texts)==[1.,1.,0.,0.,0.]
     box = r'$\boxed{\frac{1}{2}}$'
     assert acc(completions=[r'$\frac{1}{2}$','$0.5$','$2$','nothing'], solution=[box]*4)==[1.,1.,0.,0.]
     assert acc(completions=['x'], solution=['a proof'])==[1.]
@@ -56,133 +82,297 @@ def test_numinamath_rewards_to_the_digit():
 def test_length_reward_is_that_of_the_quick_start():
     assert length_reward(['a'*20,'a'*23,''])==[0.,-3.,-20.]
 
+# -- options -----------------------------------------------------------------------------------------
+
+def read(cls, words, settings=None): return R._options(cls, words, settings or {}, output_dir='x')
+
 def test_every_field_of_the_config_is_an_option_of_every_recipe():
+    from trl import TrlParser
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
     for cls in (RecipeArguments, GSM8KArguments, TLDRArguments):
-        known = {a.dest for a in R._parser(cls)._actions}
-        assert {f.name for f in fields(GRPOWithReplayBufferConfig) if f.init} | {f.name for f in fields(cls)} <= known
+        known = {
+            a.dest for a in TrlParser([cls, GRPOWithReplayBufferConfig], conflict_handler='resolve')._actions
+        }
+        assert {f.name for f in fields(GRPOWithReplayBufferConfig) if f.init} | {
+            f.name for f in fields(cls)
+        } <= known
+
 
 def test_the_tutorials_command_line_is_understood():
-    words = '--repo_id meta-llama/Llama-3.1-8B-Instruct --attn_mechanism vanilla --max_prompt_length 2048 --max_completion_length 1024 --beta 0.04 --top_p 0.95 --top_k 50 --num_return_sequences 4 --xml_reward 0.125 --correctness_reward 2.0 --total_batch_size 16 --learning_rate 1e-6 --num_train_epochs 3 --use_wandb'
-    r,a = parse_recipe(GSM8KArguments, words.split(), output_dir='x')
-    assert (r.model, r.attn_mechanism, r.max_prompt_length, a.max_completion_length, a.num_generations, a.generation_batch_size, a.report_to)==('meta-llama/Llama-3.1-8B-Instruct','vanilla',2048,1024,4,64,['wandb'])
-    assert (a.beta, a.top_p, a.top_k, a.learning_rate, a.num_train_epochs, r.xml_reward, r.correctness_reward)==(.04,.95,50,1e-6,3,.125,2.)
+    words = '''--repo_id meta-llama/Llama-3.1-8B-Instruct --attn_mechanism vanilla --max_prompt_length 2048
+        --max_new_tokens 1024 --beta 0.04 --top_p 0.95 --top_k 50 --num_return_sequences 4 --xml_reward 0.125
+        --correctness_reward 2.0 --total_batch_size 16 --learning_rate 1e-6
+        --num_train_epochs 3 --use_wandb'''
+    r,a = read(GSM8KArguments, words.split())
+    assert (r.model, r.attn_mechanism, r.max_prompt_length) == (
+        'meta-llama/Llama-3.1-8B-Instruct',
+        'vanilla',
+        2048,
+    )
+    assert (a.max_completion_length, a.num_generations, a.generation_batch_size, a.report_to) == (
+        1024,
+        4,
+        64,
+        ['wandb'],
+    )
+    assert (a.beta, a.top_p, a.top_k, a.learning_rate, a.num_train_epochs)==(.04, .95, 50, 1e-6, 3)
+    assert (r.xml_reward, r.correctness_reward)==(.125, 2.)
 
 def test_words_win_over_names_and_names_over_the_file(tmp_path):
-    f = tmp_path/'a.yaml'; f.write_text('repo_id: tiny\nbeta: 0.5\ntop_k: 7\nsync_ref_model: true\nmax_completion_length: 9\nreward_weights: [1, 1, 1, 1, 2]\n')
-    r,a = parse_recipe(GSM8KArguments, ['--config',str(f),'--beta','0.1'], dict(top_k=8, beta=.2), output_dir='x')
-    assert (r.model, a.beta, a.top_k, a.sync_ref_model, a.max_completion_length, a.reward_weights, a.ref_model_mixup_alpha)==('tiny',.1,8,True,9,[1,1,1,1,2],.9)
+    f = tmp_path/'a.yaml'
+    f.write_text(
+        'repo_id: tiny\nbeta: 0.5\ntop_k: 7\nsync_ref_model: true\n'
+        'max_completion_length: 9\nreward_weights: [1, 1, 2]\n'
+    )
+    r,a = read(GSM8KArguments, ['--config',str(f),'--beta','0.1'], dict(top_k=8, beta=.2))
+    assert (r.model, a.beta, a.top_k, a.sync_ref_model, a.max_completion_length)==('tiny', .1, 8, True, 9)
+    assert (a.reward_weights, a.ref_model_mixup_alpha)==([1, 1, 2], .9)
 
-@pytest.mark.parametrize('words,say', [(['--betta','1'], "did you mean 'beta'"), (['--config'], 'path of a YAML file'), (['--total_batch_size','3','--per_device_train_batch_size','8'], 'no multiple of per_device_train_batch_size 8')])
+@pytest.mark.parametrize(
+    'words,want',
+    [
+        ([], 'no'),
+        (['--resume'], 'yes'),
+        (['--resume', 'auto', '--beta', '0'], 'auto'),
+        (['--resume', '--beta', '0'], 'yes'),
+    ],
+)
+def test_resume_alone_means_yes(words, want): assert read(GSM8KArguments, words)[0].resume==want
+
+@pytest.mark.parametrize(
+    'words,say',
+    [
+        (['--betta', '1'], "did you mean 'beta'"),
+        (['--config'], 'path of a YAML file'),
+        (['--config', 'nowhere.yaml'], 'nowhere.yaml could not be read'),
+        (
+            ['--total_batch_size', '3', '--per_device_train_batch_size', '8'],
+            'no multiple of per_device_train_batch_size 8',
+        ),
+    ],
+)
 def test_wrong_words_are_named(words, say):
-    with pytest.raises(ValueError, match=re.escape(say)): parse_recipe(GSM8KArguments, words, output_dir='x')
+    with pytest.raises(ValueError, match=re.escape(say)): read(GSM8KArguments, words)
 
-def test_a_batch_that_processes_can_not_share_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match='which 5 processes cannot share'): gsm8k(model='tiny', dry_run=True, num_processes=5)
+# -- the plan ----------------------------------------------------------------------------------------
+
+def test_a_batch_that_processes_can_not_share_is_refused():
+    with pytest.raises(ValueError, match='which 5 processes cannot share'):
+        gsm8k(model='tiny', dry_run=True, num_processes=5)
+
 
 def test_dry_run_prints_the_plan_and_loads_nothing(capsys):
-    plan = gsm8k('--model Qwen/Qwen2.5-7B-Instruct --num_processes 64 --strategy fsdp2 --num_generations 16 --total_batch_size 64 --max_completion_length 1024 --dry_run'.split())
-    out = capsys.readouterr().out
-    assert plan['processes']==64 and plan['weights']==7_615_616_512 and plan['groups']==64 and not plan['problems'] and 'nothing speaks against it' in out
-    assert 'did you mean' in gsm8k(model='Qwen/Qwen2.5-70B', dry_run=True)['problems'][0]
+    words = '''--model Qwen/Qwen2.5-7B-Instruct --num_processes 64 --strategy fsdp2 --num_generations 16
+        --total_batch_size 64 --max_completion_length 1024 --dry_run'''
+    plan = gsm8k(words.split())
+    assert (plan['processes'], plan['weights'], plan['groups'], plan['problems'])==(64, 7_615_616_512, 64, [])
+    assert 'nothing speaks against it' in capsys.readouterr().out
+
+def test_what_speaks_against_a_run_is_in_its_plan():
+    plan = gsm8k(model='tiny', dry_run=True, reward_weights=[1., 2.])
+    assert '2 reward_weights for 5 rewards (xmlcount, soft_format' in str(plan['problems'])
+    plan = gsm8k(
+        model='tiny', dry_run=True, use_vllm=True, vllm_mode='colocate', vllm_gpu_memory_utilization=0.25
+    )
+    assert plan['vllm_GB']==20. and 'vllm is not installed' in str(plan['problems'])
+
+def test_a_plan_for_64_processes_is_legal_where_the_run_would_be():
+    big = dict(model='Qwen/Qwen2.5-7B-Instruct', num_processes=64, strategy='fsdp2', num_generations=16)
+    plan = gsm8k(dry_run=True, total_batch_size=32, max_completion_length=1024, **big)
+    got = [plan[k] for k in ('processes','rows_per_process','rows','groups','straddling')]
+    assert got==[64, 8, 512, 32, 32] and not plan['problems']
+    eight = dict(model='tiny', dry_run=True, num_processes=8, per_device_train_batch_size=3)
+    plan = gsm8k(steps_per_generation=2, gradient_accumulation_steps=2, num_generations=8, **eight)
+    assert [plan[k] for k in ('rows_per_process','rows','groups','straddling')]==[6, 48, 6, 6]
+    with pytest.raises(ValueError, match='divisible'):
+        gsm8k(steps_per_generation=1, num_generations=16, **eight)
+
 
 def test_a_missing_vllm_is_said_before_anything_is_loaded():
-    with pytest.raises(ValueError, match='vllm is not installed'): gsm8k(model='nowhere', use_vllm=True, output_dir='x')
+    with pytest.raises(ValueError, match='vllm is not installed'):
+        gsm8k(model='tiny', use_vllm=True, output_dir='x')
 
-def test_an_unknown_model_is_named_in_one_message(tmp_path, monkeypatch):
-    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
-    with pytest.raises(ValueError, match='no-such-model'): gsm8k(model='no-such-model', rows=ROWS['gsm8k'], output_dir=str(tmp_path))
+
+def test_a_vllm_server_that_does_not_answer_stops_a_run_before_it_loads(monkeypatch):
+    monkeypatch.setattr('grpo_nb.launch.find_spec', lambda n: True)
+    with pytest.raises(ValueError, match='no vLLM server answers at http://127.0.0.1:9'):
+        gsm8k(
+            model='tiny',
+            use_vllm=True,
+            vllm_mode='server',
+            vllm_server_base_url='http://127.0.0.1:9',
+            output_dir='x',
+        )
+
+
+def test_a_run_without_sampling_is_refused():
+    with pytest.raises(ValueError, match='every group dead'):
+        gsm8k(model='tiny', do_sample=False, output_dir='x')
+
+
+# -- runs --------------------------------------------------------------------------------------------
 
 ROWS = dict(gsm8k=[dict(question=f'{a}+{a}?', answer=f'x\n#### {a+a}') for a in range(8)],
     numinamath=[dict(problem=f'{a}+{a}?', solution=rf'$\boxed{{{a+a}}}$', messages=[]) for a in range(8)],
     tldr=[dict(prompt=f'POST: cat {a} sleeps\nTL;DR:', completion=f' cat {a}') for a in range(8)])
+SMALL = dict(model='tiny', total_batch_size=2, num_generations=4, max_completion_length=8, logging_steps=1,
+    save_strategy='no', gradient_checkpointing=False, temperature=1., disable_tqdm=True)
 
-@pytest.mark.parametrize('name,names', [('gsm8k',['xmlcount','soft_format','strict_format','whole_number','correctness']), ('numinamath',['format_reward','accuracy']), ('tldr',['length_reward'])])
+def as_words(settings):
+    return [
+        o for k, v in settings.items() for o in (f'--{k}', str(v).lower() if isinstance(v, bool) else str(v))
+    ]
+
+
+@pytest.mark.parametrize(
+    'name,names',
+    [
+        ('gsm8k', ['xmlcount', 'soft_format', 'strict_format', 'whole_number', 'correctness']),
+        ('numinamath', ['format_reward', 'accuracy']),
+        ('tldr', ['length_reward']),
+    ],
+)
 def test_a_recipe_runs_end_to_end_on_rows_in_the_hubs_format(name, names, tmp_path):
     (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS[name])))
-    words = f'--model tiny --rows_file {tmp_path/"rows.jsonl"} --output_dir {tmp_path/"out"} --max_steps 2 --total_batch_size 2 --num_generations 4 --max_completion_length 8 --logging_steps 1 --save_strategy no --gradient_checkpointing false --temperature 1.0 --sync_ref_model --ref_model_sync_steps 1 --beta 0.01'
-    t = globals()[name](words.split())
+    own = dict(
+        rows_file=tmp_path / 'rows.jsonl',
+        output_dir=tmp_path / 'out',
+        max_steps=2,
+        ref_model_sync_steps=1,
+        beta=0.01,
+    )
+    t = globals()[name](as_words(SMALL|own)+['--sync_ref_model'])
     assert t.state.global_step==2 and (tmp_path/'out'/'model.safetensors').exists()
-    assert {f'rewards/{o}/mean' for o in names} <= set(t.state.log_history[0]) and 'replay/dead' in t.state.log_history[0] and 'kl' in t.state.log_history[0]
+    first = set(t.state.log_history[0])
+    assert {f'rewards/{o}/mean' for o in names} | {'replay/dead','kl'} <= first
 
 def test_long_prompts_are_left_out_and_templates_can_be_skipped(tmp_path, capsys):
     rows = ROWS['gsm8k']+[dict(question='x'*400, answer='#### 1')]
-    opts = dict(model='tiny', output_dir=str(tmp_path), max_steps=1, total_batch_size=2, max_completion_length=4, save_strategy='no', gradient_checkpointing=False, temperature=1.)
-    t = gsm8k(rows=rows, max_prompt_length=200, skip_apply_chat_template=True, **opts)
-    assert isinstance(t.train_dataset[0]['prompt'], str) and len(t.train_dataset)==8 and '1 of 9 prompts' in capsys.readouterr().out
-    with pytest.raises(ValueError, match='all 9 prompts have more than 2 tokens'): gsm8k(rows=rows, max_prompt_length=2, **opts)
+    opts = SMALL|dict(output_dir=str(tmp_path), max_steps=1, rows=rows)
+    t = gsm8k(max_prompt_length=200, skip_apply_chat_template=True, **opts)
+    assert isinstance(t.train_dataset[0]['prompt'], str) and len(t.train_dataset)==8
+    assert '1 of 9 prompts' in capsys.readouterr().out
+    with pytest.raises(ValueError, match='all 9 prompts have more than 2 tokens'):
+        gsm8k(max_prompt_length=2, **opts)
+
+
+def test_what_is_held_out_is_measured_three_times_and_never_trained_on(tmp_path, capsys):
+    rows = [dict(question=f'{a}+{b}?', answer=f'#### {a+b}') for a in range(4) for b in range(4)]
+    t = gsm8k(rows=rows, held_out=6, max_steps=4, output_dir=str(tmp_path), **SMALL)
+    train,held = ({str(o['prompt']) for o in ds} for ds in (t.train_dataset, t.eval_dataset))
+    assert (len(train), len(held))==(10, 6) and not train & held
+    table = R.held_out_table(t.state.log_history, 6, dict(correctness=2.))
+    assert [o['step'] for o in table]==[0, 2, 4]
+    assert capsys.readouterr().out.count('correctness right (95 %')==3
+    with pytest.raises(ValueError, match='leave some to train on'):
+        gsm8k(rows=rows, held_out=16, max_steps=1, output_dir=str(tmp_path), **SMALL)
+
+def test_the_share_right_is_counted_in_points_of_a_right_answer():
+    log = [
+        dict(loss=1.0),
+        {'eval_reward': 1.0, 'eval_rewards/correctness/mean': 0.5, 'eval_rewards/whole/mean': 0.1, 'step': 3},
+    ]
+    row, = R.held_out_table(log, 8, dict(correctness=2.))
+    p,low,high = row['correctness right']
+    assert (row['step'], row['correctness'], row['whole'], p)==(3, .5, .1, .25)   # 2 of 8
+    assert (low, high)==pytest.approx((.0715, .5907), abs=1e-3)                    # Wilson, by hand
+
+def test_an_unknown_model_is_named_in_one_message(tmp_path, monkeypatch):
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    with pytest.raises(ValueError, match='no-such-model'):
+        gsm8k(model='no-such-model', rows=ROWS['gsm8k'], output_dir=str(tmp_path))
 
 # -- several processes, and what can't work ----------------------------------------------------------
 
 def words(name, d, **more):
     "A run of two steps on rows made here."
     (d/f'{name}.jsonl').write_text('\n'.join(map(json.dumps, ROWS[name])))
-    return [name] + [o for k,v in (dict(model='tiny', rows_file=str(d/f'{name}.jsonl'), output_dir=str(d/name), max_steps=2, total_batch_size=4, num_generations=4, max_completion_length=8, logging_steps=1,
-        gradient_checkpointing='false', temperature=1.0, save_strategy='no', disable_tqdm='true') | more).items() for o in (f'--{k}', str(v))]
+    own = dict(rows_file=d/f'{name}.jsonl', output_dir=d/name, max_steps=2, total_batch_size=4)
+    return [name, *as_words(SMALL|own|more)]
 
 def accelerate(d, args):
     "Under `accelerate launch` on two processes of the CPU, with a file that our own code wrote."
-    import os, subprocess, sys
-    from pathlib import Path
-    from grpo_nb.multi_gpu import write_launch_config
-    root = Path(__file__).parent.parent
+    from grpo_nb.launch import write_launch_config
     f = write_launch_config(d/'two.yaml', 'ddp', 2, mixed_precision='no', use_cpu=True)
-    r = subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f, *args], cwd=d, env=os.environ|dict(OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1', PYTHONPATH=str(root)), capture_output=True, text=True, timeout=400)
+    env = os.environ | dict(
+        OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1', PYTHONPATH=str(Path(__file__).parent.parent)
+    )
+    start = [sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f]
+    r = subprocess.run([*start, *args], cwd=d, env=env, capture_output=True, text=True, timeout=400)
     assert r.returncode==0, (r.stdout+r.stderr)[-3000:]
 
 @pytest.mark.slow
 def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path):
     from grpo_nb.records import read_run
     w = words('gsm8k', tmp_path)
-    (tmp_path/'run.yaml').write_text('\n'.join(f'{k[2:]}: {v}' for k,v in zip(w[1::2], w[2::2]))+'\nreplay_buffer_size: 8\n')
-    accelerate(tmp_path, ['-m', 'grpo_nb', 'gsm8k', '--config', str(tmp_path/'run.yaml'), '--beta', '0.01', '--accelerate_config', str(tmp_path/'two.yaml')])
+    settings = '\n'.join(f'{k[2:]}: {v}' for k,v in zip(w[1::2], w[2::2]))
+    (tmp_path/'run.yaml').write_text(settings+'\nreplay_buffer_size: 8\n')
+    files = ['--config', str(tmp_path/'run.yaml'), '--accelerate_config', str(tmp_path/'two.yaml')]
+    accelerate(tmp_path, ['-m', 'grpo_nb', 'gsm8k', *files, '--beta', '0.01'])
     run = read_run(tmp_path/'gsm8k')
-    assert run.settings['world_size']==2 and len(run.history)==2 and {'rewards/correctness/mean','replay/dead','kl'} <= set(run.history.columns) and (tmp_path/'gsm8k'/'model.safetensors').exists()
-    assert len(run.groups[run.groups.step==run.groups.step.min()])==4        # prompts of both processes together
+    assert (
+        run.settings['world_size'] == 2
+        and len(run.history) == 2
+        and (tmp_path / 'gsm8k' / 'model.safetensors').exists()
+    )
+    assert {'rewards/correctness/mean','replay/dead','kl'} <= set(run.history.columns)
+    assert (
+        len(run.groups[run.groups.step == run.groups.step.min()]) == 4
+    )  # prompts of both processes together
+
 
 @pytest.mark.slow
 def test_the_other_recipes_run_on_two_processes_too(tmp_path):
     from grpo_nb.records import read_run
-    (tmp_path/'both.py').write_text(f'from grpo_nb.cli import main\nmain({words("numinamath", tmp_path)!r})\nmain({words("tldr", tmp_path)!r})\n')
+
+    lines = [
+        'from grpo_nb.cli import main',
+        *(f'main({words(o, tmp_path)!r})' for o in ('numinamath', 'tldr')),
+    ]
+    (tmp_path/'both.py').write_text('\n'.join(lines))
     accelerate(tmp_path, [str(tmp_path/'both.py')])
     for name,col in (('numinamath','rewards/accuracy/mean'), ('tldr','rewards/length_reward/mean')):
         run = read_run(tmp_path/name)
         assert run.settings['world_size']==2 and len(run.history)==2 and col in run.history.columns
 
-def test_a_plan_for_64_processes_is_legal_where_the_run_would_be(capsys):
-    plan = gsm8k(model='Qwen/Qwen2.5-7B-Instruct', dry_run=True, num_processes=64, strategy='fsdp2', num_generations=16, total_batch_size=32, max_completion_length=1024)
-    assert (plan['processes'], plan['rows_per_process'], plan['rows'], plan['groups'], plan['straddling'])==(64, 8, 512, 32, 32) and not plan['problems']
-    plan = gsm8k(model='tiny', dry_run=True, num_processes=8, per_device_train_batch_size=3, steps_per_generation=2, gradient_accumulation_steps=2, num_generations=8)
-    assert (plan['rows_per_process'], plan['rows'], plan['groups'], plan['straddling'])==(6, 48, 6, 6)
-    with pytest.raises(ValueError, match='divisible'): gsm8k(model='tiny', dry_run=True, num_processes=8, per_device_train_batch_size=3, steps_per_generation=1, num_generations=16)
-
 def fsdp_versoin(d):
-    import yaml
-    from grpo_nb.multi_gpu import launch_config
-    c = launch_config('fsdp2'); c['fsdp_config']['fsdp_versoin'] = c['fsdp_config'].pop('fsdp_version')
+    from grpo_nb.launch import launch_config
+    c = launch_config('fsdp2')
+    c['fsdp_config']['fsdp_versoin'] = c['fsdp_config'].pop('fsdp_version')
     (d/'bad.yaml').write_text(yaml.safe_dump(c))
-    return ['--accelerate_config', str(d/'bad.yaml'), '--model', 'nowhere']
+    return ['--accelerate_config', str(d/'bad.yaml'), '--model', 'tiny']
 
-@pytest.mark.parametrize('args,say', [(lambda d: ['--model','no-such-model','--rows_file',str(d/'rows.jsonl')], 'no-such-model'),
-    (lambda d: ['--model','tiny'], '`--rows_file FILE`'), (lambda d: ['--model','tiny','--num_generatoins','4'], "did you mean 'num_generations'"), (fsdp_versoin, "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
-    (lambda d: ['--model','tiny','--num_processes','8'], 'num_processes 8 is for --dry_run'), (lambda d: ['--model','tiny','--use_vllm'], 'vllm is not installed'), (lambda d: ['--model','tiny','--rows_file',str(d/'none.jsonl')], 'none.jsonl'),
-    (lambda d: ['--model','tiny','--config',str(d/'trl.yaml')], 'decided by the recipe'), (lambda d: ['--model','tiny','--generation_batch_size','6','--num_generations','4'], 'divisible')])
+WRONG = [
+    (lambda d: ['--model','no-such-model','--rows_file',str(d/'rows.jsonl')], 'no-such-model'),
+    (lambda d: ['--model','tiny'], '`--rows_file FILE`'),
+    (lambda d: ['--model','tiny','--num_generatoins','4'], "did you mean 'num_generations'"),
+    (fsdp_versoin, "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
+    (lambda d: ['--model','tiny','--num_processes','8'], 'num_processes 8 is for --dry_run'),
+    (lambda d: ['--model','tiny','--use_vllm'], 'vllm is not installed'),
+    (lambda d: ['--model','tiny','--reward_weights','1','2'], '2 reward_weights for 5 rewards'),
+    (lambda d: ['--model','tiny','--rows_file',str(d/'none.jsonl')], 'none.jsonl'),
+    (lambda d: ['--model','tiny','--config',str(d/'trl.yaml')], 'decided by the recipe'),
+    (lambda d: ['--model','tiny','--generation_batch_size','6','--num_generations','4'], 'divisible')]
+
+@pytest.mark.parametrize('args,say', WRONG)
 def test_what_can_not_work_is_one_line_and_exit_2(args, say, tmp_path, capsys, monkeypatch):
     from grpo_nb.cli import main
-    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True); monkeypatch.setattr('datasets.config.HF_HUB_OFFLINE', True)
-    (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS['gsm8k']))); (tmp_path/'trl.yaml').write_text('dataset_name: openai/gsm8k\n')
+
+    for o in ('huggingface_hub.constants.HF_HUB_OFFLINE', 'datasets.config.HF_HUB_OFFLINE'):
+        monkeypatch.setattr(o, True)
+    (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS['gsm8k'])))
+    (tmp_path/'trl.yaml').write_text('dataset_name: openai/gsm8k\n')
     with pytest.raises(SystemExit) as e: main(['gsm8k', '--output_dir', str(tmp_path/'o'), *args(tmp_path)])
     err = [o for o in capsys.readouterr().err.splitlines() if o.startswith('grpo_nb ')]
     assert e.value.code==2 and len(err)==1 and say in err[0], err
     assert not list(tmp_path.glob('o/checkpoint*')) and not list(tmp_path.glob('o/*.safetensors'))
 
-def test_a_vllm_server_that_does_not_answer_stops_a_run_before_it_loads(monkeypatch):
-    import grpo_nb.multi_gpu as M
-    monkeypatch.setattr(M, 'find_spec', lambda n: True)
-    with pytest.raises(ValueError, match='no vLLM server answers at http://127.0.0.1:9'): gsm8k(model='nowhere', use_vllm=True, vllm_mode='server', vllm_server_base_url='http://127.0.0.1:9', output_dir='x')
-
 def test_python_m_grpo_nb_is_the_command_line():
-    import subprocess, sys
-    r = subprocess.run([sys.executable, '-m', 'grpo_nb', '--help'], capture_output=True, text=True, timeout=100)
+    def run(word):
+        return subprocess.run(
+            [sys.executable, '-m', 'grpo_nb', word], capture_output=True, text=True, timeout=100
+        )
+
+    r = run('--help')
     assert r.returncode==0 and 'gsm8k' in r.stdout
-    assert 'numinamath' in subprocess.run([sys.executable, '-m', 'grpo_nb', 'nothing'], capture_output=True, text=True, timeout=100).stderr
+    assert 'numinamath' in run('nothing').stderr
