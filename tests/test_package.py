@@ -9,10 +9,10 @@ HOUSE = ['workshop', 'course', 'reference']   # from the ground up; which of the
 FLOORS = dict(                                 # inside each; a module imports from the floors below its own
     workshop=[
         {'core'},
-        {'plotting','stats','ratios','signals','blocks','fast_qwen','findings','plans'},
+        {'plotting','stats','ratios','signals','blocks','fast_qwen','findings'},
         {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed'},
         {'view','rollouts'}, {'logs','report'},
-        {'trl_rows','trl_checks','study','stacked'}, {'trl_resume'}, {'trl_record'}, {'trl_shared'}],
+        {'trl_rows','trl_checks','study','stacked','plans','launch','options'}, {'trl_resume'}, {'trl_record'}, {'trl_shared'}],
     course=[
         {'tasks','tiny_qwen'},
         {'generation'},
@@ -21,7 +21,7 @@ FLOORS = dict(                                 # inside each; a module imports f
         {'methods','records','distributed'},
         {'trainer','grpo_with_replay_buffer'},
         {'inspector','diagnose','report','bakeoff','off_policy','replay_study'},
-        {'demo','multi_gpu'},
+        {'demo'},
         {'recipes'}],
     reference=[{'speed','pages'}, {'dev'}, {'cli'}])
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
