@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from .advantages import dead_share
+from .ratios import dead_share
 from .records import Run, read_run
 
 # %% ../nbs/12_diagnose.ipynb #f419ed57

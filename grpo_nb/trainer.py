@@ -24,7 +24,8 @@ from .generation import Rollouts, generate
 from .stats import mean_ci, share_ci
 from .tiny_qwen import encode_prompts
 from .rewards import combine_rewards, compute_rewards
-from .advantages import dead_groups, dead_reason, multi_objective
+from .advantages import dead_reason, multi_objective
+from .ratios import dead_groups
 from .kl import token_logps, token_logps_and_entropy
 from .loss import loss_metrics, policy_loss
 from .replay import Keep, Replay

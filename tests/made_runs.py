@@ -1,6 +1,7 @@
 "Made-up but realistic run folders: a policy that gets better, some prompts easy and some hard, a real replay buffer."
 import random, torch
-from grpo_nb.advantages import dead_groups, dead_reason, group_advantages
+from grpo_nb.advantages import dead_reason, group_advantages
+from grpo_nb.ratios import dead_groups
 from grpo_nb.ratios import clip_share, group_scores
 from grpo_nb.records import Recorder, group_rows, ratio_hists
 from grpo_nb.replay import ReplayBuffer

@@ -2,8 +2,10 @@
 import functools, itertools, math, tempfile
 import pytest, torch, nbformat
 from pathlib import Path
-from grpo_nb.core import test_tensor as assert_tensor
-from grpo_nb.advantages import group_advantages, dead_groups, dead_reason, dead_share, multi_objective, nan_std, reward_spread
+from grpo_nb.core import register, test_tensor as assert_tensor
+from grpo_nb.advantages import (ADVANTAGES, dead_reason, find_advantages, group_advantages, leave_one_out,
+                                multi_objective)
+from grpo_nb.ratios import dead_groups, dead_share, nan_std, reward_range
 
 nan = float('nan')
 gen = lambda seed=0: torch.Generator().manual_seed(seed)
@@ -130,7 +132,7 @@ def test_the_waste_arithmetic(p, G, want):
 def test_nan_std_is_torch_std_where_nothing_is_missing():
     x = torch.randn(4, 5, 6, generator=gen())
     assert_tensor(nan_std(x, 1), x.std(1, keepdim=True)); assert_tensor(nan_std(x), x.std().view(1,1,1))
-    assert_tensor(reward_spread(x[0]), x[0].amax(1)-x[0].amin(1))
+    assert_tensor(reward_range(x[0]), x[0].amax(1)-x[0].amin(1))
 
 @pytest.mark.parametrize('call,says', [
     (lambda: group_advantages(torch.ones(4,1)), 'G >= 2'), (lambda: group_advantages(torch.ones(4)), 'B, G'), (lambda: group_advantages(torch.ones(1,2,3)), 'B, G'),
@@ -141,6 +143,44 @@ def test_nan_std_is_torch_std_where_nothing_is_missing():
 def test_wrong_input_is_named(call, says):
     with pytest.raises(ValueError, match=None) as e: call()
     assert says in str(e.value)
+
+# --- advantages by name
+
+def test_leave_one_out_is_the_slow_loop_nan_included():
+    r = draw(20, 6, seed=3, holes=.3)[...,0]
+    want = torch.zeros_like(r)
+    for b,row in enumerate(r.tolist()):
+        for g,x in enumerate(row):
+            others = [o for k,o in enumerate(row) if k!=g and not math.isnan(o)]
+            if not math.isnan(x) and others: want[b,g] = x-sum(others)/len(others)
+    assert_tensor(leave_one_out(r), want, 1e-5)
+    assert (leave_one_out(torch.full((2,7), .3))==0).all()   # exactly
+
+def test_an_advantage_of_ones_own_is_a_function_under_a_name(monkeypatch):
+    monkeypatch.setattr('grpo_nb.advantages.ADVANTAGES', dict(ADVANTAGES))
+    from grpo_nb import advantages as adv
+    @register(adv.ADVANTAGES, 'sign')
+    def sign(rewards, **settings): return (rewards-rewards.nanmean(1, keepdim=True)).sign().nan_to_num(0)
+    r = draw(6, 4, 2, seed=2, holes=.1)
+    w = torch.tensor([1.,2.])
+    summed = (r*w).nansum(2).masked_fill(r.isnan().all(2), nan)
+    assert_tensor(multi_objective(r, w, advantages='sign'), sign(summed))
+    assert_tensor(multi_objective(r, w, advantages=sign), sign(summed))
+    assert_tensor(multi_objective(r, w, advantages='grpo', scale='batch'), group_advantages(summed, 'batch'))
+    assert find_advantages('grpo') is group_advantages
+
+@pytest.mark.parametrize('bad, says', [
+    ('best', 'there are grpo, leave_one_out'),
+    (lambda r, **kw: r[:1], r'returned shape \(1, 4\)'),
+    (lambda r, **kw: r/0, 'not all finite'),
+    (lambda r, **kw: r.tolist(), 'returned list')])
+def test_an_advantage_function_that_returns_nonsense_is_named(bad, says):
+    with pytest.raises(ValueError, match=says): multi_objective(draw(3, 4)+1, advantages=bad)
+
+def test_gdpo_has_advantages_of_its_own():
+    with pytest.raises(ValueError, match='has advantages of its own'):
+        multi_objective(draw(3, 4), aggregation='normalize_then_sum', advantages='leave_one_out')
+
 
 def test_the_inputs_are_left_as_they_were():
     r = draw(4, 4, 2, holes=.2); old = r.clone()

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest, torch
 import faulty_runs
-from grpo_nb.advantages import dead_share, group_advantages
+from grpo_nb.advantages import group_advantages
+from grpo_nb.ratios import dead_share
 from grpo_nb.diagnose import (Finding, Findings, RULES, batch_command, batch_html, batch_plan, best_group_size, diagnose, diagnose_command, group_pull, plan_lines)
 from grpo_nb.records import Run, read_run
 

@@ -1,7 +1,8 @@
 "The methods for dead groups, by value."
 import math
 import pytest, torch
-from grpo_nb.advantages import dead_groups, group_advantages
+from grpo_nb.advantages import group_advantages
+from grpo_nb.ratios import dead_groups
 from grpo_nb.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.methods import (METHODS, DynamicSampling, EntropyShaped, SamePrompt, SkipPrompts, VirtualMax,
