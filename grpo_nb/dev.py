@@ -584,6 +584,8 @@ def _stage(nbs, to):
             s = _src(c['source'])
             if c['cell_type']=='code': c['source'] = ('#| code-fold: true\n#| code-summary: Solution\n' if c['metadata'].get('jupyter', {}).get('source_hidden') else '')+_show_source(fold(s))
             else: c['source'] = _relink(s)
+            for d in (o.get('data', {}) for o in c.get('outputs', [])):
+                if 'text/markdown' in d: d['text/markdown'] = _relink(_src(d['text/markdown']))
         new = f.with_name(_page_name(f.name))
         if new.exists() and new!=f: raise Trouble(f'{f.name} and {new.name} would be the same page: rename one')
         names[str(new.relative_to(to).with_suffix('.html'))] = str(f.relative_to(to))

@@ -53,7 +53,7 @@ LAB = {'@jupyterlab/notebook-extension/tracker': dict(windowingMode='none'),   #
 
 @pytest.fixture(scope='session')
 def lab(tmp_path_factory):
-    "A running JupyterLab on a private copy of the project, as (url, token)"
+    "A running JupyterLab on a private copy of the project, as (url, token, folder)"
     pytest.importorskip('jupyterlab', reason='no JupyterLab: pip install -e .[dev]')
     d = tmp_path_factory.mktemp('lab')
     for o in ('nbs','grpo_nb'): shutil.copytree(ROOT/o, d/'project'/o)
@@ -79,7 +79,7 @@ def lab(tmp_path_factory):
                     if p.poll() is not None or time.monotonic()>end: pytest.fail('JupyterLab did not start:\n'+(d/'lab.log').read_text()[-3000:])
                     time.sleep(.3)
                 else: break
-            yield at,token
+            yield at,token,d/'project'
         finally:
             p.terminate()
             try: p.wait(10)
@@ -88,7 +88,7 @@ def lab(tmp_path_factory):
 @pytest.fixture
 def notebook(lab, browser):
     "Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page; an error in a cell fails the test"
-    at,token = lab
+    at,token,_ = lab
     pages = []
     def run(name, seconds=120):
         pg = browser.new_page(viewport=dict(width=1280, height=900))

@@ -61,15 +61,75 @@ def test_names_in_prose_link_to_the_reference(site):
     assert re.search(r'<a href="[\w/.]*core\.html#masked_mean"[^>]*><code>masked_mean</code></a>', t)
     assert re.search(r'<a href="[\w/.]*widgets\.html#explore"[^>]*><code>explore\(', (site/page(site, 'widgets')).read_text(encoding='utf-8'))   # a call, too
 
-def test_search_finds_a_function(url, browser):
+@pytest.fixture(scope='module')
+def found(url, browser):
+    "The addresses that the search lists for some words"
     pg = browser.new_page()
     pg.goto(f'{url}/index.html')
     box = pg.get_by_placeholder('Search').first
-    box.fill('masked_mean')
-    pg.wait_for_selector('a[href*="core.html#masked_mean"]', timeout=20_000)     # results come in over a moment
-    hits = pg.eval_on_selector_all('a[href*="core.html#masked_mean"]', 'l => l.length')
+    def ask(words):
+        box.fill('')
+        box.fill(words)
+        pg.wait_for_function("w => document.querySelector('.smalldocs-search-results.show') && window.asked !== w", arg=words, timeout=20_000)
+        pg.wait_for_timeout(400)   # results come in over a moment
+        return pg.eval_on_selector_all('.search-result', 'l => l.map(o => o.getAttribute("href"))')
+    yield ask
     pg.close()
-    assert hits
+
+@pytest.mark.parametrize('words,page,within', [
+    ('masked_mean', r'core\.html#masked_mean', 1), ('zero variance', r'glossary\.html', 1), ('zero-variance group', r'glossary\.html', 1),
+    ('custom reward', r'glossary\.html|rewards\.html|reward_loading\.html', 1), ('lora', r'glossary\.html|grpo_with_replay_buffer\.html|settings\.html', 2),
+    ('replay_buffer_size', r'settings\.html', 1), ('importance ratio', r'glossary\.html', 1), ('epsilon_high', r'reference/settings\.html', 2)])
+def test_the_search_puts_concepts_and_settings_before_functions(found, words, page, within):
+    hits = found(words)
+    assert any(re.search(page, o) for o in hits[:within]), hits[:5]
+
+def test_the_first_stop_of_the_keyboard_leads_past_the_menu(url, browser):
+    pg = browser.new_page()
+    pg.goto(f'{url}/loss.html')
+    pg.keyboard.press('Tab')
+    assert pg.evaluate('document.activeElement.textContent')=='Skip to the text'
+    pg.keyboard.press('Enter')
+    assert pg.evaluate("document.activeElement.closest('main') !== null")
+    pg.close()
+
+@pytest.mark.parametrize('width', [400, 1000, 1280, 1600])
+def test_the_contents_are_in_sight_at_every_width(url, browser, width):
+    pg = browser.new_page(viewport=dict(width=width, height=900))
+    pg.goto(f'{url}/loss.html')
+    seen = pg.locator('.contents-here:visible, #quarto-margin-sidebar:visible #TOC')
+    assert seen.count()>=1
+    if (fold := pg.locator('.contents-here:visible')).count():
+        fold.locator('summary').click()
+        assert fold.locator('a').first.is_visible()
+    pg.close()
+
+def test_every_page_leads_to_its_notebook(site, pages):
+    for p in pages:
+        t = (site/p).read_text(encoding='utf-8')
+        if p not in ('404.html',): assert 'Edit this page' in t, p
+    t = (site/page(site, 'loss')).read_text(encoding='utf-8')
+    for o in ('blob/main/nbs/07_loss.ipynb', 'lab/tree/nbs/07_loss.ipynb', 'colab.research.google.com/github/grpo-nb/grpo_nb/blob/main/nbs/07_loss.ipynb', 'edit/main/nbs/07_loss.ipynb'): assert o in t, o
+
+def test_imports_and_code_of_figures_are_folded(site):
+    t = (site/page(site, 'loss')).read_text(encoding='utf-8')
+    assert re.search(r'<details[^>]*class="code-fold"[^>]*>\s*<summary>(Imports|Code of the figure)', t)
+
+def test_every_button_of_a_widget_has_a_name(site, url, browser):
+    pg = browser.new_page()
+    for name in ('widgets','loss','advantages'):
+        pg.goto(f'{url}/{page(site, name)}')
+        if not pg.locator('.widget').count(): continue
+        pg.wait_for_selector('.widget button', state='attached', timeout=60_000)
+        pg.wait_for_timeout(300)
+        odd = pg.eval_on_selector_all('.widget button', "l => l.filter(o => !(o.getAttribute('aria-label') || o.textContent).trim()).length")
+        assert odd==0, name
+    pg.close()
+
+def test_the_first_page_opens_with_pictures(site):
+    t = (site/'index.html').read_text(encoding='utf-8')
+    text = re.sub(r'<script.*?</script>', '', t[t.index('<main'):], flags=re.S)
+    assert text.index('data:image/png')<text.index('demo.gif')<text.index('Run it')
 
 LOOK = "o => axe.run(o.at ? {include: [[o.at]]} : document, {...o.rules, resultTypes: ['violations'], selectors: false})"
 RULES = dict(runOnly=['wcag2a','wcag2aa','best-practice'], rules={'color-contrast':dict(enabled=False)})
