@@ -153,6 +153,7 @@ def _readme_output(o, name, alt, figs):
         wide = o.get('metadata', {}).get('image/png', {}).get('width')
         return f'<img src="nbs/images/{name}" alt="{html.escape(alt)}"'+(f' width="{wide}">' if wide else '>')
     if 'text/markdown' in d: return _in_nbs(_src(d['text/markdown']))
+    if '<iframe' in _src(d.get('text/html', '')): return None   # a living page: GitHub shows none
     if 'text/html' in d: return re.sub(r'<style.*?</style>\s*', '', _src(d['text/html']), flags=re.S)
     if 'text/plain' in d: return f"```\n{_src(d['text/plain'])}\n```"
 
