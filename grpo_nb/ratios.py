@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['CLIPS', 'WEIGHTS', 'CLIP_KINDS', 'importance_ratio', 'clipped', 'clip_share', 'token_ess', 'answer_ess', 'drift',
-           'ratio_sums', 'merge_sums', 'ratio_row', 'Correction', 'moment_mask', 'kept', 'correct', 'as_rewards',
-           'nan_std', 'reward_range', 'spread', 'reward_std', 'dead_groups', 'dead_share', 'group_scores']
+           'ratio_sums', 'merge_sums', 'ratio_row', 'Correction', 'read_correction', 'moment_mask', 'kept', 'correct',
+           'as_rewards', 'nan_std', 'reward_range', 'spread', 'reward_std', 'dead_groups', 'dead_share', 'group_scores']
 
 # %% ../nbs/workshop/ratios.ipynb #dcaf72fb
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 import torch
 from torch import Tensor
@@ -119,8 +120,8 @@ def ratio_sums(
     return torch.stack([o.to(x) for o in (*counts, top, *logs)])
 
 def merge_sums(
-    sums,     # (k, 10), or a list of k results of `ratio_sums`
-)->Tensor:    # (10,)
+    sums:Iterable,  # k results of `ratio_sums`, or a tensor (k, 10)
+)->Tensor:          # (10,)
     "Several results of `ratio_sums` as one, as if their tokens had been counted together."
     s = torch.stack(list(sums))
     return torch.cat([s[:,:5].sum(0), s[:,5:6].amax(0), s[:,6:].logsumexp(0)])
@@ -186,6 +187,21 @@ class Correction:
         if self.clip=='dapo' and epsilon_high is None: epsilon_high = .28
         if self.clip=='two_sided' and delta is None: delta = 4.
         return dict(epsilon=epsilon, epsilon_high=epsilon_high, delta=delta, loss_type=loss_type)
+
+# %% ../nbs/workshop/ratios.ipynb #050f695e
+def read_correction(
+    text:str|dict|Correction|None,  # such as 'weight=truncated,clip=none'
+    name:str='correction',          # of the setting, for the message
+)->Correction|None:                 # None for None
+    "A correction from its words. ValueError for words it does not know."
+    if text is None or isinstance(text, Correction): return text
+    try:
+        if isinstance(text, dict): return Correction(**text)
+        pairs = dict(o.strip().split('=') for o in text.split(','))
+        return Correction(**{k:v if k in ('weight','clip') else float(v) for k,v in pairs.items()})
+    except (AttributeError, TypeError, ValueError) as e:
+        say = f"`{name}` is {text!r}, needs words such as 'weight=truncated,clip=none' ({e})"
+        raise ValueError(say) from None
 
 # %% ../nbs/workshop/ratios.ipynb #f6a10f29
 def moment_mask(
@@ -257,9 +273,9 @@ def correct(
 
 # %% ../nbs/workshop/ratios.ipynb #48343750
 def as_rewards(
-    rewards,      # tensor or nested lists
-    shape:str,    # the shape it needs, e.g. 'B, G'
-)->Tensor:        # floats
+    rewards:Tensor|list,  # a tensor, or nested lists
+    shape:str,            # the shape it needs, e.g. 'B, G'
+)->Tensor:                # floats
     "`rewards` as floats, or a ValueError that says what is wrong with them."
     r = torch.as_tensor(rewards)
     r = r if r.is_floating_point() else r.float()

@@ -4,8 +4,9 @@ import pytest, torch
 from grpo_nb.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
-from grpo_nb.ratios import (answer_ess, clip_share, clipped, dead_groups, dead_share, drift, group_scores,
-    importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums, reward_range, reward_std, spread, token_ess)
+from grpo_nb.ratios import (Correction, answer_ess, clip_share, clipped, dead_groups, dead_share, drift, group_scores,
+    importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums, read_correction, reward_range,
+    reward_std, spread, token_ess)
 
 NAN = math.nan
 
@@ -170,3 +171,25 @@ def test_a_batch_refuses_advantages_of_another_shape():
     for good in (None, torch.zeros(2, 3), torch.zeros(2, 3, 4)): make(good)
     for bad in ((2,), (6,), (2, 3, 1), (3, 2), (2, 4)):
         with pytest.raises(ValueError, match='one per completion'): make(torch.zeros(bad))
+
+# ---- corrections (their losses are in test_loss) ----
+def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
+    edges = lambda **kw: {k:v for k,v in Correction(**kw).clip_options(loss_type='cispo').items() if v is not None}
+    assert edges()==dict(epsilon=.2, loss_type='cispo')   # the loss as it is
+    assert edges(clip='dapo')==dict(epsilon=.2, epsilon_high=.28, loss_type='grpo')
+    assert edges(clip='two_sided')==dict(epsilon=.2, delta=4., loss_type='grpo')
+    rho = torch.tensor([1.25, 1.29, 3.9, 4.1])
+    held = lambda A, **kw: clipped(rho, torch.tensor(A), **Correction(**kw).clip_options()).tolist()
+    assert held(1., clip='dapo')==[False,True,True,True] and held(1.)==[True]*4
+    assert held(-1., clip='two_sided')==[False,False,False,True] and not any(held(-1.))
+    assert not any(held(1., clip='none'))
+
+@pytest.mark.parametrize('text,want', [('clip=none', Correction(clip='none')), (None, None),
+    ('weight=truncated, weight_cap=1.5,max_age=8', Correction(weight='truncated', weight_cap=1.5, max_age=8)),
+    (dict(max_drift=.2), Correction(max_drift=.2)), (Correction(), Correction())])
+def test_a_correction_is_read_from_words(text, want): assert read_correction(text)==want
+
+@pytest.mark.parametrize('text', ['weigth=none', 'none', 'clip=hard', 'max_age=old', 3])
+def test_words_that_make_no_correction_are_named(text):
+    with pytest.raises(ValueError, match='`replay_correction` is .* needs words such as'):
+        read_correction(text, 'replay_correction')
