@@ -7,6 +7,7 @@ from grpo_nb import trainer as tr
 from grpo_nb.core import masked_mean
 from grpo_nb.kl import token_logps_and_entropy
 from grpo_nb.loss import policy_loss
+from grpo_nb.checkpoints import checkpoint_problem
 from grpo_nb.records import read_run
 from grpo_nb.methods import DynamicSampling
 from grpo_nb.replay import Keep, Mask, Replay
@@ -32,7 +33,7 @@ def grad(model): return torch.cat([p.grad.flatten() for p in model.parameters()]
 
 @pytest.mark.parametrize('kw,says', [
     (dict(num_generations=1), 'nothing to be compared'), (dict(generation_batch_size=30), 'multiple of num_generations'), (dict(steps_per_generation=3), 'a divisor of the 8 groups'),
-    (dict(max_steps=0), 'max_steps'), (dict(temperature=0.), 'temperature'), (dict(top_p=0.), 'top_p'), (dict(beta=-1.), 'beta'), (dict(loss_type='ppo'), 'one of grpo'),
+    (dict(max_steps=0), 'max_steps'), (dict(temperature=0.), 'temperature'), (dict(top_p=0.), 'top_p'), (dict(beta=-1.), 'beta'), (dict(loss_type='ppo'), 'one of .*grpo'),
     (dict(scale_rewards='std'), 'one of group'), (dict(lr_scheduler_type='wsd'), 'constant, linear'), (dict(ref_model_mixup_alpha=2.), 'ref_model_mixup_alpha'), (dict(loss_type='cispo'), 'epsilon_high')])
 def test_a_setting_that_cannot_work_is_named_at_once(kw, says):
     with pytest.raises(ValueError, match=says): cfg(**kw)
@@ -170,7 +171,7 @@ def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
             assert t.batch.step[i]<o['row']['step']                                                                # older than this batch
         for i in set(range(8))-set(where): assert torch.equal(t.batch[[i]].trim().completion_ids, o['fresh'][[i]].trim().completion_ids)
     last = seen[-1]['row']
-    assert last['replay/ratio_max']>1 and 0<last['replay/ess']<=1
+    assert last["replay/ratio_max"]>1 and 0<last["replay/ess_answers"]<=1 and 0<last["replay/ess_tokens"]<=1
     assert last['replay/live_after']>=last['replay/live_before']
 
 def test_buffer_size_0_and_keep_are_the_same_run_to_the_bit():
@@ -237,15 +238,25 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     assert any(mb.replayed.any() for mb,_ in seen)
     for mb,want in seen: assert torch.allclose(mb.ref_logps, want, atol=2e-5)
 
-def test_a_model_without_a_short_road_is_said_in_one_line(capsys):
-    run = lambda m, **kw: (train(m, TOK, DATA, parity, cfg(max_steps=2, disable_tqdm=False, **kw)), capsys.readouterr().out)[1]
-    assert run(tiny_model(0))==''
-    gelu = tiny_model(0, hidden_act='gelu')
-    assert run(gelu).count('\n')==1
-    said = tr.slow_roads(gelu, cfg())
+def test_a_model_without_a_short_road_is_said_in_one_line():
+    assert tr.slow_roads(tiny_model(0), cfg())==''
+    said = tr.slow_roads(tiny_model(0, hidden_act='gelu'), cfg())
     assert said.startswith('sampling and log-probs through') and said.endswith('its activation is gelu, not silu')
     assert tr.slow_roads(tiny_model(0).bfloat16(), cfg()).endswith(': its weights are bfloat16')
     assert tr.slow_roads(tiny_model(0), cfg(shared_prefix=False)).startswith('log-probs through')
+
+def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(capsys):
+    flat_reward = lambda completions, **kw: [0.]*len(completions)
+    flat_reward.__name__ = 'flat_reward'
+    def said(reward, **kw):
+        train(tiny_model(0), TOK, DATA, reward, cfg(disable_tqdm=False, **kw))
+        return capsys.readouterr().out
+    assert 'Undecided: too few batches' in said(parity, max_steps=2)
+    out = said(flat_reward, max_steps=24)
+    assert 'It learned nothing: all 96 groups were dead' in out and 'step 20: ' in out   # live, after ten batches
+    assert out.count('step 2')==1   # and once
+    train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=2))
+    assert capsys.readouterr().out==''
 
 def test_groups_outside_the_loss_are_not_computed(monkeypatch):
     s = state(method=Mask())
@@ -264,10 +275,9 @@ def test_every_option_trains(kw):
 
 # ---- checkpoints, stops
 
-CASES = [dict(), dict(num_iterations=2), dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=3), dict(lr_scheduler_type='linear', warmup_steps=2), dict(replay_buffer_size=0)]
-@pytest.mark.parametrize('kw', CASES, ids=str)
-@pytest.mark.parametrize('at', [4, 8])
-def test_a_resumed_run_is_the_same_to_the_bit(kw, at, tmp_path):
+CASES = [dict(replay_stored_per_fresh=1), dict(num_iterations=2), dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=3), dict(lr_scheduler_type='linear', warmup_steps=2), dict(replay_buffer_size=0)]
+@pytest.mark.parametrize('at,kw', list(zip([4, 8, 4, 8, 4], CASES)), ids=str)
+def test_a_resumed_run_is_the_same_to_the_bit(at, kw, tmp_path):
     run = lambda d, n, resume=None: train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path/d), max_steps=n, **kw), resume_from_checkpoint=resume)
     if 'lr_scheduler_type' in kw: run_cut = lambda: train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path/'b'), max_steps=16, save_steps=at, save_total_limit=9, **kw))
     else: run_cut = lambda: run('b', at)
@@ -291,21 +301,74 @@ def test_a_signal_finishes_the_batch_saves_and_the_run_goes_on(tmp_path):
         whole = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=12))
         assert torch.equal(flat(whole.model), flat(s.model))
 
-def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path, monkeypatch):
-    s = state(output_dir=str(tmp_path)); step(s)
+@pytest.fixture
+def little_room():
+    "No file may grow beyond 20 kB."
+    resource = pytest.importorskip('resource')
+    was = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda n=20_000: resource.setrlimit(resource.RLIMIT_FSIZE, (n, was[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, was)
+
+def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path, little_room):
+    s = state(output_dir=str(tmp_path))
+    step(s)
     first = save_checkpoint(s, tmp_path)
     step(s)
-    def full(*a, **k): raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(tr.torch, 'save', full)
-    with pytest.raises(OSError, match='No space left.*earlier checkpoints'): save_checkpoint(s, tmp_path)
+    little_room()
+    with pytest.raises(OSError, match='checkpoint-4 could not be written.*MiB are free.*older checkpoints stand'):
+        save_checkpoint(s, tmp_path)
     assert checkpoints(tmp_path)==[first] and sorted(p.name for p in tmp_path.iterdir())==[first.name]
+    assert not checkpoint_problem(first, mark=None)
 
-@pytest.mark.parametrize('name', ['model.safetensors','state.pt','tokenizer.json'])
+def test_a_run_on_a_full_disk_names_it_and_goes_on_from_its_last_checkpoint(tmp_path, little_room):
+    args = cfg(output_dir=str(tmp_path), max_steps=12, save_steps=4)
+    def fill(s, info): little_room(1000) if s.step==6 else None
+    with pytest.raises(OSError, match='could not be written to .*are free'):
+        train(tiny_model(0), TOK, DATA, parity, args, callbacks=[fill])
+    little_room(-1)
+    assert [p.name for p in checkpoints(tmp_path)]==['checkpoint-4'] and not list(tmp_path.glob('.*'))
+    s = train(tiny_model(0), TOK, DATA, parity, args, resume_from_checkpoint=True)
+    assert torch.equal(flat(s.model), flat(train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=12)).model))
+    assert read_run(tmp_path).history['step'].tolist()==[0, 2, 4, 6, 8, 10]
+
+def failing(at):
+    "`parity`, but the `at`-th call raises."
+    calls = []
+    def parity_but(prompts, completions, **kw):
+        calls.append(1)
+        if len(calls)==at: raise KeyError('my mistake')
+        return parity(prompts, completions)
+    parity_but.__name__ = 'parity'
+    return parity_but
+
+@pytest.mark.parametrize('method', [None, 'skip', 'dynamic'])
+def test_a_reward_that_fails_in_the_middle_costs_one_batch(method, tmp_path):
+    args = dict(max_steps=12, save_steps=99)
+    with pytest.raises(ValueError, match="my mistake") as e:
+        train(tiny_model(0), TOK, DATA, failing(4), cfg(output_dir=str(tmp_path), **args), method=method,
+            resume_hint='--resume')
+    step_ = max(int(p.name[11:]) for p in checkpoints(tmp_path))
+    notes = ' '.join(e.value.__notes__)
+    assert f'raised at step {step_}' in notes and f'checkpoint-{step_} holds all' in notes and '--resume' in notes
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), **args), method=method,
+        resume_from_checkpoint=True)
+    whole = train(tiny_model(0), TOK, DATA, parity, cfg(**args), method=method)
+    if method!='dynamic': assert torch.equal(flat(s.model), flat(whole.model)) and s.num_tokens==whole.num_tokens
+    assert s.step==12
+
+def test_a_reward_that_fails_at_once_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ValueError, match="my mistake"): train(tiny_model(0), TOK, DATA, failing(1), cfg(output_dir=str(tmp_path)))
+    assert checkpoints(tmp_path)==[]
+
+@pytest.mark.parametrize('name', ['model.safetensors','state.safetensors','tokenizer.json'])
 def test_one_flipped_bit_is_noticed(name, tmp_path):
-    s = state(); step(s)
+    s = state()
+    step(s)
     c = save_checkpoint(s, tmp_path)
-    b = bytearray((c/name).read_bytes()); b[len(b)//2] ^= 1; (c/name).write_bytes(b)
-    with pytest.raises(ValueError, match=f'{name} is missing or damaged'): tr.load_checkpoint(state(), c)
+    b = bytearray((c/name).read_bytes())
+    b[len(b)//2] ^= 1
+    (c/name).write_bytes(b)
+    with pytest.raises(ValueError, match=f'{name} has changed'): tr.load_checkpoint(state(), c)
 
 def test_a_checkpoint_of_other_settings_names_them(tmp_path):
     s = state(); step(s)
@@ -317,8 +380,9 @@ def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
     c = save_checkpoint(s, tmp_path)
     (tmp_path/'checkpoint-99').mkdir(); (tmp_path/'checkpoint-99'/'model.safetensors').write_bytes(b'half')
     (tmp_path/'.checkpoint-100.tmp').mkdir()
-    assert checkpoints(tmp_path)==[c] and tr._find(True, tmp_path)==c
-    with pytest.raises(ValueError, match='not a whole checkpoint'): tr.load_checkpoint(state(), tmp_path/'checkpoint-99')
+    with pytest.warns(UserWarning, match='passed over checkpoint-99'): assert tr._find(True, tmp_path)==c
+    assert checkpoints(tmp_path)==[c]
+    with pytest.raises(ValueError, match='no whole checkpoint'): tr.load_checkpoint(state(), tmp_path/'checkpoint-99')
 
 def test_an_old_run_is_not_overwritten(tmp_path):
     train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), max_steps=2))
@@ -384,7 +448,7 @@ def test_ratios_by_group_are_those_of_each_groups_own_update():
     batch.advantages = torch.randn(4, 4, generator=g)
     now = batch.old_logps+.3*torch.randn(batch.old_logps.shape, generator=g)
     seen = [dict(idx=i, logps=now[i,:,:w], mask=batch.completion_mask[i,:,:w]) for i,w in (([2, 1], 5), ([3, 0], now.shape[2]))]
-    out = tr.group_ratios(seen, batch, s.args)
+    out = tr.group_ratios(s, seen, batch)
     for b in range(4):
         counts,held,n = [0]*15,0,0
         for i,t in batch.completion_mask[b].nonzero().tolist():

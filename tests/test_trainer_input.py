@@ -53,7 +53,7 @@ def test_settings_of_another_kind_are_named(args):
     for f in (run, lambda a: new_state(tiny_model(0), make_tokenizer(), rows, length, a)):
         with pytest.raises(ValueError, match=f'`args` is a {type(args).__name__}, needs a TrainConfig'): f(args)
 
-@pytest.mark.parametrize('kw,says', [(dict(method='replay'), "`method` is 'replay'"), (dict(callbacks=print), '`callbacks` is <built-in'), (dict(callbacks=[1]), '`callbacks` is'), (dict(rewards='accuracy'), "`reward_funcs` holds 'accuracy'"), (dict(rewards=[]), 'no reward functions'),
+@pytest.mark.parametrize('kw,says', [(dict(method='relay'), "no method 'relay'"), (dict(method=5), '`method` is 5'), (dict(callbacks=print), '`callbacks` is <built-in'), (dict(callbacks=[1]), '`callbacks` is'), (dict(rewards='accuracy'), "`reward_funcs` holds 'accuracy'"), (dict(rewards=[]), 'no reward functions'),
     (dict(rewards=torch.nn.Linear(1, 1)), 'RewardModel'), (dict(dataset='rows.jsonl'), 'load_problems'), (dict(dataset=DatasetDict(train=rows)), "dict of .'train'."), (dict(dataset=['1+1=']*16), "no column `prompt`"), (dict(dataset=[dict(prompt='1')]*15+[dict(text='1')]), 'row 15 has the prompt None'),
     (dict(resume_from_checkpoint=5), '`resume_from_checkpoint` is 5')], ids=str)
 def test_arguments_that_cannot_work_are_named_before_any_completion(kw, says, monkeypatch):
@@ -66,7 +66,8 @@ def test_an_evaluation_without_problems_is_refused(data, says):
 
 def test_problems_that_nothing_measures_are_warned_about_and_one_is_enough():
     with pytest.warns(UserWarning, match='`eval_steps` is 0'): run(eval_dataset=rows)
-    assert 'eval/pass@1' in run(small(eval_steps=4), eval_dataset=rows.select([0])).history[0]
+    row = run(small(eval_steps=4), eval_dataset=rows.select([0])).history[0]
+    assert row['eval/rewards/length/mean']>=0 and 'eval/pass@1' not in row
 
 # ---- going on with something else
 
@@ -90,13 +91,6 @@ def test_the_same_rows_in_another_dress_are_the_same_data(tmp_path):
     run(small(output_dir=str(tmp_path)), dataset=Dataset.from_list(chat))
     assert resumed(tmp_path, dataset=chat).step==8
     assert resumed(tmp_path/'b', dataset=rows.add_column('note', ['x']*16)).step==8     # what stands beside the prompts is the rewards' affair
-
-def test_a_checkpoint_of_an_older_version_still_opens(tmp_path):
-    run(small(output_dir=str(tmp_path)))
-    f = tmp_path/'checkpoint-4'/'checkpoint.json'; meta = json.loads(f.read_text())
-    for k in ('dataset','method','rewards'): meta.pop(k)
-    f.write_text(json.dumps(meta))
-    assert resumed(tmp_path, dataset=rows.select(range(15, -1, -1))).step==8
 
 def test_a_run_does_not_go_on_with_another_method(tmp_path):
     with pytest.raises(ValueError, match="method 'replay', this run has 'keep'"): resumed(tmp_path, method=Keep())
