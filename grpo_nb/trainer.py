@@ -36,7 +36,7 @@ from .fast_qwen import why_slow
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate
 from .rewards import combine_rewards, compute_rewards
-from .advantages import dead_reason, multi_objective
+from .advantages import dead_reason, find_advantages, multi_objective
 from .kl import token_logps, token_logps_and_entropy
 from .loss import LOSSES, loss_metrics, policy_loss
 from .replay import Method
@@ -179,7 +179,7 @@ class State:
     data:dict = None          # `fingerprint` of the dataset
     run:str = None            # the run's id, the same after a resume
     loss:str|Callable = None  # a name in `LOSSES`, or a function such as stand there
-    advantages:Callable = None  # function of rewards (B, G): advantages (B, G); None: as settings say
+    advantages:str|Callable = 'grpo'  # a name in `ADVANTAGES`, or a function such as stand there
     sampling:bool = False     # is nothing of the batch in the model or the method yet?
 
 def new_state(
@@ -190,12 +190,13 @@ def new_state(
     args:TrainConfig,        # settings
     method:str|Method=None,  # what to do with dead groups, as for `train`
     loss:str|Callable=None,  # as for `train`
-    advantages:Callable=None,# as for `train`
+    advantages:str|Callable='grpo',  # as for `train`
 )->State:
     "A run at step 0: checks its input, seeds everything, makes optimizer and reference."
     from transformers import get_scheduler
     if not isinstance(reward_funcs, (list,tuple)): reward_funcs = [reward_funcs]
     method = _check_arguments(model, tokenizer, reward_funcs, args, method)
+    find_advantages(advantages)   # a ValueError for a name that nobody gave
     check_dataset(dataset, tokenizer, args, model)
     random.seed(args.seed)
     torch.manual_seed(args.seed)
@@ -291,10 +292,8 @@ def rollout(
     texts = decode(s.tokenizer, batch)
     by_func = score(s.reward_funcs, rows, batch, texts).view(len(keys), G, -1).to(s.model.device)
     batch.rewards = combine_rewards(by_func.flatten(0, 1), a.reward_weights).view(len(keys), G)
-    if s.advantages: batch.advantages = s.advantages(batch.rewards)
-    else:
-        how = a.multi_objective_aggregation,a.scale_rewards
-        batch.advantages = multi_objective(by_func, a.reward_weights, *how)
+    batch.advantages = multi_objective(by_func, a.reward_weights, a.multi_objective_aggregation,
+        a.scale_rewards, advantages=s.advantages)
     batch.key = torch.tensor(keys, device=batch.key.device)
     batch.step = torch.full_like(batch.key, s.step)
     s.num_tokens += int(batch.completion_mask.sum())
@@ -671,7 +670,7 @@ def prepare(
     eval_dataset:list=None,   # rows to evaluate on, every `args.eval_steps`
     resume_from_checkpoint:bool|str=None,  # True for the newest whole checkpoint of output_dir, or a path
     loss:str|Callable=None,   # as for `train`
-    advantages:Callable=None, # as for `train`
+    advantages:str|Callable='grpo',  # as for `train`
 )->tuple:                     # a new `State`, and the checkpoint to go on from or None
     "What `train` does before any work: everything is checked, no weight is changed."
     s = new_state(model, tokenizer, dataset, reward_funcs, args, method, loss, advantages)
@@ -718,7 +717,7 @@ def train(
     callbacks:list=(),        # called after every batch with (state, info of `step`)
     resume_from_checkpoint:bool|str=None,  # True for the newest whole checkpoint of output_dir, or a path
     loss:str|Callable=None,   # a name in `LOSSES`, or a function such as stand there; None: `args.loss_type`
-    advantages:Callable=None, # function of rewards (B, G); None: as `args.scale_rewards` says
+    advantages:str|Callable='grpo',  # a name in `ADVANTAGES`, or a function such as stand there
     resume_hint:str='resume_from_checkpoint=True',  # how this run is resumed, for messages
 )->State:                     # the run at its end; `history` has a row per batch
     """Train with GRPO until `args.max_steps`, in whole batches; records and saves into `args.output_dir`.
@@ -741,7 +740,9 @@ def train(
     run.end(stop.signal)
     return s
 
-def finished(s:State)->bool:
+def finished(
+    s:State,  # the run
+)->bool:
     "Has the run done its steps, or sampled its tokens?"
     return s.step>=s.args.max_steps or bool(s.args.max_tokens) and s.num_tokens>=s.args.max_tokens
 
@@ -813,7 +814,9 @@ def evaluated(self:Watched)->dict:
     return row
 
 @patch
-def save_if_due(self:Watched, now:bool=False)->None:
+def save_if_due(self:Watched,
+    now:bool=False,  # save whatever the step?
+)->None:
     "A checkpoint, every `save_steps`, and `now` where that is true."
     if self.s.args.output_dir and (now or self.due(self.s.args.save_steps)): self.save()
 
@@ -844,7 +847,9 @@ def rescue(self:Watched):
         raise
 
 @patch
-def end(self:Watched, signal:str=None)->None:
+def end(self:Watched,
+    signal:str=None,  # name of the one that stopped the run
+)->None:
     "The last checkpoint, and what became of the run in words."
     s,folder = self.s,self.s.args.output_dir
     s.model.eval()
@@ -860,9 +865,12 @@ def slow_roads(
     args:TrainConfig, # settings
 )->str:               # one line; '' where everything takes the short road
     "What goes through transformers' own modules, with the same numbers but slower."
-    why = why_slow(model)
-    if not why: return '' if args.shared_prefix else 'shared_prefix=False: a prompt is computed G times'
-    return f"sampling and log-probs go through transformers' modules, slower and with the same numbers: {why}"
+    shared = why_slow(model) if args.shared_prefix else '`shared_prefix` is off'
+    roads = {'sampling':why_slow(model, max_params=50_000_000), 'log-probs':shared}
+    slow,why = [k for k,v in roads.items() if v],dict.fromkeys(v for v in roads.values() if v)
+    if not slow: return ''
+    return (f"{' and '.join(slow)} through transformers' modules, slower and with the same numbers: "
+        f"{'; '.join(why)}")
 
 def about_data(
     tokenizer:object,  # of the policy
