@@ -139,8 +139,13 @@ def _run(command, words):
     if command not in COMMANDS: _stop(f"no command {command!r}{near(command, COMMANDS) or ': there are '+', '.join(COMMANDS)}")
     mod,name = COMMANDS[command][0].split(':')
     f = getattr(import_module(mod), name)
+    if command in ('demo','train','gsm8k','numinamath','tldr'): _say_untested()
     if name in _OWN: f(words)
     else: f(**vars(function_parser(f, f'grpo_nb {command}').read(words)))
+
+def _say_untested():
+    from grpo_nb.tested import untested
+    for o in untested(): print(f'note: {o}', file=sys.stderr)
 
 def _overview():
     print('usage: grpo_nb COMMAND [options]      grpo_nb COMMAND --help says more\n')

@@ -8,7 +8,7 @@ MODULES = sorted(f.stem for f in ROOT.glob('grpo_nb/*.py') if f.stem[0]!='_')
 HOUSE = ['workshop', 'course', 'reference']   # from the ground up; which of them a module belongs to is read from its notebook's folder
 FLOORS = dict(                                 # inside each; a module imports from the floors below its own
     workshop=[
-        {'core'},
+        {'core','tested'},
         {'plotting','stats','ratios','signals','blocks','fast_qwen','findings'},
         {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed'},
         {'view','rollouts'}, {'logs','report'},
