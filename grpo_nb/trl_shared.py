@@ -284,8 +284,9 @@ class StoredReplay(FreshReference):
 
     def _state(self):
         w = self._waiting and dict(self._waiting, groups=[list(o) for o in self._waiting['groups']])
-        wire = self.shared and dict(token=list(self.shared.wire.token), row=[list(o) for o in self.shared.wire.row])
-        buffer = self.shared.state_dict() if self.shared else self.replay_buffer.state_dict()
+        s = self.shared   # an empty one counts too
+        wire = None if s is None else dict(token=list(s.wire.token), row=[list(o) for o in s.wire.row])
+        buffer = self.replay_buffer.state_dict() if s is None else s.state_dict()
         return super()._state()|dict(replay=self._replay_settings(), buffer=buffer, wire=wire, waiting=w, cursor=self._cursor)
 
     def _set_state(self, s):
