@@ -8,6 +8,7 @@ __all__ = ['SPECIALS', 'TAGS', 'PHRASES', 'CHAT', 'TINY', 'make_tokenizer', 'enc
 
 # %% ../nbs/02_tiny_qwen.ipynb #78afa285
 import math
+from collections.abc import Callable
 from pathlib import Path
 import torch
 from torch import Tensor
@@ -17,27 +18,34 @@ from transformers.utils import logging as hf_logging
 # %% ../nbs/02_tiny_qwen.ipynb #babfe312
 SPECIALS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
 TAGS = ['<think>', '</think>', '<answer>', '</answer>']
-PHRASES = ['system\n', 'user\n', 'assistant\n', 'State the final answer to the following arithmetic problem:', 'Spell this word backward (example: sun -> nus):']
+PHRASES = ['system\n', 'user\n', 'assistant\n', 'State the final answer to the following arithmetic problem:',
+           'Spell this word backward (example: sun -> nus):']
 CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 def make_tokenizer(
-    phrases:list=PHRASES,  # texts that get a token of their own
-)->Qwen2Tokenizer:         # 256 bytes, then specials, tags and phrases; pads on the left
-    "Qwen's tokenizer without its merges: a token for each byte, each special, each tag, and a few frequent phrases."
+    phrases:list[str]=PHRASES,  # texts that get a token of their own
+)->Qwen2Tokenizer:              # 256 bytes, then specials, tags and phrases; pads on the left
+    "Qwen's tokenizer without its merges: a token for each byte, special, tag and frequent phrase."
     from tokenizers import AddedToken, pre_tokenizers
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())   # how byte-level BPE writes the 256 bytes
-    tok = Qwen2Tokenizer(vocab={c:i for i,c in enumerate(letters)}, merges=[], unk_token=None, eos_token='<|im_end|>', pad_token='<|endoftext|>',
-        padding_side='left', clean_up_tokenization_spaces=False, chat_template=CHAT, model_max_length=512)
+    tok = Qwen2Tokenizer(vocab={c:i for i,c in enumerate(letters)}, merges=[], unk_token=None,
+                         eos_token='<|im_end|>', pad_token='<|endoftext|>', padding_side='left',
+                         clean_up_tokenization_spaces=False, chat_template=CHAT, model_max_length=512)
     tok.add_tokens([AddedToken(o, special=True, normalized=False) for o in SPECIALS])
     tok.add_tokens([AddedToken(o, normalized=False) for o in TAGS+list(phrases)])
     return tok
 
 # %% ../nbs/02_tiny_qwen.ipynb #5cc6f5ae
+def _prompt_ids(tokenizer, prompt):
+    "Token ids of one prompt: messages through the chat template, text as it is."
+    if isinstance(prompt, str): return tokenizer(prompt, add_special_tokens=False)['input_ids']
+    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)['input_ids']
+
 def encode_prompts(
-    tokenizer,     # with a chat template where prompts are messages
-    prompts:list,  # B prompts, each a str or a list of messages
-)->tuple:          # prompt_ids (B, P) int64 and prompt_mask (B, P) bool, padded on the left
+    tokenizer:Callable,       # with a chat template where prompts are messages
+    prompts:list,             # B prompts, each a str or a list of messages
+)->tuple[Tensor,Tensor]:      # prompt_ids (B, P) int64 and prompt_mask (B, P) bool, padded on the left
     """Prompts as one batch: messages through the chat template with the assistant's opening, text as it is.
 
     ValueError for no prompts, an empty one, or messages without a chat template.
@@ -45,10 +53,11 @@ def encode_prompts(
     prompts = list(prompts)
     if not prompts: raise ValueError('no prompts to encode')
     if tokenizer.chat_template is None and any(not isinstance(p, str) for p in prompts):
-        raise ValueError('prompts are messages but the tokenizer has no chat template: use an instruct model, or prompts of plain text')
-    ids = [tokenizer(p, add_special_tokens=False)['input_ids'] if isinstance(p, str)
-           else tokenizer.apply_chat_template(p, add_generation_prompt=True, return_dict=True)['input_ids'] for p in prompts]
-    if empty := [i for i,o in enumerate(ids) if not o]: raise ValueError(f'prompt {empty[0]} is empty: a model needs at least one token to start from')
+        raise ValueError('prompts are messages but the tokenizer has no chat template: '
+                         'use an instruct model, or prompts of plain text')
+    ids = [_prompt_ids(tokenizer, p) for p in prompts]
+    empty = [i for i,o in enumerate(ids) if not o]
+    if empty: raise ValueError(f'prompt {empty[0]} is empty: a model needs at least one token to start from')
     P = max(map(len, ids))
     rows = [[tokenizer.pad_token_id]*(P-len(o))+o for o in ids]
     mask = [[False]*(P-len(o))+[True]*len(o) for o in ids]
@@ -56,20 +65,23 @@ def encode_prompts(
 
 # %% ../nbs/02_tiny_qwen.ipynb #20f2c217
 def tiny_config(
-    vocab_size:int=None,          # tokens; None for as many as `make_tokenizer` has
-    hidden_size:int=96,           # width of the residual stream
-    num_hidden_layers:int=2,      # blocks
-    num_attention_heads:int=3,    # query heads
-    num_key_value_heads:int=1,    # key and value heads, shared by the query heads
-    intermediate_size:int=256,    # width inside the MLP
+    vocab_size:int=None,              # tokens; None for as many as `make_tokenizer` has
+    hidden_size:int=96,               # width of the residual stream
+    num_hidden_layers:int=2,          # blocks
+    num_attention_heads:int=3,        # query heads
+    num_key_value_heads:int=1,        # key and value heads, shared by the query heads
+    intermediate_size:int=256,        # width inside the MLP
     max_position_embeddings:int=512,  # most tokens of prompt and completion together
-    **kwargs,                     # other fields of Qwen2Config
+    **kwargs,                         # other fields of Qwen2Config
 )->Qwen2Config:
-    "A Qwen2 config of about a quarter of a million weights, in shape as Qwen2.5-0.5B."
+    "A Qwen2 config of about 220,000 weights, built like Qwen2.5-0.5B."
     tok = make_tokenizer()
-    return Qwen2Config(vocab_size=vocab_size or len(tok), hidden_size=hidden_size, num_hidden_layers=num_hidden_layers, num_attention_heads=num_attention_heads,
-        num_key_value_heads=num_key_value_heads, intermediate_size=intermediate_size, max_position_embeddings=max_position_embeddings, tie_word_embeddings=True,
-        eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id, bos_token_id=None, **kwargs)
+    return Qwen2Config(
+        vocab_size=vocab_size or len(tok), hidden_size=hidden_size, num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads, num_key_value_heads=num_key_value_heads,
+        intermediate_size=intermediate_size, max_position_embeddings=max_position_embeddings,
+        tie_word_embeddings=True, eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id,
+        bos_token_id=None, **kwargs)
 
 def tiny_model(
     seed:int=0,  # of the first weights
@@ -82,9 +94,9 @@ def tiny_model(
 
 # %% ../nbs/02_tiny_qwen.ipynb #7d54b3d9
 def lesson_batch(
-    rows:list,   # n pairs of token lists, (prompt, answer)
-    pad_id:int,  # fills up on the right
-)->tuple:        # ids (n, T) and labels (n, T) int64; labels are -100 outside the answer
+    rows:list,            # n pairs of token lists, (prompt, answer)
+    pad_id:int,           # fills up on the right
+)->tuple[Tensor,Tensor]:  # ids (n, T) and labels (n, T) int64; labels are -100 outside the answer
     "Prompts and answers as one batch for a supervised step."
     T = max(len(p)+len(a) for p,a in rows)
     ids = torch.tensor([p+a+[pad_id]*(T-len(p)-len(a)) for p,a in rows])
@@ -92,89 +104,114 @@ def lesson_batch(
     return ids,labels
 
 # %% ../nbs/02_tiny_qwen.ipynb #a230bc52
+def _teach(model, batches, n, lr):
+    "`n` supervised steps on `batches`, the rate up for a twentieth and then down to 0; yields each loss."
+    if not n: return
+    opt = torch.optim.AdamW(model.parameters(), lr=lr, betas=(.9,.98), weight_decay=.01)
+    def rate(k): return min((k+1)/(.05*n), (1+math.cos(math.pi*k/n))/2)
+    sched = torch.optim.lr_scheduler.LambdaLR(opt, rate)
+    for ids,labels in batches:
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        opt.step()
+        sched.step()
+        opt.zero_grad()
+        yield loss.item()
+
 def warm_start(
-    model,                   # changed in place
-    tokenizer,               # the model's
-    lessons,                 # columns prompt, careful, hasty, p_careful, from `tasks.lessons`
+    model:Qwen2ForCausalLM,  # changed in place
+    tokenizer:Callable,      # the model's
+    lessons:Callable,        # columns prompt, careful, hasty, p_careful, from `tasks.lessons`
     skill_steps:int=5000,    # steps that teach both ways, half and half
     habit_steps:int=200,     # steps after them that teach the habit
-    batch_size:int=48,       # examples a step
+    batch_size:int=48,       # examples per step
     lr:float=3e-3,           # highest learning rate of the skill steps; the habit steps take a tenth
     seed:int=0,              # of the choice of examples
-    log:callable=None,       # called with (step, loss)
-)->list:                     # loss of each step, nats a token
-    "Teach both ways of answering by plain supervised learning, then the habit of mostly taking the hasty one."
-    answer = lambda o: tokenizer(o, add_special_tokens=False)['input_ids']+[tokenizer.eos_token_id]
-    asks = [tokenizer.apply_chat_template(p, add_generation_prompt=True, return_dict=True)['input_ids'] for p in lessons['prompt']]
-    ways = list(zip(map(answer, lessons['hasty']), map(answer, lessons['careful'])))   # [0] hasty, [1] careful
+    log:Callable=None,       # called with (step, loss)
+)->list[float]:              # loss of each step, nats per token
+    "Teach both ways of answering by supervised learning, then the habit of mostly taking the hasty one."
+    def tokens(texts):
+        return [tokenizer(o, add_special_tokens=False)['input_ids']+[tokenizer.eos_token_id] for o in texts]
+    asks = [_prompt_ids(tokenizer, p) for p in lessons['prompt']]
+    ways = list(zip(tokens(lessons['hasty']), tokens(lessons['careful'])))   # [0] hasty, [1] careful
     p_careful = torch.tensor(list(lessons['p_careful']))
-    losses,was = [],model.training
-    model.train()
-    for phase,steps,top,p in ((0, skill_steps, lr, torch.full_like(p_careful, .5)), (1, habit_steps, lr/10, p_careful)):
-        if not steps: continue
-        g = torch.Generator().manual_seed(2*seed+phase)
-        opt = torch.optim.AdamW(model.parameters(), lr=top, betas=(.9,.98), weight_decay=.01)
-        sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda k: min((k+1)/(.05*steps), (1+math.cos(math.pi*k/steps))/2))   # up for a twentieth, then down to 0
-        for _ in range(steps):
+    def batches(n, p, g):
+        for _ in range(n):
             i = torch.randint(len(ways), (batch_size,), generator=g)
             careful = torch.rand(batch_size, generator=g) < p[i]
-            ids,labels = lesson_batch([(asks[j], ways[j][c]) for j,c in zip(i.tolist(), careful.tolist())], tokenizer.pad_token_id)
-            loss = model(input_ids=ids, labels=labels).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
-            opt.step(); sched.step(); opt.zero_grad()
-            losses.append(loss.item())
-            if log: log(len(losses), losses[-1])
+            rows = [(asks[j], ways[j][c]) for j,c in zip(i.tolist(), careful.tolist())]
+            yield lesson_batch(rows, tokenizer.pad_token_id)
+    losses,was = [],model.training
+    model.train()
+    half = torch.full_like(p_careful, .5)
+    for phase,(n,top,p) in enumerate(((skill_steps, lr, half), (habit_steps, lr/10, p_careful))):
+        g = torch.Generator().manual_seed(2*seed+phase)
+        for loss in _teach(model, batches(n, p, g), n, top):
+            losses.append(loss)
+            if log: log(len(losses), loss)
     model.train(was)
     return losses
 
 # %% ../nbs/02_tiny_qwen.ipynb #fdf18c01
-TINY = Path(__file__).parent/'assets'/'tiny_qwen' if '__file__' in globals() else Path('../grpo_nb/assets/tiny_qwen')
+_HERE = Path(__file__).parent if '__file__' in globals() else Path('../grpo_nb')
+TINY = _HERE/'assets'/'tiny_qwen'
 
 def save_model(
-    model,      # any transformers model
-    tokenizer,  # its tokenizer
-    folder,     # made if need be
-):
+    model:torch.nn.Module,  # any transformers model
+    tokenizer:Callable,     # its tokenizer
+    folder:str|Path,        # made if need be
+)->None:
     "Write weights, config and tokenizer to `folder`, for `load_model` and `from_pretrained`."
     hf_logging.disable_progress_bar()
     for o in (model, tokenizer): o.save_pretrained(folder)
     for f in Path(folder).iterdir(): f.chmod(0o644)
 
 def load_model(
-    name:str='tiny',      # 'tiny' for the weights in the package, else a folder, or a name on the hub such as 'Qwen/Qwen2.5-0.5B-Instruct'
-    dtype:str='float32',  # 'float32', 'bfloat16', or 'auto' for as it was saved
-)->tuple:                 # (model in eval mode, tokenizer that pads on the left)
+    name:str|Path='tiny',  # 'tiny', a folder, or a name on the hub such as 'Qwen/Qwen2.5-0.5B-Instruct'
+    dtype:str='float32',   # 'float32', 'bfloat16', or 'auto' for as it was saved
+)->tuple:                  # (model in eval mode, tokenizer that pads on the left)
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
     where = str(TINY) if name=='tiny' else str(name)
     here = Path(where).is_dir()
-    if not here: print(f'{where}: no such folder here, so from huggingface.co into the local cache, unless it is there already')
+    if not here:
+        print(f'{where}: no such folder here, so from huggingface.co into the local cache, '
+              'unless it is there already')
     hf_logging.disable_progress_bar() if here else hf_logging.enable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left')
         model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype).eval()
     except (OSError, ValueError) as e:
-        raise ValueError(f"{where} can't be loaded: {' '.join(str(e).split())[:200]}. Give a folder made by `save_model`, a name on the hub, or 'tiny'") from e
+        why = ' '.join(str(e).split())[:200]
+        raise ValueError(f"{where} can't be loaded: {why}. Give a folder made by `save_model`, "
+                         "a name on the hub, or 'tiny'") from e
     if tokenizer.pad_token is None: tokenizer.pad_token = tokenizer.eos_token
     return model,tokenizer
 
 # %% ../nbs/02_tiny_qwen.ipynb #486b4e91
 @torch.no_grad()
 def ask(
-    model, tokenizer,        # as `load_model` returns them
+    model:torch.nn.Module,   # as `load_model` returns it
+    tokenizer:Callable,      # its tokenizer
     prompts:list,            # B prompts
     n:int=1,                 # completions of each
     max_new_tokens:int=48,   # the end token among them
     temperature:float=1.,    # 0 takes the likeliest token
     seed:int=0,              # of the draws
-)->list:                     # B lists of n texts
-    "Sampled completions from the model's whole distribution, for looking at; the random state outside is left as it was."
+)->list[list[str]]:          # B lists of n texts
+    """Sampled completions from the model's whole distribution, for looking at.
+
+    The random state outside is left as it was.
+    """
     ids,mask = encode_prompts(tokenizer, prompts)
-    draw = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.) if temperature>0 else dict(do_sample=False, temperature=None, top_k=None, top_p=None)
+    hot = temperature>0
+    greedy = dict(temperature=None, top_k=None, top_p=None)
+    how = dict(temperature=temperature, top_k=0, top_p=1.) if hot else greedy
+    k = n if hot else 1   # the likeliest tokens are the same every time
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), num_return_sequences=n if temperature>0 else 1,
-            max_new_tokens=max_new_tokens, repetition_penalty=1., pad_token_id=tokenizer.pad_token_id, **draw)
+        out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device),
+                             do_sample=hot, num_return_sequences=k, max_new_tokens=max_new_tokens,
+                             repetition_penalty=1., pad_token_id=tokenizer.pad_token_id, **how)
     texts = tokenizer.batch_decode(out[:,ids.shape[1]:], skip_special_tokens=True)
-    k = len(texts)//len(ids)
-    return [texts[i*k:(i+1)*k] if k==n else texts[i*k:(i+1)*k]*n for i in range(len(ids))]
+    return [texts[i*k:(i+1)*k]*(n//k) for i in range(len(ids))]
