@@ -15,7 +15,7 @@ from torch import Tensor
 from fastcore.basics import patch
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
-from .ratios import dead_groups, group_scores
+from .ratios import Correction, correct, dead_groups, group_scores
 from .advantages import dead_reason
 from .replay import ReplayBuffer
 from .distributed import draw_for
@@ -40,6 +40,12 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         'sampled and the buffer gives the rest, as soon as it has enough.')
     replay_priority:str = _s('score', "Which groups stay and are drawn: by 'score' (summed absolute advantage times the group's "
         "reward deviation), 'uniform' or 'recency'.", choices=['score','uniform','recency'])
+    replay_weight:str = _s('token', "What a replayed token's gradient is weighed by: 'token' its ratio, 'truncated' its ratio up to "
+        "`replay_weight_cap`, 'sequence' the ratio of its whole answer up to the cap, 'none' nothing.", choices=['token','truncated','sequence','none'])
+    replay_weight_cap:float = _s(2., "The largest weight of 'truncated' and 'sequence'.")
+    replay_clip:str = _s('ppo', "Which replayed tokens get no gradient: 'ppo' as the loss says, 'dapo' with a wider upper side, 'two_sided' "
+        "also bad tokens that have become much more likely, 'none' no clip.", choices=['ppo','dapo','two_sided','none'])
+    replay_max_drift:float|None = _s(None, 'Replayed answers whose log-probs moved further than this, in nats per token, get no gradient; None for any.')
     replay_scope:str|None = _s(None, "Over several processes: 'sharded' is one buffer for all, its rows left where they were made; "
         "'local' is a buffer each; None is sharded.", choices=[None,'local','sharded'])
     replay_age_limit:int|None = _s(None, 'Oldest group that may be replayed, in optimizer steps since it was sampled; None for any age.')
@@ -86,6 +92,7 @@ class GRPOWithReplayBufferTrainer(StoredReplay):
         self.replaying,self.editing,self.sharded = a.replay_buffer_size>0,edits(a),is_sharded(a)
         sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
         self._per_row = ('importance_sampling_ratio',) if sequences else ()
+        self.correction = Correction(a.replay_weight, a.replay_weight_cap, a.replay_clip, max_drift=a.replay_max_drift)
         self._begin_buffer()
         self._check_columns()
 
@@ -220,6 +227,7 @@ def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
     if self.args.replay_drop_dead_kl and 'ref_per_token_logps' in x:
         x['ref_per_token_logps'] = torch.where(x['replay_dead'][:,None], logps, x['ref_per_token_logps'])
     if self._open or 'old_per_token_logps' in x: self._watch_ratio(x, logps-x.get('old_per_token_logps', logps))
+    if self.correction.changes and x['replayed'].any(): self._correct(x, logps)
 
 @patch
 def _fill_waiting(self:GRPOWithReplayBufferTrainer, w):
@@ -229,6 +237,15 @@ def _fill_waiting(self:GRPOWithReplayBufferTrainer, w):
         m = torch.arange(logps.shape[1])<d['lens'][:,None]
         d['old_per_token_logps'] = logps[g*G:g*G+len(m)][m]
     self._store(w['groups'])
+
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #c3bc9a9b
+@patch
+def _correct(self:GRPOWithReplayBufferTrainer, x, logps):
+    "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
+    r,m,old = x['replayed'][:,None],self._token_mask(x),x['old_per_token_logps']
+    A = x['advantages'][:,None].expand_as(logps)
+    new = correct(logps, old, A, m, self.correction, self.importance_sampling_level, **self._clip())
+    x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #ef9779a3
 @patch

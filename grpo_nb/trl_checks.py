@@ -74,12 +74,25 @@ def check_replay_settings(
     for k in ('replay_age_limit','replay_max_uses'): check(lambda v: v is None or is_whole(v, 1), k, 'None, or a whole number of 1 or more')
     check(lambda v: v is None or is_real(v) and v>0, 'replay_age_decay', 'None, or more than 0 optimizer steps')
     check(lambda v: is_real(v) and v>=0, 'dead_tolerance', '0 or more reward units')
+    check(lambda v: is_real(v) and v>0, 'replay_weight_cap', 'a number above 0')
+    check(lambda v: v is None or is_real(v) and v>=0, 'replay_max_drift', 'None, or 0 or more nats per token')
     for k in ('replay_drop_dead_kl','replay_same_prompt_first'): check(lambda v: isinstance(v, bool), k, 'True or False')
     check(lambda v: is_whole(v, 0), 'record_groups', '0 (never), or every how many generation batches')
     check(lambda v: v is None or is_whole(v, 1), 'record_max_groups', 'None, or 1 or more groups')
     check(lambda v: v is None or is_real(v) and v>0, 'record_max_mb', 'None, or more than 0 MB')
     if a.replay_stored_per_fresh and not a.replay_buffer_size:
         raise ValueError('`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` above 0')
+    _check_correction(a)
+
+def _check_correction(a):
+    "ValueError where TRL's seam does not allow a correction of replayed rows."
+    moved = (a.replay_weight,a.replay_clip)!=('token','ppo')   # then a row is compared with itself, not with its sampler
+    odd = [(a.loss_type=='vespo', "loss_type='vespo' weighs whole answers", "another loss_type"),
+        (moved and a.beta and a.use_bias_correction_kl, 'TRL weighs the KL term by the same ratio', 'use_bias_correction_kl=False'),
+        (a.off_policy_mask_threshold is not None, "TRL's off-policy mask looks at the same log-probs", 'off_policy_mask_threshold=None')]
+    if not moved and a.replay_max_drift is None: return
+    for bad,why,do in odd:
+        if bad: raise ValueError(f'`replay_weight`, `replay_clip` and `replay_max_drift` cannot be changed here: {why}. Set {do}, or leave them')
 
 # %% ../nbs/workshop/trl_checks.ipynb #2afb4f73
 _GIVEN = {'prompts','completions','completion_ids','trainer_state','log_extra','log_metric','environments'}   # to every reward

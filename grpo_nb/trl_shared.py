@@ -69,7 +69,7 @@ class Places(RunRecord):
         if images := {'image','images'} & set(columns):
             if self.sharded: raise ValueError(f"the data set has {sorted(images)}, and images do not travel between processes: set replay_scope='local'")
         if not self.args.replay_stored_per_fresh: return
-        if not hasattr(self.train_dataset, '__getitem__'):
+        if not hasattr(self.train_dataset, '__len__'):
             raise ValueError('a stream cannot go back to a prompt that was not sampled: for `replay_stored_per_fresh` give a data set with rows')
         if self.environment_factories is not None: raise ValueError('an environment gives its own prompts: set `replay_stored_per_fresh=0`')
 

@@ -37,7 +37,7 @@ def rows(x):
     "Each row of a batch as its prompt and its completion."
     return [tuple(tuple(i[m.bool()].tolist()) for i,m in zip(x[f'{k}_ids'], x[f'{k}_mask'])) for k in ('prompt','completion')]
 
-def compare_with_policy_loss(monkeypatch, seen, **kw):
+def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
     "For `go`: beside every loss of the trainer stands ours, its old log-probs noted when that very completion was sampled."
     def watch(t):
         noted,made,last = {},GRPOTrainer._generate_and_score_completions,[]
@@ -60,7 +60,10 @@ def compare_with_policy_loss(monkeypatch, seen, **kw):
                 seen.append((bool(x['replayed'][i]), (now-same).abs().max().item()))
             q,acc = p.detach().requires_grad_(),t.current_gradient_accumulation_steps
             part = dict(num_items=x['num_items_in_batch']*acc/t.args.steps_per_generation) if t.loss_type in ('dapo','cispo','vespo') else dict(num_rows=len(p)*acc)
-            want = policy_loss(q[None], old[None], x['advantages'][None], mask[None], max_completion_length=t.max_completion_length, **part, **kw)/(acc if t.loss_type=='bnpo' else 1)
+            if 'ref_per_token_logps' in x: part['ref_logps'] = x['ref_per_token_logps'][:,None]
+            rows_first = [o[:,None] for o in (q, old, x['advantages'], mask)]   # each row a group of one
+            want = policy_loss(*rows_first, max_completion_length=t.max_completion_length, replayed=x['replayed'],
+                replay_correction=correction, **part, **kw)/(acc if t.loss_type=='bnpo' else 1)
             torch.testing.assert_close(got.detach(), want.detach(), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(*(torch.autograd.grad(o, v, retain_graph=True)[0] for o,v in ((got, p), (want, q))), rtol=1e-3, atol=1e-5)
             return got
@@ -76,6 +79,40 @@ def test_every_loss_at_every_level_and_rhythm(loss, level, ratio, monkeypatch):
     go(steps=8 if ratio!='aligned' else 4, watch=compare_with_policy_loss(monkeypatch, seen, **kw), **kw, **RATIOS[ratio])
     assert max(d for old,d in seen if old)>1e-3                       # a replayed row's ratio is not 1
     assert ratio!='aligned' or max(d for old,d in seen if not old)<1e-5   # a fresh one's is
+
+CORRECTED = [('none','none',None,'dapo','token',{}), ('truncated','none',None,'dapo','token',{}), ('truncated','ppo',None,'grpo','token',{}),
+    ('sequence','ppo',None,'dapo','sequence',{}), ('sequence','two_sided',None,'bnpo','token',{}), ('token','dapo',None,'dr_grpo','token',{}),
+    ('token','none',.05,'cispo','token',{}), ('none','ppo',None,'sapo','token',{}), ('token','ppo',.05,'luspo','sequence',{}),
+    ('token','two_sided',None,'dapo','token',dict(num_iterations=2)), ('truncated','dapo',.1,'dapo','token',dict(steps_per_generation=2, per_device_train_batch_size=4)),
+    ('token','ppo',.05,'dapo','token',dict(beta=.1)), ('none','none',None,'grpo','token',dict(beta=.1, use_bias_correction_kl=False))]
+
+@pytest.mark.filterwarnings('ignore:.*luspo')
+@pytest.mark.parametrize('weight,clip,drift,loss,level,rhythm', CORRECTED)
+def test_a_correction_of_replayed_rows_is_that_of_policy_loss_in_value_and_gradient(weight, clip, drift, loss, level, rhythm, monkeypatch):
+    from grpo_nb.ratios import Correction
+    c,seen,changed = Correction(weight, 1.1, clip, max_drift=drift),[],[]
+    kw = dict(loss_type=loss, importance_sampling_level=level, epsilon_high=5. if loss=='cispo' else None)
+    both = {k:rhythm[k] for k in ('beta','use_bias_correction_kl') if k in rhythm}
+    rhythm = {k:v for k,v in rhythm.items() if k not in both}
+    compare = compare_with_policy_loss(monkeypatch, seen, c, **kw, **both)
+    def watch(t):
+        compare(t)
+        see = t._correct
+        def correct(x, logps):
+            before = x['advantages']
+            see(x, logps)
+            changed.append(((x['advantages']-before[:,None]).abs().amax(1)>1e-6)[x['replayed']].any().item())
+            fresh = ~x['replayed']
+            assert torch.equal(x['advantages'][fresh], before[fresh][:,None].expand(-1, logps.shape[1]))
+        t._correct = correct
+    own = dict(replay_weight=weight, replay_weight_cap=1.1, replay_clip=clip, replay_max_drift=drift)
+    go(steps=6, watch=watch, **own, **kw, **both, **rhythm)
+    assert max(d for old,d in seen if old)>1e-3 and (any(changed) or weight=='none' and clip=='none')
+
+@pytest.mark.parametrize('kw,says', [(dict(replay_weight='none', beta=.1), 'use_bias_correction_kl'), (dict(replay_clip='none', loss_type='vespo'), 'vespo'),
+    (dict(replay_max_drift=.1, off_policy_mask_threshold=.5), 'off-policy mask'), (dict(replay_weight='decoupled'), 'one of'), (dict(replay_weight_cap=0), 'above 0')])
+def test_a_correction_that_the_seam_does_not_allow_is_refused(kw, says):
+    with pytest.raises(ValueError, match=says): T.config(**kw)
 
 OPTS = dict(
     scale_batch=dict(scale_rewards='batch'), scale_none=dict(scale_rewards='none'), truncated=dict(mask_truncated_completions=True, max_completion_length=12), quantile=dict(top_entropy_quantile=.4), entropy=dict(entropy_coef=.01),
