@@ -238,15 +238,6 @@ def _fill_waiting(self:GRPOWithReplayBufferTrainer, w):
         d['old_per_token_logps'] = logps[g*G:g*G+len(m)][m]
     self._store(w['groups'])
 
-# %% ../nbs/10_grpo_with_replay_buffer.ipynb #c3bc9a9b
-@patch
-def _correct(self:GRPOWithReplayBufferTrainer, x, logps):
-    "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
-    r,m,old = x['replayed'][:,None],self._token_mask(x),x['old_per_token_logps']
-    A = x['advantages'][:,None].expand_as(logps)
-    new = correct(logps, old, A, m, self.correction, self.importance_sampling_level, **self._clip())
-    x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)
-
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #ef9779a3
 @patch
 def sample_fewer(self:GRPOWithReplayBufferTrainer,
@@ -261,3 +252,12 @@ def sample_fewer(self:GRPOWithReplayBufferTrainer,
     at = [divmod(first+g, len(rows)) for g in range(fresh)]
     self._next_cursor = self._cursor+fresh*world
     return [rows[epoch_order(len(rows), e, self.shuffle_dataset, self.args.seed)[i]] for e,i in at for _ in range(G)]
+
+# %% ../nbs/10_grpo_with_replay_buffer.ipynb #c3bc9a9b
+@patch
+def _correct(self:GRPOWithReplayBufferTrainer, x, logps):
+    "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
+    r,m,old = x['replayed'][:,None],self._token_mask(x),x['old_per_token_logps']
+    A = x['advantages'][:,None].expand_as(logps)
+    new = correct(logps, old, A, m, self.correction, self.importance_sampling_level, **self._clip())
+    x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)

@@ -25,7 +25,22 @@ def _as_before():
     for k,v in _before.items(): signal.signal(k, v)
     _before.clear()
 
-if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_as_before)
+def _hold():
+    "A signal in the middle of a fork would be noted by a child that has no run to end: it waits."
+    if _before: signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+
+def _release(): signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+
+def _in_child():
+    if not _before: return
+    _as_before()
+    _release()
+
+def _in_parent():
+    if _before: _release()
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(before=_hold, after_in_parent=_in_parent, after_in_child=_in_child)
 
 @contextmanager
 def stop_on_signal():

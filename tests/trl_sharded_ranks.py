@@ -55,6 +55,15 @@ def judge(completions, prompts, trainer_state, **kw):
         raise KeyError('no solution')
     return rewards(completions, prompts)
 
+failed = []
+def fails(completions, prompts, trainer_state, **kw):
+    "On rank 1 alone, in the fourth step; a second run finds it mended."
+    if trainer_state.global_step==3 and rank==1 and not failed:
+        failed.append(1)
+        raise KeyError('no solution')
+    return rewards(completions, prompts)
+fails.__name__ = 'rewards'
+
 MU2 = dict(num_iterations=2, beta=.1, sync_ref_model=True, ref_model_sync_steps=2)
 for scene in scenes:
     if scene=='whole': run(scene)
@@ -71,5 +80,24 @@ for scene in scenes:
         fsdp2_on_cpu()
         run(scene, per_device_train_batch_size=6)
         run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2', per_device_train_batch_size=6)
+    if scene=='stored':
+        run(scene, replay_stored_per_fresh=1, num_iterations=2, save_steps=5)
+        run('stored_resumed', resume=str(out/'stored'/'checkpoint-5'), folder=scene, replay_stored_per_fresh=1, num_iterations=2, save_steps=5)
+    if scene=='stored_local':
+        t = make(scene, 5, replay_stored_per_fresh=1, replay_scope='local')
+        got = T.spy(t)
+        t.train()
+        torch.save([{k:o[k] for k in KEYS} for o in got], out/f'{scene}{rank}')
+    if scene=='mended':
+        t = make(scene, 6, fails, save_strategy='no')
+        try: t.train()
+        except Exception as e: (out/f'mended_said{rank}').write_text(f'{type(e).__name__}: {e} '+' '.join(getattr(e, '__notes__', [])))
+        run(scene, resume='auto', save_strategy='no')
+    if scene=='moving':
+        from grpo_nb.launch import fsdp2_on_cpu
+        fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
+        kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=.5, save_steps=2)
+        run(scene, steps=4, **kw)
+        run('moving_resumed', steps=4, resume=str(out/'moving'/'checkpoint-2'), folder=scene, **kw)
     if scene in ('zero2','zero3'): run(scene, per_device_train_batch_size=6, use_cpu=False, ddp_backend='gloo', save_strategy='no')
     if scene in ('hangs','raises'): make(scene, 3, judge, ddp_timeout=4).train()
