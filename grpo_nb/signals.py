@@ -25,22 +25,21 @@ def _as_before():
     for k,v in _before.items(): signal.signal(k, v)
     _before.clear()
 
+_mask = []   # signals that were blocked before a fork began
+
 def _hold():
     "A signal in the middle of a fork would be noted by a child that has no run to end: it waits."
-    if _before: signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    if _before: _mask[:] = [signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)]
 
-def _release(): signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+def _release():
+    if _mask: signal.pthread_sigmask(signal.SIG_SETMASK, _mask.pop())
 
 def _in_child():
-    if not _before: return
     _as_before()
     _release()
 
-def _in_parent():
-    if _before: _release()
-
 if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(before=_hold, after_in_parent=_in_parent, after_in_child=_in_child)
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_in_child)
 
 @contextmanager
 def stop_on_signal():
