@@ -8,8 +8,10 @@ __all__ = ['COLOURS', 'LINES', 'INK', 'PAPER', 'STYLE', 'luminance', 'contrast',
 
 # %% ../nbs/workshop/plotting.ipynb #442ed89c
 import io, re, textwrap
+from collections.abc import Iterator
 from contextlib import contextmanager
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy import ndarray
 
@@ -32,7 +34,8 @@ def luminance(
     colour:str,  # '#rrggbb'
 )->float:        # 0 for black, 1 for white
     "How light `colour` is on a grey print. Source: WCAG 2.2, relative luminance."
-    if not re.fullmatch('#[0-9a-fA-F]{6}', colour): raise ValueError(f"colour {colour!r}: write it as '#rrggbb'")
+    if not re.fullmatch('#[0-9a-fA-F]{6}', colour):
+        raise ValueError(f"colour {colour!r}: write it as '#rrggbb'")
     r,g,b = (int(colour[i:i+2], 16)/255 for i in (1,3,5))
     lin = lambda c: c/12.92 if c<=.04045 else ((c+.055)/1.055)**2.4
     return .2126*lin(r) + .7152*lin(g) + .0722*lin(b)
@@ -47,11 +50,16 @@ def contrast(
 
 # %% ../nbs/workshop/plotting.ipynb #5119fa7a
 INK,PAPER = '#262626','#ffffff'
-STYLE = {'font.size':10, 'axes.titlesize':11.5, 'axes.titleweight':'bold', 'axes.titlelocation':'left', 'axes.titlepad':9,
-    'figure.titlesize':11.5, 'figure.titleweight':'bold', 'axes.labelsize':10, 'xtick.labelsize':9, 'ytick.labelsize':9,
-    'axes.spines.top':False, 'axes.spines.right':False, 'axes.grid':True, 'grid.color':'#b0b0b0', 'grid.alpha':.35, 'grid.linewidth':.6, 'axes.axisbelow':True,
-    'text.color':INK, 'axes.labelcolor':INK, 'axes.edgecolor':INK, 'xtick.color':INK, 'ytick.color':INK, 'axes.titlecolor':INK,
-    'lines.linewidth':1.8, 'lines.markersize':5, 'legend.frameon':False, 'legend.fontsize':9, 'figure.facecolor':PAPER, 'axes.facecolor':PAPER,
+STYLE = {'font.size':10, 'axes.titlesize':11.5, 'axes.titleweight':'bold', 'axes.titlelocation':'left',
+         'axes.titlepad':9,
+    'figure.titlesize':11.5, 'figure.titleweight':'bold', 'axes.labelsize':10, 'xtick.labelsize':9,
+    'ytick.labelsize':9,
+    'axes.spines.top':False, 'axes.spines.right':False, 'axes.grid':True, 'grid.color':'#b0b0b0',
+    'grid.alpha':.35, 'grid.linewidth':.6, 'axes.axisbelow':True,
+    'text.color':INK, 'axes.labelcolor':INK, 'axes.edgecolor':INK, 'xtick.color':INK, 'ytick.color':INK,
+    'axes.titlecolor':INK,
+    'lines.linewidth':1.8, 'lines.markersize':5, 'legend.frameon':False, 'legend.fontsize':9,
+    'figure.facecolor':PAPER, 'axes.facecolor':PAPER,
     'svg.fonttype':'none', 'svg.hashsalt':'grpo_nb', 'path.simplify':True}
 
 class Canvas(Figure):
@@ -75,14 +83,15 @@ def fig_png(
     raw,out = io.BytesIO(),io.BytesIO()
     with rc_context(STYLE): fig.savefig(raw, format='png', dpi=dpi, metadata=dict(Software=None))
     raw.seek(0)
-    Image.open(raw).convert('RGB').quantize(n_colours, dither=Image.Dither.NONE).save(out, format='png', optimize=True)
+    Image.open(raw).convert('RGB').quantize(n_colours,
+                                            dither=Image.Dither.NONE).save(out, format='png', optimize=True)
     return out.getvalue()
 
 # %% ../nbs/workshop/plotting.ipynb #032c1ed2
 def fig_svg(
     fig:Figure,    # any matplotlib figure
     alt:str=None,  # what it shows, for who can't see it; None: the figure's titles
-)->str:            # an `<svg>` element on a transparent ground, to stand in HTML; the same text for the same figure
+)->str:            # an `<svg>` element on a transparent ground; the same text for the same figure
     "`fig` as small SVG without date, in the ink of the page around it."
     out = io.StringIO()
     with rc_context(STYLE): fig.savefig(out, format='svg', transparent=True, metadata=dict(Date=None))
@@ -96,10 +105,15 @@ def fig_svg(
     s = _ungroup(re.sub(r'\n\s*', '\n', s).replace('<defs>\n</defs>\n', '').strip())
     alt = alt or '. '.join(_titles(fig)) or 'figure'
     w,h = fig.get_size_inches()
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {72*w:g} {72*h:g}" role="img" aria-label="{_attr(alt)}" fill="currentColor" stroke-linejoin="round" font-family="DejaVu Sans,Verdana,Arial,sans-serif" style="width:{100*w:.0f}px;max-width:100%;height:auto">'
+    head = ('<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+            f'viewBox="0 0 {72*w:g} {72*h:g}" role="img" aria-label="{_attr(alt)}" fill="currentColor" '
+            'stroke-linejoin="round" font-family="DejaVu Sans,Verdana,Arial,sans-serif" '
+            f'style="width:{100*w:.0f}px;max-width:100%;height:auto">')
     return re.sub(r'^<svg[^>]*>', lambda m: head, s, count=1)
 
-def _short(s): return re.sub(r'-?\d+\.\d+', lambda n: f'{float(n[0]):.2f}'.rstrip('0').rstrip('.'), re.sub(r'\s+', ' ', s).strip())
+def _short(s):
+    return re.sub(r'-?\d+\.\d+', lambda n: f'{float(n[0]):.2f}'.rstrip('0').rstrip('.'),
+                  re.sub(r'\s+', ' ', s).strip())
 
 def _ungroup(s):
     "Without the groups that only group: those with no attribute."
@@ -116,7 +130,8 @@ def _attr(s): return s.replace('&', '&amp;').replace('"', '&quot;').replace('<',
 
 def _titles(fig):
     top = [fig.get_suptitle()] if hasattr(fig, 'get_suptitle') else []
-    return [o.replace('\n', ' ') for o in [*top, *(a.get_title(loc) for a in fig.axes for loc in ('left','center'))] if o]
+    return [o.replace('\n', ' ') for o in [*top,
+        *(a.get_title(loc) for a in fig.axes for loc in ('left','center'))] if o]
 
 # %% ../nbs/workshop/plotting.ipynb #0e7bf9dc
 def new_figure(
@@ -156,8 +171,8 @@ def figure(
     nrows:int=1,         # axes below each other
     sharex:bool=False,   # one scale for all?
     sharey:bool=False,   # one scale for all?
-):                       # yields the axes, or an array of them
-    "Axes to draw on; the figure is shown at the end of the block in a notebook, and nowhere else. The figure is `ax.figure`."
+)->Iterator[Axes|ndarray]: # the axes, or an array of them
+    "Axes to draw on; the figure, `ax.figure`, is shown at the end of the block in a notebook, nowhere else."
     fig,ax = new_figure(title, xlabel, ylabel, size, ncols, nrows, sharex, sharey)
     with rc_context(STYLE): yield ax
     try: shell = get_ipython()

@@ -15,6 +15,7 @@ __all__ = ['SHAPES', 'DTYPES', 'COLUMNS', 'PHASES', 'PRODUCTS', 'GROWTH', 'GPU_W
 # %% ../nbs/reference/speed.ipynb #4e0579a0
 import gc, json, math, os, platform, statistics, subprocess, sys, threading, time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -26,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
-from .core import atomic_write, versions
 from .blocks import chunked_logps
+from .core import atomic_write, versions
 from .fast_qwen import FastQwen
 from .generation import generate, generate_loop
 from .kl import gather_logps, token_logps
@@ -42,11 +43,13 @@ def in_turn(
     arms:dict,      # name -> function without arguments; what it returns, if a number, is the work it did
     rounds:int=5,   # measured rounds
     warmup:int=1,   # rounds before them that don't count
-    sync=None,      # called before each look at the clocks: waits for an accelerator
-    tick=None,      # called after each turn
-)->dict:            # name -> list of (wall seconds, processor seconds, work), one a round
-    "Run every arm once a round, in order, and note both clocks. ValueError for no arms or no rounds."
-    if not arms or rounds<1 or warmup<0: raise ValueError(f'{len(arms)} arms, {rounds} rounds, {warmup} warm-up rounds: give at least one arm and one round')
+    sync:Callable=None, # called before each look at the clocks: waits for an accelerator
+    tick:Callable=None, # called after each turn
+)->dict:            # name -> list of (wall seconds, processor seconds, work), one per round
+    "Run every arm once per round, in order, and note both clocks. ValueError for no arms or no rounds."
+    if not arms or rounds<1 or warmup<0:
+        raise ValueError(f'{len(arms)} arms, {rounds} rounds, {warmup} warm-up rounds: give at least one '
+                         'arm and one round')
     out = {k:[] for k in arms}
     for i in range(warmup+rounds):
         for k,f in arms.items():
@@ -62,7 +65,7 @@ def in_turn(
 
 # %% ../nbs/reference/speed.ipynb #8f6ab19b
 def spread(
-    xs,      # numbers
+    xs:Iterable, # numbers
 )->tuple:    # median, lower quartile, upper quartile
     "The middle of `xs`, and between what the middle half lies. ValueError for none."
     xs = np.asarray(list(xs), dtype=float)
@@ -75,18 +78,24 @@ def speedup(
     clock:str='cpu',    # 'cpu' or 'wall'
 )->tuple:               # median, lower and upper quartile: how many times faster is the arm than the base?
     "The ratio of seconds per unit of work, round by round. ValueError for a different number of rounds."
-    if len(base)!=len(arm): raise ValueError(f'{len(base)} rounds against {len(arm)}: both arms must have taken turns')
+    if len(base)!=len(arm):
+        raise ValueError(f'{len(base)} rounds against {len(arm)}: both arms must have taken turns')
     i = dict(wall=0, cpu=1)[clock]
     return spread((a[i]/a[2])/(b[i]/b[2]) for a,b in zip(base, arm))
 
 # %% ../nbs/reference/speed.ipynb #b5d99906
 def slope(
-    x,      # sizes, above 0
-    y,      # costs, above 0
+    x:list, # sizes, above 0
+    y:list, # costs, above 0
 )->float:   # the p of y ~ x**p
-    "The power by which `y` grows with `x`: a straight line through the logarithms. ValueError for fewer than two sizes or a number not above 0."
+    """The power by which `y` grows with `x`: a straight line through the logarithms.
+
+    ValueError for fewer than two sizes or a number not above 0.
+    """
     x,y = (np.asarray(list(o), dtype=float) for o in (x, y))
-    if len(x)!=len(y) or len(set(x))<2 or not (x>0).all() or not (y>0).all(): raise ValueError(f'sizes {x.tolist()} and costs {y.tolist()}: need two different sizes or more, all numbers above 0')
+    if len(x)!=len(y) or len(set(x))<2 or not (x>0).all() or not (y>0).all():
+        raise ValueError(f'sizes {x.tolist()} and costs {y.tolist()}: need two different sizes or more, all '
+                         'numbers above 0')
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 # %% ../nbs/reference/speed.ipynb #51055db2
@@ -105,18 +114,25 @@ class Products(TorchDispatchMode):
             back = 'backward' in name
             q,k = args[back],args[back+1]
             B,H,n,d = q.shape
-            for a,b,c in ([(n, d, k.shape[2]), (n, k.shape[2], d)]+([(n, d, k.shape[2]), (k.shape[2], n, d), (k.shape[2], n, d)] if back else [])): self.seen[B*H,a,b,c,q.dtype] += 1
+            for a,b,c in ([(n, d, k.shape[2]), (n, k.shape[2], d)]+([(n, d, k.shape[2]), (k.shape[2], n, d),
+                (k.shape[2], n, d)] if back else [])):
+                self.seen[B*H,a,b,c,q.dtype] += 1
 
-    def _product(self, a, b): self.seen[a.shape[0] if a.ndim==3 else 1,a.shape[-2],a.shape[-1],b.shape[-1],a.dtype] += 1
+    def _product(self, a, b):
+        self.seen[a.shape[0] if a.ndim==3 else 1,a.shape[-2],a.shape[-1],b.shape[-1],a.dtype] += 1
 
     @property
-    def flops(self)->int: "Operations of all products."; return sum(c*2*b*n*k*m for (b,n,k,m,_),c in self.seen.items())
+    def flops(self)->int:
+        "Operations of all products."
+        return sum(c*2*b*n*k*m for (b,n,k,m,_),c in self.seen.items())
     @property
-    def bytes(self)->int: "Bytes they read and write, each matrix once."; return sum(c*b*(n*k+k*m+n*m)*t.itemsize for (b,n,k,m,t),c in self.seen.items())
+    def bytes(self)->int:
+        "Bytes they read and write, each matrix once."
+        return sum(c*b*(n*k+k*m+n*m)*t.itemsize for (b,n,k,m,t),c in self.seen.items())
 
 # %% ../nbs/reference/speed.ipynb #c7907c73
 def forward_flops(
-    config,    # of a Qwen2
+    config:'PretrainedConfig', # of a Qwen2
     rows:int,  # sequences
     n:int,     # tokens of each
 )->int:        # operations of the matrix products
@@ -128,11 +144,14 @@ def forward_flops(
     return 2*rows*n*(c.num_hidden_layers*(block+2*n*q)+c.hidden_size*c.vocab_size)
 
 def model_flops(
-    config,          # of a Qwen2
+    config:'PretrainedConfig', # of a Qwen2
     lengths:list,    # tokens of each sequence, its prompt included
-    passes:int=4,    # forward passes: 1 to sample, 1 to score, 2 for what backward costs, 1 more with a reference
+    # forward passes: 1 to sample, 1 to score, 2 for what backward costs, 1 more with a reference
+    passes:int=4,
 )->int:              # operations of the matrix products
-    """Operations of a step when every completion goes through the model with its own prompt and no padding, however the step is done in fact.
+    """Operations of a step when every completion goes through the model with its prompt and no padding.
+
+    However the step is done in fact.
 
     Source: the count behind "model FLOPs utilization", PaLM, arXiv 2204.02311, section 4.1 and appendix B.
     """
@@ -151,8 +170,8 @@ def _seconds(f, at_least=.002, tries=3):
     return min(go() for _ in range(tries))
 
 def matrix_rate(
-    sizes=(256, 512, 1024),  # of square matrices
-    dtype=torch.float32,     # of their entries
+    sizes:tuple=(256, 512, 1024),    # of square matrices
+    dtype:torch.dtype=torch.float32, # of their entries
 )->float:                    # operations a second
     "The best rate of this machine at square matrix products, with the threads that torch has now."
     def rate(n):
@@ -188,7 +207,7 @@ def _no_stderr():
     finally: os.dup2(keep, 2); os.close(keep); os.close(null)
 
 def peak_bytes(
-    f,                  # function without arguments
+    f:Callable,         # function without arguments
     device:str='cpu',   # 'cpu' or 'cuda'
 )->int:                 # bytes
     "The most that tensors took at one time while `f` ran, above what stood before."
@@ -199,12 +218,14 @@ def peak_bytes(
         return torch.cuda.max_memory_allocated()-before
     from torch.profiler import ProfilerActivity, profile
     with _no_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p: f()
-    moves = sorted((e.start_ns(), e.nbytes()) for e in p.profiler.kineto_results.events() if e.name()=='[memory]')
+    moves = sorted((e.start_ns(),
+                    e.nbytes()) for e in p.profiler.kineto_results.events() if e.name()=='[memory]')
     return int(max(0, np.cumsum([b for _,b in moves]).max())) if moves else 0
 
 # %% ../nbs/reference/speed.ipynb #da8ec0c7
 SHAPES = {   # about so many weights: (width, blocks, width inside the MLP)
-    '0.1M':(64, 2, 160), '0.3M':(128, 2, 232), '1M':(192, 3, 384), '3M':(320, 3, 640), '10M':(512, 4, 1024), '30M':(768, 6, 1536), '100M':(1280, 7, 2560)}
+    '0.1M':(64, 2, 160), '0.3M':(128, 2, 232), '1M':(192, 3, 384), '3M':(320, 3, 640), '10M':(512, 4, 1024),
+    '30M':(768, 6, 1536), '100M':(1280, 7, 2560)}
 DTYPES = dict(float32=torch.float32, bfloat16=torch.bfloat16)
 
 def bench_model(
@@ -215,13 +236,22 @@ def bench_model(
     attention:str='sdpa',    # 'sdpa' or 'eager'
     seed:int=0,              # of the weights
     **config,                # more fields of the config
-):                           # (model, tokenizer)
-    "A Qwen2 of random weights whose completions end by chance. ValueError for a size, dtype, attention or device that it does not have."
-    for k,v,ok in (('size',size,(*SHAPES,'0.5B')), ('dtype',dtype,DTYPES), ('attention',attention,('sdpa','eager')), ('device',device,('cpu','cuda'))):
+)->tuple:                    # (model, tokenizer)
+    """A Qwen2 of random weights whose completions end by chance.
+
+    ValueError for a size, dtype, attention or device that it does not have.
+    """
+    for k,v,ok in (('size',size,(*SHAPES,'0.5B')), ('dtype',dtype,DTYPES),
+                   ('attention',attention,('sdpa','eager')), ('device',device,('cpu','cuda'))):
         if v not in ok: raise ValueError(f'`{k}` is {v!r}: choose one of {list(ok)}')
-    if device=='cuda' and not torch.cuda.is_available(): raise ValueError("`device` is 'cuda', but torch sees no GPU here: take 'cpu'")
-    if size=='0.5B': c = dict(vocab_size=151_936, hidden_size=896, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, intermediate_size=4864, max_position_embeddings=4096)
-    else: c = dict(zip(('hidden_size','num_hidden_layers','intermediate_size'), SHAPES[size]), num_attention_heads=SHAPES[size][0]//32, num_key_value_heads=SHAPES[size][0]//64)
+    if device=='cuda' and not torch.cuda.is_available():
+        raise ValueError("`device` is 'cuda', but torch sees no GPU here: take 'cpu'")
+    if size=='0.5B':
+        c = dict(vocab_size=151_936, hidden_size=896, num_hidden_layers=24, num_attention_heads=14,
+                 num_key_value_heads=2, intermediate_size=4864, max_position_embeddings=4096)
+    else:
+        c = dict(zip(('hidden_size','num_hidden_layers','intermediate_size'), SHAPES[size]),
+                 num_attention_heads=SHAPES[size][0]//32, num_key_value_heads=SHAPES[size][0]//64)
     model,tok = tiny_model(seed, attn_implementation=attention, **{**c, **config}),make_tokenizer()
     if p_end: _end_by_chance(model, tok.eos_token_id, p_end)
     return model.to(device, DTYPES[dtype]),tok
@@ -235,15 +265,17 @@ def _end_by_chance(model, eos, p, c=.5):
     w[eos,0] = c+math.log(p*(len(w)-1)/(1-p))/h
 
 # %% ../nbs/reference/speed.ipynb #798b4eb7
-def never_ends(tok):
+def never_ends(
+    tok:'PreTrainedTokenizerBase',  # of a `bench_model`
+)->'PreTrainedTokenizerBase':       # a copy
     "`tok` with an end token that no model of its size can produce."
     tok.add_special_tokens(dict(eos_token='<|never|>'))
     return tok
 
 def some_answers(
-    completions,     # N texts or messages; not looked at
-    completion_ids,  # N lists of tokens
-    **kwargs,        # the other columns
+    completions:list,     # N texts or messages; not looked at
+    completion_ids:list,  # N lists of tokens
+    **kwargs,             # the other columns
 )->list:             # N floats
     "A reward that varies within nearly every group, for benchmarks: 0, 0.5 or 1 by the sum of the tokens."
     return [float(sum(ids)%3)/2 for ids in completion_ids]
@@ -262,19 +294,23 @@ class Work:
     updates:int=1          # optimizer steps a batch
     config:dict=None       # more fields of the model's config
 
-    def model(self):
+    def model(self)->tuple:
         "(model, tokenizer), with fresh weights, always the same."
-        m,tok = bench_model(self.size, .03 if self.ends else 0, self.device, self.dtype, **(self.config or {}))
-        if not self.ends: m.generation_config.eos_token_id = m.config.eos_token_id = never_ends(tok).eos_token_id
+        m,tok = bench_model(self.size, .03 if self.ends else 0, self.device, self.dtype,
+                            **(self.config or {}))
+        if not self.ends:
+            m.generation_config.eos_token_id = m.config.eos_token_id = never_ends(tok).eos_token_id
         return m,tok
 
-    def problems(self, n=None):
+    def problems(self, n:int=None)->'Dataset':
         "So many problems of the same few, over and over."
         return chain_sum(self.B, seed=0).select([i%self.B for i in range(n or self.B)])
 
-    def ours(self, method=None):
+    def ours(self, method:'Method'=None)->'State':
         "The state of our own trainer."
-        args = TrainConfig(num_generations=self.G, generation_batch_size=self.B*self.G, steps_per_generation=self.updates, max_steps=10**6, beta=self.beta, learning_rate=1e-6,
+        args = TrainConfig(num_generations=self.G, generation_batch_size=self.B*self.G,
+                           steps_per_generation=self.updates, max_steps=10**6, beta=self.beta,
+                           learning_rate=1e-6,
             max_completion_length=self.T, replay_buffer_size=0, disable_tqdm=True)
         m,tok = self.model()
         return new_state(m, tok, self.problems(64*self.B), some_answers, args, method=method or Keep())
@@ -283,7 +319,9 @@ class Work:
 class _Over(Exception): pass
 
 class Paced:
-    """A trainer of TRL that stands still before each step. Calling it lets it go on for one, and returns the completion tokens it made.
+    """A trainer of TRL that stands still before each step.
+
+    Calling it lets it go on for one, and returns the completion tokens it made.
 
     An error in the trainer is raised by the call. `close` ends it.
     """
@@ -331,7 +369,7 @@ class Paced:
         self._wait()
         return self.tokens
 
-    def close(self):
+    def close(self)->None:
         "End the trainer where it stands."
         self.over = True
         self.go.release()
@@ -341,24 +379,35 @@ def trl_trainer(
     work:Work,    # what to train on
     folder:str,   # where TRL may write
     **options,    # of GRPOConfig
-):
-    "TRL's `GRPOTrainer` on the work that ours does: no gradient checkpointing, no logging, no saving; the same optimizer, prompts, lengths and reward."
+)->'GRPOTrainer':
+    """TRL's `GRPOTrainer` on the work that ours does: the same optimizer, prompts, lengths and reward.
+
+    No gradient checkpointing, no logging, no saving.
+    """
     from transformers import PrinterCallback
     from transformers.utils import logging as hf
     from grpo_nb.grpo_with_replay_buffer import GRPOConfig, GRPOTrainer
     hf.set_verbosity_error(); hf.disable_progress_bar()
     rows,bf16 = work.B*work.G,work.dtype=='bfloat16'
-    args = GRPOConfig(**(dict(output_dir=folder, per_device_train_batch_size=rows//work.updates, steps_per_generation=work.updates, num_generations=work.G, max_completion_length=work.T, beta=work.beta,
-        learning_rate=1e-6, lr_scheduler_type='constant', max_steps=10**6, report_to='none', logging_strategy='no', save_strategy='no', disable_tqdm=True, use_cpu=work.device=='cpu', bf16=bf16,
+    args = GRPOConfig(**(dict(output_dir=folder, per_device_train_batch_size=rows//work.updates,
+                              steps_per_generation=work.updates, num_generations=work.G,
+                              max_completion_length=work.T, beta=work.beta,
+        learning_rate=1e-6, lr_scheduler_type='constant', max_steps=10**6, report_to='none',
+        logging_strategy='no', save_strategy='no', disable_tqdm=True, use_cpu=work.device=='cpu', bf16=bf16,
         gradient_checkpointing=False, dataloader_pin_memory=False, temperature=1., seed=0) | options))
     m,tok = work.model()
-    if work.beta: m.save_pretrained(folder); m.config._name_or_path = str(folder)   # TRL reads the reference from disk
-    t = GRPOTrainer(model=m, reward_funcs=some_answers, args=args, train_dataset=work.problems(64*work.B), processing_class=tok)
+    if work.beta:
+        m.save_pretrained(folder)
+        m.config._name_or_path = str(folder)   # TRL reads the reference from disk
+    t = GRPOTrainer(model=m, reward_funcs=some_answers, args=args, train_dataset=work.problems(64*work.B),
+                    processing_class=tok)
     t.remove_callback(PrinterCallback)
     return t
 
 # %% ../nbs/reference/speed.ipynb #ad6b0a31
-COLUMNS = 'run part case arm x value low high unit wall_s cpu_s rounds against ratio ratio_low ratio_high ratio_wall flops bytes share share_alone status note quick device machine cores threads when python torch transformers trl grpo_nb'.split()
+COLUMNS = '''run part case arm x value low high unit wall_s cpu_s rounds
+    against ratio ratio_low ratio_high ratio_wall flops bytes share share_alone status note quick
+    device machine cores threads when python torch transformers trl grpo_nb'''.split()
 
 def machine_name()->str:
     "The processor's name as the system gives it."
@@ -371,7 +420,9 @@ def stamp(
     "What the numbers depend on: machine, threads, versions, the minute (UTC)."
     v = versions()
     name = torch.cuda.get_device_name() if device=='cuda' else device
-    return dict(device=name, machine=machine_name(), cores=os.cpu_count(), threads=torch.get_num_threads(), when=time.strftime('%Y-%m-%d %H:%M', time.gmtime()), **{k:v[k] for k in ('python','torch','transformers','trl','grpo_nb')})
+    return dict(device=name, machine=machine_name(), cores=os.cpu_count(), threads=torch.get_num_threads(),
+                when=time.strftime('%Y-%m-%d %H:%M', time.gmtime()),
+                **{k:v[k] for k in ('python','torch','transformers','trl','grpo_nb')})
 
 def row(
     part:str,   # which part of the benchmark
@@ -396,10 +447,13 @@ def compared(
     i,out = dict(wall=0, cpu=1)[clock],[]
     for arm,ts in seen.items():
         v,lo,hi = spread(o[2]/o[i] if per else o[i] for o in ts)
-        r = row(part, case, arm, value=v, low=lo, high=hi, unit=f'{per}/s' if per else 's', wall_s=spread(o[0] for o in ts)[0], cpu_s=spread(o[1] for o in ts)[0], rounds=len(ts), **fields)
+        r = row(part, case, arm, value=v, low=lo, high=hi, unit=f'{per}/s' if per else 's',
+                wall_s=spread(o[0] for o in ts)[0], cpu_s=spread(o[1] for o in ts)[0], rounds=len(ts),
+                **fields)
         if against and arm!=against:
             m,lo,hi = speedup(seen[against], ts, clock)
-            r |= dict(against=against, ratio=m, ratio_low=lo, ratio_high=hi, ratio_wall=speedup(seen[against], ts, 'wall')[0])
+            r |= dict(against=against, ratio=m, ratio_low=lo, ratio_high=hi,
+                      ratio_wall=speedup(seen[against], ts, 'wall')[0])
         out.append(r)
     return out
 
@@ -413,26 +467,31 @@ class Bench:
     tick:object=None     # called with a word on what comes next
     folder:str='.'       # for scratch files
 
-    def say(self, what): self.tick and self.tick(what)
-    def some(self, xs, quick): return quick if self.quick else xs
+    def say(self, what:str)->None: self.tick and self.tick(what)
+    def some(self, xs:object, quick:object)->object: return quick if self.quick else xs
     @property
-    def n(self): return 2 if self.quick else self.rounds
+    def n(self)->int: return 2 if self.quick else self.rounds
 
 def _generators(work, model, tok, rows):
     "The three ways, as functions that return how many useful tokens they made."
     ids,mask = (o.to(model.device) for o in encode_prompts(tok, list(work.problems(rows//work.G)['prompt'])))
-    g,end = torch.Generator(model.device).manual_seed(0),dict(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id)
+    g,end = torch.Generator(model.device).manual_seed(0),dict(eos_token_id=tok.eos_token_id,
+        pad_token_id=tok.pad_token_id)
     count = lambda new: int((((new==tok.eos_token_id).cumsum(1)-(new==tok.eos_token_id).int())==0).sum())
     def theirs():
-        out = model.generate(input_ids=ids, attention_mask=mask.long(), num_return_sequences=work.G, max_new_tokens=work.T, do_sample=True, temperature=1., top_k=0, top_p=1., **end)
+        out = model.generate(input_ids=ids, attention_mask=mask.long(), num_return_sequences=work.G,
+                             max_new_tokens=work.T, do_sample=True, temperature=1., top_k=0, top_p=1., **end)
         return count(out[:,ids.shape[1]:])
     few = min(4, work.G)
-    return dict(transformers=theirs, loop=lambda: int(generate_loop(model, ids[:1], mask[:1], few, work.T, generator=g, **end).completion_mask.sum()),
-        ours=lambda: int(generate(model, ids, mask, work.G, work.T, generator=g, **end).completion_mask.sum()))
+    return dict(transformers=theirs,
+                loop=lambda: int(generate_loop(model, ids[:1], mask[:1], few, work.T, generator=g,
+                                               **end).completion_mask.sum()),
+        ours=lambda: int(generate(model, ids, mask, work.G, work.T, generator=g,
+                                  **end).completion_mask.sum()))
 
 def part_generation(
-    o:Bench,  # settings of the run
-):            # yields rows
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
     "Useful tokens a second: ours, transformers' `generate`, and one completion at a time."
     for rows in o.some((64, 128, 256, 512), (32,)):
         o.say(f'{rows} rows')
@@ -443,7 +502,9 @@ def part_generation(
         with Products() as p: arms['ours']()
         ours = spread(t[1] for t in seen['ours'])[0]
         for r in compared('generation', f'{rows} rows', seen, 'transformers', 'tokens', x=rows):
-            if r['arm']=='ours': r |= dict(flops=p.flops, bytes=p.bytes, share=p.flops/matrix_rate()/ours, share_alone=products_seconds(p.seen)/ours)
+            if r['arm']=='ours':
+                r |= dict(flops=p.flops, bytes=p.bytes, share=p.flops/matrix_rate()/ours,
+                          share_alone=products_seconds(p.seen)/ours)
             yield r
 
 # %% ../nbs/reference/speed.ipynb #e0ae0791
@@ -452,8 +513,8 @@ def _step(s):
     return int(step(s)['fresh'].completion_mask.sum())
 
 def part_step(
-    o:Bench,  # settings of the run
-):            # yields rows
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
     "Our from-scratch step against `GRPOTrainer`'s on the same work; seconds per step and per token."
     rate = matrix_rate()
     cases = {'beta 0':{}, 'beta 0.04':dict(beta=.04), 'beta 0, all 48 tokens':dict(ends=False)}
@@ -471,22 +532,26 @@ def part_step(
         finally: trl.close()
         for r in compared('step', case, seen, 'trl'):
             p = counts[r['arm']]
-            yield r | dict(flops=p.flops, bytes=p.bytes, share=p.flops/rate/r['cpu_s'], share_alone=products_seconds(p.seen)/r['cpu_s'])
+            yield r | dict(flops=p.flops, bytes=p.bytes, share=p.flops/rate/r['cpu_s'],
+                           share_alone=products_seconds(p.seen)/r['cpu_s'])
         lengths = (fresh.prompt_mask.sum(1)[:,None]+fresh.completion_mask.sum(-1)).flatten().tolist()
-        yield row('step', case, 'model FLOPs', value=model_flops(s.model.config, lengths, 4+(work.beta>0)), unit='operations')
+        yield row('step', case, 'model FLOPs', value=model_flops(s.model.config, lengths, 4+(work.beta>0)),
+                  unit='operations')
     yield row('step', 'machine', 'matrix products', value=rate, unit='operations/s')
     yield row('step', 'machine', 'copies', value=copy_rate(), unit='bytes/s')
 
 # %% ../nbs/reference/speed.ipynb #a7aa9bf4
 PHASES = {   # function in `grpo_nb.trainer` -> phase
-    'generate':'generation', 'encode_prompts':'text', 'decode':'text', 'score':'rewards', 'combine_rewards':'rewards', 'multi_objective':'rewards',
-    'token_logps_and_entropy':'log-probs', 'token_logps':'log-probs', 'policy_loss':'loss', 'loss_metrics':'metrics', 'replay_metrics':'metrics', 'group_ratios':'metrics', 'summarize':'metrics'}
+    'generate':'generation', 'encode_prompts':'text', 'decode':'text', 'score':'rewards',
+    'combine_rewards':'rewards', 'multi_objective':'rewards',
+    'token_logps_and_entropy':'log-probs', 'token_logps':'log-probs', 'policy_loss':'loss',
+    'loss_metrics':'metrics', 'replay_metrics':'metrics', 'group_ratios':'metrics', 'summarize':'metrics'}
 
 class StopWatch:
     "Processor seconds by phase, each without the phases inside it; `calls` counts."
     def __init__(self): self.seconds,self.calls,self._open = Counter(),Counter(),[]
 
-    def wrap(self, f, phase):
+    def wrap(self, f:Callable, phase:str)->Callable:
         "`f`, watched."
         @wraps(f)
         def g(*args, **kwargs):
@@ -503,13 +568,14 @@ class StopWatch:
 
 @contextmanager
 def watched(
-    s,               # the state of our trainer
+    s:'State',       # of our trainer
     watch:StopWatch, # gets the seconds
-):
+)->Iterator[None]:
     "Inside the block, the phases of a step are timed; behind it everything is as it was."
     import grpo_nb.trainer as T
     put = [(T, k, p) for k,p in PHASES.items() if hasattr(T, k)]
-    put += [(Tensor, 'backward', 'backward'), (torch.nn.utils, 'clip_grad_norm_', 'optimizer'), (s.optimizer, 'step', 'optimizer'), (s.method, 'treat', 'replay')]
+    put += [(Tensor, 'backward', 'backward'), (torch.nn.utils, 'clip_grad_norm_', 'optimizer'),
+            (s.optimizer, 'step', 'optimizer'), (s.method, 'treat', 'replay')]
     old = [(at, k, vars(at).get(k), getattr(at, k)) for at,k,_ in put]
     try:
         for (at,k,p),(*_,f) in zip(put, old): setattr(at, k, watch.wrap(f, p))
@@ -518,8 +584,8 @@ def watched(
         for at,k,was,_ in old: delattr(at, k) if was is None else setattr(at, k, was)
 
 def part_profile(
-    o:Bench,  # settings of the run
-):            # yields rows
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
     "Processor seconds of each phase of our step, and the operators that cost most."
     for case,beta in (('beta 0', 0.), ('beta 0.04', .04)):
         o.say(case)
@@ -530,22 +596,27 @@ def part_profile(
             if i: watches.append(w.seconds); whole.append(sum(w.seconds.values()))
         for k in sorted(set().union(*watches)):
             v,lo,hi = spread(w[k] for w in watches)
-            yield row('profile', case, k, value=v, low=lo, high=hi, unit='s', cpu_s=v, rounds=o.n, share=v/spread(whole)[0])
+            yield row('profile', case, k, value=v, low=lo, high=hi, unit='s', cpu_s=v, rounds=o.n,
+                      share=v/spread(whole)[0])
         yield from _operators(s, case)
 
-PRODUCTS = ('mm', 'addmm', 'addmm_', 'bmm', 'baddbmm')   # operators that multiply matrices; and attention's, by name
+# operators that multiply matrices; and attention's, by name
+PRODUCTS = ('mm', 'addmm', 'addmm_', 'bmm', 'baddbmm')
 
 def _operators(s, case, n=8):
-    "The operators of one step that take most processor time themselves, and the time of all that multiply matrices."
+    "The operators of one step that take most processor time, and the time of all that multiply matrices."
     from torch.profiler import ProfilerActivity, profile
     with _no_stderr(), profile(activities=[ProfilerActivity.CPU]) as p: _step(s)
     ev = sorted(p.key_averages(), key=lambda e: -e.self_cpu_time_total)
     total = sum(e.self_cpu_time_total for e in ev)
     fields = lambda t, calls: dict(value=t/1e6, unit='s', share=t/total, note=f'{calls} calls')
-    for e in ev[:n]: yield row('profile', f'operators, {case}', e.key, **fields(e.self_cpu_time_total, e.count))
+    for e in ev[:n]:
+        yield row('profile', f'operators, {case}', e.key, **fields(e.self_cpu_time_total, e.count))
     for kind,want in (('products', True), ('everything else', False)):
-        es = [e for e in ev if want==(e.key.removeprefix('aten::') in PRODUCTS or '_scaled_dot_product' in e.key)]
-        yield row('profile', f'kinds, {case}', kind, **fields(sum(e.self_cpu_time_total for e in es), sum(e.count for e in es)))
+        es = [e for e in ev if want==(e.key.removeprefix('aten::') in PRODUCTS
+                                      or '_scaled_dot_product' in e.key)]
+        yield row('profile', f'kinds, {case}', kind,
+                  **fields(sum(e.self_cpu_time_total for e in es), sum(e.count for e in es)))
 
 # %% ../nbs/reference/speed.ipynb #74036e9c
 def _resident(key):
@@ -563,12 +634,16 @@ def logp_arms(
     width:int,    # of the hidden states
     V:int,        # vocabulary
     device:str='cpu',     # where the tensors lie
-    dtype=torch.float32,  # theirs
+    dtype:torch.dtype=torch.float32, # theirs
 )->dict:
-    "From hidden states to log-probs and back to gradients: all logits at once, in our blocks, or in the tiles of TRL's trainer. Each returns (log-probs, gradients)."
+    """From hidden states to log-probs and back to gradients; each returns (log-probs, gradients).
+
+    All logits at once, in our blocks, or in the tiles of TRL's trainer.
+    """
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
     g = torch.Generator().manual_seed(0)
-    h,W = ((torch.randn(*o, generator=g)*.1).to(device, dtype).requires_grad_() for o in ((n, width), (V, width)))
+    h,W = ((torch.randn(*o, generator=g)*.1).to(device, dtype).requires_grad_() for o in ((n, width),
+        (V, width)))
     ids = torch.randint(V, (n,), generator=g).to(device)
     def go(f):
         def g():
@@ -576,52 +651,71 @@ def logp_arms(
             return lp.detach(),*torch.autograd.grad(lp.sum(), (h, W))
         return g
     return {'all at once':go(lambda: gather_logps(h@W.T, ids)), 'blocks':go(lambda: chunked_logps(h, W, ids)),
-        "TRL's tiles":go(lambda: ChunkedLogProbFunction.apply(h, W, None, ids, 1., 32_768, None, 1., ('log_probs',))[0])}
+        "TRL's tiles":go(lambda: ChunkedLogProbFunction.apply(h, W, None, ids, 1., 32_768, None, 1.,
+                                                              ('log_probs',))[0])}
 
 def grown(
     rounds:int,  # of all ways in turn
     *sizes,      # n, width, V of `logp_arms`
 )->dict:         # way -> list of (wall seconds, processor seconds, bytes), one a round
-    "All ways in a fresh process: their clocks, and by how much the process grows at its highest. OSError when it fails, or where the system does not tell."
-    r = subprocess.run([sys.executable, '-W', 'ignore', '-c', f'from grpo_nb.speed import _grow; _grow({rounds}, *{tuple(sizes)})'], capture_output=True, text=True)
-    if r.returncode: raise OSError(f'the measuring process ended with {r.returncode}: {(r.stderr.strip().splitlines() or ["killed, most likely for want of memory"])[-1]}')
+    """All ways in a fresh process: their clocks, and by how much the process grows at its highest.
+
+    OSError when it fails, or where the system does not tell.
+    """
+    r = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', f'from grpo_nb.speed import _grow; _grow({rounds}, '
+                                               f'*{tuple(sizes)})'],
+        capture_output=True, text=True)
+    if r.returncode:
+        raise OSError(f'the measuring process ended with {r.returncode}: '
+                      f'{(r.stderr.strip().splitlines() or ["killed, most likely for want of memory"])[-1]}')
     return json.loads(r.stdout.splitlines()[-1])
 
 def _grow(rounds, *sizes):
     torch.set_num_threads(1)
-    if _resident('VmHWM') is None: raise OSError('this system does not say how much memory a process has (no /proc/self/status)')
+    if _resident('VmHWM') is None:
+        raise OSError('this system does not say how much memory a process has (no /proc/self/status)')
     arms,tops = logp_arms(*sizes),{}
     def way(k):
         def f():
             before = _resident('VmRSS')
-            with open('/proc/self/clear_refs', 'w') as file: file.write('5')   # the highest so far starts again from here
+            with open('/proc/self/clear_refs', 'w') as file:
+                file.write('5')   # the highest so far starts again from here
             arms[k]()
             tops.setdefault(k, []).append(_resident('VmHWM')-before)
         return f
-    seen = in_turn({k:way(k) for k in arms}, rounds, 0)   # no warm-up: tensors of this size come fresh from the system every time
+    # no warm-up: tensors of this size come fresh from the system every time
+    seen = in_turn({k:way(k) for k in arms}, rounds, 0)
     print(json.dumps({k:[(w, c, m) for (w,c,_),m in zip(v, tops[k])] for k,v in seen.items()}))
 
 def part_logps(
-    o:Bench,  # settings of the run
-):            # yields rows
-    "Memory and time of log-probs with gradient, B=8, T=256, V=151,936: all logits at once against blocks, ours and TRL's."
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
+    "Memory and time of log-probs with gradient, B=8, T=256, V=151,936: all at once, our blocks, TRL's tiles."
     V,width = o.some(151_936, 20_000),o.some(896, 96)
     o.say(f'width {width}')
     if (free := free_bytes()) and free<6*4*2048*V:
-        yield row('logps', f'memory, width {width}', 'blocks', status='not run', note=f'{free/1e9:.0f} GB of memory free, the plain way needs about {6*4*2048*V/1e9:.0f}')
+        yield row('logps', f'memory, width {width}', 'blocks', status='not run',
+                  note=f'{free/1e9:.0f} GB of memory free, the plain way needs about {6*4*2048*V/1e9:.0f}')
         return
     seen = grown(o.some(2, 1), 2048, width, V)
     tops = {k:spread(o[2] for o in v)[0] for k,v in seen.items()}
-    for k,v in tops.items(): yield row('logps', f'memory, width {width}', k, x=width, value=v, unit='bytes', bytes=v, rounds=len(seen[k]), **(dict(against='all at once', ratio=tops['all at once']/v) if k!='all at once' else {}))
-    ops = {'all at once':3, 'blocks':4, "TRL's tiles":4}   # products: logits, and two for the gradients; blocks and tiles make the logits twice
-    for r in compared('logps', f'time, width {width}', {k:[(w, c, 1) for w,c,_ in v] for k,v in seen.items()}, 'all at once', x=width): yield r | dict(flops=ops[r['arm']]*2*2048*width*V)
+    for k,v in tops.items():
+        yield row('logps', f'memory, width {width}', k, x=width, value=v, unit='bytes', bytes=v,
+                  rounds=len(seen[k]),
+                  **(dict(against='all at once', ratio=tops['all at once']/v) if k!='all at once' else {}))
+    # products: logits, and two for the gradients; blocks and tiles make the logits twice
+    ops = {'all at once':3, 'blocks':4, "TRL's tiles":4}
+    for r in compared('logps', f'time, width {width}', {k:[(w, c, 1) for w,c,_ in v] for k,v in seen.items()},
+                      'all at once', x=width):
+        yield r | dict(flops=ops[r['arm']]*2*2048*width*V)
 
 # %% ../nbs/reference/speed.ipynb #76b745c2
 class HeapBuffer:
     "The best `max_size` in a heap; a draw builds a tensor of all scores, in time that grows with the buffer."
     def __init__(self, max_size:int): self.max_size,self.heap,self.n = max_size,[],0
 
-    def add(self, scores, data):
+    def add(self, scores:list, data:list)->None:
         "Store each pair while there is room or while it beats the worst."
         from heapq import heappush, heapreplace
         for s,d in zip(scores, data):
@@ -635,8 +729,8 @@ class HeapBuffer:
         return [self.heap[i][2] for i in torch.multinomial(w, k).tolist()]
 
 def part_buffer(
-    o:Bench,  # settings of the run
-):            # yields rows
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
     "Seconds to add 16 groups and to draw 8, in a full buffer of 64 to a million groups."
     import random
     points = []
@@ -646,12 +740,18 @@ def part_buffer(
         bufs = dict(heap=HeapBuffer(n), ours=ReplayBuffer(n))
         for b in bufs.values():
             for i in range(0, n, 16): b.add([rng.random() for _ in range(min(16, n-i))], data[:n-i])
-        batches = [[rng.random() for _ in range(16)] for _ in range(50 if n>64 else 1000)]   # a turn takes a millisecond or more
+        # a turn takes a millisecond or more
+        batches = [[rng.random() for _ in range(16)] for _ in range(50 if n>64 else 1000)]
         gc.freeze()   # else every look for garbage walks through a million groups
         add = lambda b: lambda: [b.add(s, data) for s in batches] and len(batches)
         draw = lambda b, k: lambda: [b.sample(8) for _ in range(k)] and k
-        for what,f in (('add 16', add), ('sample 8', lambda b: draw(b, 3 if n>10_000 and isinstance(b, HeapBuffer) else 50))):
-            for r in compared('buffer', what, _per_unit(in_turn({k:f(b) for k,b in bufs.items()}, o.some(9, 2), 1)), 'heap', x=n): points.append(r); yield r
+        for what,f in (('add 16', add),
+                       ('sample 8', lambda b: draw(b, 3 if n>10_000 and isinstance(b, HeapBuffer) else 50))):
+            for r in compared('buffer', what,
+                              _per_unit(in_turn({k:f(b) for k,b in bufs.items()}, o.some(9, 2), 1)), 'heap',
+                              x=n):
+                points.append(r)
+                yield r
         gc.unfreeze()
         del bufs
     for what in ('add 16','sample 8'):
@@ -667,28 +767,36 @@ def _slope_row(part, case, arm, rows, y='value', name='slope'):
 
 # %% ../nbs/reference/speed.ipynb #50c76f62
 def part_replay(
-    o:Bench,  # settings of the run
-):            # yields rows
-    "The share of a from-scratch step that goes into replay: finding dead groups, drawing, unpacking, storing."
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
+    "The share of a from-scratch step that is replay: finding dead groups, drawing, unpacking, storing."
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
     o.say('share of a step')
     seen = {}
     for name,method in (('keep', Keep()), ('replay', Replay(64))):
         model,tok = load_model('tiny')
-        args = TrainConfig(generation_batch_size=o.some(128, 32), max_completion_length=o.some(48, 12), max_steps=10**6, learning_rate=1e-5, replay_buffer_size=0, disable_tqdm=True)
+        args = TrainConfig(generation_batch_size=o.some(128, 32), max_completion_length=o.some(48, 12),
+                           max_steps=10**6, learning_rate=1e-5, replay_buffer_size=0, disable_tqdm=True)
         s,ws,dead = new_state(model, tok, chain_sum(2000, seed=0), accuracy_reward, args, method=method),[],0
         for i in range(o.some(12, 2)+2):
             with watched(s, StopWatch()) as w: w.wrap(lambda: step(s), 'other')()
-            if i>1: ws.append((w.seconds['replay'], sum(w.seconds.values()))); dead += s.history[-1]['replay/replaced']
+            if i>1:
+                ws.append((w.seconds['replay'], sum(w.seconds.values())))
+                dead += s.history[-1]['replay/replaced']
         seen[name] = ws
         v,lo,hi = spread(a/b for a,b in ws)
-        yield row('replay', 'share of a step', name, value=v, low=lo, high=hi, unit='share', cpu_s=spread(a for a,_ in ws)[0], rounds=len(ws), share=v, note=f'{dead/len(ws):.1f} of {args.B} groups replaced a batch, {spread(b for _,b in ws)[0]*1e3:.0f} ms a batch')
+        yield row('replay', 'share of a step', name, value=v, low=lo, high=hi, unit='share',
+            cpu_s=spread(a for a,_ in ws)[0], rounds=len(ws), share=v,
+            note=f'{dead/len(ws):.1f} of {args.B} groups replaced a batch, '
+                 f'{spread(b for _,b in ws)[0]*1e3:.0f} ms a batch')
     v,lo,hi = spread((a[0]-b[0])/a[1] for a,b in zip(seen['replay'], seen['keep']))
-    yield row('replay', 'share of a step', 'replay beyond keep', value=v, low=lo, high=hi, unit='share', share=v)
+    yield row('replay', 'share of a step', 'replay beyond keep', value=v, low=lo, high=hi, unit='share',
+              share=v)
 
 # %% ../nbs/reference/speed.ipynb #fa829b11
-_IMPORT = 'import time; w,c = time.perf_counter(),time.process_time(); import grpo_nb; print(time.perf_counter()-w, time.process_time()-c)'
+_IMPORT = ('import time; w,c = time.perf_counter(),time.process_time(); import grpo_nb; '
+           'print(time.perf_counter()-w, time.process_time()-c)')
 _DEMO = """import os, sys, time
 w = float(sys.argv[1])
 import grpo_nb.cli, grpo_nb.trainer as T
@@ -700,19 +808,22 @@ grpo_nb.cli.main(['demo', '--output_dir', sys.argv[2], '--disable_tqdm'])"""
 
 def _process(code, *words):
     "The last two numbers that a fresh process prints: wall and processor seconds."
-    r = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, *words], capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS':str(torch.get_num_threads())})
+    r = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, *words], capture_output=True, text=True,
+                       env={**os.environ, 'OMP_NUM_THREADS':str(torch.get_num_threads())})
     if r.returncode: raise OSError(f'the measured process failed: {r.stderr.strip().splitlines()[-1:]}')
     return (*map(float, r.stdout.split()[-2:]), 1)
 
 def part_start(
-    o:Bench,  # settings of the run
-):            # yields rows
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
     "Seconds to import the package, and to the demo's first training step, in fresh processes."
     o.say('import')
-    yield from compared('start', 'import grpo_nb', dict(ours=[_process(_IMPORT) for _ in range(o.some(7, 2))]))
+    yield from compared('start', 'import grpo_nb',
+                        dict(ours=[_process(_IMPORT) for _ in range(o.some(7, 2))]))
     if o.quick: return
     o.say('demo')
-    yield from compared('start', 'demo, before its first step', dict(ours=[_process(_DEMO, str(time.time()), str(Path(o.folder)/f'demo-{i}')) for i in range(5)]))
+    yield from compared('start', 'demo, before its first step',
+        dict(ours=[_process(_DEMO, str(time.time()), str(Path(o.folder)/f'demo-{i}')) for i in range(5)]))
 
 # %% ../nbs/reference/speed.ipynb #9bba637d
 GROWTH = {   # case: (sizes, the work at a size)
@@ -723,9 +834,9 @@ GROWTH = {   # case: (sizes, the work at a size)
 }
 
 def part_growth(
-    o:Bench,  # settings of the run
-):            # yields rows
-    "Time, memory and share of the machine's rate of our step against group size, completion length and weights, with slopes."
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
+    "Time, memory and share of the machine's rate of our step against group size, length and weights."
     rate = matrix_rate()
     for case,(sizes,work) in GROWTH.items():
         points = []
@@ -737,7 +848,8 @@ def part_growth(
             n = x if isinstance(x, int) else sum(p.numel() for p in s.model.parameters())
             with Products() as p: _step(s)
             r = compared('growth', case, seen, x=n)[0]
-            points.append(r | dict(bytes=peak_bytes(lambda: _step(s)), flops=p.flops, share=p.flops/rate/r['cpu_s']))
+            points.append(r | dict(bytes=peak_bytes(lambda: _step(s)), flops=p.flops,
+                                   share=p.flops/rate/r['cpu_s']))
             yield points[-1]
             del s
         yield _slope_row('growth', case, 'ours', points)
@@ -756,54 +868,68 @@ def _rank(rank, world, store, B, T, steps):
     def average(opt, args, kwargs):
         g = torch.cat([p.grad.flatten() for p in s.model.parameters()])
         dist.all_reduce(g)
-        for p,o in zip(s.model.parameters(), g.split([p.numel() for p in s.model.parameters()])): p.grad.copy_(o.view_as(p)/world)
+        for p,o in zip(s.model.parameters(), g.split([p.numel() for p in s.model.parameters()])):
+            p.grad.copy_(o.view_as(p)/world)
     s.optimizer.register_step_pre_hook(average)
     seen = in_turn(dict(ours=lambda: _step(s) and None), steps, 1, sync=dist.barrier)['ours']
     rng,n = torch.Generator().manual_seed(0),10
-    buf,_ = replay_rank([made_batch(rng, 8*world, 8, 27, T, .3, fixed=True) for _ in range(n)], 8, ReplayBuffer(64))
+    buf,_ = replay_rank([made_batch(rng, 8*world, 8, 27, T, .3, fixed=True) for _ in range(n)], 8,
+                        ReplayBuffer(64))
     w = torch.cat([p.detach().flatten() for p in s.model.parameters()]).double().sum().item()
-    print(json.dumps(dict(seen=seen, received=buf.ranks.received/n, index=buf.ranks.index_received/n, weights=w)))
+    print(json.dumps(dict(seen=seen, received=buf.ranks.received/n, index=buf.ranks.index_received/n,
+                          weights=w)))
     dist.destroy_process_group()
 
 def run_ranks(
     world:int,   # processes
-    store,       # path of a file for their meeting; it must not exist
+    store:str|Path, # a file for their meeting; it must not exist
     B:int=16,    # prompts of all processes together
     T:int=48,    # tokens of every completion
     steps:int=3, # measured
 )->list:         # what each process saw
     "Train on `world` processes of this machine. OSError with the process's own words when one fails."
-    code = 'import sys; from grpo_nb.speed import _rank; a = sys.argv; _rank(*map(int, a[1:3]), a[3], *map(int, a[4:]))'
-    ps = [subprocess.Popen([sys.executable, '-W', 'ignore', '-c', code, *map(str, (r, world, store, B, T, steps))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS':'1'}) for r in range(world)]
+    code = ('import sys; from grpo_nb.speed import _rank; a = sys.argv; '
+            '_rank(*map(int, a[1:3]), a[3], *map(int, a[4:]))')
+    ps = [subprocess.Popen(
+        [sys.executable, '-W', 'ignore', '-c', code, *map(str, (r, world, store, B, T, steps))],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, 'OMP_NUM_THREADS':'1'}) for r in range(world)]
     try: out = [p.communicate(timeout=600) for p in ps]
-    except subprocess.TimeoutExpired as e: raise OSError(f'{world} processes did not finish within 600 s') from e
+    except subprocess.TimeoutExpired as e:
+        raise OSError(f'{world} processes did not finish within 600 s') from e
     finally:
         for p in ps: p.kill()
     for p,(_,err) in zip(ps, out):
-        if p.returncode: raise OSError(f'a process of {world} failed: {(err.strip().splitlines() or ["no word"])[-1]}')
+        if p.returncode:
+            raise OSError(f'a process of {world} failed: {(err.strip().splitlines() or ["no word"])[-1]}')
     return [json.loads(o.strip().splitlines()[-1]) for o,_ in out]
 
 def part_processes(
-    o:Bench,  # settings of the run
-):            # yields rows
-    "A step shared by 1 and 2 processes; bytes that replay and gradients move, measured to 2 and planned to 64."
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
+    "A step shared by 1 and 2 processes; bytes that replay and gradients move, measured to 2, planned to 64."
     from grpo_nb.distributed import replay_bytes
     B,T = o.some(16, 4),o.some(48, 12)
     for world in (1, 2):
         o.say(f'{world} of 2')
         got = run_ranks(world, Path(o.folder)/f'meet-{world}', B, T, o.some(5, 1))
-        yield from compared('processes', 'step', dict(ours=[max(t) for t in zip(*(map(tuple, g['seen']) for g in got))]), x=world, clock='wall', note='the slower process of each step; wall time, since a process that waits is not working')
-        yield row('processes', 'rows of replay', 'received', x=world, value=sum(g['received'] for g in got)/world, unit='bytes')
-        yield row('processes', 'index of replay', 'received', x=world, value=sum(g['index'] for g in got)/world, unit='bytes')
+        yield from compared('processes', 'step',
+            dict(ours=[max(t) for t in zip(*(map(tuple, g['seen']) for g in got))]), x=world, clock='wall',
+            note='the slower process of each step; wall time, since a process that waits is not working')
+        yield row('processes', 'rows of replay', 'received', x=world,
+                  value=sum(g['received'] for g in got)/world, unit='bytes')
+        yield row('processes', 'index of replay', 'received', x=world,
+                  value=sum(g['index'] for g in got)/world, unit='bytes')
     n = sum(p.numel() for p in bench_model()[0].parameters())
     for world in (1, 2, 4, 8, 16, 32, 64):
         plan = replay_bytes(world, 8*world, 8, 27, T, .3)
-        for case,v in (('rows of replay', plan['sharded']), ('index of replay', plan['index']), ('gradients', 8*n*(world-1)/world)):
+        for case,v in (('rows of replay', plan['sharded']), ('index of replay', plan['index']),
+                       ('gradients', 8*n*(world-1)/world)):
             yield row('processes', case, 'planned', x=world, value=v, unit='bytes', status='planned')
 
 # %% ../nbs/reference/speed.ipynb #9582a058
 def compiled(
-    f,          # a function or module
+    f:Callable, # a function or module
     *example,   # arguments to try it on
 )->tuple:       # (compiled `f`, '') or (`f` itself, why it could not be compiled)
     "`f` through `torch.compile`, tried once; without a compiler `f` as it is, and one line that says so."
@@ -824,7 +950,10 @@ def _score_and_grad(model, ids, trunk):
     return f
 
 def _token_arms(work):
-    "One more token for every completion, as functions that give its logits (N, V): ours, transformers with keys and values in tensors of fixed shape, and that compiled. Also why it could not be."
+    """One more token for every completion, as functions that give its logits (N, V); and why not compiled.
+
+    Ours, transformers with keys and values in tensors of fixed shape, and that compiled.
+    """
     from transformers import StaticCache
     model,tok = work.model()
     model.eval()
@@ -833,7 +962,8 @@ def _token_arms(work):
     d,cache = FastQwen(model),StaticCache(config=model.config, max_cache_len=P+work.T)
     new = d.prefill(ids, mask, work.G, work.T).argmax(-1, keepdim=True)
     seen = torch.nn.functional.pad(rows(mask).long(), (0, work.T))
-    model(input_ids=rows(ids), attention_mask=seen[:,:P], position_ids=rows((mask.long().cumsum(1)-1).clamp_(min=0)), past_key_values=cache)
+    model(input_ids=rows(ids), attention_mask=seen[:,:P],
+          position_ids=rows((mask.long().cumsum(1)-1).clamp_(min=0)), past_key_values=cache)
     seen[:,P] = 1
     def ours(): d.t = P; return d.step(new)
     def still(f):
@@ -841,20 +971,26 @@ def _token_arms(work):
             for layer in cache.layers: layer.cumulative_length.fill_(P)   # the same token again and again
             return f(new)
         return g
-    forward = lambda new: model(input_ids=new, attention_mask=seen, position_ids=seen[:,:P].sum(1, keepdim=True), past_key_values=cache).logits[:,-1]
+    forward = lambda new: model(input_ids=new, attention_mask=seen,
+                                position_ids=seen[:,:P].sum(1, keepdim=True),
+                                past_key_values=cache).logits[:,-1]
     fast,why = compiled(forward, new)
     return {'ours':ours, 'fixed shapes':still(forward), 'fixed shapes, compiled':still(fast)},why
 
 def part_options(
-    o:Bench,  # settings of the run
-):            # yields rows
-    "Log-probs and gradient in float32, compiled, and in bfloat16; a token of every completion with fixed shapes, compiled or not: does any of it pay on this machine?"
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
+    """Does any of it pay on this machine: compiling, bfloat16, fixed shapes?
+
+    Log-probs and gradient in float32, compiled, and in bfloat16; a token of every completion.
+    """
     for B in o.some((16, 4), (2,)):
         o.say(f'a token of {8*B} completions')
         with torch.no_grad():
             arms,why = _token_arms(Work(B=B, T=o.some(48, 12)))
             seen = in_turn({k:lambda f=f: [f() for _ in range(20)] and 20 for k,f in arms.items()}, o.n, 2)
-        for r in compared('options', f'a token of {8*B} completions', _per_unit(seen), 'fixed shapes', x=8*B): yield r | (dict(status='not run', note=why) if why and 'compiled' in r['arm'] else {})
+        for r in compared('options', f'a token of {8*B} completions', _per_unit(seen), 'fixed shapes', x=8*B):
+            yield r | (dict(status='not run', note=why) if why and 'compiled' in r['arm'] else {})
     for size,rows in o.some((('0.3M', 128), ('10M', 16)), (('0.1M', 4),)):
         case = f'log-probs and gradient, {size}'
         arms,note = {},{}
@@ -880,15 +1016,18 @@ def _on_device(o, work):
     arms = _generators(work, model, tok, work.B*work.G)
     del arms['loop']
     o.say('generation')
-    yield from compared('gpu', 'generation', in_turn(arms, o.n, 1, sync), 'transformers', 'tokens', 'wall', **common)
-    for k,f in arms.items(): yield row('gpu', 'memory of generation', k, value=peak_bytes(f, work.device), unit='bytes', **common)
+    yield from compared('gpu', 'generation', in_turn(arms, o.n, 1, sync), 'transformers', 'tokens', 'wall',
+                        **common)
+    for k,f in arms.items():
+        yield row('gpu', 'memory of generation', k, value=peak_bytes(f, work.device), unit='bytes', **common)
     del arms,model
     o.say('step')
     s,trl = work.ours(),Paced(trl_trainer(work, Path(o.folder)/'trl-gpu'))
     both = dict(trl=trl, ours=lambda: _step(s))
     try:
         yield from compared('gpu', 'step', in_turn(both, o.n, 2-o.quick, sync), 'trl', clock='wall', **common)
-        for k,f in both.items(): yield row('gpu', 'memory of a step', k, value=peak_bytes(f, work.device), unit='bytes', **common)
+        for k,f in both.items():
+            yield row('gpu', 'memory of a step', k, value=peak_bytes(f, work.device), unit='bytes', **common)
     finally: trl.close()
     o.say('kernels')
     from torch.profiler import ProfilerActivity, profile
@@ -896,12 +1035,14 @@ def _on_device(o, work):
     us = lambda e: e.self_device_time_total if cuda else e.self_cpu_time_total
     ev = sorted(p.key_averages(), key=us, reverse=True)
     total = max(1e-9, sum(map(us, ev)))
-    for e in ev[:10]: yield row('gpu', 'kernels', e.key[:80], value=us(e)/1e6, unit='s', share=us(e)/total, note=f'{e.count} calls')
+    for e in ev[:10]:
+        yield row('gpu', 'kernels', e.key[:80], value=us(e)/1e6, unit='s', share=us(e)/total,
+                  note=f'{e.count} calls')
 
 def part_gpu(
-    o:Bench,  # settings of the run
-):            # yields rows
-    "Generation, step, memory and kernels of a 0.5B model in bfloat16; rows that say 'not run' where there is no GPU."
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
+    "Generation, step, memory and kernels of a 0.5B model in bfloat16; 'not run' where there is no GPU."
     if o.device=='cuda' and torch.cuda.is_available():
         yield from _on_device(o, GPU_WORK)
         return
@@ -911,9 +1052,12 @@ def part_gpu(
 # %% ../nbs/reference/speed.ipynb #3220f0c2
 _MILLION = 1_000_000
 TARGETS = [   # what it says, part, case, arm, x, column, at least (1) or at most (-1), how much, unit
-    *[(f'generation against transformers, {n} rows', 'generation', f'{n} rows', 'ours', n, 'ratio', 1, 2. if n==64 else 1.5, '×') for n in (64, 128, 256, 512)],
-    *[(f'step against TRL, {b}', 'step', b, 'ours', None, 'ratio', 1, 2.5, '×') for b in ('beta 0','beta 0.04')],
-    *[(f'share of the best matrix rate, step, {b}', 'step', b, 'ours', None, 'share', 1, .5, '') for b in ('beta 0','beta 0.04')],
+    *[(f'generation against transformers, {n} rows', 'generation', f'{n} rows', 'ours', n, 'ratio', 1,
+       2. if n==64 else 1.5, '×') for n in (64, 128, 256, 512)],
+    *[(f'step against TRL, {b}', 'step', b, 'ours', None, 'ratio', 1, 2.5,
+       '×') for b in ('beta 0','beta 0.04')],
+    *[(f'share of the best matrix rate, step, {b}', 'step', b, 'ours', None, 'share', 1, .5,
+       '') for b in ('beta 0','beta 0.04')],
     ('memory of log-probs, V=151,936', 'logps', 'memory, width 896', 'blocks', 896, 'ratio', 1, 6., '× less'),
     ('speed of log-probs, V=151,936', 'logps', 'time, width 896', 'blocks', 896, 'ratio', 1, 1/1.3, '×'),
     ('add 16 to a million groups', 'buffer', 'add 16', 'ours', _MILLION, 'value', -1, 50e-6, 's'),
@@ -922,7 +1066,8 @@ TARGETS = [   # what it says, part, case, arm, x, column, at least (1) or at mos
     ('draw 8 of 64 groups, against a heap', 'buffer', 'sample 8', 'ours', 64, 'ratio', 1, 1., '×'),
     ("replay's share of a step", 'replay', 'share of a step', 'replay', None, 'value', -1, .01, ''),
     ('import grpo_nb', 'start', 'import grpo_nb', 'ours', None, 'value', -1, .1, 's'),
-    ("demo, before its first step", 'start', 'demo, before its first step', 'ours', None, 'value', -1, 6., 's')]
+    ("demo, before its first step", 'start', 'demo, before its first step', 'ours', None, 'value', -1, 6.,
+     's')]
 
 def verdicts(
     df:pd.DataFrame,  # from `read_speed`
@@ -933,7 +1078,8 @@ def verdicts(
     for says,part,case,arm,x,col,sign,want,unit in TARGETS:
         at = df[(df['part']==part) & (df['case']==case) & (df['arm']==arm) & ((df['x']==x) if x else True)]
         got = {k:v for k,v in zip(at['run'], at[col].astype(float))}
-        out.append(dict(comparison=says, sign=sign, want=want, unit=unit) | {r:got.get(r, math.nan) for r in dict.fromkeys(df['run'])})
+        out.append(dict(comparison=says, sign=sign, want=want,
+                        unit=unit) | {r:got.get(r, math.nan) for r in dict.fromkeys(df['run'])})
     return pd.DataFrame(out)
 
 def reached(
@@ -941,7 +1087,8 @@ def reached(
 )->pd.DataFrame:     # a row a target, a column a run: how many times what is wanted; 1 or more is reached
     "Every number over its target, or its target over it where less is better."
     runs = [c for c in v.columns if c not in ('comparison','sign','want','unit')]
-    return pd.DataFrame({r:np.where(v['sign']>0, v[r]/v['want'], v['want']/v[r]) for r in runs}, index=v['comparison'])
+    return pd.DataFrame({r:np.where(v['sign']>0, v[r]/v['want'], v['want']/v[r]) for r in runs},
+                        index=v['comparison'])
 
 def show_verdicts(
     v:pd.DataFrame,  # from `verdicts`
@@ -949,54 +1096,72 @@ def show_verdicts(
     "The same for people: units, and a mark at each number that misses its target."
     def say(x, o):
         if x!=x: return 'not run'
-        t = f'{x*1e6:.0f} µs' if o.unit=='s' and o.want<1e-3 else f'{x*1e3:.1f} ms' if o.unit=='s' and o.want<1 else f'{x:.1f} s' if o.unit=='s' else f'{x:.1%}' if not o.unit else f'{x:.2f} {o.unit}'
+        if o.unit=='s' and o.want<1e-3: t = f'{x*1e6:.0f} µs'
+        elif o.unit=='s' and o.want<1: t = f'{x*1e3:.1f} ms'
+        elif o.unit=='s': t = f'{x:.1f} s'
+        else: t = f'{x:.2f} {o.unit}' if o.unit else f'{x:.1%}'
         return t if o.sign*(x-o.want)>=0 else t+' (missed)'
     runs = [c for c in v.columns if c not in ('comparison','sign','want','unit')]
-    rows = [{'comparison':o.comparison, 'wanted':('≥ ' if o.sign>0 else '≤ ')+say(o.want, o)} | {r:say(x, o) for r,x in zip(runs, vals)} for o,vals in zip(v.itertuples(), v[runs].values)]
+    rows = [
+        {'comparison':o.comparison,
+         'wanted':('≥ ' if o.sign>0 else '≤ ')+say(o.want, o)} | {r:say(x, o) for r,
+                                                                  x in zip(runs, vals)} for o,
+        vals in zip(v.itertuples(), v[runs].values)]
     return pd.DataFrame(rows).set_index('comparison')
 
 # %% ../nbs/reference/speed.ipynb #7b1829b6
-PARTS = dict(step=part_step, generation=part_generation, profile=part_profile, logps=part_logps, buffer=part_buffer, replay=part_replay, start=part_start, growth=part_growth, processes=part_processes, options=part_options, gpu=part_gpu)
+PARTS = dict(step=part_step, generation=part_generation, profile=part_profile, logps=part_logps,
+             buffer=part_buffer, replay=part_replay, start=part_start, growth=part_growth,
+             processes=part_processes, options=part_options, gpu=part_gpu)
 
 def read_speed(
-    path,  # CSV of `bench`
+    path:str|Path,  # CSV of `bench`
 )->pd.DataFrame:
-    "All runs in the file; an empty table where there is none. ValueError for a CSV that `bench` did not write."
+    "All runs in the file, an empty table where there is none; ValueError for a CSV of something else."
     if not Path(path).exists(): return pd.DataFrame(columns=COLUMNS)
     df = pd.read_csv(path, dtype=dict(run=str))
-    if missing := [c for c in COLUMNS if c not in df.columns]: raise ValueError(f'{path} has no columns {missing}: it was not written by `grpo_nb bench`; choose another --out')
+    if missing := [c for c in COLUMNS if c not in df.columns]:
+        raise ValueError(f'{path} has no columns {missing}: it was not written by `grpo_nb bench`; choose '
+                         'another --out')
     df['quick'] = df['quick'].astype(bool)
     return df
 
 def write_speed(
     df:pd.DataFrame,  # rows with `COLUMNS`
-    path,             # CSV
-):
+    path:str|Path,    # CSV
+)->None:
     "Write the table, whole or not at all; floats with five digits."
     short = lambda x: float(f'{x:.5g}') if isinstance(x, float) else x
     with atomic_write(path) as f: df[COLUMNS].map(short).to_csv(f, index=False, lineterminator='\n')
 
 def _choose(only):
     parts = list(PARTS) if not only else [o.strip() for o in only.split(',')]
-    if odd := [o for o in parts if o not in PARTS]: raise ValueError(f'no part {odd[0]!r}: choose among {", ".join(PARTS)}')
+    if odd := [o for o in parts if o not in PARTS]:
+        raise ValueError(f'no part {odd[0]!r}: choose among {", ".join(PARTS)}')
     return parts
 
 def _label(df, run, quick):
     "The run's label: given, or the next number. ValueError where a label would mix quick and full rows."
     if run is None: return str(1+max([0, *(int(o) for o in set(df['run']) if str(o).isdigit())]))
     mixed = df[(df['run']==str(run)) & (df['quick']!=quick)]
-    if len(mixed): raise ValueError(f"run {run!r} in this file was made {'without' if quick else 'with'} --quick: choose another --run")
+    if len(mixed):
+        raise ValueError(f"run {run!r} in this file was made {'without' if quick else 'with'} --quick: "
+                         "choose another --run")
     return str(run)
 
 def _measure(part, o, label):
     "The stamped rows of one part; a part that the machine can't do leaves a row with the reason."
     try: rows = list(PARTS[part](o))
-    except (OSError, MemoryError, torch.OutOfMemoryError) as e: rows = [row(part, 'all', 'ours', status='failed', note=' '.join(str(e).split())[:200])]
+    except (OSError, MemoryError, torch.OutOfMemoryError) as e:
+        rows = [row(part, 'all', 'ours', status='failed', note=' '.join(str(e).split())[:200])]
     on,none = stamp('cuda' if part=='gpu' and o.device=='cuda' else 'cpu'),part=='gpu' and o.device!='cuda'
-    return [dict.fromkeys(COLUMNS)|on|(dict(device='none') if none else {})|r|dict(run=label, quick=o.quick) for r in rows]
+    return [dict.fromkeys(COLUMNS)|on|(dict(device='none') if none else {})|r|dict(run=label,
+        quick=o.quick) for r in rows]
 
 def bench(
-    only:str=None,           # parts with commas between them: step, generation, profile, logps, buffer, replay, start, growth, processes, options, gpu
+    # parts with commas between them: step, generation, profile, logps, buffer, replay, start, growth,
+    # processes, options, gpu
+    only:str=None,
     quick:bool=False,        # small sizes and two rounds, to see that it works
     out:str='runs/speed.csv',# the table; runs are added to it
     run:str=None,            # label of the run; an unfinished one goes on; None for the next number
@@ -1004,22 +1169,27 @@ def bench(
     threads:int=1,           # of torch
     disable_tqdm:bool=False, # hide the progress bar
 )->pd.DataFrame:             # all rows of this run
-    "Measure speed and memory side by side with TRL and transformers; print the verdicts, write table and figure."
+    "Measure speed and memory beside TRL and transformers; print the verdicts, write table and figure."
     import tempfile, warnings
     parts,df = _choose(only),read_speed(out)
-    if rounds<1 or threads<1: raise ValueError(f'rounds={rounds}, threads={threads}: both need to be 1 or more')
+    if rounds<1 or threads<1:
+        raise ValueError(f'rounds={rounds}, threads={threads}: both need to be 1 or more')
     label,was = _label(df, run, quick),torch.get_num_threads()
     have = set(df[df['run']==label]['part'])
     todo = [p for p in parts if p not in have]
-    if have: print(f'run {label} has {", ".join(sorted(have))} already; to do: {", ".join(todo) or "nothing"}')
+    if have:
+        print(f'run {label} has {", ".join(sorted(have))} already; to do: {", ".join(todo) or "nothing"}')
     torch.set_num_threads(threads)
     try:
-        with tempfile.TemporaryDirectory() as folder, tqdm(total=len(todo), disable=disable_tqdm, unit='part', desc=f'bench, run {label}') as bar, warnings.catch_warnings():
+        with tempfile.TemporaryDirectory() as folder, tqdm(total=len(todo), disable=disable_tqdm, unit='part',
+            desc=f'bench, run {label}') as bar, warnings.catch_warnings():
             warnings.simplefilter('ignore')
             for part in todo:
-                o = Bench(quick, rounds, 'cuda' if torch.cuda.is_available() else 'cpu', lambda what: bar.set_postfix_str(f'{part}: {what}'), folder)
+                o = Bench(quick, rounds, 'cuda' if torch.cuda.is_available() else 'cpu',
+                          lambda what: bar.set_postfix_str(f'{part}: {what}'), folder)
                 new = pd.DataFrame(_measure(part, o, label), columns=COLUMNS)
-                df = new if df.empty else pd.concat([df.astype(object), new.astype(object)], ignore_index=True)
+                df = new if df.empty else pd.concat([df.astype(object), new.astype(object)],
+                    ignore_index=True)
                 write_speed(df, out)
                 df = read_speed(out)
                 bar.update()
@@ -1030,11 +1200,12 @@ def bench(
 
 def report_text(
     mine:pd.DataFrame,  # rows of one run
-    out,                # path of the CSV
+    out:str|Path,       # the CSV
     threads:int,        # of torch
 )->str:                 # what `grpo_nb bench` prints; the figure is written beside the CSV
     "The run's comparisons and verdicts as text."
-    show = mine[mine['status']!='fitted'][['part','case','arm','value','unit','wall_s','cpu_s','against','ratio','ratio_low','ratio_high','status']]
+    show = mine[mine['status']!='fitted'][['part', 'case', 'arm', 'value', 'unit', 'wall_s', 'cpu_s',
+                                           'against', 'ratio', 'ratio_low', 'ratio_high', 'status']]
     text = [show.to_string(index=False, na_rep='', float_format=lambda x: f'{x:.3g}')]
     v = verdicts(mine)
     if v.shape[1]>4:
@@ -1043,25 +1214,29 @@ def report_text(
         fig = Path(out).with_suffix('.svg')
         with atomic_write(fig) as f: f.write(fig_svg(draw_verdicts(reached(v))))
         text += ['', show_verdicts(v).to_string(), '', f'figure  {fig}']
-    return '\n'.join(text+[f'table   {out}; {threads} thread{"s"*(threads>1)}, {machine_name()}; seconds are processor time, ratios the median of rounds with their quartiles'])
+    return '\n'.join(text+[f'table   {out}; {threads} thread{"s"*(threads>1)}, {machine_name()}; seconds '
+                           'are processor time, ratios the median of rounds with their quartiles'])
 
 # %% ../nbs/reference/speed.ipynb #6b65fe4f
 def draw_verdicts(
     r:pd.DataFrame,  # from `reached`
-):                   # a figure
-    "A dot a run for every target, on a scale of how many times what is wanted: right of the line is reached."
+)->'Figure':
+    "One dot per run for every target, as a multiple of what is wanted: right of the line is reached."
     r = r.dropna(how='all')
     n,bad = len(r),int((r.median(axis=1)<1).sum())
-    fig,ax = new_figure(f'{n-bad} of {n} targets reached', 'times what is wanted (1 or more is reached)', size=(7.6, 1.3+.3*n))
+    fig,ax = new_figure(f'{n-bad} of {n} targets reached', 'times what is wanted (1 or more is reached)',
+                        size=(7.6, 1.3+.3*n))
     for i,(name,vals) in enumerate(r[::-1].iterrows()):
         v = vals.dropna().astype(float)
         ax.plot([v.min(), v.max()], [i, i], color=COLOURS['grey'], linewidth=1)
-        ax.scatter(v, [i]*len(v), color=COLOURS['pos' if v.median()>=1 else 'neg'], marker='o' if v.median()>=1 else 'X', zorder=3)
+        ax.scatter(v, [i]*len(v), color=COLOURS['pos' if v.median()>=1 else 'neg'],
+                   marker='o' if v.median()>=1 else 'X', zorder=3)
     ax.axvline(1, color=COLOURS['grey'], linestyle='--')
     ax.set_xscale('log')
     ax.set_yticks(range(n), r.index[::-1])
     ax.set_ylim(-.6, n-.4)
-    ticks = [t for t in (.1, .2, .5, 1, 2, 5, 10, 20, 50, 100, 200) if r.min().min()*.9<=t<=r.max().max()*1.1 or t==1]
+    ticks = [t for t in (.1, .2, .5, 1, 2, 5, 10, 20, 50, 100,
+                         200) if r.min().min()*.9<=t<=r.max().max()*1.1 or t==1]
     ax.set_xticks(ticks, [f'{t:g}' for t in ticks]); ax.minorticks_off()
     return fig
 
@@ -1079,13 +1254,13 @@ def over_runs(
 
 def draw_lines(
     df:pd.DataFrame,  # from `read_speed`
-    panels:list,      # a panel each: (its title, [(label, colour of `COLOURS`, dict for `over_runs`)])
+    panels:list,      # for each panel (its title, [(label, colour of `COLOURS`, dict for `over_runs`)])
     title:str,        # the finding
     xlabel:str,       # with unit
     ylabel:str,       # with unit
     scale:float=1,    # the values are multiplied by it
     size:tuple=(7.6, 3.4),  # inches
-):                    # a figure
+)->'Figure':
     "Lines over sizes on doubly logarithmic paper, with a band from the lowest to the highest run."
     fig,ax = new_figure(title, xlabel, ylabel, size, ncols=len(panels))
     for a,(name,lines) in zip(np.atleast_1d(ax), panels):
@@ -1101,7 +1276,8 @@ def draw_lines(
         xs = sorted(xs)[::1+(len(xs)>5 and len(panels)>1)]
         a.set_xticks(xs, [_number(x) for x in xs])
         lo,hi = a.get_ylim()
-        ticks = [m*10.**e for e in range(math.floor(math.log10(lo)), math.ceil(math.log10(hi))) for m in ((1, 2, 5) if hi/lo<300 else (1,)) if lo<=m*10.**e<=hi]
+        ticks = [m*10.**e for e in range(math.floor(math.log10(lo)),
+            math.ceil(math.log10(hi))) for m in ((1, 2, 5) if hi/lo<300 else (1,)) if lo<=m*10.**e<=hi]
         a.set_yticks(ticks, [_number(t) for t in ticks])
         if len(lines)>1: a.legend()
     return fig
@@ -1112,20 +1288,24 @@ def _number(x):
         if abs(x)>=n: return f'{x/n:.3g}{k}'
     return f'{x:.3g}'
 
-_BARS = dict(generation='policy', rewards='neg', text='alive', backward='old', optimizer='ref', replay='pos', other='grey')
+_BARS = dict(generation='policy', rewards='neg', text='alive', backward='old', optimizer='ref', replay='pos',
+             other='grey')
 def draw_profile(
     df:pd.DataFrame,  # from `read_speed`
     case:str='beta 0',# which profile
-):                    # a figure
-    "A bar a run: milliseconds of processor time of a step by phase."
+)->'Figure':
+    "One bar per run: milliseconds of processor time of a step by phase."
     at = df[(df['part']=='profile') & (df['case']==case)]
     t = at.pivot_table(index='run', columns='arm', values='value', sort=False)*1e3
-    t = t[[k for k in ('generation','text','rewards','replay','log-probs','loss','backward','optimizer','metrics','other') if k in t]]
+    t = t[[k for k in ('generation', 'text', 'rewards', 'replay', 'log-probs', 'loss', 'backward',
+                       'optimizer', 'metrics', 'other') if k in t]]
     first,last = t.sum(axis=1).iloc[0],t.sum(axis=1).iloc[-1]
-    fig,ax = new_figure(f'A step took {first:.0f} ms in the first run and takes {last:.0f} in the last', 'milliseconds of processor time', size=(7.6, 2.1+.36*len(t)))
+    fig,ax = new_figure(f'A step took {first:.0f} ms in the first run and takes {last:.0f} in the last',
+                        'milliseconds of processor time', size=(7.6, 2.1+.36*len(t)))
     left = np.zeros(len(t))
     for i,k in enumerate(t):
-        ax.barh(range(len(t)), t[k].fillna(0), left=left, label=k, color=list(COLOURS.values())[i%6], hatch=('', '///')[i>=6], edgecolor='white', linewidth=.6)
+        ax.barh(range(len(t)), t[k].fillna(0), left=left, label=k, color=list(COLOURS.values())[i%6],
+                hatch=('', '///')[i>=6], edgecolor='white', linewidth=.6)
         left += t[k].fillna(0).values
     ax.set_yticks(range(len(t)), [f'run {o}' if str(o).isdigit() else o for o in t.index])
     ax.invert_yaxis(); ax.grid(axis='y', visible=False)
@@ -1143,17 +1323,22 @@ def cost_view(
 )->dict:              # phase -> operations
     "Operations of a step by phase, when prompts are shared in sampling only and every completion is full."
     w,n,inner = SHAPES[size]
-    c = tiny_config(hidden_size=w, num_hidden_layers=n, intermediate_size=inner, num_attention_heads=w//32, num_key_value_heads=w//64)
+    c = tiny_config(hidden_size=w, num_hidden_layers=n, intermediate_size=inner, num_attention_heads=w//32,
+                    num_key_value_heads=w//64)
     f = lambda rows, n: forward_flops(c, rows, n)
     sample = f(B, P)+f(B*G, P+T)-f(B*G, P)
-    return dict(generation=sample, reference=f(B*G, P+T)*(beta>0), forward=f(B*G, P+T), backward=2*f(B*G, P+T))
+    return dict(generation=sample, reference=f(B*G, P+T)*(beta>0), forward=f(B*G, P+T),
+                backward=2*f(B*G, P+T))
 
 def draw_cost(
     view:dict,  # from `cost_view`
-):              # a figure
-    "A bar a phase."
+)->'Figure':
+    "One bar per phase."
     total = sum(view.values())
-    fig,ax = new_figure(f"{total/1e9:,.0f}·10⁹ operations a step, {view['backward']/total:.0%} of them backward", '10⁹ operations', size=(6.4, 2.4))
-    ax.barh(list(view), [v/1e9 for v in view.values()], color=[COLOURS[k] for k in ('policy','ref','alive','old')])
+    fig,ax = new_figure(
+        f"{total/1e9:,.0f}·10⁹ operations a step, {view['backward']/total:.0%} of them backward",
+        '10⁹ operations', size=(6.4, 2.4))
+    ax.barh(list(view), [v/1e9 for v in view.values()],
+            color=[COLOURS[k] for k in ('policy','ref','alive','old')])
     ax.invert_yaxis(); ax.grid(axis='y', visible=False)
     return fig

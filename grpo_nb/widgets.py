@@ -7,24 +7,28 @@ __all__ = ['options', 'frame', 'Explorer', 'explore', 'live']
 
 # %% ../nbs/workshop/widgets.ipynb #7063d84c
 import hashlib, itertools, re
+from collections.abc import Callable
 from html import escape
 import ipywidgets as W
 from .plotting import Figure, fig_svg, fig_png
 
 # %% ../nbs/workshop/widgets.ipynb #cb47604f
 def options(
-    control,  # an ipywidgets control with finitely many values
+    control:W.Widget,  # an ipywidgets control with finitely many values
 )->list:      # [(label, value), …] in order
     "The settings of `control`; ValueError when it has no finite list of them."
     if isinstance(control, W.Checkbox): return [('no',False), ('yes',True)]
     if hasattr(control, '_options_full'): return list(control._options_full)
     if all(hasattr(control, o) for o in ('min','max','step')):
-        if not control.step: raise ValueError(f'a {type(control).__name__} without step has no end of values: give it `step`, or use `live`')
+        if not control.step:
+            raise ValueError(f'a {type(control).__name__} without step has no end of values: give it '
+                             '`step`, or use `live`')
         n = int((control.max-control.min)/control.step+1e-6)+1
         vals = [control.min+i*control.step for i in range(n)]
         if isinstance(control, W.IntSlider): return [(str(o), o) for o in vals]
         return [(format(o, control.readout_format), round(o, 10)) for o in vals]
-    raise ValueError(f'`explore` draws every setting beforehand, and a {type(control).__name__} has no list of them: use a slider, a dropdown, buttons or a checkbox, or `live`')
+    raise ValueError(f'`explore` draws every setting beforehand, and a {type(control).__name__} has no list '
+                     'of them: use a slider, a dropdown, buttons or a checkbox, or `live`')
 
 # %% ../nbs/workshop/widgets.ipynb #3e7b2798
 def _indexed(name, control):
@@ -33,27 +37,33 @@ def _indexed(name, control):
     label = control.description or name.replace('_', ' ')
     wide = dict(description_width='initial')
     if hasattr(control, '_options_full'):
-        if control.index is None: control.index = next((i for i,(_,v) in enumerate(opts) if v is None), 0)   # None was given: the setting None, or nothing chosen yet
+        if control.index is None:
+            # None was given: the setting None, or nothing chosen yet
+            control.index = next((i for i,(_,v) in enumerate(opts) if v is None), 0)
         control.description,control.style.description_width = label,'initial'
         return control
-    if isinstance(control, W.Checkbox): return W.ToggleButtons(options=opts, value=control.value, description=label, style=dict(wide, button_width='5em'))
+    if isinstance(control, W.Checkbox):
+        return W.ToggleButtons(options=opts, value=control.value, description=label,
+                               style=dict(wide, button_width='5em'))
     near = min((v for _,v in opts), key=lambda v: abs(v-control.value))
     return W.SelectionSlider(options=opts, value=near, description=label, style=wide, continuous_update=True)
 
 # %% ../nbs/workshop/widgets.ipynb #6097a48f
 def frame(
-    drawn,         # a matplotlib figure, or a string of HTML
+    drawn:Figure|str, # a matplotlib figure, or a string of HTML
     alt:str=None,  # what it shows, for who can't see it
 )->str:            # HTML
     "What a drawing function returned, as HTML; ValueError for anything else."
     if isinstance(drawn, Figure): return fig_svg(drawn, alt)
     if isinstance(drawn, str): return drawn
-    raise ValueError(f'`draw` returned {type(drawn).__name__}: it needs to return a matplotlib figure or a string of HTML')
+    raise ValueError(f'`draw` returned {type(drawn).__name__}: it needs to return a matplotlib figure or a '
+                     'string of HTML')
 
 def _own_names(html, prefix):
     "`html` with every id, and every reference to one, starting with `prefix`."
     ids = set(re.findall(r'\bid="([^"]+)"', html))
-    return re.sub(r'(\bid="|url\(#|href="#)([^")]+)', lambda m: m[1]+(prefix if m[2] in ids else '')+m[2], html) if ids else html
+    return re.sub(r'(\bid="|url\(#|href="#)([^")]+)', lambda m: m[1]+(prefix if m[2] in ids else '')+m[2],
+                  html) if ids else html
 
 # %% ../nbs/workshop/widgets.ipynb #459bf936
 _NARROW = dict(display='flex', flex_flow='row wrap', align_items='center')
@@ -70,14 +80,15 @@ class Explorer(W.VBox):
         res = super()._repr_mimebundle_(**kwargs)
         d = res[0] if isinstance(res, tuple) else res
         if d and 'application/vnd.jupyter.widget-view+json' in d:
-            d['text/plain'] = f'{type(self).__name__}: ' + ', '.join(o.description for o in self.children[0].children)
+            d['text/plain'] = f'{type(self).__name__}: ' + ', '.join(o.description
+                                                                     for o in self.children[0].children)
             if isinstance(self.still, bytes): d['image/png'] = self.still
             elif self.still: d['text/html'] = self.still
         return res
 
 def explore(
-    view,              # function of the controls' values, returns a dict
-    draw,              # function of that dict, returns a matplotlib figure or a string of HTML
+    view:Callable,     # function of the controls' values, returns a dict
+    draw:Callable,     # function of that dict, returns a matplotlib figure or a string of HTML
     max_frames:int=60, # more than this is too heavy for a page
     **controls,        # one ipywidgets control for each argument of `view`, with finitely many values
 )->Explorer:           # shows itself at the end of a cell; moves with and without a kernel
@@ -85,11 +96,15 @@ def explore(
 
     ValueError for a control without a finite list of settings, or more than `max_frames` combinations.
     """
-    if not controls: raise ValueError('`explore` needs at least one control: give `name=W.IntSlider(…)` for each argument of `view`')
+    if not controls:
+        raise ValueError('`explore` needs at least one control: give `name=W.IntSlider(…)` for each '
+                         'argument of `view`')
     opts = {k:options(c) for k,c in controls.items()}
     n = 1
     for o in opts.values(): n *= len(o)
-    if n>max_frames: raise ValueError(f"{n} frames ({' × '.join(f'{k} {len(o)}' for k,o in opts.items())}), at most {max_frames}: use fewer settings, or `live`")
+    if n>max_frames:
+        raise ValueError(f"{n} frames ({' × '.join(f'{k} {len(o)}' for k,o in opts.items())}), at most "
+                         f"{max_frames}: use fewer settings, or `live`")
     handles = {k:_indexed(k, c) for k,c in controls.items()}
     now = {k:h.value for k,h in handles.items()}
     drawn = {}
@@ -98,7 +113,8 @@ def explore(
         fig = draw(view(**vals))
         says = ', '.join(f'{handles[k].description} {opts[k][i][0]}' for k,i in zip(opts, combo))
         drawn[combo] = frame(fig)
-        if isinstance(fig, Figure): drawn[combo] = drawn[combo].replace('aria-label="', f'aria-label="{escape(says)}. ', 1)
+        if isinstance(fig, Figure):
+            drawn[combo] = drawn[combo].replace('aria-label="', f'aria-label="{escape(says)}. ', 1)
         if vals==now: still = fig_png(fig) if isinstance(fig, Figure) else fig
     res = Explorer([W.Box(list(handles.values()), layout=_NARROW), _pile(list(handles.values()), drawn)])
     res.still = still
@@ -112,21 +128,25 @@ def _pile(handles, drawn):
     def build(depth, at):
         if depth==len(order):
             combo = tuple(at[i] for i in range(len(handles)))
-            return W.HTML(_own_names(drawn[combo], f'f{tag}-'+'-'.join(map(str, combo))+'-'), layout=lay, style=sty)
+            return W.HTML(_own_names(drawn[combo], f'f{tag}-'+'-'.join(map(str, combo))+'-'), layout=lay,
+                          style=sty)
         h = handles[order[depth]]
-        s = W.Stack([build(depth+1, {**at, order[depth]:i}) for i in range(len(h.options))], selected_index=h.index, layout=lay)
+        s = W.Stack([build(depth+1, {**at, order[depth]:i}) for i in range(len(h.options))],
+                    selected_index=h.index, layout=lay)
         W.jslink((h,'index'), (s,'selected_index'))
         return s
     return build(0, {})
 
 # %% ../nbs/workshop/widgets.ipynb #85e8a7fc
 def live(
-    view,        # function of the controls' values, returns a dict
-    draw,        # function of that dict, returns a matplotlib figure or a string of HTML
+    view:Callable,  # function of the controls' values, returns a dict
+    draw:Callable,  # function of that dict, returns a matplotlib figure or a string of HTML
     **controls,  # one ipywidgets control for each argument of `view`
 )->Explorer:     # shows itself at the end of a cell; needs a kernel to move
     "A view that is computed anew whenever a control changes; its first state is stored."
-    if not controls: raise ValueError('`live` needs at least one control: give `name=W.Text(…)` for each argument of `view`')
+    if not controls:
+        raise ValueError('`live` needs at least one control: give `name=W.Text(…)` for each argument of '
+                         '`view`')
     out = W.HTML(layout=dict(width='auto'))
     for k,c in controls.items():
         c.description = c.description or k.replace('_', ' ')

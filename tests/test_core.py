@@ -2,7 +2,7 @@
 import json, math, os, warnings
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.core import (
-    atomic_write, masked_mean, save_json, set_seed, test_tensor as assert_tensor, versions)
+    atomic_write, masked_mean, register, save_json, set_seed, test_tensor as assert_tensor, versions)
 from grpo_nb.generation import Rollouts
 from grpo_nb.stats import mean_ci, share_ci
 
@@ -13,14 +13,20 @@ def make(B, G, P, T, seed, ref=False, tokens=False):
     pm = torch.arange(P)>=P-p[:,None]
     cm = torch.arange(T)<t[...,None]
     lp = -torch.rand(B, G, T, generator=g)*cm
-    return Rollouts(torch.randint(1, 50, (B,P), generator=g)*pm, pm, torch.randint(1, 50, (B,G,T), generator=g)*cm, cm, lp, rewards=torch.rand(B, G, generator=g),
-        advantages=torch.randn(B, G, T, generator=g)*cm if tokens else torch.randn(B, G, generator=g), ref_logps=lp/2 if ref else None, key=torch.arange(B)+100*seed, step=torch.full((B,), seed))
+    return Rollouts(torch.randint(1, 50, (B,P), generator=g)*pm, pm,
+                    torch.randint(1, 50, (B,G,T),
+                                  generator=g)*cm, cm, lp, rewards=torch.rand(B, G, generator=g),
+        advantages=torch.randn(B, G, T, generator=g)*cm if tokens else torch.randn(B, G, generator=g),
+        ref_logps=lp/2 if ref else None, key=torch.arange(B)+100*seed, step=torch.full((B,), seed))
 
 def unpadded(r, b):
     "A group as plain lists, whatever its padding."
-    return dict(prompt=r.prompt_ids[b][r.prompt_mask[b]].tolist(), rows=[(r.completion_ids[b,g][m].tolist(), r.old_logps[b,g][m].tolist()) for g,m in enumerate(r.completion_mask[b])],
-        rewards=r.rewards[b].tolist(), advantages=[a[m].tolist() if a.ndim else a.item() for a,m in zip(r.advantages[b], r.completion_mask[b])],
-        ref=None if r.ref_logps is None else [o[m].tolist() for o,m in zip(r.ref_logps[b], r.completion_mask[b])], key=int(r.key[b]), step=int(r.step[b]))
+    masks = r.completion_mask[b]
+    def tokens(x): return [o[m].tolist() for o,m in zip(x[b], masks)]
+    return dict(prompt=r.prompt_ids[b][r.prompt_mask[b]].tolist(), ids=tokens(r.completion_ids),
+                old=tokens(r.old_logps), ref=None if r.ref_logps is None else tokens(r.ref_logps),
+                advantages=tokens(r.advantages) if r.advantages.ndim==3 else r.advantages[b].tolist(),
+                rewards=r.rewards[b].tolist(), key=int(r.key[b]), step=int(r.step[b]))
 
 @pytest.mark.parametrize('seed', range(6))
 @pytest.mark.parametrize('ref,tokens', [(False, False), (True, False), (True, True)])
@@ -33,8 +39,10 @@ def test_put_replaces_these_groups_and_no_others(seed, ref, tokens):
     mask = torch.zeros(5, dtype=torch.bool); mask[idx] = True
     c,order = a.put(mask, b),sorted(idx)
     for i in range(5): assert unpadded(c, i)==(unpadded(b, order.index(i)) if i in idx else unpadded(a, i))
-    assert c.prompt_mask[:,-1].all() and c.completion_mask[...,0].all()                      # prompts end at the right, completions begin at the left
-    assert c.prompt_mask.any(0).all() and c.completion_mask.flatten(0, 1).any(0).all()       # and no column is padding alone
+    # prompts end at the right, completions begin at the left
+    assert c.prompt_mask[:,-1].all() and c.completion_mask[...,0].all()
+    # and no column is padding alone
+    assert c.prompt_mask.any(0).all() and c.completion_mask.flatten(0, 1).any(0).all()
 
 def test_put_of_nothing_is_the_batch_and_the_old_batch_is_left_alone():
     a,b = make(3, 2, 2, 3, 0),make(1, 2, 4, 4, 1)
@@ -46,18 +54,23 @@ def test_put_of_nothing_is_the_batch_and_the_old_batch_is_left_alone():
 def test_cat_and_index_keep_every_group():
     a,b = make(3, 2, 2, 5, 1),make(2, 2, 4, 3, 2)
     c = Rollouts.cat([a, b])
-    assert [unpadded(c, i) for i in range(5)]==[unpadded(a, i) for i in range(3)]+[unpadded(b, i) for i in range(2)]
+    assert [unpadded(c, i) for i in range(5)]==[unpadded(a, i) for i in range(3)]+[unpadded(b, i)
+        for i in range(2)]
     for idx in ([4,0], torch.tensor([4,0]), slice(1,3), 2):
         want = range(5)[idx] if isinstance(idx, slice) else [idx] if isinstance(idx, int) else [4,0]
         assert [unpadded(c[idx], i) for i in range(len(c[idx]))]==[unpadded(c, i) for i in want]
 
-@pytest.mark.parametrize('field,shape', [('prompt_mask',(2,5)), ('completion_mask',(2,2,9)), ('old_logps',(2,2)), ('rewards',(2,3)), ('key',(3,)), ('ref_logps',(1,2,3))])
+@pytest.mark.parametrize('field,shape',
+    [('prompt_mask',(2,5)), ('completion_mask',(2,2,9)), ('old_logps',(2,2)), ('rewards',(2,3)), ('key',(3,)),
+     ('ref_logps',(1,2,3))])
 def test_a_wrong_shape_is_named(field, shape):
     a = make(2, 2, 2, 3, 0)
-    with pytest.raises(ValueError, match=f'`{field}` has shape'): Rollouts(**(a.tensors()|{field:torch.zeros(shape)}))
+    with pytest.raises(ValueError, match=f'`{field}` has shape'):
+        Rollouts(**(a.tensors()|{field:torch.zeros(shape)}))
 
 def test_mixing_batches_with_and_without_a_field_is_refused():
-    with pytest.raises(ValueError, match='ref_logps'): Rollouts.cat([make(1, 2, 2, 2, 0, ref=True), make(1, 2, 2, 2, 1)])
+    with pytest.raises(ValueError, match='ref_logps'):
+        Rollouts.cat([make(1, 2, 2, 2, 0, ref=True), make(1, 2, 2, 2, 1)])
 
 @pytest.mark.parametrize('dim', [None, 0, 1, (0, 1)])
 def test_masked_mean_is_the_loop(dim):
@@ -65,15 +78,20 @@ def test_masked_mean_is_the_loop(dim):
     x[~m] = math.nan
     loop = lambda pairs: (lambda v: sum(v)/len(v) if v else 0.)([a for a,k in pairs if k])
     rows = lambda i: list(zip(x[i].tolist(), m[i].tolist()))
-    want = loop([o for i in range(4) for o in rows(i)]) if dim in (None, (0, 1)) else [loop(rows(i)) for i in range(4)] if dim==1 else [loop(list(zip(x[:,j].tolist(), m[:,j].tolist()))) for j in range(6)]
+    want = loop([o for i in range(4) for o in rows(i)]) if dim in (None, (0, 1)) else [loop(rows(i))
+        for i in range(4)] if dim==1 else [loop(list(zip(x[:,j].tolist(),
+                                                         m[:,j].tolist()))) for j in range(6)]
     assert_tensor(masked_mean(x, m, dim), want, eps=1e-6)
 
-@pytest.mark.parametrize('got,want', [([1.,2.], [1.,2.,3.]), ([[1.]], [1.]), ([1., math.nan], [1., 2.]), ([1., math.inf], [1., -math.inf]), ([0.], [1e-3])])
+@pytest.mark.parametrize('got,want',
+    [([1.,2.], [1.,2.,3.]), ([[1.]], [1.]), ([1., math.nan], [1., 2.]), ([1., math.inf], [1., -math.inf]),
+     ([0.], [1e-3])])
 def test_the_tensor_test_can_fail(got, want):
     with pytest.raises(AssertionError): assert_tensor(got, want)
 
 def test_the_tensor_test_passes_where_it_should():
-    assert_tensor([1., math.nan, math.inf], [1., math.nan, math.inf]); assert_tensor(torch.zeros(0, 3), torch.zeros(0, 3))
+    assert_tensor([1., math.nan, math.inf], [1., math.nan, math.inf])
+    assert_tensor(torch.zeros(0, 3), torch.zeros(0, 3))
 
 @pytest.mark.parametrize('seed', [-1, 1.5, '3'])
 def test_a_seed_that_is_none_is_refused(seed):
@@ -115,7 +133,8 @@ def test_the_interval_of_what_cannot_be_written_to_is_that_of_a_list_and_nobody_
     s = pd.Series(x); s.values.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert mean_ci(a)==mean_ci(s)==mean_ci(s.values)==mean_ci(tuple(x))==mean_ci(torch.tensor(x, dtype=torch.float64))==mean_ci(o for o in x)==mean_ci(x)
+        assert mean_ci(a)==mean_ci(s)==mean_ci(s.values)==mean_ci(tuple(x))==mean_ci(torch.tensor(x,
+            dtype=torch.float64))==mean_ci(o for o in x)==mean_ci(x)
     with pytest.raises(ValueError, match='no numbers'): mean_ci(np.array([]))
     m,h = mean_ci(x)
     assert abs(m-.4)<1e-12 and abs(h-4.302652729911275*.3/3**.5)<1e-9
@@ -123,3 +142,15 @@ def test_the_interval_of_what_cannot_be_written_to_is_that_of_a_list_and_nobody_
 def test_versions_name_what_is_missing():
     v = versions()
     assert v['torch'] and v['grpo_nb'] and set(v)>={'python','transformers','trl'}
+
+def test_a_name_stands_for_one_thing():
+    table = {}
+    @register(table, 'a')
+    def first(): return 1
+    assert table['a'] is first and first()==1
+    assert register(table, 'a')(first) is first                      # the same again
+    with pytest.raises(ValueError, match="'a' is taken by"): register(table, 'a')(lambda: 2)
+    with pytest.raises(ValueError, match="'a' is taken by"): register(table, 'a')(dict)
+    register(table, 'd')(dict)
+    register(table, 'd')(dict)
+    assert table==dict(a=first, d=dict)

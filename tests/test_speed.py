@@ -1,4 +1,4 @@
-"The benchmark's arithmetic by hand, its counts against torch's own, fast parts against readable ones on the benchmark's own work. No clock decides a test."
+"The benchmark's arithmetic by hand, its counts against torch's own, fast parts against readable ones"
 import math, random, sys, threading
 from pathlib import Path
 import pandas as pd
@@ -31,7 +31,8 @@ def test_clocks_are_read_only_after_the_accelerator_has_finished():
     in_turn(dict(a=lambda: log.append('work')), rounds=1, warmup=0, sync=lambda: log.append('wait'))
     assert log==['wait','work','wait']
 
-@pytest.mark.parametrize('kw', [dict(arms={}), dict(arms=dict(a=int), rounds=0), dict(arms=dict(a=int), warmup=-1)])
+@pytest.mark.parametrize('kw',
+                         [dict(arms={}), dict(arms=dict(a=int), rounds=0), dict(arms=dict(a=int), warmup=-1)])
 def test_a_race_without_arms_or_rounds_is_refused(kw):
     with pytest.raises(ValueError, match='at least one arm'): in_turn(**kw)
 
@@ -52,15 +53,18 @@ def test_the_slope_of_a_power_law_is_its_power(p):
     x = [64, 1000, 10**6]
     assert slope(x, [3*o**p for o in x])==pytest.approx(p)
 
-@pytest.mark.parametrize('x,y', [([1], [1]), ([1, 1], [1, 2]), ([1, 2], [0, 1]), ([0, 2], [1, 1]), ([1, 2, 3], [1, 2])])
+@pytest.mark.parametrize('x,y',
+    [([1], [1]), ([1, 1], [1, 2]), ([1, 2], [0, 1]), ([0, 2], [1, 1]), ([1, 2, 3], [1, 2])])
 def test_a_slope_needs_two_sizes_and_positive_numbers(x, y):
     with pytest.raises(ValueError, match='two different sizes'): slope(x, y)
 
 def test_rows_of_a_comparison_say_how_many_times_faster():
     seen = dict(trl=[(8., 4., 2), (8., 6., 2), (8., 8., 2)], ours=[(2., 1., 1)]*3)
     a,b = compared('step', 'x', seen, 'trl')
-    assert 'ratio' not in a and (a['value'], a['low'], a['high'])==(6, 5, 7) and a['cpu_s']==6 and a['wall_s']==8
-    assert (b['ratio'], b['ratio_low'], b['ratio_high'], b['ratio_wall'])==(3, 2.5, 3.5, 2) and b['against']=='trl' and b['rounds']==3
+    assert 'ratio' not in a and (a['value'], a['low'],
+                                 a['high'])==(6, 5, 7) and a['cpu_s']==6 and a['wall_s']==8
+    assert (b['ratio'], b['ratio_low'], b['ratio_high'],
+            b['ratio_wall'])==(3, 2.5, 3.5, 2) and b['against']=='trl' and b['rounds']==3
     a,b = compared('generation', 'x', seen, 'trl', per='tokens')
     assert a['unit']=='tokens/s' and a['value']==pytest.approx(1/3) and b['value']==1
     a,b = compared('gpu', 'x', seen, 'trl', clock='wall')
@@ -76,8 +80,11 @@ def count(f):
     with FlopCounterMode(display=False) as theirs: f()
     return ours,theirs.get_total_flops()
 
-@pytest.mark.parametrize('f', [lambda a, b: a@b, lambda a, b: torch.addmm(torch.zeros(4, 5), a, b), lambda a, b: torch.bmm(a.expand(6, 4, 3), b.expand(6, 3, 5)),
-    lambda a, b: torch.baddbmm(torch.zeros(6, 4, 5), a.expand(6, 4, 3), b.expand(6, 3, 5)), lambda a, b: torch.nn.functional.linear(a, b.t())])
+@pytest.mark.parametrize('f',
+                         [lambda a, b: a@b, lambda a, b: torch.addmm(torch.zeros(4, 5), a, b), lambda a,
+                          b: torch.bmm(a.expand(6, 4, 3), b.expand(6, 3, 5)),
+    lambda a, b: torch.baddbmm(torch.zeros(6, 4, 5), a.expand(6, 4, 3), b.expand(6, 3, 5)), lambda a,
+    b: torch.nn.functional.linear(a, b.t())])
 def test_operations_are_those_that_torch_counts_forward_and_backward(f):
     a,b = torch.randn(4, 3, requires_grad=True),torch.randn(3, 5, requires_grad=True)
     ours,want = count(lambda: f(a, b).sum().backward())
@@ -106,7 +113,9 @@ def test_model_flops_are_those_of_every_completion_by_itself():
     m,_ = bench_model('0.1M', attention='eager')
     with Products() as p, torch.no_grad():
         for n in (5, 9, 9): m(input_ids=torch.zeros(1, n, dtype=torch.int64), use_cache=False)
-    assert model_flops(m.config, [5, 9, 9], 1)==pytest.approx(p.flops, rel=.01) and model_flops(m.config, [5, 9, 9], 5)==5*model_flops(m.config, [9, 5, 9], 1)
+    assert model_flops(m.config, [5, 9, 9],
+                       1)==pytest.approx(p.flops, rel=.01) and model_flops(m.config, [5, 9, 9],
+                           5)==5*model_flops(m.config, [9, 5, 9], 1)
 
 def test_the_time_of_products_is_that_of_each_shape_times_its_count(monkeypatch):
     calls = []
@@ -123,13 +132,17 @@ def test_peak_memory_is_the_most_at_one_time():
     assert peak_bytes(lambda: torch.ones(n)+torch.ones(n))==pytest.approx(3*4*n, rel=.01)
     assert peak_bytes(lambda: None)==0
 
-@pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='this system does not say how much memory a process has')
+@pytest.mark.slow
+@pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(),
+                    reason='this system does not say how much memory a process has')
 def test_a_process_grows_by_the_logits_where_they_stand_at_once():
     n,V = 1024,60_000                             # four blocks
     seen = grown(2, n, 8, V)
     full,blocks = (min(o[2] for o in seen[k]) for k in ('all at once','blocks'))
-    assert full>2*4*n*V*.9 and full/1.5>blocks>2*4*n*V/4*.9 and all(len(v)==2 and w>0 and c>0 for v in seen.values() for w,c,_ in v)
+    assert full>2*4*n*V*.9 and full/1.5>blocks>2*4*n*V/4*.9 and all(
+        len(v)==2 and w>0 and c>0 for v in seen.values() for w, c, _ in v)
 
+@pytest.mark.slow
 def test_a_measuring_process_that_fails_says_so():
     with pytest.raises(OSError, match='measuring process ended'): grown(1, 4, 4, -4)
 
@@ -143,10 +156,13 @@ def test_the_model_has_about_the_weights_of_its_name():
 @pytest.mark.parametrize('p', [.01, .03])
 def test_completions_end_by_chance_in_every_context(p):
     m,tok = bench_model('0.3M', p_end=p)
-    q = m(torch.randint(256, (8, 40), generator=torch.Generator().manual_seed(1))).logits.softmax(-1)[...,tok.eos_token_id]
+    q = m(torch.randint(256, (8, 40),
+                        generator=torch.Generator().manual_seed(1))).logits.softmax(-1)[...,tok.eos_token_id]
     assert p/2<q.min() and q.max()<2*p
 
-@pytest.mark.parametrize('kw,says', [(dict(size='7B'), '`size`'), (dict(dtype='float8'), "`dtype` is 'float8'"), (dict(attention='flash_attention_9'), '`attention`'), (dict(device='tpu'), '`device`')])
+@pytest.mark.parametrize('kw,says',
+    [(dict(size='7B'), '`size`'), (dict(dtype='float8'), "`dtype` is 'float8'"),
+     (dict(attention='flash_attention_9'), '`attention`'), (dict(device='tpu'), '`device`')])
 def test_what_the_model_cannot_be_is_named(kw, says):
     with pytest.raises(ValueError, match=says): bench_model(**kw)
 
@@ -161,14 +177,15 @@ def test_work_that_never_ends_has_full_length_and_work_that_ends_has_not():
     n = step(Work(**SMALL|dict(B=8, T=24)).ours())['fresh'].completion_mask.sum(-1)
     assert n.float().mean()<22 and n.unique().numel()>3
 
-@pytest.mark.parametrize('direct', [True, False])
-def test_fast_generation_draws_what_the_readable_loop_draws_on_the_benchmarks_own_work(direct):
+@pytest.mark.parametrize('fast', [True, False])
+def test_fast_generation_draws_what_the_readable_loop_draws_on_the_benchmarks_own_work(fast):
     w = Work(**SMALL|dict(size='0.3M', T=16))
     m,tok = w.model()
     ids,mask = encode_prompts(tok, list(w.problems()['prompt']))
     kw = dict(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id)
     g = lambda: torch.Generator().manual_seed(3)
-    a,b = generate(m, ids, mask, w.G, w.T, generator=g(), direct=direct, **kw),generate_loop(m, ids, mask, w.G, w.T, generator=g(), **kw)
+    a,b = generate(m, ids, mask, w.G, w.T, generator=g(), fast=fast,
+                   **kw),generate_loop(m, ids, mask, w.G, w.T, generator=g(), **kw)
     assert_tensor(a.completion_ids, b.completion_ids, eps=0)
     assert_tensor(a.old_logps, b.old_logps, eps=2e-5)
     assert_tensor(token_logps(m, a).detach(), a.old_logps, eps=2e-5)
@@ -225,10 +242,14 @@ def test_both_trainers_get_the_same_weights_prompts_and_reward(tmp_path):
     w = Work(**SMALL)
     s,t = w.ours(),trl_trainer(w, tmp_path)
     for a,b in zip(s.model.parameters(), t.model.parameters()): assert_tensor(a, b, eps=0)
-    assert s.dataset['prompt'][:4]==t.train_dataset['prompt'][:4] and s.reward_funcs==[some_answers]==t.reward_funcs
+    assert s.dataset['prompt'][:4]==t.train_dataset['prompt'][:4]
+    assert s.reward_funcs==[some_answers]==t.reward_funcs
     a = t.args
-    assert (a.num_generations, a.max_completion_length, a.per_device_train_batch_size, a.learning_rate, a.beta)==(w.G, w.T, w.B*w.G, s.args.learning_rate, s.args.beta)
-    assert (a.loss_type, a.scale_rewards, a.epsilon, a.temperature, a.max_grad_norm, a.weight_decay, a.adam_beta2)==(s.args.loss_type, s.args.scale_rewards, s.args.epsilon, s.args.temperature, s.args.max_grad_norm, s.args.weight_decay, s.args.adam_beta2)
+    assert (a.num_generations, a.max_completion_length, a.per_device_train_batch_size, a.learning_rate,
+            a.beta)==(w.G, w.T, w.B*w.G, s.args.learning_rate, s.args.beta)
+    assert (a.loss_type, a.scale_rewards, a.epsilon, a.temperature, a.max_grad_norm, a.weight_decay,
+        a.adam_beta2)==(s.args.loss_type, s.args.scale_rewards, s.args.epsilon, s.args.temperature,
+                        s.args.max_grad_norm, s.args.weight_decay, s.args.adam_beta2)
 
 # --- the profile
 
@@ -238,7 +259,8 @@ def test_phases_are_the_functions_that_the_trainer_calls_and_come_off_again():
     old = T.generate,torch.Tensor.backward,s.method.treat,s.optimizer.step
     with watched(s, StopWatch()) as w: w.wrap(step, 'other')(s)
     assert (T.generate, torch.Tensor.backward, s.method.treat, s.optimizer.step)==old
-    assert {k:w.calls[k] for k in ('generation','backward','log-probs','replay','other')}==dict(generation=1, backward=1, replay=1, other=1)|{'log-probs':1}
+    assert {k:w.calls[k] for k in ('generation', 'backward', 'log-probs', 'replay',
+        'other')}==dict(generation=1, backward=1, replay=1, other=1)|{'log-probs':1}
     assert w.calls['rewards']>=1 and w.calls['optimizer']>=1 and w.calls['loss']>=1
 
 def test_phases_come_off_when_the_step_fails():
@@ -260,7 +282,8 @@ def test_a_phase_gets_the_time_it_does_not_spend_inside_another(monkeypatch):
 # --- falling back
 
 def test_without_a_compiler_one_line_says_so_and_the_function_stays(monkeypatch, capsys):
-    def none(*args, **kwargs): raise RuntimeError('InvalidCxxCompiler: no working C++ compiler found\nmore lines')
+    def none(*args, **kwargs):
+        raise RuntimeError('InvalidCxxCompiler: no working C++ compiler found\nmore lines')
     monkeypatch.setattr(torch, 'compile', none)
     f = lambda x: x+1
     g,why = compiled(f, torch.ones(1))
@@ -275,7 +298,8 @@ def test_all_ways_to_one_more_token_give_the_same_logits_again_and_again(monkeyp
     model,tok = w.model()
     ids,mask = encode_prompts(tok, list(w.problems()['prompt']))
     first = [model(input_ids=i[m][None]).logits[:,-1].argmax(-1) for i,m in zip(ids, mask)]
-    want = torch.cat([model(input_ids=torch.cat([i[m], t])[None]).logits[:,-1] for i,m,t in zip(ids, mask, first)]).repeat_interleave(w.G, 0)
+    want = torch.cat([model(input_ids=torch.cat([i[m], t])[None]).logits[:,-1] for i, m,
+                      t in zip(ids, mask, first)]).repeat_interleave(w.G, 0)
     assert not why and len(arms)==3
     for f in 4*[*arms.values()]: assert_tensor(f(), want, eps=1e-5)
 
@@ -284,25 +308,34 @@ def test_operators_are_products_or_everything_else():
     kinds = {r['arm']:r['share'] for r in rows if r['case']=='kinds, x'}
     ops = {r['arm']:r['share'] for r in rows if r['case']=='operators, x'}
     assert sum(kinds.values())==pytest.approx(1) and sum(ops.values())==pytest.approx(1)
-    assert kinds['products']==pytest.approx(sum(v for k,v in ops.items() if k.split('::')[-1] in ('mm','addmm','addmm_','bmm') or '_scaled_dot' in k))
+    assert kinds['products']==pytest.approx(sum(v for k,
+        v in ops.items() if k.split('::')[-1] in ('mm','addmm','addmm_','bmm') or '_scaled_dot' in k))
     assert {'aten::mm','aten::addmm','aten::bmm'}<=set(ops)
 
+@pytest.mark.slow
 def test_rows_that_could_not_compile_say_not_run(monkeypatch):
     monkeypatch.setattr(torch, 'compile', lambda f, **kw: (_ for _ in ()).throw(RuntimeError('no compiler')))
     rows = {r['arm']:r for r in S.part_options(Bench(quick=True))}
     assert rows['fixed shapes, compiled']['status']=='not run' and rows['fixed shapes']['status']=='measured'
-    assert rows['compiled']['status']=='not run' and 'no compiler' in rows['compiled']['note'] and rows['bfloat16']['status']=='measured'
+    assert rows['compiled']['status']=='not run'
+    assert 'no compiler' in rows['compiled']['note']
+    assert rows['bfloat16']['status']=='measured'
 
 def test_without_a_gpu_the_rows_say_not_run():
     rows = S._measure('gpu', Bench(quick=True), '1')
-    assert {r['case'] for r in rows}=={'generation','memory of generation','step','memory of a step','kernels'}
-    assert all(r['status']=='not run' and r['device']=='none' and r['value'] is None and 'no GPU' in r['note'] for r in rows)
+    assert {r['case'] for r in rows}=={'generation', 'memory of generation', 'step', 'memory of a step',
+                                       'kernels'}
+    assert all(r['status']=='not run' and r['device']=='none' and r['value'] is None
+               and 'no GPU' in r['note'] for r in rows)
 
+@pytest.mark.slow
 def test_the_gpu_part_runs_on_a_small_model_without_one(tmp_path):
-    w = Work(**SMALL, ends=False, dtype='bfloat16', config=dict(vocab_size=400))   # more tokens than the tokenizer knows, as with Qwen's head
+    # more tokens than the tokenizer knows, as with Qwen's head
+    w = Work(**SMALL, ends=False, dtype='bfloat16', config=dict(vocab_size=400))
     rows = list(S._on_device(Bench(quick=True, folder=str(tmp_path)), w))
     got = {(r['case'],r['arm']) for r in rows}
-    assert {(c, a) for c in ('memory of generation','generation') for a in ('transformers','ours')}|{(c, a) for c in ('step','memory of a step') for a in ('trl','ours')}<=got
+    assert {(c, a) for c in ('memory of generation','generation') for a in ('transformers',
+        'ours')}|{(c, a) for c in ('step','memory of a step') for a in ('trl','ours')}<=got
     assert any(r['case']=='kernels' for r in rows) and all(r['value']>=0 for r in rows)
 
 def test_too_little_memory_is_a_row_not_a_crash(monkeypatch):
@@ -323,7 +356,10 @@ def quickly(monkeypatch):
     "Parts that take no time"
     ran = []
     def part(name):
-        def f(o): ran.append(name); o.say('a'); yield row(name, 'a case', 'ours', x=64., value=1.5, unit='s', ratio=2.)
+        def f(o):
+            ran.append(name)
+            o.say('a')
+            yield row(name, 'a case', 'ours', x=64., value=1.5, unit='s', ratio=2.)
         return f
     for k in S.PARTS: monkeypatch.setitem(S.PARTS, k, part(k))
     return ran
@@ -332,13 +368,18 @@ def test_runs_are_added_to_the_table_and_an_unfinished_one_goes_on(tmp_path, qui
     out = str(tmp_path/'a'/'speed.csv')
     bench(only='buffer,step', quick=True, out=out, disable_tqdm=True)
     bench(only='buffer, step,replay', quick=True, out=out, run='1', disable_tqdm=True)
-    assert quickly==['buffer','step','replay'] and 'run 1 has buffer, step already; to do: replay' in capsys.readouterr().out
+    assert quickly==['buffer','step',
+                     'replay'] and 'run 1 has buffer, step already; to do: replay' in capsys.readouterr().out
     bench(only='step', quick=True, out=out, run='before', disable_tqdm=True)
     mine = bench(only='step', out=out, disable_tqdm=True)
     assert set(mine['run'])=={'2'} and not mine['quick'].any()
     df = read_speed(out)
-    assert list(df.columns)==S.COLUMNS and df[['run','part']].values.tolist()==[['1','buffer'],['1','step'],['1','replay'],['before','step'],['2','step']]
-    assert df['threads'].tolist()==[1]*5 and df['machine'].notna().all() and df['torch'].iloc[0]==torch.__version__ and df['value'].eq(1.5).all()
+    assert list(df.columns)==S.COLUMNS and df[['run','part']].values.tolist()==[['1','buffer'], ['1','step'],
+        ['1','replay'], ['before','step'], ['2','step']]
+    assert df['threads'].tolist()==[1]*5
+    assert df['machine'].notna().all()
+    assert df['torch'].iloc[0]==torch.__version__
+    assert df['value'].eq(1.5).all()
 
 def test_all_parts_run_when_none_is_named(tmp_path, quickly):
     bench(quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
@@ -351,7 +392,8 @@ def test_threads_are_as_before_behind_the_benchmark(tmp_path, quickly, monkeypat
     bench(only='step', threads=was+1, out=str(tmp_path/'s.csv'), disable_tqdm=True)
     assert seen==[was+1] and torch.get_num_threads()==was
 
-@pytest.mark.parametrize('kw,says', [(dict(only='steps'), "no part 'steps'"), (dict(rounds=0), 'rounds=0'), (dict(threads=0), 'threads=0')])
+@pytest.mark.parametrize('kw,says',
+    [(dict(only='steps'), "no part 'steps'"), (dict(rounds=0), 'rounds=0'), (dict(threads=0), 'threads=0')])
 def test_bad_options_are_named(kw, says, tmp_path, quickly):
     with pytest.raises(ValueError, match=says): bench(out=str(tmp_path/'s.csv'), disable_tqdm=True, **kw)
     assert quickly==[]
@@ -359,23 +401,29 @@ def test_bad_options_are_named(kw, says, tmp_path, quickly):
 def test_a_label_does_not_mix_quick_and_full_rows(tmp_path, quickly):
     out = str(tmp_path/'s.csv')
     bench(only='step', quick=True, out=out, disable_tqdm=True)
-    with pytest.raises(ValueError, match='made with --quick'): bench(only='replay', out=out, run='1', disable_tqdm=True)
+    with pytest.raises(ValueError, match='made with --quick'):
+        bench(only='replay', out=out, run='1', disable_tqdm=True)
 
 def test_a_csv_of_someone_else_is_not_touched(tmp_path, quickly):
     f = tmp_path/'s.csv'
     f.write_text('a,b\n1,2\n')
-    with pytest.raises(ValueError, match='not written by `grpo_nb bench`'): bench(only='step', out=str(f), disable_tqdm=True)
+    with pytest.raises(ValueError, match='not written by `grpo_nb bench`'):
+        bench(only='step', out=str(f), disable_tqdm=True)
     assert f.read_text()=='a,b\n1,2\n'
 
+@pytest.mark.slow
 def test_a_quick_run_of_the_cheap_parts_measures(tmp_path, capsys):
     mine = bench(only='buffer,profile,replay', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
-    assert set(mine['part'])=={'buffer','profile','replay'} and mine['value'].notna().all() and (mine['status']!='failed').all()
+    assert set(mine['part'])=={'buffer','profile',
+                               'replay'} and mine['value'].notna().all() and (mine['status']!='failed').all()
     b = mine[mine['part']=='buffer']
     assert set(b['arm'])=={'heap','ours','heap, slope','ours, slope'} and set(b['x'].dropna())=={64, 1000}
     assert 'seconds are processor time' in capsys.readouterr().out
     p = mine[(mine['part']=='profile') & (mine['case']=='beta 0')]
-    assert p['share'].sum()==pytest.approx(1, abs=.5) and {'generation','log-probs','backward','optimizer','rewards','replay'}<=set(p['arm'])
+    assert p['share'].sum()==pytest.approx(1, abs=.5) and {'generation', 'log-probs', 'backward', 'optimizer',
+        'rewards', 'replay'}<=set(p['arm'])
 
+@pytest.mark.slow
 def test_two_processes_train_on_the_same_weights_and_move_what_was_planned(tmp_path):
     from grpo_nb.distributed import replay_bytes
     one,two = run_ranks(1, tmp_path/'a', 2, 4, 1),run_ranks(2, tmp_path/'b', 2, 4, 1)
@@ -383,20 +431,30 @@ def test_two_processes_train_on_the_same_weights_and_move_what_was_planned(tmp_p
     assert one[0]['received']==one[0]['index']==0
     assert two[0]['index']==replay_bytes(2, 16, 8, 27, 4, .3)['index']
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_named(tmp_path):
-    with pytest.raises(OSError, match='a process of 1 failed.*generation_batch_size'): run_ranks(1, tmp_path/'a', 0, 4, 1)
+    with pytest.raises(OSError, match='a process of 1 failed.*generation_batch_size'):
+        run_ranks(1, tmp_path/'a', 0, 4, 1)
 
 # --- verdicts and figures
 
-def rows(*rs, run='1', **kw): return pd.DataFrame([dict.fromkeys(S.COLUMNS)|o|dict(run=run, quick=False)|kw for o in rs])
+def rows(*rs, run='1', **kw):
+    return pd.DataFrame([dict.fromkeys(S.COLUMNS)|o|dict(run=run, quick=False)|kw for o in rs])
 
 def test_verdicts_know_more_is_better_from_less_is_better():
-    df = rows(row('step', 'beta 0', 'ours', ratio=2.4, share=.6), row('buffer', 'add 16', 'ours', x=10**6, value=49e-6), row('buffer', 'add 16', 'ours', x=64, ratio=.9, value=1.))
+    df = rows(row('step', 'beta 0', 'ours', ratio=2.4, share=.6),
+              row('buffer', 'add 16', 'ours', x=10**6, value=49e-6),
+              row('buffer', 'add 16', 'ours', x=64, ratio=.9, value=1.))
     t = show_verdicts(verdicts(df))['1']
-    assert t['step against TRL, beta 0']=='2.40 × (missed)' and t['share of the best matrix rate, step, beta 0']=='60.0%'
-    assert t['add 16 to a million groups']=='49 µs' and t['add 16 to 64 groups, against a heap']=='0.90 × (missed)' and t['import grpo_nb']=='not run'
+    assert t['step against TRL, beta 0']=='2.40 × (missed)' and t['share of the best matrix rate, step, '
+                                                                  'beta 0']=='60.0%'
+    assert t['add 16 to a million groups']=='49 µs'
+    assert t['add 16 to 64 groups, against a heap']=='0.90 × (missed)'
+    assert t['import grpo_nb']=='not run'
     r = reached(verdicts(df))['1']
-    assert r['step against TRL, beta 0']==pytest.approx(.96) and r['add 16 to a million groups']==pytest.approx(50/49) and math.isnan(r['import grpo_nb'])
+    assert r['step against TRL, beta 0']==pytest.approx(.96)
+    assert r['add 16 to a million groups']==pytest.approx(50/49)
+    assert math.isnan(r['import grpo_nb'])
 
 def test_quick_rows_and_failed_rows_reach_no_target():
     df = rows(row('step', 'beta 0', 'ours', ratio=9.), quick=True)
@@ -404,12 +462,14 @@ def test_quick_rows_and_failed_rows_reach_no_target():
     assert verdicts(df).iloc[:,4:].isna().all(axis=None)
 
 def test_the_verdict_figure_counts_what_was_reached():
-    fig = draw_verdicts(pd.DataFrame({'1':[2., .5, float('nan')], '2':[3., .6, float('nan')]}, index=list('abc')))
+    fig = draw_verdicts(pd.DataFrame({'1':[2., .5, float('nan')], '2':[3., .6, float('nan')]},
+                                     index=list('abc')))
     assert fig.axes[0].get_title(loc='left')=='1 of 2 targets reached'
     assert [t.get_text() for t in fig.axes[0].get_yticklabels()]==['b','a']
 
 def test_lines_show_the_middle_and_the_range_of_the_runs():
-    df = pd.concat([rows(*[row('buffer', 'add 16', 'ours', x=x, value=v*x) for x in (1, 10)], run=str(v)) for v in (1, 2, 6)])
+    df = pd.concat([rows(*[row('buffer', 'add 16', 'ours', x=x, value=v*x) for x in (1, 10)],
+                         run=str(v)) for v in (1, 2, 6)])
     o = over_runs(df, part='buffer', arm='ours')
     assert o.loc[10].tolist()==[20, 10, 60]
     with pytest.raises(ValueError, match='no rows'): over_runs(df, part='nothing')
@@ -426,16 +486,21 @@ class TestCommitted:
         runs = [r for r in self.df['run'].unique() if r.isdigit()]
         assert len(runs)>=3 and not self.df['quick'].any()
         assert len({self.df[self.df['run']==r]['when'].iloc[0] for r in runs})==len(runs)
-        for r in runs: assert {'step','generation','profile','logps','buffer','replay','start'}<=set(self.df[self.df['run']==r]['part']), r
+        for r in runs:
+            assert {'step', 'generation', 'profile', 'logps', 'buffer', 'replay',
+                    'start'}<=set(self.df[self.df['run']==r]['part']), r
         assert set(self.df['part'])==set(S.PARTS)
 
     def test_every_row_says_where_it_was_made_and_numbers_are_sound(self):
         d = self.df
-        for c in 'run part case arm status device machine cores threads when torch transformers trl'.split(): assert d[c].notna().all(), c
+        for c in 'run part case arm status device machine cores threads when torch transformers trl'.split():
+            assert d[c].notna().all(), c
         m = d[d['status']=='measured']
         assert (m['value']>=0).sum()>=len(m)-3 and m['value'].notna().all() and (d['threads']==1).all()
-        assert (m['ratio'].dropna()>0).all() and d['status'].isin(['measured','planned','fitted','not run','failed']).all()
-        assert d[d['status']=='not run']['value'].isna().all() and d[d['status']!='measured'].query("status=='not run'")['note'].notna().all()
+        assert (m['ratio'].dropna()>0).all() and d['status'].isin(['measured', 'planned', 'fitted', 'not run',
+            'failed']).all()
+        assert d[d['status']=='not run']['value'].isna().all()
+        assert d[d['status']!='measured'].query("status=='not run'")['note'].notna().all()
 
     def test_nothing_is_said_of_a_gpu_that_was_not_there(self):
         g = self.df[self.df['part']=='gpu']

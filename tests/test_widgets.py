@@ -7,7 +7,9 @@ def frames(res):
     return [o.value for o in res.children[1].children]
 
 @pytest.mark.parametrize('make', [W.ToggleButtons, W.Dropdown, W.RadioButtons, W.Select])
-@pytest.mark.parametrize('options,value,start', [([('none', None), ('8', 8)], None, 0), ([('8', 8), ('none', None)], None, 1), ([1, 2], None, 0), ([('8', 8), ('none', None)], 8, 0)])
+@pytest.mark.parametrize('options,value,start',
+    [([('none', None), ('8', 8)], None, 0), ([('8', 8), ('none', None)], None, 1), ([1, 2], None, 0),
+     ([('8', 8), ('none', None)], 8, 0)])
 def test_a_control_that_starts_at_none_is_drawn_and_starts_at_a_setting(make, options, value, start):
     c = make(options=options, value=value)
     seen = []
