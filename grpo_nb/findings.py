@@ -603,7 +603,11 @@ def _hacked(r:Look)->Finding:
     steps = sorted({o['step'] for o in r.groups})
     rows = [o for o in r.groups if o['step']>=steps[-(-3*len(steps)//4)]] if len(steps)>3 else []
     link,(text,shared) = length_link(rows),same_text(rows)
-    by_length,by_form = (link>.95 and grew>1.5) or (link<-.95 and grew<.67),shared>.4
+    graded = (
+        len({x for o in _scored(rows) for x in o['rewards']}) > 4
+    )  # right answers may well be the longer ones
+    by_length = graded and (link>.95 and grew>1.5 or link<-.95 and grew<.67)
+    by_form = shared>.4
     if not fell and not by_length and not by_form: return None
     long = (by_length or fell and not .5<grew<2) and not by_form
     way = (

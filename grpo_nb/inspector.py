@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WHAT_IFS', 'MOST_GROUPS', 'dead_of', 'what_if', 'versions', 'inspect_run', 'inspector_html', 'inspector_frame',
-           'fill_run', 'write_inspector']
+           'write_inspector']
 
 # %% ../nbs/11_inspector.ipynb #4399b73f
 import math
@@ -18,7 +18,7 @@ from .ratios import dead_groups, group_scores
 from .replay import ReplayBuffer
 from .records import Run
 from .rollouts import open_run
-from .view import buffer_of, fill_dead, framed, view_html, view_run
+from .view import buffer_of, fill_run, framed, view_html, view_run
 
 # %% ../nbs/11_inspector.ipynb #837a3db3
 def _tensor(rows, field):
@@ -101,7 +101,7 @@ def inspect_run(
     group:int=None,     # where to begin
 )->object:              # a widget with `step`, `group` and `reread`
     "The inspector of a run in a notebook. ValueError for a folder without groups."
-    run = _with_groups(run)
+    run = fill_run(_with_groups(run))
     return view_run(run, versions(run, what_ifs), step, group)
 
 def _with_groups(run):
@@ -127,13 +127,6 @@ def inspector_frame(
 )->str:                 # HTML: the page in a frame of its own
     "The inspector for the output of a cell or a docs page; works without a kernel."
     return framed(inspector_html(run, **options), height)
-
-def fill_run(
-    run:Run,  # any
-)->Run:       # the same
-    "Say who is dead where a record of another tool does not."
-    fill_dead(run.rows, run.setting('dead_tolerance', 1e-6))
-    return run
 
 def write_inspector(
     folder:Path,      # a run's folder, or rollouts of another tool

@@ -13,7 +13,7 @@ from .stats import mean_ci
 from .plotting import COLOURS, fig_svg, new_figure
 from .records import Run
 from .rollouts import open_run
-from .view import column, curves_of, fill_dead, flat, history_rows, measured, reward_curve, view_html
+from .view import column, curves_of, fill_run, flat, history_rows, measured, reward_curve, view_html
 from .findings import verdict
 
 # %% ../nbs/workshop/report.ipynb #85338c28
@@ -108,7 +108,7 @@ def _verdict(run):
     stand = lambda k: run.summary.get(k) if isinstance(run.summary.get(k), dict) else None
     return str(
         verdict(
-            history_rows(run), stand('before'), stand('after'), fill_dead(run.rows), run.settings
+            history_rows(run), stand('before'), stand('after'), fill_run(run).rows, run.settings
         ).sentence
     )
 
@@ -133,16 +133,19 @@ def draw_arms(
     ax.legend(loc='upper center', bbox_to_anchor=(.5, -.2), ncol=2 if len(arms)>1 else 1, frameon=False)
     return fig_svg(fig)
 
-_CSS = '''*{box-sizing:border-box}:root{color-scheme:light dark}body{background:Canvas;color:CanvasText;
-font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:0 auto;padding:1rem}h1{font-size:1.5rem}h2{font-size:1.15rem;margin:1.4em 0 .4em}
-.figs{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}figure{margin:0;min-width:0}
-figure svg{width:100%!important;height:auto}.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.92em}
-td,th{text-align:left;vertical-align:top;padding:.25em .9em .25em 0;border-bottom:1px solid color-mix(in srgb,CanvasText 20%,transparent)}
+_CSS = '''*{box-sizing:border-box}:root{color-scheme:light dark}
+body{background:Canvas;color:CanvasText;font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:0 auto;padding:1rem}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin:1.4em 0 .4em}.wide{overflow-x:auto}
+.figs{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
+figure{margin:0;min-width:0}figure svg{width:100%!important;height:auto}table{border-collapse:collapse;font-size:.92em}
+td,th{text-align:left;vertical-align:top;padding:.25em .9em .25em 0}
+td,th{border-bottom:1px solid color-mix(in srgb,CanvasText 20%,transparent)}
 td{overflow-wrap:anywhere;font-variant-numeric:tabular-nums}'''
 
 def _table(rows, head, name):
     cells = lambda o, t: '<tr>'+''.join(f'<{t}>{html.escape(str(x))}</{t}>' for x in o)+'</tr>'
-    return f'<div class="wide" tabindex="0" role="group" aria-label="{name}"><table>{cells(head, "th")}{"".join(cells(o, "td") for o in rows)}</table></div>'
+    inside = cells(head, 'th')+''.join(cells(o, 'td') for o in rows)
+    return f'<div class="wide" tabindex="0" role="group" aria-label="{name}"><table>{inside}</table></div>'
 
 def _pm(d, f):
     if not d: return '–'

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 import numpy as np
 import pandas as pd
+import torch
 from .records import GROUP_FIELDS, Run, as_text, read_run
 
 # %% ../nbs/workshop/rollouts.ipynb #28f18d8e
@@ -153,7 +154,7 @@ def filter_note(
         r = [x for x in o['rewards'] if x is not None]
         if len(r)<2 or max(r)-min(r)>tolerance: continue
         dead += 1
-        missed += float(np.std(np.array(r, np.float32), ddof=1))!=0
+        missed += torch.tensor(r, dtype=torch.float32).std().item()!=0   # as the trainers compute it
     return (
         f'{missed} of {dead} dead groups would pass a filter on `std == 0`: their rewards differ by '
         f'rounding alone.'

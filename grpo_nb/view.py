@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'fill_dead', 'stored_groups', 'column', 'reward_curve', 'curves_of', 'reward_scale',
-           'buffer_of', 'measured', 'flat', 'history_rows', 'pack', 'asset', 'page', 'view_html', 'view_frame',
-           'framed', 'open_any', 'write_view', 'search_cells', 'view_run']
+           'buffer_of', 'measured', 'flat', 'history_rows', 'fill_run', 'pack', 'asset', 'page', 'view_html',
+           'view_frame', 'framed', 'open_any', 'write_view', 'Pages', 'search_cells', 'view_run']
 
 # %% ../nbs/workshop/view.ipynb #37062201
 import base64, html, json, math, zlib
@@ -434,6 +434,16 @@ def _told_verdict(run, groups):
     return (dict(sentence=v.sentence, cause=v.cause, advice=v.advice) if v else None),told
 
 # %% ../nbs/workshop/view.ipynb #d9dc7495
+def fill_run(
+    run:Run,  # any
+)->Run:       # the same
+    "Say who is dead where a record of another tool does not; its lowest reward is a wrong answer, its "
+    "highest a right one."
+    low,high = reward_scale(run)
+    fill_dead(run.rows, run.setting('dead_tolerance', 1e-6), high, low)
+    return run
+
+# %% ../nbs/workshop/view.ipynb #e7e0d21f
 def pack(
     run:Run,             # the record
     versions:dict=None,  # {name: the same run with other newcomers}; each has the same steps and groups
@@ -447,7 +457,7 @@ def pack(
         for o in run.rows
         if isinstance(o.get('group'), int) and o['group'] >= 0 and isinstance(o.get('rewards'), list)
     ]
-    fill_dead(run.rows, run.setting('dead_tolerance', 1e-6))
+    fill_run(run)
     steps = run.steps or [int(s) for s in column(run, 'step')[0]]
     if not steps:
         raise ValueError(
@@ -609,6 +619,37 @@ def write_view(
     "Write inspector.html into a run's folder, whole or not at all."
     return _write(Path(folder)/'inspector.html', view_html(open_any(folder), **options))
 
+# %% ../nbs/workshop/view.ipynb #3d86fc04
+class Pages:
+    "A packed run, and its texts by block."
+    def __init__(self,
+        run:Run,             # the record
+        versions:dict=None,  # as for `pack`
+    ):
+        self.run,self.packed = run,pack(run, versions, texts=False)
+        steps = run.steps or [int(s) for s in column(run, 'step')[0]]
+        self.places = {s:i for i,s in enumerate(steps)}
+        self.per = json.loads(zlib.decompress(self.packed['head']))['per_block']
+        self.born = {(o['id'], o['step']) for o in run.rows if o.get('id') is not None}
+
+    def block(self,
+        b:int,   # its number
+    )->bytes:
+        "The texts of one block, compressed."
+        steps = list(self.places)[b*self.per:(b+1)*self.per]
+        return _zip([[_told(o, self.born, 200_000) for o in self.run.by_step.get(s, [])] for s in steps])
+
+    def search(self,
+        text:str,  # looked for in prompts and completions
+    )->list:       # numbers of cells
+        "Which groups hold this text?"
+        return search_cells(self.run, text)
+
+    @property
+    def json(self)->str:
+        "What was packed, as JSON."
+        return _packed_json(self.packed)
+
 # %% ../nbs/workshop/view.ipynb #c7f19244
 @lru_cache(1)
 def _widget_class():
@@ -628,32 +669,23 @@ def _widget_class():
 
         def show(self, run, versions=None, step=None, group=None):
             "Show another run, or the same one further on."
-            self.run = run
-            packed = pack(run, versions, texts=False)
-            steps = run.steps or [int(s) for s in column(run, 'step')[0]]
-            self.places = {s:i for i,s in enumerate(steps)}
-            self.per = json.loads(zlib.decompress(packed['head']))['per_block']
-            self.born = {(o['id'], o['step']) for o in run.rows if o.get('id') is not None}
+            self.run,self.pages = run,Pages(run, versions)
+            self.places = self.pages.places
             at,g = _start(run, self.places)
             with self.hold_sync():
-                self.step,self.group = (steps[at],g) if step is None else (step, group or 0)
+                self.step,self.group = (list(self.places)[at],g) if step is None else (step, group or 0)
                 self.code = f"view_run({str(run.folder)!r}, step=@step, group=@group)"
-                self.packed = packed
+                self.packed = self.pages.packed
 
         def reread(self):
             "Take in what the run has written since."
             self.show(read_run(self.run.folder), step=self.step, group=self.group)
 
-        def block(self, b):
-            "The texts of one block, compressed."
-            steps = list(self.places)[b*self.per:(b+1)*self.per]
-            return _zip([[_told(o, self.born, 200_000) for o in self.run.by_step.get(s, [])] for s in steps])
-
         def _answer(self, _, message, buffers):
             if message.get('what')=='block':
-                self.send(dict(id=message['id']), [self.block(int(message['block']))])
+                self.send(dict(id=message['id']), [self.pages.block(int(message['block']))])
             if message.get('what')=='search':
-                self.send(dict(id=message['id'], value=search_cells(self.run, str(message['q']))))
+                self.send(dict(id=message['id'], value=self.pages.search(str(message['q']))))
     return RunView
 
 def search_cells(

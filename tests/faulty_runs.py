@@ -38,8 +38,8 @@ class Breaks:
 class AllNew(Keep):
     "Log-probs of the old policy taken anew at each update, so that every ratio is 1."
     name = 'all-new'
-    def treat(self, batch, dead=None, step=0, sample_more=None):
-        t = super().treat(batch, dead, step, sample_more)
+    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None):
+        t = super().treat(batch, dead, step, sample_more, policy)
         t.uncorrected = torch.ones_like(t.in_loss)
         return t
 
@@ -63,10 +63,10 @@ def make(name, folder, **more):
     if name=='ratio-always-1': method = AllNew()
     if name=='learning-rate-too-small': kw = dict(learning_rate=1e-8)
     if name=='learning-rate-too-large': kw = dict(learning_rate=2e-2)
-    if name=='replay-too-old': rewards,kw = capped,dict(learning_rate=2e-3, max_steps=60)
+    if name=='replay-too-old': rewards,kw = capped,dict(learning_rate=3e-3, max_steps=80)
     if name=='hacked-by-length': rewards,method,kw = [length, right],Keep(),dict(reward_weights=[1., 0.], learning_rate=1e-3, max_steps=64)
     if name=='hacked-by-length-alone': rewards,method,kw = length,Keep(),dict(learning_rate=5e-4, max_steps=48)
-    if name=='hacked-by-form': rewards,method,kw = falsy,Keep(),dict(learning_rate=1e-3, max_steps=64)
+    if name=='hacked-by-form': rewards,method,kw = falsy,Keep(),dict(learning_rate=1e-3, max_steps=120)
     if name=='hacked-by-form-seen': rewards,method,kw = [falsy, right],Keep(),dict(reward_weights=[1., 0.], learning_rate=1e-3, max_steps=64)
     model,tok = fresh()
     if eos: tok.eos_token = eos

@@ -11,7 +11,7 @@ FLOORS = dict(                                 # inside each; a module imports f
         {'core','tested'},
         {'plotting','stats','ratios','signals','blocks','fast_qwen','findings'},
         {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed'},
-        {'view','rollouts'}, {'logs','report'},
+        {'view','rollouts'}, {'logs','report','watch'},
         {'trl_rows','trl_checks','study','stacked','plans','launch','options'}, {'trl_resume'}, {'trl_record'}, {'trl_shared'}],
     course=[
         {'tasks','tiny_qwen'},

@@ -163,11 +163,11 @@ export async function mount(root, packed, options = {}) {
   function legend() {
     const out = el('ul', {class: 'gv-legend', 'aria-label': 'colours of the map'});
     const put = (c, text) => out.append(el('li', {}, el('i', {style: `background:${c}`}), text));
+    const there = new Set(run.versions.flatMap(v => [...new Set(v.state)])), any = codes => codes.some(c => there.has(c));
     put(COLOURS.alive, 'living');
-    put(`linear-gradient(90deg,${COLOURS.pale},${COLOURS.used})`, 'dead, replaced (stronger: that stored group came often)');
-    put(COLOURS.right, 'dead, all right, left');
-    put(COLOURS.wrong, 'dead, all wrong, left');
-    put(COLOURS.other, 'dead, all alike, left');
+    if (any([5, 6, 7])) put(`linear-gradient(90deg,${COLOURS.pale},${COLOURS.used})`, 'dead, replaced (stronger: that stored group came often)');
+    if (any([8])) put(COLOURS.used, 'stored, trained beside the fresh ones');
+    for (const c of [2, 3, 4]) if (any([c])) put(STATES[c].colour, STATES[c].name);
     return out;
   }
 
@@ -599,7 +599,8 @@ export async function mount(root, packed, options = {}) {
     ui.body.replaceChildren(
       el('p', {class: 'gv-at'}, el('b', {}, `step ${run.steps[s]} of ${run.steps[run.S - 1]}`),
         `: ${dead} of ${many(rows.length, 'group')} dead, ${came} replaced`, mode ? el('span', {class: 'gv-dim'}, `; ${mode}`) : null),
-      list, tools(g), el('div', {class: 'gv-pair'}, left, right), el('div', {class: 'gv-pair'}, ratios(g), buffer(s)));
+      list, tools(g), el('div', {class: 'gv-pair'}, ...[left, right].filter(Boolean)),
+      run.replays || g.ratio_hist ? el('div', {class: 'gv-pair'}, ratios(g), run.replays ? buffer(s) : '') : '');
     list.scrollTop = top;
     const sel = list.querySelector('.gv-sel');
     if (sel && (sel.offsetTop < list.scrollTop || sel.offsetTop + sel.offsetHeight > list.scrollTop + list.clientHeight))
@@ -631,6 +632,7 @@ export async function mount(root, packed, options = {}) {
     if (o && o.at) { const rows = await run.detail(o.at[0]); came = rows && rows.find(r => r.group == o.at[1]); }
     if (o && !came && g.replacement?.completions) came = g.replacement;
     const left = side(`Group ${g.group}, sampled at step ${run.steps[s]}`, life(g, s, code), g, came && now.diff ? came : null, !o);
+    if (!o && !run.replays) return [left, null];
     if (!o) return [left, el('section', {class: 'gv-side gv-empty'}, el('h3', {}, 'What came in'),
       el('p', {class: 'gv-dim'}, code > 1 ? 'Nothing: this group stayed as it is.' : 'Nothing: this group lives.'))];
     const r = g.replacement || {}, n = 1 + v.uses[k].findIndex(u => u[0] == s && u[1] == g.group), bits = [];
@@ -817,6 +819,37 @@ function small(o) {
   if (hi > lo) put(40, 16, num(hi, 2), 'end');
   put(40, 98, num(lo, 2), 'end'); put(44, 114, `step ${o.step[0]}`, 'start'); put(344, 114, o.step[n - 1], 'end');
   return el('figure', {}, el('figcaption', {}, o.label), pic);
+}
+
+// ---- from `grpo_nb watch`: asks its server, on this machine, and takes in what a run has written since
+
+export async function watch(root, token, seconds = 2) {
+  const get = async what => {
+    const r = await fetch(`${what}${what.includes('?') ? '&' : '?'}token=${encodeURIComponent(token)}`);
+    if (!r.ok) throw new Error(await r.text());
+    return r;
+  };
+  const ask = async b => asJson(new Uint8Array(await (await get(`block?b=${b}`)).arrayBuffer()));
+  const search = async q => (await get(`search?q=${encodeURIComponent(q)}`)).json();
+  const told = el('p', {class: 'gv-dim', role: 'status'}, 'waiting for the run …'), place = el('div');
+  root.replaceChildren(told, place);
+  let stamp = null, leave = null;
+  const look = async () => {
+    const newest = await (await get('stamp')).text();
+    if (newest == stamp) return;
+    const packed = await (await get('packed')).json(), at = place.gv, focused = document.activeElement?.classList.contains('gv-plot');
+    const stay = at && at.now.step < at.run.S - 1 ? {step: at.run.steps[at.now.step], group: at.now.group} : undefined;
+    leave?.();
+    leave = await mount(place, packed, {ask, search, start: stay});
+    if (focused) place.querySelector('.gv-plot').focus({preventScroll: true});
+    stamp = newest;
+    told.textContent = `as of ${new Date().toLocaleTimeString()}; what the run writes comes in by itself`;
+  };
+  const again = async () => {
+    try { await look(); } catch (e) { told.textContent = String(e.message || e); }
+    setTimeout(again, seconds * 1000);
+  };
+  await again();
 }
 
 // ---- in a notebook

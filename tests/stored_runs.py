@@ -1,0 +1,34 @@
+"Runs that were trained once and are stored: `tests/runs/NAME.json.gz`. `python tests/stored_runs.py NAME …` makes them again."
+import gzip, json, sys
+from pathlib import Path
+import pandas as pd
+from grpo_nb.records import GROUP_FIELDS, Run, read_run
+
+AT = Path(__file__).parent/'runs'
+KEPT = 'step group key prompt completions n_tokens rewards dead why treatment advantages_before id score'.split()
+NAMES = sorted(f.name.removesuffix('.json.gz') for f in AT.glob('*.json.gz'))
+HEALTHY = [n for n in NAMES if n.startswith('healthy')]
+
+def stored(name):
+    "A stored run, as `read_run` would have read it"
+    d = json.loads(gzip.decompress((AT/f'{name}.json.gz').read_bytes()))
+    rows = [dict.fromkeys(GROUP_FIELDS)|o for o in d['groups']]
+    return Run(Path(name), d['settings'], pd.DataFrame(d['history']), rows, {}, [])
+
+def store(folder, name):
+    "Keep of a run's folder what the rules read"
+    r = read_run(folder)
+    rows = [{k:v for k,v in o.items() if v is not None and v==v} for o in r.history.to_dict('records')]
+    def group(o):
+        new = dict(replacement={k:o['replacement'][k] for k in ('id','step')}) if o.get('replacement') else {}
+        return {k:o[k] for k in KEPT if o.get(k) is not None}|new
+    args = {k:v for k,v in r.settings['args'].items() if k!='output_dir'}
+    settings = {k:v for k,v in r.settings.items() if k not in ('versions','run_id')}|dict(args=args)
+    data = json.dumps(dict(history=rows, groups=[group(o) for o in r.rows], settings=settings), separators=(',',':'))
+    (AT/f'{name}.json.gz').write_bytes(gzip.compress(data.encode(), 9, mtime=0))
+
+if __name__=='__main__':
+    import tempfile, faulty_runs
+    for name in sys.argv[1:] or NAMES:
+        base,_,seed = name.rpartition('-') if name[-1].isdigit() and name.startswith('healthy') else (name, '', '')
+        with tempfile.TemporaryDirectory() as d: store(faulty_runs.make(base, f'{d}/r', **(dict(seed=int(seed)) if seed else {})), name)

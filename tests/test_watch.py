@@ -1,0 +1,73 @@
+"Watching a run that goes on: on this machine alone, with a token, by callback and in a browser"
+import http.client, json, urllib.request
+from pathlib import Path
+import pytest
+from grpo_nb.records import Recorder
+from grpo_nb.watch import live_view, serve
+from made_runs import make_run
+
+@pytest.fixture
+def served(tmp_path):
+    make_run(tmp_path/'r', n_steps=4)
+    server,address = serve(tmp_path/'r')
+    yield tmp_path/'r',server.server_port,address
+    server.shutdown()
+    server.server_close()
+
+def ask(port, path, host=None, method='GET'):
+    c = http.client.HTTPConnection('127.0.0.1', port, timeout=10)
+    c.request(method, path, headers={'Host':host or f'127.0.0.1:{port}'})
+    r = c.getresponse()
+    return r.status,r.read()
+
+def test_only_who_has_the_token_and_comes_by_this_name_is_served(served):
+    _,port,address = served
+    token = address.split('token=')[1]
+    assert ask(port, f'/?token={token}')[0]==200
+    for path in ('/', '/?token=', '/?token=x', '/packed', f'/stamp?token={token[:-1]}', '/block?b=0', '/?token=%ff'): assert ask(port, path)[0]==403
+    assert ask(port, f'/packed?token={token}', host='evil.example')[0]==403
+    assert ask(port, f'/../../etc/passwd?token={token}')[0]==404 and ask(port, f'/block?token={token}')[0]==404
+    assert ask(port, f'/stamp?token={token}', method='POST')[0]==501
+
+def test_it_listens_on_this_machine_alone(served):
+    import socket
+    _,port,_ = served
+    other = [o[4][0] for o in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET) if not o[4][0].startswith('127.')]
+    for at in other:
+        with socket.socket() as s:
+            s.settimeout(2)
+            with pytest.raises(OSError): s.connect((at, port))
+
+def test_the_page_takes_in_what_the_run_writes(served, browser):
+    folder,port,address = served
+    page,asked,errors = browser.new_page(bypass_csp=True),[],[]
+    page.on('request', lambda r: asked.append(r.url))
+    page.on('pageerror', lambda e: errors.append(str(e)))
+    page.goto(address)
+    page.wait_for_selector('.gv-row', timeout=20_000)
+    assert 'step 3 of 3' in page.locator('.gv-body').inner_text() or page.locator('.gv-say').inner_text()
+    rows = [json.loads(o) for o in (folder/'groups.jsonl').read_text().splitlines()][-8:]
+    with open(folder/'groups.jsonl', 'a') as f: f.write(''.join(json.dumps(o|dict(step=9))+'\n' for o in rows)+'{"step": 10, "gr')
+    page.wait_for_function("document.querySelector('.gv')?.gv?.run.S==5", timeout=20_000)
+    page.get_by_label('search').fill(rows[0]['prompt']); page.keyboard.press('Enter')
+    page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
+    assert errors==[] and {o.split('/')[2] for o in asked}=={f'127.0.0.1:{port}'}
+    page.close()
+
+def test_the_callback_shows_once_and_then_follows(tmp_path):
+    shown = []
+    cb = live_view(tmp_path/'r', seconds=0., show=shown.append)
+    cb(None, None)
+    assert shown==[]   # nothing written yet
+    make_run(tmp_path/'r', n_steps=2)
+    cb.due = 0.; cb(None, None)
+    first = cb.view.step
+    with open(tmp_path/'r'/'groups.jsonl') as f: rows = [json.loads(o) for o in f][-8:]
+    rec = Recorder(tmp_path/'r', resume_step=10**6)
+    rec.groups(7, [o|dict(step=7) for o in rows])
+    cb.due = 0.; cb.on_log(None, None, None)
+    assert len(shown)==1 and list(cb.view.places)[-1]==7
+
+def test_trls_trainer_takes_it(tmp_path):
+    from transformers import TrainerCallback
+    assert isinstance(live_view(tmp_path), TrainerCallback)
