@@ -361,6 +361,13 @@ class Method:
     dead_tolerance = 1e-6   # reward units
     needs_policy = False    # shall `treat` be given `policy`?
 
+    @classmethod
+    def from_settings(cls,
+        args:object,  # settings of a run: replay_buffer_size, replay_stored_per_fresh, seed
+    )->'Method':
+        "The method as these settings want it."
+        return cls()
+
     def choose(self,
         keys:list,  # (n,) prompt keys
         step:int,   # the optimizer step
@@ -406,13 +413,14 @@ def treated(self:Method,
     in_loss:Tensor,      # (B,) bool
     treatment:list,      # (B,) str
     replaced:int=0,      # dead groups that got another in their place
-    alive:Tensor=None,   # (n,) bool, after treatment; None: as before
+    alive:Tensor=None,   # (n,) or (B,) bool, after treatment; None: as before
     scores:list=None,    # (n,) floats; None: taken here
     **metrics,           # more numbers for the history
 )->Treated:
     "A `Treated` with the metrics that all methods share. Groups behind the first n are stored ones."
     n,extra = len(dead),len(in_loss)-len(dead)
-    alive = (~dead if alive is None else alive).tolist()+[True]*extra
+    alive = (~dead if alive is None else alive).tolist()
+    alive += [True]*(len(in_loss)-len(alive))
     counted = sum(a and c for a,c in zip(alive, in_loss.tolist()))
     if scores is None: scores = _scores(batch)
     base = dict(dead=int(dead.sum()), replaced=replaced, stored=extra, unfilled=len(alive)-sum(alive),
@@ -477,6 +485,11 @@ class Replay(Method):
         self.corrected,self.when_empty,self.stored_per_fresh = corrected,when_empty,stored_per_fresh
         self.same_prompt_first,self.dead_tolerance = same_prompt_first,dead_tolerance
         self.extra = 0   # stored groups that this batch shall have besides replacements
+
+    @classmethod
+    def from_settings(cls, args:object)->'Replay':
+        "With the settings' buffer size, seed and stored groups."
+        return cls(args.replay_buffer_size, seed=args.seed, stored_per_fresh=args.replay_stored_per_fresh)
 
     def state_dict(self)->dict: return dict(buffer=self.buffer.state_dict())
     def load_state_dict(self, state:dict)->None: self.buffer.load_state_dict(state['buffer'])

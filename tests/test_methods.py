@@ -5,8 +5,8 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.ratios import dead_groups
 from grpo_nb.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
-from grpo_nb.methods import (METHODS, DynamicSampling, EntropyShaped, SamePrompt, SkipPrompts, VirtualMax,
-    make_method)
+from grpo_nb.methods import (METHODS, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay, SamePrompt,
+    SkipPrompts, VarianceFilter, VirtualMax, make_method)
 from grpo_nb.replay import Keep, Mask, Replay, ReplayBuffer
 
 def batch(rewards, P=5, T=6, seed=0, step=0, keys=None, ref=False, extra=(0, 0)):
@@ -31,7 +31,8 @@ MIXED,DEAD0,DEAD1 = [1.,0,0,0],[0.,0,0,0],[1.,1,1,1]
 # ---- methods -------------------------------------------------------------------------------------
 
 def test_every_method_has_its_name_and_starts_from_it():
-    assert set(METHODS)=={'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy', 'same_prompt'}
+    assert set(METHODS)=={'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy', 'same_prompt',
+        'variance', 'copies', 'newest', 'ngrpo'}
     for n in METHODS:
         m = make_method(n)
         assert m.name==n and m.choose([1, 2], 0)==[True, True]
@@ -204,3 +205,47 @@ def test_a_batch_that_cannot_be_shared_out_is_refused():
     with pytest.raises(ValueError, match='divisible by 4'): Replay(8, stored_per_fresh=3).to_sample(6, 0)
     for bad in (-1, 1.5, True):
         with pytest.raises(ValueError, match='stored_per_fresh'): Replay(8, stored_per_fresh=bad)
+
+# ---- controls and filters --------------------------------------------------------------------------
+
+def test_copies_of_living_groups_fill_holes_and_the_rest_of_the_batch_in_turn():
+    m = Copies(stored_per_fresh=1)
+    x = batch([DEAD0, MIXED, [1.,1,0,1], DEAD1], seed=2, keys=[0, 1, 2, 3])
+    assert m.to_sample(8, 0)==4
+    t = m.treat(x)
+    assert t.batch.key.tolist()==[1, 1, 2, 2, 1, 2, 1, 2]
+    assert [o['treatment'] for o in t.records]==['replaced', 'trained', 'trained', 'replaced']+['stored']*4
+    assert not t.batch.replayed.any() and t.in_loss.all() and not t.uncorrected.any()
+    assert t.metrics['replay/dead']==2 and t.metrics['replay/live_after']==1 and t.metrics['replay/stored']==4
+    for b,k in enumerate(t.batch.key.tolist()): assert content(t.batch, b)==content(x, k)
+    with pytest.raises(ValueError, match='divisible by 2'): m.to_sample(7, 0)
+
+def test_copies_without_a_living_group_keep_the_batch_as_large():
+    t = Copies(stored_per_fresh=2).treat(batch([DEAD0, DEAD1], keys=[4, 5]))
+    assert t.batch.key.tolist()==[4, 5]*3 and t.metrics['replay/live_after']==0 and t.metrics['replay/unfilled']==6
+    t = Copies().treat(batch([MIXED, [1.,1,0,0]]))
+    assert len(t.batch)==2 and t.metrics['replay/replaced']==0
+
+@pytest.mark.parametrize('top_p', [.3, .5, .9, 1.])
+@pytest.mark.parametrize('seed', range(3))
+def test_the_variance_filter_keeps_the_fewest_groups_that_hold_the_share(top_p, seed):
+    r = torch.rand(6, 4, generator=torch.Generator().manual_seed(seed))
+    r[2] = .5
+    keep = VarianceFilter(top_p).treat(batch(r)).in_loss.tolist()
+    var = sorted(((r[b].var().item() if b!=2 else 0., b) for b in range(6)), reverse=True)
+    want,held = set(),0.
+    for v,b in var:
+        if held<top_p*sum(v for v,_ in var)-1e-9: want.add(b); held += v
+    assert {b for b,k in enumerate(keep) if k}==want and not keep[2]
+
+def test_ngrpo_leaves_out_what_is_all_right():
+    t = NGRPO().treat(batch([DEAD0, MIXED, DEAD1]))
+    assert t.in_loss.tolist()==[True, True, False]
+    assert_tensor(t.batch.advantages, VirtualMax().treat(batch([DEAD0, MIXED, DEAD1])).batch.advantages)
+
+def test_newest_replay_brings_back_the_newest():
+    m = NewestReplay(3)
+    for s in range(5): m.treat(batch([MIXED], seed=s, step=s), step=s)
+    t = m.treat(batch([DEAD0, DEAD1], seed=9), step=5)
+    assert [o['replacement']['step'] for o in t.records]==[4, 3] and [e.step for e in m.buffer]==[2, 3, 4]
+    assert m.name=='newest' and make_method('newest', buffer_size=2).buffer.priority=='recency'

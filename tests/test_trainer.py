@@ -12,7 +12,7 @@ from grpo_nb.records import read_run
 from grpo_nb.methods import DynamicSampling
 from grpo_nb.replay import Keep, Mask, Replay
 from grpo_nb.problems import chain_sum
-from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
+from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, checkpoints, evaluate, new_state, next_keys, pass_at_k, rollout, save_checkpoint, step, train, update
 
 torch.set_num_threads(1)
@@ -273,6 +273,155 @@ def test_every_option_trains(kw):
     assert flat(m).isfinite().all() and (flat(m)-start).abs().max()>1e-5
     assert all(math.isfinite(o['loss']) for o in s.history)
 
+# ---- what the history says, by hand
+
+def test_tokens_are_counted_without_their_padding():
+    s = state(method=DynamicSampling(max_rounds=2))
+    real = []
+    mine = s.method.treat
+    def noted(batch, *a, sample_more=None, **kw):
+        def more(n):
+            extra = sample_more(n)
+            real.append(int(extra.completion_mask.sum()))
+            return extra
+        real.append(int(batch.completion_mask.sum()))
+        return mine(batch, *a, sample_more=more, **kw)
+    s.method.treat = noted
+    info = step(s)
+    assert s.num_tokens==info['row']['num_tokens']==sum(real) and len(real)>1
+    assert s.num_tokens<info['fresh'].completion_ids.numel()+99*len(real)
+
+def test_a_row_says_of_the_rewards_and_lengths_what_a_loop_says():
+    short = lambda completions, **kw: [float(len(text(c))%5) for c in completions]
+    short.__name__ = 'short'
+    model,tok = load_model('tiny')   # some of its answers end within 16 tokens
+    s = new_state(model, tok, DATA, short, cfg(max_completion_length=16))
+    info = step(s)
+    row,x = info['row'],info['fresh']
+    groups = x.rewards.tolist()
+    sd = lambda r: (sum((o-sum(r)/4)**2 for o in r)/3)**.5
+    assert row['reward_std']==pytest.approx(sum(map(sd, groups))/8, abs=1e-6)
+    assert row['reward']==row['rewards/short/mean']==pytest.approx(sum(map(sum, groups))/32)
+    assert row['frac_reward_zero_std']==sum(max(r)==min(r) for r in groups)/8
+    n = x.completion_mask.sum(-1)
+    last = x.completion_ids.gather(2, (n-1)[...,None])[...,0]
+    cut = (last!=TOK.eos_token_id).float().mean().item()
+    assert row['completions/clipped_ratio']==pytest.approx(cut) and 0<cut<1 and cut!=.5
+    assert row['completions/mean_length']==pytest.approx(n.float().mean().item())
+
+def test_replayed_ratios_of_a_row_are_those_of_a_loop():
+    s = state(learning_rate=3e-2, epsilon=.05, epsilon_high=.1)
+    for _ in range(4): info = step(s)
+    ratios,held,answers = [],0,[]
+    for o in info['seen']:
+        mb,now = o['mb'],o['logps']
+        for b in mb.replayed.nonzero()[:,0].tolist():
+            for g in range(4):
+                at = o['mask'][b,g].nonzero()[:,0].tolist()
+                logs = [(now[b,g,t]-mb.old_logps[b,g,t]).item() for t in at]
+                A = mb.advantages[b,g].item()
+                ratios += map(math.exp, logs)
+                held += sum(A>0 and r>1.1 or A<0 and r<.95 for r in map(math.exp, logs))
+                answers.append(math.exp(sum(logs)))
+    def ess(w): return sum(w)**2/sum(o*o for o in w)/len(w)
+    row = info['row']
+    assert len(ratios)>20 and 0<held<len(ratios)
+    assert row['replay/clip_share']==pytest.approx(held/len(ratios), abs=1e-6)
+    assert row['replay/ess_tokens']==pytest.approx(ess(ratios), rel=1e-4) and row['replay/ess_tokens']<.999
+    assert row['replay/ess_answers']==pytest.approx(ess(answers), rel=1e-4)
+    assert row['replay/ratio_mean']==pytest.approx(sum(ratios)/len(ratios), rel=1e-4)
+    assert row['replay/ratio_max']==pytest.approx(max(ratios), rel=1e-4)
+
+def test_an_update_is_adamws_with_the_settings_of_the_run():
+    "By hand, two steps: betas, weight decay, learning rate and the clipped gradient each in its place."
+    lr,b1,b2,decay = .01,.6,.8,.3
+    s = state(learning_rate=lr, adam_beta1=b1, adam_beta2=b2, weight_decay=decay, max_grad_norm=.05)
+    batch,_,_ = rollout(s, list(range(8)))
+    all_in = torch.ones(8, dtype=torch.bool)
+    w = flat(s.model).double()
+    m,v = torch.zeros_like(w),torch.zeros_like(w)
+    for t in (1, 2):
+        out = update(s, batch, all_in, ~all_in, int(batch.completion_mask.sum()))
+        g = grad(s.model).double()
+        assert out['grad_norm']>.05 and g.norm().item()==pytest.approx(.05, rel=1e-3)   # clipped
+        m,v = b1*m+(1-b1)*g,b2*v+(1-b2)*g*g
+        w = w*(1-lr*decay)-lr*(m/(1-b1**t))/((v/(1-b2**t)).sqrt()+1e-8)
+        assert (flat(s.model)-w).abs().max()<1e-5
+
+def test_a_run_stops_once_its_tokens_are_sampled():
+    whole = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40))
+    some = whole.history[3]['num_tokens']
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40, max_tokens=some))
+    assert len(s.history)==4 and s.num_tokens==some
+    assert len(train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40, max_tokens=some+1)).history)==5
+
+# ---- fresh and stored
+
+@pytest.mark.parametrize('k', [1, 3])
+def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
+    s = state(replay_stored_per_fresh=k)
+    seen = [step(s) for _ in range(6)]
+    taken = 0
+    for o in seen:
+        n,row = len(o['fresh']),o['row']
+        assert len(o['treated'].batch)==8 and n==8-row['replay/stored'] and len(o['prompts'])==n
+        keys = o['fresh'].key.tolist()
+        want = [tr._shuffled(48, s.args.seed*100_003+(taken+i)//48)[(taken+i)%48] for i in range(n)]
+        assert keys==want   # the cursor moves by what was sampled
+        taken += n
+        assert row['frac_reward_zero_std']==o['dead'].float().mean().item()
+        assert o['treated'].batch.replayed[n:].all() and (o['treated'].batch.step[n:]<row['step']).all()
+        assert row['replay/live_after']==((8-row['replay/unfilled'])/8)
+    assert seen[0]['row']['replay/stored']==0 and seen[-1]['row']['replay/stored']==8*k//(1+k) and s.cursor==taken
+    plain = state()
+    for _ in range(6): step(plain)
+    assert s.num_tokens<.8*plain.num_tokens
+
+def test_stored_groups_are_recorded_and_read_back(tmp_path):
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), replay_stored_per_fresh=1))
+    rows = read_run(tmp_path).groups
+    stored = rows[rows.treatment=='stored']
+    assert len(rows)==8*len(s.history) and len(stored)==sum(o['replay/stored'] for o in s.history)>0
+    for _,o in stored.iterrows():
+        born = rows[(rows.id==o.replacement['id'])].iloc[0]
+        assert o.prompt==born.prompt and o.completions==born.completions and o.rewards==born.rewards
+        assert len(o.completions)==4 and sum(o.ratio_hist['counts'])>0
+    assert read_run(tmp_path).setting('run')==s.run
+
+def test_copies_by_name_train_on_a_full_batch():
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(replay_stored_per_fresh=1), method='copies')
+    assert s.method.name=='copies' and all(o['replay/stored']==4 for o in s.history)
+    with pytest.raises(ValueError, match="the method 'mask' does not know"):
+        state(method=Mask(), replay_stored_per_fresh=1)
+
+# ---- sockets
+
+def test_a_loss_and_an_advantage_of_ones_own_are_what_the_update_follows():
+    def push(logps, old_logps, A, mask): return A*logps
+    def signs(rewards, **settings): return torch.sign(rewards-rewards.mean(1, keepdim=True))
+    s = new_state(tiny_model(0), TOK, DATA, parity, cfg(max_grad_norm=0., loss_type='grpo'), None, push, signs)
+    batch,_,_ = rollout(s, list(range(8)))
+    assert torch.equal(batch.advantages, signs(batch.rewards))
+    all_in = torch.ones(8, dtype=torch.bool)
+    update(s, batch, all_in, ~all_in, 1.)
+    got = grad(s.model).clone()
+    m = tiny_model(0)
+    logps,_ = token_logps_and_entropy(m, batch, 1.)
+    per_row = (logps*batch.completion_mask).sum(-1)/batch.completion_mask.sum(-1)
+    (-(batch.advantages*per_row).sum()/32).backward()
+    assert (got-grad(m)).abs().max()<1e-6
+
+@pytest.mark.parametrize('words', ['weight=truncated,clip=none', 'weight=none,clip=none', 'max_age=1',
+    'weight=decoupled', 'max_moment=0.001'])
+def test_a_correction_of_replayed_groups_reaches_the_loss(words):
+    runs = [state(learning_rate=1e-2, replay_correction=o) for o in (None, words)]
+    for s in runs:
+        for _ in range(4): step(s)
+    a,b = runs
+    assert a.history[0]['replay/replaced']==0 and a.history[0]['loss']==b.history[0]['loss']   # nothing replayed yet
+    assert not torch.equal(flat(a.model), flat(b.model))
+    assert flat(b.model).isfinite().all()
+
 # ---- checkpoints, stops
 
 CASES = [dict(replay_stored_per_fresh=1), dict(num_iterations=2), dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=3), dict(lr_scheduler_type='linear', warmup_steps=2), dict(replay_buffer_size=0)]
@@ -413,6 +562,22 @@ def test_evaluate_counts_problems_and_leaves_the_model_and_seeds_alone():
     e = evaluate(m, TOK, DATA, half, num_samples=2, k=2, max_completion_length=4, batch_size=64)
     assert e['pass@1']==.5 and e['pass@2']==.5 and e['n_problems']==48 and e['ci'][0]<.5<e['ci'][1]
     assert m.training and torch.equal(rng, torch.get_rng_state())
+
+def test_every_reward_is_measured_and_only_a_binary_one_is_a_share():
+    m = tiny_model(0)
+    def right(completions, **kw): return [float(i%4==0) for i in range(len(completions))]
+    def length(completions, **kw): return [-float(len(text(c))) for c in completions]
+    def silent(completions, **kw): return [None]*len(completions)
+    e = evaluate(m, TOK, DATA, [right, length, silent], max_completion_length=4, batch_size=48)
+    R = e['rewards']['right']
+    assert e['pass@1']==R['mean']==.25 and e['ci']==(R['low'], R['high'])
+    L = e['rewards']['length']
+    lengths = [-len(t) for t in e['texts']]
+    sd = (sum((o-sum(lengths)/48)**2 for o in lengths)/47)**.5
+    assert L['mean']==pytest.approx(sum(lengths)/48) and L['n']==48 and not L['binary']
+    assert L['high']-L['mean']==pytest.approx(2.0117*sd/48**.5, rel=1e-3)
+    assert not e['rewards']['silent']['judged'] and e['rewards']['silent']['n']==0
+    assert 'pass@1' not in evaluate(m, TOK, DATA, length, max_completion_length=4)
 
 def test_it_learns_what_is_rewarded():
     short = lambda completions, **kw: [1./(1+len(text(c))) for c in completions]
