@@ -15,9 +15,34 @@ def trl_trainer():
     "A real GRPOTrainer on a tiny Qwen2; the tests give it rewards and read the advantages it computes."
     import trl_tiny
     from trl import GRPOConfig, GRPOTrainer
-    args = GRPOConfig(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4, num_generations=4, max_completion_length=4, report_to='none', use_cpu=True, bf16=False, gradient_checkpointing=False)
-    t = GRPOTrainer(model=trl_tiny.folder(), reward_funcs=trl_tiny.n_red, args=args, train_dataset=trl_tiny.data(), processing_class=trl_tiny.tokenizer())
-    t._generate = lambda prompts: ([[2,3] for _ in prompts], [[4,1] for _ in prompts], None, ['x']*len(prompts), None, {}, None, None)
+
+    args = GRPOConfig(
+        output_dir=tempfile.mkdtemp(prefix='run'),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=4,
+        report_to='none',
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+    )
+    t = GRPOTrainer(
+        model=trl_tiny.folder(),
+        reward_funcs=trl_tiny.n_red,
+        args=args,
+        train_dataset=trl_tiny.data(),
+        processing_class=trl_tiny.tokenizer(),
+    )
+    t._generate = lambda prompts: (
+        [[2, 3] for _ in prompts],
+        [[4, 1] for _ in prompts],
+        None,
+        ['x'] * len(prompts),
+        None,
+        {},
+        None,
+        None,
+    )
     t.model.train()
     return t
 
@@ -56,11 +81,17 @@ def test_gaussian_rewards_agree_with_trl_in_float64(scale):
 def test_several_rewards_are_put_together_as_trl_does(G, F, aggregation):
     for seed,holes in ((0,0.), (1,.2), (2,.5)):
         r = draw(6, G, F, seed=seed, holes=holes)
-        r[1],r[2],r[3,0] = 1.,torch.arange(F).float(),nan   # all right; constant, each function its own; one completion without any
+        r[1], r[2], r[3, 0] = (
+            1.0,
+            torch.arange(F).float(),
+            nan,
+        )  # all right; constant, each function its own; one completion without any
         w = torch.rand(F, generator=gen(seed))+.5
         for scale in ('group','batch','none'):
             got,want = multi_objective(r, w, aggregation, scale),trl_advantages(r, w, aggregation, scale)
-            assert (got[1:3]==0).all() and want[1:3].abs().max()<1e-2   # ours exactly 0, TRL's the rounding error of a mean
+            assert (got[1:3] == 0).all() and want[
+                1:3
+            ].abs().max() < 1e-2  # ours exactly 0, TRL's the rounding error of a mean
             want[1:3] = 0
             assert_tensor(got, want, eps=2e-6)
 
@@ -68,7 +99,11 @@ def test_all_equal_fractions_get_exactly_zero_where_trl_leaves_noise():
     worst = 0
     for v,G in itertools.product((.1,.2,.3,.6,.7,.9), (3,5,6,7,8,12)):
         r = torch.full((2,G,1), v)
-        assert (group_advantages(r[...,0])==0).all() and (multi_objective(r)==0).all() and dead_groups(r[...,0]).all()
+        assert (
+            (group_advantages(r[..., 0]) == 0).all()
+            and (multi_objective(r) == 0).all()
+            and dead_groups(r[..., 0]).all()
+        )
         worst = max(worst, trl_advantages(r).abs().max().item())
     assert 1e-6<worst<1e-2   # there is something to be protected from
     mixed = torch.stack([torch.full((7,2), .1), draw(1, 7, 2)[0]])
@@ -79,7 +114,9 @@ def test_rows_sum_to_zero_and_do_not_depend_on_order_or_offset():
     A = group_advantages(r)
     assert A.sum(1).abs().max()<1e-5
     p,b = torch.randperm(8, generator=gen()),torch.randperm(6, generator=gen())
-    assert_tensor(group_advantages(r[:,p]), A[:,p], 1e-5); assert_tensor(group_advantages(r[b]), A[b], 1e-5); assert_tensor(group_advantages(r+3), A, 1e-4)
+    assert_tensor(group_advantages(r[:, p]), A[:, p], 1e-5)
+    assert_tensor(group_advantages(r[b]), A[b], 1e-5)
+    assert_tensor(group_advantages(r + 3), A, 1e-4)
     assert_tensor(group_advantages(-r), -A, 1e-6)
 
 def test_the_slow_loop_agrees_nan_included():
@@ -100,17 +137,36 @@ def test_completions_without_reward_move_nothing():
 
 def test_integer_and_bool_rewards_are_taken_as_numbers():
     want = group_advantages(torch.tensor([[1.,0.,1.]]))
-    assert_tensor(group_advantages(torch.tensor([[1,0,1]])), want); assert_tensor(group_advantages(torch.tensor([[True,False,True]])), want); assert_tensor(group_advantages([[1.,0.,1.]]), want)
+    assert_tensor(group_advantages(torch.tensor([[1, 0, 1]])), want)
+    assert_tensor(group_advantages(torch.tensor([[True, False, True]])), want)
+    assert_tensor(group_advantages([[1.0, 0.0, 1.0]]), want)
+
 
 def test_dead_means_max_minus_min_within_the_tolerance():
-    r = torch.tensor([[.3]*8, [.3]*7+[.3+1e-7], [0.]*7+[1.], [nan]*8, [nan]*7+[1.], [nan]*6+[0.,1.], [.5]*7+[.50001]])
+    r = torch.tensor(
+        [
+            [0.3] * 8,
+            [0.3] * 7 + [0.3 + 1e-7],
+            [0.0] * 7 + [1.0],
+            [nan] * 8,
+            [nan] * 7 + [1.0],
+            [nan] * 6 + [0.0, 1.0],
+            [0.5] * 7 + [0.50001],
+        ]
+    )
     assert dead_groups(r).tolist()==[True,True,False,True,True,False,False]
     assert dead_groups(r, tol=0).tolist()==[True,False,False,True,True,False,False]
     assert dead_groups(r, tol=1e-4).tolist()==[True,True,False,True,True,False,True]
     assert (r[0].std()>0) and dead_groups(r)[0]   # the deviation would call it alive
 
 def test_with_several_functions_a_group_is_dead_only_under_all_of_them():
-    r = torch.stack([torch.tensor([[1.,0.],[0.,1.]]), torch.tensor([[1.,5.],[1.,5.]]), torch.full((2,2), nan)])
+    r = torch.stack(
+        [
+            torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+            torch.tensor([[1.0, 5.0], [1.0, 5.0]]),
+            torch.full((2, 2), nan),
+        ]
+    )
     assert dead_groups(r).tolist()==[False,True,True] and dead_groups(r[:2].sum(2)).tolist()==[True,True]
 
 def test_dead_groups_have_zero_advantage_and_living_ones_do_not():
@@ -123,7 +179,19 @@ def test_each_reason_for_a_dead_group_is_named():
     assert dead_reason(r)==['all-wrong','all-right','equal','float-noise','unscored',None,'all-wrong']
     assert dead_reason(torch.tensor([[-1.,-1.],[2.,2.]]), wrong=-1, right=2)==['all-wrong','all-right']
 
-@pytest.mark.parametrize('p,G,want', [(.5,8,.0078),(.3,8,.058),(.2,8,.17),(.1,8,.43),(.05,8,.66),(.01,8,.92),(.1,16,.19),(.1,4,.66)])
+@pytest.mark.parametrize(
+    'p,G,want',
+    [
+        (0.5, 8, 0.0078),
+        (0.3, 8, 0.058),
+        (0.2, 8, 0.17),
+        (0.1, 8, 0.43),
+        (0.05, 8, 0.66),
+        (0.01, 8, 0.92),
+        (0.1, 16, 0.19),
+        (0.1, 4, 0.66),
+    ],
+)
 def test_the_waste_arithmetic(p, G, want):
     assert abs(dead_share(p, G)-want)<.006
     draws = (torch.rand(20000, G, generator=gen())<p).float()
@@ -134,12 +202,24 @@ def test_nan_std_is_torch_std_where_nothing_is_missing():
     assert_tensor(nan_std(x, 1), x.std(1, keepdim=True)); assert_tensor(nan_std(x), x.std().view(1,1,1))
     assert_tensor(reward_range(x[0]), x[0].amax(1)-x[0].amin(1))
 
-@pytest.mark.parametrize('call,says', [
-    (lambda: group_advantages(torch.ones(4,1)), 'G >= 2'), (lambda: group_advantages(torch.ones(4)), 'B, G'), (lambda: group_advantages(torch.ones(1,2,3)), 'B, G'),
-    (lambda: group_advantages(torch.tensor([[1.,float('inf')]])), '1 of 2 rewards are infinite'), (lambda: group_advantages(torch.tensor([[1e30,0.]])), 'overflow'),
-    (lambda: group_advantages(torch.ones(2,2), 'std'), "'std'"), (lambda: dead_groups(torch.ones(2,2), -1e-6), 'tol'), (lambda: dead_groups(torch.ones(2,2), nan), 'tol'),
-    (lambda: dead_groups(torch.ones(2,1)), 'G >= 2'), (lambda: multi_objective(torch.ones(2,2)), 'B, G, F'), (lambda: multi_objective(torch.ones(2,2,3), [1.,2.]), '3 reward functions'),
-    (lambda: multi_objective(torch.ones(2,2,1), aggregation='sum'), "'sum'"), (lambda: multi_objective(torch.ones(2,2,1), aggregation='normalize_then_sum', scale='x'), "'x'")])
+@pytest.mark.parametrize(
+    'call,says',
+    [
+        (lambda: group_advantages(torch.ones(4, 1)), 'G >= 2'),
+        (lambda: group_advantages(torch.ones(4)), 'B, G'),
+        (lambda: group_advantages(torch.ones(1, 2, 3)), 'B, G'),
+        (lambda: group_advantages(torch.tensor([[1.0, float('inf')]])), '1 of 2 rewards are infinite'),
+        (lambda: group_advantages(torch.tensor([[1e30, 0.0]])), 'overflow'),
+        (lambda: group_advantages(torch.ones(2, 2), 'std'), "'std'"),
+        (lambda: dead_groups(torch.ones(2, 2), -1e-6), 'tol'),
+        (lambda: dead_groups(torch.ones(2, 2), nan), 'tol'),
+        (lambda: dead_groups(torch.ones(2, 1)), 'G >= 2'),
+        (lambda: multi_objective(torch.ones(2, 2)), 'B, G, F'),
+        (lambda: multi_objective(torch.ones(2, 2, 3), [1.0, 2.0]), '3 reward functions'),
+        (lambda: multi_objective(torch.ones(2, 2, 1), aggregation='sum'), "'sum'"),
+        (lambda: multi_objective(torch.ones(2, 2, 1), aggregation='normalize_then_sum', scale='x'), "'x'"),
+    ],
+)
 def test_wrong_input_is_named(call, says):
     with pytest.raises(ValueError, match=None) as e: call()
     assert says in str(e.value)
@@ -184,17 +264,28 @@ def test_gdpo_has_advantages_of_its_own():
 
 def test_the_inputs_are_left_as_they_were():
     r = draw(4, 4, 2, holes=.2); old = r.clone()
-    group_advantages(r[...,0]); multi_objective(r); multi_objective(r, aggregation='normalize_then_sum'); dead_groups(r); dead_reason(r[...,0])
+    group_advantages(r[..., 0])
+    multi_objective(r)
+    multi_objective(r, aggregation='normalize_then_sum')
+    dead_groups(r)
+    dead_reason(r[..., 0])
     assert_tensor(r, old, eps=0)
 
 @pytest.mark.parametrize('nb', ['05_advantages','06_kl'])
 def test_the_solutions_of_the_exercises_solve_them(nb):
     "The cells that set an exercise up run with its solution, and the stub alone says 'not yet'."
-    cells = [c for c in nbformat.read(Path(__file__).parents[1]/'nbs'/f'{nb}.ipynb', 4).cells if c.cell_type=='code']
+    cells = [
+        c
+        for c in nbformat.read(Path(__file__).parents[1] / 'nbs' / f'{nb}.ipynb', 4).cells
+        if c.cell_type == 'code'
+    ]
     solved = [c.source for c in cells if 'code-summary: Solution' in c.source]
     ns = dict(__name__='chapter')
-    keep = [c.source for c in cells if 'code-summary: Solution' not in c.source and 'explore(' not in c.source]
+    keep = [
+        c.source for c in cells if 'code-summary: Solution' not in c.source and 'explore(' not in c.source
+    ]
     for s in keep: exec(compile(s, nb, 'exec'), ns)
-    stub = next(v for k,v in ns.items() if k.startswith('my_')); checker = next(v for k,v in ns.items() if k.startswith('check_'))
+    stub = next(v for k, v in ns.items() if k.startswith('my_'))
+    checker = next(v for k, v in ns.items() if k.startswith('check_'))
     assert checker(stub)=='not yet' and len(solved)>=2
     for s in solved: exec(compile(s, nb, 'exec'), ns)

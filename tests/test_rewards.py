@@ -18,9 +18,23 @@ def test_functions_get_what_trl_gives_them():
         got.update(locals()); log_extra('x', [1]*4); log_metric('m', .5)
         return [0]*4
     seen = []
-    r = compute_rewards(look, P, C, dict(answer=list('1122'), prompt=P, level=[1,1,2,2]), completion_ids=[[1],[2],[3],[4]], trainer_state='state',
-        log_extra=lambda *a: seen.append(a), log_metric=lambda *a: seen.append(a))
-    assert got['prompts']==P and got['completions']==C and got['completion_ids']==[[1],[2],[3],[4]] and got['answer']==list('1122') and got['trainer_state']=='state'
+    r = compute_rewards(
+        look,
+        P,
+        C,
+        dict(answer=list('1122'), prompt=P, level=[1, 1, 2, 2]),
+        completion_ids=[[1], [2], [3], [4]],
+        trainer_state='state',
+        log_extra=lambda *a: seen.append(a),
+        log_metric=lambda *a: seen.append(a),
+    )
+    assert (
+        got['prompts'] == P
+        and got['completions'] == C
+        and got['completion_ids'] == [[1], [2], [3], [4]]
+        and got['answer'] == list('1122')
+        and got['trainer_state'] == 'state'
+    )
     assert set(got['kwargs'])=={'level'} and seen==[('x',[1]*4),('m',.5)]
     assert r.shape==(4,1) and r.dtype==torch.float32 and torch.equal(r, torch.zeros(4, 1))
 
@@ -29,15 +43,35 @@ def test_the_numbers_are_those_of_trl():
     trl = pytest.importorskip('trl.trainer.grpo_trainer')
     import threading
     from types import SimpleNamespace as NS
-    async def later(completions, level, **kwargs): await asyncio.sleep(0); return [l*len(c) for c,l in zip(completions, level)]
+
+    async def later(completions, level, **kwargs):
+        await asyncio.sleep(0)
+        return [l * len(c) for c, l in zip(completions, level)]
+
     def some(completions, **kwargs): return [None if len(c)==1 else .5 for c in completions]
     funcs = [length, some, later]
     loop = asyncio.new_event_loop(); th = threading.Thread(target=loop.run_forever, daemon=True); th.start()
-    self = NS(accelerator=NS(device='cpu', num_processes=1, is_main_process=True), reward_funcs=funcs, reward_processing_classes=[None]*3, reward_func_names=['a','b','c'], state=NS(global_step=0), environments=None,
-        _log_completion_extra=None, _log_metric=None, async_loop=loop, _metrics={'train':{}, 'eval':{}}, model=NS(training=True), args=NS(report_to=[]))
+    self = NS(
+        accelerator=NS(device='cpu', num_processes=1, is_main_process=True),
+        reward_funcs=funcs,
+        reward_processing_classes=[None] * 3,
+        reward_func_names=['a', 'b', 'c'],
+        state=NS(global_step=0),
+        environments=None,
+        _log_completion_extra=None,
+        _log_metric=None,
+        async_loop=loop,
+        _metrics={'train': {}, 'eval': {}},
+        model=NS(training=True),
+        args=NS(report_to=[]),
+    )
     raw = trl.GRPOTrainer._calculate_rewards
     from unittest import mock
-    with mock.patch.object(trl, 'gather', lambda x: x), mock.patch.object(trl, 'profiling_context', lambda *a: __import__('contextlib').nullcontext()):
+
+    with (
+        mock.patch.object(trl, 'gather', lambda x: x),
+        mock.patch.object(trl, 'profiling_context', lambda *a: __import__('contextlib').nullcontext()),
+    ):
         want = raw(self, [dict(prompt=p, level=i) for i,p in enumerate(P)], P, C, [[1]]*4)
     loop.call_soon_threadsafe(loop.stop)
     got = compute_rewards(funcs, P, C, dict(level=[0,1,2,3]), completion_ids=[[1]]*4)
@@ -47,8 +81,13 @@ def test_the_numbers_are_those_of_trl():
 
 def test_trl_stock_functions_go_in_as_they_are_and_ours_agree():
     from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
-    ids = [torch.randint(0, 3, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (0, 2, 7, 12)]
-    a = compute_rewards([get_soft_overlong_punishment(9, 4), get_repetition_penalty_reward(2, -1.5)], P, C, completion_ids=ids)
+
+    ids = [
+        torch.randint(0, 3, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (0, 2, 7, 12)
+    ]
+    a = compute_rewards(
+        [get_soft_overlong_punishment(9, 4), get_repetition_penalty_reward(2, -1.5)], P, C, completion_ids=ids
+    )
     b = compute_rewards([overlong_reward(9, 4), repeat_reward(2, -1.5)], P, C, completion_ids=ids)
     torch.testing.assert_close(a, b); assert (b<0).any(0).all()
     good = [[dict(role='assistant', content='<think>x</think>y')]]*4
@@ -57,7 +96,9 @@ def test_trl_stock_functions_go_in_as_they_are_and_ours_agree():
     with pytest.raises(ValueError, match='max_penalty'): repeat_reward(2, 1.)
 
 def test_conversational_rows_arrive_as_messages():
-    def text(prompts, completions, **kwargs): return [len(p[0]['content'])+len(c[0]['content']) for p,c in zip(prompts, completions)]
+    def text(prompts, completions, **kwargs):
+        return [len(p[0]['content']) + len(c[0]['content']) for p, c in zip(prompts, completions)]
+
     assert compute_rewards(text, MP, MC)[:,0].tolist()==[2,3,4,4]
 
 def test_async_functions_wait_together_also_inside_a_running_loop():
@@ -78,15 +119,38 @@ def test_async_functions_wait_together_also_inside_a_running_loop():
     assert torch.equal(r[0], torch.tensor([1.,1.,2.,1.])) and len(met)==3
     met.clear()
     async def inside(): return compute_rewards(funcs, P, C)
-    with ThreadPoolExecutor(1) as own: again = own.submit(lambda: asyncio.run(inside())).result()   # a thread of its own: browser tests leave a loop running in this one
+
+    with ThreadPoolExecutor(1) as own:
+        again = own.submit(
+            lambda: asyncio.run(inside())
+        ).result()  # a thread of its own: browser tests leave a loop running in this one
     assert torch.equal(again, r) and len(met)==3
     async def bad(completions, **kwargs): raise KeyError('answer')
-    with pytest.raises(ValueError, match=r"`bad` \(test_rewards.py\) raised KeyError: 'answer'"): compute_rewards([slow, bad], P, C)
 
-@pytest.mark.parametrize('out,says', [
-    (None, 'returned None: .*`return` forgotten'), (.5, 'returned 0.5, one float'), (torch.tensor(1.), 'one float'), ('good', "one str"), (dict(a=1), 'one dict'),
-    ([1,2,3], '3 rewards for 4'), ([1]*5, '5 rewards for 4'), (['a']*4, r"'a' \(str\) for completion 0"), (['1.0']*4, 'str'), ([0,0,math.inf,0], 'inf for completion 2'),
-    ([0,-math.inf,0,0], '-inf for completion 1'), ([0,1e30,0,0], '1e\\+30 for completion 1'), ([[1],[2],[3],[4]], r'\[1\] \(list\) for completion 0'), ((o for o in range(4)), 'one generator'), (torch.ones(4, 2), 'list')])
+    with pytest.raises(ValueError, match=r"`bad` \(test_rewards.py\) raised KeyError: 'answer'"):
+        compute_rewards([slow, bad], P, C)
+
+
+@pytest.mark.parametrize(
+    'out,says',
+    [
+        (None, 'returned None: .*`return` forgotten'),
+        (0.5, 'returned 0.5, one float'),
+        (torch.tensor(1.0), 'one float'),
+        ('good', "one str"),
+        (dict(a=1), 'one dict'),
+        ([1, 2, 3], '3 rewards for 4'),
+        ([1] * 5, '5 rewards for 4'),
+        (['a'] * 4, r"'a' \(str\) for completion 0"),
+        (['1.0'] * 4, 'str'),
+        ([0, 0, math.inf, 0], 'inf for completion 2'),
+        ([0, -math.inf, 0, 0], '-inf for completion 1'),
+        ([0, 1e30, 0, 0], '1e\\+30 for completion 1'),
+        ([[1], [2], [3], [4]], r'\[1\] \(list\) for completion 0'),
+        ((o for o in range(4)), 'one generator'),
+        (torch.ones(4, 2), 'list'),
+    ],
+)
 def test_every_bad_return_is_named_with_function_and_file(out, says):
     def culprit(**kwargs): return out
     with pytest.raises(ValueError, match=says) as e: compute_rewards([length, culprit], P, C)
@@ -94,14 +158,24 @@ def test_every_bad_return_is_named_with_function_and_file(out, says):
 
 def test_a_function_that_raises_is_named_and_its_error_kept():
     def culprit(completions, answer, **kwargs): return answer
-    with pytest.raises(ValueError, match=r'`culprit` \(test_rewards.py\) raised TypeError.*answer') as e: compute_rewards(culprit, P, C)
+
+    with pytest.raises(ValueError, match=r'`culprit` \(test_rewards.py\) raised TypeError.*answer') as e:
+        compute_rewards(culprit, P, C)
     assert isinstance(e.value.__cause__, TypeError)
     def stop(**kwargs): raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt): compute_rewards(stop, P, C)
 
 def test_good_returns_of_every_kind():
     import numpy as np
-    for out in ([1,2,3,4], (1.,2.,3.,4.), torch.tensor([1,2,3,4]), np.array([1.,2.,3.,4.]), [torch.tensor(1.),np.float32(2),3,4], torch.arange(1., 5, requires_grad=True)):
+
+    for out in (
+        [1, 2, 3, 4],
+        (1.0, 2.0, 3.0, 4.0),
+        torch.tensor([1, 2, 3, 4]),
+        np.array([1.0, 2.0, 3.0, 4.0]),
+        [torch.tensor(1.0), np.float32(2), 3, 4],
+        torch.arange(1.0, 5, requires_grad=True),
+    ):
         assert check_rewards(out, 4, 'f').tolist()==[1,2,3,4]
     assert check_rewards([True,False], 2, 'f').tolist()==[1,0] and check_rewards([], 0, 'f').shape==(0,)
 
@@ -109,7 +183,8 @@ def test_none_is_quiet_and_nan_is_taken_as_none_with_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         assert check_rewards([None,1.], 2, 'f').isnan().tolist()==[True,False]
-    with pytest.warns(UserWarning, match='`f` returned nan for 1 completions, the first is 1'): x = check_rewards([None,math.nan,1.], 3, '`f`')
+    with pytest.warns(UserWarning, match='`f` returned nan for 1 completions, the first is 1'):
+        x = check_rewards([None, math.nan, 1.0], 3, '`f`')
     assert x.isnan().tolist()==[True,True,False]
 
 def test_combining_skips_none_and_leaves_unjudged_rows_nan():
@@ -123,8 +198,10 @@ def test_combining_skips_none_and_leaves_unjudged_rows_nan():
 def test_wrong_calls_are_named():
     with pytest.raises(ValueError, match='no reward functions'): compute_rewards([], P, C)
     with pytest.raises(ValueError, match='`prompts` has 2 values for 4'): compute_rewards(length, P[:2], C)
-    with pytest.raises(ValueError, match='`answer` has 1 values for 4'): compute_rewards(length, P, C, dict(answer=[1]))
-    with pytest.raises(ValueError, match='`completion_ids` has 1'): compute_rewards(length, P, C, completion_ids=[[1]])
+    with pytest.raises(ValueError, match='`answer` has 1 values for 4'):
+        compute_rewards(length, P, C, dict(answer=[1]))
+    with pytest.raises(ValueError, match='`completion_ids` has 1'):
+        compute_rewards(length, P, C, completion_ids=[[1]])
     with pytest.raises(ValueError, match='RewardModel'): compute_rewards(torch.nn.Linear(1, 1), P, C)
     with pytest.raises(ValueError, match='no function'): compute_rewards('length', P, C)
     assert compute_rewards(length, [], []).shape==(0,1)
@@ -136,7 +213,11 @@ def test_a_function_that_spoils_its_lists_spoils_no_others():
 def test_names():
     class Judge:
         def __call__(self): pass
-    assert [reward_name(o) for o in (length, functools.partial(functools.partial(length, a=1), b=2), Judge())]==['length','length','Judge']
+
+    assert [
+        reward_name(o) for o in (length, functools.partial(functools.partial(length, a=1), b=2), Judge())
+    ] == ['length', 'length', 'Judge']
+
 
 @pytest.fixture(scope='module')
 def judge():
@@ -145,14 +226,27 @@ def judge():
     tok = make_tokenizer()
     def make(labels=1):
         torch.manual_seed(0)
-        return Qwen2ForSequenceClassification(Qwen2Config(vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_labels=labels))
+        return Qwen2ForSequenceClassification(
+            Qwen2Config(
+                vocab_size=len(tok),
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                num_labels=labels,
+            )
+        )
+
     return make,tok
 
 @pytest.mark.parametrize('chat', [False, True], ids=['standard','messages'])
 def test_a_reward_model_scores_each_text_by_its_own_last_token(judge, chat):
     make,tok = judge
     model = make().train()
-    got = compute_rewards([RewardModel(model, tok, batch_size=3), length], *((MP, MC) if chat else (P, C)))[:,0]
+    got = compute_rewards([RewardModel(model, tok, batch_size=3), length], *((MP, MC) if chat else (P, C)))[
+        :, 0
+    ]
     for p,c,r in zip(MP if chat else P, MC if chat else C, got):
         text = tok.apply_chat_template([*p,*c], tokenize=False) if chat else p+c
         x = tok(text, return_tensors='pt', add_special_tokens=False)['input_ids']
@@ -164,18 +258,54 @@ def test_a_reward_model_loads_by_name_and_refuses_two_labels(judge, tmp_path):
     make,tok = judge
     make().save_pretrained(tmp_path/'my_judge'); tok.save_pretrained(tmp_path/'my_judge')
     a,b = RewardModel(str(tmp_path/'my_judge')),RewardModel(make(), tok)
-    assert reward_name(a)=='my_judge' and torch.allclose(torch.tensor(a(P, C)), torch.tensor(b(P, C)), atol=1e-6)
+    assert reward_name(a) == 'my_judge' and torch.allclose(
+        torch.tensor(a(P, C)), torch.tensor(b(P, C)), atol=1e-6
+    )
     with pytest.raises(ValueError, match='2 labels, needs 1'): RewardModel(make(2), tok)
 
 def test_loading_a_function_and_every_way_it_fails(tmp_path):
     f = tmp_path/'my_rewards.py'
-    f.write_text('from dataclasses import dataclass\n@dataclass\nclass A:\n    x:int=1\ndef my_reward(completions, **kw): return [A().x]*len(completions)\nlimit = 3\n')
+    f.write_text(
+        'from dataclasses import dataclass\n@dataclass\nclass A:\n    x:int=1\n'
+        'def my_reward(completions, **kw): return [A().x]*len(completions)\nlimit = 3\n'
+    )
     assert compute_rewards(load_reward(f'{f}:my_reward'), P, C).tolist()==[[1.]]*4
     assert load_reward('trl.rewards:think_format_reward').__name__=='think_format_reward'
     (tmp_path/'bad.py').write_text('import nothing_of_that_name\n')
-    for spec,says in ((f'{f}:other', '`other`; it has: A, my_reward'), (f'{f}:limit', 'int, needs to be a function'), (f'{tmp_path}/none.py:f', 'no file'), (f'{tmp_path}/bad.py:f', 'ModuleNotFoundError'),
-                      (str(f), 'FILE.py:FUNCTION|no module'), ('my_reward', 'FILE.py:FUNCTION'), ('no_such_module:f', 'no module `no_such_module`')):
+    for spec, says in (
+        (f'{f}:other', '`other`; it has: A, my_reward'),
+        (f'{f}:limit', 'int, needs to be a function'),
+        (f'{tmp_path}/none.py:f', 'no file'),
+        (f'{tmp_path}/bad.py:f', 'ModuleNotFoundError'),
+        (str(f), 'FILE.py:FUNCTION|no module'),
+        ('my_reward', 'FILE.py:FUNCTION'),
+        ('no_such_module:f', 'no module `no_such_module`'),
+    ):
         with pytest.raises(ValueError, match=says): load_reward(spec)
+
+def test_trl_s_six_are_known_by_name_and_take_options():
+    import trl.rewards
+    names = ['accuracy_reward','reasoning_accuracy_reward','think_format_reward']
+    assert [load_reward(o) for o in names]==[getattr(trl.rewards, o) for o in names]
+    ids = [[0]*n for n in (100, 200, 224, 300)]
+    soft = load_reward('get_soft_overlong_punishment(max_completion_len=256, soft_punish_cache=64)')
+    assert soft(completion_ids=ids)==[0., -8/64, -32/64, -1.]
+    again = load_reward('get_repetition_penalty_reward(ngram_size=2, max_penalty=-2.0)')
+    assert again(completion_ids=[[1,2,1,2]])==[pytest.approx(-2/3)]
+    solved = [[dict(role='assistant', content=r'\boxed{4}')]]
+    cosine = load_reward('get_cosine_scaled_reward(max_len=10)')
+    kw = dict(completions=solved, solution=['4'])
+    long,short = (cosine(completion_ids=[[0]*n], **kw)[0] for n in (10, 1))
+    assert short>long>=.5 and load_reward('accuracy_reward')(**kw)==[1.]
+    assert load_reward('get_soft_overlong_punishment')(completion_ids=[[0]*1280])==[-1.]   # TRL's own settings
+    assert load_reward('trl.rewards.think_format_reward')==load_reward('think_format_reward')
+
+@pytest.mark.parametrize('spec, says', [
+    ('get_cosine_scaled_reward', 'it takes .max_len'), ('get_cosine_scaled_reward(10)', 'plain values by name'),
+    ('get_cosine_scaled_reward(max_len=len)', 'plain values by name'), ('think_format_reward(a=1)', 'takes no options'),
+    ('get_repetition_penalty_reward(n=2)', "can't be made"), ('accuracy', 'or one of accuracy_reward')])
+def test_a_named_reward_that_cannot_be_made_says_why(spec, says):
+    with pytest.raises(ValueError, match=says): load_reward(spec)
 
 def test_the_exercise_is_solvable():
     nb = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'04_rewards.ipynb').read_text())
@@ -183,4 +313,8 @@ def test_the_exercise_is_solvable():
     exec('from fastcore.test import test_eq', ns)
     for c in [''.join(c['source']) for c in nb['cells'] if c['cell_type']=='code']:
         if 'def my_reward(completions, answer' in c or 'def check_reward(' in c: exec(c, ns)
-    assert ns['check_reward'](ns['my_reward'])=='right' and ns['check_reward'](lambda **k: None)=='not yet' and ns['check_reward'](lambda **k: [1]*7)!='right'
+    assert (
+        ns['check_reward'](ns['my_reward']) == 'right'
+        and ns['check_reward'](lambda **k: None) == 'not yet'
+        and ns['check_reward'](lambda **k: [1] * 7) != 'right'
+    )

@@ -3,8 +3,10 @@ import json, os, random
 import pytest, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb.problems import chain_sum, spell_backward
-from grpo_nb.tasks import accuracy_reward, lessons
-from grpo_nb.tiny_qwen import PHRASES, TAGS, TINY, ask, encode_prompts, lesson_batch, load_model, make_tokenizer, save_model, tiny_config, tiny_model, warm_start
+from grpo_nb.tasks import accuracy_reward, lessons, one_group
+from grpo_nb.tiny_qwen import (PHRASES, TAGS, TINY, ask, encode_prompts, lesson_batch, load_model, make_tokenizer,
+                               save_model, tiny_config, tiny_model, warm_start)
+
 
 @pytest.fixture(scope='module', autouse=True)
 def one_thread():
@@ -17,7 +19,15 @@ def tiny(): return load_model('tiny')
 
 def test_any_text_survives_the_round_trip():
     tok,rng = make_tokenizer(),random.Random(0)
-    for text in ['', ' ', 'a  b', '\n\n\t', 'naïve £5 日本 🙂', "don't 12,345.60 \\boxed{x}", '<think>1+1=2</think><answer>2</answer>'] + [''.join(chr(rng.choice([*range(32,127), 10, 233, 8364])) for _ in range(40)) for _ in range(50)]:
+    for text in [
+        '',
+        ' ',
+        'a  b',
+        '\n\n\t',
+        'naïve £5 日本 🙂',
+        "don't 12,345.60 \\boxed{x}",
+        '<think>1+1=2</think><answer>2</answer>',
+    ] + [''.join(chr(rng.choice([*range(32, 127), 10, 233, 8364])) for _ in range(40)) for _ in range(50)]:
         assert tok.decode(tok(text)['input_ids'])==text
 
 def test_tags_survive_decoding_and_specials_do_not():
@@ -36,16 +46,34 @@ def test_auto_classes_read_what_save_model_wrote(tmp_path):
     save_model(model, tok, tmp_path/'m'); save_model(*load_model(tmp_path/'m'), tmp_path/'again')
     text = '<|im_start|>user\nSpell this word backward (example: sun -> nus): grape £<|im_end|>\n<think>'
     for folder in ('m','again'):
-        got,t = AutoModelForCausalLM.from_pretrained(tmp_path/folder),AutoTokenizer.from_pretrained(tmp_path/folder)
-        assert type(got).__name__=='Qwen2ForCausalLM' and t(text)['input_ids']==tok(text)['input_ids'] and len(t)==len(tok)
-        assert t.chat_template==tok.chat_template and t.padding_side=='left' and (t.eos_token_id,t.pad_token_id)==(tok.eos_token_id,tok.pad_token_id)
+        got, t = (
+            AutoModelForCausalLM.from_pretrained(tmp_path / folder),
+            AutoTokenizer.from_pretrained(tmp_path / folder),
+        )
+        assert (
+            type(got).__name__ == 'Qwen2ForCausalLM'
+            and t(text)['input_ids'] == tok(text)['input_ids']
+            and len(t) == len(tok)
+        )
+        assert (
+            t.chat_template == tok.chat_template
+            and t.padding_side == 'left'
+            and (t.eos_token_id, t.pad_token_id) == (tok.eos_token_id, tok.pad_token_id)
+        )
         assert all(torch.equal(a, b) for a,b in zip(model.state_dict().values(), got.state_dict().values()))
 
 def test_the_chat_template_writes_chatml():
     tok = make_tokenizer()
     m = [{'role':'system','content':'S'}, {'role':'user','content':'U'}]
-    assert tok.apply_chat_template(m, tokenize=False, add_generation_prompt=True)=='<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n'
-    assert tok.apply_chat_template(m[1:]+[{'role':'assistant','content':'A'}], tokenize=False)=='<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n'
+    assert (
+        tok.apply_chat_template(m, tokenize=False, add_generation_prompt=True)
+        == '<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n'
+    )
+    assert (
+        tok.apply_chat_template(m[1:] + [{'role': 'assistant', 'content': 'A'}], tokenize=False)
+        == '<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n'
+    )
+
 
 def test_prompts_are_padded_on_the_left_and_read_back(tiny):
     _,tok = tiny
@@ -53,7 +81,9 @@ def test_prompts_are_padded_on_the_left_and_read_back(tiny):
     ids,mask = encode_prompts(tok, prompts)
     assert ids.dtype==torch.int64 and mask.dtype==torch.bool and ids.shape==mask.shape and mask[:,-1].all()
     for row,m,p in zip(ids, mask, prompts):
-        assert (row[~m]==tok.pad_token_id).all() and tok.decode(row[m])==tok.apply_chat_template(p, tokenize=False, add_generation_prompt=True)
+        assert (row[~m] == tok.pad_token_id).all() and tok.decode(row[m]) == tok.apply_chat_template(
+            p, tokenize=False, add_generation_prompt=True
+        )
     assert encode_prompts(tok, ['plain'])[0].tolist()==[tok('plain')['input_ids']]
 
 @pytest.mark.parametrize('prompts, says', [([], 'no prompts'), (['a',''], 'prompt 1 is empty')])
@@ -62,7 +92,9 @@ def test_prompts_that_cannot_be_encoded_are_named(prompts, says):
 
 def test_messages_need_a_chat_template():
     tok = make_tokenizer(); tok.chat_template = None
-    with pytest.raises(ValueError, match='no chat template'): encode_prompts(tok, [[{'role':'user','content':'hi'}]])
+    with pytest.raises(ValueError, match='no chat template'):
+        encode_prompts(tok, [[{'role': 'user', 'content': 'hi'}]])
+
 
 # --- model
 
@@ -70,45 +102,100 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_outside_alone():
     torch.manual_seed(5); want = torch.rand(1); torch.manual_seed(5)
     a,b,c = tiny_model(0),tiny_model(0),tiny_model(1)
     assert torch.equal(torch.rand(1), want)
-    assert all(torch.equal(x, y) for x,y in zip(a.parameters(), b.parameters())) and not torch.equal(a.lm_head.weight, c.lm_head.weight)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters())) and not torch.equal(
+        a.lm_head.weight, c.lm_head.weight
+    )
     assert not a.training and a.lm_head.weight is a.model.embed_tokens.weight
 
 def test_config_fields_reach_the_model():
-    c = tiny_config(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=48, vocab_size=50, rope_theta=5000.)
+    c = tiny_config(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=48,
+        vocab_size=50,
+        rope_theta=5000.0,
+    )
     assert (c.hidden_size,c.vocab_size,c.num_hidden_layers,c.intermediate_size)==(32,50,1,48)
-    assert tiny_model(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=48).num_parameters()<40_000
+    assert (
+        tiny_model(
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=48,
+        ).num_parameters()
+        < 40_000
+    )
     assert 100_000<tiny_model().num_parameters()<350_000
 
 def test_labels_cover_the_answer_and_its_end_only():
     ids,labels = lesson_batch([([7,8,9],[1,2]), ([7],[3])], pad_id=0)
-    assert ids.tolist()==[[7,8,9,1,2],[7,3,0,0,0]] and labels.tolist()==[[-100,-100,-100,1,2],[-100,3,-100,-100,-100]]
+    assert ids.tolist() == [[7, 8, 9, 1, 2], [7, 3, 0, 0, 0]] and labels.tolist() == [
+        [-100, -100, -100, 1, 2],
+        [-100, 3, -100, -100, -100],
+    ]
+
 
 # --- shipped weights
+
+def test_the_heads_are_of_a_size_that_vllm_serves(tiny):
+    c = tiny[0].config
+    assert c.hidden_size//c.num_attention_heads==32 and c.num_attention_heads%c.num_key_value_heads==0
+
+def test_the_group_of_the_course_is_what_the_model_says(tiny):
+    group = one_group()
+    said = ask(*tiny, [group['prompt']], n=200)[0]
+    first,second = (said.count(o)/200 for o in (group['completions'][0], group['completions'][2]))
+    assert .8<first<.97 and .03<second<.2   # hasty, careful; little else
+    assert any(sorted(ask(*tiny, [group['prompt']], n=8, seed=s)[0])==sorted(group['completions']) for s in range(40))
 
 def test_the_shipped_folder_is_small_and_loads_in_float32_and_bfloat16(tiny):
     assert sum(f.stat().st_size for f in TINY.iterdir())<3e6
     model,tok = tiny
-    assert model.dtype==torch.float32 and not model.training and model.config.vocab_size==len(tok)==len(make_tokenizer())
+    assert (
+        model.dtype == torch.float32
+        and not model.training
+        and model.config.vocab_size == len(tok) == len(make_tokenizer())
+    )
     assert load_model('tiny', dtype='bfloat16')[0].dtype==torch.bfloat16
     text = 'State the final answer to the following arithmetic problem: 1 + 2 ='
-    assert tok(text)['input_ids']==make_tokenizer()(text)['input_ids'] and tok.chat_template==make_tokenizer().chat_template
+    assert (
+        tok(text)['input_ids'] == make_tokenizer()(text)['input_ids']
+        and tok.chat_template == make_tokenizer().chat_template
+    )
+
 
 def rewards(model, tok, ds, G=8, seed=0, **kw):
     "(n, G) rewards of sampled answers."
     texts = sum(ask(model, tok, ds['prompt'], n=G, seed=seed, **kw), [])
     rep = lambda k: [x for x in ds[k] for _ in range(G)]
-    return torch.tensor(accuracy_reward(None, texts, rep('answer'), rep('task'), rep('entry'))).view(len(ds), G),texts
+    return torch.tensor(accuracy_reward(None, texts, rep('answer'), rep('task'), rep('entry'))).view(
+        len(ds), G
+    ), texts
+
 
 def quality(model, tok, n=200):
-    "Pass rate and dead shares at the demo's settings, and the pass rate once <think> is put in the model's mouth, for both tasks."
+    "Pass rate and dead shares at the demo's settings, and the pass rate once <think> is put in its mouth."
     out = {}
     for make in (chain_sum, spell_backward):
         ds = make(n, seed=1, split='test')
         R,_ = rewards(model, tok, ds)
-        opened = [tok.apply_chat_template(p, add_generation_prompt=True, tokenize=False)+'<think>' for p in ds['prompt']]
-        able = sum(accuracy_reward(None, sum(ask(model, tok, opened), []), ds['answer'], ds['task'], ds['entry']))/n
+        opened = [
+            tok.apply_chat_template(p, add_generation_prompt=True, tokenize=False) + '<think>'
+            for p in ds['prompt']
+        ]
+        able = (
+            sum(
+                accuracy_reward(None, sum(ask(model, tok, opened), []), ds['answer'], ds['task'], ds['entry'])
+            )
+            / n
+        )
         wrong,right = (R.amax(1)==0).float().mean().item(),(R.amin(1)==1).float().mean().item()
-        out[make.__name__] = dict(share=R.mean().item(), dead=wrong+right, wrong=wrong, right=right, able=able)
+        out[make.__name__] = dict(
+            share=R.mean().item(), dead=wrong + right, wrong=wrong, right=right, able=able
+        )
     return out
 
 def assert_quality(q):
@@ -121,9 +208,17 @@ def test_the_shipped_model_is_able_but_badly_habituated(tiny): assert_quality(qu
 
 def test_difficulty_sets_how_sparse_the_reward_is(tiny):
     share = lambda make, **kw: rewards(*tiny, make(60, seed=2, split='test', **kw))[0].mean().item()
-    easy,middling,sparse = share(chain_sum, min_terms=3, max_terms=3), share(chain_sum), share(chain_sum, min_terms=6, max_terms=6)
+    easy, middling, sparse = (
+        share(chain_sum, min_terms=3, max_terms=3),
+        share(chain_sum),
+        share(chain_sum, min_terms=6, max_terms=6),
+    )
     assert easy>.8 and .25<middling<.5 and .02<sparse<.15
-    assert share(spell_backward, min_word_len=3, max_word_len=4)>.9 and .01<share(spell_backward, min_word_len=8, max_word_len=8)<.15
+    assert (
+        share(spell_backward, min_word_len=3, max_word_len=4) > 0.9
+        and 0.01 < share(spell_backward, min_word_len=8, max_word_len=8) < 0.15
+    )
+
 
 def test_answers_end_within_48_tokens(tiny):
     model,tok = tiny
@@ -134,7 +229,11 @@ def test_answers_end_within_48_tokens(tiny):
 def test_ask_is_the_same_again_and_greedy_at_temperature_0(tiny):
     prompts = chain_sum(4, split='test')['prompt']
     state = torch.get_rng_state()
-    assert ask(*tiny, prompts, n=3, seed=1)==ask(*tiny, prompts, n=3, seed=1)!=ask(*tiny, prompts, n=3, seed=2)
+    assert (
+        ask(*tiny, prompts, n=3, seed=1)
+        == ask(*tiny, prompts, n=3, seed=1)
+        != ask(*tiny, prompts, n=3, seed=2)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     greedy = ask(*tiny, prompts, n=2, temperature=0)
     assert all(a==b for a,b in greedy) and greedy==ask(*tiny, prompts, n=2, temperature=0, seed=9)
@@ -142,7 +241,9 @@ def test_ask_is_the_same_again_and_greedy_at_temperature_0(tiny):
 def test_a_model_that_is_nowhere_is_one_clear_message(tmp_path, capsys, monkeypatch):
     (tmp_path/'empty').mkdir()
     with pytest.raises(ValueError, match="can't be loaded.*save_model"): load_model(tmp_path/'empty')
-    monkeypatch.setattr(AutoTokenizer, 'from_pretrained', lambda *a, **k: (_ for _ in ()).throw(OSError('no network')))
+    monkeypatch.setattr(
+        AutoTokenizer, 'from_pretrained', lambda *a, **k: (_ for _ in ()).throw(OSError('no network'))
+    )
     with pytest.raises(ValueError, match='no network'): load_model('Qwen/Qwen2.5-0.5B-Instruct')
     assert 'huggingface.co' in capsys.readouterr().out
 
@@ -150,7 +251,16 @@ def test_a_model_that_is_nowhere_is_one_clear_message(tmp_path, capsys, monkeypa
 
 def think_share(model, tok, ds):
     ids,mask = encode_prompts(tok, ds['prompt'])
-    with torch.no_grad(): p = model(input_ids=ids, attention_mask=mask.long(), position_ids=(mask.long().cumsum(1)-1).clamp(min=0)).logits[:,-1].softmax(-1)
+    with torch.no_grad():
+        p = (
+            model(
+                input_ids=ids,
+                attention_mask=mask.long(),
+                position_ids=(mask.long().cumsum(1) - 1).clamp(min=0),
+            )
+            .logits[:, -1]
+            .softmax(-1)
+        )
     return p[:,tok.convert_tokens_to_ids('<think>')].mean().item()
 
 def test_the_habit_follows_the_lessons():
@@ -167,12 +277,28 @@ def test_the_first_steps_learn_the_form_and_are_the_same_again():
     runs = []
     for _ in range(2):
         model = tiny_model(0); seen = []
-        runs.append(warm_start(model, make_tokenizer(), L, skill_steps=30, habit_steps=2, batch_size=8, log=lambda i, l: seen.append(i)))
+        runs.append(
+            warm_start(
+                model,
+                make_tokenizer(),
+                L,
+                skill_steps=30,
+                habit_steps=2,
+                batch_size=8,
+                log=lambda i, l: seen.append(i),
+            )
+        )
         assert seen==list(range(1, 33))
     assert runs[0]==runs[1] and runs[0][0]>5 and sum(runs[0][-5:])/5<runs[0][0]-1.5
-    assert runs[0]!=warm_start(tiny_model(0), make_tokenizer(), L, skill_steps=30, habit_steps=2, batch_size=8, seed=1)
+    assert runs[0] != warm_start(
+        tiny_model(0), make_tokenizer(), L, skill_steps=30, habit_steps=2, batch_size=8, seed=1
+    )
 
-@pytest.mark.skipif(not os.environ.get('GRPO_NB_SLOW'), reason='makes the weights again, about seven minutes: set GRPO_NB_SLOW=1')
+
+@pytest.mark.skipif(
+    not os.environ.get('GRPO_NB_SLOW'),
+    reason='makes the weights again, about ten minutes: set GRPO_NB_SLOW=1',
+)
 def test_weights_made_again_are_as_good(tmp_path):
     model,tok = tiny_model(1),make_tokenizer()
     warm_start(model, tok, lessons(), seed=1)
