@@ -119,6 +119,7 @@ def _teach(model, batches, n, lr):
         opt.zero_grad()
         yield loss.item()
 
+# %% ../nbs/02_tiny_qwen.ipynb #45ab0e77
 def warm_start(
     model:Qwen2ForCausalLM,  # changed in place
     tokenizer:Callable,      # the model's
