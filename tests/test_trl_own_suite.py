@@ -187,3 +187,15 @@ def test_rows_without_a_prompt_are_described_where_environments_write_the_prompt
     assert of(Dataset.from_dict(dict(environment=['counter']*3)))==dict(n_prompts=3, prompt_format=None)
     assert of(T.data(3))==dict(n_prompts=3, prompt_format='text') and of(T.data(3, chat=True))==dict(n_prompts=3, prompt_format='conversational')
     assert of(None)==dict(n_prompts=None, prompt_format=None)
+
+# -- TRL's file itself ----------------------------------------------------------------------------
+def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs(tmp_path, capsys):
+    from trl_suite import main
+    f = tmp_path/'test_theirs.py'
+    f.write_text('from trl import GRPOConfig, GRPOTrainer\n\n'
+        'def test_same(): assert issubclass(GRPOConfig, object) and GRPOTrainer.__name__\n\n'
+        'def test_other(): assert GRPOTrainer.__name__=="GRPOTrainer"\n')
+    stock,ours = main(f)
+    assert list(stock.values())==['passed','passed'] and list(ours.values())==['passed','failed']
+    said = capsys.readouterr().out
+    assert '2 tests. GRPOTrainer: 2 passed' in said and 'test_other: passed with theirs, failed with ours' in said
