@@ -180,7 +180,7 @@ def plan_lines(
             'an optimizer step',
             f"{o['completions_per_optimizer_step']} completions "
             f"({n(o['prompts_per_optimizer_step'], 'group')}); "
-            f"{n(o['optimizer_steps_per_generation'], 'step')} a generation",
+            f"{n(o['optimizer_steps_per_generation'], 'step')} per generation",
         ),
         ('dead groups expected', f"{o['dead_share']:.0%}, leaving {f(o['live_groups'])} live"),
         ('tokens per generation', f"{f(o['tokens'])}, of them {f(o['tokens_wasted'])} on dead groups"),

@@ -569,7 +569,7 @@ def page(
     for k in ('CSS','TITLE','DATA','START','JS'): out = out.replace(f'@{k}', parts[k], 1)
     return out
 
-_MOUNT = 'await mount(root, JSON.parse(document.getElementById("data").textContent), {plain: @PLAIN});'
+_MOUNT = 'await mount(root, JSON.parse(document.getElementById("data").textContent), {plain: @PLAIN, alone: true});'
 
 def view_html(
     run:Run,            # or the folder of one

@@ -1,38 +1,66 @@
-"The inspector in JupyterLab, driven as a person would: the slider, a group, the toggles."
+"The inspector in JupyterLab, driven as a person would: the map, a row, the keyboard, a step set from Python"
 import os
-from grpo_nb.inspector import inspector_view
+import pytest
 from grpo_nb.records import read_run
 from conftest import ROOT
 
-def test_a_person_moves_the_slider_picks_a_group_and_sees_the_text_change(notebook):
-    run = read_run(ROOT/'nbs'/'results'/'run_tiny'); page = notebook('11_inspector.ipynb', seconds=240)
-    out = page.locator('.jp-OutputArea-output').filter(has=page.get_by_role('button', name='read again')).first   # the widget
-    sees = lambda s: page.wait_for_function("s => [...document.querySelectorAll('.widget-box')].some(o => o.querySelector('.at') && o.innerText.includes(s))", arg=s, timeout=20_000)
-    slider = out.get_by_role('slider').first; out.scroll_into_view_if_needed()
-    slider.focus(); page.keyboard.press('Home'); sees(f'step {run.steps[0]} of {run.steps[-1]}')
-    for _ in range(3): page.keyboard.press('ArrowRight')
-    sees(f'step {run.steps[3]} of')
-    row = next(o for o in run.by_step[run.steps[3]] if o['replacement']); live = next(o for o in run.by_step[run.steps[3]] if not o['dead'])
-    out.get_by_role('button', name=str(live['group']), exact=True).click()
-    sees(f"Group {live['group']}, sampled at step {run.steps[3]}"); sees(live['completions'][0]); assert out.get_by_text('What came in').count()==0
-    out.get_by_role('button', name=str(row['group']), exact=True).click()
-    sees(f"Group {row['group']}, sampled"); sees(row['prompt']); sees(f"What came in: group {row['replacement']['id']}"); sees(row['replacement']['completions'][0])
-    out.get_by_role('button', name='off', exact=True).click(); sees('0 replaced'); assert out.get_by_text('What came in').count()==0
-    out.get_by_role('button', name='uncorrected', exact=True).click(); sees('takes all of these as 1')
-    out.get_by_role('button', name='on', exact=True).click()
-    out.locator('select').nth(0).select_option('1'); sees('8 of 8 groups dead, 0 replaced'); out.locator('select').nth(0).select_option('as in the run')
-    out.locator('select').nth(2).select_option('0'); sees('buffer of 0'); sees(f"{inspector_view(run, run.steps[3])['n_dead']} of 8 groups dead, 0 replaced"); out.locator('select').nth(2).select_option('as in the run'); sees('as the run did it')
-    if shots := os.environ.get('SHOTS'):
-        out.scroll_into_view_if_needed(); page.screenshot(path=f'{shots}/lab_light.png')
-        page.evaluate("window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"); page.wait_for_timeout(2500); page.screenshot(path=f'{shots}/lab_dark.png')
-        page.locator('iframe[title="group inspector"]').scroll_into_view_if_needed(); page.wait_for_timeout(500); page.screenshot(path=f'{shots}/lab_frame.png')
-    frame = page.frame_locator('iframe[title="group inspector"]')   # the page without a kernel, in the same notebook
-    frame.locator('#step').focus(); page.keyboard.press('Home'); assert f'step {run.steps[0]} of' in frame.locator('#view').inner_text()
-    frame.locator('.row').nth(2).click(); assert 'Group 2, sampled' in frame.locator('#view').inner_text()
+RUN = ROOT/'nbs'/'results'/'run_tiny'
 
-def test_play_walks_through_the_steps(notebook):
-    run = read_run(ROOT/'nbs'/'results'/'run_tiny'); page = notebook('11_inspector.ipynb', seconds=240)
-    out = page.locator('.jp-OutputArea-output').filter(has=page.get_by_role('button', name='read again')).first
-    out.get_by_role('slider').first.focus(); page.keyboard.press('Home'); page.wait_for_timeout(300)
-    out.locator('.jupyter-widgets.widget-play button').first.click()
-    page.wait_for_function("s => [...document.querySelectorAll('.widget-box')].some(o => o.querySelector('.at') && o.innerText.includes(s))", arg=f'step {run.steps[2]} of', timeout=30_000)
+def run_cell(page, code, seconds=120):
+    "Add a cell at the end, run it, wait for it"
+    page.evaluate("""async code => {
+        const w = window.jupyterapp.shell.currentWidget, c = window.jupyterapp.commands
+        w.content.activeCellIndex = w.content.model.cells.length-1
+        await c.execute('notebook:insert-cell-below')
+        w.content.activeCell.model.sharedModel.setSource(code)
+        await c.execute('notebook:run-cell')
+    }""", code)
+
+@pytest.fixture
+def chapter(lab, browser):
+    "The chapter opened, with a fresh kernel and the inspector in a cell of its own"
+    at,token,_ = lab
+    page = browser.new_page(viewport=dict(width=1280, height=1000))
+    page.errors = []
+    page.on('pageerror', lambda e: page.errors.append(str(e)))
+    page.goto(f'{at}/lab/tree/nbs/11_inspector.ipynb?token={token}&reset')
+    page.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000)
+    run_cell(page, "from grpo_nb.inspector import inspect_run\nw = inspect_run('results/run_tiny', step=4, group=1)\nw")
+    page.wait_for_selector('.jp-OutputArea-output .gv .gv-row', timeout=120_000)
+    yield page
+    page.close()
+
+def sees(page, text): page.wait_for_function("s => [...document.querySelectorAll('.jp-OutputArea-output .gv')].some(o => o.innerText.includes(s))", arg=text, timeout=20_000)
+
+@pytest.mark.slow
+def test_a_person_looks_around(chapter):
+    page,run = chapter,read_run(RUN)
+    out = page.locator('.jp-OutputArea-output .gv').first
+    out.scroll_into_view_if_needed()
+    sees(page, 'step 4, group 1')
+    sees(page, run.by_step[4][1]['prompt'])   # the text came from the kernel
+    out.locator('.gv-row').nth(3).click()     # rows are clickable here as on the page
+    sees(page, 'Group 3, sampled at step 4')
+    plot = out.locator('.gv-plot')
+    plot.focus()
+    page.keyboard.press('Home')
+    sees(page, 'step 0, group 3')
+    cells = page.evaluate("window.jupyterapp.shell.currentWidget.content.model.cells.length")
+    for _ in range(3): page.keyboard.press('ArrowRight')   # the notebook must not take our keys
+    sees(page, f'step {run.steps[3]}, group 3')
+    page.keyboard.press('d'); page.keyboard.press('d')     # twice `d` deletes a cell, were it the notebook's
+    assert page.evaluate("window.jupyterapp.shell.currentWidget.content.model.cells.length")==cells
+    out.get_by_label('what if').select_option('1')
+    sees(page, 'what if: without replay')
+    out.get_by_label('search').fill(run.rows[9]['prompt'])
+    page.keyboard.press('Enter')
+    page.wait_for_function("[...document.querySelectorAll('.gv-found')].some(o => /group/.test(o.innerText))")
+    if shots := os.environ.get('SHOTS'):
+        out.scroll_into_view_if_needed()
+        page.screenshot(path=f'{shots}/lab_light.png')
+        page.evaluate("window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+        page.wait_for_timeout(2500)
+        page.screenshot(path=f'{shots}/lab_dark.png')
+    run_cell(page, 'w.step,w.group = 60,2')
+    sees(page, 'step 60, group 2')
+    assert page.errors==[]

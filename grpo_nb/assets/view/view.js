@@ -98,6 +98,7 @@ export async function unpack(packed, ask) {
 
 export async function mount(root, packed, options = {}) {
   const run = await unpack(packed, options.ask);
+  [run.title, run.sub] = options.alone ? ['h1', 'h2'] : ['h2', 'h3'];
   const now = {step: run.S - 1, group: 0, version: 0, from: 0, to: run.S, filter: 0, func: '', q: '', hits: null,
     order: 'step', colour: 'none', diff: false, all: new Set()};
   const ui = {}, V = () => run.versions[now.version], at = (s, g) => s * run.B + g;
@@ -113,7 +114,7 @@ export async function mount(root, packed, options = {}) {
 
   function head() {
     const v = run.verdict, out = el('header', {class: 'gv-head'});
-    out.append(el('h2', {}, run.name));
+    out.append(el(run.title, {class: 'gv-title'}, run.name));
     if (run.about) out.append(el('p', {class: 'gv-dim'}, run.about));
     if (v) {
       out.append(el('p', {class: 'gv-verdict'}, el('b', {}, v.sentence)));
@@ -633,7 +634,7 @@ export async function mount(root, packed, options = {}) {
     if (o && !came && g.replacement?.completions) came = g.replacement;
     const left = side(`Group ${g.group}, sampled at step ${run.steps[s]}`, life(g, s, code), g, came && now.diff ? came : null, !o);
     if (!o && !run.replays) return [left, null];
-    if (!o) return [left, el('section', {class: 'gv-side gv-empty'}, el('h3', {}, 'What came in'),
+    if (!o) return [left, el('section', {class: 'gv-side gv-empty'}, el(run.sub, {class: 'gv-sub'}, 'What came in'),
       el('p', {class: 'gv-dim'}, code > 1 ? 'Nothing: this group stayed as it is.' : 'Nothing: this group lives.'))];
     const r = g.replacement || {}, n = 1 + v.uses[k].findIndex(u => u[0] == s && u[1] == g.group), bits = [];
     if (o.step != null) bits.push(`born at step ${o.step}`, `${many(run.steps[s] - o.step, 'step')} old`);
@@ -642,7 +643,7 @@ export async function mount(root, packed, options = {}) {
     if (!now.version && r.prob != null) bits.push(`drawn with probability ${num(r.prob)}`);
     const title = `What came in: group ${num(o.id)}`;
     if (came) return [left, side(title, bits.join(', '), came, now.diff ? g : null, true)];
-    return [left, el('section', {class: 'gv-side'}, el('h3', {}, title), el('p', {class: 'gv-dim'}, bits.join(', ')),
+    return [left, el('section', {class: 'gv-side'}, el(run.sub, {class: 'gv-sub'}, title), el('p', {class: 'gv-dim'}, bits.join(', ')),
       el('p', {class: 'gv-dim'}, 'Its text is not on record: it was born at a step that was not recorded.'))];
   }
   function life(g, s, code) {
@@ -661,7 +662,7 @@ export async function mount(root, packed, options = {}) {
   function side(title, about, g, other, trained) {
     const n = g.completions.length, cards = el('div', {class: 'gv-cards', tabindex: 0, role: 'group', 'aria-label': 'answers of ' + title});
     for (let i = 0; i < n; i++) cards.append(card(g, i, other, trained));
-    return el('section', {class: 'gv-side'}, el('h3', {}, title), el('p', {class: 'gv-dim'}, about),
+    return el('section', {class: 'gv-side'}, el(run.sub, {class: 'gv-sub'}, title), el('p', {class: 'gv-dim'}, about),
       el('pre', {class: 'gv-prompt', dir: 'auto', tabindex: 0, 'aria-label': 'prompt'}, ...textOf(g.prompt || '', other ? other.prompt : null, g, -1)), cards);
   }
   function card(g, i, other, trained) {
@@ -718,7 +719,7 @@ export async function mount(root, packed, options = {}) {
   // -- ratios and buffer
 
   function ratios(g) {
-    const h = g.ratio_hist, box = el('section', {class: 'gv-side gv-plain'}, el('h3', {}, 'Ratio to the policy that sampled'));
+    const h = g.ratio_hist, box = el('section', {class: 'gv-side gv-plain'}, el(run.sub, {class: 'gv-sub'}, 'Ratio to the policy that sampled'));
     if (now.version) return box.append(el('p', {class: 'gv-dim'}, 'A what-if was not trained, so its ratios are not known.')), box;
     if (!h) return box.append(el('p', {class: 'gv-dim'}, 'Not recorded here.')), box;
     const top = Math.max(...h.counts, 1), total = h.counts.reduce((a, b) => a + b, 0), n = h.counts.length;
@@ -736,7 +737,7 @@ export async function mount(root, packed, options = {}) {
   }
 
   function buffer(s) {
-    const v = V(), box = el('section', {class: 'gv-side gv-plain'}, el('h3', {}, 'The buffer after this step'));
+    const v = V(), box = el('section', {class: 'gv-side gv-plain'}, el(run.sub, {class: 'gv-sub'}, 'The buffer after this step'));
     const here = v.stored.map((o, k) => ({...o, k})).filter(o => o.at && o.at[0] <= s && (o.out == null || o.out > s));
     if (!here.length) return box.append(el('p', {class: 'gv-dim'}, 'Empty.')), box;
     const ages = here.map(o => run.steps[s] - o.step), old = Math.max(...ages, 1), best = Math.max(...here.map(o => o.score || 0), 1e-9);
@@ -802,7 +803,7 @@ function more(run) {
   const rest = run.curves.filter(c => !c.main);
   if (rest.length) fold('More curves', true, el('div', {class: 'gv-figs'}, ...rest.map(small)));
   if (run.samples?.length) fold('Before and after', false, ...run.samples.map(o => el('div', {class: 'gv-pair'}, ...['before', 'after'].map(k =>
-    el('section', {class: 'gv-side'}, el('h3', {}, k + (o['right_' + k] == null ? '' : o['right_' + k] ? ', right' : ', wrong')),
+    el('section', {class: 'gv-side'}, el(run.sub, {class: 'gv-sub'}, k + (o['right_' + k] == null ? '' : o['right_' + k] ? ', right' : ', wrong')),
       el('pre', {class: 'gv-prompt', dir: 'auto'}, k == 'after' && o.prompt_after || o.prompt || ''), el('pre', {dir: 'auto'}, o[k] || ''))))));
   for (const [title, rows] of run.tables || []) fold(title, false, el('div', {class: 'gv-wide', tabindex: 0, role: 'group', 'aria-label': title}, el('table', {},
     ...rows.map(([k, v]) => el('tr', {}, el('th', {scope: 'row'}, k), el('td', {}, v))))));
@@ -840,7 +841,7 @@ export async function watch(root, token, seconds = 2) {
     const packed = await (await get('packed')).json(), at = place.gv, focused = document.activeElement?.classList.contains('gv-plot');
     const stay = at && at.now.step < at.run.S - 1 ? {step: at.run.steps[at.now.step], group: at.now.group} : undefined;
     leave?.();
-    leave = await mount(place, packed, {ask, search, start: stay});
+    leave = await mount(place, packed, {ask, search, start: stay, alone: true});
     if (focused) place.querySelector('.gv-plot').focus({preventScroll: true});
     stamp = newest;
     told.textContent = `as of ${new Date().toLocaleTimeString()}; what the run writes comes in by itself`;
