@@ -227,7 +227,8 @@ class TrainCommand:
     answer_column:str = field(default='answer', metadata=dict(help='the column that holds the answers'))
     eval_dataset:str = field(default=None, metadata=dict(help='file with held-out problems; default: a tenth of the rows is held out'))
     eval_problems:int = field(default=500, metadata=dict(help='held-out problems measured before and after, at most'))
-    method:str = field(default='replay', metadata=dict(help='what to do with dead groups: replay, keep, mask, dynamic'))
+    method:str = field(default='replay', metadata=dict(help='what to do with dead groups: replay, keep, mask, dynamic, or another name in `METHODS`'))
+    advantages:str = field(default='grpo', metadata=dict(help='how rewards become advantages, a name in `ADVANTAGES`'))
     resume:bool = field(default=False, metadata=dict(help='go on from the newest whole checkpoint in output_dir'))
     device:str = field(default='auto', metadata=dict(help='cuda, mps or cpu; auto: the GPU where there is one'))
 
@@ -342,16 +343,16 @@ def run_command(
     model,tok = load_model(cmd.model)
     model.to(train_device(cmd.device))
     for o in notes(problems, tok, default): print(f'note: {o}')
-    method = _method(cmd, args)
     def measure():
-        return evaluate(model, tok, held_out, rewards[0],
+        return evaluate(model, tok, held_out, rewards,
             max_completion_length=args.max_completion_length, seed=args.seed, disable_tqdm=args.disable_tqdm)
+    method = None if cmd.method=='replay' else cmd.method   # None: replay with a buffer, or plain GRPO without
     given = (model, tok, problems, rewards, args, method, held_out if args.eval_steps else None)
-    prepare(*given, cmd.resume or None)   # what is wrong is said before anything is measured
+    prepare(*given, cmd.resume or None, advantages=cmd.advantages)   # what is wrong is said before anything is measured
     before = measure()
     print(f'before: {measured(before)}', flush=True)
     t1 = time.perf_counter()
-    run = train(*given, resume_from_checkpoint=cmd.resume or None)
+    run = train(*given, resume_from_checkpoint=cmd.resume or None, advantages=cmd.advantages, resume_hint='--resume', last_word=False)
     return finish(run, held_out, before, measure(), time.perf_counter()-t1, t0, task=cmd.dataset, model=cmd.model)
 
 def _rewards(cmd):
@@ -360,12 +361,6 @@ def _rewards(cmd):
     from grpo_nb.tasks import accuracy_reward
     given = [load_reward(o) for o in cmd.reward or []]
     return given or [accuracy_reward], not given
-
-def _method(cmd, args):
-    from grpo_nb.methods import make_method
-    size = args.replay_buffer_size
-    if cmd.method!='replay': return make_method(cmd.method)
-    return make_method('replay', buffer_size=size, seed=args.seed) if size else make_method('keep')
 
 # %% ../nbs/reference/cli.ipynb #878a7510
 def _problems(cmd, args):

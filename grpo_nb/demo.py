@@ -33,6 +33,8 @@ WAYS = {   # name: (method, its options, settings of TrainConfig)
     'a second pass':('keep', {}, dict(num_iterations=2)),
     'replay':('replay', {}, {}),
     'replay, uncorrected':('replay', dict(corrected=False), {}),
+    'replay beside fresh':('replay', dict(stored_per_fresh=2), dict(generation_batch_size=96, replay_stored_per_fresh=2,
+        correction='weight=truncated,weight_cap=2,clip=none')),   # 8 groups sampled, 16 from the buffer
 }
 _HARD = dict(min_word_len=6, max_word_len=8)   # most groups are dead at first
 
@@ -46,7 +48,7 @@ def run_way(
     name,options,settings = WAYS[way]
     problems,held_out = spell_backward(1000, seed, **_HARD),spell_backward(n_problems, seed, 'test', **_HARD)
     args = TrainConfig(seed=seed, max_steps=10**6, max_tokens=max_tokens, learning_rate=4e-4, disable_tqdm=True,
-        generation_batch_size=64, num_generations=4, eval_steps=8*settings.get('num_iterations', 1), **settings)
+        **dict(generation_batch_size=64, num_generations=4, eval_steps=8*settings.get('num_iterations', 1)) | settings)
     model,tok = load_model('tiny')
     method = make_method(name, **(dict(seed=seed)|options if name=='replay' else options))
     def point(tokens, right): return dict(way=way, seed=seed, tokens=tokens, right=round(right, 4))
@@ -110,19 +112,27 @@ def compare_sentence(
     def against(way):
         d,h = mean_ci([runs[way, s]-runs['plain GRPO', s] for s in seeds])
         word = 'ahead' if d>h else 'behind' if d<-h else 'undecided'
-        return f'{d:+.2f} ± {h:.2f}, {word}'
-    parts = [f"{o.removeprefix('replay, ').capitalize()}: {against(o)}" for o in ('replay','replay, uncorrected') if o in set(curves.way)]
-    return '. '.join(parts)
+        return f'{d:+.2f} ± {h:.2f} ({word})'
+    return '; '.join(f'{o} {against(o)}' for o in WAYS if o!='plain GRPO' and o in set(curves.way))
 
 # %% ../nbs/09a_demo.ipynb #ceb66312
-_INK = {'plain GRPO':'#5C5C5C', 'a second pass':COLOURS['alive'], 'replay':COLOURS['policy'], 'replay, uncorrected':COLOURS['neg']}
+_INK = {'plain GRPO':'#5C5C5C', 'a second pass':COLOURS['alive'], 'replay':COLOURS['policy'],
+    'replay, uncorrected':COLOURS['neg'], 'replay beside fresh':COLOURS['pos']}
+
+def _title(curves):
+    "The finding: which ways are decided against plain GRPO."
+    said = dict(o.rsplit(' (', 1) for o in compare_sentence(curves).split('; '))
+    way = {k.rsplit(' ', 3)[0]:v.rstrip(')') for k,v in said.items()}
+    parts = [f"{word}: {' and '.join(k for k,v in way.items() if v==word)}" for word in ('ahead','undecided','behind') if word in way.values()]
+    text = 'Against plain GRPO, '+'; '.join(parts)
+    return text if len(text)<80 else text.removeprefix('Against plain GRPO, ').capitalize()
 
 def draw_compare(
     curves:pd.DataFrame,      # rows of `run_way`
     size:tuple=(8.4, 3.6),    # inches
 ):                            # a figure
     "The ways as curves over sampled tokens: means over seeds, with their 95 % intervals."
-    fig,ax = new_figure(compare_sentence(curves), 'completion tokens sampled', 'held-out words right, share', size=size)
+    fig,ax = new_figure(_title(curves), 'completion tokens sampled', 'held-out words right, share', size=size)
     grid,ends = _grid(curves),[]
     for way in (o for o in WAYS if o in set(curves.way)):
         runs = [at_tokens(o, grid) for _,o in curves[curves.way==way].groupby('seed')]
@@ -142,10 +152,10 @@ def _name_ends(ax, ends, x, apart=.07):
         ax.text(x, y, way, color=_INK[way], va='center', fontsize=10, clip_on=False)
 
 # %% ../nbs/09a_demo.ipynb #022fd098
-_PAGE = '''<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Four ways to spend the same tokens</title>
+_PAGE = '''<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>The same tokens, spent in several ways</title>
 <style>:root{{color-scheme:light dark}}body{{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}}svg{{max-width:100%;height:auto}}
 table{{border-collapse:collapse;display:block;overflow-x:auto}}th,td{{text-align:left;padding:.3rem 1rem .3rem 0;border-bottom:1px solid #8885}}</style>
-<h1>Four ways to spend the same tokens</h1><p>Right answers on the way, as differences to plain GRPO. {sentence}.</p>{figure}{table}
+<h1>The same tokens, spent in several ways</h1><p>Right answers on the way, as differences to plain GRPO. {sentence}.</p>{figure}{table}
 <p>{seeds} seeds; a line is a mean over them, its band the 95 % interval; differences are taken seed by seed. {task}</p></html>'''
 
 def write_compare(
@@ -190,7 +200,7 @@ def demo(
     max_steps:int=200,        # optimizer steps, four a batch
     n_problems:int=500,       # held-out problems, measured before and after
     replay_buffer_size:int=64,# groups kept for replay; 0: plain GRPO
-    compare:bool=False,       # train plain GRPO, a second pass, replay and uncorrected replay instead, six seeds each?
+    compare:bool=False,       # train five ways instead, six seeds each, at equal tokens: plain, a second pass, replay, uncorrected, beside fresh?
     disable_tqdm:bool=False,  # hide the progress bars
 )->dict:                      # what summary.json holds
     "Train the tiny Qwen on one-digit sums with GRPO and replay; write the run folder and its report."
@@ -210,7 +220,7 @@ def demo(
         before = measure()
         print(f'before: {measured(before)}', flush=True)
         t1 = time.perf_counter()
-        run = train(model, tok, problems, accuracy_reward, args)
+        run = train(model, tok, problems, accuracy_reward, args, last_word=False)
         train_s,after = time.perf_counter()-t1,measure()
     return finish(run, held_out, before, after, train_s, t0, task='chain_sum, one-digit terms', model='tiny')
 
@@ -221,7 +231,7 @@ def measured(
     "A measurement in words: each reward's mean and interval, the share right where rewards are 0 or 1."
     parts = []
     for name,r in (e.get('rewards') or {}).items():
-        if not r.get('judged', 1): parts.append(f'{name} not judged (every reward was None)')
+        if not r['judged']: parts.append(f'{name} not judged (every reward was None)')
         else: parts.append(f"{name} {r['mean']:.3g} ({r['low']:.3g} to {r['high']:.3g})")
     if e.get('pass@1') is not None:
         low,high = e['ci']

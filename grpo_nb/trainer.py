@@ -707,6 +707,7 @@ def train(
     loss:str|Callable=None,   # a name in `LOSSES`, or a function such as stand there; None: `args.loss_type`
     advantages:str|Callable='grpo',  # a name in `ADVANTAGES`, or a function such as stand there
     resume_hint:str='resume_from_checkpoint=True',  # how this run is resumed, for messages
+    last_word:bool=True,      # say the verdict at the end? One who measures before and after says a better one
 )->State:                     # the run at its end; `history` has a row per batch
     """Train with GRPO until `args.max_steps`, in whole batches; records and saves into `args.output_dir`.
 
@@ -725,7 +726,7 @@ def train(
             run.after(info)
             for f in callbacks: f(s, info)
             run.save_if_due(now=bool(stop))
-    run.end(stop.signal)
+    run.end(stop.signal, last_word)
     return s
 
 def finished(
@@ -836,7 +837,8 @@ def rescue(self:Watched):
 
 @patch
 def end(self:Watched,
-    signal:str=None,  # name of the one that stopped the run
+    signal:str=None,      # name of the one that stopped the run
+    last_word:bool=True,  # say the verdict?
 )->None:
     "The last checkpoint, and what became of the run in words."
     s,folder = self.s,self.s.args.output_dir
@@ -845,7 +847,7 @@ def end(self:Watched,
     if signal:
         saved = f'saved; go on with {self.hint}' if folder else 'stopped; not saved, since output_dir is None'
         return tqdm.write(f'{signal} at step {s.step}: {saved}')
-    self.say(str(verdict(s.history, settings=dict(args=asdict(s.args)))))
+    if last_word: self.say(str(verdict(s.history, settings=dict(args=asdict(s.args)))))
 
 # %% ../nbs/09_trainer.ipynb #b991f87e
 def slow_roads(
