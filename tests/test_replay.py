@@ -19,12 +19,25 @@ def batch(rewards, P=5, T=6, seed=0, step=0, keys=None, ref=False, extra=(0, 0))
     cm,pm = torch.arange(T+extra[1])<n[...,None],torch.arange(P+extra[0])>=P+extra[0]-p[:,None]
     ids = lambda m: torch.randint(1, 99, m.shape, generator=g)*m
     lp = lambda: -torch.rand(cm.shape, generator=g)*cm
-    return Rollouts(ids(pm), pm, ids(cm), cm, lp(), r, group_advantages(r), lp() if ref else None, key=torch.arange(B)+100*seed if keys is None else torch.tensor(keys), step=torch.full((B,), step))
+    return Rollouts(
+        ids(pm),
+        pm,
+        ids(cm),
+        cm,
+        lp(),
+        r,
+        group_advantages(r),
+        lp() if ref else None,
+        key=torch.arange(B) + 100 * seed if keys is None else torch.tensor(keys),
+        step=torch.full((B,), step),
+    )
 
 def content(x, b):
     "What a group holds, without padding."
     m = x.completion_mask[b]
-    rows = [(x.completion_ids[b,g][m[g]].tolist(), x.old_logps[b,g][m[g]].tolist()) for g in range(m.shape[0])]
+    rows = [
+        (x.completion_ids[b, g][m[g]].tolist(), x.old_logps[b, g][m[g]].tolist()) for g in range(m.shape[0])
+    ]
     return x.prompt_ids[b][x.prompt_mask[b]].tolist(),rows,x.rewards[b].tolist(),x.advantages[b].tolist()
 
 MIXED,DEAD0,DEAD1 = [1.,0,0,0],[0.,0,0,0],[1.,1,1,1]
@@ -54,7 +67,11 @@ def test_d3_a_dead_batch_before_anything_is_stored_is_kept_or_masked_and_counted
     x = batch([DEAD0, DEAD1])
     for when,in_loss in (('keep', [True, True]), ('mask', [False, False])):
         t = Replay(8, when_empty=when).treat(x)
-        assert t.in_loss.tolist()==in_loss and t.metrics['replay/unfilled']==2 and t.metrics['replay/replaced']==0
+        assert (
+            t.in_loss.tolist() == in_loss
+            and t.metrics['replay/unfilled'] == 2
+            and t.metrics['replay/replaced'] == 0
+        )
         assert_tensor(t.batch.completion_ids, x.completion_ids)
     assert ReplayBuffer(4).sample(3)==[] and ReplayBuffer(4).sample(0)==[]
 
@@ -65,7 +82,15 @@ def test_d4_equal_scores_never_compare_what_is_stored():
 
 def test_d5_the_prompt_is_cut_on_the_left_where_its_padding_is():
     x = batch([MIXED], P=4)
-    x = Rollouts(torch.tensor([[0, 0, 7, 8]]), torch.tensor([[0, 0, 1, 1]]).bool(), x.completion_ids, x.completion_mask, x.old_logps, x.rewards, x.advantages)
+    x = Rollouts(
+        torch.tensor([[0, 0, 7, 8]]),
+        torch.tensor([[0, 0, 1, 1]]).bool(),
+        x.completion_ids,
+        x.completion_mask,
+        x.old_logps,
+        x.rewards,
+        x.advantages,
+    )
     assert pack_group(x, 0)['prompt_ids'].tolist()==[7, 8]
 
 def test_d6_a_buffer_of_size_0_changes_nothing():
@@ -80,9 +105,15 @@ def test_d6_a_buffer_of_size_0_changes_nothing():
 
 def test_d7_after_a_thousand_binary_steps_only_recent_groups_remain():
     rng = random.Random(0)
-    for opts,oldest in ((dict(), 900), (dict(age_limit=20), 979), (dict(age_decay=5.), 960), (dict(priority='uniform'), 900)):
+    for opts, oldest in (
+        (dict(), 900),
+        (dict(age_limit=20), 979),
+        (dict(age_decay=5.0), 960),
+        (dict(priority='uniform'), 900),
+    ):
         b = ReplayBuffer(16, **opts)
-        for t in range(1000): b.add([2*k*(8-k)/8 for k in [rng.randint(1, 7) for _ in range(4)]], [None]*4, step=t)
+        for t in range(1000):
+            b.add([2 * k * (8 - k) / 8 for k in [rng.randint(1, 7) for _ in range(4)]], [None] * 4, step=t)
         assert len(b)==16 and min(e.step for e in b)>oldest, opts
 
 @pytest.mark.parametrize('value', [.1, .3, .7, 1/3, 1e3+.1])
@@ -90,7 +121,9 @@ def test_d7_after_a_thousand_binary_steps_only_recent_groups_remain():
 def test_d8_equal_fractional_rewards_are_dead_and_never_stored(value, G):
     m = Replay(8)
     x = batch([[value]*G])
-    x.advantages = (x.rewards-x.rewards.mean(1, keepdim=True))/(x.rewards.std(1, keepdim=True)+1e-8)   # a trainer's noise
+    x.advantages = (x.rewards - x.rewards.mean(1, keepdim=True)) / (
+        x.rewards.std(1, keepdim=True) + 1e-8
+    )  # a trainer's noise
     t = m.treat(x)
     assert len(m.buffer)==0 and t.records[0]['treatment']=='kept'
 
@@ -104,7 +137,10 @@ def inclusion(w, n):
         for i in order: out[i] += p
     return out
 
-@pytest.mark.parametrize('w,n', [([1, 2, 4], 1), ([1, 2, 4], 2), ([1, 1, 1, 100], 3), ([.5, 3, 1, 1, 2], 3), ([5, 5, 5, 5, 5, 5], 4)])
+@pytest.mark.parametrize(
+    'w,n',
+    [([1, 2, 4], 1), ([1, 2, 4], 2), ([1, 1, 1, 100], 3), ([0.5, 3, 1, 1, 2], 3), ([5, 5, 5, 5, 5, 5], 4)],
+)
 def test_draws_without_replacement_have_the_exact_probabilities(w, n):
     b,N = ReplayBuffer(len(w), seed=3),6000
     b.add(w, list(range(len(w))))
@@ -199,7 +235,9 @@ def test_age_limit_uses_and_time():
     u.add([1., 1.], 'ab')
     assert sorted(u.sample(2)+u.sample(2))==['a', 'a', 'b', 'b'] and len(u)==0
     u.add([1., 1.], 'cd')
-    assert sorted(u.sample(9))==['c', 'c', 'd', 'd'] and u.sample(1)==[]   # fewer than asked for, never one too often
+    assert (
+        sorted(u.sample(9)) == ['c', 'c', 'd', 'd'] and u.sample(1) == []
+    )  # fewer than asked for, never one too often
     assert [e.uses for e in ReplayBuffer.draw(_with(u, 'e'), 1)]==[1]
 
 def _with(b, x): b.add([1.], [x]); return b
@@ -207,11 +245,22 @@ def _with(b, x): b.add([1.], [x]); return b
 class ListModel:
     "The rules, slowly: what stays."
     def __init__(self, max_size, priority, age_limit, age_decay, max_uses):
-        self.max_size,self.priority,self.age_limit,self.age_decay,self.max_uses,self.items,self.n,self.now = max_size,priority,age_limit,age_decay,max_uses,[],0,0
+        (
+            self.max_size,
+            self.priority,
+            self.age_limit,
+            self.age_decay,
+            self.max_uses,
+            self.items,
+            self.n,
+            self.now,
+        ) = max_size, priority, age_limit, age_decay, max_uses, [], 0, 0
     def old(self):
-        if self.age_limit is not None: self.items = [o for o in self.items if self.now-o['step']<=self.age_limit]
+        if self.age_limit is not None:
+            self.items = [o for o in self.items if self.now - o['step'] <= self.age_limit]
     def worth(self, o):
-        if self.priority=='recency' or self.priority=='uniform' and self.age_decay is None: return (0, o['id'])
+        if self.priority == 'recency' or self.priority == 'uniform' and self.age_decay is None:
+            return (0, o['id'])
         if self.priority=='uniform': return (o['step'], o['id'])
         if self.age_decay is None: return (o['score'], o['id'])
         return ((math.log(o['score']) if o['score'] else -math.inf)+o['step']/self.age_decay, o['id'])
@@ -228,7 +277,12 @@ class ListModel:
 @pytest.mark.parametrize('seed', range(40))
 def test_random_operations_keep_what_a_plain_list_keeps(seed):
     rng = random.Random(seed)
-    opts = dict(priority=rng.choice(['score', 'score', 'uniform', 'recency']), age_limit=rng.choice([None, None, 0, 3, 10]), age_decay=rng.choice([None, .7, 5.]), max_uses=rng.choice([None, None, 1, 3]))
+    opts = dict(
+        priority=rng.choice(['score', 'score', 'uniform', 'recency']),
+        age_limit=rng.choice([None, None, 0, 3, 10]),
+        age_decay=rng.choice([None, 0.7, 5.0]),
+        max_uses=rng.choice([None, None, 1, 3]),
+    )
     size = rng.choice([0, 1, 2, 5, 17, 70, 300])
     fast,slow,step = ReplayBuffer(size, seed=seed, **opts),ListModel(size, **opts),0
     for i in range(150):
@@ -248,7 +302,9 @@ def test_random_operations_keep_what_a_plain_list_keeps(seed):
             drawn = fast.draw(n, step=step)
             if n<=len(slow.items): assert len({e.id for e in drawn})==n==len(drawn)
             slow.used([e.id for e in drawn])
-        assert {(e.id, e.score, e.step, e.uses) for e in fast}=={(o['id'], o['score'], o['step'], o['uses']) for o in slow.items}
+        assert {(e.id, e.score, e.step, e.uses) for e in fast} == {
+            (o['id'], o['score'], o['step'], o['uses']) for o in slow.items
+        }
         assert fast.scores.tolist()==[e.score for e in fast] and fast.steps.tolist()==[e.step for e in fast]
     if rng.random()<.5:
         other = ReplayBuffer(size, **opts); other.load_state_dict(fast.state_dict())
@@ -259,7 +315,9 @@ def _same_future(a, b, step, rng):
         s = [rng.choice([0., 1., 2., rng.random()]) for _ in range(3)]
         for o in (a, b): o.add(s, [t, -t, 2*t], step=t)
         n = rng.randint(0, 9)
-        assert [(e.id, e.prob, e.uses, e.age) for e in a.draw(n, step=t)]==[(e.id, e.prob, e.uses, e.age) for e in b.draw(n, step=t)]
+        assert [(e.id, e.prob, e.uses, e.age) for e in a.draw(n, step=t)] == [
+            (e.id, e.prob, e.uses, e.age) for e in b.draw(n, step=t)
+        ]
         assert a.evicted==b.evicted and [e.id for e in a]==[e.id for e in b]
 
 # ---- state ---------------------------------------------------------------------------------------
@@ -274,11 +332,22 @@ def tensors_back(o, t):
     if isinstance(o, dict): return t[o['T']] if 'T' in o else {k:tensors_back(v, t) for k,v in o['D'].items()}
     return [tensors_back(v, t) for v in o] if isinstance(o, list) else o
 
-@pytest.mark.parametrize('opts', [dict(), dict(age_decay=3.), dict(age_limit=7, max_uses=3), dict(priority='uniform'), dict(priority='recency', age_limit=9)])
+@pytest.mark.parametrize(
+    'opts',
+    [
+        dict(),
+        dict(age_decay=3.0),
+        dict(age_limit=7, max_uses=3),
+        dict(priority='uniform'),
+        dict(priority='recency', age_limit=9),
+    ],
+)
 @pytest.mark.parametrize('way', ['torch', 'safetensors'])
 def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
     a = Replay(12, same_prompt_first=True, seed=5, **opts)
-    one = lambda s: batch([MIXED, DEAD0, [1.,0,1,1], DEAD1], seed=s, step=s, keys=[s%5, 1, (s+2)%5, 3], ref=True)
+    one = lambda s: batch(
+        [MIXED, DEAD0, [1.0, 0, 1, 1], DEAD1], seed=s, step=s, keys=[s % 5, 1, (s + 2) % 5, 3], ref=True
+    )
     for s in range(15): a.treat(one(s), step=s)
     if way=='torch':
         f = io.BytesIO(); torch.save(a.state_dict(), f); f.seek(0)
@@ -295,7 +364,8 @@ def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
         for k,v in x.batch.tensors().items(): assert torch.equal(v, getattr(y.batch, k))
 
 def test_a_state_of_other_options_is_refused():
-    with pytest.raises(ValueError, match='max_size=4'): ReplayBuffer(5).load_state_dict(ReplayBuffer(4).state_dict())
+    with pytest.raises(ValueError, match='max_size=4'):
+        ReplayBuffer(5).load_state_dict(ReplayBuffer(4).state_dict())
 
 def test_the_buffer_uses_no_random_numbers_but_its_own():
     torch.manual_seed(0); random.seed(0)
@@ -313,10 +383,24 @@ def test_a_bad_score_is_refused_and_nothing_is_stored(score):
     assert [e.data for e in b]==['a']
     full = ReplayBuffer(2); full.add([8., 9.], 'ab')   # where no score of this batch would come in
     with pytest.raises(ValueError, match='score 1'): full.add([1., score], ['b', 'c'])
-    assert full.add([1., torch.tensor(2.)], 'cd')==[None]*2 and full.add([], [])==[] and sorted(e.data for e in full)==['a', 'b']
+    assert (
+        full.add([1.0, torch.tensor(2.0)], 'cd') == [None] * 2
+        and full.add([], []) == []
+        and sorted(e.data for e in full) == ['a', 'b']
+    )
 
-@pytest.mark.parametrize('kw,word', [(dict(max_size=-1), 'max_size'), (dict(max_size=2.5), 'max_size'), (dict(max_size=True), 'max_size'), (dict(max_size=4, priority='best'), 'priority'),
-    (dict(max_size=4, age_limit=-1), 'age_limit'), (dict(max_size=4, age_decay=0), 'age_decay'), (dict(max_size=4, max_uses=0), 'max_uses')])
+@pytest.mark.parametrize(
+    'kw,word',
+    [
+        (dict(max_size=-1), 'max_size'),
+        (dict(max_size=2.5), 'max_size'),
+        (dict(max_size=True), 'max_size'),
+        (dict(max_size=4, priority='best'), 'priority'),
+        (dict(max_size=4, age_limit=-1), 'age_limit'),
+        (dict(max_size=4, age_decay=0), 'age_decay'),
+        (dict(max_size=4, max_uses=0), 'max_uses'),
+    ],
+)
 def test_bad_options_are_named(kw, word):
     with pytest.raises(ValueError, match=word): ReplayBuffer(**kw)
 
@@ -334,7 +418,12 @@ def test_views_and_tensors_with_gradient_are_copied_and_others_kept():
     b,own = ReplayBuffer(4),torch.ones(3)
     b.add([1.], [dict(view=big[:3], grad=torch.ones(2, requires_grad=True)*2, own=own, n=7)])
     d = b.sample(1)[0]
-    assert d['view'].untyped_storage().nbytes()==12 and not d['grad'].requires_grad and d['own'] is own and d['n']==7
+    assert (
+        d['view'].untyped_storage().nbytes() == 12
+        and not d['grad'].requires_grad
+        and d['own'] is own
+        and d['n'] == 7
+    )
     big.zero_()
     assert_tensor(d['view'], [0., 1., 2.])
     with torch.inference_mode(): x = torch.arange(1000.)[:2]
@@ -354,8 +443,18 @@ def test_an_evicted_group_is_let_go():
 def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
     rng = random.Random(seed)
     r = torch.rand(rng.randint(1, 5), rng.randint(2, 6), generator=torch.Generator().manual_seed(seed))
-    x = batch(r, P=rng.randint(1, 9), T=rng.randint(1, 9), seed=seed, ref=rng.random()<.5, extra=(rng.randint(0, 4), rng.randint(0, 4)))
-    if rng.random()<.5: x.completion_mask[0,0] = False; x.completion_ids[0,0] = 0; x.old_logps[0,0] = 0.   # a row masked as a whole
+    x = batch(
+        r,
+        P=rng.randint(1, 9),
+        T=rng.randint(1, 9),
+        seed=seed,
+        ref=rng.random() < 0.5,
+        extra=(rng.randint(0, 4), rng.randint(0, 4)),
+    )
+    if rng.random() < 0.5:
+        x.completion_mask[0, 0] = False
+        x.completion_ids[0, 0] = 0
+        x.old_logps[0, 0] = 0.0  # a row masked as a whole
     if rng.random()<.5: x.advantages = x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask
     if x.ref_logps is not None: x.ref_logps *= x.completion_mask
     back,want = unpack_groups(pack_groups(x), replayed=False),x.trim()
@@ -376,7 +475,12 @@ def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
     for g in pack_groups(x):
         for k,v in g.items():
             if isinstance(v, torch.Tensor):
-                assert v.dtype==(torch.int32 if k in ('prompt_ids', 'completion_ids', 'lengths') else torch.float32) and v._base is None and v.untyped_storage().nbytes()==v.numel()*4
+                assert (
+                    v.dtype
+                    == (torch.int32 if k in ('prompt_ids', 'completion_ids', 'lengths') else torch.float32)
+                    and v._base is None
+                    and v.untyped_storage().nbytes() == v.numel() * 4
+                )
     before = [o.clone() for o in g.values() if isinstance(o, torch.Tensor)]
     for v in x.tensors().values(): v.zero_()
     for a,b in zip(before, [o for o in g.values() if isinstance(o, torch.Tensor)]): assert_tensor(a, b)
@@ -384,13 +488,23 @@ def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
 def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
     x = batch([MIXED]); x.completion_mask[0,0] = torch.tensor([1,0,1,0,0,0]).bool()
     with pytest.raises(ValueError, match='hole'): pack_groups(x)
-    with pytest.raises(ValueError, match=r'\[3, 4\]'): unpack_groups([pack_group(batch([MIXED]), 0), pack_group(batch([MIXED[:3]]), 0)])
+    with pytest.raises(ValueError, match=r'\[3, 4\]'):
+        unpack_groups([pack_group(batch([MIXED]), 0), pack_group(batch([MIXED[:3]]), 0)])
     with pytest.raises(ValueError, match='no groups'): unpack_groups([])
 
 def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs():
     G,T,P = 16,1024,64
     o = torch.ones(1, G, T)
-    x = Rollouts(torch.ones(1, P).long(), torch.ones(1, P).bool(), o.long(), o.bool(), -o, torch.rand(1, G), torch.rand(1, G), -o)
+    x = Rollouts(
+        torch.ones(1, P).long(),
+        torch.ones(1, P).bool(),
+        o.long(),
+        o.bool(),
+        -o,
+        torch.rand(1, G),
+        torch.rand(1, G),
+        -o,
+    )
     b = ReplayBuffer(64)
     b.add([1.]*64, [pack_group(x, 0) for _ in range(64)])
     assert b.nbytes<=1.01*64*(P+G*T*3)*4 and b.nbytes==64*(P+G*T*3+3*G)*4
@@ -401,11 +515,23 @@ def test_the_chapters_solutions_are_right():
     import pathlib
     cells = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'08_replay.ipynb').read_text())['cells']
     src = [''.join(c['source']) for c in cells if c['cell_type']=='code']
-    need = [s.split('\nwith figure')[0] for s in src if re.match(r'(#\|.*\n)?def (exact_inclusion|my_inclusion|version_a)', s) or 'code-fold' in s]
-    space = dict(torch=torch, itertools=itertools, math=math, random=random, test_tensor=assert_tensor, test_close=lambda *o, **k: None)
+    need = [
+        s.split('\nwith figure')[0]
+        for s in src
+        if re.match(r'(#\|.*\n)?def (exact_inclusion|my_inclusion|version_a)', s) or 'code-fold' in s
+    ]
+    space = dict(
+        torch=torch,
+        itertools=itertools,
+        math=math,
+        random=random,
+        test_tensor=assert_tensor,
+        test_close=lambda *o, **k: None,
+    )
     rng = random.Random(0)
     space['scores'] = [rng.choice([1., 2., 4.])+rng.random() for _ in range(200)]
-    for s in need: exec('\n'.join(l for l in s.split('\n') if not l.startswith(('#|', 'exact_inclusion('))), space)
+    for s in need:
+        exec('\n'.join(l for l in s.split('\n') if not l.startswith(('#|', 'exact_inclusion('))), space)
     assert sum('code-fold' in s for s in need)==2 and space['check_inclusion'](space['my_inclusion'])=='right'
     assert space['check_inclusion'](lambda w: None)=='not yet'
     with pytest.raises(AssertionError): space['check_inclusion'](lambda w: 2*w/w.sum())
@@ -427,7 +553,7 @@ def microseconds(n, calls):
 
 @pytest.mark.parametrize('n,calls,limit', [(64, 200, 2_000), (1_000, 100, 3_000), (40_000, 10, 60_000)])
 def test_a_batch_of_groups_comes_in_and_out_in_no_time(n, calls, limit):
-    "Bounds are wide: a busy machine must not fail the suite. `python tests/test_replay.py` prints the figures."
+    "Bounds are wide: a busy machine must not fail. `python tests/test_replay.py` prints the figures."
     assert sum(microseconds(n, calls))<limit
 
 if __name__=='__main__':

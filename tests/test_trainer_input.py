@@ -11,23 +11,49 @@ from grpo_nb.trainer import TrainConfig, new_state, train
 torch.set_num_threads(1)
 rows = Dataset.from_dict(dict(prompt=[f'{a}+{b}=' for a in range(4) for b in range(4)], answer=['1']*16))
 def reward(completions, **kwargs): return [0.]*len(completions)
-def go(model=None, tokenizer=None, dataset=rows): return train(model or tiny_model(0), tokenizer or make_tokenizer(), dataset, reward, TrainConfig(num_generations=4, generation_batch_size=16, max_steps=1))
+def go(model=None, tokenizer=None, dataset=rows):
+    return train(
+        model or tiny_model(0),
+        tokenizer or make_tokenizer(),
+        dataset,
+        reward,
+        TrainConfig(num_generations=4, generation_batch_size=16, max_steps=1),
+    )
 
-@pytest.mark.parametrize('bad', [dict(num_generations='4'), dict(num_generations=2.), dict(max_steps=None), dict(learning_rate='1e-3'), dict(top_p=None), dict(epsilon='x'), dict(replay_buffer_size='64'), dict(seed=None), dict(warmup_steps=2.5)], ids=str)
+@pytest.mark.parametrize(
+    'bad',
+    [
+        dict(num_generations='4'),
+        dict(num_generations=2.0),
+        dict(max_steps=None),
+        dict(learning_rate='1e-3'),
+        dict(top_p=None),
+        dict(epsilon='x'),
+        dict(replay_buffer_size='64'),
+        dict(seed=None),
+        dict(warmup_steps=2.5),
+    ],
+    ids=str,
+)
 def test_what_is_no_number_is_named(bad):
-    with pytest.raises(ValueError, match=f'`{next(iter(bad))}` is .*, needs a (whole )?number'): TrainConfig(**bad)
+    with pytest.raises(ValueError, match=f'`{next(iter(bad))}` is .*, needs a (whole )?number'):
+        TrainConfig(**bad)
 
-def test_settings_that_may_be_none_may_be_none(): assert TrainConfig(epsilon_high=None, min_p=None, delta=None)==TrainConfig()
+def test_settings_that_may_be_none_may_be_none():
+    assert TrainConfig(epsilon_high=None, min_p=None, delta=None) == TrainConfig()
 
 @pytest.mark.parametrize('message', [dict(content='1'), dict(role='user')], ids=str)
 def test_a_message_without_role_or_content_is_shown(message):
-    with pytest.raises(ValueError, match='row 0 has the prompt .* every message needs'): go(dataset=Dataset.from_dict(dict(prompt=[[message]]*16)))
+    with pytest.raises(ValueError, match='row 0 has the prompt .* every message needs'):
+        go(dataset=Dataset.from_dict(dict(prompt=[[message]] * 16)))
 
 def test_a_prompt_that_is_a_number_is_shown():
-    with pytest.raises(ValueError, match='row 0 has the prompt 1'): go(dataset=Dataset.from_dict(dict(prompt=list(range(1, 17)))))
+    with pytest.raises(ValueError, match='row 0 has the prompt 1'):
+        go(dataset=Dataset.from_dict(dict(prompt=list(range(1, 17)))))
 
 def test_a_column_that_rewards_get_anyway_is_refused():
-    with pytest.raises(ValueError, match='column `completions`'): go(dataset=rows.add_column('completions', ['x']*16))
+    with pytest.raises(ValueError, match='column `completions`'):
+        go(dataset=rows.add_column('completions', ['x'] * 16))
 
 @pytest.mark.parametrize('what', [dict(model='tiny'), dict(tokenizer='tiny')], ids=str)
 def test_a_name_is_no_model_and_no_tokenizer(what):
@@ -35,32 +61,95 @@ def test_a_name_is_no_model_and_no_tokenizer(what):
 
 # ---- settings and arguments
 
-@pytest.mark.parametrize('bad', [dict(output_dir=5), dict(output_dir=['a']), dict(sync_ref_model='no'), dict(disable_tqdm=2), dict(reward_weights=1.), dict(reward_weights=['a']), dict(reward_weights=[math.nan]), dict(epsilon=-.1), dict(epsilon_high=-1.), dict(delta=0.),
-    dict(min_p=2.), dict(top_entropy_quantile=0.), dict(adam_beta1=1.), dict(learning_rate=math.inf), dict(off_policy_mask_threshold=-1.)], ids=str)
+@pytest.mark.parametrize(
+    'bad',
+    [
+        dict(output_dir=5),
+        dict(output_dir=['a']),
+        dict(sync_ref_model='no'),
+        dict(disable_tqdm=2),
+        dict(reward_weights=1.0),
+        dict(reward_weights=['a']),
+        dict(reward_weights=[math.nan]),
+        dict(epsilon=-0.1),
+        dict(epsilon_high=-1.0),
+        dict(delta=0.0),
+        dict(min_p=2.0),
+        dict(top_entropy_quantile=0.0),
+        dict(adam_beta1=1.0),
+        dict(learning_rate=math.inf),
+        dict(off_policy_mask_threshold=-1.0),
+    ],
+    ids=str,
+)
 def test_a_setting_that_would_fail_later_fails_at_once(bad):
     with pytest.raises(ValueError, match=f'`{next(iter(bad))}` is .*, needs '): TrainConfig(**bad)
 
-def small(**kw): return TrainConfig(**(dict(num_generations=4, generation_batch_size=16, max_steps=4, max_completion_length=4, disable_tqdm=True)|kw))
+def small(**kw):
+    return TrainConfig(
+        **(
+            dict(
+                num_generations=4,
+                generation_batch_size=16,
+                max_steps=4,
+                max_completion_length=4,
+                disable_tqdm=True,
+            )
+            | kw
+        )
+    )
 def length(completions, **kwargs): return [float(len(o)) for o in completions]
-def run(args=None, dataset=rows, rewards=length, model=None, **kw): return train(model or tiny_model(0), make_tokenizer(), dataset, rewards, small() if args is None else args, **kw)
+def run(args=None, dataset=rows, rewards=length, model=None, **kw):
+    return train(
+        model or tiny_model(0), make_tokenizer(), dataset, rewards, small() if args is None else args, **kw
+    )
 
 def test_a_path_is_as_good_as_a_text(tmp_path):
     assert TrainConfig(output_dir=tmp_path).output_dir==str(tmp_path)
-    run(small(output_dir=tmp_path)); assert run(small(output_dir=tmp_path, max_steps=8), resume_from_checkpoint=tmp_path/'checkpoint-4').step==8
+    run(small(output_dir=tmp_path))
+    assert (
+        run(small(output_dir=tmp_path, max_steps=8), resume_from_checkpoint=tmp_path / 'checkpoint-4').step
+        == 8
+    )
 
 @pytest.mark.parametrize('args', [dict(max_steps=4), {}, 'small', object()], ids=str)
 def test_settings_of_another_kind_are_named(args):
     for f in (run, lambda a: new_state(tiny_model(0), make_tokenizer(), rows, length, a)):
-        with pytest.raises(ValueError, match=f'`args` is a {type(args).__name__}, needs a TrainConfig'): f(args)
+        with pytest.raises(ValueError, match=f'`args` is a {type(args).__name__}, needs a TrainConfig'):
+            f(args)
 
-@pytest.mark.parametrize('kw,says', [(dict(method='relay'), "no method 'relay'"), (dict(method=5), '`method` is 5'), (dict(callbacks=print), '`callbacks` is <built-in'), (dict(callbacks=[1]), '`callbacks` is'), (dict(rewards='accuracy'), "`reward_funcs` holds 'accuracy'"), (dict(rewards=[]), 'no reward functions'),
-    (dict(rewards=torch.nn.Linear(1, 1)), 'RewardModel'), (dict(dataset='rows.jsonl'), 'load_problems'), (dict(dataset=DatasetDict(train=rows)), "dict of .'train'."), (dict(dataset=['1+1=']*16), "no column `prompt`"), (dict(dataset=[dict(prompt='1')]*15+[dict(text='1')]), 'row 15 has the prompt None'),
-    (dict(resume_from_checkpoint=5), '`resume_from_checkpoint` is 5')], ids=str)
+@pytest.mark.parametrize(
+    'kw,says',
+    [
+        (dict(method='relay'), "no method 'relay'"),
+        (dict(method=5), '`method` is 5'),
+        (dict(callbacks=print), '`callbacks` is <built-in'),
+        (dict(callbacks=[1]), '`callbacks` is'),
+        (dict(rewards='accuracy'), "`reward_funcs` holds 'accuracy'"),
+        (dict(rewards=[]), 'no reward functions'),
+        (dict(rewards=torch.nn.Linear(1, 1)), 'RewardModel'),
+        (dict(dataset='rows.jsonl'), 'load_problems'),
+        (dict(dataset=DatasetDict(train=rows)), "dict of .'train'."),
+        (dict(dataset=['1+1='] * 16), "no column `prompt`"),
+        (dict(dataset=[dict(prompt='1')] * 15 + [dict(text='1')]), 'row 15 has the prompt None'),
+        (dict(resume_from_checkpoint=5), '`resume_from_checkpoint` is 5'),
+    ],
+    ids=str,
+)
 def test_arguments_that_cannot_work_are_named_before_any_completion(kw, says, monkeypatch):
     monkeypatch.setattr('grpo_nb.trainer.generate', lambda *a, **k: pytest.fail('sampled'))
     with pytest.raises(ValueError, match=says): run(**kw)
 
-@pytest.mark.parametrize('data,says', [(None, '`eval_steps` is 4, but there is no `eval_dataset`'), (rows.select([]), '`eval_dataset`: the dataset is empty'), (rows.rename_column('prompt', 'q'), '`eval_dataset`: no column `prompt`'), ([dict(prompt='')]*9, "`eval_dataset`: row 0")], ids=['none','empty','column','row'])
+@pytest.mark.parametrize(
+    'data,says',
+    [
+        (None, '`eval_steps` is 4, but there is no `eval_dataset`'),
+        (rows.select([]), '`eval_dataset`: the dataset is empty'),
+        (rows.rename_column('prompt', 'q'), '`eval_dataset`: no column `prompt`'),
+        ([dict(prompt='')] * 9, "`eval_dataset`: row 0"),
+    ],
+    ids=['none', 'empty', 'column', 'row'],
+)
 def test_an_evaluation_without_problems_is_refused(data, says):
     with pytest.raises(ValueError, match=says): run(small(eval_steps=4), eval_dataset=data)
 
@@ -75,8 +164,14 @@ def resumed(tmp_path, **kw):
     run(small(output_dir=str(tmp_path))) if not (tmp_path/'checkpoint-4').exists() else None
     return run(small(output_dir=str(tmp_path), max_steps=8), resume_from_checkpoint=True, **kw)
 
-OTHER = dict(more=(rows.add_item(dict(prompt='9+9=', answer='1')), '16 rows then, 17 now'),
-    other=(Dataset.from_dict(dict(prompt=[f'{a}-{b}=' for a in range(4) for b in range(4)], answer=['1']*16)), 'other prompts or in another order'), order=(rows.select(range(15, -1, -1)), 'another order'))
+OTHER = dict(
+    more=(rows.add_item(dict(prompt='9+9=', answer='1')), '16 rows then, 17 now'),
+    other=(
+        Dataset.from_dict(dict(prompt=[f'{a}-{b}=' for a in range(4) for b in range(4)], answer=['1'] * 16)),
+        'other prompts or in another order',
+    ),
+    order=(rows.select(range(15, -1, -1)), 'another order'),
+)
 @pytest.mark.parametrize('name', OTHER)
 def test_a_run_does_not_go_on_with_other_data(name, tmp_path):
     data,says = OTHER[name]
@@ -86,31 +181,57 @@ def test_a_run_does_not_go_on_with_other_data(name, tmp_path):
     assert train(m, tok, data, length, small(output_dir=str(tmp_path/'anew'))).step==4
 
 def test_the_same_rows_in_another_dress_are_the_same_data(tmp_path):
-    chat = [dict(prompt=[dict(role='system', content='add'), dict(role='user', content=o['prompt'], name='me')], answer=o['answer']) for o in rows]
+    chat = [
+        dict(
+            prompt=[dict(role='system', content='add'), dict(role='user', content=o['prompt'], name='me')],
+            answer=o['answer'],
+        )
+        for o in rows
+    ]
     chat[3]['prompt'][1].pop('name')
     run(small(output_dir=str(tmp_path)), dataset=Dataset.from_list(chat))
     assert resumed(tmp_path, dataset=chat).step==8
-    assert resumed(tmp_path/'b', dataset=rows.add_column('note', ['x']*16)).step==8     # what stands beside the prompts is the rewards' affair
+    assert (
+        resumed(tmp_path / 'b', dataset=rows.add_column('note', ['x'] * 16)).step == 8
+    )  # what stands beside the prompts is the rewards' affair
+
 
 def test_a_run_does_not_go_on_with_another_method(tmp_path):
-    with pytest.raises(ValueError, match="method 'replay', this run has 'keep'"): resumed(tmp_path, method=Keep())
-    with pytest.raises(ValueError, match="method 'replay', this run has 'mask'"): resumed(tmp_path, method=make_method('mask'))
+    with pytest.raises(ValueError, match="method 'replay', this run has 'keep'"):
+        resumed(tmp_path, method=Keep())
+    with pytest.raises(ValueError, match="method 'replay', this run has 'mask'"):
+        resumed(tmp_path, method=make_method('mask'))
 
 def test_other_rewards_and_a_learning_rate_that_jumps_are_warned_about(tmp_path):
     def other(completions, **kwargs): return length(completions)
-    with pytest.warns(UserWarning, match="trained on the rewards .'length'., this run goes on with .'other'."): resumed(tmp_path, rewards=other)
+
+    with pytest.warns(
+        UserWarning, match="trained on the rewards .'length'., this run goes on with .'other'."
+    ):
+        resumed(tmp_path, rewards=other)
     run(small(output_dir=str(tmp_path/'b'), lr_scheduler_type='linear'))
-    with pytest.warns(UserWarning, match='max_steps: 4 then, 8 now.*jumps'): run(small(output_dir=str(tmp_path/'b'), lr_scheduler_type='linear', max_steps=8), resume_from_checkpoint=True)
+    with pytest.warns(UserWarning, match='max_steps: 4 then, 8 now.*jumps'):
+        run(
+            small(output_dir=str(tmp_path / 'b'), lr_scheduler_type='linear', max_steps=8),
+            resume_from_checkpoint=True,
+        )
     with warnings.catch_warnings():
-        warnings.simplefilter('error'); resumed(tmp_path/'c')                          # a constant one doesn't jump
+        warnings.simplefilter('error')
+        resumed(tmp_path / 'c')  # a constant one doesn't jump
+
 
 # ---- rewards that say nothing
 
 def test_a_run_whose_completions_nobody_judges_ends_after_eight_batches():
     asked = []
     def nothing(completions, **kwargs): asked.append(1); return [None]*len(completions)
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match='in the first 8 batches'): run(small(max_steps=99), rewards=nothing)
+
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match='in the first 8 batches'):
+        run(small(max_steps=99), rewards=nothing)
     assert len(asked)==8
     def late(completions, **kwargs): asked.append(1); return [1. if len(asked)==3 else None]*len(completions)
     asked.clear()
-    with pytest.warns(UserWarning): assert run(small(max_steps=60), rewards=late).step==60      # a judge that is out for a while stops nothing
+    with pytest.warns(UserWarning):
+        assert (
+            run(small(max_steps=60), rewards=late).step == 60
+        )  # a judge that is out for a while stops nothing
