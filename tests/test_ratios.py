@@ -193,3 +193,25 @@ def test_a_correction_is_read_from_words(text, want): assert read_correction(tex
 def test_words_that_make_no_correction_are_named(text):
     with pytest.raises(ValueError, match='`replay_correction` is .* needs words such as'):
         read_correction(text, 'replay_correction')
+
+# ---- both trainers, told the same rewards ----
+@pytest.mark.filterwarnings('ignore')
+def test_both_trainers_say_the_same_of_the_same_rewards():
+    "Score with missing rewards, spread, dead groups and the buffer's size: one number each, whoever trains."
+    pytest.importorskip('trl')
+    import trl_tiny as T
+    from grpo_nb.trainer import TrainConfig, train
+    plan = [[1.,0.,None,None], T.DEAD, [0.,1.,2.,5.], [None]*4, [.3,.3,None,.9]]
+    n = len(plan)
+    for scale in ('group','batch'):
+        kw = dict(num_generations=4, max_completion_length=6, max_steps=n, scale_rewards=scale, learning_rate=1e-3)
+        t = T.trainer(T.Scripted(plan, 4), args=T.config(**kw))
+        t.train()
+        args = TrainConfig(generation_batch_size=4, steps_per_generation=1, disable_tqdm=True, **kw)
+        s = train(T.model(), T.tokenizer(), T.data(), T.Scripted(plan, 4), args)
+        theirs = [o for o in t.state.log_history if 'loss' in o]
+        for k in ('reward_std','frac_reward_zero_std','replay/dead','replay/replaced','replay/buffer_size'):
+            assert [o[k] for o in s.history]==pytest.approx([o[k] for o in theirs], abs=1e-6), (scale, k)
+        scores = [sorted(e.score for e in b) for b in (s.method.buffer, t.replay_buffer)]
+        assert scores[0]==pytest.approx(scores[1], rel=1e-3) and len(scores[0])==3
+        if scale=='group': assert min(abs(o-1) for o in scores[0])<1e-3   # 0.71 where None counted as 0
