@@ -442,7 +442,7 @@ def compared(
     per:str=None,   # unit of work: the value becomes work per second; None: seconds
     clock:str='cpu',# which clock the value and the ratio are taken from
     **fields,       # more of `COLUMNS`, for every row
-)->list:            # a row an arm
+)->list:            # one row per arm
     "Rows of a comparison: each arm's middle and spread, and how many times faster it is than `against`."
     i,out = dict(wall=0, cpu=1)[clock],[]
     for arm,ts in seen.items():
@@ -492,7 +492,7 @@ def _generators(work, model, tok, rows):
 def part_generation(
     o:Bench,      # settings of the run
 )->Iterator[dict]:  # rows
-    "Useful tokens a second: ours, transformers' `generate`, and one completion at a time."
+    "Useful tokens per second: ours, transformers' `generate`, and one completion at a time."
     for rows in o.some((64, 128, 256, 512), (32,)):
         o.say(f'{rows} rows')
         work = Work(T=o.some(48, 12))
@@ -1071,7 +1071,7 @@ TARGETS = [   # what it says, part, case, arm, x, column, at least (1) or at mos
 
 def verdicts(
     df:pd.DataFrame,  # from `read_speed`
-)->pd.DataFrame:      # a row a target: what is wanted, and for each run the number and whether it is reached
+)->pd.DataFrame:      # one row per target: what is wanted, and each run's number and whether it reaches it
     "How each run stands to each target; what was not run is nan. Quick runs are left out."
     df = df[~df['quick'].astype(bool) & (df['status']=='measured')]
     out = []
@@ -1084,7 +1084,7 @@ def verdicts(
 
 def reached(
     v:pd.DataFrame,  # from `verdicts`
-)->pd.DataFrame:     # a row a target, a column a run: how many times what is wanted; 1 or more is reached
+)->pd.DataFrame:     # rows are targets, columns runs: how many times what is wanted; 1 or more is reached
     "Every number over its target, or its target over it where less is better."
     runs = [c for c in v.columns if c not in ('comparison','sign','want','unit')]
     return pd.DataFrame({r:np.where(v['sign']>0, v[r]/v['want'], v['want']/v[r]) for r in runs},
@@ -1245,7 +1245,7 @@ def over_runs(
     df:pd.DataFrame,  # from `read_speed`
     y:str='value',    # the column to look at
     **where,          # column = value: which rows
-)->pd.DataFrame:      # a row an `x`: median, low, high over the runs
+)->pd.DataFrame:      # one row per `x`: median, low, high over the runs
     "One number per size from all runs. ValueError when no row fits."
     at = df[(df['status']!='not run') & (df['status']!='failed')]
     for k,v in where.items(): at = at[at[k]==v]
