@@ -185,7 +185,7 @@ def run_one(
         pass1_before=round(before['pass@1'], 5), pass1=curve[-1][0]['pass1'],
         passk_before=round(before[f'pass@{num_samples}'], 5), passk=round(after[f'pass@{num_samples}'], 5),
         tokens=s.num_tokens, steps=s.step, dead=mean('frac_reward_zero_std'), live=mean('replay/live_after'),
-        age=mean('replay/age_mean'), ess=mean('replay/ess'), clip_share=mean('replay/clip_share'),
+        age=mean('replay/age_mean'), ess=mean('replay/ess_tokens'), clip_share=mean('replay/clip_share'),
         curve=json.dumps([o for o,_ in curve]), cpu_s=json.dumps([t for _,t in curve]), error='')
 
 # %% ../nbs/13_bakeoff.ipynb #9d5b868e
