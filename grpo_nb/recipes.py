@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DEFAULTS', 'xml_count', 'last_answer', 'gsm8k_rewards', 'numinamath_rewards', 'length_reward', 'RecipeArguments',
            'GSM8KArguments', 'TLDRArguments', 'recipe_plan', 'measure_held_out', 'held_out_table', 'run_recipe',
-           'gsm8k', 'numinamath', 'tldr']
+           'recipe_options', 'gsm8k', 'numinamath', 'tldr']
 
 # %% ../nbs/14_recipes.ipynb #eb1007c3
 import re
@@ -295,7 +295,13 @@ def run_recipe(
     return trainer
 
 # %% ../nbs/14_recipes.ipynb #a45524cb
-def _options(cls, argv, settings, **defaults):
+def recipe_options(
+    cls:type,       # a dataclass of recipe settings
+    argv:list,      # words of a command line
+    settings:dict,  # the same options by name
+    **defaults,     # of this recipe, where they differ from `DEFAULTS`
+)->tuple:           # (recipe's settings, GRPOWithReplayBufferConfig)
+    "What `run_recipe` wants to know, from words, a YAML file and names."
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
     gpu = torch.cuda.is_available()
     own = DEFAULTS|dict(use_cpu=not gpu, bf16=gpu, report_to='none')|defaults
@@ -307,7 +313,7 @@ def gsm8k(
     **settings,     # the same options by name
 )->object:          # the trainer after training; the plan with `dry_run`
     "Train on GSM8K with five rewards. Source: EasyDeL's gsm8k_grpo."
-    r,a = _options(GSM8KArguments, argv, settings, output_dir='runs/gsm8k')
+    r,a = recipe_options(GSM8KArguments, argv, settings, output_dir='runs/gsm8k')
     own = {
         f.name: getattr(r, f.name) for f in fields(GSM8KArguments) if f.name.endswith(('_reward', '_reject'))
     }
@@ -320,7 +326,7 @@ def numinamath(
     **settings,     # the same options by name
 )->object:          # the trainer after training; the plan with `dry_run`
     "Train on NuminaMath-TIR with rewards for form and for the answer. Source: EasyDeL's numinamath_grpo."
-    r,a = _options(RecipeArguments, argv, settings, output_dir='runs/numinamath')
+    r,a = recipe_options(RecipeArguments, argv, settings, output_dir='runs/numinamath')
     load = lambda rows: problems.numinamath(rows=rows)
     return run_recipe(r, a, load, numinamath_rewards(), rows, dict(accuracy=1.))
 
@@ -331,6 +337,6 @@ def tldr(
 )->object:          # the trainer after training; the plan with `dry_run`
     "Train on TL;DR summaries. Source: the quick start of TRL's GRPO trainer, which gives one day on 8 GPUs."
     own = dict(output_dir='runs/tldr', beta=0., temperature=1., top_p=1., top_k=0, num_generations=8)
-    r,a = _options(TLDRArguments, argv, settings, **own)
+    r,a = recipe_options(TLDRArguments, argv, settings, **own)
     reward = length_reward if r.reward=='length' else overlap_reward
     return run_recipe(r, a, lambda rows: problems.tldr(rows=rows), [reward], rows)

@@ -84,7 +84,7 @@ def test_length_reward_is_that_of_the_quick_start():
 
 # -- options -----------------------------------------------------------------------------------------
 
-def read(cls, words, settings=None): return R._options(cls, words, settings or {}, output_dir='x')
+def read(cls, words, settings=None): return R.recipe_options(cls, words, settings or {}, output_dir='x')
 
 def test_every_field_of_the_config_is_an_option_of_every_recipe():
     from trl import TrlParser
