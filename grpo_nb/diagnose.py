@@ -50,10 +50,10 @@ def batch_plan(
     num_iterations:int=1,               # times a generation is gone through
     pass_rates:tuple=(.5,),             # chances of a right answer, one per prompt (or a sample of prompts)
     mean_length:float=256.,             # tokens per completion
-)->dict:                                # numbers by name; `legal`, `problem` (TRL's objection, or None), `notes`
+)->dict:                                # numbers by name; `legal`, `problem` (TRL's, or None), `notes`
     """What a setting of TRL's batch numbers comes to, and whether `GRPOConfig` accepts it.
 
-    ValueError for a number below 1 or a pass rate outside 0..1. What TRL refuses is no error: it is in `problem`.
+    ValueError for a number below 1 or a pass rate outside 0..1. What TRL refuses is in `problem`.
     """
     G, b, a, W, mu = (
         num_generations,
@@ -113,7 +113,7 @@ def _problem(G, b, W, s, size, N):
     "TRL's rule, in the order in which `GRPOConfig` asks."
     if s and size: return 'steps_per_generation and generation_batch_size say the same: give one of them'
     if size and size%(W*b):
-        return f'generation_batch_size {size} is no multiple of world size × per_device_train_batch_size = {W * b}'
+        return f'generation_batch_size {size} is no multiple of processes × per_device_train_batch_size = {W * b}'
     if N%G:
         near = f'nearest sizes {N//G*G or G} and {(N//G+1)*G}'
         return f'{N} completions per generation are not whole groups of {G}: {near}'

@@ -876,10 +876,11 @@ def verdict(
     after:dict=None,     # what `evaluate` measured after
     groups:list=(),      # dicts of the group record, where there is one
     settings:dict=None,  # of the run
+    found:Findings=None, # what `find` found in it; None: looked for here
 )->Verdict:
     "Did it learn, and if not, what is the likeliest cause and what to do?"
     rows = list(rows)
-    faults = [f for f in find(rows, groups, settings) if f.fault]
+    faults = [f for f in (find(rows, groups, settings) if found is None else found) if f.fault]
     cause = f'{faults[0].says} ({faults[0].evidence})' if faults else ''
     advice = faults[0].remedy if faults else ''
     seen = _seen(rows, before, after)

@@ -130,14 +130,17 @@ def draw_arms(
             d['step'], d['mean'], color=COLOURS[colour], ls=style, label=str(label).replace('$', r'\$')[:40]
         )
         ax.fill_between(d['step'], low, high, color=COLOURS[colour], alpha=.18, lw=0)
+    if ylabel=='share': ax.set(ylim=(0, 1.02))
     ax.legend(loc='upper center', bbox_to_anchor=(.5, -.2), ncol=2 if len(arms)>1 else 1, frameon=False)
     return fig_svg(fig)
 
 _CSS = '''*{box-sizing:border-box}:root{color-scheme:light dark}
-body{background:Canvas;color:CanvasText;font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:0 auto;padding:1rem}
+body{background:Canvas;color:CanvasText;font:16px/1.5 system-ui,sans-serif}
+body{max-width:72rem;margin:0 auto;padding:1rem}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin:1.4em 0 .4em}.wide{overflow-x:auto}
 .figs{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
-figure{margin:0;min-width:0}figure svg{width:100%!important;height:auto}table{border-collapse:collapse;font-size:.92em}
+figure{margin:0;min-width:0}figure svg{width:100%!important;height:auto}
+table{border-collapse:collapse;font-size:.92em}
 td,th{text-align:left;vertical-align:top;padding:.25em .9em .25em 0}
 td,th{border-bottom:1px solid color-mix(in srgb,CanvasText 20%,transparent)}
 td{overflow-wrap:anywhere;font-variant-numeric:tabular-nums}'''
@@ -150,7 +153,7 @@ def _table(rows, head, name):
 def _pm(d, f):
     if not d: return '–'
     m,h = mean_ci(list(d.values()))
-    return f(m)+('' if math.isnan(h) else f' ± {f(h)}')
+    return f(m)+('' if math.isnan(h) else f' ± {f(h if h>1e-9*abs(m) else 0.)}')
 
 def _gain(o, first):
     if o is first: return 'first arm'
@@ -193,9 +196,8 @@ def compare_html(
         ('reward', 'Reward of the batches', 'mean reward'),
         ('alive', 'Living groups, before replay', 'share'),
     ]
-    n = ', '.join(sorted({str(o['n']) for o in arms.values()}))
     drawn = [
-        draw_arms(arms, k, f'{title}: mean over {n} seeds with 95 % interval', unit)
+        draw_arms(arms, k, title, unit)
         for k, title, unit in figs
         if any(len(o[k]['step']) > 1 for o in arms.values())
     ]
@@ -207,7 +209,7 @@ def compare_html(
     )
     body += (
         _table(rows, head, 'arms')
-        + '<h2>Curves</h2><div class="figs">'
+        + '<h2>Curves, means over seeds with their intervals</h2><div class="figs">'
         + ''.join(f'<figure>{o}</figure>' for o in drawn)
         + '</div>'
     )

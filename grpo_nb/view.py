@@ -198,9 +198,11 @@ def curves_of(
 
 # %% ../nbs/workshop/view.ipynb #464775ee
 def _zip(x):
-    return zlib.compress(
-        x if isinstance(x, bytes) else json.dumps(x, separators=(',', ':')).encode('ascii'), 6
-    )
+    "Compressed bytes; whatever JSON has no word for is put plainly first."
+    if isinstance(x, bytes): return zlib.compress(x, 6)
+    try: text = json.dumps(x, separators=(',',':'), allow_nan=False)
+    except (TypeError, ValueError): text = json.dumps(_clean(x), separators=(',',':'))
+    return zlib.compress(text.encode('ascii'), 6)
 
 def _clean(o):
     "Plain values without nan and inf, floats with five digits."
@@ -246,7 +248,7 @@ def _told(row, born, limit):
         if new.get('completions'): new['completions'] = [_cut(t, limit)[0] for t in new['completions']]
         if new.get('prompt'): new['prompt'] = _cut(new['prompt'], limit)[0]
         o['replacement'] = new
-    return _clean(o)
+    return o
 
 def _arrays(run, places, B):
     "A number per cell: mean reward, longest answer, and what each reward function said."
@@ -322,7 +324,7 @@ def _blocks(run, places, born, limit, budget):
     "(groups of one block, texts by block as bytes, steps whose texts are left out)"
     steps = list(places)
     tell = lambda s: [_told(o, born, limit) for o in run.by_step[s]]
-    some = [len(json.dumps(tell(s))) for s in steps[::max(1, len(steps)//12)]] or [1]
+    some = [len(json.dumps(_clean(tell(s)))) for s in steps[::max(1, len(steps)//12)]] or [1]
     per = int(np.clip(200_000*len(some)/sum(some), 1, 64))
     n = -(-len(steps)//per)
     make = lambda b: _zip([tell(s) for s in steps[b*per:(b+1)*per]])
@@ -422,11 +424,8 @@ def _told_verdict(run, groups):
     rows = history_rows(run)
     s,stand = run.summary,lambda k: run.summary.get(k) if isinstance(run.summary.get(k), dict) else None
     found = find(rows, groups, run.settings)
-    v = (
-        verdict(rows, stand('before'), stand('after'), groups, run.settings)
-        if len(rows) > 1 or s.get('after')
-        else None
-    )
+    measured_twice = stand('before'),stand('after')
+    v = verdict(rows, *measured_twice, groups, run.settings, found) if len(rows)>1 or s.get('after') else None
     told = [
         dict(says=f.says, evidence=f.evidence, remedy=f.remedy, step=f.step, sure=f.sure, fault=f.fault)
         for f in found
@@ -569,7 +568,8 @@ def page(
     for k in ('CSS','TITLE','DATA','START','JS'): out = out.replace(f'@{k}', parts[k], 1)
     return out
 
-_MOUNT = 'await mount(root, JSON.parse(document.getElementById("data").textContent), {plain: @PLAIN, alone: true});'
+_MOUNT = '''const data = JSON.parse(document.getElementById("data").textContent);
+await mount(root, data, {plain: @PLAIN, alone: true});'''
 
 def view_html(
     run:Run,            # or the folder of one
