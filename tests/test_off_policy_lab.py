@@ -92,6 +92,6 @@ def test_the_stored_study_is_whole_and_its_verdict_holds():
     assert draw_lab(lab_view(.01, 'worth', df)).axes
 
 def test_a_stored_run_of_the_study_comes_out_again():
-    new = lab(3, .02).groupby(['age','estimator'], sort=False)[['kl','ess','cosine','bias','noise','worth']].mean()
+    new = lab(3, .02).groupby(['age','estimator'], sort=False)[['kl','ess_answers','cosine','bias','noise','worth']].mean()
     old = pd.read_csv(CSV).query('seed==3 and learning_rate==.02').set_index(['age','estimator'])[list(new)]
     assert len(new)==len(AGES)*len(ESTIMATORS) and (new.loc[old.index]-old).abs().max().max()<1e-4   # float64 and five stored digits: on any machine
