@@ -26,6 +26,7 @@ COMMANDS = dict(   # name: (function, what it does)
     numinamath=('grpo_nb.recipes:numinamath', 'the same on NuminaMath'),
     tldr=('grpo_nb.recipes:tldr', 'the same on TL;DR'),
     bakeoff=('grpo_nb.bakeoff:bakeoff', 'compare methods for dead groups at equal tokens'),
+    replay_study=('grpo_nb.replay_study:replay_study', 'does replay pay? the registered study, from where it stopped'),
     bench=('grpo_nb.speed:bench', 'how fast is each part, beside TRL, transformers and the machine itself?'),
 )
 PROJECT = dict(    # these build the project itself
