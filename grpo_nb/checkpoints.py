@@ -9,6 +9,7 @@ __all__ = ['save_state', 'load_state', 'new_run_id', 'write_manifest', 'manifest
 # %% ../nbs/workshop/checkpoints.ipynb #ec437623
 import errno, json, os, shutil, zlib
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 import torch
@@ -38,7 +39,8 @@ def _take_apart(state):
 
 def _bytes(t):
     t = t.detach().cpu().contiguous().reshape(-1)
-    if t.stride(0)!=1: t = torch.empty_like(t, memory_format=torch.contiguous_format).copy_(t)   # a single number may keep an odd stride
+    if t.stride(0)!=1:   # a single number may keep an odd stride
+        t = torch.empty_like(t, memory_format=torch.contiguous_format).copy_(t)
     return t.view(torch.uint8).numpy().data
 
 def save_state(
@@ -156,7 +158,7 @@ def last_checkpoint(
     output_dir:str|Path,  # where a run keeps its `checkpoint-N` folders
     run:str=None,         # id of the run; None: of any run
     mark:str='trainer_state.json',  # as for `checkpoint_problem`
-    tell=print,           # is told in a line what was passed over
+    tell:Callable=print,  # is told in a line what was passed over
 )->str:                   # path of the newest whole one of this run
     "The newest checkpoint that is whole. ValueError when there is none, with what is wrong with each."
     bad = []
@@ -199,7 +201,7 @@ def no_room(
 @contextmanager
 def whole_folder(
     path:str|Path,  # the folder's name when it is whole
-):
+)->Iterator:
     "A folder to write in; it gets the name `path` when the block ends, or goes away when the block raises."
     path = Path(path)
     tmp = path.with_name(f'.{path.name}.tmp')

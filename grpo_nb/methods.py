@@ -8,8 +8,10 @@ __all__ = ['DynamicSampling', 'SkipPrompts', 'VarianceFilter', 'Copies', 'Newest
 
 # %% ../nbs/08a_methods.ipynb #76ead890
 import math, random
+from collections.abc import Callable
 from dataclasses import replace
 import torch
+from torch import Tensor
 from fastcore.basics import patch
 from .core import register
 from .advantages import group_advantages
@@ -35,7 +37,8 @@ class DynamicSampling(Method):
         _check_option('when_empty', when_empty, when_empty in ('keep','mask'), "'keep' or 'mask'")
         self.max_rounds,self.when_empty,self.dead_tolerance = max_rounds,when_empty,dead_tolerance
 
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Replace dead groups by living fresh ones; ValueError without `sample_more`."
         dead = self.find_dead(batch, dead)
         if sample_more is None and dead.any():
@@ -74,14 +77,15 @@ class SkipPrompts(Method):
         self.p,self.want = dict(easy=explore, hard=explore),dict(easy=easy_share, hard=hard_share)
         self.step_size,self.right,self.rng,self.row = step_size,right,random.Random(seed),{}
 
-    def choose(self, keys, step)->list:
+    def choose(self, keys:list, step:int)->list:
         "Each prompt with its probability; one never seen, or alive last time, always."
         def p(k):
             z,kind = self.row.get(k, (0, 'hard'))
             return self.p[kind]**z
         return [self.rng.random()<p(k) for k in keys]
 
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group as it is; what happened is remembered by prompt."
         dead = self.find_dead(batch, dead)
         kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
@@ -99,7 +103,7 @@ class SkipPrompts(Method):
         rows = [[k, *v] for k,v in self.row.items()]
         return dict(p=dict(self.p), rows=rows, rng=torch.tensor(self.rng.getstate()[1]))
 
-    def load_state_dict(self, state)->None:
+    def load_state_dict(self, state:dict)->None:
         self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
         self.rng.setstate((3, tuple(state['rng'].tolist()), None))
 
@@ -118,7 +122,8 @@ class VarianceFilter(Method):
         _check_option('top_p', top_p, 0<top_p<=1, 'a share above 0 and up to 1')
         self.top_p,self.dead_tolerance = top_p,dead_tolerance
 
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group as it is; those that add little do not count."
         dead = self.find_dead(batch, dead)
         var = spread(batch.rewards).nan_to_num(0).square().masked_fill(dead, 0)
@@ -155,7 +160,8 @@ class Copies(Method):
         if B%k: raise ValueError(f'{B} groups a batch, {k-1} copies for each: B must be divisible by {k}')
         return B//k
 
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Dead groups go, and copies of the living come in turn."
         dead = self.find_dead(batch, dead)
         n = len(dead)
@@ -199,7 +205,8 @@ class VirtualMax(Method):
     ):
         self.best,self.eps,self.dead_tolerance,self.skip_right = best,eps,dead_tolerance,skip_right
 
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group counts; only those at the best reward have nothing to say."
         dead = self.find_dead(batch, dead)
         r = batch.rewards
@@ -221,6 +228,7 @@ class NGRPO(VirtualMax):
         **options,      # of `VirtualMax`
     ): super().__init__(best, **dict(skip_right=True)|options)
 
+# %% ../nbs/08a_methods.ipynb #fb54a428
 @register(METHODS, 'entropy')
 class EntropyShaped(Method):
     """Token advantages for dead groups: praise by entropy, blame by what is missing to the maximum.
@@ -235,7 +243,8 @@ class EntropyShaped(Method):
         dead_tolerance:float=1e-6,  # reward units
     ): self.alpha,self.right,self.dead_tolerance = alpha,right,dead_tolerance
 
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Living groups keep their advantages, dead ones get their own; a group without any reward gets none."
         dead,m = self.find_dead(batch, dead),batch.completion_mask
         A = batch.advantages if batch.advantages.ndim==3 else batch.advantages[...,None]*m
@@ -265,7 +274,8 @@ class SamePrompt(Method):
         dead_tolerance:float=1e-6, # reward units; also how much better the old answer must be
     ): self.max_prompts,self.scale,self.dead_tolerance,self.best = max_prompts,scale,dead_tolerance,{}
 
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Mend dead groups whose prompt was answered better before, then remember the best of each group."
         dead,keys = self.find_dead(batch, dead),_keys(batch)
         mean = batch.rewards.nanmean(1).tolist()
@@ -283,7 +293,8 @@ class SamePrompt(Method):
         return out
 
     def state_dict(self)->dict: return dict(keys=list(self.best), best=list(self.best.values()))
-    def load_state_dict(self, state)->None: self.best = dict(zip(state['keys'], map(dict, state['best'])))
+    def load_state_dict(self, state:dict)->None:
+        self.best = dict(zip(state['keys'], map(dict, state['best'])))
 
 # %% ../nbs/08a_methods.ipynb #8ef5fcbb
 @patch

@@ -75,7 +75,8 @@ def _read_slowly(path, lines):
 
 # %% ../nbs/workshop/records.ipynb #1cdfbcec
 GROUP_FIELDS = ('step group key prompt completions n_tokens truncated rewards rewards_by_func '
-                'advantages_before advantages dead why treatment score id replacement ratio_hist clip_share grad_norm').split()
+                'advantages_before advantages dead why treatment score id replacement ratio_hist '
+                'clip_share grad_norm').split()
 REPLACEMENT_FIELDS = 'id step age uses score prob key prompt completions rewards advantages'.split()
 
 def as_text(
@@ -251,8 +252,8 @@ class Run:
     "A run's record: what `read_run` found in a folder."
     folder:Path            # where it was read
     settings:dict          # settings.json, {} without one
-    history:pd.DataFrame   # a row a step, columns under TRL's names
-    rows:list              # a dict a group, keys `GROUP_FIELDS`
+    history:pd.DataFrame   # a row per step, columns under TRL's names
+    rows:list              # a dict per group, keys `GROUP_FIELDS`
     summary:dict           # summary.json, {} while the run goes on
     notes:list = field(default_factory=list)  # str: what could not be read
 
@@ -274,8 +275,8 @@ class Run:
         return list(self.by_step)
     def setting(self,
         name:str,      # as in settings.json, at the top or among `args`
-        default=None,  # where it is missing
-    ):
+        default:object=None,  # where it is missing
+    )->object:
         "One setting of the run."
         for o in (self.settings, self.settings.get('args'), self.settings.get('method_options')):
             if isinstance(o, dict) and o.get(name) is not None: return o[name]

@@ -162,6 +162,7 @@ def _worst(self:ReplayBuffer, n):
         with np.errstate(divide='ignore'): worth = np.log(worth)+self.steps/self.age_decay
     return np.argsort(worth, kind='stable')[:n]
 
+# %% ../nbs/08_replay.ipynb #734b3e4a
 @patch
 def _leave(self:ReplayBuffer, places, first=math.inf):
     "Take groups out. Those with an id from `first` on have never been in."
@@ -171,7 +172,9 @@ def _leave(self:ReplayBuffer, places, first=math.inf):
     self.scores,self.steps = np.delete(self.scores, places),np.delete(self.steps, places)
 
 @patch
-def grow_old(self:ReplayBuffer, step):
+def grow_old(self:ReplayBuffer,
+    step:int,  # now
+)->None:
     "The time is at least `step`: who is too old leaves."
     self.now = max(self.now, step)
     if self.age_limit is None: return
@@ -221,6 +224,7 @@ def _pick(self:ReplayBuffer, hat, drawn):
     i = int(sums.searchsorted(self.rng.random()*sums[-1], side='right'))
     return int(hat[i]),float(w[i]/sums[-1])
 
+# %% ../nbs/08_replay.ipynb #b4f06de7
 @patch
 def sample(self:ReplayBuffer,
     n:int=None,      # groups wanted
@@ -351,6 +355,7 @@ class Treated:
     def __post_init__(self):
         if self.uncorrected is None: self.uncorrected = torch.zeros_like(self.in_loss)
 
+# %% ../nbs/08_replay.ipynb #b5e1a194
 @register(METHODS, 'keep')
 class Method:
     """What to do with dead groups. A subclass overrides `treat`, and `choose` when it wants to save rollouts.
@@ -401,6 +406,7 @@ class Method:
     def state_dict(self)->dict: return {}
     def load_state_dict(self, state:dict)->None: pass
 
+# %% ../nbs/08_replay.ipynb #817a5146
 Keep = Method
 
 # %% ../nbs/08_replay.ipynb #2e6db07a
@@ -439,11 +445,13 @@ def unique_prompts(
     if min(keys, default=0)>=0: return len(set(keys))
     return len({tuple(p[m].tolist()) for p,m in zip(batch.prompt_ids[in_loss], batch.prompt_mask[in_loss])})
 
+# %% ../nbs/08_replay.ipynb #a2e5ce6a
 @register(METHODS, 'mask')
 class Mask(Method):
     "Leave dead groups out of the loss: no KL pull, no share in its denominator."
     name = 'mask'
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group as it is; the dead ones don't count."
         dead = self.find_dead(batch, dead)
         return self.treated(batch, dead, ~dead, ['masked' if d else 'trained' for d in dead.tolist()])
@@ -494,6 +502,7 @@ class Replay(Method):
     def state_dict(self)->dict: return dict(buffer=self.buffer.state_dict())
     def load_state_dict(self, state:dict)->None: self.buffer.load_state_dict(state['buffer'])
 
+# %% ../nbs/08_replay.ipynb #72aa5922
 @patch
 def to_sample(self:Replay,
     B:int,     # groups in a batch
@@ -539,6 +548,7 @@ def treat(self:Replay,
     if not self.corrected: out.uncorrected[came] = True
     return out
 
+# %% ../nbs/08_replay.ipynb #538bb164
 @patch
 def take(self:Replay,
     keys:list,  # prompt keys of the dead groups

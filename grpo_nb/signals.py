@@ -7,6 +7,7 @@ __all__ = ['WATCHED', 'Stop', 'stop_on_signal', 'one_line']
 
 # %% ../nbs/workshop/signals.ipynb #fe65a5fe
 import os, signal, sys, threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ if hasattr(os, 'register_at_fork'):
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_in_child)
 
 @contextmanager
-def stop_on_signal():
+def stop_on_signal()->Iterator:
     "A `Stop` that the first SIGINT or SIGTERM sets; the second acts as usual. Main thread only."
     stop = Stop()
     if threading.current_thread() is not threading.main_thread() or _before:
@@ -59,8 +60,8 @@ def stop_on_signal():
 # %% ../nbs/workshop/signals.ipynb #f6d112c1
 @contextmanager
 def one_line(
-    say:str='interrupted',  # the line, or a function that returns it
-):
+    say:str|Callable='interrupted',  # the line, or a function that returns it
+)->Iterator:
     "KeyboardInterrupt ends the process with one line on stderr and exit code 130."
     try: yield
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ __all__ = ['TrainConfig', 'State', 'new_state', 'method_of', 'check_dataset', 'n
 
 # %% ../nbs/09_trainer.ipynb #3b7afaf7
 import copy, json, math, os, random, time, warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -38,12 +38,13 @@ from .rewards import combine_rewards, compute_rewards
 from .advantages import dead_reason, find_advantages, multi_objective
 from .kl import token_logps, token_logps_and_entropy
 from .loss import LOSSES, loss_metrics, policy_loss
-from .replay import Method
+from .replay import Method, Treated
 from .methods import METHODS
 
 # %% ../nbs/09_trainer.ipynb #0c503712
 def _s(default, help): return field(default=default, metadata=dict(help=help))
 
+# %% ../nbs/09_trainer.ipynb #3626f090
 @dataclass
 class TrainConfig:
     "Settings of a run of `train`, under TRL's names; a value that can't work raises a ValueError at once."
@@ -167,6 +168,7 @@ class State:
     advantages:str|Callable = 'grpo'  # a name in `ADVANTAGES`, or a function such as stand there
     sampling:bool = False     # is nothing of the batch in the model or the method yet?
 
+# %% ../nbs/09_trainer.ipynb #cc16e689
 def new_state(
     model:nn.Module,         # a causal language model of transformers; it will be trained in place
     tokenizer:object,        # its tokenizer
@@ -235,6 +237,7 @@ def _check_arguments(model, tokenizer, reward_funcs, args, method):
             'functions: give one each')
     return method_of(method, args)
 
+# %% ../nbs/09_trainer.ipynb #21ac4e94
 def check_dataset(
     dataset:list,       # rows with a `prompt`, a `datasets.Dataset` or a list of dicts
     tokenizer:object,   # turns prompts into ids
@@ -359,11 +362,12 @@ def policy(
     a = s.args
     return token_logps_and_entropy(s.model, batch, a.temperature, shared_prefix=a.shared_prefix)
 
+# %% ../nbs/09_trainer.ipynb #bac599f6
 def treat(
     s:State,         # method and reference
     fresh:Rollouts,  # n groups, just sampled
     dead:Tensor,     # (n,) bool
-):                   # `Treated`, B groups on the model's device, with all that the loss asks for
+)->Treated:          # B groups on the model's device, with all that the loss asks for
     "What the run's method makes of a batch."
     still = s.ref_model is not None and not s.args.sync_ref_model   # then its answers can be stored
     if still: reference(s, fresh, ~dead)
@@ -460,7 +464,7 @@ def sync_reference(
 # %% ../nbs/09_trainer.ipynb #c9bca2d1
 def update_all(
     s:State,         # model and optimizer move
-    treated:object,  # the batch, as `treat` made it
+    treated:Treated, # the batch, as `treat` made it
 )->list:       # what each `updatereturned, with the minibatch `mb` and its places `idx`
     "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each."
     a,batch,done = s.args,treated.batch,[]
@@ -500,6 +504,7 @@ def step(
     return dict(row=row, fresh=fresh, texts=texts, by_func=by_func, dead=dead, treated=treated,
         prompts=[o['prompt'] for o in rows], seen=done[:s.args.steps_per_generation])
 
+# %% ../nbs/09_trainer.ipynb #cd934140
 def _check_judged(s, fresh):
     n = len(s.history)+1
     if n<8 or not fresh.rewards.isnan().all() or not all(math.isnan(o['reward']) for o in s.history): return
@@ -513,7 +518,7 @@ def summarize(
     fresh:Rollouts,  # the batch as it was sampled
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
-    treated:object,  # what the method made of it, a `Treated`
+    treated:Treated, # what the method made of it
     done:list,       # what each `update` returned
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
@@ -631,6 +636,7 @@ def _warn_of_change(s, path, meta):
         warnings.warn(f'max_steps: {was} then, {now} now. The {kind} learning rate ends at max_steps, so it '
             'jumps here; with the old max_steps it goes on as it was')
 
+# %% ../nbs/09_trainer.ipynb #ea6c9243
 def load_checkpoint(
     s:State,         # a new state made with the run's settings; changed in place
     path:str|Path,   # a checkpoint folder
@@ -678,6 +684,7 @@ def _find(resume, output_dir):
     if not output_dir: raise ValueError('resume_from_checkpoint=True needs an `output_dir` with checkpoints')
     return Path(last_checkpoint(output_dir, mark=None, tell=warnings.warn))
 
+# %% ../nbs/09_trainer.ipynb #374a93a9
 def _check_eval(dataset, tokenizer, args, model):
     "ValueError unless what `eval_steps` asks for can be measured."
     n = args.eval_steps
@@ -707,7 +714,7 @@ def train(
     loss:str|Callable=None,   # a name in `LOSSES`, or a function such as stand there; None: `args.loss_type`
     advantages:str|Callable='grpo',  # a name in `ADVANTAGES`, or a function such as stand there
     resume_hint:str='resume_from_checkpoint=True',  # how this run is resumed, for messages
-    last_word:bool=True,      # say the verdict at the end? One who measures before and after says a better one
+    last_word:bool=True,      # say the verdict at the end? Who measures before and after says a better one
 )->State:                     # the run at its end; `history` has a row per batch
     """Train with GRPO until `args.max_steps`, in whole batches; records and saves into `args.output_dir`.
 
@@ -735,6 +742,7 @@ def finished(
     "Has the run done its steps, or sampled its tokens?"
     return s.step>=s.args.max_steps or bool(s.args.max_tokens) and s.num_tokens>=s.args.max_tokens
 
+# %% ../nbs/09_trainer.ipynb #d0eb623e
 def _check_callbacks(callbacks):
     if isinstance(callbacks, (list,tuple)) and all(map(callable, callbacks)): return callbacks
     raise ValueError(f'`callbacks` is {callbacks!r:.60}, needs a list of functions')
@@ -818,7 +826,7 @@ def save(self:Watched)->None:
 
 @patch
 @contextmanager
-def rescue(self:Watched):
+def rescue(self:Watched)->Iterator:
     "An error while a batch is sampled and judged costs that batch and no more."
     s = self.s
     before = _randomness(s)|{k:getattr(s, k) for k in ('cursor','num_tokens')}
@@ -835,6 +843,7 @@ def rescue(self:Watched):
             else: e.add_note(f'checkpoint-{s.step} holds all before this batch: go on with {self.hint}')
         raise
 
+# %% ../nbs/09_trainer.ipynb #b991f87e
 @patch
 def end(self:Watched,
     signal:str=None,      # name of the one that stopped the run
@@ -849,7 +858,7 @@ def end(self:Watched,
         return tqdm.write(f'{signal} at step {s.step}: {saved}')
     if last_word: self.say(str(verdict(s.history, settings=dict(args=asdict(s.args)))))
 
-# %% ../nbs/09_trainer.ipynb #b991f87e
+# %% ../nbs/09_trainer.ipynb #69e1235c
 def slow_roads(
     model:nn.Module,  # the policy
     args:TrainConfig, # settings
@@ -890,6 +899,7 @@ def group_ratios(
     held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), **clip_options(s))
     return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
 
+# %% ../nbs/09_trainer.ipynb #1f19b883
 def record(
     rec:Recorder,  # writes into the run's folder
     s:State,       # the run
@@ -944,6 +954,7 @@ def measured(
     if binary: low,high = max(0., low),min(1., high)
     return dict(judged=True, mean=mean, low=low, high=high, n=len(per), binary=binary)
 
+# %% ../nbs/09_trainer.ipynb #01d08e53
 @torch.no_grad()
 def evaluate(
     model:nn.Module,     # a causal language model

@@ -4,13 +4,13 @@ from itertools import combinations
 from pathlib import Path
 import pytest, torch
 from grpo_nb import trainer as tr
-from grpo_nb.core import masked_mean
+from grpo_nb.core import masked_mean, register
 from grpo_nb.kl import token_logps_and_entropy
 from grpo_nb.loss import policy_loss
 from grpo_nb.checkpoints import checkpoint_problem
 from grpo_nb.records import read_run
-from grpo_nb.methods import DynamicSampling
-from grpo_nb.replay import Keep, Mask, Replay
+from grpo_nb.methods import METHODS, DynamicSampling
+from grpo_nb.replay import Keep, Mask, Method, Replay
 from grpo_nb.problems import chain_sum
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import (
@@ -534,6 +534,18 @@ def test_a_loss_and_an_advantage_of_ones_own_are_what_the_update_follows():
     per_row = (logps*batch.completion_mask).sum(-1)/batch.completion_mask.sum(-1)
     (-(batch.advantages*per_row).sum()/32).backward()
     assert (got-grad(m)).abs().max()<1e-6
+
+def test_a_method_of_ones_own_is_known_by_its_name():
+    @register(METHODS, 'loud')
+    class Loud(Method):
+        name = 'loud'
+        def treat(self, batch, dead=None, step=0, sample_more=None, policy=None):
+            dead = self.find_dead(batch, dead)
+            return self.treated(batch, dead, ~dead, ['trained']*len(dead), loud=1.)
+    try:
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=2), method='loud')
+        assert s.method.name=='loud' and s.history[0]['replay/loud']==1
+    finally: del METHODS['loud']
 
 @pytest.mark.parametrize('words', ['weight=truncated,clip=none', 'weight=none,clip=none', 'max_age=1',
     'weight=decoupled', 'max_moment=0.001'])
