@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from .core import exact_device
-from .fast_qwen import FastQwen, unwrapped, why_slow
+from .fast_qwen import COPY_LIMIT, FastQwen, unwrapped, why_slow
 
 # %% ../nbs/workshop/sampling.ipynb #a74e0fd1
 def check_sampling(
@@ -206,11 +206,11 @@ def sample_rows(
     ends:Tensor,         # (E,) int64, tokens that end a row
     pad_id:int=0,        # stands where a row has ended
     track:bool=False,    # does `draw` need `seen`?
-    fast:bool=None,      # take the fast way? None for a plain Qwen2 of up to 50M weights
+    fast:bool=None,      # take the fast way? None for a plain Qwen2 up to `COPY_LIMIT`
 )->tuple:                # (B*G, t) int64 tokens and (B*G, t) float32 nats, of t steps until all have ended
     "Draw rows of tokens; row `i` takes dart `u[i,t]` at token `t`, whichever rows have left."
     N,T,dev = *u.shape,ids.device
-    if fast is None: fast = not why_slow(model, max_params=50_000_000)
+    if fast is None: fast = not why_slow(model, max_params=COPY_LIMIT)
     elif fast and (why := why_slow(model)):
         raise ValueError(f'fast=True cannot be for this model: {why}; leave `fast` away')
     G = N//len(ids)

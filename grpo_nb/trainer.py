@@ -31,7 +31,7 @@ from .checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, 
 from .records import Recorder, group_rows, ratio_hists
 from .signals import stop_on_signal
 from .findings import live, verdict
-from .fast_qwen import why_slow
+from .fast_qwen import COPY_LIMIT, why_slow
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate
 from .rewards import combine_rewards, compute_rewards
@@ -865,7 +865,7 @@ def slow_roads(
 )->str:               # one line; '' where everything takes the short road
     "What goes through transformers' own modules, with the same numbers but slower."
     shared = why_slow(model) if args.shared_prefix else '`shared_prefix` is off'
-    roads = {'sampling':why_slow(model, max_params=50_000_000), 'log-probs':shared}
+    roads = {'sampling':why_slow(model, max_params=COPY_LIMIT), 'log-probs':shared}
     slow,why = [k for k,v in roads.items() if v],dict.fromkeys(v for v in roads.values() if v)
     if not slow: return ''
     return (f"{' and '.join(slow)} through transformers' modules, slower and with the same numbers: "
