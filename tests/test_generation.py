@@ -160,6 +160,13 @@ def test_finished_rows_leave_the_batch(monkeypatch):
     assert len(work)==len(alive) and work==sorted(work, reverse=True)
     assert all(a<=w<=a/.87+1 for w,a in zip(work, alive))
 
+def test_what_a_row_said_stays_with_it_when_others_leave():
+    model,kw = sharp(),dict(eos_token_id=[1,2,3,4], temperature=1.5, repetition_penalty=4.)
+    want = generate_loop(model, *some_prompts(), 8, 16, generator=seeded(2), **kw)
+    assert want.completion_mask.sum(-1).min()<6<12<want.completion_mask.sum(-1).max()   # some leave early
+    got = generate(model, *some_prompts(), 8, 16, generator=seeded(2), **kw)
+    assert torch.equal(got.completion_ids, want.completion_ids)
+
 def test_the_mask_holds_the_first_end_token_and_nothing_behind_it():
     model = sharp()
     ids,mask = some_prompts()
