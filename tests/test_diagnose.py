@@ -6,8 +6,8 @@ import pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
 from grpo_nb.ratios import dead_share
-from grpo_nb.diagnose import (Finding, Findings, RULES, batch_command, batch_html, batch_plan, best_group_size, beta_dead_share, beta_rates,
-    diagnose, diagnose_command, group_pull, plan_lines)
+from grpo_nb.diagnose import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
+    beta_rates, diagnose, diagnose_command, group_pull, plan_lines)
 from grpo_nb.records import Run
 from grpo_nb.view import history_rows
 from stored_runs import stored
@@ -31,7 +31,8 @@ def test_half_a_line_and_missing_columns_are_no_obstacle(tmp_path):
 
 def test_the_curves_alone_tell_most_of_it():
     def bare(name): return Run(Path(name), {}, stored(name).history, [], {})
-    for name in 'all-truncated all-equal kl-only-pull learning-rate-too-small replay-too-old reward-never-fires'.split():
+    told = 'all-truncated all-equal kl-only-pull learning-rate-too-small replay-too-old reward-never-fires'
+    for name in told.split():
         assert name in diagnose(bare(name)).names
     assert diagnose(bare('healthy')).names==[]
 
@@ -50,7 +51,10 @@ def test_one_step_says_nothing_and_no_step_is_an_error(tmp_path):
     with pytest.raises(ValueError, match='no folder'): diagnose(tmp_path/'gone')
 
 def test_a_gradient_that_is_no_number_is_named(tmp_path):
-    rows = ', '.join(f'{{"step": {i}, "reward": 0.4, "loss": 0.1, "grad_norm": {g}}}' for i,g in enumerate(['1.0', '2.0', 'NaN']))
+    rows = ', '.join(
+        f'{{"step": {i}, "reward": 0.4, "loss": 0.1, "grad_norm": {g}}}'
+        for i, g in enumerate(['1.0', '2.0', 'NaN'])
+    )
     (tmp_path/'trainer_state.json').write_text('{"log_history": ['+rows+']}')
     assert diagnose(tmp_path).names==['learning-rate-too-large']
 
@@ -68,7 +72,9 @@ def test_a_spread_of_pass_rates_against_a_simulation(mean, total, G):
     p = rng.beta(mean*total, (1-mean)*total, 200_000)
     k = rng.binomial(G, p)
     assert beta_dead_share(mean, total, G)==pytest.approx(((k==0)|(k==G)).mean(), abs=.005)
-    assert batch_plan(G, G, pass_rates=beta_rates(mean, total))['dead_share']==pytest.approx(beta_dead_share(mean, total, G), abs=.01)
+    assert batch_plan(G, G, pass_rates=beta_rates(mean, total))['dead_share'] == pytest.approx(
+        beta_dead_share(mean, total, G), abs=0.01
+    )
 
 def test_the_published_share_comes_out_and_words_for_it_are_read(capsys):
     assert 1-beta_dead_share(.17, 1.1, 8)==pytest.approx(.37, abs=.005)
@@ -88,9 +94,34 @@ def trl_runs(tmp_path_factory):
     def go(name, **kw):
         model,tok = faulty_runs.fresh()
         out = tmp_path_factory.mktemp(name)
-        args = GRPOConfig(output_dir=str(out), **(dict(per_device_train_batch_size=32, num_generations=8, max_completion_length=40, learning_rate=3e-4, report_to='none', use_cpu=True, bf16=False, gradient_checkpointing=False,
-            logging_steps=1, max_steps=8, save_strategy='no', disable_tqdm=True, seed=0)|kw))
-        t = GRPOTrainer(model=model, reward_funcs=faulty_runs.right, args=args, train_dataset=chain_sum(64, seed=0), processing_class=tok)
+        args = GRPOConfig(
+            output_dir=str(out),
+            **(
+                dict(
+                    per_device_train_batch_size=32,
+                    num_generations=8,
+                    max_completion_length=40,
+                    learning_rate=3e-4,
+                    report_to='none',
+                    use_cpu=True,
+                    bf16=False,
+                    gradient_checkpointing=False,
+                    logging_steps=1,
+                    max_steps=8,
+                    save_strategy='no',
+                    disable_tqdm=True,
+                    seed=0,
+                )
+                | kw
+            ),
+        )
+        t = GRPOTrainer(
+            model=model,
+            reward_funcs=faulty_runs.right,
+            args=args,
+            train_dataset=chain_sum(64, seed=0),
+            processing_class=tok,
+        )
         t.train(); t.save_state()
         return out
     return dict(fine=go('fine'), cut=go('cut', max_completion_length=2, max_steps=4))
@@ -104,8 +135,11 @@ def test_the_log_of_a_real_trl_run_is_enough(trl_runs):
 # ---- what is a batch?
 
 def grid():
-    for b,G,a,W,s in itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4, 8), (1, 2, 3), (1, 2, 3), (None, 1, 2, 3)): yield b,G,a,W,s,None
-    for b,G,W,size in itertools.product((1, 2, 3, 4), (1, 2, 4), (1, 2), (2, 4, 6, 7, 8, 12)): yield b,G,1,W,None,size
+    sizes,few = ((1, 2, 3, 4, 6), (1, 2, 3, 4, 8)),(1, 2, 3)
+    for b,G,a,W,s in itertools.product(*sizes, few, few, (None, 1, 2, 3)):
+        yield b,G,a,W,s,None
+    for b,G,W,size in itertools.product((1, 2, 3, 4), (1, 2, 4), (1, 2), (2, 4, 6, 7, 8, 12)):
+        yield b,G,1,W,None,size
     yield 2,2,1,1,1,4
 
 def test_legal_is_what_trl_accepts(monkeypatch):
@@ -113,17 +147,36 @@ def test_legal_is_what_trl_accepts(monkeypatch):
     now = dict(W=1)
     monkeypatch.setattr(GRPOConfig, 'world_size', property(lambda self: now['W']))
     n,legal = 0,0
-    base = GRPOConfig(output_dir='x', use_cpu=True, bf16=False, report_to='none', gradient_checkpointing=False)
+    base = GRPOConfig(
+        output_dir='x', use_cpu=True, bf16=False, report_to='none', gradient_checkpointing=False
+    )
     from transformers import TrainingArguments
-    monkeypatch.setattr(TrainingArguments, '__post_init__', lambda self: None)   # TRL's own checks alone: the parent's take seconds for a thousand
+    monkeypatch.setattr(
+        TrainingArguments, '__post_init__', lambda self: None
+    )  # TRL's own checks alone: the parent's take seconds for a thousand
     for b,G,a,W,s,size in grid():
         now['W'] = W
         plan = batch_plan(G, b, a, W, s, size)
-        try: c = GRPOConfig(output_dir='x', use_cpu=True, bf16=False, report_to='none', gradient_checkpointing=False, per_device_train_batch_size=b, num_generations=G, gradient_accumulation_steps=a, steps_per_generation=s, generation_batch_size=size)
+        try:
+            c = GRPOConfig(
+                output_dir='x',
+                use_cpu=True,
+                bf16=False,
+                report_to='none',
+                gradient_checkpointing=False,
+                per_device_train_batch_size=b,
+                num_generations=G,
+                gradient_accumulation_steps=a,
+                steps_per_generation=s,
+                generation_batch_size=size,
+            )
         except ValueError as e: assert not plan['legal'], (b, G, a, W, s, size, str(e))
         else:
             assert plan['legal'], (b, G, a, W, s, size, plan['problem'])
-            assert (plan['completions'], plan['steps_per_generation'])==(c.generation_batch_size, c.steps_per_generation)
+            assert (plan['completions'], plan['steps_per_generation']) == (
+                c.generation_batch_size,
+                c.steps_per_generation,
+            )
             legal += 1
         n += 1
     assert n>1000 and .1<legal/n<.9
@@ -144,11 +197,19 @@ def test_ratio_stays_1_just_where_trl_needs_no_old_log_probs():
 def test_dead_share_is_the_mean_over_prompts_and_agrees_with_all_outcomes():
     for G in (2, 3, 5):
         for p in (0., .1, .5, 1.):
-            exact = sum(math.prod(p if o else 1-p for o in r) for r in itertools.product((0, 1), repeat=G) if len(set(r))==1)
+            exact = sum(
+                math.prod(p if o else 1 - p for o in r)
+                for r in itertools.product((0, 1), repeat=G)
+                if len(set(r)) == 1
+            )
             assert batch_plan(G, G, pass_rates=[p])['dead_share']==pytest.approx(exact)
     plan = batch_plan(8, 8, pass_rates=[0., .5, 1.], mean_length=100)
     z = (2+dead_share(.5, 8))/3
-    assert plan['dead_share']==pytest.approx(z) and plan['replay_bound']==pytest.approx(1/(1-z)) and plan['tokens_wasted']==pytest.approx(800*z)
+    assert (
+        plan['dead_share'] == pytest.approx(z)
+        and plan['replay_bound'] == pytest.approx(1 / (1 - z))
+        and plan['tokens_wasted'] == pytest.approx(800 * z)
+    )
     assert batch_plan(4, 4, pass_rates=[0., 1.])['replay_bound']==math.inf
 
 def test_pull_is_the_mean_squared_advantage_in_a_simulation():
@@ -165,14 +226,19 @@ def test_the_best_group_size_is_the_best_of_all_divisors():
     assert best_group_size(96, [.02])[0]>best_group_size(96, [.5])[0]
     with pytest.raises(ValueError, match='no groups of 2'): best_group_size(1)
 
-@pytest.mark.parametrize('kw,says', [(dict(num_generations=0), 'num_generations'), (dict(world_size=1.5), 'world_size'), (dict(steps_per_generation=0), 'steps_per_generation'), (dict(pass_rates=[-.1]), '0..1'), (dict(pass_rates=[]), '0..1'), (dict(pass_rates=[math.nan]), '0..1')])
+CANNOT = [(dict(num_generations=0), 'num_generations'), (dict(world_size=1.5), 'world_size'),
+    (dict(steps_per_generation=0), 'steps_per_generation'), (dict(pass_rates=[-.1]), '0..1'),
+    (dict(pass_rates=[]), '0..1'), (dict(pass_rates=[math.nan]), '0..1')]
+@pytest.mark.parametrize('kw,says', CANNOT)
 def test_numbers_that_cannot_be_are_named(kw, says):
     with pytest.raises(ValueError, match=says): batch_plan(**kw)
 
 def test_the_page_shows_every_completion_once_and_escapes_what_it_is_given():
     page = batch_html(batch_plan(4, 4, 1, 2, 2))
     assert page.count('<span')==16 and page.count('group 3"')==4
-    assert '<b>' not in batch_html(batch_plan(4, 4)|dict(problem='<b>', legal=False)) and 'straddle' in batch_html(batch_plan(4, 2, 1, 2))
+    assert '<b>' not in batch_html(
+        batch_plan(4, 4) | dict(problem='<b>', legal=False)
+    ) and 'straddle' in batch_html(batch_plan(4, 2, 1, 2))
     assert batch_html(batch_plan(64, 64, 1, 64, 4)).count('<span')==8*64
 
 def test_the_command_says_the_plan_and_refuses_words(capsys):

@@ -17,7 +17,8 @@ def test_at_the_runs_own_settings_the_second_life_is_the_first(run):
     told,again = came(run),came(what_if(run, buffer_size=16))
     assert len(told)>20 and set(told)==set(again)
     for k,n in told.items():
-        for f in ('id','step','age','uses','score','prob','prompt','completions','rewards'): assert again[k][f]==pytest.approx(n[f])
+        for f in ('id','step','age','uses','score','prob','prompt','completions','rewards'):
+            assert again[k][f]==pytest.approx(n[f])
 
 @pytest.mark.parametrize('size', [0, 1, 5, 64])
 def test_the_buffer_holds_the_best_groups_seen(run, size):
@@ -28,7 +29,9 @@ def test_the_buffer_holds_the_best_groups_seen(run, size):
     for s,(step,rows) in enumerate(run.by_step.items()):
         seen += [(o['score'], step, o['group']) for o in rows if max(o['rewards'])-min(o['rewards'])>1e-6]
         best = {o[1:] for o in sorted(seen, reverse=True)[:size]}
-        assert {(o['step'],o['at'][1]) for o in stored if o['at'][0]<=s and (o['out'] is None or o['out']>s)}==best
+        assert {
+            (o['step'], o['at'][1]) for o in stored if o['at'][0] <= s and (o['out'] is None or o['out'] > s)
+        } == best
 
 @pytest.mark.parametrize('limit', [0, 4, 12])
 def test_nothing_older_than_the_limit_comes_in(run, limit):
@@ -42,11 +45,18 @@ def test_uses_count_how_often_a_group_came_back(run):
 
 def test_tolerance_decides_who_is_dead(tmp_path):
     r = torch.tensor([[0., .05], [0., 1.], [.1+8e-9, .1], [1., 1.], [0., 0.], [.5, .5]])
-    Recorder(tmp_path).groups(1, group_rows(1, list('abcdef'), ['x']*12, r, advantages_before=r-r.mean(1, keepdim=True)))
+    Recorder(tmp_path).groups(
+        1, group_rows(1, list('abcdef'), ['x'] * 12, r, advantages_before=r - r.mean(1, keepdim=True))
+    )
     run = read_run(tmp_path)
     why = lambda t: [o['why'] for o in what_if(run, tolerance=t).rows]
     assert why(None)==[None, None, 'float-noise', 'all-right', 'all-wrong', 'equal']
-    assert why(.06)[0]=='within-tolerance' and why(.06)[1] is None and why(1.)[1]=='within-tolerance' and why(0.)[2] is None
+    assert (
+        why(0.06)[0] == 'within-tolerance'
+        and why(0.06)[1] is None
+        and why(1.0)[1] == 'within-tolerance'
+        and why(0.0)[2] is None
+    )
 
 def test_without_replay_none_comes_in_and_the_record_stays_as_it_was(run):
     before = json.dumps(run.rows)

@@ -24,13 +24,24 @@ def chapter(lab, browser):
     page.errors = []
     page.on('pageerror', lambda e: page.errors.append(str(e)))
     page.goto(f'{at}/lab/tree/nbs/11_inspector.ipynb?token={token}&reset')
-    page.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000)
-    run_cell(page, "from grpo_nb.inspector import inspect_run\nw = inspect_run('results/run_tiny', step=4, group=1)\nw")
+    page.wait_for_function(
+        "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
+        timeout=90_000,
+    )
+    run_cell(
+        page,
+        "from grpo_nb.inspector import inspect_run\nw = inspect_run('results/run_tiny', step=4, group=1)\nw",
+    )
     page.wait_for_selector('.jp-OutputArea-output .gv .gv-row', timeout=120_000)
     yield page
     page.close()
 
-def sees(page, text): page.wait_for_function("s => [...document.querySelectorAll('.jp-OutputArea-output .gv')].some(o => o.innerText.includes(s))", arg=text, timeout=20_000)
+def sees(page, text):
+    page.wait_for_function(
+        "s => [...document.querySelectorAll('.jp-OutputArea-output .gv')].some(o => o.innerText.includes(s))",
+        arg=text,
+        timeout=20_000,
+    )
 
 @pytest.mark.slow
 def test_a_person_looks_around(chapter):
@@ -58,7 +69,9 @@ def test_a_person_looks_around(chapter):
     if shots := os.environ.get('SHOTS'):
         out.scroll_into_view_if_needed()
         page.screenshot(path=f'{shots}/lab_light.png')
-        page.evaluate("window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+        page.evaluate(
+            "window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
+        )
         page.wait_for_timeout(2500)
         page.screenshot(path=f'{shots}/lab_dark.png')
     run_cell(page, 'w.step,w.group = 60,2')

@@ -21,22 +21,31 @@ def test_the_page_has_verdict_curves_and_settings(run, tmp_path):
     assert o.head['curves'][1]['value']==pytest.approx((1-h['frac_reward_zero_std']).tolist(), abs=1e-4)
 
 def test_a_run_in_progress_or_with_little_in_it_still_has_a_page(tmp_path):
-    (tmp_path/'a').mkdir(); (tmp_path/'a'/'history.jsonl').write_bytes(b'{"step": 1, "loss": 0.1}\n{"step": 2, "lo')
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / 'history.jsonl').write_bytes(b'{"step": 1, "loss": 0.1}\n{"step": 2, "lo')
     assert 'loss' in str(Opened(write_report(tmp_path/'a').read_text()).head['curves'])
     rec = Recorder(tmp_path/'b'); rec.groups(3, group_rows(3, ['q'], ['x','y'], [[None, None]]))
     assert write_report(tmp_path/'b').exists()
     (tmp_path/'d').mkdir()
-    (tmp_path/'d'/'history.jsonl').write_text('{"step": 1, "loss": "oh"}\n{"step": 2, "loss": null, "kl": 0.0}\nbroken\n')
+    (tmp_path / 'd' / 'history.jsonl').write_text(
+        '{"step": 1, "loss": "oh"}\n{"step": 2, "loss": null, "kl": 0.0}\nbroken\n'
+    )
     assert 'line 3 is damaged' in str(Opened(write_report(tmp_path/'d').read_text()).head['notes'])
 
 def test_a_trl_folder_alone_has_a_report(tmp_path):
-    log = [{'step':s, 'loss':0., 'reward':s/10, 'frac_reward_zero_std':.5, 'entropy':.3, 'epoch':.1} for s in range(1, 9)]
+    log = [
+        {'step': s, 'loss': 0.0, 'reward': s / 10, 'frac_reward_zero_std': 0.5, 'entropy': 0.3, 'epoch': 0.1}
+        for s in range(1, 9)
+    ]
     (tmp_path/'checkpoint-8').mkdir()
-    (tmp_path/'checkpoint-8'/'trainer_state.json').write_text(json.dumps(dict(log_history=log+[dict(step=8, train_runtime=3.)])))
+    (tmp_path / 'checkpoint-8' / 'trainer_state.json').write_text(
+        json.dumps(dict(log_history=log + [dict(step=8, train_runtime=3.0)]))
+    )
     o = Opened(write_report(tmp_path).read_text())
     assert 'It learned' in o.head['verdict']['sentence'] and o.B==0
 
-@pytest.mark.parametrize('trainer,says', [('grpo_nb', '600 tokens sampled'), ('trl', '600 tokens, prompts included'), (None, '600 tokens')])
+COUNTED = [('grpo_nb', '600 tokens sampled'), ('trl', '600 tokens, prompts included'), (None, '600 tokens')]
+@pytest.mark.parametrize('trainer,says', COUNTED)
 def test_tokens_are_called_what_they_are(trainer, says, tmp_path):
     "TRL's `num_tokens` counts prompts too."
     rec = Recorder(tmp_path, settings=dict(trainer=trainer) if trainer else {})
@@ -63,16 +72,34 @@ def many(tmp_path_factory):
 
 def test_runs_that_differ_only_by_seed_are_one_arm(many):
     a = arms([read_run(f) for f in many])
-    assert {k:sorted(r.name for r in o) for k,o in a.items()}=={'method=replay':['replay0','replay1','replay2'], 'method=keep':['keep0','keep1','keep2']}
+    assert {k: sorted(r.name for r in o) for k, o in a.items()} == {
+        'method=replay': ['replay0', 'replay1', 'replay2'],
+        'method=keep': ['keep0', 'keep1', 'keep2'],
+    }
 
 def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
     c = compare_view(arms([read_run(f) for f in many])); o = c['method=keep']
-    want = [json.loads((f/'summary.json').read_text())['after']['pass@1'] for f in many if f.name.startswith('keep')]
-    assert np.allclose(list(o['numbers']['after'].values()), want) and o['gain'][2]==3 and c['method=replay']['gain'] is None
+    want = [
+        json.loads((f / 'summary.json').read_text())['after']['pass@1']
+        for f in many
+        if f.name.startswith('keep')
+    ]
+    assert (
+        np.allclose(list(o['numbers']['after'].values()), want)
+        and o['gain'][2] == 3
+        and c['method=replay']['gain'] is None
+    )
     r = np.array([reward_curve(read_run(f))['value'] for f in many if f.name.startswith('keep')])
-    assert np.allclose(o['reward']['mean'], r.mean(0)) and np.allclose(o['reward']['half'], stats.t.ppf(.975, 2)*r.std(0, ddof=1)/3**.5)
+    assert np.allclose(o['reward']['mean'], r.mean(0)) and np.allclose(
+        o['reward']['half'], stats.t.ppf(0.975, 2) * r.std(0, ddof=1) / 3**0.5
+    )
     page = write_report(many, tmp_path/'out').read_text()
-    assert f'{np.mean(want):.1%} ± ' in page and 'method=keep' in page and page.count('<svg')==2 and len(page)<5e6
+    assert (
+        f'{np.mean(want):.1%} ± ' in page
+        and 'method=keep' in page
+        and page.count('<svg') == 2
+        and len(page) < 5e6
+    )
     assert write_report({'ours':many[:3], 'theirs':many[3:], 'one':many[0]}, tmp_path/'o2').exists()
 
 def test_text_from_anywhere_is_escaped(tmp_path, many):

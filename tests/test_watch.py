@@ -24,15 +24,24 @@ def test_only_who_has_the_token_and_comes_by_this_name_is_served(served):
     _,port,address = served
     token = address.split('token=')[1]
     assert ask(port, f'/?token={token}')[0]==200
-    for path in ('/', '/?token=', '/?token=x', '/packed', f'/stamp?token={token[:-1]}', '/block?b=0', '/?token=%ff'): assert ask(port, path)[0]==403
+    short = f'/stamp?token={token[:-1]}'
+    for path in ('/', '/?token=', '/?token=x', '/packed', short, '/block?b=0', '/?token=%ff'):
+        assert ask(port, path)[0]==403
     assert ask(port, f'/packed?token={token}', host='evil.example')[0]==403
-    assert ask(port, f'/../../etc/passwd?token={token}')[0]==404 and ask(port, f'/block?token={token}')[0]==404
+    assert (
+        ask(port, f'/../../etc/passwd?token={token}')[0] == 404
+        and ask(port, f'/block?token={token}')[0] == 404
+    )
     assert ask(port, f'/stamp?token={token}', method='POST')[0]==501
 
 def test_it_listens_on_this_machine_alone(served):
     import socket
     _,port,_ = served
-    other = [o[4][0] for o in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET) if not o[4][0].startswith('127.')]
+    other = [
+        o[4][0]
+        for o in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+        if not o[4][0].startswith('127.')
+    ]
     for at in other:
         with socket.socket() as s:
             s.settimeout(2)
@@ -47,7 +56,8 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     page.wait_for_selector('.gv-row', timeout=20_000)
     assert 'step 3 of 3' in page.locator('.gv-body').inner_text() or page.locator('.gv-say').inner_text()
     rows = [json.loads(o) for o in (folder/'groups.jsonl').read_text().splitlines()][-8:]
-    with open(folder/'groups.jsonl', 'a') as f: f.write(''.join(json.dumps(o|dict(step=9))+'\n' for o in rows)+'{"step": 10, "gr')
+    with open(folder/'groups.jsonl', 'a') as f:
+        f.write(''.join(json.dumps(o|dict(step=9))+'\n' for o in rows)+'{"step": 10, "gr')
     page.wait_for_function("document.querySelector('.gv')?.gv?.run.S==5", timeout=20_000)
     page.get_by_label('search').fill(rows[0]['prompt']); page.keyboard.press('Enter')
     page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
