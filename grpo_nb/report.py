@@ -17,7 +17,7 @@ from .view import column, curves_of, fill_run, flat, history_rows, measured, rew
 from .findings import verdict
 
 # %% ../nbs/workshop/report.ipynb #85338c28
-_NOT_SETTINGS = ('seed','output_dir','disable_tqdm','run_id')
+_NOT_SETTINGS = ('seed','output_dir','disable_tqdm','run','run_id')
 
 def arms(
     runs:list,  # of `Run`

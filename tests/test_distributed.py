@@ -20,13 +20,18 @@ def test_every_row_of_every_place_is_served_once(world, G, rows):
     n_groups = world*rows//G
     if not n_groups: return
     g = torch.Generator().manual_seed(world*rows)
-    sources = [dict(prompt_len=int(torch.randint(1, 9, (), generator=g)), lens=torch.randint(0, 9, (G,), generator=g), pieces=pieces(int(torch.randint(n_groups, (), generator=g)), G, rows)) for _ in range(n_groups)]
+    sources = [dict(prompt_len=int(torch.randint(1, 9, (), generator=g)),
+        lens=torch.randint(0, 9, (G,), generator=g),
+        pieces=pieces(int(torch.randint(n_groups, (), generator=g)), G, rows)) for _ in range(n_groups)]
     plan = plan_moves(sources, list(range(n_groups)), rows, WIRE)
     seen = torch.zeros(n_groups*G, dtype=torch.int64)
     for m in plan:
         seen[m.place*G+m.lo:m.place*G+m.hi] += 1
-        assert all((m.place*G+i)//rows==m.dst for i in range(m.lo, m.hi))                                      # goes to who has that row
-        assert [m.src]*(m.hi-m.lo)==[r for r,a,b in sources[m.at]['pieces'] for i in range(m.lo, m.hi) if a<=i<b]   # comes from who made it
+        # goes to who has that row
+        assert all((m.place*G+i)//rows==m.dst for i in range(m.lo, m.hi))
+        # comes from who made it
+        assert [m.src]*(m.hi-m.lo)==[r for r,a,b in sources[m.at]['pieces'] for i in range(m.lo, m.hi)
+            if a<=i<b]
         assert m.words==sources[m.at]['prompt_len']+2*int(sources[m.at]['lens'][m.lo:m.hi].sum())+m.hi-m.lo
     assert (seen==1).all()
 
@@ -36,13 +41,16 @@ def test_pieces_of_all_groups_tile_all_rows():
             for world in range(1, 6):
                 if rows*world%G: continue
                 at = [r*rows for r in range(world)]
-                owners = [(g*G+i, r) for g in range(rows*world//G) for r,lo,hi in pieces(g, G, rows) for i in range(lo, hi)]
+                owners = [(g*G+i, r) for g in range(rows*world//G) for r,lo,
+                    hi in pieces(g, G, rows) for i in range(lo, hi)]
                 assert owners==[(i, i//rows) for i in range(rows*world)]
 
 def test_what_the_wire_packs_it_unpacks_bit_for_bit():
     w = Wire(('completion_ids','old_logps','tool_mask'), (('advantages',0),('rewards',3)))
     lens = torch.tensor([2,0,3], dtype=torch.int32)
-    p = dict(prompt_ids=torch.tensor([1,2], dtype=torch.int32), lens=lens, completion_ids=torch.arange(5, dtype=torch.int32), old_logps=torch.tensor([-1.,float('nan'),-0.,1e-42,-3.]),
+    p = dict(prompt_ids=torch.tensor([1,2], dtype=torch.int32), lens=lens,
+        completion_ids=torch.arange(5, dtype=torch.int32),
+        old_logps=torch.tensor([-1.,float('nan'),-0.,1e-42,-3.]),
         tool_mask=torch.ones(5, dtype=torch.int32), advantages=torch.randn(3), rewards=torch.randn(3, 3))
     where = dict(prompt_len=2, lens=lens)
     types = dict(completion_ids=torch.int32, tool_mask=torch.int32)
@@ -53,41 +61,50 @@ def test_what_the_wire_packs_it_unpacks_bit_for_bit():
         a,b = int(lens[:lo].sum()),int(lens[:hi].sum())
         for k in q:
             want = p[k] if k=='prompt_ids' else p[k][a:b] if k in w.token else p[k][lo:hi]
-            assert q[k].dtype==want.dtype and q[k].shape==want.shape and torch.equal(q[k].view(torch.int32), want.contiguous().view(torch.int32))
-    with pytest.raises(ValueError, match='tool_mask'): w.pack({k:v for k,v in p.items() if k!='tool_mask'}, 0, 1)
+            assert q[k].dtype==want.dtype and q[k].shape==want.shape and torch.equal(q[k].view(torch.int32),
+                want.contiguous().view(torch.int32))
+    with pytest.raises(ValueError, match='tool_mask'):
+        w.pack({k:v for k,v in p.items() if k!='tool_mask'}, 0, 1)
     with pytest.raises(ValueError, match='int64'): w.pack(p|dict(prompt_ids=p['prompt_ids'].long()), 0, 1)
 
-OPTIONS = [dict(), dict(age_limit=2), dict(max_uses=1), dict(priority='uniform', age_decay=3.), dict(priority='recency', max_uses=2)]
+OPTIONS = [dict(), dict(age_limit=2), dict(max_uses=1), dict(priority='uniform', age_decay=3.),
+    dict(priority='recency', max_uses=2)]
 
 @pytest.mark.parametrize('options', OPTIONS, ids=str)
 @pytest.mark.parametrize('world', [1, 3, 8])
 def test_the_shared_buffer_is_one_buffer_that_sees_all_rows(world, options):
     batches = made(7, 6, 4, seed=world)
     alone = replay_alone(batches, 4, ReplayBuffer(5, **options))
-    out = [replay_rank(batches, 4, ReplayBuffer(5, **options))] if world==1 else in_threads(world, lambda r: replay_rank(batches, 4, ReplayBuffer(5, **options)))
+    out = [replay_rank(batches, 4, ReplayBuffer(5, **options))] if world==1 else in_threads(world,
+        lambda r: replay_rank(batches, 4, ReplayBuffer(5, **options)))
     assert same_replay(alone, [o for _,o in out], 4)>0
     for b,_ in out:
         assert b.ranks.calls==2*len(batches)                               # whatever there was to say
-        assert set(b.rows)==set(b.owned) and set(b.rows)<=set(b.index.state_dict()['ids'].tolist())   # who left the index left the rows
+        # who left the index left the rows
+        assert set(b.rows)==set(b.owned) and set(b.rows)<=set(b.index.state_dict()['ids'].tolist())
     if world==3:
-        kept = {i:sum(len(b.rows[i][1]['lens']) for b,_ in out if i in b.rows) for i in out[0][0].index.state_dict()['ids'].tolist()}
+        kept = {i:sum(len(b.rows[i][1]['lens']) for b,_ in out if i in b.rows)
+            for i in out[0][0].index.state_dict()['ids'].tolist()}
         assert set(kept.values())=={4}                                     # each row exactly once
 
 def test_sixty_four_processes_with_groups_that_straddle():
     batches = made(3, 48, 4)                                               # 3 rows a process
     alone = replay_alone(batches, 4, ReplayBuffer(64))
-    assert same_replay(alone, [o for _,o in in_threads(64, lambda r: replay_rank(batches, 4, ReplayBuffer(64)))], 4)>0
+    assert same_replay(alone, [o for _,
+        o in in_threads(64, lambda r: replay_rank(batches, 4, ReplayBuffer(64)))], 4)>0
 
 def test_received_bytes_fall_as_one_over_the_number_of_processes():
     got = {}
     for world in (3, 8, 64):
         batches = made(4, 192, 2, seed=3, P=4, T=8, fixed=True)
-        got[world] = max(1, sum(b.ranks.received for b,_ in in_threads(world, lambda r: replay_rank(batches, 2, ReplayBuffer(512))))/world)
+        got[world] = max(1, sum(b.ranks.received for b,_ in in_threads(world,
+            lambda r: replay_rank(batches, 2, ReplayBuffer(512))))/world)
         share = sum(sum(b['dead']) for b in batches[1:])/(4*192)
         assert abs(got[world]/(4*replay_bytes(world, 192, 2, 4, 8, share)['sharded'])-1)<.25, world
     assert got[8]/got[64]>6 and got[3]/got[8]>1.7                           # (w-1)/w² alone gives 7.1 and 2.0
 
-@pytest.mark.parametrize('what,word', [('random','random numbers'), ('rewards','rewards'), ('history','history'), ('step','the step')])
+@pytest.mark.parametrize('what,word', [('random','random numbers'), ('rewards','rewards'),
+    ('history','history'), ('step','the step')])
 def test_ranks_that_disagree_stop_all_and_say_on_what(what, word):
     batches,said = made(4, 6, 4),[]
     def f(rank):
@@ -119,8 +136,10 @@ def test_parts_of_a_buffer_that_do_not_belong_together_are_refused():
     batches = made(3, 6, 4)
     parts = in_threads(2, lambda r: replay_rank(batches, 4, ReplayBuffer(8))[0].state_dict())
     with pytest.raises(ValueError, match='1 parts of a buffer of 2'): redistribute(parts[:1], 0, 1)
-    with pytest.raises(ValueError, match='different moments'): redistribute([parts[0], parts[1]|dict(crc=0)], 0, 1)
-    with pytest.raises(ValueError, match='of 2 processes, here are 1'): replay_rank([], 4, ReplayBuffer(8))[0].load_state_dict(parts[0])
+    with pytest.raises(ValueError, match='different moments'):
+        redistribute([parts[0], parts[1]|dict(crc=0)], 0, 1)
+    with pytest.raises(ValueError, match='of 2 processes, here are 1'):
+        replay_rank([], 4, ReplayBuffer(8))[0].load_state_dict(parts[0])
 
 def test_rows_still_awaited_are_left_out_when_redistributed():
     b, = made(1, 4, 4, p_dead=0.)
@@ -131,7 +150,8 @@ def test_rows_still_awaited_are_left_out_when_redistributed():
     state = redistribute([buf.state_dict()], 0, 1)
     assert state['ids']==[i] and state['index']['ids'].tolist()==[i]
     with pytest.raises(RuntimeError, match='was never given its rows'): 
-        for step in range(1, 9): buf.swap([True]*4, torch.zeros(16), b['prompt_lens'], b['lens'], b['advantages'], b['keys'], step)
+        for step in range(1, 9):
+            buf.swap([True]*4, torch.zeros(16), b['prompt_lens'], b['lens'], b['advantages'], b['keys'], step)
 
 def test_a_size_of_zero_stores_nothing_and_still_makes_both_calls():
     batches = made(3, 6, 4)
@@ -156,7 +176,8 @@ torch.save((buf.state_dict(), out, buf.ranks.calls), f'{sys.argv[1]}/out{dist.ge
 dist.destroy_process_group()
 ''')
     env = os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=str(HERE.parent))
-    r = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=200)
+    r = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node',
+        '2', str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=200)
     assert r.returncode==0, r.stderr[-2000:]
     parts = [torch.load(tmp_path/f'out{i}', weights_only=False) for i in (0, 1)]
     batches = made(6, 5, 4, seed=5)
@@ -172,7 +193,10 @@ def test_ranks_with_other_settings_stop_all_and_say_which():
         except ValueError as e: said.append(str(e))
     in_threads(3, f)
     assert len(said)==3 and len(set(said))==1
-    assert '`lr` is 1 on ranks 0, 2 and 2 on rank 1' in said[0] and '`extra` is not given on ranks 0, 1 and 1 on rank 2' in said[0] and 'beta' not in said[0] and 'object' not in said[0]   # an address is no setting
+    # an address is no setting
+    assert ('`lr` is 1 on ranks 0, 2 and 2 on rank 1' in said[0]
+        and '`extra` is not given on ranks 0, 1 and 1 on rank 2' in said[0] and 'beta' not in said[0]
+        and 'object' not in said[0])
 
 def test_ranks_with_equal_settings_pass_and_send_only_a_checksum():
     def f(rank):
@@ -225,17 +249,23 @@ def faults(tmp_path_factory):
     d = tmp_path_factory.mktemp('faults')
     with socket.socket() as s: s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]
     (d/'faults.py').write_text(FAULTS)
-    r = subprocess.run([sys.executable, str(d/'faults.py'), str(d), str(port)], env=os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=str(HERE.parent)), capture_output=True, text=True, timeout=120)
+    r = subprocess.run([sys.executable, str(d/'faults.py'), str(d), str(port)],
+        env=os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=str(HERE.parent)), capture_output=True, text=True,
+        timeout=120)
     assert r.returncode==0, r.stderr[-2000:]
     return {o.name:json.loads(o.read_text()) for o in d.iterdir() if o.suffix!='.py'}
 
 def test_a_rank_that_raises_is_named_with_its_error(faults):
     assert faults['raised1'][0]=='KeyError'
-    for r in (0, 2): assert faults[f'raised{r}'][0] in ('RuntimeError','DistBackendError') and "rank 1 raised KeyError: 'no solution' (at step 1, reward judge)" in faults[f'raised{r}'][1] and faults[f'raised{r}'][2]<20
+    for r in (0, 2):
+        assert faults[f'raised{r}'][0] in ('RuntimeError',
+            'DistBackendError') and "rank 1 raised KeyError: 'no solution' (at step 1, reward judge)" in faults[f'raised{r}'][1] and faults[f'raised{r}'][2]<20
 
 def test_a_rank_that_is_killed_is_named_with_where_it_was(faults):
     assert 'killed1' not in faults
-    for r in (0, 2): assert 'rank 1 is gone without a word' in faults[f'killed{r}'][1] and 'last at step 1, reward judge' in faults[f'killed{r}'][1] and faults[f'killed{r}'][2]<20
+    for r in (0, 2):
+        assert ('rank 1 is gone without a word' in faults[f'killed{r}'][1]
+            and 'last at step 1, reward judge' in faults[f'killed{r}'][1] and faults[f'killed{r}'][2]<20)
 
 def test_a_rank_that_hangs_is_named_when_patience_ends(faults):
     for r in range(3):
@@ -277,4 +307,5 @@ def test_time_is_measured_and_bytes_are_those_of_the_formula():
 def test_measured_times_stay_within_ten_milliseconds_of_processor_time():
     import csv
     rows = list(csv.DictReader(open(HERE.parent/'nbs'/'results'/'swap.csv')))
-    assert rows and all(float(o['cpu_ms'])<10 and abs(float(o['received'])-660800)<1 for o in rows if o['world']=='2')
+    assert rows and all(float(o['cpu_ms'])<10 and abs(float(o['received'])-660800)<1 for o in rows
+        if o['world']=='2')

@@ -28,7 +28,8 @@ def trained_logps(t):
     seen,old = [],t._see_logps
     def f(x, logps):
         old(x, logps)
-        seen.append(dict(logps=logps.clone(), **{k:v.clone() for k,v in x.items() if isinstance(v, torch.Tensor)}))
+        seen.append(dict(logps=logps.clone(), **{k:v.clone() for k,
+            v in x.items() if isinstance(v, torch.Tensor)}))
     t._see_logps = f
     return seen
 
@@ -41,20 +42,23 @@ def test_d1_in_a_mixed_batch_the_dead_group_is_replaced_and_both_living_ones_are
 
 def test_d1_the_replacement_is_a_stored_group_token_for_token():
     t,got = run([LIVE,LIVE,LIVE, LIVE,DEAD,LIVE], B=3)
-    row = lambda b,i: (b['prompt_ids'][i][b['prompt_mask'][i].bool()].tolist(), b['completion_ids'][i][b['completion_mask'][i].bool()].tolist(), round(b['advantages'][i].item(), 5))
+    row = lambda b,i: (b['prompt_ids'][i][b['prompt_mask'][i].bool()].tolist(),
+        b['completion_ids'][i][b['completion_mask'][i].bool()].tolist(), round(b['advantages'][i].item(), 5))
     group = lambda b,g: [row(b, g*G+i) for i in range(G)]
     assert group(got[1], 1) in [group(got[0], g) for g in range(3)]
 
 def test_d2_all_rows_of_a_replaced_group_carry_their_own_advantage():
     _,got = run([[0.,1.,2.,5.], DEAD], B=1)
-    assert torch.equal(got[1]['advantages'], got[0]['advantages']) and len(set(got[1]['advantages'].tolist()))==4
+    assert torch.equal(got[1]['advantages'],
+        got[0]['advantages']) and len(set(got[1]['advantages'].tolist()))==4
 
 @pytest.mark.parametrize('what', ['keep','mask'])
 def test_d3_a_first_batch_without_a_living_group_is_kept_or_masked_and_counted(what):
     t,got = run([DEAD], B=2, steps=2, replay_when_empty=what)
     assert got[0]['completion_mask'].any().item()==(what=='keep') and not got[0]['replayed'].any()
     h = t.state.log_history[0]
-    assert (h['replay/dead'], h['replay/replaced'], h['replay/unfilled'], h['replay/live_after'])==(2, 0, 2, 0)
+    assert (h['replay/dead'], h['replay/replaced'], h['replay/unfilled'], h['replay/live_after'])==(2, 0, 2,
+        0)
     assert h['loss']==0
 
 def test_d4_groups_with_equal_scores_are_all_stored():
@@ -66,20 +70,26 @@ def test_d5_a_left_padded_prompt_comes_back_whole():
     prompts = lambda b: {tuple(i[m.bool()].tolist()) for i,m in zip(b['prompt_ids'], b['prompt_mask'])}
     assert len({len(p) for p in prompts(got[0])})>1 and prompts(got[1])<=prompts(got[0])
     assert got[1]['replayed'].all() and got[1]['prompt_mask'][:, -1].all()          # padded on the left
-    for e in stored(t): assert 0 not in e.data['prompt_ids'].tolist() and len(e.data['prompt_ids'])==e.data['prompt_lens'].sum()
+    for e in stored(t):
+        assert (0 not in e.data['prompt_ids'].tolist()
+            and len(e.data['prompt_ids'])==e.data['prompt_lens'].sum())
 
-@pytest.mark.parametrize('opts', [{}, dict(steps_per_generation=2), dict(beta=.1, num_iterations=2), dict(gradient_accumulation_steps=2, loss_type='grpo')])
+@pytest.mark.parametrize('opts', [{}, dict(steps_per_generation=2), dict(beta=.1, num_iterations=2),
+    dict(gradient_accumulation_steps=2, loss_type='grpo')])
 def test_d6_size_0_is_bit_identical_to_grpo(opts):
     a = T.trainer(args=T.config(replay_buffer_size=0, max_steps=4, **opts)); a.train()
     b = T.trainer(cls=GRPOTrainer, args=T.config(GRPOConfig, max_steps=4, **opts)); b.train()
     assert T.same(T.weights(a), T.weights(b))
     aside = ('time','second','runtime','reward_std')   # ours is the groups' own deviation, TRL's the batch's
-    def shown(t): return [{k:v for k,v in o.items() if not any(w in k for w in aside)} for o in t.state.log_history]
+    def shown(t):
+        return [{k:v for k,v in o.items() if not any(w in k for w in aside)} for o in t.state.log_history]
     assert shown(a)==shown(b)
 
 def test_with_replay_on_and_nothing_dead_the_weights_are_those_of_grpo():
     a,_ = run([LIVE], steps=4)
-    b = T.trainer(Scripted([LIVE], G), cls=GRPOTrainer, args=T.config(GRPOConfig, per_device_train_batch_size=8, max_steps=4)); b.train()
+    b = T.trainer(Scripted([LIVE], G), cls=GRPOTrainer, args=T.config(GRPOConfig,
+        per_device_train_batch_size=8, max_steps=4))
+    b.train()
     assert T.same(T.weights(a), T.weights(b))
 
 def test_d7_old_groups_leave_by_age():
@@ -100,19 +110,22 @@ def test_d8_equal_fractional_rewards_are_dead(r):
     assert got[1]['replayed'].all() and len(t.replay_buffer)==1
 
 def test_d9_evaluation_neither_adds_nor_draws():
-    t = T.trainer(Scripted([LIVE,LIVE,DEAD], G), per_device_train_batch_size=8, max_steps=1, eval_dataset=T.data(8), per_device_eval_batch_size=8)
+    t = T.trainer(Scripted([LIVE,LIVE,DEAD], G), per_device_train_batch_size=8, max_steps=1,
+        eval_dataset=T.data(8), per_device_eval_batch_size=8)
     t.train()
     before,batches = t.replay_buffer.state_dict(),T.spy(t, also_eval=True)
     t.evaluate()
     after = t.replay_buffer.state_dict()
     assert batches and all('replayed' not in b for b in batches)
-    assert torch.equal(before['ids'], after['ids']) and torch.equal(before['uses'], after['uses']) and torch.equal(before['rng'], after['rng'])
+    assert torch.equal(before['ids'], after['ids']) and torch.equal(before['uses'],
+        after['uses']) and torch.equal(before['rng'], after['rng'])
 
 def test_d9_evaluating_on_the_way_leaves_training_as_it_is():
     plain,_ = run([LIVE,LIVE,DEAD,LIVE], steps=3)
     calls = []
     class Rewards(Scripted):
-        def __call__(self, completions, **kw): return super().__call__(completions) if t.model.training else [1.]*len(completions)
+        def __call__(self, completions, **kw):
+            return super().__call__(completions) if t.model.training else [1.]*len(completions)
     t = T.trainer(Rewards([LIVE,LIVE,DEAD,LIVE], G), per_device_train_batch_size=8, max_steps=3)
     class Eval(__import__('transformers').TrainerCallback):
         def on_step_end(self, *a, **kw):
@@ -121,7 +134,8 @@ def test_d9_evaluating_on_the_way_leaves_training_as_it_is():
     assert len(calls)==3 and T.same(T.weights(plain), T.weights(t))
 
 def test_d10_evaluation_uses_num_generations_eval():
-    t = T.trainer(T.n_red, max_steps=1, num_generations_eval=2, per_device_eval_batch_size=4, eval_dataset=T.data(4))
+    t = T.trainer(T.n_red, max_steps=1, num_generations_eval=2, per_device_eval_batch_size=4,
+        eval_dataset=T.data(4))
     b = T.spy(t, also_eval=True)
     assert 'eval_reward' in t.evaluate()
     assert len({tuple(r.tolist()) for r in b[0]['prompt_ids']})==2   # 4 rows, 2 prompts
@@ -139,7 +153,9 @@ def test_d12_under_normalize_then_sum_each_function_is_looked_at():
     assert t.state.log_history[0]['replay/dead']==2                     # the sums are all 1
     t = T.trainer([up,Scripted([DEAD], G)], multi_objective_aggregation='normalize_then_sum', **kw); t.train()
     assert t.state.log_history[0]['replay/dead']==0
-    t = T.trainer([Scripted([[.1]*4], G),Scripted([[.7]*4], G)], multi_objective_aggregation='normalize_then_sum', **kw); t.train()
+    t = T.trainer([Scripted([[.1]*4], G),Scripted([[.7]*4], G)],
+        multi_objective_aggregation='normalize_then_sum', **kw)
+    t.train()
     assert t.state.log_history[0]['replay/dead']==2
     t = T.trainer([up,Scripted([DEAD], G)], reward_weights=[0.,1.], **kw); t.train()
     assert t.state.log_history[0]['replay/dead']==2                     # what varies has no weight
@@ -154,23 +170,27 @@ def test_d13_d14_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
     def more(b):
         B,C = b['completion_ids'].shape; m = b['completion_mask']
         b['sampling_per_token_logps'] = -torch.rand(B, C)*m; b['old_per_token_logps'] = -torch.rand(B, C)*m
-        b['importance_sampling_ratio'] = torch.where(m.bool(), torch.rand(B, C)+.5, torch.tensor(1.)); b['tool_mask'] = torch.where(m.bool(), (torch.rand(B, C)>.3).long(), torch.tensor(1))
+        b['importance_sampling_ratio'] = torch.where(m.bool(), torch.rand(B, C)+.5, torch.tensor(1.))
+        b['tool_mask'] = torch.where(m.bool(), (torch.rand(B, C)>.3).long(), torch.tensor(1))
         b['num_items_in_batch'] = (m*b['tool_mask']).sum()
         return b
     monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
     t,got = run([LIVE,LIVE,LIVE,DEAD], B=2, vllm_importance_sampling_mode='token_truncate')
     new,old = got[1],got[0]
-    g = next(g for g in range(2) if old['completion_ids'][g*G:g*G+G][old['completion_mask'][g*G:g*G+G].bool()].tolist()==new['completion_ids'][G:][new['completion_mask'][G:].bool()].tolist())
+    g = next(g for g in range(2)
+        if old['completion_ids'][g*G:g*G+G][old['completion_mask'][g*G:g*G+G].bool()].tolist()==new['completion_ids'][G:][new['completion_mask'][G:].bool()].tolist())
     a,b = slice(g*G, g*G+G),slice(G, 2*G)
     for k in ('old_per_token_logps','sampling_per_token_logps','importance_sampling_ratio','tool_mask'):
-        assert torch.equal(old[k][a][old['completion_mask'][a].bool()], new[k][b][new['completion_mask'][b].bool()]), k
+        assert torch.equal(old[k][a][old['completion_mask'][a].bool()],
+            new[k][b][new['completion_mask'][b].bool()]), k
     off = ~new['completion_mask'][b].bool()
     assert (new['importance_sampling_ratio'][b][off]==1).all() and (new['tool_mask'][b][off]==1).all() and (new['old_per_token_logps'][b][off]==0).all()
     assert new['num_items_in_batch']==(new['completion_mask']*new['tool_mask']).sum()
 
 def test_d13_sequence_ratios_stay_one_a_row(monkeypatch):
     def more(b):
-        b['old_per_token_logps'] = -torch.rand(b['completion_ids'].shape)*b['completion_mask']; b['importance_sampling_ratio'] = torch.rand(len(b['advantages']), 1)
+        b['old_per_token_logps'] = -torch.rand(b['completion_ids'].shape)*b['completion_mask']
+        b['importance_sampling_ratio'] = torch.rand(len(b['advantages']), 1)
         return b
     monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
     for C in (1, 6):   # a width of 1 must not be taken for a token
@@ -181,13 +201,17 @@ def test_d13_images_move_with_their_group():
     B,n = 8,[1]*8
     grid = torch.tensor([[1,2,2]]*4+[[1,4,2]]*4)
     pix = torch.cat([torch.full((int(g.prod()), 3), float(i)) for i,g in enumerate(grid)])
-    b = dict(prompt_ids=torch.ones(B, 3, dtype=torch.int64), prompt_mask=torch.ones(B, 3, dtype=torch.int64), completion_ids=torch.ones(B, 2, dtype=torch.int64), completion_mask=torch.ones(B, 2, dtype=torch.int64),
-        advantages=torch.arange(8.), pixel_values=pix, image_grid_thw=grid, num_images=n, mm_token_type_ids=torch.tensor([[0,1,1,0,0]]*B))
+    b = dict(prompt_ids=torch.ones(B, 3, dtype=torch.int64), prompt_mask=torch.ones(B, 3, dtype=torch.int64),
+        completion_ids=torch.ones(B, 2, dtype=torch.int64), completion_mask=torch.ones(B, 2,
+            dtype=torch.int64),
+        advantages=torch.arange(8.), pixel_values=pix, image_grid_thw=grid, num_images=n,
+        mm_token_type_ids=torch.tensor([[0,1,1,0,0]]*B))
     from trl.trainer.utils import split_pixel_values_by_grid as cut, unsplit_pixel_values_by_grid as join
     s = cut(b)
     g = slice_group(s, slice(4, 8))
     out = join(put_groups(s, torch.arange(4), [g], 0))
-    assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32], pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
+    assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32],
+        pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
     assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
 
 def test_d13_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
@@ -197,10 +221,12 @@ def test_d13_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
     seen = []
     class Sees(Qwen2ForCausalLM):
         def forward(self, input_ids=None, pixel_values=None, image_grid_thw=None, **kw):
-            if pixel_values is not None: seen.append((input_ids.clone(), pixel_values.clone(), image_grid_thw.clone()))
+            if pixel_values is not None:
+                seen.append((input_ids.clone(), pixel_values.clone(), image_grid_thw.clone()))
             return super().forward(input_ids=input_ids, **kw)
     count = itertools.count(1)
-    def more(b):   # a batch as TRL's vision path returns it: group k of the run has 4*k patches a row, all of value k
+    # a batch as TRL's vision path returns it: group k of the run has 4*k patches a row, all of value k
+    def more(b):
         ks = [next(count) for _ in range(len(b['advantages'])//G)]
         grid = torch.tensor([[1,2,2*k] for k in ks for _ in range(G)])
         b['pixel_values'] = torch.cat([torch.full((4*k, 3), float(k)) for k in ks for _ in range(G)])
@@ -208,7 +234,8 @@ def test_d13_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
         return b
     monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
     m = Sees.from_pretrained(T.folder(), dtype=torch.float32)
-    t = T.trainer(Scripted([LIVE,LIVE,LIVE,DEAD,DEAD,DEAD], G), model_=m, per_device_train_batch_size=8, max_steps=3)
+    t = T.trainer(Scripted([LIVE,LIVE,LIVE,DEAD,DEAD,DEAD], G), model_=m, per_device_train_batch_size=8,
+        max_steps=3)
     got = T.spy(t); t.train()
     born = {}
     for b in got:
@@ -219,20 +246,26 @@ def test_d13_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
             assert all((pix[g*G+i]==k).all() and len(pix[g*G+i])==4*k for i in range(G))
             if b['replayed'][g*G]: assert born[k]==rows
             else: born[k] = rows
-    assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,True]] and all(b['num_images']==[1]*8 for b in got)
-    for b,(ids,pixels,grid) in zip(got, seen):   # what the training forward was shown: the same pairs of answer and pixels, shuffled
+    assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],
+        [True,True]] and all(b['num_images']==[1]*8 for b in got)
+    # what the training forward was shown: the same pairs of answer and pixels, shuffled
+    for b,(ids,pixels,grid) in zip(got, seen):
         n = b['completion_ids'].shape[1]
-        pairs = lambda c, p, g: sorted((r.tolist(), x[0,0].item(), len(x)) for r,x in zip(c, p.split((g[:,2]*2).tolist())))
-        assert pairs(ids[:,-n:], pixels, grid)==pairs(b['completion_ids'], b['pixel_values'], b['image_grid_thw'])
+        pairs = lambda c, p, g: sorted((r.tolist(), x[0,0].item(), len(x)) for r,
+            x in zip(c, p.split((g[:,2]*2).tolist())))
+        assert pairs(ids[:,-n:], pixels, grid)==pairs(b['completion_ids'], b['pixel_values'],
+            b['image_grid_thw'])
 
 def test_d16_the_buffer_is_in_the_checkpoint():
     t,_ = run([LIVE], B=2, steps=2, save_strategy='steps', save_steps=2)
-    u = T.trainer(Scripted([LIVE], G), args=T.config(output_dir=t.args.output_dir, per_device_train_batch_size=8, max_steps=3))
+    u = T.trainer(Scripted([LIVE], G), args=T.config(output_dir=t.args.output_dir,
+        per_device_train_batch_size=8, max_steps=3))
     u.train(resume_from_checkpoint=True)
     a,b = t.replay_buffer.state_dict(),u.replay_buffer.state_dict()
     assert a['ids'].tolist()==b['ids'].tolist()[:4] and len(u.replay_buffer)==6
     for x,y in zip(a['data'], b['data']):
-        assert x.keys()==y.keys() and all(torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor) else x[k]==y[k] for k in x)
+        assert x.keys()==y.keys() and all(torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor)
+            else x[k]==y[k] for k in x)
 
 def test_d17_groups_on_several_processes_are_refused_at_construction_with_a_buffer_each(monkeypatch):
     c = T.config(per_device_train_batch_size=4)
@@ -249,19 +282,25 @@ def test_d18_stored_tensors_are_small_copies_on_the_cpu():
     t,got = run([LIVE], B=4, steps=2)
     for e in stored(t):
         for k,v in e.data.items():
-            if isinstance(v, torch.Tensor): assert v.device.type=='cpu' and v.untyped_storage().nbytes()==v.numel()*v.element_size() and not v.requires_grad, k
+            if isinstance(v, torch.Tensor):
+                assert v.device.type=='cpu' and v.untyped_storage().nbytes()==v.numel()*v.element_size() and not v.requires_grad, k
         n = int(e.data['lens'].sum())
-        assert e.data['completion_ids'].dtype==torch.int32 and len(e.data['completion_ids'])==n==len(e.data['old_per_token_logps'])
+        assert (e.data['completion_ids'].dtype==torch.int32
+            and len(e.data['completion_ids'])==n==len(e.data['old_per_token_logps']))
 
 def test_d19_reference_logps_follow_a_reference_that_moves():
-    kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=.5, learning_rate=1e-2)
+    kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=.5,
+        learning_rate=1e-2)
     def stale(t):   # at every generation, compare the batch with the reference as it is now
         old = t.update_with_replay_buffer
         def f(batch, inputs):
             out = old(batch, inputs)
             ids,mask = (torch.cat([out[f'prompt_{k}'], out[f'completion_{k}']], 1) for k in ('ids','mask'))
-            with torch.no_grad(): now = t._get_per_token_logps_and_entropies(t.ref_model, ids, mask, out['completion_ids'].shape[1])[0]
-            worst.append((now-out['ref_per_token_logps']).mul(out['completion_mask']).abs().max().item()); n.append(out['replayed'].any().item())
+            with torch.no_grad():
+                now = t._get_per_token_logps_and_entropies(t.ref_model, ids, mask,
+                    out['completion_ids'].shape[1])[0]
+            worst.append((now-out['ref_per_token_logps']).mul(out['completion_mask']).abs().max().item())
+            n.append(out['replayed'].any().item())
             return out
         t.update_with_replay_buffer = f
     worst,n = [],[]
@@ -275,11 +314,14 @@ def test_d20_the_hook_sees_rewards_as_the_trainer_makes_them():
 # -- the ratio ------------------------------------------------------------------------------------
 PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]
 
-@pytest.mark.parametrize('opts', [{}, dict(loss_type='grpo'), dict(steps_per_generation=2, gradient_accumulation_steps=2, per_device_train_batch_size=4), dict(num_iterations=2, steps_per_generation=1, gradient_accumulation_steps=2)])
+@pytest.mark.parametrize('opts', [{}, dict(loss_type='grpo'),
+    dict(steps_per_generation=2, gradient_accumulation_steps=2, per_device_train_batch_size=4),
+    dict(num_iterations=2, steps_per_generation=1, gradient_accumulation_steps=2)])
 def test_where_trl_needs_no_old_logps_fresh_rows_keep_ratio_1_and_replayed_rows_a_real_one(opts):
     seen = []
     def trace(t): seen.append(trained_logps(t))
-    t,_ = run(PLAN, steps=4, learning_rate=1e-2, trace=trace, **{k:v for k,v in opts.items() if k!='per_device_train_batch_size'})
+    t,_ = run(PLAN, steps=4, learning_rate=1e-2, trace=trace,
+        **{k:v for k,v in opts.items() if k!='per_device_train_batch_size'})
     n = 0
     for o in seen[0]:
         if 'old_per_token_logps' not in o: continue
@@ -290,7 +332,8 @@ def test_where_trl_needs_no_old_logps_fresh_rows_keep_ratio_1_and_replayed_rows_
     assert n
 
 def test_stored_logps_are_those_of_the_policy_that_sampled():
-    t,_ = run(PLAN, steps=1, learning_rate=1e-2)          # stored before the first step: compare with the untouched model
+    # stored before the first step: compare with the untouched model
+    t,_ = run(PLAN, steps=1, learning_rate=1e-2)
     m = T.model()
     for e in stored(t):
         d,row = e.data,0
@@ -306,23 +349,30 @@ def test_capturing_them_equals_one_more_forward():
     def force(t):
         old = t.update_with_replay_buffer
         def f(batch, inputs):
-            ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1) for k in ('ids','mask'))
-            with torch.no_grad(): batch['old_per_token_logps'] = t._get_per_token_logps_and_entropies(t.model, ids, mask, batch['completion_ids'].shape[1])[0]
+            ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1)
+                for k in ('ids','mask'))
+            with torch.no_grad():
+                batch['old_per_token_logps'] = t._get_per_token_logps_and_entropies(t.model, ids, mask,
+                    batch['completion_ids'].shape[1])[0]
             return old(batch, inputs)
         t.update_with_replay_buffer = f
     b,_ = run(PLAN, steps=4, learning_rate=1e-2, loss_type='grpo', trace=force)
     wa,wb = T.weights(a),T.weights(b)
     assert max((wa[k]-wb[k]).abs().max() for k in wa)<2e-5
-    for x,y in zip(stored(a), stored(b)): assert x.step==y.step and torch.allclose(x.data['old_per_token_logps'], y.data['old_per_token_logps'], atol=1e-4)
+    for x,y in zip(stored(a), stored(b)):
+        assert x.step==y.step and torch.allclose(x.data['old_per_token_logps'], y.data['old_per_token_logps'],
+            atol=1e-4)
 
-@pytest.mark.parametrize('opts', [dict(steps_per_generation=2), dict(num_iterations=3), dict(steps_per_generation=4, gradient_accumulation_steps=2, num_iterations=2)])
+@pytest.mark.parametrize('opts', [dict(steps_per_generation=2), dict(num_iterations=3),
+    dict(steps_per_generation=4, gradient_accumulation_steps=2, num_iterations=2)])
 def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
     t,got = run(PLAN, steps=8, learning_rate=1e-2, **opts)
     assert all('old_per_token_logps' in b and 'replay_old_logps' not in b for b in got)
     old = [b for b in got if b['replayed'].any()]
     assert old and t._waiting is None
     known = {round(x, 4) for e in stored(t) for x in e.data['old_per_token_logps'].tolist()}
-    for b in old: assert {round(x, 4) for x in b['old_per_token_logps'][b['replayed']][b['completion_mask'][b['replayed']].bool()].tolist()}<=known
+    for b in old:
+        assert ({round(x, 4) for x in b['old_per_token_logps'][b['replayed']][b['completion_mask'][b['replayed']].bool()].tolist()}<=known)
 
 def test_the_loss_of_a_replayed_group_is_clipped_by_its_own_ratio():
     "By hand: the loss of a batch with replayed rows, from what the hook saw."
@@ -365,14 +415,16 @@ def test_ratio_metrics_are_those_of_replayed_tokens():
 
 def test_over_a_logging_window_the_largest_ratio_is_a_maximum_and_the_rest_are_of_all_tokens():
     one,seen = run(PLAN, steps=4, learning_rate=3e-2)[0],[]
-    two,_ = run(PLAN, steps=4, learning_rate=3e-2, logging_steps=4, trace=lambda t: seen.append(trained_logps(t)))
+    two,_ = run(PLAN, steps=4, learning_rate=3e-2, logging_steps=4,
+        trace=lambda t: seen.append(trained_logps(t)))
     h,rows = two.state.log_history[0],[o for o in one.state.log_history if 'replay/ratio_max' in o]
     assert abs(h['replay/ratio_max']-max(o['replay/ratio_max'] for o in rows))<1e-6
     n = [int(o['completion_mask'][o['replayed']].sum()) for o in seen[0] if o['replayed'].any()]
     for k in ('ratio_mean','clip_share'):
         assert abs(h[f'replay/{k}']-sum(a*o[f'replay/{k}'] for a,o in zip(n, rows))/sum(n))<1e-5
 
-@pytest.mark.parametrize('loss,level,held', [('cispo','token',False), ('vespo','token',False), ('dapo','sequence',True), ('dapo','token',True)])
+@pytest.mark.parametrize('loss,level,held', [('cispo','token',False), ('vespo','token',False),
+    ('dapo','sequence',True), ('dapo','token',True)])
 def test_the_clip_share_is_that_of_the_loss(loss, level, held):
     eps = dict(epsilon_high=5.) if loss=='cispo' else {}
     t,_ = run(PLAN, steps=4, learning_rate=5e-2, loss_type=loss, importance_sampling_level=level, **eps)
@@ -396,7 +448,8 @@ def test_a_group_in_which_two_rewards_are_none_has_the_score_of_the_other_traine
 # -- options of its own ---------------------------------------------------------------------------
 def test_max_uses_drops_a_group():
     t,got = run([LIVE, DEAD], B=1, steps=5, replay_max_uses=2)
-    assert [b['replayed'].any().item() for b in got]==[False,True,True,False,False] and len(t.replay_buffer)==0
+    assert [b['replayed'].any().item() for b in got]==[False,True,True,False,
+        False] and len(t.replay_buffer)==0
 
 @pytest.mark.parametrize('first', [False,True])
 def test_groups_of_the_same_prompt_can_come_first(first):
@@ -410,7 +463,8 @@ def test_groups_of_the_same_prompt_can_come_first(first):
             own.extend(prompt(out, i)==was[i] for i in range(4) if out['replayed'][i*G])
             return out
         t.update_with_replay_buffer = g
-    t,_ = run([LIVE]*4+[DEAD,LIVE,LIVE,LIVE]*9, B=4, steps=8, dataset=T.data(4), replay_same_prompt_first=first, trace=trace)
+    t,_ = run([LIVE]*4+[DEAD,LIVE,LIVE,LIVE]*9, B=4, steps=8, dataset=T.data(4),
+        replay_same_prompt_first=first, trace=trace)
     assert len(own)==7 and all(own)==first
 
 def test_same_prompt_first_is_refused_where_processes_share_a_buffer():
@@ -431,8 +485,11 @@ def test_masked_groups_leave_the_denominator():
     b = got[0]
     assert b['num_items_in_batch']==b['completion_mask'][:G].sum() and not b['completion_mask'][G:].any()
 
-@pytest.mark.parametrize('bad,match', [(dict(replay_buffer_size=-1), '0 or more'), (dict(replay_priority='best'), 'score'), (dict(replay_when_empty='drop'), 'keep'), (dict(replay_age_limit=0), '1 or more'),
-    (dict(replay_age_decay=-1.), 'more than 0'), (dict(replay_max_uses=0), '1 or more'), (dict(dead_tolerance=-1.), '0 or more')])
+@pytest.mark.parametrize('bad,match', [(dict(replay_buffer_size=-1), '0 or more'),
+    (dict(replay_priority='best'), 'score'), (dict(replay_when_empty='drop'), 'keep'),
+    (dict(replay_age_limit=0), '1 or more'),
+    (dict(replay_age_decay=-1.), 'more than 0'), (dict(replay_max_uses=0), '1 or more'),
+    (dict(dead_tolerance=-1.), '0 or more')])
 def test_bad_settings_are_named_at_construction(bad, match):
     with pytest.raises(ValueError, match=match) as e: T.config(**bad)
     assert list(bad)[0] in str(e.value)
@@ -440,27 +497,35 @@ def test_bad_settings_are_named_at_construction(bad, match):
 def test_the_config_reads_from_a_command_line_and_documents_itself():
     from transformers import HfArgumentParser
     from trl import TrlParser
-    argv = '--output_dir x --replay_buffer_size 8 --replay_age_limit 5 --replay_priority recency --replay_drop_dead_kl --use_cpu --bf16 False --loss_type grpo'.split()
+    argv = ('--output_dir x --replay_buffer_size 8 --replay_age_limit 5 --replay_priority recency '
+        '--replay_drop_dead_kl --use_cpu --bf16 False --loss_type grpo'.split())
     for P in (HfArgumentParser, TrlParser):
-        c, = P(GRPOWithReplayBufferConfig).parse_args_into_dataclasses(argv) if P is HfArgumentParser else P(GRPOWithReplayBufferConfig).parse_args_and_config(argv)
-        assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl, c.loss_type)==(8, 5, 'recency', True, 'grpo')
+        c, = (P(GRPOWithReplayBufferConfig).parse_args_into_dataclasses(argv) if P is HfArgumentParser
+            else P(GRPOWithReplayBufferConfig).parse_args_and_config(argv))
+        assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl,
+            c.loss_type)==(8, 5, 'recency', True, 'grpo')
     own = set(GRPOWithReplayBufferConfig.__dataclass_fields__)-set(GRPOConfig.__dataclass_fields__)
-    assert len(own)==14 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own) and T.config().replay_buffer_size==64
+    assert len(own)==14 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__
+        for k in own) and T.config().replay_buffer_size==64
 
 # -- what is logged -------------------------------------------------------------------------------
 def test_metrics_say_what_was_done():
     t,_ = run(PLAN, steps=4)
     h = t.state.log_history
-    assert [o['replay/dead'] for o in h[:4]]==[0,1,1,2] and [o['replay/replaced'] for o in h[:4]]==[0,1,1,2] and [o['replay/unfilled'] for o in h[:4]]==[0]*4
-    assert [o['replay/buffer_size'] for o in h[:4]]==[2,3,4,4] and [o['replay/live_before'] for o in h[:4]]==[1,.5,.5,0] and [o['replay/live_after'] for o in h[:4]]==[1]*4
-    assert h[1]['replay/age_mean']==h[1]['replay/age_max']==h[1]['replay/uses_mean']==1 and abs(h[3]['replay/fill']-4/64)<1e-6
+    assert [o['replay/dead'] for o in h[:4]]==[0,1,1,2] and [o['replay/replaced'] for o in h[:4]]==[0,1,1,
+        2] and [o['replay/unfilled'] for o in h[:4]]==[0]*4
+    assert [o['replay/buffer_size'] for o in h[:4]]==[2,3,4,4] and [o['replay/live_before']
+        for o in h[:4]]==[1,.5,.5,0] and [o['replay/live_after'] for o in h[:4]]==[1]*4
+    assert (h[1]['replay/age_mean']==h[1]['replay/age_max']==h[1]['replay/uses_mean']==1
+        and abs(h[3]['replay/fill']-4/64)<1e-6)
 
 def test_the_table_of_completions_shows_what_is_trained_on():
     tok = T.tokenizer()
     t,got = run([LIVE,LIVE,LIVE,DEAD], log_completions=True, num_completions_to_print=0)
     L,b = t._logs,got[-1]
     assert list(L['extra']['replayed'])==b['replayed'].tolist()==[False]*4+[True]*4
-    assert list(L['completion'])==[tok.decode(i[m.bool()], skip_special_tokens=True) for i,m in zip(b['completion_ids'], b['completion_mask'])]
+    assert list(L['completion'])==[tok.decode(i[m.bool()], skip_special_tokens=True) for i,
+        m in zip(b['completion_ids'], b['completion_mask'])]
     assert list(L['prompt'])==[tok.decode(i[m.bool()]) for i,m in zip(b['prompt_ids'], b['prompt_mask'])]
     assert list(L['advantages'])==b['advantages'].tolist() and list(L['rewards']['scripted'])==LIVE*2
     import pandas as pd
@@ -470,7 +535,8 @@ def test_the_table_of_completions_shows_what_is_trained_on():
 def test_the_model_card_names_package_and_settings():
     t,_ = run([LIVE], save_strategy='steps', save_steps=2, replay_buffer_size=9)
     card = Path(t.args.output_dir, 'README.md').read_text()
-    assert 'grpo_nb.grpo_with_replay_buffer' in card and '| `replay_buffer_size` | 9 |' in card and 'replay-buffer' in card
+    assert ('grpo_nb.grpo_with_replay_buffer' in card and '| `replay_buffer_size` | 9 |' in card
+        and 'replay-buffer' in card)
 
 def test_metrics_reach_tensorboard():
     pytest.importorskip('tensorboard')
@@ -496,7 +562,8 @@ def test_metrics_and_the_table_reach_other_boards(monkeypatch, name):
     monkeypatch.setattr(I, f'is_{name}_available', lambda: True)
     for o in (M, P): monkeypatch.setattr(o, name, board, raising=False)
     run(PLAN, steps=4, report_to=name, log_completions=True, num_completions_to_print=0)
-    assert {'train/replay/replaced','train/replay/age_mean','train/replay/ess_answers'}<={k for r in rows for k in r}
+    assert {'train/replay/replaced','train/replay/age_mean','train/replay/ess_answers'}<={k for r in rows
+        for k in r}
     table = [r['completions'] for r in rows if 'completions' in r][-1]
     assert table.replayed.tolist()==[True]*8
 
@@ -505,10 +572,16 @@ def test_slice_and_put_are_inverse_for_any_padding():
     for seed in range(20):
         g = torch.Generator().manual_seed(seed)
         B,P,C = 12,*torch.randint(2, 9, (2,), generator=g).tolist()
-        pl,cl = torch.randint(1, P+1, (3,), generator=g).repeat_interleave(G),torch.randint(0, C+1, (B,), generator=g)
-        b = dict(prompt_ids=torch.randint(5, 99, (3,P), generator=g).repeat_interleave(G, 0), prompt_mask=(torch.arange(P)>=P-pl[:,None]).long(), completion_ids=torch.randint(5, 99, (B,C), generator=g),
-            completion_mask=(torch.arange(C)<cl[:,None]).long(), advantages=torch.randn(B, generator=g), old_per_token_logps=torch.randn(B, C, generator=g), num_items_in_batch=torch.tensor(7))
-        b['prompt_ids'] = b['prompt_ids']*b['prompt_mask']; b['completion_ids'] = b['completion_ids']*b['completion_mask']; b['old_per_token_logps'] = b['old_per_token_logps']*b['completion_mask']
+        pl,cl = torch.randint(1, P+1, (3,), generator=g).repeat_interleave(G),torch.randint(0, C+1, (B,),
+            generator=g)
+        b = dict(prompt_ids=torch.randint(5, 99, (3,P), generator=g).repeat_interleave(G, 0),
+            prompt_mask=(torch.arange(P)>=P-pl[:,None]).long(),
+            completion_ids=torch.randint(5, 99, (B,C), generator=g),
+            completion_mask=(torch.arange(C)<cl[:,None]).long(), advantages=torch.randn(B, generator=g),
+            old_per_token_logps=torch.randn(B, C, generator=g), num_items_in_batch=torch.tensor(7))
+        b['prompt_ids'] = b['prompt_ids']*b['prompt_mask']
+        b['completion_ids'] = b['completion_ids']*b['completion_mask']
+        b['old_per_token_logps'] = b['old_per_token_logps']*b['completion_mask']
         packs = [slice_group(b, slice(i*G, i*G+G)) for i in range(3)]
         blank = {k:(torch.zeros_like(v[:, :1]) if v.ndim==2 else torch.zeros_like(v)) for k,v in b.items()}
         out = put_groups(blank, torch.arange(B), packs, 0)
@@ -519,24 +592,31 @@ def test_slice_and_put_are_inverse_for_any_padding():
             assert torch.equal(out[k], want), (seed, k)
 
 def test_widths_are_rounded_up_where_asked():
-    b = dict(prompt_ids=torch.ones(4, 2, dtype=torch.int64), prompt_mask=torch.ones(4, 2, dtype=torch.int64), completion_ids=torch.ones(4, 9, dtype=torch.int64), completion_mask=torch.ones(4, 9, dtype=torch.int64), advantages=torch.ones(4))
+    b = dict(prompt_ids=torch.ones(4, 2, dtype=torch.int64), prompt_mask=torch.ones(4, 2, dtype=torch.int64),
+        completion_ids=torch.ones(4, 9, dtype=torch.int64), completion_mask=torch.ones(4, 9,
+            dtype=torch.int64), advantages=torch.ones(4))
     small = {k:v[:, :4] if k.startswith('compl') else v for k,v in b.items()}
     out = put_groups(small, torch.arange(4), [slice_group(b, slice(0, 4))], 0, multiple=4)
     assert out['completion_ids'].shape[1]==12 and out['completion_mask'].sum()==36
 
 def test_a_buffer_of_64_groups_of_16_by_1024_holds_little_more_than_its_tokens():
     n,B = 16*1024,ReplayBuffer(64)
-    b = dict(prompt_ids=torch.ones(16, 256, dtype=torch.int64), prompt_mask=torch.ones(16, 256, dtype=torch.int64), completion_ids=torch.ones(16, 1024, dtype=torch.int64), completion_mask=torch.ones(16, 1024, dtype=torch.int64),
+    b = dict(prompt_ids=torch.ones(16, 256, dtype=torch.int64),
+        prompt_mask=torch.ones(16, 256, dtype=torch.int64), completion_ids=torch.ones(16, 1024,
+            dtype=torch.int64), completion_mask=torch.ones(16, 1024, dtype=torch.int64),
         advantages=torch.ones(16), old_per_token_logps=torch.zeros(16, 1024))
     for i in range(64): B.add([1.], [slice_group(b, slice(0, 16))], step=i)
-    held = sum(v.untyped_storage().nbytes() for e in B for v in e.data.values() if isinstance(v, torch.Tensor))
+    held = sum(v.untyped_storage().nbytes() for e in B for v in e.data.values()
+        if isinstance(v, torch.Tensor))
     assert held<=1.2*64*(n*8+16*4+256*4) and B.nbytes<=held
 
 def test_state_files_tell_a_flipped_bit(tmp_path):
-    s = dict(a=torch.arange(5), b=[1, None, 2.5, 'x', dict(c=torch.ones(2, 2).bool(), d=[])], e={}, f=float('nan'))
+    s = dict(a=torch.arange(5), b=[1, None, 2.5, 'x', dict(c=torch.ones(2, 2).bool(), d=[])], e={},
+        f=float('nan'))
     save_state(tmp_path/'s', s)
     o = load_state(tmp_path/'s')
-    assert torch.equal(o['a'], s['a']) and o['b'][:4]==s['b'][:4] and torch.equal(o['b'][4]['c'], s['b'][4]['c']) and o['b'][4]['d']==[] and o['e']=={} and math.isnan(o['f'])
+    assert torch.equal(o['a'], s['a']) and o['b'][:4]==s['b'][:4] and torch.equal(o['b'][4]['c'],
+        s['b'][4]['c']) and o['b'][4]['d']==[] and o['e']=={} and math.isnan(o['f'])
     raw = bytearray((tmp_path/'s').read_bytes())
     for i in (3, len(raw)//2, len(raw)-1):
         bad = bytearray(raw); bad[i] ^= 4
@@ -548,7 +628,8 @@ def example(seed, steps=40, **kw):
     def sometimes_flat(completions, **kw):
         r = torch.rand(len(completions))
         return [0]*len(r) if torch.rand(())<.25 else r.tolist()
-    t = T.trainer([sometimes_flat], args=T.config(learning_rate=1e-4, per_device_train_batch_size=4, num_generations=4, max_completion_length=8, replay_buffer_size=8, max_steps=steps, seed=seed, **kw))
+    t = T.trainer([sometimes_flat], args=T.config(learning_rate=1e-4, per_device_train_batch_size=4,
+        num_generations=4, max_completion_length=8, replay_buffer_size=8, max_steps=steps, seed=seed, **kw))
     before,got = T.weights(t),T.spy(t)
     t.train()
     return t,got,before

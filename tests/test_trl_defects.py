@@ -29,7 +29,8 @@ def test_a_reward_can_terminate_its_own_process():
 @pytest.mark.parametrize('scope', ['local','sharded'])
 def test_beta_turned_on_at_a_resume_is_refused(scope, tmp_path):
     make(tmp_path, 2, replay_scope=scope).train()
-    with pytest.raises(ValueError, match='made with beta=0, this run has 0.04: .*no log-probs of the reference'):
+    with pytest.raises(ValueError,
+            match='made with beta=0, this run has 0.04: .*no log-probs of the reference'):
         make(tmp_path, 4, replay_scope=scope, beta=.04).train(resume_from_checkpoint=True)
     t = make(tmp_path, 3, replay_scope=scope)
     t.train(resume_from_checkpoint=True)
@@ -41,12 +42,14 @@ def test_a_second_train_is_a_run_of_its_own(tmp_path):
     t.train()
     first,ages = {e.id for e in t.replay_buffer},[]
     note = t._note
-    t._note = lambda batch, keys, dead, came, asked: ages.extend(e.age for e in came.values()) or note(batch, keys, dead, came, asked)
+    t._note = lambda batch, keys, dead, came, asked: ages.extend(e.age for e in came.values()) or note(batch,
+        keys, dead, came, asked)
     t.train()
     assert first and len(t.replay_buffer)>0 and all(0<=o<=3 for o in ages)
     assert {e.step for e in t.replay_buffer}<=set(range(2, 6)) and t.state.global_step==6
 
-@pytest.mark.parametrize('peft', [dict(target_modules=['q_proj','embed_tokens']), dict(target_modules=['q_proj'], modules_to_save=['embed_tokens'])], ids=['lora','saved'])
+@pytest.mark.parametrize('peft', [dict(target_modules=['q_proj','embed_tokens']),
+    dict(target_modules=['q_proj'], modules_to_save=['embed_tokens'])], ids=['lora','saved'])
 def test_adapters_on_the_embedding_train(peft):
     from peft import LoraConfig
     t = T.trainer(max_steps=1, peft_config=LoraConfig(r=2, **peft))
@@ -58,7 +61,8 @@ def test_a_prompt_that_yarn_reaches_is_not_too_long():
     m = T.model()
     long = T.data().map(lambda o: dict(prompt='red '*140+o['prompt']))
     with pytest.raises(ValueError, match='the model reads 128'): T.trainer(model_=T.model(), dataset=long)
-    m.config.rope_parameters = dict(rope_type='yarn', factor=4., original_max_position_embeddings=128, rope_theta=1e6)
+    m.config.rope_parameters = dict(rope_type='yarn', factor=4., original_max_position_embeddings=128,
+        rope_theta=1e6)
     t = T.trainer(model_=Qwen2ForCausalLM(m.config), dataset=long, max_steps=1)
     t.train()
     assert t.state.global_step==1
@@ -78,30 +82,38 @@ def test_auto_resumes_if_there_is_something_and_begins_if_there_is_not(tmp_path,
     whole = make(tmp_path/'whole', 4, save_strategy='no'); whole.train()
     a = make(tmp_path/'run', 2); a.train(resume_from_checkpoint='auto')
     b = make(tmp_path/'run', 4); b.train(resume_from_checkpoint='auto')
-    assert T.same(T.weights(whole), T.weights(b)) and a.run_id==b.run_id and (tmp_path/'run'/'history.jsonl').read_text().count('"loss"')==4
+    assert T.same(T.weights(whole),
+        T.weights(b)) and a.run_id==b.run_id and (tmp_path/'run'/'history.jsonl').read_text().count('"loss"')==4
     for p in (tmp_path/'run').glob('checkpoint-*'): (p/'trainer_state.json').write_text('{"ep')
     c = make(tmp_path/'run', 1); c.train(resume_from_checkpoint='auto')
     assert c.state.global_step==1 and c.run_id!=a.run_id and 'This run begins anew' in caplog.text
 
 def test_numpy_numbers_are_numbers(tmp_path):
-    t = make(tmp_path, 1, replay_buffer_size=np.int64(8), replay_age_limit=np.int32(5), num_generations=np.int64(4))
+    t = make(tmp_path, 1, replay_buffer_size=np.int64(8), replay_age_limit=np.int32(5),
+        num_generations=np.int64(4))
     t.train()
     assert type(t.args.replay_buffer_size) is int and t.replay_buffer.max_size==8
 
 def test_a_reference_that_moved_sees_the_images_of_the_rows(monkeypatch):
-    t = T.trainer(Scripted([LIVE], G), per_device_train_batch_size=2*G, max_steps=1, beta=.1, sync_ref_model=True)
+    t = T.trainer(Scripted([LIVE], G), per_device_train_batch_size=2*G, max_steps=1, beta=.1,
+        sync_ref_model=True)
     got,B = [],2*G
     def forward(model, ids, mask, keep, batch_size=None, **kw):
         got.append((len(ids), kw))
         return torch.zeros(len(ids), keep),None,None
     t._get_per_token_logps_and_entropies = forward
-    tokens = {k:torch.ones(B, 3, dtype=torch.int64) for k in ('prompt_ids','prompt_mask','completion_ids','completion_mask')}
-    images = dict(pixel_values=[torch.full((4, 2), float(i)) for i in range(B)], image_grid_thw=[torch.tensor([[1,2,2]])]*B, num_images=[1]*B)
-    batch = tokens|images|dict(ref_per_token_logps=-torch.ones(B, 3), mm_token_type_ids=torch.arange(B)[:,None].expand(B, 6))
+    tokens = {k:torch.ones(B, 3, dtype=torch.int64) for k in ('prompt_ids','prompt_mask','completion_ids',
+        'completion_mask')}
+    images = dict(pixel_values=[torch.full((4, 2), float(i)) for i in range(B)],
+        image_grid_thw=[torch.tensor([[1,2,2]])]*B, num_images=[1]*B)
+    batch = tokens|images|dict(ref_per_token_logps=-torch.ones(B, 3),
+        mm_token_type_ids=torch.arange(B)[:,None].expand(B, 6))
     t._ref_rows(batch, [4,5,6,7])
     (n,kw), = got
-    assert n==4 and kw['pixel_values'][::4,0].tolist()==[4.,5.,6.,7.] and kw['image_grid_thw'].shape==(4, 3) and kw['num_images']==[1]*4
-    assert kw['mm_token_type_ids'][:,0].tolist()==[4,5,6,7] and batch['ref_per_token_logps'].sum(1).tolist()==[-3.]*4+[0.]*4
+    assert n==4 and kw['pixel_values'][::4,0].tolist()==[4.,5.,6.,7.] and kw['image_grid_thw'].shape==(4,
+        3) and kw['num_images']==[1]*4
+    assert kw['mm_token_type_ids'][:,0].tolist()==[4,5,6,
+        7] and batch['ref_per_token_logps'].sum(1).tolist()==[-3.]*4+[0.]*4
 
 def test_nothing_of_64_bits_is_put_on_the_device():
     "Apple's GPUs know no float64."
@@ -119,14 +131,16 @@ def failing(at, kind=KeyError):
     rewards_.__name__ = 'rewards'
     return rewards_
 
-@pytest.mark.parametrize('kw', [dict(), dict(num_iterations=2), dict(gradient_accumulation_steps=2), dict(logging_steps=3)], ids=str)
+@pytest.mark.parametrize('kw', [dict(), dict(num_iterations=2), dict(gradient_accumulation_steps=2),
+    dict(logging_steps=3)], ids=str)
 def test_a_reward_that_fails_in_the_middle_costs_nothing(kw, tmp_path):
     whole = make(tmp_path/'a', 6, save_strategy='no', **kw); whole.train()
     args = make(tmp_path/'b', 6, save_strategy='no', **kw).args
     t = T.trainer(failing(3), args=args)
     with pytest.raises(KeyError) as e: t.train()
     step = t.state.global_step
-    assert step>1 and f"at step {step}" in e.value.__notes__[0] and f'checkpoint-{step} holds the {step} steps' in e.value.__notes__[1]
+    assert (step>1 and f"at step {step}" in e.value.__notes__[0]
+        and f'checkpoint-{step} holds the {step} steps' in e.value.__notes__[1])
     u = make(tmp_path/'b', 6, save_strategy='no', **kw)
     u.train(resume_from_checkpoint=True)
     assert T.same(T.weights(whole), T.weights(u)) and buffers_equal(whole.replay_buffer, u.replay_buffer)
@@ -139,7 +153,8 @@ def test_a_reward_that_fails_at_once_saves_nothing(tmp_path):
     assert len(e.value.__notes__)==1 and not list(tmp_path.glob('checkpoint-*'))
 
 # -- saving ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize('error,blamed', [(OSError(errno.ENOSPC, 'No space left on device'), True), (RuntimeError('[enforce fail at inline_container.cc:664] . unexpected pos 1 vs 2'), True),
+@pytest.mark.parametrize('error,blamed', [(OSError(errno.ENOSPC, 'No space left on device'), True),
+    (RuntimeError('[enforce fail at inline_container.cc:664] . unexpected pos 1 vs 2'), True),
     (RuntimeError('a collective timed out'), False), (TypeError('an odd state'), False)], ids=str)
 def test_the_disk_is_blamed_for_errors_of_the_disk_alone(error, blamed, tmp_path):
     t = make(tmp_path, 4, save_steps=2)
@@ -151,7 +166,8 @@ def test_the_disk_is_blamed_for_errors_of_the_disk_alone(error, blamed, tmp_path
     with pytest.raises(Exception) as e: t.train()
     said = str(e.value)+' '.join(getattr(e.value, '__notes__', []))
     assert ('MiB are free' in said)==blamed and 'checkpoint-4' in said and (blamed or e.value is error)
-    assert sorted(p.name for p in tmp_path.glob('checkpoint-*'))==['checkpoint-2'] and not list(tmp_path.rglob('*.tmp'))
+    assert (sorted(p.name for p in tmp_path.glob('checkpoint-*'))==['checkpoint-2']
+        and not list(tmp_path.rglob('*.tmp')))
 
 def test_nodes_with_disks_of_their_own_agree_or_say_who_lacks_what(tmp_path):
     "As a process that finds another rank's files only: it says so, and does not begin with an empty buffer."
@@ -161,7 +177,8 @@ def test_nodes_with_disks_of_their_own_agree_or_say_who_lacks_what(tmp_path):
     from grpo_nb.checkpoints import load_state, save_state, write_manifest
     save_state(f.with_name('grpo_state_1.safetensors'), load_state(f)|dict(world=2))
     f.unlink(); write_manifest(tmp_path/'checkpoint-2', t.run_id)
-    with pytest.raises(ValueError, match='rank 0 does not find all of the files.*save_on_each_node'): u.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match='rank 0 does not find all of the files.*save_on_each_node'):
+        u.train(resume_from_checkpoint=True)
 
 # -- what is said ---------------------------------------------------------------------------------
 def test_a_run_ends_with_a_verdict_and_warns_on_the_way(caplog):

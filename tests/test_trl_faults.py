@@ -24,7 +24,9 @@ def test_an_async_reward_that_raises_is_named():
     e = assert_fails(judge, ConnectionError, 'no answer')
     assert any("'judge'" in o for o in e.__notes__)
 
-@pytest.mark.parametrize('out,said', [(None, 'None'), (.5, '0.5'), (1, '1'), ('good', "'good'"), ({'r':1}, 'dict'), (['a','b','c','d'], "'a' .*for completion 0"), ([0., [1.], 0., 0.], 'list.* for completion 1')])
+@pytest.mark.parametrize('out,said', [(None, 'None'), (.5, '0.5'), (1, '1'), ('good', "'good'"),
+    ({'r':1}, 'dict'), (['a','b','c','d'], "'a' .*for completion 0"),
+    ([0., [1.], 0., 0.], 'list.* for completion 1')])
 @pytest.mark.parametrize('kind', ['sync','async','object'])
 def test_what_is_not_a_list_of_numbers_is_named(out, said, kind):
     if kind=='sync':
@@ -46,7 +48,9 @@ def test_too_few_rewards_are_counted():
 def test_rewards_that_overflow_stop_the_run(bad):
     assert_fails(Scripted([[0., 1., bad, 0.]], 4), ValueError, "'scripted' returned .* for completion 2")
 
-@pytest.mark.parametrize('out', [[0., 1., None, 1.], [0., 1., math.nan, 1.], (0., 1., 0., 1.), torch.tensor([0., 1., 0., 1.]), [torch.tensor(1.), 0, True, 2], __import__('numpy').array([0., 1., 0., 1.])])
+@pytest.mark.parametrize('out', [[0., 1., None, 1.], [0., 1., math.nan, 1.], (0., 1., 0., 1.),
+    torch.tensor([0., 1., 0., 1.]), [torch.tensor(1.), 0, True, 2],
+    __import__('numpy').array([0., 1., 0., 1.])])
 def test_lists_tuples_tensors_arrays_and_none_are_taken(out):
     def f(**kw): return out
     t = T.trainer(f, max_steps=1); t.train()
@@ -54,7 +58,8 @@ def test_lists_tuples_tensors_arrays_and_none_are_taken(out):
 
 def test_a_run_whose_completions_nobody_judges_ends_after_eight_batches():
     s = Scripted([[None]*4], 4)
-    assert_fails(s, ValueError, r"no reward function has judged .* first 8 generation batches \(\['scripted'\]\)", max_steps=20)
+    assert_fails(s, ValueError,
+        r"no reward function has judged .* first 8 generation batches \(\['scripted'\]\)", max_steps=20)
     assert s.i==8
 
 def test_a_judge_that_is_out_for_a_while_stops_nothing():
@@ -69,24 +74,30 @@ def test_an_evaluation_that_nobody_judges_does_not_count():
 # -- data -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize('n', [0, 3])
 def test_a_dataset_smaller_than_a_generation_batch_is_refused(n):
-    with pytest.raises(ValueError, match=f'has {n} prompts, one generation batch takes 4'): T.trainer(dataset=Dataset.from_dict(dict(prompt=T.PROMPTS[:n])), per_device_train_batch_size=16)
+    with pytest.raises(ValueError, match=f'has {n} prompts, one generation batch takes 4'):
+        T.trainer(dataset=Dataset.from_dict(dict(prompt=T.PROMPTS[:n])), per_device_train_batch_size=16)
 
 def test_a_missing_prompt_column_is_refused():
-    with pytest.raises(ValueError, match=r"columns \['question'\], needs 'prompt'"): T.trainer(dataset=Dataset.from_dict(dict(question=T.PROMPTS)))
+    with pytest.raises(ValueError, match=r"columns \['question'\], needs 'prompt'"):
+        T.trainer(dataset=Dataset.from_dict(dict(question=T.PROMPTS)))
 
 @pytest.mark.parametrize('bad', [None, '', '   '])
 def test_an_empty_prompt_is_refused_with_its_row(bad):
-    with pytest.raises(ValueError, match='prompt 2 of the dataset'): T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','two',bad,'red'])))
+    with pytest.raises(ValueError, match='prompt 2 of the dataset'):
+        T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','two',bad,'red'])))
 
 def test_an_empty_conversation_is_refused():
-    with pytest.raises(ValueError, match='prompt 1 of the dataset'): T.trainer(dataset=Dataset.from_dict(dict(prompt=[[dict(role='user', content='one')], []])))
+    with pytest.raises(ValueError, match='prompt 1 of the dataset'):
+        T.trainer(dataset=Dataset.from_dict(dict(prompt=[[dict(role='user', content='one')], []])))
 
 def test_in_a_stream_an_empty_prompt_is_refused_when_it_comes():
-    t = T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','','two'])).to_iterable_dataset(), shuffle_dataset=False)
+    t = T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','','two'])).to_iterable_dataset(),
+        shuffle_dataset=False)
     with pytest.raises(ValueError, match='of the batch'): t.train()
 
 def test_a_prompt_longer_than_the_model_reads_is_refused():
-    with pytest.raises(ValueError, match='longest prompt has 200 tokens, the model reads 128'): T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','red '*200])))
+    with pytest.raises(ValueError, match='longest prompt has 200 tokens, the model reads 128'):
+        T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','red '*200])))
 
 def test_a_prompt_that_leaves_too_little_room_is_said(caplog):
     T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','red '*125])))
@@ -94,10 +105,12 @@ def test_a_prompt_that_leaves_too_little_room_is_said(caplog):
 
 def test_a_plain_config_is_refused():
     from trl import GRPOConfig
-    with pytest.raises(TypeError, match='needs a GRPOWithReplayBufferConfig'): T.trainer(args=T.config(GRPOConfig))
+    with pytest.raises(TypeError, match='needs a GRPOWithReplayBufferConfig'):
+        T.trainer(args=T.config(GRPOConfig))
 
 def test_what_trl_says_well_is_left_to_it():
-    for kw,match in [(dict(num_generations=3), 'divisible'), (dict(num_generations=1), 'at least 2'), (dict(reward_weights=[1.,2.]), 'reward weights')]:
+    for kw,match in [(dict(num_generations=3), 'divisible'), (dict(num_generations=1), 'at least 2'),
+            (dict(reward_weights=[1.,2.]), 'reward weights')]:
         with pytest.raises(ValueError, match=match): T.trainer(**kw)
 
 # -- weights --------------------------------------------------------------------------------------
@@ -122,9 +135,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch):
     assert_fails(T.n_red, ValueError, 'the loss is nan at step 0')
 
 # -- what we rely on ------------------------------------------------------------------------------
-SIGNATURES = dict(_generate_and_score_completions=['self','inputs'], _prepare_inputs=['self','generation_batch'], _calculate_rewards=['self','inputs','prompts','completions','completion_ids_list'],
-    _compute_loss=['self','model','inputs'], _tokenize_prompts=['self','prompts'], _get_train_sampler=['self','dataset'], log=['self','logs','start_time'],
-    _save_checkpoint=['self','model','trial'], _save_rng_state=['self','output_dir'], _load_optimizer_and_scheduler=['self','checkpoint'], create_model_card=['self','model_name','dataset_name','tags'],
+SIGNATURES = dict(_generate_and_score_completions=['self','inputs'],
+    _prepare_inputs=['self','generation_batch'], _calculate_rewards=['self','inputs','prompts','completions',
+        'completion_ids_list'],
+    _compute_loss=['self','model','inputs'], _tokenize_prompts=['self','prompts'],
+    _get_train_sampler=['self','dataset'], log=['self','logs','start_time'],
+    _save_checkpoint=['self','model','trial'], _save_rng_state=['self','output_dir'],
+    _load_optimizer_and_scheduler=['self','checkpoint'], create_model_card=['self','model_name',
+        'dataset_name','tags'],
     train=['self','resume_from_checkpoint','trial','ignore_keys_for_eval'])
 
 @pytest.mark.parametrize('name', SIGNATURES)
@@ -140,12 +158,17 @@ def test_trl_still_has_the_forward_we_watch():
 
 def test_trl_still_has_the_attributes_we_read():
     t = T.trainer()
-    names = 'accelerator reward_funcs reward_func_names reward_weights num_generations num_iterations multi_objective_aggregation importance_sampling_level epsilon_low epsilon_high ref_model environment_factories use_adaptive_entropy entropy_coef _last_world_entropy _step _buffered_inputs _metrics _logs _tokenizer _is_vlm pad_to_multiple_of log_completions max_completion_length vllm_importance_sampling_mode eos_token_ids'.split()
+    names = ('accelerator reward_funcs reward_func_names reward_weights num_generations num_iterations '
+        'multi_objective_aggregation importance_sampling_level epsilon_low epsilon_high ref_model '
+        'environment_factories use_adaptive_entropy entropy_coef _last_world_entropy _step '
+        '_buffered_inputs _metrics _logs _tokenizer _is_vlm pad_to_multiple_of log_completions '
+        'max_completion_length vllm_importance_sampling_mode eos_token_ids'.split())
     assert not (gone := [o for o in names if not hasattr(t, o)]), f'gone from GRPOTrainer: {gone}'
     assert {'prompt','completion','rewards','advantages','extra'}<=set(t._logs), set(t._logs)
 
 KEYS = {'prompt_ids','prompt_mask','completion_ids','completion_mask','advantages','num_items_in_batch'}
-@pytest.mark.parametrize('opts,more', [({}, set()), (dict(beta=.1), {'ref_per_token_logps'}), (dict(num_iterations=2), {'old_per_token_logps'})])
+@pytest.mark.parametrize('opts,more', [({}, set()), (dict(beta=.1), {'ref_per_token_logps'}),
+    (dict(num_iterations=2), {'old_per_token_logps'})])
 def test_trl_still_returns_the_keys_we_edit(opts, more):
     t = T.trainer(replay_buffer_size=0, record_groups=0, **opts)
     got = T.spy(t); t.train()
@@ -166,7 +189,8 @@ def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
     class Old(GRPOTrainer):
         def _compute_loss(self, model, inputs): return super()._compute_loss(model, Note(inputs))
     from trl import GRPOConfig
-    for kw in (dict(beta=.1), dict(loss_type='vespo'), dict(off_policy_mask_threshold=.5)): T.trainer(cls=Old, args=T.config(GRPOConfig, **kw)).train()
+    for kw in (dict(beta=.1), dict(loss_type='vespo'), dict(off_policy_mask_threshold=.5)):
+        T.trainer(cls=Old, args=T.config(GRPOConfig, **kw)).train()
     from grpo_nb.trl_rows import BOTH, IMAGES, WIDE
     known = KEYS|set(WIDE)|set(BOTH)|IMAGES
     assert not asked-known, f'the loss reads {sorted(asked-known)}: `slice_group` and `put_groups` must carry them'

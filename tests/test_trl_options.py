@@ -14,7 +14,8 @@ PLAN = [LIVE,[0.,2.,1.,0.], LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]
 
 def go(steps=4, B=2, plan=PLAN, rewards=None, watch=None, **kw):
     "Train with groups of a known fate, watching batches and finite gradients."
-    t = T.trainer(rewards or Scripted(plan, G), max_steps=steps, **(dict(per_device_train_batch_size=B*G, learning_rate=5e-3)|kw))
+    t = T.trainer(rewards or Scripted(plan, G), max_steps=steps,
+        **(dict(per_device_train_batch_size=B*G, learning_rate=5e-3)|kw))
     if watch: watch(t)
     got = T.spy(t)
     before = T.weights(t); t.train(); after = T.weights(t)
@@ -26,16 +27,21 @@ def go(steps=4, B=2, plan=PLAN, rewards=None, watch=None, **kw):
     return t,got
 
 LOSSES = ['grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo']
-RATIOS = {'aligned':{}, 'a generation in two steps':dict(steps_per_generation=2, per_device_train_batch_size=4), 'two generations a step':dict(steps_per_generation=1, gradient_accumulation_steps=2, per_device_train_batch_size=8), 'mu 2':dict(num_iterations=2)}
+RATIOS = {'aligned':{}, 'a generation in two steps':dict(steps_per_generation=2,
+    per_device_train_batch_size=4), 'two generations a step':dict(steps_per_generation=1,
+    gradient_accumulation_steps=2, per_device_train_batch_size=8), 'mu 2':dict(num_iterations=2)}
 
 def log_probs(t, x):
     "TRL's own forward, without our hook."
     ids,mask = (torch.cat([x[f'prompt_{k}'], x[f'completion_{k}']], 1) for k in ('ids','mask'))
-    with torch.no_grad(): return GRPOTrainer._get_per_token_logps_and_entropies(t, t.model, ids, mask, x['completion_ids'].shape[1])[0]
+    with torch.no_grad():
+        return GRPOTrainer._get_per_token_logps_and_entropies(t, t.model, ids, mask,
+            x['completion_ids'].shape[1])[0]
 
 def rows(x):
     "Each row of a batch as its prompt and its completion."
-    return [tuple(tuple(i[m.bool()].tolist()) for i,m in zip(x[f'{k}_ids'], x[f'{k}_mask'])) for k in ('prompt','completion')]
+    return [tuple(tuple(i[m.bool()].tolist()) for i,m in zip(x[f'{k}_ids'], x[f'{k}_mask']))
+        for k in ('prompt','completion')]
 
 def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
     "For `go`: beside every loss of the trainer stands ours, its old log-probs noted when that very completion was sampled."
@@ -43,7 +49,8 @@ def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
         noted,made,last = {},GRPOTrainer._generate_and_score_completions,[]
         def generate(self, inputs):
             x = made(self, inputs)                                   # nothing replaced yet
-            for k,m,p in zip(zip(*rows(x)), x['completion_mask'].bool(), log_probs(t, x)): noted.setdefault(k, []).append(p[m])
+            for k,m,p in zip(zip(*rows(x)), x['completion_mask'].bool(), log_probs(t, x)):
+                noted.setdefault(k, []).append(p[m])
             return x
         monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', generate)
         forward,compute = t._get_per_token_logps_and_entropies,t._compute_loss
@@ -55,40 +62,54 @@ def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
             for i,k in enumerate(zip(*rows(x))):
                 now = p[i,mask[i]].detach()
                 given = x.get('replay_old_logps', x.get('old_per_token_logps', p))[i,mask[i]].detach()
-                same = min(noted[k], key=lambda o: (o-given).abs().max()) if x['replayed'][i] else noted[k][-1]   # sampled twice in one wording: the nearer
+                # sampled twice in one wording: the nearer
+                same = (min(noted[k], key=lambda o: (o-given).abs().max()) if x['replayed'][i]
+                    else noted[k][-1])
                 old[i,mask[i]] = same
                 seen.append((bool(x['replayed'][i]), (now-same).abs().max().item()))
             q,acc = p.detach().requires_grad_(),t.current_gradient_accumulation_steps
-            part = dict(num_items=x['num_items_in_batch']*acc/t.args.steps_per_generation) if t.loss_type in ('dapo','cispo','vespo') else dict(num_rows=len(p)*acc)
+            part = (dict(num_items=x['num_items_in_batch']*acc/t.args.steps_per_generation)
+                if t.loss_type in ('dapo','cispo','vespo') else dict(num_rows=len(p)*acc))
             if 'ref_per_token_logps' in x: part['ref_logps'] = x['ref_per_token_logps'][:,None]
             rows_first = [o[:,None] for o in (q, old, x['advantages'], mask)]   # each row a group of one
-            want = policy_loss(*rows_first, max_completion_length=t.max_completion_length, replayed=x['replayed'],
+            want = policy_loss(*rows_first, max_completion_length=t.max_completion_length,
+                replayed=x['replayed'],
                 replay_correction=correction, **part, **kw)/(acc if t.loss_type=='bnpo' else 1)
             torch.testing.assert_close(got.detach(), want.detach(), rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(*(torch.autograd.grad(o, v, retain_graph=True)[0] for o,v in ((got, p), (want, q))), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(*(torch.autograd.grad(o, v, retain_graph=True)[0] for o,
+                v in ((got, p), (want, q))), rtol=1e-3, atol=1e-5)
             return got
         t._get_per_token_logps_and_entropies,t._compute_loss = kept,loss
     return watch
 
 @pytest.mark.filterwarnings('ignore:.*luspo')
-@pytest.mark.parametrize('loss,level,ratio', [*((k, level, 'aligned') for k in LOSSES for level in ('token','sequence')),
+@pytest.mark.parametrize('loss,level,ratio',
+    [*((k, level, 'aligned') for k in LOSSES for level in ('token','sequence')),
     *((k, 'token', 'mu 2') for k in LOSSES), *((k, 'sequence', 'mu 2') for k in ('dapo','vespo')),
     *((k, 'token', r) for k in ('dapo','grpo') for r in RATIOS if r not in ('aligned','mu 2'))])
 def test_every_loss_at_every_level_and_in_every_rhythm(loss, level, ratio, monkeypatch):
-    kw,seen = dict(loss_type=loss, importance_sampling_level=level, epsilon_high=5. if loss=='cispo' else None),[]
-    go(steps=8 if ratio!='aligned' else 4, watch=compare_with_policy_loss(monkeypatch, seen, **kw), **kw, **RATIOS[ratio])
+    kw,seen = dict(loss_type=loss, importance_sampling_level=level,
+        epsilon_high=5. if loss=='cispo' else None),[]
+    go(steps=8 if ratio!='aligned' else 4, watch=compare_with_policy_loss(monkeypatch, seen, **kw), **kw,
+        **RATIOS[ratio])
     assert max(d for old,d in seen if old)>1e-3                       # a replayed row's ratio is not 1
     assert ratio!='aligned' or max(d for old,d in seen if not old)<1e-5   # a fresh one's is
 
-CORRECTED = [('none','none',None,'dapo','token',{}), ('truncated','none',None,'dapo','token',{}), ('truncated','ppo',None,'grpo','token',{}),
-    ('sequence','ppo',None,'dapo','sequence',{}), ('sequence','two_sided',None,'bnpo','token',{}), ('token','dapo',None,'dr_grpo','token',{}),
-    ('token','none',.05,'cispo','token',{}), ('none','ppo',None,'sapo','token',{}), ('token','ppo',.05,'luspo','sequence',{}),
-    ('token','two_sided',None,'dapo','token',dict(num_iterations=2)), ('truncated','dapo',.1,'dapo','token',dict(steps_per_generation=2, per_device_train_batch_size=4)),
-    ('token','ppo',.05,'dapo','token',dict(beta=.1)), ('none','none',None,'grpo','token',dict(beta=.1, use_bias_correction_kl=False))]
+CORRECTED = [('none','none',None,'dapo','token',{}), ('truncated','none',None,'dapo','token',{}),
+    ('truncated','ppo',None,'grpo','token',{}),
+    ('sequence','ppo',None,'dapo','sequence',{}), ('sequence','two_sided',None,'bnpo','token',{}),
+    ('token','dapo',None,'dr_grpo','token',{}),
+    ('token','none',.05,'cispo','token',{}), ('none','ppo',None,'sapo','token',{}),
+    ('token','ppo',.05,'luspo','sequence',{}),
+    ('token','two_sided',None,'dapo','token',dict(num_iterations=2)),
+    ('truncated','dapo',.1,'dapo','token',dict(steps_per_generation=2, per_device_train_batch_size=4)),
+    ('token','ppo',.05,'dapo','token',dict(beta=.1)), ('none','none',None,'grpo','token',
+        dict(beta=.1, use_bias_correction_kl=False))]
 
 @pytest.mark.filterwarnings('ignore:.*luspo')
 @pytest.mark.parametrize('weight,clip,drift,loss,level,rhythm', CORRECTED)
-def test_a_correction_of_replayed_rows_is_that_of_policy_loss_in_value_and_gradient(weight, clip, drift, loss, level, rhythm, monkeypatch):
+def test_a_correction_of_replayed_rows_is_that_of_policy_loss_in_value_and_gradient(weight, clip, drift, loss,
+        level, rhythm, monkeypatch):
     from grpo_nb.ratios import Correction
     c,seen,changed = Correction(weight, 1.1, clip, max_drift=drift),[],[]
     kw = dict(loss_type=loss, importance_sampling_level=level, epsilon_high=5. if loss=='cispo' else None)
@@ -109,17 +130,31 @@ def test_a_correction_of_replayed_rows_is_that_of_policy_loss_in_value_and_gradi
     go(steps=6, watch=watch, **own, **kw, **both, **rhythm)
     assert max(d for old,d in seen if old)>1e-3 and (any(changed) or weight=='none' and clip=='none')
 
-@pytest.mark.parametrize('kw,says', [(dict(replay_weight='none', beta=.1), 'use_bias_correction_kl'), (dict(replay_clip='none', loss_type='vespo'), 'vespo'),
-    (dict(replay_max_drift=.1, off_policy_mask_threshold=.5), 'off-policy mask'), (dict(replay_weight='decoupled'), 'one of'), (dict(replay_weight_cap=0), 'above 0')])
+@pytest.mark.parametrize('kw,says', [(dict(replay_weight='none', beta=.1), 'use_bias_correction_kl'),
+    (dict(replay_clip='none', loss_type='vespo'), 'vespo'),
+    (dict(replay_max_drift=.1, off_policy_mask_threshold=.5), 'off-policy mask'),
+    (dict(replay_weight='decoupled'), 'one of'), (dict(replay_weight_cap=0), 'above 0')])
 def test_a_correction_that_the_seam_does_not_allow_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): T.config(**kw)
 
 OPTS = dict(
-    scale_batch=dict(scale_rewards='batch'), scale_none=dict(scale_rewards='none'), truncated=dict(mask_truncated_completions=True, max_completion_length=12), quantile=dict(top_entropy_quantile=.4), entropy=dict(entropy_coef=.01),
-    adaptive=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5.), off_policy=dict(off_policy_mask_threshold=.01), beta=dict(beta=.1), beta_plain=dict(beta=.1, use_bias_correction_kl=False), sync=dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=1),
-    delta=dict(delta=1.5), high=dict(epsilon_high=.28), checkpointing=dict(gradient_checkpointing=True), bf16=dict(bf16=True), sampling=dict(temperature=.7, top_p=.9, top_k=5, min_p=.01, repetition_penalty=1.1), pad8=dict(pad_to_multiple_of=8),
-    no_shuffle=dict(shuffle_dataset=False), lm_head=dict(cast_lm_head_to_fp32=True), generation_batch=dict(generation_batch_size=16, per_device_train_batch_size=8), cache=dict(cache_implementation='dynamic'), kwargs=dict(generation_kwargs=dict(length_penalty=1.)),
-    unique=dict(log_completions=True, log_unique_prompts=True, num_completions_to_print=0), full_eval=dict(eval_strategy='steps', eval_steps=2, per_device_eval_batch_size=4), workers=dict(dataloader_num_workers=0, dataloader_drop_last=True), dropout=dict(disable_dropout=True), sgd=dict(optim='sgd', learning_rate=1.))
+    scale_batch=dict(scale_rewards='batch'), scale_none=dict(scale_rewards='none'),
+    truncated=dict(mask_truncated_completions=True, max_completion_length=12),
+    quantile=dict(top_entropy_quantile=.4), entropy=dict(entropy_coef=.01),
+    adaptive=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5.),
+    off_policy=dict(off_policy_mask_threshold=.01), beta=dict(beta=.1),
+    beta_plain=dict(beta=.1, use_bias_correction_kl=False), sync=dict(beta=.1, sync_ref_model=True,
+        ref_model_sync_steps=1),
+    delta=dict(delta=1.5), high=dict(epsilon_high=.28), checkpointing=dict(gradient_checkpointing=True),
+    bf16=dict(bf16=True), sampling=dict(temperature=.7, top_p=.9, top_k=5, min_p=.01, repetition_penalty=1.1),
+    pad8=dict(pad_to_multiple_of=8),
+    no_shuffle=dict(shuffle_dataset=False), lm_head=dict(cast_lm_head_to_fp32=True),
+    generation_batch=dict(generation_batch_size=16, per_device_train_batch_size=8),
+    cache=dict(cache_implementation='dynamic'), kwargs=dict(generation_kwargs=dict(length_penalty=1.)),
+    unique=dict(log_completions=True, log_unique_prompts=True, num_completions_to_print=0),
+    full_eval=dict(eval_strategy='steps', eval_steps=2, per_device_eval_batch_size=4),
+    workers=dict(dataloader_num_workers=0, dataloader_drop_last=True), dropout=dict(disable_dropout=True),
+    sgd=dict(optim='sgd', learning_rate=1.))
 
 @pytest.mark.parametrize('name', OPTS)
 def test_every_other_option(name):
@@ -127,7 +162,8 @@ def test_every_other_option(name):
     if name=='full_eval': o['eval_dataset'] = dict(a=T.data(4), b=T.data(4))
     steps = 8 if name=='generation_batch' else 4
     t,got = go(steps=steps, plan=PLAN if name!='full_eval' else [LIVE,LIVE,LIVE,DEAD]+[LIVE]*8+[DEAD]*30, **o)
-    if name=='pad8': assert all(b['completion_ids'].shape[1]%8==0 and b['prompt_ids'].shape[1]%8==0 for b in got)
+    if name=='pad8':
+        assert all(b['completion_ids'].shape[1]%8==0 and b['prompt_ids'].shape[1]%8==0 for b in got)
     if name=='full_eval': assert any('eval_a_loss' in o for o in t.state.log_history)
 
 def test_truncated_completions_stay_out_of_buffer_and_loss():
@@ -140,40 +176,51 @@ def test_several_rewards_with_weights_async_and_none():
     async def slow(completions, **kw): await asyncio.sleep(0); return [1.]*len(completions)
     def sometimes(completions, **kw): return [None]*len(completions)
     for agg in ('sum_then_normalize','normalize_then_sum'):
-        t,got = go(rewards=[Scripted(PLAN, G), slow, sometimes], reward_weights=[1.,.5,2.], multi_objective_aggregation=agg)
-        assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,False],[True,True]]
+        t,got = go(rewards=[Scripted(PLAN, G), slow, sometimes], reward_weights=[1.,.5,2.],
+            multi_objective_aggregation=agg)
+        assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],
+            [True,False],[True,True]]
 
 def test_a_reward_model():
     from transformers import Qwen2Config, Qwen2ForSequenceClassification
     torch.manual_seed(1)
-    m = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=29, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, num_labels=1, pad_token_id=0)); m.config._name_or_path = 'tiny'
-    t,_ = go(rewards=[m, Scripted(PLAN, G)], reward_weights=[0.,1.], reward_processing_classes=[T.tokenizer(), None])
+    m = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=29, hidden_size=8, intermediate_size=16,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, num_labels=1, pad_token_id=0))
+    m.config._name_or_path = 'tiny'
+    t,_ = go(rewards=[m, Scripted(PLAN, G)], reward_weights=[0.,1.],
+        reward_processing_classes=[T.tokenizer(), None])
     assert 'rewards/tiny/mean' in t.state.log_history[0]
 
 # -- data -----------------------------------------------------------------------------------------
 def test_conversations():
     t,got = go(dataset=T.data(chat=True, answer=['x']*17), log_completions=True, num_completions_to_print=0)
-    assert all(c[0]['role']=='assistant' for c in t._logs['completion']) and all(p[0]['role']=='user' for p in t._logs['prompt'])
+    assert all(c[0]['role']=='assistant' for c in t._logs['completion']) and all(p[0]['role']=='user'
+        for p in t._logs['prompt'])
 
 def test_a_stream_is_read_in_its_order():
     t,got = go(dataset=T.data().to_iterable_dataset(), shuffle_dataset=False)
-    read = [(t.processing_class.decode(p), bool(old)) for b in got for p,old in list(zip(rows(b)[0], b['replayed']))[::G]]
-    assert [None if old else p for p,old in read]==[None if old else p for p,(_,old) in zip(T.PROMPTS, read)]   # a replaced prompt is passed over, not asked again
+    read = [(t.processing_class.decode(p), bool(old)) for b in got for p,
+        old in list(zip(rows(b)[0], b['replayed']))[::G]]
+    # a replaced prompt is passed over, not asked again
+    assert [None if old else p for p,old in read]==[None if old else p for p,(_,old) in zip(T.PROMPTS, read)]
     assert [old for _,old in read]==[False,False, False,True, True,False, True,True]
 
 def test_eval_datasets_of_every_kind():
     from datasets import DatasetDict
-    for ev,names in ((T.data(4), ['eval_loss']), (dict(a=T.data(4), b=T.data(4)), ['eval_a_loss','eval_b_loss']), (DatasetDict(a=T.data(4)), ['eval_a_loss'])):
+    for ev,names in ((T.data(4), ['eval_loss']), (dict(a=T.data(4), b=T.data(4)),
+            ['eval_a_loss','eval_b_loss']), (DatasetDict(a=T.data(4)), ['eval_a_loss'])):
         t = T.trainer(eval_dataset=ev)
         m = t.evaluate()
-        assert all(math.isfinite(m[k]) for k in names) and len(t.replay_buffer)==0   # measured, and kept out of the buffer
+        # measured, and kept out of the buffer
+        assert all(math.isfinite(m[k]) for k in names) and len(t.replay_buffer)==0
     assert T.trainer(eval_dataset=None).eval_dataset is None
 
 # -- models ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize('opts', [{}, dict(beta=.1), dict(num_iterations=2, beta=.1)])
 def test_peft(opts):
     from peft import LoraConfig
-    t,_ = go(steps=8, peft_config=LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False), learning_rate=1e-2, **opts)
+    t,_ = go(steps=8, peft_config=LoraConfig(r=2, target_modules=['q_proj','v_proj'],
+        init_lora_weights=False), learning_rate=1e-2, **opts)
     assert sum(p.numel() for p in t.model.parameters() if p.requires_grad)<1000
 
 def test_a_peft_model_with_its_own_adapter():
@@ -182,8 +229,10 @@ def test_a_peft_model_with_its_own_adapter():
     before = {k:v.detach().clone() for k,v in m.named_parameters()}
     t,_ = go(model_=m, beta=.1, learning_rate=1e-2)
     after = dict(m.named_parameters())
-    assert all(torch.equal(v, after[k])!=('lora' in k) for k,v in before.items())           # the adapter moved, the model below it did not
-    assert all(torch.equal(v, after[k.replace('default', 'ref')]) for k,v in before.items())   # the reference is that adapter as it was
+    # the adapter moved, the model below it did not
+    assert all(torch.equal(v, after[k])!=('lora' in k) for k,v in before.items())
+    # the reference is that adapter as it was
+    assert all(torch.equal(v, after[k.replace('default', 'ref')]) for k,v in before.items())
     assert t.state.log_history[0]['kl']<1e-6<1e-4<t.state.log_history[3]['kl']
 
 # -- other samplers -------------------------------------------------------------------------------
@@ -191,13 +240,15 @@ def rollout(prompts, trainer):
     tok = trainer.processing_class
     p = [tok(o)['input_ids'] for o in prompts]
     c = [torch.randint(9, 29, (int(torch.randint(2, 6, (1,))),)).tolist() for _ in p]
-    return dict(prompt_ids=p, completion_ids=c, logprobs=[[-1.5]*len(o) for o in c], env_mask=[[1]+[0]*(len(o)-2)+[1] for o in c], luck=[float(i%2) for i in range(len(c))])
+    return dict(prompt_ids=p, completion_ids=c, logprobs=[[-1.5]*len(o) for o in c],
+        env_mask=[[1]+[0]*(len(o)-2)+[1] for o in c], luck=[float(i%2) for i in range(len(c))])
 
 def test_a_rollout_func_with_its_own_mask_and_columns(monkeypatch):
     monkeypatch.setenv('TRL_EXPERIMENTAL_SILENCE', '1')
     seen = []
     class R(Scripted):
-        def __call__(self, completions, luck=None, **kw): seen.append(luck); return super().__call__(completions)
+        def __call__(self, completions, luck=None, **kw):
+            seen.append(luck); return super().__call__(completions)
     t,got = go(rewards=R(PLAN, G), rollout_func=rollout)
     assert seen[0]==[0.,1.]*4 and all('tool_mask' in b and 'sampling_per_token_logps' in b for b in got)
     for b in got:
@@ -212,16 +263,22 @@ def byte_tokenizer():
     from importlib.resources import files
     sp = ['<pad>','<|endoftext|>','<|im_start|>','<|im_end|>']
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    t = Tokenizer(models.BPE(vocab={o:i for i,o in enumerate(sp+alphabet)}, merges=[])); t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False); t.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=t, pad_token='<pad>', eos_token='<|im_end|>', additional_special_tokens=sp[2:3], padding_side='left', chat_template=(files('trl')/'chat_templates'/'qwen3.jinja').read_text())
+    t = Tokenizer(models.BPE(vocab={o:i for i,o in enumerate(sp+alphabet)}, merges=[]))
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False); t.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=t, pad_token='<pad>', eos_token='<|im_end|>',
+        additional_special_tokens=sp[2:3], padding_side='left',
+        chat_template=(files('trl')/'chat_templates'/'qwen3.jinja').read_text())
 
 def byte_trainer(rewards, turns, **kw):
     from transformers import Qwen2Config, Qwen2ForCausalLM
     tok = byte_tokenizer()
     torch.manual_seed(0)
-    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tok), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, eos_token_id=3))
+    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tok), hidden_size=16, intermediate_size=32,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, eos_token_id=3))
     own = {k:kw.pop(k) for k in ('tools','environment_factory') if k in kw}
-    t = GRPOWithReplayBufferTrainer(model=m, reward_funcs=rewards, args=T.config(max_completion_length=256, per_device_train_batch_size=8, max_steps=4, **kw), train_dataset=T.data(chat=True), processing_class=tok, **own)
+    t = GRPOWithReplayBufferTrainer(model=m, reward_funcs=rewards,
+        args=T.config(max_completion_length=256, per_device_train_batch_size=8, max_steps=4, **kw),
+        train_dataset=T.data(chat=True), processing_class=tok, **own)
     def turn(prompt_ids, *a, **k): return [tok(next(turns))['input_ids'] for _ in prompt_ids],None
     t._generate_single_turn = turn
     return t
@@ -239,18 +296,22 @@ def test_tools_are_called_and_their_answers_stay_out_of_the_loss():
     def texts():
         i = 0
         while True:   # a call of 8 rows, then 8 answers
-            for r in range(8): yield '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call><|im_end|>' % (i, r)
+            for r in range(8):
+                yield '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call><|im_end|>' % (i, r)
             for r in range(8): yield 'it is '+'x'*(r%3)+'<|im_end|>'
             i += 1
-    t = byte_trainer(Scripted(PLAN, G), texts(), tools=[add], log_completions=True, num_completions_to_print=0)
+    t = byte_trainer(Scripted(PLAN, G), texts(), tools=[add], log_completions=True,
+        num_completions_to_print=0)
     got = T.spy(t); t.train()
     assert len(calls)==32 and t.state.log_history[0]['tools/call_frequency']==1
-    assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,False],[True,True]]
+    assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,False],
+        [True,True]]
     for b in got:
         assert ((b['tool_mask']==0)&b['completion_mask'].bool()).any(1).all() and b['num_items_in_batch']==(b['completion_mask']*b['tool_mask']).sum()
         for i,m,k in zip(b['completion_ids'], b['tool_mask'].bool(), b['completion_mask'].bool()):
             trained,given = (t.processing_class.decode(i[o]) for o in (m&k, ~m&k))
-            assert 'tool_call' in trained and 'it is' in trained and 'tool_response' in given and 'tool_call>' not in given
+            assert ('tool_call' in trained and 'it is' in trained and 'tool_response' in given
+                and 'tool_call>' not in given)
 
 def test_d15_environments_are_reset_for_every_generation_and_own_the_reward():
     class Env:
@@ -260,15 +321,18 @@ def test_d15_environments_are_reset_for_every_generation_and_own_the_reward():
         def look(self) -> str:
             """Looks."""
             return 'nothing'
-        def get_reward(self): return 1. if self.n==3 else float(Env.made.index(self)%2)   # the third batch is dead
+        # the third batch is dead
+        def get_reward(self): return 1. if self.n==3 else float(Env.made.index(self)%2)
     def texts():
         while True: yield 'done<|im_end|>'
     t = byte_trainer(None, texts(), environment_factory=Env)
     got = T.spy(t); t.train()
     assert sorted(e.n for e in Env.made)==[4]*8
     assert [b['replayed'].all().item() for b in got]==[False,False,True,False]
-    prompts = [t.processing_class.decode(got[2]['prompt_ids'][i][got[2]['prompt_mask'][i].bool()]) for i in range(8)]
-    assert all('turn 1' in p or 'turn 2' in p for p in prompts)       # the replayed prompt is the one it was sampled with
+    prompts = [t.processing_class.decode(got[2]['prompt_ids'][i][got[2]['prompt_mask'][i].bool()])
+        for i in range(8)]
+    # the replayed prompt is the one it was sampled with
+    assert all('turn 1' in p or 'turn 2' in p for p in prompts)
 
 # -- vLLM, as far as it goes without one ------------------------------------------------------------
 class FakeVLLM:
@@ -288,11 +352,13 @@ def test_the_vllm_path_with_its_correction(monkeypatch, mode, loss):
     monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
     t,got = go(use_vllm=True, vllm_mode='colocate', vllm_importance_sampling_mode=mode, loss_type=loss)
     for b in got:
-        assert b['importance_sampling_ratio'].shape==((8, 1) if mode.startswith('seq') else b['completion_ids'].shape)
+        assert b['importance_sampling_ratio'].shape==((8, 1) if mode.startswith('seq')
+            else b['completion_ids'].shape)
         want = ((b['old_per_token_logps']-b['sampling_per_token_logps'])*b['completion_mask'])
         want = want.sum(1, keepdim=True).exp() if mode.startswith('seq') else want.exp()
         want = want.clamp(max=3) if mode.endswith('truncate') else want.masked_fill(want>3, 0)
-        assert torch.allclose(b['importance_sampling_ratio'], want, atol=1e-5)      # fresh and replayed rows alike
+        # fresh and replayed rows alike
+        assert torch.allclose(b['importance_sampling_ratio'], want, atol=1e-5)
     assert t.vllm_generation.synced>0
 
 def test_vllm_without_correction_needs_no_old_logps(monkeypatch):
@@ -303,9 +369,13 @@ def test_vllm_without_correction_needs_no_old_logps(monkeypatch):
 
 # -- the rest of the settings, so that none is left out -----------------------------------------------
 MORE = dict(
-    model_kwargs=dict(model_init_kwargs=dict(dtype='float32')), remote=dict(trust_remote_code=False), template=dict(chat_template_kwargs=dict(flavour='plain')), epsilon=dict(epsilon=.05),
-    sapo=dict(loss_type='sapo', sapo_temperature_neg=1.2, sapo_temperature_pos=.8), vespo=dict(loss_type='vespo', vespo_k_pos=1., vespo_lambda_pos=2., vespo_k_neg=2., vespo_lambda_neg=1.),
-    adaptive_bounds=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5., entropy_coef_delta=.01, entropy_coef_min=.005, entropy_coef_max=.02), no_images=dict(log_multimodal=False, log_completions=True, num_completions_to_print=0),
+    model_kwargs=dict(model_init_kwargs=dict(dtype='float32')), remote=dict(trust_remote_code=False),
+    template=dict(chat_template_kwargs=dict(flavour='plain')), epsilon=dict(epsilon=.05),
+    sapo=dict(loss_type='sapo', sapo_temperature_neg=1.2, sapo_temperature_pos=.8),
+    vespo=dict(loss_type='vespo', vespo_k_pos=1., vespo_lambda_pos=2., vespo_k_neg=2., vespo_lambda_neg=1.),
+    adaptive_bounds=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5.,
+        entropy_coef_delta=.01, entropy_coef_min=.005, entropy_coef_max=.02),
+        no_images=dict(log_multimodal=False, log_completions=True, num_completions_to_print=0),
     gather=dict(ds3_gather_for_generation=False))
 
 @pytest.mark.parametrize('name', MORE)
@@ -317,14 +387,17 @@ def test_every_remaining_option(name):
     if name=='model_kwargs': assert next(t.model.parameters()).dtype==torch.float32
 
 def test_the_clip_is_as_wide_as_epsilon_says():
-    share = {e:sum(o.get('replay/clip_share', 0) for o in go(epsilon=e, learning_rate=3e-2)[0].state.log_history) for e in (.05,.6)}
+    share = {e:sum(o.get('replay/clip_share', 0) for o in go(epsilon=e,
+        learning_rate=3e-2)[0].state.log_history) for e in (.05,.6)}
     assert share[.05]>share[.6]
 
 def test_a_mixture_of_experts_with_its_balancing_loss():
     from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
     def moe():
         torch.manual_seed(0)
-        return Qwen2MoeForCausalLM(Qwen2MoeConfig(vocab_size=29, hidden_size=16, intermediate_size=32, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        return Qwen2MoeForCausalLM(Qwen2MoeConfig(vocab_size=29, hidden_size=16, intermediate_size=32,
+            moe_intermediate_size=16, shared_expert_intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1,
             num_experts=4, num_experts_per_tok=2, pad_token_id=0, eos_token_id=1))
     t,_ = go(model_=moe(), router_aux_loss_coef=.1, num_iterations=2, steps=8)
     assert any('aux_loss' in o for o in t.state.log_history)
@@ -334,20 +407,28 @@ def test_a_mixture_of_experts_with_its_balancing_loss():
 def test_vllm_settings_reach_it_and_its_bounds_hold_for_replayed_rows(monkeypatch, mode, low):
     import trl.trainer.grpo_trainer as M
     monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
-    given = dict(vllm_model_impl='transformers', vllm_enable_sleep_mode=True, vllm_structured_outputs_regex='a+', vllm_gpu_memory_utilization=.2, vllm_max_model_length=77, vllm_tensor_parallel_size=1)
-    t,got = go(use_vllm=True, vllm_mode='colocate', vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=1.3, vllm_importance_sampling_clip_min=low, **given)
+    given = dict(vllm_model_impl='transformers', vllm_enable_sleep_mode=True,
+        vllm_structured_outputs_regex='a+', vllm_gpu_memory_utilization=.2, vllm_max_model_length=77,
+        vllm_tensor_parallel_size=1)
+    t,got = go(use_vllm=True, vllm_mode='colocate', vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_max=1.3, vllm_importance_sampling_clip_min=low, **given)
     kw = t.vllm_generation.kw
-    assert (kw['model_impl'],kw['enable_sleep_mode'],kw['structured_outputs_regex'],kw['gpu_memory_utilization'],kw['max_model_length'],kw['tensor_parallel_size'])==('transformers',True,'a+',.2,77,1)
+    assert (kw['model_impl'],kw['enable_sleep_mode'],kw['structured_outputs_regex'],
+        kw['gpu_memory_utilization'],kw['max_model_length'],kw['tensor_parallel_size'])==('transformers',True,
+        'a+',.2,77,1)
     for b in got:
         r = b['importance_sampling_ratio'][b['completion_mask'].bool()]
-        assert r.max()<=1.3+1e-6 and (low is None or ((r>=low)|(r==0) if mode=='token_mask' else r>=low).all())
+        assert r.max()<=1.3+1e-6 and (low is None or ((r>=low)|(r==0) if mode=='token_mask'
+            else r>=low).all())
 
 def test_a_vllm_server_is_told_where_it_is(monkeypatch):
     import trl.trainer.grpo_trainer as M
     monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
-    t,_ = go(use_vllm=True, vllm_mode='server', vllm_server_base_url='http://here:1', vllm_server_host='here', vllm_server_port=1, vllm_server_timeout=2., vllm_group_port=3)
+    t,_ = go(use_vllm=True, vllm_mode='server', vllm_server_base_url='http://here:1', vllm_server_host='here',
+        vllm_server_port=1, vllm_server_timeout=2., vllm_group_port=3)
     kw = t.vllm_generation.kw
-    assert kw['server_base_url']=='http://here:1' and kw['server_timeout']==2. and kw['group_port']==3 and kw['server_host']=='here' and kw['server_port']==1
+    assert (kw['server_base_url']=='http://here:1' and kw['server_timeout']==2. and kw['group_port']==3
+        and kw['server_host']=='here' and kw['server_port']==1)
 
 def test_tool_turns_can_be_limited():
     def again(a: int) -> int:
@@ -364,13 +445,16 @@ def test_tool_turns_can_be_limited():
     got = T.spy(t); t.train()
     assert len(calls)==4*8*2 and sum(b['replayed'].any().item() for b in got)==3
 
-LEFT_OUT = dict(log_completions_hub_repo='uploads to the hub', use_transformers_continuous_batching='needs a GPU', transformers_continuous_batching_config='needs a GPU', use_transformers_paged='old name of the same', vllm_importance_sampling_cap='old name of clip_max')
+LEFT_OUT = dict(log_completions_hub_repo='uploads to the hub',
+    use_transformers_continuous_batching='needs a GPU', transformers_continuous_batching_config='needs a GPU',
+    use_transformers_paged='old name of the same', vllm_importance_sampling_cap='old name of clip_max')
 
 def test_no_setting_of_trl_is_left_out():
     "Each field that GRPOConfig adds to TrainingArguments is used in a test of this trainer, or named above with the reason."
     from pathlib import Path
     from transformers import TrainingArguments
     own = set(GRPOConfig.__dataclass_fields__)-set(TrainingArguments.__dataclass_fields__)
-    used = ' '.join(f.read_text() for f in Path(__file__).parent.glob('test_*trl*.py'))+(Path(__file__).parent/'test_grpo_with_replay_buffer.py').read_text()+(Path(__file__).parent/'trl_tiny.py').read_text()
+    used = ' '.join(f.read_text()
+        for f in Path(__file__).parent.glob('test_*trl*.py'))+(Path(__file__).parent/'test_grpo_with_replay_buffer.py').read_text()+(Path(__file__).parent/'trl_tiny.py').read_text()
     missing = {o for o in own-set(LEFT_OUT) if not re.search(rf'\b{o}\b ?=', used)}
     assert not missing and set(LEFT_OUT)<=own

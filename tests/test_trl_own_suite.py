@@ -22,12 +22,14 @@ def test_the_five_best_are_kept(scores, lowest):
 
 def test_three_different_ones_are_drawn():
     b = stored([.5,.8,.3,.9,.7])
-    for got in (b.sample(3), b.sample(num_samples=3)): assert len(got)==3 and len({o['id'] for o in got})==3 and all(o in [e.data for e in b] for o in got)
+    for got in (b.sample(3), b.sample(num_samples=3)):
+        assert len(got)==3 and len({o['id'] for o in got})==3 and all(o in [e.data for e in b] for o in got)
     for wrong in ({}, dict(n=1, num_samples=1)):
         with pytest.raises(ValueError, match='give one of them'): b.sample(**wrong)
 
 def test_the_buffer_shows_pairs_of_score_and_data_under_its_old_name():
-    assert stored([.5,.8,.3]).heap==[(.3, dict(id=3)),(.5, dict(id=1)),(.8, dict(id=2))] and stored([.5,.8], size=1).heap==[(.8, dict(id=2))]
+    assert stored([.5,.8,.3]).heap==[(.3, dict(id=3)),(.5, dict(id=1)),(.8, dict(id=2))] and stored([.5,.8],
+        size=1).heap==[(.8, dict(id=2))]
 
 # -- what becomes of a batch ------------------------------------------------------------------------
 SHORT,OTHER = [[5,6,1],[7,8,1]],[[9,10,1],[11,12,1]]   # completions of a group, 1 ends them
@@ -39,8 +41,11 @@ def two_batches(second, rewards, first=FIRST, **kw):
     plan = iter([first,second])
     def rollout(prompts, trainer):
         batch = next(plan)
-        return dict(prompt_ids=[p for p,cs in batch for _ in cs], completion_ids=[c for _,cs in batch for c in cs], logprobs=[[-1.]*len(c) for _,cs in batch for c in cs])
-    t = T.trainer(Scripted([LIVE,ALSO,*rewards], G), num_generations=G, per_device_train_batch_size=2*G, max_steps=2, max_completion_length=8, rollout_func=rollout, replay_buffer_size=5, **kw)
+        return dict(prompt_ids=[p for p,cs in batch for _ in cs],
+            completion_ids=[c for _,cs in batch for c in cs],
+            logprobs=[[-1.]*len(c) for _,cs in batch for c in cs])
+    t = T.trainer(Scripted([LIVE,ALSO,*rewards], G), num_generations=G, per_device_train_batch_size=2*G,
+        max_steps=2, max_completion_length=8, rollout_func=rollout, replay_buffer_size=5, **kw)
     got,sizes,old = T.spy(t),[],t.training_step
     def step(*a, **k):
         out = old(*a, **k)
@@ -79,14 +84,18 @@ def test_a_shorter_group_takes_the_width_of_the_batch_and_is_padded_outside():
     t,got,sizes = two_batches([([13], LONG),([13,14,15], LONG)], [DEAD,LIVE])
     b = got[1]
     assert b['prompt_ids'].shape[1]==3 and b['completion_ids'].shape[1]==5 and sizes==[2,3]
-    assert groups(b)[0] in FIRST and b['prompt_mask'][:G].tolist()==[[0,1,1]]*G and b['completion_mask'][:G].tolist()==[[1,1,1,0,0]]*G
-    assert ([13,14,15], LONG) in [(e.data['prompt_ids'].tolist(), [c.tolist() for c in e.data['completion_ids'].split(e.data['lens'].tolist())]) for e in t.replay_buffer]
+    assert groups(b)[0] in FIRST and b['prompt_mask'][:G].tolist()==[[0,1,
+        1]]*G and b['completion_mask'][:G].tolist()==[[1,1,1,0,0]]*G
+    assert ([13,14,15], LONG) in [(e.data['prompt_ids'].tolist(),
+        [c.tolist() for c in e.data['completion_ids'].split(e.data['lens'].tolist())])
+        for e in t.replay_buffer]
 
 def test_a_longer_group_widens_the_batch():
     _,got,_ = two_batches(NEW, [DEAD,LIVE], first=[([20,21,22,23], LONG),([22,23,20,21], LONG)])
     b = got[1]
     assert b['prompt_ids'].shape[1]==4 and b['completion_ids'].shape[1]==5
-    assert groups(b)[1]==NEW[1] and b['prompt_mask'][G:].tolist()==[[0,0,1,1]]*G and (b['completion_ids'][G:, 3:]==T.tokenizer().pad_token_id).all()
+    assert groups(b)[1]==NEW[1] and b['prompt_mask'][G:].tolist()==[[0,0,1,1]]*G and (b['completion_ids'][G:,
+        3:]==T.tokenizer().pad_token_id).all()
 
 # -- the trainer ------------------------------------------------------------------------------------
 @pytest.mark.parametrize('kind', ['none','dataset','dataset_dict','dict'])
@@ -108,7 +117,8 @@ def test_a_trainer_without_settings_takes_our_defaults(tmp_path, monkeypatch):
         self.use_cpu = True
         post(self)
     monkeypatch.setattr(C._BaseConfig, '__post_init__', on_cpu)
-    t = GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, train_dataset=T.data(), processing_class=T.tokenizer())
+    t = GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, train_dataset=T.data(),
+        processing_class=T.tokenizer())
     assert t.args.replay_buffer_size==64 and t.replaying
 
 # -- the table of completions -----------------------------------------------------------------------
@@ -117,17 +127,24 @@ def test_replayed_rows_of_the_table_have_the_form_of_their_neighbours(parts, sco
     "A column with text in some rows and messages in others can't be written: the run died at the first replacement."
     say = lambda p: [dict(role='user', content=[dict(type='text', text=p)] if parts else p)]
     ds = Dataset.from_dict(dict(prompt=[say(p) for p in T.PROMPTS]))
-    t = T.trainer(Scripted([LIVE,ALSO,DEAD,LIVE], G), num_generations=G, per_device_train_batch_size=2*G, max_steps=2, dataset=ds, log_completions=True, num_completions_to_print=0, replay_scope=scope)
+    t = T.trainer(Scripted([LIVE,ALSO,DEAD,LIVE], G), num_generations=G, per_device_train_batch_size=2*G,
+        max_steps=2, dataset=ds, log_completions=True, num_completions_to_print=0, replay_scope=scope)
     t.train()
     assert list(t._logs['extra']['replayed'])==[True]*G+[False]*G
     form = lambda o: 'text' if isinstance(o, str) else type(o[-1]['content']).__name__   # older TRL logs text
     assert len({form(p) for p in t._logs['prompt']})==len({form(c) for c in t._logs['completion']})==1
 
 # -- what is said of wrong input --------------------------------------------------------------------
-BAD = [(dict(num_generations='4'), 'num_generations'), (dict(num_generations=0), 'num_generations'), (dict(num_iterations=0), 'num_iterations'), (dict(steps_per_generation=0), 'steps_per_generation'),
-    (dict(learning_rate='1e-3'), 'learning_rate'), (dict(learning_rate=float('nan')), 'learning_rate'), (dict(beta=-1.), 'beta'), (dict(epsilon=None), 'epsilon'), (dict(temperature=0.), 'temperature'), (dict(top_p=0.), 'top_p'),
-    (dict(loss_type='ppo'), 'loss_type'), (dict(scale_rewards='std'), 'scale_rewards'), (dict(reward_weights=[float('nan')]), 'reward_weights'), (dict(reward_weights=['1']), 'reward_weights'), (dict(max_completion_length=0), 'max_completion_length'),
-    (dict(replay_buffer_size=True), 'replay_buffer_size'), (dict(replay_age_limit='10'), 'replay_age_limit'), (dict(replay_age_decay='fast'), 'replay_age_decay'), (dict(replay_max_uses=1.5), 'replay_max_uses'),
+BAD = [(dict(num_generations='4'), 'num_generations'), (dict(num_generations=0), 'num_generations'),
+    (dict(num_iterations=0), 'num_iterations'), (dict(steps_per_generation=0), 'steps_per_generation'),
+    (dict(learning_rate='1e-3'), 'learning_rate'), (dict(learning_rate=float('nan')), 'learning_rate'),
+    (dict(beta=-1.), 'beta'), (dict(epsilon=None), 'epsilon'), (dict(temperature=0.), 'temperature'),
+    (dict(top_p=0.), 'top_p'),
+    (dict(loss_type='ppo'), 'loss_type'), (dict(scale_rewards='std'), 'scale_rewards'),
+    (dict(reward_weights=[float('nan')]), 'reward_weights'), (dict(reward_weights=['1']), 'reward_weights'),
+    (dict(max_completion_length=0), 'max_completion_length'),
+    (dict(replay_buffer_size=True), 'replay_buffer_size'), (dict(replay_age_limit='10'), 'replay_age_limit'),
+    (dict(replay_age_decay='fast'), 'replay_age_decay'), (dict(replay_max_uses=1.5), 'replay_max_uses'),
     (dict(dead_tolerance=None), 'dead_tolerance'), (dict(replay_drop_dead_kl='yes'), 'replay_drop_dead_kl')]
 
 @pytest.mark.parametrize('bad,name', BAD, ids=str)
@@ -136,24 +153,31 @@ def test_a_setting_that_cannot_work_is_named_before_any_work(bad, name):
 
 @pytest.mark.parametrize('message', [dict(content='one'), dict(role='user')], ids=str)
 def test_a_message_without_role_or_content_is_shown(message):
-    with pytest.raises(ValueError, match="prompt 0 of the dataset has the message .*'role' and a 'content'"): T.trainer(dataset=Dataset.from_dict(dict(prompt=[[message]]*17)))
+    with pytest.raises(ValueError, match="prompt 0 of the dataset has the message .*'role' and a 'content'"):
+        T.trainer(dataset=Dataset.from_dict(dict(prompt=[[message]]*17)))
 
 def test_a_column_with_a_name_of_trls_own_is_refused():
-    with pytest.raises(ValueError, match="column 'completions'.*rename"): T.trainer(dataset=T.data(completions=['x']*17))
+    with pytest.raises(ValueError, match="column 'completions'.*rename"):
+        T.trainer(dataset=T.data(completions=['x']*17))
 
 @pytest.mark.parametrize('model', [None, 3])
 def test_what_is_no_model_is_shown(model):
-    with pytest.raises(TypeError, match=f'`model` is {model}'): GRPOWithReplayBufferTrainer(model=model, reward_funcs=T.n_red, args=T.config(), train_dataset=T.data(), processing_class=T.tokenizer())
+    with pytest.raises(TypeError, match=f'`model` is {model}'):
+        GRPOWithReplayBufferTrainer(model=model, reward_funcs=T.n_red, args=T.config(),
+            train_dataset=T.data(), processing_class=T.tokenizer())
 
 def test_a_token_that_the_model_does_not_know_is_named():
     tok = T.tokenizer()
     tok.add_tokens(['zebra'])
     with pytest.raises(ValueError, match='token 29, the model knows 0 to 28'):
-        GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, args=T.config(), train_dataset=Dataset.from_dict(dict(prompt=['one zebra']*17)), processing_class=tok)
+        GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, args=T.config(),
+            train_dataset=Dataset.from_dict(dict(prompt=['one zebra']*17)), processing_class=tok)
 
 def test_a_stream_that_ends_before_the_first_step_is_an_error():
     t = T.trainer(dataset=T.data(2).to_iterable_dataset(), per_device_train_batch_size=16)
-    with pytest.raises(ValueError, match='ended before its first step: .* the 4 prompts of one generation batch'): t.train()
+    with pytest.raises(ValueError,
+            match='ended before its first step: .* the 4 prompts of one generation batch'):
+        t.train()
 
 def test_logits_that_overflow_are_told_from_broken_weights():
     t = T.trainer(learning_rate=1e10, max_grad_norm=0.)
@@ -164,28 +188,37 @@ def test_logits_that_overflow_are_told_from_broken_weights():
 def saved(tmp_path_factory):
     "Runs with a checkpoint after each of two steps: `whole` between batches, `mid` within one."
     d = tmp_path_factory.mktemp('saved')
-    for name,kw in (('whole', {}), ('mid', dict(steps_per_generation=2, max_steps=3))): T.trainer(**(dict(max_steps=2, save_strategy='steps', save_steps=1, output_dir=str(d/name))|kw)).train()
+    for name,kw in (('whole', {}), ('mid', dict(steps_per_generation=2, max_steps=3))):
+        T.trainer(**(dict(max_steps=2, save_strategy='steps', save_steps=1,
+            output_dir=str(d/name))|kw)).train()
     return d
 
-@pytest.mark.parametrize('name,kw,said', [('whole', dict(num_generations=2), 'groups of 4, this run makes groups of 2'), ('mid', dict(steps_per_generation=4), 'steps_per_generation=2, this run has 4')], ids=['group','batch'])
+@pytest.mark.parametrize('name,kw,said',
+    [('whole', dict(num_generations=2), 'groups of 4, this run makes groups of 2'),
+        ('mid', dict(steps_per_generation=4), 'steps_per_generation=2, this run has 4')],
+        ids=['group','batch'])
 def test_a_resume_with_another_layout_says_which_setting_differs(saved, name, kw, said):
     t = T.trainer(max_steps=4, output_dir=str(saved/name), **kw)
     with pytest.raises(ValueError, match=said): t.train(resume_from_checkpoint=True)
 
-@pytest.mark.parametrize('what,error,said', [('no/such/folder', ValueError, 'no such folder'), (5, TypeError, 'needs True or the path')])
+@pytest.mark.parametrize('what,error,said', [('no/such/folder', ValueError, 'no such folder'),
+    (5, TypeError, 'needs True or the path')])
 def test_a_resume_from_nowhere_says_so(what, error, said):
     with pytest.raises(error, match=said): T.trainer().train(resume_from_checkpoint=what)
 
 @pytest.mark.parametrize('none', [{}, dict(reward_funcs=None), dict(reward_funcs=[])], ids=str)
 def test_a_trainer_without_any_reward_is_told_so_by_trl(none):
-    with pytest.raises(ValueError, match='reward'): GRPOWithReplayBufferTrainer(model=T.folder(), args=T.config(), train_dataset=T.data(), processing_class=T.tokenizer(), **none)
+    with pytest.raises(ValueError, match='reward'):
+        GRPOWithReplayBufferTrainer(model=T.folder(), args=T.config(), train_dataset=T.data(),
+            processing_class=T.tokenizer(), **none)
 
 def test_rows_without_a_prompt_are_described_where_environments_write_the_prompts():
     from grpo_nb.grpo_with_replay_buffer import shown_data
     tok = T.tokenizer()
     of = lambda d: {k:shown_data(tok, d)[k] for k in ('n_prompts','prompt_format')}
     assert of(Dataset.from_dict(dict(environment=['counter']*3)))==dict(n_prompts=3, prompt_format=None)
-    assert of(T.data(3))==dict(n_prompts=3, prompt_format='text') and of(T.data(3, chat=True))==dict(n_prompts=3, prompt_format='conversational')
+    assert of(T.data(3))==dict(n_prompts=3, prompt_format='text') and of(T.data(3,
+        chat=True))==dict(n_prompts=3, prompt_format='conversational')
     assert of(None)==dict(n_prompts=None, prompt_format=None)
 
 # -- TRL's file itself ----------------------------------------------------------------------------
@@ -198,4 +231,5 @@ def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs
     stock,ours = main(f)
     assert list(stock.values())==['passed','passed'] and list(ours.values())==['passed','failed']
     said = capsys.readouterr().out
-    assert '2 tests. GRPOTrainer: 2 passed' in said and 'test_other: passed with theirs, failed with ours' in said
+    assert ('2 tests. GRPOTrainer: 2 passed' in said
+        and 'test_other: passed with theirs, failed with ours' in said)

@@ -18,11 +18,13 @@ PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,[0.,2.,1.,0.], DEAD,DEAD]
 
 def run(plan=PLAN, B=2, steps=4, **kw):
     "A trained run: the trainer, its batches as they went to the loss, its ratios, and its folder as read back."
-    t = T.trainer(Scripted(plan, G), **(dict(per_device_train_batch_size=B*G, max_steps=steps, learning_rate=3e-2) | kw))
+    t = T.trainer(Scripted(plan, G),
+        **(dict(per_device_train_batch_size=B*G, max_steps=steps, learning_rate=3e-2) | kw))
     got,ratios,old = T.spy(t),[],t._see_logps
     def see(x, logps):
         old(x, logps)
-        ratios.append((x['replay_row'].tolist(), (logps-x.get('old_per_token_logps', logps)).exp(), x['completion_mask'].bool(), x['advantages']))
+        ratios.append((x['replay_row'].tolist(), (logps-x.get('old_per_token_logps', logps)).exp(),
+            x['completion_mask'].bool(), x['advantages']))
     t._see_logps = see
     t.train()
     return t,got,ratios,read_run(t.args.output_dir)
@@ -30,7 +32,9 @@ def run(plan=PLAN, B=2, steps=4, **kw):
 @pytest.fixture(scope='module')
 def trained(): return run()
 
-def texts(b, g): return [T.tokenizer().decode(i[m.bool()], skip_special_tokens=True) for i,m in zip(b['completion_ids'][g*G:g*G+G], b['completion_mask'][g*G:g*G+G])]
+def texts(b, g):
+    return [T.tokenizer().decode(i[m.bool()], skip_special_tokens=True) for i,
+        m in zip(b['completion_ids'][g*G:g*G+G], b['completion_mask'][g*G:g*G+G])]
 
 # -- groups.jsonl ---------------------------------------------------------------------------------
 def test_every_group_of_every_batch_has_a_row_with_all_fields(trained):
@@ -55,7 +59,9 @@ def test_what_is_trained_on_is_on_record(trained):
         for g,o in enumerate(r.by_step[step]):
             assert o['advantages']==[pytest.approx(a) for a in b['advantages'][g*G:g*G+G].tolist()]
             assert (o['treatment']=='replaced')==b['replayed'][g*G].item()==(o['replacement'] is not None)
-            if o['replacement']: assert o['replacement']['completions']==texts(b, g) and o['replacement']['advantages']==o['advantages']
+            if o['replacement']:
+                assert o['replacement']['completions']==texts(b,
+                    g) and o['replacement']['advantages']==o['advantages']
             else: assert o['completions']==texts(b, g) and o['treatment']=='trained'
 
 def test_a_newcomer_is_the_row_where_it_was_born(trained):
@@ -66,12 +72,15 @@ def test_a_newcomer_is_the_row_where_it_was_born(trained):
     assert len(came)==4
     for step,n in came:
         b = born[n['id']]
-        assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['key'])==(b['step'],step-b['step'],b['prompt'],b['completions'],b['rewards'],b['key'])
-        assert n['advantages']==b['advantages_before'] and n['score']==pytest.approx(b['score'], rel=1e-5) and 0<n['prob']<=1
+        assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['key'])==(b['step'],
+            step-b['step'],b['prompt'],b['completions'],b['rewards'],b['key'])
+        assert n['advantages']==b['advantages_before'] and n['score']==pytest.approx(b['score'],
+            rel=1e-5) and 0<n['prob']<=1
     uses = {}
     for _,n in came: uses[n['id']] = uses.get(n['id'], 0)+1; assert n['uses']==uses[n['id']]
 
-@pytest.mark.parametrize('kw', [{}, dict(steps_per_generation=2, per_device_train_batch_size=4, steps=8), dict(num_iterations=2, steps=8), dict(gradient_accumulation_steps=2, per_device_train_batch_size=4)])
+@pytest.mark.parametrize('kw', [{}, dict(steps_per_generation=2, per_device_train_batch_size=4, steps=8),
+    dict(num_iterations=2, steps=8), dict(gradient_accumulation_steps=2, per_device_train_batch_size=4)])
 def test_ratios_and_clip_shares_are_those_of_the_first_pass(kw):
     t,got,ratios,r = run(**kw)
     per = len(got[0]['advantages'])
@@ -87,28 +96,33 @@ def test_ratios_and_clip_shares_are_those_of_the_first_pass(kw):
     flat = [(rows,g) for rows in seen for g in range(per//G)]
     assert len(flat)==len(r.rows)
     for (rows,g),o in zip(flat, r.rows):
-        x = torch.cat([rows[g*G+j][0] for j in range(G)]).tolist(); A = [rows[g*G+j][1].item() for j in range(G) for _ in rows[g*G+j][0]]
+        x = torch.cat([rows[g*G+j][0] for j in range(G)]).tolist()
+        A = [rows[g*G+j][1].item() for j in range(G) for _ in rows[g*G+j][0]]
         counts = [0]*15
         for v in x: counts[sum(v>=e for e in RATIO_EDGES[1:-1])] += 1
         assert o['ratio_hist']['counts']==counts
-        assert o['clip_share']==pytest.approx(sum((v>1.2 and a>0) or (v<.8 and a<0) for v,a in zip(x, A))/len(x), abs=1e-6)
+        assert o['clip_share']==pytest.approx(sum((v>1.2 and a>0) or (v<.8 and a<0) for v,
+            a in zip(x, A))/len(x), abs=1e-6)
 
 def test_truncated_is_what_has_no_end_token():
     t,got,_,r = run([LIVE], steps=3, max_completion_length=3, mask_truncated_completions=True)
     cut = [c for o in r.rows for c in o['truncated']]
-    assert any(cut) and not all(cut) and sum(cut)/len(cut)==pytest.approx(r.history['completions/clipped_ratio'].mean())
+    assert (any(cut) and not all(cut)
+        and sum(cut)/len(cut)==pytest.approx(r.history['completions/clipped_ratio'].mean()))
     assert all(n==3 for o in r.rows for n,c in zip(o['n_tokens'], o['truncated']) if c)
 
 def test_a_row_that_trl_masks_for_being_cut_off_is_cut_off_whatever_its_tokens(trained):
     t = trained[0]
     t._step,t._rewards = 0,torch.zeros(2, 1)
-    t._open_groups(dict(completion_ids=torch.tensor([[0,5,6],[5,1,0]]), completion_mask=torch.tensor([[0,0,0],[1,1,0]])))
+    t._open_groups(dict(completion_ids=torch.tensor([[0,5,6],[5,1,0]]),
+        completion_mask=torch.tensor([[0,0,0],[1,1,0]])))
     assert t._open['stats'][:, -2:].tolist()==[[3,1],[2,0]]   # tokens, cut off
     t._open = None
 
 def test_two_batches_in_one_step_are_numbered_on():
     _,got,_,r = run([LIVE], steps=2, steps_per_generation=1, gradient_accumulation_steps=2)
-    assert len(got)==4 and [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(1,2),(1,3),(2,0),(2,1),(2,2),(2,3)]
+    assert len(got)==4 and [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(1,2),(1,3),(2,0),(2,1),
+        (2,2),(2,3)]
 
 @pytest.mark.parametrize('what', ['keep','mask'])
 def test_a_dead_group_that_stays_says_how(what):
@@ -120,8 +134,11 @@ def test_without_replay_dead_groups_are_kept_and_recording_changes_nothing():
     runs = {n:run(replay_buffer_size=0, record_groups=n) for n in (0,1)}
     assert T.same(*[T.weights(runs[n][0]) for n in (0,1)])
     r = runs[1][3]
-    assert [o['treatment'] for o in r.rows]==['trained','trained','trained','kept','kept','trained','kept','kept'] and r.settings['method']=='keep'
-    assert all(sum(o['ratio_hist']['counts'])==sum(o['n_tokens'])==o['ratio_hist']['counts'][7] for o in r.rows)   # all at 1
+    assert [o['treatment'] for o in r.rows]==['trained','trained','trained','kept','kept','trained','kept',
+        'kept'] and r.settings['method']=='keep'
+    # all at 1
+    assert all(sum(o['ratio_hist']['counts'])==sum(o['n_tokens'])==o['ratio_hist']['counts'][7]
+        for o in r.rows)
     assert not runs[0][3].rows and len(runs[0][3].history)==4
 
 def test_with_replay_recording_changes_nothing_either():
@@ -133,18 +150,24 @@ def test_a_record_is_bounded_by_batches_and_by_groups():
     assert [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(3,0),(3,1),(5,0),(5,1)]
     _,got,_,r = run([LIVE], steps=10, steps_per_generation=2, per_device_train_batch_size=4, record_groups=2)
     assert len(got)==5 and r.steps==[1,5,9]
-    assert T.config(push_to_hub=True).record_groups==0 and T.config(push_to_hub=True, record_groups=3).record_groups==3     # no texts on the hub unasked
+    # no texts on the hub unasked
+    assert T.config(push_to_hub=True).record_groups==0 and T.config(push_to_hub=True,
+        record_groups=3).record_groups==3
     for bad in (dict(record_groups=-1), dict(record_max_groups=0)):
         with pytest.raises(ValueError, match=list(bad)[0]): T.config(**bad)
 
 def test_several_rewards_none_among_them_and_conversations():
     def maybe(completions, **kw): return [None,1.,2.,None]*(len(completions)//4)
-    t = T.trainer([Scripted(PLAN, G),maybe], per_device_train_batch_size=8, max_steps=2, reward_weights=[1.,.5], dataset=T.data(chat=True)); t.train()
+    t = T.trainer([Scripted(PLAN, G),maybe], per_device_train_batch_size=8, max_steps=2,
+        reward_weights=[1.,.5], dataset=T.data(chat=True))
+    t.train()
     r = read_run(t.args.output_dir)
     assert len(r.rows)==4
     for o in r.rows:
-        assert o['rewards_by_func']['maybe']==[None,1.,2.,None] and isinstance(o['prompt'], str) and o['prompt'] in T.PROMPTS
-        assert o['rewards']==[s+.5*(m or 0) for s,m in zip(o['rewards_by_func']['scripted'], o['rewards_by_func']['maybe'])]
+        assert o['rewards_by_func']['maybe']==[None,1.,2.,None] and isinstance(o['prompt'],
+            str) and o['prompt'] in T.PROMPTS
+        assert o['rewards']==[s+.5*(m or 0) for s,m in zip(o['rewards_by_func']['scripted'],
+            o['rewards_by_func']['maybe'])]
     assert r.settings['data']['prompt_format']=='conversational'
 
 def test_a_crash_leaves_what_was_trained_on():
@@ -158,15 +181,22 @@ def test_a_crash_leaves_what_was_trained_on():
 
 # -- settings.json and history.jsonl --------------------------------------------------------------
 def test_settings_say_what_the_tools_ask_for():
-    t,_,_,r = run([LIVE], steps=2, steps_per_generation=2, gradient_accumulation_steps=2, per_device_train_batch_size=4, num_iterations=1, beta=.02, replay_age_limit=9, replay_buffer_size=5)
+    t,_,_,r = run([LIVE], steps=2, steps_per_generation=2, gradient_accumulation_steps=2,
+        per_device_train_batch_size=4, num_iterations=1, beta=.02, replay_age_limit=9, replay_buffer_size=5)
     s = r.settings
     assert s['trainer']=='trl' and s['method']=='replay' and s['world_size']==1 and s['versions']['trl']
-    want = dict(steps_per_generation=2, gradient_accumulation_steps=2, num_iterations=1, beta=.02, max_completion_length=6, replay_age_limit=9, replay_buffer_size=5, num_generations=4, learning_rate=3e-2, seed=0, dead_tolerance=1e-6)
+    want = dict(steps_per_generation=2, gradient_accumulation_steps=2, num_iterations=1, beta=.02,
+        max_completion_length=6, replay_age_limit=9, replay_buffer_size=5, num_generations=4,
+        learning_rate=3e-2, seed=0, dead_tolerance=1e-6)
     assert {k:r.setting(k) for k in want}==want and r.setting('age_limit')==9
     assert not {'output_dir','hub_token','run_name','report_to'} & set(s['args'])
-    assert s['data']==dict(n_prompts=17, prompt_format='text', chat_template=True, eos_token_id=1, eos_token='<eos>', eos_in_template=False)
-    plan = batch_plan(**{k:r.setting(k) for k in ('num_generations','per_device_train_batch_size','gradient_accumulation_steps','steps_per_generation','num_iterations')}, world_size=r.setting('world_size'))
-    assert plan['legal'] and plan['completions']==t.args.generation_batch_size==8 and plan['optimizer_steps_per_generation']==1
+    assert s['data']==dict(n_prompts=17, prompt_format='text', chat_template=True, eos_token_id=1,
+        eos_token='<eos>', eos_in_template=False)
+    plan = batch_plan(**{k:r.setting(k) for k in ('num_generations','per_device_train_batch_size',
+        'gradient_accumulation_steps','steps_per_generation','num_iterations')},
+        world_size=r.setting('world_size'))
+    assert (plan['legal'] and plan['completions']==t.args.generation_batch_size==8
+        and plan['optimizer_steps_per_generation']==1)
 
 def test_history_is_what_trl_logged(trained):
     t,_,_,r = trained
@@ -176,25 +206,32 @@ def test_history_is_what_trl_logged(trained):
         for k,v in o.items(): assert k=='step' or h[k][o['step']]==pytest.approx(v, rel=1e-6), k
 
 def test_evaluation_is_in_the_history_and_not_among_the_groups():
-    _,_,_,r = run([LIVE]*99, steps=2, eval_strategy='steps', eval_steps=1, eval_dataset=T.data(4), per_device_eval_batch_size=4)
+    _,_,_,r = run([LIVE]*99, steps=2, eval_strategy='steps', eval_steps=1, eval_dataset=T.data(4),
+        per_device_eval_batch_size=4)
     assert r.history['eval_reward'].notna().all() and len(r.rows)==4
 
 # -- resume ---------------------------------------------------------------------------------------
-TIMES = {'step_time','train_runtime','train_samples_per_second','train_steps_per_second','eval_runtime','total_flos','train_loss'}
+TIMES = {'step_time','train_runtime','train_samples_per_second','train_steps_per_second','eval_runtime',
+    'total_flos','train_loss'}
 def table(folder):
     r = read_run(folder)
-    return r.rows,[{k:v for k,v in o.items() if k not in TIMES and v==v} for o in r.history.to_dict('records')]
+    return r.rows,[{k:v for k,v in o.items() if k not in TIMES and v==v}
+        for o in r.history.to_dict('records')]
 
-@pytest.mark.parametrize('name,kw,at', [('aligned', {}, 3), ('mid-batch', dict(steps_per_generation=4, per_device_train_batch_size=2*G), 5), ('second pass', dict(num_iterations=2), 3)])
+@pytest.mark.parametrize('name,kw,at',
+    [('aligned', {}, 3), ('mid-batch', dict(steps_per_generation=4, per_device_train_batch_size=2*G), 5),
+        ('second pass', dict(num_iterations=2), 3)])
 def test_a_resumed_run_has_the_record_of_one_that_never_stopped(tmp_path, name, kw, at):
     whole = make_resumable(tmp_path/'a', 8, **kw); whole.train()
-    first = make_resumable(tmp_path/'b', 7, **kw); first.train()                     # goes on after the checkpoint, then is lost
+    # goes on after the checkpoint, then is lost
+    first = make_resumable(tmp_path/'b', 7, **kw); first.train()
     for n in range(at+1, 8): shutil.rmtree(tmp_path/'b'/f'checkpoint-{n}')
     part = make_resumable(tmp_path/'b', 8, **kw); part.train(resume_from_checkpoint=True)
     (rows,history),(rows2,history2) = table(tmp_path/'a'),table(tmp_path/'b')
     assert rows==rows2 and history==history2
     assert any(o['replacement'] for o in rows) and len({(o['step'],o['group']) for o in rows})==len(rows)
-    if name=='mid-batch': assert any(o['ratio_hist'] is None for o in rows)          # written with the checkpoint, before their turn came
+    # written with the checkpoint, before their turn came
+    if name=='mid-batch': assert any(o['ratio_hist'] is None for o in rows)
 
 def test_a_new_run_in_the_same_folder_begins_a_new_record(tmp_path):
     for _ in range(2): t = make_resumable(tmp_path, 2); t.train()
@@ -203,7 +240,9 @@ def test_a_new_run_in_the_same_folder_begins_a_new_record(tmp_path):
 def test_a_resume_that_is_refused_leaves_the_record_as_it_was(tmp_path):
     make_resumable(tmp_path, 3).train()
     before = (tmp_path/'groups.jsonl').read_bytes()
-    with pytest.raises(ValueError, match='replay_buffer_size=64, this run has 7'): make_resumable(tmp_path, 5, replay_buffer_size=7).train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
+    with pytest.raises(ValueError, match='replay_buffer_size=64, this run has 7'):
+        make_resumable(tmp_path, 5,
+            replay_buffer_size=7).train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
     assert (tmp_path/'groups.jsonl').read_bytes()==before
 
 # -- who reads it ---------------------------------------------------------------------------------
@@ -218,7 +257,8 @@ def test_the_inspector_opens_it(resumed):
     step,row = next((o['step'],o) for o in r.rows if o['replacement'])
     o,s = Opened(inspector_html(r)),r.steps.index(step)
     k = o.by()[s,row['group']]
-    assert o.stored()[k]['id']==row['replacement']['id'] and int((o.by()>=0).sum())==sum(x['replacement'] is not None for x in r.rows)
+    assert (o.stored()[k]['id']==row['replacement']['id']
+        and int((o.by()>=0).sum())==sum(x['replacement'] is not None for x in r.rows))
     at = o.stored()[k]['at']
     assert o.texts(at[0])[at[1]]['completions']==row['replacement']['completions']
     assert o.texts(s)[row['group']]['ratio_hist']==row['ratio_hist'] and o.head['versions'][0]['size']==64
@@ -228,7 +268,8 @@ def test_report_and_doctor_open_it(resumed):
     r = read_run(resumed)
     page = write_report(resumed).read_text()
     o = Opened(page)
-    assert '10 steps' in o.head['about'] and 'method replay' in o.head['about'] and o.head['steps']==list(range(1, 11))
+    assert ('10 steps' in o.head['about'] and 'method replay' in o.head['about']
+        and o.head['steps']==list(range(1, 11)))
     tables = dict(o.head['tables'])
     assert dict(tables['Settings'])['num_generations']=='4' and dict(tables['Versions'])['trl']
     assert any('age of replayed' in c['label'] for c in o.head['curves']) and str(resumed) not in page
@@ -245,7 +286,9 @@ def test_the_commands_open_it(resumed, capsys):
 def test_runs_of_both_arms_are_compared_by_what_differs(tmp_path):
     from grpo_nb.report import arms
     for size in (0,64):
-        for seed in (0,1): run([LIVE], steps=2, output_dir=str(tmp_path/f'{size}-{seed}'), replay_buffer_size=size, seed=seed)
+        for seed in (0,1):
+            run([LIVE], steps=2, output_dir=str(tmp_path/f'{size}-{seed}'), replay_buffer_size=size,
+                seed=seed)
     a = arms([read_run(o) for o in sorted(tmp_path.iterdir())])
     assert sorted(map(len, a.values()))==[2,2] and all('replay_buffer_size=' in k for k in a)
     assert write_report([str(o) for o in sorted(tmp_path.iterdir())], tmp_path/'out').exists()
@@ -256,24 +299,32 @@ def test_runs_of_both_arms_are_compared_by_what_differs(tmp_path):
 def test_two_processes_leave_one_record(tmp_path, scene):
     import os
     here = Path(__file__).parent
-    env = os.environ|dict(OMP_NUM_THREADS='1', TINY=T.folder(), PYTHONPATH=f'{here.parent}:{here}:'+os.environ.get('PYTHONPATH', ''))
-    p = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', str(here/'trl_record_ranks.py'), str(tmp_path), scene], env=env, capture_output=True, text=True, timeout=240)
+    env = os.environ|dict(OMP_NUM_THREADS='1', TINY=T.folder(),
+        PYTHONPATH=f'{here.parent}:{here}:'+os.environ.get('PYTHONPATH', ''))
+    p = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node',
+        '2', str(here/'trl_record_ranks.py'), str(tmp_path), scene], env=env, capture_output=True, text=True,
+        timeout=240)
     assert p.returncode==0, p.stderr[-3000:]
-    facts,r = [torch.load(tmp_path/f'facts{k}', weights_only=False)['batches'] for k in (0,1)],read_run(tmp_path)
+    facts,r = [torch.load(tmp_path/f'facts{k}', weights_only=False)['batches']
+        for k in (0,1)],read_run(tmp_path)
     assert r.steps==[1,3,5] and r.settings['world_size']==2 and len(r.history)==6
     cat = lambda step, k: [x for f in facts for x in f[step][k].tolist()]
     born = {}
     for i,(step,rows) in enumerate(r.by_step.items()):
-        done = [s for f in facts for s in T.tokenizer().batch_decode([ids[m.bool()] for ids,m in zip(f[i]['completion_ids'], f[i]['completion_mask'])], skip_special_tokens=True)]
-        A,old,tokens = cat(i, 'advantages'),cat(i, 'replayed'),[int(m.sum()) for f in facts for m in f[i]['completion_mask']]
+        done = [s for f in facts for s in T.tokenizer().batch_decode([ids[m.bool()] for ids,
+            m in zip(f[i]['completion_ids'], f[i]['completion_mask'])], skip_special_tokens=True)]
+        A,old,tokens = cat(i, 'advantages'),cat(i, 'replayed'),[int(m.sum()) for f in facts
+            for m in f[i]['completion_mask']]
         assert len(rows)*G==len(A)==(20 if scene=='straddle' else 32)
         for g,o in enumerate(rows):
             s,n = slice(g*G, g*G+G),o['replacement']
-            assert o['advantages']==[pytest.approx(a) for a in A[s]] and (n is not None)==old[s][0]==all(old[s]) and o['group']==g
+            assert o['advantages']==[pytest.approx(a)
+                for a in A[s]] and (n is not None)==old[s][0]==all(old[s]) and o['group']==g
             assert (n or o)['completions']==done[s] and sum(o['ratio_hist']['counts'])==sum(tokens[s])
             if n:
                 b = born[n['id']]
-                assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['key'])==(b['step'],step-b['step'],b['prompt'],b['completions'],b['rewards'],b['key']) and o['dead']
+                assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['key'])==(b['step'],
+                    step-b['step'],b['prompt'],b['completions'],b['rewards'],b['key']) and o['dead']
         for o in rows:
             if o['id'] is not None: assert o['id'] not in born; born[o['id']] = o
     assert sum(o['replacement'] is not None for o in r.rows)>1
@@ -284,7 +335,9 @@ def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
     "Processor time of this thread, summed over all that only a record needs; 16 completions of 32 tokens from a model of 0.7 million weights."
     import statistics, time
     from bench_trl import qwen
-    t = T.trainer(Scripted([LIVE]*4+[LIVE,DEAD]*99, G), model_=qwen(128, 3), args=T.config(per_device_train_batch_size=16, max_completion_length=32, max_steps=12, learning_rate=1e-5, generation_kwargs=dict(min_new_tokens=32), dataloader_pin_memory=False))
+    t = T.trainer(Scripted([LIVE]*4+[LIVE,DEAD]*99, G), model_=qwen(128, 3),
+        args=T.config(per_device_train_batch_size=16, max_completion_length=32, max_steps=12,
+            learning_rate=1e-5, generation_kwargs=dict(min_new_tokens=32), dataloader_pin_memory=False))
     spent = dict(record=[0.], step=[])
     def watch(owner, name, to):
         f = getattr(owner, name)
@@ -295,8 +348,10 @@ def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
         setattr(owner, name, g)
     def add(dt): spent['record'][-1] += dt
     def end(dt): spent['step'].append(dt); spent['record'].append(0.)
-    for name in ('_open_groups','_note_fates','_note_ids','_close_groups','_see_ratios','_write_groups'): watch(t, name, add)
+    for name in ('_open_groups','_note_fates','_note_ids','_close_groups','_see_ratios','_write_groups'):
+        watch(t, name, add)
     watch(t, 'training_step', end)
     t.train()
     share = [r/s for r,s in zip(spent['record'], spent['step'])][2:]
-    assert len(read_run(t.args.output_dir).rows)==12*4 and 0<statistics.median(share)<=.015, share   # 0.9 % on an idle core; the rest is for a busy one
+    # 0.9 % on an idle core; the rest is for a busy one
+    assert len(read_run(t.args.output_dir).rows)==12*4 and 0<statistics.median(share)<=.015, share

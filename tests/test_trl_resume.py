@@ -19,10 +19,14 @@ def rewards(completions, **kw):
 
 def buffers_equal(a, b):
     a,b = a.state_dict(),b.state_dict()
-    eq = lambda x, y: torch.equal(x, y) if isinstance(x, torch.Tensor) else x.keys()==y.keys() and all(eq(x[k], y[k]) for k in x) if isinstance(x, dict) else len(x)==len(y) and all(map(eq, x, y)) if isinstance(x, (list,tuple)) else x==y
+    eq = lambda x, y: torch.equal(x, y) if isinstance(x,
+        torch.Tensor) else x.keys()==y.keys() and all(eq(x[k], y[k]) for k in x) if isinstance(x,
+        dict) else len(x)==len(y) and all(map(eq, x, y)) if isinstance(x, (list,tuple)) else x==y
     return eq(a, b)
 
-def logs(t): return [{k:v for k,v in o.items() if 'time' not in k and 'runtime' not in k and 'second' not in k and k not in ('train_loss','total_flos')} for o in t.state.log_history if 'loss' in o]
+def logs(t):
+    return [{k:v for k,v in o.items() if 'time' not in k and 'runtime' not in k and 'second' not in k
+        and k not in ('train_loss','total_flos')} for o in t.state.log_history if 'loss' in o]
 
 def make(out, steps, peft=False, **kw):
     own = {}
@@ -30,7 +34,8 @@ def make(out, steps, peft=False, **kw):
         from peft import LoraConfig
         own['peft_config'] = LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False)
     data = kw.pop('dataset', None)
-    opts = dict(output_dir=str(out), max_steps=steps, save_strategy='steps', save_steps=1, learning_rate=5e-3, per_device_train_batch_size=8, lr_scheduler_type='constant') | kw
+    opts = dict(output_dir=str(out), max_steps=steps, save_strategy='steps', save_steps=1, learning_rate=5e-3,
+        per_device_train_batch_size=8, lr_scheduler_type='constant') | kw
     return T.trainer(rewards, args=T.config(**opts), dataset=data, **own)
 
 def assert_resumes_equal(tmp_path, total, at, **kw):
@@ -50,13 +55,18 @@ MATRIX = {   # each catches what no other does
     'two generations a step': dict(at=3, opts=dict(gradient_accumulation_steps=2, steps_per_generation=1)),
     'in the last of three passes': dict(at=5, opts=dict(num_iterations=3)),
     'odd ratio': dict(at=4, opts=dict(steps_per_generation=2, gradient_accumulation_steps=3), total=7),
-    'in the third of four slices': dict(at=6, opts=dict(steps_per_generation=4, per_device_train_batch_size=2*G), total=8),
-    'third epoch, mid-batch': dict(at=7, opts=dict(dataset=4, steps_per_generation=2, per_device_train_batch_size=4), total=9),
+    'in the third of four slices': dict(at=6, opts=dict(steps_per_generation=4,
+        per_device_train_batch_size=2*G), total=8),
+    'third epoch, mid-batch': dict(at=7, opts=dict(dataset=4, steps_per_generation=2,
+        per_device_train_batch_size=4), total=9),
     'end of an epoch': dict(at=3, opts=dict(dataset=6), total=8),
     'adapters with beta, mid-batch': dict(at=3, opts=dict(peft=True, beta=.1, num_iterations=2)),
-    'moving reference': dict(at=4, opts=dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=3, ref_model_mixup_alpha=.5), total=8),
-    'adaptive entropy': dict(at=3, opts=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5., entropy_coef_delta=.01)),
-    'age, uses, decay': dict(at=4, opts=dict(replay_age_limit=3, replay_max_uses=2, replay_age_decay=2., replay_buffer_size=3), total=8),
+    'moving reference': dict(at=4, opts=dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=3,
+        ref_model_mixup_alpha=.5), total=8),
+    'adaptive entropy': dict(at=3, opts=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5.,
+        entropy_coef_delta=.01)),
+    'age, uses, decay': dict(at=4, opts=dict(replay_age_limit=3, replay_max_uses=2, replay_age_decay=2.,
+        replay_buffer_size=3), total=8),
     'no replay': dict(at=3, opts=dict(replay_buffer_size=0, num_iterations=2)),
 }
 
@@ -67,21 +77,29 @@ def test_resume_is_bit_equal(tmp_path, name):
     if 'dataset' in opts: opts['dataset'] = T.data(opts['dataset'])
     total = c.get('total', 6)
     t = assert_resumes_equal(tmp_path, total, c['at'], **opts)
-    assert t.args.replay_buffer_size==0 or sum(o['replay/replaced'] for o in t.state.log_history if 'replay/replaced' in o)>0
+    assert t.args.replay_buffer_size==0 or sum(o['replay/replaced'] for o in t.state.log_history
+        if 'replay/replaced' in o)>0
 
 def test_logging_windows_survive_a_checkpoint_between_them(tmp_path):
     whole = make(tmp_path/'a', 6, logging_steps=2); whole.train()
-    part = make(tmp_path/'b', 6, logging_steps=2); shutil.copytree(tmp_path/'a'/'checkpoint-3', tmp_path/'b'/'checkpoint-3'); part.train(resume_from_checkpoint=True)
-    drop = lambda t: [{k:v for k,v in o.items() if k not in ('loss',)} for o in logs(t)]     # transformers forgets the loss of the window's first half
+    part = make(tmp_path/'b', 6, logging_steps=2)
+    shutil.copytree(tmp_path/'a'/'checkpoint-3', tmp_path/'b'/'checkpoint-3')
+    part.train(resume_from_checkpoint=True)
+    # transformers forgets the loss of the window's first half
+    drop = lambda t: [{k:v for k,v in o.items() if k not in ('loss',)} for o in logs(t)]
     a,b = drop(whole),drop(part)
-    assert a[-1]==b[-1] and {k:v for k,v in a[1].items() if not k.startswith('replay/') or k in ('replay/dead','replay/replaced')}=={k:v for k,v in b[1].items() if not k.startswith('replay/') or k in ('replay/dead','replay/replaced')}
+    assert a[-1]==b[-1] and {k:v for k,v in a[1].items() if not k.startswith('replay/')
+        or k in ('replay/dead','replay/replaced')}=={k:v for k,
+        v in b[1].items() if not k.startswith('replay/') or k in ('replay/dead','replay/replaced')}
 
 def test_an_iterable_dataset_resumes_within_its_first_epoch(tmp_path):
     assert_resumes_equal(tmp_path, 5, 2, dataset=T.data(17).to_iterable_dataset())
 
 def test_a_checkpoint_of_plain_grpo_resumes_with_an_empty_buffer(tmp_path, caplog):
     from trl import GRPOConfig, GRPOTrainer
-    a = T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path), max_steps=2, save_strategy='steps', save_steps=2, per_device_train_batch_size=8)); a.train()
+    a = T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path), max_steps=2,
+        save_strategy='steps', save_steps=2, per_device_train_batch_size=8))
+    a.train()
     b = make(tmp_path, 4); b.train(resume_from_checkpoint=True)
     assert b.state.global_step==4 and 'starts empty' in caplog.text
 
@@ -96,14 +114,21 @@ def test_another_number_of_processes_is_said(tmp_path, caplog):
 
 def test_other_replay_options_are_refused_and_named(tmp_path):
     make(tmp_path, 2).train()
-    for kw in (dict(replay_buffer_size=7), dict(replay_buffer_size=0), dict(replay_priority='uniform'), dict(replay_age_limit=3), dict(replay_age_decay=2.), dict(replay_max_uses=1), dict(replay_when_empty='mask'), dict(replay_drop_dead_kl=True), dict(replay_same_prompt_first=True), dict(dead_tolerance=.5)):
-        with pytest.raises(ValueError, match=f'{next(iter(kw))}=.*, this run has {next(iter(kw.values()))}.*new run from its weights'): make(tmp_path, 3, **kw).train(resume_from_checkpoint=True)
-    t = make(tmp_path, 3, record_groups=0, replay_scope='local'); t.train(resume_from_checkpoint=True)     # what doesn't decide the run is free
+    for kw in (dict(replay_buffer_size=7), dict(replay_buffer_size=0), dict(replay_priority='uniform'),
+            dict(replay_age_limit=3), dict(replay_age_decay=2.), dict(replay_max_uses=1),
+            dict(replay_when_empty='mask'), dict(replay_drop_dead_kl=True),
+            dict(replay_same_prompt_first=True), dict(dead_tolerance=.5)):
+        with pytest.raises(ValueError,
+                match=f'{next(iter(kw))}=.*, this run has {next(iter(kw.values()))}.*new run from its weights'):
+            make(tmp_path, 3, **kw).train(resume_from_checkpoint=True)
+    # what doesn't decide the run is free
+    t = make(tmp_path, 3, record_groups=0, replay_scope='local'); t.train(resume_from_checkpoint=True)
     assert t.state.global_step==3
 
 def test_a_buffer_of_other_options_is_refused_where_the_checkpoint_notes_none(tmp_path):
     older(make(tmp_path, 2), 'replay')
-    with pytest.raises(ValueError, match='max_size'): make(tmp_path, 3, replay_buffer_size=7).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match='max_size'):
+        make(tmp_path, 3, replay_buffer_size=7).train(resume_from_checkpoint=True)
 
 def older(t, *keys):
     "Train, and take out of the last checkpoint what older versions didn't note."
@@ -113,14 +138,19 @@ def older(t, *keys):
     save_state(f, {k:v for k,v in load_state(f).items() if k not in keys}); write_manifest(f.parent)
 
 DATA = T.data()
-OTHER = dict(fewer=(DATA.select(range(16)), '17 rows then, 16 now'), other=(DATA.map(lambda o: dict(prompt=o['prompt']+' red')), '17 rows then, 17 now, with other prompts'), order=(DATA.select(range(16, -1, -1)), 'another order'), stream=(DATA.to_iterable_dataset(), 'a stream now'))
+OTHER = dict(fewer=(DATA.select(range(16)), '17 rows then, 16 now'),
+    other=(DATA.map(lambda o: dict(prompt=o['prompt']+' red')), '17 rows then, 17 now, with other prompts'),
+    order=(DATA.select(range(16, -1, -1)), 'another order'), stream=(DATA.to_iterable_dataset(),
+        'a stream now'))
 @pytest.mark.parametrize('name', OTHER)
 def test_a_run_does_not_go_on_with_other_data_unless_it_is_told_to(name, tmp_path):
     data,says = OTHER[name]
     make(tmp_path, 2, num_iterations=2).train()
-    with pytest.raises(ValueError, match=f'other data .*{says}.*ignore_data_skip'): make(tmp_path, 4, num_iterations=2, dataset=data).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=f'other data .*{says}.*ignore_data_skip'):
+        make(tmp_path, 4, num_iterations=2, dataset=data).train(resume_from_checkpoint=True)
     lines = (tmp_path/'history.jsonl').read_text()
-    t = make(tmp_path, 4, num_iterations=2, dataset=data, ignore_data_skip=True); t.train(resume_from_checkpoint=True)
+    t = make(tmp_path, 4, num_iterations=2, dataset=data, ignore_data_skip=True)
+    t.train(resume_from_checkpoint=True)
     assert t.state.global_step==4 and (tmp_path/'history.jsonl').read_text().startswith(lines)
 
 def test_the_same_data_made_again_and_with_other_columns_is_the_same(tmp_path):
@@ -142,7 +172,8 @@ def test_other_rewards_are_said(tmp_path, caplog):
 def test_the_newest_whole_checkpoint_is_found_whatever_is_missing_or_changed(tmp_path):
     make(tmp_path, 3, save_steps=1).train()
     names = sorted(p.name for p in (tmp_path/'checkpoint-3').iterdir())
-    assert {'grpo_state_0.safetensors','manifest.json','trainer_state.json','model.safetensors','optimizer.pt','rng_state.pth'}<=set(names)
+    assert {'grpo_state_0.safetensors','manifest.json','trainer_state.json','model.safetensors',
+        'optimizer.pt','rng_state.pth'}<=set(names)
     keep = tmp_path/'keep'; shutil.copytree(tmp_path/'checkpoint-3', keep)
     for name in names:
         if name=='manifest.json': continue
@@ -159,12 +190,15 @@ def test_the_newest_whole_checkpoint_is_found_whatever_is_missing_or_changed(tmp
             f.write_bytes(raw)
     assert last_checkpoint(tmp_path).endswith('checkpoint-3')
     (tmp_path/'checkpoint-3'/'optimizer.pt').unlink()
-    with pytest.raises(ValueError, match='checkpoint-3 is not whole: optimizer.pt is missing'): make(tmp_path, 4).train(resume_from_checkpoint=str(tmp_path/'checkpoint-3'))
+    with pytest.raises(ValueError, match='checkpoint-3 is not whole: optimizer.pt is missing'):
+        make(tmp_path, 4).train(resume_from_checkpoint=str(tmp_path/'checkpoint-3'))
 
 def test_no_checkpoint_at_all_is_said(tmp_path):
-    with pytest.raises(ValueError, match='no whole checkpoint'): make(tmp_path, 2).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match='no whole checkpoint'):
+        make(tmp_path, 2).train(resume_from_checkpoint=True)
 
-POINTS = ['save_model', '_save_optimizer_and_scheduler', '_save_scaler', '_save_rng_state', 'state', 'manifest', 'marker']
+POINTS = ['save_model', '_save_optimizer_and_scheduler', '_save_scaler', '_save_rng_state', 'state',
+    'manifest', 'marker']
 
 def killed_at(point, out):
     "In a child: train, and die inside the second save."
@@ -175,7 +209,8 @@ def killed_at(point, out):
     def arm():
         if point=='state': M.save_state = lambda path, s: (Path(path).write_bytes(b'half'), die())
         elif point=='manifest': M.write_manifest = die
-        elif point=='marker': TrainerState.save_to_json = lambda self, path: (Path(path).write_text('{"epoch": 1.'), die())
+        elif point=='marker':
+            TrainerState.save_to_json = lambda self, path: (Path(path).write_text('{"epoch": 1.'), die())
         else:
             old = getattr(t, point)
             def half(*a, **kw): old(*a, **kw); die()
@@ -225,13 +260,15 @@ def test_a_signal_saves_and_stops_and_the_rest_is_as_if_nothing_had_happened(tmp
     t.train()
     assert t.stopped_by==sig.name and t.state.global_step==3 and signal.getsignal(sig) is before
     u = make(tmp_path/'b', 6, save_strategy='no', num_iterations=2); u.train(resume_from_checkpoint=True)
-    assert u.state.global_step==6 and T.same(T.weights(whole), T.weights(u)) and buffers_equal(whole.replay_buffer, u.replay_buffer)
+    assert u.state.global_step==6 and T.same(T.weights(whole),
+        T.weights(u)) and buffers_equal(whole.replay_buffer, u.replay_buffer)
 
 def test_a_second_signal_ends_at_once(tmp_path):
     "It does what the signal did before `train`: here a handler of the test's own, whatever other tests left behind."
     t = make(tmp_path, 6, save_strategy='no')
     class Send(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kw): signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)
+        def on_step_begin(self, args, state, control, **kw):
+            signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)
     t.add_callback(Send())
     def usual(sig, frame): raise KeyboardInterrupt('the usual answer')
     before = signal.signal(signal.SIGINT, usual)
@@ -244,7 +281,8 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(tmp_path):
     t = make(tmp_path, 4, save_steps=2)
     old = t._save_optimizer_and_scheduler
     def full(d):
-        if d.endswith('-4'): raise RuntimeError('[enforce fail at inline_container.cc:664] . unexpected pos 115136 vs 115024')
+        if d.endswith('-4'):
+            raise RuntimeError('[enforce fail at inline_container.cc:664] . unexpected pos 115136 vs 115024')
         old(d)
     t._save_optimizer_and_scheduler = full
     with pytest.raises(OSError, match='checkpoint-4 could not be written.*MiB are free'): t.train()
@@ -253,7 +291,9 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(tmp_path):
 def test_a_finished_run_takes_one_step_more_when_it_is_resumed_and_so_does_trl(tmp_path):
     "As resume.qmd says. When this fails, transformers has learned to look first: take the sentence out."
     from trl import GRPOConfig, GRPOTrainer
-    def trl(): return T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path/'trl'), max_steps=2, save_strategy='steps', save_steps=2, per_device_train_batch_size=8))
+    def trl():
+        return T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path/'trl'),
+            max_steps=2, save_strategy='steps', save_steps=2, per_device_train_batch_size=8))
     for f in (trl, lambda: make(tmp_path/'own', 2, save_steps=2)):
         f().train()
         t = f(); t.train(resume_from_checkpoint=True)

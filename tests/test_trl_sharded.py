@@ -6,15 +6,19 @@ import trl_tiny as T
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
-FIRST = 'whole,straddle,mu2,disagree,other_data,images,signal,resumed,from_one,stored,stored_local,mended,fsdp2,moving'
+FIRST = ('whole,straddle,mu2,disagree,other_data,images,signal,resumed,from_one,stored,stored_local,mended,'
+    'fsdp2,moving')
 
 def rewards(completions, prompts, **kw):   # as in trl_sharded_ranks.py
     r = T.n_red(completions)
     return [1. if len(p)%2 else o for p,o in zip(prompts, r)]
 
 def launch(out, scenes, n=2, fails=False, **env):
-    env = os.environ|dict(OMP_NUM_THREADS='1', TINY=T.folder(), PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))|env
-    r = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', str(n), str(HERE/'trl_sharded_ranks.py'), str(out), scenes], env=env, capture_output=True, text=True, timeout=400)
+    env = os.environ|dict(OMP_NUM_THREADS='1', TINY=T.folder(),
+        PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))|env
+    r = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node',
+        str(n), str(HERE/'trl_sharded_ranks.py'), str(out), scenes], env=env, capture_output=True, text=True,
+        timeout=400)
     assert (r.returncode!=0)==fails, r.stderr[-3000:]
     return r.stderr
 
@@ -22,7 +26,9 @@ def launch(out, scenes, n=2, fails=False, **env):
 def out(tmp_path_factory):
     "All scenes in one launch of two processes; a checkpoint of one process is made here first."
     d = tmp_path_factory.mktemp('sharded')
-    one = T.trainer(rewards, output_dir=str(d/'one'), max_steps=3, save_strategy='steps', save_steps=3, per_device_train_batch_size=16, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8, replay_scope='sharded')
+    one = T.trainer(rewards, output_dir=str(d/'one'), max_steps=3, save_strategy='steps', save_steps=3,
+        per_device_train_batch_size=16, learning_rate=5e-3, lr_scheduler_type='constant',
+        replay_buffer_size=8, replay_scope='sharded')
     one.train()
     torch.save(one.shared.state_dict(), d/'one_state')
     launch(d, FIRST, FROM_ONE=str(d/'one'/'checkpoint-3'))
@@ -30,10 +36,15 @@ def out(tmp_path_factory):
 
 def facts(out, scene): return [torch.load(out/f'{scene}{r}', weights_only=False) for r in (0, 1)]
 
-def equal(x, y): return torch.equal(x, y) if isinstance(x, torch.Tensor) else x.keys()==y.keys() and all(equal(x[k], y[k]) for k in x) if isinstance(x, dict) else len(x)==len(y) and all(map(equal, x, y)) if isinstance(x, (list,tuple)) else x==y
+def equal(x, y):
+    return torch.equal(x, y) if isinstance(x, torch.Tensor) else x.keys()==y.keys() and all(equal(x[k], y[k])
+        for k in x) if isinstance(x, dict) else len(x)==len(y) and all(map(equal, x, y)) if isinstance(x,
+        (list,tuple)) else x==y
 
 def rows_of(o):
-    return [(tuple(p[m.bool()].tolist()), tuple(c[n.bool()].tolist()), round(float(a), 6)) for p,m,c,n,a in zip(o['prompt_ids'], o['prompt_mask'], o['completion_ids'], o['completion_mask'], o['advantages'])]
+    return [(tuple(p[m.bool()].tolist()), tuple(c[n.bool()].tolist()), round(float(a), 6)) for p,m,c,n,
+        a in zip(o['prompt_ids'], o['prompt_mask'], o['completion_ids'], o['completion_mask'],
+            o['advantages'])]
 
 @pytest.mark.parametrize('scene', ['whole','straddle','mu2','fsdp2'])
 def test_two_processes_share_a_buffer(scene, out):
@@ -42,13 +53,15 @@ def test_two_processes_share_a_buffer(scene, out):
     n = len(f[0]['batches'][0]['advantages'])
     seen,travelled,split = {},0,0
     for a,b in zip(f[0]['batches'], f[1]['batches']):
-        assert a['num_items_in_batch']==b['num_items_in_batch']==a['completion_mask'].sum()+b['completion_mask'].sum()
+        assert (a['num_items_in_batch']==b['num_items_in_batch']==a['completion_mask'].sum()+b['completion_mask'].sum())
         rows,new = rows_of(a)+rows_of(b),torch.cat([a['replayed'], b['replayed']]).tolist()
         for g in range(2*n//4):
             r = slice(g*4, g*4+4)
-            assert len(set(new[r]))==1                                       # a group is replaced whole, wherever it lies
+            # a group is replaced whole, wherever it lies
+            assert len(set(new[r]))==1
             if new[g*4]:
-                assert len({o[0] for o in rows[r]})==1 and tuple(rows[r]) in seen and abs(sum(o[2] for o in rows[r]))<1e-3 and any(o[2] for o in rows[r])
+                assert len({o[0] for o in rows[r]})==1 and tuple(rows[r]) in seen and abs(sum(o[2]
+                    for o in rows[r]))<1e-3 and any(o[2] for o in rows[r])
                 travelled += seen[tuple(rows[r])]!={i//n for i in range(g*4, g*4+4)}
                 split += (g*4)//n!=(g*4+3)//n
         for g in range(2*n//4):
@@ -61,7 +74,8 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
         assert b['sharded'] and not a['sharded']                              # FSDP2 it was, and DDP it was
         steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
         assert len(steps[0])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
-        assert a['b']['ids']==b['b']['ids'] and equal(a['b']['index']['data'], b['b']['index']['data']) and a['b']['index']['uses'].tolist()==b['b']['index']['uses'].tolist()
+        assert a['b']['ids']==b['b']['ids'] and equal(a['b']['index']['data'],
+            b['b']['index']['data']) and a['b']['index']['uses'].tolist()==b['b']['index']['uses'].tolist()
         torch.testing.assert_close(a['b']['index']['scores'], b['b']['index']['scores'])
         for p,q in zip(a['b']['pieces'], b['b']['pieces']):
             assert p.keys()==q.keys() and torch.equal(p['completion_ids'], q['completion_ids'])
@@ -69,19 +83,24 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
         assert a['w'].keys()==b['w'].keys()
         for k in a['w']: torch.testing.assert_close(a['w'][k], b['w'][k], rtol=1e-4, atol=1e-6)
 
-@pytest.mark.skipif(not os.environ.get('GRPO_NB_DEEPSPEED'), reason='GRPO_NB_DEEPSPEED=1 runs it: needs deepspeed, which builds an extension for minutes')
+@pytest.mark.skipif(not os.environ.get('GRPO_NB_DEEPSPEED'),
+    reason='GRPO_NB_DEEPSPEED=1 runs it: needs deepspeed, which builds an extension for minutes')
 @pytest.mark.parametrize('scene', ['zero2','zero3'])
 def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
     from grpo_nb.launch import write_launch_config
     f = write_launch_config(tmp_path/f'{scene}.yaml', scene, 2, mixed_precision='no')
-    env = os.environ|dict(OMP_NUM_THREADS='1', DS_ACCELERATOR='cpu', TINY=T.folder(), PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))
-    r = subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f, str(HERE/'trl_sharded_ranks.py'), str(tmp_path), scene], env=env, capture_output=True, text=True, timeout=900)
+    env = os.environ|dict(OMP_NUM_THREADS='1', DS_ACCELERATOR='cpu', TINY=T.folder(),
+        PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))
+    r = subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f,
+        str(HERE/'trl_sharded_ranks.py'), str(tmp_path), scene], env=env, capture_output=True, text=True,
+        timeout=900)
     assert r.returncode==0, r.stderr[-3000:]
     for a,b in zip(facts(out, 'straddle'), facts(tmp_path, scene)):
         steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
         assert len(steps[1])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
         assert a['b']['ids']==b['b']['ids'] and equal(a['b']['index']['data'], b['b']['index']['data'])
-        assert all(torch.equal(p['completion_ids'], q['completion_ids']) for p,q in zip(a['b']['pieces'], b['b']['pieces']))
+        assert all(torch.equal(p['completion_ids'], q['completion_ids']) for p,
+            q in zip(a['b']['pieces'], b['b']['pieces']))
 
 def test_fsdp2_resumes_with_its_buffer(out):
     for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
@@ -98,7 +117,8 @@ def test_stored_groups_stand_beside_fresh_ones_on_both_and_go_on_in_mid_batch(ou
             group = tuple(rows[g*4:g*4+4])
             assert len(set(old[g]))==1 and (group in born)==old[g][0]
             born.add(group)
-        assert sum(o[0] for o in old)>=f[0]['log'][2*i].get('replay/stored', 0) and (i or not any(o[0] for o in old))
+        assert sum(o[0] for o in old)>=f[0]['log'][2*i].get('replay/stored',
+            0) and (i or not any(o[0] for o in old))
         assert a['num_items_in_batch']==a['completion_mask'].sum()+b['completion_mask'].sum()
     assert any(o.get('replay/stored')==2 for o in f[0]['log'])
     for a,b in zip(f, facts(out, 'stored_resumed')): assert T.same(a['w'], b['w']) and equal(a['b'], b['b'])
@@ -106,23 +126,30 @@ def test_stored_groups_stand_beside_fresh_ones_on_both_and_go_on_in_mid_batch(ou
 def test_with_a_buffer_each_both_sample_as_many_prompts_as_the_poorer_needs(out):
     a,b = facts(out, 'stored_local')
     fresh = [[int((~o['replayed']).view(-1, 4).all(1).sum()) for o in x] for x in (a, b)]
-    assert fresh[0][0]==fresh[1][0]==2 and all(x['num_items_in_batch']==y['num_items_in_batch'] for x,y in zip(a, b))
+    assert fresh[0][0]==fresh[1][0]==2 and all(x['num_items_in_batch']==y['num_items_in_batch'] for x,
+        y in zip(a, b))
     assert min(map(sum, fresh))<10
 
 def test_a_reward_that_fails_on_one_process_stops_both_which_save_and_go_on(out):
     said = [(out/f'mended_said{r}').read_text() for r in (0, 1)]
-    assert 'RewardFailed: a reward function raised on rank 1 at step 3' in said[0] and "KeyError: 'no solution'" in said[1]
+    assert ('RewardFailed: a reward function raised on rank 1 at step 3' in said[0]
+        and "KeyError: 'no solution'" in said[1])
     assert all('checkpoint-3 holds the 3 steps before it' in o for o in said)
-    for a,b in zip(facts(out, 'whole'), facts(out, 'mended')): assert T.same(a['w'], b['w']) and equal(a['b'], b['b'])
+    for a,b in zip(facts(out, 'whole'), facts(out, 'mended')):
+        assert T.same(a['w'], b['w']) and equal(a['b'], b['b'])
 
 def test_fsdp2_saves_a_reference_that_moves_and_goes_on_with_it(out):
     from grpo_nb.checkpoints import load_state
     s = [load_state(out/'moving'/'checkpoint-2'/f'grpo_state_{r}.safetensors')['ref'] for r in (0, 1)]
-    assert s[1] is None and sum(v.numel() for v in s[0].values())>=sum(p.numel() for p in T.model().parameters())
+    assert s[1] is None and sum(v.numel() for v in s[0].values())>=sum(p.numel()
+        for p in T.model().parameters())
     for a,b in zip(facts(out, 'moving'), facts(out, 'moving_resumed')):
         assert all(torch.equal(a['w'][k], b['w'][k]) for k in a['w']) and equal(a['b'], b['b'])
 
-@pytest.mark.parametrize('scene,words', [('disagree',['`learning_rate` is 0.001 on rank 0 and 0.002 on rank 1','`seed` is 0 on rank 0 and 1 on rank 1']), ('other_data',['`number of prompts` is 17 on rank 0 and 16 on rank 1']),
+@pytest.mark.parametrize('scene,words',
+    [('disagree',['`learning_rate` is 0.001 on rank 0 and 0.002 on rank 1',
+        '`seed` is 0 on rank 0 and 1 on rank 1']), ('other_data',
+        ['`number of prompts` is 17 on rank 0 and 16 on rank 1']),
     ('images',["images do not travel between processes: set replay_scope='local'"])])
 def test_what_can_not_work_is_refused_on_both_before_the_first_batch(scene, words, out):
     for r in (0, 1):
@@ -135,7 +162,8 @@ def test_a_signal_on_all_ranks_saves_one_whole_checkpoint(out):
     found = [o for o in (out/'signal').glob('checkpoint-3')]
     assert found and checkpoint_problem(found[0])==''
     parts = [load_state(found[0]/f'grpo_state_{r}.safetensors')['buffer'] for r in (0, 1)]
-    assert parts[0]['crc']==parts[1]['crc'] and equal(parts[0]['index'], parts[1]['index']) and len(parts[0]['index']['ids'])>0
+    assert parts[0]['crc']==parts[1]['crc'] and equal(parts[0]['index'],
+        parts[1]['index']) and len(parts[0]['index']['ids'])>0
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(out):
     for a,b in zip(facts(out, 'mu2'), facts(out, 'resumed')):
@@ -143,11 +171,14 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(out):
 
 def test_a_checkpoint_of_two_processes_goes_on_with_one(out):
     parts = [torch.load(out/f'whole{r}', weights_only=False)['b'] for r in (0, 1)]
-    t = T.trainer(rewards, output_dir=str(out/'to_one'), max_steps=8, per_device_train_batch_size=16, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8)
+    t = T.trainer(rewards, output_dir=str(out/'to_one'), max_steps=8, per_device_train_batch_size=16,
+        learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8)
     t.train(resume_from_checkpoint=str(out/'whole'/'checkpoint-6'))
     s,log = t.shared.state_dict(),[o for o in t.state.log_history if o.get('step', 0)>6]
-    assert s['world']==1 and len(s['ids'])==len(s['index']['ids']) and sum(o.get('replay/replaced', 0) for o in log)>0
-    old = {i:torch.cat([p['completion_ids'] for q in parts for j,p in zip(q['ids'], q['pieces']) if j==i]) for i in parts[0]['index']['ids'].tolist()}
+    assert s['world']==1 and len(s['ids'])==len(s['index']['ids']) and sum(o.get('replay/replaced', 0)
+        for o in log)>0
+    old = {i:torch.cat([p['completion_ids'] for q in parts for j,p in zip(q['ids'], q['pieces']) if j==i])
+        for i in parts[0]['index']['ids'].tolist()}
     kept = [i for i in s['ids'] if i in old]
     assert kept and all(torch.equal(s['pieces'][s['ids'].index(i)]['completion_ids'], old[i]) for i in kept)
 
@@ -156,34 +187,42 @@ def test_a_checkpoint_of_one_process_goes_on_with_two(out):
     assert [o['step'] for o in new]==[6, 6] and T.same(new[0]['w'], new[1]['w']) and new[0]['b']['world']==2
     rows = {i:p for o in new for i,p in zip(o['b']['ids'], o['b']['pieces'])}
     kept = [i for i in old['ids'] if i in rows and len(rows[i]['lens'])==4]
-    assert kept and all(torch.equal(rows[i]['completion_ids'], old['pieces'][old['ids'].index(i)]['completion_ids']) for i in kept)
+    assert kept and all(torch.equal(rows[i]['completion_ids'],
+        old['pieces'][old['ids'].index(i)]['completion_ids']) for i in kept)
     assert sum(o.get('replay/replaced', 0) for o in new[0]['log'] if o.get('step', 0)>3)>0
 
-@pytest.mark.parametrize('scene,say', [('hangs',"rank 1 hangs in step 1, reward function 'judge', and the others wait"), ('raises','a reward function raised on rank 1 at step 1')])
+@pytest.mark.parametrize('scene,say',
+    [('hangs',"rank 1 hangs in step 1, reward function 'judge', and the others wait"),
+        ('raises','a reward function raised on rank 1 at step 1')])
 def test_a_rank_at_fault_is_named_by_the_others(scene, say, tmp_path):
     err = launch(tmp_path, scene, fails=True)
     assert say in err, err[-3000:]
 
 def test_one_process_sharded_is_local_bit_for_bit():
     def run(scope):
-        t = T.trainer(T.n_red, max_steps=8, per_device_train_batch_size=16, learning_rate=5e-3, replay_scope=scope)
+        t = T.trainer(T.n_red, max_steps=8, per_device_train_batch_size=16, learning_rate=5e-3,
+            replay_scope=scope)
         t.train()
         return t
     a,b = run('local'),run('sharded')
     assert T.same(T.weights(a), T.weights(b)) and b.sharded and not a.sharded
     x,y = a.replay_buffer.state_dict(),b.shared.index.state_dict()
-    assert x['ids'].tolist()==y['ids'].tolist() and torch.equal(x['scores'], y['scores']) and x['uses'].tolist()==y['uses'].tolist() and sum(x['uses'])>0
+    assert x['ids'].tolist()==y['ids'].tolist() and torch.equal(x['scores'],
+        y['scores']) and x['uses'].tolist()==y['uses'].tolist() and sum(x['uses'])>0
 
 def test_a_checkpoint_of_another_scope_is_refused(tmp_path):
-    T.trainer(T.n_red, output_dir=str(tmp_path), max_steps=2, save_strategy='steps', save_steps=2, per_device_train_batch_size=16, replay_scope='local').train()
+    T.trainer(T.n_red, output_dir=str(tmp_path), max_steps=2, save_strategy='steps', save_steps=2,
+        per_device_train_batch_size=16, replay_scope='local').train()
     with pytest.raises(ValueError, match='set `replay_scope`'):
-        T.trainer(T.n_red, output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=16, replay_scope='sharded').train(resume_from_checkpoint=True)
+        T.trainer(T.n_red, output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=16,
+            replay_scope='sharded').train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match='replay_scope'): T.config(replay_scope='global')
 
 def test_a_shared_buffer_that_holds_nothing_yet_is_saved(tmp_path):
     "Every group is dead, so nothing was stored when the checkpoint was written"
     def nothing(completions, **kw): return [0.]*len(completions)
-    opts = dict(replay_scope='sharded', save_strategy='steps', save_steps=1, max_steps=2, output_dir=str(tmp_path))
+    opts = dict(replay_scope='sharded', save_strategy='steps', save_steps=1, max_steps=2,
+        output_dir=str(tmp_path))
     t = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts))
     t.train()
     again = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts|dict(max_steps=3)))

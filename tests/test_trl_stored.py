@@ -46,7 +46,9 @@ def test_a_young_buffer_gives_what_it_has_and_the_rest_is_sampled():
 def test_a_stored_group_comes_back_token_for_token_with_its_advantages_and_log_probs():
     born,made = {},GRPOTrainer._generate_and_score_completions
     t,got,_,_ = go(steps=4, learning_rate=1e-2)
-    def row(b, i): return tuple(b['completion_ids'][i][b['completion_mask'][i].bool()].tolist()),round(b['advantages'][i].item(), 5)
+    def row(b, i):
+        return (tuple(b['completion_ids'][i][b['completion_mask'][i].bool()].tolist()),
+            round(b['advantages'][i].item(), 5))
     for b in got:
         for g,old in enumerate(groups(b)):
             group = tuple(row(b, g*G+i) for i in range(G))
@@ -61,7 +63,8 @@ def test_every_count_is_of_what_was_sampled_or_of_what_is_trained_on():
     for b,o,r in zip(got, h, reward.seen):
         fresh = ~b['replayed']
         sampled += int(b['prompt_mask'][fresh].sum()+b['completion_mask'][fresh].sum())
-        assert o['num_tokens']==sampled                                    # TRL's count: tokens that were sampled
+        # TRL's count: tokens that were sampled
+        assert o['num_tokens']==sampled
         assert abs(o['completions/mean_length']-b['completion_mask'][fresh].sum(1).float().mean())<1e-5
         assert abs(o['reward']-sum(r)/len(r))<1e-6
         assert abs(o['reward_std']-torch.tensor(r).view(-1, G).std(1).mean())<1e-6
@@ -72,25 +75,31 @@ def test_the_loss_is_that_of_a_batch_that_was_wholly_sampled_and_no_forward_is_a
     forwards = []
     def watch(t):
         old = t.model.forward
-        t.model.forward = lambda *a, **k: forwards.append('labels' in k and k['labels'] is not None) or old(*a, **k)
+        t.model.forward = lambda *a, **k: forwards.append('labels' in k
+            and k['labels'] is not None) or old(*a, **k)
     t,got,_,h = go(steps=4, watch=watch, learning_rate=1e-2)
     assert sum(forwards)==4                                               # one training forward a step
-    for b,o in zip(got[1:], h[1:]): assert b['replayed'].any() and math.isfinite(o['loss']) and o['replay/ratio_max']!=1
+    for b,o in zip(got[1:], h[1:]):
+        assert b['replayed'].any() and math.isfinite(o['loss']) and o['replay/ratio_max']!=1
 
 def test_dead_fresh_groups_are_replaced_as_before():
     t,got,_,h = go(dead=(3,5), steps=4)
     assert [groups(b) for b in got]==[[False]*3, [True]*3, [False,True,True], [True]*3]
-    assert [(o['replay/dead'], o['replay/replaced'], o.get('replay/stored', 0)) for o in h]==[(0,0,0),(1,1,2),(0,0,2),(1,1,2)]
+    assert [(o['replay/dead'], o['replay/replaced'], o.get('replay/stored', 0)) for o in h]==[(0,0,0),(1,1,2),
+        (0,0,2),(1,1,2)]
     assert h[1]['replay/live_before']==0 and h[1]['replay/live_after']==1
 
 @pytest.mark.parametrize('shuffle', [True, False])
 def test_no_prompt_is_lost_and_the_order_is_that_of_trl(shuffle):
     reward = Spread()
-    t = T.trainer(reward, per_device_train_batch_size=3*G, max_steps=24, replay_stored_per_fresh=2, shuffle_dataset=shuffle)
+    t = T.trainer(reward, per_device_train_batch_size=3*G, max_steps=24, replay_stored_per_fresh=2,
+        shuffle_dataset=shuffle)
     t.train()
     plain = Spread()
-    T.trainer(plain, cls=GRPOTrainer, args=T.config(GRPOConfig, per_device_train_batch_size=G, max_steps=26, shuffle_dataset=shuffle)).train()
-    assert len(reward.asked)==26 and reward.asked==plain.asked             # one and a half epochs of 17 prompts
+    T.trainer(plain, cls=GRPOTrainer, args=T.config(GRPOConfig, per_device_train_batch_size=G, max_steps=26,
+        shuffle_dataset=shuffle)).train()
+    # one and a half epochs of 17 prompts
+    assert len(reward.asked)==26 and reward.asked==plain.asked
     assert len(set(reward.asked[:17]))==17
 
 def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():
@@ -99,8 +108,10 @@ def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():
     L,b = t._logs,got[-1]
     assert len(L['prompt'])==len(L['completion'])==len(L['advantages'])==3*G
     assert list(L['extra']['replayed'])[-3*G:]==b['replayed'].tolist()
-    assert [round(x, 4) for x in list(L['advantages'])[-3*G:]]==[round(x, 4) for x in b['advantages'].tolist()]
-    texts = t.processing_class.batch_decode([i[m.bool()] for i,m in zip(b['completion_ids'], b['completion_mask'])], skip_special_tokens=True)
+    assert [round(x, 4) for x in list(L['advantages'])[-3*G:]]==[round(x, 4)
+        for x in b['advantages'].tolist()]
+    texts = t.processing_class.batch_decode([i[m.bool()] for i,
+        m in zip(b['completion_ids'], b['completion_mask'])], skip_special_tokens=True)
     assert list(L['completion'])[-3*G:]==texts
     run = read_run(t.args.output_dir)
     assert [o['treatment'] for o in run.rows]==['trained']*3+['trained','stored','stored']*2
@@ -108,10 +119,13 @@ def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():
     for o in run.rows:
         if o['treatment']!='stored': continue
         was = born[o['replacement']['id']]
-        assert [o[k] for k in ('prompt','completions','rewards','dead')]==[was[k] for k in ('prompt','completions','rewards','dead')]
-        assert o['replacement']['completions']==was['completions'] and o['n_tokens']==was['n_tokens'] and o['ratio_hist']
+        assert [o[k] for k in ('prompt','completions','rewards','dead')]==[was[k]
+            for k in ('prompt','completions','rewards','dead')]
+        assert (o['replacement']['completions']==was['completions'] and o['n_tokens']==was['n_tokens']
+            and o['ratio_hist'])
 
-MATRIX = {'between two batches': dict(at=3), 'mid-batch': dict(at=3, num_iterations=2), 'slices': dict(at=5, steps_per_generation=3, per_device_train_batch_size=G),
+MATRIX = {'between two batches': dict(at=3), 'mid-batch': dict(at=3, num_iterations=2),
+    'slices': dict(at=5, steps_per_generation=3, per_device_train_batch_size=G),
     'second epoch': dict(at=4, dataset=7)}
 @pytest.mark.parametrize('name', MATRIX)
 def test_it_resumes_to_the_bit(name, tmp_path):
@@ -124,12 +138,16 @@ def test_it_resumes_to_the_bit(name, tmp_path):
     whole = make(tmp_path/'a', 7, **own); whole.train()
     shutil.copytree(tmp_path/'a'/f'checkpoint-{at}', tmp_path/'b'/f'checkpoint-{at}')
     part = make(tmp_path/'b', 7, **own); torch.manual_seed(99); part.train(resume_from_checkpoint=True)
-    assert T.same(T.weights(whole), T.weights(part)) and buffers_equal(whole.replay_buffer, part.replay_buffer) and logs(whole)==logs(part)
+    assert T.same(T.weights(whole), T.weights(part)) and buffers_equal(whole.replay_buffer,
+        part.replay_buffer) and logs(whole)==logs(part)
 
-@pytest.mark.parametrize('kw,says', [(dict(B=4), 'needs a multiple of 3 groups, 12 rows'), (dict(replay_buffer_size=0), 'replay_buffer_size` above 0'), (dict(k=-1), '0 or more'), (dict(k=1.5), 'whole number')])
+@pytest.mark.parametrize('kw,says', [(dict(B=4), 'needs a multiple of 3 groups, 12 rows'),
+    (dict(replay_buffer_size=0), 'replay_buffer_size` above 0'), (dict(k=-1), '0 or more'),
+    (dict(k=1.5), 'whole number')])
 def test_what_cannot_be_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): go(**kw)
 
 def test_a_stream_is_refused():
     with pytest.raises(ValueError, match='a stream cannot go back'):
-        T.trainer(per_device_train_batch_size=3*G, replay_stored_per_fresh=2, dataset=T.data().to_iterable_dataset())
+        T.trainer(per_device_train_batch_size=3*G, replay_stored_per_fresh=2,
+            dataset=T.data().to_iterable_dataset())

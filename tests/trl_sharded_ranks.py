@@ -8,14 +8,17 @@ from transformers import TrainerCallback
 
 out,scenes,rank = Path(sys.argv[1]),sys.argv[2].split(','),int(os.environ['RANK'])
 T.folder = lambda: os.environ['TINY']
-KEYS = ('prompt_ids','prompt_mask','completion_ids','completion_mask','advantages','replayed','replay_dead','num_items_in_batch')
+KEYS = ('prompt_ids','prompt_mask','completion_ids','completion_mask','advantages','replayed','replay_dead',
+    'num_items_in_batch')
 
 def rewards(completions, prompts, **kw):
     r = T.n_red(completions)
-    return [1. if len(p)%2 else o for p,o in zip(prompts, r)]    # decided by the prompt, so that straddling groups are dead on both
+    # decided by the prompt, so that straddling groups are dead on both
+    return [1. if len(p)%2 else o for p,o in zip(prompts, r)]
 
 def make(name, steps, reward=rewards, **kw):
-    opts = dict(output_dir=str(out/name), max_steps=steps, save_strategy='steps', save_steps=3, per_device_train_batch_size=8, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=4)
+    opts = dict(output_dir=str(out/name), max_steps=steps, save_strategy='steps', save_steps=3,
+        per_device_train_batch_size=8, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=4)
     data = kw.pop('dataset', None)
     return T.trainer(reward, args=T.config(**(opts | kw)), dataset=data)
 
@@ -23,8 +26,11 @@ def full(p): return (p.full_tensor() if hasattr(p, 'full_tensor') else p).detach
 
 def keep(name, t, got=()):
     w = {k:full(v) for k,v in t.accelerator.unwrap_model(t.model).state_dict().items()}
-    log = [{k:v for k,v in o.items() if k.startswith('replay/') or k in ('loss','grad_norm','step')} for o in t.state.log_history]
-    torch.save(dict(w=w, b=t.shared.state_dict(), log=log, batches=[{k:o[k] for k in KEYS} for o in got], calls=t.shared.ranks.calls, sharded=any(hasattr(p, 'full_tensor') for p in t.model.parameters()), step=t.state.global_step, by=t.stopped_by), out/f'{name}{rank}')
+    log = [{k:v for k,v in o.items() if k.startswith('replay/') or k in ('loss','grad_norm','step')}
+        for o in t.state.log_history]
+    torch.save(dict(w=w, b=t.shared.state_dict(), log=log, batches=[{k:o[k] for k in KEYS} for o in got],
+        calls=t.shared.ranks.calls, sharded=any(hasattr(p, 'full_tensor') for p in t.model.parameters()),
+        step=t.state.global_step, by=t.stopped_by), out/f'{name}{rank}')
 
 def run(name, steps=6, resume=None, folder=None, callback=None, reward=rewards, **kw):
     t = make(folder or name, steps, reward, **kw)
@@ -79,10 +85,12 @@ for scene in scenes:
         from grpo_nb.launch import fsdp2_on_cpu
         fsdp2_on_cpu()
         run(scene, per_device_train_batch_size=6)
-        run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2', per_device_train_batch_size=6)
+        run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2',
+            per_device_train_batch_size=6)
     if scene=='stored':
         run(scene, replay_stored_per_fresh=1, num_iterations=2, save_steps=5)
-        run('stored_resumed', resume=str(out/'stored'/'checkpoint-5'), folder=scene, replay_stored_per_fresh=1, num_iterations=2, save_steps=5)
+        run('stored_resumed', resume=str(out/'stored'/'checkpoint-5'), folder=scene,
+            replay_stored_per_fresh=1, num_iterations=2, save_steps=5)
     if scene=='stored_local':
         t = make(scene, 5, replay_stored_per_fresh=1, replay_scope='local')
         got = T.spy(t)
@@ -91,13 +99,17 @@ for scene in scenes:
     if scene=='mended':
         t = make(scene, 6, fails, save_strategy='no')
         try: t.train()
-        except Exception as e: (out/f'mended_said{rank}').write_text(f'{type(e).__name__}: {e} '+' '.join(getattr(e, '__notes__', [])))
+        except Exception as e:
+            (out/f'mended_said{rank}').write_text(f'{type(e).__name__}: {e} '+' '.join(getattr(e, '__notes__',
+                [])))
         run(scene, resume='auto', save_strategy='no')
     if scene=='moving':
         from grpo_nb.launch import fsdp2_on_cpu
         fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
-        kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=.5, save_steps=2)
+        kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=.5,
+            save_steps=2)
         run(scene, steps=4, **kw)
         run('moving_resumed', steps=4, resume=str(out/'moving'/'checkpoint-2'), folder=scene, **kw)
-    if scene in ('zero2','zero3'): run(scene, per_device_train_batch_size=6, use_cpu=False, ddp_backend='gloo', save_strategy='no')
+    if scene in ('zero2','zero3'):
+        run(scene, per_device_train_batch_size=6, use_cpu=False, ddp_backend='gloo', save_strategy='no')
     if scene in ('hangs','raises'): make(scene, 3, judge, ddp_timeout=4).train()

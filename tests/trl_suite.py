@@ -22,10 +22,13 @@ def outcomes(path, options, ours):
     "{test: 'passed' | 'failed' | 'skipped'} of TRL's file `path`."
     here = Path(__file__).parent
     with tempfile.TemporaryDirectory() as d:
-        command = [sys.executable, '-m', 'pytest', '-q', str(path), f'--junitxml={d}/out.xml', *(['-p','trl_suite'] if ours else []), *options]
-        env = os.environ|dict(PYTHONPATH=os.pathsep.join([str(here), str(here.parent), os.environ.get('PYTHONPATH', '')]))
+        command = [sys.executable, '-m', 'pytest', '-q', str(path), f'--junitxml={d}/out.xml',
+            *(['-p','trl_suite'] if ours else []), *options]
+        env = os.environ|dict(PYTHONPATH=os.pathsep.join([str(here), str(here.parent),
+            os.environ.get('PYTHONPATH', '')]))
         r = subprocess.run(command, env=env, capture_output=True, text=True)
-        if not Path(f'{d}/out.xml').exists(): raise SystemExit(f'pytest wrote no result: {(r.stdout+r.stderr)[-2000:]}')
+        if not Path(f'{d}/out.xml').exists():
+            raise SystemExit(f'pytest wrote no result: {(r.stdout+r.stderr)[-2000:]}')
         cases = ET.parse(f'{d}/out.xml').getroot().iter('testcase')
         def fate(o):
             kinds = {c.tag for c in o}
@@ -35,7 +38,8 @@ def outcomes(path, options, ours):
 def main(path, *options):
     stock,ours = (outcomes(path, options, o) for o in (False, True))
     def count(o): return ', '.join(f'{list(o.values()).count(k)} {k}' for k in ('passed','failed','skipped'))
-    print(f'trl {version("trl")}: {len(stock)} tests. GRPOTrainer: {count(stock)}. GRPOWithReplayBufferTrainer: {count(ours)}.')
+    print(f'trl {version("trl")}: {len(stock)} tests. GRPOTrainer: {count(stock)}. '
+        f'GRPOWithReplayBufferTrainer: {count(ours)}.')
     for k in stock:
         if stock[k]!=ours.get(k): print(f'  {k}: {stock[k]} with theirs, {ours.get(k)} with ours')
     return stock,ours

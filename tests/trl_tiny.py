@@ -4,20 +4,28 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 
-WORDS = 'one two three four five six seven eight nine ten red blue green big small cat dog sky sea tree'.split()
-CHAT = "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
-PROMPTS = ['one two', 'red big cat', 'sky', 'dog tree sea small', 'three', 'blue green', 'four five six', 'seven eight', 'nine ten', 'big small', 'cat dog', 'one', 'two three', 'red', 'green sea', 'tree sky blue', 'ten']   # 17, as many as zen has
+WORDS = ('one two three four five six seven eight nine ten red blue green big small cat dog sky sea tree'.split())
+CHAT = ("{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}{% "
+    "if add_generation_prompt %}<|im_start|> assistant {% endif %}")
+# 17, as many as zen has
+PROMPTS = ['one two', 'red big cat', 'sky', 'dog tree sea small', 'three', 'blue green', 'four five six',
+    'seven eight', 'nine ten', 'big small', 'cat dog', 'one', 'two three', 'red', 'green sea',
+    'tree sky blue', 'ten']
 
 @functools.lru_cache
 def folder():
     "A folder with model and tokenizer, made once a session."
     from tokenizers import Tokenizer, models, pre_tokenizers, decoders
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-    vocab = {w:i for i,w in enumerate(['<pad>','<eos>','<|im_start|>','<|im_end|>','<unk>','user','assistant','system','tool']+WORDS)}
-    t = Tokenizer(models.WordLevel(vocab, unk_token='<unk>')); t.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tok = PreTrainedTokenizerFast(tokenizer_object=t, pad_token='<pad>', eos_token='<eos>', unk_token='<unk>', additional_special_tokens=['<|im_start|>','<|im_end|>'], padding_side='left', chat_template=CHAT)
+    vocab = {w:i for i,w in enumerate(['<pad>','<eos>','<|im_start|>','<|im_end|>','<unk>','user','assistant',
+        'system','tool']+WORDS)}
+    t = Tokenizer(models.WordLevel(vocab, unk_token='<unk>'))
+    t.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tok = PreTrainedTokenizerFast(tokenizer_object=t, pad_token='<pad>', eos_token='<eos>', unk_token='<unk>',
+        additional_special_tokens=['<|im_start|>','<|im_end|>'], padding_side='left', chat_template=CHAT)
     torch.manual_seed(0)
-    cfg = Qwen2Config(vocab_size=len(vocab), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=True,
+    cfg = Qwen2Config(vocab_size=len(vocab), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=True,
         pad_token_id=0, eos_token_id=1, bos_token_id=None)
     m = Qwen2ForCausalLM(cfg)
     with torch.no_grad():
@@ -38,7 +46,8 @@ def model():
 
 def data(n=None, chat=False, **columns):
     ps = (PROMPTS*10)[:n or len(PROMPTS)]
-    return Dataset.from_dict(dict(prompt=[[dict(role='user', content=p)] for p in ps] if chat else ps, **columns))
+    return Dataset.from_dict(dict(prompt=[[dict(role='user', content=p)] for p in ps] if chat else ps,
+        **columns))
 
 def n_red(completions, **kw):
     "How often a completion says a colour: varies within most groups."
@@ -60,8 +69,10 @@ LIVE,DEAD = [0.,1.,0.,1.],[1.,1.,1.,1.]
 
 def config(cls=None, **kw):
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
-    opts = dict(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4, num_generations=4, max_completion_length=6, learning_rate=1e-3, report_to='none', use_cpu=True, bf16=False,
-        gradient_checkpointing=False, logging_steps=1, max_steps=3, save_strategy='no', disable_tqdm=True, seed=0)
+    opts = dict(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4, num_generations=4,
+        max_completion_length=6, learning_rate=1e-3, report_to='none', use_cpu=True, bf16=False,
+        gradient_checkpointing=False, logging_steps=1, max_steps=3, save_strategy='no', disable_tqdm=True,
+        seed=0)
     opts |= kw
     if 'generation_batch_size' in kw: opts.pop('steps_per_generation', None)
     return (cls or GRPOWithReplayBufferConfig)(**opts)
@@ -69,11 +80,15 @@ def config(cls=None, **kw):
 def trainer(rewards=n_red, cls=None, args=None, dataset=None, model_=None, callbacks=None, **kw):
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
     import warnings
-    own = {k:kw.pop(k) for k in list(kw) if k in ('eval_dataset','peft_config','tools','rollout_func','environment_factory','reward_processing_classes')}
-    t = (cls or GRPOWithReplayBufferTrainer)(model=model_ or folder(), reward_funcs=rewards, args=args or config(**kw), train_dataset=data() if dataset is None else dataset, processing_class=tokenizer(), callbacks=callbacks, **own)
+    own = {k:kw.pop(k) for k in list(kw) if k in ('eval_dataset','peft_config','tools','rollout_func',
+        'environment_factory','reward_processing_classes')}
+    t = (cls or GRPOWithReplayBufferTrainer)(model=model_ or folder(), reward_funcs=rewards,
+        args=args or config(**kw), train_dataset=data() if dataset is None else dataset,
+        processing_class=tokenizer(), callbacks=callbacks, **own)
     return t
 
-def weights(t): return {k:v.detach().clone() for k,v in t.accelerator.unwrap_model(t.model).state_dict().items()}
+def weights(t):
+    return {k:v.detach().clone() for k,v in t.accelerator.unwrap_model(t.model).state_dict().items()}
 
 def same(a, b): return a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
@@ -82,7 +97,8 @@ def spy(t, also_eval=False):
     got,old = [],t._generate_and_score_completions
     def f(inputs):
         out = old(inputs)
-        if t.model.training or also_eval: got.append({k:v.clone() if isinstance(v, torch.Tensor) else v for k,v in out.items()})
+        if t.model.training or also_eval:
+            got.append({k:v.clone() if isinstance(v, torch.Tensor) else v for k,v in out.items()})
         return out
     t._generate_and_score_completions = f
     return got

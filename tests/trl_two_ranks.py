@@ -17,13 +17,21 @@ def rewards(completions, **kw):
         if sum(map(len, completions[g:g+G]))%2==0: r[g:g+G] = [1.]*G
     return r
 
-def make(name, steps, **kw): return T.trainer(rewards, args=T.config(output_dir=str(out/name), max_steps=steps, replay_scope='local', save_strategy='steps', save_steps=1, per_device_train_batch_size=8, learning_rate=5e-3, lr_scheduler_type='constant', **kw))
+def make(name, steps, **kw):
+    return T.trainer(rewards, args=T.config(output_dir=str(out/name), max_steps=steps, replay_scope='local',
+        save_strategy='steps', save_steps=1, per_device_train_batch_size=8, learning_rate=5e-3,
+        lr_scheduler_type='constant', **kw))
 
-def facts(t): return dict(w=T.weights(t), b=t.replay_buffer.state_dict(), log=[{k:v for k,v in o.items() if k.startswith('replay/')} for o in t.state.log_history])
+def facts(t):
+    return dict(w=T.weights(t), b=t.replay_buffer.state_dict(),
+        log=[{k:v for k,v in o.items() if k.startswith('replay/')} for o in t.state.log_history])
 
 for scene in ('straddle','resume','signal'):
     if scene=='straddle':
-        try: T.trainer(rewards, args=T.config(output_dir=str(out), per_device_train_batch_size=2, replay_scope='local')); said = ''
+        try:
+            T.trainer(rewards, args=T.config(output_dir=str(out), per_device_train_batch_size=2,
+                replay_scope='local'))
+            said = ''
         except ValueError as e: said = str(e)
         (out/f'said{rank}').write_text(said)
     if scene=='resume':
@@ -32,7 +40,9 @@ for scene in ('straddle','resume','signal'):
         if rank==0: shutil.copytree(out/'a'/'checkpoint-3', out/'b'/'checkpoint-3')
         a.accelerator.wait_for_everyone()
         b = make('b', 6, num_iterations=2); b.train(resume_from_checkpoint=True)
-        torch.save(dict(a=facts(a), b=facts(b), items=[int(o['num_items_in_batch']) for o in got], local=[int(o['completion_mask'].sum()) for o in got], dead=[int(o['replay_dead'].sum()) for o in got]), out/f'facts{rank}')
+        torch.save(dict(a=facts(a), b=facts(b), items=[int(o['num_items_in_batch']) for o in got],
+            local=[int(o['completion_mask'].sum()) for o in got],
+            dead=[int(o['replay_dead'].sum()) for o in got]), out/f'facts{rank}')
     if scene=='signal':
         t = make('s', 6)
         class Send(TrainerCallback):
