@@ -69,14 +69,19 @@ class Wire:
 
     def words(self, where, lo, hi)->int:
         "4-byte words of rows lo..hi-1 of the group at `where`."
-        return where['prompt_len']+len(self.token)*int(where['lens'][lo:hi].sum())+(hi-lo)*sum(max(w, 1) for _,w in self.row)
+        return where['prompt_len']+len(self.token)*int(where['lens'][lo:hi].sum())+(hi-lo)*sum(max(w, 1)
+            for _,w in self.row)
 
     def parts(self, piece, lo, hi)->list:
         "Rows lo..hi-1 of a piece as int32 tensors that share its memory. ValueError for a missing name, or values that are neither int32 nor float32."
-        if absent := [k for k in (*self.token, *(k for k,_ in self.row)) if k not in piece]: raise ValueError(f'a stored piece has no {absent}: every group needs the same keys, on every process and in every step')
-        if odd := {k:v.dtype for k,v in piece.items() if v.dtype not in _WORD}: raise ValueError(f'only int32 and float32 travel, got {odd}')
+        if absent := [k for k in (*self.token, *(k for k,_ in self.row)) if k not in piece]:
+            raise ValueError(f'a stored piece has no {absent}: every group needs the same keys, on every '
+                f'process and in every step')
+        if odd := {k:v.dtype for k,v in piece.items() if v.dtype not in _WORD}:
+            raise ValueError(f'only int32 and float32 travel, got {odd}')
         a,b = int(piece['lens'][:lo].sum()),int(piece['lens'][:hi].sum())
-        parts = [piece['prompt_ids'], *(piece[k][a:b] for k in self.token), *(piece[k][lo:hi].flatten() for k,_ in self.row)]
+        parts = [piece['prompt_ids'], *(piece[k][a:b] for k in self.token),
+            *(piece[k][lo:hi].flatten() for k,_ in self.row)]
         return [o.contiguous().view(torch.int32) for o in parts]
 
     def pack(self, piece, lo, hi)->Tensor:
@@ -89,7 +94,8 @@ class Wire:
         sizes = [where['prompt_len'], *[int(lens.sum())]*len(self.token), *(n*max(w, 1) for _,w in self.row)]
         p,*rest = words.split(sizes)
         out = dict(prompt_ids=p.clone(), lens=lens)
-        for k,o in zip((*self.token, *(k for k,_ in self.row)), rest): out[k] = o.clone().view(dtypes.get(k, torch.float32))
+        for k,o in zip((*self.token, *(k for k,_ in self.row)), rest):
+            out[k] = o.clone().view(dtypes.get(k, torch.float32))
         for k,w in self.row:
             if w: out[k] = out[k].view(n, w)
         return out
@@ -122,7 +128,8 @@ def plan_moves(
     return out
 
 # %% ../nbs/workshop/distributed.ipynb #144ceaac
-_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor   # its name before torch 2.13
+# its name before torch 2.13
+_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
 class Ranks:
     "The processes that share a buffer: two calls between them, counted. Without a process group it is a world of one."
@@ -130,9 +137,12 @@ class Ranks:
         group=None,  # a torch process group; None for the default one
     ):
         on = dist.is_available() and dist.is_initialized()
-        self.group,self.rank,self.world = group,dist.get_rank(group) if on else 0,dist.get_world_size(group) if on else 1
-        self.device = torch.device('cuda', torch.cuda.current_device()) if on and dist.get_backend(group)=='nccl' else torch.device('cpu')
-        self.calls,self.received,self.index_received = 0,0,0   # calls made, bytes of rows and of the index that came from others
+        self.group,self.rank,self.world = (group,dist.get_rank(group) if on else 0,
+            dist.get_world_size(group) if on else 1)
+        self.device = torch.device('cuda',
+            torch.cuda.current_device()) if on and dist.get_backend(group)=='nccl' else torch.device('cpu')
+        # calls made, bytes of rows and of the index that came from others
+        self.calls,self.received,self.index_received = 0,0,0
 
     def gather(self, x:Tensor)->Tensor:
         "(n,) int32 of every rank as (world, n), on every rank."
@@ -149,7 +159,8 @@ class Ranks:
         self.received += 4*(sum(sizes)-sizes[self.rank])
         if self.world==1: return send
         out = torch.empty(sum(sizes), dtype=torch.int32, device=self.device)
-        dist.all_to_all_single(out, torch.cat(send).to(self.device), sizes, [len(o) for o in send], group=self.group)
+        dist.all_to_all_single(out, torch.cat(send).to(self.device), sizes, [len(o) for o in send],
+            group=self.group)
         return list(out.cpu().split(sizes))
 
 # %% ../nbs/workshop/distributed.ipynb #f22d61bb
@@ -180,7 +191,8 @@ def in_threads(
     return out
 
 # %% ../nbs/workshop/distributed.ipynb #c2abd7a9
-def _crc(x, start=0): return zlib.crc32(x.contiguous().view(torch.uint8).numpy() if isinstance(x, Tensor) else x, start)
+def _crc(x, start=0):
+    return zlib.crc32(x.contiguous().view(torch.uint8).numpy() if isinstance(x, Tensor) else x, start)
 def _signed(x): return x-2**32 if x>=2**31 else x
 
 _MARKS = ('the history of the index','the random numbers','the rewards of this batch','the step')
@@ -192,7 +204,8 @@ def check_agreement(
     odd = marks!=marks[0]
     if not odd.any(): return
     what = ' and '.join(o for o,b in zip(_MARKS, odd.any(0).tolist()) if b)
-    raise RuntimeError(f'the processes disagree on {what}: ranks {odd.any(1).nonzero()[:,0].tolist()} differ from rank 0. Their plans would differ, so nothing was exchanged. '
+    raise RuntimeError(f'the processes disagree on {what}: ranks {odd.any(1).nonzero()[:,0].tolist()} '
+        f'differ from rank 0. Their plans would differ, so nothing was exchanged. '
         'Give all ranks the same settings and seed, and rewards that do not depend on the rank')
 
 # %% ../nbs/workshop/distributed.ipynb #feb10e3b
@@ -236,7 +249,8 @@ class ShardedBuffer:
     ):
         self.index,self.wire,self.G,self.ranks = index,wire,G,ranks or Ranks()
         self.dtypes = dict(completion_ids=torch.int32) if dtypes is None else dtypes
-        self.rows,self.owned,self.crc,self.moved = {},{},0,[]   # id -> (lo, piece); id -> (lo, hi); checksum of the past; the last plan
+        # id -> (lo, piece); id -> (lo, hi); checksum of the past; the last plan
+        self.rows,self.owned,self.crc,self.moved = {},{},0,[]
 
     def __len__(self): return len(self.index)
 
@@ -247,7 +261,8 @@ class ShardedBuffer:
 
     def _marks(self, rewards, dead, step):
         r = _crc(np.array(self.index.rng.getstate()[1], dtype=np.uint32).tobytes())
-        return torch.tensor([_signed(self.crc), _signed(r), _signed(_crc(bytes(dead), _crc(rewards))), step], dtype=torch.int32)
+        return torch.tensor([_signed(self.crc), _signed(r), _signed(_crc(bytes(dead), _crc(rewards))), step],
+            dtype=torch.int32)
 
     def swap(self,
         dead,         # flags of all groups of all ranks, alike on each
@@ -260,12 +275,17 @@ class ShardedBuffer:
         first=(),     # dead groups to fill before the others, each with another stored group where there are enough
     )->Swap:
         "Fill dead groups from the buffer, then store the living ones. RuntimeError on every rank when they disagree."
-        G,n,dead,rewards = self.G,len(lens),[bool(o) for o in dead],torch.nan_to_num(rewards.detach().cpu().float())
-        info = torch.stack([torch.as_tensor(prompt_lens, dtype=torch.int32), torch.as_tensor(lens, dtype=torch.int32), advantages.detach().cpu().float().view(torch.int32), torch.as_tensor(keys, dtype=torch.int32)], 1)
+        G,n,dead,rewards = self.G,len(lens),[bool(o)
+            for o in dead],torch.nan_to_num(rewards.detach().cpu().float())
+        info = torch.stack([torch.as_tensor(prompt_lens, dtype=torch.int32),
+            torch.as_tensor(lens, dtype=torch.int32), advantages.detach().cpu().float().view(torch.int32),
+            torch.as_tensor(keys, dtype=torch.int32)], 1)
         everyone = self.ranks.gather(torch.cat([self._marks(rewards, dead, step), info.flatten()]))
         check_agreement(everyone[:,:4])
         info = everyone[:,4:].reshape(-1, 4)   # (N, 4), in the order of `rewards`
-        if len(info)!=len(rewards) or len(dead)*G!=len(rewards): raise ValueError(f'{len(info)} rows on {self.ranks.world} processes, {len(rewards)} rewards and {len(dead)} groups of {G}: they need to be one batch')
+        if len(info)!=len(rewards) or len(dead)*G!=len(rewards):
+            raise ValueError(f'{len(info)} rows on {self.ranks.world} processes, {len(rewards)} rewards '
+                f'and {len(dead)} groups of {G}: they need to be one batch')
         others = [g for g,d in enumerate(dead) if d and g not in set(first)]
         some,rest,gone = draw_for(self.index, len(first), len(others), step)
         filled = sorted([*zip(first, some), *zip(others, rest)], key=lambda o: o[0])
@@ -273,7 +293,8 @@ class ShardedBuffer:
         left = sorted({*first, *others}-set(places))
         incoming = self._exchange(drawn, places, n)
         stored,mine = self._store(dead, rewards, info, n, step, gone)
-        self.crc = _crc(str([[e.id for e in drawn], places, sorted(stored.items()), self.index.next_id, len(self.index)]).encode(), self.crc)
+        self.crc = _crc(str([[e.id for e in drawn], places, sorted(stored.items()), self.index.next_id,
+            len(self.index)]).encode(), self.crc)
         return Swap(places, drawn, left, stored, incoming, mine, info[::G,3].tolist())
 
     def _exchange(self, drawn, places, n):
@@ -282,7 +303,9 @@ class ShardedBuffer:
         send = [[torch.empty(0, dtype=torch.int32)] for _ in range(self.ranks.world)]
         for m in moves:
             if m.src!=me: continue
-            if drawn[m.at].id not in self.rows: raise RuntimeError(f'rank {me} was never given its rows of stored group {drawn[m.at].id}: call `put` for every group in `Swap.mine`')
+            if drawn[m.at].id not in self.rows:
+                raise RuntimeError(f'rank {me} was never given its rows of stored group {drawn[m.at].id}: '
+                    f'call `put` for every group in `Swap.mine`')
             lo,piece = self.rows[drawn[m.at].id]
             send[m.dst] += wire.parts(piece, m.lo-lo, m.hi-lo)
         sizes = [sum(m.words for m in moves if m.src==r and m.dst==me) for r in range(self.ranks.world)]
@@ -293,7 +316,8 @@ class ShardedBuffer:
             words = got[m.src][at[m.src]:at[m.src]+m.words]
             at[m.src] += m.words
             first = m.place*self.G-me*n
-            out.append((first+m.lo, first+m.hi, wire.unpack(words, drawn[m.at].data, m.lo, m.hi, self.dtypes)))
+            out.append((first+m.lo, first+m.hi, wire.unpack(words, drawn[m.at].data, m.lo, m.hi,
+                self.dtypes)))
         return out
 
     def _store(self, dead, rewards, info, n, step, gone):
@@ -302,7 +326,8 @@ class ShardedBuffer:
         live = [g for g,(d,some) in enumerate(zip(dead, lens.any(1).tolist())) if not d and some]
         score = group_scores(A, rewards.view(-1, G)).tolist()
         data = [dict(prompt_len=int(info[g*G,0]), lens=lens[g].clone(), pieces=pieces(g, G, n)) for g in live]
-        ids = self.index.add([score[g] for g in live], data, step, [int(info[g*G,3]) for g in live]) if self.index.max_size else [None]*len(live)
+        ids = self.index.add([score[g] for g in live], data, step,
+            [int(info[g*G,3]) for g in live]) if self.index.max_size else [None]*len(live)
         gone = {*gone, *self.index.evicted}
         stored = {g:i for g,i in zip(live, ids) if i is not None and i not in gone}
         mine = {g:(i, lo, hi) for g,i in stored.items() for r,lo,hi in pieces(g, G, n) if r==me}
@@ -317,16 +342,21 @@ class ShardedBuffer:
         "Keep this rank's rows of a stored group; ignored when the group has left the buffer meanwhile."
         if id not in self.owned: return
         lo,hi = self.owned[id]
-        if len(piece['lens'])!=hi-lo: raise ValueError(f"{len(piece['lens'])} rows for rows {lo} to {hi} of stored group {id}")
+        if len(piece['lens'])!=hi-lo:
+            raise ValueError(f"{len(piece['lens'])} rows for rows {lo} to {hi} of stored group {id}")
         self.rows[id] = lo,{k:v.detach().cpu() for k,v in piece.items()}
 
     def state_dict(self)->dict:
         "This rank's part, as tensors, numbers, text, lists and dicts."
-        return dict(index=self.index.state_dict(), world=self.ranks.world, crc=self.crc, ids=list(self.rows), los=[lo for lo,_ in self.rows.values()], pieces=[p for _,p in self.rows.values()], owned=[[i, *o] for i,o in self.owned.items()])
+        return dict(index=self.index.state_dict(), world=self.ranks.world, crc=self.crc, ids=list(self.rows),
+            los=[lo for lo,_ in self.rows.values()], pieces=[p for _,p in self.rows.values()],
+            owned=[[i, *o] for i,o in self.owned.items()])
 
     def load_state_dict(self, state:dict):
         "Go on where the same rank of as many processes stood. ValueError for another number of processes."
-        if state['world']!=self.ranks.world: raise ValueError(f'this state is of {state["world"]} processes, here are {self.ranks.world}: give all parts to `redistribute` first')
+        if state['world']!=self.ranks.world:
+            raise ValueError(f'this state is of {state["world"]} processes, here are {self.ranks.world}: '
+                f'give all parts to `redistribute` first')
         self.index.load_state_dict(state['index'])
         self.rows = dict(zip(state['ids'], zip(state['los'], state['pieces'])))
         self.owned,self.crc = {i:(lo, hi) for i,lo,hi in state['owned']},state['crc']
@@ -349,9 +379,13 @@ def made_batch(
     size = lambda n, top: torch.full((n,), top) if fixed else torch.randint(1, top+1, (n,), generator=rng)
     plens,lens = size(n_groups, P).repeat_interleave(G).int(),size(N, T).int()
     prompts = [torch.randint(100, (int(n),), generator=rng).int() for n in plens[::G]]
-    ids,logps = torch.randint(100, (int(lens.sum()),), generator=rng).int().split(lens.tolist()),torch.rand(int(lens.sum()), generator=rng).neg().split(lens.tolist())
-    return dict(prompts=prompts, prompt_lens=plens, lens=lens, ids=ids, logps=logps, rewards=r.flatten(), advantages=A.flatten(),
-        dead=(r.amax(1)-r.amin(1)<1e-6).tolist(), keys=torch.tensor([zlib.crc32(p.numpy().tobytes())>>1 for p in prompts]).repeat_interleave(G))
+    ids,logps = torch.randint(100, (int(lens.sum()),),
+        generator=rng).int().split(lens.tolist()),torch.rand(int(lens.sum()),
+        generator=rng).neg().split(lens.tolist())
+    return dict(prompts=prompts, prompt_lens=plens, lens=lens, ids=ids, logps=logps, rewards=r.flatten(),
+        advantages=A.flatten(),
+        dead=(r.amax(1)-r.amin(1)<1e-6).tolist(),
+        keys=torch.tensor([zlib.crc32(p.numpy().tobytes())>>1 for p in prompts]).repeat_interleave(G))
 
 def made_piece(
     b:dict,   # from `made_batch`
@@ -360,7 +394,9 @@ def made_piece(
     G:int,    # completions per group
 )->dict:      # as `ShardedBuffer.put` wants it
     "Rows lo..hi-1 of one group of a made batch."
-    return dict(prompt_ids=b['prompts'][lo//G], lens=b['lens'][lo:hi].clone(), completion_ids=torch.cat(b['ids'][lo:hi]), old_logps=torch.cat(b['logps'][lo:hi]), advantages=b['advantages'][lo:hi].clone())
+    return dict(prompt_ids=b['prompts'][lo//G], lens=b['lens'][lo:hi].clone(),
+        completion_ids=torch.cat(b['ids'][lo:hi]), old_logps=torch.cat(b['logps'][lo:hi]),
+        advantages=b['advantages'][lo:hi].clone())
 
 # %% ../nbs/workshop/distributed.ipynb #4cefcd52
 def replay_alone(
@@ -376,7 +412,8 @@ def replay_alone(
         out.append([got.get(g) for g in range(len(b['dead']))])
         live = [g for g,d in enumerate(b['dead']) if not d]
         s = group_scores(b['advantages'].view(-1, G), b['rewards'].view(-1, G)).tolist()
-        buf.add([s[g] for g in live], [made_piece(b, g*G, g*G+G, G) for g in live], step, [int(b['keys'][g*G]) for g in live])
+        buf.add([s[g] for g in live], [made_piece(b, g*G, g*G+G, G) for g in live], step,
+            [int(b['keys'][g*G]) for g in live])
     return out
 
 def replay_rank(
@@ -392,7 +429,8 @@ def replay_rank(
         n = len(b['lens'])//buf.ranks.world
         first = buf.ranks.rank*n
         me = slice(first, first+n)
-        s = buf.swap(b['dead'], b['rewards'], b['prompt_lens'][me], b['lens'][me], b['advantages'][me], b['keys'][me], step)
+        s = buf.swap(b['dead'], b['rewards'], b['prompt_lens'][me], b['lens'][me], b['advantages'][me],
+            b['keys'][me], step)
         for g,(i,lo,hi) in s.mine.items(): buf.put(i, made_piece(b, g*G+lo, g*G+hi, G))
         out.append([(first+lo, first+hi, p) for lo,hi,p in s.incoming])
     return buf,out
@@ -410,9 +448,12 @@ def same_replay(
             g = lo//G
             w,a,b = want[g],lo-g*G,hi-g*G
             at = [int(w['lens'][:k].sum()) for k in (a, b)]
-            for k in p: assert torch.equal(p[k], w[k] if k=='prompt_ids' else w[k][at[0]:at[1]] if k in ('completion_ids','old_logps') else w[k][a:b]), (step, g, k)
+            for k in p:
+                assert torch.equal(p[k], w[k] if k=='prompt_ids' else w[k][at[0]:at[1]]
+                    if k in ('completion_ids','old_logps') else w[k][a:b]), (step, g, k)
             n += hi-lo
-        assert sum(hi-lo for part in parts for lo,hi,_ in part[step])==G*sum(o is not None for o in want), f'rows are missing in step {step}'
+        assert sum(hi-lo for part in parts for lo,hi,_ in part[step])==G*sum(o is not None
+            for o in want), f'rows are missing in step {step}'
     return n
 
 # %% ../nbs/workshop/distributed.ipynb #fc4340c2
@@ -424,15 +465,18 @@ def agree(
     ranks = ranks or Ranks()
     text = {k:re.sub(' at 0x[0-9a-f]+', '', repr(v)) for k,v in mine.items()}
     crc = _signed(zlib.crc32(json.dumps(text, sort_keys=True).encode()))
-    if ranks.world==1 or len(set(ranks.gather(torch.tensor([crc], dtype=torch.int32)).flatten().tolist()))==1: return
+    if ranks.world==1 or len(set(ranks.gather(torch.tensor([crc], dtype=torch.int32)).flatten().tolist()))==1:
+        return
     every = [None]*ranks.world
     dist.all_gather_object(every, text, group=ranks.group)
     def who(k):
         by = {}
         for r,o in enumerate(every): by.setdefault(o.get(k, 'not given'), []).append(r)
-        return '' if len(by)==1 else f'`{k}` is '+' and '.join(f'{v[:80]} on rank{"s"*(len(r)>1)} {", ".join(map(str, r))}' for v,r in by.items())
+        return '' if len(by)==1 else f'`{k}` is '+' and '.join(f'{v[:80]} on rank{"s"*(len(r)>1)} '
+            f'{", ".join(map(str, r))}' for v,r in by.items())
     odd = [o for k in sorted({k for o in every for k in o}) if (o := who(k))]
-    raise ValueError(f'the processes were not given the same: {"; ".join(odd)}. Nothing was trained; start all with one settings file and one data set')
+    raise ValueError(f'the processes were not given the same: {"; ".join(odd)}. Nothing was trained; start '
+        f'all with one settings file and one data set')
 
 # %% ../nbs/workshop/distributed.ipynb #0f327ba6
 _NETWORK = re.compile('gloo|nccl|connection|socket|broken pipe|peer|timed out', re.I)
@@ -456,7 +500,8 @@ class RollCall:
         name:str='roll',    # another for each use of one store, the same on all ranks
     ):
         ranks = ranks or Ranks()
-        self.rank,self.world,self.patience_s,self.stop,self.every_s = ranks.rank,ranks.world,patience_s,stop,every_s
+        self.rank,self.world,self.patience_s,self.stop,self.every_s = (ranks.rank,ranks.world,patience_s,stop,
+            every_s)
         self.n,self.what,self.since,self._over = 0,'the start',time.monotonic(),threading.Event()
         if self.world>1:
             store = store or dist.distributed_c10d._get_default_store()
@@ -474,7 +519,8 @@ class RollCall:
 
     def read(self)->list:
         "By rank: [how often it signed, 'at' | 'raised' | 'lost' | 'over', what]; None for one that never came."
-        return [json.loads(self.store.get(str(r))) if self.store.check([str(r)]) else None for r in range(self.world)]
+        return [json.loads(self.store.get(str(r))) if self.store.check([str(r)]) else None
+            for r in range(self.world)]
 
     def missing(self)->str:
         "Who raised, or went, or is behind; '' when all are equally far."
@@ -486,7 +532,8 @@ class RollCall:
         def tell(r, o):
             if o is None: return f'rank {r} never came'
             if o[1]=='over' and (lost or o[0]<top): return f'rank {r} has ended; it was last at {o[2]}'
-            if o[1]=='at' and lost: return f'rank {r} is gone without a word, perhaps killed; it was last at {o[2]}'
+            if o[1]=='at' and lost:
+                return f'rank {r} is gone without a word, perhaps killed; it was last at {o[2]}'
             if o[1]=='at' and o[0]<top: return f'rank {r} hangs in {o[2]}, and the others wait'
         return '; '.join(t for r,o in enumerate(notes) if (t := tell(r, o)))
 
@@ -494,9 +541,11 @@ class RollCall:
         while not self._over.wait(self.every_s):
             try:
                 waited = time.monotonic()-self.since
-                if waited<self.patience_s and not (waited>3*self.every_s and self.store.check(['trouble'])): continue
+                if waited<self.patience_s and not (waited>3*self.every_s and self.store.check(['trouble'])):
+                    continue
                 said = self.missing()
-            except RuntimeError: said = 'the store of the launcher is gone, and with it the process that held it'
+            except RuntimeError:
+                said = 'the store of the launcher is gone, and with it the process that held it'
             if said: return self.stop(f'rank {self.rank} has waited {waited:.0f} s at {self.what}: {said}')
             self.since = time.monotonic()   # all are equally far: it takes its time
 
@@ -511,8 +560,11 @@ class RollCall:
         try:
             if e is None: self._sign('over', self.what)
             elif isinstance(e, RuntimeError) and _NETWORK.search(str(e)): self._mourn(e)
-            else: self._sign('raised', f'{kind.__name__}: {e} (at {self.what})'[:400]); self.store.set('trouble', '1')
-        except RuntimeError: e is None or e.add_note('the store of the launcher is gone, and with it the process that held it')
+            else:
+                self._sign('raised', f'{kind.__name__}: {e} (at {self.what})'[:400])
+                self.store.set('trouble', '1')
+        except RuntimeError:
+            e is None or e.add_note('the store of the launcher is gone, and with it the process that held it')
 
     def _mourn(self, e, limit_s=5.):
         "Wait until all who live have signed that they lost someone, then say who did not."
@@ -531,11 +583,13 @@ def replay_bytes(
     share:float=.3,   # share of groups that is replaced
     token_words:int=2,# numbers stored for a token: its id and its log-prob; 3 with the reference's
     stored:int=0,     # groups in the buffer of all processes
-)->dict:              # bytes: group, replicated, sharded, index (received a step and rank), memory (rows kept by a rank)
+# bytes: group, replicated, sharded, index (received a step and rank), memory (rows kept by a rank)
+)->dict:
     "What replay moves and keeps, from sizes alone: all lengths full, owners and places spread evenly."
     group = 4*(P+G*(token_words*T+1))
     away = (world-1)/world
-    return dict(group=group, replicated=groups*group*away, sharded=groups*share*group*away/world, index=(world-1)*(16+16*groups*G/world), memory=stored*group/world)
+    return dict(group=group, replicated=groups*group*away, sharded=groups*share*group*away/world,
+        index=(world-1)*(16+16*groups*G/world), memory=stored*group/world)
 
 # %% ../nbs/workshop/distributed.ipynb #4b0f5cec
 def time_swap(
@@ -557,8 +611,10 @@ def time_swap(
         b,before = data[step%4],buf.ranks.received
         if buf.ranks.world>1: dist.barrier()
         wall,cpu = time.perf_counter(),time.process_time()
-        s = buf.swap(b['dead'], b['rewards'], b['prompt_lens'][me], b['lens'][me], b['advantages'][me], b['keys'][me], step)
-        rows.append((1e3*(time.perf_counter()-wall), 1e3*(time.process_time()-cpu), buf.ranks.received-before))
+        s = buf.swap(b['dead'], b['rewards'], b['prompt_lens'][me], b['lens'][me], b['advantages'][me],
+            b['keys'][me], step)
+        rows.append((1e3*(time.perf_counter()-wall), 1e3*(time.process_time()-cpu),
+            buf.ranks.received-before))
         for g,(i,lo,hi) in s.mine.items(): buf.put(i, made_piece(b, g*G+lo, g*G+hi, G))
     wall,cpu,got = (torch.tensor(o, dtype=torch.float64) for o in zip(*rows[2:]))
     x = torch.zeros(max(1, int(got.mean())//4))
@@ -566,7 +622,9 @@ def time_swap(
         t = time.perf_counter()
         x.clone()
         return 1e3*(time.perf_counter()-t)
-    return dict(world=buf.ranks.world, wall_ms=wall.median().item(), cpu_ms=cpu.median().item(), fastest_ms=wall.min().item(), received=got.mean().item(), copy_ms=sorted(copy() for _ in range(21))[10])
+    return dict(world=buf.ranks.world, wall_ms=wall.median().item(), cpu_ms=cpu.median().item(),
+        fastest_ms=wall.min().item(), received=got.mean().item(),
+        copy_ms=sorted(copy() for _ in range(21))[10])
 
 # %% ../nbs/workshop/distributed.ipynb #f2fcbd66
 def redistribute(
@@ -576,8 +634,10 @@ def redistribute(
 )->dict:          # a state for `load_state_dict`
     "The buffer of old processes for a new rank: whole groups, dealt out in turn. ValueError when a part is missing or parts are not of one moment."
     old = states[0]
-    if len(states)!=old['world']: raise ValueError(f'{len(states)} parts of a buffer of {old["world"]} processes: give all of them')
-    if len({s['crc'] for s in states})>1: raise ValueError('the parts are of different moments: take all of them from one checkpoint')
+    if len(states)!=old['world']:
+        raise ValueError(f'{len(states)} parts of a buffer of {old["world"]} processes: give all of them')
+    if len({s['crc'] for s in states})>1:
+        raise ValueError('the parts are of different moments: take all of them from one checkpoint')
     found = {}
     for s in states:
         for i,lo,p in zip(s['ids'], s['los'], s['pieces']): found.setdefault(i, []).append((lo, p))
@@ -587,10 +647,12 @@ def redistribute(
     ids = ix['ids'][keep].tolist()
     owner = {i:n%world for n,i in enumerate(sorted(ids))}
     data = [dict(ix['data'][k], pieces=[[owner[i], 0, len(ix['data'][k]['lens'])]]) for k,i in zip(keep, ids)]
-    index = ix|dict(ids=ix['ids'][keep], steps=ix['steps'][keep], uses=ix['uses'][keep], scores=ix['scores'][keep], keys=[ix['keys'][k] for k in keep], data=data)
+    index = ix|dict(ids=ix['ids'][keep], steps=ix['steps'][keep], uses=ix['uses'][keep],
+        scores=ix['scores'][keep], keys=[ix['keys'][k] for k in keep], data=data)
     def join(parts):
         parts = [p for _,p in sorted(parts, key=lambda o: o[0])]
         return {k:v if k=='prompt_ids' else torch.cat([p[k] for p in parts]) for k,v in parts[0].items()}
     mine = [i for i in ids if owner[i]==rank]
     pieces = [join(found[i]) for i in mine]
-    return dict(index=index, world=world, crc=old['crc'], ids=mine, los=[0]*len(mine), pieces=pieces, owned=[[i, 0, len(p['lens'])] for i,p in zip(mine, pieces)])
+    return dict(index=index, world=world, crc=old['crc'], ids=mine, los=[0]*len(mine), pieces=pieces,
+        owned=[[i, 0, len(p['lens'])] for i,p in zip(mine, pieces)])

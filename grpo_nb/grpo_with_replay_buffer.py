@@ -19,7 +19,8 @@ from .ratios import Correction, correct, dead_groups, group_scores
 from .advantages import dead_reason
 from .replay import ReplayBuffer
 from .distributed import draw_for
-from .trl_checks import check_dataset, check_prompts, check_replay_settings, check_trl_settings, non_finite
+from grpo_nb.trl_checks import (check_dataset, check_prompts, check_replay_settings, check_trl_settings,
+    non_finite)
 from .checkpoints import checkpoint_problem, last_checkpoint, load_state, save_state, write_manifest
 from .trl_record import shown_data, shown_settings
 from .trl_rows import IMAGES, prompt_keys, put_groups, slice_group
@@ -36,30 +37,49 @@ def _s(default, help, **kw): return field(default=default, metadata=dict(help=he
 class GRPOWithReplayBufferConfig(GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"
     replay_buffer_size:int = _s(64, 'Groups kept for replay, on the CPU of each process; 0 turns replay off.')
-    replay_stored_per_fresh:int = _s(0, 'Stored groups in a batch for each one that is sampled: with 2, a third of the batch is '
+    replay_stored_per_fresh:int = _s(0,
+        'Stored groups in a batch for each one that is sampled: with 2, a third of the batch is '
         'sampled and the buffer gives the rest, as soon as it has enough.')
-    replay_priority:str = _s('score', "Which groups stay and are drawn: by 'score' (summed absolute advantage times the group's "
+    replay_priority:str = _s('score',
+        "Which groups stay and are drawn: by 'score' (summed absolute advantage times the group's "
         "reward deviation), 'uniform' or 'recency'.", choices=['score','uniform','recency'])
-    replay_weight:str = _s('token', "What a replayed token's gradient is weighed by: 'token' its ratio, 'truncated' its ratio up to "
-        "`replay_weight_cap`, 'sequence' the ratio of its whole answer up to the cap, 'none' nothing.", choices=['token','truncated','sequence','none'])
+    replay_weight:str = _s('token',
+        "What a replayed token's gradient is weighed by: 'token' its ratio, 'truncated' its ratio up to "
+        "`replay_weight_cap`, 'sequence' the ratio of its whole answer up to the cap, 'none' nothing.",
+        choices=['token','truncated','sequence','none'])
     replay_weight_cap:float = _s(2., "The largest weight of 'truncated' and 'sequence'.")
-    replay_clip:str = _s('ppo', "Which replayed tokens get no gradient: 'ppo' as the loss says, 'dapo' with a wider upper side, 'two_sided' "
-        "also bad tokens that have become much more likely, 'none' no clip.", choices=['ppo','dapo','two_sided','none'])
-    replay_max_drift:float|None = _s(None, 'Replayed answers whose log-probs moved further than this, in nats per token, get no gradient; None for any.')
-    replay_scope:str|None = _s(None, "Over several processes: 'sharded' is one buffer for all, its rows left where they were made; "
+    replay_clip:str = _s('ppo',
+        "Which replayed tokens get no gradient: 'ppo' as the loss says, 'dapo' with a wider upper side, "
+        "'two_sided' "
+        "also bad tokens that have become much more likely, 'none' no clip.",
+        choices=['ppo','dapo','two_sided','none'])
+    replay_max_drift:float|None = _s(None,
+        'Replayed answers whose log-probs moved further than this, in nats per token, get no gradient; '
+        'None for any.')
+    replay_scope:str|None = _s(None,
+        "Over several processes: 'sharded' is one buffer for all, its rows left where they were made; "
         "'local' is a buffer each; None is sharded.", choices=[None,'local','sharded'])
-    replay_age_limit:int|None = _s(None, 'Oldest group that may be replayed, in optimizer steps since it was sampled; None for any age.')
-    replay_age_decay:float|None = _s(None, 'Optimizer steps in which a stored score falls to 1/e of itself; None for no decay.')
-    replay_max_uses:int|None = _s(None, 'How often a stored group may be replayed before it is dropped; None for any number.')
-    replay_when_empty:str = _s('keep', "What to do with a dead group that nothing can replace: 'keep' trains on it as TRL does, "
+    replay_age_limit:int|None = _s(None,
+        'Oldest group that may be replayed, in optimizer steps since it was sampled; None for any age.')
+    replay_age_decay:float|None = _s(None,
+        'Optimizer steps in which a stored score falls to 1/e of itself; None for no decay.')
+    replay_max_uses:int|None = _s(None,
+        'How often a stored group may be replayed before it is dropped; None for any number.')
+    replay_when_empty:str = _s('keep',
+        "What to do with a dead group that nothing can replace: 'keep' trains on it as TRL does, "
         "'mask' takes its tokens out of the loss.", choices=['keep','mask'])
-    replay_drop_dead_kl:bool = _s(False, 'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
-    replay_same_prompt_first:bool = _s(False, "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
-    dead_tolerance:float = _s(1e-6, "A group is dead when its rewards span at most this much, in reward units.")
-    record_groups:int|None = _s(None, "Record every n-th generation batch group by group in `output_dir`, for inspector, report and "
+    replay_drop_dead_kl:bool = _s(False,
+        'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
+    replay_same_prompt_first:bool = _s(False,
+        "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
+    dead_tolerance:float = _s(1e-6,
+        "A group is dead when its rewards span at most this much, in reward units.")
+    record_groups:int|None = _s(None,
+        "Record every n-th generation batch group by group in `output_dir`, for inspector, report and "
         "diagnose; 0 never. None is 1, but 0 with `push_to_hub`, which would upload the texts.")
     record_max_groups:int|None = _s(64, 'The most groups of a batch that are recorded; None for all.')
-    record_max_mb:float|None = _s(100., 'Size that the record of groups may reach over the run, in MB; None for any.')
+    record_max_mb:float|None = _s(100.,
+        'Size that the record of groups may reach over the run, in MB; None for any.')
 
     def __post_init__(self):
         check_trl_settings(self)
@@ -69,14 +89,16 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #0dea6456
 _own = [f for f in fields(GRPOWithReplayBufferConfig) if f.name not in GRPOConfig.__dataclass_fields__]
-GRPOWithReplayBufferConfig.__doc__ += '\n\n'+'\n'.join(f'- `{f.name}` (default {f.default!r}): {f.metadata["help"]}' for f in _own)
+GRPOWithReplayBufferConfig.__doc__ += '\n\n'+'\n'.join(f'- `{f.name}` (default {f.default!r}): '
+    f'{f.metadata["help"]}' for f in _own)
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #07689afe
 class GRPOWithReplayBufferTrainer(StoredReplay):
-    """`GRPOTrainer` that replaces each group whose rewards are all equal by a stored group that taught something.
+    """`GRPOTrainer` that replaces each dead group by a stored one that taught something.
 
-    Takes what `GRPOTrainer` takes, and a `GRPOWithReplayBufferConfig`. Over several processes a group may lie on two of them when
-    the buffer is shared; with a buffer for each it may not, and ValueError says what to change.
+    A group is dead when its rewards are all equal. Takes what `GRPOTrainer` takes, and a
+    `GRPOWithReplayBufferConfig`. Over several processes a group may lie on two of them when the buffer is
+    shared; with a buffer for each it may not, and ValueError says what to change.
     Source: the idea is TRL pull request 4060; the correction of the ratio is PPO's, arXiv 1707.06347.
     """
     _tag_names = ['trl','grpo','grpo_nb','replay-buffer']
@@ -92,7 +114,8 @@ class GRPOWithReplayBufferTrainer(StoredReplay):
         self.replaying,self.editing,self.sharded = a.replay_buffer_size>0,edits(a),is_sharded(a)
         sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
         self._per_row = ('importance_sampling_ratio',) if sequences else ()
-        self.correction = Correction(a.replay_weight, a.replay_weight_cap, a.replay_clip, max_drift=a.replay_max_drift)
+        self.correction = Correction(a.replay_weight, a.replay_weight_cap, a.replay_clip,
+            max_drift=a.replay_max_drift)
         self._begin_buffer()
         self._check_columns()
 
@@ -126,7 +149,8 @@ class GRPOWithReplayBufferTrainer(StoredReplay):
 def _begin_buffer(self:GRPOWithReplayBufferTrainer):
     "An empty buffer. A second `train()` is a second run, whose steps count from 0 again."
     a = self.args
-    self.replay_buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if self.sharded else 1), priority=a.replay_priority,
+    self.replay_buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if self.sharded else 1),
+        priority=a.replay_priority,
         age_limit=a.replay_age_limit, age_decay=a.replay_age_decay, max_uses=a.replay_max_uses,
         seed=a.seed+(0 if self.sharded else a.process_index))
     self.shared,self._waiting,self._sums,self._cursor = None,None,None,0
@@ -149,7 +173,7 @@ def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
     batch:dict,   # what TRL's hook returned, with a place for every group that was not sampled
     inputs:list,  # what was sampled: a dict per row
 )->dict:          # what is trained on
-    "TRL's `batch` with dead groups replaced; the living ones go to the buffer once their log-probs are known."
+    "TRL's `batch` with dead groups replaced; the living ones are stored once their log-probs are known."
     n = len(inputs)
     if self.sharded: return self._update_shared(batch, n)
     G,B = self.num_generations,len(batch['advantages'])
@@ -159,12 +183,15 @@ def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
     places = [*asked, *(g for g in range(n//G) if dead[g])]
     drawn = self.sample_from_replay_buffer(batch, [keys[g] for g in places], len(asked))
     came = dict(zip(places, drawn))
-    fresh = {k:v.cpu() if isinstance(v, Tensor) else v for k,v in batch.items()} if self.replaying and not all(dead) else None
+    fresh = {k:v.cpu() if isinstance(v, Tensor) else v for k,
+        v in batch.items()} if self.replaying and not all(dead) else None
     aligned = 'old_per_token_logps' not in batch
     batch = self._put(batch, came, aligned)
     batch = self._mark(batch, self._rows_of(came), self._rows_of(g for g in places if g not in came))
     self._note(batch, keys, dead, came, asked)
-    if fresh: self.update_replay_buffer(fresh, inputs, [g for g,d in enumerate(dead) if not d], keys, batch, aligned)
+    if fresh:
+        self.update_replay_buffer(fresh, inputs, [g for g,d in enumerate(dead) if not d], keys, batch,
+            aligned)
     return unsplit_pixel_values_by_grid(batch)
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #16483e65
@@ -186,7 +213,8 @@ def _put(self:GRPOWithReplayBufferTrainer, batch, came, aligned):
     "The batch with the entries `came` in their places."
     if not came: return batch
     if aligned: batch['old_per_token_logps'] = torch.zeros_like(batch['completion_ids'], dtype=torch.float32)
-    batch = put_groups(batch, torch.tensor(self._rows_of(came)), [e.data for e in came.values()], self._tokenizer.pad_token_id,
+    batch = put_groups(batch, torch.tensor(self._rows_of(came)), [e.data for e in came.values()],
+        self._tokenizer.pad_token_id,
         self.pad_to_multiple_of, self._per_row)
     if stale := [g for g,e in came.items() if self._is_stale(e)]: self._ref_rows(batch, self._rows_of(stale))
     if aligned: batch['replay_old_logps'] = batch.pop('old_per_token_logps')
@@ -223,10 +251,12 @@ def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
         w['left'] -= len(logps)
         if w['left']<=0: self._fill_waiting(w)
     if 'replay_old_logps' in x:
-        x['old_per_token_logps'] = torch.where(x['replayed'][:,None], x['replay_old_logps'].to(logps.dtype), logps)
+        x['old_per_token_logps'] = torch.where(x['replayed'][:,None], x['replay_old_logps'].to(logps.dtype),
+            logps)
     if self.args.replay_drop_dead_kl and 'ref_per_token_logps' in x:
         x['ref_per_token_logps'] = torch.where(x['replay_dead'][:,None], logps, x['ref_per_token_logps'])
-    if self._open or 'old_per_token_logps' in x: self._watch_ratio(x, logps-x.get('old_per_token_logps', logps))
+    if self._open or 'old_per_token_logps' in x:
+        self._watch_ratio(x, logps-x.get('old_per_token_logps', logps))
     if self.correction.changes and x['replayed'].any(): self._correct(x, logps)
 
 @patch
@@ -251,7 +281,8 @@ def sample_fewer(self:GRPOWithReplayBufferTrainer,
     first,rows = self._cursor+self.accelerator.process_index*fresh,self._prompts
     at = [divmod(first+g, len(rows)) for g in range(fresh)]
     self._next_cursor = self._cursor+fresh*world
-    return [rows[epoch_order(len(rows), e, self.shuffle_dataset, self.args.seed)[i]] for e,i in at for _ in range(G)]
+    return [rows[epoch_order(len(rows), e, self.shuffle_dataset, self.args.seed)[i]] for e,
+        i in at for _ in range(G)]
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #c3bc9a9b
 @patch

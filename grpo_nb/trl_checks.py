@@ -32,15 +32,18 @@ def is_whole(v:object, low:int)->bool:
 
 _LOSSES = ('grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo')
 _TRL_NEEDS = [
-    ('num_generations num_iterations per_device_train_batch_size', lambda v: is_whole(v, 1), 'a whole number of 1 or more'),
-    ('steps_per_generation generation_batch_size max_completion_length', lambda v: v is None or is_whole(v, 1),
+    ('num_generations num_iterations per_device_train_batch_size', lambda v: is_whole(v, 1),
+        'a whole number of 1 or more'),
+    ('steps_per_generation generation_batch_size max_completion_length',
+        lambda v: v is None or is_whole(v, 1),
         'None, or a whole number of 1 or more'),
     ('learning_rate beta epsilon', lambda v: is_real(v) and v>=0, 'a number of 0 or more'),
     ('temperature', lambda v: is_real(v) and v>0, 'a number above 0'),
     ('top_p', lambda v: is_real(v) and 0<v<=1, 'a share above 0 and up to 1'),
     ('loss_type', lambda v: v in _LOSSES, f'one of {_LOSSES}'),
     ('scale_rewards', lambda v: v in (True,False,'group','batch','none'), "'group', 'batch' or 'none'"),
-    ('reward_weights', lambda v: v is None or isinstance(v, (list,tuple)) and all(map(is_real, v)), 'None, or a list of numbers')]
+    ('reward_weights', lambda v: v is None or isinstance(v, (list,tuple)) and all(map(is_real, v)),
+        'None, or a list of numbers')]
 
 def need(
     ok:bool,     # is the setting as it should be?
@@ -54,7 +57,7 @@ def need(
 def check_trl_settings(
     args:GRPOConfig,  # before its own `__post_init__`
 )->None:
-    "ValueError for a setting of TRL that is out of its range; numpy's whole numbers become Python's, which JSON can hold."
+    "ValueError for a setting of TRL that is out of range; numpy's whole numbers become Python's."
     for k,v in list(vars(args).items()):
         if isinstance(v, Integral) and not isinstance(v, (bool,int)): setattr(args, k, int(v))
     for names,ok,what in _TRL_NEEDS:
@@ -69,33 +72,44 @@ def check_replay_settings(
     for f in fields(a):
         if 'choices' in f.metadata and f.name.startswith('replay_'):
             check(lambda v: v in f.metadata['choices'], f.name, f'one of {f.metadata["choices"]}')
-    check(lambda v: is_whole(v, 0), 'replay_buffer_size', 'a whole number of groups, 0 or more (0 turns replay off)')
+    check(lambda v: is_whole(v, 0), 'replay_buffer_size',
+        'a whole number of groups, 0 or more (0 turns replay off)')
     check(lambda v: is_whole(v, 0), 'replay_stored_per_fresh', 'a whole number of groups, 0 or more')
-    for k in ('replay_age_limit','replay_max_uses'): check(lambda v: v is None or is_whole(v, 1), k, 'None, or a whole number of 1 or more')
-    check(lambda v: v is None or is_real(v) and v>0, 'replay_age_decay', 'None, or more than 0 optimizer steps')
+    for k in ('replay_age_limit','replay_max_uses'):
+        check(lambda v: v is None or is_whole(v, 1), k, 'None, or a whole number of 1 or more')
+    check(lambda v: v is None or is_real(v) and v>0, 'replay_age_decay',
+        'None, or more than 0 optimizer steps')
     check(lambda v: is_real(v) and v>=0, 'dead_tolerance', '0 or more reward units')
     check(lambda v: is_real(v) and v>0, 'replay_weight_cap', 'a number above 0')
     check(lambda v: v is None or is_real(v) and v>=0, 'replay_max_drift', 'None, or 0 or more nats per token')
-    for k in ('replay_drop_dead_kl','replay_same_prompt_first'): check(lambda v: isinstance(v, bool), k, 'True or False')
+    for k in ('replay_drop_dead_kl','replay_same_prompt_first'):
+        check(lambda v: isinstance(v, bool), k, 'True or False')
     check(lambda v: is_whole(v, 0), 'record_groups', '0 (never), or every how many generation batches')
     check(lambda v: v is None or is_whole(v, 1), 'record_max_groups', 'None, or 1 or more groups')
     check(lambda v: v is None or is_real(v) and v>0, 'record_max_mb', 'None, or more than 0 MB')
     if a.replay_stored_per_fresh and not a.replay_buffer_size:
-        raise ValueError('`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` above 0')
+        raise ValueError('`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` '
+            'above 0')
     _check_correction(a)
 
 def _check_correction(a):
     "ValueError where TRL's seam does not allow a correction of replayed rows."
-    moved = (a.replay_weight,a.replay_clip)!=('token','ppo')   # then a row is compared with itself, not with its sampler
+    # then a row is compared with itself, not with its sampler
+    moved = (a.replay_weight,a.replay_clip)!=('token','ppo')
     odd = [(a.loss_type=='vespo', "loss_type='vespo' weighs whole answers", "another loss_type"),
-        (moved and a.beta and a.use_bias_correction_kl, 'TRL weighs the KL term by the same ratio', 'use_bias_correction_kl=False'),
-        (a.off_policy_mask_threshold is not None, "TRL's off-policy mask looks at the same log-probs", 'off_policy_mask_threshold=None')]
+        (moved and a.beta and a.use_bias_correction_kl, 'TRL weighs the KL term by the same ratio',
+            'use_bias_correction_kl=False'),
+        (a.off_policy_mask_threshold is not None, "TRL's off-policy mask looks at the same log-probs",
+            'off_policy_mask_threshold=None')]
     if not moved and a.replay_max_drift is None: return
     for bad,why,do in odd:
-        if bad: raise ValueError(f'`replay_weight`, `replay_clip` and `replay_max_drift` cannot be changed here: {why}. Set {do}, or leave them')
+        if bad:
+            raise ValueError(f'`replay_weight`, `replay_clip` and `replay_max_drift` cannot be changed '
+                f'here: {why}. Set {do}, or leave them')
 
 # %% ../nbs/workshop/trl_checks.ipynb #2afb4f73
-_GIVEN = {'prompts','completions','completion_ids','trainer_state','log_extra','log_metric','environments'}   # to every reward
+# to every reward
+_GIVEN = {'prompts','completions','completion_ids','trainer_state','log_extra','log_metric','environments'}
 
 def checked(
     func:Callable,     # a reward function, async or not
@@ -106,7 +120,8 @@ def checked(
     "`func`, with its name on whatever goes wrong in it, and its rewards checked."
     who = f'reward function {name!r}'
     def note(e, kw):
-        e.add_note(f'raised in {who} at step {step}; dataset columns it is given: {sorted(set(kw)-_GIVEN) or "none"}')
+        e.add_note(f'raised in {who} at step {step}; dataset columns it is given: '
+            f'{sorted(set(kw)-_GIVEN) or "none"}')
     def judged(r, kw):
         r = check_rewards(r, len(kw['prompts']), who).tolist()
         at('the rewards of all')
@@ -129,13 +144,17 @@ def check_prompts(
     "ValueError for the first prompt that is missing or empty, or has a message without role or content."
     for i,p in enumerate(prompts):
         if not isinstance(p, (str,list,tuple)) or not len(p) or isinstance(p, str) and not p.strip():
-            raise ValueError(f'prompt {i} of the {where} is {p!r}: give text or a list of messages, or drop the row '
+            raise ValueError(f'prompt {i} of the {where} is {p!r}: give text or a list of messages, or '
+                f'drop the row '
                 'with `dataset.filter(lambda o: o["prompt"])`')
         for m in () if isinstance(p, str) else p: _check_message(m, i, where)
 
 def _check_message(m, i, where):
-    if isinstance(m, dict) and isinstance(m.get('role'), str) and (m.get('content') is not None or m.get('tool_calls')): return
-    raise ValueError(f"prompt {i} of the {where} has the message {m!r:.200}: every message needs a 'role' and a "
+    if isinstance(m, dict) and isinstance(m.get('role'), str) and (m.get('content') is not None
+            or m.get('tool_calls')):
+        return
+    raise ValueError(f"prompt {i} of the {where} has the message {m!r:.200}: every message needs a 'role' "
+        f"and a "
         "'content', as dict(role='user', content='...')")
 
 def check_dataset(
@@ -152,7 +171,8 @@ def check_dataset(
         raise ValueError(f"the dataset has columns {ds.column_names}, needs 'prompt': "
             "rename one with `dataset.rename_column(..., 'prompt')`")
     if odd := {'prompts','completions'} & set(ds.column_names):
-        raise ValueError(f'the dataset has a column {min(odd)!r}, a name under which reward functions get what was '
+        raise ValueError(f'the dataset has a column {min(odd)!r}, a name under which reward functions get '
+            f'what was '
             'sampled: rename it with `dataset.rename_column`')
     step = -(-len(ds)//sample)
     prompts = list((ds if step==1 else ds.select(range(0, len(ds), step)))['prompt'])
@@ -175,10 +195,13 @@ def reads_tokens(
 )->int:             # None where it doesn't say
     "How many tokens the model reads: its positions, or those that a stretched rotation reaches."
     c = config.get_text_config()
-    n,rope = getattr(c, 'max_position_embeddings', None),getattr(c, 'rope_parameters', None) or getattr(c, 'rope_scaling', None) or {}
+    n,rope = getattr(c, 'max_position_embeddings', None),getattr(c, 'rope_parameters', None) or getattr(c,
+        'rope_scaling', None) or {}
     if not n: return None
-    ropes = [rope, *(o for o in rope.values() if isinstance(o, dict))]   # some models have one for each kind of layer
-    reach = [int(o['factor']*(o.get('original_max_position_embeddings') or n)) for o in ropes if o.get('factor')]
+    # some models have one for each kind of layer
+    ropes = [rope, *(o for o in rope.values() if isinstance(o, dict))]
+    reach = [int(o['factor']*(o.get('original_max_position_embeddings') or n)) for o in ropes
+        if o.get('factor')]
     return max([n, *reach])
 
 # %% ../nbs/workshop/trl_checks.ipynb #0ca87600
@@ -188,7 +211,8 @@ class CheckedTrainer(GRPOTrainer):
     "`GRPOTrainer` that finds faults of dataset, rewards and weights early, and names them."
     config_class = GRPOConfig   # what `args` must be
     _roll,_runs = None,0        # the roll of a run over several processes, and how many there were
-    _unjudged = 0               # batches in which no completion got a reward, from the first on; None once one did
+    # batches in which no completion got a reward, from the first on; None once one did
+    _unjudged = 0
 
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args, **kwargs):
@@ -199,8 +223,10 @@ class CheckedTrainer(GRPOTrainer):
         own_data = given.get('environment_factory') is not None
         self._check_layout(a)
         unknown = own_data or given.get('train_dataset') is None
-        prompts = [] if unknown else check_dataset(given['train_dataset'], a.generation_batch_size//a.num_generations)
-        self._data = dict(rows=len(given['train_dataset']), prompts=prompts_checksum(prompts)) if prompts else None
+        prompts = [] if unknown else check_dataset(given['train_dataset'],
+            a.generation_batch_size//a.num_generations)
+        self._data = dict(rows=len(given['train_dataset']),
+            prompts=prompts_checksum(prompts)) if prompts else None
         self._agree(a, prompts, given.get('reward_funcs'))
         super().__init__(**given)
         self._check_lengths(prompts)
@@ -208,14 +234,16 @@ class CheckedTrainer(GRPOTrainer):
     def _check_model(self, given):
         model = given['model']
         if not isinstance(model, (str,nn.Module)):
-            raise TypeError(f'`model` is {model!r:.60} ({type(model).__name__}), needs a model, or the path or hub name of one')
+            raise TypeError(f'`model` is {model!r:.60} ({type(model).__name__}), needs a model, or the '
+                f'path or hub name of one')
         name = model if isinstance(model, str) else getattr(model.config, '_name_or_path', '') or 'model'
         if given.get('args') is None: given['args'] = self.config_class(f'{name.split("/")[-1]}-GRPO')
 
     def _check_args(self, given):
         a,wanted = given['args'],self.config_class
         if not isinstance(a, wanted):
-            raise TypeError(f'`args` is a {type(a).__name__}, needs a {wanted.__name__}: it takes the same settings, and those of the buffer')
+            raise TypeError(f'`args` is a {type(a).__name__}, needs a {wanted.__name__}: it takes the same '
+                f'settings, and those of the buffer')
         world = int(os.environ.get('WORLD_SIZE', 1))
         if a.world_size!=world:
             raise ValueError(f'the launcher started {world} processes but the trainer sees {a.world_size}: '
@@ -230,7 +258,8 @@ class CheckedTrainer(GRPOTrainer):
     def _agree(self, args, prompts, rewards):
         "ValueError on every process unless all have the same settings, data and rewards."
         rewards = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
-        names = [type(f).__name__ if isinstance(f, nn.Module) else getattr(f, '__name__', str(f)) for f in rewards]
+        names = [type(f).__name__ if isinstance(f, nn.Module) else getattr(f, '__name__', str(f))
+            for f in rewards]
         own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
         settings = {k:v for k,v in args.to_dict().items() if k not in own}
         agree(settings | {'reward functions':names, 'number of prompts':len(prompts),
@@ -243,22 +272,29 @@ class CheckedTrainer(GRPOTrainer):
         ids = self._tokenize_prompts(sorted(prompts, key=lambda p: len(str(p)))[-4:])[0]
         n,top,known = max(map(len, ids)),max(map(max, ids)),self.model.config.get_text_config().vocab_size
         if top>=known:
-            raise ValueError(f'a prompt has token {top}, the model knows 0 to {known-1}: use the tokenizer that belongs to it, '
+            raise ValueError(f'a prompt has token {top}, the model knows 0 to {known-1}: use the tokenizer '
+                f'that belongs to it, '
                 'or `model.resize_token_embeddings(len(tokenizer))`')
-        if n>=limit: raise ValueError(f'the longest prompt has {n} tokens, the model reads {limit}: shorten it, or drop such rows')
+        if n>=limit:
+            raise ValueError(f'the longest prompt has {n} tokens, the model reads {limit}: shorten it, or '
+                f'drop such rows')
         if n+(self.max_completion_length or 0)>limit:
-            log.warning(f'the longest prompt ({n} tokens) and `max_completion_length` ({self.max_completion_length}) '
+            log.warning(f'the longest prompt ({n} tokens) and `max_completion_length` '
+                f'({self.max_completion_length}) '
                 f'together exceed the {limit} tokens the model reads')
 
     def train(self, *args, **kwargs):
-        if bad := non_finite(self.model): raise ValueError(f'weight {bad!r} has a nan or inf before the first step: load the model again')
+        if bad := non_finite(self.model):
+            raise ValueError(f'weight {bad!r} has a nan or inf before the first step: load the model again')
         CheckedTrainer._runs += 1
         try:
-            with RollCall(self.args.ddp_timeout, name=f'train{self._runs}') as self._roll: out = super().train(*args, **kwargs)
+            with RollCall(self.args.ddp_timeout, name=f'train{self._runs}') as self._roll:
+                out = super().train(*args, **kwargs)
         finally: self._roll = None
         if not self.state.global_step:
             n = self.args.generation_batch_size//self.num_generations
-            raise ValueError(f'the run ended before its first step: the data held fewer than the {n} prompts of one generation batch. '
+            raise ValueError(f'the run ended before its first step: the data held fewer than the {n} '
+                f'prompts of one generation batch. '
                 'Add rows, or lower `generation_batch_size`')
         return out
 
@@ -276,7 +312,8 @@ class CheckedTrainer(GRPOTrainer):
                 try: return f(**kw)
                 except Exception as e: return safely(e)
             return later if is_async(f) else now
-        self.reward_funcs = [f if isinstance(f, nn.Module) else guarded(f, n) for f,n in zip(funcs, self.reward_func_names)]
+        self.reward_funcs = [f if isinstance(f, nn.Module) else guarded(f, n) for f,
+            n in zip(funcs, self.reward_func_names)]
         try: r = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         finally: self.reward_funcs = funcs
         self._meet(bad)
@@ -292,20 +329,24 @@ class CheckedTrainer(GRPOTrainer):
         failed = acc.gather(torch.tensor([len(bad)], device=acc.device)).nonzero()[:,0].tolist()
         if not failed: return
         if bad: raise bad[0]
-        raise RewardFailed(f'a reward function raised on rank {failed[0]} at step {self.state.global_step}: its message stands there')
+        raise RewardFailed(f'a reward function raised on rank {failed[0]} at step '
+            f'{self.state.global_step}: its message stands there')
 
     def _check_size(self, r):   # of a reward model; a function's rewards are checked above
         if not (bad := r.abs()>1e9).any(): return
         i,f = bad.nonzero()[0].tolist()
-        raise ValueError(f'reward function {self.reward_func_names[f]!r} returned {r[i,f].item():g} for completion {i} '
+        raise ValueError(f'reward function {self.reward_func_names[f]!r} returned {r[i,f].item():g} for '
+            f'completion {i} '
             f'at step {self.state.global_step}: a reward must be finite and within ±1e9')
 
     def _count_unjudged(self, rewards):
         if self._unjudged is None or not self.model.training: return
         self._unjudged = self._unjudged+1 if rewards.isnan().all() else None
         if self._unjudged==8:
-            raise ValueError('no reward function has judged a single completion in the first 8 generation batches '
-                f'({self.reward_func_names}): return a number for those that can be judged, and leave out rows for which none can')
+            raise ValueError('no reward function has judged a single completion in the first 8 generation '
+                'batches '
+                f'({self.reward_func_names}): return a number for those that can be judged, and leave out '
+                f'rows for which none can')
 
     def _generate_and_score_completions(self, inputs):
         if self.environment_factories is None: check_prompts([o.get('prompt') for o in inputs], 'batch')
@@ -314,14 +355,17 @@ class CheckedTrainer(GRPOTrainer):
         except RuntimeError as e:
             if 'nan' in str(e):
                 bad = non_finite(self.model)
-                what = f'weight {bad!r} has a nan or inf' if bad else 'all weights are finite, but the logits have a nan or inf'
-                e.add_note(f'{what} at step {self.state.global_step}: lower `learning_rate`, or resume from an older checkpoint')
+                what = (f'weight {bad!r} has a nan or inf' if bad
+                    else 'all weights are finite, but the logits have a nan or inf')
+                e.add_note(f'{what} at step {self.state.global_step}: lower `learning_rate`, or resume '
+                    f'from an older checkpoint')
             raise
 
     def _compute_loss(self, model, inputs):
         self._sign('the loss')
         loss = super()._compute_loss(model, inputs)
         if not self.args.fp16 and not loss.isfinite():
-            raise ValueError(f'the loss is {loss.item()} at step {self.state.global_step}: lower `learning_rate` or '
+            raise ValueError(f'the loss is {loss.item()} at step {self.state.global_step}: lower '
+                f'`learning_rate` or '
                 '`max_grad_norm`; the last whole checkpoint is untouched')
         return loss

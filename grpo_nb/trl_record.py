@@ -16,7 +16,8 @@ from datasets import Dataset
 from accelerate.utils import gather_object
 from trl import GRPOConfig
 from .findings import live, verdict
-from .ratios import group_scores, importance_ratio, clipped, merge_sums, ratio_row, ratio_sums, reward_std
+from grpo_nb.ratios import (clipped, group_scores, importance_ratio, merge_sums, ratio_row, ratio_sums,
+    reward_std)
 from .records import RATIO_EDGES, Recorder, as_text, group_rows, read_run
 from .trl_resume import ResumableTrainer
 from .trl_rows import prompt_keys
@@ -51,7 +52,8 @@ def in_the_form_of(
     role:str,       # of text that becomes a message
 )->object:
     "`said` in the form of `logged`: a column of a table has one type."
-    if isinstance(logged, str): return said if isinstance(said, str) else '\n'.join(m['content'] for m in said)
+    if isinstance(logged, str):
+        return said if isinstance(said, str) else '\n'.join(m['content'] for m in said)
     parts = any(isinstance(m.get('content'), list) for m in logged)
     said = [dict(role=role, content=said)] if isinstance(said, str) else said
     return [m|dict(content=[dict(type='text', text=m['content'])]) for m in said] if parts else said
@@ -101,7 +103,7 @@ class ReplayLog(ResumableTrainer):
         return ratio_row(merge_sums(self.accelerator.gather(mine).view(-1, len(mine)).cpu()))
 
     def _recount(self, G):
-        "TRL's deviation is over the whole batch, and its dead groups are found by it: put ours in their place."
+        "TRL's deviation is that of the whole batch, and finds its dead groups: put ours in its place."
         r,mode = self._rewards,'train' if self.model.training else 'eval'
         if G<2: return
         self._metrics[mode]['reward_std'][-1] = reward_std(self._total(r).view(-1, G))
@@ -124,7 +126,8 @@ class ReplayLog(ResumableTrainer):
 
     def _log_rows(self, rows, B):
         "Put (row of all processes, prompt, completion, advantage, rewards) into the table, on every process."
-        if self.accelerator.num_processes>1: rows = gather_object(rows) if self.log_completions or self._open else []
+        if self.accelerator.num_processes>1:
+            rows = gather_object(rows) if self.log_completions or self._open else []
         L,N = self._logs,B*self.accelerator.num_processes
         L['extra']['replayed'].extend([False]*N)
         for i,prompt,done,A,r in rows:
@@ -144,22 +147,24 @@ class ReplayLog(ResumableTrainer):
         super().log(logs, start_time)
 
 # %% ../nbs/workshop/trl_record.ipynb #976b88cc
-_CORE = """seed num_generations generation_batch_size per_device_train_batch_size gradient_accumulation_steps steps_per_generation
-num_iterations max_steps learning_rate beta epsilon loss_type scale_rewards importance_sampling_level temperature
-max_completion_length mask_truncated_completions""".split()
-_ASIDE = {'output_dir','logging_dir','run_name','hub_model_id','hub_token','push_to_hub','report_to','disable_tqdm',
+_CORE = """seed num_generations generation_batch_size per_device_train_batch_size gradient_accumulation_steps
+steps_per_generation num_iterations max_steps learning_rate beta epsilon loss_type scale_rewards
+importance_sampling_level temperature max_completion_length mask_truncated_completions""".split()
+_ASIDE = {'output_dir','logging_dir','run_name','hub_model_id','hub_token','push_to_hub','report_to',
+    'disable_tqdm',
     'accelerator_config','debug'}   # where a run lies, not what it is
 
 def shown_settings(
     args:GRPOConfig,  # of the run, or a class made from it
 )->dict:              # {name: value}
-    "The settings that make the run what it is: the central ones, those that are not TRL's, and what differs from its default."
+    "The settings that make the run: the central ones, those that are not TRL's, what differs from its default."
     def default(f): return f.default if f.default_factory is MISSING else f.default_factory()
     values = args.to_dict()
     def telling(f):
         if f.name not in values or f.name in _ASIDE: return False
         v = getattr(args, f.name)
-        return f.name not in GRPOConfig.__dataclass_fields__ or f.name in _CORE or v is not None and v!=default(f)
+        return (f.name not in GRPOConfig.__dataclass_fields__ or f.name in _CORE or v is not None
+            and v!=default(f))
     return {f.name:values[f.name] for f in fields(args) if telling(f)}
 
 def shown_data(
@@ -170,7 +175,8 @@ def shown_data(
     rows = dataset if isinstance(dataset, Dataset) else None
     template,eos = getattr(tokenizer, 'chat_template', None),tokenizer.eos_token_id
     first = rows[0].get('prompt') if rows else None   # an environment may write the prompts itself
-    return dict(n_prompts=rows and len(rows), chat_template=bool(template), eos_token_id=eos, eos_token=tokenizer.eos_token,
+    return dict(n_prompts=rows and len(rows), chat_template=bool(template), eos_token_id=eos,
+        eos_token=tokenizer.eos_token,
         prompt_format=None if first is None else 'text' if isinstance(first, str) else 'conversational',
         eos_in_template=bool(template) and eos is not None and tokenizer.eos_token in str(template))
 
@@ -180,19 +186,23 @@ def words(
 )->object:     # text, or messages with `role` and text
     "A prompt or completion with nothing in it but text: an image is `<image>`, a tool call its JSON."
     if isinstance(o, str): return o
-    def part(c): return c if isinstance(c, str) else ''.join(p.get('text') or f'<{p.get("type")}>' for p in c or [])
-    def calls(m): return json.dumps(m['tool_calls'], ensure_ascii=False, default=str) if m.get('tool_calls') else ''
+    def part(c):
+        return c if isinstance(c, str) else ''.join(p.get('text') or f'<{p.get("type")}>' for p in c or [])
+    def calls(m):
+        return json.dumps(m['tool_calls'], ensure_ascii=False, default=str) if m.get('tool_calls') else ''
     return [dict(role=m.get('role'), content=part(m.get('content'))+calls(m)) for m in o]
 
 # %% ../nbs/workshop/trl_record.ipynb #0ea73de5
 class RunRecord(ReplayLog):
     "Writes settings.json, history.jsonl and groups.jsonl into the run's folder, on the main process."
     verdict,_told = None,set()   # what `findings` says of the run, and the names of what was said on the way
-    recorder,_open,_at = None,None,(0,0)   # _open: the batch in training, until its ratios are known; _at: step and number of its next group
+    # _open: the batch in training, until its ratios are known; _at: step and number of its next group
+    recorder,_open,_at = None,None,(0,0)
 
     def train(self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None):
         self.verdict,self._told = None,set()
-        self._open,whole = None,self.accelerator.num_processes==1   # when one of several fails, the others can't wait for it
+        # when one of several fails, the others can't wait for it
+        self._open,whole = None,self.accelerator.num_processes==1
         try:
             out = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
             whole = True
@@ -214,7 +224,8 @@ class RunRecord(ReplayLog):
     def _begin_record(self, step):
         if not self.is_world_process_zero(): return
         a = self.args
-        self.recorder = Recorder(a.output_dir, self._about(), max_groups=a.record_max_groups, resume_step=step, max_mb=a.record_max_mb,
+        self.recorder = Recorder(a.output_dir, self._about(), max_groups=a.record_max_groups,
+            resume_step=step, max_mb=a.record_max_mb,
             last_step=a.max_steps if a.max_steps>0 else None, run=self.run_id)
 
     def _save_rng_state(self, output_dir):
@@ -254,7 +265,8 @@ class RunRecord(ReplayLog):
         "The last batch of all processes, as TRL shows it."
         def last(o): return list(o)[-len(self._rewards):]
         L = self._logs
-        return {k:last(L[k]) for k in ('prompt','completion','advantages')}|dict(rewards={k:last(v) for k,v in L['rewards'].items()})
+        return {k:last(L[k]) for k in ('prompt','completion','advantages')}|dict(rewards={k:last(v) for k,
+            v in L['rewards'].items()})
 
     def _lengths(self, batch):
         "(B, 2) tokens of each completion, and whether it was cut off."
@@ -262,7 +274,8 @@ class RunRecord(ReplayLog):
         ends = getattr(self, 'eos_token_ids', [self._tokenizer.eos_token_id])   # TRL before 1.14.2 knows one
         lens,end = batch['completion_mask'].sum(1),torch.tensor([*ends, pad_id], device=ids.device)
         last = ids.gather(1, (lens-1).clamp(min=0)[:,None])
-        cut = (lens==0)[:,None] | ~torch.isin(last, end)   # TRL masks a row that it leaves out for being cut off
+        # TRL masks a row that it leaves out for being cut off
+        cut = (lens==0)[:,None] | ~torch.isin(last, end)
         all_of = ((ids!=pad_id)*torch.arange(1, ids.shape[1]+1, device=ids.device)).amax(1)
         return torch.cat([torch.where(lens>0, lens, all_of)[:,None], cut], 1).float()
 
@@ -273,19 +286,25 @@ class RunRecord(ReplayLog):
         if not k or self._step//every%k: return
         ids = batch['completion_ids']
         seen = torch.zeros(len(ids), len(RATIO_EDGES)+1, device=ids.device)
-        stats = torch.cat([seen, self._lengths(batch)], 1)   # a row: tokens by ratio, clipped, seen, length, cut off
-        self._open = dict(step=self.state.global_step+1, sampled=self._table(), rewards=self._rewards, stats=stats,
+        # a row: tokens by ratio, clipped, seen, length, cut off
+        stats = torch.cat([seen, self._lengths(batch)], 1)
+        self._open = dict(step=self.state.global_step+1, sampled=self._table(), rewards=self._rewards,
+            stats=stats,
             left=len(ids), fresh=len(ids) if n is None else n, fates=None)
 
     def _note_fates(self, keys, dead, drawn, asked=()):
         "What becomes of each group; `drawn` is {group: entry}, `asked` are those that were never sampled."
         if not self._open: return
         left = 'masked' if self.args.replay_when_empty=='mask' else 'kept'
-        def came(e): return dict(id=self._number(e.id), step=e.step+1, age=e.age, uses=e.uses, score=e.score, prob=e.prob, key=e.key)
+        def came(e):
+            return dict(id=self._number(e.id), step=e.step+1, age=e.age, uses=e.uses, score=e.score,
+                prob=e.prob, key=e.key)
         def fate(g, k, d):
             e = drawn.get(g)
-            what = 'stored' if g in asked and e else 'masked' if g in asked else 'trained' if not d else 'replaced' if e else left
-            return dict(key=e.key if what=='stored' else k, id=None, treatment=what, replacement=came(e) if e else None)
+            what = ('stored' if g in asked and e else 'masked' if g in asked else 'trained' if not d
+                else 'replaced' if e else left)
+            return dict(key=e.key if what=='stored' else k, id=None, treatment=what,
+                replacement=came(e) if e else None)
         self._open['fates'] = [fate(g, k, d) for g,(k,d) in enumerate(zip(keys, dead))]
 
     def _note_ids(self, ids):
@@ -313,9 +332,11 @@ class RunRecord(ReplayLog):
         ratio = importance_ratio(x, torch.zeros_like(x), mask, self.importance_sampling_level)
         held = clipped(ratio, A, **self._clip())
         if replayed is not None and self.correction.changes:
-            held = torch.where(replayed[:,None], clipped(ratio, A, **self.correction.clip_options(**self._clip())), held)
+            held = torch.where(replayed[:,None], clipped(ratio, A,
+                **self.correction.clip_options(**self._clip())), held)
         m = (mask if held.shape[1]==mask.shape[1] else mask.any(1, keepdim=True)).float()
-        bins = torch.bucketize(ratio.expand_as(m).contiguous(), torch.tensor(RATIO_EDGES[1:-1], device=ratio.device), right=True)
+        bins = torch.bucketize(ratio.expand_as(m).contiguous(),
+            torch.tensor(RATIO_EDGES[1:-1], device=ratio.device), right=True)
         w['stats'][rows,:n] = torch.zeros(len(rows), n, device=ratio.device).scatter_add_(1, bins, m)
         w['stats'][rows,n:n+2] = torch.stack([(held*m).sum(1), torch.ones_like(m[:,0])], 1)
         w['left'] -= len(rows)
@@ -324,7 +345,8 @@ class RunRecord(ReplayLog):
         "Write the open rows: each has been through the training forward, or a checkpoint won't wait for it."
         w,self._open = self._open,None
         if not w or 'trained' not in w: return
-        stats,fates = self.accelerator.gather(w['stats']),w['fates'] if self.sharded else gather_object(w['fates'])
+        stats,fates = (self.accelerator.gather(w['stats']),w['fates'] if self.sharded
+            else gather_object(w['fates']))
         if not self.recorder: return
         rows = self._rows(w, stats.cpu(), fates)
         first = self._at[1] if self._at[0]==w['step'] else 0   # two batches in one step
@@ -336,21 +358,30 @@ class RunRecord(ReplayLog):
         G,n = self.num_generations,len(RATIO_EDGES)-1
         k = min(len(fates), self.args.record_max_groups or len(fates))
         r,old,new = w['rewards'].clone(),w['sampled'],w['trained']
-        came = torch.tensor([[math.nan if x is None else x for x in o] for o in zip(*new['rewards'].values())], device=r.device)
+        came = torch.tensor([[math.nan if x is None else x for x in o]
+            for o in zip(*new['rewards'].values())], device=r.device)
         for g,f in enumerate(fates[:k]):   # a group that was never sampled is what came in
             here = slice(g*G, g*G+G)
             if f['treatment']=='stored':
                 for key in ('prompt','completion','advantages'): old[key][here] = new[key][here]
                 r[here] = came[here]
-            if f['replacement']: f['replacement'] |= dict(prompt=as_text(words(new['prompt'][g*G])), advantages=new['advantages'][here],
-                completions=[as_text(words(o)) for o in new['completion'][here]], rewards=self._total(came[here]).tolist())
-        total,A,dead = self._total(r).view(-1, G).cpu(),torch.tensor(old['advantages']).view(-1, G),self.dead(r).tolist()
+            if f['replacement']:
+                f['replacement'] |= dict(prompt=as_text(words(new['prompt'][g*G])),
+                    advantages=new['advantages'][here],
+                completions=[as_text(words(o)) for o in new['completion'][here]],
+                    rewards=self._total(came[here]).tolist())
+        total,A,dead = self._total(r).view(-1, G).cpu(),torch.tensor(old['advantages']).view(-1,
+            G),self.dead(r).tolist()
         h,seen = s[:,:n+1].view(-1, G, n+1).sum(1),s[:,n+1].view(-1, G).all(1)
         shares = h[:,-1]/h[:,:-1].sum(1).clamp(min=1)
-        return group_rows(w['step'], [words(o) for o in old['prompt'][:k*G:G]], [words(o) for o in old['completion'][:k*G]],
+        return group_rows(w['step'], [words(o) for o in old['prompt'][:k*G:G]],
+            [words(o) for o in old['completion'][:k*G]],
             total[:k], records=fates[:k], n_tokens=s[:k*G,-2].long(), truncated=s[:k*G,-1].bool(),
             rewards_by_func={name:r[:k*G,i] for i,name in enumerate(self.reward_func_names)}, dead=dead[:k],
             advantages_before=A[:k], advantages=torch.tensor(new['advantages']).view(-1, G)[:k],
-            why=[y if d else None for y,d in zip(self._dead_reason(total, self.args.dead_tolerance), dead)][:k],
-            score=group_scores(A, total)[:k], clip_share=[v if o else None for v,o in zip(shares.tolist(), seen)][:k],
-            ratio_hist=[dict(edges=RATIO_EDGES, counts=c[:-1].long().tolist()) if o else None for c,o in zip(h, seen)][:k])
+            why=[y if d else None for y,d in zip(self._dead_reason(total, self.args.dead_tolerance),
+                dead)][:k],
+            score=group_scores(A, total)[:k], clip_share=[v if o else None for v,
+                o in zip(shares.tolist(), seen)][:k],
+            ratio_hist=[dict(edges=RATIO_EDGES, counts=c[:-1].long().tolist()) if o else None for c,
+                o in zip(h, seen)][:k])

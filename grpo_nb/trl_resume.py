@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
-from .checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, load_state, manifest_of, new_run_id,
+from .checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, load_state,
+    manifest_of, new_run_id,
     no_room, save_state, write_manifest)
 from .signals import stop_on_signal
 from .trl_checks import CheckedTrainer
@@ -41,7 +42,8 @@ def newest_whole(
         if not why and run and of and of!=run: why = 'it is of another run'
         if not why: return str(p),'; '.join(bad)
         bad.append(f'{p.name}: {why}')
-    return None,f'no whole checkpoint in {output_dir}'+(': '+'; '.join(bad) if bad else '')+'. Start without resuming, or copy a whole one there'
+    return None,f'no whole checkpoint in {output_dir}'+(': '+'; '.join(bad) if bad
+        else '')+'. Start without resuming, or copy a whole one there'
 
 # %% ../nbs/workshop/trl_resume.ipynb #807655a7
 class _StopOnSignal(TrainerCallback):
@@ -109,9 +111,12 @@ class _Save(CheckedTrainer):
         a,every = self.args,self.args.steps_per_generation*self.num_iterations
         step = self._step-self._step%a.gradient_accumulation_steps   # a step that was cut short begins anew
         mid = step%every!=0 and self._step//every-step//every<=1 and self._buffered_inputs is not None
-        layout = {k:getattr(a, k) for k in ('num_generations','per_device_train_batch_size','steps_per_generation','num_iterations')}
-        own = dict(entropy_coef=self.entropy_coef, last_world_entropy=self._last_world_entropy) if self.use_adaptive_entropy else {}
-        ref = whole_weights(self.accelerator.unwrap_model(self.ref_model), a.should_save) if a.sync_ref_model else None
+        layout = {k:getattr(a, k) for k in ('num_generations','per_device_train_batch_size',
+            'steps_per_generation','num_iterations')}
+        own = dict(entropy_coef=self.entropy_coef,
+            last_world_entropy=self._last_world_entropy) if self.use_adaptive_entropy else {}
+        ref = whole_weights(self.accelerator.unwrap_model(self.ref_model),
+            a.should_save) if a.sync_ref_model else None
         return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta, data=self._data,
             rewards=list(self.reward_func_names), step=step, inputs=self._buffered_inputs if mid else None,
             metrics=dict(self._metrics['train']), ref=ref, own=own)
@@ -119,7 +124,8 @@ class _Save(CheckedTrainer):
     def _state_file(self, folder, rank=None):
         return Path(folder)/f'grpo_state_{self.args.process_index if rank is None else rank}.safetensors'
 
-    def _save_rng_state(self, output_dir):   # runs on every process, before `trainer_state.json` makes the checkpoint count
+    # runs on every process, before `trainer_state.json` makes the checkpoint count
+    def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         save_state(self._state_file(output_dir), self._state())
         self.accelerator.wait_for_everyone()
@@ -132,7 +138,8 @@ class _Save(CheckedTrainer):
         except Exception as e:
             if self.args.should_save: shutil.rmtree(folder, ignore_errors=True)
             if disk_is_full(e): raise no_room(e, folder.name, folder.parent) from e
-            e.add_note(f'raised while saving {folder.name}: what was written of it is removed, older checkpoints stand')
+            e.add_note(f'raised while saving {folder.name}: what was written of it is removed, older '
+                f'checkpoints stand')
             raise
 
     def _generate_and_score_completions(self, inputs):
@@ -182,7 +189,8 @@ class ResumableTrainer(_Save):
             raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
                 '`ignore_data_skip=True` to go on with these from their beginning')
         was,now = s.get('rewards'),list(self.reward_func_names)
-        if was and was!=now: log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
+        if was and was!=now:
+            log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
 
     def _set_state(self, s):
         dev = self.accelerator.device
@@ -193,11 +201,15 @@ class ResumableTrainer(_Save):
         if s['inputs'] is not None:
             for k,v in s.get('layout', {}).items():
                 if getattr(self.args, k)!=v:
-                    raise ValueError(f'the checkpoint lies within a generation batch made with {k}={v}, this run has '
-                        f'{getattr(self.args, k)}: set {k}={v}, or resume from a checkpoint between two batches')
+                    raise ValueError(f'the checkpoint lies within a generation batch made with {k}={v}, '
+                        f'this run has '
+                        f'{getattr(self.args, k)}: set {k}={v}, or resume from a checkpoint between two '
+                        f'batches')
         self._step,self._buffered_inputs = s['step'],move(s['inputs'])
         for k,v in s['metrics'].items(): self._metrics['train'][k] = v
-        if s['own']: self.entropy_coef,self._last_world_entropy = s['own']['entropy_coef'],s['own']['last_world_entropy']
+        if s['own']:
+            self.entropy_coef,self._last_world_entropy = (s['own']['entropy_coef'],
+                s['own']['last_world_entropy'])
 
     def _found(self, checkpoint):
         "Ranks whose state files lie on this process's disk."
@@ -206,39 +218,51 @@ class ResumableTrainer(_Save):
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None: return
-        if isinstance(s := getattr(self, '_sampler', None), torch.utils.data.Sampler) and getattr(s, 'shuffle', False):
-            for _ in range(int(self.state.epoch or 0)): torch.randperm(s.num_samples, generator=s.generator)   # epochs that are over
+        if isinstance(s := getattr(self, '_sampler', None), torch.utils.data.Sampler) and getattr(s,
+                'shuffle', False):
+            # epochs that are over
+            for _ in range(int(self.state.epoch or 0)): torch.randperm(s.num_samples, generator=s.generator)
         here = self._found(checkpoint)
         everywhere = self._all(here)
-        if not any(everywhere): return log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts empty')
+        if not any(everywhere):
+            return (log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts '
+                f'empty'))
         self._need_files([r for r,o in enumerate(everywhere) if not o], checkpoint, 'any')
         me = self.args.process_index
         first = load_state(self._state_file(checkpoint, me if me in here else here[0]))
         self._check_same(first)
         self.run_id = first.get('run') or self.run_id
         same = first['world']==self.args.world_size
-        wanted = [[r] for r in range(first['world'])] if same else [list(range(first['world']))]*len(everywhere)
-        self._need_files([r for r,o in enumerate(everywhere) if not set(wanted[r])<=set(o)], checkpoint, 'their own' if same else 'all')
+        wanted = ([[r] for r in range(first['world'])] if same
+            else [list(range(first['world']))]*len(everywhere))
+        self._need_files([r for r,o in enumerate(everywhere) if not set(wanted[r])<=set(o)], checkpoint,
+            'their own' if same else 'all')
         self._set_reference(first, checkpoint, here)
         if same: self._set_state(first)
-        else: self._resume_elsewhere([load_state(self._state_file(checkpoint, r)) for r in range(first['world'])])
+        else:
+            self._resume_elsewhere([load_state(self._state_file(checkpoint, r))
+                for r in range(first['world'])])
 
     def _need_files(self, lacking, checkpoint, which):
         if not lacking: return
-        raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(map(str, lacking))} does not find {which} of the files '
-            'grpo_state_*.safetensors on its disk. Where each node has a disk of its own, save with `save_on_each_node=True`, '
+        raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(map(str, lacking))} does not find '
+            f'{which} of the files '
+            'grpo_state_*.safetensors on its disk. Where each node has a disk of its own, save with '
+            '`save_on_each_node=True`, '
             'and bring each node its files; for another number of processes, bring all of them to every node')
 
     def _set_reference(self, first, checkpoint, here):
         if not self.args.sync_ref_model: return
         files = (load_state(self._state_file(checkpoint, r)) for r in here)
         ref = first['ref'] or next((o['ref'] for o in files if o['ref']), None)
-        self._need_files([r for r,o in enumerate(self._all(bool(ref))) if not o], checkpoint, 'the reference model in any')
+        self._need_files([r for r,o in enumerate(self._all(bool(ref))) if not o], checkpoint,
+            'the reference model in any')
         set_whole_weights(self.accelerator.unwrap_model(self.ref_model), ref)
 
     def _resume_elsewhere(self, states):
         "A checkpoint of another number of processes."
-        log.warning(f'the checkpoint was made by {len(states)} processes, this run has {self.args.world_size}: weights and '
+        log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
+            f'{self.args.world_size}: weights and '
             'optimizer go on, the replay buffer starts empty and a batch in progress is sampled anew')
 
     def _get_train_sampler(self, dataset=None):
@@ -270,12 +294,15 @@ class ResumableTrainer(_Save):
         if what in (True,'auto'):
             path,why = self._newest()
             if path is None and what is True: raise ValueError(why)
-            if path is None and checkpoint_folders(self.args.output_dir): log.warning(f'{why}. This run begins anew')
+            if path is None and checkpoint_folders(self.args.output_dir):
+                log.warning(f'{why}. This run begins anew')
             return path
         if not isinstance(what, (str,os.PathLike)):
-            raise TypeError(f"`resume_from_checkpoint` is {what!r}, needs True, 'auto' or the path of a checkpoint")
+            raise TypeError(f"`resume_from_checkpoint` is {what!r}, needs True, 'auto' or the path of a "
+                f"checkpoint")
         if why := next(filter(None, self._on_each_node(lambda: checkpoint_problem(what))), ''):
-            raise ValueError(f'{Path(what).name} is not whole: {why}. `resume_from_checkpoint=True` takes the newest whole one')
+            raise ValueError(f'{Path(what).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
+                f'the newest whole one')
         return what
 
     def _begin(self):
@@ -285,10 +312,11 @@ class ResumableTrainer(_Save):
         self.run_id = id[0]
         if old := checkpoint_folders(self.args.output_dir):
             log.warning(f'{self.args.output_dir} holds {old[-1].name} of another run. It stays, and '
-                '`resume_from_checkpoint=True` passes over it; but `save_total_limit` counts it. Better give each run its own folder')
+                '`resume_from_checkpoint=True` passes over it; but `save_total_limit` counts it. Better '
+                'give each run its own folder')
 
     def train(self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None):
-        """Train. True resumes from the newest whole checkpoint of the run in `output_dir`, 'auto' does so if there is one.
+        """Train. True resumes from the run's newest whole checkpoint, 'auto' does so if there is one.
 
         SIGTERM and SIGINT save and stop; a second one ends at once.
         """

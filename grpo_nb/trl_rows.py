@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 
 # %% ../nbs/workshop/trl_rows.ipynb #2cf82f69
 WIDE = dict(completion_ids=None, completion_mask=0, old_per_token_logps=0., ref_per_token_logps=0.,
-    sampling_per_token_logps=0., tool_mask=1, importance_sampling_ratio=1.)   # a value per token, and what stands in padding
+    # a value per token, and what stands in padding
+    sampling_per_token_logps=0., tool_mask=1, importance_sampling_ratio=1.)
 BOTH = ('token_type_ids','mm_token_type_ids')   # prompt and completion in one row
 IMAGES = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes',
     'image_position_ids','num_images','num_tiles'}
@@ -30,17 +31,20 @@ def slice_group(
     batch:dict,        # TRL's batch on the CPU: (B, P) and (B, C) tensors, (B,) tensors, lists of B
     rows:slice,        # the group's rows
     per_row:tuple=(),  # keys that are not as wide as the completion although they look it
-)->dict:               # ragged: ids int32, log-probs float32, lengths; a prompt that all rows share is held once
+# ragged: ids int32, log-probs float32, lengths; a prompt that all rows share is held once
+)->dict:
     "One group without padding, in memory of its own."
     pm,cm = batch['prompt_mask'][rows].bool(),batch['completion_mask'][rows].bool()
     ids = _once([o[m].int() for o,m in zip(batch['prompt_ids'][rows], pm)])
     out = dict(prompt_ids=torch.cat(ids), prompt_lens=torch.tensor([len(o) for o in ids], dtype=torch.int32),
         lens=cm.sum(1).int())
     for k,v in batch.items():
-        if k in ('prompt_ids','prompt_mask','completion_mask') or isinstance(v, Tensor) and v.ndim==0: continue
+        if k in ('prompt_ids','prompt_mask','completion_mask') or isinstance(v, Tensor) and v.ndim==0:
+            continue
         v = v[rows]
         if not isinstance(v, Tensor): out[k] = [o.clone() if isinstance(o, Tensor) else o for o in _once(v)]
-        elif k in WIDE and k not in per_row: out[k] = v[cm].to(torch.uint8 if k=='tool_mask' else _SMALL.get(v.dtype, v.dtype))
+        elif k in WIDE and k not in per_row:
+            out[k] = v[cm].to(torch.uint8 if k=='tool_mask' else _SMALL.get(v.dtype, v.dtype))
         elif k in BOTH: out[k] = v[torch.cat([pm, cm], 1)].to(torch.uint8)
         else: out[k] = v.clone()
     return out
@@ -68,7 +72,8 @@ class _Layout:
         def up(w): return -(-w//(multiple or 1))*(multiple or 1)
         def prompts(g):
             same = len(g['prompt_lens'])==1
-            return (g['prompt_ids'].repeat(G), g['prompt_lens'].repeat(G)) if same else (g['prompt_ids'], g['prompt_lens'])
+            return (g['prompt_ids'].repeat(G), g['prompt_lens'].repeat(G)) if same else (g['prompt_ids'],
+                g['prompt_lens'])
         self.ids,lens = zip(*map(prompts, groups))
         plens,clens = torch.cat(lens).long(),torch.cat([g['lens'] for g in groups]).long()
         self.was = batch['prompt_ids'].shape[1]
@@ -90,7 +95,8 @@ def _new_rows(k, v, groups, at, pad_id, per_row):
 def _widened(k, v, at, pad_id, per_row):
     "The batch's own `v`, as wide as the layout."
     if k in ('prompt_ids','prompt_mask'): return _widen(v, at.P, True, pad_id if k=='prompt_ids' else 0)
-    if k in BOTH: return torch.cat([_widen(v[:,:at.was], at.P, True, 0), _widen(v[:,at.was:], at.C, False, 0)], 1)
+    if k in BOTH:
+        return torch.cat([_widen(v[:,:at.was], at.P, True, 0), _widen(v[:,at.was:], at.C, False, 0)], 1)
     if k not in WIDE or k in per_row: return v
     return _widen(v, at.C, False, pad_id if k=='completion_ids' else WIDE[k])
 
@@ -101,8 +107,9 @@ def put_groups(
     pad_id:int,        # token id in the padding
     multiple:int=None, # widths are rounded up to a multiple of this
     per_row:tuple=(),  # keys that are not as wide as the completion although they look it
-)->dict:               # a new dict; widened where a group is longer, prompts on the left, completions on the right
-    "The batch with `groups` in the place of `rows`, every key of it. ValueError when a group lacks a key of the batch."
+# a new dict; widened where a group is longer, prompts on the left, completions on the right
+)->dict:
+    "The batch with `groups` in the place of `rows`. ValueError when a group lacks a key of the batch."
     G,dev = len(rows)//len(groups),batch['completion_ids'].device
     if 'tool_mask' not in batch and any('tool_mask' in g for g in groups):
         batch = batch|dict(tool_mask=torch.ones_like(batch['completion_mask']))
@@ -122,7 +129,7 @@ def add_rows(
     batch:dict,  # TRL's batch of n rows
     B:int,       # rows wanted
 )->dict:         # the same with B-n more rows
-    "The batch with places for stored groups: copies of its first row whose completion is masked and whose advantage is 0."
+    "The batch with places for stored groups: copies of its first row, masked and with advantage 0."
     n = len(batch['advantages'])
     if B==n: return batch
     def more(v):

@@ -32,7 +32,8 @@ def edits(a:object)->bool:
 
 def is_plain(o:object)->bool:
     "Is `o` text, or messages with nothing but text?"
-    return isinstance(o, str) or isinstance(o, list) and all(isinstance(m, dict) and isinstance(m.get('content'), str) for m in o)
+    return isinstance(o, str) or isinstance(o, list) and all(isinstance(m, dict)
+        and isinstance(m.get('content'), str) for m in o)
 
 @functools.lru_cache(4)
 def epoch_order(
@@ -50,28 +51,38 @@ def epoch_order(
 # %% ../nbs/workshop/trl_shared.ipynb #cec04578
 class Places(RunRecord):
     "The rows and places of a batch."
-    def _rows_of(self, groups): return [g*self.num_generations+i for g in groups for i in range(self.num_generations)]
+    def _rows_of(self, groups):
+        return [g*self.num_generations+i for g in groups for i in range(self.num_generations)]
 
     def _check_layout(self, args):
-        a,rows,G,k = args,args.per_device_train_batch_size*args.steps_per_generation,args.num_generations,args.replay_stored_per_fresh
-        holds = f'a process holds {rows} rows (per_device_train_batch_size {a.per_device_train_batch_size} x steps_per_generation {a.steps_per_generation})'
+        a,rows,G,k = (args,args.per_device_train_batch_size*args.steps_per_generation,args.num_generations,
+            args.replay_stored_per_fresh)
+        holds = (f'a process holds {rows} rows (per_device_train_batch_size '
+            f'{a.per_device_train_batch_size} x steps_per_generation {a.steps_per_generation})')
         if edits(a) and a.world_size>1 and rows%G and (a.replay_scope=='local' or not a.replay_buffer_size):
-            raise ValueError(f'{holds}, so groups of {G} lie on several processes: make it a multiple of {G}, '
+            raise ValueError(f'{holds}, so groups of {G} lie on several processes: make it a multiple of '
+                f'{G}, '
                 'or set replay_scope="sharded" with a replay_buffer_size above 0')
         if k and rows%(G*(1+k)):
-            raise ValueError(f'{holds}, which is {rows/G:g} groups: replay_stored_per_fresh={k} needs a multiple of {1+k} groups, '
+            raise ValueError(f'{holds}, which is {rows/G:g} groups: replay_stored_per_fresh={k} needs a '
+                f'multiple of {1+k} groups, '
                 f'{G*(1+k)} rows, on each process')
         if a.replay_same_prompt_first and is_sharded(a):
-            raise ValueError("`replay_same_prompt_first` needs a buffer of its own on each process: set replay_scope='local'")
+            raise ValueError("`replay_same_prompt_first` needs a buffer of its own on each process: set "
+                "replay_scope='local'")
 
     def _check_columns(self):
         columns = getattr(self.train_dataset, 'column_names', None) or ()
         if images := {'image','images'} & set(columns):
-            if self.sharded: raise ValueError(f"the data set has {sorted(images)}, and images do not travel between processes: set replay_scope='local'")
+            if self.sharded:
+                raise ValueError(f"the data set has {sorted(images)}, and images do not travel between "
+                    f"processes: set replay_scope='local'")
         if not self.args.replay_stored_per_fresh: return
         if not hasattr(self.train_dataset, '__len__'):
-            raise ValueError('a stream cannot go back to a prompt that was not sampled: for `replay_stored_per_fresh` give a data set with rows')
-        if self.environment_factories is not None: raise ValueError('an environment gives its own prompts: set `replay_stored_per_fresh=0`')
+            raise ValueError('a stream cannot go back to a prompt that was not sampled: for '
+                '`replay_stored_per_fresh` give a data set with rows')
+        if self.environment_factories is not None:
+            raise ValueError('an environment gives its own prompts: set `replay_stored_per_fresh=0`')
 
     def _get_train_sampler(self, dataset=None):
         self._prompts = self.train_dataset if dataset is None else dataset
@@ -95,13 +106,15 @@ class Places(RunRecord):
         return unsplit_pixel_values_by_grid(add_rows(split_pixel_values_by_grid(batch), B))
 
     def _mark(self, batch, replayed, left):
-        "Say which rows are replayed, and which are dead and stay; mask those if asked to, and count the tokens again."
+        "Say which rows are replayed and which stay dead; mask those if asked to, and count the tokens again."
         B,dev = len(batch['advantages']),batch['advantages'].device
         def is_in(rows):
             at = torch.tensor(list(rows), dtype=torch.int64, device=dev)
             return torch.zeros(B, dtype=torch.bool, device=dev).index_fill(0, at, True)
-        batch['replay_row'],batch['replayed'],batch['replay_dead'] = torch.arange(B, device=dev),is_in(replayed),is_in(left)
-        if self.args.replay_when_empty=='mask': batch['completion_mask'] = batch['completion_mask']*~batch['replay_dead'][:,None]
+        batch['replay_row'],batch['replayed'],batch['replay_dead'] = torch.arange(B,
+            device=dev),is_in(replayed),is_in(left)
+        if self.args.replay_when_empty=='mask':
+            batch['completion_mask'] = batch['completion_mask']*~batch['replay_dead'][:,None]
         mask = batch['completion_mask']*batch.get('tool_mask', 1)
         batch['num_items_in_batch'] = self.accelerator.gather(mask.sum()).sum()
         return batch
@@ -112,14 +125,16 @@ class Places(RunRecord):
         if not aligned: self._store(groups)
         elif groups:
             ids = batch['completion_ids']
-            self._waiting = dict(groups=groups, left=len(ids), logps=torch.zeros_like(ids, dtype=torch.float32))
+            self._waiting = dict(groups=groups, left=len(ids),
+                logps=torch.zeros_like(ids, dtype=torch.float32))
 
     def _store(self, groups):
         if self.sharded:   # (id, first row, rows)
             for i,_,d in groups: self.shared.put(i, self._piece(d))
             return
         scores,_,data = zip(*groups) if groups else ([],[],[])
-        ids = self.replay_buffer.add(list(scores), list(data), step=self.state.global_step, keys=[d['key'] for d in data])
+        ids = self.replay_buffer.add(list(scores), list(data), step=self.state.global_step,
+            keys=[d['key'] for d in data])
         self._note_ids({g:i for (_,g,_),i in zip(groups, ids)})
 
     def _note(self, batch, keys, dead, came, asked):
@@ -129,7 +144,8 @@ class Places(RunRecord):
         trained = {came[g].key if g in came else k for g,k in enumerate(keys) if g in came or g not in asked}
         mine = [len(dead)-n, sum(dead)-n, sum(g not in asked for g in came), n, sum(g in asked for g in came),
             sum(ages), sum(e.uses for e in came.values()), max(ages, default=0), len(trained)]
-        v = self.accelerator.gather(torch.tensor(mine, dtype=torch.float32, device=batch['advantages'].device)).view(-1, len(mine)).cpu()
+        v = self.accelerator.gather(torch.tensor(mine, dtype=torch.float32,
+            device=batch['advantages'].device)).view(-1, len(mine)).cpu()
         sums = v.sum(0).tolist()
         sums[7] = v[:,7].max().item()
         for k,o in replay_counts(*sums).items(): self._metrics['train'][f'replay/{k}'].append(o)
@@ -140,11 +156,14 @@ class Places(RunRecord):
         G,B,rows = self.num_generations,len(batch['advantages']),[]
         for g,e in came.items():
             r = slice(g*G, g*G+G)
-            ids = [o[m.bool()].tolist() for o,m in zip(batch['completion_ids'][r], batch['completion_mask'][r])]
-            prompt = e.data['prompt'] or self._tokenizer.decode(batch['prompt_ids'][r][0][batch['prompt_mask'][r][0].bool()])
+            ids = [o[m.bool()].tolist() for o,m in zip(batch['completion_ids'][r],
+                batch['completion_mask'][r])]
+            prompt = (e.data['prompt']
+                or self._tokenizer.decode(batch['prompt_ids'][r][0][batch['prompt_mask'][r][0].bool()]))
             for i,text in enumerate(self.processing_class.batch_decode(ids, skip_special_tokens=True)):
                 at = self.accelerator.process_index*B+g*G+i
-                rows.append((at, prompt, text, batch['advantages'][g*G+i].item(), e.data['rewards'][i].tolist()))
+                rows.append((at, prompt, text, batch['advantages'][g*G+i].item(),
+                    e.data['rewards'][i].tolist()))
         self._log_rows(rows, B)
 
     def _after_eval(self, batch):
@@ -155,9 +174,11 @@ class Places(RunRecord):
     def _buffer_size(self):
         "Groups that all processes hold."
         if self.sharded: return len(self.replay_buffer)
-        return int(self.accelerator.gather(torch.tensor([len(self.replay_buffer)], device=self.accelerator.device)).sum())
+        return int(self.accelerator.gather(torch.tensor([len(self.replay_buffer)],
+            device=self.accelerator.device)).sum())
 
-    def _buffer_room(self): return self.replay_buffer.max_size*(1 if self.sharded else self.accelerator.num_processes)
+    def _buffer_room(self):
+        return self.replay_buffer.max_size*(1 if self.sharded else self.accelerator.num_processes)
 
 # %% ../nbs/workshop/trl_shared.ipynb #6cd41af7
 class SharedReplay(Places):
@@ -165,7 +186,8 @@ class SharedReplay(Places):
     shared = None   # the `ShardedBuffer`; made with the first batch, whose keys are those that travel
 
     def _make_shared(self, token, row):
-        if len(self.replay_buffer): raise ValueError('the shared buffer is made once, before anything is stored')
+        if len(self.replay_buffer):
+            raise ValueError('the shared buffer is made once, before anything is stored')
         wire = Wire(tuple(token), tuple((k, w) for k,w in row))
         self.shared = ShardedBuffer(self.replay_buffer, wire, self.num_generations,
             dtypes=dict(completion_ids=torch.int32, tool_mask=torch.int32))
@@ -180,13 +202,16 @@ class SharedReplay(Places):
 
     def _piece(self, d):
         "Rows of a group as they travel: int32 and float32 only."
-        if len(d['prompt_lens'])>1: raise ValueError("the completions of a group have different prompts: use replay_scope='local'")
+        if len(d['prompt_lens'])>1:
+            raise ValueError("the completions of a group have different prompts: use replay_scope='local'")
         def word(v): return v.float() if v.is_floating_point() else v.int()
-        return {k:word(d[k]) for k in ('prompt_ids','lens',*self.shared.wire.token,*(k for k,_ in self.shared.wire.row))}
+        return {k:word(d[k]) for k in ('prompt_ids','lens',*self.shared.wire.token,
+            *(k for k,_ in self.shared.wire.row))}
 
     def _update_shared(self, batch, n):
         "As `update_with_replay_buffer`, of a batch of which each process sampled `n` rows."
-        if IMAGES & set(batch) or any(k in batch for k in BOTH): raise ValueError("images travel with their process only: use replay_scope='local'")
+        if IMAGES & set(batch) or any(k in batch for k in BOTH):
+            raise ValueError("images travel with their process only: use replay_scope='local'")
         G,B,me = self.num_generations,len(batch['advantages']),self.accelerator.process_index
         first,aligned = me*B,'old_per_token_logps' not in batch
         fresh = {k:v.cpu() if isinstance(v, Tensor) else v for k,v in batch.items()}
@@ -194,7 +219,8 @@ class SharedReplay(Places):
         asked = {g for g in range(len(self._rewards)//G) if g*G%B>=n}
         dead = self.dead(self._rewards).tolist()
         s = self.shared.swap(dead, torch.nan_to_num(self._total(self._rewards)), fresh['prompt_mask'].sum(1),
-            fresh['completion_mask'].sum(1), fresh['advantages'], prompt_keys(fresh), self.state.global_step, sorted(asked))
+            fresh['completion_mask'].sum(1), fresh['advantages'], prompt_keys(fresh), self.state.global_step,
+            sorted(asked))
         batch = self._put_incoming(batch, s, aligned)
         left = [r for g in s.left for r in range(max(0, g*G-first), min(B, g*G+G-first))]
         batch = self._mark(batch, [r for lo,hi,_ in s.incoming for r in range(lo, hi)], left)
@@ -211,11 +237,14 @@ class SharedReplay(Places):
 
     def _put_incoming(self, batch, s, aligned):
         if not s.incoming: return self._stale_here(batch, s)
-        if aligned: batch['old_per_token_logps'] = torch.zeros_like(batch['completion_ids'], dtype=torch.float32)
+        if aligned:
+            batch['old_per_token_logps'] = torch.zeros_like(batch['completion_ids'], dtype=torch.float32)
         for n in sorted({hi-lo for lo,hi,_ in s.incoming}):   # pieces of one size at a time
-            some = [(lo, p|dict(prompt_lens=torch.tensor([len(p['prompt_ids'])], dtype=torch.int32))) for lo,hi,p in s.incoming if hi-lo==n]
+            some = [(lo, p|dict(prompt_lens=torch.tensor([len(p['prompt_ids'])], dtype=torch.int32))) for lo,
+                hi,p in s.incoming if hi-lo==n]
             rows = torch.tensor([lo+i for lo,_ in some for i in range(n)])
-            batch = put_groups(batch, rows, [p for _,p in some], self._tokenizer.pad_token_id, self.pad_to_multiple_of, self._per_row)
+            batch = put_groups(batch, rows, [p for _,p in some], self._tokenizer.pad_token_id,
+                self.pad_to_multiple_of, self._per_row)
         batch = self._stale_here(batch, s)
         if aligned: batch['replay_old_logps'] = batch.pop('old_per_token_logps')
         return batch
@@ -229,7 +258,8 @@ class SharedReplay(Places):
         places,left = set(s.places),set(s.left)
         keys = [k for g,k in enumerate(s.keys) if g not in places|(left&asked)]+[e.key for e in s.drawn]
         ages = [e.age for e in s.drawn]
-        m = replay_counts(len(dead)-len(asked), sum(dead)-len(asked), len(places-asked), len(asked), len(places&asked),
+        m = replay_counts(len(dead)-len(asked), sum(dead)-len(asked), len(places-asked), len(asked),
+            len(places&asked),
             sum(ages), sum(e.uses for e in s.drawn), max(ages, default=0), len(set(keys)))
         for k,o in m.items(): self._metrics['train'][f'replay/{k}'].append(o)
         B,rows = len(batch['advantages']),[]
@@ -237,7 +267,8 @@ class SharedReplay(Places):
             prompt = self._tokenizer.decode(p['prompt_ids'])
             for i,ids in enumerate(p['completion_ids'].split(p['lens'].tolist())):
                 done = self.processing_class.decode(ids, skip_special_tokens=True)
-                rows.append((self.accelerator.process_index*B+lo+i, prompt, done, p['advantages'][i].item(), p['rewards'][i].tolist()))
+                rows.append((self.accelerator.process_index*B+lo+i, prompt, done, p['advantages'][i].item(),
+                    p['rewards'][i].tolist()))
         self._log_rows(rows, B)
 
 # %% ../nbs/workshop/trl_shared.ipynb #5a914ad0
@@ -253,9 +284,11 @@ class FreshReference(SharedReplay):
         r = torch.tensor(rows, device=dev)
         def pick(v): return [v[i] for i in rows] if isinstance(v, list) else v[r]
         some = unsplit_pixel_values_by_grid({k:pick(v) for k,v in batch.items() if k in IMAGES or k in BOTH})
-        ids,mask = (torch.cat([batch[f'prompt_{k}'][r], batch[f'completion_{k}'][r]], 1) for k in ('ids','mask'))
+        ids,mask = (torch.cat([batch[f'prompt_{k}'][r], batch[f'completion_{k}'][r]], 1)
+            for k in ('ids','mask'))
         with torch.no_grad():
-            new = self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, batch['completion_ids'].shape[1],
+            new = self._get_per_token_logps_and_entropies(self.ref_model, ids, mask,
+                batch['completion_ids'].shape[1],
                 batch_size=self.args.per_device_train_batch_size, **some)[0]
         old = batch['ref_per_token_logps']
         batch['ref_per_token_logps'] = old.index_put((r,), new.to(old.dtype))
@@ -270,30 +303,37 @@ class StoredReplay(FreshReference):
     def _replay_settings(self):
         "What makes two runs different."
         aside = ('replay_scope',)
-        return {k:v for k,v in vars(self.args).items() if (k.startswith('replay_') or k=='dead_tolerance') and k not in aside}
+        return {k:v for k,v in vars(self.args).items() if (k.startswith('replay_') or k=='dead_tolerance')
+            and k not in aside}
 
     def _check_same(self, s):
         super()._check_same(s)
-        moved,now = s['world']!=self.args.world_size,self._replay_settings()   # moved: the buffer is dealt out anew, or starts empty
+        # moved: the buffer is dealt out anew, or starts empty
+        moved,now = s['world']!=self.args.world_size,self._replay_settings()
         odd = [f'{k}={v}, this run has {now[k]}' for k,v in s.get('replay', {}).items()
             if k in now and now[k]!=v and not (moved and k=='replay_buffer_size')]
-        if odd: raise ValueError('the checkpoint was made with '+'; '.join(odd)+': set the same, or start a new run from its weights')
+        if odd:
+            raise ValueError('the checkpoint was made with '+'; '.join(odd)+': set the same, or start a '
+                'new run from its weights')
         if self.replaying and s.get('beta')==0 and self.beta!=0:
-            raise ValueError(f'the checkpoint was made with beta=0, this run has {self.beta}: its stored groups have no log-probs of '
+            raise ValueError(f'the checkpoint was made with beta=0, this run has {self.beta}: its stored '
+                f'groups have no log-probs of '
                 'the reference. Set beta=0, or start a new run from its weights')
 
     def _state(self):
         w = self._waiting and dict(self._waiting, groups=[list(o) for o in self._waiting['groups']])
-        s = self.shared   # an empty one counts too
-        wire = None if s is None else dict(token=list(s.wire.token), row=[list(o) for o in s.wire.row])
-        buffer = self.replay_buffer.state_dict() if s is None else s.state_dict()
-        return super()._state()|dict(replay=self._replay_settings(), buffer=buffer, wire=wire, waiting=w, cursor=self._cursor)
+        wire = self.shared and dict(token=list(self.shared.wire.token),
+            row=[list(o) for o in self.shared.wire.row])
+        buffer = self.shared.state_dict() if self.shared else self.replay_buffer.state_dict()
+        return super()._state()|dict(replay=self._replay_settings(), buffer=buffer, wire=wire, waiting=w,
+            cursor=self._cursor)
 
     def _set_state(self, s):
         super()._set_state(s)
         G = s.get('layout', {}).get('num_generations', self.num_generations)
         if G!=self.num_generations and self.replaying:
-            raise ValueError(f'the checkpoint has a replay buffer of groups of {G}, this run makes groups of {self.num_generations}: set num_generations={G}')
+            raise ValueError(f'the checkpoint has a replay buffer of groups of {G}, this run makes groups '
+                f'of {self.num_generations}: set num_generations={G}')
         self._set_buffer(s['wire'], s['buffer'])
         self._waiting = s['waiting']
         self._set_cursor(s)
@@ -303,7 +343,8 @@ class StoredReplay(FreshReference):
     def _set_buffer(self, wire, state):
         if bool(wire)!=self.sharded and (wire or len(state['data'])):
             names = {True:'sharded', False:'local'}
-            raise ValueError(f"the checkpoint has a {names[bool(wire)]} replay buffer, this run a {names[self.sharded]} one: set `replay_scope`")
+            raise ValueError(f"the checkpoint has a {names[bool(wire)]} replay buffer, this run a "
+                f"{names[self.sharded]} one: set `replay_scope`")
         if wire:
             self._make_shared(wire['token'], wire['row'])
             self.shared.load_state_dict(state)
@@ -311,17 +352,21 @@ class StoredReplay(FreshReference):
 
     def _resume_elsewhere(self, states):
         self._set_cursor(states[0])
-        if not states[0].get('wire') or not self.replaying or self.args.replay_scope=='local': return super()._resume_elsewhere(states)
+        if not states[0].get('wire') or not self.replaying or self.args.replay_scope=='local':
+            return super()._resume_elsewhere(states)
         self.sharded = True
         self.replay_buffer.max_size = states[0]['buffer']['index']['options']['max_size']   # its size stays
         state = redistribute([o['buffer'] for o in states], self.args.process_index, self.args.world_size)
         self._set_buffer(states[0]['wire'], state)
-        log.warning(f'the replay buffer of {len(states)} processes was dealt out to {self.args.world_size}; a batch in progress is sampled anew')
+        log.warning(f'the replay buffer of {len(states)} processes was dealt out to '
+            f'{self.args.world_size}; a batch in progress is sampled anew')
 
     def create_model_card(self, *args, **kwargs):
         super().create_model_card(*args, **kwargs)
         if not self.is_world_process_zero(): return
         path,v = Path(self.args.output_dir)/'README.md',versions()
-        rows = '\n'.join(f'| `{f.name}` | {getattr(self.args, f.name)} |' for f in fields(self.args) if f.name not in GRPOConfig.__dataclass_fields__)
-        path.write_text(path.read_text()+f'\n## Replay buffer\n\nTrained with `grpo_nb.grpo_with_replay_buffer.GRPOWithReplayBufferTrainer`, '
+        rows = '\n'.join(f'| `{f.name}` | {getattr(self.args, f.name)} |' for f in fields(self.args)
+            if f.name not in GRPOConfig.__dataclass_fields__)
+        path.write_text(path.read_text()+f'\n## Replay buffer\n\nTrained with '
+            f'`grpo_nb.grpo_with_replay_buffer.GRPOWithReplayBufferTrainer`, '
             f'grpo_nb {v["grpo_nb"]} on trl {v["trl"]}.\n\n| setting | value |\n|---|---|\n{rows}\n')
