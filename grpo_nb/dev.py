@@ -169,6 +169,8 @@ def readme(
     for f in behind:
         f.parent.mkdir(exist_ok=True)
         f.write_bytes(want[f])
+    if not check:
+        for f in set((root/'nbs'/'images').glob('readme-*.png'))-set(want): f.unlink()   # of cells that have moved
     return [str(f.relative_to(root)) for f in behind]
 
 # %% ../nbs/reference/dev.ipynb #517f7409
@@ -587,6 +589,7 @@ def _stage(nbs, to):
             else: c['source'] = _relink(s)
             for d in (o.get('data', {}) for o in c.get('outputs', [])):
                 if 'text/markdown' in d: d['text/markdown'] = _relink(_src(d['text/markdown']))
+        nb['cells'][1:1] = _named_types(nb)
         new = f.with_name(_page_name(f.name))
         if new.exists() and new!=f: raise Trouble(f'{f.name} and {new.name} would be the same page: rename one')
         names[str(new.relative_to(to).with_suffix('.html'))] = str(f.relative_to(to))
@@ -596,6 +599,13 @@ def _stage(nbs, to):
     names |= {str(f.relative_to(to).with_suffix('.html')):str(f.relative_to(to)) for f in prose}
     for f in prose: f.write_text(_relink(f.read_text(encoding='utf-8')), encoding='utf-8')
     return names
+
+def _named_types(nb):
+    "A hidden cell with the types that annotations name in quotes, since they stand in packages not imported here."
+    code = '\n'.join(s for _,c,s in _cells(nb) if c['cell_type']=='code' and re.search(r'^#\|\s*export', s, flags=re.M))
+    names = sorted(set(re.findall(r"(?::|->)\s*'([A-Z]\w*)'", code)))
+    text = '\n'.join(f'class {o}: pass' for o in names)
+    return [dict(cell_type='code', metadata={}, outputs=[], execution_count=None, source=f'#| hide\n#| exec_doc\n{text}')] if names else []
 
 def _relink(s): return re.sub(r'(\]\((?:\.\./)?)(\d+[a-zA-Z0-9]*_\w+\.ipynb)', lambda m: m[1]+_page_name(m[2]), s)
 
