@@ -61,6 +61,10 @@ def judge(completions, prompts, trainer_state, **kw):
         raise KeyError('no solution')
     return rewards(completions, prompts)
 
+def letters(completions, **kw):
+    "Seldom the same for all of a group."
+    return [float(sum(map(ord, c))%7+i%2) for i,c in enumerate(completions)]
+
 failed = []
 def fails(completions, prompts, trainer_state, **kw):
     "On rank 1 alone, in the fourth step; a second run finds it mended."
@@ -88,9 +92,9 @@ for scene in scenes:
         run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2',
             per_device_train_batch_size=6)
     if scene=='stored':
-        run(scene, replay_stored_per_fresh=1, num_iterations=2, save_steps=5)
-        run('stored_resumed', resume=str(out/'stored'/'checkpoint-5'), folder=scene,
-            replay_stored_per_fresh=1, num_iterations=2, save_steps=5)
+        kw = dict(replay_stored_per_fresh=1, num_iterations=2, save_steps=5, reward=letters)
+        run(scene, **kw)
+        run('stored_resumed', resume=str(out/'stored'/'checkpoint-5'), folder=scene, **kw)
     if scene=='stored_local':
         t = make(scene, 5, replay_stored_per_fresh=1, replay_scope='local')
         got = T.spy(t)
