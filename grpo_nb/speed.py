@@ -146,8 +146,7 @@ def forward_flops(
 def model_flops(
     config:'PretrainedConfig', # of a Qwen2
     lengths:list,    # tokens of each sequence, its prompt included
-    # forward passes: 1 to sample, 1 to score, 2 for what backward costs, 1 more with a reference
-    passes:int=4,
+    passes:int=4,    # forward passes: sample, score, 2 for what backward costs, 1 more with a reference
 )->int:              # operations of the matrix products
     """Operations of a step when every completion goes through the model with its prompt and no padding.
 
@@ -1159,9 +1158,7 @@ def _measure(part, o, label):
         quick=o.quick) for r in rows]
 
 def bench(
-    # parts with commas between them: step, generation, profile, logps, buffer, replay, start, growth,
-    # processes, options, gpu
-    only:str=None,
+    only:str=None,           # parts with commas between them, of those in `PARTS`; None for all
     quick:bool=False,        # small sizes and two rounds, to see that it works
     out:str='runs/speed.csv',# the table; runs are added to it
     run:str=None,            # label of the run; an unfinished one goes on; None for the next number
