@@ -1158,7 +1158,7 @@ def _measure(part, o, label):
         quick=o.quick) for r in rows]
 
 def bench(
-    only:str=None,           # parts with commas between them, of those in `PARTS`; None for all
+    only:str=None, # some of step,generation,profile,logps,buffer,replay,start,growth,processes,options,gpu
     quick:bool=False,        # small sizes and two rounds, to see that it works
     out:str='runs/speed.csv',# the table; runs are added to it
     run:str=None,            # label of the run; an unfinished one goes on; None for the next number
