@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 import pandas as pd
 from .stats import difference, holm, mean_ci
-from .study import (KEY, compare, draw_grid, key_of, pairs, rates, read_rows, run_study, source_hash, stamp)
+from grpo_nb.study import (KEY, compare, draw_grid, key_of, pairs, rates, read_rows, run_study, source_hash,
+    stamp)
 
 # %% ../nbs/13_bakeoff.ipynb #794471ef
 @dataclass
@@ -50,7 +51,8 @@ class Regime:
     n_train:int=1000  # training problems; with few of them prompts come again within a run
     lesson_steps:int=0  # supervised steps before the run, where the shipped weights know too little
     max_tokens:int=12_000  # completion tokens a run may sample
-    settings:dict = field(default_factory=lambda: dict(generation_batch_size=64, num_generations=4))  # of `TrainConfig`
+    settings:dict = field(  # of `TrainConfig`
+        default_factory=lambda: dict(generation_batch_size=64, num_generations=4))
 
 _words,_sums = dict(min_word_len=6, max_word_len=8),dict(min_terms=5, max_terms=6, max_digits=1)
 REGIMES = {
@@ -141,8 +143,8 @@ def run_one(
     learning_rate:float=None,# None: the arm's of `LEARNING_RATES`
     n_problems:int=100,      # held-out problems
     num_samples:int=8,       # completions of each, for pass@1 and pass@8
-    points:int=4,            # measurements, evenly over the tokens; those on the way with 2 completions a problem
-    **settings,              # more of `TrainConfig`, for sensitivity studies; options of the method as method_NAME
+    points:int=4,            # measurements, evenly over the tokens; on the way with 2 completions per problem
+    **settings,              # more of `TrainConfig`; options of the method as method_NAME
 )->dict:                     # a row of the study
     "Train one arm on one regime with one seed, and measure it on held-out problems as its tokens are spent."
     import torch
@@ -157,7 +159,8 @@ def run_one(
     base = dict(seed=seed, max_steps=10**6, max_tokens=r.max_tokens, disable_tqdm=True,
         learning_rate=learning_rate or rate(arm))
     args = TrainConfig(**base | r.settings | a.settings | settings)
-    problems,held_out,weights,before = _start(regime, seed, n_problems, num_samples, args.max_completion_length)
+    problems,held_out,weights,before = _start(regime, seed, n_problems, num_samples,
+        args.max_completion_length)
     model,tok = load_model('tiny')
     model.load_state_dict(weights)
     def point(tokens, steps, e):
@@ -172,7 +175,8 @@ def run_one(
         if args.max_tokens*len(curve)/points<=s.num_tokens<args.max_tokens:
             curve.append(point(s.num_tokens, s.step, measure(2)))
         spent[1] = time.process_time()
-    s = train(model, tok, problems, accuracy_reward, args, method=load_method(a.method, opts), callbacks=[watch])
+    method = load_method(a.method, opts)
+    s = train(model, tok, problems, accuracy_reward, args, method=method, callbacks=[watch])
     after = measure(num_samples, num_samples)
     curve.append(point(s.num_tokens, s.step, after))
     def mean(k):
@@ -187,7 +191,7 @@ def run_one(
 
 # %% ../nbs/13_bakeoff.ipynb #9d5b868e
 _MEASURED = dict(n_problems=100, num_samples=8, points=4)
-TABLES = ('grpo_nb.bakeoff:ARMS', 'grpo_nb.bakeoff:REGIMES', 'grpo_nb.methods:METHODS')   # what a worker has to know
+TABLES = ('grpo_nb.bakeoff:ARMS', 'grpo_nb.bakeoff:REGIMES', 'grpo_nb.methods:METHODS')   # for workers
 
 def extra(
     settings:dict, # arguments of `run_one` beyond arm, regime, seed and learning rate
@@ -203,14 +207,15 @@ def job(
     **settings,               # more arguments of `run_one`
 )->dict:                      # a job of `study.run_study`
     "A run to be made, under the names that tell it from others, with the hash of its method's source."
-    return dict(regime=regime, arm=arm, seed=seed, learning_rate=learning_rate or rate(arm), settings=extra(settings),
-        source=method_source(arm))
+    return dict(regime=regime, arm=arm, seed=seed, learning_rate=learning_rate or rate(arm),
+        settings=extra(settings), source=method_source(arm))
 
 def run_job(
     job:dict, # of `job`
 )->dict:      # its row
     "Make one row."
-    return run_one(job['arm'], job['regime'], job['seed'], job['learning_rate'], **json.loads(job['settings']))
+    more = json.loads(job['settings'])
+    return run_one(job['arm'], job['regime'], job['seed'], job['learning_rate'], **more)
 
 # %% ../nbs/13_bakeoff.ipynb #e48fe8b6
 RATES = dict(none=(1e-4,2e-4,4e-4,8e-4), mu2=(1e-4,2e-4,4e-4,8e-4), dynamic=(2e-4,4e-4,8e-4,1.6e-3),
@@ -255,7 +260,8 @@ def plan(
 
 # %% ../nbs/13_bakeoff.ipynb #307a3362
 LINES = {'none':('#262626','-'), 'mu2':('#262626',':'), 'mask':('#8C8C8C','-'),
-    'dynamic':('#56B4E9','-'), 'skip':('#56B4E9',':'), 'virtual_max':('#CC79A7','-'), 'entropy':('#CC79A7',':'),
+    'dynamic':('#56B4E9','-'), 'skip':('#56B4E9',':'),
+    'virtual_max':('#CC79A7','-'), 'entropy':('#CC79A7',':'),
     'replay':('#0072B2','-'), 'replay_uncorrected':('#A33F00','-'),
     'replay_fresh':('#009E73','-'), 'same_prompt':('#009E73',':')}
 SHOWN = ['none','mu2','replay','replay_uncorrected','dynamic']
@@ -267,15 +273,16 @@ def draw_overview(
 )->object:             # a figure
     "Every arm in every regime against plain GRPO."
     t = pairs(df, metric=metric)
-    name = dict(area='Mean pass@1 on the way', pass1='pass@1 at the end', passk='pass@8 at the end').get(metric, metric)
-    return draw_grid(t, title or f'{name}: difference to plain GRPO', [r for r in REGIMES if r in set(t.regime)],
-        [a for a in ARMS if a in set(t.arm)])
+    names = dict(area='Mean pass@1 on the way', pass1='pass@1 at the end', passk='pass@8 at the end')
+    title = title or f'{names.get(metric, metric)}: difference to plain GRPO'
+    regimes = [r for r in REGIMES if r in set(t.regime)]
+    return draw_grid(t, title, regimes, [a for a in ARMS if a in set(t.arm)])
 
 # %% ../nbs/13_bakeoff.ipynb #b8928199
 def sensitivity(
     df:pd.DataFrame,     # rows of the plan 'sensitivity'
     metric:str='area',   # a column
-)->pd.DataFrame:         # a row a setting of `SENSITIVE`: seeds, mean, ci, diff, diff_ci
+)->pd.DataFrame:         # a row per setting of `SENSITIVE`: seeds, mean, ci, diff, diff_ci
     "What each setting changes; `diff` is to the default replay of the same seeds."
     d = df[df.error==''].set_index(['arm','learning_rate','settings','seed']).sort_index()[metric]
     def which(a, o):
@@ -295,7 +302,7 @@ def run_again(
     n:int=5,      # rows
     seed:int=0,   # of their choice
 )->pd.DataFrame:  # a row each: what it was, same_machine, equal, and pass@1 then and now
-    "Run random rows of a stored study again. All but the clock counts; on another machine a difference is no fault."
+    "Run random rows again. All but the clock counts; on another machine a difference is no fault."
     df = read_rows(path)
     rows,now_here = df[df.error==''].sample(n, random_state=seed),here()
     out = []

@@ -74,7 +74,8 @@ class LabPolicy(nn.Module):
     def forward(self, q:int)->Tensor:
         "Log-probs (4096, 3) of every answer's tokens."
         V,T = self.world.V,self.world.T
-        return torch.stack([o.flatten().repeat_interleave(V**(T-1-t)) for t,o in enumerate(self.contexts(q))], 1)
+        rows = [o.flatten().repeat_interleave(V**(T-1-t)) for t,o in enumerate(self.contexts(q))]
+        return torch.stack(rows, 1)
 
 # %% ../nbs/13a_off_policy_lab.ipynb #a5e028c9
 def exact_gradient(
@@ -90,7 +91,7 @@ def jacobian(
     policy:LabPolicy,  # whose log-probs; float64
     q:int,           # question
 )->Tensor:           # (4096, 3, 696)
-    "Gradient of each answer's token log-probs with respect to all parameters, flat in the order of `parameters()`."
+    "Gradient of each answer's token log-probs, flat in the order of `parameters()`."
     V,T = policy.world.V,policy.world.T
     names,values = zip(*[(k,v.detach()) for k,v in policy.named_parameters()])
     class Wrap(nn.Module):
@@ -132,7 +133,7 @@ def token_weights(
 def group_moments(
     p:float,         # chance of a right answer for the policy that sampled the group
 )->dict:             # first and second moments over living groups
-    "Over living groups of 8 sampled at `p`: means of A+, A-, and of what their products weigh in a squared sum."
+    "Over living groups of 8 sampled at `p`: means of A+ and A-, and of their products in a squared sum."
     k = torch.arange(1, G, dtype=torch.float64)
     binom = torch.tensor([math.comb(G, o) for o in range(1, G)], dtype=torch.float64)*p**k*(1-p)**(G-k)
     w = binom/binom.sum()
@@ -162,7 +163,7 @@ class Lens:
         return torch.cat([w[:,:,t].unflatten(1, (-1, V**(T-1-t))).sum(2) for t in range(T)], 1)@self.rows
 
     def moments(self,
-        cases:list,  # of (sampler, old, options): log-probs (4096, 3) of who sampled, what the loss is told, options of `token_weights`
+        cases:list,  # of (sampler, old, options): log-probs (4096, 3), what the loss is told, its options
     )->list:         # of (mean (696,), mean square) of the gradient of one living group
         "First two moments of the gradient that one living group gives, by enumeration."
         r,means,squares = self.world.right[self.q],[],[]
@@ -182,8 +183,9 @@ class Lens:
     def measure(self, cases:list)->list:
         """What one living group gives beside a fresh living group, a dict for each case.
 
-        cosine: of its mean gradient with the exact one. bias: distance of its mean from a fresh group's, in lengths of that. noise: standard deviation, in the same lengths.
-        worth: the progress a step of the best size makes on average, in fresh groups; below 0 where the step leads away.
+        cosine: of its mean gradient with the exact one. bias: distance of its mean from a fresh group's, in
+        lengths of that. noise: standard deviation, in the same lengths. worth: the progress a step of the best
+        size makes on average, in fresh groups; below 0 where the step leads away.
         """
         (fresh,f2),*rest = self.moments([(self.logps, self.logps, {}), *cases])
         g = self.g
@@ -206,9 +208,11 @@ def train_lab(
     for _ in range(steps):
         lp = torch.stack([policy(q) for q in range(4)])                       # (4, 4096, 3)
         i = torch.multinomial(lp.sum(-1).detach().exp(), G, replacement=True, generator=g)
-        seen,A = lp.gather(1, i[...,None].expand(-1, -1, T)),group_advantages(world.right.gather(1, i).double())
+        seen = lp.gather(1, i[...,None].expand(-1, -1, T))
+        A = group_advantages(world.right.gather(1, i).double())
         opt.zero_grad()
-        policy_loss(seen, seen.detach(), A, torch.ones_like(seen, dtype=torch.bool), loss_type='grpo').backward()
+        real = torch.ones_like(seen, dtype=torch.bool)
+        policy_loss(seen, seen.detach(), A, real, loss_type='grpo').backward()
         opt.step()
         past.append(copy.deepcopy(policy))
     return past
@@ -234,7 +238,7 @@ def lab(
     learning_rate:float,  # of Adam
     steps:int=64,         # updates before we look
     world:World=WORLD,    # tokens and places
-)->pd.DataFrame:          # a row an age, estimator and question
+)->pd.DataFrame:          # a row per age, estimator and question
     "Train, then measure what a group of each age would give now."
     hist = train_lab(seed, learning_rate, steps, world)
     past = [[p(q).detach() for q in range(4)] for p in hist]
@@ -246,8 +250,10 @@ def lab(
             drift = drifted(s, lens, world.right[q])
             for name,o in ESTIMATORS.items():
                 o = dict(o)
-                cases.append((s, dict(now=lens.logps, batch=past[steps-min(age, BATCH)][q], stored=s)[o.pop('old')], o))
-                labels.append(dict(seed=seed, learning_rate=learning_rate, question=q, age=age, estimator=name)|drift)
+                told = dict(now=lens.logps, batch=past[steps-min(age, BATCH)][q], stored=s)[o.pop('old')]
+                cases.append((s, told, o))
+                label = dict(seed=seed, learning_rate=learning_rate, question=q, age=age, estimator=name)
+                labels.append(label|drift)
         rows += [a|b for a,b in zip(labels, lens.measure(cases))]
     return pd.DataFrame(rows)
 
@@ -256,11 +262,12 @@ def lab_study(
     path,                    # CSV to write
     seeds:int=12,            # runs at each learning rate
     rates:tuple=(.003,.01,.02), # learning rates of Adam
-)->pd.DataFrame:             # a row a seed, learning rate, age and estimator; means over the four questions
+)->pd.DataFrame:             # a row per seed, learning rate, age and estimator; means over the four questions
     "Run `lab` for all seeds and learning rates, and write what it saw."
     torch.set_num_threads(1)
     df = pd.concat([lab(s, lr) for s in range(seeds) for lr in rates])
-    df = df.groupby(['seed','learning_rate','age','estimator'], sort=False).mean().drop(columns='question').round(5).reset_index()
+    df = df.groupby(['seed','learning_rate','age','estimator'], sort=False).mean()
+    df = df.drop(columns='question').round(5).reset_index()
     df['torch'] = versions()['torch']
     with atomic_write(path) as f: df.to_csv(f, index=False)
     return df
@@ -278,8 +285,10 @@ def summary(
 
 # %% ../nbs/13a_off_policy_lab.ipynb #025f582a
 STYLES = {   # colour and line of each estimator
-    'ratio 1':('#A33F00','-'), 'recomputed':('#A33F00',':'), 'stored, clipped':('#0072B2','-'), 'stored, clipped, drifted masked':('#0072B2',':'),
-    'stored, sequence level':('#CC79A7','-'), 'stored, truncated':('#009E73','-'), 'full ratio':('#8C8C8C','--')}
+    'ratio 1':('#A33F00','-'), 'recomputed':('#A33F00',':'),
+    'stored, clipped':('#0072B2','-'), 'stored, clipped, drifted masked':('#0072B2',':'),
+    'stored, sequence level':('#CC79A7','-'), 'stored, truncated':('#009E73','-'),
+    'full ratio':('#8C8C8C','--')}
 
 def lab_view(
     learning_rate:float,  # one of the study's
@@ -288,10 +297,12 @@ def lab_view(
 )->dict:
     "What `draw_lab` needs: ages, means and half-widths by estimator."
     m,h = summary(df, learning_rate, metric)
-    return dict(learning_rate=learning_rate, metric=metric, ages=list(m.columns), mean=m.T.to_dict('list'), half=h.T.to_dict('list'))
+    return dict(learning_rate=learning_rate, metric=metric, ages=list(m.columns),
+        mean=m.T.to_dict('list'), half=h.T.to_dict('list'))
 
 # %% ../nbs/13a_off_policy_lab.ipynb #620c907f
-_SAYS = dict(worth='worth, in fresh groups', cosine='cosine of its mean with the exact gradient', bias='bias, in lengths of a fresh mean', noise='noise, in lengths of a fresh mean')
+_SAYS = dict(worth='worth, in fresh groups', cosine='cosine of its mean with the exact gradient',
+    bias='bias, in lengths of a fresh mean', noise='noise, in lengths of a fresh mean')
 
 def draw_lab(
     view:dict,  # of `lab_view`
@@ -300,12 +311,15 @@ def draw_lab(
     "Lines of `metric` against the age of the group, with 95 % bands."
     from grpo_nb.plotting import new_figure
     fig = None
-    if ax is None: fig,ax = new_figure(f"Learning rate {view['learning_rate']:g}: {_SAYS[view['metric']]}", xlabel='age, updates', size=(7.2,3.8))
+    if ax is None:
+        title = f"Learning rate {view['learning_rate']:g}: {_SAYS[view['metric']]}"
+        fig,ax = new_figure(title, xlabel='age, updates', size=(7.2,3.8))
     x = range(len(view['ages']))
     for k,m in view['mean'].items():
         c,ls = STYLES[k]
         ax.plot(x, m, ls, color=c, label=k)
-        if ls=='-': ax.fill_between(x, [a-b for a,b in zip(m, view['half'][k])], [a+b for a,b in zip(m, view['half'][k])], color=c, alpha=.12, lw=0)
+        low,high = ([a+sign*b for a,b in zip(m, view['half'][k])] for sign in (-1, 1))
+        if ls=='-': ax.fill_between(x, low, high, color=c, alpha=.12, lw=0)
     ax.set_xticks(list(x), view['ages'])
     if view['metric']=='worth': ax.axhline(0, color='#8C8C8C', lw=.8); ax.set_ylim(-.6, 1.3)
     if fig: ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False)
@@ -315,7 +329,7 @@ def draw_lab(
 def too_old(
     df:pd.DataFrame,   # of `lab_study`
     half:float=.5,     # worth below which we would rather not
-)->pd.DataFrame:       # a row an estimator; for each learning rate 'last good age / first that is too old', - where none is
+)->pd.DataFrame:       # a row per estimator, a column per rate: 'last good age / first too old', - for none
     "Up to which age a group is surely worth more than `half`, and from which age surely less."
     out = {}
     for lr in sorted(df.learning_rate.unique()):

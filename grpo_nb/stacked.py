@@ -31,7 +31,8 @@ class Shape:
         D,out = self.width,{'embed':(self.vocab, self.width)}
         qkv = (self.heads+2*self.kv_heads)*self.head
         for i in range(self.layers):
-            out |= {f'{i}.norm1':(D,), f'{i}.qkv':(D, qkv), f'{i}.bias':(qkv,), f'{i}.out':(self.heads*self.head, D),
+            out |= {f'{i}.norm1':(D,), f'{i}.qkv':(D, qkv), f'{i}.bias':(qkv,),
+                f'{i}.out':(self.heads*self.head, D),
                 f'{i}.norm2':(D,), f'{i}.up':(D, 2*self.inner), f'{i}.down':(self.inner, D)}
         return out|{'norm':(D,)}
 
@@ -111,7 +112,7 @@ def _attend(q, k, v, ok, prompt):
 def _forward(m, ids, place, ok, prompt=None, past=None):
     """Hidden states (S, B, G, T, D) of `ids` at positions `place`, and the keys and values of each layer.
 
-    `ok` says which own keys a query sees; `prompt` is (list of (k, v), mask), `past` a list of earlier (k, v).
+    `ok`: which own keys a query sees; `prompt`: (list of (k, v), mask); `past`: a list of earlier (k, v).
     """
     s,w = m.shape,m.w
     S,B,G,T = ids.shape
@@ -137,7 +138,7 @@ def _causal(T, t, device): return torch.ones(T, t, dtype=torch.bool, device=devi
 def _log_softmax(m, x): return _linear(x, m.w['embed'].mT).log_softmax(-1)
 
 def _prefill(m, prompts, mask):
-    "Last hidden state (S, B, D), keys and values for `_forward`, and lengths (S, B) of prompts padded on the left."
+    "Last hidden state (S, B, D), keys and values for `_forward`, and lengths (S, B) of prompts."
     P = prompts.shape[-1]
     place = (mask.long().cumsum(-1)-1).clamp(min=0)
     ok = _causal(P, P, prompts.device) & mask[:,:,None,None,None,None,:]
@@ -202,9 +203,12 @@ def from_qwen(
         i,_,name = k.partition('.')
         qkv = [f'self_attn.{o}_proj' for o in 'qkv']
         t = {'embed':lambda: d['model.embed_tokens.weight'], 'norm':lambda: d['model.norm.weight'],
-            'norm1':lambda: get(i, 'input_layernorm.weight'), 'norm2':lambda: get(i, 'post_attention_layernorm.weight'),
-            'qkv':lambda: get(i, *[f'{o}.weight' for o in qkv]).T, 'bias':lambda: get(i, *[f'{o}.bias' for o in qkv]),
-            'out':lambda: get(i, 'self_attn.o_proj.weight').T, 'down':lambda: get(i, 'mlp.down_proj.weight').T,
+            'norm1':lambda: get(i, 'input_layernorm.weight'),
+            'norm2':lambda: get(i, 'post_attention_layernorm.weight'),
+            'qkv':lambda: get(i, *[f'{o}.weight' for o in qkv]).T,
+            'bias':lambda: get(i, *[f'{o}.bias' for o in qkv]),
+            'out':lambda: get(i, 'self_attn.o_proj.weight').T,
+            'down':lambda: get(i, 'mlp.down_proj.weight').T,
             'up':lambda: get(i, 'mlp.gate_proj.weight', 'mlp.up_proj.weight').T}[name or k]()
         out.append(t.flatten())
     return torch.cat(out).detach().float()

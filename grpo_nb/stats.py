@@ -49,7 +49,7 @@ def difference(
 def holm(
     p:list,    # p-values of one family of claims
 )->list:       # as many, adjusted
-    """Each p-value as it counts among so many: the smallest times n, the next times n-1, and so on, never falling.
+    """Each p-value as it counts among so many: the smallest times n, the next times n-1, never falling.
 
     Source: Holm 1979.
     """
@@ -72,8 +72,8 @@ def random_effect(
     x = [np.asarray(list(o), dtype=float) for o in groups.values()]
     n,k = np.array([len(o) for o in x]),len(x)
     if k<2 or n.min()<1 or n.sum()==k:
-        raise ValueError(f'{k} regimes with {n.tolist()} numbers: a random effect needs two regimes and more numbers '
-            'than regimes; average over the seeds of one regime with `mean_ci`')
+        raise ValueError(f'{k} regimes with {n.tolist()} numbers: a random effect needs two regimes '
+            'and more numbers than regimes; average over the seeds of one regime with `mean_ci`')
     means,within,N = np.array([o.mean() for o in x]),sum(((o-o.mean())**2).sum() for o in x),n.sum()
     def fit(lam):
         w = n/(1+lam*n)

@@ -78,12 +78,13 @@ def read_rows(
     for k in _WHOLE&set(df): df[k] = df[k].astype('Int64')
     df['seed'] = df['seed'].astype(int)
     for k in [o for o in same if o in df and df[o].nunique()>1]:
-        raise ValueError(f'{path} mixes rows of {k} {sorted(df[k].unique())}: such results are not comparable, '
-            'keep one of them or start a new file')
+        raise ValueError(f'{path} mixes rows of {k} {sorted(df[k].unique())}: '
+            'such results are not comparable, keep one of them or start a new file')
     curves = df.get('curve', pd.Series('', df.index))
     return df.assign(area=[area(json.loads(c), until) if c and c!='[]' else np.nan for c in curves])
 
-_TEXT = {'regime','arm','settings','source','curve','cpu_s','error','version','torch','machine','weights','registered','code'}
+_TEXT = {'regime','arm','settings','source','curve','cpu_s','error','version','torch','machine','weights',
+    'registered'}
 _WHOLE = {'tokens','steps'}
 
 def area(
@@ -136,7 +137,8 @@ def _results(run, todo, stamp, processes, tables):
     pool = new = None
     try:
         while todo or busy:
-            pool = pool or ProcessPoolExecutor(processes, mp_context=get_context('spawn'), initializer=_follow)
+            if pool is None:
+                pool = ProcessPoolExecutor(processes, mp_context=get_context('spawn'), initializer=_follow)
             while todo and len(busy)<processes:
                 job = todo.pop(0)
                 busy[pool.submit(_remote, pack(job))] = job
@@ -160,16 +162,17 @@ def run_study(
     tables:tuple=(),         # 'module:NAME' of tables a worker needs, such as 'grpo_nb.replay:METHODS'
     disable_tqdm:bool=False, # hide the progress bar
 )->pd.DataFrame:             # all rows of the file
-    """Run what the file doesn't hold yet, or holds with another source; a row per run, also for those that raise.
+    """Run what the file doesn't hold yet, or holds with another source; a row per run, also for failed ones.
 
-    ValueError if the file comes from elsewhere; OSError at the end if the disk took no more, with all earlier rows kept.
+    ValueError if the file comes from elsewhere; OSError at the end if the disk took no more: earlier rows stay.
     """
     path,same = Path(path),tuple(k for k in stamp if k!='machine')
     there = path.exists() and path.stat().st_size
     rows = read_rows(path, same).drop(columns='area').to_dict('records') if there else []
     for k in same:
         if rows and rows[0].get(k, stamp[k])!=stamp[k]:
-            raise ValueError(f'{path} was made with {k} {rows[0][k]!r}, here it is {stamp[k]!r}: give another file')
+            raise ValueError(f'{path} was made with {k} {rows[0][k]!r}, here it is {stamp[k]!r}: '
+                'give another file')
     rows = {key_of(o):o for o in rows}
     todo = _missing(jobs, rows)
     lost = None
@@ -219,7 +222,7 @@ def compare(
     baseline:str='none',# the arm to compare with
     metric:str='pass1', # a column
 )->pd.DataFrame:        # a row per arm, best first
-    """Mean of `metric` with its 95 % interval over seeds, and the paired difference to the baseline with its own.
+    """Mean of `metric` with its 95 % interval over seeds, and the paired difference to the baseline.
 
     ValueError for a regime without runs, and where an arm has two rows for a seed.
     """
@@ -244,7 +247,7 @@ def pairs(
     baseline:str='none',# the arm to compare with
     metric:str='pass1', # a column
     at_least:int=5,     # seeds in common; fewer are left out
-)->pd.DataFrame:        # a row per regime and arm: seeds, diff, diff_ci, p, holm (p among all these pairs), verdict
+)->pd.DataFrame:        # a row per regime and arm: seeds, diff, diff_ci, p, verdict, holm (p among all pairs)
     "Every arm against the baseline, in every regime."
     wide,rows = _by_seed(df, metric),[]
     for a,r in [o for o in wide if o[0]!=baseline and (baseline,o[1]) in wide]:
@@ -258,13 +261,13 @@ def over_regimes(
     claims:list,        # pairs of arms: (arm, baseline)
     metric:str='area',  # a column
 )->pd.DataFrame:        # a row per claim: diff, half, p, holm, tau, sigma, regimes, n
-    "The mean difference over regimes like these: a mixed model with the regime as random effect, one Holm family."
+    "The mean difference over regimes like these: the regime as a random effect, one Holm family."
     wide,rows = _by_seed(df, metric),[]
     for a,b in claims:
         both = [r for r in wide[a] if (b,r) in wide]
         o = random_effect({r:(wide[a,r]-wide[b,r]).dropna() for r in both})
-        rows.append(dict(arm=a, baseline=b, diff=o['mean'], half=o['half'], p=o['p'], tau=o['tau'], sigma=o['sigma'],
-            regimes=o['groups'], n=o['n']))
+        rows.append(dict(arm=a, baseline=b, diff=o['mean'], half=o['half'], p=o['p'], tau=o['tau'],
+            sigma=o['sigma'], regimes=o['groups'], n=o['n']))
     d = pd.DataFrame(rows)
     return d.assign(holm=holm(d.p))
 
@@ -278,7 +281,8 @@ def verdict(
     def one(o): return f"{o.arm} {o['diff']:+.2f} ± {o.diff_ci:.2f}{'*' if o.holm<.05 else ''}"
     for r,d in t.groupby('regime', sort=False):
         d = d.sort_values('diff', ascending=False)
-        say = {v:', '.join(one(o) for _,o in d[d.verdict==v].iterrows()) or '-' for v in ('better','worse','undecided')}
+        def all_of(v): return ', '.join(one(o) for _,o in d[d.verdict==v].iterrows()) or '-'
+        say = {v:all_of(v) for v in ('better','worse','undecided')}
         out[r] = dict(seeds=f'{d.seeds.min()} to {d.seeds.max()}') | say
     return pd.DataFrame(out).T
 
@@ -318,7 +322,8 @@ def draw_curves(
     for a in [o for o in arms if (d.arm==o).sum()>1]:
         curves = [json.loads(o) for o in d[d.arm==a].curve]
         x = np.linspace(0, min(c[-1]['tokens'] for c in curves), 9)
-        y = [mean_ci([np.interp(o, [p['tokens'] for p in c], [p['pass1'] for p in c]) for c in curves]) for o in x]
+        points = [([p['tokens'] for p in c], [p['pass1'] for p in c]) for c in curves]
+        y = [mean_ci([np.interp(o, *p) for p in points]) for o in x]
         m,h = map(np.array, zip(*y))
         colour,line = (lines or {}).get(a, ('#E69F00','-'))
         ax.plot(x/1000, m, line, color=colour, label=f'{a} ({len(curves)} seeds)')
@@ -333,7 +338,7 @@ def draw_grid(
     regimes:list=None,# in this order
     arms:list=None,   # in this order
 )->object:            # a figure
-    "Every arm in every regime against the baseline: coloured where decided, bold where it survives Holm's correction."
+    "Every arm in every regime: coloured where decided, bold where it survives Holm's correction."
     from matplotlib.patches import Rectangle
     regs,names = regimes or list(dict.fromkeys(t.regime)),arms or list(dict.fromkeys(t.arm))
     fig,ax = new_figure(title, size=(1.35*len(regs)+1.6,.36*len(names)+1.1))
@@ -341,8 +346,8 @@ def draw_grid(
         x,y = regs.index(o.regime),names.index(o.arm)
         colour = dict(better='#B9E3D3', worse='#F0C9A8').get(o.verdict, '#F2F2F2')
         ax.add_patch(Rectangle((x-.48,y-.46), .96, .92, color=colour, lw=0))
-        ax.text(x, y, f'{o.diff:+.3f} ± {o.diff_ci:.3f}'.replace('-', '−'), ha='center', va='center', fontsize=8,
-            weight='bold' if o.holm<.05 else 'normal')
+        ax.text(x, y, f'{o.diff:+.3f} ± {o.diff_ci:.3f}'.replace('-', '−'), ha='center', va='center',
+            fontsize=8, weight='bold' if o.holm<.05 else 'normal')
     ax.set(xlim=(-.5,len(regs)-.5), ylim=(len(names)-.5,-.5))
     ax.set_xticks(range(len(regs)), [r.replace(' ', '\n') for r in regs])
     ax.set_yticks(range(len(names)), names)
@@ -359,8 +364,8 @@ def draw_differences(
     title:str=None,     # the finding
 )->object:              # a figure
     "Paired differences to the baseline with 95 % intervals, a row per arm; open circles are undecided."
-    fig,axes = new_figure(title or f'{regime}: difference to {baseline}, same seeds', ncols=len(metrics), sharey=True,
-        size=(9.2,.5+.36*df[df.regime==regime].arm.nunique()))
+    fig,axes = new_figure(title or f'{regime}: difference to {baseline}, same seeds', ncols=len(metrics),
+        sharey=True, size=(9.2,.5+.36*df[df.regime==regime].arm.nunique()))
     order = None
     for ax,(k,name) in zip(np.atleast_1d(axes), metrics.items()):
         t = compare(df, regime, baseline, k)

@@ -3,8 +3,25 @@ import json, re
 from pathlib import Path
 import pandas as pd, pytest, torch
 import grpo_nb.replay_study as rs
-from grpo_nb.replay_study import (ARMS, END, FAMILIES, PAD, Arm, Shelf, assemble, decode, encode, factor, judge, planned,
-    registration, run_stack, say, to_tensors, tuned)
+from grpo_nb.replay_study import (
+    ARMS,
+    END,
+    FAMILIES,
+    PAD,
+    Arm,
+    Shelf,
+    assemble,
+    decode,
+    encode,
+    factor,
+    judge,
+    planned,
+    registration,
+    run_stack,
+    say,
+    to_tensors,
+    tuned,
+)
 from grpo_nb.stacked import Shape, new_weights
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
@@ -22,7 +39,18 @@ def ids(*texts, width=12):
 
 def test_the_judge_wants_the_whole_answer_after_the_first_mark_and_the_end():
     answer = ids('12$')
-    for text,right in {'#12$':1, '9 3#12$':1, '#12':0, '12$':0, '#1$':0, '#123$':0, '#12#12$':0, '##12$':0, '#12 $':0, '':0}.items():
+    for text, right in {
+        '#12$': 1,
+        '9 3#12$': 1,
+        '#12': 0,
+        '12$': 0,
+        '#1$': 0,
+        '#123$': 0,
+        '#12#12$': 0,
+        '##12$': 0,
+        '#12 $': 0,
+        '': 0,
+    }.items():
         assert judge(ids(text), answer).item()==bool(right), text
 
 def test_the_judge_agrees_with_the_gyms_own():
@@ -55,7 +83,9 @@ def test_a_batch_has_the_groups_that_its_arm_asks_for():
     g,there = assemble(Arm(fresh=3), fresh, dead, shelf, u)
     assert g['key'].tolist()==[[0,1,2]]*2 and there.all()
     g,there = assemble(Arm(fresh=3, fill=True), fresh, dead, shelf, u)
-    assert g['key'].tolist()==[[10,1,2], [0,1,2]] and there.all()     # one stored group for two holes, none for run 1
+    assert (
+        g['key'].tolist() == [[10, 1, 2], [0, 1, 2]] and there.all()
+    )  # one stored group for two holes, none for run 1
     g,there = assemble(Arm(fresh=3, stored=2), fresh, dead, shelf, u)
     assert g['key'][0,3]==10 and there.tolist()==[[True]*4+[False], [True]*3+[False]*2]
     g,there = assemble(Arm(fresh=3, copies=2), fresh, dead, shelf, u)
@@ -79,8 +109,15 @@ def untaught(monkeypatch):
     mark = torch.tensor([rs.MARK])   # so that some answers live: right is what ends early
     monkeypatch.setattr(rs, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)
 
-def job(arm, seeds, budget=1500): return dict(regime='sums', arm=arm, seed=seeds, learning_rate=1e-3, source='',
-    settings=json.dumps(dict(budget=budget, points=2)))
+def job(arm, seeds, budget=1500):
+    return dict(
+        regime='sums',
+        arm=arm,
+        seed=seeds,
+        learning_rate=1e-3,
+        source='',
+        settings=json.dumps(dict(budget=budget, points=2)),
+    )
 
 @pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','plain_16'])
 def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
@@ -116,8 +153,22 @@ def test_planned_jobs_are_the_registered_ones_block_by_block():
     with pytest.raises(ValueError, match='no rate yet for plain'): planned(plan, 'main', {})
     with pytest.raises(ValueError, match='no plan'): planned(plan, 'other', {})
 
-def made(plan, arms, seeds, l=1e-4): return pd.DataFrame([dict(regime=f, arm=a, seed=s, learning_rate=l, error='',
-    area=.5+.01*(s%3)+(a=='plain')*1e4*l) for f in FAMILIES for a in arms for s in seeds])
+def made(plan, arms, seeds, l=1e-4):
+    return pd.DataFrame(
+        [
+            dict(
+                regime=f,
+                arm=a,
+                seed=s,
+                learning_rate=l,
+                error='',
+                area=0.5 + 0.01 * (s % 3) + (a == 'plain') * 1e4 * l,
+            )
+            for f in FAMILIES
+            for a in arms
+            for s in seeds
+        ]
+    )
 
 def test_no_difference_is_shown_before_all_runs_are_there():
     plan = registration(PAGE)
@@ -137,6 +188,9 @@ def test_stored_rows_are_registered_ones(name):
     if not path.exists(): pytest.skip('no rows yet')
     from grpo_nb.study import read_rows
     plan,df = registration(PAGE),read_rows(path)
-    assert set(df.registered)=={plan['hash']} and not df.duplicated(['regime','arm','seed','learning_rate']).any()
+    assert (
+        set(df.registered) == {plan['hash']}
+        and not df.duplicated(['regime', 'arm', 'seed', 'learning_rate']).any()
+    )
     seeds = plan['seeds']['rates'] if 'rates' in name else plan['seeds']['main']
     assert set(df.seed)<=set(seeds) and set(df.regime)<=set(FAMILIES) and set(df.arm)<=set(ARMS)

@@ -1,9 +1,20 @@
-"The runner of comparisons: rows that resume, failures that stay alone, notebooks' own names in workers, tables"
+"The runner of comparisons: rows that resume, failures that stay alone, names of a notebook in workers, tables"
 import json, math, os
 from pathlib import Path
 import pandas as pd, pytest
 import grpo_nb.study as st
-from grpo_nb.study import area, at_equal, compare, over_regimes, pairs, rates, read_rows, run_study, source_hash, verdict
+from grpo_nb.study import (
+    area,
+    at_equal,
+    compare,
+    over_regimes,
+    pairs,
+    rates,
+    read_rows,
+    run_study,
+    source_hash,
+    verdict,
+)
 
 HERE = dict(version='1', torch='2', machine='m', weights='w')
 
@@ -12,7 +23,8 @@ def toy(job):
     if job['arm']=='dies': os._exit(9)
     return [o|dict(pass1=o['seed']/10) for o in st.one_each(job)]
 
-def jobs(*arms, seed=0): return [dict(regime='r', arm=a, seed=seed, learning_rate=1e-4, settings='{}') for a in arms]
+def jobs(*arms, seed=0):
+    return [dict(regime='r', arm=a, seed=seed, learning_rate=1e-4, settings='{}') for a in arms]
 
 def go(what, path, run=toy, **kw): return run_study(run, what, path, HERE, disable_tqdm=True, **kw)
 
@@ -34,12 +46,17 @@ def test_a_stack_makes_a_row_per_seed_and_runs_only_those_that_miss(tmp_path):
 def test_a_run_that_raises_is_named_with_its_seed_and_stops_nobody(tmp_path):
     df = go(jobs('bad','a', seed=3), tmp_path/'a.csv').set_index('arm')
     assert df.error['a']=='' and df.error['bad']=='RuntimeError: my mistake' and df.seed['bad']==3
-    again = go(jobs('bad', seed=3), tmp_path/'a.csv', lambda job: job|dict(pass1=1.))   # it is tried again, the old row goes
+    again = go(
+        jobs('bad', seed=3), tmp_path / 'a.csv', lambda job: job | dict(pass1=1.0)
+    )  # it is tried again, the old row goes
     assert len(again)==2 and (again.error=='').all()
 
 def test_a_process_that_dies_leaves_the_others_alone(tmp_path):
     df = go(jobs('dies','a'), tmp_path/'a.csv', processes=2).set_index('arm')
-    assert 'killed' in df.error['dies'] and df.error['a'] in ('', df.error['dies'])   # one pool: a neighbour may go with it
+    assert 'killed' in df.error['dies'] and df.error['a'] in (
+        '',
+        df.error['dies'],
+    )  # one pool: a neighbour may go with it
     df = go(jobs('a'), tmp_path/'a.csv', processes=2).set_index('arm')
     assert df.error['a']=='' and df.pass1['a']==0
 
@@ -48,7 +65,11 @@ def test_a_changed_source_is_run_again(tmp_path):
     seen = []
     for text in ('a = 1', 'a = 1', 'a = 2'):
         f.write_text(text)
-        go([o|dict(source=source_hash(f'{f}:a')) for o in jobs('a')], tmp_path/'a.csv', lambda j: (seen.append(1), toy(j))[1])
+        go(
+            [o | dict(source=source_hash(f'{f}:a')) for o in jobs('a')],
+            tmp_path / 'a.csv',
+            lambda j: (seen.append(1), toy(j))[1],
+        )
     assert len(seen)==2 and len(read_rows(tmp_path/'a.csv'))==1
 
 def test_a_full_disk_loses_no_row(tmp_path, monkeypatch):
@@ -95,8 +116,26 @@ if __name__=='__main__':
 
 def rows(**arms):
     def at(p): return json.dumps([dict(tokens=0, steps=0, pass1=0.), dict(tokens=100, steps=10, pass1=p)])
-    return pd.DataFrame([dict(regime='r', arm=a, seed=s, pass1=p, error='', live=1., age=None, ess=None, steps=10,
-        curve=at(p), cpu_s='[0,1]') for a,x in arms.items() for s,p in enumerate(x)])
+
+    return pd.DataFrame(
+        [
+            dict(
+                regime='r',
+                arm=a,
+                seed=s,
+                pass1=p,
+                error='',
+                live=1.0,
+                age=None,
+                ess=None,
+                steps=10,
+                curve=at(p),
+                cpu_s='[0,1]',
+            )
+            for a, x in arms.items()
+            for s, p in enumerate(x)
+        ]
+    )
 
 def test_paired_intervals_are_those_by_hand():
     t = compare(rows(none=[.4,.5,.6,.3], a=[.5,.6,.72,.4], b=[.3,.45,.5,.25], c=[.5,.4,.6,.3]), 'r')
@@ -108,7 +147,12 @@ def test_paired_intervals_are_those_by_hand():
     assert math.isclose(t['mean']['none'], .45) and t.seeds['a']==4
 
 def test_a_pair_is_taken_within_a_machine():
-    d = pd.concat([rows(none=[.4,.5], a=[.5,.7]).assign(machine='one'), rows(none=[.9], a=[.9]).assign(machine='two')])
+    d = pd.concat(
+        [
+            rows(none=[0.4, 0.5], a=[0.5, 0.7]).assign(machine='one'),
+            rows(none=[0.9], a=[0.9]).assign(machine='two'),
+        ]
+    )
     t = compare(d, 'r')
     assert t.seeds['a']==3 and math.isclose(t['diff']['a'], .1)
 
@@ -125,12 +169,18 @@ def test_several_regimes_are_averaged_within_a_seed():
 
 def test_equal_steps_reads_the_curve_where_the_most_frugal_run_ended():
     d = rows(none=[.4], a=[.8])
-    d.loc[d.arm=='a', 'curve'] = json.dumps([dict(tokens=0, steps=0, pass1=0.), dict(tokens=100, steps=20, pass1=.8)])
+    d.loc[d.arm == 'a', 'curve'] = json.dumps(
+        [dict(tokens=0, steps=0, pass1=0.0), dict(tokens=100, steps=20, pass1=0.8)]
+    )
     assert at_equal(d, 'steps').pass1.tolist()==[.4,.4] and at_equal(d, 'tokens').pass1.tolist()==[.4,.8]
 
 def test_area_is_the_mean_height_up_to_the_budget():
     c = [dict(tokens=0, pass1=.2), dict(tokens=50, pass1=.6), dict(tokens=150, pass1=1.)]
-    assert area(c)==round((50*.4+100*.8)/150, 5) and area(c, 100)==round((50*.4+50*.7)/100, 5) and area(c, 50)==.4
+    assert (
+        area(c) == round((50 * 0.4 + 100 * 0.8) / 150, 5)
+        and area(c, 100) == round((50 * 0.4 + 50 * 0.7) / 100, 5)
+        and area(c, 50) == 0.4
+    )
 
 def test_a_star_marks_what_survives_all_pairs():
     d = rows(none=[.4,.5,.6,.3,.4], sure=[.5,.6,.701,.4,.501], barely=[.46,.58,.62,.36,.41])
