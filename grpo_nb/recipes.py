@@ -167,7 +167,7 @@ def _vllm_problems(a):
 
 def recipe_plan(
     r:RecipeArguments,   # the recipe's settings
-    a:'GRPOConfig',      # the trainer's
+    a:object,            # the trainer's GRPOConfig
     reward_funcs:list=(),# to be counted against `reward_weights`
 )->dict:                 # numbers by name; `problems` lists what speaks against starting
     "What `--dry_run` prints."
@@ -234,7 +234,7 @@ def _read_rows(r, rows, load_data):
 
 # %% ../nbs/14_recipes.ipynb #2fa03165
 def measure_held_out(
-    a:'GRPOConfig',   # changed in place
+    a:object,         # a GRPOConfig, changed in place
 )->None:
     "Evaluate before the first step, halfway and at the end, one answer per problem."
     a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
@@ -264,7 +264,7 @@ _RESUME = dict(no=None, yes=True, auto='auto')
 
 def run_recipe(
     r:RecipeArguments,   # the recipe's settings
-    a:'GRPOConfig',      # the trainer's
+    a:object,            # the trainer's GRPOConfig
     load_data:callable,  # called with rows or None; gives a Dataset
     reward_funcs:list,   # in TRL's calling convention
     rows:list=None,      # in the hub's format, in place of the download
