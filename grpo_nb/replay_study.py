@@ -411,11 +411,12 @@ def run_stack(
     budget,points = o.get('budget', f.budget),o.get('points', 8)
     most = int(1.5*budget/(arm.fresh*G*.6*f.completion))
     r = Runs(arm, job['regime'], seeds, [job['learning_rate']]*len(seeds), device=device)
-    rows,clock = {},[0., time.process_time()]
-    curves = {s:[] for s in seeds}
+    rows,clock = {},[0., time.process_time()]   # seconds of one run so far, and since when
+    curves,seconds = {s:[] for s in seeds},{s:[] for s in seeds}
     def measure(which):
-        clock[0] += time.process_time()-clock[1]
+        clock[0] += (time.process_time()-clock[1])/max(len(r.seeds), 1)
         for i,p in zip(which, r.measure(which)):
+            seconds[r.seeds[i]].append(round(clock[0], 2))
             curves[r.seeds[i]].append(dict(tokens=int(r.tokens[i]), steps=r.opt.t, pass1=round(p, 5)))
         clock[1] = time.process_time()
     measure(range(len(seeds)))
@@ -425,17 +426,16 @@ def run_stack(
         ended = [i for i,s in enumerate(r.seeds) if r.tokens[i]>=budget or r.batches>=most]
         if not ended: continue
         if r.batches>=most: measure(ended)
-        spent = (clock[0]+time.process_time()-clock[1])/len(seeds)
-        for i in ended: rows[r.seeds[i]] = _row(job, r, i, curves[r.seeds[i]], spent)
+        for i in ended: rows[r.seeds[i]] = _row(job, r, i, curves[r.seeds[i]], seconds[r.seeds[i]])
         r.keep([i for i in range(len(r.seeds)) if i not in ended])
     return [rows[s] for s in seeds]
 
-def _row(job, r, i, curve, spent):
+def _row(job, r, i, curve, seconds):
     share = {k:round(float(v[i])/r.batches, 4) for k,v in r.seen.items()}
     first,last = curve[0]['pass1'],curve[-1]['pass1']
     return job|dict(seed=r.seeds[i], pass1_before=first, pass1=last, tokens=int(r.tokens[i]),
         steps=r.opt.t, batches=r.batches, dead=share['dead'], ess=share['ess'], reward=share['reward'],
-        curve=json.dumps(curve), cpu_s=json.dumps([round(spent, 2)]))
+        curve=json.dumps(curve), cpu_s=json.dumps(seconds))
 
 # %% ../nbs/13b_replay_study.ipynb #916fb980
 def definitions()->dict:

@@ -125,6 +125,7 @@ def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
     company = bare(run_stack(job(arm, [3, 4, 5]), 'cpu'))
     assert bare(run_stack(job(arm, [4]), 'cpu'))==[company[1]] and company[0]!=company[1]|dict(seed=3)
     assert all(o['tokens']>=1500 and json.loads(o['curve'])[-1]['tokens']==o['tokens'] for o in company)
+    for o in run_stack(job(arm, [4]), 'cpu'): assert len(json.loads(o['cpu_s']))==len(json.loads(o['curve']))
 
 def test_steps_per_batch_are_those_of_the_arm(untaught):
     for arm,n in dict(plain=1, mu2=2, mu3=3, stored_clip=3, copies_weight=3, replay_clip=1).items():
