@@ -196,7 +196,7 @@ def from_qwen(
     model:object, # a Qwen2ForCausalLM with tied embeddings
     shape:Shape,  # its sizes
 )->Tensor:        # (n,) float32
-    "The weights of a transformers model in the order of `Shape.parts`."
+    "The weights of a transformers model in the order of a shape's parts."
     d,out = model.state_dict(),[]
     def get(layer, *names): return torch.cat([d[f'model.layers.{layer}.{o}'] for o in names])
     for k in shape.parts():
