@@ -98,7 +98,7 @@ def _known_config(key):
 
 def model_config(
     name:str,  # 'tiny', a folder with a config.json, or a name on the hub
-)->'PretrainedConfig':  # of any causal language model of transformers
+)->object:  # of any causal language model of transformers
     """The config of a model, and with it every shape.
 
     Qwens of the list above need no network; of another hub name the config alone is downloaded, a few kB.
@@ -138,7 +138,7 @@ def _weights(text):
     return sum(p.numel() for p in model.parameters()),per_layer,outside
 
 def count_weights(
-    config:'PretrainedConfig',  # of any causal language model of transformers
+    config:object,  # of any causal language model of transformers
 )->int:                         # tied embeddings count once
     "Weights of the model, counted on the meta device: nothing is allocated."
     return _weights(_as_text(config))[0]
@@ -175,7 +175,7 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
     return sum(v for k,v in peak.items() if str(k).split('.')[-1] in ('ACT','TEMP'))
 
 def step_bytes(
-    config:'PretrainedConfig',  # of any causal language model of transformers
+    config:object,  # of any causal language model of transformers
     rows:int,                   # in a forward pass
     length:int,                 # tokens of prompt and completion together
     checkpointing:bool=True,    # gradient checkpointing, TRL's default
@@ -213,7 +213,7 @@ def _gathered(n, per_layer, outside, strategy, beta, bf16):
     return training,(size*n if strategy=='fsdp2' else training) if beta else 0
 
 def memory_plan(
-    config:'PretrainedConfig',  # of any causal language model of transformers
+    config:object,  # of any causal language model of transformers
     lay:Layout,                 # the batch on its processes
     prompt_length:int,          # tokens, the longest
     completion_length:int,      # tokens, the longest
