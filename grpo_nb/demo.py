@@ -123,9 +123,14 @@ def _title(curves):
     "The finding: which ways are decided against plain GRPO."
     said = dict(o.rsplit(' (', 1) for o in compare_sentence(curves).split('; '))
     way = {k.rsplit(' ', 3)[0]:v.rstrip(')') for k,v in said.items()}
-    parts = [f"{word}: {' and '.join(k for k,v in way.items() if v==word)}" for word in ('ahead','undecided','behind') if word in way.values()]
-    text = 'Against plain GRPO, '+'; '.join(parts)
-    return text if len(text)<80 else text.removeprefix('Against plain GRPO, ').capitalize()
+    decided = {}
+    for k,v in way.items(): decided.setdefault(v, []).append(k)
+    rest = decided.pop('undecided', [])
+    words = dict(ahead='ahead of plain GRPO', behind='behind plain GRPO')
+    parts = [f"{words[k]}: {', '.join(v)}" for k,v in sorted(decided.items())]
+    if rest: parts.append('the rest is undecided' if parts else 'against plain GRPO, nothing is decided')
+    text = '; '.join(parts)
+    return text[0].upper()+text[1:]
 
 def draw_compare(
     curves:pd.DataFrame,      # rows of `run_way`
