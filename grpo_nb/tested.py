@@ -22,7 +22,8 @@ def untested(
         try: here = version(name)
         except PackageNotFoundError: continue
         if numbers(here)>numbers(TESTED[name]):
-            out.append(f'{name} {here} is newer than {TESTED[name]}, the newest that was tested: if something is odd, try `pip install -c tested.txt ...` first')
+            out.append(f'{name} {here} is newer than {TESTED[name]}, the newest that was tested: '
+                'if something is odd, try `pip install -c tested.txt ...` first')
     return out
 
 def warn_untested(
