@@ -15,18 +15,22 @@ from inspect import Parameter
 from pathlib import Path
 
 # %% ../nbs/reference/cli.ipynb #84036f26
-COMMANDS = dict(   # name: (function, what it does)
+COMMANDS = dict(  # name: (function, what it does)
     demo=('grpo_nb.demo:demo', 'a tiny Qwen learns to add, in a minute; --compare: replay beside plain GRPO'),
     train=('grpo_nb.cli:train_command', 'the same on problems and rewards of your own'),
     report=('grpo_nb.cli:report', 'one page on a run, or on several side by side'),
     inspect=('grpo_nb.cli:inspect', 'a page that shows every group: dead, replaced, by what'),
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),
+    watch=('grpo_nb.watch:watch', 'a run in the browser while it goes on, on this machine only'),
     batch=('grpo_nb.diagnose:batch_command', "what do TRL's batch numbers come to?"),
     gsm8k=('grpo_nb.recipes:gsm8k', 'train a Qwen on GSM8K with TRL and replay; --dry_run plans it'),
     numinamath=('grpo_nb.recipes:numinamath', 'the same on NuminaMath'),
     tldr=('grpo_nb.recipes:tldr', 'the same on TL;DR'),
     bakeoff=('grpo_nb.bakeoff:bakeoff', 'compare methods for dead groups at equal tokens'),
-    replay_study=('grpo_nb.replay_study:replay_study', 'does replay pay? the registered study, from where it stopped'),
+    replay_study=(
+        'grpo_nb.replay_study:replay_study',
+        'does replay pay? the registered study, from where it stopped',
+    ),
     bench=('grpo_nb.speed:bench', 'how fast is each part, beside TRL, transformers and the machine itself?'),
 )
 PROJECT = dict(    # these build the project itself
@@ -68,7 +72,11 @@ class Parser(argparse.ArgumentParser):
         if rest:
             known = [o for o in self._option_string_actions if o.startswith('--')]
             option = rest[0].split('=')[0]
-            self.error(f'no option {option!r}{near(option, known)}' if option[:1]=='-' else f'{option!r} belongs to no option')
+            self.error(
+                f'no option {option!r}{near(option, known)}'
+                if option[:1] == '-'
+                else f'{option!r} belongs to no option'
+            )
         return got
 
 def _truth(word):
@@ -95,7 +103,12 @@ def add_option(
 ):
     "Add `--name` to the parser; a truth may stand alone, as in `--resume`."
     shown = '' if default is None or required else f' (default: {default})'
-    kw = dict(default=default, required=required, help=(says+shown).replace('%','%%'), metavar=_SHOWN.get(kind, 'TEXT'))
+    kw = dict(
+        default=default,
+        required=required,
+        help=(says + shown).replace('%', '%%'),
+        metavar=_SHOWN.get(kind, 'TEXT'),
+    )
     many = re.fullmatch(r'list\[(\w+)\]', kind)
     if kind=='bool': kw.update(nargs='?', const=True)
     if many: kw.update(nargs='+')
@@ -112,8 +125,10 @@ def function_parser(
         if name=='return': continue
         kind = getattr(o.anno, '__name__', None) if not re.match(r'list\[', str(o.anno)) else str(o.anno)
         says = (o.docment or '').strip()
-        if o.default is not Parameter.empty: add_option(parser, name, kind or 'str', o.default, says)
-        else: parser.add_argument(name, help=says, **(dict(nargs='+') if str(kind).startswith('list') else {}))
+        if o.default is not Parameter.empty:
+            add_option(parser, name, kind or 'str', o.default, says)
+        else:
+            parser.add_argument(name, help=says, **(dict(nargs='+') if str(kind).startswith('list') else {}))
     return parser
 
 # %% ../nbs/reference/cli.ipynb #f2623573
@@ -137,7 +152,8 @@ def _run(command, words):
         from grpo_nb.dev import main as project
         return project([command, *words])
     if command in PROJECT: _stop(f'{command}: this builds the project itself: run it inside a clone')
-    if command not in COMMANDS: _stop(f"no command {command!r}{near(command, COMMANDS) or ': there are '+', '.join(COMMANDS)}")
+    if command not in COMMANDS:
+        _stop(f"no command {command!r}{near(command, COMMANDS) or ': there are ' + ', '.join(COMMANDS)}")
     mod,name = COMMANDS[command][0].split(':')
     f = getattr(import_module(mod), name)
     if command in ('demo','train','gsm8k','numinamath','tldr'): _say_untested()
@@ -150,8 +166,8 @@ def _say_untested():
 
 def _overview():
     print('usage: grpo_nb COMMAND [options]      grpo_nb COMMAND --help says more\n')
-    print('\n'.join(f'  {k:<12}{h}' for k,(_,h) in COMMANDS.items()))
-    if in_clone(): print('\nand, inside this clone:\n'+'\n'.join(f'  {k:<12}{h}' for k,h in PROJECT.items()))
+    print('\n'.join(f'  {k:<13}{h}' for k,(_,h) in COMMANDS.items()))
+    if in_clone(): print('\nand, inside this clone:\n'+'\n'.join(f'  {k:<13}{h}' for k,h in PROJECT.items()))
 
 def _version():
     from importlib.metadata import PackageNotFoundError, version
@@ -165,10 +181,13 @@ def _stop(msg, code=2):
     sys.exit(code)
 
 # %% ../nbs/reference/cli.ipynb #36ee049d
-_AS_TYPED = [   # how the library says it, and how it is typed
-    (r'resume_from_checkpoint=True', '--resume'), (r"\bprompt='([^']*)'", r'--prompt_column \1'),
-    (r"\banswer='([^']*)'", r'--answer_column \1'), (r'`load_problems\(path\)` reads them from a file', '--dataset reads them from a file'),
-    (r'another output_dir\b', 'another --output_dir')]
+_AS_TYPED = [  # how the library says it, and how it is typed
+    (r'resume_from_checkpoint=True', '--resume'),
+    (r"\bprompt='([^']*)'", r'--prompt_column \1'),
+    (r"\banswer='([^']*)'", r'--answer_column \1'),
+    (r'`load_problems\(path\)` reads them from a file', '--dataset reads them from a file'),
+    (r'another output_dir\b', 'another --output_dir'),
+]
 
 def as_typed(
     message:str,  # of an error
@@ -186,7 +205,15 @@ def run_folder(
     if path.is_dir(): return folder
     if path.exists(): raise ValueError(f'{folder} is a file: give the folder of a run, its `output_dir`')
     spots = [path.parent, Path('runs')]
-    runs = sorted({str(f.parent) for d in spots if d.is_dir() for k in ('history.jsonl','trainer_state.json') for f in d.glob(f'*/{k}')})
+    runs = sorted(
+        {
+            str(f.parent)
+            for d in spots
+            if d.is_dir()
+            for k in ('history.jsonl', 'trainer_state.json')
+            for f in d.glob(f'*/{k}')
+        }
+    )
     there = f"; here are {', '.join(runs[:5])}" if runs else ', and no run lies beside it'
     raise ValueError(f'no folder {folder!r}{near(folder, runs) or there}: give the `output_dir` of a run')
 
@@ -220,26 +247,68 @@ def diagnose(
 @dataclass
 class TrainCommand:
     "What to train on; every field of TrainConfig is an option too."
-    dataset:str = field(metadata=dict(help='sums or words (the tiny Qwen knows both), a JSONL, CSV or Parquet file with a column `prompt`, or a task of reasoning-gym such as basic_arithmetic'))
-    reward:list[str] = field(default=None, metadata=dict(help='my_rewards.py:my_reward, one or several; default: is the answer in <answer>…</answer> right?'))
-    model:str = field(default='tiny', metadata=dict(help="'tiny', a folder, or a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct (downloaded)"))
-    chat:bool = field(default=False, metadata=dict(help="make each text prompt a user's message, for a model with a chat template"))
+
+    dataset: str = field(
+        metadata=dict(
+            help='sums or words (the tiny Qwen knows both), a JSONL, CSV or Parquet file with a column `prompt`, or a task of reasoning-gym such as basic_arithmetic'
+        )
+    )
+    reward: list[str] = field(
+        default=None,
+        metadata=dict(
+            help='my_rewards.py:my_reward, one or several; default: is the answer in <answer>…</answer> right?'
+        ),
+    )
+    model: str = field(
+        default='tiny',
+        metadata=dict(
+            help="'tiny', a folder, or a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct (downloaded)"
+        ),
+    )
+    chat: bool = field(
+        default=False,
+        metadata=dict(help="make each text prompt a user's message, for a model with a chat template"),
+    )
     prompt_column:str = field(default='prompt', metadata=dict(help='the column that holds the prompts'))
     answer_column:str = field(default='answer', metadata=dict(help='the column that holds the answers'))
-    eval_dataset:str = field(default=None, metadata=dict(help='file with held-out problems; default: a tenth of the rows is held out'))
-    eval_problems:int = field(default=500, metadata=dict(help='held-out problems measured before and after, at most'))
-    method:str = field(default='replay', metadata=dict(help='what to do with dead groups: replay, keep, mask, dynamic, or another name in `METHODS`'))
-    advantages:str = field(default='grpo', metadata=dict(help='how rewards become advantages, a name in `ADVANTAGES`'))
-    resume:bool = field(default=False, metadata=dict(help='go on from the newest whole checkpoint in output_dir'))
-    device:str = field(default='auto', metadata=dict(help='cuda, mps or cpu; auto: the GPU where there is one'))
+    eval_dataset: str = field(
+        default=None,
+        metadata=dict(help='file with held-out problems; default: a tenth of the rows is held out'),
+    )
+    eval_problems: int = field(
+        default=500, metadata=dict(help='held-out problems measured before and after, at most')
+    )
+    method: str = field(
+        default='replay',
+        metadata=dict(
+            help='what to do with dead groups: replay, keep, mask, dynamic, or another name in `METHODS`'
+        ),
+    )
+    advantages: str = field(
+        default='grpo', metadata=dict(help='how rewards become advantages, a name in `ADVANTAGES`')
+    )
+    resume: bool = field(
+        default=False, metadata=dict(help='go on from the newest whole checkpoint in output_dir')
+    )
+    device: str = field(
+        default='auto', metadata=dict(help='cuda, mps or cpu; auto: the GPU where there is one')
+    )
+
 
 def config_options()->list:  # (name, type, default, help)
     "The settings of `TrainConfig`, read from its source."
-    files = sorted(Path(__file__).parent.glob('*.py')) if '__file__' in globals() else sorted(Path('../../grpo_nb').glob('*.py'))
+    files = (
+        sorted(Path(__file__).parent.glob('*.py'))
+        if '__file__' in globals()
+        else sorted(Path('../../grpo_nb').glob('*.py'))
+    )
     source = next(t for f in files if '\nclass TrainConfig' in (t := f.read_text(encoding='utf-8')))
     tree = next(o for o in ast.parse(source).body if isinstance(o, ast.ClassDef) and o.name=='TrainConfig')
     found = [o for o in tree.body if isinstance(o, ast.AnnAssign) and isinstance(o.value, ast.Call)]
-    return [(o.target.id, ast.unparse(o.annotation), *(ast.literal_eval(a) for a in o.value.args)) for o in found]
+    return [
+        (o.target.id, ast.unparse(o.annotation), *(ast.literal_eval(a) for a in o.value.args)) for o in found
+    ]
+
 
 EXAMPLES = '''examples:
   grpo_nb train --dataset sums                                        the tiny Qwen learns to add; needs nothing else
@@ -255,9 +324,17 @@ folder then holds report.html. For LoRA, vLLM, several GPUs, images or tools tak
 
 def train_parser()->Parser:
     "The options of `grpo_nb train`."
-    parser = Parser(prog='grpo_nb train', allow_abbrev=False, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description='Train on problems and rewards of your own, with GRPO and replay.')
-    kinds = {f.name:f.type if isinstance(f.type, str) else getattr(f.type, '__name__', 'str') for f in fields(TrainCommand)}
+    parser = Parser(
+        prog='grpo_nb train',
+        allow_abbrev=False,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description='Train on problems and rewards of your own, with GRPO and replay.',
+    )
+    kinds = {
+        f.name: f.type if isinstance(f.type, str) else getattr(f.type, '__name__', 'str')
+        for f in fields(TrainCommand)
+    }
     for f in fields(TrainCommand):
         kind = 'list[str]' if f.name=='reward' else kinds[f.name]
         needed = f.name=='dataset'
@@ -275,7 +352,9 @@ def own_folder(
     if file: raise ValueError(f'--output_dir {path}: {file} is a file: name a folder')
     there = sorted(o.name for o in p.iterdir()) if p.is_dir() else []
     if there and not {'settings.json','history.jsonl','trainer_state.json'} & set(there):
-        raise ValueError(f'--output_dir {path} holds {there[:5]}, which no run of ours wrote: choose another folder')
+        raise ValueError(
+            f'--output_dir {path} holds {there[:5]}, which no run of ours wrote: choose another folder'
+        )
     return path
 
 def model_folder(
@@ -284,9 +363,15 @@ def model_folder(
     "The name, unless it is plainly a folder's and there is no model in it."
     p = Path(name).expanduser()
     if name=='tiny' or (p/'config.json').exists(): return name
-    if p.is_dir(): raise ValueError(f'--model {name}: the folder has no config.json, so there is no model in it: found {sorted(o.name for o in p.iterdir())[:5]}')
+    if p.is_dir():
+        raise ValueError(
+            f'--model {name}: the folder has no config.json, so there is no model in it: found {sorted(o.name for o in p.iterdir())[:5]}'
+        )
     is_path = name.startswith(('.','/','~')) or name.endswith('/') or name.count('/')!=1 and '/' in name
-    if is_path or p.parent.is_dir() and '/' in name: raise ValueError(f"--model {name}: no such folder: give one made by `save_model`, a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct, or 'tiny'")
+    if is_path or p.parent.is_dir() and '/' in name:
+        raise ValueError(
+            f"--model {name}: no such folder: give one made by `save_model`, a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct, or 'tiny'"
+        )
     return name
 
 def notes(
@@ -299,9 +384,13 @@ def notes(
     text = first if isinstance(first, str) else ' '.join(str(o['content']) for o in first)
     lines = []
     if isinstance(first, str) and getattr(tokenizer, 'chat_template', None):
-        lines.append('the prompts are bare text, and the model has a chat template: --chat makes each a user\'s message, as it was trained')
+        lines.append(
+            'the prompts are bare text, and the model has a chat template: --chat makes each a user\'s message, as it was trained'
+        )
     if default_reward and isinstance(first, str) and '<answer>' not in text:
-        lines.append('the default reward reads what stands between <answer> and </answer>, and the prompts don\'t ask for it: say so in them, or give --reward my_rewards.py:my_reward')
+        lines.append(
+            'the default reward reads what stands between <answer> and </answer>, and the prompts don\'t ask for it: say so in them, or give --reward my_rewards.py:my_reward'
+        )
     return lines
 
 # %% ../nbs/reference/cli.ipynb #12ccd8ed
@@ -323,7 +412,8 @@ def train_device(
     import torch
     there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
     if name=='auto': return 'cuda' if there['cuda'] else 'cpu'
-    if not there.get(name.split(':')[0]): raise ValueError(f"--device {name}: here are {', '.join(k for k,v in there.items() if v)}")
+    if not there.get(name.split(':')[0]):
+        raise ValueError(f"--device {name}: here are {', '.join(k for k, v in there.items() if v)}")
     return name
 
 def run_command(
@@ -336,25 +426,42 @@ def run_command(
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import evaluate, prepare, train
     t0 = time.perf_counter()
-    if cmd.eval_problems<1: raise ValueError(f'--eval_problems {cmd.eval_problems}: needs 1 or more, to measure before and after')
+    if cmd.eval_problems < 1:
+        raise ValueError(f'--eval_problems {cmd.eval_problems}: needs 1 or more, to measure before and after')
     rewards,default = _rewards(cmd)
     problems,held_out = _problems(cmd, args)
     if default and 'answer' not in problems.column_names:
-        raise ValueError(f'{cmd.dataset} has no column `answer` ({problems.column_names}): name it with --answer_column, or give --reward my_rewards.py:my_reward')
+        raise ValueError(
+            f'{cmd.dataset} has no column `answer` ({problems.column_names}): name it with --answer_column, or give --reward my_rewards.py:my_reward'
+        )
     model,tok = load_model(cmd.model)
     model.to(train_device(cmd.device))
     for o in notes(problems, tok, default): print(f'note: {o}')
     def measure():
         return evaluate(model, tok, held_out, rewards,
             max_completion_length=args.max_completion_length, seed=args.seed, disable_tqdm=args.disable_tqdm)
-    method = None if cmd.method=='replay' else cmd.method   # None: replay with a buffer, or plain GRPO without
+
+    method = (
+        None if cmd.method == 'replay' else cmd.method
+    )  # None: replay with a buffer, or plain GRPO without
     given = (model, tok, problems, rewards, args, method, held_out if args.eval_steps else None)
-    prepare(*given, cmd.resume or None, advantages=cmd.advantages)   # what is wrong is said before anything is measured
+    prepare(
+        *given, cmd.resume or None, advantages=cmd.advantages
+    )  # what is wrong is said before anything is measured
     before = measure()
     print(f'before: {measured(before)}', flush=True)
     t1 = time.perf_counter()
-    run = train(*given, resume_from_checkpoint=cmd.resume or None, advantages=cmd.advantages, resume_hint='--resume', last_word=False)
-    return finish(run, held_out, before, measure(), time.perf_counter()-t1, t0, task=cmd.dataset, model=cmd.model)
+    run = train(
+        *given,
+        resume_from_checkpoint=cmd.resume or None,
+        advantages=cmd.advantages,
+        resume_hint='--resume',
+        last_word=False,
+    )
+    return finish(
+        run, held_out, before, measure(), time.perf_counter() - t1, t0, task=cmd.dataset, model=cmd.model
+    )
+
 
 def _rewards(cmd):
     "The reward functions, and whether they are the default."
@@ -382,7 +489,9 @@ def _made(name):
 
 def _read(path, cmd):
     from grpo_nb.problems import load_problems
-    if Path(path).is_dir(): raise ValueError(f'--dataset {path} is a folder: name a .jsonl, .csv or .parquet file in it')
+
+    if Path(path).is_dir():
+        raise ValueError(f'--dataset {path} is a folder: name a .jsonl, .csv or .parquet file in it')
     ds = load_problems(path, prompt=cmd.prompt_column, answer=cmd.answer_column)
     if not cmd.chat or not isinstance(ds[0]['prompt'], str): return ds
     return ds.map(lambda o: dict(prompt=[dict(role='user', content=o['prompt'])]))

@@ -28,13 +28,20 @@ from .inspector import write_inspector
 from .report import write_report
 
 # %% ../nbs/09a_demo.ipynb #275b3f02
-WAYS = {   # name: (method, its options, settings of TrainConfig)
-    'plain GRPO':('keep', {}, {}),
-    'a second pass':('keep', {}, dict(num_iterations=2)),
-    'replay':('replay', {}, {}),
-    'replay, uncorrected':('replay', dict(corrected=False), {}),
-    'replay beside fresh':('replay', dict(stored_per_fresh=2), dict(generation_batch_size=96, replay_stored_per_fresh=2,
-        correction='weight=truncated,weight_cap=2,clip=none')),   # 8 groups sampled, 16 from the buffer
+WAYS = {  # name: (method, its options, settings of TrainConfig)
+    'plain GRPO': ('keep', {}, {}),
+    'a second pass': ('keep', {}, dict(num_iterations=2)),
+    'replay': ('replay', {}, {}),
+    'replay, uncorrected': ('replay', dict(corrected=False), {}),
+    'replay beside fresh': (
+        'replay',
+        dict(stored_per_fresh=2),
+        dict(
+            generation_batch_size=96,
+            replay_stored_per_fresh=2,
+            correction='weight=truncated,weight_cap=2,clip=none',
+        ),
+    ),  # 8 groups sampled, 16 from the buffer
 }
 _HARD = dict(min_word_len=6, max_word_len=8)   # most groups are dead at first
 
@@ -47,8 +54,15 @@ def run_way(
     "Train one way with one seed; the share of held-out words that are right, as tokens are spent."
     name,options,settings = WAYS[way]
     problems,held_out = spell_backward(1000, seed, **_HARD),spell_backward(n_problems, seed, 'test', **_HARD)
-    args = TrainConfig(seed=seed, max_steps=10**6, max_tokens=max_tokens, learning_rate=4e-4, disable_tqdm=True,
-        **dict(generation_batch_size=64, num_generations=4, eval_steps=8*settings.get('num_iterations', 1)) | settings)
+    args = TrainConfig(
+        seed=seed,
+        max_steps=10**6,
+        max_tokens=max_tokens,
+        learning_rate=4e-4,
+        disable_tqdm=True,
+        **dict(generation_batch_size=64, num_generations=4, eval_steps=8 * settings.get('num_iterations', 1))
+        | settings,
+    )
     model,tok = load_model('tiny')
     method = make_method(name, **(dict(seed=seed)|options if name=='replay' else options))
     def point(tokens, right): return dict(way=way, seed=seed, tokens=tokens, right=round(right, 4))
@@ -86,13 +100,16 @@ def _grid(curves, n=21):
 # %% ../nbs/09a_demo.ipynb #0879c712
 def compare_table(
     curves:pd.DataFrame,  # rows of `run_way`
-)->pd.DataFrame:          # one row per way
+)->pd.DataFrame:  # one row per way
     "For each way: right on the way and at the end, and both as differences to plain GRPO, seed by seed, with 95 % intervals."
     grid = _grid(curves)
     runs = {k:at_tokens(o, grid) for k,o in curves.groupby(['way','seed'])}
     seeds = sorted(curves.seed.unique())
     ways = [o for o in WAYS if o in set(curves.way)]
-    means = dict(on_the_way=lambda way, s: sum(runs[way, s])/len(grid), at_the_end=lambda way, s: runs[way, s][-1])
+    means = dict(
+        on_the_way=lambda way, s: sum(runs[way, s]) / len(grid), at_the_end=lambda way, s: runs[way, s][-1]
+    )
+
     def said(values, sign=''): return '{:{}.3f} ± {:.3f}'.format(values[0], sign, values[1])
     rows = {}
     for way in ways:
@@ -142,7 +159,14 @@ def draw_compare(
     for way in (o for o in WAYS if o in set(curves.way)):
         runs = [at_tokens(o, grid) for _,o in curves[curves.way==way].groupby('seed')]
         mid,half = zip(*(mean_ci(o) if len(runs)>1 else (o[0], 0) for o in zip(*runs)))
-        ax.fill_between(grid, [a-b for a,b in zip(mid, half)], [a+b for a,b in zip(mid, half)], color=_INK[way], alpha=.12, lw=0)
+        ax.fill_between(
+            grid,
+            [a - b for a, b in zip(mid, half)],
+            [a + b for a, b in zip(mid, half)],
+            color=_INK[way],
+            alpha=0.12,
+            lw=0,
+        )
         ax.plot(grid, mid, color=_INK[way], lw=2, ls='--' if 'uncorrected' in way else '-')
         ends.append((mid[-1], way))
     _name_ends(ax, ends, grid[-1]*1.015)
@@ -163,6 +187,7 @@ table{{border-collapse:collapse;display:block;overflow-x:auto}}th,td{{text-align
 <h1>The same tokens, spent in several ways</h1><p>Right answers on the way, as differences to plain GRPO. {sentence}.</p>{figure}{table}
 <p>{seeds} seeds; a line is a mean over them, its band the 95 % interval; differences are taken seed by seed. {task}</p></html>'''
 
+
 def write_compare(
     curves:pd.DataFrame,  # rows of `run_way`
     out:Path,             # folder
@@ -171,8 +196,13 @@ def write_compare(
     out = Path(out)
     curves.to_csv(out/'curves.csv', index=False)
     alt = 'Share of held-out words right against sampled tokens, one line per way.'
-    page = _PAGE.format(sentence=escape(compare_sentence(curves)), figure=fig_svg(draw_compare(curves), alt), seeds=curves.seed.nunique(),
-        table=compare_table(curves).to_html(border=0), task='Words of 6 to 8 letters, to be spelled backward; every way samples the same number of tokens.')
+    page = _PAGE.format(
+        sentence=escape(compare_sentence(curves)),
+        figure=fig_svg(draw_compare(curves), alt),
+        seeds=curves.seed.nunique(),
+        table=compare_table(curves).to_html(border=0),
+        task='Words of 6 to 8 letters, to be spelled backward; every way samples the same number of tokens.',
+    )
     (out/'report.html').write_text(page, encoding='utf-8')
     return out/'report.html'
 
@@ -188,26 +218,41 @@ def compare_ways(
     from tqdm.auto import tqdm
     out = new_folder(output_dir or 'runs/compare')
     todo = [(way, seed, max_tokens, n_problems) for seed in range(n_seeds) for way in WAYS]
-    def watched(done): return [r for rows in tqdm(done, total=len(todo), unit='run', disable=disable_tqdm) for r in rows]
+
+    def watched(done):
+        return [r for rows in tqdm(done, total=len(todo), unit='run', disable=disable_tqdm) for r in rows]
+
     if n_workers:
         with ProcessPoolExecutor(min(n_workers, os.cpu_count() or 1), get_context('spawn')) as pool:
             rows = watched(pool.map(run_way, *zip(*todo)))
     else: rows = watched(run_way(*o) for o in todo)
     curves = pd.DataFrame(rows)
-    save_json(out/'settings.json', dict(compare=list(WAYS), seeds=n_seeds, max_tokens=max_tokens, n_problems=n_problems, versions=versions()))
-    print(compare_table(curves).to_string(), f'\n\nAgainst plain GRPO, on the way. {compare_sentence(curves)}\n\nreport  {write_compare(curves, out)}')
+    save_json(
+        out / 'settings.json',
+        dict(
+            compare=list(WAYS),
+            seeds=n_seeds,
+            max_tokens=max_tokens,
+            n_problems=n_problems,
+            versions=versions(),
+        ),
+    )
+    print(
+        compare_table(curves).to_string(),
+        f'\n\nAgainst plain GRPO, on the way. {compare_sentence(curves)}\n\nreport  {write_compare(curves, out)}',
+    )
     return curves
 
 # %% ../nbs/09a_demo.ipynb #169335e0
 def demo(
-    seed:int=0,               # of problems, sampling and batches
-    output_dir:str=None,      # the run's folder; None for runs/demo-SEED
-    max_steps:int=200,        # optimizer steps, four a batch
-    n_problems:int=500,       # held-out problems, measured before and after
-    replay_buffer_size:int=64,# groups kept for replay; 0: plain GRPO
-    compare:bool=False,       # train five ways instead, six seeds each, at equal tokens: plain, a second pass, replay, uncorrected, beside fresh?
-    disable_tqdm:bool=False,  # hide the progress bars
-)->dict:                      # what summary.json holds
+    seed: int = 0,  # of problems, sampling and batches
+    output_dir: str = None,  # the run's folder; None for runs/demo-SEED
+    max_steps: int = 200,  # optimizer steps, four a batch
+    n_problems: int = 500,  # held-out problems, measured before and after
+    replay_buffer_size: int = 64,  # groups kept for replay; 0: plain GRPO
+    compare: bool = False,  # train five ways instead, six seeds each, at equal tokens: plain, a second pass, replay, uncorrected, beside fresh?
+    disable_tqdm: bool = False,  # hide the progress bars
+) -> dict:                      # what summary.json holds
     "Train the tiny Qwen on one-digit sums with GRPO and replay; write the run folder and its report."
     if compare: return compare_ways(output_dir=output_dir, disable_tqdm=disable_tqdm)
     t0 = time.perf_counter()
@@ -217,10 +262,19 @@ def demo(
     new_folder(args.output_dir)
     model,tok = load_model('tiny')
     def measure():
-        return evaluate(model, tok, held_out, accuracy_reward, max_completion_length=args.max_completion_length,
-            seed=seed, disable_tqdm=disable_tqdm)
+        return evaluate(
+            model,
+            tok,
+            held_out,
+            accuracy_reward,
+            max_completion_length=args.max_completion_length,
+            seed=seed,
+            disable_tqdm=disable_tqdm,
+        )
     n_weights = sum(p.numel() for p in model.parameters())
-    print(f'A Qwen2 of {n_weights:,} parameters, {n_problems} held-out problems such as\n  {_text(held_out[0]["prompt"])}')
+    print(
+        f'A Qwen2 of {n_weights:,} parameters, {n_problems} held-out problems such as\n  {_text(held_out[0]["prompt"])}'
+    )
     with one_thread():
         before = measure()
         print(f'before: {measured(before)}', flush=True)
@@ -259,25 +313,47 @@ def finish(
     out,h = Path(run.args.output_dir),run.history
     summary = _summary(run, before, after, train_s)|dict(samples=samples(held_out, before, after), **info)
     found = verdict(h, before, after)
-    summary['verdict'] = dict(learned=found.learned, sentence=found.sentence, cause=found.cause, advice=found.advice)
+    summary['verdict'] = dict(
+        learned=found.learned, sentence=found.sentence, cause=found.cause, advice=found.advice
+    )
     save_json(out/'summary.json', summary|dict(total_s=time.perf_counter()-t0))
     write_inspector(out)
     report = write_report(out)
     summary['total_s'] = time.perf_counter()-t0
     save_json(out/'summary.json', summary)
-    print(f'after:  {measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '
-        f"{summary['dead']} of {summary['groups']} groups were dead, {summary['replaced']} of them replaced\n\n{found}")
-    for o in summary['samples'][:2]: print(f"\n{o['prompt']}\n  before: {o['before']}\n  after:  {o['after']}")
-    print(f'\nreport     {report}\ninspector  {out}/inspector.html: every group, what replaced it, and by how much it counted\nnotebooks  jupyter lab nbs/index.ipynb')
+    print(
+        f'after:  {measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '
+        f"{summary['dead']} of {summary['groups']} groups were dead, {summary['replaced']} of them replaced\n\n{found}"
+    )
+    for o in summary['samples'][:2]:
+        print(f"\n{o['prompt']}\n  before: {o['before']}\n  after:  {o['after']}")
+    print(
+        f'\nreport     {report}\ninspector  {out}/inspector.html: every group, what replaced it, and by how much it counted\nnotebooks  jupyter lab nbs/index.ipynb'
+    )
     return summary
 
 def _summary(run, before, after, train_s):
     "The numbers of a run that a table or a figure asks for."
     h,a = run.history,run.args
     dead,replaced = (int(sum(o.get(k, 0) for o in h)) for k in ('replay/dead','replay/replaced'))
-    curve = [dict(step=o['step'], reward=o['reward'], dead=o['frac_reward_zero_std'], live=o['replay/live_after']) for o in h]
-    return dict(before=_share(before), after=_share(after), train_s=train_s, total_s=None, seed=a.seed, versions=versions(),
-        steps=run.step, num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead, replaced=replaced, curve=curve)
+    curve = [
+        dict(step=o['step'], reward=o['reward'], dead=o['frac_reward_zero_std'], live=o['replay/live_after'])
+        for o in h
+    ]
+    return dict(
+        before=_share(before),
+        after=_share(after),
+        train_s=train_s,
+        total_s=None,
+        seed=a.seed,
+        versions=versions(),
+        steps=run.step,
+        num_tokens=run.num_tokens,
+        groups=len(h) * a.B,
+        dead=dead,
+        replaced=replaced,
+        curve=curve,
+    )
 
 def _share(e):
     keys = ('pass@1','n_problems','rewards')
@@ -297,10 +373,18 @@ def samples(
     def sample(i):
         answer = held_out[i].get('answer')
         right = dict(right_before=was[i] and bool(was[i]), right_after=now[i] and bool(now[i]))
-        return dict(prompt=_text(held_out[i]['prompt']), answer=answer, before=before['texts'][i], after=after['texts'][i], **right)
+        return dict(
+            prompt=_text(held_out[i]['prompt']),
+            answer=answer,
+            before=before['texts'][i],
+            after=after['texts'][i],
+            **right,
+        )
+
     return [sample(i) for i in order[:n]]
 
 _OURS = 'settings.json history.jsonl groups.jsonl summary.json report.html inspector.html curves.csv figures checkpoint-* .checkpoint-*'.split()
+
 
 def new_folder(
     path:str,  # of a run
@@ -310,7 +394,9 @@ def new_folder(
     file = next((o for o in (path, *path.parents) if o.is_file()), None)
     if file: raise ValueError(f'{path}: {file} is a file: choose a folder')
     if path.exists() and any(path.iterdir()) and not (path/'settings.json').exists():
-        raise ValueError(f'{path} holds {sorted(o.name for o in path.iterdir())[:5]}, which no run of ours wrote: choose another folder')
+        raise ValueError(
+            f'{path} holds {sorted(o.name for o in path.iterdir())[:5]}, which no run of ours wrote: choose another folder'
+        )
     for o in (f for g in _OURS for f in path.glob(g)): shutil.rmtree(o) if o.is_dir() else o.unlink()
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -49,7 +49,12 @@ def stable_widgets(
     state = held.get('state', {})
     refs = {k:set(re.findall(r'IPY_MODEL_([0-9a-f]{32})', json.dumps(v)))&set(state) for k,v in state.items()}
     links = [k for k,v in state.items() if 'Link' in v['model_name']]
-    todo = [o['data'][_VIEW]['model_id'] for c in nb['cells'] for o in c.get('outputs', []) if _VIEW in o.get('data', {})]
+    todo = [
+        o['data'][_VIEW]['model_id']
+        for c in nb['cells']
+        for o in c.get('outputs', [])
+        if _VIEW in o.get('data', {})
+    ]
     live = set()
     while todo:
         k = todo.pop()
@@ -59,10 +64,19 @@ def stable_widgets(
     def f(o):
         if isinstance(o, dict): return type(o)((ids.get(k, k), f(v)) for k,v in o.items())
         if isinstance(o, list): return [f(v) for v in o]
-        return re.sub(r'(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])', lambda m: ids.get(m[0], m[0]), o) if isinstance(o, str) else o
+        return (
+            re.sub(r'(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])', lambda m: ids.get(m[0], m[0]), o)
+            if isinstance(o, str)
+            else o
+        )
+
     for k in list(state):
-        if k not in live: del state[k]
-        elif state[k]['model_name']=='LayoutModel': state[k]['state'] = type(state[k]['state'])((a, b) for a,b in state[k]['state'].items() if b is not None)
+        if k not in live:
+            del state[k]
+        elif state[k]['model_name'] == 'LayoutModel':
+            state[k]['state'] = type(state[k]['state'])(
+                (a, b) for a, b in state[k]['state'].items() if b is not None
+            )
     if not state: nb['metadata'].pop('widgets', None)
     new = f(nb)
     nb.clear(); nb.update(new)
@@ -73,11 +87,16 @@ def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)   # 05_advan
 def _notebooks(names=None):
     "The project's notebooks, or those of `names`, in order."
     d = _root()/'nbs'
-    found = sorted(f for f in d.glob('**/*.ipynb') if not any(o.startswith(('.','_')) for o in f.relative_to(d).parts))
+    found = sorted(
+        f for f in d.glob('**/*.ipynb') if not any(o.startswith(('.', '_')) for o in f.relative_to(d).parts)
+    )
     if not names: return found
     given = {o.removesuffix('.ipynb') for o in names}
     pick = [f for f in found if given & {f.stem, _page_name(f.stem), str(f.relative_to(d).with_suffix(''))}]
-    if len(pick)<len(given): raise Trouble(f"no such notebook among {', '.join(names)}: there are {', '.join(f.stem for f in found)}")
+    if len(pick) < len(given):
+        raise Trouble(
+            f"no such notebook among {', '.join(names)}: there are {', '.join(f.stem for f in found)}"
+        )
     return pick
 
 def _clean(nb):
@@ -87,7 +106,11 @@ def _clean(nb):
     import nbformat
     nb = nbformat.from_dict(nb)
     keys = lambda k: get_config().get(k, '').split()
-    clean_nb(nb, allowed_metadata_keys=keys('allowed_metadata_keys'), allowed_cell_metadata_keys=keys('allowed_cell_metadata_keys'))
+    clean_nb(
+        nb,
+        allowed_metadata_keys=keys('allowed_metadata_keys'),
+        allowed_cell_metadata_keys=keys('allowed_cell_metadata_keys'),
+    )
     return nbformat.writes(nb, version=4, indent=1)+'\n'
 
 _COLOURS = re.compile(r'\x1b\[[0-9;]*m')   # of a traceback in a terminal
@@ -98,11 +121,23 @@ def _run_one(f, timeout):
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError
     nb = nbformat.read(f, 4)
-    try: NotebookClient(nb, timeout=timeout, kernel_name='python3', resources=dict(metadata=dict(path=str(f.parent)))).execute()
+    try:
+        NotebookClient(
+            nb, timeout=timeout, kernel_name='python3', resources=dict(metadata=dict(path=str(f.parent)))
+        ).execute()
     except (CellExecutionError, CellTimeoutError) as e:
-        bad = next(((i,c) for i,c in enumerate(nb.cells) if any(o['output_type']=='error' for o in c.get('outputs', []))), None)
+        bad = next(
+            (
+                (i, c)
+                for i, c in enumerate(nb.cells)
+                if any(o['output_type'] == 'error' for o in c.get('outputs', []))
+            ),
+            None,
+        )
         at = where(f.name, bad[0], bad[1].source) if bad else f.name
-        raise Trouble(f"{at}: {getattr(e, 'ename', type(e).__name__)}: {_COLOURS.sub('', str(getattr(e, 'evalue', e)))[:500]}") from None
+        raise Trouble(
+            f"{at}: {getattr(e, 'ename', type(e).__name__)}: {_COLOURS.sub('', str(getattr(e, 'evalue', e)))[:500]}"
+        ) from None
     stable_widgets(nb)
     return _clean(nb)
 
@@ -117,14 +152,20 @@ def run_nbs(
     for f in _notebooks(names):
         t,old,new = time.monotonic(),f.read_text(encoding='utf-8'),_run_one(f, timeout)
         if new!=old: changed.append(f.stem)
-        stale += [f'{o}: another output now' for o in _stale(f.name, json.loads(old), json.loads(new))] or ([f'{f.name}: not clean'] if new!=old else [])
+        stale += [f'{o}: another output now' for o in _stale(f.name, json.loads(old), json.loads(new))] or (
+            [f'{f.name}: not clean'] if new != old else []
+        )
         if not check and new!=old: f.write_text(new, encoding='utf-8')
         print(f"{f.name}: {'same' if new==old else 'changed'}, {time.monotonic()-t:.1f} s", flush=True)
     if check and stale: raise Trouble('\n'.join(stale)+'\nrun `grpo_nb run_nbs` and commit')
     return changed
 
 def _stale(name, old, new):
-    return [where(name, i, s) for (i,c,s),(_,d,_) in zip(_cells(old), _cells(new)) if c.get('outputs')!=d.get('outputs')]
+    return [
+        where(name, i, s)
+        for (i, c, s), (_, d, _) in zip(_cells(old), _cells(new))
+        if c.get('outputs') != d.get('outputs')
+    ]
 
 # %% ../nbs/reference/dev.ipynb #ad1bdd55
 def readme_md(
@@ -138,12 +179,19 @@ def readme_md(
         if c['cell_type']=='markdown': res.append(_in_nbs(s))
         elif c['cell_type']=='code':
             code = re.sub(r'^#\|.*\n?', '', s, flags=re.M).strip()
-            if code and not any(re.match(r'echo:\s*false', o) for o in dirs): res.append(f'```python\n{code}\n```')
+            if code and not any(re.match(r'echo:\s*false', o) for o in dirs):
+                res.append(f'```python\n{code}\n```')
             alt = next((o.split(':', 1)[1].strip() for o in dirs if o.startswith('fig-alt:')), '')
-            res += [t for j,o in enumerate(c.get('outputs', [])) if (t := _readme_output(o, f'readme-{i}-{j}.png', alt, figs))]
+            res += [
+                t
+                for j, o in enumerate(c.get('outputs', []))
+                if (t := _readme_output(o, f'readme-{i}-{j}.png', alt, figs))
+            ]
     return '\n\n'.join(o.strip() for o in res)+'\n', figs
 
-def _in_nbs(s): return re.sub(r'\]\((images/|[\w/]+\.(?:ipynb|qmd))', r'](nbs/\1', s)   # a link as it reads one folder up
+def _in_nbs(s):
+    return re.sub(r'\]\((images/|[\w/]+\.(?:ipynb|qmd))', r'](nbs/\1', s)  # a link as it reads one folder up
+
 
 def _readme_output(o, name, alt, figs):
     d = o.get('data', {})
@@ -165,12 +213,18 @@ def readme(
     text,figs = readme_md(_read(root/'nbs'/'index.ipynb'))
     want = {root/'README.md':text.encode(), **{root/'nbs'/'images'/k:v for k,v in figs.items()}}
     behind = [f for f,b in want.items() if not f.exists() or f.read_bytes()!=b]
-    if check and behind: raise Trouble('\n'.join(f'{f.relative_to(root)}: not what nbs/index.ipynb gives: run `grpo_nb readme`' for f in behind))
+    if check and behind:
+        raise Trouble(
+            '\n'.join(
+                f'{f.relative_to(root)}: not what nbs/index.ipynb gives: run `grpo_nb readme`' for f in behind
+            )
+        )
     for f in behind:
         f.parent.mkdir(exist_ok=True)
         f.write_bytes(want[f])
     if not check:
-        for f in set((root/'nbs'/'images').glob('readme-*.png'))-set(want): f.unlink()   # of cells that have moved
+        for f in set((root / 'nbs' / 'images').glob('readme-*.png')) - set(want):
+            f.unlink()  # of cells that have moved
     return [str(f.relative_to(root)) for f in behind]
 
 # %% ../nbs/reference/dev.ipynb #517f7409
@@ -194,7 +248,9 @@ def reading_minutes(
 def course_table()->str: # Markdown
     "The chapters as the README's table: title, question, minutes, what must be known first."
     needs = lambda o: ', '.join(map(str, o.get('needs') or [])) or '–'
-    rows = [f"| [{o['title']}]({o['file']}.ipynb) | {o['asks']} | {o['minutes']} | {needs(o)} |" for o in course()]
+    rows = [
+        f"| [{o['title']}]({o['file']}.ipynb) | {o['asks']} | {o['minutes']} | {needs(o)} |" for o in course()
+    ]
     return '\n'.join(['| chapter | answers | minutes | after |', '|---|---|---|---|', *rows])
 
 # %% ../nbs/reference/dev.ipynb #2bc003c6
@@ -241,7 +297,12 @@ def order(
         nb = _read(f)
         if _chapter_with_next(nb, next_cell(then)): want[f] = _clean(nb)
     behind = [f for f,t in want.items() if f.read_text(encoding='utf-8')!=t]
-    if check and behind: raise Trouble('\n'.join(f'{f.name}: not the order of course.yml: run `python -m grpo_nb.dev order`' for f in behind))
+    if check and behind:
+        raise Trouble(
+            '\n'.join(
+                f'{f.name}: not the order of course.yml: run `python -m grpo_nb.dev order`' for f in behind
+            )
+        )
     for f in behind: f.write_text(want[f], encoding='utf-8')
     return [f.name for f in behind]
 
@@ -271,9 +332,16 @@ def output_faults(
             if o['output_type']=='error': res.append(f"{at}: ends in {o['ename']}: {o['evalue'][:200]}")
             text = _src(o.get('text', ''))+'\n'.join(_src(v) for k,v in d.items() if k.startswith('text/'))
             if m := _PATHS.search(text): res.append(f'{at}: a path of the machine in the output: {m[0]}')
-            if m := _CLOCK.search(text): res.append(f'{at}: a clock or a progress bar in the output: {m[0]!r}')
-            if o.get('name')=='stderr': res.append(f"{at}: a warning in the output: {_src(o['text'])[:100].strip()!r}")
-            if any(k.startswith('image/') for k in d) and _VIEW not in d and not re.match(r'#\|\s*fig-alt:\s*\S', s): res.append(f'{at}: a figure without alt text: begin the cell with `#| fig-alt: …`')
+            if m := _CLOCK.search(text):
+                res.append(f'{at}: a clock or a progress bar in the output: {m[0]!r}')
+            if o.get('name') == 'stderr':
+                res.append(f"{at}: a warning in the output: {_src(o['text'])[:100].strip()!r}")
+            if (
+                any(k.startswith('image/') for k in d)
+                and _VIEW not in d
+                and not re.match(r'#\|\s*fig-alt:\s*\S', s)
+            ):
+                res.append(f'{at}: a figure without alt text: begin the cell with `#| fig-alt: …`')
     return res
 
 # %% ../nbs/reference/dev.ipynb #8104e21c
@@ -286,15 +354,23 @@ def form_faults(
     for i,c,s in _cells(nb):
         at = where(name, i, s)
         if c['cell_type']=='code':
-            if re.search(r'^#\|\s*(exports?|hide|eval:\s*false)\b', s, flags=re.M) and not re.search(r'^#\|\s*hide', s, flags=re.M): continue
+            if re.search(r'^#\|\s*(exports?|hide|eval:\s*false)\b', s, flags=re.M) and not re.search(
+                r'^#\|\s*hide', s, flags=re.M
+            ):
+                continue
             try: body = ast.parse(re.sub(r'^\s*[%!].*$', '', s, flags=re.M)).body
             except SyntaxError: continue
             imps = [o for o in ast.walk(ast.Module(body, [])) if isinstance(o, (ast.Import,ast.ImportFrom))]
-            if imps and any(not isinstance(o, (ast.Import,ast.ImportFrom)) for o in body): res.append(f'{at}: an import beside other code: give it a cell of its own')
+            if imps and any(not isinstance(o, (ast.Import, ast.ImportFrom)) for o in body):
+                res.append(f'{at}: an import beside other code: give it a cell of its own')
         elif c['cell_type']=='markdown':
-            if i==0 and (rest := [o for o in s.splitlines() if o.strip() and not o.startswith(('# ','>'))]): res.append(f'{at}: text behind the title is lost in the docs: {rest[0][:60]!r}')
+            if i == 0 and (
+                rest := [o for o in s.splitlines() if o.strip() and not o.startswith(('# ', '>'))]
+            ):
+                res.append(f'{at}: text behind the title is lost in the docs: {rest[0][:60]!r}')
             for m in re.finditer(r'^(#+) ', re.sub(r'^```.*?^```', '', s, flags=re.M|re.S), flags=re.M):
-                if level and len(m[1])>level+1: res.append(f'{at}: a heading of level {len(m[1])} under one of level {level}')
+                if level and len(m[1]) > level + 1:
+                    res.append(f'{at}: a heading of level {len(m[1])} under one of level {level}')
                 if len(m[1])==1 and level: res.append(f'{at}: a second title')
                 level = len(m[1])
     return res
@@ -307,11 +383,27 @@ def known_names(
 )->set:         # every word that stands in code
     "The words in all code: cells, modules, tests, settings, and TRL's GRPO settings."
     from importlib.util import find_spec
-    files = [*root.glob('grpo_nb/**/*.py'), *root.glob('tests/**/*.py'), root/'settings.ini', root/'setup.py', root/'.ci'/'run']
-    if spec := find_spec('trl'): files += [Path(spec.origin).parent/'trainer'/f'grpo_{o}.py' for o in ('config','trainer')]
+
+    files = [
+        *root.glob('grpo_nb/**/*.py'),
+        *root.glob('tests/**/*.py'),
+        root / 'settings.ini',
+        root / 'setup.py',
+        root / '.ci' / 'run',
+    ]
+    if spec := find_spec('trl'):
+        files += [Path(spec.origin).parent / 'trainer' / f'grpo_{o}.py' for o in ('config', 'trainer')]
     res = {o for f in files if f.exists() for o in _WORD.findall(f.read_text(encoding='utf-8'))}
-    for f in root.glob('nbs/**/*.ipynb'): res |= {o for _,c,s in _cells(_read(f)) if c['cell_type']=='code' for o in _WORD.findall(s)} | {f.stem}
-    return res | set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__) | {p.stem for p in root.glob('**/*.md') if '.venv' not in p.parts}
+    for f in root.glob('nbs/**/*.ipynb'):
+        res |= {o for _, c, s in _cells(_read(f)) if c['cell_type'] == 'code' for o in _WORD.findall(s)} | {
+            f.stem
+        }
+    return (
+        res
+        | set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
+        | {p.stem for p in root.glob('**/*.md') if '.venv' not in p.parts}
+    )
+
 
 def gone_names(
     name:str,    # the file's name
@@ -326,7 +418,14 @@ def gone_names(
         s = re.sub(r'^(```|~~~).*?^\1', '', s, flags=re.M|re.S)
         for span in re.findall(r'(?<!`)`([^`\n]+)`(?!`)', s):
             m = re.fullmatch(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(\(.*\))?', span.strip())
-            if not m or not (re.search(r'[_.]|[a-z][A-Z]', m[1]) or m[2]) or re.search(r'\.(py|md|ipynb|json|jsonl|csv|html|ini|yml|png|txt|parquet|pt|safetensors|cff)$', m[1]): continue
+            if (
+                not m
+                or not (re.search(r'[_.]|[a-z][A-Z]', m[1]) or m[2])
+                or re.search(
+                    r'\.(py|md|ipynb|json|jsonl|csv|html|ini|yml|png|txt|parquet|pt|safetensors|cff)$', m[1]
+                )
+            ):
+                continue
             parts = m[1].removeprefix('grpo_nb.').split('.')
             lost = [o for o in parts if o not in known]
             if own and len(parts)==2 and parts[0] in own and parts[1] not in own[parts[0]]: lost = parts[1:]
@@ -345,7 +444,11 @@ def _module_names(root):
 def _export_faults(f, nb, root):
     "Is the module what the notebook exports, and does every module come from a notebook?"
     from nbdev.export import nb_export
-    name = next((m[1] for _,c,s in _cells(nb) if (m := re.search(r'^#\|\s*default_exp\s+(\S+)', s, flags=re.M))), None)
+
+    name = next(
+        (m[1] for _, c, s in _cells(nb) if (m := re.search(r'^#\|\s*default_exp\s+(\S+)', s, flags=re.M))),
+        None,
+    )
     if name is None: return []
     with tempfile.TemporaryDirectory() as d:
         lib = Path(d)/'grpo_nb'
@@ -354,14 +457,26 @@ def _export_faults(f, nb, root):
         new,old = lib/f"{name.replace('.', '/')}.py",root/'grpo_nb'/f"{name.replace('.', '/')}.py"
         norm = lambda s: re.sub(r'(# %% |File to edit: )\S*nbs/', r'\1nbs/', s)
         if not new.exists(): return []
-        if not old.exists() or norm(old.read_text(encoding='utf-8'))!=norm(new.read_text(encoding='utf-8')): return [f'grpo_nb/{name}.py: not what {f.name} exports: run `nbdev_export`']
+        if not old.exists() or norm(old.read_text(encoding='utf-8')) != norm(new.read_text(encoding='utf-8')):
+            return [f'grpo_nb/{name}.py: not what {f.name} exports: run `nbdev_export`']
     return []
 
 def _text_faults(root, names=None):
     "What is wrong with what a reader sees: outputs, form, names in prose. Runs and exports nothing."
     known,own,pages = known_names(root),_module_names(root),[(f.name, _read(f)) for f in _notebooks(names)]
-    if not names: pages += [(f.name, dict(cells=[md_cell(f)])) for f in [*root.glob('nbs/**/*.qmd'), *root.glob('nbs/**/*.md')]]
-    return [o for name,nb in pages for o in output_faults(name, nb)+(form_faults(name, nb) if name.endswith('.ipynb') else [])+gone_names(name, nb, known, own)]
+    if not names:
+        pages += [
+            (f.name, dict(cells=[md_cell(f)]))
+            for f in [*root.glob('nbs/**/*.qmd'), *root.glob('nbs/**/*.md')]
+        ]
+    return [
+        o
+        for name, nb in pages
+        for o in output_faults(name, nb)
+        + (form_faults(name, nb) if name.endswith('.ipynb') else [])
+        + gone_names(name, nb, known, own)
+    ]
+
 
 def check(
     names:list=None,  # notebooks by name; None for all, and the README
@@ -375,8 +490,16 @@ def check(
         faults += _export_faults(f, nb, root)
         if _clean(nb)!=f.read_text(encoding='utf-8'): faults.append(f'{f.name}: not clean: run `nbdev_clean`')
     if not names:
-        made = {f'{m}.py' for f in nbs for m in re.findall(r'#\|\s*default_exp\s+(\w+)', f.read_text(encoding='utf-8'))}
-        faults += [f'grpo_nb/{f.name}: no notebook exports it' for f in root.glob('grpo_nb/*.py') if f.name[0]!='_' and f.name not in made]
+        made = {
+            f'{m}.py'
+            for f in nbs
+            for m in re.findall(r'#\|\s*default_exp\s+(\w+)', f.read_text(encoding='utf-8'))
+        }
+        faults += [
+            f'grpo_nb/{f.name}: no notebook exports it'
+            for f in root.glob('grpo_nb/*.py')
+            if f.name[0] != '_' and f.name not in made
+        ]
         faults += _order_faults(root/'nbs')
         try: readme(check=True)
         except (Trouble, FileNotFoundError) as e: faults.append(str(e))
@@ -409,18 +532,31 @@ class EmbedWidgets:
         self._join_source()
         find = _lookup()
         for c in self.nb.cells:
-            if c.cell_type=='code' and 'show_doc(' in c.source: c.outputs = [o for o in c.get('outputs', []) if o.output_type!='stream']   # warnings, with this machine's paths in them
+            if c.cell_type == 'code' and 'show_doc(' in c.source:
+                c.outputs = [
+                    o for o in c.get('outputs', []) if o.output_type != 'stream'
+                ]  # warnings, with this machine's paths in them
             if c.cell_type=='markdown':
                 c.source = link_calls(c.source, find)
-                for m in re.finditer(r'^(#+) ', re.sub(r'^```.*?^```', '', c.source, flags=re.M|re.S), flags=re.M): level = len(m[1])
+                for m in re.finditer(
+                    r'^(#+) ', re.sub(r'^```.*?^```', '', c.source, flags=re.M | re.S), flags=re.M
+                ):
+                    level = len(m[1])
             for o in c.get('outputs', []):
                 d = o.get('data', {})
                 if (v := d.pop(_VIEW, None)) and v['model_id'] in state.get('state', {}):
                     o['data'],used = {'text/html':f'<div class="widget">{_script(_VIEW, v)}</div>'},True
                 elif 'image/png' in d: o['data'] = {'text/html':self._img(c, o, _src(d['image/png']))}
-                elif 'show_doc(' in c.source and 'text/markdown' in d: d['text/markdown'] = _at_level(_src(d['text/markdown']), level+1)
+                elif 'show_doc(' in c.source and 'text/markdown' in d:
+                    d['text/markdown'] = _at_level(_src(d['text/markdown']), level + 1)
         for c in self.nb.cells: c.source = _quote_alt(c.source)
-        if used: self.nb.cells.append(mk_cell(f'```{{=html}}\n{_script(_STATE, state)}\n<script src="{EMBED_JS}" crossorigin="anonymous"></script>\n```', 'markdown'))
+        if used:
+            self.nb.cells.append(
+                mk_cell(
+                    f'```{{=html}}\n{_script(_STATE, state)}\n<script src="{EMBED_JS}" crossorigin="anonymous"></script>\n```',
+                    'markdown',
+                )
+            )
 
     def _join_source(self):
         "Where exported code is shown, it says the signature itself: drop that from the entry, and put all entries of a cell before it."
@@ -435,25 +571,43 @@ class EmbedWidgets:
             entries = [o for o in cells[max(0, i-20):i] if o.cell_type=='code' and 'show_doc(' in o.source]
             for e in entries:
                 for o in e.get('outputs', []):
-                    if 'text/markdown' in o.get('data', {}): o['data']['text/markdown'] = re.sub(r'^```python\n.*?^```\n', '', _src(o['data']['text/markdown']), flags=re.M|re.S)
+                    if 'text/markdown' in o.get('data', {}):
+                        o['data']['text/markdown'] = re.sub(
+                            r'^```python\n.*?^```\n', '', _src(o['data']['text/markdown']), flags=re.M | re.S
+                        )
 
     def _img(self, c, o, data):
         alt = re.search(r'^#\|\s*fig-alt:\s*(.+)$', c.source, flags=re.M)
         wide = o.get('metadata', {}).get('image/png', {}).get('width')
-        return f'<img class="img-fluid figure-img" src="data:image/png;base64,{data.strip()}" alt="{html.escape(alt[1].strip()) if alt else ""}"'+(f' width="{wide}">' if wide else '>')
+        return (
+            f'<img class="img-fluid figure-img" src="data:image/png;base64,{data.strip()}" alt="{html.escape(alt[1].strip()) if alt else ""}"'
+            + (f' width="{wide}">' if wide else '>')
+        )
+
 
 def _quote_alt(s):
     "A cell's source with its alt text in quotes: with a colon in it, none of the cell's options could be read."
-    return re.sub(r'^(#\|\s*fig-alt:)\s*([^"\s].*?)\s*$', lambda m: f'{m[1]} {json.dumps(m[2], ensure_ascii=False)}', s, flags=re.M)
+    return re.sub(
+        r'^(#\|\s*fig-alt:)\s*([^"\s].*?)\s*$',
+        lambda m: f'{m[1]} {json.dumps(m[2], ensure_ascii=False)}',
+        s,
+        flags=re.M,
+    )
+
 
 def link_calls(
     s:str,  # Markdown
     find,   # gives a name's address, or None
-)->str:     # the Markdown, with calls of our functions linked
+)->str:  # the Markdown, with calls of our functions linked
     "nbdev links `` `name` `` to the reference; this links `` `name(x)` `` too, outside code blocks and headings."
+
     def link(m): return f'[{m[0]}]({to})' if (to := find(m[1])) else m[0]
     parts = re.split(r'(^```.*?^```|^#.*?$)', s, flags=re.M|re.S)
-    return ''.join(o if i%2 else re.sub(r'(?<![`\[])`([A-Za-z_][\w.]*)\([^`\n]*\)`(?![`\]])', link, o) for i,o in enumerate(parts))
+    return ''.join(
+        o if i % 2 else re.sub(r'(?<![`\[])`([A-Za-z_][\w.]*)\([^`\n]*\)`(?![`\]])', link, o)
+        for i, o in enumerate(parts)
+    )
+
 
 def _lookup():
     from nbdev.doclinks import NbdevLookup
@@ -473,7 +627,8 @@ def npm_package(
     "The files of an npm package, fetched once; Trouble when there is no npm."
     home = Path(os.environ.get('XDG_CACHE_HOME') or Path.home()/'.cache')/'grpo_nb'/re.sub(r'\W+', '-', name)
     if (home/'package').is_dir(): return home/'package'
-    if not shutil.which('npm'): raise Trouble(f'{name} is needed from npm, and there is no npm: install it (`apt-get install npm`)')
+    if not shutil.which('npm'):
+        raise Trouble(f'{name} is needed from npm, and there is no npm: install it (`apt-get install npm`)')
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent) as d:
         r = subprocess.run(['npm','pack','--silent',name], cwd=d, capture_output=True, text=True)
@@ -486,26 +641,48 @@ def npm_package(
 def _finish(site, sources):
     "No fonts from other hosts, no dates, code blocks that the keyboard can scroll, navigation with names."
     for f in site.rglob('*.css'):
-        if '@import' in (t := f.read_text(encoding='utf-8')): f.write_text(re.sub(r'@import url\([^)]*\);?', '', t), encoding='utf-8')
-    if (f := site/'sitemap.xml').exists(): f.write_text(re.sub(r'\s*<lastmod>.*?</lastmod>', '', f.read_text(encoding='utf-8')), encoding='utf-8')
+        if '@import' in (t := f.read_text(encoding='utf-8')):
+            f.write_text(re.sub(r'@import url\([^)]*\);?', '', t), encoding='utf-8')
+    if (f := site / 'sitemap.xml').exists():
+        f.write_text(
+            re.sub(r'\s*<lastmod>.*?</lastmod>', '', f.read_text(encoding='utf-8')), encoding='utf-8'
+        )
     for f in site.rglob('*.html'):
-        parts = re.split(r'(<script.*?</script>)', f.read_text(encoding='utf-8'), flags=re.S)   # what widgets hold is JSON, not ours to touch
+        parts = re.split(
+            r'(<script.*?</script>)', f.read_text(encoding='utf-8'), flags=re.S
+        )  # what widgets hold is JSON, not ours to touch
         page = ''.join(o if i%2 else _reachable(o) for i,o in enumerate(parts))
         f.write_text(finish_page(page, sources.get(str(f.relative_to(site)))), encoding='utf-8')
-    for f in site.rglob('smalldocs.js'): f.write_text(with_search(f.read_text(encoding='utf-8')), encoding='utf-8')
+    for f in site.rglob('smalldocs.js'):
+        f.write_text(with_search(f.read_text(encoding='utf-8')), encoding='utf-8')
+
 
 def _reachable(t):
     "HTML whose code blocks the keyboard can scroll, and whose navigations have names."
     t = re.sub(r'<(pre|table)(?![^>]*tabindex)', r'<\1 tabindex="0"', t)
-    for k,v in (('class="navbar','Site'), ('id="quarto-sidebar"','Chapters'), ('class="quarto-secondary-nav','This page among the chapters'), ('class="page-navigation','Next and previous')):
+    for k, v in (
+        ('class="navbar', 'Site'),
+        ('id="quarto-sidebar"', 'Chapters'),
+        ('class="quarto-secondary-nav', 'This page among the chapters'),
+        ('class="page-navigation', 'Next and previous'),
+    ):
         t = re.sub(rf'<nav(?=[^>]*{k})(?![^>]*aria-label)', f'<nav aria-label="{v}"', t)
     t = re.sub(r'(<a [^>]*?) role="navigation"', r'\1 role="button" tabindex="0"', t)
-    return t.replace('<i class="bi bi-github" role="img">', '<i class="bi bi-github" role="img" aria-label="GitHub">')
+    return t.replace(
+        '<i class="bi bi-github" role="img">', '<i class="bi bi-github" role="img" aria-label="GitHub">'
+    )
+
 
 def _make_local(site):
     "Copy KaTeX and the widget script into the site, and point its pages there."
-    libs = {_KATEX:('katex','katex@0.16.11',['katex.min.css','katex.min.js','contrib/auto-render.min.js','fonts/*.woff2']),
-            EMBED_JS.rsplit('/',1)[0]:('widgets','@jupyter-widgets/html-manager@1.0.15',['embed.js'])}
+    libs = {
+        _KATEX: (
+            'katex',
+            'katex@0.16.11',
+            ['katex.min.css', 'katex.min.js', 'contrib/auto-render.min.js', 'fonts/*.woff2'],
+        ),
+        EMBED_JS.rsplit('/', 1)[0]: ('widgets', '@jupyter-widgets/html-manager@1.0.15', ['embed.js']),
+    }
     for url,(folder,pkg,keep) in libs.items():
         pages = [f for f in site.rglob('*.html') if url in f.read_text(encoding='utf-8')]
         if not pages: continue
@@ -517,7 +694,9 @@ def _make_local(site):
         for f in pages:
             up = '../'*(len(f.relative_to(site).parts)-1)
             t = f.read_text(encoding='utf-8').replace(url, f'{up}site_libs/{folder}')
-            f.write_text(t.replace('embed.js" crossorigin="anonymous"', 'embed.js"'), encoding='utf-8')   # from disk, a browser refuses a script that asks for an origin
+            f.write_text(
+                t.replace('embed.js" crossorigin="anonymous"', 'embed.js"'), encoding='utf-8'
+            )  # from disk, a browser refuses a script that asks for an origin
 
 # %% ../nbs/reference/dev.ipynb #5e3f7c24
 class _Page(HTMLParser):
@@ -529,41 +708,64 @@ class _Page(HTMLParser):
         a = dict(attrs)
         if 'id' in a: self.ids.add(a['id'])
         if tag=='a' and a.get('href') is not None: self.links.append(a['href'])
-        if tag=='img' and 'alt' not in a: self.faults.append(f"an image without alt text: {a.get('src', '')[:60]}")
+        if tag == 'img' and 'alt' not in a:
+            self.faults.append(f"an image without alt text: {a.get('src', '')[:60]}")
         if tag=='img' and a.get('alt')=='' : self.faults.append('an image with an empty alt text')
         if tag in ('img','script','iframe','source') and a.get('src'): self.loads.append(a['src'])
-        if tag=='link' and a.get('href') and a.get('rel','') not in ('canonical','alternate','next','prev'): self.loads.append(a['href'])
+        if (
+            tag == 'link'
+            and a.get('href')
+            and a.get('rel', '') not in ('canonical', 'alternate', 'next', 'prev')
+        ):
+            self.loads.append(a['href'])
         if re.fullmatch('h[1-6]', tag) and 'no-outline' not in (a.get('class') or ''):
-            if self.level and int(tag[1])>self.level+1: self.faults.append(f"a heading of level {tag[1]} under one of level {self.level}: {a.get('id', '')}")
+            if self.level and int(tag[1]) > self.level + 1:
+                self.faults.append(
+                    f"a heading of level {tag[1]} under one of level {self.level}: {a.get('id', '')}"
+                )
             self.level = int(tag[1])
 
 def site_faults(
     site:Path,            # the built site
     max_bytes:int=3_000_000, # largest page
     local:bool=True,      # is a request to another host a fault?
-)->list:                  # one line a fault, beginning with the page's name
+)->list:  # one line a fault, beginning with the page's name
     "Broken links and anchors, images without alt text, headings that skip, requests to other hosts, heavy pages."
     site = Path(site).resolve()
-    pages = {f:_Page(f.read_text(encoding='utf-8')) for f in sorted(site.rglob('*.html')) if 'site_libs' not in f.parts}
+    pages = {
+        f: _Page(f.read_text(encoding='utf-8'))
+        for f in sorted(site.rglob('*.html'))
+        if 'site_libs' not in f.parts
+    }
     res = []
     for f in sorted(site.rglob('*.css')):
-        res += [f'{f.relative_to(site)}: asks another host: {o}' for o in re.findall(r"""(?:url\(|@import )['"]?(https?://[^)'";]+)""", f.read_text(encoding='utf-8')) if local]
+        res += [
+            f'{f.relative_to(site)}: asks another host: {o}'
+            for o in re.findall(
+                r"""(?:url\(|@import )['"]?(https?://[^)'";]+)""", f.read_text(encoding='utf-8')
+            )
+            if local
+        ]
     for f,p in pages.items():
         name = f.relative_to(site)
         res += [f'{name}: {o}' for o in p.faults]
-        if f.stat().st_size>max_bytes: res.append(f'{name}: {f.stat().st_size/1e6:.1f} MB, at most {max_bytes/1e6:.1f}')
+        if f.stat().st_size > max_bytes:
+            res.append(f'{name}: {f.stat().st_size / 1e6:.1f} MB, at most {max_bytes / 1e6:.1f}')
         for o in p.loads:
             u = urlsplit(o)
             if (u.scheme in ('http','https') or o.startswith('//')):
                 if local: res.append(f'{name}: asks another host: {o}')
-            elif u.scheme!='data' and not (f.parent/unquote(u.path)).exists(): res.append(f'{name}: loads what is not there: {o}')
+            elif u.scheme != 'data' and not (f.parent / unquote(u.path)).exists():
+                res.append(f'{name}: loads what is not there: {o}')
         for o in dict.fromkeys(p.links):
             u = urlsplit(o)
             if u.scheme or u.netloc or o.startswith('#!'): continue
             to = (f.parent/unquote(u.path)).resolve() if u.path else f
             if to.is_dir(): to = to/'index.html'
-            if not to.exists(): res.append(f'{name}: a link to what is not there: {o}')
-            elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids: res.append(f'{name}: a link to an anchor that is not there: {o}')
+            if not to.exists():
+                res.append(f'{name}: a link to what is not there: {o}')
+            elif u.fragment and to in pages and unquote(u.fragment) not in pages[to].ids:
+                res.append(f'{name}: a link to an anchor that is not there: {o}')
     return res
 
 # %% ../nbs/reference/dev.ipynb #46229643
@@ -573,7 +775,9 @@ def _show_source(s):
     except SyntaxError: return s
     only = all(isinstance(o, (ast.Import,ast.ImportFrom)) for o in body)
     if not re.search(r'^#\|\s*export', s, flags=re.M):
-        mixed = not only and any(isinstance(o, (ast.Import,ast.ImportFrom)) for b in body for o in ast.walk(b))
+        mixed = not only and any(
+            isinstance(o, (ast.Import, ast.ImportFrom)) for b in body for o in ast.walk(b)
+        )
         return '#| eval: false\n'+s if mixed else s   # nbdev would run it, for the import in it
     return s if only else re.sub(r'^#\|\s*export\s*$', '#| exports', s, count=1, flags=re.M)
 
@@ -585,13 +789,19 @@ def _stage(nbs, to):
         nb = _read(f)
         for c in nb['cells']:
             s = _src(c['source'])
-            if c['cell_type']=='code': c['source'] = ('#| code-fold: true\n#| code-summary: Solution\n' if c['metadata'].get('jupyter', {}).get('source_hidden') else '')+_show_source(fold(s))
+            if c['cell_type'] == 'code':
+                c['source'] = (
+                    '#| code-fold: true\n#| code-summary: Solution\n'
+                    if c['metadata'].get('jupyter', {}).get('source_hidden')
+                    else ''
+                ) + _show_source(fold(s))
             else: c['source'] = _relink(s)
             for d in (o.get('data', {}) for o in c.get('outputs', [])):
                 if 'text/markdown' in d: d['text/markdown'] = _relink(_src(d['text/markdown']))
         nb['cells'][1:1] = _named_types(nb)
         new = f.with_name(_page_name(f.name))
-        if new.exists() and new!=f: raise Trouble(f'{f.name} and {new.name} would be the same page: rename one')
+        if new.exists() and new != f:
+            raise Trouble(f'{f.name} and {new.name} would be the same page: rename one')
         names[str(new.relative_to(to).with_suffix('.html'))] = str(f.relative_to(to))
         f.unlink()
         new.write_text(json.dumps(nb), encoding='utf-8')
@@ -602,12 +812,29 @@ def _stage(nbs, to):
 
 def _named_types(nb):
     "A hidden cell with the types that annotations name in quotes, since they stand in packages not imported here."
-    code = '\n'.join(s for _,c,s in _cells(nb) if c['cell_type']=='code' and re.search(r'^#\|\s*export', s, flags=re.M))
+    code = '\n'.join(
+        s for _, c, s in _cells(nb) if c['cell_type'] == 'code' and re.search(r'^#\|\s*export', s, flags=re.M)
+    )
     names = sorted(set(re.findall(r"(?::|->)\s*'([A-Z]\w*)'", code)))
     text = '\n'.join(f'class {o}: pass' for o in names)
-    return [dict(cell_type='code', metadata={}, outputs=[], execution_count=None, source=f'#| hide\n#| exec_doc\n{text}')] if names else []
+    return (
+        [
+            dict(
+                cell_type='code',
+                metadata={},
+                outputs=[],
+                execution_count=None,
+                source=f'#| hide\n#| exec_doc\n{text}',
+            )
+        ]
+        if names
+        else []
+    )
 
-def _relink(s): return re.sub(r'(\]\((?:\.\./)?)(\d+[a-zA-Z0-9]*_\w+\.ipynb)', lambda m: m[1]+_page_name(m[2]), s)
+
+def _relink(s):
+    return re.sub(r'(\]\((?:\.\./)?)(\d+[a-zA-Z0-9]*_\w+\.ipynb)', lambda m: m[1] + _page_name(m[2]), s)
+
 
 def _sidebar(to):
     "Write the sidebar with the pages that exist; give those it names in vain, and those it doesn't name."
@@ -628,7 +855,10 @@ def _sidebar(to):
             found = pages(href)
             named.update(found)
             res += [{**o, 'href':p} if isinstance(o, dict) else p for p in found]
-            if not found and '*' not in href: missing.append(f'{href}, which {"it names before" if any(to.glob(_page_name(href))) else "is no page"}')
+            if not found and '*' not in href:
+                missing.append(
+                    f'{href}, which {"it names before" if any(to.glob(_page_name(href))) else "is no page"}'
+                )
         return res
     bar = side['website']['sidebar']
     bar['contents'] = keep(bar['contents'])
@@ -643,7 +873,7 @@ def docs(
     port:int=8000,      # of that server
     strict:bool=True,   # fail on a broken link, a missing alt text, a page outside the sidebar?
     out:str='_docs',    # folder of the site
-)->Path:                # that folder
+)->Path:  # that folder
     "Build the site from the stored notebooks; needs no Quarto and runs no kernel. Trouble names the page, its notebook and the fault."
     from nbdev.config import get_config
     from nbdev.doclinks import _build_modidx
@@ -657,9 +887,13 @@ def docs(
     with tempfile.TemporaryDirectory() as d:
         sources = _stage(root/'nbs', stage := Path(d)/'nbs')
         missing,extra = _sidebar(stage)
-        os.environ['PYTHONWARNINGS'] = 'ignore'   # for the workers; what they would warn of, `check` says with the cell's name
-        try: cache = proc_nbs(str(stage), n_workers=0, force=True)
-        except Exception as e: raise Trouble(f'nbdev could not make a page: {e}: {e.__cause__ or ""}'[:2000]) from e
+        os.environ['PYTHONWARNINGS'] = (
+            'ignore'  # for the workers; what they would warn of, `check` says with the cell's name
+        )
+        try:
+            cache = proc_nbs(str(stage), n_workers=0, force=True)
+        except Exception as e:
+            raise Trouble(f'nbdev could not make a page: {e}: {e.__cause__ or ""}'[:2000]) from e
         finally: del os.environ['PYTHONWARNINGS']
         _fix_links(cache, get_config())
         made = build(cache, quiet=True)
@@ -669,13 +903,24 @@ def docs(
     shutil.rmtree(cache, ignore_errors=True)
     _finish(out, sources)
     local = bool(shutil.which('npm'))
-    if local: _make_local(out)
-    else: print('no npm here: formulas and widgets will ask cdn.jsdelivr.net; install npm and build again for a site that asks nobody')
-    faults = [*warns, *site_faults(out, local=local), *(f'{o}: not in nbs/sidebar.yml' for o in extra), *(f'nbs/sidebar.yml names {o}' for o in missing)]
+    if local:
+        _make_local(out)
+    else:
+        print(
+            'no npm here: formulas and widgets will ask cdn.jsdelivr.net; install npm and build again for a site that asks nobody'
+        )
+    faults = [
+        *warns,
+        *site_faults(out, local=local),
+        *(f'{o}: not in nbs/sidebar.yml' for o in extra),
+        *(f'nbs/sidebar.yml names {o}' for o in missing),
+    ]
     faults = [_with_notebook(o, sources, root) for o in faults]+_text_faults(root)
     if faults: print('\n'.join(faults))
     if faults and strict: raise Trouble(f'{len(faults)} faults in the site, listed above')
-    print(f"{sum(1 for f in out.rglob('*.html') if 'site_libs' not in f.parts)} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve` for the search")
+    print(
+        f"{sum(1 for f in out.rglob('*.html') if 'site_libs' not in f.parts)} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve` for the search"
+    )
     if serve: _serve(out, port)
     return out
 
@@ -684,14 +929,18 @@ def _fix_links(cache, cfg):
     base = f'{cfg.doc_host}{cfg.doc_baseurl}/'
     for f in cache.rglob('*.ipynb'):
         s = f.read_text(encoding='utf-8')
-        if base in s: f.write_text(s.replace(base, '../'*(len(f.relative_to(cache).parts)-1)), encoding='utf-8')
+        if base in s:
+            f.write_text(s.replace(base, '../' * (len(f.relative_to(cache).parts) - 1)), encoding='utf-8')
+
 
 def _with_notebook(fault, names, root):
     "The fault with the notebook and cell that hold the link, where one does."
     page,_,what = fault.partition(': ')
     f = names.get(page)
     if not f or not f.endswith('.ipynb'): return fault
-    to = what.startswith('a link') and what.rsplit(' ', 1)[-1].split('#')[-1].split('/')[-1].removesuffix('.html')
+    to = what.startswith('a link') and what.rsplit(' ', 1)[-1].split('#')[-1].split('/')[-1].removesuffix(
+        '.html'
+    )
     at = next((where(f, i, s) for i,c,s in _cells(_read(root/'nbs'/f)) if to and to in s), f)
     return f'{page} ← {at}: {what}'
 
@@ -705,10 +954,10 @@ def _serve(out, port):
 
 # %% ../nbs/reference/dev.ipynb #60f179ef
 def test(
-    quick:bool=False,        # leave out the notebooks and the site?
-    no_notebooks:bool=False, # leave out the notebooks alone? `.ci/run` has run them in a reader's environment by then
-    slow:bool=False,         # benchmarks and long runs too?
-    n_workers:int=2,         # processes that run notebooks
+    quick: bool = False,  # leave out the notebooks and the site?
+    no_notebooks: bool = False,  # leave out the notebooks alone? `.ci/run` has run them in a reader's environment by then
+    slow: bool = False,  # benchmarks and long runs too?
+    n_workers: int = 2,  # processes that run notebooks
 ):
     "Run every check and every test; the exit code is pytest's, Trouble before that."
     root = _root()
@@ -716,7 +965,16 @@ def test(
     os.environ['OMP_NUM_THREADS'] = '1'   # two threads on two busy cores are many times slower than one
     check()
     if not (quick or no_notebooks):
-        r = subprocess.run([Path(sys.executable).parent/'nbdev_test', '--n_workers', str(n_workers), '--do_print', '--timing'], cwd=root)
+        r = subprocess.run(
+            [
+                Path(sys.executable).parent / 'nbdev_test',
+                '--n_workers',
+                str(n_workers),
+                '--do_print',
+                '--timing',
+            ],
+            cwd=root,
+        )
         if r.returncode: raise Trouble('a notebook fails: its name stands above')
     sys.stdout.flush()
     words = ['-m', 'pytest', '-q', 'tests', '--durations=10', *(['--slow'] if slow else [])]
@@ -731,7 +989,8 @@ def main(
     from fastcore.script import anno_parser
     commands = {f.__name__:f for f in (run_nbs, readme, order, check, docs, test)}
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] not in commands: sys.exit(f"usage: python -m grpo_nb.dev {{{','.join(commands)}}} …")
+    if not argv or argv[0] not in commands:
+        sys.exit(f"usage: python -m grpo_nb.dev {{{','.join(commands)}}} …")
     f = commands[argv[0]]
     if 'names' in f.__code__.co_varnames and (plain := [o for o in argv[1:] if not o.startswith('-')]):
         kw = dict(names=plain)
@@ -743,4 +1002,5 @@ def main(
     except Trouble as e: sys.exit(str(e))
 
 # %% ../nbs/reference/dev.ipynb #0feb91e8
-if __name__=='__main__' and getattr(globals().get('__spec__'), 'name', '')=='grpo_nb.dev': main()   # only for `python -m grpo_nb.dev`: a notebook's kernel and nbdev's workers are called __main__ too
+if __name__ == '__main__' and getattr(globals().get('__spec__'), 'name', '') == 'grpo_nb.dev':
+    main()  # only for `python -m grpo_nb.dev`: a notebook's kernel and nbdev's workers are called __main__ too

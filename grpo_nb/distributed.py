@@ -133,6 +133,7 @@ _all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_t
 
 class Ranks:
     "The processes that share a buffer: two calls between them, counted. Without a process group it is a world of one."
+
     def __init__(self,
         group=None,  # a torch process group; None for the default one
     ):
@@ -169,7 +170,12 @@ def in_threads(
     f,          # called with each rank
 )->list:        # what each returned, by rank
     "Run `f` on every rank of a threaded process group. The first error of a rank is raised."
-    from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup, _install_threaded_pg, _uninstall_threaded_pg
+    from torch.testing._internal.distributed.multi_threaded_pg import (
+        ProcessLocalGroup,
+        _install_threaded_pg,
+        _uninstall_threaded_pg,
+    )
+
     isolate = torch._C._distributed_c10d._set_thread_isolation_mode
     store,out,bad = dist.HashStore(),[None]*world,[]
     def work(rank):
@@ -264,16 +270,17 @@ class ShardedBuffer:
         return torch.tensor([_signed(self.crc), _signed(r), _signed(_crc(bytes(dead), _crc(rewards))), step],
             dtype=torch.int32)
 
-    def swap(self,
-        dead,         # flags of all groups of all ranks, alike on each
-        rewards,      # (N,) float32 rewards of all rows of all ranks, alike on each
+    def swap(
+        self,
+        dead,  # flags of all groups of all ranks, alike on each
+        rewards,  # (N,) float32 rewards of all rows of all ranks, alike on each
         prompt_lens,  # (rows,) tokens of this rank's prompts
-        lens,         # (rows,) tokens of its completions
-        advantages,   # (rows,) float32
-        keys,         # (rows,) ints that name a prompt, below 2**31
-        step:int,     # the optimizer step
-        first=(),     # dead groups to fill before the others, each with another stored group where there are enough
-    )->Swap:
+        lens,  # (rows,) tokens of its completions
+        advantages,  # (rows,) float32
+        keys,  # (rows,) ints that name a prompt, below 2**31
+        step: int,  # the optimizer step
+        first=(),  # dead groups to fill before the others, each with another stored group where there are enough
+    ) -> Swap:
         "Fill dead groups from the buffer, then store the living ones. RuntimeError on every rank when they disagree."
         G,n,dead,rewards = self.G,len(lens),[bool(o)
             for o in dead],torch.nan_to_num(rewards.detach().cpu().float())
@@ -440,7 +447,7 @@ def same_replay(
     alone:list,  # from `replay_alone`
     parts:list,  # the second return of `replay_rank`, of each rank
     G:int,       # completions per group
-)->int:          # rows compared
+)->int:  # rows compared
     "Every row that came in anywhere is the yardstick's row, bit for bit, and none is missing. AssertionError otherwise."
     n = 0
     for step,want in enumerate(alone):
@@ -491,13 +498,14 @@ class RollCall:
     Use as `with RollCall(...) as roll:`, with `roll.at(...)` equally often on every rank. An error that leaves the block on a
     rank that lost the others gets a note that names who went, and why.
     """
-    def __init__(self,
-        patience_s:float=1800., # seconds without a step forward after which a rank looks who is behind
-        ranks=None,         # has `rank` and `world`; None for the default process group's
-        store=None,         # a torch store that all reach; None for the default group's
-        stop=_end,          # called with the message when patience ends; by default it is printed and the process ends
-        every_s:float=1.,   # seconds between two looks
-        name:str='roll',    # another for each use of one store, the same on all ranks
+    def __init__(
+        self,
+        patience_s: float = 1800.0,  # seconds without a step forward after which a rank looks who is behind
+        ranks=None,  # has `rank` and `world`; None for the default process group's
+        store=None,  # a torch store that all reach; None for the default group's
+        stop=_end,  # called with the message when patience ends; by default it is printed and the process ends
+        every_s: float = 1.0,  # seconds between two looks
+        name: str = 'roll',  # another for each use of one store, the same on all ranks
     ):
         ranks = ranks or Ranks()
         self.rank,self.world,self.patience_s,self.stop,self.every_s = (ranks.rank,ranks.world,patience_s,stop,
@@ -631,7 +639,7 @@ def redistribute(
     states:list,  # `state_dict()` of every old rank, by rank
     rank:int,     # new rank
     world:int,    # new number of processes
-)->dict:          # a state for `load_state_dict`
+)->dict:  # a state for `load_state_dict`
     "The buffer of old processes for a new rank: whole groups, dealt out in turn. ValueError when a part is missing or parts are not of one moment."
     old = states[0]
     if len(states)!=old['world']:

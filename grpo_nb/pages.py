@@ -16,7 +16,9 @@ def with_skip_link(
     "A first link that leads to the text."
     link = '<a class="skip" href="#quarto-document-content">Skip to the text</a>'
     page = re.sub(r'(<body[^>]*>)', rf'\1{link}', page, count=1)
-    return re.sub(r'(<main[^>]*?)>', lambda m: m[0] if 'tabindex' in m[1] else f'{m[1]} tabindex="-1">', page, count=1)
+    return re.sub(
+        r'(<main[^>]*?)>', lambda m: m[0] if 'tabindex' in m[1] else f'{m[1]} tabindex="-1">', page, count=1
+    )
 
 # %% ../nbs/reference/pages.ipynb #136f33cf
 def with_contents(
@@ -33,7 +35,9 @@ def with_contents(
 
 def _after_header(page, more):
     "`more` behind the title of a page, or at the beginning of its text."
-    at = re.search(r'<header id="title-block-header".*?</header>', page, flags=re.S) or re.search(r'<main[^>]*>', page)
+    at = re.search(r'<header id="title-block-header".*?</header>', page, flags=re.S) or re.search(
+        r'<main[^>]*>', page
+    )
     return page if not at else page[:at.end()]+more+page[at.end():]
 
 # %% ../nbs/reference/pages.ipynb #f1975bc0
@@ -97,7 +101,8 @@ def with_search(
 )->str:
     "smalldocs' script, asking our ranking first."
     old = 'const hits = fuse ? fuse.search(q, { limit }).map((h) => h.item)'
-    if old not in script: raise ValueError('smalldocs searches in another way now: look at its search and mend `with_search`')
+    if old not in script:
+        raise ValueError('smalldocs searches in another way now: look at its search and mend `with_search`')
     new = 'const ranked = window.rankPages(index, q, limit);\n      const hits = ranked.length ? ranked : fuse ? fuse.search(q, { limit }).map((h) => h.item)'
     return SEARCH_JS+script.replace(old, new)
 

@@ -1,14 +1,20 @@
 "What several tests need: the built site, a Chromium that is on the machine, a JupyterLab on a copy of the project."
+
 import functools, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time, urllib.request
 from pathlib import Path
 import pytest
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores are many times slower than one
 ROOT = Path(__file__).parent.parent
-CHROME = os.environ.get('CHROME') or next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
+CHROME = os.environ.get('CHROME') or next(
+    filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
+)
 QUIET = '--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
 
-def pytest_addoption(parser): parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')
+
+def pytest_addoption(parser):
+    parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')
+
 
 def pytest_configure(config): config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')
 
@@ -33,7 +39,12 @@ def site(tmp_path_factory):
     if o := os.environ.get('SITE'): return Path(o)
     pytest.importorskip('smalldocs', reason='no smalldocs: pip install -e .[dev]')
     out,t = tmp_path_factory.mktemp('site')/'docs',time.monotonic()
-    r = subprocess.run([sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(out)], cwd=ROOT, capture_output=True, text=True)
+    r = subprocess.run(
+        [sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert r.returncode==0, r.stdout[-6000:]+r.stderr[-3000:]
     print(f'site built in {time.monotonic()-t:.1f} s')
     return out
@@ -43,13 +54,20 @@ def url(site):
     "The site behind a local server"
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args): pass
-    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Quiet, directory=str(site))) as s:
+
+    with http.server.ThreadingHTTPServer(
+        ('127.0.0.1', 0), functools.partial(Quiet, directory=str(site))
+    ) as s:
         threading.Thread(target=s.serve_forever, daemon=True).start()
         yield f'http://127.0.0.1:{s.server_port}'
         s.shutdown()
 
-LAB = {'@jupyterlab/notebook-extension/tracker': dict(windowingMode='none'),   # else cells out of sight don't exist
-       '@jupyterlab/apputils-extension/notification': dict(fetchNews='false', checkForUpdates=False)}
+LAB = {
+    '@jupyterlab/notebook-extension/tracker': dict(
+        windowingMode='none'
+    ),  # else cells out of sight don't exist
+    '@jupyterlab/apputils-extension/notification': dict(fetchNews='false', checkForUpdates=False),
+}
 
 @pytest.fixture(scope='session')
 def lab(tmp_path_factory):
@@ -66,17 +84,42 @@ def lab(tmp_path_factory):
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
     token,at = secrets.token_hex(8),f'http://127.0.0.1:{port}'
-    env = {**os.environ, 'JUPYTER_CONFIG_DIR':str(d/'config'), 'JUPYTERLAB_SETTINGS_DIR':str(d/'settings'), 'JUPYTERLAB_WORKSPACES_DIR':str(d/'workspaces'),
-           'JUPYTER_RUNTIME_DIR':str(d/'runtime'), 'IPYTHONDIR':str(d/'ipython'), 'PYTHONPATH':str(d/'project')}
+    env = {
+        **os.environ,
+        'JUPYTER_CONFIG_DIR': str(d / 'config'),
+        'JUPYTERLAB_SETTINGS_DIR': str(d / 'settings'),
+        'JUPYTERLAB_WORKSPACES_DIR': str(d / 'workspaces'),
+        'JUPYTER_RUNTIME_DIR': str(d / 'runtime'),
+        'IPYTHONDIR': str(d / 'ipython'),
+        'PYTHONPATH': str(d / 'project'),
+    }
     with open(d/'lab.log', 'w') as log:
-        p = subprocess.Popen([sys.executable, '-m', 'jupyterlab', '--no-browser', '--allow-root', '--ServerApp.ip=127.0.0.1', f'--ServerApp.port={port}', '--ServerApp.port_retries=0',
-            f'--IdentityProvider.token={token}', f"--ServerApp.root_dir={d/'project'}", '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=None'], env=env, stdout=log, stderr=log)
+        p = subprocess.Popen(
+            [
+                sys.executable,
+                '-m',
+                'jupyterlab',
+                '--no-browser',
+                '--allow-root',
+                '--ServerApp.ip=127.0.0.1',
+                f'--ServerApp.port={port}',
+                '--ServerApp.port_retries=0',
+                f'--IdentityProvider.token={token}',
+                f"--ServerApp.root_dir={d / 'project'}",
+                '--LabApp.expose_app_in_browser=True',
+                '--LabApp.news_url=None',
+            ],
+            env=env,
+            stdout=log,
+            stderr=log,
+        )
         end = time.monotonic()+120
         try:
             while True:
                 try: urllib.request.urlopen(f'{at}/api/status?token={token}', timeout=5).close()
                 except OSError:
-                    if p.poll() is not None or time.monotonic()>end: pytest.fail('JupyterLab did not start:\n'+(d/'lab.log').read_text()[-3000:])
+                    if p.poll() is not None or time.monotonic() > end:
+                        pytest.fail('JupyterLab did not start:\n' + (d / 'lab.log').read_text()[-3000:])
                     time.sleep(.3)
                 else: break
             yield at,token,d/'project'
@@ -93,13 +136,23 @@ def notebook(lab, browser):
     def run(name, seconds=120):
         pg = browser.new_page(viewport=dict(width=1280, height=900))
         pages.append(pg)
-        file = next(f for f in sorted((ROOT/'nbs').rglob('*.ipynb')) if re.sub(r'^\d+\w*?_', '', f.stem)==name or f.name==name)
+        file = next(
+            f
+            for f in sorted((ROOT / 'nbs').rglob('*.ipynb'))
+            if re.sub(r'^\d+\w*?_', '', f.stem) == name or f.name == name
+        )
         pg.goto(f'{at}/lab/tree/nbs/{file.relative_to(ROOT/"nbs")}?token={token}&reset')
-        pg.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000)
+        pg.wait_for_function(
+            "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
+            timeout=90_000,
+        )
         pg.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        pg.wait_for_function("""() => {
+        pg.wait_for_function(
+            """() => {
             const w = window.jupyterapp.shell.currentWidget, k = w.sessionContext.session.kernel
-            return k.status === 'idle' && [...w.content.model.cells].every(c => c.type !== 'code' || !c.sharedModel.source.trim() || c.executionCount !== null) }""", timeout=seconds*1000)
+            return k.status === 'idle' && [...w.content.model.cells].every(c => c.type !== 'code' || !c.sharedModel.source.trim() || c.executionCount !== null) }""",
+            timeout=seconds * 1000,
+        )
         errors = pg.evaluate("""() => [...window.jupyterapp.shell.currentWidget.content.model.cells].filter(c => c.type === 'code')
             .flatMap(c => c.sharedModel.outputs ?? []).filter(o => o.output_type === 'error').map(o => o.ename + ': ' + o.evalue)""")
         assert not errors, errors

@@ -7,8 +7,21 @@ from grpo_nb.ratios import clip_share, group_scores
 from grpo_nb.records import Recorder, group_rows, ratio_hists
 from grpo_nb.replay import ReplayBuffer
 
-def make_run(folder, n_steps=6, B=8, G=8, seed=0, method='replay', buffer_size=16, every=1, stride=1, texts=None,
-             T=24, summary=True, reward=None):
+def make_run(
+    folder,
+    n_steps=6,
+    B=8,
+    G=8,
+    seed=0,
+    method='replay',
+    buffer_size=16,
+    every=1,
+    stride=1,
+    texts=None,
+    T=24,
+    summary=True,
+    reward=None,
+):
     "Write a run folder of `n_steps` batches; returns the folder."
     rng,g = random.Random(seed),torch.Generator().manual_seed(seed)
     rec = Recorder(

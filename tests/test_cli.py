@@ -16,14 +16,40 @@ def raises(completions, **kwargs): raise KeyError('answer')
 @pytest.fixture
 def mine(tmp_path):
     "A user's folder: problems as JSON lines, and rewards"
-    rows = [dict(prompt=f'{a}+{b}=', answer=str(a+b)) for a in range(8) for b in range(8)]*2   # each problem twice: equal prompts must not part
+    rows = [
+        dict(prompt=f'{a}+{b}=', answer=str(a + b)) for a in range(8) for b in range(8)
+    ] * 2  # each problem twice: equal prompts must not part
     (tmp_path/'mine.jsonl').write_text('\n'.join(map(json.dumps, rows)))
     (tmp_path/'rewards.py').write_text(REWARD)
     return tmp_path
 
 def train(d, *more):
-    main(['train','--dataset',str(d/'mine.jsonl'),'--reward',f'{d}/rewards.py:is_even_length','--output_dir',str(d/'run'),'--num_generations','4','--generation_batch_size','16','--steps_per_generation','2',
-        '--max_steps','4','--max_completion_length','8','--eval_problems','6','--disable_tqdm','True',*more])
+    main(
+        [
+            'train',
+            '--dataset',
+            str(d / 'mine.jsonl'),
+            '--reward',
+            f'{d}/rewards.py:is_even_length',
+            '--output_dir',
+            str(d / 'run'),
+            '--num_generations',
+            '4',
+            '--generation_batch_size',
+            '16',
+            '--steps_per_generation',
+            '2',
+            '--max_steps',
+            '4',
+            '--max_completion_length',
+            '8',
+            '--eval_problems',
+            '6',
+            '--disable_tqdm',
+            'True',
+            *more,
+        ]
+    )
 
 def test_help_is_quick_and_imports_no_torch():
     code = "import sys; from grpo_nb.cli import main; main(['--help']); assert not {'torch','transformers','trl','matplotlib','ipywidgets'} & set(sys.modules)"
@@ -56,7 +82,10 @@ def test_what_builds_the_project_is_offered_inside_a_clone_only(tmp_path, monkey
 def test_a_users_problems_and_reward_train_and_leave_a_report(mine, capsys):
     train(mine)
     s = json.loads((mine/'run'/'summary.json').read_text())
-    assert 0<s['before']['n_problems']==s['after']['n_problems']<=6 and 0<=s['before']['ci'][0]<=s['before']['pass@1']<=s['before']['ci'][1]<=1
+    assert (
+        0 < s['before']['n_problems'] == s['after']['n_problems'] <= 6
+        and 0 <= s['before']['ci'][0] <= s['before']['pass@1'] <= s['before']['ci'][1] <= 1
+    )
     assert s['steps']==4 and s['seed']==0 and s['train_s']<s['total_s'] and s['versions']['torch']
     r = read_run(mine/'run')
     assert len(r.history)==2 and len(r.groups)==8
@@ -66,8 +95,21 @@ def test_held_out_problems_are_not_trained_on(mine, monkeypatch):
     import grpo_nb.trainer as tr
     seen = {}
     real,ev = tr.train,tr.evaluate
-    monkeypatch.setattr(tr, 'train', lambda m, t, ds, *a, **k: (seen.update(train={str(o['prompt']) for o in ds}), real(m, t, ds, *a, **k))[1])
-    monkeypatch.setattr(tr, 'evaluate', lambda m, t, ds, *a, **k: (seen.update(test={str(o['prompt']) for o in ds}), ev(m, t, ds, *a, **k))[1])
+    monkeypatch.setattr(
+        tr,
+        'train',
+        lambda m, t, ds, *a, **k: (
+            seen.update(train={str(o['prompt']) for o in ds}),
+            real(m, t, ds, *a, **k),
+        )[1],
+    )
+    monkeypatch.setattr(
+        tr,
+        'evaluate',
+        lambda m, t, ds, *a, **k: (seen.update(test={str(o['prompt']) for o in ds}), ev(m, t, ds, *a, **k))[
+            1
+        ],
+    )
     train(mine)
     assert seen['train'] and seen['test'] and not seen['train']&seen['test']
 
@@ -76,8 +118,17 @@ def test_a_run_goes_on_with_resume(mine):
     train(mine, '--max_steps','8','--resume','True')
     assert read_run(mine/'run').history['step'].tolist()==[0, 2, 4, 6]
 
-@pytest.mark.parametrize('more,says', [([], 'of an earlier run'), (['--resume','True','--epsilon','.3'], 'epsilon: 0.2 then, 0.3 now'), (['--resume','True','--method','skip'], 'made with the method')])
-def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(more, says, mine, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    'more,says',
+    [
+        ([], 'of an earlier run'),
+        (['--resume', 'True', '--epsilon', '.3'], 'epsilon: 0.2 then, 0.3 now'),
+        (['--resume', 'True', '--method', 'skip'], 'made with the method'),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(
+    more, says, mine, monkeypatch, capsys
+):
     import grpo_nb.trainer as tr
     train(mine)
     monkeypatch.setattr(tr, 'evaluate', lambda *a, **k: pytest.fail('measured first'))
@@ -101,7 +152,9 @@ def test_the_demo_measures_trains_and_leaves_its_folder(tmp_path, capsys):
     assert (tmp_path/'run'/'report.html').stat().st_size>10_000
     out = capsys.readouterr().out
     assert 'before:' in out and 'after:' in out and 'jupyter lab' in out
-    demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=20, disable_tqdm=True)     # again, into the same folder
+    demo(
+        seed=3, output_dir=str(tmp_path / 'run'), max_steps=4, n_problems=20, disable_tqdm=True
+    )  # again, into the same folder
     assert len(read_run(tmp_path/'run').history)==1
 
 def test_a_folder_with_other_work_is_left_alone(tmp_path):
@@ -117,12 +170,24 @@ def test_bench_writes_its_table_and_prints_it(tmp_path, capsys, monkeypatch):
     main(['bench','--only','gpu','--quick','--out',str(tmp_path/'speed.csv'),'--disable_tqdm'])
     out = capsys.readouterr().out
     lines = (tmp_path/'speed.csv').read_text().splitlines()
-    assert len(lines)>=6 and lines[0].startswith('run,part,case,arm') and all(o.startswith('1,gpu,') for o in lines[1:])
+    assert (
+        len(lines) >= 6
+        and lines[0].startswith('run,part,case,arm')
+        and all(o.startswith('1,gpu,') for o in lines[1:])
+    )
     assert 'gpu' in out and 'speed.csv' in out
 
-@pytest.mark.parametrize('more,says', [(['--only','sped'], "no part 'sped'"), (['--rounds','0'], 'rounds=0'), (['--out','{}/not_ours.csv'], 'not written by')])
+@pytest.mark.parametrize(
+    'more,says',
+    [
+        (['--only', 'sped'], "no part 'sped'"),
+        (['--rounds', '0'], 'rounds=0'),
+        (['--out', '{}/not_ours.csv'], 'not written by'),
+    ],
+)
 def test_bench_refuses_what_it_cannot_do(more, says, tmp_path, capsys):
     (tmp_path/'not_ours.csv').write_text('a,b\n')
-    with pytest.raises(SystemExit) as e: main(['bench','--out',str(tmp_path/'s.csv'),*[o.format(tmp_path) for o in more]])
+    with pytest.raises(SystemExit) as e:
+        main(['bench', '--out', str(tmp_path / 's.csv'), *[o.format(tmp_path) for o in more]])
     err = capsys.readouterr().err
     assert e.value.code==2 and says in err and 'Traceback' not in err

@@ -1,4 +1,5 @@
 "One buffer over many processes: the plan, the exchange in threads and in two real processes, agreement, another number of processes."
+
 import json, os, re, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
@@ -258,8 +259,12 @@ def faults(tmp_path_factory):
 def test_a_rank_that_raises_is_named_with_its_error(faults):
     assert faults['raised1'][0]=='KeyError'
     for r in (0, 2):
-        assert faults[f'raised{r}'][0] in ('RuntimeError',
-            'DistBackendError') and "rank 1 raised KeyError: 'no solution' (at step 1, reward judge)" in faults[f'raised{r}'][1] and faults[f'raised{r}'][2]<20
+        assert (
+            faults[f'raised{r}'][0] in ('RuntimeError', 'DistBackendError')
+            and "rank 1 raised KeyError: 'no solution' (at step 1, reward judge)" in faults[f'raised{r}'][1]
+            and faults[f'raised{r}'][2] < 20
+        )
+
 
 def test_a_rank_that_is_killed_is_named_with_where_it_was(faults):
     assert 'killed1' not in faults
@@ -270,7 +275,11 @@ def test_a_rank_that_is_killed_is_named_with_where_it_was(faults):
 def test_a_rank_that_hangs_is_named_when_patience_ends(faults):
     for r in range(3):
         how,text,s = faults[f'hangs{r}']
-        assert (how=='stopped' and 'rank 1 hangs in step 1, reward judge, and the others wait' in text) or 'rank' in text and r!=1, (r, how, text)
+        assert (
+            (how == 'stopped' and 'rank 1 hangs in step 1, reward judge, and the others wait' in text)
+            or 'rank' in text
+            and r != 1
+        ), (r, how, text)
         assert s<25
     assert sum(faults[f'hangs{r}'][0]=='stopped' for r in range(3))>=1
 

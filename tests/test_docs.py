@@ -1,4 +1,5 @@
 "The built site in a real browser: nothing from elsewhere, nothing broken, readable narrow and dark, widgets that move without a kernel"
+
 import json, re, subprocess, sys
 from pathlib import Path
 import pytest
@@ -8,10 +9,15 @@ ROOT = Path(__file__).parent.parent
 
 def page(site, name):
     "The address of the page of a chapter or room, wherever it stands"
-    return next(str(f.relative_to(site)) for f in sorted(site.rglob(f'{name}.html')) if 'site_libs' not in f.parts)
+    return next(
+        str(f.relative_to(site)) for f in sorted(site.rglob(f'{name}.html')) if 'site_libs' not in f.parts
+    )
+
 
 @pytest.fixture(scope='module')
-def pages(site): return sorted(str(f.relative_to(site)) for f in site.rglob('*.html') if 'site_libs' not in f.parts)
+def pages(site):
+    return sorted(str(f.relative_to(site)) for f in site.rglob('*.html') if 'site_libs' not in f.parts)
+
 
 def test_every_notebook_and_page_has_a_page(site, pages):
     there = [f.relative_to(ROOT/'nbs') for f in ROOT.glob('nbs/**/*.ipynb')]
@@ -30,7 +36,12 @@ def test_no_page_tells_of_the_machine_that_built_it(site, pages):
 def test_every_stored_pile_of_frames_is_tied_to_its_control():
     "Without its link a widget stands still on a page, whatever the slider says"
     for f in ROOT.glob('nbs/**/*.ipynb'):
-        state = json.loads(f.read_text(encoding='utf-8'))['metadata'].get('widgets', {}).get('application/vnd.jupyter.widget-state+json', {}).get('state', {})
+        state = (
+            json.loads(f.read_text(encoding='utf-8'))['metadata']
+            .get('widgets', {})
+            .get('application/vnd.jupyter.widget-state+json', {})
+            .get('state', {})
+        )
         names = [o['model_name'] for o in state.values()]
         assert names.count('StackModel')<=names.count('LinkModel'), f.name
 
@@ -40,16 +51,37 @@ def test_links_are_kept_whichever_widget_is_met_last():
     model = lambda name, **s: dict(model_name=name, state=s)
     ref = 'IPY_MODEL_'.__add__
     for kids in ([a,b,c],[c,a,b],[b,c,a]):
-        state = {a:model('BoxModel', children=[ref(o) for o in kids if o!=a]), b:model('StackModel', layout=ref(c)), c:model('LayoutModel', base=ref(a)), l:model('LinkModel', source=[ref(a),'index'], target=[ref(b),'index'])}
-        nb = dict(metadata=dict(widgets={_STATE:dict(state=state)}), cells=[dict(outputs=[dict(data={_VIEW:dict(model_id=a)})])])
+        state = {
+            a: model('BoxModel', children=[ref(o) for o in kids if o != a]),
+            b: model('StackModel', layout=ref(c)),
+            c: model('LayoutModel', base=ref(a)),
+            l: model('LinkModel', source=[ref(a), 'index'], target=[ref(b), 'index']),
+        }
+        nb = dict(
+            metadata=dict(widgets={_STATE: dict(state=state)}),
+            cells=[dict(outputs=[dict(data={_VIEW: dict(model_id=a)})])],
+        )
         stable_widgets(nb)
         assert 'LinkModel' in [o['model_name'] for o in nb['metadata']['widgets'][_STATE]['state'].values()]
 
 def test_the_checker_sees_each_kind_of_fault(tmp_path):
-    (tmp_path/'a.html').write_text('<h1 id=a>a</h1><h3>skips</h3><a href="b.html">gone</a><a href="#b">no anchor</a><img src="data:,"><script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">')
+    (tmp_path / 'a.html').write_text(
+        '<h1 id=a>a</h1><h3>skips</h3><a href="b.html">gone</a><a href="#b">no anchor</a><img src="data:,"><script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">'
+    )
     (tmp_path/'a.css').write_text('@import url(https://fonts.example.com/css2?family=A:wght@300;400);')
     said = '\n'.join(site_faults(tmp_path, max_bytes=100))
-    for o in ('heading of level 3','what is not there: b.html','anchor that is not there: #b','without alt text','asks another host: https://cdn','loads what is not there: gone.css','asks another host: https://fonts','MB, at most'): assert o in said, o
+    for o in (
+        'heading of level 3',
+        'what is not there: b.html',
+        'anchor that is not there: #b',
+        'without alt text',
+        'asks another host: https://cdn',
+        'loads what is not there: gone.css',
+        'asks another host: https://fonts',
+        'MB, at most',
+    ):
+        assert o in said, o
+
 
 def test_exported_code_and_its_entry_stand_on_the_page(site):
     t = (site/page(site, 'core')).read_text(encoding='utf-8')
@@ -59,7 +91,11 @@ def test_exported_code_and_its_entry_stand_on_the_page(site):
 def test_names_in_prose_link_to_the_reference(site):
     t = (site/page(site, 'core')).read_text(encoding='utf-8')
     assert re.search(r'<a href="[\w/.]*core\.html#masked_mean"[^>]*><code>masked_mean</code></a>', t)
-    assert re.search(r'<a href="[\w/.]*widgets\.html#explore"[^>]*><code>explore\(', (site/page(site, 'widgets')).read_text(encoding='utf-8'))   # a call, too
+    assert re.search(
+        r'<a href="[\w/.]*widgets\.html#explore"[^>]*><code>explore\(',
+        (site / page(site, 'widgets')).read_text(encoding='utf-8'),
+    )  # a call, too
+
 
 @pytest.fixture(scope='module')
 def found(url, browser):
@@ -70,16 +106,29 @@ def found(url, browser):
     def ask(words):
         box.fill('')
         box.fill(words)
-        pg.wait_for_function("w => document.querySelector('.smalldocs-search-results.show') && window.asked !== w", arg=words, timeout=20_000)
+        pg.wait_for_function(
+            "w => document.querySelector('.smalldocs-search-results.show') && window.asked !== w",
+            arg=words,
+            timeout=20_000,
+        )
         pg.wait_for_timeout(400)   # results come in over a moment
         return pg.eval_on_selector_all('.search-result', 'l => l.map(o => o.getAttribute("href"))')
     yield ask
     pg.close()
 
-@pytest.mark.parametrize('words,page,within', [
-    ('masked_mean', r'core\.html#masked_mean', 1), ('zero variance', r'glossary\.html', 1), ('zero-variance group', r'glossary\.html', 1),
-    ('custom reward', r'glossary\.html|rewards\.html|reward_loading\.html', 1), ('lora', r'glossary\.html|grpo_with_replay_buffer\.html|settings\.html', 2),
-    ('replay_buffer_size', r'settings\.html', 1), ('importance ratio', r'glossary\.html', 1), ('epsilon_high', r'reference/settings\.html', 2)])
+@pytest.mark.parametrize(
+    'words,page,within',
+    [
+        ('masked_mean', r'core\.html#masked_mean', 1),
+        ('zero variance', r'glossary\.html', 1),
+        ('zero-variance group', r'glossary\.html', 1),
+        ('custom reward', r'glossary\.html|rewards\.html|reward_loading\.html', 1),
+        ('lora', r'glossary\.html|grpo_with_replay_buffer\.html|settings\.html', 2),
+        ('replay_buffer_size', r'settings\.html', 1),
+        ('importance ratio', r'glossary\.html', 1),
+        ('epsilon_high', r'reference/settings\.html', 2),
+    ],
+)
 def test_the_search_puts_concepts_and_settings_before_functions(found, words, page, within):
     hits = found(words)
     assert any(re.search(page, o) for o in hits[:within]), hits[:5]
@@ -109,7 +158,14 @@ def test_every_page_leads_to_its_notebook(site, pages):
         t = (site/p).read_text(encoding='utf-8')
         if p not in ('404.html',): assert 'Edit this page' in t, p
     t = (site/page(site, 'loss')).read_text(encoding='utf-8')
-    for o in ('blob/main/nbs/07_loss.ipynb', 'lab/tree/nbs/07_loss.ipynb', 'colab.research.google.com/github/grpo-nb/grpo_nb/blob/main/nbs/07_loss.ipynb', 'edit/main/nbs/07_loss.ipynb'): assert o in t, o
+    for o in (
+        'blob/main/nbs/07_loss.ipynb',
+        'lab/tree/nbs/07_loss.ipynb',
+        'colab.research.google.com/github/grpo-nb/grpo_nb/blob/main/nbs/07_loss.ipynb',
+        'edit/main/nbs/07_loss.ipynb',
+    ):
+        assert o in t, o
+
 
 def test_imports_and_code_of_figures_are_folded(site):
     t = (site/page(site, 'loss')).read_text(encoding='utf-8')
@@ -122,7 +178,10 @@ def test_every_button_of_a_widget_has_a_name(site, url, browser):
         if not pg.locator('.widget').count(): continue
         pg.wait_for_selector('.widget button', state='attached', timeout=60_000)
         pg.wait_for_timeout(300)
-        odd = pg.eval_on_selector_all('.widget button', "l => l.filter(o => !(o.getAttribute('aria-label') || o.textContent).trim()).length")
+        odd = pg.eval_on_selector_all(
+            '.widget button',
+            "l => l.filter(o => !(o.getAttribute('aria-label') || o.textContent).trim()).length",
+        )
         assert odd==0, name
     pg.close()
 
@@ -150,7 +209,12 @@ SAMPLE = """() => {   // mark one element for each way text looks here: ink, gro
 
 def _axe(frame, rules, at=None):
     got = frame.evaluate(LOOK, dict(at=at, rules=rules))['violations']
-    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in got if v['impact'] in ('serious','critical') or v['id']=='heading-order']
+    return [
+        f"{v['id']}: {v['nodes'][0]['html'][:200]}"
+        for v in got
+        if v['impact'] in ('serious', 'critical') or v['id'] == 'heading-order'
+    ]
+
 
 @pytest.fixture(scope='module')
 def axe():
@@ -161,16 +225,29 @@ def axe():
 @pytest.fixture(scope='module')
 def seen(url, browser, pages, axe):
     "Each page opened once: requests to others, script errors, axe's findings in light and dark, and the width at 400 pixels"
-    ctx,res = browser.new_context(viewport=dict(width=1200, height=900), color_scheme='light', reduced_motion='reduce'),{}   # colours half-way to another theme are no finding
+    ctx, res = (
+        browser.new_context(
+            viewport=dict(width=1200, height=900), color_scheme='light', reduced_motion='reduce'
+        ),
+        {},
+    )  # colours half-way to another theme are no finding
     pg,said = ctx.new_page(),[]
-    pg.on('request', lambda r: said.append(f'asks {r.url}') if not r.url.startswith((url,'data:','blob:','about:')) else None)
+    pg.on(
+        'request',
+        lambda r: (
+            said.append(f'asks {r.url}') if not r.url.startswith((url, 'data:', 'blob:', 'about:')) else None
+        ),
+    )
     pg.on('pageerror', lambda e: said.append(f'script error: {e}'))
     for p in pages:
         pg.set_viewport_size(dict(width=1200, height=900))
         pg.goto(f'{url}/{p}', wait_until='load')
-        pg.evaluate("document.documentElement.classList.contains('quarto-dark') && document.querySelector('.quarto-color-scheme-toggle').click()")
+        pg.evaluate(
+            "document.documentElement.classList.contains('quarto-dark') && document.querySelector('.quarto-color-scheme-toggle').click()"
+        )
         pg.add_style_tag(content='* { transition: none !important }')
-        if pg.locator('.widget').count(): pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
+        if pg.locator('.widget').count():
+            pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
         r = res[p] = dict(axe=[], light=[], dark=[])
         for f in pg.frames if axe else ():
             f.evaluate(axe)
@@ -183,14 +260,19 @@ def seen(url, browser, pages, axe):
                 assert f.evaluate(SAMPLE)>1
                 r[look] += _axe(f, CONTRAST, '[data-look]')
         pg.set_viewport_size(dict(width=400, height=900))
-        r['wide'] = [f'{n} pixels too wide' for n in [pg.evaluate('document.documentElement.scrollWidth-window.innerWidth')] if n>0]
+        r['wide'] = [
+            f'{n} pixels too wide'
+            for n in [pg.evaluate('document.documentElement.scrollWidth-window.innerWidth')]
+            if n > 0
+        ]
         r['said'] = said[:]
         said.clear()
     ctx.close()
     return dict(pages=res, axe=axe is not None)
 
 def _found(seen, what):
-    if what not in ('wide','said') and not seen['axe']: pytest.skip('no axe-core here, and no npm to fetch it')
+    if what not in ('wide', 'said') and not seen['axe']:
+        pytest.skip('no axe-core here, and no npm to fetch it')
     return {p:r[what] for p,r in seen['pages'].items() if r[what]}
 
 def test_no_page_asks_another_host_or_has_a_script_error(seen): assert _found(seen, 'said')=={}
@@ -208,8 +290,19 @@ def test_the_sample_of_looks_misses_no_faint_word(browser, axe):
     "Among many good words of code, one that is too faint; and one that is faint only for what lies under it"
     if not axe: pytest.skip('no axe-core here, and no npm to fetch it')
     pg = browser.new_page()
-    for odd,n in (('',0), ('<span style="color:#999">word</span>',1), ('<b style="background:#333"><span>word</span></b>',1), ('<i style="opacity:.3"><span>word</span></i>',1)):
-        pg.set_content('<html lang=en><title>t</title><body style="background:#fff;color:#222"><pre><code>'+'<span>word</span> '*50+odd+'<span style="color:#060">word</span> '*50+'</code></pre>')
+    for odd, n in (
+        ('', 0),
+        ('<span style="color:#999">word</span>', 1),
+        ('<b style="background:#333"><span>word</span></b>', 1),
+        ('<i style="opacity:.3"><span>word</span></i>', 1),
+    ):
+        pg.set_content(
+            '<html lang=en><title>t</title><body style="background:#fff;color:#222"><pre><code>'
+            + '<span>word</span> ' * 50
+            + odd
+            + '<span style="color:#060">word</span> ' * 50
+            + '</code></pre>'
+        )
         pg.evaluate(axe)
         pg.evaluate(SAMPLE)
         assert len(_axe(pg, CONTRAST, '[data-look]'))==n, odd
@@ -236,7 +329,9 @@ def test_pages_opened_from_disk_have_widgets_and_formulas(site, browser):
     pg.goto((site/'kl.html').as_uri())
     pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=30_000)
     pg.wait_for_selector('.katex-html', state='attached')
-    pg.wait_for_function("[...document.querySelectorAll('.widget [role=slider]')].every(o => o.getAttribute('aria-label') === o.closest('[class*=jupyter-widgets]').querySelector('label').textContent)")
+    pg.wait_for_function(
+        "[...document.querySelectorAll('.widget [role=slider]')].every(o => o.getAttribute('aria-label') === o.closest('[class*=jupyter-widgets]').querySelector('label').textContent)"
+    )
     pg.close()
 
 def test_dark_mode_changes_the_page_and_stays(site, url, browser):
@@ -253,23 +348,48 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
     ctx.close()
 
 def test_a_rebuild_changes_nothing(site, tmp_path):
-    subprocess.run([sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(tmp_path/'again')], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(tmp_path / 'again')],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     files = lambda d: {str(f.relative_to(d)):f.read_bytes() for f in d.rglob('*') if f.is_file()}
     a,b = files(site),files(tmp_path/'again')
     assert a.keys()==b.keys() and [k for k in a if a[k]!=b[k]]==[]
 
 def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
     code = lambda s, *o: dict(cell_type='code', source=s, outputs=list(o))
-    nb = dict(cells=[dict(cell_type='markdown', source='# t\n\n> s\n\nlost words'),
-        code('1/0', dict(output_type='error', ename='ZeroDivisionError', evalue='division by zero')),
-        code('plot()', dict(output_type='display_data', data={'image/png':''})), code('here', dict(output_type='stream', name='stdout', text='/home/me/x')),
-        dict(cell_type='markdown', source='call `no_such_function_here`'), code('import os\nos.sep')])
+    nb = dict(
+        cells=[
+            dict(cell_type='markdown', source='# t\n\n> s\n\nlost words'),
+            code('1/0', dict(output_type='error', ename='ZeroDivisionError', evalue='division by zero')),
+            code('plot()', dict(output_type='display_data', data={'image/png': ''})),
+            code('here', dict(output_type='stream', name='stdout', text='/home/me/x')),
+            dict(cell_type='markdown', source='call `no_such_function_here`'),
+            code('import os\nos.sep'),
+        ]
+    )
     said = output_faults('x.ipynb', nb)+form_faults('x.ipynb', nb)+gone_names('x.ipynb', nb, {'plot'})
     assert all(o.startswith('x.ipynb, cell ') for o in said)
-    for at,what in ((0,'lost in the docs'),(1,'ZeroDivisionError'),(2,'without alt text'),(3,'/home/me'),(4,'no_such_function_here'),(5,'import beside')):
+    for at, what in (
+        (0, 'lost in the docs'),
+        (1, 'ZeroDivisionError'),
+        (2, 'without alt text'),
+        (3, '/home/me'),
+        (4, 'no_such_function_here'),
+        (5, 'import beside'),
+    ):
         assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)
 
 def test_what_a_record_is_said_to_cost_is_what_was_measured():
     import pandas as pd
-    row = pd.read_csv(ROOT/'nbs'/'results'/'looking.csv').set_index('what').loc["recording, share of the demo's training"]
-    assert f"| {row['median']:.2f} % of the demo's training" in (ROOT/'nbs'/'project'/'limitations.qmd').read_text(encoding='utf-8')
+
+    row = (
+        pd.read_csv(ROOT / 'nbs' / 'results' / 'looking.csv')
+        .set_index('what')
+        .loc["recording, share of the demo's training"]
+    )
+    assert f"| {row['median']:.2f} % of the demo's training" in (
+        ROOT / 'nbs' / 'project' / 'limitations.qmd'
+    ).read_text(encoding='utf-8')

@@ -1,10 +1,19 @@
 "What the reference trainer got wrong (D1 to D20), each on a trainer that trains; then options, metrics and the documented example."
+
 import json, math, tempfile
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer, ReplayBuffer, put_groups, slice_group, save_state, load_state
+from grpo_nb.grpo_with_replay_buffer import (
+    GRPOWithReplayBufferConfig,
+    GRPOWithReplayBufferTrainer,
+    ReplayBuffer,
+    put_groups,
+    slice_group,
+    save_state,
+    load_state,
+)
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 
@@ -177,14 +186,22 @@ def test_d13_d14_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
     monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
     t,got = run([LIVE,LIVE,LIVE,DEAD], B=2, vllm_importance_sampling_mode='token_truncate')
     new,old = got[1],got[0]
-    g = next(g for g in range(2)
-        if old['completion_ids'][g*G:g*G+G][old['completion_mask'][g*G:g*G+G].bool()].tolist()==new['completion_ids'][G:][new['completion_mask'][G:].bool()].tolist())
+    g = next(
+        g
+        for g in range(2)
+        if old['completion_ids'][g * G : g * G + G][old['completion_mask'][g * G : g * G + G].bool()].tolist()
+        == new['completion_ids'][G:][new['completion_mask'][G:].bool()].tolist()
+    )
     a,b = slice(g*G, g*G+G),slice(G, 2*G)
     for k in ('old_per_token_logps','sampling_per_token_logps','importance_sampling_ratio','tool_mask'):
         assert torch.equal(old[k][a][old['completion_mask'][a].bool()],
             new[k][b][new['completion_mask'][b].bool()]), k
     off = ~new['completion_mask'][b].bool()
-    assert (new['importance_sampling_ratio'][b][off]==1).all() and (new['tool_mask'][b][off]==1).all() and (new['old_per_token_logps'][b][off]==0).all()
+    assert (
+        (new['importance_sampling_ratio'][b][off] == 1).all()
+        and (new['tool_mask'][b][off] == 1).all()
+        and (new['old_per_token_logps'][b][off] == 0).all()
+    )
     assert new['num_items_in_batch']==(new['completion_mask']*new['tool_mask']).sum()
 
 def test_d13_sequence_ratios_stay_one_a_row(monkeypatch):
@@ -283,7 +300,11 @@ def test_d18_stored_tensors_are_small_copies_on_the_cpu():
     for e in stored(t):
         for k,v in e.data.items():
             if isinstance(v, torch.Tensor):
-                assert v.device.type=='cpu' and v.untyped_storage().nbytes()==v.numel()*v.element_size() and not v.requires_grad, k
+                assert (
+                    v.device.type == 'cpu'
+                    and v.untyped_storage().nbytes() == v.numel() * v.element_size()
+                    and not v.requires_grad
+                ), k
         n = int(e.data['lens'].sum())
         assert (e.data['completion_ids'].dtype==torch.int32
             and len(e.data['completion_ids'])==n==len(e.data['old_per_token_logps']))
@@ -372,7 +393,13 @@ def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
     assert old and t._waiting is None
     known = {round(x, 4) for e in stored(t) for x in e.data['old_per_token_logps'].tolist()}
     for b in old:
-        assert ({round(x, 4) for x in b['old_per_token_logps'][b['replayed']][b['completion_mask'][b['replayed']].bool()].tolist()}<=known)
+        assert {
+            round(x, 4)
+            for x in b['old_per_token_logps'][b['replayed']][
+                b['completion_mask'][b['replayed']].bool()
+            ].tolist()
+        } <= known
+
 
 def test_the_loss_of_a_replayed_group_is_clipped_by_its_own_ratio():
     "By hand: the loss of a batch with replayed rows, from what the hook saw."

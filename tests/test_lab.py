@@ -19,9 +19,16 @@ def test_live_text_is_computed_by_the_kernel(notebook):
     box.scroll_into_view_if_needed()
     assert 'a: 3' in box.inner_text()
     box.locator('input[type=text]').fill('zzz')
-    pg.wait_for_function("[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('z: 3'))", timeout=20_000)
+    pg.wait_for_function(
+        "[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('z: 3'))",
+        timeout=20_000,
+    )
     box.locator('input[type=text]').fill('')
-    pg.wait_for_function("[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('nothing to count'))", timeout=20_000)
+    pg.wait_for_function(
+        "[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('nothing to count'))",
+        timeout=20_000,
+    )
+
 
 def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab):
     "Run All, save and nbdev_clean give back the notebook that is stored"
@@ -33,5 +40,10 @@ def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab):
     pg = notebook('widgets')
     pg.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
     pg.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=30_000)
-    subprocess.run([Path(sys.executable).parent/'nbdev_clean', '--fname', str(stored)], cwd=home, check=True, env={**os.environ, 'PYTHONPATH':str(home)})
+    subprocess.run(
+        [Path(sys.executable).parent / 'nbdev_clean', '--fname', str(stored)],
+        cwd=home,
+        check=True,
+        env={**os.environ, 'PYTHONPATH': str(home)},
+    )
     assert stored.read_bytes()==before

@@ -1,4 +1,5 @@
 "Wrong input, as typed, and what is said: what was seen, what is needed, what to do; one line, exit code 2, nothing made"
+
 import json, sys
 from pathlib import Path
 import pytest
@@ -12,13 +13,25 @@ def place(tmp_path_factory):
     "A folder with problems of every kind, a reward, a file and folders that are no runs"
     d = tmp_path_factory.mktemp('place')
     lines = lambda rows: '\n'.join(map(json.dumps, rows))
-    text = {'ok.jsonl':lines(ROWS), 'same.jsonl':lines(ROWS[:1]*400), 'one.jsonl':lines(ROWS[:1]), 'wrapped.json':json.dumps(dict(data=ROWS)),
-        'broken.jsonl':'{"prompt": "a"}\n{"prompt": \n', 'broken.json':'[{"prompt": "a"}, {', 'semi.csv':'prompt;answer\n'+'1+1;2\n'*40,
-        'list.jsonl':'\n'.join([lines(ROWS[:3]), '[1, 2]']), 'empty.jsonl':'', 'question.jsonl':lines([dict(question='q')]*30),
-        'none.jsonl':lines([*ROWS, dict(prompt=None, answer='1')]), 'mixed.jsonl':lines([*ROWS, dict(prompt=[dict(role='user', content='q')], answer='1')]),
-        'unanswered.jsonl':lines([dict(prompt=o['prompt']) for o in ROWS]), 'notes.txt':'hello',
-        'r.py':'def r(completions, **kw): return [0. for _ in completions]\nnumber = 3\ndef bad(completions, **kw): raise KeyError("answer")\n'
-               'def short(completions, **kw): return [1.]\ndef words(completions, **kw): return ["good" for _ in completions]\n', 'torn.py':'def r(:\n'}
+    text = {
+        'ok.jsonl': lines(ROWS),
+        'same.jsonl': lines(ROWS[:1] * 400),
+        'one.jsonl': lines(ROWS[:1]),
+        'wrapped.json': json.dumps(dict(data=ROWS)),
+        'broken.jsonl': '{"prompt": "a"}\n{"prompt": \n',
+        'broken.json': '[{"prompt": "a"}, {',
+        'semi.csv': 'prompt;answer\n' + '1+1;2\n' * 40,
+        'list.jsonl': '\n'.join([lines(ROWS[:3]), '[1, 2]']),
+        'empty.jsonl': '',
+        'question.jsonl': lines([dict(question='q')] * 30),
+        'none.jsonl': lines([*ROWS, dict(prompt=None, answer='1')]),
+        'mixed.jsonl': lines([*ROWS, dict(prompt=[dict(role='user', content='q')], answer='1')]),
+        'unanswered.jsonl': lines([dict(prompt=o['prompt']) for o in ROWS]),
+        'notes.txt': 'hello',
+        'r.py': 'def r(completions, **kw): return [0. for _ in completions]\nnumber = 3\ndef bad(completions, **kw): raise KeyError("answer")\n'
+        'def short(completions, **kw): return [1.]\ndef words(completions, **kw): return ["good" for _ in completions]\n',
+        'torn.py': 'def r(:\n',
+    }
     for k,v in text.items(): (d/k).write_text(v)
     (d/'latin.jsonl').write_bytes('{"prompt": "caf\xe9", "answer": "x"}\n'.encode('latin-1')*40)
     for o in ('folder','model','runs/demo-0'): (d/o).mkdir(parents=True)

@@ -1,29 +1,50 @@
 "The package as its users get it: built, installed alone, light to import, documented, with imports that point down"
+
 import ast, os, re, subprocess, sys, venv, zipfile, tarfile
 from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(f.stem for f in ROOT.glob('grpo_nb/*.py') if f.stem[0]!='_')
-HOUSE = ['workshop', 'course', 'reference']   # from the ground up; which of them a module belongs to is read from its notebook's folder
-FLOORS = dict(                                 # inside each; a module imports from the floors below its own
+HOUSE = [
+    'workshop',
+    'course',
+    'reference',
+]  # from the ground up; which of them a module belongs to is read from its notebook's folder
+FLOORS = dict(  # inside each; a module imports from the floors below its own
     workshop=[
-        {'core','tested'},
-        {'plotting','stats','ratios','signals','blocks','fast_qwen','findings'},
-        {'widgets','sampling','checkpoints','checks','records','problems','reward_loading','distributed'},
-        {'view','rollouts'}, {'logs','report','watch'},
-        {'trl_rows','trl_checks','study','stacked','plans','launch','options'}, {'trl_resume'}, {'trl_record'}, {'trl_shared'}],
+        {'core', 'tested'},
+        {'plotting', 'stats', 'ratios', 'signals', 'blocks', 'fast_qwen', 'findings'},
+        {
+            'widgets',
+            'sampling',
+            'checkpoints',
+            'checks',
+            'records',
+            'problems',
+            'reward_loading',
+            'distributed',
+        },
+        {'view', 'rollouts'},
+        {'logs', 'report', 'watch'},
+        {'trl_rows', 'trl_checks', 'study', 'stacked', 'plans', 'launch', 'options'},
+        {'trl_resume'},
+        {'trl_record'},
+        {'trl_shared'},
+    ],
     course=[
-        {'tasks','tiny_qwen'},
+        {'tasks', 'tiny_qwen'},
         {'generation'},
-        {'rewards','advantages','kl','dialects'},
-        {'loss','replay'},
-        {'methods','records','distributed'},
-        {'trainer','grpo_with_replay_buffer'},
-        {'inspector','diagnose','report','bakeoff','off_policy','replay_study'},
+        {'rewards', 'advantages', 'kl', 'dialects'},
+        {'loss', 'replay'},
+        {'methods', 'records', 'distributed'},
+        {'trainer', 'grpo_with_replay_buffer'},
+        {'inspector', 'diagnose', 'report', 'bakeoff', 'off_policy', 'replay_study'},
         {'demo'},
-        {'recipes'}],
-    reference=[{'speed','pages'}, {'dev'}, {'cli'}])
+        {'recipes'},
+    ],
+    reference=[{'speed', 'pages'}, {'dev'}, {'cli'}],
+)
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 
 def _python(code, python=sys.executable, **kw):
@@ -31,7 +52,10 @@ def _python(code, python=sys.executable, **kw):
 
 def _place(name):
     "Where a module's notebook stands: in the course, the workshop or the reference"
-    at = re.search(r'File to edit: \.\./nbs/(?:(\w+)/)?\w+\.ipynb', (ROOT/'grpo_nb'/f'{name}.py').read_text(encoding='utf-8'))
+    at = re.search(
+        r'File to edit: \.\./nbs/(?:(\w+)/)?\w+\.ipynb',
+        (ROOT / 'grpo_nb' / f'{name}.py').read_text(encoding='utf-8'),
+    )
     return at[1] or 'course'
 
 def _floor(name):
@@ -45,7 +69,9 @@ def _imports(name):
         if isinstance(o, ast.ImportFrom) and (o.level==1 or (o.module or '').startswith('grpo_nb')):
             mod = (o.module or '').removeprefix('grpo_nb').strip('.')
             yield from ([mod] if mod else [a.name for a in o.names])
-        elif isinstance(o, ast.Import): yield from (a.name.removeprefix('grpo_nb.') for a in o.names if a.name.startswith('grpo_nb.'))
+        elif isinstance(o, ast.Import):
+            yield from (a.name.removeprefix('grpo_nb.') for a in o.names if a.name.startswith('grpo_nb.'))
+
 
 def test_every_module_has_a_floor():
     assert [f'{m}, in {_place(m)}' for m in MODULES if _floor(m)[1]<0]==[]
@@ -61,7 +87,17 @@ def test_importing_the_package_imports_nothing_heavy():
     assert r.returncode==0, r.stderr
     assert r.stdout.startswith('[]'), r.stdout
 
-@pytest.mark.parametrize('name,may', [('core',{'torch'}), ('plotting',{'matplotlib'}), ('cli',set()), ('dev',set()), ('advantages',{'torch'}), ('loss',{'torch'})])
+@pytest.mark.parametrize(
+    'name,may',
+    [
+        ('core', {'torch'}),
+        ('plotting', {'matplotlib'}),
+        ('cli', set()),
+        ('dev', set()),
+        ('advantages', {'torch'}),
+        ('loss', {'torch'}),
+    ],
+)
 def test_a_module_imports_only_the_heavy_packages_of_its_room(name, may):
     if name not in MODULES: pytest.skip(f'no {name} here')
     r = _python(f'import sys, grpo_nb.{name}; print(*[o for o in {HEAVY} if o in sys.modules])')
@@ -69,7 +105,10 @@ def test_a_module_imports_only_the_heavy_packages_of_its_room(name, may):
     assert set(r.stdout.split()) <= may
 
 def test_every_module_imports_fresh_and_has_what_it_promises():
-    code = ';'.join(['import importlib']+[f"m=importlib.import_module('grpo_nb.{o}');[getattr(m,k) for k in m.__all__]" for o in MODULES])
+    code = ';'.join(
+        ['import importlib']
+        + [f"m=importlib.import_module('grpo_nb.{o}');[getattr(m,k) for k in m.__all__]" for o in MODULES]
+    )
     r = _python(code, cwd='/')
     assert r.returncode==0, r.stderr[-3000:]
 
@@ -77,17 +116,28 @@ def _public(name):
     "Exported functions and classes of a module, as (qualified name, node, source lines)"
     src = (ROOT/'grpo_nb'/f'{name}.py').read_text(encoding='utf-8')
     for o in ast.parse(src).body:
-        if isinstance(o, (ast.FunctionDef,ast.AsyncFunctionDef,ast.ClassDef)) and o.name[0]!='_': yield o.name,o,src.splitlines()
+        if isinstance(o, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and o.name[0] != '_':
+            yield o.name, o, src.splitlines()
+
 
 def _undocumented(name):
     "What is missing: a docstring, or a docment or type at a parameter"
     for q,o,lines in _public(name):
         if not ast.get_docstring(o): yield f'{q}: no docstring'
         if isinstance(o, ast.ClassDef): continue
-        args = [*o.args.posonlyargs, *o.args.args, *o.args.kwonlyargs, *filter(None, [o.args.vararg, o.args.kwarg])]
+        args = [
+            *o.args.posonlyargs,
+            *o.args.args,
+            *o.args.kwonlyargs,
+            *filter(None, [o.args.vararg, o.args.kwarg]),
+        ]
         for a in args:
             if a.arg in ('self','cls'): continue
-            if not (o.lineno<a.lineno and '#' in lines[a.lineno-1]) and not ast.get_docstring(o).count(f'`{a.arg}`'): yield f'{q}: `{a.arg}` has no docment'
+            if not (o.lineno < a.lineno and '#' in lines[a.lineno - 1]) and not ast.get_docstring(o).count(
+                f'`{a.arg}`'
+            ):
+                yield f'{q}: `{a.arg}` has no docment'
+
 
 @pytest.mark.parametrize('name', MODULES)
 def test_everything_exported_is_documented(name):
@@ -99,8 +149,17 @@ def built(tmp_path_factory):
     "A wheel and an sdist, built from a copy"
     pytest.importorskip('build', reason='no build: pip install -e .[dev]')
     out = tmp_path_factory.mktemp('dist')
-    r = subprocess.run([sys.executable, '-m', 'build', '--outdir', str(out), str(ROOT)], capture_output=True, text=True, env={**os.environ, 'PIP_DISABLE_PIP_VERSION_CHECK':'1'})
-    if r.returncode and re.search('ConnectionError|NewConnectionError|Temporary failure|No matching distribution found for setuptools', r.stdout+r.stderr): pytest.skip('no package registry to fetch setuptools from')
+    r = subprocess.run(
+        [sys.executable, '-m', 'build', '--outdir', str(out), str(ROOT)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, 'PIP_DISABLE_PIP_VERSION_CHECK': '1'},
+    )
+    if r.returncode and re.search(
+        'ConnectionError|NewConnectionError|Temporary failure|No matching distribution found for setuptools',
+        r.stdout + r.stderr,
+    ):
+        pytest.skip('no package registry to fetch setuptools from')
     assert r.returncode==0, (r.stdout+r.stderr)[-3000:]
     return next(out.glob('*.whl')),next(out.glob('*.tar.gz'))
 
@@ -108,8 +167,12 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     wheel,sdist = built
     whl = set(zipfile.ZipFile(wheel).namelist())
     tar = {o.split('/',1)[1] for o in tarfile.open(sdist).getnames() if '/' in o}
-    want = {f'grpo_nb/{o}.py' for o in MODULES} | {str(f.relative_to(ROOT)) for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()}
-    assert any('assets/tiny_qwen' in o for o in want), 'the shipped weights are not in grpo_nb/assets/tiny_qwen'
+    want = {f'grpo_nb/{o}.py' for o in MODULES} | {
+        str(f.relative_to(ROOT)) for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()
+    }
+    assert any('assets/tiny_qwen' in o for o in want), (
+        'the shipped weights are not in grpo_nb/assets/tiny_qwen'
+    )
     assert want<=whl and want|{'settings.ini','setup.py','README.md','LICENSE'}<=tar, (want-whl, want-tar)
     assert not [o for o in whl if o.startswith(('tests/','nbs/'))]
     assert wheel.stat().st_size<6e6
@@ -120,19 +183,46 @@ def test_it_works_installed_alone(built, tmp_path, kind):
     env = tmp_path/'env'
     venv.create(env, with_pip=True, system_site_packages=False)
     py = env/'bin'/'python'
-    r = subprocess.run([py, '-m', 'pip', 'install', '-q', '--no-deps', str(built[kind=='sdist'])], capture_output=True, text=True)
+    r = subprocess.run(
+        [py, '-m', 'pip', 'install', '-q', '--no-deps', str(built[kind == 'sdist'])],
+        capture_output=True,
+        text=True,
+    )
     assert r.returncode==0, r.stderr[-2000:]
     here = next(p for p in sys.path if p.endswith('site-packages'))
-    site = Path(subprocess.run([py, '-c', 'import site; print(site.getsitepackages()[0])'], capture_output=True, text=True).stdout.strip())
+    site = Path(
+        subprocess.run(
+            [py, '-c', 'import site; print(site.getsitepackages()[0])'], capture_output=True, text=True
+        ).stdout.strip()
+    )
     (site/'borrowed.pth').write_text(here+'\n')
     code = 'import grpo_nb, pathlib; print(pathlib.Path(grpo_nb.__file__).parent); from grpo_nb.tiny_qwen import load_model; m,t = load_model(); print(sum(p.numel() for p in m.parameters()))'
     r = _python(code, str(py), cwd=str(tmp_path))
     assert r.returncode==0, r.stderr[-3000:]
     where,n = r.stdout.split()[-2:]
     assert where.startswith(str(site)) and 1e4<int(n)<2e6
-    if kind=='wheel':   # the tests of two rooms, far from the clone; those that ask trl or read notebooks stay at home
-        for o in ('test_advantages.py','test_kl.py'): (tmp_path/o).write_text((ROOT/'tests'/o).read_text(encoding='utf-8'), encoding='utf-8')
-        r = subprocess.run([py, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k', 'not trl and not exercise', 'test_advantages.py', 'test_kl.py'], capture_output=True, text=True, cwd=tmp_path)
+    if (
+        kind == 'wheel'
+    ):  # the tests of two rooms, far from the clone; those that ask trl or read notebooks stay at home
+        for o in ('test_advantages.py', 'test_kl.py'):
+            (tmp_path / o).write_text((ROOT / 'tests' / o).read_text(encoding='utf-8'), encoding='utf-8')
+        r = subprocess.run(
+            [
+                py,
+                '-m',
+                'pytest',
+                '-q',
+                '-p',
+                'no:cacheprovider',
+                '-k',
+                'not trl and not exercise',
+                'test_advantages.py',
+                'test_kl.py',
+            ],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
         assert r.returncode==0, r.stdout[-3000:]
     r = subprocess.run([env/'bin'/'grpo_nb', '--help'], capture_output=True, text=True, cwd=tmp_path)
     assert r.returncode==0 and 'demo' in r.stdout, r.stderr[-2000:]

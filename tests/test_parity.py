@@ -34,11 +34,21 @@ def trl_loss(logps, old_logps, advantages, mask, num_items=None, ref_logps=None,
     H = torch.zeros(N, T) if entropy is None else flat(entropy)
     high = kw['epsilon'] if kw['epsilon_high'] is None else kw['epsilon_high']
     args = {k:v for k,v in kw.items() if k in TRLS} | dict(steps_per_generation=steps_per_generation)
-    me = NS(**{k:kw[k] for k in SET}, **OFF, args=NS(**args), epsilon_low=kw['epsilon'], epsilon_high=high,
-        _entropy_bonus_enabled=kw['entropy_coef']!=0, model=NS(training=True),
-        accelerator=Accelerator(cpu=True), current_gradient_accumulation_steps=accumulate, _metrics={'train':defaultdict(list)},
-        get_off_policy_mask=GRPOTrainer.get_off_policy_mask, get_gamma_weights=GRPOTrainer.get_gamma_weights,
-        _get_per_token_logps_and_entropies=lambda *a, **k: (flat(logps), H, None))
+    me = NS(
+        **{k: kw[k] for k in SET},
+        **OFF,
+        args=NS(**args),
+        epsilon_low=kw['epsilon'],
+        epsilon_high=high,
+        _entropy_bonus_enabled=kw['entropy_coef'] != 0,
+        model=NS(training=True),
+        accelerator=Accelerator(cpu=True),
+        current_gradient_accumulation_steps=accumulate,
+        _metrics={'train': defaultdict(list)},
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
+        _get_per_token_logps_and_entropies=lambda *a, **k: (flat(logps), H, None),
+    )
     me.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, me)
     m,i = flat(mask).long(),torch.zeros(N, 1, dtype=torch.long)
     n = m.sum() if num_items is None else torch.as_tensor(num_items)

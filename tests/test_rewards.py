@@ -297,13 +297,22 @@ def test_trl_s_six_are_known_by_name_and_take_options():
     kw = dict(completions=solved, solution=['4'])
     long,short = (cosine(completion_ids=[[0]*n], **kw)[0] for n in (10, 1))
     assert short>long>=.5 and load_reward('accuracy_reward')(**kw)==[1.]
-    assert load_reward('get_soft_overlong_punishment')(completion_ids=[[0]*1280])==[-1.]   # TRL's own settings
+    assert load_reward('get_soft_overlong_punishment')(completion_ids=[[0] * 1280]) == [
+        -1.0
+    ]  # TRL's own settings
     assert load_reward('trl.rewards.think_format_reward')==load_reward('think_format_reward')
 
-@pytest.mark.parametrize('spec, says', [
-    ('get_cosine_scaled_reward', 'it takes .max_len'), ('get_cosine_scaled_reward(10)', 'plain values by name'),
-    ('get_cosine_scaled_reward(max_len=len)', 'plain values by name'), ('think_format_reward(a=1)', 'takes no options'),
-    ('get_repetition_penalty_reward(n=2)', "can't be made"), ('accuracy', 'or one of accuracy_reward')])
+@pytest.mark.parametrize(
+    'spec, says',
+    [
+        ('get_cosine_scaled_reward', 'it takes .max_len'),
+        ('get_cosine_scaled_reward(10)', 'plain values by name'),
+        ('get_cosine_scaled_reward(max_len=len)', 'plain values by name'),
+        ('think_format_reward(a=1)', 'takes no options'),
+        ('get_repetition_penalty_reward(n=2)', "can't be made"),
+        ('accuracy', 'or one of accuracy_reward'),
+    ],
+)
 def test_a_named_reward_that_cannot_be_made_says_why(spec, says):
     with pytest.raises(ValueError, match=says): load_reward(spec)
 

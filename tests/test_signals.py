@@ -76,4 +76,6 @@ def test_an_interrupted_program_says_one_line():
 
 def test_the_room_is_light():
     code = 'import sys, grpo_nb.signals; print({"torch", "numpy", "fastcore"} & set(sys.modules))'
-    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip()=='set()'
+    assert (
+        subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == 'set()'
+    )

@@ -1,4 +1,5 @@
 "The runner of comparisons: rows that resume, failures that stay alone, names of a notebook in workers, tables"
+
 import json, math, os
 from pathlib import Path
 import pandas as pd, pytest

@@ -9,7 +9,10 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     "A private copy of the sources, to break"
-    for o in ('nbs','grpo_nb'): shutil.copytree(ROOT/o, tmp_path/o, ignore=shutil.ignore_patterns('.ipynb_checkpoints','results'))
+    for o in ('nbs', 'grpo_nb'):
+        shutil.copytree(
+            ROOT / o, tmp_path / o, ignore=shutil.ignore_patterns('.ipynb_checkpoints', 'results')
+        )
     for o in ('settings.ini','setup.py','README.md'):
         if (ROOT/o).exists(): shutil.copy(ROOT/o, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -26,7 +29,9 @@ def test_everything_is_in_step(monkeypatch):
 def test_a_module_edited_by_hand_is_told(copy):
     f = copy/'grpo_nb'/'plotting.py'
     f.write_text(f.read_text()+'\nx = 1\n')
-    with pytest.raises(dev.Trouble, match='grpo_nb/plotting.py: not what .*plotting.ipynb exports'): dev.check(['plotting'])
+    with pytest.raises(dev.Trouble, match='grpo_nb/plotting.py: not what .*plotting.ipynb exports'):
+        dev.check(['plotting'])
+
 
 def test_a_module_without_a_notebook_is_told(copy):
     (copy/'grpo_nb'/'stray.py').write_text('x = 1\n')
@@ -63,15 +68,20 @@ def test_running_a_notebook_again_changes_nothing(copy):
 def test_a_stale_output_is_told_with_its_cell(copy):
     f = notebook(copy, 'plotting')
     f.write_text(f.read_text().replace('"4.54"', '"4.55"'))
-    with pytest.raises(dev.Trouble, match=r'plotting.ipynb, cell \d+ \(.*: another output now'): dev.run_nbs(['plotting'], check=True)
+    with pytest.raises(dev.Trouble, match=r'plotting.ipynb, cell \d+ \(.*: another output now'):
+        dev.run_nbs(['plotting'], check=True)
     assert '4.55' in f.read_text()   # a check writes nothing
 
 def test_a_failing_cell_is_told_with_its_error(copy):
     f = notebook(copy, 'widgets')
     nb = json.loads(f.read_text())
-    nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[], source=['1/0']))
+    nb['cells'].insert(
+        3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[], source=['1/0'])
+    )
     f.write_text(json.dumps(nb))
-    with pytest.raises(dev.Trouble, match=r'widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'): dev.run_nbs(['widgets'])
+    with pytest.raises(dev.Trouble, match=r'widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'):
+        dev.run_nbs(['widgets'])
+
 
 def test_stored_outputs_are_small():
     big = {f.name:f.stat().st_size for f in ROOT.glob('nbs/**/*.ipynb') if f.stat().st_size>3_000_000}
@@ -79,11 +89,24 @@ def test_stored_outputs_are_small():
 
 def test_the_workflows_and_the_readme_run_what_ci_runs():
     ci = (ROOT/'.ci'/'run').read_text()
-    assert 'python -m grpo_nb.dev test' in ci and '.ci/run' in (ROOT/'.github'/'workflows'/'ci.yml').read_text()
+    assert (
+        'python -m grpo_nb.dev test' in ci
+        and '.ci/run' in (ROOT / '.github' / 'workflows' / 'ci.yml').read_text()
+    )
+
 
 def test_no_file_names_the_machine_it_was_made_on():
     files = subprocess.run(['git','ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split()
     if not files: pytest.skip('not a git clone')
     odd = re.compile(r'/(?:root|work)/\w+')
-    said = [f for f in files if Path(f).suffix in ('.py','.ipynb','.md','.qmd','.yml','.ini','.csv','.json') and f!='tests/test_sync.py' and f!='nbs/reference/dev.ipynb' and f!='grpo_nb/dev.py' and (ROOT/f).exists() and odd.search((ROOT/f).read_text(encoding='utf-8'))]
+    said = [
+        f
+        for f in files
+        if Path(f).suffix in ('.py', '.ipynb', '.md', '.qmd', '.yml', '.ini', '.csv', '.json')
+        and f != 'tests/test_sync.py'
+        and f != 'nbs/reference/dev.ipynb'
+        and f != 'grpo_nb/dev.py'
+        and (ROOT / f).exists()
+        and odd.search((ROOT / f).read_text(encoding='utf-8'))
+    ]
     assert said==[]

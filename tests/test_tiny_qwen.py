@@ -4,8 +4,20 @@ import pytest, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb.problems import chain_sum, spell_backward
 from grpo_nb.tasks import accuracy_reward, lessons, one_group
-from grpo_nb.tiny_qwen import (PHRASES, TAGS, TINY, ask, encode_prompts, lesson_batch, load_model, make_tokenizer,
-                               save_model, tiny_config, tiny_model, warm_start)
+from grpo_nb.tiny_qwen import (
+    PHRASES,
+    TAGS,
+    TINY,
+    ask,
+    encode_prompts,
+    lesson_batch,
+    load_model,
+    make_tokenizer,
+    save_model,
+    tiny_config,
+    tiny_model,
+    warm_start,
+)
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -148,8 +160,12 @@ def test_the_group_of_the_course_is_what_the_model_says(tiny):
     group = one_group()
     said = ask(*tiny, [group['prompt']], n=200)[0]
     first,second = (said.count(o)/200 for o in (group['completions'][0], group['completions'][2]))
-    assert .8<first<.97 and .03<second<.2   # hasty, careful; little else
-    assert any(sorted(ask(*tiny, [group['prompt']], n=8, seed=s)[0])==sorted(group['completions']) for s in range(40))
+    assert .8<first<.97 and .03<second<.2  # hasty, careful; little else
+    assert any(
+        sorted(ask(*tiny, [group['prompt']], n=8, seed=s)[0]) == sorted(group['completions'])
+        for s in range(40)
+    )
+
 
 def test_the_shipped_folder_is_small_and_loads_in_float32_and_bfloat16(tiny):
     assert sum(f.stat().st_size for f in TINY.iterdir())<3e6

@@ -193,7 +193,10 @@ def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
         T.trainer(cls=Old, args=T.config(GRPOConfig, **kw)).train()
     from grpo_nb.trl_rows import BOTH, IMAGES, WIDE
     known = KEYS|set(WIDE)|set(BOTH)|IMAGES
-    assert not asked-known, f'the loss reads {sorted(asked-known)}: `slice_group` and `put_groups` must carry them'
+    assert not asked - known, (
+        f'the loss reads {sorted(asked - known)}: `slice_group` and `put_groups` must carry them'
+    )
+
 
 def test_the_declared_range_of_trl_is_the_one_tested():
     from configparser import ConfigParser

@@ -1,4 +1,5 @@
 "Every option of GRPOConfig with replay on: it runs, replaces what is dead, and the loss equals TRL's own on the edited batch."
+
 import asyncio, json, math, re, tempfile
 import pytest, torch
 from datasets import Dataset
@@ -45,6 +46,7 @@ def rows(x):
 
 def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
     "For `go`: beside every loss of the trainer stands ours, its old log-probs noted when that very completion was sampled."
+
     def watch(t):
         noted,made,last = {},GRPOTrainer._generate_and_score_completions,[]
         def generate(self, inputs):
@@ -297,7 +299,10 @@ def test_tools_are_called_and_their_answers_stay_out_of_the_loss():
         i = 0
         while True:   # a call of 8 rows, then 8 answers
             for r in range(8):
-                yield '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call><|im_end|>' % (i, r)
+                yield (
+                    '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call><|im_end|>'
+                    % (i, r)
+                )
             for r in range(8): yield 'it is '+'x'*(r%3)+'<|im_end|>'
             i += 1
     t = byte_trainer(Scripted(PLAN, G), texts(), tools=[add], log_completions=True,
@@ -307,7 +312,9 @@ def test_tools_are_called_and_their_answers_stay_out_of_the_loss():
     assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,False],
         [True,True]]
     for b in got:
-        assert ((b['tool_mask']==0)&b['completion_mask'].bool()).any(1).all() and b['num_items_in_batch']==(b['completion_mask']*b['tool_mask']).sum()
+        assert ((b['tool_mask'] == 0) & b['completion_mask'].bool()).any(1).all() and b[
+            'num_items_in_batch'
+        ] == (b['completion_mask'] * b['tool_mask']).sum()
         for i,m,k in zip(b['completion_ids'], b['tool_mask'].bool(), b['completion_mask'].bool()):
             trained,given = (t.processing_class.decode(i[o]) for o in (m&k, ~m&k))
             assert ('tool_call' in trained and 'it is' in trained and 'tool_response' in given
@@ -454,7 +461,10 @@ def test_no_setting_of_trl_is_left_out():
     from pathlib import Path
     from transformers import TrainingArguments
     own = set(GRPOConfig.__dataclass_fields__)-set(TrainingArguments.__dataclass_fields__)
-    used = ' '.join(f.read_text()
-        for f in Path(__file__).parent.glob('test_*trl*.py'))+(Path(__file__).parent/'test_grpo_with_replay_buffer.py').read_text()+(Path(__file__).parent/'trl_tiny.py').read_text()
+    used = (
+        ' '.join(f.read_text() for f in Path(__file__).parent.glob('test_*trl*.py'))
+        + (Path(__file__).parent / 'test_grpo_with_replay_buffer.py').read_text()
+        + (Path(__file__).parent / 'trl_tiny.py').read_text()
+    )
     missing = {o for o in own-set(LEFT_OUT) if not re.search(rf'\b{o}\b ?=', used)}
     assert not missing and set(LEFT_OUT)<=own

@@ -1,4 +1,5 @@
 "What TRL's own tests ask of the replay trainer and of `GRPOTrainer`, asked of ours: on batches that a trainer trains on, where the reference's tests hand squares to its inner methods."
+
 import pytest, torch
 from datasets import Dataset, DatasetDict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer

@@ -1,4 +1,5 @@
 "The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator: on runs that train."
+
 import json, math, shutil, subprocess, sys
 from pathlib import Path
 import pytest, torch

@@ -1,9 +1,15 @@
 "Training 2N steps equals N steps, a checkpoint, and N more: weights, buffer and log, bit for bit. And what a kill leaves behind."
+
 import json, os, signal, shutil
 from pathlib import Path
 import pytest, torch
 from transformers import TrainerCallback
-from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, checkpoint_problem, last_checkpoint, load_state
+from grpo_nb.grpo_with_replay_buffer import (
+    GRPOWithReplayBufferTrainer,
+    checkpoint_problem,
+    last_checkpoint,
+    load_state,
+)
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD
 
@@ -118,8 +124,10 @@ def test_other_replay_options_are_refused_and_named(tmp_path):
             dict(replay_age_limit=3), dict(replay_age_decay=2.), dict(replay_max_uses=1),
             dict(replay_when_empty='mask'), dict(replay_drop_dead_kl=True),
             dict(replay_same_prompt_first=True), dict(dead_tolerance=.5)):
-        with pytest.raises(ValueError,
-                match=f'{next(iter(kw))}=.*, this run has {next(iter(kw.values()))}.*new run from its weights'):
+        with pytest.raises(
+            ValueError,
+            match=f'{next(iter(kw))}=.*, this run has {next(iter(kw.values()))}.*new run from its weights',
+        ):
             make(tmp_path, 3, **kw).train(resume_from_checkpoint=True)
     # what doesn't decide the run is free
     t = make(tmp_path, 3, record_groups=0, replay_scope='local'); t.train(resume_from_checkpoint=True)
@@ -235,7 +243,9 @@ def test_after_kill_9_in_a_save_the_run_goes_on_from_the_last_whole_checkpoint(t
         finally: os._exit(7)
     _,status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status)==signal.SIGKILL
-    assert (tmp_path/'run'/'checkpoint-4').exists() and last_checkpoint(tmp_path/'run').endswith('checkpoint-2')
+    assert (tmp_path / 'run' / 'checkpoint-4').exists() and last_checkpoint(tmp_path / 'run').endswith(
+        'checkpoint-2'
+    )
     t = make(tmp_path/'run', 6, save_steps=2); t.train(resume_from_checkpoint=True)
     assert T.same(T.weights(whole), T.weights(t)) and buffers_equal(whole.replay_buffer, t.replay_buffer)
     assert last_checkpoint(tmp_path/'run').endswith('checkpoint-6')

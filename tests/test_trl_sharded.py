@@ -1,4 +1,5 @@
 "One buffer for two processes, in the trainer: rows travel, groups straddle, FSDP2 gives the same, signals, resume on as many, fewer and more, and faults that are named."
+
 import os, subprocess, sys
 from pathlib import Path
 import pytest, torch
@@ -53,7 +54,11 @@ def test_two_processes_share_a_buffer(scene, out):
     n = len(f[0]['batches'][0]['advantages'])
     seen,travelled,split = {},0,0
     for a,b in zip(f[0]['batches'], f[1]['batches']):
-        assert (a['num_items_in_batch']==b['num_items_in_batch']==a['completion_mask'].sum()+b['completion_mask'].sum())
+        assert (
+            a['num_items_in_batch']
+            == b['num_items_in_batch']
+            == a['completion_mask'].sum() + b['completion_mask'].sum()
+        )
         rows,new = rows_of(a)+rows_of(b),torch.cat([a['replayed'], b['replayed']]).tolist()
         for g in range(2*n//4):
             r = slice(g*4, g*4+4)

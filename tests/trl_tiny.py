@@ -4,7 +4,9 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 
-WORDS = ('one two three four five six seven eight nine ten red blue green big small cat dog sky sea tree'.split())
+WORDS = (
+    'one two three four five six seven eight nine ten red blue green big small cat dog sky sea tree'.split()
+)
 CHAT = ("{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}{% "
     "if add_generation_prompt %}<|im_start|> assistant {% endif %}")
 # 17, as many as zen has
@@ -56,6 +58,7 @@ def n_red(completions, **kw):
 
 class Scripted:
     "Rewards as the test wants them: `plan[i]` is a group's rewards in order of generation, the last row repeats."
+
     __name__ = 'scripted'
     def __init__(self, plan, G): self.plan,self.G,self.i,self.seen = plan,G,0,[]
     def __call__(self, completions, **kw):
