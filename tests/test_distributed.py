@@ -169,6 +169,7 @@ def test_two_real_processes_exchange_the_same_rows(tmp_path):
 import sys, torch, torch.distributed as dist, datetime
 torch.set_num_threads(1)
 from grpo_nb.distributed import *
+from grpo_nb.replay import ReplayBuffer
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=60))
 rng = torch.Generator().manual_seed(5)
 batches = [made_batch(rng, 5, 4) for _ in range(6)]          # 10 rows each: group 2 straddles
