@@ -197,12 +197,14 @@ def _cache_bytes(config, rows, length, bf16):
     head = getattr(c, 'head_dim', None) or c.hidden_size//c.num_attention_heads
     return rows*length*c.num_hidden_layers*2*kv*head*(2 if bf16 else 4)
 
-def _states(n, world, strategy, beta, bf16):
+def _states(n, world, strategy, beta, bf16, passes):
     "Weights, gradients, optimizer, DDP's buckets and reference on one device; bytes."
     held = n/world if strategy in ('fsdp2','zero3') else n   # weights on a device
     cut = n if strategy=='ddp' else n/world
     low = strategy.startswith('zero') and bf16   # DeepSpeed works on bfloat16 weights and cuts a float32 copy
-    return dict(weights=(2 if low else 4)*held, gradients=4*cut, optimizer=(12 if low else 8)*cut,
+    gradients = 4*cut
+    if strategy=='fsdp2' and passes>1: gradients = (2 if bf16 else 4)*n   # whole until the passes are over
+    return dict(weights=(2 if low else 4)*held, gradients=gradients, optimizer=(12 if low else 8)*cut,
         buckets=4*n if strategy=='ddp' and world>1 else 0, reference=(2 if low else 4)*held if beta else 0)
 
 def _gathered(n, per_layer, outside, strategy, beta, bf16):
@@ -236,7 +238,7 @@ def memory_plan(
     if strategy not in STRATEGIES: raise ValueError(f'no strategy {strategy!r}: choose one of {STRATEGIES}')
     n,per_layer,outside = _weights(_as_text(config))
     length,rows = prompt_length+completion_length,lay.per_device_train_batch_size
-    out = _states(n, lay.world, strategy, beta, bf16)
+    out = _states(n, lay.world, strategy, beta, bf16, lay.gradient_accumulation_steps)
     states = sum(out.values())
     gathered,scoring = _gathered(n, per_layer, outside, strategy, beta, bf16)
     out['gathered'] = gathered

@@ -532,7 +532,7 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
         assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl,
             c.loss_type)==(8, 5, 'recency', True, 'grpo')
     own = set(GRPOWithReplayBufferConfig.__dataclass_fields__)-set(GRPOConfig.__dataclass_fields__)
-    assert len(own)==14 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__
+    assert len(own)==18 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__
         for k in own) and T.config().replay_buffer_size==64
 
 # -- what is logged -------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 "Notebooks in JupyterLab, driven as a person would"
 
 def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
-    pg = notebook('widgets')
+    pg = notebook('core')
     out = pg.locator('.jp-OutputArea-output').filter(has_text='clip eps').first
     out.scroll_into_view_if_needed()
     pg.wait_for_selector('svg[aria-label^="clip eps 0.20, A 1.0"]', state='visible', timeout=20_000)
@@ -14,7 +14,7 @@ def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
     pg.wait_for_selector('svg[aria-label^="clip eps 0.10, A -1.0"]', state='visible')
 
 def test_live_text_is_computed_by_the_kernel(notebook):
-    pg = notebook('widgets')
+    pg = notebook('core')
     box = pg.locator('.needs-kernel').first
     box.scroll_into_view_if_needed()
     assert 'a: 3' in box.inner_text()
@@ -31,13 +31,13 @@ def test_live_text_is_computed_by_the_kernel(notebook):
 
 
 def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab):
-    "Run All, save and nbdev_clean give back the notebook that is stored"
+    "Run All, save and nbdev_clean give back the notebook that is stored; widgets get new ids, which `run_nbs` steadies"
     import os, subprocess, sys
     from pathlib import Path
     at,token,home = lab
-    stored = next((home/'nbs').rglob('widgets.ipynb'))
+    stored = next((home/'nbs').rglob('core.ipynb'))
     before = stored.read_bytes()
-    pg = notebook('widgets')
+    pg = notebook('core')
     pg.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
     pg.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=30_000)
     subprocess.run(

@@ -64,7 +64,11 @@ def test_states_are_16_bytes_a_weight_and_are_cut_as_the_strategy_says():
     def state(s, **k):
         return sum(memory_plan(c, lay, 16, 16, s, **k)[o] for o in ('weights', 'gradients', 'optimizer'))
 
-    assert state('ddp')==16*n and state('fsdp2')==2*n
+    assert state('ddp')==16*n and state('fsdp2')==12*n/8+2*n   # gradients stay whole while they are accumulated
+    once = memory_plan(c, Layout(8, 2, 8, 16), 16, 16, 'fsdp2')
+    assert once['gradients']==4*n/8
+    whole = memory_plan(c, lay, 16, 16, 'fsdp2', bf16=False)
+    assert whole['gradients']==4*n
     assert (
         state('zero3') == (2 + 4 + 12) * n / 8 and state('zero2') == 2 * n + (4 + 12) * n / 8
     )  # bfloat16 to work on, a float32 copy cut
