@@ -203,7 +203,7 @@ def test_a_resume_with_another_layout_says_which_setting_differs(saved, name, kw
     with pytest.raises(ValueError, match=said): t.train(resume_from_checkpoint=True)
 
 @pytest.mark.parametrize('what,error,said', [('no/such/folder', ValueError, 'no such folder'),
-    (5, TypeError, 'needs True, 'auto' or the path')])
+    (5, TypeError, "needs True, 'auto' or the path")])
 def test_a_resume_from_nowhere_says_so(what, error, said):
     with pytest.raises(error, match=said): T.trainer().train(resume_from_checkpoint=what)
 
