@@ -532,8 +532,10 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
         assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl,
             c.loss_type)==(8, 5, 'recency', True, 'grpo')
     own = set(GRPOWithReplayBufferConfig.__dataclass_fields__)-set(GRPOConfig.__dataclass_fields__)
-    assert len(own)==18 and all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__
-        for k in own) and T.config().replay_buffer_size==64
+    replay = {f'replay_{k}' for k in ('buffer_size','priority','scope','age_limit','age_decay','max_uses','when_empty',
+        'drop_dead_kl','same_prompt_first','stored_per_fresh','weight','weight_cap','clip','max_drift')}
+    assert own==replay | {'dead_tolerance','record_groups','record_max_groups','record_max_mb'}
+    assert all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own) and T.config().replay_buffer_size==64
 
 # -- what is logged -------------------------------------------------------------------------------
 def test_metrics_say_what_was_done():
