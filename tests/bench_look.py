@@ -1,4 +1,6 @@
-"What looking at a run costs, in processor time: `python tests/bench_look.py` writes nbs/results/looking.csv, which the page on how results are made shows. Takes half a minute of processor time."
+"""What looking at a run costs, in processor time: `python tests/bench_look.py` writes
+nbs/results/looking.csv, which the page on how results are made shows.
+Takes half a minute of processor time."""
 
 import statistics, sys, tempfile, time
 from pathlib import Path
@@ -29,9 +31,8 @@ def recording(steps=24):
     tr.record = watched
     try:
         model,tok = load_model()
-        args = tr.TrainConfig(
-            output_dir=tempfile.mkdtemp(), max_steps=steps, learning_rate=2e-4, disable_tqdm=True
-        )
+        args = tr.TrainConfig(output_dir=tempfile.mkdtemp(), max_steps=steps, learning_rate=2e-4,
+                              disable_tqdm=True)
         s,_ = spent(tr.train, model, tok, chain_sum(200, seed=0), accuracy_reward, args)
     finally: tr.record = old
     return 100*used['s']/s
@@ -42,36 +43,17 @@ def main(out):
     box,steps = inspect_run(run),iter(range(10, 500, 7))
     def move(): box.handles['step'].value = next(steps)
 
-    found = [
-        (
-            'a run of 500 steps × 16 groups × 8 completions opens',
-            's',
-            1,
-            [spent(inspect_run, run)[0] for _ in range(N)],
-        ),
-        ('another step of it is drawn', 'ms', 100, [1e3 * spent(move)[0] for _ in range(5 * N)]),
-        ("recording, share of the demo's training", '%', 1, [recording() for _ in range(N)]),
-        ('its report.html', 'MB', 5, [write_report(run).stat().st_size / 1e6]),
-        ('its inspector.html', 'MB', 5, [write_inspector(run).stat().st_size / 1e6]),
-    ]
-    rows = [
-        dict(
-            what=w,
-            unit=u,
-            at_most=m,
-            median=f'{statistics.median(x):.3g}',
-            least=f'{min(x):.3g}',
-            most=f'{max(x):.3g}',
-            times=len(x),
-        )
-        for w, u, m, x in found
-    ]
+    found = [('a run of 500 steps × 16 groups × 8 completions opens', 's', 1,
+              [spent(inspect_run, run)[0] for _ in range(N)]),
+             ('another step of it is drawn', 'ms', 100, [1e3 * spent(move)[0] for _ in range(5 * N)]),
+             ("recording, share of the demo's training", '%', 1, [recording() for _ in range(N)]),
+             ('its report.html', 'MB', 5, [write_report(run).stat().st_size / 1e6]),
+             ('its inspector.html', 'MB', 5, [write_inspector(run).stat().st_size / 1e6])]
+    rows = [dict(what=w, unit=u, at_most=m, median=f'{statistics.median(x):.3g}', least=f'{min(x):.3g}',
+                 most=f'{max(x):.3g}', times=len(x)) for w, u, m, x in found]
     pd.DataFrame(rows).to_csv(out, index=False)
     print(pd.DataFrame(rows).to_string())
 
 if __name__ == '__main__':
-    main(
-        Path(sys.argv[1])
-        if len(sys.argv) > 1
-        else Path(__file__).parent.parent / 'nbs' / 'results' / 'looking.csv'
-    )
+    main(Path(sys.argv[1])
+         if len(sys.argv) > 1 else Path(__file__).parent.parent / 'nbs' / 'results' / 'looking.csv')

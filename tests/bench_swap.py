@@ -1,4 +1,5 @@
-"How long a step of the shared buffer takes: `torchrun --standalone --nproc_per_node 2 tests/bench_swap.py [file.csv]` adds a line to the file."
+"""How long a step of the shared buffer takes: `torchrun --standalone --nproc_per_node 2
+tests/bench_swap.py [file.csv]` adds a line to the file."""
 
 import csv, os, sys
 import torch, torch.distributed as dist

@@ -1,7 +1,10 @@
 """Replay on TRL in numbers, by `python tests/bench_trl.py speed|example|curve [csv]`.
 
-speed: plain GRPO, replay, replay that records every group, and replay with one more forward pass, step by step in turn in one process
-(A B C D A B C D), CPU seconds of a step, with no group dead and with half of them dead. example: the documented example, 24 seeds x 40 steps. curve: the tiny Qwen, replay off and on, five seeds.
+speed: plain GRPO, replay, replay that records every group, and replay with one more forward pass, step by
+step in turn in one process (A B C D A B C D), CPU seconds of a step, with no group dead and with half of
+them dead.
+example: the documented example, 24 seeds x 40 steps.
+curve: the tiny Qwen, replay off and on, five seeds.
 """
 import csv, statistics as st, sys, threading, time, warnings
 from pathlib import Path
@@ -21,29 +24,15 @@ class Forward(GRPOWithReplayBufferTrainer):
     def update_with_replay_buffer(self, batch, inputs):
         ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1) for k in ('ids','mask'))
         with torch.no_grad():
-            batch['old_per_token_logps'] = self._get_per_token_logps_and_entropies(
-                self.model,
-                ids,
-                mask,
-                batch['completion_ids'].shape[1],
-                batch_size=self.args.per_device_train_batch_size,
-            )[0]
+            batch['old_per_token_logps'] = self._get_per_token_logps_and_entropies(self.model, ids, mask,
+                batch['completion_ids'].shape[1], batch_size=self.args.per_device_train_batch_size)[0]
         return super().update_with_replay_buffer(batch, inputs)
 
 def qwen(width, layers):
     torch.manual_seed(0)
-    m = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=2000,
-            hidden_size=width,
-            intermediate_size=3 * width,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            pad_token_id=0,
-            eos_token_id=1,
-        )
-    )
+    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=2000, hidden_size=width, intermediate_size=3 * width,
+                                     num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+                                     pad_token_id=0, eos_token_id=1))
     m.generation_config.eos_token_id = None
     return m
 
@@ -68,49 +57,23 @@ def speed(out, steps=64, width=128, layers=3, tokens=32):
     rows = []
     for name,plan in (('nothing dead', [LIVE]), ('half dead', [LIVE]*4+[LIVE,DEAD]*9999)):
         def make(cls, cfg, **kw):
-            t = T.trainer(
-                T.Scripted(plan, 4),
-                cls=cls,
-                model_=qwen(width, layers),
-                args=T.config(
-                    cfg,
-                    per_device_train_batch_size=16,
-                    max_completion_length=tokens,
-                    max_steps=steps,
-                    learning_rate=1e-5,
-                    generation_kwargs=dict(min_new_tokens=tokens),
-                    dataloader_pin_memory=False,
-                    **kw,
-                ),
-            )
+            t = T.trainer(T.Scripted(plan, 4), cls=cls, model_=qwen(width, layers),
+                          args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens,
+                                        max_steps=steps, learning_rate=1e-5,
+                                        generation_kwargs=dict(min_new_tokens=tokens),
+                                        dataloader_pin_memory=False, **kw))
             t.remove_callback(PrinterCallback); return t
         own = GRPOWithReplayBufferTrainer,GRPOWithReplayBufferConfig
-        times = [
-            o[4:]
-            for o in in_turn(
-                [
-                    make(GRPOTrainer, GRPOConfig),
-                    make(*own, record_groups=0),
-                    make(*own, record_groups=1),
-                    make(Forward, own[1], record_groups=0),
-                ],
-                steps,
-            )
-        ]
+        times = [o[4:] for o in in_turn([make(GRPOTrainer, GRPOConfig), make(*own, record_groups=0),
+                                         make(*own, record_groups=1),
+                                         make(Forward, own[1], record_groups=0)], steps)]
         for arm,o in zip(('GRPOTrainer','replay','replay, recorded','replay, one more forward'), times):
             ratio = sorted(b/a for a,b in zip(times[0], o))
             low,high = (ratio[int(len(ratio)*q)] for q in (.25, .75))
-            rows.append(
-                dict(
-                    case=name,
-                    arm=arm,
-                    steps=len(o),
-                    median_ms=round(1e3 * st.median(o), 2),
-                    over_plain_pct=round(100 * (st.median(ratio) - 1), 2),
-                    quartile_low=round(100 * (low - 1), 2),
-                    quartile_high=round(100 * (high - 1), 2),
-                )
-            )
+            rows.append(dict(case=name, arm=arm, steps=len(o), median_ms=round(1e3 * st.median(o), 2),
+                             over_plain_pct=round(100 * (st.median(ratio) - 1), 2),
+                             quartile_low=round(100 * (low - 1), 2),
+                             quartile_high=round(100 * (high - 1), 2)))
             print(rows[-1], flush=True)
     write(out, rows)
 
@@ -129,29 +92,20 @@ def example(out, seeds=24, steps=40):
             r = torch.rand(len(completions))
             return [0]*len(r) if torch.rand(())<.25 else r.tolist()
 
-        t = T.trainer(
-            [sometimes_flat],
-            args=T.config(
-                learning_rate=1e-4, max_completion_length=8, replay_buffer_size=8, max_steps=steps, seed=seed
-            ),
-        )
+        t = T.trainer([sometimes_flat],
+                      args=T.config(learning_rate=1e-4, max_completion_length=8, replay_buffer_size=8,
+                                    max_steps=steps, seed=seed))
         t.remove_callback(PrinterCallback)
         before,got = T.weights(t),T.spy(t); t.train(); after = T.weights(t)
         old = [b for b in got if b['replayed'].any()]
-        rows.append(
-            dict(
-                seed=seed,
-                steps=len(got),
-                dead=int(sum(o['replay/dead'] for o in t.state.log_history if 'replay/dead' in o)),
-                replaced=len(old),
-                unfilled=int(
-                    sum(o['replay/unfilled'] for o in t.state.log_history if 'replay/unfilled' in o)
-                ),
-                rows_with_advantage=sum(int((b['advantages'] != 0).sum()) for b in old),
-                of=4 * len(old),
-                weights_unmoved=sum(torch.equal(before[k], after[k]) for k in before),
-            )
-        )
+        rows.append(dict(seed=seed, steps=len(got),
+                         dead=int(sum(o['replay/dead'] for o in t.state.log_history if 'replay/dead' in o)),
+                         replaced=len(old),
+                         unfilled=int(sum(o['replay/unfilled'] for o in t.state.log_history
+                                          if 'replay/unfilled' in o)),
+                         rows_with_advantage=sum(int((b['advantages'] != 0).sum()) for b in old),
+                         of=4 * len(old),
+                         weights_unmoved=sum(torch.equal(before[k], after[k]) for k in before)))
     print({k:sum(r[k] for r in rows) for k in rows[0] if k!='seed'}, 'on', seeds, 'seeds')
     write(out, rows)
 
@@ -165,37 +119,21 @@ def curve(out, seeds=5, steps=80):
     for seed in range(seeds):
         for size in (0, 64):
             m,tok = load_model('tiny')
-            t = GRPOWithReplayBufferTrainer(
-                model=m,
-                reward_funcs=accuracy_reward,
-                processing_class=tok,
-                train_dataset=chain_sum(1000, seed=seed),
-                args=T.config(
-                    per_device_train_batch_size=32,
-                    steps_per_generation=4,
-                    num_generations=8,
-                    max_completion_length=48,
-                    learning_rate=2e-4,
-                    max_steps=steps,
-                    seed=seed,
-                    replay_buffer_size=size,
-                    lr_scheduler_type='constant',
-                ),
-            )
+            t = GRPOWithReplayBufferTrainer(model=m, reward_funcs=accuracy_reward, processing_class=tok,
+                                            train_dataset=chain_sum(1000, seed=seed),
+                                            args=T.config(per_device_train_batch_size=32,
+                                                          steps_per_generation=4, num_generations=8,
+                                                          max_completion_length=48, learning_rate=2e-4,
+                                                          max_steps=steps, seed=seed,
+                                                          replay_buffer_size=size,
+                                                          lr_scheduler_type='constant'))
             t.remove_callback(PrinterCallback); t.train()
             for o in t.state.log_history:
                 if 'reward' in o:
-                    rows.append(
-                        dict(
-                            seed=seed,
-                            replay_buffer_size=size,
-                            step=o['step'],
-                            reward=round(o['reward'], 4),
-                            dead=round(o['frac_reward_zero_std'], 4),
-                            trained_on=round(o.get('replay/live_after', 1 - o['frac_reward_zero_std']), 4),
-                            heldout='',
-                        )
-                    )
+                    rows.append(dict(seed=seed, replay_buffer_size=size, step=o['step'],
+                                     reward=round(o['reward'], 4), dead=round(o['frac_reward_zero_std'], 4),
+                                     trained_on=round(o.get('replay/live_after',
+                                                            1 - o['frac_reward_zero_std']), 4), heldout=''))
             m.eval(); rows[-1]['heldout'] = round(evaluate(m, tok, test, accuracy_reward)['pass@1'], 4)
             print(rows[-1], flush=True)
             write(out, rows)
@@ -206,13 +144,9 @@ def curve(out, seeds=5, steps=80):
     )
     for key,n in (('reward', 4), ('trained_on', 20), ('heldout', 1)):
         f = end(key, n)
-        print(
-            f'{key}, last {n} batches, off / on / on minus off:',
-            *[
-                mean_ci([g(s) for s in range(seeds)])
-                for g in (lambda s: f(s, 0), lambda s: f(s, 64), lambda s: f(s, 64) - f(s, 0))
-            ],
-        )
+        print(f'{key}, last {n} batches, off / on / on minus off:',
+              *[mean_ci([g(s) for s in range(seeds)]) for g in (lambda s: f(s, 0), lambda s: f(s, 64),
+                                                                lambda s: f(s, 64) - f(s, 0))])
 
 
 if __name__=='__main__': globals()[sys.argv[1]](sys.argv[2] if len(sys.argv)>2 else None)

@@ -1,6 +1,8 @@
-"What several tests need: the built site, a Chromium that is on the machine, a JupyterLab on a copy of the project."
+"""What several tests need: the built site, a Chromium that is on the machine,
+a JupyterLab on a copy of the project."""
 
-import functools, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time, urllib.request
+import functools, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time
+import urllib.request
 from pathlib import Path
 import pytest
 
@@ -9,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
 )
-QUIET = '--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
+QUIET = ('--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
+         '--disable-component-update --disable-sync').split()
 
 
 def pytest_addoption(parser):
@@ -39,12 +42,8 @@ def site(tmp_path_factory):
     if o := os.environ.get('SITE'): return Path(o)
     pytest.importorskip('smalldocs', reason='no smalldocs: pip install -e .[dev]')
     out,t = tmp_path_factory.mktemp('site')/'docs',time.monotonic()
-    r = subprocess.run(
-        [sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(out)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    r = subprocess.run([sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(out)], cwd=ROOT,
+                       capture_output=True, text=True)
     assert r.returncode==0, r.stdout[-6000:]+r.stderr[-3000:]
     print(f'site built in {time.monotonic()-t:.1f} s')
     return out
@@ -84,35 +83,17 @@ def lab(tmp_path_factory):
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
     token,at = secrets.token_hex(8),f'http://127.0.0.1:{port}'
-    env = {
-        **os.environ,
-        'JUPYTER_CONFIG_DIR': str(d / 'config'),
-        'JUPYTERLAB_SETTINGS_DIR': str(d / 'settings'),
-        'JUPYTERLAB_WORKSPACES_DIR': str(d / 'workspaces'),
-        'JUPYTER_RUNTIME_DIR': str(d / 'runtime'),
-        'IPYTHONDIR': str(d / 'ipython'),
-        'PYTHONPATH': str(d / 'project'),
-    }
+    env = {**os.environ, 'JUPYTER_CONFIG_DIR': str(d / 'config'),
+           'JUPYTERLAB_SETTINGS_DIR': str(d / 'settings'),
+           'JUPYTERLAB_WORKSPACES_DIR': str(d / 'workspaces'), 'JUPYTER_RUNTIME_DIR': str(d / 'runtime'),
+           'IPYTHONDIR': str(d / 'ipython'), 'PYTHONPATH': str(d / 'project')}
     with open(d/'lab.log', 'w') as log:
-        p = subprocess.Popen(
-            [
-                sys.executable,
-                '-m',
-                'jupyterlab',
-                '--no-browser',
-                '--allow-root',
-                '--ServerApp.ip=127.0.0.1',
-                f'--ServerApp.port={port}',
-                '--ServerApp.port_retries=0',
-                f'--IdentityProvider.token={token}',
-                f"--ServerApp.root_dir={d / 'project'}",
-                '--LabApp.expose_app_in_browser=True',
-                '--LabApp.news_url=None',
-            ],
-            env=env,
-            stdout=log,
-            stderr=log,
-        )
+        p = subprocess.Popen([sys.executable, '-m', 'jupyterlab', '--no-browser', '--allow-root',
+                              '--ServerApp.ip=127.0.0.1', f'--ServerApp.port={port}',
+                              '--ServerApp.port_retries=0', f'--IdentityProvider.token={token}',
+                              f"--ServerApp.root_dir={d / 'project'}",
+                              '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=None'], env=env,
+                             stdout=log, stderr=log)
         end = time.monotonic()+120
         try:
             while True:
@@ -130,17 +111,15 @@ def lab(tmp_path_factory):
 
 @pytest.fixture
 def notebook(lab, browser):
-    "Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page; an error in a cell fails the test"
+    """Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page;
+    an error in a cell fails the test"""
     at,token,_ = lab
     pages = []
     def run(name, seconds=120):
         pg = browser.new_page(viewport=dict(width=1280, height=900))
         pages.append(pg)
-        file = next(
-            f
-            for f in sorted((ROOT / 'nbs').rglob('*.ipynb'))
-            if re.sub(r'^\d+\w*?_', '', f.stem) == name or f.name == name
-        )
+        file = next(f for f in sorted((ROOT / 'nbs').rglob('*.ipynb'))
+                    if re.sub(r'^\d+\w*?_', '', f.stem) == name or f.name == name)
         pg.goto(f'{at}/lab/tree/nbs/{file.relative_to(ROOT/"nbs")}?token={token}&reset')
         pg.wait_for_function(
             "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
@@ -150,11 +129,13 @@ def notebook(lab, browser):
         pg.wait_for_function(
             """() => {
             const w = window.jupyterapp.shell.currentWidget, k = w.sessionContext.session.kernel
-            return k.status === 'idle' && [...w.content.model.cells].every(c => c.type !== 'code' || !c.sharedModel.source.trim() || c.executionCount !== null) }""",
+            const done = c => c.type !== 'code' || !c.sharedModel.source.trim() || c.executionCount !== null
+            return k.status === 'idle' && [...w.content.model.cells].every(done) }""",
             timeout=seconds * 1000,
         )
-        errors = pg.evaluate("""() => [...window.jupyterapp.shell.currentWidget.content.model.cells].filter(c => c.type === 'code')
-            .flatMap(c => c.sharedModel.outputs ?? []).filter(o => o.output_type === 'error').map(o => o.ename + ': ' + o.evalue)""")
+        errors = pg.evaluate("""() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+            .filter(c => c.type === 'code').flatMap(c => c.sharedModel.outputs ?? [])
+            .filter(o => o.output_type === 'error').map(o => o.ename + ': ' + o.evalue)""")
         assert not errors, errors
         return pg
     yield run

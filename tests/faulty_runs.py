@@ -65,38 +65,20 @@ def make(name, folder, **more):
     if name=='learning-rate-too-large': kw = dict(learning_rate=2e-2)
     if name=='replay-too-old': rewards,kw = capped,dict(learning_rate=3e-3, max_steps=80)
     if name=='hacked-by-length':
-        rewards, method, kw = (
-            [length, right],
-            Keep(),
-            dict(reward_weights=[1.0, 0.0], learning_rate=1e-3, max_steps=64),
-        )
+        rewards, method, kw = ([length, right], Keep(),
+                               dict(reward_weights=[1.0, 0.0], learning_rate=1e-3, max_steps=64))
     if name=='hacked-by-length-alone':
         rewards,method,kw = length,Keep(),dict(learning_rate=5e-4, max_steps=48)
     if name=='hacked-by-form': rewards,method,kw = falsy,Keep(),dict(learning_rate=1e-3, max_steps=120)
     if name=='hacked-by-form-seen':
-        rewards, method, kw = (
-            [falsy, right],
-            Keep(),
-            dict(reward_weights=[1.0, 0.0], learning_rate=1e-3, max_steps=64),
-        )
+        rewards, method, kw = ([falsy, right], Keep(),
+                               dict(reward_weights=[1.0, 0.0], learning_rate=1e-3, max_steps=64))
     model,tok = fresh()
     if eos: tok.eos_token = eos
     torch.manual_seed(0)
-    args = TrainConfig(
-        **(
-            dict(
-                output_dir=str(folder),
-                num_generations=8,
-                generation_batch_size=64,
-                steps_per_generation=4,
-                max_steps=40,
-                disable_tqdm=True,
-                max_completion_length=40,
-            )
-            | kw
-            | more
-        )
-    )
+    args = TrainConfig(**(dict(output_dir=str(folder), num_generations=8, generation_batch_size=64,
+                               steps_per_generation=4, max_steps=40, disable_tqdm=True,
+                               max_completion_length=40) | kw | more))
     train(model, tok, data(), rewards, args, method=method)
     return folder
 NAMES = '''healthy healthy-plain on-policy all-truncated no-chat-template no-end-token reward-never-fires

@@ -24,22 +24,11 @@ def make_run(
 ):
     "Write a run folder of `n_steps` batches; returns the folder."
     rng,g = random.Random(seed),torch.Generator().manual_seed(seed)
-    rec = Recorder(
-        folder,
-        settings=dict(
-            trainer='made up',
-            args=dict(
-                seed=seed,
-                replay_buffer_size=buffer_size,
-                dead_tolerance=1e-6,
-                num_generations=G,
-                learning_rate=1e-4,
-                epsilon=0.2,
-            ),
-            method=method,
-        ),
-        every=every * stride,
-    )
+    rec = Recorder(folder, settings=dict(trainer='made up',
+                                         args=dict(seed=seed, replay_buffer_size=buffer_size,
+                                                   dead_tolerance=1e-6, num_generations=G,
+                                                   learning_rate=1e-4, epsilon=0.2), method=method),
+                   every=every * stride)
     buf = ReplayBuffer(buffer_size, seed=seed)
     hard = [rng.gauss(0, 2.5) for _ in range(40*B)]
     tokens = 0
@@ -47,11 +36,8 @@ def make_run(
         step = i*stride
         keys = [rng.randrange(len(hard)) for _ in range(B)]
         p = torch.sigmoid(torch.tensor([3.*i/max(1, n_steps-1)-.5+hard[k] for k in keys]))
-        r = (
-            (torch.rand(B, G, generator=g) < p[:, None]).float()
-            if reward is None
-            else reward(torch.rand(B, G, generator=g), step)
-        )
+        r = ((torch.rand(B, G, generator=g) < p[:, None]).float()
+             if reward is None else reward(torch.rand(B, G, generator=g), step))
         A,dead = group_advantages(r),dead_groups(r)
         def answer(b, j):
             if texts: return texts(step, b, j)
@@ -60,107 +46,51 @@ def make_run(
         cs,prompts = [answer(b, j) for b in range(B) for j in range(G)],[f'What is {k} + 1?' for k in keys]
         where = dead.nonzero()[:,0].tolist()
         drawn = buf.draw(len(where), step) if method=='replay' else []
-        records = [
-            dict(treatment=('masked' if method == 'mask' else 'kept') if d else 'trained', score=s)
-            for d, s in zip(dead.tolist(), group_scores(A, r).tolist())
-        ]
+        records = [dict(treatment=('masked' if method == 'mask' else 'kept') if d else 'trained', score=s)
+                   for d, s in zip(dead.tolist(), group_scores(A, r).tolist())]
         new = A.clone()
         for b,e in zip(where, drawn):
-            records[b] |= dict(
-                treatment='replaced',
-                replacement=dict(
-                    id=e.id, step=e.step, age=e.age, uses=e.uses, score=e.score, prob=e.prob, key=e.key
-                ),
-            )
+            records[b] |= dict(treatment='replaced',
+                               replacement=dict(id=e.id, step=e.step, age=e.age, uses=e.uses, score=e.score,
+                                                prob=e.prob, key=e.key))
             new[b] = e.data
         live = (~dead).nonzero()[:,0].tolist()
         if method=='replay':
             scores,kept = [records[b]['score'] for b in live],[keys[b] for b in live]
             for b,k in zip(live, buf.add(scores, [A[b] for b in live], step, kept)): records[b]['id'] = k
-        ages = torch.tensor(
-            [float(step - o['replacement']['step']) if 'replacement' in o else 0.0 for o in records]
-        )
-        ratio, mask = (
-            (torch.randn(B, G, T, generator=g) * (0.03 + 0.02 * ages[:, None, None])).exp(),
-            torch.rand(B, G, T, generator=g) < 0.8,
-        )
+        ages = torch.tensor([float(step - o['replacement']['step']) if 'replacement' in o else 0.0
+                             for o in records])
+        ratio, mask = ((torch.randn(B, G, T, generator=g) * (0.03 + 0.02 * ages[:, None, None])).exp(),
+                       torch.rand(B, G, T, generator=g) < 0.8)
         tokens += int(mask.sum())
-        rec.groups(
-            step,
-            group_rows(
-                step,
-                prompts,
-                cs,
-                r,
-                records=records,
-                rewards_by_func=dict(accuracy_reward=r),
-                key=keys,
-                n_tokens=mask.sum(-1),
-                truncated=torch.rand(B, G, generator=g) < 0.05,
-                advantages_before=A,
-                advantages=new,
-                dead=dead,
-                why=dead_reason(r),
-                ratio_hist=ratio_hists(ratio, mask),
-                clip_share=clip_share(ratio, new[..., None], mask, (1, 2)).tolist(),
-            ),
-        )
+        rec.groups(step, group_rows(step, prompts, cs, r, records=records,
+                                    rewards_by_func=dict(accuracy_reward=r), key=keys,
+                                    n_tokens=mask.sum(-1), truncated=torch.rand(B, G, generator=g) < 0.05,
+                                    advantages_before=A, advantages=new, dead=dead, why=dead_reason(r),
+                                    ratio_hist=ratio_hists(ratio, mask),
+                                    clip_share=clip_share(ratio, new[..., None], mask, (1, 2)).tolist()))
         old = ages[[o['treatment']=='replaced' for o in records]]
-        row = dict(
-            step=step,
-            loss=float(torch.randn((), generator=g) * 1e-3),
-            grad_norm=0.4 + 0.1 * rng.random(),
-            learning_rate=1e-4,
-            reward=r.mean().item(),
-            reward_std=r.std(1).mean().item(),
-            frac_reward_zero_std=dead.float().mean().item(),
-            num_tokens=tokens,
-            entropy=0.6 - 0.3 * i / n_steps,
-            kl=0.001 * i,
-            step_time=0.3,
-        )
-        row |= {
-            'completions/mean_length': mask.sum(-1).float().mean().item(),
-            'completions/clipped_ratio': 0.05,
-            'clip_ratio/region_mean': 0.02,
-            'replay/dead': int(dead.sum()),
-            'replay/replaced': len(drawn),
-            'replay/unfilled': len(where) - len(drawn),
-            'replay/buffer_size': len(buf),
-            'replay/live_before': (~dead).float().mean().item(),
-            'replay/live_after': ((~dead).sum().item() + len(drawn)) / B,
-        }
+        row = dict(step=step, loss=float(torch.randn((), generator=g) * 1e-3),
+                   grad_norm=0.4 + 0.1 * rng.random(), learning_rate=1e-4, reward=r.mean().item(),
+                   reward_std=r.std(1).mean().item(), frac_reward_zero_std=dead.float().mean().item(),
+                   num_tokens=tokens, entropy=0.6 - 0.3 * i / n_steps, kl=0.001 * i, step_time=0.3)
+        row |= {'completions/mean_length': mask.sum(-1).float().mean().item(),
+                'completions/clipped_ratio': 0.05, 'clip_ratio/region_mean': 0.02,
+                'replay/dead': int(dead.sum()), 'replay/replaced': len(drawn),
+                'replay/unfilled': len(where) - len(drawn), 'replay/buffer_size': len(buf),
+                'replay/live_before': (~dead).float().mean().item(),
+                'replay/live_after': ((~dead).sum().item() + len(drawn)) / B}
         if len(old):
-            row |= {
-                'replay/age_mean': old.mean().item(),
-                'replay/age_max': old.max().item(),
-                'replay/ratio_mean': 1.01,
-                'replay/ratio_max': 1.6,
-                'replay/ess': 0.9,
-                'replay/clip_share': 0.05,
-            }
+            row |= {'replay/age_mean': old.mean().item(), 'replay/age_max': old.max().item(),
+                    'replay/ratio_mean': 1.01, 'replay/ratio_max': 1.6, 'replay/ess': 0.9,
+                    'replay/clip_share': 0.05}
         rec.log(row)
     if summary:
-        samples = [
-            dict(
-                prompt=f'What is {i} + 1?',
-                answer=str(i + 1),
-                before=f'<answer>{i}</answer>',
-                after=f'<think>{i} + 1 = {i + 1}</think><answer>{i + 1}</answer>',
-                right_before=False,
-                right_after=True,
-            )
-            for i in range(3)
-        ]
+        samples = [dict(prompt=f'What is {i} + 1?', answer=str(i + 1), before=f'<answer>{i}</answer>',
+                        after=f'<think>{i} + 1 = {i + 1}</think><answer>{i + 1}</answer>',
+                        right_before=False, right_after=True) for i in range(3)]
         b,a = .38+.02*rng.random(),.9+.02*rng.random()
-        rec.summary(
-            before={'pass@1': b, 'ci': [b - 0.04, b + 0.04], 'n_problems': 500},
-            after={'pass@1': a, 'ci': [a - 0.025, a + 0.025], 'n_problems': 500},
-            train_s=21.4,
-            total_s=52.8,
-            seed=seed,
-            samples=samples,
-            task='sums',
-            model='made up',
-        )
+        rec.summary(before={'pass@1': b, 'ci': [b - 0.04, b + 0.04], 'n_problems': 500},
+                    after={'pass@1': a, 'ci': [a - 0.025, a + 0.025], 'n_problems': 500}, train_s=21.4,
+                    total_s=52.8, seed=seed, samples=samples, task='sums', model='made up')
     return folder

@@ -27,16 +27,14 @@ def store(folder, name):
         return {k:o[k] for k in KEPT if o.get(k) is not None}|new
     args = {k:v for k,v in r.settings['args'].items() if k!='output_dir'}
     settings = {k:v for k,v in r.settings.items() if k not in ('versions','run_id')}|dict(args=args)
-    data = json.dumps(
-        dict(history=rows, groups=[group(o) for o in r.rows], settings=settings), separators=(',', ':')
-    )
+    data = json.dumps(dict(history=rows, groups=[group(o) for o in r.rows], settings=settings),
+                      separators=(',', ':'))
     (AT/f'{name}.json.gz').write_bytes(gzip.compress(data.encode(), 9, mtime=0))
 
 if __name__=='__main__':
     import tempfile, faulty_runs
     for name in sys.argv[1:] or NAMES:
-        base, _, seed = (
-            name.rpartition('-') if name[-1].isdigit() and name.startswith('healthy') else (name, '', '')
-        )
+        base, _, seed = (name.rpartition('-') if name[-1].isdigit()
+                         and name.startswith('healthy') else (name, '', ''))
         with tempfile.TemporaryDirectory() as d:
             store(faulty_runs.make(base, f'{d}/r', **(dict(seed=int(seed)) if seed else {})), name)

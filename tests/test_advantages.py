@@ -16,33 +16,13 @@ def trl_trainer():
     import trl_tiny
     from trl import GRPOConfig, GRPOTrainer
 
-    args = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix='run'),
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=4,
-        report_to='none',
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-    )
-    t = GRPOTrainer(
-        model=trl_tiny.folder(),
-        reward_funcs=trl_tiny.n_red,
-        args=args,
-        train_dataset=trl_tiny.data(),
-        processing_class=trl_tiny.tokenizer(),
-    )
-    t._generate = lambda prompts: (
-        [[2, 3] for _ in prompts],
-        [[4, 1] for _ in prompts],
-        None,
-        ['x'] * len(prompts),
-        None,
-        {},
-        None,
-        None,
-    )
+    args = GRPOConfig(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4,
+                      num_generations=4, max_completion_length=4, report_to='none', use_cpu=True,
+                      bf16=False, gradient_checkpointing=False)
+    t = GRPOTrainer(model=trl_tiny.folder(), reward_funcs=trl_tiny.n_red, args=args,
+                    train_dataset=trl_tiny.data(), processing_class=trl_tiny.tokenizer())
+    t._generate = lambda prompts: ([[2, 3] for _ in prompts], [[4, 1] for _ in prompts], None,
+                                   ['x'] * len(prompts), None, {}, None, None)
     t.model.train()
     return t
 
@@ -99,11 +79,8 @@ def test_all_equal_fractions_get_exactly_zero_where_trl_leaves_noise():
     worst = 0
     for v,G in itertools.product((.1,.2,.3,.6,.7,.9), (3,5,6,7,8,12)):
         r = torch.full((2,G,1), v)
-        assert (
-            (group_advantages(r[..., 0]) == 0).all()
-            and (multi_objective(r) == 0).all()
-            and dead_groups(r[..., 0]).all()
-        )
+        assert ((group_advantages(r[..., 0]) == 0).all() and (multi_objective(r) == 0).all()
+                and dead_groups(r[..., 0]).all())
         worst = max(worst, trl_advantages(r).abs().max().item())
     assert 1e-6<worst<1e-2   # there is something to be protected from
     mixed = torch.stack([torch.full((7,2), .1), draw(1, 7, 2)[0]])
@@ -143,30 +120,16 @@ def test_integer_and_bool_rewards_are_taken_as_numbers():
 
 
 def test_dead_means_max_minus_min_within_the_tolerance():
-    r = torch.tensor(
-        [
-            [0.3] * 8,
-            [0.3] * 7 + [0.3 + 1e-7],
-            [0.0] * 7 + [1.0],
-            [nan] * 8,
-            [nan] * 7 + [1.0],
-            [nan] * 6 + [0.0, 1.0],
-            [0.5] * 7 + [0.50001],
-        ]
-    )
+    r = torch.tensor([[0.3] * 8, [0.3] * 7 + [0.3 + 1e-7], [0.0] * 7 + [1.0], [nan] * 8, [nan] * 7 + [1.0],
+                      [nan] * 6 + [0.0, 1.0], [0.5] * 7 + [0.50001]])
     assert dead_groups(r).tolist()==[True,True,False,True,True,False,False]
     assert dead_groups(r, tol=0).tolist()==[True,False,False,True,True,False,False]
     assert dead_groups(r, tol=1e-4).tolist()==[True,True,False,True,True,False,True]
     assert (r[0].std()>0) and dead_groups(r)[0]   # the deviation would call it alive
 
 def test_with_several_functions_a_group_is_dead_only_under_all_of_them():
-    r = torch.stack(
-        [
-            torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
-            torch.tensor([[1.0, 5.0], [1.0, 5.0]]),
-            torch.full((2, 2), nan),
-        ]
-    )
+    r = torch.stack([torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 5.0], [1.0, 5.0]]),
+                     torch.full((2, 2), nan)])
     assert dead_groups(r).tolist()==[False,True,True] and dead_groups(r[:2].sum(2)).tolist()==[True,True]
 
 def test_dead_groups_have_zero_advantage_and_living_ones_do_not():
@@ -274,16 +237,12 @@ def test_the_inputs_are_left_as_they_were():
 @pytest.mark.parametrize('nb', ['05_advantages','06_kl'])
 def test_the_solutions_of_the_exercises_solve_them(nb):
     "The cells that set an exercise up run with its solution, and the stub alone says 'not yet'."
-    cells = [
-        c
-        for c in nbformat.read(Path(__file__).parents[1] / 'nbs' / f'{nb}.ipynb', 4).cells
-        if c.cell_type == 'code'
-    ]
+    cells = [c for c in nbformat.read(Path(__file__).parents[1] / 'nbs' / f'{nb}.ipynb', 4).cells
+             if c.cell_type == 'code']
     solved = [c.source for c in cells if 'code-summary: Solution' in c.source]
     ns = dict(__name__='chapter')
-    keep = [
-        c.source for c in cells if 'code-summary: Solution' not in c.source and 'explore(' not in c.source
-    ]
+    keep = [c.source for c in cells if 'code-summary: Solution' not in c.source
+            and 'explore(' not in c.source]
     for s in keep: exec(compile(s, nb, 'exec'), ns)
     stub = next(v for k, v in ns.items() if k.startswith('my_'))
     checker = next(v for k, v in ns.items() if k.startswith('check_'))

@@ -3,20 +3,8 @@ import json, math, re, sys
 from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb import bakeoff as bo
-from grpo_nb.bakeoff import (
-    ARMS,
-    REGIMES,
-    bakeoff,
-    extra,
-    here,
-    job,
-    plan,
-    rate,
-    run_again,
-    run_job,
-    run_one,
-    sensitivity,
-)
+from grpo_nb.bakeoff import (ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_again, run_job,
+                             run_one, sensitivity)
 from grpo_nb.stats import difference, holm
 from grpo_nb.study import KEY, area, compare, key_of, over_regimes, rates, read_rows, run_study
 from grpo_nb.trainer import TrainConfig
@@ -43,11 +31,8 @@ def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
         '    def treat(self, *a, **k): raise RuntimeError("my mistake")\n')
     jobs = [job(a, seed=3, **TINY) for a in (f'{f}:Bad', 'none')]
     df = run_study(run_job, jobs, tmp_path/'a.csv', here(), disable_tqdm=True).set_index('arm')
-    assert (
-        df.error['none'] == ''
-        and df.error[f'{f}:Bad'] == 'RuntimeError: my mistake'
-        and df.seed[f'{f}:Bad'] == 3
-    )
+    assert (df.error['none'] == '' and df.error[f'{f}:Bad'] == 'RuntimeError: my mistake'
+            and df.seed[f'{f}:Bad'] == 3)
     f.write_text(f.read_text().replace('raise RuntimeError("my mistake")', 'return super().treat(*a, **k)'))
     sys.modules.pop('bad', None)
     jobs = [job(a, seed=3, **TINY) for a in (f'{f}:Bad', 'none')]
@@ -65,21 +50,8 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
     monkeypatch.setattr(bo, 'SMALL', {k:v for k,v in TINY.items() if k!='regime'})
     from grpo_nb.cli import main
     monkeypatch.chdir(tmp_path)
-    main(
-        [
-            'bakeoff',
-            '--out',
-            'a.csv',
-            '--arms',
-            'none',
-            '--method',
-            'mine.py:BatchBaseline',
-            '--small',
-            '--processes',
-            '1',
-            '--disable_tqdm',
-        ]
-    )
+    main(['bakeoff', '--out', 'a.csv', '--arms', 'none', '--method', 'mine.py:BatchBaseline', '--small',
+          '--processes', '1', '--disable_tqdm'])
     out,df = capsys.readouterr().out,read_rows('a.csv').set_index(['arm','seed'])
     assert 'spell_backward middling' in out and 'mine.py:BatchBaseline' in out and 'undecided' in out
     assert (
@@ -87,31 +59,22 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
         and df.loc[('mine.py:BatchBaseline', 0), 'live'] == 1
         and df.loc[('none', 0), 'live'] < 1
     )  # its dead groups speak
-    for bad in (
-        dict(arms='nobody'),
-        dict(regimes='nowhere'),
-        dict(method='mine.py:Yours'),
-        dict(what='nothing'),
-    ):
+    for bad in (dict(arms='nobody'), dict(regimes='nowhere'), dict(method='mine.py:Yours'),
+                dict(what='nothing')):
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
     assert not Path('b.csv').exists()
 
 def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
     main,tune = plan('main', 3),plan('rates')
-    assert (
-        not [o for o in main if o['arm'] in ('skip', 'same_prompt') and REGIMES[o['regime']].n_train == 1000]
-        and len(main) == 3 * 71
-    )
+    assert (not [o for o in main if o['arm'] in ('skip', 'same_prompt')
+                 and REGIMES[o['regime']].n_train == 1000] and len(main) == 3 * 71)
     assert [o['seed'] for o in main] == sorted(
         o['seed'] for o in main
     )  # stopped early, every arm has as many seeds
     assert not {o['seed'] for o in main}&{o['seed'] for o in tune} and {o['arm'] for o in tune}==set(ARMS)
     for a, o in bo.SENSITIVE.values():
-        TrainConfig(
-            **REGIMES['spell_backward sparse'].settings
-            | ARMS[a].settings
-            | {k: v for k, v in o.items() if not k.startswith('method_')}
-        )
+        TrainConfig(**REGIMES['spell_backward sparse'].settings | ARMS[a].settings
+                    | {k: v for k, v in o.items() if not k.startswith('method_')})
     with pytest.raises(ValueError, match='no plan'): plan('others')
 
 def test_lessons_move_the_start_and_shipped_weights_stay():
@@ -122,9 +85,8 @@ def test_lessons_move_the_start_and_shipped_weights_stay():
 
 def stored(tmp_path, **changed):
     run_study(run_job, [job('none', seed=0, **TINY)], tmp_path/'a.csv', here(), disable_tqdm=True)
-    pd.read_csv(tmp_path / 'a.csv', dtype=str, keep_default_na=False).assign(**changed).to_csv(
-        tmp_path / 'a.csv', index=False
-    )
+    pd.read_csv(tmp_path / 'a.csv', dtype=str,
+                keep_default_na=False).assign(**changed).to_csv(tmp_path / 'a.csv', index=False)
     return tmp_path/'a.csv'
 
 def test_rows_run_again_are_equal_here_and_a_changed_one_is_named(tmp_path, capsys):
@@ -140,30 +102,16 @@ def test_on_another_machine_another_number_is_no_fault(tmp_path, capsys):
     assert 'False' in capsys.readouterr().out
 
 def test_tables_of_rates_and_settings_hold_the_means():
-    d = pd.DataFrame(
-        [
-            dict(regime='r', arm='none', seed=s, learning_rate=l, area=l * 1000 + s / 100, error='')
-            for s in (0, 1)
-            for l in (1e-4, 2e-4)
-        ]
-    )
+    d = pd.DataFrame([dict(regime='r', arm='none', seed=s, learning_rate=l, area=l * 1000 + s / 100,
+                           error='') for s in (0, 1) for l in (1e-4, 2e-4)])
     t = rates(d)
     assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==['0.0002']
-    one = lambda s, o, a: dict(
-        arm='replay',
-        learning_rate=o.get('learning_rate', rate('replay')),
-        settings=extra({k: v for k, v in o.items() if k != 'learning_rate'}),
-        seed=s,
-        area=a,
-        error='',
-    )
-    d = pd.DataFrame(
-        [
-            one(s, o, a + x)
-            for s, x in enumerate((0.0, 0.1, 0.3))
-            for o, a in (({}, 0.5), (dict(method_buffer_size=16), 0.4), (dict(learning_rate=2e-4), 0.2))
-        ]
-    )
+    one = lambda s, o, a: dict(arm='replay', learning_rate=o.get('learning_rate', rate('replay')),
+                               settings=extra({k: v for k, v in o.items() if k != 'learning_rate'}), seed=s,
+                               area=a, error='')
+    d = pd.DataFrame([one(s, o, a + x) for s, x in enumerate((0.0, 0.1, 0.3))
+                      for o, a in (({}, 0.5), (dict(method_buffer_size=16), 0.4),
+                                   (dict(learning_rate=2e-4), 0.2))])
     t = sensitivity(d)
     assert (
         math.isclose(t['mean']['64 groups, by score'], 0.5 + 0.4 / 3)
@@ -174,23 +122,14 @@ def test_tables_of_rates_and_settings_hold_the_means():
 
 # ---- what is stored
 
-ALL = [
-    CSV,
-    CSV.with_name('bakeoff_lr.csv'),
-    CSV.with_name('bakeoff_sensitivity.csv'),
-    CSV.with_name('bakeoff_small.csv'),
-    CSV.with_name('bakeoff_one_rate.csv'),
-]
+ALL = [CSV, CSV.with_name('bakeoff_lr.csv'), CSV.with_name('bakeoff_sensitivity.csv'),
+       CSV.with_name('bakeoff_small.csv'), CSV.with_name('bakeoff_one_rate.csv')]
 
 @pytest.mark.parametrize('path', ALL, ids=lambda p: p.stem)
 def test_each_stored_study_is_one_study(path):
     df = read_rows(path)
-    assert (
-        (df.error == '').all()
-        and set(df.arm) <= set(ARMS)
-        and set(df.regime) <= set(REGIMES)
-        and not df.duplicated(KEY).any()
-    )
+    assert ((df.error == '').all() and set(df.arm) <= set(ARMS) and set(df.regime) <= set(REGIMES)
+            and not df.duplicated(KEY).any())
     assert (
         df.area.between(0, 1).all() and (df.groupby(['regime', 'seed']).pass1_before.nunique() == 1).all()
     )  # arms of a seed start alike
@@ -207,28 +146,16 @@ def claims(text):
         if not (m := re.match(r'- \*\*(.+?), (at the end|on the way|pass@8)\.\*\*', line)): continue
         regimes = list(REGIMES) if m[1]=='All regimes' else [o.strip('` ') for o in m[1].split(' and ')]
         for a, d, h in re.findall(r'`(\w+)` ([+−]\d\.\d\d) ± (\d\.\d\d)', line):
-            yield (
-                {'at the end': 'pass1', 'on the way': 'area', 'pass@8': 'passk'}[m[2]],
-                regimes,
-                a,
-                float(d.replace('−', '-')),
-                float(h),
-            )
+            yield ({'at the end': 'pass1', 'on the way': 'area', 'pass@8': 'passk'}[m[2]], regimes, a,
+                   float(d.replace('−', '-')), float(h))
 
 def test_every_difference_in_the_text_is_the_stored_studys():
     df,seen = read_rows(CSV),list(claims(PROSE))
     assert len(seen)>=15
     for metric,regimes,a,d,h in seen:
         o = compare(df, regimes, metric=metric).loc[a]
-        assert abs(o['diff'] - d) <= 0.0051 and abs(o.diff_ci - h) <= 0.0051, (
-            metric,
-            regimes,
-            a,
-            d,
-            h,
-            o['diff'],
-            o.diff_ci,
-        )
+        assert abs(o['diff'] - d) <= 0.0051 and abs(o.diff_ci - h) <= 0.0051, (metric, regimes, a, d, h,
+            o['diff'], o.diff_ci)
 
 def say(o): return f"{o['diff']:+.2f} ± {o['diff_ci']:.2f}".replace('-', '−')
 
@@ -250,22 +177,18 @@ def test_what_is_called_decided_is_decided_on_the_planned_seeds():
     planned,all_seeds = adjusted(df[df.seed<8]),adjusted(df)
     assert {a for a,h in planned.items() if h<.05}=={'mu2','replay_uncorrected'}
     assert {a for a,h in all_seeds.items() if h<.05}=={'mu2','replay','replay_fresh','replay_uncorrected'}
-    assert (
-        round(planned['replay'], 2) == round(planned['replay_fresh'], 2) == 0.23
-        and "Holm's p for `replay` and `replay_fresh` is .23" in PROSE
-    )
+    assert (round(planned['replay'], 2) == round(planned['replay_fresh'], 2) == 0.23
+            and "Holm's p for `replay` and `replay_fresh` is .23" in PROSE)
     o = over_regimes(df, [('replay','none')]).iloc[0]
     assert say(dict(diff=o['diff'], diff_ci=o.half))=='+0.04 ± 0.06' and '`replay` is +0.04 ± 0.06' in PROSE
 
-TRIALS = [
-    ('correction', 'replay: neither', 'plain', None),
-    ('correction', 'replay: weight only, cap 2', 'plain: weight only, cap 2', None),
-    ('correction', 'replay: weight only, cap 2', 'replay: weight and clip', None),
-    ('correction', 'replay: clip only', 'replay: weight and clip', None),
-    ('correction', 'replay: weight and clip', 'fill from the same batch', None),
-    ('saving', 'replay, cap 2', 'replay', 'spell_backward sparse'),
-    ('fresh_seeds', 'replay', 'none', None),
-]
+TRIALS = [('correction', 'replay: neither', 'plain', None),
+          ('correction', 'replay: weight only, cap 2', 'plain: weight only, cap 2', None),
+          ('correction', 'replay: weight only, cap 2', 'replay: weight and clip', None),
+          ('correction', 'replay: clip only', 'replay: weight and clip', None),
+          ('correction', 'replay: weight and clip', 'fill from the same batch', None),
+          ('saving', 'replay, cap 2', 'replay', 'spell_backward sparse'),
+          ('fresh_seeds', 'replay', 'none', None)]
 
 @pytest.mark.parametrize('trial,a,b,regime', TRIALS)
 def test_numbers_of_the_trials_are_their_rows(trial, a, b, regime):

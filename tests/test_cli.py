@@ -24,35 +24,14 @@ def mine(tmp_path):
     return tmp_path
 
 def train(d, *more):
-    main(
-        [
-            'train',
-            '--dataset',
-            str(d / 'mine.jsonl'),
-            '--reward',
-            f'{d}/rewards.py:is_even_length',
-            '--output_dir',
-            str(d / 'run'),
-            '--num_generations',
-            '4',
-            '--generation_batch_size',
-            '16',
-            '--steps_per_generation',
-            '2',
-            '--max_steps',
-            '4',
-            '--max_completion_length',
-            '8',
-            '--eval_problems',
-            '6',
-            '--disable_tqdm',
-            'True',
-            *more,
-        ]
-    )
+    main(['train', '--dataset', str(d / 'mine.jsonl'), '--reward', f'{d}/rewards.py:is_even_length',
+          '--output_dir', str(d / 'run'), '--num_generations', '4', '--generation_batch_size', '16',
+          '--steps_per_generation', '2', '--max_steps', '4', '--max_completion_length', '8',
+          '--eval_problems', '6', '--disable_tqdm', 'True', *more])
 
 def test_help_is_quick_and_imports_no_torch():
-    code = "import sys; from grpo_nb.cli import main; main(['--help']); assert not {'torch','transformers','trl','matplotlib','ipywidgets'} & set(sys.modules)"
+    code = ("import sys; from grpo_nb.cli import main; main(['--help']); "
+            "assert not {'torch','transformers','trl','matplotlib','ipywidgets'} & set(sys.modules)")
     out = subprocess.run([sys.executable,'-c',code], capture_output=True, text=True)
     assert out.returncode==0, out.stderr
     assert all(o in out.stdout for o in COMMANDS)
@@ -64,7 +43,8 @@ def test_every_command_names_a_function_that_is_there():
         assert callable(getattr(import_module(mod), name)), where
 
 def test_the_help_of_train_takes_less_than_half_a_second_of_the_processor():
-    code = "import atexit, resource; t = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2]); atexit.register(lambda: print(t())); from grpo_nb.cli import main; main(['train','--help'])"
+    code = ("import atexit, resource; t = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2]); "
+            "atexit.register(lambda: print(t())); from grpo_nb.cli import main; main(['train','--help'])")
     out = subprocess.run([sys.executable,'-c',code], capture_output=True, text=True)
     assert out.returncode==0 and '--num_generations' in out.stdout and 'examples:' in out.stdout, out.stderr
     assert float(out.stdout.split()[-1])<.5
@@ -82,10 +62,8 @@ def test_what_builds_the_project_is_offered_inside_a_clone_only(tmp_path, monkey
 def test_a_users_problems_and_reward_train_and_leave_a_report(mine, capsys):
     train(mine)
     s = json.loads((mine/'run'/'summary.json').read_text())
-    assert (
-        0 < s['before']['n_problems'] == s['after']['n_problems'] <= 6
-        and 0 <= s['before']['ci'][0] <= s['before']['pass@1'] <= s['before']['ci'][1] <= 1
-    )
+    assert (0 < s['before']['n_problems'] == s['after']['n_problems'] <= 6
+            and 0 <= s['before']['ci'][0] <= s['before']['pass@1'] <= s['before']['ci'][1] <= 1)
     assert s['steps']==4 and s['seed']==0 and s['train_s']<s['total_s'] and s['versions']['torch']
     r = read_run(mine/'run')
     assert len(r.history)==2 and len(r.groups)==8
@@ -95,21 +73,12 @@ def test_held_out_problems_are_not_trained_on(mine, monkeypatch):
     import grpo_nb.trainer as tr
     seen = {}
     real,ev = tr.train,tr.evaluate
-    monkeypatch.setattr(
-        tr,
-        'train',
-        lambda m, t, ds, *a, **k: (
-            seen.update(train={str(o['prompt']) for o in ds}),
-            real(m, t, ds, *a, **k),
-        )[1],
-    )
-    monkeypatch.setattr(
-        tr,
-        'evaluate',
-        lambda m, t, ds, *a, **k: (seen.update(test={str(o['prompt']) for o in ds}), ev(m, t, ds, *a, **k))[
-            1
-        ],
-    )
+    monkeypatch.setattr(tr, 'train',
+                        lambda m, t, ds, *a, **k: (seen.update(train={str(o['prompt']) for o in ds}),
+                                                   real(m, t, ds, *a, **k))[1])
+    monkeypatch.setattr(tr, 'evaluate',
+                        lambda m, t, ds, *a, **k: (seen.update(test={str(o['prompt']) for o in ds}),
+                                                   ev(m, t, ds, *a, **k))[1])
     train(mine)
     assert seen['train'] and seen['test'] and not seen['train']&seen['test']
 
@@ -170,11 +139,8 @@ def test_bench_writes_its_table_and_prints_it(tmp_path, capsys, monkeypatch):
     main(['bench','--only','gpu','--quick','--out',str(tmp_path/'speed.csv'),'--disable_tqdm'])
     out = capsys.readouterr().out
     lines = (tmp_path/'speed.csv').read_text().splitlines()
-    assert (
-        len(lines) >= 6
-        and lines[0].startswith('run,part,case,arm')
-        and all(o.startswith('1,gpu,') for o in lines[1:])
-    )
+    assert (len(lines) >= 6 and lines[0].startswith('run,part,case,arm')
+            and all(o.startswith('1,gpu,') for o in lines[1:]))
     assert 'gpu' in out and 'speed.csv' in out
 
 @pytest.mark.parametrize(

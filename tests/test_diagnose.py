@@ -51,10 +51,8 @@ def test_one_step_says_nothing_and_no_step_is_an_error(tmp_path):
     with pytest.raises(ValueError, match='no folder'): diagnose(tmp_path/'gone')
 
 def test_a_gradient_that_is_no_number_is_named(tmp_path):
-    rows = ', '.join(
-        f'{{"step": {i}, "reward": 0.4, "loss": 0.1, "grad_norm": {g}}}'
-        for i, g in enumerate(['1.0', '2.0', 'NaN'])
-    )
+    rows = ', '.join(f'{{"step": {i}, "reward": 0.4, "loss": 0.1, "grad_norm": {g}}}'
+                     for i, g in enumerate(['1.0', '2.0', 'NaN']))
     (tmp_path/'trainer_state.json').write_text('{"log_history": ['+rows+']}')
     assert diagnose(tmp_path).names==['learning-rate-too-large']
 
@@ -94,34 +92,13 @@ def trl_runs(tmp_path_factory):
     def go(name, **kw):
         model,tok = faulty_runs.fresh()
         out = tmp_path_factory.mktemp(name)
-        args = GRPOConfig(
-            output_dir=str(out),
-            **(
-                dict(
-                    per_device_train_batch_size=32,
-                    num_generations=8,
-                    max_completion_length=40,
-                    learning_rate=3e-4,
-                    report_to='none',
-                    use_cpu=True,
-                    bf16=False,
-                    gradient_checkpointing=False,
-                    logging_steps=1,
-                    max_steps=8,
-                    save_strategy='no',
-                    disable_tqdm=True,
-                    seed=0,
-                )
-                | kw
-            ),
-        )
-        t = GRPOTrainer(
-            model=model,
-            reward_funcs=faulty_runs.right,
-            args=args,
-            train_dataset=chain_sum(64, seed=0),
-            processing_class=tok,
-        )
+        args = GRPOConfig(output_dir=str(out),
+                          **(dict(per_device_train_batch_size=32, num_generations=8,
+                                  max_completion_length=40, learning_rate=3e-4, report_to='none',
+                                  use_cpu=True, bf16=False, gradient_checkpointing=False, logging_steps=1,
+                                  max_steps=8, save_strategy='no', disable_tqdm=True, seed=0) | kw))
+        t = GRPOTrainer(model=model, reward_funcs=faulty_runs.right, args=args,
+                        train_dataset=chain_sum(64, seed=0), processing_class=tok)
         t.train(); t.save_state()
         return out
     return dict(fine=go('fine'), cut=go('cut', max_completion_length=2, max_steps=4))
@@ -147,9 +124,8 @@ def test_legal_is_what_trl_accepts(monkeypatch):
     now = dict(W=1)
     monkeypatch.setattr(GRPOConfig, 'world_size', property(lambda self: now['W']))
     n,legal = 0,0
-    base = GRPOConfig(
-        output_dir='x', use_cpu=True, bf16=False, report_to='none', gradient_checkpointing=False
-    )
+    base = GRPOConfig(output_dir='x', use_cpu=True, bf16=False, report_to='none',
+                      gradient_checkpointing=False)
     from transformers import TrainingArguments
     monkeypatch.setattr(
         TrainingArguments, '__post_init__', lambda self: None
@@ -158,25 +134,15 @@ def test_legal_is_what_trl_accepts(monkeypatch):
         now['W'] = W
         plan = batch_plan(G, b, a, W, s, size)
         try:
-            c = GRPOConfig(
-                output_dir='x',
-                use_cpu=True,
-                bf16=False,
-                report_to='none',
-                gradient_checkpointing=False,
-                per_device_train_batch_size=b,
-                num_generations=G,
-                gradient_accumulation_steps=a,
-                steps_per_generation=s,
-                generation_batch_size=size,
-            )
+            c = GRPOConfig(output_dir='x', use_cpu=True, bf16=False, report_to='none',
+                           gradient_checkpointing=False, per_device_train_batch_size=b, num_generations=G,
+                           gradient_accumulation_steps=a, steps_per_generation=s,
+                           generation_batch_size=size)
         except ValueError as e: assert not plan['legal'], (b, G, a, W, s, size, str(e))
         else:
             assert plan['legal'], (b, G, a, W, s, size, plan['problem'])
-            assert (plan['completions'], plan['steps_per_generation']) == (
-                c.generation_batch_size,
-                c.steps_per_generation,
-            )
+            assert (plan['completions'], plan['steps_per_generation']) == (c.generation_batch_size,
+                c.steps_per_generation)
             legal += 1
         n += 1
     assert n>1000 and .1<legal/n<.9
@@ -197,19 +163,13 @@ def test_ratio_stays_1_just_where_trl_needs_no_old_log_probs():
 def test_dead_share_is_the_mean_over_prompts_and_agrees_with_all_outcomes():
     for G in (2, 3, 5):
         for p in (0., .1, .5, 1.):
-            exact = sum(
-                math.prod(p if o else 1 - p for o in r)
-                for r in itertools.product((0, 1), repeat=G)
-                if len(set(r)) == 1
-            )
+            exact = sum(math.prod(p if o else 1 - p for o in r) for r in itertools.product((0, 1), repeat=G)
+                        if len(set(r)) == 1)
             assert batch_plan(G, G, pass_rates=[p])['dead_share']==pytest.approx(exact)
     plan = batch_plan(8, 8, pass_rates=[0., .5, 1.], mean_length=100)
     z = (2+dead_share(.5, 8))/3
-    assert (
-        plan['dead_share'] == pytest.approx(z)
-        and plan['replay_bound'] == pytest.approx(1 / (1 - z))
-        and plan['tokens_wasted'] == pytest.approx(800 * z)
-    )
+    assert (plan['dead_share'] == pytest.approx(z) and plan['replay_bound'] == pytest.approx(1 / (1 - z))
+            and plan['tokens_wasted'] == pytest.approx(800 * z))
     assert batch_plan(4, 4, pass_rates=[0., 1.])['replay_bound']==math.inf
 
 def test_pull_is_the_mean_squared_advantage_in_a_simulation():

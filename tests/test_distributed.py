@@ -1,4 +1,5 @@
-"One buffer over many processes: the plan, the exchange in threads and in two real processes, agreement, another number of processes."
+"""One buffer over many processes: the plan, the exchange in threads and in two real processes, agreement,
+another number of processes."""
 
 import json, os, re, subprocess, sys, threading, time
 from pathlib import Path
@@ -215,13 +216,15 @@ out,port = sys.argv[1],int(sys.argv[2])
 SCENES = 'raised killed hangs slow early'.split()
 def work(scene, rank):
     store = dist.TCPStore('127.0.0.1', port, None, False, timeout=datetime.timedelta(seconds=60))
-    dist.init_process_group('gloo', store=dist.PrefixStore(scene, store), rank=rank, world_size=3, timeout=datetime.timedelta(seconds=40))
+    dist.init_process_group('gloo', store=dist.PrefixStore(scene, store), rank=rank, world_size=3,
+                            timeout=datetime.timedelta(seconds=40))
     ranks,said = Ranks(),''
     def write(how, text): open(f'{out}/{scene}{rank}', 'w').write(json.dumps([how, text, time.time()-start]))
     def stop(m): write('stopped', m); os._exit(1)
     start = time.time()
     try:
-        with RollCall(1.5 if scene in ('hangs','slow') else 60., ranks, dist.PrefixStore(scene, store), stop, .2) as roll:
+        wait = 1.5 if scene in ('hangs','slow') else 60.
+        with RollCall(wait, ranks, dist.PrefixStore(scene, store), stop, .2) as roll:
             for step in range(3):
                 roll.at(f'step {step}, reward judge')
                 if step==1 and rank==1:
@@ -276,11 +279,8 @@ def test_a_rank_that_is_killed_is_named_with_where_it_was(faults):
 def test_a_rank_that_hangs_is_named_when_patience_ends(faults):
     for r in range(3):
         how,text,s = faults[f'hangs{r}']
-        assert (
-            (how == 'stopped' and 'rank 1 hangs in step 1, reward judge, and the others wait' in text)
-            or 'rank' in text
-            and r != 1
-        ), (r, how, text)
+        assert ((how == 'stopped' and 'rank 1 hangs in step 1, reward judge, and the others wait' in text)
+                or 'rank' in text and r != 1), (r, how, text)
         assert s<25
     assert sum(faults[f'hangs{r}'][0]=='stopped' for r in range(3))>=1
 

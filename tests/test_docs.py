@@ -1,4 +1,5 @@
-"The built site in a real browser: nothing from elsewhere, nothing broken, readable narrow and dark, widgets that move without a kernel"
+"""The built site in a real browser: nothing from elsewhere, nothing broken, readable narrow and dark,
+widgets that move without a kernel"""
 
 import json, re, subprocess, sys
 from pathlib import Path
@@ -9,9 +10,8 @@ ROOT = Path(__file__).parent.parent
 
 def page(site, name):
     "The address of the page of a chapter or room, wherever it stands"
-    return next(
-        str(f.relative_to(site)) for f in sorted(site.rglob(f'{name}.html')) if 'site_libs' not in f.parts
-    )
+    return next(str(f.relative_to(site)) for f in sorted(site.rglob(f'{name}.html'))
+                if 'site_libs' not in f.parts)
 
 
 @pytest.fixture(scope='module')
@@ -51,22 +51,18 @@ def test_links_are_kept_whichever_widget_is_met_last():
     model = lambda name, **s: dict(model_name=name, state=s)
     ref = 'IPY_MODEL_'.__add__
     for kids in ([a,b,c],[c,a,b],[b,c,a]):
-        state = {
-            a: model('BoxModel', children=[ref(o) for o in kids if o != a]),
-            b: model('StackModel', layout=ref(c)),
-            c: model('LayoutModel', base=ref(a)),
-            l: model('LinkModel', source=[ref(a), 'index'], target=[ref(b), 'index']),
-        }
-        nb = dict(
-            metadata=dict(widgets={_STATE: dict(state=state)}),
-            cells=[dict(outputs=[dict(data={_VIEW: dict(model_id=a)})])],
-        )
+        state = {a: model('BoxModel', children=[ref(o) for o in kids if o != a]),
+                 b: model('StackModel', layout=ref(c)), c: model('LayoutModel', base=ref(a)),
+                 l: model('LinkModel', source=[ref(a), 'index'], target=[ref(b), 'index'])}
+        nb = dict(metadata=dict(widgets={_STATE: dict(state=state)}),
+                  cells=[dict(outputs=[dict(data={_VIEW: dict(model_id=a)})])])
         stable_widgets(nb)
         assert 'LinkModel' in [o['model_name'] for o in nb['metadata']['widgets'][_STATE]['state'].values()]
 
 def test_the_checker_sees_each_kind_of_fault(tmp_path):
     (tmp_path / 'a.html').write_text(
-        '<h1 id=a>a</h1><h3>skips</h3><a href="b.html">gone</a><a href="#b">no anchor</a><img src="data:,"><script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">'
+        '<h1 id=a>a</h1><h3>skips</h3><a href="b.html">gone</a><a href="#b">no anchor</a><img src="data:,">'
+        '<script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">'
     )
     (tmp_path/'a.css').write_text('@import url(https://fonts.example.com/css2?family=A:wght@300;400);')
     said = '\n'.join(site_faults(tmp_path, max_bytes=100))
@@ -158,12 +154,9 @@ def test_every_page_leads_to_its_notebook(site, pages):
         t = (site/p).read_text(encoding='utf-8')
         if p not in ('404.html',): assert 'Edit this page' in t, p
     t = (site/page(site, 'loss')).read_text(encoding='utf-8')
-    for o in (
-        'blob/main/nbs/07_loss.ipynb',
-        'lab/tree/nbs/07_loss.ipynb',
-        'colab.research.google.com/github/grpo-nb/grpo_nb/blob/main/nbs/07_loss.ipynb',
-        'edit/main/nbs/07_loss.ipynb',
-    ):
+    for o in ('blob/main/nbs/07_loss.ipynb', 'lab/tree/nbs/07_loss.ipynb',
+              'colab.research.google.com/github/grpo-nb/grpo_nb/blob/main/nbs/07_loss.ipynb',
+              'edit/main/nbs/07_loss.ipynb'):
         assert o in t, o
 
 
@@ -190,18 +183,27 @@ def test_the_first_page_opens_with_pictures(site):
     text = re.sub(r'<script.*?</script>', '', t[t.index('<main'):], flags=re.S)
     assert text.index('data:image/png')<text.index('demo.gif')<text.index('<iframe')<text.index('id="run-it"')
 
-LOOK = "o => axe.run(o.at ? {include: [[o.at]]} : document, {...o.rules, resultTypes: ['violations'], selectors: false})"
+LOOK = """o => axe.run(o.at ? {include: [[o.at]]} : document,
+    {...o.rules, resultTypes: ['violations'], selectors: false})"""
 RULES = dict(runOnly=['wcag2a','wcag2aa','best-practice'], rules={'color-contrast':dict(enabled=False)})
 CONTRAST = dict(runOnly=dict(type='rule', values=['color-contrast']))
-SAMPLE = """() => {   // mark one element for each way text looks here: ink, ground, size, weight. The smallest, since axe reads all that is in it; a single letter it doesn't judge
+SAMPLE = """() => {   // mark one element for each way text looks here: ink, ground, size, weight.
+  // The smallest, since axe reads all that is in it; a single letter it doesn't judge
   const best = new Map(), ground = new Map()
-  const under = e => { if (!e) return ''; if (!ground.has(e)) { const c = getComputedStyle(e); ground.set(e, c.backgroundColor + c.opacity + (/^rgb\\(/.test(c.backgroundColor) ? '' : under(e.parentElement))) } return ground.get(e) }
+  const under = e => {
+    if (!e) return ''
+    if (ground.has(e)) return ground.get(e)
+    const c = getComputedStyle(e), rest = /^rgb\\(/.test(c.backgroundColor) ? '' : under(e.parentElement)
+    ground.set(e, c.backgroundColor + c.opacity + rest)
+    return ground.get(e) }
   document.querySelectorAll('[data-look]').forEach(o => o.removeAttribute('data-look'))
   const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
   while (words.nextNode()) {
     const e = words.currentNode.parentElement
-    if (words.currentNode.data.trim().length < 2 || e.closest('script,style') || !e.getClientRects().length) continue
-    const c = getComputedStyle(e), k = [c.color, c.fontSize, c.fontWeight, under(e)].join(), n = e.querySelectorAll('*').length
+    if (words.currentNode.data.trim().length < 2) continue
+    if (e.closest('script,style') || !e.getClientRects().length) continue
+    const c = getComputedStyle(e), k = [c.color, c.fontSize, c.fontWeight, under(e)].join()
+    const n = e.querySelectorAll('*').length
     if (!best.has(k) || n < best.get(k)[1]) best.set(k, [e, n])
   }
   for (const [e] of best.values()) e.setAttribute('data-look', '')
@@ -209,11 +211,8 @@ SAMPLE = """() => {   // mark one element for each way text looks here: ink, gro
 
 def _axe(frame, rules, at=None):
     got = frame.evaluate(LOOK, dict(at=at, rules=rules))['violations']
-    return [
-        f"{v['id']}: {v['nodes'][0]['html'][:200]}"
-        for v in got
-        if v['impact'] in ('serious', 'critical') or v['id'] == 'heading-order'
-    ]
+    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in got
+            if v['impact'] in ('serious', 'critical') or v['id'] == 'heading-order']
 
 
 @pytest.fixture(scope='module')
@@ -224,27 +223,21 @@ def axe():
 
 @pytest.fixture(scope='module')
 def seen(url, browser, pages, axe):
-    "Each page opened once: requests to others, script errors, axe's findings in light and dark, and the width at 400 pixels"
-    ctx, res = (
-        browser.new_context(
-            viewport=dict(width=1200, height=900), color_scheme='light', reduced_motion='reduce'
-        ),
-        {},
-    )  # colours half-way to another theme are no finding
+    """Each page opened once: requests to others, script errors, axe's findings in light and dark,
+    and the width at 400 pixels"""
+    # colours half-way to another theme are no finding
+    ctx = browser.new_context(viewport=dict(width=1200, height=900), color_scheme='light',
+                              reduced_motion='reduce')
+    res = {}
     pg,said = ctx.new_page(),[]
-    pg.on(
-        'request',
-        lambda r: (
-            said.append(f'asks {r.url}') if not r.url.startswith((url, 'data:', 'blob:', 'about:')) else None
-        ),
-    )
+    pg.on('request', lambda r: (said.append(f'asks {r.url}')
+                                if not r.url.startswith((url, 'data:', 'blob:', 'about:')) else None))
     pg.on('pageerror', lambda e: said.append(f'script error: {e}'))
     for p in pages:
         pg.set_viewport_size(dict(width=1200, height=900))
         pg.goto(f'{url}/{p}', wait_until='load')
-        pg.evaluate(
-            "document.documentElement.classList.contains('quarto-dark') && document.querySelector('.quarto-color-scheme-toggle').click()"
-        )
+        pg.evaluate("document.documentElement.classList.contains('quarto-dark') && "
+                    "document.querySelector('.quarto-color-scheme-toggle').click()")
         pg.add_style_tag(content='* { transition: none !important }')
         if pg.locator('.widget').count():
             pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
@@ -260,11 +253,9 @@ def seen(url, browser, pages, axe):
                 assert f.evaluate(SAMPLE)>1
                 r[look] += _axe(f, CONTRAST, '[data-look]')
         pg.set_viewport_size(dict(width=400, height=900))
-        r['wide'] = [
-            f'{n} pixels too wide'
-            for n in [pg.evaluate('document.documentElement.scrollWidth-window.innerWidth')]
-            if n > 0
-        ]
+        r['wide'] = [f'{n} pixels too wide'
+                     for n in [pg.evaluate('document.documentElement.scrollWidth-window.innerWidth')]
+                     if n > 0]
         r['said'] = said[:]
         said.clear()
     ctx.close()
@@ -330,7 +321,8 @@ def test_pages_opened_from_disk_have_widgets_and_formulas(site, browser):
     pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=30_000)
     pg.wait_for_selector('.katex-html', state='attached')
     pg.wait_for_function(
-        "[...document.querySelectorAll('.widget [role=slider]')].every(o => o.getAttribute('aria-label') === o.closest('[class*=jupyter-widgets]').querySelector('label').textContent)"
+        """[...document.querySelectorAll('.widget [role=slider]')].every(o => o.getAttribute('aria-label')
+            === o.closest('[class*=jupyter-widgets]').querySelector('label').textContent)"""
     )
     pg.close()
 
@@ -348,12 +340,8 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
     ctx.close()
 
 def test_a_rebuild_changes_nothing(site, tmp_path):
-    subprocess.run(
-        [sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(tmp_path / 'again')],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
+    subprocess.run([sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(tmp_path / 'again')],
+                   cwd=ROOT, check=True, capture_output=True)
     files = lambda d: {str(f.relative_to(d)):f.read_bytes() for f in d.rglob('*') if f.is_file()}
     a,b = files(site),files(tmp_path/'again')
     assert a.keys()==b.keys() and [k for k in a if a[k]!=b[k]]==[]
@@ -372,14 +360,8 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
     )
     said = output_faults('x.ipynb', nb)+form_faults('x.ipynb', nb)+gone_names('x.ipynb', nb, {'plot'})
     assert all(o.startswith('x.ipynb, cell ') for o in said)
-    for at, what in (
-        (0, 'lost in the docs'),
-        (1, 'ZeroDivisionError'),
-        (2, 'without alt text'),
-        (3, '/home/me'),
-        (4, 'no_such_function_here'),
-        (5, 'import beside'),
-    ):
+    for at, what in ((0, 'lost in the docs'), (1, 'ZeroDivisionError'), (2, 'without alt text'),
+                     (3, '/home/me'), (4, 'no_such_function_here'), (5, 'import beside')):
         assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)
 
 def test_what_a_record_is_said_to_cost_is_what_was_measured():

@@ -10,36 +10,22 @@ def of(name):
     r = stored(name)
     return find(history_rows(r), r.rows, r.settings)
 
-FAULTS = {
-    'all-truncated': 'all-truncated',
-    'no-chat-template': 'no-chat-template',
-    'no-end-token': 'no-end-token',
-    'reward-never-fires': 'reward-never-fires',
-    'all-equal': 'all-equal',
-    'too-cold': 'all-equal',
-    'float-noise': 'float-noise',
-    'kl-only-pull': 'kl-only-pull',
-    'ratio-always-1': 'ratio-always-1',
-    'learning-rate-too-small': 'learning-rate-too-small',
-    'learning-rate-too-large': 'learning-rate-too-large',
-    'replay-too-old': 'replay-too-old',
-    'hacked-by-length': 'hacked-by-length',
-    'hacked-by-length-alone': 'hacked-by-length',
-    'hacked-by-form': 'hacked-by-form',
-    'hacked-by-form-seen': 'hacked-by-form',
-}
+FAULTS = {'all-truncated': 'all-truncated', 'no-chat-template': 'no-chat-template',
+          'no-end-token': 'no-end-token', 'reward-never-fires': 'reward-never-fires',
+          'all-equal': 'all-equal', 'too-cold': 'all-equal', 'float-noise': 'float-noise',
+          'kl-only-pull': 'kl-only-pull', 'ratio-always-1': 'ratio-always-1',
+          'learning-rate-too-small': 'learning-rate-too-small',
+          'learning-rate-too-large': 'learning-rate-too-large', 'replay-too-old': 'replay-too-old',
+          'hacked-by-length': 'hacked-by-length', 'hacked-by-length-alone': 'hacked-by-length',
+          'hacked-by-form': 'hacked-by-form', 'hacked-by-form-seen': 'hacked-by-form'}
 
 @pytest.mark.parametrize('name,finds', FAULTS.items())
 def test_a_run_with_this_fault_is_told_so(name, finds):
     got = of(name)
     assert finds in got.names and got[0].fault
     f = got[got.names.index(finds)]
-    assert (
-        f.evidence
-        and f.remedy
-        and any(c.isdigit() for c in f.evidence)
-        and f.sure in ('certain', 'likely', 'possible')
-    )
+    assert (f.evidence and f.remedy and any(c.isdigit() for c in f.evidence)
+            and f.sure in ('certain', 'likely', 'possible'))
 
 @pytest.mark.parametrize('name', HEALTHY)
 def test_a_healthy_run_gets_no_finding(name):
@@ -62,48 +48,28 @@ def rows(n=60, **cols):
     rng = np.random.default_rng(0)
     out = []
     for i in range(n):
-        base = {
-            'step': i,
-            'reward': 0.3 + 0.004 * i + 0.02 * rng.standard_normal(),
-            'frac_reward_zero_std': 0.3,
-            'entropy': 1.0 - 0.004 * i,
-            'grad_norm': 0.5 + 0.05 * rng.random(),
-            'kl': 0.01 + 0.0005 * i,
-            'completions/clipped_ratio': 0.02,
-        }
+        base = {'step': i, 'reward': 0.3 + 0.004 * i + 0.02 * rng.standard_normal(),
+                'frac_reward_zero_std': 0.3, 'entropy': 1.0 - 0.004 * i,
+                'grad_norm': 0.5 + 0.05 * rng.random(), 'kl': 0.01 + 0.0005 * i,
+                'completions/clipped_ratio': 0.02}
         out.append(base|{k.replace('__','/'):f(i/(n-1)) if callable(f) else f for k,f in cols.items()})
     return out
 
 flat = lambda x: .35+.01*math.sin(50*x)
-MADE = {
-    'entropy-collapse': dict(entropy=lambda x: 1.2 * math.exp(-6 * x), reward=flat),
-    'kl-blow-up': dict(kl=lambda x: 0.02 if x < 0.6 else 4 * (x - 0.6) * 10, reward=flat),
-    'truncated': dict(completions__clipped_ratio=lambda x: 0.05 + 0.6 * x, reward=flat),
-    'thin-signal': dict(
-        frac_reward_zero_std=lambda x: 0.5 + 0.25 * x, reward=lambda x: 0.12 + 0.01 * math.sin(50 * x)
-    ),
-    'held-out-falls': dict(eval_reward=lambda x: 0.5 - 0.8 * (x - 0.4) ** 2),
-    'gradient-spikes': dict(grad_norm=lambda x: 40.0 if round(59 * x) in (20, 33, 47) else 0.5),
-    'plateau': dict(reward=lambda x: min(0.45, 0.2 + x) + 0.005 * math.sin(70 * x)),
-    'start-at-zero': dict(
-        reward=lambda x: 0.01 if round(59 * x) in (30, 41) else 0.0,
-        frac_reward_zero_std=lambda x: 0.98 if round(59 * x) in (30, 41) else 1.0,
-    ),
-    'few-groups-replayed': {
-        'replay__buffer_size': 4.0,
-        'replay__replaced': 8.0,
-        'replay__dead': 8.0,
-        'replay__live_before': 0.0,
-        'frac_reward_zero_std': 1.0,
-        'reward': 0.5,
-    },
-    'one-reward-drowns': {
-        'rewards__length/mean': lambda x: 20 + 9 * x,
-        'rewards__length/std': 8.0,
-        'rewards__right/mean': flat,
-        'rewards__right/std': 0.4,
-    },
-}
+MADE = {'entropy-collapse': dict(entropy=lambda x: 1.2 * math.exp(-6 * x), reward=flat),
+        'kl-blow-up': dict(kl=lambda x: 0.02 if x < 0.6 else 4 * (x - 0.6) * 10, reward=flat),
+        'truncated': dict(completions__clipped_ratio=lambda x: 0.05 + 0.6 * x, reward=flat),
+        'thin-signal': dict(frac_reward_zero_std=lambda x: 0.5 + 0.25 * x,
+                            reward=lambda x: 0.12 + 0.01 * math.sin(50 * x)),
+        'held-out-falls': dict(eval_reward=lambda x: 0.5 - 0.8 * (x - 0.4) ** 2),
+        'gradient-spikes': dict(grad_norm=lambda x: 40.0 if round(59 * x) in (20, 33, 47) else 0.5),
+        'plateau': dict(reward=lambda x: min(0.45, 0.2 + x) + 0.005 * math.sin(70 * x)),
+        'start-at-zero': dict(reward=lambda x: 0.01 if round(59 * x) in (30, 41) else 0.0,
+                              frac_reward_zero_std=lambda x: 0.98 if round(59 * x) in (30, 41) else 1.0),
+        'few-groups-replayed': {'replay__buffer_size': 4.0, 'replay__replaced': 8.0, 'replay__dead': 8.0,
+                                'replay__live_before': 0.0, 'frac_reward_zero_std': 1.0, 'reward': 0.5},
+        'one-reward-drowns': {'rewards__length/mean': lambda x: 20 + 9 * x, 'rewards__length/std': 8.0,
+                              'rewards__right/mean': flat, 'rewards__right/std': 0.4}}
 
 @pytest.mark.parametrize('name', MADE)
 def test_a_curve_with_this_fault_is_told_so_with_its_step(name):
@@ -126,12 +92,9 @@ def test_a_healthy_curve_is_left_alone():
 
 def test_every_rule_is_needed_by_some_run():
     found = {n for name in NAMES for f in of(name) for n in (f.name, *f.follows)}
-    found |= {
-        n
-        for v in MADE.values()
-        for f in find(rows(**{k.replace('__', '/', 1): o for k, o in v.items()}))
-        for n in (f.name, *f.follows)
-    }
+    found |= {n for v in MADE.values()
+              for f in find(rows(**{k.replace('__', '/', 1): o for k, o in v.items()}))
+              for n in (f.name, *f.follows)}
     alike = {'hacked':{'hacked-by-length','hacked-by-form'}}
     assert [k for k in RULES if not (alike.get(k, {k}) & found)]==[]
 
@@ -174,34 +137,15 @@ def test_what_nobody_judged_is_left_out():
     assert verdict([], none, none).learned is None
 
 def test_two_rewards_that_part_ways_are_undecided():
-    two = lambda a, b: {
-        'rewards': {
-            'a': dict(mean=a, low=a - 0.01, high=a + 0.01),
-            'b': dict(mean=b, low=b - 0.01, high=b + 0.01),
-        }
-    }
+    two = lambda a, b: {'rewards': {'a': dict(mean=a, low=a - 0.01, high=a + 0.01),
+                                    'b': dict(mean=b, low=b - 0.01, high=b + 0.01)}}
     assert verdict([], two(.1, .9), two(.5, .5)).learned is None
 
 def test_nothing_was_learned_where_every_group_was_dead():
-    v = verdict(
-        [
-            {
-                'step': i,
-                'reward': 0.0,
-                'frac_reward_zero_std': 1.0,
-                'replay/dead': 8.0,
-                'num_tokens': 100.0 * (i + 1),
-            }
-            for i in range(100)
-        ]
-    )
-    assert (
-        v.learned is False
-        and 'all 800 groups were dead' in v.sentence
-        and '10,000 tokens' in v.sentence
-        and v.cause
-        and v.advice
-    )
+    v = verdict([{'step': i, 'reward': 0.0, 'frac_reward_zero_std': 1.0, 'replay/dead': 8.0,
+                  'num_tokens': 100.0 * (i + 1)} for i in range(100)])
+    assert (v.learned is False and 'all 800 groups were dead' in v.sentence
+            and '10,000 tokens' in v.sentence and v.cause and v.advice)
     v = verdict(history_rows(stored('all-truncated')), settings=stored('all-truncated').settings)
     assert v.learned is False and 'cut off' in v.cause and 'max_completion_length' in v.advice
 
@@ -223,25 +167,12 @@ def test_live_speaks_after_ten_batches_and_not_before():
     assert live(dead+[dict(step=40, reward=.5, frac_reward_zero_std=.9)])==[]
 
 def test_four_groups_and_106_uses_are_seen():
-    r = [
-        {
-            'step': i,
-            'reward': 0.0,
-            'frac_reward_zero_std': 1.0,
-            'replay/dead': 8.0,
-            'replay/live_before': 0.0,
-            'replay/replaced': 7.6,
-            'replay/buffer_size': 4.0,
-        }
-        for i in range(14)
-    ]
+    r = [{'step': i, 'reward': 0.0, 'frac_reward_zero_std': 1.0, 'replay/dead': 8.0,
+          'replay/live_before': 0.0, 'replay/replaced': 7.6, 'replay/buffer_size': 4.0} for i in range(14)]
     f = next(o for o in live(r) if o.name=='few-groups-replayed')
     assert '4 stored groups were replayed 106 times' in f.says
-    groups = [
-        dict(step=i, group=g, rewards=[0.0, 0.0], replacement=dict(id=(i + g) % 4, step=0))
-        for i in range(14)
-        for g in range(8)
-    ]
+    groups = [dict(step=i, group=g, rewards=[0.0, 0.0], replacement=dict(id=(i + g) % 4, step=0))
+              for i in range(14) for g in range(8)]
     assert 'few-groups-replayed' in find(r, groups).names
 
 def test_numbers_of_the_wrong_kind_are_passed_over():

@@ -1,19 +1,13 @@
-"What the reference trainer got wrong (D1 to D20), each on a trainer that trains; then options, metrics and the documented example."
+"""What the reference trainer got wrong (D1 to D20), each on a trainer that trains;
+then options, metrics and the documented example."""
 
 import json, math, tempfile
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from grpo_nb.grpo_with_replay_buffer import (
-    GRPOWithReplayBufferConfig,
-    GRPOWithReplayBufferTrainer,
-    ReplayBuffer,
-    put_groups,
-    slice_group,
-    save_state,
-    load_state,
-)
+from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer,
+    ReplayBuffer, put_groups, slice_group, save_state, load_state)
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 
@@ -197,11 +191,8 @@ def test_d13_d14_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
         assert torch.equal(old[k][a][old['completion_mask'][a].bool()],
             new[k][b][new['completion_mask'][b].bool()]), k
     off = ~new['completion_mask'][b].bool()
-    assert (
-        (new['importance_sampling_ratio'][b][off] == 1).all()
-        and (new['tool_mask'][b][off] == 1).all()
-        and (new['old_per_token_logps'][b][off] == 0).all()
-    )
+    assert ((new['importance_sampling_ratio'][b][off] == 1).all() and (new['tool_mask'][b][off] == 1).all()
+            and (new['old_per_token_logps'][b][off] == 0).all())
     assert new['num_items_in_batch']==(new['completion_mask']*new['tool_mask']).sum()
 
 def test_d13_sequence_ratios_stay_one_a_row(monkeypatch):
@@ -300,11 +291,9 @@ def test_d18_stored_tensors_are_small_copies_on_the_cpu():
     for e in stored(t):
         for k,v in e.data.items():
             if isinstance(v, torch.Tensor):
-                assert (
-                    v.device.type == 'cpu'
-                    and v.untyped_storage().nbytes() == v.numel() * v.element_size()
-                    and not v.requires_grad
-                ), k
+                assert (v.device.type == 'cpu'
+                        and v.untyped_storage().nbytes() == v.numel() * v.element_size()
+                        and not v.requires_grad), k
         n = int(e.data['lens'].sum())
         assert (e.data['completion_ids'].dtype==torch.int32
             and len(e.data['completion_ids'])==n==len(e.data['old_per_token_logps']))
@@ -532,10 +521,12 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
         assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl,
             c.loss_type)==(8, 5, 'recency', True, 'grpo')
     own = set(GRPOWithReplayBufferConfig.__dataclass_fields__)-set(GRPOConfig.__dataclass_fields__)
-    replay = {f'replay_{k}' for k in ('buffer_size','priority','scope','age_limit','age_decay','max_uses','when_empty',
-        'drop_dead_kl','same_prompt_first','stored_per_fresh','weight','weight_cap','clip','max_drift')}
+    replay = {f'replay_{k}' for k in ('buffer_size','priority','scope','age_limit','age_decay','max_uses',
+                                      'when_empty', 'drop_dead_kl','same_prompt_first','stored_per_fresh',
+                                      'weight','weight_cap','clip','max_drift')}
     assert own==replay | {'dead_tolerance','record_groups','record_max_groups','record_max_mb'}
-    assert all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own) and T.config().replay_buffer_size==64
+    assert all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own)
+    assert T.config().replay_buffer_size==64
 
 # -- what is logged -------------------------------------------------------------------------------
 def test_metrics_say_what_was_done():
@@ -581,7 +572,9 @@ def test_metrics_reach_tensorboard():
 @pytest.mark.parametrize('name', ['wandb','trackio'])
 def test_metrics_and_the_table_reach_other_boards(monkeypatch, name):
     "The package is a stand-in, what calls it is not: the callback of transformers, and TRL's own logging."
-    import importlib.machinery, sys, transformers.integrations.integration_utils as I, trl.trainer.grpo_trainer as M, trl.extras.profiling as P
+    import importlib.machinery, sys
+    import transformers.integrations.integration_utils as I, trl.trainer.grpo_trainer as M
+    import trl.extras.profiling as P
     from unittest.mock import MagicMock
     rows,board = [],MagicMock(__spec__=importlib.machinery.ModuleSpec(name, None), __version__='9.9.9')
     board.log.side_effect = lambda row, *a, **kw: rows.append(dict(row))

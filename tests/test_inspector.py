@@ -45,18 +45,13 @@ def test_uses_count_how_often_a_group_came_back(run):
 
 def test_tolerance_decides_who_is_dead(tmp_path):
     r = torch.tensor([[0., .05], [0., 1.], [.1+8e-9, .1], [1., 1.], [0., 0.], [.5, .5]])
-    Recorder(tmp_path).groups(
-        1, group_rows(1, list('abcdef'), ['x'] * 12, r, advantages_before=r - r.mean(1, keepdim=True))
-    )
+    Recorder(tmp_path).groups(1, group_rows(1, list('abcdef'), ['x'] * 12, r,
+                                            advantages_before=r - r.mean(1, keepdim=True)))
     run = read_run(tmp_path)
     why = lambda t: [o['why'] for o in what_if(run, tolerance=t).rows]
     assert why(None)==[None, None, 'float-noise', 'all-right', 'all-wrong', 'equal']
-    assert (
-        why(0.06)[0] == 'within-tolerance'
-        and why(0.06)[1] is None
-        and why(1.0)[1] == 'within-tolerance'
-        and why(0.0)[2] is None
-    )
+    assert (why(0.06)[0] == 'within-tolerance' and why(0.06)[1] is None
+            and why(1.0)[1] == 'within-tolerance' and why(0.0)[2] is None)
 
 def test_without_replay_none_comes_in_and_the_record_stays_as_it_was(run):
     before = json.dumps(run.rows)

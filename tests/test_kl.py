@@ -317,19 +317,10 @@ def test_kl_gradients_agree_with_finite_differences(kind):
 def trl_trainer():
     import trl_tiny
     from trl import GRPOConfig, GRPOTrainer
-    args = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix='run'),
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=6,
-        beta=1.0,
-        temperature=0.8,
-        loss_type='bnpo',
-        report_to='none',
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-    )
+    args = GRPOConfig(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4,
+                      num_generations=4, max_completion_length=6, beta=1.0, temperature=0.8,
+                      loss_type='bnpo', report_to='none', use_cpu=True, bf16=False,
+                      gradient_checkpointing=False)
     t = GRPOTrainer(model=trl_tiny.folder(), reward_funcs=trl_tiny.n_red, args=args,
                     train_dataset=trl_tiny.data(), processing_class=trl_tiny.tokenizer())
     t.model.train()

@@ -40,10 +40,6 @@ def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab):
     pg = notebook('core')
     pg.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
     pg.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=30_000)
-    subprocess.run(
-        [Path(sys.executable).parent / 'nbdev_clean', '--fname', str(stored)],
-        cwd=home,
-        check=True,
-        env={**os.environ, 'PYTHONPATH': str(home)},
-    )
+    subprocess.run([Path(sys.executable).parent / 'nbdev_clean', '--fname', str(stored)], cwd=home,
+                   check=True, env={**os.environ, 'PYTHONPATH': str(home)})
     assert stored.read_bytes()==before

@@ -3,15 +3,8 @@
 import os, shlex, signal, subprocess, sys, time
 import pytest, yaml
 from grpo_nb import launch as M
-from grpo_nb.launch import (
-    check_launch_config,
-    launch_command,
-    launch_config,
-    slurm_script,
-    vllm_command,
-    vllm_problem,
-    write_launch_config,
-)
+from grpo_nb.launch import (check_launch_config, launch_command, launch_config, slurm_script, vllm_command,
+                            vllm_problem, write_launch_config)
 
 @pytest.mark.parametrize('s', ['ddp','fsdp2','zero2','zero3'])
 def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
@@ -22,23 +15,20 @@ def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
     assert (c.num_processes, c.num_machines, precision)==(64, 8, 'bf16')
     assert check_launch_config(yaml.safe_load(open(f)))==[]
 
-FAULTS = [
-    (lambda c: c['fsdp_config'].update(fsdp_versoin=2), "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
-    (lambda c: c['fsdp_config'].update(fsdp_version=3), 'fsdp_version is 3'),
-    (
-        lambda c: c['fsdp_config'].update(fsdp_state_dict_type='FULLSTATE'),
-        "'FULLSTATE', needs one of FULL_STATE_DICT",
-    ),
-    (lambda c: c.update(mixed_precision='bf17'), "'bf17'"),
-    (lambda c: c.update(num_processes='8'), "num_processes is '8'"),
-    (lambda c: c.update(distributed_type='MULTI_GPU'), 'fsdp_config is ignored'),
-    (lambda c: c.pop('fsdp_config'), 'there is no fsdp_config'),
-    (lambda c: c.update(use_cpu=True), 'plain DDP'),
-    (lambda c: c.update(machine_rank=1), 'ranks count from 0'),
-    (lambda c: c.update(num_machines=3), '8 processes on 3 machines'),
-    (lambda c: c.update(debug='no'), 'true or false'),
-    (lambda c: c.update(fsdp_config=[1]), 'needs keys and values'),
-]
+FAULTS = [(lambda c: c['fsdp_config'].update(fsdp_versoin=2),
+           "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
+          (lambda c: c['fsdp_config'].update(fsdp_version=3), 'fsdp_version is 3'),
+          (lambda c: c['fsdp_config'].update(fsdp_state_dict_type='FULLSTATE'),
+           "'FULLSTATE', needs one of FULL_STATE_DICT"),
+          (lambda c: c.update(mixed_precision='bf17'), "'bf17'"),
+          (lambda c: c.update(num_processes='8'), "num_processes is '8'"),
+          (lambda c: c.update(distributed_type='MULTI_GPU'), 'fsdp_config is ignored'),
+          (lambda c: c.pop('fsdp_config'), 'there is no fsdp_config'),
+          (lambda c: c.update(use_cpu=True), 'plain DDP'),
+          (lambda c: c.update(machine_rank=1), 'ranks count from 0'),
+          (lambda c: c.update(num_machines=3), '8 processes on 3 machines'),
+          (lambda c: c.update(debug='no'), 'true or false'),
+          (lambda c: c.update(fsdp_config=[1]), 'needs keys and values')]
 
 @pytest.mark.parametrize('edit,say', FAULTS)
 def test_each_wrong_key_and_value_is_named(edit, say):
@@ -64,9 +54,8 @@ def test_torchrun_and_accelerate_read_our_commands():
     a = get_args_parser().parse_args(launch_command(['t.py','--x','1'], None, 64, 8, '3', 'node0')[1:])
     assert (a.nnodes, a.nproc_per_node, str(a.node_rank), a.rdzv_endpoint)==('8', '8', '3', 'node0:29500')
     assert (a.training_script, a.training_script_args)==('t.py', ['--x','1'])
-    b = launch_command_parser().parse_args(
-        launch_command(['-m', 'grpo_nb', 'gsm8k'], 'c.yaml', 64, 8, '3', 'node0')[2:]
-    )
+    b = launch_command_parser().parse_args(launch_command(['-m', 'grpo_nb', 'gsm8k'], 'c.yaml', 64, 8, '3',
+                                                          'node0')[2:])
     assert (b.num_processes, b.num_machines, b.machine_rank, b.main_process_ip)==(64, 8, 3, 'node0')
     assert b.module and b.training_script=='grpo_nb'
 
@@ -80,9 +69,8 @@ def test_each_slurm_node_reads_its_own_rank():
         assert f'--machine_rank {i} --main_process_ip n0' in got
 
 def test_a_slurm_script_asks_for_what_a_run_needs():
-    s = slurm_script(
-        ['-m', 'grpo_nb', 'gsm8k'], 'c.yaml', 4, gpus_per_node=4, cpus_per_task=32, hours=2, grace_s=600
-    )
+    s = slurm_script(['-m', 'grpo_nb', 'gsm8k'], 'c.yaml', 4, gpus_per_node=4, cpus_per_task=32, hours=2,
+                     grace_s=600)
     for o in (
         '--signal=B:TERM@600',
         '--cpus-per-task=32',
@@ -146,19 +134,14 @@ def test_a_job_that_fails_by_itself_is_not_queued_again(tmp_path):
     assert 'requeued' not in p.stdout.read() and p.wait(20)!=0
 
 def test_vllm_is_asked_before_anything_is_loaded(monkeypatch):
-    assert (
-        vllm_problem('') == ''
-        and 'not installed' in vllm_problem('server')
-        and 'needs' in vllm_problem('servr')
-    )
+    assert (vllm_problem('') == '' and 'not installed' in vllm_problem('server')
+            and 'needs' in vllm_problem('servr'))
     monkeypatch.setattr(M, 'find_spec', lambda n: True)
     assert vllm_problem('colocate')==''
     assert 'no vLLM server answers at http://127.0.0.1:9' in vllm_problem('server', 'http://127.0.0.1:9', .5)
     words = shlex.split(vllm_command('M', 2))
-    assert (
-        words[0] == 'VLLM_SERVER_DEV_MODE=1'
-        and words[words.index('--weight-transfer-config') + 1] == '{"backend":"nccl"}'
-    )
+    assert (words[0] == 'VLLM_SERVER_DEV_MODE=1'
+            and words[words.index('--weight-transfer-config') + 1] == '{"backend":"nccl"}')
 
 
 def test_fsdp2_on_a_cpu_takes_trls_settings_and_is_made_once():

@@ -1,4 +1,5 @@
-"Wrong input, as typed, and what is said: what was seen, what is needed, what to do; one line, exit code 2, nothing made"
+"""Wrong input, as typed, and what is said: what was seen, what is needed, what to do;
+one line, exit code 2, nothing made"""
 
 import json, sys
 from pathlib import Path
@@ -28,8 +29,10 @@ def place(tmp_path_factory):
         'mixed.jsonl': lines([*ROWS, dict(prompt=[dict(role='user', content='q')], answer='1')]),
         'unanswered.jsonl': lines([dict(prompt=o['prompt']) for o in ROWS]),
         'notes.txt': 'hello',
-        'r.py': 'def r(completions, **kw): return [0. for _ in completions]\nnumber = 3\ndef bad(completions, **kw): raise KeyError("answer")\n'
-        'def short(completions, **kw): return [1.]\ndef words(completions, **kw): return ["good" for _ in completions]\n',
+        'r.py': 'def r(completions, **kw): return [0. for _ in completions]\nnumber = 3\n'
+                'def bad(completions, **kw): raise KeyError("answer")\n'
+                'def short(completions, **kw): return [1.]\n'
+                'def words(completions, **kw): return ["good" for _ in completions]\n',
         'torn.py': 'def r(:\n',
     }
     for k,v in text.items(): (d/k).write_text(v)

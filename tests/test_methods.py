@@ -14,48 +14,26 @@ from made_groups import DEAD0, DEAD1, MIXED, batch, content
 # ---- methods -------------------------------------------------------------------------------------
 
 def test_every_method_has_its_name_and_starts_from_it():
-    assert set(METHODS) == {
-        'keep',
-        'mask',
-        'replay',
-        'dynamic',
-        'skip',
-        'virtual_max',
-        'entropy',
-        'same_prompt',
-        'variance',
-        'copies',
-        'newest',
-        'ngrpo',
-    }
+    assert set(METHODS) == {'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy',
+                            'same_prompt', 'variance', 'copies', 'newest', 'ngrpo'}
     for n in METHODS:
         m = make_method(n)
         assert m.name==n and m.choose([1, 2], 0)==[True, True]
         x = batch([MIXED, [1.,1,0,0]])
         t = m.treat(x)  # all alive: each group is trained on
-        assert (
-            t.in_loss.all()
-            and [o['treatment'] for o in t.records] == ['trained'] * 2
-            and t.metrics['replay/dead'] == 0
-            and t.metrics['replay/live_after'] == 1
-        )
+        assert (t.in_loss.all() and [o['treatment'] for o in t.records] == ['trained'] * 2
+                and t.metrics['replay/dead'] == 0 and t.metrics['replay/live_after'] == 1)
         assert set(t.records[0])>={'treatment', 'score', 'id', 'replacement'}
         m2 = make_method(n); m2.load_state_dict(m.state_dict())
 
 def test_keep_and_mask_by_value():
     x = batch([MIXED, DEAD0, DEAD1])
     k,m = Keep().treat(x),Mask().treat(x)
-    assert (
-        k.batch is x
-        and m.batch is x
-        and k.in_loss.tolist() == [True] * 3
-        and m.in_loss.tolist() == [True, False, False]
-    )
-    assert (
-        [o['treatment'] for o in m.records] == ['trained', 'masked', 'masked']
-        and k.metrics['replay/unfilled'] == 2
-        and m.metrics['replay/live_after'] == pytest.approx(1 / 3)
-    )
+    assert (k.batch is x and m.batch is x and k.in_loss.tolist() == [True] * 3
+            and m.in_loss.tolist() == [True, False, False])
+    assert ([o['treatment'] for o in m.records] == ['trained', 'masked', 'masked']
+            and k.metrics['replay/unfilled'] == 2
+            and m.metrics['replay/live_after'] == pytest.approx(1 / 3))
 
 def test_a_group_never_meets_itself_in_the_step_it_was_made():
     m = Replay(64)
@@ -73,20 +51,13 @@ def test_replay_fills_what_it_can_and_says_what_it_did():
     assert [o['replacement']['uses'] for o in t.records]==[1, 2]
     r = t.records[0]['replacement']
     assert (r['id'], r['step'], r['age'], r['prob'], r['key'])==(0, 3, 7, 1., 42)
-    assert (
-        t.batch.key.tolist() == [42, 42]
-        and t.batch.step.tolist() == [3, 3]
-        and t.metrics['replay/unique_prompts'] == 1
-        and t.metrics['replay/age_mean'] == 7
-    )
+    assert (t.batch.key.tolist() == [42, 42] and t.batch.step.tolist() == [3, 3]
+            and t.metrics['replay/unique_prompts'] == 1 and t.metrics['replay/age_mean'] == 7)
     once = Replay(8, max_uses=1, when_empty='mask')
     once.treat(old, step=3)
     t = once.treat(x, step=10)
-    assert (
-        [o['treatment'] for o in t.records] == ['replaced', 'masked']
-        and t.in_loss.tolist() == [True, False]
-        and t.metrics['replay/unfilled'] == 1
-    )
+    assert ([o['treatment'] for o in t.records] == ['replaced', 'masked']
+            and t.in_loss.tolist() == [True, False] and t.metrics['replay/unfilled'] == 1)
 
 def test_uncorrected_replay_asks_the_trainer_for_ratio_1_and_changes_nothing_else():
     a,b = Replay(8),Replay(8, corrected=False)
@@ -109,35 +80,21 @@ def test_the_input_batch_is_left_as_it_was():
         m.treat(batch([MIXED, MIXED], seed=1, keys=[0, 1]))
         x = batch([DEAD0, MIXED], seed=2, keys=[0, 1])
         before = {k:v.clone() for k,v in x.tensors().items()}
-        m.treat(
-            x, step=1, sample_more=lambda k: batch([MIXED] * k, seed=3), policy=lambda o: (None, -o.old_logps)
-        )
+        m.treat(x, step=1, sample_more=lambda k: batch([MIXED] * k, seed=3),
+                policy=lambda o: (None, -o.old_logps))
         for k,v in before.items(): assert torch.equal(v, getattr(x, k)), (n, k)
 
 def test_dynamic_sampling_asks_for_what_is_missing_until_it_is_full():
-    asked, stock = (
-        [],
-        [
-            batch([DEAD0, MIXED, DEAD1], seed=7),
-            batch([MIXED, DEAD0], seed=8),
-            batch([DEAD0], seed=9),
-            batch([MIXED], seed=10),
-        ],
-    )
+    asked, stock = ([], [batch([DEAD0, MIXED, DEAD1], seed=7), batch([MIXED, DEAD0], seed=8),
+                         batch([DEAD0], seed=9), batch([MIXED], seed=10)])
     def more(n): asked.append(n); return stock[len(asked)-1]
     x = batch([DEAD0, MIXED, DEAD1, DEAD0])
     t = DynamicSampling(max_rounds=5).treat(x, sample_more=more)
-    assert (
-        asked == [3, 2, 1, 1]
-        and not dead_groups(t.batch.rewards).any()
-        and content(t.batch, 1) == content(x, 1)
-    )
+    assert (asked == [3, 2, 1, 1] and not dead_groups(t.batch.rewards).any()
+            and content(t.batch, 1) == content(x, 1))
     assert content(t.batch, 0)==content(stock[0], 1) and content(t.batch, 3)==content(stock[3], 0)
-    assert (
-        t.metrics['replay/rounds'] == 4
-        and t.metrics['replay/extra_groups'] == 7
-        and not t.batch.replayed.any()
-    )
+    assert (t.metrics['replay/rounds'] == 4 and t.metrics['replay/extra_groups'] == 7
+            and not t.batch.replayed.any())
     asked.clear()
     t = DynamicSampling(max_rounds=1, when_empty='mask').treat(x, sample_more=more)
     assert [o['treatment'] for o in t.records] == [
@@ -168,16 +125,11 @@ def test_skip_prompts_moves_its_probabilities_towards_the_wanted_shares():
 def test_virtual_max_by_hand():
     t = VirtualMax(best=1., eps=0.).treat(batch([DEAD0, MIXED, DEAD1, [.5]*4]))
     sd = lambda x: (sum((o-sum(x)/len(x))**2 for o in x)/(len(x)-1))**.5
-    want = [
-        [(r - sum(row + [1.0]) / 5) / sd(row + [1.0]) for r in row] if row != DEAD1 else [0.0] * 4
-        for row in (DEAD0, MIXED, DEAD1, [0.5] * 4)
-    ]
+    want = [[(r - sum(row + [1.0]) / 5) / sd(row + [1.0]) for r in row] if row != DEAD1 else [0.0] * 4
+            for row in (DEAD0, MIXED, DEAD1, [0.5] * 4)]
     assert_tensor(t.batch.advantages, want, eps=1e-5)
-    assert (
-        t.metrics['replay/unfilled'] == 1
-        and t.metrics['replay/live_after'] == 0.75
-        and [o['treatment'] for o in t.records] == ['trained', 'trained', 'kept', 'trained']
-    )
+    assert (t.metrics['replay/unfilled'] == 1 and t.metrics['replay/live_after'] == 0.75
+            and [o['treatment'] for o in t.records] == ['trained', 'trained', 'kept', 'trained'])
 
 def test_entropy_shaped_by_hand():
     x = batch([DEAD0, DEAD1, MIXED], T=5, seed=3)
@@ -211,11 +163,9 @@ def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
 def test_replayed_gradient_with_stored_log_probs_is_the_true_one_on_average():
     "Enumerated: one token of 5, samples of an old policy, the gradient of today's objective."
     torch.manual_seed(0)
-    old, th, R = (
-        torch.randn(5, dtype=torch.float64),
-        torch.randn(5, dtype=torch.float64, requires_grad=True),
-        torch.rand(5, dtype=torch.float64),
-    )
+    old, th, R = (torch.randn(5, dtype=torch.float64),
+                  torch.randn(5, dtype=torch.float64, requires_grad=True),
+                  torch.rand(5, dtype=torch.float64))
     true = torch.autograd.grad((th.softmax(0)*R).sum(), th)[0]
     lp,lq = th.log_softmax(0),old.log_softmax(0)
     corrected = torch.autograd.grad((lq.exp()*(lp-lq).exp()*R).sum(), th, retain_graph=True)[0]
@@ -276,11 +226,8 @@ def test_copies_of_living_groups_fill_holes_and_the_rest_of_the_batch_in_turn():
 
 def test_copies_without_a_living_group_keep_the_batch_as_large():
     t = Copies(stored_per_fresh=2).treat(batch([DEAD0, DEAD1], keys=[4, 5]))
-    assert (
-        t.batch.key.tolist() == [4, 5] * 3
-        and t.metrics['replay/live_after'] == 0
-        and t.metrics['replay/unfilled'] == 6
-    )
+    assert (t.batch.key.tolist() == [4, 5] * 3 and t.metrics['replay/live_after'] == 0
+            and t.metrics['replay/unfilled'] == 6)
     t = Copies().treat(batch([MIXED, [1.,1,0,0]]))
     assert len(t.batch)==2 and t.metrics['replay/replaced']==0
 

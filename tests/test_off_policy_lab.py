@@ -3,24 +3,9 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.loss import policy_loss
-from grpo_nb.off_policy import (
-    AGES,
-    ESTIMATORS,
-    G,
-    LabPolicy,
-    Lens,
-    draw_lab,
-    exact_gradient,
-    group_moments,
-    jacobian,
-    lab,
-    lab_view,
-    right,
-    summary,
-    token_weights,
-    too_old,
-    train_lab,
-)
+from grpo_nb.off_policy import (AGES, ESTIMATORS, G, LabPolicy, Lens, draw_lab, exact_gradient,
+                                group_moments, jacobian, lab, lab_view, right, summary, token_weights,
+                                too_old, train_lab)
 
 CSV = Path(__file__).parent.parent/'nbs'/'results'/'lab.csv'
 
@@ -35,9 +20,8 @@ def past(): return train_lab(1, .01, 12)
 def test_the_exact_gradient_is_autograds_on_the_enumerated_objective(past, q):
     p,g = exact_gradient(past[-1], q)
     J = (past[-1](q).sum(1).exp()*right[q]).sum()
-    auto = torch.cat(
-        [o.flatten() for o in torch.autograd.grad(J, list(past[-1].parameters()), allow_unused=False)]
-    )
+    auto = torch.cat([o.flatten() for o in torch.autograd.grad(J, list(past[-1].parameters()),
+                                                               allow_unused=False)])
     assert g.dtype==torch.float64 and g.shape==(696,) and g.norm()>1e-4
     assert (g-auto).abs().max()<1e-10 and abs(p-J.item())<1e-12
 
@@ -56,9 +40,8 @@ def test_all_answers_have_probability_one_and_scores_average_to_zero(past):
 
 def test_fresh_groups_and_full_ratios_are_unbiased_in_direction_and_others_are_not(past):
     lens,then = Lens(past[-1], 0),past[0](0).detach()
-    fresh, full, one = lens.measure(
-        [(lens.logps, lens.logps, {}), (then, then, dict(full=True)), (then, lens.logps, {})]
-    )
+    fresh, full, one = lens.measure([(lens.logps, lens.logps, {}), (then, then, dict(full=True)),
+                                     (then, lens.logps, {})])
     assert abs(fresh['cosine']-1)<1e-9 and abs(full['cosine']-1)<1e-9
     assert fresh['bias']==0 and abs(fresh['worth']-1)<1e-12
     assert one['cosine']<.9999
@@ -86,13 +69,8 @@ def test_moments_are_those_of_sampled_groups(past, name):
     ).view(-1, G)
     r = right[2][draw].double(); live = r.min(1).values<r.max(1).values; draw,r = draw[live],r[live]
     lp = lens.logps[draw].clone().requires_grad_()
-    policy_loss(
-        lp,
-        old[draw],
-        group_advantages(r),
-        torch.ones_like(lp, dtype=torch.bool),
-        **dict(loss_type='grpo') | o,
-    ).backward()
+    policy_loss(lp, old[draw], group_advantages(r), torch.ones_like(lp, dtype=torch.bool),
+                **dict(loss_type='grpo') | o).backward()
     J = jacobian(past[-1], 2)
     w = -lp.grad*len(draw)
     g = torch.stack([torch.einsum('gt,gtp->p', w[i], J[draw[i]]) for i in range(min(len(draw), 1500))])
@@ -105,26 +83,17 @@ def test_moments_are_those_of_sampled_groups(past, name):
 def test_group_moments_are_the_binomials_by_hand():
     import math
     p = .2; ks = range(1, G); w = [math.comb(G, k)*p**k*(1-p)**(G-k) for k in ks]; n = sum(w)
-    pos = (
-        sum(
-            c
-            * k
-            / G
-            * group_advantages(torch.tensor([[1.0] * k + [0.0] * (G - k)], dtype=torch.float64))[0, 0].item()
-            for c, k in zip(w, ks)
-        )
-        / n
-    )
+    pos = (sum(c * k / G * group_advantages(torch.tensor([[1.0] * k + [0.0] * (G - k)],
+                                                         dtype=torch.float64))[0, 0].item()
+               for c, k in zip(w, ks)) / n)
     assert abs(group_moments(p)['pos']-pos)<1e-12 and abs(group_moments(p)['neg']-pos)<1e-12
 
 def test_token_weights_at_the_four_corners_of_the_clip():
     old,now = torch.zeros(1, 3, dtype=torch.float64),torch.tensor([[1.5,1.,.5]], dtype=torch.float64).log()
     assert torch.allclose(token_weights(now, old, 1.)*3, torch.tensor([[0.,1.,.5]], dtype=torch.float64))
     assert torch.allclose(token_weights(now, old, -1.)*3, torch.tensor([[-1.5,-1.,0.]], dtype=torch.float64))
-    assert torch.allclose(
-        token_weights(now, old, 1.0, loss_type='cispo', epsilon_high=1.2) * 3,
-        torch.tensor([[1.2, 1.0, 0.5]], dtype=torch.float64),
-    )
+    assert torch.allclose(token_weights(now, old, 1.0, loss_type='cispo', epsilon_high=1.2) * 3,
+                          torch.tensor([[1.2, 1.0, 0.5]], dtype=torch.float64))
 
 def test_training_repeats_to_the_bit_and_learns():
     a,b = train_lab(0, .01, 5),train_lab(0, .01, 5)
@@ -138,22 +107,16 @@ def test_the_stored_study_is_whole_and_its_verdict_holds():
         (df[df.estimator == 'full ratio'].cosine - 1).abs() < 1e-4
     ).all()
     m,h = summary(df, .01)
-    for e, a, want, half in (
-        ('stored, truncated', 16, 0.59, 0.09),
-        ('ratio 1', 16, 0.58, 0.09),
-        ('stored, clipped', 16, 0.30, 0.25),
-        ('stored, truncated', 32, 0.31, 0.12),
-    ):
+    for e, a, want, half in (('stored, truncated', 16, 0.59, 0.09), ('ratio 1', 16, 0.58, 0.09),
+                             ('stored, clipped', 16, 0.30, 0.25), ('stored, truncated', 32, 0.31, 0.12)):
         assert abs(m.loc[e,a]-want)<=.006 and abs(h.loc[e,a]-half)<=.006
     assert set(too_old(df).index)==set(ESTIMATORS)
     assert draw_lab(lab_view(.01, 'worth', df)).axes
 
 def test_a_stored_run_of_the_study_comes_out_again():
-    new = (
-        lab(3, 0.02)
-        .groupby(['age', 'estimator'], sort=False)[['kl', 'ess_answers', 'cosine', 'bias', 'noise', 'worth']]
-        .mean()
-    )
+    new = (lab(3, 0.02).groupby(['age', 'estimator'],
+                                sort=False)[['kl', 'ess_answers', 'cosine', 'bias', 'noise',
+                                             'worth']].mean())
     old = pd.read_csv(CSV).query('seed==3 and learning_rate==.02').set_index(['age','estimator'])[list(new)]
     assert (
         len(new) == len(AGES) * len(ESTIMATORS) and (new.loc[old.index] - old).abs().max().max() < 1e-4

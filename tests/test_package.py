@@ -1,4 +1,5 @@
-"The package as its users get it: built, installed alone, light to import, documented, with imports that point down"
+"""The package as its users get it: built, installed alone, light to import, documented,
+with imports that point down"""
 
 import ast, os, re, subprocess, sys, venv, zipfile, tarfile
 from pathlib import Path
@@ -52,10 +53,8 @@ def _python(code, python=sys.executable, **kw):
 
 def _place(name):
     "Where a module's notebook stands: in the course, the workshop or the reference"
-    at = re.search(
-        r'File to edit: \.\./nbs/(?:(\w+)/)?\w+\.ipynb',
-        (ROOT / 'grpo_nb' / f'{name}.py').read_text(encoding='utf-8'),
-    )
+    at = re.search(r'File to edit: \.\./nbs/(?:(\w+)/)?\w+\.ipynb',
+                   (ROOT / 'grpo_nb' / f'{name}.py').read_text(encoding='utf-8'))
     return at[1] or 'course'
 
 def _floor(name):
@@ -125,12 +124,8 @@ def _undocumented(name):
     for q,o,lines in _public(name):
         if not ast.get_docstring(o): yield f'{q}: no docstring'
         if isinstance(o, ast.ClassDef): continue
-        args = [
-            *o.args.posonlyargs,
-            *o.args.args,
-            *o.args.kwonlyargs,
-            *filter(None, [o.args.vararg, o.args.kwarg]),
-        ]
+        args = [*o.args.posonlyargs, *o.args.args, *o.args.kwonlyargs,
+                *filter(None, [o.args.vararg, o.args.kwarg])]
         for a in args:
             if a.arg in ('self','cls'): continue
             if not (o.lineno < a.lineno and '#' in lines[a.lineno - 1]) and not ast.get_docstring(o).count(
@@ -149,12 +144,9 @@ def built(tmp_path_factory):
     "A wheel and an sdist, built from a copy"
     pytest.importorskip('build', reason='no build: pip install -e .[dev]')
     out = tmp_path_factory.mktemp('dist')
-    r = subprocess.run(
-        [sys.executable, '-m', 'build', '--outdir', str(out), str(ROOT)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, 'PIP_DISABLE_PIP_VERSION_CHECK': '1'},
-    )
+    r = subprocess.run([sys.executable, '-m', 'build', '--outdir', str(out), str(ROOT)],
+                       capture_output=True, text=True,
+                       env={**os.environ, 'PIP_DISABLE_PIP_VERSION_CHECK': '1'})
     if r.returncode and re.search(
         'ConnectionError|NewConnectionError|Temporary failure|No matching distribution found for setuptools',
         r.stdout + r.stderr,
@@ -167,12 +159,10 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     wheel,sdist = built
     whl = set(zipfile.ZipFile(wheel).namelist())
     tar = {o.split('/',1)[1] for o in tarfile.open(sdist).getnames() if '/' in o}
-    want = {f'grpo_nb/{o}.py' for o in MODULES} | {
-        str(f.relative_to(ROOT)) for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()
-    }
-    assert any('assets/tiny_qwen' in o for o in want), (
-        'the shipped weights are not in grpo_nb/assets/tiny_qwen'
-    )
+    want = {f'grpo_nb/{o}.py' for o in MODULES} | {str(f.relative_to(ROOT))
+                                                   for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()}
+    assert any('assets/tiny_qwen' in o
+               for o in want), ('the shipped weights are not in grpo_nb/assets/tiny_qwen')
     assert want<=whl and want|{'settings.ini','setup.py','README.md','LICENSE'}<=tar, (want-whl, want-tar)
     assert not [o for o in whl if o.startswith(('tests/','nbs/'))]
     assert wheel.stat().st_size<6e6
@@ -183,20 +173,16 @@ def test_it_works_installed_alone(built, tmp_path, kind):
     env = tmp_path/'env'
     venv.create(env, with_pip=True, system_site_packages=False)
     py = env/'bin'/'python'
-    r = subprocess.run(
-        [py, '-m', 'pip', 'install', '-q', '--no-deps', str(built[kind == 'sdist'])],
-        capture_output=True,
-        text=True,
-    )
+    r = subprocess.run([py, '-m', 'pip', 'install', '-q', '--no-deps', str(built[kind == 'sdist'])],
+                       capture_output=True, text=True)
     assert r.returncode==0, r.stderr[-2000:]
     here = next(p for p in sys.path if p.endswith('site-packages'))
-    site = Path(
-        subprocess.run(
-            [py, '-c', 'import site; print(site.getsitepackages()[0])'], capture_output=True, text=True
-        ).stdout.strip()
-    )
+    site = Path(subprocess.run([py, '-c', 'import site; print(site.getsitepackages()[0])'],
+                               capture_output=True, text=True).stdout.strip())
     (site/'borrowed.pth').write_text(here+'\n')
-    code = 'import grpo_nb, pathlib; print(pathlib.Path(grpo_nb.__file__).parent); from grpo_nb.tiny_qwen import load_model; m,t = load_model(); print(sum(p.numel() for p in m.parameters()))'
+    code = ('import grpo_nb, pathlib; print(pathlib.Path(grpo_nb.__file__).parent); '
+            'from grpo_nb.tiny_qwen import load_model; m,t = load_model(); '
+            'print(sum(p.numel() for p in m.parameters()))')
     r = _python(code, str(py), cwd=str(tmp_path))
     assert r.returncode==0, r.stderr[-3000:]
     where,n = r.stdout.split()[-2:]
@@ -206,23 +192,9 @@ def test_it_works_installed_alone(built, tmp_path, kind):
     ):  # the tests of two rooms, far from the clone; those that ask trl or read notebooks stay at home
         for o in ('test_advantages.py', 'test_kl.py'):
             (tmp_path / o).write_text((ROOT / 'tests' / o).read_text(encoding='utf-8'), encoding='utf-8')
-        r = subprocess.run(
-            [
-                py,
-                '-m',
-                'pytest',
-                '-q',
-                '-p',
-                'no:cacheprovider',
-                '-k',
-                'not trl and not exercise',
-                'test_advantages.py',
-                'test_kl.py',
-            ],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-        )
+        r = subprocess.run([py, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k',
+                            'not trl and not exercise', 'test_advantages.py', 'test_kl.py'],
+                           capture_output=True, text=True, cwd=tmp_path)
         assert r.returncode==0, r.stdout[-3000:]
     r = subprocess.run([env/'bin'/'grpo_nb', '--help'], capture_output=True, text=True, cwd=tmp_path)
     assert r.returncode==0 and 'demo' in r.stdout, r.stderr[-2000:]

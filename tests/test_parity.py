@@ -34,21 +34,12 @@ def trl_loss(logps, old_logps, advantages, mask, num_items=None, ref_logps=None,
     H = torch.zeros(N, T) if entropy is None else flat(entropy)
     high = kw['epsilon'] if kw['epsilon_high'] is None else kw['epsilon_high']
     args = {k:v for k,v in kw.items() if k in TRLS} | dict(steps_per_generation=steps_per_generation)
-    me = NS(
-        **{k: kw[k] for k in SET},
-        **OFF,
-        args=NS(**args),
-        epsilon_low=kw['epsilon'],
-        epsilon_high=high,
-        _entropy_bonus_enabled=kw['entropy_coef'] != 0,
-        model=NS(training=True),
-        accelerator=Accelerator(cpu=True),
-        current_gradient_accumulation_steps=accumulate,
-        _metrics={'train': defaultdict(list)},
-        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
-        get_gamma_weights=GRPOTrainer.get_gamma_weights,
-        _get_per_token_logps_and_entropies=lambda *a, **k: (flat(logps), H, None),
-    )
+    me = NS(**{k: kw[k] for k in SET}, **OFF, args=NS(**args), epsilon_low=kw['epsilon'], epsilon_high=high,
+            _entropy_bonus_enabled=kw['entropy_coef'] != 0, model=NS(training=True),
+            accelerator=Accelerator(cpu=True), current_gradient_accumulation_steps=accumulate,
+            _metrics={'train': defaultdict(list)}, get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+            get_gamma_weights=GRPOTrainer.get_gamma_weights,
+            _get_per_token_logps_and_entropies=lambda *a, **k: (flat(logps), H, None))
     me.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, me)
     m,i = flat(mask).long(),torch.zeros(N, 1, dtype=torch.long)
     n = m.sum() if num_items is None else torch.as_tensor(num_items)
@@ -87,20 +78,15 @@ def assert_same(a, b, eps=EPS):
         scale = max(1., b[k].abs().max().item())
         assert (a[k]-b[k]).abs().max()<=eps*scale, f'{k} differs by {(a[k]-b[k]).abs().max().item():.2g}'
 
-SETTINGS = dict(
-    plain={},
-    on_policy=dict(old=False),
-    wide=dict(epsilon=.1, epsilon_high=.28),
-    delta=dict(delta=1.5),
-    low_delta=dict(delta=1.1),
-    kl=dict(beta=.04, ref=True),
-    kl_uncorrected=dict(beta=.04, ref=True, use_bias_correction_kl=False),
-    kl_on_policy=dict(beta=.5, ref=True, old=False),
-    off_policy_mask=dict(off_policy_mask_threshold=.05),
-    top_entropy=dict(top_entropy_quantile=.3, entropy=True),
-    entropy_bonus=dict(entropy_coef=.1, entropy=True),
-    everything=dict(epsilon_high=.3, delta=1.6, beta=.1, ref=True, off_policy_mask_threshold=.1,
-        top_entropy_quantile=.6, entropy_coef=.05, entropy=True))
+SETTINGS = dict(plain={}, on_policy=dict(old=False), wide=dict(epsilon=.1, epsilon_high=.28),
+                delta=dict(delta=1.5), low_delta=dict(delta=1.1), kl=dict(beta=.04, ref=True),
+                kl_uncorrected=dict(beta=.04, ref=True, use_bias_correction_kl=False),
+                kl_on_policy=dict(beta=.5, ref=True, old=False),
+                off_policy_mask=dict(off_policy_mask_threshold=.05),
+                top_entropy=dict(top_entropy_quantile=.3, entropy=True),
+                entropy_bonus=dict(entropy_coef=.1, entropy=True),
+                everything=dict(epsilon_high=.3, delta=1.6, beta=.1, ref=True, off_policy_mask_threshold=.1,
+                                top_entropy_quantile=.6, entropy_coef=.05, entropy=True))
 
 @pytest.mark.parametrize('level', ['token','sequence'])
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)

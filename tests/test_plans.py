@@ -4,16 +4,8 @@ import subprocess, sys
 import pytest, torch
 from transformers import AutoConfig, LlamaConfig, Qwen3MoeConfig
 from grpo_nb import plans as M
-from grpo_nb.plans import (
-    Layout,
-    count_weights,
-    format_plan,
-    memory_plan,
-    model_config,
-    run_plan,
-    step_bytes,
-    STRATEGIES,
-)
+from grpo_nb.plans import (Layout, count_weights, format_plan, memory_plan, model_config, run_plan,
+                           step_bytes, STRATEGIES)
 
 
 @pytest.mark.parametrize('name,n', [('Qwen2.5-0.5B',494_032_768), ('Qwen2.5-1.5B',1_543_714_304),
@@ -30,9 +22,8 @@ def test_a_model_without_shapes_is_named_with_a_near_one(monkeypatch):
 
 def test_a_folder_is_read_as_the_model_that_it_holds(tmp_path):
     "A mixture of experts is no Qwen2: all of its experts count"
-    sizes = dict(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=100
-    )
+    sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                 vocab_size=100)
     moe = Qwen3MoeConfig(**sizes, head_dim=32, moe_intermediate_size=32, num_experts=8, num_experts_per_tok=2)
     for config in (moe, LlamaConfig(**sizes, intermediate_size=96)):
         config.save_pretrained(tmp_path)
@@ -64,7 +55,8 @@ def test_states_are_16_bytes_a_weight_and_are_cut_as_the_strategy_says():
     def state(s, **k):
         return sum(memory_plan(c, lay, 16, 16, s, **k)[o] for o in ('weights', 'gradients', 'optimizer'))
 
-    assert state('ddp')==16*n and state('fsdp2')==12*n/8+2*n   # gradients stay whole while they are accumulated
+    # gradients stay whole while they are accumulated
+    assert state('ddp')==16*n and state('fsdp2')==12*n/8+2*n
     once = memory_plan(c, Layout(8, 2, 8, 16), 16, 16, 'fsdp2')
     assert once['gradients']==4*n/8
     whole = memory_plan(c, lay, 16, 16, 'fsdp2', bf16=False)
@@ -98,9 +90,8 @@ def test_activations_are_those_that_a_real_step_holds():
     for p in model.parameters(): p.grad = torch.zeros_like(p)
     ids = torch.zeros(rows, length, dtype=torch.int64)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        out = model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(), fused_lm_head=True
-        )
+        out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(),
+                    fused_lm_head=True)
         out.log_probs.sum().backward()
     now = top = 0
     for e in prof.profiler.kineto_results.events():
@@ -113,11 +104,8 @@ def test_vllm_takes_its_share_while_it_is_awake():
     c,lay = small(),Layout(8, 2, 8, 16, 8)
     def plan(**k): return memory_plan(c, lay, 16, 16, 'fsdp2', **k)
     awake,asleep = plan(use_vllm=True, vllm_share=.3),plan(use_vllm=True, vllm_share=.3, vllm_sleep=True)
-    assert (
-        awake['vllm'] == 24e9
-        and awake['training'] - asleep['training'] == 24e9
-        and awake['sampling'] == asleep['sampling']
-    )
+    assert (awake['vllm'] == 24e9 and awake['training'] - asleep['training'] == 24e9
+            and awake['sampling'] == asleep['sampling'])
     assert (
         plan(use_vllm=True)['cache'] == 0 and plan()['cache'] == lay.rows * 32 * 6 * 2 * 32 * 2
     )  # rows, tokens, layers, k and v, width, bytes

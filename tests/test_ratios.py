@@ -174,9 +174,8 @@ def test_a_batch_refuses_advantages_of_another_shape():
 
 # ---- corrections (their losses are in test_loss) ----
 def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
-    edges = lambda **kw: {
-        k: v for k, v in Correction(**kw).clip_options(loss_type='cispo').items() if v is not None
-    }
+    edges = lambda **kw: {k: v for k, v in Correction(**kw).clip_options(loss_type='cispo').items()
+                          if v is not None}
     assert edges()==dict(epsilon=.2, loss_type='cispo')   # the loss as it is
     assert edges(clip='dapo')==dict(epsilon=.2, epsilon_high=.28, loss_type='grpo')
     assert edges(clip='two_sided')==dict(epsilon=.2, delta=4., loss_type='grpo')
@@ -206,9 +205,8 @@ def test_both_trainers_say_the_same_of_the_same_rewards():
     plan = [[1.,0.,None,None], T.DEAD, [0.,1.,2.,5.], [None]*4, [.3,.3,None,.9]]
     n = len(plan)
     for scale in ('group','batch'):
-        kw = dict(
-            num_generations=4, max_completion_length=6, max_steps=n, scale_rewards=scale, learning_rate=1e-3
-        )
+        kw = dict(num_generations=4, max_completion_length=6, max_steps=n, scale_rewards=scale,
+                  learning_rate=1e-3)
         t = T.trainer(T.Scripted(plan, 4), args=T.config(**kw))
         t.train()
         args = TrainConfig(generation_batch_size=4, steps_per_generation=1, disable_tqdm=True, **kw)

@@ -5,15 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 import pytest, torch, yaml
 from grpo_nb import options as O, recipes as R
-from grpo_nb.recipes import (
-    GSM8KArguments,
-    RecipeArguments,
-    TLDRArguments,
-    gsm8k,
-    gsm8k_rewards,
-    length_reward,
-    numinamath,
-)
+from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k, gsm8k_rewards,
+                             length_reward, numinamath)
 from grpo_nb.recipes import numinamath_rewards, tldr
 
 GOOD = '<think>\nx\n</think>\n<answer>\n4\n</answer>\n'
@@ -41,18 +34,13 @@ def test_xml_credit_follows_the_rule_on_random_texts():
         t = ''.join(parts[i] for i in torch.randint(len(parts), (n,), generator=g).tolist())
         assert R.xml_count(t, .125)==pytest.approx(slow_xml(t, .125), abs=1e-12), repr(t)
 
-ANSWERS = [
-    (GOOD, [.5,0.,.5,.5,2.]),
-    (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.,0.,.5,2.]),
-    ('4', [0.,0.,0.,.5,2.]),
-    ('', [0.,0.,0.,0.,0.]),
-    ('<think>x</think> <answer>4</answer>', [0.,.5,0.,.5,2.]),
-    (' <think>x</think><answer>4</answer>', [0.,0.,0.,.5,2.]),
-    ('<think>x</think><answer>5</answer> and more', [0.,.5,0.,.5,0.]),
-    (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]),
-    (GOOD.replace('4', '4.0'), [.5,0.,.5,0.,0.]),
-    (GOOD+'abc', [.5-.003-.003,0.,0.,.5,2.]),
-    (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.])]
+ANSWERS = [(GOOD, [.5,0.,.5,.5,2.]), (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.,0.,.5,2.]),
+           ('4', [0.,0.,0.,.5,2.]), ('', [0.,0.,0.,0.,0.]),
+           ('<think>x</think> <answer>4</answer>', [0.,.5,0.,.5,2.]),
+           (' <think>x</think><answer>4</answer>', [0.,0.,0.,.5,2.]),
+           ('<think>x</think><answer>5</answer> and more', [0.,.5,0.,.5,0.]),
+           (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]), (GOOD.replace('4', '4.0'), [.5,0.,.5,0.,0.]),
+           (GOOD+'abc', [.5-.003-.003,0.,0.,.5,2.]), (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.])]
 
 @pytest.mark.parametrize('text,want', ANSWERS)
 def test_gsm8k_rewards_to_the_digit(text, want):
@@ -90,9 +78,8 @@ def test_every_field_of_the_config_is_an_option_of_every_recipe():
     from trl import TrlParser
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
     for cls in (RecipeArguments, GSM8KArguments, TLDRArguments):
-        known = {
-            a.dest for a in TrlParser([cls, GRPOWithReplayBufferConfig], conflict_handler='resolve')._actions
-        }
+        known = {a.dest for a in TrlParser([cls, GRPOWithReplayBufferConfig],
+                                           conflict_handler='resolve')._actions}
         assert {f.name for f in fields(GRPOWithReplayBufferConfig) if f.init} | {
             f.name for f in fields(cls)
         } <= known
@@ -104,26 +91,17 @@ def test_the_tutorials_command_line_is_understood():
         --correctness_reward 2.0 --total_batch_size 16 --learning_rate 1e-6
         --num_train_epochs 3 --use_wandb'''
     r,a = read(GSM8KArguments, words.split())
-    assert (r.model, r.attn_mechanism, r.max_prompt_length) == (
-        'meta-llama/Llama-3.1-8B-Instruct',
-        'vanilla',
-        2048,
-    )
-    assert (a.max_completion_length, a.num_generations, a.generation_batch_size, a.report_to) == (
-        1024,
-        4,
-        64,
-        ['wandb'],
-    )
+    assert (r.model, r.attn_mechanism, r.max_prompt_length) == ('meta-llama/Llama-3.1-8B-Instruct',
+                                                                'vanilla', 2048)
+    assert (a.max_completion_length, a.num_generations, a.generation_batch_size, a.report_to) == (1024, 4,
+        64, ['wandb'])
     assert (a.beta, a.top_p, a.top_k, a.learning_rate, a.num_train_epochs)==(.04, .95, 50, 1e-6, 3)
     assert (r.xml_reward, r.correctness_reward)==(.125, 2.)
 
 def test_words_win_over_names_and_names_over_the_file(tmp_path):
     f = tmp_path/'a.yaml'
-    f.write_text(
-        'repo_id: tiny\nbeta: 0.5\ntop_k: 7\nsync_ref_model: true\n'
-        'max_completion_length: 9\nreward_weights: [1, 1, 2]\n'
-    )
+    f.write_text('repo_id: tiny\nbeta: 0.5\ntop_k: 7\nsync_ref_model: true\n'
+                 'max_completion_length: 9\nreward_weights: [1, 1, 2]\n')
     r,a = read(GSM8KArguments, ['--config',str(f),'--beta','0.1'], dict(top_k=8, beta=.2))
     assert (r.model, a.beta, a.top_k, a.sync_ref_model, a.max_completion_length)==('tiny', .1, 8, True, 9)
     assert (a.reward_weights, a.ref_model_mixup_alpha)==([1, 1, 2], .9)
@@ -171,9 +149,8 @@ def test_dry_run_prints_the_plan_and_loads_nothing(capsys):
 def test_what_speaks_against_a_run_is_in_its_plan():
     plan = gsm8k(model='tiny', dry_run=True, reward_weights=[1., 2.])
     assert '2 reward_weights for 5 rewards (xmlcount, soft_format' in str(plan['problems'])
-    plan = gsm8k(
-        model='tiny', dry_run=True, use_vllm=True, vllm_mode='colocate', vllm_gpu_memory_utilization=0.25
-    )
+    plan = gsm8k(model='tiny', dry_run=True, use_vllm=True, vllm_mode='colocate',
+                 vllm_gpu_memory_utilization=0.25)
     assert plan['vllm_GB']==20. and 'vllm is not installed' in str(plan['problems'])
 
 def test_a_plan_for_64_processes_is_legal_where_the_run_would_be():
@@ -196,13 +173,8 @@ def test_a_missing_vllm_is_said_before_anything_is_loaded():
 def test_a_vllm_server_that_does_not_answer_stops_a_run_before_it_loads(monkeypatch):
     monkeypatch.setattr('grpo_nb.launch.find_spec', lambda n: True)
     with pytest.raises(ValueError, match='no vLLM server answers at http://127.0.0.1:9'):
-        gsm8k(
-            model='tiny',
-            use_vllm=True,
-            vllm_mode='server',
-            vllm_server_base_url='http://127.0.0.1:9',
-            output_dir='x',
-        )
+        gsm8k(model='tiny', use_vllm=True, vllm_mode='server', vllm_server_base_url='http://127.0.0.1:9',
+              output_dir='x')
 
 
 def test_a_run_without_sampling_is_refused():
@@ -219,9 +191,8 @@ SMALL = dict(model='tiny', total_batch_size=2, num_generations=4, max_completion
     save_strategy='no', gradient_checkpointing=False, temperature=1., disable_tqdm=True)
 
 def as_words(settings):
-    return [
-        o for k, v in settings.items() for o in (f'--{k}', str(v).lower() if isinstance(v, bool) else str(v))
-    ]
+    return [o for k, v in settings.items()
+            for o in (f'--{k}', str(v).lower() if isinstance(v, bool) else str(v))]
 
 
 @pytest.mark.parametrize(
@@ -234,13 +205,8 @@ def as_words(settings):
 )
 def test_a_recipe_runs_end_to_end_on_rows_in_the_hubs_format(name, names, tmp_path):
     (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS[name])))
-    own = dict(
-        rows_file=tmp_path / 'rows.jsonl',
-        output_dir=tmp_path / 'out',
-        max_steps=2,
-        ref_model_sync_steps=1,
-        beta=0.01,
-    )
+    own = dict(rows_file=tmp_path / 'rows.jsonl', output_dir=tmp_path / 'out', max_steps=2,
+               ref_model_sync_steps=1, beta=0.01)
     t = globals()[name](as_words(SMALL|own)+['--sync_ref_model'])
     assert t.state.global_step==2 and (tmp_path/'out'/'model.safetensors').exists()
     first = set(t.state.log_history[0])
@@ -268,10 +234,8 @@ def test_what_is_held_out_is_measured_three_times_and_never_trained_on(tmp_path,
         gsm8k(rows=rows, held_out=16, max_steps=1, output_dir=str(tmp_path), **SMALL)
 
 def test_the_share_right_is_counted_in_points_of_a_right_answer():
-    log = [
-        dict(loss=1.0),
-        {'eval_reward': 1.0, 'eval_rewards/correctness/mean': 0.5, 'eval_rewards/whole/mean': 0.1, 'step': 3},
-    ]
+    log = [dict(loss=1.0), {'eval_reward': 1.0, 'eval_rewards/correctness/mean': 0.5,
+                            'eval_rewards/whole/mean': 0.1, 'step': 3}]
     row, = R.held_out_table(log, 8, dict(correctness=2.))
     p,low,high = row['correctness right']
     assert (row['step'], row['correctness'], row['whole'], p)==(3, .5, .1, .25)   # 2 of 8
@@ -294,9 +258,8 @@ def accelerate(d, args):
     "Under `accelerate launch` on two processes of the CPU, with a file that our own code wrote."
     from grpo_nb.launch import write_launch_config
     f = write_launch_config(d/'two.yaml', 'ddp', 2, mixed_precision='no', use_cpu=True)
-    env = os.environ | dict(
-        OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1', PYTHONPATH=str(Path(__file__).parent.parent)
-    )
+    env = os.environ | dict(OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1',
+                            PYTHONPATH=str(Path(__file__).parent.parent))
     start = [sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f]
     r = subprocess.run([*start, *args], cwd=d, env=env, capture_output=True, text=True, timeout=400)
     assert r.returncode==0, (r.stdout+r.stderr)[-3000:]
@@ -310,11 +273,8 @@ def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path
     files = ['--config', str(tmp_path/'run.yaml'), '--accelerate_config', str(tmp_path/'two.yaml')]
     accelerate(tmp_path, ['-m', 'grpo_nb', 'gsm8k', *files, '--beta', '0.01'])
     run = read_run(tmp_path/'gsm8k')
-    assert (
-        run.settings['world_size'] == 2
-        and len(run.history) == 2
-        and (tmp_path / 'gsm8k' / 'model.safetensors').exists()
-    )
+    assert (run.settings['world_size'] == 2 and len(run.history) == 2
+            and (tmp_path / 'gsm8k' / 'model.safetensors').exists())
     assert {'rewards/correctness/mean','replay/dead','kl'} <= set(run.history.columns)
     assert (
         len(run.groups[run.groups.step == run.groups.step.min()]) == 4
@@ -325,10 +285,8 @@ def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path
 def test_the_other_recipes_run_on_two_processes_too(tmp_path):
     from grpo_nb.records import read_run
 
-    lines = [
-        'from grpo_nb.cli import main',
-        *(f'main({words(o, tmp_path)!r})' for o in ('numinamath', 'tldr')),
-    ]
+    lines = ['from grpo_nb.cli import main',
+             *(f'main({words(o, tmp_path)!r})' for o in ('numinamath', 'tldr'))]
     (tmp_path/'both.py').write_text('\n'.join(lines))
     accelerate(tmp_path, [str(tmp_path/'both.py')])
     for name,col in (('numinamath','rewards/accuracy/mean'), ('tldr','rewards/length_reward/mean')):
@@ -369,9 +327,8 @@ def test_what_can_not_work_is_one_line_and_exit_2(args, say, tmp_path, capsys, m
 
 def test_python_m_grpo_nb_is_the_command_line():
     def run(word):
-        return subprocess.run(
-            [sys.executable, '-m', 'grpo_nb', word], capture_output=True, text=True, timeout=100
-        )
+        return subprocess.run([sys.executable, '-m', 'grpo_nb', word], capture_output=True, text=True,
+                              timeout=100)
 
     r = run('--help')
     assert r.returncode==0 and 'gsm8k' in r.stdout

@@ -6,13 +6,8 @@ from grpo_nb.records import *
 from grpo_nb.records import GROUP_FIELDS
 
 def rows_of(step, B=4, G=3, **kw):
-    return group_rows(
-        step,
-        [f'q{b}' for b in range(B)],
-        [f'a{b}{g}' for b in range(B) for g in range(G)],
-        torch.arange(B * G).view(B, G).float(),
-        **kw,
-    )
+    return group_rows(step, [f'q{b}' for b in range(B)], [f'a{b}{g}' for b in range(B) for g in range(G)],
+                      torch.arange(B * G).view(B, G).float(), **kw)
 
 @pytest.fixture
 def run(tmp_path):
@@ -34,18 +29,8 @@ def test_every_float32_comes_back_to_the_last_bit():
     assert torch.tensor(json.loads(json.dumps(plain(x)))).equal(x)
 
 def test_plain_takes_what_trainers_have():
-    got = plain(
-        {
-            1: np.float32(0.5),
-            'a': np.int64(3),
-            'b': (True, None),
-            'c': np.array([1.0, np.inf]),
-            'd': torch.tensor(2),
-            'e': object,
-            'f': float('-inf'),
-            'g': np.bool_(True),
-        }
-    )
+    got = plain({1: np.float32(0.5), 'a': np.int64(3), 'b': (True, None), 'c': np.array([1.0, np.inf]),
+                 'd': torch.tensor(2), 'e': object, 'f': float('-inf'), 'g': np.bool_(True)})
     assert got|dict(e=0)=={'1':.5, 'a':3, 'b':[True, None], 'c':[1., None], 'd':2, 'e':0, 'f':None, 'g':True}
     assert type(got['e']) is str and json.dumps(got, allow_nan=False)
 
@@ -86,16 +71,11 @@ def test_lines_that_are_no_rows_do_no_harm(run):
     assert len(read_run(run).groups)==20
 
 def test_an_older_record_gets_none_in_newer_columns(tmp_path):
-    (tmp_path / 'groups.jsonl').write_bytes(
-        to_line(dict(step=1, group=0, prompt='q', completions=['a'], rewards=[1.0]))
-    )
+    (tmp_path / 'groups.jsonl').write_bytes(to_line(dict(step=1, group=0, prompt='q', completions=['a'],
+                                                         rewards=[1.0])))
     r = read_run(tmp_path)
-    assert (
-        list(r.groups.columns) == GROUP_FIELDS
-        and r.groups.iloc[0].why is None
-        and len(r.history) == 0
-        and 'step' in r.history
-    )
+    assert (list(r.groups.columns) == GROUP_FIELDS and r.groups.iloc[0].why is None and len(r.history) == 0
+            and 'step' in r.history)
 
 def test_a_run_without_groups_has_an_empty_table(tmp_path):
     Recorder(tmp_path).log(dict(step=1, loss=0.)); r = read_run(tmp_path)
@@ -116,12 +96,8 @@ def test_resume_drops_later_rows_and_a_half_line(run):
     (run/'summary.json').write_text('{"seed": 0}')
     rec = Recorder(run, resume_step=3); rec.log(dict(step=4, loss=9.)); rec.groups(4, rows_of(4, B=2))
     r = read_run(run)
-    assert (
-        r.history.step.tolist() == [1, 2, 3, 4]
-        and r.history.loss.tolist()[-1] == 9
-        and r.groups.groupby('step').size().tolist() == [4, 4, 4, 2]
-        and r.notes == []
-    )
+    assert (r.history.step.tolist() == [1, 2, 3, 4] and r.history.loss.tolist()[-1] == 9
+            and r.groups.groupby('step').size().tolist() == [4, 4, 4, 2] and r.notes == [])
     assert r.settings['seed']==0
 
 def test_resume_into_an_empty_folder_is_a_new_record(tmp_path):
@@ -152,20 +128,12 @@ def test_history_needs_a_step(tmp_path):
 
 def test_pieces_of_one_step_join(tmp_path):
     rec = Recorder(tmp_path)
-    for o in (
-        dict(step=1, loss=1.0),
-        dict(step=2, loss=2.0),
-        dict(step=2, eval_reward=0.5),
-        dict(step=1, x=3),
-    ):
+    for o in (dict(step=1, loss=1.0), dict(step=2, loss=2.0), dict(step=2, eval_reward=0.5),
+              dict(step=1, x=3)):
         rec.log(o)
     h = read_run(tmp_path).history
-    assert (
-        h.step.tolist() == [1, 2]
-        and h.eval_reward.tolist()[1] == 0.5
-        and h.x.tolist()[0] == 3
-        and h.loss.tolist() == [1, 2]
-    )
+    assert (h.step.tolist() == [1, 2] and h.eval_reward.tolist()[1] == 0.5 and h.x.tolist()[0] == 3
+            and h.loss.tolist() == [1, 2])
 
 @pytest.mark.parametrize('where', ['trainer_state.json', 'checkpoint-10/trainer_state.json'])
 def test_a_trl_folder_gives_history_without_groups(tmp_path, where):
@@ -197,50 +165,24 @@ def test_nested_flat_and_chat_completions_give_the_same_rows():
 
 def test_a_group_row_holds_what_is_of_its_group_only():
     r = torch.arange(24.).view(4, 6)
-    rows = group_rows(
-        7,
-        list('abcd'),
-        [str(i) for i in range(24)],
-        r.flatten(),
-        rewards_by_func=dict(f=r * 2, g=r.flatten() * 3),
-        advantages=r - 1,
-        advantages_before=-r,
-        n_tokens=r.long() + 1,
-        truncated=(r > 20).flatten(),
-        key=torch.tensor([9, 8, 7, 6]),
-        dead=torch.tensor([0, 0, 1, 0]).bool(),
-        why=[None, None, 'equal', None],
-        score=torch.arange(4.0),
-        id=[None, 3, None, 4],
-    )
+    rows = group_rows(7, list('abcd'), [str(i) for i in range(24)], r.flatten(),
+                      rewards_by_func=dict(f=r * 2, g=r.flatten() * 3), advantages=r - 1,
+                      advantages_before=-r, n_tokens=r.long() + 1, truncated=(r > 20).flatten(),
+                      key=torch.tensor([9, 8, 7, 6]), dead=torch.tensor([0, 0, 1, 0]).bool(),
+                      why=[None, None, 'equal', None], score=torch.arange(4.0), id=[None, 3, None, 4])
     for b,o in enumerate(rows):
         w = list(range(b*6, b*6+6))
-        assert (
-            o['step'] == 7
-            and o['group'] == b
-            and o['key'] == 9 - b
-            and o['completions'] == [str(i) for i in w]
-            and o['rewards'] == w
-            and o['rewards_by_func'] == dict(f=[2 * i for i in w], g=[3 * i for i in w])
-        )
-        assert (
-            o['advantages'] == [i - 1 for i in w]
-            and o['n_tokens'] == [i + 1 for i in w]
-            and o['truncated'] == [i > 20 for i in w]
-            and o['dead'] == (b == 2)
-            and o['score'] == b
-        )
+        assert (o['step'] == 7 and o['group'] == b and o['key'] == 9 - b
+                and o['completions'] == [str(i) for i in w] and o['rewards'] == w
+                and o['rewards_by_func'] == dict(f=[2 * i for i in w], g=[3 * i for i in w]))
+        assert (o['advantages'] == [i - 1 for i in w] and o['n_tokens'] == [i + 1 for i in w]
+                and o['truncated'] == [i > 20 for i in w] and o['dead'] == (b == 2) and o['score'] == b)
     assert [o['id'] for o in rows]==[None,3,None,4] and rows[2]['why']=='equal'
 
 def test_what_a_method_says_wins():
-    rows = group_rows(
-        1,
-        ['p', 'q'],
-        list('abcd'),
-        torch.zeros(2, 2),
-        records=[dict(treatment='masked', score=torch.tensor(2.0)), dict(treatment='kept')],
-        treatment=['trained'] * 2,
-    )
+    rows = group_rows(1, ['p', 'q'], list('abcd'), torch.zeros(2, 2),
+                      records=[dict(treatment='masked', score=torch.tensor(2.0)), dict(treatment='kept')],
+                      treatment=['trained'] * 2)
     assert [o['treatment'] for o in rows]==['masked','kept'] and rows[0]['score']==2.
 
 @pytest.mark.parametrize(
@@ -259,25 +201,12 @@ def test_a_newcomer_known_by_id_gets_its_text_from_where_it_was_born(tmp_path):
     rec = Recorder(tmp_path)
     rec.groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]], key=[11]))
     new = lambda **k: dict(treatment='replaced', replacement=dict(step=1, age=2, **k))
-    rec.groups(
-        3,
-        group_rows(
-            3,
-            ['a', 'b', 'c'],
-            list('abcdef'),
-            torch.zeros(3, 2),
-            records=[new(id=4), new(id=99), new(id=4, prompt='own', completions=['u', 'v'])],
-        ),
-    )
+    rec.groups(3, group_rows(3, ['a', 'b', 'c'], list('abcdef'), torch.zeros(3, 2),
+                             records=[new(id=4), new(id=99),
+                                      new(id=4, prompt='own', completions=['u', 'v'])]))
     R = [o['replacement'] for o in read_run(tmp_path).groups.query('step==3').to_dict('records')]
-    assert (
-        R[0]['prompt'] == 'born'
-        and R[0]['completions'] == ['x', 'y']
-        and R[0]['rewards'] == [1, 0]
-        and R[0]['advantages'] == [0.7, -0.7]
-        and R[0]['key'] == 11
-        and R[0]['age'] == 2
-    )
+    assert (R[0]['prompt'] == 'born' and R[0]['completions'] == ['x', 'y'] and R[0]['rewards'] == [1, 0]
+            and R[0]['advantages'] == [0.7, -0.7] and R[0]['key'] == 11 and R[0]['age'] == 2)
     assert R[1]['prompt'] is None and R[1]['age']==2 and R[2]['prompt']=='own' and R[2]['rewards']==[1,0]
 
 def test_ratio_histogram_equals_a_loop():
@@ -294,11 +223,9 @@ def test_reading_while_another_process_writes(tmp_path):
     "Rows are written whole: a reader beside the writer never sees a damaged one."
     import subprocess, sys
 
-    code = (
-        f'from grpo_nb.records import *\nrec = Recorder({str(tmp_path)!r})\n'
-        'for s in range(1, 151):\n    rec.log(dict(step=s))\n'
-        "    rec.groups(s, group_rows(s, ['q']*16, ['x'*300]*128, [0.]*128))"
-    )
+    code = (f'from grpo_nb.records import *\nrec = Recorder({str(tmp_path)!r})\n'
+            'for s in range(1, 151):\n    rec.log(dict(step=s))\n'
+            "    rec.groups(s, group_rows(s, ['q']*16, ['x'*300]*128, [0.]*128))")
     p = subprocess.Popen([sys.executable, '-c', code]); seen = [0]
     while p.poll() is None:
         time.sleep(.1)
@@ -311,30 +238,12 @@ def test_recording_a_demo_step_takes_under_four_milliseconds(tmp_path):
     ratio,mask,A = torch.rand(16, 8, 48)+.5,torch.ones(16, 8, 48).bool(),torch.randn(16, 8)
     def once(s):
         t = time.process_time()
-        rec.groups(
-            s,
-            group_rows(
-                s,
-                ['3 + 4 - 2 ='] * 16,
-                text,
-                A,
-                rewards_by_func=dict(a=A, f=A),
-                advantages_before=A,
-                advantages=A,
-                n_tokens=mask.sum(-1),
-                truncated=A > 0,
-                dead=A[:, 0] > 0,
-                ratio_hist=ratio_hists(ratio, mask),
-                clip_share=A[:, 0],
-                records=[
-                    dict(
-                        treatment='replaced',
-                        replacement=dict(id=1, step=1, age=2, uses=3, score=0.4, prob=0.1),
-                    )
-                ]
-                * 16,
-            ),
-        )
+        rec.groups(s, group_rows(s, ['3 + 4 - 2 ='] * 16, text, A, rewards_by_func=dict(a=A, f=A),
+                                 advantages_before=A, advantages=A, n_tokens=mask.sum(-1), truncated=A > 0,
+                                 dead=A[:, 0] > 0, ratio_hist=ratio_hists(ratio, mask), clip_share=A[:, 0],
+                                 records=[dict(treatment='replaced',
+                                               replacement=dict(id=1, step=1, age=2, uses=3, score=0.4,
+                                                                prob=0.1))] * 16))
         rec.log(dict(step=s, **{f'm{i}':.5 for i in range(30)})); return time.process_time()-t
     took = sorted(once(s) for s in range(40))
     print('ms', took[0] * 1e3, took[20] * 1e3)
@@ -397,14 +306,9 @@ def test_the_record_of_another_run_is_not_gone_on_with(run):
 def test_a_stored_group_in_the_batch_is_shown_with_the_text_of_its_birth(tmp_path):
     rec = Recorder(tmp_path)
     rec.groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]]))
-    row = group_rows(
-        3, [''], [[]], [[]], records=[dict(treatment='stored', replacement=dict(id=4, step=1, age=2))]
-    )
+    row = group_rows(3, [''], [[]], [[]],
+                     records=[dict(treatment='stored', replacement=dict(id=4, step=1, age=2))])
     rec.groups(3, row)
     o = read_run(tmp_path).by_step[3][0]
-    assert (o['prompt'], o['completions'], o['rewards'], o['advantages']) == (
-        'born',
-        ['x', 'y'],
-        [1.0, 0.0],
-        [0.7, -0.7],
-    )
+    assert (o['prompt'], o['completions'], o['rewards'], o['advantages']) == ('born', ['x', 'y'],
+        [1.0, 0.0], [0.7, -0.7])

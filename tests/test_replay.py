@@ -37,11 +37,8 @@ def test_d3_a_dead_batch_before_anything_is_stored_is_kept_or_masked_and_counted
     x = batch([DEAD0, DEAD1])
     for when,in_loss in (('keep', [True, True]), ('mask', [False, False])):
         t = Replay(8, when_empty=when).treat(x)
-        assert (
-            t.in_loss.tolist() == in_loss
-            and t.metrics['replay/unfilled'] == 2
-            and t.metrics['replay/replaced'] == 0
-        )
+        assert (t.in_loss.tolist() == in_loss and t.metrics['replay/unfilled'] == 2
+                and t.metrics['replay/replaced'] == 0)
         assert_tensor(t.batch.completion_ids, x.completion_ids)
     assert ReplayBuffer(4).sample(3)==[] and ReplayBuffer(4).sample(0)==[]
 
@@ -52,15 +49,8 @@ def test_d4_equal_scores_never_compare_what_is_stored():
 
 def test_d5_the_prompt_is_cut_on_the_left_where_its_padding_is():
     x = batch([MIXED], P=4)
-    x = Rollouts(
-        torch.tensor([[0, 0, 7, 8]]),
-        torch.tensor([[0, 0, 1, 1]]).bool(),
-        x.completion_ids,
-        x.completion_mask,
-        x.old_logps,
-        x.rewards,
-        x.advantages,
-    )
+    x = Rollouts(torch.tensor([[0, 0, 7, 8]]), torch.tensor([[0, 0, 1, 1]]).bool(), x.completion_ids,
+                 x.completion_mask, x.old_logps, x.rewards, x.advantages)
     assert pack_group(x, 0)['prompt_ids'].tolist()==[7, 8]
 
 def test_d6_a_buffer_of_size_0_changes_nothing():
@@ -75,12 +65,8 @@ def test_d6_a_buffer_of_size_0_changes_nothing():
 
 def test_d7_after_a_thousand_binary_steps_only_recent_groups_remain():
     rng = random.Random(0)
-    for opts, oldest in (
-        (dict(), 900),
-        (dict(age_limit=20), 979),
-        (dict(age_decay=5.0), 960),
-        (dict(priority='uniform'), 900),
-    ):
+    for opts, oldest in ((dict(), 900), (dict(age_limit=20), 979), (dict(age_decay=5.0), 960),
+                         (dict(priority='uniform'), 900)):
         b = ReplayBuffer(16, **opts)
         for t in range(1000):
             b.add([2 * k * (8 - k) / 8 for k in [rng.randint(1, 7) for _ in range(4)]], [None] * 4, step=t)
@@ -215,16 +201,8 @@ def _with(b, x): b.add([1.], [x]); return b
 class ListModel:
     "The rules, slowly: what stays."
     def __init__(self, max_size, priority, age_limit, age_decay, max_uses):
-        (
-            self.max_size,
-            self.priority,
-            self.age_limit,
-            self.age_decay,
-            self.max_uses,
-            self.items,
-            self.n,
-            self.now,
-        ) = max_size, priority, age_limit, age_decay, max_uses, [], 0, 0
+        (self.max_size, self.priority, self.age_limit, self.age_decay, self.max_uses, self.items, self.n,
+         self.now) = max_size, priority, age_limit, age_decay, max_uses, [], 0, 0
     def old(self):
         if self.age_limit is not None:
             self.items = [o for o in self.items if self.now - o['step'] <= self.age_limit]
@@ -247,12 +225,9 @@ class ListModel:
 @pytest.mark.parametrize('seed', range(40))
 def test_random_operations_keep_what_a_plain_list_keeps(seed):
     rng = random.Random(seed)
-    opts = dict(
-        priority=rng.choice(['score', 'score', 'uniform', 'recency']),
-        age_limit=rng.choice([None, None, 0, 3, 10]),
-        age_decay=rng.choice([None, 0.7, 5.0]),
-        max_uses=rng.choice([None, None, 1, 3]),
-    )
+    opts = dict(priority=rng.choice(['score', 'score', 'uniform', 'recency']),
+                age_limit=rng.choice([None, None, 0, 3, 10]), age_decay=rng.choice([None, 0.7, 5.0]),
+                max_uses=rng.choice([None, None, 1, 3]))
     size = rng.choice([0, 1, 2, 5, 17, 70, 300])
     fast,slow,step = ReplayBuffer(size, seed=seed, **opts),ListModel(size, **opts),0
     for i in range(150):
@@ -285,9 +260,8 @@ def _same_future(a, b, step, rng):
         s = [rng.choice([0., 1., 2., rng.random()]) for _ in range(3)]
         for o in (a, b): o.add(s, [t, -t, 2*t], step=t)
         n = rng.randint(0, 9)
-        assert [(e.id, e.prob, e.uses, e.age) for e in a.draw(n, step=t)] == [
-            (e.id, e.prob, e.uses, e.age) for e in b.draw(n, step=t)
-        ]
+        assert [(e.id, e.prob, e.uses, e.age) for e in a.draw(n, step=t)] == [(e.id, e.prob, e.uses, e.age)
+            for e in b.draw(n, step=t)]
         assert a.evicted==b.evicted and [e.id for e in a]==[e.id for e in b]
 
 # ---- state ---------------------------------------------------------------------------------------
@@ -315,9 +289,8 @@ def tensors_back(o, t):
 @pytest.mark.parametrize('way', ['torch', 'safetensors'])
 def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
     a = Replay(12, same_prompt_first=True, seed=5, **opts)
-    one = lambda s: batch(
-        [MIXED, DEAD0, [1.0, 0, 1, 1], DEAD1], seed=s, step=s, keys=[s % 5, 1, (s + 2) % 5, 3], ref=True
-    )
+    one = lambda s: batch([MIXED, DEAD0, [1.0, 0, 1, 1], DEAD1], seed=s, step=s,
+                          keys=[s % 5, 1, (s + 2) % 5, 3], ref=True)
     for s in range(15): a.treat(one(s), step=s)
     if way=='torch':
         f = io.BytesIO(); torch.save(a.state_dict(), f); f.seek(0)
@@ -353,11 +326,8 @@ def test_a_bad_score_is_refused_and_nothing_is_stored(score):
     assert [e.data for e in b]==['a']
     full = ReplayBuffer(2); full.add([8., 9.], 'ab')   # where no score of this batch would come in
     with pytest.raises(ValueError, match='score 1'): full.add([1., score], ['b', 'c'])
-    assert (
-        full.add([1.0, torch.tensor(2.0)], 'cd') == [None] * 2
-        and full.add([], []) == []
-        and sorted(e.data for e in full) == ['a', 'b']
-    )
+    assert (full.add([1.0, torch.tensor(2.0)], 'cd') == [None] * 2 and full.add([], []) == []
+            and sorted(e.data for e in full) == ['a', 'b'])
 
 @pytest.mark.parametrize(
     'kw,word',
@@ -388,12 +358,8 @@ def test_views_and_tensors_with_gradient_are_copied_and_others_kept():
     b,own = ReplayBuffer(4),torch.ones(3)
     b.add([1.], [dict(view=big[:3], grad=torch.ones(2, requires_grad=True)*2, own=own, n=7)])
     d = b.sample(1)[0]
-    assert (
-        d['view'].untyped_storage().nbytes() == 12
-        and not d['grad'].requires_grad
-        and d['own'] is own
-        and d['n'] == 7
-    )
+    assert (d['view'].untyped_storage().nbytes() == 12 and not d['grad'].requires_grad and d['own'] is own
+            and d['n'] == 7)
     big.zero_()
     assert_tensor(d['view'], [0., 1., 2.])
     with torch.inference_mode(): x = torch.arange(1000.)[:2]
@@ -413,14 +379,8 @@ def test_an_evicted_group_is_let_go():
 def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
     rng = random.Random(seed)
     r = torch.rand(rng.randint(1, 5), rng.randint(2, 6), generator=torch.Generator().manual_seed(seed))
-    x = batch(
-        r,
-        P=rng.randint(1, 9),
-        T=rng.randint(1, 9),
-        seed=seed,
-        ref=rng.random() < 0.5,
-        extra=(rng.randint(0, 4), rng.randint(0, 4)),
-    )
+    x = batch(r, P=rng.randint(1, 9), T=rng.randint(1, 9), seed=seed, ref=rng.random() < 0.5,
+              extra=(rng.randint(0, 4), rng.randint(0, 4)))
     if rng.random() < 0.5:
         x.completion_mask[0, 0] = False
         x.completion_ids[0, 0] = 0
@@ -445,12 +405,9 @@ def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
     for g in pack_groups(x):
         for k,v in g.items():
             if isinstance(v, torch.Tensor):
-                assert (
-                    v.dtype
-                    == (torch.int32 if k in ('prompt_ids', 'completion_ids', 'lengths') else torch.float32)
-                    and v._base is None
-                    and v.untyped_storage().nbytes() == v.numel() * 4
-                )
+                assert (v.dtype == (torch.int32
+                                    if k in ('prompt_ids', 'completion_ids', 'lengths') else torch.float32)
+                        and v._base is None and v.untyped_storage().nbytes() == v.numel() * 4)
     before = [o.clone() for o in g.values() if isinstance(o, torch.Tensor)]
     for v in x.tensors().values(): v.zero_()
     for a,b in zip(before, [o for o in g.values() if isinstance(o, torch.Tensor)]): assert_tensor(a, b)
@@ -465,16 +422,8 @@ def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
 def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs():
     G,T,P = 16,1024,64
     o = torch.ones(1, G, T)
-    x = Rollouts(
-        torch.ones(1, P).long(),
-        torch.ones(1, P).bool(),
-        o.long(),
-        o.bool(),
-        -o,
-        torch.rand(1, G),
-        torch.rand(1, G),
-        -o,
-    )
+    x = Rollouts(torch.ones(1, P).long(), torch.ones(1, P).bool(), o.long(), o.bool(), -o, torch.rand(1, G),
+                 torch.rand(1, G), -o)
     b = ReplayBuffer(64)
     b.add([1.]*64, [pack_group(x, 0) for _ in range(64)])
     assert b.nbytes<=1.01*64*(P+G*T*3)*4 and b.nbytes==64*(P+G*T*3+3*G)*4
@@ -490,14 +439,8 @@ def test_the_chapters_solutions_are_right():
         for s in src
         if re.match(r'(#\|.*\n)?def (exact_inclusion|my_inclusion|version_a)', s) or 'code-fold' in s
     ]
-    space = dict(
-        torch=torch,
-        itertools=itertools,
-        math=math,
-        random=random,
-        test_tensor=assert_tensor,
-        test_close=lambda *o, **k: None,
-    )
+    space = dict(torch=torch, itertools=itertools, math=math, random=random, test_tensor=assert_tensor,
+                 test_close=lambda *o, **k: None)
     rng = random.Random(0)
     space['scores'] = [rng.choice([1., 2., 4.])+rng.random() for _ in range(200)]
     for s in need:

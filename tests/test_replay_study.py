@@ -3,25 +3,8 @@ import json, re
 from pathlib import Path
 import pandas as pd, pytest, torch
 import grpo_nb.replay_study as rs
-from grpo_nb.replay_study import (
-    ARMS,
-    END,
-    FAMILIES,
-    PAD,
-    Arm,
-    Shelf,
-    assemble,
-    decode,
-    encode,
-    factor,
-    judge,
-    planned,
-    registration,
-    run_stack,
-    say,
-    to_tensors,
-    tuned,
-)
+from grpo_nb.replay_study import (ARMS, END, FAMILIES, PAD, Arm, Shelf, assemble, decode, encode, factor,
+                                  judge, planned, registration, run_stack, say, to_tensors, tuned)
 from grpo_nb.stacked import Shape, new_weights
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
@@ -110,14 +93,8 @@ def untaught(monkeypatch):
     monkeypatch.setattr(rs, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)
 
 def job(arm, seeds, budget=1500):
-    return dict(
-        regime='sums',
-        arm=arm,
-        seed=seeds,
-        learning_rate=1e-3,
-        source='',
-        settings=json.dumps(dict(budget=budget, points=2)),
-    )
+    return dict(regime='sums', arm=arm, seed=seeds, learning_rate=1e-3, source='',
+                settings=json.dumps(dict(budget=budget, points=2)))
 
 @pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','plain_16'])
 def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
@@ -155,21 +132,9 @@ def test_planned_jobs_are_the_registered_ones_block_by_block():
     with pytest.raises(ValueError, match='no plan'): planned(plan, 'other', {})
 
 def made(plan, arms, seeds, l=1e-4):
-    return pd.DataFrame(
-        [
-            dict(
-                regime=f,
-                arm=a,
-                seed=s,
-                learning_rate=l,
-                error='',
-                area=0.5 + 0.01 * (s % 3) + (a == 'plain') * 1e4 * l,
-            )
-            for f in FAMILIES
-            for a in arms
-            for s in seeds
-        ]
-    )
+    return pd.DataFrame([dict(regime=f, arm=a, seed=s, learning_rate=l, error='',
+                              area=0.5 + 0.01 * (s % 3) + (a == 'plain') * 1e4 * l) for f in FAMILIES
+                         for a in arms for s in seeds])
 
 def test_no_difference_is_shown_before_all_runs_are_there():
     plan = registration(PAGE)
@@ -189,9 +154,7 @@ def test_stored_rows_are_registered_ones(name):
     if not path.exists(): pytest.skip('no rows yet')
     from grpo_nb.study import read_rows
     plan,df = registration(PAGE),read_rows(path)
-    assert (
-        set(df.registered) == {plan['hash']}
-        and not df.duplicated(['regime', 'arm', 'seed', 'learning_rate']).any()
-    )
+    assert (set(df.registered) == {plan['hash']}
+            and not df.duplicated(['regime', 'arm', 'seed', 'learning_rate']).any())
     seeds = plan['seeds']['rates'] if 'rates' in name else plan['seeds']['main']
     assert set(df.seed)<=set(seeds) and set(df.regime)<=set(FAMILIES) and set(df.arm)<=set(ARMS)

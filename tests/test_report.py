@@ -33,10 +33,8 @@ def test_a_run_in_progress_or_with_little_in_it_still_has_a_page(tmp_path):
     assert 'line 3 is damaged' in str(Opened(write_report(tmp_path/'d').read_text()).head['notes'])
 
 def test_a_trl_folder_alone_has_a_report(tmp_path):
-    log = [
-        {'step': s, 'loss': 0.0, 'reward': s / 10, 'frac_reward_zero_std': 0.5, 'entropy': 0.3, 'epoch': 0.1}
-        for s in range(1, 9)
-    ]
+    log = [{'step': s, 'loss': 0.0, 'reward': s / 10, 'frac_reward_zero_std': 0.5, 'entropy': 0.3,
+            'epoch': 0.1} for s in range(1, 9)]
     (tmp_path/'checkpoint-8').mkdir()
     (tmp_path / 'checkpoint-8' / 'trainer_state.json').write_text(
         json.dumps(dict(log_history=log + [dict(step=8, train_runtime=3.0)]))
@@ -79,27 +77,16 @@ def test_runs_that_differ_only_by_seed_are_one_arm(many):
 
 def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
     c = compare_view(arms([read_run(f) for f in many])); o = c['method=keep']
-    want = [
-        json.loads((f / 'summary.json').read_text())['after']['pass@1']
-        for f in many
-        if f.name.startswith('keep')
-    ]
-    assert (
-        np.allclose(list(o['numbers']['after'].values()), want)
-        and o['gain'][2] == 3
-        and c['method=replay']['gain'] is None
-    )
+    want = [json.loads((f / 'summary.json').read_text())['after']['pass@1'] for f in many
+            if f.name.startswith('keep')]
+    assert (np.allclose(list(o['numbers']['after'].values()), want) and o['gain'][2] == 3
+            and c['method=replay']['gain'] is None)
     r = np.array([reward_curve(read_run(f))['value'] for f in many if f.name.startswith('keep')])
-    assert np.allclose(o['reward']['mean'], r.mean(0)) and np.allclose(
-        o['reward']['half'], stats.t.ppf(0.975, 2) * r.std(0, ddof=1) / 3**0.5
-    )
+    assert np.allclose(o['reward']['mean'], r.mean(0)) and np.allclose(o['reward']['half'],
+        stats.t.ppf(0.975, 2) * r.std(0, ddof=1) / 3**0.5)
     page = write_report(many, tmp_path/'out').read_text()
-    assert (
-        f'{np.mean(want):.1%} ± ' in page
-        and 'method=keep' in page
-        and page.count('<svg') == 2
-        and len(page) < 5e6
-    )
+    assert (f'{np.mean(want):.1%} ± ' in page and 'method=keep' in page and page.count('<svg') == 2
+            and len(page) < 5e6)
     assert write_report({'ours':many[:3], 'theirs':many[3:], 'one':many[0]}, tmp_path/'o2').exists()
 
 def test_text_from_anywhere_is_escaped(tmp_path, many):

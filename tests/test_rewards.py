@@ -18,16 +18,9 @@ def test_functions_get_what_trl_gives_them():
         got.update(locals()); log_extra('x', [1]*4); log_metric('m', .5)
         return [0]*4
     seen = []
-    r = compute_rewards(
-        look,
-        P,
-        C,
-        dict(answer=list('1122'), prompt=P, level=[1, 1, 2, 2]),
-        completion_ids=[[1], [2], [3], [4]],
-        trainer_state='state',
-        log_extra=lambda *a: seen.append(a),
-        log_metric=lambda *a: seen.append(a),
-    )
+    r = compute_rewards(look, P, C, dict(answer=list('1122'), prompt=P, level=[1, 1, 2, 2]),
+                        completion_ids=[[1], [2], [3], [4]], trainer_state='state',
+                        log_extra=lambda *a: seen.append(a), log_metric=lambda *a: seen.append(a))
     assert (
         got['prompts'] == P
         and got['completions'] == C
@@ -51,27 +44,16 @@ def test_the_numbers_are_those_of_trl():
     def some(completions, **kwargs): return [None if len(c)==1 else .5 for c in completions]
     funcs = [length, some, later]
     loop = asyncio.new_event_loop(); th = threading.Thread(target=loop.run_forever, daemon=True); th.start()
-    self = NS(
-        accelerator=NS(device='cpu', num_processes=1, is_main_process=True),
-        reward_funcs=funcs,
-        reward_processing_classes=[None] * 3,
-        reward_func_names=['a', 'b', 'c'],
-        state=NS(global_step=0),
-        environments=None,
-        _log_completion_extra=None,
-        _log_metric=None,
-        async_loop=loop,
-        _metrics={'train': {}, 'eval': {}},
-        model=NS(training=True),
-        args=NS(report_to=[]),
-    )
+    self = NS(accelerator=NS(device='cpu', num_processes=1, is_main_process=True), reward_funcs=funcs,
+              reward_processing_classes=[None] * 3, reward_func_names=['a', 'b', 'c'],
+              state=NS(global_step=0), environments=None, _log_completion_extra=None, _log_metric=None,
+              async_loop=loop, _metrics={'train': {}, 'eval': {}}, model=NS(training=True),
+              args=NS(report_to=[]))
     raw = trl.GRPOTrainer._calculate_rewards
     from unittest import mock
 
-    with (
-        mock.patch.object(trl, 'gather', lambda x: x),
-        mock.patch.object(trl, 'profiling_context', lambda *a: __import__('contextlib').nullcontext()),
-    ):
+    with (mock.patch.object(trl, 'gather', lambda x: x),
+          mock.patch.object(trl, 'profiling_context', lambda *a: __import__('contextlib').nullcontext())):
         want = raw(self, [dict(prompt=p, level=i) for i,p in enumerate(P)], P, C, [[1]]*4)
     loop.call_soon_threadsafe(loop.stop)
     got = compute_rewards(funcs, P, C, dict(level=[0,1,2,3]), completion_ids=[[1]]*4)
@@ -82,12 +64,10 @@ def test_the_numbers_are_those_of_trl():
 def test_trl_stock_functions_go_in_as_they_are_and_ours_agree():
     from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
 
-    ids = [
-        torch.randint(0, 3, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (0, 2, 7, 12)
-    ]
-    a = compute_rewards(
-        [get_soft_overlong_punishment(9, 4), get_repetition_penalty_reward(2, -1.5)], P, C, completion_ids=ids
-    )
+    ids = [torch.randint(0, 3, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+           for n in (0, 2, 7, 12)]
+    a = compute_rewards([get_soft_overlong_punishment(9, 4), get_repetition_penalty_reward(2, -1.5)], P, C,
+                        completion_ids=ids)
     b = compute_rewards([overlong_reward(9, 4), repeat_reward(2, -1.5)], P, C, completion_ids=ids)
     torch.testing.assert_close(a, b); assert (b<0).any(0).all()
     good = [[dict(role='assistant', content='<think>x</think>y')]]*4
@@ -168,14 +148,9 @@ def test_a_function_that_raises_is_named_and_its_error_kept():
 def test_good_returns_of_every_kind():
     import numpy as np
 
-    for out in (
-        [1, 2, 3, 4],
-        (1.0, 2.0, 3.0, 4.0),
-        torch.tensor([1, 2, 3, 4]),
-        np.array([1.0, 2.0, 3.0, 4.0]),
-        [torch.tensor(1.0), np.float32(2), 3, 4],
-        torch.arange(1.0, 5, requires_grad=True),
-    ):
+    for out in ([1, 2, 3, 4], (1.0, 2.0, 3.0, 4.0), torch.tensor([1, 2, 3, 4]),
+                np.array([1.0, 2.0, 3.0, 4.0]), [torch.tensor(1.0), np.float32(2), 3, 4],
+                torch.arange(1.0, 5, requires_grad=True)):
         assert check_rewards(out, 4, 'f').tolist()==[1,2,3,4]
     assert check_rewards([True,False], 2, 'f').tolist()==[1,0] and check_rewards([], 0, 'f').shape==(0,)
 
@@ -226,17 +201,10 @@ def judge():
     tok = make_tokenizer()
     def make(labels=1):
         torch.manual_seed(0)
-        return Qwen2ForSequenceClassification(
-            Qwen2Config(
-                vocab_size=len(tok),
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                num_labels=labels,
-            )
-        )
+        return Qwen2ForSequenceClassification(Qwen2Config(vocab_size=len(tok), hidden_size=32,
+                                                          intermediate_size=64, num_hidden_layers=2,
+                                                          num_attention_heads=4, num_key_value_heads=2,
+                                                          num_labels=labels))
 
     return make,tok
 
@@ -244,9 +212,8 @@ def judge():
 def test_a_reward_model_scores_each_text_by_its_own_last_token(judge, chat):
     make,tok = judge
     model = make().train()
-    got = compute_rewards([RewardModel(model, tok, batch_size=3), length], *((MP, MC) if chat else (P, C)))[
-        :, 0
-    ]
+    got = compute_rewards([RewardModel(model, tok, batch_size=3), length],
+                          *((MP, MC) if chat else (P, C)))[:, 0]
     for p,c,r in zip(MP if chat else P, MC if chat else C, got):
         text = tok.apply_chat_template([*p,*c], tokenize=False) if chat else p+c
         x = tok(text, return_tensors='pt', add_special_tokens=False)['input_ids']
@@ -258,29 +225,22 @@ def test_a_reward_model_loads_by_name_and_refuses_two_labels(judge, tmp_path):
     make,tok = judge
     make().save_pretrained(tmp_path/'my_judge'); tok.save_pretrained(tmp_path/'my_judge')
     a,b = RewardModel(str(tmp_path/'my_judge')),RewardModel(make(), tok)
-    assert reward_name(a) == 'my_judge' and torch.allclose(
-        torch.tensor(a(P, C)), torch.tensor(b(P, C)), atol=1e-6
-    )
+    assert reward_name(a) == 'my_judge' and torch.allclose(torch.tensor(a(P, C)), torch.tensor(b(P, C)),
+                                                           atol=1e-6)
     with pytest.raises(ValueError, match='2 labels, needs 1'): RewardModel(make(2), tok)
 
 def test_loading_a_function_and_every_way_it_fails(tmp_path):
     f = tmp_path/'my_rewards.py'
-    f.write_text(
-        'from dataclasses import dataclass\n@dataclass\nclass A:\n    x:int=1\n'
-        'def my_reward(completions, **kw): return [A().x]*len(completions)\nlimit = 3\n'
-    )
+    f.write_text('from dataclasses import dataclass\n@dataclass\nclass A:\n    x:int=1\n'
+                 'def my_reward(completions, **kw): return [A().x]*len(completions)\nlimit = 3\n')
     assert compute_rewards(load_reward(f'{f}:my_reward'), P, C).tolist()==[[1.]]*4
     assert load_reward('trl.rewards:think_format_reward').__name__=='think_format_reward'
     (tmp_path/'bad.py').write_text('import nothing_of_that_name\n')
-    for spec, says in (
-        (f'{f}:other', '`other`; it has: A, my_reward'),
-        (f'{f}:limit', 'int, needs to be a function'),
-        (f'{tmp_path}/none.py:f', 'no file'),
-        (f'{tmp_path}/bad.py:f', 'ModuleNotFoundError'),
-        (str(f), 'FILE.py:FUNCTION|no module'),
-        ('my_reward', 'FILE.py:FUNCTION'),
-        ('no_such_module:f', 'no module `no_such_module`'),
-    ):
+    for spec, says in ((f'{f}:other', '`other`; it has: A, my_reward'),
+                       (f'{f}:limit', 'int, needs to be a function'), (f'{tmp_path}/none.py:f', 'no file'),
+                       (f'{tmp_path}/bad.py:f', 'ModuleNotFoundError'),
+                       (str(f), 'FILE.py:FUNCTION|no module'), ('my_reward', 'FILE.py:FUNCTION'),
+                       ('no_such_module:f', 'no module `no_such_module`')):
         with pytest.raises(ValueError, match=says): load_reward(spec)
 
 def test_trl_s_six_are_known_by_name_and_take_options():
@@ -322,8 +282,6 @@ def test_the_exercise_is_solvable():
     exec('from fastcore.test import test_eq', ns)
     for c in [''.join(c['source']) for c in nb['cells'] if c['cell_type']=='code']:
         if 'def my_reward(completions, answer' in c or 'def check_reward(' in c: exec(c, ns)
-    assert (
-        ns['check_reward'](ns['my_reward']) == 'right'
-        and ns['check_reward'](lambda **k: None) == 'not yet'
-        and ns['check_reward'](lambda **k: [1] * 7) != 'right'
-    )
+    assert (ns['check_reward'](ns['my_reward']) == 'right'
+            and ns['check_reward'](lambda **k: None) == 'not yet'
+            and ns['check_reward'](lambda **k: [1] * 7) != 'right')

@@ -33,15 +33,12 @@ def samples(s, text=lambda t: t, prompt=lambda t: t):
 
 def test_verls_dump(tmp_path):
     for s in (2, 1):
-        lines(
-            tmp_path / f'{s}.jsonl',
-            [dict(input=q, output=t, gts='2', score=r, step=s, acc=r) for _, i, q, t, r in samples(s)],
-            end='{"input": "1',
-        )
+        lines(tmp_path / f'{s}.jsonl',
+              [dict(input=q, output=t, gts='2', score=r, step=s, acc=r) for _, i, q, t, r in samples(s)],
+              end='{"input": "1')
     run = check(tmp_path)
-    assert run.rows[0]['rewards_by_func'] == {'acc': [1.0, 0.0, 1.0, 0.0]} and any(
-        'could not be read' in n for n in run.notes
-    )
+    assert run.rows[0]['rewards_by_func'] == {'acc': [1.0, 0.0, 1.0, 0.0]} and any('could not be read' in n
+        for n in run.notes)
     assert run.history['reward'].tolist() == [0.25, 0.25] and run.history[
         'frac_reward_zero_std'
     ].tolist() == [0.5, 0.5]
@@ -49,33 +46,17 @@ def test_verls_dump(tmp_path):
 def test_prime_rls_rollouts(tmp_path):
     chat = lambda role: lambda t: [dict(role=role, content=t)]
     for s in (1, 2):
-        lines(
-            tmp_path / 'rollouts' / f'step_{s}' / 'train_rollouts.jsonl',
-            [
-                dict(
-                    example_id=i // 4,
-                    prompt=q,
-                    completion=t,
-                    reward=r,
-                    advantage=r - 0.5,
-                    task='sum',
-                    is_truncated=False,
-                )
-                for _, i, q, t, r in samples(s, chat('assistant'), chat('user'))
-            ],
-        )
+        lines(tmp_path / 'rollouts' / f'step_{s}' / 'train_rollouts.jsonl',
+              [dict(example_id=i // 4, prompt=q, completion=t, reward=r, advantage=r - 0.5, task='sum',
+                    is_truncated=False) for _, i, q, t, r in samples(s, chat('assistant'), chat('user'))])
     run = check(tmp_path/'rollouts')
     assert run.rows[0]['advantages']==[.5, -.5, .5, -.5] and run.rows[0]['truncated']==[False]*4
 
 def test_trls_completions(tmp_path):
     (tmp_path/'completions').mkdir()
     for k,s in ((1, 1), (2, 1), (3, 2)):   # the second file logs the first generation once more
-        df = pd.DataFrame(
-            [
-                dict(step=s if k != 2 else 9, prompt=q, completion=t, right=r, short=0.0, advantage=r - 0.5)
-                for _, i, q, t, r in samples(s)
-            ]
-        )
+        df = pd.DataFrame([dict(step=s if k != 2 else 9, prompt=q, completion=t, right=r, short=0.0,
+                                advantage=r - 0.5) for _, i, q, t, r in samples(s)])
         if s==2: df['completion'] = [t+'' for t in df['completion']]; df.loc[7, 'completion'] = 'other'
         df.to_parquet(tmp_path/'completions'/f'completions_{k:05d}.parquet')
     run = check(tmp_path)
@@ -85,12 +66,9 @@ def test_trls_completions(tmp_path):
 def test_a_plain_table_with_columns_named(tmp_path, ext):
     df = pd.DataFrame([dict(q=q, a=t, points=r, when=s) for s in (1, 2) for _,i,q,t,r in samples(s)])
     f = tmp_path/f'mine.{ext}'
-    dict(
-        jsonl=lambda: df.to_json(f, orient='records', lines=True),
-        json=lambda: df.to_json(f, orient='records'),
-        csv=lambda: df.to_csv(f),
-        parquet=lambda: df.to_parquet(f),
-    )[ext]()
+    dict(jsonl=lambda: df.to_json(f, orient='records', lines=True),
+         json=lambda: df.to_json(f, orient='records'), csv=lambda: df.to_csv(f),
+         parquet=lambda: df.to_parquet(f))[ext]()
     with pytest.raises(ValueError, match='no column for prompt, completion, reward'): open_run(f)
     run = open_run(f, columns=dict(prompt='q', completion='a', reward='points', step='when'))
     assert run.steps==[1, 2] and run.rows[0]['rewards']==[1., 0., 1., 0.]
@@ -107,13 +85,9 @@ def test_what_cannot_be_read_is_said(tmp_path):
 
 def test_columns_of_the_wrong_type_and_hostile_text_are_shown(tmp_path):
     evil = '<script>alert(1)</script>'
-    lines(
-        tmp_path / '1.jsonl',
-        [
-            dict(input=evil, output=o, score=s)
-            for o, s in ((3, '1.0'), (None, 'x'), ({'content': evil}, None), (['a'], 0))
-        ],
-    )
+    lines(tmp_path / '1.jsonl', [dict(input=evil, output=o, score=s)
+                                 for o, s in ((3, '1.0'), (None, 'x'), ({'content': evil}, None),
+                                              (['a'], 0))])
     run = open_run(tmp_path)
     assert run.rows[0]['rewards']==[1., None, None, 0.] and run.rows[0]['completions'][2]==evil
     assert evil not in inspector_html(run)
@@ -133,20 +107,10 @@ def test_our_own_folders_stay_ours(tmp_path):
 CUT = [dict(step=i, reward=0., frac=1., clipped=1.) for i in range(12)]
 
 def test_verls_metrics(tmp_path):
-    lines(
-        tmp_path / 'm.jsonl',
-        [
-            dict(
-                step=o['step'],
-                data={
-                    'critic/rewards/mean': o['reward'],
-                    'response_length/clip_ratio': o['clipped'],
-                    'actor/lr': 1e-6,
-                },
-            )
-            for o in CUT
-        ],
-    )
+    lines(tmp_path / 'm.jsonl', [dict(step=o['step'],
+                                      data={'critic/rewards/mean': o['reward'],
+                                            'response_length/clip_ratio': o['clipped'], 'actor/lr': 1e-6})
+                                 for o in CUT])
     assert diagnose(tmp_path/'m.jsonl').names==['all-truncated']
 
 def test_a_csv_of_wandb(tmp_path):

@@ -70,13 +70,13 @@ def run(code, sig=signal.SIGINT):
 
 def test_an_interrupted_program_says_one_line():
     code = ('import signal, time\nfrom grpo_nb.signals import one_line\n'
-            'signal.signal(signal.SIGINT, signal.default_int_handler)\n'   # a shell's background job ignores Ctrl-C
+            # a shell's background job ignores Ctrl-C
+            'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
             'with one_line("stopped while importing"): print("x", flush=True); time.sleep(30)')
     out,err,rc = run(code)
     assert (err.strip(), rc)==('stopped while importing', 130)
 
 def test_the_room_is_light():
     code = 'import sys, grpo_nb.signals; print({"torch", "numpy", "fastcore"} & set(sys.modules))'
-    assert (
-        subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == 'set()'
-    )
+    assert (subprocess.run([sys.executable, '-c', code], capture_output=True,
+                           text=True).stdout.strip() == 'set()')

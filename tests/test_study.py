@@ -1,21 +1,12 @@
-"The runner of comparisons: rows that resume, failures that stay alone, names of a notebook in workers, tables"
+"""The runner of comparisons: rows that resume, failures that stay alone, names of a notebook in workers,
+tables"""
 
 import json, math, os
 from pathlib import Path
 import pandas as pd, pytest
 import grpo_nb.study as st
-from grpo_nb.study import (
-    area,
-    at_equal,
-    compare,
-    over_regimes,
-    pairs,
-    rates,
-    read_rows,
-    run_study,
-    source_hash,
-    verdict,
-)
+from grpo_nb.study import (area, at_equal, compare, over_regimes, pairs, rates, read_rows, run_study,
+                           source_hash, verdict)
 
 HERE = dict(version='1', torch='2', machine='m', weights='w')
 
@@ -66,11 +57,8 @@ def test_a_changed_source_is_run_again(tmp_path):
     seen = []
     for text in ('a = 1', 'a = 1', 'a = 2'):
         f.write_text(text)
-        go(
-            [o | dict(source=source_hash(f'{f}:a')) for o in jobs('a')],
-            tmp_path / 'a.csv',
-            lambda j: (seen.append(1), toy(j))[1],
-        )
+        go([o | dict(source=source_hash(f'{f}:a')) for o in jobs('a')], tmp_path / 'a.csv',
+           lambda j: (seen.append(1), toy(j))[1])
     assert len(seen)==2 and len(read_rows(tmp_path/'a.csv'))==1
 
 def test_a_full_disk_loses_no_row(tmp_path, monkeypatch):
@@ -118,25 +106,9 @@ if __name__=='__main__':
 def rows(**arms):
     def at(p): return json.dumps([dict(tokens=0, steps=0, pass1=0.), dict(tokens=100, steps=10, pass1=p)])
 
-    return pd.DataFrame(
-        [
-            dict(
-                regime='r',
-                arm=a,
-                seed=s,
-                pass1=p,
-                error='',
-                live=1.0,
-                age=None,
-                ess=None,
-                steps=10,
-                curve=at(p),
-                cpu_s='[0,1]',
-            )
-            for a, x in arms.items()
-            for s, p in enumerate(x)
-        ]
-    )
+    return pd.DataFrame([dict(regime='r', arm=a, seed=s, pass1=p, error='', live=1.0, age=None, ess=None,
+                              steps=10, curve=at(p), cpu_s='[0,1]') for a, x in arms.items()
+                         for s, p in enumerate(x)])
 
 def test_paired_intervals_are_those_by_hand():
     t = compare(rows(none=[.4,.5,.6,.3], a=[.5,.6,.72,.4], b=[.3,.45,.5,.25], c=[.5,.4,.6,.3]), 'r')
@@ -148,12 +120,8 @@ def test_paired_intervals_are_those_by_hand():
     assert math.isclose(t['mean']['none'], .45) and t.seeds['a']==4
 
 def test_a_pair_is_taken_within_a_machine():
-    d = pd.concat(
-        [
-            rows(none=[0.4, 0.5], a=[0.5, 0.7]).assign(machine='one'),
-            rows(none=[0.9], a=[0.9]).assign(machine='two'),
-        ]
-    )
+    d = pd.concat([rows(none=[0.4, 0.5], a=[0.5, 0.7]).assign(machine='one'),
+                   rows(none=[0.9], a=[0.9]).assign(machine='two')])
     t = compare(d, 'r')
     assert t.seeds['a']==3 and math.isclose(t['diff']['a'], .1)
 
@@ -170,18 +138,14 @@ def test_several_regimes_are_averaged_within_a_seed():
 
 def test_equal_steps_reads_the_curve_where_the_most_frugal_run_ended():
     d = rows(none=[.4], a=[.8])
-    d.loc[d.arm == 'a', 'curve'] = json.dumps(
-        [dict(tokens=0, steps=0, pass1=0.0), dict(tokens=100, steps=20, pass1=0.8)]
-    )
+    d.loc[d.arm == 'a', 'curve'] = json.dumps([dict(tokens=0, steps=0, pass1=0.0),
+                                               dict(tokens=100, steps=20, pass1=0.8)])
     assert at_equal(d, 'steps').pass1.tolist()==[.4,.4] and at_equal(d, 'tokens').pass1.tolist()==[.4,.8]
 
 def test_area_is_the_mean_height_up_to_the_budget():
     c = [dict(tokens=0, pass1=.2), dict(tokens=50, pass1=.6), dict(tokens=150, pass1=1.)]
-    assert (
-        area(c) == round((50 * 0.4 + 100 * 0.8) / 150, 5)
-        and area(c, 100) == round((50 * 0.4 + 50 * 0.7) / 100, 5)
-        and area(c, 50) == 0.4
-    )
+    assert (area(c) == round((50 * 0.4 + 100 * 0.8) / 150, 5)
+            and area(c, 100) == round((50 * 0.4 + 50 * 0.7) / 100, 5) and area(c, 50) == 0.4)
 
 def test_a_star_marks_what_survives_all_pairs():
     d = rows(none=[.4,.5,.6,.3,.4], sure=[.5,.6,.701,.4,.501], barely=[.46,.58,.62,.36,.41])

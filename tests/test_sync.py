@@ -10,9 +10,8 @@ ROOT = Path(__file__).parent.parent
 def copy(tmp_path, monkeypatch):
     "A private copy of the sources, to break"
     for o in ('nbs', 'grpo_nb'):
-        shutil.copytree(
-            ROOT / o, tmp_path / o, ignore=shutil.ignore_patterns('.ipynb_checkpoints', 'results')
-        )
+        shutil.copytree(ROOT / o, tmp_path / o,
+                        ignore=shutil.ignore_patterns('.ipynb_checkpoints', 'results'))
     for o in ('settings.ini','setup.py','README.md'):
         if (ROOT/o).exists(): shutil.copy(ROOT/o, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -75,9 +74,8 @@ def test_a_stale_output_is_told_with_its_cell(copy):
 def test_a_failing_cell_is_told_with_its_error(copy):
     f = notebook(copy, 'widgets')
     nb = json.loads(f.read_text())
-    nb['cells'].insert(
-        3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[], source=['1/0'])
-    )
+    nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[],
+                               source=['1/0']))
     f.write_text(json.dumps(nb))
     with pytest.raises(dev.Trouble, match=r'widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'):
         dev.run_nbs(['widgets'])
@@ -89,24 +87,16 @@ def test_stored_outputs_are_small():
 
 def test_the_workflows_and_the_readme_run_what_ci_runs():
     ci = (ROOT/'.ci'/'run').read_text()
-    assert (
-        'python -m grpo_nb.dev test' in ci
-        and '.ci/run' in (ROOT / '.github' / 'workflows' / 'ci.yml').read_text()
-    )
+    assert ('python -m grpo_nb.dev test' in ci
+            and '.ci/run' in (ROOT / '.github' / 'workflows' / 'ci.yml').read_text())
 
 
 def test_no_file_names_the_machine_it_was_made_on():
     files = subprocess.run(['git','ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split()
     if not files: pytest.skip('not a git clone')
     odd = re.compile(r'/(?:root|work)/\w+')
-    said = [
-        f
-        for f in files
-        if Path(f).suffix in ('.py', '.ipynb', '.md', '.qmd', '.yml', '.ini', '.csv', '.json')
-        and f != 'tests/test_sync.py'
-        and f != 'nbs/reference/dev.ipynb'
-        and f != 'grpo_nb/dev.py'
-        and (ROOT / f).exists()
-        and odd.search((ROOT / f).read_text(encoding='utf-8'))
-    ]
+    said = [f for f in files if Path(f).suffix in ('.py', '.ipynb', '.md', '.qmd', '.yml', '.ini', '.csv',
+                                                   '.json') and f != 'tests/test_sync.py'
+            and f != 'nbs/reference/dev.ipynb' and f != 'grpo_nb/dev.py' and (ROOT / f).exists()
+            and odd.search((ROOT / f).read_text(encoding='utf-8'))]
     assert said==[]

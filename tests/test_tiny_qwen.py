@@ -4,20 +4,8 @@ import pytest, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb.problems import chain_sum, spell_backward
 from grpo_nb.tasks import accuracy_reward, lessons, one_group
-from grpo_nb.tiny_qwen import (
-    PHRASES,
-    TAGS,
-    TINY,
-    ask,
-    encode_prompts,
-    lesson_batch,
-    load_model,
-    make_tokenizer,
-    save_model,
-    tiny_config,
-    tiny_model,
-    warm_start,
-)
+from grpo_nb.tiny_qwen import (PHRASES, TAGS, TINY, ask, encode_prompts, lesson_batch, load_model,
+                               make_tokenizer, save_model, tiny_config, tiny_model, warm_start)
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -58,20 +46,12 @@ def test_auto_classes_read_what_save_model_wrote(tmp_path):
     save_model(model, tok, tmp_path/'m'); save_model(*load_model(tmp_path/'m'), tmp_path/'again')
     text = '<|im_start|>user\nSpell this word backward (example: sun -> nus): grape £<|im_end|>\n<think>'
     for folder in ('m','again'):
-        got, t = (
-            AutoModelForCausalLM.from_pretrained(tmp_path / folder),
-            AutoTokenizer.from_pretrained(tmp_path / folder),
-        )
-        assert (
-            type(got).__name__ == 'Qwen2ForCausalLM'
-            and t(text)['input_ids'] == tok(text)['input_ids']
-            and len(t) == len(tok)
-        )
-        assert (
-            t.chat_template == tok.chat_template
-            and t.padding_side == 'left'
-            and (t.eos_token_id, t.pad_token_id) == (tok.eos_token_id, tok.pad_token_id)
-        )
+        got, t = (AutoModelForCausalLM.from_pretrained(tmp_path / folder),
+                  AutoTokenizer.from_pretrained(tmp_path / folder))
+        assert (type(got).__name__ == 'Qwen2ForCausalLM' and t(text)['input_ids'] == tok(text)['input_ids']
+                and len(t) == len(tok))
+        assert (t.chat_template == tok.chat_template and t.padding_side == 'left'
+                and (t.eos_token_id, t.pad_token_id) == (tok.eos_token_id, tok.pad_token_id))
         assert all(torch.equal(a, b) for a,b in zip(model.state_dict().values(), got.state_dict().values()))
 
 def test_the_chat_template_writes_chatml():
@@ -93,9 +73,8 @@ def test_prompts_are_padded_on_the_left_and_read_back(tiny):
     ids,mask = encode_prompts(tok, prompts)
     assert ids.dtype==torch.int64 and mask.dtype==torch.bool and ids.shape==mask.shape and mask[:,-1].all()
     for row,m,p in zip(ids, mask, prompts):
-        assert (row[~m] == tok.pad_token_id).all() and tok.decode(row[m]) == tok.apply_chat_template(
-            p, tokenize=False, add_generation_prompt=True
-        )
+        assert (row[~m] == tok.pad_token_id).all() and tok.decode(row[m]) == tok.apply_chat_template(p,
+            tokenize=False, add_generation_prompt=True)
     assert encode_prompts(tok, ['plain'])[0].tolist()==[tok('plain')['input_ids']]
 
 @pytest.mark.parametrize('prompts, says', [([], 'no prompts'), (['a',''], 'prompt 1 is empty')])
@@ -120,26 +99,11 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_outside_alone():
     assert not a.training and a.lm_head.weight is a.model.embed_tokens.weight
 
 def test_config_fields_reach_the_model():
-    c = tiny_config(
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=48,
-        vocab_size=50,
-        rope_theta=5000.0,
-    )
+    c = tiny_config(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                    intermediate_size=48, vocab_size=50, rope_theta=5000.0)
     assert (c.hidden_size,c.vocab_size,c.num_hidden_layers,c.intermediate_size)==(32,50,1,48)
-    assert (
-        tiny_model(
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            intermediate_size=48,
-        ).num_parameters()
-        < 40_000
-    )
+    assert (tiny_model(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                       intermediate_size=48).num_parameters() < 40_000)
     assert 100_000<tiny_model().num_parameters()<350_000
 
 def test_labels_cover_the_answer_and_its_end_only():
@@ -161,26 +125,19 @@ def test_the_group_of_the_course_is_what_the_model_says(tiny):
     said = ask(*tiny, [group['prompt']], n=200)[0]
     first,second = (said.count(o)/200 for o in (group['completions'][0], group['completions'][2]))
     assert .8<first<.97 and .03<second<.2  # hasty, careful; little else
-    assert any(
-        sorted(ask(*tiny, [group['prompt']], n=8, seed=s)[0]) == sorted(group['completions'])
-        for s in range(40)
-    )
+    assert any(sorted(ask(*tiny, [group['prompt']], n=8, seed=s)[0]) == sorted(group['completions'])
+               for s in range(40))
 
 
 def test_the_shipped_folder_is_small_and_loads_in_float32_and_bfloat16(tiny):
     assert sum(f.stat().st_size for f in TINY.iterdir())<3e6
     model,tok = tiny
-    assert (
-        model.dtype == torch.float32
-        and not model.training
-        and model.config.vocab_size == len(tok) == len(make_tokenizer())
-    )
+    assert (model.dtype == torch.float32 and not model.training
+            and model.config.vocab_size == len(tok) == len(make_tokenizer()))
     assert load_model('tiny', dtype='bfloat16')[0].dtype==torch.bfloat16
     text = 'State the final answer to the following arithmetic problem: 1 + 2 ='
-    assert (
-        tok(text)['input_ids'] == make_tokenizer()(text)['input_ids']
-        and tok.chat_template == make_tokenizer().chat_template
-    )
+    assert (tok(text)['input_ids'] == make_tokenizer()(text)['input_ids']
+            and tok.chat_template == make_tokenizer().chat_template)
 
 
 def rewards(model, tok, ds, G=8, seed=0, **kw):
@@ -198,20 +155,13 @@ def quality(model, tok, n=200):
     for make in (chain_sum, spell_backward):
         ds = make(n, seed=1, split='test')
         R,_ = rewards(model, tok, ds)
-        opened = [
-            tok.apply_chat_template(p, add_generation_prompt=True, tokenize=False) + '<think>'
-            for p in ds['prompt']
-        ]
-        able = (
-            sum(
-                accuracy_reward(None, sum(ask(model, tok, opened), []), ds['answer'], ds['task'], ds['entry'])
-            )
-            / n
-        )
+        opened = [tok.apply_chat_template(p, add_generation_prompt=True, tokenize=False) + '<think>'
+                  for p in ds['prompt']]
+        able = (sum(accuracy_reward(None, sum(ask(model, tok, opened), []), ds['answer'], ds['task'],
+                                    ds['entry'])) / n)
         wrong,right = (R.amax(1)==0).float().mean().item(),(R.amin(1)==1).float().mean().item()
-        out[make.__name__] = dict(
-            share=R.mean().item(), dead=wrong + right, wrong=wrong, right=right, able=able
-        )
+        out[make.__name__] = dict(share=R.mean().item(), dead=wrong + right, wrong=wrong, right=right,
+                                  able=able)
     return out
 
 def assert_quality(q):
@@ -224,16 +174,11 @@ def test_the_shipped_model_is_able_but_badly_habituated(tiny): assert_quality(qu
 
 def test_difficulty_sets_how_sparse_the_reward_is(tiny):
     share = lambda make, **kw: rewards(*tiny, make(60, seed=2, split='test', **kw))[0].mean().item()
-    easy, middling, sparse = (
-        share(chain_sum, min_terms=3, max_terms=3),
-        share(chain_sum),
-        share(chain_sum, min_terms=6, max_terms=6),
-    )
+    easy, middling, sparse = (share(chain_sum, min_terms=3, max_terms=3), share(chain_sum),
+                              share(chain_sum, min_terms=6, max_terms=6))
     assert easy>.8 and .25<middling<.5 and .02<sparse<.15
-    assert (
-        share(spell_backward, min_word_len=3, max_word_len=4) > 0.9
-        and 0.01 < share(spell_backward, min_word_len=8, max_word_len=8) < 0.15
-    )
+    assert (share(spell_backward, min_word_len=3, max_word_len=4) > 0.9
+            and 0.01 < share(spell_backward, min_word_len=8, max_word_len=8) < 0.15)
 
 
 def test_answers_end_within_48_tokens(tiny):
@@ -257,9 +202,8 @@ def test_ask_is_the_same_again_and_greedy_at_temperature_0(tiny):
 def test_a_model_that_is_nowhere_is_one_clear_message(tmp_path, capsys, monkeypatch):
     (tmp_path/'empty').mkdir()
     with pytest.raises(ValueError, match="can't be loaded.*save_model"): load_model(tmp_path/'empty')
-    monkeypatch.setattr(
-        AutoTokenizer, 'from_pretrained', lambda *a, **k: (_ for _ in ()).throw(OSError('no network'))
-    )
+    monkeypatch.setattr(AutoTokenizer, 'from_pretrained',
+                        lambda *a, **k: (_ for _ in ()).throw(OSError('no network')))
     with pytest.raises(ValueError, match='no network'): load_model('Qwen/Qwen2.5-0.5B-Instruct')
     assert 'huggingface.co' in capsys.readouterr().out
 
@@ -268,15 +212,8 @@ def test_a_model_that_is_nowhere_is_one_clear_message(tmp_path, capsys, monkeypa
 def think_share(model, tok, ds):
     ids,mask = encode_prompts(tok, ds['prompt'])
     with torch.no_grad():
-        p = (
-            model(
-                input_ids=ids,
-                attention_mask=mask.long(),
-                position_ids=(mask.long().cumsum(1) - 1).clamp(min=0),
-            )
-            .logits[:, -1]
-            .softmax(-1)
-        )
+        p = (model(input_ids=ids, attention_mask=mask.long(),
+                   position_ids=(mask.long().cumsum(1) - 1).clamp(min=0)).logits[:, -1].softmax(-1))
     return p[:,tok.convert_tokens_to_ids('<think>')].mean().item()
 
 def test_the_habit_follows_the_lessons():
@@ -293,22 +230,12 @@ def test_the_first_steps_learn_the_form_and_are_the_same_again():
     runs = []
     for _ in range(2):
         model = tiny_model(0); seen = []
-        runs.append(
-            warm_start(
-                model,
-                make_tokenizer(),
-                L,
-                skill_steps=30,
-                habit_steps=2,
-                batch_size=8,
-                log=lambda i, l: seen.append(i),
-            )
-        )
+        runs.append(warm_start(model, make_tokenizer(), L, skill_steps=30, habit_steps=2, batch_size=8,
+                               log=lambda i, l: seen.append(i)))
         assert seen==list(range(1, 33))
     assert runs[0]==runs[1] and runs[0][0]>5 and sum(runs[0][-5:])/5<runs[0][0]-1.5
-    assert runs[0] != warm_start(
-        tiny_model(0), make_tokenizer(), L, skill_steps=30, habit_steps=2, batch_size=8, seed=1
-    )
+    assert runs[0] != warm_start(tiny_model(0), make_tokenizer(), L, skill_steps=30, habit_steps=2,
+                                 batch_size=8, seed=1)
 
 
 @pytest.mark.skipif(

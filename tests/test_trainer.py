@@ -13,19 +13,8 @@ from grpo_nb.methods import METHODS, DynamicSampling
 from grpo_nb.replay import Keep, Mask, Method, Replay
 from grpo_nb.problems import chain_sum
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
-from grpo_nb.trainer import (
-    TrainConfig,
-    checkpoints,
-    evaluate,
-    new_state,
-    next_keys,
-    pass_at_k,
-    rollout,
-    save_checkpoint,
-    step,
-    train,
-    update,
-)
+from grpo_nb.trainer import (TrainConfig, checkpoints, evaluate, new_state, next_keys, pass_at_k, rollout,
+                             save_checkpoint, step, train, update)
 
 torch.set_num_threads(1)
 TOK = make_tokenizer()
@@ -34,27 +23,13 @@ text = lambda c: c if isinstance(c, str) else c[0]['content']
 
 def parity(prompts, completions, **kw):
     "Every third prompt is dead; else 1 for a text of even length."
-    return [
-        1.0 if len(p[-1]['content']) % 3 == 0 else float(len(text(c)) % 2 == 0)
-        for p, c in zip(prompts, completions)
-    ]
+    return [1.0 if len(p[-1]['content']) % 3 == 0 else float(len(text(c)) % 2 == 0)
+            for p, c in zip(prompts, completions)]
 
 def cfg(**kw):
-    return TrainConfig(
-        **(
-            dict(
-                num_generations=4,
-                generation_batch_size=32,
-                steps_per_generation=2,
-                max_steps=8,
-                max_completion_length=8,
-                learning_rate=1e-3,
-                disable_tqdm=True,
-                replay_buffer_size=8,
-            )
-            | kw
-        )
-    )
+    return TrainConfig(**(dict(num_generations=4, generation_batch_size=32, steps_per_generation=2,
+                               max_steps=8, max_completion_length=8, learning_rate=1e-3, disable_tqdm=True,
+                               replay_buffer_size=8) | kw))
 def state(seed=0, method=None, reward=parity, **kw):
     return new_state(tiny_model(seed), TOK, DATA, reward, cfg(**kw), method)
 def flat(model): return torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -99,13 +74,9 @@ def test_rows_that_cannot_work_are_named_before_any_step(rows, says):
 def test_a_prompt_beyond_the_models_positions_is_named():
     m = tiny_model(0)
     with pytest.raises(ValueError, match="row 5's prompt has .* positions"):
-        train(
-            m,
-            TOK,
-            [dict(prompt='1+1=')] * 5 + [dict(prompt='1+' * m.config.max_position_embeddings)] * 5,
-            parity,
-            cfg(),
-        )
+        train(m, TOK,
+              [dict(prompt='1+1=')] * 5 + [dict(prompt='1+' * m.config.max_position_embeddings)] * 5,
+              parity, cfg())
 
 def test_weights_must_match_the_rewards():
     with pytest.raises(ValueError, match='2 reward_weights for 1'): state(reward_weights=[1., 2.])
@@ -244,10 +215,8 @@ def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
     assert last['replay/live_after']>=last['replay/live_before']
 
 def test_buffer_size_0_and_keep_are_the_same_run_to_the_bit():
-    a, b = (
-        train(tiny_model(0), TOK, DATA, parity, cfg(**kw), method=m)
-        for kw, m in ((dict(replay_buffer_size=0), None), ({}, Keep()))
-    )
+    a, b = (train(tiny_model(0), TOK, DATA, parity, cfg(**kw), method=m)
+            for kw, m in ((dict(replay_buffer_size=0), None), ({}, Keep())))
     assert torch.equal(flat(a.model), flat(b.model))
 
 def test_replay_without_a_dead_group_changes_nothing():
@@ -257,10 +226,8 @@ def test_replay_without_a_dead_group_changes_nothing():
     assert torch.equal(flat(a.model), flat(b.model))
 
 def test_dynamic_sampling_pays_in_tokens():
-    a, b = (
-        train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4), method=m)
-        for m in (Mask(), DynamicSampling(max_rounds=4))
-    )
+    a, b = (train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4), method=m)
+            for m in (Mask(), DynamicSampling(max_rounds=4)))
     assert b.num_tokens>a.num_tokens and b.history[0]['replay/live_after']>a.history[0]['replay/live_after']
 
 def test_the_reference_moves_by_the_share_that_is_asked():
@@ -275,10 +242,8 @@ def watch(monkeypatch, s):
     asked = []
 
     def noted(f):
-        return lambda m, ro, *a, **k: (
-            asked.append((m is s.ref_model, len(ro), int(ro.completion_mask.sum()))),
-            f(m, ro, *a, **k),
-        )[1]
+        return lambda m, ro, *a, **k: (asked.append((m is s.ref_model, len(ro),
+                                                     int(ro.completion_mask.sum()))), f(m, ro, *a, **k))[1]
 
     for name in ('token_logps', 'token_logps_and_entropy'):
         monkeypatch.setattr(tr, name, noted(getattr(tr, name)))
@@ -303,9 +268,8 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
             (~info['dead']).sum()
         )  # neither dead groups nor replayed ones
         with torch.no_grad(): want = token_logps_and_entropy(s.ref_model, t.batch, 1.)[0]
-        assert t.batch.replayed.any() <= t.in_loss.any() and torch.allclose(
-            t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5
-        )
+        assert t.batch.replayed.any() <= t.in_loss.any() and torch.allclose(t.batch.ref_logps[t.in_loss],
+            want[t.in_loss], atol=2e-5)
     assert replaced>3 and s.history[-1]['kl']>0
 
 def test_a_dead_group_that_stays_in_the_loss_has_a_reference_too(monkeypatch):
@@ -489,11 +453,8 @@ def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
         assert row['frac_reward_zero_std']==o['dead'].float().mean().item()
         assert o['treated'].batch.replayed[n:].all() and (o['treated'].batch.step[n:]<row['step']).all()
         assert row['replay/live_after']==((8-row['replay/unfilled'])/8)
-    assert (
-        seen[0]['row']['replay/stored'] == 0
-        and seen[-1]['row']['replay/stored'] == 8 * k // (1 + k)
-        and s.cursor == taken
-    )
+    assert (seen[0]['row']['replay/stored'] == 0 and seen[-1]['row']['replay/stored'] == 8 * k // (1 + k)
+            and s.cursor == taken)
     plain = state()
     for _ in range(6): step(plain)
     assert s.num_tokens<.8*plain.num_tokens
@@ -521,9 +482,8 @@ def test_a_loss_and_an_advantage_of_ones_own_are_what_the_update_follows():
     def push(logps, old_logps, A, mask): return A*logps
     def signs(rewards, **settings): return torch.sign(rewards-rewards.mean(1, keepdim=True))
 
-    s = new_state(
-        tiny_model(0), TOK, DATA, parity, cfg(max_grad_norm=0.0, loss_type='grpo'), None, push, signs
-    )
+    s = new_state(tiny_model(0), TOK, DATA, parity, cfg(max_grad_norm=0.0, loss_type='grpo'), None, push,
+                  signs)
     batch,_,_ = rollout(s, list(range(8)))
     assert torch.equal(batch.advantages, signs(batch.rewards))
     all_in = torch.ones(8, dtype=torch.bool)
@@ -562,31 +522,18 @@ def test_a_correction_of_replayed_groups_reaches_the_loss(words):
 
 # ---- checkpoints, stops
 
-CASES = [
-    dict(replay_stored_per_fresh=1),
-    dict(num_iterations=2),
-    dict(beta=0.1, sync_ref_model=True, ref_model_sync_steps=3),
-    dict(lr_scheduler_type='linear', warmup_steps=2),
-    dict(replay_buffer_size=0),
-]
+CASES = [dict(replay_stored_per_fresh=1), dict(num_iterations=2),
+         dict(beta=0.1, sync_ref_model=True, ref_model_sync_steps=3),
+         dict(lr_scheduler_type='linear', warmup_steps=2), dict(replay_buffer_size=0)]
 @pytest.mark.parametrize('at,kw', list(zip([4, 8, 4, 8, 4], CASES)), ids=str)
 def test_a_resumed_run_is_the_same_to_the_bit(at, kw, tmp_path):
-    run = lambda d, n, resume=None: train(
-        tiny_model(0),
-        TOK,
-        DATA,
-        parity,
-        cfg(output_dir=str(tmp_path / d), max_steps=n, **kw),
-        resume_from_checkpoint=resume,
-    )
+    run = lambda d, n, resume=None: train(tiny_model(0), TOK, DATA, parity,
+                                          cfg(output_dir=str(tmp_path / d), max_steps=n, **kw),
+                                          resume_from_checkpoint=resume)
     if 'lr_scheduler_type' in kw:
-        run_cut = lambda: train(
-            tiny_model(0),
-            TOK,
-            DATA,
-            parity,
-            cfg(output_dir=str(tmp_path / 'b'), max_steps=16, save_steps=at, save_total_limit=9, **kw),
-        )
+        run_cut = lambda: train(tiny_model(0), TOK, DATA, parity,
+                                cfg(output_dir=str(tmp_path / 'b'), max_steps=16, save_steps=at,
+                                    save_total_limit=9, **kw))
     else: run_cut = lambda: run('b', at)
     whole = run('a', 16)
     run_cut()
@@ -609,19 +556,10 @@ def test_a_signal_finishes_the_batch_saves_and_the_run_goes_on(tmp_path):
         stop = lambda s, info: os.kill(os.getpid(), sig) if s.step==4 else None
         before = signal.getsignal(sig)
         s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d), max_steps=12), callbacks=[stop])
-        assert (
-            s.step == 4
-            and [p.name for p in checkpoints(d)] == ['checkpoint-4']
-            and signal.getsignal(sig) == before
-        )
-        s = train(
-            tiny_model(0),
-            TOK,
-            DATA,
-            parity,
-            cfg(output_dir=str(d), max_steps=12),
-            resume_from_checkpoint=True,
-        )
+        assert (s.step == 4 and [p.name for p in checkpoints(d)] == ['checkpoint-4']
+                and signal.getsignal(sig) == before)
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d), max_steps=12),
+                  resume_from_checkpoint=True)
         whole = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=12))
         assert torch.equal(flat(whole.model), flat(s.model))
 
@@ -676,11 +614,8 @@ def test_a_reward_that_fails_in_the_middle_costs_one_batch(method, tmp_path):
             resume_hint='--resume')
     step_ = max(int(p.name[11:]) for p in checkpoints(tmp_path))
     notes = ' '.join(e.value.__notes__)
-    assert (
-        f'raised at step {step_}' in notes
-        and f'checkpoint-{step_} holds all' in notes
-        and '--resume' in notes
-    )
+    assert (f'raised at step {step_}' in notes and f'checkpoint-{step_} holds all' in notes
+            and '--resume' in notes)
     s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), **args), method=method,
         resume_from_checkpoint=True)
     whole = train(tiny_model(0), TOK, DATA, parity, cfg(**args), method=method)
@@ -735,11 +670,8 @@ def test_the_record_holds_every_group_and_its_fate(tmp_path):
         assert len(o['completions'])==len(o['rewards'])==len(o['advantages'])==4
         assert sum(o['ratio_hist']['counts'])>0
         if o['treatment'] == 'replaced':
-            assert (
-                o['dead']
-                and o['advantages'] != o['advantages_before']
-                and o['replacement']['step'] < o['step']
-            )
+            assert (o['dead'] and o['advantages'] != o['advantages_before']
+                    and o['replacement']['step'] < o['step'])
         elif not o['dead']: assert o['advantages']==o['advantages_before']
 
 @pytest.mark.parametrize('n,c,k', [(4,1,2), (5,3,3), (6,0,2), (6,6,1), (8,2,8)])
@@ -795,9 +727,8 @@ def test_the_demo_is_the_same_to_the_bit_whatever_the_number_of_threads(tmp_path
 def test_a_list_of_rows_is_recorded_as_a_dataset_is(rows, tmp_path):
     train(tiny_model(0), TOK, rows, parity, cfg(output_dir=str(tmp_path), max_steps=4))
     g = read_run(tmp_path).groups
-    assert len(g) >= 8 and [p if isinstance(p, str) else p[-1]['content'] for p in g.prompt] == [
-        DATA[int(k)]['prompt'][-1]['content'] for k in g.key
-    ]
+    assert len(g) >= 8 and [p if isinstance(p, str) else p[-1]['content']
+                            for p in g.prompt] == [DATA[int(k)]['prompt'][-1]['content'] for k in g.key]
 
 def test_ratios_by_group_are_those_of_each_groups_own_update():
     "Two minibatches of different width, groups out of order, against a loop over tokens."
@@ -808,10 +739,8 @@ def test_ratios_by_group_are_those_of_each_groups_own_update():
     batch.completion_mask[1:3,:,5:] = False
     batch.advantages = torch.randn(4, 4, generator=g)
     now = batch.old_logps+.3*torch.randn(batch.old_logps.shape, generator=g)
-    seen = [
-        dict(idx=i, logps=now[i, :, :w], mask=batch.completion_mask[i, :, :w])
-        for i, w in (([2, 1], 5), ([3, 0], now.shape[2]))
-    ]
+    seen = [dict(idx=i, logps=now[i, :, :w], mask=batch.completion_mask[i, :, :w])
+            for i, w in (([2, 1], 5), ([3, 0], now.shape[2]))]
     out = tr.group_ratios(s, seen, batch)
     for b in range(4):
         counts,held,n = [0]*15,0,0

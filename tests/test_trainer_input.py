@@ -12,13 +12,8 @@ torch.set_num_threads(1)
 rows = Dataset.from_dict(dict(prompt=[f'{a}+{b}=' for a in range(4) for b in range(4)], answer=['1']*16))
 def reward(completions, **kwargs): return [0.]*len(completions)
 def go(model=None, tokenizer=None, dataset=rows):
-    return train(
-        model or tiny_model(0),
-        tokenizer or make_tokenizer(),
-        dataset,
-        reward,
-        TrainConfig(num_generations=4, generation_batch_size=16, max_steps=1),
-    )
+    return train(model or tiny_model(0), tokenizer or make_tokenizer(), dataset, reward,
+                 TrainConfig(num_generations=4, generation_batch_size=16, max_steps=1))
 
 @pytest.mark.parametrize(
     'bad',
@@ -86,31 +81,18 @@ def test_a_setting_that_would_fail_later_fails_at_once(bad):
     with pytest.raises(ValueError, match=f'`{next(iter(bad))}` is .*, needs '): TrainConfig(**bad)
 
 def small(**kw):
-    return TrainConfig(
-        **(
-            dict(
-                num_generations=4,
-                generation_batch_size=16,
-                max_steps=4,
-                max_completion_length=4,
-                disable_tqdm=True,
-            )
-            | kw
-        )
-    )
+    return TrainConfig(**(dict(num_generations=4, generation_batch_size=16, max_steps=4,
+                               max_completion_length=4, disable_tqdm=True) | kw))
 def length(completions, **kwargs): return [float(len(o)) for o in completions]
 def run(args=None, dataset=rows, rewards=length, model=None, **kw):
-    return train(
-        model or tiny_model(0), make_tokenizer(), dataset, rewards, small() if args is None else args, **kw
-    )
+    return train(model or tiny_model(0), make_tokenizer(), dataset, rewards,
+                 small() if args is None else args, **kw)
 
 def test_a_path_is_as_good_as_a_text(tmp_path):
     assert TrainConfig(output_dir=tmp_path).output_dir==str(tmp_path)
     run(small(output_dir=tmp_path))
-    assert (
-        run(small(output_dir=tmp_path, max_steps=8), resume_from_checkpoint=tmp_path / 'checkpoint-4').step
-        == 8
-    )
+    assert (run(small(output_dir=tmp_path, max_steps=8),
+                resume_from_checkpoint=tmp_path / 'checkpoint-4').step == 8)
 
 @pytest.mark.parametrize('args', [dict(max_steps=4), {}, 'small', object()], ids=str)
 def test_settings_of_another_kind_are_named(args):
@@ -164,14 +146,10 @@ def resumed(tmp_path, **kw):
     run(small(output_dir=str(tmp_path))) if not (tmp_path/'checkpoint-4').exists() else None
     return run(small(output_dir=str(tmp_path), max_steps=8), resume_from_checkpoint=True, **kw)
 
-OTHER = dict(
-    more=(rows.add_item(dict(prompt='9+9=', answer='1')), '16 rows then, 17 now'),
-    other=(
-        Dataset.from_dict(dict(prompt=[f'{a}-{b}=' for a in range(4) for b in range(4)], answer=['1'] * 16)),
-        'other prompts or in another order',
-    ),
-    order=(rows.select(range(15, -1, -1)), 'another order'),
-)
+OTHER = dict(more=(rows.add_item(dict(prompt='9+9=', answer='1')), '16 rows then, 17 now'),
+             other=(Dataset.from_dict(dict(prompt=[f'{a}-{b}=' for a in range(4) for b in range(4)],
+                                           answer=['1'] * 16)), 'other prompts or in another order'),
+             order=(rows.select(range(15, -1, -1)), 'another order'))
 @pytest.mark.parametrize('name', OTHER)
 def test_a_run_does_not_go_on_with_other_data(name, tmp_path):
     data,says = OTHER[name]
@@ -181,13 +159,9 @@ def test_a_run_does_not_go_on_with_other_data(name, tmp_path):
     assert train(m, tok, data, length, small(output_dir=str(tmp_path/'anew'))).step==4
 
 def test_the_same_rows_in_another_dress_are_the_same_data(tmp_path):
-    chat = [
-        dict(
-            prompt=[dict(role='system', content='add'), dict(role='user', content=o['prompt'], name='me')],
-            answer=o['answer'],
-        )
-        for o in rows
-    ]
+    chat = [dict(prompt=[dict(role='system', content='add'),
+                         dict(role='user', content=o['prompt'], name='me')], answer=o['answer'])
+            for o in rows]
     chat[3]['prompt'][1].pop('name')
     run(small(output_dir=str(tmp_path)), dataset=Dataset.from_list(chat))
     assert resumed(tmp_path, dataset=chat).step==8
@@ -205,16 +179,13 @@ def test_a_run_does_not_go_on_with_another_method(tmp_path):
 def test_other_rewards_and_a_learning_rate_that_jumps_are_warned_about(tmp_path):
     def other(completions, **kwargs): return length(completions)
 
-    with pytest.warns(
-        UserWarning, match="trained on the rewards .'length'., this run goes on with .'other'."
-    ):
+    with pytest.warns(UserWarning,
+                      match="trained on the rewards .'length'., this run goes on with .'other'."):
         resumed(tmp_path, rewards=other)
     run(small(output_dir=str(tmp_path/'b'), lr_scheduler_type='linear'))
     with pytest.warns(UserWarning, match='max_steps: 4 then, 8 now.*jumps'):
-        run(
-            small(output_dir=str(tmp_path / 'b'), lr_scheduler_type='linear', max_steps=8),
-            resume_from_checkpoint=True,
-        )
+        run(small(output_dir=str(tmp_path / 'b'), lr_scheduler_type='linear', max_steps=8),
+            resume_from_checkpoint=True)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         resumed(tmp_path / 'c')  # a constant one doesn't jump

@@ -82,11 +82,8 @@ def test_auto_resumes_if_there_is_something_and_begins_if_there_is_not(tmp_path,
     whole = make(tmp_path/'whole', 4, save_strategy='no'); whole.train()
     a = make(tmp_path/'run', 2); a.train(resume_from_checkpoint='auto')
     b = make(tmp_path/'run', 4); b.train(resume_from_checkpoint='auto')
-    assert (
-        T.same(T.weights(whole), T.weights(b))
-        and a.run_id == b.run_id
-        and (tmp_path / 'run' / 'history.jsonl').read_text().count('"loss"') == 4
-    )
+    assert (T.same(T.weights(whole), T.weights(b)) and a.run_id == b.run_id
+            and (tmp_path / 'run' / 'history.jsonl').read_text().count('"loss"') == 4)
     for p in (tmp_path/'run').glob('checkpoint-*'): (p/'trainer_state.json').write_text('{"ep')
     c = make(tmp_path/'run', 1); c.train(resume_from_checkpoint='auto')
     assert c.state.global_step==1 and c.run_id!=a.run_id and 'This run begins anew' in caplog.text

@@ -1,4 +1,5 @@
-"Every option of GRPOConfig with replay on: it runs, replaces what is dead, and the loss equals TRL's own on the edited batch."
+"""Every option of GRPOConfig with replay on: it runs, replaces what is dead,
+and the loss equals TRL's own on the edited batch."""
 
 import asyncio, json, math, re, tempfile
 import pytest, torch
@@ -45,7 +46,8 @@ def rows(x):
         for k in ('prompt','completion')]
 
 def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
-    "For `go`: beside every loss of the trainer stands ours, its old log-probs noted when that very completion was sampled."
+    """For `go`: beside every loss of the trainer stands ours, its old log-probs noted when that very
+    completion was sampled."""
 
     def watch(t):
         noted,made,last = {},GRPOTrainer._generate_and_score_completions,[]
@@ -457,7 +459,8 @@ LEFT_OUT = dict(log_completions_hub_repo='uploads to the hub',
     use_transformers_paged='old name of the same', vllm_importance_sampling_cap='old name of clip_max')
 
 def test_no_setting_of_trl_is_left_out():
-    "Each field that GRPOConfig adds to TrainingArguments is used in a test of this trainer, or named above with the reason."
+    """Each field that GRPOConfig adds to TrainingArguments is used in a test of this trainer,
+    or named above with the reason."""
     from pathlib import Path
     from transformers import TrainingArguments
     own = set(GRPOConfig.__dataclass_fields__)-set(TrainingArguments.__dataclass_fields__)

@@ -1,4 +1,5 @@
-"What TRL's own tests ask of the replay trainer and of `GRPOTrainer`, asked of ours: on batches that a trainer trains on, where the reference's tests hand squares to its inner methods."
+"""What TRL's own tests ask of the replay trainer and of `GRPOTrainer`, asked of ours:
+on batches that a trainer trains on, where the reference's tests hand squares to its inner methods."""
 
 import pytest, torch
 from datasets import Dataset, DatasetDict
@@ -38,7 +39,8 @@ LONG = [[9,10,11,12,1],[13,14,15,16,1]]
 FIRST = [([20,21], SHORT),([22,23], OTHER)]   # (prompt, completions) of each group
 
 def two_batches(second, rewards, first=FIRST, **kw):
-    "Train on the two living groups `first`, then on `second` with `rewards`; the trainer, both batches and the buffer's size after each."
+    """Train on the two living groups `first`, then on `second` with `rewards`;
+    the trainer, both batches and the buffer's size after each."""
     plan = iter([first,second])
     def rollout(prompts, trainer):
         batch = next(plan)
@@ -125,7 +127,8 @@ def test_a_trainer_without_settings_takes_our_defaults(tmp_path, monkeypatch):
 # -- the table of completions -----------------------------------------------------------------------
 @pytest.mark.parametrize('parts,scope', [(False,'local'),(False,'sharded'),(True,'local')])
 def test_replayed_rows_of_the_table_have_the_form_of_their_neighbours(parts, scope):
-    "A column with text in some rows and messages in others can't be written: the run died at the first replacement."
+    """A column with text in some rows and messages in others can't be written:
+    the run died at the first replacement."""
     say = lambda p: [dict(role='user', content=[dict(type='text', text=p)] if parts else p)]
     ds = Dataset.from_dict(dict(prompt=[say(p) for p in T.PROMPTS]))
     t = T.trainer(Scripted([LIVE,ALSO,DEAD,LIVE], G), num_generations=G, per_device_train_batch_size=2*G,

@@ -1,4 +1,5 @@
-"Two processes, each with a buffer of its own: same weights, one count of tokens, resume and signals together."
+"""Two processes, each with a buffer of its own: same weights, one count of tokens,
+resume and signals together."""
 
 import os, subprocess, sys
 from pathlib import Path

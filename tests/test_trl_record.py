@@ -1,4 +1,5 @@
-"The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator: on runs that train."
+"""The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator:
+on runs that train."""
 
 import json, math, shutil, subprocess, sys
 from pathlib import Path
@@ -18,7 +19,8 @@ G = 4
 PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,[0.,2.,1.,0.], DEAD,DEAD]
 
 def run(plan=PLAN, B=2, steps=4, **kw):
-    "A trained run: the trainer, its batches as they went to the loss, its ratios, and its folder as read back."
+    """A trained run: the trainer, its batches as they went to the loss, its ratios,
+    and its folder as read back."""
     t = T.trainer(Scripted(plan, G),
         **(dict(per_device_train_batch_size=B*G, max_steps=steps, learning_rate=3e-2) | kw))
     got,ratios,old = T.spy(t),[],t._see_logps
@@ -333,7 +335,8 @@ def test_two_processes_leave_one_record(tmp_path, scene):
 
 # -- what it costs --------------------------------------------------------------------------------
 def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
-    "Processor time of this thread, summed over all that only a record needs; 16 completions of 32 tokens from a model of 0.7 million weights."
+    """Processor time of this thread, summed over all that only a record needs;
+    16 completions of 32 tokens from a model of 0.7 million weights."""
     import statistics, time
     from bench_trl import qwen
     t = T.trainer(Scripted([LIVE]*4+[LIVE,DEAD]*99, G), model_=qwen(128, 3),

@@ -1,15 +1,12 @@
-"Training 2N steps equals N steps, a checkpoint, and N more: weights, buffer and log, bit for bit. And what a kill leaves behind."
+"""Training 2N steps equals N steps, a checkpoint, and N more: weights, buffer and log, bit for bit.
+And what a kill leaves behind."""
 
 import json, os, signal, shutil
 from pathlib import Path
 import pytest, torch
 from transformers import TrainerCallback
-from grpo_nb.grpo_with_replay_buffer import (
-    GRPOWithReplayBufferTrainer,
-    checkpoint_problem,
-    last_checkpoint,
-    load_state,
-)
+from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferTrainer, checkpoint_problem,
+    last_checkpoint, load_state)
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD
 
@@ -274,7 +271,8 @@ def test_a_signal_saves_and_stops_and_the_rest_is_as_if_nothing_had_happened(tmp
         T.weights(u)) and buffers_equal(whole.replay_buffer, u.replay_buffer)
 
 def test_a_second_signal_ends_at_once(tmp_path):
-    "It does what the signal did before `train`: here a handler of the test's own, whatever other tests left behind."
+    """It does what the signal did before `train`: here a handler of the test's own,
+    whatever other tests left behind."""
     t = make(tmp_path, 6, save_strategy='no')
     class Send(TrainerCallback):
         def on_step_begin(self, args, state, control, **kw):

@@ -1,4 +1,5 @@
-"One buffer for two processes, in the trainer: rows travel, groups straddle, FSDP2 gives the same, signals, resume on as many, fewer and more, and faults that are named."
+"""One buffer for two processes, in the trainer: rows travel, groups straddle, FSDP2 gives the same,
+signals, resume on as many, fewer and more, and faults that are named."""
 
 import os, subprocess, sys
 from pathlib import Path

@@ -10,7 +10,8 @@ torch.set_num_threads(1)
 G = 4
 
 class Spread(Scripted):
-    "A living group each time, unless its number is in `dead`; it remembers the prompts that it was asked about."
+    """A living group each time, unless its number is in `dead`; it remembers the prompts that it was
+    asked about."""
 
     def __init__(self, dead=()): super().__init__([LIVE], G); self.dead,self.asked = dead,[]
     def __call__(self, completions, prompts=None, **kw):

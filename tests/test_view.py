@@ -20,18 +20,14 @@ def test_every_cell_says_what_the_record_says(run):
     o = Opened(pack(run))
     assert o.head['steps']==run.steps and o.B==8
     for row in run.rows:
-        code, k = (
-            o.state()[run.steps.index(row['step']), row['group']],
-            o.by()[run.steps.index(row['step']), row['group']],
-        )
+        code, k = (o.state()[run.steps.index(row['step']), row['group']],
+                   o.by()[run.steps.index(row['step']), row['group']])
         why = {'all-right':2, 'all-wrong':3}.get(row['why'], 4) if row['dead'] else 1
         assert code==why+3*(row['replacement'] is not None)
         assert (k>=0)==(row['replacement'] is not None)
         if k>=0:
-            assert (
-                o.stored()[k]['id'] == row['replacement']['id']
-                and o.stored()[k]['step'] == row['replacement']['step']
-            )
+            assert (o.stored()[k]['id'] == row['replacement']['id']
+                    and o.stored()[k]['step'] == row['replacement']['step'])
 
 def test_the_texts_are_the_records(run):
     o = Opened(pack(run))
@@ -55,11 +51,8 @@ def test_the_buffer_holds_the_best_groups_seen(run):
     for s,(step,rows) in enumerate(run.by_step.items()):
         seen += [(r['score'], step, r['group']) for r in rows if r['id'] is not None]
         best = {x[1:] for x in sorted(seen, reverse=True)[:16]}
-        here = {
-            (e['step'], e['at'][1])
-            for e in o.stored()
-            if e['at'] and e['at'][0] <= s and (e['out'] is None or e['out'] > s)
-        }
+        here = {(e['step'], e['at'][1]) for e in o.stored() if e['at'] and e['at'][0] <= s
+                and (e['out'] is None or e['out'] > s)}
         assert here==best
 
 def test_what_does_not_fit_is_left_out_and_said(run):
@@ -87,16 +80,8 @@ def test_the_page_says_how_the_run_corrected(run, kw, says):
 
 # ---- text from anywhere
 
-EVIL = [
-    '<script>alert(1)</script>',
-    '</script><img src=x onerror=alert(1)>',
-    '<!-- <script>',
-    '‮reversed',
-    'lone \ud800 surrogate',
-    '\x00 nul',
-    '{{constructor}}',
-    '<answer><b>4</b></answer>',
-]
+EVIL = ['<script>alert(1)</script>', '</script><img src=x onerror=alert(1)>', '<!-- <script>', '‮reversed',
+        'lone \ud800 surrogate', '\x00 nul', '{{constructor}}', '<answer><b>4</b></answer>']
 
 def evil(folder, long=200_000):
     rec = Recorder(folder, settings=dict(seed=0, method=EVIL[0]))
@@ -118,10 +103,8 @@ def test_text_cannot_become_code(tmp_path, browser):
         page.locator('.gv-row').nth(i).click()
         page.wait_for_selector(f'.gv-row.gv-sel:nth-child({i+1})')
         assert '<script>alert(1)</script>' in page.locator('.gv-body').inner_text()
-    assert (
-        page.locator('.gv img, .gv script, .gv iframe').count() == 0
-        and page.locator('.gv-card b').count() == 0
-    )
+    assert (page.locator('.gv img, .gv script, .gv iframe').count() == 0
+            and page.locator('.gv-card b').count() == 0)
     assert said==[] and [o for o in asked if not o.startswith(('file:', 'blob:'))]==[]
     page.close()
 
@@ -162,12 +145,8 @@ def test_the_keyboard_does_all_of_it(run, opened):
     page.keyboard.press('PageDown')
     assert here(page).startswith(f'step {run.steps[11]}')
     page.keyboard.press('Home'); page.keyboard.press('d')
-    dead = next(
-        (s, o['group'])
-        for s in run.steps
-        for o in run.by_step[s]
-        if o['dead'] and (s, o['group']) > (run.steps[0], 1)
-    )
+    dead = next((s, o['group']) for s in run.steps for o in run.by_step[s] if o['dead']
+                and (s, o['group']) > (run.steps[0], 1))
     assert here(page).startswith(f'step {dead[0]}, group {dead[1]}')
     page.keyboard.press('+')
     assert page.get_by_role('button', name='whole run').is_visible()
@@ -250,18 +229,8 @@ def test_a_long_run_opens_and_moves(browser, tmp_path):
     S,B = 2000,64
     rng = np.random.default_rng(0)
     dead = rng.random((S, B))<.4
-    rows = [
-        dict(
-            step=s,
-            group=g,
-            prompt='q',
-            completions=['a', 'b'],
-            rewards=[0.0, float(not dead[s, g])],
-            n_tokens=[1, 1],
-        )
-        for s in range(S)
-        for g in range(B)
-    ]
+    rows = [dict(step=s, group=g, prompt='q', completions=['a', 'b'], rewards=[0.0, float(not dead[s, g])],
+                 n_tokens=[1, 1]) for s in range(S) for g in range(B)]
     run = Run(tmp_path, {}, pd.DataFrame(dict(step=range(S), reward=rng.random(S))), rows, {}, [])
     (tmp_path/'p.html').write_text(view_html(run, limit=50))
     assert (tmp_path/'p.html').stat().st_size<3e6

@@ -28,20 +28,15 @@ def test_only_who_has_the_token_and_comes_by_this_name_is_served(served):
     for path in ('/', '/?token=', '/?token=x', '/packed', short, '/block?b=0', '/?token=%ff'):
         assert ask(port, path)[0]==403
     assert ask(port, f'/packed?token={token}', host='evil.example')[0]==403
-    assert (
-        ask(port, f'/../../etc/passwd?token={token}')[0] == 404
-        and ask(port, f'/block?token={token}')[0] == 404
-    )
+    assert (ask(port, f'/../../etc/passwd?token={token}')[0] == 404
+            and ask(port, f'/block?token={token}')[0] == 404)
     assert ask(port, f'/stamp?token={token}', method='POST')[0]==501
 
 def test_it_listens_on_this_machine_alone(served):
     import socket
     _,port,_ = served
-    other = [
-        o[4][0]
-        for o in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
-        if not o[4][0].startswith('127.')
-    ]
+    other = [o[4][0] for o in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+             if not o[4][0].startswith('127.')]
     for at in other:
         with socket.socket() as s:
             s.settimeout(2)

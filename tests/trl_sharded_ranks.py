@@ -1,4 +1,5 @@
-"What each process does, for `test_trl_sharded.py`: run by torchrun with an output folder and a comma list of scenes, one after the other."
+"""What each process does, for `test_trl_sharded.py`: run by torchrun with an output folder and a comma
+list of scenes, one after the other."""
 
 import os, signal, sys
 from pathlib import Path

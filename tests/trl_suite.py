@@ -3,9 +3,10 @@
     git clone --depth 1 --branch v1.16.0 https://github.com/huggingface/trl
     python tests/trl_suite.py trl/tests/test_grpo_trainer.py [-k "not vllm"] [other options of pytest]
 
-Both runs are printed, and each test whose outcome differs. The tests fetch small models from the hub. They ask nothing of replay;
-what they show is that everything of `GRPOTrainer` still works. Known to differ: `reward_func_returning_none`-like tests in which every
-reward of the run is None, which we refuse after eight batches.
+Both runs are printed, and each test whose outcome differs. The tests fetch small models from the hub. They
+ask nothing of replay; what they show is that everything of `GRPOTrainer` still works. Known to differ:
+`reward_func_returning_none`-like tests in which every reward of the run is None, which we refuse after eight
+batches.
 """
 import os, subprocess, sys, tempfile
 import xml.etree.ElementTree as ET

@@ -57,7 +57,8 @@ def n_red(completions, **kw):
     return [float(sum(w in ('red','blue','green') for w in t.split())) for t in text]
 
 class Scripted:
-    "Rewards as the test wants them: `plan[i]` is a group's rewards in order of generation, the last row repeats."
+    """Rewards as the test wants them: `plan[i]` is a group's rewards in order of generation,
+    the last row repeats."""
 
     __name__ = 'scripted'
     def __init__(self, plan, G): self.plan,self.G,self.i,self.seen = plan,G,0,[]

@@ -1,4 +1,5 @@
-"What two processes do, for `test_trl_ranks.py`: run by torchrun with an output folder; one scene after the other."
+"""What two processes do, for `test_trl_ranks.py`: run by torchrun with an output folder;
+one scene after the other."""
 
 import json, os, sys
 from pathlib import Path

@@ -9,10 +9,8 @@ class Opened:
             data = re.search(r'<script type="application/json" id="data">(.*?)</script>', packed, re.S)[1]
             packed = json.loads(data)
             read = lambda x: base64.b64decode(x)
-            packed = {
-                k: {int(i): read(x) for i, x in v.items()} if isinstance(v, dict) else read(v)
-                for k, v in packed.items()
-            }
+            packed = {k: {int(i): read(x) for i, x in v.items()} if isinstance(v, dict) else read(v)
+                      for k, v in packed.items()}
         self.packed,self.head = packed,json.loads(zlib.decompress(packed['head']))
         self.S,self.B = len(self.head['steps']),self.head['groups']
     def array(self, name, dtype):
