@@ -9,11 +9,11 @@ __all__ = ['ADVANTAGES', 'group_advantages', 'dead_reason', 'find_advantages', '
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .core import register
+from .core import register, settings_of
 from .ratios import as_rewards, dead_groups, nan_std, reward_range
 
 # %% ../nbs/05_advantages.ipynb #14147074
-ADVANTAGES = {}   # name: a function of (rewards (B, G), scale=…, eps=…) that returns advantages (B, G)
+ADVANTAGES = {}   # name: a function of rewards (B, G) that returns advantages (B, G); it may also name `scale` and `eps`
 _SCALES = ('group','batch','none')
 
 def _check_scale(scale):
@@ -117,7 +117,8 @@ def multi_objective(
         raise ValueError(f"`aggregation` is {aggregation!r}: choose 'sum_then_normalize' "
                          "or 'normalize_then_sum'")
     summed = (r*w).nansum(2).masked_fill(r.isnan().all(2), torch.nan)
-    A = f(summed, scale=scale, eps=eps)
+    given = dict(scale=scale, eps=eps)
+    A = f(summed, **{k: given[k] for k in given.keys() & settings_of(f)})
     if not isinstance(A, Tensor) or A.shape!=summed.shape or not A.isfinite().all():
         seen = f'shape {tuple(A.shape)}, not all finite' if isinstance(A, Tensor) else type(A).__name__
         name = getattr(f, '__name__', f)
@@ -129,7 +130,6 @@ def multi_objective(
 @register(ADVANTAGES, 'leave_one_out')
 def leave_one_out(
     rewards:Tensor,   # (B, G) reward units; nan where a completion has no reward
-    **settings,       # `scale` and `eps`, which it does not use
 )->Tensor:            # (B, G) reward units; each row sums to 0
     "Reward minus the mean of its siblings; 0 without a reward. Source: RLOO, arXiv 2402.14740."
     r = as_rewards(rewards, 'B, G')

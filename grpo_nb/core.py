@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['masked_mean', 'test_tensor', 'check_groups', 'pad_groups', 'trim_groups', 'cat_groups', 'put_groups', 'set_seed',
-           'exact_device', 'atomic_write', 'save_json', 'register', 'versions']
+           'exact_device', 'atomic_write', 'save_json', 'register', 'settings_of', 'versions']
 
 # %% ../nbs/workshop/core.ipynb #fb6c632f
 import json, math, os, random, tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from inspect import signature
 from importlib.metadata import version, PackageNotFoundError
 from pathlib import Path
 from typing import IO
@@ -208,6 +210,13 @@ def register(
         table[name] = f
         return f
     return put
+
+@cache
+def settings_of(
+    f:Callable,   # a function, such as stands in a table
+)->frozenset:     # the names of its parameters
+    "What `f` takes by name, so that a caller passes it those settings and no others."
+    return frozenset(signature(f).parameters)
 
 # %% ../nbs/workshop/core.ipynb #3d42c4c8
 def versions()->dict:

@@ -8,11 +8,9 @@ __all__ = ['LOSS_TYPES', 'clipped_objective', 'clip', 'aggregate', 'policy_loss'
 # %% ../nbs/07_loss.ipynb #0b296b73
 import warnings
 from collections.abc import Callable
-from functools import cache
-from inspect import signature
 import torch
 from torch import Tensor
-from .core import masked_mean, register
+from .core import masked_mean, register, settings_of
 from .kl import kl_estimate
 from .ratios import Correction, answer_ess, clipped, correct, importance_ratio, token_ess
 from .dialects import LOSSES, high_entropy_mask, off_policy_mask
@@ -101,9 +99,6 @@ def _checked(logps, old_logps, advantages, mask, ref_logps=None, entropy=None):
     return A, *map(clean, (logps, old_logps, ref_logps, entropy))
 
 # %% ../nbs/07_loss.ipynb #4179d229
-@cache
-def _names(f): return frozenset(signature(f).parameters)
-
 def _loss(loss_type):
     "The function of that name; a function is its own. ValueError for a name that nobody gave."
     if callable(loss_type): return loss_type
@@ -115,11 +110,11 @@ def _loss(loss_type):
 def _objective(loss_type, logps, old_logps, A, mask, settings):
     "(B, G, T) of the loss, with those of `settings` that it names."
     f = _loss(loss_type)
-    known = frozenset().union(_names(f), *map(_names, LOSSES.values()))
+    known = frozenset().union(settings_of(f), *map(settings_of, LOSSES.values()))
     if odd := [k for k in settings if k not in known]:
         there = sorted(known-{'logps','old_logps','A','mask'})
         raise TypeError(f'{odd} are settings of no loss. There are: {", ".join(there)}')
-    takes = {k:v for k,v in settings.items() if k in _names(f)}
+    takes = {k:v for k,v in settings.items() if k in settings_of(f)}
     return f(logps, old_logps, A, mask, **takes).expand_as(logps)
 
 # %% ../nbs/07_loss.ipynb #1bafa0fc

@@ -189,6 +189,16 @@ def test_wrong_input_is_named(call, says):
 
 # --- advantages by name
 
+def test_an_advantage_of_ones_own_gets_the_settings_that_it_names():
+    seen = {}
+    def plain(rewards): return rewards-rewards.median(1, keepdim=True).values
+    def scaled(rewards, scale): seen['scale'] = scale; return plain(rewards)
+    r = torch.tensor([[1., 0., 0.], [3., 1., 2.]])
+    want = [[1., 0., 0.], [1., -1., 0.]]
+    assert_tensor(multi_objective(r[...,None], advantages=plain), want)
+    assert_tensor(multi_objective(r[...,None], scale='batch', advantages=scaled), want)
+    assert seen=={'scale': 'batch'}
+
 def test_leave_one_out_is_the_slow_loop_nan_included():
     r = draw(20, 6, seed=3, holes=.3)[...,0]
     want = torch.zeros_like(r)
