@@ -1,7 +1,7 @@
 "Notebooks in JupyterLab, driven as a person would"
 
 def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
-    pg = notebook('core')
+    pg = notebook('widgets')
     out = pg.locator('.jp-OutputArea-output').filter(has_text='clip eps').first
     out.scroll_into_view_if_needed()
     pg.wait_for_selector('svg[aria-label^="clip eps 0.20, A 1.0"]', state='visible', timeout=20_000)
@@ -14,7 +14,7 @@ def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
     pg.wait_for_selector('svg[aria-label^="clip eps 0.10, A -1.0"]', state='visible')
 
 def test_live_text_is_computed_by_the_kernel(notebook):
-    pg = notebook('core')
+    pg = notebook('widgets')
     box = pg.locator('.needs-kernel').first
     box.scroll_into_view_if_needed()
     assert 'a: 3' in box.inner_text()
