@@ -73,7 +73,10 @@ class Wire:
             for _,w in self.row)
 
     def parts(self, piece, lo, hi)->list:
-        "Rows lo..hi-1 of a piece as int32 tensors that share its memory. ValueError for a missing name, or values that are neither int32 nor float32."
+        """Rows lo..hi-1 of a piece as int32 tensors that share its memory.
+
+        ValueError for a missing name, or values that are neither int32 nor float32.
+        """
         if absent := [k for k in (*self.token, *(k for k,_ in self.row)) if k not in piece]:
             raise ValueError(f'a stored piece has no {absent}: every group needs the same keys, on every '
                 f'process and in every step')
@@ -132,7 +135,7 @@ def plan_moves(
 _all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
 class Ranks:
-    "The processes that share a buffer: two calls between them, counted. Without a process group it is a world of one."
+    "The processes that share a buffer: two calls between them, counted. Without a process group, one."
 
     def __init__(self,
         group=None,  # a torch process group; None for the default one
@@ -170,11 +173,8 @@ def in_threads(
     f,          # called with each rank
 )->list:        # what each returned, by rank
     "Run `f` on every rank of a threaded process group. The first error of a rank is raised."
-    from torch.testing._internal.distributed.multi_threaded_pg import (
-        ProcessLocalGroup,
-        _install_threaded_pg,
-        _uninstall_threaded_pg,
-    )
+    from torch.testing._internal.distributed.multi_threaded_pg import (ProcessLocalGroup,
+        _install_threaded_pg, _uninstall_threaded_pg)
 
     isolate = torch._C._distributed_c10d._set_thread_isolation_mode
     store,out,bad = dist.HashStore(),[None]*world,[]
@@ -279,9 +279,9 @@ class ShardedBuffer:
         advantages,  # (rows,) float32
         keys,  # (rows,) ints that name a prompt, below 2**31
         step: int,  # the optimizer step
-        first=(),  # dead groups to fill before the others, each with another stored group where there are enough
+        first=(),  # dead groups to fill before the others, each with another stored group while they last
     ) -> Swap:
-        "Fill dead groups from the buffer, then store the living ones. RuntimeError on every rank when they disagree."
+        "Fill dead groups from the buffer, then store the living; RuntimeError on every rank if they disagree."
         G,n,dead,rewards = self.G,len(lens),[bool(o)
             for o in dead],torch.nan_to_num(rewards.detach().cpu().float())
         info = torch.stack([torch.as_tensor(prompt_lens, dtype=torch.int32),
@@ -448,7 +448,7 @@ def same_replay(
     parts:list,  # the second return of `replay_rank`, of each rank
     G:int,       # completions per group
 )->int:  # rows compared
-    "Every row that came in anywhere is the yardstick's row, bit for bit, and none is missing. AssertionError otherwise."
+    "AssertionError unless every row that came in is the yardstick's, bit for bit, and none is missing."
     n = 0
     for step,want in enumerate(alone):
         for lo,hi,p in (o for part in parts for o in part[step]):
@@ -468,7 +468,7 @@ def agree(
     mine:dict,         # what this process was given, by name; compared as text
     ranks:Ranks=None,  # None for those of the default process group
 ):
-    "ValueError on every rank unless all were given the same; it names each thing that differs, and who has what."
+    "ValueError on every rank unless all were given the same: it names what differs, and who has what."
     ranks = ranks or Ranks()
     text = {k:re.sub(' at 0x[0-9a-f]+', '', repr(v)) for k,v in mine.items()}
     crc = _signed(zlib.crc32(json.dumps(text, sort_keys=True).encode()))
@@ -495,21 +495,21 @@ def _end(message):
 class RollCall:
     """What is each process doing? All sign in one store; who waits too long learns who is behind, and where.
 
-    Use as `with RollCall(...) as roll:`, with `roll.at(...)` equally often on every rank. An error that leaves the block on a
-    rank that lost the others gets a note that names who went, and why.
+    Use as `with RollCall(...) as roll:`, with `roll.at(...)` equally often on every rank. An error that
+    leaves the block on a rank that lost the others gets a note that names who went, and why.
     """
     def __init__(
         self,
         patience_s: float = 1800.0,  # seconds without a step forward after which a rank looks who is behind
         ranks=None,  # has `rank` and `world`; None for the default process group's
         store=None,  # a torch store that all reach; None for the default group's
-        stop=_end,  # called with the message when patience ends; by default it is printed and the process ends
+        stop=_end,  # called with the message when patience ends; by default printed, and the process ends
         every_s: float = 1.0,  # seconds between two looks
         name: str = 'roll',  # another for each use of one store, the same on all ranks
     ):
         ranks = ranks or Ranks()
-        self.rank,self.world,self.patience_s,self.stop,self.every_s = (ranks.rank,ranks.world,patience_s,stop,
-            every_s)
+        self.rank,self.world = ranks.rank,ranks.world
+        self.patience_s,self.stop,self.every_s = patience_s,stop,every_s
         self.n,self.what,self.since,self._over = 0,'the start',time.monotonic(),threading.Event()
         if self.world>1:
             store = store or dist.distributed_c10d._get_default_store()
@@ -526,7 +526,7 @@ class RollCall:
         if self.world>1: self.store.set(str(self.rank), json.dumps([self.n, state, what]))
 
     def read(self)->list:
-        "By rank: [how often it signed, 'at' | 'raised' | 'lost' | 'over', what]; None for one that never came."
+        "By rank: [times it signed, 'at' | 'raised' | 'lost' | 'over', what]; None for one that never came."
         return [json.loads(self.store.get(str(r))) if self.store.check([str(r)]) else None
             for r in range(self.world)]
 
@@ -640,7 +640,10 @@ def redistribute(
     rank:int,     # new rank
     world:int,    # new number of processes
 )->dict:  # a state for `load_state_dict`
-    "The buffer of old processes for a new rank: whole groups, dealt out in turn. ValueError when a part is missing or parts are not of one moment."
+    """The buffer of old processes for a new rank: whole groups, dealt out in turn.
+
+    ValueError when a part is missing or parts are not of one moment.
+    """
     old = states[0]
     if len(states)!=old['world']:
         raise ValueError(f'{len(states)} parts of a buffer of {old["world"]} processes: give all of them')

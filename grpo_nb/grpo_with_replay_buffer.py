@@ -183,8 +183,8 @@ def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
     places = [*asked, *(g for g in range(n//G) if dead[g])]
     drawn = self.sample_from_replay_buffer(batch, [keys[g] for g in places], len(asked))
     came = dict(zip(places, drawn))
-    fresh = {k:v.cpu() if isinstance(v, Tensor) else v for k,
-        v in batch.items()} if self.replaying and not all(dead) else None
+    fresh = {k:v.cpu() if isinstance(v, Tensor) else v
+        for k,v in batch.items()} if self.replaying and not all(dead) else None
     aligned = 'old_per_token_logps' not in batch
     batch = self._put(batch, came, aligned)
     batch = self._mark(batch, self._rows_of(came), self._rows_of(g for g in places if g not in came))
@@ -281,8 +281,8 @@ def sample_fewer(self:GRPOWithReplayBufferTrainer,
     first,rows = self._cursor+self.accelerator.process_index*fresh,self._prompts
     at = [divmod(first+g, len(rows)) for g in range(fresh)]
     self._next_cursor = self._cursor+fresh*world
-    return [rows[epoch_order(len(rows), e, self.shuffle_dataset, self.args.seed)[i]] for e,
-        i in at for _ in range(G)]
+    return [rows[epoch_order(len(rows), e, self.shuffle_dataset, self.args.seed)[i]]
+        for e,i in at for _ in range(G)]
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #c3bc9a9b
 @patch

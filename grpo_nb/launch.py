@@ -127,11 +127,8 @@ def launch_config(
     c = yaml.safe_load((folder/f'{_FILES[strategy]}.yaml').read_text())
     c |= dict(num_processes=num_processes, num_machines=num_machines, mixed_precision=mixed_precision)
     for k,v in changes.items():
-        inner = [
-            o
-            for o, known in (('fsdp_config', _FSDP), ('deepspeed_config', _DEEPSPEED))
-            if o in c and k in known
-        ]
+        inner = [o for o, known in (('fsdp_config', _FSDP), ('deepspeed_config', _DEEPSPEED)) if o in c
+                 and k in known]
         (c[inner[0]] if inner else c)[k] = v
     if bad := check_launch_config(c): raise ValueError('; '.join(bad))
     return c
@@ -163,26 +160,13 @@ def launch_command(
     many,script = num_machines>1,list(map(str, script))
     if config_file:
         counts = ['--num_processes', str(num_processes), '--num_machines', str(num_machines)]
-        first = (
-            ['--main_process_ip', master, '--main_process_port', str(port), '--rdzv_backend', 'c10d']
-            if many
-            else []
-        )
-        return [
-            'accelerate',
-            'launch',
-            '--config_file',
-            str(config_file),
-            *counts,
-            '--machine_rank',
-            str(machine_rank),
-            *first,
-            *script,
-        ]
+        first = (['--main_process_ip', master, '--main_process_port', str(port), '--rdzv_backend', 'c10d']
+                 if many else [])
+        return ['accelerate', 'launch', '--config_file', str(config_file), *counts, '--machine_rank',
+                str(machine_rank), *first, *script]
     meet = ['--rdzv_backend','c10d','--rdzv_endpoint',f'{master}:{port}']
-    nodes = (
-        ['--nnodes', str(num_machines), '--node_rank', str(machine_rank), *meet] if many else ['--standalone']
-    )
+    nodes = (['--nnodes', str(num_machines), '--node_rank', str(machine_rank), *meet]
+             if many else ['--standalone'])
     return ['torchrun', *nodes, '--nproc_per_node', str(num_processes//num_machines), *script]
 
 def shell_line(
@@ -230,18 +214,11 @@ def slurm_script(
     A script that runs a recipe of ours goes on from its newest checkpoint when it is queued again.
     """
     if script[:2]==['-m','grpo_nb'] and '--resume' not in script: script = [*script, '--resume', 'auto']
-    words = launch_command(
-        script, config_file, num_machines * gpus_per_node, num_machines, '$SLURM_PROCID', '$MASTER'
-    )
-    return _SLURM.format(
-        nodes=num_machines,
-        gpus=gpus_per_node,
-        cpus=cpus_per_task,
-        minutes=60 * hours,
-        grace=grace_s,
-        threads=max(1, cpus_per_task // gpus_per_node),
-        task=_TASK.format(command=shell_line(words)),
-    )
+    words = launch_command(script, config_file, num_machines * gpus_per_node, num_machines, '$SLURM_PROCID',
+                           '$MASTER')
+    return _SLURM.format(nodes=num_machines, gpus=gpus_per_node, cpus=cpus_per_task, minutes=60 * hours,
+                         grace=grace_s, threads=max(1, cpus_per_task // gpus_per_node),
+                         task=_TASK.format(command=shell_line(words)))
 
 # %% ../nbs/workshop/launch.ipynb #21fd7f02
 def vllm_command(

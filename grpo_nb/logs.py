@@ -64,10 +64,8 @@ def _events(folder):
     "Scalars of tensorboard's event files, as rows."
     try: from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
-        raise ValueError(
-            f'{str(folder)!r} holds event files of tensorboard: `pip install tensorboard` reads them, or '
-            f'export a CSV'
-        ) from None
+        raise ValueError(f'{str(folder)!r} holds event files of tensorboard: `pip install tensorboard` '
+                         'reads them, or export a CSV') from None
     acc = EventAccumulator(str(folder), size_guidance=dict(scalars=0))
     acc.Reload()
     rows = {}
@@ -102,8 +100,6 @@ def _file(path):
     history = as_history(rows)
     known = [k for k in history if k in ALIASES and k!='step']
     if not known:
-        raise ValueError(
-            f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
-            f'{sorted(set(ALIASES) - {"step"})}'
-        )
+        raise ValueError(f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
+                         f'{sorted(set(ALIASES) - {"step"})}')
     return Run(path.with_suffix(''), {}, history, [], {}, notes)

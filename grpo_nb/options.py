@@ -11,16 +11,10 @@ from pathlib import Path
 import yaml
 
 # %% ../nbs/workshop/options.ipynb #da3cfbe5
-ALIASES = dict(
-    repo_id='model',
-    model_name='model',
-    model_name_or_path='model',
-    attn_implementation='attn_mechanism',
-    num_return_sequences='num_generations',
-    max_new_tokens='max_completion_length',
-    save_directory='output_dir',
-    log_steps='logging_steps',
-)
+ALIASES = dict(repo_id='model', model_name='model', model_name_or_path='model',
+               attn_implementation='attn_mechanism', num_return_sequences='num_generations',
+               max_new_tokens='max_completion_length', save_directory='output_dir',
+               log_steps='logging_steps')
 _GIVEN = (
     'dataset_name',
     'dataset_config',
@@ -44,10 +38,8 @@ def known_options(
     for k,v in out.items():
         if v is False and k.endswith('_strategy'): out[k] = 'no'   # YAML reads no as false
         if k in _GIVEN:
-            raise ValueError(
-                f'{where}: {k!r} is decided by the recipe; leave it out, take `rows_file` for rows '
-                'of your own, or `grpo_nb train` for another task'
-            )
+            raise ValueError(f'{where}: {k!r} is decided by the recipe; leave it out, take `rows_file` for '
+                             'rows of your own, or `grpo_nb train` for another task')
         if k not in known and k!='env': raise ValueError(f'{where}: no option {k!r}{_closest(k, known)}')
     return out
 
@@ -71,10 +63,8 @@ def cut_batch(
         )
     rows //= world
     if per_device and rows%per_device:
-        raise ValueError(
-            f'{rows} rows a process are no multiple of per_device_train_batch_size {per_device}: '
-            f'change total_batch_size ({what} over {world} processes)'
-        )
+        raise ValueError(f'{rows} rows per process are no multiple of per_device_train_batch_size '
+                         f'{per_device}: change total_batch_size ({what} over {world} processes)')
     d = per_device or max(o for o in range(1, min(rows, 8)+1) if rows%o==0)
     return d,rows//d
 

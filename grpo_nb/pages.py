@@ -16,28 +16,27 @@ def with_skip_link(
     "A first link that leads to the text."
     link = '<a class="skip" href="#quarto-document-content">Skip to the text</a>'
     page = re.sub(r'(<body[^>]*>)', rf'\1{link}', page, count=1)
-    return re.sub(
-        r'(<main[^>]*?)>', lambda m: m[0] if 'tabindex' in m[1] else f'{m[1]} tabindex="-1">', page, count=1
-    )
+    return re.sub(r'(<main[^>]*?)>', lambda m: m[0] if 'tabindex' in m[1] else f'{m[1]} tabindex="-1">',
+                  page, count=1)
 
 # %% ../nbs/reference/pages.ipynb #136f33cf
 def with_contents(
     page:str,  # HTML
 )->str:
-    "The list of headings once more, folded, above the text; the stylesheet shows it where the margin is gone."
+    "The list of headings again, folded, above the text; the stylesheet shows it where the margin is gone."
     toc = re.search(r'<nav[^>]*id="TOC"[^>]*>(.*?)</nav>', page, flags=re.S)
     if not toc: return page
     items = re.search(r'<ul.*</ul>', toc[1], flags=re.S)
     if not items: return page
     plain = re.sub(r' (?:id|class|data-scroll-target|data_scroll_target)="[^"]*"', '', items[0])
-    folded = f'<details class="contents-here"><summary>On this page</summary><nav aria-label="On this page, folded">{plain}</nav></details>'
+    folded = ('<details class="contents-here"><summary>On this page</summary>'
+              f'<nav aria-label="On this page, folded">{plain}</nav></details>')
     return _after_header(page, folded)
 
 def _after_header(page, more):
     "`more` behind the title of a page, or at the beginning of its text."
-    at = re.search(r'<header id="title-block-header".*?</header>', page, flags=re.S) or re.search(
-        r'<main[^>]*>', page
-    )
+    at = re.search(r'<header id="title-block-header".*?</header>', page,
+                   flags=re.S) or re.search(r'<main[^>]*>', page)
     return page if not at else page[:at.end()]+more+page[at.end():]
 
 # %% ../nbs/reference/pages.ipynb #f1975bc0
@@ -68,30 +67,42 @@ def fold(
     lines = [o for o in source.splitlines() if o.strip() and not o.startswith('#|')]
     is_figure = re.search(r'^#\|\s*fig-alt:', source, flags=re.M) and len(lines)>4
     if not only_imports and not is_figure: return source
-    return f"#| code-fold: true\n#| code-summary: {'Imports' if only_imports else 'Code of the figure'}\n{source}"
+    what = 'Imports' if only_imports else 'Code of the figure'
+    return f'#| code-fold: true\n#| code-summary: {what}\n{source}'
 
 # %% ../nbs/reference/pages.ipynb #52065f66
 SEARCH_JS = r"""
 window.rankPages = (index, q, limit) => {
   const plain = s => s.toLowerCase().replace(/[-\u2010-\u2015]/g, ' ').replace(/\s+/g, ' ').trim()
   const ask = plain(q), words = ask.split(' ')
-  const kind = e => /glossary/.test(e.href) ? 30 : /settings|metrics/.test(e.href) ? 26 : /practise\//.test(e.href) ? 12 : /workshop|reference|project/.test(e.href) ? 0 : 10
+  const kind = e => /glossary/.test(e.href) ? 30 : /settings|metrics/.test(e.href) ? 26
+    : /practise\//.test(e.href) ? 12 : /workshop|reference|project/.test(e.href) ? 0 : 10
   const score = e => {
     const title = plain(e.title || ''), section = plain(e.section || ''), text = plain(e.text || '')
     if (!words.every(w => (title + ' ' + section + ' ' + text).includes(w))) return 0
-    const isName = /^[\w.]+$/.test((e.section || '').trim()) && /[_a-z][A-Z]|_|^[a-z]/.test((e.section || '').trim())
+    const head = (e.section || '').trim()
+    const isName = /^[\w.]+$/.test(head) && /[_a-z][A-Z]|_|^[a-z]/.test(head)
     let n = kind(e) - (isName ? 12 : 0)
     if (section === ask) n += 60
     else if (section.includes(ask)) n += 34
     else if (text.includes(ask)) n += 18
     if (title === ask) n += 40
     else if (title.includes(ask)) n += 14
-    for (const w of words) n += (section.split(' ').includes(w) ? 8 : 0) + (new RegExp('(^|[^a-z0-9_])' + w.replace(/[.*+?^${}()|[\]\\]/g, '\\$&') + '($|[^a-z0-9_])').test(text) ? 6 : 0)
+    for (const w of words) {
+      const exact = w.replace(/[.*+?^${}()|[\]\\]/g, '\\$&')
+      if (section.split(' ').includes(w)) n += 8
+      if (new RegExp('(^|[^a-z0-9_])' + exact + '($|[^a-z0-9_])').test(text)) n += 6
+    }
     return Math.max(1, n)
   }
-  const hits = index.map((e, i) => [score(e), i, e]).filter(o => o[0] > 0).sort((a, b) => b[0] - a[0] || a[1] - b[1])
+  const hits = index.map((e, i) => [score(e), i, e]).filter(o => o[0] > 0)
+    .sort((a, b) => b[0] - a[0] || a[1] - b[1])
   const seen = {}, out = []   // three sections of one page are enough
-  for (const [, , e] of hits) { const p = e.href.split('#')[0]; seen[p] = (seen[p] || 0) + 1; if (seen[p] <= 3) out.push(e) }
+  for (const [, , e] of hits) {
+    const p = e.href.split('#')[0]
+    seen[p] = (seen[p] || 0) + 1
+    if (seen[p] <= 3) out.push(e)
+  }
   return out.slice(0, limit)
 }
 """
@@ -103,7 +114,8 @@ def with_search(
     old = 'const hits = fuse ? fuse.search(q, { limit }).map((h) => h.item)'
     if old not in script:
         raise ValueError('smalldocs searches in another way now: look at its search and mend `with_search`')
-    new = 'const ranked = window.rankPages(index, q, limit);\n      const hits = ranked.length ? ranked : fuse ? fuse.search(q, { limit }).map((h) => h.item)'
+    new = ('const ranked = window.rankPages(index, q, limit);\n'
+           '      const hits = ranked.length ? ranked : fuse ? fuse.search(q, { limit }).map((h) => h.item)')
     return SEARCH_JS+script.replace(old, new)
 
 # %% ../nbs/reference/pages.ipynb #2a68c27b

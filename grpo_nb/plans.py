@@ -40,13 +40,11 @@ class Layout:
                 '`num_generations` is 1: a group of one has nothing to compare with, take 2 or more'
             )
         if self.batch%self.num_generations:
-            raise ValueError(
-                f'a generation batch of {self.batch} rows ({self.world} processes x '
-                f'{self.per_device_train_batch_size} x {self.steps_per_generation}) does not divide into '
-                f'groups of {self.num_generations}: take num_generations '
-                f'{_near_group_sizes(self.batch, self.num_generations)}, '
-                'or change the batch'
-            )
+            near = _near_group_sizes(self.batch, self.num_generations)
+            raise ValueError(f'a generation batch of {self.batch} rows ({self.world} processes x '
+                             f'{self.per_device_train_batch_size} x {self.steps_per_generation}) does not '
+                             f'divide into groups of {self.num_generations}: take num_generations {near}, '
+                             'or change the batch')
 
     @property
     def rows(self) -> int:
@@ -73,26 +71,16 @@ _QWEN = {   # hidden, layers, heads, key-value heads, MLP width, vocabulary, tie
     'Qwen/Qwen2.5-32B':(5120, 64, 40, 8, 27648, 152064, False),
     'Qwen/Qwen3-4B':(2560, 36, 32, 8, 9728, 151936, True)}
 _QWEN['Qwen/Qwen2-0.5B'] = _QWEN['Qwen/Qwen2.5-0.5B']
-TINY = (
-    Path(__file__).parent / 'assets/tiny_qwen'
-    if '__file__' in globals()
-    else Path('../../grpo_nb/assets/tiny_qwen')
-)
+TINY = (Path(__file__).parent / 'assets/tiny_qwen'
+        if '__file__' in globals() else Path('../../grpo_nb/assets/tiny_qwen'))
 
 
 def _known_config(key):
     "A config of `_QWEN`."
     from transformers import Qwen2Config, Qwen3Config
     hidden,layers,heads,kv,mlp,vocab,tied = _QWEN[key]
-    shape = dict(
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv,
-        intermediate_size=mlp,
-        vocab_size=vocab,
-        tie_word_embeddings=tied,
-    )
+    shape = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+                 num_key_value_heads=kv, intermediate_size=mlp, vocab_size=vocab, tie_word_embeddings=tied)
     if 'Qwen3' in key: return Qwen3Config(**shape, head_dim=128, max_position_embeddings=40960)
     return Qwen2Config(**shape, max_position_embeddings=32768)
 
@@ -123,9 +111,8 @@ def _from_text(text, layers=None):
     from transformers import AutoConfig
     kind,d = json.loads(text)
     if layers:
-        d |= dict(num_hidden_layers=layers) | (
-            {'layer_types': d['layer_types'][:layers]} if d.get('layer_types') else {}
-        )
+        d |= dict(num_hidden_layers=layers) | ({'layer_types': d['layer_types'][:layers]}
+                                               if d.get('layer_types') else {})
     return AutoConfig.for_model(kind, **{k:v for k,v in d.items() if k!='model_type'})
 
 @lru_cache(64)
@@ -155,9 +142,8 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
         model = AutoModelForCausalLM.from_config(_from_text(text, layers), dtype=torch.float32)
         add_fused_lm_head(model, outputs=('log_probs','entropy'))
         if checkpointing:
-            enable = (
-                getattr(model, 'activation_checkpointing_enable', None) or model.gradient_checkpointing_enable
-            )
+            enable = (getattr(model, 'activation_checkpointing_enable', None)
+                      or model.gradient_checkpointing_enable)
             enable(dict(use_reentrant=False))
         model.train()
         for p in model.parameters(): p.grad = torch.zeros_like(p)
@@ -166,9 +152,8 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
         ids = torch.zeros(rows, length, dtype=torch.int64)
         with tracker:
             with torch.autocast('cpu', torch.bfloat16, enabled=bf16):
-                out = model(
-                    input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(), fused_lm_head=True
-                )
+                out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(),
+                            fused_lm_head=True)
                 loss = out.log_probs.float().sum()
             loss.backward()
         peak = next(iter(tracker.get_tracker_snapshot('peak').values()))
@@ -257,16 +242,8 @@ def _replay_numbers(
 ):
     "What replay moves and keeps, in MB."
     words = 3 if beta else 2
-    r = replay_bytes(
-        lay.world,
-        lay.groups,
-        lay.num_generations,
-        prompt_length,
-        completion_length,
-        dead_share,
-        words,
-        replay_buffer_size * lay.world,
-    )
+    r = replay_bytes(lay.world, lay.groups, lay.num_generations, prompt_length, completion_length,
+                     dead_share, words, replay_buffer_size * lay.world)
     return dict(replay_received_MB=round(r['sharded']/1e6, 3), replay_index_MB=round(r['index']/1e6, 3),
         replay_node_MB=round(r['memory']*min(lay.world, gpus_per_node)/1e6, 1))
 
@@ -281,10 +258,8 @@ def _problems(config, lay, length, m, gpu_bytes):
     if limit and length > limit * (scaling.get('factor') or 1):
         yield f'{length} tokens are more than the {limit} that the model reads'
     if not m['fits']:
-        yield (
-            f'about {m["total"] / 1e9:.0f} GB on a GPU of {gpu_bytes / 1e9:.0f} GB: cut the states '
-            '(fsdp2, zero3), lower per_device_train_batch_size, or take more GPUs'
-        )
+        yield (f'about {m["total"] / 1e9:.0f} GB on a GPU of {gpu_bytes / 1e9:.0f} GB: cut the states '
+               '(fsdp2, zero3), lower per_device_train_batch_size, or take more GPUs')
 
 def run_plan(
     model:str,                  # as `model_config` takes it
@@ -300,35 +275,19 @@ def run_plan(
     try: config,note = model_config(model),''
     except ValueError as e: config,note = None,str(e)
     length,W = prompt_length+completion_length,lay.world
-    out = dict(
-        model=model,
-        processes=W,
-        nodes=math.ceil(W / gpus_per_node),
-        rows_per_process=lay.rows,
-        rows=lay.batch,
-        groups=lay.groups,
-        straddling=len(lay.straddling()),
-        optimizer_steps_per_generation=lay.steps_per_generation / lay.gradient_accumulation_steps,
-        tokens_generated_at_most=lay.batch * completion_length,
-        tokens_read_at_most=lay.batch * length,
-    )
-    out |= _replay_numbers(
-        lay,
-        prompt_length,
-        completion_length,
-        replay_buffer_size,
-        dead_share,
-        gpus_per_node,
-        memory.get('beta'),
-    )
+    out = dict(model=model, processes=W, nodes=math.ceil(W / gpus_per_node), rows_per_process=lay.rows,
+               rows=lay.batch, groups=lay.groups, straddling=len(lay.straddling()),
+               optimizer_steps_per_generation=lay.steps_per_generation / lay.gradient_accumulation_steps,
+               tokens_generated_at_most=lay.batch * completion_length,
+               tokens_read_at_most=lay.batch * length)
+    out |= _replay_numbers(lay, prompt_length, completion_length, replay_buffer_size, dead_share,
+                           gpus_per_node, memory.get('beta'))
     if config is None: return out|dict(problems=[note])
     m = memory_plan(config, lay, prompt_length, completion_length, **memory)
     node = m['host']*min(W, gpus_per_node)
-    out |= dict(
-        weights=count_weights(config),
-        **{f'{k}_GB': round(v / 1e9, 2) for k, v in m.items() if k not in ('fits', 'host')},
-        loading_node_GB=round(node / 1e9, 2),
-    )
+    out |= dict(weights=count_weights(config),
+                **{f'{k}_GB': round(v / 1e9, 2) for k, v in m.items() if k not in ('fits', 'host')},
+                loading_node_GB=round(node / 1e9, 2))
     return out|dict(problems=list(_problems(config, lay, length, m, memory.get('gpu_bytes', 80e9))))
 
 def format_plan(
@@ -341,6 +300,5 @@ def format_plan(
         return f'{k.replace("_", " "):<{width}}  ' + (f'{v:,}' if isinstance(v, (int, float)) else str(v))
 
     bad = [f'PROBLEM: {o}' for o in plan['problems']]
-    return '\n'.join(
-        [line(k, v) for k, v in plan.items() if k != 'problems'] + (bad or ['nothing speaks against it'])
-    )
+    said = [line(k, v) for k, v in plan.items() if k != 'problems']
+    return '\n'.join(said + (bad or ['nothing speaks against it']))

@@ -116,7 +116,7 @@ def ask_all(
 TRL_REWARDS = dict(   # name: the options it is made with unless others are given; None: a plain function
     accuracy_reward=None, reasoning_accuracy_reward=None, think_format_reward=None,
     get_cosine_scaled_reward={}, get_repetition_penalty_reward={},
-    get_soft_overlong_punishment=dict(max_completion_len=1280, soft_punish_cache=256))   # as `trl grpo` has it
+    get_soft_overlong_punishment=dict(max_completion_len=1280, soft_punish_cache=256))   # as in `trl grpo`
 
 def _options(call, spec):
     "The keyword arguments in the brackets of `name(a=1)`."
@@ -164,8 +164,8 @@ def load_reward(
     if (func := _trl_reward(spec)) is not None: return func
     path,_,name = spec.rpartition(':' if ':' in spec else '.')
     if not path or not name or spec.endswith('.py'):
-        raise ValueError(f'`{spec}` names no function: write FILE.py:FUNCTION, such as my_rewards.py:my_reward, '
-                         f'or one of {", ".join(TRL_REWARDS)}')
+        raise ValueError(f'`{spec}` names no function: write FILE.py:FUNCTION, such as '
+                         f'my_rewards.py:my_reward, or one of {", ".join(TRL_REWARDS)}')
     if path.endswith('.py'): m = _load_file(path)
     else:
         try: m = importlib.import_module(path)
@@ -193,7 +193,8 @@ class RewardModel:
             from transformers import AutoTokenizer
             tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         labels = model.config.num_labels
-        if labels!=1: raise ValueError(f'the reward model has {labels} labels, needs 1: a number for each text')
+        if labels!=1:
+            raise ValueError(f'the reward model has {labels} labels, needs 1: a number for each text')
         if tokenizer.pad_token_id is None: tokenizer.pad_token = tokenizer.eos_token
         if tokenizer.pad_token_id is None:
             raise ValueError("the reward model's tokenizer has no padding token: set `tokenizer.pad_token`")

@@ -39,10 +39,8 @@ def find_columns(
         raise ValueError(f'no such columns: {gone}; the table has {list(names)[:30]}')
     out = {k:columns.get(k) or next((n for n in known if n in names), None) for k,known in NAMES.items()}
     if lack := [k for k in ('prompt','completion','reward') if not out[k]]:
-        raise ValueError(
-            f'no column for {", ".join(lack)} among {list(names)[:30]}: name it, e.g. '
-            f'columns=dict({lack[0]}="…")'
-        )
+        raise ValueError(f'no column for {", ".join(lack)} among {list(names)[:30]}: name it, e.g. '
+                         f'columns=dict({lack[0]}="…")')
     return {k:v for k,v in out.items() if v}
 
 # %% ../nbs/workshop/rollouts.ipynb #aa22e213
@@ -112,9 +110,8 @@ def groups_of(
         s = _number(get(o, 'step'))
         prompt = _words(get(o, 'prompt'))
         i = get(o, 'group')
-        found.setdefault((step if s is None else int(s), prompt if i is None else str(i)), []).append(
-            (prompt, o)
-        )
+        found.setdefault((step if s is None else int(s), prompt if i is None else str(i)),
+                         []).append((prompt, o))
     out,alone,count = [],0,{}
     for (s,key),g in sorted(found.items(), key=lambda kv: kv[0][0]):
         if len(g)<2:
@@ -125,22 +122,13 @@ def groups_of(
         A = [_number(get(o, 'advantage')) for o in members]
         cut = [bool(get(o, 'cut')) for o in members] if 'cut' in at else None
         tokens = [int(_number(get(o, 'tokens')) or 0) for o in members] if 'tokens' in at else None
-        out.append(
-            dict.fromkeys(GROUP_FIELDS)
-            | dict(
-                step=s,
-                group=n,
-                key=key[:200],
-                prompt=g[0][0],
-                n_tokens=tokens,
-                completions=[_words(get(o, 'completion')) for o in members],
-                rewards=[_number(get(o, 'reward')) for o in members],
-                rewards_by_func={k: [_number(o.get(k)) for o in members] for k in extra} or None,
-                truncated=cut,
-                advantages_before=None if None in A else A,
-                advantages=None if None in A else A,
-            )
-        )
+        A = None if None in A else A
+        known = dict(step=s, group=n, key=key[:200], prompt=g[0][0], n_tokens=tokens, truncated=cut,
+                     completions=[_words(get(o, 'completion')) for o in members],
+                     rewards=[_number(get(o, 'reward')) for o in members],
+                     rewards_by_func={k: [_number(o.get(k)) for o in members] for k in extra} or None,
+                     advantages_before=A, advantages=A)
+        out.append(dict.fromkeys(GROUP_FIELDS) | known)
     return out,alone
 
 # %% ../nbs/workshop/rollouts.ipynb #16b6b3db
@@ -155,12 +143,8 @@ def filter_note(
         if len(r)<2 or max(r)-min(r)>tolerance: continue
         dead += 1
         missed += torch.tensor(r, dtype=torch.float32).std().item()!=0   # as the trainers compute it
-    return (
-        f'{missed} of {dead} dead groups would pass a filter on `std == 0`: their rewards differ by '
-        f'rounding alone.'
-        if missed
-        else ''
-    )
+    return (f'{missed} of {dead} dead groups would pass a filter on `std == 0`: their rewards differ by '
+            f'rounding alone.' if missed else '')
 
 # %% ../nbs/workshop/rollouts.ipynb #def5cb1f
 def _step_in(path):
@@ -176,22 +160,16 @@ def rollout_files(
     folder = Path(folder)
     trl,prime = 'completions/completions_*.parquet','**/train_rollouts.jsonl'
     for pattern in (trl, prime, '*.jsonl', '*.parquet', '*.csv'):
-        found = [
-            f
-            for f in folder.glob(pattern)
-            if f.name not in ('history.jsonl', 'groups.jsonl', 'metrics.jsonl')
-        ]
+        ours = 'history.jsonl', 'groups.jsonl', 'metrics.jsonl'
+        found = [f for f in folder.glob(pattern) if f.name not in ours]
         if found: return sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
     return []
 
 def _trl_rows(df):
     "Rows of TRL's log of completions: a column per reward function, whose sum is the reward."
     names = list(df.columns)
-    funcs = [
-        k
-        for k in names[names.index('completion') + 1 : names.index('advantage')]
-        if pd.api.types.is_numeric_dtype(df[k])
-    ]
+    funcs = [k for k in names[names.index('completion') + 1 : names.index('advantage')]
+             if pd.api.types.is_numeric_dtype(df[k])]
     total = df[funcs].astype(float).sum(axis=1, min_count=1)
     prompts = [_words(o) for o in df['prompt']]
     G = math.gcd(*(len(list(o)) for _,o in groupby(prompts)))
@@ -207,10 +185,8 @@ def read_rollouts(
     path = Path(path)
     files = [path] if path.is_file() else rollout_files(path)
     if not files:
-        raise ValueError(
-            f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, completion and '
-            f'reward'
-        )
+        raise ValueError(f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
+                         'completion and reward')
     out,notes,alone,before = [],[],0,None
     for i,f in enumerate(files):
         try: rows,said = read_table(f)
@@ -229,15 +205,11 @@ def read_rollouts(
         out += got
         alone += lone
     if alone:
-        notes.append(
-            f'{alone} completions stand alone, without a group to be compared with, and are left out.'
-        )
+        notes.append(f'{alone} completions stand alone, without a group to be compared with, and are left out.')
     if n := filter_note(out): notes.append(n)
     if not out:
-        raise ValueError(
-            f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '
-            + ' '.join(notes)
-        )
+        raise ValueError(f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '
+                         + ' '.join(notes))
     return Run(path if path.is_dir() else path.with_suffix(''), {}, history_of(out), out, {}, notes)
 
 def history_of(
@@ -249,16 +221,9 @@ def history_of(
     for o in groups: by.setdefault(o['step'], []).append([x for x in o['rewards'] if x is not None])
     dead = lambda r: len(r)<2 or max(r)-min(r)<=tolerance
     mean = lambda x: sum(x)/len(x) if x else None
-    return pd.DataFrame(
-        [
-            dict(
-                step=s,
-                reward=mean([x for r in g for x in r]),
-                frac_reward_zero_std=mean([float(dead(r)) for r in g]),
-            )
-            for s, g in sorted(by.items())
-        ]
-    )
+    return pd.DataFrame([dict(step=s, reward=mean([x for r in g for x in r]),
+                              frac_reward_zero_std=mean([float(dead(r)) for r in g]))
+                         for s, g in sorted(by.items())])
 
 # %% ../nbs/workshop/rollouts.ipynb #cf75bd55
 def open_run(

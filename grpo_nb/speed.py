@@ -662,8 +662,8 @@ def grown(
     OSError when it fails, or where the system does not tell.
     """
     r = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', f'from grpo_nb.speed import _grow; _grow({rounds}, '
-                                               f'*{tuple(sizes)})'],
+        [sys.executable, '-W', 'ignore', '-c',
+         f'from grpo_nb.speed import _grow; _grow({rounds}, *{tuple(sizes)})'],
         capture_output=True, text=True)
     if r.returncode:
         raise OSError(f'the measuring process ended with {r.returncode}: '
@@ -1101,11 +1101,8 @@ def show_verdicts(
         else: t = f'{x:.2f} {o.unit}' if o.unit else f'{x:.1%}'
         return t if o.sign*(x-o.want)>=0 else t+' (missed)'
     runs = [c for c in v.columns if c not in ('comparison','sign','want','unit')]
-    rows = [
-        {'comparison':o.comparison,
-         'wanted':('≥ ' if o.sign>0 else '≤ ')+say(o.want, o)} | {r:say(x, o) for r,
-                                                                  x in zip(runs, vals)} for o,
-        vals in zip(v.itertuples(), v[runs].values)]
+    rows = [{'comparison':o.comparison, 'wanted':('≥ ' if o.sign>0 else '≤ ')+say(o.want, o)}
+            | {r:say(x, o) for r, x in zip(runs, vals)} for o, vals in zip(v.itertuples(), v[runs].values)]
     return pd.DataFrame(rows).set_index('comparison')
 
 # %% ../nbs/reference/speed.ipynb #7b1829b6

@@ -312,8 +312,8 @@ class CheckedTrainer(GRPOTrainer):
                 try: return f(**kw)
                 except Exception as e: return safely(e)
             return later if is_async(f) else now
-        self.reward_funcs = [f if isinstance(f, nn.Module) else guarded(f, n) for f,
-            n in zip(funcs, self.reward_func_names)]
+        self.reward_funcs = [f if isinstance(f, nn.Module) else guarded(f, n)
+            for f,n in zip(funcs, self.reward_func_names)]
         try: r = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         finally: self.reward_funcs = funcs
         self._meet(bad)

@@ -157,7 +157,7 @@ _ASIDE = {'output_dir','logging_dir','run_name','hub_model_id','hub_token','push
 def shown_settings(
     args:GRPOConfig,  # of the run, or a class made from it
 )->dict:              # {name: value}
-    "The settings that make the run: the central ones, those that are not TRL's, what differs from its default."
+    "The settings that make the run: the central ones, those that are not TRL's, and what is not a default."
     def default(f): return f.default if f.default_factory is MISSING else f.default_factory()
     values = args.to_dict()
     def telling(f):
@@ -265,8 +265,8 @@ class RunRecord(ReplayLog):
         "The last batch of all processes, as TRL shows it."
         def last(o): return list(o)[-len(self._rewards):]
         L = self._logs
-        return {k:last(L[k]) for k in ('prompt','completion','advantages')}|dict(rewards={k:last(v) for k,
-            v in L['rewards'].items()})
+        return {k:last(L[k]) for k in ('prompt','completion','advantages')}|dict(rewards={k:last(v)
+            for k,v in L['rewards'].items()})
 
     def _lengths(self, batch):
         "(B, 2) tokens of each completion, and whether it was cut off."
@@ -381,7 +381,7 @@ class RunRecord(ReplayLog):
             advantages_before=A[:k], advantages=torch.tensor(new['advantages']).view(-1, G)[:k],
             why=[y if d else None for y,d in zip(self._dead_reason(total, self.args.dead_tolerance),
                 dead)][:k],
-            score=group_scores(A, total)[:k], clip_share=[v if o else None for v,
-                o in zip(shares.tolist(), seen)][:k],
-            ratio_hist=[dict(edges=RATIO_EDGES, counts=c[:-1].long().tolist()) if o else None for c,
-                o in zip(h, seen)][:k])
+            score=group_scores(A, total)[:k], clip_share=[v if o else None
+                for v,o in zip(shares.tolist(), seen)][:k],
+            ratio_hist=[dict(edges=RATIO_EDGES, counts=c[:-1].long().tolist()) if o else None
+                for c,o in zip(h, seen)][:k])

@@ -43,8 +43,8 @@ def test_pieces_of_all_groups_tile_all_rows():
             for world in range(1, 6):
                 if rows*world%G: continue
                 at = [r*rows for r in range(world)]
-                owners = [(g*G+i, r) for g in range(rows*world//G) for r,lo,
-                    hi in pieces(g, G, rows) for i in range(lo, hi)]
+                owners = [(g*G+i, r) for g in range(rows*world//G)
+                    for r,lo,hi in pieces(g, G, rows) for i in range(lo, hi)]
                 assert owners==[(i, i//rows) for i in range(rows*world)]
 
 def test_what_the_wire_packs_it_unpacks_bit_for_bit():
@@ -92,8 +92,8 @@ def test_the_shared_buffer_is_one_buffer_that_sees_all_rows(world, options):
 def test_sixty_four_processes_with_groups_that_straddle():
     batches = made(3, 48, 4)                                               # 3 rows a process
     alone = replay_alone(batches, 4, ReplayBuffer(64))
-    assert same_replay(alone, [o for _,
-        o in in_threads(64, lambda r: replay_rank(batches, 4, ReplayBuffer(64)))], 4)>0
+    assert same_replay(alone, [o
+        for _,o in in_threads(64, lambda r: replay_rank(batches, 4, ReplayBuffer(64)))], 4)>0
 
 def test_received_bytes_fall_as_one_over_the_number_of_processes():
     got = {}

@@ -31,8 +31,8 @@ def trained_logps(t):
     seen,old = [],t._see_logps
     def f(x, logps):
         old(x, logps)
-        seen.append(dict(logps=logps.clone(), **{k:v.clone() for k,
-            v in x.items() if isinstance(v, torch.Tensor)}))
+        seen.append(dict(logps=logps.clone(), **{k:v.clone()
+            for k,v in x.items() if isinstance(v, torch.Tensor)}))
     t._see_logps = f
     return seen
 
@@ -259,8 +259,8 @@ def test_d13_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
     # what the training forward was shown: the same pairs of answer and pixels, shuffled
     for b,(ids,pixels,grid) in zip(got, seen):
         n = b['completion_ids'].shape[1]
-        pairs = lambda c, p, g: sorted((r.tolist(), x[0,0].item(), len(x)) for r,
-            x in zip(c, p.split((g[:,2]*2).tolist())))
+        pairs = lambda c, p, g: sorted((r.tolist(), x[0,0].item(), len(x))
+            for r,x in zip(c, p.split((g[:,2]*2).tolist())))
         assert pairs(ids[:,-n:], pixels, grid)==pairs(b['completion_ids'], b['pixel_values'],
             b['image_grid_thw'])
 
@@ -544,8 +544,8 @@ def test_the_table_of_completions_shows_what_is_trained_on():
     t,got = run([LIVE,LIVE,LIVE,DEAD], log_completions=True, num_completions_to_print=0)
     L,b = t._logs,got[-1]
     assert list(L['extra']['replayed'])==b['replayed'].tolist()==[False]*4+[True]*4
-    assert list(L['completion'])==[tok.decode(i[m.bool()], skip_special_tokens=True) for i,
-        m in zip(b['completion_ids'], b['completion_mask'])]
+    assert list(L['completion'])==[tok.decode(i[m.bool()], skip_special_tokens=True)
+        for i,m in zip(b['completion_ids'], b['completion_mask'])]
     assert list(L['prompt'])==[tok.decode(i[m.bool()]) for i,m in zip(b['prompt_ids'], b['prompt_mask'])]
     assert list(L['advantages'])==b['advantages'].tolist() and list(L['rewards']['scripted'])==LIVE*2
     import pandas as pd

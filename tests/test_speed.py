@@ -298,8 +298,8 @@ def test_all_ways_to_one_more_token_give_the_same_logits_again_and_again(monkeyp
     model,tok = w.model()
     ids,mask = encode_prompts(tok, list(w.problems()['prompt']))
     first = [model(input_ids=i[m][None]).logits[:,-1].argmax(-1) for i,m in zip(ids, mask)]
-    want = torch.cat([model(input_ids=torch.cat([i[m], t])[None]).logits[:,-1] for i, m,
-                      t in zip(ids, mask, first)]).repeat_interleave(w.G, 0)
+    want = torch.cat([model(input_ids=torch.cat([i[m], t])[None]).logits[:,-1]
+                      for i, m, t in zip(ids, mask, first)]).repeat_interleave(w.G, 0)
     assert not why and len(arms)==3
     for f in 4*[*arms.values()]: assert_tensor(f(), want, eps=1e-5)
 
@@ -308,8 +308,8 @@ def test_operators_are_products_or_everything_else():
     kinds = {r['arm']:r['share'] for r in rows if r['case']=='kinds, x'}
     ops = {r['arm']:r['share'] for r in rows if r['case']=='operators, x'}
     assert sum(kinds.values())==pytest.approx(1) and sum(ops.values())==pytest.approx(1)
-    assert kinds['products']==pytest.approx(sum(v for k,
-        v in ops.items() if k.split('::')[-1] in ('mm','addmm','addmm_','bmm') or '_scaled_dot' in k))
+    assert kinds['products']==pytest.approx(sum(v
+        for k,v in ops.items() if k.split('::')[-1] in ('mm','addmm','addmm_','bmm') or '_scaled_dot' in k))
     assert {'aten::mm','aten::addmm','aten::bmm'}<=set(ops)
 
 @pytest.mark.slow

@@ -80,8 +80,8 @@ def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
                 replayed=x['replayed'],
                 replay_correction=correction, **part, **kw)/(acc if t.loss_type=='bnpo' else 1)
             torch.testing.assert_close(got.detach(), want.detach(), rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(*(torch.autograd.grad(o, v, retain_graph=True)[0] for o,
-                v in ((got, p), (want, q))), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(*(torch.autograd.grad(o, v, retain_graph=True)[0]
+                for o,v in ((got, p), (want, q))), rtol=1e-3, atol=1e-5)
             return got
         t._get_per_token_logps_and_entropies,t._compute_loss = kept,loss
     return watch
@@ -203,8 +203,8 @@ def test_conversations():
 
 def test_a_stream_is_read_in_its_order():
     t,got = go(dataset=T.data().to_iterable_dataset(), shuffle_dataset=False)
-    read = [(t.processing_class.decode(p), bool(old)) for b in got for p,
-        old in list(zip(rows(b)[0], b['replayed']))[::G]]
+    read = [(t.processing_class.decode(p), bool(old)) for b in got
+        for p,old in list(zip(rows(b)[0], b['replayed']))[::G]]
     # a replaced prompt is passed over, not asked again
     assert [None if old else p for p,old in read]==[None if old else p for p,(_,old) in zip(T.PROMPTS, read)]
     assert [old for _,old in read]==[False,False, False,True, True,False, True,True]

@@ -36,8 +36,8 @@ def run(plan=PLAN, B=2, steps=4, **kw):
 def trained(): return run()
 
 def texts(b, g):
-    return [T.tokenizer().decode(i[m.bool()], skip_special_tokens=True) for i,
-        m in zip(b['completion_ids'][g*G:g*G+G], b['completion_mask'][g*G:g*G+G])]
+    return [T.tokenizer().decode(i[m.bool()], skip_special_tokens=True)
+        for i,m in zip(b['completion_ids'][g*G:g*G+G], b['completion_mask'][g*G:g*G+G])]
 
 # -- groups.jsonl ---------------------------------------------------------------------------------
 def test_every_group_of_every_batch_has_a_row_with_all_fields(trained):
@@ -104,8 +104,8 @@ def test_ratios_and_clip_shares_are_those_of_the_first_pass(kw):
         counts = [0]*15
         for v in x: counts[sum(v>=e for e in RATIO_EDGES[1:-1])] += 1
         assert o['ratio_hist']['counts']==counts
-        assert o['clip_share']==pytest.approx(sum((v>1.2 and a>0) or (v<.8 and a<0) for v,
-            a in zip(x, A))/len(x), abs=1e-6)
+        assert o['clip_share']==pytest.approx(sum((v>1.2 and a>0) or (v<.8 and a<0)
+            for v,a in zip(x, A))/len(x), abs=1e-6)
 
 def test_truncated_is_what_has_no_end_token():
     t,got,_,r = run([LIVE], steps=3, max_completion_length=3, mask_truncated_completions=True)
@@ -314,8 +314,8 @@ def test_two_processes_leave_one_record(tmp_path, scene):
     cat = lambda step, k: [x for f in facts for x in f[step][k].tolist()]
     born = {}
     for i,(step,rows) in enumerate(r.by_step.items()):
-        done = [s for f in facts for s in T.tokenizer().batch_decode([ids[m.bool()] for ids,
-            m in zip(f[i]['completion_ids'], f[i]['completion_mask'])], skip_special_tokens=True)]
+        done = [s for f in facts for s in T.tokenizer().batch_decode([ids[m.bool()]
+            for ids,m in zip(f[i]['completion_ids'], f[i]['completion_mask'])], skip_special_tokens=True)]
         A,old,tokens = cat(i, 'advantages'),cat(i, 'replayed'),[int(m.sum()) for f in facts
             for m in f[i]['completion_mask']]
         assert len(rows)*G==len(A)==(20 if scene=='straddle' else 32)

@@ -44,8 +44,8 @@ def equal(x, y):
         (list,tuple)) else x==y
 
 def rows_of(o):
-    return [(tuple(p[m.bool()].tolist()), tuple(c[n.bool()].tolist()), round(float(a), 6)) for p,m,c,n,
-        a in zip(o['prompt_ids'], o['prompt_mask'], o['completion_ids'], o['completion_mask'],
+    return [(tuple(p[m.bool()].tolist()), tuple(c[n.bool()].tolist()), round(float(a), 6))
+        for p,m,c,n,a in zip(o['prompt_ids'], o['prompt_mask'], o['completion_ids'], o['completion_mask'],
             o['advantages'])]
 
 @pytest.mark.parametrize('scene', ['whole','straddle','mu2','fsdp2'])
@@ -105,8 +105,8 @@ def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
         steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
         assert len(steps[1])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
         assert a['b']['ids']==b['b']['ids'] and equal(a['b']['index']['data'], b['b']['index']['data'])
-        assert all(torch.equal(p['completion_ids'], q['completion_ids']) for p,
-            q in zip(a['b']['pieces'], b['b']['pieces']))
+        assert all(torch.equal(p['completion_ids'], q['completion_ids'])
+            for p,q in zip(a['b']['pieces'], b['b']['pieces']))
 
 def test_fsdp2_resumes_with_its_buffer(out):
     for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
@@ -132,8 +132,8 @@ def test_stored_groups_stand_beside_fresh_ones_on_both_and_go_on_in_mid_batch(ou
 def test_with_a_buffer_each_both_sample_as_many_prompts_as_the_poorer_needs(out):
     a,b = facts(out, 'stored_local')
     fresh = [[int((~o['replayed']).view(-1, 4).all(1).sum()) for o in x] for x in (a, b)]
-    assert fresh[0][0]==fresh[1][0]==2 and all(x['num_items_in_batch']==y['num_items_in_batch'] for x,
-        y in zip(a, b))
+    assert fresh[0][0]==fresh[1][0]==2 and all(x['num_items_in_batch']==y['num_items_in_batch']
+        for x,y in zip(a, b))
     assert min(map(sum, fresh))<10
 
 def test_a_reward_that_fails_on_one_process_stops_both_which_save_and_go_on(out):

@@ -112,8 +112,8 @@ def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():
     assert list(L['extra']['replayed'])[-3*G:]==b['replayed'].tolist()
     assert [round(x, 4) for x in list(L['advantages'])[-3*G:]]==[round(x, 4)
         for x in b['advantages'].tolist()]
-    texts = t.processing_class.batch_decode([i[m.bool()] for i,
-        m in zip(b['completion_ids'], b['completion_mask'])], skip_special_tokens=True)
+    texts = t.processing_class.batch_decode([i[m.bool()]
+        for i,m in zip(b['completion_ids'], b['completion_mask'])], skip_special_tokens=True)
     assert list(L['completion'])[-3*G:]==texts
     run = read_run(t.args.output_dir)
     assert [o['treatment'] for o in run.rows]==['trained']*3+['trained','stored','stored']*2
