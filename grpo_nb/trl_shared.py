@@ -322,9 +322,9 @@ class StoredReplay(FreshReference):
 
     def _state(self):
         w = self._waiting and dict(self._waiting, groups=[list(o) for o in self._waiting['groups']])
-        wire = self.shared and dict(token=list(self.shared.wire.token),
-            row=[list(o) for o in self.shared.wire.row])
-        buffer = self.shared.state_dict() if self.shared else self.replay_buffer.state_dict()
+        wire = self.shared   # made with the first batch; it may still hold nothing, and is then false
+        if wire is not None: wire = dict(token=list(wire.wire.token), row=[list(o) for o in wire.wire.row])
+        buffer = (self.replay_buffer if self.shared is None else self.shared).state_dict()
         return super()._state()|dict(replay=self._replay_settings(), buffer=buffer, wire=wire, waiting=w,
             cursor=self._cursor)
 

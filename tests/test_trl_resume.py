@@ -306,3 +306,14 @@ def test_a_finished_run_takes_one_step_more_when_it_is_resumed_and_so_does_trl(t
         f().train()
         t = f(); t.train(resume_from_checkpoint=True)
         assert t.state.global_step==3
+
+def test_a_shared_buffer_that_holds_nothing_yet_is_saved(tmp_path):
+    "Every group is dead, so nothing was stored when the checkpoint was written"
+    def nothing(completions, **kw): return [0.]*len(completions)
+    opts = dict(replay_scope='sharded', save_strategy='steps', save_steps=1, max_steps=2,
+        output_dir=str(tmp_path))
+    t = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts))
+    t.train()
+    again = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts|dict(max_steps=3)))
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step==3 and len(again.shared)==0

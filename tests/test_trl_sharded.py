@@ -223,14 +223,3 @@ def test_a_checkpoint_of_another_scope_is_refused(tmp_path):
         T.trainer(T.n_red, output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=16,
             replay_scope='sharded').train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match='replay_scope'): T.config(replay_scope='global')
-
-def test_a_shared_buffer_that_holds_nothing_yet_is_saved(tmp_path):
-    "Every group is dead, so nothing was stored when the checkpoint was written"
-    def nothing(completions, **kw): return [0.]*len(completions)
-    opts = dict(replay_scope='sharded', save_strategy='steps', save_steps=1, max_steps=2,
-        output_dir=str(tmp_path))
-    t = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts))
-    t.train()
-    again = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts|dict(max_steps=3)))
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step==3 and len(again.shared)==0
