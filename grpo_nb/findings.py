@@ -7,7 +7,7 @@ __all__ = ['RULES', 'Finding', 'Findings', 'Look', 'ends', 'rolling', 'rise', 'd
            'same_text', 'find', 'Verdict', 'minus', 'verdict', 'live', 'beforehand']
 
 # %% ../nbs/workshop/findings.ipynb #83f33945
-import math
+import math, re
 from collections import Counter
 from dataclasses import dataclass
 import numpy as np
@@ -99,9 +99,9 @@ class Look:
         return float(1-z.mean()) if len(z) else 1.
 
     def rewards(self)->dict:
-        "Mean of each reward function by name."
-        return {k.split('/', 1)[1][:-5]:self(k) for k in sorted(self.names)
-                if k.startswith('rewards/') and k.endswith('/mean') and len(self(k))}
+        "Mean of each reward function by name, as TRL writes it and as it once did."
+        named = {m[1]:k for k in sorted(self.names) if (m := re.fullmatch(r'rewards/([^/]+)(/mean)?', k))}
+        return {name:self(k) for name,k in named.items() if len(self(k))}
 
     def held_out(self)->dict:
         "Measurements on held-out problems: name -> (steps, values)."
@@ -267,13 +267,16 @@ def _never_fires(r:Look)->Finding:
 def _all_equal(r:Look)->Finding:
     "Nearly all groups dead: everything solved, or nothing to compare."
     (steps,z),m = r.pair('frac_reward_zero_std'),r('reward')
-    if len(z)<3 or r.late('frac_reward_zero_std').mean()<.9: return None
-    seen = f"{r.late('frac_reward_zero_std').mean():.0%} of the groups in the second half have equal rewards"
+    late = r.late('frac_reward_zero_std').mean() if len(z) else 0.
+    topped = len(m)>3 and ends(m)[1]>=.9*m.max()>0 and ends(m)[1]>ends(m)[0] and (r.solved or r.ceiling is None)
+    wasted = len(z)>=100 and late>=.65 and topped
+    if len(z)<3 or late<.9 and not wasted: return None
+    seen = f'{late:.0%} of the groups in the second half have equal rewards'
     if len(m)>3: seen += f', mean reward {_change(m)}'
-    if len(m)>3 and z[0]<.7 and ends(m)[1]>=.9*m.max()>0 and ends(m)[1]>ends(m)[0]:
+    if z[0]<.7 and len(m)>3 and (topped or late>=.9 and ends(m)[1]>=.9*m.max()>0 and ends(m)[1]>ends(m)[0]):
         return Finding(
             'solved',
-            'nearly every group is all right: these problems have nothing left to teach',
+            'most groups are all right: these problems have little left to teach',
             seen,
             'stop here, or move on to harder problems',
             fault=False,
@@ -313,20 +316,22 @@ def _thin_signal(r:Look)->Finding:
     "Between half and nine tenths of the groups dead, unsolved, and nothing put in their place."
     steps,z = r.pair('frac_reward_zero_std')
     if len(z)<20 or r.solved: return None
-    late,after = ends(z)[1],r.late('replay/live_after')
-    if not .6<=late<.9 or len(after) and after.mean()>.7: return None
+    late,after = z[-max(5, len(z)//10):].mean(),r.late('replay/live_after')
+    if late<.6 or len(after) and after.mean()>.7: return None
     m = r('reward')
-    d,half = rise(m) if len(m)>=8 else (math.nan, math.nan)
-    if d>half: return None   # thin, but enough
+    d,half = rise(m[len(m)//2:] if len(m)>=40 else m)
+    learns = d>half
+    if learns and (len(z)<100 or late<.65 or r.ceiling is None): return None   # thin, but enough
     return Finding(
         'thin-signal',
         'most groups are dead, so each batch learns from the few that are left',
-        f'{late:.0%} of the groups are dead in the last quarter'
+        f'{late:.0%} of the groups are dead in the last tenth'
         + (f'; mean reward {_change(m)}' if len(m) > 3 else ''),
         'replay living groups (replay_buffer_size), sample more per prompt (num_generations), '
         'or choose prompts of middling difficulty',
         step=since(steps, rolling(z, max(2, len(z) // 10)) > 0.5),
         explains=('plateau',),
+        sure='possible' if learns else 'likely',
     )
 
 # %% ../nbs/workshop/findings.ipynb #42199367
@@ -478,6 +483,30 @@ def _too_small(r:Look)->Finding:
         explains=('thin-signal', 'plateau'),
     )
 
+@register(RULES, 'no-gradient')
+def _no_gradient(r:Look)->Finding:
+    "A gradient of exactly 0 where groups live, or where nothing says that they are dead."
+    steps,g = r.pair('grad_norm')
+    if len(g)<4 or (g==0).mean()<.25: return None
+    z,s = r.raw('frac_reward_zero_std', math.nan),r.raw('reward_std', math.nan)
+    zero = r.raw('grad_norm', math.nan)==0
+    known = np.isfinite(z) | np.isfinite(s)
+    lives = zero & known & ~(z>=1) & ~(s<1e-6)
+    if known.any() and lives.sum()<.25*len(g): return None   # dead groups explain it
+    late = (g[len(g)//2:]==0).mean()
+    cause = 'though groups live: what was computed does not reach the weights' if known.any() else \
+        'so nothing was learned from them'
+    return Finding(
+        'no-gradient',
+        f'many steps have a gradient of exactly 0, {cause}',
+        f'{(g==0).mean():.0%} of {len(g)} rows have grad_norm 0, {late:.0%} in the second half',
+        'look for parameters without requires_grad (an adapter that was not activated), a loss cut off by a mask, '
+        'or batches in which every group is dead (log frac_reward_zero_std)',
+        explains=('plateau',),
+        step=float(steps[np.flatnonzero(g==0)[0]]),
+        sure='certain' if known.any() else 'likely',
+    )
+
 @register(RULES, 'replay-too-old')
 def _replay_old(r:Look)->Finding:
     "Replayed groups of which little still counts."
@@ -581,9 +610,26 @@ def _others_fell(r):
         if best>.02 and ends(x)[1]<.6*best-1e-9: out.append((k, best, ends(x)[1]))
     return out
 
-def _hack_seen(rew, fell, n, link, text, shared):
+def _others_stood(r, rew):
+    "Second opinions that stand still while the reward climbs: [(name, before, end)]."
+    if len(rew)<40: return []
+    gain = ends(rew)[1]/max(ends(rew)[0], 1e-9)-1
+    held = [(k, *ends(x)) for k,(_,x) in r.held_out().items() if len(x)>=6]
+    out = [(k, a, b) for k,a,b in held if gain>.5 and 0<a and b<.9 and abs(b/a-1)<.2*gain]
+    halves = {k:np.array_split(x, 2) for k,x in r.rewards().items() if len(x)>=40}
+    if any(rise(late)[0]>=.25*np.ptp([*early, *late]) for early,late in halves.values()):   # one that climbs
+        out += [(k, ends(early)[1], ends(late)[1]) for k,(early,late) in halves.items() if _stopped(early, late)]
+    return out
+
+def _stopped(early, late):
+    "Did it rise, and then stand still well below 1?"
+    (d,half),(d2,half2) = rise(early),rise(late)
+    return d>half and abs(d2)<=max(half2, .05*abs(late.mean())) and late.mean()<.8
+
+def _hack_seen(rew, fell, stood, n, link, text, shared):
     "The numbers behind a hack."
     out = [f'reward {_change(rew)}']+[f'{k} {b:.2g} at its best, {e:.2g} at the end' for k,b,e in fell]
+    out += [f'{k} only {a:.2g} to {b:.2g}' for k,a,b in stood]
     if len(n)>3: out.append(f'length {_change(n)} tokens')
     if link: out.append(f'within a group reward follows length (correlation {link:.2f})')
     if shared: out.append(f'{shared:.0%} of the completions, whatever the prompt, read {text[:60]!r}')
@@ -598,29 +644,26 @@ def _hacked(r:Look)->Finding:
     first,last = ends(rew)
     if last-first<=2*rew[:q].std(ddof=0)/q**.5+1e-9: return None
     if last<.9*rolling(rew, q).max(): return None   # not at its best: something else is wrong
-    fell = _others_fell(r)
+    fell,stood = _others_fell(r),_others_stood(r, rew)
     grew = ends(n)[1]/max(ends(n)[0], 1e-9) if len(n)>3 else 1.
     steps = sorted({o['step'] for o in r.groups})
     rows = [o for o in r.groups if o['step']>=steps[-(-3*len(steps)//4)]] if len(steps)>3 else []
     link,(text,shared) = length_link(rows),same_text(rows)
-    graded = (
-        len({x for o in _scored(rows) for x in o['rewards']}) > 4
-    )  # right answers may well be the longer ones
-    by_length = graded and (link>.95 and grew>1.5 or link<-.95 and grew<.67)
+    graded = len({x for o in _scored(rows) for x in o['rewards']})>4   # right answers may be the longer ones
+    by_length = graded and (link>.95 and grew>1.5 or link>.8 and grew>2 or link<-.95 and grew<.67)
     by_form = shared>.4
-    if not fell and not by_length and not by_form: return None
-    long = (by_length or fell and not .5<grew<2) and not by_form
-    way = (
-        f"by making answers {'longer' if grew > 1 else 'shorter'}"
-        if long
-        else 'by a form that fits every question'
-    )
-    if fell and not (by_length or by_form or long): way = 'by something the other measures do not pay for'
-    return Finding('hacked-by-length' if long else 'hacked-by-form',
-        f"the reward rises {way}{', while what it should stand for falls' if fell else ''}",
-        _hack_seen(rew, fell, n, link*by_length, text, shared*by_form),
+    if not (fell or stood or by_length or by_form): return None
+    long = (by_length or (fell or stood) and not .5<grew<2) and not by_form
+    if long: way = f"by making answers {'longer' if grew>1 else 'shorter'}"
+    elif by_form: way = 'by a form that fits every question'
+    else: way = 'by something the other measures do not pay for'
+    but = ', while what it should stand for falls' if fell else \
+        ', while what it should stand for stands still' if stood else ''
+    return Finding('hacked-by-length' if long else 'hacked-by-form', f'the reward rises {way}{but}',
+        _hack_seen(rew, fell, stood, n, link*by_length, text, shared*by_form),
         'read ten completions of the last steps; then pay for length or form only where the answer is right',
-        explains=('all-equal','solved','held-out-falls','thin-signal','entropy-collapse'))
+        explains=('all-equal','solved','held-out-falls','thin-signal','entropy-collapse'),
+        sure='likely' if fell or by_length or by_form else 'possible')
 
 # %% ../nbs/workshop/findings.ipynb #bc2d1cc1
 @register(RULES, 'held-out-falls')
@@ -720,7 +763,8 @@ def _kl_blow_up(r:Look)->Finding:
     last = ends(kl)[1]
     if last<.5 or last<5*max(usual, .01): return None
     m = r('reward')
-    if len(m)>8 and rise(m[len(m)//2:])[0]>rise(m[len(m)//2:])[1] and last<2: return None
+    learns = len(m)>8 and rise(m[len(m)//2:])[0]>rise(m[len(m)//2:])[1]
+    if learns and last<2 and (last<1 or last<20*max(usual, .01)): return None   # it pays so far
     return Finding(
         'kl-blow-up',
         'the policy runs away from the reference',
@@ -757,8 +801,9 @@ def _plateau(r:Look)->Finding:
     if len(m)<40 or r.solved or r.ceiling is None: return None
     d,half = difference(m[2*len(m)//5:7*len(m)//10], m[7*len(m)//10:])
     top = r.ceiling
-    if abs(d)>max(half, .03*top) or ends(m)[1]>.8*top or half>.1*top: return None
-    held = [rise(x)[0] for _,x in r.held_out().values() if len(x)>3]
+    if abs(d)>max(half, .03*top) or d>max(half, .01*top): return None   # it moves
+    if ends(m)[1]>.8*top or half>.1*top: return None
+    held = [rise(x[len(x)//2:] if len(x)>=8 else x)[0] for _,x in r.held_out().values() if len(x)>3]
     if held and max(held)>.03: return None
     mean = rolling(m, max(4, len(m)//20))
     flat = since(steps, np.abs(mean-ends(m)[1])<=max(half, .05*top))

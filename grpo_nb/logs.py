@@ -81,8 +81,11 @@ def read_log(
     if not path.exists():
         raise ValueError(f'no folder or file {str(path)!r}: give the folder of a run, or its log')
     if path.is_file() and path.name!='trainer_state.json': return _file(path)
-    try: return read_run(path)
+    try: run = read_run(path)
     except ValueError as e: why = e
+    else:
+        if any(our_name(k)!=k for k in run.history): run.history = as_history(run.history.to_dict('records'))
+        return run
     if events := sorted(path.rglob('events.out.tfevents.*')):
         return Run(path, {}, as_history(_events(events[-1].parent)), [], {}, [])
     tables = sorted([*path.glob('metrics.jsonl'), *path.glob('*.csv'), *path.glob('*.jsonl')])

@@ -2,6 +2,8 @@
 import copy, functools
 import numpy as np
 import torch
+from grpo_nb.bakeoff import run_one
+from grpo_nb.demo import demo
 from grpo_nb.replay import Keep, Replay
 from grpo_nb.problems import chain_sum, spell_backward
 from grpo_nb.tasks import accuracy_reward, completion_text, extract_answer
@@ -48,6 +50,14 @@ text = lambda ds: ds.map(lambda o: dict(prompt=o['prompt'][0]['content']))
 
 def make(name, folder, **more):
     "Train the run called `name` into `folder`; returns the folder."
+    if name=='healthy-demo':
+        demo(output_dir=str(folder), n_problems=100, disable_tqdm=True, **more)
+        return folder
+    if name.startswith('healthy-bakeoff'):   # healthy-bakeoff-REGIME-ARM
+        regime,arm = name.removeprefix('healthy-bakeoff-').rsplit('-', 1)
+        run_one(arm, regime.replace('-', ' '), more['seed'], n_problems=50, num_samples=2, points=1,
+            output_dir=str(folder))
+        return folder
     data,rewards,method,kw,eos = sums,right,None,{},None
     if name=='healthy': kw = dict(max_steps=64, learning_rate=2e-4)
     if name=='healthy-plain': kw,method = dict(max_steps=64, learning_rate=2e-4),Keep()

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 from grpo_nb.findings import RULES, Finding, Look, beforehand, difference, find, live, rise, rolling, verdict
 from grpo_nb.view import history_rows
+from bench_doctors import NAMED
+from grpo_nb.logs import read_log
+from published_runs import PUBLISHED
 from stored_runs import HEALTHY, NAMES, stored
 
 def of(name):
@@ -29,7 +32,7 @@ def test_a_run_with_this_fault_is_told_so(name, finds):
 
 @pytest.mark.parametrize('name', HEALTHY)
 def test_a_healthy_run_gets_no_finding(name):
-    assert len(HEALTHY)>=16 and of(name)==[] and live(history_rows(stored(name)))==[]
+    assert len(HEALTHY)>=20 and of(name)==[] and live(history_rows(stored(name)))==[]
     assert verdict(history_rows(stored(name))).learned is not False
 
 def test_one_cause_gives_one_finding():
@@ -68,6 +71,7 @@ MADE = {'entropy-collapse': dict(entropy=lambda x: 1.2 * math.exp(-6 * x), rewar
                               frac_reward_zero_std=lambda x: 0.98 if round(59 * x) in (30, 41) else 1.0),
         'few-groups-replayed': {'replay__buffer_size': 4.0, 'replay__replaced': 8.0, 'replay__dead': 8.0,
                                 'replay__live_before': 0.0, 'frac_reward_zero_std': 1.0, 'reward': 0.5},
+        'no-gradient': dict(grad_norm=lambda x: 0.0 if round(59 * x) % 2 else 0.5, reward_std=.3),
         'one-reward-drowns': {'rewards__length/mean': lambda x: 20 + 9 * x, 'rewards__length/std': 8.0,
                               'rewards__right/mean': flat, 'rewards__right/std': 0.4}}
 
@@ -89,6 +93,49 @@ def test_a_healthy_curve_is_left_alone():
         find(rows(frac_reward_zero_std=lambda x: 0.3 + 0.55 * x, reward=lambda x: 0.3 + 0.65 * x)) == []
     )  # dead because all right
     assert find(rows(eval_reward=lambda x: .3+.4*x))==[]
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_runs_whose_numbers_were_published(name, tmp_path):
+    "Each is read from the file that its tool writes; a sound one gets no fault"
+    label,make,_ = PUBLISHED[name]
+    run = read_log(make(tmp_path/'r'))
+    got = find(history_rows(run), run.rows, run.settings)
+    told = {n for f in got for n in (f.name, *f.follows)}
+    if label is None: assert not any(f.fault for f in got)
+    else: assert told & set(NAMED[label]['grpo_nb'].split())
+
+def test_the_other_doctors_own_faults(tmp_path):
+    "Their simulators, where they are installed; seeds that no rule was tried on"
+    pytest.importorskip('rl_doctor'), pytest.importorskip('rlprobe')
+    from bench_doctors import probed, simulated
+    seen = [(label, find(rows, groups, settings)) for _,_,label,rows,groups,settings,_ in
+        (*simulated(), *probed(tmp_path)) if label is None or 'grpo_nb' in NAMED[label]]
+    hit = [bool({n for f in got for n in (f.name, *f.follows)} & set(NAMED[label]['grpo_nb'].split()))
+        for label,got in seen if label]
+    assert np.mean(hit)>10/12 and all(got==[] for label,got in seen if label is None)
+
+def test_a_long_run_of_dead_groups_is_told_apart():
+    "Nothing left to teach, or too little to learn from; a short one is left alone"
+    far = dict(frac_reward_zero_std=lambda x: .1+.7*min(1, 2*x))
+    top = dict(reward=lambda x: .4+.6*min(1, 2*x))
+    assert find(rows(120, **far, **top)).names==['solved'] and not find(rows(120, **far, **top))[0].fault
+    thin = find(rows(120, **far, reward=lambda x: .1+.2*x))
+    assert thin.names==['thin-signal'] and thin[0].sure=='possible'
+    assert find(rows(60, **far, reward=lambda x: .1+.2*x, kl=0.))==[]
+
+def test_a_held_out_score_that_stands_still_is_seen():
+    follows = dict(reward=lambda x: .2+.6*x, completions__mean_length=lambda x: 300*(1+2*x))
+    assert find(rows(80, **follows, eval_reward=lambda x: .2+.5*x))==[]
+    got = find(rows(80, **follows, eval_reward=lambda x: .2+.01*x))
+    assert got.names==['hacked-by-length'] and 'only 0.2' in got[0].evidence and got[0].sure=='possible'
+    short = find(rows(80, reward=lambda x: .2+.6*x, eval_reward=lambda x: .2+.01*x))
+    assert short.names==['hacked-by-form']
+
+def test_a_gradient_of_zero_is_explained_by_dead_groups_where_they_are_logged():
+    none = dict(grad_norm=lambda x: 0. if round(59*x)%2 else .5)
+    assert 'no-gradient' in find(rows(**none)).names
+    dead = dict(none, frac_reward_zero_std=lambda x: 1. if round(59*x)%2 else .2)
+    assert 'no-gradient' not in find(rows(**dead)).names
 
 def test_every_rule_is_needed_by_some_run():
     found = {n for name in NAMES for f in of(name) for n in (f.name, *f.follows)}
