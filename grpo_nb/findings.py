@@ -268,12 +268,13 @@ def _all_equal(r:Look)->Finding:
     "Nearly all groups dead: everything solved, or nothing to compare."
     (steps,z),m = r.pair('frac_reward_zero_std'),r('reward')
     late = r.late('frac_reward_zero_std').mean() if len(z) else 0.
-    topped = len(m)>3 and ends(m)[1]>=.9*m.max()>0 and ends(m)[1]>ends(m)[0] and (r.solved or r.ceiling is None)
+    high = len(m)>3 and ends(m)[1]>=.9*m.max()>0 and ends(m)[1]>ends(m)[0]
+    topped = high and (r.solved or r.ceiling is None)
     wasted = len(z)>=100 and late>=.65 and topped
     if len(z)<3 or late<.9 and not wasted: return None
     seen = f'{late:.0%} of the groups in the second half have equal rewards'
     if len(m)>3: seen += f', mean reward {_change(m)}'
-    if z[0]<.7 and len(m)>3 and (topped or late>=.9 and ends(m)[1]>=.9*m.max()>0 and ends(m)[1]>ends(m)[0]):
+    if z[0]<.7 and (topped or late>=.9 and high):
         return Finding(
             'solved',
             'most groups are all right: these problems have little left to teach',
@@ -500,8 +501,8 @@ def _no_gradient(r:Look)->Finding:
         'no-gradient',
         f'many steps have a gradient of exactly 0, {cause}',
         f'{(g==0).mean():.0%} of {len(g)} rows have grad_norm 0, {late:.0%} in the second half',
-        'look for parameters without requires_grad (an adapter that was not activated), a loss cut off by a mask, '
-        'or batches in which every group is dead (log frac_reward_zero_std)',
+        'look for parameters without requires_grad (an adapter that was not activated), '
+        'a loss cut off by a mask, or batches of dead groups alone (log frac_reward_zero_std)',
         explains=('plateau',),
         step=float(steps[np.flatnonzero(g==0)[0]]),
         sure='certain' if known.any() else 'likely',
@@ -618,7 +619,7 @@ def _others_stood(r, rew):
     out = [(k, a, b) for k,a,b in held if gain>.5 and 0<a and b<.9 and abs(b/a-1)<.2*gain]
     halves = {k:np.array_split(x, 2) for k,x in r.rewards().items() if len(x)>=40}
     if any(rise(late)[0]>=.25*np.ptp([*early, *late]) for early,late in halves.values()):   # one that climbs
-        out += [(k, ends(early)[1], ends(late)[1]) for k,(early,late) in halves.items() if _stopped(early, late)]
+        out += [(k, ends(a)[1], ends(b)[1]) for k,(a,b) in halves.items() if _stopped(a, b)]
     return out
 
 def _stopped(early, late):

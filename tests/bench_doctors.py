@@ -4,9 +4,9 @@
     pip install -e . rldoctor==0.2.0 rlprobe==0.1.0 rlwatch==0.5.1
     python tests/bench_doctors.py
 
-Takes a minute. Each doctor gets the same rows under TRL's names, by the way in that it documents for TRL. The
-faults are of four hands: the simulators that rldoctor and rlprobe ship for their own tests, runs whose numbers
-were published, made again from these numbers, and our stored ones (`tests/runs`).
+Takes a minute. Each doctor gets the same rows under TRL's names, by the way in that it documents for TRL.
+The faults are of four hands: the simulators that rldoctor and rlprobe ship for their own tests, runs whose
+numbers were published, made again from these numbers, and our stored ones (`tests/runs`).
 """
 import json, logging, sys, tempfile
 from pathlib import Path
@@ -94,10 +94,11 @@ def probed(folder):
                 if o.nan_count: row['grad_norm'] = float('nan')
                 rows.append({k:v for k,v in row.items() if v is not None})
             for o in reader.samples():
-                g = groups.setdefault((o.step, o.group_id), dict(step=o.step, group=len(groups), prompt=o.prompt_text,
-                    rewards=[], completions=[], n_tokens=[]))
+                new = dict(step=o.step, group=len(groups), prompt=o.prompt_text, rewards=[], n_tokens=[])
+                g = groups.setdefault((o.step, o.group_id), new)
                 for k,v in (('rewards', o.reward_total), ('n_tokens', o.completion_len)): g[k].append(v)
-            yield 'rlprobe', f'{name or "healthy"}-{seed}', PROBED.get(name), rows, list(groups.values()), {}, at
+            told = f'{name or "healthy"}-{seed}',PROBED.get(name)
+            yield 'rlprobe', *told, rows, list(groups.values()), {}, at
 
 def published(folder):
     for name,(label,make,_) in PUBLISHED.items():
@@ -149,7 +150,8 @@ def rlwatch(rows, groups, settings, folder):
     seen = dict(entropy='entropy', kl_divergence='kl', reward_mean='reward', reward_std='reward_std',
         loss='loss', grad_norm='grad_norm')
     for o in rows:
-        names += [a.detector for a in suite.check_step(int(o['step']), **{k:o.get(v) for k,v in seen.items()})]
+        alerts = suite.check_step(int(o['step']), **{k:o.get(v) for k,v in seen.items()})
+        names += [a.detector for a in alerts]
     return sorted(set(names)),len(names)
 
 DOCTORS = (grpo_nb, rldoctor, rlprobe, rlwatch)
@@ -162,8 +164,8 @@ def main(out):
             for doctor in DOCTORS:
                 names,n = doctor(*run)
                 can = label and NAMED[label].get(doctor.__name__, '').split()
-                told.append(dict(runs_by=whose, run=name, fault=label or '', doctor=doctor.__name__, warnings=n,
-                    named=bool(label and set(can) & set(names)), says=' '.join(names)))
+                told.append(dict(runs_by=whose, run=name, fault=label or '', doctor=doctor.__name__,
+                    warnings=n, named=bool(label and set(can) & set(names)), says=' '.join(names)))
     df = pd.DataFrame(told)
     df.to_csv(out/'doctors_runs.csv', index=False)
     rows = []

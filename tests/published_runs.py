@@ -1,7 +1,7 @@
-"""Runs whose numbers somebody published, made again on the spot: what was reported at a few steps, straight lines
-between, and a few per cent of noise; a column that was not reported gets a plain course. The label is what their
-owner, or a maintainer, said was wrong; None for a run that was said to be sound. Only figures are taken over, each
-from the page named beside it."""
+"""Runs whose numbers somebody published, made again on the spot: what was reported at a few steps, straight
+lines between, and a few per cent of noise; a column that was not reported gets a plain course. The label is
+what their owner, or a maintainer, said was wrong; None for a run that was said to be sound. Only figures are
+taken over, each from the page named beside it."""
 import json
 import numpy as np
 
@@ -19,7 +19,8 @@ def trl(n, seed=0, exact=(), **cols):
             k = k.replace('__', '/')
             high = 1. if k.endswith(('ratio','zero_std')) else np.inf
             points = v if isinstance(v, dict) else {0.:v, 1.:v}
-            x = v if isinstance(v, np.ndarray) else along(points, n, rng, 0. if k in exact else .04, high=high)
+            noise = 0. if k in exact else .04
+            x = v if isinstance(v, np.ndarray) else along(points, n, rng, noise, high=high)
             for o,y in zip(rows, x): o[k] = float(y)
         folder.mkdir(parents=True)
         (folder/'trainer_state.json').write_text(json.dumps(dict(global_step=n, log_history=rows)))
@@ -68,12 +69,14 @@ PUBLISHED = {   # name: (label, what writes it, where the figures stand)
     'spikes to 24 times': ('gradients', trl(500, grad_norm=spiked(500, .5, 7, 24), reward_std=.2,
         reward={0.:.3, .6:.5, 1.:.5}), _HUB+'juwon1105/RLVR-qwen3-1.7B-bigmathdigits5000'),
     'accuracy gives way to format': ('reward hacked', trl(60, **{'rewards/accuracy_reward':
-        {0.:.16, .02:.118, .04:.064, .3:0., 1.:0.}, 'rewards/format_reward': {0.:.476, .02:.554, .04:.857, .3:1.,
-        1.:1.}}, reward={0.:.71, .02:.694, .04:.887, .3:1.15, 1.:1.15}, reward_std={0.:.53, .04:.34, 1.:.1},
+        {0.:.16, .02:.118, .04:.064, .3:0., 1.:0.}, 'rewards/format_reward': {0.:.476, .02:.554,
+        .04:.857, .3:1., 1.:1.}}, reward={0.:.71, .02:.694, .04:.887, .3:1.15, 1.:1.15},
+        reward_std={0.:.53, .04:.34, 1.:.1},
         completion_length={0.:387., .04:190., 1.:120.}, kl={0.:.0002, .02:.004, 1.:.02}, grad_norm=.85),
         _R1+'255'),
-    'gradient nan': ('gradients', trl(40, reward={0.:.5, .6:.6, .61:0., 1.:0.}, reward_std={0.:.3, .6:.2, .61:0.,
-        1.:0.}, grad_norm=np.where(np.arange(40)<25, .2, np.nan), loss=np.where(np.arange(40)<25, .01, 0.)),
+    'gradient nan': ('gradients', trl(40, reward={0.:.5, .6:.6, .61:0., 1.:0.},
+        reward_std={0.:.3, .6:.2, .61:0., 1.:0.}, grad_norm=np.where(np.arange(40)<25, .2, np.nan),
+        loss=np.where(np.arange(40)<25, .01, 0.)),
         _SWIFT+'3136'),
     'loss 0, said to be sound': (None, trl(60, loss=0., grad_norm={0.:.087, 1.:.106},
         learning_rate={0.:6.9e-6, 1.:6.1e-6}, completion_length=235., reward={0.:1.717, 1.:1.97},
