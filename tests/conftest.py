@@ -109,6 +109,19 @@ def lab(tmp_path_factory):
             try: p.wait(10)
             except subprocess.TimeoutExpired: p.kill()
 
+def run_all(pg, seconds=120):
+    "Run all cells of the notebook that `pg` shows and wait for their end; an error in a cell fails the test."
+    pg.evaluate("""() => { window.ranAll = false
+        window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ranAll = true }) }""")
+    pg.wait_for_function("""() => {
+        const w = window.jupyterapp.shell.currentWidget, idle = w.sessionContext.session.kernel.status === 'idle'
+        const ran = c => c.type !== 'code' || !c.sharedModel.source.trim() || c.executionCount !== null
+        return window.ranAll && idle && [...w.content.model.cells].every(ran) }""", timeout=seconds*1000)
+    errors = pg.evaluate("""() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+        .filter(c => c.type === 'code').flatMap(c => c.sharedModel.outputs ?? [])
+        .filter(o => o.output_type === 'error').map(o => o.ename + ': ' + o.evalue)""")
+    assert not errors, errors
+
 @pytest.fixture
 def notebook(lab, browser):
     """Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page;
@@ -125,18 +138,7 @@ def notebook(lab, browser):
             "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
             timeout=90_000,
         )
-        pg.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        pg.wait_for_function(
-            """() => {
-            const w = window.jupyterapp.shell.currentWidget, k = w.sessionContext.session.kernel
-            const done = c => c.type !== 'code' || !c.sharedModel.source.trim() || c.executionCount !== null
-            return k.status === 'idle' && [...w.content.model.cells].every(done) }""",
-            timeout=seconds * 1000,
-        )
-        errors = pg.evaluate("""() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
-            .filter(c => c.type === 'code').flatMap(c => c.sharedModel.outputs ?? [])
-            .filter(o => o.output_type === 'error').map(o => o.ename + ': ' + o.evalue)""")
-        assert not errors, errors
+        run_all(pg, seconds)
         return pg
     yield run
     for pg in pages: pg.close()

@@ -46,7 +46,7 @@ def test_every_stored_pile_of_frames_is_tied_to_its_control():
         assert names.count('StackModel')<=names.count('LinkModel'), f.name
 
 def test_links_are_kept_whichever_widget_is_met_last():
-    from grpo_nb.dev import stable_widgets, _STATE, _VIEW
+    from grpo_nb.dev import shown_widgets, _STATE, _VIEW
     a,b,c,l = ('0a'*16, '0b'*16, '0c'*16, '0d'*16)
     model = lambda name, **s: dict(model_name=name, state=s)
     ref = 'IPY_MODEL_'.__add__
@@ -56,7 +56,7 @@ def test_links_are_kept_whichever_widget_is_met_last():
                  l: model('LinkModel', source=[ref(a), 'index'], target=[ref(b), 'index'])}
         nb = dict(metadata=dict(widgets={_STATE: dict(state=state)}),
                   cells=[dict(outputs=[dict(data={_VIEW: dict(model_id=a)})])])
-        stable_widgets(nb)
+        shown_widgets(nb)
         assert 'LinkModel' in [o['model_name'] for o in nb['metadata']['widgets'][_STATE]['state'].values()]
 
 def test_the_checker_sees_each_kind_of_fault(tmp_path):
