@@ -15,7 +15,7 @@ HOUSE = [
 FLOORS = dict(  # inside each; a module imports from the floors below its own
     workshop=[
         {'core', 'tested'},
-        {'plotting', 'stats', 'ratios', 'signals', 'blocks', 'fast_qwen', 'findings'},
+        {'plotting', 'stats', 'ratios', 'signals', 'blocks', 'fast_qwen', 'findings', 'store'},
         {
             'widgets',
             'sampling',
@@ -25,12 +25,14 @@ FLOORS = dict(  # inside each; a module imports from the floors below its own
             'problems',
             'reward_loading',
             'distributed',
+            'packing',
+            'treatment',
         },
         {'view', 'rollouts'},
         {'logs', 'report', 'watch'},
         {'trl_rows', 'trl_checks', 'study', 'stacked', 'plans', 'launch', 'options'},
-        {'trl_resume'},
-        {'trl_record'},
+        {'trl_resume', 'harness', 'families'},
+        {'trl_record', 'stacked_runs'},
         {'trl_shared'},
     ],
     course=[
@@ -40,7 +42,8 @@ FLOORS = dict(  # inside each; a module imports from the floors below its own
         {'loss', 'replay'},
         {'methods', 'records', 'distributed'},
         {'trainer', 'grpo_with_replay_buffer'},
-        {'inspector', 'diagnose', 'report', 'bakeoff', 'off_policy', 'replay_study'},
+        {'inspector', 'diagnose', 'report', 'contest', 'off_policy', 'replay_study'},
+        {'bakeoff'},
         {'demo'},
         {'recipes'},
     ],
