@@ -2,7 +2,9 @@
 import json, re
 from pathlib import Path
 import pandas as pd, pytest, torch
+import grpo_nb.families as fm
 import grpo_nb.replay_study as rs
+import grpo_nb.stacked_runs as sr
 from grpo_nb.replay_study import (ARMS, END, FAMILIES, PAD, Arm, Shelf, assemble, decode, encode, factor,
                                   judge, planned, registration, run_stack, say, to_tensors, tuned)
 from grpo_nb.stacked import Shape, new_weights
@@ -44,7 +46,7 @@ def test_the_judge_agrees_with_the_gyms_own():
         f = FAMILIES[family]
         for e in gym_dataset(f.task, 5, 3, 'test', **f.options)['entry']:
             e = json.loads(e)
-            _,_,answer = rs.WAYS[family](e['metadata'], e['answer'])
+            _,_,answer = fm.WAYS[family](e['metadata'], e['answer'])
             assert get_score_answer_fn(f.task)(answer, e)==1
 
 def test_stored_groups_come_back_whole_and_the_oldest_leave_first():
@@ -86,11 +88,11 @@ def untaught(monkeypatch):
     rows = [(f'{a}+{b}', '', str(a+b)) for a in range(10) for b in range(10)]
     d = to_tensors(rows, 'sums')
     theta = 4*new_weights(Shape(vocab=rs.FIRST+len(rs.LETTERS)))
-    monkeypatch.setattr(rs, 'start', lambda family: dict(theta=theta, train=d, test=d, hash='0'))
-    kind = rs.Runs.__init__
-    monkeypatch.setattr(rs.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=40, n_test=10, **k))
+    monkeypatch.setattr(sr, 'start', lambda family: dict(theta=theta, train=d, test=d, hash='0'))
+    kind = sr.Runs.__init__
+    monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=40, n_test=10, **k))
     mark = torch.tensor([rs.MARK])   # so that some answers live: right is what ends early
-    monkeypatch.setattr(rs, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)
+    monkeypatch.setattr(sr, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)
 
 def job(arm, seeds, budget=1500):
     return dict(regime='sums', arm=arm, seed=seeds, learning_rate=1e-3, source='',
