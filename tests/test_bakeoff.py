@@ -2,7 +2,7 @@
 import json, math, re, sys
 from pathlib import Path
 import pandas as pd, pytest, torch
-from grpo_nb import bakeoff as bo
+from grpo_nb import bakeoff as bo, contest
 from grpo_nb.bakeoff import (ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_again, run_job,
                              run_one, sensitivity)
 from grpo_nb.stats import difference, holm
@@ -40,11 +40,14 @@ def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
     assert len(again)==2 and (again.error=='').all()
     assert math.isclose(*again.pass1)                # it does what plain GRPO does
 
-NB = json.loads((CSV.parent.parent/'13_bakeoff.ipynb').read_text(encoding='utf-8'))['cells']
-CODE,PROSE = ('\n'.join(''.join(c['source']) for c in NB if c['cell_type']==k) for k in ('code','markdown'))
+def cells(name, kind):
+    nb = json.loads((CSV.parent.parent/f'{name}.ipynb').read_text(encoding='utf-8'))
+    return '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type']==kind)
+
+CODE,PROSE = cells('13c_own_method', 'code'),cells('13_bakeoff', 'markdown')
 
 def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, monkeypatch):
-    source = re.search(r"mine\.write_text\('''\n(.+?)'''\)", CODE, re.S)[1]
+    source = re.search(r"'my_method\.py'\)\.write_text\('''\n(.+?)'''\)", CODE, re.S)[1]
     assert len([o for o in source.splitlines() if o.strip()])<=20
     f = tmp_path/'mine.py'; f.write_text(source)
     monkeypatch.setattr(bo, 'SMALL', {k:v for k,v in TINY.items() if k!='regime'})
@@ -64,6 +67,107 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
     assert not Path('b.csv').exists()
 
+# ---- what is a reader's own
+
+OWN = """
+from grpo_nb.bakeoff import Arm, Regime
+from grpo_nb.replay import Keep
+class Same(Keep):
+    def __init__(self, say=''): self.say = say
+SHORT = Regime('chain_sum', dict(min_terms=2, max_terms=3, max_digits=1), 64)
+LOST = Regime('no such task', {})
+TWICE = Arm('mu.py:Same', settings=dict(num_iterations=2, loss='dr_grpo'))
+"""
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bo, 'SMALL', {k:v for k,v in TINY.items() if k!='regime'})
+    Path('mu.py').write_text(OWN)
+    def go(**kw):
+        bakeoff('a.csv', small=True, processes=kw.pop('processes', 1), disable_tqdm=True, **kw)
+        return read_rows('a.csv')
+    return go
+
+def test_arm_regime_and_options_come_from_a_file_and_an_unknown_task_is_a_row(small, capsys):
+    df = small(arms='none,mu.py:TWICE', regimes='mu.py:SHORT,mu.py:LOST', method='mu.py:Same',
+        options='{"say": "hi"}', seeds=1).set_index(['arm','regime'])
+    good,out = df.xs('mu.py:SHORT', level=1),capsys.readouterr().out
+    assert (good.error=='').all() and set(good.index)=={'none','mu.py:TWICE','mu.py:Same'}
+    assert good.steps['mu.py:TWICE']==2*good.steps['none']
+    assert good.pass1['mu.py:Same']==good.pass1['none']
+    assert '"method_say": "hi"' in good.settings['mu.py:Same']
+    lost = df.xs('mu.py:LOST', level=1)
+    assert lost.error.str.contains('no such task').all() and out.count('failed: ')==3
+    for bad in (dict(arms='mu.py:NONE'), dict(regimes='mu.py:NONE'), dict(regimes='none.py:NONE')):
+        with pytest.raises(ValueError): bakeoff('b.csv', **bad)
+
+def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
+    of = lambda arm='mu.py:TWICE', regime='mu.py:SHORT': contest.source(arm, regime)
+    first = of()
+    Path('mu.py').write_text(OWN.replace('num_iterations=2', 'num_iterations=3'))
+    assert first and of()!=first and contest.source('replay', 'chain_sum easy')==''
+    monkeypatch.setitem(ARMS, 'mine', contest.Arm('keep', settings=dict(num_iterations=2)))
+    monkeypatch.setitem(REGIMES, 'own', contest.Regime('chain_sum', {}))
+    mine,both = contest.source('mine', 'chain_sum easy'),contest.source('mine', 'own')
+    monkeypatch.setitem(ARMS, 'mine', contest.Arm('keep', settings=dict(num_iterations=3)))
+    assert mine and mine in both and mine!=both and contest.source('mine', 'chain_sum easy')!=mine
+    monkeypatch.setitem(REGIMES, 'chain_sum easy', contest.Regime('chain_sum', {}))   # ours, overwritten
+    assert contest.source('replay', 'chain_sum easy')
+
+def test_an_old_number_does_not_stand_for_a_changed_file(small):
+    one = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
+    Path('mu.py').write_text(OWN+"def treat(self, *a, **k): raise RuntimeError('changed')\nSame.treat = treat\n")
+    two = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
+    assert two.error['mu.py:Same']=='RuntimeError: changed' and one.source['mu.py:Same']!=two.source['mu.py:Same']
+    assert two.pass1['none']==one.pass1['none'] and len(two)==2
+
+def test_the_rate_is_tuned_on_other_seeds_and_the_best_is_compared(small, capsys):
+    df = small(arms='none', method='mu.py:Same', learning_rates='1e-9,4e-4')
+    own = df[df.arm=='mu.py:Same']
+    tries = own[own.seed>=100]
+    assert set(tries.seed)=={100, 101} and set(tries.learning_rate)=={1e-9, 4e-4}
+    best = tries.groupby('learning_rate').area.mean().idxmax()
+    assert set(own[own.seed<100].learning_rate)=={best} and f'learning rate {best:g}' in capsys.readouterr().out
+
+def test_what_a_notebook_registers_runs_in_two_processes(tmp_path):
+    "Arm, regime, method and priority that exist only in the parent's __main__"
+    import subprocess
+    code = """
+if __name__=='__main__':
+    import numpy as np
+    from grpo_nb.bakeoff import ARMS, REGIMES, Arm, Regime, bakeoff
+    import grpo_nb.bakeoff as bo
+    from grpo_nb.replay import PRIORITIES, Replay
+    def oldest(scores, drawn): return (np.arange(len(scores))==0).astype(float)
+    PRIORITIES['oldest'] = oldest
+    class Mine(Replay): name = 'mine'
+    ARMS['mine'] = Arm(Mine, dict(priority='oldest'))
+    REGIMES['short'] = Regime('chain_sum', dict(min_terms=2, max_terms=3, max_digits=1), 64)
+    bo.SMALL = dict(max_tokens=1500, n_problems=10, num_samples=2, points=1)
+    bakeoff('a.csv', arms='none,mine', regimes='short', small=True, disable_tqdm=True)
+"""
+    (tmp_path/'nb.py').write_text(code)
+    r = subprocess.run([sys.executable, 'nb.py'], capture_output=True, text=True, cwd=tmp_path)
+    df = read_rows(tmp_path/'a.csv')
+    assert r.returncode==0 and (df.error=='').all() and len(df)==4, r.stdout+r.stderr+str(df.error.tolist())
+    assert all(df.source!='') and 'short' in r.stdout
+
+def test_two_machines_side_by_side(tmp_path, capsys):
+    df = read_rows(ALL[3]).drop(columns='area')
+    df.to_csv(tmp_path/'a.csv', index=False)
+    df.to_csv(tmp_path/'b.csv', index=False)
+    bakeoff(str(tmp_path/'a.csv'), beside=str(tmp_path/'b.csv'))
+    assert '4 runs in both, 4 of them equal to the last digit' in capsys.readouterr().out
+    moved = df.assign(pass1=df.pass1+.25, curve=[c[:-2]+'1}]' for c in df.curve])
+    for machine,says in (('an abacus', 'compare means'), (df.machine[0], 'has changed')):
+        moved.assign(machine=machine).to_csv(tmp_path/'b.csv', index=False)
+        bakeoff(str(tmp_path/'a.csv'), beside=str(tmp_path/'b.csv'))
+        out = capsys.readouterr().out
+        assert says in out and '0 of them equal' in out and 'at the end -0.250 ± 0.000' in out
+        assert 'at most 0.000 apart' in out and machine in out
+    with pytest.raises(ValueError, match='no run in common'): bakeoff(str(tmp_path/'a.csv'), beside=str(CSV))
+
 def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
     main,tune = plan('main', 3),plan('rates')
     assert (not [o for o in main if o['arm'] in ('skip', 'same_prompt')
@@ -78,7 +182,7 @@ def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
     with pytest.raises(ValueError, match='no plan'): plan('others')
 
 def test_lessons_move_the_start_and_shipped_weights_stay():
-    base,easy = bo._weights('chain_sum', '{}', 0),bo._weights('chain_sum', '{}', 2)
+    base,easy = contest._weights('chain_sum', '{}', 0),contest._weights('chain_sum', '{}', 2)
     from grpo_nb.tiny_qwen import load_model
     assert all(torch.equal(base[k], v) for k,v in load_model('tiny')[0].state_dict().items())
     assert not torch.equal(base['model.norm.weight'], easy['model.norm.weight'])
