@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'PROJECT', 'EXAMPLES', 'in_clone', 'near', 'Parser', 'add_option', 'function_parser', 'main', 'as_typed',
            'run_folder', 'report', 'inspect', 'diagnose', 'TrainCommand', 'config_options', 'train_parser',
-           'own_folder', 'model_folder', 'notes', 'train_command', 'train_device', 'run_command']
+           'own_folder', 'model_folder', 'notes', 'train_command', 'train_device', 'train_dtype', 'run_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
 import argparse, ast, difflib, os, re, sys
@@ -293,6 +293,10 @@ class TrainCommand:
     device: str = field(
         default='auto', metadata=dict(help='cuda, mps or cpu; auto: the GPU where there is one')
     )
+    dtype: str = field(
+        default='auto',
+        metadata=dict(help='float32 or bfloat16 (with float32 masters); auto: bfloat16 on a CUDA GPU'),
+    )
 
 
 def config_options()->list:  # (name, type, default, help)
@@ -416,6 +420,15 @@ def train_device(
         raise ValueError(f"--device {name}: here are {', '.join(k for k, v in there.items() if v)}")
     return name
 
+def train_dtype(
+    name:str='auto',    # float32, bfloat16, or auto
+    device:str='cpu',   # as `train_device` gives it
+)->str:
+    "What the weights are kept in; ValueError for another name."
+    if name=='auto': return 'bfloat16' if device.startswith('cuda') else 'float32'
+    if name not in ('float32','bfloat16'): raise ValueError(f'--dtype {name}: needs float32, bfloat16 or auto')
+    return name
+
 def run_command(
     cmd:TrainCommand,  # data, rewards, model
     args,              # TrainConfig
@@ -434,8 +447,9 @@ def run_command(
         raise ValueError(
             f'{cmd.dataset} has no column `answer` ({problems.column_names}): name it with --answer_column, or give --reward my_rewards.py:my_reward'
         )
-    model,tok = load_model(cmd.model)
-    model.to(train_device(cmd.device))
+    device = train_device(cmd.device)
+    model,tok = load_model(cmd.model, train_dtype(cmd.dtype, device))
+    model.to(device)
     for o in notes(problems, tok, default): print(f'note: {o}')
     def measure():
         return evaluate(model, tok, held_out, rewards,

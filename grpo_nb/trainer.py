@@ -29,6 +29,7 @@ from .checks import (above, at_least, check_lengths, check_rows, check_settings,
 from .checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, keep_newest,
     last_checkpoint, load_state, manifest_of, new_run_id, no_room, save_state, whole_folder, write_manifest)
 from .records import Recorder, group_rows, ratio_hists
+from .masters import adamw
 from .signals import stop_on_signal
 from .findings import live, verdict
 from .fast_qwen import COPY_LIMIT, why_slow
@@ -187,7 +188,7 @@ def new_state(
     check_dataset(dataset, tokenizer, args, model)
     random.seed(args.seed)
     torch.manual_seed(args.seed)
-    opt = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay,
+    opt = adamw(model.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay,
         betas=(args.adam_beta1, args.adam_beta2), foreach=True)
     kind = args.lr_scheduler_type
     if args.warmup_steps and kind=='constant': kind = 'constant_with_warmup'

@@ -15,7 +15,7 @@ HOUSE = [
 FLOORS = dict(  # inside each; a module imports from the floors below its own
     workshop=[
         {'core', 'tested'},
-        {'plotting', 'stats', 'ratios', 'signals', 'blocks', 'fast_qwen', 'findings', 'store'},
+        {'plotting', 'stats', 'ratios', 'signals', 'blocks', 'fast_qwen', 'findings', 'masters', 'store'},
         {
             'widgets',
             'sampling',

@@ -338,6 +338,19 @@ def test_the_gpu_part_runs_on_a_small_model_without_one(tmp_path):
         'ours')}|{(c, a) for c in ('step','memory of a step') for a in ('trl','ours')}<=got
     assert any(r['case']=='kernels' for r in rows) and all(r['value']>=0 for r in rows)
 
+def test_a_case_without_room_on_the_gpu_leaves_its_reason_and_the_others_go_on(monkeypatch):
+    def fine(o, work, sync, common): yield S.row('gpu', 'kernels', 'a kernel', value=1., unit='s')
+    def full(o, work, sync, common):
+        yield S.row('gpu', 'step', 'trl', value=2., unit='s', **common)
+        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 GiB')
+    monkeypatch.setattr(S, 'GPU_CASES', dict(step=full, kernels=fine))
+    monkeypatch.setattr(S, 'part_gpu', None)
+    monkeypatch.setitem(S.PARTS, 'gpu', lambda o: S._on_device(o, Work(**SMALL)))
+    rows = S._measure('gpu', Bench(), '1')
+    assert [(r['case'],r['arm'],r['status']) for r in rows]==[('step','trl','measured'),
+        ('step','all','failed'), ('kernels','a kernel','measured')]
+    assert '20.00 GiB' in rows[1]['note'] and rows[1]['value'] is None and rows[0]['value']==2.
+
 def test_too_little_memory_is_a_row_not_a_crash(monkeypatch):
     monkeypatch.setattr(S, 'free_bytes', lambda: 10**6)
     rows = list(S.part_logps(Bench(quick=True)))
@@ -348,6 +361,14 @@ def test_a_part_that_fails_for_want_of_disk_leaves_its_reason(monkeypatch):
     monkeypatch.setitem(S.PARTS, 'buffer', full)
     r, = S._measure('buffer', Bench(), '7')
     assert r['status']=='failed' and 'No space left' in r['note'] and r['run']=='7' and r['value'] is None
+
+def test_the_rows_before_a_failure_stay(monkeypatch):
+    def half(o):
+        yield S.row('buffer', 'a', 'ours', value=1., unit='s')
+        raise MemoryError('no more')
+    monkeypatch.setitem(S.PARTS, 'buffer', half)
+    rows = S._measure('buffer', Bench(), '7')
+    assert [(r['case'],r['status']) for r in rows]==[('a','measured'),('all','failed')]
 
 # --- one command
 
