@@ -7,12 +7,11 @@ __all__ = ['pick', 'truncate', 'next_token', 'end_mask', 'Rollouts', 'generate_l
 
 # %% ../nbs/03_generation.ipynb #7713a34e
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 import torch
 from torch import Tensor, nn
-from fastcore.basics import patch
-from .core import cat_groups, check_groups, pad_groups, put_groups, trim_groups
+from .core import Groups, check_groups
 from .sampling import (
     check_prompts, check_sampling, eval_mode, penalize, sample_rows, seen_tokens, special_ids, uniforms)
 
@@ -82,7 +81,7 @@ def end_mask(
 
 # %% ../nbs/03_generation.ipynb #b7a48302
 @dataclass
-class Rollouts:
+class Rollouts(Groups):
     "`B` prompts, padded on the left, and `G` completions of each, padded on the right, group first."
     prompt_ids:Tensor         # (B, P) int64
     prompt_mask:Tensor        # (B, P) bool
@@ -103,47 +102,6 @@ class Rollouts:
         if self.key is None: self.key = torch.full((B,), -1, **on)
         if self.step is None: self.step = torch.zeros(B, dtype=torch.int64, **on)
         if self.replayed is None: self.replayed = torch.zeros(B, dtype=torch.bool, **on)
-
-    def __len__(self): return len(self.completion_ids)
-
-    def tensors(self)->dict:
-        "The fields that are set, by name."
-        return {f.name:v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-
-# %% ../nbs/03_generation.ipynb #7ce663d2
-def _with(r, data): return replace(r, **data)
-
-@patch
-def __getitem__(self:Rollouts, idx:int|list|slice|Tensor)->Rollouts:
-    "The groups at `idx`: a number, a list, a slice, int64 indices or a bool mask (B,)."
-    if isinstance(idx, int): idx = [idx]
-    return _with(self, {k:v[idx] for k,v in self.tensors().items()})
-
-@patch
-def to(self:Rollouts, device:str|torch.device)->Rollouts:
-    "The same groups on `device`."
-    return _with(self, {k:v.to(device) for k,v in self.tensors().items()})
-
-@patch
-def pad_to(self:Rollouts, P:int, T:int)->Rollouts:
-    "The same groups, padded to prompt width `P` and completion width `T`."
-    return _with(self, pad_groups(self.tensors(), P, T, self.pad_id))
-
-@patch
-def trim(self:Rollouts)->Rollouts:
-    "The same groups without columns that are padding in every row."
-    return _with(self, trim_groups(self.tensors()))
-
-@patch
-def put(self:Rollouts, idx:list|Tensor, new:Rollouts)->Rollouts:
-    "A copy whose groups at `idx` (bool mask or int64 indices) are those of `new`, in order."
-    data = put_groups(self.tensors(), idx, new.tensors(), self.pad_id)
-    return _with(self, data) if len(new) else self
-
-@patch(cls_method=True)
-def cat(cls:Rollouts, parts:list)->Rollouts:
-    "All groups of `parts` one after another, padded to the widest."
-    return _with(parts[0], cat_groups([o.tensors() for o in parts], parts[0].pad_id))
 
 # %% ../nbs/03_generation.ipynb #3cfeead0
 @torch.no_grad()
