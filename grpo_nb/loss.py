@@ -6,13 +6,13 @@
 __all__ = ['LOSS_TYPES', 'clipped_objective', 'clip', 'aggregate', 'policy_loss', 'loss_metrics']
 
 # %% ../nbs/07_loss.ipynb #0b296b73
-import warnings
 from collections.abc import Callable
 import torch
 from torch import Tensor
 from .core import masked_mean, register, settings_of
 from .kl import kl_estimate
-from .ratios import Correction, answer_ess, clipped, correct, importance_ratio, token_ess
+from .loss_inputs import check_numbers, clean_inputs, corrected
+from .ratios import Correction, answer_ess, clipped, importance_ratio, token_ess
 from .dialects import LOSSES, high_entropy_mask, off_policy_mask
 
 # %% ../nbs/07_loss.ipynb #dbd5566e
@@ -67,7 +67,7 @@ def aggregate(
         raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(LOSS_TYPES)}')
     if loss_type=='dr_grpo' and not max_completion_length:
         raise ValueError("loss_type 'dr_grpo' divides by `max_completion_length`: "
-            'pass the limit you sampled with')
+                         'pass the limit you sampled with')
     rows = mask.shape[0]*mask.shape[1] if num_rows is None else num_rows
     per_row = x.masked_fill(~mask, 0).sum(-1)   # (B, G)
     if loss_type in ('grpo','sapo'): return (per_row/mask.sum(-1).clamp(min=1)).sum()/rows
@@ -76,35 +76,13 @@ def aggregate(
     n = mask.sum() if num_items is None or loss_type=='bnpo' else torch.as_tensor(num_items, device=x.device)
     return per_row.sum()/n.clamp(min=1)
 
-# %% ../nbs/07_loss.ipynb #b32e166d
-def _checked(logps, old_logps, advantages, mask, ref_logps=None, entropy=None):
-    "Advantages as (B, G, 1) or (B, G, T), log-probs and entropy with 0 where masked; ValueError for shapes."
-    if logps.ndim!=3:
-        raise ValueError(f'`logps` needs shape (B, G, T), got {tuple(logps.shape)}: '
-            'reshape with `.view(B, G, T)`')
-    if mask.dtype!=torch.bool:
-        raise ValueError(f'`mask` needs dtype bool, got {mask.dtype}: pass `mask.bool()`')
-    for k,v in dict(old_logps=old_logps, mask=mask, ref_logps=ref_logps, entropy=entropy).items():
-        if v is not None and v.shape!=logps.shape:
-            raise ValueError(f'`{k}` has shape {tuple(v.shape)}, needs that of `logps`, {tuple(logps.shape)}')
-    if advantages.shape not in (logps.shape, logps.shape[:2]):
-        raise ValueError(f'`advantages` has shape {tuple(advantages.shape)}, needs {tuple(logps.shape[:2])} '
-            f'(one per completion) or {tuple(logps.shape)} (one per token)')
-    A = advantages.detach()
-    A = A[...,None] if A.ndim==2 else A.masked_fill(~mask, 0)
-    A = A.masked_fill(~mask.any(-1, keepdim=True), 0)   # what a wholly masked row earned counts for nothing
-    old_logps = (logps if old_logps is None else old_logps).detach()
-    if ref_logps is not None: ref_logps = ref_logps.detach()
-    clean = lambda o: None if o is None else o.masked_fill(~mask, 0)
-    return A, *map(clean, (logps, old_logps, ref_logps, entropy))
-
 # %% ../nbs/07_loss.ipynb #4179d229
 def _loss(loss_type):
     "The function of that name; a function is its own. ValueError for a name that nobody gave."
     if callable(loss_type): return loss_type
     if loss_type not in LOSSES:
         raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(sorted(LOSSES))}, '
-            'or register your own in `LOSSES`')
+                         'or register your own in `LOSSES`')
     return LOSSES[loss_type]
 
 def _objective(loss_type, logps, old_logps, A, mask, settings):
@@ -151,12 +129,12 @@ def policy_loss(
     Parameters have TRL's names and defaults. ValueError for shapes that do not belong together, an unknown
     type or level, and for a number that the chosen loss needs and did not get. Source: that of each part.
     """
-    _check_numbers(loss_type, epsilon, delta, beta, ref_logps, importance_sampling_level, entropy,
-        top_entropy_quantile, entropy_coef)
-    A,logps,old_logps,ref_logps,entropy = _checked(logps, old_logps, advantages, mask, ref_logps, entropy)
+    check_numbers(loss_type, epsilon, delta, beta, ref_logps, importance_sampling_level, entropy,
+                  top_entropy_quantile, entropy_coef)
+    A,logps,old_logps,ref_logps,entropy = clean_inputs(logps, old_logps, advantages, mask, ref_logps, entropy)
     clip = dict(epsilon=epsilon, epsilon_high=epsilon_high, delta=delta)
-    near,A_near = _corrected(logps, old_logps, A, mask, replayed, (correction, replay_correction),
-        level=importance_sampling_level, prox_logps=prox_logps, age=age, **clip)
+    near,A_near = corrected(logps, old_logps, A, mask, replayed, (correction, replay_correction),
+                            level=importance_sampling_level, prox_logps=prox_logps, age=age, **clip)
     level = dict(importance_sampling_level=importance_sampling_level)
     x = -_objective(loss_type, logps, near, A_near, mask, clip|level|settings)
     if off_policy_mask_threshold is not None:
@@ -174,34 +152,6 @@ def policy_loss(
         if num_items is not None: share = mask.sum().to(loss.dtype)/num_items
         loss = loss - entropy_coef*share*masked_mean(entropy, keep)
     return loss
-
-# %% ../nbs/07_loss.ipynb #d05c6081
-def _check_numbers(loss_type, epsilon, delta, beta, ref_logps, level, entropy, quantile, entropy_coef):
-    "ValueError for a number out of range, or one that lacks what it works on."
-    if beta and ref_logps is None:
-        raise ValueError(f'`beta` is {beta} but `ref_logps` is None: '
-            'pass log-probs of the reference, or beta=0')
-    if (quantile<1 or entropy_coef) and entropy is None:
-        raise ValueError('`top_entropy_quantile` and `entropy_coef` need `entropy` (B, G, T)')
-    if loss_type=='luspo' and level=='token':
-        warnings.warn("'luspo' is a sequence-level loss: pass importance_sampling_level='sequence'")
-    for k,v,ok in (('epsilon', epsilon, epsilon>=0), ('delta', delta, delta is None or delta>0),
-            ('top_entropy_quantile', quantile, 0<quantile<=1)):
-        if not ok:
-            raise ValueError(f'`{k}` is {v}: a clip needs 0 or more, a cap above 0, '
-                'a quantile above 0 and up to 1')
-
-def _corrected(logps, old_logps, A, mask, replayed, corrections, **options):
-    "(old_logps, A) after the corrections of fresh and of replayed groups."
-    if not any(c and c.changes for c in corrections): return old_logps,A
-    replayed = torch.zeros(len(A), dtype=torch.bool, device=A.device) if replayed is None else replayed
-    near = old_logps
-    for c,rows in zip(corrections, (~replayed, replayed)):
-        if not (c and c.changes and rows.any()): continue
-        at = rows[:,None,None]
-        new = correct(logps, old_logps, A if A.ndim==3 else A[...,None], mask&at, c, **options)
-        near,A = torch.where(at, new[0], near),torch.where(at, new[1], A)
-    return near,A
 
 # %% ../nbs/07_loss.ipynb #e0f954a0
 @torch.no_grad()
@@ -225,16 +175,16 @@ def loss_metrics(
     share at its cap as `cispo_clip_ratio`, and `kl` where there is a reference.
     Shares are 0 and ratios 1 where nothing counts.
     """
-    A,logps,old_logps,ref_logps,_ = _checked(logps, old_logps, advantages, mask, ref_logps)
+    A,logps,old_logps,ref_logps,_ = clean_inputs(logps, old_logps, advantages, mask, ref_logps)
     ratio = importance_ratio(logps, old_logps, mask, importance_sampling_level)
     m = mask if ratio.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
     if A.shape[-1]>m.shape[-1]: m = mask
     held = clipped(ratio, A, epsilon, epsilon_high, loss_type, delta)
     share = lambda x: masked_mean(x.expand_as(m).to(logps.dtype), m).item()
     out = {'ratio_mean':share(ratio) if m.any() else 1.,
-        'ratio_max':ratio.expand_as(m)[m].max().item() if m.any() else 1.,
-        'clip_ratio/low_mean':share(held&(ratio<1)), 'clip_ratio/high_mean':share(held&(ratio>1)),
-        'clip_ratio/region_mean':share(held)}
+           'ratio_max':ratio.expand_as(m)[m].max().item() if m.any() else 1.,
+           'clip_ratio/low_mean':share(held&(ratio<1)), 'clip_ratio/high_mean':share(held&(ratio>1)),
+           'clip_ratio/region_mean':share(held)}
     for k,ess in (('ess_tokens',token_ess), ('ess_answers',answer_ess)):
         out[k] = ess(logps-old_logps, mask).nan_to_num(1.).item()
     if loss_type=='cispo':

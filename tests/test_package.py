@@ -28,7 +28,7 @@ FLOORS = dict(  # inside each; a module imports from the floors below its own
             'packing',
             'treatment',
         },
-        {'view', 'rollouts', 'answers'},
+        {'view', 'rollouts', 'answers', 'loss_inputs'},
         {'logs', 'report', 'watch'},
         {'trl_rows', 'trl_checks', 'study', 'stacked', 'plans', 'launch', 'options'},
         {'trl_resume', 'trl_settings', 'harness', 'families'},
