@@ -199,7 +199,7 @@ def exact_device(
 # %% ../nbs/workshop/core.ipynb #0fc79272
 @contextmanager
 def atomic_write(
-    path:str|Path, # where the file shall stand
+    path:str|Path, # where the file will stand
     mode:str='w',  # 'w' for text, 'wb' for bytes
 )->Iterator[IO]:   # the open file
     "A file to write in; it appears at `path` whole when the block ends, or not at all when the block raises."
@@ -219,7 +219,7 @@ def atomic_write(
         raise
 
 def save_json(
-    path:str|Path,   # where the file shall stand
+    path:str|Path,   # where the file will stand
     data:dict|list,  # dicts, lists, numbers, strings, None
 )->None:
     "Write `data` as JSON, whole or not at all; nan and inf become null, which JSON can hold."

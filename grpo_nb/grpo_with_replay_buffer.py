@@ -210,7 +210,7 @@ def _fill_waiting(self:GRPOWithReplayBufferTrainer, w):
 def sample_fewer(self:GRPOWithReplayBufferTrainer,
     inputs:list,  # a dict per row, G rows of one prompt after those of another
 )->list:          # the rows to sample: `inputs`, or fewer
-    "What TRL shall sample of this batch; the buffer gives the rest."
+    "What TRL is to sample of this batch; the buffer gives the rest."
     k,G,world = self.args.replay_stored_per_fresh,self.num_generations,self.accelerator.num_processes
     if not k: return inputs
     groups = len(inputs)//G
