@@ -193,7 +193,7 @@ def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
     if self.args.replay_drop_dead_kl and 'ref_per_token_logps' in x:
         x['ref_per_token_logps'] = torch.where(x['replay_dead'][:,None], logps, x['ref_per_token_logps'])
     if self._open or 'old_per_token_logps' in x:
-        self._watch_ratio(x, logps-x.get('old_per_token_logps', logps))
+        self._watch_ratio(x, logps-x.get('old_per_token_logps', logps), logps)
     if self.correction.changes and x['replayed'].any(): self._correct(x, logps)
 
 @patch

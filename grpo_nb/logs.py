@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 import pandas as pd
 from .records import Run, read_rows, read_run
-from .rollouts import read_table
+from .rollouts import read_table, read_trackio
 
 # %% ../nbs/workshop/logs.ipynb #7077affd
 ALIASES = {
@@ -18,11 +18,13 @@ ALIASES = {
     'reward': 'critic/rewards/mean critic/score/mean rewards/mean reward/mean '
               'reward_mean mean_reward env/all/reward/total reward/all/mean',
     'frac_reward_zero_std': 'zero_std_ratio frac_zero_std reward/zero_std_frac',
-    'entropy': 'actor/entropy actor/entropy_loss entropy/mean policy/entropy optim/entropy entropy/all/mean',
+    'reward_std': 'group_reward_std',
+    'entropy': 'actor/entropy actor/entropy_loss entropy_loss entropy/mean policy/entropy '
+               'optim/entropy entropy/all/mean',
     'kl': 'actor/kl_loss actor/ppo_kl critic/kl kl_mean policy/kl '
           'mismatch_kl/mean objective/kl mismatch_kl/all/mean',
     'clip_ratio/region_mean': 'actor/pg_clipfrac clip_frac policy/clipfrac clip_ratio',
-    'grad_norm': 'actor/grad_norm optim/grad_norm policy/grad_norm',
+    'grad_norm': 'actor/grad_norm actor_grad_norm optim/grad_norm policy/grad_norm',
     'learning_rate': 'actor/lr optim/lr lr actor_lr',
     'loss': 'actor/pg_loss policy_loss pg_loss loss/mean train_loss',
     'completions/mean_length': 'response_length/mean response_length completion_length '
@@ -88,7 +90,7 @@ def read_log(
         return run
     if events := sorted(path.rglob('events.out.tfevents.*')):
         return Run(path, {}, as_history(_events(events[-1].parent)), [], {}, [])
-    tables = sorted([*path.glob('metrics.jsonl'), *path.glob('*.csv'), *path.glob('*.jsonl')])
+    tables = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(path.glob(p))]
     if tables: return _file(tables[0])
     raise why
 
@@ -96,7 +98,8 @@ def _file(path):
     "A file of metrics as a run."
     if path.name.startswith('events.out.tfevents'):
         return Run(path.parent, {}, as_history(_events(path)), [], {}, [])
-    rows,notes = read_rows(path) if path.suffix=='.jsonl' else read_table(path)
+    if path.suffix=='.db': rows,_,notes = read_trackio(path)
+    else: rows,notes = read_rows(path) if path.suffix=='.jsonl' else read_table(path)
     rows = [
         o['data'] | dict(step=o.get('step')) if isinstance(o.get('data'), dict) else o for o in rows
     ]  # verl's file logger

@@ -82,7 +82,7 @@ def check_replay_settings(
     check(lambda v: is_real(v) and v>=0, 'dead_tolerance', '0 or more reward units')
     check(lambda v: is_real(v) and v>0, 'replay_weight_cap', 'a number above 0')
     check(lambda v: v is None or is_real(v) and v>=0, 'replay_max_drift', 'None, or 0 or more nats per token')
-    for k in ('replay_drop_dead_kl','replay_same_prompt_first'):
+    for k in ('replay_drop_dead_kl','replay_same_prompt_first','record_tokens'):
         check(lambda v: isinstance(v, bool), k, 'True or False')
     check(lambda v: is_whole(v, 0), 'record_groups', '0 (never), or every how many generation batches')
     check(lambda v: v is None or is_whole(v, 1), 'record_max_groups', 'None, or 1 or more groups')

@@ -18,7 +18,7 @@ from trl import GRPOConfig
 from .findings import live, verdict
 from grpo_nb.ratios import (clipped, group_scores, importance_ratio, merge_sums, ratio_row, ratio_sums,
     reward_std)
-from .records import RATIO_EDGES, Recorder, as_text, group_rows, read_run
+from .records import RATIO_EDGES, Recorder, as_text, group_rows, read_run, token_fields
 from .trl_resume import ResumableTrainer
 from .trl_rows import prompt_keys
 
@@ -83,11 +83,11 @@ class ReplayLog(ResumableTrainer):
         a = self.args
         return dict(epsilon=a.epsilon, epsilon_high=a.epsilon_high, loss_type=a.loss_type, delta=a.delta)
 
-    def _watch_ratio(self, x, log_ratio):
+    def _watch_ratio(self, x, log_ratio, logps):
         "Add what was replayed to the sums of the log, and every row to the record."
         A = x['advantages'] if x['advantages'].ndim==2 else x['advantages'][:,None]
         m = self._token_mask(x)
-        if self._open: self._see_ratios(x['replay_row'], log_ratio, A, m, x.get('replayed'))
+        if self._open: self._see_ratios(x['replay_row'], log_ratio, A, m, x.get('replayed'), logps)
         if 'replayed' not in x: return
         r = x['replayed']
         if not r.any(): return
@@ -290,7 +290,13 @@ class RunRecord(ReplayLog):
         stats = torch.cat([seen, self._lengths(batch)], 1)
         self._open = dict(step=self.state.global_step+1, sampled=self._table(), rewards=self._rewards,
             stats=stats,
-            left=len(ids), fresh=len(ids) if n is None else n, fates=None)
+            left=len(ids), fresh=len(ids) if n is None else n, fates=None, told=self._tokens_of(batch))
+
+    def _tokens_of(self, batch):
+        "What is recorded of each row's tokens, on request: ids now, the numbers once they are known."
+        if not self.args.record_tokens: return None
+        rows = zip(batch['completion_ids'].tolist(), batch['completion_mask'].sum(1).tolist())
+        return [dict(ids=ids[:n], logps=[], ratios=[]) for ids,n in rows]
 
     def _note_fates(self, keys, dead, drawn, asked=()):
         "What becomes of each group; `drawn` is {group: entry}, `asked` are those that were never sampled."
@@ -326,7 +332,7 @@ class RunRecord(ReplayLog):
         w['stats'][w['fresh']:,-2:] = self._lengths(batch)[w['fresh']:]
         w['trained'] = self._table()
 
-    def _see_ratios(self, rows, log_ratio, A, mask, replayed=None):
+    def _see_ratios(self, rows, log_ratio, A, mask, replayed=None, logps=None):
         w,n = self._open,len(RATIO_EDGES)-1
         x = log_ratio.float()
         ratio = importance_ratio(x, torch.zeros_like(x), mask, self.importance_sampling_level)
@@ -340,6 +346,10 @@ class RunRecord(ReplayLog):
         w['stats'][rows,:n] = torch.zeros(len(rows), n, device=ratio.device).scatter_add_(1, bins, m)
         w['stats'][rows,n:n+2] = torch.stack([(held*m).sum(1), torch.ones_like(m[:,0])], 1)
         w['left'] -= len(rows)
+        for j,i in enumerate(rows.tolist() if w['told'] else ()):
+            told,here = w['told'][i],mask[j].bool()
+            told['ratios'] = ratio.expand_as(mask)[j][here].tolist()
+            if replayed is None or not replayed[j]: told['logps'] = (logps[j]-x[j])[here].tolist()
 
     def _write_groups(self):
         "Write the open rows: each has been through the training forward, or a checkpoint won't wait for it."
@@ -347,6 +357,7 @@ class RunRecord(ReplayLog):
         if not w or 'trained' not in w: return
         stats,fates = (self.accelerator.gather(w['stats']),w['fates'] if self.sharded
             else gather_object(w['fates']))
+        w['told'] = w['told'] and gather_object(w['told'])
         if not self.recorder: return
         rows = self._rows(w, stats.cpu(), fates)
         first = self._at[1] if self._at[0]==w['step'] else 0   # two batches in one step
@@ -374,6 +385,7 @@ class RunRecord(ReplayLog):
             G),self.dead(r).tolist()
         h,seen = s[:,:n+1].view(-1, G, n+1).sum(1),s[:,n+1].view(-1, G).all(1)
         shares = h[:,-1]/h[:,:-1].sum(1).clamp(min=1)
+        told = token_fields(self._tokenizer, w['told'][:k*G], G) if w['told'] else {}
         return group_rows(w['step'], [words(o) for o in old['prompt'][:k*G:G]],
             [words(o) for o in old['completion'][:k*G]],
             total[:k], records=fates[:k], n_tokens=s[:k*G,-2].long(), truncated=s[:k*G,-1].bool(),
@@ -384,4 +396,4 @@ class RunRecord(ReplayLog):
             score=group_scores(A, total)[:k], clip_share=[v if o else None
                 for v,o in zip(shares.tolist(), seen)][:k],
             ratio_hist=[dict(edges=RATIO_EDGES, counts=c[:-1].long().tolist()) if o else None
-                for c,o in zip(h, seen)][:k])
+                for c,o in zip(h, seen)][:k], **told)

@@ -59,6 +59,8 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     record_max_groups:int|None = _s(64, 'The most groups of a batch that are recorded; None for all.')
     record_max_mb:float|None = _s(100.,
         'Size that the record of groups may reach over the run, in MB; None for any.')
+    record_tokens:bool = _s(False,
+        'Record the tokens of these groups too, each with its log-prob and its ratio, for the inspector.')
 
     def __post_init__(self):
         check_trl_settings(self)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from .core import atomic_write
 from .stats import mean_ci
-from .records import Run, read_run
+from .records import TOKEN_FIELDS, Run, read_run
 from .findings import find, verdict
 
 # %% ../nbs/workshop/view.ipynb #aa38b74d
@@ -240,6 +240,8 @@ def _told(row, born, limit):
     o['prompt'],o['cut_prompt'] = _cut(row.get('prompt'), limit)
     texts = [_cut(t, limit) for t in row.get('completions') or []]
     o['completions'],o['cut'] = [t for t,_ in texts],[n for _,n in texts]
+    if any(o['cut']):
+        for k in TOKEN_FIELDS: o.pop(k, None)
     if not o['cut_prompt']: del o['cut_prompt']
     if not any(o['cut']): del o['cut']
     if r := row.get('replacement'):

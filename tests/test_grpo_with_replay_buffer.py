@@ -524,7 +524,8 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
     replay = {f'replay_{k}' for k in ('buffer_size','priority','scope','age_limit','age_decay','max_uses',
                                       'when_empty', 'drop_dead_kl','same_prompt_first','stored_per_fresh',
                                       'weight','weight_cap','clip','max_drift')}
-    assert own==replay | {'dead_tolerance','record_groups','record_max_groups','record_max_mb'}
+    assert own==replay | {'dead_tolerance','record_groups','record_max_groups','record_max_mb',
+        'record_tokens'}
     assert all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own)
     assert T.config().replay_buffer_size==64
 

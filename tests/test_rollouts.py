@@ -145,3 +145,51 @@ NAMES = [('train/kl', 'kl'), ('actor/pg_clipfrac', 'clip_ratio/region_mean'), ('
     ('rewards/right/mean', 'rewards/right/mean')]
 @pytest.mark.parametrize('theirs,ours', NAMES)
 def test_names(theirs, ours): assert our_name(theirs)==ours
+
+# ---- trackio and OpenRLHF, as their documentation says they write
+
+def trackio(path, runs):
+    "A project: {run: what each call of `log` was given}; tables as trackio packs them, nan as it spells it"
+    from contextlib import closing
+    import sqlite3
+    def packed(o):
+        if isinstance(o, list): return {'_type':'trackio.table', '_value':o}
+        return 'NaN' if isinstance(o, float) and math.isnan(o) else o
+    with closing(sqlite3.connect(path)) as db:
+        db.execute('create table metrics (id integer primary key, run_id text, timestamp text, '
+            'run_name text, step integer, metrics text, log_id text, space_id text)')
+        for run,rows in runs.items():
+            for i,o in enumerate(rows):
+                said = json.dumps({k:packed(v) for k,v in o.items()})
+                db.execute('insert into metrics (run_id, timestamp, run_name, step, metrics) '
+                    'values (?,?,?,?,?)', (run, '', run, i, said))
+        db.commit()
+    return path
+
+def test_a_trackio_project_gives_the_newest_runs_metrics_and_completions(tmp_path):
+    table = lambda s: [dict(step=str(s), prompt=q, completion=t if i<2 else f'{t} {s}', right=r, advantage=r-.5)
+        for s,i,q,t,r in samples(s)]
+    calls = [o for s in (1, 2) for o in ({'train/reward':.25, 'train/kl':math.nan if s==1 else .1,
+        'train/global_step':s}, dict(completions=table(s)))]
+    f = trackio(tmp_path/'p.db', dict(older=[dict(reward=9.)], newer=calls))
+    run = check(f)
+    assert any("2 runs; this is 'newer'" in n for n in run.notes)
+    h = read_log(f).history
+    assert h['step'].tolist()==[1, 2] and h['reward'].tolist()==[.25, .25] and h['kl'].dropna().tolist()==[.1]
+    assert open_run(tmp_path).steps==[1, 2]
+
+def test_a_database_that_is_no_project_says_what_is_needed(tmp_path):
+    (tmp_path/'x.db').write_bytes(b'SQLite format 3\0'+b'\7'*4000)
+    for read in (read_log, read_rollouts):
+        with pytest.raises(ValueError, match='table `metrics`'): read(tmp_path/'x.db')
+
+def test_openrlhfs_scalars_are_read_under_trls_names(tmp_path):
+    names = dict(policy_loss='loss', reward='reward', response_length='completions/mean_length', kl='kl',
+        actor_grad_norm='grad_norm', actor_lr='learning_rate', entropy_loss='entropy',
+        truncated='completions/clipped_ratio', group_reward_std='reward_std')
+    rows = [{'train/global_step':s}|{f'train/{k}':i+s/10 for i,k in enumerate(names)} for s in range(1, 5)]
+    lines(tmp_path/'metrics.jsonl', rows+[{'eval/global_step':4, 'eval/eval_math_pass1':.5}])
+    h = read_log(tmp_path).history
+    for i,ours in enumerate(names.values()):
+        assert h[ours].dropna().tolist()==pytest.approx([i+s/10 for s in range(1, 5)])
+    assert h['eval/eval_math_pass1'].dropna().tolist()==[.5]

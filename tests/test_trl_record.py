@@ -359,3 +359,35 @@ def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
     share = [r/s for r,s in zip(spent['record'], spent['step'])][2:]
     # 0.9 % on an idle core; the rest is for a busy one
     assert len(read_run(t.args.output_dir).rows)==12*4 and 0<statistics.median(share)<=.015, share
+
+# -- tokens, on request ---------------------------------------------------------------------------
+def test_tokens_are_recorded_with_log_prob_and_ratio_by_value():
+    "The trainer's own numbers, token by token: of what was sampled, and under the newcomer where one came in"
+    t,got,ratios,r = run(record_tokens=True)
+    assert len(ratios)==len(got)==4 and any(o['replacement'] for o in r.rows)
+    for (rows,ratio,mask,_),b,groups in zip(ratios, got, r.by_step.values()):
+        for j,i in enumerate(rows):
+            o,k = groups[i//G],i%G
+            new = o['replacement']
+            told = (new or o)['ratios'][k]
+            assert told==pytest.approx(ratio[j][mask[j]].tolist(), abs=6e-4)
+            words = ''.join(o['tokens'][k]).split()
+            assert [w for w in words if w[0]!='<']==o['completions'][k].split()
+            assert len(o['tokens'][k])==o['n_tokens'][k]
+            if new: assert 'ratios' not in o and o['logps'][k]==[]   # it was not in the training forward
+            else: assert len(o['logps'][k])==len(told) and max(o['logps'][k])<=0
+    assert all('tokens' not in o for o in run()[3].rows)
+
+def test_recorded_log_probs_are_those_of_the_model_that_sampled():
+    "Before the first update the model is the one that was loaded: a plain forward gives the same numbers"
+    start = T.model()
+    t,got,_,r = run([LIVE, LIVE], steps=1, record_tokens=True)
+    b = got[0]
+    ids = torch.cat([b['prompt_ids'], b['completion_ids']], 1)
+    mask = torch.cat([b['prompt_mask'], b['completion_mask']], 1)
+    T_ = b['completion_ids'].shape[1]
+    with torch.no_grad(): logits = start(ids, attention_mask=mask).logits[:,-1-T_:-1]
+    logps = (logits/t.temperature).log_softmax(-1).gather(-1, b['completion_ids'][...,None])[...,0]
+    for i,row in enumerate(logps):
+        told = r.rows[i//G]['logps'][i%G]
+        assert told==pytest.approx(row[b['completion_mask'][i].bool()].tolist(), abs=2e-3)

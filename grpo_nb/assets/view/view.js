@@ -610,7 +610,7 @@ export async function mount(root, packed, options = {}) {
 
   function tools(g) {
     const kinds = [['nothing', 'none'], ['advantage', 'advantage']];
-    if (g.ratios) kinds.push(['ratio to the policy that sampled', 'ratios']);
+    if (g.ratios || g.replacement?.ratios) kinds.push(['ratio to the policy that sampled', 'ratios']);
     if (g.logps) kinds.push(['log-prob', 'logps']);
     const [field, s] = select('colour text by', kinds, x => { now.colour = x; body(); });
     if (kinds.some(k => k[1] == now.colour)) s.value = now.colour;
@@ -642,7 +642,8 @@ export async function mount(root, packed, options = {}) {
     if (o.score != null) bits.push(`score ${num(o.score)}`);
     if (!now.version && r.prob != null) bits.push(`drawn with probability ${num(r.prob)}`);
     const title = `What came in: group ${num(o.id)}`;
-    if (came) return [left, side(title, bits.join(', '), came, now.diff ? g : null, true)];
+    const then = now.version ? null : r.ratios;   // in this update, not in that of its birth
+    if (came) return [left, side(title, bits.join(', '), {...came, ratios: then}, now.diff ? g : null, true)];
     return [left, el('section', {class: 'gv-side'}, el(run.sub, {class: 'gv-sub'}, title), el('p', {class: 'gv-dim'}, bits.join(', ')),
       el('p', {class: 'gv-dim'}, 'Its text is not on record: it was born at a step that was not recorded.'))];
   }
