@@ -17,6 +17,7 @@ QUIET = ('--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-bac
 
 def pytest_addoption(parser):
     parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')
+    parser.addoption('--kills', type=int, default=5, help='how often the killed run is killed')
 
 
 def pytest_configure(config): config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')

@@ -137,7 +137,8 @@ def test_a_correction_of_replayed_rows_is_that_of_policy_loss_in_value_and_gradi
 @pytest.mark.parametrize('kw,says', [(dict(replay_weight='none', beta=.1), 'use_bias_correction_kl'),
     (dict(replay_clip='none', loss_type='vespo'), 'vespo'),
     (dict(replay_max_drift=.1, off_policy_mask_threshold=.5), 'off-policy mask'),
-    (dict(replay_weight='decoupled'), 'one of'), (dict(replay_weight_cap=0), 'above 0')])
+    (dict(replay_weight='decoupled'), 'one more forward pass'),
+    (dict(replay_weight='half'), 'one of'), (dict(replay_weight_cap=0), 'above 0')])
 def test_a_correction_that_the_seam_does_not_allow_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): T.config(**kw)
 
@@ -453,6 +454,19 @@ def test_tool_turns_can_be_limited():
     t = byte_trainer(Scripted(PLAN, G), texts(), tools=[again], max_tool_calling_iterations=2)
     got = T.spy(t); t.train()
     assert len(calls)==4*8*2 and sum(b['replayed'].any().item() for b in got)==3
+
+def test_the_losses_are_those_of_this_trl_and_ours():
+    from grpo_nb.loss import LOSSES
+    from grpo_nb.trl_checks import trl_losses
+    assert set(trl_losses())==set(LOSSES)
+
+def test_a_newer_trl_is_used_and_said(monkeypatch):
+    from grpo_nb import tested
+    monkeypatch.setitem(tested.TESTED, 'trl', '0.1')
+    with pytest.warns(UserWarning, match='newer than 0.1, the newest that was tested'):
+        t = T.trainer(max_steps=1)
+    t.train()
+    assert t.state.global_step==1
 
 LEFT_OUT = dict(log_completions_hub_repo='uploads to the hub',
     use_transformers_continuous_batching='needs a GPU', transformers_continuous_batching_config='needs a GPU',
