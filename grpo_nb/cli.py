@@ -300,15 +300,17 @@ class TrainCommand:
 
 
 def config_options()->list:  # (name, type, default, help)
-    "The settings of `TrainConfig`, read from its source."
+    "The settings of `TrainConfig`, its own first, read from its source and that of what it inherits."
     files = (
         sorted(Path(__file__).parent.glob('*.py'))
         if '__file__' in globals()
         else sorted(Path('../../grpo_nb').glob('*.py'))
     )
-    source = next(t for f in files if '\nclass TrainConfig' in (t := f.read_text(encoding='utf-8')))
-    tree = next(o for o in ast.parse(source).body if isinstance(o, ast.ClassDef) and o.name=='TrainConfig')
-    found = [o for o in tree.body if isinstance(o, ast.AnnAssign) and isinstance(o.value, ast.Call)]
+    def fields_of(name):
+        source = next(t for f in files if f'\nclass {name}' in (t := f.read_text(encoding='utf-8')))
+        tree = next(o for o in ast.parse(source).body if isinstance(o, ast.ClassDef) and o.name==name)
+        return [o for o in tree.body if isinstance(o, ast.AnnAssign) and isinstance(o.value, ast.Call)]
+    found = fields_of('TrainConfig')+fields_of('RunSettings')
     return [
         (o.target.id, ast.unparse(o.annotation), *(ast.literal_eval(a) for a in o.value.args)) for o in found
     ]

@@ -540,7 +540,7 @@ def part_step(
     yield row('step', 'machine', 'copies', value=copy_rate(), unit='bytes/s')
 
 # %% ../nbs/reference/speed.ipynb #a7aa9bf4
-PHASES = {   # function in `grpo_nb.trainer` -> phase
+PHASES = {   # function that the trainer calls -> phase
     'generate':'generation', 'encode_prompts':'text', 'decode':'text', 'score':'rewards',
     'combine_rewards':'rewards', 'multi_objective':'rewards',
     'token_logps_and_entropy':'log-probs', 'token_logps':'log-probs', 'policy_loss':'loss',
@@ -571,8 +571,9 @@ def watched(
     watch:StopWatch, # gets the seconds
 )->Iterator[None]:
     "Inside the block, the phases of a step are timed; behind it everything is as it was."
-    import grpo_nb.trainer as T
-    put = [(T, k, p) for k,p in PHASES.items() if hasattr(T, k)]
+    import grpo_nb.evaluation, grpo_nb.run_record, grpo_nb.trainer
+    rooms = (grpo_nb.evaluation, grpo_nb.run_record, grpo_nb.trainer)
+    put = [(room, k, p) for k,p in PHASES.items() for room in rooms if hasattr(room, k)]
     put += [(Tensor, 'backward', 'backward'), (torch.nn.utils, 'clip_grad_norm_', 'optimizer'),
             (s.optimizer, 'step', 'optimizer'), (s.method, 'treat', 'replay')]
     old = [(at, k, vars(at).get(k), getattr(at, k)) for at,k,_ in put]

@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import pandas as pd, torch
 import grpo_nb.trainer as tr
+from grpo_nb import run_watch
 from grpo_nb.inspector import inspect_run, write_inspector
 from grpo_nb.report import write_report
 from grpo_nb.problems import chain_sum
@@ -24,17 +25,17 @@ def spent(f, *args, **kw):
 def recording(steps=24):
     "Share of a training run with the demo's settings that goes into its record"
     used = dict(s=0.)
-    old = tr.record
+    old = run_watch.record
     def watched(*args):
         s,_ = spent(old, *args)
         used['s'] += s
-    tr.record = watched
+    run_watch.record = watched
     try:
         model,tok = load_model()
         args = tr.TrainConfig(output_dir=tempfile.mkdtemp(), max_steps=steps, learning_rate=2e-4,
                               disable_tqdm=True)
         s,_ = spent(tr.train, model, tok, chain_sum(200, seed=0), accuracy_reward, args)
-    finally: tr.record = old
+    finally: run_watch.record = old
     return 100*used['s']/s
 
 def main(out):

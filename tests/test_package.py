@@ -15,7 +15,8 @@ HOUSE = [
 FLOORS = dict(  # inside each; a module imports from the floors below its own
     workshop=[
         {'core', 'tested'},
-        {'plotting', 'stats', 'ratios', 'signals', 'blocks', 'fast_qwen', 'findings', 'masters', 'store'},
+        {'plotting', 'stats', 'ratios', 'signals', 'blocks', 'fast_qwen', 'findings', 'masters', 'store',
+            'epochs'},
         {
             'widgets',
             'sampling',
@@ -30,16 +31,17 @@ FLOORS = dict(  # inside each; a module imports from the floors below its own
         },
         {'view', 'rollouts', 'answers', 'loss_inputs'},
         {'logs', 'report', 'watch'},
-        {'trl_rows', 'trl_checks', 'study', 'stacked', 'plans', 'launch', 'options'},
-        {'trl_resume', 'trl_settings', 'harness', 'families'},
-        {'trl_record', 'stacked_runs'},
+        {'trl_rows', 'trl_checks', 'study', 'stacked', 'plans', 'launch', 'options', 'run_settings',
+            'equal_tokens', 'run_end'},
+        {'trl_resume', 'trl_settings', 'harness', 'families', 'run_record', 'run_checkpoints'},
+        {'trl_record', 'stacked_runs', 'run_watch'},
         {'trl_shared'},
     ],
     course=[
         {'tasks', 'tiny_qwen'},
         {'generation'},
         {'rewards', 'advantages', 'kl', 'dialects'},
-        {'loss', 'replay'},
+        {'loss', 'replay', 'evaluation'},
         {'methods', 'records', 'distributed'},
         {'trainer', 'grpo_with_replay_buffer'},
         {'inspector', 'diagnose', 'report', 'contest', 'off_policy', 'replay_study'},

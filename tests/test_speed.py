@@ -254,7 +254,7 @@ def test_both_trainers_get_the_same_weights_prompts_and_reward(tmp_path):
 # --- the profile
 
 def test_phases_are_the_functions_that_the_trainer_calls_and_come_off_again():
-    import grpo_nb.trainer as T
+    import grpo_nb.evaluation as T
     s = Work(**SMALL).ours(Replay(4))
     old = T.generate,torch.Tensor.backward,s.method.treat,s.optimizer.step
     with watched(s, StopWatch()) as w: w.wrap(step, 'other')(s)
@@ -264,7 +264,7 @@ def test_phases_are_the_functions_that_the_trainer_calls_and_come_off_again():
     assert w.calls['rewards']>=1 and w.calls['optimizer']>=1 and w.calls['loss']>=1
 
 def test_phases_come_off_when_the_step_fails():
-    import grpo_nb.trainer as T
+    import grpo_nb.evaluation as T
     s,old = Work(**SMALL).ours(),T.generate
     s.optimizer.step = None
     with pytest.raises(TypeError), watched(s, StopWatch()): step(s)

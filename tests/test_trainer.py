@@ -12,6 +12,9 @@ from grpo_nb.records import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
 from grpo_nb.replay import Keep, Mask, Method, Replay
 from grpo_nb.problems import chain_sum
+from grpo_nb.run_checkpoints import find_checkpoint
+from grpo_nb.run_record import group_ratios
+from grpo_nb.run_watch import slow_roads
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import (TrainConfig, checkpoints, evaluate, new_state, next_keys, pass_at_k, rollout,
                              save_checkpoint, step, train, update)
@@ -298,13 +301,13 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     for mb,want in seen: assert torch.allclose(mb.ref_logps, want, atol=2e-5)
 
 def test_a_model_without_a_short_road_is_said_in_one_line():
-    assert tr.slow_roads(tiny_model(0), cfg())==''
-    said = tr.slow_roads(tiny_model(0, hidden_act='gelu'), cfg())
+    assert slow_roads(tiny_model(0), cfg())==''
+    said = slow_roads(tiny_model(0, hidden_act='gelu'), cfg())
     assert said.startswith('sampling and log-probs through') and said.endswith(
         'its activation is gelu, not silu'
     )
-    assert tr.slow_roads(tiny_model(0).bfloat16(), cfg()).endswith(': its weights are bfloat16')
-    assert tr.slow_roads(tiny_model(0), cfg(shared_prefix=False)).startswith('log-probs through')
+    assert slow_roads(tiny_model(0).bfloat16(), cfg()).endswith(': its weights are bfloat16')
+    assert slow_roads(tiny_model(0), cfg(shared_prefix=False)).startswith('log-probs through')
 
 def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(capsys):
     flat_reward = lambda completions, **kw: [0.]*len(completions)
@@ -447,7 +450,7 @@ def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
         n,row = len(o['fresh']),o['row']
         assert len(o['treated'].batch)==8 and n==8-row['replay/stored'] and len(o['prompts'])==n
         keys = o['fresh'].key.tolist()
-        want = [tr._shuffled(48, s.args.seed*100_003+(taken+i)//48)[(taken+i)%48] for i in range(n)]
+        want = [tr.shuffled(48, s.args.seed*100_003+(taken+i)//48)[(taken+i)%48] for i in range(n)]
         assert keys==want   # the cursor moves by what was sampled
         taken += n
         assert row['frac_reward_zero_std']==o['dead'].float().mean().item()
@@ -649,7 +652,7 @@ def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
     c = save_checkpoint(s, tmp_path)
     (tmp_path/'checkpoint-99').mkdir(); (tmp_path/'checkpoint-99'/'model.safetensors').write_bytes(b'half')
     (tmp_path/'.checkpoint-100.tmp').mkdir()
-    with pytest.warns(UserWarning, match='passed over checkpoint-99'): assert tr._find(True, tmp_path)==c
+    with pytest.warns(UserWarning, match='passed over checkpoint-99'): assert find_checkpoint(True, tmp_path)==c
     assert checkpoints(tmp_path)==[c]
     with pytest.raises(ValueError, match='no whole checkpoint'):
         tr.load_checkpoint(state(), tmp_path / 'checkpoint-99')
@@ -741,7 +744,7 @@ def test_ratios_by_group_are_those_of_each_groups_own_update():
     now = batch.old_logps+.3*torch.randn(batch.old_logps.shape, generator=g)
     seen = [dict(idx=i, logps=now[i, :, :w], mask=batch.completion_mask[i, :, :w])
             for i, w in (([2, 1], 5), ([3, 0], now.shape[2]))]
-    out = tr.group_ratios(s, seen, batch)
+    out = group_ratios(s, seen, batch)
     for b in range(4):
         counts,held,n = [0]*15,0,0
         for i,t in batch.completion_mask[b].nonzero().tolist():

@@ -119,7 +119,7 @@ def test_settings_of_another_kind_are_named(args):
     ids=str,
 )
 def test_arguments_that_cannot_work_are_named_before_any_completion(kw, says, monkeypatch):
-    monkeypatch.setattr('grpo_nb.trainer.generate', lambda *a, **k: pytest.fail('sampled'))
+    monkeypatch.setattr('grpo_nb.evaluation.generate', lambda *a, **k: pytest.fail('sampled'))
     with pytest.raises(ValueError, match=says): run(**kw)
 
 @pytest.mark.parametrize(
