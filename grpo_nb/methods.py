@@ -17,8 +17,10 @@ from .core import register
 from .advantages import group_advantages
 from .generation import Rollouts
 from .ratios import dead_groups, nan_std, spread
-from grpo_nb.replay import (METHODS, Entry, Method, Replay, Treated, unfilled, _ages, _check_option, _keys,
-    _told, _whole)
+from .packing import pack_answer, put_answers
+from .replay import METHODS, Entry, Method, Replay, Treated, unfilled
+from .store import _check_option, _whole
+from .treatment import _ages, _keys, _told
 
 # %% ../nbs/08a_methods.ipynb #2184c702
 @register(METHODS, 'dynamic')
@@ -99,13 +101,20 @@ class SkipPrompts(Method):
         p = {f'explore_{k}':v for k,v in self.p.items()}
         return self.treated(batch, dead, torch.ones_like(dead), why, **p)
 
-    def state_dict(self)->dict:
-        rows = [[k, *v] for k,v in self.row.items()]
-        return dict(p=dict(self.p), rows=rows, rng=torch.tensor(self.rng.getstate()[1]))
+# %% ../nbs/08a_methods.ipynb #f282af3f
+@patch
+def state_dict(self:SkipPrompts)->dict:
+    "Probabilities, what is known of each prompt, and the random numbers."
+    rows = [[k, *v] for k,v in self.row.items()]
+    return dict(p=dict(self.p), rows=rows, rng=torch.tensor(self.rng.getstate()[1]))
 
-    def load_state_dict(self, state:dict)->None:
-        self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
-        self.rng.setstate((3, tuple(state['rng'].tolist()), None))
+@patch
+def load_state_dict(self:SkipPrompts,
+    state:dict,  # of `state_dict`
+)->None:
+    "Go on from there."
+    self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
+    self.rng.setstate((3, tuple(state['rng'].tolist()), None))
 
 # %% ../nbs/08a_methods.ipynb #b3ac6ce2
 @register(METHODS, 'variance')
@@ -299,32 +308,21 @@ class SamePrompt(Method):
 # %% ../nbs/08a_methods.ipynb #8ef5fcbb
 @patch
 def _mend(self:SamePrompt, batch, found):
-    if not found: return batch
-    T = max([batch.completion_ids.shape[2], *(len(o['completion_ids']) for o in found.values())])
-    x = batch.pad_to(batch.prompt_ids.shape[1], T)
-    x = replace(x, **{k:v.clone() for k,v in x.tensors().items()})
+    "The batch with the old answers in place, and the advantages that their groups have then."
+    x = put_answers(batch, found)
     for b,o in found.items():
-        n = len(o['completion_ids'])
-        for k,fill in (('completion_ids',x.pad_id), ('old_logps',0.), ('ref_logps',0.)):
-            if (v := getattr(x, k)) is None: continue
-            v[b,-1] = fill
-            v[b,-1,:n] = o[k].to(v)
-        x.completion_mask[b,-1] = torch.arange(T, device=x.completion_mask.device)<n
-        x.rewards[b,-1],x.replayed[b] = o['reward'],True
         x.advantages[b] = group_advantages(x.rewards[b:b+1], self.scale)[0]
         o['uses'] += 1
-    return x.trim()
+    return x
 
 @patch
 def _remember(self:SamePrompt, batch, keys, step):
+    "Keep the best answer of each group where it beats the one that is kept."
     top = batch.rewards.nan_to_num(-math.inf).max(1)
     for b,(k,r,g) in enumerate(zip(keys, top.values.tolist(), top.indices.tolist())):
         if k is None or k in self.best and self.best[k]['reward']>r: continue
-        m = batch.completion_mask[b,g]
         self.best.pop(k, None)
-        ids,logps = batch.completion_ids[b,g][m].int().cpu(),batch.old_logps[b,g][m].float().cpu()
-        self.best[k] = dict(reward=r, step=step, uses=0, completion_ids=ids, old_logps=logps)
-        if batch.ref_logps is not None: self.best[k]['ref_logps'] = batch.ref_logps[b,g][m].float().cpu()
+        self.best[k] = dict(reward=r, step=step, uses=0)|pack_answer(batch, b, g)
         if len(self.best)>self.max_prompts: del self.best[next(iter(self.best))]
 
 # %% ../nbs/08a_methods.ipynb #a010cd79
