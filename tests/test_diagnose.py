@@ -64,6 +64,17 @@ def test_the_command_prints_the_page(tmp_path, capsys):
 
 # ---- pass rates that are spread
 
+@pytest.mark.parametrize('mean,total', [(.3, 1.21), (.5, .84), (.7, 1.21)])
+def test_a_spread_with_big_maths_share_of_dead_groups_holds_at_other_sizes_by_sampling(mean, total):
+    "44 % of Big-Math's problems give a dead group of 8 (Bay and Yearick, arXiv 2607.00152)"
+    assert beta_dead_share(mean, total, 8)==pytest.approx(.44, abs=.005)
+    rng = np.random.default_rng(0)
+    p = rng.beta(mean*total, (1-mean)*total, 200_000)
+    for G,dead in ((4, .58), (16, .33), (64, .19)):
+        k = rng.binomial(G, p)
+        assert ((k==0)|(k==G)).mean()==pytest.approx(beta_dead_share(mean, total, G), abs=.005)
+        assert beta_dead_share(mean, total, G)==pytest.approx(dead, abs=.01)
+
 @pytest.mark.parametrize('mean,total,G', [(.17, 1.1, 8), (.5, 2., 4), (.3, .4, 16), (.9, 5., 2)])
 def test_a_spread_of_pass_rates_against_a_simulation(mean, total, G):
     rng = np.random.default_rng(0)
