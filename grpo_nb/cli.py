@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from inspect import Parameter
 from pathlib import Path
+from .signals import one_line
 
 # %% ../nbs/reference/cli.ipynb #84036f26
 COMMANDS = dict(  # name: (function, what it does)
@@ -135,14 +136,15 @@ def function_parser(
 def main(
     argv:list=None,  # words after `grpo_nb`; None for those of the command line
 ):
-    "Run one command. Exits with 2 and one line for input that can't work, with the command's own errors otherwise."
+    """Run one command. Exits with 2 and one line for input that can't work, with 130 and one line after
+    Ctrl-C, with the command's own errors otherwise."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1]==['help']: argv = [*argv[1:2], '--help']
     if not argv or argv[0] in ('-h','--help'): return _overview()
     if argv[0] in ('--version','-V','version'): return _version()
-    try: _run(argv[0], argv[1:])
+    try:
+        with one_line(f'grpo_nb {argv[0]}: stopped; nothing more was written'): _run(argv[0], argv[1:])
     except (ValueError, OSError) as e: _stop(f'{argv[0]}: {as_typed(str(e))}')
-    except KeyboardInterrupt: _stop(f'{argv[0]}: stopped; nothing more was written', 130)
     except Exception as e:
         if type(e).__name__!='Trouble': raise
         _stop(f'{argv[0]}: {e}')   # what the checks of `dev` found, which is no crash
@@ -176,9 +178,9 @@ def _version():
         except PackageNotFoundError: return f'{name}: not installed'
     print(', '.join(map(of, ('grpo_nb','torch','transformers','trl'))), f'on Python {sys.version.split()[0]}')
 
-def _stop(msg, code=2):
+def _stop(msg):
     print(f'grpo_nb {msg}'.encode(errors='backslashreplace').decode(), file=sys.stderr)
-    sys.exit(code)
+    sys.exit(2)
 
 # %% ../nbs/reference/cli.ipynb #36ee049d
 _AS_TYPED = [  # how the library says it, and how it is typed

@@ -65,5 +65,6 @@ def one_line(
     "KeyboardInterrupt ends the process with one line on stderr and exit code 130."
     try: yield
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)   # one more Ctrl-C would end the farewell in a stack
         print('\n'+(say() if callable(say) else say), file=sys.stderr, flush=True)
         raise SystemExit(130) from None

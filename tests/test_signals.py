@@ -80,3 +80,16 @@ def test_the_room_is_light():
     code = 'import sys, grpo_nb.signals; print({"torch", "numpy", "fastcore"} & set(sys.modules))'
     assert (subprocess.run([sys.executable, '-c', code], capture_output=True,
                            text=True).stdout.strip() == 'set()')
+
+def test_ctrl_c_again_and_again_ends_a_command_in_one_line_and_no_stack():
+    code = ('import atexit, signal, time\nfrom grpo_nb import cli\n'
+            'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
+            'atexit.register(time.sleep, .5)\n'   # what a library does at the end of a program
+            'def work(words): print("x", flush=True); time.sleep(30)\n'
+            'cli._run = lambda name, words: work(words)\ncli.main(["demo"])')
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    p = subprocess.Popen([sys.executable, '-c', code], **pipes)
+    p.stdout.readline()
+    while p.poll() is None: p.send_signal(signal.SIGINT); time.sleep(.02)
+    said = p.stderr.read().strip()
+    assert (said, p.returncode)==('grpo_nb demo: stopped; nothing more was written', 130)
