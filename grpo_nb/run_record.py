@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .core import masked_mean
 from .ratios import clip_share, merge_sums, ratio_row, ratio_sums, reward_std
-from .records import Recorder, group_rows, ratio_hists
+from .records import Recorder, group_rows, ratio_hists, token_fields
 from .reward_loading import reward_name
 from .run_settings import clip_options
 
@@ -76,7 +76,10 @@ def group_ratios(
     ratio,mask = (torch.from_numpy(logps)-batch.old_logps.cpu()).exp(),torch.from_numpy(mask)
     A = batch.advantages.cpu()
     held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), **clip_options(s))
-    return dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
+    out = dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
+    if s.args.record_tokens:
+        out['ratios'] = [[[round(x, 3) for x in r[m].tolist()] for r,m in zip(*o)] for o in zip(ratio, mask)]
+    return out
 
 def record(
     rec:Recorder,  # writes into the run's folder
@@ -97,9 +100,15 @@ def record(
         rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key,
         n_tokens=fresh.completion_mask.sum(-1), truncated=~ended(s, fresh),
         advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons,
-        **{k:v[:n] for k,v in ratios.items()})
+        **{k:v[:n] for k,v in ratios.items()}, **(_tokens(s, fresh) if s.args.record_tokens else {}))
     rows += [_stored_row(row['step'], treated, ratios, b) for b in range(n, len(A))]
     rec.groups(row['step'], rows)
+
+def _tokens(s, fresh):
+    "Tokens of what was sampled, with their log-probs."
+    parts = (o.flatten(0, 1).cpu() for o in (fresh.completion_ids, fresh.old_logps, fresh.completion_mask))
+    rows = [dict(ids=i[m].tolist(), logps=p[m].tolist()) for i,p,m in zip(*parts)]
+    return token_fields(s.tokenizer, rows, fresh.completion_ids.shape[1])
 
 def _stored_row(step, treated, ratios, b):
     "A stored group beside the fresh ones: nothing was sampled in its place."

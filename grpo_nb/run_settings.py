@@ -66,6 +66,7 @@ class RunSettings:
     save_total_limit:int = setting(2, 'checkpoints kept')
     record_groups:int = setting(1, 'record the groups of every n-th batch; 0: never')
     record_max_mb:float = setting(100., 'size of the group record at the end of the run, at most, in MB')
+    record_tokens:bool = setting(False, 'record the tokens of these groups too, each with log-prob and ratio')
     disable_tqdm:bool = setting(False, 'hide the progress bar')
 
 # %% ../nbs/workshop/run_settings.ipynb #c811b437

@@ -241,6 +241,72 @@ def test_a_long_run_opens_and_moves(browser, tmp_path):
     assert here(page).startswith('step 0, group')
     page.close()
 
+# ---- tokens
+
+@pytest.fixture(scope='module')
+def with_tokens(tmp_path_factory):
+    "A run with the demo's settings and its tokens on record, the weights it started from, and its first batch"
+    from faulty_runs import fresh, right, sums
+    from grpo_nb.trainer import TrainConfig, train
+    model,tok = fresh()
+    args = TrainConfig(output_dir=str(tmp_path_factory.mktemp('t')/'r'), max_steps=24, learning_rate=2e-4,
+        record_tokens=True, disable_tqdm=True)
+    start,first = fresh()[0],[]
+    def note(s, info):
+        if not first: first.append((info['fresh'], s.args.temperature))
+    train(model, tok, sums(), right, args, callbacks=[note])
+    return read_run(args.output_dir),start,tok,first[0]
+
+def test_the_from_scratch_trainer_records_tokens_by_value(with_tokens):
+    "Each token with the log-prob that a plain forward of the starting weights gives it"
+    import torch
+    run,start,tok,(batch,temperature) = with_tokens
+    rows = run.by_step[run.steps[0]]
+    B,G,T = batch.completion_ids.shape
+    P = batch.prompt_ids.shape[1]
+    for b in (0, B-1):
+        ids = torch.cat([batch.prompt_ids[b].expand(G, -1), batch.completion_ids[b]], 1)
+        mask = torch.cat([batch.prompt_mask[b].expand(G, -1), batch.completion_mask[b]], 1)
+        at = (mask.long().cumsum(1)-1).clamp(min=0)
+        with torch.no_grad(): logits = start(ids, attention_mask=mask.long(), position_ids=at).logits
+        logps = (logits[:,P-1:-1]/temperature).log_softmax(-1).gather(-1, ids[:,P:,None])[...,0]
+        for g in range(G):
+            m = batch.completion_mask[b,g]
+            assert rows[b]['logps'][g]==pytest.approx(logps[g][m].tolist(), abs=2e-3)
+            text = tok.decode(batch.completion_ids[b,g][m])
+            assert ''.join(rows[b]['tokens'][g])==text and len(rows[b]['tokens'][g])==rows[b]['n_tokens'][g]
+
+def test_recorded_ratios_fill_the_recorded_histogram(with_tokens):
+    "The same tokens, once one by one and once by bin; under the newcomer where a group was replaced"
+    from grpo_nb.records import RATIO_EDGES
+    replaced = 0
+    for o in with_tokens[0].rows:
+        told = (o['replacement'] or o)['ratios']
+        replaced += o['replacement'] is not None
+        inner = [x for r in told for x in r]
+        off = [x for x in inner if min(abs(x-e) for e in RATIO_EDGES)>1e-3]   # written with three decimals
+        counts = np.histogram(np.clip(off, RATIO_EDGES[0], RATIO_EDGES[-1]), RATIO_EDGES)[0]
+        assert sum(o['ratio_hist']['counts'])==len(inner)
+        assert (counts<=np.array(o['ratio_hist']['counts'])).all()
+    assert replaced
+
+def test_tokens_are_coloured_in_the_page_and_the_page_stays_small(with_tokens, opened):
+    run = with_tokens[0]
+    html = view_html(run)
+    assert len(html)*(200/24)<3e6, 'as many bytes as 200 steps would take'
+    row = next(o for o in run.rows if o['replacement'])
+    page = opened(1280, html, at=f"#step={row['step']}&group={row['group']}")
+    for kind,n in (('logps', 1), ('ratios', 1)):
+        page.get_by_label('colour text by').select_option(kind)
+        page.wait_for_selector('.gv-card pre span[title]')
+        side = page.locator('.gv-side').nth(0 if kind=='logps' else 1)
+        texts = side.locator('.gv-card pre').first.locator('span[title]')
+        want = (row['tokens'] if kind=='logps' else None)
+        told = row['logps'][0] if kind=='logps' else row['replacement']['ratios'][0]
+        assert texts.count()==len(told)
+        assert float(texts.first.get_attribute('title').replace('−', '-'))==pytest.approx(told[0], abs=6e-3)
+        if want: assert texts.all_inner_texts()[0].strip()==want[0][0].strip()
+
 # ---- the widget
 
 def test_the_widget_answers_what_the_page_asks_for(run):
