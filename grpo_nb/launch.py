@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_launch_config', 'launch_config', 'write_launch_config', 'launch_command', 'shell_line', 'slurm_script',
-           'vllm_command', 'vllm_problem', 'fsdp2_on_cpu']
+           'vllm_command', 'vllm_problem', 'fsdp2_on_cpu', 'vllm_on_cpu']
 
 # %% ../nbs/workshop/launch.ipynb #761a2204
 import difflib, os, shlex
@@ -269,3 +269,16 @@ def fsdp2_on_cpu(
             self.distributed_type,self.fsdp_plugin = DistributedType.FSDP,fsdp_plugin
             PartialState._shared_state['distributed_type'] = DistributedType.FSDP
     AcceleratorState.__init__ = init
+
+# %% ../nbs/workshop/launch.ipynb #9a20e580
+def vllm_on_cpu(
+    cache_gb:int=1,  # for keys and values, GiB; 0 for what `vllm_gpu_memory_utilization` leaves
+)->None:
+    "From here on, vLLM in this process runs on the CPU and takes new weights: call it before the trainer is made."
+    os.environ |= dict(VLLM_CPU_OMP_THREADS_BIND='nobind', VLLM_CPU_CI_ENV='1')   # no compiling
+    os.environ.setdefault('VLLM_LOGGING_LEVEL', 'ERROR')
+    if cache_gb: os.environ['VLLM_CPU_KVCACHE_SPACE'] = str(cache_gb)
+    from torch.nn.functional import linear
+    from vllm.model_executor.layers import utils
+    def unpacked(layer, remove_weight): layer.cpu_linear = linear
+    utils.dispatch_cpu_unquantized_gemm = unpacked

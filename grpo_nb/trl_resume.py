@@ -174,7 +174,9 @@ class ResumableTrainer(_Save):
     stopped_by = None   # name of the signal that ended `train`
     _trained = False    # has `train` been called before?
 
-    def _renew(self): "Forget what an earlier `train` left; its steps count from 0 again."
+    def _renew(self):
+        "Forget what an earlier `train` left; its steps count from 0 again."
+        self._last_loaded_step = -1   # vLLM has the weights of that step, and of another run
 
     def _all(self, o)->list:
         "`o` of every process, by rank."

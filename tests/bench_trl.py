@@ -1,8 +1,9 @@
-"""Replay on TRL in numbers, by `python tests/bench_trl.py speed|example|curve [csv]`.
+"""Replay on TRL in numbers, by `python tests/bench_trl.py speed|vllm|example|curve [csv]`.
 
 speed: plain GRPO, replay, replay that records every group, and replay with one more forward pass, step by
 step in turn in one process (A B C D A B C D), CPU seconds of a step, with no group dead and with half of
 them dead.
+vllm: the first and the third of these with vLLM in the process; in the environment of `test_vllm.py`.
 example: the documented example, 24 seeds x 40 steps.
 curve: the tiny Qwen, replay off and on, five seeds.
 """
@@ -53,9 +54,23 @@ def in_turn(arms, steps):
     for o in ths: o.join()
     return times
 
+def over_first(case, arms, times):
+    "A row for each arm: its median step, and its step over the first arm's of the same round."
+    rows = []
+    for arm,o in zip(arms, times):
+        ratio = sorted(b/a for a,b in zip(times[0], o))
+        low,high = (ratio[int(len(ratio)*q)] for q in (.25, .75))
+        rows.append(dict(case=case, arm=arm, steps=len(o), median_ms=round(1e3*st.median(o), 2),
+            over_plain_pct=round(100*(st.median(ratio)-1), 2), quartile_low=round(100*(low-1), 2),
+            quartile_high=round(100*(high-1), 2)))
+        print(rows[-1], flush=True)
+    return rows
+
+CASES = (('nothing dead', [LIVE]), ('half dead', [LIVE]*4+[LIVE,DEAD]*9999))
+
 def speed(out, steps=64, width=128, layers=3, tokens=32):
     rows = []
-    for name,plan in (('nothing dead', [LIVE]), ('half dead', [LIVE]*4+[LIVE,DEAD]*9999)):
+    for name,plan in CASES:
         def make(cls, cfg, **kw):
             t = T.trainer(T.Scripted(plan, 4), cls=cls, model_=qwen(width, layers),
                           args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens,
@@ -67,14 +82,22 @@ def speed(out, steps=64, width=128, layers=3, tokens=32):
         times = [o[4:] for o in in_turn([make(GRPOTrainer, GRPOConfig), make(*own, record_groups=0),
                                          make(*own, record_groups=1),
                                          make(Forward, own[1], record_groups=0)], steps)]
-        for arm,o in zip(('GRPOTrainer','replay','replay, recorded','replay, one more forward'), times):
-            ratio = sorted(b/a for a,b in zip(times[0], o))
-            low,high = (ratio[int(len(ratio)*q)] for q in (.25, .75))
-            rows.append(dict(case=name, arm=arm, steps=len(o), median_ms=round(1e3 * st.median(o), 2),
-                             over_plain_pct=round(100 * (st.median(ratio) - 1), 2),
-                             quartile_low=round(100 * (low - 1), 2),
-                             quartile_high=round(100 * (high - 1), 2)))
-            print(rows[-1], flush=True)
+        rows += over_first(name, ('GRPOTrainer','replay','replay, recorded','replay, one more forward'), times)
+    write(out, rows)
+
+def vllm(out, steps=64, tokens=32):
+    import vllm_tiny as X
+    X.one_engine()
+    rows = []
+    def make(plan, cls, cfg, **kw):
+        args = X.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens, max_steps=steps,
+            learning_rate=1e-5, generation_kwargs=dict(min_tokens=tokens, ignore_eos=True), **kw)
+        return X.trainer(T.Scripted(plan, 4), cls, args=args)
+    for name,plan in CASES:
+        arms = [make(plan, GRPOTrainer, GRPOConfig),
+            make(plan, GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, record_groups=1)]
+        times = [o[4:] for o in in_turn(arms, steps)]
+        rows += over_first(f'{name}, vLLM', ('GRPOTrainer','replay, recorded'), times)
     write(out, rows)
 
 def write(out, rows):

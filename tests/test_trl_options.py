@@ -371,6 +371,17 @@ def test_the_vllm_path_with_its_correction(monkeypatch, mode, loss):
         assert torch.allclose(b['importance_sampling_ratio'], want, atol=1e-5)
     assert t.vllm_generation.synced>0
 
+def test_a_second_train_sends_vllm_its_weights_again(monkeypatch):
+    "TRL skips it where both generate at the same step: the second run would sample with the first one's weights"
+    import trl.trainer.grpo_trainer as M
+    monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
+    t = T.trainer(Scripted([LIVE], G), max_steps=1, use_vllm=True, vllm_mode='colocate')
+    sent = []
+    for _ in range(2):
+        t.train()
+        sent.append(t.vllm_generation.synced)
+    assert sent==[1,2]
+
 def test_vllm_without_correction_needs_no_old_logps(monkeypatch):
     import trl.trainer.grpo_trainer as M
     monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
