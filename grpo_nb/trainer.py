@@ -8,7 +8,9 @@ __all__ = ['TrainConfig', 'State', 'new_state', 'method_of', 'check_dataset', 'r
 
 # %% ../nbs/09_trainer.ipynb #3b7afaf7
 import copy, math, random, time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
@@ -82,6 +84,14 @@ class State:
     loss:str|Callable = None  # a name in `LOSSES`, or a function such as stand there
     advantages:str|Callable = 'grpo'  # a name in `ADVANTAGES`, or a function such as stand there
     sampling:bool = False     # is nothing of the batch in the model or the method yet?
+    times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
+
+    @contextmanager
+    def timed(self, what:str):
+        "Add the seconds of a block to those of the batch."
+        begun = time.perf_counter()
+        yield
+        self.times[f'{what}_time'] += time.perf_counter()-begun
 
 # %% ../nbs/09_trainer.ipynb #cc16e689
 def new_state(
@@ -138,9 +148,12 @@ def rollout(
     "Sample G completions for each prompt, reward them, compare them within the group."
     a,G = s.args,s.args.num_generations
     rows = rows or [s.dataset[k] for k in keys]
-    batch = sample(s.model, s.tokenizer, rows, G, a.max_completion_length, s.generator, **sampling_options(a))
+    with s.timed('generation'):
+        batch = sample(s.model, s.tokenizer, rows, G, a.max_completion_length, s.generator,
+            **sampling_options(a))
     texts = decode(s.tokenizer, batch)
-    by_func = score(s.reward_funcs, rows, batch, texts).view(len(keys), G, -1).to(s.model.device)
+    with s.timed('reward'): by_func = score(s.reward_funcs, rows, batch, texts)
+    by_func = by_func.view(len(keys), G, -1).to(s.model.device)
     batch.rewards = combine_rewards(by_func.flatten(0, 1), a.reward_weights).view(len(keys), G)
     batch.advantages = multi_objective(by_func, a.reward_weights, a.multi_objective_aggregation,
         a.scale_rewards, advantages=s.advantages)
@@ -208,8 +221,9 @@ def update(
     a = s.args
     mask = mb.completion_mask & in_loss[:,None,None]
     if a.mask_truncated_completions: mask = mask & ended(s, mb)[:,:,None]
-    logps,entropy = token_logps_and_entropy(s.model, replace(mb, completion_mask=mask), a.temperature,
-        shared_prefix=a.shared_prefix)
+    with s.timed('logps'):
+        logps,entropy = token_logps_and_entropy(s.model, replace(mb, completion_mask=mask), a.temperature,
+            shared_prefix=a.shared_prefix)
     old = torch.where(uncorrected[:,None,None], logps.detach(), mb.old_logps)
     given = dict(advantages=mb.advantages, mask=mask, ref_logps=mb.ref_logps, entropy=entropy,
         num_items=num_items, **loss_options(s), **correction_options(s, mb, prox_logps))
@@ -264,6 +278,7 @@ def step(
 )->dict:      # row of the history; the batch before and after treatment; what the updates saw
     "One batch: sample, treat dead groups, update `steps_per_generation*num_iterations` times."
     t0,began = time.perf_counter(),s.step
+    s.times.clear()
     s.model.eval()
     s.sampling = True
     keys = next_keys(s, s.method.to_sample(s.args.B, s.step))
@@ -275,7 +290,7 @@ def step(
     t1 = time.perf_counter()
     done = update_all(s, treated)
     row = summarize(s, began, fresh, by_func, dead, treated, done)
-    row |= dict(rollout_time=t1-t0, step_time=time.perf_counter()-t0)
+    row |= dict(s.times, rollout_time=t1-t0, step_time=time.perf_counter()-t0)
     s.history.append(row)
     return dict(row=row, fresh=fresh, texts=texts, by_func=by_func, dead=dead, treated=treated,
         prompts=[o['prompt'] for o in rows], seen=done[:s.args.steps_per_generation])

@@ -7,7 +7,8 @@ __all__ = ['log', 'replay_counts', 'in_the_form_of', 'make_room', 'ReplayLog', '
            'RunRecord']
 
 # %% ../nbs/workshop/trl_record.ipynb #7e7bc5e6
-import json, logging, math
+import json, logging, math, time
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 import torch
@@ -76,6 +77,23 @@ def make_room(
 class ReplayLog(ResumableTrainer):
     "What the replay trainer counts and shows."
     _sums = None   # of the ratios of replayed rows since the last log: what `ratio_sums` gives
+
+    @contextmanager
+    def _timed(self, what):
+        "Put the seconds of a block into the log, where they are averaged over its calls."
+        begun = time.perf_counter()
+        yield
+        mode = 'train' if self.model.training else 'eval'
+        self._metrics[mode][f'{what}_time'].append(time.perf_counter()-begun)
+
+    def _generate(self, *args, **kwargs):
+        with self._timed('generation'): return super()._generate(*args, **kwargs)
+
+    def _calculate_rewards(self, *args, **kwargs):
+        with self._timed('reward'): return super()._calculate_rewards(*args, **kwargs)
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        with self._timed('logps'): return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     def _token_mask(self, x): return (x['completion_mask']*x.get('tool_mask', 1)).bool()
 

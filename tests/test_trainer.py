@@ -752,3 +752,14 @@ def test_ratios_by_group_are_those_of_each_groups_own_update():
             counts[min(14, max(0, sum(r>=e for e in RATIO_EDGES)-1))] += 1
             held,n = held+((r>1.2 and A>0) or (r<.8 and A<0)),n+1
         assert out['ratio_hist'][b]['counts']==counts and out['clip_share'][b]==pytest.approx(held/n)
+
+def test_sampling_rewards_and_log_probs_are_timed():
+    import time
+    def slow(prompts, completions, **kw):
+        time.sleep(.05)
+        return parity(prompts, completions)
+    s = state(reward=slow)
+    for row in (step(s)['row'], step(s)['row']):   # each batch anew
+        assert .05<=row['reward_time'] and 0<row['generation_time']
+        assert row['generation_time']+row['reward_time']<=row['rollout_time']
+        assert 0<row['logps_time']<=row['step_time']-row['rollout_time']

@@ -1,7 +1,7 @@
 """The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator:
 on runs that train."""
 
-import json, math, shutil, subprocess, sys
+import json, time, math, shutil, subprocess, sys
 from pathlib import Path
 import pytest, torch
 from grpo_nb.advantages import group_advantages
@@ -213,9 +213,20 @@ def test_evaluation_is_in_the_history_and_not_among_the_groups():
         per_device_eval_batch_size=4)
     assert r.history['eval_reward'].notna().all() and len(r.rows)==4
 
+def test_sampling_rewards_and_log_probs_are_timed(monkeypatch):
+    def slow(completions, **kw):
+        time.sleep(.05)
+        return T.n_red(completions)
+    t = T.trainer(slow, max_steps=2, num_iterations=2)
+    t.train()
+    for o in (o for o in t.state.log_history if 'loss' in o):
+        assert 0<o['logps_time']<o['step_time']
+    first = t.state.log_history[0]
+    assert first['reward_time']>=.05 and 0<first['generation_time']<first['step_time']
+
 # -- resume ---------------------------------------------------------------------------------------
-TIMES = {'step_time','train_runtime','train_samples_per_second','train_steps_per_second','eval_runtime',
-    'total_flos','train_loss'}
+TIMES = {'step_time','generation_time','reward_time','logps_time','train_runtime','train_samples_per_second',
+    'train_steps_per_second','eval_runtime','total_flos','train_loss'}
 def table(folder):
     r = read_run(folder)
     return r.rows,[{k:v for k,v in o.items() if k not in TIMES and v==v}
