@@ -75,6 +75,9 @@ def batch_command(
     mean_length:float=256.,             # tokens per completion
 ):
     "Say what TRL's batch numbers come to, and which group size would teach most."
+    if num_generations==1:
+        raise ValueError('`num_generations` is 1, needs 2 or more: a group of 1 has nothing to be '
+            'compared with')
     p = _rates(pass_rates)
     plan = batch_plan(num_generations, per_device_train_batch_size, gradient_accumulation_steps, world_size,
         steps_per_generation or None, None, num_iterations, p, mean_length)

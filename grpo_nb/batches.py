@@ -34,7 +34,7 @@ def _problem(G, b, W, s, size, N):
         return (f'generation_batch_size {size} is no multiple of processes × per_device_train_batch_size = '
             f'{W * b}')
     if N%G:
-        near = f'nearest sizes {N//G*G or G} and {(N//G+1)*G}'
+        near = f'nearest sizes {N//G*G} and {(N//G+1)*G}' if N>G else f'the nearest size is {G}'
         return f'{N} completions per generation are not whole groups of {G}: {near}'
     if G<2: return 'a group of 1 has nothing to be compared with: num_generations of 2 or more'
 
@@ -80,6 +80,8 @@ def batch_plan(
     p = np.atleast_1d(np.asarray(pass_rates, float))
     if not len(p) or not ((p>=0)&(p<=1)).all():
         raise ValueError(f'`pass_rates` are chances, needs numbers in 0..1, got {p.tolist()[:5]}')
+    if not mean_length>0:
+        raise ValueError(f'`mean_length` is {mean_length!r}, needs a number of tokens above 0')
     s = steps_per_generation or (generation_batch_size//(W*b) if generation_batch_size else a)
     N = generation_batch_size or W*b*s
     out = given|dict(mean_length=mean_length)|_numbers(G, b, a, W, mu, s, N)

@@ -163,6 +163,8 @@ demo --n_problems 0                         | 1 or more
 demo extra                                  | belongs to no option
 demo --compare maybe                        | neither True nor False
 batch --num_generations 0                   | num_generations
+batch --num_generations 1                   | `num_generations` is 1, needs 2 or more
+batch --mean_length 0                       | `mean_length` is 0.0, needs a number of tokens above 0
 batch --pass_rates 2                        | 2
 batch --num_processes 0                     | no option '--num_processes'
 batch --world_size 0                        | world_size
@@ -181,7 +183,7 @@ run_nbs                                     | inside a clone
 """
 CASES = [tuple(o.strip() for o in line.rsplit('|', 1)) for line in WRONG.strip().splitlines()]
 
-def test_there_are_as_many_as_a_user_would_find(): assert len(CASES)>=133
+def test_there_are_as_many_as_a_user_would_find(): assert len(CASES)>=135
 
 @pytest.mark.parametrize('typed,says', CASES, ids=[o[0] for o in CASES])
 def test_wrong_input_gets_one_line_that_helps(typed, says, place, monkeypatch, capsys):
@@ -195,3 +197,19 @@ def test_wrong_input_gets_one_line_that_helps(typed, says, place, monkeypatch, c
     assert len(err.splitlines())==1, err
     made = [o for o in sorted(place.rglob('*')) if o not in before and '__pycache__' not in o.parts]
     assert made==[], made
+
+@pytest.mark.parametrize('written', ['as we write it', 'as bytes'])
+def test_half_a_letter_in_an_answer_stops_no_command(written, tmp_path, capsys):
+    "A lone surrogate, which no file in UTF-8 can hold, in prompt, answers and settings."
+    from grpo_nb.records import Recorder, group_rows
+    rec = Recorder(tmp_path/'run', settings=dict(seed=0, note='\ud800'))
+    for step in (1, 2):
+        rec.log(dict(step=step, reward=.5, num_tokens=100*step))
+        rec.groups(step, group_rows(step, ['q\ud800'], ['x\udfff', '\ud83d'], [[0., 1.]]))
+    f = tmp_path/'run'/'groups.jsonl'
+    if written=='as bytes': f.write_bytes(f.read_bytes().replace(b'\\ud800', b'\xed\xa0\x80'))
+    for typed in (['report', 'run'], ['inspect', 'run'], ['diagnose', 'run'], ['report', 'run', 'run']):
+        main([typed[0], *(str(tmp_path/o) for o in typed[1:])])
+    assert len(capsys.readouterr().out.splitlines())>=4
+    for page in tmp_path.rglob('*.html'): page.read_text(encoding='utf-8')
+    assert len(list(tmp_path.rglob('*.html')))==3
