@@ -13,7 +13,7 @@ from .core import register, settings_of
 from .ratios import as_rewards, dead_groups, nan_std, reward_range
 
 # %% ../nbs/05_advantages.ipynb #14147074
-ADVANTAGES = {}   # name: a function of rewards (B, G) that returns advantages (B, G); it may also name `scale` and `eps`
+ADVANTAGES = {}   # name: rewards (B, G) -> advantages (B, G); it may also name `scale` and `eps`
 _SCALES = ('group','batch','none')
 
 def _check_scale(scale):

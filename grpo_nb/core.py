@@ -142,7 +142,7 @@ def put_groups(
 
 # %% ../nbs/workshop/core.ipynb #7e83335f
 class Groups:
-    "What a dataclass of group-first tensors with a `pad_id` can do: a group moves whole, with all of its fields."
+    "What a dataclass of group-first tensors with a `pad_id` can do: a group moves whole, with its fields."
     def __len__(self)->int: return len(self.completion_ids)
 
     def tensors(self)->dict:

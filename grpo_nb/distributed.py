@@ -281,7 +281,7 @@ class ShardedBuffer:
         step: int,  # the optimizer step
         first=(),  # dead groups to fill before the others, each with another stored group while they last
     ) -> Swap:
-        "Fill dead groups from the buffer, then store the living; RuntimeError on every rank if they disagree."
+        "Fill dead groups from the buffer, store the living; RuntimeError on every rank if they disagree."
         G,n,dead,rewards = self.G,len(lens),[bool(o)
             for o in dead],torch.nan_to_num(rewards.detach().cpu().float())
         info = torch.stack([torch.as_tensor(prompt_lens, dtype=torch.int32),

@@ -247,7 +247,8 @@ def read_rollouts(
             out += got
             alone += lone
     if alone:
-        notes.append(f'{alone} completions stand alone, without a group to be compared with, and are left out.')
+        notes.append(f'{alone} completions stand alone, without a group to be compared with, '
+                     'and are left out.')
     if n := filter_note(out): notes.append(n)
     if not out:
         raise ValueError(f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '

@@ -82,7 +82,8 @@ def speed(out, steps=64, width=128, layers=3, tokens=32):
         times = [o[4:] for o in in_turn([make(GRPOTrainer, GRPOConfig), make(*own, record_groups=0),
                                          make(*own, record_groups=1),
                                          make(Forward, own[1], record_groups=0)], steps)]
-        rows += over_first(name, ('GRPOTrainer','replay','replay, recorded','replay, one more forward'), times)
+        arms = 'GRPOTrainer','replay','replay, recorded','replay, one more forward'
+        rows += over_first(name, arms, times)
     write(out, rows)
 
 def vllm(out, steps=64, tokens=32):

@@ -167,8 +167,8 @@ def trackio(path, runs):
     return path
 
 def test_a_trackio_project_gives_the_newest_runs_metrics_and_completions(tmp_path):
-    table = lambda s: [dict(step=str(s), prompt=q, completion=t if i<2 else f'{t} {s}', right=r, advantage=r-.5)
-        for s,i,q,t,r in samples(s)]
+    table = lambda s: [dict(step=str(s), prompt=q, completion=t if i<2 else f'{t} {s}', right=r,
+                            advantage=r-.5) for s,i,q,t,r in samples(s)]
     calls = [o for s in (1, 2) for o in ({'train/reward':.25, 'train/kl':math.nan if s==1 else .1,
         'train/global_step':s}, dict(completions=table(s)))]
     f = trackio(tmp_path/'p.db', dict(older=[dict(reward=9.)], newer=calls))

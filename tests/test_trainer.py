@@ -652,7 +652,8 @@ def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
     c = save_checkpoint(s, tmp_path)
     (tmp_path/'checkpoint-99').mkdir(); (tmp_path/'checkpoint-99'/'model.safetensors').write_bytes(b'half')
     (tmp_path/'.checkpoint-100.tmp').mkdir()
-    with pytest.warns(UserWarning, match='passed over checkpoint-99'): assert find_checkpoint(True, tmp_path)==c
+    with pytest.warns(UserWarning, match='passed over checkpoint-99'):
+        assert find_checkpoint(True, tmp_path)==c
     assert checkpoints(tmp_path)==[c]
     with pytest.raises(ValueError, match='no whole checkpoint'):
         tr.load_checkpoint(state(), tmp_path / 'checkpoint-99')

@@ -372,7 +372,7 @@ def test_the_vllm_path_with_its_correction(monkeypatch, mode, loss):
     assert t.vllm_generation.synced>0
 
 def test_a_second_train_sends_vllm_its_weights_again(monkeypatch):
-    "TRL skips it where both generate at the same step: the second run would sample with the first one's weights"
+    "TRL skips it where both generate at the same step: the second run would sample with the first's weights"
     import trl.trainer.grpo_trainer as M
     monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
     t = T.trainer(Scripted([LIVE], G), max_steps=1, use_vllm=True, vllm_mode='colocate')

@@ -245,7 +245,7 @@ def test_a_long_run_opens_and_moves(browser, tmp_path):
 
 @pytest.fixture(scope='module')
 def with_tokens(tmp_path_factory):
-    "A run with the demo's settings and its tokens on record, the weights it started from, and its first batch"
+    "A run with the demo's settings and its tokens on record, its first weights and its first batch"
     from faulty_runs import fresh, right, sums
     from grpo_nb.trainer import TrainConfig, train
     model,tok = fresh()
