@@ -77,9 +77,10 @@ def finish(
     print(f'after:  {measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '
         f"{summary['dead']} of {summary['groups']} groups were dead, {summary['replaced']} of them replaced"
         f'\n\n{found}')
-    for o in summary['samples'][:2]: print(f"\n{o['prompt']}\n  before: {o['before']}\n  after:  {o['after']}")
-    print(f'\nreport     {report}\ninspector  {out}/inspector.html: every group, what replaced it, and by how '
-        'much it counted\nnotebooks  jupyter lab nbs/index.ipynb')
+    for o in summary['samples'][:2]:
+        print(f"\n{o['prompt']}\n  before: {o['before']}\n  after:  {o['after']}")
+    print(f'\nreport     {report}\ninspector  {out}/inspector.html: every group, what replaced it, and by '
+        'how much it counted\nnotebooks  jupyter lab nbs/index.ipynb')
     return summary
 
 # %% ../nbs/09a_demo.ipynb #6dc13591
@@ -103,8 +104,8 @@ def run_way(
     name,options,settings = WAYS[way]
     problems,held_out = spell_backward(1000, seed, **_HARD),spell_backward(n_problems, seed, 'test', **_HARD)
     settings = dict(generation_batch_size=64, num_generations=4)|settings
-    args = TrainConfig(seed=seed, max_steps=10**6, max_tokens=max_tokens, learning_rate=4e-4, disable_tqdm=True,
-        eval_steps=8*settings.get('num_iterations', 1), **settings)
+    args = TrainConfig(seed=seed, max_steps=10**6, max_tokens=max_tokens, learning_rate=4e-4,
+        eval_steps=8*settings.get('num_iterations', 1), disable_tqdm=True, **settings)
     model,tok = load_model('tiny')
     method = make_method(name, **(dict(seed=seed)|options if name=='replay' else options))
     def point(tokens, right): return dict(way=way, seed=seed, tokens=tokens, right=round(right, 4))

@@ -33,7 +33,7 @@ def _ways(curves): return list(dict.fromkeys(curves.way))
 def compare_table(
     curves:pd.DataFrame,  # columns way, seed, tokens, right
 )->pd.DataFrame:          # one row per way
-    "Per way: right on the way and at the end, and both as differences to the first way, seed by seed, ± 95 %."
+    "Per way: right on the way and at the end, and both as paired differences to the first way, ± 95 %."
     grid,seeds,ways = _grid(curves),sorted(curves.seed.unique()),_ways(curves)
     runs = {k:at_tokens(o, grid) for k,o in curves.groupby(['way','seed'])}
     def on_the_way(way, s): return sum(runs[way, s])/len(grid)

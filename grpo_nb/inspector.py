@@ -9,7 +9,6 @@ __all__ = ['WHAT_IFS', 'MOST_GROUPS', 'dead_of', 'what_if', 'versions', 'inspect
 # %% ../nbs/11_inspector.ipynb #4399b73f
 import math
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 import torch
 from .core import atomic_write
@@ -45,44 +44,41 @@ def _newcomer(e):
     return told|dict(prompt=o['prompt'], completions=o['completions'], rewards=o['rewards'],
                      advantages=o['advantages_before'] or o['advantages'])
 
+def _step_again(rows, step, buf, tol):
+    "A step's groups as `buf` would have filled them; then it takes in the living ones."
+    dead,why = dead_of(rows, tol)
+    drawn = iter(buf.draw(sum(dead), step))
+    new = [dict(o, dead=d, why=y, treatment='kept' if d else 'trained', replacement=None, id=None)
+        for o,d,y in zip(rows, dead, why)]
+    for o in new:
+        if o['dead'] and (e := next(drawn, None)): o |= dict(replacement=_newcomer(e), treatment='replaced')
+    live = [(o,s) for o,s in zip(new, _scores(rows)) if not o['dead']]
+    ids = buf.add([s for _,s in live], [o for o,_ in live], step, [o['key'] for o,_ in live])
+    for i,(o,s) in zip(ids, live): o |= dict(id=i, score=s)
+    return new
+
+# %% ../nbs/11_inspector.ipynb #7c1d2e4a
 def what_if(
     run:Run,                 # a record with groups
     tolerance:float=None,    # spread that still counts as none, reward units; None as in the run
     age_limit:float=None,    # steps, `inf` for no limit; None as in the run
     buffer_size:int=None,    # groups; None as in the run
 )->Run:                      # the same run with other newcomers
-    "The run as another buffer would have filled it. What was trained on is not asked: texts and rewards "
-    "stay."
+    "The run as another buffer would have filled it; texts and rewards stay as they were."
     if not run.rows:
         raise ValueError(f'{run.name!r} has no groups to look at: record them with `record_groups=1`')
     size,limit = buffer_of(run)
     tol = run.setting('dead_tolerance', 1e-6) if tolerance is None else tolerance
     size = (64 if size is None else size) if buffer_size is None else buffer_size
     limit = limit if age_limit is None else None if age_limit==math.inf else age_limit
-    buf,out = ReplayBuffer(size, age_limit=limit, seed=int(run.setting('seed', 0))),[]
-    for step,rows in run.by_step.items():
-        dead,why = dead_of(rows, tol)
-        drawn = iter(buf.draw(sum(dead), step))
-        new = [
-            dict(o, dead=d, why=y, treatment='kept' if d else 'trained', replacement=None, id=None)
-            for o, d, y in zip(rows, dead, why)
-        ]
-        for o in new:
-            if o['dead'] and (e := next(drawn, None)):
-                o |= dict(replacement=_newcomer(e), treatment='replaced')
-        live = [(o,s) for o,s in zip(new, _scores(rows)) if not o['dead']]
-        ids = buf.add([s for _,s in live], [o for o,_ in live], step, [o['key'] for o,_ in live])
-        for i,(o,s) in zip(ids, live): o |= dict(id=i, score=s)
-        out += new
+    buf = ReplayBuffer(size, age_limit=limit, seed=int(run.setting('seed', 0)))
+    out = [o for step,rows in run.by_step.items() for o in _step_again(rows, step, buf, tol)]
     settings = run.settings|dict(replay_buffer_size=size, age_limit=limit, dead_tolerance=tol)
     return replace(run, rows=out, settings=settings)
 
 # %% ../nbs/11_inspector.ipynb #d33413fd
-WHAT_IFS = {
-    'without replay': dict(buffer_size=0),
-    'a buffer of 4': dict(buffer_size=4),
-    'none older than 8 steps': dict(age_limit=8),
-}
+WHAT_IFS = {'without replay':dict(buffer_size=0), 'a buffer of 4':dict(buffer_size=4),
+    'none older than 8 steps':dict(age_limit=8)}
 MOST_GROUPS = 20_000   # of a run that is gone through for its what-ifs
 
 def versions(

@@ -11,8 +11,8 @@ import json, os, random, warnings
 from dataclasses import asdict
 from pathlib import Path
 import torch
-from .checkpoints import (checkpoint_folders, checkpoint_problem, keep_newest, last_checkpoint, load_state,
-    manifest_of, save_state, whole_folder, write_manifest)
+from .checkpoints import (checkpoint_folders, checkpoint_problem, keep_newest, last_checkpoint,
+    load_state, manifest_of, save_state, whole_folder, write_manifest)
 from .checks import other_data
 from .reward_loading import reward_name
 

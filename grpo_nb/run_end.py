@@ -22,8 +22,8 @@ def one_thread()->Iterator[None]:
     try: yield
     finally: torch.set_num_threads(n)
 
-_OURS = ('settings.json history.jsonl groups.jsonl summary.json report.html inspector.html curves.csv figures '
-    'checkpoint-* .checkpoint-*').split()
+_OURS = ('settings.json history.jsonl groups.jsonl summary.json report.html inspector.html curves.csv '
+    'figures checkpoint-* .checkpoint-*').split()
 
 def new_folder(
     path:str|Path,  # of a run

@@ -49,7 +49,8 @@ class TrainConfig(RunSettings):
     max_completion_length:int = setting(48, 'tokens sampled at most')
     temperature:float = setting(1., 'of sampling, and of every log-prob')
     scale_rewards:str = setting('group', 'group, batch or none: whose deviation divides the advantage')
-    loss_type:str = setting('dapo', 'grpo, dr_grpo, dapo, bnpo, cispo, sapo, luspo, vespo, or one of your own')
+    loss_type:str = setting('dapo',
+        'grpo, dr_grpo, dapo, bnpo, cispo, sapo, luspo, vespo, or one of your own')
     epsilon:float = setting(.2, 'half-width of the clip range')
     beta:float = setting(0., 'weight of the KL to the reference; 0 keeps no reference model')
     replay_buffer_size:int = setting(64,
