@@ -199,8 +199,10 @@ def test_a_reward_model():
 # -- data -----------------------------------------------------------------------------------------
 def test_conversations():
     t,got = go(dataset=T.data(chat=True, answer=['x']*17), log_completions=True, num_completions_to_print=0)
-    assert all(c[0]['role']=='assistant' for c in t._logs['completion']) and all(p[0]['role']=='user'
-        for p in t._logs['prompt'])
+    for name,role in (('prompt','user'),('completion','assistant')):
+        column = list(t._logs[name])
+        assert len({type(o) for o in column})==1   # older TRL logs text; replayed rows are in its form
+        assert isinstance(column[0], str) or all(o[0]['role']==role for o in column)
 
 def test_a_stream_is_read_in_its_order():
     t,got = go(dataset=T.data().to_iterable_dataset(), shuffle_dataset=False)
