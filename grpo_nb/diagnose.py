@@ -6,8 +6,8 @@
 __all__ = ['diagnose', 'diagnose_command']
 
 # %% ../nbs/12_diagnose.ipynb #66340917
-from .batch import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share, beta_rates,
-    group_pull, plan_lines)
+from .batch_size import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
+    beta_rates, group_pull, plan_lines)
 from .findings import RULES, Finding, Findings, Look, find
 from .logs import read_log
 from .records import Run

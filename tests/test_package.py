@@ -45,7 +45,7 @@ FLOORS = dict(  # inside each; a module imports from the floors below its own
         {'rewards', 'advantages', 'kl', 'dialects'},
         {'loss', 'replay', 'evaluation'},
         {'methods', 'records', 'distributed'},
-        {'trainer', 'grpo_with_replay_buffer', 'batch'},
+        {'trainer', 'grpo_with_replay_buffer', 'batch_size'},
         {'inspector', 'diagnose', 'report', 'contest', 'off_policy', 'replay_study'},
         {'bakeoff'},
         {'demo'},
