@@ -98,6 +98,16 @@ def test_the_tutorials_command_line_is_understood():
     assert (a.beta, a.top_p, a.top_k, a.learning_rate, a.num_train_epochs)==(.04, .95, 50, 1e-6, 3)
     assert (r.xml_reward, r.correctness_reward)==(.125, 2.)
 
+def test_the_larger_models_command_on_the_page_is_understood():
+    page = (Path(__file__).parent.parent/'nbs'/'14_recipes.ipynb').read_text()
+    text = ''.join(''.join(c['source']) for c in json.loads(page)['cells'])
+    words = text[text.index('grpo_nb gsm8k --model Qwen/Qwen3-4B'):].split('```')[0].replace('\\\n', ' ')
+    r,a = read(GSM8KArguments, words.split()[2:])
+    assert (r.model, r.held_out, a.max_steps, a.num_generations)==('Qwen/Qwen3-4B', 500, 500, 8)
+    assert (a.generation_batch_size, a.max_completion_length)==(16*8, 2048)
+    form = '<think>\na\n</think>\n<answer>\n1\n</answer>\n'
+    assert R.xml_count(form, r.xml_reward)==1.   # four parts of .25
+
 def test_words_win_over_names_and_names_over_the_file(tmp_path):
     f = tmp_path/'a.yaml'
     f.write_text('repo_id: tiny\nbeta: 0.5\ntop_k: 7\nsync_ref_model: true\n'
