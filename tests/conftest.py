@@ -113,9 +113,11 @@ def lab(tmp_path_factory):
 def run_all(pg, seconds=120):
     "Run all cells of the notebook that `pg` shows and wait for their end; an error in a cell fails the test."
     pg.evaluate("""() => { window.ranAll = false
-        window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ranAll = true }) }""")
+        const run = window.jupyterapp.commands.execute('notebook:run-all-cells')
+        run.then(() => { window.ranAll = true }) }""")
     pg.wait_for_function("""() => {
-        const w = window.jupyterapp.shell.currentWidget, idle = w.sessionContext.session.kernel.status === 'idle'
+        const w = window.jupyterapp.shell.currentWidget
+        const idle = w.sessionContext.session.kernel.status === 'idle'
         const ran = c => c.type !== 'code' || !c.sharedModel.source.trim() || c.executionCount !== null
         return window.ranAll && idle && [...w.content.model.cells].every(ran) }""", timeout=seconds*1000)
     errors = pg.evaluate("""() => [...window.jupyterapp.shell.currentWidget.content.model.cells]

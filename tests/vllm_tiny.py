@@ -1,7 +1,7 @@
-"""A real vLLM on the CPU behind TRL's trainer and ours, and the loss once more in float64, on roads of their own.
+"""A real vLLM on the CPU behind TRL's trainer and ours, and the loss once more in float64, on other roads.
 
-`python tests/vllm_tiny.py nbs/results/vllm.csv` runs the table of cases and stores a row for each: `test_vllm.py` holds
-the same rows to their bounds. Needs the environment that `test_vllm.py` describes.
+`python tests/vllm_tiny.py nbs/results/vllm.csv` runs the table of cases and stores a row for each:
+`test_vllm.py` holds the same rows to their bounds. Needs the environment that `test_vllm.py` describes.
 """
 import copy, itertools, sys
 from grpo_nb.launch import vllm_on_cpu
