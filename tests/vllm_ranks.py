@@ -1,4 +1,4 @@
-"What each process does, for `test_vllm.py`: a folder, then 'ddp', 'fsdp2' or 'alone'; alone also by `python`."
+"What each process does, for `test_vllm.py`: a folder, then 'ddp', 'fsdp2' or 'alone'; alone by `python` too."
 import os, sys
 from pathlib import Path
 import vllm_tiny as X
