@@ -11,13 +11,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 import torch
-from .core import atomic_write
 from .advantages import dead_reason
 from .ratios import dead_groups, group_scores
 from .replay import ReplayBuffer
 from .records import Run
 from .rollouts import open_run
-from .view import buffer_of, fill_run, framed, view_html, view_run
+from .view import buffer_of, fill_run, framed, view_html, view_run, write_page
 
 # %% ../nbs/11_inspector.ipynb #837a3db3
 def _tensor(rows, field):
@@ -132,5 +131,4 @@ def write_inspector(
     "Write inspector.html into a run's folder, whole or not at all."
     run = open_run(folder)
     path = Path(out or (run.folder if run.folder.is_dir() else run.folder.parent))/'inspector.html'
-    with atomic_write(path) as f: f.write(inspector_html(run, **options))
-    return path
+    return write_page(path, inspector_html(run, **options))

@@ -8,12 +8,12 @@ __all__ = ['arms', 'paired', 'over_seeds', 'compare_view', 'draw_arms', 'compare
 # %% ../nbs/workshop/report.ipynb #bda29d9d
 import html, json, math
 from pathlib import Path
-from .core import atomic_write
 from .stats import mean_ci
 from .plotting import COLOURS, fig_svg, new_figure
 from .records import Run
 from .rollouts import open_run
-from .view import column, curves_of, fill_run, flat, history_rows, measured, reward_curve, view_html
+from grpo_nb.view import (column, curves_of, fill_run, flat, history_rows, measured, reward_curve, view_html,
+    write_page)
 from .findings import verdict
 
 # %% ../nbs/workshop/report.ipynb #85338c28
@@ -25,11 +25,8 @@ def arms(
     "Runs that share every setting but the seed, under a label of what differs between arms."
     def own(r):
         named = {k.removeprefix('args.'):json.dumps(v, default=str) for k,v in flat(r.settings).items()}
-        return {
-            k: v
-            for k, v in named.items()
-            if not k.startswith('versions.') and k.split('.')[-1] not in _NOT_SETTINGS
-        }
+        return {k: v for k, v in named.items()
+            if not k.startswith('versions.') and k.split('.')[-1] not in _NOT_SETTINGS}
     settings,out = [own(r) for r in runs],{}
     keys = [k for k in dict.fromkeys(k for o in settings for k in o) if len({o.get(k) for o in settings})>1]
     for r,o in zip(runs, settings):
@@ -67,13 +64,8 @@ def _dead(run):
 def _numbers(run):
     "What the table shows of one run."
     before,after = (measured(run.summary.get(k)) for k in ('before','after'))
-    return dict(
-        before=before and before[0],
-        after=after and after[0],
-        dead=_dead(run),
-        tokens=_last(run, 'num_tokens'),
-        train_s=run.summary.get('train_s'),
-    )
+    return dict(before=before and before[0], after=after and after[0], dead=_dead(run),
+        tokens=_last(run, 'num_tokens'), train_s=run.summary.get('train_s'))
 
 def compare_view(
     groups:dict,  # {label: list of `Run`}
@@ -82,22 +74,14 @@ def compare_view(
     def seed(r): return r.summary.get('seed', r.setting('seed', r.name))
     def arm(runs):
         by = {seed(r):_numbers(r) for r in runs}
-        numbers = {
-            k: {s: o[k] for s, o in by.items() if o[k] is not None}
-            for k in ('before', 'after', 'dead', 'tokens', 'train_s')
-        }
+        numbers = {k: {s: o[k] for s, o in by.items() if o[k] is not None}
+            for k in ('before', 'after', 'dead', 'tokens', 'train_s')}
         alive = [(s, [1-x for x in z]) for s,z in (column(r, 'frac_reward_zero_std') for r in runs) if s]
         rewards = [(c['step'], c['value']) for c in map(reward_curve, runs) if c['step']]
         held = [c for r in runs for c in curves_of(r) if c['label'].startswith('held-out')]
-        return dict(
-            runs=[r.name for r in runs],
-            n=len(runs),
-            numbers=numbers,
-            reward=over_seeds(rewards),
-            alive=over_seeds(alive),
-            held=over_seeds([(c['step'], c['value']) for c in held]),
-            verdicts=[_verdict(r) for r in runs],
-        )
+        return dict(runs=[r.name for r in runs], n=len(runs), numbers=numbers, reward=over_seeds(rewards),
+            alive=over_seeds(alive), held=over_seeds([(c['step'], c['value']) for c in held]),
+            verdicts=[_verdict(r) for r in runs])
     out = {k:arm(o) for k,o in groups.items()}
     first = next(iter(out.values()))['numbers']['after']
     for o in out.values():
@@ -105,12 +89,9 @@ def compare_view(
     return out
 
 def _verdict(run):
-    stand = lambda k: run.summary.get(k) if isinstance(run.summary.get(k), dict) else None
-    return str(
-        verdict(
-            history_rows(run), stand('before'), stand('after'), fill_run(run).rows, run.settings
-        ).sentence
-    )
+    stand = lambda k: o if isinstance(o := run.summary.get(k), dict) else None
+    v = verdict(history_rows(run), stand('before'), stand('after'), fill_run(run).rows, run.settings)
+    return v.sentence
 
 # %% ../nbs/workshop/report.ipynb #c17a8efd
 def draw_arms(
@@ -127,8 +108,7 @@ def draw_arms(
         if not d['step']: continue
         low,high = ([m+s*h for m,h in zip(d['mean'], d['half'])] for s in (-1, 1))
         ax.plot(
-            d['step'], d['mean'], color=COLOURS[colour], ls=style, label=str(label).replace('$', r'\$')[:40]
-        )
+            d['step'], d['mean'], color=COLOURS[colour], ls=style, label=str(label).replace('$', r'\$')[:40])
         ax.fill_between(d['step'], low, high, color=COLOURS[colour], alpha=.18, lw=0)
     if ylabel=='share': ax.set(ylim=(0, 1.02))
     ax.legend(loc='upper center', bbox_to_anchor=(.5, -.2), ncol=2 if len(arms)>1 else 1, frameon=False)
@@ -169,16 +149,8 @@ def compare_html(
     share,whole,first = (lambda x: f'{x:.1%}'),(lambda x: f'{x:,.0f}'),next(iter(arms.values()))
     col = lambda o, k, f: _pm(o['numbers'][k], f)
     rows = [
-        (
-            k,
-            o['n'],
-            col(o, 'before', share),
-            col(o, 'after', share),
-            _gain(o, first),
-            col(o, 'dead', share),
-            col(o, 'tokens', whole),
-            col(o, 'train_s', lambda x: f'{x:.3g}'),
-        )
+        (k, o['n'], col(o, 'before', share), col(o, 'after', share), _gain(o, first), col(o, 'dead', share),
+            col(o, 'tokens', whole), col(o, 'train_s', lambda x: f'{x:.3g}'))
         for k, o in arms.items()
     ]
     head = (
@@ -222,11 +194,6 @@ def compare_html(
     )
 
 # %% ../nbs/workshop/report.ipynb #16bd134c
-def _write(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path, 'wb') as f: f.write(text.encode('utf-8', 'replace'))
-    return path
-
 def write_report(
     runs:list,      # a run's folder; or folders, or {label: folders}, to compare
     out:Path=None,  # folder of the page; None for the run's own, needed for a comparison
@@ -238,11 +205,11 @@ def write_report(
     """
     if isinstance(runs, (str,Path)):
         run = open_run(runs)
-        return _write(Path(out or run.folder)/'report.html', view_html(run, report=True, **options))
+        return write_page(Path(out or run.folder)/'report.html', view_html(run, report=True, **options))
     if not runs: raise ValueError('no runs to compare: give folders, or {label: folders}')
     if out is None: raise ValueError('a comparison needs a folder of its own: write_report(runs, out=...)')
     many = lambda o: [open_run(f) for f in ([o] if isinstance(o, (str,Path)) else o)]
     groups = (
         {k: many(o) for k, o in runs.items()} if isinstance(runs, dict) else arms([open_run(o) for o in runs])
     )
-    return _write(Path(out)/'report.html', compare_html(compare_view(groups), Path(out).resolve().name))
+    return write_page(Path(out)/'report.html', compare_html(compare_view(groups), Path(out).resolve().name))

@@ -284,8 +284,7 @@ def open_run(
         try: return read_rollouts(path, columns)
         except ValueError as f:
             raise ValueError(
-                f'{e}; and as rollouts: {f}' if 'holds no rollouts' not in str(f) else str(e)
-            ) from None
+                f'{e}; and as rollouts: {f}' if 'holds no rollouts' not in str(f) else str(e)) from None
     if run.rows: return run
     try: other = read_rollouts(run.folder, columns)
     except ValueError: return run

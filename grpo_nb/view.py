@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'fill_dead', 'stored_groups', 'column', 'reward_curve', 'curves_of', 'reward_scale',
            'buffer_of', 'measured', 'flat', 'history_rows', 'fill_run', 'pack', 'asset', 'page', 'view_html',
-           'view_frame', 'framed', 'open_any', 'write_view', 'Pages', 'search_cells', 'view_run']
+           'view_frame', 'framed', 'open_any', 'write_page', 'Pages', 'search_cells', 'view_run']
 
 # %% ../nbs/workshop/view.ipynb #37062201
 import base64, html, json, math, zlib
@@ -45,12 +45,8 @@ def fill_dead(
         o['dead'] = len(r)<2 or max(r)-min(r)<=tolerance
         if not o['dead']: continue
         mid = sum(r)/max(1, len(r))
-        names = [
-            (len(r) < 2, 'unscored'),
-            (abs(mid - wrong) <= tolerance, 'all-wrong'),
-            (abs(mid - right) <= tolerance, 'all-right'),
-            (len(r) > 1 and max(r) == min(r), 'equal'),
-        ]
+        names = [(len(r) < 2, 'unscored'), (abs(mid - wrong) <= tolerance, 'all-wrong'),
+            (abs(mid - right) <= tolerance, 'all-right'), (len(r) > 1 and max(r) == min(r), 'equal')]
         o['why'] = next((n for ok,n in names if ok), 'float-noise')
     return rows
 
@@ -131,23 +127,16 @@ def _t975(df):
     return float(stdtrit(df, .975))
 
 # %% ../nbs/workshop/view.ipynb #4c23f2ec
-_CURVES = {
-    'completions/mean_length': 'mean length, tokens',
-    'completions/clipped_ratio': 'share of completions cut off',
-    'entropy': 'entropy, nats per token',
-    'kl': 'KL to the reference, nats per token',
-    'grad_norm': 'gradient norm',
-    'loss': 'loss',
-    'learning_rate': 'learning rate',
-    'clip_ratio/region_mean': 'share of tokens clipped',
+_CURVES = {'completions/mean_length': 'mean length, tokens',
+    'completions/clipped_ratio': 'share of completions cut off', 'entropy': 'entropy, nats per token',
+    'kl': 'KL to the reference, nats per token', 'grad_norm': 'gradient norm', 'loss': 'loss',
+    'learning_rate': 'learning rate', 'clip_ratio/region_mean': 'share of tokens clipped',
     'replay/age_mean': 'age of replayed groups, steps',
     'replay/ratio_mean': 'mean ratio of replayed tokens',
     'replay/ess_tokens': 'effective sample size of replayed tokens, share',
     'replay/ess_answers': 'effective sample size of replayed answers, share',
     'replay/ess': 'effective sample size of replayed tokens, share',
-    'replay/clip_share': 'share of replayed tokens clipped',
-    'replay/buffer_size': 'groups in the buffer',
-}
+    'replay/clip_share': 'share of replayed tokens clipped', 'replay/buffer_size': 'groups in the buffer'}
 
 def _held_out(run):
     "The held-out measurement of the history as a curve, or None."
@@ -190,11 +179,8 @@ def curves_of(
     more |= {
         k: f'{k.split("/")[1]}, mean' for k in run.history if k.startswith('rewards/') and k.endswith('/mean')
     }
-    return out + [
-        dict(zip(('step', 'value'), column(run, k)), label=label)
-        for k, label in more.items()
-        if column(run, k)[0]
-    ]
+    return out + [dict(zip(('step', 'value'), column(run, k)), label=label) for k, label in more.items()
+        if column(run, k)[0]]
 
 # %% ../nbs/workshop/view.ipynb #464775ee
 def _zip(x):
@@ -209,26 +195,14 @@ def _clean(o):
     if isinstance(o, float): return float(f'{o:.5g}') if math.isfinite(o) else None
     if isinstance(o, dict): return {str(k):_clean(v) for k,v in o.items()}
     if isinstance(o, (list,tuple)): return [_clean(v) for v in o]
-    return (
-        o
-        if isinstance(o, (str, int, bool, type(None)))
-        else _clean(o.tolist())
-        if hasattr(o, 'tolist')
-        else str(o)
-    )
+    return (o if isinstance(o, (str, int, bool, type(None))) else _clean(o.tolist()) if hasattr(o, 'tolist')
+        else str(o))
 
-_TEXTS = (
-    'prompt',
-    'completions',
-    'rewards',
-    'advantages',
-    'key',
-)  # of a newcomer; the page knows them from where it was born
+_TEXTS = ('prompt', 'completions', 'rewards', 'advantages',
+    'key')  # of a newcomer; the page knows them from where it was born
 _KEPT = (
     'group step prompt completions rewards rewards_by_func advantages_before advantages n_tokens truncated '
-    'why treatment '
-    'score id ratio_hist clip_share grad_norm tokens logps ratios cut cut_prompt'
-).split()
+    'why treatment score id ratio_hist clip_share grad_norm tokens logps ratios cut cut_prompt').split()
 
 def _cut(text, limit):
     text = text if isinstance(text, str) else '' if text is None else str(text)
@@ -274,12 +248,8 @@ def _arrays(run, places, B):
     return dict(means=means, long=long, size=size, **{f'func{i}':funcs[k] for i,k in enumerate(names)}),names
 
 def _middle(rows, name):
-    x = [
-        v
-        for o in rows
-        for v in (o.get('rewards_by_func') or {}).get(name) or []
-        if isinstance(v, (int, float))
-    ]
+    x = [v for o in rows for v in (o.get('rewards_by_func') or {}).get(name) or []
+        if isinstance(v, (int, float))]
     return (min(x)+max(x))/2 if x else 0.
 
 def reward_scale(
@@ -308,8 +278,7 @@ def _version(name, run, places, B, notes):
         number[used] = np.arange(len(used))
         by,stored = number[by],[stored[k] for k in used]
         notes.append(
-            f'{name}: the page lists the {len(used):,} stored groups that came back, of {len(number) - 1:,}.'
-        )
+            f'{name}: the page lists the {len(used):,} stored groups that came back, of {len(number) - 1:,}.')
     return dict(name=name, stored=stored, size=size),state,by
 
 def buffer_of(
@@ -399,26 +368,15 @@ def _correction(run):
     return 'replayed with the ratio to the policy that sampled',False
 
 def _tables(run):
-    settings = {
-        k.removeprefix('args.'): v
-        for k, v in flat(run.settings).items()
-        if not k.startswith('versions.') and v is not None
-    }
+    settings = {k.removeprefix('args.'): v for k, v in flat(run.settings).items()
+        if not k.startswith('versions.') and v is not None}
     numbers = {k:f'{v[0]:.1%}'+(f' ({v[1]:.1%} to {v[2]:.1%})' if v[1] is not None else '')
                for k in ('before','after') if (v := measured(run.summary.get(k)))}
     versions = run.summary.get('versions') or run.settings.get('versions') or {}
-    text = lambda v: (
-        f'{v:.6g}'
-        if isinstance(v, float)
-        else v
-        if isinstance(v, str)
-        else json.dumps(v, ensure_ascii=False, default=str)
-    )[:2000]
-    made = [
-        ('Held-out problems solved at the first try', numbers),
-        ('Settings', settings),
-        ('Versions', versions),
-    ]
+    text = lambda v: (f'{v:.6g}' if isinstance(v, float) else v if isinstance(v, str)
+        else json.dumps(v, ensure_ascii=False, default=str))[:2000]
+    made = [('Held-out problems solved at the first try', numbers), ('Settings', settings),
+        ('Versions', versions)]
     return [[title, [[str(k), text(v)] for k,v in d.items()]] for title,d in made if d]
 
 def _told_verdict(run, groups):
@@ -428,10 +386,8 @@ def _told_verdict(run, groups):
     found = find(rows, groups, run.settings)
     measured_twice = stand('before'),stand('after')
     v = verdict(rows, *measured_twice, groups, run.settings, found) if len(rows)>1 or s.get('after') else None
-    told = [
-        dict(says=f.says, evidence=f.evidence, remedy=f.remedy, step=f.step, sure=f.sure, fault=f.fault)
-        for f in found
-    ]
+    told = [dict(says=f.says, evidence=f.evidence, remedy=f.remedy, step=f.step, sure=f.sure, fault=f.fault)
+        for f in found]
     return (dict(sentence=v.sentence, cause=v.cause, advice=v.advice) if v else None),told
 
 # %% ../nbs/workshop/view.ipynb #d9dc7495
@@ -453,18 +409,14 @@ def pack(
     budget:int=1_500_000,# bytes of compressed texts; what does not fit is left out, evenly
 )->dict:                 # bytes by name, `texts` a dict of them
     "A run as compressed bytes, for the browser."
-    run.rows[:] = [
-        o
-        for o in run.rows
-        if isinstance(o.get('group'), int) and o['group'] >= 0 and isinstance(o.get('rewards'), list)
-    ]
+    run.rows[:] = [o for o in run.rows
+        if isinstance(o.get('group'), int) and o['group'] >= 0 and isinstance(o.get('rewards'), list)]
     fill_run(run)
     steps = run.steps or [int(s) for s in column(run, 'step')[0]]
     if not steps:
         raise ValueError(
             f'{run.name!r} has neither groups nor a history to look at: train at least one batch with '
-            f'logging on'
-        )
+            f'logging on')
     places,notes = {s:i for i,s in enumerate(steps)},[str(o) for o in run.notes]
     B = max((o['group'] for o in run.rows), default=-1)+1
     arrays,names = _arrays(run, places, B) if B else ({}, [])
@@ -478,34 +430,17 @@ def pack(
     if texts and without:
         notes.append(
             f'The texts of {len(steps) - without:,} of {len(steps):,} steps are in this page; open the '
-            f'folder with `grpo_nb watch` for all.'
-        )
+            f'folder with `grpo_nb watch` for all.')
     correction,plain = _correction(run)
     told,found = _told_verdict(run, run.rows)
-    head = dict(
-        name=run.name,
-        about=_about(run),
-        verdict=told,
-        findings=found,
-        notes=notes,
-        steps=steps,
-        groups=B,
-        per_block=per,
-        functions=names,
-        versions=vs,
-        curves=curves_of(run),
-        scale=reward_scale(run),
-        correction=correction,
-        uncorrected=plain,
-        replays=any(o.get('replacement') for o in run.rows),
-        start=_start(run, places),
+    head = dict(name=run.name, about=_about(run), verdict=told, findings=found, notes=notes, steps=steps,
+        groups=B, per_block=per, functions=names, versions=vs, curves=curves_of(run),
+        scale=reward_scale(run), correction=correction, uncorrected=plain,
+        replays=any(o.get('replacement') for o in run.rows), start=_start(run, places),
         open_hint='open the folder with `grpo_nb watch` to read them.',
-        samples=run.summary.get('samples') or [],
-        tables=_tables(run),
-    )
+        samples=run.summary.get('samples') or [], tables=_tables(run))
     out = dict(
-        head=_zip(_clean(head)), **{k: _zip(np.ascontiguousarray(v).tobytes()) for k, v in arrays.items()}
-    )
+        head=_zip(_clean(head)), **{k: _zip(np.ascontiguousarray(v).tobytes()) for k, v in arrays.items()})
     return out | dict(texts=blocks) if texts else out
 
 def _start(run, places):
@@ -610,16 +545,14 @@ def open_any(
     return run if isinstance(run, Run) else read_run(run)
 
 # %% ../nbs/workshop/view.ipynb #fe86a09d
-def _write(path, text):
-    with atomic_write(path) as f: f.write(text)
+def write_page(
+    path:Path,   # of the page; its folder is made
+    text:str,    # HTML
+)->Path:         # `path`
+    "Write a page whole or not at all; what has no UTF-8 becomes a question mark."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path, 'wb') as f: f.write(text.encode('utf-8', 'replace'))
     return path
-
-def write_view(
-    folder:str,  # a run's folder
-    **options,   # of `view_html`
-)->Path:         # the page
-    "Write inspector.html into a run's folder, whole or not at all."
-    return _write(Path(folder)/'inspector.html', view_html(open_any(folder), **options))
 
 # %% ../nbs/workshop/view.ipynb #3d86fc04
 class Pages:

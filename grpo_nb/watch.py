@@ -67,8 +67,7 @@ class _Reader:
                 [self.folder]
                 if self.folder.is_file()
                 else [
-                    o for o in self.folder.rglob('*') if o.suffix in ('.jsonl', '.json', '.parquet', '.csv')
-                ]
+                    o for o in self.folder.rglob('*') if o.suffix in ('.jsonl', '.json', '.parquet', '.csv')]
             )
             stamp = str(hash(tuple(sorted((str(o), o.stat().st_size, o.stat().st_mtime_ns) for o in files))))
             if stamp!=self.stamp: self.pages,self.stamp = Pages(open_run(self.folder, self.columns)),stamp
@@ -95,29 +94,20 @@ def _handler(reader, token):
         def answer(self, path, asked):
             if path=='/':
                 return page(reader.folder.name, json.dumps(dict(token=token)), _START).encode(
-                    'utf-8'
-                ), 'text/html'
+                    'utf-8'), 'text/html'
             pages = reader.now()
-            makers = {
-                '/stamp': lambda: reader.stamp.encode(),
+            makers = {'/stamp': lambda: reader.stamp.encode(),
                 '/packed': lambda: pages.json.encode('ascii'),
                 '/block': lambda: pages.block(int(asked['b'])),
-                '/search': lambda: json.dumps(pages.search(asked.get('q', ''))).encode(),
-            }
+                '/search': lambda: json.dumps(pages.search(asked.get('q', ''))).encode()}
             return makers[path](),'application/octet-stream'
 
         def say(self, code, body, kind='text/plain'):
             self.send_response(code)
-            guards = {
-                'X-Content-Type-Options': 'nosniff',
-                'Referrer-Policy': 'no-referrer',
-                'X-Frame-Options': 'DENY',
-            }
-            about = {
-                'Content-Type': f'{kind}; charset=utf-8',
-                'Content-Length': len(body),
-                'Cache-Control': 'no-store',
-            }
+            guards = {'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer',
+                'X-Frame-Options': 'DENY'}
+            about = {'Content-Type': f'{kind}; charset=utf-8', 'Content-Length': len(body),
+                'Cache-Control': 'no-store'}
             for k,v in (about|guards).items():
                 self.send_header(k, str(v))
             self.end_headers()

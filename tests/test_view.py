@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from grpo_nb.core import atomic_write
+from grpo_nb.inspector import write_inspector
 from grpo_nb.records import Recorder, Run, group_rows, read_run
 from grpo_nb.view import *
 from grpo_nb.view import CELLS
@@ -96,7 +97,7 @@ def test_text_cannot_become_code(tmp_path, browser):
     page.on('dialog', lambda d: (said.append(d.message), d.dismiss()))
     page.on('pageerror', lambda e: said.append(str(e)))
     page.on('request', lambda r: asked.append(r.url))
-    write_view(evil(tmp_path/'r'))
+    write_inspector(evil(tmp_path/'r'), what_ifs={})
     page.goto(f'file://{tmp_path}/r/inspector.html')
     page.wait_for_selector('.gv-row')
     for i in (0, 1):

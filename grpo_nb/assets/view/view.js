@@ -155,7 +155,7 @@ export async function mount(root, packed, options = {}) {
       [`${n}: all low`, '1' + n], [`${n}: all high`, '3' + n]])], x => { now.func = x; refilter(); })[0]);
     out.append(select('sort by', [['step', 'step'], ['longest answer', 'long'], ['most used', 'used']],
       x => { now.order = x; results(); })[0]);
-    ui.q = el('input', {type: 'search', placeholder: 'text in prompts and answers', 'aria-label': 'search',
+    ui.q = el('input', {type: 'search', placeholder: 'in prompts and answers', 'aria-label': 'search',
       onkeydown: e => { if (e.key == 'Enter') search(ui.q.value); }, oninput: () => { if (!ui.q.value) search(''); }});
     out.append(el('span', {class: 'gv-field'}, ui.q, button('search', () => search(ui.q.value))));
     return out;
@@ -382,7 +382,9 @@ export async function mount(root, packed, options = {}) {
     };
     c.globalAlpha = .5;
     c.fillStyle = fg;
-    c.fillRect(stepToX(now.step + .5) - .5, 0, 1, mapTop + mapHeight);
+    const here = stepToX(now.step + .5) - .5;
+    strips.forEach((_, i) => c.fillRect(here, i * STRIP + 20, 1, STRIP - 20));   // not through the words
+    c.fillRect(here, mapTop, 1, mapHeight);
     c.globalAlpha = 1;
     c.font = '12px system-ui, sans-serif';
     c.textAlign = 'right';
