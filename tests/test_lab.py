@@ -34,7 +34,7 @@ def test_live_text_is_computed_by_the_kernel(notebook):
         timeout=20_000,
     )
 
-@pytest.mark.parametrize('name,times', [('core', 1), ('widgets', 2), ('tiny_qwen', 1)])
+@pytest.mark.parametrize('name,times', [('core', 1), ('widgets', 2), ('rewards', 1)])
 def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, name, times):
     "Run All, save and nbdev_clean give back the stored notebook to the byte, with widgets and without."
     at,token,home = lab
