@@ -209,6 +209,7 @@ def memory_plan(
     use_vllm:bool=False,        # sample with vLLM instead of `generate`?
     vllm_share:float=0.,        # of a GPU that vLLM in the same process takes; 0 for a server elsewhere
     vllm_sleep:bool=False,      # does vLLM free its share while the policy trains?
+    vllm_parallel:int=1,        # GPUs that share vLLM's copy of the weights
     gpu_bytes:float=80e9,       # memory of a GPU
     checkpointing:bool=True,    # gradient checkpointing
     bf16:bool=True,             # mixed precision
@@ -218,6 +219,7 @@ def memory_plan(
     States are exact; activations are counted by running TRL's forward and backward pass on tensors without
     content, beside gradients of an earlier pass (gradient accumulation; without it a step needs less). Not
     counted: what the allocator wastes, and what the communication library keeps (about 1 GB on a GPU).
+    `vllm_cache` is what vLLM's copy of the weights leaves of its share, for keys, values and its own work.
     `host` is what each process reads while loading. ValueError for an unknown strategy.
     """
     if strategy not in STRATEGIES: raise ValueError(f'no strategy {strategy!r}: choose one of {STRATEGIES}')
@@ -230,6 +232,7 @@ def memory_plan(
     out['activations'] = step_bytes(config, rows, length, checkpointing, bf16)
     out['cache'] = 0 if use_vllm else _cache_bytes(config, lay.rows, length, bf16)
     out['vllm'] = vllm_share*gpu_bytes if use_vllm else 0
+    out['vllm_cache'] = out['vllm']-2*n/vllm_parallel if out['vllm'] else 0   # it serves bfloat16
     sampling = states+out['vllm']+out['cache']+(0 if use_vllm else gathered)
     training = states+max(out['activations']+gathered, scoring)+(0 if vllm_sleep else out['vllm'])
     total = max(sampling, training)
@@ -257,6 +260,10 @@ def _problems(config, lay, length, m, gpu_bytes):
     scaling = getattr(config, 'rope_scaling', None) or {}
     if limit and length > limit * (scaling.get('factor') or 1):
         yield f'{length} tokens are more than the {limit} that the model reads'
+    one = _cache_bytes(config, 1, length, True)
+    if m['vllm'] and m['vllm_cache']<one:
+        yield (f"vLLM's share of {m['vllm']/1e9:.1f} GB leaves {max(0, m['vllm_cache'])/1e9:.1f} GB beside its "
+               f'copy of the weights, one answer needs {one/1e9:.2f}: raise vllm_gpu_memory_utilization')
     if not m['fits']:
         yield (f'about {m["total"] / 1e9:.0f} GB on a GPU of {gpu_bytes / 1e9:.0f} GB: cut the states '
                '(fsdp2, zero3), lower per_device_train_batch_size, or take more GPUs')

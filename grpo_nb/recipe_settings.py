@@ -86,7 +86,8 @@ def recipe_plan(
     plan = run_plan(r.model, lay, r.max_prompt_length, a.max_completion_length, a.replay_buffer_size,
         strategy=r.strategy, beta=a.beta, checkpointing=bool(a.gradient_checkpointing),
         bf16=bool(a.bf16 or r.num_processes), use_vllm=a.use_vllm,
-        vllm_share=a.vllm_gpu_memory_utilization if inside else 0., vllm_sleep=a.vllm_enable_sleep_mode)
+        vllm_share=a.vllm_gpu_memory_utilization if inside else 0., vllm_sleep=a.vllm_enable_sleep_mode,
+        vllm_parallel=a.vllm_tensor_parallel_size)
     weights = a.reward_weights
     if weights and reward_funcs and len(weights)!=len(reward_funcs):
         plan['problems'].append(f'{len(weights)} reward_weights for {len(reward_funcs)} rewards '

@@ -111,6 +111,22 @@ def test_vllm_takes_its_share_while_it_is_awake():
     )  # rows, tokens, layers, k and v, width, bytes
 
 
+def test_what_vllms_weights_leave_of_its_share_is_its_cache_and_too_little_is_said():
+    c,lay = small(),Layout(8, 2, 8, 16, 8)
+    n = count_weights(c)
+    def plan(**k): return memory_plan(c, lay, 16, 16, 'fsdp2', **k)
+    got = plan(use_vllm=True, vllm_share=.3)['vllm_cache'],plan(use_vllm=True)['vllm_cache']
+    assert got==(24e9-2*n, 0)
+    assert plan(use_vllm=True, vllm_share=.3, vllm_parallel=4)['vllm_cache']==24e9-2*n/4
+    def said(share, **k):
+        seven = Layout(8, 2, 8, 16, 8)
+        return run_plan('Qwen/Qwen2.5-7B', seven, 256, 1024, strategy='zero3', use_vllm=True,
+            vllm_share=share, **k)['problems']
+    one = 1280*28*2*4*128*2                  # tokens, layers, k and v, heads, width, bytes
+    least = (2*7_615_616_512+one)/80e9
+    assert 'raise vllm_gpu_memory_utilization' in str(said(least-1e-6)) and said(least+1e-6)==[]
+    assert said(least/2, vllm_parallel=4)==[]
+
 def test_a_plan_names_what_speaks_against_it():
     p = run_plan('Qwen/Qwen2.5-7B', Layout(8, 2, 8, 16, 3), 30000, 4000, strategy='ddp')
     wanted = 'no multiple of gradient_accumulation_steps','more than the 32768','cut the states'

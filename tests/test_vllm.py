@@ -30,7 +30,7 @@ def test_there_are_32_cases(): assert len(X.CASES)==len(set(X.CASES))==32
 @pytest.mark.parametrize('mode,level,beta,loss', X.CASES)
 def test_loss_and_gradient_are_those_of_float64_with_vllms_own_log_probs(mode, level, beta, loss):
     row,seen,got,_,_ = X.run_case(mode, level, beta, loss)
-    assert row['loss_error']<1e-5 and row['gradient_error']<1e-4
+    assert row['loss_error']<5e-5 and row['gradient_error']<1e-4
     assert row['corrected']>0                                  # the bounds were met
     assert max(1-row['to_sampler_low'], row['to_sampler_high']-1)>1e-3
     for step,rows in enumerate(seen, 1):
