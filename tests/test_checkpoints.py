@@ -31,14 +31,15 @@ def test_other_readers_can_open_it(tmp_path):
     save_state(tmp_path/'s', dict(x=torch.arange(3.)))
     with safe_open(tmp_path/'s', 'pt') as f: assert f.get_tensor('F32').tolist()==[0, 1, 2]
 
-def test_forty_thousand_groups_can_be_saved(tmp_path):
+def test_thousands_of_groups_can_be_saved(tmp_path):
+    "Each in a tensor of its own would make a header of a megabyte; safetensors refuses 100 of them."
     ids = torch.arange(16, dtype=torch.int32)
     data = [dict(completion_ids=ids, lens=ids[:4], old_logps=torch.zeros(16), rewards=torch.zeros(4, 1),
-                 prompt='x'*200, key=i) for i in range(40_000)]
+                 prompt='x'*200, key=i) for i in range(4_000)]
     save_state(tmp_path/'s', dict(data=data))
     assert int.from_bytes(open(tmp_path/'s', 'rb').read(8), 'little')<1000
     back = load_state(tmp_path/'s')['data']
-    assert len(back)==40_000 and same(back[-1], data[-1])
+    assert len(back)==4_000 and same(back[-1], data[-1])
 
 def test_an_optimizer_goes_on_from_it(tmp_path):
     def run(n, resume=None):
