@@ -44,14 +44,14 @@ def clean_inputs(
 # %% ../nbs/workshop/loss_inputs.ipynb #2104f9f7
 def check_numbers(
     loss_type:str|Callable,  # as in `policy_loss`, like all that follow
-    epsilon:float,
-    delta:float|None,
-    beta:float,
-    ref_logps:Tensor|None,
-    level:str,               # its `importance_sampling_level`
-    entropy:Tensor|None,
-    quantile:float,          # its `top_entropy_quantile`
-    entropy_coef:float,
+    epsilon:float,           # 0 or more
+    delta:float|None,        # above 0; None for no cap
+    beta:float,              # weight of the KL term
+    ref_logps:Tensor|None,   # needed where `beta` is not 0
+    level:str,               # the `importance_sampling_level`
+    entropy:Tensor|None,     # needed by the next two
+    quantile:float,          # the `top_entropy_quantile`, above 0 and up to 1
+    entropy_coef:float,      # weight of the entropy bonus
 )->None:
     "ValueError for a number out of range, or one that lacks what it works on."
     if beta and ref_logps is None:
@@ -69,8 +69,8 @@ def check_numbers(
 
 # %% ../nbs/workshop/loss_inputs.ipynb #b37a74ba
 def corrected(
-    logps:Tensor,          # (B, G, T) nats, like `old_logps`
-    old_logps:Tensor,
+    logps:Tensor,          # (B, G, T) nats, of the policy being trained
+    old_logps:Tensor,      # (B, G, T) nats, of the policy that sampled
     A:Tensor,              # (B, G, 1) or (B, G, T)
     mask:Tensor,           # (B, G, T) bool
     replayed:Tensor|None,  # (B,) bool; None for none
