@@ -252,13 +252,15 @@ class TrainCommand:
 
     dataset: str = field(
         metadata=dict(
-            help='sums or words (the tiny Qwen knows both), a JSONL, CSV or Parquet file with a column `prompt`, or a task of reasoning-gym such as basic_arithmetic'
+            help='sums or words (the tiny Qwen knows both), a JSONL, CSV or Parquet file '
+                'with a column `prompt`, or a task of reasoning-gym such as basic_arithmetic'
         )
     )
     reward: list[str] = field(
         default=None,
         metadata=dict(
-            help='my_rewards.py:my_reward, one or several; default: is the answer in <answer>…</answer> right?'
+            help='my_rewards.py:my_reward, one or several; '
+                'default: is the answer in <answer>…</answer> right?'
         ),
     )
     model: str = field(
@@ -319,13 +321,16 @@ def config_options()->list:  # (name, type, default, help)
 
 
 EXAMPLES = '''examples:
-  grpo_nb train --dataset sums                                        the tiny Qwen learns to add; needs nothing else
-  grpo_nb train --dataset mine.jsonl --reward my_rewards.py:my_reward your problems and your own reward
+  grpo_nb train --dataset sums
+      the tiny Qwen learns to add; needs nothing else
+  grpo_nb train --dataset mine.jsonl --reward my_rewards.py:my_reward
+      your problems and your own reward
   grpo_nb train --dataset mine.jsonl --model Qwen/Qwen2.5-0.5B-Instruct --chat
-                                                                      a real model, from the hub
-  grpo_nb train --dataset sums --replay_buffer_size 0                 plain GRPO, to compare with
+      a real model, from the hub
+  grpo_nb train --dataset sums --replay_buffer_size 0
+      plain GRPO, to compare with
   grpo_nb train --dataset sums --output_dir runs/a --max_steps 400 --resume
-                                                                      go on where a run stopped
+      go on where a run stopped
 
 It measures held-out problems, trains every weight of one model in one process, and measures again; the
 folder then holds report.html. For LoRA, vLLM, several GPUs, images or tools take the trainer on TRL.'''
@@ -373,12 +378,14 @@ def model_folder(
     if name=='tiny' or (p/'config.json').exists(): return name
     if p.is_dir():
         raise ValueError(
-            f'--model {name}: the folder has no config.json, so there is no model in it: found {sorted(o.name for o in p.iterdir())[:5]}'
+            f'--model {name}: the folder has no config.json, so there is no model in it: '
+            f'found {sorted(o.name for o in p.iterdir())[:5]}'
         )
     is_path = name.startswith(('.','/','~')) or name.endswith('/') or name.count('/')!=1 and '/' in name
     if is_path or p.parent.is_dir() and '/' in name:
         raise ValueError(
-            f"--model {name}: no such folder: give one made by `save_model`, a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct, or 'tiny'"
+            f'--model {name}: no such folder: give one made by `save_model`, '
+            "a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct, or 'tiny'"
         )
     return name
 
@@ -393,11 +400,13 @@ def notes(
     lines = []
     if isinstance(first, str) and getattr(tokenizer, 'chat_template', None):
         lines.append(
-            'the prompts are bare text, and the model has a chat template: --chat makes each a user\'s message, as it was trained'
+            'the prompts are bare text, and the model has a chat template: '
+            "--chat makes each a user's message, as it was trained"
         )
     if default_reward and isinstance(first, str) and '<answer>' not in text:
         lines.append(
-            'the default reward reads what stands between <answer> and </answer>, and the prompts don\'t ask for it: say so in them, or give --reward my_rewards.py:my_reward'
+            'the default reward reads what stands between <answer> and </answer>, and the prompts '
+            "don't ask for it: say so in them, or give --reward my_rewards.py:my_reward"
         )
     return lines
 
@@ -430,7 +439,8 @@ def train_dtype(
 )->str:
     "What the weights are kept in; ValueError for another name."
     if name=='auto': return 'bfloat16' if device.startswith('cuda') else 'float32'
-    if name not in ('float32','bfloat16'): raise ValueError(f'--dtype {name}: needs float32, bfloat16 or auto')
+    if name not in ('float32','bfloat16'):
+        raise ValueError(f'--dtype {name}: needs float32, bfloat16 or auto')
     return name
 
 def run_command(
@@ -449,7 +459,8 @@ def run_command(
     problems,held_out = _problems(cmd, args)
     if default and 'answer' not in problems.column_names:
         raise ValueError(
-            f'{cmd.dataset} has no column `answer` ({problems.column_names}): name it with --answer_column, or give --reward my_rewards.py:my_reward'
+            f'{cmd.dataset} has no column `answer` ({problems.column_names}): '
+            'name it with --answer_column, or give --reward my_rewards.py:my_reward'
         )
     device = train_device(cmd.device)
     model,tok = load_model(cmd.model, train_dtype(cmd.dtype, device))

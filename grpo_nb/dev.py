@@ -120,7 +120,8 @@ def _run_one(f, timeout):
         )
         at = where(f.name, bad[0], bad[1].source) if bad else f.name
         raise Trouble(
-            f"{at}: {getattr(e, 'ename', type(e).__name__)}: {_COLOURS.sub('', str(getattr(e, 'evalue', e)))[:500]}"
+            f"{at}: {getattr(e, 'ename', type(e).__name__)}: "
+            f"{_COLOURS.sub('', str(getattr(e, 'evalue', e)))[:500]}"
         ) from None
     shown_widgets(nb)
     return _clean(nb)
@@ -537,13 +538,14 @@ class EmbedWidgets:
         if used:
             self.nb.cells.append(
                 mk_cell(
-                    f'```{{=html}}\n{_script(_STATE, state)}\n<script src="{EMBED_JS}" crossorigin="anonymous"></script>\n```',
+                    f'```{{=html}}\n{_script(_STATE, state)}\n'
+                    f'<script src="{EMBED_JS}" crossorigin="anonymous"></script>\n```',
                     'markdown',
                 )
             )
 
     def _join_source(self):
-        "Where exported code is shown, it says the signature itself: drop that from the entry, and put all entries of a cell before it."
+        "Exported code that is shown says its own signature: drop that from the entry, and put entries first."
         cells = self.nb.cells
         for i,c in enumerate(cells):
             if c.cell_type!='code' or 'code-summary: "Exported source"' not in c.source: continue
@@ -564,13 +566,14 @@ class EmbedWidgets:
         alt = re.search(r'^#\|\s*fig-alt:\s*(.+)$', c.source, flags=re.M)
         wide = o.get('metadata', {}).get('image/png', {}).get('width')
         return (
-            f'<img class="img-fluid figure-img" src="data:image/png;base64,{data.strip()}" alt="{html.escape(alt[1].strip()) if alt else ""}"'
+            f'<img class="img-fluid figure-img" src="data:image/png;base64,{data.strip()}" '
+            f'alt="{html.escape(alt[1].strip()) if alt else ""}"'
             + (f' width="{wide}">' if wide else '>')
         )
 
 
 def _quote_alt(s):
-    "A cell's source with its alt text in quotes: with a colon in it, none of the cell's options could be read."
+    "A cell's source with its alt text in quotes: with a colon in it, no option could be read."
     return re.sub(
         r'^(#\|\s*fig-alt:)\s*([^"\s].*?)\s*$',
         lambda m: f'{m[1]} {json.dumps(m[2], ensure_ascii=False)}',
@@ -583,7 +586,7 @@ def link_calls(
     s:str,  # Markdown
     find,   # gives a name's address, or None
 )->str:  # the Markdown, with calls of our functions linked
-    "nbdev links `` `name` `` to the reference; this links `` `name(x)` `` too, outside code blocks and headings."
+    "nbdev links `` `name` `` to the reference; this links `` `name(x)` `` too, in running text."
 
     def link(m): return f'[{m[0]}]({to})' if (to := find(m[1])) else m[0]
     parts = re.split(r'(^```.*?^```|^#.*?$)', s, flags=re.M|re.S)
@@ -714,7 +717,7 @@ def site_faults(
     max_bytes:int=3_000_000, # largest page
     local:bool=True,      # is a request to another host a fault?
 )->list:  # one line a fault, beginning with the page's name
-    "Broken links and anchors, images without alt text, headings that skip, requests to other hosts, heavy pages."
+    "Broken links and anchors, images without alt text, skipped headings, other hosts, heavy pages."
     site = Path(site).resolve()
     pages = {
         f: _Page(f.read_text(encoding='utf-8'))
@@ -795,7 +798,7 @@ def _stage(nbs, to):
     return names
 
 def _named_types(nb):
-    "A hidden cell with the types that annotations name in quotes, since they stand in packages not imported here."
+    "A hidden cell with the types that annotations name in quotes, of packages not imported here."
     code = '\n'.join(
         s for _, c, s in _cells(nb) if c['cell_type'] == 'code' and re.search(r'^#\|\s*export', s, flags=re.M)
     )
@@ -858,7 +861,7 @@ def docs(
     strict:bool=True,   # fail on a broken link, a missing alt text, a page outside the sidebar?
     out:str='_docs',    # folder of the site
 )->Path:  # that folder
-    "Build the site from the stored notebooks; needs no Quarto and runs no kernel. Trouble names the page, its notebook and the fault."
+    "Build the site from the stored notebooks, without Quarto or a kernel. Trouble names page and notebook."
     from nbdev.config import get_config
     from nbdev.doclinks import _build_modidx
     from nbdev.serve import proc_nbs
@@ -891,7 +894,8 @@ def docs(
         _make_local(out)
     else:
         print(
-            'no npm here: formulas and widgets will ask cdn.jsdelivr.net; install npm and build again for a site that asks nobody'
+            'no npm here: formulas and widgets will ask cdn.jsdelivr.net; '
+            'install npm and build again for a site that asks nobody'
         )
     faults = [
         *warns,
@@ -903,7 +907,8 @@ def docs(
     if faults: print('\n'.join(faults))
     if faults and strict: raise Trouble(f'{len(faults)} faults in the site, listed above')
     print(
-        f"{sum(1 for f in out.rglob('*.html') if 'site_libs' not in f.parts)} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve` for the search"
+        f"{sum(1 for f in out.rglob('*.html') if 'site_libs' not in f.parts)} pages in {out.name}/: "
+        f'open {out.name}/index.html, or `grpo_nb docs --serve` for the search'
     )
     if serve: _serve(out, port)
     return out
@@ -939,9 +944,9 @@ def _serve(out, port):
 # %% ../nbs/reference/dev.ipynb #60f179ef
 def test(
     quick: bool = False,  # leave out the notebooks and the site?
-    no_notebooks: bool = False,  # leave out the notebooks alone? `.ci/run` has run them in a reader's environment by then
+    no_notebooks: bool = False,  # leave the notebooks out? `.ci/run` has run them by then
     slow: bool = False,  # benchmarks and long runs too?
-    n_workers: int = 2,  # processes that run notebooks
+    n_workers: int = 2,  # processes that run notebooks, and then tests
 ):
     "Run every check and every test; the exit code is pytest's, Trouble before that."
     root = _root()
@@ -949,19 +954,13 @@ def test(
     os.environ['OMP_NUM_THREADS'] = '1'   # two threads on two busy cores are many times slower than one
     check()
     if not (quick or no_notebooks):
-        r = subprocess.run(
-            [
-                Path(sys.executable).parent / 'nbdev_test',
-                '--n_workers',
-                str(n_workers),
-                '--do_print',
-                '--timing',
-            ],
-            cwd=root,
-        )
+        nbdev_test = Path(sys.executable).parent/'nbdev_test'
+        words = [nbdev_test, '--n_workers', str(n_workers), '--do_print', '--timing']
+        r = subprocess.run(words, cwd=root)
         if r.returncode: raise Trouble('a notebook fails: its name stands above')
     sys.stdout.flush()
-    words = ['-m', 'pytest', '-q', 'tests', '--durations=10', *(['--slow'] if slow else [])]
+    words = ['-m', 'pytest', '-q', 'tests', '--durations=10', '-n', str(n_workers), '--dist', 'loadfile']
+    if slow: words.append('--slow')
     sys.exit(subprocess.run([sys.executable, *words], cwd=root).returncode)
 
 test.__test__ = False   # a command, not a test that pytest should collect
@@ -987,4 +986,4 @@ def main(
 
 # %% ../nbs/reference/dev.ipynb #0feb91e8
 if __name__ == '__main__' and getattr(globals().get('__spec__'), 'name', '') == 'grpo_nb.dev':
-    main()  # only for `python -m grpo_nb.dev`: a notebook's kernel and nbdev's workers are called __main__ too
+    main()  # only for `python -m grpo_nb.dev`: kernels and nbdev's workers are called __main__ too

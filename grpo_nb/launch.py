@@ -274,7 +274,7 @@ def fsdp2_on_cpu(
 def vllm_on_cpu(
     cache_gb:int=1,  # for keys and values, GiB; 0 for what `vllm_gpu_memory_utilization` leaves
 )->None:
-    "From here on, vLLM in this process runs on the CPU and takes new weights: call it before the trainer is made."
+    "From here on vLLM in this process runs on the CPU and takes new weights: call it first."
     os.environ |= dict(VLLM_CPU_OMP_THREADS_BIND='nobind', VLLM_CPU_CI_ENV='1')   # no compiling
     os.environ.setdefault('VLLM_LOGGING_LEVEL', 'ERROR')
     if cache_gb: os.environ['VLLM_CPU_KVCACHE_SPACE'] = str(cache_gb)

@@ -15,8 +15,8 @@ from torch import Tensor
 from .advantages import group_advantages
 from .core import atomic_write, versions
 from .loss import policy_loss
-from grpo_nb.small_world import (STYLES, WORLD, LabPolicy, World, answers, draw_lab, jacobian, lab_view, right,
-    summary, too_old)
+from .small_world import (STYLES, WORLD, LabPolicy, World, answers, draw_lab, jacobian, lab_view,
+    right,     summary, too_old)
 
 # %% ../nbs/13a_off_policy_lab.ipynb #a5e028c9
 def exact_gradient(

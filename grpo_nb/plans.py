@@ -262,7 +262,8 @@ def _problems(config, lay, length, m, gpu_bytes):
         yield f'{length} tokens are more than the {limit} that the model reads'
     one = _cache_bytes(config, 1, length, True)
     if m['vllm'] and m['vllm_cache']<one:
-        yield (f"vLLM's share of {m['vllm']/1e9:.1f} GB leaves {max(0, m['vllm_cache'])/1e9:.1f} GB beside its "
+        yield (f"vLLM's share of {m['vllm']/1e9:.1f} GB leaves "
+               f"{max(0, m['vllm_cache'])/1e9:.1f} GB beside its "
                f'copy of the weights, one answer needs {one/1e9:.2f}: raise vllm_gpu_memory_utilization')
     if not m['fits']:
         yield (f'about {m["total"] / 1e9:.0f} GB on a GPU of {gpu_bytes / 1e9:.0f} GB: cut the states '

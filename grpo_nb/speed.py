@@ -385,7 +385,7 @@ def trl_trainer(
     """
     from transformers import PrinterCallback
     from transformers.utils import logging as hf
-    from grpo_nb.grpo_with_replay_buffer import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
     hf.set_verbosity_error(); hf.disable_progress_bar()
     rows,bf16 = work.B*work.G,work.dtype=='bfloat16'
     args = GRPOConfig(**(dict(output_dir=folder, per_device_train_batch_size=rows//work.updates,

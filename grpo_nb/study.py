@@ -164,7 +164,8 @@ def run_study(
 )->pd.DataFrame:             # all rows of the file
     """Run what the file doesn't hold yet, or holds with another source; a row per run, also for failed ones.
 
-    ValueError if the file comes from elsewhere; OSError at the end if the disk took no more: earlier rows stay.
+    ValueError if the file comes from elsewhere; OSError at the end if the disk took no more:
+    earlier rows stay.
     """
     path,same = Path(path),tuple(k for k in stamp if k!='machine')
     there = path.exists() and path.stat().st_size

@@ -16,7 +16,7 @@ from IPython import get_ipython
 from .plotting import Figure, fig_svg, fig_png
 
 # %% ../nbs/workshop/widgets.ipynb #485b3f60
-_named,_made = {},Counter()   # widgets by name; how many each run of a cell has made
+_named,_made = globals().get('_named', {}),Counter()   # widgets by name; how many each run of a cell has made
 
 def name_after_cell(
     widget:W.Widget, # one that is being made: the browser doesn't know of it yet

@@ -139,7 +139,7 @@ def test_a_plan_names_what_speaks_against_it():
 def test_a_stretched_context_counts():
     "YaRN reads further than max_position_embeddings says"
     c = model_config('Qwen/Qwen2.5-7B')
-    m = dict(fits=True, total=0)
+    m = dict(fits=True, total=0, vllm=0)
     assert list(M._problems(c, Layout(1, 2, 2, 2, 2), 40000, m, 80e9))
     c.rope_scaling = dict(rope_type='yarn', factor=4., original_max_position_embeddings=32768)
     assert not list(M._problems(c, Layout(1, 2, 2, 2, 2), 40000, m, 80e9))
