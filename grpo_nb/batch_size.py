@@ -70,11 +70,11 @@ def batch_command(
     gradient_accumulation_steps:int=1,  # passes before an optimizer step
     world_size:int=1,                   # processes
     steps_per_generation:int=0,         # passes made from one generation; 0: gradient_accumulation_steps
-    num_iterations:int=1,               # times a generation is gone through
+    num_iterations:int=1,               # times each generation is gone through
     pass_rates:str='0.1,0.3,0.5,0.7,0.9',  # chances of a right answer, or their spread: beta(mean,a+b)
     mean_length:float=256.,             # tokens per completion
 ):
-    "Say what TRL's batch numbers come to, and which group size would teach most."
+    "Say what TRL's batch numbers come to, and which group size would teach the most."
     if num_generations==1:
         raise ValueError('`num_generations` is 1, needs 2 or more: a group of 1 has nothing to be '
             'compared with')

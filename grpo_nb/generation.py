@@ -57,14 +57,17 @@ def next_token(
     top_k:int=0,                   # as in `truncate`
     top_p:float=1.0,               # as in `truncate`
     min_p:float=None,              # as in `truncate`
-    repetition_penalty:float=1.0,  # above 1 makes tokens that were said less likely
-    seen:Tensor=None,              # (n, V) bool, what was said; needed with a repetition penalty
+    repetition_penalty:float=1.0,  # above 1 makes tokens of prompt and answer less likely
+    presence_penalty:float=0.0,    # above 0 makes tokens of the answer less likely, once
+    frequency_penalty:float=0.0,   # above 0 does so for each time that they were said
+    seen:Tensor=None,              # (n, 2, V) int32, what was said, from `seen_tokens`; for the penalties
 )->tuple:                          # (n, 1) int64 tokens, (n, 1) float32 log-probs in nats
     "Drawn tokens; their log-probs at `temperature` under the whole distribution, neither cut nor penalized."
     def scale(x): return x if temperature in (0, 1) else x/temperature
     logps = scale(logits).log_softmax(-1)
-    plain = repetition_penalty==1
-    z = scale(logits if plain else penalize(logits, seen, repetition_penalty))
+    penalties = repetition_penalty,presence_penalty,frequency_penalty
+    plain = penalties==(1, 0, 0)
+    z = scale(logits if plain else penalize(logits, seen, *penalties))
     if temperature==0: ids = z.argmax(-1, keepdim=True)
     elif top_k or top_p<1 or min_p: ids = pick(truncate(z, top_k, top_p, min_p).softmax(-1), u)
     else: ids = pick(logps.exp() if plain else z.softmax(-1), u)
@@ -107,10 +110,11 @@ class Rollouts(Groups):
 @torch.no_grad()
 def _one_completion(model, ids, u, ends, draw):
     "Tokens and log-probs of one completion of the prompt `ids` (1, P), a whole forward for every token."
-    toks,logps = [],[]
+    toks,logps,prompt = [],[],ids
     for t in range(len(u)):
         logits = model(input_ids=ids).logits[:,-1].float()
-        seen = seen_tokens(ids, torch.ones_like(ids).bool(), logits.shape[-1])
+        seen = seen_tokens(prompt, torch.ones_like(prompt).bool(), logits.shape[-1])
+        for o in toks: seen[0,1,o] += 1
         tok,lp = draw(logits, u[t].view(1, 1), seen=seen)
         ids = torch.cat([ids, tok], 1)
         toks.append(tok[0,0])
@@ -145,13 +149,16 @@ def generate_loop(
     top_p:float=1.0,                # 1 for all tokens
     min_p:float=None,               # None for all tokens
     repetition_penalty:float=1.0,   # 1 for none
+    presence_penalty:float=0.0,     # 0 for none
+    frequency_penalty:float=0.0,    # 0 for none
     eos_token_id:int|list=None,     # None for the model's own, [] for an answer that never ends
     pad_token_id:int=None,          # None for the model's own
     generator:torch.Generator=None, # where the draws come from; None for torch's own
 )->Rollouts:                        # as `generate` gives them
     "What `generate` gives, by one completion and one token at a time: no batch, no padding, no cache."
     sampling = dict(temperature=temperature, top_k=top_k or 0, top_p=top_p, min_p=min_p,
-                    repetition_penalty=repetition_penalty)
+                    repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                    frequency_penalty=frequency_penalty)
     mask,ends,pad_id,u,draw = _ready(model, prompt_ids, prompt_mask, num_generations, max_completion_length,
                                      eos_token_id, pad_token_id, generator, sampling)
     ids = torch.full(u.shape, pad_id, device=prompt_ids.device)
@@ -175,6 +182,8 @@ def generate(
     top_p:float=1.0,                # 1 for all tokens
     min_p:float=None,               # None for all tokens
     repetition_penalty:float=1.0,   # 1 for none
+    presence_penalty:float=0.0,     # 0 for none
+    frequency_penalty:float=0.0,    # 0 for none
     eos_token_id:int|list=None,     # None for the model's own, [] for an answer that never ends
     pad_token_id:int=None,          # None for the model's own
     generator:torch.Generator=None, # where the draws come from; None for torch's own
@@ -186,8 +195,10 @@ def generate(
     and nan in the logits, with the row.
     """
     sampling = dict(temperature=temperature, top_k=top_k or 0, top_p=top_p, min_p=min_p,
-                    repetition_penalty=repetition_penalty)
+                    repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                    frequency_penalty=frequency_penalty)
     mask,ends,pad_id,u,draw = _ready(model, prompt_ids, prompt_mask, num_generations, max_completion_length,
                                      eos_token_id, pad_token_id, generator, sampling)
-    ids,logps = sample_rows(model, prompt_ids, mask, u, draw, ends, pad_id, repetition_penalty!=1, fast)
+    track = (repetition_penalty, presence_penalty, frequency_penalty)!=(1, 0, 0)
+    ids,logps = sample_rows(model, prompt_ids, mask, u, draw, ends, pad_id, track, fast)
     return _rollouts(prompt_ids, mask, ids, logps, ends, num_generations, pad_id)

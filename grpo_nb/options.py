@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 # %% ../nbs/workshop/options.ipynb #da3cfbe5
-ALIASES = dict(repo_id='model', model_name='model', model_name_or_path='model',
+ALIASES = dict(repo_id='model', model_name_or_path='model', model_name='run_name',
                attn_implementation='attn_mechanism', num_return_sequences='num_generations',
                max_new_tokens='max_completion_length', save_directory='output_dir',
                log_steps='logging_steps')
@@ -28,12 +28,18 @@ def _closest(name, known):
     near = difflib.get_close_matches(name, known, 1)
     return f', did you mean {near[0]!r}?' if near else ''
 
+def _check_name(name):
+    if '/' in str(name or ''):
+        raise ValueError(f'model_name {name!r} looks like a model, but it names the run, as in EasyDeL: give '
+                         'the model as `model`, or a name without a slash')
+
 def known_options(
     given:dict,    # name: value
     known:set,     # names there are
     where:str,     # named in the error
 )->dict:  # the same with aliases replaced
     "What was given, under the run's own names. ValueError for an unknown option, or one the recipe decides."
+    _check_name(given.get('model_name'))
     out = {ALIASES.get(k, k):v for k,v in given.items()}
     for k,v in out.items():
         if v is False and k.endswith('_strategy'): out[k] = 'no'   # YAML reads no as false
@@ -87,6 +93,7 @@ def _own_names(argv):
     for i,w in enumerate(argv):
         if not w.startswith('--'): words.append(w); continue
         name,eq,value = w[2:].partition('=')
+        if name=='model_name': _check_name(value if eq else ''.join(argv[i+1:i+2]))
         words.append(f'--{ALIASES.get(name, name)}{eq}{value}')
         if name=='resume' and not eq and (i+1==len(argv) or argv[i+1].startswith('--')): words.append('yes')
     return words

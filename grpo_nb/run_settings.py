@@ -40,6 +40,8 @@ class RunSettings:
     top_p:float = setting(1., 'sample within this probability mass')
     min_p:float = setting(None, 'drop tokens below this share of the most likely one')
     repetition_penalty:float = setting(1., 'above 1: repeated tokens become less likely')
+    presence_penalty:float = setting(0., 'above 0: tokens that the answer holds become less likely, once')
+    frequency_penalty:float = setting(0., 'above 0: they do so for each time that it holds them')
     importance_sampling_level:str = setting('token', 'token or sequence (GSPO)')
     epsilon_high:float = setting(None, 'upper half-width; None: as epsilon')
     delta:float = setting(None, 'upper bound of the ratio where the advantage is negative; None: none')
@@ -86,6 +88,7 @@ _RULES = [
     ('max_tokens eval_steps save_steps record_groups replay_buffer_size replay_stored_per_fresh warmup_steps '
         'weight_decay max_grad_norm beta epsilon dead_tolerance top_k', at_least(0), '0 or more'),
     ('learning_rate temperature repetition_penalty record_max_mb', above(0), 'more than 0, and finite'),
+    ('presence_penalty frequency_penalty', lambda v: -2<=v<=2, 'a number from -2 to 2'),
     ('top_p top_entropy_quantile', share, 'a share above 0 and up to 1'),
     ('adam_beta1 adam_beta2', lambda v: 0<=v<1, '0 or more, and below 1'),
     ('epsilon_high off_policy_mask_threshold', optional(at_least(0)), 'None, or 0 or more'),
@@ -185,7 +188,8 @@ def sampling_options(
     a:RunSettings,  # settings
 )->dict:            # name -> value
     "The settings that `generate` takes, by name."
-    return {k:getattr(a, k) for k in 'temperature top_k top_p min_p repetition_penalty'.split()}
+    names = 'temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty'
+    return {k:getattr(a, k) for k in names.split()}
 
 def loss_options(
     s:object,  # a `State`: settings, and the run's loss

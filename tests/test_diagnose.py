@@ -215,5 +215,5 @@ def test_the_page_shows_every_completion_once_and_escapes_what_it_is_given():
 def test_the_command_says_the_plan_and_refuses_words(capsys):
     batch_command(world_size=2, pass_rates='0.1, 0.5')
     out = capsys.readouterr().out
-    assert '16 completions of 2 prompts' in out and 'best group size' in out
+    assert '16 completions for 2 prompts' in out and 'best group size' in out
     with pytest.raises(ValueError, match='numbers in 0..1'): batch_command(pass_rates='many')

@@ -3,7 +3,7 @@ import inspect, itertools, math
 import pytest, torch
 from grpo_nb.fast_qwen import FastQwen, why_slow
 from grpo_nb.generation import Rollouts, generate, generate_loop, next_token, pick, truncate
-from grpo_nb.sampling import Cached, eval_mode, penalize, uniforms
+from grpo_nb.sampling import Cached, add_seen, eval_mode, penalize, seen_tokens, uniforms
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 torch.set_num_threads(1)
@@ -44,9 +44,10 @@ def recompute(model, r, temperature=1.):
     logps = (z.float()/temperature).log_softmax(-1).gather(2, ids[:,P:,None])[...,0]
     return logps.view_as(r.old_logps)*r.completion_mask
 
-ALL_RULES = dict(temperature=1.4, top_k=12, top_p=.9, min_p=.05, repetition_penalty=.8)
+ALL_RULES = dict(temperature=1.4, top_k=12, top_p=.9, min_p=.05, repetition_penalty=.8, presence_penalty=-.4,
+                 frequency_penalty=.3)
 RULES = [dict(), dict(temperature=.7), dict(temperature=0), dict(top_k=5), dict(top_p=.8), dict(min_p=.1),
-         dict(repetition_penalty=1.5), ALL_RULES]
+         dict(repetition_penalty=1.5), dict(presence_penalty=2.), dict(frequency_penalty=1.5), ALL_RULES]
 
 @pytest.mark.parametrize('rules', RULES, ids=str)
 @pytest.mark.parametrize('padded', [True, False], ids=['padded','full'])
@@ -106,7 +107,8 @@ def test_truncation_and_penalty_are_those_of_transformers():
     from transformers.generation.logits_process import (
         MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper)
     z,ids = torch.randn(40, 50, generator=seeded())*3,torch.randint(0, 50, (40,9), generator=seeded(1))
-    seen = torch.zeros(40, 50, dtype=torch.bool).scatter_(1, ids, True)
+    seen = seen_tokens(ids[:,:4], torch.ones(40, 4).bool(), 50)   # four of the prompt, five of the answer
+    for t in range(4, 9): add_seen(seen, ids[:,t:t+1])
     for pen in (.7, 1.3):
         assert torch.equal(penalize(z, seen, pen), RepetitionPenaltyLogitsProcessor(pen)(ids, z.clone()))
     for k in (1, 7, 50, 80): assert torch.equal(truncate(z, top_k=k), TopKLogitsWarper(k)(ids, z))
@@ -114,6 +116,50 @@ def test_truncation_and_penalty_are_those_of_transformers():
     for p in (.01, .2, 1.): assert torch.equal(truncate(z, min_p=p), MinPLogitsWarper(p)(ids, z))
     both = MinPLogitsWarper(.03)(ids, TopPLogitsWarper(.9)(ids, TopKLogitsWarper(20)(ids, z)))
     assert torch.equal(truncate(z, 20, .9, .03), both)
+
+PENALTIES = [dict(presence_penalty=1.5), dict(frequency_penalty=.8), dict(frequency_penalty=-.7),
+             dict(repetition_penalty=1.4, presence_penalty=-.6, frequency_penalty=.5)]
+
+def slowly_penalized(z, prompt, answer, repetition_penalty=1., presence_penalty=0., frequency_penalty=0.):
+    "One row of logits, token by token, by the definition."
+    out = []
+    for v,x in enumerate(z.tolist()):
+        if v in prompt or v in answer: x = x*repetition_penalty if x<0 else x/repetition_penalty
+        x -= frequency_penalty*answer.count(v)
+        if v in answer: x -= presence_penalty
+        out.append(x)
+    return torch.tensor(out)
+
+@pytest.mark.parametrize('rules', PENALTIES, ids=str)
+def test_presence_and_frequency_count_the_answer_and_not_the_prompt(rules):
+    z,ids = torch.randn(20, 12, generator=seeded())*3,torch.randint(0, 12, (20,9), generator=seeded(1))
+    mask = torch.arange(4)[None]>=torch.randint(0, 4, (20,1), generator=seeded(2))
+    seen = seen_tokens(ids[:,:4], mask, 12)
+    for t in range(4, 9): add_seen(seen, ids[:,t:t+1])
+    want = torch.stack([slowly_penalized(z[i], ids[i,:4][mask[i]].tolist(), ids[i,4:].tolist(), **rules)
+                        for i in range(20)])
+    got = penalize(z, seen, *(rules.get(f'{k}_penalty', d) for k,d in
+                              (('repetition', 1.), ('presence', 0.), ('frequency', 0.))))
+    torch.testing.assert_close(got, want)
+
+@pytest.mark.parametrize('rules', PENALTIES, ids=str)
+@pytest.mark.parametrize('fast', [True, False])
+def test_the_likeliest_answer_under_penalties_is_that_of_a_slow_loop(rules, fast):
+    model = small_qwen()
+    with torch.no_grad(): model.model.embed_tokens.weight *= 3   # near enough to be moved by a penalty
+    ids,mask = some_prompts()
+    got = generate(model, ids, mask, 1, 14, temperature=0, eos_token_id=[], fast=fast, **rules)
+    plain = generate(model, ids, mask, 1, 14, temperature=0, eos_token_id=[], fast=fast)
+    for b in range(len(ids)):
+        prompt,answer,logps = ids[b][mask[b]].tolist(),[],[]
+        for _ in range(14):
+            with torch.no_grad(): z = model(input_ids=torch.tensor([prompt+answer])).logits[0,-1]
+            answer.append(int(slowly_penalized(z, prompt, answer, **rules).argmax()))
+            logps.append(z.log_softmax(0)[answer[-1]])   # of the policy itself, not of what was drawn from
+        assert got.completion_ids[b,0].tolist()==answer
+        torch.testing.assert_close(got.old_logps[b,0], torch.stack(logps), atol=2e-5, rtol=0)
+    if rules!=dict(frequency_penalty=-.7):   # which asks for what the model does by itself: to repeat
+        assert not torch.equal(got.completion_ids, plain.completion_ids)
 
 def test_the_greedy_answer_is_that_of_transformers_generate():
     model = sharp()
@@ -141,10 +187,10 @@ def test_more_padding_changes_no_token():
     model = sharp()
     ids,mask = some_prompts()
     wide = lambda x, v: torch.nn.functional.pad(x, (5,0), value=v)
-    for pen in (1., 5.):
+    for pen in (dict(), dict(repetition_penalty=5.), dict(presence_penalty=2., frequency_penalty=2.)):
         for fast in (True, False):
-            def go(i, m): return generate(model, i, m, 4, 10, eos_token_id=1, repetition_penalty=pen,
-                                          generator=seeded(), fast=fast)
+            def go(i, m): return generate(model, i, m, 4, 10, eos_token_id=1, generator=seeded(), fast=fast,
+                                          **pen)
             a = go(ids, mask)
             fill = int(a.completion_ids[a.completion_mask].bincount().argmax())   # a penalty must not see it
             b = go(wide(ids, fill), wide(mask, False))
@@ -160,8 +206,11 @@ def test_finished_rows_leave_the_batch(monkeypatch):
     assert len(work)==len(alive) and work==sorted(work, reverse=True)
     assert all(a<=w<=a/.87+1 for w,a in zip(work, alive))
 
-def test_what_a_row_said_stays_with_it_when_others_leave():
-    model,kw = sharp(),dict(eos_token_id=[1,2,3,4], temperature=1.5, repetition_penalty=4.)
+STICKY = [dict(repetition_penalty=4.), dict(presence_penalty=.8, frequency_penalty=.4)]
+
+@pytest.mark.parametrize('pen', STICKY, ids=str)
+def test_what_a_row_said_stays_with_it_when_others_leave(pen):
+    model,kw = sharp(),dict(eos_token_id=[1,2,3,4], temperature=1.5, **pen)
     want = generate_loop(model, *some_prompts(), 8, 16, generator=seeded(2), **kw)
     assert want.completion_mask.sum(-1).min()<6<12<want.completion_mask.sum(-1).max()   # some leave early
     got = generate(model, *some_prompts(), 8, 16, generator=seeded(2), **kw)
@@ -269,6 +318,8 @@ def test_lora_and_another_architecture_sample_by_the_general_road():
     (dict(temperature=math.inf), '`temperature` is inf'),
     (dict(top_p=0.), '`top_p` is 0'), (dict(top_p=1.5), '`top_p`'), (dict(top_k=-1), '`top_k` is -1'),
     (dict(min_p=2.), '`min_p`'), (dict(repetition_penalty=0.), '`repetition_penalty`'),
+    (dict(presence_penalty=2.1), '`presence_penalty` is 2.1'),
+    (dict(frequency_penalty=math.nan), 'a number from -2 to 2'),
     (dict(max_completion_length=600), '512 positions'),
     (dict(prompt_ids=torch.full((2,3), 40)), 'token 40'),
     (dict(prompt_mask=torch.tensor([[1,1,0],[1,1,1]]).bool()), 'on the right'),

@@ -5,8 +5,8 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.ratios import dead_groups
 from grpo_nb.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
-from grpo_nb.methods import (METHODS, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay, SamePrompt,
-    SkipPrompts, VarianceFilter, VirtualMax, make_method)
+from grpo_nb.methods import (GFPO, METHODS, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay,
+    SamePrompt, SkipPrompts, VarianceFilter, VirtualMax, make_method)
 from grpo_nb.replay import Keep, Mask, Replay, ReplayBuffer
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
@@ -15,9 +15,9 @@ from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
 def test_every_method_has_its_name_and_starts_from_it():
     assert set(METHODS) == {'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy',
-                            'same_prompt', 'variance', 'copies', 'newest', 'ngrpo'}
+                            'same_prompt', 'variance', 'copies', 'newest', 'ngrpo', 'gfpo'}
     for n in METHODS:
-        m = make_method(n)
+        m = make_method(n, **(dict(num_remains_in_group=4) if n=='gfpo' else {}))
         assert m.name==n and m.choose([1, 2], 0)==[True, True]
         x = batch([MIXED, [1.,1,0,0]])
         t = m.treat(x)  # all alive: each group is trained on
@@ -254,3 +254,74 @@ def test_newest_replay_brings_back_the_newest():
     t = m.treat(batch([DEAD0, DEAD1], seed=9), step=5)
     assert [o['replacement']['step'] for o in t.records]==[4, 3] and [e.step for e in m.buffer]==[2, 3, 4]
     assert m.name=='newest' and make_method('newest', buffer_size=2).buffer.priority=='recency'
+
+# ---- the best of a group ---------------------------------------------------------------------------
+
+MEASURES = dict(length=lambda r, n: -n, efficiency=lambda r, n: r/n)
+
+def slow_gfpo(rewards, lengths, k, measure, scale):
+    "One group, answer by answer: advantages of the k best among themselves, 0 for the others."
+    worth = [MEASURES[measure](r, n) if r==r else -math.inf for r,n in zip(rewards, lengths)]
+    kept = sorted(range(len(rewards)), key=lambda g: (-worth[g], g))[:k]
+    kept = [g for g in kept if rewards[g]==rewards[g]]
+    if len({rewards[g] for g in kept})<2: return [0.]*len(rewards)
+    mean = sum(rewards[g] for g in kept)/len(kept)
+    sd = (sum((rewards[g]-mean)**2 for g in kept)/(len(kept)-1))**.5
+    by = sd+1e-4 if scale=='group' else 1.
+    return [(r-mean)/by if g in kept else 0. for g,r in enumerate(rewards)]
+
+@pytest.mark.parametrize('scale', ['group', 'none'])
+@pytest.mark.parametrize('measure', MEASURES)
+@pytest.mark.parametrize('k', [2, 3, 5, 8])
+def test_gfpo_compares_the_best_of_each_group_with_each_other(k, measure, scale):
+    for seed in range(6):
+        r = torch.randint(-1, 3, (5, 8), generator=torch.Generator().manual_seed(seed)).float()
+        r[4,1:3] = math.nan
+        x = batch(r, T=9, seed=seed)
+        t = GFPO(k, measure, scale).treat(x)
+        n = x.completion_mask.sum(2).tolist()
+        want = [slow_gfpo(a, b, k, measure, scale) for a,b in zip(r.tolist(), n)]
+        assert_tensor(t.batch.advantages, want, eps=1e-5)
+        alive = [any(row) for row in want]
+        assert [o['treatment'] for o in t.records]==['trained' if a else 'kept' for a in alive]
+        assert t.metrics['replay/unfilled']==alive.count(False) and t.in_loss.all()
+        assert t.batch.rewards.nansum()==r.nansum()   # what was earned stays in the record
+
+def test_gfpo_keeps_half_unless_told_and_a_measure_of_ones_own():
+    x = batch([[1.,0,0,1]], seed=3)
+    n = x.completion_mask.sum(2)
+    assert GFPO().best(x.rewards, n).isfinite().sum()==2
+    last = GFPO(3, lambda r, n: torch.arange(4.).expand_as(r)).best(x.rewards, n)
+    assert last.isnan().tolist()==[[True, False, False, False]]
+    for bad in (1, 2.5, True):
+        with pytest.raises(ValueError, match='num_remains_in_group'): GFPO(bad)
+    with pytest.raises(ValueError, match='one of length, efficiency'): GFPO(2, 'short')
+    with pytest.raises(ValueError, match='sample more'): GFPO(5).treat(x)
+
+@pytest.mark.parametrize('measure', MEASURES)
+def test_gfpo_as_a_reward_gives_the_same_advantages_on_trls_trainer(measure):
+    "On TRL's own trainer and on ours beside it: the hook's advantages, row by row, against the slow loop."
+    from trl import GRPOConfig, GRPOTrainer
+    from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
+    import trl_tiny
+    for cls,conf in ((GRPOTrainer, GRPOConfig), (GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig)):
+        seen = []
+        def mixed(completions, completion_ids, **kw):
+            r = [float(sum(ids)%3) for ids in completion_ids]
+            seen.append((r, [len(o) for o in completion_ids]))
+            return r
+        opts = dict(num_generations=8, per_device_train_batch_size=16, max_completion_length=9, max_steps=2)
+        t = trl_tiny.trainer(GFPO(4, measure).reward(mixed, 8), cls=cls, args=trl_tiny.config(conf, **opts))
+        got = trl_tiny.spy(t)
+        t.train()
+        assert len(got)==len(seen)==2 and any(len(set(n))>1 for _,n in seen)
+        r,n = seen[0]   # of the first batch: it holds nothing from a buffer
+        want = [a for g in (0, 8) for a in slow_gfpo(r[g:g+8], n[g:g+8], 4, measure, 'group')]
+        assert_tensor(got[0]['advantages'], want, eps=1e-5)
+        assert sum(a==0 for a in want)>=8 and any(want)
+
+def test_gfpo_as_a_reward_wants_whole_groups():
+    f = GFPO(2).reward(lambda completions, **kw: [0.]*len(completions), num_generations=4)
+    with pytest.raises(ValueError, match='6 rows are no whole groups of 4'):
+        f(completions=['']*6, completion_ids=[[1]]*6)
+    assert f(completions=['']*4, completion_ids=[[1]]*4)==[0., 0., None, None]

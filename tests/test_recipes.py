@@ -107,6 +107,31 @@ def test_the_larger_models_command_on_the_page_is_understood():
     assert (a.generation_batch_size, a.max_completion_length)==(16*8, 2048)
     form = '<think>\na\n</think>\n<answer>\n1\n</answer>\n'
     assert R.xml_count(form, r.xml_reward)==1.   # four parts of .25
+    one,eight = (gsm8k([*words.split()[2:], '--dry_run', *o.split()]) for o in
+                 ('--num_processes 1', '--num_processes 8 --strategy fsdp2'))
+    assert one['total_GB']>80 and any('GB on a GPU of 80 GB' in o for o in one['problems'])
+    assert eight['total_GB']<60 and [o for o in eight['problems'] if 'vllm is not installed' not in o]==[]
+
+def test_model_name_is_the_name_of_the_run_and_never_a_model(tmp_path):
+    (tmp_path/'a.yaml').write_text('model_name: monday\nrepo_id: tiny\n')
+    for r,a in (read(GSM8KArguments, ['--model_name','monday','--repo_id','tiny']),
+                read(GSM8KArguments, ['--model_name=monday'], dict(model='tiny')),
+                read(GSM8KArguments, ['--config',str(tmp_path/'a.yaml')])):
+        assert (r.model, a.run_name)==('tiny', 'monday')
+    (tmp_path/'b.yaml').write_text('model_name: Qwen/Qwen3-4B\n')
+    for words,settings in ((['--model_name','Qwen/Qwen3-4B'], {}), (['--model_name=Qwen/Qwen3-4B'], {}),
+                           ([], dict(model_name='Qwen/Qwen3-4B')), (['--config',str(tmp_path/'b.yaml')], {})):
+        with pytest.raises(ValueError, match="'Qwen/Qwen3-4B' looks like a model"):
+            read(GSM8KArguments, words, settings)
+
+def test_the_system_message_asks_for_every_line_break_that_is_paid_for():
+    form = R.SYSTEM[R.SYSTEM.index('<think>'):]
+    best = [f(completions=[GOOD], answer=['4'])[0] for f in gsm8k_rewards()]
+    got = [f(completions=[form.replace('the answer, a number and nothing else', '4')], answer=['4'])[0]
+           for f in gsm8k_rewards()]
+    assert got==best==[.5,0.,.5,.5,2.]   # the soft form wants one line, which excludes the strict one
+    flat = form.replace('\n', '')
+    assert [f(completions=[flat], answer=['4'])[0] for f in gsm8k_rewards()][:3]==[0.,.5,0.]
 
 def test_words_win_over_names_and_names_over_the_file(tmp_path):
     f = tmp_path/'a.yaml'
@@ -225,8 +250,9 @@ def test_a_recipe_runs_end_to_end_on_rows_in_the_hubs_format(name, names, tmp_pa
 def test_long_prompts_are_left_out_and_templates_can_be_skipped(tmp_path, capsys):
     rows = ROWS['gsm8k']+[dict(question='x'*400, answer='#### 1')]
     opts = SMALL|dict(output_dir=str(tmp_path), max_steps=1, rows=rows)
-    t = gsm8k(max_prompt_length=200, skip_apply_chat_template=True, **opts)
+    t = gsm8k(max_prompt_length=400, skip_apply_chat_template=True, **opts)
     assert isinstance(t.train_dataset[0]['prompt'], str) and len(t.train_dataset)==8
+    assert t.train_dataset[0]['prompt'].startswith(R.SYSTEM)
     assert '1 of 9 prompts' in capsys.readouterr().out
     with pytest.raises(ValueError, match='all 9 prompts have more than 2 tokens'):
         gsm8k(max_prompt_length=2, **opts)

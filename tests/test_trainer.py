@@ -346,6 +346,7 @@ def test_groups_outside_the_loss_are_not_computed(monkeypatch):
         dict(top_entropy_quantile=0.5, entropy_coef=0.01),
         dict(off_policy_mask_threshold=0.1),
         dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1),
+        dict(presence_penalty=0.5, frequency_penalty=0.2),
         dict(lr_scheduler_type='cosine', warmup_steps=2),
     ],
     ids=str,
@@ -355,6 +356,14 @@ def test_every_option_trains(kw):
     s = train(m, TOK, DATA, parity, cfg(max_steps=8, **kw))
     assert flat(m).isfinite().all() and (flat(m)-start).abs().max()>1e-5
     assert all(math.isfinite(o['loss']) for o in s.history)
+
+@pytest.mark.parametrize('kw', [dict(top_p=.8), dict(repetition_penalty=1.3), dict(presence_penalty=1.5),
+    dict(frequency_penalty=1., temperature=.8)], ids=str)
+def test_whatever_changes_the_draw_the_first_ratio_is_that_of_the_policy_itself(kw):
+    s = new_state(tiny_model(0), TOK, DATA, parity, cfg(**kw))
+    o = step(s)['seen'][0]
+    assert o['mask'].any()
+    torch.testing.assert_close(o['logps'][o['mask']], o['mb'].old_logps[o['mask']], atol=2e-5, rtol=0)
 
 # ---- what the history says, by hand
 

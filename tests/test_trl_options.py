@@ -171,6 +171,19 @@ def test_every_other_option(name):
         assert all(b['completion_ids'].shape[1]%8==0 and b['prompt_ids'].shape[1]%8==0 for b in got)
     if name=='full_eval': assert any('eval_a_loss' in o for o in t.state.log_history)
 
+@pytest.mark.parametrize('key', ['presence_penalty', 'frequency_penalty'])
+def test_transformers_knows_no_presence_or_frequency_penalty_as_the_settings_page_says(key):
+    ids = torch.tensor([[9,10,11]])
+    with pytest.raises(ValueError, match=f"not used by the model: .*{key}"):
+        T.model().generate(ids, max_new_tokens=2, **{key:1.5})
+    def sampled(kw):
+        t = T.trainer(max_steps=1, generation_kwargs=kw)
+        got = T.spy(t)
+        t.train()
+        return got[0]['completion_ids']
+    assert torch.equal(sampled({key:1.5}), sampled(None))
+    assert not torch.equal(sampled(dict(repetition_penalty=1.5)), sampled(None))
+
 def test_truncated_completions_stay_out_of_buffer_and_loss():
     t,got = go(mask_truncated_completions=True, max_completion_length=3, steps=6, plan=[LIVE,LIVE,LIVE,DEAD])
     for b in got: assert b['num_items_in_batch']==b['completion_mask'].sum()
