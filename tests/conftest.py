@@ -66,6 +66,7 @@ LAB = {
     '@jupyterlab/notebook-extension/tracker': dict(
         windowingMode='none'
     ),  # else cells out of sight don't exist
+    '@jupyterlab/docmanager-extension/plugin': dict(autosave=False),   # only what a test saves is saved
     '@jupyterlab/apputils-extension/notification': dict(fetchNews='false', checkForUpdates=False),
 }
 
@@ -145,3 +146,8 @@ def notebook(lab, browser):
         return pg
     yield run
     for pg in pages: pg.close()
+    auth = dict(Authorization=f'token {token}')   # a kernel outlives its page, and the next page would find it
+    ask = lambda path, method='GET': urllib.request.urlopen(
+        urllib.request.Request(f'{at}/api/{path}', headers=auth, method=method), timeout=60)
+    with ask('sessions') as r: left = json.load(r)
+    for o in left: ask(f'sessions/{o["id"]}', 'DELETE').close()

@@ -1,10 +1,12 @@
 "Made-up but realistic run folders: a policy that gets better, some prompts easy and some hard, a real "
 "replay buffer."
-import random, torch
+import random
+from pathlib import Path
+import numpy as np, pandas as pd, torch
 from grpo_nb.advantages import dead_reason, group_advantages
 from grpo_nb.ratios import dead_groups
 from grpo_nb.ratios import clip_share, group_scores
-from grpo_nb.records import Recorder, group_rows, ratio_hists
+from grpo_nb.records import GROUP_FIELDS, Recorder, Run, group_rows, ratio_hists
 from grpo_nb.replay import ReplayBuffer
 
 def make_run(
@@ -94,3 +96,31 @@ def make_run(
                     after={'pass@1': a, 'ci': [a - 0.025, a + 0.025], 'n_problems': 500}, train_s=21.4,
                     total_s=52.8, seed=seed, samples=samples, task='sums', model='made up')
     return folder
+
+def long_run(S=5000, B=64, G=8, seed=0):
+    """A run in memory, without a buffer's rule: dead groups get one of the 64 newest stored groups, and
+    between steps 100 and 300 nothing is stored and the same four come in without end."""
+    rng = np.random.default_rng(seed)
+    easy = np.clip(rng.beta(.5, .7, B)+.5*np.arange(S)[:,None]/S-.2, 0, 1)
+    r = (rng.random((S, B, G))<easy[...,None]).astype(float)
+    dead,rows,stored,n = r.max(2)==r.min(2),[],[],0
+    for s in range(S):
+        still = 100<=s<=300
+        for g in range(B):
+            said = [f'<think>{s} + {g} = {s+g}</think><answer>{s+g+int(x<.5)}</answer>' for x in r[s,g]]
+            why = ('all-right' if r[s,g,0] else 'all-wrong') if dead[s,g] else None
+            o = dict.fromkeys(GROUP_FIELDS)|dict(step=s, group=g, key=g, prompt=f'What is {s} + {g}?',
+                completions=said, n_tokens=[len(t)//4 for t in said], rewards=r[s,g].tolist(), why=why,
+                dead=bool(dead[s,g]), treatment='trained', score=float(r[s,g].std()))
+            if dead[s,g] and stored and rng.random()<.6:
+                i,born = stored[int(rng.integers(min(4, len(stored)) if still else len(stored)))]
+                new = dict(id=i, step=born, age=s-born, uses=1, score=1., prob=.1, key=0)
+                o |= dict(treatment='replaced', replacement=new)
+            rows.append(o)
+        for o in rows[-B:]:
+            if o['dead'] or still or rng.random()>.1: continue
+            o['id'],n = n,n+1
+            stored = (stored+[(o['id'], s)])[-64:]
+    live = 1-dead.mean(1)
+    history = pd.DataFrame({'step':range(S), 'reward':r.mean((1, 2)), 'frac_reward_zero_std':1-live})
+    return Run(Path('5,000 steps'), dict(seed=seed), history, rows, {}, [])

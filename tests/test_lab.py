@@ -3,7 +3,7 @@
 import difflib, os, subprocess, sys
 from pathlib import Path
 import pytest
-from conftest import run_all
+from conftest import ROOT, run_all
 
 def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
     pg = notebook('widgets')
@@ -39,7 +39,7 @@ def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, name, ti
     "Run All, save and nbdev_clean give back the stored notebook to the byte, with widgets and without."
     at,token,home = lab
     stored = next((home/'nbs').rglob(f'*{name}.ipynb'))
-    before = stored.read_bytes()
+    before = (ROOT/stored.relative_to(home)).read_bytes()
     pg = notebook(name)
     for _ in range(times-1): run_all(pg)   # the same kernel makes the same widgets again
     pg.evaluate("window.jupyterapp.commands.execute('docmanager:save')")

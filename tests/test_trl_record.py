@@ -297,6 +297,25 @@ def test_the_commands_open_it(resumed, capsys):
     out = capsys.readouterr().out
     assert 'report.html' in out and 'no-chat-template' in out and (resumed/'inspector.html').exists()
 
+def test_half_a_letter_in_completions_is_recorded_and_read_by_all(tmp_path, capsys):
+    "A lone surrogate, as a decoder leaves it that cuts between two bytes of a letter: no file holds it as it is"
+    from grpo_nb.cli import main
+    t = T.trainer(Scripted(PLAN, G), per_device_train_batch_size=2*G, max_steps=4, learning_rate=3e-2,
+        output_dir=str(tmp_path))
+    decode = t.processing_class.batch_decode
+    t.processing_class.batch_decode = lambda *a, **kw: [f'{o}\ud83d' for o in decode(*a, **kw)]
+    t.train()
+    r = read_run(tmp_path)
+    born = {o['id']:o['completions'] for o in r.rows}
+    came = [o['replacement'] for o in r.rows if o['replacement']]
+    assert len(r.rows)==8 and not r.notes and all(c.endswith('\ud83d') for o in r.rows for c in o['completions'])
+    assert came and all(o['completions']==born[o['id']] for o in came)
+    for page in (write_report(tmp_path).read_text(encoding='utf-8'), inspector_html(r)):
+        assert [x['completions'] for x in Opened(page).texts(0)]==[x['completions'] for x in r.by_step[1]]
+    assert diagnose(tmp_path).names==diagnose(r).names
+    for command in ('report', 'inspect', 'diagnose'): main([command, str(tmp_path)])
+    assert 'inspector.html' in capsys.readouterr().out
+
 def test_runs_of_both_arms_are_compared_by_what_differs(tmp_path):
     from grpo_nb.report import arms
     for size in (0,64):

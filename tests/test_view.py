@@ -258,24 +258,54 @@ def with_tokens(tmp_path_factory):
     train(model, tok, sums(), right, args, callbacks=[note])
     return read_run(args.output_dir),start,tok,first[0]
 
+def plain_logps(model, batch, b, temperature):
+    "(G, T) log-probs of group `b`, by a forward of the whole sequences."
+    import torch
+    G,P = batch.completion_ids.shape[1],batch.prompt_ids.shape[1]
+    ids = torch.cat([batch.prompt_ids[b].expand(G, -1), batch.completion_ids[b]], 1)
+    mask = torch.cat([batch.prompt_mask[b].expand(G, -1), batch.completion_mask[b]], 1)
+    at = (mask.long().cumsum(1)-1).clamp(min=0)
+    with torch.no_grad(): logits = model(ids, attention_mask=mask.long(), position_ids=at).logits
+    return (logits[:,P-1:-1]/temperature).log_softmax(-1).gather(-1, ids[:,P:,None])[...,0]
+
 def test_the_from_scratch_trainer_records_tokens_by_value(with_tokens):
     "Each token with the log-prob that a plain forward of the starting weights gives it"
-    import torch
     run,start,tok,(batch,temperature) = with_tokens
     rows = run.by_step[run.steps[0]]
-    B,G,T = batch.completion_ids.shape
-    P = batch.prompt_ids.shape[1]
+    B,G = batch.completion_ids.shape[:2]
     for b in (0, B-1):
-        ids = torch.cat([batch.prompt_ids[b].expand(G, -1), batch.completion_ids[b]], 1)
-        mask = torch.cat([batch.prompt_mask[b].expand(G, -1), batch.completion_mask[b]], 1)
-        at = (mask.long().cumsum(1)-1).clamp(min=0)
-        with torch.no_grad(): logits = start(ids, attention_mask=mask.long(), position_ids=at).logits
-        logps = (logits[:,P-1:-1]/temperature).log_softmax(-1).gather(-1, ids[:,P:,None])[...,0]
+        logps = plain_logps(start, batch, b, temperature)
         for g in range(G):
             m = batch.completion_mask[b,g]
             assert rows[b]['logps'][g]==pytest.approx(logps[g][m].tolist(), abs=2e-3)
             text = tok.decode(batch.completion_ids[b,g][m])
             assert ''.join(rows[b]['tokens'][g])==text and len(rows[b]['tokens'][g])==rows[b]['n_tokens'][g]
+
+def test_recorded_ratios_are_those_of_two_plain_forwards(tmp_path):
+    "By the weights of this step and by those that sampled the group, token by token; nothing of the record"
+    import copy
+    from faulty_runs import fresh, right, sums
+    from grpo_nb.trainer import TrainConfig, train
+    model,tok = fresh()
+    weights,sampled = [copy.deepcopy(model)],{}
+    def note(s, info):
+        sampled[info['row']['step']] = info['fresh']
+        weights.append(copy.deepcopy(s.model))
+    args = TrainConfig(output_dir=str(tmp_path/'r'), max_steps=10, generation_batch_size=64, learning_rate=1e-3,
+        steps_per_generation=1, record_tokens=True, disable_tqdm=True)
+    train(model, tok, sums(), right, args, callbacks=[note])
+    run = read_run(args.output_dir)
+    assert run.steps==list(range(10))==list(sampled)   # a step a batch, so weights[i] sampled batch i
+    born = {o['id']:o['group'] for o in run.rows if o['id'] is not None}
+    far = []
+    for o in run.rows:
+        new = o['replacement']
+        at,b = (new['step'], born[new['id']]) if new else (o['step'], o['group'])
+        now,then = (plain_logps(weights[i], sampled[at], b, args.temperature) for i in (o['step'], at))
+        for told,want,m in zip((new or o)['ratios'], (now-then).exp(), sampled[at].completion_mask[b]):
+            assert told==pytest.approx(want[m].tolist(), rel=2e-3, abs=2e-3)
+            far += (want[m]-1).abs().tolist() if new else []
+    assert sum(x>.05 for x in far)>100   # ratios that are all one would prove nothing
 
 def test_recorded_ratios_fill_the_recorded_histogram(with_tokens):
     "The same tokens, once one by one and once by bin; under the newcomer where a group was replaced"

@@ -50,9 +50,14 @@ function nearestOf(sorted, x) {   // the place of the value nearest to x
   while (lo < hi) { const m = (lo + hi + 1) >> 1; if (sorted[m] <= x) lo = m; else hi = m - 1; }
   return lo < sorted.length - 1 && sorted[lo + 1] - x < x - sorted[lo] ? lo + 1 : lo;
 }
+function largest(list, by, n) {   // the n with the largest values, in order
+  const least = Float64Array.from(list, by).sort().at(-n) ?? -Infinity;
+  return list.filter(i => by(i) >= least).sort((a, b) => by(b) - by(a)).slice(0, n);
+}
 const clamp = (x, lo, hi) => Math.max(lo, Math.min(hi, x));
 const mix = (a, b, p) => '#' + [1, 3, 5].map(i => Math.round(parseInt(a.slice(i, i + 2), 16) * (1 - p)
   + parseInt(b.slice(i, i + 2), 16) * p).toString(16).padStart(2, '0')).join('');
+const OFTEN = Array.from({length: 17}, (_, n) => mix(COLOURS.pale, COLOURS.used, Math.log2(Math.max(n, 1)) / 4));   // by times it came
 
 async function inflate(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate'));
@@ -76,8 +81,9 @@ export async function unpack(packed, ask) {
       const k = by[s * run.B + g];
       if (k >= 0) uses[k].push([s, g]);
     }
-    run.versions.push({...v, state: await array('state' + i, Uint8Array), by, uses,
-      at: new Map(v.stored.map((o, k) => [o.at ? o.at.join() : '', k]))});
+    const born = new Int32Array(run.S * run.B).fill(-1);
+    v.stored.forEach((o, k) => { if (o.at) born[o.at[0] * run.B + o.at[1]] = k; });
+    run.versions.push({...v, state: await array('state' + i, Uint8Array), by, uses, born});
   }
   const blocks = new Map();
   run.block = b => {   // the texts of a few steps: in the page, or asked for
@@ -229,15 +235,12 @@ export async function mount(root, packed, options = {}) {
 
   function colourOf(s, g) {
     const v = V(), i = at(s, g), code = v.state[i];
-    if (code < 5) return STATES[code].colour;
-    const n = v.by && v.by[i] >= 0 ? v.uses[v.by[i]].length : 1;
-    return mix(COLOURS.pale, COLOURS.used, clamp(Math.log2(n) / 4, 0, 1));
+    return code < 5 ? STATES[code].colour : OFTEN[v.by[i] >= 0 ? Math.min(16, v.uses[v.by[i]].length) : 1];
   }
-  function shown(s, g) {
-    const i = at(s, g), code = V().state[i];
-    if (!code || !FILTERS[now.filter][1](code)) return false;
-    if (now.func && run.funcs[now.func.slice(1)][i] != now.func[0]) return false;
-    return !now.hits || now.hits.has(i);
+  function shower() {   // does a cell pass what is chosen now?
+    const state = V().state, keep = STATES.map((_, code) => code > 0 && FILTERS[now.filter][1](code));
+    const func = now.func && run.funcs[now.func.slice(1)], want = +now.func[0], hits = now.hits;
+    return i => keep[state[i]] && (!func || func[i] == want) && (!hits || hits.has(i));
   }
 
   function paint() {   // a pixel per cell, once per version and filter
@@ -246,29 +249,35 @@ export async function mount(root, packed, options = {}) {
     offscreen = document.createElement('canvas');
     offscreen.width = run.S;
     offscreen.height = run.B;
-    const c = offscreen.getContext('2d'), d = c.createImageData(run.S, run.B), cache = new Map();
+    const c = offscreen.getContext('2d'), d = c.createImageData(run.S, run.B), shows = shower(), inks = new Map();
+    const inkOf = hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16));
     for (let s = 0; s < run.S; s++) for (let g = 0; g < run.B; g++) {
-      const hex = colourOf(s, g);
+      const hex = colourOf(s, g), p = 4 * (g * run.S + s);
       if (!hex) continue;
-      if (!cache.has(hex)) cache.set(hex, [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16)));
-      d.data.set([...cache.get(hex), shown(s, g) ? 255 : 40], 4 * (g * run.S + s));
+      if (!inks.has(hex)) inks.set(hex, inkOf(hex));
+      const ink = inks.get(hex);
+      for (let j = 0; j < 3; j++) d.data[p + j] = ink[j];
+      d.data[p + 3] = shows(at(s, g)) ? 255 : 40;
     }
     c.putImageData(d, 0, 0);
   }
 
   function sized(canvas) {
-    const r = window.devicePixelRatio || 1, h = mapTop + mapHeight + AXIS;
-    canvas.width = Math.round(width * r);
-    canvas.height = Math.round(h * r);
-    canvas.style.width = width + 'px';
-    canvas.style.height = h + 'px';
-    const c = canvas.getContext('2d');
-    c.scale(r, r);
+    const r = window.devicePixelRatio || 1, h = mapTop + mapHeight + AXIS, c = canvas.getContext('2d');
+    const size = [Math.round(width * r), Math.round(h * r)];
+    if (canvas.width != size[0] || canvas.height != size[1]) {
+      [canvas.width, canvas.height] = size;
+      canvas.style.width = width + 'px';
+      canvas.style.height = h + 'px';
+    }
+    c.setTransform(r, 0, 0, r, 0, 0);
+    c.clearRect(0, 0, width, h);
     return c;
   }
 
   function draw() {
     width = Math.max(240, ui.plot.clientWidth);
+    stale = false;
     const c = sized(ui.canvas), fg = getComputedStyle(root).color;
     root.style.colorScheme = dark() ? 'dark' : 'light';
     c.font = '12px system-ui, sans-serif';
@@ -328,14 +337,17 @@ export async function mount(root, packed, options = {}) {
       c.imageSmoothingEnabled = w < 1;
       c.drawImage(offscreen, now.from, 0, n, run.B, LEFT, mapTop, inner(), mapHeight);
       busy(c, w);
-    } else for (let s = now.from; s < now.to; s++) for (let g = 0; g < run.B; g++) cell(c, s, g, w);
+    } else {
+      const shows = shower();
+      for (let s = now.from; s < now.to; s++) for (let g = 0; g < run.B; g++) cell(c, s, g, w, shows);
+    }
     c.restore();
   }
-  function cell(c, s, g, w) {
+  function cell(c, s, g, w, shows) {
     const colour = colourOf(s, g);
     if (!colour) return;
     const gap = w > 6 ? 1 : 0, x = stepToX(s), y = mapTop + g * cellHeight, h = cellHeight - (cellHeight > 6 ? 1 : 0);
-    c.globalAlpha = shown(s, g) ? 1 : .16;
+    c.globalAlpha = shows(at(s, g)) ? 1 : .16;
     c.fillStyle = colour;
     c.fillRect(x, y, Math.max(1, w - gap), h);
     const mark = STATES[V().state[at(s, g)]].mark;
@@ -343,11 +355,11 @@ export async function mount(root, packed, options = {}) {
     c.globalAlpha = 1;
   }
   function busy(c, w) {   // stored groups that came back often stay visible when a pixel holds many steps
-    const v = V();
-    v.uses.forEach(list => {
+    const shows = shower();
+    c.fillStyle = COLOURS.used;
+    V().uses.forEach(list => {
       if (list.length < BUSY) return;
-      for (const [s, g] of list) if (s >= now.from && s < now.to && shown(s, g)) {
-        c.fillStyle = COLOURS.used;
+      for (const [s, g] of list) if (s >= now.from && s < now.to && shows(at(s, g))) {
         c.fillRect(stepToX(s) - .5, mapTop + g * cellHeight, Math.max(2, w), cellHeight);
       }
     });
@@ -370,11 +382,12 @@ export async function mount(root, packed, options = {}) {
 
   function drawOver(drag) {   // what moves: the chosen cell, the life of its stored group, the zoom
     const c = sized(ui.over), fg = getComputedStyle(root).color, w = inner() / (now.to - now.from);
+    const [paper, ink] = dark() ? ['#000', '#fff'] : ['#fff', '#000'];
     const box = (s, g, line, colour) => {
       if (s < now.from || s >= now.to) return;
       const size = Math.max(w, 4), x = stepToX(s) - (size - w) / 2;
       c.lineWidth = line + 2;
-      c.strokeStyle = dark() ? '#000' : '#fff';
+      c.strokeStyle = paper;
       c.strokeRect(x, mapTop + g * cellHeight, size - (w > 6), cellHeight);
       c.lineWidth = line;
       c.strokeStyle = colour;
@@ -403,7 +416,7 @@ export async function mount(root, packed, options = {}) {
           c.globalAlpha = 1;
           box(...o.at, 2, COLOURS.alive);
         }
-        for (const u of V().uses[k]) box(...u, 1.5, dark() ? '#fff' : '#000');
+        for (const u of V().uses[k]) box(...u, 1.5, ink);
       }
       box(now.step, now.group, 2.5, fg);
     }
@@ -415,9 +428,8 @@ export async function mount(root, packed, options = {}) {
     ui.tip.textContent = say(xToStep(e.offsetX), Math.floor((e.offsetY - mapTop) / cellHeight));
   }
   const entryOf = (s, g) => {   // the stored group that stands here: what came in, or what was born here
-    const v = V(), k = v.by ? v.by[at(s, g)] : -1;
-    if (k >= 0) return k;
-    return v.at.has(`${s},${g}`) ? v.at.get(`${s},${g}`) : -1;
+    const v = V(), i = at(s, g);
+    return v.by[i] >= 0 ? v.by[i] : v.born[i];
   };
   function say(s, g) {
     const v = V(), code = v.state[at(s, g)], k = v.by[at(s, g)];
@@ -425,8 +437,8 @@ export async function mount(root, packed, options = {}) {
     if (k >= 0) {
       const o = v.stored[k];
       out += ` by group ${num(o.id)}${o.step == null ? '' : ` of step ${o.step}`}, which came ${v.uses[k].length == 1 ? 'once' : v.uses[k].length + ' times'}`;
-    } else if (v.at.has(`${s},${g}`)) {
-      const n = v.uses[v.at.get(`${s},${g}`)].length;
+    } else if (v.born[at(s, g)] >= 0) {
+      const n = v.uses[v.born[at(s, g)]].length;
       out += `, stored${n ? `, came back ${n == 1 ? 'once' : n + ' times'}` : ', never came back'}`;
     }
     return out;
@@ -441,12 +453,25 @@ export async function mount(root, packed, options = {}) {
       const n = now.to - now.from;
       now.from = clamp(now.step - (n >> 1), 0, run.S - n);
       now.to = now.from + n;
-      draw();
-    } else drawOver();
+      stale = true;
+    }
     ui.step.value = run.steps[now.step];
     if (run.B) ui.say.textContent = say(now.step, now.group);
     if (!quiet) options.moved?.(run.steps[now.step], now.group);
-    return body();
+    return soon();
+  }
+  let stale = false, due = null;
+  function soon() {   // keys come faster than pictures: said at once, drawn with the next frame
+    return due ??= new Promise(done => {
+      const act = () => {
+        if (!due) return;
+        due = null;
+        if (stale) draw(); else drawOver();
+        done(body());
+      };
+      requestAnimationFrame(act);
+      setTimeout(act, 200);   // a page out of sight gets no frames
+    });
   }
   function zoomTo(a, b) {
     a = clamp(a, 0, run.S - 1);
@@ -525,23 +550,17 @@ export async function mount(root, packed, options = {}) {
   function results() {
     ui.found.replaceChildren();
     if (!run.B || !now.filter && !now.func && !now.hits && now.order == 'step') return;
-    const v = V(), list = [];
-    for (let i = 0; i < run.S * run.B; i++) if (shown(Math.floor(i / run.B), i % run.B)) list.push(i);
-    const used = i => { const k = entryOf(Math.floor(i / run.B), i % run.B); return k < 0 ? 0 : v.uses[k].length; };
-    if (now.order == 'long') list.sort((a, b) => run.long[b] - run.long[a]);
+    const v = V(), shows = shower(), entry = i => v.by[i] >= 0 ? v.by[i] : v.born[i], uses = i => v.uses[entry(i)].length;
+    let list = [];
+    for (let i = 0; i < run.S * run.B; i++) if (shows(i)) list.push(i);
     if (now.order == 'used') {
       const seen = new Set();   // each stored group once
-      list.sort((a, b) => used(b) - used(a) || a - b);
-      for (let j = 0; j < list.length; j++) {
-        const k = entryOf(Math.floor(list[j] / run.B), list[j] % run.B);
-        if (k < 0 || seen.has(k)) list[j] = -1;
-        seen.add(k);
-      }
+      list = list.filter(i => entry(i) >= 0 && !seen.has(entry(i)) && seen.add(entry(i)));
     }
-    const some = list.filter(i => i >= 0), about = i => now.order == 'long' ? `, ${many(run.long[i], 'token')}`
-      : now.order == 'used' ? `, came ${many(used(i), 'time')}` : '';
-    ui.found.append(el('p', {}, `${many(some.length, 'group')} found${some.length > 60 ? ', the first 60 are listed' : ''}.`),
-      el('div', {class: 'gv-hits'}, ...some.slice(0, 60).map(i =>
+    const by = {long: i => run.long[i], used: uses}[now.order], some = by ? largest(list, by, 60) : list.slice(0, 60);
+    const about = i => now.order == 'long' ? `, ${many(run.long[i], 'token')}` : now.order == 'used' ? `, came ${many(uses(i), 'time')}` : '';
+    ui.found.append(el('p', {}, `${many(list.length, 'group')} found${list.length > 60 ? ', the first 60 are listed' : ''}.`),
+      el('div', {class: 'gv-hits'}, ...some.map(i =>
         button(`step ${run.steps[Math.floor(i / run.B)]}, group ${i % run.B}${about(i)}`, () => go(Math.floor(i / run.B), i % run.B)))));
   }
 
@@ -567,8 +586,8 @@ export async function mount(root, packed, options = {}) {
     return r.treatment == 'masked' ? 'left out of the loss' : 'left as it is';
   }
   function row(r, s) {
-    const code = V().state[at(s, r.group)], k = V().by[at(s, r.group)], sel = r.group == now.group;
-    const b = el('button', {type: 'button', class: 'gv-row' + (sel ? ' gv-sel' : ''), 'aria-pressed': String(sel),
+    const code = V().state[at(s, r.group)], k = V().by[at(s, r.group)];
+    return el('button', {type: 'button', class: 'gv-row', 'aria-pressed': 'false', style: `--state:${STATES[code].colour || 'transparent'}`,
       onclick: () => go(s, r.group).then(() => ui.body.querySelector('.gv-row.gv-sel')?.focus({preventScroll: true})),
       onkeydown: e => {
         const d = {ArrowDown: 1, ArrowUp: -1}[e.key], t = {ArrowLeft: -1, ArrowRight: 1}[e.key];
@@ -579,44 +598,57 @@ export async function mount(root, packed, options = {}) {
       }},
       el('span', {class: 'gv-no'}, r.group), dots(r.rewards), el('span', {class: 'gv-why'}, code > 1 ? WHY[r.why] || 'dead' : 'living'),
       el('span', {class: 'gv-dim'}, fateOf(code, k, r, s)));
-    b.style.borderLeftColor = sel ? '' : STATES[code].colour || 'transparent';
-    return b;
+  }
+  function list(rows, s) {   // the groups of a step, made anew only when the step or what it shows has changed
+    const v = V(), dead = rows.filter(r => v.state[at(s, r.group)] > 1).length, came = rows.filter(r => v.by[at(s, r.group)] >= 0).length;
+    const mode = now.version ? `what if: ${v.name}` : run.correction;
+    ui.rows = el('div', {class: 'gv-rows', role: 'group', 'aria-label': 'groups of this step'}, ...rows.map(r => row(r, s)));
+    ui.rest = el('div');
+    ui.body.replaceChildren(
+      el('p', {class: 'gv-at'}, el('b', {}, `step ${run.steps[s]} of ${run.steps[run.S - 1]}`),
+        `: ${dead} of ${many(rows.length, 'group')} dead, ${came} replaced`, mode ? el('span', {class: 'gv-dim'}, `; ${mode}`) : null),
+      ui.rows, ui.rest);
+    listed = {rows, v};
   }
 
-  let turn = 0;
+  let turn = 0, listed = null;
   async function body() {
     const mine = ++turn, s = now.step;
     if (!run.B) return;
     const rows = await run.detail(s);
     if (mine != turn) return;
     if (!rows) {
+      listed = null;
       ui.body.replaceChildren(el('p', {class: 'gv-dim'}, `The texts of step ${run.steps[s]} are not in this page; ${run.open_hint}`));
       return;
     }
-    const v = V(), dead = rows.filter(r => v.state[at(s, r.group)] > 1).length, came = rows.filter(r => v.by[at(s, r.group)] >= 0).length;
-    const top = ui.body.querySelector('.gv-rows')?.scrollTop || 0;
-    const list = el('div', {class: 'gv-rows', role: 'group', 'aria-label': 'groups of this step'}, ...rows.map(r => row(r, s)));
-    const mode = now.version ? `what if: ${v.name}` : run.correction;
     const g = rows.find(r => r.group == now.group) || rows[0], [left, right] = await pair(g, s);
     if (mine != turn) return;
-    ui.body.replaceChildren(
-      el('p', {class: 'gv-at'}, el('b', {}, `step ${run.steps[s]} of ${run.steps[run.S - 1]}`),
-        `: ${dead} of ${many(rows.length, 'group')} dead, ${came} replaced`, mode ? el('span', {class: 'gv-dim'}, `; ${mode}`) : null),
-      list, tools(g), el('div', {class: 'gv-pair'}, ...[left, right].filter(Boolean)),
+    const top = ui.rows?.scrollTop || 0;
+    if (listed?.rows != rows || listed.v != V()) list(rows, s);
+    const sel = ui.rows.children[rows.indexOf(g)];
+    for (const [b, on] of [[ui.rows.querySelector('.gv-sel'), false], [sel, true]]) {
+      b?.classList.toggle('gv-sel', on);
+      b?.setAttribute('aria-pressed', String(on));
+    }
+    ui.rest.replaceChildren(tools(g), el('div', {class: 'gv-pair'}, ...[left, right].filter(Boolean)),
       run.replays || g.ratio_hist ? el('div', {class: 'gv-pair'}, ratios(g), run.replays ? buffer(s) : '') : '');
-    list.scrollTop = top;
-    const sel = list.querySelector('.gv-sel');
-    if (sel && (sel.offsetTop < list.scrollTop || sel.offsetTop + sel.offsetHeight > list.scrollTop + list.clientHeight))
-      list.scrollTop = sel.offsetTop - list.clientHeight / 2;
+    ui.rows.scrollTop = top;
+    if (sel.offsetTop < top || sel.offsetTop + sel.offsetHeight > top + ui.rows.clientHeight)
+      ui.rows.scrollTop = sel.offsetTop - ui.rows.clientHeight / 2;
   }
 
   function tools(g) {
     const kinds = [['nothing', 'none'], ['advantage', 'advantage']];
     if (g.ratios || g.replacement?.ratios) kinds.push(['ratio to the policy that sampled', 'ratios']);
     if (g.logps) kinds.push(['log-prob', 'logps']);
-    const [field, s] = select('colour text by', kinds, x => { now.colour = x; body(); });
+    const [field, s] = select('colour text by', kinds, x => { now.colour = x; body().then(() => ui.colour.focus({preventScroll: true})); });
+    ui.colour = s;
     if (kinds.some(k => k[1] == now.colour)) s.value = now.colour;
-    const diff = el('input', {type: 'checkbox', onchange: () => { now.diff = diff.checked; body(); }});
+    const diff = ui.diff = el('input', {type: 'checkbox', onchange: () => {
+      now.diff = diff.checked;
+      body().then(() => ui.diff.focus({preventScroll: true}));
+    }});
     diff.checked = now.diff;
     ui.link = button('copy link', () => copy());
     return el('div', {class: 'gv-bar'}, field, el('label', {class: 'gv-field'}, diff, el('span', {}, 'mark differences')), ui.link);
@@ -634,7 +666,7 @@ export async function mount(root, packed, options = {}) {
     let came = null;
     if (o && o.at) { const rows = await run.detail(o.at[0]); came = rows && rows.find(r => r.group == o.at[1]); }
     if (o && !came && g.replacement?.completions) came = g.replacement;
-    const left = side(`Group ${g.group}, sampled at step ${run.steps[s]}`, life(g, s, code), g, came && now.diff ? came : null, !o);
+    const left = side(`Group ${g.group}, sampled at step ${run.steps[s]}`, life(g, s, code), g, came && now.diff ? came : null, !o && !now.version);
     if (!o && !run.replays) return [left, null];
     if (!o) return [left, el('section', {class: 'gv-side gv-empty'}, el(run.sub, {class: 'gv-sub'}, 'What came in'),
       el('p', {class: 'gv-dim'}, code > 1 ? 'Nothing: this group stayed as it is.' : 'Nothing: this group lives.'))];
@@ -650,7 +682,7 @@ export async function mount(root, packed, options = {}) {
       el('p', {class: 'gv-dim'}, 'Its text is not on record: it was born at a step that was not recorded.'))];
   }
   function life(g, s, code) {
-    const k = V().at.has(`${s},${g.group}`) ? V().at.get(`${s},${g.group}`) : -1;
+    const k = V().born[at(s, g.group)];
     if (k >= 0) {
       const uses = V().uses[k], o = V().stored[k];
       const when = uses.slice(0, 8).map(u => run.steps[u[0]]).join(', ') + (uses.length > 8 ? ' …' : '');
@@ -741,7 +773,8 @@ export async function mount(root, packed, options = {}) {
 
   function buffer(s) {
     const v = V(), box = el('section', {class: 'gv-side gv-plain'}, el(run.sub, {class: 'gv-sub'}, 'The buffer after this step'));
-    const here = v.stored.map((o, k) => ({...o, k})).filter(o => o.at && o.at[0] <= s && (o.out == null || o.out > s));
+    const here = [];
+    v.stored.forEach((o, k) => { if (o.at && o.at[0] <= s && (o.out == null || o.out > s)) here.push({...o, k}); });
     if (!here.length) return box.append(el('p', {class: 'gv-dim'}, 'Empty.')), box;
     const ages = here.map(o => run.steps[s] - o.step), old = Math.max(...ages, 1), best = Math.max(...here.map(o => o.score || 0), 1e-9);
     const pic = svg('svg', {viewBox: '0 0 350 130', role: 'img', class: 'gv-pic',
