@@ -372,7 +372,7 @@ export async function mount(root, packed, options = {}) {
     c.textAlign = 'center';
     for (let s = Math.ceil(now.from / nice) * nice; s < now.to; s += nice) c.fillText(run.steps[s], stepToX(s + .5), y + 15);
     c.textAlign = 'right';
-    c.fillText('step', LEFT - 6, y + 15);
+    c.fillText('step', LEFT - 12, y + 15);
     if (run.B) {
       c.fillText('group 0', LEFT - 6, mapTop + Math.max(11, cellHeight / 2 + 4));
       if (run.B > 1) c.fillText(run.B - 1, LEFT - 6, mapTop + mapHeight - Math.max(1, cellHeight / 2 - 4));
@@ -762,7 +762,7 @@ export async function mount(root, packed, options = {}) {
     if (g.clip_share != null) bits.push(`share clipped ${num(g.clip_share, 2)}`);
     if (g.grad_norm != null) bits.push(`gradient norm ${num(g.grad_norm, 2)}`);
     const label = `${bits.join(', ')}; ${h.counts.map((c, i) => c ? `${c} from ${h.edges[i]} to ${h.edges[i + 1]}` : '').filter(Boolean).join(', ')}`;
-    const pic = svg('svg', {viewBox: '0 0 340 116', role: 'img', 'aria-label': label, class: 'gv-pic'});
+    const pic = svg('svg', {viewBox: '-10 0 350 116', role: 'img', 'aria-label': label, class: 'gv-pic'});
     h.counts.forEach((c, i) => pic.append(svg('rect', {x: 6 + i * 328 / n, y: 92 - 84 * c / top, width: 328 / n - 2, height: 84 * c / top,
       fill: h.edges[i] < 1 && h.edges[i + 1] > 1 ? '#0072B2' : '#8aa'})));
     pic.append(svg('path', {d: 'M4 92H336', stroke: 'currentColor'}));
