@@ -89,7 +89,8 @@ def answers(page):
     out,rng = dict(key=[press(k) for k in moves*5]),random.Random(0)
     box = page.locator('.gv-over').bounding_box()
     def click():
-        page.mouse.click(box['x']+box['width']*rng.uniform(.1, .95), box['y']+box['height']*rng.uniform(.35, .9))
+        x,y = rng.uniform(.1, .95),rng.uniform(.35, .9)
+        page.mouse.click(box['x']+box['width']*x, box['y']+box['height']*y)
     out['click'] = [ms(click) for _ in range(100)]
     search = page.get_by_label('search')
     search.click()
@@ -116,8 +117,8 @@ def main(out):
              ('its inspector.html', 'MB', 5, [write_inspector(run).stat().st_size / 1e6])]
     took = in_chromium(view_html(long_run()))
     found += [('a page of 5,000 steps × 64 groups × 8 opens in Chromium', 's', 2, took['opens'])]
-    found += [(f'in it, {what} is answered', 'ms', 100, took[k]) for k,what in
-              (('key', 'a key on the map'), ('click', 'a click on the map'), ('letter', 'a letter in the search box'))]
+    events = dict(key='a key on the map', click='a click on the map', letter='a letter in the search box')
+    found += [(f'in it, {what} is answered', 'ms', 100, took[k]) for k,what in events.items()]
     rows = [dict(what=w, unit=u, at_most=m, median=f'{statistics.median(x):.3g}', least=f'{min(x):.3g}',
                  most=f'{max(x):.3g}', times=len(x)) for w, u, m, x in found]
     pd.DataFrame(rows).to_csv(out, index=False)

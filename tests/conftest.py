@@ -146,7 +146,8 @@ def notebook(lab, browser):
         return pg
     yield run
     for pg in pages: pg.close()
-    auth = dict(Authorization=f'token {token}')   # a kernel outlives its page, and the next page would find it
+    # a kernel outlives its page, and the next page would find it
+    auth = dict(Authorization=f'token {token}')
     ask = lambda path, method='GET': urllib.request.urlopen(
         urllib.request.Request(f'{at}/api/{path}', headers=auth, method=method), timeout=60)
     with ask('sessions') as r: left = json.load(r)

@@ -298,7 +298,7 @@ def test_the_commands_open_it(resumed, capsys):
     assert 'report.html' in out and 'no-chat-template' in out and (resumed/'inspector.html').exists()
 
 def test_half_a_letter_in_completions_is_recorded_and_read_by_all(tmp_path, capsys):
-    "A lone surrogate, as a decoder leaves it that cuts between two bytes of a letter: no file holds it as it is"
+    "A lone surrogate, as a decoder leaves it that cuts a letter in two: no file holds it as it is"
     from grpo_nb.cli import main
     t = T.trainer(Scripted(PLAN, G), per_device_train_batch_size=2*G, max_steps=4, learning_rate=3e-2,
         output_dir=str(tmp_path))
@@ -308,7 +308,8 @@ def test_half_a_letter_in_completions_is_recorded_and_read_by_all(tmp_path, caps
     r = read_run(tmp_path)
     born = {o['id']:o['completions'] for o in r.rows}
     came = [o['replacement'] for o in r.rows if o['replacement']]
-    assert len(r.rows)==8 and not r.notes and all(c.endswith('\ud83d') for o in r.rows for c in o['completions'])
+    assert len(r.rows)==8 and not r.notes
+    assert all(c.endswith('\ud83d') for o in r.rows for c in o['completions'])
     assert came and all(o['completions']==born[o['id']] for o in came)
     for page in (write_report(tmp_path).read_text(encoding='utf-8'), inspector_html(r)):
         assert [x['completions'] for x in Opened(page).texts(0)]==[x['completions'] for x in r.by_step[1]]

@@ -291,8 +291,8 @@ def test_recorded_ratios_are_those_of_two_plain_forwards(tmp_path):
     def note(s, info):
         sampled[info['row']['step']] = info['fresh']
         weights.append(copy.deepcopy(s.model))
-    args = TrainConfig(output_dir=str(tmp_path/'r'), max_steps=10, generation_batch_size=64, learning_rate=1e-3,
-        steps_per_generation=1, record_tokens=True, disable_tqdm=True)
+    args = TrainConfig(output_dir=str(tmp_path/'r'), max_steps=10, generation_batch_size=64,
+        learning_rate=1e-3, steps_per_generation=1, record_tokens=True, disable_tqdm=True)
     train(model, tok, sums(), right, args, callbacks=[note])
     run = read_run(args.output_dir)
     assert run.steps==list(range(10))==list(sampled)   # a step a batch, so weights[i] sampled batch i
