@@ -1,9 +1,11 @@
 """What TRL's own tests ask of the replay trainer and of `GRPOTrainer`, asked of ours:
 on batches that a trainer trains on, where the reference's tests hand squares to its inner methods."""
 
+import csv, inspect
+from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
-from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer, slice_group
 import trl_tiny as T
 from trl_tiny import Scripted
 
@@ -225,6 +227,29 @@ def test_rows_without_a_prompt_are_described_where_environments_write_the_prompt
         chat=True))==dict(n_prompts=3, prompt_format='conversational')
     assert of(None)==dict(n_prompts=None, prompt_format=None)
 
+# -- what the page for those who come from TRL says -------------------------------------------------
+PAGE = Path(__file__).parent.parent/'nbs/practise/migrate.qmd'
+
+def test_an_empty_buffer_gives_an_empty_list():
+    assert stored([]).sample(3)==[]
+    assert '`ReplayBuffer.sample` of an empty buffer was None | `[]`' in PAGE.read_text()
+
+def test_a_slice_of_rows_of_the_batch_comes_without_padding():
+    left,right = torch.tensor([[0,1],[1,1]]),torch.tensor([[1,1,0],[1,0,0]])
+    b = dict(prompt_ids=torch.tensor([[0,5],[6,7]]), prompt_mask=left, advantages=torch.tensor([1.,-1.]),
+        completion_ids=torch.tensor([[8,9,0],[4,0,0]]), completion_mask=right)
+    both = slice_group(b, slice(0, 2))
+    assert both['prompt_ids'].tolist()==[5,6,7] and both['completion_ids'].tolist()==[8,9,4]
+    assert slice_group(b, slice(1, 2))['completion_ids'].tolist()==[4]
+    assert '`slice_group(batch, rows)`' in PAGE.read_text()
+    assert [*inspect.signature(slice_group).parameters][:2]==['batch','rows']
+
+@pytest.mark.parametrize('name', ['update_with_replay_buffer','sample_from_replay_buffer',
+    'update_replay_buffer'])
+def test_the_page_names_the_arguments_that_the_helpers_take(name):
+    _,*args = inspect.signature(getattr(GRPOWithReplayBufferTrainer, name)).parameters
+    assert f"`{name}({', '.join(args)})`" in PAGE.read_text()
+
 # -- TRL's file itself ----------------------------------------------------------------------------
 def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs(tmp_path, capsys):
     from trl_suite import main
@@ -232,8 +257,21 @@ def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs
     f.write_text('from trl import GRPOConfig, GRPOTrainer\n\n'
         'def test_same(): assert issubclass(GRPOConfig, object) and GRPOTrainer.__name__\n\n'
         'def test_other(): assert GRPOTrainer.__name__=="GRPOTrainer"\n')
-    stock,ours = main(f)
-    assert list(stock.values())==['passed','passed'] and list(ours.values())==['passed','failed']
+    stock,ours = main(f, out=tmp_path/'out.csv', of='v0')
+    fates = lambda o: [what for what,_ in o.values()]
+    assert fates(stock)==['passed','passed'] and fates(ours)==['passed','failed']
+    rows = list(csv.DictReader(open(tmp_path/'out.csv', newline='')))
+    assert [(o['stock'],o['ours'],o['tests_of']) for o in rows]==[('passed','passed','v0'),
+        ('passed','failed','v0')] and not rows[0]['said'] and 'AssertionError' in rows[1]['said']
     said = capsys.readouterr().out
     assert ('2 tests. GRPOTrainer: 2 passed' in said
         and 'test_other: passed with theirs, failed with ours' in said)
+
+def test_the_page_says_what_the_stored_table_says():
+    rows = list(csv.DictReader(open(PAGE.parent.parent/'results/trl_suite.csv', newline='')))
+    count = lambda who: ' and '.join(f'{sum(o[who]==k for o in rows)} {k}' for k in ('passed','failed'))
+    said = PAGE.read_text()
+    assert (f"{len(rows)} tests of TRL's file" in said and f"`GRPOTrainer` {count('stock')};" in said
+        and f"with ours {count('ours')}." in said)
+    named = {o.split('`')[1] for o in said.splitlines() if o.startswith('| `test_')}
+    assert named=={o['test'].split('::')[1] for o in rows if o['stock']!=o['ours']}
