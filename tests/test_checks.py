@@ -9,7 +9,8 @@ ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 
 @pytest.mark.parametrize('rows,says', [
     ([], 'is empty'), (ROWS[:7], '7 rows but 8 prompts a batch.*to 28 or less'),
-    ([dict(q=1)]*8, 'no column `prompt`'), ('rows.jsonl', 'load_problems'), pytest.param(iter(ROWS), 'no length', id='iterator'),
+    ([dict(q=1)]*8, 'no column `prompt`'), ('rows.jsonl', 'load_problems'),
+    pytest.param(iter(ROWS), 'no length', id='iterator'),
     (ROWS[:7]+[dict(prompt=None)], 'row 7 has the prompt None: every row needs text'),
     (ROWS[:7]+[dict(prompt=[dict(role='user')])], 'row 7 .*every message needs a `role`'),
     (dict(train=ROWS), "dict of .'train'."), ([o|dict(completions=1) for o in ROWS], 'column `completions`'),

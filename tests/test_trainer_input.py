@@ -94,7 +94,8 @@ def test_a_path_is_as_good_as_a_text(tmp_path):
     assert (run(small(output_dir=tmp_path, max_steps=8),
                 resume_from_checkpoint=tmp_path / 'checkpoint-4').step == 8)
 
-@pytest.mark.parametrize('args', [dict(max_steps=4), {}, 'small', object()], ids='dict empty text object'.split())
+@pytest.mark.parametrize('args', [dict(max_steps=4), {}, 'small', object()],
+                         ids='dict empty text object'.split())
 def test_settings_of_another_kind_are_named(args):
     for f in (run, lambda a: new_state(tiny_model(0), make_tokenizer(), rows, length, a)):
         with pytest.raises(ValueError, match=f'`args` is a {type(args).__name__}, needs a TrainConfig'):
