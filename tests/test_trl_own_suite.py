@@ -273,5 +273,5 @@ def test_the_page_says_what_the_stored_table_says():
     said = PAGE.read_text()
     assert (f"{len(rows)} tests of TRL's file" in said and f"`GRPOTrainer` {count('stock')};" in said
         and f"with ours {count('ours')}." in said)
-    named = {o.split('`')[1] for o in said.splitlines() if o.startswith('| `test_')}
+    named = {o.split('"')[1] for o in said.splitlines() if o.startswith('| "test_')}
     assert named=={o['test'].split('::')[1] for o in rows if o['stock']!=o['ours']}
