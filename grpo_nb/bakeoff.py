@@ -133,7 +133,7 @@ def bakeoff(
     beside:str='',           # instead: put `out` beside this table of another machine
     processes:int=2,         # runs at a time
     disable_tqdm:bool=False, # hide the progress bar
-):
+)->None:
     "Compare methods for dead groups at equal generated tokens; print a table for each regime."
     if repeat: return _show_again(run_again(out, repeat))
     if beside: return print(side_by_side(out, beside))

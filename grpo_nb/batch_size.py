@@ -73,7 +73,7 @@ def batch_command(
     num_iterations:int=1,               # times each generation is gone through
     pass_rates:str='0.1,0.3,0.5,0.7,0.9',  # chances of a right answer, or their spread: beta(mean,a+b)
     mean_length:float=256.,             # tokens per completion
-):
+)->None:
     "Say what TRL's batch numbers come to, and which group size would teach the most."
     if num_generations==1:
         raise ValueError('`num_generations` is 1, needs 2 or more: a group of 1 has nothing to be '

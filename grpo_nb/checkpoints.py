@@ -112,7 +112,7 @@ def write_manifest(
     folder:str|Path,  # a checkpoint; all its files are written, but for `mark`
     run:str=None,     # the run's id
     mark:str='trainer_state.json',  # written after the manifest, and so not in it
-    **about,          # what else to know of the checkpoint, as JSON can hold it
+    **about:object,   # what else to know of the checkpoint, as JSON can hold it
 )->None:
     "Note size and checksum of every file in `folder`, once they are on the disk."
     rows = {}

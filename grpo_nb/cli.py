@@ -9,6 +9,7 @@ __all__ = ['COMMANDS', 'PROJECT', 'EXAMPLES', 'in_clone', 'near', 'Parser', 'add
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
 import argparse, ast, difflib, os, re, sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from inspect import Parameter
@@ -49,7 +50,7 @@ def in_clone()->bool:
 # %% ../nbs/reference/cli.ipynb #83891e65
 def near(
     word:str,  # as typed
-    known,     # what there is
+    known:Iterable, # what there is
 )->str:        # ', did you mean `x`?' or nothing
     "The name that was probably meant."
     got = difflib.get_close_matches(word, list(known), 1, .6)
@@ -60,7 +61,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self,
         message:str, # argparse's own
-    ):
+    )->None:
         "ValueError instead of the whole usage."
         raise ValueError(f'{message} (`{self.prog} --help` lists the options)')
 
@@ -98,10 +99,10 @@ def add_option(
     parser:Parser,    # gets the option
     name:str,         # without dashes
     kind:str='str',   # int, float, str, bool, or list[…] of one of them
-    default=None,     # its value when it is not given
+    default:object=None, # its value when it is not given
     says:str='',      # for the help
     required:bool=False, # is there no value without it?
-):
+)->None:
     "Add `--name` to the parser; a truth may stand alone, as in `--resume`."
     shown = '' if default is None or required else f' (default: {default})'
     kw = dict(
@@ -116,7 +117,7 @@ def add_option(
     parser.add_argument(f'--{name}', type=_TYPES.get(many[1] if many else kind, str), **kw)
 
 def function_parser(
-    f,        # a function with docments
+    f:Callable, # a function with docments
     prog:str, # how it is called
 )->Parser:
     "A parser made from a signature: parameters without a default are words, the others options."
@@ -135,7 +136,7 @@ def function_parser(
 # %% ../nbs/reference/cli.ipynb #f2623573
 def main(
     argv:list=None,  # words after `grpo_nb`; None for those of the command line
-):
+)->None:
     """Run one command. Exits with 2 and one line for input that can't work, with 130 and one line after
     Ctrl-C, with the command's own errors otherwise."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -222,7 +223,7 @@ def run_folder(
 def report(
     folders:list[str], # a run's folder; several, also with commas between them, are compared
     out:str=None,      # folder of the page; for several runs the default is `compared`, beside the first
-):
+)->None:
     "Write report.html and its figures."
     runs = [run_folder(o) for f in folders for o in f.split(',') if o]
     from grpo_nb.report import write_report
@@ -231,7 +232,7 @@ def report(
 
 def inspect(
     folder:str,  # a run's folder
-):
+)->None:
     "Write inspector.html into the run's folder: every recorded group, with a slider over the steps."
     run_folder(folder)
     from grpo_nb.inspector import write_inspector
@@ -239,7 +240,7 @@ def inspect(
 
 def diagnose(
     folder:str,  # a run's folder, TRL's output folder, or a log file
-):
+)->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
     if not Path(folder).exists(): run_folder(folder)
     from grpo_nb.diagnose import diagnose
@@ -390,8 +391,8 @@ def model_folder(
     return name
 
 def notes(
-    problems,        # rows with a `prompt`
-    tokenizer,       # of the model
+    problems:list,   # rows with a `prompt`
+    tokenizer:object, # of the model
     default_reward:bool, # does the reward look for <answer> tags?
 )->list:             # lines, none where all is well
     "What is likely to go wrong with these prompts, said before the run."
@@ -413,7 +414,7 @@ def notes(
 # %% ../nbs/reference/cli.ipynb #12ccd8ed
 def train_command(
     argv:list,  # words behind `grpo_nb train`
-):
+)->None:
     "`grpo_nb train`: read problems and rewards, measure, train, measure, report."
     given = vars(train_parser().read(argv))
     cmd = TrainCommand(**{f.name:given.pop(f.name) for f in fields(TrainCommand)})
@@ -445,7 +446,7 @@ def train_dtype(
 
 def run_command(
     cmd:TrainCommand,  # data, rewards, model
-    args,              # TrainConfig
+    args:object,       # TrainConfig
 )->dict:               # what summary.json holds
     "Train on a user's own problems; held-out problems are measured before and after."
     import time

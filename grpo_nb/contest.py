@@ -125,7 +125,7 @@ def arm_of(
 def make(
     a:Arm,     # whose method
     seed:int,  # of methods that draw
-    **options, # more of the method
+    **options:object, # more of the method
 )->object:     # a `Method`
     "The arm's method. ValueError where it can't be had."
     from grpo_nb.methods import METHODS, make_method
@@ -142,7 +142,7 @@ def run_one(
     n_problems:int=100,      # held-out problems
     num_samples:int=8,       # completions of each, for pass@1 and pass@8
     points:int=4,            # measurements, evenly over the tokens; on the way with 2 completions per problem
-    **settings,              # more of `TrainConfig`; options of the method as method_NAME
+    **settings:object,       # more of `TrainConfig`; options of the method as method_NAME
 )->dict:                     # a row of the study
     "Train one arm on one regime with one seed, and measure it on held-out problems as its tokens are spent."
     import torch
@@ -223,7 +223,7 @@ def job(
     regime:str,               # as for `run_one`
     seed:int,                 # as for `run_one`
     learning_rate:float=None, # None: the arm's of `LEARNING_RATES`
-    **settings,               # more arguments of `run_one`
+    **settings:object,        # more arguments of `run_one`
 )->dict:                      # a job of `study.run_study`
     "A run to be made, under the names that tell it from others, with the hash of its method's source."
     return dict(regime=regime, arm=arm, seed=seed, learning_rate=learning_rate or rate(arm),

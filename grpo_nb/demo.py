@@ -63,7 +63,7 @@ def finish(
     after:dict,    # and after it
     train_s:float, # seconds of training
     t0:float,      # `time.perf_counter()` when the command began
-    **info,        # more for the summary: task, model
+    **info:object, # more for the summary: task, model
 )->dict:           # what summary.json holds
     "Write summary.json and report.html of a finished run, and say what came out."
     out,found = Path(run.args.output_dir),verdict(run.history, before, after)

@@ -10,6 +10,7 @@ __all__ = ['EMBED_JS', 'Trouble', 'where', 'shown_widgets', 'run_nbs', 'readme_m
 # %% ../nbs/reference/dev.ipynb #77d48623
 import ast, html, json, os, re, shutil, subprocess, sys, tarfile, tempfile, time
 from base64 import b64decode
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -43,7 +44,7 @@ _VIEW,_STATE = (f'application/vnd.jupyter.widget-{o}+json' for o in ('view','sta
 
 def shown_widgets(
     nb:dict,  # a notebook that was just run; changed in place
-):
+)->None:
     "Keep the stored widgets that an output shows, without the fields that say nothing."
     held = nb['metadata'].get('widgets', {}).get(_STATE, {})
     state = held.get('state', {})
@@ -506,10 +507,10 @@ def _script(mime, o): return f'<script type="{mime}">'+json.dumps(o).replace('</
 class EmbedWidgets:
     "nbdev processor: stored widgets and pictures as HTML, headings in order."
     def __init__(self,
-        nb,  # the notebook, as nbdev read it
+        nb:dict, # the notebook, as nbdev read it
     ): self.nb = nb
 
-    def begin(self):
+    def begin(self)->None:
         "Change the notebook's outputs in place."
         from execnb.nbio import mk_cell
         state = self.nb.metadata.pop('widgets', {}).get(_STATE) or {}
@@ -584,7 +585,7 @@ def _quote_alt(s):
 
 def link_calls(
     s:str,  # Markdown
-    find,   # gives a name's address, or None
+    find:Callable, # gives a name's address, or None
 )->str:  # the Markdown, with calls of our functions linked
     "nbdev links `` `name` `` to the reference; this links `` `name(x)` `` too, in running text."
 
@@ -947,7 +948,7 @@ def test(
     no_notebooks: bool = False,  # leave the notebooks out? `.ci/run` has run them by then
     slow: bool = False,  # benchmarks and long runs too?
     n_workers: int = 2,  # processes that run notebooks, and then tests
-):
+)->None:
     "Run every check and every test; the exit code is pytest's, Trouble before that."
     root = _root()
     os.chdir(root)
@@ -967,7 +968,7 @@ test.__test__ = False   # a command, not a test that pytest should collect
 
 def main(
     argv:list=None,  # the words behind `python -m grpo_nb.dev`
-):
+)->None:
     "`python -m grpo_nb.dev COMMAND …`."
     from fastcore.script import anno_parser
     commands = {f.__name__:f for f in (run_nbs, readme, order, check, docs, test)}

@@ -9,6 +9,7 @@ __all__ = ['fill_share', 'pieces', 'Wire', 'Move', 'plan_moves', 'Ranks', 'in_th
 
 # %% ../nbs/workshop/distributed.ipynb #d9120f64
 import json, math, os, random, re, sys, threading, time, zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import numpy as np
 import torch
@@ -67,12 +68,12 @@ class Wire:
     token:tuple   # names of what has a value for each token, the same on all ranks and in all steps
     row:tuple     # (name, width) of what has `width` float32 values for each row; width 0 for a plain number
 
-    def words(self, where, lo, hi)->int:
+    def words(self, where:dict, lo:int, hi:int)->int:
         "4-byte words of rows lo..hi-1 of the group at `where`."
         return where['prompt_len']+len(self.token)*int(where['lens'][lo:hi].sum())+(hi-lo)*sum(max(w, 1)
             for _,w in self.row)
 
-    def parts(self, piece, lo, hi)->list:
+    def parts(self, piece:dict, lo:int, hi:int)->list:
         """Rows lo..hi-1 of a piece as int32 tensors that share its memory.
 
         ValueError for a missing name, or values that are neither int32 nor float32.
@@ -87,11 +88,11 @@ class Wire:
             *(piece[k][lo:hi].flatten() for k,_ in self.row)]
         return [o.contiguous().view(torch.int32) for o in parts]
 
-    def pack(self, piece, lo, hi)->Tensor:
+    def pack(self, piece:dict, lo:int, hi:int)->Tensor:
         "The same as one tensor of its own, bit for bit."
         return torch.cat(self.parts(piece, lo, hi))
 
-    def unpack(self, words, where, lo, hi, dtypes)->dict:
+    def unpack(self, words:Tensor, where:dict, lo:int, hi:int, dtypes:dict)->dict:
         "The piece that `pack` made words of; `dtypes`: dtype by name."
         n,lens = hi-lo,where['lens'][lo:hi]
         sizes = [where['prompt_len'], *[int(lens.sum())]*len(self.token), *(n*max(w, 1) for _,w in self.row)]
@@ -138,7 +139,7 @@ class Ranks:
     "The processes that share a buffer: two calls between them, counted. Without a process group, one."
 
     def __init__(self,
-        group=None,  # a torch process group; None for the default one
+        group:object=None, # a torch process group; None for the default one
     ):
         on = dist.is_available() and dist.is_initialized()
         self.group,self.rank,self.world = (group,dist.get_rank(group) if on else 0,
@@ -170,7 +171,7 @@ class Ranks:
 # %% ../nbs/workshop/distributed.ipynb #f22d61bb
 def in_threads(
     world:int,  # threads that act as processes
-    f,          # called with each rank
+    f:Callable, # called with each rank
 )->list:        # what each returned, by rank
     "Run `f` on every rank of a threaded process group. The first error of a rank is raised."
     from torch.testing._internal.distributed.multi_threaded_pg import (ProcessLocalGroup,
@@ -205,7 +206,7 @@ _MARKS = ('the history of the index','the random numbers','the rewards of this b
 
 def check_agreement(
     marks:Tensor,  # (world, 4) int32: what each rank's plan depends on, as checksums
-):
+)->None:
     "RuntimeError on every rank when not all agree, with what differs and the ranks that differ from rank 0."
     odd = marks!=marks[0]
     if not odd.any(): return
@@ -272,14 +273,14 @@ class ShardedBuffer:
 
     def swap(
         self,
-        dead,  # flags of all groups of all ranks, alike on each
-        rewards,  # (N,) float32 rewards of all rows of all ranks, alike on each
-        prompt_lens,  # (rows,) tokens of this rank's prompts
-        lens,  # (rows,) tokens of its completions
-        advantages,  # (rows,) float32
-        keys,  # (rows,) ints that name a prompt, below 2**31
+        dead:Tensor, # flags of all groups of all ranks, alike on each
+        rewards:Tensor, # (N,) float32 rewards of all rows of all ranks, alike on each
+        prompt_lens:Tensor, # (rows,) tokens of this rank's prompts
+        lens:Tensor, # (rows,) tokens of its completions
+        advantages:Tensor, # (rows,) float32
+        keys:Tensor, # (rows,) ints that name a prompt, below 2**31
         step: int,  # the optimizer step
-        first=(),  # dead groups to fill before the others, each with another stored group while they last
+        first:Sequence=(), # dead groups to fill before the others, each with another stored group if possible
     ) -> Swap:
         "Fill dead groups from the buffer, store the living; RuntimeError on every rank if they disagree."
         G,n,dead,rewards = self.G,len(lens),[bool(o)
@@ -345,7 +346,7 @@ class ShardedBuffer:
     def put(self,
         id:int,      # of the stored group
         piece:dict,  # this rank's rows of it: prompt_ids, lens, and all that the wire names; int32 or float32
-    ):
+    )->None:
         "Keep this rank's rows of a stored group; ignored when the group has left the buffer meanwhile."
         if id not in self.owned: return
         lo,hi = self.owned[id]
@@ -359,7 +360,7 @@ class ShardedBuffer:
             los=[lo for lo,_ in self.rows.values()], pieces=[p for _,p in self.rows.values()],
             owned=[[i, *o] for i,o in self.owned.items()])
 
-    def load_state_dict(self, state:dict):
+    def load_state_dict(self, state:dict)->None:
         "Go on where the same rank of as many processes stood. ValueError for another number of processes."
         if state['world']!=self.ranks.world:
             raise ValueError(f'this state is of {state["world"]} processes, here are {self.ranks.world}: '
@@ -467,7 +468,7 @@ def same_replay(
 def agree(
     mine:dict,         # what this process was given, by name; compared as text
     ranks:Ranks=None,  # None for those of the default process group
-):
+)->None:
     "ValueError on every rank unless all were given the same: it names what differs, and who has what."
     ranks = ranks or Ranks()
     text = {k:re.sub(' at 0x[0-9a-f]+', '', repr(v)) for k,v in mine.items()}
@@ -501,9 +502,9 @@ class RollCall:
     def __init__(
         self,
         patience_s: float = 1800.0,  # seconds without a step forward after which a rank looks who is behind
-        ranks=None,  # has `rank` and `world`; None for the default process group's
-        store=None,  # a torch store that all reach; None for the default group's
-        stop=_end,  # called with the message when patience ends; by default printed, and the process ends
+        ranks:Ranks=None, # has `rank` and `world`; None for the default process group's
+        store:object=None, # a torch store that all reach; None for the default group's
+        stop:Callable=_end, # given the message when patience ends; by default prints it and ends the process
         every_s: float = 1.0,  # seconds between two looks
         name: str = 'roll',  # another for each use of one store, the same on all ranks
     ):
@@ -517,7 +518,7 @@ class RollCall:
 
     def at(self,
         what:str,  # what this process begins now
-    ):
+    )->None:
         "Sign."
         self.n,self.what,self.since = self.n+1,what,time.monotonic()
         self._sign('at', what)

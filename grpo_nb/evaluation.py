@@ -24,7 +24,7 @@ def sample(
     G:int,             # completions per prompt
     max_new:int,       # tokens at most
     generator:torch.Generator,  # of sampling, on the model's device
-    **options,         # of `generate`: temperature, top_k, …
+    **options:object,  # of `generate`: temperature, top_k, …
 )->Rollouts:
     "G completions for each row's prompt."
     ids,mask = (o.to(model.device) for o in encode_prompts(tokenizer, [o['prompt'] for o in rows]))

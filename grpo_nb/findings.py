@@ -76,7 +76,7 @@ class Look:
         x = np.array([_number(o.get(name)) for o in self.rows], dtype=float)
         return np.where(np.isfinite(x), x, missing)
 
-    def get(self, name:str, default=None):
+    def get(self, name:str, default:object=None)->object:
         "One setting of the run, at the top or among `args`."
         for o in (self.settings, self.settings.get('args'), self.settings.get('method_options')):
             if isinstance(o, dict) and o.get(name) is not None: return o[name]
@@ -1000,7 +1000,7 @@ def live(
 
 # %% ../nbs/workshop/findings.ipynb #99d41657
 def beforehand(
-    prompt,             # the first one: text, or messages
+    prompt:str|list,    # the first one: text, or messages
     chat_template:bool, # has the tokenizer one?
     reward_names:list=(), # of the reward functions
     taught:bool=False,  # does the model write `<answer>` tags unasked, as the tiny Qwen does?

@@ -46,7 +46,7 @@ class GRPOWithReplayBufferTrainer(StoredReplay):
     _tracing = None   # the inputs of the loss, while it runs
 
     @functools.wraps(GRPOTrainer.__init__)
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args:object, **kwargs:object):
         super().__init__(*args, **kwargs)
         a = self.args
         self.replaying,self.editing,self.sharded = a.replay_buffer_size>0,edits(a),is_sharded(a)
@@ -166,7 +166,7 @@ def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
     keys:list,      # a prompt key per group
     batch:dict,     # what is trained on
     aligned:bool,   # are the log-probs still to come?
-):
+)->None:
     "Pack the living groups; store them now, or when the training forward has shown how likely they were."
     G,B,groups = self.num_generations,len(fresh['advantages']),[]
     rewards = self._rewards[self.accelerator.process_index*B:][:B].cpu()

@@ -109,7 +109,7 @@ def _with_groups(run):
 def inspector_html(
     run:Run,            # or the folder of one, or rollouts of another tool
     what_ifs:dict=None, # {label: arguments of `what_if`}; None for `WHAT_IFS`
-    **options,          # of `view_html`
+    **options:object,   # of `view_html`
 )->str:                 # a whole HTML page
     "The inspector as one page that needs neither a kernel nor the network."
     run = _with_groups(run)
@@ -118,7 +118,7 @@ def inspector_html(
 def inspector_frame(
     run:Run,            # or the folder of one
     height:int=900,     # pixels
-    **options,          # of `inspector_html`
+    **options:object,   # of `inspector_html`
 )->str:                 # HTML: the page in a frame of its own
     "The inspector for the output of a cell or a docs page; works without a kernel."
     return framed(inspector_html(run, **options), height)
@@ -126,7 +126,7 @@ def inspector_frame(
 def write_inspector(
     folder:Path,      # a run's folder, or rollouts of another tool
     out:Path=None,    # folder of the page; None for the run's own
-    **options,        # of `inspector_html`
+    **options:object, # of `inspector_html`
 )->Path:              # the page
     "Write inspector.html into a run's folder, whole or not at all."
     run = open_run(folder)

@@ -119,7 +119,7 @@ def launch_config(
     num_processes:int=8,        # GPUs of all machines
     num_machines:int=1,         # nodes
     mixed_precision:str='bf16', # 'no', 'fp16' or 'bf16'
-    **changes,                  # other keys, also those of fsdp_config and deepspeed_config
+    **changes:object,           # other keys, also those of fsdp_config and deepspeed_config
 )->dict:  # what to write to a YAML file
     "TRL's config for this strategy with your counts. ValueError with every wrong key and value."
     if strategy not in _FILES: raise ValueError(f'no strategy {strategy!r}: choose one of {tuple(_FILES)}')
@@ -135,8 +135,8 @@ def launch_config(
 
 def write_launch_config(
     path:str|Path,  # where to write
-    *args,          # of `launch_config`
-    **kwargs,       # of `launch_config`
+    *args:object,   # of `launch_config`
+    **kwargs:object, # of `launch_config`
 )->str:             # `path`
     "The config in a YAML file for `accelerate launch --config_file`."
     Path(path).write_text(yaml.safe_dump(launch_config(*args, **kwargs), sort_keys=True))
@@ -253,7 +253,7 @@ def vllm_problem(
 
 # %% ../nbs/workshop/launch.ipynb #56117fb5
 def fsdp2_on_cpu(
-    **changes,  # of `fsdp_config`, as in `launch_config`
+    **changes:object, # of `fsdp_config`, as in `launch_config`
 )->None:
     "From here on, trainers of this process use FSDP2 on the CPU: call it everywhere, between two trainers."
     from accelerate.state import AcceleratorState, PartialState

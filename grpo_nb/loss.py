@@ -122,7 +122,7 @@ def policy_loss(
     replayed:Tensor=None,             # (B,) bool, which groups those are; None for none
     prox_logps:Tensor=None,           # (B, G, T) nats, of the policy when the batch began, for 'decoupled'
     age:Tensor=None,                  # (B,) steps since each group was sampled, for `max_age`
-    **settings,                       # of the loss: sapo_temperature_pos, vespo_k_pos, …, or your own
+    **settings:object,                # of the loss: sapo_temperature_pos, vespo_k_pos, …, or your own
 )->Tensor:                            # () to minimise
     """The loss of one batch of groups, or of a part of it.
 
@@ -166,7 +166,7 @@ def loss_metrics(
     delta:float=None,          # as in `policy_loss`
     ref_logps:Tensor=None,     # (B, G, T) nats, for `kl`
     importance_sampling_level:str='token',  # 'token' or 'sequence'
-    **kwargs,                  # other arguments of `policy_loss`, so that one dict serves both
+    **kwargs:object,           # other arguments of `policy_loss`, so that one dict serves both
 )->dict:                       # name -> float
     """What the ratio and the clip did, by the definitions of `grpo_nb.ratios`.
 

@@ -75,7 +75,7 @@ def corrected(
     mask:Tensor,           # (B, G, T) bool
     replayed:Tensor|None,  # (B,) bool; None for none
     corrections:tuple[Correction|None,Correction|None],  # of fresh groups, of replayed ones
-    **options,             # of `ratios.correct`
+    **options:object,      # of `ratios.correct`
 )->tuple[Tensor,Tensor]:   # (old_logps, A)
     "Log-probs and advantages after the corrections of fresh and of replayed groups."
     if not any(c and c.changes for c in corrections): return old_logps,A

@@ -6,14 +6,15 @@
 __all__ = ['MasterAdamW', 'adamw']
 
 # %% ../nbs/workshop/masters.ipynb #5bdc959f
+from collections.abc import Callable, Iterable
 import torch
 
 # %% ../nbs/workshop/masters.ipynb #40e153b1
 class MasterAdamW(torch.optim.AdamW):
     "AdamW that steps on float32 copies of the weights, which take over the rounded result."
     def __init__(self,
-        weights,   # iterable of parameters, of any floating dtype
-        **kwargs,  # of `torch.optim.AdamW`
+        weights:Iterable, # iterable of parameters, of any floating dtype
+        **kwargs:object, # of `torch.optim.AdamW`
     ):
         self.weights = list(weights)
         super().__init__([p.detach().float().clone() for p in self.weights], **kwargs)
@@ -22,7 +23,7 @@ class MasterAdamW(torch.optim.AdamW):
     def masters(self)->list: return [m for group in self.param_groups for m in group['params']]
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure:Callable=None)->object:
         for m,p in zip(self.masters, self.weights): m.grad = None if p.grad is None else p.grad.float()
         out = super().step(closure)
         for m,p in zip(self.masters, self.weights):
@@ -30,20 +31,20 @@ class MasterAdamW(torch.optim.AdamW):
             m.grad = None
         return out
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none:bool=True)->None:
         for p in self.weights: p.grad = None
 
     def state_dict(self)->dict: return super().state_dict()|dict(masters=self.masters)
 
     @torch.no_grad()
-    def load_state_dict(self, state):
+    def load_state_dict(self, state:dict)->None:
         super().load_state_dict({k:v for k,v in state.items() if k!='masters'})
         for m,saved in zip(self.masters, state['masters']): m.copy_(saved)
 
 # %% ../nbs/workshop/masters.ipynb #31e77316
 def adamw(
-    weights,   # iterable of parameters
-    **kwargs,  # of `torch.optim.AdamW`
+    weights:Iterable, # iterable of parameters
+    **kwargs:object, # of `torch.optim.AdamW`
 )->torch.optim.AdamW:
     "AdamW; with float32 masters where a weight has fewer digits."
     weights = list(weights)

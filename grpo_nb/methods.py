@@ -254,7 +254,7 @@ class NewestReplay(Replay):
     name = 'newest'
     def __init__(self,
         buffer_size:int=64,  # groups
-        **options,           # of `Replay`
+        **options:object,    # of `Replay`
     ): super().__init__(buffer_size, **dict(priority='recency')|options)
 
 # %% ../nbs/08a_methods.ipynb #f9b92c95
@@ -294,7 +294,7 @@ class NGRPO(VirtualMax):
     name = 'ngrpo'
     def __init__(self,
         best:float=1.,  # the best possible reward
-        **options,      # of `VirtualMax`
+        **options:object, # of `VirtualMax`
     ): super().__init__(best, **dict(skip_right=True)|options)
 
 # %% ../nbs/08a_methods.ipynb #fb54a428
@@ -388,7 +388,7 @@ def _remember(self:SamePrompt, batch, keys, step):
 # %% ../nbs/08a_methods.ipynb #a010cd79
 def make_method(
     name:str,  # one of `METHODS`
-    **options, # of that class
+    **options:object, # of that class
 )->Method:
     "A method by its name. ValueError for an unknown name."
     if name not in METHODS: raise ValueError(f'no method {name!r}: choose one of {sorted(METHODS)}')

@@ -8,6 +8,7 @@ __all__ = ['ESTIMATORS', 'G', 'AGES', 'BATCH', 'exact_gradient', 'token_weights'
 
 # %% ../nbs/13a_off_policy_lab.ipynb #052e76b6
 import copy, math
+from pathlib import Path
 import pandas as pd
 import torch
 from fastcore.basics import patch
@@ -45,7 +46,7 @@ def token_weights(
     old_logps:Tensor,  # (n, T) nats
     sign:float,        # +1 for right answers, -1 for wrong ones
     full:bool=False,   # the product of all ratios, uncapped, instead of the loss
-    **options,         # of `policy_loss`
+    **options:object,  # of `policy_loss`
 )->Tensor:             # (n, T)
     "What each token's gradient is multiplied by in the objective, for an advantage of `sign`; 1/T on-policy."
     if full: return sign/logps.shape[1]*(logps-old_logps).sum(1, keepdim=True).exp().expand_as(logps)
@@ -193,7 +194,7 @@ def lab(
 
 # %% ../nbs/13a_off_policy_lab.ipynb #48f42996
 def lab_study(
-    path,                    # CSV to write
+    path:str|Path,           # CSV to write
     seeds:int=12,            # runs at each learning rate
     rates:tuple=(.003,.01,.02), # learning rates of Adam
 )->pd.DataFrame:             # a row per seed, learning rate, age and estimator; means over the four questions

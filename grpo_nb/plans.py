@@ -277,7 +277,7 @@ def run_plan(
     replay_buffer_size:int=64,  # groups that a process keeps
     dead_share:float=.3,        # share of groups expected to be dead
     gpus_per_node:int=8,        # for the memory of a node
-    **memory,                   # further arguments of `memory_plan`
+    **memory:object,            # further arguments of `memory_plan`
 )->dict:                        # numbers by name; `problems` lists what speaks against starting
     "What a run would be, before a GPU-minute is spent."
     try: config,note = model_config(model),''

@@ -65,7 +65,7 @@ STYLE = {'font.size':10, 'axes.titlesize':11.5, 'axes.titleweight':'bold', 'axes
 class Canvas(Figure):
     "A matplotlib figure in our style that shows itself in a notebook."
     def __init__(self,
-        **kwargs,  # what a matplotlib figure takes
+        **kwargs:object, # what a matplotlib figure takes
     ): super().__init__(**kwargs)
 
     def _repr_png_(self):

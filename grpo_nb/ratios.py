@@ -59,7 +59,7 @@ def clip_share(
     A:Tensor,           # (..., 1) or (..., T)
     mask:Tensor,        # (..., T) bool
     dim:tuple=None,     # axes to average over; None for all
-    **clip,             # epsilon, epsilon_high, loss_type, delta, as for `clipped`
+    **clip:object,      # epsilon, epsilon_high, loss_type, delta, as for `clipped`
 )->Tensor:              # share of tokens; of completions where ratio and advantage are one per completion
     "What share the clip leaves without a gradient; 0 where nothing counts."
     held = clipped(ratio, A, **clip)
@@ -105,7 +105,7 @@ def ratio_sums(
     A:Tensor,             # (..., 1) or (..., T)
     mask:Tensor,          # (..., T) bool
     level:str='token',    # of the loss: 'token' or 'sequence'
-    **clip,               # epsilon, epsilon_high, loss_type, delta, as for `clipped`
+    **clip:object,        # epsilon, epsilon_high, loss_type, delta, as for `clipped`
 )->Tensor:                # (10,) to be put together by `merge_sums` and read by `ratio_row`
     "What `ratio_row` needs to know of these tokens."
     x = log_ratio.detach().float().masked_fill(~mask, 0)
@@ -248,7 +248,7 @@ def correct(
     level:str='token',      # of the loss's ratio: 'token' or 'sequence'
     prox_logps:Tensor=None, # (..., T) nats, of the policy when this batch began; for 'decoupled'
     age:Tensor=None,        # (rows,) steps, for `max_age`
-    **clip,                 # epsilon, epsilon_high, delta, loss_type of the loss
+    **clip:object,          # epsilon, epsilon_high, delta, loss_type of the loss
 )->tuple:                   # (old_logps, A) to give to the loss
     """Log-probs to compare with and advantages, so that the plain loss of them is the corrected loss.
 

@@ -100,7 +100,7 @@ def numinamath_rewards()->list:  # two functions in TRL's calling convention
 # %% ../nbs/14_recipes.ipynb #79d1bc3b
 def length_reward(
     completions:list,  # N completions, str or lists of messages
-    **kwargs,          # prompts and the data set's columns, not looked at
+    **kwargs:object,   # prompts and the data set's columns, not looked at
 )->list:               # N floats, characters, 0 at best
     "Minus the distance of a completion from 20 characters, as in TRL's quick start."
     return [float(-abs(20-len(completion_text(c)))) for c in completions]
@@ -159,7 +159,7 @@ def recipe_options(
     cls:type,       # a dataclass of recipe settings
     argv:list,      # words of a command line
     settings:dict,  # the same options by name
-    **defaults,     # of this recipe, where they differ from `DEFAULTS`
+    **defaults:object, # of this recipe, where they differ from `DEFAULTS`
 )->tuple:           # (recipe's settings, GRPOWithReplayBufferConfig)
     "What `run_recipe` wants to know, from words, a YAML file and names."
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
@@ -171,7 +171,7 @@ def recipe_options(
 def gsm8k(
     argv:list=(),   # words of a command line
     rows:list=None, # rows with question and answer, in place of the download
-    **settings,     # the same options by name
+    **settings:object, # the same options by name
 )->object:          # the trainer after training; the plan with `dry_run`
     "Train on GSM8K with five rewards. Source: EasyDeL's gsm8k_grpo."
     r,a = recipe_options(GSM8KArguments, argv, settings, output_dir='runs/gsm8k')
@@ -184,7 +184,7 @@ def gsm8k(
 def numinamath(
     argv:list=(),   # words of a command line
     rows:list=None, # rows with problem and solution, in place of the download
-    **settings,     # the same options by name
+    **settings:object, # the same options by name
 )->object:          # the trainer after training; the plan with `dry_run`
     "Train on NuminaMath-TIR with rewards for form and for the answer. Source: EasyDeL's numinamath_grpo."
     r,a = recipe_options(RecipeArguments, argv, settings, output_dir='runs/numinamath')
@@ -194,7 +194,7 @@ def numinamath(
 def tldr(
     argv:list=(),   # words of a command line
     rows:list=None, # rows with prompt and completion, in place of the download
-    **settings,     # the same options by name
+    **settings:object, # the same options by name
 )->object:          # the trainer after training; the plan with `dry_run`
     "Train on TL;DR summaries. Source: the quick start of TRL's GRPO trainer, which gives one day on 8 GPUs."
     own = dict(output_dir='runs/tldr', beta=0., temperature=1., top_p=1., top_k=0, num_generations=8)

@@ -111,7 +111,7 @@ def group_rows(
     rewards:Tensor,    # (B, G) or (B*G,) float32, as sampled
     records:list=None, # (B,) dicts from a method: treatment, score, id, replacement, ...
     rewards_by_func:dict=None,  # {name: (B, G) or (B*G,)}
-    **fields,          # any other field of `GROUP_FIELDS`: (B,), (B, G) or (B*G,) values, or None
+    **fields:object,   # any other field of `GROUP_FIELDS`: (B,), (B, G) or (B*G,) values, or None
 )->list:               # (B,) dicts, ready for `Recorder.groups`
     """One plain dict per group.
 
@@ -228,7 +228,7 @@ class Recorder:
         rows = [o if o.get('step')==step else type(o)(o, step=int(step)) for o in rows[:self.max_groups]]
         self.size += self._append('groups.jsonl', rows)
 
-    def summary(self, **data)->None:
+    def summary(self, **data:object)->None:
         "Write summary.json with `data` and the versions; called again, it adds to what is there."
         f = self.dir/'summary.json'
         old = json.loads(f.read_text()) if f.exists() else dict(versions=versions())

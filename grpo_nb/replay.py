@@ -187,7 +187,7 @@ class Replay(Method):
         same_prompt_first:bool=False,  # prefer a stored group of the dead group's own prompt?
         dead_tolerance:float=1e-6,     # reward units; used when `treat` is not told who is dead
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
-        **options,                     # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
+        **options:object,              # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
         _check_when_empty(when_empty)
         k = stored_per_fresh

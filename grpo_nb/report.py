@@ -197,7 +197,7 @@ def compare_html(
 def write_report(
     runs:list,      # a run's folder; or folders, or {label: folders}, to compare
     out:Path=None,  # folder of the page; None for the run's own, needed for a comparison
-    **options,      # of `view_html`
+    **options:object, # of `view_html`
 )->Path:            # report.html
     """Write report.html; returns its path. It opens from disk.
 

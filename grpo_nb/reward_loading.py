@@ -215,7 +215,7 @@ class RewardModel:
         return self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
 
     @torch.no_grad()
-    def __call__(self, prompts:list, completions:list, **kwargs)->list[float]:
+    def __call__(self, prompts:list, completions:list, **kwargs:object)->list[float]:
         texts,out = [self.text(p, c) for p,c in zip(prompts, completions)],[]
         for i in range(0, len(texts), self.batch_size):
             x = self.tokenizer(texts[i:i+self.batch_size], return_tensors='pt', padding=True,

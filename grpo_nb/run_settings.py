@@ -19,7 +19,7 @@ from .ratios import read_correction
 def setting(
     default:object,  # value where none is given
     help:str,        # one line, for the command line and the tables
-    **more,          # of the field's metadata, such as `choices`
+    **more:object,   # of the field's metadata, such as `choices`
 )->object:           # a dataclass field
     "A setting with its help."
     return field(default=default, metadata=dict(help=help, **more))

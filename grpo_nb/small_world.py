@@ -118,8 +118,8 @@ _SAYS = dict(worth='worth, in fresh groups', cosine='cosine of its mean with the
 
 def draw_lab(
     view:dict,  # of `lab_view`
-    ax=None,    # axes to draw in; None: a new figure
-):              # the figure
+    ax:object=None, # axes to draw in; None: a new figure
+)->'Figure':    # the figure
     "Lines of `metric` against the age of the group, with 95 % bands."
     from grpo_nb.plotting import new_figure
     fig = None

@@ -234,7 +234,7 @@ def bench_model(
     dtype:str='float32',     # 'float32' or 'bfloat16'
     attention:str='sdpa',    # 'sdpa' or 'eager'
     seed:int=0,              # of the weights
-    **config,                # more fields of the config
+    **config:object,         # more fields of the config
 )->tuple:                    # (model, tokenizer)
     """A Qwen2 of random weights whose completions end by chance.
 
@@ -274,7 +274,7 @@ def never_ends(
 def some_answers(
     completions:list,     # N texts or messages; not looked at
     completion_ids:list,  # N lists of tokens
-    **kwargs,             # the other columns
+    **kwargs:object,      # the other columns
 )->list:             # N floats
     "A reward that varies within nearly every group, for benchmarks: 0, 0.5 or 1 by the sum of the tokens."
     return [float(sum(ids)%3)/2 for ids in completion_ids]
@@ -325,7 +325,7 @@ class Paced:
     An error in the trainer is raised by the call. `close` ends it.
     """
     def __init__(self,
-        trainer,  # of TRL, not yet started
+        trainer:object, # of TRL, not yet started
     ):
         from transformers import TrainerCallback
         self.go,self.still = threading.Semaphore(0),threading.Semaphore(0)
@@ -377,7 +377,7 @@ class Paced:
 def trl_trainer(
     work:Work,    # what to train on
     folder:str,   # where TRL may write
-    **options,    # of GRPOConfig
+    **options:object, # of GRPOConfig
 )->'GRPOTrainer':
     """TRL's `GRPOTrainer` on the work that ours does: the same optimizer, prompts, lengths and reward.
 
@@ -427,7 +427,7 @@ def row(
     part:str,   # which part of the benchmark
     case:str,   # what was compared
     arm:str,    # which side of it
-    **fields,   # others of `COLUMNS`
+    **fields:object, # others of `COLUMNS`
 )->dict:
     "One row of the CSV. ValueError for a column that there is not."
     if odd := set(fields)-set(COLUMNS): raise ValueError(f'no columns {sorted(odd)}: choose among {COLUMNS}')
@@ -440,7 +440,7 @@ def compared(
     against:str=None,   # the arm that the others are compared with
     per:str=None,   # unit of work: the value becomes work per second; None: seconds
     clock:str='cpu',# which clock the value and the ratio are taken from
-    **fields,       # more of `COLUMNS`, for every row
+    **fields:object, # more of `COLUMNS`, for every row
 )->list:            # one row per arm
     "Rows of a comparison: each arm's middle and spread, and how many times faster it is than `against`."
     i,out = dict(wall=0, cpu=1)[clock],[]
@@ -656,7 +656,7 @@ def logp_arms(
 
 def grown(
     rounds:int,  # of all ways in turn
-    *sizes,      # n, width, V of `logp_arms`
+    *sizes:object, # n, width, V of `logp_arms`
 )->dict:         # way -> list of (wall seconds, processor seconds, bytes), one a round
     """All ways in a fresh process: their clocks, and by how much the process grows at its highest.
 
@@ -930,7 +930,7 @@ def part_processes(
 # %% ../nbs/reference/speed.ipynb #9582a058
 def compiled(
     f:Callable, # a function or module
-    *example,   # arguments to try it on
+    *example:object, # arguments to try it on
 )->tuple:       # (compiled `f`, '') or (`f` itself, why it could not be compiled)
     "`f` through `torch.compile`, tried once; without a compiler `f` as it is, and one line that says so."
     try:
@@ -1255,7 +1255,7 @@ def draw_verdicts(
 def over_runs(
     df:pd.DataFrame,  # from `read_speed`
     y:str='value',    # the column to look at
-    **where,          # column = value: which rows
+    **where:object,   # column = value: which rows
 )->pd.DataFrame:      # one row per `x`: median, low, high over the runs
     "One number per size from all runs. ValueError when no row fits."
     at = df[(df['status']!='not run') & (df['status']!='failed')]

@@ -64,7 +64,7 @@ def accuracy_reward(
     task:list=None,       # N names of judges, or None
     entry:list=None,      # N problems as JSON, or None
     partial:bool=False,   # hand on the judge's score, rather than 1 for full marks and else 0?
-    **kwargs,             # the data set's other columns
+    **kwargs:object,      # the data set's other columns
 )->list[float]:           # N numbers, 0 to 1
     """Is the answer right, in the eyes of the task's own judge?
 
@@ -87,7 +87,7 @@ _FORMAT = re.compile(rf'\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>
 def format_reward(
     prompts:list,      # N prompts, not looked at
     completions:list,  # N completions, str or lists of messages
-    **kwargs,          # the data set's columns
+    **kwargs:object,   # the data set's columns
 )->list[float]:        # N numbers, 1. or 0.
     "Is it one <think>…</think> followed by one <answer>…</answer>, and nothing else?"
     return [float(bool(_FORMAT.fullmatch(completion_text(c)))) for c in completions]
@@ -97,7 +97,7 @@ def overlap_reward(
     prompts:list,      # N prompts, not looked at
     completions:list,  # N completions, str or lists of messages
     answer:list[str],  # N reference texts
-    **kwargs,          # the data set's other columns
+    **kwargs:object,   # the data set's other columns
 )->list[float]:        # N numbers, 0 to 1
     "Words shared with the reference: harmonic mean of precision and recall. Source: ROUGE-1, Lin 2004."
     def f1(a, b):

@@ -72,7 +72,7 @@ def tiny_config(
     num_key_value_heads:int=1,        # key and value heads, shared by the query heads
     intermediate_size:int=256,        # width inside the MLP
     max_position_embeddings:int=512,  # most tokens of prompt and completion together
-    **kwargs,                         # other fields of Qwen2Config
+    **kwargs:object,                  # other fields of Qwen2Config
 )->Qwen2Config:
     "A Qwen2 config of about 220,000 weights, built like Qwen2.5-0.5B."
     tok = make_tokenizer()
@@ -85,7 +85,7 @@ def tiny_config(
 
 def tiny_model(
     seed:int=0,  # of the first weights
-    **config,    # fields of `tiny_config`
+    **config:object, # fields of `tiny_config`
 )->Qwen2ForCausalLM:  # float32, in eval mode
     "An untrained tiny Qwen; the random state outside is left as it was."
     with torch.random.fork_rng(devices=[]):

@@ -9,7 +9,7 @@ __all__ = ['TrainConfig', 'State', 'new_state', 'method_of', 'check_dataset', 'r
 # %% ../nbs/09_trainer.ipynb #3b7afaf7
 import copy, math, random, time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 import torch
@@ -88,7 +88,7 @@ class State:
     times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
 
     @contextmanager
-    def timed(self, what:str):
+    def timed(self, what:str)->Iterator[None]:
         "Add the seconds of a block to those of the batch."
         begun = time.perf_counter()
         yield

@@ -150,7 +150,7 @@ def treated(self:Method,
     replaced:int=0,      # dead groups that got another in their place
     alive:Tensor=None,   # (n,) or (B,) bool, after treatment; None: as before
     scores:list=None,    # (n,) floats; None: taken here
-    **metrics,           # more numbers for the history
+    **metrics:object,    # more numbers for the history
 )->Treated:
     "A `Treated` with the metrics that all methods share. Groups behind the first n are stored ones."
     told = story(batch, dead, in_loss, treatment, replaced, alive, scores, metrics)

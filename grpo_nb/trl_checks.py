@@ -227,7 +227,7 @@ class CheckedTrainer(GRPOTrainer):
     _unjudged = 0
 
     @functools.wraps(GRPOTrainer.__init__)
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args:object, **kwargs:object):
         given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs).arguments
         given.pop('self')
         self._check_model(given)
@@ -296,7 +296,7 @@ class CheckedTrainer(GRPOTrainer):
                 f'({self.max_completion_length}) '
                 f'together exceed the {limit} tokens the model reads')
 
-    def train(self, *args, **kwargs):
+    def train(self, *args:object, **kwargs:object)->object:
         if bad := non_finite(self.model):
             raise ValueError(f'weight {bad!r} has a nan or inf before the first step: load the model again')
         CheckedTrainer._runs += 1

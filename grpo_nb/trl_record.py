@@ -65,7 +65,7 @@ def make_room(
     B:int,          # rows that it trains on
     world:int,      # processes
     fill:object=None, # what the new rows hold; None for a copy of the process's first
-):
+)->None:
     "Give each process's part of the table its B-n rows that were not sampled."
     if B==n or len(column)<world*n: return
     last = [column.pop() for _ in range(world*n)][::-1]
@@ -157,7 +157,7 @@ class ReplayLog(ResumableTrainer):
             for k,v in L['extra'].items():
                 if k!='replayed' and len(v)>=-i: v[i] = None
 
-    def log(self, logs, start_time=None):
+    def log(self, logs:dict, start_time:float=None)->None:
         if self.editing and 'loss' in logs:
             n = self._buffer_size()
             row = self._ratio_metrics() | dict(buffer_size=n, fill=n/max(1, self._buffer_room()))
@@ -217,7 +217,8 @@ class RunRecord(ReplayLog):
     # _open: the batch in training, until its ratios are known; _at: step and number of its next group
     recorder,_open,_at = None,None,(0,0)
 
-    def train(self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None):
+    def train(self, resume_from_checkpoint:bool|str=None, trial:object=None,
+              ignore_keys_for_eval:list=None)->object:
         self.verdict,self._told = None,set()
         # when one of several fails, the others can't wait for it
         self._open,whole = None,self.accelerator.num_processes==1
@@ -257,7 +258,7 @@ class RunRecord(ReplayLog):
             args=shown_settings(a), data=shown_data(self._tokenizer, self.train_dataset),
             method_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit))
 
-    def log(self, logs, start_time=None):
+    def log(self, logs:dict, start_time:float=None)->None:
         super().log(logs, start_time)
         if not self.recorder: return
         self.recorder.log(self.state.log_history[-1])

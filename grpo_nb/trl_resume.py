@@ -80,7 +80,7 @@ def whole_weights(
 def set_whole_weights(
     model:nn.Module,  # unwrapped
     weights:dict,     # from `whole_weights`, on every process
-):
+)->None:
     "Give each process its pieces. Call it on every process."
     with torch.no_grad(), _gathered(model, 0):
         for k,v in model.state_dict().items():
@@ -317,7 +317,8 @@ class ResumableTrainer(_Save):
                 '`resume_from_checkpoint=True` passes over it; but `save_total_limit` counts it. Better '
                 'give each run its own folder')
 
-    def train(self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None):
+    def train(self, resume_from_checkpoint:bool|str=None, trial:object=None,
+              ignore_keys_for_eval:list=None)->object:
         """Train. True resumes from the run's newest whole checkpoint, 'auto' does so if there is one.
 
         SIGTERM and SIGINT save and stop; a second one ends at once.

@@ -361,7 +361,7 @@ class StoredReplay(FreshReference):
         log.warning(f'the replay buffer of {len(states)} processes was dealt out to '
             f'{self.args.world_size}; a batch in progress is sampled anew')
 
-    def create_model_card(self, *args, **kwargs):
+    def create_model_card(self, *args:object, **kwargs:object)->None:
         super().create_model_card(*args, **kwargs)
         if not self.is_world_process_zero(): return
         path,v = Path(self.args.output_dir)/'README.md',versions()

@@ -511,7 +511,7 @@ await mount(root, data, {plain: @PLAIN, alone: true});'''
 def view_html(
     run:Run,            # or the folder of one
     report:bool=False,  # also findings, all curves, samples and settings?
-    **options,          # of `pack`
+    **options:object,   # of `pack`
 )->str:                 # a whole HTML page
     "The view of a run as one page that needs neither a kernel nor the network."
     run = open_any(run)
@@ -524,7 +524,7 @@ def view_html(
 def view_frame(
     run:Run,          # or the folder of one
     height:int=900,   # pixels
-    **options,        # of `view_html`
+    **options:object, # of `view_html`
 )->str:               # HTML: the page in a frame of its own
     "The page for the output of a cell or a docs page; works without a kernel."
     return framed(view_html(run, **options), height)

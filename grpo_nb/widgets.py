@@ -8,7 +8,7 @@ __all__ = ['name_after_cell', 'options', 'frame', 'Explorer', 'explore', 'live']
 # %% ../nbs/workshop/widgets.ipynb #7063d84c
 import itertools, os, re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha1
 from html import escape
 import ipywidgets as W
@@ -20,7 +20,7 @@ _named,_made = globals().get('_named', {}),Counter()   # widgets by name; how ma
 
 def name_after_cell(
     widget:W.Widget, # one that is being made: the browser doesn't know of it yet
-):
+)->None:
     "Name `widget` after the cell that runs and its place there; outside IPython its name stays random."
     if not (shell := get_ipython()): return
     cells = shell.history_manager.input_hist_raw
@@ -92,8 +92,8 @@ class Explorer(W.VBox):
     "Controls above what they change; as a plain picture where widgets aren't shown."
     still = None   # PNG bytes or HTML of the first frame
     def __init__(self,
-        children=(),  # a box of controls, then what they change
-        **kwargs,     # what `W.VBox` takes
+        children:Iterable=(), # a box of controls, then what they change
+        **kwargs:object, # what `W.VBox` takes
     ): super().__init__(children, **kwargs)
 
     def _repr_mimebundle_(self, **kwargs):
@@ -110,7 +110,7 @@ def explore(
     view:Callable,     # function of the controls' values, returns a dict
     draw:Callable,     # function of that dict, returns a matplotlib figure or a string of HTML
     max_frames:int=60, # more than this is too heavy for a page
-    **controls,        # one ipywidgets control for each argument of `view`, with finitely many values
+    **controls:object, # one ipywidgets control for each argument of `view`, with finitely many values
 )->Explorer:           # shows itself at the end of a cell; moves with and without a kernel
     """Every combination of the controls' settings, drawn beforehand and turned over by the browser.
 
@@ -161,7 +161,7 @@ def _pile(handles, drawn):
 def live(
     view:Callable,  # function of the controls' values, returns a dict
     draw:Callable,  # function of that dict, returns a matplotlib figure or a string of HTML
-    **controls,  # one ipywidgets control for each argument of `view`
+    **controls:object, # one ipywidgets control for each argument of `view`
 )->Explorer:     # shows itself at the end of a cell; needs a kernel to move
     "A view that is computed anew whenever a control changes; its first state is stored."
     if not controls:
