@@ -11,10 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 import pandas as pd
 import torch
-from .families import (END, FAMILIES, FIRST, LETTERS, MARK, PAD, Family, bolder, decode, encode, judge,
-    lesson, pass_rate, problems, start, to_tensors)
-from .stacked import Shape
-from .stacked_runs import G, Arm, Runs, Shelf, assemble, factor, pick
+from .families import FAMILIES, SHAPE, STARTS, bolder, problems, start
+from .stacked_runs import G, Arm, Runs, factor
 from .study import over_regimes, rates, read_rows, run_study, stamp
 
 # %% ../nbs/13b_replay_study.ipynb #bb9ea2a7
@@ -66,10 +64,11 @@ def _row(job, r, i, curve, seconds):
 
 # %% ../nbs/13b_replay_study.ipynb #916fb980
 def definitions()->dict:
-    "What a number of the study depends on beside torch: families, arms, model, group size."
+    "What a number of the study depends on beside torch: families, their starts, arms, model, group size."
     def plain(d): return {k:json.loads(json.dumps(asdict(v))) for k,v in d.items()}
-    model = asdict(Shape(vocab=FIRST+len(LETTERS)))
-    return dict(families=plain(FAMILIES), arms=plain(ARMS), group=G, model=model)
+    def file_hash(k): return hashlib.sha256((STARTS/f'{k}.safetensors').read_bytes()).hexdigest()[:8]
+    return dict(families=plain(FAMILIES), starts={k:file_hash(k) for k in FAMILIES}, arms=plain(ARMS),
+        group=G, model=asdict(SHAPE))
 
 def registration(
     path:str='nbs/project/registration.qmd', # the page
@@ -80,7 +79,7 @@ def registration(
     if not found: raise ValueError(f'{path} has no block of JSON: give the page of the registration')
     plan = json.loads(found[1])
     for k,v in definitions().items():
-        if plan['definitions'][k]!=v:
+        if plan['definitions'].get(k)!=v:
             raise ValueError(f'the {k} of {path} are not those of the code: '
                 'run the version that was registered, or register a new study on a new page')
     return plan|dict(hash=hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8])
@@ -89,39 +88,38 @@ def registration(
 def tuned(
     df:pd.DataFrame, # rows of the plan 'rates'
     plan:dict,       # of `registration`
-)->dict:             # arm -> rate
-    "The rate with the highest mean area over families. ValueError for an arm whose tries are not complete."
-    d = df[df.error==''].assign(learning_rate=lambda x: x.learning_rate.astype(float))
-    need = len(plan['rates'])*len(plan['definitions']['families'])*len(plan['seeds']['rates'])
-    out = {}
-    for a,o in d.groupby('arm'):
-        if len(o)==need: out[a] = float(o.groupby('learning_rate').area.mean().idxmax())
-    return out
+)->dict:             # (family, arm) -> rate, of those whose tries are complete
+    "The rate with the highest mean area in a family."
+    need = len(plan['rates'])*len(plan['seeds']['rates'])
+    groups = df[df.error==''].groupby(['regime','arm'])
+    return {k:float(o.groupby('learning_rate').area.mean().idxmax()) for k,o in groups if len(o)==need}
 
 def planned(
     plan:dict,       # of `registration`
-    what:str,        # 'rates', 'main' or 'side'
-    rate:dict=None,  # arm -> rate, of `tuned`; not for 'rates'
+    what:str,        # 'rates', 'main', 'again' or 'side'
+    rate:dict=None,  # (family, arm) -> rate, of `tuned`; not for 'rates'
     stack:int=8,     # seeds in one pass
 )->list:             # jobs for `run_study`
     "The registered jobs: seeds in blocks, every arm and family of a block before the next one."
     if what not in plan['seeds']: raise ValueError(f"no plan {what!r}: choose from {sorted(plan['seeds'])}")
     settings,seeds,jobs = json.dumps(dict(points=plan['points'])),plan['seeds'][what],[]
-    arms = plan['arms'][what]
-    rate = {a:rate.get(plan['relatives'].get(a, a)) for a in arms} if rate else {}
-    if what!='rates' and (missing := [a for a in arms if not rate.get(a)]):
+    families,arms = list(plan['definitions']['families']),plan['arms'][what]
+    def tries(f, a):
+        if what=='rates': return plan['rates']
+        return [(rate or {}).get((f, plan['relatives'].get(a, a)))]
+    if missing := [f'{a} in {f}' for f in families for a in arms if None in tries(f, a)]:
         raise ValueError(f"no rate yet for {', '.join(missing)}: run the plan 'rates' first")
     for i in range(0, len(seeds), stack):
-        for f in plan['definitions']['families']:
+        for f in families:
             for a in arms:
-                for l in plan['rates'] if what=='rates' else [rate[a]]:
+                for l in tries(f, a):
                     jobs.append(dict(regime=f, arm=a, seed=seeds[i:i+stack], learning_rate=l,
                         settings=settings, source=''))
     return jobs
 
 # %% ../nbs/13b_replay_study.ipynb #fb9edafb
 def replay_study(
-    what:str='rates',             # rates, main or side
+    what:str='rates',             # rates, main, again or side
     folder:str='nbs/results',     # of the tables replay_study_rates.csv and replay_study.csv
     page:str='nbs/project/registration.qmd', # the registration
     arms:str='',                  # only these, comma between them; the others stay to be done
@@ -134,9 +132,7 @@ def replay_study(
     plan = registration(page)
     only = dict(arm=arms, regime=families)
     names = {k:[o.strip() for o in v.split(',') if o.strip()] for k,v in only.items()}
-    weights = hashlib.sha256(''.join(start(f)['hash'] for f in FAMILIES).encode()).hexdigest()[:8]
     here,tries = stamp(registered=plan['hash']),Path(folder)/'replay_study_rates.csv'
-    here['machine'] += f', starts {weights}'   # lessons taught elsewhere differ in their last bits
     rate = {} if what=='rates' else tuned(read_rows(tries, until=None), plan) if tries.exists() else {}
     jobs = planned(plan, what, rate, stack)
     for k,v in names.items(): jobs = [o for o in jobs if not v or o[k] in v]
@@ -147,13 +143,17 @@ def replay_study(
 
 # %% ../nbs/13b_replay_study.ipynb #ab80246b
 def say(
-    df:pd.DataFrame, # rows of the plans 'main' and 'side'
+    df:pd.DataFrame, # rows of the plans 'main', 'again' and 'side'
     plan:dict,       # of `registration`
-)->str:              # a table, or how far the rows are
-    "The registered family of claims once all of its runs are there; before that only how many there are."
-    arms,seeds = sorted({a for c in plan['claims'] for a in c}),plan['seeds']['main']
-    d = df[(df.error=='')&df.arm.isin(arms)&df.seed.isin(seeds)]
-    need = len(arms)*len(seeds)*len(plan['definitions']['families'])
-    if len(d)<need:
-        return f'{len(d)} of {need} runs of the main table: no differences are shown before all are there'
-    return over_regimes(d, plan['claims'], plan['measure']).round(4).to_string()
+)->str:              # for each of the two tables its claims, or how far its rows are; then both together
+    "The registered family of claims of a table once all of its runs are there; before that how many there are."
+    arms = sorted({a for c in plan['claims'] for a in c})
+    d,out = df[(df.error=='')&df.arm.isin(arms)],[]
+    def claims(seeds, name):
+        rows = d[d.seed.isin(seeds)]
+        need = len(arms)*len(seeds)*len(plan['definitions']['families'])
+        if len(rows)<need: return f'{name}: {len(rows)} of {need} runs; no differences before all are there'
+        return f"{name}\n{over_regimes(rows, plan['claims'], plan['measure']).round(4).to_string()}"
+    main,again = plan['seeds']['main'],plan['seeds']['again']
+    return '\n'.join([claims(main, 'main table'), claims(again, 'replication'),
+        claims(main+again, 'both together')])

@@ -9,8 +9,8 @@ __all__ = ['G', 'Arm', 'factor', 'pick', 'Shelf', 'assemble', 'Runs']
 from dataclasses import dataclass
 import torch
 from torch import Tensor
-from .families import END, FAMILIES, FIRST, LETTERS, PAD, judge, pass_rate, start
-from .stacked import Shape, Stack, StackedAdam, completion_logps, sample_stack
+from .families import END, FAMILIES, PAD, SHAPE, judge, pass_rate, start
+from .stacked import Stack, StackedAdam, completion_logps, sample_stack
 
 # %% ../nbs/workshop/stacked_runs.ipynb #6985c96a
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Runs:
         self.gens = [torch.Generator().manual_seed(s) for s in seeds]
         self.data = self.choose(d['train'], n_train)
         self.test = self.choose(d['test'], n_test)
-        self.m = Stack(Shape(vocab=FIRST+len(LETTERS)), d['theta'].to(device).repeat(len(seeds), 1))
+        self.m = Stack(SHAPE, d['theta'].to(device).repeat(len(seeds), 1))
         self.opt = StackedAdam(self.m, torch.tensor(lr, device=device))
         self.shelf,self.order,self.cursor,self.batches = None,None,0,0
         self.tokens = torch.zeros(len(seeds), dtype=torch.long)

@@ -97,18 +97,14 @@ def test_names_in_prose_link_to_the_reference(site):
 def found(url, browser):
     "The addresses that the search lists for some words"
     pg = browser.new_page()
-    pg.goto(f'{url}/index.html')
-    box = pg.get_by_placeholder('Search').first
+    def listed(): return pg.eval_on_selector_all('.search-result', 'l => l.map(o => o.getAttribute("href"))')
     def ask(words):
-        box.fill('')
-        box.fill(words)
-        pg.wait_for_function(
-            "w => document.querySelector('.smalldocs-search-results.show') && window.asked !== w",
-            arg=words,
-            timeout=20_000,
-        )
-        pg.wait_for_timeout(400)   # results come in over a moment
-        return pg.eval_on_selector_all('.search-result', 'l => l.map(o => o.getAttribute("href"))')
+        pg.goto(f'{url}/index.html')   # anew: what an earlier search listed is gone
+        pg.get_by_placeholder('Search').first.fill(words)
+        pg.wait_for_selector('.smalldocs-search-results.show .search-result', timeout=20_000)
+        seen = None
+        while seen!=(seen := listed()): pg.wait_for_timeout(400)   # results come in over a moment
+        return seen
     yield ask
     pg.close()
 
