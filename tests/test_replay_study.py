@@ -5,9 +5,10 @@ import pandas as pd, pytest, torch
 import grpo_nb.families as fm
 import grpo_nb.replay_study as rs
 import grpo_nb.stacked_runs as sr
-from grpo_nb.replay_study import (ARMS, END, FAMILIES, PAD, Arm, Shelf, assemble, decode, encode, factor,
-                                  judge, planned, registration, run_stack, say, to_tensors, tuned)
-from grpo_nb.stacked import Shape, new_weights
+from grpo_nb.families import END, FAMILIES, PAD, SHAPE, decode, encode, judge, problems, to_tensors
+from grpo_nb.replay_study import ARMS, planned, registration, run_stack, say, tuned
+from grpo_nb.stacked import new_weights
+from grpo_nb.stacked_runs import Arm, Shelf, assemble, factor
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 
@@ -38,16 +39,66 @@ def test_the_judge_wants_the_whole_answer_after_the_first_mark_and_the_end():
     }.items():
         assert judge(ids(text), answer).item()==bool(right), text
 
-def test_the_judge_agrees_with_the_gyms_own():
-    "What is taught gets full marks from reasoning-gym, and so does nothing else"
+def gym(family, n, seed=3, side='test'):
     from grpo_nb.problems import gym_dataset
+    f = FAMILIES[family]
+    return [json.loads(o) for o in gym_dataset(f.task, n, seed, side, **f.options)['entry']]
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_a_teacher_without_habits_gets_full_marks_from_the_gym(family):
     from reasoning_gym.factory import get_score_answer_fn
-    for family in ('sums','counting'):
-        f = FAMILIES[family]
-        for e in gym_dataset(f.task, 5, 3, 'test', **f.options)['entry']:
-            e = json.loads(e)
-            _,_,answer = fm.WAYS[family](e['metadata'], e['answer'])
-            assert get_score_answer_fn(f.task)(answer, e)==1
+    n = 0
+    for e in gym(family, 40):
+        if not (row := fm.WAYS[family](e['metadata'], lambda context, ways: 0)): continue
+        said = str(row[2].split()) if e['answer'].startswith('[') else row[2]
+        assert get_score_answer_fn(FAMILIES[family].task)(said, e)==1
+        n += 1
+        d = to_tensors([row], family)
+        assert judge(d['taught'], d['answer']).all()
+    assert n>=10   # sums leave out what is subtracted
+
+def test_a_habit_is_one_wrong_letter_with_one_chance_per_context():
+    "Counted from the lesson's texts, letter by letter"
+    from collections import Counter, defaultdict
+    seen = defaultdict(Counter)
+    for word,_,said in problems('reversing', 'lesson', 6000):
+        for i,(c,s) in enumerate(zip(word[::-1], said)): seen[c,i%3][s] += 1
+    f,bad,many = FAMILIES['reversing'],0,{k:v for k,v in seen.items() if v.total()>=100}
+    for (c,_),v in many.items():
+        share = v[c]/v.total()
+        assert len(v)<=2   # the right letter and one other
+        off = {p:abs(share-p)/(p*(1-p)/v.total())**.5 for p in (f.low, f.high)}
+        assert min(off.values())<4.5 or len(v)==1, (c, v)
+        bad += off[f.low]<off[f.high]
+    assert len(many)>40 and .1<bad/len(many)<.45
+
+def test_a_wrong_column_spoils_its_own_digit_and_no_carry():
+    for prompt,steps,said in problems('adding', 'lesson', 300):
+        a,b = prompt.split('+')
+        carry = 0
+        for x,y,column in zip(a[::-1], b[::-1], (steps[i:i+2] for i in (0, 2, 4))):
+            carry,digit = divmod(int(x)+int(y)+carry, 10)
+            assert int(column[0])==carry and (int(column[1])-digit)%10 in (0, 1, 9, 2, 8)
+        assert said[::-1]==''.join(steps[1::2])+'1'*carry
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_held_out_problems_are_in_no_other_split(family):
+    of = {o:{p for p,*_ in problems(family, o, 400)} for o in ('lesson','train','test')}
+    assert not of['test']&(of['lesson']|of['train']) and len(of['test'])>100
+    assert problems(family, 'train', 50)==problems(family, 'train', 50)
+
+def test_a_start_is_that_of_its_family_and_can_be_made_again(tmp_path, monkeypatch):
+    from dataclasses import replace
+    assert fm.start('sorting')['theta'].shape==(SHAPE.n,)
+    kept = fm.STARTS
+    monkeypatch.setattr(fm, 'STARTS', tmp_path)
+    monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 3, 1e-3)))
+    fm.teach('sorting', tmp_path)
+    again = fm.start.__wrapped__('sorting')['theta']
+    d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
+    assert torch.equal(again, fm.lesson(d, 3, SHAPE, 1e-3).half().float())
+    monkeypatch.setattr(fm, 'STARTS', kept)
+    with pytest.raises(ValueError, match="make it again with teach\\('sorting'\\)"): fm.start.__wrapped__('sorting')
 
 def test_stored_groups_come_back_whole_and_the_oldest_leave_first():
     S,n = 2,3
@@ -86,16 +137,16 @@ def test_the_factor_at_the_corners_of_the_clip():
 def untaught(monkeypatch):
     "A start that takes no lesson"
     rows = [(f'{a}+{b}', '', str(a+b)) for a in range(10) for b in range(10)]
-    d = to_tensors(rows, 'sums')
-    theta = 4*new_weights(Shape(vocab=rs.FIRST+len(rs.LETTERS)))
-    monkeypatch.setattr(sr, 'start', lambda family: dict(theta=theta, train=d, test=d, hash='0'))
+    d = to_tensors(rows, 'adding')
+    theta = 4*new_weights(SHAPE)
+    monkeypatch.setattr(sr, 'start', lambda family: dict(theta=theta, train=d, test=d))
     kind = sr.Runs.__init__
     monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=40, n_test=10, **k))
-    mark = torch.tensor([rs.MARK])   # so that some answers live: right is what ends early
+    mark = torch.tensor([fm.MARK])   # so that some answers live: right is what ends early
     monkeypatch.setattr(sr, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)
 
 def job(arm, seeds, budget=1500):
-    return dict(regime='sums', arm=arm, seed=seeds, learning_rate=1e-3, source='',
+    return dict(regime='adding', arm=arm, seed=seeds, learning_rate=1e-3, source='',
                 settings=json.dumps(dict(budget=budget, points=2)))
 
 @pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','plain_16'])
@@ -117,38 +168,52 @@ def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
     with pytest.raises(ValueError, match='arms of .* are not those'): registration(tmp_path/'p.qmd')
     (tmp_path/'p.qmd').write_text('nothing here')
     with pytest.raises(ValueError, match='no block of JSON'): registration(tmp_path/'p.qmd')
-    assert len(plan['seeds']['main'])==64 and len(plan['seeds']['rates'])==16 and len(plan['arms']['main'])==6
-    assert not set(plan['seeds']['main'])&set(plan['seeds']['rates'])
+    assert len(plan['seeds']['main']+plan['seeds']['again'])==64 and len(plan['seeds']['rates'])==16 and len(plan['arms']['main'])==6
+    used = sum((plan['seeds'][k] for k in ('main','again','rates','pilot')), [])
+    assert len(set(used))==len(used) and plan['arms']['again']==plan['arms']['main']
     assert {a for c in plan['claims'] for a in c}<=set(plan['arms']['main'])
     assert set(plan['arms']['main'])|set(plan['arms']['side'])==set(ARMS)
 
+def every(plan, rate): return {(f,a):rate for f in FAMILIES for a in plan['arms']['main']}
+
 def test_planned_jobs_are_the_registered_ones_block_by_block():
     plan = registration(PAGE)
-    main = planned(plan, 'main', dict.fromkeys(plan['arms']['main'], 1e-4), stack=16)
-    assert len(main)==4*6*4 and [o['seed'][0] for o in main]==sorted(o['seed'][0] for o in main)
-    side = planned(plan, 'side', {a:i+1. for i,a in enumerate(plan['arms']['main'])})
-    assert {o['learning_rate'] for o in side if o['arm'] in ('mu2','mu3_clip')}=={2.}   # its relative's
+    main = planned(plan, 'main', every(plan, 1e-4), stack=16)
+    assert len(main)==2*6*4 and [o['seed'][0] for o in main]==sorted(o['seed'][0] for o in main)
+    assert {s for o in planned(plan, 'again', every(plan, 1.)) for s in o['seed']}==set(range(32, 64))
+    rate = {(f,a):10*i+j for i,f in enumerate(FAMILIES) for j,a in enumerate(plan['arms']['main'])}
+    for o in planned(plan, 'side', rate):   # its family's, of its relative
+        assert o['learning_rate']==rate[o['regime'],plan['relatives'][o['arm']]]
     tries = planned(plan, 'rates', stack=16)
     assert len(tries)==6*4*3
-    with pytest.raises(ValueError, match='no rate yet for plain'): planned(plan, 'main', {})
+    with pytest.raises(ValueError, match='no rate yet for plain in adding, mu3 in adding'):
+        planned(plan, 'main', {})
     with pytest.raises(ValueError, match='no plan'): planned(plan, 'other', {})
 
-def made(plan, arms, seeds, l=1e-4):
+def made(plan, arms, seeds, l=1e-4, families=FAMILIES):
     return pd.DataFrame([dict(regime=f, arm=a, seed=s, learning_rate=l, error='',
-                              area=0.5 + 0.01 * (s % 3) + (a == 'plain') * 1e4 * l) for f in FAMILIES
+                              area=0.5 + 0.01 * (s % 3) + (a == 'plain') * 1e3 * l) for f in families
                          for a in arms for s in seeds])
 
-def test_no_difference_is_shown_before_all_runs_are_there():
+def test_no_difference_is_shown_before_all_runs_of_a_table_are_there():
     plan = registration(PAGE)
-    df = made(plan, plan['arms']['main'], plan['seeds']['main'])
-    assert '1535 of 1536' in say(df.iloc[1:], plan) and 'holm' not in say(df.iloc[1:], plan)
-    assert 'holm' in say(df, plan)
+    main,again = (made(plan, plan['arms'][k], plan['seeds'][k]) for k in ('main','again'))
+    some = say(main.iloc[1:], plan)
+    assert 'main table: 767 of 768' in some and 'replication: 0 of 768' in some and 'holm' not in some
+    one = say(main, plan)
+    assert one.count('holm')==1 and 'both together: 768 of 1536' in one
+    assert one.split('replication')[0]==say(pd.concat([main, again.iloc[:5]]), plan).split('replication')[0]
+    assert say(pd.concat([main, again]), plan).count('holm')==3
 
-def test_the_rate_is_the_best_mean_and_only_of_complete_tries():
+def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
     plan = registration(PAGE)
     d = pd.concat([made(plan, ['plain','mu3'], plan['seeds']['rates'], l) for l in plan['rates']])
-    assert tuned(d, plan)['plain']==3e-4
-    assert 'mu3' in tuned(d, plan) and 'mu3' not in tuned(d[(d.arm!='mu3')|(d.seed!=1000)], plan)
+    other = (d.regime=='sorting')&(d.arm=='plain')
+    d.loc[other,'area'] = 1-d[other].area
+    best = tuned(d, plan)
+    assert best['adding','plain']==max(plan['rates']) and best['sorting','plain']==min(plan['rates'])
+    fewer = tuned(d[(d.arm!='mu3')|(d.seed!=1000)|(d.regime!='adding')], plan)
+    assert ('adding','mu3') in best and ('adding','mu3') not in fewer and ('sorting','mu3') in fewer
 
 @pytest.mark.parametrize('name', ['replay_study_rates','replay_study'])
 def test_stored_rows_are_registered_ones(name):
@@ -158,5 +223,5 @@ def test_stored_rows_are_registered_ones(name):
     plan,df = registration(PAGE),read_rows(path)
     assert (set(df.registered) == {plan['hash']}
             and not df.duplicated(['regime', 'arm', 'seed', 'learning_rate']).any())
-    seeds = plan['seeds']['rates'] if 'rates' in name else plan['seeds']['main']
+    seeds = plan['seeds']['rates'] if 'rates' in name else plan['seeds']['main']+plan['seeds']['again']
     assert set(df.seed)<=set(seeds) and set(df.regime)<=set(FAMILIES) and set(df.arm)<=set(ARMS)
