@@ -8,7 +8,7 @@ __all__ = ['GRPOWithReplayBufferConfig']
 # %% ../nbs/workshop/trl_settings.ipynb #1c7ac985
 from dataclasses import dataclass, field, fields
 from trl import GRPOConfig
-from .trl_checks import check_replay_settings, check_trl_settings
+from .trl_checks import check_generation_kwargs, check_replay_settings, check_trl_settings
 
 # %% ../nbs/workshop/trl_settings.ipynb #b2d55815
 def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
@@ -65,6 +65,7 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     def __post_init__(self):
         check_trl_settings(self)
         super().__post_init__()
+        check_generation_kwargs(self)
         if self.record_groups is None: self.record_groups = 0 if self.push_to_hub else 1
         check_replay_settings(self)
 

@@ -171,18 +171,43 @@ def test_every_other_option(name):
         assert all(b['completion_ids'].shape[1]%8==0 and b['prompt_ids'].shape[1]%8==0 for b in got)
     if name=='full_eval': assert any('eval_a_loss' in o for o in t.state.log_history)
 
-@pytest.mark.parametrize('key', ['presence_penalty', 'frequency_penalty'])
-def test_transformers_knows_no_presence_or_frequency_penalty_as_the_settings_page_says(key):
+@pytest.mark.parametrize('key,value', [('presence_penalty', 1.5), ('frequency_penalty', 1.5),
+    ('max_tokens', 2), ('no_repeat_ngram', 1)])
+def test_a_name_that_generate_passes_over_is_refused_before_any_work(key, value):
     ids = torch.tensor([[9,10,11]])
     with pytest.raises(ValueError, match=f"not used by the model: .*{key}"):
-        T.model().generate(ids, max_new_tokens=2, **{key:1.5})
+        T.model().generate(ids, max_new_tokens=2, **{key:value})
     def sampled(kw):
-        t = T.trainer(max_steps=1, generation_kwargs=kw)
+        t = T.trainer(cls=GRPOTrainer, args=T.config(GRPOConfig, max_steps=1, generation_kwargs=kw))
         got = T.spy(t)
         t.train()
         return got[0]['completion_ids']
-    assert torch.equal(sampled({key:1.5}), sampled(None))
+    assert torch.equal(sampled({key:value}), sampled(None))      # TRL: nothing changes, nothing is said
+    with pytest.raises(ValueError, match=f"`generation_kwargs` has '{key}', which `generate`"):
+        T.config(generation_kwargs={key:value})
     assert not torch.equal(sampled(dict(repetition_penalty=1.5)), sampled(None))
+    T.config(generation_kwargs=dict(repetition_penalty=1.5))
+
+def test_no_name_that_generate_reads_is_refused():
+    from transformers import GenerationConfig
+    names = [k for k in GenerationConfig().to_dict() if not k.startswith('_')]
+    assert len(names)>40
+    for k in names: T.config(generation_kwargs={k:None})
+    T.config(generation_kwargs='{"top_k": 3}')   # as a command line gives it
+
+@pytest.mark.parametrize('mode', ['colocate','server'])
+def test_a_name_that_vllm_lacks_is_refused_or_said_of_a_server(mode, monkeypatch, caplog):
+    import sys, types
+    def SamplingParams(n=1, presence_penalty=0., max_tokens=16, _eos_token_id=None): pass
+    monkeypatch.setitem(sys.modules, 'vllm', types.SimpleNamespace(SamplingParams=SamplingParams))
+    kw = dict(use_vllm=True, vllm_mode=mode)
+    T.config(generation_kwargs=dict(presence_penalty=.5), **kw)
+    assert not caplog.records
+    said = "'max_new_tokens', which vLLM does not know: take 'max_tokens'"
+    if mode=='server': T.config(generation_kwargs=dict(max_new_tokens=3), **kw)
+    else:
+        with pytest.raises(ValueError, match=said): T.config(generation_kwargs=dict(max_new_tokens=3), **kw)
+    assert (said in caplog.text)==(mode=='server')
 
 def test_truncated_completions_stay_out_of_buffer_and_loss():
     t,got = go(mask_truncated_completions=True, max_completion_length=3, steps=6, plan=[LIVE,LIVE,LIVE,DEAD])
