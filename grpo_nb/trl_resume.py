@@ -142,6 +142,15 @@ class _Save(CheckedTrainer):
                 f'checkpoints stand')
             raise
 
+    def save_model(self, output_dir=None, _internal_call=False):
+        "Also where FSDP cuts checkpoints into parts, the model is saved whole; TRL would save none."
+        fsdp = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
+        if _internal_call or fsdp is None: return super().save_model(output_dir, _internal_call)
+        kind = fsdp.state_dict_type
+        fsdp.set_state_dict_type('FULL_STATE_DICT')
+        try: super().save_model(output_dir)
+        finally: fsdp.set_state_dict_type(kind)
+
     def _generate_and_score_completions(self, inputs):
         if self.model.training:
             metrics = {k:list(v) for k,v in self._metrics['train'].items()}

@@ -9,7 +9,7 @@ import trl_tiny as T
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 FIRST = ('whole,straddle,mu2,disagree,other_data,images,signal,resumed,from_one,stored,stored_local,mended,'
-    'fsdp2,moving')
+    'fsdp2,parts,moving')
 
 def rewards(completions, prompts, **kw):   # as in trl_sharded_ranks.py
     r = T.n_red(completions)
@@ -111,6 +111,16 @@ def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
 def test_fsdp2_resumes_with_its_buffer(out):
     for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
         assert equal(a['b'], b['b']) and all(torch.equal(a['w'][k], b['w'][k]) for k in a['w'])
+
+def test_checkpoints_in_parts_resume_to_the_bit_and_the_model_is_saved_whole(out):
+    from transformers import AutoModelForCausalLM
+    files = [o.name for o in (out/'parts'/'checkpoint-3'/'pytorch_model_fsdp_0').iterdir()]
+    assert sorted(files)==['.metadata','__0_0.distcp','__1_0.distcp']
+    f = facts(out, 'parts')
+    for a,b,c in zip(f, facts(out, 'parts_resumed'), facts(out, 'fsdp2')):
+        assert equal(a['b'], b['b']) and T.same(a['w'], b['w']) and T.same(a['w'], c['w'])
+    saved = AutoModelForCausalLM.from_pretrained(out/'parts_model').state_dict()
+    assert saved.keys()==f[0]['w'].keys() and T.same(saved, f[0]['w'])
 
 def test_stored_groups_stand_beside_fresh_ones_on_both_and_go_on_in_mid_batch(out):
     f = facts(out, 'stored')

@@ -40,6 +40,7 @@ def run(name, steps=6, resume=None, folder=None, callback=None, reward=rewards, 
     if callback: t.add_callback(callback)
     t.train(resume_from_checkpoint=resume)
     keep(name, t, got)
+    return t
 
 def refused(name, **kw):
     try: make(name, 1, **kw); said = 'nothing'
@@ -92,6 +93,12 @@ for scene in scenes:
         fsdp2_on_cpu()
         run(scene, per_device_train_batch_size=6)
         run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2',
+            per_device_train_batch_size=6)
+    if scene=='parts':
+        from grpo_nb.launch import fsdp2_on_cpu
+        fsdp2_on_cpu(fsdp_state_dict_type='SHARDED_STATE_DICT')
+        run(scene, per_device_train_batch_size=6).save_model(str(out/'parts_model'))
+        run('parts_resumed', resume=str(out/scene/'checkpoint-3'), folder=scene,
             per_device_train_batch_size=6)
     if scene=='stored':
         kw = dict(replay_stored_per_fresh=1, num_iterations=2, save_steps=5, reward=letters)
