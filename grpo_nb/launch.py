@@ -182,6 +182,7 @@ _SLURM = """#!/bin/bash
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={gpus}
 #SBATCH --cpus-per-task={cpus}
+#SBATCH --mem=0
 #SBATCH --time={minutes}
 #SBATCH --signal=B:TERM@{grace}
 #SBATCH --requeue
@@ -189,7 +190,7 @@ _SLURM = """#!/bin/bash
 export MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline OMP_NUM_THREADS={threads}   # compute nodes often have no network
 again=
-srun bash -c '{task}' &
+{serve}srun{where} bash -c {task} &
 step=$!
 trap 'again=1; kill -TERM $step' TERM
 while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
@@ -198,37 +199,54 @@ exit $code
 """
 _TASK = ('setsid {command} & run=$!; trap "pkill -TERM -P $run" TERM; '
     'while kill -0 $run 2>/dev/null; do wait $run; code=$?; done; exit $code')
+_SERVE = """export SERVER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
+srun --nodes=1 --ntasks=1 --nodelist="$SERVER" env {server} &
+server=$!
+until curl -sf http://$SERVER:{port}/health; do
+    kill -0 $server 2>/dev/null || exit 1   # vLLM has said why
+    sleep 5
+done
+"""
 
 
 def slurm_script(
     script:list,            # what to run; a recipe gets `--resume auto`
     config_file:str,        # on a path that all nodes see
-    num_machines:int=4,     # nodes
+    num_machines:int=4,     # nodes that train
     gpus_per_node:int=8,    # GPUs on each
     cpus_per_task:int=64,   # cores of a node that the job may use
     hours:int=24,           # asked for
-    grace_s:int=300,        # seconds between SIGTERM and the end; take more than a step needs
+    grace_s:int=300,        # seconds between SIGTERM and the end; take more than a step and a save need
+    server:str='',          # from `vllm_command`: one node more, which serves
+    port:int=8000,          # where the server listens
 )->str:
     """An sbatch file: one task per node; SIGTERM reaches the trainers with all of its grace.
 
-    A script that runs a recipe of ours goes on from its newest checkpoint when it is queued again.
+    A script that runs a recipe of ours goes on from its newest checkpoint when it is queued again. With
+    `server` it is told to sample there.
     """
+    if server:
+        script = [*script, '--use_vllm', '--vllm_mode', 'server', '--vllm_server_host', '$SERVER',
+                  '--vllm_server_port', port]
     if script[:2]==['-m','grpo_nb'] and '--resume' not in script: script = [*script, '--resume', 'auto']
     words = launch_command(script, config_file, num_machines * gpus_per_node, num_machines, '$SLURM_PROCID',
                            '$MASTER')
-    return _SLURM.format(nodes=num_machines, gpus=gpus_per_node, cpus=cpus_per_task, minutes=60 * hours,
+    where = f' --nodes={num_machines} --ntasks={num_machines} --exclude="$SERVER"' if server else ''
+    return _SLURM.format(nodes=num_machines + bool(server), gpus=gpus_per_node, cpus=cpus_per_task, minutes=60 * hours,
                          grace=grace_s, threads=max(1, cpus_per_task // gpus_per_node),
-                         task=_TASK.format(command=shell_line(words)))
+                         serve=_SERVE.format(server=server, port=port) if server else '', where=where,
+                         task=shlex.quote(_TASK.format(command=shell_line(words))))
 
 # %% ../nbs/workshop/launch.ipynb #21fd7f02
 def vllm_command(
     model:str,              # name on the hub, or a folder
-    tensor_parallel:int=1,  # GPUs that share the server's model
+    tensor_parallel:int=1,  # GPUs that share a copy of the model
     port:int=8000,          # where the server listens
+    data_parallel:int=1,    # copies
 )->str:  # one line for a shell
     "The line that starts a vLLM server as trl 1.16 wants it: weights over NCCL, log-probs as sampled."
     return (f'VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --port {port} '
-        f'--tensor-parallel-size {tensor_parallel} --weight-transfer-config \'{{"backend":"nccl"}}\' '
+        f'--tensor-parallel-size {tensor_parallel} --data-parallel-size {data_parallel} --weight-transfer-config \'{{"backend":"nccl"}}\' '
         '--logprobs-mode processed_logprobs --max-logprobs -1')
 
 def vllm_problem(

@@ -126,6 +126,43 @@ def test_the_batch_shell_hands_sigterm_to_the_trainers_and_queues_itself_again(t
     p.send_signal(signal.SIGTERM)
     assert p.stdout.read().split('\n')[:2]==['saved','requeued 7'] and p.wait(20)==0
 
+TOOLS = dict(
+    scontrol='echo node0; echo node1; echo node2',
+    accelerate='echo "$@" > trained; cat answers | wc -l >> trained',
+    vllm='echo "$VLLM_SERVER_DEV_MODE" "$@" > served; [ -e broken ] && exit 3; sleep 30',
+    # answers the third time
+    curl='echo "$@" >> answers; [ "$(wc -l < answers)" -gt 2 ]',
+    sleep='if [ "$1" = 5 ]; then /bin/sleep .3; else exec /bin/sleep "$1"; fi',
+    srun='while [[ "$1" == --* ]]; do echo "$1" >> asked; shift; done; exec "$@"')
+
+def _cluster(folder):
+    "A script with a server, run where the commands of a cluster are notes of what they were asked."
+    for k,v in TOOLS.items():
+        (folder/k).write_text(f'#!/bin/bash\n{v}\n')
+        (folder/k).chmod(0o755)
+    server = vllm_command('M', 2, data_parallel=4)
+    f = folder/'job.sh'
+    f.write_text(slurm_script(['t.py', '--x', "it's 5"], 'c.yaml', 2, server=server))
+    env = os.environ|dict(PATH=f'{folder}:{os.environ["PATH"]}', SLURM_JOB_NODELIST='n', SLURM_PROCID='1')
+    return subprocess.run(['bash', str(f)], env=env, cwd=folder, timeout=60, stdout=subprocess.DEVNULL).returncode
+
+def test_a_server_gets_a_node_and_answers_before_the_trainers_start(tmp_path):
+    assert _cluster(tmp_path)==0
+    asked = (tmp_path/'asked').read_text().split()
+    assert asked==['--nodes=1','--ntasks=1','--nodelist=node2','--nodes=2','--ntasks=2','--exclude=node2']
+    served = shlex.split((tmp_path/'served').read_text().replace('{"backend":"nccl"}', 'transfer'))
+    assert served[:3]==['1','serve','M'] and served[served.index('--data-parallel-size')+1]=='4'
+    words,answers = (tmp_path/'trained').read_text().splitlines()
+    assert answers=='3' and '--main_process_ip node0' in words and '--machine_rank 1' in words
+    assert words.endswith("t.py --x it's 5 --use_vllm --vllm_mode server --vllm_server_host node2 "
+        '--vllm_server_port 8000')
+    assert set((tmp_path/'answers').read_text().split())=={'-sf','http://node2:8000/health'}
+    assert '#SBATCH --nodes=3' in (tmp_path/'job.sh').read_text()
+
+def test_a_server_that_can_not_start_ends_the_job(tmp_path):
+    (tmp_path/'broken').touch()
+    assert _cluster(tmp_path)==1 and not (tmp_path/'trained').exists()
+
 def test_a_job_that_fails_by_itself_is_not_queued_again(tmp_path):
     p = _batch(tmp_path)
     p.stdout.readline()
