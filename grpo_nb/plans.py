@@ -7,11 +7,14 @@ __all__ = ['TINY', 'STRATEGIES', 'Layout', 'model_config', 'count_weights', 'ste
            'format_plan']
 
 # %% ../nbs/workshop/plans.ipynb #d0ba867f
-import difflib, json, math
+import difflib, json, math, weakref
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from .distributed import pieces, replay_bytes
 
 # %% ../nbs/workshop/plans.ipynb #e5ac89a5
@@ -131,11 +134,34 @@ def count_weights(
     return _weights(_as_text(config))[0]
 
 # %% ../nbs/workshop/plans.ipynb #b95861a1
+class _Alive(TorchDispatchMode):
+    "Counts the bytes of storages that operations make: those that live, and the most that ever did."
+    def __init__(self, before):
+        super().__init__()
+        self.now,self.peak = 0,0
+        self.known = {o.untyped_storage()._cdata for o in before}
+
+    def _gone(self, key, n):
+        self.known.discard(key)
+        self.now -= n
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        out = f(*args, **kwargs or {})
+        for o in tree_leaves(out):
+            if not isinstance(o, Tensor): continue
+            s = o.untyped_storage()
+            key,n = s._cdata,s.nbytes()
+            if key in self.known: continue   # a view, or a weight changed in place
+            self.known.add(key)
+            self.now += n
+            weakref.finalize(s, self._gone, key, n)
+        self.peak = max(self.peak, self.now)
+        return out
+
 @lru_cache(64)
 def _step_peak(text, layers, rows, length, checkpointing, bf16):
     "Bytes above weights and gradients at the worst moment of one forward and backward pass."
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed._tools.mem_tracker import MemTracker
     from transformers import AutoModelForCausalLM
     from trl.trainer.utils import add_fused_lm_head
     with FakeTensorMode():
@@ -147,17 +173,16 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
             enable(dict(use_reentrant=False))
         model.train()
         for p in model.parameters(): p.grad = torch.zeros_like(p)
-        tracker = MemTracker()
-        tracker.track_external(model)
+        weights = [*model.parameters()]
+        alive = _Alive([*weights, *(p.grad for p in weights), *model.buffers()])
         ids = torch.zeros(rows, length, dtype=torch.int64)
-        with tracker:
+        with alive:
             with torch.autocast('cpu', torch.bfloat16, enabled=bf16):
                 out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(),
                             fused_lm_head=True)
                 loss = out.log_probs.float().sum()
             loss.backward()
-        peak = next(iter(tracker.get_tracker_snapshot('peak').values()))
-    return sum(v for k,v in peak.items() if str(k).split('.')[-1] in ('ACT','TEMP'))
+    return alive.peak
 
 def step_bytes(
     config:object,  # of any causal language model of transformers
@@ -167,8 +192,10 @@ def step_bytes(
     bf16:bool=True,             # mixed precision
 )->float:  # bytes
     "What one forward and backward pass holds at its worst moment, beside weights and gradients."
-    text,n = _as_text(config),config.get_text_config().num_hidden_layers
-    a,b = min(n, 2),min(n, 4)
+    c = config.get_text_config()
+    text,n = _as_text(config),c.num_hidden_layers
+    turns = len(set(getattr(c, 'layer_types', None) or ()))>1   # kinds of layers take turns
+    a,b = (min(n, 2),min(n, 4)) if turns else (1,min(n, 2))
     few,more = (_step_peak(text, o, rows, length, checkpointing, bf16) for o in (a, b))
     return few if a==b else few+(more-few)/(b-a)*(n-a)
 

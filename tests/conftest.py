@@ -20,9 +20,16 @@ def pytest_addoption(parser):
     parser.addoption('--kills', type=int, default=5, help='how often the killed run is killed')
 
 
-def pytest_configure(config): config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')
+# The files that take longest, to be begun first: one left for the end keeps one core waiting.
+LONGEST = 'docs trl_options lab trl_resume trl_sharded grpo_with_replay_buffer bakeoff package'.split()
+
+def pytest_configure(config):
+    config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')
+    config.option.loadscopereorder = False   # else xdist begins with the files of most tests
 
 def pytest_collection_modifyitems(config, items):
+    rank = {f'test_{o}':i for i,o in enumerate(LONGEST)}
+    items.sort(key=lambda o: rank.get(o.path.stem, len(rank)))   # within a file as it was
     if config.getoption('--slow'): return
     for o in items:
         if o.get_closest_marker('slow'): o.add_marker(pytest.mark.skip(reason='slow: run it with --slow'))

@@ -188,7 +188,7 @@ def p(self:C, w): pass
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
-    "A wheel and an sdist, built from a copy"
+    "An sdist, and a wheel built from it, as `build` does unasked"
     pytest.importorskip('build', reason='no build: pip install -e .[dev]')
     out = tmp_path_factory.mktemp('dist')
     r = subprocess.run([sys.executable, '-m', 'build', '--outdir', str(out), str(ROOT)],
@@ -214,9 +214,10 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     assert not [o for o in whl if o.startswith(('tests/','nbs/'))]
     assert wheel.stat().st_size<6e6
 
-@pytest.mark.parametrize('kind', ['wheel','sdist'])
+@pytest.mark.parametrize('kind', ['wheel', pytest.param('sdist', marks=pytest.mark.slow)])
 def test_it_works_installed_alone(built, tmp_path, kind):
-    "In a fresh environment that borrows this one's other packages, far from the clone"
+    """In a fresh environment that borrows this one's other packages, far from the clone; the wheel was built
+    from the sdist, so that what works here was in both"""
     env = tmp_path/'env'
     venv.create(env, with_pip=True, system_site_packages=False)
     py = env/'bin'/'python'
