@@ -93,21 +93,13 @@ def test_importing_the_package_imports_nothing_heavy():
     assert r.returncode==0, r.stderr
     assert r.stdout.startswith('[]'), r.stdout
 
-@pytest.mark.parametrize(
-    'name,may',
-    [
-        ('core', {'torch'}),
-        ('plotting', {'matplotlib'}),
-        ('cli', set()),
-        ('dev', set()),
-        ('advantages', {'torch'}),
-        ('loss', {'torch'}),
-    ],
-)
-def test_a_module_imports_only_the_heavy_packages_of_its_room(name, may):
-    if name not in MODULES: pytest.skip(f'no {name} here')
-    r = _python(f'import sys, grpo_nb.{name}; print(*[o for o in {HEAVY} if o in sys.modules])')
-    assert r.returncode==0, r.stderr
+@pytest.mark.parametrize('names,may', [
+    (['core','advantages','loss'], {'torch'}), (['plotting'], {'matplotlib'}), (['cli','dev'], set())])
+def test_modules_import_only_the_heavy_packages_of_their_room(names, may):
+    names = [o for o in names if o in MODULES]
+    imports = '; '.join(f'import grpo_nb.{o}' for o in names)
+    r = _python(f'import sys; {imports}; print(*[o for o in {HEAVY} if o in sys.modules])')
+    assert names and r.returncode==0, r.stderr
     assert set(r.stdout.split()) <= may
 
 def test_every_module_imports_fresh_and_has_what_it_promises():
