@@ -240,14 +240,15 @@ def memory_plan(
     gpu_bytes:float=80e9,       # memory of a GPU
     checkpointing:bool=True,    # gradient checkpointing
     bf16:bool=True,             # mixed precision
-)->dict:                        # bytes on one device: parts, `sampling`, `training`, `total`, `fits`, `host`
+)->dict:                        # bytes on one device: parts, `sampling`, `training`, `total`, `fits`, `host`, `checkpoint`
     """What a device has to hold at the worst moment of a step.
 
     States are exact; activations are counted by running TRL's forward and backward pass on tensors without
     content, beside gradients of an earlier pass (gradient accumulation; without it a step needs less). Not
     counted: what the allocator wastes, and what the communication library keeps (about 1 GB on a GPU).
     `vllm_cache` is what vLLM's copy of the weights leaves of its share, for keys, values and its own work.
-    `host` is what each process reads while loading. ValueError for an unknown strategy.
+    `host` is what each process reads while loading, `checkpoint` what one takes on disk: float32 weights and
+    Adam's averages, and the weights once more under ZeRO. ValueError for an unknown strategy.
     """
     if strategy not in STRATEGIES: raise ValueError(f'no strategy {strategy!r}: choose one of {STRATEGIES}')
     n,per_layer,outside = _weights(_as_text(config))
@@ -264,7 +265,9 @@ def memory_plan(
     training = states+max(out['activations']+gathered, scoring)+(0 if vllm_sleep else out['vllm'])
     total = max(sampling, training)
     host = 4*n*(2 if beta else 1)   # every process loads whole models before they are cut
-    return out|dict(sampling=sampling, training=training, total=total, fits=total<.95*gpu_bytes, host=host)
+    checkpoint = (14 if strategy.startswith('zero') and bf16 else 12)*n
+    return out|dict(sampling=sampling, training=training, total=total, fits=total<.95*gpu_bytes, host=host,
+                    checkpoint=checkpoint)
 
 # %% ../nbs/workshop/plans.ipynb #13d6596e
 def _replay_numbers(
@@ -321,8 +324,9 @@ def run_plan(
     m = memory_plan(config, lay, prompt_length, completion_length, **memory)
     node = m['host']*min(W, gpus_per_node)
     out |= dict(weights=count_weights(config),
-                **{f'{k}_GB': round(v / 1e9, 2) for k, v in m.items() if k not in ('fits', 'host')},
-                loading_node_GB=round(node / 1e9, 2))
+                **{f'{k}_GB': round(v / 1e9, 2) for k, v in m.items()
+                   if k not in ('fits', 'host', 'checkpoint')},
+                loading_node_GB=round(node / 1e9, 2), checkpoint_GB=round(m['checkpoint'] / 1e9, 2))
     return out|dict(problems=list(_problems(config, lay, length, m, memory.get('gpu_bytes', 80e9))))
 
 def format_plan(

@@ -180,3 +180,13 @@ print(sum(p.to_local().numel() for p in m.parameters())*64/count_weights(c))
     r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
     assert r.returncode==0, r.stderr[-2000:]
     assert .98<float(r.stdout)<1.02
+
+def test_a_checkpoint_takes_on_disk_what_the_plan_says(tmp_path):
+    import trl_tiny as T
+    from grpo_nb.tiny_qwen import TINY
+    t = T.trainer(model_=str(TINY), output_dir=str(tmp_path), max_steps=1, save_strategy='steps', save_steps=1)
+    t.train()
+    files = [tmp_path/'checkpoint-1'/o for o in ('model.safetensors','optimizer.pt')]
+    plan = memory_plan(model_config('tiny'), Layout(1, 4, 1, 4), 16, 16, 'ddp')['checkpoint']
+    assert sum(o.stat().st_size for o in files)==pytest.approx(plan, rel=.03)
+    assert plan==12*count_weights(model_config('tiny'))
