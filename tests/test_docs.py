@@ -190,7 +190,8 @@ SAMPLE = """known => {   // mark one element for each way text looks here: ink, 
     if (!e) return ''
     if (ground.has(e)) return ground.get(e)
     const c = getComputedStyle(e), rest = /^rgb\\(/.test(c.backgroundColor) ? '' : under(e.parentElement)
-    ground.set(e, c.backgroundColor + c.opacity + rest)
+    const clear = c.backgroundColor === 'rgba(0, 0, 0, 0)' && c.opacity === '1'
+    ground.set(e, clear ? rest : c.backgroundColor + c.opacity + rest)
     return ground.get(e) }
   document.querySelectorAll('[data-look]').forEach(o => o.removeAttribute('data-look'))
   const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
@@ -207,6 +208,9 @@ SAMPLE = """known => {   // mark one element for each way text looks here: ink, 
   return {all: best.size, fresh} }"""
 FLAT = """() => document.querySelectorAll('pre code').forEach(o => {   // colours of code are judged by then
   if (!o.querySelector('a, button, [role], [tabindex], [id]')) o.textContent = o.textContent })"""
+
+IN_THEME = """look =>   // a theme's file comes in some time after the click
+  (+getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0] < 128) === (look === 'dark')"""
 
 def _axe(frame, rules, at=None):
     got = frame.evaluate(LOOK, dict(at=at, rules=rules))['violations']
@@ -235,17 +239,14 @@ def seen(url, browser, pages, axe):
     for p in pages:
         pg.set_viewport_size(dict(width=1200, height=900))
         pg.goto(f'{url}/{p}', wait_until='load')
-        pg.evaluate("document.documentElement.classList.contains('quarto-dark') && "
-                    "document.querySelector('.quarto-color-scheme-toggle').click()")
         pg.add_style_tag(content='* { transition: none !important }')
         if pg.locator('.widget').count():
             pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
         r = res[p] = dict(axe=[], light=[], dark=[])
         for f in pg.frames if axe else (): f.evaluate(axe)
         for look in ('light','dark') if axe else ():
-            if look=='dark':
-                pg.evaluate("document.querySelector('.quarto-color-scheme-toggle').click()")
-                if p==pages[0]: pg.wait_for_timeout(1500)     # the dark theme's file comes in, the first time
+            if look=='dark': pg.evaluate("document.querySelector('.quarto-color-scheme-toggle').click()")
+            pg.wait_for_function(IN_THEME, arg=look)
             for f in pg.frames:
                 sample = f.evaluate(SAMPLE, [*looks])
                 assert sample['all']>1
@@ -258,6 +259,7 @@ def seen(url, browser, pages, axe):
         r['wide'] = [f'{n} pixels too wide'
                      for n in [pg.evaluate('document.documentElement.scrollWidth-window.innerWidth')]
                      if n > 0]
+        pg.evaluate('localStorage.clear()')   # the next page begins light
         r['said'] = said[:]
         said.clear()
     ctx.close()
