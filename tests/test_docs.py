@@ -209,8 +209,9 @@ SAMPLE = """known => {   // mark one element for each way text looks here: ink, 
 FLAT = """() => document.querySelectorAll('pre code').forEach(o => {   // colours of code are judged by then
   if (!o.querySelector('a, button, [role], [tabindex], [id]')) o.textContent = o.textContent })"""
 
-IN_THEME = """look =>   // a theme's file comes in some time after the click
-  (+getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0] < 128) === (look === 'dark')"""
+IN_THEME = """look => {   // the ground comes with a theme's file, the inks with a class that is set 50 ms after the click
+  const dark = +getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0] < 128
+  return dark === (look === 'dark') && document.documentElement.classList.contains('quarto-dark') === dark }"""
 
 def _axe(frame, rules, at=None):
     got = frame.evaluate(LOOK, dict(at=at, rules=rules))['violations']
@@ -243,7 +244,9 @@ def seen(url, browser, pages, axe):
         if pg.locator('.widget').count():
             pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
         r = res[p] = dict(axe=[], light=[], dark=[])
-        for f in pg.frames if axe else (): f.evaluate(axe)
+        for f in pg.frames if axe else ():
+            f.wait_for_function('document.body && document.body.innerText.trim().length > 1')   # drawn
+            f.evaluate(axe)
         for look in ('light','dark') if axe else ():
             if look=='dark': pg.evaluate("document.querySelector('.quarto-color-scheme-toggle').click()")
             pg.wait_for_function(IN_THEME, arg=look)
