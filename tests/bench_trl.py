@@ -2,7 +2,7 @@
 
 speed: plain GRPO, replay, replay that records every group, and replay with one more forward pass, step by
 step in turn in one process (A B C D A B C D), CPU seconds of a step, with no group dead and with half of
-them dead.
+them dead; then the first and the third of these with a larger model.
 vllm: the first and the third of these with vLLM in the process; in the environment of `test_vllm.py`.
 example: the documented example, 24 seeds x 40 steps.
 curve: the tiny Qwen, replay off and on, five seeds.
@@ -72,23 +72,27 @@ def over_first(case, arms, times):
 
 CASES = (('nothing dead', [LIVE]), ('half dead', [LIVE]*4+[LIVE,DEAD]*9999))
 
-def speed(out, steps=244, width=128, layers=3, tokens=32):
+ARMS = {'GRPOTrainer':(GRPOTrainer, GRPOConfig, {}),
+    'replay':(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, dict(record_groups=0)),
+    'replay, recorded':(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, dict(record_groups=1)),
+    'replay, one more forward':(Forward, GRPOWithReplayBufferConfig, dict(record_groups=0))}
+SIZES = ((128, 3, 32, list(ARMS), 244), (256, 6, 48, ['GRPOTrainer','replay, recorded'], 124))
+
+def speed(out, sizes=SIZES):
     rows = []
-    for name,plan in CASES:
-        def make(cls, cfg, **kw):
-            t = T.trainer(T.Scripted(plan, 4), cls=cls, model_=qwen(width, layers),
-                          args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens,
-                                        max_steps=steps, learning_rate=1e-5,
-                                        generation_kwargs=dict(min_new_tokens=tokens),
-                                        dataloader_pin_memory=False, **kw))
-            t.remove_callback(PrinterCallback); return t
-        own = GRPOWithReplayBufferTrainer,GRPOWithReplayBufferConfig
-        times = [o[4:] for o in in_turn([make(GRPOTrainer, GRPOConfig), make(*own, record_groups=0),
-                                         make(*own, record_groups=1),
-                                         make(Forward, own[1], record_groups=0)], steps)]
-        arms = 'GRPOTrainer','replay','replay, recorded','replay, one more forward'
-        rows += over_first(name, arms, times)
-    write(out, rows)
+    for width,layers,tokens,arms,steps in sizes:
+        weights = sum(p.numel() for p in qwen(width, layers).parameters())
+        for name,plan in CASES:
+            def make(cls, cfg, more):
+                t = T.trainer(T.Scripted(plan, 4), cls=cls, model_=qwen(width, layers),
+                    args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens,
+                        max_steps=steps, learning_rate=1e-5, generation_kwargs=dict(min_new_tokens=tokens),
+                        dataloader_pin_memory=False, **more))
+                t.remove_callback(PrinterCallback)
+                return t
+            times = [o[4:] for o in in_turn([make(*ARMS[a]) for a in arms], steps)]
+            rows += [dict(weights=weights)|o for o in over_first(name, arms, times)]
+            write(out, rows)
 
 def vllm(out, steps=244, tokens=32):
     import vllm_tiny as X
