@@ -185,7 +185,7 @@ def test_a_name_that_generate_passes_over_is_refused_before_any_work(key, value)
     assert torch.equal(sampled({key:value}), sampled(None))      # TRL: nothing changes, nothing is said
     with pytest.raises(ValueError, match=f"`generation_kwargs` has '{key}', which `generate`"):
         T.config(generation_kwargs={key:value})
-    assert not torch.equal(sampled(dict(repetition_penalty=1.5)), sampled(None))
+    assert not torch.equal(sampled(dict(repetition_penalty=50.)), sampled(None))
     T.config(generation_kwargs=dict(repetition_penalty=1.5))
 
 def test_no_name_that_generate_reads_is_refused():
