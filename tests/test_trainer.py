@@ -367,6 +367,14 @@ def test_whatever_changes_the_draw_the_first_ratio_is_that_of_the_policy_itself(
 
 # ---- what the history says, by hand
 
+def test_a_record_says_which_answers_were_cut_off(tmp_path):
+    model,tok = load_model('tiny')   # hasty answers end in 5 tokens, workings don't in 8
+    train(model, tok, DATA, parity, cfg(max_steps=2, output_dir=str(tmp_path)))
+    rows = read_run(tmp_path).rows
+    cut,n = (sum((o[k] for o in rows), []) for k in ('truncated','n_tokens'))
+    assert set(cut)=={True,False} and all(k==8 for c,k in zip(cut, n) if c)
+    assert not any(c for c,k in zip(cut, n) if k<8)
+
 def test_tokens_are_counted_without_their_padding():
     model,tok = load_model('tiny')   # its answers differ in length
     s = new_state(model, tok, DATA, parity, cfg(max_completion_length=16), DynamicSampling(max_rounds=2))
