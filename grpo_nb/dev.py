@@ -108,7 +108,8 @@ def _run_one(f, timeout):
     nb = nbformat.read(f, 4)
     try:
         NotebookClient(
-            nb, timeout=timeout, kernel_name='python3', resources=dict(metadata=dict(path=str(f.parent)))
+            nb, timeout=timeout, kernel_name='python3', coalesce_streams=True,   # as JupyterLab shows them
+            resources=dict(metadata=dict(path=str(f.parent)))
         ).execute()
     except (CellExecutionError, CellTimeoutError) as e:
         bad = next(

@@ -56,8 +56,8 @@ FAMILIES = {
         .5, .5, .97, (24000, 2500, 2e-3), 60_000),
     'sorting':Family('number_sorting', dict(min_numbers=4, max_numbers=5)|_whole, 17, 16,
         .5, .45, .95, (12000, 1500, 3e-3), 60_000),
-    'filtering':Family('number_filtering', dict(min_numbers=3, max_numbers=4)|_whole|dict(max_value=9), 11, 17,
-        .5, .5, .97, (16000, 1500, 2e-3), 60_000),
+    'filtering':Family('number_filtering', dict(min_numbers=3, max_numbers=4)|_whole|dict(max_value=9),
+        11, 17, .5, .5, .97, (16000, 1500, 2e-3), 60_000),
     'reversing':Family('spell_backward', dict(min_word_len=5, max_word_len=8), 9, 10,
         .25, .4, .98, (24000, 1500, 3e-3), 40_000),
 }

@@ -232,8 +232,8 @@ def slurm_script(
     words = launch_command(script, config_file, num_machines * gpus_per_node, num_machines, '$SLURM_PROCID',
                            '$MASTER')
     where = f' --nodes={num_machines} --ntasks={num_machines} --exclude="$SERVER"' if server else ''
-    return _SLURM.format(nodes=num_machines + bool(server), gpus=gpus_per_node, cpus=cpus_per_task, minutes=60 * hours,
-                         grace=grace_s, threads=max(1, cpus_per_task // gpus_per_node),
+    return _SLURM.format(nodes=num_machines + bool(server), gpus=gpus_per_node, cpus=cpus_per_task,
+                         minutes=60 * hours, grace=grace_s, threads=max(1, cpus_per_task // gpus_per_node),
                          serve=_SERVE.format(server=server, port=port) if server else '', where=where,
                          task=shlex.quote(_TASK.format(command=shell_line(words))))
 
@@ -246,8 +246,9 @@ def vllm_command(
 )->str:  # one line for a shell
     "The line that starts a vLLM server as trl 1.16 wants it: weights over NCCL, log-probs as sampled."
     return (f'VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --port {port} '
-        f'--tensor-parallel-size {tensor_parallel} --data-parallel-size {data_parallel} --weight-transfer-config \'{{"backend":"nccl"}}\' '
-        '--logprobs-mode processed_logprobs --max-logprobs -1')
+        f'--tensor-parallel-size {tensor_parallel} --data-parallel-size {data_parallel} '
+        '--weight-transfer-config \'{"backend":"nccl"}\' --logprobs-mode processed_logprobs '
+        '--max-logprobs -1')
 
 def vllm_problem(
     mode:str='',         # '' for none, 'colocate' or 'server'

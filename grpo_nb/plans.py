@@ -240,7 +240,7 @@ def memory_plan(
     gpu_bytes:float=80e9,       # memory of a GPU
     checkpointing:bool=True,    # gradient checkpointing
     bf16:bool=True,             # mixed precision
-)->dict:                        # bytes on one device: parts, `sampling`, `training`, `total`, `fits`, `host`, `checkpoint`
+)->dict:                        # bytes on a device: parts, sampling, training, total, host, checkpoint; fits
     """What a device has to hold at the worst moment of a step.
 
     States are exact; activations are counted by running TRL's forward and backward pass on tensors without

@@ -146,7 +146,7 @@ def say(
     df:pd.DataFrame, # rows of the plans 'main', 'again' and 'side'
     plan:dict,       # of `registration`
 )->str:              # for each of the two tables its claims, or how far its rows are; then both together
-    "The registered family of claims of a table once all of its runs are there; before that how many there are."
+    "The registered claims of a table once all of its runs are there; before that how many there are."
     arms = sorted({a for c in plan['claims'] for a in c})
     d,out = df[(df.error=='')&df.arm.isin(arms)],[]
     def claims(seeds, name):

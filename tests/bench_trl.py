@@ -57,7 +57,7 @@ def in_turn(arms, steps):
 def over_first(case, arms, times):
     """A row for each arm: its median step, and its step over the first arm's of the same round.
 
-    The interval of 95 % is that of the median ratio, by order statistics (binomial, in its normal approximation).
+    The interval of 95 % is that of the median ratio, by order statistics (binomial, as a normal).
     """
     rows = []
     for arm,o in zip(arms, times):

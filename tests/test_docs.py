@@ -209,9 +209,10 @@ SAMPLE = """known => {   // mark one element for each way text looks here: ink, 
 FLAT = """() => document.querySelectorAll('pre code').forEach(o => {   // colours of code are judged by then
   if (!o.querySelector('a, button, [role], [tabindex], [id]')) o.textContent = o.textContent })"""
 
-IN_THEME = """look => {   // the ground comes with a theme's file, the inks with a class that is set 50 ms after the click
+IN_THEME = """look => {   // the ground comes with a theme's file, the inks with a class 50 ms after the click
+  const html = document.documentElement
   const dark = +getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0] < 128
-  return dark === (look === 'dark') && document.documentElement.classList.contains('quarto-dark') === dark }"""
+  return dark === (look === 'dark') && html.classList.contains('quarto-dark') === dark }"""
 
 def _axe(frame, rules, at=None):
     got = frame.evaluate(LOOK, dict(at=at, rules=rules))['violations']

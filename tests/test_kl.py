@@ -78,7 +78,8 @@ def test_in_float64_the_shared_prefix_and_the_plain_road_are_one():
     shape = ro.completion_mask.shape
     a = with_grad(m, lambda: token_logps_and_entropy(m, ro), shape)
     b = with_grad(m, lambda: token_logps_and_entropy(m, ro, shared_prefix=True, chunk_size=2), shape)
-    for x,y in zip(a, b): near(x, y, 1e-7)   # RMSNorm and RoPE of transformers work in float32
+    for x,y in zip(a, b):
+        assert (x-y).abs().max()<1e-7*y.norm()   # RMSNorm and RoPE of transformers work in float32
 
 @pytest.mark.parametrize('opts', [{}, dict(shared_prefix=True)])
 def test_more_padding_another_order_and_a_split_change_nothing(opts):

@@ -144,7 +144,8 @@ def _cluster(folder):
     f = folder/'job.sh'
     f.write_text(slurm_script(['t.py', '--x', "it's 5"], 'c.yaml', 2, server=server))
     env = os.environ|dict(PATH=f'{folder}:{os.environ["PATH"]}', SLURM_JOB_NODELIST='n', SLURM_PROCID='1')
-    return subprocess.run(['bash', str(f)], env=env, cwd=folder, timeout=60, stdout=subprocess.DEVNULL).returncode
+    quiet = dict(env=env, cwd=folder, timeout=60, stdout=subprocess.DEVNULL)
+    return subprocess.run(['bash', str(f)], **quiet).returncode
 
 def test_a_server_gets_a_node_and_answers_before_the_trainers_start(tmp_path):
     assert _cluster(tmp_path)==0

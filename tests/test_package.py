@@ -1,8 +1,9 @@
 """The package as its users get it: built, installed alone, light to import, documented,
 with imports that point down"""
 
-import ast, os, re, subprocess, sys, venv, zipfile, tarfile
+import ast, json, os, re, subprocess, sys, venv, zipfile, tarfile
 from pathlib import Path
+from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -163,20 +164,33 @@ def test_everything_public_has_types(name):
     assert [*_untyped((ROOT/'grpo_nb'/f'{name}.py').read_text(encoding='utf-8'))]==[]
 
 def test_a_missing_type_is_seen():
-    src = """
-__all__ = ['f', 'C']
-def f(a, *b:int, c=0, **d)->int:
-    def inner(x): pass
-def hidden(x): pass
-class C:
-    def __init__(self, x): pass
-    def m(self, y:int): pass
-    def _n(self, z): pass
-@patch
-def p(self:C, w): pass
-"""
+    src = dedent("""
+        __all__ = ['f', 'C']
+        def f(a, *b:int, c=0, **d)->int:
+            def inner(x): pass
+        def hidden(x): pass
+        class C:
+            def __init__(self, x): pass
+            def m(self, y:int): pass
+            def _n(self, z): pass
+        @patch
+        def p(self:C, w): pass
+        """)
     assert [*_untyped(src)]==['f: `a` has no type', 'f: `c` has no type', 'f: `d` has no type',
         'C.__init__: `x` has no type', 'C.m: no return type', 'p: `w` has no type', 'p: no return type']
+
+def _code():
+    "(place, line) of all code in notebooks and tests"
+    for f in sorted(ROOT.glob('nbs/**/*.ipynb')):
+        if '.ipynb_checkpoints' in f.parts: continue
+        for i,c in enumerate(json.loads(f.read_text(encoding='utf-8'))['cells']):
+            if c['cell_type']=='code':
+                yield from ((f'{f.name}, cell {i}', o) for o in ''.join(c['source']).splitlines())
+    for f in sorted(ROOT.glob('tests/*.py')):
+        yield from ((f'{f.name}:{n}', o) for n,o in enumerate(f.read_text(encoding='utf-8').splitlines(), 1))
+
+def test_no_line_of_code_is_wider_than_110_columns():
+    assert {where:o for where,o in _code() if len(o)>110}=={}
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):

@@ -184,7 +184,8 @@ print(sum(p.to_local().numel() for p in m.parameters())*64/count_weights(c))
 def test_a_checkpoint_takes_on_disk_what_the_plan_says(tmp_path):
     import trl_tiny as T
     from grpo_nb.tiny_qwen import TINY
-    t = T.trainer(model_=str(TINY), output_dir=str(tmp_path), max_steps=1, save_strategy='steps', save_steps=1)
+    t = T.trainer(model_=str(TINY), output_dir=str(tmp_path), max_steps=1,
+                  save_strategy='steps', save_steps=1)
     t.train()
     files = [tmp_path/'checkpoint-1'/o for o in ('model.safetensors','optimizer.pt')]
     plan = memory_plan(model_config('tiny'), Layout(1, 4, 1, 4), 16, 16, 'ddp')['checkpoint']

@@ -189,6 +189,7 @@ def start(*words, n=0):
 def test_another_process_with_another_engine_goes_on_to_the_bit(tmp_path):
     torch.set_printoptions(profile='full')
     one = run(tmp_path/'a')
+    assert one['replayed']
     shutil.copytree(tmp_path/'a'/'checkpoint-3', tmp_path/'alone_on'/'checkpoint-3')
     start(tmp_path, 'alone', tmp_path/'alone_on'/'checkpoint-3')
     same(one, torch.load(tmp_path/'alone_on0', weights_only=False))
