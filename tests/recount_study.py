@@ -1,0 +1,73 @@
+"""The claims of the registered study, counted again from its CSV without a line of the package
+
+    python tests/recount_study.py [nbs/results/replay_study.csv [nbs/project/registration.qmd]]
+
+The mixed model is solved with whole covariance matrices, and everything else in plain loops.
+"""
+import csv, json, re, sys
+from pathlib import Path
+import numpy as np
+from scipy.optimize import minimize
+from scipy.stats import t
+
+def mean_on_the_way(curve):
+    "Mean pass@1 over the tokens spent, by trapezoids"
+    total = 0
+    for a,b in zip(curve, curve[1:]): total += (b['tokens']-a['tokens'])*(a['pass1']+b['pass1'])/2
+    return round(total/curve[-1]['tokens'], 5)
+
+def mixed(differences):
+    "Mean, its standard error: y = m + family + noise, by restricted maximum likelihood"
+    y = np.concatenate([np.array(o) for o in differences.values()])
+    z = np.zeros((len(y), len(differences)))
+    at = 0
+    for j,o in enumerate(differences.values()):
+        z[at:at+len(o),j] = 1
+        at += len(o)
+    one = np.ones(len(y))
+    def solve(logs):
+        noise,between = np.exp(logs)
+        v = noise*np.eye(len(y))+between*z@z.T
+        inverse = np.linalg.inv(v)
+        weight = one@inverse@one
+        mean = one@inverse@y/weight
+        rest = y-mean
+        cost = np.linalg.slogdet(v)[1]+np.log(weight)+rest@inverse@rest
+        return cost,mean,weight**-.5
+    tries = [minimize(lambda o: solve(o)[0], (np.log(y.var()), b), method='Nelder-Mead',
+        options=dict(xatol=1e-8, fatol=1e-10, maxiter=4000)) for b in (-30, -12, -8, -4)]
+    return solve(min(tries, key=lambda o: o.fun).x)[1:]
+
+def stepwise(ps):
+    "Holm's p-values: the smallest times n, the next times n-1, and none below one before it"
+    out,so_far = {},0.
+    for rank,i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        so_far = max(so_far, min(1., (len(ps)-rank)*ps[i]))
+        out[i] = so_far
+    return [out[i] for i in range(len(ps))]
+
+def recount(table, page, seeds=None):
+    "(arm, baseline, difference, half of its 95 % interval, p, Holm's p) for each claim, None before all runs are there"
+    plan = json.loads(re.search(r'```json\n(.+?)\n```', Path(page).read_text(encoding='utf-8'), re.S)[1])
+    seeds = plan['seeds'][seeds] if isinstance(seeds, str) else seeds
+    runs = {}
+    with open(table, newline='', encoding='utf-8') as f:
+        for o in csv.DictReader(f):
+            key = o['regime'],o['arm'],int(o['seed'])
+            if o['error'] or key[2] not in seeds: continue
+            assert key not in runs, f'two rows for {key}'
+            runs[key] = mean_on_the_way(json.loads(o['curve']))
+    out = []
+    for arm,baseline in plan['claims']:
+        try: d = {f:[runs[f,arm,s]-runs[f,baseline,s] for s in seeds] for f in plan['definitions']['families']}
+        except KeyError: return None
+        mean,error = mixed(d)
+        free = len(d)-1
+        out.append([arm, baseline, mean, t.ppf(.975, free)*error, 2*t.sf(abs(mean)/error, free)])
+    return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
+
+if __name__=='__main__':
+    table,page,*_ = *sys.argv[1:],*('nbs/results/replay_study.csv','nbs/project/registration.qmd')[len(sys.argv)-1:]
+    for name in ('main','again'):
+        for o in recount(table, page, name) or [f'{name}: not all runs are there']:
+            print(o if isinstance(o, str) else '{:14} - {:12} {:+.4f} ± {:.4f}   p {:.4f}   Holm {:.4f}'.format(*o))
