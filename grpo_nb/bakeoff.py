@@ -10,7 +10,7 @@ import json
 import pandas as pd
 from .contest import (ARMS, LEARNING_RATES, REGIMES, TABLES, Arm, Regime, arm_of, extra, here, job,
     make, rate, run_job, run_one, source)
-from .harness import again, best_rate, both_ways, named, names_in, side_by_side, told
+from .harness import again, best_rate, both_ways, named, names_in, show_again, side_by_side, told
 from .stats import difference, mean_ci
 from .study import draw_grid, pairs, rates, run_study
 
@@ -101,12 +101,6 @@ def run_again(
     "Run random rows again. All but the clock counts; on another machine a difference is no fault."
     return again(path, run_job, here(), n, seed)
 
-def _show_again(t):
-    print(t.to_string(index=False))
-    if (t.same_machine & ~t.equal).any():
-        raise ValueError('rows came out otherwise on the machine that made them: '
-            'the code has changed since; start a new file')
-
 def _own(method, regs, tries, seeds, small, options, run):
     "Jobs of a reader's own method: at the best of several rates, which are tried first."
     def jobs(seeds, rates):
@@ -135,7 +129,7 @@ def bakeoff(
     disable_tqdm:bool=False, # hide the progress bar
 )->None:
     "Compare methods for dead groups at equal generated tokens; print a table for each regime."
-    if repeat: return _show_again(run_again(out, repeat))
+    if repeat: return show_again(run_again(out, repeat))
     if beside: return print(side_by_side(out, beside))
     names = names_in(arms, ['none','replay'] if small else ARMS)
     regs = names_in(regimes, ['spell_backward middling'] if small else REGIMES)

@@ -47,7 +47,7 @@ def stepwise(ps):
     return [out[i] for i in range(len(ps))]
 
 def recount(table, page, seeds=None):
-    "(arm, baseline, difference, half of its 95 % interval, p, Holm's p) for each claim, None before all runs are there"
+    "(arm, baseline, difference, half of its 95 % interval, p, Holm's p) for each claim; None: runs are missing"
     plan = json.loads(re.search(r'```json\n(.+?)\n```', Path(page).read_text(encoding='utf-8'), re.S)[1])
     seeds = plan['seeds'][seeds] if isinstance(seeds, str) else seeds
     runs = {}
@@ -59,7 +59,8 @@ def recount(table, page, seeds=None):
             runs[key] = mean_on_the_way(json.loads(o['curve']))
     out = []
     for arm,baseline in plan['claims']:
-        try: d = {f:[runs[f,arm,s]-runs[f,baseline,s] for s in seeds] for f in plan['definitions']['families']}
+        families = plan['definitions']['families']
+        try: d = {f:[runs[f,arm,s]-runs[f,baseline,s] for s in seeds] for f in families}
         except KeyError: return None
         mean,error = mixed(d)
         free = len(d)-1
@@ -67,7 +68,9 @@ def recount(table, page, seeds=None):
     return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
 
 if __name__=='__main__':
-    table,page,*_ = *sys.argv[1:],*('nbs/results/replay_study.csv','nbs/project/registration.qmd')[len(sys.argv)-1:]
+    usual = 'nbs/results/replay_study.csv','nbs/project/registration.qmd'
+    table,page = *sys.argv[1:],*usual[len(sys.argv)-1:]
     for name in ('main','again'):
         for o in recount(table, page, name) or [f'{name}: not all runs are there']:
-            print(o if isinstance(o, str) else '{:14} - {:12} {:+.4f} ± {:.4f}   p {:.4f}   Holm {:.4f}'.format(*o))
+            line = '{:14} - {:12} {:+.4f} ± {:.4f}   p {:.4f}   Holm {:.4f}'
+            print(o if isinstance(o, str) else line.format(*o))

@@ -6,9 +6,11 @@ import grpo_nb.families as fm
 import grpo_nb.replay_study as rs
 import grpo_nb.stacked_runs as sr
 from grpo_nb.families import END, FAMILIES, PAD, SHAPE, decode, encode, judge, problems, to_tensors
-from grpo_nb.replay_study import ARMS, planned, registration, run_stack, say, tuned
+from grpo_nb.replay_study import (ARMS, claims, planned, registration, replay_study, run_stack, say, tables,
+    tuned)
 from grpo_nb.stacked import new_weights
 from grpo_nb.stacked_runs import Arm, Shelf, assemble, factor
+from grpo_nb.study import read_rows, run_study, stamp
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 
@@ -207,6 +209,48 @@ def test_no_difference_is_shown_before_all_runs_of_a_table_are_there():
     assert one.split('replication')[0]==say(pd.concat([main, again.iloc[:5]]), plan).split('replication')[0]
     assert say(pd.concat([main, again]), plan).count('holm')==3
 
+def test_a_claim_is_above_or_below_only_where_it_survives_holm():
+    plan = registration(PAGE)
+    d = made(plan, plan['arms']['main'], plan['seeds']['main'])
+    noise = torch.randn(len(d), generator=torch.Generator().manual_seed(0)).numpy()
+    lift = d.arm.map(dict(stored_weight=.2, mu3=.2, stored_clip=-.2)).fillna(0.)
+    got = claims(d.assign(area=.5+lift+.01*noise), plan)
+    assert got.says.tolist()==['above 0','undecided','above 0','below 0','below 0','undecided']
+    assert got.predicted.tolist()==['above 0','above 0','undecided','above 0','undecided','undecided']
+    near = d.assign(area=.5+lift/30+.02*noise)   # one claim of its own would stand, of six it doesn't
+    fourth = plan|dict(claims=plan['claims'][3:4], predictions=dict(a='-'))
+    of_six,alone = claims(near, plan),claims(near, fourth)
+    assert of_six.p[3]==alone.p[0]==alone.holm[0]<.05<of_six.holm[3]
+    assert [of_six.says[3], alone.says[0], alone.predicted[0]]==['undecided','below 0','below 0']
+
+def test_other_code_counts_the_same_claims_from_the_stored_rows():
+    from recount_study import recount
+    path = PAGE.parent.parent/'results'/'replay_study.csv'
+    if not path.exists(): pytest.skip('no rows yet')
+    plan,df = registration(PAGE),read_rows(path)
+    found = 0
+    for name,key in (('main table','main'),('replication','again')):
+        rows,need = tables(df, plan)[name]
+        theirs = recount(path, PAGE, key)
+        assert (theirs is None)==(len(rows)<need)
+        for o,t in zip(claims(rows, plan).itertuples() if theirs else (), theirs or ()):
+            assert [o.arm, o.baseline]==[*t[:2]]
+            assert [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
+            found += 1
+    assert found>=6   # the main table is whole
+
+def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
+    job = dict(regime='reversing', arm='plain', seed=[2000], learning_rate=1e-4, source='',
+        settings='{"budget": 1500, "points": 1}')   # a seed of no table
+    f = tmp_path/'replay_study.csv'
+    run_study(run_stack, [job], f, stamp(registered=registration(PAGE)['hash']))
+    again = dict(what='main', folder=str(tmp_path), page=str(PAGE), repeat=1)
+    replay_study(**again)
+    assert 'True' in capsys.readouterr().out
+    d = pd.read_csv(f, dtype=str, keep_default_na=False)
+    d.assign(pass1='0.5').to_csv(f, index=False)
+    with pytest.raises(ValueError, match='came out otherwise'): replay_study(**again)
+
 def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
     plan = registration(PAGE)
     d = pd.concat([made(plan, ['plain','mu3'], plan['seeds']['rates'], l) for l in plan['rates']])
@@ -221,7 +265,6 @@ def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
 def test_stored_rows_are_registered_ones(name):
     path = PAGE.parent.parent/'results'/f'{name}.csv'
     if not path.exists(): pytest.skip('no rows yet')
-    from grpo_nb.study import read_rows
     plan,df = registration(PAGE),read_rows(path)
     assert (set(df.registered) == {plan['hash']}
             and not df.duplicated(['regime', 'arm', 'seed', 'learning_rate']).any())
