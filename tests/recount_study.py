@@ -47,7 +47,7 @@ def stepwise(ps):
     return [out[i] for i in range(len(ps))]
 
 def recount(table, page, seeds=None):
-    "(arm, baseline, difference, half of its 95 % interval, p, Holm's p) for each claim; None: runs are missing"
+    "(arm, baseline, difference, half its 95 % interval, p, Holm's p) per claim; None: runs are missing"
     plan = json.loads(re.search(r'```json\n(.+?)\n```', Path(page).read_text(encoding='utf-8'), re.S)[1])
     seeds = plan['seeds'][seeds] if isinstance(seeds, str) else seeds
     runs = {}
