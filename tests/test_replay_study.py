@@ -243,13 +243,14 @@ def test_pages_say_what_the_main_table_says():
     plan = registration(PAGE)
     d = claims(tables(read_rows(root/'results'/'replay_study.csv'), plan)['main table'][0], plan)
     said = {f'{o.arm} {o.baseline}':f'{o.diff:+.3f} ± {o.half:.3f}'.replace('-', '−') for o in d.itertuples()}
+    carried = 'stored_weight mu3','stored_clip mu3','replay_both plain'
     pages = root.parent/'README.md',root/'project'/'limitations.qmd',root/'practise'/'replay_settings.qmd'
     for page in pages:
         text = page.read_text(encoding='utf-8')
-        for k in ('stored_weight mu3','stored_clip mu3','replay_both plain'): assert said[k] in text, (page, k)
+        for k in carried: assert said[k] in text, (page, k)
     chapter = ''.join(''.join(c['source']) for c in json.loads((root/'13b_replay_study.ipynb').read_text(
         encoding='utf-8'))['cells'] if c['cell_type']=='markdown')
-    assert all(said[k] in chapter for k in ('stored_weight mu3','stored_clip mu3','replay_both plain'))
+    assert all(said[k] in chapter for k in carried)
     assert set(d.says)=={'undecided'}   # what README, report and chapters say in words
 
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
