@@ -248,9 +248,11 @@ def test_pages_say_what_the_main_table_says():
     for page in pages:
         text = page.read_text(encoding='utf-8')
         for k in carried: assert said[k] in text, (page, k)
-    chapter = ''.join(''.join(c['source']) for c in json.loads((root/'13b_replay_study.ipynb').read_text(
-        encoding='utf-8'))['cells'] if c['cell_type']=='markdown')
-    assert all(said[k] in chapter for k in carried)
+    def prose(name):
+        cells = json.loads((root/f'{name}.ipynb').read_text(encoding='utf-8'))['cells']
+        return ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
+    assert all(said[k] in prose('13b_replay_study') for k in carried)
+    assert f"{said['replay_both plain']} above plain GRPO" in prose('08_replay')
     assert set(d.says)=={'undecided'}   # what README, report and chapters say in words
 
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
