@@ -152,8 +152,8 @@ def tables(
     "The rows of the arms that claims are about, as far as they are there."
     arms = sorted({a for c in plan['claims'] for a in c})
     d,per_seed = df[(df.error=='')&df.arm.isin(arms)],len(arms)*len(plan['definitions']['families'])
-    main,again = plan['seeds']['main'],plan['seeds']['again']
-    seeds = {'main table':main, 'replication':again, 'both together':main+again}
+    main,second = plan['seeds']['main'],plan['seeds']['again']
+    seeds = {'main table':main, 'replication':second, 'both together':main+second}
     return {k:(d[d.seed.isin(s)], per_seed*len(s)) for k,s in seeds.items()}
 
 def claims(

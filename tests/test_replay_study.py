@@ -10,7 +10,7 @@ from grpo_nb.replay_study import (ARMS, claims, planned, registration, replay_st
     tuned)
 from grpo_nb.stacked import new_weights
 from grpo_nb.stacked_runs import Arm, Shelf, assemble, factor
-from grpo_nb.study import read_rows, run_study, stamp
+from grpo_nb.study import pairs, read_rows, run_study, stamp
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 
@@ -241,19 +241,25 @@ def test_other_code_counts_the_same_claims_from_the_stored_rows():
 def test_pages_say_what_the_main_table_says():
     root = PAGE.parent.parent
     plan = registration(PAGE)
-    d = claims(tables(read_rows(root/'results'/'replay_study.csv'), plan)['main table'][0], plan)
-    said = {f'{o.arm} {o.baseline}':f'{o.diff:+.3f} ± {o.half:.3f}'.replace('-', '−') for o in d.itertuples()}
+    main = tables(read_rows(root/'results'/'replay_study.csv'), plan)['main table'][0]
+    six = claims(main, plan)
+    said = {f'{o.arm} {o.baseline}':f'{o.diff:+.3f} ± {o.half:.3f}'.replace('-', '−')
+        for o in six.itertuples()}
     carried = 'stored_weight mu3','stored_clip mu3','replay_both plain'
     pages = root.parent/'README.md',root/'project'/'limitations.qmd',root/'practise'/'replay_settings.qmd'
     for page in pages:
         text = page.read_text(encoding='utf-8')
         for k in carried: assert said[k] in text, (page, k)
+    d = pairs(main[main.arm.isin(['stored_clip','mu3'])], 'mu3', 'area')
+    one = d.set_index('regime').loc['filtering']
+    alone = f"{one['diff']:+.3f} ± {one.diff_ci:.3f}"
     def prose(name):
         cells = json.loads((root/f'{name}.ipynb').read_text(encoding='utf-8'))['cells']
         return ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
     assert all(said[k] in prose('13b_replay_study') for k in carried)
+    assert alone in prose('13b_replay_study') and alone in pages[2].read_text(encoding='utf-8')
     assert f"{said['replay_both plain']} above plain GRPO" in prose('08_replay')
-    assert set(d.says)=={'undecided'}   # what README, report and chapters say in words
+    assert set(six.says)=={'undecided'}   # what README, report and chapters say in words
 
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
     job = dict(regime='reversing', arm='plain', seed=[2000], learning_rate=1e-4, source='',
