@@ -11,10 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 import pandas as pd
 import torch
-from .families import FAMILIES, SHAPE, STARTS, bolder, problems, start
+from .families import FAMILIES, SIZES, bolder, problems, start, start_file
 from .harness import again, show_again
 from .stacked_runs import G, Arm, Runs, factor
-from .study import over_regimes, rates, read_rows, run_study, stamp
+from .stats import holm
+from .study import over_regimes, pairs, rates, read_rows, run_study, stamp
 
 # %% ../nbs/13b_replay_study.ipynb #bb9ea2a7
 ARMS = {'plain':Arm(), 'plain_16':Arm(fresh=16), 'mu2':Arm(passes=2), 'mu3':Arm(passes=3),
@@ -23,10 +24,13 @@ for how in ('both','clip','weight'):
     ARMS |= {f'replay_{how}':Arm(fill=True, correction=how),
         f'copies_{how}':Arm(copies=16, parts=3, correction=how),
         f'stored_{how}':Arm(stored=16, parts=3, correction=how)}
+ARMS |= {'filter':Arm(method='variance'), 'ngrpo':Arm(method='ngrpo'), 'zvp':Arm(method='entropy'),
+    'popo':Arm(fill=True, newest=True, correction='weight'),
+    'stored_moment':Arm(stored=16, parts=3, correction='moment')}
 
 # %% ../nbs/13b_replay_study.ipynb #5e48a8e3
 def run_stack(
-    job:dict,        # regime (a family), arm, seed (a list), learning_rate, settings (JSON: budget, points)
+    job:dict,        # regime (a family), arm, seed (a list), learning_rate, settings (points, budget, size)
     device:str=None, # None: a GPU where there is one
 )->list:             # a row per seed
     "Train one arm in one family with several seeds, and measure each as its tokens are spent."
@@ -36,7 +40,8 @@ def run_stack(
     f = FAMILIES[job['regime']]
     budget,points = o.get('budget', f.budget),o.get('points', 8)
     most = int(1.5*budget/(arm.fresh*G*.6*f.completion))
-    r = Runs(arm, job['regime'], seeds, [job['learning_rate']]*len(seeds), device=device)
+    lr,size = [job['learning_rate']]*len(seeds),o.get('size', '0.2M')
+    r = Runs(arm, job['regime'], seeds, lr, device=device, size=size)
     rows,clock = {},[0., time.process_time()]   # seconds of one run so far, and since when
     curves,seconds = {s:[] for s in seeds},{s:[] for s in seeds}
     def measure(which):
@@ -64,23 +69,34 @@ def _row(job, r, i, curve, seconds):
         curve=json.dumps(curve), cpu_s=json.dumps(seconds))
 
 # %% ../nbs/13b_replay_study.ipynb #916fb980
-def definitions()->dict:
-    "What a number of the study depends on beside torch: families, their starts, arms, model, group size."
-    def plain(d): return {k:json.loads(json.dumps(asdict(v))) for k,v in d.items()}
-    def file_hash(k): return hashlib.sha256((STARTS/f'{k}.safetensors').read_bytes()).hexdigest()[:8]
-    return dict(families=plain(FAMILIES), starts={k:file_hash(k) for k in FAMILIES}, arms=plain(ARMS),
-        group=G, model=asdict(SHAPE))
+def definitions(
+    arms:list,           # names of `ARMS`
+    families:list=tuple(FAMILIES), # names of `FAMILIES`
+    size:str='0.2M',     # a name of `SIZES`
+)->dict:
+    "What a number of a study depends on beside torch: families, their starts, arms, model, group size."
+    def plain(d, names): return {k:json.loads(json.dumps(asdict(d[k]))) for k in names}
+    def file_hash(k): return hashlib.sha256(start_file(k, size).read_bytes()).hexdigest()[:8]
+    return dict(families=plain(FAMILIES, families), starts={k:file_hash(k) for k in families},
+        arms=plain(ARMS, arms), group=G, model=asdict(SIZES[size]))
 
 def registration(
     path:str='nbs/project/registration.qmd', # the page
 )->dict:                                     # its JSON block, and `hash`
-    "The registered plan. ValueError where page and code disagree."
+    """The registered plan. ValueError where page and code disagree.
+
+    A page that was written before an arm had some field means the field's default.
+    """
     text = Path(path).read_text(encoding='utf-8')
     found = re.search(r'```\{?\.?json\}?\n(.+?)\n```', text, re.S)
     if not found: raise ValueError(f'{path} has no block of JSON: give the page of the registration')
     plan = json.loads(found[1])
-    for k,v in definitions().items():
-        if plan['definitions'].get(k)!=v:
+    d = plan['definitions']
+    unknown = set(d['arms'])-set(ARMS) | set(d['families'])-set(FAMILIES)
+    here = {} if unknown else definitions(d['arms'], d['families'], plan.get('size', '0.2M'))
+    whole = d|dict(arms={k:asdict(Arm())|v for k,v in d['arms'].items()})
+    for k in whole:
+        if here.get(k)!=whole[k]:
             raise ValueError(f'the {k} of {path} are not those of the code: '
                 'run the version that was registered, or register a new study on a new page')
     return plan|dict(hash=hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8])
@@ -103,7 +119,8 @@ def planned(
 )->list:             # jobs for `run_study`
     "The registered jobs: seeds in blocks, every arm and family of a block before the next one."
     if what not in plan['seeds']: raise ValueError(f"no plan {what!r}: choose from {sorted(plan['seeds'])}")
-    settings,seeds,jobs = json.dumps(dict(points=plan['points'])),plan['seeds'][what],[]
+    settings = json.dumps({k:plan[k] for k in ('points','size','budget') if k in plan})
+    seeds,jobs = plan['seeds'][what],[]
     families,arms = list(plan['definitions']['families']),plan['arms'][what]
     def tries(f, a):
         if what=='rates': return plan['rates']
@@ -121,8 +138,8 @@ def planned(
 # %% ../nbs/13b_replay_study.ipynb #fb9edafb
 def replay_study(
     what:str='rates',             # rates, main, again or side
-    folder:str='nbs/results',     # of the tables replay_study_rates.csv and replay_study.csv
-    page:str='nbs/project/registration.qmd', # the registration
+    folder:str='nbs/results',     # of the tables, NAME_rates.csv and NAME.csv
+    page:str='nbs/project/registration.qmd', # the registration; it names the tables
     arms:str='',                  # only these, comma between them; the others stay to be done
     families:str='',              # only these, comma between them
     stack:int=8,                  # seeds in one pass; a GPU takes all at once
@@ -134,9 +151,10 @@ def replay_study(
     plan = registration(page)
     only = dict(arm=arms, regime=families)
     names = {k:[o.strip() for o in v.split(',') if o.strip()] for k,v in only.items()}
-    here,tries = stamp(registered=plan['hash']),Path(folder)/'replay_study_rates.csv'
+    name = plan.get('table', 'replay_study')
+    here,tries = stamp(registered=plan['hash']),Path(folder)/f'{name}_rates.csv'
     rate = {} if what=='rates' else tuned(read_rows(tries, until=None), plan) if tries.exists() else {}
-    path = tries if what=='rates' else Path(folder)/'replay_study.csv'
+    path = tries if what=='rates' else Path(folder)/f'{name}.csv'
     if repeat: return show_again(again(path, lambda o: run_stack(o|dict(seed=[o['seed']]))[0], here, repeat))
     jobs = planned(plan, what, rate, stack)
     for k,v in names.items(): jobs = [o for o in jobs if not v or o[k] in v]
@@ -148,23 +166,39 @@ def replay_study(
 def tables(
     df:pd.DataFrame, # rows of the plans 'main', 'again' and 'side'
     plan:dict,       # of `registration`
-)->dict:             # 'main table', 'replication', 'both together' -> (its rows, how many are registered)
+)->dict:             # 'main table', and 'replication' and 'both together' -> (its rows, how many are registered)
     "The rows of the arms that claims are about, as far as they are there."
     arms = sorted({a for c in plan['claims'] for a in c})
     d,per_seed = df[(df.error=='')&df.arm.isin(arms)],len(arms)*len(plan['definitions']['families'])
-    main,second = plan['seeds']['main'],plan['seeds']['again']
-    seeds = {'main table':main, 'replication':second, 'both together':main+second}
+    main,second = plan['seeds']['main'],plan['seeds'].get('again')
+    seeds = {'main table':main}
+    if second: seeds |= {'replication':second, 'both together':main+second}
     return {k:(d[d.seed.isin(s)], per_seed*len(s)) for k,s in seeds.items()}
 
 def claims(
     rows:pd.DataFrame, # of one of `tables`, whole
     plan:dict,         # of `registration`
 )->pd.DataFrame:       # a row per claim: diff, half, p, holm, tau, sigma, ..., says, predicted
-    "The registered family of claims: 'above 0' and 'below 0' survive Holm's correction."
-    d = over_regimes(rows, plan['claims'], plan['measure'])
+    """The registered family of claims: 'above 0' and 'below 0' survive Holm's correction.
+
+    Over families like these, or, where the plan says `by_family`, for each family for itself.
+    """
+    if plan.get('by_family'): d = _each_family(rows, plan)
+    else: d = over_regimes(rows, plan['claims'], plan['measure'])
     says = ['undecided' if p>=.05 else 'above 0' if o>0 else 'below 0' for o,p in zip(d['diff'], d.holm)]
     sign = {'+':'above 0', '-':'below 0'}
-    return d.assign(says=says, predicted=[sign.get(o, o) for o in plan['predictions'].values()])
+    names = d.arm+' - '+d.baseline+(' in '+d.regime if 'regime' in d else '')
+    told = [plan['predictions'][o] for o in names]
+    return d.assign(says=says, predicted=[sign.get(o, o) for o in told])
+
+def _each_family(rows, plan):
+    "A row per claim and family; one Holm family of all."
+    def one(a, b):
+        d = pairs(rows[rows.arm.isin([a, b])], b, plan['measure'])
+        return d.assign(baseline=b, half=d.diff_ci)
+    d = pd.concat([one(a, b) for a,b in plan['claims']], ignore_index=True)
+    d = d[['regime','arm','baseline','seeds','diff','half','p']]
+    return d.assign(holm=holm(d.p))
 
 def say(
     df:pd.DataFrame, # rows of the plans 'main', 'again' and 'side'

@@ -9,8 +9,12 @@ __all__ = ['G', 'Arm', 'factor', 'pick', 'Shelf', 'assemble', 'Runs']
 from dataclasses import dataclass
 import torch
 from torch import Tensor
-from .families import END, FAMILIES, PAD, SHAPE, judge, pass_rate, start
-from .stacked import Stack, StackedAdam, completion_logps, sample_stack
+import grpo_nb.methods                       # what is registered there can be an arm's
+from .families import END, FAMILIES, PAD, SIZES, judge, pass_rate, start
+from .generation import Rollouts
+from .ratios import moment_mask
+from .stacked import Stack, StackedAdam, completion_entropies, completion_logps, sample_stack
+from .treatment import METHODS
 
 # %% ../nbs/workshop/stacked_runs.ipynb #6985c96a
 @dataclass(frozen=True)
@@ -22,21 +26,27 @@ class Arm:
     fill:bool=False         # are dead groups replaced from the buffer?
     passes:int=1            # over each batch (mu)
     parts:int=1             # optimizer steps per pass
-    correction:str='both'   # 'both', 'clip' or 'weight'
+    correction:str='both'   # 'both', 'clip', 'weight' or 'moment'
     buffer:int=64           # newest living groups that are kept
+    newest:bool=False       # does the buffer give the newest ones, not any?
+    method:str=''           # of `METHODS`: what else is done with dead groups
 
 # %% ../nbs/workshop/stacked_runs.ipynb #6a5e0aea
 def factor(
     logps:Tensor,     # nats, of the policy now
     old:Tensor,       # nats, of the policy that sampled
     A:Tensor,         # advantages
-    correction:str,   # 'both', 'clip' or 'weight'
+    correction:str,   # 'both', 'clip', 'weight' or 'moment'
+    real:Tensor=None, # bool, tokens that count; for 'moment', run first
     epsilon:float=.2, # half-width of the clip range
     cap:float=2.,     # of the weight
+    limit:float=.04,  # square nats, of the moment
 )->Tensor:            # as `logps`, no gradient
     "What a token's gradient, times its advantage, is multiplied by."
-    rho = (logps-old).detach().exp()
+    x = (logps-old).detach()
+    rho = x.exp()
     if correction=='weight': return rho.clamp(max=cap)
+    if correction=='moment': return rho*torch.stack([moment_mask(a, m, limit) for a,m in zip(x, real)])
     silent = ((rho>1+epsilon)&(A>0))|((rho<1-epsilon)&(A<0))
     return (rho if correction=='both' else torch.ones_like(rho)).masked_fill(silent, 0.)
 
@@ -91,6 +101,7 @@ def assemble(
 )->tuple:           # the batch to train on, (S, n, ...), and (S, n) bool: does the group exist?
     "Fresh groups, with stored ones or copies in the place of dead ones or beside them."
     there = torch.ones_like(dead)
+    if arm.newest: chance = chance+shelf.born
     if arm.fill:
         old,some = shelf.draw(arm.fresh, chance)
         turn = (dead.long().cumsum(1)-1).clamp(min=0)      # the first dead group takes the first one drawn
@@ -120,13 +131,15 @@ class Runs:
         n_train:int=1000, # problems of a run
         n_test:int=200,   # held-out problems of a run
         device:str='cpu', # 'cuda' where there is one
+        size:str='0.2M',  # of the models, a name of `SIZES`
     ):
-        d = start(family)
+        d = start(family, size)
+        self.method = METHODS[arm.method]() if arm.method else None
         self.arm,self.family,self.seeds,self.device = arm,FAMILIES[family],list(seeds),device
         self.gens = [torch.Generator().manual_seed(s) for s in seeds]
         self.data = self.choose(d['train'], n_train)
         self.test = self.choose(d['test'], n_test)
-        self.m = Stack(SHAPE, d['theta'].to(device).repeat(len(seeds), 1))
+        self.m = Stack(SIZES[size], d['theta'].to(device).repeat(len(seeds), 1))
         self.opt = StackedAdam(self.m, torch.tensor(lr, device=device))
         self.shelf,self.order,self.cursor,self.batches = None,None,0,0
         self.tokens = torch.zeros(len(seeds), dtype=torch.long)
@@ -157,15 +170,29 @@ class Runs:
         ids,logps,real = sample_stack(self.m, q['ids'], q['mask'], chance, END, PAD)
         r = judge(ids, q['answer'][:,:,None].expand(-1, -1, G, -1)).float()
         dead = r.amax(-1)==r.amin(-1)
-        A = (r-r.mean(-1, keepdim=True))/(r.std(-1, keepdim=True)+1e-4)
+        A = ((r-r.mean(-1, keepdim=True))/(r.std(-1, keepdim=True)+1e-4))[...,None]
         fresh = dict(ids=q['ids'], mask=q['mask'], out=ids, real=real, old=logps, A=A)
         self.tokens += real.sum((1, 2, 3)).cpu()
         self.shelf = self.shelf or Shelf(arm.buffer, fresh)
         both,there = assemble(arm, fresh, dead, self.shelf, self.uniform(arm.buffer))
+        if self.method: both,there = self.treat(both, r)
         self.shelf.add(fresh, ~dead, self.batches)
         self.train(both, there)
         self.batches += 1
         for k,v in dict(dead=dead.float().mean(1), reward=r.mean((1, 2))).items(): self.seen[k] += v.cpu()
+
+    def treat(self, groups:dict, rewards:Tensor)->tuple:
+        "The batch with a registered method's advantages (S, n, G, T), and (S, n) bool: does the group count?"
+        q = {k:groups[k] for k in ('ids','mask','out')}
+        H = completion_entropies(self.m, *q.values()) if self.method.needs_policy else groups['old']
+        def one(r, a, h, *tensors):
+            batch = Rollouts(*tensors, rewards=r, advantages=a[...,0])
+            out = self.method.treat(batch, policy=lambda b: (b.old_logps, h))
+            a = out.batch.advantages
+            return (a if a.ndim==3 else a[...,None].expand_as(h)),out.in_loss
+        lists = (groups[k] for k in ('ids','mask','out','real','old'))
+        A,counts = zip(*map(one, rewards, groups['A'], H, *lists))
+        return groups|dict(A=torch.stack(A)),torch.stack(counts)
 
     def train(self, groups:dict, there:Tensor)->None:
         "All optimizer steps on a batch."
@@ -176,8 +203,8 @@ class Runs:
             for part in order.split(n, 1):
                 g,some = pick(groups, part),there.gather(1, part)
                 mask = g['real']&some[:,:,None,None]
-                logps,A = completion_logps(self.m, g['ids'], g['mask'], g['out']),g['A'][...,None]
-                push = factor(logps, g['old'], A, arm.correction)*A*logps*mask
+                logps,A = completion_logps(self.m, g['ids'], g['mask'], g['out']),g['A']
+                push = factor(logps, g['old'], A, arm.correction, mask)*A*logps*mask
                 self.note(logps.detach(), g, mask)
                 self.opt.step(self.m.gradient(-(push.sum((1, 2, 3))/items.clamp(min=1)).sum()))
 

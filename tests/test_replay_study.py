@@ -95,13 +95,27 @@ def test_a_start_is_that_of_its_family_and_can_be_made_again(tmp_path, monkeypat
     kept = fm.STARTS
     monkeypatch.setattr(fm, 'STARTS', tmp_path)
     monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 3, 1e-3)))
-    fm.teach('sorting', tmp_path)
+    fm.teach('sorting')
     again = fm.start.__wrapped__('sorting')['theta']
     d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
     assert torch.equal(again, fm.lesson(d, 3, SHAPE, 1e-3).half().float())
     monkeypatch.setattr(fm, 'STARTS', kept)
     with pytest.raises(ValueError, match="make it again with teach\\('sorting'\\)"):
         fm.start.__wrapped__('sorting')
+
+def test_a_larger_start_lies_in_the_clone_and_a_missing_one_is_named(tmp_path, monkeypatch):
+    from dataclasses import replace
+    assert fm.start_file('sorting')==fm.STARTS/'sorting.safetensors'
+    assert fm.start_file('sorting', '1M')==PAGE.parent.parent/'results'/'starts'/'sorting_1M.safetensors'
+    monkeypatch.setattr(fm, 'STARTS', tmp_path/'grpo_nb'/'assets'/'starts')
+    with pytest.raises(ValueError, match=r"1M weights: .*is missing; .*teach\('sorting', size='1M'\)"):
+        fm.start.__wrapped__('sorting', '1M')
+    monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 2, 1e-3)))
+    assert fm.teach('sorting', size='1M')==fm.start_file('sorting', '1M')
+    d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
+    wide = fm.SIZES['1M']
+    theta = fm.start.__wrapped__('sorting', '1M')['theta']
+    assert len(theta)==wide.n==1_079_808 and torch.equal(theta, fm.lesson(d, 2, wide, 5e-4).half().float())
 
 def test_stored_groups_come_back_whole_and_the_oldest_leave_first():
     S,n = 2,3
@@ -142,7 +156,7 @@ def untaught(monkeypatch):
     rows = [(f'{a}+{b}', '', str(a+b)) for a in range(10) for b in range(10)]
     d = to_tensors(rows, 'adding')
     theta = 4*new_weights(SHAPE)
-    monkeypatch.setattr(sr, 'start', lambda family: dict(theta=theta, train=d, test=d))
+    monkeypatch.setattr(sr, 'start', lambda family, size: dict(theta=theta, train=d, test=d))
     kind = sr.Runs.__init__
     monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=40, n_test=10, **k))
     mark = torch.tensor([fm.MARK])   # so that some answers live: right is what ends early
@@ -152,7 +166,8 @@ def job(arm, seeds, budget=1500):
     return dict(regime='adding', arm=arm, seed=seeds, learning_rate=1e-3, source='',
                 settings=json.dumps(dict(budget=budget, points=2)))
 
-@pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','plain_16'])
+@pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','plain_16',
+    'filter','ngrpo','zvp','popo','stored_moment'])
 def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
     def bare(rows): return [{k:v for k,v in o.items() if k!='cpu_s'} for o in rows]
     company = bare(run_stack(job(arm, [3, 4, 5]), 'cpu'))
@@ -165,6 +180,63 @@ def test_steps_per_batch_are_those_of_the_arm(untaught):
         o = run_stack(job(arm, [0], 600), 'cpu')[0]
         assert o['steps']==n*o['batches'], arm
 
+def one_batch(monkeypatch, arm):
+    "What an arm would train on in its first batch."
+    seen = {}
+    monkeypatch.setattr(sr.Runs, 'train', lambda self, groups, there: seen.update(groups=groups, there=there))
+    r = sr.Runs(ARMS[arm], 'adding', [3, 4], [1e-3]*2)
+    r.batch()
+    return r,seen['groups'],seen['there']
+
+def test_a_method_says_advantages_and_which_groups_count(untaught, monkeypatch):
+    _,plain,_ = one_batch(monkeypatch, 'plain')
+    right = (plain['out']==PAD).sum(-1)>2
+    dead = right.all(-1)|~right.any(-1)
+    assert dead.any() and not dead.all()
+    _,g,there = one_batch(monkeypatch, 'filter')
+    assert not there[dead].any() and there.any(1).all()
+    assert torch.equal(g['A'].amax(-1), plain['A'][...,0])
+    _,g,there = one_batch(monkeypatch, 'ngrpo')
+    r = right.float()
+    mean = (r.sum(-1, keepdim=True)+1)/5         # one more answer, which is right
+    std = ((r-mean).square().sum(-1, keepdim=True)+(1-mean)**2).div(4).sqrt()   # over the four of the group
+    want = ((r-mean)/(std+1e-4))[...,None].masked_fill(right.all(-1)[...,None,None], 0.)
+    assert torch.allclose(g['A'], want.expand_as(g['A']), atol=1e-6)
+    assert torch.equal(there, ~right.all(-1))
+
+def test_rl_zvp_blames_dead_groups_by_the_entropy_that_is_missing(untaught, monkeypatch):
+    from grpo_nb.stacked import Stack
+    runs,g,there = one_batch(monkeypatch, 'zvp')
+    right = (g['out']==PAD).sum(-1)>2
+    s,b = (~right.any(-1)).nonzero()[0].tolist()
+    m = Stack(runs.m.shape, runs.m.theta[s:s+1])
+    H = torch.zeros(g['out'].shape[2:])
+    for a in range(4):       # a forward pass of its own for every token
+        for t in range(int(g['real'][s,b,a].sum())):
+            said = g['out'][s,b,a].repeat(SHAPE.vocab, 1)
+            said[:,t] = torch.arange(SHAPE.vocab)
+            lp = sr.completion_logps(m, g['ids'][s,b].expand(1, 1, -1), g['mask'][s,b].expand(1, 1, -1),
+                said[None,None])[0,0,:,t]
+            H[a,t] = -(lp.exp()*lp).sum()
+    want = .1*(H-H.amax(-1, keepdim=True))*g['real'][s,b]
+    assert there.all() and torch.allclose(g['A'][s,b], want, atol=1e-5) and want.abs().max()>1e-3
+
+def test_popo_takes_the_newest_groups_and_the_moment_leaves_out_what_drifted_furthest():
+    dead = torch.tensor([[True,True,False]])
+    fresh = dict(A=torch.zeros(1, 3, 1), key=torch.arange(3).expand(1, -1))
+    for seed in range(20):
+        shelf = Shelf(6, fresh)
+        for k in (1, 2): shelf.add(dict(fresh, key=fresh['key']+10*k), torch.tensor([[True,True,False]]), k)
+        u = torch.rand(1, 6, generator=torch.Generator().manual_seed(seed))
+        g,_ = assemble(Arm(fresh=3, fill=True, newest=True), fresh, dead, shelf, u)
+        assert sorted(g['key'][0].tolist())==[2, 20, 21]
+    old = torch.zeros(2, 1, 1, 4)
+    new = torch.tensor([[.1, .3, -.2, 5.], [.25, .25, .25, 5.]]).view_as(old)   # the last token is padding
+    real = torch.tensor([True,True,True,False]).expand_as(old)
+    got = factor(new, old, torch.ones_like(old), 'moment', real)
+    want = new.exp()*torch.tensor([[1, 0, 1, 0], [0]*4]).view_as(old)   # mean squares .025 and .047; .06
+    assert torch.allclose(got, want)
+
 def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
     plan = registration(PAGE)
     (tmp_path/'p.qmd').write_text(PAGE.read_text().replace('"stored": 16', '"stored": 8'))
@@ -176,7 +248,7 @@ def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
     used = sum((plan['seeds'][k] for k in ('main','again','rates','pilot')), [])
     assert len(set(used))==len(used) and plan['arms']['again']==plan['arms']['main']
     assert {a for c in plan['claims'] for a in c}<=set(plan['arms']['main'])
-    assert set(plan['arms']['main'])|set(plan['arms']['side'])==set(ARMS)
+    assert set(plan['arms']['main'])|set(plan['arms']['side'])==set(plan['definitions']['arms'])<=set(ARMS)
 
 def every(plan, rate): return {(f,a):rate for f in FAMILIES for a in plan['arms']['main']}
 
@@ -218,10 +290,33 @@ def test_a_claim_is_above_or_below_only_where_it_survives_holm():
     assert got.says.tolist()==['above 0','undecided','above 0','below 0','below 0','undecided']
     assert got.predicted.tolist()==['above 0','above 0','undecided','above 0','undecided','undecided']
     near = d.assign(area=.5+lift/30+.02*noise)   # one claim of its own would stand, of six it doesn't
-    fourth = plan|dict(claims=plan['claims'][3:4], predictions=dict(a='-'))
+    fourth = plan|dict(claims=plan['claims'][3:4], predictions={'stored_clip - mu3':'-'})
     of_six,alone = claims(near, plan),claims(near, fourth)
     assert of_six.p[3]==alone.p[0]==alone.holm[0]<.05<of_six.holm[3]
     assert [of_six.says[3], alone.says[0], alone.predicted[0]]==['undecided','below 0','below 0']
+
+def test_claims_of_single_families_are_one_family_of_holm():
+    plan = registration(PAGE)
+    two = dict(claims=[['stored_clip','mu3'], ['stored_clip','plain']], by_family=True, measure='area',
+        predictions={f'stored_clip - {b} in {f}':o for b,o in (('mu3','+'), ('plain','undecided'))
+            for f in ('adding','sorting')})
+    d = made(plan, ['plain','mu3','stored_clip'], range(16), families=['adding','sorting'])
+    noise = torch.randn(len(d), generator=torch.Generator().manual_seed(1)).numpy()
+    d['area'] = .5+.02*noise+.2*((d.regime=='sorting')&(d.arm=='stored_clip'))
+    got = claims(d, two)
+    assert got[['regime','arm','baseline']].values.tolist()==[[f,'stored_clip',b] for b in ('mu3','plain')
+        for f in ('adding','sorting')]
+    assert got.says.tolist()==['undecided','above 0']*2
+    assert got.predicted.tolist()==['above 0']*2+['undecided']*2
+    wide = d.pivot(index='seed', columns=['regime','arm'], values='area')
+    x = wide['sorting','stored_clip']-wide['sorting','mu3']
+    assert got['diff'][1]==pytest.approx(x.mean()) and got.half[1]==pytest.approx(2.1314*x.std()/4, rel=1e-4)
+    from scipy.stats import ttest_1samp
+    p = sorted(ttest_1samp(wide[f,'stored_clip']-wide[f,b], 0).pvalue for f in ('adding','sorting')
+        for b in ('mu3','plain'))
+    assert got.holm.min()==pytest.approx(4*p[0]) and got.p.tolist()==pytest.approx(
+        [ttest_1samp(wide[f,'stored_clip']-wide[f,b], 0).pvalue for b in ('mu3','plain')
+            for f in ('adding','sorting')])
 
 def test_other_code_counts_the_same_claims_from_the_stored_rows():
     from recount_study import recount
