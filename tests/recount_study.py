@@ -38,6 +38,11 @@ def mixed(differences):
         options=dict(xatol=1e-8, fatol=1e-10, maxiter=4000)) for b in (-30, -12, -8, -4)]
     return solve(min(tries, key=lambda o: o.fun).x)[1:]
 
+def spread(x):
+    "Standard error of a mean"
+    mean = sum(x)/len(x)
+    return (sum((o-mean)**2 for o in x)/(len(x)-1)/len(x))**.5
+
 def stepwise(ps):
     "Holm's p-values: the smallest times n, the next times n-1, and none below one before it"
     out,so_far = {},0.
@@ -46,9 +51,12 @@ def stepwise(ps):
         out[i] = so_far
     return [out[i] for i in range(len(ps))]
 
+def registered(page):
+    return json.loads(re.search(r'```json\n(.+?)\n```', Path(page).read_text(encoding='utf-8'), re.S)[1])
+
 def recount(table, page, seeds=None):
     "(arm, baseline, difference, half its 95 % interval, p, Holm's p) per claim; None: runs are missing"
-    plan = json.loads(re.search(r'```json\n(.+?)\n```', Path(page).read_text(encoding='utf-8'), re.S)[1])
+    plan = registered(page)
     seeds = plan['seeds'][seeds] if isinstance(seeds, str) else seeds
     runs = {}
     with open(table, newline='', encoding='utf-8') as f:
@@ -62,15 +70,19 @@ def recount(table, page, seeds=None):
         families = plan['definitions']['families']
         try: d = {f:[runs[f,arm,s]-runs[f,baseline,s] for s in seeds] for f in families}
         except KeyError: return None
-        mean,error = mixed(d)
-        free = len(d)-1
-        out.append([arm, baseline, mean, t.ppf(.975, free)*error, 2*t.sf(abs(mean)/error, free)])
+        found = [('', *mixed(d), len(d)-1)]
+        if plan.get('by_family'):
+            found = [(f' in {f}', sum(o)/len(o), spread(o), len(o)-1) for f,o in d.items()]
+        for where,mean,error,free in found:
+            half,p = t.ppf(.975, free)*error,2*t.sf(abs(mean)/error, free)
+            out.append([arm, baseline+where, mean, half, p])
     return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
 
 if __name__=='__main__':
     usual = 'nbs/results/replay_study.csv','nbs/project/registration.qmd'
     table,page = *sys.argv[1:],*usual[len(sys.argv)-1:]
     for name in ('main','again'):
+        if name not in registered(page)['seeds']: continue
         for o in recount(table, page, name) or [f'{name}: not all runs are there']:
-            line = '{:14} - {:12} {:+.4f} ± {:.4f}   p {:.4f}   Holm {:.4f}'
+            line = '{:14} - {:24} {:+.4f} ± {:.4f}   p {:.4f}   Holm {:.4f}'
             print(o if isinstance(o, str) else line.format(*o))

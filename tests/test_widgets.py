@@ -19,6 +19,17 @@ def test_a_control_that_starts_at_none_is_drawn_and_starts_at_a_setting(make, op
     assert c.index==start and c.value==want[start] and res.children[1].selected_index==start
     assert res.still==f'<p>{want[start]}</p>'
 
+def test_nbdev_test_makes_every_figure_and_writes_one_out(monkeypatch):
+    from grpo_nb.plotting import new_figure
+    made = []
+    def draw(k): return made.append(k) or new_figure(str(k), 'x')[0]
+    def all_of_them(): return frames(explore(lambda k: k, draw, k=W.IntSlider(2, min=1, max=3)))
+    whole = all_of_them()
+    monkeypatch.setenv('IN_TEST', '1')
+    first,*others = all_of_them()
+    assert made==[1, 2, 3]*2 and all('<svg' in o for o in whole)
+    assert '<svg' in first and others==['', '']
+
 def test_sliders_and_boxes_keep_their_start():
     c = _indexed('clip_eps', W.FloatSlider(.2, min=.1, max=.5, step=.1))
     assert (c.index, c.value)==(1, .2)
