@@ -210,8 +210,8 @@ def start(
     """
     path = start_file(family, size)
     if not path.exists():
-        raise ValueError(f'no start of {family} with {size} weights: {path} is missing; it comes with a clone '
-            f'of the project, or make it with teach({family!r}, size={size!r})')
+        raise ValueError(f'no start of {family} with {size} weights: {path} is missing; it comes with a '
+            f'clone of the project, or make it with teach({family!r}, size={size!r})')
     with safe_open(path, 'pt') as f:
         theta,by = f.get_tensor('theta').float(),json.loads(f.metadata()['family'])
     if by|dict(budget=0)!=json.loads(json.dumps(asdict(FAMILIES[family])))|dict(budget=0):

@@ -70,9 +70,9 @@ def recount(table, page, seeds=None):
         families = plan['definitions']['families']
         try: d = {f:[runs[f,arm,s]-runs[f,baseline,s] for s in seeds] for f in families}
         except KeyError: return None
-        found = [('', *mixed(d), len(d)-1)]
         if plan.get('by_family'):
             found = [(f' in {f}', sum(o)/len(o), spread(o), len(o)-1) for f,o in d.items()]
+        else: found = [('', *mixed(d), len(d)-1)]
         for where,mean,error,free in found:
             half,p = t.ppf(.975, free)*error,2*t.sf(abs(mean)/error, free)
             out.append([arm, baseline+where, mean, half, p])
