@@ -118,8 +118,8 @@ def run_way(
     return [start, *way_points, end]
 
 # %% ../nbs/09a_demo.ipynb #8351d4de
-_STUDY = ('One task says little about others. Over four families of tasks, 32 seeds each, nothing that uses '
-    'a buffer was decided ahead of what can be had without one (chapter 13b).')
+_STUDY = ('One task says little about others. Over four families of tasks, twice 32 seeds each, nothing '
+    'that uses a buffer was decided ahead of what can be had without one (chapter 13b).')
 
 def compare_ways(
     n_seeds:int=6,         # runs of each way
