@@ -10,7 +10,7 @@ from grpo_nb.replay_study import (ARMS, claims, planned, registration, replay_st
     tuned)
 from grpo_nb.stacked import new_weights
 from grpo_nb.stacked_runs import Arm, Shelf, assemble, factor
-from grpo_nb.study import pairs, read_rows, run_study, stamp
+from grpo_nb.study import over_regimes, pairs, read_rows, run_study, stamp
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 
@@ -375,7 +375,8 @@ def test_other_code_counts_claims_of_single_families_the_same(tmp_path):
 def test_pages_say_what_the_main_table_says():
     root = PAGE.parent.parent
     plan = registration(PAGE)
-    main = tables(read_rows(root/'results'/'replay_study.csv'), plan)['main table'][0]
+    df = read_rows(root/'results'/'replay_study.csv')
+    main = tables(df, plan)['main table'][0]
     six = claims(main, plan)
     said = {f'{o.arm} {o.baseline}':f'{o.diff:+.3f} ± {o.half:.3f}'.replace('-', '−')
         for o in six.itertuples()}
@@ -391,9 +392,15 @@ def test_pages_say_what_the_main_table_says():
         cells = json.loads((root/f'{name}.ipynb').read_text(encoding='utf-8'))['cells']
         return ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
     assert all(said[k] in prose('13b_replay_study') for k in carried)
+    side = df[df.seed.isin(plan['seeds']['side'])]
+    mu2 = over_regimes(side, [('mu2','plain')]).iloc[0]
+    assert f"{mu2['diff']:+.3f} ± {mu2.half:.3f} above plain GRPO" in prose('13b_replay_study')
+    way = side[side.regime=='filtering'].groupby('arm').area.mean()
+    said_of = [f'{way[k]:.3f}'.lstrip('0') for k in ('stored_both','mu3','stored_clip','mu3_clip')]
+    assert all(o in prose('13b_replay_study') for o in said_of)
     assert alone in prose('13b_replay_study') and alone in pages[2].read_text(encoding='utf-8')
     assert f"{said['replay_both plain']} above plain GRPO" in prose('08_replay')
-    again = claims(tables(read_rows(root/'results'/'replay_study.csv'), plan)['replication'][0], plan)
+    again = claims(tables(df, plan)['replication'][0], plan)
     assert set(six.says)|set(again.says)=={'undecided'}   # what README, report and chapters say in words
     assert (again['diff']-six['diff']).abs().max()<.005
 
