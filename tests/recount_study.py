@@ -85,4 +85,4 @@ if __name__=='__main__':
         if name not in registered(page)['seeds']: continue
         for o in recount(table, page, name) or [f'{name}: not all runs are there']:
             line = '{:14} - {:24} {:+.4f} ± {:.4f}   p {:.4f}   Holm {:.4f}'
-            print(o if isinstance(o, str) else line.format(*o))
+            print(o if isinstance(o, str) else f'{name:6}'+line.format(*o))
