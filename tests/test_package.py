@@ -37,7 +37,7 @@ FLOORS = dict(  # inside each; a module imports from the floors below its own
             'run_settings', 'equal_tokens', 'run_end', 'recipe_data'},
         {'trl_resume', 'trl_settings', 'harness', 'families', 'run_record', 'run_checkpoints',
             'recipe_settings'},
-        {'trl_record', 'stacked_runs', 'run_watch'},
+        {'trl_record', 'run_watch'},
         {'trl_shared'},
     ],
     course=[
@@ -47,12 +47,12 @@ FLOORS = dict(  # inside each; a module imports from the floors below its own
         {'loss', 'replay', 'evaluation'},
         {'methods', 'records', 'distributed'},
         {'trainer', 'grpo_with_replay_buffer', 'batch_size'},
-        {'inspector', 'diagnose', 'report', 'contest', 'off_policy', 'replay_study'},
+        {'inspector', 'diagnose', 'report', 'contest', 'off_policy'},
         {'bakeoff'},
         {'demo'},
         {'recipes'},
     ],
-    reference=[{'speed', 'pages'}, {'dev'}, {'cli'}],
+    reference=[{'speed', 'pages', 'stacked_runs'}, {'dev', 'replay_study'}, {'cli'}],
 )
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 

@@ -27,7 +27,7 @@ def test_nbdev_test_makes_every_figure_and_writes_one_out(monkeypatch):
     whole = all_of_them()
     monkeypatch.setenv('IN_TEST', '1')
     first,*others = all_of_them()
-    assert made==[1, 2, 3]*2 and all('<svg' in o for o in whole)
+    assert made==[1, 2, 3]*2 and all('<svg' in o and f'k {i}. ' in o for i,o in enumerate(whole, 1))
     assert '<svg' in first and others==['', '']
 
 def test_sliders_and_boxes_keep_their_start():
