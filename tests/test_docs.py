@@ -349,7 +349,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
 
 def test_a_rebuild_changes_nothing(tmp_path):
     "Some pages are enough, of each kind: with code, figures, frames, formulas, tables, and prose alone"
-    keep = {'index', '03_generation', '05_advantages', '08_replay', 'core', 'widgets', 'settings'}
+    keep = {'index', '05_advantages', 'core', 'widgets', 'settings'}
     for o in ('nbs','grpo_nb'): shutil.copytree(ROOT/o, tmp_path/o)
     for o in ('settings.ini','setup.py','README.md','CHANGELOG.md','CONTRIBUTING.md'):
         if (ROOT/o).exists(): shutil.copy(ROOT/o, tmp_path)
