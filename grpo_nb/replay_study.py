@@ -92,10 +92,22 @@ def registration(
     text = Path(path).read_text(encoding='utf-8')
     found = re.search(r'```\{?\.?json\}?\n(.+?)\n```', text, re.S)
     if not found: raise ValueError(f'{path} has no block of JSON: give the page of the registration')
-    plan = json.loads(found[1])
-    d = plan['definitions']
-    unknown = set(d['arms'])-set(ARMS) | set(d['families'])-set(FAMILIES)
-    here = {} if unknown else definitions(d['arms'], d['families'], plan.get('size', '0.2M'))
+    try: plan = json.loads(found[1])
+    except ValueError as e: raise ValueError(f'the block of {path} is no JSON: {e}') from None
+    need = 'measure','points','rates','seeds','arms','claims','predictions','definitions'
+    if missing := [k for k in need if k not in plan]:
+        raise ValueError(f"the plan of {path} lacks {', '.join(missing)}; "
+            '`definitions(arms, families)` is what belongs under that name')
+    d,size = plan['definitions'],plan.get('size', '0.2M')
+    known = dict(arm=(d['arms'], ARMS), family=(d['families'], FAMILIES), size=([size], SIZES))
+    for what,(names,here) in known.items():
+        if strange := [o for o in names if o not in here]:
+            raise ValueError(f"{path} has the {what} {', '.join(strange)}; here there are {', '.join(here)}")
+    where = [f' in {f}' for f in d['families']] if plan.get('by_family') else ['']
+    told = plan['predictions']
+    if missing := [o for a,b in plan['claims'] for w in where if (o := f'{a} - {b}{w}') not in told]:
+        raise ValueError(f"{path} predicts nothing for {', '.join(missing)}: '+', '-' or 'undecided'")
+    here = definitions(d['arms'], d['families'], size)
     whole = d|dict(arms={k:asdict(Arm())|v for k,v in d['arms'].items()})
     for k in whole:
         if here.get(k)!=whole[k]:
@@ -126,7 +138,7 @@ def planned(
     families,arms = list(plan['definitions']['families']),plan['arms'][what]
     def tries(f, a):
         if what=='rates': return plan['rates']
-        return [(rate or {}).get((f, plan['relatives'].get(a, a)))]
+        return [(rate or {}).get((f, plan.get('relatives', {}).get(a, a)))]
     if missing := [f'{a} in {f}' for f in families for a in arms if None in tries(f, a)]:
         raise ValueError(f"no rate yet for {', '.join(missing)}: run the plan 'rates' first")
     for i in range(0, len(seeds), stack):

@@ -255,6 +255,16 @@ def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
     with pytest.raises(ValueError, match='arms of .* are not those'): registration(tmp_path/'p.qmd')
     (tmp_path/'p.qmd').write_text('nothing here')
     with pytest.raises(ValueError, match='no block of JSON'): registration(tmp_path/'p.qmd')
+    for a,b,says in (
+        ('"measure"', '"measured"', r'lacks measure; `definitions\(arms, families\)` is what'),
+        ('"copies_both": {', '"copys_both": {', 'has the arm copys_both; here there are plain, plain_16'),
+        ('"stored_clip - mu3": "+"', '"stored_clip": "+"', 'predicts nothing for stored_clip - mu3: '),
+        ('"sorting": {', '"sortin": {', 'has the family sortin; here there are adding, sorting'),
+        ('"points": 8', '"points": 8, "size": "2M"', 'has the size 2M; here there are 0.2M, 1M'),
+        ('"points": 8', '"points": 8,,', 'is no JSON: ')):
+        assert a in PAGE.read_text()
+        (tmp_path/'p.qmd').write_text(PAGE.read_text().replace(a, b))
+        with pytest.raises(ValueError, match=says): registration(tmp_path/'p.qmd')
     n = {k:len(o) for k,o in plan['seeds'].items()}
     assert n['main']+n['again']==64 and n['rates']==16 and len(plan['arms']['main'])==6
     used = sum((plan['seeds'][k] for k in ('main','again','rates','pilot')), [])
