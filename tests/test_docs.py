@@ -1,7 +1,7 @@
 """The built site in a real browser: nothing from elsewhere, nothing broken, readable narrow and dark,
 widgets that move without a kernel"""
 
-import json, os, re, shutil, subprocess, sys
+import json, os, re, shutil, subprocess, sys, time
 from pathlib import Path
 import pytest
 from grpo_nb.dev import Trouble, npm_package, site_faults, gone_names, output_faults, form_faults
@@ -246,7 +246,7 @@ def seen(url, browser, pages, axe):
             pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
         r = res[p] = dict(axe=[], light=[], dark=[])
         for f in pg.frames if axe else ():
-            f.wait_for_function('document.body && document.body.innerText.trim().length > 1')   # drawn
+            _drawn(f)
             f.evaluate(axe)
         for look in ('light','dark') if axe else ():
             if look=='dark': pg.evaluate("document.querySelector('.quarto-color-scheme-toggle').click()")
@@ -268,6 +268,13 @@ def seen(url, browser, pages, axe):
         said.clear()
     ctx.close()
     return dict(pages=res, axe=axe is not None)
+
+def _drawn(frame):
+    "Wait for its words; asked from here, since a page whose policy forbids eval stops Playwright's asking"
+    for _ in range(600):
+        if frame.evaluate('() => !!document.body && document.body.innerText.trim().length > 1'): return
+        time.sleep(.05)
+    pytest.fail(f'nothing is drawn at {frame.url} after 30 s')
 
 def _found(seen, what):
     if what not in ('wide', 'said') and not seen['axe']:
