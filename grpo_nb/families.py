@@ -186,14 +186,13 @@ def start_file(
 
 def teach(
     family:str,        # a name of `FAMILIES`
-    path:str|Path='',  # of the file; '': where `start` looks for it
     size:str='0.2M',   # a name of `SIZES`
 )->Path:
-    "Make a family's start: two minutes on one core, ten for 1M weights."
+    "Make a family's start, where `start` looks for it: two minutes on one core, ten for 1M weights."
     (n,steps,lr),shape = FAMILIES[family].lesson,SIZES[size]
     lr *= SHAPE.width/shape.width   # twice as wide, half the rate
     theta = lesson(to_tensors(problems(family, 'lesson', n), family), steps, shape, lr)
-    path = Path(path or start_file(family, size))
+    path = start_file(family, size)
     path.parent.mkdir(parents=True, exist_ok=True)
     by = json.dumps(asdict(FAMILIES[family]))
     with atomic_write(path, 'wb') as f: f.write(save(dict(theta=theta.half()), metadata=dict(family=by)))

@@ -366,6 +366,24 @@ def test_other_code_counts_the_same_claims_from_the_stored_rows(page):
             found += 1
     assert found>=6 or page!='registration'   # the main table is whole
 
+def test_half_of_the_tokens_is_read_off_the_curve_and_paired_by_seed():
+    plan = dict(budget=100, rates=[1, 2], seeds=dict(rates=[7]))
+    def row(arm, seed, *points, l=1.):
+        curve = json.dumps([dict(tokens=k, pass1=p) for k,p in points])
+        return dict(regime='adding', arm=arm, seed=seed, learning_rate=l, error='', area=points[-1][1],
+            pass1=points[-1][1], curve=curve)
+    rows = pd.DataFrame([row('mine', 1, (0, .0), (40, .4), (60, .8), (104, .9)),
+        row('mine', 2, (0, .0), (100, .5)), row('mu3', 1, (0, .0), (100, .3)),
+        row('mu3', 2, (0, .0), (100, .45))])
+    half = [.6-.3, .25-.45]      # at 50 tokens: between .4 and .8, and half of .5
+    mean,sd = sum(half)/2,abs(half[0]-half[1])/2**.5
+    got = rs.with_fewer(rows, 'mine', dict(adding='mu3'), 1/2, plan)
+    assert got==[f'{mean:+.3f} ± {12.7062*sd/2**.5:.3f}']
+    tries = pd.DataFrame([row(a, 7, (0, 0.), (100, p), l=l) for a,l,p in (('plain',1,.9), ('plain',2,.2),
+        ('mu3',1,.3), ('mu3',2,.5), ('copies_clip',1,.4), ('copies_clip',2,.6), ('stored_clip',1,1.),
+        ('stored_clip',2,.1))])
+    assert rs.best_without(tries, plan)==dict(adding='plain')   # at its best rate, and no buffer's
+
 def test_other_code_counts_claims_of_single_families_the_same(tmp_path):
     from recount_study import recount
     plan,_,_ = stored('registration_size')
