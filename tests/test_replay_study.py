@@ -379,7 +379,7 @@ def test_half_of_the_tokens_is_read_off_the_curve_and_paired_by_seed():
     mean,sd = sum(half)/2,abs(half[0]-half[1])/2**.5
     got = rs.with_fewer(rows, 'mine', dict(adding='mu3'), 1/2, plan)
     assert got==[f'{mean:+.3f} ± {12.7062*sd/2**.5:.3f}']
-    tries = pd.DataFrame([row(a, 7, (0, 0.), (100, p), l=l) for a,l,p in (('plain',1,.9), ('plain',2,.2),
+    tries = pd.DataFrame([row(a, 7, (0, 0.), (100, p), l=l) for a,l,p in (('plain',1,.9), ('plain',2,.0),
         ('mu3',1,.3), ('mu3',2,.5), ('copies_clip',1,.4), ('copies_clip',2,.6), ('stored_clip',1,1.),
         ('stored_clip',2,.1))])
     assert rs.best_without(tries, plan)==dict(adding='plain')   # at its best rate, and no buffer's
