@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'run_stack', 'definitions', 'registration', 'tuned', 'planned', 'replay_study', 'tables', 'claims', 'say',
-           'best_without', 'with_fewer']
+           'texts', 'best_without', 'with_fewer', 'claims_table', 'tokens_table']
 
 # %% ../nbs/reference/replay_study.ipynb #b28ba74e
 import hashlib, json, re, time
@@ -225,6 +225,13 @@ def say(
     return '\n'.join(one(k, *o) for k,o in tables(df, plan).items())
 
 # %% ../nbs/reference/replay_study.ipynb #3b8d4464
+def texts(
+    diff:list, # differences
+    half:list, # half-widths of their 95 % intervals
+)->list:       # '+0.023 ± 0.065'
+    "Differences with their intervals, as pages show them."
+    return [f'{d:+.3f} ± {h:.3f}' for d,h in zip(diff, half)]
+
 def best_without(
     tries:pd.DataFrame, # rows of the plan 'rates'
     plan:dict,          # of `registration`
@@ -249,4 +256,32 @@ def with_fewer(
     part = rows.assign(pass1=[at(c, r) for c,r in zip(rows.curve, rows.regime)])
     def seeds(d, r, a): return d[(d.regime==r)&(d.arm==a)].set_index('seed').pass1
     o = [difference(seeds(part, r, arm), seeds(rows, r, a)) for r,a in against.items()]
-    return [f"{v['diff']:+.3f} ± {v['diff_ci']:.3f}" for v in o]
+    return texts([v['diff'] for v in o], [v['diff_ci'] for v in o])
+
+# %% ../nbs/reference/replay_study.ipynb #a50feafe
+def claims_table(
+    whole:dict,   # name of a table -> all of its rows
+    plan:dict,    # of `registration`
+)->pd.DataFrame:  # a row per claim; per table the difference ± 95 % and Holm's p
+    "The registered claims: what each table says (`says` is the first one's word), what was predicted."
+    found,cells = {k:claims(rows, plan) for k,rows in whole.items()},{}
+    for k,d in found.items(): cells |= {k:texts(d['diff'], d.half), f'Holm, {k}':d.holm.round(3)}
+    d = next(iter(found.values()))
+    names = d.arm+' − '+d.baseline+(' in '+d.regime if 'regime' in d else '')
+    return pd.DataFrame(cells|dict(says=d.says, predicted=d.predicted)).set_index(names)
+
+def tokens_table(
+    whole:dict,         # name of a table -> all of its rows
+    tries:pd.DataFrame, # rows of the plan 'rates'
+    plan:dict,          # of `registration`
+    arms:tuple=('stored_clip','stored_weight'),
+)->pd.DataFrame:        # a column per family, pass@1 ± 95 %
+    "`with_fewer`: half of the tokens against the best arm without a buffer, a third against plain GRPO."
+    control = best_without(tries, plan)
+    plain,cells = dict.fromkeys(control, 'plain'),{'the best without a buffer':list(control.values())}
+    for a in arms:
+        for i,(k,rows) in enumerate(whole.items()):
+            k = f', {k}' if i else ''
+            cells |= {f'{a}, half, minus that one{k}':with_fewer(rows, a, control, 1/2, plan),
+                f'{a}, a third, minus plain{k}':with_fewer(rows, a, plain, 1/3, plan)}
+    return pd.DataFrame(cells, index=list(control)).T

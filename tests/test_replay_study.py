@@ -384,6 +384,37 @@ def test_half_of_the_tokens_is_read_off_the_curve_and_paired_by_seed():
         ('stored_clip',2,.1))])
     assert rs.best_without(tries, plan)==dict(adding='plain')   # at its best rate, and no buffer's
 
+def test_a_page_shows_the_claims_and_tokens_that_are_counted():
+    plan = registration(PAGE)
+    arms = plan['arms']['main']
+    noise = torch.randn(len(arms)*4*32, generator=torch.Generator().manual_seed(3)).numpy()
+    def table(seeds, lift):
+        d = made(plan, arms, plan['seeds'][seeds])
+        d['area'] = .5+.05*noise+lift*(d.arm=='stored_weight')
+        end = [[dict(tokens=0, pass1=0.), dict(tokens=FAMILIES[f].budget, pass1=p)]
+            for f,p in zip(d.regime, d.area)]
+        return d.assign(pass1=d.area, curve=[json.dumps(o) for o in end])
+    two = {'main table':table('main', .2), 'replication':table('again', 0.)}
+    shown = rs.claims_table(two, plan)
+    for k,d in two.items():
+        o = claims(d, plan)
+        assert shown[k].tolist()==[f"{a:+.3f} ± {b:.3f}" for a,b in zip(o['diff'], o.half)]
+        assert shown[f'Holm, {k}'].tolist()==o.holm.round(3).tolist()
+    first,second = (claims(d, plan).says.tolist() for d in two.values())
+    assert shown.says.tolist()==first!=second and list(shown.predicted)==list(claims(d, plan).predicted)
+    assert shown.index.tolist()==[f'{a} − {b}' for a,b in plan['claims']]
+    tries = pd.concat([made(plan, arms, plan['seeds']['rates'], l) for l in plan['rates']])
+    tries['pass1'] = tries.area+(tries.arm=='mu3')
+    shown = rs.tokens_table(two, tries, plan, arms=['stored_clip'])
+    best = rs.best_without(tries, plan)
+    assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(FAMILIES, 'mu3')
+    for k,d in two.items():
+        end = '' if k=='main table' else ', replication'
+        for share,named,against in ((1/2, 'half, minus that one', best),
+                                    (1/3, 'a third, minus plain', dict.fromkeys(FAMILIES, 'plain'))):
+            row = shown.loc[f'stored_clip, {named}{end}', list(against)]
+            assert row.tolist()==rs.with_fewer(d, 'stored_clip', against, share, plan)
+
 def test_other_code_counts_claims_of_single_families_the_same(tmp_path):
     from recount_study import recount
     plan,_,_ = stored('registration_size')
