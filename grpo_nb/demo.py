@@ -119,7 +119,8 @@ def run_way(
 
 # %% ../nbs/09a_demo.ipynb #8351d4de
 _STUDY = ('One task says little about others. Over four families of tasks, twice 32 seeds each, nothing '
-    'that uses a buffer was decided ahead of what can be had without one (chapter 13b).')
+    'that uses a buffer was decided ahead of what can be had without one; in one of the four, taken alone, '
+    'stored groups beside fresh ones were (chapter 13b).')
 
 def compare_ways(
     n_seeds:int=6,         # runs of each way

@@ -463,6 +463,43 @@ def test_pages_say_what_the_main_table_says():
     assert set(six.says)|set(again.says)=={'undecided'}   # what README, report and chapters say in words
     assert (again['diff']-six['diff']).abs().max()<.005
 
+def test_pages_say_what_the_larger_models_say():
+    root = PAGE.parent.parent
+    plan,path,df = stored('registration_size')
+    rows,need = tables(df, plan)['main table']
+    assert len(rows)==need==192
+    got = claims(rows, plan)
+    texts = rs.texts(got['diff'], got.half)
+    said = {(o.regime, o.arm, o.baseline):t.replace('-', '−') for o,t in zip(got.itertuples(), texts)}
+    family = {f:said[f, 'stored_clip', 'mu3'] for f in ('filtering','adding')}
+    cells = json.loads((root/'reference'/'more_studies.ipynb').read_text(encoding='utf-8'))['cells']
+    prose = ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
+    settings,limits,readme,study = (f.read_text(encoding='utf-8') for f in (
+        root/'practise'/'replay_settings.qmd', root/'project'/'limitations.qmd', root.parent/'README.md',
+        root/'13b_replay_study.ipynb'))
+    assert all(family['filtering'] in o for o in (prose, settings, limits, readme, study))
+    assert all(family['adding'] in o for o in (prose, settings, readme))
+    more = [('filtering','stored_clip','copies_clip'), *((f,'replay_both','plain') for f in family)]
+    assert all(said[k] in prose for k in more)
+    assert (got.says!='undecided').sum()==8 and (got.says==got.predicted).sum()==7
+    assert 'Eight of the ten claims survive. Seven came out as predicted' in prose
+    tries = read_rows(path.with_name('replay_study_1M_rates.csv'))
+    control = rs.best_without(tries, plan)
+    half = rs.with_fewer(rows, 'stored_clip', control, 1/2, plan)
+    assert control==dict.fromkeys(family, 'mu3') and all(o.replace('-', '−') in prose for o in half)
+    dead = rows[rows.arm=='mu3'].groupby('regime').dead.mean()
+    assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in prose
+
+def test_no_rate_beyond_the_ends_is_better_than_the_one_that_was_taken():
+    plan,path,_ = stored('registration_size')
+    tries,beyond = (read_rows(path.with_name(f'replay_study_1M_{o}.csv')) for o in ('rates','ends'))
+    taken,way = tuned(tries, plan),tries.groupby(['regime','arm','learning_rate']).area.mean()
+    for k,d in beyond.groupby(['regime','arm']):
+        l, = set(d.learning_rate)
+        assert set(d.seed)==set(plan['seeds']['rates'])
+        assert taken[k]==(min if l<taken[k] else max)(plan['rates'])   # it was an end
+        assert d.area.mean()<way[*k, taken[k]], k
+
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
     job = dict(regime='reversing', arm='plain', seed=[2000], learning_rate=1e-4, source='',
         settings='{"budget": 1500, "points": 1}')   # a seed of no table
