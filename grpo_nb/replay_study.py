@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'run_stack', 'definitions', 'registration', 'tuned', 'planned', 'replay_study', 'tables', 'claims', 'say',
-           'texts', 'best_without', 'with_fewer', 'claims_table', 'tokens_table']
+           'texts', 'best_without', 'with_fewer', 'tokens_needed', 'claims_table', 'tokens_table', 'needed_table']
 
 # %% ../nbs/reference/replay_study.ipynb #b28ba74e
 import hashlib, json, re, time
@@ -242,6 +242,17 @@ def best_without(
     ended = tries[at_best].pivot_table(index='regime', columns='arm', values='pass1')
     return ended[['plain','mu3','copies_clip']].idxmax(axis=1).to_dict()
 
+def _apart(rows, arm, against, plan):
+    "Per family a function of a share of the tokens: `arm` there minus another arm at its end, paired."
+    def one(family, other):
+        mine,end = (rows[(rows.regime==family)&(rows.arm==a)].set_index('seed') for a in (arm, other))
+        curves = [json.loads(c) for c in mine.curve]
+        points = [([o['tokens'] for o in c], [o['pass1'] for o in c]) for c in curves]
+        tokens = plan.get('budget', FAMILIES[family].budget)
+        def at(share): return pd.Series([np.interp(share*tokens, *o) for o in points], mine.index)
+        return lambda share: difference(at(share), end.pass1)
+    return [one(*o) for o in against.items()]
+
 def with_fewer(
     rows:pd.DataFrame, # of one of `tables`, whole
     arm:str,           # whose tokens are cut
@@ -250,13 +261,27 @@ def with_fewer(
     plan:dict,         # of `registration`
 )->list:               # a text for each family
     "`arm` after `share` of the tokens minus another arm at its end, paired by seed: pass@1 ± 95 %."
-    def at(curve, family):
-        c,all_of_them = json.loads(curve),plan.get('budget', FAMILIES[family].budget)
-        return np.interp(share*all_of_them, [o['tokens'] for o in c], [o['pass1'] for o in c])
-    part = rows.assign(pass1=[at(c, r) for c,r in zip(rows.curve, rows.regime)])
-    def seeds(d, r, a): return d[(d.regime==r)&(d.arm==a)].set_index('seed').pass1
-    o = [difference(seeds(part, r, arm), seeds(rows, r, a)) for r,a in against.items()]
+    o = [f(share) for f in _apart(rows, arm, against, plan)]
     return texts([v['diff'] for v in o], [v['diff_ci'] for v in o])
+
+def tokens_needed(
+    rows:pd.DataFrame, # of one of `tables`, whole
+    arm:str,           # whose tokens are counted
+    against:dict,      # family -> the arm that has all of its tokens
+    plan:dict,         # of `registration`
+)->list:               # a text for each family: '49 % (42 to 56)', or 'not reached (from 88)'
+    """After which share of its tokens has `arm` reached another arm's end?
+
+    In brackets the shares at which the paired 95 % interval holds 0: before the first of them it is still
+    decided to be behind, from the last on it is ahead.
+    """
+    def one(f):
+        d = {s:f(s/100) for s in range(1, 101)}
+        def first(side): return next((s for s,o in d.items() if o['diff']+side*o['diff_ci']>=0), None)
+        low,at,high = first(1),first(0),first(-1)
+        if at: return f"{at} % ({low} to {high or 'more than 100'})"
+        return f'not reached (from {low})' if low else 'not reached'
+    return [one(f) for f in _apart(rows, arm, against, plan)]
 
 # %% ../nbs/reference/replay_study.ipynb #a50feafe
 def claims_table(
@@ -274,7 +299,7 @@ def tokens_table(
     whole:dict,         # name of a table -> all of its rows
     tries:pd.DataFrame, # rows of the plan 'rates'
     plan:dict,          # of `registration`
-    arms:tuple=('stored_clip','stored_weight'),
+    arms:tuple=('stored_clip','stored_weight'), # whose tokens are cut
 )->pd.DataFrame:        # a column per family, pass@1 ± 95 %
     "`with_fewer`: half of the tokens against the best arm without a buffer, a third against plain GRPO."
     control = best_without(tries, plan)
@@ -284,4 +309,18 @@ def tokens_table(
             k = f', {k}' if i else ''
             cells |= {f'{a}, half, minus that one{k}':with_fewer(rows, a, control, 1/2, plan),
                 f'{a}, a third, minus plain{k}':with_fewer(rows, a, plain, 1/3, plan)}
+    return pd.DataFrame(cells, index=list(control)).T
+
+def needed_table(
+    rows:pd.DataFrame,  # of one of `tables`, whole
+    tries:pd.DataFrame, # rows of the plan 'rates'
+    plan:dict,          # of `registration`
+)->pd.DataFrame:        # a column per family, shares of the tokens
+    "`tokens_needed`: to the end of plain GRPO, and with a buffer to that of the best arm without one."
+    control = best_without(tries, plan)
+    plain,buffer = dict.fromkeys(control, 'plain'),['replay_both','stored_clip','stored_weight']
+    cells = {f'{a}, to the end of plain':tokens_needed(rows, a, plain, plan)
+        for a in ['mu3','copies_clip',*buffer]}
+    cells |= {f'{a}, to the best end without a buffer':tokens_needed(rows, a, control, plan)
+        for a in buffer}
     return pd.DataFrame(cells, index=list(control)).T
