@@ -390,7 +390,8 @@ def test_the_tokens_needed_are_where_the_paired_interval_holds_0():
         curve = json.dumps([dict(tokens=0, pass1=0.), dict(tokens=100, pass1=end)])
         return dict(regime='adding', arm=arm, seed=seed, pass1=end, curve=curve)
     def need(goal):
-        rows = [row('mine', i, e) for i,e in enumerate((.8, .84, .76))]+[row('mu3', i, goal) for i in range(3)]
+        rows = [row('mine', i, e) for i,e in enumerate((.8, .84, .76))]
+        rows += [row('mu3', i, goal) for i in range(3)]
         return rs.tokens_needed(pd.DataFrame(rows), 'mine', dict(adding='mu3'), plan)
     wide = 4.30265*.04/3**.5    # half-width of the interval, per share: Student's, two degrees of freedom
     low,at,high = (int(100*.401/o)+1 for o in (.8+wide, .8, .8-wide))
