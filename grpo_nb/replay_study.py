@@ -269,18 +269,17 @@ def tokens_needed(
     arm:str,           # whose tokens are counted
     against:dict,      # family -> the arm that has all of its tokens
     plan:dict,         # of `registration`
-)->list:               # a text for each family: '49 % (42 to 56)', or 'not reached (from 88)'
+)->list:               # a text for each family, in % of the tokens: '49 (42 to 56)'
     """After which share of its tokens has `arm` reached another arm's end?
 
     In brackets the shares at which the paired 95 % interval holds 0: before the first of them it is still
-    decided to be behind, from the last on it is ahead.
+    decided to be behind, from the last on it is ahead. 100+ is what all of the tokens don't give.
     """
     def one(f):
         d = {s:f(s/100) for s in range(1, 101)}
         def first(side): return next((s for s,o in d.items() if o['diff']+side*o['diff_ci']>=0), None)
-        low,at,high = first(1),first(0),first(-1)
-        if at: return f"{at} % ({low} to {high or 'more than 100'})"
-        return f'not reached (from {low})' if low else 'not reached'
+        low,at,high = (first(o) or '100+' for o in (1, 0, -1))
+        return f'{at} ({low} to {high})'
     return [one(f) for f in _apart(rows, arm, against, plan)]
 
 # %% ../nbs/reference/replay_study.ipynb #a50feafe
@@ -315,12 +314,12 @@ def needed_table(
     rows:pd.DataFrame,  # of one of `tables`, whole
     tries:pd.DataFrame, # rows of the plan 'rates'
     plan:dict,          # of `registration`
-)->pd.DataFrame:        # a column per family, shares of the tokens
+)->pd.DataFrame:        # a column per family, in % of the tokens
     "`tokens_needed`: to the end of plain GRPO, and with a buffer to that of the best arm without one."
     control = best_without(tries, plan)
     plain,buffer = dict.fromkeys(control, 'plain'),['replay_both','stored_clip','stored_weight']
-    cells = {f'{a}, to the end of plain':tokens_needed(rows, a, plain, plan)
+    cells = {f"{a} to plain's end":tokens_needed(rows, a, plain, plan)
         for a in ['mu3','copies_clip',*buffer]}
-    cells |= {f'{a}, to the best end without a buffer':tokens_needed(rows, a, control, plan)
+    cells |= {f'{a} to the best end':tokens_needed(rows, a, control, plan)
         for a in buffer}
     return pd.DataFrame(cells, index=list(control)).T

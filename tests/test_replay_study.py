@@ -395,9 +395,9 @@ def test_the_tokens_needed_are_where_the_paired_interval_holds_0():
         return rs.tokens_needed(pd.DataFrame(rows), 'mine', dict(adding='mu3'), plan)
     wide = 4.30265*.04/3**.5    # half-width of the interval, per share: Student's, two degrees of freedom
     low,at,high = (int(100*.401/o)+1 for o in (.8+wide, .8, .8-wide))
-    assert (low, at, high)==(45, 51, 58) and need(.401)==['51 % (45 to 58)']
-    assert need(.75)==['94 % (84 to more than 100)']
-    assert need(.81)==['not reached (from 91)'] and need(.95)==['not reached']
+    assert (low, at, high)==(45, 51, 58) and need(.401)==['51 (45 to 58)']
+    assert need(.75)==['94 (84 to 100+)']
+    assert need(.81)==['100+ (91 to 100+)'] and need(.95)==['100+ (100+ to 100+)']
 
 def test_a_page_shows_the_claims_and_tokens_that_are_counted():
     plan = registration(PAGE)
@@ -424,9 +424,9 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
     best = rs.best_without(tries, plan)
     assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(FAMILIES, 'mu3')
     need,d = rs.needed_table(two['replication'], tries, plan),two['replication']
-    for a,goal,against in (('mu3', 'to the end of plain', dict.fromkeys(best, 'plain')),
-                           ('stored_clip', 'to the best end without a buffer', best)):
-        assert need.loc[f'{a}, {goal}', list(best)].tolist()==rs.tokens_needed(d, a, against, plan)
+    for a,goal,against in (('mu3', "to plain's end", dict.fromkeys(best, 'plain')),
+                           ('stored_clip', 'to the best end', best)):
+        assert need.loc[f'{a} {goal}', list(best)].tolist()==rs.tokens_needed(d, a, against, plan)
     assert len(need)==8
     for k,d in two.items():
         end = '' if k=='main table' else ', replication'
@@ -484,16 +484,16 @@ def test_pages_say_what_the_main_table_says():
     assert (again['diff']-six['diff']).abs().max()<.005
     together,tries = tables(df, plan)['both together'][0],read_rows(root/'results'/'replay_study_rates.csv')
     need = rs.needed_table(together, tries, plan)
-    def share(arm, f, end): return int(need.loc[f'{arm}, to the {end}', f].split(' %')[0])
-    plain = {a:[share(a, f, 'end of plain') for f in need] for a in ('stored_clip','mu3')}
+    def share(arm, f, end): return int(need.loc[f'{arm} to {end}', f].split()[0])
+    plain = {a:[share(a, f, "plain's end") for f in need] for a in ('stored_clip','mu3')}
     said = '{} to {} % of {} tokens, three passes with {} to {} %'
     low_high = [*(g(plain['stored_clip']) for g in (min, max)), *(g(plain['mu3']) for g in (min, max))]
     def has(text, whose): return said.format(*low_high[:2], whose, *low_high[2:]) in text
     assert has(prose('13b_replay_study'), 'the') and all(has(p.read_text(encoding='utf-8'), 'its')
         for p in (pages[0], pages[2]))
-    best = [share('stored_clip', f, 'best end without a buffer') for f in ('filtering','adding','reversing')]
+    best = [share('stored_clip', f, 'the best end') for f in ('filtering','adding','reversing')]
     assert best[0] in (49,50,51) and f'{min(best[1:])} to {max(best[1:])} %' in prose('13b_replay_study')
-    assert need.loc['stored_clip, to the best end without a buffer','sorting'].startswith('not reached')
+    assert need.loc['stored_clip to the best end','sorting'].startswith('100+')
 
 def test_pages_say_what_the_larger_models_say():
     root = PAGE.parent.parent
@@ -520,7 +520,7 @@ def test_pages_say_what_the_larger_models_say():
     half = rs.with_fewer(rows, 'stored_clip', control, 1/2, plan)
     assert control==dict.fromkeys(family, 'mu3') and all(o.replace('-', '−') in prose for o in half)
     near = rs.tokens_needed(rows, 'stored_clip', dict(filtering='mu3'), plan)[0]
-    assert f"there {near.replace('(', 'of the tokens (')} lead to where three passes end" in prose
+    assert f"there {near.replace('(', '% of the tokens (')} lead to where three passes end" in prose
     dead = rows[rows.arm=='mu3'].groupby('regime').dead.mean()
     assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in prose
 
