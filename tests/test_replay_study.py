@@ -396,7 +396,7 @@ def test_the_tokens_needed_are_where_the_paired_interval_holds_0():
     wide = 4.30265*.04/3**.5    # half-width of the interval, per share: Student's, two degrees of freedom
     low,at,high = (int(100*.401/o)+1 for o in (.8+wide, .8, .8-wide))
     assert (low, at, high)==(45, 51, 58) and need(.401)==['51 (45 to 58)']
-    assert need(.75)==['94 (84 to 100+)']
+    assert need(.75)==['94 (84 to 100+)'] and need(.795)==['100 (89 to 100+)']
     assert need(.81)==['100+ (91 to 100+)'] and need(.95)==['100+ (100+ to 100+)']
 
 def test_a_page_shows_the_claims_and_tokens_that_are_counted():
