@@ -174,7 +174,8 @@ def lesson(
     return m.theta[0].detach()
 
 SHAPE = Shape(vocab=FIRST+len(LETTERS))   # of the models of the first study
-SIZES = {'0.2M':SHAPE, '1M':replace(SHAPE, width=192, layers=3, heads=6, kv_heads=2, inner=448)}
+SIZES = {'0.2M':SHAPE, '1M':replace(SHAPE, width=192, layers=3, heads=6, kv_heads=2, inner=448),
+    '3M':replace(SHAPE, width=320, layers=3, heads=10, kv_heads=2, inner=768)}
 
 def start_file(
     family:str,        # a name of `FAMILIES`
@@ -188,7 +189,7 @@ def teach(
     family:str,        # a name of `FAMILIES`
     size:str='0.2M',   # a name of `SIZES`
 )->Path:
-    "Make a family's start, where `start` looks for it: two minutes on one core, ten for 1M weights."
+    "Make a family's start, where `start` looks for it: two minutes on one core, ten for 1M weights, 40 for 3M."
     (n,steps,lr),shape = FAMILIES[family].lesson,SIZES[size]
     lr *= SHAPE.width/shape.width   # twice as wide, half the rate
     theta = lesson(to_tensors(problems(family, 'lesson', n), family), steps, shape, lr)

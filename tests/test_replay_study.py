@@ -260,7 +260,7 @@ def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
         ('"copies_both": {', '"copys_both": {', 'has the arm copys_both; here there are plain, plain_16'),
         ('"stored_clip - mu3": "+"', '"stored_clip": "+"', 'predicts nothing for stored_clip - mu3: '),
         ('"sorting": {', '"sortin": {', 'has the family sortin; here there are adding, sorting'),
-        ('"points": 8', '"points": 8, "size": "2M"', 'has the size 2M; here there are 0.2M, 1M'),
+        ('"points": 8', '"points": 8, "size": "2M"', 'has the size 2M; here there are 0.2M, 1M, 3M'),
         ('"points": 8', '"points": 8,,', 'is no JSON: ')):
         assert a in PAGE.read_text()
         (tmp_path/'p.qmd').write_text(PAGE.read_text().replace(a, b))
