@@ -189,7 +189,7 @@ def teach(
     family:str,        # a name of `FAMILIES`
     size:str='0.2M',   # a name of `SIZES`
 )->Path:
-    "Make a family's start, where `start` looks for it: two minutes on one core, ten for 1M weights, 40 for 3M."
+    "Make a family's start, where `start` looks for it: 2 minutes on one core, 10 for 1M weights, 20 for 3M."
     (n,steps,lr),shape = FAMILIES[family].lesson,SIZES[size]
     lr *= SHAPE.width/shape.width   # twice as wide, half the rate
     theta = lesson(to_tensors(problems(family, 'lesson', n), family), steps, shape, lr)
