@@ -553,6 +553,10 @@ def test_pages_say_what_the_largest_models_say():
     assert f"in adding with {near['adding'].replace('(', '% (')}." in prose
     half = dict(zip(control, rs.with_fewer(rows, 'stored_clip', control, 1/2, plan)))
     assert '{filtering}, and {adding}, decided short'.format(**half).replace('-', '−') in prose
+    dead,taken = rows[rows.arm=='mu3'].groupby('regime').dead.mean(),tuned(read_rows(path.with_name(
+        'replay_study_3M_rates.csv')), plan)
+    assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in prose
+    assert taken['filtering','mu3']>taken['adding','mu3']
 
 def test_pages_say_what_the_methods_of_others_give():
     root = PAGE.parent.parent
