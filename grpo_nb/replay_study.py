@@ -325,8 +325,6 @@ def needed_table(
     control = best_without(tries, plan)
     plain,arms = dict.fromkeys(control, 'plain'),[a for a in ARMS if a!='plain' and a in set(rows.arm)]
     arms.sort(key=_buffered)
-    cells = {f"{a} to plain's end":tokens_needed(rows, a, plain, plan)
-        for a in arms}
-    cells |= {f'{a} to the best end':tokens_needed(rows, a, control, plan)
-        for a in arms if _buffered(a)}
+    cells = {f"{a} to plain's end":tokens_needed(rows, a, plain, plan) for a in arms}
+    cells |= {f'{a} to the best end':tokens_needed(rows, a, control, plan) for a in arms if _buffered(a)}
     return pd.DataFrame(cells, index=list(control)).T

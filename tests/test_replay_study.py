@@ -450,6 +450,25 @@ def test_other_code_counts_claims_of_single_families_the_same(tmp_path):
         theirs = order[o.arm, f'{o.baseline} in {o.regime}']
         assert [o.diff, o.half, o.p, o.holm]==pytest.approx(theirs, abs=2e-5)
 
+def prose(name):
+    "What a notebook says in words, without its outputs"
+    cells = json.loads((PAGE.parent.parent/f'{name}.ipynb').read_text(encoding='utf-8'))['cells']
+    return ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
+
+def told_in(*names):
+    "The words of README, settings, limitations and notebooks"
+    root = PAGE.parent.parent
+    files = dict(readme=root.parent/'README.md', settings=root/'practise'/'replay_settings.qmd',
+        limits=root/'project'/'limitations.qmd')
+    return [files[k].read_text(encoding='utf-8') if k in files else prose(k) for k in names]
+
+def counted(page, runs):
+    "Plan, path, rows and claims of a page whose table is whole, with as many runs"
+    plan,path,df = stored(page)
+    rows,need = tables(df, plan)['main table']
+    assert len(rows)==need==runs
+    return plan,path,rows,claims(rows, plan)
+
 def test_pages_say_what_the_main_table_says():
     root = PAGE.parent.parent
     plan = registration(PAGE)
@@ -466,9 +485,6 @@ def test_pages_say_what_the_main_table_says():
     d = pairs(main[main.arm.isin(['stored_clip','mu3'])], 'mu3', 'area')
     one = d.set_index('regime').loc['filtering']
     alone = f"{one['diff']:+.3f} ± {one.diff_ci:.3f}"
-    def prose(name):
-        cells = json.loads((root/f'{name}.ipynb').read_text(encoding='utf-8'))['cells']
-        return ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
     assert all(said[k] in prose('13b_replay_study') for k in carried)
     side = df[df.seed.isin(plan['seeds']['side'])]
     mu2 = over_regimes(side, [('mu2','plain')]).iloc[0]
@@ -501,85 +517,69 @@ def test_pages_say_what_the_main_table_says():
     assert sooner==['adding','filtering']   # "by intervals that don't touch"
     assert need.loc['stored_clip to the best end','sorting'].startswith('100+')
 
+WHERE = dict(filtering=['readme','settings','limits','13b_replay_study','reference/more_studies'],
+    adding=['readme','settings','reference/more_studies'])   # what larger models say of a family
+
 def test_pages_say_what_the_larger_models_say():
-    root = PAGE.parent.parent
-    plan,path,df = stored('registration_size')
-    rows,need = tables(df, plan)['main table']
-    assert len(rows)==need==192
-    got = claims(rows, plan)
+    plan,path,rows,got = counted('registration_size', 192)
     texts = rs.texts(got['diff'], got.half)
     said = {(o.regime, o.arm, o.baseline):t.replace('-', '−') for o,t in zip(got.itertuples(), texts)}
     family = {f:said[f, 'stored_clip', 'mu3'] for f in ('filtering','adding')}
-    cells = json.loads((root/'reference'/'more_studies.ipynb').read_text(encoding='utf-8'))['cells']
-    prose = ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
-    settings,limits,readme,study = (f.read_text(encoding='utf-8') for f in (
-        root/'practise'/'replay_settings.qmd', root/'project'/'limitations.qmd', root.parent/'README.md',
-        root/'13b_replay_study.ipynb'))
-    assert all(family['filtering'] in o for o in (prose, settings, limits, readme, study))
-    assert all(family['adding'] in o for o in (prose, settings, readme))
+    for k,pages in WHERE.items(): assert all(family[k] in o for o in told_in(*pages)), k
+    page = prose('reference/more_studies')
     more = [('filtering','stored_clip','copies_clip'), *((f,'replay_both','plain') for f in family)]
-    assert all(said[k] in prose for k in more)
+    assert all(said[k] in page for k in more)
     assert (got.says!='undecided').sum()==8 and (got.says==got.predicted).sum()==7
-    assert 'Eight of the ten claims survive. Seven came out as predicted' in prose
+    assert 'Eight of the ten claims survive. Seven came out as predicted' in page
     tries = read_rows(path.with_name('replay_study_1M_rates.csv'))
     control = rs.best_without(tries, plan)
     half = rs.with_fewer(rows, 'stored_clip', control, 1/2, plan)
-    assert control==dict.fromkeys(family, 'mu3') and all(o.replace('-', '−') in prose for o in half)
+    assert control==dict.fromkeys(family, 'mu3') and all(o.replace('-', '−') in page for o in half)
     near = rs.tokens_needed(rows, 'stored_clip', dict(filtering='mu3'), plan)[0]
-    assert f"there {near.replace('(', '% of the tokens (')} lead to where three passes end" in prose
+    assert f"there {near.replace('(', '% of the tokens (')} lead to where three passes end" in page
     dead = rows[rows.arm=='mu3'].groupby('regime').dead.mean()
-    assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in prose
+    assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in page
 
 def test_pages_say_what_the_largest_models_say():
-    root = PAGE.parent.parent
-    plan,path,df = stored('registration_large')
-    rows,need = tables(df, plan)['main table']
-    assert len(rows)==need==48
-    got = claims(rows, plan)
+    plan,path,rows,got = counted('registration_large', 48)
     assert (got.says==got.predicted).all() and (got.says!='undecided').sum()==3
     said = dict(zip(got.arm+' '+got.regime, (o.replace('-', '−') for o in rs.texts(got['diff'], got.half))))
-    where = ['README.md', *(f'nbs/{o}' for o in ('practise/replay_settings.qmd','project/limitations.qmd',
-        '13b_replay_study.ipynb','reference/more_studies.ipynb'))]
-    pages = {o:(root.parent/o).read_text(encoding='utf-8') for o in where}
-    assert all(said['stored_clip filtering'] in o for o in pages.values())
-    assert all(said['stored_clip adding'] in pages[o] for o in (where[0], where[1], where[4]))
-    prose = pages[where[4]]
+    for k,pages in WHERE.items(): assert all(said[f'stored_clip {k}'] in o for o in told_in(*pages)), k
+    page = prose('reference/more_studies')
     adding = got[(got.arm=='stored_clip')&(got.regime=='adding')].iloc[0]
-    assert .013<adding['diff']+adding.half<.014 and 'All four came out as predicted.' in prose
-    control = rs.best_without(read_rows(path.with_name('replay_study_3M_rates.csv')), plan)
+    assert .013<adding['diff']+adding.half<.014 and 'All four came out as predicted.' in page
+    tries = read_rows(path.with_name('replay_study_3M_rates.csv'))
+    control,taken = rs.best_without(tries, plan),tuned(tries, plan)
     assert set(control.values())=={'mu3'}
     near = dict(zip(control, rs.tokens_needed(rows, 'stored_clip', control, plan)))
-    assert f"filtering with {near['filtering'].replace('(', '% of the tokens (')}, in adding with" in prose
-    assert f"in adding with {near['adding'].replace('(', '% (')}." in prose
+    assert f"filtering with {near['filtering'].replace('(', '% of the tokens (')}, in adding with" in page
+    assert f"in adding with {near['adding'].replace('(', '% (')}." in page
     half = dict(zip(control, rs.with_fewer(rows, 'stored_clip', control, 1/2, plan)))
-    assert '{filtering}, and {adding}, decided short'.format(**half).replace('-', '−') in prose
-    dead,taken = rows[rows.arm=='mu3'].groupby('regime').dead.mean(),tuned(read_rows(path.with_name(
-        'replay_study_3M_rates.csv')), plan)
-    assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in prose
+    assert '{filtering}, and {adding}, decided short'.format(**half).replace('-', '−') in page
+    dead = rows[rows.arm=='mu3'].groupby('regime').dead.mean()
+    assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in page
     assert taken['filtering','mu3']>taken['adding','mu3']
 
 def test_pages_say_what_the_methods_of_others_give():
-    root = PAGE.parent.parent
-    plan,_,df = stored('registration_methods')
-    rows,need = tables(df, plan)['main table']
-    assert len(rows)==need==448
-    got = claims(rows, plan)
+    plan,_,rows,got = counted('registration_methods', 448)
     assert set(got.says)=={'undecided'} and (got.says==got.predicted).all()
-    cells = json.loads((root/'reference'/'more_studies.ipynb').read_text(encoding='utf-8'))['cells']
-    prose = ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
-    assert 'All five are undecided, as predicted.' in prose
+    page = prose('reference/more_studies')
+    assert 'All five are undecided, as predicted.' in page
     most = (got['diff']+got.half).max()
-    assert .025<most<.026 and 'a mean gain of more than .026 lies outside each' in prose
+    assert .025<most<.026 and 'a mean gain of more than .026 lies outside each' in page
     d = pairs(rows, 'plain', plan['measure']).set_index(['arm','regime'])
     sure = d[d['diff'].abs()>d.diff_ci]['diff'].round(3)
     three = sure['mu3']
     told = f'in every family, by {three.min():.3f} to {three.max():.3f}'.replace('0.', '.')
-    assert len(three)==4 and told in prose
+    assert len(three)==4 and told in page
     one = {k:v>0 for k,v in sure.items() if k[0] in ('filter','ngrpo','zvp','popo')}
     assert one=={('zvp','filtering'):True, ('popo','reversing'):True, ('popo','adding'):False,
         ('ngrpo','adding'):False, ('ngrpo','sorting'):False}
     d = pairs(rows[rows.arm.isin(['stored_moment','mu3'])], 'mu3', plan['measure']).set_index('regime')
     assert d.index[d['diff']+d.diff_ci<0].tolist()==['sorting'] and not (d['diff']>d.diff_ci).any()
+    for o in ('RL-ZVP is ahead of plain GRPO in filtering, POPO in reversing;',
+              'NGRPO is behind in adding and in sorting, POPO in adding,',
+              '`stored_moment` behind three passes in sorting'): assert o in page, o
 
 BETTER = dict(registration_size=set(), registration_large=set(),
     registration_methods={('filtering','mu3'), ('filtering','stored_moment')})
@@ -597,11 +597,10 @@ def test_a_page_names_each_rate_beyond_the_ends_that_is_better_than_the_one_that
         if d.area.mean()>way[*k, taken[k]]: better.add(k)
     ends = {k for k,l in taken.items() if l in (min(plan['rates']), max(plan['rates']))}
     assert set(zip(beyond.regime, beyond.arm))==ends and better==BETTER[page]
-    prose = (PAGE.parent.parent/'reference'/'more_studies.ipynb').read_text(encoding='utf-8')
     for k in better:
         far,near = beyond.groupby(['regime','arm']).area.mean()[k],way[*k, taken[k]]
         said = f'{far:.3f} at 5e-5 against {near:.3f}',f'{far:.3f} against {near:.3f}'
-        assert any(o.replace('0.', '.') in prose for o in said)
+        assert any(o.replace('0.', '.') in prose('reference/more_studies') for o in said)
 
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
     job = dict(regime='reversing', arm='plain', seed=[2000], learning_rate=1e-4, source='',
