@@ -369,7 +369,7 @@ def _correction(run):
 
 def _tables(run):
     settings = {k.removeprefix('args.'): v for k, v in flat(run.settings).items()
-        if not k.startswith('versions.') and v is not None}
+        if not k.startswith('versions.') and k!='run' and v is not None}   # that's a random mark
     numbers = {k:f'{v[0]:.1%}'+(f' ({v[1]:.1%} to {v[2]:.1%})' if v[1] is not None else '')
                for k in ('before','after') if (v := measured(run.summary.get(k)))}
     versions = run.summary.get('versions') or run.settings.get('versions') or {}
