@@ -219,6 +219,8 @@ def whole_folder(
 def keep_newest(
     output_dir:str|Path,  # where a run keeps its `checkpoint-N` folders
     n:int,                # how many stay
+    run:str=None,         # id of the run; None: of any run
 )->None:
-    "Remove all checkpoints but the newest `n`."
-    for old in checkpoint_folders(output_dir)[:-n]: shutil.rmtree(old)
+    "Remove all checkpoints of the run but the newest `n`."
+    own = [o for o in checkpoint_folders(output_dir) if run is None or manifest_of(o).get('run')==run]
+    for old in own[:-n]: shutil.rmtree(old)

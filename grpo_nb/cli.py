@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'PROJECT', 'EXAMPLES', 'in_clone', 'near', 'Parser', 'add_option', 'function_parser', 'main', 'as_typed',
            'run_folder', 'report', 'inspect', 'diagnose', 'TrainCommand', 'config_options', 'train_parser',
-           'own_folder', 'model_folder', 'notes', 'train_command', 'train_device', 'train_dtype', 'run_command']
+           'model_folder', 'notes', 'train_command', 'train_device', 'train_dtype', 'run_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
 import argparse, ast, difflib, os, re, sys
@@ -357,20 +357,6 @@ def train_parser()->Parser:
     return parser
 
 # %% ../nbs/reference/cli.ipynb #f3905a6f
-def own_folder(
-    path:str,  # of a run
-)->str:
-    "The path, if a run may be written there; ValueError for a file, or a folder that holds other work."
-    p = Path(path)
-    file = next((o for o in (p, *p.parents) if o.is_file()), None)
-    if file: raise ValueError(f'--output_dir {path}: {file} is a file: name a folder')
-    there = sorted(o.name for o in p.iterdir()) if p.is_dir() else []
-    if there and not {'settings.json','history.jsonl','trainer_state.json'} & set(there):
-        raise ValueError(
-            f'--output_dir {path} holds {there[:5]}, which no run of ours wrote: choose another folder'
-        )
-    return path
-
 def model_folder(
     name:str,  # 'tiny', a folder, or a name on the hub
 )->str:
@@ -418,9 +404,11 @@ def train_command(
     "`grpo_nb train`: read problems and rewards, measure, train, measure, report."
     given = vars(train_parser().read(argv))
     cmd = TrainCommand(**{f.name:given.pop(f.name) for f in fields(TrainCommand)})
-    given['output_dir'] = own_folder(given['output_dir'] or 'runs/train')
     model_folder(cmd.model)
+    given['output_dir'] = given['output_dir'] or 'runs/train'
+    from grpo_nb.run_end import new_folder
     from grpo_nb.trainer import TrainConfig
+    if not cmd.resume: new_folder(given['output_dir'], 'go on with --resume')
     run_command(cmd, TrainConfig(**given))
 
 def train_device(

@@ -26,7 +26,7 @@ from .inspector import write_inspector
 # %% ../nbs/09a_demo.ipynb #d3c0abc8
 def demo(
     seed:int=0,              # of problems, sampling and batches
-    output_dir:str=None,     # the run's folder; None for runs/demo-SEED
+    output_dir:str=None,     # the run's folder; None for runs/demo-SEED, without replay runs/plain-SEED
     max_steps:int=200,       # optimizer steps, four a batch
     n_problems:int=500,      # held-out problems, measured before and after
     replay_buffer_size:int=64,  # groups kept for replay; 0: plain GRPO
@@ -36,10 +36,10 @@ def demo(
     "Train the tiny Qwen on one-digit sums with GRPO and replay; write the run folder and its report."
     if compare: return compare_ways(output_dir=output_dir, disable_tqdm=disable_tqdm)
     t0 = time.perf_counter()
-    args = TrainConfig(output_dir=output_dir or f'runs/demo-{seed}', seed=seed, max_steps=max_steps,
-        learning_rate=2e-4, replay_buffer_size=replay_buffer_size, disable_tqdm=disable_tqdm)
+    folder = new_folder(output_dir or f"runs/{'demo' if replay_buffer_size else 'plain'}-{seed}")
+    args = TrainConfig(output_dir=folder, seed=seed, max_steps=max_steps, learning_rate=2e-4,
+        replay_buffer_size=replay_buffer_size, disable_tqdm=disable_tqdm)
     problems,held_out = chain_sum(2000, seed=seed),chain_sum(n_problems, seed=seed, split='test')
-    new_folder(args.output_dir)
     model,tok = load_model('tiny')
     def measure():
         return evaluate(model, tok, held_out, accuracy_reward, seed=seed, disable_tqdm=disable_tqdm,
@@ -141,6 +141,7 @@ def compare_ways(
             rows = watched(pool.map(run_way, *zip(*todo)))
     else: rows = watched(run_way(*o) for o in todo)
     curves = pd.DataFrame(rows)
+    out.mkdir(parents=True, exist_ok=True)
     save_json(out/'settings.json', dict(compare=list(WAYS), seeds=n_seeds, max_tokens=max_tokens,
         n_problems=n_problems, versions=versions()))
     report = write_compare(curves, out, 'Words of 6 to 8 letters, to be spelled backward; every way samples '

@@ -18,6 +18,7 @@ from .plans import format_plan
 from .recipe_data import held_out_table, measure_held_out, prepare_rows, rows_of, say_held_out
 from grpo_nb.recipe_settings import (GSM8KArguments, RecipeArguments, TLDRArguments, launch_problems,
     recipe_plan)
+from .run_end import new_folder
 from .tasks import accuracy_reward, completion_text, overlap_reward
 
 # %% ../nbs/14_recipes.ipynb #cc1e4356
@@ -142,6 +143,7 @@ def run_recipe(
         return plan
     bad = [o for o in plan['problems'] if 'vllm' in o.lower() or 'reward_weights' in o]+launch_problems(r)
     if bad: raise ValueError('; '.join(bad))
+    if r.resume=='no': new_folder(a.output_dir, 'go on with resume=yes')
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
     ds = rows_of(r, rows, load_data)
     model,tok = _load(r)

@@ -61,7 +61,7 @@ def save_checkpoint(
             |{k:getattr(s, k) for k in COUNTS})
         write_manifest(tmp, s.run, mark=None, args=plain_args(s), method=s.method.name,
             rewards=[reward_name(f) for f in s.reward_funcs], dataset=s.data)
-    keep_newest(folder, s.args.save_total_limit)
+    keep_newest(folder, s.args.save_total_limit, s.run)
     return final
 
 def checkpoints(
@@ -127,10 +127,13 @@ def checkpoint_for(
 )->Path:              # a checkpoint this run can go on from; None for a run that begins
     "Where a run goes on. ValueError for a new run in the folder of an old one, and as of `check_checkpoint`."
     folder = s.args.output_dir
-    if resume: return check_checkpoint(s, find_checkpoint(resume, folder))
-    if folder and (found := checkpoints(folder)):
-        raise ValueError(f'{folder} holds {found[-1].name} of an earlier run: go on with '
-            'resume_from_checkpoint=True, or choose another output_dir')
+    found = check_checkpoint(s, find_checkpoint(resume, folder)) if resume else None
+    run = manifest_of(found).get('run') if found else None
+    there = checkpoint_folders(folder) if folder else []
+    other = [o for o in there if not found or manifest_of(o).get('run', run)!=run]
+    if not other: return found
+    raise ValueError(f'{folder} holds {other[-1].name} of an earlier run: '
+        +('' if found else 'go on with resume_from_checkpoint=True, or ')+'choose another output_dir')
 
 def find_checkpoint(
     resume:bool|str,  # True, or a path

@@ -6,7 +6,7 @@
 __all__ = ['one_thread', 'new_folder', 'measured', 'run_summary', 'prompt_text', 'samples']
 
 # %% ../nbs/workshop/run_end.ipynb #f485c91f
-import shutil
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,25 +22,23 @@ def one_thread()->Iterator[None]:
     try: yield
     finally: torch.set_num_threads(n)
 
-_OURS = ('settings.json history.jsonl groups.jsonl summary.json report.html inspector.html curves.csv '
-    'figures checkpoint-* .checkpoint-*').split()
-
 def new_folder(
-    path:str|Path,  # of a run
+    path:str|Path,  # of a run; not made yet
+    hint:str='',    # how an earlier run there would be gone on with
 )->Path:
-    """The folder at `path`, without what an earlier run left there.
-
-    ValueError for a file, or a folder that holds other things and no run.
-    """
+    "The path, if nothing is there yet, or an empty folder; ValueError that names what is."
     path = Path(path)
-    file = next((o for o in (path, *path.parents) if o.is_file()), None)
-    if file: raise ValueError(f'{path}: {file} is a file: choose a folder')
-    if path.exists() and any(path.iterdir()) and not (path/'settings.json').exists():
-        raise ValueError(f'{path} holds {sorted(o.name for o in path.iterdir())[:5]}, which no run of ours '
-            'wrote: choose another folder')
-    for o in (f for g in _OURS for f in path.glob(g)): shutil.rmtree(o) if o.is_dir() else o.unlink()
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    for o in (path, *path.parents):
+        if o.is_symlink() and not o.exists():
+            raise ValueError(f'{path}: {o} is a link to {os.readlink(o)}, which is not there: '
+                'make that folder, or choose another output_dir')
+        if o.is_file(): raise ValueError(f'{path}: {o} is a file: choose a folder')
+    there = sorted(o.name for o in path.iterdir()) if path.exists() else []
+    if not there: return path
+    ours = bool({'history.jsonl','trainer_state.json'} & set(there))
+    held = f"{', '.join(there[:5])}{', …' if len(there)>5 else ''}{' of an earlier run' if ours else ''}"
+    raise ValueError(f'{path} holds {held}, and nothing there is touched: choose another output_dir'
+        +(f', or {hint}' if ours and hint else ''))
 
 # %% ../nbs/workshop/run_end.ipynb #75fd0ae5
 def measured(

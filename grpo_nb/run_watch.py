@@ -44,6 +44,10 @@ class Watched:
         "A line beside the progress bar, unless that is hidden."
         if not self.s.args.disable_tqdm: tqdm.write(text)
 
+    def close(self)->None:
+        "The folder may be written in by others again."
+        if self.rec: self.rec.close()
+
     def bar(self)->tqdm:
         "The progress bar."
         a = self.s.args

@@ -10,7 +10,7 @@ __all__ = ['TrainConfig', 'State', 'new_state', 'method_of', 'check_dataset', 'r
 import copy, math, random, time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
@@ -333,14 +333,14 @@ def train(
     s,checkpoint = prepare(model, tokenizer, dataset, reward_funcs, TrainConfig() if args is None else args,
         method, eval_dataset, resume_from_checkpoint, loss, advantages)
     if checkpoint: load_checkpoint(s, checkpoint)
-    run = Watched(s, evaluate, dead_reason, eval_dataset, bool(checkpoint), resume_hint)
-    with stop_on_signal() as stop, run.bar():
-        while not finished(s) and not stop:
-            with run.rescue(): info = step(s)
-            run.after(info)
-            for f in callbacks: f(s, info)
-            run.save_if_due(now=bool(stop))
-    run.end(stop.signal, last_word)
+    with closing(Watched(s, evaluate, dead_reason, eval_dataset, bool(checkpoint), resume_hint)) as run:
+        with stop_on_signal() as stop, run.bar():
+            while not finished(s) and not stop:
+                with run.rescue(): info = step(s)
+                run.after(info)
+                for f in callbacks: f(s, info)
+                run.save_if_due(now=bool(stop))
+        run.end(stop.signal, last_word)
     return s
 
 def finished(

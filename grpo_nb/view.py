@@ -549,10 +549,17 @@ def write_page(
     path:Path,   # of the page; its folder is made
     text:str,    # HTML
 )->Path:         # `path`
-    "Write a page whole or not at all; what has no UTF-8 becomes a question mark."
+    """Write a page whole or not at all; what has no UTF-8 becomes a question mark.
+
+    ValueError where a file of that name stands that is no page of ours.
+    """
+    if path.exists() and _MARK not in path.read_bytes():
+        raise ValueError(f'{path} was not written by grpo_nb: move it away, or name another folder')
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path, 'wb') as f: f.write(text.encode('utf-8', 'replace'))
+    with atomic_write(path, 'wb') as f: f.write(text.encode('utf-8', 'replace')+_MARK)
     return path
+
+_MARK = b'<!-- written by grpo_nb -->\n'
 
 # %% ../nbs/workshop/view.ipynb #3d86fc04
 class Pages:

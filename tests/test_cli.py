@@ -1,9 +1,9 @@
-"The command line, as a user types it; and the demo's folder"
+"The command line, as a user types it"
 import json, subprocess, sys
 from pathlib import Path
 import pytest
 from grpo_nb.cli import COMMANDS, main
-from grpo_nb.demo import demo, new_folder
+from grpo_nb.demo import demo
 from grpo_nb.records import read_run
 
 REWARD = '''
@@ -121,17 +121,6 @@ def test_the_demo_measures_trains_and_leaves_its_folder(tmp_path, capsys):
     assert (tmp_path/'run'/'report.html').stat().st_size>10_000
     out = capsys.readouterr().out
     assert 'before:' in out and 'after:' in out and 'jupyter lab' in out
-    demo(
-        seed=3, output_dir=str(tmp_path / 'run'), max_steps=4, n_problems=20, disable_tqdm=True
-    )  # again, into the same folder
-    assert len(read_run(tmp_path/'run').history)==1
-
-def test_a_folder_with_other_work_is_left_alone(tmp_path):
-    (tmp_path/'thesis.tex').write_text('x')
-    with pytest.raises(ValueError, match='thesis.tex'): new_folder(tmp_path)
-    (tmp_path/'settings.json').write_text('{}')
-    new_folder(tmp_path)
-    assert (tmp_path/'thesis.tex').exists() and not (tmp_path/'settings.json').exists()
 
 def test_bench_writes_its_table_and_prints_it(tmp_path, capsys, monkeypatch):
     import torch

@@ -103,11 +103,13 @@ def test_resume_drops_later_rows_and_a_half_line(run):
 def test_resume_into_an_empty_folder_is_a_new_record(tmp_path):
     Recorder(tmp_path, resume_step=3).log(dict(step=4)); assert read_run(tmp_path).history.step.tolist()==[4]
 
-def test_a_new_record_replaces_an_old_one_but_not_its_checkpoints(run):
+def test_a_new_record_moves_an_old_one_aside_and_leaves_its_checkpoints(run):
     (run/'checkpoint-3').mkdir(); Recorder(run).summary(seed=1)
     Recorder(run).log(dict(step=1))
     r = read_run(run)
     assert len(r.groups) == 0 and len(r.history) == 1 and r.summary == {} and (run / 'checkpoint-3').is_dir()
+    assert len(read_run(run/'earlier-1').history)==5
+    assert json.loads((run/'earlier-2'/'summary.json').read_text())['seed']==1
 
 def test_every_and_max_groups_bound_the_record(tmp_path):
     rec = Recorder(tmp_path, every=5, max_groups=2)
@@ -302,6 +304,7 @@ def test_the_record_of_another_run_is_not_gone_on_with(run):
     assert len(read_run(run).history)==3
     Recorder(run, settings=dict(seed=0), run='two', resume_step=3).log(dict(step=4))
     assert len(read_run(run).history)==1 and read_run(run).setting('run')=='two'
+    assert len(read_run(run/'earlier-1').history)==3
 
 def test_a_stored_group_in_the_batch_is_shown_with_the_text_of_its_birth(tmp_path):
     rec = Recorder(tmp_path)
