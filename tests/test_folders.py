@@ -47,7 +47,8 @@ def fill(folder, held):
         (folder/name).parent.mkdir(parents=True, exist_ok=True)
         (folder/name).write_text(text)
 
-def files(folder): return {str(o.relative_to(folder)):o.read_bytes() for o in folder.rglob('*') if o.is_file()}
+def files(folder):
+    return {str(o.relative_to(folder)):o.read_bytes() for o in folder.rglob('*') if o.is_file()}
 
 def typed(*words): return lambda d: main([*words, *('--output_dir', str(d)), '--disable_tqdm'])
 def page(*words): return lambda d: main([o.format(d) for o in words])
@@ -58,12 +59,12 @@ DONE = {   # each ends in a refusal, or leaves what it finds
     'compare':typed('demo', '--compare'),
     'train':typed('train', '--dataset', 'sums', '--max_steps', '4', '--eval_problems', '5'),
     'train on':typed('train', '--dataset', 'sums', '--max_steps', '4', '--eval_problems', '5', '--resume'),
-    'gsm8k':lambda d: main(['gsm8k', '--model', 'tiny', '--rows_file', 'nowhere.jsonl', '--output_dir', str(d)]),
+    'gsm8k':lambda d: main('gsm8k --model tiny --rows_file no.jsonl --output_dir'.split()+[str(d)]),
     'the trainer':short,
     'the trainer twice':lambda d: (short(d), pytest.raises(ValueError, short, d)),
     'a record':lambda d: Recorder(d, settings=dict(seed=1)).log(dict(step=0)),
     'report':page('report', '{}'),
-    'report of another':lambda d: main(['report', str(make_run(d.parent/'other', n_steps=2)), '--out', str(d)]),
+    'report of another':lambda d: page('report', str(make_run(d.parent/'other', n_steps=2)), '--out', '{}')(d),
     'inspect':page('inspect', '{}'),
 }
 
