@@ -41,6 +41,18 @@ def test_clipped_is_where_the_loss_has_no_gradient(loss_type, level):
         assert (g==0)[mask].equal(held[mask])
         assert held[mask].any() or loss_type in ('cispo','sapo','vespo') or level=='sequence'
 
+@pytest.mark.parametrize('A', [1., -1.])
+@pytest.mark.parametrize('low,high,delta', [(.2, .2, None), (.1, .3, None), (.2, .2, 2.), (.2, .4, 1.1)])
+def test_a_token_on_a_corner_of_the_clip_is_not_clipped_whatever_autograd_says(low, high, delta, A):
+    "Clipped is where the objective is flat on both sides; torch 2.15 gives a corner another slope than 2.13."
+    def objective(r): return min(min(r, delta or math.inf)*A, min(max(r, 1-low), 1+high)*A)
+    corners = [1-low, 1+high, *([delta] if delta else [])]
+    for r in (*corners, *(o+d for o in corners for d in (-.05, .05)), 1., 3.7):
+        flat = all(objective(r+h)==objective(r) for h in (-1e-6, 1e-6))
+        kw = dict(epsilon=low, epsilon_high=high, delta=delta)
+        ratio = torch.tensor(r, dtype=torch.float64)
+        assert clipped(ratio, torch.tensor(A), **kw).item()==flat, (r, flat)
+
 def test_cispo_and_sequence_level_have_one_clipped_share_everywhere():
     "Once 1.0 in one place and 0 in the other."
     x = torch.full((1, 2, 3), math.log(4.))
