@@ -357,8 +357,8 @@ def loop_keep(x, d, c):
     while tokens and sum(v for v,_,_ in tokens)/len(tokens)>c.max_moment: tokens.pop()
     return {(k,t) for _,k,t in tokens}
 
-def loop_corrected(d, c, level):
-    "(loss under 'dapo', {(answer, token): gradient}), one number after another."
+def loop_corrected(d, c, level, without=()):
+    "(loss under 'dapo', {(answer, token): gradient}) but for some answers, one number after another."
     p,old,prox = (answers_of(d, k) for k in ('logps','old_logps','prox_logps'))
     centre = prox if c.weight=='decoupled' else old
     x = {k:[a-b for a,b in zip(p[k], old[k])] for k in p}
@@ -374,7 +374,7 @@ def loop_corrected(d, c, level):
             W = dict(token=r, none=1., truncated=min(r, c.weight_cap), decoupled=r*part,
                 sequence=min(math.exp(sum(x[k])), c.weight_cap))[c.weight]
             silent = r>1+hi if A>0 else r<1-lo or r>max(cap, 1+hi)
-            if (k,t) not in keep: continue
+            if (k,t) not in keep or k in without: continue
             grad[k,t] = 0. if silent else -W*A/N
             own = c.clip=='ppo' and c.weight in ('token','decoupled')   # the clip's edge is its value
             edge = 1+hi if A>0 else 1-lo
@@ -401,6 +401,42 @@ def test_every_correction_equals_a_plain_loop_in_value_and_gradient(weight, clip
         silenced += sum(v==0 for v in grad.values())
         left_out += int(d['mask'].sum())-len(grad)
     assert left_out>0 and (silenced>0 or clip=='none')
+
+def loop_kl(d, level):
+    "(mean KL of the tokens, {(answer, token): gradient}), each token weighed by its ratio to the sampler's."
+    p,old,ref = (answers_of(d, k) for k in ('logps','old_logps','ref_logps'))
+    N = sum(map(len, p.values()))
+    total,grad = 0.,{}
+    for k,o in p.items():
+        far = [a-b for a,b in zip(o, old[k])]
+        W = [math.exp(sum(far)/len(far) if level=='sequence' else v) for v in far]
+        kl = [math.exp(q-v)-(q-v)-1 for q,v in zip(ref[k], o)]
+        total += sum(w*v for w,v in zip(W, kl))
+        for t in range(len(o)):
+            moved = sum(kl)/len(kl) if level=='sequence' else kl[t]   # the weight has a gradient too
+            grad[k,t] = W[t]*(1-math.exp(ref[k][t]-o[t])+moved)/N
+    return total/N,grad
+
+@pytest.mark.parametrize('level', LEVELS)
+@pytest.mark.parametrize('weight', ['token','none','truncated','sequence','decoupled'])
+def test_kl_weight_and_off_policy_mask_look_at_the_sampler_whatever_the_correction(weight, level):
+    for seed,(beta,limit) in itertools.product(range(3), ((.3, None), (0., .15), (.3, .15))):
+        c,d = Correction(weight=weight, weight_cap=1.5),past(seed)
+        d['ref_logps'] = d['logps']+.6*uniform(d, seed)-.3
+        L = {k:v.tolist() for k,v in d.items()}
+        p,old = answers_of(L, 'logps'),answers_of(L, 'old_logps')
+        far = [k for k in p if L['advantages'][k[0]][k[1]]<0
+            and sum(b-a for a,b in zip(p[k], old[k]))/len(p[k])>(limit or math.inf)]
+        assert bool(far)==(limit is not None)
+        want,grad = loop_corrected(L, c, level, far)
+        kl,slope = loop_kl(L, level)
+        at = d['mask'].nonzero().tolist()
+        place = [((b,i), sum(L['mask'][b][i][:t])) for b,i,t in at]
+        got,g = go(d, correction=c, epsilon_high=.3, importance_sampling_level=level, beta=beta,
+            off_policy_mask_threshold=limit)
+        assert abs(got.item()-want-beta*kl)<1e-12
+        assert_tensor(g[d['mask']], torch.tensor([grad.get(k, 0.)+beta*slope[k] for k in place],
+            dtype=torch.float64), eps=1e-12)
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_the_default_correction_is_the_loss_as_it_was_to_the_bit(loss_type):
