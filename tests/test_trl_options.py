@@ -45,8 +45,8 @@ def rows(x):
     return [tuple(tuple(i[m.bool()].tolist()) for i,m in zip(x[f'{k}_ids'], x[f'{k}_mask']))
         for k in ('prompt','completion')]
 
-def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
-    """For `go`: beside every loss of the trainer stands ours, its old log-probs noted when that very
+def compare_with(monkeypatch, seen, expected):
+    """For `go`: beside every loss of the trainer stands `expected`, its old log-probs noted when that very
     completion was sampled."""
 
     def watch(t):
@@ -71,20 +71,25 @@ def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
                     else noted[k][-1])
                 old[i,mask[i]] = same
                 seen.append((bool(x['replayed'][i]), (now-same).abs().max().item()))
-            q,acc = p.detach().requires_grad_(),t.current_gradient_accumulation_steps
-            part = (dict(num_items=x['num_items_in_batch']*acc/t.args.steps_per_generation)
-                if t.loss_type in ('dapo','cispo','vespo') else dict(num_rows=len(p)*acc))
-            if 'ref_per_token_logps' in x: part['ref_logps'] = x['ref_per_token_logps'][:,None]
-            rows_first = [o[:,None] for o in (q, old, x['advantages'], mask)]   # each row a group of one
-            want = policy_loss(*rows_first, max_completion_length=t.max_completion_length,
-                replayed=x['replayed'],
-                replay_correction=correction, **part, **kw)/(acc if t.loss_type=='bnpo' else 1)
+            q = p.detach().requires_grad_()
+            want = expected(t, x, q, old, mask)
             torch.testing.assert_close(got.detach(), want.detach(), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(*(torch.autograd.grad(o, v, retain_graph=True)[0]
                 for o,v in ((got, p), (want, q))), rtol=1e-3, atol=1e-5)
             return got
         t._get_per_token_logps_and_entropies,t._compute_loss = kept,loss
     return watch
+
+def of_policy_loss(**kw):
+    "Our loss of the trainer's rows, each a group of one."
+    def expected(t, x, q, old, mask):
+        acc = t.current_gradient_accumulation_steps
+        part = (dict(num_items=x['num_items_in_batch']*acc/t.args.steps_per_generation)
+            if t.loss_type in ('dapo','cispo','vespo') else dict(num_rows=len(q)*acc))
+        rows_first = [o[:,None] for o in (q, old, x['advantages'], mask)]
+        return policy_loss(*rows_first, max_completion_length=t.max_completion_length, replayed=x['replayed'],
+            **part, **kw)/(acc if t.loss_type=='bnpo' else 1)
+    return expected
 
 @pytest.mark.filterwarnings('ignore:.*luspo')
 @pytest.mark.parametrize('loss,level,ratio',
@@ -94,8 +99,8 @@ def compare_with_policy_loss(monkeypatch, seen, correction=None, **kw):
 def test_every_loss_at_every_level_and_in_every_rhythm(loss, level, ratio, monkeypatch):
     kw,seen = dict(loss_type=loss, importance_sampling_level=level,
         epsilon_high=5. if loss=='cispo' else None),[]
-    go(steps=8 if ratio!='aligned' else 4, watch=compare_with_policy_loss(monkeypatch, seen, **kw), **kw,
-        **RATIOS[ratio])
+    watch = compare_with(monkeypatch, seen, of_policy_loss(**kw))
+    go(steps=8 if ratio!='aligned' else 4, watch=watch, **kw, **RATIOS[ratio])
     assert max(d for old,d in seen if old)>1e-3                       # a replayed row's ratio is not 1
     assert ratio!='aligned' or max(d for old,d in seen if not old)<1e-5   # a fresh one's is
 
@@ -110,16 +115,62 @@ CORRECTED = [('none','none',None,'dapo','token',{}), ('truncated','none',None,'d
     ('token','ppo',.05,'dapo','token',dict(beta=.1)), ('none','none',None,'grpo','token',
         dict(beta=.1, use_bias_correction_kl=False))]
 
+def plain_objective(loss, r, A, p, high):
+    "What a token adds where nothing is corrected: its ratio `r`, advantage and log-prob."
+    if loss=='cispo': return min(r.item(), high)*A*p
+    if loss=='sapo':
+        tau = 1. if A>0 else 1.05
+        return 4/tau/(1+(-tau*(r-1)).exp())*A
+    return min(r*A, max(min(r, 1+high), .8)*A)
+
+def held_weight(weight, clip, drift, r, x, A, high):
+    "What multiplies the gradient of a replayed token, of ratio `r` in an answer that moved by `x`."
+    high,low = (.28 if clip=='dapo' and high==.2 else high),.2
+    silent = r>1+high if A>0 else r<1-low or clip=='two_sided' and r>4
+    if clip!='none' and silent or drift is not None and abs(sum(x)/len(x))>drift: return 0.
+    return dict(token=r, none=1., truncated=min(r, 1.1), sequence=min(math.exp(sum(x)), 1.1))[weight]
+
+def by_hand(weight, clip, drift, loss, level, high=None, beta=0., use_bias_correction_kl=True):
+    "The corrected loss, one token after another; 1.1 is the cap of a weight."
+    high = .2 if high is None else high
+    def answer(p, old, A, ref, replayed):
+        x = [a.item()-b for a,b in zip(p, old)]
+        moved = [a-b for a,b in zip(p, old)]
+        if level=='sequence': moved = [sum(moved)/len(moved)]*len(moved)
+        out = []
+        for a,m,q in zip(p, moved, ref):
+            r = m.exp()
+            if replayed and (weight,clip)!=('token','ppo'):
+                push = A*held_weight(weight, clip, drift, r.item(), x, A, high)
+                stands_at = dict(cispo=a.item(), sapo=2 if A>0 else 2/1.05).get(loss, 1.)   # at ratio 1
+                o = push*(stands_at+a-a.item())
+            else:
+                gone = replayed and drift is not None and abs(sum(x)/len(x))>drift
+                o = 0*a if gone else plain_objective(loss, r, A, a, high)
+            kl = (q-a).exp()-(q-a)-1
+            out.append(beta*kl*(r if use_bias_correction_kl else 1)-o)
+        return out
+    def expected(t, x, q, old, mask):
+        acc,total,tokens = t.current_gradient_accumulation_steps,0.,mask.sum().item()
+        refs = x.get('ref_per_token_logps', q.detach())
+        for i,m in enumerate(mask):
+            out = answer(q[i,m], old[i,m].tolist(), x['advantages'][i].item(), refs[i,m],
+                x['replayed'][i].item())
+            total = total+sum(out)/(len(out) if loss in ('grpo','sapo') else 1)
+        if loss=='bnpo': return total/tokens/acc
+        if loss in ('dapo','cispo'): return total/(x['num_items_in_batch']*acc/t.args.steps_per_generation)
+        return total/len(q)/acc/(t.max_completion_length if loss=='dr_grpo' else 1)
+    return expected
+
 @pytest.mark.filterwarnings('ignore:.*luspo')
 @pytest.mark.parametrize('weight,clip,drift,loss,level,rhythm', CORRECTED)
-def test_a_correction_of_replayed_rows_is_that_of_policy_loss_in_value_and_gradient(weight, clip, drift, loss,
+def test_a_correction_of_replayed_rows_equals_a_loop_by_hand_in_value_and_gradient(weight, clip, drift, loss,
         level, rhythm, monkeypatch):
-    from grpo_nb.ratios import Correction
-    c,seen,changed = Correction(weight, 1.1, clip, max_drift=drift),[],[]
-    kw = dict(loss_type=loss, importance_sampling_level=level, epsilon_high=5. if loss=='cispo' else None)
-    both = {k:rhythm[k] for k in ('beta','use_bias_correction_kl') if k in rhythm}
-    rhythm = {k:v for k,v in rhythm.items() if k not in both}
-    compare = compare_with_policy_loss(monkeypatch, seen, c, **kw, **both)
+    seen,changed = [],[]
+    high = 5. if loss=='cispo' else None
+    kw = dict(loss_type=loss, importance_sampling_level=level, epsilon_high=high)
+    kl = {k:rhythm[k] for k in ('beta','use_bias_correction_kl') if k in rhythm}
+    compare = compare_with(monkeypatch, seen, by_hand(weight, clip, drift, loss, level, high, **kl))
     def watch(t):
         compare(t)
         see = t._correct
@@ -131,7 +182,7 @@ def test_a_correction_of_replayed_rows_is_that_of_policy_loss_in_value_and_gradi
             assert torch.equal(x['advantages'][fresh], before[fresh][:,None].expand(-1, logps.shape[1]))
         t._correct = correct
     own = dict(replay_weight=weight, replay_weight_cap=1.1, replay_clip=clip, replay_max_drift=drift)
-    go(steps=6, watch=watch, **own, **kw, **both, **rhythm)
+    go(steps=6, watch=watch, **own, **kw, **rhythm)
     assert max(d for old,d in seen if old)>1e-3 and (any(changed) or weight=='none' and clip=='none')
 
 @pytest.mark.parametrize('kw,says', [(dict(replay_weight='none', beta=.1), 'use_bias_correction_kl'),
