@@ -193,3 +193,27 @@ def test_openrlhfs_scalars_are_read_under_trls_names(tmp_path):
     for i,ours in enumerate(names.values()):
         assert h[ours].dropna().tolist()==pytest.approx([i+s/10 for s in range(1, 5)])
     assert h['eval/eval_math_pass1'].dropna().tolist()==[.5]
+
+# ---- several logs, or several values of a step: the last one counts ----
+def test_of_several_values_in_a_step_the_last_one_counts():
+    h = as_history([dict(step=1, reward=.1, kl=.5), dict(step=2, reward=.2), dict(step=1, reward=.9)])
+    assert h.to_dict('records')==[dict(step=1, reward=.9, kl=.5), dict(step=2, reward=.2, kl=pytest.approx(
+        math.nan, nan_ok=True))]
+
+def events(folder, rows):
+    "Event files of tensorboard, one for each call."
+    SummaryWriter = pytest.importorskip('torch.utils.tensorboard').SummaryWriter
+    with SummaryWriter(str(folder)) as w:
+        for step,reward in rows: w.add_scalar('train/reward', reward, step)
+
+def test_of_several_event_logs_the_last_folder_is_read(tmp_path):
+    for day,reward in (('nov01', .1), ('nov02', .2), ('nov03', .7)):
+        events(tmp_path/'logs'/day, [(1, reward), (2, reward+.1)])
+    assert read_log(tmp_path).history['reward'].tolist()==pytest.approx([.7, .8])
+
+def test_a_resumed_run_of_two_event_files_says_what_the_second_says(tmp_path):
+    events(tmp_path, [(1, .1), (2, .2), (3, .3)])
+    at = next(tmp_path.glob('events*'))
+    at.rename(at.with_name('events.out.tfevents.0000000001.here'))
+    events(tmp_path, [(2, .6), (3, .7), (4, .8)])
+    assert read_log(tmp_path).history['reward'].tolist()==pytest.approx([.1, .6, .7, .8])
