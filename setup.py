@@ -20,7 +20,7 @@ setup(
     classifiers=[f"Development Status :: {STATUS[cfg['status']]}", f"Intended Audience :: {cfg['audience']}",
                  'Programming Language :: Python :: 3', f"Programming Language :: Python :: {cfg['min_python']}",
                  'Topic :: Scientific/Engineering :: Artificial Intelligence'],
-    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*']),
+    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*'], exclude=[cfg['lib_path']+'.dev*']),
     package_data={cfg['lib_path']: shlex.split(cfg['package_data'])},
     python_requires='>='+cfg['min_python'], install_requires=shlex.split(cfg['requirements']),
     extras_require={o: shlex.split(cfg[f'{o}_requirements']) for o in EXTRAS},

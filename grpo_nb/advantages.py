@@ -9,8 +9,8 @@ __all__ = ['ADVANTAGES', 'group_advantages', 'dead_reason', 'find_advantages', '
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .core import register, settings_of
-from .ratios import as_rewards, dead_groups, nan_std, reward_range
+from .parts.core import register, settings_of
+from .parts.ratios import as_rewards, dead_groups, nan_std, reward_range
 
 # %% ../nbs/05_advantages.ipynb #14147074
 ADVANTAGES = {}   # name: rewards (B, G) -> advantages (B, G); it may also name `scale` and `eps`

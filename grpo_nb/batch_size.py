@@ -8,8 +8,8 @@ __all__ = ['beta_dead_share', 'beta_rates', 'group_pull', 'best_group_size', 'ba
 # %% ../nbs/12c_batch.ipynb #a6a535e5
 import re
 import numpy as np
-from .batches import batch_html, batch_plan, plan_lines
-from .ratios import dead_share
+from .scale.batches import batch_html, batch_plan, plan_lines
+from .parts.ratios import dead_share
 
 # %% ../nbs/12c_batch.ipynb #bf2e3153
 def beta_dead_share(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from inspect import Parameter
 from pathlib import Path
-from .signals import one_line
+from .run.signals import one_line
 
 # %% ../nbs/reference/cli.ipynb #84036f26
 COMMANDS = dict(  # name: (function, what it does)
@@ -23,17 +23,17 @@ COMMANDS = dict(  # name: (function, what it does)
     report=('grpo_nb.cli:report', 'one page on a run, or on several side by side'),
     inspect=('grpo_nb.cli:inspect', 'a page that shows every group: dead, replaced, by what'),
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),
-    watch=('grpo_nb.watch:watch', 'a run in the browser while it goes on, on this machine only'),
+    watch=('grpo_nb.see.watch:watch', 'a run in the browser while it goes on, on this machine only'),
     batch=('grpo_nb.batch_size:batch_command', "what do TRL's batch numbers come to?"),
     gsm8k=('grpo_nb.recipes:gsm8k', 'train a Qwen on GSM8K with TRL and replay; --dry_run plans it'),
     numinamath=('grpo_nb.recipes:numinamath', 'the same on NuminaMath'),
     tldr=('grpo_nb.recipes:tldr', 'the same on TL;DR'),
-    bakeoff=('grpo_nb.bakeoff:bakeoff', 'compare methods for dead groups at equal tokens'),
+    bakeoff=('grpo_nb.research.bakeoff:bakeoff', 'compare methods for dead groups at equal tokens'),
     replay_study=(
-        'grpo_nb.replay_study:replay_study',
+        'grpo_nb.research.replay_study:replay_study',
         'does replay pay? the registered study, from where it stopped',
     ),
-    bench=('grpo_nb.speed:bench', 'how fast is each part, beside TRL, transformers and the machine itself?'),
+    bench=('grpo_nb.dev.speed:bench', 'how fast is each part, beside TRL and the machine itself?'),
 )
 PROJECT = dict(    # these build the project itself
     run_nbs='run notebooks and store their outputs', readme='write README.md from the index notebook',
@@ -152,7 +152,7 @@ def main(
 
 def _run(command, words):
     if command in PROJECT and in_clone():
-        from grpo_nb.dev import main as project
+        from grpo_nb.dev.site import main as project
         return project([command, *words])
     if command in PROJECT: _stop(f'{command}: this builds the project itself: run it inside a clone')
     if command not in COMMANDS:
@@ -164,7 +164,7 @@ def _run(command, words):
     else: f(**vars(function_parser(f, f'grpo_nb {command}').read(words)))
 
 def _say_untested():
-    from grpo_nb.tested import untested
+    from grpo_nb.parts.tested import untested
     for o in untested(): print(f'note: {o}', file=sys.stderr)
 
 def _overview():
@@ -226,7 +226,7 @@ def report(
 )->None:
     "Write report.html and its figures."
     runs = [run_folder(o) for f in folders for o in f.split(',') if o]
-    from grpo_nb.report import write_report
+    from grpo_nb.see.report import write_report
     if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
     print(write_report(runs[0] if len(runs)==1 else runs, out))
 
@@ -307,9 +307,9 @@ class TrainCommand:
 def config_options()->list:  # (name, type, default, help)
     "The settings of `TrainConfig`, its own first, read from its source and that of what it inherits."
     files = (
-        sorted(Path(__file__).parent.glob('*.py'))
+        sorted(Path(__file__).parent.rglob('*.py'))
         if '__file__' in globals()
-        else sorted(Path('../../grpo_nb').glob('*.py'))
+        else sorted(Path('../../grpo_nb').rglob('*.py'))
     )
     def fields_of(name):
         source = next(t for f in files if f'\nclass {name}' in (t := f.read_text(encoding='utf-8')))
@@ -406,7 +406,7 @@ def train_command(
     cmd = TrainCommand(**{f.name:given.pop(f.name) for f in fields(TrainCommand)})
     model_folder(cmd.model)
     given['output_dir'] = given['output_dir'] or 'runs/train'
-    from grpo_nb.run_end import new_folder
+    from grpo_nb.see.end import new_folder
     from grpo_nb.trainer import TrainConfig
     if not cmd.resume: new_folder(given['output_dir'], 'go on with --resume')
     run_command(cmd, TrainConfig(**given))
@@ -483,7 +483,7 @@ def run_command(
 
 def _rewards(cmd):
     "The reward functions, and whether they are the default."
-    from grpo_nb.reward_loading import load_reward
+    from grpo_nb.parts.reward_loading import load_reward
     from grpo_nb.tasks import accuracy_reward
     given = [load_reward(o) for o in cmd.reward or []]
     return given or [accuracy_reward], not given
@@ -495,18 +495,18 @@ def _problems(cmd, args):
     if made: return made(2000, args.seed, 'train'),made(cmd.eval_problems, args.seed, 'test')
     ds = _read(cmd.dataset, cmd)
     if cmd.eval_dataset: return ds,_head(_read(cmd.eval_dataset, cmd), cmd.eval_problems)
-    from grpo_nb.problems import split_problems
+    from grpo_nb.parts.problems import split_problems
     problems,held_out = split_problems(ds, .1, need_both=True, what=cmd.dataset)   # by a hash of the prompt
     return problems,_head(held_out, cmd.eval_problems)
 
 def _made(name):
     "A function that makes problems of that name, or None for a file."
-    from grpo_nb.problems import make_problems
+    from grpo_nb.parts.problems import make_problems
     if '/' in name or Path(name).suffix or Path(name).exists(): return None
     return lambda n, seed, split: make_problems(name, n, seed, split)
 
 def _read(path, cmd):
-    from grpo_nb.problems import load_problems
+    from grpo_nb.parts.problems import load_problems
 
     if Path(path).is_dir():
         raise ValueError(f'--dataset {path} is a folder: name a .jsonl, .csv or .parquet file in it')

@@ -11,12 +11,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 import pandas as pd
-from .core import save_json, versions
-from .equal_tokens import compare_sentence, compare_table, draw_compare, write_compare
-from .findings import verdict
-from .report import write_report
-from .run_end import measured, new_folder, one_thread, prompt_text, run_summary, samples
-from .problems import chain_sum, spell_backward
+from .parts.core import save_json, versions
+from .see.equal_tokens import compare_sentence, compare_table, draw_compare, write_compare
+from .see.findings import verdict
+from .see.report import write_report
+from .see.end import measured, new_folder, one_thread, prompt_text, run_summary, samples
+from .parts.problems import chain_sum, spell_backward
 from .tasks import accuracy_reward
 from .tiny_qwen import load_model
 from .methods import make_method

@@ -8,10 +8,10 @@ __all__ = ['diagnose', 'diagnose_command']
 # %% ../nbs/12_diagnose.ipynb #66340917
 from .batch_size import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
     beta_rates, group_pull, plan_lines)
-from .findings import RULES, Finding, Findings, Look, find
-from .logs import read_log
-from .records import Run
-from .view import fill_run, history_rows
+from .see.findings import RULES, Finding, Findings, Look, find
+from .see.logs import read_log
+from .run.records import Run
+from .see.view import fill_run, history_rows
 
 # %% ../nbs/12_diagnose.ipynb #5d2bc3d0
 def diagnose(

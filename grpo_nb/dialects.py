@@ -9,8 +9,8 @@ __all__ = ['LOSSES', 'cispo', 'sapo', 'vespo_weight', 'vespo', 'off_policy_mask'
 import math
 import torch
 from torch import Tensor
-from .core import register
-from .ratios import drift, importance_ratio
+from .parts.core import register
+from .parts.ratios import drift, importance_ratio
 
 # %% ../nbs/07b_dialects.ipynb #ecf73b79
 LOSSES = {}   # name -> f(logps, old_logps, A, mask, settings it names) -> (B, G, T), to be made larger

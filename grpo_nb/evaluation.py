@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from .stats import mean_ci, share_ci
-from .reward_loading import reward_name
+from .parts.stats import mean_ci, share_ci
+from .parts.reward_loading import reward_name
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate
 from .rewards import compute_rewards

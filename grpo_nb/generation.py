@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 import torch
 from torch import Tensor, nn
-from .core import Groups, check_groups
-from .sampling import (
+from .parts.core import Groups, check_groups
+from .parts.sampling import (
     check_prompts, check_sampling, eval_mode, penalize, sample_rows, seen_tokens, special_ids, uniforms)
 
 # %% ../nbs/03_generation.ipynb #d5aeb94e

@@ -14,16 +14,17 @@ from torch import Tensor
 from fastcore.basics import patch
 from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
-from .ratios import Correction, correct, dead_groups, group_scores
+from .parts.ratios import Correction, correct, dead_groups, group_scores
 from .advantages import dead_reason
 from .replay import ReplayBuffer
-from .distributed import draw_for
-from .trl_checks import check_dataset, check_prompts, non_finite
-from .trl_settings import GRPOWithReplayBufferConfig
-from .checkpoints import checkpoint_problem, last_checkpoint, load_state, save_state, write_manifest
-from .trl_record import shown_data, shown_settings
-from .trl_rows import IMAGES, prompt_keys, put_groups, slice_group
-from .trl_shared import StoredReplay, edits, epoch_order, is_plain, is_sharded
+from .on_trl.distributed import draw_for
+from .on_trl.checks import check_dataset, check_prompts, non_finite
+from .on_trl.settings import GRPOWithReplayBufferConfig
+from .run.checkpoints import (
+    checkpoint_problem, last_checkpoint, load_state, save_state, write_manifest)
+from .on_trl.record import shown_data, shown_settings
+from .on_trl.rows import IMAGES, prompt_keys, put_groups, slice_group
+from .on_trl.shared import StoredReplay, edits, epoch_order, is_plain, is_sharded
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #451c6228
 _all_ = ['GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_problem', 'last_checkpoint', 'load_state',

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from .advantages import dead_reason
-from .ratios import dead_groups, group_scores
+from .parts.ratios import dead_groups, group_scores
 from .replay import ReplayBuffer
-from .records import Run
-from .rollouts import open_run
-from .view import buffer_of, fill_run, framed, view_html, view_run, write_page
+from .run.records import Run
+from .see.rollouts import open_run
+from .see.view import buffer_of, fill_run, framed, view_html, view_run, write_page
 
 # %% ../nbs/11_inspector.ipynb #837a3db3
 def _tensor(rows, field):

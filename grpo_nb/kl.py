@@ -9,8 +9,8 @@ __all__ = ['gather_logps', 'entropy_of', 'token_logps_loop', 'completion_hidden'
 # %% ../nbs/06_kl.ipynb #924d8669
 import torch
 from torch import Tensor, nn
-from .blocks import chunked_logps
-from .fast_qwen import packed_hidden, shared_hidden, unwrapped, why_slow
+from .parts.blocks import chunked_logps
+from .parts.fast_qwen import packed_hidden, shared_hidden, unwrapped, why_slow
 from .generation import Rollouts
 
 # %% ../nbs/06_kl.ipynb #375d9b31

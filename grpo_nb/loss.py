@@ -9,10 +9,10 @@ __all__ = ['LOSS_TYPES', 'clipped_objective', 'clip', 'aggregate', 'policy_loss'
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .core import masked_mean, register, settings_of
+from .parts.core import masked_mean, register, settings_of
 from .kl import kl_estimate
-from .loss_inputs import check_numbers, clean_inputs, corrected
-from .ratios import Correction, answer_ess, clipped, importance_ratio, token_ess
+from .parts.loss_inputs import check_numbers, clean_inputs, corrected
+from .parts.ratios import Correction, answer_ess, clipped, importance_ratio, token_ess
 from .dialects import LOSSES, high_entropy_mask, off_policy_mask
 
 # %% ../nbs/07_loss.ipynb #dbd5566e
@@ -168,7 +168,7 @@ def loss_metrics(
     importance_sampling_level:str='token',  # 'token' or 'sequence'
     **kwargs:object,           # other arguments of `policy_loss`, so that one dict serves both
 )->dict:                       # name -> float
-    """What the ratio and the clip did, by the definitions of `grpo_nb.ratios`.
+    """What the ratio and the clip did, by the definitions of `grpo_nb.parts.ratios`.
 
     `ratio_mean`, `ratio_max`, `clip_ratio/low_mean`, `/high_mean`, `/region_mean` (the share that the clip
     leaves without a gradient, below 1, above 1, and both), `ess_tokens`, `ess_answers`, under 'cispo' the

@@ -14,14 +14,14 @@ from functools import wraps
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .core import register
+from .parts.core import register
 from .advantages import group_advantages
 from .generation import Rollouts
-from .ratios import dead_groups, nan_std, spread
-from .packing import pack_answer, put_answers
+from .parts.ratios import dead_groups, nan_std, spread
+from .parts.packing import pack_answer, put_answers
 from .replay import METHODS, Entry, Method, Replay, Treated, unfilled
-from .store import _check_option, _whole
-from .treatment import _ages, _keys, _told
+from .parts.store import _check_option, _whole
+from .parts.treatment import _ages, _keys, _told
 
 # %% ../nbs/08a_methods.ipynb #2184c702
 @register(METHODS, 'dynamic')

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import fields
 import torch
 from torch import nn
-from . import problems
-from .options import parse_options
-from .plans import format_plan
-from .recipe_data import held_out_table, measure_held_out, prepare_rows, rows_of, say_held_out
-from grpo_nb.recipe_settings import (GSM8KArguments, RecipeArguments, TLDRArguments, launch_problems,
+from .parts import problems
+from .scale.options import parse_options
+from .scale.plans import format_plan
+from .scale.recipe_data import held_out_table, measure_held_out, prepare_rows, rows_of, say_held_out
+from grpo_nb.scale.recipe_settings import (GSM8KArguments, RecipeArguments, TLDRArguments, launch_problems,
     recipe_plan)
-from .run_end import new_folder
+from .see.end import new_folder
 from .tasks import accuracy_reward, completion_text, overlap_reward
 
 # %% ../nbs/14_recipes.ipynb #cc1e4356

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .core import register
+from .parts.core import register
 from .generation import Rollouts
-from .packing import add_entries, pack_group, pack_groups, put_entries, unpacked
-from grpo_nb.store import (Entry, Store, check_buffer, check_draw, checked_scores, pick_one, _check_option,
-    _whole)
-from .treatment import (METHODS, Keep, Method, Treated, unfilled, unique_prompts, _ages,
+from .parts.packing import add_entries, pack_group, pack_groups, put_entries, unpacked
+from .parts.store import (
+    Entry, Store, check_buffer, check_draw, checked_scores, pick_one, _check_option, _whole)
+from .parts.treatment import (METHODS, Keep, Method, Treated, unfilled, unique_prompts, _ages,
     _check_when_empty, _keys, _scores, _told)
 
 # %% ../nbs/08_replay.ipynb #6cba4072

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .reward_loading import ask_all, blame, check_rewards
+from .parts.reward_loading import ask_all, blame, check_rewards
 
 # %% ../nbs/04_rewards.ipynb #dce7ef05
 def compute_rewards(

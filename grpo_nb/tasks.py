@@ -11,8 +11,8 @@ import json, re
 from collections import Counter
 from functools import lru_cache
 from datasets import Dataset
-from .answers import read_number, same_answer, same_maths
-from .problems import boxed, chain_sum, gym_dataset, spell_backward
+from .parts.answers import read_number, same_answer, same_maths
+from .parts.problems import boxed, chain_sum, gym_dataset, spell_backward
 
 # %% ../nbs/01_tasks.ipynb #a4d37b82
 _all_ = ['same_answer', 'same_maths']

@@ -14,17 +14,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
-from .core import masked_mean
-from .ratios import dead_groups, read_correction
-from .checks import check_lengths, check_rows, fingerprint
-from .checkpoints import new_run_id
-from .epochs import next_keys, shuffled
-from .signals import stop_on_signal
-from .run_settings import (RunSettings, check_callbacks, check_eval, check_method, check_run_arguments,
+from .parts.core import masked_mean
+from .parts.ratios import dead_groups, read_correction
+from .run.checks import check_lengths, check_rows, fingerprint
+from .run.checkpoints import new_run_id
+from .run.epochs import next_keys, shuffled
+from .run.signals import stop_on_signal
+from .run.settings import (RunSettings, check_callbacks, check_eval, check_method, check_run_arguments,
     check_run_settings, correction_options, loss_options, optimizer_of, sampling_options, setting)
-from .run_checkpoints import checkpoint_for, checkpoints, load_checkpoint, save_checkpoint
-from .run_record import check_judged, check_loss, ended, record, summarize
-from .run_watch import Watched
+from .run.state import checkpoint_for, checkpoints, load_checkpoint, save_checkpoint
+from .run.record import check_judged, check_loss, ended, record, summarize
+from .see.during import Watched
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts
 from .evaluation import decode, evaluate, pass_at_k, sample, score

@@ -12,9 +12,9 @@ import json, logging, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np, pandas as pd
-from grpo_nb.findings import find
-from grpo_nb.logs import read_log
-from grpo_nb.view import history_rows
+from grpo_nb.see.findings import find
+from grpo_nb.see.logs import read_log
+from grpo_nb.see.view import history_rows
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, NAMES, stored
 

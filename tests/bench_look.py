@@ -6,14 +6,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import pandas as pd, torch
 import grpo_nb.trainer as tr
-from grpo_nb import run_watch
+from grpo_nb.see import during as run_watch
 from grpo_nb.inspector import inspect_run, write_inspector
-from grpo_nb.report import write_report
-from grpo_nb.problems import chain_sum
+from grpo_nb.see.report import write_report
+from grpo_nb.parts.problems import chain_sum
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from conftest import CHROME, QUIET
-from grpo_nb.view import view_html
+from grpo_nb.see.view import view_html
 from made_runs import long_run, make_run
 
 N = 5

@@ -14,7 +14,7 @@ app = marimo.App()
 @app.cell
 def _():
     import marimo as mo
-    from grpo_nb.view import view_run
+    from grpo_nb.see.view import view_run
     w = mo.ui.anywidget(view_run({run!r}, step=4, group=1))
     w
     return

@@ -2,10 +2,10 @@
 import copy, functools
 import numpy as np
 import torch
-from grpo_nb.bakeoff import run_one
+from grpo_nb.research.bakeoff import run_one
 from grpo_nb.demo import demo
 from grpo_nb.replay import Keep, Replay
-from grpo_nb.problems import chain_sum, spell_backward
+from grpo_nb.parts.problems import chain_sum, spell_backward
 from grpo_nb.tasks import accuracy_reward, completion_text, extract_answer
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, train

@@ -4,9 +4,9 @@ import random
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from grpo_nb.advantages import dead_reason, group_advantages
-from grpo_nb.ratios import dead_groups
-from grpo_nb.ratios import clip_share, group_scores
-from grpo_nb.records import GROUP_FIELDS, Recorder, Run, group_rows, ratio_hists
+from grpo_nb.parts.ratios import dead_groups
+from grpo_nb.parts.ratios import clip_share, group_scores
+from grpo_nb.run.records import GROUP_FIELDS, Recorder, Run, group_rows, ratio_hists
 from grpo_nb.replay import ReplayBuffer
 
 def make_run(

@@ -2,10 +2,10 @@
 import functools, itertools, math, tempfile
 import pytest, torch, nbformat
 from pathlib import Path
-from grpo_nb.core import register, test_tensor as assert_tensor
+from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.advantages import (ADVANTAGES, dead_reason, find_advantages, group_advantages, leave_one_out,
                                 multi_objective)
-from grpo_nb.ratios import dead_groups, dead_share, nan_std, reward_range
+from grpo_nb.parts.ratios import dead_groups, dead_share, nan_std, reward_range
 
 nan = float('nan')
 gen = lambda seed=0: torch.Generator().manual_seed(seed)

@@ -2,11 +2,12 @@
 import json, math, re, sys
 from pathlib import Path
 import pandas as pd, pytest, torch
-from grpo_nb import bakeoff as bo, contest
-from grpo_nb.bakeoff import (ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_again, run_job,
-                             run_one, sensitivity)
-from grpo_nb.stats import difference, holm
-from grpo_nb.study import KEY, area, compare, key_of, over_regimes, rates, read_rows, run_study
+from grpo_nb.research import bakeoff as bo
+from grpo_nb.research import contest
+from grpo_nb.research.bakeoff import (
+    ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_again, run_job, run_one, sensitivity)
+from grpo_nb.parts.stats import difference, holm
+from grpo_nb.research.study import KEY, area, compare, key_of, over_regimes, rates, read_rows, run_study
 from grpo_nb.trainer import TrainConfig
 
 TINY = dict(regime='spell_backward middling', max_tokens=1500, n_problems=10, num_samples=2, points=1)
@@ -70,7 +71,7 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
 # ---- what is a reader's own
 
 OWN = """
-from grpo_nb.bakeoff import Arm, Regime
+from grpo_nb.research.bakeoff import Arm, Regime
 from grpo_nb.replay import Keep
 class Same(Keep):
     def __init__(self, say=''): self.say = say
@@ -139,8 +140,8 @@ def test_what_a_notebook_registers_runs_in_two_processes(tmp_path):
     code = """
 if __name__=='__main__':
     import numpy as np
-    from grpo_nb.bakeoff import ARMS, REGIMES, Arm, Regime, bakeoff
-    import grpo_nb.bakeoff as bo
+    from grpo_nb.research.bakeoff import ARMS, REGIMES, Arm, Regime, bakeoff
+    import grpo_nb.research.bakeoff as bo
     from grpo_nb.replay import PRIORITIES, Replay
     def oldest(scores, drawn): return (np.arange(len(scores))==0).astype(float)
     PRIORITIES['oldest'] = oldest

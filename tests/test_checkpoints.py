@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest, torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from grpo_nb.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, keep_newest,
+from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, keep_newest,
     last_checkpoint, load_state, manifest_of, new_run_id, no_room, save_state, whole_folder, write_manifest)
 
 def same(a, b):

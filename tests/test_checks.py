@@ -2,8 +2,8 @@
 from dataclasses import dataclass
 import pytest, torch
 from datasets import Dataset
-from grpo_nb.checks import (above, at_least, check_lengths, check_rows, check_settings, fingerprint, optional,
-    other_data, share)
+from grpo_nb.run.checks import (
+    above, at_least, check_lengths, check_rows, check_settings, fingerprint, optional, other_data, share)
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 

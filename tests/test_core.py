@@ -1,10 +1,10 @@
 "Rollouts, masks, files, intervals: grids over shapes and seeds"
 import json, math, os, warnings
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.core import (
+from grpo_nb.parts.core import (
     atomic_write, masked_mean, register, save_json, set_seed, test_tensor as assert_tensor, versions)
 from grpo_nb.generation import Rollouts
-from grpo_nb.stats import mean_ci, share_ci
+from grpo_nb.parts.stats import mean_ci, share_ci
 
 def make(B, G, P, T, seed, ref=False, tokens=False):
     "A batch of random lengths, padded as the contract says."

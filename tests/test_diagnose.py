@@ -5,11 +5,11 @@ import numpy as np
 import pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
-from grpo_nb.ratios import dead_share
+from grpo_nb.parts.ratios import dead_share
 from grpo_nb.diagnose import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
     beta_rates, diagnose, diagnose_command, group_pull, plan_lines)
-from grpo_nb.records import Run
-from grpo_nb.view import history_rows
+from grpo_nb.run.records import Run
+from grpo_nb.see.view import history_rows
 from stored_runs import stored
 
 torch.set_num_threads(1)
@@ -99,7 +99,7 @@ def trl_runs(tmp_path_factory):
     "One real GRPOTrainer, trained twice: as it should be, and with completions cut off"
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
-    from grpo_nb.problems import chain_sum
+    from grpo_nb.parts.problems import chain_sum
     def go(name, **kw):
         model,tok = faulty_runs.fresh()
         out = tmp_path_factory.mktemp(name)

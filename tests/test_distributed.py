@@ -5,8 +5,8 @@ import json, os, re, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
-from grpo_nb.distributed import *
-from grpo_nb.distributed import Wire, Ranks, agree, RollCall, time_swap
+from grpo_nb.on_trl.distributed import *
+from grpo_nb.on_trl.distributed import Wire, Ranks, agree, RollCall, time_swap
 from grpo_nb.replay import ReplayBuffer
 
 HERE = Path(__file__).parent
@@ -169,7 +169,7 @@ def test_two_real_processes_exchange_the_same_rows(tmp_path):
     script.write_text('''
 import sys, torch, torch.distributed as dist, datetime
 torch.set_num_threads(1)
-from grpo_nb.distributed import *
+from grpo_nb.on_trl.distributed import *
 from grpo_nb.replay import ReplayBuffer
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=60))
 rng = torch.Generator().manual_seed(5)
@@ -211,7 +211,7 @@ FAULTS = """
 import datetime, json, os, signal, sys, threading, time, types
 import torch, torch.distributed as dist
 torch.set_num_threads(1)
-from grpo_nb.distributed import RollCall, Ranks
+from grpo_nb.on_trl.distributed import RollCall, Ranks
 out,port = sys.argv[1],int(sys.argv[2])
 SCENES = 'raised killed hangs slow early'.split()
 def work(scene, rank):

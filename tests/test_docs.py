@@ -4,7 +4,7 @@ widgets that move without a kernel"""
 import json, os, re, shutil, subprocess, sys, time
 from pathlib import Path
 import pytest
-from grpo_nb.dev import Trouble, npm_package, site_faults, gone_names, output_faults, form_faults
+from grpo_nb.dev.site import Trouble, npm_package, site_faults, gone_names, output_faults, form_faults
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,7 +46,7 @@ def test_every_stored_pile_of_frames_is_tied_to_its_control():
         assert names.count('StackModel')<=names.count('LinkModel'), f.name
 
 def test_links_are_kept_whichever_widget_is_met_last():
-    from grpo_nb.dev import shown_widgets, _STATE, _VIEW
+    from grpo_nb.dev.site import shown_widgets, _STATE, _VIEW
     a,b,c,l = ('0a'*16, '0b'*16, '0c'*16, '0d'*16)
     model = lambda name, **s: dict(model_name=name, state=s)
     ref = 'IPY_MODEL_'.__add__
@@ -363,7 +363,7 @@ def test_a_rebuild_changes_nothing(tmp_path):
     for f in (tmp_path/'nbs').rglob('*.ipynb'):
         if f.stem not in keep: f.unlink()
     def built(out):
-        code = f"from grpo_nb.dev import docs; docs(strict=False, out={str(out)!r})"   # some links break
+        code = f"from grpo_nb.dev.site import docs; docs(strict=False, out={str(out)!r})"   # some links break
         env = {**os.environ, 'PYTHONHASHSEED': out.name}
         subprocess.run([sys.executable, '-c', code], cwd=tmp_path, check=True, capture_output=True, env=env)
         return {str(f.relative_to(out)):f.read_bytes() for f in out.rglob('*') if f.is_file()}

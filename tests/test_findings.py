@@ -2,10 +2,11 @@
 import itertools, math
 import numpy as np
 import pytest
-from grpo_nb.findings import RULES, Finding, Look, beforehand, difference, find, live, rise, rolling, verdict
-from grpo_nb.view import history_rows
+from grpo_nb.see.findings import (
+    RULES, Finding, Look, beforehand, difference, find, live, rise, rolling, verdict)
+from grpo_nb.see.view import history_rows
 from bench_doctors import NAMED
-from grpo_nb.logs import read_log
+from grpo_nb.see.logs import read_log
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, NAMES, stored
 

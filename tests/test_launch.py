@@ -2,9 +2,10 @@
 
 import os, shlex, signal, subprocess, sys, time
 import pytest, yaml
-from grpo_nb import launch as M
-from grpo_nb.launch import (check_launch_config, launch_command, launch_config, slurm_script, vllm_command,
-                            vllm_problem, write_launch_config)
+from grpo_nb.scale import launch as M
+from grpo_nb.scale.launch import (
+    check_launch_config, launch_command, launch_config, slurm_script, vllm_command, vllm_problem,
+    write_launch_config)
 
 @pytest.mark.parametrize('s', ['ddp','fsdp2','zero2','zero3'])
 def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
@@ -185,7 +186,7 @@ def test_vllm_is_asked_before_anything_is_loaded(monkeypatch):
 def test_fsdp2_on_a_cpu_takes_trls_settings_and_is_made_once():
     code = '''
 import os
-from grpo_nb.launch import fsdp2_on_cpu
+from grpo_nb.scale.launch import fsdp2_on_cpu
 from accelerate.state import AcceleratorState
 try: fsdp2_on_cpu(fsdp_state_dict_type='FULLSTATE'); print('taken')
 except ValueError as e: print('FULLSTATE' in str(e), 'ACCELERATE_USE_FSDP' in os.environ)

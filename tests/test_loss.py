@@ -2,10 +2,10 @@
 import itertools, json, math
 from pathlib import Path
 import pytest, torch
-from grpo_nb.core import test_tensor as assert_tensor
+from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.dialects import LOSSES, cispo, high_entropy_mask, off_policy_mask, sapo, vespo_weight
 from grpo_nb.loss import LOSS_TYPES, aggregate, clipped_objective, loss_metrics, policy_loss
-from grpo_nb.ratios import Correction, clipped, drift, importance_ratio
+from grpo_nb.parts.ratios import Correction, clipped, drift, importance_ratio
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 LEVELS = ('token','sequence')
@@ -502,7 +502,7 @@ def test_the_clip_a_correction_applies_is_the_one_it_reports():
 
 # ---- a loss of one's own ----
 def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
-    from grpo_nb.core import register
+    from grpo_nb.parts.core import register
     @register(LOSSES, 'mine')
     def mine(logps, old_logps, A, mask, width=1.): return width*A*logps
     try:
@@ -521,7 +521,7 @@ def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
 # ---- the chapter's exercises, run against the package instead of the chapter's own cells ----
 @pytest.fixture(scope='module')
 def chapter():
-    import grpo_nb.loss as package, grpo_nb.widgets as widgets
+    import grpo_nb.loss as package, grpo_nb.see.widgets as widgets
     nb = json.loads((Path(__file__).parent.parent/'nbs/07_loss.ipynb').read_text())
     ns,explore = dict(vars(package)),widgets.explore
     widgets.explore = lambda *a, **k: None

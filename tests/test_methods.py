@@ -2,8 +2,8 @@
 import math
 import pytest, torch
 from grpo_nb.advantages import group_advantages
-from grpo_nb.ratios import dead_groups
-from grpo_nb.core import test_tensor as assert_tensor
+from grpo_nb.parts.ratios import dead_groups
+from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.methods import (GFPO, METHODS, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay,
     SamePrompt, SkipPrompts, VarianceFilter, VirtualMax, make_method)

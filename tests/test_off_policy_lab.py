@@ -3,7 +3,7 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.loss import policy_loss
-from grpo_nb.off_policy import (AGES, ESTIMATORS, G, LabPolicy, Lens, draw_lab, exact_gradient,
+from grpo_nb.research.off_policy import (AGES, ESTIMATORS, G, LabPolicy, Lens, draw_lab, exact_gradient,
                                 group_moments, jacobian, lab, lab_view, right, summary, token_weights,
                                 too_old, train_lab)
 

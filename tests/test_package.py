@@ -4,90 +4,64 @@ with imports that point down"""
 import ast, json, os, re, subprocess, sys, venv, zipfile, tarfile
 from pathlib import Path
 from textwrap import dedent
+from graphlib import TopologicalSorter
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = sorted(f.stem for f in ROOT.glob('grpo_nb/*.py') if f.stem[0]!='_')
-HOUSE = [
-    'workshop',
-    'course',
-    'reference',
-]  # from the ground up; which of them a module belongs to is read from its notebook's folder
-FLOORS = dict(  # inside each; a module imports from the floors below its own
-    workshop=[
-        {'core', 'tested'},
-        {'plotting', 'stats', 'ratios', 'signals', 'blocks', 'fast_qwen', 'findings', 'masters', 'store',
-            'epochs'},
-        {
-            'widgets',
-            'sampling',
-            'checkpoints',
-            'checks',
-            'records',
-            'problems',
-            'reward_loading',
-            'distributed',
-            'packing',
-            'treatment',
-            'batches',
-        },
-        {'view', 'rollouts', 'answers', 'loss_inputs'},
-        {'logs', 'report', 'watch'},
-        {'small_world', 'trl_rows', 'trl_checks', 'study', 'stacked', 'plans', 'launch', 'options',
-            'run_settings', 'equal_tokens', 'run_end', 'recipe_data'},
-        {'trl_resume', 'trl_settings', 'harness', 'families', 'run_record', 'run_checkpoints',
-            'recipe_settings'},
-        {'trl_record', 'run_watch'},
-        {'trl_shared'},
-    ],
-    course=[
-        {'tasks', 'tiny_qwen'},
-        {'generation'},
-        {'rewards', 'advantages', 'kl', 'dialects'},
-        {'loss', 'replay', 'evaluation'},
-        {'methods', 'records', 'distributed'},
-        {'trainer', 'grpo_with_replay_buffer', 'batch_size'},
-        {'inspector', 'diagnose', 'report', 'contest', 'off_policy'},
-        {'bakeoff'},
-        {'demo'},
-        {'recipes'},
-    ],
-    reference=[{'speed', 'pages', 'stacked_runs'}, {'dev', 'replay_study'}, {'cli'}],
-)
+LIB = ROOT/'grpo_nb'
+FILES = {'.'.join(f.relative_to(LIB).with_suffix('').parts):f for f in LIB.rglob('*.py') if f.stem[0]!='_'}
+MODULES = sorted(FILES)
+WINGS = 'parts','run','see','on_trl','scale','course','research','dev','door'   # from the ground up
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 
 def _python(code, python=sys.executable, **kw):
     return subprocess.run([python, '-c', code], capture_output=True, text=True, **kw)
 
-def _place(name):
-    "Where a module's notebook stands: in the course, the workshop or the reference"
-    at = re.search(r'File to edit: \.\./nbs/(?:(\w+)/)?\w+\.ipynb',
-                   (ROOT / 'grpo_nb' / f'{name}.py').read_text(encoding='utf-8'))
-    return at[1] or 'course'
-
-def _floor(name):
-    "(part of the house, floor in it); floor -1 for a room that no list names"
-    place = _place(name)
-    return HOUSE.index(place),next((i for i,o in enumerate(FLOORS[place]) if name in o), -1)
+def _wing(name):
+    "The folder that a module lies in; the flat ones are the course, and `cli` is the door to all of them."
+    return name.split('.')[0] if '.' in name else 'door' if name=='cli' else 'course'
 
 def _imports(name):
     "Our modules that `name` imports, at the top or inside functions"
-    for o in ast.walk(ast.parse((ROOT/'grpo_nb'/f'{name}.py').read_text(encoding='utf-8'))):
-        if isinstance(o, ast.ImportFrom) and (o.level==1 or (o.module or '').startswith('grpo_nb')):
-            mod = (o.module or '').removeprefix('grpo_nb').strip('.')
-            yield from ([mod] if mod else [a.name for a in o.names])
-        elif isinstance(o, ast.Import):
-            yield from (a.name.removeprefix('grpo_nb.') for a in o.names if a.name.startswith('grpo_nb.'))
+    home = ['grpo_nb', *name.split('.')[:-1]]
+    for o in ast.walk(ast.parse(FILES[name].read_text(encoding='utf-8'))):
+        if isinstance(o, ast.ImportFrom):
+            base = home[:len(home)-o.level+1] if o.level else []
+            full = '.'.join(base+[o.module]*bool(o.module))
+            names = [full, *(f'{full}.{a.name}' for a in o.names)]
+        elif isinstance(o, ast.Import): names = [a.name for a in o.names]
+        else: continue
+        yield from (k for n in names if (k := n.removeprefix('grpo_nb.')) in FILES and n!=k)
 
-
-def test_every_module_has_a_floor():
-    assert [f'{m}, in {_place(m)}' for m in MODULES if _floor(m)[1]<0]==[]
+def test_every_module_lies_in_a_wing_and_comes_from_the_folder_of_its_name():
+    assert {_wing(m) for m in MODULES}==set(WINGS)
+    for m,f in FILES.items():
+        nb = re.search(r'File to edit: (?:\.\./)+nbs/(\S+)\.ipynb', f.read_text(encoding='utf-8'))[1]
+        chapter = re.match(r'\d', nb)
+        assert m=='cli' or chapter or nb.replace('/', '.')==m, f'{m} comes from nbs/{nb}.ipynb'
 
 @pytest.mark.parametrize('name', MODULES)
 def test_imports_point_down(name):
-    "The course stands on the workshop, the reference on both; inside each, a floor on those below"
-    wrong = [f'{o} ({_place(o)})' for o in set(_imports(name)) & set(MODULES) if not _floor(o)<_floor(name)]
-    assert wrong==[], f'{name} ({_place(name)}, floor {_floor(name)[1]}) imports {wrong}'
+    "To wings below, or to rooms of the same wing"
+    wrong = [o for o in set(_imports(name)) if WINGS.index(_wing(o))>WINGS.index(_wing(name))]
+    assert wrong==[], f'{name} imports {wrong}'
+
+@pytest.mark.parametrize('wing', WINGS)
+def test_no_rooms_of_a_wing_import_each_other_in_a_circle(wing):
+    rooms = {m:{o for o in _imports(m) if _wing(o)==wing and o!=m} for m in MODULES if _wing(m)==wing}
+    assert len([*TopologicalSorter(rooms).static_order()])==len(rooms)>0
+
+def test_a_circle_and_an_import_that_climbs_are_seen(monkeypatch, tmp_path):
+    for k,text in {'a':'from .b import x', 'b':'from . import a\nfrom ..see.view import y'}.items():
+        (tmp_path/f'{k}.py').write_text(text)
+        monkeypatch.setitem(FILES, f'parts.{k}', tmp_path/f'{k}.py')
+    assert {*_imports('parts.a')}=={'parts.b'} and {*_imports('parts.b')}=={'parts.a','see.view'}
+    with pytest.raises(AssertionError, match='see.view'): test_imports_point_down('parts.b')
+
+def test_only_the_door_and_the_maintainers_import_studies():
+    may = 'research','dev','door'
+    wrong = [m for m in MODULES for o in _imports(m) if _wing(o)=='research' and _wing(m) not in may]
+    assert wrong==[]
 
 def test_importing_the_package_imports_nothing_heavy():
     r = _python(f'import sys, grpo_nb; print([o for o in {HEAVY} if o in sys.modules], grpo_nb.__version__)')
@@ -95,7 +69,8 @@ def test_importing_the_package_imports_nothing_heavy():
     assert r.stdout.startswith('[]'), r.stdout
 
 @pytest.mark.parametrize('names,may', [
-    (['core','advantages','loss'], {'torch'}), (['plotting'], {'matplotlib'}), (['cli','dev'], set())])
+    (['parts.core','advantages','loss'], {'torch'}), (['see.plotting'], {'matplotlib'}),
+    (['cli','dev.site'], set())])
 def test_modules_import_only_the_heavy_packages_of_their_room(names, may):
     names = [o for o in names if o in MODULES]
     imports = '; '.join(f'import grpo_nb.{o}' for o in names)
@@ -113,7 +88,7 @@ def test_every_module_imports_fresh_and_has_what_it_promises():
 
 def _public(name):
     "Exported functions and classes of a module, as (qualified name, node, source lines)"
-    src = (ROOT/'grpo_nb'/f'{name}.py').read_text(encoding='utf-8')
+    src = FILES[name].read_text(encoding='utf-8')
     for o in ast.parse(src).body:
         if isinstance(o, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and o.name[0] != '_':
             yield o.name, o, src.splitlines()
@@ -161,7 +136,7 @@ def _untyped(src):
 
 @pytest.mark.parametrize('name', MODULES)
 def test_everything_public_has_types(name):
-    assert [*_untyped((ROOT/'grpo_nb'/f'{name}.py').read_text(encoding='utf-8'))]==[]
+    assert [*_untyped(FILES[name].read_text(encoding='utf-8'))]==[]
 
 def test_a_missing_type_is_seen():
     src = dedent("""
@@ -212,12 +187,12 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     wheel,sdist = built
     whl = set(zipfile.ZipFile(wheel).namelist())
     tar = {o.split('/',1)[1] for o in tarfile.open(sdist).getnames() if '/' in o}
-    want = {f'grpo_nb/{o}.py' for o in MODULES} | {str(f.relative_to(ROOT))
+    want = {str(f.relative_to(ROOT)) for m,f in FILES.items() if _wing(m)!='dev'} | {str(f.relative_to(ROOT))
                                                    for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()}
     assert any('assets/tiny_qwen' in o
                for o in want), ('the shipped weights are not in grpo_nb/assets/tiny_qwen')
     assert want<=whl and want|{'settings.ini','setup.py','README.md','LICENSE'}<=tar, (want-whl, want-tar)
-    assert not [o for o in whl if o.startswith(('tests/','nbs/'))]
+    assert not [o for o in whl if o.startswith(('tests/','nbs/','grpo_nb/dev/'))]
     assert wheel.stat().st_size<6e6
 
 @pytest.mark.parametrize('kind', ['wheel', pytest.param('sdist', marks=pytest.mark.slow)])

@@ -12,7 +12,7 @@ from grpo_nb.generation import Rollouts
 from grpo_nb.kl import token_logps, token_logps_and_entropy
 from grpo_nb.dialects import LOSSES
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
-from grpo_nb.ratios import CLIP_KINDS, WEIGHTS, Correction, correct
+from grpo_nb.parts.ratios import CLIP_KINDS, WEIGHTS, Correction, correct
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 EPS = 1e-6

@@ -3,8 +3,8 @@
 import subprocess, sys
 import pytest, torch
 from transformers import AutoConfig, LlamaConfig, Qwen3MoeConfig
-from grpo_nb import plans as M
-from grpo_nb.plans import (Layout, count_weights, format_plan, memory_plan, model_config, run_plan,
+from grpo_nb.scale import plans as M
+from grpo_nb.scale.plans import (Layout, count_weights, format_plan, memory_plan, model_config, run_plan,
                            step_bytes, STRATEGIES)
 
 
@@ -167,7 +167,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
-from grpo_nb.plans import model_config, count_weights
+from grpo_nb.scale.plans import model_config, count_weights
 dist.init_process_group('fake', rank=5, world_size=64, store=FakeStore())
 mesh = init_device_mesh('cpu', (64,))
 c = model_config('Qwen/Qwen2.5-0.5B')

@@ -2,8 +2,9 @@
 import json, subprocess, sys
 import datasets, pytest
 from datasets import Dataset, DatasetDict
-from grpo_nb.problems import (PROBLEMS, boxed, chain_sum, gsm8k, gym_dataset, load_problems, make_problems,
-                              numinamath, spell_backward, split_of, split_problems, tldr)
+from grpo_nb.parts.problems import (
+    PROBLEMS, boxed, chain_sum, gsm8k, gym_dataset, load_problems, make_problems, numinamath,
+    spell_backward, split_of, split_problems, tldr)
 
 questions = lambda ds: [p[-1]['content'] for p in ds['prompt']]
 
@@ -27,7 +28,7 @@ def test_the_side_is_the_same_in_another_process_and_about_a_fifth_is_held_out()
     texts = [f'problem {i}' for i in range(5000)]
     here = [split_of(t) for t in texts]
     assert .18<here.count('test')/5000<.22
-    code = ("from grpo_nb.problems import split_of; "
+    code = ("from grpo_nb.parts.problems import split_of; "
             "print(''.join(split_of(f'problem {i}')[1] for i in range(200)))")
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
     assert out.strip()==''.join(s[1] for s in here[:200])

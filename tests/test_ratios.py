@@ -1,10 +1,10 @@
 "One quantity, one definition: each by an independent road, and each disagreement that once was, by value."
 import itertools, math
 import pytest, torch
-from grpo_nb.core import test_tensor as assert_tensor
+from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
-from grpo_nb.ratios import (Correction, answer_ess, clip_share, clipped, dead_groups, dead_share, drift,
+from grpo_nb.parts.ratios import (Correction, answer_ess, clip_share, clipped, dead_groups, dead_share, drift,
     group_scores, importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums, read_correction, reward_range,
     reward_std, spread, token_ess)
 

@@ -4,7 +4,8 @@ import json, os, re, subprocess, sys
 from dataclasses import fields
 from pathlib import Path
 import pytest, torch, yaml
-from grpo_nb import options as O, recipes as R
+from grpo_nb.scale import options as O
+from grpo_nb import recipes as R
 from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k, gsm8k_rewards,
                              length_reward, numinamath)
 from grpo_nb.recipes import numinamath_rewards, tldr
@@ -206,7 +207,7 @@ def test_a_missing_vllm_is_said_before_anything_is_loaded():
 
 
 def test_a_vllm_server_that_does_not_answer_stops_a_run_before_it_loads(monkeypatch):
-    monkeypatch.setattr('grpo_nb.launch.find_spec', lambda n: True)
+    monkeypatch.setattr('grpo_nb.scale.launch.find_spec', lambda n: True)
     with pytest.raises(ValueError, match='no vLLM server answers at http://127.0.0.1:9'):
         gsm8k(model='tiny', use_vllm=True, vllm_mode='server', vllm_server_base_url='http://127.0.0.1:9',
               output_dir='x')
@@ -292,7 +293,7 @@ def words(name, d, **more):
 
 def accelerate(d, args):
     "Under `accelerate launch` on two processes of the CPU, with a file that our own code wrote."
-    from grpo_nb.launch import write_launch_config
+    from grpo_nb.scale.launch import write_launch_config
     f = write_launch_config(d/'two.yaml', 'ddp', 2, mixed_precision='no', use_cpu=True)
     env = os.environ | dict(OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1',
                             PYTHONPATH=str(Path(__file__).parent.parent))
@@ -302,7 +303,7 @@ def accelerate(d, args):
 
 @pytest.mark.slow
 def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path):
-    from grpo_nb.records import read_run
+    from grpo_nb.run.records import read_run
     w = words('gsm8k', tmp_path)
     settings = '\n'.join(f'{k[2:]}: {v}' for k,v in zip(w[1::2], w[2::2]))
     (tmp_path/'run.yaml').write_text(settings+'\nreplay_buffer_size: 8\n')
@@ -319,7 +320,7 @@ def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path
 
 @pytest.mark.slow
 def test_the_other_recipes_run_on_two_processes_too(tmp_path):
-    from grpo_nb.records import read_run
+    from grpo_nb.run.records import read_run
 
     lines = ['from grpo_nb.cli import main',
              *(f'main({words(o, tmp_path)!r})' for o in ('numinamath', 'tldr'))]
@@ -330,7 +331,7 @@ def test_the_other_recipes_run_on_two_processes_too(tmp_path):
         assert run.settings['world_size']==2 and len(run.history)==2 and col in run.history.columns
 
 def fsdp_versoin(d):
-    from grpo_nb.launch import launch_config
+    from grpo_nb.scale.launch import launch_config
     c = launch_config('fsdp2')
     c['fsdp_config']['fsdp_versoin'] = c['fsdp_config'].pop('fsdp_version')
     (d/'bad.yaml').write_text(yaml.safe_dump(c))

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.advantages import group_advantages
-from grpo_nb.ratios import dead_groups
-from grpo_nb.core import register, test_tensor as assert_tensor
+from grpo_nb.parts.ratios import dead_groups
+from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.replay import (PRIORITIES, Replay, ReplayBuffer, pack_group, pack_groups, put_entries,
     unpack_groups)

@@ -2,15 +2,15 @@
 import json, re
 from pathlib import Path
 import pandas as pd, pytest, torch
-import grpo_nb.families as fm
-import grpo_nb.replay_study as rs
-import grpo_nb.stacked_runs as sr
-from grpo_nb.families import END, FAMILIES, PAD, SHAPE, decode, encode, judge, problems, to_tensors
-from grpo_nb.replay_study import (ARMS, claims, planned, registration, replay_study, run_stack, say, tables,
-    tuned)
-from grpo_nb.stacked import new_weights
-from grpo_nb.stacked_runs import Arm, Shelf, assemble, factor
-from grpo_nb.study import over_regimes, pairs, read_rows, run_study, stamp
+import grpo_nb.research.families as fm
+import grpo_nb.research.replay_study as rs
+import grpo_nb.research.stacked_runs as sr
+from grpo_nb.research.families import END, FAMILIES, PAD, SHAPE, decode, encode, judge, problems, to_tensors
+from grpo_nb.research.replay_study import (
+    ARMS, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
+from grpo_nb.research.stacked import new_weights
+from grpo_nb.research.stacked_runs import Arm, Shelf, assemble, factor
+from grpo_nb.research.study import over_regimes, pairs, read_rows, run_study, stamp
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 
@@ -42,7 +42,7 @@ def test_the_judge_wants_the_whole_answer_after_the_first_mark_and_the_end():
         assert judge(ids(text), answer).item()==bool(right), text
 
 def gym(family, n, seed=3, side='test'):
-    from grpo_nb.problems import gym_dataset
+    from grpo_nb.parts.problems import gym_dataset
     f = FAMILIES[family]
     return [json.loads(o) for o in gym_dataset(f.task, n, seed, side, **f.options)['entry']]
 
@@ -217,7 +217,7 @@ def test_a_method_says_advantages_and_which_groups_count(untaught, monkeypatch):
     assert torch.equal(there, ~right.all(-1))
 
 def test_rl_zvp_blames_dead_groups_by_the_entropy_that_is_missing(untaught, monkeypatch):
-    from grpo_nb.stacked import Stack
+    from grpo_nb.research.stacked import Stack
     runs,g,there = one_batch(monkeypatch, 'zvp')
     right = (g['out']==PAD).sum(-1)>2
     s,b = (~right.any(-1)).nonzero()[0].tolist()

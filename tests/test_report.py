@@ -2,9 +2,9 @@
 import json
 import numpy as np, pytest
 from scipy import stats
-from grpo_nb.records import Recorder, group_rows, read_run
-from grpo_nb.report import *
-from grpo_nb.view import reward_curve
+from grpo_nb.run.records import Recorder, group_rows, read_run
+from grpo_nb.see.report import *
+from grpo_nb.see.view import reward_curve
 from made_runs import make_run
 from view_pages import Opened
 

@@ -2,7 +2,7 @@
 import asyncio, functools, json, math, pathlib, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
-from grpo_nb.reward_loading import RewardModel, check_rewards, load_reward, reward_name
+from grpo_nb.parts.reward_loading import RewardModel, check_rewards, load_reward, reward_name
 from grpo_nb.rewards import combine_rewards, compute_rewards, overlong_reward, repeat_reward
 
 torch.set_num_threads(1)

@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-import grpo_nb.speed as S
-from grpo_nb.core import test_tensor as assert_tensor
+import grpo_nb.dev.speed as S
+from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import generate, generate_loop
 from grpo_nb.kl import gather_logps, token_logps
 from grpo_nb.replay import Replay, ReplayBuffer
-from grpo_nb.speed import *
+from grpo_nb.dev.speed import *
 from grpo_nb.tiny_qwen import encode_prompts
 from grpo_nb.trainer import step
 
@@ -446,7 +446,7 @@ def test_a_quick_run_of_the_cheap_parts_measures(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_two_processes_train_on_the_same_weights_and_move_what_was_planned(tmp_path):
-    from grpo_nb.distributed import replay_bytes
+    from grpo_nb.on_trl.distributed import replay_bytes
     one,two = run_ranks(1, tmp_path/'a', 2, 4, 1),run_ranks(2, tmp_path/'b', 2, 4, 1)
     assert len(one)==1 and len(two)==2 and two[0]['weights']==two[1]['weights']
     assert one[0]['received']==one[0]['index']==0

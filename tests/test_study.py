@@ -4,8 +4,8 @@ tables"""
 import json, math, os
 from pathlib import Path
 import pandas as pd, pytest
-import grpo_nb.study as st
-from grpo_nb.study import (area, at_equal, compare, over_regimes, pairs, rates, read_rows, run_study,
+import grpo_nb.research.study as st
+from grpo_nb.research.study import (area, at_equal, compare, over_regimes, pairs, rates, read_rows, run_study,
                            source_hash, verdict)
 
 HERE = dict(version='1', torch='2', machine='m', weights='w')
@@ -89,7 +89,7 @@ def test_what_a_notebook_defines_is_known_to_workers(tmp_path):
     code = f"""
 if __name__=='__main__':
     import grpo_nb.replay as R
-    from grpo_nb.study import run_study
+    from grpo_nb.research.study import run_study
     class Mine(R.Method): name = 'mine'
     R.METHODS['mine'] = Mine
     def run(job):

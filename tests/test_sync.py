@@ -2,7 +2,7 @@
 import json, os, re, shutil, subprocess, sys
 from pathlib import Path
 import pytest
-from grpo_nb import dev
+from grpo_nb.dev import site as dev
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,16 +19,17 @@ def copy(tmp_path, monkeypatch):
 
 def notebook(root, name):
     "The notebook that exports the module `name`, wherever it stands"
-    return next(f for f in root.glob('nbs/**/*.ipynb') if f'#| default_exp {name}' in f.read_text())
+    names = rf'default_exp (\w+\.)?{name}\b'
+    return next(f for f in root.glob('nbs/**/*.ipynb') if re.search(names, f.read_text()))
 
 def test_everything_is_in_step(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert dev.check()>10
 
 def test_a_module_edited_by_hand_is_told(copy):
-    f = copy/'grpo_nb'/'plotting.py'
+    f = copy/'grpo_nb'/'see'/'plotting.py'
     f.write_text(f.read_text()+'\nx = 1\n')
-    with pytest.raises(dev.Trouble, match='grpo_nb/plotting.py: not what .*plotting.ipynb exports'):
+    with pytest.raises(dev.Trouble, match='grpo_nb/see/plotting.py: not what .*plotting.ipynb exports'):
         dev.check(['plotting'])
 
 
@@ -95,6 +96,6 @@ def test_no_file_names_the_machine_it_was_made_on():
     odd = re.compile(r'/(?:root|work)/\w+')
     said = [f for f in files if Path(f).suffix in ('.py', '.ipynb', '.md', '.qmd', '.yml', '.ini', '.csv',
                                                    '.json') and f != 'tests/test_sync.py'
-            and f != 'nbs/reference/dev.ipynb' and f != 'grpo_nb/dev.py' and (ROOT / f).exists()
+            and f != 'nbs/dev/site.ipynb' and f != 'grpo_nb/dev/site.py' and (ROOT / f).exists()
             and odd.search((ROOT / f).read_text(encoding='utf-8'))]
     assert said==[]

@@ -174,7 +174,7 @@ def test_nodes_with_disks_of_their_own_agree_or_say_who_lacks_what(tmp_path):
     t = make(tmp_path, 2); t.train()
     u = make(tmp_path, 3)
     f = tmp_path/'checkpoint-2'/'grpo_state_0.safetensors'
-    from grpo_nb.checkpoints import load_state, save_state, write_manifest
+    from grpo_nb.run.checkpoints import load_state, save_state, write_manifest
     save_state(f.with_name('grpo_state_1.safetensors'), load_state(f)|dict(world=2))
     f.unlink(); write_manifest(tmp_path/'checkpoint-2', t.run_id)
     with pytest.raises(ValueError, match='rank 0 does not find all of the files.*save_on_each_node'):

@@ -191,7 +191,7 @@ def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
     from trl import GRPOConfig
     for kw in (dict(beta=.1), dict(loss_type='vespo'), dict(off_policy_mask_threshold=.5)):
         T.trainer(cls=Old, args=T.config(GRPOConfig, **kw)).train()
-    from grpo_nb.trl_rows import BOTH, IMAGES, WIDE
+    from grpo_nb.on_trl.rows import BOTH, IMAGES, WIDE
     known = KEYS|set(WIDE)|set(BOTH)|IMAGES
     assert not asked - known, (
         f'the loss reads {sorted(asked - known)}: `slice_group` and `put_groups` must carry them'
@@ -203,7 +203,7 @@ def test_the_declared_range_of_trl_is_the_one_tested():
     from configparser import ConfigParser
     from pathlib import Path
     import trl
-    from grpo_nb.tested import TESTED, untested
+    from grpo_nb.parts.tested import TESTED, untested
     c = ConfigParser()
     c.read(Path(__file__).parent.parent/'settings.ini')
     low, = re.search(r'trl>=([\d.]+)', c['DEFAULT']['requirements']).groups()

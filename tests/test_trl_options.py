@@ -559,11 +559,11 @@ def test_tool_turns_can_be_limited():
 
 def test_the_losses_are_those_of_this_trl_and_ours():
     from grpo_nb.loss import LOSSES
-    from grpo_nb.trl_checks import trl_losses
+    from grpo_nb.on_trl.checks import trl_losses
     assert set(trl_losses())==set(LOSSES)
 
 def test_a_newer_trl_is_used_and_said(monkeypatch):
-    from grpo_nb import tested
+    from grpo_nb.parts import tested
     monkeypatch.setitem(tested.TESTED, 'trl', '0.1')
     with pytest.warns(UserWarning, match='newer than 0.1, the newest that was tested'):
         t = T.trainer(max_steps=1)

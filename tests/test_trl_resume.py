@@ -207,7 +207,7 @@ POINTS = ['save_model', '_save_optimizer_and_scheduler', '_save_scaler', '_save_
 
 def killed_at(point, out):
     "In a child: train, and die inside the second save."
-    import grpo_nb.trl_resume as M
+    import grpo_nb.on_trl.resume as M
     from transformers import TrainerState
     die = lambda *a, **kw: os.kill(os.getpid(), signal.SIGKILL)
     t = make(out, 6, save_steps=2)

@@ -93,7 +93,7 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
     reason='GRPO_NB_DEEPSPEED=1 runs it: needs deepspeed, which builds an extension for minutes')
 @pytest.mark.parametrize('scene', ['zero2','zero3'])
 def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
-    from grpo_nb.launch import write_launch_config
+    from grpo_nb.scale.launch import write_launch_config
     f = write_launch_config(tmp_path/f'{scene}.yaml', scene, 2, mixed_precision='no')
     env = os.environ|dict(OMP_NUM_THREADS='1', DS_ACCELERATOR='cpu', TINY=T.folder(),
         PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))
@@ -155,7 +155,7 @@ def test_a_reward_that_fails_on_one_process_stops_both_which_save_and_go_on(out)
         assert T.same(a['w'], b['w']) and equal(a['b'], b['b'])
 
 def test_fsdp2_saves_a_reference_that_moves_and_goes_on_with_it(out):
-    from grpo_nb.checkpoints import load_state
+    from grpo_nb.run.checkpoints import load_state
     s = [load_state(out/'moving'/'checkpoint-2'/f'grpo_state_{r}.safetensors')['ref'] for r in (0, 1)]
     assert s[1] is None and sum(v.numel() for v in s[0].values())>=sum(p.numel()
         for p in T.model().parameters())

@@ -105,7 +105,7 @@ def test_no_prompt_is_lost_and_the_order_is_that_of_trl(shuffle):
     assert len(set(reward.asked[:17]))==17
 
 def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():
-    from grpo_nb.records import read_run
+    from grpo_nb.run.records import read_run
     t,got,_,_ = go(steps=3, log_completions=True, num_completions_to_print=0)
     L,b = t._logs,got[-1]
     assert len(L['prompt'])==len(L['completion'])==len(L['advantages'])==3*G

@@ -2,8 +2,8 @@
 import http.client, json, urllib.request
 from pathlib import Path
 import pytest
-from grpo_nb.records import Recorder
-from grpo_nb.watch import live_view, serve
+from grpo_nb.run.records import Recorder
+from grpo_nb.see.watch import live_view, serve
 from made_runs import make_run
 
 @pytest.fixture

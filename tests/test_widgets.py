@@ -1,6 +1,6 @@
 "The controls that turn drawn frames over."
 import pytest
-from grpo_nb.widgets import W, _indexed, explore
+from grpo_nb.see.widgets import W, _indexed, explore
 
 def frames(res):
     "Texts of the HTML frames of one control, in the order of its settings."
@@ -20,7 +20,7 @@ def test_a_control_that_starts_at_none_is_drawn_and_starts_at_a_setting(make, op
     assert res.still==f'<p>{want[start]}</p>'
 
 def test_nbdev_test_makes_every_figure_and_writes_one_out(monkeypatch):
-    from grpo_nb.plotting import new_figure
+    from grpo_nb.see.plotting import new_figure
     made = []
     def draw(k): return made.append(k) or new_figure(str(k), 'x')[0]
     def all_of_them(): return frames(explore(lambda k: k, draw, k=W.IntSlider(2, min=1, max=3)))
@@ -39,7 +39,7 @@ def test_sliders_and_boxes_keep_their_start():
 def test_a_cell_that_runs_again_gives_its_widgets_the_same_names(monkeypatch):
     "The widget of the time before is closed, so that its end can't take the new one along."
     import types
-    from grpo_nb import widgets
+    from grpo_nb.see import widgets
     cells = ['']
     history = types.SimpleNamespace(history_manager=types.SimpleNamespace(input_hist_raw=cells))
     monkeypatch.setattr(widgets, 'get_ipython', lambda: history)

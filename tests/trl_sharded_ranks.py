@@ -89,13 +89,13 @@ for scene in scenes:
     if scene=='resumed': run(scene, resume=True, folder='signal', **MU2)
     if scene=='from_one': run(scene, resume=os.environ['FROM_ONE'])
     if scene=='fsdp2':
-        from grpo_nb.launch import fsdp2_on_cpu
+        from grpo_nb.scale.launch import fsdp2_on_cpu
         fsdp2_on_cpu()
         run(scene, per_device_train_batch_size=6)
         run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2',
             per_device_train_batch_size=6)
     if scene=='parts':
-        from grpo_nb.launch import fsdp2_on_cpu
+        from grpo_nb.scale.launch import fsdp2_on_cpu
         fsdp2_on_cpu(fsdp_state_dict_type='SHARDED_STATE_DICT')
         run(scene, per_device_train_batch_size=6).save_model(str(out/'parts_model'))
         run('parts_resumed', resume=str(out/scene/'checkpoint-3'), folder=scene,
@@ -117,7 +117,7 @@ for scene in scenes:
                 [])))
         run(scene, resume='auto', save_strategy='no')
     if scene=='moving':
-        from grpo_nb.launch import fsdp2_on_cpu
+        from grpo_nb.scale.launch import fsdp2_on_cpu
         fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
         kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=.5,
             save_steps=2)

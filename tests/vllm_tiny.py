@@ -4,16 +4,16 @@
 `test_vllm.py` holds the same rows to their bounds. Needs the environment that `test_vllm.py` describes.
 """
 import copy, itertools, sys
-from grpo_nb.launch import vllm_on_cpu
+from grpo_nb.scale.launch import vllm_on_cpu
 vllm_on_cpu()   # before trl
 import pandas as pd, torch
 import trl.generation.vllm_generation as V
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 from transformers import Qwen2ForCausalLM
-from grpo_nb.core import versions
+from grpo_nb.parts.core import versions
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
-from grpo_nb.problems import make_problems
+from grpo_nb.parts.problems import make_problems
 from grpo_nb.tiny_qwen import TINY, load_model
 
 torch.set_num_threads(1)
