@@ -36,10 +36,11 @@ def demo(
     "Train the tiny Qwen on one-digit sums with GRPO and replay; write the run folder and its report."
     if compare: return compare_ways(output_dir=output_dir, disable_tqdm=disable_tqdm)
     t0 = time.perf_counter()
-    folder = new_folder(output_dir or f"runs/{'demo' if replay_buffer_size else 'plain'}-{seed}")
+    folder = output_dir or f"runs/{'demo' if replay_buffer_size else 'plain'}-{seed}"
     args = TrainConfig(output_dir=folder, seed=seed, max_steps=max_steps, learning_rate=2e-4,
         replay_buffer_size=replay_buffer_size, disable_tqdm=disable_tqdm)
     problems,held_out = chain_sum(2000, seed=seed),chain_sum(n_problems, seed=seed, split='test')
+    new_folder(folder)
     model,tok = load_model('tiny')
     def measure():
         return evaluate(model, tok, held_out, accuracy_reward, seed=seed, disable_tqdm=disable_tqdm,

@@ -64,7 +64,7 @@ DONE = {   # each ends in a refusal, or leaves what it finds
     'the trainer twice':lambda d: (short(d), pytest.raises(ValueError, short, d)),
     'a record':lambda d: Recorder(d, settings=dict(seed=1)).log(dict(step=0)),
     'report':page('report', '{}'),
-    'report of another':lambda d: page('report', str(make_run(d.parent/'other', n_steps=2)), '--out', '{}')(d),
+    'report of another':lambda d: page('report', str(make_run(d.parent/'b', n_steps=2)), '--out', '{}')(d),
     'inspect':page('inspect', '{}'),
 }
 
