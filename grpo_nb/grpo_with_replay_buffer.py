@@ -11,6 +11,7 @@ __all__ = ['GRPOWithReplayBufferTrainer', 'GRPOWithReplayBufferConfig', 'ReplayB
 import functools
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from fastcore.basics import patch
 from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
@@ -24,7 +25,7 @@ from .run.checkpoints import (
     checkpoint_problem, last_checkpoint, load_state, save_state, write_manifest)
 from .on_trl.record import shown_data, shown_settings
 from .on_trl.rows import IMAGES, prompt_keys, put_groups, slice_group
-from .on_trl.shared import StoredReplay, edits, epoch_order, is_plain, is_sharded
+from .on_trl.shared import StoredReplay, edits, is_plain, is_sharded
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #451c6228
 _all_ = ['GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_problem', 'last_checkpoint', 'load_state',
@@ -59,16 +60,29 @@ class GRPOWithReplayBufferTrainer(StoredReplay):
         self._check_columns()
 
     def _generate_and_score_completions(self, inputs):
-        B = len(inputs)
-        if self.model.training: inputs = self.sample_fewer(inputs)
+        if not self.model.training: return self._after_eval(super()._generate_and_score_completions(inputs))
+        B = len(inputs)*(1+self.args.replay_stored_per_fresh)
+        inputs = self.fill_up(inputs, B)
         batch = super()._generate_and_score_completions(inputs)
-        if not self.model.training: return self._after_eval(batch)
         self._recount(self.num_generations)
         batch = self._make_place(batch, len(inputs), B)
         self._open_groups(batch, len(inputs))
         if self.editing: batch = self.update_with_replay_buffer(batch, inputs)
         self._close_groups(batch)
         return batch
+
+    def _n_prompts(self, args): return super()._n_prompts(args)//(1+args.replay_stored_per_fresh)
+
+    def get_train_dataloader(self)->DataLoader:
+        "TRL's own loader and sampler, of smaller batches: the prompts that are sampled."
+        a,whole = self.args,self.args.generation_batch_size
+        a.generation_batch_size //= 1+a.replay_stored_per_fresh
+        try: return super().get_train_dataloader()
+        finally: a.generation_batch_size = whole
+
+    def _get_dataloader(self, *args, batch_size, is_training=False, **kwargs):
+        if is_training: batch_size //= 1+self.args.replay_stored_per_fresh
+        return super()._get_dataloader(*args, batch_size=batch_size, is_training=is_training, **kwargs)
 
     def _compute_loss(self, model, inputs):
         if 'replay_row' not in inputs: return super()._compute_loss(model, inputs)
@@ -92,7 +106,7 @@ def _begin_buffer(self:GRPOWithReplayBufferTrainer):
         a.replay_buffer_size*(a.world_size if self.sharded else 1), priority=a.replay_priority,
         age_limit=a.replay_age_limit, age_decay=a.replay_age_decay, max_uses=a.replay_max_uses,
         seed=a.seed+(0 if self.sharded else a.process_index))
-    self.shared,self._waiting,self._sums,self._cursor = None,None,None,0
+    self.shared,self._waiting,self._sums = None,None,None
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #26abb28c
 @patch
@@ -120,7 +134,8 @@ def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
     batch = split_pixel_values_by_grid(batch)
     keys,asked = prompt_keys(batch, G),range(n//G, B//G)
     places = [*asked, *(g for g in range(n//G) if dead[g])]
-    drawn = self.sample_from_replay_buffer(batch, [keys[g] for g in places], len(asked))
+    wanted = [None if g in asked else keys[g] for g in places]   # a place without a prompt takes any
+    drawn = self.sample_from_replay_buffer(batch, wanted, len(asked))
     came = dict(zip(places, drawn))
     fresh = None
     if self.replaying and not all(dead):
@@ -137,7 +152,7 @@ def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
 @patch
 def sample_from_replay_buffer(self:GRPOWithReplayBufferTrainer,
     batch:dict,   # of which some groups are to be replaced
-    keys:list,    # prompt keys of their places
+    keys:list,    # prompt keys of their places, None for any
     first:int=0,  # how many of them were never sampled: they are served first
 )->list:          # of `Entry`: as many as there are and fit the batch
     "Stored groups for these places."
@@ -208,19 +223,15 @@ def _fill_waiting(self:GRPOWithReplayBufferTrainer, w):
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #ef9779a3
 @patch
-def sample_fewer(self:GRPOWithReplayBufferTrainer,
+def fill_up(self:GRPOWithReplayBufferTrainer,
     inputs:list,  # a dict per row, G rows of one prompt after those of another
-)->list:          # the rows to sample: `inputs`, or fewer
-    "What TRL is to sample of this batch; the buffer gives the rest."
-    k,G,world = self.args.replay_stored_per_fresh,self.num_generations,self.accelerator.num_processes
-    if not k: return inputs
-    groups = len(inputs)//G
-    fresh = groups-min(groups//(1+k)*k, self._can_give())
-    first,rows = self._cursor+self.accelerator.process_index*fresh,self._prompts
-    at = [divmod(first+g, len(rows)) for g in range(fresh)]
-    self._next_cursor = self._cursor+fresh*world
-    return [rows[epoch_order(len(rows), e, self.shuffle_dataset, self.args.seed)[i]]
-            for e,i in at for _ in range(G)]
+    B:int,        # rows that are trained on
+)->list:          # the rows to sample: `inputs`, and again from the first on
+    "As many more groups of the same prompts as the buffer can't give yet."
+    if len(inputs)==B: return inputs
+    more = max(0, B-len(inputs)-self._can_give()*self.num_generations)
+    again = inputs*self.args.replay_stored_per_fresh
+    return inputs+[dict(o) for o in again[:more]]
 
 # %% ../nbs/10_grpo_with_replay_buffer.ipynb #c3bc9a9b
 @patch

@@ -1,9 +1,9 @@
 "What a practitioner met: each of these went wrong once, and must not again."
-import errno, logging, multiprocessing as mp, os, signal
+import errno, logging, multiprocessing as mp, os, shutil, signal
 from pathlib import Path
 import numpy as np
 import pytest, torch
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 from test_trl_resume import buffers_equal, logs, make, rewards
@@ -68,15 +68,29 @@ def test_a_prompt_that_yarn_reaches_is_not_too_long():
     assert t.state.global_step==1
 
 def test_a_folder_with_another_runs_checkpoints_resumes_its_own(tmp_path, caplog):
-    make(tmp_path, 6, save_steps=2).train()
-    second = make(tmp_path, 2, save_steps=2, learning_rate=1e-4)
+    make(tmp_path/'first', 6, save_steps=2).train()
+    second = make(tmp_path/'second', 2, save_steps=2, learning_rate=1e-4)
     second.train()
-    assert 'holds checkpoint-6 of another run' in caplog.text
+    shutil.copytree(tmp_path/'first'/'checkpoint-6', tmp_path/'second'/'checkpoint-6')
     whole = make(tmp_path/'whole', 3, learning_rate=1e-4, save_strategy='no'); whole.train()
-    t = make(tmp_path, 3, save_steps=2, learning_rate=1e-4)
+    t = make(tmp_path/'second', 3, save_steps=2, learning_rate=1e-4)
     t.train(resume_from_checkpoint=True)
     assert t.run_id==second.run_id and t.state.global_step==3 and T.same(T.weights(whole), T.weights(t))
     assert 'checkpoint-6: it is of another run' in caplog.text
+
+def files(folder): return {str(o):o.read_bytes() for o in folder.rglob('*') if o.is_file()}
+
+@pytest.mark.parametrize('of', ['ours','plain TRL'])
+def test_a_new_run_replaces_no_checkpoint_of_another(of, tmp_path):
+    if of=='ours': make(tmp_path, 2, save_steps=2).train()
+    else:
+        T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path), max_steps=2,
+            save_strategy='steps', save_steps=2, per_device_train_batch_size=8)).train()
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match='holds checkpoint-2 of an earlier run: go on with .*'
+            'or choose another `output_dir`'):
+        make(tmp_path, 2, save_steps=2, seed=1).train()
+    assert files(tmp_path)==before
 
 def test_auto_resumes_if_there_is_something_and_begins_if_there_is_not(tmp_path, caplog):
     whole = make(tmp_path/'whole', 4, save_strategy='no'); whole.train()

@@ -1,7 +1,7 @@
 """Every option of GRPOConfig with replay on: it runs, replaces what is dead,
 and the loss equals TRL's own on the edited batch."""
 
-import asyncio, json, math, re, tempfile
+import asyncio, json, math, re, subprocess, sys, tempfile
 import pytest, torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -559,8 +559,30 @@ def test_tool_turns_can_be_limited():
 
 def test_the_losses_are_those_of_this_trl_and_ours():
     from grpo_nb.loss import LOSSES
-    from grpo_nb.on_trl.checks import trl_losses
-    assert set(trl_losses())==set(LOSSES)
+    from grpo_nb.on_trl.checks import is_loss
+    text = GRPOConfig.__dataclass_fields__['loss_type'].metadata['help']
+    named = text[text.index('Supported values are'):].split('.')[0]
+    assert set(re.findall(r"'(\w+)'", named))==set(LOSSES)
+    assert all(map(is_loss, LOSSES)) and not is_loss('dap') and not is_loss(None)
+
+def test_a_trl_that_says_it_otherwise_refuses_no_loss():
+    from dataclasses import field
+    from grpo_nb.on_trl.checks import is_loss
+    for told in ({}, dict(help='The loss.'), dict(help='One of `dapo`, `new`.')):
+        other = field(default='dapo', metadata=told)
+        assert is_loss('dapo', other) and is_loss('new', other)
+    assert is_loss('new', field(default='dapo', metadata=dict(help="'dapo' or 'new'")))
+
+def test_a_rename_within_trl_refuses_no_config(tmp_path):
+    "Nothing is read from the source of TRL's trainer, where names may change with any release."
+    code = ('import inspect, trl.trainer.grpo_trainer as M\n'
+        'real = inspect.getsource\n'
+        "def moved(o): return real(o).replace('self.loss_type', 'kind') if o is M else real(o)\n"
+        'inspect.getsource = moved\n'
+        'from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig\n'
+        f'GRPOWithReplayBufferConfig(output_dir={str(tmp_path)!r}, use_cpu=True, bf16=False)\n')
+    r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert r.returncode==0, r.stderr[-2000:]
 
 def test_a_newer_trl_is_used_and_said(monkeypatch):
     from grpo_nb.parts import tested

@@ -4,6 +4,7 @@ on runs that train."""
 import json, time, math, shutil, subprocess, sys
 from pathlib import Path
 import pytest, torch
+from transformers import TrainerCallback
 from grpo_nb.advantages import group_advantages
 from grpo_nb.diagnose import batch_plan, diagnose
 from grpo_nb.inspector import inspector_html
@@ -247,9 +248,58 @@ def test_a_resumed_run_has_the_record_of_one_that_never_stopped(tmp_path, name, 
     # written with the checkpoint, before their turn came
     if name=='mid-batch': assert any(o['ratio_hist'] is None for o in rows)
 
-def test_a_new_run_in_the_same_folder_begins_a_new_record(tmp_path):
-    for _ in range(2): t = make_resumable(tmp_path, 2); t.train()
-    assert read_run(tmp_path).steps==[1,2]
+def test_a_new_run_in_the_same_folder_begins_a_new_record_and_leaves_the_old_one_whole(tmp_path):
+    old = {}
+    for n in (2, 3):
+        make_resumable(tmp_path, n, save_strategy='no').train()
+        old[n] = {o.name:o.read_bytes() for o in tmp_path.iterdir() if o.is_file()}
+    assert read_run(tmp_path).steps==[1,2,3] and read_run(tmp_path/'earlier-1').steps==[1,2]
+    assert {o.name:o.read_bytes() for o in (tmp_path/'earlier-1').iterdir()}==old[2]
+
+def test_a_record_is_written_as_the_run_goes(tmp_path):
+    "Each batch by the end of its step: a machine that stops leaves all that was trained on."
+    seen = []
+    class Look(TrainerCallback):
+        def on_step_end(self, args, state, control, **kw): seen.append(read_run(tmp_path).steps)
+        def on_log(self, args, state, control, logs=None, **kw): seen.append(len(read_run(tmp_path).history))
+    t = make_resumable(tmp_path, 3, save_strategy='no')
+    t.add_callback(Look())
+    t.train()
+    assert seen[:6]==[[1],0,[1,2],1,[1,2,3],2]   # our `log` writes when transformers is done with its own
+
+def test_two_runs_at_once_do_not_write_in_one_folder(tmp_path):
+    first,second = (make_resumable(tmp_path, 2, save_strategy='no') for _ in range(2))
+    def free():
+        code = f'from grpo_nb.run.records import lock_folder; lock_folder({str(tmp_path)!r})'
+        return subprocess.run([sys.executable, '-c', code], capture_output=True).returncode==0
+    class Look(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kw): assert not free()
+    first.add_callback(Look())
+    first.train()
+    assert free()
+    code = ('import time; from grpo_nb.run.records import Recorder; '
+        f'Recorder({str(tmp_path)!r}); print(1, flush=True); time.sleep(99)')
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as p:
+        assert p.stdout.readline()==b'1\n'
+        before = {o:o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}
+        with pytest.raises(ValueError, match='another run is writing there now'): second.train()
+        p.kill()
+    assert second.state.global_step==0
+    assert before=={o:o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}
+
+@pytest.mark.parametrize('name', ['groups.jsonl','history.jsonl'])
+@pytest.mark.parametrize('harm', ['emptied','gone','cut','whole'])
+def test_a_record_that_lost_rows_is_said_at_a_resume(tmp_path, name, harm, caplog):
+    make_resumable(tmp_path, 3).train()
+    f = tmp_path/name
+    if harm=='emptied': f.write_text('')
+    if harm=='gone': f.unlink()
+    if harm=='cut': f.write_text(f.read_text().split('\n', 1)[0]+'\n')
+    caplog.clear()
+    t = make_resumable(tmp_path, 4)
+    t.train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
+    said = f'{name} has' in caplog.text and 'rows of the record are missing' in caplog.text
+    assert said==(harm!='whole') and t.state.global_step==4
 
 def test_a_resume_that_is_refused_leaves_the_record_as_it_was(tmp_path):
     make_resumable(tmp_path, 3).train()

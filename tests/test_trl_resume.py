@@ -71,6 +71,8 @@ MATRIX = {   # each catches what no other does
     'age, uses, decay': dict(at=4, opts=dict(replay_age_limit=3, replay_max_uses=2, replay_age_decay=2.,
         replay_buffer_size=3), total=8),
     'no replay': dict(at=3, opts=dict(replay_buffer_size=0, num_iterations=2)),
+    'after an epoch whose last step is short': dict(at=2, opts=dict(dataset=3, steps_per_generation=3,
+        per_device_train_batch_size=G, gradient_accumulation_steps=2), total=7),
 }
 
 @pytest.mark.parametrize('name', MATRIX)
@@ -82,6 +84,48 @@ def test_resume_is_bit_equal(tmp_path, name):
     t = assert_resumes_equal(tmp_path, total, c['at'], **opts)
     assert t.args.replay_buffer_size==0 or sum(o['replay/replaced'] for o in t.state.log_history
         if 'replay/replaced' in o)>0
+
+# what a step may have done before a reward fails in it: nothing, or sampled and stored a batch, or drawn
+# stored groups, or dropped used ones, or trained on a slice of the batch before
+FAULTS = {
+    'first batch of a step': dict(fail=4),
+    'second of two': dict(fail=6, gradient_accumulation_steps=2, steps_per_generation=1),
+    'second of two, stored groups': dict(fail=6, gradient_accumulation_steps=2, steps_per_generation=1,
+        per_device_train_batch_size=3*G, replay_stored_per_fresh=2),
+    'third of three, one buffer for all': dict(fail=6, gradient_accumulation_steps=3, steps_per_generation=1,
+        replay_scope='sharded', replay_max_uses=1),
+    'after a slice of the batch before': dict(fail=4, gradient_accumulation_steps=2, steps_per_generation=3,
+        per_device_train_batch_size=G),
+    'second of two, no replay': dict(fail=6, gradient_accumulation_steps=2, steps_per_generation=1,
+        replay_buffer_size=0),
+    'in the second epoch': dict(fail=7, gradient_accumulation_steps=2, steps_per_generation=1, dataset=11)}
+
+@pytest.mark.parametrize('name', FAULTS)
+def test_what_is_saved_when_a_reward_fails_goes_on_to_the_bit_and_loses_no_prompt(tmp_path, name):
+    kw = dict(FAULTS[name])
+    fail = kw.pop('fail')
+    if n := kw.pop('dataset', None): kw['dataset'] = T.data(n)
+    def run(folder, fail=None, resume=None):
+        t,asked = make(folder, 6, save_strategy='no', **kw),[]
+        old = t._calculate_rewards
+        def judged(inputs, *rest):
+            asked.append((t.state.global_step, [o['prompt'] for o in inputs[::G]]))
+            if len(asked)==fail: t.reward_funcs = [broken]
+            return old(inputs, *rest)
+        t._calculate_rewards = judged
+        t.train(resume_from_checkpoint=resume)
+        return t,asked
+    def broken(**kw): raise KeyError('answer')
+    whole,all_asked = run(tmp_path/'a')
+    with pytest.raises(KeyError) as e: run(tmp_path/'b', fail)
+    step = all_asked[fail-1][0]
+    assert step and f'checkpoint-{step} holds the {step} step' in e.value.__notes__[1]
+    part,asked = run(tmp_path/'b', resume=True)
+    assert asked==[o for o in all_asked if o[0]>=step]
+    assert T.same(T.weights(whole), T.weights(part)) and logs(whole)==logs(part)
+    assert buffers_equal(*(t.replay_buffer if t.shared is None else t.shared for t in (whole, part)))
+    tables = [(tmp_path/o/'groups.jsonl').read_text() for o in 'ab']
+    assert tables[0]==tables[1]
 
 def test_logging_windows_survive_a_checkpoint_between_them(tmp_path):
     whole = make(tmp_path/'a', 6, logging_steps=2); whole.train()
@@ -168,10 +212,30 @@ def test_an_older_checkpoint_says_nothing_of_its_data_and_still_opens(tmp_path):
     t = make(tmp_path, 3, dataset=OTHER['order'][0]); t.train(resume_from_checkpoint=True)
     assert t.state.global_step==3
 
-def test_other_rewards_are_said(tmp_path, caplog):
-    make(tmp_path, 2).train()
-    t = T.trainer(T.n_red, args=make(tmp_path, 3).args); t.train(resume_from_checkpoint=True)
+def test_other_rewards_are_said_where_nothing_is_stored(tmp_path, caplog):
+    make(tmp_path, 2, replay_buffer_size=0).train()
+    t = T.trainer(T.n_red, args=make(tmp_path, 3, replay_buffer_size=0, reward_weights=[2.]).args)
+    t.train(resume_from_checkpoint=True)
     assert "rewards ['rewards'], this run goes on with ['n_red']" in caplog.text and t.state.global_step==3
+
+def second(completions, **kw): return [.25*i for i in range(len(completions))]
+
+@pytest.mark.parametrize('scope', ['local', 'sharded'])
+def test_stored_groups_are_not_trained_on_another_objective(tmp_path, scope):
+    own = dict(replay_scope=scope, per_device_train_batch_size=3*G, replay_stored_per_fresh=2)
+    make(tmp_path, 2, **own).train()
+    for funcs,kw,says in ((rewards, dict(reward_weights=[-1.]), r'reward_weights=.1.0., this run has .-1.0.'),
+            (T.n_red, {}, "rewards=.'rewards'., this run has .'n_red'."),
+            ([rewards, second], {}, "this run has .'rewards', 'second'."),
+            (rewards, dict(scale_rewards='none'), 'scale_rewards=group, this run has none')):
+        t = T.trainer(funcs, args=make(tmp_path, 4, **own|kw).args)
+        got = T.spy(t)
+        with pytest.raises(ValueError, match=says+'.*start a new run from its weights'):
+            t.train(resume_from_checkpoint=True)
+        assert not got
+    t = make(tmp_path, 4, **own, reward_weights=[1.])   # the default, said
+    t.train(resume_from_checkpoint=True)
+    assert t.state.global_step==4
 
 # -- damage ---------------------------------------------------------------------------------------
 def test_the_newest_whole_checkpoint_is_found_whatever_is_missing_or_changed(tmp_path):

@@ -91,18 +91,93 @@ def test_dead_fresh_groups_are_replaced_as_before():
         (0,0,2),(1,1,2)]
     assert h[1]['replay/live_before']==0 and h[1]['replay/live_after']==1
 
+def test_a_place_without_a_prompt_of_its_own_takes_any_group():
+    "`replay_same_prompt_first` is for dead groups: where none is dead it changes nothing."
+    def run(first):
+        _,got,reward,_ = go(steps=10, dataset=T.data(4), replay_same_prompt_first=first)
+        return [b['completion_ids'].tolist() for b in got],reward.asked
+    (a,prompts),(b,_) = run(False),run(True)
+    assert a==b and len(set(prompts))==4
+
 @pytest.mark.parametrize('shuffle', [True, False])
 def test_no_prompt_is_lost_and_the_order_is_that_of_trl(shuffle):
     reward = Spread()
-    t = T.trainer(reward, per_device_train_batch_size=3*G, max_steps=24, replay_stored_per_fresh=2,
+    t = T.trainer(reward, per_device_train_batch_size=3*G, max_steps=26, replay_stored_per_fresh=2,
         shuffle_dataset=shuffle)
     t.train()
     plain = Spread()
     T.trainer(plain, cls=GRPOTrainer, args=T.config(GRPOConfig, per_device_train_batch_size=G, max_steps=26,
         shuffle_dataset=shuffle)).train()
-    # one and a half epochs of 17 prompts
-    assert len(reward.asked)==26 and reward.asked==plain.asked
-    assert len(set(reward.asked[:17]))==17
+    # one and a half epochs of 17 prompts; the buffer is empty at first, so the first is sampled three times
+    assert len(plain.asked)==26 and reward.asked==plain.asked[:1]*2+plain.asked
+    assert len(set(plain.asked[:17]))==17
+
+def test_the_places_that_a_young_buffer_cannot_fill_go_to_the_same_prompts_in_turn():
+    reward = Spread()
+    t = T.trainer(reward, per_device_train_batch_size=6*G, max_steps=2, replay_stored_per_fresh=2,
+        replay_buffer_size=3)
+    t.train()
+    a,b,c,d = reward.asked[0],reward.asked[1],reward.asked[6],reward.asked[7]
+    assert reward.asked==[a,b]*3+[c,d,c] and len({a,b,c,d})==4
+
+@pytest.mark.parametrize('k', [0, 2])
+def test_an_epoch_shows_each_prompt_once(k):
+    reward = Spread()
+    t = T.trainer(reward, per_device_train_batch_size=3*G, max_steps=-1, num_train_epochs=2,
+        replay_stored_per_fresh=k, dataset=T.data(15))
+    t.train()
+    each = {p:reward.asked.count(p) for p in reward.asked}
+    if k: each[reward.asked[0]] -= 2   # the empty buffer's places
+    assert set(each)==set(T.PROMPTS[:15]) and set(each.values())=={2}
+    assert t.state.global_step==(30 if k else 10)
+    assert [o['epoch'] for o in t.state.log_history if 'loss' in o][-1]==2
+
+class Backwards(torch.utils.data.Sampler):
+    "Prompts from the last to the first, after the pattern of TRL's."
+    def __init__(self, data, *how):
+        self.n = len(data)
+        self.G,self.batch,self.repeat = how
+    def __len__(self): return self.n//self.batch*self.batch*self.repeat*self.G
+    def __iter__(self):
+        order = list(range(self.n))[::-1]
+        for at in range(0, self.n-self.batch+1, self.batch):
+            for _ in range(self.repeat):
+                for i in order[at:at+self.batch]:
+                    yield from [i]*self.G
+
+@pytest.mark.parametrize('k', [0, 2])
+def test_the_sampler_of_a_subclass_decides_the_order(k):
+    from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
+    class Curriculum(GRPOWithReplayBufferTrainer):
+        def _get_train_sampler(self, dataset=None):
+            a = self.args
+            return Backwards(self.train_dataset, self.num_generations,
+                a.generation_batch_size//a.num_generations, a.steps_per_generation*self.num_iterations)
+    reward = Spread()
+    T.trainer(reward, cls=Curriculum, args=T.config(per_device_train_batch_size=3*G, max_steps=4,
+        num_iterations=2, replay_stored_per_fresh=k)).train()
+    order = T.PROMPTS[::-1]
+    assert reward.asked==(order[:1]*2+order[:2] if k else order[:6])
+
+def test_a_stream_gives_each_prompt_once_and_goes_on(tmp_path):
+    def go(folder, n, resume=None):
+        reward = Spread()
+        args = T.config(output_dir=str(tmp_path/folder), per_device_train_batch_size=3*G, max_steps=n,
+            replay_stored_per_fresh=2, shuffle_dataset=False, save_strategy='steps', save_steps=3)
+        t = T.trainer(reward, args=args, dataset=T.data().to_iterable_dataset())
+        t.train(resume_from_checkpoint=resume)
+        return reward.asked
+    assert go('a', 6)==T.PROMPTS[:1]*2+T.PROMPTS[:6]
+    go('b', 3)
+    assert go('b', 6, True)==T.PROMPTS[3:6]
+
+def test_a_data_set_may_be_as_small_as_what_is_sampled():
+    reward = Spread()
+    T.trainer(reward, per_device_train_batch_size=6*G, max_steps=3, replay_stored_per_fresh=2,
+        dataset=T.data(2)).train()
+    assert set(reward.asked)==set(T.PROMPTS[:2])
+    with pytest.raises(ValueError, match='has 1 prompts, one generation batch takes 2'):
+        T.trainer(reward, per_device_train_batch_size=6*G, replay_stored_per_fresh=2, dataset=T.data(1))
 
 def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():
     from grpo_nb.run.records import read_run
@@ -148,8 +223,3 @@ def test_it_resumes_to_the_bit(name, tmp_path):
     (dict(k=1.5), 'whole number')])
 def test_what_cannot_be_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): go(**kw)
-
-def test_a_stream_is_refused():
-    with pytest.raises(ValueError, match='a stream cannot go back'):
-        T.trainer(per_device_train_batch_size=3*G, replay_stored_per_fresh=2,
-            dataset=T.data().to_iterable_dataset())

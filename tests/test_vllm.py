@@ -116,8 +116,8 @@ def test_stored_groups_spare_vllm_their_rows_and_no_prompt_is_lost():
         return seen,notes.calls,[o for o in t.state.log_history if 'loss' in o]
     seen,calls,log = asked(replay_stored_per_fresh=2, per_device_train_batch_size=3*G)
     assert calls==[3*G]+[G]*7 and [o.get('replay/stored', 0) for o in log]==[0]+[2]*7
-    plain,_,_ = asked(GRPOTrainer, 10)
-    assert seen==plain and len(set(seen))==len(seen)==10
+    plain,_,_ = asked(GRPOTrainer, 8)   # the first prompt also has the places that nothing can fill yet
+    assert seen==plain[:1]*2+plain and len(set(plain))==len(plain)==8
 
 def test_tools_are_called_by_what_vllm_writes_and_their_answers_stay_out_of_the_loss(tmp_path, monkeypatch):
     from test_trl_options import byte_tokenizer

@@ -215,7 +215,7 @@ class RunRecord(ReplayLog):
     "Writes settings.json, history.jsonl and groups.jsonl into the run's folder, on the main process."
     verdict,_told = None,set()   # what `findings` says of the run, and the names of what was said on the way
     # _open: the batch in training, until its ratios are known; _at: step and number of its next group
-    recorder,_open,_at = None,None,(0,0)
+    recorder,_open,_at,_was = None,None,(0,0),{}
 
     def train(self, resume_from_checkpoint:bool|str=None, trial:object=None,
               ignore_keys_for_eval:list=None)->object:
@@ -223,11 +223,14 @@ class RunRecord(ReplayLog):
         # when one of several fails, the others can't wait for it
         self._open,whole = None,self.accelerator.num_processes==1
         try:
-            out = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-            whole = True
+            try:
+                out = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+                whole = True
+            finally:
+                if whole: self._write_groups()
+            self._judge()
         finally:
-            if whole: self._write_groups()
-        self._judge()
+            if self.recorder: self.recorder.close()
         return out
 
     train.__doc__ = ResumableTrainer.train.__doc__
@@ -241,11 +244,32 @@ class RunRecord(ReplayLog):
         if checkpoint is not None: self._begin_record(self.state.global_step)
 
     def _begin_record(self, step):
-        if not self.is_world_process_zero(): return
-        a = self.args
-        self.recorder = Recorder(a.output_dir, self._about(), max_groups=a.record_max_groups,
-            resume_step=step, max_mb=a.record_max_mb,
-            last_step=a.max_steps if a.max_steps>0 else None, run=self.run_id)
+        "Open the record, or say on every process why not."
+        a,why = self.args,''
+        if self.is_world_process_zero():
+            try:
+                self.recorder = Recorder(a.output_dir, self._about(), max_groups=a.record_max_groups,
+                    resume_step=step, max_mb=a.record_max_mb,
+                    last_step=a.max_steps if a.max_steps>0 else None, run=self.run_id)
+            except ValueError as e: why = str(e)
+        if why := next(filter(None, self._all(why)), ''): raise ValueError(why)
+        now = self._recorded()
+        for k,n in self._was.items() if step else ():
+            if now.get(k, 0)<n:
+                log.warning(f'{k} has {now.get(k, 0):,} bytes up to step {step}, {n:,} were written: rows '
+                    'of the record are missing. The run goes on as it was; reports and the verdict see '
+                    'what is left')
+
+    def _recorded(self):
+        "Bytes of the record's files, on the process that writes them."
+        files = [Path(self.args.output_dir)/k for k in ('history.jsonl','groups.jsonl')]
+        return {f.name:f.stat().st_size for f in files if self.recorder and f.exists()}
+
+    def _state(self): return super()._state()|dict(recorded=self._recorded())
+
+    def _check_same(self, s):
+        super()._check_same(s)
+        self._was = s.get('recorded', {})
 
     def _save_rng_state(self, output_dir):
         self._write_groups()

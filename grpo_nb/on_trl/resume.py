@@ -46,9 +46,11 @@ def newest_whole(
         else '')+'. Start without resuming, or copy a whole one there'
 
 # %% ../../nbs/on_trl/resume.ipynb #807655a7
-class _StopOnSignal(TrainerCallback):
-    "Save and stop at the end of the step in which a signal came, on every process at the same step."
+class _AtSteps(TrainerCallback):
+    "Notes how each step began. Saves and stops where a signal came in it, on every process at the same step."
     def __init__(self, trainer, stop): self.trainer,self.stop = trainer,stop
+    def on_epoch_begin(self, args, state, control, **kw): self.trainer.note_randomness()
+    def on_step_begin(self, args, state, control, **kw): self.trainer.note_beginning()
     def on_step_end(self, args, state, control, **kw):
         acc = self.trainer.accelerator
         got = int(signal.Signals[self.stop.signal]) if self.stop else 0
@@ -105,21 +107,32 @@ def _set_rng(state):
 class _Save(CheckedTrainer):
     "What a checkpoint holds, and how it comes about."
     run_id = None       # of this run; the same after a resume
-    _before = None      # generators, metrics and tokens before the batch that is being sampled
+    _back_to = None     # the `_state` that a checkpoint is to hold; None for that of now
+    _rng,_begun = None,None   # generators, and tokens and `_state`, as the step began that is being taken
 
     def _state(self)->dict:
-        a,every = self.args,self.args.steps_per_generation*self.num_iterations
-        step = self._step-self._step%a.gradient_accumulation_steps   # a step that was cut short begins anew
-        mid = step%every!=0 and self._step//every-step//every<=1 and self._buffered_inputs is not None
+        a,mid = self.args,self._step%(self.args.steps_per_generation*self.num_iterations)
         layout = {k:getattr(a, k) for k in ('num_generations','per_device_train_batch_size',
             'steps_per_generation','num_iterations')}
         own = dict(entropy_coef=self.entropy_coef,
             last_world_entropy=self._last_world_entropy) if self.use_adaptive_entropy else {}
-        ref = whole_weights(self.accelerator.unwrap_model(self.ref_model),
-            a.should_save) if a.sync_ref_model else None
         return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta, data=self._data,
-            rewards=list(self.reward_func_names), step=step, inputs=self._buffered_inputs if mid else None,
-            metrics=dict(self._metrics['train']), ref=ref, own=own)
+            rewards=list(self.reward_func_names), step=self._step,
+            inputs=self._buffered_inputs if mid else None,
+            metrics={k:list(v) for k,v in self._metrics['train'].items()}, own=own)
+
+    def note_randomness(self)->None:
+        "Where the generators go back to when a reward fails."
+        self._rng = _rng()
+
+    def note_beginning(self)->None:
+        "Where all else goes back to when a reward fails within the step."
+        if (self.state.epoch or 0)%1: self.note_randomness()   # at an epoch's start the loader has drawn
+        self._begun = dict(seen=self.state.num_input_tokens_seen, state=self._state())
+
+    def _load_rng_state(self, checkpoint):
+        super()._load_rng_state(checkpoint)
+        self.note_randomness()
 
     def _state_file(self, folder, rank=None):
         return Path(folder)/f'grpo_state_{self.args.process_index if rank is None else rank}.safetensors'
@@ -127,7 +140,9 @@ class _Save(CheckedTrainer):
     # runs on every process, before `trainer_state.json` makes the checkpoint count
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
-        save_state(self._state_file(output_dir), self._state())
+        ref = whole_weights(self.accelerator.unwrap_model(self.ref_model),
+            self.args.should_save) if self.args.sync_ref_model else None
+        save_state(self._state_file(output_dir), (self._back_to or self._state())|dict(ref=ref))
         self.accelerator.wait_for_everyone()
         if self.args.should_save: write_manifest(output_dir, self.run_id)
 
@@ -151,12 +166,6 @@ class _Save(CheckedTrainer):
         try: super().save_model(output_dir)
         finally: fsdp.set_state_dict_type(kind)
 
-    def _generate_and_score_completions(self, inputs):
-        if self.model.training:
-            metrics = {k:list(v) for k,v in self._metrics['train'].items()}
-            self._before = dict(rng=_rng(), metrics=metrics, seen=self.state.num_input_tokens_seen)
-        return super()._generate_and_score_completions(inputs)
-
     def _calculate_rewards(self, *args, **kwargs):
         try: return super()._calculate_rewards(*args, **kwargs)
         except Exception as e: self._rescue(e); raise
@@ -166,14 +175,13 @@ class _Save(CheckedTrainer):
         step = self.state.global_step
         if not step: return
         name = f'checkpoint-{step}'
-        if self.model.training:
-            b = self._before
-            _set_rng(b['rng'])
-            self._metrics['train'].clear(); self._metrics['train'].update(b['metrics'])
-            self.state.num_input_tokens_seen = b['seen']
+        if self.model.training:   # not where a step has ended and is looked at
+            _set_rng(self._rng)
+            self.state.num_input_tokens_seen,self._back_to = self._begun['seen'],self._begun['state']
         if checkpoint_problem(Path(self.args.output_dir)/name):
             try: self._save_checkpoint(self.model_wrapped, None)
             except Exception as other: return e.add_note(f'{name} could not be saved: {other}')
+            finally: self._back_to = None
         e.add_note(f'{name} holds the {step} step{"s"*(step>1)} before it: mend the reward, and go on with '
             '`train(resume_from_checkpoint=True)`')
 
@@ -317,14 +325,17 @@ class ResumableTrainer(_Save):
         return what
 
     def _begin(self):
-        "A run that resumes nothing: it gets an id, and is told of the checkpoints of another."
+        "A run that resumes nothing: it gets an id. ValueError where the checkpoints of another lie."
         id = [new_run_id()]
         if self.accelerator.num_processes>1: broadcast_object_list(id)
         self.run_id = id[0]
-        if old := checkpoint_folders(self.args.output_dir):
-            log.warning(f'{self.args.output_dir} holds {old[-1].name} of another run. It stays, and '
-                '`resume_from_checkpoint=True` passes over it; but `save_total_limit` counts it. Better '
-                'give each run its own folder')
+        def whole():
+            "The newest checkpoint of an earlier run, which saving would replace or remove."
+            old = reversed(checkpoint_folders(self.args.output_dir))
+            return next((p.name for p in old if not checkpoint_problem(p)), '')
+        if old := next(filter(None, self._on_each_node(whole)), ''):
+            raise ValueError(f'{self.args.output_dir} holds {old} of an earlier run: go on with '
+                '`resume_from_checkpoint=True`, or choose another `output_dir`')
 
     def train(self, resume_from_checkpoint:bool|str=None, trial:object=None,
               ignore_keys_for_eval:list=None)->object:
@@ -338,6 +349,6 @@ class ResumableTrainer(_Save):
         if resume is None: self._begin()
         self.stopped_by = None
         with stop_on_signal() as stop:
-            self.add_callback(watch := _StopOnSignal(self, stop))
+            self.add_callback(watch := _AtSteps(self, stop))
             try: return super().train(resume, trial, ignore_keys_for_eval)
             finally: self.remove_callback(watch)
