@@ -4,7 +4,10 @@
     pip install -e . rldoctor==0.2.0 rlprobe==0.1.0 rlwatch==0.5.1
     python tests/bench_doctors.py
 
-Takes a minute. Each doctor gets the same rows under TRL's names, by the way in that it documents for TRL.
+Takes two minutes. Every run is written to files first, and each doctor reads them as its users do: ours a
+folder with TRL's `trainer_state.json` (and the group record, where there is one), rldoctor a JSONL whose
+first line holds the settings; rlprobe and rlwatch, which read no finished log, get its rows through their
+callback.
 The faults are of four hands: the simulators that rldoctor and rlprobe ship for their own tests, runs whose
 numbers were published, made again from these numbers, and our stored ones (`tests/runs`).
 """
@@ -12,8 +15,9 @@ import json, logging, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np, pandas as pd
-from grpo_nb.see.findings import find
+from grpo_nb.diagnose import diagnose
 from grpo_nb.see.logs import read_log
+from grpo_nb.run.records import to_line
 from grpo_nb.see.view import history_rows
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, NAMES, stored
@@ -39,7 +43,7 @@ NAMED = {
     'dead groups': DEAD, 'truncation': CUT, 'reward hacked': HACK, 'updates too large': CLIP,
     'KL blow-up': dict(grpo_nb='kl-blow-up', rldoctor='kl_drift', rlprobe='KL_BLOWUP',
         rlwatch='kl_explosion'),
-    'gradients': dict(grpo_nb='gradient-spikes no-gradient learning-rate-too-large',
+    'gradients': dict(grpo_nb='gradient-spikes no-gradient not-a-number',
         rldoctor='gradient_pathology', rlprobe='GRAD_PATHOLOGY', rlwatch='gradient_norm_spike loss_nan'),
     'plateau': dict(grpo_nb='plateau', rldoctor='plateau', rlprobe='', rlwatch='reward_mean_drift'),
     'one reward drowns': DROWN,
@@ -65,6 +69,16 @@ STORED = {'all-truncated':'truncation', 'no-chat-template':'truncation', 'no-end
     'float-noise':'dead groups', 'kl-only-pull':'dead groups', 'ratio-always-1':'policy stands still',
     'learning-rate-too-small':'policy stands still', 'learning-rate-too-large':'updates too large',
     'replay-too-old':'replay too old'} | {k:'reward hacked' for k in NAMES if k.startswith('hacked')}
+
+def written(folder, rows, groups=(), settings=None):
+    "A run as files: TRL's state, our record beside it, and rldoctor's JSONL"
+    folder.mkdir(parents=True)
+    (folder/'trainer_state.json').write_text(json.dumps(dict(log_history=rows)))
+    if groups: (folder/'groups.jsonl').write_bytes(b''.join(map(to_line, groups)))
+    if settings: (folder/'settings.json').write_text(json.dumps(settings))
+    args = {k:v for k,v in ((settings or {}).get('args') or {}).items() if v is not None}
+    (folder/'rldoctor.jsonl').write_text('\n'.join(map(json.dumps, [dict(config=args), *rows])))
+    return folder
 
 # ---- the runs: (whose, name, label or None, rows, groups, settings, folder of a recording or None)
 
@@ -112,27 +126,31 @@ def our_own():
 
 # ---- the doctors: names of what they warn of
 
-def grpo_nb(rows, groups, settings, folder):
-    found = find(rows, groups, settings)
-    return [n for f in found for n in (f.name, *f.follows)],sum(f.fault for f in found)
+def grpo_nb(folder, recording):
+    found = diagnose(folder)
+    return [n for f in found for n in (f.name, *f.follows)],len(found.faults)
 
-def rldoctor(rows, groups, settings, folder):
+def rldoctor(folder, recording):
     from rl_doctor import Severity, diagnose
-    from rl_doctor.ingest.base import run_from_records
-    args = settings.get('args') or {}
-    told = diagnose(run_from_records(rows, config={k:v for k,v in args.items() if v is not None})).problems
+    from rl_doctor.ingest.base import load_run
+    told = diagnose(load_run(str(folder/'rldoctor.jsonl'))).problems
     names = [f.detector for f in told if f.severity>=Severity.WARNING]
     return names,len(names)
 
-def rlprobe(rows, groups, settings, folder):
+def _rows(folder): return json.loads((folder/'trainer_state.json').read_text())['log_history']
+def _groups(folder):
+    f = folder/'groups.jsonl'
+    return [json.loads(o) for o in f.read_text().splitlines()] if f.exists() else []
+
+def rlprobe(folder, recording):
     from rlprobe.doctor import diagnose
     from rlprobe.integrations.trl import _map_logs
     from rlprobe.recorder import Recorder
     with tempfile.TemporaryDirectory() as d:
-        if folder is None:
+        if recording is None:
             r = Recorder(d+'/r', algorithm='grpo', install_handlers=False, capture_env=False)
-            for o in rows: r.log_step(int(o['step']), **_map_logs(o))
-            for i,o in enumerate(groups):
+            for o in _rows(folder): r.log_step(int(o['step']), **_map_logs(o))
+            for i,o in enumerate(_groups(folder)):
                 sizes = o.get('n_tokens') or [len(t) for t in o.get('completions') or []]
                 texts = o.get('completions') or ['']*len(sizes)
                 samples = [dict(sample_id=f'{i}_{j}', group_id=str(i), prompt_text=str(o.get('prompt')),
@@ -140,16 +158,16 @@ def rlprobe(rows, groups, settings, folder):
                     for j,(x,n) in enumerate(zip(o['rewards'], sizes)) if x is not None]
                 r.log_samples(int(o['step']), samples, select=False)
             r.close()
-        names = [f.signature_id for f in diagnose(folder or d+'/r') if f.severity!='info']
+        names = [f.signature_id for f in diagnose(recording or d+'/r') if f.severity!='info']
     return names,len(names)
 
-def rlwatch(rows, groups, settings, folder):
+def rlwatch(folder, recording):
     from rlwatch.config import RLWatchConfig
     from rlwatch.detectors import DetectorSuite
     suite,names = DetectorSuite(RLWatchConfig()),[]
     seen = dict(entropy='entropy', kl_divergence='kl', reward_mean='reward', reward_std='reward_std',
         loss='loss', grad_norm='grad_norm')
-    for o in rows:
+    for o in _rows(folder):
         alerts = suite.check_step(int(o['step']), **{k:o.get(v) for k,v in seen.items()})
         names += [a.detector for a in alerts]
     return sorted(set(names)),len(names)
@@ -160,9 +178,11 @@ def main(out):
     logging.disable(logging.WARNING)
     told = []
     with tempfile.TemporaryDirectory() as d:
-        for whose,name,label,*run in [*simulated(), *probed(Path(d)), *published(Path(d)), *our_own()]:
+        all_runs = [*simulated(), *probed(Path(d)), *published(Path(d)), *our_own()]
+        for i,(whose,name,label,rows,groups,settings,recording) in enumerate(all_runs):
+            folder = written(Path(d)/f'files-{i}', rows, groups, settings)
             for doctor in DOCTORS:
-                names,n = doctor(*run)
+                names,n = doctor(folder, recording)
                 can = label and NAMED[label].get(doctor.__name__, '').split()
                 told.append(dict(runs_by=whose, run=name, fault=label or '', doctor=doctor.__name__,
                     warnings=n, named=bool(label and set(can) & set(names)), says=' '.join(names)))

@@ -2,13 +2,15 @@
 import itertools, json, math
 from pathlib import Path
 import numpy as np
+import pandas as pd
 import pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.ratios import dead_share
 from grpo_nb.diagnose import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
     beta_rates, diagnose, diagnose_command, group_pull, plan_lines)
-from grpo_nb.run.records import Run
+from grpo_nb.see.logs import read_log
+from grpo_nb.run.records import Recorder, Run
 from grpo_nb.see.view import history_rows
 from stored_runs import stored
 
@@ -54,7 +56,78 @@ def test_a_gradient_that_is_no_number_is_named(tmp_path):
     rows = ', '.join(f'{{"step": {i}, "reward": 0.4, "loss": 0.1, "grad_norm": {g}}}'
                      for i, g in enumerate(['1.0', '2.0', 'NaN']))
     (tmp_path/'trainer_state.json').write_text('{"log_history": ['+rows+']}')
-    assert diagnose(tmp_path).names==['learning-rate-too-large']
+    assert diagnose(tmp_path).names==['not-a-number']
+
+# ---- a number that is none, in the files of everybody
+
+NAN_NAMES = dict(verl={'reward':'critic/rewards/mean', 'loss':'actor/pg_loss', 'grad_norm':'actor/grad_norm',
+    'entropy':'actor/entropy'}, openrlhf={'loss':'policy_loss', 'grad_norm':'actor_grad_norm'})
+
+def nan_run(reward_falls, broken=math.nan, names=()):
+    "120 rows; from step 70 on the trainer's numbers are none, and the sampler goes on"
+    rows = []
+    for i in range(120):
+        x = dict(step=i, reward=.0 if reward_falls and i>=70 else .3+.002*i)
+        x |= {k:v if i<70 else broken for k,v in dict(loss=.01, grad_norm=.4, entropy=.5).items()}
+        rows.append({dict(names).get(k, k):v for k,v in x.items()})
+    return rows
+
+def as_verl(d, rows): (d/'verl.jsonl').write_text(lines(dict(step=o.pop('step'), data=o) for o in rows))
+def as_state(d, rows): (d/'trainer_state.json').write_text(json.dumps(dict(log_history=rows)))
+def as_words(d, rows):
+    (d/'wandb.jsonl').write_text(lines({k:'NaN' if v!=v else v for k,v in o.items()} for o in rows))
+def as_csv(d, rows): pd.DataFrame(rows).to_csv(d/'run.csv', index=False, na_rep='nan')
+def as_blank(d, rows): pd.DataFrame(rows).to_csv(d/'run.csv', index=False)
+def as_parquet(d, rows):
+    import pyarrow as pa, pyarrow.parquet as pq
+    pq.write_table(pa.Table.from_pylist(rows), d/'run.parquet')
+def as_events(d, rows):
+    from torch.utils.tensorboard import SummaryWriter
+    w = SummaryWriter(str(d))
+    for o in rows:
+        for k,v in o.items():
+            if k!='step': w.add_scalar(f'train/{k}', v, o['step'])
+    w.close()
+def as_ours(d, rows):
+    rec = Recorder(d)
+    for o in rows: rec.log(o)
+def as_trackio(d, rows):
+    from test_rollouts import trackio
+    named = lambda k: 'train/global_step' if k=='step' else f'train/{k}'
+    trackio(d/'p.db', dict(run=[{named(k):v for k,v in o.items()} for o in rows]))
+
+FILES = dict(verl=as_verl, state=as_state, words=as_words, csv=as_csv, blank=as_blank, parquet=as_parquet,
+    events=as_events, ours=as_ours, trackio=as_trackio, openrlhf=as_csv)
+
+@pytest.mark.parametrize('falls', [False, True])
+@pytest.mark.parametrize('kind', FILES)
+def test_a_number_that_is_none_is_found_in_every_file(kind, falls, tmp_path):
+    if kind=='events': pytest.importorskip('tensorboard')
+    FILES[kind](tmp_path, nan_run(falls, names=NAN_NAMES.get(kind, {})))
+    file = [o for o in tmp_path.iterdir() if o.suffix in ('.jsonl','.csv','.db','.parquet')]
+    f = diagnose(file[0] if len(file)==1 and kind!='ours' else tmp_path)[0]
+    assert f.name=='not-a-number' and f.step==70
+    assert f.sure==('likely' if kind in ('ours','blank') else 'certain')   # these two leave a gap
+
+@pytest.mark.parametrize('value', ['Infinity', '-inf', 'inf', math.inf, -math.inf])
+def test_an_infinite_number_is_none(value, tmp_path):
+    as_verl(tmp_path, nan_run(False, value))
+    assert diagnose(tmp_path/'verl.jsonl').names==['not-a-number']
+
+def test_a_gap_is_no_nan(tmp_path):
+    "Evaluations now and then, a loss every fifth step: files with holes in them, and nothing wrong"
+    rows = [dict(step=i, reward=.3+.004*i, loss=.1 if i%5==0 else None,
+        eval_reward=.3+.004*i if i%20==0 else None) for i in range(80)]
+    as_blank(tmp_path, rows)
+    (tmp_path/'null.jsonl').write_text(lines(rows))
+    as_parquet(tmp_path, rows)
+    for f in ('run.csv','null.jsonl','run.parquet'): assert diagnose(tmp_path/f).names==[]
+
+def test_words_in_the_place_of_numbers_are_counted_and_named(tmp_path):
+    rows = [dict(step=i, reward='high' if i in (3, 5) else .3) for i in range(9)]
+    (tmp_path/'m.jsonl').write_text(lines(rows)[:-1])   # a whole last line without its end is a line
+    run = read_log(tmp_path/'m.jsonl')
+    assert len(run.history)==9 and run.notes==["reward: 2 values are no numbers and left out, such as 'high'"]
 
 def test_the_command_prints_the_page(tmp_path, capsys):
     (tmp_path/'history.jsonl').write_text(lines(history_rows(stored('all-truncated'))))

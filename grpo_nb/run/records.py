@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_rows',
            'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'set_aside', 'lock_folder', 'Recorder', 'Run',
-           'read_run']
+           'one_a_step', 'read_run']
 
 # %% ../../nbs/run/records.ipynb #796a105a
 import json, math, os, re
@@ -365,12 +365,17 @@ def _trl_state(folder):
     for f in (folder/'trainer_state.json', *saved):
         if f.exists(): return _json(f)[0].get('log_history', []),_json(f)[1]
 
-def _one_a_step(rows):
+def one_a_step(
+    rows:list,       # dicts with `step`
+)->pd.DataFrame:     # a row per step; where a log said nan stands in `attrs`, since a gap looks alike
     "Rows of one step joined into one, in order of steps; what came later wins."
     out = {}
     for o in rows: out.setdefault(o.get('step'), {}).update(o)
     steps = sorted(out, key=lambda k: (k is None, k))
-    return pd.DataFrame([out[k] for k in steps], columns=None if out else ['step'])
+    df = pd.DataFrame([out[k] for k in steps], columns=None if out else ['step'])
+    nan = {i:[k for k,v in out[s].items() if isinstance(v, float) and v!=v] for i,s in enumerate(steps)}
+    df.attrs['nan'] = {i:names for i,names in nan.items() if names}
+    return df
 
 def _fill(rows):
     "Newcomers known by `id` alone get text, rewards and advantages of the row where they were born."
@@ -407,4 +412,4 @@ def read_run(
     history,n3 = history or ([],[])
     groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups if isinstance(o.get('step'), int)]
     _fill(groups)
-    return Run(folder, settings, _one_a_step(history), groups, summary, n1+n2+n3+n4)
+    return Run(folder, settings, one_a_step(history), groups, summary, n1+n2+n3+n4)

@@ -9,8 +9,10 @@ __all__ = ['ALIASES', 'our_name', 'as_history', 'read_log']
 import re
 from pathlib import Path
 import pandas as pd
-from ..run.records import Run, read_rows, read_run
+from .findings import no_number
+from ..run.records import Run, one_a_step, read_run
 from .rollouts import read_table, read_trackio
+from .view import history_rows
 
 # %% ../../nbs/see/logs.ipynb #7077affd
 ALIASES = {
@@ -52,15 +54,32 @@ def our_name(
 def as_history(
     rows:list,     # dicts of numbers
 )->pd.DataFrame:   # a row per step, under our names; what came later in a step wins
-    "Rows of another log as a history."
-    out = {}
+    "Rows of another log as a history; `attrs` says where a log said nan, and which words stood for numbers."
+    out,words = [],{}
     for i,o in enumerate(rows):
         named = {}
         for k,v in o.items():
-            x = pd.to_numeric(v, errors='coerce') if not isinstance(v, (dict,list)) else None
-            if x is not None and x==x: named.setdefault(our_name(str(k)), float(x))
-        out.setdefault(named.get('step', float(i)), {}).update(named)
-    return pd.DataFrame([dict(out[k], step=k) for k in sorted(out)], columns=None if out else ['step'])
+            x,name = _value(v),our_name(str(k))
+            if x is not None: named.setdefault(name, x)
+            elif isinstance(v, str) and name in ALIASES and v.strip().lower() not in _GAPS:
+                words.setdefault(name, []).append(v)
+        out.append(dict(step=float(i))|named)
+    history = one_a_step(out)
+    history.attrs['words'] = words
+    return history
+
+_GAPS = ('','none','null','na','n/a','-')
+
+def _value(v):
+    "A number, nan where the log says so; None for a gap and for a word."
+    if v is None or isinstance(v, (dict,list)): return None
+    x = pd.to_numeric(v, errors='coerce')
+    return float(x) if x==x or no_number(v) else None
+
+def _words(history):
+    "What stood where a number belongs, in a line per column."
+    said = history.attrs.get('words', {})
+    return [f'{k}: {len(v)} values are no numbers and left out, such as {v[0]!r:.40}' for k,v in said.items()]
 
 def _events(folder):
     "Scalars of tensorboard's event files, as rows."
@@ -86,7 +105,7 @@ def read_log(
     try: run = read_run(path)
     except ValueError as e: why = e
     else:
-        if any(our_name(k)!=k for k in run.history): run.history = as_history(run.history.to_dict('records'))
+        if any(our_name(k)!=k for k in run.history): run.history = as_history(history_rows(run))
         return run
     if events := sorted(path.rglob('events.out.tfevents.*')):
         return Run(path, {}, as_history(_events(events[-1].parent)), [], {}, [])
@@ -99,7 +118,7 @@ def _file(path):
     if path.name.startswith('events.out.tfevents'):
         return Run(path.parent, {}, as_history(_events(path)), [], {}, [])
     if path.suffix=='.db': rows,_,notes = read_trackio(path)
-    else: rows,notes = read_rows(path) if path.suffix=='.jsonl' else read_table(path)
+    else: rows,notes = read_table(path)
     rows = [
         o['data'] | dict(step=o.get('step')) if isinstance(o.get('data'), dict) else o for o in rows
     ]  # verl's file logger
@@ -108,4 +127,4 @@ def _file(path):
     if not known:
         raise ValueError(f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
                          f'{sorted(set(ALIASES) - {"step"})}')
-    return Run(path.with_suffix(''), {}, history, [], {}, notes)
+    return Run(path.with_suffix(''), {}, history, [], {}, notes+_words(history))

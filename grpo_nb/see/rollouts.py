@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from .findings import no_number
 from ..run.records import GROUP_FIELDS, Run, as_text, read_run
 
 # %% ../../nbs/see/rollouts.ipynb #28f18d8e
@@ -68,10 +69,21 @@ def read_table(
         data = json.loads(path.read_text(encoding='utf-8', errors='replace'))
         data = next((v for v in data.values() if isinstance(v, list)), []) if isinstance(data, dict) else data
         return [o for o in data if isinstance(o, dict)],[]
-    read = {'.csv':pd.read_csv, '.parquet':pd.read_parquet}.get(path.suffix)
-    if read is None:
+    if path.suffix=='.parquet':
+        import pyarrow.parquet as pq
+        return pq.read_table(path).to_pylist(),[]   # tells a gap from a nan, which a frame does not
+    if path.suffix!='.csv':
         raise ValueError(f'{path.name} is no table that we read: give .jsonl, .json, .csv or .parquet')
-    return read(path).to_dict('records'),[]
+    try: df = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except pd.errors.ParserError as e: raise ValueError(f'{path.name} is no table: {e}') from None
+    cols = {k:_typed(df[k]) for k in df}
+    return [dict(zip(cols, row)) for row in zip(*cols.values())],[]
+
+def _typed(cells):
+    "Numbers where all cells are; None for an empty one, which a frame would make a nan."
+    x = pd.to_numeric(cells, errors='coerce')
+    words = x.isna() & (cells!='') & ~cells.map(no_number)
+    return [None if v=='' else v if words.any() else n for v,n in zip(cells, x.tolist())]
 
 def _number(x):
     try: x = float(x)

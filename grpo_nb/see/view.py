@@ -339,8 +339,10 @@ def flat(
 def history_rows(
     run:Run,  # any
 )->list:      # dicts, as `findings` reads them
-    "The history as rows without gaps."
-    return [{k:v for k,v in o.items() if v is not None and v==v} for o in run.history.to_dict('records')]
+    "The history as rows without gaps; a nan that was logged is none."
+    h,nan = run.history,run.history.attrs.get('nan', {})
+    return [{k:v for k,v in o.items() if v is not None and v==v}|dict.fromkeys(nan.get(i, ()), math.nan)
+        for i,o in zip(h.index, h.to_dict('records'))]
 
 _COUNTED = dict(
     grpo_nb='tokens sampled', trl='tokens, prompts included'

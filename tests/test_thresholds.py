@@ -1,0 +1,247 @@
+"""Every threshold of the doctor from both sides: a run just below it and a run just above get different
+answers, and with another threshold these answers change"""
+import inspect, math
+import numpy as np
+import pytest
+from grpo_nb.see import findings as F
+from grpo_nb.see.findings import RULES, Look, fall
+
+def look(n=0, settings=None, groups=(), **cols):
+    "A run of `n` rows with these columns alone: a number, a list, or a function of 0..1"
+    x = np.linspace(0, 1, n)
+    get = lambda v: [v(o) for o in x] if callable(v) else list(v) if np.ndim(v) else [v]*n
+    cols = {k.replace('__','/'):get(v) for k,v in cols.items()}
+    return Look([dict(step=i)|{k:float(v[i]) for k,v in cols.items() if v[i] is not None} for i in range(n)],
+        list(groups), settings or {})
+
+def line(a, b): return lambda x: a+(b-a)*x
+def jump(n, a, b, at=None): return [a]*(n//2 if at is None else at)+[b]*(n-(n//2 if at is None else at))
+def last(n, k, a, b): return [a]*(n-k)+[b]*k
+def wave(n, a, b, s): return [v+s*(-1)**i for i,v in enumerate(jump(n, a, b))]
+
+BARE = dict(data=dict(prompt_format='text', chat_template=True, eos_token_id=1, eos_in_template=True))
+NO_END = dict(data=dict(prompt_format='conversational', eos_token_id=None))
+TWO,ONE = dict(steps_per_generation=2),dict(steps_per_generation=1)
+CLIP,DEAD,AGE = 'completions__clipped_ratio','frac_reward_zero_std','replay__age_mean'
+UP = line(.1, .4)
+FALLS = jump(24, .8, .1)
+KL = lambda usual, end, n=40: last(n, n//4, usual, end)
+
+def pair(*rewards, **kw): return dict(step=0, group=0, rewards=list(rewards), dead=False)|kw
+def noise(d, tiny=1, of=1): return [pair(1., 1.+d)]*tiny+[pair(0., 1.)]*(of-tiny)
+def uses(*n): return [pair(0., 0., replacement=dict(id=i, step=0)) for i,k in enumerate(n) for _ in range(k)]
+def evals(v, n=40):
+    "Evaluations, spread over `n` rows"
+    out,every = [None]*n,n//len(v)
+    for i,x in enumerate(v): out[i*every] = x
+    return out
+def gap(rise, gain):
+    return look(80, reward=line(.2, .2+gain), eval_reward=evals(list(np.linspace(.3, .3+rise, 8)), 80))
+def held(rise, at=.3, n=8, gain=.6):
+    return look(80, reward=line(.2, .2+gain), eval__accuracy=evals(list(np.linspace(at, at+rise, n)), 80))
+def linked(c, values=6, n=8):
+    "Groups whose rewards and lengths correlate with `c`"
+    a,b = np.array([-1., 1., -1., 1.]),np.array([-1., -1., 1., 1.])
+    scale = np.arange(1, n+1) if values>n else np.resize(np.arange(1, values//2+1), n)
+    long = c*a+(1-c*c)**.5*b
+    return [dict(step=i, rewards=list(10+s*a), n_tokens=list(100+s*long)) for i,s in enumerate(scale)]
+def forms(share, n=100):
+    k = round(share*n)
+    return [dict(step=0, prompt=f'{i}', completions=['same'] if i<k else [f'own {i}']) for i in range(n)]
+def two_rewards(early, late, climb=.3):
+    n = 40
+    x = np.concatenate([np.repeat(early, n//2), np.repeat(late, n//2)])
+    return look(2*n, rewards__form__mean=line(0, climb*4), rewards__right__mean=list(x))
+
+# (rule, threshold): (the run below, the run above, which of the two it speaks of)
+below,above = False,True
+EDGES = {
+    ('not-a-number','rows'): (look(9, loss=.1), look(9, loss=[.1]*8+[math.nan]), above),
+    ('not-a-number','reward_rows'):
+        (look(9, reward=last(9, 2, .1, math.nan)), look(9, reward=last(9, 3, .1, math.nan)), above),
+    ('no-chat-template','cut'):
+        (look(9, BARE, **{CLIP:.49}, reward=.5), look(9, BARE, **{CLIP:.51}, reward=.5), above),
+    ('no-end-token','share'): (look(9, NO_END, **{CLIP:.89}), look(9, NO_END, **{CLIP:.91}), above),
+    ('all-truncated','share'): (look(9, **{CLIP:.89}), look(9, **{CLIP:.91}), above),
+    ('truncated','rows'): (look(3, **{CLIP:.5}), look(4, **{CLIP:.5}), above),
+    ('truncated','share'): (look(9, **{CLIP:.29}), look(9, **{CLIP:.31}), above),
+    ('truncated','falls'): (look(9, **{CLIP:jump(9, .55, .46)}), look(9, **{CLIP:jump(9, .55, .44)}), below),
+    ('reward-never-fires','rows'): (look(2, reward=0.), look(3, reward=0.), above),
+    ('all-equal','rows'): (look(2, **{DEAD:1.}), look(3, **{DEAD:1.}), above),
+    ('all-equal','share'): (look(9, **{DEAD:.89}), look(9, **{DEAD:.91}), above),
+    ('start-at-zero','rows'): (look(4, reward=0.), look(5, reward=0.), above),
+    ('start-at-zero','share'): (look(20, reward=.0195), look(20, reward=.0205), below),
+    ('start-at-zero','dead'):
+        (look(20, reward=.001, **{DEAD:.89}), look(20, reward=.001, **{DEAD:.91}), above),
+    ('start-at-zero','found'):
+        (look(20, reward=last(20, 5, 0., .095)), look(20, reward=last(20, 5, 0., .105)), below),
+    ('thin-signal','rows'): (look(19, reward=.3, **{DEAD:.7}), look(20, reward=.3, **{DEAD:.7}), above),
+    ('thin-signal','dead'): (look(20, reward=.3, **{DEAD:.59}), look(20, reward=.3, **{DEAD:.61}), above),
+    ('thin-signal','filled'):
+        tuple(look(20, reward=.3, replay__live_after=v, **{DEAD:.7}) for v in (.69, .71))+(below,),
+    ('thin-signal','long'): (look(99, reward=UP, **{DEAD:.7}), look(100, reward=UP, **{DEAD:.7}), above),
+    ('thin-signal','dead_long'):
+        (look(100, reward=UP, **{DEAD:.64}), look(100, reward=UP, **{DEAD:.66}), above),
+    ('float-noise','relative'): (look(groups=noise(.9e-5)), look(groups=noise(1.1e-5)), below),
+    ('float-noise','share'): (look(groups=noise(1e-7, 1, 11)), look(groups=noise(1e-7, 1, 9)), above),
+    ('float-noise','std'): tuple(look(4, reward_std=v, **{DEAD:.5}) for v in (.9e-6, 1.1e-6))+(below,),
+    ('float-noise','alive'): tuple(look(4, reward_std=1e-9, **{DEAD:v}) for v in (.89, .91))+(below,),
+    ('kl-only-pull','dead'): tuple(look(8, kl=.1, **{DEAD:v}) for v in (.79, .81))+(above,),
+    ('kl-only-pull','kl'): tuple(look(8, kl=v, **{DEAD:.9}) for v in (.9e-4, 1.1e-4))+(above,),
+    ('ratio-always-1','updates'): (look(8, ONE, ratio_max=1.), look(8, TWO, ratio_max=1.), above),
+    ('ratio-always-1','rows'): (look(2, TWO, ratio_max=1.), look(3, TWO, ratio_max=1.), above),
+    ('ratio-always-1','living'):
+        tuple(look(8, TWO, ratio_max=1., **{DEAD:1-v}) for v in (.048, .052))+(above,),
+    ('learning-rate-too-large','rows'):
+        tuple(look(n, reward=.5, clip_ratio__region_mean=.4) for n in (5, 6))+(above,),
+    ('learning-rate-too-large','fresh'):
+        tuple(look(9, reward=.5, clip_ratio__region_mean=v) for v in (.24, .26))+(above,),
+    ('learning-rate-too-large','young'):
+        tuple(look(9, reward=.5, replay__clip_share=v, **{AGE:1.}) for v in (.34, .36))+(above,),
+    ('learning-rate-too-large','lively'):
+        tuple(look(24, reward=FALLS, clip_ratio__region_mean=v) for v in (.048, .052))+(above,),
+    ('reward-collapse','rows'): (look(11, reward=jump(11, .8, .1)), look(12, reward=jump(12, .8, .1)), above),
+    ('reward-collapse','share'):
+        (look(24, reward=jump(24, .8, .41)), look(24, reward=jump(24, .8, .39)), above),
+    ('reward-collapse','sigmas'):
+        (look(64, reward=wave(64, 1., .4, .23)), look(64, reward=wave(64, 1., .4, .19)), above),
+    ('learning-rate-too-small','rows'):
+        tuple(look(n, reward=.5, learning_rate=1e-9) for n in (5, 6))+(above,),
+    ('learning-rate-too-small','living'):
+        tuple(look(9, reward=.5, learning_rate=1e-9, **{DEAD:1-v}) for v in (.19, .21))+(above,),
+    ('learning-rate-too-small','still'):
+        tuple(look(9, TWO, reward=.5, ratio_max=v) for v in (1.019, 1.021))+(below,),
+    ('learning-rate-too-small','way'):
+        tuple(look(11, reward=.5, learning_rate=v) for v in (.95e-7, 1.05e-7))+(below,),
+    ('no-gradient','rows'): (look(3, grad_norm=0.), look(4, grad_norm=0.), above),
+    ('no-gradient','share'): tuple(look(100, grad_norm=last(100, k, 1., 0.)) for k in (24, 26))+(above,),
+    ('replay-too-old','rows'): tuple(look(n, replay__ess=.4, **{AGE:9.}) for n in (4, 5))+(above,),
+    ('replay-too-old','ess'): tuple(look(9, replay__ess=v, **{AGE:9.}) for v in (.49, .51))+(below,),
+    ('replay-too-old','clip'): tuple(look(9, replay__clip_share=v, **{AGE:9.}) for v in (.29, .31))+(above,),
+    ('sampler-disagrees','rows'): tuple(look(n, sampling__mismatch_kl=1.) for n in (3, 4))+(above,),
+    ('sampler-disagrees','nats'):
+        tuple(look(9, **{'sampling/sampling_logp_difference/mean':v}) for v in (.095, .105))+(above,),
+    ('sampler-disagrees','kl'): tuple(look(9, sampling__mismatch_kl=v) for v in (.048, .052))+(above,),
+    ('failing-tools','rows'): tuple(look(n, tools__failure_frequency=.5) for n in (3, 4))+(above,),
+    ('failing-tools','share'): tuple(look(9, tools__failure_frequency=v) for v in (.29, .31))+(above,),
+    ('few-groups-replayed','busiest'):
+        (look(groups=uses(20, 20, 20, 9)), look(groups=uses(20, 20, 20, 10)), above),
+    ('few-groups-replayed','share'):
+        tuple(look(groups=uses(10, 10, 10, 10, *[1]*k)) for k in (39, 41))+(below,),
+    ('few-groups-replayed','each'):
+        (look(groups=uses(11, 11, 11, 9)), look(groups=uses(11, 11, 11, 10)), above),
+    ('held-out-falls','share'):
+        tuple(look(40, reward=UP, eval__acc=evals([.5, .5, .5, v])) for v in (.465, .455))+(above,),
+    ('held-out-falls','least'):
+        tuple(look(40, reward=UP, eval__acc=evals([.1, .1, .1, v])) for v in (.081, .079))+(above,),
+    ('generalisation-gap','share'): (gap(.076, .4), gap(.08, .4), below),
+    ('generalisation-gap','gap'): (gap(0., .13), gap(0., .137), above),
+    ('one-reward-drowns','share'):
+        tuple(look(9, rewards__a__mean=1., rewards__b__mean=1., rewards__a__std=10.,
+        rewards__b__std=v) for v in (.99, 1.02))+(below,),
+    ('entropy-collapse','rows'): tuple(look(n, entropy=jump(n, 1., .01, 3)) for n in (7, 8))+(above,),
+    ('entropy-collapse','share'): tuple(look(8, entropy=jump(8, 1., v)) for v in (.195, .205))+(below,),
+    ('kl-blow-up','rows'): (look(7, kl=last(7, 2, .01, 3.)), look(8, kl=last(8, 2, .01, 3.)), above),
+    ('kl-blow-up','least'): (look(40, kl=KL(.01, .49)), look(40, kl=KL(.01, .51)), above),
+    ('kl-blow-up','times'): (look(40, kl=KL(.2, .98)), look(40, kl=KL(.2, 1.02)), above),
+    ('kl-blow-up','pays'): tuple(look(40, reward=UP, kl=KL(.01, v)) for v in (.98, 1.02))+(above,),
+    ('kl-blow-up','pays_times'): tuple(look(40, reward=UP, kl=KL(.09, v)) for v in (1.78, 1.82))+(above,),
+    ('gradient-spikes','rows'): tuple(look(n, grad_norm=last(n, 2, 1., 50.)) for n in (19, 20))+(above,),
+    ('gradient-spikes','times'): tuple(look(40, grad_norm=last(40, 2, 1., v)) for v in (9.8, 10.2))+(above,),
+    ('gradient-spikes','fewest'): tuple(look(40, grad_norm=last(40, k, 1., 50.)) for k in (1, 2))+(above,),
+    ('gradient-spikes','most'): tuple(look(100, grad_norm=last(100, k, 1., 50.)) for k in (20, 21))+(below,),
+    ('plateau','rows'): (look(39, reward=.4), look(40, reward=.4), above),
+    ('plateau','matters'):
+        tuple(look(100, reward=[.2]*40+list(np.linspace(.2, .2+v, 60))) for v in (.049, .051))+(below,),
+    ('plateau','top'): (look(40, reward=.79), look(40, reward=.81), below),
+    ('plateau','held'):
+        tuple(look(80, reward=.4, eval__acc=evals([.2]*6+[.2+v]*2, 80)) for v in (.029, .031))+(below,),
+    ('loss-0-is-fine','rows'): (look(2, loss=0., grad_norm=1.), look(3, loss=0., grad_norm=1.), above),
+    ('loss-0-is-fine','loss'): tuple(look(9, loss=v, grad_norm=1.) for v in (.98e-4, 1.02e-4))+(below,),
+    ('loss-0-is-fine','grad'): tuple(look(9, loss=0., grad_norm=v) for v in (.98e-3, 1.02e-3))+(above,),
+}
+ASK = {('float-noise','alive'): lambda f: f.fault}   # what counts as speaking, where it isn't a finding
+
+# helpers of several rules: (below, above, which one speaks), each with the arguments it is called with
+HELPERS = {
+    (F.fall,'share'): (([.8]*12+[.41]*12,), ([.8]*12+[.39]*12,), above),
+    (F.fall,'sigmas'): ((wave(64, 1., .4, .23),), (wave(64, 1., .4, .19),), above),
+    (F.fall,'parts'): (([1.]*7+[0.]*57,), ([1.]*8+[0.]*56,), above),
+    (F._solved,'dead'):
+        tuple((look(20, reward=line(.1, .5), **{DEAD:jump(20, .1, v)}),) for v in (.89, .91))+(above,),
+    (F._solved,'dead_long'):
+        tuple((look(100, reward=jump(100, .1, 1.), **{DEAD:jump(100, .1, v)}),) for v in (.64, .66))+(above,),
+    (F._solved,'long'):
+        tuple((look(n, reward=jump(n, .1, 1.), **{DEAD:jump(n, .1, .7)}),) for n in (99, 100))+(above,),
+    (F._solved,'alive'):
+        tuple((look(20, reward=line(.1, .5), **{DEAD:jump(20, v, .95)}),) for v in (.69, .71))+(below,),
+    (F._solved,'top'):
+        tuple((look(20, reward=[.1]*10+[.5]*5+[v]*5, **{DEAD:jump(20, .1, .95)}),)
+            for v in (.445, .455))+(above,),
+    (F._young_clip,'age'): tuple((look(9, replay__clip_share=.5, **{AGE:v}),) for v in (1.45, 1.55))+(below,),
+    (F._worn_out,'times'): ((4, 39, 4), (4, 40, 4), above),
+    (F._worn_out,'places'): ((1, 19, 1), (1, 20, 1), above),
+    (F._others_fell,'share'):
+        tuple((look(24, rewards__a__mean=jump(24, 1., v)),) for v in (.61, .59))+(above,),
+    (F._others_fell,'least'):
+        tuple((look(24, rewards__a__mean=jump(24, v, 0.)),) for v in (.0195, .0205))+(above,),
+    (F._held_gains,'evals'): ((held(.1, n=5),), (held(.1, n=6),), above),
+    (F._held_gains,'rows'):
+        tuple((look(n, reward=UP, eval__acc=evals([.1]*6, 36)+[None]*(n-36)),) for n in (39, 40))+(above,),
+    (F._others_stood,'gain'): ((held(0., gain=.13), 1.), (held(0., gain=.16), 1.), above),
+    (F._others_stood,'stands'): ((held(.052), 1.), (held(.055), 1.), below),
+    (F._others_stood,'top'): ((held(0., at=.89), 1.), (held(0., at=.91), 1.), below),
+    (F._others_stood,'rows'): tuple((look(n, rewards__form__mean=line(0, 1),
+        rewards__right__mean=[.1]*(n//4)+[.3]*(n-n//4)), 1.) for n in (38, 40))+(above,),
+    (F._others_stood,'climbs'): tuple((look(80, rewards__form__mean=[1.]+[0.]*59+[v]*20,
+        rewards__right__mean=[.1]*20+[.3]*60), 1.) for v in (.24, .26))+(above,),
+    (F._stopped,'rose'):
+        tuple((np.array([.3]*10+[.3+v]*10), np.full(20, .3+v)) for v in (.049, .051))+(above,),
+    (F._stopped,'still'):
+        tuple((np.array([.1]*10+[.4]*10), np.array([.4]*15+[.4+v]*5)) for v in (.0198, .0208))+(below,),
+    (F._stopped,'top'): tuple((np.array([.1]*10+[v]*10), np.full(20, v)) for v in (.79, .81))+(below,),
+    (F._hack,'rows'):
+        tuple((look(n, reward=line(0, 1), rewards__a__mean=jump(n, 1., 0.)),) for n in (5, 6))+(above,),
+    (F._hack,'best'):
+        tuple((look(40, reward=[.1]*10+[1.]*20+[v]*10, rewards__a__mean=jump(40, 1., 0.)),)
+            for v in (.89, .91))+(above,),
+    (F._paid_by_length,'close'): ((linked(.945), 1.6), (linked(.955), 1.6), above),
+    (F._paid_by_length,'far'): ((linked(.795), 2.1), (linked(.805), 2.1), above),
+    (F._paid_by_length,'values'): ((linked(1., 4), 2.1), (linked(1., 6), 2.1), above),
+    (F._paid_by_length,'longer'): ((linked(.99), 1.49), (linked(.99), 1.51), above),
+    (F._paid_by_length,'much_longer'): ((linked(.9), 1.99), (linked(.9), 2.01), above),
+    (F._paid_by_length,'shorter'): ((linked(-.99), .66), (linked(-.99), .68), below),
+    (F._one_form,'share'): ((forms(.4),), (forms(.41),), above),
+    (Look.silent,'times'):
+        tuple((look(n, reward=.1, loss=[.1]*5+[None]*(n-5)), 'loss') for n in (7, 8))+(above,),
+}
+HELP = {(F.fall,'parts'): lambda f: f[0]>.99, (Look.silent,'times'): lambda f: f is not None}
+
+def said(case, f, args, **kw):
+    "Does it speak? A threshold that makes it stumble changes the answer, too."
+    try: out = RULES[f](*args, **kw) if isinstance(f, str) else f(*args, **kw)
+    except (IndexError, ValueError): return None
+    return bool(out) and bool((ASK|HELP).get(case, bool)(out)) if out is not None else False
+
+ALL = {k:((a,), (b,), c) for k,(a,b,c) in EDGES.items()}|HELPERS
+
+def called(case): return f"{case[0] if isinstance(case[0], str) else case[0].__name__}-{case[1]}"
+
+@pytest.mark.parametrize('case', ALL, ids=called)
+def test_each_threshold_from_both_sides(case):
+    f,name = case
+    *runs,speaks = ALL[case]
+    array = lambda o: np.array(o) if isinstance(o, list) and o and isinstance(o[0], float) else o
+    runs = [tuple(map(array, r)) for r in runs]
+    told = [said(case, f, r) for r in runs]
+    assert told==([False, True] if speaks else [True, False])
+    was = inspect.signature(RULES[f] if isinstance(f, str) else f).parameters[name].default
+    others = (was-1, was+1) if isinstance(was, int) else (was/1.2, was*1.2)
+    changed = [v for v in others if [said(case, f, r, **{name:v}) for r in runs]!=told]
+    assert changed, 'another threshold decides here'
+
+def test_no_threshold_is_left_out():
+    known = set(ALL)
+    named = lambda f: [k for k,p in inspect.signature(f).parameters.items() if p.default is not p.empty]
+    assert {(k, p) for k,f in RULES.items() for p in named(f)}<=known
+    assert {(f, p) for f in {f for f,_ in HELPERS} for p in named(f)}<=known
