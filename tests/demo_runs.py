@@ -1,17 +1,19 @@
-"""The runs behind the first page's table: `grpo_nb demo`, with and without replay, three seeds, on this machine.
+"""The runs behind the first page's table: `grpo_nb demo`, with and without replay, three seeds.
 
-    python tests/demo_runs.py --out nbs/results/demo_runs.csv     # puts this machine's rows in their place
-    ATEN_CPU_CAPABILITY=avx2 python tests/demo_runs.py ...        # as a processor without AVX512 would
+    python tests/demo_runs.py nbs/results/demo_runs.csv      # puts this machine's rows in their place
+    python tests/demo_runs.py nbs/results/demo_runs.csv --map nbs/results/demo_map.csv   # and the film's
+    ATEN_CPU_CAPABILITY=avx2 python tests/demo_runs.py ...   # as a processor without AVX512 would
 
-The last bits of a sum depend on the processor's instructions and on torch, and a trained model on the last bits
-of its sums; so the page says what held in all rows of the file, and `test_readme.py` makes them again.
+The last bits of a sum depend on the processor's instructions and on torch, and a trained model on the last
+bits of its sums; so the page says what held in all rows of the file, and `test_readme.py` makes them again.
 """
 import argparse, csv, json, os, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = [(seed, size) for seed in range(3) for size in (0, 64)]
-FIELDS = 'torch instructions seed replay_buffer_size before after n_problems groups dead replaced tokens'.split()
+FIELDS = '''torch instructions seed replay_buffer_size before after n_problems groups dead replaced
+    tokens'''.split()
 
 def here():
     "What this machine's sums depend on."
@@ -27,23 +29,40 @@ def run(seed, size, folder):
 def row(seed, size, folder):
     "What a run's summary says."
     o = json.loads((Path(folder)/'summary.json').read_text(encoding='utf-8'))
+    same = {k:o[k] for k in ('groups','dead','replaced')}
     return dict(seed=seed, replay_buffer_size=size, before=o['before']['pass@1'], after=o['after']['pass@1'],
-        n_problems=o['after']['n_problems'], tokens=o['num_tokens'], **{k:o[k] for k in ('groups','dead','replaced')})
+        n_problems=o['after']['n_problems'], tokens=o['num_tokens'], **same)
+
+def groups_of(folder):
+    "What the film on the first page shows of a run's groups."
+    with open(Path(folder)/'groups.jsonl', encoding='utf-8') as f: groups = [json.loads(o) for o in f]
+    def one(o): return dict(step=o['step'], group=o['group'], dead=int(o['dead']),
+        replaced=int(o['treatment']=='replaced'), right=sum(o['rewards'])/len(o['rewards']))
+    return [one(o) for o in groups]
 
 def key(o): return str(o['torch']),str(o['instructions']),int(o['seed']),int(o['replay_buffer_size'])
 
 def write(path, new):
     "Rows of the file, with those of the same machine and run replaced."
-    with open(path, newline='') if Path(path).exists() else open(os.devnull) as f: old = list(csv.DictReader(f))
+    there = path if Path(path).exists() else os.devnull
+    with open(there, newline='') as f: old = list(csv.DictReader(f))
     rows = {key(o):o for o in [*old, *new]}
+    save(path, [rows[k] for k in sorted(rows)], FIELDS)
+
+def save(path, rows, fields):
     with open(path, 'w', newline='') as f:
-        w = csv.DictWriter(f, FIELDS, lineterminator='\n')
+        w = csv.DictWriter(f, fields, lineterminator='\n')
         w.writeheader()
-        w.writerows(rows[k] for k in sorted(rows))
+        w.writerows(rows)
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--out', required=True)
+    p.add_argument('out')
+    p.add_argument('--map')
     a = p.parse_args()
     for seed,size in RUNS:
-        with tempfile.TemporaryDirectory() as d: write(a.out, [here()|run(seed, size, Path(d)/'run')])
+        with tempfile.TemporaryDirectory() as d:
+            write(a.out, [here()|run(seed, size, Path(d)/'run')])
+            if a.map and (seed, size)==(0, 64):
+                groups = groups_of(Path(d)/'run')
+                save(a.map, groups, list(groups[0]))

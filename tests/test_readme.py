@@ -1,0 +1,79 @@
+"What the first page shows is what its commands give: its table, its film and its figure."
+import csv, html, re
+from pathlib import Path
+import pytest
+import demo_runs
+from grpo_nb.demo import WAYS, run_way
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT/'README.md').read_text(encoding='utf-8')
+NUMBERS = 'before','after','dead','replaced'
+
+def stored(name):
+    with open(ROOT/'nbs'/'results'/name, newline='') as f: return list(csv.DictReader(f))
+
+RUNS = [{k:v if k in ('torch','instructions') else float(v) for k,v in o.items()}
+    for o in stored('demo_runs.csv')]
+
+def shown():
+    "The page's table: per seed and column (least, most)."
+    rows = re.findall(r'<tr>\s*<th>seed\s(\d)</th>(.+?)</tr>', html.unescape(README), flags=re.S)
+    def span(text):
+        found = [float(o) for o in re.findall(r'[\d.]+', text.removesuffix('of 800'))]
+        return found[0],found[-1]
+    return {int(seed):[span(o) for o in re.findall(r'<td>(.+?)</td>', cells)] for seed,cells in rows}
+
+def promised():
+    "What the page promises for after training, shares."
+    low,high = re.search(r'expect the first column and (\d+) to (\d+) % after training', README).groups()
+    return int(low)/100,int(high)/100
+
+def test_the_table_has_least_and_most_of_every_stored_run():
+    table = shown()
+    assert sorted(table)==[0, 1, 2]
+    for seed,columns in table.items():
+        d = [o for o in RUNS if o['seed']==seed]
+        plain,replay = ([o for o in d if o['replay_buffer_size']==k] for k in (0, 64))
+        of = [(d, 'before', 100), (plain, 'after', 100), (replay, 'after', 100), (replay, 'dead', 1),
+            (replay, 'replaced', 1)]
+        for (rows,k,unit),(low,high) in zip(of, columns, strict=True):
+            values = [round(unit*o[k], 6) for o in rows]
+            assert (min(values), max(values))==(low, high), (seed, k)
+            assert k!='before' or low==high   # everywhere the same
+
+def test_the_runs_are_on_two_processors_and_two_versions_of_torch_and_keep_the_pages_promise():
+    machines = {(o['torch'], o['instructions']) for o in RUNS}
+    assert len({t for t,_ in machines})==len({i for _,i in machines})==2
+    assert all(i in README for _,i in machines) and all(t.rsplit('.', 1)[0] in README for t,_ in machines)
+    assert len(RUNS)==len(machines)*len(demo_runs.RUNS)==len({demo_runs.key(o) for o in RUNS})
+    low,high = promised()
+    assert all(low<o['after']<high and o['n_problems']==500 and o['groups']==800 for o in RUNS)
+    after = {demo_runs.key(o):o['after'] for o in RUNS}
+    ahead = [v-after[*k[:3], 0] for k,v in after.items() if k[3]]
+    assert max(map(abs, ahead))<.04 and min(ahead)<0<max(ahead)   # "a matter of the processor"
+
+def test_the_film_is_one_of_these_runs():
+    film = stored('demo_map.csv')
+    count = [sum(int(o[k]) for o in film) for k in ('dead','replaced')]
+    assert any(count==[o['dead'], o['replaced']] for o in RUNS
+        if (o['seed'], o['replay_buffer_size'])==(0, 64))
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed,size', demo_runs.RUNS)
+def test_the_command_gives_what_the_table_says(seed, size, tmp_path):
+    new = demo_runs.here()|demo_runs.run(seed, size, tmp_path/'run')
+    told = {demo_runs.key(o):o for o in RUNS}
+    assert abs(100*new['before']-shown()[seed][0][0])<.21   # one problem of 500 may hang on a last bit
+    low,high = promised()
+    assert low<new['after']<high
+    if o := told.get(demo_runs.key(new)): assert [new[k] for k in NUMBERS]==[o[k] for k in NUMBERS]
+
+@pytest.mark.slow
+@pytest.mark.parametrize('way', WAYS)
+def test_a_line_of_the_figure_is_what_the_comparison_gives(way):
+    "The stored lines were made with AVX512; elsewhere only their beginning is the same."
+    old = [o for o in stored('demo_compare.csv') if (o['way'], o['seed'])==(way, '0')]
+    n = None if demo_runs.here()['instructions']=='AVX512' else 1
+    new = run_way(way, 0, max_tokens=16_000 if n is None else 2_000)
+    def line(rows): return [(int(o['tokens']), float(o['right'])) for o in rows[:n]]
+    assert line(new)==line(old)
