@@ -8,13 +8,15 @@ __all__ = ['WAYS', 'demo', 'finish', 'run_way', 'compare_ways']
 # %% ../nbs/09a_demo.ipynb #1b51697b
 import os, time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 import pandas as pd
 from .parts.core import save_json, versions
 from .see.equal_tokens import compare_sentence, compare_table, draw_compare, write_compare
-from .see.findings import verdict
+from .run.records import read_run
 from .see.report import write_report
+from .see.view import judged
 from .see.end import measured, new_folder, one_thread, prompt_text, run_summary, samples
 from .parts.problems import chain_sum, spell_backward
 from .tasks import accuracy_reward
@@ -67,9 +69,11 @@ def finish(
     **info:object, # more for the summary: task, model
 )->dict:           # what summary.json holds
     "Write summary.json and report.html of a finished run, and say what came out."
-    out,found = Path(run.args.output_dir),verdict(run.history, before, after)
+    out = Path(run.args.output_dir)
     summary = run_summary(run, before, after, train_s)|dict(samples=samples(held_out, before, after), **info)
-    summary['verdict'] = {k:getattr(found, k) for k in ('learned','sentence','cause','advice')}
+    save_json(out/'summary.json', summary)
+    found,_ = judged(read_run(out))
+    summary['verdict'] = asdict(found)
     save_json(out/'summary.json', summary|dict(total_s=time.perf_counter()-t0))
     write_inspector(out)
     report = write_report(out)

@@ -8,10 +8,10 @@ __all__ = ['diagnose', 'diagnose_command']
 # %% ../nbs/12_diagnose.ipynb #66340917
 from .batch_size import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
     beta_rates, group_pull, plan_lines)
-from .see.findings import RULES, Finding, Findings, Look, find
+from .see.findings import RULES, Finding, Findings, Look
 from .see.logs import read_log
 from .run.records import Run
-from .see.view import fill_run, history_rows
+from .see.view import history_rows, judged
 
 # %% ../nbs/12_diagnose.ipynb #5d2bc3d0
 def diagnose(
@@ -25,7 +25,7 @@ def diagnose(
     run = run if isinstance(run, Run) else read_log(run)
     if not len(run.history):
         raise ValueError(f'{run.name} has no history yet: train at least one step with logging on')
-    return find(history_rows(run), fill_run(run).rows, run.settings)
+    return judged(run)[1]
 
 def diagnose_command(
     folder:str,  # a run's folder, TRL's output folder, a trainer_state.json, or the log of another tool

@@ -9,14 +9,16 @@ __all__ = ['Watched', 'slow_roads']
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from pathlib import Path
+import pandas as pd
 from fastcore.basics import patch
 from torch import nn
 from tqdm.auto import tqdm
 from ..run.checkpoints import disk_is_full, no_room
 from ..parts.fast_qwen import COPY_LIMIT, why_slow
-from .findings import live, verdict
-from ..run.records import Recorder
+from .findings import live
+from .view import judged
+from ..run.records import Recorder, Run, read_run
 from ..run.state import checkpoints, plain_args, randomness, save_checkpoint, set_randomness
 from ..run.record import about_data, record
 
@@ -33,9 +35,9 @@ class Watched:
     ):
         self.s,self.eval_dataset,self.hint,self.was,self.told = s,eval_dataset,resume_hint,s.step,set()
         self.measure,self.why,a = measure,why,s.args
-        about = dict(trainer='grpo_nb', args=plain_args(s), method=s.method.name,
+        self.about = dict(trainer='grpo_nb', args=plain_args(s), method=s.method.name,
             data=about_data(s.tokenizer, s.dataset))
-        self.rec = Recorder(a.output_dir, about, every=max(1, a.record_groups*a.steps_per_batch),
+        self.rec = Recorder(a.output_dir, self.about, every=max(1, a.record_groups*a.steps_per_batch),
             resume_step=s.step-1 if resumed else None, max_mb=a.record_max_mb, last_step=a.max_steps,
             run=s.run) if a.output_dir else None
         if slow := slow_roads(s.model, a): self.say(slow)
@@ -139,7 +141,9 @@ def end(self:Watched,
     if signal:
         saved = f'saved; go on with {self.hint}' if folder else 'stopped; not saved, since output_dir is None'
         return tqdm.write(f'{signal} at step {s.step}: {saved}')
-    if last_word: self.say(str(verdict(s.history, settings=dict(args=asdict(s.args)))))
+    if not last_word: return
+    run = read_run(folder) if folder else Run(Path('run'), self.about, pd.DataFrame(s.history), [], {})
+    self.say(str(judged(run)[0]))
 
 def slow_roads(
     model:nn.Module, # the policy

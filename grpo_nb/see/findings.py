@@ -318,10 +318,12 @@ def _all_cut(r:Look, share:float)->bool:
     "make prompts conversational: [{'role': 'user', 'content': prompt}]",
     explains=f'no-end-token all-truncated truncated {_EMPTY}')
 def _no_template(r:Look, cut:float=.5)->dict:
-    "Bare text, a template, and completions that don't end or are never right."
+    "Bare text, a template, nothing learned, and completions that don't end or that no reward tells apart."
     (steps,c),rew,s = r.pair('completions/clipped_ratio'),r('reward'),r.data
     if not len(c) or s.get('prompt_format')!='text' or not s.get('chat_template'): return None
-    if c.mean()<=cut and not (len(rew) and rew.max()<=0): return None
+    silent = len(rew)>0 and np.ptp(rew)==0 and rew[0]<=0   # a reward may well be below 0 throughout
+    gained,half = rise(rew)
+    if gained>half or c.mean()<=cut and not silent: return None
     return dict(evidence=f'{_cut(r)}; prompts are text, the tokenizer has a chat template', step=steps[0])
 
 @rule('no-end-token',

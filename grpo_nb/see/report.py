@@ -13,8 +13,7 @@ from .plotting import COLOURS, fig_svg, new_figure
 from ..run.records import Run
 from .rollouts import open_run
 from .view import (
-    column, curves_of, fill_run, flat, history_rows, measured, reward_curve, view_html, write_page)
-from .findings import verdict
+    column, curves_of, flat, judged, measured, reward_curve, view_html, write_page)
 
 # %% ../../nbs/see/report.ipynb #85338c28
 _NOT_SETTINGS = ('seed','output_dir','disable_tqdm','run','run_id')
@@ -81,17 +80,13 @@ def compare_view(
         held = [c for r in runs for c in curves_of(r) if c['label'].startswith('held-out')]
         return dict(runs=[r.name for r in runs], n=len(runs), numbers=numbers, reward=over_seeds(rewards),
             alive=over_seeds(alive), held=over_seeds([(c['step'], c['value']) for c in held]),
-            verdicts=[_verdict(r) for r in runs])
+            verdicts=[judged(r)[0].sentence for r in runs])
     out = {k:arm(o) for k,o in groups.items()}
     first = next(iter(out.values()))['numbers']['after']
     for o in out.values():
         o['gain'] = None if o['numbers']['after'] is first else paired(first, o['numbers']['after'])
     return out
 
-def _verdict(run):
-    stand = lambda k: o if isinstance(o := run.summary.get(k), dict) else None
-    v = verdict(history_rows(run), stand('before'), stand('after'), fill_run(run).rows, run.settings)
-    return v.sentence
 
 # %% ../../nbs/see/report.ipynb #c17a8efd
 def draw_arms(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'fill_dead', 'stored_groups', 'column', 'reward_curve', 'curves_of', 'reward_scale',
-           'buffer_of', 'measured', 'flat', 'history_rows', 'fill_run', 'pack', 'asset', 'page', 'view_html',
+           'buffer_of', 'measured', 'flat', 'history_rows', 'judged', 'fill_run', 'pack', 'asset', 'page', 'view_html',
            'view_frame', 'framed', 'open_any', 'write_page', 'Pages', 'search_cells', 'view_run']
 
 # %% ../../nbs/see/view.ipynb #37062201
@@ -285,11 +285,10 @@ def buffer_of(
     run:Run,  # any
 )->tuple:     # (groups it holds or None, age limit in steps or None)
     "The run's buffer, where it keeps the best; (None, None) for another rule."
-    names = ('replay_buffer_size','buffer_size')
-    size = next((v for k in names if isinstance(v := run.setting(k), (int,float))), None)
-    if run.setting('priority', 'score')!='score' or run.setting('age_decay') or run.setting('max_uses'):
-        return None,None
-    return size,run.setting('replay_max_age', run.setting('age_limit'))
+    def option(name): return run.setting(name, run.setting(f'replay_{name}'))   # ours, and on TRL
+    if option('priority') not in (None,'score') or option('age_decay') or option('max_uses'): return None,None
+    size = option('buffer_size')
+    return size if isinstance(size, (int,float)) else None,option('age_limit')
 
 def _blocks(run, places, born, limit, budget):
     "(groups of one block, texts by block as bytes, steps whose texts are left out)"
@@ -381,16 +380,22 @@ def _tables(run):
         ('Versions', versions)]
     return [[title, [[str(k), text(v)] for k,v in d.items()]] for title,d in made if d]
 
-def _told_verdict(run, groups):
+def judged(
+    run:Run,  # any
+)->tuple:     # (`Verdict`, `Findings`)
+    "What all that a run's record holds says of it: the same at its end, in its report and for `diagnose`."
+    rows,groups,settings = history_rows(run),fill_run(run).rows,run.settings
+    found = find(rows, groups, settings)
+    before,after = (o if isinstance(o := run.summary.get(k), dict) else None for k in ('before','after'))
+    return verdict(rows, before, after, groups, settings, found),found
+
+def _told_verdict(run):
     "Verdict and findings of a run as plain values."
-    rows = history_rows(run)
-    s,stand = run.summary,lambda k: run.summary.get(k) if isinstance(run.summary.get(k), dict) else None
-    found = find(rows, groups, run.settings)
-    measured_twice = stand('before'),stand('after')
-    v = verdict(rows, *measured_twice, groups, run.settings, found) if len(rows)>1 or s.get('after') else None
+    v,found = judged(run)
     told = [dict(says=f.says, evidence=f.evidence, remedy=f.remedy, step=f.step, sure=f.sure, fault=f.fault)
         for f in found]
-    return (dict(sentence=v.sentence, cause=v.cause, advice=v.advice) if v else None),told
+    some = len(run.history)>1 or run.summary.get('after')
+    return (dict(sentence=v.sentence, cause=v.cause, advice=v.advice) if some else None),told
 
 # %% ../../nbs/see/view.ipynb #d9dc7495
 def fill_run(
@@ -434,7 +439,7 @@ def pack(
             f'The texts of {len(steps) - without:,} of {len(steps):,} steps are in this page; open the '
             f'folder with `grpo_nb watch` for all.')
     correction,plain = _correction(run)
-    told,found = _told_verdict(run, run.rows)
+    told,found = _told_verdict(run)
     head = dict(name=run.name, about=_about(run), verdict=told, findings=found, notes=notes, steps=steps,
         groups=B, per_block=per, functions=names, versions=vs, curves=curves_of(run),
         scale=reward_scale(run), correction=correction, uncorrected=plain,
