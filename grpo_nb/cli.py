@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'PROJECT', 'EXAMPLES', 'in_clone', 'near', 'Parser', 'add_option', 'function_parser', 'main', 'as_typed',
-           'run_folder', 'report', 'inspect', 'diagnose', 'TrainCommand', 'config_options', 'train_parser',
+           'run_folder', 'report', 'inspect', 'diagnose', 'TrainCommand', 'config_options', 'on_trl', 'train_parser',
            'model_folder', 'notes', 'train_command', 'train_device', 'train_dtype', 'run_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
-import argparse, ast, difflib, os, re, sys
+import argparse, ast, codecs, difflib, os, re, sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import Parameter
 from pathlib import Path
 from .run.signals import one_line
@@ -58,6 +59,7 @@ def near(
 
 class Parser(argparse.ArgumentParser):
     "An argument parser whose errors are one line, and name the option that was probably meant."
+    elsewhere = staticmethod(lambda option: '')   # where an option lives that is none here
 
     def error(self,
         message:str, # argparse's own
@@ -74,6 +76,7 @@ class Parser(argparse.ArgumentParser):
         if rest:
             known = [o for o in self._option_string_actions if o.startswith('--')]
             option = rest[0].split('=')[0]
+            if where := self.elsewhere(option): raise ValueError(f'{option} {where}')
             self.error(
                 f'no option {option!r}{near(option, known)}'
                 if option[:1] == '-'
@@ -134,12 +137,33 @@ def function_parser(
     return parser
 
 # %% ../nbs/reference/cli.ipynb #f2623573
+_ASCII = str.maketrans({'−':'-', '–':'-', '…':'...', '×':'x', '·':'-', '✗':'x', '→':'->', '±':'+-', '“':'"',
+    '”':'"', '’':"'", '≥':'>=', '≤':'<='})
+
+def _plainly(e):
+    "What a stream that knows ASCII alone gets for other letters."
+    return e.object[e.start:e.end].translate(_ASCII).encode('ascii', 'backslashreplace').decode(),e.end
+
+codecs.register_error('plainly', _plainly)
+
+def _expanded(word):
+    "The word, with a `~` that the shell left in its place."
+    name,eq,value = word.partition('=') if word.startswith('--') else ('', '', word)
+    return name+eq+os.path.expanduser(value)
+
+def _here():
+    try: return os.getcwd()
+    except FileNotFoundError: _stop('the working folder has been removed: `cd` to another one')
+
 def main(
     argv:list=None,  # words after `grpo_nb`; None for those of the command line
 )->None:
     """Run one command. Exits with 2 and one line for input that can't work, with 130 and one line after
     Ctrl-C, with the command's own errors otherwise."""
-    argv = sys.argv[1:] if argv is None else list(argv)
+    for o in (sys.stdout, sys.stderr):
+        if hasattr(o, 'reconfigure'): o.reconfigure(errors='plainly')
+    _here()
+    argv = [_expanded(str(o)) for o in (sys.argv[1:] if argv is None else argv)]
     if argv[:1]==['help']: argv = [*argv[1:2], '--help']
     if not argv or argv[0] in ('-h','--help'): return _overview()
     if argv[0] in ('--version','-V','version'): return _version()
@@ -203,37 +227,35 @@ def as_typed(
 def run_folder(
     folder:str,  # as typed
 )->str:
-    "The folder, if it is there; ValueError names the runs near it otherwise."
-    path = Path(folder)
-    if path.is_dir(): return folder
-    if path.exists(): raise ValueError(f'{folder} is a file: give the folder of a run, its `output_dir`')
-    spots = [path.parent, Path('runs')]
-    runs = sorted(
-        {
-            str(f.parent)
-            for d in spots
-            if d.is_dir()
-            for k in ('history.jsonl', 'trainer_state.json')
-            for f in d.glob(f'*/{k}')
-        }
-    )
+    "The folder or file, if it can be a run's; ValueError names the runs near it otherwise."
+    path,marks = Path(folder),('history.jsonl','trainer_state.json')
+    def runs_in(*spots):
+        found = {str(f.parent) for d in spots if d.is_dir() for k in marks for f in d.glob(f'*/{k}')}
+        return sorted(o for o in found if not Path(o).name.startswith('checkpoint-'))
+    if path.exists():
+        within = [] if any((path/k).exists() for k in marks) else runs_in(path)
+        if not within: return folder
+        raise ValueError(f'{folder} is no run, it holds some: name one or several of {", ".join(within[:5])}')
+    runs = runs_in(path.parent, Path('runs'))
     there = f"; here are {', '.join(runs[:5])}" if runs else ', and no run lies beside it'
     raise ValueError(f'no folder {folder!r}{near(folder, runs) or there}: give the `output_dir` of a run')
 
 def report(
-    folders:list[str], # a run's folder; several, also with commas between them, are compared
-    out:str=None,      # folder of the page; for several runs the default is `compared`, beside the first
+    folders:list[str], # a run's folder or a table of rollouts; several, also with commas, are compared
+    out:str=None,      # folder or file of the page; for several runs `compared`, beside the first
 )->None:
     "Write report.html and its figures."
     runs = [run_folder(o) for f in folders for o in f.split(',') if o]
+    if twice := [o for i,o in enumerate(runs) if Path(o).resolve() in [Path(k).resolve() for k in runs[:i]]]:
+        raise ValueError(f'{twice[0]} is given twice: a run beside itself shows nothing')
     from grpo_nb.see.report import write_report
     if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
     print(write_report(runs[0] if len(runs)==1 else runs, out))
 
 def inspect(
-    folder:str,  # a run's folder
+    folder:str,  # a run's folder, or a table of rollouts
 )->None:
-    "Write inspector.html into the run's folder: every recorded group, with a slider over the steps."
+    "Write inspector.html beside what was recorded: every group, with a slider over the steps."
     run_folder(folder)
     from grpo_nb.inspector import write_inspector
     print(write_inspector(folder))
@@ -336,6 +358,24 @@ EXAMPLES = '''examples:
 It measures held-out problems, trains every weight of one model in one process, and measures again; the
 folder then holds report.html. For LoRA, vLLM, several GPUs, images or tools take the trainer on TRL.'''
 
+_HERE = dict(bf16='here --dtype bfloat16', fp16='here --dtype bfloat16', num_train_epochs='here --max_steps',
+    per_device_train_batch_size='here --generation_batch_size', logging_steps='here every batch is logged',
+    report_to='here history.jsonl has every number', model_name_or_path='here --model')
+
+def on_trl(
+    option:str,  # as typed, such as --use_peft
+)->str:
+    "Where an option of TRL's lives; '' for a word that is none of TRL's."
+    files = ('trl', 'trainer/grpo_config.py'),('trl', 'trainer/model_config.py'),('transformers',
+        'training_args.py')
+    name = option.lstrip('-').replace('-', '_')
+    for package,file in files:
+        path = Path(find_spec(package).origin).parent/file
+        if not path.exists() or f'\n    {name}: ' not in path.read_text(encoding='utf-8'): continue
+        return (f"is an option of TRL's trainers{'; '+_HERE[name] if name in _HERE else ''}. "
+            'GRPOWithReplayBufferTrainer takes it, and so may the recipes: `grpo_nb gsm8k --help`')
+    return ''
+
 def train_parser()->Parser:
     "The options of `grpo_nb train`."
     parser = Parser(
@@ -354,6 +394,7 @@ def train_parser()->Parser:
         needed = f.name=='dataset'
         add_option(parser, f.name, kind, None if needed else f.default, f.metadata['help'], needed)
     for name,kind,default,says in config_options(): add_option(parser, name, kind, default, says)
+    parser.elsewhere = on_trl
     return parser
 
 # %% ../nbs/reference/cli.ipynb #f3905a6f
@@ -380,11 +421,17 @@ def notes(
     problems:list,   # rows with a `prompt`
     tokenizer:object, # of the model
     default_reward:bool, # does the reward look for <answer> tags?
+    tiny_on_own:bool=False, # is it the tiny Qwen, on problems of the user's own?
 )->list:             # lines, none where all is well
     "What is likely to go wrong with these prompts, said before the run."
     first = problems[0]['prompt']
     text = first if isinstance(first, str) else ' '.join(str(o['content']) for o in first)
     lines = []
+    if tiny_on_own:
+        lines.append(
+            'the tiny Qwen knows sums of one-digit numbers and words spelled backward, and nothing else: '
+            'for other problems name a model, such as --model Qwen/Qwen2.5-0.5B-Instruct'
+        )
     if isinstance(first, str) and getattr(tokenizer, 'chat_template', None):
         lines.append(
             'the prompts are bare text, and the model has a chat template: '
@@ -445,7 +492,7 @@ def run_command(
     if cmd.eval_problems < 1:
         raise ValueError(f'--eval_problems {cmd.eval_problems}: needs 1 or more, to measure before and after')
     rewards,default = _rewards(cmd)
-    problems,held_out = _problems(cmd, args)
+    problems,held_out = _problems(cmd, args, default)
     if default and 'answer' not in problems.column_names:
         raise ValueError(
             f'{cmd.dataset} has no column `answer` ({problems.column_names}): '
@@ -454,7 +501,8 @@ def run_command(
     device = train_device(cmd.device)
     model,tok = load_model(cmd.model, train_dtype(cmd.dtype, device))
     model.to(device)
-    for o in notes(problems, tok, default): print(f'note: {o}')
+    own = cmd.model=='tiny' and cmd.dataset not in ('sums','words')
+    for o in notes(problems, tok, default, own): print(f'note: {o}')
     def measure():
         return evaluate(model, tok, held_out, rewards,
             max_completion_length=args.max_completion_length, seed=args.seed, disable_tqdm=args.disable_tqdm)
@@ -489,12 +537,15 @@ def _rewards(cmd):
     return given or [accuracy_reward], not given
 
 # %% ../nbs/reference/cli.ipynb #878a7510
-def _problems(cmd, args):
+def _problems(cmd, args, compared):
     "Problems to train on and held-out ones; a name makes both on the spot."
     made = _made(cmd.dataset)
     if made: return made(2000, args.seed, 'train'),made(cmd.eval_problems, args.seed, 'test')
-    ds = _read(cmd.dataset, cmd)
-    if cmd.eval_dataset: return ds,_head(_read(cmd.eval_dataset, cmd), cmd.eval_problems)
+    ds = _read(cmd.dataset, cmd, compared)
+    if cmd.eval_dataset:
+        held_out = _head(_read(cmd.eval_dataset, cmd, compared), cmd.eval_problems)
+        _check_apart(ds, held_out)
+        return ds,held_out
     from grpo_nb.parts.problems import split_problems
     problems,held_out = split_problems(ds, .1, need_both=True, what=cmd.dataset)   # by a hash of the prompt
     return problems,_head(held_out, cmd.eval_problems)
@@ -505,12 +556,21 @@ def _made(name):
     if '/' in name or Path(name).suffix or Path(name).exists(): return None
     return lambda n, seed, split: make_problems(name, n, seed, split)
 
-def _read(path, cmd):
+def _check_apart(problems, held_out):
+    "ValueError where all held-out problems are trained on, a note where some are."
+    trained,asked = {str(o) for o in problems['prompt']},[str(o) for o in held_out['prompt']]
+    n = sum(o in trained for o in asked)
+    if n==len(asked):
+        raise ValueError(f'--eval_dataset: all {n} problems are among those trained on, so nothing is held '
+            'out: give others, or leave it out and a tenth of the rows is kept aside')
+    if n: print(f'note: {n} of {len(asked)} held-out problems are among those trained on')
+
+def _read(path, cmd, compared):
     from grpo_nb.parts.problems import load_problems
 
     if Path(path).is_dir():
         raise ValueError(f'--dataset {path} is a folder: name a .jsonl, .csv or .parquet file in it')
-    ds = load_problems(path, prompt=cmd.prompt_column, answer=cmd.answer_column)
+    ds = load_problems(path, prompt=cmd.prompt_column, answer=cmd.answer_column, compared=compared)
     if not cmd.chat or not isinstance(ds[0]['prompt'], str): return ds
     return ds.map(lambda o: dict(prompt=[dict(role='user', content=o['prompt'])]))
 

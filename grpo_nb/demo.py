@@ -36,7 +36,13 @@ def demo(
     disable_tqdm:bool=False, # hide the progress bars
 )->dict:                     # what summary.json holds
     "Train the tiny Qwen on one-digit sums with GRPO and replay; write the run folder and its report."
-    if compare: return compare_ways(output_dir=output_dir, disable_tqdm=disable_tqdm)
+    if compare:
+        asked = dict(seed=(seed, 0), max_steps=(max_steps, 200), n_problems=(n_problems, 500),
+            replay_buffer_size=(replay_buffer_size, 64))
+        if odd := [f'--{k} {v}' for k,(v,usual) in asked.items() if v!=usual]:
+            raise ValueError(f'{", ".join(odd)} with --compare, which trains five ways with six seeds at '
+                'equal tokens: leave it out, or call `compare_ways` in Python')
+        return compare_ways(output_dir=output_dir, disable_tqdm=disable_tqdm)
     t0 = time.perf_counter()
     folder = output_dir or f"runs/{'demo' if replay_buffer_size else 'plain'}-{seed}"
     args = TrainConfig(output_dir=folder, seed=seed, max_steps=max_steps, learning_rate=2e-4,

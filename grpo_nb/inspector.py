@@ -16,7 +16,7 @@ from .parts.ratios import dead_groups, group_scores
 from .replay import ReplayBuffer
 from .run.records import Run
 from .see.rollouts import open_run
-from .see.view import buffer_of, fill_run, framed, view_html, view_run, write_page
+from .see.view import buffer_of, fill_run, framed, page_path, view_html, view_run, write_page
 
 # %% ../nbs/11_inspector.ipynb #837a3db3
 def _tensor(rows, field):
@@ -130,5 +130,4 @@ def write_inspector(
 )->Path:              # the page
     "Write inspector.html into a run's folder, whole or not at all."
     run = open_run(folder)
-    path = Path(out or (run.folder if run.folder.is_dir() else run.folder.parent))/'inspector.html'
-    return write_page(path, inspector_html(run, **options))
+    return write_page(page_path('inspector.html', out, run), inspector_html(run, **options))

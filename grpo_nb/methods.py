@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DynamicSampling', 'SkipPrompts', 'VarianceFilter', 'GFPO', 'Copies', 'NewestReplay', 'VirtualMax', 'NGRPO',
-           'EntropyShaped', 'SamePrompt', 'make_method']
+           'EntropyShaped', 'SamePrompt', 'method_class', 'make_method']
 
 # %% ../nbs/08a_methods.ipynb #76ead890
 import math, random
@@ -386,10 +386,16 @@ def _remember(self:SamePrompt, batch, keys, step):
         if len(self.best)>self.max_prompts: del self.best[next(iter(self.best))]
 
 # %% ../nbs/08a_methods.ipynb #a010cd79
+def method_class(
+    name:str,  # one of `METHODS`
+)->type:
+    "The class of that name. ValueError for an unknown name."
+    if name in METHODS: return METHODS[name]
+    raise ValueError(f"no method {name!r}: choose one of {sorted(METHODS)}; 'keep' is plain GRPO")
+
 def make_method(
     name:str,  # one of `METHODS`
     **options:object, # of that class
 )->Method:
     "A method by its name. ValueError for an unknown name."
-    if name not in METHODS: raise ValueError(f'no method {name!r}: choose one of {sorted(METHODS)}')
-    return METHODS[name](**options)
+    return method_class(name)(**options)

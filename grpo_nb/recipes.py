@@ -141,7 +141,8 @@ def run_recipe(
     if r.dry_run:
         print(format_plan(plan))
         return plan
-    bad = [o for o in plan['problems'] if 'vllm' in o.lower() or 'reward_weights' in o]+launch_problems(r)
+    sure = ('vllm','reward_weights','is not installed')   # the others are guesses about memory
+    bad = [o for o in plan['problems'] if any(k in o.lower() for k in sure)]+launch_problems(r)
     if bad: raise ValueError('; '.join(bad))
     if r.resume=='no': new_folder(a.output_dir, 'go on with resume=yes')
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer

@@ -33,7 +33,7 @@ from .advantages import dead_reason, find_advantages, multi_objective
 from .kl import token_logps, token_logps_and_entropy
 from .loss import LOSSES, loss_metrics, policy_loss
 from .replay import Method, Treated
-from .methods import METHODS
+from .methods import METHODS, method_class
 
 # %% ../nbs/09_trainer.ipynb #0c503712
 @dataclass
@@ -122,9 +122,7 @@ def method_of(
     "The method of a run. ValueError for a name nobody gave, or settings that the method does not have."
     if method is None or isinstance(method, str) and method=='replay':
         method = 'replay' if args.replay_buffer_size else 'keep'
-    if isinstance(method, str):
-        if method not in METHODS: raise ValueError(f'no method {method!r}: choose one of {sorted(METHODS)}')
-        method = METHODS[method].from_settings(args)
+    if isinstance(method, str): method = method_class(method).from_settings(args)
     return check_method(method, args, METHODS)
 
 def check_dataset(

@@ -146,3 +146,98 @@ def test_bench_refuses_what_it_cannot_do(more, says, tmp_path, capsys):
         main(['bench', '--out', str(tmp_path / 's.csv'), *[o.format(tmp_path) for o in more]])
     err = capsys.readouterr().err
     assert e.value.code==2 and says in err and 'Traceback' not in err
+
+# ---- one run, one diagnosis
+
+def test_the_last_word_of_a_run_is_that_of_its_report_and_of_diagnose(mine, capsys):
+    from grpo_nb.diagnose import diagnose
+    from grpo_nb.see.view import judged
+    train(mine)
+    said,run = capsys.readouterr().out,read_run(mine/'run')
+    v,found = judged(run)
+    assert str(v) in said and v.cause and 'not on record' not in said+str(found)
+    assert '8' in v.cause   # max_completion_length, from settings.json
+    assert str(diagnose(mine/'run'))==str(found) and found[0].says in v.cause
+    assert json.loads((mine/'run'/'summary.json').read_text())['verdict']['sentence']==v.sentence
+
+def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):
+    from grpo_nb.see.view import judged
+    from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
+    from grpo_nb.trainer import TrainConfig, train
+    said = []
+    monkeypatch.setattr('grpo_nb.see.during.Watched.say', lambda self, text: said.append(text))
+    rows = [dict(prompt=f'{a}+{b}=', answer='1') for a in range(4) for b in range(4)]
+    def never(completions, **kwargs): return [0.]*len(completions)
+    for folder in (str(tmp_path/'a'), None):
+        train(tiny_model(0), make_tokenizer(), rows, never, TrainConfig(output_dir=folder, max_steps=16,
+            num_generations=4, generation_batch_size=16, max_completion_length=4))
+    assert said[-1]==said[-3]==str(judged(read_run(tmp_path/'a'))[0]) and 'nothing' in said[-1], said
+
+def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywhere(tmp_path, capsys):
+    from grpo_nb.see.view import judged
+    s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=40, disable_tqdm=True)
+    a,b = (s[k]['right'] for k in ('before','after'))
+    d = [y-x for x,y in zip(a, b)]
+    m = sum(d)/40
+    half = 1.96*(sum((x-m)**2 for x in d)/40)**.5/40**.5
+    want = f'{100*m:+.1f} points ± {100*half:.1f}'.replace('-', '−')
+    assert want in capsys.readouterr().out and want in judged(read_run(tmp_path/'run'))[0].sentence
+
+# ---- what is typed, and works
+
+def test_a_reward_may_import_its_neighbour_and_is_named_as_pytest_does(mine):
+    (mine/'my_helper.py').write_text('def odd(t): return float(len(t)%2)\n')
+    (mine/'near.py').write_text('from my_helper import odd\n'
+                                'def r(completions, **kwargs): return [odd(o) for o in completions]\n')
+    train(mine, '--reward', f'{mine}/near.py::r')
+    assert 'rewards/r/mean' in read_run(mine/'run').history
+
+def test_a_tilde_that_the_shell_left_is_the_home_folder(mine, monkeypatch):
+    monkeypatch.setenv('HOME', str(mine))
+    monkeypatch.chdir(mine)
+    train(mine, '--dataset=~/mine.jsonl', '--output_dir', '~/there')
+    assert (mine/'there'/'report.html').exists() and not (mine/'~').exists()
+
+def test_the_tiny_qwen_says_what_it_knows(mine, capsys):
+    train(mine)
+    assert 'knows sums of one-digit numbers and words' in capsys.readouterr().out
+    main(f'train --dataset sums --max_steps 4 --eval_problems 4 --disable_tqdm --output_dir {mine}/sums'.split())
+    assert 'knows sums' not in capsys.readouterr().out
+
+def test_a_table_of_rollouts_gets_its_pages_beside_it(tmp_path, capsys):
+    rows = [dict(prompt=f'q{i//4}', completion=f'x{i}', reward=float(i%2), step=i//16) for i in range(64)]
+    (tmp_path/'mine.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    for command in ('inspect','report'): main([command, str(tmp_path/'mine.jsonl')])
+    assert sorted(o.name for o in tmp_path.iterdir())==['inspector.html','mine.jsonl','report.html']
+    main(['report', str(tmp_path/'mine.jsonl'), '--out', str(tmp_path/'pages'/'x.html')])
+    assert (tmp_path/'pages'/'x.html').is_file()
+    (tmp_path/'report.html').write_text('<p>mine</p>')
+    with pytest.raises(SystemExit): main(['report', str(tmp_path/'mine.jsonl')])
+    assert 'was not written by grpo_nb' in capsys.readouterr().err
+
+def test_some_held_out_problems_among_those_trained_on_are_counted(mine, capsys):
+    rows = [dict(prompt=f'{a}+{a}=', answer=str(2*a)) for a in range(6, 10)]
+    (mine/'held.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    train(mine, '--eval_dataset', str(mine/'held.jsonl'))
+    assert 'note: 2 of 4 held-out problems are among those trained on' in capsys.readouterr().out
+
+def run_python(code, **kw):
+    return subprocess.run([sys.executable, '-c', code], capture_output=True, **kw)
+
+def test_a_terminal_that_knows_ascii_alone_gets_ascii(tmp_path):
+    import os
+    code = (f"from made_runs import make_run; from grpo_nb.cli import main; make_run({str(tmp_path/'a')!r}); "
+            f"main(['diagnose', {str(tmp_path/'a')!r}]); print('difference −1 ± 2, ✗, 3 × 4, π')")
+    env = os.environ|dict(PYTHONIOENCODING='ascii')
+    env['PYTHONPATH'] = os.pathsep.join([str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')])
+    out = run_python(code, env=env)
+    assert out.returncode==0, out.stderr
+    assert out.stdout.decode('ascii').splitlines()[-1]=='difference -1 +- 2, x, 3 x 4, \\u03c0'
+
+def test_a_working_folder_that_is_gone_is_said_in_one_line(tmp_path):
+    gone = tmp_path/'gone'
+    code = (f"import os, shutil; from grpo_nb.cli import main; os.mkdir({str(gone)!r}); os.chdir({str(gone)!r}); "
+            f"shutil.rmtree({str(gone)!r}); main([])")
+    out = run_python(code)
+    assert out.returncode==2 and out.stderr.decode()== \
+        'grpo_nb the working folder has been removed: `cd` to another one\n', out.stderr

@@ -346,3 +346,18 @@ def test_what_can_be_seen_before_the_run():
     assert names('2+2=', True, ['accuracy_reward'])==['no-chat-template','tags-not-asked-for']
     assert names('2+2=', False, ['mine'])==[] and names('2+2=', False, ['accuracy_reward'], taught=True)==[]
     assert names([dict(role='user', content='Answer in <answer> tags')], True, ['accuracy_reward'])==[]
+
+def bare(reward, clipped): return [dict(step=i, reward=r, **{'completions/clipped_ratio':clipped,
+    'completions/mean_length':8.}) for i,r in enumerate(reward)]
+ASKED = dict(data=dict(prompt_format='text', chat_template=True, eos_token_id=1, eos_in_template=True))
+
+@pytest.mark.parametrize('reward,clipped,blamed', [
+    ([-30+i for i in range(16)], .1, False),       # TL;DR's own recipe: never above 0, and it learns
+    ([-30+i for i in range(16)], 1., False),
+    ([-20-i%3 for i in range(16)], .1, False),     # nor does it learn, but answers end
+    ([.1+.03*i for i in range(16)], 1., False),    # it learns, within eight tokens
+    ([.1+.01*(i%3) for i in range(16)], 1., True), # no answer ends, and nothing is learned
+    ([0.]*16, .1, True), ([-1.]*16, .1, True),     # no answer is told from another
+])
+def test_bare_text_is_blamed_only_where_nothing_is_learned(reward, clipped, blamed):
+    assert ('no-chat-template' in find(bare(reward, clipped), settings=ASKED).names)==blamed

@@ -1,7 +1,7 @@
 """Wrong input, as typed, and what is said: what was seen, what is needed, what to do;
 one line, exit code 2, nothing made"""
 
-import json, sys
+import json, shutil, socket, sys
 from pathlib import Path
 import pytest
 from grpo_nb.cli import main
@@ -34,12 +34,25 @@ def place(tmp_path_factory):
                 'def short(completions, **kw): return [1.]\n'
                 'def words(completions, **kw): return ["good" for _ in completions]\n',
         'torn.py': 'def r(:\n',
+        'helper.py': 'def half(t): return float(len(t)%2)\n',
+        'neighbour.py': 'from helper import half\ndef r(completions, **kw): return [half(o) for o in completions]\n',
+        'exits.py': 'import sys\ndef r(completions, **kw): sys.exit(3)\n',
+        'exits_at_once.py': 'import sys\nsys.exit(3)\n',
+        'ragged.csv': 'prompt,answer\n1+1=,2\n1,5+1=,3\n',
+        'doubled.csv': 'prompt,answer\n1+1=,2\nprompt,answer\n2+2=,4\n',
+        'columns.csv': 'prompt,prompt,answer\n1+1=,x,2\n',
+        'rollouts.jsonl': lines([dict(prompt=f'{i//2}', completion='x', reward=float(i%2)) for i in range(8)]),
+        'nones.jsonl': lines([*ROWS, dict(prompt='9+9=', answer=None)]),
+        'nans.jsonl': lines([*ROWS, dict(prompt='9+9=', answer=float('nan'))]),
+        'lists.jsonl': lines([*ROWS, dict(prompt='9+9=', answer=['18'])]),
+        'hashes.jsonl': lines([*ROWS, dict(prompt='9+9=', answer='9 and 9 is\n#### 18')]),
     }
     for k,v in text.items(): (d/k).write_text(v)
     (d/'latin.jsonl').write_bytes('{"prompt": "caf\xe9", "answer": "x"}\n'.encode('latin-1')*40)
     for o in ('folder','model','runs/demo-0'): (d/o).mkdir(parents=True)
     (d/'folder'/'thesis.tex').write_text('x')
     (d/'runs'/'demo-0'/'history.jsonl').write_text('')
+    (d/'link').symlink_to(d/'gone')
     return d
 
 # what is typed after `grpo_nb`; T stands for TRAIN. What must be said.
@@ -139,7 +152,7 @@ T --eval_problems x                         | 'x' is no whole number
 report                                      | required: folders
 report nowhere                              | no folder 'nowhere'
 report runs/demo0                           | did you mean 'runs/demo-0'
-report ok.jsonl                             | ok.jsonl is a file
+report ok.jsonl                             | no column for completion
 report folder                               | holds no record
 report runs/demo-0,nowhere                  | no folder 'nowhere'
 report runs/demo-0 --out                    | expected one argument
@@ -147,7 +160,7 @@ report runs/demo-0 --output x               | did you mean '--out'
 inspect                                     | required: folder
 inspect nowhere                             | no folder 'nowhere'
 inspect runs/demo0                          | did you mean 'runs/demo-0'
-inspect ok.jsonl                            | ok.jsonl is a file
+inspect ok.jsonl                            | no column for completion
 inspect folder                              | holds no record
 inspect runs/demo-0 runs/demo-0             | belongs to no option
 diagnose                                    | required: folder
@@ -180,6 +193,47 @@ T --warmup_steps -1                         | 0 or more
 T --num_iterations 0                        | 1 or more
 T --disable_tqdm 2                          | neither True nor False
 run_nbs                                     | inside a clone
+watch nowhere                               | no folder 'nowhere'
+watch ok.jsonl                              | no column for completion
+watch folder                                | holds no record
+watch rollouts.jsonl --port 99999           | port 99999 is not to be had
+watch rollouts.jsonl --port TAKEN           | is not to be had (Address already in use)
+train --dataset nones.jsonl                 | `answer` of row 64 is None (1 of 65 rows
+train --dataset nans.jsonl                  | `answer` of row 64 is nan
+train --dataset lists.jsonl                 | `answer` of row 64 is a list
+train --dataset hashes.jsonl                | keep what stands behind the ####
+train --dataset ragged.csv                  | ragged.csv, line 3 has 3 fields, the first line names 2
+train --dataset doubled.csv                 | doubled.csv, line 3 repeats the first line
+train --dataset columns.csv                 | 'prompt' twice in its first line
+T --eval_dataset ok.jsonl                   | all 4 problems are among those trained on
+T --reward exits.py:r                       | SystemExit: 3
+T --reward exits_at_once.py:r               | could not be loaded: SystemExit: 3
+T --reward r.py::x                          | no `x`; it has: r, bad, short, words
+T --reward neighbour.py:x                   | no `x`; it has: r
+T --use_peft                                | --use_peft is an option of TRL's trainers
+T --bf16                                    | here --dtype bfloat16
+T --use_vllm True                           | GRPOWithReplayBufferTrainer takes it
+T --report_to wandb                         | here history.jsonl has every number
+T --num_train_epochs 3                      | here --max_steps
+T --method plain                            | 'keep' is plain GRPO
+T --seed 12345678901234567890               | `seed` is 12345678901234567890, needs a whole number from 0
+T --seed -1                                 | needs a whole number from 0
+T --output_dir link                         | link is a link to
+T --output_dir link/run                     | which is not there
+demo --output_dir link                      | which is not there
+T --dataset ~/nowhere.jsonl                 | HOME/nowhere.jsonl is no file
+T --answer_column result                    | no column `result`; it has prompt, answer
+T --answer_column result --reward r.py:r    | no column `result`; it has prompt, answer
+report runs/demo-0 runs/demo-0              | runs/demo-0 is given twice
+report runs/demo-0,runs/demo-0              | runs/demo-0 is given twice
+report runs                                 | runs is no run, it holds some: name one or several of runs/demo-0
+inspect runs                                | runs is no run, it holds some
+bakeoff --seeds 0                           | `seeds` is 0, needs 1 or more
+demo --compare --seed 3                     | --seed 3 with --compare
+demo --compare --max_steps 8                | --max_steps 8 with --compare
+demo --compare --n_problems 9               | --n_problems 9 with --compare
+demo --compare --replay_buffer_size 0       | --replay_buffer_size 0 with --compare
+gsm8k --model tiny --rows_file q.jsonl --use_wandb --bf16 False | wandb is not installed
 """
 CASES = [tuple(o.strip() for o in line.rsplit('|', 1)) for line in WRONG.strip().splitlines()]
 
@@ -189,9 +243,13 @@ def test_there_are_as_many_as_a_user_would_find(): assert len(CASES)>=135
 def test_wrong_input_gets_one_line_that_helps(typed, says, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    monkeypatch.setenv('HOME', str(place.parent/'HOME'))
     before = sorted(place.rglob('*'))
     words = [w for o in typed.split() for w in (TRAIN if o=='T' else [o])]
-    with pytest.raises(SystemExit) as e: main(words)
+    monkeypatch.setattr('webbrowser.open', lambda *a: pytest.fail('served'))
+    taken = socket.create_server(('127.0.0.1', 0))
+    words = [str(taken.getsockname()[1]) if o=='TAKEN' else o for o in words]
+    with taken, pytest.raises(SystemExit) as e: main(words)
     err = capsys.readouterr().err.strip()
     assert e.value.code==2 and says in err and 'Traceback' not in err, err
     assert len(err.splitlines())==1, err
@@ -208,7 +266,8 @@ def test_half_a_letter_in_an_answer_stops_no_command(written, tmp_path, capsys):
         rec.groups(step, group_rows(step, ['q\ud800'], ['x\udfff', '\ud83d'], [[0., 1.]]))
     f = tmp_path/'run'/'groups.jsonl'
     if written=='as bytes': f.write_bytes(f.read_bytes().replace(b'\\ud800', b'\xed\xa0\x80'))
-    for typed in (['report', 'run'], ['inspect', 'run'], ['diagnose', 'run'], ['report', 'run', 'run']):
+    shutil.copytree(tmp_path/'run', tmp_path/'copy')
+    for typed in (['report', 'run'], ['inspect', 'run'], ['diagnose', 'run'], ['report', 'run', 'copy']):
         main([typed[0], *(str(tmp_path/o) for o in typed[1:])])
     assert len(capsys.readouterr().out.splitlines())>=4
     for page in tmp_path.rglob('*.html'): page.read_text(encoding='utf-8')

@@ -189,3 +189,23 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch):
     def fail(*a, **k): raise ConnectionError('no route')
     monkeypatch.setattr(datasets, 'load_dataset', fail)
     with pytest.raises(ValueError, match='no route.*rows='): gsm8k()
+
+def test_conversations_that_end_alike_are_told_apart_by_what_differs():
+    from datasets import Dataset
+    def talk(i, system): return [dict(role='system', content=system), dict(role='user', content=f'add {i}'),
+                                 dict(role='assistant', content='to what?'), dict(role='user', content='to 1')]
+    def split(systems):
+        rows = [talk(i, s) for i,s in enumerate(systems)]
+        return [len(o) for o in split_problems(Dataset.from_dict(dict(prompt=rows)), .2, need_both=True)]
+    train,test = split(['Be brief.']*100)
+    assert train+test==100 and 8<=test<=35
+    first = [dict(role='system', content=f'The number is {0}.'), dict(role='user', content='double it')]
+    rows = [[dict(first[0], content=f'The number is {i}.'), first[1]] for i in range(100)]
+    train,test = split_problems(Dataset.from_dict(dict(prompt=rows)), .2, need_both=True)
+    assert len(test)>=8
+    # one question, with or without a shared system message, falls where its text does, as ever
+    for before in ([], [dict(role='system', content='Be brief.')]):
+        rows = [[*before, dict(role='user', content=f'{i}+1=')] for i in range(50)]
+        train,_ = split_problems(Dataset.from_dict(dict(prompt=rows)), .2)
+        want = [f'{i}+1=' for i in range(50) if split_of(f'{i}+1=', .2)=='train']
+        assert [o[-1]['content'] for o in train['prompt']]==want

@@ -148,7 +148,20 @@ def _csv_rows(path, text):
         if mark in head and ',' not in head:
             raise ValueError(f'{path.name} is separated by {name}, its first line is {head[:60]!r}: '
                              'save it with commas, or as .jsonl')
-    return [dict(o) for o in csv.DictReader(io.StringIO(text, newline=''))]
+    lines = csv.reader(io.StringIO(text, newline=''))
+    names = next(lines, [])
+    if twice := [k for k,n in Counter(names).items() if n>1]:
+        raise ValueError(f'{path.name} has {", ".join(map(repr, twice))} twice in its first line: '
+                         'each column needs a name of its own')
+    rows = []
+    for o in filter(None, lines):
+        if len(o)!=len(names):
+            raise ValueError(f'{path.name}, line {lines.line_num} has {len(o)} fields, the first line names '
+                             f'{len(names)} ({", ".join(names)[:60]}): put text with commas into quotes')
+        if o==names:
+            raise ValueError(f'{path.name}, line {lines.line_num} repeats the first line: delete it')
+        rows.append(dict(zip(names, o)))
+    return rows
 
 def read_rows(
     path:Path,   # a .jsonl, .json, .csv or .parquet file
@@ -223,6 +236,22 @@ def _check_rows(rows, what, prompt):
     if len({type(o[prompt]) for o in rows})>1:
         raise ValueError(f'{what}: some prompts are text and some are messages: use one kind')
 
+def _bad_answer(a):
+    "What is wrong with an answer that a completion is compared with, or None."
+    if a is None: return 'is None'
+    if isinstance(a, (list,dict)): return f'is a {type(a).__name__}, no text or number'
+    text = str(a).strip()
+    if not text or text.lower()=='nan': return 'is nan, no answer' if text else 'is empty'
+    if '####' in text: return f'is {text[-30:]!r}: keep what stands behind the ####'
+
+def _check_answers(rows, what, answer):
+    "ValueError for the first answer that no completion could match, with the number of such rows."
+    if not any(answer in o for o in rows): return
+    bad = [(i,why) for i,o in enumerate(rows) if (why := _bad_answer(o.get(answer)))]
+    if bad:
+        raise ValueError(f'{what}: `{answer}` of row {bad[0][0]} {bad[0][1]} ({len(bad)} of {len(rows)} rows '
+                         'are bad): mend or drop them, or give a reward of your own')
+
 def _table(rows, what, prompt, answer):
     "Rows as a Dataset with `prompt` and `answer` under these names, and every column that any row has."
     keys = list(dict.fromkeys(k for o in rows for k in o))
@@ -238,11 +267,13 @@ def load_problems(
     prompt:str='prompt',           # the column that holds the prompts
     answer:str='answer',           # the column that holds the answers, where there are any
     min_rows:int=1,                # fewest problems that will do
+    compared:bool=False,           # will completions be compared with the answers, as `accuracy_reward` does?
 )->Dataset:                        # columns prompt, answer (str) if there was one, and all others
     """A problem set of your own, looked at row by row.
 
     ValueError names the file, line, column or row for: no such file, text that is not UTF-8 or not JSON, no
-    `prompt` column, prompts that are None, empty or of mixed kinds, and too few rows.
+    `prompt` column, prompts that are None, empty or of mixed kinds, answers that nothing can match, and too
+    few rows.
     """
     path = Path(source) if isinstance(source, (str,Path)) else None
     what = path.name if path else 'the data set'
@@ -252,12 +283,23 @@ def load_problems(
     rows = read_rows(path) if path else list(source)
     if not rows: raise ValueError(f'{what} is empty: training needs at least {max(min_rows, 1)} problems')
     _check_rows(rows, what, prompt)
+    if answer!='answer' and not any(answer in o for o in rows):
+        raise ValueError(f"{what} has no column `{answer}`; it has {', '.join(map(str, rows[0]))}: "
+                         'name another, or leave it out')
+    if compared: _check_answers(rows, what, answer)
     if len(rows)<min_rows:
         raise ValueError(f'{what} has {len(rows)} problems, {min_rows} are needed: add problems, '
                          'or make the batch smaller')
     return _table(rows, what, prompt, answer)
 
 # %% ../../nbs/parts/problems.ipynb #d44aa63a
+def _told_apart(prompts):
+    "The text that tells each prompt from the others: of conversations, all but a system message they share."
+    if isinstance(prompts[0], str): return prompts
+    systems = {p[0]['content'] if p[0]['role']=='system' else None for p in prompts}
+    skip = len(systems)==1 and None not in systems
+    return ['\n'.join(m['content'] or '' for m in p[skip:]) for p in prompts]
+
 def split_problems(
     ds:Dataset,            # with a column prompt
     test_share:float=.2,   # share that is held out, 0 to 1
@@ -268,7 +310,7 @@ def split_problems(
 
     ValueError, with the number of different prompts, when a side stays empty that is needed.
     """
-    texts = [p if isinstance(p, str) else p[-1]['content'] for p in ds['prompt']]
+    texts = _told_apart(ds['prompt'])
     side = [split_of(t, test_share) for t in texts]
     train,test = ([i for i,s in enumerate(side) if s==which] for which in ('train','test'))
     if need_both and not (train and test):

@@ -102,13 +102,13 @@ def ask_all(
         return ValueError(f'{who[i]} raised {type(e).__name__}: {e}. It was given {", ".join(kw)}')
     async def later(i):
         try: return await funcs[i](**own())
-        except Exception as e: raise broken(i, e) from e
+        except (Exception, SystemExit) as e: raise broken(i, e) from e
     async def together(idx): return await asyncio.gather(*map(later, idx))
     out,wait = {},[i for i,f in enumerate(funcs) if is_async(f)]
     for i,f in enumerate(funcs):
         if i in wait: continue
         try: out[i] = f(**own())
-        except Exception as e: raise broken(i, e) from e
+        except (Exception, SystemExit) as e: raise broken(i, e) from e
     if wait: out.update(zip(wait, _run(together(wait))))
     return [out[i] for i in range(len(funcs))]
 
@@ -149,8 +149,11 @@ def _load_file(path):
     spec = importlib.util.spec_from_file_location(f'grpo_nb_reward_{f.stem}', f)
     m = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = m                 # dataclasses and pickle look there
+    beside = str(f.resolve().parent)           # as for a script: it may import its neighbours
+    if beside not in sys.path: sys.path.insert(0, beside)
     try: spec.loader.exec_module(m)
-    except Exception as e: raise ValueError(f'`{path}` could not be loaded: {type(e).__name__}: {e}') from e
+    except (Exception, SystemExit) as e:
+        raise ValueError(f'`{path}` could not be loaded: {type(e).__name__}: {e}') from e
     return m
 
 def load_reward(
@@ -160,7 +163,7 @@ def load_reward(
 
     ValueError that says what is missing, and what is there, when it can't be had.
     """
-    spec = str(spec)
+    spec = str(spec).replace('::', ':')   # as pytest writes it
     if (func := _trl_reward(spec)) is not None: return func
     path,_,name = spec.rpartition(':' if ':' in spec else '.')
     if not path or not name or spec.endswith('.py'):

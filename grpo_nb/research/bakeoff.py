@@ -131,6 +131,7 @@ def bakeoff(
     disable_tqdm:bool=False, # hide the progress bar
 )->None:
     "Compare methods for dead groups at equal generated tokens; print a table for each regime."
+    if seeds<1: raise ValueError(f'`seeds` is {seeds}, needs 1 or more: with none nothing is run')
     if repeat: return show_again(run_again(out, repeat))
     if beside: return print(side_by_side(out, beside))
     names = names_in(arms, ['none','replay'] if small else ARMS)

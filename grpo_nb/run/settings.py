@@ -82,6 +82,7 @@ def _numbers(v):
 _RULES = [
     ('output_dir', optional(lambda v: isinstance(v, str)), 'the path of a folder, or None to write nothing'),
     ('reward_weights', optional(_numbers), 'None, or a list with a number for each reward function'),
+    ('seed', lambda v: 0<=v<2**40, 'a whole number from 0 to 2**40'),
     ('num_generations', at_least(2), '2 or more: a group of 1 has nothing to be compared with'),
     ('num_iterations max_steps max_completion_length ref_model_sync_steps save_total_limit', at_least(1),
         '1 or more'),

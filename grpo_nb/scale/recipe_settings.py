@@ -7,6 +7,7 @@ __all__ = ['RecipeArguments', 'GSM8KArguments', 'TLDRArguments', 'launch_problem
 
 # %% ../../nbs/scale/recipe_settings.ipynb #7fb67d39
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 import yaml
 from .launch import check_launch_config, vllm_problem
@@ -68,6 +69,11 @@ def launch_problems(
     found = check_launch_config(c) if isinstance(c, dict) else ['needs lines of `name: value`']
     return [f'{Path(r.accelerate_config).name}: {o}' for o in found]
 
+def _tracker_problems(a):
+    names = a.report_to if isinstance(a.report_to, list) else [a.report_to]
+    return [f'{o} is not installed: `pip install {o}`, or leave it out of `report_to`'
+        for o in ('wandb','trackio') if o in names and find_spec(o) is None]
+
 def _vllm_problems(a):
     if not a.use_vllm: return []
     url = a.vllm_server_base_url or f'http://{a.vllm_server_host}:{a.vllm_server_port}'
@@ -92,5 +98,5 @@ def recipe_plan(
     if weights and reward_funcs and len(weights)!=len(reward_funcs):
         plan['problems'].append(f'{len(weights)} reward_weights for {len(reward_funcs)} rewards '
             f'({", ".join(f.__name__ for f in reward_funcs)}): give one each')
-    plan['problems'] += launch_problems(r)+_vllm_problems(a)
+    plan['problems'] += launch_problems(r)+_vllm_problems(a)+_tracker_problems(a)
     return plan

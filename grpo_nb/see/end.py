@@ -73,7 +73,7 @@ def run_summary(
         replaced=replaced, curve=curve)
 
 def _share(e):
-    keys = ('pass@1','n_problems','rewards','right')   # `right`: so that a difference is taken problem by problem
+    keys = ('pass@1','n_problems','rewards','right')   # `right`: a difference is taken problem by problem
     return {k:e[k] for k in keys if k in e} | ({'ci':list(e['ci'])} if e.get('ci') else {})
 
 def prompt_text(

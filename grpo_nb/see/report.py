@@ -13,7 +13,7 @@ from .plotting import COLOURS, fig_svg, new_figure
 from ..run.records import Run
 from .rollouts import open_run
 from .view import (
-    column, curves_of, flat, judged, measured, reward_curve, view_html, write_page)
+    column, curves_of, flat, judged, measured, page_path, reward_curve, view_html, write_page)
 
 # %% ../../nbs/see/report.ipynb #85338c28
 _NOT_SETTINGS = ('seed','output_dir','disable_tqdm','run','run_id')
@@ -190,8 +190,8 @@ def compare_html(
 
 # %% ../../nbs/see/report.ipynb #16bd134c
 def write_report(
-    runs:list,      # a run's folder; or folders, or {label: folders}, to compare
-    out:Path=None,  # folder of the page; None for the run's own, needed for a comparison
+    runs:list,      # a run's folder or a table of rollouts; or folders, or {label: folders}, to compare
+    out:Path=None,  # folder or file of the page; None for the run's own folder, needed for a comparison
     **options:object, # of `view_html`
 )->Path:            # report.html
     """Write report.html; returns its path. It opens from disk.
@@ -200,11 +200,12 @@ def write_report(
     """
     if isinstance(runs, (str,Path)):
         run = open_run(runs)
-        return write_page(Path(out or run.folder)/'report.html', view_html(run, report=True, **options))
+        return write_page(page_path('report.html', out, run), view_html(run, report=True, **options))
     if not runs: raise ValueError('no runs to compare: give folders, or {label: folders}')
     if out is None: raise ValueError('a comparison needs a folder of its own: write_report(runs, out=...)')
     many = lambda o: [open_run(f) for f in ([o] if isinstance(o, (str,Path)) else o)]
     groups = (
         {k: many(o) for k, o in runs.items()} if isinstance(runs, dict) else arms([open_run(o) for o in runs])
     )
-    return write_page(Path(out)/'report.html', compare_html(compare_view(groups), Path(out).resolve().name))
+    path = page_path('report.html', out)
+    return write_page(path, compare_html(compare_view(groups), path.resolve().parent.name))

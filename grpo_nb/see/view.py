@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'fill_dead', 'stored_groups', 'column', 'reward_curve', 'curves_of', 'reward_scale',
            'buffer_of', 'measured', 'flat', 'history_rows', 'judged', 'fill_run', 'pack', 'asset', 'page', 'view_html',
-           'view_frame', 'framed', 'open_any', 'write_page', 'Pages', 'search_cells', 'view_run']
+           'view_frame', 'framed', 'open_any', 'page_path', 'write_page', 'Pages', 'search_cells', 'view_run']
 
 # %% ../../nbs/see/view.ipynb #37062201
 import base64, html, json, math, zlib
@@ -552,6 +552,15 @@ def open_any(
     return run if isinstance(run, Run) else read_run(run)
 
 # %% ../../nbs/see/view.ipynb #fe86a09d
+def page_path(
+    name:str,       # of the page
+    out:Path=None,  # a folder, or a file that ends in .html; None: where the run lies
+    run:Run=None,   # what the page shows
+)->Path:
+    "Where a page goes; that of a table of rollouts lies beside it."
+    if str(out).lower().endswith(('.html','.htm')): return Path(out)
+    return Path(out or (run.folder if run.folder.is_dir() else run.folder.parent))/name
+
 def write_page(
     path:Path,   # of the page; its folder is made
     text:str,    # HTML

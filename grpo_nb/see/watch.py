@@ -120,10 +120,16 @@ def serve(
     columns:dict=None,  # names of columns, as for `open_run`
 )->tuple:               # (server, address with its token)
     "Serve the view of a folder on this machine. ValueError for a folder that is not there."
-    if not Path(folder).exists():
+    folder = Path(folder)
+    if not folder.exists():
         raise ValueError(f'no folder {str(folder)!r}: give the `output_dir` of a run')
+    begins = folder.is_dir() and ((folder/'settings.json').exists() or not any(folder.iterdir()))
+    if not begins: open_run(folder, columns)   # what can't be read now can't be read later
     token = secrets.token_urlsafe(24)
-    server = ThreadingHTTPServer(('127.0.0.1', port), _handler(_Reader(folder, columns), token))
+    try: server = ThreadingHTTPServer(('127.0.0.1', port), _handler(_Reader(folder, columns), token))
+    except (OSError, OverflowError) as e:
+        raise ValueError(f'port {port} is not to be had ({getattr(e, "strerror", None) or e}): '
+            'take another up to 65535, or 0 for any that is free') from None
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server,f'http://127.0.0.1:{server.server_port}/?token={token}'
