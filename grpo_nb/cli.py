@@ -35,7 +35,7 @@ COMMANDS = dict(  # name: (function, what it does)
         'does replay pay? the registered study, from where it stopped',
     ),
     bench=('grpo_nb.dev.speed:bench', 'how fast is each part, beside TRL and the machine itself?'),
-)
+)|{'bench --gpu':('grpo_nb.scale.gpu_day:gpu_day', "a GPU's day: speed, memory, learning, most valuable first")}
 PROJECT = dict(    # these build the project itself
     run_nbs='run notebooks and store their outputs', readme='write README.md from the index notebook',
     order="write the chapters' order where it is shown", docs='build the site; --serve shows it',
@@ -179,6 +179,8 @@ def _run(command, words):
         from grpo_nb.dev.site import main as project
         return project([command, *words])
     if command in PROJECT: _stop(f'{command}: this builds the project itself: run it inside a clone')
+    for o in words:   # a command may have an option that is another command
+        if f'{command} {o}' in COMMANDS: return _run(f'{command} {o}', [w for w in words if w!=o])
     if command not in COMMANDS:
         _stop(f"no command {command!r}{near(command, COMMANDS) or ': there are ' + ', '.join(COMMANDS)}")
     mod,name = COMMANDS[command][0].split(':')

@@ -1,0 +1,165 @@
+"The GPU day's bookkeeping with made measurements, its pieces by hand, and a rehearsal of all of it"
+
+import pandas as pd
+import pytest
+import torch
+import grpo_nb.scale.gpu_day as D
+from grpo_nb.scale.gpu_day import *
+from grpo_nb.cli import main
+from grpo_nb.dev.speed import Bench, row
+
+def day(monkeypatch, **measurements):
+    "A day of these functions; returns the names in the order in which they were begun."
+    begun = []
+    def put(name, f):
+        def rows(o):
+            begun.append(name)
+            yield from f(o)
+        return Measurement(rows, 30)
+    monkeypatch.setattr(D, 'DAY', {k:put(k, f) for k,f in measurements.items()})
+    return begun
+
+def one(o): yield row('', 'time', 'ours', value=1/3, unit='s', note='small')
+def full(o):
+    yield row('', 'time', 'ours', value=2., unit='s')
+    raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 GiB')
+
+def rows(path, *columns): return list(pd.read_csv(path)[list(columns)].fillna('').itertuples(index=False, name=None))
+
+def go(path, **kw): return gpu_day(tiny=True, out=str(path), disable_tqdm=True, **kw)
+
+def test_an_out_of_memory_is_a_row_and_the_day_goes_on(monkeypatch, tmp_path):
+    begun = day(monkeypatch, big=full, small=one)
+    go(tmp_path/'day.csv')
+    assert begun==['big','small']
+    got = rows(tmp_path/'day.csv', 'name', 'case', 'status', 'value')
+    assert [o[:3] for o in got]==[('big','time','measured'), ('big','all','failed'), ('big','all','done'),
+        ('small','time','measured'), ('small','all','done')]
+    assert got[0][3]==2 and got[1][3]==''
+    errors = [o for o, in rows(tmp_path/'day.csv', 'error') if o]
+    assert len(errors)==1 and 'OutOfMemoryError' in errors[0] and '20.00 GiB' in errors[0]
+
+def test_every_row_says_where_and_with_what_it_was_made(monkeypatch, tmp_path):
+    day(monkeypatch, small=one)
+    df = go(tmp_path/'day.csv')
+    assert list(df.columns)==COLUMNS
+    for k in 'name status tiny device machine cores torch transformers trl grpo_nb when seconds'.split():
+        r = df[df.status=='measured'][k]
+        assert r.notna().all(), k
+    assert df.torch[0]==torch.__version__ and df.settings[0]=='small' and df.value[0]==.33333
+
+def test_a_day_that_was_stopped_goes_on_and_repeats_no_row(monkeypatch, tmp_path):
+    def stopped(o):
+        yield from one(o)
+        raise KeyboardInterrupt
+    path = tmp_path/'day.csv'
+    day(monkeypatch, a=one, b=stopped, c=one)
+    with pytest.raises(KeyboardInterrupt): go(path)
+    assert rows(path, 'name', 'status')==[('a','measured'), ('a','done'), ('b','measured')]
+    begun = day(monkeypatch, a=one, b=one, c=one)
+    go(path)
+    assert begun==['b','c']
+    assert rows(path, 'name', 'status')==[(k, s) for k in 'abc' for s in ('measured','done')]
+    text = path.read_text()
+    go(path)
+    assert begun==['b','c'] and path.read_text()==text
+
+def test_what_failed_is_tried_again_after_what_was_never_begun(monkeypatch, tmp_path):
+    path = tmp_path/'day.csv'
+    day(monkeypatch, big=full)
+    go(path)
+    begun = day(monkeypatch, big=one, new=one)
+    go(path)
+    assert begun==['new','big'] and not pd.read_csv(path).status.eq('failed').any()
+
+def test_rows_of_another_machine_stay_and_do_not_count(monkeypatch, tmp_path):
+    path = tmp_path/'day.csv'
+    day(monkeypatch, a=one)
+    pd.read_csv(path).assign(device='NVIDIA H100', tiny=False).to_csv(path, index=False) if go(path) is not None else 0
+    begun = day(monkeypatch, a=one)
+    go(path)
+    assert begun==['a'] and rows(path, 'device', 'status')==[(d, s) for d in ('NVIDIA H100','cpu')
+        for s in ('measured','done')]
+
+def test_nothing_is_begun_that_is_not_expected_to_end_in_time(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'synchronize', lambda: None)
+    monkeypatch.setattr(D, 'stamp', lambda device: dict(device='a card'))
+    begun = day(monkeypatch, long=one, short=one)
+    D.DAY['long'].seconds = 120
+    gpu_day(minutes=1, out=str(tmp_path/'day.csv'), disable_tqdm=True)
+    assert begun==['short'] and 'no time was left for long' in capsys.readouterr().out
+    gpu_day(minutes=3, out=str(tmp_path/'day.csv'), disable_tqdm=True)
+    assert begun==['short','long']
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU here')
+@pytest.mark.parametrize('words,says', [((), 'no GPU here: rehearse with --tiny'),
+    (('--only','nix'), "no measurement 'nix'.*smoke"), (('--tiny','--out','{}'), 'did not write it')])
+def test_what_cannot_be_measured_is_one_line(words, says, tmp_path, capsys):
+    import re
+    (tmp_path/'a.csv').write_text('a,b\n1,2\n')
+    with pytest.raises(SystemExit): main(['bench','--gpu', *(o.format(tmp_path/'a.csv') for o in words)])
+    err = capsys.readouterr().err
+    assert re.search(says, err) and len(err.strip().splitlines())==1
+
+# --- pieces
+
+def test_every_second_group_of_the_made_rewards_is_dead():
+    made,ids = Made(3),[[i] for i in range(12)]
+    assert made([''] * 12, ids)==[i%3/2 for i in range(12)]
+    made.half = True
+    assert made([''] * 12, ids)==[0, .5, 1, 1, 1, 1, 0, .5, 1, 1, 1, 1]
+
+def test_prompts_have_as_many_tokens_as_the_work_says():
+    w = Shaped(size='0.1M', B=3, P=37)
+    tok = w.model()[1]
+    assert [len(tok(o)['input_ids']) for o in w.problems(5)['prompt']]==[37]*5
+    assert len(set(w.problems(5)['prompt']))==5
+
+def test_adapters_are_all_that_trains():
+    m = Shaped(size='0.1M', lora=True).model()[0]
+    assert {k.split('.')[-3] for k,p in m.named_parameters() if p.requires_grad}=={'lora_A','lora_B'}
+
+def test_kernels_are_counted():
+    a = torch.ones(4)
+    few,many = (D._kernels(lambda: [a.add_(a) for _ in range(n)], 'cpu')[0] for n in (3, 10))
+    assert (few, many)==(3, 10)
+
+def test_the_largest_difference_of_weights_is_found():
+    class Trainer:
+        def __init__(self, w):
+            self.model,self.accelerator = torch.nn.Linear(2, 1),self
+            self.model.load_state_dict(dict(weight=torch.tensor([[1., w]]), bias=torch.zeros(1)))
+        def unwrap_model(self, m): return m
+    assert D._apart(Trainer(2.), Trainer(2.))==0 and D._apart(Trainer(2.), Trainer(1.75))==.25
+
+# --- the rehearsal
+
+def test_the_first_quarter_of_an_hour_is_rehearsed(tmp_path):
+    df = go(tmp_path/'day.csv', only='card,smoke,step-05b,study')
+    assert df.error.isna().all(), list(df.error.dropna())
+    at = {(o['name'],o.case,o.arm):o.value for _,o in df.iterrows()}
+    assert all(at['smoke','finite losses',k]==6 for k in ('GRPOTrainer','replay off','replay','resumed'))
+    assert at['smoke','weights apart','GRPOTrainer and replay off']==0
+    assert at['smoke','weights apart','replay and resumed']==0 and at['smoke','groups replaced','replay']>0
+    assert at['step-05b','groups replaced in a step','replay']==1
+    steps = df[(df.name=='step-05b')&df.case.str.startswith('step')]
+    assert (steps.value>0).all() and set(steps.arm)=={'GRPOTrainer','replay'}
+    d = at['study','pass@1, difference','stored_clip']
+    assert d==pytest.approx(at['study','pass@1','stored_clip']-at['study','pass@1','plain'], abs=1e-4)
+
+@pytest.mark.slow
+def test_the_whole_day_is_rehearsed(tmp_path):
+    df = go(tmp_path/'day.csv')
+    assert set(df[df.status=='done'].name)==set(D.DAY) and not df.status.eq('failed').any(), list(df.error)
+    at = {(o['name'],o.case,o.arm):o.value for _,o in df.iterrows()}
+    assert at['trainers','losses apart','fsdp2 and ddp']<1e-5 and at['trainers','groups replaced','fsdp2']>0
+    assert at['nccl','rows equal to those of one buffer','swap']>0
+    assert 'not in the cache' in ' '.join(df.error.dropna()) or ('real-qwen','pass@1','before') in at
+
+def test_the_stored_day_has_every_measurement_and_names_no_path():
+    path = D.Path(__file__).parent.parent/'nbs'/'results'/'gpu_day.csv'
+    df = read_day(path)
+    for device,o in df.groupby('device'): assert set(o.name)<=set(D.DAY), device
+    assert set(df[df.status=='done'].name)==set(D.DAY)
+    assert not [o for o in ('/work','/root','/tmp','/home') if o in path.read_text()]
