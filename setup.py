@@ -9,6 +9,7 @@ ini = ConfigParser(delimiters=['='])
 ini.read(ROOT/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 
+LIB = cfg['lib_path']
 STATUS = {'3': '3 - Alpha', '4': '4 - Beta', '5': '5 - Production/Stable'}
 EXTRAS = [k.removesuffix('_requirements') for k in cfg if k.endswith('_requirements')]
 
@@ -20,8 +21,9 @@ setup(
     classifiers=[f"Development Status :: {STATUS[cfg['status']]}", f"Intended Audience :: {cfg['audience']}",
                  'Programming Language :: Python :: 3', f"Programming Language :: Python :: {cfg['min_python']}",
                  'Topic :: Scientific/Engineering :: Artificial Intelligence'],
-    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*'], exclude=[cfg['lib_path']+'.dev*']),
-    package_data={cfg['lib_path']: shlex.split(cfg['package_data'])},
+    packages=[*find_packages(include=[LIB, LIB+'.*'], exclude=[LIB+'.dev*']), LIB+'.assets.teach'],
+    package_dir={LIB+'.assets.teach': 'nbs/teach'},   # handouts, taken from where they are written
+    package_data={LIB: shlex.split(cfg['package_data']), LIB+'.assets.teach': ['[abcd]_*.ipynb']},
     python_requires='>='+cfg['min_python'], install_requires=shlex.split(cfg['requirements']),
     extras_require={o: shlex.split(cfg[f'{o}_requirements']) for o in EXTRAS},
     entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},

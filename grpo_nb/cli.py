@@ -34,6 +34,7 @@ COMMANDS = dict(  # name: (function, what it does)
         'grpo_nb.research.replay_study:replay_study',
         'does replay pay? the registered study, from where it stopped',
     ),
+    **{'class': ('grpo_nb.teach.classroom:class_command', 'four problem sets: make a folder, grade one')},
     bench=('grpo_nb.dev.speed:bench', 'how fast is each part, beside TRL and the machine itself?'),
 )|{'bench --gpu':('grpo_nb.scale.gpu_day:gpu_day', "a GPU's day: speed, memory, learning, most valuable first")}
 PROJECT = dict(    # these build the project itself

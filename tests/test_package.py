@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 LIB = ROOT/'grpo_nb'
 FILES = {'.'.join(f.relative_to(LIB).with_suffix('').parts):f for f in LIB.rglob('*.py') if f.stem[0]!='_'}
 MODULES = sorted(FILES)
-WINGS = 'parts','run','see','on_trl','scale','course','research','dev','door'   # from the ground up
+WINGS = 'parts','run','see','on_trl','scale','course','research','teach','dev','door'   # from the ground up
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 
 def _python(code, python=sys.executable, **kw):
@@ -189,6 +189,8 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     tar = {o.split('/',1)[1] for o in tarfile.open(sdist).getnames() if '/' in o}
     want = {str(f.relative_to(ROOT)) for m,f in FILES.items() if _wing(m)!='dev'} | {str(f.relative_to(ROOT))
                                                    for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()}
+    handouts = [f.name for f in ROOT.glob('nbs/teach/?_*.ipynb')]
+    assert len(handouts)==4 and {f'grpo_nb/assets/teach/{o}' for o in handouts}<=whl
     assert any('assets/tiny_qwen' in o
                for o in want), ('the shipped weights are not in grpo_nb/assets/tiny_qwen')
     assert want<=whl and want|{'settings.ini','setup.py','README.md','LICENSE'}<=tar, (want-whl, want-tar)

@@ -1,0 +1,421 @@
+"""The problem sets: a student's folder, made, solved and graded; each check against wrong answers
+that a student would give; hand-ins that can't be graded, and what is said of them"""
+
+import csv, re, shutil, subprocess, sys
+from pathlib import Path
+from types import ModuleType
+import pytest
+import torch
+from grpo_nb.teach.checks import CHECKS, attempt
+from grpo_nb.teach.classroom import examined, grade, handout, make, score, score_lines, taken_apart
+from grpo_nb.cli import main
+from grpo_nb.parts.stats import mean_ci
+
+ROOT = Path(__file__).parent.parent
+KEY = ROOT/'tests'/'class_key'
+
+def module(folder, source):
+    m = ModuleType('handed_in')
+    m.folder = folder
+    exec(source, m.__dict__)
+    return m
+
+@pytest.fixture(scope='module')
+def solved(tmp_path_factory):
+    "A student's folder, solved by the key: copied and filled as a student would, the experiment run"
+    root = tmp_path_factory.mktemp('class')/'ada'
+    make(root)
+    for k in 'ABC': shutil.copy(KEY/k/'adapters.py', root/k/'adapters.py')
+    for o in ('plan.md','report.md'): shutil.copy(KEY/'D'/o, root/'D'/o)
+    with (root/'D'/'experiment.py').open('a') as f: f.write('\n\n'+(KEY/'D'/'changed.py').read_text())
+    assert module(root/'D', (root/'D'/'experiment.py').read_text()).record(root/'D').startswith('16 runs')
+    ticked = (root/'D'/'checklist.md').read_text().replace('[ ]', '[x]')
+    (root.parent/'ticked.md').write_text(ticked)
+    return root
+
+@pytest.fixture
+def mine(solved, tmp_path): return Path(shutil.copytree(solved, tmp_path/'mine'))
+
+# --- the folder
+
+def test_a_folder_is_made_and_what_is_there_already_is_left_alone(tmp_path):
+    made = make(tmp_path/'new'/'ada')
+    assert sorted(str(f.relative_to(tmp_path/'new'/'ada')) for f in (tmp_path/'new').rglob('*.*'))==made
+    (tmp_path/'work').mkdir()
+    (tmp_path/'work'/'mine.py').write_text('x = 1')
+    with pytest.raises(ValueError, match="holds .'mine.py'.: name a new folder"): make(tmp_path/'work')
+    with pytest.raises(ValueError, match='is a file'): make(tmp_path/'work'/'mine.py')
+    assert [o.name for o in (tmp_path/'work').iterdir()]==['mine.py']
+    assert (tmp_path/'work'/'mine.py').read_text()=='x = 1'
+    with pytest.raises(ValueError, match="no problem set 'E': there are A, B, C, D"): make(tmp_path/'e', ['e'])
+
+def test_the_folder_holds_no_solution_and_nothing_of_the_hidden_checks(solved, tmp_path):
+    make(tmp_path/'new')
+    text = '\n'.join(f.read_text() for f in (tmp_path/'new').rglob('*.*'))
+    for k in 'ABC':
+        for line in (KEY/k/'adapters.py').read_text().splitlines():
+            if line.startswith('    ') and len(line.strip())>12: assert line.strip() not in text, line
+    assert 'worth(' not in text and '../' not in text.replace('../..', '')
+
+@pytest.mark.parametrize('which', 'ABC')
+def test_the_visible_tests_pass_for_the_key_and_say_not_yet_for_the_stubs(which, solved):
+    files,_ = taken_apart(handout(which))
+    def said(adapters):
+        m = module(solved, adapters+'\n'+files['test_visible.py'].replace('from adapters import *', ''))
+        return [attempt(f) for k,f in vars(m).items() if k.startswith('test_')]
+    assert set(said((KEY/which/'adapters.py').read_text()))=={'right'}
+    assert set(said(files['adapters.py']))=={'not yet: it returns None: is its last line a `return`?'}
+
+def test_the_visible_tests_run_in_the_students_folder(solved):
+    words = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', 'test_visible.py']
+    out = subprocess.run(words, cwd=solved/'A', capture_output=True, text=True).stdout
+    assert '5 passed' in out, out
+
+def given(which, solved):
+    "The key's functions and the code that the handout gives, in one module"
+    m = module(solved/which, (solved/which/'adapters.py').read_text())
+    for c in handout(which)['cells']:
+        src = ''.join(c['source'])
+        skip = re.match(r'#\| (filename: adapters|fig-alt)|attempt', src)
+        if c['cell_type']=='code' and not skip: exec(src, m.__dict__)
+    return m
+
+@pytest.mark.parametrize('which,name', [('A', 'runs'), ('B', 'curves'), ('C', 'curves')])
+def test_the_results_over_seeds_are_what_the_handouts_own_cells_give(which, name, solved):
+    "The numbers that the checks hold come from the code the student runs"
+    m = given(which, solved)
+    last = [o[-1] for o in getattr(m, name)['k3' if which=='B' else which=='C']]
+    assert len(last)==8 and m.RESULT==pytest.approx(mean_ci(last), abs=.006 if which=='A' else 6e-4)
+
+def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
+    files,nb = taken_apart(handout('B'))
+    text = '\n'.join(o['source'] for o in nb['cells'])
+    assert 'https://grpo-nb.github.io/grpo_nb/advantages.html' in text and '.ipynb' not in text
+    code = [o['source'] for o in nb['cells'] if o['cell_type']=='code']
+    assert not any('...' in o for o in code) and sum('from adapters import *' in o for o in code)==1
+    compile(files['adapters.py'], 'adapters.py', 'exec')
+
+# --- the whole
+
+def test_the_key_is_worth_100_of_100(solved):
+    got = grade(solved, checklist=solved.parent/'ticked.md')
+    assert {k:score(v) for k,v in got.items()}=={k:(25, 25) for k in 'ABCD'}, score_lines(got)
+    assert score_lines(got)[-1]=='100 of 100'
+
+def test_grading_writes_nothing_into_the_students_folder(mine):
+    def state(): return {f:(f.stat().st_mtime_ns, f.read_bytes()) for f in mine.rglob('*') if f.is_file()}
+    with (mine/'A'/'adapters.py').open('a') as f: f.write('\nopen("left.txt", "w").close()\nprint("hello")\n')
+    before = state()
+    assert score(grade(mine, ['A'])['A'])==(25, 25)
+    assert state()==before
+
+def test_another_seed_draws_other_inputs_and_the_key_keeps_its_points(solved):
+    for seed in (1, 2, 3):
+        for which in 'ABC':
+            m = module(solved/which, (solved/which/'adapters.py').read_text())
+            for _,check in CHECKS[which]: check(m, torch.Generator().manual_seed(seed))
+
+HANDED_IN = dict(   # who: (set, what is written over the key, {check: points}, words of the sentence)
+    short_mask=('A', '''
+def answer_mask(ids, ends): return torch.isin(ids, ends).int().cumsum(1)==0
+def end_score(n, ended, e, with_end): return -e*n + ended*with_end
+RESULT = 4.9, 1.7
+''', dict(answer_mask=4, end_score=4, length_over_seeds=3), ['the end token is left out', 'also counted',
+        'over seeds 0 to 7 it is another']),
+    reverse_kl=('B', '''
+def advantages(r): return (r-r.mean(1, keepdim=True))/(r.std(1, keepdim=True, unbiased=False)+1e-4)
+def kl_gradient(theta, ref): return theta.softmax(0)-ref.softmax(0)
+def penalty(logps, ref_logps, mask): return k3(logps, ref_logps)[mask].mean()
+''', dict(advantages=4, kl_gradient=4, penalty=5),
+        ['divides by G, not by G-1', 'the KL the other way round', 'this is k3']),
+    no_ratio=('C', '''
+def objective(logps, old, A, mask, eps=.2): return ((logps-logps.detach()).exp()*A[...,None])[mask].mean()
+def ess(log_ratio, mask): return log_ratio[mask].exp().sum()**2/(log_ratio[mask].exp()**2).sum()/mask.sum()
+def replace_dead(batch, dead, stored):
+    out = {k:v.clone() for k,v in batch.items()}
+    for b,group in zip(dead.nonzero()[:,0].tolist(), stored):
+        for k in ('ids', 'rewards', 'advantages'): out[k][b] = group[k]
+    return out
+''', dict(objective=6, ess=3, replace_dead=5),
+        ['the ratio is taken as 1', 'this is the share over tokens', '`old_logps` of the replaced rows stayed']))
+
+@pytest.mark.parametrize('who', HANDED_IN)
+def test_a_typical_hand_in_loses_the_points_it_should_and_is_told_why(who, mine):
+    which,written,lost,words = HANDED_IN[who]
+    with (mine/which/'adapters.py').open('a') as f: f.write(written)
+    rows = grade(mine, [which])[which]
+    assert {name:p for p,name,why in rows if why}==lost
+    for o in words: assert any(o in (why or '') for *_,why in rows), (o, rows)
+    lines = score_lines({which:rows})
+    assert lines[0].endswith(f'{25-sum(lost.values())} of 25') and len(lines)==1+len(lost)
+
+# --- three wrong answers for each check
+
+HEAD = 'import math, torch\n'
+WRONG = {   # (set, check): [(what a student would write, words of the sentence)]
+    ('A','draw'): [
+        ('def draw(p, u): return torch.searchsorted(p.cumsum(1), u[:,None]*p.sum(1, keepdim=True))[:,0]', 'weight 0'),
+        ('def draw(p, u):\n    i = torch.searchsorted(p.double().cumsum(1), u[:,None], right=True)\n'
+            '    return i[:,0].clamp(max=4)',
+            'sum to 1'),
+        ('def draw(p, u): return p.argmax(1)', 'wanted'),
+        ('def draw(p, u): return torch.multinomial(p, 1)', 'shape (8, 1), needs (8,)')],
+    ('A','noted'): [
+        ('def noted(z, ids, t): return z.log_softmax(1).gather(1, ids[:,None])[:,0]', 'temperature is forgotten'),
+        ('def noted(z, ids, t): return (z/t).softmax(1).gather(1, ids[:,None])[:,0]', 'not their logs'),
+        ('def noted(z, ids, t): return (z/t).gather(1, ids[:,None])[:,0]', 'without the log of their sum'),
+        ('def noted(z, ids, t): return (z/t).log_softmax(1).gather(1, ids[:,None])', 'needs (5,)')],
+    ('A','answer_mask'): [
+        ('def answer_mask(ids, ends): return torch.isin(ids, ends).int().cumsum(1)==0', 'end token is left out'),
+        ('def answer_mask(ids, ends): return ~torch.isin(ids, ends)', 'after the end'),
+        ('def answer_mask(ids, ends):\n    e = (ids==ends[0]).int()\n    return e.cumsum(1)-e==0', 'only the first')],
+    ('A','sample'): [
+        ('''
+def sample(scores, u, end, temperature):
+    ids,logps = [],[]
+    for x in u:
+        lp = (scores(ids)/temperature).log_softmax(0)
+        i = torch.searchsorted(lp.exp().double().cumsum(0), x).item()
+        if i==end: break
+        ids.append(i)
+        logps.append(lp[i].item())
+    return ids,logps''', 'belongs to the answer'),
+        ('''
+def sample(scores, u, end, temperature):
+    ids,logps = [],[]
+    for x in u:
+        lp = (scores(ids)/temperature).log_softmax(0)
+        ids.append(torch.searchsorted(lp.exp().double().cumsum(0), x).item())
+        logps.append(lp[ids[-1]].item())
+    return ids,logps''', 'goes on behind the end'),
+        ('''
+def sample(scores, u, end, temperature):
+    ids,logps = [],[]
+    for x in u:
+        z = scores(ids)
+        ids.append(torch.searchsorted((z/temperature).softmax(0).double().cumsum(0), x).item())
+        logps.append(z.log_softmax(0)[ids[-1]].item())
+        if ids[-1]==end: break
+    return ids,logps''', 'forget the temperature'),
+        ('def sample(scores, u, end, temperature): return torch.zeros(3)', 'no pair')],
+    ('A','end_score'): [
+        ('def end_score(n, ended, e, with_end): return 1-n*e if with_end else -(n-1)*e', 'cut off'),
+        ('def end_score(n, ended, e, with_end): return -n*e + (1-e)*ended*with_end', 'also counted'),
+        ('def end_score(n, ended, e, with_end): return e*(n-ended.int()) - (1-e)*ended*with_end', 'wrong way round')],
+    ('A','length_over_seeds'): [
+        ('PREDICTION = None', "choose one of"),
+        ('RESULT = 33.78, 0.', 'half-width 0'),
+        ('RESULT = None', 'needs a pair'),
+        ('RESULT = 4.89, 1.74', 'it is another')],
+    ('B','dead'): [
+        ('def dead(r): return r.std(1)==0', 'rounding'),
+        ('def dead(r): return r.sum(1)==0', 'all wrong'),
+        ('def dead(r): return r.amax(1)-r.amin(1)>1e-6', 'swapped')],
+    ('B','advantages'): [
+        ('def advantages(r): return (r-r.mean(1, keepdim=True))/(r.var(1, keepdim=True, correction=0)**.5+1e-4)', 'G-1'),
+        ('def advantages(r): return (r-r.mean())/(r.std()+1e-4)', 'whole batch'),
+        ('def advantages(r): return r-r.mean(1, keepdim=True)', 'does not divide'),
+        ('def advantages(r): return (r-r.mean(1))/r.std(1)', 'it raises RuntimeError')],
+    ('B','expected_score'): [
+        ('def expected_score(p, G): return 2*G*p*(1-p)', 'square of the mean'),
+        ('def expected_score(p, G): return 1-p**G-(1-p)**G', 'living groups'),
+        ('def expected_score(p, G): return (G-1)*p*(1-p)', 'wanted')],
+    ('B','k3'): [
+        ('def k3(a, b): return (a-b).exp()-(a-b)-1', 'swapped'),
+        ('def k3(a, b): return a-b', 'this is k1'),
+        ('def k3(a, b): return (b-a)**2/2', 'this is k2'),
+        ('def k3(a, b): return (b-a).exp()-(b-a)-1', 'expm1')],
+    ('B','kl_gradient'): [
+        ('def kl_gradient(t, r): return t.softmax(0)-r.softmax(0)', 'other way round'),
+        ('def kl_gradient(t, r): return t.softmax(0)*(t.log_softmax(0)-r.log_softmax(0))', 'bracket'),
+        ('def kl_gradient(t, r): return t-r', 'wanted')],
+    ('B','penalty'): [
+        ('def penalty(a, b, m): return (a-b)[m].mean()', 'this is k1'),
+        ('def penalty(a, b, m): return k3(a, b)[m].mean()', 'this is k3'),
+        ('def penalty(a, b, m): return ((a-b)**2/2).masked_fill(~m, 0).mean()', 'padded width'),
+        ('def penalty(a, b, m): return (((a-b)**2/2)*m).sum()/m.sum()', 'there is nan'),
+        ('def penalty(a, b, m): return ((a-b).detach()[m]**2/2).mean()', 'no gradient')],
+    ('B','kl_over_seeds'): [
+        ("PREDICTION = 'yes'", 'choose one of'), ('RESULT = .126, .008', 'it is another'), ('RESULT = None', 'pair')],
+    ('C','push'): [
+        ('def push(rho, A, eps): return torch.where((rho-1).abs()>eps, 0., rho*A)', 'one side only'),
+        ('def push(rho, A, eps): return torch.where((A>0)&(rho>1+eps)|(A<0)&(rho<1-eps), 0., A)', 'as a factor'),
+        ('def push(rho, A, eps): return rho*A', 'nothing is clipped')],
+    ('C','objective'): [
+        ('def objective(n, o, A, m, eps=.2):\n    r,A = (n-o).exp(),A[...,None]\n'
+            '    return torch.maximum(r*A, r.clamp(1-eps, 1+eps)*A)[m].mean()', 'the larger'),
+        ('def objective(n, o, A, m, eps=.2): return ((n-o).exp()*A[...,None])[m].mean()', 'nothing is clipped'),
+        ('def objective(n, o, A, m, eps=.2): return ((n-o).exp().clamp(1-eps, 1+eps)*A[...,None])[m].mean()', 'alone'),
+        ('def objective(n, o, A, m, eps=.2): return ((n-n.detach()).exp()*A[...,None])[m].mean()', 'taken as 1'),
+        ('def objective(n, o, A, m, eps=.2):\n    r,A = (n-o).exp(),A[...,None]\n'
+            '    return (torch.minimum(r*A, r.clamp(1-eps, 1+eps)*A)*m).mean()', 'padded width'),
+        ('def objective(n, o, A, m, eps=.2):\n    r,A = (n-o).exp(),A[...,None]\n'
+            '    return -torch.minimum(r*A, r.clamp(1-eps, 1+eps)*A)[m].mean()', 'other sign'),
+        ('def objective(n, o, A, m, eps=.2):\n    r,A = (n-o).detach().exp(),A[...,None]\n'
+            '    return torch.minimum(r*A, r.clamp(1-eps, 1+eps)*A)[m].mean()', 'no gradient')],
+    ('C','keep'): [
+        ('def keep(s, n): return sorted(sorted(range(len(s)), key=lambda i: (-s[i], i))[:n])', 'never renews'),
+        ('def keep(s, n): return list(range(len(s)))[-n:]', 'whatever they are worth'),
+        ('def keep(s, n): return sorted(sorted(range(len(s)), key=lambda i: (-s[i], -i))[:n])', 'needs (1,)')],
+    ('C','ess'): [
+        ('def ess(x, m):\n    w = x[m].exp()\n    return w.sum()**2/(w**2).sum()/len(w)', 'over tokens'),
+        ('def ess(x, m):\n    w = (x.exp()*m).sum(1)/m.sum(1)\n    return w.sum()**2/(w**2).sum()/len(w)', 'not their mean'),
+        ('def ess(x, m):\n    w = x.sum(1).exp()\n    return w.sum()**2/(w**2).sum()/len(w)', 'padding'),
+        ('def ess(x, m):\n    w = (x*m).sum(1).exp()\n    return w.sum()**2/(w**2).sum()/len(w)', 'nan')],
+    ('C','replace_dead'): [
+        ('def replace_dead(batch, dead, stored):\n    for b,g in zip(dead.nonzero()[:,0], stored):\n'
+            '        for k in batch: batch[k][b] = g[k]\n    return batch', 'work on a copy'),
+        ('def replace_dead(batch, dead, stored):\n    out = {k:v.clone() for k,v in batch.items()}\n'
+            '    for b,g in zip(dead.nonzero()[:,0], stored): out["ids"][b],out["advantages"][b],out["rewards"][b] ='
+            ' g["ids"],g["advantages"],g["rewards"]\n    return out', '`old_logps` of the replaced rows'),
+        ('def replace_dead(batch, dead, stored):\n    out = {k:v.clone() for k,v in batch.items()}\n'
+            '    for b,g in enumerate(stored):\n        for k in out: out[k][b] = g[k]\n    return out', 'wanted'),
+        ('def replace_dead(batch, dead, stored): return stored', 'no dict')],
+    ('C','replay_over_seeds'): [
+        ("PREDICTION = .285", 'choose one of'), ('RESULT = .64, .42', 'it is another'), ('RESULT = .285', 'it raises'),
+        ('RESULT = .294, .3', '95 % interval')],
+}
+
+def test_every_check_of_the_first_three_sets_meets_three_wrong_answers():
+    assert {(k, f.__name__[1:]) for k in 'ABC' for _,f in CHECKS[k]}==set(WRONG)
+    assert min(len(v) for v in WRONG.values())>=3
+
+@pytest.mark.parametrize('which,name', WRONG)
+def test_a_check_finds_what_is_wrong(which, name, solved):
+    check = next(f for _,f in CHECKS[which] if f.__name__[1:]==name)
+    for source,words in WRONG[which, name]:
+        m = module(solved/which, (KEY/which/'adapters.py').read_text()+'\n'+HEAD+source)
+        with pytest.raises(Exception) as e: check(m, torch.Generator().manual_seed(0))
+        said = str(e.value) if e.type is AssertionError else f'it raises {e.type.__name__}'
+        assert words in said, (source, said)
+
+def change(file, old, new):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+D_WRONG = {
+    'plan': [('plan.md', 'Groups of 8 are ahead by about 0.05: fewer of them die, and a living one has more to teach.', '…'),
+        ('plan.md', '## Prediction', '## Guess'), ('plan.md', '## Question', '')],
+    'registered': [('plan.md', 'about 0.05', 'about 0.10'), ('results.csv', None, 'plan'), ('plan.md', 'seeds 0 to 7', 'seeds 0 to 6')],
+    'results': [('results.csv', None, 'short'), ('results.csv', None, 'third'), ('results.csv', None, 'nan')],
+    'again': [('results.csv', None, 'better'), ('experiment.py', 'G=int(arm[-1])', 'G=int(arm[-1]), rate=2.1'),
+        ('experiment.py', 'return train(seed, G=int(arm[-1]))', 'train(seed, G=int(arm[-1]))')],
+    'report': [('report.md', '± 0.040', '± 0.133'), ('report.md', '+0.101', '-0.101'), ('report.md', 'Verdict: ahead', 'Verdict: undecided'),
+        ('report.md', 'Difference:', 'It is about'),],
+}
+
+@pytest.mark.parametrize('name', D_WRONG)
+def test_a_check_of_the_experiment_finds_what_is_wrong(name, solved, tmp_path):
+    check = next(f for _,f in CHECKS['D'] if f.__name__[1:]==name)
+    for i,(file,old,new) in enumerate(D_WRONG[name]):
+        d = Path(shutil.copytree(solved/'D', tmp_path/str(i)))
+        if old is not None: change(d/file, old, new)
+        else:
+            rows = list(csv.reader((d/file).open()))
+            if new=='plan': rows = [r[:3] for r in rows]
+            if new=='short': rows = rows[:-2]
+            if new=='third': rows.append(['another','0','.5',rows[-1][-1]])
+            if new=='nan': rows[3][2] = 'nan'
+            if new=='better':
+                for row in rows:
+                    if row[0]=='groups of 8': row[2] = str(float(row[2])+.1)
+            with (d/file).open('w', newline='') as f: csv.writer(f).writerows(rows)
+        with pytest.raises(AssertionError) as e:
+            check(module(d, (d/'experiment.py').read_text()), torch.Generator().manual_seed(0))
+        assert len(str(e.value))>20
+
+def test_ten_points_of_the_experiment_come_from_a_reader(solved, tmp_path):
+    rows = grade(solved, ['D'])['D']
+    assert score(rows)==(15, 25) and rows[-1][2].startswith('wait for a reader')
+    text = (solved.parent/'ticked.md').read_text()
+    (tmp_path/'seven.md').write_text(text.replace('[x]', '[ ]', 3))
+    assert score(grade(solved, ['D'], checklist=tmp_path/'seven.md')['D'])==(22, 25)
+    with pytest.raises(ValueError, match='no such file'): grade(solved, ['D'], checklist='nowhere.md')
+    (tmp_path/'other.md').write_text('- [x] good')
+    with pytest.raises(ValueError, match='1 boxes; checklist.md has ten'):
+        grade(solved, ['D'], checklist=tmp_path/'other.md')
+
+def test_a_run_is_not_begun_without_a_plan_and_never_written_over(solved, tmp_path):
+    make(tmp_path/'new', ['D'])
+    d = tmp_path/'new'/'D'
+    m = module(d, (d/'experiment.py').read_text())
+    assert m.record(d)=='not yet: plan.md says nothing under Question, Arms, Prediction'
+    assert not (d/'results.csv').exists()
+    before = (solved/'D'/'results.csv').read_text()
+    m = module(solved/'D', (solved/'D'/'experiment.py').read_text())
+    assert 'give it another name' in m.record(solved/'D') and (solved/'D'/'results.csv').read_text()==before
+
+# --- hand-ins that can't be graded as they are
+
+REFUSED = {   # what stands in adapters.py: words of the sentence
+    'def draw(:\n    pass':'line 1 is no Python',
+    'x = "\x00"':'is no Python',
+    'from grpo_nb.generation import pick as draw':'line 1 imports grpo_nb.generation, which holds the solution',
+    'import math, grpo_nb.parts.sampling as s':'which holds the solution',
+    'def draw(p, u):\n    return __import__("grpo_nb.generation").pick(p, u)':'line 2 uses __import__',
+    'from . import b':'line 1 uses .',
+    'import os':'line 1 uses os: torch',
+}
+
+@pytest.mark.parametrize('source', REFUSED, ids=range(len(REFUSED)))
+def test_what_is_not_run_is_worth_nothing_and_a_sentence_says_why(source, mine):
+    (mine/'A'/'adapters.py').write_text(source)
+    why = examined(mine/'A', 'A')
+    assert REFUSED[source] in why[0] and why==[why[0]]*6, why
+
+def test_what_comes_back_is_no_tensor_or_nothing_or_an_error(mine):
+    (mine/'A'/'adapters.py').write_text('''
+def draw(p, u): return None
+def noted(z, ids, t): return "right"
+def answer_mask(ids): return 0
+def sample(scores, u, end, temperature): raise SystemExit(0)
+def end_score(n, ended, e, with_end): return [float("nan")]*9
+''')
+    words = ['it returns None', 'a str, which is no tensor', 'it raises TypeError', 'it raises SystemExit',
+        'nan', '`PREDICTION` is None']
+    why = examined(mine/'A', 'A')
+    for o,w in zip(words, why, strict=True): assert o in w, why
+
+@pytest.mark.parametrize('source,words', [('x = 1/0', 'it raises ZeroDivisionError'), ('', 'no function `draw`')])
+def test_a_hand_in_that_does_nothing(source, words, mine):
+    (mine/'A'/'adapters.py').write_text(source)
+    why = examined(mine/'A', 'A')
+    assert words in why[0] and None not in why and len(why)==6
+
+def test_an_endless_loop_and_a_crash_cost_a_check_each_and_the_others_go_on(mine):
+    with (mine/'A'/'adapters.py').open('a') as f: f.write('''
+def noted(logits, ids, temperature):
+    while True: pass
+def sample(scores, u, end, temperature): torch.utils.data._utils.worker.os._exit(7)
+''')
+    why = examined(mine/'A', 'A', limit=4)
+    assert why[1]=='no answer within 4 s: does a loop never end?' and why[3]=='it ends Python itself, with 7'
+    assert [why[i] for i in (0, 2, 4, 5)]==[None]*4
+
+def test_an_endless_loop_at_import_costs_the_set_and_returns(mine):
+    with (mine/'A'/'adapters.py').open('a') as f: f.write('\nwhile True: pass\n')
+    why = examined(mine/'A', 'A', limit=3)
+    assert why==['adapters.py can not be imported: no answer within 3 s: does a loop never end?']*6
+
+def test_what_is_missing_is_named(mine, tmp_path):
+    (mine/'A'/'adapters.py').unlink()
+    shutil.rmtree(mine/'B')
+    (mine/'D'/'results.csv').unlink()
+    got = grade(mine, ['A', 'B', 'D'])
+    assert score(got['A'])==score(got['B'])==(0, 25) and score(got['D'])==(4, 25)
+    assert got['A'][0][2]=='adapters.py is missing' and got['B'][0][2]=='there is no folder B'
+    assert got['D'][1][2]=='results.csv is missing'
+    with pytest.raises(ValueError, match='none of the folders A, B, C, D'): grade(tmp_path/'nobody')
+    (mine/'A'/'adapters.py').write_bytes(b'\xff\xfe')
+    assert 'no text in UTF-8' in examined(mine/'A', 'A')[0]
+
+def test_the_command_makes_and_grades(tmp_path, solved, capsys):
+    main(['class', 'make', str(tmp_path/'new'), '--sets', 'A'])
+    assert capsys.readouterr().out==f"4 files in {tmp_path/'new'}: begin with README.md\n"
+    main(['class', 'grade', str(solved), '--sets', 'A'])
+    assert capsys.readouterr().out=='A  the sampler and the mask: 25 of 25\n'
+    for words in (['make', str(tmp_path/'new')], ['grade', str(tmp_path)], ['praise', 'x']):
+        with pytest.raises(SystemExit): main(['class', *words])
+        said = capsys.readouterr().err
+        assert said.startswith('grpo_nb class: ') and len(said.splitlines())==1, said
