@@ -46,13 +46,16 @@ def gym(family, n, seed=3, side='test'):
     f = FAMILIES[family]
     return [json.loads(o) for o in gym_dataset(f.task, n, seed, side, **f.options)['entry']]
 
-@pytest.mark.parametrize('family', FAMILIES)
+TASKS = [k for k,f in FAMILIES.items() if not f.after]
+
+@pytest.mark.parametrize('family', TASKS)
 def test_a_teacher_without_habits_gets_full_marks_from_the_gym(family):
     from reasoning_gym.factory import get_score_answer_fn
     n = 0
     for e in gym(family, 40):
         if not (row := fm.WAYS[family](e['metadata'], lambda context, ways: 0)): continue
         said = str(row[2].split()) if e['answer'].startswith('[') else row[2]
+        if FAMILIES[family].task=='spiral_matrix': said = ' '.join(said)
         assert get_score_answer_fn(FAMILIES[family].task)(said, e)==1
         n += 1
         d = to_tensors([row], family)
@@ -83,7 +86,7 @@ def test_a_wrong_column_spoils_its_own_digit_and_no_carry():
             assert int(column[0])==carry and (int(column[1])-digit)%10 in (0, 1, 9, 2, 8)
         assert said[::-1]==''.join(steps[1::2])+'1'*carry
 
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('family', TASKS)
 def test_held_out_problems_are_in_no_other_split(family):
     of = {o:{p for p,*_ in problems(family, o, 400)} for o in ('lesson','train','test')}
     assert not of['test']&(of['lesson']|of['train']) and len(of['test'])>100
@@ -272,14 +275,14 @@ def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
     assert {a for c in plan['claims'] for a in c}<=set(plan['arms']['main'])
     assert set(plan['arms']['main'])|set(plan['arms']['side'])==set(plan['definitions']['arms'])<=set(ARMS)
 
-def every(plan, rate): return {(f,a):rate for f in FAMILIES for a in plan['arms']['main']}
+def every(plan, rate): return {(f,a):rate for f in fm.PACKED for a in plan['arms']['main']}
 
 def test_planned_jobs_are_the_registered_ones_block_by_block():
     plan = registration(PAGE)
     main = planned(plan, 'main', every(plan, 1e-4), stack=16)
     assert len(main)==2*6*4 and [o['seed'][0] for o in main]==sorted(o['seed'][0] for o in main)
     assert {s for o in planned(plan, 'again', every(plan, 1.)) for s in o['seed']}==set(range(32, 64))
-    rate = {(f,a):10*i+j for i,f in enumerate(FAMILIES) for j,a in enumerate(plan['arms']['main'])}
+    rate = {(f,a):10*i+j for i,f in enumerate(fm.PACKED) for j,a in enumerate(plan['arms']['main'])}
     for o in planned(plan, 'side', rate):   # its family's, of its relative
         assert o['learning_rate']==rate[o['regime'],plan['relatives'][o['arm']]]
     tries = planned(plan, 'rates', stack=16)
@@ -288,7 +291,7 @@ def test_planned_jobs_are_the_registered_ones_block_by_block():
         planned(plan, 'main', {})
     with pytest.raises(ValueError, match='no plan'): planned(plan, 'other', {})
 
-def made(plan, arms, seeds, l=1e-4, families=FAMILIES):
+def made(plan, arms, seeds, l=1e-4, families=fm.PACKED):
     return pd.DataFrame([dict(regime=f, arm=a, seed=s, learning_rate=l, error='',
                               area=0.5 + 0.01 * (s % 3) + (a == 'plain') * 1e3 * l) for f in families
                          for a in arms for s in seeds])

@@ -210,12 +210,10 @@ def moment_mask(
     limit:float,       # square nats
 )->Tensor:             # (..., T) bool: true for what stays
     "The tokens nearest to ratio 1, as many as keep the mean of their squared log-ratios within `limit`."
-    at = mask.flatten().nonzero()[:,0]
-    squares,order = log_ratio.detach().flatten()[at].square().sort(stable=True)
-    means = squares.cumsum(0)/torch.arange(1, len(at)+1, device=at.device)
-    keep = torch.zeros_like(mask).flatten()
-    keep[at[order[:int((means<=limit).sum())]]] = True
-    return keep.view_as(mask)
+    far = log_ratio.detach().square().masked_fill(~mask, math.inf)   # what doesn't count comes last
+    squares,order = far.flatten().sort(stable=True)
+    means = squares.cumsum(0)/torch.arange(1, len(order)+1, device=order.device)
+    return torch.zeros_like(order).scatter(0, order, (means<=limit).long()).view(mask.shape).bool()&mask
 
 def kept(
     log_ratio:Tensor,       # (..., T) nats, policy minus the one that sampled

@@ -10,15 +10,17 @@ __all__ = ['ARMS', 'LINES', 'run_stack', 'definitions', 'registration', 'tuned',
 # %% ../../nbs/research/replay_study.ipynb #b28ba74e
 import hashlib, json, re, time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from .families import FAMILIES, SIZES, start_file
+from .families import FAMILIES, PACKED, SIZES, hold_problems, start_file
 from .harness import again, show_again
+from .reuse_study import next_jobs, run_rounds, spans
 from .stacked_runs import G, Arm, Runs
 from ..parts.stats import difference, holm
-from .study import over_regimes, pairs, rates, read_rows, run_study, stamp
+from .study import add_rows, one_each, over_regimes, pairs, rates, read_rows, run_study, stamp
 
 # %% ../../nbs/research/replay_study.ipynb #203ccd2a
 ARMS = {'plain':Arm(), 'plain_16':Arm(fresh=16), 'mu2':Arm(passes=2), 'mu3':Arm(passes=3),
@@ -30,51 +32,72 @@ for how in ('both','clip','weight'):
 ARMS |= {'filter':Arm(method='variance'), 'ngrpo':Arm(method='ngrpo'), 'zvp':Arm(method='entropy'),
     'popo':Arm(fill=True, newest=True, correction='weight'),
     'stored_moment':Arm(stored=16, parts=3, correction='moment')}
+def _beside(n, **more): return Arm(stored=n, parts=1+n//8, buffer=256, **more)
+ARMS |= {'replay':ARMS['replay_both'], 'replay_default':Arm(fill=True, priority='score'),
+    'big3':Arm(fresh=24, passes=3, parts=3), 'stored3':_beside(16, correction='clip'),
+    'mu6':Arm(passes=6), 'big6':Arm(fresh=48, passes=6, parts=6),
+    'stored6':_beside(40, correction='clip'), 'stored6_moment':_beside(40, correction='moment')}
 
 # %% ../../nbs/research/replay_study.ipynb #c6f3758c
 def run_stack(
-    job:dict,        # regime (a family), arm, seed (a list), learning_rate, settings (points, budget, size)
-    device:str=None, # None: a GPU where there is one
-)->list:             # a row per seed
-    "Train one arm in one family with several seeds, and measure each as its tokens are spent."
+    job:dict,          # one arm; a list of seeds, and regimes (families) and learning rates, one or a list
+    device:str=None,   # None: a GPU where there is one
+    problems:str=None, # file of `hold_problems`
+    until:float=None,  # of the clock, `time.time()`: what isn't whole by then is given up
+)->list:               # a row per run; none where the time was not enough
+    """Train one arm with several seeds, and measure each run as its tokens are spent.
+
+    The job's settings: points; budget, of tokens; size; reach, most batches in units of what the budget is
+    for; several, answers to each problem, from which pass@n is counted too.
+    """
     torch.set_num_threads(1)
+    if until and time.time()>until: return []
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    o,arm,seeds = json.loads(job['settings']),ARMS[job['arm']],list(job['seed'])
-    f = FAMILIES[job['regime']]
-    budget,points = o.get('budget', f.budget),o.get('points', 8)
-    most = int(1.5*budget/(arm.fresh*G*.6*f.completion))
-    lr,size = [job['learning_rate']]*len(seeds),o.get('size', '0.2M')
-    r = Runs(arm, job['regime'], seeds, lr, device=device, size=size)
-    rows,clock = {},[0., time.process_time()]   # seconds of one run so far, and since when
-    curves,seconds = {s:[] for s in seeds},{s:[] for s in seeds}
-    def measure(which):
-        clock[0] += (time.process_time()-clock[1])/max(len(r.seeds), 1)
-        for i,p in zip(which, r.measure(which)):
-            seconds[r.seeds[i]].append(round(clock[0], 2))
-            curves[r.seeds[i]].append(dict(tokens=int(r.tokens[i]), steps=r.opt.t, pass1=round(p, 5)))
+    o,arm,runs = json.loads(job['settings']),ARMS[job['arm']],one_each(job)
+    families,seeds,lr = ([k[name] for k in runs] for name in ('regime','seed','learning_rate'))
+    if problems: hold_problems(problems, families)
+    f = FAMILIES[families[0]]
+    budget,points,several = o.get('budget', f.budget),o.get('points', 8),o.get('several', 0)
+    most = int(o.get('reach', 1.5)*budget/(arm.fresh*G*.6*f.completion))
+    r = Runs(arm, families, seeds, lr, device=device, size=o.get('size', '0.2M'))
+    rows,here = {},list(range(len(runs)))       # here: which runs stand in the stack
+    clock = [0., time.process_time()]           # seconds of one run so far, and since when
+    curves,seconds = [[] for _ in runs],[[] for _ in runs]
+    def measure(which, tokens):
+        if not which: return
+        clock[0] += (time.process_time()-clock[1])/max(len(here), 1)
+        for i,(one,some) in zip(which, r.measure(which, several or 1).tolist()):
+            seconds[here[i]].append(round(clock[0], 2))
+            point = dict(tokens=tokens[i], steps=r.opt.t, pass1=round(one, 5))
+            curves[here[i]].append(point|(dict(several=round(some, 5)) if several else {}))
         clock[1] = time.process_time()
-    measure(range(len(seeds)))
-    while r.seeds:
+    measure(here, [0]*len(here))
+    while here:
+        if until and time.time()>until: return []
         r.batch()
-        measure([i for i,s in enumerate(r.seeds) if r.tokens[i]>=budget*len(curves[s])/points])
-        ended = [i for i,s in enumerate(r.seeds) if r.tokens[i]>=budget or r.batches>=most]
+        tokens = r.tokens.tolist()
+        measure([i for i,k in enumerate(here) if tokens[i]>=budget*len(curves[k])/points], tokens)
+        ended = [i for i in range(len(here)) if tokens[i]>=budget or r.batches>=most]
         if not ended: continue
-        if r.batches>=most: measure(ended)
-        for i in ended: rows[r.seeds[i]] = _row(job, r, i, curves[r.seeds[i]], seconds[r.seeds[i]])
-        r.keep([i for i in range(len(r.seeds)) if i not in ended])
-    return [rows[s] for s in seeds]
+        if r.batches>=most: measure(ended, tokens)
+        for i in ended: rows[here[i]] = _row(runs[here[i]], r, i, curves[here[i]], seconds[here[i]])
+        stay = [i for i in range(len(here)) if i not in ended]
+        r.keep(stay)
+        here = [here[i] for i in stay]
+    return [rows[i] for i in range(len(runs))]
 
 def _row(job, r, i, curve, seconds):
     share = {k:round(float(v[i])/r.batches, 4) for k,v in r.seen.items()}
     first,last = curve[0]['pass1'],curve[-1]['pass1']
-    return job|dict(seed=r.seeds[i], pass1_before=first, pass1=last, tokens=int(r.tokens[i]),
+    more = dict(wrong=share['wrong']) if 'several' in curve[0] else {}
+    return job|dict(pass1_before=first, pass1=last, tokens=int(r.tokens[i]),
         steps=r.opt.t, batches=r.batches, dead=share['dead'], ess=share['ess'], reward=share['reward'],
-        curve=json.dumps(curve), cpu_s=json.dumps(seconds))
+        curve=json.dumps(curve), cpu_s=json.dumps(seconds))|more
 
 # %% ../../nbs/research/replay_study.ipynb #09bd0302
 def definitions(
     arms:list,           # names of `ARMS`
-    families:list=tuple(FAMILIES), # names of `FAMILIES`
+    families:list=tuple(PACKED), # names of `FAMILIES`
     size:str='0.2M',     # a name of `SIZES`
 )->dict:
     "What a number of a study depends on beside torch: families, their starts, arms, model, group size."
@@ -88,7 +111,7 @@ def registration(
 )->dict:                                     # its JSON block, and `hash`
     """The registered plan. ValueError where page and code disagree.
 
-    A page that was written before an arm had some field means the field's default.
+    A page that was written before an arm or a family had some field means the field's default.
     """
     text = Path(path).read_text(encoding='utf-8')
     found = re.search(r'```\{?\.?json\}?\n(.+?)\n```', text, re.S)
@@ -109,7 +132,8 @@ def registration(
     if missing := [o for a,b in plan['claims'] for w in where if (o := f'{a} - {b}{w}') not in told]:
         raise ValueError(f"{path} predicts nothing for {', '.join(missing)}: '+', '-' or 'undecided'")
     here = definitions(d['arms'], d['families'], size)
-    whole = d|dict(arms={k:asdict(Arm())|v for k,v in d['arms'].items()})
+    whole = d|dict(arms={k:asdict(Arm())|v for k,v in d['arms'].items()},
+        families={k:dict(after='')|v for k,v in d['families'].items()})
     for k in whole:
         if here.get(k)!=whole[k]:
             raise ValueError(f'the {k} of {path} are not those of the code: '
@@ -152,30 +176,59 @@ def planned(
 
 # %% ../../nbs/research/replay_study.ipynb #353adb56
 def replay_study(
-    what:str='rates',             # rates, main, again or side
+    what:str='rates',             # rates, main, again, side or look, whichever the page has
     folder:str='nbs/results',     # of the tables, NAME_rates.csv and NAME.csv
     page:str='nbs/project/registration.qmd', # the registration; it names the tables
     arms:str='',                  # only these, comma between them; the others stay to be done
     families:str='',              # only these, comma between them
-    stack:int=8,                  # seeds in one pass; a GPU takes all at once
+    stack:int=8,                  # runs in one pass; a GPU takes hundreds
     repeat:int=0,                 # instead: make so many of the table's rows again and compare
+    take:str='',                  # instead: take the rows of this CSV, made elsewhere, into the table
     processes:int=1,              # runs at a time
+    device:str='',                # 'cpu' or 'cuda'; '': a GPU where there is one
+    minutes:float=0.,             # give up what isn't whole by then; 0: go on to the end
+    problems:str='',              # file of the problems, for a machine without reasoning-gym; made where missing
     disable_tqdm:bool=False,      # hide the progress bar
 )->None:
     "Go on with the registered study where it stopped, and print what its table says so far."
     plan = registration(page)
-    only = dict(arm=arms, regime=families)
-    names = {k:[o.strip() for o in v.split(',') if o.strip()] for k,v in only.items()}
+    only = dict(arm=_names_in(arms), regime=_names_in(families))
     name = plan.get('table', 'replay_study')
-    here,tries = stamp(registered=plan['hash']),Path(folder)/f'{name}_rates.csv'
-    rate = {} if what=='rates' else tuned(read_rows(tries, until=None), plan) if tries.exists() else {}
-    path = tries if what=='rates' else Path(folder)/f'{name}.csv'
-    if repeat: return show_again(again(path, lambda o: run_stack(o|dict(seed=[o['seed']]))[0], here, repeat))
-    jobs = planned(plan, what, rate, stack)
-    for k,v in names.items(): jobs = [o for o in jobs if not v or o[k] in v]
-    df = run_study(run_stack, jobs, path, here, processes, disable_tqdm=disable_tqdm)
-    print(rates(df).round(3).to_string() if what=='rates' else say(df, plan))
+    side = {'rates':'_rates', 'look':'_look'}
+    here,path = stamp(registered=plan['hash']),Path(folder)/f"{name}{side.get(what, '')}.csv"
+    free = ('machine','torch') if 'ladder' in plan else ('machine',)
+    until = time.time()+60*minutes if minutes else None
+    if problems and not take: hold_problems(problems, list(plan['definitions']['families']))
+    run = partial(run_stack, device=device or None, problems=problems or None, until=until)
+    if take:
+        print(add_rows(take, path, tuple(k for k in here if k not in free)), 'rows taken')
+        return
+    if repeat: return show_again(again(path, lambda o: run(o|dict(seed=[o['seed']]))[0], here, repeat))
+    options = dict(path=path, stamp=here, processes=processes, free=free, disable_tqdm=disable_tqdm)
+    if 'ladder' in plan: df = _by_ladder(plan, what, Path(folder)/f'{name}.csv', run, only, stack, options)
+    else:
+        tries = path.with_name(f'{name}_rates.csv')
+        rate = {} if what=='rates' else tuned(read_rows(tries, until=None), plan) if tries.exists() else {}
+        df = run_study(run, _only(planned(plan, what, rate, stack), only), **options)
+    print(rates(df).round(3).to_string() if what in side else say(df, plan))
     for _,o in df[df.error!=''].iterrows(): print(f'failed: {o.arm} on {o.regime}, seed {o.seed}: {o.error}')
+
+def _names_in(text): return [o.strip() for o in text.split(',') if o.strip()]
+
+def _only(jobs, names):
+    "Of each job what has one of the names, where there are any."
+    def asked(o): return all(o[k] in v for k,v in names.items() if v)
+    def cut(job):
+        some = [o for o in one_each(job) if asked(o)]
+        return some and job|{k:[o[k] for o in some] for k in ('regime','seed','learning_rate')
+            if isinstance(job[k], list)}
+    return [o for o in map(cut, jobs) if o]
+
+def _by_ladder(plan, what, table, run, only, stack, options):
+    "Rounds of what the rows so far allow."
+    same = tuple(k for k in options['stamp'] if k not in options['free'])
+    def jobs(df): return _only(next_jobs(df if what=='main' else read_rows(table, same), plan, what, stack), only)
+    return run_rounds(run, jobs, **options)
 
 # %% ../../nbs/research/replay_study.ipynb #c08967e3
 def tables(
@@ -184,6 +237,10 @@ def tables(
 )->dict:             # 'main table', and where registered 'replication', 'both together': rows, runs needed
     "The rows of the arms that claims are about, as far as they are there."
     arms = sorted({a for c in plan['claims'] for a in c})
+    if 'ladder' in plan:
+        tasks = {o['after'] or k for k,o in plan['definitions']['families'].items()}
+        d = spans(df, plan)
+        return {'main table':(d[d.arm.isin(arms)], len(arms)*len(tasks)*len(plan['seeds']['main']))}
     d,per_seed = df[(df.error=='')&df.arm.isin(arms)],len(arms)*len(plan['definitions']['families'])
     main,second = plan['seeds']['main'],plan['seeds'].get('again')
     seeds = {'main table':main}
@@ -222,7 +279,8 @@ def say(
 )->str:              # for each of the two tables its claims, or how far its rows are; then both together
     "The registered claims of a table once all of its runs are there; before that how many there are."
     def one(name, rows, need):
-        if len(rows)<need: return f'{name}: {len(rows)} of {need} runs; no differences before all are there'
+        what = 'spans' if 'ladder' in plan else 'runs'
+        if len(rows)<need: return f'{name}: {len(rows)} of {need} {what}; no differences before all are there'
         return f'{name}\n{claims(rows, plan).round(4).to_string()}'
     return '\n'.join(one(k, *o) for k,o in tables(df, plan).items())
 

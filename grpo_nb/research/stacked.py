@@ -197,7 +197,7 @@ def sample_stack(
         logps.append(lp.gather(-1, i[...,None])[...,0].masked_fill(done, 0.))
         ids.append(i.masked_fill(done, pad))
         done = done|(i==eos)
-        if t==T-1 or done.all(): break
+        if t==T-1 or done.is_cpu and done.all(): break   # a GPU would have to wait to be asked
         place = (n[:,:,None,None]+t).expand(S, B, G, 1)
         x,past = _forward(m, i[...,None], place, _causal(1, t+1, i.device), prompt, past)
         x = x[...,0,:]

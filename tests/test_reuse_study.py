@@ -1,0 +1,269 @@
+"The study of reuse: stacks of several rates and starts, the shipped buffer as an arm, a ladder of rates, rows from elsewhere"
+import json
+from collections import Counter
+from pathlib import Path
+import numpy as np, pandas as pd, pytest, torch
+import grpo_nb.research.families as fm
+import grpo_nb.research.replay_study as rs
+import grpo_nb.research.stacked_runs as sr
+from grpo_nb.research.families import FAMILIES, PAD, SHAPE, to_tensors
+from grpo_nb.replay import Replay, ReplayBuffer
+from grpo_nb.research.replay_study import ARMS, replay_study, run_stack
+from grpo_nb.research.reuse_study import next_jobs, run_rounds, span_of, spans, to_try
+from grpo_nb.research.stacked import new_weights
+from grpo_nb.research.stacked_runs import Arm, Ranked, Runs
+from grpo_nb.research.study import add_rows, one_each, read_rows, run_study, stamp
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+@pytest.fixture
+def untaught(monkeypatch):
+    "Starts that take no lesson, one for each family, and answers some of which are right"
+    d = to_tensors([(f'{a}+{b}', '', str(a+b)) for a in range(10) for b in range(10)], 'adding')
+    def start(family, size): return dict(theta=4*new_weights(SHAPE, len(family)), train=d, test=d)
+    monkeypatch.setattr(sr, 'start', start)
+    kind = sr.Runs.__init__
+    monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=60, n_test=8, **k))
+    monkeypatch.setattr(sr, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)
+
+def bare(rows): return [{k:v for k,v in o.items() if k!='cpu_s'} for o in rows]
+
+def stacked(arm, **settings):
+    o = dict(budget=700, points=2)|settings
+    return dict(regime=['adding','adding_sparse']*2, arm=arm, seed=[3, 3, 4, 4], source='',
+        learning_rate=[1e-3, 1e-4, 2e-3, 1e-3], settings=json.dumps(o))
+
+@pytest.mark.parametrize('arm', ['plain','replay_default','big3','stored3','stored6_moment'])
+def test_a_stack_of_several_rates_and_starts_is_the_same_runs_made_alone(untaught, arm):
+    job = stacked(arm)
+    company = bare(run_stack(job, 'cpu'))
+    alone = [bare(run_stack(o|dict(seed=[o['seed']]), 'cpu'))[0] for o in one_each(job)]
+    assert company==alone
+    assert len({o['curve'] for o in company})==4
+
+def test_steps_per_batch_of_the_new_arms(untaught):
+    for arm,n in dict(replay_default=1, big3=9, stored3=3, mu6=6, big6=36, stored6=6).items():
+        o = run_stack(stacked(arm, budget=600), 'cpu')[0]
+        assert o['steps']==n*o['batches'], arm
+
+def test_measures_of_many_runs_at_once_are_those_of_one_after_another(untaught, monkeypatch):
+    "On a GPU all runs that are due are measured by one pass"
+    r = Runs(Arm(fresh=2), ['adding','adding_sparse','adding'], [3, 4, 5], [1e-3]*3)
+    one = torch.cat([r.measure([i], 4) for i in range(3)])
+    assert torch.equal(r.measure(range(3), 4), one) and torch.equal(r._right([0, 1, 2], 4), one)
+    monkeypatch.setattr(sr, 'right_answers', lambda m, test, seeds, n: torch.tensor([[[1, 0], [0, 0]]]).bool())
+    assert r.measure([1], 2).tolist()==[[.25, .5]]
+
+def batch_of(rewards, key):
+    "Groups (1, B, G) with given rewards, as `Runs.batch` makes them"
+    r = torch.tensor(rewards)[None].float()
+    A = ((r-r.mean(-1, keepdim=True))/(r.std(-1, keepdim=True)+1e-4))[...,None]
+    return dict(A=A, r=r, key=torch.arange(len(rewards))[None]+key)
+
+def test_the_default_keeps_and_draws_as_the_shipped_buffer_does():
+    "Beside `ReplayBuffer`, given the score by hand; over many batches, with more wanted than there are too"
+    rng = np.random.default_rng(0)
+    ranked,own = None,ReplayBuffer(5, seed=7)
+    for k in range(60):
+        rewards = rng.integers(0, 2, (4, 4)).tolist()
+        g = batch_of(rewards, 10*k)
+        live = torch.tensor([[0<sum(o)<4 for o in rewards]])
+        ranked = ranked or Ranked(5, g, 'score', [7])
+        n = int(rng.integers(0, 8 if k<6 else 4))
+        got,there = ranked.draw(8, torch.zeros(1, 5), torch.tensor([n]))
+        want = [e.data for e in own.draw(n)]
+        assert got['key'][0][there[0]].tolist()==want and there.sum()==len(want)
+        assert there[0].tolist()==sorted(there[0].tolist(), reverse=True)
+        rows = live[0].nonzero()[:,0].tolist()
+        right = [sum(rewards[b]) for b in rows]
+        p = [o/4 for o in right]
+        deviation = [(4*q*(1-q)/3)**.5 for q in p]
+        score = [d*4*(q*(1-q)*2)/(d+1e-4) for q,d in zip(p, deviation)]
+        own.add(score, [10*k+b for b in rows])
+        ranked.add(g, live, k)
+        places = sorted(e.data for e in ranked.buffers[0])
+        assert sorted(ranked.groups['key'][0][places].tolist())==sorted(e.data for e in own)
+    assert len(own)==5 and all(abs(e.score-2)<1e-3 for e in own)   # two of four right teach the most
+
+def test_a_default_batch_is_what_the_shipped_method_makes_of_it(untaught, monkeypatch):
+    "Batch by batch beside `Replay.treat` with the settings it is shipped with"
+    from grpo_nb.generation import Rollouts
+    seen = []
+    monkeypatch.setattr(Runs, 'train', lambda self, groups, there: seen.append((groups, there)))
+    r,shipped = Runs(ARMS['replay_default'], 'adding', [3], [1e-3]),Replay(seed=3)
+    kept = sr.assemble
+    def both(arm, fresh, dead, shelf, chance):
+        g = {k:v[0] for k,v in fresh.items()}
+        out = shipped.treat(Rollouts(g['ids'], g['mask'], g['out'], g['real'], g['old'],
+            rewards=g['r'], advantages=g['A'][...,0]), dead[0])
+        seen.append(out)
+        return kept(arm, fresh, dead, shelf, chance)
+    monkeypatch.setattr(sr, 'assemble', both)
+    for _ in range(12): r.batch()
+    replaced = 0
+    for out,(groups,there) in zip(seen[::2], seen[1::2]):
+        b = out.batch
+        assert there.all() and torch.equal(b.completion_ids, groups['out'][0])
+        assert torch.allclose(b.advantages, groups['A'][0,...,0]) and torch.equal(b.old_logps, groups['old'][0])
+        replaced += sum(o['replacement'] is not None for o in out.records)
+    assert replaced>10
+
+def test_a_job_may_list_regimes_and_rates_and_what_is_missing_keeps_them_together(tmp_path):
+    job = dict(regime=['a','b','a'], arm='x', seed=[1, 1, 2], learning_rate=[.1, .2, .3], settings='{}', source='')
+    asked = []
+    def run(job):
+        asked.append(job)
+        return [o|dict(pass1=.5) for o in one_each(job) if o['seed']<9]
+    run_study(run, [job|dict(regime=['a'], seed=[1], learning_rate=[.1])], tmp_path/'t.csv', stamp(), disable_tqdm=True)
+    df = run_study(run, [job], tmp_path/'t.csv', stamp(), disable_tqdm=True)
+    assert asked[1]==job|dict(regime=['b','a'], seed=[1, 2], learning_rate=[.2, .3]) and len(df)==3
+    assert len(run_study(run, [job|dict(regime='a', seed=[9], learning_rate=.1)], tmp_path/'t.csv', stamp(),
+        disable_tqdm=True))==3   # no row: it had no time left
+    with pytest.raises(ValueError): one_each(job|dict(seed=[1, 2]))
+
+def test_rows_from_elsewhere_come_in_once_and_foreign_ones_never(tmp_path):
+    def row(seed, error='', torch='2.11', registered='abc', pass1=.5):
+        return dict(regime='a', arm='x', seed=seed, learning_rate=.1, settings='{}', source='', error=error,
+            pass1=pass1, torch=torch, registered=registered, curve='[]')
+    def write(name, *rows): pd.DataFrame(rows).to_csv(tmp_path/name, index=False)
+    same = 'registered',
+    write('here.csv', row(1, pass1=.25, torch='2.13'), row(2, error='out of memory'))
+    write('there.csv', row(1), row(2), row(3), row(4, error='lost'))
+    assert add_rows(tmp_path/'there.csv', tmp_path/'here.csv', same)==3
+    d = read_rows(tmp_path/'here.csv', same).set_index('seed')
+    assert d.pass1.tolist()==[.25, .5, .5, .5] and d.error.tolist()==['','','','lost']
+    text = (tmp_path/'here.csv').read_bytes()
+    assert add_rows(tmp_path/'there.csv', tmp_path/'here.csv', same)==0
+    write('foreign.csv', row(9, registered='xyz'))
+    with pytest.raises(ValueError, match="differ in registered: .*'abc', 'xyz'.*not comparable"):
+        add_rows(tmp_path/'foreign.csv', tmp_path/'here.csv', same)
+    assert (tmp_path/'here.csv').read_bytes()==text
+    assert add_rows(tmp_path/'there.csv', tmp_path/'new.csv', same)==4
+
+LADDER = [1., 2., 4., 8., 16., 32., 64.]
+PLAN = dict(ladder=LADDER, rates=[2., 4., 8.], points=8, seeds=dict(main=[1, 2], look=[7, 8, 9]), measure='span',
+    arms=dict(main=['plain','mu3','stored3']), claims=[['stored3','mu3']], predictions={'stored3 - mu3':'+'},
+    definitions=dict(families={k:dict(after=FAMILIES[k].after) for k in
+        ('adding','adding_sparse','sorting','sorting_sparse')}))
+
+def worth(cell, arm, seed, rate):
+    "A made area: best at 4 (16 in sparse cells), another height for each cell, arm and seed"
+    best = 4. if 'sparse' not in cell else 16.
+    if arm=='stored3': best *= 8
+    height = .5+.1*('sorting' in cell)+.05*seed+.03*(arm=='stored3')*(1+('sparse' in cell))
+    return height-.02*abs(np.log2(rate/best))
+
+def made_run(job):
+    def curve(o): return json.dumps([dict(tokens=t, pass1=worth(o['regime'], o['arm'], o['seed'],
+        o['learning_rate'])) for t in (0, 100)])
+    return [o|dict(curve=curve(o), pass1=.5) for o in one_each(job)]
+
+def test_rounds_find_the_range_and_go_on_beyond_the_ends_and_nowhere_else(tmp_path):
+    asked = []
+    def run(job):
+        asked.append(job)
+        return made_run(job)
+    df = run_rounds(run, lambda d: next_jobs(d, PLAN, stack=100), path=tmp_path/'t.csv', stamp=stamp(),
+        disable_tqdm=True)
+    tried = df.groupby(['regime','arm']).learning_rate.agg(lambda o: sorted(set(o)))
+    assert tried['adding','plain']==[1., 2., 4., 8., 16.]             # its range reaches beyond its first three
+    assert tried['adding_sparse','plain']==[2., 4., 8., 16., 32., 64.]
+    assert tried['adding','mu3']==[1., 2., 4., 8., 16.]
+    assert tried['adding','stored3']==[1., 2., 4., 8., 16., 32., 64.]  # its best is 32: a neighbour on each side
+    assert tried['adding_sparse','stored3']==[4., 8., 16., 32., 64.]   # the ladder ends where it is best
+    for o in asked:
+        assert len({FAMILIES[c].after or c for c in o['regime']})==1   # equal widths in a stack
+    first = [o['arm'] for o in asked]
+    assert first.index('mu3')>max(i for i,o in enumerate(asked[:4]) if o['arm']=='plain')
+    assert not next_jobs(df, PLAN)
+    counts = Counter(zip(df.regime, df.arm, df.learning_rate, df.seed))
+    assert max(counts.values())==1 and {s for *_,s in counts}=={1, 2}
+    looks = next_jobs(df, PLAN, 'look', stack=2)
+    assert {(c, l) for o in looks for c,l in zip(o['regime'], o['learning_rate'])}=={('adding', 4.),
+        ('adding_sparse', 16.), ('sorting', 4.), ('sorting_sparse', 16.)}
+    assert all(json.loads(o['settings'])['budget']==15000 and o['arm']=='mu3' for o in looks)
+    assert sorted({s for o in looks for s in o['seed']})==[7, 8, 9]
+
+def test_a_span_is_the_mean_over_five_rates_and_two_starts(tmp_path):
+    df = run_rounds(made_run, lambda d: next_jobs(d, PLAN, stack=100), path=tmp_path/'t.csv', stamp=stamp(),
+        disable_tqdm=True)
+    got = spans(df, PLAN).set_index(['regime','arm','seed']).span
+    five = {'adding':[1., 2., 4., 8., 16.], 'adding_sparse':[4., 8., 16., 32., 64.]}
+    for arm in ('plain','mu3','stored3'):
+        for s in (1, 2):
+            by_hand = [worth(c, arm, s, l) for c,rungs in five.items() for l in rungs]
+            assert got['adding',arm,s]==pytest.approx(sum(by_hand)/10, abs=1e-5)
+    assert len(got)==2*3*2 and len(spans(df, PLAN, 'cell'))==4*3*2
+    less = df[~((df.regime=='adding')&(df.arm=='mu3')&(df.learning_rate==8.)&(df.seed==2))]
+    assert ('adding','mu3',2) not in spans(less, PLAN).set_index(['regime','arm','seed']).index
+    assert len(spans(less, PLAN))==11
+    assert 'main table: 7 of 8 spans; no differences before all are there'==rs.say(less, PLAN)
+    text = rs.say(df, PLAN)
+    gain = .045-.02*np.mean([abs(abs(np.log2(l/32))-abs(np.log2(l/4))) for l in five['adding']])
+    assert text.startswith('main table\n') and 'above 0' in text or 'undecided' in text
+
+@pytest.fixture
+def empty_handed(monkeypatch):
+    monkeypatch.setattr(fm, 'HELD', {})
+    fm._asked.cache_clear()
+    yield
+    fm._asked.cache_clear()
+
+def test_problems_from_a_file_are_the_gyms_and_the_gym_is_not_asked(tmp_path, monkeypatch, empty_handed):
+    rows = [('1+2', '', '3'), ('4+5', '', '9')]
+    monkeypatch.setattr(fm, 'problems', lambda family, split, n: rows)
+    fm.hold_problems(tmp_path/'p.safetensors', ['adding_sparse','adding'])
+    fm._asked.cache_clear()
+    monkeypatch.setattr(fm, 'problems', None)
+    got = fm._asked('adding')['train']
+    want = to_tensors(rows, 'adding')
+    for k in ('ids','mask','answer'): assert got[k].dtype==want[k].dtype and torch.equal(got[k], want[k])
+    with pytest.raises(ValueError, match='has no problems of sorting: give the path of a new file'):
+        fm.hold_problems(tmp_path/'p.safetensors', ['sorting_sparse'])
+
+SMALL = dict(table='small', measure='span', points=1, reach=1.1, budget=64, ladder=LADDER, rates=[4e-5, 8e-5],
+    seeds=dict(main=[500, 501], look=[1500]), arms=dict(main=['plain','mu3']), claims=[['mu3','plain']],
+    predictions={'mu3 - plain':'+'})
+
+def page_of(tmp_path, **more):
+    "A small registration of two cells"
+    plan = SMALL|dict(ladder=[1e-5*2**k for k in range(5)], definitions=rs.definitions(['plain','mu3'],
+        ['adding','sorting']))|more
+    (tmp_path/'p.qmd').write_text(f'```json\n{json.dumps(plan)}\n```')
+    return tmp_path/'p.qmd'
+
+def test_the_command_needs_neither_gym_nor_datasets_nor_trl_and_goes_on_where_it_stopped(tmp_path):
+    "In a process that can import none of them: as on a machine that has only torch and the usual packages"
+    import subprocess, sys
+    page,held = page_of(tmp_path),tmp_path/'problems.safetensors'
+    fm.hold_problems(held, ['adding','sorting'])
+    gone = 'reasoning_gym datasets trl transformers accelerate ipywidgets anywidget math_verify dill IPython'
+    def run(**more):
+        options = dict(what='main', folder=str(tmp_path), page=str(page), stack=16, device='cpu',
+            problems=str(held), disable_tqdm=True)|more
+        code = f"""import sys
+for o in {gone.split()}: sys.modules[o] = None
+from grpo_nb.research.replay_study import replay_study
+replay_study(**{options})"""
+        return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+    assert 'main table: 0 of 4 spans' in run(minutes=1e-9) and not (tmp_path/'small.csv').exists()
+    said = run()
+    d = read_rows(tmp_path/'small.csv', ('registered',))
+    assert 'holm' in said and len(d)==2*2*5*2 and set(d.error)=={''}
+    before = (tmp_path/'small.csv').read_bytes()
+    run()
+    assert (tmp_path/'small.csv').read_bytes()==before
+    run(what='look')
+    look = read_rows(tmp_path/'small_look.csv', ('registered',))
+    assert len(look)==2 and set(look.regime)=={'adding','sorting'} and set(look.seed)=={1500} and set(look.arm)=={'mu3'} and look.wrong.between(0, 1).all()
+    first,last = (json.loads(look.curve[0])[k] for k in (0, -1))
+    assert first['pass1']<first['several']<=1 and last['tokens']>=16
+    other = tmp_path/'other'
+    other.mkdir()
+    assert '40 rows taken' in run(folder=str(other), take=str(tmp_path/'small.csv'))
+    assert '0 rows taken' in run(folder=str(other), take=str(tmp_path/'small.csv'))
