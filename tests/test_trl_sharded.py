@@ -9,7 +9,7 @@ import trl_tiny as T
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 FIRST = ('whole,straddle,mu2,disagree,other_data,images,signal,resumed,from_one,stored,stored_local,mended,'
-    'fsdp2,parts,moving')
+    'accumulated,objective,fsdp2,parts,moving')
 
 def rewards(completions, prompts, **kw):   # as in trl_sharded_ranks.py
     r = T.n_red(completions)
@@ -153,6 +153,21 @@ def test_a_reward_that_fails_on_one_process_stops_both_which_save_and_go_on(out)
     assert all('checkpoint-3 holds the 3 steps before it' in o for o in said)
     for a,b in zip(facts(out, 'whole'), facts(out, 'mended')):
         assert T.same(a['w'], b['w']) and equal(a['b'], b['b'])
+
+def test_a_reward_that_fails_amid_accumulated_gradients_costs_no_bit_on_both(out):
+    said = [(out/f'late_said{r}').read_text() for r in (0, 1)]
+    assert all('checkpoint-3 holds the 3 steps before it' in o for o in said)
+    for a,b in zip(facts(out, 'accumulated'), facts(out, 'late_mended')):
+        assert T.same(a['w'], b['w']) and equal(a['b'], b['b']) and b['step']==6
+        assert any(o.get('replay/stored')==2 for o in b['log'])
+        for x,y in zip(a['batches'][6:], b['batches'], strict=True): assert equal(x, y)
+
+@pytest.mark.parametrize('scene,says', [('added', "this run has ['letters', 'rewards']"),
+    ('turned', 'reward_weights=[1.0], this run has [-1.0]')])
+def test_another_objective_is_refused_on_both_before_the_first_batch(scene, says, out):
+    for r in (0, 1):
+        said = (out/f'{scene}{r}').read_text()
+        assert said.startswith('ValueError after 0 batches') and says in said, said
 
 def test_fsdp2_saves_a_reference_that_moves_and_goes_on_with_it(out):
     from grpo_nb.run.checkpoints import load_state

@@ -77,6 +77,14 @@ def fails(completions, prompts, trainer_state, **kw):
     return rewards(completions, prompts)
 fails.__name__ = 'rewards'
 
+calls = []
+def fails_late(completions, prompts, trainer_state, **kw):
+    "On rank 1 alone, in the second batch of the fourth step of two batches each."
+    calls.append(1)
+    if len(calls)==8 and rank==1: raise KeyError('no solution')
+    return rewards(completions, prompts)
+fails_late.__name__ = 'rewards'
+
 MU2 = dict(num_iterations=2, beta=.1, sync_ref_model=True, ref_model_sync_steps=2)
 for scene in scenes:
     if scene=='whole': run(scene)
@@ -116,6 +124,22 @@ for scene in scenes:
             (out/f'mended_said{rank}').write_text(f'{type(e).__name__}: {e} '+' '.join(getattr(e, '__notes__',
                 [])))
         run(scene, resume='auto', save_strategy='no')
+    if scene=='accumulated':
+        kw = dict(gradient_accumulation_steps=2, steps_per_generation=1, replay_stored_per_fresh=1,
+            save_strategy='no')
+        run(scene, **kw)
+        try: make('late', 6, fails_late, **kw).train()
+        except Exception as e: (out/f'late_said{rank}').write_text(' '.join(getattr(e, '__notes__', [])))
+        run('late_mended', resume=True, folder='late', **kw)
+    if scene=='objective':   # resumes of 'stored'
+        for name,reward,weights in (('added', [letters, rewards], None), ('turned', letters, [-1.])):
+            t = make('stored', 6, reward, replay_stored_per_fresh=1, num_iterations=2, reward_weights=weights)
+            got = T.spy(t)
+            try:
+                t.train(resume_from_checkpoint=str(out/'stored'/'checkpoint-5'))
+                said = 'nothing'
+            except Exception as e: said = f'{type(e).__name__} after {len(got)} batches: {e}'
+            (out/f'{name}{rank}').write_text(said)
     if scene=='moving':
         from grpo_nb.scale.launch import fsdp2_on_cpu
         fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
