@@ -131,7 +131,7 @@ def test_a_reference_that_moved_sees_the_images_of_the_rows(monkeypatch):
 
 def test_nothing_of_64_bits_is_put_on_the_device():
     "Apple's GPUs know no float64."
-    for name in ('trl_record','trl_shared','trl_rows','grpo_with_replay_buffer'):
+    for name in ('on_trl/record','on_trl/shared','on_trl/rows','grpo_with_replay_buffer'):
         text = (Path(__file__).parent.parent/'grpo_nb'/f'{name}.py').read_text()
         assert 'float64' not in text and '.double(' not in text, name
 
