@@ -36,7 +36,7 @@ COMMANDS = dict(  # name: (function, what it does)
     ),
     **{'class': ('grpo_nb.teach.classroom:class_command', 'four problem sets: make a folder, grade one')},
     bench=('grpo_nb.dev.speed:bench', 'how fast is each part, beside TRL and the machine itself?'),
-)|{'bench --gpu':('grpo_nb.scale.gpu_day:gpu_day', "a GPU's day: speed, memory, learning, most valuable first")}
+)|{'bench --gpu':('grpo_nb.dev.gpu_day:gpu_day', "a GPU's day: speed, memory, learning, most valuable first")}
 PROJECT = dict(    # these build the project itself
     run_nbs='run notebooks and store their outputs', readme='write README.md from the index notebook',
     order="write the chapters' order where it is shown", docs='build the site; --serve shows it',

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 import torch
-import grpo_nb.scale.gpu_day as D
-from grpo_nb.scale.gpu_day import *
+import grpo_nb.dev.gpu_day as D
+from grpo_nb.dev.gpu_day import *
 from grpo_nb.cli import main
 from grpo_nb.dev.speed import Bench, row
 
@@ -24,7 +24,9 @@ def full(o):
     yield row('', 'time', 'ours', value=2., unit='s')
     raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 GiB')
 
-def rows(path, *columns): return list(pd.read_csv(path)[list(columns)].fillna('').itertuples(index=False, name=None))
+def rows(path, *columns):
+    df = pd.read_csv(path, dtype=object)[list(columns)].fillna('')
+    return list(df.itertuples(index=False, name=None))
 
 def go(path, **kw): return gpu_day(tiny=True, out=str(path), disable_tqdm=True, **kw)
 
@@ -35,7 +37,7 @@ def test_an_out_of_memory_is_a_row_and_the_day_goes_on(monkeypatch, tmp_path):
     got = rows(tmp_path/'day.csv', 'name', 'case', 'status', 'value')
     assert [o[:3] for o in got]==[('big','time','measured'), ('big','all','failed'), ('big','all','done'),
         ('small','time','measured'), ('small','all','done')]
-    assert got[0][3]==2 and got[1][3]==''
+    assert float(got[0][3])==2 and got[1][3]==''
     errors = [o for o, in rows(tmp_path/'day.csv', 'error') if o]
     assert len(errors)==1 and 'OutOfMemoryError' in errors[0] and '20.00 GiB' in errors[0]
 
@@ -75,7 +77,7 @@ def test_what_failed_is_tried_again_after_what_was_never_begun(monkeypatch, tmp_
 def test_rows_of_another_machine_stay_and_do_not_count(monkeypatch, tmp_path):
     path = tmp_path/'day.csv'
     day(monkeypatch, a=one)
-    pd.read_csv(path).assign(device='NVIDIA H100', tiny=False).to_csv(path, index=False) if go(path) is not None else 0
+    go(path).assign(device='NVIDIA H100', tiny=False).to_csv(path, index=False)
     begun = day(monkeypatch, a=one)
     go(path)
     assert begun==['a'] and rows(path, 'device', 'status')==[(d, s) for d in ('NVIDIA H100','cpu')
@@ -137,7 +139,7 @@ def test_the_largest_difference_of_weights_is_found():
 
 def test_the_first_quarter_of_an_hour_is_rehearsed(tmp_path):
     df = go(tmp_path/'day.csv', only='card,smoke,step-05b,study')
-    assert df.error.isna().all(), list(df.error.dropna())
+    assert not df.status.eq('failed').any(), list(df.error.dropna())
     at = {(o['name'],o.case,o.arm):o.value for _,o in df.iterrows()}
     assert all(at['smoke','finite losses',k]==6 for k in ('GRPOTrainer','replay off','replay','resumed'))
     assert at['smoke','weights apart','GRPOTrainer and replay off']==0
