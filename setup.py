@@ -1,8 +1,9 @@
 "Packaging. Every value comes from settings.ini: edit there, not here."
-import shlex
+import runpy, shlex, sys
 from configparser import ConfigParser
 from pathlib import Path
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 ini = ConfigParser(delimiters=['='])
@@ -13,7 +14,17 @@ LIB = cfg['lib_path']
 STATUS = {'3': '3 - Alpha', '4': '4 - Beta', '5': '5 - Production/Stable'}
 EXTRAS = [k.removesuffix('_requirements') for k in cfg if k.endswith('_requirements')]
 
+class WithJax(build_py):
+    "The package with the live page's jax-js beside the weights, as npm has it; `grpo_nb live` fetches what is missing."
+    def run(self):
+        super().run()
+        if self.editable_mode: return
+        live = runpy.run_path(str(next((ROOT/cfg['lib_path']).rglob('live.py'))))
+        try: live['place_jax'](Path(self.build_lib)/cfg['lib_path']/'assets'/'jax')
+        except live['NoPackage'] as e: print(f'the wheel has no live page: {e}', file=sys.stderr)
+
 setup(
+    cmdclass=dict(build_py=WithJax),
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
     author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0',
     long_description=(ROOT/'README.md').read_text(encoding='utf-8') if (ROOT/'README.md').exists() else '',

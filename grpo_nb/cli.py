@@ -20,7 +20,8 @@ from .run.signals import one_line
 # %% ../nbs/reference/cli.ipynb #84036f26
 COMMANDS = dict(  # name: (function, what it does)
     demo=('grpo_nb.demo:demo', 'a tiny Qwen learns to add, in a minute; --compare: replay beside plain GRPO'),
-    train=('grpo_nb.cli:train_command', 'the same on problems and rewards of your own'),
+    live=('grpo_nb.see.live:live', 'the same in your browser, while you watch, on this machine only'),
+    train=('grpo_nb.cli:train_command', 'train on problems and rewards of your own'),
     report=('grpo_nb.cli:report', 'one page on a run, or on several side by side'),
     inspect=('grpo_nb.cli:inspect', 'a page that shows every group: dead, replaced, by what'),
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),

@@ -4,7 +4,8 @@ widgets that move without a kernel"""
 import json, os, re, shutil, subprocess, sys, time
 from pathlib import Path
 import pytest
-from grpo_nb.dev.site import Trouble, npm_package, site_faults, gone_names, output_faults, form_faults
+from grpo_nb.dev.site import site_faults, gone_names, output_faults, form_faults
+from grpo_nb.see.live import NoPackage, npm_package
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,7 +17,8 @@ def page(site, name):
 
 @pytest.fixture(scope='module')
 def pages(site):
-    return sorted(str(f.relative_to(site)) for f in site.rglob('*.html') if 'site_libs' not in f.parts)
+    own = ('site_libs', 'live')   # the live page has tests of its own
+    return sorted(str(f.relative_to(site)) for f in site.rglob('*.html') if not {*own} & {*f.parts})
 
 
 def test_every_notebook_and_page_has_a_page(site, pages):
@@ -224,7 +226,7 @@ def _axe(frame, rules, at=None):
 def axe():
     "The text of axe-core, or None where it can't be fetched"
     try: return (npm_package('axe-core@4.10.3')/'axe.min.js').read_text(encoding='utf-8')
-    except Trouble: return None
+    except NoPackage: return None
 
 @pytest.fixture(scope='module')
 def seen(url, browser, pages, axe):

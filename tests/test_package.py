@@ -1,7 +1,7 @@
 """The package as its users get it: built, installed alone, light to import, documented,
 with imports that point down"""
 
-import ast, json, os, re, subprocess, sys, venv, zipfile, tarfile
+import ast, json, os, re, shutil, subprocess, sys, venv, zipfile, tarfile
 from pathlib import Path
 from textwrap import dedent
 from graphlib import TopologicalSorter
@@ -194,6 +194,7 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     assert any('assets/tiny_qwen' in o
                for o in want), ('the shipped weights are not in grpo_nb/assets/tiny_qwen')
     assert want<=whl and want|{'settings.ini','setup.py','README.md','LICENSE'}<=tar, (want-whl, want-tar)
+    if shutil.which('npm'): assert {'grpo_nb/assets/jax/index.js', 'grpo_nb/assets/jax/LICENSE'}<=whl
     assert not [o for o in whl if o.startswith(('tests/','nbs/','grpo_nb/dev/'))]
     assert wheel.stat().st_size<6e6
 

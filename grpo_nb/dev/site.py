@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['EMBED_JS', 'Trouble', 'where', 'shown_widgets', 'run_nbs', 'readme_md', 'readme', 'course', 'reading_minutes',
            'course_table', 'next_cell', 'order', 'output_faults', 'form_faults', 'known_names', 'gone_names', 'check',
-           'md_cell', 'EmbedWidgets', 'link_calls', 'npm_package', 'site_faults', 'docs', 'test', 'main']
+           'md_cell', 'EmbedWidgets', 'link_calls', 'site_faults', 'docs', 'test', 'main']
 
 # %% ../../nbs/dev/site.ipynb #77d48623
-import ast, html, json, os, re, shutil, subprocess, sys, tarfile, tempfile, time
+import ast, html, json, os, re, shutil, subprocess, sys, tempfile, time
 from base64 import b64decode
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from ..see.live import place_package, write_live
 from .pages import finish_page, fold, with_search
 
 # %% ../../nbs/dev/site.ipynb #ae83749a
@@ -613,23 +614,6 @@ def _at_level(s, level):
 # %% ../../nbs/dev/site.ipynb #d08d57e6
 _KATEX = 'https://cdn.jsdelivr.net/npm/katex@0.16.11/dist'
 
-def npm_package(
-    name:str,  # name@version
-)->Path:       # the folder of its files; kept in the user's cache
-    "The files of an npm package, fetched once; Trouble when there is no npm."
-    home = Path(os.environ.get('XDG_CACHE_HOME') or Path.home()/'.cache')/'grpo_nb'/re.sub(r'\W+', '-', name)
-    if (home/'package').is_dir(): return home/'package'
-    if not shutil.which('npm'):
-        raise Trouble(f'{name} is needed from npm, and there is no npm: install it (`apt-get install npm`)')
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.parent) as d:
-        r = subprocess.run(['npm','pack','--silent',name], cwd=d, capture_output=True, text=True)
-        if r.returncode: raise Trouble(f'npm could not fetch {name}: {r.stderr.strip()[-300:]}')
-        with tarfile.open(Path(d)/r.stdout.split()[-1]) as t: t.extractall(d, filter='data')
-        home.mkdir(exist_ok=True)
-        if not (home/'package').exists(): (Path(d)/'package').rename(home/'package')
-    return home/'package'
-
 def _finish(site, sources):
     "No fonts from other hosts, no dates, code blocks that the keyboard can scroll, navigation with names."
     for f in site.rglob('*.css'):
@@ -678,11 +662,7 @@ def _make_local(site):
     for url,(folder,pkg,keep) in libs.items():
         pages = [f for f in site.rglob('*.html') if url in f.read_text(encoding='utf-8')]
         if not pages: continue
-        src = npm_package(pkg)/'dist'
-        for o in (p for k in keep for p in src.glob(k)):
-            dst = site/'site_libs'/folder/o.relative_to(src)
-            dst.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(o, dst)
+        place_package(pkg, keep, site/'site_libs'/folder)
         for f in pages:
             up = '../'*(len(f.relative_to(site).parts)-1)
             t = f.read_text(encoding='utf-8').replace(url, f'{up}site_libs/{folder}')
@@ -897,9 +877,10 @@ def docs(
     local = bool(shutil.which('npm'))
     if local:
         _make_local(out)
+        write_live(out/'live', '..')
     else:
         print(
-            'no npm here: formulas and widgets will ask cdn.jsdelivr.net; '
+            'no npm here: formulas and widgets will ask cdn.jsdelivr.net, and the live page is missing; '
             'install npm and build again for a site that asks nobody'
         )
     faults = [

@@ -1,0 +1,57 @@
+// The map of a run that is going on: a column of squares for each batch, its groups from the top down.
+// A grid for the keyboard and a screen reader: arrows move, and the square moved to is chosen.
+
+import {el} from './dom.js';
+
+export class RunMap {
+  // `columns` batches of `rows` groups begin as empty squares; `choose(column, row)` is called for a square.
+  constructor(root, {columns, rows, label, choose}) {
+    Object.assign(this, {rows, choose, filled: [], at: [0, 0]});
+    const onkeydown = e => this.key(e);
+    this.grid = el('div', {class: 'cells ghosts', role: 'grid', 'aria-label': label, onkeydown});
+    for (let c = 0; c < columns; c++) this.grid.append(this.ghosts(c));
+    root.append(this.grid);
+  }
+  ghosts(c) {
+    const square = (_, r) => el('i', {class: 'cell', style: `--i:${c + r}`});
+    const squares = Array.from({length: this.rows}, square);
+    return el('div', {class: 'col', 'aria-hidden': 'true'}, ...squares);
+  }
+  add(groups) {                        // the next column: {code, says} of each group
+    const c = this.filled.length, squares = groups.map((o, r) => this.square(c, r, o));
+    const column = el('div', {class: 'col new', role: 'row', 'aria-label': `batch ${c + 1}`}, ...squares);
+    if (this.grid.children[c]) this.grid.children[c].replaceWith(column);
+    else this.grid.append(column);
+    this.grid.classList.remove('ghosts');
+    this.filled.push(squares);
+    if (!c) squares[0].tabIndex = 0;
+  }
+  square(c, r, {code, says}) {
+    const drawn = {class: `cell s${code}`, style: `--i:${r}`, title: says, tabindex: -1};
+    const told = {type: 'button', role: 'gridcell', 'aria-selected': 'false', 'aria-label': says};
+    return el('button', {...drawn, ...told, onclick: () => this.choose(c, r)});
+  }
+  get chosen() { return this.filled[this.at[0]]?.[this.at[1]]; }
+  mark(at) {                           // the chosen square; without `at` none is
+    this.chosen?.setAttribute('aria-selected', 'false');
+    if (!at) return;
+    if (this.chosen) this.chosen.tabIndex = -1;
+    this.at = at;
+    this.chosen.tabIndex = 0;
+    this.chosen.setAttribute('aria-selected', 'true');
+  }
+  walk(columns, rows, focus = true) {  // to a neighbour, as far as there are any
+    const within = (x, n) => Math.max(0, Math.min(n - 1, x));
+    const c = within(this.at[0] + columns, this.filled.length);
+    const r = within(this.at[1] + rows, this.filled[c].length);
+    this.choose(c, r);
+    if (focus) this.filled[c][r].focus({preventScroll: true});
+  }
+  key(e) {
+    const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1],
+      PageUp: [-10, 0], PageDown: [10, 0], Home: [-1e6, 0], End: [1e6, 0]}[e.key];
+    if (!step || e.ctrlKey || e.metaKey || e.altKey) return;
+    e.preventDefault();
+    this.walk(...step);
+  }
+}

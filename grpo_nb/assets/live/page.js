@@ -1,0 +1,247 @@
+// The page: starts the worker, hands it what is pressed, and draws what it tells.
+
+import {draw} from './curves.js';
+import {el, many} from './dom.js';
+import {heading, show, tries} from './group.js';
+import {RunMap} from './map.js';
+import {codeOf, describe, packed} from './record.js';
+import {TASKS} from './tasks.js';
+import {mount} from './view.js';
+
+const $ = id => document.getElementById(id);
+const percent = x => `${Math.round(100 * x)} %`;
+const ALL = 1e9;                       // batches
+
+// `follows`: does the panel show the newest batch by itself? `asked`: the number of the last question
+const now = {task: TASKS.sums, arms: [], sets: [], running: false, over: false, follows: false, asked: 0};
+let worker = null;
+const tell = message => worker.postMessage(message);
+
+// ---- the worker, and what it tells
+
+function begin() {
+  if (location.protocol == 'file:')
+    return refuse('From a file a page may not start the worker it trains in: run “grpo_nb live” instead.');
+  worker = new Worker('worker.js', {type: 'module'});
+  worker.onerror = e => refuse(`The training could not start (${e.message || 'no worker from a module'}).`);
+  worker.onmessage = ({data}) => {
+    for (const what of Object.keys(data)) TOLD[what]?.(data[what], data.arm);
+  };
+  tell({do: 'open'});
+}
+function refuse(words) {
+  $('word').textContent = words;
+  $('word').hidden = false;
+  $('status').textContent = '';
+}
+
+const TOLD = {
+  refused: why => refuse('This page trains with WebAssembly, which your browser, or a rule set for it, refuses. '
+    + `Another browser may do; “grpo_nb demo” trains the same model without one. (It said: ${why})`),
+  failed(why) {
+    stop();
+    refuse(`The training broke off (${why}). Reload the page to begin again.`);
+  },
+  ready() {
+    for (const id of ['train', 'step', 'again']) $(id).disabled = false;
+    anew();
+    ask();
+  },
+  started: sets => { now.sets = sets; },
+  batch(batch, i) {
+    const arm = now.arms[i];
+    arm.batches.push(batch);
+    arm.map.add(batch.groups.map(g => ({code: codeOf(g), says: describe(g)})));
+    if (now.follows) follow(i);
+    redraw();
+  },
+  unseen(point, i) {
+    now.arms[i].unseen.push(point);
+    redraw();
+    speak();
+  },
+  done() {
+    now.over = true;
+    stop();
+    speak(' The run is over.');
+  },
+  writing({id, texts}) { if (id == now.asked) $('tries').replaceChildren(tries(texts)); },
+  answered({id, texts, rewards, batch}) {
+    if (id != now.asked) return;
+    $('tries').replaceChildren(tries(texts, rewards));
+    const right = rewards.filter(r => r).length;
+    const when = batch ? `after ${many(batch, 'batch', 'batches')}` : 'before any training';
+    $('panel').querySelector('.where').textContent = `its eight tries ${when}: ${right} right`;
+  },
+};
+
+// ---- what one presses
+
+const knobs = () => ({
+  rate: Number((10 ** $('rate').value).toPrecision(2)),
+  buffer: $('replay').checked ? Number($('buffer').value) : 0,
+});
+const seed = () => Math.abs(Math.round($('seed').value)) || 0;
+
+function anew() {                      // an empty run, not begun
+  now.over = now.follows = false;
+  now.arms = now.task.arms.map(arm => ({...arm, batches: [], unseen: []}));
+  $('maps').replaceChildren(...now.arms.map((arm, i) => {
+    const box = el('div', {class: `map rows${arm.rows}`}, arm.says ? el('h2', {}, arm.says) : null);
+    const label = `Map of the run${arm.name && ', ' + arm.name}: a row for each batch, a cell for each group`;
+    arm.map = new RunMap(box, {...arm, label, choose: (c, r) => { now.follows = false; open(i, c, r); }});
+    return box;
+  }));
+  $('title').textContent = now.task.title;
+  $('ask-label').textContent = now.task.asks;
+  tell({do: 'start', task: now.task == TASKS.sums ? 'sums' : 'words', seed: seed(), set: knobs()});
+  stop();
+}
+function go(n) {
+  if (now.over) anew();
+  now.running = n == ALL;
+  now.follows = true;
+  tell({do: 'allow', n});
+  redraw();
+}
+function stop() {
+  now.running = false;
+  tell({do: 'allow', n: 0});
+  redraw();
+}
+function wire() {
+  $('train').onclick = () => now.running ? stop() : go(ALL);
+  $('step').onclick = () => go(1);
+  $('again').onclick = () => {
+    $('seed').value = seed() + 1;
+    anew();
+    go(ALL);
+  };
+  for (const o of document.querySelectorAll('[name=task]')) o.onchange = () => {
+    now.task = TASKS[o.value];
+    $('question').value = now.task.first;
+    anew();
+    ask();
+  };
+  for (const id of ['rate', 'buffer', 'replay']) $(id).oninput = () => {
+    $('rate-says').textContent = knobs().rate;
+    $('buffer-says').textContent = $('buffer').value;
+    $('buffer').disabled = !$('replay').checked;
+    tell({do: 'change', set: knobs()});
+    redraw();
+  };
+  $('ask').onsubmit = e => {
+    e.preventDefault();
+    ask();
+  };
+  $('inspect').ontoggle = inspect;
+  addEventListener('resize', () => now.arms.length && redraw());
+}
+
+// ---- the panel: the tries at what was asked, or a group of the map
+
+function ask() {
+  $('ask-word').textContent = '';
+  let problem;
+  try { problem = now.task.read($('question').value); } catch (e) {
+    $('ask-word').textContent = e.message;
+    return;
+  }
+  now.follows = false;
+  now.asked++;
+  for (const arm of now.arms) arm.map.mark();
+  const where = el('p', {class: 'where'}, 'its eight tries');
+  $('panel').replaceChildren(where, heading(...problem), el('div', {id: 'tries'}));
+  tell({do: 'ask', question: problem[0], answer: problem[1], id: now.asked});
+}
+function open(i, c, r) {
+  const arm = now.arms[i], g = arm.batches[c].groups[r];
+  const place = `batch ${c + 1}, group ${r + 1}` + (arm.name && `, ${arm.name}`);
+  for (const o of now.arms) o.map.mark();
+  arm.map.mark([c, r]);
+  now.asked++;                         // what is still being written is for nobody
+  show($('panel'), g, place);
+  $('panel').append(paths(i));
+}
+function paths(i) {                    // to the neighbours of the open group, for those without a keyboard
+  const button = (words, label, onclick) =>
+    el('button', {type: 'button', 'aria-label': label, onclick}, words);
+  const walk = (words, label, ...to) => button(words, label, () => now.arms[i].map.walk(...to, false));
+  const again = () => {
+    now.follows = true;
+    follow(i);
+  };
+  return el('p', {class: 'walk'}, walk('←', 'batch before', -1, 0), walk('→', 'next batch', 1, 0),
+    walk('↑', 'group above', 0, -1), walk('↓', 'group below', 0, 1),
+    now.running && !now.follows ? button('follow the run', null, again) : null);
+}
+function follow(i) {                   // of the newest batch a group that was replaced, or one that lives
+  const c = now.arms[i].batches.length - 1, {groups} = now.arms[i].batches[c];
+  open(i, c, Math.max(0, groups.findIndex(g => c % 2 ? g.by : !g.dead)));
+}
+
+// ---- drawn anew with every batch
+
+function redraw() {
+  const {axis} = now.task;
+  state();
+  score();
+  legend();
+  const gutter = parseFloat(getComputedStyle($('maps')).getPropertyValue('--gutter'));
+  const lines = now.arms.flatMap(o => [
+    ...o.name ? [] : [{kind: 'batch', points: o.batches.map(b => [b.batch - .5, b.reward])}],
+    {kind: o.kind, dots: true, points: o.unseen.map(p => [Math.min(axis.to, axis.of(p)), p.right])}]);
+  draw($('chart'), {...axis, lines, gutter, says: now.arms.map(sentence).join(' ')});
+  inspect();
+}
+function state() {                     // of the run, in the button and beside it
+  const n = now.arms[0].batches.length, batches = many(n, 'batch', 'batches');
+  $('train').textContent = now.running ? 'Pause' : now.over ? 'Train again' : n ? 'Go on' : 'Train';
+  const after = now.over ? ', done' : now.running ? '' : ', paused';
+  $('status').textContent = n ? batches + after : now.running ? 'the first batch …' : '';
+}
+function sentence({name, unseen}) {
+  const who = `${name || 'The model'}:`, right = unseen.map(o => percent(o.right));
+  if (!right.length) return `${who} not measured yet.`;
+  const from = right.length > 1 ? `from ${right[0]} to ` : '';
+  return `${who} ${from}${right.at(-1)} of ${now.task.unseen} right.`;
+}
+function score() {
+  const points = now.arms.map(o => o.unseen), [first] = points[0];
+  if (!first) return $('score').replaceChildren('measuring what it can do …');
+  const big = (unseen, kind) => el('b', {class: kind}, unseen.length ? percent(unseen.at(-1).right) : '–');
+  const small = words => el('span', {}, words);
+  if (points.length > 1)
+    return $('score').replaceChildren(...now.arms.flatMap(o => [big(o.unseen, o.kind), small(o.name)]));
+  const before = points[0].length > 1 ? [small(`${percent(first.right)} →`)] : [];
+  $('score').replaceChildren(...before, big(points[0]), small(`of ${now.task.unseen}`));
+}
+function legend() {
+  const rows = [['s1', 'tries differ: it learns'], ['s2', 'all right'], ['s3', 'all wrong']];
+  if (now.arms.length > 1 || knobs().buffer) rows.push(['s8', 'a stored group']);
+  $('legend').replaceChildren(...rows.map(([c, words]) => el('li', {}, el('i', {class: c}), words)));
+}
+function speak(end = '') {             // for a screen reader: at every measurement, not at every batch
+  $('spoken').textContent = `Batch ${now.arms[0].batches.length}. ${now.arms.map(sentence).join(' ')}${end}`;
+}
+
+// The whole run in the inspector of stored runs: made anew with every batch, where it is open.
+let drawing = null;
+async function inspect() {
+  const arm = now.arms.at(-1);
+  if (!$('inspect').open || !arm?.batches.length || drawing) return;
+  const place = $('inspector').firstElementChild ?? $('inspector').appendChild(el('div'));
+  const n = arm.batches.length, set = now.sets[now.arms.indexOf(arm)], last = place.gv?.run.S - 1;
+  if (place.shows == arm && last == n - 1) return;
+  const stays = place.shows == arm && place.gv.now.step < last;   // the reader looks at an earlier batch
+  const {step, group} = stays ? place.gv.now : {step: n - 1, group: 0};
+  drawing = packed(arm, set);
+  const run = await drawing;
+  place.leave?.();
+  place.leave = await mount(place, run, {plain: true, start: {step: step * set.minis, group}});
+  place.shows = arm;
+  drawing = null;
+}
+
+wire();
+begin();

@@ -1,0 +1,164 @@
+// The policy: weights that sample, are asked for log-probs, and take a step.
+
+import {defaultDevice, init, jit, numpy as np, valueAndGrad} from './jax/index.js';
+import {V, decode, logProbs, loss, prefill, turns} from './qwen.js';
+import {pick} from './replay.js';
+
+const LANES = [8, 16, 32];             // of a minibatch: each number is compiled once, as long as some steps
+const ROWS = [8, 16, 32, 64, 96];      // that sampling goes on with, when enough are done
+const BETAS = [.9, .999], EPS = 1e-8;  // of AdamW, without decay
+
+const floats = (x, shape) => np.array(x instanceof Float32Array ? x : Float32Array.from(x)).reshape(shape);
+const ints = (x, shape) => np.array(Int32Array.from(x), {dtype: np.int32}).reshape(shape);
+const refs = W => Object.fromEntries(Object.entries(W).map(([k, v]) => [k, v.ref]));
+
+export async function ready() {        // throws where WebAssembly is refused
+  await init('wasm');
+  defaultDevice('wasm');
+}
+
+export class Policy {
+  constructor(weights, tokenizer, random) {
+    Object.assign(this, {tokenizer, random, steps: 0, W: {}, m: {}, v: {}});
+    for (const [k, {shape, x}] of Object.entries(weights)) {
+      this.W[k] = {shape, x: x.slice()};
+      [this.m[k], this.v[k]] = [new Float32Array(x.length), new Float32Array(x.length)];
+    }
+  }
+  arrays() { return Object.fromEntries(Object.entries(this.W).map(([k, o]) => [k, floats(o.x, o.shape)])); }
+
+  prompts(all, least) {                // padded on the left, at least so wide
+    const P = Math.max(least, ...all.map(o => o.length));
+    const ids = all.flatMap(o => [...Array(P - o.length).fill(this.tokenizer.pad), ...o]);
+    const hide = all.flatMap(o => Array.from({length: P}, (_, i) => i < P - o.length ? -1e9 : 0));
+    return {P, ids, hide};
+  }
+
+  // -- sampling: groups of G answers {ids, logps}; `seen(rows)` is called after every token
+
+  async sample(prompts, G, T, least, seen = null) {
+    const b = prompts.length, {P, ids, hide} = this.prompts(prompts, least), S = P + T;
+    const [cos, sin] = turns([...Array(S).keys()]), D = cos.length / S, W = this.arrays();
+    const rows = Array.from({length: b * G}, (_, r) => ({ids: [], logps: [], prompt: Math.floor(r / G)}));
+    let live = rows;
+    const early = x => floats(x.slice(0, P * D), [P, D]);
+    const asked = [ints(ids, [b, P]), floats(hide, [b, P]), early(cos), early(sin)];
+    let [logps, cache] = PREFILL(refs(W), ...asked, G, T);
+    for (let t = 0; t < T; t++) {
+      this.choose(live, await logps.data(), T);
+      if (seen) await seen(rows);
+      if (live.every(o => o.done)) break;
+      [live, cache] = this.narrow(live, cache);
+      const n = live.length, at = new Float32Array(S), hidden = new Float32Array(n * S).fill(-1e9);
+      at[P + t] = 1;
+      live.forEach((o, i) => {
+        hidden.set(hide.slice(o.prompt * P, (o.prompt + 1) * P), i * S);
+        hidden.fill(0, i * S + P, i * S + P + t + 1);
+      });
+      const here = x => floats(x.slice((P + t) * D, (P + t + 1) * D), [D]);
+      const last = live.map(o => o.ids.length > t ? o.ids[t] : this.tokenizer.pad);
+      [logps, cache] = DECODE(refs(W), ints(last, [n]), cache, floats(at, [S]), floats(hidden, [n, S]),
+        here(cos), here(sin));
+    }
+    for (const x of [...cache, ...Object.values(W)]) x.dispose();
+    return prompts.map((_, i) => rows.slice(i * G, (i + 1) * G));
+  }
+  choose(rows, logps, T) {             // the next token of each row that isn't done
+    rows.forEach((o, i) => {
+      if (o.done) return;
+      const own = logps.subarray(i * V, (i + 1) * V), k = pick(own.map(Math.exp), this.random);
+      o.ids.push(k);
+      o.logps.push(own[k]);
+      o.done = k == this.tokenizer.eos || o.ids.length == T;
+    });
+  }
+  narrow(rows, cache) {                // leave rows out that are done, down to a number that is compiled
+    const going = rows.filter(o => !o.done), n = ROWS.find(o => o >= going.length);
+    if (!n || n >= rows.length) return [rows, cache];
+    const kept = [...going, ...rows.filter(o => o.done).slice(0, n - going.length)];
+    const place = new Map(rows.map((o, i) => [o, i]));
+    return [kept, cache.map(x => np.take(x, ints(kept.map(o => place.get(o)), [n]), 0))];
+  }
+
+  // -- training
+
+  // Whole groups {prompt, answers} as `logProbs` wants them, in lanes of T tokens.
+  lay(groups, least, T) {
+    const b = groups.length, {P, ids, hide} = this.prompts(groups.map(g => g.prompt), least);
+    const lanes = groups.flatMap((g, i) => lanesOf(g.answers, T).map(answers => ({i, g, answers})));
+    const N = LANES.find(n => n >= lanes.length) ?? lanes.length;
+    while (lanes.length < N) lanes.push({i: -1, answers: []});
+    const each = f => lanes.flatMap(({i, g, answers}) => {   // a value for each place; -1 where no token is
+      const x = answers.flatMap(k => g.answers[k].ids.map((id, t) => f(g, k, t, id, i)));
+      return [...x, ...Array(T - x.length).fill(-1)];
+    });
+    const hot = new Float32Array((b * P + N * T) * V);
+    [...ids, ...each((g, k, t, id) => id)].forEach((id, place) => { if (id >= 0) hot[place * V + id] = 1; });
+    const turned = (at, shape) => turns(at).map(x => floats(x, [...shape, x.length / at.length]));
+    const layout = {hide: floats(hide, [b, P]), answer: floats(each((g, k) => k), [N, T]),
+      group: floats(lanes.flatMap(o => groups.map((_, i) => i == o.i ? 1 : 0)), [N, b]),
+      first: floats(each((g, k, t) => t ? 0 : 1).map(x => x > 0), [N, T]),
+      promptTurns: turned([...Array(P).keys()], [P]), laneTurns: turned(each((g, k, t) => P + t), [N, T])};
+    return {hot: floats(hot, [b * P + N * T, V]), layout, each, shape: [N, T]};
+  }
+  async logProbs(groups, least, T) {   // of each token of each answer of each group
+    const {hot, layout, each} = this.lay(groups, least, T);
+    const x = await LOGPROBS(this.arrays(), hot, layout).data();
+    const out = groups.map(g => g.answers.map(o => new Float32Array(o.ids.length)));
+    let place = 0;
+    for (const put of each((g, k, t, id, i) => value => { out[i][k][t] = value; })) {
+      if (put != -1) put(x[place]);
+      place++;
+    }
+    return out;
+  }
+  async gradient(groups, items, least, T, cap = 0) {
+    const {hot, layout, each, shape} = this.lay(groups, least, T), out = {};
+    const terms = {mask: floats(each(() => 1).map(x => x > 0), shape),
+      A: floats(each((g, k) => g.advantages[k]), shape),
+      old: floats(each((g, k, t) => g.answers[k].logps[t]), shape), items: np.array(items)};
+    const [value, grads] = gradientOf(cap)(this.arrays(), hot, layout, terms);
+    for (const k in grads) out[k] = await grads[k].data();
+    return {loss: (await value.data())[0], grads: out};
+  }
+  async step(groups, items, least, T, rate, cap = 0) {   // one optimizer step
+    const {loss, grads} = await this.gradient(groups, items, least, T, cap);
+    return {loss, norm: this.update(grads, rate)};
+  }
+  update(grads, rate) {                // AdamW, after the gradient is scaled down to norm 1; gives the norm
+    const norm = Math.sqrt(Object.values(grads).reduce((a, g) => a + g.reduce((s, x) => s + x * x, 0), 0));
+    const scale = Math.min(1, 1 / (norm + 1e-6)), n = ++this.steps, [b1, b2] = BETAS;
+    const c1 = 1 - b1 ** n, c2 = 1 - b2 ** n;
+    for (const [k, g] of Object.entries(grads)) {
+      const x = this.W[k].x, m = this.m[k], v = this.v[k];
+      for (let i = 0; i < g.length; i++) {
+        const d = g[i] * scale;
+        m[i] += (1 - b1) * (d - m[i]);
+        v[i] += (1 - b2) * (d * d - v[i]);
+        x[i] -= rate * (m[i] / c1) / (Math.sqrt(v[i] / c2) + EPS);
+      }
+    }
+    return norm;
+  }
+}
+
+const PREFILL = jit(prefill, {staticArgnums: [5, 6]}), DECODE = jit(decode), LOGPROBS = jit(logProbs);
+const GRADIENTS = new Map();           // by cap, which is no array: `valueAndGrad` would make it one
+
+// The answers of a group in as few lanes as are found by putting the longest first: lists of their numbers.
+function lanesOf(answers, T) {
+  const lanes = [];
+  const longest = answers.map((o, k) => [o.ids.length, k]).sort((a, b) => b[0] - a[0]);
+  for (const [n, k] of longest) {
+    let lane = lanes.find(o => o.left >= n);
+    if (!lane) lanes.push(lane = {left: T, answers: []});
+    lane.left -= n;
+    lane.answers.push(k);
+  }
+  return lanes.map(o => o.answers);
+}
+
+function gradientOf(cap) {
+  if (!GRADIENTS.has(cap)) GRADIENTS.set(cap, jit(valueAndGrad((...args) => loss(...args, cap))));
+  return GRADIENTS.get(cap);
+}

@@ -1,0 +1,142 @@
+// The tiny Qwen of chapter 2 and the loss of chapter 7, in jax-js: log-probs with a gradient, and sampling.
+// jax-js counts references: a function uses up the arrays it is given, and `.ref` hands over one more.
+
+import {lax, nn, numpy as np} from './jax/index.js';
+
+export const V = 268;                  // tokens
+const [H, Q, D, LAYERS] = [96, 3, 32, 2];   // states, query heads, numbers per head, blocks
+const NEVER = -1e9;                    // hides a key from a query
+const FREQUENCIES = Array.from({length: D}, (_, i) => 1e4 ** (-2 * (i % (D / 2)) / D));
+
+// ---- pieces
+
+const norm = (x, w) => x.ref.div(np.sqrt(np.mean(np.square(x), -1, {keepdims: true}).add(1e-6))).mul(w);
+const linear = (x, w) => np.matmul(x, w.transpose());
+const part = (x, axis, from, to) => x.slice(...Array(axis).fill([]), [from, to]);
+const shaped = (arrays, shape) => arrays.map(x => x.reshape(shape));
+
+export function turns(positions) {     // cos and sin (n, D) of rotary positions
+  const angles = positions.flatMap(p => FREQUENCIES.map(f => p * f));
+  return [Float32Array.from(angles, Math.cos), Float32Array.from(angles, Math.sin)];
+}
+
+function turn(x, [cos, sin]) {
+  const axis = x.ndim - 1, a = part(x.ref, axis, 0, D / 2), b = part(x.ref, axis, D / 2, D);
+  return x.mul(cos).add(np.concatenate([b.neg(), a], axis).mul(sin));
+}
+
+// Embedded tokens (n, H) through the blocks; `attend(layer, q, k, v)` is given (n, H), (n, D), (n, D).
+function blocks(W, x, attend) {
+  for (let l = 0; l < LAYERS; l++) {
+    const w = name => W[`model.layers.${l}.${name}`].ref;
+    const project = (name, y) => {
+      const at = `self_attn.${name}_proj`;
+      return linear(y, w(`${at}.weight`)).add(w(`${at}.bias`));
+    };
+    const y = norm(x.ref, w('input_layernorm.weight'));
+    const seen = attend(l, project('q', y.ref).mul(D ** -.5), project('k', y.ref), project('v', y));
+    x = x.add(linear(seen, w('self_attn.o_proj.weight')));
+    const h = norm(x.ref, w('post_attention_layernorm.weight'));
+    const gate = nn.silu(linear(h.ref, w('mlp.gate_proj.weight'))).mul(linear(h, w('mlp.up_proj.weight')));
+    x = x.add(linear(gate, w('mlp.down_proj.weight')));
+  }
+  return x;
+}
+
+const predict = (W, x) =>              // states (n, H): log-probs of the next token (n, V)
+  nn.logSoftmax(linear(norm(x, W['model.norm.weight'].ref), W['model.embed_tokens.weight'].ref), -1);
+
+const past = n => np.where(np.tril(np.ones([n, n])).equal(0), NEVER, 0);
+
+// Prompts (b, P) among themselves: what they attend to (b*P, H), and their turned keys and values (b, P, D).
+function readPrompts(q, k, v, hide, [cos, sin]) {
+  const [b, P] = hide.shape;
+  q = turn(q.reshape([b, P, Q, D]), shaped([cos.ref, sin.ref], [1, P, 1, D]));
+  k = turn(k.reshape([b, P, D]), shaped([cos, sin], [1, P, D]));
+  v = v.reshape([b, P, D]);
+  const see = past(P).reshape([1, P, 1, P]).add(hide.reshape([b, 1, 1, P]));
+  const z = np.matmul(q.reshape([b, P * Q, D]), k.ref.transpose([0, 2, 1])).reshape([b, P, Q, P]);
+  const seen = np.matmul(nn.softmax(z.add(see), -1).reshape([b, P * Q, P]), v.ref);
+  return [seen.reshape([b * P, H]), k, v];
+}
+
+// ---- with a gradient
+
+// Short answers of a group share a lane of T tokens, so that little of it is padding: `answer` (N, T) says
+// which answer a token belongs to, `first` (N, T) is 1 where one begins, `group` (N, b) says one-hot whose
+// lane it is. An answer sees its prompt and itself. `hot` (b*P + N*T, V) are the tokens one-hot, all prompts
+// first: looking up a row has no fast gradient. Gives log-probs (N, T).
+export function logProbs(W, hot, {hide, group, answer, first, promptTurns, laneTurns}) {
+  const [b, P] = hide.shape, [N, T] = answer.shape, n = b * P, all = n + N * T;
+  const chosen = hot.ref.slice([n, all]);
+  const perLane = x => np.matmul(group.ref, x.reshape([b, x.size / b]));      // of each lane's group
+  const same = answer.ref.reshape([N, T, 1]).equal(answer.reshape([N, 1, T]));
+  const own = np.where(same, past(T).reshape([1, T, T]), NEVER);
+  const prompt = perLane(hide.ref).reshape([N, 1, P]).add(np.zeros([1, T, 1]));
+  const see = np.concatenate([prompt, own], 2).reshape([N, T, 1, P + T]);
+  const [cos, sin] = laneTurns;
+
+  const x = blocks(W, np.matmul(hot, W['model.embed_tokens.weight'].ref), (l, q, k, v) => {
+    const asked = [q, k, v].map(o => o.ref.slice([0, n])), lanes = [q, k, v].map(o => o.slice([n, all]));
+    const [seen, kp, vp] = readPrompts(...asked, hide.ref, promptTurns.map(o => o.ref));
+    const ql = turn(lanes[0].reshape([N, T, Q, D]), shaped([cos.ref, sin.ref], [N, T, 1, D]));
+    const kl = turn(lanes[1].reshape([N, T, D]), [cos.ref, sin.ref]), vl = lanes[2].reshape([N, T, D]);
+    const keys = np.concatenate([perLane(kp).reshape([N, P, D]), kl], 1);
+    const values = np.concatenate([perLane(vp).reshape([N, P, D]), vl], 1);
+    const z = np.matmul(ql.reshape([N, T * Q, D]), keys.transpose([0, 2, 1])).reshape([N, T, Q, P + T]);
+    const a = nn.softmax(z.add(see.ref), -1).reshape([N, T * Q, P + T]);
+    return np.concatenate([seen, np.matmul(a, values).reshape([N * T, H])], 0);
+  });
+
+  const last = perLane(part(x.ref.slice([0, n]).reshape([b, P, H]), 1, P - 1, P)).reshape([N, 1, H]);
+  const lane = x.slice([n, all]).reshape([N, T, H]), f = first.reshape([N, T, 1]);
+  const before = np.concatenate([last.ref, part(lane, 1, 0, T - 1)], 1);
+  const from = before.mul(np.array(1).sub(f.ref)).add(last.mul(f));   // every first token follows the prompt
+  return np.sum(predict(W, from.reshape([N * T, H])).mul(chosen), -1).reshape([N, T]);
+}
+
+// The clipped objective of chapter 7. With `cap` above 0 every token's ratio is a weight of at most `cap`
+// instead, without a clip: what stored groups beside fresh ones are trained with.
+export function loss(W, hot, layout, {mask, A, old, items}, cap) {
+  const logps = logProbs(W, hot, layout);
+  const objective = cap ? weighed(logps, old, A, cap) : clipped(logps, old, A);
+  return np.sum(objective.mul(mask)).neg().div(items);
+}
+function clipped(logps, old, A) {
+  const ratio = np.exp(logps.sub(old));
+  return np.minimum(ratio.ref.mul(A.ref), np.clip(ratio, .8, 1.2).mul(A));
+}
+function weighed(logps, old, A, cap) {
+  const now = lax.stopGradient(logps.ref), weight = np.minimum(np.exp(now.ref.sub(old)), cap);
+  return np.exp(logps.sub(now)).mul(weight).mul(A);   // 1 times the weight, with the gradient of the log-prob
+}
+
+// ---- without one
+
+// Log-probs of each answer's first token (b*G, V), and caches of P+T places for its G answers.
+export function prefill(W, ids, hide, cos, sin, G, T) {
+  const [b, P] = ids.shape, cache = [];
+  const room = x => np.concatenate([x, np.zeros([b, T, D])], 1).reshape([b, 1, (P + T) * D])
+    .mul(np.ones([1, G, 1])).reshape([b * G, P + T, D]);
+  const x = blocks(W, np.take(W['model.embed_tokens.weight'].ref, ids.reshape([b * P]), 0), (l, q, k, v) => {
+    const [seen, kp, vp] = readPrompts(q, k, v, hide.ref, [cos.ref, sin.ref]);
+    cache.push(room(kp), room(vp));
+    return seen;
+  });
+  const last = part(x.reshape([b, P, H]), 1, P - 1, P).mul(np.ones([1, G, 1])).reshape([b * G, H]);
+  return [predict(W, last), cache];
+}
+
+// One more token in each of n rows, at place `at` (S,) one-hot; hide (n, S); cos and sin (D,) of that place.
+export function decode(W, ids, cache, at, hide, cos, sin) {
+  const n = ids.shape[0], S = at.shape[0], out = [];
+  const x = blocks(W, np.take(W['model.embed_tokens.weight'].ref, ids, 0), (l, q, k, v) => {
+    const put = (old, x) => np.where(at.ref.reshape([1, S, 1]).equal(1), x.reshape([n, 1, D]), old);
+    k = put(cache[2 * l], turn(k, [cos.ref, sin.ref]));
+    v = put(cache[2 * l + 1], v);
+    out.push(k.ref, v.ref);
+    const z = np.matmul(turn(q.reshape([n, Q, D]), [cos.ref, sin.ref]), k.transpose([0, 2, 1]));
+    return np.matmul(nn.softmax(z.add(hide.ref.reshape([n, 1, S])), -1), v).reshape([n, H]);
+  });
+  return [predict(W, x), out];
+}

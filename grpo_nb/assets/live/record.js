@@ -1,0 +1,65 @@
+// What a run has done, for whoever shows it: code and sentence of each group, and the run as `pack` packs it.
+
+import {many} from './dom.js';
+
+const LIVING = 1, DEAD = {right: 2, wrong: 3}, REPLACED = 3, STORED = 8;   // the codes of `CELLS`
+const agreed = g => g.rewards[0] >= 1 ? 'right' : 'wrong';
+
+export function codeOf(g) {
+  if (g.stored) return STORED;
+  return g.dead ? DEAD[agreed(g)] + (g.by ? REPLACED : 0) : LIVING;
+}
+export function describe(g) {          // a square in words
+  const right = g.rewards.filter(r => r >= 1).length, of = g.rewards.length;
+  const tries = `${g.question}: ${right} of ${of} tries right`;
+  if (g.stored) return `${tries}; a stored group, ${many(g.age, 'step')} old`;
+  if (!g.dead) return `${tries}; they differ, so it learns from them`;
+  return `${tries}; nothing to compare`
+    + (g.by ? `, so a stored group came in its place, ${many(g.by.age, 'step')} old` : '');
+}
+
+async function zip(x) {                // bytes of an array, or of JSON, as view.js inflates them
+  const bytes = ArrayBuffer.isView(x) ? x : new TextEncoder().encode(JSON.stringify(x));
+  const stream = new Blob([bytes]).stream().pipeThrough(new CompressionStream('deflate'));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// One arm's run so far {batches, unseen} and its settings, as `mount` of view.js takes a run.
+export async function packed({batches, unseen}, set) {
+  const B = Math.max(...batches.map(o => o.groups.length));
+  const steps = batches.map(o => (o.batch - 1) * set.minis);
+  const {state, by, stored} = cells(batches, steps, B);
+  const long = new Uint16Array(steps.length * B), size = Uint16Array.from(batches, o => o.groups.length);
+  batches.forEach(({groups}, s) => groups.forEach((g, i) => { long[s * B + i] = Math.max(...g.lengths); }));
+  const curve = (label, colour, step, value) => ({label, colour, step, value, share: true, main: true});
+  const measured = unseen.filter(o => o.batch <= steps.length), at = measured.map(o => o.batch * set.minis);
+  const head = {name: 'This run', about: `${steps.length} batches so far`, steps, groups: B, per_block: 1,
+    versions: [{name: 'as the run did it', stored, size: set.buffer}], functions: [], scale: [0, 1],
+    replays: by.some(k => k >= 0), start: [steps.length - 1, 0],
+    curves: [curve('reward, mean of the batch', '#0072B2', steps, batches.map(o => o.reward)),
+      curve('unseen problems right', '#CC79A7', at, measured.map(o => o.right))]};
+  const arrays = {head, state0: state, by0: by, long, size}, out = {texts: {}};
+  for (const [k, x] of Object.entries(arrays)) out[k] = await zip(x);
+  for (const [s, {groups}] of batches.entries())
+    out.texts[s] = await zip([groups.map((g, i) => row(g, i, steps[s]))]);
+  return out;
+}
+function cells(batches, steps, B) {    // codes, who came in where, and every group that was stored
+  const state = new Uint8Array(steps.length * B), by = new Int32Array(steps.length * B).fill(-1);
+  const stored = [], number = new Map();
+  batches.forEach(({groups}, s) => groups.forEach((g, i) => {
+    const came = g.stored ? g : g.by;
+    state[s * B + i] = codeOf(g);
+    if (came) by[s * B + i] = number.get(came.id);
+    if (g.stored || g.dead) return;
+    number.set(g.id, stored.length);
+    stored.push({id: g.id, step: steps[s], score: g.score, at: [s, i], out: null});
+  }));
+  return {state, by, stored};
+}
+function row(g, group, step) {         // a group as the inspector shows it
+  const by = g.by && {id: g.by.id, step: g.by.step, score: g.by.score};
+  return {group, step, prompt: g.question, completions: g.texts, rewards: g.rewards, advantages: g.advantages,
+    n_tokens: g.lengths, score: g.score, id: g.stored || g.dead ? null : g.id, replacement: by || undefined,
+    why: g.dead ? `all-${agreed(g)}` : undefined};
+}

@@ -1,0 +1,87 @@
+// One run of GRPO: sample, judge, compare, replace dead groups, step. The loop of chapter 9.
+
+import {Policy} from './policy.js';
+import {Buffer, compare, random, shuffled} from './replay.js';
+import {reward} from './text.js';
+
+// The demo's settings, and those of two arms of `demo --compare`.
+export const SUMS = {B: 16, G: 8, T: 48, minis: 4, batches: 40, rate: 2e-4, buffer: 64, beside: 0, cap: 0,
+  width: 27};
+export const WORDS = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 17};
+export const BESIDE = {...WORDS, B: 24, buffer: 64, beside: 2, cap: 2};   // 8 groups sampled, 16 stored ones
+
+const total = (list, of) => list.reduce((a, o) => a + of(o), 0);
+const tokensOf = groups => total(groups, g => total(g.answers, o => o.ids.length));
+
+export class Trainer {
+  constructor(weights, tokenizer, task, set, seed) {
+    this.random = random(seed);
+    this.policy = new Policy(weights, tokenizer, this.random);
+    this.buffer = new Buffer(set.buffer, this.random);
+    Object.assign(this, {tokenizer, task, set: {...set}, problems: random(seed + 1)});
+    Object.assign(this, {order: [], done: 0, tokens: 0, ids: 0});
+  }
+  change(set) {                        // while it trains: rate, buffer
+    Object.assign(this.set, set);
+    this.buffer.resize(this.set.buffer);
+  }
+  prompt(question) { return this.tokenizer.encode(this.task.before + question + this.task.after); }
+
+  next(n) {                            // in an order of their own, so that two arms meet the same problems
+    while (this.order.length < n) this.order.push(...shuffled(this.task.train.length, this.problems));
+    return this.order.splice(0, n).map(i => this.task.train[i]);
+  }
+  async answer(problems, G, seen) {    // groups, judged and compared
+    const prompts = problems.map(([question]) => this.prompt(question));
+    const answers = await this.policy.sample(prompts, G, this.set.T, this.set.width, seen);
+    return problems.map(([question, answer], i) => {
+      const texts = answers[i].map(o => this.tokenizer.decode(o.ids));
+      const rewards = texts.map(t => reward(t, answer));
+      return {question, answer, texts, rewards, prompt: prompts[i], answers: answers[i],
+        batch: this.done + 1, step: this.policy.steps, uses: 0, ...G > 1 ? compare(rewards) : {}};
+    });
+  }
+  // Dead groups make room for stored ones; drawing comes first, so that no group meets itself.
+  treat(fresh) {
+    const dead = fresh.filter(g => g.dead), {buffer, extra} = this;
+    const n = dead.length, together = n + extra <= buffer.groups.length;   // then nobody comes twice
+    const all = together ? buffer.draw(n + extra) : [...buffer.draw(extra), ...buffer.draw(n)];
+    const stored = all.slice(0, extra), drawn = all.slice(extra);
+    const by = new Map(dead.slice(0, drawn.length).map((g, i) => [g, drawn[i]]));
+    const living = fresh.filter(g => !g.dead);
+    for (const g of living) g.id = ++this.ids;
+    this.buffer.add(living);
+    return {groups: [...fresh.map(g => by.get(g) ?? g), ...stored], by, stored};
+  }
+  async batch() {
+    const {B, G, T, minis, rate, cap, beside, width} = this.set, t0 = performance.now();
+    this.extra = beside ? Math.min(B * beside / (1 + beside), this.buffer.groups.length) : 0;
+    const fresh = await this.answer(this.next(B - this.extra), G), t1 = performance.now();
+    this.tokens += tokensOf(fresh);
+    const {groups, by, stored} = this.treat(fresh), began = this.policy.steps;
+    const items = tokensOf(groups) / minis, order = shuffled(B, this.random), size = B / minis, steps = [];
+    for (let i = 0; i < minis; i++) {
+      const mini = order.slice(i * size, (i + 1) * size).map(j => groups[j]);
+      steps.push(await this.policy.step(mini, items, width, T, rate, cap));
+    }
+    this.done++;
+    const came = g => ({...told(g), age: began - g.step, uses: g.uses});
+    return {batch: this.done, tokens: this.tokens, held: this.buffer.groups.length, loss: steps[0].loss,
+      groups: [...fresh.map(g => ({...told(g), by: by.has(g) ? came(by.get(g)) : null})),
+        ...stored.map(g => ({...came(g), stored: true}))],
+      reward: total(fresh, g => total(g.rewards, r => r)) / (fresh.length * G),
+      ms: [t1 - t0, performance.now() - t1]};
+  }
+  async measure(n, chunk = n) {        // share of n unseen problems that are right at the first try
+    let right = 0;
+    for (let i = 0; i < n; i += chunk)
+      right += total(await this.answer(this.task.test.slice(i, i + chunk), 1), g => g.rewards[0]);
+    return right / n;
+  }
+}
+
+function told(g) {                     // what the page is told of a group
+  const {question, answer, texts, rewards, advantages, dead, score, id, batch, step} = g;
+  const lengths = g.answers.map(o => o.ids.length);
+  return {question, answer, texts, rewards, advantages, dead, score, id, batch, step, lengths};
+}

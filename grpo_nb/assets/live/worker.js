@@ -1,0 +1,89 @@
+// The worker: keeps the models, trains them batch by batch, and answers questions in between.
+
+import {Policy, ready} from './policy.js';
+import {Tokenizer, safetensors} from './text.js';
+import {BESIDE, SUMS, Trainer, WORDS} from './trainer.js';
+
+const HELD_OUT = {sums: [192, 5], words: [192, 4]};   // unseen problems, measured after so many batches
+const CHUNK = 96;                      // problems measured at a time: as many rows as sampling goes on with
+
+const get = async (name, how = 'json') => {
+  const r = await fetch(new URL(name, import.meta.url));
+  if (!r.ok) throw new Error(`${name}: ${r.status} ${r.statusText}`);
+  return r[how]();
+};
+const breath = () => new Promise(go => setTimeout(go));   // lets messages in
+
+let kit = null, task = 'sums', arms = [], allowed = 0, working = false;
+const questions = [];
+
+const ACTS = {
+  async open() {
+    try { await ready(); } catch (e) { return postMessage({refused: String(e.message ?? e)}); }
+    const [weights, tokenizer, tasks] = await Promise.all(
+      [get('model.safetensors', 'arrayBuffer'), get('tokenizer.json'), get('tasks.json')]);
+    kit = {weights: safetensors(weights), tokenizer: new Tokenizer(tokenizer), tasks};
+    const n = Object.values(kit.weights).reduce((a, o) => a + o.x.length, 0);
+    postMessage({ready: {weights: n}});
+  },
+  start({task: name, seed, set}) {     // a new run, paused
+    task = name;
+    const sets = task == 'sums' ? [{...SUMS, ...set}] : [{...WORDS}, {...BESIDE}];
+    arms = sets.map(o => new Trainer(kit.weights, kit.tokenizer, kit.tasks[task], o, seed));
+    allowed = 0;
+    postMessage({started: arms.map(o => o.set)});
+  },
+  allow({n}) { allowed = n; },         // batches to do; 0 pauses
+  change({set}) { arms[0].change(set); },
+  ask({question, answer, id}) { questions.push({question, answer, id}); },
+};
+onmessage = async ({data}) => {
+  await ACTS[data.do](data);
+  work();
+};
+
+async function work() {
+  if (working || !arms.length) return;
+  working = true;
+  try {
+    for (let more = true; more; await breath()) {
+      const untried = arms.find(o => !o.measured);
+      if (questions.length) await reply(questions.shift());
+      else if (untried) await measure(untried);
+      else more = allowed > 0 && await advance();
+    }
+  } catch (e) {
+    postMessage({failed: String(e.message ?? e)});
+  }
+  working = false;
+}
+
+const over = o => o.set.tokens ? o.tokens >= o.set.tokens : o.done >= o.set.batches;
+
+async function advance() {             // a batch of the arm that has spent least; false when all are done
+  const going = arms.filter(o => !over(o)), arm = going.sort((a, b) => a.tokens - b.tokens)[0];
+  if (!arm) return false;
+  const batch = await arm.batch();
+  if (!arms.includes(arm)) return true;   // another run was begun meanwhile
+  allowed--;
+  postMessage({batch, arm: arms.indexOf(arm)});
+  if (over(arm) || arm.done % HELD_OUT[task][1] == 0) await measure(arm);
+  if (arms.every(over)) postMessage({done: true});
+  return true;
+}
+
+async function measure(arm) {
+  arm.measured = true;
+  const [n] = HELD_OUT[task], right = await arm.measure(n, CHUNK);
+  const unseen = {right, batch: arm.done, tokens: arm.tokens};
+  if (arms.includes(arm)) postMessage({unseen, arm: arms.indexOf(arm)});
+}
+
+async function reply({question, answer, id}) {   // eight tries, told as they are written
+  const arm = arms.at(-1), shown = o => arm.tokenizer.decode(o.ids);
+  const [group] = await arm.answer([[question, answer]], 8, async rows => {
+    postMessage({writing: {id, texts: rows.map(shown)}});
+    await breath();
+  });
+  postMessage({answered: {id, batch: arm.done, texts: group.texts, rewards: group.rewards}});
+}

@@ -1,0 +1,420 @@
+"""The live page in a real Chromium: its values beside torch's, what it draws while it trains, who can use it.
+Each value is also seen to be far off when a line of the page is wrong."""
+
+import itertools, json, re
+import numpy as np
+import pytest
+import torch
+from test_docs import CONTRAST, RULES, _axe, axe
+from grpo_nb.advantages import group_advantages
+from grpo_nb.evaluation import decode, sample
+from grpo_nb.see.live import NoPackage, policy_of, serve_live, write_live
+from grpo_nb.loss import policy_loss
+from grpo_nb.parts.problems import chain_sum, spell_backward
+from grpo_nb.parts.ratios import group_scores, read_correction
+from grpo_nb.replay import ReplayBuffer
+from grpo_nb.tasks import accuracy_reward
+from grpo_nb.tiny_qwen import load_model
+from grpo_nb.see.view import asset
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    d = tmp_path_factory.mktemp('live')
+    try: write_live(d)
+    except NoPackage as e: pytest.skip(str(e))
+    return d
+
+@pytest.fixture(scope='module')
+def address(folder):
+    server,address = serve_live(folder)
+    yield address
+    server.shutdown()
+    server.server_close()
+
+@pytest.fixture
+def opened(browser, address):
+    "Open the page; what it asks for, its errors and its words in the console are in `said`"
+    contexts = []
+    def open(at='', **options):
+        ctx = browser.new_context(viewport=dict(width=1280, height=800), **options)
+        contexts.append(ctx)
+        pg = ctx.new_page()
+        pg.set_default_timeout(120_000)
+        pg.said = []
+        pg.on('request', lambda r: r.url.startswith((address, 'data:')) or pg.said.append(r.url))
+        pg.on('pageerror', lambda e: pg.said.append(str(e)))
+        pg.on('console', lambda m: pg.said.append(m.text))
+        pg.goto(at if at.startswith('http') else address+at)
+        return pg
+    yield open
+    for ctx in contexts: ctx.close()
+
+# ---- torch's values. The page would train beside them, so its modules are asked from a file of its folder
+
+ALONE = 'tokenizer.json'
+
+B,G,T = 8,8,48
+STEPS = 12
+
+def _rows(x): return x.flatten(0, 1)
+
+def _judged(task, rows, texts):
+    return accuracy_reward(None, texts, **{k:[o[k] for o in rows for _ in range(G)]
+        for k in ('answer','task','entry')})
+
+@pytest.fixture(scope='module')
+def values():
+    "Answers of the shipped model to held-out problems, and everything torch makes of them"
+    model,tok = load_model('tiny')
+    out = {}
+    for task,rows in dict(sums=chain_sum(B, 0, 'test'), words=spell_backward(B, 0, 'test', min_word_len=6,
+            max_word_len=8)).items():
+        rows = list(rows)
+        b = sample(model, tok, rows, G, T, torch.Generator().manual_seed(0))
+        texts = decode(tok, b)
+        r = torch.tensor(_judged(task, rows, texts)).view(B, G)
+        A = group_advantages(r)
+        out[task] = dict(texts=texts, rewards=r.tolist(), advantages=A.tolist(),
+            scores=group_scores(A, r).tolist(),
+            prompts=[q[k].tolist() for q,k in zip(b.prompt_ids, b.prompt_mask)],
+            ids=[o[n].tolist() for o,n in zip(*map(_rows, (b.completion_ids, b.completion_mask)))])
+    return out
+
+def _full(b):
+    "Tokens, mask and positions of prompts and answers together, a row for each answer"
+    ids = torch.cat([b.prompt_ids.repeat_interleave(G, 0), b.completion_ids.flatten(0, 1)], 1)
+    mask = torch.cat([b.prompt_mask.repeat_interleave(G, 0), b.completion_mask.flatten(0, 1)], 1).long()
+    return dict(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1)-1).clamp(min=0))
+
+@pytest.fixture(scope='module')
+def stepped():
+    """By loss, for four groups: log-probs, a loss far enough from the policy that sampled for half of the
+    tokens to be clipped (or weighed less), its gradient, and the weights after some steps of AdamW"""
+    capped = read_correction('weight=truncated,weight_cap=1.2,clip=none')
+    return dict(clip=_stepped(), weight=_stepped(correction=capped))
+
+def _stepped(**how):
+    model,tok = load_model('tiny')
+    b = sample(model, tok, list(chain_sum(4, 0, 'test')), G, T, torch.Generator().manual_seed(0))
+    full,P,m = _full(b),b.prompt_ids.shape[1],b.completion_mask
+    z = model(**full).logits[:,P-1:-1].log_softmax(-1)
+    logps = z.gather(2, full['input_ids'][:,P:,None]).view(m.shape)
+    torch.manual_seed(1)
+    A = group_advantages((torch.rand(4, G)<.5).float())
+    old,items = (logps.detach()+.3*torch.randn(m.shape))*m,float(m.sum())/1.5
+    loss = policy_loss(logps, old, A, m, num_items=items, **how)
+    loss.backward()
+    grad = {k:v.grad.flatten().clone() for k,v in model.named_parameters()}
+    opt = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=0.)
+    def step(n):   # on the gradient, later with its entries weighed anew; what becomes of the weights
+        for k,v in model.named_parameters():
+            weigh = (torch.arange(v.numel())*7+n*13)%11-5 if n else 1
+            v.grad = (weigh*grad[k]).view(v.shape)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        opt.step()
+        return {k:v.detach().flatten().tolist() for k,v in model.named_parameters()}
+    groups = [dict(prompt=q[k].tolist(), advantages=a.tolist(),
+        answers=[dict(ids=o[n].tolist(), logps=l[n].tolist(), want=w[n].tolist()) for o,l,w,n in zip(*x)])
+        for q,k,a,*x in zip(b.prompt_ids, b.prompt_mask, A, b.completion_ids, old, logps.detach(), m)]
+    return dict(groups=groups, items=items, cap=1.2 if how else 0, loss=loss.item(), after=step(0),
+        grad={k:v.tolist() for k,v in grad.items()}, steps=STEPS, later=[*map(step, range(1, STEPS))][-1])
+
+KIT = """async given => {
+    const [policy, text, replay] = await Promise.all(
+        ['policy', 'text', 'replay'].map(o => import(`./${o}.js`)))
+    const get = async (name, how = 'json') => (await fetch(name))[how]()
+    await policy.ready()
+    const weights = text.safetensors(await get('model.safetensors', 'arrayBuffer'))
+    const tokenizer = new text.Tokenizer(await get('tokenizer.json')), tasks = await get('tasks.json')
+    const make = () => new policy.Policy(weights, tokenizer, replay.random(0))
+    const far = (x, y) => x.length != y.length ? NaN
+        : x.reduce((m, o, i) => Math.max(m, Math.abs(o - y[i])), 0)
+    """
+
+FAR = KIT+"""
+    const {groups, items, cap, grad, after, steps, later} = given.values, p = make(), out = {}
+    const all = (x, y) => Math.max(...Object.keys(y).map(k => far(x[k], y[k])))
+    const mapped = (o, f) => Object.fromEntries(Object.entries(o).map(([k, x]) => [k, f(x, k)]))
+    const trained = p => mapped(p.W, o => o.x)
+    const DO = {
+        async logps() {
+            const own = await p.logProbs(groups, 27, 48)
+            return Math.max(...groups.flatMap((g, i) => g.answers.map((o, k) => far(own[i][k], o.want)))) },
+        async loss() {
+            const r = await p.gradient(groups, items, 27, 48, cap)
+            out.grad = all(r.grads, grad)
+            p.update(r.grads, 2e-4)
+            // Adam's first step is the gradient's sign: where that is lost in rounding, so is the step
+            const sure = (x, k) => x.map((w, i) => Math.abs(grad[k][i]) < 1e-4 ? after[k][i] : w)
+            out.step = all(mapped(trained(p), sure), after)
+            return Math.abs(r.loss - given.values.loss) },
+        async steps() {
+            const q = make()
+            for (let n = 0; n < steps; n++)
+                q.update(mapped(grad, g => g.map((x, i) => x * (n ? (i * 7 + n * 13) % 11 - 5 : 1))), 2e-4)
+            return all(trained(q), later) },
+        async noted() {   // while sampling, against a forward pass
+            const q = make(), answers = await q.sample(groups.map(o => o.prompt), 8, 48, 27)
+            const sampled = groups.map((o, i) => ({prompt: o.prompt, answers: answers[i]}))
+            const again = await q.logProbs(sampled, 27, 48)
+            return Math.max(...answers.flatMap((g, i) => g.map((o, k) => far(again[i][k], o.logps)))) } }
+    for (const what of given.what) out[what] = await DO[what]()
+    return out }"""
+
+LIMITS = dict(logps=1e-4, noted=1e-4, loss=1e-4, grad=1e-4, step=3e-5, steps=3e-7)
+
+def _far(pg, values, *what):
+    "How far the page's values are from torch's"
+    got = pg.evaluate(FAR, dict(values=values, what=what))
+    print(got)
+    return got
+
+def test_log_probs_losses_gradients_and_steps_are_torchs(opened, stepped):
+    pg,both = opened(ALONE),('loss','steps')
+    for values,what in ((stepped['clip'], ('logps','noted',*both)), (stepped['weight'], both)):
+        got = _far(pg, values, *what)
+        assert {k:v for k,v in got.items() if not v<=LIMITS[k]}=={}
+
+@pytest.mark.parametrize('file,line,wrong,kind,what', [   # a line of the page, a wrong one, and what shows it
+    ('policy.js', 'BETAS = [.9, .999]', 'BETAS = [.9, .99]', 'clip', 'steps'),
+    ('policy.js', 'BETAS = [.9, .999]', 'BETAS = [.8, .999]', 'clip', 'steps'),
+    ('policy.js', 'Math.min(1, 1 / (norm + 1e-6))', '1', 'clip', 'steps'),
+    ('qwen.js', 'np.clip(ratio, .8, 1.2)', 'np.clip(ratio, .8, 1.3)', 'clip', 'loss'),
+    ('qwen.js', 'np.minimum(np.exp(now.ref.sub(old)), cap)', 'np.exp(now.ref.sub(old))', 'weight', 'loss'),
+    ('policy.js', '(g, k, t) => P + t)', '(g, k, t) => P + t + 1)', 'clip', 'logps'),
+    ('policy.js', 'i * S + P + t + 1)', 'i * S + P + t)', 'clip', 'noted'),   # a token doesn't see itself
+    ('qwen.js', 'np.where(same, past(T).reshape([1, T, T]), NEVER)',   # an answer sees those before it
+        'past(T).reshape([1, T, T]).add(np.zeros([N, T, 1]))', 'clip', 'logps')])
+def test_a_wrong_line_is_seen(folder, opened, stepped, file, line, wrong, kind, what):
+    assert _far(_damaged(opened, folder/file, line, wrong), stepped[kind], what)[what]>LIMITS[what]
+
+def _damaged(opened, file, line, wrong):
+    "The page with a line of one module changed"
+    source,pg = file.read_text(encoding='utf-8'),opened(ALONE)
+    assert source.count(line)==1
+    body = source.replace(line, wrong)
+    pg.context.route(f'**/{file.name}', lambda r: r.fulfill(body=body, content_type='text/javascript'))
+    pg.reload()
+    return pg
+
+# ---- the task, the comparison, the buffer
+
+TASK = KIT+"""
+    const out = {}, same = (x, y) => JSON.stringify(x) == JSON.stringify(y)
+    for (const [name, v] of Object.entries(given)) {
+        const {before, after, test} = tasks[name], some = test.slice(0, v.prompts.length), o = out[name] = {}
+        o.prompts = some.filter(([q], i) => !same(tokenizer.encode(before + q + after), v.prompts[i])).length
+        o.texts = v.ids.filter((ids, i) => tokenizer.decode(ids) !== v.texts[i]).length
+        const G = v.rewards[0].length, answer = i => some[Math.floor(i / G)][1]
+        const told = v.texts.map((t, i) => text.reward(t, answer(i)))
+        o.rewards = told.filter((r, i) => r !== v.rewards.flat()[i]).length
+        const groups = v.rewards.map(replay.compare)
+        o.advantages = Math.max(...groups.map((g, i) => far(g.advantages, v.advantages[i])))
+        o.scores = far(groups.map(g => g.score), v.scores)
+        o.dead = groups.filter((g, i) => g.dead != (v.scores[i] == 0)).length
+    }
+    return out }"""
+
+def test_prompts_texts_rewards_advantages_and_scores_are_ours(opened, values):
+    got = opened(ALONE).evaluate(TASK, values)
+    for task,o in got.items():
+        assert [o[k] for k in ('prompts','texts','rewards','dead')]==[0, 0, 0, 0], (task, o)
+        assert o['advantages']<1e-5 and o['scores']<1e-5, (task, o)
+    assert 0<np.mean(values['sums']['rewards'])<1   # both kinds were judged
+
+ODD = [('<answer>12</answer>', '12', 1), ('<answer> +12 </answer>', '12', 1),
+    ('<answer>012</answer>', '12', 1), ('<answer>12', '12', 0), ('12', '12', 0),
+    ('<answer></answer>', '0', 0), ('<answer> </answer>', '0', 0),
+    ('<answer>1</answer><answer>12</answer>', '12', 1), ('<answer>12</answer><answer>1</answer>', '12', 0),
+    ('<answer><answer>12</answer>', '12', 1), ('<answer>-3</answer>', '-3', 1),
+    ('<answer>Sun</answer>', 'sun', 1),
+    ('<answer>nus</answer>', 'sun', 0), ('<answer>1e1</answer>', '10', 1), ('<answer>0x0c</answer>', '12', 0),
+    ('<answer>1 2</answer>', '12', 0), ('<answer>--3</answer>', '3', 0), ('<answer>12.0</answer>', '12', 1)]
+
+def test_odd_answers_are_judged_as_by_us(opened):
+    judge = "async all => { const t = await import('./text.js'); return all.map(([s, a]) => t.reward(s, a)) }"
+    ours = [accuracy_reward(None, [said], [answer])[0] for said,answer,_ in ODD]
+    assert opened(ALONE).evaluate(judge, ODD)==ours==[r for *_,r in ODD]
+
+DRAW = """async ([scores, n, times]) => {
+    const {Buffer, random} = await import('./replay.js'), seen = {}, r = random(1)
+    for (let i = 0; i < times; i++) {
+        const buffer = new Buffer(64, r)
+        buffer.add(scores.map((score, id) => ({score, id})))
+        const k = buffer.draw(n).map(o => o.id).join()
+        seen[k] = (seen[k] ?? 0) + 1 }
+    return seen }"""
+
+def _chances(scores, n):
+    "The chance of each sequence of draws, by hand: in proportion to what is left, to all where n is more"
+    again,out = n>len(scores),{}
+    for seq in itertools.product(range(len(scores)), repeat=n):
+        p,left = 1.,dict(enumerate(scores))
+        for i in seq:
+            total = sum(left.values())
+            p *= 0 if i not in left else left[i]/total if total else 1/len(left)
+            if not again: left.pop(i, None)
+        if p: out[','.join(map(str, seq))] = p
+    return out
+
+def _odd_draws(pg):
+    "How far the page's draws are from their chances: the largest of four chi squared, each over its freedom"
+    times,worst = 20_000,0.
+    for scores,n in (([1., 2., 5.], 2), ([0., 0., 0.], 1), ([3., 1.], 3), ([0., 4., 1., 1.], 3)):
+        want,got = _chances(scores, n),pg.evaluate(DRAW, [scores, n, times])
+        if not got.keys()<=want.keys(): return np.inf
+        chi = sum((got.get(k, 0)-times*p)**2/(times*p) for k,p in want.items())
+        worst = max(worst, chi/(len(want)-1))
+    return worst
+
+def test_stored_groups_are_drawn_as_often_as_they_should_be(opened):
+    assert _odd_draws(opened(ALONE))<3
+
+@pytest.mark.parametrize('line,wrong', [
+    ('pick(left.map(g => g.score), this.random)', 'pick(left.map(g => 1), this.random)'),   # evenly
+    ('pick(left.map(g => g.score), this.random)', 'pick(left.map(g => g.score ** 1.1), this.random)'),
+    ('if (!again) left.splice(i, 1)', 'if (false) left.splice(i, 1)'),                      # the same again
+    ('(u -= weights[i]) >= 0', '(u -= weights[i + 1]) >= 0')])                              # one off
+def test_a_wrong_draw_is_seen(folder, opened, line, wrong):
+    assert _odd_draws(_damaged(opened, folder/'replay.js', line, wrong))>3
+
+KEEP = """async ([size, parts]) => {
+    const {Buffer, random} = await import('./replay.js'), buffer = new Buffer(size, random(0))
+    return parts.map(part => {
+        buffer.add(part.map(([score, id]) => ({score, id})))
+        return buffer.groups.map(o => o.id) }) }"""
+
+def test_the_same_groups_stay_in_the_buffer(opened):
+    rng = np.random.default_rng(0)
+    scores,ours = rng.choice([0., 1., 1.5, 2., 3.], (12, 5)).tolist(),ReplayBuffer(9)
+    parts = [[[x, 5*i+j] for j,x in enumerate(o)] for i,o in enumerate(scores)]
+    want = []
+    for i,o in enumerate(scores):
+        ours.add(o, [5*i+j for j in range(5)], step=i)
+        want.append([e.data for e in ours])
+    assert opened(ALONE).evaluate(KEEP, [9, parts])==want
+
+# ---- the page while it trains. It forbids eval, and so Playwright's `wait_for_function`
+
+def _batches(pg, n, map=0): pg.locator('.map').nth(map).locator('.col.new').nth(n-1).wait_for(timeout=400_000)
+
+def _column(pg, c): return pg.locator('.map .col.new').nth(c).locator('button')
+
+def test_it_trains_while_a_group_is_looked_at(opened):
+    pg = opened()
+    pg.locator(".try.right, .try.wrong").nth(7).wait_for()   # its own tries, before anything is pressed
+    assert 'before any training' in pg.inner_text('#panel .where')
+    pg.click('#train')
+    _batches(pg, 1)
+    assert pg.inner_text('#train')=='Pause' and _column(pg, 0).count()==16
+    square = _column(pg, 0).nth(3)
+    square.click()
+    said,tries = square.get_attribute('aria-label'),pg.locator('#panel > .tries .try')
+    assert pg.inner_text('#panel .where')=='batch 1, group 4' and tries.count()==8
+    assert said.startswith(pg.inner_text('#panel h2').split(' →')[0].replace('\u2212', '-'))
+    _batches(pg, 3)                                               # it went on, and the group stayed
+    assert pg.inner_text('#panel .where')=='batch 1, group 4'
+    square.focus()
+    pg.keyboard.press('ArrowRight')
+    pg.keyboard.press('ArrowDown')
+    assert pg.inner_text('#panel .where')=='batch 2, group 5'
+    assert pg.evaluate('document.activeElement.getAttribute("aria-selected")')=='true'
+    pg.click('#train')
+    assert pg.inner_text('#train')=='Go on'
+    pg.fill('#question', '2+2')
+    pg.click('#ask button')
+    pg.locator('.try.right, .try.wrong').nth(7).wait_for()
+    assert re.match(r'its eight tries after \d+ batches', pg.inner_text('#panel .where'))
+    assert pg.inner_text('#panel h2')=='2 + 2 → 4'
+    pg.fill('#question', 'what is love')
+    pg.click('#ask button')
+    assert 'Two to six digits' in pg.inner_text('#ask-word')
+    pg.click('#inspect summary')
+    pg.locator('#inspector .gv-plot').wait_for()
+    assert 'batches so far' in pg.inner_text('#inspector')
+    assert pg.said==[]
+
+def test_the_squares_say_what_became_of_their_groups(opened):
+    "Colours and order of the stored run's map; a replaced group shows whom it made room for"
+    pg = opened()
+    pg.locator('#train:not([disabled])').wait_for()
+    pg.click('#train')
+    _batches(pg, 2)
+    pg.click('#train')
+    css = "o => getComputedStyle(o).getPropertyValue('--c').trim().toUpperCase()"
+    want = dict(re.findall(r"(\w+): '(#\w{6})'", re.search('COLOURS = {.*}', asset('view.js'))[0]))
+    states = {'they differ':want['alive'], 'came in its place':want['used']}
+    for o in _column(pg, 1).all():
+        said = o.get_attribute('aria-label')
+        right = re.search(r'(\d) of 8', said)[1]
+        key = next((k for k in states if k in said), None)
+        colour = states.get(key) or want['right' if right=='8' else 'wrong']
+        assert o.evaluate(css)==colour.upper(), said
+        assert ('they differ' in said)==(right not in '08')
+        if key=='came in its place':
+            o.click()
+            assert pg.locator('.came .try').count()==8 and pg.locator('.more .try').count()==8
+
+def test_switched_off_nothing_is_replaced(opened):
+    pg = opened()
+    pg.locator('#train:not([disabled])').wait_for()
+    pg.click('#settings summary')
+    pg.uncheck('#replay')
+    pg.click('#train')
+    _batches(pg, 2)
+    assert pg.locator('.map .s5, .map .s6').count()==0<pg.locator('.map .s2, .map .s3').count()
+
+def test_two_runs_side_by_side_meet_the_same_words(opened):
+    pg = opened()
+    pg.locator('#train:not([disabled])').wait_for()
+    pg.click('text=Words, two ways')
+    pg.click('#train')
+    _batches(pg, 2, map=1)
+    def asked(i, c): return [o.get_attribute('aria-label').split(':')[0]
+        for o in pg.locator('.map').nth(i).locator('.col.new').nth(c).locator('button').all()]
+    assert len(asked(0, 0))==16 and len(asked(1, 0))==24          # the buffer is empty at first: all fresh
+    assert asked(0, 0)==asked(1, 0)[:16]
+    assert pg.locator('.map').nth(1).locator('.col.new').nth(1).locator('.s8').count()>0
+
+@pytest.mark.parametrize('width,scheme', [(1280, 'light'), (390, 'dark')])
+def test_it_is_for_everybody(opened, axe, width, scheme):
+    pg = opened(color_scheme=scheme, reduced_motion='reduce')
+    pg.set_viewport_size(dict(width=width, height=800))
+    pg.locator('#train:not([disabled])').wait_for()
+    assert pg.locator('#train').bounding_box()['y']<600           # in sight without scrolling
+    pg.click('#train')
+    _batches(pg, 2)
+    pg.click('#train')
+    for o in ('#settings','#inspect'): pg.click(f'{o} > summary')
+    pg.locator('#inspector .gv-plot').wait_for()
+    assert pg.evaluate('document.documentElement.scrollWidth-innerWidth')<=0
+    pg.keyboard.press('Home')
+    if not axe: pytest.skip('no axe-core here, and no npm to fetch it')
+    pg.evaluate(axe)
+    assert _axe(pg, RULES)==[] and _axe(pg, CONTRAST)==[]
+
+def test_where_wasm_is_refused_it_says_so(folder, opened):
+    policy = policy_of((folder/'index.html').read_text(encoding='utf-8'))
+    assert "'unsafe-inline'" not in policy and "'unsafe-eval'" not in policy and 'http' not in policy
+    server,at = serve_live(folder, policy=policy.replace(" 'wasm-unsafe-eval'", ''))
+    pg = opened(at)
+    pg.locator('#word:not([hidden])').wait_for()
+    assert 'WebAssembly' in pg.inner_text('#word') and pg.is_disabled('#train')
+    server.shutdown()
+    server.server_close()
+
+def test_at_most_two_megabytes_go_over_the_wire(folder):
+    asked = [f for f in folder.rglob('*') if f.is_file()]
+    assert sum(f.stat().st_size for f in asked)<2e6
+    assert 'Eric Zhang' in (folder/'jax'/'LICENSE').read_text(encoding='utf-8')
+
+@pytest.mark.slow
+def test_the_whole_run_learns(opened):
+    pg = opened()
+    pg.locator('#train:not([disabled])').wait_for()
+    pg.click('#train')
+    _batches(pg, 40)
+    pg.locator('text=40 batches, done').wait_for()
+    before,after = map(int, re.findall(r'(\d+) %', pg.inner_text('#score')))
+    print(f'{before} % to {after} %')
+    assert before<60<80<after and pg.said==[]
