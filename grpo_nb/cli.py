@@ -265,12 +265,14 @@ def inspect(
     print(write_inspector(folder))
 
 def diagnose(
-    folder:str,  # a run's folder, TRL's output folder, or a log file
+    folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
+    json:bool=False,   # print a list of findings instead, each with the rows it rests on
+    strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
     if not Path(folder).exists(): run_folder(folder)
-    from grpo_nb.diagnose import diagnose
-    print(diagnose(folder))
+    from grpo_nb.diagnose import diagnose_command
+    diagnose_command(folder, json, strict)
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f
 @dataclass

@@ -6,6 +6,7 @@
 __all__ = ['diagnose', 'diagnose_command']
 
 # %% ../nbs/12_diagnose.ipynb #66340917
+import json, sys
 from .batch_size import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
     beta_rates, group_pull, plan_lines)
 from .see.findings import RULES, Finding, Findings, Look
@@ -29,6 +30,10 @@ def diagnose(
 
 def diagnose_command(
     folder:str,  # a run's folder, TRL's output folder, a trainer_state.json, or the log of another tool
+    as_json:bool=False, # print a list of findings, each with the rows it rests on
+    strict:bool=False,  # is a fault an error?
 )->None:
-    "Say what the record of a run shows to be wrong, and what to do."
-    print(diagnose(folder))
+    "Say what the record of a run shows to be wrong, and what to do; with `strict`, exit with 1 for a fault."
+    found = diagnose(folder)
+    print(json.dumps(found.plain, ensure_ascii=False) if as_json else found)
+    if strict and found.faults: sys.exit(1)

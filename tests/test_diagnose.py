@@ -290,3 +290,32 @@ def test_the_command_says_the_plan_and_refuses_words(capsys):
     out = capsys.readouterr().out
     assert '16 completions for 2 prompts' in out and 'best group size' in out
     with pytest.raises(ValueError, match='numbers in 0..1'): batch_command(pass_rates='many')
+
+# ---- for scripts
+
+def test_findings_as_json_and_an_exit_status_for_faults(tmp_path, capsys):
+    from grpo_nb.cli import main
+    for name,fault in (('all-truncated', True), ('on-policy', False), ('healthy', False)):
+        (tmp_path/'history.jsonl').write_text(lines(history_rows(stored(name))))
+        main(['diagnose', str(tmp_path), '--json'])
+        found = json.loads(capsys.readouterr().out)
+        assert [o['name'] for o in found if o['fault']]==[name]*fault
+        if found: assert found[0]['rows'] and {'step'}<set(found[0]['rows'][0]) and found[0]['remedy']
+        if not fault: main(['diagnose', str(tmp_path), '--strict'])
+        else:
+            with pytest.raises(SystemExit) as e: main(['diagnose', str(tmp_path), '--strict'])
+            assert e.value.code==1
+        capsys.readouterr()
+    with pytest.raises(SystemExit) as e: main(['diagnose', str(tmp_path/'gone'), '--strict'])
+    assert e.value.code==2   # no run is another matter than a run with a fault
+
+@pytest.mark.parametrize('whole', [True, False])
+def test_rollouts_alone_are_diagnosed(whole, tmp_path):
+    "verl's dumps: a file per step, a row per completion; a reward that never fires, and one text a group"
+    for s in range(12):
+        rows = [dict(input=f'{g}+1=', output='no idea', score=0., step=s) for g in range(4) for _ in range(4)]
+        (tmp_path/f'{s}.jsonl').write_text(lines(rows))
+    together = ''.join((tmp_path/f'{s}.jsonl').read_text() for s in range(12))
+    if not whole: (tmp_path/'all.jsonl').write_text(together)
+    got = diagnose(tmp_path if whole else tmp_path/'all.jsonl')
+    assert got.names==['reward-never-fires'] and 'all-equal' in got[0].follows

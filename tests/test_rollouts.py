@@ -95,6 +95,9 @@ def test_columns_of_the_wrong_type_and_hostile_text_are_shown(tmp_path):
 def test_their_filter_is_counted():
     assert filter_note([dict(rewards=[1., 1.]), dict(rewards=[0., 1.])])==''
     assert '1 of 2 dead groups' in filter_note([dict(rewards=[.1]*8), dict(rewards=[1.]*8)])
+    said = filter_note([dict(rewards=[.1]*8), dict(rewards=[1.]*8), dict(rewards=[.1]*7+[.1+1e-8])])
+    assert '2 of 3' in said and 'in 1 the rewards are equal and only their deviation is rounded' in said
+    assert 'in 1 the rewards differ by rounding alone' in said
 
 def test_our_own_folders_stay_ours(tmp_path):
     rec = Recorder(tmp_path)

@@ -79,7 +79,7 @@ def after(self:Watched,
     replaced = row.get('replay/replaced', 0)+row.get('replay/stored', 0)
     self._bar.set_postfix_str(f"reward {row['reward']:.2f}, dead {row['frac_reward_zero_std']:.0%}, "
         f'replayed {replaced:.0f}/{a.B}')
-    for f in live(s.history):
+    for f in live(s.history, trainer='grpo_nb'):
         if f.name not in self.told: self.say(f'step {s.step}: {f.says}. {f.remedy}')
         self.told.add(f.name)
 

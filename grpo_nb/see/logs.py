@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from .findings import no_number
 from ..run.records import Run, one_a_step, read_run
-from .rollouts import read_table, read_trackio
+from .rollouts import has_texts, read_rollouts, read_table, read_trackio
 from .view import history_rows
 
 # %% ../../nbs/see/logs.ipynb #7077affd
@@ -23,8 +23,9 @@ ALIASES = {
     'reward_std': 'group_reward_std',
     'entropy': 'actor/entropy actor/entropy_loss entropy_loss entropy/mean policy/entropy '
                'optim/entropy entropy/all/mean',
-    'kl': 'actor/kl_loss actor/ppo_kl critic/kl kl_mean policy/kl '
-          'mismatch_kl/mean objective/kl mismatch_kl/all/mean',
+    'kl': 'actor/kl_loss actor/ppo_kl critic/kl kl_mean policy/kl objective/kl',
+    'sampling/mismatch_kl': 'mismatch_kl/mean mismatch_kl/all/mean mismatch_kl gen_kl_error rollout_corr/kl '
+                            'optim/kl_sample_train_v1 kl_sample_train_v1',
     'clip_ratio/region_mean': 'actor/pg_clipfrac clip_frac policy/clipfrac clip_ratio',
     'grad_norm': 'actor/grad_norm actor_grad_norm optim/grad_norm policy/grad_norm',
     'learning_rate': 'actor/lr optim/lr lr actor_lr',
@@ -110,8 +111,9 @@ def read_log(
     if events := sorted(path.rglob('events.out.tfevents.*')):
         return Run(path, {}, as_history(_events(events[-1].parent)), [], {}, [])
     tables = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(path.glob(p))]
-    if tables: return _file(tables[0])
-    raise why
+    if tables and (tables[0].suffix=='.db' or not has_texts(read_table(tables[0])[0])): return _file(tables[0])
+    try: return read_rollouts(path)
+    except ValueError as e: raise (e if tables else why) from None
 
 def _file(path):
     "A file of metrics as a run."
@@ -119,6 +121,7 @@ def _file(path):
         return Run(path.parent, {}, as_history(_events(path)), [], {}, [])
     if path.suffix=='.db': rows,_,notes = read_trackio(path)
     else: rows,notes = read_table(path)
+    if has_texts(rows): return read_rollouts(path)   # a row per completion
     rows = [
         o['data'] | dict(step=o.get('step')) if isinstance(o.get('data'), dict) else o for o in rows
     ]  # verl's file logger
