@@ -84,6 +84,26 @@ def test_stored_outputs_are_small():
     big = {f.name:f.stat().st_size for f in ROOT.glob('nbs/**/*.ipynb') if f.stat().st_size>3_000_000}
     assert big=={}
 
+def test_a_check_of_many_goes_on_behind_a_notebook_that_fails(copy):
+    bad,old = notebook(copy, 'tested'),notebook(copy, 'plotting')
+    nb = json.loads(bad.read_text())
+    nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[],
+                               source=['1/0']))
+    bad.write_text(json.dumps(nb))
+    old.write_text(old.read_text().replace('"4.54"', '"4.55"'))
+    with pytest.raises(dev.Trouble) as told: dev.run_nbs([bad.stem, old.stem], check=True)
+    assert 'ZeroDivisionError' in str(told.value) and 'plotting.ipynb, cell' in str(told.value)
+
+def test_once_a_week_every_stored_output_is_compared_and_the_newest_versions_run_every_notebook():
+    import yaml
+    jobs = yaml.safe_load((ROOT/'.github'/'workflows'/'weekly.yml').read_text())['jobs']
+    assert any(o.get('run', '').startswith('python -m grpo_nb.dev run_nbs --check')
+        for o in jobs['outputs']['steps'])
+    also = {o['name']:o.get('also') for o in jobs['versions']['strategy']['matrix']['include']}
+    assert also['newest']=='--notebooks'
+    assert any('versions.py ${{ matrix.name }} ${{ matrix.also }}' in o.get('run', '')
+        for o in jobs['versions']['steps'])
+
 def test_the_workflows_and_the_readme_run_what_ci_runs():
     ci = (ROOT/'.ci'/'run').read_text()
     assert ('python -m grpo_nb.dev test' in ci

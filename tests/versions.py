@@ -5,7 +5,8 @@
 The combinations: the lower bounds of `settings.ini` (oldest), `tested.txt` (tested), the transformers that
 newer releases of vLLM ask for (vllm), and whatever pip finds (newest). On Linux pip's own torch brings
 several GB for GPUs. A folder named by `--venv` is made, or used as it is if it is there. `--files` runs some
-of the test files. Prints a row of a Markdown table, writes it into the CSV, and exits with 1 if one failed.
+of the test files, `--notebooks` every notebook as well. Prints a row of a Markdown table, writes it into the
+CSV, and exits with 1 if one failed.
 """
 import argparse, csv, datetime, json, os, subprocess, sys, tempfile, venv
 import xml.etree.ElementTree as ET
@@ -20,7 +21,8 @@ COMBINATIONS = {
 FILES = '''checkpoints generation grpo_with_replay_buffer launch loss parity recipes rollouts tiny_qwen
     trainer trainer_input trl_defects trl_faults trl_options trl_own_suite trl_ranks trl_record trl_resume
     trl_sharded trl_stored'''
-FIELDS = 'combination python torch transformers trl passed failed skipped demo files names date'.split()
+FIELDS = '''combination python torch transformers trl passed failed skipped demo notebooks files names
+    date'''.split()
 
 def run(python, *args, **kw):
     env = os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=f'{ROOT}:{ROOT/"tests"}')
@@ -49,16 +51,20 @@ def outcome(python, files):
         if what=='failed': failed.append(f"{o.get('classname').split('.')[-1]}::{o.get('name')}")
     return counts,failed
 
-def row(name, folder, files):
+def row(name, folder, files, notebooks=False):
     python = python_of(folder, COMBINATIONS[name])
     say = 'import json; from grpo_nb.parts.core import versions; print(json.dumps(versions()))'
     v = json.loads(run(python, '-c', say, capture_output=True, text=True, check=True).stdout)
     with tempfile.TemporaryDirectory() as d:
         demo = run(python, '-m', 'grpo_nb', 'demo', '--max_steps', 12, '--output_dir', d).returncode==0
     counts,failed = outcome(python, files)
+    ran = ''
+    if notebooks:
+        code = run(Path(folder)/'bin'/'nbdev_test', '--n_workers', 1, '--do_print', '--timing').returncode
+        ran = 'fail' if code else 'run'
     of = {k:v[k] for k in ('python','torch','transformers','trl')}
     return dict(combination=name, files=' '.join(files.split()), demo='runs' if demo else 'fails',
-        names='; '.join(failed), date=datetime.date.today().isoformat(), **counts, **of)
+        notebooks=ran, names='; '.join(failed), date=datetime.date.today().isoformat(), **counts, **of)
 
 def write(out, new):
     "Put the row in the place of the one of its combination."
@@ -76,8 +82,9 @@ if __name__=='__main__':
     p.add_argument('--out')
     p.add_argument('--venv')
     p.add_argument('--files', default=FILES)
+    p.add_argument('--notebooks', action='store_true')
     a = p.parse_args()
-    with tempfile.TemporaryDirectory() as d: r = row(a.name, a.venv or d, a.files)
+    with tempfile.TemporaryDirectory() as d: r = row(a.name, a.venv or d, a.files, a.notebooks)
     if a.out: write(a.out, r)
     print('| '+' | '.join(str(r[k]) for k in FIELDS)+' |')
-    sys.exit(r['failed']>0 or r['demo']!='runs')
+    sys.exit(r['failed']>0 or r['demo']!='runs' or r['notebooks']=='fail')

@@ -138,7 +138,13 @@ def run_nbs(
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     changed,stale = [],[]
     for f in _notebooks(names):
-        t,old,new = time.monotonic(),f.read_text(encoding='utf-8'),_run_one(f, timeout)
+        t,old = time.monotonic(),f.read_text(encoding='utf-8')
+        try: new = _run_one(f, timeout)
+        except Trouble as e:
+            if not check: raise
+            stale.append(str(e))   # the others are still looked at
+            print(f'{f.name}: fails, {time.monotonic()-t:.1f} s', flush=True)
+            continue
         if new!=old: changed.append(f.stem)
         stale += [f'{o}: another output now' for o in _stale(f.name, json.loads(old), json.loads(new))] or (
             [f'{f.name}: not clean'] if new != old else []
