@@ -1,5 +1,5 @@
 "The registered study: judging, batches, losses, runs that are the same alone, and a plan that cannot be left"
-import json, re
+import json, re, statistics
 from pathlib import Path
 import pandas as pd, pytest, torch
 import grpo_nb.research.families as fm
@@ -436,6 +436,80 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
                                     (1/3, 'a third, minus plain', dict.fromkeys(FAMILIES, 'plain'))):
             row = shown.loc[f'stored_clip, {named}{end}', list(against)]
             assert row.tolist()==rs.with_fewer(d, 'stored_clip', against, share, plan)
+
+def cost_by_hand(rows, arm, steps, share, family):
+    "Mean over seeds of the areas' difference, one point after another: no function of the package."
+    def way(curve, until):
+        x,y = zip(*((o['tokens'], o['pass1']) for o in json.loads(curve)))
+        until = min(until, x[-1])
+        total = 0.
+        for (a,p),(b,q) in zip(zip(x, y), zip(x[1:], y[1:])):
+            if a>=until: break
+            if b>until: b,q = until,p+(q-p)*(until-a)/(b-a)
+            total += (b-a)*(p+q)/2
+        return total/until
+    mine,plain = ({o.seed:o.curve for o in rows.itertuples() if (o.regime, o.arm)==(family, k)}
+        for k in (arm, 'plain'))
+    budget = min(json.loads(c)[-1]['tokens'] for c in plain.values())
+    left = budget/(share+(1-share)*steps)
+    return sum(way(mine[s], left)-way(plain[s], budget) for s in plain)/len(plain)
+
+@pytest.fixture(scope='module')
+def both_tables():
+    plan = registration(PAGE)
+    return plan,tables(read_rows(PAGE.parent.parent/'results'/'replay_study.csv'), plan)['both together'][0]
+
+def test_at_equal_cost_three_steps_leave_fewer_tokens(both_tables):
+    _,rows = both_tables
+    for arm,steps,share in (('mu3', 3, .5), ('stored_clip', 3, .9), ('replay_both', 1, .5), ('mu3', 3, 1.)):
+        got = rs.at_cost(rows, arm, share)
+        for f in FAMILIES:
+            assert got.loc[f, 'diff']==pytest.approx(cost_by_hand(rows, arm, steps, share, f), abs=2e-5)
+    even = rs.break_even(rows, 'mu3')
+    for f,at in even.items():
+        before,there = (cost_by_hand(rows, 'mu3', 3, g, f) for g in (at-.01, at))
+        assert before<0<=there
+
+def test_three_intervals_by_hand(both_tables):
+    plan,rows = both_tables
+    got = rs.three_intervals(rows, plan).loc['stored_clip − mu3']
+    each = {f:[] for f in FAMILIES}
+    area = {(o.regime, o.arm, o.seed):o.area for o in rows.itertuples()}
+    for (f,a,s),v in area.items():
+        if a=='stored_clip': each[f].append(v-area[f,'mu3',s])
+    means = [statistics.mean(v) for v in each.values()]
+    inside = [statistics.variance(v)/len(v) for v in each.values()]
+    assert got['diff']==pytest.approx(statistics.mean(means))
+    assert got.these==pytest.approx(1.9694*(sum(inside)/16)**.5, rel=1e-3)   # Student's, 252 degrees
+    between = statistics.variance(means)                 # tau² and the seeds' part together
+    assert got['any']==pytest.approx(3.1824*(between/4)**.5, rel=1e-3)   # 3 degrees
+    tau = between-statistics.mean(inside)
+    assert got.new==pytest.approx(3.1824*(tau+between/4)**.5, rel=2e-3)
+
+def test_pages_say_what_a_step_costs_and_what_each_interval_is_for(both_tables):
+    plan,rows = both_tables
+    page = (PAGE.parent.parent/'practise'/'replay_settings.qmd').read_text(encoding='utf-8')
+    lines = [o.strip('| ').split(' | ') for o in page.splitlines() if o.startswith('|')]
+    told = {o[0]:o[1:] for o in lines}
+    def cell(arm, share):
+        d = rs.at_cost(rows, arm, share)
+        assert d.diff_ci.max()<.0095
+        return ', '.join(f"{d.loc[f, 'diff']:+.3f}" for f in FAMILIES).replace('-', '−')
+    for name,share in (('.5', .5), ('.75', .75), ('.9', .9), ('1', 1.)):
+        assert told[name]==[cell('mu3', share), cell('stored_clip', share)]
+    even = {a:rs.break_even(rows, a) for a in ('mu3','stored_clip')}
+    assert told['breaks even at']==[', '.join(f'{even[a][f]:.2f}' for f in FAMILIES) for a in even]
+    book = prose('13b_replay_study')
+    for a,f in (('mu3','reversing'), ('mu3','sorting'), ('stored_clip','filtering'),
+                ('stored_clip','sorting')):
+        assert f'{even[a][f]:.2f}'.lstrip('0')+f' in {f}' in book
+    main = tables(read_rows(PAGE.parent.parent/'results'/'replay_study.csv'), plan)['main table'][0]
+    three = rs.three_intervals(main, plan)
+    for k in ('stored_weight − mu3','stored_clip − mu3','replay_both − plain'):
+        o = three.loc[k]
+        said = f"{claims(main, plan).set_index(three.index).loc[k, 'diff']:+.3f}".replace('-', '−')
+        row = next(v for v in lines if any(f'{said} ± {o["any"]:.3f}, undecided' in c for c in v))
+        assert row[2].startswith(f'{said} ± {o.these:.3f}') and row[4]==f'± {o.new:.3f}'
 
 def test_other_code_counts_claims_of_single_families_the_same(tmp_path):
     from recount_study import recount

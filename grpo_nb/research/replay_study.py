@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['ARMS', 'LINES', 'run_stack', 'definitions', 'registration', 'tuned', 'planned', 'replay_study', 'tables', 'claims',
            'say', 'texts', 'best_without', 'with_fewer', 'tokens_needed', 'claims_table', 'tokens_table',
-           'needed_table']
+           'needed_table', 'at_cost', 'break_even', 'cost_table', 'three_intervals']
 
 # %% ../../nbs/research/replay_study.ipynb #b28ba74e
 import hashlib, json, re, time
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -20,7 +20,8 @@ from .harness import again, show_again
 from .reuse_study import next_jobs, run_rounds, spans
 from .stacked_runs import G, Arm, Runs
 from ..parts.stats import difference, holm
-from .study import add_rows, one_each, over_regimes, pairs, rates, read_rows, run_study, stamp
+from .study import (
+    add_rows, area, one_each, over_regimes, pairs, rates, read_rows, run_study, stamp)
 
 # %% ../../nbs/research/replay_study.ipynb #203ccd2a
 ARMS = {'plain':Arm(), 'plain_16':Arm(fresh=16), 'mu2':Arm(passes=2), 'mu3':Arm(passes=3),
@@ -386,3 +387,75 @@ def needed_table(
     cells = {f"{a} to plain's end":tokens_needed(rows, a, plain, plan) for a in arms}
     cells |= {f'{a} to the best end':tokens_needed(rows, a, control, plan) for a in arms if _buffered(a)}
     return pd.DataFrame(cells, index=list(control)).T
+
+# %% ../../nbs/research/replay_study.ipynb #7c0e5a02
+@lru_cache(4096)
+def _points(curve): return json.loads(curve)
+
+def _until(curve, tokens):
+    "Mean pass@1 over the first `tokens` of a curve, or over all of it where it ends before."
+    points = _points(curve)
+    return area(points, min(tokens, points[-1]['tokens']))
+
+def at_cost(
+    rows:pd.DataFrame,  # of one of `tables`, whole
+    arm:str,            # a name of `ARMS`
+    share:float,        # 0 to 1, of sampling in what a batch of plain GRPO costs
+    baseline:str='plain', # an arm that makes one step per batch
+)->pd.DataFrame:        # a row per family: n, diff, diff_ci, p, verdict
+    """Mean pass@1 on the way, `arm` minus the baseline, each until it has cost what the baseline's tokens cost.
+
+    A batch of the baseline costs 1, `share` of it for sampling; one with k steps costs `share+(1-share)*k`.
+    """
+    o = ARMS[arm]
+    cost,out = share+(1-share)*o.passes*o.parts,{}
+    for family in rows.regime.unique():
+        d = rows[rows.regime==family]
+        mine,plain = (d[d.arm==k].set_index('seed').curve for k in (arm, baseline))
+        tokens = min(_points(c)[-1]['tokens'] for c in plain)
+        both = [c.map(lambda v: _until(v, t)) for c,t in ((mine, tokens/cost), (plain, tokens))]
+        out[family] = difference(*both)
+    return pd.DataFrame(out).T
+
+def break_even(
+    rows:pd.DataFrame, # of one of `tables`, whole
+    arm:str,           # a name of `ARMS`
+)->pd.Series:          # per family: 0.01 to 1; nan where plain GRPO is ahead at any
+    "The smallest share of sampling in a plain step at which the arm is not behind plain GRPO, to .01."
+    shares = [i/100 for i in range(1, 101)]
+    d = pd.DataFrame({g:at_cost(rows, arm, g)['diff'] for g in shares})
+    return (d>=0).T.idxmax().where((d>=0).any(axis=1))
+
+def cost_table(
+    rows:pd.DataFrame,  # of one of `tables`, whole
+    arms:tuple=('mu3','stored_clip'), # names of `ARMS`
+    shares:tuple=(.5,.6,.75,.9,1.),   # of sampling in a plain step
+)->pd.DataFrame:        # a row per share and arm; a column per family, and the share where it breaks even
+    "`at_cost` of each arm for each share of sampling."
+    def one(a, g):
+        d = at_cost(rows, a, g)
+        return dict(zip(d.index, texts(d['diff'], d.diff_ci)))
+    cells = {f'{a}, g = {g:g}':one(a, g) for a in arms for g in shares}
+    even = {f'{a}, breaks even at g =':break_even(rows, a).map('{:.2f}'.format).to_dict() for a in arms}
+    return pd.DataFrame(cells|even).T
+
+def three_intervals(
+    rows:pd.DataFrame, # of one of `tables`, whole
+    plan:dict,         # of `registration`
+)->pd.DataFrame:       # a row per claim: diff, and half-widths: these, any, new
+    """Three 95 % half-widths of a mean difference: for these families, for families like them, for one new one.
+
+    The first takes the families as given; the second is the claim's; the third is where the mean of another
+    family would lie. With four families, tau is known badly, and so is the third.
+    """
+    from scipy.stats import t
+    d = over_regimes(rows, plan['claims'], plan['measure'])
+    out = []
+    for o in d.itertuples():
+        apart = pairs(rows[rows.arm.isin([o.arm, o.baseline])], o.baseline, plan['measure'])
+        k,n = len(apart),apart.seeds
+        se = (apart.diff_ci/t.ppf(.975, n-1)).pow(2).sum()**.5/k
+        wide = t.ppf(.975, k-1)
+        out.append(dict(diff=apart['diff'].mean(), these=t.ppf(.975, n.sum()-k)*se, any=o.half,
+            new=wide*(o.tau**2+(o.half/wide)**2)**.5))
+    return pd.DataFrame(out, index=_names(d, '−'))
