@@ -192,8 +192,9 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch):
 
 def test_conversations_that_end_alike_are_told_apart_by_what_differs():
     from datasets import Dataset
-    def talk(i, system): return [dict(role='system', content=system), dict(role='user', content=f'add {i}'),
-                                 dict(role='assistant', content='to what?'), dict(role='user', content='to 1')]
+    def talk(i, system):
+        said = [('system', system), ('user', f'add {i}'), ('assistant', 'to what?'), ('user', 'to 1')]
+        return [dict(role=a, content=b) for a,b in said]
     def split(systems):
         rows = [talk(i, s) for i,s in enumerate(systems)]
         return [len(o) for o in split_problems(Dataset.from_dict(dict(prompt=rows)), .2, need_both=True)]

@@ -369,4 +369,5 @@ def test_the_map_reads_the_buffers_settings_of_either_trainer(prefix):
         args = dict(replay_buffer_size=8)|{prefix+k:v for k,v in options.items()}
         return buffer_of(Run(Path('r'), dict(args=args), pd.DataFrame(), [], {}))
     assert of()==of(priority='score')==(8, None) and of(age_limit=5)==(8, 5)
-    for other in (dict(priority='recency'), dict(max_uses=1), dict(age_decay=4.)): assert of(**other)==(None, None)
+    for other in (dict(priority='recency'), dict(max_uses=1), dict(age_decay=4.)):
+        assert of(**other)==(None, None)

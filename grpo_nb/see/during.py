@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-import pandas as pd
 from fastcore.basics import patch
 from torch import nn
 from tqdm.auto import tqdm
@@ -18,7 +17,7 @@ from ..run.checkpoints import disk_is_full, no_room
 from ..parts.fast_qwen import COPY_LIMIT, why_slow
 from .findings import live
 from .view import judged
-from ..run.records import Recorder, Run, read_run
+from ..run.records import Recorder, Run, one_a_step, read_run
 from ..run.state import checkpoints, plain_args, randomness, save_checkpoint, set_randomness
 from ..run.record import about_data, record
 
@@ -142,7 +141,7 @@ def end(self:Watched,
         saved = f'saved; go on with {self.hint}' if folder else 'stopped; not saved, since output_dir is None'
         return tqdm.write(f'{signal} at step {s.step}: {saved}')
     if not last_word: return
-    run = read_run(folder) if folder else Run(Path('run'), self.about, pd.DataFrame(s.history), [], {})
+    run = read_run(folder) if folder else Run(Path('run'), self.about, one_a_step(s.history), [], {})
     self.say(str(judged(run)[0]))
 
 def slow_roads(
