@@ -67,6 +67,34 @@ def test_uncorrected_replay_asks_the_trainer_for_ratio_1_and_changes_nothing_els
         for k,v in t.batch.tensors().items(): assert torch.equal(v, getattr(u.batch, k))
         assert not t.uncorrected.any() and u.uncorrected.tolist()==u.batch.replayed.tolist()
 
+def test_uncorrected_replay_asks_for_ratio_1_of_all_that_is_replayed():
+    "Of stored groups beside fresh ones too, not of those alone that stand in for dead ones."
+    m = Replay(64, corrected=False, stored_per_fresh=1)
+    for s in range(4):
+        n = m.to_sample(4, s)
+        t = m.treat(batch([MIXED, DEAD0, MIXED, MIXED][:n], seed=s, step=s), step=s)
+        assert t.uncorrected.tolist()==t.batch.replayed.tolist()==[False]+[s>0]*3
+
+def test_stored_groups_beside_fresh_ones_are_of_any_prompt():
+    "`same_prompt_first` is for the dead group alone: the others are those that come without it."
+    def drawn(first, seed):
+        m = Replay(64, stored_per_fresh=2, same_prompt_first=first, seed=seed)
+        for s in range(6):
+            x = batch([MIXED]*2, seed=s, step=s)
+            x.key = torch.tensor([1, 10+s])
+            m.treat(x, step=s)
+        assert m.to_sample(6, 6)==2
+        x = batch([MIXED, DEAD0], seed=6, step=6)
+        x.key = torch.tensor([8, 1])
+        t = m.treat(x, step=6)
+        return t.records[1]['replacement']['key'],[o['replacement']['id'] for o in t.records[2:]]
+    keys = []
+    for seed in range(8):
+        (own,a),(any_,b) = drawn(True, seed),drawn(False, seed)
+        assert a==b and len(set(a))==4
+        keys.append((own, any_))
+    assert {o for o,_ in keys}=={1} and {o for _,o in keys}!={1}
+
 def test_replay_wants_reference_log_probs_in_all_batches_or_in_none():
     m = Replay(8); m.treat(batch([MIXED]))
     with pytest.raises(ValueError, match='ref_logps'): m.treat(batch([DEAD0], ref=True, seed=1))

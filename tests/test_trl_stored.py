@@ -91,6 +91,24 @@ def test_dead_fresh_groups_are_replaced_as_before():
         (0,0,2),(1,1,2)]
     assert h[1]['replay/live_before']==0 and h[1]['replay/live_after']==1
 
+@pytest.mark.parametrize('scope', ['local', 'sharded'])
+def test_a_group_that_is_too_old_is_not_counted_on(scope):
+    "At most a step old: after three groups come one, of which the next batch takes one and samples two."
+    t,got,reward,_ = go(steps=6, replay_age_limit=1, replay_scope=scope)
+    assert [len(o)//G for o in reward.seen]==[3,1,2,1,2,1]
+    assert [sum(groups(b)) for b in got]==[0,2,1,2,1,2]
+    assert all(b['completion_mask'].any(1).all() for b in got)
+
+@pytest.mark.parametrize('scope', ['local', 'sharded'])
+def test_only_what_the_buffer_keeps_has_a_number_on_record(scope):
+    "Of three living groups the best of two stay; each number on record is that of a stored group, once."
+    from grpo_nb.run.records import read_run
+    t,_,_,h = go(k=0, steps=3, replay_buffer_size=2, replay_scope=scope, replay_priority='recency')
+    rows = read_run(t.args.output_dir).rows
+    kept = [[o['id'] for o in rows if o['step']==s and o['id'] is not None] for s in (1, 2, 3)]
+    assert [len(o) for o in kept]==[2, 2, 2] and len({i for o in kept for i in o})==6
+    assert sorted(kept[-1])==sorted(e.id for e in t.replay_buffer) and h[-1]['replay/buffer_size']==2
+
 def test_a_place_without_a_prompt_of_its_own_takes_any_group():
     "`replay_same_prompt_first` is for dead groups: where none is dead it changes nothing."
     def run(first):
