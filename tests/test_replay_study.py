@@ -463,7 +463,7 @@ def test_at_equal_cost_three_steps_leave_fewer_tokens(both_tables):
     _,rows = both_tables
     for arm,steps,share in (('mu3', 3, .5), ('stored_clip', 3, .9), ('replay_both', 1, .5), ('mu3', 3, 1.)):
         got = rs.at_cost(rows, arm, share)
-        for f in FAMILIES:
+        for f in fm.PACKED:
             assert got.loc[f, 'diff']==pytest.approx(cost_by_hand(rows, arm, steps, share, f), abs=2e-5)
     even = rs.break_even(rows, 'mu3')
     for f,at in even.items():
@@ -473,7 +473,7 @@ def test_at_equal_cost_three_steps_leave_fewer_tokens(both_tables):
 def test_three_intervals_by_hand(both_tables):
     plan,rows = both_tables
     got = rs.three_intervals(rows, plan).loc['stored_clip − mu3']
-    each = {f:[] for f in FAMILIES}
+    each = {f:[] for f in fm.PACKED}
     area = {(o.regime, o.arm, o.seed):o.area for o in rows.itertuples()}
     for (f,a,s),v in area.items():
         if a=='stored_clip': each[f].append(v-area[f,'mu3',s])
@@ -494,11 +494,11 @@ def test_pages_say_what_a_step_costs_and_what_each_interval_is_for(both_tables):
     def cell(arm, share):
         d = rs.at_cost(rows, arm, share)
         assert d.diff_ci.max()<.0095
-        return ', '.join(f"{d.loc[f, 'diff']:+.3f}" for f in FAMILIES).replace('-', '−')
+        return ', '.join(f"{d.loc[f, 'diff']:+.3f}" for f in fm.PACKED).replace('-', '−')
     for name,share in (('.5', .5), ('.75', .75), ('.9', .9), ('1', 1.)):
         assert told[name]==[cell('mu3', share), cell('stored_clip', share)]
     even = {a:rs.break_even(rows, a) for a in ('mu3','stored_clip')}
-    assert told['breaks even at']==[', '.join(f'{even[a][f]:.2f}' for f in FAMILIES) for a in even]
+    assert told['breaks even at']==[', '.join(f'{even[a][f]:.2f}' for f in fm.PACKED) for a in even]
     book = prose('13b_replay_study')
     for a,f in (('mu3','reversing'), ('mu3','sorting'), ('stored_clip','filtering'),
                 ('stored_clip','sorting')):
