@@ -391,7 +391,7 @@ def one_text(
 )->bool:
     "Is it one answer, G times?"
     said = group.get('completions') or []
-    return len(said)>1 and len(set(said))==1
+    return len(said)>1 and bool(said[0]) and len(set(said))==1
 
 _MEANS = (
     'answers differ and the reward does not tell them apart: grade it more finely, '

@@ -61,6 +61,7 @@ def as_history(
         named = {}
         for k,v in o.items():
             x,name = _value(v),our_name(str(k))
+            if _LIVING.search(str(k)) and x is not None: name,x = 'frac_reward_zero_std',1-x
             if x is not None: named.setdefault(name, x)
             elif isinstance(v, str) and name in ALIASES and v.strip().lower() not in _GAPS:
                 words.setdefault(name, []).append(v)
@@ -69,6 +70,9 @@ def as_history(
     history.attrs['words'] = words
     return history
 
+# the share of groups that live: tinker's, prime-rl's, NeMo-RL's
+_LIVING = re.compile(
+    r'(all/by_group/frac_mixed|^by_group/frac_mixed|agg/all/solved_some|baseline_reward/pct_mixed)$')
 _GAPS = ('','none','null','na','n/a','-')
 
 def _value(v):

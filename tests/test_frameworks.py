@@ -1,0 +1,151 @@
+"""Records as other frameworks write them today, in their own folders: read whole, read damaged, and what is
+left out said. The shapes are from their writers' code and documentation."""
+import json, sqlite3
+from contextlib import closing
+import pytest
+from grpo_nb.diagnose import diagnose
+from grpo_nb.inspector import inspector_html
+from grpo_nb.see.logs import read_log
+from grpo_nb.see.rollouts import open_run, table_rows
+
+def lines(rows): return ''.join(json.dumps(o)+'\n' for o in rows)
+def put(file, rows):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(lines(rows))
+
+CALL = dict(id='c1', type='function', name='add', arguments='{"a": 1}')   # flat, as verifiers writes it
+def said(g, i): return [dict(role='system', content='Be short.'), dict(role='user', content=f'{g}+1='),
+    dict(role='assistant', content='', tool_calls=[CALL]), dict(role='tool', content='2'),
+    dict(role='assistant', content=f'answer {i}')]
+def samples(): return [(s, g, i, float(i%2==g)) for s in (1, 2) for g in (0, 1) for i in range(4)]
+
+def episode(s, g, i, r, **kw):
+    rewards = dict(right=dict(score=r, weight=1.), form=dict(score=1., weight=.2), judge=None)
+    trace = dict(id=f't{s}{g}{i}', task=dict(key=f'sums/{g}', hash='x'), rewards=rewards,
+        nodes=[dict(message=m) for m in said(g, i)])
+    return dict(id=f'e{s}{g}{i}', env=dict(id='sums'), task={}, group=dict(id=f'g{s}{g}'), ok=True, errors=[],
+        run=dict(id='r', work=dict(type='train', step=s)), traces=[trace])|kw
+
+def prime(d):
+    for s in (1, 2):
+        rows = [episode(*o) for o in samples() if o[0]==s]
+        put(d/f'rollouts/step_{s}/train/all/traces.jsonl', rows)
+        put(d/f'rollouts/step_{s}/train/effective/traces.jsonl', rows[:4])   # the same once more
+        put(d/f'rollouts/step_{s}/eval/all/traces.jsonl', rows)
+    return d/'rollouts'
+
+def verifiers(d):
+    put(d/'traces.jsonl', [episode(*o) for o in samples()])
+    return d/'traces.jsonl'
+
+def tinker(d):
+    for s in (1, 2):
+        rows = []
+        for _,g,i,r in (o for o in samples() if o[0]==s):
+            trace = dict(prompt=dict(messages=said(g, i)[:2]), completion=dict(messages=said(g, i)[2:]))
+            step = dict(step_idx=0, ob_len=9, ac_len=5+i, reward=r, episode_done=True, metrics={}, logs={},
+                stop_reason='length' if i==3 else 'stop', trace=trace)
+            rows.append(dict(schema_version=1, split='train', iteration=s, group_idx=g, traj_idx=i, tags=[],
+                sampling_client_step=s, total_reward=r+.2, final_reward=.2, trajectory_metrics={},
+                steps=[step], final_ob_len=20))
+        put(d/f'iteration_{s:06d}/train_rollout_summaries.jsonl', rows)
+        put(d/f'iteration_{s:06d}/eval_test_rollout_summaries.jsonl', rows)
+    return d
+
+def nemo(d):
+    "A batch of one at a time, as its logger iterates, so each value stands in a list"
+    for s in (1, 2):
+        rows = [dict(content=[[f'{g}+1=', f'answer {i}']], rewards=[r+.2], input_lengths=[9], idx=k,
+            advantages=[[0., 0., r-.5, r-.5]], generation_logprobs=[[0., 0., -1., -1.]])
+            for k,(_,g,i,r) in enumerate(o for o in samples() if o[0]==s)]
+        put(d/f'exp_001/train_data_step{s}.jsonl', rows)
+    return d/'exp_001'
+
+def _trackio(file, apart):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(file)) as db:
+        db.execute('create table metrics (id integer primary key, run_name text, step integer, metrics text)')
+        db.execute('create table traces (id text, run_name text, step integer, messages text, metadata text)')
+        for n,(s,g,i,r) in enumerate(samples()):
+            about = dict(reward=r+.2, advantage=r-.5, group_id=10*s+g, completion_tokens=5)
+            trace = dict(_type='trackio.trace', messages=said(g, i), metadata=about)
+            told = dict(loss=.1)|({} if apart else dict(rollouts=[trace]))
+            db.execute('insert into metrics values (?,?,?,?)', (n, 'run', s, json.dumps(told)))
+            if apart: db.execute('insert into traces values (?,?,?,?,?)',
+                (f'{n}', 'run', s, json.dumps(said(g, i)), json.dumps(about)))
+        db.commit()
+    return file
+
+def trackio(d): return _trackio(d/'p.db', True)
+def trackio_before(d): return _trackio(d/'p.db', False)
+
+MAKERS = dict(prime=prime, verifiers=verifiers, tinker=tinker, nemo=nemo, trackio=trackio,
+    trackio_before=trackio_before)
+
+@pytest.mark.parametrize('kind', MAKERS)
+def test_records_of_others_become_groups(kind, tmp_path):
+    run = open_run(MAKERS[kind](tmp_path))
+    assert run.steps==[1, 2] and len(run.rows)==4 and run.notes==[]
+    for o in run.rows:
+        g = int(o['prompt'].rsplit('+', 1)[0][-1])
+        assert o['rewards']==pytest.approx([float(i%2==g)+.2 for i in range(4)])
+        ends = [t.splitlines()[-1].split(': ')[-1] for t in o['completions']]
+        assert ends==[f'answer {i}' for i in range(4)]
+        if kind!='nemo':   # which keeps no calls
+            turns = ['assistant: → add({"a": 1})', 'tool: 2', 'assistant: answer 0']
+            assert o['completions'][0].splitlines()==turns
+        if kind=='tinker': assert o['n_tokens']==[5, 6, 7, 8] and o['truncated']==[False]*3+[True]
+        if kind in ('nemo','trackio'): assert o['advantages']==[float(i%2==g)-.5 for i in range(4)]
+        if kind=='prime': assert o['rewards_by_func']['right']==[float(i%2==g) for i in range(4)]
+    assert inspector_html(run)
+
+@pytest.mark.parametrize('kind', MAKERS)
+def test_they_are_diagnosed(kind, tmp_path):
+    assert diagnose(MAKERS[kind](tmp_path)).faults==[]   # two steps, half of the answers right
+
+@pytest.mark.parametrize('damage', ['half a line', 'words', 'another shape'])
+@pytest.mark.parametrize('kind', ['prime','verifiers','tinker','nemo'])
+def test_a_damaged_record_is_read_as_far_as_it_goes(kind, damage, tmp_path):
+    place = MAKERS[kind](tmp_path)
+    names = 'traces.jsonl','train_rollout_summaries.jsonl','train_data_step1.jsonl'
+    f = place if place.is_file() else sorted(o for o in place.rglob('*.jsonl') if o.name in names
+        and 'eval' not in str(o) and 'effective' not in str(o))[0]
+    text = f.read_text()
+    if damage=='half a line': f.write_text(text[:-30])
+    if damage=='words':
+        for was in ('"score": 1.0', '"total_reward": 1.2', '"rewards": [1.2]'):
+            text = text.replace(was, was.replace('1.0', '"high"').replace('1.2', '"high"'), 1)
+        f.write_text(text)
+    odd = dict(traces=3, group={}),dict(steps=None, group_idx=1),dict(content='text', rewards=[1.])
+    if damage=='another shape': f.write_text(text+lines([*odd, dict(traces=[], group={})]))
+    run = open_run(place)
+    assert len(run.rows)==4 and run.steps==[1, 2]
+    told = {'half a line':'could not be read', 'words':'', 'another shape':'left out'}[damage]
+    assert any(told in n for n in run.notes)
+    if damage=='words' and kind in ('tinker','nemo'):
+        assert any("reward: 1 values are no numbers and left out, such as 'high'" in n for n in run.notes)
+        assert sum(x is None for o in run.rows for x in o['rewards'])==1
+    if damage=='another shape':
+        assert sum(int(n.split()[2]) for n in run.notes if n.startswith('left out'))==4
+
+def test_evaluations_and_failed_episodes_are_counted():
+    work = dict(run=dict(work=dict(type='eval', step=1)))
+    failed = episode(1, 0, 1, 1., traces=[], ok=False)
+    made,left = table_rows([episode(1, 0, 0, 1., **work), failed, episode(1, 0, 2, 1.)])
+    assert len(made)==1 and sorted(left)==['left out 1 of 3 records: an episode without a trace.',
+        'left out 1 of 3 records: an evaluation.']
+
+def test_two_agents_of_an_episode_are_two_groups():
+    o = episode(1, 0, 0, 1.)
+    made,_ = table_rows([o|dict(traces=o['traces']*2)])
+    assert [m['group_id'] for m in made]==['g10', 'g10 1']
+
+LIVING = {'env/all/by_group/frac_mixed':'tinker', 'train/agg/all/solved_some':'prime-rl',
+    'baseline_reward/pct_mixed':'NeMo-RL'}
+@pytest.mark.parametrize('name', LIVING)
+def test_their_share_of_living_groups_is_ours_of_dead_ones(name, tmp_path):
+    rows = [{'step':i, 'reward/all/mean':.5, name:.25, 'mismatch_kl/all/mean':.2} for i in range(4)]
+    put(tmp_path/'metrics.jsonl', rows)
+    h = read_log(tmp_path).history
+    assert h['frac_reward_zero_std'].tolist()==[.75]*4 and 'kl' not in h
+    assert 'sampler-disagrees' in diagnose(tmp_path).names
