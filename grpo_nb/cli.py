@@ -41,7 +41,8 @@ COMMANDS = dict(  # name: (function, what it does)
 PROJECT = dict(    # these build the project itself
     run_nbs='run notebooks and store their outputs', readme='write README.md from the index notebook',
     order="write the chapters' order where it is shown", docs='build the site; --serve shows it',
-    check='are notebooks, library, README and prose in step?', test='every check and every test')
+    check='are notebooks, library, README and prose in step?', test='every check and every test',
+    slides='the titled figures, one a slide', book='the course on paper')
 
 _OWN = ('train_command','gsm8k','numinamath','tldr')   # these read their words themselves
 
@@ -178,8 +179,8 @@ def main(
 
 def _run(command, words):
     if command in PROJECT and in_clone():
-        from grpo_nb.dev.site import main as project
-        return project([command, *words])
+        room = 'printed' if command in ('slides','book') else 'site'
+        return import_module(f'grpo_nb.dev.{room}').main([command, *words])
     if command in PROJECT: _stop(f'{command}: this builds the project itself: run it inside a clone')
     for o in words:   # a command may have an option that is another command
         if f'{command} {o}' in COMMANDS: return _run(f'{command} {o}', [w for w in words if w!=o])

@@ -1,7 +1,7 @@
 """The problem sets: a student's folder, made, solved and graded; each check against wrong answers
 that a student would give; hand-ins that can't be graded, and what is said of them"""
 
-import csv, re, shutil, subprocess, sys
+import csv, json, re, shutil, subprocess, sys
 from pathlib import Path
 from types import ModuleType
 import pytest
@@ -47,7 +47,7 @@ def test_a_folder_is_made_and_what_is_there_already_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match='is a file'): make(tmp_path/'work'/'mine.py')
     assert [o.name for o in (tmp_path/'work').iterdir()]==['mine.py']
     assert (tmp_path/'work'/'mine.py').read_text()=='x = 1'
-    with pytest.raises(ValueError, match="no problem set 'E': there are A, B, C, D"): make(tmp_path/'e', ['e'])
+    with pytest.raises(ValueError, match="no problem set 'E': there are A, B, C, D"): make(tmp_path, ['e'])
 
 def test_the_folder_holds_no_solution_and_nothing_of_the_hidden_checks(solved, tmp_path):
     make(tmp_path/'new')
@@ -137,7 +137,7 @@ def replace_dead(batch, dead, stored):
         for k in ('ids', 'rewards', 'advantages'): out[k][b] = group[k]
     return out
 ''', dict(objective=6, ess=3, replace_dead=5),
-        ['the ratio is taken as 1', 'this is the share over tokens', '`old_logps` of the replaced rows stayed']))
+        ['the ratio is taken as 1', 'the share over tokens', '`old_logps` of the replaced rows stayed']))
 
 @pytest.mark.parametrize('who', HANDED_IN)
 def test_a_typical_hand_in_loses_the_points_it_should_and_is_told_why(who, mine):
@@ -154,21 +154,25 @@ def test_a_typical_hand_in_loses_the_points_it_should_and_is_told_why(who, mine)
 HEAD = 'import math, torch\n'
 WRONG = {   # (set, check): [(what a student would write, words of the sentence)]
     ('A','draw'): [
-        ('def draw(p, u): return torch.searchsorted(p.cumsum(1), u[:,None]*p.sum(1, keepdim=True))[:,0]', 'weight 0'),
+        ('def draw(p, u): return torch.searchsorted(p.cumsum(1), u[:,None]*p.sum(1, keepdim=True))[:,0]',
+            'weight 0'),
         ('def draw(p, u):\n    i = torch.searchsorted(p.double().cumsum(1), u[:,None], right=True)\n'
             '    return i[:,0].clamp(max=4)',
             'sum to 1'),
         ('def draw(p, u): return p.argmax(1)', 'wanted'),
         ('def draw(p, u): return torch.multinomial(p, 1)', 'shape (8, 1), needs (8,)')],
     ('A','noted'): [
-        ('def noted(z, ids, t): return z.log_softmax(1).gather(1, ids[:,None])[:,0]', 'temperature is forgotten'),
+        ('def noted(z, ids, t): return z.log_softmax(1).gather(1, ids[:,None])[:,0]',
+            'temperature is forgotten'),
         ('def noted(z, ids, t): return (z/t).softmax(1).gather(1, ids[:,None])[:,0]', 'not their logs'),
         ('def noted(z, ids, t): return (z/t).gather(1, ids[:,None])[:,0]', 'without the log of their sum'),
         ('def noted(z, ids, t): return (z/t).log_softmax(1).gather(1, ids[:,None])', 'needs (5,)')],
     ('A','answer_mask'): [
-        ('def answer_mask(ids, ends): return torch.isin(ids, ends).int().cumsum(1)==0', 'end token is left out'),
+        ('def answer_mask(ids, ends): return torch.isin(ids, ends).int().cumsum(1)==0',
+            'end token is left out'),
         ('def answer_mask(ids, ends): return ~torch.isin(ids, ends)', 'after the end'),
-        ('def answer_mask(ids, ends):\n    e = (ids==ends[0]).int()\n    return e.cumsum(1)-e==0', 'only the first')],
+        ('def answer_mask(ids, ends):\n    e = (ids==ends[0]).int()\n    return e.cumsum(1)-e==0',
+            'only the first')],
     ('A','sample'): [
         ('''
 def sample(scores, u, end, temperature):
@@ -201,7 +205,8 @@ def sample(scores, u, end, temperature):
     ('A','end_score'): [
         ('def end_score(n, ended, e, with_end): return 1-n*e if with_end else -(n-1)*e', 'cut off'),
         ('def end_score(n, ended, e, with_end): return -n*e + (1-e)*ended*with_end', 'also counted'),
-        ('def end_score(n, ended, e, with_end): return e*(n-ended.int()) - (1-e)*ended*with_end', 'wrong way round')],
+        ('def end_score(n, ended, e, with_end): return e*(n-ended.int()) - (1-e)*ended*with_end',
+            'wrong way round')],
     ('A','length_over_seeds'): [
         ('PREDICTION = None', "choose one of"),
         ('RESULT = 33.78, 0.', 'half-width 0'),
@@ -212,7 +217,9 @@ def sample(scores, u, end, temperature):
         ('def dead(r): return r.sum(1)==0', 'all wrong'),
         ('def dead(r): return r.amax(1)-r.amin(1)>1e-6', 'swapped')],
     ('B','advantages'): [
-        ('def advantages(r): return (r-r.mean(1, keepdim=True))/(r.var(1, keepdim=True, correction=0)**.5+1e-4)', 'G-1'),
+        ('def advantages(r):\n    d = r-r.mean(1, keepdim=True)\n'
+            '    return d/((d**2).mean(1, keepdim=True)**.5+1e-4)',
+            'G-1'),
         ('def advantages(r): return (r-r.mean())/(r.std()+1e-4)', 'whole batch'),
         ('def advantages(r): return r-r.mean(1, keepdim=True)', 'does not divide'),
         ('def advantages(r): return (r-r.mean(1))/r.std(1)', 'it raises RuntimeError')],
@@ -236,17 +243,22 @@ def sample(scores, u, end, temperature):
         ('def penalty(a, b, m): return (((a-b)**2/2)*m).sum()/m.sum()', 'there is nan'),
         ('def penalty(a, b, m): return ((a-b).detach()[m]**2/2).mean()', 'no gradient')],
     ('B','kl_over_seeds'): [
-        ("PREDICTION = 'yes'", 'choose one of'), ('RESULT = .126, .008', 'it is another'), ('RESULT = None', 'pair')],
+        ("PREDICTION = 'yes'", 'choose one of'), ('RESULT = .126, .008', 'it is another'), ('RESULT = None',
+            'pair')],
     ('C','push'): [
         ('def push(rho, A, eps): return torch.where((rho-1).abs()>eps, 0., rho*A)', 'one side only'),
-        ('def push(rho, A, eps): return torch.where((A>0)&(rho>1+eps)|(A<0)&(rho<1-eps), 0., A)', 'as a factor'),
+        ('def push(rho, A, eps): return torch.where((A>0)&(rho>1+eps)|(A<0)&(rho<1-eps), 0., A)',
+            'as a factor'),
         ('def push(rho, A, eps): return rho*A', 'nothing is clipped')],
     ('C','objective'): [
         ('def objective(n, o, A, m, eps=.2):\n    r,A = (n-o).exp(),A[...,None]\n'
             '    return torch.maximum(r*A, r.clamp(1-eps, 1+eps)*A)[m].mean()', 'the larger'),
-        ('def objective(n, o, A, m, eps=.2): return ((n-o).exp()*A[...,None])[m].mean()', 'nothing is clipped'),
-        ('def objective(n, o, A, m, eps=.2): return ((n-o).exp().clamp(1-eps, 1+eps)*A[...,None])[m].mean()', 'alone'),
-        ('def objective(n, o, A, m, eps=.2): return ((n-n.detach()).exp()*A[...,None])[m].mean()', 'taken as 1'),
+        ('def objective(n, o, A, m, eps=.2): return ((n-o).exp()*A[...,None])[m].mean()',
+            'nothing is clipped'),
+        ('def objective(n, o, A, m, eps=.2): return ((n-o).exp().clamp(1-eps, 1+eps)*A[...,None])[m].mean()',
+            'alone'),
+        ('def objective(n, o, A, m, eps=.2): return ((n-n.detach()).exp()*A[...,None])[m].mean()',
+            'taken as 1'),
         ('def objective(n, o, A, m, eps=.2):\n    r,A = (n-o).exp(),A[...,None]\n'
             '    return (torch.minimum(r*A, r.clamp(1-eps, 1+eps)*A)*m).mean()', 'padded width'),
         ('def objective(n, o, A, m, eps=.2):\n    r,A = (n-o).exp(),A[...,None]\n'
@@ -254,25 +266,31 @@ def sample(scores, u, end, temperature):
         ('def objective(n, o, A, m, eps=.2):\n    r,A = (n-o).detach().exp(),A[...,None]\n'
             '    return torch.minimum(r*A, r.clamp(1-eps, 1+eps)*A)[m].mean()', 'no gradient')],
     ('C','keep'): [
-        ('def keep(s, n): return sorted(sorted(range(len(s)), key=lambda i: (-s[i], i))[:n])', 'never renews'),
+        ('def keep(s, n): return sorted(sorted(range(len(s)), key=lambda i: (-s[i], i))[:n])',
+            'never renews'),
         ('def keep(s, n): return list(range(len(s)))[-n:]', 'whatever they are worth'),
-        ('def keep(s, n): return sorted(sorted(range(len(s)), key=lambda i: (-s[i], -i))[:n])', 'needs (1,)')],
+        ('def keep(s, n): return sorted(sorted(range(len(s)), key=lambda i: (-s[i], -i))[:n])',
+            'needs (1,)')],
     ('C','ess'): [
         ('def ess(x, m):\n    w = x[m].exp()\n    return w.sum()**2/(w**2).sum()/len(w)', 'over tokens'),
-        ('def ess(x, m):\n    w = (x.exp()*m).sum(1)/m.sum(1)\n    return w.sum()**2/(w**2).sum()/len(w)', 'not their mean'),
+        ('def ess(x, m):\n    w = (x.exp()*m).sum(1)/m.sum(1)\n    return w.sum()**2/(w**2).sum()/len(w)',
+            'not their mean'),
         ('def ess(x, m):\n    w = x.sum(1).exp()\n    return w.sum()**2/(w**2).sum()/len(w)', 'padding'),
         ('def ess(x, m):\n    w = (x*m).sum(1).exp()\n    return w.sum()**2/(w**2).sum()/len(w)', 'nan')],
     ('C','replace_dead'): [
         ('def replace_dead(batch, dead, stored):\n    for b,g in zip(dead.nonzero()[:,0], stored):\n'
             '        for k in batch: batch[k][b] = g[k]\n    return batch', 'work on a copy'),
         ('def replace_dead(batch, dead, stored):\n    out = {k:v.clone() for k,v in batch.items()}\n'
-            '    for b,g in zip(dead.nonzero()[:,0], stored): out["ids"][b],out["advantages"][b],out["rewards"][b] ='
-            ' g["ids"],g["advantages"],g["rewards"]\n    return out', '`old_logps` of the replaced rows'),
+            '    for b,g in zip(dead.nonzero()[:,0], stored):\n'
+            '        for k in ("ids", "advantages", "rewards"):'
+            ' out[k][b] = g[k]\n    return out', '`old_logps` of the replaced rows'),
         ('def replace_dead(batch, dead, stored):\n    out = {k:v.clone() for k,v in batch.items()}\n'
-            '    for b,g in enumerate(stored):\n        for k in out: out[k][b] = g[k]\n    return out', 'wanted'),
+            '    for b,g in enumerate(stored):\n        for k in out: out[k][b] = g[k]\n    return out',
+                'wanted'),
         ('def replace_dead(batch, dead, stored): return stored', 'no dict')],
     ('C','replay_over_seeds'): [
-        ("PREDICTION = .285", 'choose one of'), ('RESULT = .64, .42', 'it is another'), ('RESULT = .285', 'it raises'),
+        ("PREDICTION = .285", 'choose one of'), ('RESULT = .64, .42', 'it is another'), ('RESULT = .285',
+            'it raises'),
         ('RESULT = .294, .3', '95 % interval')],
 }
 
@@ -294,33 +312,40 @@ def change(file, old, new):
     assert old in text
     file.write_text(text.replace(old, new))
 
-D_WRONG = {
-    'plan': [('plan.md', 'Groups of 8 are ahead by about 0.05: fewer of them die, and a living one has more to teach.', '…'),
-        ('plan.md', '## Prediction', '## Guess'), ('plan.md', '## Question', '')],
-    'registered': [('plan.md', 'about 0.05', 'about 0.10'), ('results.csv', None, 'plan'), ('plan.md', 'seeds 0 to 7', 'seeds 0 to 6')],
-    'results': [('results.csv', None, 'short'), ('results.csv', None, 'third'), ('results.csv', None, 'nan')],
-    'again': [('results.csv', None, 'better'), ('experiment.py', 'G=int(arm[-1])', 'G=int(arm[-1]), rate=2.1'),
-        ('experiment.py', 'return train(seed, G=int(arm[-1]))', 'train(seed, G=int(arm[-1]))')],
-    'report': [('report.md', '± 0.040', '± 0.133'), ('report.md', '+0.101', '-0.101'), ('report.md', 'Verdict: ahead', 'Verdict: undecided'),
-        ('report.md', 'Difference:', 'It is about'),],
+GUESS = 'Groups of 8 are ahead by about 0.05: fewer of them die, and a living one has more to teach.'
+D_WRONG = {   # check: [(file, what is there, what stands in its place)], or what is done to the results
+    'plan': [
+        ('plan.md', GUESS, '…'),
+        ('plan.md', '## Prediction', '## Guess'),
+        ('plan.md', '## Question', '')],
+    'registered': [
+        ('plan.md', 'about 0.05', 'about 0.10'),
+        ('plan.md', 'seeds 0 to 7', 'seeds 0 to 6'),
+        lambda rows: [r[:3] for r in rows]],
+    'results': [
+        lambda rows: rows[:-2],
+        lambda rows: rows+[['another', '0', '.5', rows[-1][-1]]],
+        lambda rows: rows[:3]+[[*rows[3][:2], 'nan', rows[3][3]]]+rows[4:]],
+    'again': [
+        ('experiment.py', 'G=int(arm[-1])', 'G=int(arm[-1]), rate=2.1'),
+        ('experiment.py', 'return train(seed, G=int(arm[-1]))', 'train(seed, G=int(arm[-1]))'),
+        lambda rows: [[a, s, float(x)+.1 if a=='groups of 8' else x, p] for a,s,x,p in rows]],
+    'report': [
+        ('report.md', '± 0.040', '± 0.133'),
+        ('report.md', '+0.101', '-0.101'),
+        ('report.md', 'Verdict: ahead', 'Verdict: undecided'),
+        ('report.md', 'Difference:', 'It is about')],
 }
 
 @pytest.mark.parametrize('name', D_WRONG)
 def test_a_check_of_the_experiment_finds_what_is_wrong(name, solved, tmp_path):
     check = next(f for _,f in CHECKS['D'] if f.__name__[1:]==name)
-    for i,(file,old,new) in enumerate(D_WRONG[name]):
+    for i,wrong in enumerate(D_WRONG[name]):
         d = Path(shutil.copytree(solved/'D', tmp_path/str(i)))
-        if old is not None: change(d/file, old, new)
+        if isinstance(wrong, tuple): change(d/wrong[0], *wrong[1:])
         else:
-            rows = list(csv.reader((d/file).open()))
-            if new=='plan': rows = [r[:3] for r in rows]
-            if new=='short': rows = rows[:-2]
-            if new=='third': rows.append(['another','0','.5',rows[-1][-1]])
-            if new=='nan': rows[3][2] = 'nan'
-            if new=='better':
-                for row in rows:
-                    if row[0]=='groups of 8': row[2] = str(float(row[2])+.1)
-            with (d/file).open('w', newline='') as f: csv.writer(f).writerows(rows)
+            rows = wrong(list(csv.reader((d/'results.csv').open())))
+            with (d/'results.csv').open('w', newline='') as f: csv.writer(f).writerows(rows)
         with pytest.raises(AssertionError) as e:
             check(module(d, (d/'experiment.py').read_text()), torch.Generator().manual_seed(0))
         assert len(str(e.value))>20
@@ -351,7 +376,7 @@ def test_a_run_is_not_begun_without_a_plan_and_never_written_over(solved, tmp_pa
 REFUSED = {   # what stands in adapters.py: words of the sentence
     'def draw(:\n    pass':'line 1 is no Python',
     'x = "\x00"':'is no Python',
-    'from grpo_nb.generation import pick as draw':'line 1 imports grpo_nb.generation, which holds the solution',
+    'from grpo_nb.generation import pick as draw':'line 1 imports grpo_nb.generation, which holds',
     'import math, grpo_nb.parts.sampling as s':'which holds the solution',
     'def draw(p, u):\n    return __import__("grpo_nb.generation").pick(p, u)':'line 2 uses __import__',
     'from . import b':'line 1 uses .',
@@ -377,7 +402,8 @@ def end_score(n, ended, e, with_end): return [float("nan")]*9
     why = examined(mine/'A', 'A')
     for o,w in zip(words, why, strict=True): assert o in w, why
 
-@pytest.mark.parametrize('source,words', [('x = 1/0', 'it raises ZeroDivisionError'), ('', 'no function `draw`')])
+@pytest.mark.parametrize('source,words', [('x = 1/0', 'it raises ZeroDivisionError'),
+('', 'no function `draw`')])
 def test_a_hand_in_that_does_nothing(source, words, mine):
     (mine/'A'/'adapters.py').write_text(source)
     why = examined(mine/'A', 'A')
@@ -419,3 +445,26 @@ def test_the_command_makes_and_grades(tmp_path, solved, capsys):
         with pytest.raises(SystemExit): main(['class', *words])
         said = capsys.readouterr().err
         assert said.startswith('grpo_nb class: ') and len(said.splitlines())==1, said
+
+# --- slides
+
+def test_a_slide_for_each_titled_figure_and_a_file_that_is_there_stays(tmp_path, monkeypatch):
+    from grpo_nb.dev.printed import slides
+    from grpo_nb.dev.site import Trouble, course
+    monkeypatch.chdir(ROOT)
+    n,text = slides(str(tmp_path/'s.html')),(tmp_path/'s.html').read_text()
+    stored = [json.loads((ROOT/'nbs'/f'{o["file"]}.ipynb').read_text()) for o in course()]
+    titled = 0
+    for nb in stored:
+        for c in nb['cells']:
+            src = ''.join(c['source'])
+            shown = any('image/png' in o.get('data', {}) for o in c.get('outputs', []))
+            titled += src.startswith('#| fig-alt') and shown and ('figure(' in src or 'title' in src)
+    assert n==titled+len(stored)==text.count('<section') and titled>50
+    assert text.count('<img alt="')==text.count('src="data:image/png;base64,iVBOR')==titled
+    assert 'http' not in text.split('</style>')[1].replace('http-equiv', '')
+    (tmp_path/'s.html').write_text('mine')
+    with pytest.raises(Trouble, match='there already'): slides(str(tmp_path/'s.html'))
+    assert (tmp_path/'s.html').read_text()=='mine'
+    for name in ('s.txt', 'nowhere/s.html'):
+        with pytest.raises(Trouble, match='name a .pdf|there is no folder'): slides(str(tmp_path/name))

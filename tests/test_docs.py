@@ -3,7 +3,9 @@ widgets that move without a kernel"""
 
 import json, os, re, shutil, subprocess, sys, time
 from pathlib import Path
+from urllib.parse import unquote
 import pytest
+from conftest import CHROME
 from grpo_nb.dev.site import site_faults, gone_names, output_faults, form_faults
 from grpo_nb.see.live import NoPackage, npm_package
 
@@ -402,3 +404,34 @@ def test_what_a_record_is_said_to_cost_is_what_was_measured():
     assert f"| {row['median']:.2f} % of the demo's training" in (
         ROOT / 'nbs' / 'project' / 'limitations.qmd'
     ).read_text(encoding='utf-8')
+
+def test_the_book_holds_every_chapter_and_its_links_lead_somewhere(site, browser, tmp_path, monkeypatch):
+    from grpo_nb.dev.site import printed
+    seen = {}
+    def look(page, pdf, **options):
+        tab = browser.new_page()
+        tab.goto(page.as_uri())
+        tab.wait_for_function("document.querySelectorAll('.katex').length")
+        ids = set(tab.evaluate("[...document.querySelectorAll('[id]')].map(o => o.id)"))
+        links = tab.evaluate("[...document.querySelectorAll('main a[href]')].map(o => o.getAttribute('href'))")
+        seen.update(chapters=tab.evaluate("[...document.querySelectorAll('.chapter')].map(o => o.id)"),
+            lost=[o for o in links if len(o)>1 and o[0]=='#' and unquote(o[1:]) not in ids], away=links,
+            raw=[o for o in tab.evaluate("[...document.querySelectorAll('p')].map(o => o.innerText)") if '\\(' in o])
+        tab.close()
+    with monkeypatch.context() as m:
+        m.chdir(ROOT)
+        m.setattr(printed, 'to_pdf', look)
+        printed.book(str(tmp_path/'all.pdf'), str(site))
+    names = [re.sub(r'^\d+[a-z]*_', '', o['file']) for o in printed.course()]
+    assert seen['chapters']==names and seen['lost']==[]==seen['raw']
+    assert all(o.startswith(('#', 'http', 'mailto:')) for o in seen['away'] if o)
+
+def test_the_book_is_printed_with_page_numbers_and_an_outline(site, tmp_path):
+    if not CHROME: pytest.skip('no Chromium here')
+    code = ("import sys, grpo_nb.dev.printed as p; rows = p.course()[:1]; p.course = lambda: rows; "
+            "p.book(*sys.argv[1:])")
+    words = [sys.executable, '-c', code, str(tmp_path/'one.pdf'), str(site)]
+    r = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert r.returncode==0, r.stderr[-2000:]
+    pdf = (tmp_path/'one.pdf').read_bytes()
+    assert pdf[:5]==b'%PDF-' and b'/Outlines' in pdf and int(re.findall(rb'/Count (\d+)', pdf)[0])>=5

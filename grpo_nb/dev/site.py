@@ -959,10 +959,11 @@ test.__test__ = False   # a command, not a test that pytest should collect
 
 def main(
     argv:list=None,  # the words behind `python -m grpo_nb.dev`
+    more:dict=None,  # commands of another room
 )->None:
     "`python -m grpo_nb.dev COMMAND …`."
     from fastcore.script import anno_parser
-    commands = {f.__name__:f for f in (run_nbs, readme, order, check, docs, test)}
+    commands = {f.__name__:f for f in (run_nbs, readme, order, check, docs, test)}|(more or {})
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] not in commands:
         sys.exit(f"usage: python -m grpo_nb.dev {{{','.join(commands)}}} …")
