@@ -39,6 +39,12 @@ def test_the_texts_are_the_records(run):
                 'advantages_before'
             ] == pytest.approx(row['advantages_before'], rel=1e-4)
 
+def test_a_group_of_one_text_is_told_from_one_of_different_texts(tmp_path):
+    said = [['a']*4, ['a', 'b', 'a', 'a'], ['']*4, ['a', 'a', 'a', 'b']]
+    rec = Recorder(tmp_path)
+    rec.groups(1, group_rows(1, list('qrst'), said, [[0.]*4]*3+[[0., 0., 0., 1.]]))
+    assert Opened(pack(read_run(tmp_path))).array('same', np.uint8).tolist()==[[1, 0, 0, 0]]
+
 def test_a_newcomers_text_is_found_where_it_was_born(run):
     o = Opened(pack(run))
     for row in run.rows:
@@ -203,6 +209,11 @@ def test_filters_search_and_order(run, opened):
     page.get_by_label('show').select_option('6')   # replaced
     n = sum(o['replacement'] is not None for o in run.rows)
     assert f'{n} groups found' in page.locator('.gv-found').inner_text()
+    one = sum(bool(o['dead']) and len(set(o['completions']))==1 for o in run.rows)
+    for label,n in (('dead: one text (collapse)', one),
+            ('dead: different texts (cliff)', sum(bool(o['dead']) for o in run.rows)-one)):
+        page.get_by_label('show').select_option(label=label)
+        assert f'{n} group' in page.locator('.gv-found').inner_text()
     page.get_by_label('show').select_option('0')
     word = run.rows[20]['prompt']
     page.get_by_label('search').fill(word); page.keyboard.press('Enter')

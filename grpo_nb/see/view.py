@@ -16,7 +16,7 @@ import numpy as np
 from ..parts.core import atomic_write
 from ..parts.stats import mean_ci
 from ..run.records import TOKEN_FIELDS, Run, read_run
-from .findings import find, verdict
+from .findings import find, one_text, verdict
 
 # %% ../../nbs/see/view.ipynb #aa38b74d
 CELLS = dict(none=0, living=1, right=2, wrong=3, alike=4, stored=8)   # +3 where a dead group was replaced
@@ -227,9 +227,10 @@ def _told(row, born, limit):
     return o
 
 def _arrays(run, places, B):
-    "A number per cell: mean reward, longest answer, and what each reward function said."
+    "A number per cell: mean reward, longest answer, is it one text, and what each reward function said."
     S = len(places)
     means,long,size = np.zeros((S, B), np.uint8),np.zeros((S, B), np.uint16),np.zeros(S, np.uint16)
+    same = np.zeros((S, B), np.uint8)
     low,high = reward_scale(run)
     names = list(dict.fromkeys(k for o in run.rows[:64] for k in o.get('rewards_by_func') or {}))[:6]
     funcs = {k:np.zeros((S, B), np.uint8) for k in names}
@@ -242,10 +243,11 @@ def _arrays(run, places, B):
             if r: means[s,g] = round(255*(sum(r)/len(r)-low)/(high-low))
             n = o.get('n_tokens') or [len(t or '')//4 for t in o.get('completions') or []]
             long[s,g] = min(65535, max((int(x or 0) for x in n), default=0))
+            same[s,g] = one_text(o)
             for k in names:
                 x = [v for v in (o.get('rewards_by_func') or {}).get(k) or [] if isinstance(v, (int,float))]
                 if x: funcs[k][s,g] = 2 if max(x)-min(x)>1e-6 else 3 if x[0]>mid[k] else 1
-    return dict(means=means, long=long, size=size, **{f'func{i}':funcs[k] for i,k in enumerate(names)}),names
+    return dict(means=means, long=long, same=same, size=size, **{f'func{i}':funcs[k] for i,k in enumerate(names)}),names
 
 def _middle(rows, name):
     x = [v for o in rows for v in (o.get('rewards_by_func') or {}).get(name) or []

@@ -15,8 +15,10 @@ const STATES = [   // codes of the cells, as `pack` writes them
   {name: 'stored, trained beside the fresh ones', colour: COLOURS.used},
 ];
 const FILTERS = [['all groups', () => true], ['living', s => s == 1], ['dead', s => s > 1 && s < 8], ['dead: all right', s => s == 2 || s == 5],
-  ['dead: all wrong', s => s == 3 || s == 6], ['dead: all alike', s => s == 4 || s == 7], ['replaced', s => s > 4],
-  ['dead and left', s => s > 1 && s < 5]];
+  ['dead: all wrong', s => s == 3 || s == 6], ['dead: all alike', s => s == 4 || s == 7],
+  ['replaced', s => s > 4], ['dead and left', s => s > 1 && s < 5],
+  ['dead: one text (collapse)', (s, same) => s > 1 && s < 8 && same],
+  ['dead: different texts (cliff)', (s, same) => s > 1 && s < 8 && !same]];
 const LEFT = 64, RIGHT = 10, STRIP = 62, AXIS = 20, BUSY = 10;
 
 // ---- small tools
@@ -73,7 +75,7 @@ export async function unpack(packed, ask) {
   const head = await asJson(asBytes(packed.head));
   const array = async (name, Type) => packed[name] ? new Type((await inflate(asBytes(packed[name]))).buffer) : null;
   const run = {...head, S: head.steps.length, B: head.groups, size: await array('size', Uint16Array),
-    means: await array('means', Uint8Array), long: await array('long', Uint16Array), funcs: {}, versions: []};
+    means: await array('means', Uint8Array), long: await array('long', Uint16Array), same: await array('same', Uint8Array), funcs: {}, versions: []};
   for (const [i, name] of (head.functions || []).entries()) run.funcs[name] = await array('func' + i, Uint8Array);
   for (const [i, v] of head.versions.entries()) {
     const by = await array('by' + i, Int32Array), uses = v.stored.map(() => []);
@@ -238,9 +240,9 @@ export async function mount(root, packed, options = {}) {
     return code < 5 ? STATES[code].colour : OFTEN[v.by[i] >= 0 ? Math.min(16, v.uses[v.by[i]].length) : 1];
   }
   function shower() {   // does a cell pass what is chosen now?
-    const state = V().state, keep = STATES.map((_, code) => code > 0 && FILTERS[now.filter][1](code));
+    const state = V().state, passes = FILTERS[now.filter][1], same = run.same || [];
     const func = now.func && run.funcs[now.func.slice(1)], want = +now.func[0], hits = now.hits;
-    return i => keep[state[i]] && (!func || func[i] == want) && (!hits || hits.has(i));
+    return i => state[i] > 0 && passes(state[i], same[i]) && (!func || func[i] == want) && (!hits || hits.has(i));
   }
 
   function paint() {   // a pixel per cell, once per version and filter
@@ -576,6 +578,7 @@ export async function mount(root, packed, options = {}) {
   }
   const WHY = {'all-right': 'dead: all right', 'all-wrong': 'dead: all wrong', equal: 'dead: all alike', 'float-noise': 'dead: differ by rounding',
     'within-tolerance': 'dead: within the tolerance', unscored: 'dead: not scored'};
+  const whyOf = g => (WHY[g.why] || 'dead') + ((g.completions || []).some(t => t) ? g.completions.every(t => t == g.completions[0]) ? ', one text' : ', different texts' : '');
   function fateOf(code, k, r, s) {
     const o = k >= 0 ? V().stored[k] : null;
     if (o) {
@@ -596,7 +599,7 @@ export async function mount(root, packed, options = {}) {
         e.stopPropagation();
         go(now.step + (t || 0), now.group + (d || 0)).then(() => ui.body.querySelector('.gv-row.gv-sel')?.focus({preventScroll: true}));
       }},
-      el('span', {class: 'gv-no'}, r.group), dots(r.rewards), el('span', {class: 'gv-why'}, code > 1 ? WHY[r.why] || 'dead' : 'living'),
+      el('span', {class: 'gv-no'}, r.group), dots(r.rewards), el('span', {class: 'gv-why'}, code > 1 ? whyOf(r) : 'living'),
       el('span', {class: 'gv-dim'}, fateOf(code, k, r, s)));
   }
   function list(rows, s) {   // the groups of a step, made anew only when the step or what it shows has changed
@@ -690,7 +693,7 @@ export async function mount(root, packed, options = {}) {
         + (uses.length ? `came back ${uses.length == 1 ? 'once, at step ' : uses.length + ' times, at steps '}${when}` : 'never came back')
         + (o.out == null ? '.' : `; left the buffer at step ${run.steps[o.out]}.`);
     }
-    if (code > 1) return `${(WHY[g.why] || 'dead').replace(/^./, c => c.toUpperCase())}, so it teaches nothing.`;
+    if (code > 1) return `${whyOf(g).replace(/^./, c => c.toUpperCase())}, so it teaches nothing.`;
     return run.replays ? 'Not stored: the buffer held better ones.' : 'It lives: its answers have different rewards.';
   }
 
