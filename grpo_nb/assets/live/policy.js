@@ -1,10 +1,11 @@
 // The policy: weights that sample, are asked for log-probs, and take a step.
 
 import {defaultDevice, init, jit, numpy as np, valueAndGrad} from './jax/index.js';
-import {V, decode, logProbs, loss, prefill, turns} from './qwen.js';
+import {H, V, decode, logProbs, loss, prefill, turns} from './qwen.js';
 import {pick} from './replay.js';
 
 const LANES = [8, 16, 32];             // of a minibatch: each number is compiled once, as long as some steps
+const EMBEDDING = 'model.embed_tokens.weight';
 const ROWS = [8, 16, 32, 64, 96];      // that sampling goes on with, when enough are done
 const BETAS = [.9, .999], EPS = 1e-8;  // of AdamW, without decay
 
@@ -27,8 +28,8 @@ export class Policy {
   }
   arrays() { return Object.fromEntries(Object.entries(this.W).map(([k, o]) => [k, floats(o.x, o.shape)])); }
 
-  prompts(all, least) {                // padded on the left, at least so wide
-    const P = Math.max(least, ...all.map(o => o.length));
+  prompts(all, least) {                // padded on the left, at least so wide, by fours: the machine adds so many
+    const P = 4 * Math.ceil(Math.max(least, ...all.map(o => o.length)) / 4);
     const ids = all.flatMap(o => [...Array(P - o.length).fill(this.tokenizer.pad), ...o]);
     const hide = all.flatMap(o => Array.from({length: P}, (_, i) => i < P - o.length ? -1e9 : 0));
     return {P, ids, hide};
@@ -92,18 +93,23 @@ export class Policy {
       const x = answers.flatMap(k => g.answers[k].ids.map((id, t) => f(g, k, t, id, i)));
       return [...x, ...Array(T - x.length).fill(-1)];
     });
-    const hot = new Float32Array((b * P + N * T) * V);
-    [...ids, ...each((g, k, t, id) => id)].forEach((id, place) => { if (id >= 0) hot[place * V + id] = 1; });
+    const tokens = each((g, k, t, id) => id), chosen = new Float32Array(N * T * V);
+    tokens.forEach((id, place) => { if (id >= 0) chosen[place * V + id] = 1; });
     const turned = (at, shape) => turns(at).map(x => floats(x, [...shape, x.length / at.length]));
     const layout = {hide: floats(hide, [b, P]), answer: floats(each((g, k) => k), [N, T]),
       group: floats(lanes.flatMap(o => groups.map((_, i) => i == o.i ? 1 : 0)), [N, b]),
       first: floats(each((g, k, t) => t ? 0 : 1).map(x => x > 0), [N, T]),
       promptTurns: turned([...Array(P).keys()], [P]), laneTurns: turned(each((g, k, t) => P + t), [N, T])};
-    return {hot: floats(hot, [b * P + N * T, V]), layout, each, shape: [N, T]};
+    return {ids: [...ids, ...tokens], chosen: floats(chosen, [N * T, V]), layout, each, shape: [N, T]};
+  }
+  embed(ids) {                         // rows of the embedding: jax-js has no fast gradient of a look-up
+    const x = new Float32Array(ids.length * H), E = this.W[EMBEDDING].x;
+    ids.forEach((id, i) => { if (id >= 0) x.set(E.subarray(id * H, (id + 1) * H), i * H); });
+    return floats(x, [ids.length, H]);
   }
   async logProbs(groups, least, T) {   // of each token of each answer of each group
-    const {hot, layout, each} = this.lay(groups, least, T);
-    const x = await LOGPROBS(this.arrays(), hot, layout).data();
+    const {ids, chosen, layout, each} = this.lay(groups, least, T);
+    const x = await LOGPROBS(this.arrays(), this.embed(ids), chosen, layout).data();
     const out = groups.map(g => g.answers.map(o => new Float32Array(o.ids.length)));
     let place = 0;
     for (const put of each((g, k, t, id, i) => value => { out[i][k][t] = value; })) {
@@ -113,12 +119,14 @@ export class Policy {
     return out;
   }
   async gradient(groups, items, least, T, cap = 0) {
-    const {hot, layout, each, shape} = this.lay(groups, least, T), out = {};
+    const {ids, chosen, layout, each, shape} = this.lay(groups, least, T), out = {};
     const terms = {mask: floats(each(() => 1).map(x => x > 0), shape),
       A: floats(each((g, k) => g.advantages[k]), shape),
       old: floats(each((g, k, t) => g.answers[k].logps[t]), shape), items: np.array(items)};
-    const [value, grads] = gradientOf(cap)(this.arrays(), hot, layout, terms);
+    const [value, [grads, rows]] = gradientOf(cap)(this.arrays(), this.embed(ids), chosen, layout, terms);
     for (const k in grads) out[k] = await grads[k].data();
+    const looked = await rows.data(), E = out[EMBEDDING];   // what came through the tokens that were looked up
+    ids.forEach((id, i) => { for (let j = 0; id >= 0 && j < H; j++) E[id * H + j] += looked[i * H + j]; });
     return {loss: (await value.data())[0], grads: out};
   }
   async step(groups, items, least, T, rate, cap = 0) {   // one optimizer step
@@ -159,6 +167,7 @@ function lanesOf(answers, T) {
 }
 
 function gradientOf(cap) {
-  if (!GRADIENTS.has(cap)) GRADIENTS.set(cap, jit(valueAndGrad((...args) => loss(...args, cap))));
+  const capped = (...args) => loss(...args, cap);
+  if (!GRADIENTS.has(cap)) GRADIENTS.set(cap, jit(valueAndGrad(capped, {argnums: [0, 1]})));
   return GRADIENTS.get(cap);
 }

@@ -4,7 +4,8 @@
 import {lax, nn, numpy as np} from './jax/index.js';
 
 export const V = 268;                  // tokens
-const [H, Q, D, LAYERS] = [96, 3, 32, 2];   // states, query heads, numbers per head, blocks
+export const H = 96;                   // numbers of a token's state
+const [Q, D, LAYERS] = [3, 32, 2];     // query heads, numbers of a head, blocks
 const NEVER = -1e9;                    // hides a key from a query
 const FREQUENCIES = Array.from({length: D}, (_, i) => 1e4 ** (-2 * (i % (D / 2)) / D));
 
@@ -20,9 +21,13 @@ export function turns(positions) {     // cos and sin (n, D) of rotary positions
   return [Float32Array.from(angles, Math.cos), Float32Array.from(angles, Math.sin)];
 }
 
+// The halves of a head change places, the second with a minus: as a matrix, whose product is computed once,
+// where a slice would be taken again by everything that uses it.
+const SWAP = Array.from({length: D}, (_, i) => Array.from({length: D}, (_, j) =>
+  i == (j + D / 2) % D ? (j < D / 2 ? -1 : 1) : 0));
+
 function turn(x, [cos, sin]) {
-  const axis = x.ndim - 1, a = part(x.ref, axis, 0, D / 2), b = part(x.ref, axis, D / 2, D);
-  return x.mul(cos).add(np.concatenate([b.neg(), a], axis).mul(sin));
+  return x.ref.mul(cos).add(np.matmul(x, np.array(SWAP)).mul(sin));
 }
 
 // Embedded tokens (n, H) through the blocks; `attend(layer, q, k, v)` is given (n, H), (n, D), (n, D).
@@ -64,11 +69,10 @@ function readPrompts(q, k, v, hide, [cos, sin]) {
 
 // Short answers of a group share a lane of T tokens, so that little of it is padding: `answer` (N, T) says
 // which answer a token belongs to, `first` (N, T) is 1 where one begins, `group` (N, b) says one-hot whose
-// lane it is. An answer sees its prompt and itself. `hot` (b*P + N*T, V) are the tokens one-hot, all prompts
-// first: looking up a row has no fast gradient. Gives log-probs (N, T).
-export function logProbs(W, hot, {hide, group, answer, first, promptTurns, laneTurns}) {
+// lane it is. An answer sees its prompt and itself. `x` (b*P + N*T, H) are the embedded tokens, prompts
+// first, `chosen` (N*T, V) the lanes' tokens one-hot. Gives log-probs (N, T).
+export function logProbs(W, x, chosen, {hide, group, answer, first, promptTurns, laneTurns}) {
   const [b, P] = hide.shape, [N, T] = answer.shape, n = b * P, all = n + N * T;
-  const chosen = hot.ref.slice([n, all]);
   const perLane = x => np.matmul(group.ref, x.reshape([b, x.size / b]));      // of each lane's group
   const same = answer.ref.reshape([N, T, 1]).equal(answer.reshape([N, 1, T]));
   const own = np.where(same, past(T).reshape([1, T, T]), NEVER);
@@ -76,7 +80,7 @@ export function logProbs(W, hot, {hide, group, answer, first, promptTurns, laneT
   const see = np.concatenate([prompt, own], 2).reshape([N, T, 1, P + T]);
   const [cos, sin] = laneTurns;
 
-  const x = blocks(W, np.matmul(hot, W['model.embed_tokens.weight'].ref), (l, q, k, v) => {
+  x = blocks(W, x, (l, q, k, v) => {
     const asked = [q, k, v].map(o => o.ref.slice([0, n])), lanes = [q, k, v].map(o => o.slice([n, all]));
     const [seen, kp, vp] = readPrompts(...asked, hide.ref, promptTurns.map(o => o.ref));
     const ql = turn(lanes[0].reshape([N, T, Q, D]), shaped([cos.ref, sin.ref], [N, T, 1, D]));
@@ -97,8 +101,8 @@ export function logProbs(W, hot, {hide, group, answer, first, promptTurns, laneT
 
 // The clipped objective of chapter 7. With `cap` above 0 every token's ratio is a weight of at most `cap`
 // instead, without a clip: what stored groups beside fresh ones are trained with.
-export function loss(W, hot, layout, {mask, A, old, items}, cap) {
-  const logps = logProbs(W, hot, layout);
+export function loss(W, x, chosen, layout, {mask, A, old, items}, cap) {
+  const logps = logProbs(W, x, chosen, layout);
   const objective = cap ? weighed(logps, old, A, cap) : clipped(logps, old, A);
   return np.sum(objective.mul(mask)).neg().div(items);
 }

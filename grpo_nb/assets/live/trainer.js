@@ -6,8 +6,8 @@ import {reward} from './text.js';
 
 // The demo's settings, and those of two arms of `demo --compare`.
 export const SUMS = {B: 16, G: 8, T: 48, minis: 4, batches: 40, rate: 2e-4, buffer: 64, beside: 0, cap: 0,
-  width: 27};
-export const WORDS = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 17};
+  width: 28};
+export const WORDS = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 20};
 export const BESIDE = {...WORDS, B: 24, buffer: 64, beside: 2, cap: 2};   // 8 groups sampled, 16 stored ones
 
 const total = (list, of) => list.reduce((a, o) => a + of(o), 0);
