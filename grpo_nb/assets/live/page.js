@@ -36,7 +36,7 @@ function refuse(words) {
 }
 
 const TOLD = {
-  refused: why => refuse('This page trains with WebAssembly, which your browser, or a rule set for it, refuses. '
+  refused: why => refuse('This page trains with WebAssembly, which your browser, or a rule for it, refuses. '
     + `Another browser may do; “grpo_nb demo” trains the same model without one. (It said: ${why})`),
   failed(why) {
     stop();
@@ -93,6 +93,7 @@ function anew() {                      // an empty run, not begun
     return box;
   }));
   $('title').textContent = now.task.title;
+  for (const o of ['lead', 'note']) for (const k in TASKS) $(`${o}-${k}`).hidden = TASKS[k] != now.task;
   $('ask-label').textContent = now.task.asks;
   tell({do: 'start', task: now.task == TASKS.sums ? 'sums' : 'words', seed: seed(), set: knobs()});
   stop();
@@ -195,7 +196,8 @@ function redraw() {
   inspect();
 }
 function state() {                     // of the run, in the button and beside it
-  const n = now.arms[0].batches.length, batches = many(n, 'batch', 'batches');
+  const each = now.arms.map(o => o.batches.length), n = Math.max(...each);
+  const batches = `${each.join(' and ')} ${n == 1 ? 'batch' : 'batches'}`;
   $('train').textContent = now.running ? 'Pause' : now.over ? 'Train again' : n ? 'Go on' : 'Train';
   const after = now.over ? ', done' : now.running ? '' : ', paused';
   $('status').textContent = n ? batches + after : now.running ? 'the first batch …' : '';

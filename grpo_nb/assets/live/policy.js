@@ -13,7 +13,8 @@ const floats = (x, shape) => np.array(x instanceof Float32Array ? x : Float32Arr
 const ints = (x, shape) => np.array(Int32Array.from(x), {dtype: np.int32}).reshape(shape);
 const refs = W => Object.fromEntries(Object.entries(W).map(([k, v]) => [k, v.ref]));
 
-export async function ready() {        // throws where WebAssembly is refused
+export async function ready() {        // throws where WebAssembly is refused: `init` would not notice
+  await WebAssembly.compile(Uint8Array.of(0, 0x61, 0x73, 0x6d, 1, 0, 0, 0));
   await init('wasm');
   defaultDevice('wasm');
 }
@@ -28,7 +29,7 @@ export class Policy {
   }
   arrays() { return Object.fromEntries(Object.entries(this.W).map(([k, o]) => [k, floats(o.x, o.shape)])); }
 
-  prompts(all, least) {                // padded on the left, at least so wide, by fours: the machine adds so many
+  prompts(all, least) {                // padded on the left, at least so wide, by fours (summed at once)
     const P = 4 * Math.ceil(Math.max(least, ...all.map(o => o.length)) / 4);
     const ids = all.flatMap(o => [...Array(P - o.length).fill(this.tokenizer.pad), ...o]);
     const hide = all.flatMap(o => Array.from({length: P}, (_, i) => i < P - o.length ? -1e9 : 0));
@@ -125,7 +126,7 @@ export class Policy {
       old: floats(each((g, k, t) => g.answers[k].logps[t]), shape), items: np.array(items)};
     const [value, [grads, rows]] = gradientOf(cap)(this.arrays(), this.embed(ids), chosen, layout, terms);
     for (const k in grads) out[k] = await grads[k].data();
-    const looked = await rows.data(), E = out[EMBEDDING];   // what came through the tokens that were looked up
+    const looked = await rows.data(), E = out[EMBEDDING];   // what came through the look-up
     ids.forEach((id, i) => { for (let j = 0; id >= 0 && j < H; j++) E[id * H + j] += looked[i * H + j]; });
     return {loss: (await value.data())[0], grads: out};
   }

@@ -4,11 +4,12 @@ import {Policy} from './policy.js';
 import {Buffer, compare, random, shuffled} from './replay.js';
 import {reward} from './text.js';
 
-// The demo's settings, and those of two arms of `demo --compare`.
+// The demo's settings, and those of two arms of `demo --compare`. Unseen problems are measured
+// `every` so many batches.
 export const SUMS = {B: 16, G: 8, T: 48, minis: 4, batches: 40, rate: 2e-4, buffer: 64, beside: 0, cap: 0,
-  width: 28};
-export const WORDS = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 20};
-export const BESIDE = {...WORDS, B: 24, buffer: 64, beside: 2, cap: 2};   // 8 groups sampled, 16 stored ones
+  width: 28, every: 5};
+export const WORDS = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 20, every: 2};
+export const BESIDE = {...WORDS, B: 24, buffer: 64, beside: 2, cap: 2, every: 4};   // 8 of 24 sampled
 
 const total = (list, of) => list.reduce((a, o) => a + of(o), 0);
 const tokensOf = groups => total(groups, g => total(g.answers, o => o.ids.length));

@@ -4,8 +4,7 @@ import {Policy, ready} from './policy.js';
 import {Tokenizer, safetensors} from './text.js';
 import {BESIDE, SUMS, Trainer, WORDS} from './trainer.js';
 
-const HELD_OUT = {sums: [192, 5], words: [192, 4]};   // unseen problems, measured after so many batches
-const CHUNK = 96;                      // problems measured at a time: as many rows as sampling goes on with
+const UNSEEN = 192, CHUNK = 96;        // problems measured, and at a time: as many as sampling goes on with
 
 const get = async (name, how = 'json') => {
   const r = await fetch(new URL(name, import.meta.url));
@@ -14,7 +13,7 @@ const get = async (name, how = 'json') => {
 };
 const breath = () => new Promise(go => setTimeout(go));   // lets messages in
 
-let kit = null, task = 'sums', arms = [], allowed = 0, working = false;
+let kit = null, arms = [], allowed = 0, working = false;
 const questions = [];
 
 const ACTS = {
@@ -26,8 +25,7 @@ const ACTS = {
     const n = Object.values(kit.weights).reduce((a, o) => a + o.x.length, 0);
     postMessage({ready: {weights: n}});
   },
-  start({task: name, seed, set}) {     // a new run, paused
-    task = name;
+  start({task, seed, set}) {           // a new run, paused
     const sets = task == 'sums' ? [{...SUMS, ...set}] : [{...WORDS}, {...BESIDE}];
     arms = sets.map(o => new Trainer(kit.weights, kit.tokenizer, kit.tasks[task], o, seed));
     allowed = 0;
@@ -67,14 +65,14 @@ async function advance() {             // a batch of the arm that has spent leas
   if (!arms.includes(arm)) return true;   // another run was begun meanwhile
   allowed--;
   postMessage({batch, arm: arms.indexOf(arm)});
-  if (over(arm) || arm.done % HELD_OUT[task][1] == 0) await measure(arm);
+  if (over(arm) || arm.done % arm.set.every == 0) await measure(arm);
   if (arms.every(over)) postMessage({done: true});
   return true;
 }
 
 async function measure(arm) {
   arm.measured = true;
-  const [n] = HELD_OUT[task], right = await arm.measure(n, CHUNK);
+  const right = await arm.measure(UNSEEN, CHUNK);
   const unseen = {right, batch: arm.done, tokens: arm.tokens};
   if (arms.includes(arm)) postMessage({unseen, arm: arms.indexOf(arm)});
 }
