@@ -4,8 +4,8 @@ that a student would give; hand-ins that can't be graded, and what is said of th
 import csv, json, re, shutil, subprocess, sys
 from pathlib import Path
 from types import ModuleType
-import pytest
-import torch
+import nbformat, pytest, torch
+from nbclient import NotebookClient
 from grpo_nb.teach.checks import CHECKS, attempt
 from grpo_nb.teach.classroom import examined, grade, handout, make, score, score_lines, taken_apart
 from grpo_nb.cli import main
@@ -94,6 +94,20 @@ def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
     code = [o['source'] for o in nb['cells'] if o['cell_type']=='code']
     assert not any('...' in o for o in code) and sum('from adapters import *' in o for o in code)==1
     compile(files['adapters.py'], 'adapters.py', 'exec')
+
+@pytest.mark.parametrize('which', 'AD')
+def test_a_student_can_do_a_set_from_the_folder_alone(which, tmp_path, solved):
+    "The handout runs in its folder, from stubs to the result over seeds, and imports what was written there"
+    make(tmp_path/'bob', [which])
+    d = tmp_path/'bob'/which
+    for o in ('adapters.py', 'plan.md', 'experiment.py'):
+        if (d/o).exists(): shutil.copy(solved/which/o, d/o)
+    nb = nbformat.read(d/'handout.ipynb', 4)
+    here = dict(metadata=dict(path=str(d)))
+    NotebookClient(nb, timeout=300, kernel_name='python3', resources=here).execute()
+    said = [o['data']['text/plain'] for c in nb.cells for o in c.get('outputs', []) if 'data' in o]
+    if which=='A': assert said[:6]==["'right'"]*5+["['4.89 ± 1.74', '33.78 ± 1.00']"] and 'Canvas' in said[6]
+    else: assert said[-1]=="'16 runs in results.csv'" and (d/'results.csv').read_text().count('\n')==17
 
 # --- the whole
 

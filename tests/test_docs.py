@@ -406,17 +406,18 @@ def test_what_a_record_is_said_to_cost_is_what_was_measured():
     ).read_text(encoding='utf-8')
 
 def test_the_book_holds_every_chapter_and_its_links_lead_somewhere(site, browser, tmp_path, monkeypatch):
-    from grpo_nb.dev.site import printed
+    import grpo_nb.dev.printed as printed
     seen = {}
     def look(page, pdf, **options):
         tab = browser.new_page()
         tab.goto(page.as_uri())
         tab.wait_for_function("document.querySelectorAll('.katex').length")
-        ids = set(tab.evaluate("[...document.querySelectorAll('[id]')].map(o => o.id)"))
-        links = tab.evaluate("[...document.querySelectorAll('main a[href]')].map(o => o.getAttribute('href'))")
-        seen.update(chapters=tab.evaluate("[...document.querySelectorAll('.chapter')].map(o => o.id)"),
-            lost=[o for o in links if len(o)>1 and o[0]=='#' and unquote(o[1:]) not in ids], away=links,
-            raw=[o for o in tab.evaluate("[...document.querySelectorAll('p')].map(o => o.innerText)") if '\\(' in o])
+        def ask(which, what):
+            return tab.evaluate(f"[...document.querySelectorAll('{which}')].map(o => {what})")
+        ids,links = {*ask('[id]', 'o.id')},ask('main a[href]', 'o.getAttribute("href")')
+        seen.update(chapters=ask('.chapter', 'o.id'), away=links,
+            lost=[o for o in links if len(o)>1 and o[0]=='#' and unquote(o[1:]) not in ids],
+            raw=[o for o in ask('p', 'o.innerText') if '\\(' in o])
         tab.close()
     with monkeypatch.context() as m:
         m.chdir(ROOT)
