@@ -78,6 +78,43 @@ def recount(table, page, seeds=None):
             out.append([arm, baseline+where, mean, half, p])
     return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
 
+def runs_of(table, seeds):
+    "cell -> arm -> rate -> seed -> mean on the way"
+    out = {}
+    with open(table, newline='', encoding='utf-8') as f:
+        for o in csv.DictReader(f):
+            if o['error'] or int(o['seed']) not in seeds: continue
+            at = out.setdefault(o['regime'], {}).setdefault(o['arm'], {})
+            at = at.setdefault(float(o['learning_rate']), {})
+            assert int(o['seed']) not in at, 'two rows of one run'
+            at[int(o['seed'])] = mean_on_the_way(json.loads(o['curve']))
+    return out
+
+def recount_spans(table, page):
+    "The same of a page with a ladder of rates, whose measure is the mean over five of them, task by task"
+    plan = registered(page)
+    seeds,ladder,families = plan['seeds']['main'],plan['ladder'],plan['definitions']['families']
+    runs,spans = runs_of(table, seeds),{}
+    for cell,f in families.items():
+        whole = {l:sum(o.values())/len(o) for l,o in runs[cell]['plain'].items() if len(o)==len(seeds)}
+        centre = max(whole, key=lambda l: (whole[l], -l))
+        at = min([ladder.index(centre), len(ladder)-3] if ladder.index(centre)>1 else [2])
+        for arm in {a for c in plan['claims'] for a in c}:
+            for s in seeds:
+                five = [runs[cell].get(arm, {}).get(l, {}).get(s) for l in ladder[at-2:at+3]]
+                if None in five: return None
+                spans.setdefault((arm, f['after'] or cell, s), []).append(sum(five)/5)
+    mean = {k:sum(o)/len(o) for k,o in spans.items()}
+    out = []
+    for arm,baseline in plan['claims']:
+        d = {}
+        for a,task,s in mean:
+            if a==arm: d.setdefault(task, []).append(mean[arm,task,s]-mean[baseline,task,s])
+        m,error = mixed(d)
+        free = len(d)-1
+        out.append([arm, baseline, m, t.ppf(.975, free)*error, 2*t.sf(abs(m)/error, free)])
+    return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
+
 if __name__=='__main__':
     usual = 'nbs/results/replay_study.csv','nbs/project/registration.qmd'
     table,page = *sys.argv[1:],*usual[len(sys.argv)-1:]

@@ -424,7 +424,7 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
     tries['pass1'] = tries.area+(tries.arm=='mu3')
     shown = rs.tokens_table(two, tries, plan, arms=['stored_clip'])
     best = rs.best_without(tries, plan)
-    assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(FAMILIES, 'mu3')
+    assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(fm.PACKED, 'mu3')
     need,d = rs.needed_table(two['replication'], tries, plan),two['replication']
     for a,goal,against in (('mu3', "to plain's end", dict.fromkeys(best, 'plain')),
                            ('stored_clip', 'to the best end', best)):
@@ -433,7 +433,7 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
     for k,d in two.items():
         end = '' if k=='main table' else ', replication'
         for share,named,against in ((1/2, 'half, minus that one', best),
-                                    (1/3, 'a third, minus plain', dict.fromkeys(FAMILIES, 'plain'))):
+                                    (1/3, 'a third, minus plain', dict.fromkeys(fm.PACKED, 'plain'))):
             row = shown.loc[f'stored_clip, {named}{end}', list(against)]
             assert row.tolist()==rs.with_fewer(d, 'stored_clip', against, share, plan)
 
@@ -594,8 +594,8 @@ def test_pages_say_what_the_main_table_says():
     assert sooner==['adding','filtering']   # "by intervals that don't touch"
     assert need.loc['stored_clip to the best end','sorting'].startswith('100+')
 
-WHERE = dict(filtering=['readme','settings','limits','13b_replay_study','reference/more_studies'],
-    adding=['readme','settings','reference/more_studies'])   # what larger models say of a family
+WHERE = dict(filtering=['readme','settings','limits','13b_replay_study','research/more_studies'],
+    adding=['readme','settings','research/more_studies'])   # what larger models say of a family
 
 def test_pages_say_what_the_larger_models_say():
     plan,path,rows,got = counted('registration_size', 192)
@@ -603,7 +603,7 @@ def test_pages_say_what_the_larger_models_say():
     said = {(o.regime, o.arm, o.baseline):t.replace('-', '−') for o,t in zip(got.itertuples(), texts)}
     family = {f:said[f, 'stored_clip', 'mu3'] for f in ('filtering','adding')}
     for k,pages in WHERE.items(): assert all(family[k] in o for o in told_in(*pages)), k
-    page = prose('reference/more_studies')
+    page = prose('research/more_studies')
     more = [('filtering','stored_clip','copies_clip'), *((f,'replay_both','plain') for f in family)]
     assert all(said[k] in page for k in more)
     assert (got.says!='undecided').sum()==8 and (got.says==got.predicted).sum()==7
@@ -622,7 +622,7 @@ def test_pages_say_what_the_largest_models_say():
     assert (got.says==got.predicted).all() and (got.says!='undecided').sum()==3
     said = dict(zip(got.arm+' '+got.regime, (o.replace('-', '−') for o in rs.texts(got['diff'], got.half))))
     for k,pages in WHERE.items(): assert all(said[f'stored_clip {k}'] in o for o in told_in(*pages)), k
-    page = prose('reference/more_studies')
+    page = prose('research/more_studies')
     adding = got[(got.arm=='stored_clip')&(got.regime=='adding')].iloc[0]
     assert .013<adding['diff']+adding.half<.014 and 'All four came out as predicted.' in page
     tries = read_rows(path.with_name('replay_study_3M_rates.csv'))
@@ -640,7 +640,7 @@ def test_pages_say_what_the_largest_models_say():
 def test_pages_say_what_the_methods_of_others_give():
     plan,_,rows,got = counted('registration_methods', 448)
     assert set(got.says)=={'undecided'} and (got.says==got.predicted).all()
-    page = prose('reference/more_studies')
+    page = prose('research/more_studies')
     assert 'All five are undecided, as predicted.' in page
     most = (got['diff']+got.half).max()
     assert .025<most<.026 and 'a mean gain of more than .026 lies outside each' in page
@@ -677,7 +677,7 @@ def test_a_page_names_each_rate_beyond_the_ends_that_is_better_than_the_one_that
     for k in better:
         far,near = beyond.groupby(['regime','arm']).area.mean()[k],way[*k, taken[k]]
         said = f'{far:.3f} at 5e-5 against {near:.3f}',f'{far:.3f} against {near:.3f}'
-        assert any(o.replace('0.', '.') in prose('reference/more_studies') for o in said)
+        assert any(o.replace('0.', '.') in prose('research/more_studies') for o in said)
 
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
     job = dict(regime='reversing', arm='plain', seed=[2000], learning_rate=1e-4, source='',

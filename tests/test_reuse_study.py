@@ -1,4 +1,4 @@
-"The study of reuse: stacks of several rates and starts, the shipped buffer as an arm, a ladder of rates, rows from elsewhere"
+"The study of reuse: stacks of several rates and starts, the shipped buffer, a ladder of rates, foreign rows"
 import json
 from collections import Counter
 from pathlib import Path
@@ -9,7 +9,8 @@ import grpo_nb.research.stacked_runs as sr
 from grpo_nb.research.families import FAMILIES, PAD, SHAPE, to_tensors
 from grpo_nb.replay import Replay, ReplayBuffer
 from grpo_nb.research.replay_study import ARMS, replay_study, run_stack
-from grpo_nb.research.reuse_study import next_jobs, run_rounds, span_of, spans, to_try
+from grpo_nb.research.reuse_study import (best_of, next_jobs, numbers, regret, run_rounds, slope, spans,
+    threshold, to_try)
 from grpo_nb.research.stacked import new_weights
 from grpo_nb.research.stacked_runs import Arm, Ranked, Runs
 from grpo_nb.research.study import add_rows, one_each, read_rows, run_study, stamp
@@ -56,7 +57,8 @@ def test_measures_of_many_runs_at_once_are_those_of_one_after_another(untaught, 
     r = Runs(Arm(fresh=2), ['adding','adding_sparse','adding'], [3, 4, 5], [1e-3]*3)
     one = torch.cat([r.measure([i], 4) for i in range(3)])
     assert torch.equal(r.measure(range(3), 4), one) and torch.equal(r._right([0, 1, 2], 4), one)
-    monkeypatch.setattr(sr, 'right_answers', lambda m, test, seeds, n: torch.tensor([[[1, 0], [0, 0]]]).bool())
+    right = torch.tensor([[[1, 0], [0, 0]]]).bool()
+    monkeypatch.setattr(sr, 'right_answers', lambda m, test, seeds, n: right)
     assert r.measure([1], 2).tolist()==[[.25, .5]]
 
 def batch_of(rewards, key):
@@ -109,17 +111,20 @@ def test_a_default_batch_is_what_the_shipped_method_makes_of_it(untaught, monkey
     for out,(groups,there) in zip(seen[::2], seen[1::2]):
         b = out.batch
         assert there.all() and torch.equal(b.completion_ids, groups['out'][0])
-        assert torch.allclose(b.advantages, groups['A'][0,...,0]) and torch.equal(b.old_logps, groups['old'][0])
+        assert torch.allclose(b.advantages, groups['A'][0,...,0])
+        assert torch.equal(b.old_logps, groups['old'][0])
         replaced += sum(o['replacement'] is not None for o in out.records)
     assert replaced>10
 
 def test_a_job_may_list_regimes_and_rates_and_what_is_missing_keeps_them_together(tmp_path):
-    job = dict(regime=['a','b','a'], arm='x', seed=[1, 1, 2], learning_rate=[.1, .2, .3], settings='{}', source='')
+    job = dict(regime=['a','b','a'], arm='x', seed=[1, 1, 2], learning_rate=[.1, .2, .3],
+        settings='{}', source='')
     asked = []
     def run(job):
         asked.append(job)
         return [o|dict(pass1=.5) for o in one_each(job) if o['seed']<9]
-    run_study(run, [job|dict(regime=['a'], seed=[1], learning_rate=[.1])], tmp_path/'t.csv', stamp(), disable_tqdm=True)
+    first = job|dict(regime=['a'], seed=[1], learning_rate=[.1])
+    run_study(run, [first], tmp_path/'t.csv', stamp(), disable_tqdm=True)
     df = run_study(run, [job], tmp_path/'t.csv', stamp(), disable_tqdm=True)
     assert asked[1]==job|dict(regime=['b','a'], seed=[1, 2], learning_rate=[.2, .3]) and len(df)==3
     assert len(run_study(run, [job|dict(regime='a', seed=[9], learning_rate=.1)], tmp_path/'t.csv', stamp(),
@@ -146,9 +151,9 @@ def test_rows_from_elsewhere_come_in_once_and_foreign_ones_never(tmp_path):
     assert add_rows(tmp_path/'there.csv', tmp_path/'new.csv', same)==4
 
 LADDER = [1., 2., 4., 8., 16., 32., 64.]
-PLAN = dict(ladder=LADDER, rates=[2., 4., 8.], points=8, seeds=dict(main=[1, 2], look=[7, 8, 9]), measure='span',
-    arms=dict(main=['plain','mu3','stored3']), claims=[['stored3','mu3']], predictions={'stored3 - mu3':'+'},
-    definitions=dict(families={k:dict(after=FAMILIES[k].after) for k in
+PLAN = dict(ladder=LADDER, rates=[2., 4., 8.], points=8, seeds=dict(main=[1, 2], look=[7, 8, 9]),
+    measure='span', arms=dict(main=['plain','mu3','stored3']), claims=[['stored3','mu3']],
+    predictions={'stored3 - mu3':'+'}, definitions=dict(families={k:dict(after=FAMILIES[k].after) for k in
         ('adding','adding_sparse','sorting','sorting_sparse')}))
 
 def worth(cell, arm, seed, rate):
@@ -163,6 +168,26 @@ def made_run(job):
         o['learning_rate'])) for t in (0, 100)])
     return [o|dict(curve=curve(o), pass1=.5) for o in one_each(job)]
 
+def test_tries_go_on_at_either_end_and_stop_at_the_ladders():
+    assert to_try({4.:.3, 8.:.1}, [4., 8.], LADDER)==[2.] and to_try({4.:.1, 8.:.3}, [4., 8.], LADDER)==[16.]
+    assert to_try({4.:.3}, [4.], LADDER)==[2., 8.] and to_try({1.:.3, 2.:.1}, [2.], LADDER)==[]
+    assert to_try({4.:.3}, [2., 4.], LADDER)==[2.]
+
+def test_a_sparse_start_goes_on_from_the_dense_one(tmp_path, monkeypatch):
+    from dataclasses import replace
+    short = replace(FAMILIES['sorting_sparse'], lesson=(100, 2, 1e-3))
+    monkeypatch.setitem(FAMILIES, 'sorting_sparse', short)
+    where = fm.start_file
+    monkeypatch.setattr(fm, 'start_file', lambda k, size: tmp_path/k if 'sparse' in k
+        else where(k, size))
+    fm.teach('sorting_sparse')
+    d = to_tensors(fm.problems('sorting_sparse', 'lesson', 100), 'sorting_sparse')
+    dense = fm._weights('sorting', '0.2M')
+    want = fm.lesson(d, 2, SHAPE, 1e-3, theta=dense).half().float()
+    got = fm._weights('sorting_sparse', '0.2M')
+    assert torch.equal(got, want) and not torch.equal(got, dense)
+    assert (got-dense).abs().max()<.01   # two small steps away
+
 def test_rounds_find_the_range_and_go_on_beyond_the_ends_and_nowhere_else(tmp_path):
     asked = []
     def run(job):
@@ -171,10 +196,10 @@ def test_rounds_find_the_range_and_go_on_beyond_the_ends_and_nowhere_else(tmp_pa
     df = run_rounds(run, lambda d: next_jobs(d, PLAN, stack=100), path=tmp_path/'t.csv', stamp=stamp(),
         disable_tqdm=True)
     tried = df.groupby(['regime','arm']).learning_rate.agg(lambda o: sorted(set(o)))
-    assert tried['adding','plain']==[1., 2., 4., 8., 16.]             # its range reaches beyond its first three
+    assert tried['adding','plain']==[1., 2., 4., 8., 16.]   # beyond its first three
     assert tried['adding_sparse','plain']==[2., 4., 8., 16., 32., 64.]
     assert tried['adding','mu3']==[1., 2., 4., 8., 16.]
-    assert tried['adding','stored3']==[1., 2., 4., 8., 16., 32., 64.]  # its best is 32: a neighbour on each side
+    assert tried['adding','stored3']==[1., 2., 4., 8., 16., 32., 64.]   # around its best, 32
     assert tried['adding_sparse','stored3']==[4., 8., 16., 32., 64.]   # the ladder ends where it is best
     for o in asked:
         assert len({FAMILIES[c].after or c for c in o['regime']})==1   # equal widths in a stack
@@ -203,9 +228,13 @@ def test_a_span_is_the_mean_over_five_rates_and_two_starts(tmp_path):
     assert ('adding','mu3',2) not in spans(less, PLAN).set_index(['regime','arm','seed']).index
     assert len(spans(less, PLAN))==11
     assert 'main table: 7 of 8 spans; no differences before all are there'==rs.say(less, PLAN)
-    text = rs.say(df, PLAN)
-    gain = .045-.02*np.mean([abs(abs(np.log2(l/32))-abs(np.log2(l/4))) for l in five['adding']])
-    assert text.startswith('main table\n') and 'above 0' in text or 'undecided' in text
+    def by_hand(task):
+        cells = ('', five['adding']), ('_sparse', five['adding_sparse'])
+        def one(c, l): return worth(task+c, 'stored3', 1, l)-worth(task+c, 'mu3', 1, l)
+        return np.mean([one(c, l) for c,o in cells for l in o])
+    d = rs.claims(rs.tables(df, PLAN)['main table'][0], PLAN)
+    assert d['diff'][0]==pytest.approx((by_hand('adding')+by_hand('sorting'))/2, abs=2e-5)
+    assert d.regimes[0]==2 and d.n[0]==4 and rs.say(df, PLAN).startswith('main table\n')
 
 @pytest.fixture
 def empty_handed(monkeypatch):
@@ -251,7 +280,7 @@ for o in {gone.split()}: sys.modules[o] = None
 from grpo_nb.research.replay_study import replay_study
 replay_study(**{options})"""
         return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
-    assert 'main table: 0 of 4 spans' in run(minutes=1e-9) and not (tmp_path/'small.csv').exists()
+    assert 'main table: 0 of 8 spans' in run(minutes=1e-9) and not (tmp_path/'small.csv').exists()
     said = run()
     d = read_rows(tmp_path/'small.csv', ('registered',))
     assert 'holm' in said and len(d)==2*2*5*2 and set(d.error)=={''}
@@ -260,10 +289,84 @@ replay_study(**{options})"""
     assert (tmp_path/'small.csv').read_bytes()==before
     run(what='look')
     look = read_rows(tmp_path/'small_look.csv', ('registered',))
-    assert len(look)==2 and set(look.regime)=={'adding','sorting'} and set(look.seed)=={1500} and set(look.arm)=={'mu3'} and look.wrong.between(0, 1).all()
+    assert len(look)==2 and set(look.regime)=={'adding','sorting'} and set(look.seed)=={1500}
+    assert set(look.arm)=={'mu3'} and look.wrong.between(0, 1).all()
     first,last = (json.loads(look.curve[0])[k] for k in (0, -1))
     assert first['pass1']<first['several']<=1 and last['tokens']>=16
     other = tmp_path/'other'
     other.mkdir()
     assert '40 rows taken' in run(folder=str(other), take=str(tmp_path/'small.csv'))
     assert '0 rows taken' in run(folder=str(other), take=str(tmp_path/'small.csv'))
+
+def test_other_code_counts_the_same_claims_of_spans(tmp_path):
+    "On made rows of eight tasks, with noise; from the CSV, without a line of the package"
+    from recount_study import recount_spans
+    rng = np.random.default_rng(3)
+    cells = [c for k in ('adding','sorting','filtering','reversing') for c in (k, f'{k}_sparse')]
+    claims = [['stored3','mu3'], ['stored3','plain']]
+    plan = PLAN|dict(claims=claims, predictions={f'{a} - {b}':'+' for a,b in claims},
+        definitions=dict(families={c:dict(after=FAMILIES[c].after) for c in cells}))
+    lift = {c:.05*rng.normal() for c in cells}
+    def noisy(o):
+        p = worth(o['regime'], o['arm'], o['seed'], o['learning_rate'])+.02*rng.normal()
+        p += lift[o['regime']]*(o['arm']=='stored3')
+        curve = [dict(tokens=k, pass1=p*q) for k,q in ((0, .5), (60, 1.), (104, 1.1))]
+        return o|dict(pass1=.5, curve=json.dumps(curve))
+    def run(job): return [noisy(o) for o in one_each(job)]
+    df = run_rounds(run, lambda d: next_jobs(d, plan, stack=500), path=tmp_path/'t.csv', stamp=stamp(),
+        disable_tqdm=True)
+    (tmp_path/'p.qmd').write_text(f'```json\n{json.dumps(plan)}\n```')
+    theirs = recount_spans(tmp_path/'t.csv', tmp_path/'p.qmd')
+    rows,need = rs.tables(df, plan)['main table']
+    assert len(rows)==need==3*4*2
+    for o,t in zip(rs.claims(rows, plan).itertuples(), theirs, strict=True):
+        assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
+    less = pd.read_csv(tmp_path/'t.csv', dtype=str, keep_default_na=False)
+    less[(less.arm!='mu3')|(less.seed!='2')].to_csv(tmp_path/'less.csv', index=False)
+    assert recount_spans(tmp_path/'less.csv', tmp_path/'p.qmd') is None
+    assert len(rs.tables(read_rows(tmp_path/'less.csv'), plan)['main table'][0])<need
+
+def test_the_best_is_counted_on_seeds_it_was_not_chosen_on_and_at_its_share_of_the_tokens():
+    curve = json.dumps([dict(tokens=0, pass1=.2), dict(tokens=50, pass1=.4), dict(tokens=110, pass1=1.)])
+    def rows(arm, rate, *ends):
+        def c(e): return json.dumps([dict(tokens=0, pass1=e), dict(tokens=100, pass1=e)])
+        return [dict(regime='adding', arm=arm, seed=s, learning_rate=rate, error='', curve=c(e))
+            for s,e in zip((1, 2, 3, 4), ends)]
+    df = pd.DataFrame([*rows('a', 1., .1, .2, .9, .8), *rows('a', 2., .3, .3, .2, .2),
+        *rows('b', 1., .5, .5, .5, .4),
+        dict(regime='adding', arm='c', seed=1, learning_rate=1., error='', curve=curve)])
+    plan = dict(budget=100, seeds=dict(main=[1, 2, 3, 4]))
+    got = numbers(df, plan)['adding']
+    assert set(got)=={('a', 1.), ('a', 2.), ('b', 1.)}   # of c three seeds are missing
+    first = (.2+.2)/2        # seeds 1 and 2 choose rate 2
+    second = (.1+.2)/2       # 3 and 4 choose rate 1
+    assert best_of(got, ['a'], [1, 2, 3, 4])==pytest.approx((first+second)/2)
+    assert best_of(got, ['a','b'], [1, 2, 3, 4])==pytest.approx((.45+.15)/2)
+    one = dict(budget=100, seeds=dict(main=[1]))
+    def cut(share): return numbers(df, one, lambda arm: share)['adding']['c', 1.][1]
+    assert cut(1/4)==pytest.approx((.2+.3)/2) and cut(1/2)==pytest.approx(.3)
+    assert cut(2)==pytest.approx((50*.3+60*.7)/110, abs=1e-5)   # no further than the run went
+
+def test_the_slopes_interval_leaves_out_one_task_at_a_time():
+    cells = ['adding','adding_sparse','sorting','filtering','filtering_sparse']
+    x,y = dict(zip(cells, (0., 1., 2., 3., 5.))),dict(zip(cells, (.1, .3, .2, .9, 1.)))
+    def fit(keep):
+        a,b = np.array([x[c] for c in keep]),np.array([y[c] for c in keep])
+        return ((a-a.mean())*(b-b.mean())).sum()/((a-a.mean())**2).sum()
+    without = [fit(cells[2:]), fit([c for c in cells if c!='sorting']), fit(cells[:3])]
+    mean = sum(without)/3
+    error = (2/3*sum((o-mean)**2 for o in without))**.5
+    got = slope(x, y)
+    assert got['slope']==pytest.approx(fit(cells)) and got['tasks']==3
+    assert got['half']==pytest.approx(4.30265*error, rel=1e-5)
+
+def test_the_threshold_is_the_best_of_all_in_the_cells_it_is_chosen_on():
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        x = dict(enumerate(rng.integers(0, 6, 8).astype(float)))
+        value = {c:dict(zip(('plain','mu2','stored3'), rng.random(3))) for c in x}
+        def arm(c, m): return 'stored3' if x[c]>=m else 'mu2'
+        def lost(m): return np.mean([max(v.values())-v[arm(c, m)] for c,v in value.items()])
+        m = threshold(x, value)
+        assert lost(m)==pytest.approx(min(lost(k) for k in np.arange(-1, 7, .5)))
+        assert regret({c:arm(c, m) for c in x}, value)==pytest.approx(lost(m))

@@ -188,7 +188,7 @@ def replay_study(
     processes:int=1,              # runs at a time
     device:str='',                # 'cpu' or 'cuda'; '': a GPU where there is one
     minutes:float=0.,             # give up what isn't whole by then; 0: go on to the end
-    problems:str='',              # file of the problems, for a machine without reasoning-gym; made where missing
+    problems:str='',              # file of the problems, where reasoning-gym is missing; made if there is none
     disable_tqdm:bool=False,      # hide the progress bar
 )->None:
     "Go on with the registered study where it stopped, and print what its table says so far."
@@ -228,7 +228,9 @@ def _only(jobs, names):
 def _by_ladder(plan, what, table, run, only, stack, options):
     "Rounds of what the rows so far allow."
     same = tuple(k for k in options['stamp'] if k not in options['free'])
-    def jobs(df): return _only(next_jobs(df if what=='main' else read_rows(table, same), plan, what, stack), only)
+    def jobs(df):
+        rows = df if what=='main' else read_rows(table, same)
+        return _only(next_jobs(rows, plan, what, stack), only)
     return run_rounds(run, jobs, **options)
 
 # %% ../../nbs/research/replay_study.ipynb #c08967e3

@@ -250,7 +250,8 @@ class Runs:
         self.train(both, there)
         self.batches += 1
         wrong = (r.amax(-1)==0).float().mean(1)
-        for k,v in dict(dead=dead.float().mean(1), reward=r.mean((1, 2)), wrong=wrong).items(): self.seen[k] += v
+        seen = dict(dead=dead.float().mean(1), reward=r.mean((1, 2)), wrong=wrong)
+        for k,v in seen.items(): self.seen[k] += v
 
     def new_shelf(self, like:dict)->Shelf:
         "An empty one, of the arm's kind."
