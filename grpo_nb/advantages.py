@@ -50,11 +50,13 @@ def dead_reason(
     wrong:float=0.,    # the reward of a wrong answer
     right:float=1.,    # the reward of a right answer
     dead:Tensor=None,  # (B,) bool, from `dead_groups`; None: found here
+    texts:list=None,   # (B,) lists of G answers
 )->list[str|None]:     # one for each group
     """Why each group is dead, None for a living one.
 
     'all-wrong', 'all-right', 'equal', 'float-noise' (equal but for rounding), or 'unscored' (fewer than two
-    rewards).
+    rewards). With `texts`, also ', one text' where it is one answer G times (a collapse: sample more widely),
+    or ', different texts' (a cliff: grade more finely, or choose other problems).
     """
     r = as_rewards(rewards, 'B, G')
     dead = dead_groups(r, tol) if dead is None else dead
@@ -65,7 +67,8 @@ def dead_reason(
         if abs(mid-wrong)<=tol: return 'all-wrong'
         if abs(mid-right)<=tol: return 'all-right'
         return 'equal' if min(x)==max(x) else 'float-noise'
-    return [why(x) if d else None for x,d in zip(r.tolist(), dead.tolist())]
+    how = [', one text' if len(set(o))==1 else ', different texts' for o in texts] if texts else ['']*len(r)
+    return [why(x)+h if d else None for x,d,h in zip(r.tolist(), dead.tolist(), how)]
 
 # %% ../nbs/05_advantages.ipynb #5ee2e3ce
 def _gdpo(r, w, eps):
