@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'PROJECT', 'EXAMPLES', 'in_clone', 'near', 'Parser', 'add_option', 'function_parser', 'main', 'as_typed',
-           'run_folder', 'report', 'inspect', 'diagnose', 'TrainCommand', 'config_options', 'on_trl', 'train_parser',
-           'model_folder', 'notes', 'train_command', 'train_device', 'train_dtype', 'run_command']
+           'run_folder', 'report', 'with_columns', 'inspect', 'diagnose', 'TrainCommand', 'config_options', 'on_trl',
+           'train_parser', 'model_folder', 'notes', 'train_command', 'train_device', 'train_dtype', 'run_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
 import argparse, ast, codecs, difflib, os, re, sys
@@ -215,6 +215,7 @@ def _stop(msg):
 # %% ../nbs/reference/cli.ipynb #36ee049d
 _AS_TYPED = [  # how the library says it, and how it is typed
     (r'resume_from_checkpoint=True', '--resume'),
+    (r'columns=dict\((\w+)="…"\)', r'--\1 …'),
     (r"\bprompt='([^']*)'", r'--prompt_column \1'),
     (r"\banswer='([^']*)'", r'--answer_column \1'),
     (r'`load_problems\(path\)` reads them from a file', '--dataset reads them from a file'),
@@ -257,23 +258,43 @@ def report(
     if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
     print(write_report(runs[0] if len(runs)==1 else runs, out))
 
+def with_columns(
+    path:str,        # as typed: a run's folder, or a table of rollouts
+    **columns:str,   # what a column of the table is called, where it is given
+)->object:           # a `Run`
+    "A run whose table has columns of other names."
+    from grpo_nb.see.rollouts import open_run
+    return open_run(run_folder(path), {k:v for k,v in columns.items() if v})
+
 def inspect(
     folder:str,  # a run's folder, or a table of rollouts
+    prompt:str=None,     # the column of a table of rollouts that holds the prompts
+    completion:str=None, # the same, the answers
+    reward:str=None,     # the same, the rewards
+    group:str=None,      # the same, what rows of one group share
+    step:str=None,       # the same, the step
 )->None:
     "Write inspector.html beside what was recorded: every group, with a slider over the steps."
-    run_folder(folder)
+    run = with_columns(folder, prompt=prompt, completion=completion, reward=reward, group=group, step=step)
     from grpo_nb.inspector import write_inspector
-    print(write_inspector(folder))
+    print(write_inspector(run))
 
 def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
+    prompt:str=None,     # the column of a table of rollouts that holds the prompts
+    completion:str=None, # the same, the answers
+    reward:str=None,     # the same, the rewards
+    group:str=None,      # the same, what rows of one group share
+    step:str=None,       # the same, the step
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
     if not Path(folder).exists(): run_folder(folder)
+    named = prompt or completion or reward or group or step
+    run = with_columns(folder, prompt=prompt, completion=completion, reward=reward, group=group, step=step) if named else folder
     from grpo_nb.diagnose import diagnose_command
-    diagnose_command(folder, json, strict)
+    diagnose_command(run, json, strict)
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f
 @dataclass

@@ -149,3 +149,18 @@ def test_their_share_of_living_groups_is_ours_of_dead_ones(name, tmp_path):
     h = read_log(tmp_path).history
     assert h['frac_reward_zero_std'].tolist()==[.75]*4 and 'kl' not in h
     assert 'sampler-disagrees' in diagnose(tmp_path).names
+
+def test_columns_of_other_names_are_options(tmp_path, capsys):
+    from grpo_nb.cli import main
+    rows = [dict(question=f'{g}', said=f'{i}', points=0., turn=s)
+        for s in range(12) for g in (0, 1) for i in range(4)]
+    put(tmp_path/'t.jsonl', rows)
+    with pytest.raises(SystemExit): main(['inspect', str(tmp_path/'t.jsonl'), '--prompt', 'question'])
+    told = capsys.readouterr().err
+    assert 'no column for completion' in told and '--completion …' in told and 'dict(' not in told
+    named = ['--prompt', 'question', '--completion', 'said', '--reward', 'points', '--step', 'turn']
+    main(['inspect', str(tmp_path/'t.jsonl'), *named])
+    assert (tmp_path/'inspector.html').exists()
+    capsys.readouterr()
+    main(['diagnose', str(tmp_path/'t.jsonl'), '--json', *named])
+    assert [o['name'] for o in json.loads(capsys.readouterr().out)]==['reward-never-fires']
