@@ -438,6 +438,18 @@ def test_an_endless_loop_at_import_costs_the_set_and_returns(mine):
     why = examined(mine/'A', 'A', limit=3)
     assert why==['adapters.py can not be imported: no answer within 3 s: does a loop never end?']*6
 
+def test_a_teacher_who_stops_leaves_no_process_behind(mine, monkeypatch):
+    from grpo_nb.teach import classroom
+    begun,popen = [],subprocess.Popen
+    def started(*args, **kw):
+        begun.append(popen(*args, **kw))
+        return begun[-1]
+    def stop(seconds): raise KeyboardInterrupt
+    monkeypatch.setattr(subprocess, 'Popen', started)
+    monkeypatch.setattr(classroom.time, 'sleep', stop)
+    with pytest.raises(KeyboardInterrupt): examined(mine/'A', 'A')
+    assert len(begun)==1 and begun[0].poll() is not None
+
 def test_what_is_missing_is_named(mine, tmp_path):
     (mine/'A'/'adapters.py').unlink()
     shutil.rmtree(mine/'B')

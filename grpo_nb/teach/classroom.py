@@ -121,7 +121,7 @@ def refused(
         if wrong: return f"line {o.lineno} uses {wrong}: torch, math and the like are enough"
     return ''
 
-# %% ../../nbs/teach/classroom.ipynb #f47d4270
+# %% ../../nbs/teach/classroom.ipynb #ea7d2465
 def _sit(folder, which, seed, out, start):
     "What the other process does: import the hand-in, and run the checks from `start` on."
     import torch
@@ -154,14 +154,17 @@ def _watched(words, cwd, out, limit):
     quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     p = subprocess.Popen([sys.executable, '-c', _CODE, *words], cwd=cwd, env=env, **quiet)
     size,since = 0,time.monotonic()
-    while p.poll() is None and time.monotonic()-since<limit+60*(not size):   # torch may be slow to import
-        time.sleep(.02)
-        now = out.stat().st_size if out.exists() else 0
-        if now!=size: size,since = now,time.monotonic()
-    late = p.poll() is None
-    if late: p.kill()
-    p.wait()
-    lines = [json.loads(o) for o in out.read_text(encoding='utf-8').splitlines()] if out.exists() else []
+    try:
+        while p.poll() is None and time.monotonic()-since<limit+60*(not size):   # torch may be slow to import
+            time.sleep(.02)
+            now = out.stat().st_size if out.exists() else 0
+            if now!=size: size,since = now,time.monotonic()
+        late = p.poll() is None
+    finally:   # also where the teacher pressed Ctrl-C
+        p.kill()
+        p.wait()
+    text = out.read_text(encoding='utf-8') if out.exists() else ''
+    lines = [json.loads(o) for o in text.splitlines(True) if o.endswith('\n')]   # one may be half written
     if late: return lines,f'no answer within {limit:g} s: does a loop never end?'
     return lines,f'it ends Python itself, with {p.returncode}'
 
@@ -182,9 +185,10 @@ def examined(
     said = []
     while len(said)<n:
         with tempfile.TemporaryDirectory() as d:
-            out = Path(d)/'told'
+            out,room = Path(d)/'told',Path(d)/'room'
+            room.mkdir()
             words = [str(folder.resolve()), which, str(seed), str(out), str(len(said))]
-            lines,end = _watched(words, d, out, limit)
+            lines,end = _watched(words, room, out, limit)
         if not lines or lines[0][1]:
             why = lines[0][1] if lines else f'{file.name} can not be imported: {end}'
             return said+[why]*(n-len(said))
