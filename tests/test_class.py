@@ -542,7 +542,8 @@ def test_the_mended_test():
 
 def test_what_pairing_buys():
     ns,solution = exercise('bakeoff', 'two_intervals', 'def two_intervals',
-        results=read_rows(ROOT/'nbs/results/bakeoff.csv'), REGIMES=REGIMES, mean_ci=mean_ci, np=np, student=student)
+        results=read_rows(ROOT/'nbs/results/bakeoff.csv'), REGIMES=REGIMES, mean_ci=mean_ci, np=np,
+        student=student)
     def half(v, q=None): return (q or student.ppf(.975, len(v)-1))*np.std(v, ddof=1)/len(v)**.5
     agreed(ns, 'two_intervals', 'check_intervals', solution, [
         lambda x, y: (half(np.subtract(x, y), 1.96), np.hypot(half(x, 1.96), half(y, 1.96))),

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CHECKS', 'FIELDS', 'same', 'attempt', 'worth', 'open_fields', 'fingerprint']
 
-# %% ../../nbs/teach/checks.ipynb #2fa10b97
-import ast, csv, hashlib, math, re
+# %% ../../nbs/teach/checks.ipynb #7075fc8e
+import csv, hashlib, math, re
 from collections.abc import Callable
 from pathlib import Path
 import torch
