@@ -291,8 +291,8 @@ def diagnose(
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
     if not Path(folder).exists(): run_folder(folder)
-    named = prompt or completion or reward or group or step
-    run = with_columns(folder, prompt=prompt, completion=completion, reward=reward, group=group, step=step) if named else folder
+    named = dict(prompt=prompt, completion=completion, reward=reward, group=group, step=step)
+    run = with_columns(folder, **named) if any(named.values()) else folder
     from grpo_nb.diagnose import diagnose_command
     diagnose_command(run, json, strict)
 

@@ -227,7 +227,7 @@ T --answer_column result                    | no column `result`; it has prompt,
 T --answer_column result --reward r.py:r    | no column `result`; it has prompt, answer
 report runs/demo-0 runs/demo-0              | runs/demo-0 is given twice
 report runs/demo-0,runs/demo-0              | runs/demo-0 is given twice
-report runs                                 | runs is no run, it holds some: name one or several of runs/demo-0
+report runs                                 | it holds some: name one or several of runs/demo-0
 inspect runs                                | runs is no run, it holds some
 bakeoff --seeds 0                           | `seeds` is 0, needs 1 or more
 demo --compare --seed 3                     | --seed 3 with --compare

@@ -431,8 +431,8 @@ def _real_qwen(o):
     else: yield from _learning(o, name, o.some(60, 2), 1e-6)
 
 # %% ../../nbs/dev/gpu_day.ipynb #5f0bfd4b
-COLUMNS = '''name case arm x value low high unit against ratio ratio_low ratio_high rounds settings seconds status
-    error tiny device machine cores torch transformers trl grpo_nb when'''.split()
+COLUMNS = '''name case arm x value low high unit against ratio ratio_low ratio_high rounds settings seconds
+    status error tiny device machine cores torch transformers trl grpo_nb when'''.split()
 
 def read_day(
     path:str|Path,  # CSV of `gpu_day`

@@ -32,11 +32,14 @@ html {scroll-snap-type: y mandatory; font: 20px/1.4 system-ui, sans-serif; color
 body {margin: 0} a {color: inherit}
 section {box-sizing: border-box; height: 100vh; padding: 4vh 5vw; scroll-snap-align: start; display: flex;
   flex-direction: column; justify-content: space-between; break-after: page; overflow: hidden}
-section.first {justify-content: center} h1 {font-size: 2em; margin: 0} h2 {font-size: 1em; margin: 0; color: #595959}
-img {flex: 1 1 0; min-height: 0; object-fit: contain; width: 100%; margin: 2vh 0} p {margin: 0; color: #595959}
+section.first {justify-content: center}
+h1 {font-size: 2em; margin: 0} h2 {font-size: 1em; margin: 0; color: #595959}
+img {flex: 1 1 0; min-height: 0; object-fit: contain; width: 100%; margin: 2vh 0}
+p {margin: 0; color: #595959}
 @media print {section {height: 143mm}}
 </style><body>SLIDES<script>
-addEventListener('keydown', e => {const d = {ArrowRight: 1, PageDown: 1, ' ': 1, ArrowLeft: -1, PageUp: -1}[e.key]
+addEventListener('keydown', e => {
+  const d = {ArrowRight: 1, PageDown: 1, ' ': 1, ArrowLeft: -1, PageUp: -1}[e.key]
   if (d) {e.preventDefault(); scrollBy({top: d*innerHeight})}})
 </script></body></html>
 '''
@@ -116,7 +119,8 @@ def chapter_body(
 _BOOK_CSS = '''<style>
 .chapter {break-before: page} main {display: block; max-width: none; padding: 0}
 figure, img, table, .widget {break-inside: avoid} h1, h2, h3, summary {break-after: avoid}
-pre, pre code {white-space: pre-wrap; font-size: 6.9pt} body {font-size: 10.5pt; background: white; color: black}
+pre, pre code {white-space: pre-wrap; font-size: 6.9pt}
+body {font-size: 10.5pt; background: white; color: black}
 .title-page {height: 235mm; display: flex; flex-direction: column; justify-content: center}
 .title-page p {max-width: 110mm} ol.chapters {columns: 2}
 </style>'''
@@ -140,8 +144,9 @@ def book(
         head = whole[:whole.index('<body')]
         scripts = {o for p in pages.values() for o in re.findall(r'<script src=.*?</script>', p)}
         tail = ''.join(sorted(o for o in scripts if o not in head))
-        title = f'<section class="title-page"><h1>grpo_nb</h1><p>{_said()}</p></section><ol class="chapters">{items}</ol>'
-        text = f'{head}{_BOOK_CSS}<body><main id="quarto-document-content">{title}{"".join(parts)}</main>{tail}'
+        title = f'<section class="title-page"><h1>grpo_nb</h1><p>{_said()}</p></section>'
+        body = f'{title}<ol class="chapters">{items}</ol>{"".join(parts)}'
+        text = f'{head}{_BOOK_CSS}<body><main id="quarto-document-content">{body}</main>{tail}'
         (built/'book.html').write_text(text, encoding='utf-8')
         to_pdf(built/'book.html', to, format='A4', display_header_footer=True, header_template='<p></p>',
             footer_template=_FOOT, margin=dict(top='18mm', bottom='18mm', left='20mm', right='18mm'))

@@ -399,6 +399,8 @@ def known_names(
     )
 
 
+_FILE = r'\.(py|js|md|ipynb|json|jsonl|csv|html|ini|yml|png|txt|parquet|pt|safetensors|cff)$'
+
 def gone_names(
     name:str,    # the file's name
     nb:dict,     # the notebook
@@ -415,9 +417,7 @@ def gone_names(
             if (
                 not m
                 or not (re.search(r'[_.]|[a-z][A-Z]', m[1]) or m[2])
-                or re.search(
-                    r'\.(py|md|ipynb|json|jsonl|csv|html|ini|yml|png|txt|parquet|pt|safetensors|cff)$', m[1]
-                )
+                or re.search(_FILE, m[1])
             ):
                 continue
             parts = m[1].removeprefix('grpo_nb.').split('.')

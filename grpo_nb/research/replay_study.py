@@ -188,7 +188,7 @@ def replay_study(
     processes:int=1,              # runs at a time
     device:str='',                # 'cpu' or 'cuda'; '': a GPU where there is one
     minutes:float=0.,             # give up what isn't whole by then; 0: go on to the end
-    problems:str='',              # file of the problems, where reasoning-gym is missing; made if there is none
+    problems:str='',              # file of the problems, where reasoning-gym is missing; made if not there
     disable_tqdm:bool=False,      # hide the progress bar
 )->None:
     "Go on with the registered study where it stopped, and print what its table says so far."
@@ -405,7 +405,7 @@ def at_cost(
     share:float,        # 0 to 1, of sampling in what a batch of plain GRPO costs
     baseline:str='plain', # an arm that makes one step per batch
 )->pd.DataFrame:        # a row per family: n, diff, diff_ci, p, verdict
-    """Mean pass@1 on the way, `arm` minus the baseline, each until it has cost what the baseline's tokens cost.
+    """Mean pass@1 on the way, `arm` minus the baseline, until each has cost what the baseline's tokens cost.
 
     A batch of the baseline costs 1, `share` of it for sampling; one with k steps costs `share+(1-share)*k`.
     """
@@ -445,7 +445,7 @@ def three_intervals(
     rows:pd.DataFrame, # of one of `tables`, whole
     plan:dict,         # of `registration`
 )->pd.DataFrame:       # a row per claim: diff, and half-widths: these, any, new
-    """Three 95 % half-widths of a mean difference: for these families, for families like them, for one new one.
+    """Three 95 % half-widths of a mean difference: for these families, for such families, for one new one.
 
     The first takes the families as given; the second is the claim's; the third is where the mean of another
     family would lie. With four families, tau is known badly, and so is the third.

@@ -99,7 +99,7 @@ class Look:
         return [float(s) for s,o in zip(self.steps, self.rows) if no_number(o.get(name))]
 
     def silent(self, name:str, times:int=3)->float:
-        "The step since which a column is logged no more, for `times` its longest gap, while reward is; or None."
+        "The step since which a column is missing, for `times` its longest gap, though reward is there"
         there = np.isfinite(self.raw('reward', math.nan))
         x = np.isfinite(self.raw(name, math.nan))[there]
         at = np.flatnonzero(x)

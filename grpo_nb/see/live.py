@@ -31,9 +31,10 @@ def _problems(make, n, **options):
 @lru_cache(1)
 def live_tasks(
     n:int=1000,  # problems of each task to train on
-)->dict:         # by task: before and after (texts around a problem), train and test (pairs of problem, answer)
+)->dict:         # by task: before and after (texts around a problem), train and test (problem with answer)
     "The sums of the demo, and the words of its comparison; 200 of each are held out."
-    from grpo_nb.parts.problems import chain_sum, spell_backward   # not above: setup.py reads this module alone
+    # imported here: setup.py reads this module alone
+    from grpo_nb.parts.problems import chain_sum, spell_backward
     words = _problems(spell_backward, n, min_word_len=6, max_word_len=8)
     return dict(sums=_problems(chain_sum, n), words=words)
 

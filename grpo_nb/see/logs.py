@@ -115,7 +115,8 @@ def read_log(
     if events := sorted(path.rglob('events.out.tfevents.*')):
         return Run(path, {}, as_history(_events(events[-1].parent)), [], {}, [])
     tables = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(path.glob(p))]
-    if tables and (tables[0].suffix=='.db' or not has_texts(read_table(tables[0])[0])): return _file(tables[0])
+    if tables and (tables[0].suffix=='.db' or not has_texts(read_table(tables[0])[0])):
+        return _file(tables[0])
     try: return read_rollouts(path)
     except ValueError as e: raise (e if tables else why) from None
 

@@ -227,7 +227,8 @@ def read_trackio(
     for name,step,text in found:
         if name!=run: continue
         said = json.loads(text)
-        packed = [o for v in said.values() for o in (v if isinstance(v, list) else [v]) if isinstance(o, dict)]
+        parts = [o for v in said.values() for o in (v if isinstance(v, list) else [v])]
+        packed = [o for o in parts if isinstance(o, dict)]
         tables += [v['_value'] for v in packed if v.get('_type')=='trackio.table']
         traces += [dict(step=step)|v for v in packed if v.get('_type')=='trackio.trace']
         numbers = {k:v for k,v in said.items() if not isinstance(v, (dict,list))}

@@ -247,7 +247,8 @@ def _arrays(run, places, B):
             for k in names:
                 x = [v for v in (o.get('rewards_by_func') or {}).get(k) or [] if isinstance(v, (int,float))]
                 if x: funcs[k][s,g] = 2 if max(x)-min(x)>1e-6 else 3 if x[0]>mid[k] else 1
-    return dict(means=means, long=long, same=same, size=size, **{f'func{i}':funcs[k] for i,k in enumerate(names)}),names
+    by_func = {f'func{i}':funcs[k] for i,k in enumerate(names)}
+    return dict(means=means, long=long, same=same, size=size, **by_func),names
 
 def _middle(rows, name):
     x = [v for o in rows for v in (o.get('rewards_by_func') or {}).get(name) or []

@@ -321,8 +321,9 @@ def _ess(m, g):
     mask = torch.arange(3)<torch.tensor([3, 1, 2, 3, 2])[:,None]
     def share(w): return w.sum()**2/(w**2).sum()/len(w)
     w = (x*mask).sum(1).exp()
+    mean = (x.exp()*mask).sum(1)/mask.sum(1)
     same(_known(m, 'ess', (x.clone(), mask)), share(w), {
-        'each answer weighs the product of its tokens, not their mean': share((x.exp()*mask).sum(1)/mask.sum(1)),
+        'each answer weighs the product of its tokens, not their mean': share(mean),
         'this is the share over tokens': share(x.exp()[mask]),
         'the padding is in the product': share(x.sum(1).exp()),
         'it is a number of answers; divide by how many there are': share(w)*5})

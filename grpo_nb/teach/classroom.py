@@ -150,7 +150,8 @@ _CODE = ('import sys; from grpo_nb.teach.classroom import _sit; '
 
 def _watched(words, cwd, out, limit):
     "(lines told, what ended it); the process is ended when nothing was told for `limit` seconds."
-    env = {**os.environ, 'PYTHONPATH':os.pathsep.join([str(_library().parent), os.environ.get('PYTHONPATH', '')])}
+    path = os.pathsep.join([str(_library().parent), os.environ.get('PYTHONPATH', '')])
+    env = {**os.environ, 'PYTHONPATH':path}
     quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     p = subprocess.Popen([sys.executable, '-c', _CODE, *words], cwd=cwd, env=env, **quiet)
     size,since = 0,time.monotonic()
