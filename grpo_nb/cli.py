@@ -27,9 +27,7 @@ COMMANDS = dict(  # name: (function, what it does)
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),
     watch=('grpo_nb.see.watch:watch', 'a run in the browser while it goes on, on this machine only'),
     batch=('grpo_nb.batch_size:batch_command', "what do TRL's batch numbers come to?"),
-    gsm8k=('grpo_nb.recipes:gsm8k', 'train a Qwen on GSM8K with TRL and replay; --dry_run plans it'),
-    numinamath=('grpo_nb.recipes:numinamath', 'the same on NuminaMath'),
-    tldr=('grpo_nb.recipes:tldr', 'the same on TL;DR'),
+    trl=('grpo_nb.recipes:trl', "TRL's trainer with replay, on your data or --recipe gsm8k, numinamath, tldr"),
     bakeoff=('grpo_nb.research.bakeoff:bakeoff', 'compare methods for dead groups at equal tokens'),
     replay_study=(
         'grpo_nb.research.replay_study:replay_study',
@@ -44,7 +42,7 @@ PROJECT = dict(    # these build the project itself
     check='are notebooks, library, README and prose in step?', test='every check and every test',
     slides='the titled figures, one a slide', book='the course on paper')
 
-_OWN = ('train_command','gsm8k','numinamath','tldr')   # these read their words themselves
+_OWN = ('train_command','trl')   # these read their words themselves
 
 def in_clone()->bool:
     "Whether the working folder lies in a clone of the project."
@@ -188,7 +186,7 @@ def _run(command, words):
         _stop(f"no command {command!r}{near(command, COMMANDS) or ': there are ' + ', '.join(COMMANDS)}")
     mod,name = COMMANDS[command][0].split(':')
     f = getattr(import_module(mod), name)
-    if command in ('demo','train','gsm8k','numinamath','tldr'): _say_untested()
+    if command in ('demo','train','trl'): _say_untested()
     if name in _OWN: f(words)
     else: f(**vars(function_parser(f, f'grpo_nb {command}').read(words)))
 

@@ -171,6 +171,7 @@ def save_model(
 def load_model(
     name:str|Path='tiny',  # 'tiny', a folder, or a name on the hub such as 'Qwen/Qwen2.5-0.5B-Instruct'
     dtype:str='float32',   # 'float32', 'bfloat16', or 'auto' for as it was saved
+    **options:object,      # of transformers' `from_pretrained`, such as `quantization_config`
 )->tuple:                  # (model in eval mode, tokenizer that pads on the left)
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
     where = str(TINY) if name=='tiny' else str(name)
@@ -181,7 +182,7 @@ def load_model(
     hf_logging.disable_progress_bar() if here else hf_logging.enable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left')
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).eval()
     except (OSError, ValueError) as e:
         why = ' '.join(str(e).split())[:200]
         raise ValueError(f"{where} can't be loaded: {why}. Give a folder made by `save_model`, "

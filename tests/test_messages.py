@@ -185,9 +185,12 @@ batch --world_size 0                        | world_size
 bakeoff --arms x                            | no arm 'x'
 bench --only sped                           | no part 'sped'
 bench --rounds 0                            | rounds=0
-gsm8k --modle x                             | did you mean 'model'
-gsm8k --num_processes 0                     | num_processes
-gsm8k --dry_run --num_generations 1         | at least 2
+trl --recipe gsm8k --modle x                | did you mean 'model'
+trl --recipe gsm8k --num_processes 0        | num_processes
+trl --recipe gsm8k --dry_run --num_generations 1 | at least 2
+trl --recipe gms8k                          | no recipe 'gms8k'
+trl --model tiny                            | --dataset is missing
+trl --dataset gone.jsonl --model tiny       | no such file or folder
 T --adam_beta1 1                            | below 1
 T --max_grad_norm -1                        | 0 or more
 T --warmup_steps -1                         | 0 or more

@@ -4,11 +4,11 @@ import json, os, re, subprocess, sys
 from dataclasses import fields
 from pathlib import Path
 import pytest, torch, yaml
-from grpo_nb.scale import options as O
 from grpo_nb import recipes as R
 from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k, gsm8k_rewards,
                              length_reward, numinamath)
-from grpo_nb.recipes import numinamath_rewards, tldr
+from grpo_nb.recipes import numinamath_rewards, tldr, trl
+from grpo_nb.parts.problems import chain_sum
 
 GOOD = '<think>\nx\n</think>\n<answer>\n4\n</answer>\n'
 
@@ -102,13 +102,13 @@ def test_the_tutorials_command_line_is_understood():
 def test_the_larger_models_command_on_the_page_is_understood():
     page = (Path(__file__).parent.parent/'nbs'/'14_recipes.ipynb').read_text()
     text = ''.join(''.join(c['source']) for c in json.loads(page)['cells'])
-    words = text[text.index('grpo_nb gsm8k --model Qwen/Qwen3-4B'):].split('```')[0].replace('\\\n', ' ')
-    r,a = read(GSM8KArguments, words.split()[2:])
+    words = text[text.index('grpo_nb trl --recipe gsm8k --model Qwen/Qwen3-4B'):].split('```')[0].replace('\\\n', ' ')
+    r,a = read(GSM8KArguments, words.split()[4:])
     assert (r.model, r.held_out, a.max_steps, a.num_generations)==('Qwen/Qwen3-4B', 500, 500, 8)
     assert (a.generation_batch_size, a.max_completion_length)==(16*8, 2048)
     form = '<think>\na\n</think>\n<answer>\n1\n</answer>\n'
     assert R.xml_count(form, r.xml_reward)==1.   # four parts of .25
-    one,eight = (gsm8k([*words.split()[2:], '--dry_run', *o.split()]) for o in
+    one,eight = (gsm8k([*words.split()[4:], '--dry_run', *o.split()]) for o in
                  ('--num_processes 1', '--num_processes 8 --strategy fsdp2'))
     assert one['total_GB']>80 and any('GB on a GPU of 80 GB' in o for o in one['problems'])
     assert eight['total_GB']<60 and [o for o in eight['problems'] if 'vllm is not installed' not in o]==[]
@@ -256,7 +256,7 @@ def test_long_prompts_are_left_out_and_templates_can_be_skipped(tmp_path, capsys
     assert t.train_dataset[0]['prompt'].startswith(R.SYSTEM)
     assert '1 of 9 prompts' in capsys.readouterr().out
     with pytest.raises(ValueError, match='all 9 prompts have more than 2 tokens'):
-        gsm8k(max_prompt_length=2, **opts)
+        gsm8k(max_prompt_length=2, **opts|dict(output_dir=str(tmp_path/'short')))
 
 
 def test_what_is_held_out_is_measured_three_times_and_never_trained_on(tmp_path, capsys):
@@ -308,7 +308,7 @@ def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path
     settings = '\n'.join(f'{k[2:]}: {v}' for k,v in zip(w[1::2], w[2::2]))
     (tmp_path/'run.yaml').write_text(settings+'\nreplay_buffer_size: 8\n')
     files = ['--config', str(tmp_path/'run.yaml'), '--accelerate_config', str(tmp_path/'two.yaml')]
-    accelerate(tmp_path, ['-m', 'grpo_nb', 'gsm8k', *files, '--beta', '0.01'])
+    accelerate(tmp_path, ['-m', 'grpo_nb', 'trl', '--recipe', 'gsm8k', *files, '--beta', '0.01'])
     run = read_run(tmp_path/'gsm8k')
     assert (run.settings['world_size'] == 2 and len(run.history) == 2
             and (tmp_path / 'gsm8k' / 'model.safetensors').exists())
@@ -357,7 +357,7 @@ def test_what_can_not_work_is_one_line_and_exit_2(args, say, tmp_path, capsys, m
         monkeypatch.setattr(o, True)
     (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS['gsm8k'])))
     (tmp_path/'trl.yaml').write_text('dataset_name: openai/gsm8k\n')
-    with pytest.raises(SystemExit) as e: main(['gsm8k', '--output_dir', str(tmp_path/'o'), *args(tmp_path)])
+    with pytest.raises(SystemExit) as e: main(['trl', '--recipe', 'gsm8k', '--output_dir', str(tmp_path/'o'), *args(tmp_path)])
     err = [o for o in capsys.readouterr().err.splitlines() if o.startswith('grpo_nb ')]
     assert e.value.code==2 and len(err)==1 and say in err[0], err
     assert not list(tmp_path.glob('o/checkpoint*')) and not list(tmp_path.glob('o/*.safetensors'))
@@ -369,4 +369,80 @@ def test_python_m_grpo_nb_is_the_command_line():
 
     r = run('--help')
     assert r.returncode==0 and 'gsm8k' in r.stdout
-    assert 'numinamath' in run('nothing').stderr
+    assert 'trl' in run('nothing').stderr
+
+# -- data and rewards of one's own ---------------------------------------------------------------------
+
+FAST = dict(model='tiny', max_steps=2, num_generations=4, per_device_train_batch_size=8, logging_steps=1,
+    max_completion_length=16, disable_tqdm=True)
+
+@pytest.fixture
+def mine(tmp_path):
+    "Rows under columns of their own, and two rewards in a file."
+    rows = [dict(question=o['prompt'][0]['content'] if isinstance(o['prompt'], list) else o['prompt'],
+        gold=o['answer']) for o in chain_sum(16, 0)]
+    (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    (tmp_path/'rw.py').write_text(
+        'def said(completions, answer, **kw): return [float(a in str(c)) for c,a in zip(completions, answer)]\n'
+        'def short(completions, **kw): return [-len(str(c))/100 for c in completions]\n')
+    return tmp_path
+
+def own(d, **more):
+    return trl(dataset=str(d/'rows.jsonl'), prompt_column='question', answer_column='gold',
+        reward=[f'{d/"rw.py"}:said', f'{d/"rw.py"}:short'], output_dir=str(d/'run'), **FAST|more)
+
+def test_own_rows_and_two_rewards_train_by_one_command(mine, capsys):
+    t = own(mine)
+    assert t.state.global_step==2 and t.args.replay_buffer_size>0
+    means = {k for k in t.state.log_history[0] if k.endswith('/mean') and k.startswith('rewards/')}
+    assert means=={'rewards/said/mean', 'rewards/short/mean'}
+    assert {'report.html','inspector.html','history.jsonl'}<={f.name for f in (mine/'run').iterdir()}
+    said = capsys.readouterr().out
+    assert str(mine/'run'/'report.html') in said and str(mine/'run'/'inspector.html') in said
+
+def test_the_defaults_of_trl_are_trls_own(mine):
+    from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig as C
+    want = C(output_dir='x', use_cpu=True, bf16=False, report_to='none')
+    _,a = R.parse_own([], {})
+    for k in ('beta','learning_rate','num_generations','temperature','top_p','top_k','num_train_epochs',
+        'per_device_train_batch_size','gradient_accumulation_steps','generation_batch_size'):
+        assert getattr(a, k)==getattr(want, k), k
+
+def test_only_the_adapter_is_trained(mine):
+    t = own(mine, use_peft=True, lora_r=4)
+    free = [k for k,p in t.model.named_parameters() if p.requires_grad]
+    assert free and all('lora_' in k for k in free)
+    assert {p.shape[0] for k,p in t.model.named_parameters() if 'lora_A' in k}=={4}
+    assert json.loads((mine/'run'/'adapter_config.json').read_text())['r']==4
+
+def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
+    from grpo_nb.scale.command import OwnArguments, own_rows
+    chain_sum(4, 0).save_to_disk(str(mine/'saved'))
+    assert len(own_rows(OwnArguments(dataset=str(mine/'saved'))))==4
+    with pytest.raises(ValueError, match='folder without a saved data set'):
+        own_rows(OwnArguments(dataset=str(mine)))
+
+NOT_OWN = [(dict(prompt_column='prompt'), 'has no column `prompt`'), (dict(reward=['rw.gone']), 'no module'),
+    (dict(dataset='who/knows'), 'could not be loaded'), (dict(load_in_4bit=True), 'bitsandbytes is not'),
+    (dict(use_liger_kernel=True), 'liger_kernel is not'), (dict(use_vllm=True), 'vllm is not installed')]
+
+@pytest.mark.parametrize('more,say', NOT_OWN)
+def test_what_is_missing_is_said_before_a_model_is_loaded(more, say, mine, monkeypatch):
+    from importlib.util import find_spec
+    if any(find_spec(o) for o in ('bitsandbytes','liger_kernel','vllm') if o in say): pytest.skip('it is here')
+    monkeypatch.setattr('datasets.config.HF_HUB_OFFLINE', True)
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    monkeypatch.setattr(R, '_load', lambda r: pytest.fail('a model was loaded'))
+    with pytest.raises(ValueError, match=say):
+        trl(**dict(dataset=str(mine/'rows.jsonl'), prompt_column='question', output_dir=str(mine/'run'),
+            **FAST)|more)
+
+def test_a_missing_peft_is_said(mine, monkeypatch):
+    monkeypatch.setattr('grpo_nb.scale.command.find_spec', lambda k: None)
+    with pytest.raises(ValueError, match='--use_peft: peft is not installed'): own(mine, use_peft=True)
+
+def test_more_processes_than_cards_is_one_line(mine, monkeypatch):
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('torch.cuda.device_count', lambda: 1)
+    with pytest.raises(ValueError, match='2 processes were started and here is 1 GPU'): own(mine)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROBLEMS', 'SYSTEM', 'split_of', 'as_messages', 'gym_dataset', 'chain_sum', 'spell_backward', 'make_problems',
-           'read_rows', 'load_problems', 'split_problems', 'gsm8k', 'boxed', 'numinamath', 'tldr']
+           'read_rows', 'load_problems', 'split_problems', 'hub_rows', 'gsm8k', 'boxed', 'numinamath', 'tldr']
 
 # %% ../../nbs/parts/problems.ipynb #efc92e64
 import csv, difflib, hashlib, io, json
@@ -325,8 +325,14 @@ def split_problems(
 SYSTEM = ('First think, between <think> and </think>. '
           'Then give the final answer and nothing else, between <answer> and </answer>.')
 
-def _hub_rows(name, config, split, rows, n):
-    "Rows of a hub data set, or those given; at most `n`."
+def hub_rows(
+    name:str,              # of the data set on the hub
+    config:str=None,       # its configuration
+    split:str='train',     # its split
+    rows:list|Dataset=None,# in place of the download
+    n:int=None,            # only the first n
+)->list[dict]:
+    "Rows of a hub data set, or those given. ValueError where it can't be loaded, or there are none."
     if rows is None:
         from datasets import load_dataset
         which = f'{name} ({config})' if config else name
@@ -353,7 +359,7 @@ def gsm8k(
 )->Dataset:                  # columns prompt (messages), answer, task, solution
     "GSM8K, openai/gsm8k on the hub. Source: arXiv 2110.14168."
     out = []
-    for o in _hub_rows('openai/gsm8k', 'main', split, rows, n):
+    for o in hub_rows('openai/gsm8k', 'main', split, rows, n):
         q,sol = (_field(o, k, 'gsm8k') for k in ('question','answer'))
         if '#### ' not in sol: raise ValueError(f"gsm8k: no '#### ' before the result in {sol[-60:]!r}")
         result = sol.rsplit('#### ', 1)[1].strip().replace(',', '')
@@ -380,7 +386,7 @@ def numinamath(
 )->Dataset:                  # columns prompt (messages), answer (LaTeX), task, solution
     "NuminaMath-TIR, AI-MO/NuminaMath-TIR on the hub; problems without a boxed answer are left out."
     out = []
-    for o in _hub_rows('AI-MO/NuminaMath-TIR', None, split, rows, n):
+    for o in hub_rows('AI-MO/NuminaMath-TIR', None, split, rows, n):
         q,sol = (_field(o, k, 'numinamath') for k in ('problem','solution'))
         if not (a := boxed(sol)): continue
         out.append(dict(prompt=as_messages(q, system), answer=a, task='math', solution=sol))
@@ -394,6 +400,6 @@ def tldr(
     rows:list[dict]=None,  # rows with prompt and completion, in place of the download
 )->Dataset:                # columns prompt (text), answer (a person's summary), task
     "Reddit posts to be summarised, trl-lib/tldr on the hub."
-    got = _hub_rows('trl-lib/tldr', None, split, rows, n)
+    got = hub_rows('trl-lib/tldr', None, split, rows, n)
     return Dataset.from_list([dict(prompt=_field(o, 'prompt', 'tldr'), task='tldr',
                                    answer=_field(o, 'completion', 'tldr').strip()) for o in got])
