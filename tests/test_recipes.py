@@ -268,7 +268,7 @@ def test_what_is_held_out_is_measured_three_times_and_never_trained_on(tmp_path,
     assert [o['step'] for o in table]==[0, 2, 4]
     assert capsys.readouterr().out.count('correctness right (95 %')==3
     with pytest.raises(ValueError, match='leave some to train on'):
-        gsm8k(rows=rows, held_out=16, max_steps=1, output_dir=str(tmp_path), **SMALL)
+        gsm8k(rows=rows, held_out=16, max_steps=1, output_dir=str(tmp_path/'no'), **SMALL)
 
 def test_the_share_right_is_counted_in_points_of_a_right_answer():
     log = [dict(loss=1.0), {'eval_reward': 1.0, 'eval_rewards/correctness/mean': 0.5,
