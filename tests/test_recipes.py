@@ -422,7 +422,7 @@ def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
     with pytest.raises(ValueError, match='folder without a saved data set'):
         own_rows(OwnArguments(dataset=str(mine)))
 
-NOT_OWN = [(dict(prompt_column='prompt'), 'has no column `prompt`'), (dict(reward=['rw.gone']), 'no module'),
+NOT_OWN = [(dict(prompt_column='prompt'), 'has no column `prompt`'), (dict(reward=['no_such_room.gone']), 'no module'),
     (dict(dataset='who/knows'), 'could not be loaded'), (dict(load_in_4bit=True), 'bitsandbytes is not'),
     (dict(use_liger_kernel=True), 'liger_kernel is not'), (dict(use_vllm=True), 'vllm is not installed')]
 
