@@ -9,8 +9,8 @@ import grpo_nb.research.stacked_runs as sr
 from grpo_nb.research.families import FAMILIES, PAD, SHAPE, to_tensors
 from grpo_nb.replay import Replay, ReplayBuffer
 from grpo_nb.research.replay_study import ARMS, replay_study, run_stack
-from grpo_nb.research.reuse_study import (best_of, next_jobs, numbers, regret, run_rounds, slope, spans,
-    threshold, to_try)
+from grpo_nb.research.reuse_study import (at_best, best_of, chosen, looks, next_jobs, numbers, regret,
+    regrets, run_rounds, slope, spans, threshold, to_try, with_half)
 from grpo_nb.research.stacked import new_weights
 from grpo_nb.research.stacked_runs import Arm, Ranked, Runs
 from grpo_nb.research.study import add_rows, one_each, read_rows, run_study, stamp
@@ -370,3 +370,91 @@ def test_the_threshold_is_the_best_of_all_in_the_cells_it_is_chosen_on():
         m = threshold(x, value)
         assert lost(m)==pytest.approx(min(lost(k) for k in np.arange(-1, 7, .5)))
         assert regret({c:arm(c, m) for c in x}, value)==pytest.approx(lost(m))
+
+def test_beside_another_predictor_a_slope_is_that_of_what_the_other_leaves():
+    rng = np.random.default_rng(1)
+    cells = ['adding','adding_sparse','sorting','filtering','filtering_sparse','reversing']
+    x,z = (dict(zip(cells, rng.random(6))) for _ in range(2))
+    y = {c:.3+2*x[c]-.7*z[c] for c in cells}
+    both,alone = slope(x, y, beside=z),slope(x, y)
+    assert both['slope']==pytest.approx(2) and both['half']<1e-6 and abs(alone['slope']-2)>.01
+
+def flat(cell, arm, rate, *levels):
+    "A row per seed 1, 2, ...; each stays at its level"
+    def curve(v): return json.dumps([dict(tokens=0, pass1=v), dict(tokens=100, pass1=v)])
+    return [dict(regime=cell, arm=arm, seed=s, learning_rate=rate, error='', curve=curve(v))
+        for s,v in enumerate(levels, 1)]
+
+def test_each_seed_takes_what_is_best_on_the_other_half():
+    rows = [*flat('adding', 'a', 1., .1, .2, .9, .8), *flat('adding', 'a', 2., .3, .3, .2, .2),
+        *flat('adding', 'b', 1., .5, .5, .5, .4), *flat('adding_sparse', 'a', 1., .1, .1, .1, .1),
+        *flat('adding_sparse', 'b', 1., .0, .0, .0, .2)]
+    plan = dict(budget=100, seeds=dict(main=[1, 2, 3, 4]), definitions=dict(families=dict.fromkeys(
+        ('adding','adding_sparse'))))
+    got = numbers(pd.DataFrame(rows), plan)['adding']
+    assert chosen(got, ['a'], [1, 2, 3, 4])=={1:('a', 1.), 2:('a', 1.), 3:('a', 2.), 4:('a', 2.)}
+    d = at_best(pd.DataFrame(rows), plan, dict(any=['a','b']), 'cell').set_index(['regime','seed']).best
+    assert d['adding'].tolist()==[.1, .2, .5, .4]          # 3 and 4 choose a at 1, 1 and 2 choose b
+    assert d['adding_sparse'].tolist()==[.1, .1, .1, .1]   # 3 and 4 tie: the first one; 1 and 2 choose a
+    task = at_best(pd.DataFrame(rows), plan, dict(any=['a','b']))
+    assert set(task.regime)=={'adding'} and task.best.tolist()==pytest.approx([.1, .15, .3, .25])
+
+def test_a_fall_is_before_minus_after_and_a_mean_over_seeds():
+    def row(cell, seed, a, b, wrong, error=''): return dict(regime=cell, seed=seed, wrong=wrong, error=error,
+        curve=json.dumps([dict(tokens=k, pass1=.1, several=v) for k,v in ((0, a), (9, b))]))
+    d = pd.DataFrame([row('adding', 1, .9, .8, .2), row('adding', 2, .8, .4, .4), row('sorting', 1, .5, .7, .1),
+        row('sorting', 2, .5, .5, .9, 'lost')])
+    got = looks(d)
+    assert got.fall.tolist()==pytest.approx([.25, -.2]) and got.wrong.tolist()==pytest.approx([.3, .1])
+
+def test_the_rule_is_made_in_one_half_of_the_cells_and_judged_in_the_other():
+    "At g = .5 two updates get 2/3 of the tokens and three get half: curves that rise by 1 over all of them"
+    rise = [dict(tokens=k, pass1=k/100) for k in (0, 100)]
+    def rows(cell, arm, lift): return [dict(regime=cell, arm=arm, seed=s, learning_rate=1., error='',
+        curve=json.dumps([o|dict(pass1=o['pass1']+lift) for o in rise])) for s in (1, 2)]
+    lifts = dict(adding=(0., .2, .1), sorting=(0., .1, .3), filtering=(.2, .1, .2), reversing=(0., .0, .5))
+    three = 'plain','mu2','stored3'
+    df = pd.DataFrame([o for c,v in lifts.items() for a,l in zip(three, v) for o in rows(c, a, l)])
+    arms = {a:dict(fresh=8, passes=p, parts=q) for a,p,q in (('plain',1,1), ('mu2',2,1), ('stored3',1,3))}
+    plan = dict(budget=100, seeds=dict(main=[1, 2]), definitions=dict(arms=arms),
+        discover=['adding','sorting'], confirm=['filtering','reversing'])
+    at = dict(plain=.5, mu2=1/3, stored3=1/4)   # mean of k/100 over the first 1, 2/3 and 1/2 of the tokens
+    worth_ = {c:{a:at[a]+l for a,l in zip(three, v)} for c,v in lifts.items()}
+    def lost(c, a): return max(worth_[c].values())-worth_[c][a]
+    got = regrets(df, plan, dict(adding=.1, sorting=.3, filtering=.0, reversing=.9), .5)
+    assert got['threshold']==pytest.approx(.2)   # between mu2's cell and the one of stored groups
+    assert got['rule']==pytest.approx((lost('filtering', 'mu2')+lost('reversing', 'stored3'))/2, abs=2e-5)
+    for k,a in dict(always='stored3', never='plain', mu2='mu2').items():
+        assert got[k]==pytest.approx((lost('filtering', a)+lost('reversing', a))/2, abs=2e-5)
+
+def test_half_of_the_tokens_against_the_best_end_seed_by_seed():
+    def rows(arm, rate, ends): return [dict(regime='adding', arm=arm, seed=s, learning_rate=rate, error='',
+        curve=json.dumps([dict(tokens=0, pass1=.2), dict(tokens=100, pass1=e)])) for s,e in enumerate(ends, 1)]
+    plan = dict(budget=80, seeds=dict(main=[1, 2, 3, 4]), definitions=dict(families=dict(adding=None)))
+    df = pd.DataFrame([*rows('s', 1., (.6, .6, .8, .4)), *rows('x', 1., (.5, .4, .3, .3)),
+        *rows('y', 1., (.1, .1, .1, .6)), *rows('y', 2., (.4, .4, .45, .45))])
+    got = with_half(df, plan, 's', ['x','y']).loc['adding']
+    half = [.2+.4*(e-.2) for e in (.6, .6, .8, .4)]   # 40 of 100 tokens
+    ends = [.4, .4, .3, .3]   # 3 and 4 choose y at 2 for 1 and 2; those choose x
+    assert got['diff']==pytest.approx(np.mean(np.subtract(half, ends))) and got.n==4
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT/'nbs'/'project'/'registration_reuse.qmd'
+
+@pytest.fixture(scope='module')
+def study():
+    "Plan, table and look, as they are stored"
+    plan = rs.registration(PAGE)
+    same = 'registered',
+    return plan,*(read_rows(ROOT/'nbs'/'results'/f'reuse_study{k}.csv', same) for k in ('','_look'))
+
+def test_the_stored_table_is_whole_and_other_code_counts_its_claims(study):
+    from recount_study import recount_spans
+    plan,df,look = study
+    assert len(df)==7696 and len(look)==128 and set(df.error)|set(look.error)=={''}
+    assert set(df.registered)|set(look.registered)=={plan['hash']} and not next_jobs(df, plan)
+    rows,need = rs.tables(df, plan)['main table']
+    assert len(rows)==need
+    theirs = recount_spans(ROOT/'nbs'/'results'/'reuse_study.csv', PAGE)
+    for o,t in zip(rs.claims(rows, plan).itertuples(), theirs, strict=True):
+        assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
