@@ -138,10 +138,10 @@ FAR = KIT+"""
     const trained = p => mapped(p.W, o => o.x)
     const DO = {
         async logps() {
-            const own = await p.logProbs(groups, 28, 48)
+            const own = await p.logProbs(groups, 28)
             return Math.max(...groups.flatMap((g, i) => g.answers.map((o, k) => far(own[i][k], o.want)))) },
         async loss() {
-            const r = await p.gradient(groups, items, 28, 48, cap)
+            const r = await p.gradient(groups, items, 28, cap)
             out.grad = all(r.grads, grad)
             p.update(r.grads, 2e-4)
             // Adam's first step is the gradient's sign: where that is lost in rounding, so is the step
@@ -156,7 +156,7 @@ FAR = KIT+"""
         async noted() {   // while sampling, against a forward pass
             const q = make(), answers = await q.sample(groups.map(o => o.prompt), 8, 48, 28)
             const sampled = groups.map((o, i) => ({prompt: o.prompt, answers: answers[i]}))
-            const again = await q.logProbs(sampled, 28, 48)
+            const again = await q.logProbs(sampled, 28)
             return Math.max(...answers.flatMap((g, i) => g.map((o, k) => far(again[i][k], o.logps)))) } }
     for (const what of given.what) out[what] = await DO[what]()
     return out }"""

@@ -7,18 +7,18 @@ export const pretty = problem => problem.replaceAll('-', '\u2212');   // a minus
 const ANSWER = /<answer>([^]*)<\/answer>/, THOUGHT = /<think>([^]*?)(<\/think>|$)/;
 const SIGNS = {writing: '·', right: '✓', wrong: '✗'};
 
-function aTry(text, reward, A, i) {    // without a reward it is still being written
+function aTry(text, reward, A) {       // without a reward it is still being written
   const state = reward == null ? 'writing' : reward >= 1 ? 'right' : 'wrong';
   const said = text.match(ANSWER)?.[1], thought = text.match(THOUGHT)?.[1] ?? (said ? '' : text);
   const answer = said == null ? (reward == null ? '' : 'no answer') : pretty(said);
   const push = A ? `${A > 0 ? '▲ +' : '▼ −'}${Math.abs(A).toFixed(2)}` : '';
-  return el('li', {class: `try ${state}`, style: `--i:${i}`},
+  return el('li', {class: `try ${state}`},
     el('span', {class: 'sign', role: 'img', 'aria-label': state}, SIGNS[state]),
     el('span', {}, el('span', {class: 'said'}, answer), ' ', el('span', {class: 'thought'}, thought)),
     el('span', {class: 'push', title: push && 'advantage: how far it is pushed up or down'}, push));
 }
 export const tries = (texts, rewards = [], advantages = []) =>
-  el('ol', {class: 'tries'}, ...texts.map((text, i) => aTry(text, rewards[i], advantages[i], i)));
+  el('ol', {class: 'tries'}, ...texts.map((text, i) => aTry(text, rewards[i], advantages[i])));
 
 export function heading(question, answer) {
   const right = el('span', {class: 'answer'}, `→ ${pretty(answer)}`);

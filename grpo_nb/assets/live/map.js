@@ -9,12 +9,11 @@ export class RunMap {
     Object.assign(this, {rows, choose, filled: [], at: [0, 0]});
     const onkeydown = e => this.key(e);
     this.grid = el('div', {class: 'cells ghosts', role: 'grid', 'aria-label': label, onkeydown});
-    for (let c = 0; c < columns; c++) this.grid.append(this.ghosts(c));
+    for (let c = 0; c < columns; c++) this.grid.append(this.ghosts());
     root.append(this.grid);
   }
-  ghosts(c) {
-    const square = (_, r) => el('i', {class: 'cell', style: `--i:${c + r}`});
-    const squares = Array.from({length: this.rows}, square);
+  ghosts() {
+    const squares = Array.from({length: this.rows}, () => el('i', {class: 'cell'}));
     return el('div', {class: 'col', 'aria-hidden': 'true'}, ...squares);
   }
   add(groups) {                        // the next column: {code, says} of each group
@@ -27,7 +26,7 @@ export class RunMap {
     if (!c) squares[0].tabIndex = 0;
   }
   square(c, r, {code, says}) {
-    const drawn = {class: `cell s${code}`, style: `--i:${r}`, title: says, tabindex: -1};
+    const drawn = {class: `cell s${code}`, title: says, tabindex: -1};
     const told = {type: 'button', role: 'gridcell', 'aria-selected': 'false', 'aria-label': says};
     return el('button', {...drawn, ...told, onclick: () => this.choose(c, r)});
   }

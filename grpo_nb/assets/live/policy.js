@@ -4,7 +4,8 @@ import {defaultDevice, init, jit, numpy as np, valueAndGrad} from './jax/index.j
 import {H, V, decode, logProbs, loss, prefill, turns} from './qwen.js';
 import {pick} from './replay.js';
 
-const LANES = [8, 16, 32];             // of a minibatch: each number is compiled once, as long as some steps
+const LANE = 80;                       // tokens: two to four careful answers, or all hasty ones of a group
+const LANES = [6, 12, 16, 24, 32];     // of a minibatch: each number is compiled once, as long as some steps
 const EMBEDDING = 'model.embed_tokens.weight';
 const ROWS = [8, 16, 32, 64, 96];      // that sampling goes on with, when enough are done
 const BETAS = [.9, .999], EPS = 1e-8;  // of AdamW, without decay
@@ -84,32 +85,32 @@ export class Policy {
 
   // -- training
 
-  // Whole groups {prompt, answers} as `logProbs` wants them, in lanes of T tokens.
-  lay(groups, least, T) {
+  // Whole groups {prompt, answers} as `logProbs` wants them.
+  lay(groups, least) {
     const b = groups.length, {P, ids, hide} = this.prompts(groups.map(g => g.prompt), least);
-    const lanes = groups.flatMap((g, i) => lanesOf(g.answers, T).map(answers => ({i, g, answers})));
+    const lanes = groups.flatMap((g, i) => lanesOf(g.answers).map(answers => ({i, g, answers})));
     const N = LANES.find(n => n >= lanes.length) ?? lanes.length;
     while (lanes.length < N) lanes.push({i: -1, answers: []});
     const each = f => lanes.flatMap(({i, g, answers}) => {   // a value for each place; -1 where no token is
       const x = answers.flatMap(k => g.answers[k].ids.map((id, t) => f(g, k, t, id, i)));
-      return [...x, ...Array(T - x.length).fill(-1)];
+      return [...x, ...Array(LANE - x.length).fill(-1)];
     });
-    const tokens = each((g, k, t, id) => id), chosen = new Float32Array(N * T * V);
+    const tokens = each((g, k, t, id) => id), chosen = new Float32Array(N * LANE * V);
     tokens.forEach((id, place) => { if (id >= 0) chosen[place * V + id] = 1; });
     const turned = (at, shape) => turns(at).map(x => floats(x, [...shape, x.length / at.length]));
-    const layout = {hide: floats(hide, [b, P]), answer: floats(each((g, k) => k), [N, T]),
+    const layout = {hide: floats(hide, [b, P]), answer: floats(each((g, k) => k), [N, LANE]),
       group: floats(lanes.flatMap(o => groups.map((_, i) => i == o.i ? 1 : 0)), [N, b]),
-      first: floats(each((g, k, t) => t ? 0 : 1).map(x => x > 0), [N, T]),
-      promptTurns: turned([...Array(P).keys()], [P]), laneTurns: turned(each((g, k, t) => P + t), [N, T])};
-    return {ids: [...ids, ...tokens], chosen: floats(chosen, [N * T, V]), layout, each, shape: [N, T]};
+      first: floats(each((g, k, t) => t ? 0 : 1).map(x => x > 0), [N, LANE]),
+      promptTurns: turned([...Array(P).keys()], [P]), laneTurns: turned(each((g, k, t) => P + t), [N, LANE])};
+    return {ids: [...ids, ...tokens], chosen: floats(chosen, [N * LANE, V]), layout, each, shape: [N, LANE]};
   }
   embed(ids) {                         // rows of the embedding: jax-js has no fast gradient of a look-up
     const x = new Float32Array(ids.length * H), E = this.W[EMBEDDING].x;
     ids.forEach((id, i) => { if (id >= 0) x.set(E.subarray(id * H, (id + 1) * H), i * H); });
     return floats(x, [ids.length, H]);
   }
-  async logProbs(groups, least, T) {   // of each token of each answer of each group
-    const {ids, chosen, layout, each} = this.lay(groups, least, T);
+  async logProbs(groups, least) {      // of each token of each answer of each group
+    const {ids, chosen, layout, each} = this.lay(groups, least);
     const x = await LOGPROBS(this.arrays(), this.embed(ids), chosen, layout).data();
     const out = groups.map(g => g.answers.map(o => new Float32Array(o.ids.length)));
     let place = 0;
@@ -119,8 +120,8 @@ export class Policy {
     }
     return out;
   }
-  async gradient(groups, items, least, T, cap = 0) {
-    const {ids, chosen, layout, each, shape} = this.lay(groups, least, T), out = {};
+  async gradient(groups, items, least, cap = 0) {
+    const {ids, chosen, layout, each, shape} = this.lay(groups, least), out = {};
     const terms = {mask: floats(each(() => 1).map(x => x > 0), shape),
       A: floats(each((g, k) => g.advantages[k]), shape),
       old: floats(each((g, k, t) => g.answers[k].logps[t]), shape), items: np.array(items)};
@@ -130,8 +131,8 @@ export class Policy {
     ids.forEach((id, i) => { for (let j = 0; id >= 0 && j < H; j++) E[id * H + j] += looked[i * H + j]; });
     return {loss: (await value.data())[0], grads: out};
   }
-  async step(groups, items, least, T, rate, cap = 0) {   // one optimizer step
-    const {loss, grads} = await this.gradient(groups, items, least, T, cap);
+  async step(groups, items, least, rate, cap = 0) {      // one optimizer step
+    const {loss, grads} = await this.gradient(groups, items, least, cap);
     return {loss, norm: this.update(grads, rate)};
   }
   update(grads, rate) {                // AdamW, after the gradient is scaled down to norm 1; gives the norm
@@ -155,12 +156,12 @@ const PREFILL = jit(prefill, {staticArgnums: [5, 6]}), DECODE = jit(decode), LOG
 const GRADIENTS = new Map();           // by cap, which is no array: `valueAndGrad` would make it one
 
 // The answers of a group in as few lanes as are found by putting the longest first: lists of their numbers.
-function lanesOf(answers, T) {
+function lanesOf(answers) {
   const lanes = [];
   const longest = answers.map((o, k) => [o.ids.length, k]).sort((a, b) => b[0] - a[0]);
   for (const [n, k] of longest) {
     let lane = lanes.find(o => o.left >= n);
-    if (!lane) lanes.push(lane = {left: T, answers: []});
+    if (!lane) lanes.push(lane = {left: LANE, answers: []});
     lane.left -= n;
     lane.answers.push(k);
   }

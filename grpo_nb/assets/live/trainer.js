@@ -55,7 +55,7 @@ export class Trainer {
     return {groups: [...fresh.map(g => by.get(g) ?? g), ...stored], by, stored};
   }
   async batch() {
-    const {B, G, T, minis, rate, cap, beside, width} = this.set, t0 = performance.now();
+    const {B, G, minis, rate, cap, beside, width} = this.set, t0 = performance.now();
     this.extra = beside ? Math.min(B * beside / (1 + beside), this.buffer.groups.length) : 0;
     const fresh = await this.answer(this.next(B - this.extra), G), t1 = performance.now();
     this.tokens += tokensOf(fresh);
@@ -63,7 +63,7 @@ export class Trainer {
     const items = tokensOf(groups) / minis, order = shuffled(B, this.random), size = B / minis, steps = [];
     for (let i = 0; i < minis; i++) {
       const mini = order.slice(i * size, (i + 1) * size).map(j => groups[j]);
-      steps.push(await this.policy.step(mini, items, width, T, rate, cap));
+      steps.push(await this.policy.step(mini, items, width, rate, cap));
     }
     this.done++;
     const came = g => ({...told(g), age: began - g.step, uses: g.uses});
