@@ -844,7 +844,8 @@ def _sidebar(to):
     there = {str(f.relative_to(to)) for p in ('*.ipynb','*.qmd','*.md') for f in to.rglob(p)}
     return missing,sorted(there-named-{'index.ipynb','404.qmd','404.md'})
 
-_IGNORED = ('output-file','commonmark','keep-md')   # Quarto's options that mean nothing to smalldocs
+# Quarto's options that mean nothing to smalldocs, and the page that is written after it
+_IGNORED = ('output-file','commonmark','keep-md','broken link live/')
 
 def docs(
     serve:bool=False,   # show the site in a local server when it is built?

@@ -5,7 +5,7 @@ import {H, V, decode, logProbs, loss, prefill, turns} from './qwen.js';
 import {pick} from './replay.js';
 
 const LANE = 80;                       // tokens: two to four careful answers, or all hasty ones of a group
-const LANES = [6, 12, 16, 24, 32];     // of a minibatch: each number is compiled once, as long as some steps
+const LANES = [6, 12, 16, 32];     // of a minibatch: each number is compiled once, as long as some steps
 const EMBEDDING = 'model.embed_tokens.weight';
 const ROWS = [8, 16, 32, 64, 96];      // that sampling goes on with, when enough are done
 const BETAS = [.9, .999], EPS = 1e-8;  // of AdamW, without decay

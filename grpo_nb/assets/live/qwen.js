@@ -16,9 +16,15 @@ const linear = (x, w) => np.matmul(x, w.transpose());
 const part = (x, axis, from, to) => x.slice(...Array(axis).fill([]), [from, to]);
 const shaped = (arrays, shape) => arrays.map(x => x.reshape(shape));
 
+const TURNS = new Map();               // cos and sin of a position, computed once
+
 export function turns(positions) {     // cos and sin (n, D) of rotary positions
-  const angles = positions.flatMap(p => FREQUENCIES.map(f => p * f));
-  return [Float32Array.from(angles, Math.cos), Float32Array.from(angles, Math.sin)];
+  const out = [new Float32Array(positions.length * D), new Float32Array(positions.length * D)];
+  positions.forEach((p, i) => {
+    if (!TURNS.has(p)) TURNS.set(p, [Math.cos, Math.sin].map(f => FREQUENCIES.map(w => f(p * w))));
+    TURNS.get(p).forEach((row, j) => out[j].set(row, i * D));
+  });
+  return out;
 }
 
 // The halves of a head change places, the second with a minus: as a matrix, whose product is computed once,

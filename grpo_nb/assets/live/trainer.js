@@ -7,7 +7,7 @@ import {reward} from './text.js';
 // The demo's settings, and those of two arms of `demo --compare`. Unseen problems are measured
 // `every` so many batches.
 export const SUMS = {B: 16, G: 8, T: 48, minis: 4, batches: 40, rate: 2e-4, buffer: 64, beside: 0, cap: 0,
-  width: 28, every: 5};
+  width: 28, every: 8};
 export const WORDS = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 20, every: 2};
 export const BESIDE = {...WORDS, B: 24, buffer: 64, beside: 2, cap: 2, every: 4};   // 8 of 24 sampled
 
