@@ -119,9 +119,9 @@ def chapter_body(
 _BOOK_CSS = '''<style>
 .chapter {break-before: page} main {display: block; max-width: none; padding: 0}
 figure, img, table, .widget {break-inside: avoid} h1, h2, h3, summary {break-after: avoid}
-pre, pre code {white-space: pre-wrap; font-size: 6.9pt}
+pre, pre code {white-space: pre-wrap; font-size: 6.9pt !important}
 body {font-size: 10.5pt; background: white; color: black}
-.title-page {height: 235mm; display: flex; flex-direction: column; justify-content: center}
+.title-page {height: 235mm; break-after: page; display: flex; flex-direction: column; justify-content: center}
 .title-page p {max-width: 110mm} ol.chapters {columns: 2}
 </style>'''
 _FOOT = '<p style="font-size: 8px; width: 100%; text-align: center" class="pageNumber"></p>'
