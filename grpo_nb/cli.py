@@ -399,7 +399,7 @@ def on_trl(
         path = Path(find_spec(package).origin).parent/file
         if not path.exists() or f'\n    {name}: ' not in path.read_text(encoding='utf-8'): continue
         return (f"is an option of TRL's trainers{'; '+_HERE[name] if name in _HERE else ''}. "
-            'GRPOWithReplayBufferTrainer takes it, and so may the recipes: `grpo_nb gsm8k --help`')
+            'GRPOWithReplayBufferTrainer takes it, and so may `grpo_nb trl`: see its `--help`')
     return ''
 
 def train_parser()->Parser:

@@ -82,7 +82,7 @@ def test_a_slurm_script_asks_for_what_a_run_needs():
         '--resume auto',
         'scontrol requeue',
     ): assert o in s
-    assert slurm_script(['-m','grpo_nb','gsm8k','--resume','no'], 'c.yaml').count('--resume')==1
+    assert slurm_script(['-m','grpo_nb','trl','--resume','no'], 'c.yaml').count('--resume')==1
     assert '--resume' not in slurm_script(['train.py'], 'c.yaml')   # a script of one's own may not know it
     assert subprocess.run(['bash','-n'], input=s, text=True).returncode==0
 

@@ -144,7 +144,7 @@ def write_launch_config(
 
 # %% ../../nbs/scale/launch.ipynb #cf4b148e
 def launch_command(
-    script:list,            # what to run: ['-m','grpo_nb','gsm8k',…] or ['train.py',…]
+    script:list,            # what to run: ['-m','grpo_nb','trl',…] or ['train.py',…]
     config_file:str=None,   # from `write_launch_config`, for accelerate
     num_processes:int=8,    # of all nodes
     num_machines:int=1,     # nodes
