@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
+from importlib.util import find_spec
 from inspect import Parameter
 from pathlib import Path
 from .run.signals import one_line
@@ -185,6 +186,9 @@ def _run(command, words):
     if command not in COMMANDS:
         _stop(f"no command {command!r}{near(command, COMMANDS) or ': there are ' + ', '.join(COMMANDS)}")
     mod,name = COMMANDS[command][0].split(':')
+    if mod.startswith('grpo_nb.dev') and find_spec('grpo_nb.dev') is None:
+        _stop(f'{command}: comes with a clone of the project, not with the package: '
+            'git clone https://github.com/grpo-nb/grpo_nb')
     f = getattr(import_module(mod), name)
     if command in ('demo','train','trl'): _say_untested()
     if name in _OWN: f(words)
