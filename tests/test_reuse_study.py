@@ -10,10 +10,10 @@ from grpo_nb.research.families import FAMILIES, PAD, SHAPE, to_tensors
 from grpo_nb.replay import Replay, ReplayBuffer
 from grpo_nb.research.replay_study import ARMS, replay_study, run_stack
 from grpo_nb.research.reuse_study import (at_best, best_of, chosen, looks, next_jobs, numbers, regret,
-    regrets, run_rounds, slope, spans, threshold, to_try, with_half)
+    regrets, run_rounds, slope, span_of, spans, threshold, to_try, tries, with_half)
 from grpo_nb.research.stacked import new_weights
 from grpo_nb.research.stacked_runs import Arm, Ranked, Runs
-from grpo_nb.research.study import add_rows, one_each, read_rows, run_study, stamp
+from grpo_nb.research.study import add_rows, one_each, over_regimes, read_rows, run_study, stamp
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -458,3 +458,87 @@ def test_the_stored_table_is_whole_and_other_code_counts_its_claims(study):
     theirs = recount_spans(ROOT/'nbs'/'results'/'reuse_study.csv', PAGE)
     for o,t in zip(rs.claims(rows, plan).itertuples(), theirs, strict=True):
         assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
+
+FREE = ['plain','mu2','mu3','big3']
+BY_TASK = [('stored3','mu3'), ('stored3','big3'), ('stored6','mu6'), ('stored6','big6'),
+    ('replay_default','plain'), ('mu6','mu3'), ('big6','big3'), ('stored6','stored3')]
+
+@pytest.fixture(scope='module')
+def counted(study):
+    "Per pair of arms its difference of spans and at the best rates, as pages write them; gains by cell"
+    plan,df,look = study
+    sets = {a:[a] for a in plan['arms']['main']}|dict(free3=FREE, free6=[*FREE,'mu6','big6'])
+    free = [('stored3','free3'), ('stored6','free6')]
+    def said(d, some, metric):
+        o = over_regimes(d, some, metric)
+        texts = [v.replace('-', '−') if v[0]=='-' else v for v in rs.texts(o['diff'], o.half)]
+        return dict(zip(some, texts))
+    cell = at_best(df, plan, sets, 'cell').groupby(['regime','arm']).best.mean().unstack()
+    return dict(span=said(spans(df, plan), BY_TASK, 'span'),
+        best=said(at_best(df, plan, sets), BY_TASK+free, 'best'),
+        gain={3:(cell.stored3-cell.free3).to_dict(), 6:(cell.stored6-cell.free6).to_dict()})
+
+def words(name):
+    "A page's words; of a notebook those of its prose"
+    text = (ROOT/name).read_text(encoding='utf-8')
+    if not name.endswith('.ipynb'): return text
+    return '\n\n'.join(''.join(c['source']) for c in json.loads(text)['cells'] if c['cell_type']=='markdown')
+
+@pytest.mark.parametrize('page', ['README.md','nbs/index.ipynb','nbs/practise/replay_settings.qmd'])
+def test_the_first_pages_say_what_reuse_gives(counted, page):
+    rows = [o for o in words(page).splitlines() if o.startswith('|')]
+    carried = BY_TASK[:5] if 'settings' not in page else [BY_TASK[k] for k in (4, 0, 2)]
+    for k in carried: assert sum(f"| {counted['span'][k]} | {counted['best'][k]} |" in o for o in rows)==1, k
+
+def test_other_pages_say_what_reuse_gives(counted):
+    book,limits = words('nbs/13b_replay_study.ipynb'),words('nbs/project/limitations.qmd')
+    default,three = ('replay_default','plain'),('stored3','mu3')
+    for page,k in ((book, default), (limits, three)):
+        assert counted['span'][k] in page and counted['best'][k] in page
+    settings = words('nbs/practise/replay_settings.qmd')
+    every = [v for o in counted['gain'].values() for v in o.values()]
+    assert f'up to +{max(every):.2f}'.replace('0.', '.') in settings
+    assert f'down to −{-min(every):.2f}'.replace('0.', '.') in settings
+
+def test_the_page_of_results_says_what_the_rows_say(study, counted):
+    plan,df,look = study
+    page = words('nbs/research/reuse_results.ipynb')
+    for k in BY_TASK[4:]: assert counted['span'][k] in page, k
+    for k in (*BY_TASK[:3:2], BY_TASK[4], ('stored3','free3'), ('stored6','free6')):
+        assert counted['best'][k] in page, k
+    rows,_ = rs.tables(df, plan)['main table']
+    four = rs.claims(rows, plan)
+    assert set(four.says)=={'above 0'} and (four['diff']-four.half>.05).all() and four.half.min()>.03
+    assert four[four.says!=four.predicted][['arm','baseline']].values.tolist()==[['stored3','big3']]
+    assert f"by {four['diff'].min():.2f} to {four['diff'].max():.2f} of mean".replace('0.', '.') in page
+    half = with_half(df, plan, 'stored6', [*FREE,'mu6','big6'])
+    assert (half['diff']>=0).sum()==3 and half.verdict.value_counts().to_dict()==dict(worse=10, undecided=6)
+    assert 'In 3 of 16 cells by its mean, in none by its interval, and in 10 it is decided short' in page
+    x,gain = looks(look),counted['gain']
+    one = slope(x.fall.to_dict(), gain[3])
+    assert f"{one['slope']:+.3f} ± {one['half']:.3f}" in page
+    both = [slope(x[k].to_dict(), gain[u]) for k in ('fall','wrong') for u in (3, 6)]
+    assert all(abs(o['slope'])<o['half'] for o in both)   # "No."
+
+def test_no_early_number_tells_as_the_page_says(study):
+    plan,df,look = study
+    x = looks(look)
+    def below(k, g):
+        o = regrets(df, plan, x[k].to_dict(), g)
+        return {c for c in ('always','never','mu2') if o['rule']<o[c]},o
+    fall = {g:below('fall', g) for g in (.5, .75, .9)}
+    assert [o[0] for o in fall.values()]==[{'always'}, {'always'}, {'always','never','mu2'}]
+    assert .0005<fall[.9][1]['always']-fall[.9][1]['rule']<.0015   # "by .001"
+    wrong = {g:below('wrong', g) for g in fall}
+    assert [len(o[0])==3 for o in wrong.values()]==[False, True, True]
+    assert wrong[.5][1]['rule']==wrong[.5][1]['mu2'] and fall[.5][1]['never']<.005
+    assert max(('always','never','mu2'), key=fall[.9][1].get)=='never'
+
+def test_at_the_lowest_rate_passes_are_ahead_as_the_first_page_says(study):
+    plan,df,_ = study
+    done = tries(df, plan['seeds']['main'])
+    five = {c:span_of(c, done, plan) for c in plan['definitions']['families']}
+    def mean(arm, k): return np.mean([done[c,arm][o[k]] for c,o in five.items()])
+    assert mean('mu3', 0)>mean('stored3', 0) and mean('mu6', 0)>mean('stored6', 0)
+    assert mean('mu3', 4)<.02 and mean('mu6', 4)<.02 and mean('stored3', 4)>.2 and mean('stored6', 4)>.15
+    assert "At a quarter of plain GRPO's best rate passes are ahead." in words('README.md')
