@@ -163,8 +163,8 @@ def run_study(
     stamp:dict,              # of `stamp`: written into each row
     processes:int=1,         # runs at a time
     tables:tuple=(),         # 'module:NAME' of tables a worker needs, such as 'grpo_nb.replay:METHODS'
-    free:tuple=('machine',), # what of the stamp may differ within the file
     disable_tqdm:bool=False, # hide the progress bar
+    free:tuple=('machine',), # what of the stamp may differ within the file
 )->pd.DataFrame:             # all rows of the file
     """Run what the file doesn't hold yet, or holds with another source; a row per run, also for failed ones.
 
