@@ -115,6 +115,43 @@ def recount_spans(table, page):
         out.append([arm, baseline, m, t.ppf(.975, free)*error, 2*t.sf(abs(m)/error, free)])
     return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
 
+def by_the_other_half(runs, arms, seeds):
+    "seed -> the arm and rate that is best on the other half of the seeds; ties go to the first row"
+    out = {}
+    for mine in (seeds[:len(seeds)//2], seeds[len(seeds)//2:]):
+        best = None
+        for arm in arms:
+            for rate,o in sorted(runs[arm].items()):
+                if set(o)<set(seeds): continue
+                mean = sum(o[s] for s in seeds if s not in mine)
+                if best is None or mean>best[0]: best = mean,arm,rate
+        for s in mine: out[s] = best[1:]
+    return out
+
+def recount_reuse(table, page):
+    "Per cell: gain of stored3 and of stored6 over the best without a buffer, and stored6 at half of its tokens"
+    plan = registered(page)
+    seeds,runs,out = plan['seeds']['main'],runs_of(table, plan['seeds']['main']),{}
+    with open(table, newline='', encoding='utf-8') as f:
+        curves = {(o['regime'], o['arm'], float(o['learning_rate']), int(o['seed'])):json.loads(o['curve'])
+            for o in csv.DictReader(f)}
+    free = ['plain','mu2','mu3','big3']
+    for cell,arms in runs.items():
+        def mean(which):
+            return sum(arms[a][l][s] for s,(a,l) in by_the_other_half(arms, which, seeds).items())/len(seeds)
+        gains = [mean(['stored3'])-mean(free), mean(['stored6'])-mean([*free,'mu6','big6'])]
+        mine,best = (by_the_other_half(arms, o, seeds) for o in (['stored6'], [*free,'mu6','big6']))
+        total,half = 0,plan['definitions']['families'][cell]['budget']/2
+        for s in seeds:
+            curve = curves[cell, *mine[s], s]
+            for a,b in zip(curve, curve[1:]):
+                if a['tokens']<=half<=b['tokens']:
+                    there = (half-a['tokens'])/(b['tokens']-a['tokens'])
+                    at = a['pass1']+there*(b['pass1']-a['pass1'])
+            total += at-curves[cell, *best[s], s][-1]['pass1']
+        out[cell] = [*gains, total/len(seeds)]
+    return out
+
 if __name__=='__main__':
     usual = 'nbs/results/replay_study.csv','nbs/project/registration.qmd'
     table,page = *sys.argv[1:],*usual[len(sys.argv)-1:]

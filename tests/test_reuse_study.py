@@ -402,8 +402,8 @@ def test_each_seed_takes_what_is_best_on_the_other_half():
 def test_a_fall_is_before_minus_after_and_a_mean_over_seeds():
     def row(cell, seed, a, b, wrong, error=''): return dict(regime=cell, seed=seed, wrong=wrong, error=error,
         curve=json.dumps([dict(tokens=k, pass1=.1, several=v) for k,v in ((0, a), (9, b))]))
-    d = pd.DataFrame([row('adding', 1, .9, .8, .2), row('adding', 2, .8, .4, .4), row('sorting', 1, .5, .7, .1),
-        row('sorting', 2, .5, .5, .9, 'lost')])
+    d = pd.DataFrame([row('adding', 1, .9, .8, .2), row('adding', 2, .8, .4, .4),
+        row('sorting', 1, .5, .7, .1), row('sorting', 2, .5, .5, .9, 'lost')])
     got = looks(d)
     assert got.fall.tolist()==pytest.approx([.25, -.2]) and got.wrong.tolist()==pytest.approx([.3, .1])
 
@@ -428,8 +428,9 @@ def test_the_rule_is_made_in_one_half_of_the_cells_and_judged_in_the_other():
         assert got[k]==pytest.approx((lost('filtering', a)+lost('reversing', a))/2, abs=2e-5)
 
 def test_half_of_the_tokens_against_the_best_end_seed_by_seed():
+    def curve(e): return json.dumps([dict(tokens=0, pass1=.2), dict(tokens=100, pass1=e)])
     def rows(arm, rate, ends): return [dict(regime='adding', arm=arm, seed=s, learning_rate=rate, error='',
-        curve=json.dumps([dict(tokens=0, pass1=.2), dict(tokens=100, pass1=e)])) for s,e in enumerate(ends, 1)]
+        curve=curve(e)) for s,e in enumerate(ends, 1)]
     plan = dict(budget=80, seeds=dict(main=[1, 2, 3, 4]), definitions=dict(families=dict(adding=None)))
     df = pd.DataFrame([*rows('s', 1., (.6, .6, .8, .4)), *rows('x', 1., (.5, .4, .3, .3)),
         *rows('y', 1., (.1, .1, .1, .6)), *rows('y', 2., (.4, .4, .45, .45))])
@@ -458,6 +459,18 @@ def test_the_stored_table_is_whole_and_other_code_counts_its_claims(study):
     theirs = recount_spans(ROOT/'nbs'/'results'/'reuse_study.csv', PAGE)
     for o,t in zip(rs.claims(rows, plan).itertuples(), theirs, strict=True):
         assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
+
+def test_other_code_counts_the_same_gains_and_halves_in_the_stored_rows(study):
+    from recount_study import recount_reuse
+    plan,df,_ = study
+    theirs = recount_reuse(ROOT/'nbs'/'results'/'reuse_study.csv', PAGE)
+    sets = dict(stored3=['stored3'], stored6=['stored6'], free3=FREE, free6=[*FREE,'mu6','big6'])
+    cell = at_best(df, plan, sets, 'cell').groupby(['regime','arm']).best.mean().unstack()
+    half = with_half(df, plan, 'stored6', sets['free6'])['diff']
+    assert set(theirs)==set(cell.index)
+    for c,t in theirs.items():
+        ours = cell.stored3[c]-cell.free3[c],cell.stored6[c]-cell.free6[c],half[c]
+        assert [*map(float, ours)]==pytest.approx(t, abs=2e-5), c
 
 FREE = ['plain','mu2','mu3','big3']
 BY_TASK = [('stored3','mu3'), ('stored3','big3'), ('stored6','mu6'), ('stored6','big6'),
