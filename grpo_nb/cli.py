@@ -28,7 +28,10 @@ COMMANDS = dict(  # name: (function, what it does)
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),
     watch=('grpo_nb.see.watch:watch', 'a run in the browser while it goes on, on this machine only'),
     batch=('grpo_nb.batch_size:batch_command', "what do TRL's batch numbers come to?"),
-    trl=('grpo_nb.recipes:trl', "TRL's trainer with replay, on your data or --recipe gsm8k, numinamath, tldr"),
+    trl=(
+        'grpo_nb.recipes:trl',
+        "TRL's trainer with replay, on your data or --recipe gsm8k, numinamath, tldr",
+    ),
     bakeoff=('grpo_nb.research.bakeoff:bakeoff', 'compare methods for dead groups at equal tokens'),
     replay_study=(
         'grpo_nb.research.replay_study:replay_study',

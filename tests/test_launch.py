@@ -55,8 +55,8 @@ def test_torchrun_and_accelerate_read_our_commands():
     a = get_args_parser().parse_args(launch_command(['t.py','--x','1'], None, 64, 8, '3', 'node0')[1:])
     assert (a.nnodes, a.nproc_per_node, str(a.node_rank), a.rdzv_endpoint)==('8', '8', '3', 'node0:29500')
     assert (a.training_script, a.training_script_args)==('t.py', ['--x','1'])
-    b = launch_command_parser().parse_args(launch_command(['-m', 'grpo_nb', 'trl', '--recipe', 'gsm8k'], 'c.yaml', 64, 8, '3',
-                                                          'node0')[2:])
+    told = launch_command(['-m', 'grpo_nb', 'trl', '--recipe', 'gsm8k'], 'c.yaml', 64, 8, '3', 'node0')
+    b = launch_command_parser().parse_args(told[2:])
     assert (b.num_processes, b.num_machines, b.machine_rank, b.main_process_ip)==(64, 8, 3, 'node0')
     assert b.module and b.training_script=='grpo_nb'
 
@@ -70,8 +70,8 @@ def test_each_slurm_node_reads_its_own_rank():
         assert f'--machine_rank {i} --main_process_ip n0' in got
 
 def test_a_slurm_script_asks_for_what_a_run_needs():
-    s = slurm_script(['-m', 'grpo_nb', 'trl', '--recipe', 'gsm8k'], 'c.yaml', 4, gpus_per_node=4, cpus_per_task=32, hours=2,
-                     grace_s=600)
+    s = slurm_script(['-m', 'grpo_nb', 'trl', '--recipe', 'gsm8k'], 'c.yaml', 4, gpus_per_node=4,
+                     cpus_per_task=32, hours=2, grace_s=600)
     for o in (
         '--signal=B:TERM@600',
         '--cpus-per-task=32',

@@ -102,7 +102,8 @@ def test_the_tutorials_command_line_is_understood():
 def test_the_larger_models_command_on_the_page_is_understood():
     page = (Path(__file__).parent.parent/'nbs'/'14_recipes.ipynb').read_text()
     text = ''.join(''.join(c['source']) for c in json.loads(page)['cells'])
-    words = text[text.index('grpo_nb trl --recipe gsm8k --model Qwen/Qwen3-4B'):].split('```')[0].replace('\\\n', ' ')
+    command = text[text.index('grpo_nb trl --recipe gsm8k --model Qwen/Qwen3-4B'):].split('```')[0]
+    words = command.replace('\\\n', ' ')
     r,a = read(GSM8KArguments, words.split()[4:])
     assert (r.model, r.held_out, a.max_steps, a.num_generations)==('Qwen/Qwen3-4B', 500, 500, 8)
     assert (a.generation_batch_size, a.max_completion_length)==(16*8, 2048)
@@ -357,7 +358,8 @@ def test_what_can_not_work_is_one_line_and_exit_2(args, say, tmp_path, capsys, m
         monkeypatch.setattr(o, True)
     (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS['gsm8k'])))
     (tmp_path/'trl.yaml').write_text('dataset_name: openai/gsm8k\n')
-    with pytest.raises(SystemExit) as e: main(['trl', '--recipe', 'gsm8k', '--output_dir', str(tmp_path/'o'), *args(tmp_path)])
+    with pytest.raises(SystemExit) as e:
+        main(['trl', '--recipe', 'gsm8k', '--output_dir', str(tmp_path/'o'), *args(tmp_path)])
     err = [o for o in capsys.readouterr().err.splitlines() if o.startswith('grpo_nb ')]
     assert e.value.code==2 and len(err)==1 and say in err[0], err
     assert not list(tmp_path.glob('o/checkpoint*')) and not list(tmp_path.glob('o/*.safetensors'))
@@ -383,7 +385,8 @@ def mine(tmp_path):
         gold=o['answer']) for o in chain_sum(16, 0)]
     (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
     (tmp_path/'rw.py').write_text(
-        'def said(completions, answer, **kw): return [float(a in str(c)) for c,a in zip(completions, answer)]\n'
+        'def said(completions, answer, **kw):\n'
+        '    return [float(a in str(c)) for c,a in zip(completions, answer)]\n'
         'def short(completions, **kw): return [-len(str(c))/100 for c in completions]\n')
     return tmp_path
 
@@ -422,14 +425,16 @@ def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
     with pytest.raises(ValueError, match='folder without a saved data set'):
         own_rows(OwnArguments(dataset=str(mine)))
 
-NOT_OWN = [(dict(prompt_column='prompt'), 'has no column `prompt`'), (dict(reward=['no_such_room.gone']), 'no module'),
+NOT_OWN = [(dict(prompt_column='prompt'), 'has no column `prompt`'),
+    (dict(reward=['no_such_room.gone']), 'no module'),
     (dict(dataset='who/knows'), 'could not be loaded'), (dict(load_in_4bit=True), 'bitsandbytes is not'),
     (dict(use_liger_kernel=True), 'liger_kernel is not'), (dict(use_vllm=True), 'vllm is not installed')]
 
 @pytest.mark.parametrize('more,say', NOT_OWN)
 def test_what_is_missing_is_said_before_a_model_is_loaded(more, say, mine, monkeypatch):
     from importlib.util import find_spec
-    if any(find_spec(o) for o in ('bitsandbytes','liger_kernel','vllm') if o in say): pytest.skip('it is here')
+    if any(find_spec(o) for o in ('bitsandbytes','liger_kernel','vllm') if o in say):
+        pytest.skip('it is here')
     monkeypatch.setattr('datasets.config.HF_HUB_OFFLINE', True)
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     monkeypatch.setattr(R, '_load', lambda r: pytest.fail('a model was loaded'))

@@ -42,7 +42,8 @@ class RecipeArguments:
     lora_r:int = setting(16, 'Rank of the adapter.')
     lora_alpha:int = setting(32, 'Its scale: alpha/r.')
     lora_dropout:float = setting(.05, 'Dropout in the adapter.')
-    lora_target_modules:list[str] = setting(None, 'Layers that get one; default: those peft knows for the model.')
+    lora_target_modules:list[str] = setting(None,
+        'Layers that get one; default: those peft knows for the model.')
     load_in_4bit:bool = setting(False, 'Keep the weights in 4 bits (QLoRA); needs bitsandbytes and a GPU.')
     load_in_8bit:bool = setting(False, 'Keep the weights in 8 bits; needs bitsandbytes and a GPU.')
     do_sample:bool = setting(True,
@@ -110,7 +111,8 @@ def _tracker_problems(a):
 def _package_problems(r, a):
     "What the settings ask for and this environment lacks."
     bits = r.load_in_4bit or r.load_in_8bit
-    asked = {'--use_peft':('peft', r.use_peft or bits), '--use_liger_kernel':('liger_kernel', a.use_liger_kernel),
+    asked = {'--use_peft':('peft', r.use_peft or bits),
+        '--use_liger_kernel':('liger_kernel', a.use_liger_kernel),
         '--load_in_4bit and --load_in_8bit':('bitsandbytes', bits)}
     return [f"{option}: {k} is not installed: `pip install {k.replace('_', '-')}`"
         for option,(k,wanted) in asked.items() if wanted and find_spec(k) is None]
@@ -310,14 +312,15 @@ def own_rows(
 )->Dataset:
     "The data set that `--dataset` names, looked at row by row. ValueError with what is there instead."
     name,columns = r.dataset,dict(prompt=r.prompt_column, answer=r.answer_column)
-    if not name: raise ValueError('--dataset is missing: a file, a folder, or the name of a data set on the hub')
+    if not name:
+        raise ValueError('--dataset is missing: a file, a folder, or the name of a data set on the hub')
     path = Path(name).expanduser()
     if path.is_file(): return load_problems(path, **columns)
     if path.is_dir():
         try: ds = Dataset.load_from_disk(str(path))
         except Exception as e:
-            raise ValueError(f'--dataset {name} is a folder without a saved data set ({str(e)[:120]}): name a '
-                             'file in it, or a folder made by `save_to_disk`') from e
+            raise ValueError(f'--dataset {name} is a folder without a saved data set ({str(e)[:120]}): '
+                             'name a file in it, or a folder made by `save_to_disk`') from e
         return load_problems(ds, **columns)
     if path.suffix or name.count('/')>1 or name.startswith(('.','/','~')):
         raise ValueError(f'--dataset {name}: no such file or folder')
