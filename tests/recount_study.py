@@ -129,7 +129,7 @@ def by_the_other_half(runs, arms, seeds):
     return out
 
 def recount_reuse(table, page):
-    "Per cell: gain of stored3 and of stored6 over the best without a buffer, and stored6 at half of its tokens"
+    "Per cell: gain of stored3 and stored6 over the best without a buffer, and stored6 at half its tokens"
     plan = registered(page)
     seeds,runs,out = plan['seeds']['main'],runs_of(table, plan['seeds']['main']),{}
     with open(table, newline='', encoding='utf-8') as f:
