@@ -524,6 +524,8 @@ def test_the_page_of_results_says_what_the_rows_say(study, counted):
     assert set(four.says)=={'above 0'} and (four['diff']-four.half>.05).all() and four.half.min()>.03
     assert four[four.says!=four.predicted][['arm','baseline']].values.tolist()==[['stored3','big3']]
     assert f"by {four['diff'].min():.2f} to {four['diff'].max():.2f} of mean".replace('0.', '.') in page
+    plain = over_regimes(spans(df, plan), [('stored6','plain'), ('stored3','plain')], 'span')['diff']
+    assert 'of plain GRPO by {:.2f} to {:.2f}:'.format(*plain).replace('0.', '.') in page
     half = with_half(df, plan, 'stored6', [*FREE,'mu6','big6'])
     assert (half['diff']>=0).sum()==3 and half.verdict.value_counts().to_dict()==dict(worse=10, undecided=6)
     assert 'In 3 of 16 cells by its mean, in none by its interval, and in 10 it is decided short' in page
@@ -555,3 +557,17 @@ def test_at_the_lowest_rate_passes_are_ahead_as_the_first_page_says(study):
     assert mean('mu3', 0)>mean('stored3', 0) and mean('mu6', 0)>mean('stored6', 0)
     assert mean('mu3', 4)<.02 and mean('mu6', 4)<.02 and mean('stored3', 4)>.2 and mean('stored6', 4)>.15
     assert "At a quarter of plain GRPO's best rate passes are ahead." in words('README.md')
+
+def test_a_processor_gives_what_the_table_has_as_the_page_says(study):
+    plan,df,_ = study
+    cpu = read_rows(ROOT/'nbs'/'results'/'reuse_study_cpu.csv', ('registered',))
+    assert len(cpu)==32 and set(cpu.registered)=={plan['hash']} and set(cpu.machine)!=set(df.machine)
+    page = words('nbs/research/reuse_results.ipynb')
+    for (c,arm),d in cpu.groupby(['regime','arm']):
+        there = df[(df.regime==c)&(df.arm==arm)&(df.learning_rate==d.learning_rate.iloc[0])]
+        apart = d.set_index('seed').area-there.set_index('seed').area
+        assert len(apart)==8
+        mean,half = apart.mean(),2.36462*apart.std()/8**.5
+        assert abs(mean)<half   # none is decided
+        if arm=='plain': assert abs(mean)<.003
+        else: assert f'{mean:+.3f} ± {half:.3f}'.replace('-', '−') in page
