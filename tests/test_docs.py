@@ -372,7 +372,7 @@ def test_a_rebuild_changes_nothing(tmp_path):
         subprocess.run([sys.executable, '-c', code], cwd=tmp_path, check=True, capture_output=True, env=env)
         return {str(f.relative_to(out)):f.read_bytes() for f in out.rglob('*') if f.is_file()}
     a,b = built(tmp_path/'1'),built(tmp_path/'2')
-    assert {'index.html','advantages.html','workshop/widgets.html'}<=a.keys()
+    assert {'index.html','advantages.html','see/widgets.html'}<=a.keys()
     assert a.keys()==b.keys() and [k for k in a if a[k]!=b[k]]==[]
 
 def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
