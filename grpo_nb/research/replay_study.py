@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'LINES', 'run_stack', 'definitions', 'registration', 'tuned', 'planned', 'replay_study', 'tables', 'claims',
-           'say', 'texts', 'best_without', 'with_fewer', 'tokens_needed', 'claims_table', 'tokens_table',
+           'contrasts', 'say', 'texts', 'best_without', 'with_fewer', 'tokens_needed', 'claims_table', 'tokens_table',
            'needed_table', 'at_cost', 'break_even', 'cost_table', 'three_intervals']
 
 # %% ../../nbs/research/replay_study.ipynb #b28ba74e
@@ -38,6 +38,9 @@ ARMS |= {'replay':ARMS['replay_both'], 'replay_default':Arm(fill=True, priority=
     'big3':Arm(fresh=24, passes=3, parts=3), 'stored3':_beside(16, correction='clip'),
     'mu6':Arm(passes=6), 'big6':Arm(fresh=48, passes=6, parts=6),
     'stored6':_beside(40, correction='clip'), 'stored6_moment':_beside(40, correction='moment')}
+ARMS |= {f'stored3_{k}':_beside(16, **dict(correction='clip')|o) for k,o in dict(few=dict(distinct=4),
+    random=dict(correction='random'), no1=dict(without=1), no3=dict(without=3)).items()}   # each lacks something
+ARMS |= {'mu3_anchor':Arm(passes=3, correction='clip', anchor=50), 'mu3_narrow':Arm(passes=3, epsilon=.05)}
 
 # %% ../../nbs/research/replay_study.ipynb #c6f3758c
 def run_stack(
@@ -162,6 +165,10 @@ def planned(
     settings = json.dumps({k:plan[k] for k in ('points','size','budget') if k in plan})
     seeds,jobs = plan['seeds'][what],[]
     families,arms = list(plan['definitions']['families']),plan['arms'][what]
+    if isinstance(plan['rates'], dict):   # each family's own; the first of all before the second
+        ranked = zip(*(plan['rates'][f] for f in families), strict=True)
+        return [dict(regime=f, arm=a, seed=seeds[i:i+stack], learning_rate=l, settings=settings, source='')
+            for some in ranked for a in arms for f,l in zip(families, some) for i in range(0, len(seeds), stack)]
     def tries(f, a):
         if what=='rates': return plan['rates']
         return [(rate or {}).get((f, plan.get('relatives', {}).get(a, a)))]
@@ -276,11 +283,40 @@ def _each_family(rows, plan):
     d = d[['regime','arm','baseline','seeds','diff','half','p']]
     return d.assign(holm=holm(d.p))
 
+def contrasts(
+    df:pd.DataFrame, # rows of the plan 'main'
+    plan:dict,       # of `registration`; its `contrasts`: name -> arm -> weight
+    rank:int=None,   # which of each family's rates; None: the mean over all
+)->pd.DataFrame:     # a row per contrast: diff, half, p, holm, says, predicted; none while runs are missing
+    "Weighted sums of the arms' mean areas over these families and rates, seed by seed; one Holm family."
+    rates,seeds = plan['rates'],plan['seeds']['main']
+    which = {(f, l) for f,some in rates.items() for l in (some if rank is None else some[rank:rank+1])}
+    d = df[(df.error=='')&df.seed.isin(seeds)]
+    d = d[[o in which for o in zip(d.regime, d.learning_rate)]]
+    wide = d.pivot(index='seed', columns=['arm','regime','learning_rate'], values='area')
+    arms = {a for o in plan['contrasts'].values() for a in o}
+    if len(wide)<len(seeds) or wide[[*arms&set(d.arm)]].isna().any(axis=None) or (
+        d[d.arm.isin(arms)].drop_duplicates(['arm','regime','learning_rate']).shape[0]<len(arms)*len(which)):
+        return pd.DataFrame()
+    mean = {a:wide[a].mean(axis=1) for a in arms}
+    t = pd.DataFrame({k:difference(sum(w*mean[a] for a,w in o.items()), 0*mean[next(iter(o))])
+        for k,o in plan['contrasts'].items()}).T
+    t = t.assign(holm=holm(list(t.p.astype(float))), predicted=[plan['predictions'][k] for k in t.index])
+    says = ['undecided' if p>=.05 else '+' if o>0 else '-' for o,p in zip(t['diff'], t.holm)]
+    return t.assign(says=says)[['diff','diff_ci','p','holm','says','predicted']]
+
+def _say_contrasts(df, plan):
+    n = len(df[df.error==''])
+    t = contrasts(df, plan)
+    need = sum(len(o) for o in plan['rates'].values())*len(plan['seeds']['main'])*len(plan['arms']['main'])
+    return t.to_string() if len(t) else f'{n} of {need} runs; no differences before all are there'
+
 def say(
     df:pd.DataFrame, # rows of the plans 'main', 'again' and 'side'
     plan:dict,       # of `registration`
 )->str:              # for each of the two tables its claims, or how far its rows are; then both together
     "The registered claims of a table once all of its runs are there; before that how many there are."
+    if 'contrasts' in plan: return _say_contrasts(df, plan)
     def one(name, rows, need):
         what = 'spans' if 'ladder' in plan else 'runs'
         if len(rows)<need: return f'{name}: {len(rows)} of {need} {what}; no differences before all are there'

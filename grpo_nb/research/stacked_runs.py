@@ -18,7 +18,7 @@ from .stacked import Stack, StackedAdam, completion_entropies, completion_logps,
 from ..parts.treatment import METHODS
 
 # %% ../../nbs/research/stacked_runs.ipynb #6985c96a
-CORRECTIONS = 'both','clip','weight','moment'   # of a token's gradient
+CORRECTIONS = 'both','clip','weight','moment','random'   # of a token's gradient
 
 @dataclass(frozen=True)
 class Arm:
@@ -37,6 +37,10 @@ class Arm:
     newest:bool=False       # does the buffer give the newest ones, not any?
     method:str=''           # of `METHODS`: what else is done with dead groups
     priority:str=''         # of `PRIORITIES`: a `ReplayBuffer` says who stays and who comes back
+    distinct:int=0          # so many of the stored groups differ, the others are copies of them; 0: all differ
+    without:int=0           # living groups with so many right answers are not stored; 0: all are
+    anchor:int=0            # later passes are also clipped from a policy up to so many batches old
+    epsilon:float=.2        # half-width of the clip range
 
     def __post_init__(self):
         known = dict(correction=CORRECTIONS, method=['', *METHODS], priority=['', *PRIORITIES])
@@ -57,6 +61,7 @@ def factor(
     epsilon:float=.2, # half-width of the clip range
     cap:float=2.,     # of the weight
     limit:float=.04,  # square nats, of the moment
+    chance:Tensor=None, # as `logps`, uniform in 0..1; for 'random'
 )->Tensor:            # as `logps`, no gradient
     "What a token's gradient, times its advantage, is multiplied by."
     x = (logps-old).detach()
@@ -64,6 +69,7 @@ def factor(
     if correction=='weight': return rho.clamp(max=cap)
     if correction=='moment': return rho*torch.vmap(moment_mask, (0, 0, None))(x, real, limit)   # run by run
     silent = clipped(rho, A, epsilon)
+    if correction=='random': silent = chance<(silent*real).sum((1, 2, 3), True)/real.sum((1, 2, 3), True)
     return (rho if correction=='both' else torch.ones_like(rho)).masked_fill(silent, 0.)
 
 # %% ../../nbs/research/stacked_runs.ipynb #68e56342
@@ -176,7 +182,11 @@ def assemble(
         old,some = pick(old, turn),some.gather(1, turn)&dead
         def mix(a, b): return torch.where(some.view(*some.shape, *[1]*(a.ndim-2)), b, a)
         return {k:mix(v, old[k]) for k,v in fresh.items()},there
-    if arm.stored: more,some = shelf.draw(arm.stored, chance)
+    if arm.stored:
+        more,some = shelf.draw(arm.distinct or arm.stored, chance)
+        if arm.distinct:   # all of them, then again from the first
+            turn = torch.arange(arm.stored, device=dead.device)%some.shape[1]
+            more,some = pick(more, turn.expand(len(dead), -1)),some[:,turn]
     elif arm.copies:
         n = (~dead).sum(1, keepdim=True)
         rank = torch.where(dead, arm.fresh, (~dead).long().cumsum(1))
@@ -211,6 +221,7 @@ class Runs:
         self.m = Stack(SIZES[size], torch.stack([o['theta'] for o in d]).to(device))
         self.opt = StackedAdam(self.m, torch.tensor(lr, device=device))
         self.shelf,self.order,self.cursor,self.batches = None,None,0,0
+        self.anchor = None   # an older policy
         self.tokens = torch.zeros(len(seeds), dtype=torch.long, device=device)
         self.seen = {k:torch.zeros(len(seeds), device=device) for k in ('dead','ess','reward','wrong')}
 
@@ -246,7 +257,7 @@ class Runs:
         self.shelf = self.shelf or self.new_shelf(fresh)
         both,there = assemble(arm, fresh, dead, self.shelf, self.uniform(arm.buffer))
         if self.method: both,there = self.treat(both, r)
-        self.shelf.add(fresh, ~dead, self.batches)
+        self.shelf.add(fresh, ~dead&(r.sum(-1)!=arm.without), self.batches)
         self.train(both, there)
         self.batches += 1
         wrong = (r.amax(-1)==0).float().mean(1)
@@ -277,16 +288,26 @@ class Runs:
     def train(self, groups:dict, there:Tensor)->None:
         "All optimizer steps on a batch."
         arm,n = self.arm,there.shape[1]//self.arm.parts
+        if arm.anchor: groups = groups|dict(anchor=self.from_anchor(groups))
         items = (groups['real']&there[:,:,None,None]).sum((1, 2, 3))/arm.parts
-        for _ in range(arm.passes):
+        for k in range(arm.passes):
             order = self.uniform(there.shape[1]).argsort(1)
             for part in order.split(n, 1):
                 g,some = pick(groups, part),there.gather(1, part)
                 mask = g['real']&some[:,:,None,None]
                 logps,A = completion_logps(self.m, g['ids'], g['mask'], g['out']),g['A']
-                push = factor(logps, g['old'], A, arm.correction, mask)*A*logps*mask
+                chance = self.uniform(*A.shape[1:3], logps.shape[-1]) if arm.correction=='random' else None
+                push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance=chance)*A*logps*mask
+                if arm.anchor and k:
+                    push = push.masked_fill(clipped((logps.detach()-g['anchor']).exp(), A, arm.epsilon), 0.)
                 self.note(logps.detach(), g, mask)
                 self.opt.step(self.m.gradient(-(push.sum((1, 2, 3))/items.clamp(min=1)).sum()))
+
+    @torch.no_grad()
+    def from_anchor(self, g:dict)->Tensor:
+        "Log-probs of a policy that is taken anew every `anchor` batches, and until then grows old."
+        if self.batches%self.arm.anchor==0: self.anchor = Stack(self.m.shape, self.m.theta.clone())
+        return completion_logps(self.anchor, g['ids'], g['mask'], g['out'])
 
     def note(self, logps:Tensor, g:dict, mask:Tensor)->None:
         "Effective sample size over answers, as a share of their number."
@@ -313,6 +334,7 @@ class Runs:
             return
         def cut(v): return v[which] if isinstance(v, Tensor) else [v[i] for i in which]
         self.m = Stack(self.m.shape, self.m.theta[which])
+        if self.anchor: self.anchor = Stack(self.m.shape, self.anchor.theta[which])
         opt = StackedAdam(self.m, self.opt.lr[which][:,0])
         opt.t,opt.first,opt.second = self.opt.t,self.opt.first[which],self.opt.second[which]
         self.opt = opt

@@ -1,0 +1,92 @@
+"The arms and contrasts of the experiments that ask why reuse bears higher rates"
+import json
+import numpy as np, pandas as pd, pytest, torch
+from grpo_nb.research.replay_study import ARMS, contrasts, planned, registration, say
+from grpo_nb.research.stacked import completion_logps
+from grpo_nb.research.stacked_runs import Arm, Runs, Shelf, assemble, factor
+
+PAGE = 'nbs/project/registration_why.qmd'
+
+def test_four_stored_groups_come_four_times_each():
+    fresh = dict(A=torch.zeros(1, 8, 1), key=torch.arange(8)[None])
+    shelf = Shelf(256, fresh)
+    for k in range(12): shelf.add(dict(fresh, key=fresh['key']+100+10*k), torch.ones(1, 8).bool(), k)
+    u = torch.rand(1, 256, generator=torch.Generator().manual_seed(0))
+    dead = torch.zeros(1, 8).bool()
+    few,there = assemble(ARMS['stored3_few'], fresh, dead, shelf, u)
+    any_,_ = assemble(ARMS['stored3'], fresh, dead, shelf, u)
+    keys = few['key'][0,8:].tolist()
+    assert there.all() and len(keys)==16 and len(set(keys))==4 and keys==keys[:4]*4
+    assert keys[:4]==any_['key'][0,8:12].tolist()   # drawn by the same law
+
+def test_as_many_tokens_go_silent_and_any_of_them():
+    g = torch.Generator().manual_seed(0)
+    logps,A = .4*torch.randn(2, 8, 4, 400, generator=g),torch.randn(2, 8, 4, 1, generator=g).sign()
+    real = torch.rand(logps.shape, generator=g)<.8
+    logps[1] *= .5   # one run has moved less
+    u = torch.rand(logps.shape, generator=g)
+    clip,some = (factor(logps, 0*logps, A, k, real, chance=u) for k in ('clip','random'))
+    for s in range(2):
+        want,got = ((o[s][real[s]]==0).float().mean().item() for o in (clip, some))
+        assert got==pytest.approx(want, abs=.02) and want>.05
+        both = ((clip[s][real[s]]==0)&(some[s][real[s]]==0)).float().mean().item()
+        assert both==pytest.approx(want*want, abs=.02)   # which tokens has nothing to do with the clip
+    assert set(some.unique().tolist())=={0., 1.}
+
+@pytest.mark.parametrize('arm,gone', [('stored3_no1', 1), ('stored3_no3', 3)])
+def test_groups_with_so_many_right_are_not_stored(arm, gone):
+    r = Runs(ARMS[arm], 'reversing', [3], [1e-4], n_train=40, n_test=4)
+    for _ in range(8): r.batch()
+    right = r.shelf.groups['r'][r.shelf.born>=0].sum(-1)
+    assert set(right.tolist())=={1., 2., 3.}-{gone}
+
+def test_later_passes_are_masked_by_an_older_policy_and_the_first_is_not():
+    r = Runs(ARMS['mu3_anchor'], 'reversing', [3], [2e-3], n_train=40, n_test=4)
+    r.batch()
+    first = r.anchor.theta.clone()
+    for _ in range(3): r.batch()
+    assert torch.equal(r.anchor.theta, first) and not torch.equal(first, r.m.theta)
+    before,grads,seen = [],[],[]
+    gradient,train = r.m.gradient,r.train
+    def noted(loss):
+        before.append(r.m.theta.clone())
+        grads.append(gradient(loss))
+        return grads[-1].clone()
+    r.m.gradient = noted
+    r.train = lambda g, there: (seen.append(g), train(g, there))
+    r.batch()
+    g,silent = seen[0],[]
+    old = r.from_anchor(g)
+    for k,(theta,found) in enumerate(zip(before, grads, strict=True)):
+        r.m.theta.copy_(theta)
+        lp = completion_logps(r.m, g['ids'], g['mask'], g['out'])
+        def moved(log): return ((g['A']>0)&((lp-log).exp()>1.2))|((g['A']<0)&((lp-log).exp()<.8))
+        quiet = moved(g['old'])|(moved(old) if k else torch.zeros_like(g['real']))
+        want = gradient(-(g['A']*lp*g['real']).masked_fill(quiet, 0.).sum()/g['real'].sum())
+        torch.testing.assert_close(found, want, atol=2e-6, rtol=1e-3)
+        silent.append(((moved(old)&~moved(g['old'])&g['real'])).sum().item())
+    assert len(grads)==3 and silent[1]>0 and silent[2]>0   # the older policy makes a difference
+
+def made(plan, lead=.4, few=.1):
+    "Rows of every run: an arm's number is its lead over `mu3`, times a factor for each rate"
+    worth = dict(mu3=0., stored3=lead, stored3_few=lead-few)
+    rows = []
+    for o in planned(plan, 'main', stack=8):
+        for s in o['seed']:
+            area = .3+worth.get(o['arm'], .1)+.001*(7*len(o['arm'])*s%5)
+            rows.append(o|dict(seed=s, area=area, error=''))
+    return pd.DataFrame(rows)
+
+def test_contrasts_are_those_of_the_means_by_hand():
+    plan = registration(PAGE)
+    d = made(plan)
+    t = contrasts(d, plan)
+    mean = d.groupby('arm').area.mean()
+    assert t['diff']['the lead']==pytest.approx(mean.stored3-mean.mu3)
+    want = (mean.stored3+mean.mu3)/2-mean.stored3_few
+    assert t['diff']['stored3_few loses half']==pytest.approx(want)
+    assert t.says['the lead']=='+' and t.says['stored3_few loses half']=='-'
+    assert 'no differences before all are there' in say(d.iloc[1:], plan) and 'the lead' in say(d, plan)
+    first = {(f, l[0]) for f,l in plan['rates'].items()}
+    part = d[[o in first for o in zip(d.regime, d.learning_rate)]]
+    assert contrasts(part, plan).empty and len(contrasts(part, plan, 0))==len(plan['contrasts'])
