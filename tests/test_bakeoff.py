@@ -45,7 +45,7 @@ def cells(name, kind):
     nb = json.loads((CSV.parent.parent/f'{name}.ipynb').read_text(encoding='utf-8'))
     return '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type']==kind)
 
-CODE,PROSE = cells('13c_own_method', 'code'),cells('13_bakeoff', 'markdown')
+CODE,PROSE = cells('catalogue/own_method', 'code'),cells('catalogue/bakeoff', 'markdown')
 
 def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, monkeypatch):
     source = re.search(r"'my_method\.py'\)\.write_text\('''\n(.+?)'''\)", CODE, re.S)[1]

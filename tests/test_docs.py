@@ -154,9 +154,9 @@ def test_every_page_leads_to_its_notebook(site, pages):
         t = (site/p).read_text(encoding='utf-8')
         if p not in ('404.html',): assert 'Edit this page' in t, p
     t = (site/page(site, 'loss')).read_text(encoding='utf-8')
-    for o in ('blob/main/nbs/07_loss.ipynb', 'lab/tree/nbs/07_loss.ipynb',
-              'colab.research.google.com/github/grpo-nb/grpo_nb/blob/main/nbs/07_loss.ipynb',
-              'edit/main/nbs/07_loss.ipynb'):
+    for o in ('blob/main/nbs/10_loss.ipynb', 'lab/tree/nbs/10_loss.ipynb',
+              'colab.research.google.com/github/grpo-nb/grpo_nb/blob/main/nbs/10_loss.ipynb',
+              'edit/main/nbs/10_loss.ipynb'):
         assert o in t, o
 
 
@@ -360,7 +360,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
 
 def test_a_rebuild_changes_nothing(tmp_path):
     "Some pages are enough, of each kind: with code, figures, frames, formulas, tables, and prose alone"
-    keep = {'index', '05_advantages', 'core', 'widgets', 'settings'}
+    keep = {'index', '07_advantages', 'core', 'widgets', 'settings'}
     for o in ('nbs','grpo_nb'): shutil.copytree(ROOT/o, tmp_path/o)
     for o in ('settings.ini','setup.py','README.md','CHANGELOG.md','CONTRIBUTING.md'):
         if (ROOT/o).exists(): shutil.copy(ROOT/o, tmp_path)

@@ -351,7 +351,7 @@ def test_pick_never_draws_what_has_no_probability():
 
 def test_the_exercises_are_solvable():
     import json, pathlib
-    chapter = pathlib.Path(__file__).parent.parent/'nbs'/'03_generation.ipynb'
+    chapter = pathlib.Path(__file__).parent.parent/'nbs'/'04_generation.ipynb'
     nb = json.loads(chapter.read_text(encoding='utf-8'))
     code = [''.join(c['source']) for c in nb['cells'] if c['cell_type']=='code']
     ns = {}

@@ -23,7 +23,7 @@ def chapter(lab, browser):
     page = browser.new_page(viewport=dict(width=1280, height=1000))
     page.errors = []
     page.on('pageerror', lambda e: page.errors.append(str(e)))
-    page.goto(f'{at}/lab/tree/nbs/11_inspector.ipynb?token={token}&reset')
+    page.goto(f'{at}/lab/tree/nbs/15_inspector.ipynb?token={token}&reset')
     page.wait_for_function(
         "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
         timeout=90_000,

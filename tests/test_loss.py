@@ -522,7 +522,7 @@ def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
 @pytest.fixture(scope='module')
 def chapter():
     import grpo_nb.loss as package, grpo_nb.see.widgets as widgets
-    nb = json.loads((Path(__file__).parent.parent/'nbs/07_loss.ipynb').read_text())
+    nb = json.loads((Path(__file__).parent.parent/'nbs/10_loss.ipynb').read_text())
     ns,explore = dict(vars(package)),widgets.explore
     widgets.explore = lambda *a, **k: None
     try:

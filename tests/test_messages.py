@@ -237,7 +237,7 @@ demo --compare --seed 3                     | --seed 3 with --compare
 demo --compare --max_steps 8                | --max_steps 8 with --compare
 demo --compare --n_problems 9               | --n_problems 9 with --compare
 demo --compare --replay_buffer_size 0       | --replay_buffer_size 0 with --compare
-gsm8k --model tiny --rows_file q.jsonl --use_wandb --bf16 False | wandb is not installed
+trl --recipe gsm8k --model tiny --rows_file q.jsonl --use_wandb --bf16 False | wandb is not installed
 """
 CASES = [tuple(o.strip() for o in line.rsplit('|', 1)) for line in WRONG.strip().splitlines()]
 

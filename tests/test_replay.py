@@ -432,7 +432,7 @@ def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs
 
 def test_the_chapters_solutions_are_right():
     import pathlib
-    cells = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'08_replay.ipynb').read_text())['cells']
+    cells = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'11_replay.ipynb').read_text())['cells']
     src = [''.join(c['source']) for c in cells if c['cell_type']=='code']
     need = [
         s.split('\nwith figure')[0]

@@ -504,7 +504,7 @@ def test_the_first_pages_say_what_reuse_gives(counted, page):
     for k in carried: assert sum(f"| {counted['span'][k]} | {counted['best'][k]} |" in o for o in rows)==1, k
 
 def test_other_pages_say_what_reuse_gives(counted):
-    book,limits = words('nbs/13b_replay_study.ipynb'),words('nbs/project/limitations.qmd')
+    book,limits = words('nbs/14_replay_study.ipynb'),words('nbs/project/limitations.qmd')
     default,three = ('replay_default','plain'),('stored3','mu3')
     for page,k in ((book, default), (limits, three)):
         assert counted['span'][k] in page and counted['best'][k] in page

@@ -277,7 +277,7 @@ def test_a_named_reward_that_cannot_be_made_says_why(spec, says):
     with pytest.raises(ValueError, match=says): load_reward(spec)
 
 def test_the_exercise_is_solvable():
-    nb = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'04_rewards.ipynb').read_text())
+    nb = json.loads((pathlib.Path(__file__).parent.parent/'nbs'/'05_rewards.ipynb').read_text())
     ns = {}
     exec('from fastcore.test import test_eq', ns)
     for c in [''.join(c['source']) for c in nb['cells'] if c['cell_type']=='code']:

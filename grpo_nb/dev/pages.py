@@ -42,7 +42,7 @@ def _after_header(page, more):
 # %% ../../nbs/dev/pages.ipynb #f1975bc0
 def with_links(
     page:str,   # HTML
-    source:str, # of the page, below `nbs`, such as 05_advantages.ipynb
+    source:str, # of the page, below `nbs`, such as 07_advantages.ipynb
     repo:str='grpo-nb/grpo_nb', # on GitHub
 )->str:
     "Links to the notebook, Binder, Colab and the editor."

@@ -68,7 +68,7 @@ def shown_widgets(
     if not state: nb['metadata'].pop('widgets', None)
 
 # %% ../../nbs/dev/site.ipynb #d6009cb4
-def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)   # 05_advantages and advantages are one
+def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)   # 07_advantages and advantages are one
 
 def _notebooks(names=None):
     "The project's notebooks, or those of `names`, in order."
@@ -78,7 +78,11 @@ def _notebooks(names=None):
     )
     if not names: return found
     given = {o.removesuffix('.ipynb') for o in names}
-    pick = [f for f in found if given & {f.stem, _page_name(f.stem), str(f.relative_to(d).with_suffix(''))}]
+    whole = {str(f.relative_to(d).with_suffix('')) for f in found} & given   # `index` is the first page alone
+    pick = [
+        f for f in found if str(f.relative_to(d).with_suffix('')) in whole
+        or (given-whole) & {f.stem, _page_name(f.stem)}
+    ]
     if len(pick) < len(given):
         raise Trouble(
             f"no such notebook among {', '.join(names)}: there are {', '.join(f.stem for f in found)}"
@@ -130,7 +134,7 @@ def _run_one(f, timeout):
     return _clean(nb)
 
 def run_nbs(
-    names:list=None,    # notebooks by name, such as 05_advantages; None for all
+    names:list=None,    # notebooks by name, such as 07_advantages; None for all
     check:bool=False,   # write nothing, and fail when a stored output is stale?
     timeout:int=600,    # seconds a cell may take
 )->list:                # names of the notebooks that changed

@@ -114,7 +114,7 @@ def check_replay_settings(
     if a.replay_weight=='decoupled':
         raise ValueError("`replay_weight` is 'decoupled', which needs the log-probs of the policy as it was "
             "when the batch began: one more forward pass, which TRL doesn't make. Take 'truncated', or the "
-            "trainer of chapter 9 with `replay_correction='weight=decoupled'`")
+            "trainer of chapter 12 with `replay_correction='weight=decoupled'`")
     for f in fields(a):
         if 'choices' in f.metadata and f.name.startswith('replay_'):
             check(lambda v: v in f.metadata['choices'], f.name, f'one of {f.metadata["choices"]}')
