@@ -472,6 +472,36 @@ def test_other_code_counts_the_same_gains_and_halves_in_the_stored_rows(study):
         ours = cell.stored3[c]-cell.free3[c],cell.stored6[c]-cell.free6[c],half[c]
         assert [*map(float, ours)]==pytest.approx(t, abs=2e-5), c
 
+def test_other_code_counts_the_same_roads(study):
+    "C: means over tasks of span and of area at the best rate, and each step up with its interval"
+    from recount_reuse import ROADS, recount_roads
+    plan,df,_ = study
+    theirs = recount_roads()
+    best = at_best(df, plan, {a:[a] for a in plan['arms']['main']})
+    for name,d in (('span', spans(df, plan)), ('best', best)):
+        means,apart = theirs[name]
+        assert d.groupby('arm')[name].mean().to_dict()==pytest.approx(means, abs=2e-5)
+        ours = over_regimes(d, ROADS, name)
+        for o in ours.itertuples():
+            assert (o.diff, o.half)==pytest.approx(apart[o.arm, o.baseline], abs=2e-5), (o.arm, o.baseline)
+
+def test_other_code_counts_the_same_slopes_and_regrets(study):
+    "B: both predictors, alone and beside the other; the rule at three costs, with both of them"
+    from recount_reuse import recount_gains, recount_looks, recount_regrets, recount_slope, task_of
+    plan,df,look = study
+    seen,gains,x = recount_looks(),recount_gains(),looks(look)
+    for c,(fall,wrong) in seen.items(): assert (x.fall[c], x.wrong[c])==pytest.approx((fall, wrong), abs=1e-9)
+    both = {k:{c:o[i] for c,o in seen.items()} for i,k in enumerate(('fall','wrong'))}
+    for i in (0, 1):
+        y = {c:o[i] for c,o in gains.items()}
+        for k,other in (('fall','wrong'), ('wrong','fall')):
+            for beside in (None, both[other]):
+                o = slope(both[k], y, beside)
+                assert (o['slope'], o['half'])==pytest.approx(recount_slope(both[k], y, task_of(plan), beside))
+    for k,v in both.items():
+        for g in (.5, .75, .9):
+            assert [*regrets(df, plan, v, g).values()]==pytest.approx(recount_regrets(v, g), abs=2e-5), (k, g)
+
 FREE = ['plain','mu2','mu3','big3']
 BY_TASK = [('stored3','mu3'), ('stored3','big3'), ('stored6','mu6'), ('stored6','big6'),
     ('replay_default','plain'), ('mu6','mu3'), ('big6','big3'), ('stored6','stored3')]
