@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 import torch
 from torch import Tensor, nn
-from .parts.core import Groups, check_groups
+from .parts.groups import Groups
 from .parts.sampling import (
     check_prompts, check_sampling, eval_mode, penalize, sample_rows, seen_tokens, special_ids, uniforms)
 
@@ -100,7 +100,7 @@ class Rollouts(Groups):
     pad_id:int=0              # token id in the padding
 
     def __post_init__(self):
-        check_groups(self.tensors())
+        self.check()
         B,on = len(self),dict(device=self.completion_ids.device)
         if self.key is None: self.key = torch.full((B,), -1, **on)
         if self.step is None: self.step = torch.zeros(B, dtype=torch.int64, **on)

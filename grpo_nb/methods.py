@@ -14,14 +14,14 @@ from functools import wraps
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .parts.core import register
+from .parts.core import check_option, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.ratios import dead_groups, nan_std, spread
-from .parts.packing import pack_answer, put_answers
+from .parts.groups import (
+    MethodSettings, check_when_empty, draw_metrics, pack_answer, prompt_keys, put_answers)
 from .replay import METHODS, Entry, Method, Replay, Treated, unfilled
-from .parts.store import _check_option, _whole
-from .parts.treatment import _ages, _keys, _told
+
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
 @register(METHODS, 'dynamic')
@@ -36,8 +36,8 @@ class DynamicSampling(Method):
         when_empty:str='keep',      # a group still dead after that: 'keep' or 'mask'
         dead_tolerance:float=1e-6,  # reward units
     ):
-        _check_option('max_rounds', max_rounds, max_rounds>=0, '0 or more')
-        _check_option('when_empty', when_empty, when_empty in ('keep','mask'), "'keep' or 'mask'")
+        check_option('max_rounds', max_rounds, max_rounds>=0, '0 or more')
+        check_when_empty(when_empty)
         self.max_rounds,self.when_empty,self.dead_tolerance = max_rounds,when_empty,dead_tolerance
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
@@ -76,7 +76,7 @@ class SkipPrompts(Method):
         right:float=.5,     # a dead group of at least this reward is easy
         seed:int=0,         # of its own random numbers
     ):
-        _check_option('explore', explore, 0<explore<=1, 'a probability above 0')
+        check_option('explore', explore, 0<explore<=1, 'a probability above 0')
         self.p,self.want = dict(easy=explore, hard=explore),dict(easy=easy_share, hard=hard_share)
         self.step_size,self.right,self.rng,self.row = step_size,right,random.Random(seed),{}
 
@@ -129,7 +129,7 @@ class VarianceFilter(Method):
         top_p:float=.9,             # share of the batch's variance that stays
         dead_tolerance:float=1e-6,  # reward units
     ):
-        _check_option('top_p', top_p, 0<top_p<=1, 'a share above 0 and up to 1')
+        check_option('top_p', top_p, 0<top_p<=1, 'a share above 0 and up to 1')
         self.top_p,self.dead_tolerance = top_p,dead_tolerance
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
@@ -160,13 +160,13 @@ class GFPO(Method):
         dead_tolerance:float=1e-6,      # reward units
     ):
         k,known = num_remains_in_group,callable(measure) or measure in _BEST
-        _check_option('num_remains_in_group', k, k is None or _whole(k, 2), 'None, or 2 or more')
-        _check_option('measure', measure, known, f"one of {', '.join(_BEST)}, or a function")
+        check_option('num_remains_in_group', k, k is None or whole(k, 2), 'None, or 2 or more')
+        check_option('measure', measure, known, f"one of {', '.join(_BEST)}, or a function")
         self.k,self.measure = k,_BEST.get(measure, measure)
         self.scale,self.dead_tolerance = scale,dead_tolerance
 
     @classmethod
-    def from_settings(cls, args:object)->'GFPO': return cls(scale=args.scale_rewards)
+    def from_settings(cls, args:MethodSettings)->'GFPO': return cls(scale=args.scale_rewards)
 
     def best(self, rewards:Tensor, lengths:Tensor)->Tensor:
         "Rewards of the best in each group, nan for the others; of equals the first stays."
@@ -215,11 +215,11 @@ class Copies(Method):
         dead_tolerance:float=1e-6,  # reward units
     ):
         k = stored_per_fresh
-        _check_option('stored_per_fresh', k, _whole(k, 0), 'a whole number, 0 or more')
+        check_option('stored_per_fresh', k, whole(k, 0), 'a whole number, 0 or more')
         self.stored_per_fresh,self.dead_tolerance = k,dead_tolerance
 
     @classmethod
-    def from_settings(cls, args:object)->'Copies':
+    def from_settings(cls, args:MethodSettings)->'Copies':
         "With the settings' number of copies."
         return cls(args.replay_stored_per_fresh)
 
@@ -346,7 +346,7 @@ class SamePrompt(Method):
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
         "Mend dead groups whose prompt was answered better before, then remember the best of each group."
-        dead,keys = self.find_dead(batch, dead),_keys(batch)
+        dead,keys = self.find_dead(batch, dead),prompt_keys(batch)
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
         found = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
@@ -356,8 +356,8 @@ class SamePrompt(Method):
         drawn = {b:Entry(None, o['reward'], o['step'], keys[b], None, o['uses'], 1., step-o['step'])
             for b,o in found.items()}
         out = self.treated(new, dead, torch.ones_like(dead), why, len(found), ~left,
-            **_ages([*drawn.values()]))
-        for b,e in drawn.items(): out.records[b]['replacement'] = _told(e)
+            **draw_metrics([*drawn.values()]))
+        for b,e in drawn.items(): out.records[b]['replacement'] = e.told()
         self._remember(batch, keys, step)
         return out
 

@@ -12,13 +12,11 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .parts.core import register
+from .parts.core import check_option, register, whole
+from .parts.groups import (METHODS, Entry, Keep, Method, MethodSettings, Store, Treated, add_entries,
+    batch_scores, check_buffer, check_draw, check_when_empty, checked_scores, draw_metrics, pack_groups,
+    pick_one, prompt_keys, put_entries, unfilled, unique_prompts, unpacked)
 from .generation import Rollouts
-from .parts.packing import add_entries, pack_group, pack_groups, put_entries, unpacked
-from .parts.store import (
-    Entry, Store, check_buffer, check_draw, checked_scores, pick_one, _check_option, _whole)
-from .parts.treatment import (METHODS, Keep, Method, Treated, unfilled, unique_prompts, _ages,
-    _check_when_empty, _keys, _scores, _told)
 
 # %% ../nbs/11_replay.ipynb #6cba4072
 PRIORITIES = {}   # name -> function of (scores, drawn)
@@ -189,16 +187,16 @@ class Replay(Method):
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
         **options:object,              # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
-        _check_when_empty(when_empty)
+        check_when_empty(when_empty)
         k = stored_per_fresh
-        _check_option('stored_per_fresh', k, _whole(k, 0), 'a whole number, 0 or more')
+        check_option('stored_per_fresh', k, whole(k, 0), 'a whole number, 0 or more')
         self.buffer = ReplayBuffer(buffer_size, **options)
         self.corrected,self.when_empty,self.stored_per_fresh = corrected,when_empty,stored_per_fresh
         self.same_prompt_first,self.dead_tolerance = same_prompt_first,dead_tolerance
         self.extra = 0   # stored groups that this batch shall have besides replacements
 
     @classmethod
-    def from_settings(cls, args:object)->'Replay':
+    def from_settings(cls, args:MethodSettings)->'Replay':
         "With the settings' buffer size, seed and stored groups."
         return cls(args.replay_buffer_size, seed=args.seed, stored_per_fresh=args.replay_stored_per_fresh)
 
@@ -229,7 +227,7 @@ def treat(self:Replay,
     policy:Callable=None,       # not used
 )->Treated:
     "Replace as many dead groups as the buffer can give, and add `extra`; `replayed` marks both in the batch."
-    dead,keys = self.find_dead(batch, dead),_keys(batch)
+    dead,keys = self.find_dead(batch, dead),prompt_keys(batch)
     where = dead.nonzero()[:,0]
     more,drawn = self.take([keys[b] for b in where.tolist()], step)
     at = where[:len(drawn)]
@@ -241,13 +239,13 @@ def treat(self:Replay,
     if more:
         new = add_entries(new, more)
         in_loss = torch.cat([in_loss, in_loss.new_ones(len(more))])
-    scores = _scores(batch)
+    scores = batch_scores(batch)
     ids = self.remember(batch, ~dead, step, scores, keys)
     out = self.treated(new, dead, in_loss, treatment+['stored']*len(more), len(drawn), ~left, scores,
-        buffer_size=len(self.buffer), **_ages(drawn+more))
+        buffer_size=len(self.buffer), **draw_metrics(drawn+more))
     for b,i in ids.items(): out.records[b]['id'] = i
     came = [*at.tolist(), *range(len(dead), len(in_loss))]
-    for b,e in zip(came, drawn+more): out.records[b]['replacement'] = _told(e)
+    for b,e in zip(came, drawn+more): out.records[b]['replacement'] = e.told()
     if not self.corrected: out.uncorrected[came] = True
     return out
 

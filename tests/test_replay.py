@@ -7,7 +7,7 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.ratios import dead_groups
 from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
-from grpo_nb.replay import (PRIORITIES, Replay, ReplayBuffer, pack_group, pack_groups, put_entries,
+from grpo_nb.replay import (PRIORITIES, Replay, ReplayBuffer, pack_groups, put_entries,
     unpack_groups)
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
@@ -51,7 +51,7 @@ def test_d5_the_prompt_is_cut_on_the_left_where_its_padding_is():
     x = batch([MIXED], P=4)
     x = Rollouts(torch.tensor([[0, 0, 7, 8]]), torch.tensor([[0, 0, 1, 1]]).bool(), x.completion_ids,
                  x.completion_mask, x.old_logps, x.rewards, x.advantages)
-    assert pack_group(x, 0)['prompt_ids'].tolist()==[7, 8]
+    assert pack_groups(x, [0])[0]['prompt_ids'].tolist()==[7, 8]
 
 def test_d6_a_buffer_of_size_0_changes_nothing():
     b = ReplayBuffer(0)
@@ -395,9 +395,9 @@ def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
 def test_token_and_group_advantages_mix_in_one_batch():
     x = batch([MIXED, [1.,1,0,0]])
     y = replace(x, advantages=x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask)
-    z = unpack_groups([pack_group(x, 0), pack_group(y, 1)])
+    z = unpack_groups([pack_groups(x, [0])[0], pack_groups(y, [1])[0]])
     assert_tensor(z.advantages[0], x.advantages[0][:,None]*z.completion_mask[0])
-    t = put_entries(x, torch.tensor([0]), [type('E', (), dict(data=pack_group(y, 1)))()])
+    t = put_entries(x, torch.tensor([0]), [type('E', (), dict(data=pack_groups(y, [1])[0]))()])
     assert_tensor(t.advantages[1], x.advantages[1][:,None]*t.completion_mask[1])
 
 def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
@@ -416,7 +416,7 @@ def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
     x = batch([MIXED]); x.completion_mask[0,0] = torch.tensor([1,0,1,0,0,0]).bool()
     with pytest.raises(ValueError, match='hole'): pack_groups(x)
     with pytest.raises(ValueError, match=r'\[3, 4\]'):
-        unpack_groups([pack_group(batch([MIXED]), 0), pack_group(batch([MIXED[:3]]), 0)])
+        unpack_groups([pack_groups(batch([MIXED]), [0])[0], pack_groups(batch([MIXED[:3]]), [0])[0]])
     with pytest.raises(ValueError, match='no groups'): unpack_groups([])
 
 def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs():
@@ -425,7 +425,7 @@ def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs
     x = Rollouts(torch.ones(1, P).long(), torch.ones(1, P).bool(), o.long(), o.bool(), -o, torch.rand(1, G),
                  torch.rand(1, G), -o)
     b = ReplayBuffer(64)
-    b.add([1.]*64, [pack_group(x, 0) for _ in range(64)])
+    b.add([1.]*64, [pack_groups(x, [0])[0] for _ in range(64)])
     assert b.nbytes<=1.01*64*(P+G*T*3)*4 and b.nbytes==64*(P+G*T*3+3*G)*4
 
 # ---- the chapter's exercises ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ..generation import Rollouts
 from ..parts.ratios import clipped, group_scores, moment_mask
 from ..replay import PRIORITIES, ReplayBuffer
 from .stacked import Stack, StackedAdam, completion_entropies, completion_logps, sample_stack
-from ..parts.treatment import METHODS
+from ..parts.groups import METHODS
 
 # %% ../../nbs/research/stacked_runs.ipynb #6985c96a
 CORRECTIONS = 'both','clip','weight','moment','random'   # of a token's gradient
