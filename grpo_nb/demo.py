@@ -13,9 +13,8 @@ from multiprocessing import get_context
 from pathlib import Path
 import pandas as pd
 from .parts.core import save_json, versions
-from .see.equal_tokens import compare_sentence, compare_table, draw_compare, write_compare
 from .run.records import read_run
-from .see.report import write_report
+from .see.report import compare_sentence, compare_table, draw_compare, write_compare, write_report
 from .see.view import judged
 from .see.end import measured, new_folder, one_thread, prompt_text, run_summary, samples
 from .parts.problems import chain_sum, spell_backward

@@ -1,5 +1,5 @@
 "The report: one run as the view with everything unfolded, several as arms with intervals over seeds"
-import json
+import json, re
 import numpy as np, pytest
 from scipy import stats
 from grpo_nb.run.records import Recorder, group_rows, read_run
@@ -71,22 +71,23 @@ def many(tmp_path_factory):
 def test_runs_that_differ_only_by_seed_are_one_arm(many):
     a = arms([read_run(f) for f in many])
     assert {k: sorted(r.name for r in o) for k, o in a.items()} == {
-        'method=replay': ['replay0', 'replay1', 'replay2'],
-        'method=keep': ['keep0', 'keep1', 'keep2'],
+        'replay': ['replay0', 'replay1', 'replay2'],
+        'plain GRPO': ['keep0', 'keep1', 'keep2'],
     }
 
 def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
-    c = compare_view(arms([read_run(f) for f in many])); o = c['method=keep']
+    c = compare_view(arms([read_run(f) for f in many])); o = c['plain GRPO']
     want = [json.loads((f / 'summary.json').read_text())['after']['pass@1'] for f in many
             if f.name.startswith('keep')]
     assert (np.allclose(list(o['numbers']['after'].values()), want) and o['gain'][2] == 3
-            and c['method=replay']['gain'] is None)
+            and c['replay']['gain'] is None)
     r = np.array([reward_curve(read_run(f))['value'] for f in many if f.name.startswith('keep')])
     assert np.allclose(o['reward']['mean'], r.mean(0)) and np.allclose(o['reward']['half'],
         stats.t.ppf(0.975, 2) * r.std(0, ddof=1) / 3**0.5)
     page = write_report(many, tmp_path/'out').read_text()
-    assert (f'{np.mean(want):.1%} ± ' in page and 'method=keep' in page and page.count('<svg') == 2
+    assert (f'{np.mean(want):.1%} ± ' in page and page.count('<figure>') == 2
             and len(page) < 5e6)
+    assert all(re.search(f'</svg>{k}</li>', page) for k in ('replay','plain GRPO'))   # the legend, whole
     assert write_report({'ours':many[:3], 'theirs':many[3:], 'one':many[0]}, tmp_path/'o2').exists()
 
 def test_text_from_anywhere_is_escaped(tmp_path, many):

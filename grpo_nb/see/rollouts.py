@@ -7,7 +7,7 @@ __all__ = ['NAMES', 'find_columns', 'has_texts', 'read_table', 'table_rows', 're
            'rollout_files', 'read_rollouts', 'history_of', 'open_run']
 
 # %% ../../nbs/see/rollouts.ipynb #25ca52f9
-import json, math, re, sqlite3
+import json, math, re, sqlite3, sys
 from collections import Counter
 from contextlib import closing
 from itertools import groupby
@@ -26,8 +26,14 @@ NAMES = dict(   # what a column may be called; the first that is there counts
     advantage='advantage advantages'.split(),
     step='step global_step training_step train_step iteration'.split(),
     group='example_id uid group_id prompt_id problem_id task_id'.split(),
-    tokens='n_tokens completion_tokens response_length completion_length'.split(),
-    cut='truncated is_truncated'.split())
+    length='n_tokens completion_tokens response_length completion_length'.split(),
+    cut='truncated is_truncated'.split(),
+    tokens='tokens token_texts'.split(),   # these hold a list for each completion
+    logps='logps sampler_logps logprobs rollout_log_probs generation_logprobs'.split(),
+    old='old_logps old_log_probs prev_logprobs'.split(),
+    policy='policy_logps trainer_logprobs log_probs'.split(),
+    ref='ref_logps ref_log_probs ref_log_prob reference_policy_logprobs'.split(),
+    after='after_logps'.split())
 _ASIDE = set('gts ground_truth answer index idx rollout_id sample_id num_turns seed temperature'.split())
 
 def find_columns(
@@ -56,29 +62,29 @@ def has_texts(
     except ValueError: return False
 
 # %% ../../nbs/see/rollouts.ipynb #aa22e213
-def _lines(path):
-    "Rows of JSON lines, and how many lines could not be read."
-    rows,bad = [],0
-    for line in path.read_text(encoding='utf-8', errors='replace').split('\n'):
-        if not line.strip(): continue
-        try: o = json.loads(line)
-        except ValueError: o = None
-        if isinstance(o, dict): rows.append(o)
-        else: bad += 1
-    return rows,bad
+def _line(text):
+    try: return json.loads(text)
+    except ValueError: return None
+
+def _dicts(found, name, what='lines'):
+    "Those of `found` that are rows, and a line on the others."
+    rows = [o for o in found if isinstance(o, dict)]
+    bad = len(found)-len(rows)
+    return rows,[f'{name}: {bad} {what} could not be read and are left out.'] if bad else []
 
 def read_table(
-    path:str,  # .jsonl, .json, .csv or .parquet
+    path:str,  # .jsonl, .json, .csv or .parquet; '-' for JSON lines from standard input
 )->tuple:      # (list of dicts, list of str: what was left out)
     "A table as rows. ValueError for a kind we cannot read."
+    if str(path)=='-': return _dicts([_line(o) for o in sys.stdin if o.strip()], 'standard input')
     path = Path(path)
     if path.suffix=='.jsonl':
-        rows,bad = _lines(path)
-        return rows,[f'{path.name}: {bad} lines could not be read and are left out.'] if bad else []
+        lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
+        return _dicts([_line(o) for o in lines if o.strip()], path.name)
     if path.suffix=='.json':
         data = json.loads(path.read_text(encoding='utf-8', errors='replace'))
         data = next((v for v in data.values() if isinstance(v, list)), []) if isinstance(data, dict) else data
-        return [o for o in data if isinstance(o, dict)],[]
+        return _dicts(data, path.name, 'entries')
     if path.suffix=='.parquet':
         import pyarrow.parquet as pq
         return pq.read_table(path).to_pylist(),[]   # tells a gap from a nan, which a frame does not
@@ -263,24 +269,33 @@ def groups_of(
         i = get(o, 'group')
         found.setdefault((step if s is None else int(s), prompt if i is None else str(i)),
                          []).append((prompt, o))
-    out,alone,count = [],0,{}
+    out,count = [],Counter()
     for (s,key),g in sorted(found.items(), key=lambda kv: kv[0][0]):
-        if len(g)<2:
-            alone += 1
-            continue
-        n,members = count.get(s, 0),[o for _,o in g]
-        count[s] = n+1
-        A = [_number(get(o, 'advantage')) for o in members]
-        cut = [bool(get(o, 'cut')) for o in members] if 'cut' in at else None
-        tokens = [int(_number(get(o, 'tokens')) or 0) for o in members] if 'tokens' in at else None
-        A = None if None in A else A
-        known = dict(step=s, group=n, key=key[:200], prompt=g[0][0], n_tokens=tokens, truncated=cut,
-                     completions=[_words(get(o, 'completion')) for o in members],
-                     rewards=[_number(get(o, 'reward')) for o in members],
-                     rewards_by_func={k: [_number(o.get(k)) for o in members] for k in extra} or None,
-                     advantages_before=A, advantages=A)
-        out.append(dict.fromkeys(GROUP_FIELDS) | known)
-    return out,alone
+        if len(g)<2: continue
+        members = [o for _,o in g]
+        def of(name, read): return [read(get(o, name)) for o in members] if name in at else None
+        A = of('advantage', _number)
+        A = None if A and None in A else A
+        known = dict(step=s, group=count[s], key=key[:200], prompt=g[0][0], truncated=of('cut', bool),
+            n_tokens=of('length', lambda x: int(_number(x) or 0)), completions=of('completion', _words),
+            rewards=of('reward', _number), advantages_before=A, advantages=A,
+            rewards_by_func={k:[_number(o.get(k)) for o in members] for k in extra} or None)
+        out.append(dict.fromkeys(GROUP_FIELDS)|known|_by_token(of))
+        count[s] += 1
+    return out,sum(len(g)<2 for g in found.values())
+
+def _by_token(of):
+    "What a group's columns say of single tokens, where every completion has as many numbers as tokens."
+    def numbers(x): return [_number(v) for v in _plain(x)]
+    logps,lists = of('logps', numbers),{k:of(k, numbers) for k in ('old','policy','ref','after')}
+    if not logps or any(None in o or not o for o in logps): return {}
+    size = [len(o) for o in logps]
+    pieces = of('tokens', lambda x: [str(t) for t in _plain(x)])
+    out = dict(tokens=pieces if pieces and [*map(len, pieces)]==size else None, logps=logps)
+    fit = {k:v for k,v in lists.items() if v and [*map(len, v)]==size and not any(None in o for o in v)}
+    return out|({'token_logps':fit} if fit else {})
+
+def _plain(x): return x if isinstance(x, list) else x.tolist() if hasattr(x, 'tolist') else []
 
 # %% ../../nbs/see/rollouts.ipynb #16b6b3db
 def filter_note(
@@ -340,30 +355,36 @@ def _tables(path):
         _,tables,notes = read_trackio(path)
         return [o for o in tables if o and 'completion' in o[0]],notes
     rows,notes = read_table(path)
-    rows,left = table_rows(rows)
-    return [rows],notes+left
+    made,left = table_rows(rows)
+    return [made],notes+left
+
+def _read(path, notes):
+    "The tables of a file; [] where it is damaged, which `notes` then say."
+    try: tables,said = _tables(path)
+    except Exception as e:
+        why = e if path.suffix=='.db' else type(e).__name__
+        tables,said = [],[f'{path.name} could not be read and is left out ({why}).']
+    notes += said
+    return tables
+
+def _is_trls(path, rows):
+    mine = path.suffix=='.db' or path.name.startswith('completions_') and path.suffix=='.parquet'
+    return mine and bool(rows) and 'advantage' in rows[0] and 'group_id' not in rows[0]
 
 def read_rollouts(
-    path:str,            # a table, or a folder of tables
+    path:str,            # a table, or a folder of tables; '-' for standard input
     columns:dict=None,   # {what we ask for: its name in the table}
 )->Run:                  # with groups, and the history that follows from them
     "Other people's rollouts as a run. ValueError where there is nothing to read, or a column is missing."
     path = Path(path)
-    files = [path] if path.is_file() else rollout_files(path)
+    files = [path] if path.is_file() or str(path)=='-' else rollout_files(path)
     if not files:
         raise ValueError(f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
                          'completion and reward')
     out,notes,alone,before = [],[],0,None
     for i,f in enumerate(files):
-        try: tables,said = _tables(f)
-        except Exception as e:
-            why = e if f.suffix=='.db' else type(e).__name__
-            notes.append(f'{f.name} could not be read and is left out ({why}).')
-            continue
-        notes += said
-        for rows in tables:
-            trl = f.suffix=='.db' or f.name.startswith('completions_') and f.suffix=='.parquet'
-            if trl and rows and 'advantage' in rows[0] and 'group_id' not in rows[0]:
+        for rows in _read(f, notes):
+            if _is_trls(f, rows):
                 rows = _trl_rows(pd.DataFrame(rows))
                 texts = rows and [(_words(o['prompt']), _words(o['completion'])) for o in rows]
                 if not rows or texts==before:
@@ -381,7 +402,8 @@ def read_rollouts(
     if not out:
         raise ValueError(f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '
                          + ' '.join(notes))
-    return Run(path if path.is_dir() else path.with_suffix(''), {}, history_of(out), out, {}, notes)
+    folder = Path('stdin') if str(path)=='-' else path if path.is_dir() else path.with_suffix('')
+    return Run(folder, {}, history_of(out), out, {}, notes)
 
 def history_of(
     groups:list,     # of the record
@@ -393,16 +415,16 @@ def history_of(
     dead = lambda r: len(r)<2 or max(r)-min(r)<=tolerance
     mean = lambda x: sum(x)/len(x) if x else None
     return pd.DataFrame([dict(step=s, reward=mean([x for r in g for x in r]),
-                              frac_reward_zero_std=mean([float(dead(r)) for r in g]))
-                         for s, g in sorted(by.items())])
+        frac_reward_zero_std=mean([float(dead(r)) for r in g])) for s,g in sorted(by.items())])
 
 # %% ../../nbs/see/rollouts.ipynb #cf75bd55
 def open_run(
-    path:Run,            # a `Run`; or the folder or file of one, whoever made it
+    path:Run,            # a `Run`; the folder or file of one, whoever made it; '-' for standard input
     columns:dict=None,   # {what we ask for: its name in the table}
 )->Run:
     "A run with its groups. ValueError that says what was found and what is needed."
     if isinstance(path, Run): return path
+    if str(path)=='-': return read_rollouts(path, columns)
     path = Path(path)
     if not path.exists():
         raise ValueError(f'no folder {str(path)!r}: give the `output_dir` of a run, or a table of rollouts')
@@ -411,8 +433,8 @@ def open_run(
     except ValueError as e:
         try: return read_rollouts(path, columns)
         except ValueError as f:
-            raise ValueError(
-                f'{e}; and as rollouts: {f}' if 'holds no rollouts' not in str(f) else str(e)) from None
+            why = '' if 'holds no rollouts' in str(f) else f'; and as rollouts: {f}'
+            raise ValueError(f'{e}{why}') from None
     if run.rows: return run
     try: other = read_rollouts(run.folder, columns)
     except ValueError: return run

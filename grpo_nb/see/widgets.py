@@ -6,9 +6,9 @@
 __all__ = ['name_after_cell', 'options', 'frame', 'Explorer', 'explore', 'live']
 
 # %% ../../nbs/see/widgets.ipynb #7063d84c
-import itertools, os, re
+import itertools, math, os, re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from hashlib import sha1
 from html import escape
 import ipywidgets as W
@@ -71,10 +71,9 @@ def _indexed(name, control):
 # %% ../../nbs/see/widgets.ipynb #6097a48f
 def frame(
     drawn:Figure|str, # a matplotlib figure, or a string of HTML
-    alt:str=None,  # what it shows, for who can't see it
-)->str:            # HTML
+)->str:               # HTML
     "What a drawing function returned, as HTML; ValueError for anything else."
-    if isinstance(drawn, Figure): return fig_svg(drawn, alt)
+    if isinstance(drawn, Figure): return fig_svg(drawn)
     if isinstance(drawn, str): return drawn
     raise ValueError(f'`draw` returned {type(drawn).__name__}: it needs to return a matplotlib figure or a '
                      'string of HTML')
@@ -82,8 +81,8 @@ def frame(
 def _own_names(html, prefix):
     "`html` with every id, and every reference to one, starting with `prefix`."
     ids = set(re.findall(r'\bid="([^"]+)"', html))
-    return re.sub(r'(\bid="|url\(#|href="#)([^")]+)', lambda m: m[1]+(prefix if m[2] in ids else '')+m[2],
-                  html) if ids else html
+    own = lambda m: m[1]+(prefix if m[2] in ids else '')+m[2]
+    return re.sub(r'(\bid="|url\(#|href="#)([^")]+)', own, html)
 
 # %% ../../nbs/see/widgets.ipynb #459bf936
 _NARROW = dict(display='flex', flex_flow='row wrap', align_items='center')
@@ -91,17 +90,12 @@ _NARROW = dict(display='flex', flex_flow='row wrap', align_items='center')
 class Explorer(W.VBox):
     "Controls above what they change; as a plain picture where widgets aren't shown."
     still = None   # PNG bytes or HTML of the first frame
-    def __init__(self,
-        children:Iterable=(), # a box of controls, then what they change
-        **kwargs:object, # what `W.VBox` takes
-    ): super().__init__(children, **kwargs)
 
     def _repr_mimebundle_(self, **kwargs):
         res = super()._repr_mimebundle_(**kwargs)
         d = res[0] if isinstance(res, tuple) else res
         if d and 'application/vnd.jupyter.widget-view+json' in d:
-            d['text/plain'] = f'{type(self).__name__}: ' + ', '.join(o.description
-                                                                     for o in self.children[0].children)
+            d['text/plain'] = 'Explorer: '+', '.join(o.description for o in self.children[0].children)
             if isinstance(self.still, bytes): d['image/png'] = self.still
             elif self.still: d['text/html'] = self.still
         return res
@@ -110,7 +104,7 @@ def explore(
     view:Callable,     # function of the controls' values, returns a dict
     draw:Callable,     # function of that dict, returns a matplotlib figure or a string of HTML
     max_frames:int=60, # more than this is too heavy for a page
-    **controls:object, # one ipywidgets control for each argument of `view`, with finitely many values
+    **controls:W.Widget, # one for each argument of `view`, with finitely many values
 )->Explorer:           # shows itself at the end of a cell; moves with and without a kernel
     """Every combination of the controls' settings, drawn beforehand and turned over by the browser.
 
@@ -120,8 +114,7 @@ def explore(
         raise ValueError('`explore` needs at least one control: give `name=W.IntSlider(…)` for each '
                          'argument of `view`')
     opts = {k:options(c) for k,c in controls.items()}
-    n = 1
-    for o in opts.values(): n *= len(o)
+    n = math.prod(map(len, opts.values()))
     if n>max_frames:
         raise ValueError(f"{n} frames ({' × '.join(f'{k} {len(o)}' for k,o in opts.items())}), at most "
                          f"{max_frames}: use fewer settings, or `live`")
@@ -164,7 +157,7 @@ def _pile(handles, drawn):
 def live(
     view:Callable,  # function of the controls' values, returns a dict
     draw:Callable,  # function of that dict, returns a matplotlib figure or a string of HTML
-    **controls:object, # one ipywidgets control for each argument of `view`
+    **controls:W.Widget, # one for each argument of `view`
 )->Explorer:     # shows itself at the end of a cell; needs a kernel to move
     "A view that is computed anew whenever a control changes; its first state is stored."
     if not controls:
