@@ -29,7 +29,8 @@ from .tiny_qwen import encode_prompts
 from .generation import Rollouts
 from .evaluation import decode, evaluate, pass_at_k, sample, score
 from .rewards import combine_rewards
-from .advantages import dead_reason, find_advantages, multi_objective
+from .advantages import dead_reason, find_advantages
+from .dialects import multi_objective
 from .kl import token_logps, token_logps_and_entropy
 from .loss import LOSSES, loss_metrics, policy_loss
 from .replay import Method, Treated

@@ -5,16 +5,11 @@ import csv, json, re, shutil, subprocess, sys
 from pathlib import Path
 from types import ModuleType
 import nbformat, pytest, torch
-import numpy as np
 from nbclient import NotebookClient
-from scipy.stats import t as student
 from grpo_nb.teach.checks import CHECKS, attempt
 from grpo_nb.teach.classroom import examined, grade, handout, make, score, score_lines, taken_apart
 from grpo_nb.cli import main
-from grpo_nb.parts.ratios import dead_groups
 from grpo_nb.parts.stats import mean_ci
-from grpo_nb.research.contest import REGIMES
-from grpo_nb.research.study import read_rows
 
 ROOT = Path(__file__).parent.parent
 KEY = ROOT/'tests'/'class_key'
@@ -499,54 +494,3 @@ def test_a_slide_for_each_titled_figure_and_a_file_that_is_there_stays(tmp_path,
     assert (tmp_path/'s.html').read_text()=='mine'
     for name in ('s.txt', 'nowhere/s.html'):
         with pytest.raises(Trouble, match='name a .pdf|there is no folder'): slides(str(tmp_path/name))
-
-# --- exercises of chapters: each checker against its solution and three wrong answers
-
-def exercise(chapter, name, *begins, **names):
-    "The cells of a chapter that begin so, run with these names; and the function's solution"
-    file = next(ROOT.glob(f'nbs/*_{chapter}.ipynb'))
-    cells = [''.join(c['source']) for c in json.loads(file.read_text())['cells'] if c['cell_type']=='code']
-    for o in begins: exec(next(s for s in cells if s.startswith(o)), names)
-    solution = next(s for s in cells if s.startswith('#| code-fold') and f'def {name}(' in s)
-    return names, re.split(r'^(?:test_|assert )', solution, flags=re.M)[0]
-
-def agreed(ns, name, check, solution, wrong):
-    "The stub is not yet done, the solution right, and each wrong answer neither"
-    assert ns[check](ns[name])=='not yet'
-    exec(solution, ns)
-    assert ns[check](ns[name])=='right'
-    assert len(wrong)>=3
-    for o in wrong: assert ns[check](o).startswith('not yet: '), o
-
-def test_two_hundred_answers():
-    ns,solution = exercise('evaluation', 'my_deviation', 'rates = [.05', torch=torch)
-    def parts(rates):
-        mean = sum(rates)/len(rates)
-        return sum((p-mean)**2 for p in rates)/len(rates), sum(p*(1-p) for p in rates)/len(rates), mean
-    agreed(ns, 'my_deviation', 'check_deviation', solution, [
-        lambda r, n, k: (parts(r)[2]*(1-parts(r)[2])/(n*k))**.5,    # takes samples for problems
-        lambda r, n, k: (parts(r)[0]+parts(r)[1]/k)/n,              # the variance
-        lambda r, n, k: (parts(r)[0]/n)**.5,                        # forgets what is drawn for each
-        lambda r, n, k: ((parts(r)[0]+parts(r)[1])/(n*k))**.5])
-
-def test_the_mended_test():
-    ns,solution = exercise('float_noise', 'alive_and_unseen', 'def mended', 'def alive_and_unseen',
-        torch=torch, at=[], missed=None, dead_groups=dead_groups)
-    agreed(ns, 'alive_and_unseen', 'check_unseen', solution, [
-        lambda: torch.full((1, 8), .3),              # dead
-        lambda: torch.tensor([[1e-7, 2e-7]]),        # within the tolerance
-        lambda: torch.tensor([[1., 1.001]]),         # seen by both
-        lambda: torch.tensor([1000., 1000.0005]),    # no group
-        lambda: torch.tensor([[1000., 1000.0005]], dtype=torch.float64),
-        lambda: torch.tensor([[torch.nan, 1.]])])
-
-def test_what_pairing_buys():
-    ns,solution = exercise('bakeoff', 'two_intervals', 'def two_intervals',
-        results=read_rows(ROOT/'nbs/results/bakeoff.csv'), REGIMES=REGIMES, mean_ci=mean_ci, np=np,
-        student=student)
-    def half(v, q=None): return (q or student.ppf(.975, len(v)-1))*np.std(v, ddof=1)/len(v)**.5
-    agreed(ns, 'two_intervals', 'check_intervals', solution, [
-        lambda x, y: (half(np.subtract(x, y), 1.96), np.hypot(half(x, 1.96), half(y, 1.96))),
-        lambda x, y: (half(np.subtract(x, y)), half(x)+half(y)),
-        lambda x, y: (abs(half(x)-half(y)), np.hypot(half(x), half(y))),
-        lambda x, y: (np.hypot(half(x), half(y)), half(np.subtract(x, y)))])

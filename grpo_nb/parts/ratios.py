@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CLIPS', 'WEIGHTS', 'CLIP_KINDS', 'importance_ratio', 'clipped', 'clip_share', 'token_ess', 'answer_ess', 'drift',
            'ratio_sums', 'merge_sums', 'ratio_row', 'Correction', 'read_correction', 'moment_mask', 'kept', 'correct',
-           'as_rewards', 'nan_std', 'reward_range', 'spread', 'reward_std', 'dead_groups', 'dead_share', 'group_scores']
+           'as_rewards', 'nan_std', 'reward_range', 'spread', 'reward_std', 'dead_groups', 'dead_share', 'dead_reason',
+           'group_scores']
 
 # %% ../../nbs/parts/ratios.ipynb #dcaf72fb
 import math
@@ -338,6 +339,33 @@ def dead_share(
 )->float:     # share of groups, 0 to 1
     "Share of groups whose `G` right-or-wrong answers all agree, when each is right with probability `p`."
     return p**G + (1-p)**G
+
+# %% ../../nbs/parts/ratios.ipynb #0533484e
+def dead_reason(
+    rewards:Tensor,    # (B, G) reward units
+    tol:float=1e-6,    # as in `dead_groups`
+    wrong:float=0.,    # the reward of a wrong answer
+    right:float=1.,    # the reward of a right answer
+    dead:Tensor=None,  # (B,) bool, from `dead_groups`; None: found here
+    texts:list=None,   # (B,) lists of G answers
+)->list[str|None]:     # one for each group
+    """Why each group is dead, None for a living one.
+
+    'all-wrong', 'all-right', 'equal', 'float-noise' (equal but for rounding), or 'unscored' (fewer than two
+    rewards). With `texts`, also ', one text' where it is one answer G times (a collapse: sample more widely),
+    or ', different texts' (a cliff: grade more finely, or choose other problems).
+    """
+    r = as_rewards(rewards, 'B, G')
+    dead = dead_groups(r, tol) if dead is None else dead
+    def why(x):
+        x = [o for o in x if o==o]   # without nan
+        if len(x)<2: return 'unscored'
+        mid = sum(x)/len(x)
+        if abs(mid-wrong)<=tol: return 'all-wrong'
+        if abs(mid-right)<=tol: return 'all-right'
+        return 'equal' if min(x)==max(x) else 'float-noise'
+    how = [', one text' if len(set(o))==1 else ', different texts' for o in texts] if texts else ['']*len(r)
+    return [why(x)+h if d else None for x,d,h in zip(r.tolist(), dead.tolist(), how)]
 
 # %% ../../nbs/parts/ratios.ipynb #930d76e7
 def group_scores(

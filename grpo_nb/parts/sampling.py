@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_sampling', 'check_prompts', 'special_ids', 'eval_mode', 'uniforms', 'seen_tokens', 'add_seen', 'penalize',
-           'Cached', 'sample_rows']
+           'Cached', 'truncate', 'sample_rows']
 
 # %% ../../nbs/parts/sampling.ipynb #644a7d42
 import inspect, math
@@ -179,6 +179,30 @@ class Cached:
         "Keep these rows only."
         self.cache.batch_select_indices(idx)
         self.mask = self.mask[idx]
+
+# %% ../../nbs/parts/sampling.ipynb #1f98a787
+def truncate(
+    logits:Tensor,     # (n, V) float32, already divided by the temperature
+    top_k:int=0,       # keep the `top_k` likeliest; 0 for all
+    top_p:float=1.0,   # keep the smallest set whose probability reaches `top_p`
+    min_p:float=None,  # drop tokens less likely than `min_p` times the likeliest
+)->Tensor:             # (n, V) float32, -inf where dropped
+    """Logits with the unlikely tokens at -inf: top-k first, then top-p on what is left, then min-p.
+
+    The order is that of transformers.
+    Sources: top-k, arXiv 1805.04833; top-p, arXiv 1904.09751, section 3.1; min-p, arXiv 2407.01082.
+    """
+    def drop(where): return logits.masked_fill(where, -math.inf)
+    if top_k: logits = drop(logits<logits.topk(min(top_k, logits.shape[-1])).values[:,-1:])
+    if top_p<1:
+        s,order = logits.sort(-1)
+        tail = s.softmax(-1).cumsum(-1)<=1-top_p
+        tail[:,-1] = False                      # the likeliest stays
+        logits = drop(torch.zeros_like(tail).scatter(1, order, tail))
+    if min_p:
+        p = logits.softmax(-1)
+        logits = drop(p<min_p*p.amax(-1, keepdim=True))
+    return logits
 
 # %% ../../nbs/parts/sampling.ipynb #6d807d37
 def _note(ids, logps, part, rows, t):

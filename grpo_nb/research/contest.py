@@ -85,8 +85,8 @@ def _weights(task, options, steps):
     """
     from datasets import Dataset
     from grpo_nb.parts.problems import gym_dataset
-    from grpo_nb.tasks import lessons
-    from grpo_nb.tiny_qwen import load_model, warm_start
+    from grpo_nb.research.warm_start import lessons, warm_start
+    from grpo_nb.tiny_qwen import load_model
     model,tok = load_model('tiny')
     if steps and task in ('chain_sum','spell_backward'):
         warm_start(model, tok, lessons(400, p_careful=.7), skill_steps=0, habit_steps=steps, batch_size=24)

@@ -1,0 +1,148 @@
+"""The exercises of the course: each stub is not yet done, each solution right, and each checker refuses at least
+three wrong answers that a student would give, and says why"""
+
+import itertools, json, math, re
+from pathlib import Path
+import numpy as np
+import pytest, torch
+from scipy.stats import t as student
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from grpo_nb.advantages import group_advantages
+from grpo_nb.kl import gather_logps, kl_estimate
+from grpo_nb.parts.ratios import dead_groups
+from grpo_nb.parts.sampling import truncate
+from grpo_nb.parts.stats import mean_ci
+from grpo_nb.research.contest import REGIMES
+from grpo_nb.research.study import read_rows
+from grpo_nb.tasks import completion_text
+from grpo_nb.teach.checks import attempt, same
+from grpo_nb.tiny_qwen import tiny_config
+
+ROOT = Path(__file__).parent.parent
+
+def cells_of(chapter):
+    "Sources of a chapter's code cells, without their directives, and whether each is a solution"
+    file = next(f for f in ROOT.glob('nbs/**/*.ipynb') if re.fullmatch(rf'(\d+[a-z]?_)?{chapter}', f.stem))
+    for c in json.loads(file.read_text(encoding='utf-8'))['cells']:
+        src = ''.join(c['source'])
+        if c['cell_type']=='code':
+            yield re.sub(r'^#\|.*\n', '', src, flags=re.M), 'code-summary: Solution' in src
+
+def exercise(chapter, name, *begins, **names):
+    "The cells of a chapter that begin so, run with these names; and the function's solution"
+    names = dict(torch=torch, math=math, attempt=attempt, same=same)|names
+    cells = list(cells_of(chapter))
+    for o in begins: exec(next(s for s,solved in cells if s.startswith(o) and not solved), names)
+    solution = next(s for s,solved in cells if solved and f'def {name}(' in s)
+    return names, re.split(r'^(?:test_|assert )', solution, flags=re.M)[0]
+
+def agreed(ns, name, check, solution, wrong):
+    "The stub is not yet done, the solution right, and each wrong answer neither"
+    assert ns[check](ns[name]).startswith('not yet')
+    exec(solution, ns)
+    assert ns[check](ns[name])=='right'
+    assert len(wrong)>=3
+    for o in wrong: assert ns[check](o).startswith('not yet: '), o
+
+def test_a_reward_of_your_own():
+    ns,solution = exercise('tasks', 'short_reward', 'def short_reward', completion_text=completion_text)
+    agreed(ns, 'short_reward', 'check_short', solution, [
+        lambda prompts, completions, limit=40, **kw: [float(len(c)<=limit) for c in completions],
+        lambda prompts, completions, limit=40, **kw: [min(1., 2-len(c)/limit) for c in completions],
+        lambda prompts, completions, limit=40, **kw: [min(1., max(0., 2-len(c)/limit)) for c in completions],
+        lambda prompts, completions, limit=40: [1.]*len(completions)])
+
+def test_count_the_weights():
+    ns,solution = exercise('tiny_qwen', 'count_weights', 'def count_weights', 'def check_count',
+        tiny_config=tiny_config, Qwen2Config=Qwen2Config, Qwen2ForCausalLM=Qwen2ForCausalLM)
+    def count(c, kv=True, norms=2, tied=1):
+        d = c.hidden_size
+        k = d//c.num_attention_heads*c.num_key_value_heads if kv else d
+        block = (d*d+d)+2*(d*k+k)+d*d+3*d*c.intermediate_size+norms*d
+        return c.num_hidden_layers*block+d+tied*c.vocab_size*d
+    wrong = [lambda c: count(c, kv=False), lambda c: count(c, norms=1), lambda c: count(c, tied=2)]
+    agreed(ns, 'count_weights', 'check_count', solution, wrong)
+    assert 'count them once' in ns['check_count'](wrong[2]) and 'fewer heads' in ns['check_count'](wrong[0])
+
+def test_top_p_by_hand():
+    ns,solution = exercise('sampling', 'my_top_p', 'def my_top_p', truncate=truncate)
+    def walk(p, k, beyond=False, up=False):
+        kept,held = [],0.
+        for i in sorted(range(len(p)), key=lambda i: p[i] if up else -p[i]):
+            if beyond and held+p[i]>k: break
+            kept.append(i)
+            held += p[i]
+            if held>=k: break
+        return kept
+    agreed(ns, 'my_top_p', 'check_top_p', solution, [
+        lambda p, k: walk(p, k, beyond=True),                # stops one too early
+        lambda p, k: walk(p, k, up=True),                    # from the least likely up
+        lambda p, k: [i for i,o in enumerate(p) if o>=k]])   # those likelier than top_p
+
+def test_how_hot():
+    ns,solution = exercise('generation', 'my_heat', 'def my_heat')
+    agreed(ns, 'my_heat', 'check_heat', solution, [
+        lambda p, tau: p/tau, lambda p, tau: p**(1/tau), lambda p, tau: p**tau/(p**tau+(1-p)**tau)])
+
+def test_a_number_in_a_text():
+    ns,solution = exercise('rewards', 'my_reward', 'def my_reward', 'def check_reward')
+    agreed(ns, 'my_reward', 'check_reward', solution, [
+        lambda completions, answer, **kw: [float(a in c) for c,a in zip(completions, answer)],
+        lambda completions, answer, **kw: [float(c.endswith(a)) for c,a in zip(completions, answer)],
+        lambda completions, answer, **kw: [float((re.findall(r'\d+', c) or [''])[-1]==a)
+                                           for c,a in zip(completions, answer)],
+        lambda completions, answer, **kw: [1.]])
+
+def test_two_hundred_answers():
+    ns,solution = exercise('evaluation', 'my_deviation', 'rates = [.05')
+    def parts(rates):
+        mean = sum(rates)/len(rates)
+        return sum((p-mean)**2 for p in rates)/len(rates), sum(p*(1-p) for p in rates)/len(rates), mean
+    agreed(ns, 'my_deviation', 'check_deviation', solution, [
+        lambda r, n, k: (parts(r)[2]*(1-parts(r)[2])/(n*k))**.5,    # takes samples for problems
+        lambda r, n, k: (parts(r)[0]+parts(r)[1]/k)/n,              # the variance
+        lambda r, n, k: (parts(r)[0]/n)**.5,                        # forgets what is drawn for each
+        lambda r, n, k: ((parts(r)[0]+parts(r)[1])/(n*k))**.5])
+
+def test_the_odd_one_out():
+    ns,solution = exercise('advantages', 'my_lone', 'def my_lone', 'def check_lone',
+        group_advantages=group_advantages)
+    agreed(ns, 'my_lone', 'check_lone', solution, [
+        lambda G: 1-1/G, lambda G: (G-1)**.5, lambda G: -1/G**.5, lambda G: 1.5])
+
+def test_the_mended_test():
+    ns,solution = exercise('float_noise', 'alive_and_unseen', 'def mended', 'def alive_and_unseen',
+        at=[], missed=None, dead_groups=dead_groups)
+    agreed(ns, 'alive_and_unseen', 'check_unseen', solution, [
+        lambda: torch.full((1, 8), .3),              # dead
+        lambda: torch.tensor([[1e-7, 2e-7]]),        # within the tolerance
+        lambda: torch.tensor([[1., 1.001]]),         # seen by both
+        lambda: torch.tensor([1000., 1000.0005]),    # no group
+        lambda: torch.tensor([[1000., 1000.0005]], dtype=torch.float64),
+        lambda: torch.tensor([[torch.nan, 1.]])])
+
+def test_the_pull_of_a_log_prob():
+    ns,solution = exercise('logps', 'my_pull', 'def my_pull')
+    one = lambda z, i: torch.eye(len(z))[i]
+    agreed(ns, 'my_pull', 'check_pull', solution, [
+        lambda z, i: one(z, i)*(1-z.softmax(0)), lambda z, i: z.softmax(0)-one(z, i),
+        lambda z, i: z.softmax(0)[i]*(one(z, i)-z.softmax(0)), lambda z, i: -z.softmax(0)])
+
+def test_two_policies_of_two_tokens():
+    ns,solution = exercise('kl', 'my_bias', 'def my_bias', kl_estimate=kl_estimate)
+    def k2(p, q, w): return (w*math.log(q/p)**2+(1-w)*math.log((1-q)/(1-p))**2)/2
+    def kl(p, q): return p*math.log(p/q)+(1-p)*math.log((1-p)/(1-q))
+    wrong = [lambda p, q: k2(p, q, p), lambda p, q: k2(p, q, q)-kl(p, q), lambda p, q: 2*k2(p, q, p)-kl(p, q),
+        lambda p, q: k2(p, q, p)-kl(q, p), lambda p, q: kl(p, q)-k2(p, q, p)]
+    agreed(ns, 'my_bias', 'check_bias', solution, wrong)
+
+def test_what_pairing_buys():
+    ns,solution = exercise('bakeoff', 'two_intervals', 'def two_intervals',
+        results=read_rows(ROOT/'nbs/results/bakeoff.csv'), REGIMES=REGIMES, mean_ci=mean_ci, np=np,
+        student=student)
+    def half(v, q=None): return (q or student.ppf(.975, len(v)-1))*np.std(v, ddof=1)/len(v)**.5
+    agreed(ns, 'two_intervals', 'check_intervals', solution, [
+        lambda x, y: (half(np.subtract(x, y), 1.96), np.hypot(half(x, 1.96), half(y, 1.96))),
+        lambda x, y: (half(np.subtract(x, y)), half(x)+half(y)),
+        lambda x, y: (abs(half(x)-half(y)), np.hypot(half(x), half(y))),
+        lambda x, y: (np.hypot(half(x), half(y)), half(np.subtract(x, y)))])
