@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 import pandas as pd
 from .parts.core import save_json, versions
-from .run.records import read_run
+from .run.record import read_run
 from .see.report import compare_sentence, compare_table, draw_compare, write_compare, write_report
 from .see.view import judged
 from .see.end import measured, new_folder, one_thread, prompt_text, run_summary, samples

@@ -11,7 +11,7 @@ from .batch_size import (batch_command, batch_html, batch_plan, best_group_size,
     beta_rates, group_pull, plan_lines)
 from .see.findings import RULES, Finding, Findings, Look
 from .see.logs import read_log
-from .run.records import Run
+from .run.record import Run
 from .see.view import history_rows, judged
 
 # %% ../nbs/16_diagnose.ipynb #5d2bc3d0

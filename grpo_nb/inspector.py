@@ -14,7 +14,7 @@ import torch
 from .advantages import dead_reason
 from .parts.ratios import dead_groups, group_scores
 from .replay import ReplayBuffer
-from .run.records import Run
+from .run.record import Run
 from .see.rollouts import open_run
 from .see.view import buffer_of, fill_run, framed, page_path, view_html, view_run, write_page
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np, pandas as pd
 from grpo_nb.diagnose import diagnose
 from grpo_nb.see.logs import read_log
-from grpo_nb.run.records import to_line
+from grpo_nb.run.record import to_line
 from grpo_nb.see.view import history_rows
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, NAMES, stored

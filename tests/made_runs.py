@@ -6,7 +6,7 @@ import numpy as np, pandas as pd, torch
 from grpo_nb.advantages import dead_reason, group_advantages
 from grpo_nb.parts.ratios import dead_groups
 from grpo_nb.parts.ratios import clip_share, group_scores
-from grpo_nb.run.records import GROUP_FIELDS, Recorder, Run, group_rows, ratio_hists
+from grpo_nb.run.record import GROUP_FIELDS, Recorder, Run, group_rows, ratio_hists
 from grpo_nb.replay import ReplayBuffer
 
 def make_run(

@@ -2,8 +2,7 @@
 from dataclasses import dataclass
 import pytest, torch
 from datasets import Dataset
-from grpo_nb.run.checks import (
-    above, at_least, check_lengths, check_rows, check_settings, fingerprint, optional, other_data, share)
+from grpo_nb.run.settings import check_lengths, check_rows, check_settings, fingerprint, other_data
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 
@@ -42,8 +41,8 @@ class Settings:
     cap:float = None
     on:bool = False
 
-RULES = [('n', at_least(1), '1 or more'), ('x', share, 'a share'),
-    ('cap', optional(above(0)), 'None, or more')]
+RULES = [('n', lambda v: v>=1, '1 or more'), ('x', lambda v: 0<v<=1, 'a share'),
+    ('cap', lambda v: 0<v<float('inf'), 'None, or more')]
 
 @pytest.mark.parametrize('kw,says', [(dict(n=0), '`n` is 0, needs 1 or more'), (dict(n=1.), 'a whole number'),
     (dict(n=None), 'a whole number'), (dict(x='a'), '`x` is .a., needs a number'), (dict(x=0.), 'a share'),

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from grpo_nb.cli import COMMANDS, main
 from grpo_nb.demo import demo
-from grpo_nb.run.records import read_run
+from grpo_nb.run.record import read_run
 
 REWARD = '''
 def is_even_length(completions, **kwargs):

@@ -10,7 +10,7 @@ from grpo_nb.parts.ratios import dead_share
 from grpo_nb.diagnose import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
     beta_rates, diagnose, diagnose_command, group_pull, plan_lines)
 from grpo_nb.see.logs import read_log
-from grpo_nb.run.records import Recorder, Run
+from grpo_nb.run.record import Recorder, Run
 from grpo_nb.see.view import history_rows
 from stored_runs import stored
 

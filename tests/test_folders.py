@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest, torch
 import grpo_nb.demo
 from grpo_nb.cli import main
-from grpo_nb.run.records import RECORD, Recorder, lock_folder, read_run
+from grpo_nb.run.record import RECORD, Recorder, lock_folder, read_run
 from grpo_nb.see.end import new_folder
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, train
@@ -126,7 +126,7 @@ def test_checkpoints_of_other_runs_are_neither_replaced_nor_counted(tmp_path):
 
 WRITER = '''
 import sys, time
-from grpo_nb.run.records import Recorder
+from grpo_nb.run.record import Recorder
 rec = Recorder(sys.argv[1], settings=dict(seed=0), run='first')
 rec.log(dict(step=0, reward=0.))
 print('writing', flush=True)
@@ -149,7 +149,7 @@ def test_two_runs_at_once_do_not_mix_their_rows_and_a_killed_one_holds_nothing(t
 
 def test_a_run_gives_its_folder_back_when_it_ends_well_or_badly(tmp_path):
     def free(d):
-        code = f'from grpo_nb.run.records import lock_folder; lock_folder({str(d)!r})'
+        code = f'from grpo_nb.run.record import lock_folder; lock_folder({str(d)!r})'
         return subprocess.run([sys.executable, '-c', code], capture_output=True).returncode==0
     short(tmp_path/'a')
     assert free(tmp_path/'a')

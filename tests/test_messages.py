@@ -263,7 +263,7 @@ def test_wrong_input_gets_one_line_that_helps(typed, says, place, monkeypatch, c
 @pytest.mark.parametrize('written', ['as we write it', 'as bytes'])
 def test_half_a_letter_in_an_answer_stops_no_command(written, tmp_path, capsys):
     "A lone surrogate, which no file in UTF-8 can hold, in prompt, answers and settings."
-    from grpo_nb.run.records import Recorder, group_rows
+    from grpo_nb.run.record import Recorder, group_rows
     rec = Recorder(tmp_path/'run', settings=dict(seed=0, note='\ud800'))
     for step in (1, 2):
         rec.log(dict(step=step, reward=.5, num_tokens=100*step))

@@ -2,8 +2,8 @@
 import json, math, time
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.generation import Rollouts
-from grpo_nb.run.records import *
-from grpo_nb.run.records import GROUP_FIELDS
+from grpo_nb.run.record import *
+from grpo_nb.run.record import GROUP_FIELDS
 
 def rows_of(step, B=4, G=3, **kw):
     return group_rows(step, [f'q{b}' for b in range(B)], [f'a{b}{g}' for b in range(B) for g in range(G)],
@@ -225,7 +225,7 @@ def test_reading_while_another_process_writes(tmp_path):
     "Rows are written whole: a reader beside the writer never sees a damaged one."
     import subprocess, sys
 
-    code = (f'from grpo_nb.run.records import *\nrec = Recorder({str(tmp_path)!r})\n'
+    code = (f'from grpo_nb.run.record import *\nrec = Recorder({str(tmp_path)!r})\n'
             'for s in range(1, 151):\n    rec.log(dict(step=s))\n'
             "    rec.groups(s, group_rows(s, ['q']*16, ['x'*300]*128, [0.]*128))")
     p = subprocess.Popen([sys.executable, '-c', code]); seen = [0]
@@ -280,7 +280,7 @@ def test_a_record_keeps_to_its_share_of_the_disk_all_along_the_run(tmp_path):
 @pytest.mark.parametrize('block', [1, 7, 100, 10**6])
 @pytest.mark.parametrize('step', [-1, 0, 3, 5, 9])
 def test_a_cut_keeps_what_stands_before_byte_for_byte(block, step, tmp_path):
-    from grpo_nb.run.records import _cut
+    from grpo_nb.run.record import _cut
     f = tmp_path/'a.jsonl'
     rows = [to_line(dict(step=s, text='x'*(7*s%23), more=[s])) for s in (0, 1, 1, 2, 3, 3, 5, 6)]
     f.write_bytes(b''.join(rows)+b'{"step": 7, "half')

@@ -2,7 +2,7 @@
 import json, re
 import numpy as np, pytest
 from scipy import stats
-from grpo_nb.run.records import Recorder, group_rows, read_run
+from grpo_nb.run.record import Recorder, group_rows, read_run
 from grpo_nb.see.report import *
 from grpo_nb.see.view import reward_curve
 from made_runs import make_run

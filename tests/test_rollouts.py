@@ -5,7 +5,7 @@ import numpy as np, pandas as pd, pytest
 from grpo_nb.diagnose import diagnose
 from grpo_nb.inspector import inspector_html
 from grpo_nb.see.logs import as_history, our_name, read_log
-from grpo_nb.run.records import Recorder, group_rows
+from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.see.rollouts import filter_note, find_columns, groups_of, open_run, read_rollouts
 from view_pages import Opened
 

@@ -8,11 +8,11 @@ from grpo_nb.parts.core import masked_mean, register
 from grpo_nb.kl import token_logps_and_entropy
 from grpo_nb.loss import policy_loss
 from grpo_nb.run.checkpoints import checkpoint_problem
-from grpo_nb.run.records import read_run
+from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
 from grpo_nb.replay import Keep, Mask, Method, Replay
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.state import find_checkpoint
+from grpo_nb.run.checkpoints import find_checkpoint
 from grpo_nb.run.record import group_ratios
 from grpo_nb.see.during import slow_roads
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
@@ -753,7 +753,7 @@ def test_a_list_of_rows_is_recorded_as_a_dataset_is(rows, tmp_path):
 
 def test_ratios_by_group_are_those_of_each_groups_own_update():
     "Two minibatches of different width, groups out of order, against a loop over tokens."
-    from grpo_nb.run.records import RATIO_EDGES
+    from grpo_nb.run.record import RATIO_EDGES
     g = torch.Generator().manual_seed(0)
     s = state()
     batch,_,_ = rollout(s, [0, 1, 2, 3])

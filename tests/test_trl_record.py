@@ -8,7 +8,7 @@ from transformers import TrainerCallback
 from grpo_nb.advantages import group_advantages
 from grpo_nb.diagnose import batch_plan, diagnose
 from grpo_nb.inspector import inspector_html
-from grpo_nb.run.records import GROUP_FIELDS, RATIO_EDGES, read_run
+from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, read_run
 from grpo_nb.see.report import write_report
 from view_pages import Opened
 import trl_tiny as T
@@ -270,14 +270,14 @@ def test_a_record_is_written_as_the_run_goes(tmp_path):
 def test_two_runs_at_once_do_not_write_in_one_folder(tmp_path):
     first,second = (make_resumable(tmp_path, 2, save_strategy='no') for _ in range(2))
     def free():
-        code = f'from grpo_nb.run.records import lock_folder; lock_folder({str(tmp_path)!r})'
+        code = f'from grpo_nb.run.record import lock_folder; lock_folder({str(tmp_path)!r})'
         return subprocess.run([sys.executable, '-c', code], capture_output=True).returncode==0
     class Look(TrainerCallback):
         def on_step_begin(self, args, state, control, **kw): assert not free()
     first.add_callback(Look())
     first.train()
     assert free()
-    code = ('import time; from grpo_nb.run.records import Recorder; '
+    code = ('import time; from grpo_nb.run.record import Recorder; '
         f'Recorder({str(tmp_path)!r}); print(1, flush=True); time.sleep(99)')
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as p:
         assert p.stdout.readline()==b'1\n'

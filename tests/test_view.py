@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from grpo_nb.parts.core import atomic_write
 from grpo_nb.inspector import write_inspector
-from grpo_nb.run.records import Recorder, Run, group_rows, read_run
+from grpo_nb.run.record import Recorder, Run, group_rows, read_run
 from grpo_nb.see.view import *
 from grpo_nb.see.view import CELLS
 from made_runs import make_run
@@ -320,7 +320,7 @@ def test_recorded_ratios_are_those_of_two_plain_forwards(tmp_path):
 
 def test_recorded_ratios_fill_the_recorded_histogram(with_tokens):
     "The same tokens, once one by one and once by bin; under the newcomer where a group was replaced"
-    from grpo_nb.run.records import RATIO_EDGES
+    from grpo_nb.run.record import RATIO_EDGES
     replaced = 0
     for o in with_tokens[0].rows:
         told = (o['replacement'] or o)['ratios']

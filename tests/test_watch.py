@@ -2,7 +2,7 @@
 import http.client, json, urllib.request
 from pathlib import Path
 import pytest
-from grpo_nb.run.records import Recorder
+from grpo_nb.run.record import Recorder
 from grpo_nb.see.watch import live_view, serve
 from made_runs import make_run
 

@@ -19,7 +19,7 @@ from trl import GRPOConfig
 from ..see.findings import live, verdict
 from grpo_nb.parts.ratios import (clipped, group_scores, importance_ratio, merge_sums, ratio_row, ratio_sums,
     reward_std)
-from ..run.records import RATIO_EDGES, Recorder, as_text, group_rows, read_run, token_fields
+from ..run.record import RATIO_EDGES, Recorder, as_text, group_rows, read_run, token_fields
 from .resume import ResumableTrainer
 from .rows import prompt_keys
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from fastcore.basics import patch
 from torch import nn
 from tqdm.auto import tqdm
-from ..run.checkpoints import disk_is_full, no_room
 from ..parts.fast_qwen import COPY_LIMIT, why_slow
 from .findings import live
 from .view import judged
-from ..run.records import Recorder, Run, one_a_step, read_run
-from ..run.state import checkpoints, plain_args, randomness, save_checkpoint, set_randomness
-from ..run.record import about_data, record
+from ..run.checkpoints import (
+    checkpoints, disk_is_full, no_room, plain_args, randomness, save_checkpoint, set_randomness)
+from ..run.record import Recorder, Run, about_data, one_a_step, read_run, record
 
 # %% ../../nbs/see/during.ipynb #3c65fb32
 class Watched:

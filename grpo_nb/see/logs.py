@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 import pandas as pd
 from .findings import no_number
-from ..run.records import Run, one_a_step, read_run
+from ..run.record import Run, one_a_step, read_run
 from .rollouts import has_texts, read_rollouts, read_table, read_trackio
 from .view import history_rows
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from ..parts.stats import mean_ci
-from ..run.records import Run
+from ..run.record import Run
 from .plotting import COLOURS, fig_svg, new_figure
 from .rollouts import open_run
 from .view import (

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from .findings import no_number
-from ..run.records import GROUP_FIELDS, Run, as_text, read_run
+from ..run.record import GROUP_FIELDS, Run, as_text, read_run
 
 # %% ../../nbs/see/rollouts.ipynb #28f18d8e
 NAMES = dict(   # what a column may be called; the first that is there counts

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 import numpy as np
 from ..parts.core import atomic_write
-from ..run.records import TOKEN_FIELDS, Run
+from ..run.record import TOKEN_FIELDS, Run
 from .findings import find, one_text, verdict
 from .rollouts import open_run
 

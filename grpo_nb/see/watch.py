@@ -11,7 +11,7 @@ from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
-from ..run.records import Run
+from ..run.record import Run
 from .rollouts import open_run
 from .view import Pages, page, view_run
 
