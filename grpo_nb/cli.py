@@ -486,7 +486,7 @@ def train_command(
     cmd = TrainCommand(**{f.name:given.pop(f.name) for f in fields(TrainCommand)})
     model_folder(cmd.model)
     given['output_dir'] = given['output_dir'] or 'runs/train'
-    from grpo_nb.see.end import new_folder
+    from grpo_nb.see.during import new_folder
     from grpo_nb.trainer import TrainConfig
     if not cmd.resume: new_folder(given['output_dir'], 'go on with --resume')
     run_command(cmd, TrainConfig(**given))

@@ -16,7 +16,7 @@ from .parts.core import save_json, versions
 from .run.record import read_run
 from .see.report import compare_sentence, compare_table, draw_compare, write_compare, write_report
 from .see.view import judged
-from .see.end import measured, new_folder, one_thread, prompt_text, run_summary, samples
+from .see.during import measured, new_folder, one_thread, prompt_text, run_summary, samples
 from .parts.problems import chain_sum, spell_backward
 from .tasks import accuracy_reward
 from .tiny_qwen import load_model

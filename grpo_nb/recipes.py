@@ -18,7 +18,7 @@ from .scale.plans import format_plan
 from .scale.command import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRArguments,
     held_out_table, launch_problems, measure_held_out, own_rows, parse_options,
     prepare_rows, recipe_plan, rows_of, say_held_out)
-from .see.end import new_folder
+from .see.during import new_folder
 from .parts.reward_loading import RewardModel, load_reward
 from .tasks import accuracy_reward, completion_text, overlap_reward
 

@@ -3,8 +3,10 @@ import itertools, math
 import numpy as np
 import pytest
 from dataclasses import fields
-from grpo_nb.see.findings import (RULES, Finding, Look, beforehand, difference, find, in_words, live, rise,
-    rolling, since, trend, verdict)
+from grpo_nb.cli import notes
+from grpo_nb.see.findings import (RULES, Finding, Look, difference, find, in_words, rise, rolling, since,
+    trend)
+from grpo_nb.see.verdict import live, verdict
 from grpo_nb.see.view import history_rows
 from bench_doctors import NAMED
 from grpo_nb.diagnose import diagnose
@@ -189,6 +191,9 @@ def test_one_text_and_many_texts_of_one_reward_need_opposite_remedies():
     assert '0 of the 20 dead groups recorded last are one text' in cliff.evidence
     assert 'grade it' in cliff.remedy
     assert '20 of the 20' in collapse.evidence and 'raise temperature' in collapse.remedy
+    for n in (1, 2, 3, 5):   # of few steps on record, the last
+        few = find(*[o[:k] for o,k in zip(dead_run(lambda *a: 'same'), (20, 4*n))])[0]
+        assert few.groups==[(n-1, g) for g in range(4)]
     alone = find(dead_run(lambda *a: '')[0])[0]
     assert 'grade the reward' in alone.remedy and 'raise temperature' in alone.remedy and not alone.groups
 
@@ -217,9 +222,8 @@ def test_every_setting_that_a_remedy_names_is_one_of_its_trainer():
         if trainer: known |= set(signature(ReplayBuffer.__init__).parameters)
         told = [in_words(o, trainer) for rule in RULES.values() for o in rule.remedies]
         told += [f.remedy for r in runs for f in live(r, trainer=trainer)]
-        told += [f.remedy for f in beforehand('2+2=', True, ['accuracy_reward'])]
         named = {k for o in told for k in re.findall(r'[a-z]+(?:_[a-z0-9]+)+', o)}
-        assert len(told)>=len(RULES)+4 and len(named)>20 and named-known==set(), named-known
+        assert len(told)>=len(RULES)+3 and len(named)>20 and named-known==set(), named-known
     assert 'Replay(max_uses=…)' in in_words(RULES['few-groups-replayed'].remedies[0], 'grpo_nb')
 
 def test_a_log_alone_does_not_say_that_rewards_differ():
@@ -342,10 +346,12 @@ def test_numbers_of_the_wrong_kind_are_passed_over():
     assert find(odd)==[] and verdict(odd).learned is None and live(odd)==[]
 
 def test_what_can_be_seen_before_the_run():
-    names = lambda *a, **k: [o.name for o in beforehand(*a, **k)]
-    assert names('2+2=', True, ['accuracy_reward'])==['no-chat-template','tags-not-asked-for']
-    assert names('2+2=', False, ['mine'])==[] and names('2+2=', False, ['accuracy_reward'], taught=True)==[]
-    assert names([dict(role='user', content='Answer in <answer> tags')], True, ['accuracy_reward'])==[]
+    from types import SimpleNamespace
+    def told(prompt, template, default):
+        lines = ' '.join(notes([dict(prompt=prompt)], SimpleNamespace(chat_template=template), default))
+        return 'chat template' in lines,'don\'t ask for it' in lines
+    assert told('2+2=', True, True)==(True, True) and told('2+2=', False, False)==(False, False)
+    assert told([dict(role='user', content='Answer in <answer> tags')], True, True)==(False, False)
 
 def bare(reward, clipped): return [dict(step=i, reward=r, **{'completions/clipped_ratio':clipped,
     'completions/mean_length':8.}) for i,r in enumerate(reward)]

@@ -179,8 +179,8 @@ HELPERS = {
         tuple((look(20, reward=[.1]*10+[.5]*5+[v]*5, **{DEAD:jump(20, .1, .95)}),)
             for v in (.445, .455))+(above,),
     (F._young_clip,'age'): tuple((look(9, replay__clip_share=.5, **{AGE:v}),) for v in (1.45, 1.55))+(below,),
-    (F._worn_out,'times'): ((4, 39, 4), (4, 40, 4), above),
-    (F._worn_out,'places'): ((1, 19, 1), (1, 20, 1), above),
+    (F.worn_out,'times'): ((4, 39, 4), (4, 40, 4), above),
+    (F.worn_out,'places'): ((1, 19, 1), (1, 20, 1), above),
     (F._others_fell,'share'):
         tuple((look(24, rewards__a__mean=jump(24, 1., v)),) for v in (.61, .59))+(above,),
     (F._others_fell,'least'):
@@ -225,6 +225,11 @@ def said(case, f, args, **kw):
 
 ALL = {k:((a,), (b,), c) for k,(a,b,c) in EDGES.items()}|HELPERS
 
+def limits(f):
+    "Thresholds of a rule or of a helper, by name"
+    if isinstance(f, str): return RULES[f].limits
+    return {k:p.default for k,p in inspect.signature(f).parameters.items() if p.default is not p.empty}
+
 def called(case): return f"{case[0] if isinstance(case[0], str) else case[0].__name__}-{case[1]}"
 
 @pytest.mark.parametrize('case', ALL, ids=called)
@@ -235,13 +240,12 @@ def test_each_threshold_from_both_sides(case):
     runs = [tuple(map(array, r)) for r in runs]
     told = [said(case, f, r) for r in runs]
     assert told==([False, True] if speaks else [True, False])
-    was = inspect.signature(RULES[f] if isinstance(f, str) else f).parameters[name].default
+    was = limits(f)[name]
     others = (was-1, was+1) if isinstance(was, int) else (was/1.2, was*1.2)
     changed = [v for v in others if [said(case, f, r, **{name:v}) for r in runs]!=told]
     assert changed, 'another threshold decides here'
 
 def test_no_threshold_is_left_out():
     known = set(ALL)
-    named = lambda f: [k for k,p in inspect.signature(f).parameters.items() if p.default is not p.empty]
-    assert {(k, p) for k,f in RULES.items() for p in named(f)}<=known
-    assert {(f, p) for f in {f for f,_ in HELPERS} for p in named(f)}<=known
+    assert {(k, p) for k in RULES for p in limits(k)}<=known
+    assert {(f, p) for f in {f for f,_ in HELPERS} for p in limits(f)}<=known

@@ -19,14 +19,14 @@ from trl import GRPOTrainer
 from ..parts.core import atomic_write
 from ..on_trl.distributed import made_batch, replay_alone, replay_rank, same_replay, time_swap
 from ..evaluation import evaluate
-from ..see.findings import verdict
+from ..see.verdict import verdict
 from ..grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from ..scale.launch import fsdp2_on_cpu, vllm_problem
 from ..scale.plans import Layout, memory_plan
 from ..parts.problems import chain_sum
 from ..replay import ReplayBuffer
 from ..research.replay_study import run_stack
-from ..see.end import one_thread
+from ..see.during import one_thread
 from .speed import (
     Bench, Paced, Work, compared, generators, in_processes, in_turn, peak_bytes, row, some_answers, spread,
     stamp, trl_trainer)

@@ -16,7 +16,7 @@ from torch import Tensor
 from datasets import Dataset
 from accelerate.utils import gather_object
 from trl import GRPOConfig
-from ..see.findings import live, verdict
+from ..see.verdict import live, verdict
 from grpo_nb.parts.ratios import (clipped, group_scores, importance_ratio, merge_sums, ratio_row, ratio_sums,
     reward_std)
 from ..run.record import RATIO_EDGES, Recorder, as_text, group_rows, read_run, token_fields

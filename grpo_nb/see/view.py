@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from ..parts.core import atomic_write
 from ..run.record import TOKEN_FIELDS, Run
-from .findings import find, one_text, verdict
+from .findings import find, one_text
 from .rollouts import open_run
+from .verdict import verdict
 
 # %% ../../nbs/see/view.ipynb #aa38b74d
 CELLS = dict(none=0, living=1, right=2, wrong=3, alike=4, stored=8)   # +3 where a dead group was replaced

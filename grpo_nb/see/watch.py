@@ -6,12 +6,12 @@
 __all__ = ['live_view', 'serve', 'watch']
 
 # %% ../../nbs/see/watch.ipynb #40351140
-import hmac, json, secrets, threading, time, webbrowser
+import hmac, json, secrets, threading, time
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 from ..run.record import Run
+from .live import Answers, serve_on, until_stopped
 from .rollouts import open_run
 from .view import Pages, page, view_run
 
@@ -75,10 +75,10 @@ class _Reader:
 
 _START = 'await watch(root, JSON.parse(document.getElementById("data").textContent).token);'
 
-def _handler(reader, token):
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *args): pass
+_GUARDS = dict(Referrer_Policy='no-referrer', X_Frame_Options='DENY')
 
+def _handler(reader, token):
+    class Handler(Answers):
         def do_GET(self):
             at = urlsplit(self.path)
             asked = {k:v[0] for k,v in parse_qs(at.query).items()}
@@ -87,7 +87,7 @@ def _handler(reader, token):
                 return self.say(403, b'wrong host')
             if not hmac.compare_digest(asked.get('token', '').encode('utf-8', 'replace'), token.encode()):
                 return self.say(403, b'the address needs the token that `grpo_nb watch` printed')
-            try: self.say(200, *self.answer(at.path, asked))
+            try: self.say(200, *self.answer(at.path, asked), **_GUARDS)
             except KeyError: self.say(404, b'no such page')
             except ValueError as e: self.say(409, str(e).encode('utf-8', 'replace'))
 
@@ -101,17 +101,6 @@ def _handler(reader, token):
                 '/block': lambda: pages.block(int(asked['b'])),
                 '/search': lambda: json.dumps(pages.search(asked.get('q', ''))).encode()}
             return makers[path](),'application/octet-stream'
-
-        def say(self, code, body, kind='text/plain'):
-            self.send_response(code)
-            guards = {'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer',
-                'X-Frame-Options': 'DENY'}
-            about = {'Content-Type': f'{kind}; charset=utf-8', 'Content-Length': len(body),
-                'Cache-Control': 'no-store'}
-            for k,v in (about|guards).items():
-                self.send_header(k, str(v))
-            self.end_headers()
-            self.wfile.write(body)
     return Handler
 
 def serve(
@@ -126,12 +115,7 @@ def serve(
     begins = folder.is_dir() and ((folder/'settings.json').exists() or not any(folder.iterdir()))
     if not begins: open_run(folder, columns)   # what can't be read now can't be read later
     token = secrets.token_urlsafe(24)
-    try: server = ThreadingHTTPServer(('127.0.0.1', port), _handler(_Reader(folder, columns), token))
-    except (OSError, OverflowError) as e:
-        raise ValueError(f'port {port} is not to be had ({getattr(e, "strerror", None) or e}): '
-            'take another up to 65535, or 0 for any that is free') from None
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = serve_on(_handler(_Reader(folder, columns), token), port)
     return server,f'http://127.0.0.1:{server.server_port}/?token={token}'
 
 def watch(
@@ -142,10 +126,4 @@ def watch(
     "Show a run in the browser, as far as it has come, until Ctrl-C."
     server,address = serve(folder, port)
     print(f'{address}\nCtrl-C ends it; the run goes on.')
-    if browser: webbrowser.open(address)
-    try:
-        while True: time.sleep(3600)
-    except KeyboardInterrupt: pass
-    finally:
-        server.shutdown()
-        server.server_close()
+    until_stopped(server, address, browser)
