@@ -6,6 +6,8 @@
 __all__ = ['ADVANTAGES', 'SCALES', 'group_advantages', 'find_advantages', 'dead_reason']
 
 # %% ../nbs/07_advantages.ipynb #b411bab9
+#| code-fold: true
+#| code-summary: "Imports"
 from collections.abc import Callable
 from torch import Tensor
 from .parts.core import register

@@ -6,6 +6,8 @@
 __all__ = ['pick', 'next_token', 'end_mask', 'Rollouts', 'generate_loop', 'generate']
 
 # %% ../nbs/04_generation.ipynb #7713a34e
+#| code-fold: true
+#| code-summary: "Imports"
 from dataclasses import dataclass
 from functools import partial
 import torch

@@ -6,6 +6,8 @@
 __all__ = ['gather_logps', 'entropy_of', 'token_logps_loop', 'completion_hidden', 'token_logps', 'token_logps_and_entropy']
 
 # %% ../nbs/08_logps.ipynb #c98c2d9f
+#| code-fold: true
+#| code-summary: "Imports"
 import torch
 from torch import Tensor, nn
 from .parts.blocks import chunked_logps

@@ -7,6 +7,8 @@ __all__ = ['SPECIALS', 'TAGS', 'PHRASES', 'CHAT', 'TINY', 'make_tokenizer', 'pro
            'tiny_model', 'save_model', 'load_model', 'ask']
 
 # %% ../nbs/03_tiny_qwen.ipynb #78afa285
+#| code-fold: true
+#| code-summary: "Imports"
 from collections.abc import Callable
 from pathlib import Path
 import torch
@@ -133,6 +135,8 @@ def load_model(
     return model,tokenizer
 
 # %% ../nbs/03_tiny_qwen.ipynb #486b4e91
+#| code-fold: true
+#| code-summary: "Asking, through transformers' own sampler"
 @torch.no_grad()
 def ask(
     model:torch.nn.Module,   # as `load_model` returns it

@@ -8,7 +8,8 @@ import pytest, torch
 from scipy.stats import t as student
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_nb.advantages import group_advantages
-from grpo_nb.kl import gather_logps, kl_estimate
+from grpo_nb.kl import kl_estimate
+from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.ratios import dead_groups
 from grpo_nb.parts.sampling import truncate
 from grpo_nb.parts.stats import mean_ci
@@ -80,7 +81,7 @@ def test_top_p_by_hand():
         lambda p, k: [i for i,o in enumerate(p) if o>=k]])   # those likelier than top_p
 
 def test_how_hot():
-    ns,solution = exercise('generation', 'my_heat', 'def my_heat')
+    ns,solution = exercise('generation', 'my_heat', 'def my_heat', 'def check_heat')
     agreed(ns, 'my_heat', 'check_heat', solution, [
         lambda p, tau: p/tau, lambda p, tau: p**(1/tau), lambda p, tau: p**tau/(p**tau+(1-p)**tau)])
 
@@ -135,6 +136,45 @@ def test_two_policies_of_two_tokens():
     wrong = [lambda p, q: k2(p, q, p), lambda p, q: k2(p, q, q)-kl(p, q), lambda p, q: 2*k2(p, q, p)-kl(p, q),
         lambda p, q: k2(p, q, p)-kl(q, p), lambda p, q: kl(p, q)-k2(p, q, p)]
     agreed(ns, 'my_bias', 'check_bias', solution, wrong)
+
+def test_the_loss_as_a_loop():
+    ns,solution = exercise('loss', 'my_loss', 'def my_loss', 'def check_my_loss', itertools=itertools,
+        policy_loss=policy_loss)
+    def tokens(lp, old, A, m, eps, b, i, f=min):
+        for p,o,real in zip(lp[b][i], old[b][i], m[b][i]):
+            r = math.exp(p-o)
+            if real: yield f(r*A[b][i], min(max(r, 1-eps), 1+eps)*A[b][i])
+    def rows(lp, old, A, m, eps, f=min):
+        return [list(tokens(lp, old, A, m, eps, b, i, f)) for b in range(len(m)) for i in range(len(m[0]))]
+    def means(rows): return -sum(sum(o)/len(o) for o in rows)/len(rows)
+    solution = solution.replace('my_loss_solution', 'my_loss')
+    agreed(ns, 'my_loss', 'check_my_loss', solution, [
+        lambda *o: -sum(map(sum, rows(*o)))/sum(map(len, rows(*o))),   # all tokens alike: 'dapo'
+        lambda *o: means(rows(*o, f=max)),                             # the larger of the two terms
+        lambda *o: -means(rows(*o)),                                   # the objective, not the loss
+        lambda *o: means([[sum(r)/len(o[3][0][0])] for r in rows(*o)])])   # divided by the padded width
+
+@pytest.mark.parametrize('picked', [dict(clip='b', split='a'), dict(clip='b', split='b'), dict(clip='a', split='a')])
+def test_the_hunts_of_the_loss(picked):
+    ns = dict(torch=torch, policy_loss=policy_loss, clipped_objective=clipped_objective,
+        corners=torch.tensor([1.5,.5,1.5,.5]), signs=torch.tensor([1.,1.,-1.,-1.]))
+    cells = [s for s,solved in cells_of('loss')]
+    for o in ('def clip_a', 'def part(p, A, m', 'answers_to_hunts', 'def check_hunts'):
+        exec(next(s for s in cells if s.startswith(o)), ns)
+    m = torch.arange(6)<torch.tensor([[[6],[6]],[[1],[2]]])
+    p,A = torch.full((2,2,6), -1.).requires_grad_(),torch.tensor([[1.,-1.],[1.,-1.]])
+    ns |= dict(m3=m, p3=p, A3=A)
+    right = dict(clip='a', split='b')
+    assert set(ns['check_hunts'](ns['answers_to_hunts']).values())=={'not yet'}
+    assert set(ns['check_hunts'](right).values())=={'right'}
+    assert {k:v=='right' for k,v in ns['check_hunts'](picked).items()}=={k:picked[k]==right[k] for k in right}
+
+def test_two_draws():
+    ns,solution = exercise('replay', 'my_inclusion', 'def exact_inclusion', 'def my_inclusion',
+        itertools=itertools, test_close=lambda *o, **k: None)
+    agreed(ns, 'my_inclusion', 'check_inclusion', solution, [
+        lambda w: 2*w/w.sum(), lambda w: 1-(1-w/w.sum())**2, lambda w: w/w.sum(),
+        lambda w: torch.ones(len(w))*2/len(w)])
 
 def test_what_pairing_buys():
     ns,solution = exercise('bakeoff', 'two_intervals', 'def two_intervals',

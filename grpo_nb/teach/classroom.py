@@ -129,6 +129,7 @@ def _sit(folder, which, seed, out, start):
     torch.set_num_threads(1)
     def tell(i, why):
         with open(out, 'a', encoding='utf-8') as f: f.write(json.dumps([i, why])+'\n')
+    tell(-2, None)   # torch is here: from now on the student's time counts
     def tried(f, *args):
         try: f(*args)
         except AssertionError as e: return str(e)[:300] or 'an assert of yours fails'
@@ -148,15 +149,15 @@ def _source_of(which): return 'experiment.py' if which=='D' else 'adapters.py'
 _CODE = ('import sys; from grpo_nb.teach.classroom import _sit; '
     'a = sys.argv; _sit(a[1], a[2], int(a[3]), a[4], int(a[5]))')
 
-def _watched(words, cwd, out, limit):
-    "(lines told, what ended it); the process is ended when nothing was told for `limit` seconds."
+def _watched(words, cwd, out, limit, start=60.):
+    "(lines told, what ended it): nothing told for `limit` seconds, at first `start`, ends the process."
     path = os.pathsep.join([str(_library().parent), os.environ.get('PYTHONPATH', '')])
     env = {**os.environ, 'PYTHONPATH':path}
     quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     p = subprocess.Popen([sys.executable, '-c', _CODE, *words], cwd=cwd, env=env, **quiet)
     size,since = 0,time.monotonic()
     try:
-        while p.poll() is None and time.monotonic()-since<limit+60*(not size):   # torch may be slow to import
+        while p.poll() is None and time.monotonic()-since<(limit if size else start):
             time.sleep(.02)
             now = out.stat().st_size if out.exists() else 0
             if now!=size: size,since = now,time.monotonic()
@@ -165,7 +166,7 @@ def _watched(words, cwd, out, limit):
         p.kill()
         p.wait()
     text = out.read_text(encoding='utf-8') if out.exists() else ''
-    lines = [json.loads(o) for o in text.splitlines(True) if o.endswith('\n')]   # one may be half written
+    lines = [json.loads(o) for o in text.splitlines(True) if o.endswith('\n')][1:]   # one may be half written
     if late: return lines,f'no answer within {limit:g} s: does a loop never end?'
     return lines,f'it ends Python itself, with {p.returncode}'
 
