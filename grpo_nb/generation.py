@@ -118,6 +118,8 @@ def _rollouts(prompt_ids, prompt_mask, ids, logps, ends, G, pad_id):
     return Rollouts(prompt_ids, prompt_mask, ids, m, logps, pad_id=pad_id).trim()
 
 # %% ../nbs/04_generation.ipynb #68654e87
+#| code-fold: true
+#| code-summary: "The loop around it, for all rows"
 def generate_loop(
     model:nn.Module,                # a causal model of transformers
     prompt_ids:Tensor,              # (B, P) int64, padded on the left

@@ -34,6 +34,8 @@ def clipped_objective(
     return torch.min((ratio if delta is None else ratio.clamp(max=delta))*A, clipped*A)
 
 # %% ../nbs/10_loss.ipynb #3c35d390
+#| code-fold: true
+#| code-summary: "The clip, under five names"
 def clip(
     logps:Tensor,             # (B, G, T) nats, with gradient
     old_logps:Tensor,         # (B, G, T) nats, of the policy that sampled
