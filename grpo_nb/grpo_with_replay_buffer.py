@@ -239,5 +239,6 @@ def _correct(self:GRPOWithReplayBufferTrainer, x, logps):
     "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
     r,m,old = x['replayed'][:,None],self._token_mask(x),x['old_per_token_logps']
     A = x['advantages'][:,None].expand_as(logps)
-    new = correct(logps, old, A, m, self.correction, self.importance_sampling_level, **self._clip())
+    new = correct(logps, old, A, m, self.correction, self.importance_sampling_level,
+                  clip=self._clip())
     x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)

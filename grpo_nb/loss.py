@@ -9,12 +9,13 @@ __all__ = ['LOSS_TYPES', 'clipped_objective', 'clip', 'aggregate', 'policy_loss'
 #| code-fold: true
 #| code-summary: "Imports"
 from collections.abc import Callable
+from typing import Any
 import torch
 from torch import Tensor
 from .parts.core import masked_mean, register, settings_of
 from .kl import kl_estimate
-from .parts.loss_inputs import check_numbers, clean_inputs, corrected
-from .parts.ratios import Correction, answer_ess, clipped, importance_ratio, token_ess
+from .parts.ratios import (
+    Correction, LossSettings, answer_ess, clean_inputs, clipped, corrected, importance_ratio, token_ess)
 from .dialects import LOSSES, high_entropy_mask, off_policy_mask
 
 # %% ../nbs/10_loss.ipynb #dbd5566e
@@ -91,74 +92,60 @@ def _loss(loss_type):
                          'or register your own in `LOSSES`')
     return LOSSES[loss_type]
 
-def _objective(loss_type, logps, old_logps, A, mask, settings):
-    "(B, G, T) of the loss, with those of `settings` that it names."
-    f = _loss(loss_type)
+def _objective(s, logps, old_logps, A, mask):
+    "(B, G, T) of the loss of settings `s`, with those of them that it names."
+    f = _loss(s.loss_type)
     known = frozenset().union(settings_of(f), *map(settings_of, LOSSES.values()))
-    if odd := [k for k in settings if k not in known]:
+    if odd := [k for k in s.own if k not in known]:
         there = sorted(known-{'logps','old_logps','A','mask'})
         raise TypeError(f'{odd} are settings of no loss. There are: {", ".join(there)}')
-    takes = {k:v for k,v in settings.items() if k in settings_of(f)}
+    takes = {k:v for k,v in (vars(s)|s.own).items() if k in settings_of(f)}
     return f(logps, old_logps, A, mask, **takes).expand_as(logps)
 
 # %% ../nbs/10_loss.ipynb #1bafa0fc
 #| code-fold: true
 #| code-summary: "`policy_loss`: `loss_3` with its checks and options"
 def policy_loss(
-    logps:Tensor,                     # (B, G, T) nats, of the policy being trained; has a gradient
-    old_logps:Tensor,                 # (B, G, T) nats, of the policy that sampled; None where it is the same
-    advantages:Tensor,                # (B, G), or (B, G, T) where a method weighs tokens
-    mask:Tensor,                      # (B, G, T) bool, true for the tokens that count
-    loss_type:str|Callable='dapo',    # a name in `LOSSES`, or a function such as stand there
-    epsilon:float=.2,                 # the clip's half-width below 1 (and above, without `epsilon_high`)
-    epsilon_high:float=None,          # the same above 1; for 'cispo' the cap of the ratio
-    delta:float=None,                 # cap of the ratio where the advantage is negative
-    beta:float=0.,                    # weight of the KL term
-    ref_logps:Tensor=None,            # (B, G, T) nats, of the reference, needed where `beta` is not 0
-    importance_sampling_level:str='token',  # 'token' or 'sequence'
-    num_items:int=None,               # tokens of the whole step, where this is a part (dapo, cispo, vespo)
-    max_completion_length:int=None,   # tokens, needed by 'dr_grpo'
-    num_rows:int=None,                # completions of the whole step (grpo, sapo, luspo, dr_grpo)
-    use_bias_correction_kl:bool=True, # weigh the KL term by the ratio?
-    off_policy_mask_threshold:float=None,  # nats per token, beyond which a wrong completion is left out
-    entropy:Tensor=None,              # (B, G, T) nats, for the next two
-    top_entropy_quantile:float=1.,    # share of the tokens that feel the policy term
-    entropy_coef:float=0.,            # weight of the entropy bonus
-    aggregation:str=None,             # whose divisor, of `LOSS_TYPES`; None: its own, or that of 'dapo'
-    correction:Correction=None,       # of fresh groups; None: the loss as it is
-    replay_correction:Correction=None,# the same of replayed groups
-    replayed:Tensor=None,             # (B,) bool, which groups those are; None for none
-    prox_logps:Tensor=None,           # (B, G, T) nats, of the policy when the batch began, for 'decoupled'
-    age:Tensor=None,                  # (B,) steps since each group was sampled, for `max_age`
-    **settings:object,                # of the loss: sapo_temperature_pos, vespo_k_pos, …, or your own
-)->Tensor:                            # () to minimise
+    logps:Tensor,            # (B, G, T) nats, of the policy being trained; has a gradient
+    old_logps:Tensor,        # (B, G, T) nats, of the policy that sampled; None where it is the same
+    advantages:Tensor,       # (B, G), or (B, G, T) where a method weighs tokens
+    mask:Tensor,             # (B, G, T) bool, true for the tokens that count
+    settings:LossSettings|str|Callable='dapo',  # or a name in `LOSSES`, or such a function
+    ref_logps:Tensor=None,   # (B, G, T) nats, of the reference, needed where `beta` is not 0
+    entropy:Tensor=None,     # (B, G, T) nats, for `top_entropy_quantile` and `entropy_coef`
+    num_items:int=None,      # tokens of the whole step, where this is a part (dapo, cispo, vespo)
+    num_rows:int=None,       # completions of the whole step (grpo, sapo, luspo, dr_grpo)
+    replayed:Tensor=None,    # (B,) bool, groups that came out of a buffer; None for none
+    prox_logps:Tensor=None,  # (B, G, T) nats, of the policy when the batch began, for 'decoupled'
+    age:Tensor=None,         # (B,) steps since each group was sampled, for `max_age`
+    **options:Any,           # fields of `LossSettings`, or settings of the loss itself
+)->Tensor:                   # () to minimise
     """The loss of one batch of groups, or of a part of it.
 
-    Parameters have TRL's names and defaults. ValueError for shapes that do not belong together, an unknown
-    type or level, and for a number that the chosen loss needs and did not get. Source: that of each part.
+    ValueError for shapes that do not belong together, an unknown type or level, and for a number that the
+    chosen loss needs and did not get. Source: that of each part.
     """
-    check_numbers(loss_type, epsilon, delta, beta, ref_logps, importance_sampling_level, entropy,
-                  top_entropy_quantile, entropy_coef)
-    A,logps,old_logps,ref_logps,entropy = clean_inputs(logps, old_logps, advantages, mask, ref_logps, entropy)
-    clip = dict(epsilon=epsilon, epsilon_high=epsilon_high, delta=delta)
-    near,A_near = corrected(logps, old_logps, A, mask, replayed, (correction, replay_correction),
-                            level=importance_sampling_level, prox_logps=prox_logps, age=age, **clip)
-    level = dict(importance_sampling_level=importance_sampling_level)
-    x = -_objective(loss_type, logps, near, A_near, mask, clip|level|settings)
-    if off_policy_mask_threshold is not None:
-        x = x*off_policy_mask(logps-old_logps, A, mask, off_policy_mask_threshold)
-    keep = mask if top_entropy_quantile>=1 else high_entropy_mask(entropy, mask, top_entropy_quantile)
+    s = LossSettings.read(settings, **options)
+    A,logps,old_logps,ref_logps,entropy = clean_inputs(
+        logps, old_logps, advantages, mask, ref_logps, entropy, s)
+    near,A_near = corrected(logps, old_logps, A, mask, s, replayed, prox_logps, age)
+    x = -_objective(s, logps, near, A_near, mask)
+    if s.off_policy_mask_threshold is not None:
+        x = x*off_policy_mask(logps-old_logps, A, mask, s.off_policy_mask_threshold)
+    q = s.top_entropy_quantile
+    keep = mask if q>=1 else high_entropy_mask(entropy, mask, q)
     x = x*keep
-    if beta:
+    if s.beta:
         kl = kl_estimate(logps, ref_logps)
-        if use_bias_correction_kl: kl = kl*importance_ratio(logps, old_logps, mask, importance_sampling_level)
-        x = x + beta*kl
-    by = aggregation or (loss_type if loss_type in LOSS_TYPES else 'dapo')
-    loss = aggregate(x, mask, by, num_items, max_completion_length, num_rows)
-    if entropy_coef:
+        level = s.importance_sampling_level
+        if s.use_bias_correction_kl: kl = kl*importance_ratio(logps, old_logps, mask, level)
+        x = x + s.beta*kl
+    by = s.aggregation or (s.loss_type if s.loss_type in LOSS_TYPES else 'dapo')
+    loss = aggregate(x, mask, by, num_items, s.max_completion_length, num_rows)
+    if s.entropy_coef:
         share = 1 if num_rows is None else mask.shape[0]*mask.shape[1]/num_rows
         if num_items is not None: share = mask.sum().to(loss.dtype)/num_items
-        loss = loss - entropy_coef*share*masked_mean(entropy, keep)
+        loss = loss - s.entropy_coef*share*masked_mean(entropy, keep)
     return loss
 
 # %% ../nbs/10_loss.ipynb #e0f954a0
@@ -166,18 +153,14 @@ def policy_loss(
 #| code-summary: "What a run notes about ratio and clip"
 @torch.no_grad()
 def loss_metrics(
-    logps:Tensor,              # (B, G, T) nats, of the policy being trained
-    old_logps:Tensor,          # (B, G, T) nats, of the policy that sampled; None where that is the same one
-    advantages:Tensor,         # (B, G) or (B, G, T)
-    mask:Tensor,               # (B, G, T) bool
-    loss_type:str='dapo',      # one of `LOSS_TYPES`
-    epsilon:float=.2,          # as in `policy_loss`
-    epsilon_high:float=None,   # as in `policy_loss`
-    delta:float=None,          # as in `policy_loss`
-    ref_logps:Tensor=None,     # (B, G, T) nats, for `kl`
-    importance_sampling_level:str='token',  # 'token' or 'sequence'
-    **kwargs:object,           # other arguments of `policy_loss`, so that one dict serves both
-)->dict:                       # name -> float
+    logps:Tensor,           # (B, G, T) nats, of the policy being trained
+    old_logps:Tensor,       # (B, G, T) nats, of the policy that sampled; None where that is the same one
+    advantages:Tensor,      # (B, G) or (B, G, T)
+    mask:Tensor,            # (B, G, T) bool
+    settings:LossSettings|str|Callable='dapo',  # as in `policy_loss`
+    ref_logps:Tensor=None,  # (B, G, T) nats, for `kl`
+    **options:Any,          # as in `policy_loss`
+)->dict:                    # name -> float
     """What the ratio and the clip did, by the definitions of `grpo_nb.parts.ratios`.
 
     `ratio_mean`, `ratio_max`, `clip_ratio/low_mean`, `/high_mean`, `/region_mean` (the share that the clip
@@ -185,11 +168,12 @@ def loss_metrics(
     share at its cap as `cispo_clip_ratio`, and `kl` where there is a reference.
     Shares are 0 and ratios 1 where nothing counts.
     """
+    s = LossSettings.read(settings, **options)
     A,logps,old_logps,ref_logps,_ = clean_inputs(logps, old_logps, advantages, mask, ref_logps)
-    ratio = importance_ratio(logps, old_logps, mask, importance_sampling_level)
+    ratio = importance_ratio(logps, old_logps, mask, s.importance_sampling_level)
     m = mask if ratio.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
     if A.shape[-1]>m.shape[-1]: m = mask
-    held = clipped(ratio, A, epsilon, epsilon_high, loss_type, delta)
+    held = clipped(ratio, A, s.clip)
     share = lambda x: masked_mean(x.expand_as(m).to(logps.dtype), m).item()
     out = {'ratio_mean':share(ratio) if m.any() else 1.,
            'ratio_max':ratio.expand_as(m)[m].max().item() if m.any() else 1.,
@@ -197,8 +181,8 @@ def loss_metrics(
            'clip_ratio/region_mean':share(held)}
     for k,ess in (('ess_tokens',token_ess), ('ess_answers',answer_ess)):
         out[k] = ess(logps-old_logps, mask).nan_to_num(1.).item()
-    if loss_type=='cispo':
-        cap = epsilon if epsilon_high is None else epsilon_high
+    if s.loss_type=='cispo':
+        cap = s.epsilon if s.epsilon_high is None else s.epsilon_high
         out['cispo_clip_ratio'] = share((ratio>cap)&(A>0))
     if ref_logps is not None: out['kl'] = masked_mean(kl_estimate(logps, ref_logps), mask).item()
     return out

@@ -22,7 +22,7 @@ from .run.optimizer import optimizer_of
 from .run.record import check_judged, check_loss, ended, record, summarize
 from .run.settings import (
     RunSettings, check_callbacks, check_eval, check_lengths, check_method, check_rows, check_run_arguments,
-    check_run_settings, correction_options, fingerprint, loss_options, sampling_options, setting)
+    check_run_settings, fingerprint, loss_settings, sampling_options, setting)
 from .run.signals import stop_on_signal
 from .see.during import Watched
 from .tiny_qwen import encode_prompts
@@ -249,9 +249,9 @@ def update(
         logps,entropy = token_logps_and_entropy(s.model, replace(mb, completion_mask=mask), a.temperature,
             shared_prefix=a.shared_prefix)
     old = torch.where(uncorrected[:,None,None], logps.detach(), mb.old_logps)
-    given = dict(advantages=mb.advantages, mask=mask, ref_logps=mb.ref_logps, entropy=entropy,
-        num_items=num_items, **loss_options(s), **correction_options(s, mb, prox_logps))
-    loss = policy_loss(logps, old, **given)
+    how = loss_settings(s)
+    loss = policy_loss(logps, old, mb.advantages, mask, how, mb.ref_logps, entropy, num_items,
+        replayed=mb.replayed, prox_logps=prox_logps, age=s.step-mb.step)
     check_loss(s, loss, logps, mb)
     s.optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -260,7 +260,7 @@ def update(
     s.scheduler.step()
     s.step += 1
     sync_reference(s)
-    seen = loss_metrics(logps.detach(), old, **given)
+    seen = loss_metrics(logps.detach(), old, mb.advantages, mask, how, mb.ref_logps)
     return dict(loss=loss.item(), grad_norm=norm.item(), entropy=masked_mean(entropy.detach(), mask).item(),
         logps=logps.detach(), mask=mask, **seen)
 

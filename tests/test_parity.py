@@ -12,12 +12,12 @@ from grpo_nb.generation import Rollouts
 from grpo_nb.kl import token_logps, token_logps_and_entropy
 from grpo_nb.dialects import LOSSES
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
-from grpo_nb.parts.ratios import CLIP_KINDS, WEIGHTS, Correction, correct
+from grpo_nb.parts.ratios import CLIP_KINDS, WEIGHTS, Clip, Correction, LossSettings, correct
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 EPS = 1e-6
 TRLS = set(GRPOConfig.__dataclass_fields__)
-DEFAULTS = {k:p.default for f in (policy_loss, *LOSSES.values()) for k,p in signature(f).parameters.items()
+DEFAULTS = {k:p.default for f in (LossSettings, *LOSSES.values()) for k,p in signature(f).parameters.items()
     if p.default is not p.empty}   # a new setting of a loss is known here at once
 
 SET = '''loss_type beta importance_sampling_level max_completion_length off_policy_mask_threshold
@@ -154,7 +154,8 @@ def test_a_correction_on_trls_rows_gives_our_loss_and_gradient(weight, clip):
         p = d.logps.clone().requires_grad_()
         ours = policy_loss(p, d.old, d.A, d.mask, correction=c, prox_logps=prox, age=age, **settings)
         flat = lambda o: o.flatten(0, 1)
-        rows = dict(level=level, prox_logps=flat(prox), age=age.repeat_interleave(4), epsilon_high=.25)
+        rows = dict(level=level, prox_logps=flat(prox), age=age.repeat_interleave(4),
+                    clip=Clip(epsilon_high=.25))
         old,A = correct(flat(p), flat(d.old), flat(d.A)[:,None], flat(d.mask), c, **rows)
         whole = lambda o: o.expand(12, 7).reshape(3, 4, 7)
         theirs,_ = trl_loss(p, whole(old), whole(A), d.mask, **settings)
@@ -226,7 +227,7 @@ def test_trl_still_has_the_names_our_tests_rely_on():
     src = inspect.getsource(GRPOTrainer._compute_loss)
     for o in LOSS_TYPES: assert f'"{o}"' in src and o in LOSSES
     defaults = {k:f.default for k,f in GRPOConfig.__dataclass_fields__.items()}
-    takes = [p for f in (policy_loss, *LOSSES.values()) for p in inspect.signature(f).parameters.items()]
+    takes = [p for f in (LossSettings, *LOSSES.values()) for p in inspect.signature(f).parameters.items()]
     ours = {k:p.default for k,p in takes if k in defaults and k!='max_completion_length'}
     assert len(ours)>=16
     assert {k:defaults[k] for k in ours}==ours

@@ -4,7 +4,8 @@ import pytest, torch
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
-from grpo_nb.parts.ratios import (Correction, answer_ess, clip_share, clipped, dead_groups, dead_share, drift,
+from grpo_nb.parts.ratios import (
+    CLIPS, Clip, Correction, answer_ess, clip_share, clipped, dead_groups, dead_share, drift,
     group_scores, importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums, read_correction, reward_range,
     reward_std, spread, token_ess)
 
@@ -37,7 +38,7 @@ def test_clipped_is_where_the_loss_has_no_gradient(loss_type, level):
             max_completion_length=9, **kw)
         g, = torch.autograd.grad(loss, p)
         ratio = importance_ratio(p.detach(), p.detach()-x, mask, level)
-        held = clipped(ratio, A, loss_type=loss_type, **kw).expand_as(mask)
+        held = clipped(ratio, A, Clip(**kw, on=loss_type in CLIPS)).expand_as(mask)
         assert (g==0)[mask].equal(held[mask])
         assert held[mask].any() or loss_type in ('cispo','sapo','vespo') or level=='sequence'
 
@@ -51,7 +52,7 @@ def test_a_token_on_a_corner_of_the_clip_is_not_clipped_whatever_autograd_says(l
         flat = all(objective(r+h)==objective(r) for h in (-1e-6, 1e-6))
         kw = dict(epsilon=low, epsilon_high=high, delta=delta)
         ratio = torch.tensor(r, dtype=torch.float64)
-        assert clipped(ratio, torch.tensor(A), **kw).item()==flat, (r, flat)
+        assert clipped(ratio, torch.tensor(A), Clip(**kw)).item()==flat, (r, flat)
 
 def test_cispo_and_sequence_level_have_one_clipped_share_everywhere():
     "Once 1.0 in one place and 0 in the other."
@@ -59,7 +60,8 @@ def test_cispo_and_sequence_level_have_one_clipped_share_everywhere():
     A,mask = torch.ones(1, 2),torch.ones(1, 2, 3, dtype=torch.bool)
     for loss_type,level,want in (('cispo','token',0.), ('dapo','token',1.), ('dapo','sequence',1.)):
         kw = dict(loss_type=loss_type, epsilon_high=2.)
-        row = ratio_row(ratio_sums(x, A[...,None], mask, level, **kw))
+        clip = Clip(epsilon_high=2., on=loss_type!='cispo')
+        row = ratio_row(ratio_sums(x, A[...,None], mask, level, clip))
         logged = loss_metrics(x, torch.zeros_like(x), A, mask, importance_sampling_level=level, **kw)
         assert row['clip_share']==logged['clip_ratio/region_mean']==want
     x[0,0] = torch.tensor([2., -1., -1.])   # its mean is 0: the tokens are far out, the answer is not
@@ -71,7 +73,7 @@ def test_clip_share_of_each_group_by_hand():
     mask = torch.tensor([[[True]*4],[[True,True,False,False]]])
     assert clip_share(rho, one, mask, dim=(1,2)).tolist()==[.25,.5]
     assert clip_share(rho, -one, mask, dim=(1,2)).tolist()==[.25,.5]
-    assert clip_share(rho, one, mask, dim=(1,2), epsilon_high=.6).tolist()==[0,0]
+    assert clip_share(rho, one, mask, dim=(1,2), clip=Clip(epsilon_high=.6)).tolist()==[0,0]
     assert clip_share(rho, one, mask&False).item()==0
 
 # ---- effective sample size: two quantities, two names ----
@@ -186,13 +188,12 @@ def test_a_batch_refuses_advantages_of_another_shape():
 
 # ---- corrections (their losses are in test_loss) ----
 def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
-    edges = lambda **kw: {k: v for k, v in Correction(**kw).clip_options(loss_type='cispo').items()
-                          if v is not None}
-    assert edges()==dict(epsilon=.2, loss_type='cispo')   # the loss as it is
-    assert edges(clip='dapo')==dict(epsilon=.2, epsilon_high=.28, loss_type='grpo')
-    assert edges(clip='two_sided')==dict(epsilon=.2, delta=4., loss_type='grpo')
+    cispo = Clip(on=False)
+    assert Correction().clip_of(cispo)==cispo   # the loss as it is
+    assert Correction(clip='dapo').clip_of(cispo)==Clip(.2, epsilon_high=.28)
+    assert Correction(clip='two_sided').clip_of(cispo)==Clip(.2, delta=4.)
     rho = torch.tensor([1.25, 1.29, 3.9, 4.1])
-    held = lambda A, **kw: clipped(rho, torch.tensor(A), **Correction(**kw).clip_options()).tolist()
+    held = lambda A, **kw: clipped(rho, torch.tensor(A), Correction(**kw).clip_of()).tolist()
     assert held(1., clip='dapo')==[False,True,True,True] and held(1.)==[True]*4
     assert held(-1., clip='two_sided')==[False,False,False,True] and not any(held(-1.))
     assert not any(held(1., clip='none'))

@@ -17,8 +17,8 @@ from datasets import Dataset
 from accelerate.utils import gather_object
 from trl import GRPOConfig
 from ..see.verdict import live, verdict
-from grpo_nb.parts.ratios import (clipped, group_scores, importance_ratio, merge_sums, ratio_row, ratio_sums,
-    reward_std)
+from ..parts.ratios import (CLIPS, Clip, clipped, group_scores, importance_ratio, merge_sums, ratio_row,
+    ratio_sums, reward_std)
 from ..run.record import RATIO_EDGES, Recorder, as_text, group_rows, read_run, token_fields
 from .resume import ResumableTrainer
 from .rows import prompt_keys
@@ -99,7 +99,7 @@ class ReplayLog(ResumableTrainer):
 
     def _clip(self):
         a = self.args
-        return dict(epsilon=a.epsilon, epsilon_high=a.epsilon_high, loss_type=a.loss_type, delta=a.delta)
+        return Clip(a.epsilon, a.epsilon_high, a.delta, a.loss_type in CLIPS)
 
     def _watch_ratio(self, x, log_ratio, logps):
         "Add what was replayed to the sums of the log, and every row to the record."
@@ -109,8 +109,8 @@ class ReplayLog(ResumableTrainer):
         if 'replayed' not in x: return
         r = x['replayed']
         if not r.any(): return
-        clip = self.correction.clip_options(**self._clip())
-        new = ratio_sums(log_ratio[r], A[r], m[r], self.importance_sampling_level, **clip)
+        clip = self.correction.clip_of(self._clip())
+        new = ratio_sums(log_ratio[r], A[r], m[r], self.importance_sampling_level, clip)
         self._sums = new if self._sums is None else merge_sums([self._sums, new])
 
     def _ratio_metrics(self):
@@ -379,10 +379,10 @@ class RunRecord(ReplayLog):
         w,n = self._open,len(RATIO_EDGES)-1
         x = log_ratio.float()
         ratio = importance_ratio(x, torch.zeros_like(x), mask, self.importance_sampling_level)
-        held = clipped(ratio, A, **self._clip())
+        held = clipped(ratio, A, self._clip())
         if replayed is not None and self.correction.changes:
             held = torch.where(replayed[:,None], clipped(ratio, A,
-                **self.correction.clip_options(**self._clip())), held)
+                self.correction.clip_of(self._clip())), held)
         m = (mask if held.shape[1]==mask.shape[1] else mask.any(1, keepdim=True)).float()
         bins = torch.bucketize(ratio.expand_as(m).contiguous(),
             torch.tensor(RATIO_EDGES[1:-1], device=ratio.device), right=True)

@@ -9,6 +9,7 @@ __all__ = ['ESTIMATORS', 'G', 'AGES', 'BATCH', 'exact_gradient', 'token_weights'
 # %% ../../nbs/13_off_policy_lab.ipynb #052e76b6
 import copy, math
 from pathlib import Path
+from typing import Any
 import pandas as pd
 import torch
 from fastcore.basics import patch
@@ -46,7 +47,7 @@ def token_weights(
     old_logps:Tensor,  # (n, T) nats
     sign:float,        # +1 for right answers, -1 for wrong ones
     full:bool=False,   # the product of all ratios, uncapped, instead of the loss
-    **options:object,  # of `policy_loss`
+    **options:Any,     # of `policy_loss`
 )->Tensor:             # (n, T)
     "What each token's gradient is multiplied by in the objective, for an advantage of `sign`; 1/T on-policy."
     if full: return sign/logps.shape[1]*(logps-old_logps).sum(1, keepdim=True).exp().expand_as(logps)

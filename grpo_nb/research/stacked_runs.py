@@ -12,7 +12,7 @@ from torch import Tensor
 import grpo_nb.methods                       # what is registered there can be an arm's
 from .families import END, FAMILIES, PAD, SIZES, judge, right_answers, start
 from ..generation import Rollouts
-from ..parts.ratios import clipped, group_scores, moment_mask
+from ..parts.ratios import Clip, clipped, group_scores, moment_mask
 from ..replay import PRIORITIES, ReplayBuffer
 from .stacked import Stack, StackedAdam, completion_entropies, completion_logps, sample_stack
 from ..parts.groups import METHODS
@@ -68,7 +68,7 @@ def factor(
     rho = x.exp()
     if correction=='weight': return rho.clamp(max=cap)
     if correction=='moment': return rho*torch.vmap(moment_mask, (0, 0, None))(x, real, limit)   # run by run
-    silent = clipped(rho, A, epsilon)
+    silent = clipped(rho, A, Clip(epsilon))
     if correction=='random': silent = chance<(silent*real).sum((1, 2, 3), True)/real.sum((1, 2, 3), True)
     return (rho if correction=='both' else torch.ones_like(rho)).masked_fill(silent, 0.)
 
@@ -299,7 +299,7 @@ class Runs:
                 chance = self.uniform(*A.shape[1:3], logps.shape[-1]) if arm.correction=='random' else None
                 push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance=chance)*A*logps*mask
                 if arm.anchor and k:
-                    push = push.masked_fill(clipped((logps.detach()-g['anchor']).exp(), A, arm.epsilon), 0.)
+                    push = push.masked_fill(clipped((logps.detach()-g['anchor']).exp(), A, Clip(arm.epsilon)), 0.)
                 self.note(logps.detach(), g, mask)
                 self.opt.step(self.m.gradient(-(push.sum((1, 2, 3))/items.clamp(min=1)).sum()))
 

@@ -24,7 +24,7 @@ from ..parts.core import Tokenizer, atomic_write, masked_mean, save_json, versio
 from ..parts.groups import Groups, Treated
 from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums, reward_std
 from ..parts.reward_loading import reward_name
-from .settings import RunState, clip_options
+from .settings import RunState, replay_clip
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
 class _Plain(dict):
@@ -368,7 +368,7 @@ def _sums(s, o):
     mb = o['mb']
     m = o['mask'] & mb.replayed[:,None,None]
     A = mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]
-    return ratio_sums(o['logps']-mb.old_logps, A, m, s.args.importance_sampling_level, **clip_options(s))
+    return ratio_sums(o['logps']-mb.old_logps, A, m, s.args.importance_sampling_level, replay_clip(s))
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def group_ratios(
@@ -385,7 +385,7 @@ def group_ratios(
         mask[o['idx'],:,:T] = o['mask'].cpu().numpy()
     ratio,mask = (torch.from_numpy(logps)-batch.old_logps.cpu()).exp(),torch.from_numpy(mask)
     A = batch.advantages.cpu()
-    held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), **clip_options(s))
+    held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), replay_clip(s))
     out = dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
     if s.args.record_tokens:
         out['ratios'] = [[[round(x, 3) for x in r[m].tolist()] for r,m in zip(*o)] for o in zip(ratio, mask)]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULES', 'setting', 'RunSettings', 'RunState', 'check_settings', 'check_run_settings', 'columns_of', 'prompts_of',
            'check_rows', 'check_lengths', 'fingerprint', 'other_data', 'check_run_arguments', 'check_method',
-           'check_callbacks', 'check_eval', 'sampling_options', 'loss_options', 'correction_options', 'clip_options']
+           'check_callbacks', 'check_eval', 'sampling_options', 'loss_settings', 'replay_clip']
 
 # %% ../../nbs/run/settings.ipynb #0189539b
 import hashlib, json, math, os, warnings
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from ..parts.core import Tokenizer, check_option
-from ..parts.groups import Groups, Method
-from ..parts.ratios import read_correction
+from ..parts.groups import Method
+from ..parts.ratios import Clip, LossSettings, read_correction
 
 # %% ../../nbs/run/settings.ipynb #0b70e965
 def setting(
@@ -328,33 +328,21 @@ def sampling_options(
     names = 'temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty'
     return {k:getattr(a, k) for k in names.split()}
 
-def loss_options(
+def loss_settings(
     s:RunState,  # settings, and the run's loss
-)->dict:         # name -> value
-    "The settings that `policy_loss` and `loss_metrics` take, by name."
+)->LossSettings:
+    "What is settled about the loss of a run."
+    a = s.args
     names = ('epsilon epsilon_high delta beta importance_sampling_level max_completion_length '
         'off_policy_mask_threshold top_entropy_quantile entropy_coef')
-    own = s.loss!=s.args.loss_type   # a loss of one's own is averaged as the settings say
-    by = dict(aggregation=s.args.loss_type) if own else {}
-    return by|dict(loss_type=s.loss, **{k:getattr(s.args, k) for k in names.split()})
+    by = None if s.loss==a.loss_type else a.loss_type   # a loss of one's own is averaged as the settings say
+    fresh,stored = (read_correction(o) for o in (a.correction, a.replay_correction))
+    return LossSettings(s.loss, aggregation=by, correction=fresh, replay_correction=stored or fresh,
+        **{k:getattr(a, k) for k in names.split()})
 
-def correction_options(
-    s:RunState,  # settings and step
-    mb:Groups,   # b groups, some of them replayed
-    prox_logps:Tensor=None,  # (b, G, T) nats, of the policy when the batch began; for weight=decoupled
-)->dict:        # name -> value; {} where the loss stays as it is
-    "What is done about tokens that another policy sampled."
-    fresh = read_correction(s.args.correction)
-    stored = read_correction(s.args.replay_correction) or fresh
-    if not fresh and not stored: return {}
-    return dict(correction=fresh, replay_correction=stored, replayed=mb.replayed, age=s.step-mb.step,
-        prox_logps=prox_logps)
-
-def clip_options(
+def replay_clip(
     s:RunState,  # settings, and the run's loss
-)->dict:         # name -> value
-    "What `clipped` and `ratio_sums` want to know of the loss, for replayed groups."
-    a = s.args
-    clip = dict(epsilon=a.epsilon, epsilon_high=a.epsilon_high, delta=a.delta, loss_type=s.loss)
-    c = read_correction(a.replay_correction or a.correction)
-    return c.clip_options(**clip) if c else clip
+)->Clip:
+    "The clip that replayed groups meet."
+    how = loss_settings(s)
+    return how.replay_correction.clip_of(how.clip) if how.replay_correction else how.clip
