@@ -6,8 +6,6 @@
 __all__ = ['ADVANTAGES', 'SCALES', 'group_advantages', 'find_advantages', 'dead_reason']
 
 # %% ../nbs/07_advantages.ipynb #b411bab9
-#| code-fold: true
-#| code-summary: "Imports"
 from collections.abc import Callable
 from torch import Tensor
 from .parts.core import register
@@ -45,8 +43,6 @@ def group_advantages(
     return A.masked_fill(reward_range(r)[:,None]<=0, 0).nan_to_num(0)
 
 # %% ../nbs/07_advantages.ipynb #32e1f97b
-#| code-fold: true
-#| code-summary: "A name in the table, looked up"
 def find_advantages(
     advantages:str|Callable,  # a name in `ADVANTAGES`, or a function
 )->Callable:                  # the function

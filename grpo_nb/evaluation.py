@@ -6,8 +6,6 @@
 __all__ = ['sample', 'decode', 'score', 'pass_at_k', 'measured', 'evaluate']
 
 # %% ../nbs/06_evaluation.ipynb #ff562b2c
-#| code-fold: true
-#| code-summary: "Imports"
 import math
 import torch
 from torch import Tensor, nn

@@ -6,15 +6,14 @@
 __all__ = ['pick', 'next_token', 'end_mask', 'Rollouts', 'generate_loop', 'generate']
 
 # %% ../nbs/04_generation.ipynb #7713a34e
-#| code-fold: true
-#| code-summary: "Imports"
 from dataclasses import dataclass
 from functools import partial
 import torch
 from torch import Tensor, nn
 from .parts.groups import Groups
-from .parts.sampling import (
-    check_prompts, check_sampling, eval_mode, penalize, sample_rows, seen_tokens, special_ids, truncate, uniforms)
+from grpo_nb.parts.sampling import (
+    check_prompts, check_sampling, eval_mode, penalize, sample_rows, seen_tokens, special_ids, truncate,
+    uniforms)
 
 # %% ../nbs/04_generation.ipynb #d5aeb94e
 def pick(
@@ -100,8 +99,6 @@ def _one_completion(model, ids, u, ends, draw):
     return torch.stack(toks),torch.stack(logps)
 
 # %% ../nbs/04_generation.ipynb #e7b8d49d
-#| code-fold: true
-#| code-summary: "What goes before and after any sampler: errors first, then tensors of groups"
 def _ready(model, ids, mask, G, T, eos, pad, generator, sampling):
     "Errors first; then what every sampler needs: mask, end tokens, padding, darts, and how to draw."
     check_sampling(G, T, **sampling)
@@ -118,8 +115,6 @@ def _rollouts(prompt_ids, prompt_mask, ids, logps, ends, G, pad_id):
     return Rollouts(prompt_ids, prompt_mask, ids, m, logps, pad_id=pad_id).trim()
 
 # %% ../nbs/04_generation.ipynb #68654e87
-#| code-fold: true
-#| code-summary: "The loop around it, for all rows"
 def generate_loop(
     model:nn.Module,                # a causal model of transformers
     prompt_ids:Tensor,              # (B, P) int64, padded on the left
@@ -153,8 +148,6 @@ def generate_loop(
     return _rollouts(prompt_ids, mask, ids, logps, ends, num_generations, pad_id)
 
 # %% ../nbs/04_generation.ipynb #8851d0bc
-#| code-fold: true
-#| code-summary: "The fast version: the loop's arguments, all rows at once"
 def generate(
     model:nn.Module,                # a causal model of transformers
     prompt_ids:Tensor,              # (B, P) int64, padded on the left

@@ -7,8 +7,6 @@ __all__ = ['kl_estimate', 'completion_hidden', 'entropy_of', 'gather_logps', 'to
            'token_logps_loop']
 
 # %% ../nbs/09_kl.ipynb #924d8669
-#| code-fold: true
-#| code-summary: "Imports"
 import torch
 from torch import Tensor
 from .logps import (

@@ -6,8 +6,6 @@
 __all__ = ['gather_logps', 'entropy_of', 'token_logps_loop', 'completion_hidden', 'token_logps', 'token_logps_and_entropy']
 
 # %% ../nbs/08_logps.ipynb #c98c2d9f
-#| code-fold: true
-#| code-summary: "Imports"
 import torch
 from torch import Tensor, nn
 from .parts.blocks import chunked_logps
@@ -80,8 +78,6 @@ def completion_hidden(
     return h.last_hidden_state[:,P-1:].view(B, G, T, -1)
 
 # %% ../nbs/08_logps.ipynb #e992f254
-#| code-fold: true
-#| code-summary: "The shortest way that the model allows"
 def _refuse_bent_logits(config):
     "ValueError for a model that changes its logits after the head."
     for k in ('final_logit_softcapping', 'logit_scale', 'logits_scaling', 'lm_head_multiplier'):

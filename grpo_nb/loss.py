@@ -6,8 +6,6 @@
 __all__ = ['LOSS_TYPES', 'clipped_objective', 'clip', 'aggregate', 'policy_loss', 'loss_metrics']
 
 # %% ../nbs/10_loss.ipynb #0b296b73
-#| code-fold: true
-#| code-summary: "Imports"
 from collections.abc import Callable
 from typing import Any
 import torch
@@ -35,8 +33,6 @@ def clipped_objective(
     return torch.min((ratio if delta is None else ratio.clamp(max=delta))*A, clipped*A)
 
 # %% ../nbs/10_loss.ipynb #3c35d390
-#| code-fold: true
-#| code-summary: "The clip, under five names"
 def clip(
     logps:Tensor,             # (B, G, T) nats, with gradient
     old_logps:Tensor,         # (B, G, T) nats, of the policy that sampled
@@ -82,8 +78,6 @@ def aggregate(
     return per_row.sum()/n.clamp(min=1)
 
 # %% ../nbs/10_loss.ipynb #4179d229
-#| code-fold: true
-#| code-summary: "A loss by its name, with the settings that it names"
 def _loss(loss_type):
     "The function of that name; a function is its own. ValueError for a name that nobody gave."
     if callable(loss_type): return loss_type
@@ -103,8 +97,6 @@ def _objective(s, logps, old_logps, A, mask):
     return f(logps, old_logps, A, mask, **takes).expand_as(logps)
 
 # %% ../nbs/10_loss.ipynb #1bafa0fc
-#| code-fold: true
-#| code-summary: "`policy_loss`: `loss_3` with its checks and options"
 def policy_loss(
     logps:Tensor,            # (B, G, T) nats, of the policy being trained; has a gradient
     old_logps:Tensor,        # (B, G, T) nats, of the policy that sampled; None where it is the same
@@ -149,8 +141,6 @@ def policy_loss(
     return loss
 
 # %% ../nbs/10_loss.ipynb #e0f954a0
-#| code-fold: true
-#| code-summary: "What a run notes about ratio and clip"
 @torch.no_grad()
 def loss_metrics(
     logps:Tensor,           # (B, G, T) nats, of the policy being trained

@@ -6,8 +6,6 @@
 __all__ = ['PRIORITIES', 'by_score', 'evenly', 'newest_first', 'ReplayBuffer', 'unpack_groups', 'Mask', 'Replay']
 
 # %% ../nbs/11_replay.ipynb #082e9aee
-#| code-fold: true
-#| code-summary: "Imports"
 from collections.abc import Callable
 from dataclasses import replace
 import numpy as np
@@ -111,8 +109,6 @@ def grow_old(self:ReplayBuffer,
     if len(old): self.leave(old)
 
 # %% ../nbs/11_replay.ipynb #7f9e2608
-#| code-fold: true
-#| code-summary: "Drawing, with its hat and its odds"
 @patch
 def draw(self:ReplayBuffer,
     n:int,           # groups wanted
@@ -152,8 +148,6 @@ def _pick(self:ReplayBuffer, hat, drawn):
     return int(hat[i]),p
 
 # %% ../nbs/11_replay.ipynb #af89ca9a
-#| code-fold: true
-#| code-summary: "Out of the buffer again"
 def unpack_groups(
     packs:list,         # dicts from `pack_groups`, all of one G
     pad_id:int=0,       # token id in the padding
@@ -164,8 +158,6 @@ def unpack_groups(
     return Rollouts(**unpacked(packs, pad_id, replayed, width))
 
 # %% ../nbs/11_replay.ipynb #a2e5ce6a
-#| code-fold: true
-#| code-summary: "The smallest change: leave them out"
 @register(METHODS, 'mask')
 class Mask(Method):
     "Leave dead groups out of the loss: no KL pull, no share in its denominator."
@@ -177,8 +169,6 @@ class Mask(Method):
         return self.treated(batch, dead, ~dead, ['masked' if d else 'trained' for d in dead.tolist()])
 
 # %% ../nbs/11_replay.ipynb #ac172cf3
-#| code-fold: true
-#| code-summary: "The settings of `Replay`, and what a checkpoint keeps of it"
 @register(METHODS, 'replay')
 class Replay(Method):
     """Put stored groups in the place of dead ones, then store the living ones.
@@ -214,8 +204,6 @@ class Replay(Method):
     def load_state_dict(self, state:dict)->None: self.buffer.load_state_dict(state['buffer'])
 
 # %% ../nbs/11_replay.ipynb #72aa5922
-#| code-fold: true
-#| code-summary: "How many to sample"
 @patch
 def to_sample(self:Replay,
     B:int,     # groups in a batch
@@ -262,8 +250,6 @@ def treat(self:Replay,
     return out
 
 # %% ../nbs/11_replay.ipynb #538bb164
-#| code-fold: true
-#| code-summary: "Out of the buffer, and into it"
 @patch
 def take(self:Replay,
     keys:list,  # prompt keys of the dead groups

@@ -6,8 +6,6 @@
 __all__ = ['compute_rewards', 'combine_rewards']
 
 # %% ../nbs/05_rewards.ipynb #90e6af6d
-#| code-fold: true
-#| code-summary: "Imports"
 import warnings
 from collections.abc import Callable
 import torch

@@ -7,8 +7,6 @@ __all__ = ['extract_answer', 'judge', 'accuracy_reward', 'format_reward', 'chain
            'same_answer', 'same_maths', 'completion_text', 'overlap_reward']
 
 # %% ../nbs/02_tasks.ipynb #61d4c071
-#| code-fold: true
-#| code-summary: "Imports"
 import json, re
 from functools import lru_cache
 from .parts.answers import completion_text, overlap_reward, read_number, same_answer, same_maths

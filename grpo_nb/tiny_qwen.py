@@ -7,8 +7,6 @@ __all__ = ['SPECIALS', 'TAGS', 'PHRASES', 'CHAT', 'TINY', 'make_tokenizer', 'pro
            'tiny_model', 'save_model', 'load_model', 'ask']
 
 # %% ../nbs/03_tiny_qwen.ipynb #78afa285
-#| code-fold: true
-#| code-summary: "Imports"
 from collections.abc import Callable
 from pathlib import Path
 import torch
@@ -97,8 +95,6 @@ def tiny_model(
         return Qwen2ForCausalLM(tiny_config(**config)).eval()
 
 # %% ../nbs/03_tiny_qwen.ipynb #fdf18c01
-#| code-fold: true
-#| code-summary: "Saving and loading a model, with errors that say what to do"
 _HERE = Path(__file__).parent if '__file__' in globals() else Path('../grpo_nb')
 TINY = _HERE/'assets'/'tiny_qwen'
 
@@ -135,8 +131,6 @@ def load_model(
     return model,tokenizer
 
 # %% ../nbs/03_tiny_qwen.ipynb #486b4e91
-#| code-fold: true
-#| code-summary: "Asking, through transformers' own sampler"
 @torch.no_grad()
 def ask(
     model:torch.nn.Module,   # as `load_model` returns it

@@ -1,5 +1,5 @@
-"""The exercises of the course: each stub is not yet done, each solution right, and each checker refuses at least
-three wrong answers that a student would give, and says why"""
+"""The exercises of the course: each stub is not yet done, each solution right, and each checker refuses at
+least three wrong answers that a student would give, and says why"""
 
 import itertools, json, math, re
 from pathlib import Path
@@ -154,7 +154,8 @@ def test_the_loss_as_a_loop():
         lambda *o: -means(rows(*o)),                                   # the objective, not the loss
         lambda *o: means([[sum(r)/len(o[3][0][0])] for r in rows(*o)])])   # divided by the padded width
 
-@pytest.mark.parametrize('picked', [dict(clip='b', split='a'), dict(clip='b', split='b'), dict(clip='a', split='a')])
+@pytest.mark.parametrize('picked', [
+    dict(clip='b', split='a'), dict(clip='b', split='b'), dict(clip='a', split='a')])
 def test_the_hunts_of_the_loss(picked):
     ns = dict(torch=torch, policy_loss=policy_loss, clipped_objective=clipped_objective,
         corners=torch.tensor([1.5,.5,1.5,.5]), signs=torch.tensor([1.,1.,-1.,-1.]))

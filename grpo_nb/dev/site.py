@@ -763,6 +763,8 @@ def _show_source(s):
         return '#| eval: false\n'+s if mixed else s   # nbdev would run it, for the import in it
     return s if only else re.sub(r'^#\|\s*export\s*$', '#| exports', s, count=1, flags=re.M)
 
+def _summary(c): return 'Solution' if 'solution' in c['metadata'].get('tags', []) else 'Code'
+
 def _stage(nbs, to):
     "Copy `nbs` to `to` under the names of its pages; give {page: notebook}."
     shutil.copytree(nbs, to, ignore=shutil.ignore_patterns('.*', '_*.ipynb', '*.bak', 'results', 'runs'))
@@ -773,7 +775,7 @@ def _stage(nbs, to):
             s = _src(c['source'])
             if c['cell_type'] == 'code':
                 c['source'] = (
-                    '#| code-fold: true\n#| code-summary: Solution\n'
+                    f'#| code-fold: true\n#| code-summary: {_summary(c)}\n'
                     if c['metadata'].get('jupyter', {}).get('source_hidden')
                     else ''
                 ) + _show_source(fold(s))
