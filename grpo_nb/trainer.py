@@ -32,7 +32,7 @@ from .rewards import combine_rewards
 from .advantages import dead_reason, find_advantages
 from .dialects import multi_objective
 from .kl import token_logps, token_logps_and_entropy
-from .loss import LOSSES, loss_metrics, policy_loss
+from .loss import LOSSES, loss_metrics, policy_loss, terms_by_loss
 from .replay import Method, Treated
 from .methods import METHODS, method_class
 
@@ -249,9 +249,12 @@ def update(
         logps,entropy = token_logps_and_entropy(s.model, replace(mb, completion_mask=mask), a.temperature,
             shared_prefix=a.shared_prefix)
     old = torch.where(uncorrected[:,None,None], logps.detach(), mb.old_logps)
-    how = loss_settings(s)
-    loss = policy_loss(logps, old, mb.advantages, mask, how, mb.ref_logps, entropy, num_items,
-        replayed=mb.replayed, prox_logps=prox_logps, age=s.step-mb.step)
+    how,nth = loss_settings(s),a.record_terms
+    tokens = logps,old,mb.advantages,mask,how
+    given = dict(ref_logps=mb.ref_logps, entropy=entropy, num_items=num_items, replayed=mb.replayed,
+        prox_logps=prox_logps, age=s.step-mb.step)
+    loss = policy_loss(*tokens, **given)
+    told = dict(terms=terms_by_loss(*tokens, **given)) if nth and s.step//a.steps_per_batch%nth==0 else {}
     check_loss(s, loss, logps, mb)
     s.optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -260,7 +263,8 @@ def update(
     s.scheduler.step()
     s.step += 1
     sync_reference(s)
-    seen = loss_metrics(logps.detach(), old, mb.advantages, mask, how, mb.ref_logps)
+    seen = loss_metrics(logps.detach(), old, mb.advantages, mask, how, mb.ref_logps)|told
+    if told: seen['after'] = policy(s, mb)[0]
     return dict(loss=loss.item(), grad_norm=norm.item(), entropy=masked_mean(entropy.detach(), mask).item(),
         logps=logps.detach(), mask=mask, **seen)
 

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_rows',
            'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'set_aside', 'lock_folder', 'Recorder', 'ended',
-           'summarize', 'replay_metrics', 'group_ratios', 'record', 'about_data', 'check_judged', 'check_loss', 'Run',
-           'one_a_step', 'read_run']
+           'summarize', 'replay_metrics', 'group_ratios', 'record', 'token_rows', 'by_token', 'terms_told',
+           'about_data', 'check_judged', 'check_loss', 'Run', 'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, os, re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
@@ -86,7 +86,7 @@ def _read_slowly(path, lines):
 GROUP_FIELDS = ('step group key prompt completions n_tokens truncated rewards rewards_by_func '
                 'advantages_before advantages dead why treatment score id replacement ratio_hist '
                 'clip_share grad_norm').split()
-TOKEN_FIELDS = 'tokens logps ratios'.split()   # on request: a list per completion
+TOKEN_FIELDS = 'tokens logps ratios terms'.split()   # on request: a list per completion
 REPLACEMENT_FIELDS = 'id step age uses score prob key prompt completions rewards advantages'.split()
 
 def as_text(
@@ -143,8 +143,8 @@ def group_rows(
             rewards_by_func=by_func)
         for k,v in cols.items(): row[k] = v[b]
         if records: row.update(plain(records[b]))
-        if row['replacement'] and row.get('ratios'):   # they are of what was trained: the newcomer
-            row['replacement']['ratios'] = row.pop('ratios')
+        for k in ('ratios','terms') if row['replacement'] else ():   # of what was trained: the newcomer
+            if row.get(k): row['replacement'][k] = row.pop(k)
         rows.append(row)
     return rows
 
@@ -405,12 +405,14 @@ def record(
     if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
     ratios = group_ratios(s, info['seen'], treated.batch)
     reasons = why(fresh.rewards, s.args.dead_tolerance, dead=info['dead'])
+    terms = token_rows(s, info['seen'], len(A))[:n] if 'terms' in info['seen'][0] else None
+    told = dict(terms=terms)|(_tokens(s, fresh) if s.args.record_tokens or terms else {})
     names = map(reward_name, s.reward_funcs)
     rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=treated.records[:n],
         rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key,
         n_tokens=fresh.completion_mask.sum(-1), truncated=~ended(s, fresh),
         advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons,
-        **{k:v[:n] for k,v in ratios.items()}, **(_tokens(s, fresh) if s.args.record_tokens else {}))
+        **{k:v[:n] for k,v in ratios.items()}, **told)
     rows += [_stored_row(row['step'], treated, ratios, b) for b in range(n, len(A))]
     rec.groups(row['step'], rows)
 
@@ -419,6 +421,44 @@ def _tokens(s, fresh):
     parts = (o.flatten(0, 1).cpu() for o in (fresh.completion_ids, fresh.old_logps, fresh.completion_mask))
     rows = [dict(ids=i[m].tolist(), logps=p[m].tolist()) for i,p,m in zip(*parts)]
     return token_fields(s.tokenizer, rows, fresh.completion_ids.shape[1])
+
+def token_rows(
+    s:RunState,      # its tokenizer
+    seen:list,       # what each `update` of one pass returned, with `terms`, `after`, `mb` and `idx`
+    n_groups:int,    # B, groups of that pass
+)->list:             # (B,) dicts: tokens, numbers of each, and under `by` those of each loss
+    "What every token of each group added to the loss of its step, as a record holds it."
+    out = [None]*n_groups
+    for o in seen:
+        mb,mask,own = o['mb'],o['mask'].cpu(),next(iter(o['terms'].values()))
+        base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps, ratio=own['ratio'],
+            kl=own.get('kl'))
+        told = dict(tokens=_tokens(s, replace(mb, completion_mask=mask))['tokens'], loss=[o['loss']]*len(mb))
+        told |= {k:by_token(x, mask) for k,x in base.items() if x is not None}
+        by = {name:terms_told(x, mask, 5 if i else 8) for i,(name,x) in enumerate(o['terms'].items())}
+        for j,b in enumerate(o['idx']):
+            out[b] = {k:v[j] for k,v in told.items()}
+            out[b]['by'] = {name:{k:v[j] for k,v in x.items()} for name,x in by.items()}
+    return out
+
+def by_token(
+    x:Tensor,        # (b, G, T)
+    mask:Tensor,     # (b, G, T) bool
+    digits:int=8,    # of each number
+)->list:             # (b,) lists of G lists, without padding
+    "Numbers of tokens as lists."
+    shorter = f'%.{digits}g'
+    return [[[float(shorter%v) for v in r[m].tolist()] for r,m in zip(*g)] for g in zip(x.cpu(), mask)]
+
+def terms_told(
+    terms:dict,      # what `token_terms` returns
+    mask:Tensor,     # (b, G, T) bool
+    digits:int=8,    # of each term
+)->dict:             # lists of b: weight of a token in each answer; term, share and clip of each token
+    "What tokens add to one loss, as lists."
+    return dict(weight=[[float(f'{v:.6g}') for v in g] for g in terms['weight'].amax(-1).tolist()],
+        term=by_token(terms['term'], mask, digits), share=by_token(terms['share'], mask, 4),
+        clip=[[r[m].tolist() for r,m in zip(*g)] for g in zip(terms['clip'].cpu(), mask)])
 
 def _stored_row(step, treated, ratios, b):
     "A stored group beside the fresh ones: nothing was sampled in its place."

@@ -73,6 +73,8 @@ class RunSettings:
     record_groups:int = setting(1, 'record the groups of every n-th batch; 0: never')
     record_max_mb:float = setting(100., 'size of the group record at the end of the run, at most, in MB')
     record_tokens:bool = setting(False, 'record the tokens of these groups too, each with log-prob and ratio')
+    record_terms:int = setting(0,
+        'record what each token of every n-th batch adds to the loss, and to seven others; 0: never')
     disable_tqdm:bool = setting(False, 'hide the progress bar')
 
 # %% ../../nbs/run/settings.ipynb #8f1d2c02
@@ -132,8 +134,8 @@ RULES = [
     ('num_generations', lambda v: v>=2, '2 or more: a group of 1 has nothing to be compared with'),
     ('num_iterations max_steps max_completion_length ref_model_sync_steps save_total_limit', lambda v: v>=1,
         '1 or more'),
-    ('max_tokens eval_steps save_steps record_groups replay_buffer_size replay_stored_per_fresh warmup_steps '
-        'weight_decay max_grad_norm beta epsilon dead_tolerance top_k', lambda v: v>=0, '0 or more'),
+    ('max_tokens eval_steps save_steps record_groups record_terms replay_buffer_size replay_stored_per_fresh '
+        'warmup_steps weight_decay max_grad_norm beta epsilon dead_tolerance top_k', lambda v: v>=0, '0 or more'),
     ('learning_rate temperature repetition_penalty record_max_mb', lambda v: 0<v<math.inf,
         'more than 0, and finite'),
     ('presence_penalty frequency_penalty', lambda v: -2<=v<=2, 'a number from -2 to 2'),

@@ -190,7 +190,7 @@ def _clean(o):
 # of a newcomer; the page knows them from where it was born
 _TEXTS = 'prompt','completions','rewards','advantages','key'
 _KEPT = ('group step prompt completions rewards rewards_by_func advantages_before advantages n_tokens '
-    'truncated why treatment score id ratio_hist clip_share grad_norm tokens logps ratios').split()
+    'truncated why treatment score id ratio_hist clip_share grad_norm tokens logps ratios terms').split()
 
 def _cut(text, limit):
     text = text if isinstance(text, str) else '' if text is None else str(text)
@@ -414,12 +414,13 @@ def pack(
 def _steps(run): return run.steps or [int(s) for s in column(run, 'step')[0]]
 
 def _start(run, places):
-    "Where to begin: the last step with a group that was replaced, so that both panes have something to show."
-    for step in reversed(run.by_step):
-        for o in run.by_step[step]:
-            if o.get('replacement') and o['replacement'].get('id') is not None:
-                return [places[step], o['group']]
-    return [len(places)-1, 0]
+    "Where to begin: the last step with tokens to click and a group that was replaced, as far as there is one."
+    def rank(o):
+        new = o.get('replacement') or {}
+        terms = o.get('terms') or new.get('terms')
+        return terms is not None, new.get('id') is not None, o['step'], -o['group']
+    o = max(run.rows, key=rank, default=None)
+    return [places[o['step']], o['group']] if o else [len(places)-1, 0]
 
 # %% ../../nbs/see/view.ipynb #c323b7f5
 def asset(

@@ -634,7 +634,10 @@ export async function mount(root, packed, options = {}) {
       b?.classList.toggle('gv-sel', on);
       b?.setAttribute('aria-pressed', String(on));
     }
-    ui.rest.replaceChildren(tools(g), el('div', {class: 'gv-pair'}, ...[left, right].filter(Boolean)),
+    const terms = g.replacement ? !now.version && g.replacement.terms : g.terms, beside = terms && (!right || right.classList.contains('gv-empty'));
+    ui.token = el('section', {class: 'gv-token', 'aria-live': 'polite'}, ...terms ? invited(terms) : []);
+    if (right && beside) right.append(ui.token);
+    ui.rest.replaceChildren(tools(g), el('div', {class: 'gv-pair'}, ...[left, right || beside && ui.token].filter(Boolean)), beside ? '' : ui.token,
       run.replays || g.ratio_hist ? el('div', {class: 'gv-pair'}, ratios(g), run.replays ? buffer(s) : '') : '');
     ui.rows.scrollTop = top;
     if (sel.offsetTop < top || sel.offsetTop + sel.offsetHeight > top + ui.rows.clientHeight)
@@ -645,6 +648,7 @@ export async function mount(root, packed, options = {}) {
     const kinds = [['nothing', 'none'], ['advantage', 'advantage']];
     if (g.ratios || g.replacement?.ratios) kinds.push(['ratio to the policy that sampled', 'ratios']);
     if (g.logps) kinds.push(['log-prob', 'logps']);
+    if ((g.terms || g.replacement?.terms)?.policy) kinds.push(['how far the step moved it', 'moved'], ['share of the step', 'share']);
     const [field, s] = select('colour text by', kinds, x => { now.colour = x; body().then(() => ui.colour.focus({preventScroll: true})); });
     ui.colour = s;
     if (kinds.some(k => k[1] == now.colour)) s.value = now.colour;
@@ -679,8 +683,8 @@ export async function mount(root, packed, options = {}) {
     if (o.score != null) bits.push(`score ${num(o.score)}`);
     if (!now.version && r.prob != null) bits.push(`drawn with probability ${num(r.prob)}`);
     const title = `What came in: group ${num(o.id)}`;
-    const then = now.version ? null : r.ratios;   // in this update, not in that of its birth
-    if (came) return [left, side(title, bits.join(', '), {...came, ratios: then}, now.diff ? g : null, true)];
+    const [then, terms] = now.version ? [] : [r.ratios, r.terms];   // in this update, not in that of its birth
+    if (came) return [left, side(title, bits.join(', '), {...came, ratios: then, terms}, now.diff ? g : null, true)];
     return [left, el('section', {class: 'gv-side'}, el(run.sub, {class: 'gv-sub'}, title), el('p', {class: 'gv-dim'}, bits.join(', ')),
       el('p', {class: 'gv-dim'}, 'Its text is not on record: it was born at a step that was not recorded.'))];
   }
@@ -711,8 +715,78 @@ export async function mount(root, packed, options = {}) {
     if (pick(g.n_tokens) != null) bits.push(many(pick(g.n_tokens), 'token'));
     if (pick(g.truncated)) bits.push('cut off');
     for (const [k, v] of Object.entries(g.rewards_by_func || {})) if (Object.keys(g.rewards_by_func).length > 1) bits.push(`${k} ${num(pick(v))}`);
-    return el('article', {class: 'gv-card'}, el('p', {class: 'gv-dim'}, dots([pick(g.rewards)]), ' ', bits.join(', ')),
-      el('pre', {dir: 'auto'}, ...textOf(g.completions[i] || '', other ? pick(other.completions) || '' : null, g, i)));
+    const text = trained && !other && g.terms?.tokens[i] ? tokenList(g, i)
+      : el('pre', {dir: 'auto'}, ...textOf(g.completions[i] || '', other ? pick(other.completions) || '' : null, g, i));
+    return el('article', {class: 'gv-card'}, el('p', {class: 'gv-dim'}, dots([pick(g.rewards)]), ' ', bits.join(', ')), text);
+  }
+
+  // -- one token: what it added to the loss, what it would add to others, and what the step made of it
+
+  function invited(t) {
+    const own = Object.values(t.by)[0].share, top = Math.max(...(own || []).flat()), i = (own || []).findIndex(o => o.includes(top));
+    return [el('p', {class: 'gv-dim'}, 'Click a token, or move to it with Tab and the arrow keys: what did it add to the loss, and what followed?'),
+      ...i < 0 ? [] : [button('the one with the largest share of the step', () => root.querySelectorAll('.gv-tokens')[i]?.pick(own[i].indexOf(top)))]];
+  }
+  let lists = 0;
+  function tokenList(g, i) {   // a list box: one stop for Tab, arrows within
+    const t = g.terms, values = colours(g, i), id = `gv-${++lists}-`;
+    const box = el('pre', {dir: 'auto', tabindex: 0, role: 'listbox', 'aria-label': `tokens of answer ${i + 1}`, class: 'gv-tokens'},
+      ...t.tokens[i].map((word, j) => el('span', {role: 'option', id: id + j, 'aria-selected': 'false',
+        style: values ? `background:${tint(values[j] ?? 0)}` : null}, word)));
+    let at = -1;
+    const choose = j => {
+      root.querySelectorAll('.gv-tokens [aria-selected=true]').forEach(o => o.setAttribute('aria-selected', 'false'));
+      at = clamp(j, 0, box.children.length - 1);
+      box.children[at].setAttribute('aria-selected', 'true');
+      box.setAttribute('aria-activedescendant', id + at);
+      ui.token.replaceChildren(...token(g, i, at));
+    };
+    box.pick = choose;
+    box.onclick = e => { if (e.target.role == 'option') choose([...box.children].indexOf(e.target)); };
+    box.onkeydown = e => {
+      const to = {ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: 1e9}[e.key];
+      if (to == null || e.ctrlKey || e.metaKey || e.altKey) return;
+      e.preventDefault();
+      e.stopPropagation();
+      choose(to);
+    };
+    return box;
+  }
+  function colours(g, i) {   // of its tokens, -2 to 2
+    const t = g.terms, own = Object.values(t.by)[0], row = k => t[k]?.[i];
+    if (!row('policy')) return now.colour == 'advantage' ? t.tokens[i].map(() => g.advantages?.[i] ?? 0) : null;
+    return {none: null, advantage: t.tokens[i].map(() => g.advantages?.[i] ?? 0), logps: row('policy').map(x => Math.max(-2, x * 2 / 3)),
+      ratios: row('ratio')?.map(x => Math.log2(x)), moved: row('after')?.map((x, j) => 4 * (Math.exp(x) - Math.exp(row('policy')[j]))),
+      share: own.share[i].map(x => 2 * Math.sqrt(x / Math.max(...own.share.flat(), 1e-9)))}[now.colour];
+  }
+  const CLIPPED = {1: 'stopped, above the range', '-1': 'stopped, below the range', 2: 'weight capped', 0: 'no'};
+  const likely = x => x == null ? '–' : `${num(x, 4)} (${num(100 * Math.exp(x), 3)} %)`;
+  function token(g, i, j) {
+    const t = g.terms, at = k => t[k]?.[i]?.[j], A = g.advantages?.[i], names = Object.keys(t.by);
+    const word = JSON.stringify(t.tokens[i][j]).slice(1, -1), moved = Math.exp(at('after')) - Math.exp(at('policy'));
+    const said = [el(run.sub, {class: 'gv-sub'}, `“${word}”, ${t.words ? 'word' : 'token'} ${j + 1} of answer ${i + 1}`)];
+    if (at('after') != null) {
+      const held = t.by[names[0]].clip[i][j], against = A && Math.abs(moved) > 1e-4 && moved > 0 != A > 0;
+      const why = against && Math.abs(held) != 1 ? ' Its own push was the other way: what the step did to other tokens moved it more.'
+        : Math.abs(held) == 1 ? ' The clip stopped its own push, so other tokens moved it.' : '';
+      const how = Math.abs(moved) < 5e-5 ? 'stayed as likely as it was' : `became ${moved > 0 ? 'more' : 'less'} likely`;
+      said.push(el('p', {}, el('b', {}, `It ${how}: ${num(100 * Math.exp(at('policy')), 3)} % before the step, ${num(100 * Math.exp(at('after')), 3)} % after it.`), why));
+    }
+    if (t.words) said.push(el('p', {class: 'gv-dim'}, 'This file holds no log-probs. Words stand for tokens, and what is known of each loss is how much one of them weighs.'));
+    const facts = [['sampler', likely(at('sampler'))], ['old policy', likely(at('old'))], ['before the step', likely(at('policy'))],
+      ['after the step', likely(at('after'))], ['ratio', num(at('ratio'), 4)], ['advantage', num(A, 3)],
+      ['reference', likely(at('ref'))], ['KL to it, nats', num(at('kl'), 3)]].filter(o => o[1] != '–');
+    const cell = x => el('td', {}, x), of = (o, k, d) => num(o[k]?.[i]?.[j], d);
+    const rows = names.map((name, k) => {
+      const o = t.by[name], label = k || !t.loss ? name : `${name}, this run`;
+      return el('tr', {class: k || !t.loss ? null : 'gv-own'}, el('th', {scope: 'row'}, label), cell(of(o, 'term', 4)), cell(num(o.weight[i], 3)),
+        cell(o.share ? `${num(100 * o.share[i][j], 2)} %` : '–'), cell(o.clip ? CLIPPED[o.clip[i][j]] : '–'));
+    });
+    const head = ['loss', 'adds', 'weight', 'share', 'clipped'].map(o => el('th', {scope: 'col'}, o));
+    said.push(el('dl', {class: 'gv-facts'}, ...facts.map(([k, v]) => el('div', {}, el('dt', {}, k), el('dd', {}, v)))),
+      el('div', {class: 'gv-wide', tabindex: 0, role: 'group', 'aria-label': 'this token under each loss'}, el('table', {}, el('tr', {}, ...head), ...rows)));
+    if (!t.words) said.push(el('p', {class: 'gv-dim'}, `What tokens add sums to the loss${t.loss == null ? '' : `, here ${num(t.loss, 4)}`}. The weight is that of one token of this answer in the mean. The share is of the step's squared gradient at the tokens' own logits.`));
+    return said;
   }
 
   // -- text: coloured, compared, cut

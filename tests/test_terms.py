@@ -1,0 +1,97 @@
+"What one token adds to the loss: the terms by other roads, in a record, and the update that followed."
+import json
+import pytest, torch
+from grpo_nb.advantages import group_advantages
+from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
+from grpo_nb.parts.problems import chain_sum
+from grpo_nb.run.records import read_run
+from grpo_nb.tasks import accuracy_reward
+from grpo_nb.tiny_qwen import load_model
+from grpo_nb.trainer import TrainConfig, new_state, policy, step, train
+
+def batch(seed=0, B=3, G=4, T=6):
+    g = torch.Generator().manual_seed(seed)
+    old = torch.rand(B, G, T, generator=g).log()
+    logps = (old+.4*torch.randn(B, G, T, generator=g)).clamp(max=-1e-3)
+    mask = torch.arange(T)<torch.randint(1, T+1, (B, G, 1), generator=g)
+    return logps,old,group_advantages(torch.rand(B, G, generator=g)),mask
+
+WAYS = [dict(), dict(beta=.1), dict(importance_sampling_level='sequence'), dict(delta=1.3, epsilon_high=.5),
+    dict(top_entropy_quantile=.5, entropy_coef=.02), dict(num_items=50, num_rows=20), dict(
+    off_policy_mask_threshold=.1)]
+
+@pytest.mark.filterwarnings('ignore:.luspo.')
+@pytest.mark.parametrize('how', WAYS, ids=lambda o: '-'.join(o) or 'plain')
+@pytest.mark.parametrize('kind', LOSS_TYPES)
+def test_the_terms_sum_to_the_loss_and_pushes_are_slopes(kind, how):
+    logps,old,A,m = (o.double() if o.is_floating_point() else o for o in batch())
+    how = how|dict(max_completion_length=6, ref_logps=old, entropy=-logps)
+    if kind=='cispo': how['epsilon_high'] = 1.3
+    got = token_terms(logps, old, A, m, kind, **how)
+    def loss(x): return policy_loss(x, old, A, m, kind, **how).item()
+    assert abs(got['term'].sum().item()-loss(logps))<1e-6 and not got['term'][~m].any()
+    if kind in ('cispo','vespo') or 'off_policy_mask_threshold' in how: return   # these hold a factor constant
+    for at in m.nonzero()[::7].tolist():
+        bump = torch.zeros_like(logps)
+        bump[tuple(at)] = 1e-6
+        assert got['push'][tuple(at)].item()==pytest.approx((loss(logps+bump)-loss(logps-bump))/2e-6, abs=1e-6)
+
+def test_weights_are_those_of_each_divisor():
+    logps,old,A,m = batch()
+    by,n = terms_by_loss(logps, old, A, m, max_completion_length=6),m.sum(-1, keepdim=True).float()
+    want = dict(grpo=1/(12*n), sapo=1/(12*n), luspo=torch.full_like(n, 1/12), dr_grpo=torch.full_like(n, 1/72))
+    want |= dict.fromkeys(('dapo','bnpo','cispo','vespo'), torch.full_like(n, 1/m.sum().item()))
+    for k,w in want.items(): assert torch.allclose(by[k]['weight'], w.expand_as(m)*m), k
+    assert all(o['share'].sum().item()==pytest.approx(1, abs=1e-5) for o in by.values())
+
+def test_the_four_corners_of_the_clip_are_told_apart():
+    r,A = torch.tensor([1.5, .5, 1.5, .5]),torch.tensor([1., 1., -1., -1.])
+    new,old,m = (-torch.ones(1, 4, 1))+r.log().view(1, 4, 1),-torch.ones(1, 4, 1),torch.ones(1, 4, 1).bool()
+    by = terms_by_loss(new, old, A[None], m)
+    assert by['dapo']['clip'].flatten().tolist()==[1, 0, 0, -1]
+    assert not by['sapo']['clip'].any() and (by['dapo']['push'].flatten()==0).tolist()==[True, False, False, True]
+    far = token_terms(new, old-3, A[None], m, 'cispo', epsilon_high=5.)
+    assert far['clip'].flatten().tolist()==[2, 2, 0, 0]
+
+def make(folder=None, **how):
+    model,tok = load_model('tiny')
+    settings = dict(max_steps=8, num_generations=4, generation_batch_size=32, steps_per_generation=2,
+        learning_rate=1e-3, disable_tqdm=True)|how
+    return model,tok,chain_sum(100, seed=0),accuracy_reward,TrainConfig(output_dir=folder, **settings)
+
+def sums(run):
+    "{step: {loss of an update: the sum of its tokens' terms}}"
+    out = {}
+    for o in run.rows:
+        t = (o['replacement'] or {}).get('terms') or o.get('terms')
+        if not t: continue
+        here = out.setdefault(o['step'], {})
+        own = next(iter(t['by'].values()))
+        here[t['loss']] = here.get(t['loss'], 0.)+sum(map(sum, own['term']))
+    return out
+
+@pytest.mark.parametrize('kind', ['dapo','grpo','cispo'])
+def test_a_record_holds_terms_that_sum_to_the_loss_that_was_logged(kind, tmp_path):
+    train(*make(str(tmp_path), loss_type=kind, record_terms=2, beta=.02,
+        epsilon_high=5. if kind=='cispo' else None), last_word=False)
+    run = read_run(tmp_path)
+    told,logged = sums(run),dict(zip(run.history['step'], run.history['loss']))
+    assert list(told)==[0, 4]   # every other batch
+    for at,by in told.items():
+        assert all(abs(loss-total)<1e-6 for loss,total in by.items())
+        assert len(by)==2 and abs(sum(by.values())/2-logged[at])<1e-6
+    row = next(o['terms'] for o in run.rows if o.get('terms'))
+    assert list(row['by'])[0]==kind and len(row['by'])==len(LOSS_TYPES)
+
+def test_log_probs_after_the_step_are_the_forwards():
+    s = new_state(*make(steps_per_generation=1, record_terms=1))
+    info = step(s)
+    seen, = info['seen']
+    now,_ = policy(s, seen['mb'])
+    assert torch.allclose(seen['after'], now, atol=1e-6) and (seen['after']-seen['logps']).abs().max()>1e-3
+
+def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
+    runs = [train(*make(str(tmp_path/str(n)), record_terms=n), last_word=False) for n in (0, 1)]
+    for a,b in zip(*(r.model.parameters() for r in runs)): assert torch.equal(a, b)
+    rows = [json.loads(o) for o in open(tmp_path/'0'/'groups.jsonl')]
+    assert not any('terms' in o for o in rows)
