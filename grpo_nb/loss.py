@@ -208,7 +208,8 @@ def token_terms(
     if s.loss_type=='cispo': held = held+2*((ratio>s.clip.high-1)&(A>0))
     pull = (push*(1-now.exp())).square()*mask
     kl = {} if ref is None else dict(kl=kl_estimate(now, ref))
-    return kl|dict(term=(weight*x+bonus*entropy).detach(), weight=weight, push=push, ratio=ratio.expand_as(now),
+    term = (weight*x+bonus*entropy).detach()
+    return kl|dict(term=term, weight=weight, push=push, ratio=ratio.expand_as(now),
         share=pull/pull.sum().clamp(min=1e-30), clip=held.expand_as(mask)*mask)
 
 def terms_by_loss(

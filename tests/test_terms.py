@@ -4,7 +4,8 @@ import pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.records import read_run
+from grpo_nb.parts.ratios import LossSettings
+from grpo_nb.run.record import read_run
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, new_state, policy, step, train
@@ -25,10 +26,11 @@ WAYS = [dict(), dict(beta=.1), dict(importance_sampling_level='sequence'), dict(
 @pytest.mark.parametrize('kind', LOSS_TYPES)
 def test_the_terms_sum_to_the_loss_and_pushes_are_slopes(kind, how):
     logps,old,A,m = (o.double() if o.is_floating_point() else o for o in batch())
-    how = how|dict(max_completion_length=6, ref_logps=old, entropy=-logps)
-    if kind=='cispo': how['epsilon_high'] = 1.3
-    got = token_terms(logps, old, A, m, kind, **how)
-    def loss(x): return policy_loss(x, old, A, m, kind, **how).item()
+    given = dict(ref_logps=old, entropy=-logps)|{k:how[k] for k in how if k.startswith('num')}
+    how = {k:v for k,v in how.items() if k not in given}|(dict(epsilon_high=1.3) if kind=='cispo' else {})
+    s = LossSettings(kind, max_completion_length=6, **how)
+    got = token_terms(logps, old, A, m, s, **given)
+    def loss(x): return policy_loss(x, old, A, m, s, **given).item()
     assert abs(got['term'].sum().item()-loss(logps))<1e-6 and not got['term'][~m].any()
     if kind in ('cispo','vespo') or 'off_policy_mask_threshold' in how: return   # these hold a factor constant
     for at in m.nonzero()[::7].tolist():
@@ -38,7 +40,7 @@ def test_the_terms_sum_to_the_loss_and_pushes_are_slopes(kind, how):
 
 def test_weights_are_those_of_each_divisor():
     logps,old,A,m = batch()
-    by,n = terms_by_loss(logps, old, A, m, max_completion_length=6),m.sum(-1, keepdim=True).float()
+    by,n = terms_by_loss(logps, old, A, m, LossSettings(max_completion_length=6)),m.sum(-1, keepdim=True).float()
     want = dict(grpo=1/(12*n), sapo=1/(12*n), luspo=torch.full_like(n, 1/12), dr_grpo=torch.full_like(n, 1/72))
     want |= dict.fromkeys(('dapo','bnpo','cispo','vespo'), torch.full_like(n, 1/m.sum().item()))
     for k,w in want.items(): assert torch.allclose(by[k]['weight'], w.expand_as(m)*m), k
@@ -50,7 +52,7 @@ def test_the_four_corners_of_the_clip_are_told_apart():
     by = terms_by_loss(new, old, A[None], m)
     assert by['dapo']['clip'].flatten().tolist()==[1, 0, 0, -1]
     assert not by['sapo']['clip'].any() and (by['dapo']['push'].flatten()==0).tolist()==[True, False, False, True]
-    far = token_terms(new, old-3, A[None], m, 'cispo', epsilon_high=5.)
+    far = token_terms(new, old-3, A[None], m, LossSettings('cispo', epsilon_high=5.))
     assert far['clip'].flatten().tolist()==[2, 2, 0, 0]
 
 def make(folder=None, **how):

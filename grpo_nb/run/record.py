@@ -405,8 +405,9 @@ def record(
     if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
     ratios = group_ratios(s, info['seen'], treated.batch)
     reasons = why(fresh.rewards, s.args.dead_tolerance, dead=info['dead'])
-    terms = token_rows(s, info['seen'], len(A))[:n] if 'terms' in info['seen'][0] else None
-    told = dict(terms=terms)|(_tokens(s, fresh) if s.args.record_tokens or terms else {})
+    ask = 'terms' in info['seen'][0]
+    told = _tokens(s, fresh) if s.args.record_tokens or ask else {}
+    if ask: told['terms'] = token_rows(s, info['seen'], len(A))[:n]
     names = map(reward_name, s.reward_funcs)
     rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=treated.records[:n],
         rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key,
@@ -431,8 +432,8 @@ def token_rows(
     out = [None]*n_groups
     for o in seen:
         mb,mask,own = o['mb'],o['mask'].cpu(),next(iter(o['terms'].values()))
-        base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps, ratio=own['ratio'],
-            kl=own.get('kl'))
+        base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps)
+        base |= {k:own.get(k) for k in ('ratio','kl')}
         told = dict(tokens=_tokens(s, replace(mb, completion_mask=mask))['tokens'], loss=[o['loss']]*len(mb))
         told |= {k:by_token(x, mask) for k,x in base.items() if x is not None}
         by = {name:terms_told(x, mask, 5 if i else 8) for i,(name,x) in enumerate(o['terms'].items())}

@@ -135,7 +135,8 @@ RULES = [
     ('num_iterations max_steps max_completion_length ref_model_sync_steps save_total_limit', lambda v: v>=1,
         '1 or more'),
     ('max_tokens eval_steps save_steps record_groups record_terms replay_buffer_size replay_stored_per_fresh '
-        'warmup_steps weight_decay max_grad_norm beta epsilon dead_tolerance top_k', lambda v: v>=0, '0 or more'),
+        'warmup_steps weight_decay max_grad_norm beta epsilon dead_tolerance top_k', lambda v: v>=0,
+        '0 or more'),
     ('learning_rate temperature repetition_penalty record_max_mb', lambda v: 0<v<math.inf,
         'more than 0, and finite'),
     ('presence_penalty frequency_penalty', lambda v: -2<=v<=2, 'a number from -2 to 2'),
