@@ -198,7 +198,7 @@ def _run(command, words):
     else: f(**vars(function_parser(f, f'grpo_nb {command}').read(words)))
 
 def _say_untested():
-    from grpo_nb.parts.tested import untested
+    from grpo_nb.parts.core import untested
     for o in untested(): print(f'note: {o}', file=sys.stderr)
 
 def _overview():

@@ -7,9 +7,11 @@ __all__ = ['sample', 'decode', 'score', 'pass_at_k', 'measured', 'evaluate']
 
 # %% ../nbs/06_evaluation.ipynb #ff562b2c
 import math
+from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+from .parts.core import Tokenizer
 from .parts.stats import mean_ci, share_ci
 from .parts.reward_loading import reward_name
 from .tiny_qwen import encode_prompts
@@ -19,12 +21,12 @@ from .rewards import compute_rewards
 # %% ../nbs/06_evaluation.ipynb #bad5c263
 def sample(
     model:nn.Module,   # the policy
-    tokenizer:object,  # its tokenizer
+    tokenizer:Tokenizer,  # its tokenizer
     rows:list,         # B rows of the dataset
     G:int,             # completions per prompt
     max_new:int,       # tokens at most
     generator:torch.Generator,  # of sampling, on the model's device
-    **options:object,  # of `generate`: temperature, top_k, …
+    **options:Any,     # of `generate`: temperature, top_k, …
 )->Rollouts:
     "G completions for each row's prompt."
     ids,mask = (o.to(model.device) for o in encode_prompts(tokenizer, [o['prompt'] for o in rows]))
@@ -38,7 +40,7 @@ def _real_ids(batch):
     return [i[:n] for i,n in zip(ids.tolist(), mask.sum(1).tolist())]
 
 def decode(
-    tokenizer:object,  # the policy's
+    tokenizer:Tokenizer,  # the policy's
     batch:Rollouts,    # B groups of G completions
 )->list:               # B*G texts
     "Texts of all completions, row b*G+g, up to the end token."
@@ -90,7 +92,7 @@ def measured(
 @torch.no_grad()
 def evaluate(
     model:nn.Module,     # a causal language model
-    tokenizer:object,    # its tokenizer
+    tokenizer:Tokenizer, # its tokenizer
     dataset:list,        # rows with `prompt` and what the rewards ask for
     reward_funcs:list,   # one function or several, TRL's calling convention; pass@1 is of the first
     num_samples:int=1,   # completions per problem

@@ -6,13 +6,14 @@
 __all__ = ['pick', 'next_token', 'end_mask', 'Rollouts', 'generate_loop', 'generate']
 
 # %% ../nbs/04_generation.ipynb #7713a34e
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 import torch
 from torch import Tensor, nn
+from .parts.core import Plain, check_option, whole
 from .parts.groups import Groups
 from grpo_nb.parts.sampling import (
-    check_prompts, check_sampling, eval_mode, penalize, sample_rows, seen_tokens, special_ids, truncate,
+    Sampling, check_prompts, eval_mode, penalize, sample_rows, seen_tokens, special_ids, truncate,
     uniforms)
 
 # %% ../nbs/04_generation.ipynb #d5aeb94e
@@ -27,26 +28,19 @@ def pick(
 
 # %% ../nbs/04_generation.ipynb #735aba8e
 def next_token(
-    logits:Tensor,                 # (n, V) float32, as the model gives them
-    u:Tensor,                      # (n, 1) float64, uniform in [0, 1)
-    temperature:float=1.0,         # 0 takes the likeliest token
-    top_k:int=0,                   # as in `truncate`
-    top_p:float=1.0,               # as in `truncate`
-    min_p:float=None,              # as in `truncate`
-    repetition_penalty:float=1.0,  # above 1 makes tokens of prompt and answer less likely
-    presence_penalty:float=0.0,    # above 0 makes tokens of the answer less likely, once
-    frequency_penalty:float=0.0,   # above 0 does so for each time that they were said
-    seen:Tensor=None,              # (n, 2, V) int32, what was said, from `seen_tokens`; for the penalties
-)->tuple:                          # (n, 1) int64 tokens, (n, 1) float32 log-probs in nats
+    logits:Tensor,            # (n, V) float32, as the model gives them
+    u:Tensor,                 # (n, 1) float64, uniform in [0, 1)
+    how:Sampling=Sampling(),  # temperature, cuts, penalties
+    seen:Tensor=None,         # (n, 2, V) int32, what was said, from `seen_tokens`; for the penalties
+)->tuple:                     # (n, 1) int64 tokens, (n, 1) float32 log-probs in nats
     "Drawn tokens; their log-probs at `temperature` under the whole distribution, neither cut nor penalized."
-    def scale(x): return x if temperature in (0, 1) else x/temperature
+    def scale(x): return x if how.temperature in (0, 1) else x/how.temperature
     logps = scale(logits).log_softmax(-1)
-    penalties = repetition_penalty,presence_penalty,frequency_penalty
-    plain = penalties==(1, 0, 0)
-    z = scale(logits if plain else penalize(logits, seen, *penalties))
-    if temperature==0: ids = z.argmax(-1, keepdim=True)
-    elif top_k or top_p<1 or min_p: ids = pick(truncate(z, top_k, top_p, min_p).softmax(-1), u)
-    else: ids = pick(logps.exp() if plain else z.softmax(-1), u)
+    z = scale(logits if how.plain else penalize(logits, seen, *how.penalties))
+    if how.temperature==0: ids = z.argmax(-1, keepdim=True)
+    elif how.top_k or how.top_p<1 or how.min_p:
+        ids = pick(truncate(z, how.top_k, how.top_p, how.min_p).softmax(-1), u)
+    else: ids = pick(logps.exp() if how.plain else z.softmax(-1), u)
     return ids,logps.gather(1, ids)
 
 # %% ../nbs/04_generation.ipynb #4fc4bc20
@@ -99,13 +93,15 @@ def _one_completion(model, ids, u, ends, draw):
     return torch.stack(toks),torch.stack(logps)
 
 # %% ../nbs/04_generation.ipynb #e7b8d49d
-def _ready(model, ids, mask, G, T, eos, pad, generator, sampling):
+def _ready(model, ids, mask, G, T, sampling, options, eos, pad, generator):
     "Errors first; then what every sampler needs: mask, end tokens, padding, darts, and how to draw."
-    check_sampling(G, T, **sampling)
+    how = replace(sampling or Sampling(), **options)
+    for k,v in dict(num_generations=G, max_completion_length=T).items():
+        check_option(k, v, whole(v, 1), 'an int of 1 or more')
     mask = mask.bool()
     check_prompts(model, ids, mask, T)
     ends,pad_id = special_ids(model, eos, pad, ids.device)
-    return mask,ends,pad_id,uniforms(len(ids)*G, T, generator, ids.device),partial(next_token, **sampling)
+    return mask,ends,pad_id,uniforms(len(ids)*G, T, generator, ids.device),partial(next_token, how=how)
 
 def _rollouts(prompt_ids, prompt_mask, ids, logps, ends, G, pad_id):
     "Tokens and log-probs of N rows as `Rollouts`, everything behind the end token padded."
@@ -121,23 +117,15 @@ def generate_loop(
     prompt_mask:Tensor,             # (B, P) bool
     num_generations:int,            # G, completions of each prompt
     max_completion_length:int,      # T, tokens, the end token among them
-    temperature:float=1.0,          # 0 takes the likeliest token
-    top_k:int=0,                    # 0 for all tokens
-    top_p:float=1.0,                # 1 for all tokens
-    min_p:float=None,               # None for all tokens
-    repetition_penalty:float=1.0,   # 1 for none
-    presence_penalty:float=0.0,     # 0 for none
-    frequency_penalty:float=0.0,    # 0 for none
+    sampling:Sampling=None,         # how a token is drawn; None for the whole distribution as it is
     eos_token_id:int|list=None,     # None for the model's own, [] for an answer that never ends
     pad_token_id:int=None,          # None for the model's own
     generator:torch.Generator=None, # where the draws come from; None for torch's own
+    **options:Plain,                # of `Sampling`: temperature, top_k, …
 )->Rollouts:                        # as `generate` gives them
     "What `generate` gives, by one completion and one token at a time: no batch, no padding, no cache."
-    sampling = dict(temperature=temperature, top_k=top_k or 0, top_p=top_p, min_p=min_p,
-                    repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-                    frequency_penalty=frequency_penalty)
     mask,ends,pad_id,u,draw = _ready(model, prompt_ids, prompt_mask, num_generations, max_completion_length,
-                                     eos_token_id, pad_token_id, generator, sampling)
+                                     sampling, options, eos_token_id, pad_token_id, generator)
     ids = torch.full(u.shape, pad_id, device=prompt_ids.device)
     logps = torch.zeros(u.shape, device=prompt_ids.device)
     with eval_mode(model):
@@ -154,28 +142,20 @@ def generate(
     prompt_mask:Tensor,             # (B, P) bool
     num_generations:int,            # G, completions of each prompt
     max_completion_length:int,      # T, tokens, the end token among them
-    temperature:float=1.0,          # 0 takes the likeliest token
-    top_k:int=0,                    # 0 for all tokens
-    top_p:float=1.0,                # 1 for all tokens
-    min_p:float=None,               # None for all tokens
-    repetition_penalty:float=1.0,   # 1 for none
-    presence_penalty:float=0.0,     # 0 for none
-    frequency_penalty:float=0.0,    # 0 for none
+    sampling:Sampling=None,         # how a token is drawn; None for the whole distribution as it is
     eos_token_id:int|list=None,     # None for the model's own, [] for an answer that never ends
     pad_token_id:int=None,          # None for the model's own
     generator:torch.Generator=None, # where the draws come from; None for torch's own
     fast:bool=None,                 # take the short way? None where `why_slow` has nothing against it
+    **options:Plain,                # of `Sampling`: temperature, top_k, …
 )->Rollouts:                        # G completions of each prompt, `old_logps` at `temperature`
     """`num_generations` completions of every prompt, with the log-probs of the policy that drew them.
 
     ValueError for a setting out of range, a prompt beyond the model's positions, `fast` where it can't be,
     and nan in the logits, with the row.
     """
-    sampling = dict(temperature=temperature, top_k=top_k or 0, top_p=top_p, min_p=min_p,
-                    repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-                    frequency_penalty=frequency_penalty)
     mask,ends,pad_id,u,draw = _ready(model, prompt_ids, prompt_mask, num_generations, max_completion_length,
-                                     eos_token_id, pad_token_id, generator, sampling)
-    track = (repetition_penalty, presence_penalty, frequency_penalty)!=(1, 0, 0)
+                                     sampling, options, eos_token_id, pad_token_id, generator)
+    track = not draw.keywords['how'].plain
     ids,logps = sample_rows(model, prompt_ids, mask, u, draw, ends, pad_id, track, fast)
     return _rollouts(prompt_ids, mask, ids, logps, ends, num_generations, pad_id)

@@ -9,8 +9,8 @@ __all__ = ['extract_answer', 'judge', 'accuracy_reward', 'format_reward', 'chain
 # %% ../nbs/02_tasks.ipynb #61d4c071
 import json, re
 from functools import lru_cache
-from .parts.answers import completion_text, overlap_reward, read_number, same_answer, same_maths
-from .parts.problems import boxed
+from .parts.problems import (
+    boxed, completion_text, overlap_reward, read_number, same_answer, same_maths)
 
 # %% ../nbs/02_tasks.ipynb #a4d37b82
 _all_ = ['same_answer', 'same_maths', 'completion_text', 'overlap_reward']

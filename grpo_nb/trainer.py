@@ -22,7 +22,7 @@ from .run.optimizer import optimizer_of
 from .run.record import check_judged, check_loss, ended, record, summarize
 from .run.settings import (
     RunSettings, check_callbacks, check_eval, check_lengths, check_method, check_rows, check_run_arguments,
-    check_run_settings, fingerprint, loss_settings, sampling_options, setting)
+    check_run_settings, fingerprint, loss_settings, sampling_of, setting)
 from .run.signals import stop_on_signal
 from .see.during import Watched
 from .tiny_qwen import encode_prompts
@@ -174,7 +174,7 @@ def rollout(
     rows = rows or [s.dataset[k] for k in keys]
     with s.timed('generation'):
         batch = sample(s.model, s.tokenizer, rows, G, a.max_completion_length, s.generator,
-            **sampling_options(a))
+            sampling=sampling_of(a))
     texts = decode(s.tokenizer, batch)
     with s.timed('reward'): by_func = score(s.reward_funcs, rows, batch, texts)
     by_func = by_func.view(len(keys), G, -1).to(s.model.device)

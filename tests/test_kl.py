@@ -4,7 +4,7 @@ import pytest, torch
 from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from grpo_nb.parts.blocks import chunked_logps
+from grpo_nb.parts.fast_qwen import chunked_logps
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.parts.fast_qwen import why_slow
 from grpo_nb.generation import Rollouts

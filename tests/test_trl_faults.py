@@ -203,7 +203,7 @@ def test_the_declared_range_of_trl_is_the_one_tested():
     from configparser import ConfigParser
     from pathlib import Path
     import trl
-    from grpo_nb.parts.tested import TESTED, untested
+    from grpo_nb.parts.core import TESTED, untested
     c = ConfigParser()
     c.read(Path(__file__).parent.parent/'settings.ini')
     low, = re.search(r'trl>=([\d.]+)', c['DEFAULT']['requirements']).groups()

@@ -585,8 +585,8 @@ def test_a_rename_within_trl_refuses_no_config(tmp_path):
     assert r.returncode==0, r.stderr[-2000:]
 
 def test_a_newer_trl_is_used_and_said(monkeypatch):
-    from grpo_nb.parts import tested
-    monkeypatch.setitem(tested.TESTED, 'trl', '0.1')
+    from grpo_nb.parts import core
+    monkeypatch.setitem(core.TESTED, 'trl', '0.1')
     with pytest.warns(UserWarning, match='newer than 0.1, the newest that was tested'):
         t = T.trainer(max_steps=1)
     t.train()

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm.auto import tqdm
-from ..parts.blocks import chunked_logps
+from ..parts.fast_qwen import chunked_logps
 from ..parts.core import atomic_write, versions
 from ..parts.fast_qwen import FastQwen
 from ..generation import generate, generate_loop

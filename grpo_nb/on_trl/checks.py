@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.tested import warn_untested
+from ..parts.core import warn_untested
 from ..parts.reward_loading import check_rewards, is_async
 from .distributed import RollCall, agree
 

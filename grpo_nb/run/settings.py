@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULES', 'setting', 'RunSettings', 'RunState', 'check_settings', 'check_run_settings', 'columns_of', 'prompts_of',
            'check_rows', 'check_lengths', 'fingerprint', 'other_data', 'check_run_arguments', 'check_method',
-           'check_callbacks', 'check_eval', 'sampling_options', 'loss_settings', 'replay_clip']
+           'check_callbacks', 'check_eval', 'sampling_of', 'loss_settings', 'replay_clip']
 
 # %% ../../nbs/run/settings.ipynb #0189539b
 import hashlib, json, math, os, warnings
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..parts.core import Tokenizer, check_option
 from ..parts.groups import Method
 from ..parts.ratios import Clip, LossSettings, read_correction
+from ..parts.sampling import Sampling
 
 # %% ../../nbs/run/settings.ipynb #0b70e965
 def setting(
@@ -324,12 +325,11 @@ def check_eval(
     except ValueError as e: raise ValueError(f'`eval_dataset`: {e}') from None
 
 # %% ../../nbs/run/settings.ipynb #02ab12a4
-def sampling_options(
+def sampling_of(
     a:RunSettings,  # settings
-)->dict:            # name -> value
-    "The settings that `generate` takes, by name."
-    names = 'temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty'
-    return {k:getattr(a, k) for k in names.split()}
+)->Sampling:
+    "How a run draws its tokens."
+    return Sampling(**{f.name:getattr(a, f.name) for f in fields(Sampling)})
 
 def loss_settings(
     s:RunState,  # settings, and the run's loss
