@@ -51,7 +51,7 @@ def site(tmp_path_factory):
     pytest.importorskip('smalldocs', reason='no smalldocs: pip install -e .[dev]')
     out,t = tmp_path_factory.mktemp('site')/'docs',time.monotonic()
     r = subprocess.run([sys.executable, '-m', 'grpo_nb.dev', 'docs', '--out', str(out)], cwd=ROOT,
-                       capture_output=True, text=True)
+                       capture_output=True, text=True, env={**os.environ, 'PYTHONHASHSEED': '0'})
     assert r.returncode==0, r.stdout[-6000:]+r.stderr[-3000:]
     print(f'site built in {time.monotonic()-t:.1f} s')
     return out

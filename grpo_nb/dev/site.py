@@ -763,9 +763,7 @@ def _show_source(s):
         return '#| eval: false\n'+s if mixed else s   # nbdev would run it, for the import in it
     return s if only else re.sub(r'^#\|\s*export\s*$', '#| exports', s, count=1, flags=re.M)
 
-def _summary(c): return 'Solution' if 'solution' in c['metadata'].get('tags', []) else 'Code'
-
-def _stage(nbs, to):
+def _stage(nbs, to, only=None):
     "Copy `nbs` to `to` under the names of its pages; give {page: notebook}."
     shutil.copytree(nbs, to, ignore=shutil.ignore_patterns('.*', '_*.ipynb', '*.bak', 'results', 'runs'))
     names = {}
@@ -775,7 +773,7 @@ def _stage(nbs, to):
             s = _src(c['source'])
             if c['cell_type'] == 'code':
                 c['source'] = (
-                    f'#| code-fold: true\n#| code-summary: {_summary(c)}\n'
+                    '#| code-fold: true\n#| code-summary: Solution\n'
                     if c['metadata'].get('jupyter', {}).get('source_hidden')
                     else ''
                 ) + _show_source(fold(s))
@@ -784,6 +782,7 @@ def _stage(nbs, to):
                 if 'text/markdown' in d: d['text/markdown'] = _relink(_src(d['text/markdown']))
         nb['cells'][1:1] = _named_types(nb)
         new = f.with_name(_page_name(f.name))
+        if only and new.stem not in only: del nb['cells'][2:]
         if new.exists() and new != f:
             raise Trouble(f'{f.name} and {new.name} would be the same page: rename one')
         names[str(new.relative_to(to).with_suffix('.html'))] = str(f.relative_to(to))
@@ -858,19 +857,23 @@ def docs(
     port:int=8000,      # of that server
     strict:bool=True,   # fail on a broken link, a missing alt text, a page outside the sidebar?
     out:str='_docs',    # folder of the site
+    only:list=None,     # pages to be made whole, by name; other notebooks are but a title, for a quick look
 )->Path:  # that folder
     "Build the site from the stored notebooks, without Quarto or a kernel. Trouble names page and notebook."
     from nbdev.config import get_config
     from nbdev.doclinks import _build_modidx
     from nbdev.serve import proc_nbs
+    from functools import cache as remembered
+    import smalldocs.highlight as highlight
     from smalldocs.site import build
+    highlight.css_class = remembered(highlight.css_class)   # asked 400,000 times
     root = _root()
     os.chdir(root)
     get_config.cache_clear()
     _build_modidx()   # which page holds which name: prose is linked with it
     out = root/out if not Path(out).is_absolute() else Path(out)
     with tempfile.TemporaryDirectory() as d:
-        sources = _stage(root/'nbs', stage := Path(d)/'nbs')
+        sources = _stage(root/'nbs', stage := Path(d)/'nbs', only)
         missing,extra = _sidebar(stage)
         os.environ['PYTHONWARNINGS'] = (
             'ignore'  # for the workers; what they would warn of, `check` says with the cell's name
