@@ -1,8 +1,8 @@
 "The command line, as a user types it"
-import json, subprocess, sys
+import json, re, subprocess, sys
 from pathlib import Path
 import pytest
-from grpo_nb.cli import COMMANDS, main
+from grpo_nb.cli import BEHIND, COMMANDS, main
 from grpo_nb.demo import demo
 from grpo_nb.run.record import read_run
 
@@ -29,6 +29,8 @@ def train(d, *more):
           '--steps_per_generation', '2', '--max_steps', '4', '--max_completion_length', '8',
           '--eval_problems', '6', '--disable_tqdm', 'True', *more])
 
+def test_a_user_meets_twelve_commands_at_most(): assert len(COMMANDS)<=12
+
 def test_help_is_quick_and_imports_no_torch():
     code = ("import sys; from grpo_nb.cli import main; main(['--help']); "
             "assert not {'torch','transformers','trl','matplotlib','ipywidgets'} & set(sys.modules)")
@@ -38,7 +40,7 @@ def test_help_is_quick_and_imports_no_torch():
 
 def test_every_command_names_a_function_that_is_there():
     from importlib import import_module
-    for where,_ in COMMANDS.values():
+    for where in [o for o,_ in COMMANDS.values()]+[*BEHIND.values()]:
         mod,name = where.split(':')
         assert callable(getattr(import_module(mod), name)), where
 
@@ -48,6 +50,21 @@ def test_the_help_of_train_takes_less_than_half_a_second_of_the_processor():
     out = subprocess.run([sys.executable,'-c',code], capture_output=True, text=True)
     assert out.returncode==0 and '--num_generations' in out.stdout and 'examples:' in out.stdout, out.stderr
     assert float(out.stdout.split()[-1])<.5
+    seen = out.stdout[out.stdout.index('\noptions:'):out.stdout.index('\nmore, ')]
+    assert len(re.findall(r'^  --', seen, flags=re.M))<=10 and ' --gradient' not in out.stdout
+    assert ' --min_p ' in out.stdout   # named; what it does says `--help_all`
+
+def test_every_option_of_train_is_explained_on_demand(capsys):
+    with pytest.raises(SystemExit): main(['train', '--help_all'])
+    said = capsys.readouterr().out
+    assert 'drop tokens below this share' in said and '--device TEXT' in said and '--replay_buffer_size N' in said
+
+@pytest.mark.parametrize('typed', ['study bakeoff', 'bakeoff', 'study replay', 'replay_study'])
+def test_a_study_is_asked_for_by_its_name(typed, capsys):
+    with pytest.raises(SystemExit) as e: main([*typed.split(), '--help'])
+    assert e.value.code==0 and ('--regimes' in (said := capsys.readouterr().out) or '--families' in said)
+    with pytest.raises(SystemExit): main(['study', 'bakeof'])
+    assert "did you mean 'bakeoff'" in capsys.readouterr().err
 
 def test_what_builds_the_project_is_offered_inside_a_clone_only(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -365,7 +365,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
     ctx.close()
 
 def test_a_rebuild_changes_nothing(site, tmp_path):
-    "All prose and some notebooks of each kind: with code, figures, frames, formulas, tables; the rest as stubs"
+    "All prose, and of each kind of notebook some: code, figures, frames, formulas, tables; the rest as stubs"
     whole = ['index', 'advantages', 'core', 'widgets', 'settings']
     code = f"from grpo_nb.dev.site import docs; docs(strict=False, out={str(tmp_path)!r}, only={whole})"
     env = {**os.environ, 'PYTHONHASHSEED': '1'}   # the fixture has another
