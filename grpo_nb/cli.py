@@ -25,7 +25,7 @@ COMMANDS = dict(  # name: (function, what it does)
     demo=('grpo_nb.demo:demo', 'a tiny Qwen learns to add, in a minute; --compare: replay beside plain GRPO'),
     live=('grpo_nb.see.live:live', 'the same in your browser, while you watch, on this machine only'),
     train=('grpo_nb.cli:train_command', 'train on problems and rewards of your own'),
-    trl=('grpo_nb.recipes:trl', "TRL's trainer with replay, on your data or --recipe gsm8k, numinamath, tldr"),
+    trl=('grpo_nb.recipes:trl', "TRL's trainer with replay; your data, or --recipe gsm8k, numinamath, tldr"),
     inspect=('grpo_nb.cli:inspect', 'a page that shows every group: dead, replaced, by what'),
     report=('grpo_nb.cli:report', 'one page on a run, or on several side by side'),
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),
@@ -406,7 +406,7 @@ def notes(
 # %% ../nbs/reference/cli.ipynb #12ccd8ed
 def train_command(
     *, dataset:str,  # sums or words (the tiny Qwen knows both), a file, or a task of reasoning-gym
-    reward:list[str]=None, # my_rewards.py:my_reward, one or several; without: the answer in <answer>…</answer>
+    reward:list[str]=None, # my_rewards.py:my_reward, one or several; without it <answer>…</answer>
     model:str='tiny',      # 'tiny', a folder, or a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct
     chat:bool=False,       # make each text prompt a user's message, for a model with a chat template
     output_dir:str='runs/train',  # folder of the run
@@ -455,7 +455,7 @@ def train_command(
         max_completion_length=args.max_completion_length)
     how = None if method=='replay' else method   # None: replay with a buffer, or plain GRPO without
     given = net,tok,problems,rewards,args,how,held_out if args.eval_steps else None
-    prepare(*given, resume or None, advantages=advantages)   # what is wrong is said before anything is measured
+    prepare(*given, resume or None, advantages=advantages)   # what is wrong is said first
     before = measure()
     print(f'before: {measured(before)}', flush=True)
     t1 = time.perf_counter()
@@ -491,7 +491,7 @@ def _problems(read, name, held_out, n, seed):
     if not ('/' in name or Path(name).suffix or Path(name).exists()):
         return make_problems(name, 2000, seed, 'train'),make_problems(name, n, seed, 'test')
     ds = read(name)
-    if held_out is None: ds,kept = split_problems(ds, .1, need_both=True, what=name)   # by a hash of the prompt
+    if held_out is None: ds,kept = split_problems(ds, .1, need_both=True, what=name)   # by the prompt's hash
     else: kept = read(held_out)
     kept = kept.select(range(min(n, len(kept))))
     if held_out is not None: _check_apart(ds, kept)
