@@ -120,8 +120,12 @@ def found(url, browser):
         ('masked_mean', r'core\.html#masked_mean', 1),
         ('zero variance', r'glossary\.html', 1),
         ('zero-variance group', r'glossary\.html', 1),
-        ('custom reward', r'glossary\.html|rewards\.html|reward_loading\.html', 1),
-        ('lora', r'glossary\.html|grpo_with_replay_buffer\.html|settings\.html', 2),
+        ('custom reward', r'rewards\.html', 1),
+        ('dead group', r'replay\.html', 1),
+        ('resume', r'practise/resume\.html', 1),
+        ('gpu', r'multi_gpu\.html', 1),
+        ('out of memory', r'practise/memory\.html', 1),
+        ('lora', r'practise/trl\.html', 1),
         ('replay_buffer_size', r'settings\.html', 1),
         ('importance ratio', r'glossary\.html', 1),
         ('epsilon_high', r'reference/settings\.html', 2),
@@ -130,6 +134,10 @@ def found(url, browser):
 def test_the_search_puts_concepts_and_settings_before_functions(found, words, page, within):
     hits = found(words)
     assert any(re.search(page, o) for o in hits[:within]), hits[:5]
+
+def test_what_users_say_leads_to_pages_that_are_there(pages):
+    from grpo_nb.dev.pages import ANSWERS
+    assert {*ANSWERS}<={*pages}
 
 def test_the_first_stop_of_the_keyboard_leads_past_the_menu(url, browser):
     pg = browser.new_page()
@@ -180,10 +188,38 @@ def test_every_button_of_a_widget_has_a_name(site, url, browser):
         assert odd==0, name
     pg.close()
 
-def test_the_first_page_opens_with_pictures(site):
+def test_the_first_page_shows_then_says_then_asks(site):
     t = (site/'index.html').read_text(encoding='utf-8')
     text = re.sub(r'<script.*?</script>', '', t[t.index('<main'):], flags=re.S)
-    assert text.index('data:image/png')<text.index('demo.gif')<text.index('<iframe')<text.index('id="run-it"')
+    order = ['demo.gif', '16 seconds', 'grpo_nb demo', 'Watch it train', 'Read 40 lines', 'Look at a run',
+        'Train a real model', 'Teach it', 'Does replay pay?', '<iframe', 'id="run-it"']
+    at = [text.index(o) for o in order]
+    assert at==sorted(at)
+
+def test_the_live_run_is_reached_without_scrolling_and_the_command_is_whole_on_a_phone(url, browser):
+    pg = browser.new_page(viewport=dict(width=1280, height=800))
+    pg.goto(f'{url}/index.html')
+    box = pg.get_by_text('Watch it train').bounding_box()
+    assert box['y']+box['height']<=800, box
+    pg.set_viewport_size(dict(width=400, height=800))
+    code = pg.locator('main pre').first
+    assert 'grpo_nb demo' in code.inner_text()
+    assert code.evaluate('o => o.scrollWidth-o.clientWidth')<=0
+    pg.close()
+
+def test_the_sidebar_shows_at_most_35_links(site, url, browser):
+    pg = browser.new_page(viewport=dict(width=1280, height=800))
+    for name in ('index', 'loss', 'memory', 'reuse_results', 'groups'):
+        pg.goto(f'{url}/{page(site, name)}')
+        seen = pg.locator('#quarto-sidebar a:visible')
+        assert 10<seen.count()<=35, (name, seen.all_inner_texts())
+    pg.close()
+
+@pytest.mark.parametrize('f', sorted(ROOT.glob('nbs/**/*.ipynb')), ids=lambda f: f.stem)
+def test_a_heading_is_a_title(f):
+    "Not the name of its module"
+    first = ''.join(json.loads(f.read_text(encoding='utf-8'))['cells'][0]['source']).splitlines()[0]
+    assert re.match(r'# [A-Z0-9]', first) or f.stem=='index', first
 
 LOOK = """o => axe.run(o.within || document,   // frames are asked one by one
     {...o.rules, resultTypes: ['violations'], selectors: false, iframes: false})"""

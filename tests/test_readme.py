@@ -1,12 +1,14 @@
-"What the first page shows is what its commands give: its table, its film and its figure."
-import csv, html, re
+"What the first page shows and the demo's chapter tells is what the commands give: table, film and figure."
+import csv, html, json, re
 from pathlib import Path
 import pytest
 import demo_runs
 from grpo_nb.demo import WAYS, run_way
+from grpo_nb.dev.site import readme_md
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT/'README.md').read_text(encoding='utf-8')
+DEMO = readme_md(json.loads((ROOT/'nbs'/'catalogue'/'demo.ipynb').read_text(encoding='utf-8')))[0]
 NUMBERS = 'before','after','dead','replaced'
 
 def stored(name):
@@ -16,8 +18,8 @@ RUNS = [{k:v if k in ('torch','instructions') else float(v) for k,v in o.items()
     for o in stored('demo_runs.csv')]
 
 def shown():
-    "The page's table: per seed and column (least, most)."
-    rows = re.findall(r'<tr>\s*<th>seed\s(\d)</th>(.+?)</tr>', html.unescape(README), flags=re.S)
+    "The chapter's table: per seed and column (least, most)."
+    rows = re.findall(r'<tr>\s*<th>seed\s(\d)</th>(.+?)</tr>', html.unescape(DEMO), flags=re.S)
     def span(text):
         found = [float(o) for o in re.findall(r'[\d.]+', text.removesuffix('of 800'))]
         return found[0],found[-1]
@@ -25,7 +27,7 @@ def shown():
 
 def promised():
     "What the page promises for after training, shares."
-    low,high = re.search(r'expect the first column and (\d+) to (\d+) % after training', README).groups()
+    low,high = re.search(r'expect the first column and (\d+) to (\d+) % after training', DEMO).groups()
     return int(low)/100,int(high)/100
 
 def test_the_table_has_least_and_most_of_every_stored_run():
@@ -44,13 +46,28 @@ def test_the_table_has_least_and_most_of_every_stored_run():
 def test_the_runs_are_on_two_processors_and_two_versions_of_torch_and_keep_the_pages_promise():
     machines = {(o['torch'], o['instructions']) for o in RUNS}
     assert len({t for t,_ in machines})==len({i for _,i in machines})==2
-    assert all(i in README for _,i in machines) and all(t.rsplit('.', 1)[0] in README for t,_ in machines)
+    assert all(i in DEMO for _,i in machines) and all(t.rsplit('.', 1)[0] in DEMO for t,_ in machines)
     assert len(RUNS)==len(machines)*len(demo_runs.RUNS)==len({demo_runs.key(o) for o in RUNS})
     low,high = promised()
     assert all(low<o['after']<high and o['n_problems']==500 and o['groups']==800 for o in RUNS)
     after = {demo_runs.key(o):o['after'] for o in RUNS}
     ahead = [v-after[*k[:3], 0] for k,v in after.items() if k[3]]
     assert max(map(abs, ahead))<.04 and min(ahead)<0<max(ahead)   # "a matter of the processor"
+
+def test_the_first_page_says_the_same():
+    before,after = (f'{100*k(o["before"] for o in RUNS):.0f}' for k in (min, max)),promised()
+    low,high = before
+    assert f'expect {low} to {high} % before, and {100*after[0]:.0f} to {100*after[1]:.0f} % after' in README \
+        or int(low)>=36 and int(high)<=41 and 'expect 36 to 41 % before, and 89 to 98 % after' in README
+    one = [o for o in RUNS if (o['seed'], o['replay_buffer_size'])==(0, 64)]
+    assert all(round(100*o['before'])==39 for o in one) and 'it had 39 % right before, and 95 % after' in README
+    assert 95 in {round(100*o['after']) for o in one}
+
+def test_two_commands_set_it_up_one_runs_and_one_tests():
+    blocks = re.findall(r'```sh\n(.*?)```', README, flags=re.S)
+    made = [o for o in blocks if 'venv' in o]
+    assert len(made)==2 and made[0].endswith('grpo_nb demo\n') and made[1].endswith('grpo_nb.dev test\n')
+    assert all('[notebooks]' in made[0] and len(l)<=48 for l in made[0].splitlines())
 
 def test_the_film_is_one_of_these_runs():
     film = stored('demo_map.csv')

@@ -533,10 +533,9 @@ def prose(name):
     return ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
 
 def told_in(*names):
-    "The words of README, settings, limitations and notebooks"
+    "The words of settings, limitations and notebooks"
     root = PAGE.parent.parent
-    files = dict(readme=root.parent/'README.md', settings=root/'practise'/'replay_settings.qmd',
-        limits=root/'project'/'limitations.qmd')
+    files = dict(settings=root/'practise'/'replay_settings.qmd', limits=root/'project'/'limitations.qmd')
     return [files[k].read_text(encoding='utf-8') if k in files else prose(k) for k in names]
 
 def counted(page, runs):
@@ -555,7 +554,7 @@ def test_pages_say_what_the_main_table_says():
     said = {f'{o.arm} {o.baseline}':f'{o.diff:+.3f} ± {o.half:.3f}'.replace('-', '−')
         for o in six.itertuples()}
     carried = 'stored_weight mu3','stored_clip mu3','replay_both plain'
-    pages = root.parent/'README.md',root/'project'/'limitations.qmd',root/'practise'/'replay_settings.qmd'
+    pages = root/'project'/'limitations.qmd',root/'practise'/'replay_settings.qmd'
     for page in pages:
         text = page.read_text(encoding='utf-8')
         for k in carried: assert said[k] in text, (page, k)
@@ -569,7 +568,7 @@ def test_pages_say_what_the_main_table_says():
     way = side[side.regime=='filtering'].groupby('arm').area.mean()
     said_of = [f'{way[k]:.3f}'.lstrip('0') for k in ('stored_both','mu3','stored_clip','mu3_clip')]
     assert all(o in prose('14_replay_study') for o in said_of)
-    assert alone in prose('14_replay_study') and alone in pages[2].read_text(encoding='utf-8')
+    assert alone in prose('14_replay_study') and alone in pages[1].read_text(encoding='utf-8')
     assert f"{said['replay_both plain']} above plain GRPO" in prose('11_replay')
     again = claims(tables(df, plan)['replication'][0], plan)
     assert set(six.says)|set(again.says)=={'undecided'}   # what README, report and chapters say in words
@@ -581,21 +580,21 @@ def test_pages_say_what_the_main_table_says():
     said = '{} to {} % of {} tokens, three passes with {} to {} %'
     low_high = [*(g(plain['stored_clip']) for g in (min, max)), *(g(plain['mu3']) for g in (min, max))]
     def has(text, whose): return said.format(*low_high[:2], whose, *low_high[2:]) in text
-    assert has(prose('14_replay_study'), 'the') and all(has(p.read_text(encoding='utf-8'), 'its')
-        for p in (pages[0], pages[2]))
+    chapter,settings = told_in('14_replay_study', 'settings')
+    assert has(chapter, 'the') and has(chapter, 'its') and has(settings, 'its')
     best = [share('stored_clip', f, 'the best end') for f in ('filtering','adding','reversing')]
     few = 'with half of the tokens in filtering, with 85 to 88 % in adding and'
     assert best==[49,88,85] and few in prose('14_replay_study')
     told = 'with half in one family, 85 and 88 % in two, and not at all in one'
-    assert all(told in p.read_text(encoding='utf-8') for p in (pages[0], pages[2]))
+    assert told in chapter and told in settings
     plain,three = need.loc["stored_clip to plain's end"],need.loc["mu3 to plain's end"]
     def span(text): return [int(o) for o in text.split('(')[1].rstrip(')').split(' to ')]
     sooner = [f for f in ('adding','filtering','sorting') if span(plain[f])[1]<span(three[f])[0]]
     assert sooner==['adding','filtering']   # "by intervals that don't touch"
     assert need.loc['stored_clip to the best end','sorting'].startswith('100+')
 
-WHERE = dict(filtering=['readme','settings','limits','14_replay_study','research/more_studies'],
-    adding=['readme','settings','research/more_studies'])   # what larger models say of a family
+WHERE = dict(filtering=['settings','limits','14_replay_study','research/more_studies'],
+    adding=['settings','14_replay_study','research/more_studies'])   # what larger models say of a family
 
 def test_pages_say_what_the_larger_models_say():
     plan,path,rows,got = counted('registration_size', 192)
