@@ -86,7 +86,7 @@ def _clean(nb):
     keys = {k:get_config().get(k, '').split() for k in ('allowed_metadata_keys','allowed_cell_metadata_keys')}
     clean_nb(nb, **keys)
     for c in nb.cells:
-        if c.cell_type=='code' and folded(c.source): c.metadata['jupyter'] = dict(source_hidden=True)
+        if c.cell_type=='code' and folded(_src(c.source)): c.metadata['jupyter'] = dict(source_hidden=True)
     return nbformat.writes(nb, version=4, indent=1)+'\n'
 
 def clean(
@@ -244,24 +244,23 @@ def colab_cell(
         "    os.system('git clone -q https://github.com/grpo-nb/grpo_nb')\n"
         f"    os.system('pip install -q ./grpo_nb[nbdev]')\n    os.chdir('grpo_nb/{folder}')")
 
-def _put(nb, i, key, cell):
-    "Put `cell` at `i` of the notebook, in the place of the one whose id is `key`; was it another?"
-    cells = nb['cells']
-    old = next((c for c in cells if c.get('id')==key), None)
-    if old and _src(old['source'])==cell['source']: return False
-    if old: old['source'] = cell['source']
-    else: cells.insert(i, dict(cell, id=key, metadata={}))
-    return True
-
 def _chapter_with_next(nb, text):
     "Whether the notebook's last cell had to be changed to `text`, which is done in place."
     last = nb['cells'][-1]
-    if last['cell_type']=='markdown' and _src(last['source']).startswith('**Next:**'): last['id'] = 'next'
-    return _put(nb, len(nb['cells']), 'next', dict(cell_type='markdown', source=text))
+    is_next = last['cell_type']=='markdown' and _src(last['source']).startswith('**Next:**')
+    if is_next and _src(last['source'])==text: return False
+    if is_next: last['source'] = text
+    else: nb['cells'].append(dict(cell_type='markdown', id='next', metadata={}, source=text))
+    return True
 
 def _chapter_with_colab(nb, folder):
-    code = dict(cell_type='code', source=colab_cell(folder), outputs=[], execution_count=None)
-    return _put(nb, 1, 'colab', code)
+    "The same for the second cell."
+    second,code = nb['cells'][1],colab_cell(folder)
+    if second.get('id')=='colab' and _src(second['source'])==code: return False
+    if second.get('id')=='colab': del nb['cells'][1]
+    cell = dict(cell_type='code', id='colab', metadata={}, source=code, outputs=[], execution_count=None)
+    nb['cells'].insert(1, cell)
+    return True
 
 _SIDEBAR_PART = re.compile(r'( *)# course\.yml: begin\n.*?# course\.yml: end\n', re.S)
 
