@@ -246,11 +246,10 @@ def colab_cell(
 
 def _chapter_with_next(nb, text):
     "Whether the notebook's last cell had to be changed to `text`, which is done in place."
-    last = nb['cells'][-1]
-    is_next = last['cell_type']=='markdown' and _src(last['source']).startswith('**Next:**')
-    if is_next and _src(last['source'])==text: return False
-    if is_next: last['source'] = text
-    else: nb['cells'].append(dict(cell_type='markdown', id='next', metadata={}, source=text))
+    there = [c for _,c,s in _cells(nb) if s.startswith('**Next:**')]
+    if len(there)==1 and there[0] is nb['cells'][-1] and _src(there[0]['source'])==text: return False
+    nb['cells'] = [c for c in nb['cells'] if c not in there]
+    nb['cells'].append(dict(cell_type='markdown', id='next', metadata={}, source=text))
     return True
 
 def _chapter_with_colab(nb, folder):
