@@ -50,7 +50,8 @@ def study(
     which:str,  # bakeoff or replay, and its options behind it
 )->None:
     "Compare methods at equal tokens, or go on with a registered study; `study bakeoff --help` says more."
-    raise ValueError(f"no study {which!r}{near(which, ('bakeoff','replay'))}: there are bakeoff and replay")
+    meant = near(which, ('bakeoff','replay')) or ': there are bakeoff and replay'
+    raise ValueError(f'no study {which!r}{meant}')
 
 # %% ../nbs/reference/cli.ipynb #83891e65
 def near(
