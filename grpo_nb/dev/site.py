@@ -380,7 +380,7 @@ def known_names(
         res |= {f.stem, *_WORD.findall('\n'.join(code))}
     return res | {*dir(builtins)} | {p.stem for p in root.glob('**/*.md') if '.venv' not in p.parts}
 
-_FILE = r'\.(py|js|md|ipynb|json|jsonl|csv|html|ini|yml|png|txt|parquet|pt|safetensors|cff)$'
+_FILE = r'\.(py|js|md|ipynb|json|jsonl|csv|html|ini|toml|yml|png|txt|parquet|pt|safetensors|cff)$'
 
 def gone_names(
     name:str,    # the file's name
