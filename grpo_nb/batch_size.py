@@ -8,7 +8,7 @@ __all__ = ['beta_dead_share', 'beta_rates', 'group_pull', 'best_group_size', 'ba
 # %% ../nbs/19_batch.ipynb #a6a535e5
 import re
 import numpy as np
-from .scale.batches import batch_html, batch_plan, plan_lines
+from .scale.plans import batch_html, batch_plan, plan_lines
 from .parts.ratios import dead_share
 
 # %% ../nbs/19_batch.ipynb #bf2e3153

@@ -15,7 +15,8 @@ def day(monkeypatch, **measurements):
         def rows(o):
             begun.append(name)
             yield from f(o)
-        return Measurement(rows, 30)
+        rows.seconds = 30
+        return rows
     monkeypatch.setattr(D, 'DAY', {k:put(k, f) for k,f in measurements.items()})
     return begun
 
@@ -96,7 +97,7 @@ def test_nothing_is_begun_that_is_not_expected_to_end_in_time(monkeypatch, tmp_p
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU here')
 @pytest.mark.parametrize('words,says', [((), 'no GPU here: rehearse with --tiny'),
-    (('--only','nix'), "no measurement 'nix'.*smoke"), (('--tiny','--out','{}'), 'did not write it')])
+    (('--only','nix'), "no measurement 'nix'.*smoke"), (('--tiny','--out','{}'), 'was not written by')])
 def test_what_cannot_be_measured_is_one_line(words, says, tmp_path, capsys):
     import re
     (tmp_path/'a.csv').write_text('a,b\n1,2\n')
@@ -135,6 +136,17 @@ def test_the_largest_difference_of_weights_is_found():
         def unwrap_model(self, m): return m
     assert D._apart(Trainer(2.), Trainer(2.))==0 and D._apart(Trainer(2.), Trainer(1.75))==.25
 
+@D.record
+def rank(device, wrong=None):
+    r = int(D.os.environ['RANK'])
+    if r==wrong: raise ValueError(f'no such thing on {device}')
+    return r+1
+
+def test_every_rank_returns_and_one_that_fails_is_named():
+    o = Bench(quick=True)
+    assert D._on_ranks(o, rank)==[1, 2]
+    with pytest.raises(Exception, match='no such thing on cpu'): D._on_ranks(o, rank, 1)
+
 # --- the rehearsal
 
 def test_the_first_quarter_of_an_hour_is_rehearsed(tmp_path):
@@ -156,7 +168,7 @@ def test_the_whole_day_is_rehearsed(tmp_path):
     assert set(df[df.status=='done'].name)==set(D.DAY) and not df.status.eq('failed').any(), list(df.error)
     at = {(o['name'],o.case,o.arm):o.value for _,o in df.iterrows()}
     assert at['trainers','losses apart','fsdp2 and ddp']<1e-5 and at['trainers','groups replaced','fsdp2']>0
-    assert at['nccl','rows equal to those of one buffer','swap']>0
+    assert at['nccl','broadcast','broadcast']>0
     assert 'not in the cache' in ' '.join(df.error.dropna()) or ('real-qwen','pass@1','before') in at
 
 def test_the_stored_day_has_every_measurement_and_names_no_path():

@@ -37,12 +37,12 @@ def test_a_layout_is_legal_exactly_when_groups_are_whole_over_all():
             for G in range(2, 9):
                 b,s = rows
                 if w*b*s%G:
-                    with pytest.raises(ValueError, match='does not divide'): Layout(w, b, s, G)
+                    with pytest.raises(ValueError, match='cannot be split into whole groups'): Layout(w, b, s, G)
                     continue
                 lay = Layout(w, b, s, G)
                 assert bool(lay.straddling())==bool(b*s%G) and lay.groups*G==w*b*s
     with pytest.raises(ValueError, match='whole number'): Layout(0, 1, 1, 2)
-    with pytest.raises(ValueError, match='group of one'): Layout(1, 2, 1, 1)
+    with pytest.raises(ValueError, match='group of 1 has nothing'): Layout(1, 2, 1, 1)
 
 TINY = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128)
 
@@ -87,7 +87,7 @@ def test_what_is_alive_is_what_pytorchs_tracker_counts():
         for p in model.parameters(): p.grad = torch.zeros_like(p)
         ids,theirs,weights = torch.zeros(3, 40, dtype=torch.int64),MemTracker(),[*model.parameters()]
         theirs.track_external(model)
-        ours = M._Alive([*weights, *(p.grad for p in weights), *model.buffers()])
+        ours = M.PeakBytes([*weights, *(p.grad for p in weights), *model.buffers()])
         for counter in (theirs, ours):
             with counter: model(input_ids=ids, labels=ids).loss.backward()
     peak = next(iter(theirs.get_tracker_snapshot('peak').values()))

@@ -1,5 +1,4 @@
 "The benchmark's arithmetic by hand, its counts against torch's own, fast parts against readable ones"
-import math, random, sys, threading
 from pathlib import Path
 import pandas as pd
 import pytest
@@ -8,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import grpo_nb.dev.speed as S
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import generate, generate_loop
-from grpo_nb.kl import gather_logps, token_logps
-from grpo_nb.replay import Replay, ReplayBuffer
+from grpo_nb.kl import token_logps
+from grpo_nb.replay import Replay
 from grpo_nb.dev.speed import *
 from grpo_nb.tiny_qwen import encode_prompts
 from grpo_nb.trainer import step
@@ -48,16 +47,6 @@ def test_a_speedup_pairs_the_rounds_and_counts_work():
     assert speedup(base, arm, 'wall')==pytest.approx((.5, .5, .5))
     with pytest.raises(ValueError, match='3 rounds against 2'): speedup(base, arm[:2])
 
-@pytest.mark.parametrize('p', [-1., 0., .5, 1., 2.])
-def test_the_slope_of_a_power_law_is_its_power(p):
-    x = [64, 1000, 10**6]
-    assert slope(x, [3*o**p for o in x])==pytest.approx(p)
-
-@pytest.mark.parametrize('x,y',
-    [([1], [1]), ([1, 1], [1, 2]), ([1, 2], [0, 1]), ([0, 2], [1, 1]), ([1, 2, 3], [1, 2])])
-def test_a_slope_needs_two_sizes_and_positive_numbers(x, y):
-    with pytest.raises(ValueError, match='two different sizes'): slope(x, y)
-
 def test_rows_of_a_comparison_say_how_many_times_faster():
     seen = dict(trl=[(8., 4., 2), (8., 6., 2), (8., 8., 2)], ours=[(2., 1., 1)]*3)
     a,b = compared('step', 'x', seen, 'trl')
@@ -75,56 +64,50 @@ def test_a_row_takes_known_columns_only():
 
 # --- counts
 
-def count(f):
-    with Products() as ours: f()
-    with FlopCounterMode(display=False) as theirs: f()
-    return ours,theirs.get_total_flops()
-
-@pytest.mark.parametrize('f',
-                         [lambda a, b: a@b, lambda a, b: torch.addmm(torch.zeros(4, 5), a, b), lambda a,
-                          b: torch.bmm(a.expand(6, 4, 3), b.expand(6, 3, 5)),
-    lambda a, b: torch.baddbmm(torch.zeros(6, 4, 5), a.expand(6, 4, 3), b.expand(6, 3, 5)), lambda a,
-    b: torch.nn.functional.linear(a, b.t())])
-def test_operations_are_those_that_torch_counts_forward_and_backward(f):
-    a,b = torch.randn(4, 3, requires_grad=True),torch.randn(3, 5, requires_grad=True)
-    ours,want = count(lambda: f(a, b).sum().backward())
-    assert ours.flops==want>0
+def counted(f):
+    with flop_counter() as n: f()
+    return n.get_total_flops()
 
 def test_products_that_torch_does_not_count_are_counted_too():
     a,b,c = torch.randn(4, 3),torch.randn(3, 5),torch.zeros(4, 5)
-    with Products() as p: c.addmm_(a, b); torch.mm(a, b, out=c)
-    assert p.flops==2*2*4*3*5 and p.bytes==2*4*(12+15+20)
+    x,y,z = torch.randn(2, 4, 3),torch.randn(2, 3, 5),torch.zeros(2, 4, 5)
+    with FlopCounterMode(display=False) as torchs: c.addmm_(a, b); z.baddbmm_(x, y)
+    assert torchs.get_total_flops()==0
+    assert counted(lambda: (c.addmm_(a, b), torch.mm(a, b, out=c)))==2*2*4*3*5
+    assert counted(lambda: z.baddbmm_(x, y))==2*2*4*3*5
 
 def test_attention_counts_two_products_forward_and_five_backward():
-    q = torch.randn(2, 3, 7, 4, requires_grad=True)
-    f = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-    with Products() as p: out = f()
-    assert p.flops==2*2*6*7*7*4
-    with Products() as p: out.sum().backward()
-    assert p.flops==5*2*6*7*7*4
+    q,out = torch.randn(2, 3, 7, 4, requires_grad=True),[]
+    def forward():
+        out.append(torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True))
+    assert counted(forward)==2*2*6*7*7*4
+    assert counted(lambda: out[0].sum().backward())==5*2*6*7*7*4
 
-def test_a_forward_pass_of_the_model_has_the_operations_of_the_formula():
-    m,_ = bench_model('0.3M')
-    ids = torch.randint(256, (5, 9))
-    with Products() as p, torch.no_grad(): m(ids)
-    assert p.flops==forward_flops(m.config, 5, 9)
+def test_a_count_leaves_torchs_own_registry_alone():
+    from torch.utils.flop_counter import flop_registry
+    flop_counter()
+    assert torch.ops.aten.addmm_ not in flop_registry
 
-def test_model_flops_are_those_of_every_completion_by_itself():
-    m,_ = bench_model('0.1M', attention='eager')
-    with Products() as p, torch.no_grad():
-        for n in (5, 9, 9): m(input_ids=torch.zeros(1, n, dtype=torch.int64), use_cache=False)
-    assert model_flops(m.config, [5, 9, 9],
-                       1)==pytest.approx(p.flops, rel=.01) and model_flops(m.config, [5, 9, 9],
-                           5)==5*model_flops(m.config, [9, 5, 9], 1)
+@pytest.mark.parametrize('attention', ['sdpa','eager'])
+def test_a_forward_pass_counts_every_weight_once_a_token_and_every_pair_twice(attention):
+    m,_ = bench_model('0.3M', attention=attention)
+    c,rows,n = m.config,5,9
+    d = c.hidden_size//c.num_attention_heads
+    kv = c.num_key_value_heads*d
+    block = c.hidden_size*(2*c.hidden_size+2*kv+3*c.intermediate_size)
+    pairs = 2*n*c.hidden_size
+    ids = torch.randint(256, (rows, n))
+    with torch.no_grad(): got = counted(lambda: m(ids))
+    want = 2*rows*n*(c.num_hidden_layers*(block+pairs)+c.hidden_size*c.vocab_size)
+    assert got==pytest.approx(want, rel=.001 if attention=='eager' else 0)
 
-def test_the_time_of_products_is_that_of_each_shape_times_its_count(monkeypatch):
-    calls = []
-    monkeypatch.setattr(S, '_seconds', lambda f, *a: calls.append(tuple(f().shape)) or 2.)
-    with Products() as p:
-        for _ in range(3): torch.ones(4, 3)@torch.ones(3, 5)
-        torch.ones(2, 4, 3)@torch.ones(2, 3, 5)
-    assert products_seconds(p.seen)==3*2+2 and sorted(calls)==[(2, 4, 5), (4, 5)]
-    assert matrix_rate((10, 20))==2*20**3/2 and copy_rate(10)==2*4*10/2
+def test_the_best_rate_is_that_of_the_fastest_size(monkeypatch):
+    class Timer:
+        def __init__(self, stmt, globals, num_threads): self.n = len(globals['a'])
+        def blocked_autorange(self, min_run_time):
+            return type('Times', (), dict(times=[3., 2.] if self.n==20 else [4.]))
+    monkeypatch.setattr(S, 'Timer', Timer)
+    assert matrix_rate((10, 20))==2*20**3/2
 
 def test_peak_memory_is_the_most_at_one_time():
     n = 250_000
@@ -132,19 +115,10 @@ def test_peak_memory_is_the_most_at_one_time():
     assert peak_bytes(lambda: torch.ones(n)+torch.ones(n))==pytest.approx(3*4*n, rel=.01)
     assert peak_bytes(lambda: None)==0
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(),
-                    reason='this system does not say how much memory a process has')
-def test_a_process_grows_by_the_logits_where_they_stand_at_once():
-    n,V = 1024,60_000                             # four blocks
-    seen = grown(2, n, 8, V)
-    full,blocks = (min(o[2] for o in seen[k]) for k in ('all at once','blocks'))
-    assert full>2*4*n*V*.9 and full/1.5>blocks>2*4*n*V/4*.9 and all(
-        len(v)==2 and w>0 and c>0 for v in seen.values() for w, c, _ in v)
-
-@pytest.mark.slow
-def test_a_measuring_process_that_fails_says_so():
-    with pytest.raises(OSError, match='measuring process ended'): grown(1, 4, 4, -4)
+def test_blocks_take_less_memory_than_all_logits_at_once():
+    n,V = 1024,20_000
+    tops = {k:peak_bytes(f) for k,f in logp_arms(n, 8, V).items()}
+    assert tops['all at once']>2*4*n*V>tops['blocks']>0 and tops['all at once']/1.5>tops['blocks']
 
 # --- the work
 
@@ -197,15 +171,6 @@ def test_blocks_and_tiles_give_the_values_and_gradients_of_all_logits_at_once():
     for o in (blocks, tiles):
         for x,y in zip(whole, o): assert_tensor(x, y, eps=2e-4)
 
-def test_the_heap_keeps_the_best_and_draws_by_score():
-    b,o = HeapBuffer(3),ReplayBuffer(3)
-    for i,s in enumerate([.3, .1, .5, .2, .9, .1]): b.add([s], [i]); o.add([s], [i])
-    assert sorted(d for *_,d in b.heap)==sorted(e.data for e in o)==[0, 2, 4]
-    torch.manual_seed(0)
-    n = [b.sample(1)[0] for _ in range(3000)]
-    assert n.count(4)/3000==pytest.approx(.9/1.7, abs=.04)
-    assert sorted(b.sample(3))==[0, 2, 4]
-
 # --- TRL in turn with ours
 
 @pytest.fixture
@@ -223,11 +188,14 @@ def test_trls_trainer_stands_still_between_calls_and_trains_in_them(paced):
     before = weights()
     n = p()
     assert t.state.global_step==1 and w.B*w.G<=n<=w.B*w.G*w.T and not torch.equal(before, weights())
-    p.counter = Products(); p(); counted = p.counter; p.counter = None; p()
+    p.counter = flop_counter()
+    p()
+    theirs,p.counter = p.counter.get_total_flops(),None
+    p()
     assert t.state.global_step==3
     s = w.ours()
-    with Products() as ours: step(s)
-    assert counted.flops>ours.flops>forward_flops(s.model.config, w.B*w.G, 6)
+    ours = counted(lambda: step(s))
+    assert theirs>ours>counted(lambda: s.model(torch.zeros(w.B*w.G, 6, dtype=torch.int64)))
     p.close()
     assert not p.thread.is_alive()
     with pytest.raises(RuntimeError, match='come to its end'): p()
@@ -279,47 +247,7 @@ def test_a_phase_gets_the_time_it_does_not_spend_inside_another(monkeypatch):
     w.wrap(lambda: (spend(1), inner(), inner(), spend(1)), 'outer')()
     assert w.seconds==dict(inner=6, outer=2) and w.calls==dict(inner=2, outer=1)
 
-# --- falling back
-
-def test_without_a_compiler_one_line_says_so_and_the_function_stays(monkeypatch, capsys):
-    def none(*args, **kwargs):
-        raise RuntimeError('InvalidCxxCompiler: no working C++ compiler found\nmore lines')
-    monkeypatch.setattr(torch, 'compile', none)
-    f = lambda x: x+1
-    g,why = compiled(f, torch.ones(1))
-    out = capsys.readouterr().out
-    assert g is f and 'no working C++ compiler' in why and out.count('\n')==1 and 'going on without it' in out
-
-@torch.no_grad()
-def test_all_ways_to_one_more_token_give_the_same_logits_again_and_again(monkeypatch):
-    monkeypatch.setattr(torch, 'compile', lambda f, **kw: f)
-    w = Work(**SMALL)
-    arms,why = S._token_arms(w)
-    model,tok = w.model()
-    ids,mask = encode_prompts(tok, list(w.problems()['prompt']))
-    first = [model(input_ids=i[m][None]).logits[:,-1].argmax(-1) for i,m in zip(ids, mask)]
-    want = torch.cat([model(input_ids=torch.cat([i[m], t])[None]).logits[:,-1]
-                      for i, m, t in zip(ids, mask, first)]).repeat_interleave(w.G, 0)
-    assert not why and len(arms)==3
-    for f in 4*[*arms.values()]: assert_tensor(f(), want, eps=1e-5)
-
-def test_operators_are_products_or_everything_else():
-    rows = list(S._operators(Work(**SMALL).ours(), 'x', n=10**4))
-    kinds = {r['arm']:r['share'] for r in rows if r['case']=='kinds, x'}
-    ops = {r['arm']:r['share'] for r in rows if r['case']=='operators, x'}
-    assert sum(kinds.values())==pytest.approx(1) and sum(ops.values())==pytest.approx(1)
-    assert kinds['products']==pytest.approx(sum(v
-        for k,v in ops.items() if k.split('::')[-1] in ('mm','addmm','addmm_','bmm') or '_scaled_dot' in k))
-    assert {'aten::mm','aten::addmm','aten::bmm'}<=set(ops)
-
-@pytest.mark.slow
-def test_rows_that_could_not_compile_say_not_run(monkeypatch):
-    monkeypatch.setattr(torch, 'compile', lambda f, **kw: (_ for _ in ()).throw(RuntimeError('no compiler')))
-    rows = {r['arm']:r for r in S.part_options(Bench(quick=True))}
-    assert rows['fixed shapes, compiled']['status']=='not run' and rows['fixed shapes']['status']=='measured'
-    assert rows['compiled']['status']=='not run'
-    assert 'no compiler' in rows['compiled']['note']
-    assert rows['bfloat16']['status']=='measured'
+# --- what fails
 
 def test_too_little_memory_is_a_row_not_a_crash(monkeypatch):
     monkeypatch.setattr(S, 'free_bytes', lambda: 10**6)
@@ -358,15 +286,15 @@ def quickly(monkeypatch):
 def test_runs_are_added_to_the_table_and_an_unfinished_one_goes_on(tmp_path, quickly, capsys):
     out = str(tmp_path/'a'/'speed.csv')
     bench(only='buffer,step', quick=True, out=out, disable_tqdm=True)
-    bench(only='buffer, step,replay', quick=True, out=out, run='1', disable_tqdm=True)
-    assert quickly==['buffer','step',
-                     'replay'] and 'run 1 has buffer, step already; to do: replay' in capsys.readouterr().out
+    bench(only='buffer, step,growth', quick=True, out=out, run='1', disable_tqdm=True)
+    assert quickly==['buffer','step','growth']
+    assert 'run 1 has buffer, step already; to do: growth' in capsys.readouterr().out
     bench(only='step', quick=True, out=out, run='before', disable_tqdm=True)
     mine = bench(only='step', out=out, disable_tqdm=True)
     assert set(mine['run'])=={'2'} and not mine['quick'].any()
     df = read_speed(out)
     assert list(df.columns)==S.COLUMNS and df[['run','part']].values.tolist()==[['1','buffer'], ['1','step'],
-        ['1','replay'], ['before','step'], ['2','step']]
+        ['1','growth'], ['before','step'], ['2','step']]
     assert df['threads'].tolist()==[1]*5
     assert df['machine'].notna().all()
     assert df['torch'].iloc[0]==torch.__version__
@@ -393,7 +321,7 @@ def test_a_label_does_not_mix_quick_and_full_rows(tmp_path, quickly):
     out = str(tmp_path/'s.csv')
     bench(only='step', quick=True, out=out, disable_tqdm=True)
     with pytest.raises(ValueError, match='made with --quick'):
-        bench(only='replay', out=out, run='1', disable_tqdm=True)
+        bench(only='growth', out=out, run='1', disable_tqdm=True)
 
 def test_a_csv_of_someone_else_is_not_touched(tmp_path, quickly):
     f = tmp_path/'s.csv'
@@ -404,68 +332,14 @@ def test_a_csv_of_someone_else_is_not_touched(tmp_path, quickly):
 
 @pytest.mark.slow
 def test_a_quick_run_of_the_cheap_parts_measures(tmp_path, capsys):
-    mine = bench(only='buffer,profile,replay', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
-    assert set(mine['part'])=={'buffer','profile',
-                               'replay'} and mine['value'].notna().all() and (mine['status']!='failed').all()
-    b = mine[mine['part']=='buffer']
-    assert set(b['arm'])=={'heap','ours','heap, slope','ours, slope'} and set(b['x'].dropna())=={64, 1000}
+    mine = bench(only='buffer,profile,logps', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
+    assert set(mine['part'])=={'buffer','profile','logps'} and mine['value'].notna().all()
+    assert (mine['status']!='failed').all()
+    assert set(mine[mine['part']=='buffer']['x'])=={64, 1000}
     assert 'seconds are processor time' in capsys.readouterr().out
     p = mine[(mine['part']=='profile') & (mine['case']=='beta 0')]
     assert p['share'].sum()==pytest.approx(1, abs=.5) and {'generation', 'log-probs', 'backward', 'optimizer',
         'rewards', 'replay'}<=set(p['arm'])
-
-@pytest.mark.slow
-def test_two_processes_train_on_the_same_weights_and_move_what_was_planned(tmp_path):
-    from grpo_nb.on_trl.distributed import replay_bytes
-    one,two = run_ranks(1, tmp_path/'a', 2, 4, 1),run_ranks(2, tmp_path/'b', 2, 4, 1)
-    assert len(one)==1 and len(two)==2 and two[0]['weights']==two[1]['weights']
-    assert one[0]['received']==one[0]['index']==0
-    assert two[0]['index']==replay_bytes(2, 16, 8, 27, 4, .3)['index']
-
-@pytest.mark.slow
-def test_a_process_that_fails_is_named(tmp_path):
-    with pytest.raises(OSError, match='a process of 1 failed.*generation_batch_size'):
-        run_ranks(1, tmp_path/'a', 0, 4, 1)
-
-# --- verdicts and figures
-
-def rows(*rs, run='1', **kw):
-    return pd.DataFrame([dict.fromkeys(S.COLUMNS)|o|dict(run=run, quick=False)|kw for o in rs])
-
-def test_verdicts_know_more_is_better_from_less_is_better():
-    df = rows(row('step', 'beta 0', 'ours', ratio=2.4, share=.6),
-              row('buffer', 'add 16', 'ours', x=10**6, value=49e-6),
-              row('buffer', 'add 16', 'ours', x=64, ratio=.9, value=1.))
-    t = show_verdicts(verdicts(df))['1']
-    assert t['step against TRL, beta 0']=='2.40 × (missed)' and t['share of the best matrix rate, step, '
-                                                                  'beta 0']=='60.0%'
-    assert t['add 16 to a million groups']=='49 µs'
-    assert t['add 16 to 64 groups, against a heap']=='0.90 × (missed)'
-    assert t['import grpo_nb']=='not run'
-    r = reached(verdicts(df))['1']
-    assert r['step against TRL, beta 0']==pytest.approx(.96)
-    assert r['add 16 to a million groups']==pytest.approx(50/49)
-    assert math.isnan(r['import grpo_nb'])
-
-def test_quick_rows_and_failed_rows_reach_no_target():
-    df = rows(row('step', 'beta 0', 'ours', ratio=9.), quick=True)
-    df = pd.concat([df, rows(row('step', 'beta 0.04', 'ours', ratio=9., status='failed'))])
-    assert verdicts(df).iloc[:,4:].isna().all(axis=None)
-
-def test_the_verdict_figure_counts_what_was_reached():
-    fig = draw_verdicts(pd.DataFrame({'1':[2., .5, float('nan')], '2':[3., .6, float('nan')]},
-                                     index=list('abc')))
-    assert fig.axes[0].get_title(loc='left')=='1 of 2 targets reached'
-    assert [t.get_text() for t in fig.axes[0].get_yticklabels()]==['b','a']
-
-def test_lines_show_the_middle_and_the_range_of_the_runs():
-    df = pd.concat([rows(*[row('buffer', 'add 16', 'ours', x=x, value=v*x) for x in (1, 10)],
-                         run=str(v)) for v in (1, 2, 6)])
-    o = over_runs(df, part='buffer', arm='ours')
-    assert o.loc[10].tolist()==[20, 10, 60]
-    with pytest.raises(ValueError, match='no rows'): over_runs(df, part='nothing')
-    fig = draw_lines(df, [('', [('ours','policy',dict(part='buffer'))])], 'A title', 'x', 'y', scale=10)
-    assert fig.axes[0].lines[0].get_ydata().tolist()==[20, 200]
 
 # --- the committed table
 
@@ -480,7 +354,7 @@ class TestCommitted:
         for r in runs:
             assert {'step', 'generation', 'profile', 'logps', 'buffer', 'replay',
                     'start'}<=set(self.df[self.df['run']==r]['part']), r
-        assert set(self.df['part'])==set(S.PARTS)
+        assert set(S.PARTS)<=set(self.df['part'])
 
     def test_every_row_says_where_it_was_made_and_numbers_are_sound(self):
         d = self.df

@@ -8,6 +8,8 @@ __all__ = ['check_launch_config', 'launch_config', 'write_launch_config', 'launc
 
 # %% ../../nbs/scale/launch.ipynb #761a2204
 import difflib, os, shlex
+from dataclasses import fields
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 import yaml
@@ -15,78 +17,50 @@ import yaml
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
 _FILES = dict(ddp='multi_gpu', fsdp2='fsdp2', zero2='zero2', zero3='zero3')
 _WHOLE,_FLAG = 'a whole number','true or false'
-_TOP = dict(
-    compute_environment=('LOCAL_MACHINE',),
-    debug=_FLAG,
-    deepspeed_config=None,
-    distributed_type=('NO', 'MULTI_GPU', 'FSDP', 'DEEPSPEED'),
-    downcast_bf16=('no', 'yes'),
-    dynamo_config=None,
-    enable_cpu_affinity=_FLAG,
-    fsdp_config=None,
-    gpu_ids=None,
-    machine_rank=_WHOLE,
-    main_process_ip=None,
-    main_process_port=_WHOLE,
-    main_training_function=None,
-    mixed_precision=('no', 'fp16', 'bf16', 'fp8'),
-    num_machines=_WHOLE,
-    num_processes=_WHOLE,
-    rdzv_backend=('static', 'c10d'),
-    same_network=_FLAG,
-    tpu_env=None,
-    tpu_use_cluster=_FLAG,
-    tpu_use_sudo=_FLAG,
-    use_cpu=_FLAG,
-)
-_FSDP = dict(
-    fsdp_activation_checkpointing=_FLAG,
-    fsdp_auto_wrap_policy=('TRANSFORMER_BASED_WRAP', 'SIZE_BASED_WRAP', 'NO_WRAP'),
-    fsdp_backward_prefetch=('BACKWARD_PRE', 'BACKWARD_POST', 'NO_PREFETCH'),
-    fsdp_cpu_ram_efficient_loading=_FLAG,
-    fsdp_forward_prefetch=_FLAG,
-    fsdp_min_num_params=_WHOLE,
-    fsdp_offload_params=_FLAG,
-    fsdp_reshard_after_forward=_FLAG,
-    fsdp_sharding_strategy=('FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD', 'HYBRID_SHARD_ZERO2'),
-    fsdp_state_dict_type=('FULL_STATE_DICT', 'SHARDED_STATE_DICT', 'LOCAL_STATE_DICT'),
-    fsdp_sync_module_states=_FLAG,
-    fsdp_transformer_layer_cls_to_wrap=None,
-    fsdp_use_orig_params=_FLAG,
-    fsdp_version=(1, 2),
-)
-_DEEPSPEED = dict(
-    deepspeed_config_file=None,
-    deepspeed_hostfile=None,
-    deepspeed_multinode_launcher=('pdsh', 'standard', 'openmpi', 'mvapich', 'mpich', 'slurm', 'nossh'),
-    gradient_accumulation_steps=None,
-    gradient_clipping=None,
-    offload_optimizer_device=('none', 'cpu', 'nvme'),
-    offload_optimizer_nvme_path=None,
-    offload_param_device=('none', 'cpu', 'nvme'),
-    offload_param_nvme_path=None,
-    zero3_init_flag=_FLAG,
-    zero3_save_16bit_model=_FLAG,
-    zero_stage=(0, 1, 2, 3),
-)
 
-def _fault(name, v, want):
-    "What is wrong with the value `v`; None when nothing is."
-    if want is _FLAG and not isinstance(v, bool): return f'{name} is {v!r}, needs {want}'
-    if want is _WHOLE and (isinstance(v, bool) or not isinstance(v, int) or v < 0):
-        return f'{name} is {v!r}, needs {want}'
-    if isinstance(want, tuple) and v not in want:
-        return f'{name} is {v!r}, needs one of {", ".join(map(str, want))}'
+@lru_cache(1)
+def _known()->dict:
+    "What accelerate takes in a launch file, in its fsdp_config and in its deepspeed_config: key -> values."
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils import DistributedType, constants as c
+    named = dict(fsdp_sharding_strategy=c.FSDP_SHARDING_STRATEGY,
+        fsdp_auto_wrap_policy=c.FSDP_AUTO_WRAP_POLICY, fsdp_backward_prefetch=c.FSDP_BACKWARD_PREFETCH,
+        fsdp_state_dict_type=c.FSDP_STATE_DICT_TYPE,
+        deepspeed_multinode_launcher=c.DEEPSPEED_MULTINODE_LAUNCHERS, zero_stage=[0, 1, 2, 3],
+        distributed_type=[o.value for o in DistributedType], compute_environment=['LOCAL_MACHINE'],
+        gradient_accumulation_steps=None, downcast_bf16=['no','yes'],
+        offload_optimizer_device=['none','cpu','nvme'], offload_param_device=['none','cpu','nvme'])
+    def values(key, kind, choices=None, flag=False):
+        if key in named: return named[key]
+        if choices: return choices
+        return _FLAG if flag or kind in (bool,'bool') else _WHOLE if kind in (int,'int') else None
+    parser = launch_command_parser()
+    kinds = {f.name:(f.type, None) for f in fields(ClusterConfig)}
+    kinds |= {a.dest:(kinds[a.dest][0], a.choices) for a in parser._actions if a.dest in kinds}
+    out = {'':{k:values(k, *v) for k,v in kinds.items()}}
+    for group in parser._action_groups:
+        name = group.title.split()[0].lower()   # 'FSDP Arguments', 'DeepSpeed Arguments'
+        said = {a.dest:values(a.dest, a.type, a.choices, a.default in ('true','false') or
+                              '(true|false)' in (a.help or '')) for a in group._group_actions}
+        if name in ('fsdp','deepspeed'): out[name+'_config'] = said
+    return out
 
-
-def _faults(d, known, where):
+def _faults(d, part):
     "What is wrong with the keys and values of `d`, one line each."
+    known = _known()
     for k,v in d.items():
-        if k in known: fault = _fault(k, v, known[k])
-        else:
-            near = difflib.get_close_matches(k, [*known, *_TOP, *_FSDP, *_DEEPSPEED], 1)
-            fault = f'no key {k!r}'+(f', did you mean {near[0]!r}?' if near else '')
-        if fault: yield f'{where}: {fault}'
+        if k not in known[part]:
+            near = difflib.get_close_matches(k, [o for p in known.values() for o in p], 1)
+            yield f'{part or "config"}: no key {k!r}'+(f', did you mean {near[0]!r}?' if near else '')
+            continue
+        want = known[part][k]
+        whole = isinstance(v, int) and not isinstance(v, bool) and v>=0
+        good = (isinstance(v, bool) if want is _FLAG else whole if want is _WHOLE
+                else want is None or str(v) in map(str, want))
+        if not good:
+            needs = want if isinstance(want, str) else f'one of {", ".join(map(str, want))}'
+            yield f'{part or "config"}: {k} is {v!r}, needs {needs}'
 
 def _count_faults(config):
     "What is wrong with processes and machines."
@@ -99,13 +73,13 @@ def check_launch_config(
     config:dict,  # what an accelerate YAML file holds
 )->list:          # one line per problem, [] when there is none
     "Every key and value that accelerate would take without a word although it means nothing."
-    out,kind = list(_faults(config, _TOP, 'config')),config.get('distributed_type')
-    for name,known,of in (('fsdp_config', _FSDP, 'FSDP'), ('deepspeed_config', _DEEPSPEED, 'DEEPSPEED')):
+    out,kind = list(_faults(config, '')),config.get('distributed_type')
+    for name,of in (('fsdp_config', 'FSDP'), ('deepspeed_config', 'DEEPSPEED')):
         part = config.get(name) or {}
         if not isinstance(part, dict):
             out.append(f'{name} is {part!r}, needs keys and values')
             continue
-        out += _faults(part, known, name)
+        out += _faults(part, name)
         if part and kind!=of: out.append(f'distributed_type is {kind!r}, so {name} is ignored')
         if kind==of and not part: out.append(f'distributed_type is {kind!r}, but there is no {name}')
     out += _count_faults(config)
@@ -119,7 +93,7 @@ def launch_config(
     num_processes:int=8,        # GPUs of all machines
     num_machines:int=1,         # nodes
     mixed_precision:str='bf16', # 'no', 'fp16' or 'bf16'
-    **changes:object,           # other keys, also those of fsdp_config and deepspeed_config
+    **changes:str|int|bool,     # other keys, also those of fsdp_config and deepspeed_config
 )->dict:  # what to write to a YAML file
     "TRL's config for this strategy with your counts. ValueError with every wrong key and value."
     if strategy not in _FILES: raise ValueError(f'no strategy {strategy!r}: choose one of {tuple(_FILES)}')
@@ -127,19 +101,19 @@ def launch_config(
     c = yaml.safe_load((folder/f'{_FILES[strategy]}.yaml').read_text())
     c |= dict(num_processes=num_processes, num_machines=num_machines, mixed_precision=mixed_precision)
     for k,v in changes.items():
-        inner = [o for o, known in (('fsdp_config', _FSDP), ('deepspeed_config', _DEEPSPEED)) if o in c
-                 and k in known]
+        inner = [o for o,keys in _known().items() if o in c and k in keys]
         (c[inner[0]] if inner else c)[k] = v
     if bad := check_launch_config(c): raise ValueError('; '.join(bad))
     return c
 
 def write_launch_config(
     path:str|Path,  # where to write
-    *args:object,   # of `launch_config`
-    **kwargs:object, # of `launch_config`
+    strategy:str,   # as in `launch_config`
+    *args:int,      # of `launch_config`
+    **kwargs:str|int|bool, # of `launch_config`
 )->str:             # `path`
     "The config in a YAML file for `accelerate launch --config_file`."
-    Path(path).write_text(yaml.safe_dump(launch_config(*args, **kwargs), sort_keys=True))
+    Path(path).write_text(yaml.safe_dump(launch_config(strategy, *args, **kwargs), sort_keys=True))
     return str(path)
 
 # %% ../../nbs/scale/launch.ipynb #cf4b148e
@@ -272,7 +246,7 @@ def vllm_problem(
 
 # %% ../../nbs/scale/launch.ipynb #56117fb5
 def fsdp2_on_cpu(
-    **changes:object, # of `fsdp_config`, as in `launch_config`
+    **changes:str|bool, # of `fsdp_config`, as in `launch_config`
 )->None:
     "From here on, trainers of this process use FSDP2 on the CPU: call it everywhere, between two trainers."
     from accelerate.state import AcceleratorState, PartialState
