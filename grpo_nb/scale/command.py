@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 import yaml
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 from ..parts.problems import hub_rows, load_problems, read_rows
 from ..parts.stats import share_ci
 from ..run.settings import setting
@@ -98,28 +99,22 @@ def launch_problems(
     found = check_launch_config(c) if isinstance(c, dict) else ['needs lines of `name: value`']
     return [f'{Path(r.accelerate_config).name}: {o}' for o in found]
 
-def _vllm_problems(a):
-    if not a.use_vllm: return []
-    url = a.vllm_server_base_url or f'http://{a.vllm_server_host}:{a.vllm_server_port}'
-    return list(filter(None, [vllm_problem(a.vllm_mode, url)]))
-
-def _tracker_problems(a):
-    names = a.report_to if isinstance(a.report_to, list) else [a.report_to]
-    return [f'{o} is not installed: `pip install {o}`, or leave it out of `report_to`'
-        for o in ('wandb','trackio') if o in names and find_spec(o) is None]
-
-def _package_problems(r, a):
+def _missing(r, a):
     "What the settings ask for and this environment lacks."
     bits = r.load_in_4bit or r.load_in_8bit
+    names = a.report_to if isinstance(a.report_to, list) else [a.report_to]
     asked = {'--use_peft':('peft', r.use_peft or bits),
         '--use_liger_kernel':('liger_kernel', a.use_liger_kernel),
         '--load_in_4bit and --load_in_8bit':('bitsandbytes', bits)}
-    return [f"{option}: {k} is not installed: `pip install {k.replace('_', '-')}`"
+    asked |= {f'--report_to {o}':(o, o in names) for o in ('wandb','trackio')}
+    out = [f"{option}: {k} is not installed: `pip install {k.replace('_', '-')}`, or leave it out"
         for option,(k,wanted) in asked.items() if wanted and find_spec(k) is None]
+    url = a.vllm_server_base_url or f'http://{a.vllm_server_host}:{a.vllm_server_port}'
+    return out+[o for o in [vllm_problem(a.vllm_mode if a.use_vllm else '', url)] if o]
 
 def recipe_plan(
     r:RecipeArguments,   # the recipe's settings
-    a:object,            # the trainer's GRPOConfig
+    a:'GRPOConfig',      # the trainer's
     reward_funcs:list=(),# to be counted against `reward_weights`
 )->dict:                 # numbers by name; `problems` lists what speaks against starting
     "What `--dry_run` prints."
@@ -136,7 +131,7 @@ def recipe_plan(
     if weights and reward_funcs and len(weights)!=len(reward_funcs):
         plan['problems'].append(f'{len(weights)} reward_weights for {len(reward_funcs)} rewards '
             f'({", ".join(f.__name__ for f in reward_funcs)}): give one each')
-    plan['problems'] += launch_problems(r)+_vllm_problems(a)+_tracker_problems(a)+_package_problems(r, a)
+    plan['problems'] += launch_problems(r)+_missing(r, a)
     return plan
 
 # %% ../../nbs/scale/command.ipynb #da3cfbe5
@@ -275,8 +270,8 @@ def _as_plain(o): return dict(prompt='\n\n'.join(m['content'] for m in o['prompt
 
 def prepare_rows(
     ds:Dataset,   # with a column `prompt`
-    r:object,     # the recipe's settings
-    tok:object,   # the tokenizer
+    r:RecipeArguments,  # the recipe's settings
+    tok:PreTrainedTokenizerBase,
 )->tuple:         # (rows to train on, rows held out or None)
     "Share, length and form of the prompts. ValueError where nothing is left, or nothing to train on."
     if not 0<r.dataset_use_rate<=100:
@@ -296,7 +291,7 @@ def prepare_rows(
 
 # %% ../../nbs/scale/command.ipynb #1a74bec4
 def rows_of(
-    r:object,            # the recipe's settings: `rows_file`
+    r:RecipeArguments,   # its `rows_file`
     rows:list,           # in the hub's format, or None
     load_data:Callable,  # called with rows or None; gives a Dataset
 )->Dataset:
@@ -328,7 +323,7 @@ def own_rows(
 
 # %% ../../nbs/scale/command.ipynb #8bf8d50b
 def measure_held_out(
-    a:object,         # a GRPOConfig, changed in place
+    a:'GRPOConfig',   # changed in place
 )->None:
     "Evaluate before the first step, halfway and at the end, one answer per problem."
     a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
