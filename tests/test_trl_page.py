@@ -11,9 +11,10 @@ from datasets import Dataset
 PAGE = Path(__file__).parent.parent/'nbs/practise/trl.qmd'
 BLOCKS = re.findall(r'```python\n(.*?)```', PAGE.read_text(), re.S)
 BEFORE,*REST = BLOCKS[:-1]
-ABSENT = {'vllm':('vllm', 'v-?llm'), 'bitsandbytes':('bitsandbytes', 'bitsandbytes'), 'liger':('liger_kernel', 'liger')}
-HERE = dict(use_cpu=True, bf16=False, report_to='none', max_completion_length=6, max_steps=1, disable_tqdm=True,
-    gradient_checkpointing=False, save_strategy='no')
+ABSENT = {'vllm':('vllm', 'v-?llm'), 'bitsandbytes':('bitsandbytes', 'bitsandbytes'),
+    'liger':('liger_kernel', 'liger')}
+HERE = dict(use_cpu=True, bf16=False, report_to='none', max_completion_length=6, max_steps=1,
+    disable_tqdm=True, gradient_checkpointing=False, save_strategy='no')
 
 @functools.lru_cache
 def tiny(tmp=None):
@@ -23,24 +24,24 @@ def tiny(tmp=None):
     from transformers import Qwen2Config, Qwen2ForCausalLM
     tok,d = byte_tokenizer(),tempfile.mkdtemp(prefix='tiny')
     torch.manual_seed(0)
-    Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tok), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+    config = Qwen2Config(vocab_size=len(tok), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, eos_token_id=3,
-        max_position_embeddings=4096)).save_pretrained(d)
+        max_position_embeddings=4096)
+    Qwen2ForCausalLM(config).save_pretrained(d)
     tok.save_pretrained(d)
     return d
 
 def names(folder):
     "What the first block of the page defines, with a model and settings for this machine."
     space = dict(__name__='page')
-    exec(BEFORE.replace("'Qwen/Qwen3-0.6B'", repr(tiny())).replace("'runs/mine'", repr(str(folder/'mine'))), space)
+    before = BEFORE.replace("'Qwen/Qwen3-0.6B'", repr(tiny()))
+    exec(before.replace("'runs/mine'", repr(str(folder/'mine'))), space)
     plain = space['settings']
     def settings(**kw):
         kw = dict(save_strategy='steps' if 'save_steps' in kw else 'no')|kw
         space['args'] = plain(**HERE|kw)
         return space['args']
-    def right_by_text(completions, answer, **kw):
-        return [float(a in (c if isinstance(c, str) else c[0]['content'])) for c,a in zip(completions, answer)]
-    return space|dict(settings=settings, right_by_text=right_by_text)
+    return space|dict(settings=settings)
 
 def title(block): return re.sub(r'\W+', '_', block.strip().splitlines()[0])[:50]
 
@@ -54,7 +55,7 @@ def test_every_block_runs_as_it_stands(block, tmp_path):
     space,needs = names(tmp_path),re.search(r'# needs (.*)', block)
     if not needs: return exec(block, space)
     package,said = ABSENT.get(needs[1], (None, 'image|vision|processor'))
-    if package and find_spec(package): pytest.skip(f'{package} is installed: the block would want its machine')
+    if package and find_spec(package): pytest.skip(f'{package} is here: the block would want its machine')
     with pytest.raises((ImportError, ValueError, TypeError), match=f'(?i){said}'): exec(block, space)
     assert 'args' in space   # the settings were taken
 
@@ -68,7 +69,7 @@ def test_completions_are_a_parquet_table(tmp_path):
 def swapped(source):
     "The script with our trainer and config under TRL's names, by the page's last block."
     assert 'GRPOTrainer' in source
-    taken = re.sub(r'(from trl import [^\n(]*|from trl import \([^)]*\))', lambda m: f'{m[0]}\n{BLOCKS[-1]}', source, 1)
+    taken = re.sub(r'from trl import ([^\n(]+|\([^)]*\))', lambda m: f'{m[0]}\n{BLOCKS[-1]}', source, count=1)
     assert taken!=source
     return taken
 
@@ -100,11 +101,11 @@ def test_the_script_that_trl_brings_along(tmp_path, monkeypatch):
     import trl
     monkeypatch.setattr(trl, 'GRPOConfig', GRPOWithReplayBufferConfig)
     monkeypatch.setattr(trl, 'GRPOTrainer', GRPOWithReplayBufferTrainer)
+    import datasets
+    monkeypatch.setattr(datasets, 'load_dataset', lambda *a, **k: dict(train=rows))
     space = dict(__name__='script', __file__='script.py')
     exec(compile(source, 'script.py', 'exec'), space)
-    space['load_dataset'] = lambda *a, **k: dict(train=rows)
     parser = space['make_parser']()
-    rows.to_json(tmp_path/'rows.jsonl')
     given = words(tmp_path/'run', dataset_name='x', reward_funcs='think_format_reward')
     got = parser.parse_args_and_config(given)
     space['main'](*got[:4])
@@ -113,11 +114,14 @@ def test_the_script_that_trl_brings_along(tmp_path, monkeypatch):
 CLONE = os.environ.get('GRPO_NB_TRL')
 
 @pytest.mark.skipif(not CLONE, reason='GRPO_NB_TRL names no clone of TRL')
-@pytest.mark.parametrize('name', ['gspo','grpo_continuous_batching','grpo_agent','grpo_2048'])
+@pytest.mark.parametrize('name', ['gspo','grpo_continuous_batching','grpo_agent'])
 def test_a_script_of_trls_repository(name, tmp_path, monkeypatch):
     source = (Path(CLONE)/'examples/scripts'/f'{name}.py').read_text()
-    math = Dataset.from_dict(dict(problem=['1+1?']*16, solution=['2']*16, messages=[[]]*16, question=['1+1?']*16,
-        answer=['1+1 #### 2']*16))
-    def data(*args, split=None, **kw): return [math, math] if isinstance(split, list) else math
+    asked = dict(question=['Does the gene 1 add to 1?']*16, answer=['1+1 #### 2']*16)
+    rows = dict(gspo=dict(problem=['1+1?']*16, solution=['2']*16, messages=['']*16),
+        grpo_continuous_batching=asked, grpo_agent=asked)[name]
+    def data(*args, split=None, **kw):
+        ds = Dataset.from_dict(rows)
+        return [ds, ds] if isinstance(split, list) else ds
     t = run(source, words(tmp_path), monkeypatch, data)
     assert t.state.global_step==1 and 'replay/dead' in str(t.state.log_history)

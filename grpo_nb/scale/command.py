@@ -109,8 +109,9 @@ def _missing(r, a):
     asked |= {f'--report_to {o}':(o, o in names) for o in ('wandb','trackio')}
     out = [f"{option}: {k} is not installed: `pip install {k.replace('_', '-')}`, or leave it out"
         for option,(k,wanted) in asked.items() if wanted and find_spec(k) is None]
+    if not a.use_vllm: return out
     url = a.vllm_server_base_url or f'http://{a.vllm_server_host}:{a.vllm_server_port}'
-    return out+[o for o in [vllm_problem(a.vllm_mode if a.use_vllm else '', url)] if o]
+    return out+list(filter(None, [vllm_problem(a.vllm_mode, url)]))
 
 def recipe_plan(
     r:RecipeArguments,   # the recipe's settings
