@@ -8,7 +8,7 @@ __all__ = ['ADVANTAGES', 'SCALES', 'group_advantages', 'find_advantages', 'dead_
 # %% ../nbs/07_advantages.ipynb #b411bab9
 from collections.abc import Callable
 from torch import Tensor
-from .parts.core import register
+from .parts.core import lookup, register
 from .parts.ratios import as_rewards, dead_groups, dead_reason, nan_std, reward_range
 
 # %% ../nbs/07_advantages.ipynb #2ad988ae
@@ -48,6 +48,6 @@ def find_advantages(
 )->Callable:                  # the function
     "The advantage function of a name; ValueError with the names there are."
     if callable(advantages): return advantages
-    if advantages in ADVANTAGES: return ADVANTAGES[advantages]
+    if (found := lookup(ADVANTAGES, advantages)) is not None: return found
     raise ValueError(f"advantages {advantages!r} are unknown: there are {', '.join(ADVANTAGES)}; "
-                     'register yours with @register(ADVANTAGES, name), or pass the function')
+                     'register yours with @register(ADVANTAGES, name), name it FILE.py:NAME, or pass the function')

@@ -296,7 +296,7 @@ def diagnose(
 MORE = dict(   # the options that `--help` names, and `--help_all` explains
     problems='prompt_column answer_column eval_dataset eval_problems eval_steps max_completion_length',
     groups='method advantages scale_rewards reward_weights multi_objective_aggregation dead_tolerance '
-        'replay_stored_per_fresh',
+        'replay_stored_per_fresh replay_priority replay_age_limit replay_max_uses',
     loss='loss_type beta epsilon epsilon_high delta importance_sampling_level top_entropy_quantile '
         'entropy_coef mask_truncated_completions off_policy_mask_threshold correction replay_correction',
     sampling='temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty',
@@ -304,7 +304,7 @@ MORE = dict(   # the options that `--help` names, and `--help_all` explains
         'warmup_steps weight_decay adam_beta1 adam_beta2 max_grad_norm sync_ref_model ref_model_mixup_alpha '
         'ref_model_sync_steps',
     run='seed device dtype save_steps save_total_limit record_groups record_max_mb record_tokens '
-        'shared_prefix disable_tqdm')
+        'record_terms shared_prefix disable_tqdm')
 
 EXAMPLES = '''examples:
   grpo_nb train --dataset sums
@@ -420,8 +420,8 @@ def train_command(
     answer_column:str='answer', # the column that holds the answers
     eval_dataset:str=None, # file with held-out problems; without it a tenth of the rows is held out
     eval_problems:int=500, # held-out problems measured before and after, at most
-    method:str='replay',   # what to do with dead groups: replay, keep, mask, dynamic, or another of `METHODS`
-    advantages:str='grpo', # how rewards become advantages, a name in `ADVANTAGES`
+    method:str='replay',   # what to do with dead groups: replay, keep, mask, dynamic, …, or FILE.py:NAME
+    advantages:str='grpo', # how rewards become advantages: a name in `ADVANTAGES`, or FILE.py:NAME
     device:str='auto',     # cuda, mps or cpu; auto: the GPU where there is one
     dtype:str='auto',      # float32 or bfloat16 (with float32 masters); auto: bfloat16 on a CUDA GPU
     **settings:Any,        # more of `TrainConfig`

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 import torch
 from torch import Tensor
-from .parts.core import masked_mean, register, settings_of
+from .parts.core import lookup, masked_mean, register, settings_of
 from .kl import kl_estimate
 from .parts.ratios import (
     Correction, LossSettings, answer_ess, clean_inputs, clipped, corrected, importance_ratio, token_ess)
@@ -82,10 +82,9 @@ def aggregate(
 def _loss(loss_type):
     "The function of that name; a function is its own. ValueError for a name that nobody gave."
     if callable(loss_type): return loss_type
-    if loss_type not in LOSSES:
-        raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(sorted(LOSSES))}, '
-                         'or register your own in `LOSSES`')
-    return LOSSES[loss_type]
+    if (found := lookup(LOSSES, loss_type)) is not None: return found
+    raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(sorted(LOSSES))}, '
+                     'or register your own in `LOSSES`')
 
 def _objective(s, logps, old_logps, A, mask):
     "(B, G, T) of the loss of settings `s`, with those of them that it names."

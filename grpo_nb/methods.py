@@ -14,7 +14,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .parts.core import check_option, register, whole
+from .parts.core import Plain, check_option, lookup, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.ratios import dead_groups, nan_std, spread
@@ -254,7 +254,7 @@ class NewestReplay(Replay):
     name = 'newest'
     def __init__(self,
         buffer_size:int=64,  # groups
-        **options:object,    # of `Replay`
+        **options:Plain,    # of `Replay`
     ): super().__init__(buffer_size, **dict(priority='recency')|options)
 
 # %% ../nbs/catalogue/methods.ipynb #f9b92c95
@@ -294,7 +294,7 @@ class NGRPO(VirtualMax):
     name = 'ngrpo'
     def __init__(self,
         best:float=1.,  # the best possible reward
-        **options:object, # of `VirtualMax`
+        **options:Plain, # of `VirtualMax`
     ): super().__init__(best, **dict(skip_right=True)|options)
 
 # %% ../nbs/catalogue/methods.ipynb #fb54a428
@@ -387,15 +387,15 @@ def _remember(self:SamePrompt, batch, keys, step):
 
 # %% ../nbs/catalogue/methods.ipynb #a010cd79
 def method_class(
-    name:str,  # one of `METHODS`
-)->type:
+    name:str,  # one of `METHODS`, or FILE.py:NAME
+)->type[Method]:
     "The class of that name. ValueError for an unknown name."
-    if name in METHODS: return METHODS[name]
+    if (found := lookup(METHODS, name)) is not None: return found
     raise ValueError(f"no method {name!r}: choose one of {sorted(METHODS)}; 'keep' is plain GRPO")
 
 def make_method(
     name:str,  # one of `METHODS`
-    **options:object, # of that class
+    **options:Plain, # of that class
 )->Method:
     "A method by its name. ValueError for an unknown name."
     return method_class(name)(**options)

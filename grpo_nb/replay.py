@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .parts.core import check_option, register, whole
+from .parts.core import Plain, check_option, register, whole
 from .parts.groups import (METHODS, Entry, Keep, Method, MethodSettings, Store, Treated, add_entries,
     batch_scores, check_buffer, check_draw, check_when_empty, checked_scores, draw_metrics, pack_groups,
     pick_one, prompt_keys, put_entries, unfilled, unique_prompts, unpacked)
@@ -185,7 +185,7 @@ class Replay(Method):
         same_prompt_first:bool=False,  # prefer a stored group of the dead group's own prompt?
         dead_tolerance:float=1e-6,     # reward units; used when `treat` is not told who is dead
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
-        **options:object,              # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
+        **options:Plain,               # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
         check_when_empty(when_empty)
         k = stored_per_fresh
@@ -197,8 +197,10 @@ class Replay(Method):
 
     @classmethod
     def from_settings(cls, args:MethodSettings)->'Replay':
-        "With the settings' buffer size, seed and stored groups."
-        return cls(args.replay_buffer_size, seed=args.seed, stored_per_fresh=args.replay_stored_per_fresh)
+        "With the settings' buffer size, seed, stored groups, priority, and limits of age and use."
+        own = {} if args.replay_priority=='score' else dict(priority=args.replay_priority)   # or the method's
+        return cls(args.replay_buffer_size, seed=args.seed, stored_per_fresh=args.replay_stored_per_fresh,
+            age_limit=args.replay_age_limit, max_uses=args.replay_max_uses, **own)
 
     def state_dict(self)->dict: return dict(buffer=self.buffer.state_dict())
     def load_state_dict(self, state:dict)->None: self.buffer.load_state_dict(state['buffer'])

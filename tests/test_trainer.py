@@ -10,7 +10,7 @@ from grpo_nb.loss import policy_loss
 from grpo_nb.run.checkpoints import checkpoint_problem
 from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
-from grpo_nb.replay import Keep, Mask, Method, Replay
+from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.run.checkpoints import find_checkpoint
 from grpo_nb.run.record import group_ratios
@@ -781,3 +781,40 @@ def test_sampling_rewards_and_log_probs_are_timed():
         assert .05<=row['reward_time'] and 0<row['generation_time']
         assert row['generation_time']+row['reward_time']<=row['rollout_time']
         assert 0<row['logps_time']<=row['step_time']-row['rollout_time']
+
+MINE = '''
+from grpo_nb.replay import Replay, Method
+class Halve(Method):
+    "Half of every advantage."
+    name = 'halve'
+    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None):
+        dead = self.find_dead(batch, dead)
+        batch.advantages = batch.advantages/2
+        return self.treated(batch, dead, ~dead, ['masked' if d else 'trained' for d in dead.tolist()])
+def oldest(scores, drawn):
+    w = (drawn==drawn.min()).astype(float)
+    w[1:] = 0
+    return w if w.any() else w+1
+def plain(logps, old_logps, A, mask): return A*logps
+def raw(rewards): return rewards-rewards.nanmean(1, keepdim=True)
+'''
+
+def test_a_file_of_ones_own_reaches_every_socket(tmp_path):
+    f = tmp_path/'mine.py'
+    f.write_text(MINE)
+    def run(method=None, advantages='grpo', **kw):
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4, **kw), method, advantages=advantages,
+            last_word=False)
+        return s,flat(s.model)
+    w = run('keep')[1]
+    for kw in (dict(method=f'{f}:Halve'), dict(method='keep', loss_type=f'{f}:plain'),
+               dict(method='keep', advantages=f'{f}:raw')):
+        assert not torch.equal(run(**kw)[1], w), kw
+    mine = f'{f}:oldest'
+    b = run(replay_priority=mine, replay_age_limit=3, replay_max_uses=2)[0].method.buffer
+    assert (b.priority, b.age_limit, b.max_uses)==(mine, 3, 2) and PRIORITIES[mine].__name__=='oldest'
+    for kw,says in ((dict(method=f'{f}:Hlave'), 'it has: .*Halve'), (dict(method='nowhere.py:Mine'), 'no file'),
+            (dict(replay_priority='oldets'), 'one of .*FILE.py:NAME'), (dict(method='mine'), 'no method'),
+            (dict(method='keep', replay_max_uses=2), "'keep' does not know of it")):
+        with pytest.raises(ValueError, match=says): run(**kw)
+    assert run('newest')[0].method.buffer.priority=='recency'   # a method keeps its own unless asked

@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['Plain', 'TESTED', 'masked_mean', 'test_tensor', 'whole', 'check_option', 'Tokenizer', 'set_seed', 'exact_device',
-           'atomic_write', 'save_json', 'register', 'settings_of', 'versions', 'untested', 'warn_untested']
+           'atomic_write', 'save_json', 'register', 'settings_of', 'load_file', 'load_object', 'lookup', 'versions',
+           'untested', 'warn_untested']
 
 # %% ../../nbs/parts/core.ipynb #fb6c632f
-import json, math, os, random, tempfile, warnings
+import importlib, importlib.util, json, math, os, random, sys, tempfile, warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from inspect import signature
 from importlib.metadata import version, PackageNotFoundError
 from pathlib import Path
+from types import ModuleType
 from numbers import Integral
 from typing import IO, Any, Protocol
 import torch
@@ -154,6 +156,50 @@ def settings_of(
 )->frozenset:     # the names of its parameters
     "What `f` takes by name, so that a caller passes it those settings and no others."
     return frozenset(signature(f).parameters)
+
+# %% ../../nbs/parts/core.ipynb #50c4e702
+def load_file(
+    path:str|Path,  # of a Python file
+)->ModuleType:      # under a name of its own
+    "The module in a file. ValueError for no such file, or one that fails as it runs."
+    f = Path(path).expanduser()
+    if not f.is_file(): raise ValueError(f'no file `{path}`: give the path of a Python file')
+    spec = importlib.util.spec_from_file_location(f'grpo_nb_own_{f.stem}', f)
+    m = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = m                 # dataclasses and pickle look there
+    beside = str(f.resolve().parent)           # as for a script: it may import its neighbours
+    if beside not in sys.path: sys.path.insert(0, beside)
+    try: spec.loader.exec_module(m)
+    except (Exception, SystemExit) as e:
+        raise ValueError(f'`{path}` could not be loaded: {type(e).__name__}: {e}') from e
+    return m
+
+def load_object(
+    spec:str,  # 'my_file.py:name', or 'package.module.name'
+)->Any:        # a function, or a class
+    "What `spec` names. ValueError that says what is missing, and what is there."
+    path,_,name = spec.rpartition(':' if ':' in spec else '.')
+    if not path or not name: raise ValueError(f'`{spec}` names no function: write FILE.py:FUNCTION')
+    if path.endswith('.py'): m = load_file(path)
+    else:
+        try: m = importlib.import_module(path)
+        except ImportError as e:
+            raise ValueError(f'no module `{path}` ({e}): a file needs its ending, {path}.py:{name}') from e
+    if not hasattr(m, name):
+        own = [k for k,v in vars(m).items() if callable(v) and getattr(v, '__module__', None)==m.__name__]
+        raise ValueError(f'`{path}` has no `{name}`; it has: {", ".join(own) or "no functions"}')
+    found = getattr(m, name)
+    if not callable(found):
+        raise ValueError(f'`{name}` in `{path}` is {type(found).__name__}, needs to be a function')
+    return found
+
+def lookup(
+    table:dict,  # of `register`
+    name:str,    # a name in it, or FILE.py:NAME
+)->Any|None:     # None where nobody gave that name
+    "What stands under a name; what a file gives is put there first."
+    if name not in table and isinstance(name, str) and '.py:' in name: table[name] = load_object(name)
+    return table.get(name)
 
 # %% ../../nbs/parts/core.ipynb #3d42c4c8
 def versions()->dict:

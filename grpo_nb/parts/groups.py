@@ -18,7 +18,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 from torch.nn.functional import pad
-from .core import check_option, register, whole
+from .core import check_option, lookup, register, whole
 from .ratios import dead_groups, group_scores
 
 # %% ../../nbs/parts/groups.ipynb #985ca3b1
@@ -225,7 +225,8 @@ def check_buffer(
 )->None:
     "ValueError, with the name of the option, for one that can't work."
     check_option('max_size', max_size, whole(max_size, 0), 'a whole number of groups, 0 for none')
-    check_option('priority', priority, priority in priorities, f'one of {sorted(priorities)}')
+    known = lookup(priorities, priority) is not None
+    check_option('priority', priority, known, f'one of {sorted(priorities)}, or FILE.py:NAME')
     check_option('age_limit', age_limit, age_limit is None or age_limit>=0, '0 or more steps, or None')
     check_option('age_decay', age_decay, age_decay is None or 0<age_decay<math.inf,
         'more than 0 steps, or None')
@@ -488,6 +489,9 @@ class MethodSettings(Protocol):
     "What a method may ask of a run's settings."
     replay_buffer_size:int
     replay_stored_per_fresh:int
+    replay_priority:str
+    replay_age_limit:int|None
+    replay_max_uses:int|None
     scale_rewards:str
     seed:int
 

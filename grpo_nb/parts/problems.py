@@ -12,8 +12,9 @@ import csv, difflib, hashlib, io, json, logging, re, threading
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 from datasets import Dataset, DatasetDict
-from .core import register
+from .core import Plain, register
 
 # %% ../../nbs/parts/problems.ipynb #438b4a73
 def split_of(
@@ -74,7 +75,7 @@ def gym_dataset(
     seed:int=0,         # 0 or more; another seed gives other problems
     split:str='train',  # 'train' or 'test'
     system:str=None,    # a system message before each question
-    **config:object,    # the task's own options, such as min_terms=3
+    **config:Plain,    # the task's own options, such as min_terms=3
 )->Dataset:             # columns prompt (messages), answer, task, entry (JSON)
     """`n` different problems of one side of a reasoning-gym task.
 
@@ -97,7 +98,7 @@ def chain_sum(
     min_terms:int=3,    # fewest terms
     max_terms:int=5,    # most terms
     max_digits:int=1,   # digits of the largest term
-    **config:object,    # other options of the gym's chain_sum, or `system`
+    **config:Plain,    # other options of the gym's chain_sum, or `system`
 )->Dataset:             # as `gym_dataset`
     "Sums and differences of `min_terms` to `max_terms` numbers, such as `3 + 7 + 2 + 1`."
     length = dict(min_terms=min_terms, max_terms=max_terms, max_digits=max_digits)
@@ -110,7 +111,7 @@ def spell_backward(
     split:str='train',   # 'train' or 'test'
     min_word_len:int=3,  # letters of the shortest word
     max_word_len:int=6,  # letters of the longest
-    **config:object,     # other options of the gym's spell_backward, or `system`
+    **config:Plain,     # other options of the gym's spell_backward, or `system`
 )->Dataset:              # as `gym_dataset`
     "Words to be spelled backward."
     length = dict(min_word_len=min_word_len, max_word_len=max_word_len)
@@ -121,7 +122,7 @@ def make_problems(
     n:int,              # problems wanted, all different
     seed:int=0,         # 0 or more
     split:str='train',  # 'train' or 'test'
-    **config:object,    # the task's options
+    **config:Plain,    # the task's options
 )->Dataset:             # as `gym_dataset`
     "Problems by name; ValueError that names the nearest when there is no such name."
     if name in PROBLEMS: return PROBLEMS[name](n, seed=seed, split=split, **config)
@@ -468,7 +469,7 @@ def overlap_reward(
     prompts:list,      # N prompts, not looked at
     completions:list,  # N completions, str or lists of messages
     answer:list[str],  # N reference texts
-    **kwargs:object,   # the data set's other columns
+    **kwargs:Any,   # the data set's other columns
 )->list[float]:        # N numbers, 0 to 1
     "Words shared with the reference: harmonic mean of precision and recall. Source: ROUGE-1, Lin 2004."
     def f1(a, b):

@@ -6,11 +6,13 @@
 __all__ = ['TRL_REWARDS', 'reward_name', 'blame', 'check_rewards', 'is_async', 'ask_all', 'load_reward', 'RewardModel']
 
 # %% ../../nbs/parts/reward_loading.ipynb #a6967da5
-import ast, asyncio, functools, importlib, importlib.util, inspect, math, sys, threading, warnings
+import ast, asyncio, functools, importlib, inspect, math, threading, warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 import torch
 from torch import Tensor
+from .core import load_object
 
 # %% ../../nbs/parts/reward_loading.ipynb #48f3df02
 def reward_name(
@@ -46,7 +48,7 @@ def _reward(v, i, who, ask):
     return x
 
 def check_rewards(
-    out:object,  # what a reward function returned
+    out:Any,     # what a reward function returned
     n:int,       # completions it was asked about
     who:str,     # whom to blame
 )->Tensor:       # (n,) float32, nan where it returned None or nan
@@ -142,20 +144,6 @@ def _trl_reward(spec):
     except (TypeError, ValueError) as e:
         raise ValueError(f"`{spec}` can't be made: {e}; it takes {inspect.signature(func)}") from e
 
-def _load_file(path):
-    "The module in the file `path`, under a name of its own."
-    f = Path(path).expanduser()
-    if not f.is_file(): raise ValueError(f'no file `{path}`: give the path of a Python file')
-    spec = importlib.util.spec_from_file_location(f'grpo_nb_reward_{f.stem}', f)
-    m = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = m                 # dataclasses and pickle look there
-    beside = str(f.resolve().parent)           # as for a script: it may import its neighbours
-    if beside not in sys.path: sys.path.insert(0, beside)
-    try: spec.loader.exec_module(m)
-    except (Exception, SystemExit) as e:
-        raise ValueError(f'`{path}` could not be loaded: {type(e).__name__}: {e}') from e
-    return m
-
 def load_reward(
     spec:str,     # a name in `TRL_REWARDS`, 'my_rewards.py:my_reward', or 'package.module.my_reward'
 )->Callable:      # the function
@@ -165,22 +153,10 @@ def load_reward(
     """
     spec = str(spec).replace('::', ':')   # as pytest writes it
     if (func := _trl_reward(spec)) is not None: return func
-    path,_,name = spec.rpartition(':' if ':' in spec else '.')
-    if not path or not name or spec.endswith('.py'):
+    if ':' not in spec and '.' not in spec or spec.endswith('.py'):
         raise ValueError(f'`{spec}` names no function: write FILE.py:FUNCTION, such as '
                          f'my_rewards.py:my_reward, or one of {", ".join(TRL_REWARDS)}')
-    if path.endswith('.py'): m = _load_file(path)
-    else:
-        try: m = importlib.import_module(path)
-        except ImportError as e:
-            raise ValueError(f'no module `{path}` ({e}): a file needs its ending, {path}.py:{name}') from e
-    if not hasattr(m, name):
-        own = [k for k,v in vars(m).items() if callable(v) and getattr(v, '__module__', None)==m.__name__]
-        raise ValueError(f'`{path}` has no `{name}`; it has: {", ".join(own) or "no functions"}')
-    func = getattr(m, name)
-    if not callable(func):
-        raise ValueError(f'`{name}` in `{path}` is {type(func).__name__}, needs to be a function')
-    return func
+    return load_object(spec)
 
 # %% ../../nbs/parts/reward_loading.ipynb #36fff70e
 class RewardModel:
@@ -218,7 +194,7 @@ class RewardModel:
         return self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
 
     @torch.no_grad()
-    def __call__(self, prompts:list, completions:list, **kwargs:object)->list[float]:
+    def __call__(self, prompts:list, completions:list, **kwargs:Any)->list[float]:
         texts,out = [self.text(p, c) for p,c in zip(prompts, completions)],[]
         for i in range(0, len(texts), self.batch_size):
             x = self.tokenizer(texts[i:i+self.batch_size], return_tensors='pt', padding=True,

@@ -32,8 +32,8 @@ def mean_ci(
 
 # %% ../../nbs/parts/stats.ipynb #c70f9aa1
 def difference(
-    x:object,  # pandas Series: one number per seed, the index says which
-    y:object,  # the baseline's
+    x:'pd.Series',  # one number per seed, the index says which
+    y:'pd.Series',  # the baseline's
 )->dict:       # n, diff, diff_ci, p, verdict: 'better', 'worse' or 'undecided'
     "Mean of `x-y` over common seeds, its 95 % interval's half-width, the paired t-test's p, and the verdict."
     from scipy.stats import t

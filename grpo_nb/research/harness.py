@@ -11,7 +11,7 @@ import hashlib, json, time
 from collections.abc import Callable
 from dataclasses import asdict
 import pandas as pd
-from ..parts.reward_loading import _load_file
+from ..parts.core import load_file
 from ..parts.stats import difference, holm
 from .study import KEY, compare, key_of, over_regimes, read_rows, source_hash
 
@@ -26,7 +26,7 @@ def named(
     path,_,name = str(spec).rpartition(':')
     if not path.endswith('.py'):
         raise ValueError(f'no {what} {spec!r}: choose from {sorted(table)}, or give your own as file.py:NAME')
-    there = {k:v for k,v in vars(_load_file(path)).items() if k[0]!='_'}
+    there = {k:v for k,v in vars(load_file(path)).items() if k[0]!='_'}
     if name not in there: raise ValueError(f'`{path}` has no {what} {name!r}; it has: {", ".join(there)}')
     return there[name]
 

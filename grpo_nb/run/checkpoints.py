@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 import torch
 from torch import Tensor
 from safetensors.torch import load as from_safetensors
@@ -117,7 +118,7 @@ def write_manifest(
     folder:str|Path,  # a checkpoint; all its files are written, but for `mark`
     run:str=None,     # the run's id
     mark:str='trainer_state.json',  # written after the manifest, and so not in it
-    **about:object,   # what else to know of the checkpoint, as JSON can hold it
+    **about:Any,      # what else to know of the checkpoint, as JSON can hold it
 )->None:
     "Note size and checksum of every file in `folder`, once they are on the disk."
     rows = {}

@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
-from ..parts.core import Tokenizer, check_option
+from ..parts.core import Tokenizer, check_option, lookup
 from ..parts.groups import Method
 from ..parts.ratios import Clip, LossSettings, read_correction
 from ..parts.sampling import Sampling
@@ -66,6 +66,10 @@ class RunSettings:
     shared_prefix:bool = setting(True, 'compute a prompt once for its G completions; False: for each')
     mask_truncated_completions:bool = setting(False, 'leave completions without an end token out of the loss')
     dead_tolerance:float = setting(1e-6, 'a group whose rewards differ by at most this is dead')
+    replay_priority:str = setting('score',
+        'who stays and who comes back: score, uniform, recency, a name of your own, or FILE.py:NAME')
+    replay_age_limit:int = setting(None, 'oldest group that may be replayed, in optimizer steps; None: any')
+    replay_max_uses:int = setting(None, 'a stored group leaves after so many draws; None: any number')
     replay_stored_per_fresh:int = setting(0,
         'stored groups in a batch for each sampled one; 0: for dead ones')
     eval_steps:int = setting(0, 'steps between two evaluations on `eval_dataset`; 0: none')
@@ -144,6 +148,7 @@ RULES = [
     ('top_p top_entropy_quantile', lambda v: 0<v<=1, 'a share above 0 and up to 1'),
     ('adam_beta1 adam_beta2', lambda v: 0<=v<1, '0 or more, and below 1'),
     ('epsilon_high off_policy_mask_threshold', lambda v: v>=0, 'None, or 0 or more'),
+    ('replay_age_limit replay_max_uses', lambda v: v>=1, 'None, or 1 or more'),
     ('delta', lambda v: 0<v<math.inf, 'None, or more than 0'),
     ('min_p', lambda v: 0<=v<=1, 'None, or a share from 0 to 1'),
     ('ref_model_mixup_alpha', lambda v: 0<=v<=1, 'a share from 0 to 1'),
@@ -159,7 +164,8 @@ def check_run_settings(
     check_settings(a, RULES)
     n,k = a.num_generations,1+a.replay_stored_per_fresh
     check_settings(a, [
-        ('loss_type', lambda v: callable(v) or v in losses, f"one of {', '.join(losses)}"),
+        ('loss_type', lambda v: callable(v) or lookup(losses, v) is not None,
+            f"one of {', '.join(losses)}, or FILE.py:NAME"),
         ('generation_batch_size', lambda v: v>0 and v%n==0, f'a multiple of num_generations ({n})'),
         ('steps_per_generation', lambda v: v>=1 and a.B%v==0, f'a divisor of the {a.B} groups in a batch'),
         ('replay_stored_per_fresh', lambda v: a.B%(1+v)==0,
@@ -296,6 +302,12 @@ def check_method(
     if k!=getattr(method, 'stored_per_fresh', 0):
         raise ValueError(f'`replay_stored_per_fresh` is {k}, the method {method.name!r} does not know of it: '
             "use 'replay' (with a buffer) or 'copies', or give `stored_per_fresh` to your own")
+    buffer,usual = getattr(method, 'buffer', None),RunSettings.__dataclass_fields__
+    for k in ('priority','age_limit','max_uses'):
+        asked = getattr(args, f'replay_{k}')
+        if asked not in (usual[f'replay_{k}'].default, getattr(buffer, k, None)):
+            raise ValueError(f'`replay_{k}` is {asked!r}, the method {method.name!r} does not know of it: '
+                f"use 'replay' by its name (with a buffer), or give `{k}` to the method")
     return method
 
 def check_callbacks(
