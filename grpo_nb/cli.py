@@ -234,6 +234,7 @@ def run_folder(
     folder:str,  # as typed
 )->str:
     "The folder or file, if it can be a run's; ValueError names the runs near it otherwise."
+    if folder=='-': return folder   # stdin
     path,marks = Path(folder),('history.jsonl','trainer_state.json')
     def runs_in(*spots):
         found = {str(f.parent) for d in spots if d.is_dir() for k in marks for f in d.glob(f'*/{k}')}

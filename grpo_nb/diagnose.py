@@ -12,6 +12,7 @@ from .batch_size import (batch_command, batch_html, batch_plan, best_group_size,
 from .see.findings import RULES, Finding, Findings, Look
 from .see.logs import read_log
 from .run.record import Run
+from .see.verdict import reuse
 from .see.view import history_rows, judged
 
 # %% ../nbs/16_diagnose.ipynb #5d2bc3d0
@@ -29,11 +30,14 @@ def diagnose(
     return judged(run)[1]
 
 def diagnose_command(
-    folder:str,  # a run's folder, TRL's output folder, a trainer_state.json, or the log of another tool
+    folder:str,  # a run's folder, TRL's output, a trainer_state.json, another tool's log, or - for stdin
     as_json:bool=False, # print a list of findings, each with the rows it rests on
     strict:bool=False,  # is a fault an error?
 )->None:
     "Say what the record of a run shows to be wrong, and what to do; with `strict`, exit with 1 for a fault."
-    found = diagnose(folder)
-    print(json.dumps(found.plain, ensure_ascii=False) if as_json else found)
+    run = read_log(folder)
+    found = diagnose(run)
+    if as_json: print(json.dumps(found.plain, ensure_ascii=False))
+    else: print(found, '', reuse(history_rows(run), run.rows, run.settings), sep='\n')
+    for o in run.notes: print(f'note: {o}', file=sys.stderr)
     if strict and found.faults: sys.exit(1)

@@ -319,3 +319,32 @@ def test_rollouts_alone_are_diagnosed(whole, tmp_path):
     if not whole: (tmp_path/'all.jsonl').write_text(together)
     got = diagnose(tmp_path if whole else tmp_path/'all.jsonl')
     assert got.names==['reward-never-fires'] and 'all-equal' in got[0].follows
+
+# ---- stdin, and what was left out
+
+@pytest.mark.parametrize('kind', ['jsonl','state','csv'])
+def test_a_log_on_stdin_is_read(kind, monkeypatch, capsys):
+    import io, sys
+    from grpo_nb.cli import main
+    rows = nan_run(False)
+    text = dict(jsonl=lines(rows), state=json.dumps(dict(log_history=rows)),
+        csv=pd.DataFrame(rows).to_csv(index=False, na_rep='nan'))[kind]
+    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
+    main(['diagnose', '-'])
+    assert 'not-a-number' in capsys.readouterr().out
+    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b'')))
+    with pytest.raises(SystemExit): main(['diagnose', '-'])
+    assert 'nothing came in on stdin' in capsys.readouterr().err
+
+@pytest.mark.parametrize('name', ['m.jsonl','history.jsonl','trainer_state.json'])
+def test_words_for_numbers_and_half_a_line_are_one_note_each(name, tmp_path, capsys):
+    rows = [dict(step=i, reward=.3+.01*i) for i in range(9)]
+    rows[3]['reward'],rows[5]['step'],rows[6]['step'] = 'high','three',None
+    text = json.dumps(dict(log_history=rows)) if name.endswith('.json') else lines(rows)+'{"step": 9, "rew'
+    (tmp_path/name).write_text(text)
+    run = read_log(tmp_path if name=='history.jsonl' else tmp_path/name)
+    assert list(run.history.step)==list(range(9)) and run.history.reward.isna().sum()==1
+    diagnose_command(str(tmp_path if name=='history.jsonl' else tmp_path/name))
+    err = capsys.readouterr().err
+    assert err.count('note: reward: 1 values')==1 and err.count('note: step: 1 values')==1
+    assert ('1 lines could not be read' in err)==(name=='m.jsonl')   # a history may still be growing

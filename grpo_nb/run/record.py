@@ -552,7 +552,11 @@ def one_a_step(
     "Rows of one step joined into one, in order of steps; what came later wins."
     out = {}
     for o in rows: out.setdefault(o.get('step'), {}).update(o)
-    steps = sorted(out, key=lambda k: (k is None, k))
+    place,last = {},-math.inf   # what has no number for a step stays where it came
+    for k in out:
+        last = k if isinstance(k, (int,float)) else last
+        place[k] = last
+    steps = sorted(out, key=place.get)
     df = pd.DataFrame([out[k] for k in steps], columns=None if out else ['step'])
     nan = {i:[k for k,v in out[s].items() if isinstance(v, float) and v!=v] for i,s in enumerate(steps)}
     df.attrs['nan'] = {i:names for i,names in nan.items() if names}

@@ -68,6 +68,7 @@ WORDS = {   # how a column is told, and its numbers
     'replay/age_mean':('replayed groups {} steps old', '.0f'),
     'replay/ess':('effective sample size {}', '.0%'),
     'replay/ess_tokens':('effective sample size {} of the tokens', '.0%'),
+    'replay/ess_answers':('effective sample size {} of the replayed answers', '.0%'),
     'replay/clip_share':('{} of the replayed tokens clipped', '.0%'),
 }
 
@@ -274,6 +275,8 @@ IN_TRAIN = {   # what the trainer on TRL calls so, and `train` otherwise
     'replay_age_decay': 'Replay(age_decay=…)',
     'replay_max_uses': 'Replay(max_uses=…)',
     'replay_when_empty="mask"': 'method="mask"',
+    'replay_stored_per_fresh=2, replay_weight="none", replay_buffer_size=256':
+        'method=Replay(256, stored_per_fresh=2), replay_correction="weight=none"',
     'load_best_model_at_end': 'save_steps',
     'max_tool_calling_iterations': 'max_completion_length',
     'vllm_importance_sampling_correction': 'correction',

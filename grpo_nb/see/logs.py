@@ -6,7 +6,7 @@
 __all__ = ['ALIASES', 'our_name', 'as_history', 'read_log']
 
 # %% ../../nbs/see/logs.ipynb #1af54d73
-import re
+import json, math, re, sys, tempfile
 from pathlib import Path
 import pandas as pd
 from .findings import no_number
@@ -35,6 +35,8 @@ ALIASES = {
     'completions/clipped_ratio': 'response_length/clip_ratio truncated_ratio '
                                  'is_truncated/mean truncated is_truncated/all/mean',
     'replay/age_mean': 'off_policy_level/mean async_level',
+    'generation_time': 'timing_s/gen timing/train/generation perf/rollout_time',
+    'batch_time': 'timing_s/step timing/train/total_step_time perf/step_time',
 }
 _TO = {other:ours for ours,names in ALIASES.items() for other in names.split()}
 _HELD = re.compile(r'^(?:val(?:-core|-aux)?|val_reward|eval|test)[/_](.+)$')
@@ -56,7 +58,7 @@ def as_history(
     rows:list,     # dicts of numbers
 )->pd.DataFrame:   # a row per step, under our names; what came later in a step wins
     "Rows of another log as a history; `attrs` says where a log said nan, and which words stood for numbers."
-    out,words = [],{}
+    out,words,last = [],{},-math.inf
     for i,o in enumerate(rows):
         named = {}
         for k,v in o.items():
@@ -65,7 +67,8 @@ def as_history(
             if x is not None: named.setdefault(name, x)
             elif isinstance(v, str) and name in ALIASES and v.strip().lower() not in _GAPS:
                 words.setdefault(name, []).append(v)
-        out.append(dict(step=float(i))|named)
+        last = named.setdefault('step', float(i) if i>last else last+.001)   # without one, where it came
+        out.append(named)
     history = one_a_step(out)
     history.attrs['words'] = words
     return history
@@ -99,10 +102,22 @@ def _events(folder):
         for e in acc.Scalars(tag): rows.setdefault(e.step, dict(step=e.step))[tag] = e.value
     return list(rows.values())
 
+def _stdin():
+    "What comes in on stdin as a run: JSON lines, a trainer_state.json, or a CSV."
+    text = sys.stdin.buffer.read().decode('utf-8', 'replace')
+    if not text.strip(): raise ValueError('nothing came in on stdin: give JSON lines, or a CSV with its header')
+    try: state = isinstance(json.loads(text), dict) and 'log_history' in json.loads(text)
+    except ValueError: state = False
+    name = 'trainer_state.json' if state else 'stdin.jsonl' if text.lstrip()[0] in '{[' else 'stdin.csv'
+    with tempfile.TemporaryDirectory() as d:
+        (Path(d)/name).write_text(text, encoding='utf-8')
+        return read_log(Path(d)/name)
+
 def read_log(
-    path:str,  # a run's folder, a file of metrics, or a folder of event files
+    path:str,  # a run's folder, a file of metrics, a folder of event files, or - for stdin
 )->Run:        # with a history under TRL's names, and groups where they were recorded
     "Any log as a run. ValueError that says what was found and what is needed."
+    if str(path)=='-': return _stdin()
     path = Path(path)
     if not path.exists():
         raise ValueError(f'no folder or file {str(path)!r}: give the folder of a run, or its log')
@@ -110,7 +125,10 @@ def read_log(
     try: run = read_run(path)
     except ValueError as e: why = e
     else:
-        if any(our_name(k)!=k for k in run.history): run.history = as_history(history_rows(run))
+        words = [k for k in run.history if k in ALIASES and run.history[k].map(type).eq(str).any()]
+        if words or any(our_name(k)!=k for k in run.history):
+            run.history = as_history(history_rows(run))
+            run.notes += _words(run.history)
         return run
     if events := sorted(path.rglob('events.out.tfevents.*')):
         return Run(path, {}, as_history(_events(events[-1].parent)), [], {}, [])

@@ -1,0 +1,103 @@
+"The paragraph on reuse: its table against the study's rows, g by hand in every kind of record, a line in both trainers"
+import csv, json, math
+from collections import defaultdict
+from importlib.resources import files
+from pathlib import Path
+import numpy as np
+import pytest
+from grpo_nb.diagnose import diagnose_command
+from grpo_nb.see.findings import Look
+from grpo_nb.see.logs import read_log
+from grpo_nb.see.verdict import best_reuse, gain_at, reuse, sampling_share, verdict
+from grpo_nb.see.view import history_rows
+from stored_runs import HEALTHY, stored
+from reuse_table import AT, table
+
+def shipped(): return list(csv.DictReader((files('grpo_nb')/'assets/doctor/reuse.csv').read_text().splitlines()))
+
+def test_the_shipped_table_is_that_of_the_rows():
+    some = [o for o in shipped() if float(o['g']) in (.8, 1.)]
+    got = table((.8, 1.)).to_dict('records')
+    assert len(some)==len(got)==24
+    for a,b in zip(some, got):
+        assert (float(a['g']), a['rate'], a['way'])==(b['g'], b['rate'], b['way'])
+        assert (float(a['gain']), float(a['half']))==pytest.approx((b['gain'], b['half']), abs=1e-9)
+
+def test_one_of_its_numbers_by_other_code():
+    "Stored groups against plain GRPO at g = .8, mean over five rates: csv, json, trapezes, and Student's 2.3646"
+    runs = defaultdict(dict)
+    for o in csv.DictReader((AT/'nbs/results/reuse_study.csv').open()):
+        if o['error']=='' and o['arm'] in ('plain','stored3'):
+            runs[o['regime'],o['arm'],float(o['learning_rate'])][o['seed']] = json.loads(o['curve'])
+    def score(curve, until):
+        x,y = zip(*((p['tokens'], p['pass1']) for p in curve))
+        at = [t for t in x if t<until]+[until]
+        v = np.interp(at, x, y)
+        return sum((b-a)*(p+q)/2 for a,b,p,q in zip(at, at[1:], v, v[1:]))/until
+    def mean(o, share=None):
+        return np.mean([score(c, c[-1]['tokens'] if share is None else 60_000*share) for c in o.values()])
+    gain,cells = defaultdict(list),sorted({k[0] for k in runs})
+    for c in cells:
+        rates = sorted({l for r,a,l in runs if r==c and a=='plain' and len(runs[r,a,l])==8})
+        plain = {l:mean(runs[c,'plain',l]) for l in rates}
+        best = max(plain, key=plain.get)
+        five = [l for l in rates if best/4.5<l<best*4.5]
+        gain[c.removesuffix('_sparse')].append(np.mean([mean(runs[c,'stored3',l], 1/1.4)-plain[l] for l in five]))
+    task = [np.mean(v) for v in gain.values()]
+    half = 2.3646*np.std(task, ddof=1)/len(task)**.5
+    assert len(task)==8
+    assert gain_at(.8, 'untuned')['stored 2']==pytest.approx((np.mean(task), half), abs=.0015)
+
+def test_what_the_page_of_the_study_says_stands_in_it():
+    page = (AT/'nbs/research/reuse_results.ipynb').read_text()
+    for rate,way,words in (('untuned','default','+0.065 ± 0.019'), ('tuned','default','+0.019 ± 0.015'),
+            ('untuned','stored 2','+0.099 ± 0.035'), ('tuned','passes 3','+0.035 ± 0.014')):
+        assert '{:+.3f} ± {:.3f}'.format(*gain_at(1., rate)[way])==words and words in page
+
+@pytest.mark.parametrize('g,untuned,tuned', [(.3, 'default','default'), (.75, 'default','default'),
+    (.9, 'stored 2','default'), (.95, 'stored 2','passes 3'), (1., 'stored 2','passes 6')])
+def test_the_rule_follows_the_share_of_sampling(g, untuned, tuned):
+    assert best_reuse(gain_at(g, 'untuned'))==untuned and best_reuse(gain_at(g, 'tuned'), True)==tuned
+
+ROW = dict(reward=.4, frac_reward_zero_std=.3)
+def run(n=8, **more): return [ROW|dict(step=i)|more for i in range(n)]
+
+def test_g_by_hand_in_each_kind_of_record():
+    "Ours is timed by batch, TRL's by step; passes and stored groups are taken out"
+    trl = lambda **k: dict(trainer='trl', args=dict(steps_per_generation=2, gradient_accumulation_steps=1)|k)
+    ours = lambda **k: dict(trainer='grpo_nb', args=dict(steps_per_generation=4)|k)
+    of = lambda s, **k: sampling_share(Look(run(**k), settings=s))
+    assert of(ours(), generation_time=3., step_time=4.)==pytest.approx(.75)
+    assert of(ours(num_iterations=2), generation_time=3., step_time=5.)==pytest.approx(.75)
+    assert of(trl(), generation_time=3., step_time=2.)==pytest.approx(.75)
+    assert of(trl(replay_stored_per_fresh=2), generation_time=3., step_time=3.)==pytest.approx(.75)
+    assert of({}, generation_time=3., batch_time=4.)==pytest.approx(.75)
+    assert of({}, generation_time=3., step_time=4.) is None   # how many steps a batch has, nobody says
+    assert of(ours(), step_time=4.) is None and of(ours(), generation_time=5., step_time=4.) is None
+
+@pytest.mark.parametrize('sampled,batch', [('timing_s/gen','timing_s/step'),
+    ('timing/train/generation','timing/train/total_step_time'), ('perf/rollout_time','perf/step_time')])
+def test_logs_of_others_are_read(sampled, batch, tmp_path, capsys):
+    rows = [{'step':i, 'critic/rewards/mean':.3+.02*i, sampled:27., batch:30.} for i in range(12)]
+    (tmp_path/'m.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    assert sampling_share(Look(history_rows(read_log(tmp_path/'m.jsonl'))))==pytest.approx(.9)
+    diagnose_command(str(tmp_path/'m.jsonl'))
+    out = capsys.readouterr().out
+    assert 'reuse: sampling is 90% of a plain step' in out and 'replay_stored_per_fresh=2' in out
+    assert '+0.065 ± 0.019' in out and 'how sure' in out
+
+def test_every_verdict_has_one_line_on_it():
+    for name in HEALTHY[:3]:
+        r = stored(name)
+        v = verdict(history_rows(r), groups=r.rows, settings=r.settings)
+        assert str(v).count('Reuse: sampling is ')==1 and v.reuse in str(v)
+    bare = str(verdict(run()))
+    assert 'Reuse: no seconds of sampling' in bare and 'no word on how hard' in bare
+    assert 'few groups are dead' in str(verdict([o|dict(frac_reward_zero_std=0.) for o in run()]))
+    assert 'Reuse' not in str(verdict([]))
+
+def test_dead_groups_by_kind_and_coverage_are_told():
+    groups = [dict(step=s, group=g, rewards=[1., float(s>5), 0.] if g else [0.]*3, dead=g==0, why='all-wrong',
+        completions=['a','b','c'] if s%2 else ['a']*3) for s in range(12) for g in range(2)]
+    told = ' '.join(reuse(run(12), groups).seen)
+    assert '6 one text, 6 all wrong' in told and 'a right answer in 50% of the groups' in told
