@@ -35,7 +35,8 @@ def test_one_of_its_numbers_by_other_code():
         v = np.interp(at, x, y)
         return sum((b-a)*(p+q)/2 for a,b,p,q in zip(at, at[1:], v, v[1:]))/until
     def mean(o, share=None):
-        return np.mean([score(c, c[-1]['tokens'] if share is None else 60_000*share) for c in o.values()])
+        budget = 60_000 if min(c[-1]['tokens'] for c in o.values())>50_000 else 40_000
+        return np.mean([score(c, c[-1]['tokens'] if share is None else budget*share) for c in o.values()])
     gain,cells = defaultdict(list),sorted({k[0] for k in runs})
     for c in cells:
         rates = sorted({l for r,a,l in runs if r==c and a=='plain' and len(runs[r,a,l])==8})

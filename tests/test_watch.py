@@ -3,7 +3,8 @@ import http.client, json, urllib.request
 from pathlib import Path
 import pytest
 from grpo_nb.run.record import Recorder
-from grpo_nb.see.watch import live_view, serve
+from grpo_nb.see import watch as W
+from grpo_nb.see.watch import live_view, serve, watch
 from made_runs import make_run
 
 @pytest.fixture
@@ -76,3 +77,35 @@ def test_the_callback_shows_once_and_then_follows(tmp_path):
 def test_trls_trainer_takes_it(tmp_path):
     from transformers import TrainerCallback
     assert isinstance(live_view(tmp_path), TrainerCallback)
+
+def test_watch_names_port_and_run_and_ends_with_the_verdict(tmp_path, monkeypatch, capsys):
+    "On our folder, and on one of verl's that holds metrics and rollouts"
+    verl = tmp_path/'verl_run'
+    verl.mkdir()
+    for s in range(12):
+        rows = [dict(input=f'{g}+1=', output='no idea', score=0., step=s) for g in range(4) for _ in range(4)]
+        (verl/f'{s}.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    make_run(tmp_path/'r', n_steps=6)
+    def stop(seconds): raise KeyboardInterrupt
+    monkeypatch.setattr('grpo_nb.see.live.time.sleep', stop)
+    for folder,words in ((tmp_path/'r', 'It learned'), (verl, 'It learned nothing')):
+        watch(str(folder), browser=False)
+        out = capsys.readouterr().out
+        port = out.split('127.0.0.1:')[1].split('/')[0]
+        assert f'run {folder.name} on port {port}: http://127.0.0.1:{port}/?token=' in out
+        assert words in out.splitlines()[2] and 'Reuse: ' in out
+    (tmp_path/'new').mkdir()
+    watch(str(tmp_path/'new'), browser=False)
+    assert 'no verdict: ' in capsys.readouterr().out
+
+def test_a_folder_of_another_trainer_is_followed(tmp_path):
+    "verl adds a file per step: the reader's stamp changes, and its pages hold the new step"
+    def put(s):
+        rows = [dict(input='2+2=', output=str(i), score=float(i%2), step=s) for i in range(4)]
+        (tmp_path/f'{s}.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    put(1)
+    reader = W._Reader(tmp_path)
+    reader.now()
+    before,one = reader.stamp,reader.now().json
+    put(2)
+    assert len(reader.now().json)>len(one) and reader.stamp!=before

@@ -53,7 +53,8 @@ def sampling_share(
     r:Look,   # of a run
 )->float:     # 0..1; None where its seconds don't tell
     "What part of a batch with one pass over it is sampling."
-    s,batch = r('generation_time')[1:],r('batch_time')[1:]
+    batch,s = r('batch_time')[1:],r('generation_time')[1:]
+    if not len(s): s = r('rollout_time')[1:]   # as older records have it, rewards included
     if not len(batch):   # ours are of a batch, TRL's of a step
         batch = r('step_time')[1:]*(1 if r.get('trainer')=='grpo_nb' else r.updates)
     if not len(s) or not len(batch) or not 0<s.mean()<batch.mean(): return None
@@ -69,7 +70,8 @@ def _coverage(r):
     dead = [o for o in groups if o.get('dead')]
     kinds = Counter('one text' if one_text(o) else (o.get('why') or 'equal').replace('-', ' ') for o in dead)
     told = ', '.join(f'{n} {k}' for k,n in kinds.most_common())
-    return ['a right answer in {:.0%} to {:.0%} of the groups'.format(*ends(right)),
+    share = ' to '.join(dict.fromkeys(f'{o:.0%}' for o in ends(right)))
+    return [f'a right answer in {share} of the groups',
         *([f'dead groups on record: {told}'] if told else [])]
 
 @dataclass
