@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from dataclasses import fields
 from grpo_nb.cli import notes
-from grpo_nb.see.findings import (RULES, Finding, Look, difference, find, in_words, rise, rolling, since,
-    trend)
+from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, difference, find, in_words, rise,
+    rolling, since, trend)
 from grpo_nb.see.verdict import live, verdict
 from grpo_nb.see.view import history_rows
 from bench_doctors import NAMED
@@ -367,3 +367,24 @@ ASKED = dict(data=dict(prompt_format='text', chat_template=True, eos_token_id=1,
 ])
 def test_bare_text_is_blamed_only_where_nothing_is_learned(reward, clipped, blamed):
     assert ('no-chat-template' in find(bare(reward, clipped), settings=ASKED).names)==blamed
+
+# ---- the figure of a finding
+
+def test_a_findings_figure_has_its_curves_and_its_window():
+    r = rows(kl=MADE['kl-blow-up']['kl'], reward=flat)
+    f = next(o for o in find(r) if o.name=='kl-blow-up')
+    got = curves_read(f, r)
+    assert got[0]['label']=='kl' and got[0]['since']==f.step and len(got)<=3
+    assert got[0]['value']==[o['kl'] for o in r] and got[0]['step']==list(range(60))
+    from grpo_nb.diagnose import draw_finding
+    axes = draw_finding(f, r).axes
+    assert [a.get_title(loc='left') or a.get_ylabel() for a in axes] and len(axes)==len(got)
+    assert all(len(a.lines[0].get_xdata())==60 and a.patches for a in axes)
+
+def test_the_reports_findings_bring_their_figures(tmp_path):
+    import json
+    from grpo_nb.run.record import read_run
+    from grpo_nb.see.view import _told_verdict
+    (tmp_path/'history.jsonl').write_text('\n'.join(map(json.dumps, rows(loss=lambda x: .1 if x<.5 else math.nan))))
+    told = next(o for o in _told_verdict(read_run(tmp_path))[1] if 'stopped being a number' in o['says'])
+    assert told['step']==30 and 'loss' in [c['label'] for c in told['curves']]

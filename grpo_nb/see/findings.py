@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CUT', 'LENGTH', 'DEAD', 'WORDS', 'RULES', 'IN_TRAIN', 'Finding', 'Findings', 'no_number', 'Look', 'ends', 'rolling',
            'rise', 'difference', 'trend', 'fall', 'since', 'in_words', 'Rule', 'rule', 'one_text', 'window', 'worn_out',
-           'find']
+           'find', 'curves_read']
 
 # %% ../../nbs/see/findings.ipynb #83f33945
 import math, re
@@ -31,6 +31,7 @@ class Finding:
     follows:tuple = ()    # names of findings of this run that it explains
     rows:list = field(default_factory=list, repr=False)    # of the history: step, and the columns it read
     groups:list = field(default_factory=list, repr=False)  # of the group record: (step, group)
+    reads:list = field(default_factory=list, repr=False)   # columns that it rests on, the most telling first
 
     def __str__(self)->str:
         about = [f'since step {self.step:g}'] if self.step is not None else []
@@ -325,7 +326,8 @@ class Rule:
         if at is not None: told['step'] = since(cols[0][0], at) if np.ndim(at) else float(cols[0][0][at])
         told['evidence'] = '; '.join(o for o in [told.get('evidence'), *map(r.went, self.tells)] if o)
         told['remedy'] = in_words(self.remedies[told['remedy']], r.settings.get('trainer'))
-        return Finding(self.name, rows=r.rests_on(told.get('step')), **told)
+        reads = [k for k in dict.fromkeys([*self.needs, *self.tells, *sorted(r.read)]) if len(r(k))]
+        return Finding(self.name, rows=r.rests_on(told.get('step')), reads=reads, **told)
 
 def rule(
     name:str,          # of what it finds
@@ -902,3 +904,13 @@ def find(
     for f in found:
         if f.name not in folded: f.follows = tuple(n for n in f.explains if n in names and n!=f.name)
     return Findings(sorted((f for f in found if f.name not in folded), key=lambda f: not f.fault))
+
+def curves_read(
+    f:Finding,   # of `find`
+    rows:list,   # that it was found in
+    most:int=3,  # curves
+)->list:         # dicts of label, step, value, and since: where the finding begins, or None
+    "What a figure of a finding shows: the curves that the rule read, and from which step on it speaks."
+    look = Look(rows)
+    curves = [(k, *look.pair(k)) for k in f.reads[:most]]
+    return [dict(label=k, step=s.tolist(), value=x.tolist(), since=f.step) for k,s,x in curves]

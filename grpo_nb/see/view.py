@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from ..parts.core import atomic_write
 from ..run.record import TOKEN_FIELDS, Run
-from .findings import find, one_text
+from .findings import curves_read, find, one_text
 from .rollouts import open_run
 from .verdict import verdict
 
@@ -366,8 +366,9 @@ def judged(
 def _told_verdict(run):
     "Verdict and findings of a run as plain values."
     v,found = judged(run)
-    told = [dict(says=f.says, evidence=f.evidence, remedy=f.remedy, step=f.step, sure=f.sure, fault=f.fault)
-        for f in found]
+    rows = history_rows(run)
+    told = [dict(says=f.says, evidence=f.evidence, remedy=f.remedy, step=f.step, sure=f.sure, fault=f.fault,
+        curves=curves_read(f, rows)) for f in found]
     some = len(run.history)>1 or run.summary.get('after')
     return (dict(sentence=v.sentence, cause=v.cause, advice=v.advice) if some else None),told
 

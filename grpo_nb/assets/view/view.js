@@ -912,7 +912,8 @@ function more(run) {
   const out = [];
   const fold = (title, open, ...kids) => out.push(el('details', {class: 'gv-more', open}, el('summary', {}, title), ...kids));
   if (run.findings?.length) fold('What the record shows', true, el('ul', {class: 'gv-finds'}, ...run.findings.map(f => el('li', {},
-    el('b', {}, f.says), f.step == null ? '' : ` (since step ${f.step})`, el('br'), el('span', {class: 'gv-dim'}, `seen: ${f.evidence}`), el('br'), `do: ${f.remedy}`))));
+    el('b', {}, f.says), f.step == null ? '' : ` (since step ${f.step})`, el('br'), el('span', {class: 'gv-dim'}, `seen: ${f.evidence}`), el('br'), `do: ${f.remedy}`,
+    f.curves?.length ? el('div', {class: 'gv-figs'}, ...f.curves.map(small)) : ''))));
   const rest = run.curves.filter(c => !c.main);
   if (rest.length) fold('More curves', true, el('div', {class: 'gv-figs'}, ...rest.map(small)));
   if (run.samples?.length) fold('Before and after', false, ...run.samples.map(o => el('div', {class: 'gv-pair'}, ...['before', 'after'].map(k =>
@@ -927,6 +928,7 @@ function small(o) {
   const x = s => 44 + 300 * (s - o.step[0]) / (o.step[n - 1] - o.step[0] || 1), y = v => 96 - 84 * (v - lo) / (hi - lo || 1);
   const pic = svg('svg', {viewBox: '0 0 350 124', role: 'img', class: 'gv-pic', 'aria-label': `${o.label}: ${num(o.value[0])} at step ${o.step[0]}, ${num(o.value[n - 1])} at step ${o.step[n - 1]}`});
   const put = (a, b, t, w) => pic.append(Object.assign(svg('text', {x: a, y: b, 'text-anchor': w}), {textContent: t}));
+  if (o.since != null) pic.append(svg('rect', {x: x(o.since), y: 8, width: Math.max(0, 344 - x(o.since)), height: 88, fill: '#E69F00', 'fill-opacity': .2}));
   pic.append(svg('path', {d: 'M44 8V96H344', stroke: 'currentColor', fill: 'none', 'stroke-opacity': .4}),
     svg('path', {d: o.step.map((s, i) => `${i ? 'L' : 'M'}${x(s).toFixed(1)} ${y(o.value[i]).toFixed(1)}`).join(''), stroke: o.colour || '#0072B2', fill: 'none', 'stroke-width': 1.8}));
   if (n == 1) pic.append(svg('circle', {cx: x(o.step[0]), cy: y(o.value[0]), r: 3, fill: '#0072B2'}));
