@@ -54,6 +54,6 @@ def draw_finding(
     for ax,o in zip(getattr(axes, 'flat', [axes]), curves):
         ax.plot(o['step'], o['value'], color=COLOURS['policy'], marker='.' if len(o['step'])<9 else '')
         ax.set_title(o['label'], fontsize=9)
-        end = max([o['step'][-1], o['since'] or 0])
-        if o['since'] is not None: ax.axvspan(o['since'], end, color=COLOURS['old'], alpha=.2, lw=0)
+        if o['since'] is None: continue
+        ax.axvspan(o['since'], o['end'], color=COLOURS['old'], alpha=.2, lw=0)
     return fig

@@ -1,28 +1,19 @@
-"""Other doctors beside ours on runs with a known fault: writes nbs/results/doctors.csv and doctors_runs.csv.
+"""Other doctors, their simulators, and their names for faults, for `doctor_bench.py`.
 
     python -m venv doctors; . doctors/bin/activate
     pip install -e . rldoctor==0.2.0 rlprobe==0.1.0 rlwatch==0.5.1
-    python tests/bench_doctors.py
+    python tests/doctor_bench.py
 
-Takes two minutes. Every run is written to files first, and each doctor reads them as its users do: ours a
-folder with TRL's `trainer_state.json` (and the group record, where there is one), rldoctor a JSONL whose
-first line holds the settings; rlprobe and rlwatch, which read no finished log, get its rows through their
-callback.
-The faults are of four hands: the simulators that rldoctor and rlprobe ship for their own tests, runs whose
-numbers were published, made again from these numbers, and our stored ones (`tests/runs`).
-"""
-import json, logging, sys, tempfile
+Every run is written to files first, and each doctor reads them as its users do: ours what the trainer left,
+rldoctor a JSONL whose first line holds the settings; rlprobe and rlwatch, which read no finished log, get its
+rows through their callback."""
+import json, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
-import numpy as np, pandas as pd
-from grpo_nb.diagnose import diagnose
-from grpo_nb.see.logs import read_log
 from grpo_nb.run.record import to_line
-from grpo_nb.see.view import history_rows
-from published_runs import PUBLISHED
-from stored_runs import HEALTHY, NAMES, stored
+from stored_runs import NAMES
 
-SEEDS = range(100, 105)   # our rules were tried on seeds 0 to 2
+SEEDS = range(100, 105)   # ours was tried on seeds 0 to 2
 
 # What a doctor may call a fault for it to count as named: by label, then by doctor.
 DEAD = dict(
@@ -114,21 +105,7 @@ def probed(folder):
             told = f'{name or "healthy"}-{seed}',PROBED.get(name)
             yield 'rlprobe', *told, rows, list(groups.values()), {}, at
 
-def published(folder):
-    for name,(label,make,_) in PUBLISHED.items():
-        run = read_log(make(folder/name))
-        yield 'published', name, label, history_rows(run), [], run.settings, None
-
-def our_own():
-    for name in (*STORED, *HEALTHY):
-        run = stored(name)
-        yield 'grpo_nb', name, STORED.get(name), history_rows(run), run.rows, run.settings, None
-
 # ---- the doctors: names of what they warn of
-
-def grpo_nb(folder, recording):
-    found = diagnose(folder)
-    return [n for f in found for n in (f.name, *f.follows)],len(found.faults)
 
 def rldoctor(folder, recording):
     from rl_doctor import Severity, diagnose
@@ -171,30 +148,3 @@ def rlwatch(folder, recording):
         alerts = suite.check_step(int(o['step']), **{k:o.get(v) for k,v in seen.items()})
         names += [a.detector for a in alerts]
     return sorted(set(names)),len(names)
-
-DOCTORS = (grpo_nb, rldoctor, rlprobe, rlwatch)
-
-def main(out):
-    logging.disable(logging.WARNING)
-    told = []
-    with tempfile.TemporaryDirectory() as d:
-        all_runs = [*simulated(), *probed(Path(d)), *published(Path(d)), *our_own()]
-        for i,(whose,name,label,rows,groups,settings,recording) in enumerate(all_runs):
-            folder = written(Path(d)/f'files-{i}', rows, groups, settings)
-            for doctor in DOCTORS:
-                names,n = doctor(folder, recording)
-                can = label and NAMED[label].get(doctor.__name__, '').split()
-                told.append(dict(runs_by=whose, run=name, fault=label or '', doctor=doctor.__name__,
-                    warnings=n, named=bool(label and set(can) & set(names)), says=' '.join(names)))
-    df = pd.DataFrame(told)
-    df.to_csv(out/'doctors_runs.csv', index=False)
-    rows = []
-    for (whose,doctor),g in df.groupby(['runs_by','doctor'], sort=False):
-        bad,good = g[g.fault!=''],g[g.fault=='']
-        rows.append(dict(runs_by=whose, doctor=doctor, faulty=len(bad), named=int(bad.named.sum()),
-            warned=int((bad.warnings>0).sum()), healthy=len(good), alarms=int((good.warnings>0).sum())))
-    t = pd.DataFrame(rows)
-    t.to_csv(out/'doctors.csv', index=False)
-    print(t.to_string(index=False))
-
-if __name__=='__main__': main(Path(__file__).parent.parent/'nbs'/'results')

@@ -1,5 +1,5 @@
-"""A benchmark for doctors of GRPO runs, version 1: labelled runs as files of seven trainers, a seen part and a
-held-back part. `python tests/doctor_bench.py` scores every doctor that is installed and writes
+"""A benchmark for doctors of GRPO runs, version 1: labelled runs as files of seven trainers, a seen part and
+a held-back part. `python tests/doctor_bench.py` scores every doctor that is installed and writes
 nbs/results/doctor_bench.csv, a row per run and doctor; nbs/dev/doctor_bench.ipynb reads it.
 
 The hands: `broken` takes a healthy run that was trained, stretches it to another length, breaks it on purpose
@@ -12,14 +12,13 @@ To add a doctor: a function from a file or folder to a list of (name, sure), in 
 faults in NAMED. To add runs: yield dict(hand, run, fault, split, at), where `at` is the file or folder; a run
 that is added to the held-back part raises VERSION.
 """
-import gzip, json, logging, math, sys, tempfile
+import json, logging, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np, pandas as pd
 import bench_doctors as B
 from grpo_nb.diagnose import diagnose
 from grpo_nb.parts.core import save_json
-from grpo_nb.see.logs import as_history
 from grpo_nb.see.view import history_rows
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, stored
@@ -30,9 +29,10 @@ HELD = 'eval_reward'
 
 # ---- what each trainer logs of a run, under its own names
 
+COMMON = ('reward','reward_std',DEAD,'loss','grad_norm','entropy','kl','learning_rate',CUT,LENGTH,
+    'clip_ratio/region_mean')
 NAMES = dict(
-    trl={k:k for k in ('reward','reward_std',DEAD,'loss','grad_norm','entropy','kl','learning_rate',CUT,LENGTH,
-        'clip_ratio/region_mean','sampling/sampling_logp_difference/mean','tools/failure_frequency',HELD)},
+    trl={k:k for k in (*COMMON, 'sampling/sampling_logp_difference/mean','tools/failure_frequency',HELD)},
     verl={'reward':'critic/rewards/mean', 'loss':'actor/pg_loss', 'grad_norm':'actor/grad_norm',
         'entropy':'actor/entropy', 'kl':'actor/kl_loss', 'learning_rate':'actor/lr',
         LENGTH:'response_length/mean', CUT:'response_length/clip_ratio',
@@ -41,16 +41,16 @@ NAMES = dict(
     openrlhf={'reward':'reward', 'loss':'policy_loss', 'grad_norm':'actor_grad_norm', 'kl':'kl',
         'entropy':'entropy_loss', 'learning_rate':'actor_lr', LENGTH:'response_length',
         CUT:'truncated_ratio', 'clip_ratio/region_mean':'clip_ratio'},
-    nemo={'reward':'train/reward', 'loss':'train/loss', 'grad_norm':'train/grad_norm', 'learning_rate':'train/lr',
-        'entropy':'train/approx_entropy', LENGTH:'train/mean_gen_tokens_per_sample',
+    nemo={'reward':'train/reward', 'loss':'train/loss', 'grad_norm':'train/grad_norm',
+        'learning_rate':'train/lr', 'entropy':'train/approx_entropy',
+        LENGTH:'train/mean_gen_tokens_per_sample',
         'sampling/mismatch_kl':'train/gen_kl_error', HELD:'validation/accuracy'},
     prime={'reward':'reward/all/mean', 'loss':'loss/mean', 'grad_norm':'optim/grad_norm',
         'entropy':'entropy/all/mean', 'learning_rate':'optim/lr', LENGTH:'seq_len/all/mean',
         CUT:'is_truncated/all/mean', 'sampling/mismatch_kl':'mismatch_kl/all/mean'},
     tinker={'reward':'env/all/reward/total', 'entropy':'optim/entropy', 'learning_rate':'optim/lr',
         'sampling/mismatch_kl':'optim/kl_sample_train_v1', HELD:'test/env/all/reward/total'},
-    ours={k:k for k in ('reward','reward_std',DEAD,'loss','grad_norm','entropy','kl','learning_rate',CUT,LENGTH,
-        'clip_ratio/region_mean','eval/pass@1')})
+    ours={k:k for k in (*COMMON, 'eval/pass@1')})
 TINKER_MIXED = 'env/all/by_group/frac_mixed'
 
 def named(rows, trainer):
@@ -77,15 +77,14 @@ def write(rows, trainer, folder):
         return folder
     if trainer=='verl': return put('run.jsonl', [dict(step=s, data=o) for s,o in zip(steps, new)])
     if trainer=='tinker': return put('metrics.jsonl', [{'progress/batch':s}|o for s,o in zip(steps, new)])
-    table = pd.DataFrame([{'_step':s}|o for s,o in zip(steps, new)])   # wandb's export, and nan as it writes it
+    table = pd.DataFrame([{'_step':s}|o for s,o in zip(steps, new)])   # as wandb exports it
     if trainer=='openrlhf': table = table.rename(columns={k:f'train/{k}' for k in new[0]})
     table.to_csv(folder/'wandb.csv', index=False, na_rep='NaN')
     return folder/'wandb.csv'
 
 # ---- healthy runs in other lengths, and how they are broken
 
-COLUMNS = ('reward','reward_std',DEAD,'loss','grad_norm','entropy','learning_rate',CUT,LENGTH,
-    'clip_ratio/region_mean')
+COLUMNS = [k for k in COMMON if k!='kl']
 
 def stretched(name, n, rng):
     "A stored run's curves over `n` rows, each with noise as large as its own"
@@ -167,7 +166,8 @@ def _hacked(c, at, rng):
 # fault: how, one of the columns it shows in, the label of bench_doctors
 BROKEN = {'not a number': (_nan, ('loss','grad_norm')), 'truncation': (_cut, (CUT,)),
     'entropy collapse': (_entropy, ('entropy',)), 'KL blow-up': (_kl, ('kl',)),
-    'reward collapse': (_collapse, ('reward',)), 'dead groups': (_dead, (DEAD,)), 'plateau': (_plateau, ('reward',)),
+    'reward collapse': (_collapse, ('reward',)), 'dead groups': (_dead, (DEAD,)),
+    'plateau': (_plateau, ('reward',)),
     'sampler disagrees': (_sampler, ('sampling/mismatch_kl','sampling/sampling_logp_difference/mean')),
     'gradient spikes': (_spikes, ('grad_norm',)), 'updates too large': (_large, ('clip_ratio/region_mean',)),
     'no gradient': (_none, ('grad_norm',)), 'reward hacked': (_hacked, (HELD,))}
@@ -199,7 +199,7 @@ AT_HELD = Path(__file__).parent/'runs'/'held'   # trained after the rules stood 
 TRAINED = B.STORED|{k:'' for k in ('on-policy','healthy','healthy-plain','healthy-words')}
 
 def train_held():
-    "Once: the faults of the stored runs, and healthy runs of both tasks, with a seed that no rule was tried on"
+    "Once: faults as in the stored runs, and healthy runs of both tasks, with a seed of their own"
     import faulty_runs, stored_runs
     from grpo_nb.parts.problems import spell_backward
     AT_HELD.mkdir(exist_ok=True)
@@ -227,42 +227,56 @@ def others(split, folder):
     was,stored_runs.AT = stored_runs.AT,AT_HELD
     for f in sorted(AT_HELD.glob('*.json.gz')):
         name = f.name.removesuffix('.json.gz')
-        yield dict(hand='trained', run=name, fault=TRAINED[name], at=_written(stored(name), folder/f'held-{name}'))
+        at = _written(stored(name), folder/f'held-{name}')
+        yield dict(hand='trained', run=name, fault=TRAINED[name], at=at)
     stored_runs.AT = was
     for name,(label,make,_) in PUBLISHED.items():
         if label!='gradients':
             yield dict(hand='published', run=name, fault=label or '', at=make(folder/f'published {name}'))
 
+def simulators(split, folder):
+    "What the other doctors ship for their own tests, where installed; ours was tried on seeds 0 to 2"
+    from importlib.util import find_spec
+    was,B.SEEDS = B.SEEDS,dict(seen=range(3), held=range(100, 103))[split]
+    made = [*(B.simulated() if find_spec('rl_doctor') else ()),
+        *(B.probed(folder/'probed') if find_spec('rlprobe') else ())]
+    B.SEEDS = was
+    for i,(hand,run,fault,rows,groups,settings,recording) in enumerate(made):
+        yield dict(hand=hand, run=run, fault=fault or '', recording=recording,
+            at=B.written(folder/f'simulated-{i}', rows, groups, settings))
+
 def runs(split, folder):
     "All labelled runs of one part, written as files"
-    for o in (*broken(split, folder), *others(split, folder)): yield o|dict(split=split)
+    for o in (*broken(split, folder), *others(split, folder), *simulators(split, folder)):
+        yield o|dict(split=split)
 
 # ---- what a doctor may call a fault for it to count as named
 
 NAMED = dict(B.NAMED)|{
     'not a number': dict(grpo_nb='not-a-number', rldoctor='gradient_pathology', rlprobe='GRAD_PATHOLOGY',
         rlwatch='loss_nan gradient_norm_spike'),
-    'reward collapse': dict(grpo_nb='reward-collapse learning-rate-too-large', rldoctor='reward_collapse plateau',
-        rlprobe='REWARD_COLLAPSE', rlwatch='reward_mean_drift'),
+    'reward collapse': dict(grpo_nb='reward-collapse learning-rate-too-large',
+        rldoctor='reward_collapse plateau', rlprobe='REWARD_COLLAPSE', rlwatch='reward_mean_drift'),
     'sampler disagrees': dict(grpo_nb='sampler-disagrees', rldoctor='off_policy', rlprobe='', rlwatch=''),
-    'gradient spikes': dict(grpo_nb='gradient-spikes', rldoctor='gradient_pathology', rlprobe='GRAD_PATHOLOGY',
-        rlwatch='gradient_norm_spike'),
-    'no gradient': dict(grpo_nb='no-gradient', rldoctor='gradient_pathology plateau', rlprobe='GRAD_PATHOLOGY',
-        rlwatch='')}
+    'gradient spikes': dict(grpo_nb='gradient-spikes', rldoctor='gradient_pathology',
+        rlprobe='GRAD_PATHOLOGY', rlwatch='gradient_norm_spike'),
+    'no gradient': dict(grpo_nb='no-gradient', rldoctor='gradient_pathology plateau',
+        rlprobe='GRAD_PATHOLOGY', rlwatch='')}
 NAMED['reward hacked'] = NAMED['reward hacked']|dict(
     grpo_nb='hacked-by-length hacked-by-form held-out-falls generalisation-gap')
 
-def ours(at):
+def ours(at, recording=None):
     "grpo_nb reads what the trainer left"
     return [(n, f.sure if f.fault else '') for f in diagnose(at) for n in (f.name, *f.follows)]
 
 def _through_trl(doctor):
-    "The others read TRL's names alone, so they get them"
-    def read(at):
+    "The others read TRL's names alone, so they get them; and their own recording, where there is one"
+    def read(at, recording=None):
         from grpo_nb.see.logs import read_log
+        run = read_log(at)
         with tempfile.TemporaryDirectory() as d:
-            run = read_log(at)
-            return [(n, '') for n in doctor(B.written(Path(d)/'r', history_rows(run), run.rows, run.settings), None)[0]]
+            folder = B.written(Path(d)/'r', history_rows(run), run.rows, run.settings)
+            return [(n, '') for n in doctor(folder, recording)[0]]
     return read
 
 DOCTORS = dict(grpo_nb=ours, rldoctor=_through_trl(B.rldoctor), rlprobe=_through_trl(B.rlprobe),
@@ -270,7 +284,7 @@ DOCTORS = dict(grpo_nb=ours, rldoctor=_through_trl(B.rldoctor), rlprobe=_through
 
 def judged(run, name, doctor):
     "One run before one doctor: a row of the table"
-    said = doctor(run['at'])
+    said = doctor(run['at'], run.get('recording'))
     faults = [n for n,sure in said if sure!='' or name!='grpo_nb']
     names = set(NAMED[run['fault']].get(name, '').split()) if run['fault'] else set()
     hits = {n for n,_ in said} & names

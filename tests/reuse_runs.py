@@ -1,6 +1,6 @@
 """The five small records that the chapter on diagnosis reads for its word on reuse, written once into
-nbs/results/reuse_runs: three runs of the demo (`tests/runs`), one of the trainer on TRL, trained here, and the
-first one as verl would have logged it, with seconds as a large model has them."""
+nbs/results/reuse_runs: three runs of the demo (`tests/runs`), one of the trainer on TRL, trained here, and
+the first one as verl would have logged it, with seconds as a large model has them."""
 import json, tempfile
 from pathlib import Path
 from grpo_nb.run.record import read_run
@@ -8,7 +8,8 @@ from grpo_nb.see.view import history_rows
 from stored_runs import stored
 
 AT = Path(__file__).parent.parent/'nbs'/'results'/'reuse_runs'
-KEEP = 'step','reward','frac_reward_zero_std','generation_time','rollout_time','step_time','replay/ess_answers'
+KEEP = ('step','reward','frac_reward_zero_std','generation_time','rollout_time','step_time',
+    'replay/ess_answers')
 TOLD = ('num_iterations','steps_per_generation','gradient_accumulation_steps','num_generations',
     'replay_stored_per_fresh','learning_rate')
 
@@ -26,9 +27,9 @@ def on_trl(folder):
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
     from grpo_nb.parts.problems import chain_sum
     model,tok = faulty_runs.fresh()
-    args = GRPOWithReplayBufferConfig(output_dir=str(folder), per_device_train_batch_size=32, num_generations=8,
-        max_completion_length=40, learning_rate=3e-4, report_to='none', use_cpu=True, bf16=False,
-        logging_steps=1, max_steps=24, save_strategy='no', disable_tqdm=True, seed=0)
+    args = GRPOWithReplayBufferConfig(output_dir=str(folder), per_device_train_batch_size=32,
+        num_generations=8, max_completion_length=40, learning_rate=3e-4, report_to='none', use_cpu=True,
+        bf16=False, logging_steps=1, max_steps=24, save_strategy='no', disable_tqdm=True, seed=0)
     GRPOWithReplayBufferTrainer(model=model, reward_funcs=faulty_runs.right, args=args,
         train_dataset=chain_sum(64, seed=0), processing_class=tok).train()
     return read_run(folder)

@@ -1,5 +1,5 @@
 """What reuse gained in the study, by the share of a plain step that is sampling: writes the small table that
-`diagnose` reads, `python tests/reuse_table.py`. Half a minute; `tests/test_reuse.py` holds it against the rows."""
+`diagnose` reads, `python tests/reuse_table.py`. Half a minute; `tests/test_reuse.py` holds it to the rows."""
 from pathlib import Path
 import numpy as np, pandas as pd
 from grpo_nb.parts.stats import mean_ci

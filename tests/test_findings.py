@@ -385,6 +385,24 @@ def test_the_reports_findings_bring_their_figures(tmp_path):
     import json
     from grpo_nb.run.record import read_run
     from grpo_nb.see.view import _told_verdict
-    (tmp_path/'history.jsonl').write_text('\n'.join(map(json.dumps, rows(loss=lambda x: .1 if x<.5 else math.nan))))
+    broken = rows(loss=lambda x: .1 if x<.5 else math.nan)
+    (tmp_path/'history.jsonl').write_text('\n'.join(map(json.dumps, broken)))
     told = next(o for o in _told_verdict(read_run(tmp_path))[1] if 'stopped being a number' in o['says'])
     assert told['step']==30 and 'loss' in [c['label'] for c in told['curves']]
+
+# ---- the benchmark
+
+def test_the_stored_scores_are_todays_on_part_of_the_benchmark(tmp_path):
+    "Three trainers' broken and healthy runs, held back: the table's rows again, and its goals"
+    import doctor_bench as D, pandas as pd
+    t = pd.read_csv(D.AT_HELD.parents[2]/'nbs'/'results'/'doctor_bench.csv').fillna('')
+    t = t[(t.doctor=='grpo_nb')&(t.split=='held')]
+    for o in D.broken('held', tmp_path):
+        if o['run'].split(':')[0] not in ('nemo','verl','prime'): continue
+        was = t[(t.run==o['run'])&(t.hand==o['hand'])].iloc[0]
+        now = D.judged(o|dict(split='held'), 'grpo_nb', D.ours)
+        assert (now['named'], now['warnings'])==(was.named, was.warnings), o['run']
+    bad = t[(t.fault!='')&~t.fault.isin(('value function','repetition','KL by position','slower'))]
+    good = t[t.fault=='']
+    assert bad.named.mean()>=.85 and (good.warnings>0).mean()<=.05 and len(good)>=30
+    assert bad[bad.fault=='not a number'].named.all()

@@ -1,4 +1,4 @@
-"The paragraph on reuse: its table against the study's rows, g by hand in every kind of record, a line in both trainers"
+"The paragraph on reuse: its table against the study's rows, g by hand in every record, a line in a verdict"
 import csv, json, math
 from collections import defaultdict
 from importlib.resources import files
@@ -13,7 +13,9 @@ from grpo_nb.see.view import history_rows
 from stored_runs import HEALTHY, stored
 from reuse_table import AT, table
 
-def shipped(): return list(csv.DictReader((files('grpo_nb')/'assets/doctor/reuse.csv').read_text().splitlines()))
+def shipped():
+    text = (files('grpo_nb')/'assets/doctor/reuse.csv').read_text()
+    return list(csv.DictReader(text.splitlines()))
 
 def test_the_shipped_table_is_that_of_the_rows():
     some = [o for o in shipped() if float(o['g']) in (.8, 1.)]
@@ -24,7 +26,7 @@ def test_the_shipped_table_is_that_of_the_rows():
         assert (float(a['gain']), float(a['half']))==pytest.approx((b['gain'], b['half']), abs=1e-9)
 
 def test_one_of_its_numbers_by_other_code():
-    "Stored groups against plain GRPO at g = .8, mean over five rates: csv, json, trapezes, and Student's 2.3646"
+    "Stored groups against plain GRPO at g = .8, mean over five rates: csv, json, trapezes, Student's 2.3646"
     runs = defaultdict(dict)
     for o in csv.DictReader((AT/'nbs/results/reuse_study.csv').open()):
         if o['error']=='' and o['arm'] in ('plain','stored3'):
@@ -43,7 +45,8 @@ def test_one_of_its_numbers_by_other_code():
         plain = {l:mean(runs[c,'plain',l]) for l in rates}
         best = max(plain, key=plain.get)
         five = [l for l in rates if best/4.5<l<best*4.5]
-        gain[c.removesuffix('_sparse')].append(np.mean([mean(runs[c,'stored3',l], 1/1.4)-plain[l] for l in five]))
+        more = [mean(runs[c,'stored3',l], 1/1.4)-plain[l] for l in five]
+        gain[c.removesuffix('_sparse')].append(np.mean(more))
     task = [np.mean(v) for v in gain.values()]
     half = 2.3646*np.std(task, ddof=1)/len(task)**.5
     assert len(task)==8

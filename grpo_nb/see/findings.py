@@ -327,7 +327,7 @@ class Rule:
         told['evidence'] = '; '.join(o for o in [told.get('evidence'), *map(r.went, self.tells)] if o)
         told['remedy'] = in_words(self.remedies[told['remedy']], r.settings.get('trainer'))
         reads = [k for k in dict.fromkeys([*self.needs, *self.tells, *sorted(r.read)]) if len(r(k))]
-        return Finding(self.name, rows=r.rests_on(told.get('step')), reads=reads, **told)
+        return Finding(self.name, rows=r.rests_on(told.get('step')), **(dict(reads=reads)|told))
 
 def rule(
     name:str,          # of what it finds
@@ -356,11 +356,12 @@ def _not_a_number(r:Look, rows:int=1, reward_rows:int=3)->dict:
     if len(r('reward')) and len(at)>=reward_rows and at[-1]==r.steps[-1]: found['reward'] = at
     if found:
         told = '; '.join(f'{k} is no number in {len(at)} of {len(r.rows)} rows' for k,at in found.items())
-        return dict(evidence=told, step=min(at[0] for at in found.values()))
+        return dict(evidence=told, step=min(at[0] for at in found.values()), reads=[*found])
     gone = {k:s for k in ('loss','grad_norm') if (s := r.silent(k)) is not None}
     if not gone: return None
     told = '; '.join(f'{k} is not logged after step {s:g}, while the reward is' for k,s in gone.items())
-    return dict(evidence=f'{told}: many trackers drop nan', step=min(gone.values()), sure='likely')
+    told = f'{told}: many trackers drop nan'
+    return dict(evidence=told, step=min(gone.values()), sure='likely', reads=[*gone])
 
 # %% ../../nbs/see/findings.ipynb #6f8d1afb
 _CUT = dict(needs=CUT, tells=f'{CUT} {LENGTH} max_completion_length')
@@ -909,8 +910,9 @@ def curves_read(
     f:Finding,   # of `find`
     rows:list,   # that it was found in
     most:int=3,  # curves
-)->list:         # dicts of label, step, value, and since: where the finding begins, or None
+)->list:         # dicts of label, step, value, end (the run's last step), since (or None)
     "What a figure of a finding shows: the curves that the rule read, and from which step on it speaks."
     look = Look(rows)
     curves = [(k, *look.pair(k)) for k in f.reads[:most]]
-    return [dict(label=k, step=s.tolist(), value=x.tolist(), since=f.step) for k,s,x in curves]
+    about = dict(since=f.step, end=float(look.steps[-1]))
+    return [dict(label=k, step=s.tolist(), value=x.tolist())|about for k,s,x in curves if len(x)]

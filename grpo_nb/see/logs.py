@@ -22,7 +22,7 @@ ALIASES = {
     'frac_reward_zero_std': 'zero_std_ratio frac_zero_std reward/zero_std_frac',
     'reward_std': 'group_reward_std',
     'entropy': 'actor/entropy actor/entropy_loss entropy_loss entropy/mean policy/entropy '
-               'optim/entropy entropy/all/mean',
+               'optim/entropy entropy/all/mean approx_entropy',
     'kl': 'actor/kl_loss actor/ppo_kl critic/kl kl_mean policy/kl objective/kl',
     'sampling/mismatch_kl': 'mismatch_kl/mean mismatch_kl/all/mean mismatch_kl gen_kl_error rollout_corr/kl '
                             'optim/kl_sample_train_v1 kl_sample_train_v1',
@@ -31,7 +31,7 @@ ALIASES = {
     'learning_rate': 'actor/lr optim/lr lr actor_lr',
     'loss': 'actor/pg_loss policy_loss pg_loss loss/mean train_loss',
     'completions/mean_length': 'response_length/mean response_length completion_length '
-                               'seq_len/mean mean_length seq_len/all/mean',
+                               'seq_len/mean mean_length seq_len/all/mean mean_gen_tokens_per_sample',
     'completions/clipped_ratio': 'response_length/clip_ratio truncated_ratio '
                                  'is_truncated/mean truncated is_truncated/all/mean',
     'replay/age_mean': 'off_policy_level/mean async_level',
@@ -39,7 +39,7 @@ ALIASES = {
     'batch_time': 'timing_s/step timing/train/total_step_time perf/step_time',
 }
 _TO = {other:ours for ours,names in ALIASES.items() for other in names.split()}
-_HELD = re.compile(r'^(?:val(?:-core|-aux)?|val_reward|eval|test)[/_](.+)$')
+_HELD = re.compile(r'^(?:val(?:-core|-aux)?|val_reward|validation|eval|test)[/_](.+)$')
 
 def our_name(
     name:str,  # of a column, as another tool calls it
@@ -105,7 +105,8 @@ def _events(folder):
 def _stdin():
     "What comes in on stdin as a run: JSON lines, a trainer_state.json, or a CSV."
     text = sys.stdin.buffer.read().decode('utf-8', 'replace')
-    if not text.strip(): raise ValueError('nothing came in on stdin: give JSON lines, or a CSV with its header')
+    if not text.strip():
+        raise ValueError('nothing came in on stdin: give JSON lines, or a CSV with its header')
     try: state = isinstance(json.loads(text), dict) and 'log_history' in json.loads(text)
     except ValueError: state = False
     name = 'trainer_state.json' if state else 'stdin.jsonl' if text.lstrip()[0] in '{[' else 'stdin.csv'

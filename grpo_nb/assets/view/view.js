@@ -924,8 +924,8 @@ function more(run) {
   return out;
 }
 function small(o) {
-  const all = o.value.filter(Number.isFinite), lo = Math.min(...all), hi = Math.max(...all), n = o.step.length;
-  const x = s => 44 + 300 * (s - o.step[0]) / (o.step[n - 1] - o.step[0] || 1), y = v => 96 - 84 * (v - lo) / (hi - lo || 1);
+  const all = o.value.filter(Number.isFinite), lo = Math.min(...all), hi = Math.max(...all), n = o.step.length, end = o.end ?? o.step[n - 1];
+  const x = s => 44 + 300 * (s - o.step[0]) / (end - o.step[0] || 1), y = v => 96 - 84 * (v - lo) / (hi - lo || 1);
   const pic = svg('svg', {viewBox: '0 0 350 124', role: 'img', class: 'gv-pic', 'aria-label': `${o.label}: ${num(o.value[0])} at step ${o.step[0]}, ${num(o.value[n - 1])} at step ${o.step[n - 1]}`});
   const put = (a, b, t, w) => pic.append(Object.assign(svg('text', {x: a, y: b, 'text-anchor': w}), {textContent: t}));
   if (o.since != null) pic.append(svg('rect', {x: x(o.since), y: 8, width: Math.max(0, 344 - x(o.since)), height: 88, fill: '#E69F00', 'fill-opacity': .2}));
@@ -933,7 +933,7 @@ function small(o) {
     svg('path', {d: o.step.map((s, i) => `${i ? 'L' : 'M'}${x(s).toFixed(1)} ${y(o.value[i]).toFixed(1)}`).join(''), stroke: o.colour || '#0072B2', fill: 'none', 'stroke-width': 1.8}));
   if (n == 1) pic.append(svg('circle', {cx: x(o.step[0]), cy: y(o.value[0]), r: 3, fill: '#0072B2'}));
   if (hi > lo) put(40, 16, num(hi, 2), 'end');
-  put(40, 98, num(lo, 2), 'end'); put(44, 114, `step ${o.step[0]}`, 'start'); put(344, 114, o.step[n - 1], 'end');
+  put(40, 98, num(lo, 2), 'end'); put(44, 114, `step ${o.step[0]}`, 'start'); put(344, 114, end, 'end');
   return el('figure', {}, el('figcaption', {}, o.label), pic);
 }
 
