@@ -39,7 +39,7 @@ BEHIND = {   # a command with a second word
     'study bakeoff':'grpo_nb.research.bakeoff:bakeoff', 'bakeoff':'grpo_nb.research.bakeoff:bakeoff',
     'study replay':'grpo_nb.research.replay_study:replay_study',
     'replay_study':'grpo_nb.research.replay_study:replay_study', 'bench --gpu':'grpo_nb.dev.gpu_day:gpu_day'}
-PROJECT = 'run_nbs readme order docs check test slides book'.split()   # these build the project itself
+PROJECT = 'run_nbs clean readme order docs check test slides book'.split()   # these build the project itself
 
 def in_clone()->bool:
     "Whether the working folder lies in a clone of the project."
