@@ -569,7 +569,7 @@ def test_pages_say_what_the_main_table_says():
     said_of = [f'{way[k]:.3f}'.lstrip('0') for k in ('stored_both','mu3','stored_clip','mu3_clip')]
     assert all(o in prose('14_replay_study') for o in said_of)
     assert alone in prose('14_replay_study') and alone in pages[1].read_text(encoding='utf-8')
-    assert f"{said['replay_both plain']} above plain GRPO" in prose('11_replay')
+    assert f"{said['replay_both plain']} over plain GRPO" in prose('11_replay')
     again = claims(tables(df, plan)['replication'][0], plan)
     assert set(six.says)|set(again.says)=={'undecided'}   # what README, report and chapters say in words
     assert (again['diff']-six['diff']).abs().max()<.005
