@@ -499,7 +499,7 @@ def test_pages_say_what_a_step_costs_and_what_each_interval_is_for(both_tables):
         assert told[name]==[cell('mu3', share), cell('stored_clip', share)]
     even = {a:rs.break_even(rows, a) for a in ('mu3','stored_clip')}
     assert told['breaks even at']==[', '.join(f'{even[a][f]:.2f}' for f in fm.PACKED) for a in even]
-    book = prose('14_replay_study')
+    book = prose('research/first_study')
     for a,f in (('mu3','reversing'), ('mu3','sorting'), ('stored_clip','filtering'),
                 ('stored_clip','sorting')):
         assert f'{even[a][f]:.2f}'.lstrip('0')+f' in {f}' in book
@@ -561,14 +561,14 @@ def test_pages_say_what_the_main_table_says():
     d = pairs(main[main.arm.isin(['stored_clip','mu3'])], 'mu3', 'area')
     one = d.set_index('regime').loc['filtering']
     alone = f"{one['diff']:+.3f} ± {one.diff_ci:.3f}"
-    assert all(said[k] in prose('14_replay_study') for k in carried)
+    assert all(said[k] in prose('research/first_study') for k in carried)
     side = df[df.seed.isin(plan['seeds']['side'])]
     mu2 = over_regimes(side, [('mu2','plain')]).iloc[0]
-    assert f"{mu2['diff']:+.3f} ± {mu2.half:.3f} above plain GRPO" in prose('14_replay_study')
+    assert f"{mu2['diff']:+.3f} ± {mu2.half:.3f} above plain GRPO" in prose('research/first_study')
     way = side[side.regime=='filtering'].groupby('arm').area.mean()
     said_of = [f'{way[k]:.3f}'.lstrip('0') for k in ('stored_both','mu3','stored_clip','mu3_clip')]
-    assert all(o in prose('14_replay_study') for o in said_of)
-    assert alone in prose('14_replay_study') and alone in pages[1].read_text(encoding='utf-8')
+    assert all(o in prose('research/first_study') for o in said_of)
+    assert alone in prose('research/first_study') and alone in pages[1].read_text(encoding='utf-8')
     assert f"{said['replay_both plain']} over plain GRPO" in prose('11_replay')
     again = claims(tables(df, plan)['replication'][0], plan)
     assert set(six.says)|set(again.says)=={'undecided'}   # what README, report and chapters say in words
@@ -580,11 +580,11 @@ def test_pages_say_what_the_main_table_says():
     said = '{} to {} % of {} tokens, three passes with {} to {} %'
     low_high = [*(g(plain['stored_clip']) for g in (min, max)), *(g(plain['mu3']) for g in (min, max))]
     def has(text, whose): return said.format(*low_high[:2], whose, *low_high[2:]) in text
-    chapter,settings = told_in('14_replay_study', 'settings')
+    chapter,settings = told_in('research/first_study', 'settings')
     assert has(chapter, 'the') and has(chapter, 'its') and has(settings, 'its')
     best = [share('stored_clip', f, 'the best end') for f in ('filtering','adding','reversing')]
     few = 'with half of the tokens in filtering, with 85 to 88 % in adding and'
-    assert best==[49,88,85] and few in prose('14_replay_study')
+    assert best==[49,88,85] and few in prose('research/first_study')
     told = 'with half in one family, 85 and 88 % in two, and not at all in one'
     assert told in chapter and told in settings
     plain,three = need.loc["stored_clip to plain's end"],need.loc["mu3 to plain's end"]
@@ -593,8 +593,8 @@ def test_pages_say_what_the_main_table_says():
     assert sooner==['adding','filtering']   # "by intervals that don't touch"
     assert need.loc['stored_clip to the best end','sorting'].startswith('100+')
 
-WHERE = dict(filtering=['settings','limits','14_replay_study','research/more_studies'],
-    adding=['settings','14_replay_study','research/more_studies'])   # what larger models say of a family
+WHERE = dict(filtering=['settings','limits','research/first_study','research/more_studies'],
+    adding=['settings','research/first_study','research/more_studies'])   # what larger models say of a family
 
 def test_pages_say_what_the_larger_models_say():
     plan,path,rows,got = counted('registration_size', 192)

@@ -10,15 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 import grpo_nb.methods                       # what is registered there can be an arm's
-from .families import END, FAMILIES, PAD, SIZES, judge, right_answers, start
+from ..advantages import group_advantages
 from ..generation import Rollouts
-from ..parts.ratios import Clip, clipped, group_scores, moment_mask
-from ..replay import PRIORITIES, ReplayBuffer
-from .stacked import Stack, StackedAdam, completion_entropies, completion_logps, sample_stack
+from ..parts.ratios import (
+    Clip, Correction, clipped, correct, dead_groups, group_scores, importance_ratio)
 from ..parts.groups import METHODS
+from ..replay import PRIORITIES, ReplayBuffer
+from .families import END, FAMILIES, PAD, SIZES, judge, right_answers, start
+from .stacked import Stack, StackedAdam, completion_entropies, completion_logps, sample_stack
+
 
 # %% ../../nbs/research/stacked_runs.ipynb #6985c96a
-CORRECTIONS = 'both','clip','weight','moment','random'   # of a token's gradient
+CORRECTIONS = dict(both=Correction(), clip=Correction('none'), weight=Correction('truncated', clip='none'),
+    moment=Correction(clip='none', max_moment=.04), random=Correction('none'))   # of a token's gradient
 
 @dataclass(frozen=True)
 class Arm:
@@ -43,7 +47,7 @@ class Arm:
     epsilon:float=.2        # half-width of the clip range
 
     def __post_init__(self):
-        known = dict(correction=CORRECTIONS, method=['', *METHODS], priority=['', *PRIORITIES])
+        known = dict(correction=[*CORRECTIONS], method=['', *METHODS], priority=['', *PRIORITIES])
         for k,names in known.items():
             if (v := getattr(self, k)) not in names:
                 raise ValueError(f'`{k}` of an arm is {v!r}: choose one of {", ".join(filter(None, names))}')
@@ -53,24 +57,24 @@ class Arm:
 
 # %% ../../nbs/research/stacked_runs.ipynb #6a5e0aea
 def factor(
-    logps:Tensor,     # nats, of the policy now
-    old:Tensor,       # nats, of the policy that sampled
+    logps:Tensor,     # (S, ...) nats, of the policies now
+    old:Tensor,       # (S, ...) nats, of the policies that sampled
     A:Tensor,         # advantages
     correction:str,   # one of `CORRECTIONS`
-    real:Tensor=None, # bool, tokens that count; for 'moment', run first
+    real:Tensor=None, # bool, tokens that count; None: all
     epsilon:float=.2, # half-width of the clip range
-    cap:float=2.,     # of the weight
-    limit:float=.04,  # square nats, of the moment
     chance:Tensor=None, # as `logps`, uniform in 0..1; for 'random'
 )->Tensor:            # as `logps`, no gradient
-    "What a token's gradient, times its advantage, is multiplied by."
-    x = (logps-old).detach()
-    rho = x.exp()
-    if correction=='weight': return rho.clamp(max=cap)
-    if correction=='moment': return rho*torch.vmap(moment_mask, (0, 0, None))(x, real, limit)   # run by run
-    silent = clipped(rho, A, Clip(epsilon))
-    if correction=='random': silent = chance<(silent*real).sum((1, 2, 3), True)/real.sum((1, 2, 3), True)
-    return (rho if correction=='both' else torch.ones_like(rho)).masked_fill(silent, 0.)
+    "A token's advantage times all that its gradient is multiplied by, run by run."
+    real = torch.ones_like(logps, dtype=torch.bool) if real is None else real
+    ratio = importance_ratio(logps.detach(), old, real)
+    if correction=='both': return (A*ratio).masked_fill(clipped(ratio, A, Clip(epsilon)), 0.)   # PPO's own
+    if correction=='random':
+        share = (clipped(ratio, A, Clip(epsilon))&real).flatten(1).sum(1)/real.flatten(1).sum(1)
+        return A.masked_fill(chance<share.view(-1, *[1]*(A.ndim-1)), 0.)
+    def one(*run): return correct(*run, CORRECTIONS[correction], clip=Clip(epsilon))[1]
+    return torch.vmap(one)(logps.detach(), old, A.expand_as(logps), real)
+
 
 # %% ../../nbs/research/stacked_runs.ipynb #68e56342
 def pick(
@@ -250,8 +254,8 @@ class Runs:
         chance = self.uniform(self.family.completion, arm.fresh, G)
         ids,logps,real = sample_stack(self.m, q['ids'], q['mask'], chance, END, PAD)
         r = judge(ids, q['answer'][:,:,None].expand(-1, -1, G, -1)).float()
-        dead = r.amax(-1)==r.amin(-1)
-        A = ((r-r.mean(-1, keepdim=True))/(r.std(-1, keepdim=True)+1e-4))[...,None]
+        def each(f): return f(r.flatten(0, 1)).unflatten(0, r.shape[:2])   # of all runs' groups
+        dead,A = each(lambda o: dead_groups(o, 0.)),each(group_advantages)[...,None]
         fresh = dict(ids=q['ids'], mask=q['mask'], out=ids, real=real, old=logps, A=A, r=r)
         self.tokens += real.sum((1, 2, 3))
         self.shelf = self.shelf or self.new_shelf(fresh)
@@ -297,7 +301,7 @@ class Runs:
                 mask = g['real']&some[:,:,None,None]
                 logps,A = completion_logps(self.m, g['ids'], g['mask'], g['out']),g['A']
                 chance = self.uniform(*A.shape[1:3], logps.shape[-1]) if arm.correction=='random' else None
-                push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance=chance)*A*logps*mask
+                push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance)*logps*mask
                 if arm.anchor and k:
                     push = push.masked_fill(clipped((logps.detach()-g['anchor']).exp(), A, Clip(arm.epsilon)), 0.)
                 self.note(logps.detach(), g, mask)
