@@ -3,7 +3,6 @@ import json, math, re, sys
 from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.research import bakeoff as bo
-from grpo_nb.research import contest
 from grpo_nb.research.bakeoff import (
     ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_again, run_job, run_one, sensitivity)
 from grpo_nb.parts.stats import difference, holm
@@ -104,17 +103,17 @@ def test_arm_regime_and_options_come_from_a_file_and_an_unknown_task_is_a_row(sm
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
 
 def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
-    of = lambda arm='mu.py:TWICE', regime='mu.py:SHORT': contest.source(arm, regime)
+    of = lambda arm='mu.py:TWICE', regime='mu.py:SHORT': bo.source(arm, regime)
     first = of()
     Path('mu.py').write_text(OWN.replace('num_iterations=2', 'num_iterations=3'))
-    assert first and of()!=first and contest.source('replay', 'chain_sum easy')==''
-    monkeypatch.setitem(ARMS, 'mine', contest.Arm('keep', settings=dict(num_iterations=2)))
-    monkeypatch.setitem(REGIMES, 'own', contest.Regime('chain_sum', {}))
-    mine,both = contest.source('mine', 'chain_sum easy'),contest.source('mine', 'own')
-    monkeypatch.setitem(ARMS, 'mine', contest.Arm('keep', settings=dict(num_iterations=3)))
-    assert mine and mine in both and mine!=both and contest.source('mine', 'chain_sum easy')!=mine
-    monkeypatch.setitem(REGIMES, 'chain_sum easy', contest.Regime('chain_sum', {}))   # ours, overwritten
-    assert contest.source('replay', 'chain_sum easy')
+    assert first and of()!=first and bo.source('replay', 'chain_sum easy')==''
+    monkeypatch.setitem(ARMS, 'mine', bo.Arm('keep', settings=dict(num_iterations=2)))
+    monkeypatch.setitem(REGIMES, 'own', bo.Regime('chain_sum', {}))
+    mine,both = bo.source('mine', 'chain_sum easy'),bo.source('mine', 'own')
+    monkeypatch.setitem(ARMS, 'mine', bo.Arm('keep', settings=dict(num_iterations=3)))
+    assert mine and mine in both and mine!=both and bo.source('mine', 'chain_sum easy')!=mine
+    monkeypatch.setitem(REGIMES, 'chain_sum easy', bo.Regime('chain_sum', {}))   # ours, overwritten
+    assert bo.source('replay', 'chain_sum easy')
 
 def test_an_old_number_does_not_stand_for_a_changed_file(small):
     one = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
@@ -186,7 +185,7 @@ def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
     with pytest.raises(ValueError, match='no plan'): plan('others')
 
 def test_lessons_move_the_start_and_shipped_weights_stay():
-    base,easy = contest._weights('chain_sum', '{}', 0),contest._weights('chain_sum', '{}', 2)
+    base,easy = bo._weights('chain_sum', '{}', 0),bo._weights('chain_sum', '{}', 2)
     from grpo_nb.tiny_qwen import load_model
     assert all(torch.equal(base[k], v) for k,v in load_model('tiny')[0].state_dict().items())
     assert not torch.equal(base['model.norm.weight'], easy['model.norm.weight'])

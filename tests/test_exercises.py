@@ -13,7 +13,7 @@ from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.ratios import dead_groups
 from grpo_nb.parts.sampling import truncate
 from grpo_nb.parts.stats import mean_ci
-from grpo_nb.research.contest import REGIMES
+from grpo_nb.research.bakeoff import REGIMES
 from grpo_nb.research.study import read_rows
 from grpo_nb.tasks import completion_text
 from grpo_nb.teach.checks import attempt, same

@@ -4,7 +4,7 @@ import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.loss import policy_loss
 from grpo_nb.research.off_policy import (AGES, ESTIMATORS, G, LabPolicy, Lens, draw_lab, exact_gradient,
-                                group_moments, jacobian, lab, lab_view, right, summary, token_weights,
+                                group_moments, jacobian, lab, right, summary, token_weights,
                                 too_old, train_lab)
 
 CSV = Path(__file__).parent.parent/'nbs'/'results'/'lab.csv'
@@ -111,7 +111,7 @@ def test_the_stored_study_is_whole_and_its_verdict_holds():
                              ('stored, clipped', 16, 0.30, 0.25), ('stored, truncated', 32, 0.31, 0.12)):
         assert abs(m.loc[e,a]-want)<=.006 and abs(h.loc[e,a]-half)<=.006
     assert set(too_old(df).index)==set(ESTIMATORS)
-    assert draw_lab(lab_view(.01, 'worth', df)).axes
+    assert draw_lab(df, .01, 'worth').axes
 
 def test_a_stored_run_of_the_study_comes_out_again():
     new = (lab(3, 0.02).groupby(['age', 'estimator'],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd, pytest
 import grpo_nb.research.study as st
 from grpo_nb.research.study import (area, at_equal, compare, over_regimes, pairs, rates, read_rows, run_study,
-                           source_hash, verdict)
+                           source_hash)
 
 HERE = dict(version='1', torch='2', machine='m', weights='w')
 
@@ -147,13 +147,16 @@ def test_area_is_the_mean_height_up_to_the_budget():
     assert (area(c) == round((50 * 0.4 + 100 * 0.8) / 150, 5)
             and area(c, 100) == round((50 * 0.4 + 50 * 0.7) / 100, 5) and area(c, 50) == 0.4)
 
-def test_a_star_marks_what_survives_all_pairs():
+def test_holm_says_what_survives_all_pairs():
     d = rows(none=[.4,.5,.6,.3,.4], sure=[.5,.6,.701,.4,.501], barely=[.46,.58,.62,.36,.41])
     many = pd.concat([d]+[d[d.arm!='sure'].assign(regime=f'r{i}') for i in range(9)])
     p = pairs(d).set_index('arm').p
     assert p['sure']<.001 and .02<p['barely']<.03
-    assert verdict(d).better['r']=='sure +0.10 ± 0.00*, barely +0.05 ± 0.04*'
-    assert verdict(many).better['r']=='sure +0.10 ± 0.00*, barely +0.05 ± 0.04' and len(pairs(many))==11
+    def better(df):
+        o = pairs(df).query("regime=='r'")
+        return {a:(v, h<.05) for a,v,h in zip(o.arm, o.verdict, o.holm)}
+    assert better(d)==dict(sure=('better', True), barely=('better', True))
+    assert better(many)==dict(sure=('better', True), barely=('better', False)) and len(pairs(many))==11
     assert len(pairs(d, at_least=6))==0
 
 def test_tables_of_rates_hold_the_means():

@@ -24,11 +24,11 @@ def mean_ci(
     x:list,  # numbers, one per seed; an array, a series or a tensor also goes
 )->tuple:    # (mean, half-width of the 95 % t-interval); half-width is nan for one number
     "Mean of `x` and the half-width of its 95 % Student interval."
-    from scipy.stats import t
+    from scipy.stats import sem, t
     x = np.array(x.tolist() if hasattr(x, 'tolist') else list(x), dtype=float)
     if x.size==0: raise ValueError('no numbers to average')
     if x.size==1: return x.item(),float('nan')
-    return float(x.mean()),float(t.ppf(.975, x.size-1)*x.std(ddof=1)/x.size**.5)
+    return float(x.mean()),float(t.interval(.95, x.size-1, scale=sem(x))[1]) if x.std() else 0.
 
 # %% ../../nbs/parts/stats.ipynb #c70f9aa1
 def difference(
@@ -36,13 +36,12 @@ def difference(
     y:'pd.Series',  # the baseline's
 )->dict:       # n, diff, diff_ci, p, verdict: 'better', 'worse' or 'undecided'
     "Mean of `x-y` over common seeds, its 95 % interval's half-width, the paired t-test's p, and the verdict."
-    from scipy.stats import t
+    from scipy.stats import ttest_rel
     d = (x-y).dropna()
     n = len(d)
     if n<2: return dict(n=n, diff=float(d.mean()), diff_ci=np.nan, p=np.nan, verdict='undecided')
     m,h = mean_ci(d.tolist())
-    se = float(d.std())/n**.5
-    p = float(2*t.sf(abs(m)/se, n-1)) if se else 1.
+    p = float(ttest_rel(x[d.index], y[d.index]).pvalue) if d.std() else 1.
     return dict(n=n, diff=m, diff_ci=h, p=p, verdict='better' if m>h else 'worse' if -m>h else 'undecided')
 
 # %% ../../nbs/parts/stats.ipynb #2bdafa11

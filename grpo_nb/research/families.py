@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LETTERS', 'PAD', 'END', 'FIRST', 'MARK', 'FAMILIES', 'WAYS', 'STARTS', 'PACKED', 'SHAPE', 'SIZES', 'HELD', 'encode',
            'decode', 'Family', 'habit', 'problems', 'to_tensors', 'judge', 'lesson', 'start_file', 'teach', 'start',
-           'hold_problems', 'right_answers', 'pass_rate', 'bolder']
+           'hold_problems', 'right_answers']
 
 # %% ../../nbs/research/families.ipynb #68c662cf
 import json, random
@@ -321,20 +321,3 @@ def right_answers(
     out = sample_stack(m, ids, mask, u, END, PAD)[0]
     return judge(out, answer[:,:,None].expand(-1, -1, n, -1))
 
-def pass_rate(
-    m:Stack,        # S models
-    test:dict,      # as `right_answers`
-    seeds:list,     # S numbers, of the draws
-    n:int=1,        # completions of each problem
-)->Tensor:          # (S,)
-    "Share of right answers to held-out problems."
-    return right_answers(m, test, seeds, n).float().mean((1, 2))
-
-def bolder(
-    d:dict,       # of `start`
-    times:float,  # 1 over the temperature
-)->Tensor:        # (1,) share of right answers
-    "The start's pass rate at another temperature."
-    theta = d['theta'][None].clone()
-    theta[:,-SHAPE.width:] *= times   # the last norm's weights stand before the logits
-    return pass_rate(Stack(SHAPE, theta), d['test'], [0])

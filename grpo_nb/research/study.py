@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['KEY', 'machine', 'stamp', 'source_hash', 'one_each', 'key_of', 'read_rows', 'area', 'run_study', 'add_rows',
-           'compare', 'pairs', 'over_regimes', 'verdict', 'at_equal', 'rates', 'draw_curves', 'draw_grid',
-           'draw_differences']
+           'compare', 'pairs', 'over_regimes', 'at_equal', 'rates', 'draw_curves']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
 import hashlib, inspect, json, os, platform, sys, threading, time, warnings
@@ -298,20 +297,6 @@ def over_regimes(
     d = pd.DataFrame(rows)
     return d.assign(holm=holm(d.p))
 
-def verdict(
-    df:pd.DataFrame,    # rows of a study
-    baseline:str='none',# the arm to compare with
-    metric:str='pass1', # a column
-)->pd.DataFrame:        # a row per regime: seeds, and who is better, worse, undecided, with paired intervals
-    "What the study says; a star survives Holm's correction over all pairs. Fewer than 5 seeds are left out."
-    t,out = pairs(df, baseline, metric),{}
-    def one(o): return f"{o.arm} {o['diff']:+.2f} ± {o.diff_ci:.2f}{'*' if o.holm<.05 else ''}"
-    for r,d in t.groupby('regime', sort=False):
-        d = d.sort_values('diff', ascending=False)
-        def all_of(v): return ', '.join(one(o) for _,o in d[d.verdict==v].iterrows()) or '-'
-        say = {v:all_of(v) for v in ('better','worse','undecided')}
-        out[r] = dict(seeds=f'{d.seeds.min()} to {d.seeds.max()}') | say
-    return pd.DataFrame(out).T
 
 # %% ../../nbs/research/study.ipynb #e2a9a267
 def at_equal(
@@ -359,49 +344,3 @@ def draw_curves(
     ax.legend(loc='center left', bbox_to_anchor=(1, .5))
     return fig
 
-def draw_grid(
-    t:pd.DataFrame,   # of `pairs`
-    title:str,        # the finding
-    regimes:list=None,# in this order
-    arms:list=None,   # in this order
-)->object:            # a figure
-    "Every arm in every regime: coloured where decided, bold where it survives Holm's correction."
-    from matplotlib.patches import Rectangle
-    regs,names = regimes or list(dict.fromkeys(t.regime)),arms or list(dict.fromkeys(t.arm))
-    fig,ax = new_figure(title, size=(1.35*len(regs)+1.6,.36*len(names)+1.1))
-    for o in t.itertuples():
-        x,y = regs.index(o.regime),names.index(o.arm)
-        colour = dict(better='#B9E3D3', worse='#F0C9A8').get(o.verdict, '#F2F2F2')
-        ax.add_patch(Rectangle((x-.48,y-.46), .96, .92, color=colour, lw=0))
-        ax.text(x, y, f'{o.diff:+.3f} ± {o.diff_ci:.3f}'.replace('-', '−'), ha='center', va='center',
-            fontsize=8, weight='bold' if o.holm<.05 else 'normal')
-    ax.set(xlim=(-.5,len(regs)-.5), ylim=(len(names)-.5,-.5))
-    ax.set_xticks(range(len(regs)), [r.replace(' ', '\n') for r in regs])
-    ax.set_yticks(range(len(names)), names)
-    ax.tick_params(length=0)
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
-    return fig
-
-def draw_differences(
-    df:pd.DataFrame,    # rows of a study
-    regime:str,         # one of its regimes
-    metrics:dict=dict(pass1='pass@1 at the end', area='mean pass@1 on the way'), # column -> its name
-    baseline:str='none',# the arm to compare with
-    title:str=None,     # the finding
-)->object:              # a figure
-    "Paired differences to the baseline with 95 % intervals, a row per arm; open circles are undecided."
-    fig,axes = new_figure(title or f'{regime}: difference to {baseline}, same seeds', ncols=len(metrics),
-        sharey=True, size=(9.2,.5+.36*df[df.regime==regime].arm.nunique()))
-    order = None
-    for ax,(k,name) in zip(np.atleast_1d(axes), metrics.items()):
-        t = compare(df, regime, baseline, k)
-        t = t[t.verdict.notna()&(t.seeds>=3)]
-        order = list(t['diff'].sort_values().index) if order is None else order
-        for y,a in enumerate(order):
-            c = dict(better='#009E73', worse='#A33F00').get(t.verdict[a], '#8C8C8C')
-            face = 'white' if t.verdict[a]=='undecided' else c
-            ax.errorbar(t['diff'][a], y, xerr=t.diff_ci[a], fmt='o', color=c, capsize=3, markerfacecolor=face)
-        ax.axvline(0, color='#262626', lw=.8)
-        ax.set(xlabel=name, yticks=range(len(order)), yticklabels=[f'{a} ({t.seeds[a]})' for a in order])
-    return fig
