@@ -61,7 +61,8 @@ def recount_looks(look=LOOK):
     with open(look, newline='', encoding='utf-8') as f:
         for o in csv.DictReader(f):
             curve = json.loads(o['curve'])
-            out.setdefault(o['regime'], []).append((curve[0]['several']-curve[-1]['several'], float(o['wrong'])))
+            fall = curve[0]['several']-curve[-1]['several']
+            out.setdefault(o['regime'], []).append((fall, float(o['wrong'])))
     return {c:tuple(sum(v)/len(v) for v in zip(*rows)) for c,rows in out.items()}
 
 def recount_gains(table=TABLE, page=PAGE):
@@ -116,7 +117,8 @@ def recount_regrets(x, g, table=TABLE, page=PAGE):
             budget = plan['definitions']['families'][o['regime']]['budget']
             tokens = budget/(g+(1-g)*updates[o['arm']])
             at = areas.setdefault(o['regime'], {}).setdefault(o['arm'], {})
-            at.setdefault(float(o['learning_rate']), {})[int(o['seed'])] = until(json.loads(o['curve']), tokens)
+            number = until(json.loads(o['curve']), tokens)
+            at.setdefault(float(o['learning_rate']), {})[int(o['seed'])] = number
     for c,arms in areas.items():
         value[c] = {a:sum(arms[a][l][s] for s,(_,l) in by_the_other_half(arms, [a], seeds).items())/len(seeds)
             for a in three}

@@ -496,7 +496,8 @@ def test_other_code_counts_the_same_slopes_and_regrets(study):
         for k,other in (('fall','wrong'), ('wrong','fall')):
             for beside in (None, both[other]):
                 o = slope(both[k], y, beside)
-                assert (o['slope'], o['half'])==pytest.approx(recount_slope(both[k], y, task_of(plan), beside))
+                want = recount_slope(both[k], y, task_of(plan), beside)
+                assert (o['slope'], o['half'])==pytest.approx(want)
     for k,v in both.items():
         for g in (.5, .75, .9):
             assert [*regrets(df, plan, v, g).values()]==pytest.approx(recount_regrets(v, g), abs=2e-5), (k, g)

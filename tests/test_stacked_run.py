@@ -1,4 +1,4 @@
-"A stacked run beside the chapter's `train`: the same problems and darts; then the same tokens, losses and weights"
+"A stacked run beside the chapter's `train`: the same problems and darts, so the same tokens and weights"
 import pytest, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 import grpo_nb.generation as generation

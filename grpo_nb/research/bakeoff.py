@@ -405,7 +405,8 @@ def side_by_side(
     same = (a.curve==b.curve).to_numpy()
     def numbers(d, k): return d[k].astype(float).reset_index(drop=True)
     end,way = (difference(numbers(a, k), numbers(b, k)) for k in ('pass1','area'))
-    start = max(abs(_start(x)-_start(y)) for x,y in zip(a.curve, b.curve))
+    def first(curve): return json.loads(curve)[0]['pass1']
+    start = max(abs(first(x)-first(y)) for x,y in zip(a.curve, b.curve))
     def made(d):
         each = d[['machine','torch','version']].drop_duplicates().itertuples(index=False)
         return ' and '.join(f'{m} (torch {t}, {v})' for m,t,v in each)
@@ -420,7 +421,6 @@ def side_by_side(
         'other last bits, then other tokens: compare means, not single rows')
     return '\n'.join(text)
 
-def _start(curve): return json.loads(curve)[0]['pass1']
 
 # %% ../../nbs/research/bakeoff.ipynb #4f7f7f8c
 RATES = dict(none=(1e-4,2e-4,4e-4,8e-4), mu2=(1e-4,2e-4,4e-4,8e-4), dynamic=(2e-4,4e-4,8e-4,1.6e-3),

@@ -41,8 +41,9 @@ ARMS |= {'replay':ARMS['replay_both'], 'replay_default':Arm(fill=True, priority=
     'big3':Arm(fresh=24, passes=3, parts=3), 'stored3':_beside(16, correction='clip'),
     'mu6':Arm(passes=6), 'big6':Arm(fresh=48, passes=6, parts=6),
     'stored6':_beside(40, correction='clip'), 'stored6_moment':_beside(40, correction='moment')}
-ARMS |= {f'stored3_{k}':_beside(16, **dict(correction='clip')|o) for k,o in dict(few=dict(distinct=4),
-    random=dict(correction='random'), no1=dict(without=1), no3=dict(without=3)).items()}   # each lacks something
+_lacking = dict(few=dict(distinct=4), random=dict(correction='random'),
+    no1=dict(without=1), no3=dict(without=3))
+ARMS |= {f'stored3_{k}':_beside(16, **dict(correction='clip')|o) for k,o in _lacking.items()}
 ARMS |= {'mu3_anchor':Arm(passes=3, correction='clip', anchor=50), 'mu3_narrow':Arm(passes=3, epsilon=.05)}
 
 # %% ../../nbs/research/replay_study.ipynb #c6f3758c
@@ -169,9 +170,10 @@ def planned(
     seeds,jobs = plan['seeds'][what],[]
     families,arms = list(plan['definitions']['families']),plan['arms'][what]
     if isinstance(plan['rates'], dict):   # each family's own; the first of all before the second
+        blocks = [seeds[i:i+stack] for i in range(0, len(seeds), stack)]
         ranked = zip(*(plan['rates'][f] for f in families), strict=True)
-        return [dict(regime=f, arm=a, seed=seeds[i:i+stack], learning_rate=l, settings=settings, source='')
-            for some in ranked for a in arms for f,l in zip(families, some) for i in range(0, len(seeds), stack)]
+        return [dict(regime=f, arm=a, seed=o, learning_rate=l, settings=settings, source='')
+            for some in ranked for a in arms for f,l in zip(families, some) for o in blocks]
     def tries(f, a):
         if what=='rates': return plan['rates']
         return [(rate or {}).get((f, plan.get('relatives', {}).get(a, a)))]
@@ -368,9 +370,10 @@ def contrasts(
     df:pd.DataFrame, # rows of the plan 'main'
     plan:dict,       # of `registration`; its `contrasts`: name -> arm -> weight
     rank:int=None,   # which of each family's rates; None: the mean over all
-)->pd.DataFrame:     # a row per contrast: diff, diff_ci, p, holm, says, predicted; none while runs are missing
+)->pd.DataFrame:     # a row per contrast: diff, diff_ci, p, holm, says, predicted; none before all is there
     "Weighted sums of the arms' mean areas over these families and rates, seed by seed; one Holm family."
-    seeds,some = plan['seeds']['main'],{f:o if rank is None else o[rank:rank+1] for f,o in plan['rates'].items()}
+    seeds,rates = plan['seeds']['main'],plan['rates'].items()
+    some = {f:o if rank is None else o[rank:rank+1] for f,o in rates}
     here = [l in some.get(f, ()) for f,l in zip(df.regime, df.learning_rate)]
     groups = df[(df.error=='')&df.seed.isin(seeds)&here].groupby(['arm','seed']).area
     arms,n = {a for o in plan['contrasts'].values() for a in o},groups.size()

@@ -41,7 +41,7 @@ class Arm:
     newest:bool=False       # does the buffer give the newest ones, not any?
     method:str=''           # of `METHODS`: what else is done with dead groups
     priority:str=''         # of `PRIORITIES`: a `ReplayBuffer` says who stays and who comes back
-    distinct:int=0          # so many of the stored groups differ, the others are copies of them; 0: all differ
+    distinct:int=0          # so many of the stored groups differ, the others are copies; 0: all differ
     without:int=0           # living groups with so many right answers are not stored; 0: all are
     anchor:int=0            # later passes are also clipped from a policy up to so many batches old
     epsilon:float=.2        # half-width of the clip range
@@ -303,7 +303,8 @@ class Runs:
                 chance = self.uniform(*A.shape[1:3], logps.shape[-1]) if arm.correction=='random' else None
                 push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance)*logps*mask
                 if arm.anchor and k:
-                    push = push.masked_fill(clipped((logps.detach()-g['anchor']).exp(), A, Clip(arm.epsilon)), 0.)
+                    far = (logps.detach()-g['anchor']).exp()
+                    push = push.masked_fill(clipped(far, A, Clip(arm.epsilon)), 0.)
                 self.note(logps.detach(), g, mask)
                 self.opt.step(self.m.gradient(-(push.sum((1, 2, 3))/items.clamp(min=1)).sum()))
 
