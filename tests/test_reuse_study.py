@@ -527,7 +527,7 @@ def words(name):
     if not name.endswith('.ipynb'): return text
     return '\n\n'.join(''.join(c['source']) for c in json.loads(text)['cells'] if c['cell_type']=='markdown')
 
-@pytest.mark.parametrize('page', ['nbs/14_replay_study.ipynb','nbs/practise/replay_settings.qmd'])
+@pytest.mark.parametrize('page', ['nbs/research/first_study.ipynb','nbs/practise/replay_settings.qmd'])
 def test_the_pages_of_replay_say_what_reuse_gives(counted, page):
     rows = [o for o in words(page).splitlines() if o.startswith('|')]
     carried = BY_TASK[:5] if 'settings' not in page else [BY_TASK[k] for k in (4, 0, 2)]
@@ -539,7 +539,7 @@ def test_the_first_page_has_one_honest_sentence(counted, page):
     assert counted['span'][k] in words(page) and counted['best'][k] in words(page)
 
 def test_other_pages_say_what_reuse_gives(counted):
-    book,limits = words('nbs/14_replay_study.ipynb'),words('nbs/project/limitations.qmd')
+    book,limits = words('nbs/research/first_study.ipynb'),words('nbs/project/limitations.qmd')
     default,three = ('replay_default','plain'),('stored3','mu3')
     for page,k in ((book, default), (limits, three)):
         assert counted['span'][k] in page and counted['best'][k] in page
@@ -591,7 +591,7 @@ def test_at_the_lowest_rate_passes_are_ahead_as_the_first_page_says(study):
     def mean(arm, k): return np.mean([done[c,arm][o[k]] for c,o in five.items()])
     assert mean('mu3', 0)>mean('stored3', 0) and mean('mu6', 0)>mean('stored6', 0)
     assert mean('mu3', 4)<.02 and mean('mu6', 4)<.02 and mean('stored3', 4)>.2 and mean('stored6', 4)>.15
-    assert "At a quarter of plain GRPO's best rate passes are ahead." in words('nbs/14_replay_study.ipynb')
+    assert "At a quarter of plain GRPO's best rate passes are ahead." in words('nbs/research/first_study.ipynb')
 
 def test_a_processor_gives_what_the_table_has_as_the_page_says(study):
     plan,df,_ = study
