@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
+from typing import Any
 import pandas as pd
 from ..parts.core import load_file
 from ..parts.stats import difference, holm, mean_ci
@@ -96,7 +97,7 @@ class Curve:
 @dataclass
 class Arm:
     "One way of treating dead groups."
-    method:object  # a name of `methods.METHODS`, 'my_method.py:MyMethod', or the class itself
+    method:str|type  # a name of `methods.METHODS`, 'my_method.py:MyMethod', or the class itself
     options:dict = field(default_factory=dict)   # of the method
     settings:dict = field(default_factory=dict)  # of `TrainConfig`, and `loss` and `advantages` of `train`
     says:str = ''  # what it is, in a few words
@@ -203,7 +204,7 @@ def arm_of(
 def make(
     a:Arm,     # whose method
     seed:int,  # of methods that draw
-    **options:object, # more of the method
+    **options:Any, # more of the method
 )->object:     # a `Method`
     "The arm's method. ValueError where it can't be had."
     from grpo_nb.methods import METHODS, make_method
@@ -220,7 +221,7 @@ def run_one(
     n_problems:int=100,      # held-out problems
     num_samples:int=8,       # completions of each, for pass@1 and pass@8
     points:int=4,            # measurements, evenly over the tokens; on the way with 2 completions per problem
-    **settings:object,       # more of `TrainConfig`; options of the method as method_NAME
+    **settings:Any,          # more of `TrainConfig`; options of the method as method_NAME
 )->dict:                     # a row of the study
     "Train one arm on one regime with one seed, and measure it on held-out problems as its tokens are spent."
     import torch
@@ -301,7 +302,7 @@ def job(
     regime:str,               # as for `run_one`
     seed:int,                 # as for `run_one`
     learning_rate:float=None, # None: the arm's of `LEARNING_RATES`
-    **settings:object,        # more arguments of `run_one`
+    **settings:Any,           # more arguments of `run_one`
 )->dict:                      # a job of `study.run_study`
     "A run to be made, under the names that tell it from others, with the hash of its method's source."
     return dict(regime=regime, arm=arm, seed=seed, learning_rate=learning_rate or rate(arm),

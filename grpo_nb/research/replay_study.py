@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 import numpy as np
 import pandas as pd
 import torch
@@ -257,7 +258,7 @@ def _jobs(plan, arm, rates, stack, look=False):
 def run_rounds(
     run:Callable,  # job -> rows
     jobs:Callable, # rows -> jobs, such as `next_jobs` makes
-    **options:object, # of `run_study`: path, stamp, processes, ...
+    **options:Any, # of `run_study`: path, stamp, processes, ...
 )->pd.DataFrame:   # all rows
     "Run what can be run, and what follows from it, until nothing more follows or nothing more comes."
     df,before = run_study(run, [], **options),-1
@@ -431,7 +432,7 @@ def _rows(out, metric, plan, by):
 def numbers(
     df:pd.DataFrame, # rows of the table
     plan:dict,       # of `registration`
-    share:object=None, # arm -> share of the tokens that it gets; None: all of them for each
+    share:Callable=None, # arm -> share of the tokens that it gets; None: all of them for each
 )->dict:             # cell -> (arm, rate) -> seed -> area under the curve
     "What each complete try gave."
     out,seeds = {},plan['seeds']['main']

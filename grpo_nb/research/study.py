@@ -8,6 +8,7 @@ __all__ = ['KEY', 'machine', 'stamp', 'source_hash', 'one_each', 'key_of', 'read
 
 # %% ../../nbs/research/study.ipynb #cad092e4
 import hashlib, inspect, json, os, platform, sys, threading, time, warnings
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
@@ -41,7 +42,7 @@ def stamp(
 
 # %% ../../nbs/research/study.ipynb #94bd4916
 def source_hash(
-    what:object, # 'file.py:Name', or a class or function, also one defined in a notebook
+    what:str|type|Callable, # 'file.py:Name', or a class or function, also one defined in a notebook
 )->str:          # 8 hexadecimal digits; '' for what belongs to this package, whose version is in the stamp
     "A hash of the file, or of the definition, that a row depends on."
     if isinstance(what, str): text = Path(what.rsplit(':', 1)[0]).read_bytes()
@@ -156,7 +157,7 @@ def _results(run, todo, stamp, processes, tables):
 
 # %% ../../nbs/research/study.ipynb #3158d746
 def run_study(
-    run:object,              # job -> its row, or a list of rows, dicts
+    run:Callable,            # job -> its row, or a list of rows, dicts
     jobs:list,               # dicts with regime, arm, seed (or a list of seeds), learning_rate, settings
     path:str,                # CSV with a row per run; what it holds isn't run again
     stamp:dict,              # of `stamp`: written into each row
