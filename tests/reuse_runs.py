@@ -21,15 +21,16 @@ def put(name, rows, settings):
     args = {k:v for k,v in settings['args'].items() if k in TOLD}
     (folder/'settings.json').write_text(json.dumps(dict(trainer=settings.get('trainer'), args=args))+'\n')
 
-def on_trl(folder):
-    "24 steps of the tiny Qwen on TRL's trainer, recorded"
+def on_trl(folder, **more):
+    "24 steps of the tiny Qwen on TRL's trainer, recorded, where `more` does not say otherwise"
     import faulty_runs
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
     from grpo_nb.parts.problems import chain_sum
     model,tok = faulty_runs.fresh()
-    args = GRPOWithReplayBufferConfig(output_dir=str(folder), per_device_train_batch_size=32,
-        num_generations=8, max_completion_length=40, learning_rate=3e-4, report_to='none', use_cpu=True,
-        bf16=False, logging_steps=1, max_steps=24, save_strategy='no', disable_tqdm=True, seed=0)
+    args = dict(per_device_train_batch_size=32, num_generations=8, max_completion_length=40,
+        learning_rate=3e-4, report_to='none', use_cpu=True, bf16=False, logging_steps=1, max_steps=24,
+        save_strategy='no', disable_tqdm=True, seed=0)
+    args = GRPOWithReplayBufferConfig(output_dir=str(folder), **(args|more))
     GRPOWithReplayBufferTrainer(model=model, reward_funcs=faulty_runs.right, args=args,
         train_dataset=chain_sum(64, seed=0), processing_class=tok).train()
     return read_run(folder)

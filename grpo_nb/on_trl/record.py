@@ -126,6 +126,9 @@ class ReplayLog(ResumableTrainer):
         if G<2: return
         self._metrics[mode]['reward_std'][-1] = reward_std(self._total(r).view(-1, G))
         self._metrics[mode]['frac_reward_zero_std'][-1] = self.dead(r, G).float().mean().item()
+        said = [str(o) for o in list(self._logs['completion'])[-len(r):]]
+        alike = [len(set(said[i:i+G]))==1 for i in range(0, len(said), G)]
+        self._metrics[mode]['frac_one_text'].append(sum(alike)/len(alike))
 
     def _total(self, rewards):
         "(N,) weighted sums of (N, F) rewards; nan where no function judged."

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_rows',
            'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'set_aside', 'lock_folder', 'Recorder', 'ended',
-           'summarize', 'replay_metrics', 'group_ratios', 'record', 'token_rows', 'by_token', 'terms_told',
-           'about_data', 'check_judged', 'check_loss', 'Run', 'one_a_step', 'read_run']
+           'one_text_share', 'summarize', 'replay_metrics', 'group_ratios', 'record', 'token_rows', 'by_token',
+           'terms_told', 'about_data', 'check_judged', 'check_loss', 'Run', 'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, os, re
@@ -335,6 +335,13 @@ def ended(
     "Did the completion reach its end token?"
     return ((mb.completion_ids==s.tokenizer.eos_token_id) & mb.completion_mask).any(-1)
 
+def one_text_share(
+    fresh:object,  # `Rollouts`: token ids and mask, (b, G, T)
+)->float:
+    "Share of the groups that are one text, G times: a collapse, where no reward can tell answers apart."
+    said = fresh.completion_ids.masked_fill(~fresh.completion_mask, -1)
+    return (said==said[:, :1]).flatten(1).all(1).float().mean().item()
+
 def summarize(
     s:RunState,      # after the batch
     began:int,       # optimizer steps done when the batch was sampled
@@ -348,7 +355,7 @@ def summarize(
     n = fresh.completion_mask.sum(-1).float()
     row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
         reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
-        frac_reward_zero_std=dead.float().mean().item())
+        frac_reward_zero_std=dead.float().mean().item(), frac_one_text=one_text_share(fresh))
     row |= {f'rewards/{reward_name(f)}/mean':r.nanmean().item()
         for f,r in zip(s.reward_funcs, by_func.unbind(-1))}
     row |= {'completions/mean_length':n.mean().item(), 'completions/max_length':n.max().item(),

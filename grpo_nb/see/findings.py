@@ -437,7 +437,11 @@ _MEANS = (
 def _cliff(r):
     "Which of the two deaths it is, where the texts tell: evidence, remedy and groups."
     dead = [o for o in _last_groups(r.groups) if o.get('dead') and len(o.get('completions') or [])>1]
-    if not dead: return {}
+    if not dead:   # without texts, what the trainer counted
+        z,one = r.late(DEAD),r.late('frac_one_text')
+        if not len(one) or not len(z) or not z.mean(): return {}
+        told = f'{one.mean():.0%} of all groups are one text G times in the second half'
+        return dict(evidence=told, remedy=2 if one.mean()>z.mean()/2 else 1)
     same = sum(map(one_text, dead))
     return dict(evidence=f'{same} of the {len(dead)} dead groups recorded last are one text G times',
         remedy=2 if same>len(dead)/2 else 1, groups=_where(dead))

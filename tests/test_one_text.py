@@ -1,0 +1,43 @@
+"Cliff or collapse as a number that both trainers log: the share of groups that are one text, by hand"
+import pytest, torch
+from types import SimpleNamespace
+from grpo_nb.run.record import one_text_share, read_run
+from grpo_nb.see.findings import find
+
+def rollouts(*groups):
+    "Token ids of each answer, padded with 0"
+    T = max(len(a) for g in groups for a in g)
+    ids = torch.tensor([[a+[0]*(T-len(a)) for a in g] for g in groups])
+    mask = torch.tensor([[[True]*len(a)+[False]*(T-len(a)) for a in g] for g in groups])
+    return SimpleNamespace(completion_ids=ids, completion_mask=mask)
+
+def test_the_share_by_hand():
+    same,other,longer = [[5, 6], [5, 6]],[[5, 6], [5, 7]],[[5], [5, 0]]   # a 0 that was said is no padding
+    assert one_text_share(rollouts(same, other))==.5 and one_text_share(rollouts(same, same))==1.
+    assert one_text_share(rollouts(longer, other))==0.
+    junk = rollouts(same)
+    junk.completion_ids = torch.cat([junk.completion_ids, torch.tensor([[[1], [2]]])], -1)
+    junk.completion_mask = torch.cat([junk.completion_mask, torch.zeros(1, 2, 1, dtype=torch.bool)], -1)
+    assert one_text_share(junk)==1.   # what stands behind the end says nothing
+
+@pytest.mark.parametrize('one,words', [(.9, 'raise temperature'), (.1, 'grade it')])
+def test_the_doctor_reads_it_where_no_texts_are_on_record(one, words):
+    rows = [dict(step=i, reward=.3, frac_reward_zero_std=1., frac_one_text=one) for i in range(12)]
+    f = find(rows)[0]
+    assert f.name=='all-equal' and words in f.remedy and f'{one:.0%} of all groups' in f.evidence
+
+def shares(run):
+    by = {}
+    for o in run.rows: by.setdefault(o['step'], []).append(len(set(o['completions']))==1)
+    return [sum(v)/len(v) for _,v in sorted(by.items())]
+
+def test_ours_logs_what_the_record_shows(tmp_path):
+    import faulty_runs
+    run = read_run(faulty_runs.make('too-cold', tmp_path/'r', max_steps=8))
+    assert run.history.frac_one_text.tolist()==pytest.approx(shares(run)) and run.history.frac_one_text.max()>.2
+
+def test_trls_logs_what_the_record_shows(tmp_path):
+    import reuse_runs
+    run = reuse_runs.on_trl(tmp_path/'r', max_steps=4, temperature=.3)
+    seen = run.history.dropna(subset=['frac_one_text'])
+    assert len(seen)==4 and seen.frac_one_text.tolist()==pytest.approx(shares(run)) and shares(run)!=[0.]*4
