@@ -878,7 +878,7 @@ export async function mount(root, packed, options = {}) {
   ui.whole = button('whole run', () => zoomTo(0, run.S - 1));
   ui.whole.hidden = true;
   ui.zoom = el('span', {class: 'gv-field'}, button('+', () => zoomBy(.5), 'zoom in'), button('−', () => zoomBy(2), 'zoom out'), ui.whole);
-  root.append(head(), bar(), plot());
+  root.append(head(), ...options.plain ? [] : answers(run), bar(), plot());
   if (run.B) root.append(el('div', {class: 'gv-under'}, legend(), ui.zoom), ui.say, ui.tip, ui.found, ui.body, keys());
   else root.append(el('p', {class: 'gv-dim'}, 'No groups are on record, so there is no map; the curves above are from the history.'));
   if (!options.plain) root.append(...more(run));
@@ -916,12 +916,24 @@ function more(run) {
     f.curves?.length ? el('div', {class: 'gv-figs'}, ...f.curves.map(small)) : ''))));
   const rest = run.curves.filter(c => !c.main);
   if (rest.length) fold('More curves', true, el('div', {class: 'gv-figs'}, ...rest.map(small)));
-  if (run.samples?.length) fold('Before and after', false, ...run.samples.map(o => el('div', {class: 'gv-pair'}, ...['before', 'after'].map(k =>
-    el('section', {class: 'gv-side'}, el(run.sub, {class: 'gv-sub'}, k + (o['right_' + k] == null ? '' : o['right_' + k] ? ', right' : ', wrong')),
-      el('pre', {class: 'gv-prompt', dir: 'auto'}, k == 'after' && o.prompt_after || o.prompt || ''), el('pre', {dir: 'auto'}, o[k] || ''))))));
   for (const [title, rows] of run.tables || []) fold(title, false, el('div', {class: 'gv-wide', tabindex: 0, role: 'group', 'aria-label': title}, el('table', {},
     ...rows.map(([k, v]) => el('tr', {}, el('th', {scope: 'row'}, k), el('td', {}, v))))));
   return out;
+}
+function answers(run) {   // before and after, where they were measured: first what was learned
+  const {before, after} = run.measured || {}, all = [...run.samples || []];
+  if (!all.length && !after) return [];
+  const learned = o => (o.right_after ? 1 : 0) - (o.right_before ? 1 : 0);
+  all.sort((a, b) => learned(b) - learned(a));
+  const said = (o, k) => el('section', {class: 'gv-side'},
+    el(run.sub, {class: 'gv-sub'}, (k == 'before' ? 'Before training' : 'After it') + (o['right_' + k] == null ? '' : o['right_' + k] ? ': right' : ': wrong')),
+    k == 'after' && o.prompt_after ? el('pre', {class: 'gv-prompt', dir: 'auto'}, o.prompt_after) : '', el('pre', {dir: 'auto'}, o[k] || ''));
+  const pair = o => [el('pre', {class: 'gv-prompt', dir: 'auto', tabindex: 0, 'aria-label': 'prompt'}, o.prompt || ''), el('div', {class: 'gv-pair'}, said(o, 'before'), said(o, 'after'))];
+  const out = el('section', {class: 'gv-answers'});
+  if (after) out.append(el('p', {}, 'Held-out problems solved at the first try: ', el('b', {}, before ? `${before} before, ` : '', `${after} after`), '.'));
+  if (all.length) out.append(...pair(all[0]));
+  if (all.length > 1) out.append(el('details', {}, el('summary', {}, `${all.length - 1} more`), ...all.slice(1).flatMap(pair)));
+  return [out];
 }
 function small(o) {
   const all = o.value.filter(Number.isFinite), lo = Math.min(...all), hi = Math.max(...all), n = o.step.length, end = o.end ?? o.step[n - 1];
