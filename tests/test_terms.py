@@ -2,10 +2,12 @@
 import json
 import pytest, torch
 from grpo_nb.advantages import group_advantages
+from grpo_nb.inspector import fill_terms, inspector_html
 from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.parts.ratios import LossSettings
-from grpo_nb.run.record import read_run
+from grpo_nb.run.record import Run, read_run
+from grpo_nb.see.rollouts import open_run
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, new_state, policy, step, train
@@ -97,3 +99,52 @@ def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
     for a,b in zip(*(r.model.parameters() for r in runs)): assert torch.equal(a, b)
     rows = [json.loads(o) for o in open(tmp_path/'0'/'groups.jsonl')]
     assert not any('terms' in o for o in rows)
+
+# ---- other people's files
+
+def alone():
+    "The writer as somebody has it who copied the file and nothing else."
+    import importlib.util
+    import grpo_nb.see.export as here
+    spec = importlib.util.spec_from_file_location('copied', here.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+def test_what_any_trainer_writes_opens_with_every_token(tmp_path):
+    logps,old,A,m = batch(B=2)
+    r,words = (A>0).float(),[[f' t{j}' for j in range(int(n))] for n in m.sum(-1).flatten()]
+    def lists(x): return [o[:len(w)].tolist() for o,w in zip(x.flatten(0, 1), words)]
+    alone().write_rollouts(tmp_path/'a'/'r.jsonl', 3, [f'q{g}' for g in (0, 1) for _ in range(4)],
+        [''.join(w) for w in words], r.flatten(), advantage=A.flatten(), tokens=words, logps=lists(old),
+        policy_logps=lists(logps), after_logps=lists(logps+.1))
+    run = fill_terms(open_run(tmp_path/'a'))
+    want = token_terms(logps, old, A, m)
+    for g,o in enumerate(run.rows):
+        t = o['terms']
+        assert t['tokens']==words[4*g:4*g+4] and not t['words'] and t['named'] is False
+        for i,mine in enumerate(t['by']['dapo']['term']):
+            assert mine==pytest.approx(want['term'][g,i][m[g,i]].tolist(), abs=1e-6)
+        assert t['after'][0]==pytest.approx((logps[g,0]+.1)[m[g,0]].tolist(), abs=1e-5)
+
+def test_texts_and_rewards_alone_tell_how_much_a_word_weighs(tmp_path):
+    rows = [dict(input='q', output='a b c'[:2*i+1], score=float(i), step=1) for i in range(3)]
+    (tmp_path/'1.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    t = fill_terms(open_run(tmp_path)).rows[0]['terms']
+    assert t['words'] and t['tokens']==[['a'], ['a',' b'], ['a',' b',' c']] and 'policy' not in t
+    assert t['by']['grpo']['weight']==pytest.approx([1/3, 1/6, 1/9], abs=1e-6) and set(t['by']['grpo'])=={'weight'}
+    assert t['by']['dapo']['weight']==pytest.approx([1/6]*3, abs=1e-6)
+
+def test_numbers_that_do_not_fit_the_tokens_are_left_aside(tmp_path):
+    rows = [dict(prompt='q', completion='x y', reward=float(i), tokens=['x',' y'], logps=[-1., -2.][:1+i],
+        ref_logps='none') for i in range(2)]
+    (tmp_path/'r.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows)+'{"prompt": "q", "compl')
+    run = fill_terms(open_run(tmp_path))
+    assert run.rows[0]['tokens'] is None and run.rows[0]['terms']['words']
+    assert any('1 lines could not be read' in n for n in run.notes) and inspector_html(run)
+
+def test_only_so_many_groups_are_gone_through():
+    rows = [dict(step=s, group=g, prompt='q', completions=['a','b'], rewards=[0., 1.], replacement=None)
+        for s in range(10) for g in range(4)]
+    run = fill_terms(Run(None, {}, None, rows, {}), most=12)
+    assert [s for s,g in run.by_step.items() if 'terms' in g[0]]==[1, 5, 9]

@@ -778,11 +778,12 @@ export async function mount(root, packed, options = {}) {
       ['reference', likely(at('ref'))], ['KL to it, nats', num(at('kl'), 3)]].filter(o => o[1] != '–');
     const cell = x => el('td', {}, x), of = (o, k, d) => num(o[k]?.[i]?.[j], d);
     const rows = names.map((name, k) => {
-      const o = t.by[name], label = k || !t.loss ? name : `${name}, this run`;
-      return el('tr', {class: k || !t.loss ? null : 'gv-own'}, el('th', {scope: 'row'}, label), cell(of(o, 'term', 4)), cell(num(o.weight[i], 3)),
+      const o = t.by[name], own = !k && t.named !== false, label = own ? `${name}, this run` : name;
+      if (t.words) return el('tr', {}, el('th', {scope: 'row'}, name), cell(num(o.weight[i], 3)));
+      return el('tr', {class: own ? 'gv-own' : null}, el('th', {scope: 'row'}, label), cell(of(o, 'term', 4)), cell(num(o.weight[i], 3)),
         cell(o.share ? `${num(100 * o.share[i][j], 2)} %` : '–'), cell(o.clip ? CLIPPED[o.clip[i][j]] : '–'));
     });
-    const head = ['loss', 'adds', 'weight', 'share', 'clipped'].map(o => el('th', {scope: 'col'}, o));
+    const head = (t.words ? ['loss', 'weight'] : ['loss', 'adds', 'weight', 'share', 'clipped']).map(o => el('th', {scope: 'col'}, o));
     said.push(el('dl', {class: 'gv-facts'}, ...facts.map(([k, v]) => el('div', {}, el('dt', {}, k), el('dd', {}, v)))),
       el('div', {class: 'gv-wide', tabindex: 0, role: 'group', 'aria-label': 'this token under each loss'}, el('table', {}, el('tr', {}, ...head), ...rows)));
     if (!t.words) said.push(el('p', {class: 'gv-dim'}, `What tokens add sums to the loss${t.loss == null ? '' : `, here ${num(t.loss, 4)}`}. The weight is that of one token of this answer in the mean. The share is of the step's squared gradient at the tokens' own logits.`));
