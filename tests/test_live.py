@@ -334,6 +334,26 @@ def test_it_trains_while_a_group_is_looked_at(opened):
     assert 'batches so far' in pg.inner_text('#inspector')
     assert pg.said==[]
 
+SUMS = '''async () => {
+  const {run} = document.querySelector('#inspector > div').gv, out = {}, all = await run.detail(0);
+  for (const t of all.map(o => o.replacement?.terms ?? o.terms).filter(o => o))
+    out[t.loss] = (out[t.loss] ?? 0) + Object.values(t.by)[0].term.flat().reduce((a, b) => a + b, 0);
+  return out;
+}'''
+
+def test_with_the_inspector_open_every_token_says_what_it_added_and_what_followed(opened):
+    pg = opened()
+    pg.locator(".try.right, .try.wrong").nth(7).wait_for()
+    pg.click('#inspect summary')
+    pg.click('#step')
+    pg.locator('.gv-tokens').first.wait_for()
+    sums = {float(k):v for k,v in pg.evaluate(SUMS).items()}
+    assert len(sums)>1 and all(abs(k-v)<2e-6 for k,v in sums.items())   # its float32 loss, added in another order
+    pg.locator('#inspector .gv-rows .gv-row', has_text='living').first.click()
+    pg.get_by_role('button', name='the one with the largest share').click()
+    assert 'before the step' in pg.inner_text('.gv-token') and 'dapo, this run' in pg.inner_text('.gv-token')
+    assert pg.said==[]
+
 def test_the_squares_say_what_became_of_their_groups(opened):
     "Colours and order of the stored run's map; a replaced group shows whom it made room for"
     pg = opened()

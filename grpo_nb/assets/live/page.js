@@ -135,7 +135,10 @@ function wire() {
     e.preventDefault();
     ask();
   };
-  $('inspect').ontoggle = inspect;
+  $('inspect').ontoggle = () => {
+    tell({do: 'watch', on: $('inspect').open});
+    inspect();
+  };
   addEventListener('resize', () => now.arms.length && redraw());
 }
 

@@ -1,7 +1,7 @@
 // The policy: weights that sample, are asked for log-probs, and take a step.
 
 import {defaultDevice, init, jit, numpy as np, valueAndGrad} from './jax/index.js';
-import {H, V, decode, logProbs, loss, prefill, turns} from './qwen.js';
+import {H, V, decode, logProbs, loss, objective, prefill, turns} from './qwen.js';
 import {pick} from './replay.js';
 
 const LANE = 80;                       // tokens: two to four careful answers, or all hasty ones of a group
@@ -134,6 +134,19 @@ export class Policy {
   async step(groups, items, least, rate, cap = 0) {      // one optimizer step
     const {loss, grads} = await this.gradient(groups, items, least, cap);
     return {loss, norm: this.update(grads, rate)};
+  }
+  // What each token of each answer adds to the loss, and its share of the squared gradient at the tokens' own
+  // logits, from the log-probs `now` that the step finds.
+  async terms(groups, now, items, cap = 0) {
+    const each = f => groups.flatMap((g, i) => g.answers.flatMap((o, k) => o.ids.map((_, t) => f(g, k, t, i))));
+    const p = each((g, k, t, i) => now[i][k][t]), rows = [p, each((g, k, t) => g.answers[k].logps[t]),
+      each((g, k) => g.advantages[k])].map(x => floats(x, [x.length]));
+    const x = await objective(...rows.map(o => o.ref), cap).data();
+    const [, slope] = valueAndGrad((...rows) => np.sum(objective(...rows, cap)))(...rows);
+    const pull = (await slope.data()).map((v, j) => (v * (1 - Math.exp(p[j]))) ** 2);
+    const whole = pull.reduce((a, b) => a + b, 0) || 1;
+    let j = 0;
+    return groups.map(g => g.answers.map(o => o.ids.map(() => ({term: -x[j] / items, share: pull[j++] / whole}))));
   }
   update(grads, rate) {                // AdamW, after the gradient is scaled down to norm 1; gives the norm
     const norm = Math.sqrt(Object.values(grads).reduce((a, g) => a + g.reduce((s, x) => s + x * x, 0), 0));

@@ -109,9 +109,9 @@ export function logProbs(W, x, chosen, {hide, group, answer, first, promptTurns,
 // instead, without a clip: what stored groups beside fresh ones are trained with.
 export function loss(W, x, chosen, layout, {mask, A, old, items}, cap) {
   const logps = logProbs(W, x, chosen, layout);
-  const objective = cap ? weighed(logps, old, A, cap) : clipped(logps, old, A);
-  return np.sum(objective.mul(mask)).neg().div(items);
+  return np.sum(objective(logps, old, A, cap).mul(mask)).neg().div(items);
 }
+export const objective = (logps, old, A, cap) => cap ? weighed(logps, old, A, cap) : clipped(logps, old, A);
 function clipped(logps, old, A) {
   const ratio = np.exp(logps.sub(old));
   return np.minimum(ratio.ref.mul(A.ref), np.clip(ratio, .8, 1.2).mul(A));

@@ -58,8 +58,19 @@ function cells(batches, steps, B) {    // codes, who came in where, and every gr
   return {state, by, stored};
 }
 function row(g, group, step) {         // a group as the inspector shows it
-  const by = g.by && {id: g.by.id, step: g.by.step, score: g.by.score};
+  const by = g.by && {id: g.by.id, step: g.by.step, score: g.by.score, terms: terms(g.by)};
   return {group, step, prompt: g.question, completions: g.texts, rewards: g.rewards, advantages: g.advantages,
     n_tokens: g.lengths, score: g.score, id: g.stored || g.dead ? null : g.id, replacement: by || undefined,
-    why: g.dead ? `all-${agreed(g)}` : undefined};
+    why: g.dead ? `all-${agreed(g)}` : undefined, terms: by ? undefined : terms(g)};
+}
+function terms({seen, advantages}) {   // of each token, as the inspector shows it; none where it was shut
+  if (!seen) return undefined;
+  const {tokens, loss, weight, cap} = seen;
+  const each = f => seen.policy.map((row, i) => Array.from(row, (x, j) => f(i, j)));
+  const [old, policy, after] = ['old', 'policy', 'after'].map(k => each((i, j) => seen[k][i][j]));
+  const ratio = each((i, j) => Math.exp(policy[i][j] - old[i][j]));
+  const held = (r, A) => cap ? 2 * (r > cap) : (A > 0 && r > 1.2) - (A < 0 && r < .8);
+  const own = {weight: policy.map(() => weight), clip: each((i, j) => held(ratio[i][j], advantages[i])),
+    term: each((i, j) => seen.terms[i][j].term), share: each((i, j) => seen.terms[i][j].share)};
+  return {tokens, loss, old, policy, after, ratio, by: {[cap ? 'capped weight' : 'dapo']: own}};
 }

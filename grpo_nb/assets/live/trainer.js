@@ -63,7 +63,15 @@ export class Trainer {
     const items = tokensOf(groups) / minis, order = shuffled(B, this.random), size = B / minis, steps = [];
     for (let i = 0; i < minis; i++) {
       const mini = order.slice(i * size, (i + 1) * size).map(j => groups[j]);
+      const now = this.watched ? await this.policy.logProbs(mini, width) : null;
+      const terms = now && await this.policy.terms(mini, now, items, cap);
       steps.push(await this.policy.step(mini, items, width, rate, cap));
+      const after = now && await this.policy.logProbs(mini, width);
+      mini.forEach((g, j) => {         // what the inspector tells of tokens, where it is open
+        g.seen = now && {policy: now[j], after: after[j], terms: terms[j], weight: 1 / items, cap,
+          old: g.answers.map(o => o.logps), loss: steps.at(-1).loss,
+          tokens: g.answers.map(o => o.ids.map(id => this.tokenizer.text[id] ?? '?'))};
+      });
     }
     this.done++;
     const came = g => ({...told(g), age: began - g.step, uses: g.uses});
@@ -82,7 +90,7 @@ export class Trainer {
 }
 
 function told(g) {                     // what the page is told of a group
-  const {question, answer, texts, rewards, advantages, dead, score, id, batch, step} = g;
+  const {question, answer, texts, rewards, advantages, dead, score, id, batch, step, seen} = g;
   const lengths = g.answers.map(o => o.ids.length);
-  return {question, answer, texts, rewards, advantages, dead, score, id, batch, step, lengths};
+  return {question, answer, texts, rewards, advantages, dead, score, id, batch, step, lengths, seen};
 }

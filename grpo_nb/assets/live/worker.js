@@ -13,7 +13,7 @@ const get = async (name, how = 'json') => {
 };
 const breath = () => new Promise(go => setTimeout(go));   // lets messages in
 
-let kit = null, arms = [], allowed = 0, working = false;
+let kit = null, arms = [], allowed = 0, working = false, watched = false;
 const questions = [];
 
 const ACTS = {
@@ -28,11 +28,16 @@ const ACTS = {
   start({task, seed, set}) {           // a new run, paused
     const sets = task == 'sums' ? [{...SUMS, ...set}] : [{...WORDS}, {...BESIDE}];
     arms = sets.map(o => new Trainer(kit.weights, kit.tokenizer, kit.tasks[task], o, seed));
+    for (const o of arms) o.watched = watched;
     allowed = 0;
     postMessage({started: arms.map(o => o.set)});
   },
   allow({n}) { allowed = n; },         // batches to do; 0 pauses
   change({set}) { arms[0].change(set); },
+  watch({on}) {                        // is the inspector open? Then tokens are told too, for two more passes
+    watched = on;
+    for (const o of arms) o.watched = on;
+  },
   ask({question, answer, id}) { questions.push({question, answer, id}); },
 };
 onmessage = async ({data}) => {
