@@ -248,16 +248,23 @@ def run_folder(
     raise ValueError(f'no folder {folder!r}{near(folder, runs) or there}: give the `output_dir` of a run')
 
 def report(
-    folders:list[str], # a run's folder or a table of rollouts; several, also with commas, are compared
+    folders:list[str], # a run's folder or a table of rollouts ('-': stdin); several are compared
     out:str=None,      # folder or file of the page; for several runs `compared`, beside the first
+    prompt:str=None,     # the column of a table of rollouts that holds the prompts
+    completion:str=None, # the same, the answers
+    reward:str=None,     # the same, the rewards
+    group:str=None,      # the same, what rows of one group share
+    step:str=None,       # the same, the step
 )->None:
     "Write report.html and its figures."
     runs = [run_folder(o) for f in folders for o in f.split(',') if o]
     if twice := [o for i,o in enumerate(runs) if Path(o).resolve() in [Path(k).resolve() for k in runs[:i]]]:
         raise ValueError(f'{twice[0]} is given twice: a run beside itself shows nothing')
     from grpo_nb.see.report import write_report
+    named = dict(prompt=prompt, completion=completion, reward=reward, group=group, step=step)
     if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
-    print(write_report(runs[0] if len(runs)==1 else runs, out))
+    read = [_as_run(o, **named) for o in runs]
+    print(write_report(read[0] if len(read)==1 else read, out))
 
 def _as_run(path, **columns):
     "The run; of a table whose columns have other names, read by these."
@@ -265,7 +272,7 @@ def _as_run(path, **columns):
     return open_run(run_folder(path), {k:v for k,v in columns.items() if v})
 
 def inspect(
-    folder:str,  # a run's folder, or a table of rollouts
+    folder:str,  # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
     prompt:str=None,     # the column of a table of rollouts that holds the prompts
     completion:str=None, # the same, the answers
     reward:str=None,     # the same, the rewards

@@ -7,6 +7,7 @@ from grpo_nb.diagnose import diagnose
 from grpo_nb.inspector import inspector_html
 from grpo_nb.see.logs import read_log
 from grpo_nb.see.rollouts import open_run, table_rows
+from view_pages import Opened
 
 def lines(rows): return ''.join(json.dumps(o)+'\n' for o in rows)
 def put(file, rows):
@@ -164,3 +165,27 @@ def test_columns_of_other_names_are_options(tmp_path, capsys):
     capsys.readouterr()
     main(['diagnose', str(tmp_path/'t.jsonl'), '--json', *named])
     assert [o['name'] for o in json.loads(capsys.readouterr().out)]==['reward-never-fires']
+
+def test_a_table_comes_through_a_pipe_and_half_a_line_is_counted(tmp_path, monkeypatch, capsys):
+    import io
+    from grpo_nb.cli import main
+    rows = [dict(question=f'{g}', completion=f'{i}', reward='high' if s==i==0 else float(i%2), step=s)
+        for s in range(12) for g in (0, 1) for i in range(4)]
+    def pipe(text): monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
+    monkeypatch.chdir(tmp_path)
+    for command,page in dict(inspect='inspector.html', report='report.html').items():
+        pipe(lines(rows)+'{"question": "1", "compl')
+        main([command, '-', '--prompt', 'question'])
+        assert capsys.readouterr().out.strip().endswith(page)
+        notes = Opened((tmp_path/page).read_text()).head['notes']
+        assert 'standard input: 1 lines could not be read and are left out.' in notes
+        assert any("reward: 2 values are no numbers and left out, such as 'high'" in n for n in notes)
+    pipe(lines([o|dict(reward=0., prompt='q') for o in rows]))
+    main(['diagnose', '-', '--json'])
+    assert 'reward-never-fires' in capsys.readouterr().out
+
+def test_a_report_takes_columns_of_other_names(tmp_path):
+    from grpo_nb.cli import main
+    put(tmp_path/'t.jsonl', [dict(q='a', a=f'{i}', points=float(i)) for i in range(4)])
+    main(['report', str(tmp_path/'t.jsonl'), '--prompt', 'q', '--completion', 'a', '--reward', 'points'])
+    assert Opened((tmp_path/'report.html').read_text()).B==1

@@ -118,6 +118,7 @@ def read_log(
     path:str,  # a run's folder, a file of metrics, a folder of event files, or - for stdin
 )->Run:        # with a history under TRL's names, and groups where they were recorded
     "Any log as a run. ValueError that says what was found and what is needed."
+    if isinstance(path, Run): return path
     if str(path)=='-': return _stdin()
     path = Path(path)
     if not path.exists():

@@ -76,11 +76,12 @@ def read_table(
     path:str,  # .jsonl, .json, .csv or .parquet; '-' for JSON lines from standard input
 )->tuple:      # (list of dicts, list of str: what was left out)
     "A table as rows. ValueError for a kind we cannot read."
-    if str(path)=='-': return _dicts([_line(o) for o in sys.stdin if o.strip()], 'standard input')
     path = Path(path)
-    if path.suffix=='.jsonl':
-        lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
-        return _dicts([_line(o) for o in lines if o.strip()], path.name)
+    if str(path)=='-' or path.suffix=='.jsonl':
+        piped = str(path)=='-'
+        data = sys.stdin.buffer.read() if piped else path.read_bytes()
+        lines = data.decode('utf-8', 'replace').split('\n')
+        return _dicts([_line(o) for o in lines if o.strip()], 'standard input' if piped else path.name)
     if path.suffix=='.json':
         data = json.loads(path.read_text(encoding='utf-8', errors='replace'))
         data = next((v for v in data.values() if isinstance(v, list)), []) if isinstance(data, dict) else data
