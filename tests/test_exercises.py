@@ -187,3 +187,13 @@ def test_what_pairing_buys():
         lambda x, y: (half(np.subtract(x, y)), half(x)+half(y)),
         lambda x, y: (abs(half(x)-half(y)), np.hypot(half(x), half(y))),
         lambda x, y: (np.hypot(half(x), half(y)), half(np.subtract(x, y)))])
+
+def test_the_alarm():
+    ns,solution = exercise('reward_hacking', 'alarm', 'def alarm', 'def check_alarm')
+    def m3(x, i): return sum(x[i-2:i+1])/3
+    def first(f): return lambda p, w: next((i for i in range(3, len(p)) if f(p, w, i)), None)
+    agreed(ns, 'alarm', 'check_alarm', solution, [
+        first(lambda p, w, i: w[i]<.7*max(w[:i+1]) and p[i]>=max(p[:i+1])),             # single batches
+        first(lambda p, w, i: m3(w, i)<.7*max(m3(w, j) for j in range(2, i+1))),        # forgets what is paid
+        first(lambda p, w, i: m3(w, i)<.7*m3(w, 2) and m3(p, i)>=m3(p, i-1)),           # against the first
+        lambda p, w: None])
