@@ -180,8 +180,6 @@ def loss_metrics(
     return out
 
 # %% ../nbs/10_loss.ipynb #e77a3842
-#| code-fold: true
-#| code-summary: "`token_terms`: a token's number, its weight, its push, its share, its corner"
 def token_terms(
     logps:Tensor,           # (B, G, T) nats, of the policy that the step found
     old_logps:Tensor,       # as for `policy_loss`, like all that follows
