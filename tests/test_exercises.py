@@ -195,5 +195,5 @@ def test_the_alarm():
     agreed(ns, 'alarm', 'check_alarm', solution, [
         first(lambda p, w, i: w[i]<.7*max(w[:i+1]) and p[i]>=max(p[:i+1])),             # single batches
         first(lambda p, w, i: m3(w, i)<.7*max(m3(w, j) for j in range(2, i+1))),        # forgets what is paid
-        first(lambda p, w, i: m3(w, i)<.7*m3(w, 2) and m3(p, i)>=m3(p, i-1)),           # against the first
+        lambda p, w: ns['alarm'](p, w) and ns['alarm'](p, w)+1,                         # counts from one
         lambda p, w: None])
