@@ -670,8 +670,9 @@ def _stage(nbs, to, only=None):
     for f in [*to.rglob('*.md'), *to.rglob('*.qmd')]:
         source = names[str(f.relative_to(to).with_suffix('.html'))] = str(f.relative_to(to))
         head,text = re.match(r'(---\n.*?\n---\n)?(.*)', f.read_text(encoding='utf-8'), flags=re.S).groups()
-        links = f'```{{=html}}\n{page_links(source)}\n```'
-        f.write_text(f'{head or ""}\n{links}\n{_relink(text)}', encoding='utf-8')
+        parts = [head or '', f'```{{=html}}\n{page_links(source)}\n```', _relink(text)]
+        if 'title:' not in parts[0]: parts[1:] = parts[:0:-1]   # its first heading is its title
+        f.write_text('\n'.join(parts), encoding='utf-8')
     return names
 
 def _stage_cell(c):
