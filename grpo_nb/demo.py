@@ -90,7 +90,9 @@ def finish(
     for o in summary['samples'][:2]:
         print(f"\n{o['prompt']}\n  before: {o['before']}\n  after:  {o['after']}")
     print(f'\nreport     {report}\ninspector  {out}/inspector.html: every group, what replaced it, and by '
-        'how much it counted\nnotebooks  jupyter lab nbs/index.ipynb')
+        'how much it counted')
+    here = Path('nbs/index.ipynb').exists()   # the package comes without notebooks
+    print('notebooks  jupyter lab nbs/index.ipynb' if here else 'read on    https://grpo-nb.github.io/grpo_nb')
     return summary
 
 # %% ../nbs/catalogue/demo.ipynb #6dc13591

@@ -191,15 +191,18 @@ def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):
     want = str(judged(read_run(tmp_path/'a'))[0])
     assert last==[want]*2 and 'learned nothing' in want and 'Most likely cause' in want, last
 
-def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywhere(tmp_path, capsys):
+def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywhere(tmp_path, capsys, monkeypatch):
     from grpo_nb.see.view import judged
+    monkeypatch.chdir(tmp_path)   # far from the notebooks
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=40, disable_tqdm=True)
     a,b = (s[k]['right'] for k in ('before','after'))
     d = [y-x for x,y in zip(a, b)]
     m = sum(d)/40
     half = 1.96*(sum((x-m)**2 for x in d)/40)**.5/40**.5
     want = f'{100*m:+.1f} points ± {100*half:.1f}'.replace('-', '−')
-    assert want in capsys.readouterr().out and want in judged(read_run(tmp_path/'run'))[0].sentence
+    out = capsys.readouterr().out
+    assert 'https://grpo-nb.github.io' in out and 'jupyter' not in out
+    assert want in out and want in judged(read_run(tmp_path/'run'))[0].sentence
 
 # ---- what is typed, and works
 
