@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .parts.core import Plain, check_option, whole
 from .parts.groups import Groups
 from grpo_nb.parts.sampling import (
-    Sampling, check_prompts, eval_mode, penalize, sample_rows, seen_tokens, special_ids, truncate,
+    Sampling, check_prompt_ids, eval_mode, penalize, sample_rows, seen_tokens, special_ids, truncate,
     uniforms)
 
 # %% ../nbs/04_generation.ipynb #d5aeb94e
@@ -99,7 +99,7 @@ def _ready(model, ids, mask, G, T, sampling, options, eos, pad, generator):
     for k,v in dict(num_generations=G, max_completion_length=T).items():
         check_option(k, v, whole(v, 1), 'an int of 1 or more')
     mask = mask.bool()
-    check_prompts(model, ids, mask, T)
+    check_prompt_ids(model, ids, mask, T)
     ends,pad_id = special_ids(model, eos, pad, ids.device)
     return mask,ends,pad_id,uniforms(len(ids)*G, T, generator, ids.device),partial(next_token, how=how)
 

@@ -19,7 +19,7 @@ from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.ratios import dead_groups, nan_std, spread
 from .parts.groups import (
-    MethodSettings, check_when_empty, draw_metrics, pack_answer, prompt_keys, put_answers)
+    MethodSettings, check_when_empty, draw_metrics, pack_answer, keys_of, put_answers)
 from .replay import METHODS, Entry, Method, Replay, Treated, unfilled
 
 
@@ -346,7 +346,7 @@ class SamePrompt(Method):
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
         "Mend dead groups whose prompt was answered better before, then remember the best of each group."
-        dead,keys = self.find_dead(batch, dead),prompt_keys(batch)
+        dead,keys = self.find_dead(batch, dead),keys_of(batch)
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
         found = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}

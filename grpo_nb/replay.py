@@ -15,7 +15,7 @@ from torch import Tensor
 from .parts.core import Plain, check_option, register, whole
 from .parts.groups import (METHODS, Entry, Keep, Method, MethodSettings, Store, Treated, add_entries,
     batch_scores, check_buffer, check_draw, check_when_empty, checked_scores, draw_metrics, pack_groups,
-    pick_one, prompt_keys, put_entries, unfilled, unique_prompts, unpacked)
+    pick_one, keys_of, put_entries, unfilled, unique_prompts, unpacked)
 from .generation import Rollouts
 
 # %% ../nbs/11_replay.ipynb #6cba4072
@@ -229,7 +229,7 @@ def treat(self:Replay,
     policy:Callable=None,       # not used
 )->Treated:
     "Replace as many dead groups as the buffer can give, and add `extra`; `replayed` marks both in the batch."
-    dead,keys = self.find_dead(batch, dead),prompt_keys(batch)
+    dead,keys = self.find_dead(batch, dead),keys_of(batch)
     where = dead.nonzero()[:,0]
     more,drawn = self.take([keys[b] for b in where.tolist()], step)
     at = where[:len(drawn)]

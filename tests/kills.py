@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 import trl_tiny as T
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.scale.launch import fsdp2_on_cpu
-from grpo_nb.run.record import read_rows
+from grpo_nb.run.record import read_lines
 
 STEPS,G = 10,4
 PHASES = 'start','restore','train','save'
@@ -84,7 +84,7 @@ def record(folder):
     "Every row of the record, without what a clock says."
     def timeless(row):
         return {k:v for k,v in row.items() if 'time' not in k and 'second' not in k and k!='total_flos'}
-    def rows(name): return read_rows(f'{folder}/run/{name}.jsonl')[0]
+    def rows(name): return read_lines(f'{folder}/run/{name}.jsonl')[0]
     return [[timeless(o) for o in rows(k) if 'train_loss' not in o] for k in ('history','groups')]
 
 def equal(a, b):

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'Keep', 'Groups', 'pack_groups', 'unpacked', 'Entry', 'check_buffer', 'checked_scores', 'check_draw',
-           'pick_one', 'Store', 'put_entries', 'add_entries', 'pack_answer', 'put_answers', 'prompt_keys',
-           'batch_scores', 'unique_prompts', 'draw_metrics', 'check_when_empty', 'unfilled', 'MethodSettings',
-           'Treated', 'Method']
+           'pick_one', 'Store', 'put_entries', 'add_entries', 'pack_answer', 'put_answers', 'keys_of', 'batch_scores',
+           'unique_prompts', 'draw_metrics', 'check_when_empty', 'unfilled', 'MethodSettings', 'Treated', 'Method']
 
 # %% ../../nbs/parts/groups.ipynb #b8c455d6
 import math, random
@@ -437,7 +436,7 @@ def put_answers(
     return x.trim()
 
 # %% ../../nbs/parts/groups.ipynb #454ac37c
-def prompt_keys(
+def keys_of(
     batch:Groups,  # B groups
 )->list:          # (B,) ints; None for a prompt without a key
     "Whose prompt each group of `batch` answers."

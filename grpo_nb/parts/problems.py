@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROBLEMS', 'SYSTEM', 'split_of', 'as_messages', 'gym_dataset', 'chain_sum', 'spell_backward', 'make_problems',
-           'read_rows', 'load_problems', 'split_problems', 'hub_rows', 'gsm8k', 'boxed', 'numinamath', 'tldr',
+           'read_file_rows', 'load_problems', 'split_problems', 'hub_rows', 'gsm8k', 'boxed', 'numinamath', 'tldr',
            'read_number', 'same_answer', 'same_maths', 'completion_text', 'overlap_reward']
 
 # %% ../../nbs/parts/problems.ipynb #efc92e64
@@ -166,7 +166,7 @@ def _csv_rows(path, text):
         rows.append(dict(zip(names, o)))
     return rows
 
-def read_rows(
+def read_file_rows(
     path:Path,   # a .jsonl, .json, .csv or .parquet file
 )->list[dict]:   # one dict per row
     "A file's rows, unchecked; ValueError that names file and line when it can't be read."
@@ -283,7 +283,7 @@ def load_problems(
     if isinstance(source, DatasetDict):
         one = next(iter(source))
         raise ValueError(f"{what} has splits {', '.join(source)}: choose one, as in ds['{one}']")
-    rows = read_rows(path) if path else list(source)
+    rows = read_file_rows(path) if path else list(source)
     if not rows: raise ValueError(f'{what} is empty: training needs at least {max(min_rows, 1)} problems')
     _check_rows(rows, what, prompt)
     if answer!='answer' and not any(answer in o for o in rows):

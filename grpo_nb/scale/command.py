@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
-from ..parts.problems import hub_rows, load_problems, read_rows
+from ..parts.problems import hub_rows, load_problems, read_file_rows
 from ..parts.stats import share_ci
 from ..run.settings import setting
 from .launch import check_launch_config, vllm_problem
@@ -297,7 +297,7 @@ def rows_of(
     load_data:Callable,  # called with rows or None; gives a Dataset
 )->Dataset:
     "The data set, from `rows`, a file, or the hub. ValueError with what to give instead."
-    if rows is None and r.rows_file: rows = list(read_rows(Path(r.rows_file)))
+    if rows is None and r.rows_file: rows = list(read_file_rows(Path(r.rows_file)))
     try: return load_data(rows)
     except ValueError as e:
         if rows is None: raise ValueError(f'{e}; on the command line `--rows_file FILE`') from e
