@@ -4,8 +4,7 @@ from pathlib import Path
 import numpy as np, pandas as pd
 from grpo_nb.parts.stats import mean_ci
 from grpo_nb.research.families import FAMILIES
-from grpo_nb.research.replay_study import registration
-from grpo_nb.research.reuse_study import best_of, numbers, span_of, tries
+from grpo_nb.research.replay_study import best_of, numbers, registration, span_of, tries
 from grpo_nb.research.study import read_rows
 
 AT = Path(__file__).parent.parent

@@ -224,7 +224,7 @@ def test_every_setting_that_a_remedy_names_is_one_of_its_trainer():
         told += [f.remedy for r in runs for f in live(r, trainer=trainer)]
         named = {k for o in told for k in re.findall(r'[a-z]+(?:_[a-z0-9]+)+', o)}
         assert len(told)>=len(RULES)+3 and len(named)>20 and named-known==set(), named-known
-    assert 'Replay(max_uses=…)' in in_words(RULES['few-groups-replayed'].remedies[0], 'grpo_nb')
+    assert 'Replay(age_decay=…)' in in_words(RULES['replay-too-old'].remedies[0], 'grpo_nb')
 
 def test_a_log_alone_does_not_say_that_rewards_differ():
     "The deviation of equal rewards is not 0 in float32 either"

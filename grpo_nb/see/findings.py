@@ -272,12 +272,9 @@ def since(
 RULES = {}
 
 IN_TRAIN = {   # what the trainer on TRL calls so, and `train` otherwise
-    'replay_age_limit': 'Replay(age_limit=…)',
     'replay_age_decay': 'Replay(age_decay=…)',
-    'replay_max_uses': 'Replay(max_uses=…)',
     'replay_when_empty="mask"': 'method="mask"',
-    'replay_stored_per_fresh=2, replay_weight="none", replay_buffer_size=256':
-        'method=Replay(256, stored_per_fresh=2), replay_correction="weight=none"',
+    'replay_weight="none"': 'replay_correction="weight=none"',
     'load_best_model_at_end': 'save_steps',
     'max_tool_calling_iterations': 'max_completion_length',
     'vllm_importance_sampling_correction': 'correction',
