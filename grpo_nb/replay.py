@@ -13,10 +13,9 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 from .parts.core import Plain, check_option, register, whole
-from .parts.groups import (METHODS, Entry, Keep, Method, MethodSettings, Store, Treated, add_entries,
-    batch_scores, check_buffer, check_draw, check_when_empty, checked_scores, draw_metrics, pack_groups,
+from .parts.groups import (METHODS, Entry, Groups, Keep, Method, MethodSettings, Store, Treated,
+    add_entries, batch_scores, check_buffer, check_draw, check_when_empty, checked_scores, draw_metrics, pack_groups,
     pick_one, keys_of, put_entries, unfilled, unique_prompts, unpacked)
-from .generation import Rollouts
 
 # %% ../nbs/11_replay.ipynb #6cba4072
 PRIORITIES = {}   # name -> function of (scores, drawn)
@@ -153,8 +152,9 @@ def unpack_groups(
     pad_id:int=0,       # token id in the padding
     replayed:bool=True, # mark them as coming out of a buffer?
     width:tuple=(1,1),  # (P, T), the smallest width of prompts and completions
-)->Rollouts:            # on the CPU, as wide as the widest
+)->Groups:              # on the CPU, as wide as the widest
     "The packed groups as one batch. ValueError for none, or for groups of several sizes."
+    from grpo_nb.generation import Rollouts
     return Rollouts(**unpacked(packs, pad_id, replayed, width))
 
 # %% ../nbs/11_replay.ipynb #a2e5ce6a
@@ -162,7 +162,7 @@ def unpack_groups(
 class Mask(Method):
     "Leave dead groups out of the loss: no KL pull, no share in its denominator."
     name = 'mask'
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+    def treat(self, batch:Groups, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group as it is; the dead ones don't count."
         dead = self.find_dead(batch, dead)
@@ -222,7 +222,7 @@ def to_sample(self:Replay,
 # %% ../nbs/11_replay.ipynb #7be3a56d
 @patch
 def treat(self:Replay,
-    batch:Rollouts,    # groups with rewards and advantages
+    batch:Groups,    # groups with rewards and advantages
     dead:Tensor=None,  # bool, one per group; None: found here
     step:int=0,        # the optimizer step
     sample_more:Callable=None,  # not used
@@ -268,7 +268,7 @@ def take(self:Replay,
 
 @patch
 def remember(self:Replay,
-    batch:Rollouts,  # (B) groups
+    batch:Groups,  # (B) groups
     live:Tensor,     # (B,) bool, those to store
     step:int,        # now
     scores:list,     # (B,) floats

@@ -3,7 +3,7 @@ tests/bench_swap.py [file.csv]` adds a line to the file."""
 
 import csv, os, sys
 import torch, torch.distributed as dist
-from grpo_nb.on_trl.distributed import time_swap
+from grpo_nb.dev.made import time_swap
 from grpo_nb.replay import ReplayBuffer
 
 torch.set_num_threads(1)

@@ -5,12 +5,14 @@ import json, os, re, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
-from grpo_nb.on_trl.distributed import *
-from grpo_nb.on_trl.distributed import Wire, Ranks, agree, RollCall, time_swap
+from grpo_nb.dev.made import (
+    WIRE, made_batch, made_rows, made_sampled, replay_alone, replay_rank, same_replay, time_swap)
+from grpo_nb.on_trl.distributed import (
+    OwnBuffer, Ranks, RollCall, Wire, agree, pieces, plan_moves, redistribute, replay_bytes)
 from grpo_nb.replay import ReplayBuffer
+from threads import in_threads
 
 HERE = Path(__file__).parent
-WIRE = Wire(('completion_ids','old_logps'), (('advantages',0),))
 
 def made(n, groups, G, seed=0, **kw):
     rng = torch.Generator().manual_seed(seed)
@@ -55,11 +57,10 @@ def test_what_the_wire_packs_it_unpacks_bit_for_bit():
         old_logps=torch.tensor([-1.,float('nan'),-0.,1e-42,-3.]),
         tool_mask=torch.ones(5, dtype=torch.int32), advantages=torch.randn(3), rewards=torch.randn(3, 3))
     where = dict(prompt_len=2, lens=lens)
-    types = dict(completion_ids=torch.int32, tool_mask=torch.int32)
     for lo,hi in ((0,3), (1,3), (0,1), (1,2)):
         words = w.pack(p, lo, hi)
         assert len(words)==w.words(where, lo, hi)
-        q = w.unpack(words, where, lo, hi, types)
+        q = w.unpack(words, where, lo, hi)
         a,b = int(lens[:lo].sum()),int(lens[:hi].sum())
         for k in q:
             want = p[k] if k=='prompt_ids' else p[k][a:b] if k in w.token else p[k][lo:hi]
@@ -146,30 +147,46 @@ def test_parts_of_a_buffer_that_do_not_belong_together_are_refused():
 def test_rows_still_awaited_are_left_out_when_redistributed():
     b, = made(1, 4, 4, p_dead=0.)
     buf,_ = replay_rank([], 4, ReplayBuffer(8))
-    s = buf.swap(b['dead'], b['rewards'], b['prompt_lens'], b['lens'], b['advantages'], b['keys'], 0)
+    s = buf.take(made_sampled(b, 0, 1, 0))
     g,(i,lo,hi) = next(iter(s.mine.items()))
-    buf.put(i, made_piece(b, g*4+lo, g*4+hi, 4))
+    buf.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
     state = redistribute([buf.state_dict()], 0, 1)
     assert state['ids']==[i] and state['index']['ids'].tolist()==[i]
     with pytest.raises(RuntimeError, match='was never given its rows'): 
         for step in range(1, 9):
-            buf.swap([True]*4, torch.zeros(16), b['prompt_lens'], b['lens'], b['advantages'], b['keys'], step)
+            buf.take(made_sampled(b|dict(dead=[True]*4, rewards=torch.zeros(16)), 0, 1, step))
 
 def test_a_size_of_zero_stores_nothing_and_still_makes_both_calls():
     batches = made(3, 6, 4)
     buf,out = replay_rank(batches, 4, ReplayBuffer(0))
     assert len(buf)==0 and buf.ranks.calls==6 and not any(out)
 
-def test_sharing_fills_more_dead_slots_when_few_groups_live():
-    m = lambda shared, p: sum(fill_share(64, 1, p, shared, seed=s) for s in range(5))/5
-    assert m(True, .1)>m(False, .1)+.2 and abs(m(True, .9)-m(False, .9))<.1
+@pytest.mark.parametrize('options', OPTIONS, ids=str)
+def test_a_buffer_of_one_process_takes_and_gives_as_the_shared_one_does(options):
+    "The same groups come in, with the same numbers, whether whole or cut into words of four bytes."
+    batches,came = made(7, 6, 4, seed=2),[]
+    own = OwnBuffer(ReplayBuffer(5, **options), 4)
+    for step,b in enumerate(batches):
+        s = own.take(made_sampled(b, 0, 1, step))
+        for g,(i,lo,hi) in s.mine.items(): own.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
+        came.append([(lo, hi, dict(p)) for lo,hi,p in s.incoming])
+    shared,_ = replay_rank(batches, 4, ReplayBuffer(5, **options))
+    assert same_replay(replay_alone(batches, 4, ReplayBuffer(5, **options)), [came], 4)>0
+    a,b = own.index.state_dict(),shared.index.state_dict()
+    assert a['ids'].tolist()==b['ids'].tolist() and a['uses'].tolist()==b['uses'].tolist()
+
+def test_a_buffer_that_was_not_given_its_rows_says_so():
+    b, = made(1, 4, 4, p_dead=0.)
+    own = OwnBuffer(ReplayBuffer(8), 4)
+    own.take(made_sampled(b, 0, 1, 0))
+    with pytest.raises(RuntimeError, match='were never given their rows'): own.take(made_sampled(b, 0, 1, 1))
 
 def test_two_real_processes_exchange_the_same_rows(tmp_path):
     script = tmp_path/'two.py'
     script.write_text('''
 import sys, torch, torch.distributed as dist, datetime
 torch.set_num_threads(1)
-from grpo_nb.on_trl.distributed import *
+from grpo_nb.dev.made import made_batch, replay_rank
 from grpo_nb.replay import ReplayBuffer
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=60))
 rng = torch.Generator().manual_seed(5)

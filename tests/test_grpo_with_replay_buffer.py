@@ -7,7 +7,8 @@ import pytest, torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer,
-    ReplayBuffer, put_groups, slice_group, save_state, load_state)
+    ReplayBuffer, put_groups, slice_group)
+from grpo_nb.run.checkpoints import load_state, save_state
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 
@@ -379,7 +380,7 @@ def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
     t,got = run(PLAN, steps=8, learning_rate=1e-2, **opts)
     assert all('old_per_token_logps' in b and 'replay_old_logps' not in b for b in got)
     old = [b for b in got if b['replayed'].any()]
-    assert old and t._waiting is None
+    assert old and t._event is None
     known = {round(x, 4) for e in stored(t) for x in e.data['old_per_token_logps'].tolist()}
     for b in old:
         assert {
@@ -666,3 +667,58 @@ def test_the_documented_example_runs_and_every_replaced_group_has_live_advantage
         assert n and all((b['advantages'].abs()>1e-4).sum()>=3 and b['replayed'].all() for b in n)
         after = T.weights(t)
         assert all(not torch.equal(before[k], after[k]) for k in before)
+
+# -- the trainer as a maintainer reads it -----------------------------------------------------------
+def test_two_mixins_stand_between_it_and_grpo_and_the_chapter_holds_every_method_of_a_batch():
+    between = GRPOWithReplayBufferTrainer.__mro__[1:GRPOWithReplayBufferTrainer.__mro__.index(GRPOTrainer)]
+    assert [o.__name__ for o in between]==['ResumableTrainer','CheckedTrainer']
+    home = Path(__file__).parent.parent/'grpo_nb'/'grpo_with_replay_buffer.py'
+    lines = [o for o in home.read_text().splitlines() if o.strip() and not o.startswith(('# %%','# AUTO'))]
+    assert len(lines)<=350
+    way = '_generate_and_score_completions _get_per_token_logps_and_entropies _compute_loss _see_logps'.split()
+    assert all(o in vars(GRPOWithReplayBufferTrainer) for o in way)
+
+def test_importing_the_trainer_brings_in_few_rooms():
+    "The record, the doctor and all that samples or trains without TRL come with their use."
+    import subprocess, sys
+    code = ('import sys, grpo_nb.grpo_with_replay_buffer\n'
+        'print(*[o for o in sys.modules if o.startswith("grpo_nb.") and sys.modules[o].__doc__])')
+    r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    rooms = {o.removeprefix('grpo_nb.') for o in r.stdout.split()}
+    assert r.returncode==0 and len(rooms)<=14, sorted(rooms)
+    assert not {o for o in rooms if o.startswith('see.')}|{'on_trl.record','generation','trainer','loss'}&rooms
+
+def test_a_registered_priority_decides_what_is_drawn():
+    import numpy as np
+    from grpo_nb.parts.core import register
+    from grpo_nb.replay import PRIORITIES
+    asked = []
+    @register(PRIORITIES, 'oldest')
+    def oldest(scores, drawn):
+        asked.append(len(scores))
+        return (np.arange(len(scores))==0).astype(float)
+    try: t,got = run([LIVE,LIVE,LIVE, DEAD,LIVE,LIVE], B=3, replay_priority='oldest')
+    finally: del PRIORITIES['oldest']
+    assert asked and torch.equal(got[1]['completion_ids'][:G][got[1]['completion_mask'][:G].bool()],
+        got[0]['completion_ids'][:G][got[0]['completion_mask'][:G].bool()])
+    with pytest.raises(ValueError, match="`replay_priority` is 'oldest', needs one of .*'recency', 'score'"):
+        T.config(replay_priority='oldest')
+    with pytest.raises(ValueError, match='branches of its method'): T.config(loss_type='reinforce')
+
+@pytest.mark.parametrize('kw', [{}, dict(num_iterations=2), dict(steps_per_generation=2,
+    per_device_train_batch_size=G)])
+def test_a_callback_gets_each_batch_once_and_whole(kw):
+    from transformers import TrainerCallback
+    seen = []
+    class Look(TrainerCallback):
+        def on_batch(self, args, state, control, batch, **kwargs): seen.append(batch)
+    t = T.trainer(Scripted(PLAN, G), args=T.config(**(dict(per_device_train_batch_size=2*G, max_steps=4)|kw)),
+        callbacks=[Look()])
+    got = T.spy(t)
+    t.train()
+    assert len(seen)==len(got)>1 and all(o.whole for o in seen)
+    for e,b in zip(seen, got):
+        assert torch.equal(e.trained['completion_ids'], b['completion_ids'])
+        came = [g for g in range(2) if b['replayed'][g*G]]
+        assert e.taken.places==came and [e.dead[g] for g in came]==[True]*len(came)
+        assert torch.equal(e.logps!=0, e.mask)   # every token that counts was seen

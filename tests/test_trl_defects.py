@@ -41,9 +41,8 @@ def test_a_second_train_is_a_run_of_its_own(tmp_path):
     t = make(tmp_path, 6, save_strategy='no', replay_age_limit=3)
     t.train()
     first,ages = {e.id for e in t.replay_buffer},[]
-    note = t._note
-    t._note = lambda batch, keys, dead, came, asked: ages.extend(e.age for e in came.values()) or note(batch,
-        keys, dead, came, asked)
+    show = t._show
+    t._show = lambda B: ages.extend(o.age for o in t._event.taken.drawn) or show(B)
     t.train()
     assert first and len(t.replay_buffer)>0 and all(0<=o<=3 for o in ages)
     assert {e.step for e in t.replay_buffer}<=set(range(2, 6)) and t.state.global_step==6
@@ -131,7 +130,7 @@ def test_a_reference_that_moved_sees_the_images_of_the_rows(monkeypatch):
 
 def test_nothing_of_64_bits_is_put_on_the_device():
     "Apple's GPUs know no float64."
-    for name in ('on_trl/record','on_trl/shared','on_trl/rows','grpo_with_replay_buffer'):
+    for name in ('on_trl/record','on_trl/distributed','on_trl/rows','grpo_with_replay_buffer'):
         text = (Path(__file__).parent.parent/'grpo_nb'/f'{name}.py').read_text()
         assert 'float64' not in text and '.double(' not in text, name
 
@@ -198,7 +197,7 @@ def test_nodes_with_disks_of_their_own_agree_or_say_who_lacks_what(tmp_path):
 def test_a_run_ends_with_a_verdict_and_warns_on_the_way(caplog):
     t = T.trainer(Scripted([DEAD], G), max_steps=12)
     with caplog.at_level(logging.WARNING): t.train()
-    assert t.verdict.learned is False and 'It learned nothing' in caplog.text
+    assert t.record.verdict.learned is False and 'It learned nothing' in caplog.text
     assert caplog.text.count('no group of the last 10 batches had answers of different reward')==1
     import json
     assert json.loads((Path(t.args.output_dir)/'summary.json').read_text())['verdict']['learned'] is False

@@ -124,7 +124,7 @@ def test_a_trainer_without_settings_takes_our_defaults(tmp_path, monkeypatch):
     monkeypatch.setattr(C._BaseConfig, '__post_init__', on_cpu)
     t = GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, train_dataset=T.data(),
         processing_class=T.tokenizer())
-    assert t.args.replay_buffer_size==64 and t.replaying
+    assert t.args.replay_buffer_size==64 and t.args.edits_batches
 
 # -- the table of completions -----------------------------------------------------------------------
 @pytest.mark.parametrize('parts,scope', [(False,'local'),(False,'sharded'),(True,'local')])
@@ -219,7 +219,7 @@ def test_a_trainer_without_any_reward_is_told_so_by_trl(none):
             processing_class=T.tokenizer(), **none)
 
 def test_rows_without_a_prompt_are_described_where_environments_write_the_prompts():
-    from grpo_nb.grpo_with_replay_buffer import shown_data
+    from grpo_nb.on_trl.record import shown_data
     tok = T.tokenizer()
     of = lambda d: {k:shown_data(tok, d)[k] for k in ('n_prompts','prompt_format')}
     assert of(Dataset.from_dict(dict(environment=['counter']*3)))==dict(n_prompts=3, prompt_format=None)

@@ -117,11 +117,9 @@ def test_truncated_is_what_has_no_end_token():
 
 def test_a_row_that_trl_masks_for_being_cut_off_is_cut_off_whatever_its_tokens(trained):
     t = trained[0]
-    t._step,t._rewards = 0,torch.zeros(2, 1)
-    t._open_groups(dict(completion_ids=torch.tensor([[0,5,6],[5,1,0]]),
+    got = t.record.lengths(dict(completion_ids=torch.tensor([[0,5,6],[5,1,0]]),
         completion_mask=torch.tensor([[0,0,0],[1,1,0]])))
-    assert t._open['stats'][:, -2:].tolist()==[[3,1],[2,0]]   # tokens, cut off
-    t._open = None
+    assert got.tolist()==[[3,1],[2,0]]   # tokens, cut off
 
 def test_two_batches_in_one_step_are_numbered_on():
     _,got,_,r = run([LIVE], steps=2, steps_per_generation=1, gradient_accumulation_steps=2)
@@ -433,8 +431,8 @@ def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
         setattr(owner, name, g)
     def add(dt): spent['record'][-1] += dt
     def end(dt): spent['step'].append(dt); spent['record'].append(0.)
-    for name in ('_open_groups','_note_fates','_note_ids','_close_groups','_see_ratios','_write_groups'):
-        watch(t, name, add)
+    watch(t.record, 'on_batch', add)
+    watch(t.table, 'last', add)
     watch(t, 'training_step', end)
     t.train()
     share = [r/s for r,s in zip(spent['record'], spent['step'])][2:]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest, torch
 from transformers import TrainerCallback
 from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferTrainer, checkpoint_problem,
-    last_checkpoint, load_state)
+    last_checkpoint)
+from grpo_nb.run.checkpoints import load_state
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD
 
@@ -123,7 +124,7 @@ def test_what_is_saved_when_a_reward_fails_goes_on_to_the_bit_and_loses_no_promp
     part,asked = run(tmp_path/'b', resume=True)
     assert asked==[o for o in all_asked if o[0]>=step]
     assert T.same(T.weights(whole), T.weights(part)) and logs(whole)==logs(part)
-    assert buffers_equal(*(t.replay_buffer if t.shared is None else t.shared for t in (whole, part)))
+    assert buffers_equal(*(t.replay_buffer if t.store is None else t.store for t in (whole, part)))
     tables = [(tmp_path/o/'groups.jsonl').read_text() for o in 'ab']
     assert tables[0]==tables[1]
 
@@ -152,7 +153,7 @@ def test_a_checkpoint_of_plain_grpo_resumes_with_an_empty_buffer(tmp_path, caplo
 
 def test_another_number_of_processes_is_said(tmp_path, caplog):
     make(tmp_path, 2).train()
-    from grpo_nb.grpo_with_replay_buffer import save_state, write_manifest
+    from grpo_nb.run.checkpoints import save_state, write_manifest
     f = tmp_path/'checkpoint-2'/'grpo_state_0.safetensors'
     for k in (0, 1): save_state(f.with_name(f'grpo_state_{k}.safetensors'), load_state(f)|dict(world=2))
     write_manifest(tmp_path/'checkpoint-2')
@@ -181,7 +182,7 @@ def test_a_buffer_of_other_options_is_refused_where_the_checkpoint_notes_none(tm
 
 def older(t, *keys):
     "Train, and take out of the last checkpoint what older versions didn't note."
-    from grpo_nb.grpo_with_replay_buffer import save_state, write_manifest
+    from grpo_nb.run.checkpoints import save_state, write_manifest
     t.train()
     f = Path(last_checkpoint(t.args.output_dir))/'grpo_state_0.safetensors'
     save_state(f, {k:v for k,v in load_state(f).items() if k not in keys}); write_manifest(f.parent)
@@ -380,4 +381,4 @@ def test_a_shared_buffer_that_holds_nothing_yet_is_saved(tmp_path):
     t.train()
     again = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts|dict(max_steps=3)))
     again.train(resume_from_checkpoint=True)
-    assert again.state.global_step==3 and len(again.shared)==0
+    assert again.state.global_step==3 and len(again.store)==0

@@ -32,7 +32,7 @@ def out(tmp_path_factory):
         per_device_train_batch_size=16, learning_rate=5e-3, lr_scheduler_type='constant',
         replay_buffer_size=8, replay_scope='sharded')
     one.train()
-    torch.save(one.shared.state_dict(), d/'one_state')
+    torch.save(one.store.state_dict(), d/'one_state')
     launch(d, FIRST, FROM_ONE=str(d/'one'/'checkpoint-3'))
     return d
 
@@ -188,7 +188,7 @@ def test_what_can_not_work_is_refused_on_both_before_the_first_batch(scene, word
         assert all(o in said for o in words), said
 
 def test_a_signal_on_all_ranks_saves_one_whole_checkpoint(out):
-    from grpo_nb.grpo_with_replay_buffer import checkpoint_problem, load_state
+    from grpo_nb.run.checkpoints import checkpoint_problem, load_state
     assert [(o['step'], o['by']) for o in facts(out, 'signal')]==[(3, 'SIGTERM')]*2
     found = [o for o in (out/'signal').glob('checkpoint-3')]
     assert found and checkpoint_problem(found[0])==''
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(out):
     t = T.trainer(rewards, output_dir=str(out/'to_one'), max_steps=8, per_device_train_batch_size=16,
         learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8)
     t.train(resume_from_checkpoint=str(out/'whole'/'checkpoint-6'))
-    s,log = t.shared.state_dict(),[o for o in t.state.log_history if o.get('step', 0)>6]
+    s,log = t.store.state_dict(),[o for o in t.state.log_history if o.get('step', 0)>6]
     assert s['world']==1 and len(s['ids'])==len(s['index']['ids']) and sum(o.get('replay/replaced', 0)
         for o in log)>0
     old = {i:torch.cat([p['completion_ids'] for q in parts for j,p in zip(q['ids'], q['pieces']) if j==i])
@@ -237,7 +237,7 @@ def test_one_process_sharded_is_local_bit_for_bit():
         return t
     a,b = run('local'),run('sharded')
     assert T.same(T.weights(a), T.weights(b)) and b.sharded and not a.sharded
-    x,y = a.replay_buffer.state_dict(),b.shared.index.state_dict()
+    x,y = a.replay_buffer.state_dict(),b.store.index.state_dict()
     assert x['ids'].tolist()==y['ids'].tolist() and torch.equal(x['scores'],
         y['scores']) and x['uses'].tolist()==y['uses'].tolist() and sum(x['uses'])>0
 

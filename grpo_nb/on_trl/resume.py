@@ -9,17 +9,19 @@ __all__ = ['log', 'run_of', 'newest_whole', 'whole_weights', 'set_whole_weights'
 import json, logging, os, random, shutil, signal
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from fastcore.basics import patch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer_utils import TrainOutput
+from trl import GRPOTrainer
 from ..run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, load_state,
-    manifest_of, new_run_id,
-    no_room, save_state, write_manifest)
+    manifest_of, new_run_id, no_room, save_state, write_manifest)
 from ..run.signals import stop_on_signal
-from .checks import CheckedTrainer
 
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
 log = logging.getLogger(__name__)
@@ -104,19 +106,23 @@ def _set_rng(state):
     if cuda: torch.cuda.set_rng_state_all(cuda)
 
 # %% ../../nbs/on_trl/resume.ipynb #0b475061
-class _Save(CheckedTrainer):
-    "What a checkpoint holds, and how it comes about."
+class ResumableTrainer(GRPOTrainer):
+    "`GRPOTrainer` whose checkpoints hold all that the next step depends on, whole or not at all, of one run."
     run_id = None       # of this run; the same after a resume
+    known_data = None   # a fingerprint of the data, where there is one
+    stopped_by = None   # name of the signal that ended `train`
+    _trained = False    # has `train` been called before?
     _back_to = None     # the `_state` that a checkpoint is to hold; None for that of now
     _rng,_begun = None,None   # generators, and tokens and `_state`, as the step began that is being taken
 
     def _state(self)->dict:
+        "What the next step depends on, beside what transformers saves."
         a,mid = self.args,self._step%(self.args.steps_per_generation*self.num_iterations)
         layout = {k:getattr(a, k) for k in ('num_generations','per_device_train_batch_size',
             'steps_per_generation','num_iterations')}
         own = dict(entropy_coef=self.entropy_coef,
             last_world_entropy=self._last_world_entropy) if self.use_adaptive_entropy else {}
-        return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta, data=self._data,
+        return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta, data=self.known_data,
             rewards=list(self.reward_func_names), step=self._step,
             inputs=self._buffered_inputs if mid else None,
             metrics={k:list(v) for k,v in self._metrics['train'].items()}, own=own)
@@ -154,7 +160,7 @@ class _Save(CheckedTrainer):
             if self.args.should_save: shutil.rmtree(folder, ignore_errors=True)
             if disk_is_full(e): raise no_room(e, folder.name, folder.parent) from e
             e.add_note(f'raised while saving {folder.name}: what was written of it is removed, older '
-                f'checkpoints stand')
+                'checkpoints stand')
             raise
 
     def save_model(self, output_dir=None, _internal_call=False):
@@ -168,12 +174,13 @@ class _Save(CheckedTrainer):
 
     def _calculate_rewards(self, *args, **kwargs):
         try: return super()._calculate_rewards(*args, **kwargs)
-        except Exception as e: self._rescue(e); raise
+        except Exception as e:
+            if self.state.global_step: self._rescue(e)
+            raise
 
     def _rescue(self, e):
         "Save what was reached before a reward failed."
         step = self.state.global_step
-        if not step: return
         name = f'checkpoint-{step}'
         if self.model.training:   # not where a step has ended and is looked at
             _set_rng(self._rng)
@@ -185,161 +192,25 @@ class _Save(CheckedTrainer):
         e.add_note(f'{name} holds the {step} step{"s"*(step>1)} before it: mend the reward, and go on with '
             '`train(resume_from_checkpoint=True)`')
 
-# %% ../../nbs/on_trl/resume.ipynb #9bcccbc6
-class ResumableTrainer(_Save):
-    "Checkpoints hold everything the next step depends on, whole or not at all, and belong to one run."
-    stopped_by = None   # name of the signal that ended `train`
-    _trained = False    # has `train` been called before?
-
-    def _renew(self):
-        "Forget what an earlier `train` left; its steps count from 0 again."
-        self._last_loaded_step = -1   # vLLM has the weights of that step, and of another run
-
-    def _all(self, o)->list:
-        "`o` of every process, by rank."
-        return gather_object([o]) if self.accelerator.num_processes>1 else [o]
-
-    def _check_same(self, s):
-        "Is this the run that the checkpoint is of? Older ones note less of it."
-        was,now = s.get('data'),self._data
-        if was and was!=now and not self.args.ignore_data_skip:
-            how = f"{was['rows']} rows then, {now['rows'] if now else 'a stream'} now"
-            if now and was['rows']==now['rows']: how += ', with other prompts or in another order'
-            raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
-                '`ignore_data_skip=True` to go on with these from their beginning')
-        was,now = s.get('rewards'),list(self.reward_func_names)
-        if was and was!=now:
-            log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
-
-    def _set_state(self, s):
-        dev = self.accelerator.device
-        def move(o):
-            if isinstance(o, Tensor): return o.to(dev)
-            if isinstance(o, list): return [move(v) for v in o]
-            return {k:move(v) for k,v in o.items()} if isinstance(o, dict) else o
-        if s['inputs'] is not None:
-            for k,v in s.get('layout', {}).items():
-                if getattr(self.args, k)!=v:
-                    raise ValueError(f'the checkpoint lies within a generation batch made with {k}={v}, '
-                        f'this run has '
-                        f'{getattr(self.args, k)}: set {k}={v}, or resume from a checkpoint between two '
-                        f'batches')
-        self._step,self._buffered_inputs = s['step'],move(s['inputs'])
-        for k,v in s['metrics'].items(): self._metrics['train'][k] = v
-        if s['own']:
-            self.entropy_coef,self._last_world_entropy = (s['own']['entropy_coef'],
-                s['own']['last_world_entropy'])
-
-    def _found(self, checkpoint):
-        "Ranks whose state files lie on this process's disk."
-        return sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.safetensors'))
-
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None: return
-        if isinstance(s := getattr(self, '_sampler', None), torch.utils.data.Sampler) and getattr(s,
-                'shuffle', False):
+        s = getattr(self, '_sampler', None)
+        if isinstance(s, torch.utils.data.Sampler) and getattr(s, 'shuffle', False):
             # epochs that are over
             for _ in range(int(self.state.epoch or 0)): torch.randperm(s.num_samples, generator=s.generator)
-        here = self._found(checkpoint)
-        everywhere = self._all(here)
-        if not any(everywhere):
-            return (log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts '
-                f'empty'))
-        self._need_files([r for r,o in enumerate(everywhere) if not o], checkpoint, 'any')
-        me = self.args.process_index
-        first = load_state(self._state_file(checkpoint, me if me in here else here[0]))
-        self._check_same(first)
-        self.run_id = first.get('run') or self.run_id
-        same = first['world']==self.args.world_size
-        wanted = ([[r] for r in range(first['world'])] if same
-            else [list(range(first['world']))]*len(everywhere))
-        self._need_files([r for r,o in enumerate(everywhere) if not set(wanted[r])<=set(o)], checkpoint,
-            'their own' if same else 'all')
-        self._set_reference(first, checkpoint, here)
-        if same: self._set_state(first)
-        else:
-            self._resume_elsewhere([load_state(self._state_file(checkpoint, r))
-                for r in range(first['world'])])
-
-    def _need_files(self, lacking, checkpoint, which):
-        if not lacking: return
-        raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(map(str, lacking))} does not find '
-            f'{which} of the files '
-            'grpo_state_*.safetensors on its disk. Where each node has a disk of its own, save with '
-            '`save_on_each_node=True`, '
-            'and bring each node its files; for another number of processes, bring all of them to every node')
-
-    def _set_reference(self, first, checkpoint, here):
-        if not self.args.sync_ref_model: return
-        files = (load_state(self._state_file(checkpoint, r)) for r in here)
-        ref = first['ref'] or next((o['ref'] for o in files if o['ref']), None)
-        self._need_files([r for r,o in enumerate(self._all(bool(ref))) if not o], checkpoint,
-            'the reference model in any')
-        set_whole_weights(self.accelerator.unwrap_model(self.ref_model), ref)
-
-    def _resume_elsewhere(self, states):
-        "A checkpoint of another number of processes."
-        log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
-            f'{self.args.world_size}: weights and '
-            'optimizer go on, the replay buffer starts empty and a batch in progress is sampled anew')
+        self._load_state(checkpoint)
 
     def _get_train_sampler(self, dataset=None):
         self._sampler = super()._get_train_sampler(dataset)
         return self._sampler
 
-    def _on_each_node(self, f):
-        "`f()`, asked once on each node, and by rank what came out."
-        mine = f() if self.args.local_process_index==0 else None
-        every = self._all((self.args.local_process_index, mine))
-        return [every[r-i][1] for r,(i,_) in enumerate(every)]
-
-    def _newest(self):
-        "The newest checkpoint that is whole on every node; (path or None, what was wrong)."
-        at_most = None
-        while True:
-            found = self._on_each_node(lambda: newest_whole(self.args.output_dir, at_most))
-            why = next((w for p,w in found if p is None), '')
-            if why: return None,why
-            steps = {int(Path(p).name[11:]) for p,_ in found}
-            at_most,(mine,over) = min(steps),found[self.args.process_index]
-            if len(steps)>1: continue
-            if over: log.warning(f'passed over {over}')
-            return mine,''
-
-    def _resume_from(self, what):
-        "The path to resume from, the same checkpoint on every process; None to begin."
-        if not what: return None
-        if what in (True,'auto'):
-            path,why = self._newest()
-            if path is None and what is True: raise ValueError(why)
-            if path is None and checkpoint_folders(self.args.output_dir):
-                log.warning(f'{why}. This run begins anew')
-            return path
-        if not isinstance(what, (str,os.PathLike)):
-            raise TypeError(f"`resume_from_checkpoint` is {what!r}, needs True, 'auto' or the path of a "
-                f"checkpoint")
-        if why := next(filter(None, self._on_each_node(lambda: checkpoint_problem(what))), ''):
-            raise ValueError(f'{Path(what).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
-                f'the newest whole one')
-        return what
-
-    def _begin(self):
-        "A run that resumes nothing: it gets an id. ValueError where the checkpoints of another lie."
-        id = [new_run_id()]
-        if self.accelerator.num_processes>1: broadcast_object_list(id)
-        self.run_id = id[0]
-        def whole():
-            "The newest checkpoint of an earlier run, which saving would replace or remove."
-            old = reversed(checkpoint_folders(self.args.output_dir))
-            return next((p.name for p in old if not checkpoint_problem(p)), '')
-        if old := next(filter(None, self._on_each_node(whole)), ''):
-            raise ValueError(f'{self.args.output_dir} holds {old} of an earlier run: go on with '
-                '`resume_from_checkpoint=True`, or choose another `output_dir`')
-
-    def train(self, resume_from_checkpoint:bool|str=None, trial:object=None,
-              ignore_keys_for_eval:list=None)->object:
-        """Train. True resumes from the run's newest whole checkpoint, 'auto' does so if there is one.
+    def train(self,
+        resume_from_checkpoint:bool|str=None,  # True: the newest whole one; 'auto': that, if there is one
+        *args:object,    # as `Trainer.train` has them
+        **kwargs:object,
+    )->TrainOutput:
+        """Train, or go on: with True, from the run's newest whole checkpoint, with 'auto' if there is one.
 
         SIGTERM and SIGINT save and stop; a second one ends at once.
         """
@@ -350,5 +221,144 @@ class ResumableTrainer(_Save):
         self.stopped_by = None
         with stop_on_signal() as stop:
             self.add_callback(watch := _AtSteps(self, stop))
-            try: return super().train(resume, trial, ignore_keys_for_eval)
+            try: return super().train(resume, *args, **kwargs)
             finally: self.remove_callback(watch)
+
+    def _renew(self):
+        "Forget what an earlier `train` left; its steps count from 0 again."
+        self._last_loaded_step = -1   # vLLM has the weights of that step, and of another run
+
+# %% ../../nbs/on_trl/resume.ipynb #9bcccbc6
+@patch
+def all_of(self:ResumableTrainer,
+    o:Any,  # what this process has
+)->list:    # of all, by rank
+    "`o` of every process."
+    return gather_object([o]) if self.accelerator.num_processes>1 else [o]
+
+@patch
+def _need_files(self:ResumableTrainer, lacking, checkpoint, which):
+    if not lacking: return
+    raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(map(str, lacking))} does not find {which} of '
+        'the files grpo_state_*.safetensors on its disk. Where each node has a disk of its own, save with '
+        '`save_on_each_node=True`, and bring each node its files; for another number of processes, bring all '
+        'of them to every node')
+
+@patch
+def _load_state(self:ResumableTrainer, checkpoint):
+    "Go on from the state files of a checkpoint, on every process or on none."
+    here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.safetensors'))
+    everywhere = self.all_of(here)
+    if not any(everywhere):
+        return log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts empty')
+    self._need_files([r for r,o in enumerate(everywhere) if not o], checkpoint, 'any')
+    me = self.args.process_index
+    first = load_state(self._state_file(checkpoint, me if me in here else here[0]))
+    self._check_same(first)
+    self.run_id = first.get('run') or self.run_id
+    same = first['world']==self.args.world_size
+    wanted = [[r] if same else list(range(first['world'])) for r in range(len(everywhere))]
+    self._need_files([r for r,o in enumerate(everywhere) if not set(wanted[r])<=set(o)], checkpoint,
+        'their own' if same else 'all')
+    self._set_reference(first, checkpoint, here)
+    if same: self._set_state(first)
+    else: self._resume_elsewhere([load_state(self._state_file(checkpoint, r)) for r in wanted[me]])
+
+@patch
+def _check_same(self:ResumableTrainer, s):
+    "Is this the run that the checkpoint is of? Older ones note less of it."
+    was,now = s.get('data'),self.known_data
+    if was and was!=now and not self.args.ignore_data_skip:
+        how = f"{was['rows']} rows then, {now['rows'] if now else 'a stream'} now"
+        if now and was['rows']==now['rows']: how += ', with other prompts or in another order'
+        raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
+            '`ignore_data_skip=True` to go on with these from their beginning')
+    was,now = s.get('rewards'),list(self.reward_func_names)
+    if was and was!=now:
+        log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
+
+@patch
+def _set_reference(self:ResumableTrainer, first, checkpoint, here):
+    if not self.args.sync_ref_model: return
+    files = (load_state(self._state_file(checkpoint, r)) for r in here)
+    ref = first['ref'] or next((o['ref'] for o in files if o['ref']), None)
+    lacking = [r for r,o in enumerate(self.all_of(bool(ref))) if not o]
+    self._need_files(lacking, checkpoint, 'the reference model in any')
+    set_whole_weights(self.accelerator.unwrap_model(self.ref_model), ref)
+
+@patch
+def _set_state(self:ResumableTrainer, s):
+    def move(o):
+        if isinstance(o, Tensor): return o.to(self.accelerator.device)
+        if isinstance(o, list): return [move(v) for v in o]
+        return {k:move(v) for k,v in o.items()} if isinstance(o, dict) else o
+    for k,v in s.get('layout', {}).items() if s['inputs'] is not None else ():
+        now = getattr(self.args, k)
+        if now!=v:
+            raise ValueError(f'the checkpoint lies within a generation batch made with {k}={v}, this run has '
+                f'{now}: set {k}={v}, or resume from a checkpoint between two batches')
+    self._step,self._buffered_inputs = s['step'],move(s['inputs'])
+    for k,v in s['metrics'].items(): self._metrics['train'][k] = v
+    for k,v in (('entropy_coef', 'entropy_coef'), ('_last_world_entropy', 'last_world_entropy')):
+        if s['own']: setattr(self, k, s['own'][v])
+
+@patch
+def _resume_elsewhere(self:ResumableTrainer, states):
+    "A checkpoint of another number of processes."
+    log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
+        f'{self.args.world_size}: weights and optimizer go on, the replay buffer starts empty and a batch in '
+        'progress is sampled anew')
+
+# %% ../../nbs/on_trl/resume.ipynb #0a2b929a
+@patch
+def _on_each_node(self:ResumableTrainer, f):
+    "`f()`, asked once on each node, and by rank what came out."
+    i = self.args.local_process_index
+    every = self.all_of((i, f() if i==0 else None))
+    return [every[r-k][1] for r,(k,_) in enumerate(every)]
+
+@patch
+def _newest(self:ResumableTrainer):
+    "The newest checkpoint that is whole on every node; (path or None, what was wrong)."
+    at_most = None
+    while True:
+        found = self._on_each_node(lambda: newest_whole(self.args.output_dir, at_most))
+        why = next((w for p,w in found if p is None), '')
+        if why: return None,why
+        steps = {int(Path(p).name[11:]) for p,_ in found}
+        at_most,(mine,over) = min(steps),found[self.args.process_index]
+        if len(steps)>1: continue
+        if over: log.warning(f'passed over {over}')
+        return mine,''
+
+@patch
+def _resume_from(self:ResumableTrainer, what):
+    "The path to resume from, the same checkpoint on every process; None to begin."
+    if not what: return None
+    if what in (True,'auto'):
+        path,why = self._newest()
+        if path is None and what is True: raise ValueError(why)
+        if path is None and checkpoint_folders(self.args.output_dir):
+            log.warning(f'{why}. This run begins anew')
+        return path
+    if not isinstance(what, (str,os.PathLike)):
+        raise TypeError(f"`resume_from_checkpoint` is {what!r}, needs True, 'auto' or the path of a "
+            'checkpoint')
+    if why := next(filter(None, self._on_each_node(lambda: checkpoint_problem(what))), ''):
+        raise ValueError(f'{Path(what).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
+            'the newest whole one')
+    return what
+
+@patch
+def _begin(self:ResumableTrainer):
+    "A run that resumes nothing: it gets an id. ValueError where the checkpoints of another lie."
+    id = [new_run_id()]
+    if self.accelerator.num_processes>1: broadcast_object_list(id)
+    self.run_id = id[0]
+    def whole():
+        "The newest checkpoint of an earlier run, which saving would replace or remove."
+        old = reversed(checkpoint_folders(self.args.output_dir))
+        return next((p.name for p in old if not checkpoint_problem(p)), '')
+    if old := next(filter(None, self._on_each_node(whole)), ''):
+        raise ValueError(f'{self.args.output_dir} holds {old} of an earlier run: go on with '
+            '`resume_from_checkpoint=True`, or choose another `output_dir`')
