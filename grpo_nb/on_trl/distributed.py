@@ -441,7 +441,7 @@ class RollCall:
         self,
         patience_s: float = 1800.0,  # seconds without a step forward after which a rank looks who is behind
         ranks:Ranks=None, # has `rank` and `world`; None for the default process group's
-        store:object=None, # a torch store that all reach; None for the default group's
+        store:dist.Store=None,  # that all reach; None for the default group's
         stop:Callable=_end, # given the message when patience ends; by default prints it and ends the process
         every_s: float = 1.0,  # seconds between two looks
         name: str = 'roll',  # another for each use of one store, the same on all ranks

@@ -128,8 +128,7 @@ class RunRecord(TrainerCallback):
             args=shown_settings(a), data=shown_data(t._tokenizer, t.train_dataset),
             method_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit))
 
-    def on_log(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, logs:dict=None,
-               **kwargs:object):
+    def on_log(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, logs:dict, **kwargs:object):
         "A row of history.jsonl; and what can be seen while it goes on is said at once, each thing once."
         if not self.recorder: return
         self.recorder.log(state.log_history[-1])
@@ -139,8 +138,10 @@ class RunRecord(TrainerCallback):
 
     def _steps(self, state): return [o for o in state.log_history if 'loss' in o]
 
-    def on_batch(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, batch:BatchEvent,
-                 **kwargs:object):
+    def on_batch(self,
+        args:GRPOConfig, state:TrainerState, control:TrainerControl,   # as every callback gets them
+        batch:BatchEvent,   # as sampled and as trained on
+    )->None:
         "Rows of groups.jsonl, from all processes."
         t = self.trainer
         if not self.wants(batch.number): return

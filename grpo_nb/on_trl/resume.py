@@ -207,8 +207,8 @@ class ResumableTrainer(GRPOTrainer):
 
     def train(self,
         resume_from_checkpoint:bool|str=None,  # True: the newest whole one; 'auto': that, if there is one
-        *args:object,    # as `Trainer.train` has them
-        **kwargs:object,
+        *args:Any,     # as `Trainer.train` has them
+        **kwargs:Any,  # the same
     )->TrainOutput:
         """Train, or go on: with True, from the run's newest whole checkpoint, with 'auto' if there is one.
 
