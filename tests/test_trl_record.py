@@ -263,7 +263,7 @@ def test_a_record_is_written_as_the_run_goes(tmp_path):
     t = make_resumable(tmp_path, 3, save_strategy='no')
     t.add_callback(Look())
     t.train()
-    assert seen[:6]==[[1],0,[1,2],1,[1,2,3],2]   # our `log` writes when transformers is done with its own
+    assert seen[:6]==[[1],1,[1,2],2,[1,2,3],3]   # the record's callback comes first
 
 def test_two_runs_at_once_do_not_write_in_one_folder(tmp_path):
     first,second = (make_resumable(tmp_path, 2, save_strategy='no') for _ in range(2))
