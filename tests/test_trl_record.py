@@ -372,7 +372,7 @@ def test_runs_of_both_arms_are_compared_by_what_differs(tmp_path):
             run([LIVE], steps=2, output_dir=str(tmp_path/f'{size}-{seed}'), replay_buffer_size=size,
                 seed=seed)
     a = arms([read_run(o) for o in sorted(tmp_path.iterdir())])
-    assert sorted(map(len, a.values()))==[2,2] and all('replay_buffer_size=' in k for k in a)
+    assert sorted(map(len, a.values()))==[2,2] and any('without replay' in k for k in a)
     assert write_report([str(o) for o in sorted(tmp_path.iterdir())], tmp_path/'out').exists()
 
 # -- several processes ----------------------------------------------------------------------------
