@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 from typing import Any
 import torch
 from torch import Tensor
 from safetensors.torch import load as from_safetensors
 from ..parts.core import atomic_write, save_json, versions
 from ..parts.reward_loading import reward_name
-from .settings import RunState, other_data
+if TYPE_CHECKING: from grpo_nb.run.settings import RunState   # a checkpoint of TRL needs no settings of ours
 
 # %% ../../nbs/run/checkpoints.ipynb #1f87ba8a
 _KINDS = {torch.float64:'F64', torch.int64:'I64', torch.float32:'F32', torch.int32:'I32', torch.float16:'F16',
@@ -235,14 +236,14 @@ def keep_newest(
 COUNTS = ('step','cursor','num_tokens','history')   # of a `State`, beside what has a state of its own
 
 def randomness(
-    s:RunState,  # its generator, beside torch's and Python's
+    s:'RunState',  # its generator, beside torch's and Python's
 )->dict:         # for `set_randomness`
     "The state of every random choice."
     return dict(generator=s.generator.get_state(), torch_rng=torch.get_rng_state(),
         python_rng=random.getstate())
 
 def set_randomness(
-    s:RunState,  # its generator moves
+    s:'RunState',  # its generator moves
     d:dict,      # from `randomness`, or a dict that holds it
 )->None:
     "Every random choice as it stood."
@@ -252,7 +253,7 @@ def set_randomness(
     random.setstate((version, tuple(numbers), gauss))
 
 def plain_args(
-    s:RunState,  # its settings, loss and advantages
+    s:'RunState',  # its settings, loss and advantages
 )->dict:
     "The settings, as JSON gives them back; a loss or an advantage of one's own by its name."
     own = {k:getattr(v, '__name__', str(v)) for k in ('loss','advantages') if callable(v := getattr(s, k))}
@@ -260,7 +261,7 @@ def plain_args(
 
 # %% ../../nbs/run/checkpoints.ipynb #e20a2412
 def save_checkpoint(
-    s:RunState,       # all of it is written
+    s:'RunState',       # all of it is written
     folder:str|Path,  # folder of the run; the checkpoint becomes `checkpoint-N` in it
 )->Path:              # the checkpoint
     "Write the whole state, or nothing. OSError says when the disk has no room; earlier checkpoints stand."
@@ -290,7 +291,7 @@ _FREE = set('output_dir max_steps max_tokens eval_steps save_steps save_total_li
     'record_max_mb record_tokens disable_tqdm'.split())   # may differ when a run goes on
 
 def check_checkpoint(
-    s:RunState,      # a new `State` made with the run's settings
+    s:'RunState',      # a new `State` made with the run's settings
     path:str|Path,   # a checkpoint folder
 )->Path:
     "`path`, if this run can go on from it. ValueError for a damaged file, other settings, or other data."
@@ -306,6 +307,7 @@ def check_checkpoint(
     if meta['method']!=s.method.name:
         raise ValueError(f"{path.name} was made with the method {meta['method']!r}, this run has "
             f'{s.method.name!r}: use the same, {anew}')
+    from grpo_nb.run.settings import other_data
     if how := other_data(meta['dataset'], s.data):
         raise ValueError(f'{path.name} was made on other data ({how}): give the same rows, {anew}')
     _warn_of_change(s, path, meta)
@@ -321,9 +323,9 @@ def _warn_of_change(s, path, meta):
 
 # %% ../../nbs/run/checkpoints.ipynb #0fac39be
 def load_checkpoint(
-    s:RunState,      # a new one made with the run's settings; changed in place
+    s:'RunState',      # a new one made with the run's settings; changed in place
     path:str|Path,   # a checkpoint folder
-)->RunState:         # `s`
+)->'RunState':         # `s`
     "`s` as it was when the checkpoint was written. ValueError as of `check_checkpoint`."
     from safetensors.torch import load_model as load_weights
     path = check_checkpoint(s, path)
@@ -337,7 +339,7 @@ def load_checkpoint(
     return s
 
 def checkpoint_for(
-    s:RunState,       # a new one
+    s:'RunState',       # a new one
     resume:bool|str,  # True for the newest whole checkpoint of output_dir, a path, or None
 )->Path:              # a checkpoint this run can go on from; None for a run that begins
     "Where a run goes on. ValueError for a new run in the folder of an old one, and as of `check_checkpoint`."
