@@ -58,6 +58,19 @@ def test_a_circle_and_an_import_that_climbs_are_seen(monkeypatch, tmp_path):
     assert {*_imports('parts.a')}=={'parts.b'} and {*_imports('parts.b')}=={'parts.a','see.view'}
     with pytest.raises(AssertionError, match='see.view'): test_imports_point_down('parts.b')
 
+def _hidden_imports(source):
+    "Private names that a room takes out of another"
+    for o in ast.walk(ast.parse(source)):
+        if isinstance(o, ast.ImportFrom) and (o.level or (o.module or '').startswith('grpo_nb')):
+            yield from (a.name for a in o.names if a.name[0]=='_' and a.name!='__version__')
+
+@pytest.mark.parametrize('name', [m for m in MODULES if _wing(m)!='dev'])
+def test_private_names_stay_in_their_room(name):
+    assert [*_hidden_imports(FILES[name].read_text(encoding='utf-8'))]==[]
+
+def test_a_private_name_taken_out_of_a_room_is_seen():
+    assert [*_hidden_imports('from .a import _b, c\nfrom grpo_nb.d import _e\nfrom .. import __version__')]==['_b','_e']
+
 def test_only_the_door_and_the_maintainers_import_studies():
     may = 'research','dev','door'
     wrong = [m for m in MODULES for o in _imports(m) if _wing(o)=='research' and _wing(m) not in may]
