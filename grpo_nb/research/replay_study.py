@@ -42,9 +42,10 @@ ARMS |= {'replay':ARMS['replay_both'], 'replay_default':Arm(fill=True, priority=
     'big3':Arm(fresh=24, passes=3, parts=3), 'stored3':_beside(16, correction='clip'),
     'mu6':Arm(passes=6), 'big6':Arm(fresh=48, passes=6, parts=6),
     'stored6':_beside(40, correction='clip'), 'stored6_moment':_beside(40, correction='moment')}
-_lacking = dict(few=dict(distinct=4), random=dict(correction='random'),
-    no1=dict(without=1), no3=dict(without=3))
-ARMS |= {f'stored3_{k}':_beside(16, **dict(correction='clip')|o) for k,o in _lacking.items()}
+ARMS |= {'stored3_few':_beside(16, correction='clip', distinct=4),
+    'stored3_random':_beside(16, correction='random'),
+    'stored3_no1':_beside(16, correction='clip', without=1),
+    'stored3_no3':_beside(16, correction='clip', without=3)}
 ARMS |= {'mu3_anchor':Arm(passes=3, correction='clip', anchor=50), 'mu3_narrow':Arm(passes=3, epsilon=.05)}
 
 # %% ../../nbs/research/replay_study.ipynb #c6f3758c
