@@ -8,7 +8,7 @@ __all__ = ['log', 'is_loss', 'check_trl_settings', 'sampler_names', 'check_gener
            'check_dataset', 'prompts_checksum', 'non_finite', 'reads_tokens', 'RewardFailed', 'CheckedTrainer']
 
 # %% ../../nbs/on_trl/checks.ipynb #2921e884
-import difflib, functools, inspect, logging, math, os, time, zlib
+import difflib, functools, inspect, logging, math, os, time, warnings, zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields
@@ -16,8 +16,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import ClassVar
 import torch
-from torch import nn
+from torch import Tensor, nn
 from datasets import Dataset
+from fastcore.basics import patch
 from transformers import PretrainedConfig
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
@@ -524,3 +525,17 @@ class CheckedTrainer(GRPOTrainer):
             raise ValueError(f'the loss is {loss.item()} at step {self.state.global_step}: lower '
                 '`learning_rate` or `max_grad_norm`; the last whole checkpoint is untouched')
         return loss
+
+# %% ../../nbs/on_trl/checks.ipynb #d263b37a
+@patch
+def slice_group_data(self:CheckedTrainer,
+    data:Tensor,    # (N, L), one column of a batch
+    mask:Tensor,    # (N, L), 1 where a token is real
+    group_idx:int,  # which group of the batch
+)->tuple:           # (G, l) rows of the group and their mask, as wide as its longest
+    "A group of one tensor and its mask, under the removed trainer's name; DeprecationWarning."
+    warnings.warn('`slice_group_data` will go: `slice_group(batch, rows)` of grpo_nb.grpo_with_replay_buffer '
+        'cuts all columns of a batch at once', DeprecationWarning, stacklevel=2)
+    rows = slice(group_idx*self.num_generations, (group_idx+1)*self.num_generations)
+    used = mask[rows].bool().any(0)
+    return data[rows][:,used],mask[rows][:,used]
