@@ -2,7 +2,7 @@
 import json
 import pytest, torch
 from grpo_nb.advantages import group_advantages
-from grpo_nb.inspector import fill_terms, inspector_html
+from grpo_nb.inspector import fill_terms, inspector_html, record_terms
 from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.parts.ratios import LossSettings
@@ -148,3 +148,45 @@ def test_only_so_many_groups_are_gone_through():
         for s in range(10) for g in range(4)]
     run = fill_terms(Run(None, {}, None, rows, {}), most=12)
     assert [s for s,g in run.by_step.items() if 'terms' in g[0]]==[1, 5, 9]
+
+# ---- on TRL's trainer
+
+TRL = [dict(loss_type='dapo', beta=.05), dict(loss_type='grpo', gradient_accumulation_steps=2, beta=.05),
+    dict(loss_type='bnpo', gradient_accumulation_steps=2), dict(loss_type='dr_grpo'),
+    dict(loss_type='cispo', epsilon_high=5.), dict(loss_type='sapo', steps_per_generation=2),
+    dict(loss_type='dapo', replay_weight='truncated', replay_clip='none', importance_sampling_level='sequence')]
+
+@pytest.mark.parametrize('how', TRL, ids=lambda o: '-'.join(map(str, o.values())))
+def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(how):
+    import trl_tiny as tiny
+    rewards = tiny.Scripted([tiny.LIVE, tiny.DEAD], 4)
+    t = tiny.trainer(rewards, **dict(per_device_train_batch_size=8, max_steps=6, learning_rate=1e-2)|how)
+    record_terms(t)
+    after,listener = [],t.callback_handler.callbacks[-1]
+    step_end = listener.on_step_end
+    def end(*args, **kwargs):   # the forward, once more, by hand
+        asked = [(*o['again'], o['mask'][:,0]) for o in listener.open]
+        step_end(*args, **kwargs)
+        with torch.no_grad(): after.extend(listener.logps(*a, **k)[0][m] for a,k,m in asked)
+    listener.on_step_end = end
+    t.train()
+    run = read_run(t.args.output_dir)
+    logged = [o['loss'] for o in t.state.log_history if 'loss' in o]
+    told = [(o['replacement'] or {}).get('terms') or o.get('terms') for o in run.rows]
+    assert told and all(told) and any(o['replacement'] for o in run.rows)
+    total = {}
+    for x in told:
+        for loss,row in zip(x['loss'], next(iter(x['by'].values()))['term']):
+            total[loss] = total.get(loss, 0.)+sum(row)
+    assert len(total)>1 and all(abs(loss-s)<1e-6 for loss,s in total.items())
+    assert all(min(abs(v-loss) for v in logged)<1e-6 for loss in total)
+    assert set(told[0]['by'])==set(LOSS_TYPES) and next(iter(told[0]['by']))==how['loss_type']
+    mine = torch.tensor([v for x in told for r in x['after'] for v in r])
+    assert torch.allclose(mine.sort()[0], torch.cat(after).sort()[0], atol=1e-6)
+
+def test_on_trl_listening_changes_no_bit(tmp_path):
+    import trl_tiny as tiny
+    runs = [tiny.trainer(max_steps=4, learning_rate=1e-2) for _ in range(2)]
+    record_terms(runs[1], every=2)
+    for t in runs: t.train()
+    assert tiny.same(*map(tiny.weights, runs))

@@ -786,7 +786,8 @@ export async function mount(root, packed, options = {}) {
     const head = (t.words ? ['loss', 'weight'] : ['loss', 'adds', 'weight', 'share', 'clipped']).map(o => el('th', {scope: 'col'}, o));
     said.push(el('dl', {class: 'gv-facts'}, ...facts.map(([k, v]) => el('div', {}, el('dt', {}, k), el('dd', {}, v)))),
       el('div', {class: 'gv-wide', tabindex: 0, role: 'group', 'aria-label': 'this token under each loss'}, el('table', {}, el('tr', {}, ...head), ...rows)));
-    if (!t.words) said.push(el('p', {class: 'gv-dim'}, `What tokens add sums to the loss${t.loss == null ? '' : `, here ${num(t.loss, 4)}`}. The weight is that of one token of this answer in the mean. The share is of the step's squared gradient at the tokens' own logits.`));
+    const loss = Array.isArray(t.loss) ? t.loss[i] : t.loss;
+    if (!t.words) said.push(el('p', {class: 'gv-dim'}, `What tokens add sums to the loss${loss == null ? '' : `, here ${num(loss, 4)}`}. The weight is that of one token of this answer in the mean. The share is of the step's squared gradient at the tokens' own logits.`));
     return said;
   }
 
