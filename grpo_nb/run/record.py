@@ -603,7 +603,7 @@ def read_run(
             f'trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
     history,n3 = history or ([],[])
     groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups if isinstance(o.get('step'), int)]
-    tokens,n5 = read_rows(folder/'tokens.jsonl') if (folder/'tokens.jsonl').exists() else ([],[])
+    tokens,n5 = read_lines(folder/'tokens.jsonl') if (folder/'tokens.jsonl').exists() else ([],[])
     terms = {(o.get('step'), o.get('group')):o.get('terms') for o in tokens}
     for o in groups if terms else ():
         if new := terms.get((o['step'], o['group'])): (o['replacement'] or o)['terms'] = new
