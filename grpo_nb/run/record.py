@@ -336,7 +336,7 @@ def ended(
     return ((mb.completion_ids==s.tokenizer.eos_token_id) & mb.completion_mask).any(-1)
 
 def one_text_share(
-    fresh:object,  # `Rollouts`: token ids and mask, (b, G, T)
+    fresh:Groups,  # token ids and mask, (b, G, T)
 )->float:
     "Share of the groups that are one text, G times: a collapse, where no reward can tell answers apart."
     said = fresh.completion_ids.masked_fill(~fresh.completion_mask, -1)
