@@ -1,6 +1,7 @@
 "What one token adds to the loss: the terms by other roads, in a record, and the update that followed."
 import json
 import pytest, torch
+from test_docs import CONTRAST, RULES, _axe, axe
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import fill_terms, inspector_html, record_terms
 from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
@@ -192,3 +193,32 @@ def test_on_trl_listening_changes_no_bit(tmp_path):
         t.train()
         return tiny.weights(t)
     assert tiny.same(run(False), run(True))
+
+# ---- the pane, in a browser
+
+@pytest.mark.parametrize('width', [1280, 400])
+@pytest.mark.parametrize('scheme', ['light','dark'])
+def test_the_pane_is_for_everybody(browser, axe, tmp_path, width, scheme):
+    (tmp_path/'i.html').write_text(inspector_html('nbs/results/run_tiny'))
+    ctx = browser.new_context(viewport=dict(width=width, height=900), color_scheme=scheme)
+    pg,said = ctx.new_page(),[]
+    pg.on('request', lambda r: r.url.startswith(('file:','data:')) or said.append(r.url))
+    pg.on('pageerror', lambda e: said.append(str(e)))
+    pg.on('console', lambda m: said.append(m.text))
+    pg.goto(f'file://{tmp_path}/i.html#step=20&group=0')
+    pg.get_by_role('button', name='the one with the largest share').click()
+    box = pg.get_by_role('listbox').first
+    first = box.get_by_role('option').first.inner_text()
+    box.focus()
+    pg.keyboard.press('Home')
+    assert f'“{first}”, token 1 of answer 1' in pg.inner_text('.gv-token')
+    pg.keyboard.press('ArrowRight')
+    told = pg.inner_text('.gv-token')
+    assert 'token 2 of answer 1' in told and 'dapo, this run' in told and 'vespo' in told
+    assert box.get_by_role('option', selected=True).count()==1
+    assert pg.evaluate('document.documentElement.scrollWidth<=innerWidth')
+    if axe:
+        pg.evaluate(axe)
+        assert _axe(pg.main_frame, RULES)==[] and _axe(pg.main_frame, CONTRAST)==[]
+    assert said==[]
+    ctx.close()

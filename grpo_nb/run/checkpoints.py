@@ -288,7 +288,7 @@ def checkpoints(
 
 # %% ../../nbs/run/checkpoints.ipynb #0db7808a
 _FREE = set('output_dir max_steps max_tokens eval_steps save_steps save_total_limit record_groups '
-    'record_max_mb record_tokens disable_tqdm'.split())   # may differ when a run goes on
+    'record_max_mb record_tokens record_terms disable_tqdm'.split())   # may differ when a run goes on
 
 def check_checkpoint(
     s:'RunState',      # a new `State` made with the run's settings

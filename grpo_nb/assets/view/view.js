@@ -731,7 +731,7 @@ export async function mount(root, packed, options = {}) {
   function tokenList(g, i) {   // a list box: one stop for Tab, arrows within
     const t = g.terms, values = colours(g, i), id = `gv-${++lists}-`;
     const box = el('pre', {dir: 'auto', tabindex: 0, role: 'listbox', 'aria-label': `tokens of answer ${i + 1}`, class: 'gv-tokens'},
-      ...t.tokens[i].map((word, j) => el('span', {role: 'option', id: id + j, 'aria-selected': 'false',
+      ...t.tokens[i].map((word, j) => el('span', {role: 'option', id: id + j, 'aria-selected': 'false', 'aria-label': word.trim() ? null : 'space',
         style: values ? `background:${tint(values[j] ?? 0)}` : null}, word)));
     let at = -1;
     const choose = j => {
