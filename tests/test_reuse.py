@@ -97,7 +97,7 @@ def test_every_verdict_has_one_line_on_it():
         assert str(v).count('Reuse: sampling is ')==1 and v.reuse in str(v)
     bare = str(verdict(run()))
     assert 'Reuse: no seconds of sampling' in bare and 'no word on how hard' in bare
-    assert 'few groups are dead' in str(verdict([o|dict(frac_reward_zero_std=0.) for o in run()]))
+    assert 'since few are dead' in str(verdict([o|dict(frac_reward_zero_std=0.) for o in run()]))
     assert 'Reuse' not in str(verdict([]))
 
 def test_dead_groups_by_kind_and_coverage_are_told():
