@@ -647,8 +647,11 @@ def _uses_of(groups:list)->dict:
     new = [o.get('replacement') or {} for o in groups]
     return Counter(o['id'] for o in new if o.get('id') is not None)
 
-def window(r, width=20):
-    "Of the last `width` rows: (stored groups, places they filled, groups that lived)."
+def window(
+    r:Look,        # of a run
+    width:int=20,  # rows
+)->tuple:          # (stored groups, places they filled, groups that lived)
+    "What a buffer held and gave in the last rows."
     rows = Look(r.rows[-width:])
     size,filled = rows('replay/buffer_size'),rows('replay/replaced').sum()
     dead,live = rows.raw('replay/dead'),rows.raw('replay/live_before')
@@ -656,7 +659,13 @@ def window(r, width=20):
     fresh = np.where(live<1, dead*live/np.maximum(1-live, 1e-9), 1.)   # no dead group: one at least
     return (float(size.max()) if len(size) else math.inf),float(filled),float(fresh.sum())
 
-def worn_out(stored:float, filled:float, lived:float, times:int=10, places:int=20)->bool:
+def worn_out(
+    stored:float,   # groups
+    filled:float,   # places that they filled
+    lived:float,    # groups that came in new
+    times:int=10,   # uses of each that are too many
+    places:int=20,  # fewer than so many say nothing
+)->bool:
     "Did each stored group come back ten times or more, while fewer new ones lived than are stored?"
     return stored>=1 and filled>=max(places, times*stored) and lived<=stored
 
