@@ -191,7 +191,8 @@ def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):
     want = str(judged(read_run(tmp_path/'a'))[0])
     assert last==[want]*2 and 'learned nothing' in want and 'Most likely cause' in want, last
 
-def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywhere(tmp_path, capsys, monkeypatch):
+def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywhere(tmp_path, capsys,
+        monkeypatch):
     from grpo_nb.see.view import judged
     monkeypatch.chdir(tmp_path)   # far from the notebooks
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=40, disable_tqdm=True)
