@@ -91,8 +91,8 @@ def finish(
         print(f"\n{o['prompt']}\n  before: {o['before']}\n  after:  {o['after']}")
     print(f'\nreport     {report}\ninspector  {out}/inspector.html: every group, what replaced it, and by '
         'how much it counted')
-    here = Path('nbs/index.ipynb').exists()   # the package comes without notebooks
-    print('notebooks  jupyter lab nbs/index.ipynb' if here else 'read on    https://grpo-nb.github.io/grpo_nb')
+    if Path('nbs/index.ipynb').exists(): print('notebooks  jupyter lab nbs/index.ipynb')
+    else: print('read on    https://grpo-nb.github.io/grpo_nb')   # the package comes without notebooks
     return summary
 
 # %% ../nbs/catalogue/demo.ipynb #6dc13591

@@ -691,9 +691,11 @@ def _named_types(nb):
     "A hidden cell with the types that annotations name in quotes, of packages not imported here."
     is_code = re.compile(r'^#\|\s*export', re.M).search
     code = '\n'.join(s for _,c,s in _cells(nb) if c['cell_type']=='code' and is_code(s))
-    names = sorted(set(re.findall(r"(?::|->)\s*'([A-Z]\w*)'", code)))
-    if not names: return []
-    text = '\n'.join(['#| hide\n#| exec_doc', *(f'class {o}: pass' for o in names)])
+    said = sorted(set(re.findall(r"(?::|->)\s*'(?:([a-z]\w*)\.)?([A-Z]\w*)'", code)))
+    if not said: return []
+    made = [f'class {b}: pass' for a,b in said if not a]
+    made += [f"class {k}: {' = '.join(b for a,b in said if a==k)} = object" for k in {a:1 for a,_ in said if a}]
+    text = '\n'.join(['#| hide\n#| exec_doc', *made])
     return [dict(cell_type='code', metadata={}, outputs=[], execution_count=None, source=text)]
 
 def _relink(s):
