@@ -691,7 +691,9 @@ def _named_types(nb):
     "A hidden cell with the types that annotations name in quotes, of packages not imported here."
     is_code = re.compile(r'^#\|\s*export', re.M).search
     code = '\n'.join(s for _,c,s in _cells(nb) if c['cell_type']=='code' and is_code(s))
-    said = sorted(set(re.findall(r"(?::|->)\s*'(?:([a-z]\w*)\.)?([A-Z]\w*)'", code)))
+    quoted = ' '.join(re.findall(r"(?::|->)\s*'([^'\n]+)'", code))
+    found = set(re.findall(r'(?:\b([a-z]\w*)\.)?\b([A-Z]\w*)', quoted))
+    said = sorted(o for o in found if o[1] not in ('None','True','False'))
     if not said: return []
     made = [f'class {b}: pass' for a,b in said if not a]
     made += [f"class {k}: {' = '.join(b for a,b in said if a==k)} = object" for k in {a:1 for a,_ in said if a}]
