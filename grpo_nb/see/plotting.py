@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from typing import Any
 from numpy import ndarray
 
 # %% ../../nbs/see/plotting.ipynb #63f6237b
@@ -45,6 +46,10 @@ STYLE = {'font.size':10, 'axes.titlesize':11.5, 'axes.titleweight':'bold', 'axes
 
 class Canvas(Figure):
     "A matplotlib figure in our style that shows itself in a notebook."
+    def __init__(self,
+        **options:Any, # as a `Figure` takes them
+    ): super().__init__(**options)
+
     def _repr_png_(self):
         w,h = self.get_size_inches()
         return fig_png(self), dict(width=round(100*w), height=round(100*h))
