@@ -768,7 +768,7 @@ export async function mount(root, packed, options = {}) {
     if (at('after') != null) {
       const held = t.by[names[0]].clip[i][j], against = A && Math.abs(moved) > 1e-4 && moved > 0 != A > 0;
       const why = against && Math.abs(held) != 1 ? ' Its own push was the other way: what the step did to other tokens moved it more.'
-        : Math.abs(held) == 1 ? ' The clip stopped its own push, so other tokens moved it.' : '';
+        : Math.abs(held) == 1 ? ` The clip stopped its own push, so ${at('ref') == null ? '' : 'the KL term or '}other tokens moved it.` : '';
       const how = Math.abs(moved) < 5e-5 ? 'stayed as likely as it was' : `became ${moved > 0 ? 'more' : 'less'} likely`;
       said.push(el('p', {}, el('b', {}, `It ${how}: ${num(100 * Math.exp(at('policy')), 3)} % before the step, ${num(100 * Math.exp(at('after')), 3)} % after it.`), why));
     }
