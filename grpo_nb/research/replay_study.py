@@ -376,7 +376,7 @@ def contrasts(
     "Weighted sums of the arms' mean areas over these families and rates, seed by seed; one Holm family."
     seeds,rates = plan['seeds']['main'],plan['rates'].items()
     some = {f:o if rank is None else o[rank:rank+1] for f,o in rates}
-    here = [l in some.get(f, ()) for f,l in zip(df.regime, df.learning_rate)]
+    here = np.array([l in some.get(f, ()) for f,l in zip(df.regime, df.learning_rate)], bool)
     groups = df[(df.error=='')&df.seed.isin(seeds)&here].groupby(['arm','seed']).area
     arms,n = {a for o in plan['contrasts'].values() for a in o},groups.size()
     if any(n.get((a, s), 0)<sum(map(len, some.values())) for a in arms for s in seeds): return pd.DataFrame()
