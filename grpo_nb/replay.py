@@ -13,9 +13,10 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 from .parts.core import Plain, check_option, register, whole
-from .parts.groups import (METHODS, Entry, Groups, Keep, Method, MethodSettings, Store, Treated,
-    add_entries, batch_scores, check_buffer, check_draw, check_when_empty, checked_scores, draw_metrics, pack_groups,
-    pick_one, keys_of, put_entries, unfilled, unique_prompts, unpacked)
+from .parts.groups import (
+    METHODS, Entry, Groups, Keep, Method, MethodSettings, Store, Treated, add_entries, batch_scores,
+    check_buffer, check_draw, check_when_empty, checked_scores, draw_metrics, keys_of, pack_groups, pick_one,
+    put_entries, unfilled, unique_prompts, unpacked)
 
 # %% ../nbs/11_replay.ipynb #6cba4072
 PRIORITIES = {}   # name -> function of (scores, drawn)
