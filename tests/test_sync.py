@@ -50,6 +50,28 @@ def test_a_notebook_with_execution_counts_is_told(copy):
     f.write_text(json.dumps(nb, indent=1)+'\n')
     with pytest.raises(dev.Trouble, match='plotting.ipynb: not clean'): dev.check(['plotting'])
 
+def test_an_import_that_is_not_collapsed_is_told(copy):
+    "JupyterLab shows the first sentence before the imports; exported code, tests and prose stay in sight"
+    f = notebook(copy, 'plotting')
+    dev.clean(['plotting'])
+    cells = json.loads(f.read_text())['cells']
+    hidden = [''.join(c['source']) for c in cells if c['metadata'].get('jupyter', {}).get('source_hidden')]
+    seen = [''.join(c['source']) for c in cells if c['cell_type']=='code' and ''.join(c['source']) not in hidden]
+    assert any('from matplotlib' in o for o in hidden) and any('def new_figure' in o for o in seen)
+    f.write_text(f.read_text().replace('"source_hidden": true', '"source_hidden": false', 1))
+    with pytest.raises(dev.Trouble, match='plotting.ipynb: not clean: run .*clean'): dev.check(['plotting'])
+
+def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monkeypatch):
+    (f := next(copy.glob('nbs/07_*.ipynb'))).write_text(f.read_text().replace('"id": "colab"', '"id": "other"'))
+    dev.order()
+    second = json.loads(f.read_text())['cells'][1]
+    code = ''.join(second['source'])
+    assert second['id']=='colab' and code==dev.colab_cell() and 'pip install' in code and 'git clone' in code
+    monkeypatch.delenv('COLAB_RELEASE_TAG', raising=False)
+    monkeypatch.setattr('os.system', lambda o: pytest.fail(o))
+    exec(code)
+    assert dev.order(check=True)==[]
+
 def test_an_unknown_notebook_is_told(copy):
     with pytest.raises(dev.Trouble, match='no such notebook among 77_nothing'): dev.check(['77_nothing'])
 
