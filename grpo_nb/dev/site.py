@@ -85,6 +85,8 @@ def _clean(nb):
     nb = nbformat.from_dict(nb)
     keys = {k:get_config().get(k, '').split() for k in ('allowed_metadata_keys','allowed_cell_metadata_keys')}
     clean_nb(nb, **keys)
+    for c in nb.cells:
+        if c.cell_type=='code' and folded(_src(c.source)): c.metadata['jupyter'] = dict(source_hidden=True)
     return nbformat.writes(nb, version=4, indent=1)+'\n'
 
 def clean(
@@ -284,7 +286,9 @@ def order(
     want[nbs/'sidebar.yml'] = _course_sidebar((nbs/'sidebar.yml').read_text(encoding='utf-8'), course(False))
     then = [next_cell(o) for o in rows[1:]]+[None]
     for (f,nb),after in zip(made.items(), then):
-        if after and _chapter_with_next(nb, after): want[f] = _clean(nb)
+        if _chapter_with_colab(nb, 'nbs')|bool(after and _chapter_with_next(nb, after)): want[f] = _clean(nb)
+    for f in nbs.glob('catalogue/*.ipynb'):
+        if _chapter_with_colab(nb := _read(f), 'nbs/catalogue'): want[f] = _clean(nb)
     behind = [f for f,t in want.items() if f.read_text(encoding='utf-8')!=t]
     if check and behind:
         said = 'not the order of course.yml: run `python -m grpo_nb.dev order`'
