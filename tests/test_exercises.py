@@ -23,11 +23,12 @@ ROOT = Path(__file__).parent.parent
 
 def cells_of(chapter):
     "Sources of a chapter's code cells, without their directives, and whether each is a solution"
-    file = next(f for f in ROOT.glob('nbs/**/*.ipynb') if re.fullmatch(rf'(\d+[a-z]?_)?{chapter}', f.stem))
-    for c in json.loads(file.read_text(encoding='utf-8'))['cells']:
-        src = ''.join(c['source'])
-        if c['cell_type']=='code':
-            yield re.sub(r'^#\|.*\n', '', src, flags=re.M), 'code-summary: Solution' in src
+    named = re.compile(rf'(\d+[a-z]?_)?{chapter}')   # a page of `research` may have the same name
+    for file in sorted(f for f in ROOT.glob('nbs/**/*.ipynb') if named.fullmatch(f.stem)):
+        for c in json.loads(file.read_text(encoding='utf-8'))['cells']:
+            src = ''.join(c['source'])
+            if c['cell_type']=='code':
+                yield re.sub(r'^#\|.*\n', '', src, flags=re.M), 'code-summary: Solution' in src
 
 def exercise(chapter, name, *begins, **names):
     "The cells of a chapter that begin so, run with these names; and the function's solution"
