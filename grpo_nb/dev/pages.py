@@ -68,7 +68,7 @@ window.rankPages = (index, q, limit) => {
     : /practise\//.test(e.href) ? 12 : rooms.test(e.href) ? 0 : 10
   const score = e => {
     const title = plain(e.title || ''), section = plain(e.section || ''), text = plain(e.text || '')
-    if ((answers[e.href] || []).includes(ask)) return 200
+    if ((answers[e.href.split('#')[0]] || []).includes(ask)) return 200
     if (!words.every(w => (title + ' ' + section + ' ' + text).includes(w))) return 0
     const head = (e.section || '').trim()
     const isName = /^[\w.]+$/.test(head) && /[_a-z][A-Z]|_|^[a-z]/.test(head)
