@@ -63,8 +63,8 @@ def test_push_refuses_wrong_answers():
 
 @pytest.fixture(scope='module')
 def one():
-    names = given('01_from_reward_to_gradient', 'import itertools', 'def learn', 'theta = tensor([.2', 'pi,J = ',
-                  'score = torch.eye', 'def check_best', 'def check_groups')
+    names = given('01_from_reward_to_gradient', 'import itertools', 'set_default_dtype', 'def learn',
+                  'theta = tensor([.2', 'pi,J = ', 'score = torch.eye', 'def check_best', 'def check_groups')
     yield names
     torch.set_default_dtype(torch.float32)
 

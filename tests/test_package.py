@@ -69,7 +69,8 @@ def test_private_names_stay_in_their_room(name):
     assert [*_hidden_imports(FILES[name].read_text(encoding='utf-8'))]==[]
 
 def test_a_private_name_taken_out_of_a_room_is_seen():
-    assert [*_hidden_imports('from .a import _b, c\nfrom grpo_nb.d import _e\nfrom .. import __version__')]==['_b','_e']
+    text = 'from .a import _b, c\nfrom grpo_nb.d import _e\nfrom .. import __version__'
+    assert [*_hidden_imports(text)]==['_b','_e']
 
 def test_only_the_door_and_the_maintainers_import_studies():
     may = 'research','dev','door'

@@ -37,7 +37,8 @@ def test_a_layout_is_legal_exactly_when_groups_are_whole_over_all():
             for G in range(2, 9):
                 b,s = rows
                 if w*b*s%G:
-                    with pytest.raises(ValueError, match='cannot be split into whole groups'): Layout(w, b, s, G)
+                    with pytest.raises(ValueError, match='cannot be split into whole groups'):
+                        Layout(w, b, s, G)
                     continue
                 lay = Layout(w, b, s, G)
                 assert bool(lay.straddling())==bool(b*s%G) and lay.groups*G==w*b*s

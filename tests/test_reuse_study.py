@@ -591,7 +591,8 @@ def test_at_the_lowest_rate_passes_are_ahead_as_the_first_page_says(study):
     def mean(arm, k): return np.mean([done[c,arm][o[k]] for c,o in five.items()])
     assert mean('mu3', 0)>mean('stored3', 0) and mean('mu6', 0)>mean('stored6', 0)
     assert mean('mu3', 4)<.02 and mean('mu6', 4)<.02 and mean('stored3', 4)>.2 and mean('stored6', 4)>.15
-    assert "At a quarter of plain GRPO's best rate passes are ahead." in words('nbs/research/first_study.ipynb')
+    said = words('nbs/research/first_study.ipynb')
+    assert "At a quarter of plain GRPO's best rate passes are ahead." in said
 
 def test_a_processor_gives_what_the_table_has_as_the_page_says(study):
     plan,df,_ = study

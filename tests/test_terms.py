@@ -35,16 +35,19 @@ def test_the_terms_sum_to_the_loss_and_pushes_are_slopes(kind, how):
     got = token_terms(logps, old, A, m, s, **given)
     def loss(x): return policy_loss(x, old, A, m, s, **given).item()
     assert abs(got['term'].sum().item()-loss(logps))<1e-6 and not got['term'][~m].any()
-    if kind in ('cispo','vespo') or 'off_policy_mask_threshold' in how: return   # these hold a factor constant
+    if kind in ('cispo','vespo') or 'off_policy_mask_threshold' in how: return   # a factor is held constant
     for at in m.nonzero()[::7].tolist():
         bump = torch.zeros_like(logps)
         bump[tuple(at)] = 1e-6
-        assert got['push'][tuple(at)].item()==pytest.approx((loss(logps+bump)-loss(logps-bump))/2e-6, abs=1e-6)
+        slope = (loss(logps+bump)-loss(logps-bump))/2e-6
+        assert got['push'][tuple(at)].item()==pytest.approx(slope, abs=1e-6)
 
 def test_weights_are_those_of_each_divisor():
     logps,old,A,m = batch()
-    by,n = terms_by_loss(logps, old, A, m, LossSettings(max_completion_length=6)),m.sum(-1, keepdim=True).float()
-    want = dict(grpo=1/(12*n), sapo=1/(12*n), luspo=torch.full_like(n, 1/12), dr_grpo=torch.full_like(n, 1/72))
+    by = terms_by_loss(logps, old, A, m, LossSettings(max_completion_length=6))
+    n = m.sum(-1, keepdim=True).float()
+    want = dict(grpo=1/(12*n), sapo=1/(12*n), luspo=torch.full_like(n, 1/12),
+                dr_grpo=torch.full_like(n, 1/72))
     want |= dict.fromkeys(('dapo','bnpo','cispo','vespo'), torch.full_like(n, 1/m.sum().item()))
     for k,w in want.items(): assert torch.allclose(by[k]['weight'], w.expand_as(m)*m), k
     assert all(o['share'].sum().item()==pytest.approx(1, abs=1e-5) for o in by.values())
@@ -54,7 +57,8 @@ def test_the_four_corners_of_the_clip_are_told_apart():
     new,old,m = (-torch.ones(1, 4, 1))+r.log().view(1, 4, 1),-torch.ones(1, 4, 1),torch.ones(1, 4, 1).bool()
     by = terms_by_loss(new, old, A[None], m)
     assert by['dapo']['clip'].flatten().tolist()==[1, 0, 0, -1]
-    assert not by['sapo']['clip'].any() and (by['dapo']['push'].flatten()==0).tolist()==[True, False, False, True]
+    assert not by['sapo']['clip'].any()
+    assert (by['dapo']['push'].flatten()==0).tolist()==[True, False, False, True]
     far = token_terms(new, old-3, A[None], m, LossSettings('cispo', epsilon_high=5.))
     assert far['clip'].flatten().tolist()==[2, 2, 0, 0]
 
@@ -133,7 +137,8 @@ def test_texts_and_rewards_alone_tell_how_much_a_word_weighs(tmp_path):
     (tmp_path/'1.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
     t = fill_terms(open_run(tmp_path)).rows[0]['terms']
     assert t['words'] and t['tokens']==[['a'], ['a',' b'], ['a',' b',' c']] and 'policy' not in t
-    assert t['by']['grpo']['weight']==pytest.approx([1/3, 1/6, 1/9], abs=1e-6) and set(t['by']['grpo'])=={'weight'}
+    assert t['by']['grpo']['weight']==pytest.approx([1/3, 1/6, 1/9], abs=1e-6)
+    assert set(t['by']['grpo'])=={'weight'}
     assert t['by']['dapo']['weight']==pytest.approx([1/6]*3, abs=1e-6)
 
 def test_numbers_that_do_not_fit_the_tokens_are_left_aside(tmp_path):
@@ -155,7 +160,8 @@ def test_only_so_many_groups_are_gone_through():
 TRL = [dict(loss_type='dapo', beta=.05), dict(loss_type='grpo', gradient_accumulation_steps=2, beta=.05),
     dict(loss_type='bnpo', gradient_accumulation_steps=2), dict(loss_type='dr_grpo'),
     dict(loss_type='cispo', epsilon_high=5.), dict(loss_type='sapo', steps_per_generation=2),
-    dict(loss_type='dapo', replay_weight='truncated', replay_clip='none', importance_sampling_level='sequence')]
+    dict(loss_type='dapo', replay_weight='truncated', replay_clip='none',
+         importance_sampling_level='sequence')]
 
 @pytest.mark.parametrize('how', TRL, ids=lambda o: '-'.join(map(str, o.values())))
 def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(how):

@@ -813,7 +813,8 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path):
     mine = f'{f}:oldest'
     b = run(replay_priority=mine, replay_age_limit=3, replay_max_uses=2)[0].method.buffer
     assert (b.priority, b.age_limit, b.max_uses)==(mine, 3, 2) and PRIORITIES[mine].__name__=='oldest'
-    for kw,says in ((dict(method=f'{f}:Hlave'), 'it has: .*Halve'), (dict(method='nowhere.py:Mine'), 'no file'),
+    for kw,says in ((dict(method=f'{f}:Hlave'), 'it has: .*Halve'),
+                    (dict(method='nowhere.py:Mine'), 'no file'),
             (dict(replay_priority='oldets'), 'one of .*FILE.py:NAME'), (dict(method='mine'), 'no method'),
             (dict(method='keep', replay_max_uses=2), "'keep' does not know of it")):
         with pytest.raises(ValueError, match=says): run(**kw)

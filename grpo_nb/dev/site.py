@@ -220,9 +220,10 @@ def reading_minutes(
     "How long a chapter takes: 150 words a minute, eight lines of code in sight, ten for each exercise."
     cells = _cells(nb)
     words = sum(len(s.split()) for _,c,s in cells if c['cell_type']=='markdown')
-    seen = [s for _,c,s in cells if c['cell_type']=='code' and not re.search(r'^#\|\s*(hide|code-fold: *true)', s, re.M)]
+    folded = re.compile(r'^#\|\s*(hide|code-fold: *true)', re.M)
+    seen = [s for _,c,s in cells if c['cell_type']=='code' and not folded.search(s)]
     lines = sum(bool(l.strip()) and not l.startswith('#|') for s in seen for l in s.splitlines())
-    exercises = sum(s.startswith('## Exercise') or '\n## Exercise' in s for _,c,s in cells if c['cell_type']=='markdown')
+    exercises = sum(bool(re.search('^## Exercise', s, re.M)) for _,c,s in cells if c['cell_type']=='markdown')
     return max(5, 5*round((words/150+lines/8+10*exercises)/5))
 
 def course_table()->str: # Markdown
@@ -703,7 +704,8 @@ def _named_types(nb):
     said = sorted(o for o in found if o[1] not in ('None','True','False'))
     if not said: return []
     made = [f'class {b}: pass' for a,b in said if not a]
-    made += [f"class {k}: {' = '.join(b for a,b in said if a==k)} = object" for k in {a:1 for a,_ in said if a}]
+    for k in {a:1 for a,_ in said if a}:
+        made.append(f"class {k}: {' = '.join(b for a,b in said if a==k)} = object")
     text = '\n'.join(['#| hide\n#| exec_doc', *made])
     return [dict(cell_type='code', metadata={}, outputs=[], execution_count=None, source=text)]
 

@@ -415,7 +415,7 @@ def pack(
 def _steps(run): return run.steps or [int(s) for s in column(run, 'step')[0]]
 
 def _start(run, places):
-    "Where to begin: the last step with tokens to click and a group that was replaced, as far as there is one."
+    "Where to begin: the last step with tokens to click and a group that was replaced, if there is one."
     def rank(o):
         new = o.get('replacement') or {}
         terms = o.get('terms') or new.get('terms')
