@@ -47,4 +47,5 @@ def find_advantages(
     if callable(advantages): return advantages
     if (found := lookup(ADVANTAGES, advantages)) is not None: return found
     raise ValueError(f"advantages {advantages!r} are unknown: there are {', '.join(ADVANTAGES)}; "
-                     'register yours with @register(ADVANTAGES, name), name it FILE.py:NAME, or pass the function')
+                     'register yours with @register(ADVANTAGES, name), name it FILE.py:NAME, or pass '
+                     'the function')

@@ -246,7 +246,9 @@ def _mark(self:GRPOWithReplayBufferTrainer, batch):
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #6e8c7a86
 @patch
-def update_replay_buffer(self:GRPOWithReplayBufferTrainer, fresh:dict, inputs:list)->list:
+def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
+    fresh:dict, inputs:list,  # TRL's batch as sampled, on the CPU; a dict per row of it
+)->list:
     "What the buffer waits for: (id, first row, rows) of each living group."
     e,out = self._event,[]
     rewards = e.own(self._rewards, self.args.process_index).cpu().float()
@@ -299,6 +301,39 @@ def fill_up(self:GRPOWithReplayBufferTrainer,
     again = inputs*self.args.replay_stored_per_fresh
     return inputs+[dict(o) for o in again[:max(0, B-len(inputs)-stored)]]
 
+# %% ../nbs/17_grpo_with_replay_buffer.ipynb #edbf13af
+@patch
+def _of_all(self:GRPOWithReplayBufferTrainer, values):
+    "(processes, k) numbers of each process; one row where all have the same buffer."
+    v = torch.tensor([values], dtype=torch.float32)
+    return v if self.sharded else self.accelerator.gather(v.to(self.accelerator.device)).cpu()
+
+@patch
+def _show(self:GRPOWithReplayBufferTrainer, B):
+    "Count what became of the groups, and put what came in into the table."
+    e = self._event
+    for k,v in replay_counts(self._of_all(e.counts())).items():
+        self._metrics['train'][f'replay/{k}'].append(v)
+    rows = [(self.args.process_index*B+i, *o) for i,*o in came_in(e.taken.incoming, self.processing_class)]
+    if self.accelerator.num_processes>1:
+        rows = gather_object(rows) if self.log_completions or self.record.wants(e.number) else []
+    self.table.replace(rows, len(self._rewards))
+
+@patch
+def log(self:GRPOWithReplayBufferTrainer,
+    logs:dict, start_time:float=None,  # TRL's row; as TRL has it
+)->None:
+    "TRL's row, with how full the buffer is, and the ratios of what was replayed since the last one."
+    if self.args.edits_batches and 'loss' in logs:
+        nothing = torch.zeros(0, 1, device=self.accelerator.device)
+        none = ratio_sums(nothing, nothing, nothing.bool())
+        mine,self._sums = none if self._sums is None else self._sums,None
+        row = ratio_row(merge_sums(self.accelerator.gather(mine).view(-1, len(mine)).cpu()))
+        n,room = self._of_all([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
+        row |= dict(buffer_size=n, fill=n/max(1, room))
+        self._metrics['train'] |= {f'replay/{k}':[float(v)] for k,v in row.items()}
+    super(GRPOWithReplayBufferTrainer, self).log(logs, start_time)
+
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #c3bc9a9b
 @patch
 def _correct(self:GRPOWithReplayBufferTrainer, x, logps):
@@ -323,37 +358,6 @@ def _ref_rows(self:GRPOWithReplayBufferTrainer, batch, rows):
             batch['completion_ids'].shape[1], batch_size=self.args.per_device_train_batch_size, **some)[0]
     old = batch['ref_per_token_logps']
     batch['ref_per_token_logps'] = old.index_put((r,), new.to(old.dtype))
-
-# %% ../nbs/17_grpo_with_replay_buffer.ipynb #edbf13af
-@patch
-def _of_all(self:GRPOWithReplayBufferTrainer, values):
-    "(processes, k) numbers of each process; one row where all have the same buffer."
-    v = torch.tensor([values], dtype=torch.float32)
-    return v if self.sharded else self.accelerator.gather(v.to(self.accelerator.device)).cpu()
-
-@patch
-def _show(self:GRPOWithReplayBufferTrainer, B):
-    "Count what became of the groups, and put what came in into the table."
-    e = self._event
-    for k,v in replay_counts(self._of_all(e.counts())).items():
-        self._metrics['train'][f'replay/{k}'].append(v)
-    rows = [(self.args.process_index*B+i, *o) for i,*o in came_in(e.taken.incoming, self.processing_class)]
-    if self.accelerator.num_processes>1:
-        rows = gather_object(rows) if self.log_completions or self.record.wants(e.number) else []
-    self.table.replace(rows, len(self._rewards))
-
-@patch
-def log(self:GRPOWithReplayBufferTrainer, logs:dict, start_time:float=None)->None:
-    "TRL's row, with how full the buffer is, and the ratios of what was replayed since the last one."
-    if self.args.edits_batches and 'loss' in logs:
-        nothing = torch.zeros(0, 1, device=self.accelerator.device)
-        none = ratio_sums(nothing, nothing, nothing.bool())
-        mine,self._sums = none if self._sums is None else self._sums,None
-        row = ratio_row(merge_sums(self.accelerator.gather(mine).view(-1, len(mine)).cpu()))
-        n,room = self._of_all([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
-        row |= dict(buffer_size=n, fill=n/max(1, room))
-        self._metrics['train'] |= {f'replay/{k}':[float(v)] for k,v in row.items()}
-    super(GRPOWithReplayBufferTrainer, self).log(logs, start_time)
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #d1489d47
 @patch

@@ -70,7 +70,7 @@ def test_train_uses_the_gpu_that_is_there(monkeypatch, there, device, dtype):
         asked['dtype'] = kept
         return Model(),None
     monkeypatch.setattr('grpo_nb.tiny_qwen.load_model', load)
-    with pytest.raises(InterruptedError): cli.train_command(['--dataset','sums'])
+    with pytest.raises(InterruptedError): cli.train_command(dataset='sums')
     assert asked==dict(device=device, dtype=dtype)
 
 def test_device_and_dtype_can_be_said(monkeypatch):

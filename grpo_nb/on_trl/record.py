@@ -100,7 +100,9 @@ class RunRecord(TrainerCallback):
         "Let other runs write there."
         if self.recorder: self.recorder.close()
 
-    def on_train_begin(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, **kwargs:object):
+    def on_train_begin(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
+        **kwargs:object,
+    )->None:
         "Open the record, or say on every process why not."
         self.verdict,why = None,''
         self.told.clear()
@@ -128,7 +130,9 @@ class RunRecord(TrainerCallback):
             args=shown_settings(a), data=shown_data(t._tokenizer, t.train_dataset),
             method_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit))
 
-    def on_log(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, logs:dict, **kwargs:object):
+    def on_log(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, logs:dict,
+        **kwargs:object,
+    )->None:
         "A row of history.jsonl; and what can be seen while it goes on is said at once, each thing once."
         if not self.recorder: return
         self.recorder.log(state.log_history[-1])
@@ -155,7 +159,9 @@ class RunRecord(TrainerCallback):
         self.last = batch.step,first+len(rows)
         self.recorder.groups(batch.step, [o|dict(group=first+i) for i,o in enumerate(rows)])
 
-    def on_train_end(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, **kwargs:object):
+    def on_train_end(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
+        **kwargs:object,
+    )->None:
         "Say whether it learned, and if not, why."
         self.trainer.finish_batch()
         if not self.recorder: return
@@ -182,7 +188,7 @@ def lengths(self:RunRecord,
 
 @patch
 def ratios(self:RunRecord,
-    b:BatchEvent,
+    b:BatchEvent,  # a batch that has been trained on
 )->tuple:   # ratio and whether the clip holds it, (B, C) or (B, 1); mask of what counts, (B, C)
     "As the loss saw them; where a row was not seen yet, nothing counts."
     t,A = self.trainer,b.trained['advantages'][:,None]

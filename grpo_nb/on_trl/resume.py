@@ -163,7 +163,7 @@ class ResumableTrainer(GRPOTrainer):
                 'checkpoints stand')
             raise
 
-    def save_model(self, output_dir=None, _internal_call=False):
+    def save_model(self, output_dir:str=None, _internal_call:bool=False)->None:
         "Also where FSDP cuts checkpoints into parts, the model is saved whole; TRL would save none."
         fsdp = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         if _internal_call or fsdp is None: return super().save_model(output_dir, _internal_call)

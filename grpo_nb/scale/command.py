@@ -272,7 +272,7 @@ def _as_plain(o): return dict(prompt='\n\n'.join(m['content'] for m in o['prompt
 def prepare_rows(
     ds:Dataset,   # with a column `prompt`
     r:RecipeArguments,  # the recipe's settings
-    tok:PreTrainedTokenizerBase,
+    tok:PreTrainedTokenizerBase,  # the model's
 )->tuple:         # (rows to train on, rows held out or None)
     "Share, length and form of the prompts. ValueError where nothing is left, or nothing to train on."
     if not 0<r.dataset_use_rate<=100:

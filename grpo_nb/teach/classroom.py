@@ -43,7 +43,7 @@ def taken_apart(
     files,cells = {},[]
     for c in nb['cells']:
         src = ''.join(c['source'])
-        src = re.sub(r'\]\(\.\./(?:\d+[a-z]*_)?(\w+)\.ipynb', rf']({SITE}/\1.html', src)
+        src = re.sub(r'\]\(\.\./((?:\w+/)?)(?:\d+[a-z]*_)?(\w+)\.ipynb', rf']({SITE}/\1\2.html', src)
         at = _FILE.match(src)
         body = src[at.end():] if at else src
         if at:
