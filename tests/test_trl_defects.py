@@ -19,7 +19,7 @@ def test_a_reward_can_terminate_its_own_process():
     codes = []
     def runs_code(completions, **kw):
         p = mp.get_context('fork').Process(target=forever, daemon=True)
-        p.start(); p.terminate(); p.join(5)
+        p.start(); p.terminate(); p.join(60)
         codes.append(p.exitcode)
         if p.is_alive(): p.kill()
         return T.n_red(completions)
