@@ -41,7 +41,8 @@ def names(folder):
         kw = dict(save_strategy='steps' if 'save_steps' in kw else 'no')|kw
         space['args'] = plain(**HERE|kw)
         return space['args']
-    return space|dict(settings=settings)
+    space['settings'] = settings
+    return space
 
 def title(block): return re.sub(r'\W+', '_', block.strip().splitlines()[0])[:50]
 
