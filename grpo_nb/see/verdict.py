@@ -70,9 +70,9 @@ def sampling_share(
 
 def _coverage(r):
     "Share of prompts with a right answer among their completions, early and late, and the dead by kind."
-    groups = [o for o in r.groups if (x := o.get('rewards')) and None not in x]
-    if len(groups)<8 or not r.ceiling: return []
-    right = np.array([max(o['rewards'])>=.999*r.ceiling for o in groups], dtype=float)
+    groups,top = [o for o in r.groups if (x := o.get('rewards')) and None not in x],r.ceiling
+    if len(groups)<8 or not top: return []
+    right = np.array([max(o['rewards'])>=.999*top for o in groups], dtype=float)
     dead = [o for o in groups if o.get('dead')]
     kinds = Counter('one text' if one_text(o) else (o.get('why') or 'equal').replace('-', ' ') for o in dead)
     told = ', '.join(f'{n} {k}' for k,n in kinds.most_common())
