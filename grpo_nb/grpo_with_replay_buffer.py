@@ -135,8 +135,7 @@ def begin_buffer(self:GRPOWithReplayBufferTrainer,
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #26abb28c
 @patch
 def dead(self:GRPOWithReplayBufferTrainer,
-    rewards:Tensor,  # (N*G, F), nan where a function did not judge
-    G:int=None,      # rows per group; None for those of training
+    rewards:Tensor, G:int=None,  # (N*G, F), nan where not judged; rows per group, None: in training
 )->Tensor:           # (N,) bool
     "Groups without contrast."
     G = G or self.num_generations
@@ -185,8 +184,7 @@ def _edited(self:GRPOWithReplayBufferTrainer, batch, inputs, B):
 
 @patch
 def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
-    batch:dict,   # what TRL's hook returned, with a place for every group that was not sampled
-    inputs:list,  # what was sampled: a dict per row
+    batch:dict, inputs:list,  # TRL's, with places for what was not sampled; a dict per sampled row
 )->dict:          # what is trained on
     "TRL's `batch` with dead groups replaced; the living ones are stored once their log-probs are known."
     e,batch = self._event,dict(split_pixel_values_by_grid(batch))
@@ -292,8 +290,7 @@ def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #ef9779a3
 @patch
 def fill_up(self:GRPOWithReplayBufferTrainer,
-    inputs:list,  # a dict per row, G rows of one prompt after those of another
-    B:int,        # rows that are trained on
+    inputs:list, B:int,  # a dict per row, G rows of a prompt after those of another; rows trained on
 )->list:          # the rows to sample: `inputs`, and again from the first on
     "As many more groups of the same prompts as the buffer can't give yet."
     n = torch.tensor([self.store.ready(self.state.global_step)], device=self.accelerator.device)
@@ -375,8 +372,7 @@ def _check_same(self:GRPOWithReplayBufferTrainer, s):
     "ValueError where stored groups would be trained on under other settings."
     super(GRPOWithReplayBufferTrainer, self)._check_same(s)
     self.record.written = s.get('recorded', {})
-    # moved: the buffer is dealt out anew, or starts empty
-    moved,now = s['world']!=self.args.world_size,self._state()['replay']
+    moved,now = s['world']!=self.args.world_size,self._state()['replay']   # moved: dealt out anew
     odd = [f'{k}={v}, this run has {now[k]}' for k,v in s.get('replay', {}).items()
         if k in now and now[k]!=v and not (moved and k=='replay_buffer_size')]
     if odd:
