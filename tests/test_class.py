@@ -127,7 +127,10 @@ def test_another_seed_draws_other_inputs_and_the_key_keeps_its_points(solved):
     for seed in (1, 2, 3):
         for which in 'ABC':
             m = module(solved/which, (solved/which/'adapters.py').read_text())
-            for _,check in CHECKS[which]: check(m, torch.Generator().manual_seed(seed))
+            for _,check in CHECKS[which]:
+                rng = torch.Generator()
+                check(m, rng.manual_seed(seed))   # AssertionError, if the key were refused
+                with pytest.raises(AssertionError): check(type(m)('empty'), rng.manual_seed(seed))
 
 HANDED_IN = dict(   # who: (set, what is written over the key, {check: points}, words of the sentence)
     short_mask=('A', '''
@@ -414,7 +417,7 @@ def end_score(n, ended, e, with_end): return [float("nan")]*9
     words = ['it returns None', 'a str, which is no tensor', 'it raises TypeError', 'it raises SystemExit',
         'nan', '`PREDICTION` is None']
     why = examined(mine/'A', 'A')
-    for o,w in zip(words, why, strict=True): assert o in w, why
+    assert [o in w for o,w in zip(words, why, strict=True)]==[True]*len(words), why
 
 @pytest.mark.parametrize('source,words', [('x = 1/0', 'it raises ZeroDivisionError'),
 ('', 'no function `draw`')])
