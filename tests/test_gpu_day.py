@@ -1,5 +1,6 @@
 "The GPU day's bookkeeping with made measurements, its pieces by hand, and a rehearsal of all of it"
 
+import signal
 import pandas as pd
 import pytest
 import torch
@@ -144,8 +145,10 @@ def rank(device, wrong=None):
 
 def test_every_rank_returns_and_one_that_fails_is_named():
     o = Bench(quick=True)
+    before = [signal.getsignal(k) for k in (signal.SIGTERM,signal.SIGINT)]
     assert D._on_ranks(o, rank)==[1, 2]
     with pytest.raises(Exception, match='no such thing on cpu'): D._on_ranks(o, rank, 1)
+    assert [signal.getsignal(k) for k in (signal.SIGTERM,signal.SIGINT)]==before
 
 # --- the rehearsal
 

@@ -6,7 +6,7 @@
 __all__ = ['DAY', 'KINDS', 'COLUMNS', 'Sums', 'Shaped', 'Made', 'rank_talks', 'rank_trains', 'read_day', 'gpu_day']
 
 # %% ../../nbs/dev/gpu_day.ipynb #f35b0ce2
-import gc, json, math, os, tempfile, time, warnings
+import gc, json, math, os, signal, tempfile, time, warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,7 +297,10 @@ def _on_ranks(o, f, *args):
     world = torch.cuda.device_count() if o.device=='cuda' else 2
     how = LaunchConfig(1, 1, world, run_id='day', rdzv_backend='c10d', rdzv_endpoint='localhost:0',
         max_restarts=0, start_method='spawn')
-    out = elastic_launch(how, f)(o.device, *args)
+    before = {o:signal.getsignal(o) for o in (signal.SIGTERM,signal.SIGINT,signal.SIGHUP,signal.SIGQUIT)}
+    try: out = elastic_launch(how, f)(o.device, *args)
+    finally:
+        for k,v in before.items(): signal.signal(k, v)   # the launcher leaves its own
     return [out[r] for r in range(world)]
 
 @record
