@@ -160,7 +160,7 @@ def _recount(self:GRPOWithReplayBufferTrainer, G):
     m['frac_reward_zero_std'][-1] = self.dead(r, G).float().mean().item()
     m['frac_one_text'].append(self.table.one_text(len(r), G))
 
-# %% ../nbs/17_grpo_with_replay_buffer.ipynb #9e27fb0e
+# %% ../nbs/17_grpo_with_replay_buffer.ipynb #editedc1
 @patch
 def _edited(self:GRPOWithReplayBufferTrainer, batch, inputs, B):
     "The batch that is trained on; its rows can be told apart afterwards, and followed."
@@ -182,6 +182,7 @@ def _edited(self:GRPOWithReplayBufferTrainer, batch, inputs, B):
     e.begin(batch, self.table.last(len(r)))
     return batch
 
+# %% ../nbs/17_grpo_with_replay_buffer.ipynb #9e27fb0e
 @patch
 def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
     batch:dict, inputs:list,  # TRL's, with places for what was not sampled; a dict per sampled row

@@ -79,7 +79,6 @@ the answer, a number and nothing else
 """
 
 # %% ../nbs/18_recipes.ipynb #38aa27ae
-#| code-fold: true
 _FORM = re.compile(r'<think>.*?</think>\s*<answer>.*?</answer>$')
 
 def _verify(text, solution):
@@ -113,7 +112,6 @@ DEFAULTS = dict(beta=.04, learning_rate=1e-6, num_generations=4, max_completion_
     top_p=.95, top_k=50, num_train_epochs=3, ref_model_mixup_alpha=.9, ref_model_sync_steps=64)
 
 # %% ../nbs/18_recipes.ipynb #13b639b2
-#| code-fold: true
 def _load(r):
     "Model and tokenizer."
     from grpo_nb.tiny_qwen import load_model
@@ -181,7 +179,6 @@ def run_recipe(
     return trainer
 
 # %% ../nbs/18_recipes.ipynb #a0ab587f
-#| code-fold: true
 def recipe_options(
     cls:type,       # a dataclass of recipe settings
     argv:list,      # words of a command line
@@ -234,7 +231,6 @@ def tldr(
     return run_recipe(r, a, lambda rows: problems.tldr(rows=rows), [reward], rows)
 
 # %% ../nbs/18_recipes.ipynb #7c1f0a12
-#| code-fold: true
 def _own_rewards(r):
     "The rewards that were named; without any, the check of <answer>…</answer>."
     found = [load_reward(o) for o in r.reward or []]
