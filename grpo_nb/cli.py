@@ -268,7 +268,7 @@ def report(
 
 def _as_run(path, **columns):
     "The run; of a table whose columns have other names, read by these."
-    from grpo_nb.see.rollouts import open_run
+    from grpo_nb.see.readers import open_run
     return open_run(run_folder(path), {k:v for k,v in columns.items() if v})
 
 def inspect(

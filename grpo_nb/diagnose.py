@@ -10,10 +10,10 @@ import json, sys
 from .batch_size import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
     beta_rates, group_pull, plan_lines)
 from .see.findings import RULES, Finding, Findings, Look, curves_read
-from .see.logs import read_log
+from .see.readers import history_rows, open_run
 from .run.record import Run
 from .see.verdict import reuse
-from .see.view import history_rows, judged
+from .see.view import judged
 
 # %% ../nbs/16_diagnose.ipynb #5d2bc3d0
 def diagnose(
@@ -24,7 +24,7 @@ def diagnose(
     Findings that follow from another are folded into it. ValueError where there is no record, or no step in
     it.
     """
-    run = run if isinstance(run, Run) else read_log(run)
+    run = open_run(run)
     if not len(run.history):
         raise ValueError(f'{run.name} has no history yet: train at least one step with logging on')
     return judged(run)[1]
@@ -35,7 +35,7 @@ def diagnose_command(
     strict:bool=False,  # is a fault an error?
 )->None:
     "Say what the record of a run shows to be wrong, and what to do; with `strict`, exit with 1 for a fault."
-    run = read_log(folder)
+    run = open_run(folder)
     found = diagnose(run)
     if as_json: print(json.dumps(found.plain, ensure_ascii=False))
     else: print(found, '', reuse(history_rows(run), run.rows, run.settings), sep='\n')

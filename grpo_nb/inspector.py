@@ -19,7 +19,7 @@ from .parts.ratios import LossSettings, dead_groups, group_scores
 from .replay import ReplayBuffer
 from .generation import Rollouts
 from .run.record import Run, by_token, terms_told, to_line, token_rows
-from .see.rollouts import open_run
+from .see.readers import open_run
 from .see.view import buffer_of, fill_run, framed, page_path, view_html, view_run, write_page
 
 # %% ../nbs/15_inspector.ipynb #837a3db3

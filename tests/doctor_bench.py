@@ -19,7 +19,7 @@ import numpy as np, pandas as pd
 import bench_doctors as B
 from grpo_nb.diagnose import diagnose
 from grpo_nb.parts.core import save_json
-from grpo_nb.see.view import history_rows
+from grpo_nb.see.readers import history_rows
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, stored
 
@@ -272,8 +272,8 @@ def ours(at, recording=None):
 def _through_trl(doctor):
     "The others read TRL's names alone, so they get them; and their own recording, where there is one"
     def read(at, recording=None):
-        from grpo_nb.see.logs import read_log
-        run = read_log(at)
+        from grpo_nb.see.readers import open_run
+        run = open_run(at)
         with tempfile.TemporaryDirectory() as d:
             folder = B.written(Path(d)/'r', history_rows(run), run.rows, run.settings)
             return [(n, '') for n in doctor(folder, recording)[0]]

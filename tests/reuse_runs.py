@@ -4,7 +4,7 @@ the first one as verl would have logged it, with seconds as a large model has th
 import json, tempfile
 from pathlib import Path
 from grpo_nb.run.record import read_run
-from grpo_nb.see.view import history_rows
+from grpo_nb.see.readers import history_rows
 from stored_runs import stored
 
 AT = Path(__file__).parent.parent/'nbs'/'results'/'reuse_runs'

@@ -9,9 +9,9 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.ratios import dead_share
 from grpo_nb.diagnose import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
     beta_rates, diagnose, diagnose_command, group_pull, plan_lines)
-from grpo_nb.see.logs import read_log
+from grpo_nb.see.readers import open_run
 from grpo_nb.run.record import Recorder, Run
-from grpo_nb.see.view import history_rows
+from grpo_nb.see.readers import history_rows
 from stored_runs import stored
 
 torch.set_num_threads(1)
@@ -126,7 +126,7 @@ def test_a_gap_is_no_nan(tmp_path):
 def test_words_in_the_place_of_numbers_are_counted_and_named(tmp_path):
     rows = [dict(step=i, reward='high' if i in (3, 5) else .3) for i in range(9)]
     (tmp_path/'m.jsonl').write_text(lines(rows)[:-1])   # a whole last line without its end is a line
-    run = read_log(tmp_path/'m.jsonl')
+    run = open_run(tmp_path/'m.jsonl')
     assert len(run.history)==9 and run.notes==["reward: 2 values are no numbers and left out, such as 'high'"]
 
 def test_the_command_prints_the_page(tmp_path, capsys):
@@ -342,7 +342,7 @@ def test_words_for_numbers_and_half_a_line_are_one_note_each(name, tmp_path, cap
     rows[3]['reward'],rows[5]['step'],rows[6]['step'] = 'high','three',None
     text = json.dumps(dict(log_history=rows)) if name.endswith('.json') else lines(rows)+'{"step": 9, "rew'
     (tmp_path/name).write_text(text)
-    run = read_log(tmp_path if name=='history.jsonl' else tmp_path/name)
+    run = open_run(tmp_path if name=='history.jsonl' else tmp_path/name)
     assert list(run.history.step)==list(range(9)) and run.history.reward.isna().sum()==1
     diagnose_command(str(tmp_path if name=='history.jsonl' else tmp_path/name))
     err = capsys.readouterr().err

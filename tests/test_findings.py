@@ -7,10 +7,10 @@ from grpo_nb.cli import notes
 from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, difference, find, in_words, rise,
     rolling, since, trend)
 from grpo_nb.see.verdict import live, verdict
-from grpo_nb.see.view import history_rows
+from grpo_nb.see.readers import history_rows
 from bench_doctors import NAMED
 from grpo_nb.diagnose import diagnose
-from grpo_nb.see.logs import read_log
+from grpo_nb.see.readers import open_run
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, NAMES, stored
 
@@ -111,7 +111,7 @@ def test_a_healthy_curve_is_left_alone():
 def test_runs_whose_numbers_were_published(name, tmp_path):
     "Each is read from the file that its tool writes; a sound one gets no fault"
     label,make,_ = PUBLISHED[name]
-    run = read_log(make(tmp_path/'r'))
+    run = open_run(make(tmp_path/'r'))
     got = find(history_rows(run), run.rows, run.settings)
     told = {n for f in got for n in (f.name, *f.follows)}
     if label is None: assert not any(f.fault for f in got)

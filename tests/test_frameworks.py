@@ -5,8 +5,7 @@ from contextlib import closing
 import pytest
 from grpo_nb.diagnose import diagnose
 from grpo_nb.inspector import inspector_html
-from grpo_nb.see.logs import read_log
-from grpo_nb.see.rollouts import open_run, table_rows
+from grpo_nb.see.readers import open_run, table_rows
 from view_pages import Opened
 
 def lines(rows): return ''.join(json.dumps(o)+'\n' for o in rows)
@@ -147,7 +146,7 @@ LIVING = {'env/all/by_group/frac_mixed':'tinker', 'train/agg/all/solved_some':'p
 def test_their_share_of_living_groups_is_ours_of_dead_ones(name, tmp_path):
     rows = [{'step':i, 'reward/all/mean':.5, name:.25, 'mismatch_kl/all/mean':.2} for i in range(4)]
     put(tmp_path/'metrics.jsonl', rows)
-    h = read_log(tmp_path).history
+    h = open_run(tmp_path).history
     assert h['frac_reward_zero_std'].tolist()==[.75]*4 and 'kl' not in h
     assert 'sampler-disagrees' in diagnose(tmp_path).names
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from grpo_nb.diagnose import diagnose_command
 from grpo_nb.see.findings import Look
-from grpo_nb.see.logs import read_log
+from grpo_nb.see.readers import open_run
 from grpo_nb.see.verdict import best_reuse, gain_at, reuse, sampling_share, verdict
-from grpo_nb.see.view import history_rows
+from grpo_nb.see.readers import history_rows
 from stored_runs import HEALTHY, stored
 from reuse_table import AT, table
 
@@ -84,7 +84,7 @@ def test_g_by_hand_in_each_kind_of_record():
 def test_logs_of_others_are_read(sampled, batch, tmp_path, capsys):
     rows = [{'step':i, 'critic/rewards/mean':.3+.02*i, sampled:27., batch:30.} for i in range(12)]
     (tmp_path/'m.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
-    assert sampling_share(Look(history_rows(read_log(tmp_path/'m.jsonl'))))==pytest.approx(.9)
+    assert sampling_share(Look(history_rows(open_run(tmp_path/'m.jsonl'))))==pytest.approx(.9)
     diagnose_command(str(tmp_path/'m.jsonl'))
     out = capsys.readouterr().out
     assert 'reuse: sampling is 90% of a plain step' in out and 'replay_stored_per_fresh=2' in out

@@ -4,9 +4,8 @@ from pathlib import Path
 import numpy as np, pandas as pd, pytest
 from grpo_nb.diagnose import diagnose
 from grpo_nb.inspector import inspector_html
-from grpo_nb.see.logs import as_history, our_name, read_log
 from grpo_nb.run.record import Recorder, group_rows
-from grpo_nb.see.rollouts import filter_note, find_columns, groups_of, open_run, read_rollouts
+from grpo_nb.see.readers import as_history, filter_note, find_columns, groups_of, open_run, our_name
 from view_pages import Opened
 
 def lines(path, rows, end=''):
@@ -139,9 +138,9 @@ def test_trls_state_still_is(tmp_path):
 
 def test_a_log_without_a_known_metric_says_what_it_found(tmp_path):
     (tmp_path/'a.csv').write_text('step,weather\n1,2\n')
-    with pytest.raises(ValueError, match='no metric that we know.*weather'): read_log(tmp_path/'a.csv')
+    with pytest.raises(ValueError, match='no metric that we know.*weather'): open_run(tmp_path/'a.csv')
     with pytest.raises(ValueError, match='holds no record'):
-        read_log((tmp_path/'empty').mkdir() or tmp_path/'empty')
+        open_run((tmp_path/'empty').mkdir() or tmp_path/'empty')
 
 NAMES = [('train/kl', 'kl'), ('actor/pg_clipfrac', 'clip_ratio/region_mean'), ('eval_reward', 'eval_reward'),
     ('val/test_score/gsm8k', 'eval/test_score/gsm8k'), ('response_length/mean', 'completions/mean_length'),
@@ -177,14 +176,13 @@ def test_a_trackio_project_gives_the_newest_runs_metrics_and_completions(tmp_pat
     f = trackio(tmp_path/'p.db', dict(older=[dict(reward=9.)], newer=calls))
     run = check(f)
     assert any("2 runs; this is 'newer'" in n for n in run.notes)
-    h = read_log(f).history
+    h = open_run(f).history
     assert h['step'].tolist()==[1, 2] and h['reward'].tolist()==[.25, .25] and h['kl'].dropna().tolist()==[.1]
     assert open_run(tmp_path).steps==[1, 2]
 
 def test_a_database_that_is_no_project_says_what_is_needed(tmp_path):
     (tmp_path/'x.db').write_bytes(b'SQLite format 3\0'+b'\7'*4000)
-    for read in (read_log, read_rollouts):
-        with pytest.raises(ValueError, match='table `metrics`'): read(tmp_path/'x.db')
+    with pytest.raises(ValueError, match='table `metrics`'): open_run(tmp_path/'x.db')
 
 def test_openrlhfs_scalars_are_read_under_trls_names(tmp_path):
     names = dict(policy_loss='loss', reward='reward', response_length='completions/mean_length', kl='kl',
@@ -192,7 +190,7 @@ def test_openrlhfs_scalars_are_read_under_trls_names(tmp_path):
         truncated='completions/clipped_ratio', group_reward_std='reward_std')
     rows = [{'train/global_step':s}|{f'train/{k}':i+s/10 for i,k in enumerate(names)} for s in range(1, 5)]
     lines(tmp_path/'metrics.jsonl', rows+[{'eval/global_step':4, 'eval/eval_math_pass1':.5}])
-    h = read_log(tmp_path).history
+    h = open_run(tmp_path).history
     for i,ours in enumerate(names.values()):
         assert h[ours].dropna().tolist()==pytest.approx([i+s/10 for s in range(1, 5)])
     assert h['eval/eval_math_pass1'].dropna().tolist()==[.5]
@@ -212,11 +210,11 @@ def events(folder, rows):
 def test_of_several_event_logs_the_last_folder_is_read(tmp_path):
     for day,reward in (('nov01', .1), ('nov02', .2), ('nov03', .7)):
         events(tmp_path/'logs'/day, [(1, reward), (2, reward+.1)])
-    assert read_log(tmp_path).history['reward'].tolist()==pytest.approx([.7, .8])
+    assert open_run(tmp_path).history['reward'].tolist()==pytest.approx([.7, .8])
 
 def test_a_resumed_run_of_two_event_files_says_what_the_second_says(tmp_path):
     events(tmp_path, [(1, .1), (2, .2), (3, .3)])
     at = next(tmp_path.glob('events*'))
     at.rename(at.with_name('events.out.tfevents.0000000001.here'))
     events(tmp_path, [(2, .6), (3, .7), (4, .8)])
-    assert read_log(tmp_path).history['reward'].tolist()==pytest.approx([.1, .6, .7, .8])
+    assert open_run(tmp_path).history['reward'].tolist()==pytest.approx([.1, .6, .7, .8])

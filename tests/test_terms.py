@@ -8,7 +8,7 @@ from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.parts.ratios import LossSettings
 from grpo_nb.run.record import Run, read_run
-from grpo_nb.see.rollouts import open_run
+from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, new_state, policy, step, train
@@ -108,19 +108,18 @@ def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
 # ---- other people's files
 
 def alone():
-    "The writer as somebody has it who copied the file and nothing else."
-    import importlib.util
-    import grpo_nb.see.export as here
-    spec = importlib.util.spec_from_file_location('copied', here.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    "The writer as somebody has it who copied the function and nothing else."
+    import inspect
+    from grpo_nb.see.readers import write_rollouts
+    there = {}
+    exec(inspect.getsource(write_rollouts), there)
+    return there['write_rollouts']
 
 def test_what_any_trainer_writes_opens_with_every_token(tmp_path):
     logps,old,A,m = batch(B=2)
     r,words = (A>0).float(),[[f' t{j}' for j in range(int(n))] for n in m.sum(-1).flatten()]
     def lists(x): return [o[:len(w)].tolist() for o,w in zip(x.flatten(0, 1), words)]
-    alone().write_rollouts(tmp_path/'a'/'r.jsonl', 3, [f'q{g}' for g in (0, 1) for _ in range(4)],
+    alone()(tmp_path/'a'/'r.jsonl', 3, [f'q{g}' for g in (0, 1) for _ in range(4)],
         [''.join(w) for w in words], r.flatten(), advantage=A.flatten(), tokens=words, logps=lists(old),
         policy_logps=lists(logps), after_logps=lists(logps+.1))
     run = fill_terms(open_run(tmp_path/'a'))

@@ -423,7 +423,7 @@ def _module_names(root):
 
 # %% ../../nbs/dev/site.ipynb #f53c07de
 def _export_name(nb):
-    "grpo_nb's file that the notebook exports, such as see/logs.py; None where it exports none."
+    "grpo_nb's file that the notebook exports, such as see/readers.py; None where it exports none."
     found = re.search(r'^#\|\s*default_exp\s+(\S+)', '\n'.join(s for _,_,s in _cells(nb)), flags=re.M)
     return found and f"{found[1].replace('.', '/')}.py"
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from ..parts.stats import mean_ci
 from ..run.record import Run
 from .plotting import COLOURS, fig_svg, new_figure
-from .rollouts import open_run
+from .readers import open_run
 from .view import (
     column, curves_of, flat, judged, measured, page_path, reward_curve, view_html, write_page)
 

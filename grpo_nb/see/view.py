@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'numbers_of', 'reward_scale', 'fill_run', 'stored_groups', 'column', 'reward_curve',
-           'curves_of', 'buffer_of', 'measured', 'flat', 'history_rows', 'judged', 'pack', 'asset', 'page', 'view_html',
-           'view_frame', 'framed', 'page_path', 'write_page', 'Pages', 'view_run']
+           'curves_of', 'buffer_of', 'measured', 'flat', 'judged', 'pack', 'asset', 'page', 'view_html', 'view_frame',
+           'framed', 'page_path', 'write_page', 'Pages', 'view_run']
 
 # %% ../../nbs/see/view.ipynb #37062201
 import base64, html, json, math, zlib
@@ -16,7 +16,7 @@ import numpy as np
 from ..parts.core import atomic_write
 from ..run.record import TOKEN_FIELDS, Run
 from .findings import curves_read, find, one_text
-from .rollouts import open_run
+from .readers import history_rows, open_run
 from .verdict import verdict
 
 # %% ../../nbs/see/view.ipynb #aa38b74d
@@ -306,14 +306,6 @@ def flat(
     out = {}
     for k,v in d.items(): out |= flat(v, f'{before}{k}.') if isinstance(v, dict) else {f'{before}{k}':v}
     return out
-
-def history_rows(
-    run:Run,  # any
-)->list:      # dicts, as `findings` reads them
-    "The history as rows without gaps; a nan that was logged is none."
-    h,nan = run.history,run.history.attrs.get('nan', {})
-    return [{k:v for k,v in o.items() if v is not None and v==v}|dict.fromkeys(nan.get(i, ()), math.nan)
-        for i,o in zip(h.index, h.to_dict('records'))]
 
 # what `num_tokens` counts, by who wrote the run
 _COUNTED = dict(grpo_nb='tokens sampled', trl='tokens, prompts included')

@@ -12,8 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 from ..run.record import Run
 from .live import Answers, serve_on, until_stopped
-from .logs import read_log
-from .rollouts import open_run
+from .readers import open_run
 from .view import Pages, judged, page, view_run
 
 # %% ../../nbs/see/watch.ipynb #83d0067e
@@ -136,5 +135,5 @@ def last_word(
     folder:str,  # of a run, whoever makes it
 )->str:
     "The verdict on a run as far as it has come, or why there is none."
-    try: return f'{Path(folder).resolve().name}, as far as it has come: {judged(read_log(folder))[0]}'
+    try: return f'{Path(folder).resolve().name}, as far as it has come: {judged(open_run(folder))[0]}'
     except ValueError as e: return f'no verdict: {e}'
