@@ -9,7 +9,7 @@ import csv, json, sys
 from pathlib import Path
 from scipy.stats import t
 sys.path.insert(0, str(Path(__file__).parent))
-from recount_study import by_the_other_half, mean_on_the_way, mixed, registered, runs_of
+from recount_study import by_the_other_half, mean_on_the_way, mixed, registered, runs_of, spread, stepwise
 
 HERE = Path(__file__).parent.parent/'nbs'
 TABLE,LOOK = (HERE/'results'/f'reuse_study{k}.csv' for k in ('', '_look'))
@@ -132,6 +132,26 @@ def recount_regrets(x, g, table=TABLE, page=PAGE):
     mark = equal[(len(equal)-1)//2]
     constant = [sum(lost(c, a) for c in second)/len(second) for a in ('stored3','plain','mu2')]
     return [mark, rule(second, mark), *constant]
+
+def recount_why(table, page, rank=None, cells=None):
+    """The contrasts of the experiments that ask why: name -> (difference, half its 95 % interval, p, Holm's p)
+
+    `rank`: the first or the second rate of each cell only; `cells`: only these; None: runs are missing.
+    """
+    plan = registered(page)
+    seeds,runs,number = plan['seeds']['main'],runs_of(table, plan['seeds']['main']),{}
+    for arm in plan['arms']['main']:
+        for s in seeds:
+            each = [runs.get(c, {}).get(arm, {}).get(l, {}).get(s) for c in cells or plan['rates']
+                for l in (plan['rates'][c] if rank is None else [plan['rates'][c][rank]])]
+            if None in each: return None
+            number[arm,s] = sum(each)/len(each)
+    out = {}
+    for name,weights in plan['contrasts'].items():
+        d = [sum(w*number[a,s] for a,w in weights.items()) for s in seeds]
+        mean,error = sum(d)/len(d),spread(d)
+        out[name] = mean,t.ppf(.975, len(d)-1)*error,2*t.sf(abs(mean)/error, len(d)-1)
+    return {k:(*o, h) for (k,o),h in zip(out.items(), stepwise([o[2] for o in out.values()]))}
 
 if __name__=='__main__':
     plan = registered(PAGE)
