@@ -11,6 +11,9 @@ from grpo_nb.research.replay_study import (
 from grpo_nb.research.stacked import new_weights
 from grpo_nb.research.stacked_runs import Arm, Shelf, assemble, factor
 from grpo_nb.research.study import over_regimes, pairs, read_rows, run_study, stamp
+from notebook_code import defined_in
+
+FIRST = defined_in('research/first_study')
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 
@@ -413,7 +416,7 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
             for f,p in zip(d.regime, d.area)]
         return d.assign(pass1=d.area, curve=[json.dumps(o) for o in end])
     two = {'main table':table('main', .2), 'replication':table('again', 0.)}
-    shown = rs.claims_table(two, plan)
+    shown = FIRST.claims_table(two, plan)
     for k,d in two.items():
         o = claims(d, plan)
         assert shown[k].tolist()==[f"{a:+.3f} ± {b:.3f}" for a,b in zip(o['diff'], o.half)]
@@ -423,10 +426,10 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
     assert shown.index.tolist()==[f'{a} − {b}' for a,b in plan['claims']]
     tries = pd.concat([made(plan, arms, plan['seeds']['rates'], l) for l in plan['rates']])
     tries['pass1'] = tries.area+(tries.arm=='mu3')
-    shown = rs.tokens_table(two, tries, plan, arms=['stored_clip'])
+    shown = FIRST.tokens_table(two, tries, plan, arms=['stored_clip'])
     best = rs.best_without(tries, plan)
     assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(fm.PACKED, 'mu3')
-    need,d = rs.needed_table(two['replication'], tries, plan),two['replication']
+    need,d = FIRST.needed_table(two['replication'], tries, plan),two['replication']
     for a,goal,against in (('mu3', "to plain's end", dict.fromkeys(best, 'plain')),
                            ('stored_clip', 'to the best end', best)):
         assert need.loc[f'{a} {goal}', list(best)].tolist()==rs.tokens_needed(d, a, against, plan)
@@ -463,17 +466,17 @@ def both_tables():
 def test_at_equal_cost_three_steps_leave_fewer_tokens(both_tables):
     _,rows = both_tables
     for arm,steps,share in (('mu3', 3, .5), ('stored_clip', 3, .9), ('replay_both', 1, .5), ('mu3', 3, 1.)):
-        got = rs.at_cost(rows, arm, share)
+        got = FIRST.at_cost(rows, arm, share)
         for f in fm.PACKED:
             assert got.loc[f, 'diff']==pytest.approx(cost_by_hand(rows, arm, steps, share, f), abs=2e-5)
-    even = rs.break_even(rows, 'mu3')
+    even = FIRST.break_even(rows, 'mu3')
     for f,at in even.items():
         before,there = (cost_by_hand(rows, 'mu3', 3, g, f) for g in (at-.01, at))
         assert before<0<=there
 
 def test_three_intervals_by_hand(both_tables):
     plan,rows = both_tables
-    got = rs.three_intervals(rows, plan).loc['stored_clip − mu3']
+    got = FIRST.three_intervals(rows, plan).loc['stored_clip − mu3']
     each = {f:[] for f in fm.PACKED}
     area = {(o.regime, o.arm, o.seed):o.area for o in rows.itertuples()}
     for (f,a,s),v in area.items():
@@ -493,19 +496,19 @@ def test_pages_say_what_a_step_costs_and_what_each_interval_is_for(both_tables):
     lines = [o.strip('| ').split(' | ') for o in page.splitlines() if o.startswith('|')]
     told = {o[0]:o[1:] for o in lines}
     def cell(arm, share):
-        d = rs.at_cost(rows, arm, share)
+        d = FIRST.at_cost(rows, arm, share)
         assert d.diff_ci.max()<.0095
         return ', '.join(f"{d.loc[f, 'diff']:+.3f}" for f in fm.PACKED).replace('-', '−')
     for name,share in (('.5', .5), ('.75', .75), ('.9', .9), ('1', 1.)):
         assert told[name]==[cell('mu3', share), cell('stored_clip', share)]
-    even = {a:rs.break_even(rows, a) for a in ('mu3','stored_clip')}
+    even = {a:FIRST.break_even(rows, a) for a in ('mu3','stored_clip')}
     assert told['breaks even at']==[', '.join(f'{even[a][f]:.2f}' for f in fm.PACKED) for a in even]
     book = prose('research/first_study')
     for a,f in (('mu3','reversing'), ('mu3','sorting'), ('stored_clip','filtering'),
                 ('stored_clip','sorting')):
         assert f'{even[a][f]:.2f}'.lstrip('0')+f' in {f}' in book
     main = tables(read_rows(PAGE.parent.parent/'results'/'replay_study.csv'), plan)['main table'][0]
-    three = rs.three_intervals(main, plan)
+    three = FIRST.three_intervals(main, plan)
     for k in ('stored_weight − mu3','stored_clip − mu3','replay_both − plain'):
         o = three.loc[k]
         said = f"{claims(main, plan).set_index(three.index).loc[k, 'diff']:+.3f}".replace('-', '−')
@@ -575,7 +578,7 @@ def test_pages_say_what_the_main_table_says():
     assert set(six.says)|set(again.says)=={'undecided'}   # what README, report and chapters say in words
     assert (again['diff']-six['diff']).abs().max()<.005
     together,tries = tables(df, plan)['both together'][0],read_rows(root/'results'/'replay_study_rates.csv')
-    need = rs.needed_table(together, tries, plan)
+    need = FIRST.needed_table(together, tries, plan)
     def share(arm, f, end): return int(need.loc[f'{arm} to {end}', f].split()[0])
     plain = {a:[share(a, f, "plain's end") for f in need] for a in ('stored_clip','mu3')}
     said = '{} to {} % of {} tokens, three passes with {} to {} %'

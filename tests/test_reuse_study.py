@@ -8,11 +8,16 @@ import grpo_nb.research.replay_study as rs
 import grpo_nb.research.stacked_runs as sr
 from grpo_nb.research.families import FAMILIES, PAD, SHAPE, to_tensors
 from grpo_nb.replay import Replay, ReplayBuffer
-from grpo_nb.research.replay_study import (ARMS, at_best, best_of, chosen, looks, next_jobs, numbers, regret,
-    regrets, replay_study, run_rounds, run_stack, slope, span_of, spans, threshold, to_try, tries, with_half)
+from grpo_nb.research.replay_study import (ARMS, at_best, best_of, chosen, next_jobs, numbers, replay_study,
+    run_rounds, run_stack, span_of, spans, to_try, tries)
 from grpo_nb.research.stacked import new_weights
 from grpo_nb.research.stacked_runs import Arm, Ranked, Runs
 from grpo_nb.research.study import add_rows, one_each, over_regimes, read_rows, run_study, stamp
+from notebook_code import defined_in
+
+PAGE_OF = defined_in('research/reuse_results')
+looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
+    ('looks','regret','regrets','slope','threshold','with_half'))
 
 @pytest.fixture(autouse=True)
 def one_thread():

@@ -5,15 +5,13 @@
 # %% auto #0
 __all__ = ['ARMS', 'LINES', 'run_stack', 'definitions', 'registration', 'tuned', 'planned', 'to_try', 'tries', 'span_of',
            'next_jobs', 'run_rounds', 'replay_study', 'tables', 'claims', 'contrasts', 'say', 'spans', 'numbers',
-           'chosen', 'best_of', 'at_best', 'looks', 'slope', 'threshold', 'regret', 'regrets', 'with_half', 'texts',
-           'best_without', 'with_fewer', 'tokens_needed', 'claims_table', 'tokens_table', 'needed_table', 'at_cost',
-           'break_even', 'cost_table', 'three_intervals']
+           'chosen', 'best_of', 'at_best', 'texts', 'best_without', 'with_fewer', 'tokens_needed']
 
 # %% ../../nbs/research/replay_study.ipynb #b28ba74e
 import hashlib, json, re, time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -25,7 +23,6 @@ from .bakeoff import again, names_in, show_again
 from .stacked_runs import G, Arm, Runs
 from .study import (
     add_rows, area, one_each, over_regimes, pairs, rates, read_rows, run_study, stamp)
-
 
 # %% ../../nbs/research/replay_study.ipynb #203ccd2a
 ARMS = {'plain':Arm(), 'plain_16':Arm(fresh=16), 'mu2':Arm(passes=2), 'mu3':Arm(passes=3),
@@ -476,86 +473,6 @@ def at_best(
             out += [(c, name, s, o[k][s]) for s,k in chosen(o, arms, seeds).items()]
     return _rows(out, 'best', plan, by)
 
-def looks(
-    df:pd.DataFrame, # rows of the plan 'look'
-)->pd.DataFrame:     # a row per cell: fall, wrong
-    "How far pass@n falls in three passes' first quarter, and the share of groups with no right answer."
-    d = df[df.error=='']
-    ends = [[json.loads(o)[k]['several'] for k in (0, -1)] for o in d.curve]
-    return d.assign(fall=[a-b for a,b in ends]).groupby('regime')[['fall','wrong']].mean()
-
-def slope(
-    x:dict, # cell -> predictor
-    y:dict, # cell -> gain
-    beside:dict=None, # cell -> another predictor, held equal
-)->dict:    # slope, half (of its 95 % interval), tasks
-    "Of least squares over the cells; its interval from leaving out one task at a time."
-    from scipy.stats import t
-    def fit(cells):
-        columns = [[1., x[c], *([beside[c]] if beside else [])] for c in cells]
-        return np.linalg.lstsq(np.array(columns), np.array([y[c] for c in cells]), rcond=None)[0][1]
-    names = sorted(set(map(_task, x)))
-    n,b = len(names),fit(list(x))
-    left = np.array([fit([c for c in x if _task(c)!=o]) for o in names])
-    error = ((n-1)/n*((left-left.mean())**2).sum())**.5
-    return dict(slope=float(b), half=float(t.ppf(.975, n-1)*error), tasks=n)
-
-def threshold(
-    x:dict,      # cell -> predictor
-    value:dict,  # cell -> arm -> number
-    use:str='stored3', # where the predictor is at least the threshold
-    else_:str='mu2',   # elsewhere
-)->float:
-    "The one with the least mean regret in these cells; the middle where several are equal."
-    at = sorted(x.values())
-    marks = [at[0]-1, *((a+b)/2 for a,b in zip(at, at[1:]) if a<b), at[-1]+1]
-    lost = [regret({c:use if x[c]>=m else else_ for c in x}, value) for m in marks]
-    best = [m for m,o in zip(marks, lost) if o<=min(lost)+1e-12]
-    return best[(len(best)-1)//2]
-
-def regret(
-    choice:dict, # cell -> arm
-    value:dict,  # cell -> arm -> number
-)->float:
-    "How much more the best arm of each cell gives, on average."
-    return sum(max(value[c].values())-value[c][a] for c,a in choice.items())/len(choice)
-
-def regrets(
-    df:pd.DataFrame, # rows of the table
-    plan:dict,       # of `registration`
-    x:dict,          # cell -> predictor
-    g:float,         # 0 to 1, of sampling in what a batch of plain GRPO costs
-)->dict:             # threshold; mean regret in the cells to confirm: rule, always, never, mu2
-    "The rule that a threshold on the predictor makes, beside the constant choices, at equal cost."
-    def share(arm):
-        o = plan['definitions']['arms'][arm]
-        return 1/(g+(1-g)*o['passes']*o['parts']*8/o['fresh'])
-    three,seeds = ('plain','mu2','stored3'),plan['seeds']['main']
-    some = df[df.arm.isin(three)]
-    value = {c:{a:best_of(o, [a], seeds) for a in three} for c,o in numbers(some, plan, share).items()}
-    def of(cells): return {c:x[c] for c in cells},{c:value[c] for c in cells}
-    m,(x,value) = threshold(*of(plan['discover'])),of(plan['confirm'])
-    picks = dict(rule={c:'stored3' if v>=m else 'mu2' for c,v in x.items()})
-    picks |= {k:dict.fromkeys(x, a) for k,a in dict(always='stored3', never='plain', mu2='mu2').items()}
-    return dict(threshold=m)|{k:regret(o, value) for k,o in picks.items()}
-
-def with_half(
-    df:pd.DataFrame, # rows of the table
-    plan:dict,       # of `registration`
-    arm:str,         # whose tokens are halved
-    others:list,     # arms of which the best has all of its tokens
-)->pd.DataFrame:     # a row per cell: n, diff, diff_ci, p, verdict
-    "Pass@1 of `arm` after half of its tokens minus the end of the best of the others, rates as in `chosen`."
-    seeds,all_,out = plan['seeds']['main'],numbers(df, plan),{}
-    curves = df[df.error==''].set_index(['regime','arm','learning_rate','seed']).curve
-    def points(cell, picks): return pd.Series({s:json.loads(curves[cell, *k, s]) for s,k in picks.items()})
-    for c,o in all_.items():
-        half = plan.get('budget', FAMILIES[c].budget)/2
-        def at(curve): return np.interp(half, *([p[k] for p in curve] for k in ('tokens','pass1')))
-        end = points(c, chosen(o, others, seeds)).map(lambda v: v[-1]['pass1'])
-        out[c] = difference(points(c, chosen(o, [arm], seeds)).map(at), end)
-    return pd.DataFrame(out).T
-
 # %% ../../nbs/research/replay_study.ipynb #3b8d4464
 def texts(
     diff:list, # differences
@@ -616,117 +533,5 @@ def tokens_needed(
         return f'{at} ({low} to {high})'
     return [one(f) for f in _apart(rows, arm, against, plan)]
 
-# %% ../../nbs/research/replay_study.ipynb #a50feafe
 LINES = dict(plain=('#8C8C8C','--'), replay_both=('#8C8C8C','-'), mu3=('#56B4E9','--'),
     copies_clip=('#56B4E9','-'), stored_clip=('#D55E00','-'), stored_weight=('#E69F00','-'))   # of figures
-
-def claims_table(
-    whole:dict,   # name of a table -> all of its rows
-    plan:dict,    # of `registration`
-)->pd.DataFrame:  # a row per claim; per table the difference ± 95 % and Holm's p
-    "The registered claims: what each table says (`says` is the first one's word), what was predicted."
-    found,cells = {k:claims(rows, plan) for k,rows in whole.items()},{}
-    for k,d in found.items(): cells |= {k:texts(d['diff'], d.half), f'Holm, {k}':d.holm.round(3)}
-    d = next(iter(found.values()))
-    return pd.DataFrame(cells|dict(says=d.says, predicted=d.predicted)).set_index(_names(d, '−'))
-
-def tokens_table(
-    whole:dict,         # name of a table -> all of its rows
-    tries:pd.DataFrame, # rows of the plan 'rates'
-    plan:dict,          # of `registration`
-    arms:tuple=('stored_clip','stored_weight'), # whose tokens are cut
-)->pd.DataFrame:        # a column per family, pass@1 ± 95 %
-    "`with_fewer`: half of the tokens against the best arm without a buffer, a third against plain GRPO."
-    control = best_without(tries, plan)
-    plain,cells = dict.fromkeys(control, 'plain'),{'the best without a buffer':list(control.values())}
-    for a in arms:
-        for i,(k,rows) in enumerate(whole.items()):
-            k = f', {k}' if i else ''
-            cells |= {f'{a}, half, minus that one{k}':with_fewer(rows, a, control, 1/2, plan),
-                f'{a}, a third, minus plain{k}':with_fewer(rows, a, plain, 1/3, plan)}
-    return pd.DataFrame(cells, index=list(control)).T
-
-def needed_table(
-    rows:pd.DataFrame,  # of one of `tables`, whole
-    tries:pd.DataFrame, # rows of the plan 'rates'
-    plan:dict,          # of `registration`
-)->pd.DataFrame:        # a column per family, in % of the tokens
-    "`tokens_needed`: to the end of plain GRPO, and with a buffer to that of the best arm without one."
-    control = best_without(tries, plan)
-    plain,arms = dict.fromkeys(control, 'plain'),[a for a in ARMS if a!='plain' and a in set(rows.arm)]
-    arms.sort(key=_buffered)
-    cells = {f"{a} to plain's end":tokens_needed(rows, a, plain, plan) for a in arms}
-    cells |= {f'{a} to the best end':tokens_needed(rows, a, control, plan) for a in arms if _buffered(a)}
-    return pd.DataFrame(cells, index=list(control)).T
-
-# %% ../../nbs/research/replay_study.ipynb #7c0e5a02
-@lru_cache(4096)
-def _points(curve): return json.loads(curve)
-
-def _until(curve, tokens):
-    "Mean pass@1 over the first `tokens` of a curve, or over all of it where it ends before."
-    points = _points(curve)
-    return area(points, min(tokens, points[-1]['tokens']))
-
-def at_cost(
-    rows:pd.DataFrame,  # of one of `tables`, whole
-    arm:str,            # a name of `ARMS`
-    share:float,        # 0 to 1, of sampling in what a batch of plain GRPO costs
-    baseline:str='plain', # an arm that makes one step per batch
-)->pd.DataFrame:        # a row per family: n, diff, diff_ci, p, verdict
-    """Area under the curve, `arm` minus the baseline, until each has cost what the baseline's tokens cost.
-
-    A batch of the baseline costs 1, `share` of it for sampling; one with k steps costs `share+(1-share)*k`.
-    """
-    o = ARMS[arm]
-    cost,out = share+(1-share)*o.passes*o.parts,{}
-    for family in rows.regime.unique():
-        d = rows[rows.regime==family]
-        mine,plain = (d[d.arm==k].set_index('seed').curve for k in (arm, baseline))
-        tokens = min(_points(c)[-1]['tokens'] for c in plain)
-        both = [c.map(lambda v: _until(v, t)) for c,t in ((mine, tokens/cost), (plain, tokens))]
-        out[family] = difference(*both)
-    return pd.DataFrame(out).T
-
-def break_even(
-    rows:pd.DataFrame, # of one of `tables`, whole
-    arm:str,           # a name of `ARMS`
-)->pd.Series:          # per family: 0.01 to 1; nan where plain GRPO is ahead at any
-    "The smallest share of sampling in a plain step at which the arm is not behind plain GRPO, to .01."
-    shares = [i/100 for i in range(1, 101)]
-    d = pd.DataFrame({g:at_cost(rows, arm, g)['diff'] for g in shares})
-    return (d>=0).T.idxmax().where((d>=0).any(axis=1))
-
-def cost_table(
-    rows:pd.DataFrame,  # of one of `tables`, whole
-    arms:tuple=('mu3','stored_clip'), # names of `ARMS`
-    shares:tuple=(.5,.6,.75,.9,1.),   # of sampling in a plain step
-)->pd.DataFrame:        # a row per share and arm; a column per family, and the share where it breaks even
-    "`at_cost` of each arm for each share of sampling."
-    def one(a, g):
-        d = at_cost(rows, a, g)
-        return dict(zip(d.index, texts(d['diff'], d.diff_ci)))
-    cells = {f'{a}, g = {g:g}':one(a, g) for a in arms for g in shares}
-    even = {f'{a}, breaks even at g =':break_even(rows, a).map('{:.2f}'.format).to_dict() for a in arms}
-    return pd.DataFrame(cells|even).T
-
-def three_intervals(
-    rows:pd.DataFrame, # of one of `tables`, whole
-    plan:dict,         # of `registration`
-)->pd.DataFrame:       # a row per claim: diff, and half-widths: these, any, new
-    """Three 95 % half-widths of a mean difference: for these families, for such families, for one new one.
-
-    The first takes the families as given; the second is the claim's; the third is where the mean of another
-    family would lie. With four families, tau is known badly, and so is the third.
-    """
-    from scipy.stats import t
-    d = over_regimes(rows, plan['claims'], plan['measure'])
-    out = []
-    for o in d.itertuples():
-        apart = pairs(rows[rows.arm.isin([o.arm, o.baseline])], o.baseline, plan['measure'])
-        k,n = len(apart),apart.seeds
-        se = (apart.diff_ci/t.ppf(.975, n-1)).pow(2).sum()**.5/k
-        wide = t.ppf(.975, k-1)
-        out.append(dict(diff=apart['diff'].mean(), these=t.ppf(.975, n.sum()-k)*se, any=o.half,
-            new=wide*(o.tau**2+(o.half/wide)**2)**.5))
-    return pd.DataFrame(out, index=_names(d, '−'))
