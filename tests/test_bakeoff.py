@@ -4,10 +4,15 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.research import bakeoff as bo
 from grpo_nb.research.bakeoff import (
-    ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_again, run_job, run_one, sensitivity)
+    ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_job, run_one)
 from grpo_nb.parts.stats import difference, holm
-from grpo_nb.research.study import KEY, area, compare, key_of, over_regimes, rates, read_rows, run_study
+from grpo_nb.research.study import (KEY, again as made_again, area, compare, key_of, over_regimes, rates,
+    read_rows, run_study)
 from grpo_nb.trainer import TrainConfig
+from notebook_code import defined_in
+
+CHAPTER = defined_in('catalogue/bakeoff')
+sensitivity = CHAPTER.sensitivity
 
 TINY = dict(regime='spell_backward middling', max_tokens=1500, n_problems=10, num_samples=2, points=1)
 CSV = Path(__file__).parent.parent/'nbs'/'results'/'bakeoff.csv'
@@ -62,8 +67,7 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
         and df.loc[('mine.py:BatchBaseline', 0), 'live'] == 1
         and df.loc[('none', 0), 'live'] < 1
     )  # its dead groups speak
-    for bad in (dict(arms='nobody'), dict(regimes='nowhere'), dict(method='mine.py:Yours'),
-                dict(what='nothing')):
+    for bad in (dict(arms='nobody'), dict(regimes='nowhere'), dict(method='mine.py:Yours')):
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
     assert not Path('b.csv').exists()
 
@@ -172,17 +176,16 @@ def test_two_machines_side_by_side(tmp_path, capsys):
     with pytest.raises(ValueError, match='no run in common'): bakeoff(str(tmp_path/'a.csv'), beside=str(CSV))
 
 def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
-    main,tune = plan('main', 3),plan('rates')
+    main,tune = plan(3),CHAPTER.rate_jobs()
     assert (not [o for o in main if o['arm'] in ('skip', 'same_prompt')
                  and REGIMES[o['regime']].n_train == 1000] and len(main) == 3 * 71)
     assert [o['seed'] for o in main] == sorted(
         o['seed'] for o in main
     )  # stopped early, every arm has as many seeds
     assert not {o['seed'] for o in main}&{o['seed'] for o in tune} and {o['arm'] for o in tune}==set(ARMS)
-    for a, o in bo.SENSITIVE.values():
+    for a, o in CHAPTER.SENSITIVE.values():
         TrainConfig(**REGIMES['spell_backward sparse'].settings | ARMS[a].settings
                     | {k: v for k, v in o.items() if not k.startswith('method_')})
-    with pytest.raises(ValueError, match='no plan'): plan('others')
 
 def test_lessons_move_the_start_and_shipped_weights_stay():
     base,easy = bo._weights('chain_sum', '{}', 0),bo._weights('chain_sum', '{}', 2)
@@ -197,9 +200,9 @@ def stored(tmp_path, **changed):
     return tmp_path/'a.csv'
 
 def test_rows_run_again_are_equal_here_and_a_changed_one_is_named(tmp_path, capsys):
-    assert run_again(stored(tmp_path), 1)[['same_machine','equal']].all(axis=None)
+    assert made_again(stored(tmp_path), run_job, here(), 1)[['same_machine','equal']].all(axis=None)
     f = stored(tmp_path, pass1='0.9999')
-    t = run_again(f, 1)
+    t = made_again(f, run_job, here(), 1)
     assert t.same_machine[0] and not t.equal[0] and t.then[0]==.9999
     with pytest.raises(ValueError, match='came out otherwise'): bakeoff(str(f), repeat=1)
     assert 'spell_backward middling' in capsys.readouterr().out
@@ -244,7 +247,7 @@ def test_each_stored_study_is_one_study(path):
 
 def test_stored_studies_hold_what_their_plans_ask_for():
     have = lambda path: {tuple(o) for o in read_rows(path)[KEY].itertuples(index=False, name=None)}
-    for path,jobs in ((CSV, plan('main', 8)), (ALL[1], plan('rates')), (ALL[2], plan('sensitivity', 6))):
+    for path,jobs in ((CSV, plan(8)), (ALL[1], CHAPTER.rate_jobs()), (ALL[2], CHAPTER.setting_jobs(6))):
         assert not {key_of(o) for o in jobs}-have(path), path.name
 
 def claims(text):
@@ -339,4 +342,4 @@ def test_a_small_study_gives_the_committed_rows(again):
 def test_random_rows_come_out_again_on_the_same_machine():
     df = read_rows(CSV)
     if {k:df[k][0] for k in here()}!=here(): pytest.skip('the study was made by another version or machine')
-    assert run_again(CSV, 2, seed=1).equal.all()
+    assert made_again(CSV, run_job, here(), 2, seed=1).equal.all()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from dataclasses import fields
 from grpo_nb.cli import notes
-from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, difference, find, in_words, rise,
-    rolling, since, trend)
+from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, find, in_words, rise,
+    rolling, since, trend, welch)
 from grpo_nb.see.verdict import live, verdict
 from grpo_nb.see.readers import history_rows
 from bench_doctors import NAMED
@@ -268,7 +268,7 @@ def test_welch_and_running_means_by_another_road():
     for n,m in ((3, 9), (20, 5), (8, 8)):
         a,b = rng.normal(0, 1, n),rng.normal(.5, 3, m)
         ci = ttest_ind(b, a, equal_var=False).confidence_interval()
-        assert difference(a, b)==pytest.approx(((ci.low+ci.high)/2, (ci.high-ci.low)/2))
+        assert welch(a, b)==pytest.approx(((ci.low+ci.high)/2, (ci.high-ci.low)/2))
     x = rng.random(30)
     from scipy.stats import linregress
     line = linregress(np.arange(30), x)

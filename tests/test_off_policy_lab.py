@@ -3,9 +3,12 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.loss import policy_loss
-from grpo_nb.research.off_policy import (AGES, ESTIMATORS, G, LabPolicy, Lens, draw_lab, exact_gradient,
-                                group_moments, jacobian, lab, right, summary, token_weights,
-                                too_old, train_lab)
+from grpo_nb.research.off_policy import (AGES, ESTIMATORS, G, LabPolicy, Lens, exact_gradient, group_moments,
+    jacobian, lab, right, token_weights, train_lab)
+from notebook_code import defined_in
+
+CHAPTER = defined_in('13_off_policy_lab')
+draw_lab,summary,too_old = CHAPTER.draw_lab,CHAPTER.summary,CHAPTER.too_old
 
 CSV = Path(__file__).parent.parent/'nbs'/'results'/'lab.csv'
 
@@ -121,3 +124,8 @@ def test_a_stored_run_of_the_study_comes_out_again():
     assert (
         len(new) == len(AGES) * len(ESTIMATORS) and (new.loc[old.index] - old).abs().max().max() < 1e-4
     )  # float64 and five stored digits: on any machine
+
+def test_the_last_good_age_is_before_the_first_bad_one():
+    made = pd.DataFrame([dict(estimator=e, learning_rate=.01, age=a, seed=s, worth=1-a/20+.01*s)
+        for e in CHAPTER.STYLES for a in (0, 8, 16) for s in range(4)])
+    assert too_old(made).loc['ratio 1'].tolist()==['8 / 16']

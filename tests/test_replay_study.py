@@ -4,25 +4,18 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 import grpo_nb.research.families as fm
 import grpo_nb.research.replay_study as rs
-import grpo_nb.research.stacked_runs as sr
+import grpo_nb.research.stacked as sr
 from grpo_nb.research.families import END, FAMILIES, PAD, SHAPE, decode, encode, judge, problems, to_tensors
 from grpo_nb.research.replay_study import (
-    ARMS, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
-from grpo_nb.research.stacked import new_weights
-from grpo_nb.research.stacked_runs import Arm, Shelf, assemble, factor
+    USES, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
+from grpo_nb.research.stacked import BatchUse, Shelf, assemble, factor
 from grpo_nb.research.study import over_regimes, pairs, read_rows, run_study, stamp
+from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
 FIRST = defined_in('research/first_study')
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
 
 def ids(*texts, width=12):
     rows = [encode(t.rstrip('$'))+[END]*t.endswith('$') for t in texts]
@@ -101,10 +94,10 @@ def test_a_start_is_that_of_its_family_and_can_be_made_again(tmp_path, monkeypat
     kept = fm.STARTS
     monkeypatch.setattr(fm, 'STARTS', tmp_path)
     monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 3, 1e-3)))
-    fm.teach('sorting')
+    sr.teach('sorting')
     again = fm.start.__wrapped__('sorting')['theta']
     d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
-    assert torch.equal(again, fm.lesson(d, 3, SHAPE, 1e-3).half().float())
+    assert torch.equal(again, sr.lesson(d, 3, SHAPE, 1e-3).half().float())
     monkeypatch.setattr(fm, 'STARTS', kept)
     with pytest.raises(ValueError, match="make it again with teach\\('sorting'\\)"):
         fm.start.__wrapped__('sorting')
@@ -117,11 +110,11 @@ def test_a_larger_start_lies_in_the_clone_and_a_missing_one_is_named(tmp_path, m
     with pytest.raises(ValueError, match=r"1M weights: .*is missing; .*teach\('sorting', size='1M'\)"):
         fm.start.__wrapped__('sorting', '1M')
     monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 2, 1e-3)))
-    assert fm.teach('sorting', size='1M')==fm.start_file('sorting', '1M')
+    assert sr.teach('sorting', size='1M')==fm.start_file('sorting', '1M')
     d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
     wide = fm.SIZES['1M']
     theta = fm.start.__wrapped__('sorting', '1M')['theta']
-    assert len(theta)==wide.n==1_079_808 and torch.equal(theta, fm.lesson(d, 2, wide, 5e-4).half().float())
+    assert len(theta)==wide.n==1_079_808 and torch.equal(theta, sr.lesson(d, 2, wide, 5e-4).half().float())
 
 def test_stored_groups_come_back_whole_and_the_oldest_leave_first():
     S,n = 2,3
@@ -139,15 +132,15 @@ def test_a_batch_has_the_groups_that_its_arm_asks_for():
     shelf = Shelf(4, fresh)
     shelf.add(dict(fresh, key=fresh['key']+10), torch.tensor([[True,False,False], [False,False,False]]), 0)
     u = torch.rand(2, 4)
-    g,there = assemble(Arm(fresh=3), fresh, dead, shelf, u)
+    g,there = assemble(BatchUse(fresh=3), fresh, dead, shelf, u)
     assert g['key'].tolist()==[[0,1,2]]*2 and there.all()
-    g,there = assemble(Arm(fresh=3, fill=True), fresh, dead, shelf, u)
+    g,there = assemble(BatchUse(fresh=3, fill=True), fresh, dead, shelf, u)
     assert (
         g['key'].tolist() == [[10, 1, 2], [0, 1, 2]] and there.all()
     )  # one stored group for two holes, none for run 1
-    g,there = assemble(Arm(fresh=3, stored=2), fresh, dead, shelf, u)
+    g,there = assemble(BatchUse(fresh=3, stored=2), fresh, dead, shelf, u)
     assert g['key'][0,3]==10 and there.tolist()==[[True]*4+[False], [True]*3+[False]*2]
-    g,there = assemble(Arm(fresh=3, copies=2), fresh, dead, shelf, u)
+    g,there = assemble(BatchUse(fresh=3, copies=2), fresh, dead, shelf, u)
     assert g['key'][0].tolist()==[0,1,2,1,1] and there.tolist()==[[True]*5, [True]*3+[False]*2]
 
 def test_the_factor_at_the_corners_of_the_clip():
@@ -157,18 +150,6 @@ def test_the_factor_at_the_corners_of_the_clip():
         got = factor(new[:,None], old[:,None], A[:,None], how)[:,0]   # five runs of one token
         assert torch.allclose(got, A*torch.tensor(want)), how
 
-@pytest.fixture
-def untaught(monkeypatch):
-    "A start that takes no lesson"
-    rows = [(f'{a}+{b}', '', str(a+b)) for a in range(10) for b in range(10)]
-    d = to_tensors(rows, 'adding')
-    theta = 4*new_weights(SHAPE)
-    monkeypatch.setattr(sr, 'start', lambda family, size: dict(theta=theta, train=d, test=d))
-    kind = sr.Runs.__init__
-    monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=40, n_test=10, **k))
-    mark = torch.tensor([fm.MARK])   # so that some answers live: right is what ends early
-    monkeypatch.setattr(sr, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)
-
 def job(arm, seeds, budget=1500):
     return dict(regime='adding', arm=arm, seed=seeds, learning_rate=1e-3, source='',
                 settings=json.dumps(dict(budget=budget, points=2)))
@@ -176,7 +157,6 @@ def job(arm, seeds, budget=1500):
 @pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','plain_16',
     'filter','ngrpo','zvp','popo','stored_moment'])
 def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
-    def bare(rows): return [{k:v for k,v in o.items() if k!='cpu_s'} for o in rows]
     company = bare(run_stack(job(arm, [3, 4, 5]), 'cpu'))
     assert bare(run_stack(job(arm, [4]), 'cpu'))==[company[1]] and company[0]!=company[1]|dict(seed=3)
     assert all(o['tokens']>=1500 and json.loads(o['curve'])[-1]['tokens']==o['tokens'] for o in company)
@@ -192,10 +172,10 @@ def test_steps_per_batch_are_those_of_the_arm(untaught):
     (dict(method='ngpro'), "`method` of an arm is 'ngpro': choose one of .*ngrpo"),
     (dict(method='ngrpo', stored=16), 'fresh groups only: leave out `stored`')])
 def test_an_arm_that_cannot_be_is_named(options, says):
-    with pytest.raises(ValueError, match=says): Arm(**options)
+    with pytest.raises(ValueError, match=says): BatchUse(**options)
 
 def test_a_method_that_brings_other_groups_is_no_arms_method(untaught):
-    r = sr.Runs(Arm(method='replay'), 'adding', [3, 4], [1e-3]*2)
+    r = sr.Runs(BatchUse(method='replay'), 'adding', [3, 4], [1e-3]*2)
     with pytest.raises(ValueError, match="'replay' puts other groups into a batch; .* use `fill`, `stored`"):
         for _ in range(5): r.batch()
 
@@ -203,7 +183,7 @@ def one_batch(monkeypatch, arm):
     "What an arm would train on in its first batch."
     seen = {}
     monkeypatch.setattr(sr.Runs, 'train', lambda self, groups, there: seen.update(groups=groups, there=there))
-    r = sr.Runs(ARMS[arm], 'adding', [3, 4], [1e-3]*2)
+    r = sr.Runs(USES[arm], 'adding', [3, 4], [1e-3]*2)
     r.batch()
     return r,seen['groups'],seen['there']
 
@@ -247,7 +227,7 @@ def test_popo_takes_the_newest_groups_and_the_moment_leaves_out_what_drifted_fur
         shelf = Shelf(6, fresh)
         for k in (1, 2): shelf.add(dict(fresh, key=fresh['key']+10*k), torch.tensor([[True,True,False]]), k)
         u = torch.rand(1, 6, generator=torch.Generator().manual_seed(seed))
-        g,_ = assemble(Arm(fresh=3, fill=True, newest=True), fresh, dead, shelf, u)
+        g,_ = assemble(BatchUse(fresh=3, fill=True, newest=True), fresh, dead, shelf, u)
         assert sorted(g['key'][0].tolist())==[2, 20, 21]
     old = torch.zeros(2, 1, 1, 4)
     new = torch.tensor([[.1, .3, -.2, 5.], [.25, .25, .25, 5.]]).view_as(old)   # the last token is padding
@@ -277,7 +257,7 @@ def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
     used = sum((plan['seeds'][k] for k in ('main','again','rates','pilot')), [])
     assert len(set(used))==len(used) and plan['arms']['again']==plan['arms']['main']
     assert {a for c in plan['claims'] for a in c}<=set(plan['arms']['main'])
-    assert set(plan['arms']['main'])|set(plan['arms']['side'])==set(plan['definitions']['arms'])<=set(ARMS)
+    assert set(plan['arms']['main'])|set(plan['arms']['side'])==set(plan['definitions']['arms'])<=set(USES)
 
 def every(plan, rate): return {(f,a):rate for f in fm.PACKED for a in plan['arms']['main']}
 

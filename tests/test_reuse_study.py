@@ -5,38 +5,19 @@ from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 import grpo_nb.research.families as fm
 import grpo_nb.research.replay_study as rs
-import grpo_nb.research.stacked_runs as sr
-from grpo_nb.research.families import FAMILIES, PAD, SHAPE, to_tensors
+import grpo_nb.research.stacked as sr
+from grpo_nb.research.families import FAMILIES, SHAPE, to_tensors
 from grpo_nb.replay import Replay, ReplayBuffer
-from grpo_nb.research.replay_study import (ARMS, at_best, best_of, chosen, next_jobs, numbers, replay_study,
+from grpo_nb.research.replay_study import (USES, at_best, best_of, chosen, next_jobs, numbers, replay_study,
     run_rounds, run_stack, span_of, spans, to_try, tries)
-from grpo_nb.research.stacked import new_weights
-from grpo_nb.research.stacked_runs import Arm, Ranked, Runs
+from grpo_nb.research.stacked import BatchUse, Ranked, Runs
 from grpo_nb.research.study import add_rows, one_each, over_regimes, read_rows, run_study, stamp
+from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
 PAGE_OF = defined_in('research/reuse_results')
 looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
     ('looks','regret','regrets','slope','threshold','with_half'))
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-@pytest.fixture
-def untaught(monkeypatch):
-    "Starts that take no lesson, one for each family, and answers some of which are right"
-    d = to_tensors([(f'{a}+{b}', '', str(a+b)) for a in range(10) for b in range(10)], 'adding')
-    def start(family, size): return dict(theta=4*new_weights(SHAPE, len(family)), train=d, test=d)
-    monkeypatch.setattr(sr, 'start', start)
-    kind = sr.Runs.__init__
-    monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=60, n_test=8, **k))
-    monkeypatch.setattr(sr, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)
-
-def bare(rows): return [{k:v for k,v in o.items() if k!='cpu_s'} for o in rows]
 
 def stacked(arm, **settings):
     o = dict(budget=700, points=2)|settings
@@ -58,7 +39,7 @@ def test_steps_per_batch_of_the_new_arms(untaught):
 
 def test_measures_of_many_runs_at_once_are_those_of_one_after_another(untaught, monkeypatch):
     "On a GPU all runs that are due are measured by one pass"
-    r = Runs(Arm(fresh=2), ['adding','adding_sparse','adding'], [3, 4, 5], [1e-3]*3)
+    r = Runs(BatchUse(fresh=2), ['adding','adding_sparse','adding'], [3, 4, 5], [1e-3]*3)
     one = torch.cat([r.measure([i], 4) for i in range(3)])
     assert torch.equal(r.measure(range(3), 4), one) and torch.equal(r._right([0, 1, 2], 4), one)
     right = torch.tensor([[[1, 0], [0, 0]]]).bool()
@@ -101,7 +82,7 @@ def test_a_default_batch_is_what_the_shipped_method_makes_of_it(untaught, monkey
     from grpo_nb.generation import Rollouts
     seen = []
     monkeypatch.setattr(Runs, 'train', lambda self, groups, there: seen.append((groups, there)))
-    r,shipped = Runs(ARMS['replay_default'], 'adding', [3], [1e-3]),Replay(seed=3)
+    r,shipped = Runs(USES['replay_default'], 'adding', [3], [1e-3]),Replay(seed=3)
     kept = sr.assemble
     def both(arm, fresh, dead, shelf, chance):
         g = {k:v[0] for k,v in fresh.items()}
@@ -182,13 +163,13 @@ def test_a_sparse_start_goes_on_from_the_dense_one(tmp_path, monkeypatch):
     short = replace(FAMILIES['sorting_sparse'], lesson=(100, 2, 1e-3))
     monkeypatch.setitem(FAMILIES, 'sorting_sparse', short)
     where = fm.start_file
-    monkeypatch.setattr(fm, 'start_file', lambda k, size: tmp_path/k if 'sparse' in k
-        else where(k, size))
-    fm.teach('sorting_sparse')
+    def here(k, size): return tmp_path/k if 'sparse' in k else where(k, size)
+    for room in (fm, sr): monkeypatch.setattr(room, 'start_file', here)
+    sr.teach('sorting_sparse')
     d = to_tensors(fm.problems('sorting_sparse', 'lesson', 100), 'sorting_sparse')
-    dense = fm._weights('sorting', '0.2M')
-    want = fm.lesson(d, 2, SHAPE, 1e-3, theta=dense).half().float()
-    got = fm._weights('sorting_sparse', '0.2M')
+    dense = fm.start_weights('sorting', '0.2M')
+    want = sr.lesson(d, 2, SHAPE, 1e-3, theta=dense).half().float()
+    got = fm.start_weights('sorting_sparse', '0.2M')
     assert torch.equal(got, want) and not torch.equal(got, dense)
     assert (got-dense).abs().max()<.01   # two small steps away
 

@@ -2,11 +2,11 @@
 import pytest, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 import grpo_nb.generation as generation
-import grpo_nb.research.stacked_runs as sr
+import grpo_nb.research.stacked as sr
 import grpo_nb.trainer as trainer
 from grpo_nb.loss import policy_loss
 from grpo_nb.research.families import END, PAD, SHAPE, decode, encode, judge
-from grpo_nb.research.replay_study import ARMS
+from grpo_nb.research.replay_study import USES
 from grpo_nb.trainer import TrainConfig, train
 
 RATE,BATCHES = 1e-3,6
@@ -58,7 +58,7 @@ def qwen_of(theta):
 
 def stacked(arm, monkeypatch):
     "Some batches of a stacked run, and all that went in and came out"
-    r = sr.Runs(ARMS[arm], 'adding', [3], [RATE], n_train=80, n_test=4)
+    r = sr.Runs(USES[arm], 'adding', [3], [RATE], n_train=80, n_test=4)
     seen = dict(start=r.m.theta[0].clone(), asked=[], darts=[], said=[], losses=[], norms=[])
     asked,factor = r.next_problems,sr.factor
     def problems():
@@ -108,7 +108,7 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
         infos.append(kept_update(s, mb, *a, **k))
         return infos[-1]
     monkeypatch.setattr(trainer, 'update', update)
-    passes = ARMS[arm].passes
+    passes = USES[arm].passes
     args = TrainConfig(seed=3, num_generations=sr.G, generation_batch_size=8*sr.G, steps_per_generation=1,
         num_iterations=passes, max_steps=BATCHES*passes, learning_rate=RATE, weight_decay=0.,
         max_completion_length=r.family.completion, lr_scheduler_type='constant', warmup_steps=0,

@@ -1,9 +1,8 @@
 "The arms and contrasts of the experiments that ask why reuse bears higher rates"
 import json
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.research.replay_study import ARMS, contrasts, planned, registration, say
-from grpo_nb.research.stacked import completion_logps
-from grpo_nb.research.stacked_runs import Arm, Runs, Shelf, assemble, factor
+from grpo_nb.research.replay_study import USES, contrasts, planned, registration, say
+from grpo_nb.research.stacked import Runs, Shelf, assemble, completion_logps, factor
 from grpo_nb.research.study import read_rows
 
 PAGE = 'nbs/project/registration_why.qmd'
@@ -14,8 +13,8 @@ def test_four_stored_groups_come_four_times_each():
     for k in range(12): shelf.add(dict(fresh, key=fresh['key']+100+10*k), torch.ones(1, 8).bool(), k)
     u = torch.rand(1, 256, generator=torch.Generator().manual_seed(0))
     dead = torch.zeros(1, 8).bool()
-    few,there = assemble(ARMS['stored3_few'], fresh, dead, shelf, u)
-    any_,_ = assemble(ARMS['stored3'], fresh, dead, shelf, u)
+    few,there = assemble(USES['stored3_few'], fresh, dead, shelf, u)
+    any_,_ = assemble(USES['stored3'], fresh, dead, shelf, u)
     keys = few['key'][0,8:].tolist()
     assert there.all() and len(keys)==16 and len(set(keys))==4 and keys==keys[:4]*4
     assert keys[:4]==any_['key'][0,8:12].tolist()   # drawn by the same law
@@ -36,13 +35,13 @@ def test_as_many_tokens_go_silent_and_any_of_them():
 
 @pytest.mark.parametrize('arm,gone', [('stored3_no1', 1), ('stored3_no3', 3)])
 def test_groups_with_so_many_right_are_not_stored(arm, gone):
-    r = Runs(ARMS[arm], 'reversing', [3], [1e-4], n_train=40, n_test=4)
+    r = Runs(USES[arm], 'reversing', [3], [1e-4], n_train=40, n_test=4)
     for _ in range(8): r.batch()
     right = r.shelf.groups['r'][r.shelf.born>=0].sum(-1)
     assert set(right.tolist())=={1., 2., 3.}-{gone}
 
 def test_later_passes_are_masked_by_an_older_policy_and_the_first_is_not():
-    r = Runs(ARMS['mu3_anchor'], 'reversing', [3], [2e-3], n_train=40, n_test=4)
+    r = Runs(USES['mu3_anchor'], 'reversing', [3], [2e-3], n_train=40, n_test=4)
     r.batch()
     first = r.anchor.theta.clone()
     for _ in range(3): r.batch()

@@ -27,7 +27,7 @@ from ..parts.problems import chain_sum
 from ..research.replay_study import run_stack
 from ..see.during import one_thread
 from .speed import (
-    Bench, Paced, Work, compared, generators, in_turn, peak_bytes, read_rows, row, some_answers, spread,
+    Bench, Paced, Work, compared, generators, in_turn, peak_bytes, read_bench, row, some_answers, spread,
     stamp, trl_trainer, write_rows)
 from ..parts.stats import difference, mean_ci
 from ..tasks import accuracy_reward
@@ -409,7 +409,7 @@ def read_day(
     path:str|Path,  # CSV of `gpu_day`
 )->pd.DataFrame:    # its rows, an empty table where there is no file
     "What has been measured. ValueError for a CSV of something else."
-    df = read_rows(path, COLUMNS, 'grpo_nb bench --gpu')
+    df = read_bench(path, COLUMNS, 'grpo_nb bench --gpu')
     return df.assign(tiny=df.tiny.astype(bool))
 
 def _like(df, here): return (df.tiny==here['tiny'])&(df.device==here['device'])

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SHAPES', 'QWEN', 'DTYPES', 'COLUMNS', 'PHASES', 'GROWTH', 'PARTS', 'in_turn', 'spread', 'speedup', 'flop_counter',
            'matrix_rate', 'peak_bytes', 'bench_model', 'some_answers', 'Work', 'Paced', 'trl_trainer', 'machine_name',
-           'stamp', 'row', 'compared', 'read_rows', 'write_rows', 'Bench', 'generators', 'part_generation', 'part_step',
-           'StopWatch', 'watched', 'part_profile', 'free_bytes', 'logp_arms', 'part_logps', 'part_buffer',
+           'stamp', 'row', 'compared', 'read_bench', 'write_rows', 'Bench', 'generators', 'part_generation',
+           'part_step', 'StopWatch', 'watched', 'part_profile', 'free_bytes', 'logp_arms', 'part_logps', 'part_buffer',
            'part_growth', 'read_speed', 'bench']
 
 # %% ../../nbs/dev/speed.ipynb #4e0579a0
@@ -350,7 +350,7 @@ def compared(
         out.append(r)
     return out
 
-def read_rows(
+def read_bench(
     path:str|Path,  # CSV
     columns:list,   # that it has to have
     writer:str,     # the command that writes such files, named in the error
@@ -619,7 +619,7 @@ def read_speed(
     path:str|Path,  # CSV of `bench`
 )->pd.DataFrame:
     "All runs in the file, an empty table where there is none; ValueError for a CSV of something else."
-    df = read_rows(path, COLUMNS, 'grpo_nb bench')
+    df = read_bench(path, COLUMNS, 'grpo_nb bench')
     return df.assign(quick=df['quick'].astype(bool))
 
 def _label(df, run, quick):

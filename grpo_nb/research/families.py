@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['LETTERS', 'PAD', 'END', 'FIRST', 'MARK', 'FAMILIES', 'WAYS', 'STARTS', 'PACKED', 'SHAPE', 'SIZES', 'HELD', 'encode',
-           'decode', 'Family', 'habit', 'problems', 'to_tensors', 'judge', 'lesson', 'start_file', 'teach', 'start',
-           'hold_problems', 'right_answers']
+           'decode', 'Family', 'habit', 'problems', 'to_tensors', 'judge', 'Shape', 'start_file', 'start_weights',
+           'start', 'hold_problems', 'lessons', 'lesson_batch', 'warm_start']
 
 # %% ../../nbs/research/families.ipynb #68c662cf
-import json, random
+import json, math, random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -18,7 +19,6 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 from ..parts.core import atomic_write
-from .stacked import Shape, Stack, StackedAdam, completion_logps, new_weights, sample_stack
 
 # %% ../../nbs/research/families.ipynb #8fcc155d
 LETTERS = ' 0123456789abcdefghijklmnopqrstuvwxyz+-:>#'
@@ -202,25 +202,33 @@ def judge(
 STARTS = Path(str(files('grpo_nb')/'assets'/'starts'))
 PACKED = 'adding','sorting','filtering','reversing'   # whose starts of 0.2M weights are in the package
 
-def lesson(
-    data:dict,       # of `to_tensors`
-    steps:int,       # supervised steps
-    shape:Shape,     # of the model
-    lr:float=3e-3,   # at its highest; falls to 0
-    batch:int=64,    # problems a step
-    theta:Tensor=None, # (n,) weights to go on from; None: untrained ones
-)->Tensor:           # (n,) weights
-    "Teach a model the taught answers."
-    m = Stack(shape, (new_weights(shape) if theta is None else theta.clone())[None])
-    opt,g = StackedAdam(m, torch.tensor([lr])),torch.Generator().manual_seed(0)
-    for k in range(steps):
-        i = torch.randint(len(data['ids']), (batch,), generator=g)
-        y = data['taught'][i][None,:,None]
-        real = y!=PAD
-        lp = completion_logps(m, data['ids'][i][None], data['mask'][i][None], y)
-        opt.lr.fill_(lr*min((k+1)/50, 1-k/steps))
-        opt.step(m.gradient(-(lp*real).sum()/real.sum()))
-    return m.theta[0].detach()
+@dataclass(frozen=True)
+class Shape:
+    "Sizes of a Qwen2 with tied embeddings."
+    vocab:int=48        # tokens
+    width:int=96        # of the residual stream
+    layers:int=2        # blocks
+    heads:int=3         # query heads
+    kv_heads:int=1      # key and value heads
+    head:int=32         # width of a head
+    inner:int=256       # width inside the MLP
+    theta:float=1e4     # base of the rotations
+    eps:float=1e-6      # of the norms
+
+    def parts(self)->dict:
+        "Name -> shape of each weight, in the order in which they lie in the flat tensor."
+        D,out = self.width,{'embed':(self.vocab, self.width)}
+        qkv = (self.heads+2*self.kv_heads)*self.head
+        for i in range(self.layers):
+            out |= {f'{i}.norm1':(D,), f'{i}.qkv':(D, qkv), f'{i}.bias':(qkv,),
+                f'{i}.out':(self.heads*self.head, D),
+                f'{i}.norm2':(D,), f'{i}.up':(D, 2*self.inner), f'{i}.down':(self.inner, D)}
+        return out|{'norm':(D,)}
+
+    @property
+    def n(self)->int:
+        "Number of weights."
+        return sum(math.prod(o) for o in self.parts().values())
 
 SHAPE = Shape(vocab=FIRST+len(LETTERS))   # of the models of the first study
 SIZES = {'0.2M':SHAPE, '1M':replace(SHAPE, width=192, layers=3, heads=6, kv_heads=2, inner=448),
@@ -236,24 +244,11 @@ def start_file(
     name = family if small else f'{family}_{size}'
     return STARTS.parents[2]/'nbs'/'results'/'starts'/f'{name}.safetensors'
 
-def teach(
+def start_weights(
     family:str,        # a name of `FAMILIES`
     size:str='0.2M',   # a name of `SIZES`
-)->Path:
-    "Make a family's start, where `start` looks for it: 2 minutes on one core, 10 for 1M weights, 20 for 3M."
-    f,shape = FAMILIES[family],SIZES[size]
-    n,steps,lr = f.lesson
-    lr *= SHAPE.width/shape.width   # twice as wide, half the rate
-    before = _weights(f.after, size) if f.after else None
-    theta = lesson(to_tensors(problems(family, 'lesson', n), family), steps, shape, lr, theta=before)
-    path = start_file(family, size)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    by = json.dumps(asdict(FAMILIES[family]))
-    with atomic_write(path, 'wb') as f: f.write(save(dict(theta=theta.half()), metadata=dict(family=by)))
-    return path
-
-def _weights(family, size):
-    "Those of a start's file, if they were taught by the family as it is now."
+)->Tensor:             # (n,) float32
+    "Those of a start's file. ValueError if there is none, or it was taught by another family."
     path = start_file(family, size)
     if not path.exists():
         raise ValueError(f'no start of {family} with {size} weights: {path} is missing; it comes with a '
@@ -274,7 +269,7 @@ def start(
 
     ValueError where the family's definition is not the one that its start was taught with, or there is none.
     """
-    return dict(theta=_weights(family, size), **_asked(FAMILIES[family].after or family))
+    return dict(theta=start_weights(family, size), **_asked(FAMILIES[family].after or family))
 
 @cache
 def _asked(family):
@@ -306,18 +301,90 @@ def hold_problems(
         HELD[k] = {o:{name:d[f'{k}.{o}.{name}'].to(bool if name=='mask' else torch.long)
             for name in ('ids','mask','answer')} for o in ('train','test')}
 
-# %% ../../nbs/research/families.ipynb #51613164
-def right_answers(
-    m:Stack,        # S models
-    test:dict,      # ids, mask, answer (N, ...), or (S, N, ...) for problems of each one's own
-    seeds:list,     # S numbers, of the draws
-    n:int=1,        # completions of each problem
-)->Tensor:          # (S, N, n) bool
-    "Sample answers to held-out problems, and judge them."
-    S,(N,T) = len(m),test['answer'].shape[-2:]
-    gens = [torch.Generator().manual_seed(10**6+s) for s in seeds]
-    u = torch.stack([torch.rand(T, N, n, generator=g) for g in gens]).to(m.theta.device)
-    ids,mask,answer = (test[k].to(m.theta.device).expand(S, -1, -1) for k in ('ids','mask','answer'))
-    out = sample_stack(m, ids, mask, u, END, PAD)[0]
-    return judge(out, answer[:,:,None].expand(-1, -1, n, -1))
+# %% ../../nbs/research/families.ipynb #21af5716
+def _answered(ds, ways, p_careful):
+    both = [ways(json.loads(e)) for e in ds['entry']]
+    return [dict(prompt=p, careful=c, hasty=h, p_careful=p_careful) for p,(c,h) in zip(ds['prompt'], both)]
 
+def lessons(
+    n_each:int=4000,     # chain_sum problems of each length; spell_backward has a quarter
+    seed:int=0,          # 0 or more
+    p_careful:float=.1,  # share of careful answers that the habit keeps, 0 to 1
+)->'Dataset':            # columns prompt (messages), careful, hasty (completions), p_careful
+    "Training problems of both tasks, each answered in both ways."
+    from datasets import Dataset
+    from grpo_nb.parts.problems import chain_sum, spell_backward
+    from grpo_nb.tasks import chain_sum_ways, spell_backward_ways
+    rows = []
+    for k in range(2, 7):
+        n = min(n_each, {2:140, 3:2800}.get(k, n_each))       # there are few short sums,
+        again = max(n_each//560, 1) if k==2 else 1            # so the shortest come again
+        made = chain_sum(n, seed, min_terms=k, max_terms=k)
+        rows += again*_answered(made, chain_sum_ways, p_careful)
+    for k in range(3, 9):
+        made = spell_backward(max(n_each//4, 1), seed, min_word_len=k, max_word_len=k)
+        rows += _answered(made, spell_backward_ways, p_careful)
+    return Dataset.from_list(rows)
+
+# %% ../../nbs/research/families.ipynb #ed135c49
+def lesson_batch(
+    rows:list,            # n pairs of token lists, (prompt, answer)
+    pad_id:int,           # fills up on the right
+)->tuple[Tensor,Tensor]:  # ids (n, T) and labels (n, T) int64; labels are -100 outside the answer
+    "Prompts and answers as one batch for a supervised step."
+    T = max(len(p)+len(a) for p,a in rows)
+    ids = torch.tensor([p+a+[pad_id]*(T-len(p)-len(a)) for p,a in rows])
+    labels = torch.tensor([[-100]*len(p)+a+[-100]*(T-len(p)-len(a)) for p,a in rows])
+    return ids,labels
+
+# %% ../../nbs/research/families.ipynb #d2d719d9
+def _teach(model, batches, n, lr):
+    "`n` supervised steps on `batches`, the rate up for a twentieth and then down to 0; yields each loss."
+    if not n: return
+    opt = torch.optim.AdamW(model.parameters(), lr=lr, betas=(.9,.98), weight_decay=.01)
+    def rate(k): return min((k+1)/(.05*n), (1+math.cos(math.pi*k/n))/2)
+    sched = torch.optim.lr_scheduler.LambdaLR(opt, rate)
+    for ids,labels in batches:
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        opt.step()
+        sched.step()
+        opt.zero_grad()
+        yield loss.item()
+
+# %% ../../nbs/research/families.ipynb #ab65642d
+def warm_start(
+    model:torch.nn.Module,   # a Qwen, changed in place
+    tokenizer:Callable,      # the model's
+    lessons:'Dataset',       # columns prompt, careful, hasty, p_careful, as from `lessons`
+    skill_steps:int=5000,    # steps that teach both ways, half and half
+    habit_steps:int=200,     # steps after them that teach the habit
+    batch_size:int=48,       # examples per step
+    lr:float=3e-3,           # highest learning rate of the skill steps; the habit steps take a tenth
+    seed:int=0,              # of the choice of examples
+    log:Callable=None,       # called with (step, loss)
+)->list[float]:              # loss of each step, nats per token
+    "Teach both ways of answering by supervised learning, then the habit of mostly taking the hasty one."
+    from grpo_nb.tiny_qwen import prompt_tokens
+    def tokens(texts):
+        return [tokenizer(o, add_special_tokens=False)['input_ids']+[tokenizer.eos_token_id] for o in texts]
+    asks = [prompt_tokens(tokenizer, p) for p in lessons['prompt']]
+    ways = list(zip(tokens(lessons['hasty']), tokens(lessons['careful'])))   # [0] hasty, [1] careful
+    p_careful = torch.tensor(list(lessons['p_careful']))
+    def batches(n, p, g):
+        for _ in range(n):
+            i = torch.randint(len(ways), (batch_size,), generator=g)
+            careful = torch.rand(batch_size, generator=g) < p[i]
+            rows = [(asks[j], ways[j][c]) for j,c in zip(i.tolist(), careful.tolist())]
+            yield lesson_batch(rows, tokenizer.pad_token_id)
+    losses,was = [],model.training
+    model.train()
+    half = torch.full_like(p_careful, .5)
+    for phase,(n,top,p) in enumerate(((skill_steps, lr, half), (habit_steps, lr/10, p_careful))):
+        g = torch.Generator().manual_seed(2*seed+phase)
+        for loss in _teach(model, batches(n, p, g), n, top):
+            losses.append(loss)
+            if log: log(len(losses), loss)
+    model.train(was)
+    return losses

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KEY', 'machine', 'stamp', 'source_hash', 'one_each', 'key_of', 'read_rows', 'area', 'run_study', 'add_rows',
-           'compare', 'pairs', 'over_regimes', 'at_equal', 'rates', 'draw_curves']
+           'compare', 'pairs', 'over_regimes', 'at_equal', 'rates', 'again', 'show_again', 'names_in', 'draw_curves']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
 import hashlib, inspect, json, os, platform, sys, threading, time, warnings
@@ -319,6 +319,41 @@ def rates(
     "What each learning rate gave."
     t = df[df.error==''].pivot_table(index=['regime','arm'], columns='learning_rate', values=metric)
     return t.assign(best=[f'{o:g}' for o in t.idxmax(axis=1)])
+
+# %% ../../nbs/research/study.ipynb #5c1e7b42
+def again(
+    path:str,     # CSV of a study
+    run:Callable, # job -> row
+    stamp:dict,   # of this machine and version
+    n:int=5,      # rows
+    seed:int=0,   # of their choice
+)->pd.DataFrame:  # a row each: what it was, same_machine, equal, and pass@1 then and now
+    "Run random rows again. All but the clock counts; on another machine a difference is no fault."
+    df = read_rows(path)
+    out = []
+    for o in df[df.error==''].sample(n, random_state=seed).to_dict('records'):
+        now = run(o)
+        equal = all(now[k]==o[k] or now[k] is None and o[k]!=o[k] for k in now if k!='cpu_s')
+        same = all(o[k]==v for k,v in stamp.items())
+        out.append({k:o[k] for k in ('regime','arm','seed','settings')}
+            | dict(same_machine=same, equal=equal, then=o['pass1'], now=now['pass1']))
+    return pd.DataFrame(out)
+
+def show_again(
+    t:pd.DataFrame, # of `again`
+)->None:
+    "Print it. ValueError where a row of this machine came out otherwise."
+    print(t.to_string(index=False))
+    if (t.same_machine & ~t.equal).any():
+        raise ValueError('rows came out otherwise on the machine that made them: '
+            'the code has changed since; start a new file')
+
+def names_in(
+    text:str,     # names with a comma between them
+    default:list, # what an empty text stands for
+)->list:
+    "The names of a command line's option."
+    return [o.strip() for o in text.split(',') if o.strip()] or list(default)
 
 # %% ../../nbs/research/study.ipynb #4011ff75
 def draw_curves(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CUT', 'LENGTH', 'DEAD', 'WORDS', 'RULES', 'IN_TRAIN', 'Finding', 'Findings', 'no_number', 'Look', 'ends', 'rolling',
-           'rise', 'difference', 'trend', 'fall', 'since', 'in_words', 'Rule', 'rule', 'one_text', 'window', 'worn_out',
+           'rise', 'welch', 'trend', 'fall', 'since', 'in_words', 'Rule', 'rule', 'one_text', 'window', 'worn_out',
            'find', 'curves_read']
 
 # %% ../../nbs/see/findings.ipynb #83f33945
@@ -219,9 +219,9 @@ def rise(
     "Mean of the last quarter minus mean of the first."
     if len(x)<4: return math.nan,math.nan
     q = max(2, len(x)//4)
-    return difference(x[:q], x[-q:])
+    return welch(x[:q], x[-q:])
 
-def difference(
+def welch(
     a:np.ndarray,  # numbers, two or more
     b:np.ndarray,  # numbers, two or more
 )->tuple:          # (difference, half-width of its 95 % interval)
