@@ -547,6 +547,10 @@ def test_the_page_of_results_says_what_the_rows_say(study, counted):
     assert f"by {four['diff'].min():.2f} to {four['diff'].max():.2f} of mean".replace('0.', '.') in page
     plain = over_regimes(spans(df, plan), [('stored6','plain'), ('stored3','plain')], 'span')['diff']
     assert 'of plain GRPO by {:.2f} to {:.2f}:'.format(*plain).replace('0.', '.') in page
+    more = [(s, c) for s in ('stored3','stored6') for c in ('plain','mu2')]
+    d = over_regimes(spans(df, plan), more, 'span')
+    low = [f'{o:.3f}'.replace('0.', '.') for o in d['diff']-d.half]
+    assert 'begins at {} and {}, with six at {} and {}: there the goal is met'.format(*low) in page
     half = with_half(df, plan, 'stored6', [*FREE,'mu6','big6'])
     assert (half['diff']>=0).sum()==3 and half.verdict.value_counts().to_dict()==dict(worse=10, undecided=6)
     assert 'In 3 of 16 cells by its mean, in none by its interval, and in 10 it is decided short' in page

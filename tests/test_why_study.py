@@ -4,6 +4,7 @@ import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.research.replay_study import USES, contrasts, planned, registration, say
 from grpo_nb.research.stacked import Runs, Shelf, assemble, completion_logps, factor
 from grpo_nb.research.study import read_rows
+from recount_reuse import recount_why
 
 PAGE = 'nbs/project/registration_why.qmd'
 
@@ -91,19 +92,29 @@ def test_contrasts_are_those_of_the_means_by_hand():
     part = d[[o in first for o in zip(d.regime, d.learning_rate)]]
     assert contrasts(part, plan).empty and len(contrasts(part, plan, 0))==len(plan['contrasts'])
 
+def counted_alike(path, rows, plan):
+    "All cells and rates, each rate, each cell"
+    for rank,cells in ((None, None), (0, None), (1, None), *((None, [c]) for c in plan['rates'])):
+        part = plan|dict(rates={f:plan['rates'][f] for f in cells or plan['rates']})
+        theirs = recount_why(path, PAGE, rank, cells)
+        for k,o in contrasts(rows, part, rank).iterrows():
+            assert [o['diff'], o.diff_ci, o.p, o.holm]==pytest.approx(theirs[k], abs=2e-5), (k, rank, cells)
+
 def test_other_code_counts_the_same_contrasts(tmp_path):
     "On made rows with noise, from the CSV without a line of the package: all of it, a rate, a cell"
-    from recount_reuse import recount_why
     plan,rng = registration(PAGE),np.random.default_rng(4)
     d = made(plan).assign(source='', pass1=.5)
     def curve(v): return json.dumps([dict(tokens=k, pass1=v*q) for k,q in ((0, .5), (60, 1.), (104, 1.1))])
     d['curve'] = [curve(v+.02*rng.normal()) for v in d.area]
     d.drop(columns='area').to_csv(tmp_path/'rows.csv', index=False)
     rows = read_rows(tmp_path/'rows.csv')
-    for rank,cells in ((None, None), (0, None), (1, None), (None, ['adding']), (1, ['combining'])):
-        part = plan|dict(rates={f:plan['rates'][f] for f in cells or plan['rates']})
-        theirs = recount_why(tmp_path/'rows.csv', PAGE, rank, cells)
-        for k,o in contrasts(rows, part, rank).iterrows():
-            assert [o['diff'], o.diff_ci, o.p, o.holm]==pytest.approx(theirs[k], abs=2e-5), (k, rank, cells)
+    counted_alike(tmp_path/'rows.csv', rows, plan)
     rows[1:].to_csv(tmp_path/'less.csv', index=False)
     assert recount_why(tmp_path/'less.csv', PAGE) is None
+
+def test_the_stored_rows_are_whole_and_other_code_counts_them_alike():
+    plan,path = registration(PAGE),'nbs/results/why_study.csv'
+    rows = read_rows(path, ('registered','torch','machine'))
+    assert len(rows)==512 and set(rows.error)=={''} and set(rows.registered)=={plan['hash']}
+    assert len(contrasts(rows, plan))==12
+    counted_alike(path, rows, plan)

@@ -21,7 +21,7 @@ from ..parts.stats import difference, holm
 from .families import FAMILIES, PACKED, SIZES, hold_problems, start_file
 from .stacked import G, BatchUse, Runs
 from grpo_nb.research.study import (
-    add_rows, again, area, names_in, one_each, over_regimes, pairs, rates, read_rows, run_study, show_again,
+    add_rows, again, area, names_in, one_each, only, over_regimes, pairs, rates, read_rows, run_study, show_again,
     stamp)
 
 # %% ../../nbs/research/replay_study.ipynb #203ccd2a
@@ -283,7 +283,8 @@ def replay_study(
 )->None:
     "Go on with the registered study where it stopped, and print what its table says so far."
     plan = registration(page)
-    only = dict(arm=names_in(arms, []), regime=names_in(families, []))
+    names = dict(arm=names_in(arms, []), regime=names_in(families, []))
+    def asked(o): return all(o[k] in v for k,v in names.items() if v)
     name = plan.get('table', 'replay_study')
     side = {'rates':'_rates', 'look':'_look'}
     here,path = stamp(registered=plan['hash']),Path(folder)/f"{name}{side.get(what, '')}.csv"
@@ -296,29 +297,20 @@ def replay_study(
         return
     if repeat: return show_again(again(path, lambda o: run(o|dict(seed=[o['seed']]))[0], here, repeat))
     options = dict(path=path, stamp=here, processes=processes, free=free, disable_tqdm=disable_tqdm)
-    if 'ladder' in plan: df = _by_ladder(plan, what, Path(folder)/f'{name}.csv', run, only, stack, options)
+    if 'ladder' in plan: df = _by_ladder(plan, what, Path(folder)/f'{name}.csv', run, asked, stack, options)
     else:
         tries = path.with_name(f'{name}_rates.csv')
         rate = {} if what=='rates' else tuned(read_rows(tries, until=None), plan) if tries.exists() else {}
-        df = run_study(run, _only(planned(plan, what, rate, stack), only), **options)
+        df = run_study(run, only(planned(plan, what, rate, stack), asked), **options)
     print(rates(df).round(3).to_string() if what in side else say(df, plan))
     for _,o in df[df.error!=''].iterrows(): print(f'failed: {o.arm} on {o.regime}, seed {o.seed}: {o.error}')
 
-def _only(jobs, names):
-    "Of each job what has one of the names, where there are any."
-    def asked(o): return all(o[k] in v for k,v in names.items() if v)
-    def cut(job):
-        some = [o for o in one_each(job) if asked(o)]
-        return some and job|{k:[o[k] for o in some] for k in ('regime','seed','learning_rate')
-            if isinstance(job[k], list)}
-    return [o for o in map(cut, jobs) if o]
-
-def _by_ladder(plan, what, table, run, only, stack, options):
+def _by_ladder(plan, what, table, run, asked, stack, options):
     "Rounds of what the rows so far allow."
     same = tuple(k for k in options['stamp'] if k not in options['free'])
     def jobs(df):
         rows = df if what=='main' else read_rows(table, same)
-        return _only(next_jobs(rows, plan, what, stack), only)
+        return only(next_jobs(rows, plan, what, stack), asked)
     return run_rounds(run, jobs, **options)
 
 # %% ../../nbs/research/replay_study.ipynb #c08967e3
