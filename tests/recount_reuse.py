@@ -134,7 +134,7 @@ def recount_regrets(x, g, table=TABLE, page=PAGE):
     return [mark, rule(second, mark), *constant]
 
 def recount_why(table, page, rank=None, cells=None):
-    """The contrasts of the experiments that ask why: name -> (difference, half its 95 % interval, p, Holm's p)
+    """The contrasts of the experiments that ask why: name -> (difference, half its interval, p, Holm's p)
 
     `rank`: the first or the second rate of each cell only; `cells`: only these; None: runs are missing.
     """

@@ -118,3 +118,27 @@ def test_the_stored_rows_are_whole_and_other_code_counts_them_alike():
     assert len(rows)==512 and set(rows.error)=={''} and set(rows.registered)=={plan['hash']}
     assert len(contrasts(rows, plan))==12
     counted_alike(path, rows, plan)
+
+def test_the_page_says_what_the_rows_say():
+    from test_reuse_study import words
+    plan,rows = registration(PAGE),read_rows('nbs/results/why_study.csv', ('registered',))
+    t,m = contrasts(rows, plan),rows.groupby('arm').area.mean()
+    page,lead = words('nbs/research/reuse_results.ipynb'),m.stored3-m.mu3
+    def said(k): return f"{t['diff'][k]:+.3f} ± {t.diff_ci[k]:.3f}"
+    assert f"The lead is there again, {said('the lead')}" in page and said('no3 minus no1') in page
+    lost = {a:f'{(m.stored3-m[a])/lead:.0%}'.replace('%', ' %') for a in ('stored3_few','stored3_no1')}
+    won = {a:f'{(m[a]-m.mu3)/lead:.0%}'.replace('%', ' %') for a in ('mu3_anchor','mu3_narrow')}
+    assert m.stored3_random<m.mu3-.1 and t.says['stored3_random loses half']=='+'   # "far below"
+    for o in (f"win {won['mu3_anchor']} of the lead,",
+              f"a clip range of .05 they win {won['mu3_narrow']}",
+              f"different stored groups, {lost['stored3_few']} of the lead is lost",
+              f"one right answer of four, {lost['stored3_no1']} is lost"): assert o in page, o
+    below = ('mu3_anchor wins a quarter','mu3_narrow wins a quarter','stored3_no1 loses a quarter')
+    assert set(t.says[[*below]])=={'-'} and t.says['stored3_few loses a quarter']=='+'
+    assert f"Holm's p .{t.holm['stored3_few loses half']*1e4:04.0f}" in page
+    assert (t.says==t.predicted).sum()==9 and 'Nine of twelve came out as predicted' in page
+    at_best = contrasts(rows, plan, 1)
+    for k in ('mu3_narrow wins a quarter','stored3_no1 loses a quarter'):
+        assert abs(at_best['diff'][k])<at_best.diff_ci[k]   # "too near to a quarter to say"
+    twice = contrasts(rows, plan, 0)['diff']['the lead']
+    assert .3<at_best['diff']['the lead']/twice<.35   # "a third as large"

@@ -21,8 +21,8 @@ from ..parts.stats import difference, holm
 from .families import FAMILIES, PACKED, SIZES, hold_problems, start_file
 from .stacked import G, BatchUse, Runs
 from grpo_nb.research.study import (
-    add_rows, again, area, names_in, one_each, only, over_regimes, pairs, rates, read_rows, run_study, show_again,
-    stamp)
+    add_rows, again, area, names_in, one_each, only, over_regimes, pairs, rates, read_rows, run_study,
+    show_again, stamp)
 
 # %% ../../nbs/research/replay_study.ipynb #203ccd2a
 USES = {'plain':BatchUse(), 'plain_16':BatchUse(fresh=16), 'mu2':BatchUse(passes=2),
