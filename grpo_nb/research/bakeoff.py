@@ -389,7 +389,8 @@ def plan(
     arms,regs = list(ARMS) if arms is None else arms,list(REGIMES) if regimes is None else regimes
     def acts(a, r):
         return arm_of(a).method not in ('skip','same_prompt') or named(r, REGIMES, 'regime').n_train<1000
-    return [job(a, r, s) for s in range(seeds) for r in regs for a in arms if acts(a, r)]
+    both = [(a, r) for r in regs for a in arms if acts(a, r)]
+    return [job(a, r, s) for s in range(seeds) for a,r in both]
 
 # %% ../../nbs/research/bakeoff.ipynb #6526b7bc
 SMALL = dict(max_tokens=6000, n_problems=40, num_samples=2, points=1)
