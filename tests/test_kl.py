@@ -4,6 +4,7 @@ import pytest, torch
 from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from grpo_nb.dev.speed import flop_counter
 from grpo_nb.parts.fast_qwen import chunked_logps
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.parts.fast_qwen import why_slow
@@ -248,6 +249,17 @@ def test_no_tensor_of_all_logits_ever_stands():
     assert m.n<=2*16*300, m.n
     with Biggest() as m: gather_logps(h@W.T, ids).sum().backward()
     assert m.n>=400*300   # the watch works
+
+@pytest.mark.parametrize('chunk,products', [(None,3), (50,3), (7,3), (6,4)])
+def test_logits_of_a_single_block_are_computed_once(chunk, products):
+    h,W,ids = pair(torch.float32)
+    with flop_counter() as n: chunked_logps(h, W, ids, chunk=chunk).sum().backward()
+    assert n.get_total_flops()==products*2*h.numel()*len(W)
+
+def test_without_gradients_a_single_block_is_not_kept():
+    h,W,ids = pair(torch.float32, n=2000, V=300)
+    with torch.no_grad(), Biggest() as m: chunked_logps(h, W, ids, entropy=True)
+    assert m.n<=2*512*300
 
 def test_large_logits_stay_finite():
     h,W,ids = pair(torch.float32)

@@ -144,11 +144,11 @@ class _Take(torch.autograd.Function):
     def backward(ctx, g): return g.new_zeros(ctx.size, *g.shape[1:]).index_copy_(0, ctx.idx, g),None
 
 # %% ../../nbs/parts/fast_qwen.ipynb #1dbf2f91
-def _attend(q, k, v, see):
-    "Queries (n, L, Q, D), keys and values (n, S, K, D), mask (n, 1, Q/K*L, S); (n*L, Q*D) out."
-    (n,L,Q,D),K = q.shape,k.shape[2]
+def _attend(q, kv, see):
+    "Queries (n, L, Q, D), keys and values (n, S, 2K, D), mask (n, 1, Q/K*L, S); (n*L, Q*D) out."
+    (n,L,Q,D),K = q.shape,kv.shape[2]//2
     q = q.unflatten(2, (K, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)   # queries of a key head in a row
-    k,v = k.transpose(1, 2),v.transpose(1, 2)
+    k,v = kv.transpose(1, 2).chunk(2, 1)
     z = F.scaled_dot_product_attention(q, k, v, attn_mask=see, scale=1.)
     return z.unflatten(2, (-1, L)).permute(0, 3, 1, 2, 4).reshape(n*L, Q*D)
 
@@ -197,15 +197,14 @@ class FastQwen:
         x,cis = self.embed[ids],self.cis(pos)
         for w,b,o,gate,down in self.blocks:
             y,*ys = _Project.apply(_Norm.apply(x, self.eps), w, b, cis, Q+K, idx, sizes)
-            y,pk,pv = y.view(B, P, -1, D).split([Q, K, K], 2)
-            if keep is not None: keep.append((pk, pv))
-            z = [_Take.apply(_attend(y, pk, pv, see), first)]
+            y,prompt = y.view(B, P, -1, D).split([Q, 2*K], 2)
+            if keep is not None: keep.append(prompt.chunk(2, 2))
+            z = [_Take.apply(_attend(y, prompt, see), first)]
             for y,(r,width,i,s) in zip(ys, pages):
-                y,k,v = y.view(-1, width, Q+2*K, D).split([Q, K, K], 2)
-                k,v = torch.cat([pk[r//G], k], 1),torch.cat([pv[r//G], v], 1)
-                z.append(_Take.apply(_attend(y, k, v, s), i))
-            x = torch.addmm(x, torch.cat(z), o.t())
-            x = torch.addmm(x, _Gate.apply(torch.mm(_Norm.apply(x, self.eps), gate.t())), down.t())
+                y,kv = y.view(-1, width, Q+2*K, D).split([Q, 2*K], 2)
+                z.append(_Take.apply(_attend(y, torch.cat([prompt[r//G], kv], 1), s), i))
+            x = x.addmm_(torch.cat(z), o.t())   # in place: no norm keeps what it was given
+            x = x.addmm_(_Gate.apply(torch.mm(_Norm.apply(x, self.eps), gate.t())), down.t())
         return x
 
 # %% ../../nbs/parts/fast_qwen.ipynb #06001a8b
@@ -330,23 +329,29 @@ def _block(hidden, W, temperature, out, dtype):
     return z if temperature==1 else z.div_(temperature)
 
 class _ChunkedLogps(torch.autograd.Function):
-    "Log-probs and entropies; logits stand a block at a time and are computed again in backward."
+    """Log-probs and entropies; logits stand a block at a time.
+
+    A single block stays until backward; of several, each is computed again there.
+    """
     @staticmethod
-    def forward(ctx, hidden, W, ids, temperature, chunk, entropy):
+    def forward(ctx, hidden, W, ids, temperature, chunk, entropy, keep):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         n,V = len(ids),len(W)
-        z0,e0 = hidden.new_empty(2, min(chunk, n), V, dtype=dtype)
+        some = min(chunk, 512)   # of so many rows the softmax stays in the cache
+        z0,e0 = hidden.new_empty(2, min(some, n), V, dtype=dtype)
+        whole = hidden.new_empty(n, V, dtype=dtype) if keep else None
         logp,lse,H = hidden.new_empty(3, n, dtype=dtype)
-        for i in range(0, n, chunk):
-            s = slice(i, i+chunk)
-            z = _block(hidden[s], W, temperature, z0, dtype)
+        for i in range(0, n, some):
+            s = slice(i, i+some)
+            z = _block(hidden[s], W, temperature, z0 if whole is None else whole[s], dtype)
             top = z.amax(-1, keepdim=True)
-            e = torch.exp(z.sub_(top), out=e0[:len(z)])
+            z = torch.sub(z, top, out=z0[:len(z)])
+            e = torch.exp(z, out=e0[:len(z)])
             total = e.sum(-1)
             logp[s] = z.gather(-1, ids[s,None])[:,0] - total.log()
             lse[s] = total.log()+top[:,0]
             if entropy: H[s] = total.log() - e.mul_(z).sum(-1)/total
-        ctx.save_for_backward(hidden, W, ids, lse, H if entropy else None)
+        ctx.save_for_backward(hidden, W, ids, lse, H if entropy else None, whole)
         ctx.temperature,ctx.chunk = temperature,chunk
         ctx.set_materialize_grads(False)
         return logp,H if entropy else None
@@ -354,8 +359,8 @@ class _ChunkedLogps(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g, gH):
-        if g is None and gH is None: return (None,)*6
-        hidden,W,ids,lse,H = ctx.saved_tensors
+        if g is None and gH is None: return (None,)*7
+        hidden,W,ids,lse,H,whole = ctx.saved_tensors
         dtype,n = lse.dtype,len(ids)
         dh = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         dW = torch.zeros_like(W, dtype=dtype) if ctx.needs_input_grad[1] else None
@@ -363,7 +368,8 @@ class _ChunkedLogps(torch.autograd.Function):
         p0 = torch.empty_like(z0) if gH is not None else None
         for i in range(0, n, ctx.chunk):
             s = slice(i, i+ctx.chunk)
-            z = _block(hidden[s], W, ctx.temperature, z0, dtype).sub_(lse[s,None])   # log p
+            z = _block(hidden[s], W, ctx.temperature, z0, dtype) if whole is None else whole
+            z = torch.sub(z, lse[s,None], out=z0[:len(z)])   # log p
             if gH is None: d = z.exp_().mul_(-g[s,None])
             else:
                 p = torch.exp(z, out=p0[:len(z)])
@@ -374,7 +380,7 @@ class _ChunkedLogps(torch.autograd.Function):
             d = (d if ctx.temperature==1 else d.div_(ctx.temperature)).to(hidden.dtype)
             if dh is not None: torch.mm(d, W, out=dh[s])
             if dW is not None: dW.addmm_(d.T, hidden[s]) if dW.dtype==d.dtype else dW.add_(d.T@hidden[s])
-        return dh,None if dW is None else dW.to(W.dtype),None,None,None,None
+        return dh,None if dW is None else dW.to(W.dtype),*(None,)*5
 
 # %% ../../nbs/parts/fast_qwen.ipynb #daa43b0d
 def chunked_logps(
@@ -397,5 +403,6 @@ def chunked_logps(
     if chunk is None: chunk = max(64, 2**24//len(lm_head_weight))
     if chunk<1: raise ValueError(f'`chunk` is {chunk}, needs 1 token or more')
     rows,flat = hidden.reshape(-1, hidden.shape[-1]),ids.reshape(-1)
-    logps,H = _ChunkedLogps.apply(rows, lm_head_weight, flat, float(temperature), int(chunk), entropy)
+    keep = len(flat)<=chunk and torch.is_grad_enabled()
+    logps,H = _ChunkedLogps.apply(rows, lm_head_weight, flat, float(temperature), int(chunk), entropy, keep)
     return (logps.view(ids.shape), H.view(ids.shape)) if entropy else logps.view(ids.shape)
