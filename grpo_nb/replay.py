@@ -29,6 +29,7 @@ def by_score(
     "The more a group has to teach, the more likely it comes back."
     return scores
 
+# %% ../nbs/11_replay.ipynb #prior002
 @register(PRIORITIES, 'uniform')
 def evenly(
     scores:np.ndarray,  # (n,) as in `by_score`
@@ -89,6 +90,7 @@ def add(self:ReplayBuffer,
     if len(self)>self.max_size: self.leave(self._worst(len(self)-self.max_size), first)
     return self.settle(first)
 
+# %% ../nbs/11_replay.ipynb #worst001
 @patch
 def _worst(self:ReplayBuffer, n):
     "Places of the `n` groups that leave first: the smallest weights, of equals the oldest."
@@ -96,7 +98,6 @@ def _worst(self:ReplayBuffer, n):
     if self.age_decay is not None:
         with np.errstate(divide='ignore'): worth = np.log(worth)+self.steps/self.age_decay
     return np.argsort(worth, kind='stable')[:n]
-
 
 @patch
 def grow_old(self:ReplayBuffer,

@@ -444,14 +444,12 @@ def test_an_endless_loop_at_import_costs_the_set_and_returns(mine):
     assert why==['adapters.py can not be imported: no answer within 3 s: does a loop never end?']*6
 
 def test_a_teacher_who_stops_leaves_no_process_behind(mine, monkeypatch):
-    from grpo_nb.teach import classroom
-    begun,popen = [],subprocess.Popen
-    def started(*args, **kw):
-        begun.append(popen(*args, **kw))
-        return begun[-1]
-    def stop(seconds): raise KeyboardInterrupt
-    monkeypatch.setattr(subprocess, 'Popen', started)
-    monkeypatch.setattr(classroom.time, 'sleep', stop)
+    begun = []
+    class Stopped(subprocess.Popen):
+        def communicate(self, *args, **kw):
+            begun.append(self)
+            raise KeyboardInterrupt
+    monkeypatch.setattr(subprocess, 'Popen', Stopped)
     with pytest.raises(KeyboardInterrupt): examined(mine/'A', 'A')
     assert len(begun)==1 and begun[0].poll() is not None
 

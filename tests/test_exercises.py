@@ -1,23 +1,30 @@
 """The exercises of the course: each stub is not yet done, each solution right, and each checker refuses at
 least three wrong answers that a student would give, and says why"""
 
-import itertools, json, math, re
+import itertools, json, math, random, re
+from collections import Counter
 from pathlib import Path
 import numpy as np
+import pandas as pd
 import pytest, torch
 from scipy.stats import t as student
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_nb.advantages import group_advantages
-from grpo_nb.kl import kl_estimate
+from grpo_nb.inspector import what_if
+from grpo_nb.kl import kl_estimate, token_logps_and_entropy
 from grpo_nb.loss import clipped_objective, policy_loss
+from grpo_nb.parts.problems import chain_sum
 from grpo_nb.parts.ratios import dead_groups
 from grpo_nb.parts.sampling import truncate
 from grpo_nb.parts.stats import mean_ci
 from grpo_nb.research.bakeoff import REGIMES
 from grpo_nb.research.study import read_rows
-from grpo_nb.tasks import completion_text
+from grpo_nb.run.record import read_run
+from grpo_nb.scale.plans import Layout
+from grpo_nb.tasks import accuracy_reward, completion_text
 from grpo_nb.teach.checks import attempt, same
-from grpo_nb.tiny_qwen import tiny_config
+from grpo_nb.tiny_qwen import load_model, tiny_config
+from grpo_nb.trainer import TrainConfig, new_state, rollout
 
 ROOT = Path(__file__).parent.parent
 
@@ -173,7 +180,7 @@ def test_the_hunts_of_the_loss(picked):
 
 def test_two_draws():
     ns,solution = exercise('replay', 'my_inclusion', 'def exact_inclusion', 'def my_inclusion',
-        itertools=itertools, test_close=lambda *o, **k: None)
+        'def check_inclusion', itertools=itertools, test_close=lambda *o, **k: None)
     agreed(ns, 'my_inclusion', 'check_inclusion', solution, [
         lambda w: 2*w/w.sum(), lambda w: 1-(1-w/w.sum())**2, lambda w: w/w.sum(),
         lambda w: torch.ones(len(w))*2/len(w)])
@@ -198,3 +205,66 @@ def test_the_alarm():
         first(lambda p, w, i: m3(w, i)<.7*max(m3(w, j) for j in range(2, i+1))),        # forgets what is paid
         lambda p, w: ns['alarm'](p, w) and ns['alarm'](p, w)+1,                         # counts from one
         lambda p, w: None])
+
+def test_a_step_of_your_own():
+    model,tok = load_model('tiny')
+    ns,solution = exercise('trainer', 'dr_grpo_settings', 'def dr_grpo_settings', 'def check_dr_grpo',
+        ds=chain_sum(256, seed=1), tok=tok, load_model=load_model, new_state=new_state, rollout=rollout,
+        accuracy_reward=accuracy_reward, TrainConfig=TrainConfig, policy_loss=policy_loss,
+        token_logps_and_entropy=token_logps_and_entropy)
+    agreed(ns, 'dr_grpo_settings', 'check_dr_grpo', solution, [
+        lambda: dict(scale_rewards='none'), lambda: dict(loss_type='dr_grpo'),
+        lambda: dict(scale_rewards='batch', loss_type='dr_grpo'),
+        lambda: dict(scale_rewards='none', loss_type='grpo')])
+
+def test_should_you():
+    ns,solution = exercise('replay_study', 'tokens_left', 'def tokens_left')
+    agreed(ns, 'tokens_left', 'check_tokens_left', solution, [
+        lambda s, o, k: 1/k, lambda s, o, k: (s+k*o)/(s+o), lambda s, o, k: s/(s+k*o)])
+
+def test_how_young_is_what_comes_in():
+    ns,solution = exercise('inspector', 'ages', 'def ages', 'def check_ages', Counter=Counter,
+        what_if=what_if, run=read_run(ROOT/'nbs/results/run_tiny'))
+    def new(run): return [o for o in run.rows if o['replacement']]
+    agreed(ns, 'ages', 'check_ages', solution, [
+        lambda run: Counter(o['replacement']['step'] for o in new(run)),                # steps of birth
+        lambda run: Counter(o['step'] for o in new(run)),                               # steps of coming in
+        lambda run: Counter(o['step']-(o['replacement'] or o)['step'] for o in run.rows),
+        lambda run: [o['replacement']['age'] for o in new(run)],                        # no dict
+        lambda run: Counter(o['replacement']['uses'] for o in new(run))])
+
+def test_a_rule_of_your_own():
+    ns,solution = exercise('diagnose', 'collapsed', 'def collapsed', 'def check_collapsed', pd=pd,
+        random=random)
+    def ends(h, q): return h['entropy'][:q].mean(),h['entropy'][-q:].mean()
+    agreed(ns, 'collapsed', 'check_collapsed', solution, [
+        lambda h: 'entropy' in h and h['entropy'].iloc[-1]<.1*h['entropy'].iloc[0],   # single values
+        lambda h: 'entropy' in h and h['entropy'].min()<.1,                           # of no first quarter
+        lambda h: (lambda a, b: b<.1*a)(*ends(h, max(2, len(h)//4)))])                # a history without it
+
+def test_where_the_kl_goes():
+    ns,solution = exercise('ppo_beside_grpo', 'ppo_return', 'def token_rewards', 'def ppo_return',
+        'def check_return', kl_estimate=kl_estimate)
+    agreed(ns, 'ppo_return', 'check_return', solution, [
+        lambda s, p, r, b: s+b*(p-r).sum(), lambda s, p, r, b: s-b*(p-r).mean(),
+        lambda s, p, r, b: s-(p-r).sum(), lambda s, p, r, b: s-b*(p-r)[-1]])
+
+def test_which_rows_may_be_stored():
+    ns,solution = exercise('grpo_with_replay_buffer', 'may_store', 'def may_store', 'def check_may_store')
+    agreed(ns, 'may_store', 'check_may_store', solution, [
+        lambda dead, replayed: not dead, lambda dead, replayed: not replayed,
+        lambda dead, replayed: dead==replayed, lambda dead, replayed: True])
+
+def test_a_share_of_mixed_prompts():
+    ns,solution = exercise('batch', 'my_dead', 'def my_dead', 'def check_dead',
+        hard_and_easy=[.01, .02, .05, .95, .99])
+    def of(p, G): return p**G+(1-p)**G
+    agreed(ns, 'my_dead', 'check_dead', solution, [
+        lambda rates, G: of(sum(rates)/len(rates), G), lambda rates, G: sum(p**G for p in rates)/len(rates),
+        lambda rates, G: sum((1-p)**G for p in rates)/len(rates),
+        lambda rates, G: sum(of(p, G) for p in rates)])
+
+def test_the_largest_legal_batch():
+    ns,solution = exercise('multi_gpu', 'most_rows', 'def most_rows', 'def check_most_rows', Layout=Layout)
+    agreed(ns, 'most_rows', 'check_most_rows', solution, [
+        lambda G: 40, lambda G: 40-G, lambda G: (40//G+1)*G, lambda G: 40//G, lambda G: 40//8*8])

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 import torch
 from torch import Tensor
+from ..advantages import group_advantages
+from ..generation import end_mask
+from ..loss import clipped_objective
 from ..parts.stats import mean_ci
 
 # %% ../../nbs/teach/checks.ipynb #10bd3b93
@@ -111,24 +114,16 @@ def _noted(m, g):
         'the logits are multiplied by the temperature': at((z*.7).log_softmax(1)),
         'these are logits without the log of their sum': at(z/.7)})
 
-def _masks(rows, ends):
-    "The mask, and the one without the end token."
-    full = torch.zeros(rows.shape, dtype=torch.bool)
-    for i,row in enumerate(rows.tolist()):
-        for t,o in enumerate(row):
-            full[i,t] = True
-            if o in ends: break
-    return full,full&~torch.isin(rows, torch.tensor(ends))
-
 @worth('A', 4)
 def _answer_mask(m, g):
     ids = torch.randint(9, (12, 6), generator=g)
     ids[0],ids[1] = 1,5
-    want,short = _masks(ids, [1, 4])
-    same(_known(m, 'answer_mask', (ids.clone(), torch.tensor([1, 4]))), want, {
-        'the end token is left out': short,
-        'only the first of the end tokens ends an answer': _masks(ids, [1])[0],
-        'tokens after the end are in the mask': ~torch.isin(ids, torch.tensor([1, 4]))})
+    ends = torch.tensor([1, 4])
+    want,no_end = end_mask(ids, ends),~torch.isin(ids, ends)
+    same(_known(m, 'answer_mask', (ids.clone(), ends)), want, {
+        'the end token is left out': want&no_end,
+        'only the first of the end tokens ends an answer': end_mask(ids, ends[:1]),
+        'tokens after the end are in the mask': no_end})
 
 def _answer(scores, u, end, temperature):
     ids,logps = [],[]
@@ -181,22 +176,15 @@ def _dead(m, g):
     same(_known(m, 'dead', (torch.full((1, 8), .3),)), [True], {
         'a deviation of 0 is no test: rounding gives equal rewards a spread': [False]})
 
-def _by_hand(r, ddof=1, eps=1e-4):
-    out = torch.zeros_like(r)
-    for b,row in enumerate(r.tolist()):
-        mean = sum(row)/len(row)
-        s = (sum((x-mean)**2 for x in row)/(len(row)-ddof))**.5
-        out[b] = torch.tensor([(x-mean)/(s+eps) for x in row])
-    return out
-
 @worth('B', 4)
 def _advantages(m, g):
     r = torch.rand(5, 6, generator=g)
     r[0] = .3
-    same(_known(m, 'advantages', (r.clone(),)), _by_hand(r), {
-        'the deviation divides by G, not by G-1': _by_hand(r, 0),
+    centred = r-r.mean(1, keepdim=True)
+    same(_known(m, 'advantages', (r.clone(),)), group_advantages(r), {
+        'the deviation divides by G, not by G-1': centred/(r.std(1, keepdim=True, correction=0)+1e-4),
         'it takes mean and deviation of the whole batch': (r-r.mean())/(r.std()+1e-4),
-        'it does not divide by the deviation': r-r.mean(1, keepdim=True)}, eps=1e-3)
+        'it does not divide by the deviation': centred}, eps=1e-3)
 
 @worth('B', 4)
 def _expected_score(m, g):
@@ -274,15 +262,6 @@ def _push(m, g):
         'the derivative in the log-prob has the ratio as a factor': A*(torch.tensor(want)!=0),
         'nothing is clipped here': rho*A})
 
-def _mean_of(x, A, mask, f):
-    "Mean over real tokens of `f` of ratio and advantage, token by token."
-    total,n = 0.,0
-    for b,i,t in mask.nonzero().tolist():
-        total,n = total+f(x[b,i,t].exp(), A[b,i]),n+1
-    return total/n
-
-def _clipped(rho, a): return torch.minimum(rho*a, rho.clamp(.8, 1.2)*a)
-
 @worth('C', 6)
 def _objective(m, g):
     old = -torch.rand(2, 5, 6, generator=g)
@@ -290,9 +269,9 @@ def _objective(m, g):
     A = torch.randn(2, 5, generator=g)
     mask = torch.arange(6)<torch.randint(2, 7, (2, 5, 1), generator=g)
     got = _known(m, 'objective', (new, old, A.clone(), mask, .2))
-    def of(f): return _mean_of(new-old, A, mask, f)
-    want = of(_clipped)
-    tokens = _clipped((new-old).exp(), A[...,None])*mask
+    def of(f): return f((new-old).exp(), A[...,None].expand_as(new))[mask].mean()
+    tokens = clipped_objective((new-old).exp(), A[...,None])*mask
+    want = tokens.sum()/mask.sum()
     same(got, want, {
         'it takes the larger of the two terms': of(lambda x, a: torch.maximum(x*a, x.clamp(.8, 1.2)*a)),
         'nothing is clipped here': of(lambda x, a: x*a),

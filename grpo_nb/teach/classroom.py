@@ -7,7 +7,7 @@ __all__ = ['TITLES', 'SITE', 'ALLOWED', 'handout', 'taken_apart', 'make', 'refus
            'class_command']
 
 # %% ../../nbs/teach/classroom.ipynb #575ddee4
-import ast, json, os, re, subprocess, sys, tempfile, time
+import ast, json, os, re, subprocess, sys, tempfile
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -122,54 +122,45 @@ def refused(
     return ''
 
 # %% ../../nbs/teach/classroom.ipynb #ea7d2465
-def _sit(folder, which, seed, out, start):
-    "What the other process does: import the hand-in, and run the checks from `start` on."
+def _sit(folder, which, seed, limit, start):
+    "What the other process does: import the hand-in, run the checks from `start` on, write a line for each."
+    import faulthandler
+    out = os.fdopen(os.dup(1), 'w', encoding='utf-8')
+    nowhere = os.open(os.devnull, os.O_WRONLY)   # for what the student prints
+    for fd in (1, 2): os.dup2(nowhere, fd)
+    faulthandler.dump_traceback_later(60+limit, exit=True, file=out)
     import torch
     from grpo_nb.teach.checks import CHECKS
     torch.set_num_threads(1)
-    def tell(i, why):
-        with open(out, 'a', encoding='utf-8') as f: f.write(json.dumps([i, why])+'\n')
-    tell(-2, None)   # torch is here: from now on the student's time counts
     def tried(f, *args):
+        faulthandler.dump_traceback_later(limit, exit=True, file=out)   # from now on the student's time
         try: f(*args)
         except AssertionError as e: return str(e)[:300] or 'an assert of yours fails'
         except BaseException as e: return f'it raises {type(e).__name__}: {e}'[:300]
+    def tell(why): print(json.dumps([why]), file=out, flush=True)
     m = sys.modules['handed_in'] = ModuleType('handed_in')
     m.folder,file = Path(folder),Path(folder)/_source_of(which)
     source = file.read_text(encoding='utf-8') if file.exists() else ''
     why = tried(exec, compile(source, file.name, 'exec'), m.__dict__)
-    tell(-1, why and f'{file.name} can not be imported: {why}')
-    for i,(_,check) in enumerate(CHECKS[which]):
-        if i>=start and not why:
-            torch.manual_seed(seed)
-            tell(i, tried(check, m, torch.Generator().manual_seed(seed)))
+    tell(why and f'{file.name} can not be imported: {why}')
+    for _,check in () if why else CHECKS[which][start:]:
+        torch.manual_seed(seed)
+        tell(tried(check, m, torch.Generator().manual_seed(seed)))
+    os._exit(0)   # whatever the student left running
 
 def _source_of(which): return 'experiment.py' if which=='D' else 'adapters.py'
 
-_CODE = ('import sys; from grpo_nb.teach.classroom import _sit; '
-    'a = sys.argv; _sit(a[1], a[2], int(a[3]), a[4], int(a[5]))')
-
-def _watched(words, cwd, out, limit, start=60.):
-    "(lines told, what ended it): nothing told for `limit` seconds, at first `start`, ends the process."
+def _asked(folder, which, seed, limit, start):
+    "(what the import and each check from `start` on said, what ended the process)"
+    code = f'from grpo_nb.teach.classroom import _sit; _sit{str(folder), which, seed, limit, start}'
     path = os.pathsep.join([str(_library().parent), os.environ.get('PYTHONPATH', '')])
-    env = {**os.environ, 'PYTHONPATH':path}
-    quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    p = subprocess.Popen([sys.executable, '-c', _CODE, *words], cwd=cwd, env=env, **quiet)
-    size,since = 0,time.monotonic()
-    try:
-        while p.poll() is None and time.monotonic()-since<(limit if size else start):
-            time.sleep(.02)
-            now = out.stat().st_size if out.exists() else 0
-            if now!=size: size,since = now,time.monotonic()
-        late = p.poll() is None
-    finally:   # also where the teacher pressed Ctrl-C
-        p.kill()
-        p.wait()
-    text = out.read_text(encoding='utf-8') if out.exists() else ''
-    lines = [json.loads(o) for o in text.splitlines(True) if o.endswith('\n')]   # one may be half written
-    lines = [o for o in lines if o[0]>=-1]
-    if late: return lines,f'no answer within {limit:g} s: does a loop never end?'
-    return lines,f'it ends Python itself, with {p.returncode}'
+    with tempfile.TemporaryDirectory() as room:
+        p = subprocess.run([sys.executable, '-c', code], cwd=room, env={**os.environ, 'PYTHONPATH':path},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    text = p.stdout.decode(errors='replace')
+    late = f'no answer within {limit:g} s: does a loop never end?'
+    lines = [json.loads(o)[0] for o in text.splitlines(True) if o[0]=='[' and o[-1]=='\n']
+    return lines,late if 'Timeout (' in text else f'it ends Python itself, with {p.returncode}'
 
 def examined(
     folder:Path,     # of one set
@@ -187,15 +178,10 @@ def examined(
     if why: return [f'{file.name}: {why}']*n
     said = []
     while len(said)<n:
-        with tempfile.TemporaryDirectory() as d:
-            out,room = Path(d)/'told',Path(d)/'room'
-            room.mkdir()
-            words = [str(folder.resolve()), which, str(seed), str(out), str(len(said))]
-            lines,end = _watched(words, room, out, limit)
-        if not lines or lines[0][1]:
-            why = lines[0][1] if lines else f'{file.name} can not be imported: {end}'
-            return said+[why]*(n-len(said))
-        said += [o for i,o in lines[1:]]
+        lines,end = _asked(folder.resolve(), which, seed, limit, len(said))
+        why = lines[0] if lines else f'{file.name} can not be imported: {end}'
+        if why: return said+[why]*(n-len(said))
+        said += lines[1:]
         if len(said)<n: said.append(end)
     return said
 
