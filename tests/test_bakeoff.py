@@ -253,10 +253,10 @@ def test_stored_studies_hold_what_their_plans_ask_for():
 def claims(text):
     "(metric, regimes, arm, difference, half-width) of every line `- regime, metric: `arm` +0.18 ± 0.10, ...`"
     for line in text.splitlines():
-        if not (m := re.match(r'- \*\*(.+?), (at the end|on the way|pass@8)\.\*\*', line)): continue
+        if not (m := re.match(r'- \*\*(.+?), (at the end|area under the curve|pass@8)\.\*\*', line)): continue
         regimes = list(REGIMES) if m[1]=='All regimes' else [o.strip('` ') for o in m[1].split(' and ')]
         for a, d, h in re.findall(r'`(\w+)` ([+−]\d\.\d\d) ± (\d\.\d\d)', line):
-            yield ({'at the end': 'pass1', 'on the way': 'area', 'pass@8': 'passk'}[m[2]], regimes, a,
+            yield ({'at the end': 'pass1', 'area under the curve': 'area', 'pass@8': 'passk'}[m[2]], regimes, a,
                    float(d.replace('−', '-')), float(h))
 
 def test_every_difference_in_the_text_is_the_stored_studys():
