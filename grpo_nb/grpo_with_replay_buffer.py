@@ -21,7 +21,7 @@ from .parts.ratios import (
 from .replay import PRIORITIES, ReplayBuffer
 from .run.checkpoints import checkpoint_problem, last_checkpoint
 from .on_trl.checks import (
-    CheckedTrainer, GRPOWithReplayBufferConfig, add_to_card, check_columns, check_layout)
+    CheckedTrainer, GRPOWithReplayBufferConfig, add_to_card, check_layout)
 from .on_trl.distributed import OwnBuffer, Sampled, ShardedBuffer, Taken, redistribute
 from .on_trl.resume import ResumableTrainer
 from .on_trl.rows import (
@@ -61,7 +61,6 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
         self.table,self.record = Table(self._logs, self.reward_func_names),RunRecord(self, dead_reason)
         self.add_callback(self.record)
         self.begin_buffer(a.shares_buffer)
-        check_columns(a, self.train_dataset, self.environment_factories is not None)
 
     # 1. after TRL has generated and scored: dead groups out, stored ones in
     def _generate_and_score_completions(self, inputs):

@@ -22,7 +22,7 @@ from .run.optimizer import optimizer_of
 from .run.record import check_judged, check_loss, ended, record, summarize
 from .run.settings import (
     RunSettings, check_callbacks, check_eval, check_lengths, check_method, check_rows, check_run_arguments,
-    check_run_settings, fingerprint, loss_settings, sampling_of, setting)
+    check_run_settings, known_data, loss_settings, sampling_of, setting)
 from .run.signals import stop_on_signal
 from .see.during import Watched
 from .tiny_qwen import encode_prompts
@@ -81,7 +81,7 @@ class State:
     cursor:int = 0            # prompts taken from the dataset, all epochs
     num_tokens:int = 0        # completion tokens sampled
     history:list = field(default_factory=list)  # one dict per batch
-    data:dict = None          # `fingerprint` of the dataset
+    data:dict = None          # `known_data` of the dataset
     run:str = None            # the run's id, the same after a resume
     loss:str|Callable = None  # a name in `LOSSES`, or a function such as stand there
     advantages:str|Callable = 'grpo'  # a name in `ADVANTAGES`, or a function such as stand there
@@ -113,7 +113,7 @@ def new_state(
     ref = copy.deepcopy(model).eval().requires_grad_(False) if args.beta else None
     gen = torch.Generator(model.device).manual_seed(args.seed)
     return State(model, tokenizer, dataset, list(reward_funcs), args, method, opt, sched, gen, ref,
-        data=fingerprint(dataset), run=new_run_id(), loss=loss or args.loss_type, advantages=advantages)
+        data=known_data(dataset), run=new_run_id(), loss=loss or args.loss_type, advantages=advantages)
 
 # %% ../nbs/12_trainer.ipynb #ff7c7835
 def method_of(

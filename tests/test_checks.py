@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 import pytest, torch
 from datasets import Dataset
-from grpo_nb.run.settings import check_lengths, check_rows, check_settings, fingerprint, other_data
+from grpo_nb.run.settings import check_lengths, check_rows, check_settings, known_data, other_data
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 
@@ -20,12 +20,12 @@ def test_rows_that_cannot_work_are_named(rows, says):
 def test_rows_may_be_a_table_or_a_list_and_are_the_same_data():
     table = Dataset.from_list(ROWS)
     assert check_rows(table, 8)==check_rows(ROWS, 8)==[o['prompt'] for o in ROWS]
-    assert fingerprint(table)==fingerprint(ROWS)==fingerprint([o|dict(answer='?') for o in ROWS])
+    assert known_data(table)==known_data(ROWS)==known_data([o|dict(answer='?') for o in ROWS])
 
 def test_what_differs_between_two_data_sets_is_said():
-    a = fingerprint(ROWS)
-    assert other_data(a, a)=='' and other_data(a, fingerprint(ROWS[:7]))=='8 rows then, 7 now'
-    assert 'other prompts or in another order' in other_data(a, fingerprint(ROWS[::-1]))
+    a = known_data(ROWS)
+    assert other_data(a, a)=='' and other_data(a, known_data(ROWS[:7]))=='8 rows then, 7 now'
+    assert 'other prompts or in another order' in other_data(a, known_data(ROWS[::-1]))
 
 def test_a_prompt_that_does_not_fit_is_named():
     m = torch.nn.Module()

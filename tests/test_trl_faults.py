@@ -1,9 +1,10 @@
 "What goes wrong in practice, and what is said about it; and what we rely on in TRL."
-import inspect, math, re
+import contextlib, inspect, math, re
 import pytest, torch
 from datasets import Dataset
 from trl import GRPOTrainer
 import trl_tiny as T
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from trl_tiny import LIVE, DEAD, Scripted
 
 torch.set_num_threads(1)
@@ -72,28 +73,56 @@ def test_an_evaluation_that_nobody_judges_does_not_count():
     t.train(); assert t.state.global_step==1
 
 # -- data -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize('n', [0, 3])
-def test_a_dataset_smaller_than_a_generation_batch_is_refused(n):
-    with pytest.raises(ValueError, match=f'has {n} prompts, one generation batch takes 4'):
+@pytest.mark.parametrize('n,says', [(0, 'is empty'), (3, '3 rows but 4 prompts a batch')])
+def test_a_dataset_smaller_than_a_generation_batch_is_refused(n, says):
+    with pytest.raises(ValueError, match=says):
         T.trainer(dataset=Dataset.from_dict(dict(prompt=T.PROMPTS[:n])), per_device_train_batch_size=16)
 
 def test_a_missing_prompt_column_is_refused():
-    with pytest.raises(ValueError, match=r"columns \['question'\], needs 'prompt'"):
+    with pytest.raises(ValueError, match=r"no column `prompt` among \['question'\]"):
         T.trainer(dataset=Dataset.from_dict(dict(question=T.PROMPTS)))
 
 @pytest.mark.parametrize('bad', [None, '', '   '])
 def test_an_empty_prompt_is_refused_with_its_row(bad):
-    with pytest.raises(ValueError, match='prompt 2 of the dataset'):
+    with pytest.raises(ValueError, match='row 2 has the prompt'):
         T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','two',bad,'red'])))
 
 def test_an_empty_conversation_is_refused():
-    with pytest.raises(ValueError, match='prompt 1 of the dataset'):
+    with pytest.raises(ValueError, match='row 1 has the prompt'):
         T.trainer(dataset=Dataset.from_dict(dict(prompt=[[dict(role='user', content='one')], []])))
 
 def test_in_a_stream_an_empty_prompt_is_refused_when_it_comes():
     t = T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','','two'])).to_iterable_dataset(),
         shuffle_dataset=False)
     with pytest.raises(ValueError, match='of the batch'): t.train()
+
+class Seen(Exception): "The model was asked for."
+
+@pytest.mark.parametrize('kind', ['table','stream','hub name'])
+def test_images_for_a_model_that_reads_text_are_refused_before_anything_is_loaded(kind, monkeypatch):
+    import trl.trainer.grpo_trainer as M
+    def load(*a, **k): raise Seen
+    monkeypatch.setattr(M, 'create_model_from_path', load)
+    def make(**columns):
+        ds = Dataset.from_dict(dict(prompt=T.PROMPTS[:4])|columns)
+        ds = ds.to_iterable_dataset() if kind=='stream' else ds
+        own = dict(model=T.folder(), processing_class=None) if kind=='hub name' else dict(model=T.model(),
+            processing_class=T.tokenizer())
+        return GRPOWithReplayBufferTrainer(reward_funcs=T.n_red, args=T.config(), train_dataset=ds, **own)
+    for name,pixels in (('image', ['a']*4), ('images', [['a','b']]*4)):
+        with pytest.raises(ValueError, match=f"has .'{name}'., and the model reads text only"):
+            make(**{name:pixels})
+    with pytest.raises(Seen) if kind=='hub name' else contextlib.nullcontext(): make()
+    if kind=='table': make(image=[None]*4)   # none at all is what TRL takes too
+
+def test_a_model_that_sees_is_given_its_images(monkeypatch):
+    from types import SimpleNamespace
+    a = SimpleNamespace()
+    see = lambda **kw: GRPOWithReplayBufferTrainer._check_images(a, {'prompt','image'}, kw)
+    sighted = SimpleNamespace(config=SimpleNamespace(vision_config=1))
+    see(model=sighted, train_dataset=None)
+    with pytest.raises(ValueError, match='text only'):
+        see(model=sighted, train_dataset=None, processing_class=T.tokenizer())
 
 def test_a_prompt_longer_than_the_model_reads_is_refused():
     with pytest.raises(ValueError, match='longest prompt has 200 tokens, the model reads 128'):

@@ -4,38 +4,34 @@
 
 # %% auto #0
 __all__ = ['log', 'is_loss', 'check_trl_settings', 'sampler_names', 'check_generation_kwargs', 'check_replay_settings',
-           'check_columns', 'check_layout', 'GRPOWithReplayBufferConfig', 'add_to_card', 'checked', 'check_prompts',
-           'check_dataset', 'prompts_checksum', 'non_finite', 'reads_tokens', 'RewardFailed', 'CheckedTrainer']
+           'check_layout', 'GRPOWithReplayBufferConfig', 'add_to_card', 'checked', 'non_finite', 'RewardFailed',
+           'CheckedTrainer']
 
 # %% ../../nbs/on_trl/checks.ipynb #2921e884
-import difflib, functools, inspect, logging, math, os, time, warnings, zlib
+import difflib, functools, inspect, logging, os, time, warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from datasets import Dataset
 from fastcore.basics import patch
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.core import versions, warn_untested
+from ..parts.core import check_option, versions, warn_untested
 from ..parts.reward_loading import check_rewards, is_async
+from ..parts.sampling import reads_tokens
+from ..run.settings import RULES, check_prompts, check_rows, check_settings, known_data
 from .distributed import RollCall, agree
 
 # %% ../../nbs/on_trl/checks.ipynb #602607b8
 log = logging.getLogger(__name__)
 
 # %% ../../nbs/on_trl/checks.ipynb #ab365f83
-def _real(v): return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
-def _whole(low): return lambda v: isinstance(v, Integral) and not isinstance(v, bool) and v>=low
-def _above(v): return _real(v) and v>0
-def _not_below(v): return _real(v) and v>=0
-def _or_none(ok): return lambda v: v is None or ok(v)
-
 def is_loss(
     v:str,      # a `loss_type`
     field:Field=GRPOConfig.__dataclass_fields__['loss_type'],  # TRL's, with its help text
@@ -44,38 +40,16 @@ def is_loss(
     text = field.metadata.get('help', '')
     return f"'{v}'" in text or f"'{field.default}'" not in text
 
-_TRL_NEEDS = [   # names, what they need to be, and in words
-    ('num_generations num_iterations per_device_train_batch_size', _whole(1), 'a whole number of 1 or more'),
-    ('steps_per_generation generation_batch_size max_completion_length', _or_none(_whole(1)),
-        'None, or a whole number of 1 or more'),
-    ('learning_rate beta epsilon', _not_below, 'a number of 0 or more'),
-    ('temperature', _above, 'a number above 0'),
-    ('top_p', lambda v: _real(v) and 0<v<=1, 'a share above 0 and up to 1'),
+_RULES = [*RULES,
+    ('generation_batch_size', lambda v: v>=1, 'None, or 1 or more'),
     ('loss_type', is_loss, "a loss that TRL's help for it names, such as 'dapo' or 'grpo'; one of your own, "
         "under `@register(LOSSES, ...)`, runs in `grpo_nb.trainer`: TRL's losses are branches of its method"),
     ('scale_rewards', lambda v: v in (True,False,'group','batch','none'), "'group', 'batch' or 'none'"),
-    ('reward_weights', _or_none(lambda v: isinstance(v, (list,tuple)) and all(map(_real, v))),
-        'None, or a list of numbers')]
-
-_REPLAY_NEEDS = [
-    ('replay_buffer_size', _whole(0), 'a whole number of groups, 0 or more (0 turns replay off)'),
-    ('replay_stored_per_fresh', _whole(0), 'a whole number of groups, 0 or more'),
-    ('replay_age_limit replay_max_uses', _or_none(_whole(1)), 'None, or a whole number of 1 or more'),
-    ('replay_age_decay', _or_none(_above), 'None, or more than 0 optimizer steps'),
-    ('dead_tolerance', _not_below, '0 or more reward units'),
-    ('replay_weight_cap', _above, 'a number above 0'),
-    ('replay_max_drift', _or_none(_not_below), 'None, or 0 or more nats per token'),
-    ('replay_drop_dead_kl replay_same_prompt_first record_tokens', lambda v: isinstance(v, bool),
-        'True or False'),
-    ('record_groups', _whole(0), '0 (never), or every how many generation batches'),
-    ('record_max_groups', _or_none(_whole(1)), 'None, or 1 or more groups'),
-    ('record_max_mb', _or_none(_above), 'None, or more than 0 MB')]
-
-def _need(args, rules):
-    "ValueError with the setting, what it is and what it needs to be, for the first that breaks a rule."
-    for names,ok,what in rules:
-        for k in names.split():
-            if not ok(getattr(args, k)): raise ValueError(f'`{k}` is {getattr(args, k)!r}, needs {what}')
+    ('replay_age_decay', lambda v: v>0, 'None, or more than 0 optimizer steps'),
+    ('replay_weight_cap', lambda v: v>0, 'a number above 0'),
+    ('replay_max_drift', lambda v: v>=0, 'None, or 0 or more nats per token'),
+    ('replay_drop_dead_kl replay_same_prompt_first record_tokens', lambda v: True, 'True or False'),
+    ('record_max_groups', lambda v: v>=1, 'None, or 1 or more groups')]
 
 def check_trl_settings(
     args:GRPOConfig,  # before its own `__post_init__`
@@ -83,7 +57,7 @@ def check_trl_settings(
     "ValueError for a setting of TRL that is out of range; numpy's whole numbers become Python's."
     for k,v in list(vars(args).items()):
         if isinstance(v, Integral) and not isinstance(v, (bool,int)): setattr(args, k, int(v))
-    _need(args, _TRL_NEEDS)
+    check_settings(args, _RULES, all=False)
 
 # %% ../../nbs/on_trl/checks.ipynb #ded9f6f4
 _OTHER_NAME = dict(max_tokens='max_new_tokens', min_tokens='min_new_tokens', stop='stop_strings',
@@ -130,7 +104,7 @@ def check_replay_settings(
     choices = {f.name:f.metadata['choices'] for f in fields(a) if f.name.startswith('replay_')
         and 'choices' in f.metadata}
     if a.priorities: choices['replay_priority'] = sorted(a.priorities)
-    _need(a, [(k, lambda v, o=o: v in o, f'one of {o}') for k,o in choices.items()]+_REPLAY_NEEDS)
+    for k,o in choices.items(): check_option(k, getattr(a, k), getattr(a, k) in o, f'one of {o}')
     if a.replay_stored_per_fresh and not a.replay_buffer_size:
         raise ValueError('`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` '
             'above 0')
@@ -151,23 +125,12 @@ def _check_correction(a):
             raise ValueError(f'`replay_weight`, `replay_clip` and `replay_max_drift` cannot be changed '
                 f'here: {why}. Set {do}, or leave them')
 
-def check_columns(
-    a:GRPOConfig,  # a `GRPOWithReplayBufferConfig`
-    dataset:Dataset,  # the training set, or a stream
-    played:bool,      # does an environment give the prompts?
-)->None:
-    "ValueError for data that the buffer can't serve."
-    images = {'image','images'} & set(getattr(dataset, 'column_names', None) or ())
-    if images and a.shares_buffer:
-        raise ValueError(f'the data set has {sorted(images)}, and images do not travel between processes: '
-            "set replay_scope='local'")
-    if played and a.replay_stored_per_fresh:
-        raise ValueError('an environment gives its own prompts: set `replay_stored_per_fresh=0`')
-
 def check_layout(
-    a:GRPOConfig,  # a `GRPOWithReplayBufferConfig`
+    a:GRPOConfig,   # a `GRPOWithReplayBufferConfig`
+    columns:set,    # of the training set
+    played:bool,    # does an environment give the prompts?
 )->None:
-    "ValueError where groups would not be whole where they need to be."
+    "ValueError where groups would not be whole where they need to be, or the buffer can't serve the data."
     rows,G = a.per_device_train_batch_size*a.steps_per_generation,a.num_generations
     k = 1+a.replay_stored_per_fresh
     holds = (f'a process holds {rows} rows (per_device_train_batch_size {a.per_device_train_batch_size} x '
@@ -181,6 +144,11 @@ def check_layout(
     if a.replay_same_prompt_first and a.shares_buffer:
         raise ValueError("`replay_same_prompt_first` needs a buffer of its own on each process: set "
             "replay_scope='local'")
+    if a.shares_buffer and (images := sorted({'image','images'} & columns)):
+        raise ValueError(f"the data set has {images}, and images do not travel between processes: set "
+            "replay_scope='local'")
+    if played and k>1:
+        raise ValueError('an environment gives its own prompts: set `replay_stored_per_fresh=0`')
 
 # %% ../../nbs/on_trl/checks.ipynb #b2d55815
 def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
@@ -302,67 +270,12 @@ def checked(
         except Exception as e: return blamed(e, kw)
     return later if is_async(func) else now
 
-# %% ../../nbs/on_trl/checks.ipynb #4ec63a9c
-def check_prompts(
-    prompts:list,  # text or lists of messages
-    where:str='dataset',  # named in the error
-)->None:
-    "ValueError for the first prompt that is missing or empty, or has a message without role or content."
-    for i,p in enumerate(prompts):
-        if not isinstance(p, (str,list,tuple)) or not len(p) or isinstance(p, str) and not p.strip():
-            raise ValueError(f'prompt {i} of the {where} is {p!r}: give text or a list of messages, or '
-                'drop the row with `dataset.filter(lambda o: o["prompt"])`')
-        for m in () if isinstance(p, str) else p:
-            said = isinstance(m, dict) and (m.get('content') is not None or m.get('tool_calls'))
-            if not said or not isinstance(m.get('role'), str):
-                raise ValueError(f"prompt {i} of the {where} has the message {m!r:.200}: every message needs "
-                    "a 'role' and a 'content', as dict(role='user', content='...')")
-
-def check_dataset(
-    ds:Dataset,      # the training set, or a stream
-    n_prompts:int,   # prompts in one generation batch
-    sample:int=10_000,  # rows looked at, spread over the set
-)->list:             # the prompts looked at; [] where rows can't be read beforehand (a stream)
-    "ValueError when a run on `ds` would end before its first step, or fail inside the tokenizer."
-    if not isinstance(ds, Dataset): return []
-    if len(ds)<n_prompts:
-        raise ValueError(f'the dataset has {len(ds)} prompts, one generation batch takes {n_prompts} '
-            '(generation_batch_size / num_generations): add prompts or lower `generation_batch_size`')
-    if 'prompt' not in ds.column_names:
-        raise ValueError(f"the dataset has columns {ds.column_names}, needs 'prompt': "
-            "rename one with `dataset.rename_column(..., 'prompt')`")
-    if odd := {'prompts','completions'} & set(ds.column_names):
-        raise ValueError(f'the dataset has a column {min(odd)!r}, a name under which reward functions get '
-            'what was sampled: rename it with `dataset.rename_column`')
-    step = -(-len(ds)//sample)
-    prompts = list((ds if step==1 else ds.select(range(0, len(ds), step)))['prompt'])
-    check_prompts(prompts)
-    return prompts
-
-def prompts_checksum(prompts:list)->int:
-    "One number for all `prompts` in their order."
-    return zlib.crc32(repr(prompts).encode('utf8', 'replace'))
-
 # %% ../../nbs/on_trl/checks.ipynb #3d3ef4a5
 def non_finite(
     model:nn.Module,  # its parameters are looked at, in order
 )->str:               # name of the first weight with a nan or inf; '' when all are finite
     "Which weight is broken?"
     with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')
-
-def reads_tokens(
-    config:PretrainedConfig,  # of the model
-)->int:             # None where it doesn't say
-    "How many tokens the model reads: its positions, or those that a stretched rotation reaches."
-    c = config.get_text_config()
-    n = getattr(c, 'max_position_embeddings', None)
-    rope = getattr(c, 'rope_parameters', None) or getattr(c, 'rope_scaling', None) or {}
-    if not n: return None
-    # some models have one for each kind of layer
-    ropes = [rope, *(o for o in rope.values() if isinstance(o, dict))]
-    reach = [int(o['factor']*(o.get('original_max_position_embeddings') or n)) for o in ropes
-        if o.get('factor')]
-    return max([n, *reach])
 
 # %% ../../nbs/on_trl/checks.ipynb #0ca87600
 class RewardFailed(RuntimeError): "A reward function raised on another process."
@@ -378,14 +291,15 @@ class CheckedTrainer(GRPOTrainer):
     def __init__(self, *args:object, **kwargs:object):
         given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs).arguments
         given.pop('self')
-        a = self._check_args(given)
-        self._check_layout(a)
-        unknown = given.get('environment_factory') is not None or given.get('train_dataset') is None
-        prompts = [] if unknown else check_dataset(given['train_dataset'], self._n_prompts(a))
-        self.known_data = None   # to know the data again at a resume
-        if prompts:
-            self.known_data = dict(rows=len(given['train_dataset']), prompts=prompts_checksum(prompts))
-        self._agree(a, prompts, given.get('reward_funcs'))
+        a,data = self._check_args(given),given.get('train_dataset')
+        columns = set(getattr(data, 'column_names', None) or ())
+        played = given.get('environment_factory') is not None
+        self._check_layout(a, columns, played)
+        self._check_images(columns, given)
+        known = isinstance(data, Dataset) and not played   # a stream's rows are looked at as they come
+        prompts = check_rows(data, self._n_prompts(a), a.num_generations, most=10_000) if known else []
+        self.known_data = known_data(data, 10_000) if known else None   # to know the data again at a resume
+        self._agree(a, given.get('reward_funcs'))
         if os.environ.get('RANK', '0')=='0': warn_untested()
         super().__init__(**given)
         self._check_lengths(prompts)
@@ -407,19 +321,31 @@ class CheckedTrainer(GRPOTrainer):
                 'with torchrun on CPU set `use_cpu=True`; with accelerate on CPU use `--multi_gpu`')
         return a
 
-    def _check_layout(self, args): pass
+    def _check_layout(self, args, columns, played): pass
+
+    def _check_images(self, columns, given):
+        "ValueError for images where nothing can look at them."
+        data,names = given.get('train_dataset'),sorted({'image','images'} & columns)
+        if not names or isinstance(data, Dataset) and len(data) and not any(data[0][k] for k in names): return
+        model,judge = given['model'],given.get('processing_class')
+        config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+        text = isinstance(judge, PreTrainedTokenizerBase)
+        if text or judge is None and not hasattr(config, 'vision_config'):
+            raise ValueError(f'the data set has {names}, and the model reads text only: take one that sees '
+                f'images, with its processor, or drop them by `dataset.remove_columns({names})`')
 
     def _n_prompts(self, args): return args.generation_batch_size//args.num_generations
 
-    def _agree(self, args, prompts, rewards):
+    def _agree(self, args, rewards):
         "ValueError on every process unless all have the same settings, data and rewards."
         rewards = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
         names = [type(f).__name__ if isinstance(f, nn.Module) else getattr(f, '__name__', str(f))
             for f in rewards]
         own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
         settings = {k:v for k,v in args.to_dict().items() if k not in own}
-        agree(settings | {'reward functions':names, 'number of prompts':len(prompts),
-            'checksum of the prompts':prompts_checksum(prompts)})
+        data = self.known_data or dict(rows=0, prompts='')
+        agree(settings | {'reward functions':names, 'number of prompts':data['rows'],
+            'checksum of the prompts':data['prompts']})
 
     def _check_lengths(self, prompts):
         "ValueError for a prompt that the model can't read: too long, or with tokens it doesn't know."
@@ -506,7 +432,7 @@ class CheckedTrainer(GRPOTrainer):
                 'leave out rows for which none can')
 
     def _generate_and_score_completions(self, inputs):
-        if self.environment_factories is None: check_prompts([o.get('prompt') for o in inputs], 'batch')
+        if self.environment_factories is None: check_prompts([o.get('prompt') for o in inputs], ' of the batch')
         self._sign('generation')
         try: return super()._generate_and_score_completions(inputs)
         except RuntimeError as e:

@@ -21,6 +21,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from ..run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, load_state,
     manifest_of, new_run_id, no_room, save_state, write_manifest)
+from ..run.settings import other_data
 from ..run.signals import stop_on_signal
 
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
@@ -267,10 +268,8 @@ def _load_state(self:ResumableTrainer, checkpoint):
 @patch
 def _check_same(self:ResumableTrainer, s):
     "Is this the run that the checkpoint is of? Older ones note less of it."
-    was,now = s.get('data'),self.known_data
-    if was and was!=now and not self.args.ignore_data_skip:
-        how = f"{was['rows']} rows then, {now['rows'] if now else 'a stream'} now"
-        if now and was['rows']==now['rows']: how += ', with other prompts or in another order'
+    was = s.get('data')
+    if was and not self.args.ignore_data_skip and (how := other_data(was, self.known_data)):
         raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
             '`ignore_data_skip=True` to go on with these from their beginning')
     was,now = s.get('rewards'),list(self.reward_func_names)

@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from datasets import Dataset, DatasetDict
-from .core import Plain, register
+from .core import Plain, prompt_fault, register
 
 # %% ../../nbs/parts/problems.ipynb #438b4a73
 def split_of(
@@ -197,14 +197,8 @@ def _rows_of(made, name):
 # %% ../../nbs/parts/problems.ipynb #ce20341c
 def _bad_prompt(p):
     "What is wrong with a prompt, or None."
-    if p is None: return 'is None'
-    if isinstance(p, str): return None if p.strip() else 'is empty'
-    if not isinstance(p, list): return f'is {type(p).__name__}, not a str or a list of messages'
-    if not p: return 'has no messages'
-    for m in p:
-        if not isinstance(m, dict) or 'role' not in m or 'content' not in m:
-            return 'has a message without `role` and `content`'
-    return None if str(p[-1]['content'] or '').strip() else 'ends on an empty message'
+    if (why := prompt_fault(p)) or isinstance(p, str): return why
+    return '' if str(p[-1].get('content') or '').strip() else 'ends on an empty message'
 
 def _half_letter(o):
     "Is there half a letter (a lone surrogate) in a value? No file could hold it."

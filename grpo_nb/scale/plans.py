@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig
 from ..on_trl.distributed import replay_bytes
 from ..parts.ratios import dead_share
+from ..parts.sampling import reads_tokens
 
 # %% ../../nbs/scale/plans.ipynb #55407b39
 def _counts(**kw):
@@ -406,9 +407,8 @@ def _problems(config, lay, length, m, gpu_bytes):
     if s%a:
         yield (f'steps_per_generation {s} is no multiple of gradient_accumulation_steps {a}: '
             'an optimizer step mixes two generations')
-    limit = getattr(config.get_text_config(), 'max_position_embeddings', None)
-    scaling = getattr(config, 'rope_scaling', None) or {}
-    if limit and length > limit * (scaling.get('factor') or 1):
+    limit = reads_tokens(config)
+    if limit and length>limit:
         yield f'{length} tokens are more than the {limit} that the model reads'
     one = _cache_bytes(config, 1, length, True)
     if m['vllm'] and m['vllm_cache']<one:
