@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from .parts.core import Tokenizer
-from .parts.stats import mean_ci, share_ci
+from .parts.core import mean_ci, share_ci, Tokenizer
 from .parts.reward_loading import reward_name
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate

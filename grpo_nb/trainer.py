@@ -18,11 +18,10 @@ from .parts.core import Tokenizer, masked_mean
 from .parts.ratios import dead_groups, read_correction
 from .run.checkpoints import (
     checkpoint_for, checkpoints, load_checkpoint, new_run_id, save_checkpoint)
-from .run.optimizer import optimizer_of
 from .run.record import check_judged, check_loss, ended, record, summarize
 from .run.settings import (
     RunSettings, check_callbacks, check_eval, check_lengths, check_method, check_rows, check_run_arguments,
-    check_run_settings, known_data, loss_settings, sampling_of, setting)
+    check_run_settings, known_data, loss_settings, optimizer_of, sampling_of, setting)
 from .run.signals import stop_on_signal
 from .see.during import Watched
 from .tiny_qwen import encode_prompts

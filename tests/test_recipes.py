@@ -419,7 +419,7 @@ def test_only_the_adapter_is_trained(mine):
     assert json.loads((mine/'run'/'adapter_config.json').read_text())['r']==4
 
 def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
-    from grpo_nb.scale.command import OwnArguments, own_rows
+    from grpo_nb.scale.launch import OwnArguments, own_rows
     chain_sum(4, 0).save_to_disk(str(mine/'saved'))
     assert len(own_rows(OwnArguments(dataset=str(mine/'saved'))))==4
     with pytest.raises(ValueError, match='folder without a saved data set'):
@@ -443,7 +443,7 @@ def test_what_is_missing_is_said_before_a_model_is_loaded(more, say, mine, monke
             **FAST)|more)
 
 def test_a_missing_peft_is_said(mine, monkeypatch):
-    monkeypatch.setattr('grpo_nb.scale.command.find_spec', lambda k: None)
+    monkeypatch.setattr('grpo_nb.scale.launch.find_spec', lambda k: None)
     with pytest.raises(ValueError, match='--use_peft: peft is not installed'): own(mine, use_peft=True)
 
 def test_more_processes_than_cards_is_one_line(mine, monkeypatch):

@@ -12,7 +12,7 @@ from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
 from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.checkpoints import find_checkpoint
+from grpo_nb.run.checkpoints import checkpoint_for
 from grpo_nb.run.record import group_ratios
 from grpo_nb.see.during import slow_roads
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
@@ -670,7 +670,7 @@ def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
     (tmp_path/'checkpoint-99').mkdir(); (tmp_path/'checkpoint-99'/'model.safetensors').write_bytes(b'half')
     (tmp_path/'.checkpoint-100.tmp').mkdir()
     with pytest.warns(UserWarning, match='passed over checkpoint-99'):
-        assert find_checkpoint(True, tmp_path)==c
+        assert checkpoint_for(state(output_dir=str(tmp_path)), True)==c
     assert checkpoints(tmp_path)==[c]
     with pytest.raises(ValueError, match='no whole checkpoint'):
         tr.load_checkpoint(state(), tmp_path / 'checkpoint-99')

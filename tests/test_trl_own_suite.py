@@ -159,11 +159,11 @@ def test_a_setting_that_cannot_work_is_named_before_any_work(bad, name):
 
 @pytest.mark.parametrize('message', [dict(content='one'), dict(role='user')], ids=str)
 def test_a_message_without_role_or_content_is_shown(message):
-    with pytest.raises(ValueError, match="prompt 0 of the dataset has the message .*'role' and a 'content'"):
+    with pytest.raises(ValueError, match="row 0 has the prompt .*`role` and a `content`"):
         T.trainer(dataset=Dataset.from_dict(dict(prompt=[[message]]*17)))
 
 def test_a_column_with_a_name_of_trls_own_is_refused():
-    with pytest.raises(ValueError, match="column 'completions'.*rename"):
+    with pytest.raises(ValueError, match="column `completions`.*rename"):
         T.trainer(dataset=T.data(completions=['x']*17))
 
 @pytest.mark.parametrize('model', [None, 3])
@@ -219,9 +219,9 @@ def test_a_trainer_without_any_reward_is_told_so_by_trl(none):
             processing_class=T.tokenizer(), **none)
 
 def test_rows_without_a_prompt_are_described_where_environments_write_the_prompts():
-    from grpo_nb.on_trl.record import shown_data
+    from grpo_nb.run.record import about_data
     tok = T.tokenizer()
-    of = lambda d: {k:shown_data(tok, d)[k] for k in ('n_prompts','prompt_format')}
+    of = lambda d: {k:about_data(tok, d)[k] for k in ('n_prompts','prompt_format')}
     assert of(Dataset.from_dict(dict(environment=['counter']*3)))==dict(n_prompts=3, prompt_format=None)
     assert of(T.data(3))==dict(n_prompts=3, prompt_format='text') and of(T.data(3,
         chat=True))==dict(n_prompts=3, prompt_format='conversational')

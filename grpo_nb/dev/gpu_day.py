@@ -29,7 +29,7 @@ from ..see.during import one_thread
 from .speed import (
     Bench, Paced, Work, compared, generators, in_turn, peak_bytes, read_bench, row, some_answers, spread,
     stamp, trl_trainer, write_rows)
-from ..parts.stats import difference, mean_ci
+from ..parts.core import difference, mean_ci
 from ..tasks import accuracy_reward
 from ..tiny_qwen import load_model
 from ..trainer import step

@@ -31,12 +31,12 @@ class Sampling:
 
     def __post_init__(self):
         if self.top_k is None: self.top_k = 0
-        near = lambda v: -2<=v<=2, 'a number from -2 to 2 (0 changes nothing)'
-        rules = dict(temperature=(lambda v: 0<=v<math.inf, 'a number above 0, or 0 for the likeliest token'),
-            top_k=(whole, 'an int of 0 (for all tokens) or more'),
-            top_p=(lambda v: 0<v<=1, 'a number above 0, up to 1 (for all tokens)'),
-            min_p=(lambda v: v is None or 0<=v<=1, 'None or a number from 0 to 1'),
-            repetition_penalty=(lambda v: 0<v<math.inf, 'a number above 0 (1 changes nothing)'),
+        near = lambda v: -2<=v<=2, 'a number from -2 to 2'
+        rules = dict(temperature=(lambda v: 0<=v<math.inf, 'finite, and more than 0, or 0 for the likeliest'),
+            top_k=(whole, 'a whole number, 0 or more'),
+            top_p=(lambda v: 0<v<=1, 'a share above 0 and up to 1'),
+            min_p=(lambda v: v is None or 0<=v<=1, 'None, or a share from 0 to 1'),
+            repetition_penalty=(lambda v: 0<v<math.inf, 'more than 0, and finite'),
             presence_penalty=near, frequency_penalty=near)
         for k,(ok,needs) in rules.items(): check_option(k, getattr(self, k), ok(getattr(self, k)), needs)
 

@@ -15,8 +15,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 import pandas as pd
-from ..parts.core import load_file
-from ..parts.stats import difference, holm
+from ..parts.core import difference, holm, load_file
 from .study import (
     KEY, again, compare, key_of, names_in, over_regimes, read_rows, run_study, show_again, source_hash, stamp)
 

@@ -18,9 +18,8 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 from .. import __version__
-from ..parts.core import atomic_write
+from ..parts.core import atomic_write, difference, holm, mean_ci, random_effect
 from ..see.plotting import new_figure
-from ..parts.stats import difference, holm, mean_ci, random_effect
 
 # %% ../../nbs/research/study.ipynb #d44b329c
 def machine()->str:
@@ -304,7 +303,6 @@ def over_regimes(
     d = pd.DataFrame(rows)
     return d.assign(holm=holm(d.p))
 
-
 # %% ../../nbs/research/study.ipynb #e2a9a267
 def at_equal(
     df:pd.DataFrame,   # rows of a study
@@ -385,4 +383,3 @@ def draw_curves(
     ax.set_ylim(0, 1.02)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5))
     return fig
-

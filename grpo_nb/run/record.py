@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_lines',
-           'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'set_aside', 'lock_folder', 'Recorder', 'ended',
-           'one_text_share', 'summarize', 'replay_metrics', 'group_ratios', 'record', 'token_rows', 'by_token',
-           'terms_told', 'about_data', 'check_judged', 'check_loss', 'Run', 'one_a_step', 'read_run']
+           'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'ended', 'one_text_share',
+           'summarize', 'replay_metrics', 'group_ratios', 'record', 'token_rows', 'by_token', 'terms_told',
+           'about_data', 'check_judged', 'check_loss', 'Run', 'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, os, re
@@ -195,9 +195,7 @@ def _is_ours(path):
     with open(path, 'rb') as f: first = f.readline()
     return not first or b'"step"' in first
 
-def set_aside(
-    folder:Path,  # a run's folder, where a new record is to begin
-)->None:
+def _set_aside(folder:Path)->None:
     """Move the record of an earlier run into a folder of its own, such as `earlier-1`.
 
     ValueError, before anything is moved, for files under these names that no run of ours wrote.
@@ -257,7 +255,7 @@ class Recorder:
         self.dir.mkdir(parents=True, exist_ok=True)
         self.close = lock_folder(self.dir)
         was = _json(self.dir/'settings.json')[0].get('run')
-        if resume_step is None or run and was and was!=run: set_aside(self.dir)
+        if resume_step is None or run and was and was!=run: _set_aside(self.dir)
         for o in ('history.jsonl','groups.jsonl'): _cut(self.dir/o, resume_step)
         groups = self.dir/'groups.jsonl'
         self.size = groups.stat().st_size if groups.exists() else 0
@@ -478,14 +476,16 @@ def _stored_row(step, treated, ratios, b):
 # %% ../../nbs/run/record.ipynb #740d46ea
 def about_data(
     tokenizer:Tokenizer,  # of the policy
-    dataset:list,         # rows with `prompt`
+    dataset:list|None,    # rows, most often with `prompt`; a stream tells nothing
 )->dict:                  # for settings.json
     "What `diagnose` wants to know of prompts and tokenizer: text or conversations, what ends a turn?"
+    rows = dataset if hasattr(dataset, '__len__') else None
+    first = rows[0].get('prompt') if rows else None   # an environment may write the prompts itself
     template,eos = getattr(tokenizer, 'chat_template', None),tokenizer.eos_token_id
     told = bool(template) and eos is not None and tokenizer.eos_token in str(template)
-    kind = 'text' if isinstance(dataset[0]['prompt'], str) else 'conversational'
-    return dict(n_prompts=len(dataset), prompt_format=kind, chat_template=bool(template), eos_token_id=eos,
-        eos_token=tokenizer.eos_token, eos_in_template=told)
+    kind = None if first is None else 'text' if isinstance(first, str) else 'conversational'
+    return dict(n_prompts=rows and len(rows), prompt_format=kind, chat_template=bool(template),
+        eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
 
 def check_judged(
     s:RunState,    # before the batch is in its history

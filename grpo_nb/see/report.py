@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from ..parts.stats import mean_ci
+from ..parts.core import mean_ci
 from ..run.record import Run
 from .plotting import COLOURS, fig_svg, new_figure
 from .readers import open_run

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..advantages import group_advantages
 from ..generation import end_mask
 from ..loss import clipped_objective
-from ..parts.stats import mean_ci
+from ..parts.core import mean_ci
 
 # %% ../../nbs/teach/checks.ipynb #10bd3b93
 def _tensor(x):
