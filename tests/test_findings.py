@@ -6,7 +6,7 @@ from dataclasses import fields
 from grpo_nb.cli import notes
 from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, find, in_words, rise,
     rolling, since, trend, welch)
-from grpo_nb.see.verdict import live, verdict
+from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
 from bench_doctors import NAMED
 from grpo_nb.diagnose import diagnose
@@ -37,7 +37,7 @@ def test_a_run_with_this_fault_is_told_so(name, finds):
 
 @pytest.mark.parametrize('name', HEALTHY)
 def test_a_healthy_run_gets_no_finding(name):
-    assert len(HEALTHY)>=20 and of(name)==[] and live(history_rows(stored(name)))==[]
+    assert len(HEALTHY)>=20 and of(name)==[] and warnings_now(history_rows(stored(name)))==[]
     assert verdict(history_rows(stored(name))).learned is not False
 
 def test_one_cause_gives_one_finding():
@@ -221,7 +221,7 @@ def test_every_setting_that_a_remedy_names_is_one_of_its_trainer():
         known = {f.name for f in fields(config)}|no_settings
         if trainer: known |= set(signature(ReplayBuffer.__init__).parameters)
         told = [in_words(o, trainer) for rule in RULES.values() for o in rule.remedies]
-        told += [f.remedy for r in runs for f in live(r, trainer=trainer)]
+        told += [f.remedy for r in runs for f in warnings_now(r, trainer=trainer)]
         named = {k for o in told for k in re.findall(r'[a-z]+(?:_[a-z0-9]+)+', o)}
         assert len(told)>=len(RULES)+3 and len(named)>20 and named-known==set(), named-known
     assert 'Replay(age_decay=…)' in in_words(RULES['replay-too-old'].remedies[0], 'grpo_nb')
@@ -322,20 +322,20 @@ def test_a_hacked_run_has_not_learned():
 
 @pytest.mark.parametrize('n', [0, 1, 2, 3])
 def test_few_rows_are_undecided(n):
-    assert verdict(rows(60)[:n]).learned is None and find(rows(60)[:n])==[] and live(rows(60)[:n])==[]
+    assert verdict(rows(60)[:n]).learned is None and find(rows(60)[:n])==[] and warnings_now(rows(60)[:n])==[]
 
 # ---- while it goes on, and before
 
 def test_live_speaks_after_ten_batches_and_not_before():
     dead = [{'step':i, 'reward':.5, 'frac_reward_zero_std':1.} for i in range(40)]
-    assert live(dead[:9])==[] and [f.name for f in live(dead[:10])]==['no-living-group']
-    assert [f.name for f in live([o|dict(reward=0.) for o in dead[:10]])]==['start-at-zero']
-    assert live(dead+[dict(step=40, reward=.5, frac_reward_zero_std=.9)])==[]
+    assert warnings_now(dead[:9])==[] and [f.name for f in warnings_now(dead[:10])]==['no-living-group']
+    assert [f.name for f in warnings_now([o|dict(reward=0.) for o in dead[:10]])]==['start-at-zero']
+    assert warnings_now(dead+[dict(step=40, reward=.5, frac_reward_zero_std=.9)])==[]
 
 def test_four_groups_and_106_uses_are_seen():
     r = [{'step': i, 'reward': 0.0, 'frac_reward_zero_std': 1.0, 'replay/dead': 8.0,
           'replay/live_before': 0.0, 'replay/replaced': 7.6, 'replay/buffer_size': 4.0} for i in range(14)]
-    f = next(o for o in live(r) if o.name=='few-groups-replayed')
+    f = next(o for o in warnings_now(r) if o.name=='few-groups-replayed')
     assert '4 stored groups were replayed 106 times' in f.says
     groups = [dict(step=i, group=g, rewards=[0.0, 0.0], replacement=dict(id=(i + g) % 4, step=0))
               for i in range(14) for g in range(8)]
@@ -343,7 +343,7 @@ def test_four_groups_and_106_uses_are_seen():
 
 def test_numbers_of_the_wrong_kind_are_passed_over():
     odd = [dict(step=i, reward='oh', loss=None, kl=math.nan, entropy=[1], grad_norm=True) for i in range(20)]
-    assert find(odd)==[] and verdict(odd).learned is None and live(odd)==[]
+    assert find(odd)==[] and verdict(odd).learned is None and warnings_now(odd)==[]
 
 def test_what_can_be_seen_before_the_run():
     from types import SimpleNamespace

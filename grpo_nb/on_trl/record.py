@@ -18,7 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.ratios import clipped, group_scores, importance_ratio
 from ..run.record import RATIO_EDGES, Recorder, about_data, as_text, group_rows, read_run, token_fields
-from ..see.verdict import live, verdict
+from ..see.verdict import verdict, warnings_now
 from .rows import BatchEvent, prompt_keys
 
 # %% ../../nbs/on_trl/record.ipynb #9fe6b142
@@ -118,7 +118,7 @@ class RunRecord(TrainerCallback):
         "A row of history.jsonl; and what can be seen while it goes on is said at once, each thing once."
         if not self.recorder: return
         self.recorder.log(state.log_history[-1])
-        for f in live(self._steps(state)) if 'loss' in logs else ():
+        for f in warnings_now(self._steps(state)) if 'loss' in logs else ():
             if f.name not in self.told: log.warning(f'{f.says} ({f.evidence}). {f.remedy}')
             self.told.add(f.name)
 

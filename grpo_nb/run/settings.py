@@ -107,7 +107,8 @@ class RunState(Protocol):
 # %% ../../nbs/run/settings.ipynb #eac603a9
 def _type_fault(f, v):
     "What a field of this type needs instead of `v`; '' where nothing is wrong."
-    kind = next((o for o in get_args(f.type) if o is not NoneType), f.type)
+    of = get_args(f.type)
+    kind = next(o for o in of if o is not NoneType) if NoneType in of else f.type
     if kind is int: return '' if whole(v, -math.inf) else 'a whole number'
     if kind is float: return '' if isinstance(v, Real) and not isinstance(v, bool) else 'a number'
     if kind is bool: return '' if v in (True, False) else 'True or False'

@@ -16,7 +16,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from ..parts.core import versions
 from ..parts.fast_qwen import COPY_LIMIT, why_slow
-from .verdict import live
+from .verdict import warnings_now
 from .view import judged
 from ..run.checkpoints import (
     checkpoints, disk_is_full, no_room, plain_args, randomness, save_checkpoint, set_randomness)
@@ -106,7 +106,7 @@ def after(self:Watched,
     replaced = row.get('replay/replaced', 0)+row.get('replay/stored', 0)
     self._bar.set_postfix_str(f"reward {row['reward']:.2f}, dead {row['frac_reward_zero_std']:.0%}, "
         f'replayed {replaced:.0f}/{a.B}')
-    for f in live(s.history, trainer='grpo_nb'):
+    for f in warnings_now(s.history, trainer='grpo_nb'):
         if f.name not in self.told: self.say(f'step {s.step}: {f.says}. {f.remedy}')
         self.told.add(f.name)
 

@@ -19,7 +19,7 @@ from ..run.record import Run
 from .plotting import COLOURS, fig_svg, new_figure
 from .readers import open_run
 from .view import (
-    column, curves_of, flat, judged, measured, page_path, reward_curve, view_html, write_page)
+    column, curves_of, flat, judged, measured_share, page_path, reward_curve, view_html, write_page)
 
 # %% ../../nbs/see/report.ipynb #85338c28
 _NOT_SETTINGS = ('seed','output_dir','disable_tqdm','run','run_id')
@@ -70,7 +70,7 @@ def over_seeds(
 
 def _numbers(run):
     "What the table shows of one run."
-    before,after = (measured(run.summary.get(k)) for k in ('before','after'))
+    before,after = (measured_share(run.summary.get(k)) for k in ('before','after'))
     dead,tokens = (column(run, k)[1] for k in ('frac_reward_zero_std','num_tokens'))
     return dict(before=before and before[0], after=after and after[0],
         dead=sum(dead)/len(dead) if dead else None, tokens=tokens[-1] if tokens else None,

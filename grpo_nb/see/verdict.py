@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WAYS', 'study_gains', 'minus', 'gain_at', 'best_reuse', 'sampling_share', 'Reuse', 'reuse', 'Verdict', 'verdict',
-           'live']
+           'warnings_now']
 
 # %% ../../nbs/see/verdict.ipynb #b1ee0003
 import csv, math
@@ -221,7 +221,7 @@ def verdict(
     return replace(out, reuse=reuse(rows, groups, settings).line if rows else '')
 
 # %% ../../nbs/see/verdict.ipynb #846c267c
-def live(
+def warnings_now(
     rows:list,        # dicts of the history so far
     patience:int=10,  # batches without a living group before we speak
     trainer:str=None, # that makes the run: 'grpo_nb' for `train`

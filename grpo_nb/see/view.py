@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'numbers_of', 'reward_scale', 'fill_run', 'stored_groups', 'column', 'reward_curve',
-           'curves_of', 'buffer_of', 'measured', 'flat', 'judged', 'pack', 'asset', 'page', 'view_html', 'view_frame',
-           'framed', 'page_path', 'write_page', 'Pages', 'view_run']
+           'curves_of', 'buffer_of', 'measured_share', 'flat', 'judged', 'pack', 'asset', 'page', 'view_html',
+           'view_frame', 'framed', 'page_path', 'write_page', 'Pages', 'view_run']
 
 # %% ../../nbs/see/view.ipynb #37062201
 import base64, html, json, math, zlib
@@ -290,7 +290,7 @@ def _spread(n):
     return list(dict.fromkeys([0, n-1]*(n>0)+[k for b in range(top, -1, -1) for k in range(0, n, 1<<b)]))
 
 # %% ../../nbs/see/view.ipynb #1e704bfa
-def measured(
+def measured_share(
     x:dict,  # from summary.json, or what `evaluate` returns
 )->tuple:    # (mean, low, high), or None
     "A measured share with its interval."
@@ -344,7 +344,7 @@ def _tables(run):
 def _before_after(run):
     "What was measured before training and after it, in words."
     def said(v): return f'{v[0]:.1%}'+(f' ({v[1]:.1%} to {v[2]:.1%})' if v[1] is not None else '')
-    return {k:said(v) for k in ('before','after') if (v := measured(run.summary.get(k)))}
+    return {k:said(v) for k in ('before','after') if (v := measured_share(run.summary.get(k)))}
 
 def judged(
     run:Run,  # any
