@@ -22,7 +22,6 @@ from .parts.groups import (
     MethodSettings, check_when_empty, draw_metrics, pack_answer, keys_of, put_answers)
 from .replay import METHODS, Entry, Method, Replay, Treated, unfilled
 
-
 # %% ../nbs/catalogue/methods.ipynb #2184c702
 @register(METHODS, 'dynamic')
 class DynamicSampling(Method):
@@ -34,11 +33,10 @@ class DynamicSampling(Method):
     def __init__(self,
         max_rounds:int=3,           # times to ask for more; each costs a generation
         when_empty:str='keep',      # a group still dead after that: 'keep' or 'mask'
-        dead_tolerance:float=1e-6,  # reward units
     ):
         check_option('max_rounds', max_rounds, max_rounds>=0, '0 or more')
         check_when_empty(when_empty)
-        self.max_rounds,self.when_empty,self.dead_tolerance = max_rounds,when_empty,dead_tolerance
+        self.max_rounds,self.when_empty = max_rounds,when_empty
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
@@ -127,10 +125,9 @@ class VarianceFilter(Method):
     name = 'variance'
     def __init__(self,
         top_p:float=.9,             # share of the batch's variance that stays
-        dead_tolerance:float=1e-6,  # reward units
     ):
         check_option('top_p', top_p, 0<top_p<=1, 'a share above 0 and up to 1')
-        self.top_p,self.dead_tolerance = top_p,dead_tolerance
+        self.top_p = top_p
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
@@ -157,13 +154,11 @@ class GFPO(Method):
         num_remains_in_group:int=None,  # answers of each group that are compared; None: half of them
         measure:str|Callable='length',  # length, efficiency, or a function of rewards and lengths: (B, G)
         scale:str='group',              # of `group_advantages`
-        dead_tolerance:float=1e-6,      # reward units
     ):
         k,known = num_remains_in_group,callable(measure) or measure in _BEST
         check_option('num_remains_in_group', k, k is None or whole(k, 2), 'None, or 2 or more')
         check_option('measure', measure, known, f"one of {', '.join(_BEST)}, or a function")
-        self.k,self.measure = k,_BEST.get(measure, measure)
-        self.scale,self.dead_tolerance = scale,dead_tolerance
+        self.k,self.measure,self.scale = k,_BEST.get(measure, measure),scale
 
     @classmethod
     def from_settings(cls, args:MethodSettings)->'GFPO': return cls(scale=args.scale_rewards)
@@ -212,11 +207,10 @@ class Copies(Method):
     name = 'copies'
     def __init__(self,
         stored_per_fresh:int=0,     # copies for each sampled group; the batch stays as large
-        dead_tolerance:float=1e-6,  # reward units
     ):
         k = stored_per_fresh
         check_option('stored_per_fresh', k, whole(k, 0), 'a whole number, 0 or more')
-        self.stored_per_fresh,self.dead_tolerance = k,dead_tolerance
+        self.stored_per_fresh = k
 
     @classmethod
     def from_settings(cls, args:MethodSettings)->'Copies':
@@ -269,10 +263,9 @@ class VirtualMax(Method):
     def __init__(self,
         best:float=1.,      # the best possible reward
         eps:float=1e-4,     # added to the deviation
-        dead_tolerance:float=1e-6,  # reward units
         skip_right:bool=False,  # leave groups that have the best reward throughout out of the loss?
     ):
-        self.best,self.eps,self.dead_tolerance,self.skip_right = best,eps,dead_tolerance,skip_right
+        self.best,self.eps,self.skip_right = best,eps,skip_right
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
@@ -309,8 +302,7 @@ class EntropyShaped(Method):
     def __init__(self,
         alpha:float=.1,   # size of praise and blame, per nat
         right:float=.5,   # a dead group of at least this reward is praised
-        dead_tolerance:float=1e-6,  # reward units
-    ): self.alpha,self.right,self.dead_tolerance = alpha,right,dead_tolerance
+    ): self.alpha,self.right = alpha,right
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
@@ -340,8 +332,7 @@ class SamePrompt(Method):
     def __init__(self,
         max_prompts:int=100_000,   # prompts remembered; the one not seen for longest is forgotten
         scale:str='group',         # of `group_advantages`
-        dead_tolerance:float=1e-6, # reward units; also how much better the old answer must be
-    ): self.max_prompts,self.scale,self.dead_tolerance,self.best = max_prompts,scale,dead_tolerance,{}
+    ): self.max_prompts,self.scale,self.best = max_prompts,scale,{}
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:

@@ -195,9 +195,8 @@ def recipe_options(
 
 # %% ../nbs/18_recipes.ipynb #6e697cd5
 def gsm8k(
-    argv:list=(),   # words of a command line
-    rows:list=None, # rows with question and answer, in place of the download
-    **settings:str|float|bool, # the same options by name
+    argv:list=(), rows:list=None,  # as for `trl`; rows with question and answer
+    **settings:str|float|bool,     # the same options by name
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
     "Train on GSM8K with five rewards. Source: EasyDeL's gsm8k_grpo."
     r,a = recipe_options(GSM8KArguments, argv, settings, output_dir='runs/gsm8k')
@@ -208,9 +207,8 @@ def gsm8k(
     return run_recipe(r, a, load, gsm8k_rewards(**own), rows, top)
 
 def numinamath(
-    argv:list=(),   # words of a command line
-    rows:list=None, # rows with problem and solution, in place of the download
-    **settings:str|float|bool, # the same options by name
+    argv:list=(), rows:list=None,  # as for `trl`; rows with problem and solution
+    **settings:str|float|bool,     # the same options by name
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
     "Train on NuminaMath-TIR with rewards for form and for the answer. Source: EasyDeL's numinamath_grpo."
     r,a = recipe_options(RecipeArguments, argv, settings, output_dir='runs/numinamath')
@@ -218,9 +216,8 @@ def numinamath(
     return run_recipe(r, a, load, numinamath_rewards(), rows, dict(accuracy=1.))
 
 def tldr(
-    argv:list=(),   # words of a command line
-    rows:list=None, # rows with prompt and completion, in place of the download
-    **settings:str|float|bool, # the same options by name
+    argv:list=(), rows:list=None,  # as for `trl`; rows with prompt and completion
+    **settings:str|float|bool,     # the same options by name
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
     "Train on TL;DR summaries. Source: the quick start of TRL's GRPO trainer, which gives one day on 8 GPUs."
     own = dict(output_dir='runs/tldr', beta=0., temperature=1., top_p=1., top_k=0, num_generations=8)

@@ -32,16 +32,14 @@ def by_score(
 # %% ../nbs/11_replay.ipynb #prior002
 @register(PRIORITIES, 'uniform')
 def evenly(
-    scores:np.ndarray,  # (n,) as in `by_score`
-    drawn:np.ndarray,   # (n,) as in `by_score`
+    scores:np.ndarray, drawn:np.ndarray,  # (n,) as in `by_score`
 )->np.ndarray:          # (n,) float64 weights
     "Each as likely as the other; the newest stay."
     return np.ones(len(scores))
 
 @register(PRIORITIES, 'recency')
 def newest_first(
-    scores:np.ndarray,  # (n,) as in `by_score`
-    drawn:np.ndarray,   # (n,) as in `by_score`
+    scores:np.ndarray, drawn:np.ndarray,  # (n,) as in `by_score`
 )->np.ndarray:          # (n,) float64 weights
     "The newest; when all have come back, the newest again."
     newest = np.flatnonzero(drawn==drawn.min())[-1]
@@ -185,7 +183,6 @@ class Replay(Method):
         corrected:bool=True,           # take a replayed group's ratio against the policy that sampled it?
         when_empty:str='keep',         # what happens to a dead group without replacement: 'keep' or 'mask'
         same_prompt_first:bool=False,  # prefer a stored group of the dead group's own prompt?
-        dead_tolerance:float=1e-6,     # reward units; used when `treat` is not told who is dead
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
         **options:Plain,               # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
@@ -194,7 +191,7 @@ class Replay(Method):
         check_option('stored_per_fresh', k, whole(k, 0), 'a whole number, 0 or more')
         self.buffer = ReplayBuffer(buffer_size, **options)
         self.corrected,self.when_empty,self.stored_per_fresh = corrected,when_empty,stored_per_fresh
-        self.same_prompt_first,self.dead_tolerance = same_prompt_first,dead_tolerance
+        self.same_prompt_first = same_prompt_first
         self.extra = 0   # stored groups that this batch shall have besides replacements
 
     @classmethod

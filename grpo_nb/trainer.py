@@ -123,7 +123,8 @@ def method_of(
     if method is None or isinstance(method, str) and method=='replay':
         method = 'replay' if args.replay_buffer_size else 'keep'
     if isinstance(method, str): method = method_class(method).from_settings(args)
-    return check_method(method, args, METHODS)
+    check_method(method, args, METHODS).dead_tolerance = args.dead_tolerance   # dead means one thing in a run
+    return method
 
 def check_problems(
     dataset:list,       # rows with a `prompt`, a `datasets.Dataset` or a list of dicts

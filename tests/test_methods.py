@@ -26,6 +26,15 @@ def test_every_method_has_its_name_and_starts_from_it():
         assert set(t.records[0])>={'treatment', 'score', 'id', 'replacement'}
         m2 = make_method(n); m2.load_state_dict(m.state_dict())
 
+def test_dead_means_the_same_to_a_run_and_to_its_method():
+    from grpo_nb.trainer import TrainConfig, method_of
+    x,near,dead = batch([DEAD0]),batch([[.5,.7,.5,.7]]),torch.tensor([True])
+    def replaced(m): return m.treat(x, dead, sample_more=lambda n: near).metrics['replay/replaced']
+    wide = TrainConfig(dead_tolerance=.5)
+    assert replaced(method_of('dynamic', wide))==0 and replaced(method_of('dynamic', TrainConfig()))==1
+    own = Replay(8)
+    assert method_of(own, wide) is own and own.find_dead(near).tolist()==[True]
+
 def test_keep_and_mask_by_value():
     x = batch([MIXED, DEAD0, DEAD1])
     k,m = Keep().treat(x),Mask().treat(x)

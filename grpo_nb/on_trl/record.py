@@ -17,7 +17,8 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.ratios import clipped, group_scores, importance_ratio
-from ..run.record import RATIO_EDGES, Recorder, about_data, as_text, group_rows, read_run, token_fields
+from ..run.record import (
+    RATIO_EDGES, Recorder, about_data, as_text, group_rows, ratio_hists, read_run, token_fields)
 from ..see.verdict import verdict, warnings_now
 from .rows import BatchEvent, prompt_keys
 
@@ -186,11 +187,10 @@ def ratios(self:RunRecord,
 @patch
 def _stats(self:RunRecord, b):
     "(B, n+4) a row's tokens by ratio, how many the clip holds, seen, its length, cut off."
-    n,(ratio,held,mask) = len(RATIO_EDGES)-1,self.ratios(b)
-    m = (mask if held.shape[1]==mask.shape[1] else mask.any(1, keepdim=True)).float()
-    edges = torch.tensor(RATIO_EDGES[1:-1], device=m.device)
-    bins = torch.bucketize(ratio.expand_as(m).contiguous(), edges, right=True)
-    counts = torch.zeros(len(m), n, device=m.device).scatter_add_(1, bins, m)
+    ratio,held,mask = self.ratios(b)
+    m = mask if held.shape[1]==mask.shape[1] else mask.any(1, keepdim=True)
+    counts = [o['counts'] for o in ratio_hists(ratio.expand_as(m)[:,None], m[:,None])]   # row by row
+    counts,m = torch.tensor(counts, dtype=torch.float32, device=m.device),m.float()
     own = torch.cat([self.lengths(b.sampled)[:b.n], self.lengths(b.trained)[b.n:]])
     return torch.cat([counts, (held*m).sum(1, keepdim=True), b.seen[:,None], own], 1)
 

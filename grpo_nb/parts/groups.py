@@ -398,8 +398,7 @@ def put_entries(
     return batch.put(at, new)
 
 def add_entries(
-    batch:Groups,       # n groups
-    drawn:list[Entry],  # m
+    batch:Groups, drawn:list[Entry],  # n groups, and m
 )->Groups:              # n+m groups
     "The batch with drawn groups behind its own, marked as replayed. ValueError as of `put_entries`."
     return type(batch).cat([*_like(batch, drawn)]) if drawn else batch
@@ -514,7 +513,7 @@ class Method:
     The base class trains on dead groups as they are: their advantage is 0, their KL pull is not.
     """
     name = 'keep'
-    dead_tolerance = 1e-6   # reward units
+    dead_tolerance = 1e-6   # reward units; a run sets its own
     needs_policy = False    # shall `treat` be given `policy`?
 
     @classmethod

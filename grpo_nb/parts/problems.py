@@ -89,9 +89,7 @@ PROBLEMS = {}   # name: a function of (n, seed, split, …) that makes problems
 
 @register(PROBLEMS, 'sums')
 def chain_sum(
-    n:int,              # problems wanted
-    seed:int=0,         # 0 or more
-    split:str='train',  # 'train' or 'test'
+    n:int, seed:int=0, split:str='train',  # as for `gym_dataset`
     min_terms:int=3,    # fewest terms
     max_terms:int=5,    # most terms
     max_digits:int=1,   # digits of the largest term
@@ -103,9 +101,7 @@ def chain_sum(
 
 @register(PROBLEMS, 'words')
 def spell_backward(
-    n:int,               # problems wanted
-    seed:int=0,          # 0 or more
-    split:str='train',   # 'train' or 'test'
+    n:int, seed:int=0, split:str='train',  # as for `gym_dataset`
     min_word_len:int=3,  # letters of the shortest word
     max_word_len:int=6,  # letters of the longest
     **config:Plain,     # other options of the gym's spell_backward, or `system`
@@ -116,9 +112,7 @@ def spell_backward(
 
 def make_problems(
     name:str,           # 'sums', 'words', another name in `PROBLEMS`, or a reasoning-gym task
-    n:int,              # problems wanted, all different
-    seed:int=0,         # 0 or more
-    split:str='train',  # 'train' or 'test'
+    n:int, seed:int=0, split:str='train',  # as for `gym_dataset`
     **config:Plain,    # the task's options
 )->Dataset:             # as `gym_dataset`
     "Problems by name; ValueError that names the nearest when there is no such name."
@@ -347,8 +341,7 @@ def _field(row, key, name):
 # %% ../../nbs/parts/problems.ipynb #9b7aa7d6
 def gsm8k(
     split:str='train',       # 'train' (7473 problems) or 'test' (1319)
-    n:int=None,              # only the first n
-    rows:list[dict]=None,    # rows with question and answer, in place of the download
+    n:int=None, rows:list[dict]=None,  # as for `hub_rows`; rows with question and answer
     system:str|None=SYSTEM,  # a system message before each question, or None
 )->Dataset:                  # columns prompt (messages), answer, task, solution
     "GSM8K, openai/gsm8k on the hub. Source: arXiv 2110.14168."
@@ -374,8 +367,7 @@ def boxed(
 
 def numinamath(
     split:str='train',       # 'train' (72441 problems) or 'test' (99)
-    n:int=None,              # only the first n
-    rows:list[dict]=None,    # rows with problem and solution, in place of the download
+    n:int=None, rows:list[dict]=None,  # as for `hub_rows`; rows with problem and solution
     system:str|None=SYSTEM,  # a system message before each question, or None
 )->Dataset:                  # columns prompt (messages), answer (LaTeX), task, solution
     "NuminaMath-TIR, AI-MO/NuminaMath-TIR on the hub; problems without a boxed answer are left out."

@@ -93,8 +93,7 @@ def token_ess(
     return _kish(log_ratio, mask, dim)
 
 def answer_ess(
-    log_ratio:Tensor,  # (..., T) nats, policy minus the one that sampled
-    mask:Tensor,       # (..., T) bool
+    log_ratio:Tensor, mask:Tensor,  # (..., T) as for `token_ess`
     dim:tuple=None,    # axes of answers (without T) to take together; None for all
 )->Tensor:             # share of the answers, 0..1; nan where there are none
     "The same over answers, each weighted by the product of its ratios. Source: VCPO, arXiv 2602.17616."
@@ -102,19 +101,15 @@ def answer_ess(
 
 # %% ../../nbs/parts/ratios.ipynb #0ecf0f42
 def drift(
-    log_ratio:Tensor,  # (..., T) nats, policy minus the one that sampled
-    mask:Tensor,       # (..., T) bool
+    log_ratio:Tensor, mask:Tensor,  # (..., T) as for `token_ess`
 )->Tensor:             # (...) nats per token, one per answer; no gradient
     "How much less likely each answer has become. Source: DeepSeek-V3.2, arXiv 2512.02556, equation 9."
     return -masked_mean(log_ratio.detach(), mask, -1)
 
 # %% ../../nbs/parts/ratios.ipynb #2947ceed
 def ratio_sums(
-    log_ratio:Tensor,     # (..., T) nats, policy minus the one that sampled
-    A:Tensor,             # (..., 1) or (..., T)
-    mask:Tensor,          # (..., T) bool
-    level:str='token',    # of the loss: 'token' or 'sequence'
-    clip:Clip=Clip(),     # of the loss
+    log_ratio:Tensor, A:Tensor, mask:Tensor,  # as for `token_ess`; advantages, (..., 1) or (..., T)
+    level:str='token', clip:Clip=Clip(),      # of the loss: 'token' or 'sequence', and its range
 )->Tensor:                # (10,) to be put together by `merge_sums` and read by `ratio_row`
     "What `ratio_row` needs to know of these tokens."
     x = log_ratio.detach().float().masked_fill(~mask, 0)
@@ -223,8 +218,7 @@ def moment_mask(
     return torch.zeros_like(order).scatter(0, order, (means<=limit).long()).view(mask.shape).bool()&mask
 
 def kept(
-    log_ratio:Tensor,       # (..., T) nats, policy minus the one that sampled
-    mask:Tensor,            # (..., T) bool
+    log_ratio:Tensor, mask:Tensor,  # (..., T) as for `token_ess`
     correction:Correction,  # its filters
     age:Tensor=None,        # (rows,) steps since each row (first axis) was sampled
 )->Tensor:                  # bool, (..., 1) or (..., T)
@@ -360,14 +354,10 @@ def clean_inputs(
 
 # %% ../../nbs/parts/ratios.ipynb #b37a74ba
 def corrected(
-    logps:Tensor,           # (B, G, T) nats, of the policy being trained
-    old_logps:Tensor,       # (B, G, T) nats, of the policy that sampled
-    A:Tensor,               # (B, G, 1) or (B, G, T)
-    mask:Tensor,            # (B, G, T) bool
+    logps:Tensor, old_logps:Tensor, A:Tensor, mask:Tensor,  # as for `correct`, of B groups
     settings:LossSettings,  # their corrections, level and clip
     replayed:Tensor=None,   # (B,) bool; None for none
-    prox_logps:Tensor=None, # (B, G, T) nats, for 'decoupled'
-    age:Tensor=None,        # (B,) steps, for `max_age`
+    prox_logps:Tensor=None, age:Tensor=None,  # as for `correct`
 )->tuple[Tensor,Tensor]:    # (old_logps, A)
     "Log-probs and advantages after the corrections of fresh and of replayed groups."
     corrections = settings.correction,settings.replay_correction

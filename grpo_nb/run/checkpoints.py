@@ -167,9 +167,8 @@ def checkpoint_folders(
     return sorted(found, key=lambda p: int(p.name[11:]))
 
 def newest_whole(
-    output_dir:str|Path,  # where a run keeps its `checkpoint-N` folders
-    run:str=None,         # id of the run; None: of any run
-    mark:str='trainer_state.json',  # as for `checkpoint_problem`
+    output_dir:str|Path, run:str=None,  # as for `last_checkpoint`
+    mark:str='trainer_state.json',      # as for `checkpoint_problem`
     at_most:int=None,     # the newest step that will do; None for any
 )->tuple:                 # (its path or None, what was wrong with those passed over)
     "The newest whole checkpoint of this run."

@@ -418,9 +418,7 @@ def _problems(config, lay, length, m, gpu_bytes):
 
 def run_plan(
     model:str,                  # as `model_config` takes it
-    lay:Layout,                 # the batch on its processes
-    prompt_length:int,          # tokens, the longest
-    completion_length:int,      # tokens, the longest
+    lay:Layout, prompt_length:int, completion_length:int,  # as for `memory_plan`
     replay_buffer_size:int=64,  # groups that a process keeps
     dead_share:float=.3,        # share of groups expected to be dead
     gpus_per_node:int=8,        # for the memory of a node
