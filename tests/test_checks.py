@@ -17,6 +17,11 @@ ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 def test_rows_that_cannot_work_are_named(rows, says):
     with pytest.raises(ValueError, match=says): check_rows(rows, 8, G=4)
 
+def test_a_message_that_only_calls_a_tool_has_no_content():
+    def talk(**said): return [dict(prompt=[dict(role='assistant', **said)])]
+    assert check_rows(talk(content=None, tool_calls=[dict(name='add')]), 1)
+    with pytest.raises(ValueError, match='row 0 has the prompt'): check_rows(talk(content=None), 1)
+
 def test_rows_may_be_a_table_or_a_list_and_are_the_same_data():
     table = Dataset.from_list(ROWS)
     assert check_rows(table, 8)==check_rows(ROWS, 8)==[o['prompt'] for o in ROWS]
@@ -40,14 +45,16 @@ class Settings:
     x:float = .5
     cap:float = None
     on:bool = False
+    room:float|None = 2.
 
 RULES = [('n', lambda v: v>=1, '1 or more'), ('x', lambda v: 0<v<=1, 'a share'),
     ('cap', lambda v: 0<v<float('inf'), 'None, or more')]
 
 @pytest.mark.parametrize('kw,says', [(dict(n=0), '`n` is 0, needs 1 or more'), (dict(n=1.), 'a whole number'),
-    (dict(n=None), 'a whole number'), (dict(x='a'), '`x` is .a., needs a number'), (dict(x=0.), 'a share'),
+    (dict(n=None), 'a whole number'), (dict(x='a'), '`x` is .a., needs a number'),
+    (dict(x=True), '`x` is True, needs a number'), (dict(x=0.), 'a share'),
     (dict(cap=0.), 'None, or more'), (dict(cap=float('inf')), 'None, or more'),
     (dict(on='no'), 'True or False')], ids=str)
 def test_a_setting_that_cannot_work_is_named(kw, says):
     with pytest.raises(ValueError, match=says): check_settings(Settings(**kw), RULES)
-    check_settings(Settings(cap=2), RULES)
+    check_settings(Settings(cap=2, room=None), RULES+[('room', lambda v: v>0, 'None, or more than 0')])

@@ -83,6 +83,10 @@ def test_masked_mean_is_the_loop(dim):
                                                          m[:,j].tolist()))) for j in range(6)]
     assert_tensor(masked_mean(x, m, dim), want, eps=1e-6)
 
+def test_the_mean_of_one_token_is_that_token_and_of_none_is_0():
+    x,m = torch.tensor([[3., 9.]]),torch.tensor([[True, False]])
+    for dim in (None, 1): assert masked_mean(x, m, dim).item()==3 and masked_mean(x, m & ~m, dim).item()==0
+
 @pytest.mark.parametrize('got,want',
     [([1.,2.], [1.,2.,3.]), ([[1.]], [1.]), ([1., math.nan], [1., 2.]), ([1., math.inf], [1., -math.inf]),
      ([0.], [1e-3])])

@@ -20,6 +20,7 @@ def test_holm_is_the_step_down_rule_by_a_slow_loop():
             return min(1., max(sum(q>=o for q in p)*o for o in p if o<=p[i]))
         assert all(math.isclose(a, slow(i)) for i,a in enumerate(holm(p)))
     assert holm([.01,.04,.03])==[.03,.06,.06] and holm([])==[]
+    assert holm([.9, .8])==[1., 1.]   # no p-value is above 1
 
 def dense(groups):
     "REML of the same model with whole covariance matrices and a grid: (mean, se, tau, sigma)"
