@@ -1,8 +1,11 @@
 "Rows and settings, looked at before the work starts."
 from dataclasses import dataclass
+from types import SimpleNamespace
 import pytest, torch
 from datasets import Dataset
-from grpo_nb.run.settings import check_lengths, check_rows, check_settings, known_data, other_data
+from grpo_nb.run.settings import (check_lengths, check_rows, check_settings, known_data, optimizer_of,
+    other_data, replay_clip)
+from grpo_nb.trainer import TrainConfig
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 
@@ -21,6 +24,24 @@ def test_a_message_that_only_calls_a_tool_has_no_content():
     def talk(**said): return [dict(prompt=[dict(role='assistant', **said)])]
     assert check_rows(talk(content=None, tool_calls=[dict(name='add')]), 1)
     with pytest.raises(ValueError, match='row 0 has the prompt'): check_rows(talk(content=None), 1)
+
+def test_of_a_large_set_no_more_prompts_are_looked_at_than_asked_spread_over_it():
+    for rows in (ROWS, Dataset.from_list(ROWS)):
+        assert check_rows(rows, 1, most=3)==['0+1=','3+1=','6+1='] and len(check_rows(rows, 1, most=8))==8
+
+def test_what_is_replayed_meets_its_own_clip_where_there_is_one():
+    def clip(**kw): return replay_clip(SimpleNamespace(args=TrainConfig(epsilon=.3, **kw), loss='dapo'))
+    assert clip().on and clip().epsilon==.3 and not clip(replay_correction='clip=none').on
+    assert not clip(correction='clip=none').on and clip(replay_correction='clip=dapo').high==1.28
+
+def test_a_warmup_raises_a_rate_that_stays():
+    opt,sched = optimizer_of(torch.nn.Linear(1, 1), TrainConfig(learning_rate=.1, warmup_steps=2))
+    rates = []
+    for _ in range(4):
+        rates += sched.get_last_lr()
+        opt.step()
+        sched.step()
+    assert rates==pytest.approx([0, .05, .1, .1])
 
 def test_rows_may_be_a_table_or_a_list_and_are_the_same_data():
     table = Dataset.from_list(ROWS)
