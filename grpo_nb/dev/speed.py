@@ -4,19 +4,19 @@
 
 # %% auto #0
 __all__ = ['SHAPES', 'QWEN', 'DTYPES', 'COLUMNS', 'PHASES', 'GROWTH', 'PARTS', 'in_turn', 'spread', 'speedup', 'flop_counter',
-           'matrix_rate', 'peak_bytes', 'bench_model', 'some_answers', 'Work', 'Paced', 'trl_trainer', 'machine_name',
-           'stamp', 'row', 'compared', 'read_bench', 'write_rows', 'Bench', 'generators', 'part_generation',
-           'part_step', 'StopWatch', 'watched', 'part_profile', 'free_bytes', 'logp_arms', 'part_logps', 'part_buffer',
-           'part_growth', 'read_speed', 'bench']
+           'matrix_rate', 'peak_bytes', 'bench_model', 'some_answers', 'Work', 'Paced', 'trl_trainer', 'stamp', 'row',
+           'compared', 'read_bench', 'write_rows', 'Bench', 'generators', 'part_generation', 'part_step', 'StopWatch',
+           'watched', 'part_profile', 'part_buffer', 'part_growth', 'read_speed', 'bench']
 
 # %% ../../nbs/dev/speed.ipynb #4e0579a0
-import gc, math, os, platform, tempfile, threading, time, warnings
+import gc, math, os, tempfile, threading, time, warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from unittest.mock import patch
 import numpy as np
 import pandas as pd
 import torch
@@ -26,11 +26,10 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from ..parts.fast_qwen import chunked_logps
 from ..parts.core import atomic_write, versions
 from ..parts.problems import chain_sum
 from ..generation import generate, generate_loop
-from ..kl import gather_logps
+from ..research.study import machine
 from ..replay import Keep, Replay, ReplayBuffer
 from ..scale.plans import PeakBytes
 from ..tiny_qwen import encode_prompts, make_tokenizer, tiny_model
@@ -302,18 +301,13 @@ COLUMNS = '''run part case arm x value low high unit wall_s cpu_s rounds
     against ratio ratio_low ratio_high ratio_wall flops bytes share share_alone status note quick
     device machine cores threads when python torch transformers trl grpo_nb'''.split()
 
-def machine_name()->str:
-    "The processor's name as the system gives it."
-    try: return next(o.split(':')[1].strip() for o in open('/proc/cpuinfo') if o.startswith('model name'))
-    except (OSError, StopIteration): return platform.processor() or platform.machine()
-
 def stamp(
     device:str='cpu',  # 'cpu', 'cuda' or 'none'
 )->dict:
     "What the numbers depend on: machine, threads, versions, the minute (UTC)."
     v = versions()
     name = torch.cuda.get_device_name() if device=='cuda' else device
-    return dict(device=name, machine=machine_name(), cores=os.cpu_count(), threads=torch.get_num_threads(),
+    return dict(device=name, machine=machine(), cores=os.cpu_count(), threads=torch.get_num_threads(),
                 when=time.strftime('%Y-%m-%d %H:%M', time.gmtime()),
                 **{k:v[k] for k in ('python','torch','transformers','trl','grpo_nb')})
 
@@ -486,12 +480,9 @@ def watched(
     put = [(room, k, p) for k,p in PHASES.items() for room in rooms if hasattr(room, k)]
     put += [(Tensor, 'backward', 'backward'), (torch.nn.utils, 'clip_grad_norm_', 'optimizer'),
             (s.optimizer, 'step', 'optimizer'), (s.method, 'treat', 'replay')]
-    old = [(at, k, vars(at).get(k), getattr(at, k)) for at,k,_ in put]
-    try:
-        for (at,k,p),(*_,f) in zip(put, old): setattr(at, k, watch.wrap(f, p))
+    with ExitStack() as on:
+        for at,k,p in put: on.enter_context(patch.object(at, k, watch.wrap(getattr(at, k), p)))
         yield watch
-    finally:
-        for at,k,was,_ in old: delattr(at, k) if was is None else setattr(at, k, was)
 
 def _states(o):
     "What is profiled: (case, state of our trainer)."
@@ -518,54 +509,6 @@ def part_profile(
         for k in sorted(set().union(*watches)):
             v,lo,hi = spread(w[k] for w in watches)
             yield row('profile', case, k, value=v, low=lo, high=hi, unit='s', rounds=o.n, share=v/whole)
-
-# %% ../../nbs/dev/speed.ipynb #74036e9c
-def free_bytes()->int:
-    "Memory that the system says can still be had; None where it does not say."
-    try: return next(int(o.split()[1])*1024 for o in open('/proc/meminfo') if o.startswith('MemAvailable'))
-    except (OSError, StopIteration): return None
-
-def logp_arms(
-    n:int,        # tokens
-    width:int,    # of the hidden states
-    V:int,        # vocabulary
-)->dict:
-    """From hidden states to log-probs and back to gradients; each returns (log-probs, gradients).
-
-    All logits at once, in our blocks, or in the tiles of TRL's trainer.
-    """
-    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-    g = torch.Generator().manual_seed(0)
-    h,W = ((torch.randn(*o, generator=g)*.1).requires_grad_() for o in ((n, width), (V, width)))
-    ids = torch.randint(V, (n,), generator=g)
-    def tiles():
-        return ChunkedLogProbFunction.apply(h, W, None, ids, 1., 32_768, None, 1., ('log_probs',))[0]
-    def both(f):
-        def g():
-            lp = f()
-            return lp.detach(),*torch.autograd.grad(lp.sum(), (h, W))
-        return g
-    ways = {'all at once':lambda: gather_logps(h@W.T, ids), 'blocks':lambda: chunked_logps(h, W, ids),
-        "TRL's tiles":tiles}
-    return {k:both(f) for k,f in ways.items()}
-
-def part_logps(
-    o:Bench,      # settings of the run
-)->Iterator[dict]:  # rows
-    "Memory and time of log-probs with gradient, B=8, T=256, V=151,936: all at once, our blocks, TRL's tiles."
-    V,width = o.some(151_936, 20_000),o.some(896, 96)
-    o.say(f'width {width}')
-    if (free := free_bytes()) and free<6*4*2048*V:
-        yield row('logps', f'memory, width {width}', 'blocks', status='not run',
-                  note=f'{free/1e9:.0f} GB of memory free, the plain way needs about {6*4*2048*V/1e9:.0f}')
-        return
-    arms = logp_arms(2048, width, V)
-    tops = {k:peak_bytes(f) for k,f in arms.items()}
-    for k,v in tops.items():
-        beside = {} if k=='all at once' else dict(against='all at once', ratio=tops['all at once']/v)
-        yield row('logps', f'memory, width {width}', k, x=width, value=v, unit='bytes', bytes=v, **beside)
-    seen = in_turn({k:lambda f=f: f() and None for k,f in arms.items()}, o.some(2, 1))
-    yield from compared('logps', f'time, width {width}', seen, 'all at once', x=width)
 
 # %% ../../nbs/dev/speed.ipynb #76b745c2
 def part_buffer(
@@ -612,8 +555,8 @@ def part_growth(
             yield r|_share(count, r['cpu_s'])|dict(bytes=peak_bytes(lambda s=s: _step(s)))
 
 # %% ../../nbs/dev/speed.ipynb #7b1829b6
-PARTS = dict(generation=part_generation, step=part_step, profile=part_profile, logps=part_logps,
-    buffer=part_buffer, growth=part_growth)   # name: function of a `Bench` that yields rows
+PARTS = dict(generation=part_generation, step=part_step, profile=part_profile, buffer=part_buffer,
+    growth=part_growth)   # name: function of a `Bench` that yields rows
 
 def read_speed(
     path:str|Path,  # CSV of `bench`
@@ -639,7 +582,7 @@ def _measure(part, o, label):
     return [dict.fromkeys(COLUMNS)|stamp()|r|dict(run=label, quick=o.quick) for r in rows]
 
 def bench(
-    only:str=None, # some of generation,step,profile,logps,buffer,growth, with commas
+    only:str=None, # some of generation,step,profile,buffer,growth, with commas
     quick:bool=False,        # small sizes and two rounds, to see that it works
     out:str='runs/speed.csv',# the table; runs are added to it
     run:str=None,            # label of the run; an unfinished one goes on; None for the next number
@@ -674,6 +617,6 @@ def bench(
     mine = df[df['run']==label]
     show = 'part case arm value unit wall_s cpu_s against ratio ratio_low ratio_high status'.split()
     print(mine[show].to_string(index=False, na_rep='', float_format=lambda x: f'{x:.3g}'))
-    print(f'table   {out}; {threads} thread{"s"*(threads>1)}, {machine_name()}; seconds are processor time, '
+    print(f'table   {out}; {threads} thread{"s"*(threads>1)}, {machine()}; seconds are processor time, '
           'ratios the median of rounds with their quartiles')
     return mine
