@@ -42,7 +42,7 @@ def decode(
     tokenizer:Tokenizer,  # the policy's
     batch:Rollouts,    # B groups of G completions
 )->list:               # B*G texts
-    "Texts of all completions, row b*G+g, up to the end token."
+    "Texts of all completions, row `b*G+g`, up to the end token."
     return tokenizer.batch_decode(_real_ids(batch), skip_special_tokens=True)
 
 def score(

@@ -175,6 +175,18 @@ def test_imports_and_code_of_figures_are_folded(site):
     assert re.search(r'<details[^>]*class="code-fold"[^>]*>\s*<summary>The figure(&#x27;|.)s code', t)
     assert 'fastcore.test' not in t   # imports that only the page needs
 
+def test_what_jupyterlab_collapses_is_folded_on_the_page_too(site):
+    t = (site/page(site, 'loss')).read_text(encoding='utf-8')
+    fold = r'<details[^>]*class="code-fold"[^>]*>\s*<summary>Source</summary>(.*?)</details>'
+    folds = re.findall(fold, t, re.S)
+    folded = [re.sub(r'<[^>]+>', '', o) for o in folds]
+    assert any('def policy_loss(' in o for o in folded), 'the source of a hidden cell lies open'
+    assert not any('def clipped_objective(' in o for o in folded), 'what is to be read is folded'
+
+def test_no_cell_falls_out_of_its_fence(site, pages):
+    "A backtick in a cell's summary ends the fence around its code, which then stands there as prose"
+    for p in pages: assert '{.python .cell-code' not in (site/p).read_text(encoding='utf-8'), p
+
 def test_every_button_of_a_widget_has_a_name(site, url, browser):
     pg = browser.new_page()
     for name in ('widgets','loss','advantages'):

@@ -112,6 +112,9 @@ def chapter_body(
         return m[0] if re.match(r'[a-z]+:', m[1]) else f'href="{site}/{m[1]}"'
     body = re.sub(r'href="([^"]*)"', link, body)
     body = re.sub(r'\bid="([^"]*)"', rf'id="{name}--\1"', body)
+    there = f'{site}/{name}.html'
+    live = f'<p>Here the page has a view to click through: <a href="{there}">{there}</a></p>'
+    body = re.sub(r'<iframe\b.*?</iframe>', lambda m: live, body, flags=re.S)
     body = re.sub(r'<details(?=[^>]*>\s*<summary>[^<]*(?:Solution|Answer|answer))', '<details open', body)
     return f'<section class="chapter" id="{name}">{body}</section>'
 
@@ -122,7 +125,8 @@ figure, img, table, .widget {break-inside: avoid} h1, h2, h3, summary {break-aft
 pre, pre code {white-space: pre-wrap; font-size: 6.9pt !important}
 body {font-size: 10.5pt; background: white; color: black}
 .title-page {height: 235mm; break-after: page; display: flex; flex-direction: column; justify-content: center}
-.title-page p {max-width: 110mm} ol.chapters {columns: 2}
+.title-page p {max-width: 110mm} ol.chapters {columns: 2; list-style: none}
+.chapter details:not([open]) {display: none}
 </style>'''
 _FOOT = '<p style="font-size: 8px; width: 100%; text-align: center" class="pageNumber"></p>'
 
@@ -144,7 +148,9 @@ def book(
         head = whole[:whole.index('<body')]
         scripts = {o for p in pages.values() for o in re.findall(r'<script src=.*?</script>', p)}
         tail = ''.join(sorted(o for o in scripts if o not in head))
-        title = f'<section class="title-page"><h1>grpo_nb</h1><p>{_said()}</p></section>'
+        title = (f'<section class="title-page"><h1>grpo_nb</h1><p>{_said()}</p>'
+            '<p>Folded code is left out, but for the solutions: it stands in the notebooks.</p>'
+            '</section>')
         body = f'{title}<ol class="chapters">{items}</ol>{"".join(parts)}'
         text = f'{head}{_BOOK_CSS}<body><main id="quarto-document-content">{body}</main>{tail}'
         (built/'book.html').write_text(text, encoding='utf-8')

@@ -523,7 +523,9 @@ class EmbedWidgets:
         def is_entry(c): return c.cell_type=='code' and 'show_doc(' in c.source
         for i,c in enumerate(cells):
             if c.cell_type!='code' or 'code-summary: "Exported source"' not in c.source: continue
+            hidden = re.search(r'^#\|\s*code-summary: Code$', c.source, flags=re.M)   # collapsed in JupyterLab
             c.source = re.sub(r'^#\|\s*code-(fold|summary):.*\n', '', c.source, flags=re.M)
+            if hidden: c.source = f'#| code-fold: true\n#| code-summary: Source\n{c.source}'
             j = i+1
             while j<len(cells) and is_entry(cells[j]): j += 1
             cells[i:j] = cells[i+1:j]+[c]
