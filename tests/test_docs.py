@@ -183,6 +183,12 @@ def test_what_jupyterlab_collapses_is_folded_on_the_page_too(site):
     assert any('def policy_loss(' in o for o in folded), 'the source of a hidden cell lies open'
     assert not any('def clipped_objective(' in o for o in folded), 'what is to be read is folded'
 
+def test_what_counts_for_nothing_in_the_minutes_is_collapsed_in_jupyterlab():
+    for f in sorted(ROOT.glob('nbs/**/*.ipynb')):
+        for c in json.loads(f.read_text(encoding='utf-8'))['cells']:
+            if not re.search(r'^#\|\s*hide_input', ''.join(c['source']), re.M): continue
+            assert c['metadata'].get('jupyter', {}).get('source_hidden'), (f.name, c['id'])
+
 def test_no_cell_falls_out_of_its_fence(site, pages):
     "A backtick in a cell's summary ends the fence around its code, which then stands there as prose"
     for p in pages: assert '{.python .cell-code' not in (site/p).read_text(encoding='utf-8'), p
