@@ -5,7 +5,8 @@ import pytest, torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, keep_newest,
-    last_checkpoint, load_state, manifest_of, new_run_id, no_room, save_state, whole_folder, write_manifest)
+    last_checkpoint, load_state, manifest_of, new_run_id, newest_whole, no_room, save_state, whole_folder,
+    write_manifest)
 
 def same(a, b):
     if isinstance(a, torch.Tensor): return a.dtype==b.dtype and a.shape==b.shape and torch.equal(a, b)
@@ -86,6 +87,12 @@ def test_what_is_wrong_with_a_checkpoint_is_said(damage, says, tmp_path):
     c = made(tmp_path, 3, mark='trainer_state.json')
     damage(c)
     assert says in checkpoint_problem(c) and bool(says)==bool(checkpoint_problem(c))
+
+def test_the_newest_whole_checkpoint_up_to_a_step(tmp_path):
+    for n in (2, 4): made(tmp_path, n)
+    def step(at_most): return newest_whole(tmp_path, mark=None, at_most=at_most)[0]
+    assert [Path(step(n)).name for n in (4, 3, None)]==['checkpoint-4','checkpoint-2','checkpoint-4']
+    assert newest_whole(tmp_path, mark=None, at_most=1)[0] is None
 
 def test_the_newest_whole_checkpoint_of_this_run_is_found(tmp_path):
     for n,run in ((2, 'mine'), (10, 'mine'), (11, 'old')): made(tmp_path, n, run)
