@@ -29,7 +29,7 @@ COMMANDS = dict(  # name: (function, what it does)
     inspect=('grpo_nb.cli:inspect', 'a page that shows every group: dead, replaced, by what'),
     report=('grpo_nb.cli:report', 'one page on a run, or on several side by side'),
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),
-    watch=('grpo_nb.see.watch:watch', 'a run in the browser while it goes on, on this machine only'),
+    watch=('grpo_nb.see.during:watch', 'a run in the browser while it goes on, on this machine only'),
     batch=('grpo_nb.batch_size:batch_command', "what do TRL's batch numbers come to?"),
     **{'class': ('grpo_nb.teach.classroom:class_command', 'four problem sets: make a folder, grade one')},
     study=('grpo_nb.cli:study', 'bakeoff: methods at equal tokens; replay: a registered study goes on'),
@@ -295,10 +295,9 @@ def diagnose(
     step:str=None,       # the same, the step
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
-    if not Path(folder).exists(): run_folder(folder)
     named = dict(prompt=prompt, completion=completion, reward=reward, group=group, step=step)
     from grpo_nb.diagnose import diagnose_command
-    diagnose_command(_as_run(folder, **named) if any(named.values()) else folder, json, strict)
+    diagnose_command(_as_run(folder, **named), json, strict)
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f
 MORE = dict(   # the options that `--help` names, and `--help_all` explains

@@ -1,11 +1,12 @@
-"""A benchmark for doctors of GRPO runs, version 1: labelled runs as files of seven trainers, a seen part and
+"""A benchmark for doctors of GRPO runs, version 2: labelled runs as files of seven trainers, a seen part and
 a held-back part. `python tests/doctor_bench.py` scores every doctor that is installed and writes
 nbs/results/doctor_bench.csv, a row per run and doctor; nbs/dev/doctor_bench.ipynb reads it.
 
 The hands: `broken` takes a healthy run that was trained, stretches it to another length, breaks it on purpose
 and writes it as one of seven trainers would, with the columns that this trainer logs, and only where they
 hold the fault's trace; `healthy` is the same unbroken; `stored` are runs of ours, each trained with its fault
-(the held-back ones anew, `trained`); `published` are made again from figures that somebody published;
+(the held-back ones anew, `trained`); `tasks` are healthy runs of the tasks of our studies; `published` are
+made again from figures that somebody published;
 `rldoctor` and `rlprobe` are the simulators which these doctors ship. Rules are mended on the seen part only.
 
 To add a doctor: a function from a file or folder to a list of (name, sure), in DOCTORS, and its names for the
@@ -23,7 +24,7 @@ from grpo_nb.see.readers import history_rows
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, stored
 
-VERSION = 1
+VERSION = 2   # 1 had healthy runs of sums and words alone
 CUT,LENGTH,DEAD = 'completions/clipped_ratio','completions/mean_length','frac_reward_zero_std'
 HELD = 'eval_reward'
 
@@ -211,6 +212,48 @@ def train_held():
             stored_runs.store(faulty_runs.make(base, f'{d}/r', seed=11), name)
     stored_runs.AT = was
 
+AT_TASKS = Path(__file__).parent/'runs'/'tasks'   # NAME-SEED: healthy runs of the eight tasks, `train_tasks`
+TASK_SEEDS = dict(seen=1, held=11)
+TASK_RATES = dict(sorting=1e-3, reversing=1e-3, spiralling=1e-3, combining=1e-3)   # the others 3e-4
+
+def train_tasks():
+    "Once: a run of each task of the studies, from the start that its study begins with, that learns"
+    import torch, stored_runs
+    from grpo_nb.research.families import FAMILIES, PAD, decode, judge, start
+    from grpo_nb.see.findings import rise
+    from grpo_nb.trainer import TrainConfig, train
+    from test_stacked_run import Letters, qwen_of
+    def right(prompts, completions, answer, completion_ids, **_):
+        padded = [(o+[PAD]*len(answer[0]))[:len(answer[0])] for o in completion_ids]
+        return judge(torch.tensor(padded), torch.tensor(answer)).float().tolist()
+    torch.set_num_threads(1)
+    Letters.save_pretrained = lambda self, to: None   # a checkpoint asks for it
+    AT_TASKS.mkdir(exist_ok=True)
+    was,stored_runs.AT = stored_runs.AT,AT_TASKS
+    for family,seed in [(k, s) for k in FAMILIES if '_' not in k for s in TASK_SEEDS.values()]:
+        first,about = start(family),FAMILIES[family]
+        d,lr = first['train'],TASK_RATES.get(family, 3e-4)
+        rows = [dict(prompt=decode(i[m].tolist()), answer=a.tolist())
+            for i,m,a in zip(d['ids'], d['mask'], d['answer'])]
+        with tempfile.TemporaryDirectory() as at:
+            args = TrainConfig(output_dir=f'{at}/r', seed=seed, num_generations=8, generation_batch_size=64,
+                steps_per_generation=2, max_steps=120 if lr==1e-3 else 240, learning_rate=lr, weight_decay=0.,
+                max_completion_length=about.completion, lr_scheduler_type='constant', disable_tqdm=True)
+            s = train(qwen_of(first['theta']), Letters(), rows, right, args, last_word=False)
+            gain,half = rise(np.array([o['reward'] for o in s.history]))
+            print(family, seed, f'reward {gain:+.3f} ± {half:.3f}', flush=True)
+            if gain>half: stored_runs.store(f'{at}/r', f'{family}-{seed}')
+    stored_runs.AT = was
+
+def tasks(split, folder):
+    "Healthy runs of the eight tasks of the studies"
+    import stored_runs
+    was,stored_runs.AT = stored_runs.AT,AT_TASKS
+    for f in sorted(AT_TASKS.glob(f'*-{TASK_SEEDS[split]}.json.gz')):
+        name = f.name.removesuffix('.json.gz')
+        yield dict(hand='tasks', run=name, fault='', at=_written(stored(name), folder/f'task-{name}'))
+    stored_runs.AT = was
+
 def _written(run, folder): return B.written(folder, history_rows(run), run.rows, run.settings)
 
 def others(split, folder):
@@ -247,7 +290,7 @@ def simulators(split, folder):
 
 def runs(split, folder):
     "All labelled runs of one part, written as files"
-    for o in (*broken(split, folder), *others(split, folder), *simulators(split, folder)):
+    for o in (o for hand in (broken, others, tasks, simulators) for o in hand(split, folder)):
         yield o|dict(split=split)
 
 # ---- what a doctor may call a fault for it to count as named
@@ -309,5 +352,6 @@ def installed():
 if __name__=='__main__':
     logging.disable(logging.WARNING)
     if sys.argv[1:]==['train']: train_held()
+    elif sys.argv[1:]==['tasks']: train_tasks()
     else: score(doctors=installed()).to_csv(
         Path(__file__).parent.parent/'nbs'/'results'/'doctor_bench.csv', index=False)

@@ -2,6 +2,7 @@
 left out said. The shapes are from their writers' code and documentation."""
 import json, sqlite3
 from contextlib import closing
+from pathlib import Path
 import pytest
 from grpo_nb.diagnose import diagnose
 from grpo_nb.inspector import inspector_html
@@ -102,6 +103,16 @@ def test_records_of_others_become_groups(kind, tmp_path):
 @pytest.mark.parametrize('kind', MAKERS)
 def test_they_are_diagnosed(kind, tmp_path):
     assert diagnose(MAKERS[kind](tmp_path)).faults==[]   # two steps, half of the answers right
+
+@pytest.mark.parametrize('kind', MAKERS)
+def test_one_command_opens_each_of_them(kind, tmp_path, capsys):
+    from grpo_nb.cli import main
+    at = str(MAKERS[kind](tmp_path))
+    for command in ('inspect','report'):
+        main([command, at])
+        assert Opened(Path(capsys.readouterr().out.strip()).read_text()).B==2
+    main(['diagnose', at, '--json', '--strict'])
+    assert not any(o['fault'] for o in json.loads(capsys.readouterr().out))
 
 @pytest.mark.parametrize('damage', ['half a line', 'words', 'another shape'])
 @pytest.mark.parametrize('kind', ['prime','verifiers','tinker','nemo'])

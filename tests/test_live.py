@@ -363,7 +363,7 @@ def test_the_squares_say_what_became_of_their_groups(opened):
     _batches(pg, 2)
     pg.click('#train')
     css = "o => getComputedStyle(o).getPropertyValue('--c').trim().toUpperCase()"
-    want = dict(re.findall(r"(\w+): '(#\w{6})'", re.search('COLOURS = {.*}', asset('view.js'))[0]))
+    want = dict(re.findall(r"(\w+): '(#\w{6})'", re.search('COLOURS = {.*}', asset('view/view.js'))[0]))
     states = {'they differ':want['alive'], 'came in its place':want['used']}
     for o in _column(pg, 1).all():
         said = o.get_attribute('aria-label')

@@ -3,8 +3,8 @@ import http.client, json, urllib.request
 from pathlib import Path
 import pytest
 from grpo_nb.run.record import Recorder
-from grpo_nb.see import watch as W
-from grpo_nb.see.watch import live_view, serve, watch
+from grpo_nb.see import during as W
+from grpo_nb.see.during import live_view, serve, watch
 from made_runs import make_run
 
 @pytest.fixture

@@ -7,9 +7,10 @@ __all__ = ['ALIASES', 'NAMES', 'our_name', 'find_columns', 'read_table', 'table_
            'as_history', 'history_rows', 'rollout_files', 'history_of', 'open_run', 'write_rollouts']
 
 # %% ../../nbs/see/readers.ipynb #25ca52f9
-import io, json, math, re, sqlite3, sys
+import io, json, math, re, sqlite3, sys, tomllib
 from collections import Counter
 from contextlib import closing
+from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 import numpy as np
@@ -19,30 +20,8 @@ from .findings import no_number
 from ..run.record import GROUP_FIELDS, Run, as_text, one_a_step, read_run
 
 # %% ../../nbs/see/readers.ipynb #7077affd
-ALIASES = {
-    'step': 'training/global_step global_step _step Step trainer/global_step progress/batch',
-    'reward': 'critic/rewards/mean critic/score/mean rewards/mean reward/mean '
-              'reward_mean mean_reward env/all/reward/total reward/all/mean',
-    'frac_reward_zero_std': 'zero_std_ratio frac_zero_std reward/zero_std_frac',
-    'reward_std': 'group_reward_std',
-    'entropy': 'actor/entropy actor/entropy_loss entropy_loss entropy/mean policy/entropy '
-               'optim/entropy entropy/all/mean approx_entropy',
-    'kl': 'actor/kl_loss actor/ppo_kl critic/kl kl_mean policy/kl objective/kl',
-    'sampling/mismatch_kl': 'mismatch_kl/mean mismatch_kl/all/mean mismatch_kl gen_kl_error rollout_corr/kl '
-                            'optim/kl_sample_train_v1 kl_sample_train_v1',
-    'clip_ratio/region_mean': 'actor/pg_clipfrac clip_frac policy/clipfrac clip_ratio',
-    'grad_norm': 'actor/grad_norm actor_grad_norm optim/grad_norm policy/grad_norm',
-    'learning_rate': 'actor/lr optim/lr lr actor_lr',
-    'loss': 'actor/pg_loss policy_loss pg_loss loss/mean train_loss',
-    'completions/mean_length': 'response_length/mean response_length completion_length '
-                               'seq_len/mean mean_length seq_len/all/mean mean_gen_tokens_per_sample',
-    'completions/clipped_ratio': 'response_length/clip_ratio truncated_ratio '
-                                 'is_truncated/mean truncated is_truncated/all/mean',
-    'replay/age_mean': 'off_policy_level/mean async_level',
-    'generation_time': 'timing_s/gen timing/train/generation perf/rollout_time',
-    'batch_time': 'timing_s/step timing/train/total_step_time perf/step_time',
-}
-_TO = {other:ours for ours,names in ALIASES.items() for other in names.split()}
+_KNOWN = tomllib.loads((files('grpo_nb')/'assets/doctor/names.toml').read_text(encoding='utf-8'))
+ALIASES,NAMES = _KNOWN['metrics'],_KNOWN['columns']   # lists that you may add to
 _HELD = re.compile(r'^(?:val(?:-core|-aux)?|val_reward|validation|eval|test)[/_](.+)$')
 
 def our_name(
@@ -50,7 +29,7 @@ def our_name(
 )->str:        # as TRL calls it; the same where we know no better
     "What TRL calls this metric."
     name = name.split(' - ')[-1].strip()
-    if name in _TO: return _TO[name]
+    if ours := next((k for k,theirs in ALIASES.items() if name in theirs), None): return ours
     for before in ('train/','metrics/','trainer/'):
         if name.startswith(before): return our_name(name[len(before):])
     if name.startswith(('eval_','eval/')): return name
@@ -58,21 +37,6 @@ def our_name(
     return name
 
 # %% ../../nbs/see/readers.ipynb #28f18d8e
-NAMES = dict(   # what a column may be called; the first that is there counts
-    prompt='prompt input prompts question query problem instruction messages'.split(),
-    completion='completion output response completions generated_text generation responses text'.split(),
-    reward='reward score rewards total_reward scores final_reward'.split(),
-    advantage='advantage advantages'.split(),
-    step='step global_step training_step train_step iteration'.split(),
-    group='example_id uid group_id prompt_id problem_id task_id'.split(),
-    length='n_tokens completion_tokens response_length completion_length'.split(),
-    cut='truncated is_truncated'.split(),
-    tokens='tokens token_texts'.split(),   # these hold a list for each completion
-    logps='logps sampler_logps logprobs rollout_log_probs generation_logprobs'.split(),
-    old='old_logps old_log_probs prev_logprobs'.split(),
-    policy='policy_logps trainer_logprobs log_probs'.split(),
-    ref='ref_logps ref_log_probs ref_log_prob reference_policy_logprobs'.split(),
-    after='after_logps'.split())
 _ASIDE = set('gts ground_truth answer index idx rollout_id sample_id num_turns seed temperature'.split())
 
 def find_columns(
@@ -351,10 +315,11 @@ def as_history(
 )->pd.DataFrame:   # a row per step, under our names; what came later in a step wins
     "Rows of another log as a history; `attrs` says where a log said nan, and which words stood for numbers."
     out,words,last = [],{},-math.inf
+    ours = {k:our_name(str(k)) for k in dict.fromkeys(k for o in rows for k in o)}
     for i,o in enumerate(rows):
         named = {}
         for k,v in o.items():
-            x,name = _value(v),our_name(str(k))
+            x,name = _value(v),ours[k]
             if _LIVING.search(str(k)) and x is not None: name,x = 'frac_reward_zero_std',1-x
             if x is not None: named.setdefault(name, x)
             elif isinstance(v, str) and name in ALIASES and v.strip().lower() not in _GAPS:

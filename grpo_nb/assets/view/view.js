@@ -777,11 +777,12 @@ export async function mount(root, packed, options = {}) {
       ['after the step', likely(at('after'))], ['ratio', num(at('ratio'), 4)], ['advantage', num(A, 3)],
       ['reference', likely(at('ref'))], ['KL to it, nats', num(at('kl'), 3)]].filter(o => o[1] != '–');
     const cell = x => el('td', {}, x), of = (o, k, d) => num(o[k]?.[i]?.[j], d);
+    const part = x => x > 0 && x < 1e-4 ? '<0.01 %' : `${num(100 * x, 2)} %`;
     const rows = names.map((name, k) => {
       const o = t.by[name], own = !k && t.named !== false, label = own ? `${name}, this run` : name;
       if (t.words) return el('tr', {}, el('th', {scope: 'row'}, name), cell(num(o.weight[i], 3)));
       return el('tr', {class: own ? 'gv-own' : null}, el('th', {scope: 'row'}, label), cell(of(o, 'term', 4)), cell(num(o.weight[i], 3)),
-        cell(o.share ? `${num(100 * o.share[i][j], 2)} %` : '–'), cell(o.clip ? CLIPPED[o.clip[i][j]] : '–'));
+        cell(o.share ? part(o.share[i][j]) : '–'), cell(o.clip ? CLIPPED[o.clip[i][j]] : '–'));
     });
     const head = (t.words ? ['loss', 'weight'] : ['loss', 'adds', 'weight', 'share', 'clipped']).map(o => el('th', {scope: 'col'}, o));
     said.push(el('dl', {class: 'gv-facts'}, ...facts.map(([k, v]) => el('div', {}, el('dt', {}, k), el('dd', {}, v)))),
