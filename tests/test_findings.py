@@ -408,4 +408,5 @@ def test_the_stored_scores_are_todays_on_part_of_the_benchmark(tmp_path):
     assert bad[bad.fault=='not a number'].named.all()
     tasks = {o.rsplit('-', 1)[0] for o in good[good.hand=='tasks'].run}
     assert tasks==set('adding sorting filtering reversing converting spiralling counting combining'.split())
-    for o in D.tasks('held', tmp_path): assert D.judged(o|dict(split='held'), 'grpo_nb', D.ours)['warnings']==0
+    for o in D.tasks('held', tmp_path):
+        assert D.judged(o|dict(split='held'), 'grpo_nb', D.ours)['warnings']==0
