@@ -183,6 +183,21 @@ def test_vllm_is_asked_before_anything_is_loaded(monkeypatch):
             and words[words.index('--weight-transfer-config') + 1] == '{"backend":"nccl"}')
 
 
+def test_the_words_for_one_node_and_for_two():
+    assert launch_command(['x.py'])==['torchrun','--standalone','--nproc_per_node','8','x.py']
+    two = launch_command(['x.py'], None, 16, 2, '1', 'node0')
+    assert '--standalone' not in two and two[-3:]==['--nproc_per_node','8','x.py']
+    assert two[two.index('--rdzv_endpoint')+1]=='node0:29500' and two[two.index('--node_rank')+1]=='1'
+
+def test_a_batch_in_prompts_is_cut_into_passes_of_at_most_eight_rows():
+    from grpo_nb.recipes import recipe_options
+    from grpo_nb.scale.launch import RecipeArguments
+    def cut(prompts, answers):
+        a = recipe_options(RecipeArguments, [], dict(total_batch_size=prompts, num_generations=answers),
+            output_dir='x')[1]
+        return a.per_device_train_batch_size,a.gradient_accumulation_steps
+    assert [cut(16, 4), cut(1, 6), cut(9, 3)]==[(8, 8), (6, 1), (3, 9)]
+
 def test_fsdp2_on_a_cpu_takes_trls_settings_and_is_made_once():
     code = '''
 import os
