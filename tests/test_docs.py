@@ -1,7 +1,7 @@
 """The built site in a real browser: nothing from elsewhere, nothing broken, readable narrow and dark,
 widgets that move without a kernel"""
 
-import json, os, re, shutil, subprocess, sys, time
+import json, os, re, shutil, subprocess, sys, time, zlib
 from pathlib import Path
 from urllib.parse import unquote
 import pytest
@@ -33,6 +33,14 @@ def test_every_notebook_and_page_has_a_page(site, pages):
 
 def test_no_link_anchor_or_picture_is_broken_and_no_other_host_is_asked(site):
     assert site_faults(site)==[]
+
+def test_the_site_is_small(site):
+    "Bytes of all files, without the live page's model"
+    sizes = {f.relative_to(site):f.stat().st_size for f in site.rglob('*') if f.is_file()}
+    del sizes[Path('live/model.safetensors')]
+    kinds = {}
+    for f,n in sizes.items(): kinds[f.suffix] = kinds.get(f.suffix, 0)+n
+    assert sum(sizes.values())<=8_000_000, dict(sorted(kinds.items(), key=lambda o: -o[1]))
 
 def test_no_page_tells_of_the_machine_that_built_it(site, pages):
     for p in pages:
@@ -229,9 +237,45 @@ def test_the_live_run_is_reached_without_scrolling_and_the_command_is_whole_on_a
 def test_the_sidebar_shows_at_most_35_links(site, url, browser):
     pg = browser.new_page(viewport=dict(width=1280, height=800))
     for name in ('index', 'loss', 'memory', 'reuse_results', 'groups'):
-        pg.goto(f'{url}/{page(site, name)}')
+        pg.goto(f'{url}/index.html' if name=='index' else f'{url}/{page(site, name)}')
         seen = pg.locator('#quarto-sidebar a:visible')
         assert 10<seen.count()<=35, (name, seen.all_inner_texts())
+    pg.close()
+
+def test_the_sidebar_opens_at_its_page_and_leads_to_the_list_without_scripts(site, url, browser):
+    pg = browser.new_page(viewport=dict(width=1280, height=800))
+    for name in ('memory', 'groups', 'loss'):
+        pg.goto(f'{url}/{page(site, name)}')
+        here = pg.locator('#quarto-sidebar [aria-current=page]')
+        assert here.count()==1 and here.is_visible()
+        assert here.evaluate('o => o.href')==pg.url
+        shown = pg.locator('#quarto-sidebar .sidebar-section.show')
+        assert shown.count()==(2 if name=='groups' else 1)   # those that hold the page
+        section = shown.first.get_attribute('id')
+        opener = pg.locator(f'[data-bs-target="#{section}"]').first
+        assert opener.get_attribute('aria-expanded')=='true'
+    pg.close()
+    ctx = browser.new_context(java_script_enabled=False)
+    pg = ctx.new_page()
+    pg.goto(f"{url}/{page(site, 'memory')}")
+    pg.get_by_text('All pages').click()
+    assert pg.locator('#quarto-sidebar a[href="see/widgets.html"]').count()==1
+    ctx.close()
+
+def test_code_is_coloured_and_copied_as_it_was_written(site, url, browser):
+    from html import unescape
+    pg = browser.new_page()
+    pg.goto(f"{url}/{page(site, 'core')}")
+    text = (site/page(site, 'core')).read_text(encoding='utf-8')
+    stored = re.findall(r'<pre class="python"><code>(.*?)</code></pre>', text, flags=re.S)
+    written = [unescape(o) for o in stored]
+    assert pg.eval_on_selector_all('pre.python code', 'l => l.map(o => o.textContent)')==written
+    said = pg.evaluate("""() => Object.fromEntries(['kw', 'cf', 'st', 'co', 'dv', 'fu'].map(k =>
+        [k, [...document.querySelectorAll(`pre.python .${k}`)].map(o => o.textContent)]))""")
+    assert 'masked_mean' in said['fu'] and {'def', 'import'}<={*said['kw']} and 'return' in said['cf']
+    assert all(o[0]=='#' for o in said['co']) and all(o[-1] in '\'"' for o in said['st'])
+    assert all(re.fullmatch(r'[\d._a-fxoje+-]+', o) for o in said['dv'])
+    assert pg.locator('pre.python').count()==pg.locator('.code-copy-button').count()
     pg.close()
 
 @pytest.mark.parametrize('f', sorted(ROOT.glob('nbs/**/*.ipynb')), ids=lambda f: f.stem)
@@ -269,6 +313,12 @@ SAMPLE = """known => {   // mark one element for each way text looks here: ink, 
   const fresh = [...best.keys()].filter(k => !(known || []).includes(k))
   for (const k of fresh) best.get(k)[0].setAttribute('data-look', '')
   return {all: best.size, fresh} }"""
+KINDS = """known => {   // what elements there are: by name, role, class, what they are in, what is said of them
+  const found = new Set()
+  for (const e of document.querySelectorAll('body *')) {
+    const said = e.getAttributeNames().filter(o => /^(aria-|role|tab|on|type|alt|title)/.test(o))
+    found.add([e.tagName, e.getAttribute('class'), e.getAttribute('role'), e.parentElement.tagName, said].join()) }
+  return [...found].filter(k => !known.includes(k)) }"""
 FLAT = """() => document.querySelectorAll('pre code').forEach(o => {   // colours of code are judged by then
   if (!o.querySelector('a, button, [role], [tabindex], [id]')) o.textContent = o.textContent })"""
 
@@ -283,6 +333,9 @@ def _axe(frame, rules, within=None):
             if v['impact'] in ('serious', 'critical') or v['id'] == 'heading-order']
 
 
+DRAWN = """() => [...document.querySelectorAll('.widget')].every(o => o.querySelector('.handles, .needs-kernel'))
+    && [...document.querySelectorAll('script.frame')].every(o => o.previousElementSibling.srcdoc)"""
+
 @pytest.fixture(scope='module')
 def axe():
     "The text of axe-core, or None where it can't be fetched"
@@ -291,12 +344,12 @@ def axe():
 
 @pytest.fixture(scope='module')
 def seen(url, browser, pages, axe):
-    """Each page opened once: requests to others, script errors, axe's findings in light and dark,
-    and the width at 400 pixels"""
+    """Each page opened once: requests to others, script errors, the width at 400 pixels, and axe's findings
+    in light and dark where a page has a kind of element, or a look, that no page before it had"""
     # colours half-way to another theme are no finding
     ctx = browser.new_context(viewport=dict(width=1200, height=900), color_scheme='light',
                               reduced_motion='reduce')
-    res,looks = {},set()
+    res,looks,kinds = {},set(),set()
     pg,said = ctx.new_page(),[]
     pg.on('request', lambda r: (said.append(f'asks {r.url}')
                                 if not r.url.startswith((url, 'data:', 'blob:', 'about:')) else None))
@@ -306,12 +359,10 @@ def seen(url, browser, pages, axe):
         pg.set_viewport_size(dict(width=1200, height=900))
         pg.goto(f'{url}/{p}', wait_until='load')
         pg.add_style_tag(content='* { transition: none !important }')
-        if pg.locator('.widget').count():
-            pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=60_000)
+        pg.wait_for_function(DRAWN)
         r = res[p] = dict(axe=[], light=[], dark=[])
         for f in pg.frames if axe else ():
             _drawn(f)
-            f.evaluate(axe)
         for look in ('light','dark') if axe else ():
             if look=='dark': pg.evaluate("document.querySelector('.quarto-color-scheme-toggle').click()")
             pg.wait_for_function(IN_THEME, arg=look)
@@ -319,8 +370,14 @@ def seen(url, browser, pages, axe):
                 sample = f.evaluate(SAMPLE, [*looks])
                 assert sample['all']>1
                 looks.update(sample['fresh'])
-                if sample['fresh']: r[look] += _axe(f, CONTRAST, SAMPLED)
+                if not sample['fresh']: continue
+                f.evaluate(axe)
+                r[look] += _axe(f, CONTRAST, SAMPLED)
         for f in pg.frames if axe else ():
+            fresh = f.evaluate(KINDS, [*kinds])
+            if not fresh: continue
+            kinds.update(fresh)
+            f.evaluate(axe)
             f.evaluate(FLAT)
             first = f.parent_frame or p in ('index.html', 'parts/core.html')   # bars of either depth
             r['axe'] += _axe(f, RULES, None if first else BARS)
@@ -398,12 +455,11 @@ def test_a_widget_moves_without_a_kernel_by_keyboard(site, url, browser):
 def test_pages_opened_from_disk_have_widgets_and_formulas(site, browser):
     pg = browser.new_page()
     pg.goto((site/'kl.html').as_uri())
-    pg.wait_for_selector('.widget .jupyter-widgets', state='attached', timeout=30_000)
+    pg.wait_for_selector('.widget .handles', state='attached', timeout=30_000)
     pg.wait_for_selector('.katex-html', state='attached')
-    pg.wait_for_function(
-        """[...document.querySelectorAll('.widget [role=slider]')].every(o => o.getAttribute('aria-label')
-            === o.closest('[class*=jupyter-widgets]').querySelector('label').textContent)"""
-    )
+    named = """l => l.filter(o => o.getAttribute('aria-label')===o.parentElement.firstChild.textContent).length"""
+    assert pg.eval_on_selector_all('.widget input[type=range]', named)==2
+    assert 'All pages' not in pg.locator('#quarto-sidebar').inner_text()
     pg.close()
 
 def test_dark_mode_changes_the_page_and_stays(site, url, browser):
@@ -429,11 +485,12 @@ def test_a_rebuild_changes_nothing(site, tmp_path):
     a,b = files(site),files(tmp_path)
     assert a.keys()==b.keys()
     stubs = {o for o in notebook_pages() if Path(o).stem not in whole}
-    again = sorted(a.keys()-stubs-{'search.json'})
+    styles = {o for o in a if o.startswith('site_libs') and o.endswith(('.css', '.woff'))}   # by what pages use
+    again = sorted(a.keys()-stubs-styles-{'search.bin'})
     assert {'index.html','advantages.html','see/widgets.html','practise/memory.html'}<={*again}
     assert [k for k in again if a[k].read_bytes()!=b[k].read_bytes()]==[]
     def found(d):
-        rows = json.loads((d/'search.json').read_text(encoding='utf-8'))
+        rows = json.loads(zlib.decompress((d/'search.bin').read_bytes()))
         return [o for o in rows if o['href'].split('#')[0] in again]
     assert found(site)==found(tmp_path)!=[]
 
