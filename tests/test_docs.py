@@ -313,11 +313,12 @@ SAMPLE = """known => {   // mark one element for each way text looks here: ink, 
   const fresh = [...best.keys()].filter(k => !(known || []).includes(k))
   for (const k of fresh) best.get(k)[0].setAttribute('data-look', '')
   return {all: best.size, fresh} }"""
-KINDS = """known => {   // what elements there are: by name, role, class, what they are in, what is said of them
+KINDS = """known => {   // what elements there are: by name, class, role, surroundings, what is said of them
   const found = new Set()
   for (const e of document.querySelectorAll('body *')) {
     const said = e.getAttributeNames().filter(o => /^(aria-|role|tab|on|type|alt|title)/.test(o))
-    found.add([e.tagName, e.getAttribute('class'), e.getAttribute('role'), e.parentElement.tagName, said].join()) }
+    const is = ['class', 'role'].map(o => e.getAttribute(o))
+    found.add([e.tagName, is, e.parentElement.tagName, said].join()) }
   return [...found].filter(k => !known.includes(k)) }"""
 FLAT = """() => document.querySelectorAll('pre code').forEach(o => {   // colours of code are judged by then
   if (!o.querySelector('a, button, [role], [tabindex], [id]')) o.textContent = o.textContent })"""
@@ -333,8 +334,8 @@ def _axe(frame, rules, within=None):
             if v['impact'] in ('serious', 'critical') or v['id'] == 'heading-order']
 
 
-DRAWN = """() => [...document.querySelectorAll('.widget')].every(o => o.querySelector('.handles, .needs-kernel'))
-    && [...document.querySelectorAll('script.frame')].every(o => o.previousElementSibling.srcdoc)"""
+DRAWN = """() => [...document.querySelectorAll('.widget')]
+    .every(o => o.querySelector('.handles, .needs-kernel')) && [...document.querySelectorAll('script.frame')].every(o => o.previousElementSibling.srcdoc)"""
 
 @pytest.fixture(scope='module')
 def axe():
@@ -457,7 +458,8 @@ def test_pages_opened_from_disk_have_widgets_and_formulas(site, browser):
     pg.goto((site/'kl.html').as_uri())
     pg.wait_for_selector('.widget .handles', state='attached', timeout=30_000)
     pg.wait_for_selector('.katex-html', state='attached')
-    named = """l => l.filter(o => o.getAttribute('aria-label')===o.parentElement.firstChild.textContent).length"""
+    named = """l => l.filter(o =>
+        o.getAttribute('aria-label')===o.parentElement.firstChild.textContent).length"""
     assert pg.eval_on_selector_all('.widget input[type=range]', named)==2
     assert 'All pages' not in pg.locator('#quarto-sidebar').inner_text()
     pg.close()
@@ -485,7 +487,8 @@ def test_a_rebuild_changes_nothing(site, tmp_path):
     a,b = files(site),files(tmp_path)
     assert a.keys()==b.keys()
     stubs = {o for o in notebook_pages() if Path(o).stem not in whole}
-    styles = {o for o in a if o.startswith('site_libs') and o.endswith(('.css', '.woff'))}   # by what pages use
+    # by what pages use
+    styles = {o for o in a if o.startswith('site_libs') and o.endswith(('.css', '.woff'))}
     again = sorted(a.keys()-stubs-styles-{'search.bin'})
     assert {'index.html','advantages.html','see/widgets.html','practise/memory.html'}<={*again}
     assert [k for k in again if a[k].read_bytes()!=b[k].read_bytes()]==[]

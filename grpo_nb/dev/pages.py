@@ -85,7 +85,8 @@ _SIDEBAR_JS = """(nav => {
     for (const o of nav.querySelectorAll(`[data-bs-target="#${u.id}"]`)) {
       o.classList.toggle('collapsed', !open); o.setAttribute('aria-expanded', open) } }
   nav.querySelectorAll('.sidebar-section').forEach(u => fold(u, false))
-  nav.querySelectorAll('.active').forEach(a => { a.classList.remove('active'); a.removeAttribute('aria-current') })
+  nav.querySelectorAll('.active').forEach(a => {
+    a.classList.remove('active'); a.removeAttribute('aria-current') })
   const links = [...nav.querySelectorAll('a[href]')]
   links.forEach(a => a.setAttribute('href', up + a.getAttribute('href')))
   for (const a of links) {
