@@ -315,3 +315,10 @@ def test_a_stored_group_in_the_batch_is_shown_with_the_text_of_its_birth(tmp_pat
     o = read_run(tmp_path).by_step[3][0]
     assert (o['prompt'], o['completions'], o['rewards'], o['advantages']) == ('born', ['x', 'y'],
         [1.0, 0.0], [0.7, -0.7])
+
+def test_a_ratio_on_an_edge_counts_in_the_bin_above_it():
+    from grpo_nb.run.record import RATIO_EDGES, ratio_hists
+    inner = torch.tensor(RATIO_EDGES[1:-1])
+    for i,r in enumerate(inner):
+        counts = ratio_hists(r.view(1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))[0]['counts']
+        assert counts.index(1)==i+1 and sum(counts)==1
