@@ -158,6 +158,7 @@ def compare_ways(
         n_problems=n_problems, versions=versions()))
     report = write_compare(curves, out, 'Words of 6 to 8 letters, to be spelled backward; every way samples '
         f'the same number of tokens. {_STUDY}')
-    print(compare_table(curves).to_string(), f'\n\nAgainst plain GRPO, area under the curve. {compare_sentence(curves)}'
+    print(compare_table(curves).to_string(),
+          f'\n\nAgainst plain GRPO, area under the curve. {compare_sentence(curves)}'
         f'\n{_STUDY}\n\nreport  {report}')
     return curves

@@ -256,8 +256,8 @@ def claims(text):
         if not (m := re.match(r'- \*\*(.+?), (at the end|area under the curve|pass@8)\.\*\*', line)): continue
         regimes = list(REGIMES) if m[1]=='All regimes' else [o.strip('` ') for o in m[1].split(' and ')]
         for a, d, h in re.findall(r'`(\w+)` ([+−]\d\.\d\d) ± (\d\.\d\d)', line):
-            yield ({'at the end': 'pass1', 'area under the curve': 'area', 'pass@8': 'passk'}[m[2]], regimes, a,
-                   float(d.replace('−', '-')), float(h))
+            metric = {'at the end': 'pass1', 'area under the curve': 'area', 'pass@8': 'passk'}[m[2]]
+            yield metric, regimes, a, float(d.replace('−', '-')), float(h)
 
 def test_every_difference_in_the_text_is_the_stored_studys():
     df,seen = read_rows(CSV),list(claims(PROSE))

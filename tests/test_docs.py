@@ -335,7 +335,8 @@ def _axe(frame, rules, within=None):
 
 
 DRAWN = """() => [...document.querySelectorAll('.widget')]
-    .every(o => o.querySelector('.handles, .needs-kernel')) && [...document.querySelectorAll('script.frame')].every(o => o.previousElementSibling.srcdoc)"""
+    .every(o => o.querySelector('.handles, .needs-kernel')) &&
+    [...document.querySelectorAll('script.frame')].every(o => o.previousElementSibling.srcdoc)"""
 
 @pytest.fixture(scope='module')
 def axe():

@@ -54,7 +54,7 @@ def fold(
 def code_block(
     body:str,   # the code
     lang:str,   # its language, or ''
-    *options,   # smalldocs': attributes, what the page counts, classes
+    *options:object, # smalldocs': attributes, what the page counts, classes
 )->str:         # HTML
     "A block of code as plain text."
     text = html.escape(body.rstrip('\n'), quote=False)

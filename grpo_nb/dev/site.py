@@ -514,7 +514,8 @@ class Entries:
                 d['text/markdown'] = re.sub(r'^```python\n.*?^```\n', '', text, flags=re.M|re.S)
         for i,c in enumerate(cells):
             if c.cell_type!='code' or not is_source(i): continue
-            hidden = re.search(r'^#\|\s*code-summary: Code$', c.source, flags=re.M)   # collapsed in JupyterLab
+            # collapsed in JupyterLab
+            hidden = re.search(r'^#\|\s*code-summary: Code$', c.source, flags=re.M)
             c.source = re.sub(r'^#\|\s*code-(fold|summary):.*\n', '', c.source, flags=re.M)
             if hidden: c.source = f'#| code-fold: true\n#| code-summary: Source\n{c.source}'
             j = i+1
