@@ -152,7 +152,7 @@ def test_the_factor_at_the_corners_of_the_clip():
 
 def job(arm, seeds, budget=1500):
     return dict(regime='adding', arm=arm, seed=seeds, learning_rate=1e-3, source='',
-                settings=json.dumps(dict(budget=budget, points=2)))
+                settings=json.dumps(dict(budget=budget, points=2, reach=4)))
 
 @pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','plain_16',
     'filter','ngrpo','zvp','popo','stored_moment'])
@@ -553,7 +553,7 @@ def test_pages_say_what_the_main_table_says():
     said_of = [f'{way[k]:.3f}'.lstrip('0') for k in ('stored_both','mu3','stored_clip','mu3_clip')]
     assert all(o in prose('research/first_study') for o in said_of)
     assert alone in prose('research/first_study') and alone in pages[1].read_text(encoding='utf-8')
-    assert f"{said['replay_both plain']} over plain GRPO" in prose('11_replay')
+    assert f"replacing dead groups against plain GRPO {said['replay_both plain']}" in prose('14_replay_study')
     again = claims(tables(df, plan)['replication'][0], plan)
     assert set(six.says)|set(again.says)=={'undecided'}   # what README, report and chapters say in words
     assert (again['diff']-six['diff']).abs().max()<.005

@@ -194,7 +194,7 @@ def test_a_data_set_may_be_as_small_as_what_is_sampled():
     T.trainer(reward, per_device_train_batch_size=6*G, max_steps=3, replay_stored_per_fresh=2,
         dataset=T.data(2)).train()
     assert set(reward.asked)==set(T.PROMPTS[:2])
-    with pytest.raises(ValueError, match='has 1 prompts, one generation batch takes 2'):
+    with pytest.raises(ValueError, match='1 rows but 2 prompts a batch'):
         T.trainer(reward, per_device_train_batch_size=6*G, replay_stored_per_fresh=2, dataset=T.data(1))
 
 def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():

@@ -147,7 +147,7 @@ def book(
         whole = next(iter(pages.values()))
         head = whole[:whole.index('<body')]
         scripts = {o for p in pages.values() for o in re.findall(r'<script src=.*?</script>', p)}
-        tail = ''.join(sorted(o for o in scripts if o not in head))
+        tail = ''.join(sorted(o for o in scripts if o not in head and 'sidebar' not in o))
         title = (f'<section class="title-page"><h1>grpo_nb</h1><p>{_said()}</p>'
             '<p>Folded code is left out, but for the solutions: it stands in the notebooks.</p>'
             '</section>')

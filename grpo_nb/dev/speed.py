@@ -6,7 +6,7 @@
 __all__ = ['SHAPES', 'QWEN', 'DTYPES', 'COLUMNS', 'PHASES', 'GROWTH', 'PARTS', 'in_turn', 'spread', 'speedup', 'flop_counter',
            'matrix_rate', 'peak_bytes', 'bench_model', 'some_answers', 'Work', 'Paced', 'trl_trainer', 'stamp', 'row',
            'compared', 'read_bench', 'write_rows', 'Bench', 'generators', 'part_generation', 'part_step', 'StopWatch',
-           'watched', 'part_profile', 'part_buffer', 'part_growth', 'read_speed', 'bench']
+           'watched', 'part_profile', 'logp_arms', 'part_logps', 'part_buffer', 'part_growth', 'read_speed', 'bench']
 
 # %% ../../nbs/dev/speed.ipynb #4e0579a0
 import gc, math, os, tempfile, threading, time, warnings
@@ -19,6 +19,7 @@ from pathlib import Path
 from unittest.mock import patch
 import numpy as np
 import pandas as pd
+import psutil
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -27,8 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..parts.core import atomic_write, versions
+from ..parts.fast_qwen import chunked_logps
 from ..parts.problems import chain_sum
 from ..generation import generate, generate_loop
+from ..kl import gather_logps
 from ..research.study import machine
 from ..replay import Keep, Replay, ReplayBuffer
 from ..scale.plans import PeakBytes
@@ -510,6 +513,50 @@ def part_profile(
             v,lo,hi = spread(w[k] for w in watches)
             yield row('profile', case, k, value=v, low=lo, high=hi, unit='s', rounds=o.n, share=v/whole)
 
+# %% ../../nbs/dev/speed.ipynb #74036e9c
+def logp_arms(
+    n:int,        # tokens
+    width:int,    # of the hidden states
+    V:int,        # vocabulary
+)->dict:
+    """From hidden states to log-probs and back to gradients; each returns (log-probs, gradients).
+
+    All logits at once, in our blocks, or in the tiles of TRL's trainer.
+    """
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+    g = torch.Generator().manual_seed(0)
+    h,W = ((torch.randn(*o, generator=g)*.1).requires_grad_() for o in ((n, width), (V, width)))
+    ids = torch.randint(V, (n,), generator=g)
+    def tiles():
+        return ChunkedLogProbFunction.apply(h, W, None, ids, 1., 32_768, None, 1., ('log_probs',))[0]
+    def both(f):
+        def g():
+            lp = f()
+            return lp.detach(),*torch.autograd.grad(lp.sum(), (h, W))
+        return g
+    ways = {'all at once':lambda: gather_logps(h@W.T, ids), 'blocks':lambda: chunked_logps(h, W, ids),
+        "TRL's tiles":tiles}
+    return {k:both(f) for k,f in ways.items()}
+
+def part_logps(
+    o:Bench,      # settings of the run
+)->Iterator[dict]:  # rows
+    "Memory and time of log-probs with gradient, B=8, T=256, V=151,936: all at once, our blocks, TRL's tiles."
+    V,width = o.some(151_936, 20_000),o.some(896, 96)
+    o.say(f'width {width}')
+    free = psutil.virtual_memory().available
+    if free<6*4*2048*V:
+        yield row('logps', f'memory, width {width}', 'blocks', status='not run',
+                  note=f'{free/1e9:.0f} GB of memory free, the plain way needs about {6*4*2048*V/1e9:.0f}')
+        return
+    arms = logp_arms(2048, width, V)
+    tops = {k:peak_bytes(f) for k,f in arms.items()}
+    for k,v in tops.items():
+        beside = {} if k=='all at once' else dict(against='all at once', ratio=tops['all at once']/v)
+        yield row('logps', f'memory, width {width}', k, x=width, value=v, unit='bytes', bytes=v, **beside)
+    seen = in_turn({k:lambda f=f: f() and None for k,f in arms.items()}, o.some(2, 1))
+    yield from compared('logps', f'time, width {width}', seen, 'all at once', x=width)
+
 # %% ../../nbs/dev/speed.ipynb #76b745c2
 def part_buffer(
     o:Bench,      # settings of the run
@@ -555,8 +602,8 @@ def part_growth(
             yield r|_share(count, r['cpu_s'])|dict(bytes=peak_bytes(lambda s=s: _step(s)))
 
 # %% ../../nbs/dev/speed.ipynb #7b1829b6
-PARTS = dict(generation=part_generation, step=part_step, profile=part_profile, buffer=part_buffer,
-    growth=part_growth)   # name: function of a `Bench` that yields rows
+PARTS = dict(generation=part_generation, step=part_step, profile=part_profile, logps=part_logps,
+    buffer=part_buffer, growth=part_growth)   # name: function of a `Bench` that yields rows
 
 def read_speed(
     path:str|Path,  # CSV of `bench`

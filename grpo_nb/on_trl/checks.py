@@ -22,8 +22,6 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.core import check_option, versions, warn_untested
-from ..parts.reward_loading import check_rewards, is_async
-from ..parts.sampling import reads_tokens
 from ..run.settings import RULES, check_prompts, check_rows, check_settings, known_data
 from .distributed import RollCall, agree
 
@@ -242,6 +240,7 @@ def checked(
     "`func`, with its name on whatever goes wrong in it, and its rewards checked."
     who = f'reward function {name!r}'
     def judged(r, kw):
+        from grpo_nb.parts.reward_loading import check_rewards
         r = check_rewards(r, len(kw['prompts']), who).tolist()
         at('the rewards of all')
         return r
@@ -259,6 +258,7 @@ def checked(
         at(who)
         try: return judged(func(**kw), kw)
         except Exception as e: return blamed(e, kw)
+    from grpo_nb.parts.reward_loading import is_async
     return later if is_async(func) else now
 
 # %% ../../nbs/on_trl/checks.ipynb #3d3ef4a5
@@ -338,6 +338,7 @@ class CheckedTrainer(GRPOTrainer):
 
     def _check_lengths(self, prompts):
         "ValueError for a prompt that the model can't read: too long, or with tokens it doesn't know."
+        from grpo_nb.parts.sampling import reads_tokens
         limit = reads_tokens(self.model.config)
         if not prompts or not limit or self._is_vlm: return
         ids = self._tokenize_prompts(sorted(prompts, key=lambda p: len(str(p)))[-4:])[0]

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from safetensors.torch import load as from_safetensors
 from ..parts.core import atomic_write, save_json, versions
-from ..parts.reward_loading import reward_name
 if TYPE_CHECKING: from grpo_nb.run.settings import RunState   # a checkpoint of TRL needs no settings of ours
 
 # %% ../../nbs/run/checkpoints.ipynb #1f87ba8a
@@ -282,6 +281,7 @@ def save_checkpoint(
     "Write the whole state, or nothing. OSError says when the disk has no room; earlier checkpoints stand."
     from safetensors.torch import save_model as save_weights
     final = Path(folder)/f'checkpoint-{s.step}'
+    from grpo_nb.parts.reward_loading import reward_name
     with whole_folder(final) as tmp:
         save_weights(s.model, tmp/'model.safetensors', metadata=dict(format='pt'))
         s.model.config.save_pretrained(tmp)
@@ -329,6 +329,7 @@ def check_checkpoint(
     return path
 
 def _warn_of_change(s, path, meta):
+    from grpo_nb.parts.reward_loading import reward_name
     was,now = meta['rewards'],[reward_name(f) for f in s.reward_funcs]
     if was!=now: warnings.warn(f'{path.name} was trained on the rewards {was}, this run goes on with {now}')
     was,now,kind = meta['args']['max_steps'],s.args.max_steps,s.args.lr_scheduler_type

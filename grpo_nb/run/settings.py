@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ..parts.core import Tokenizer, check_option, lookup, prompt_fault, whole
 from ..parts.groups import Method
 from ..parts.ratios import Clip, LossSettings, read_correction
-from ..parts.sampling import Sampling, reads_tokens
 
 # %% ../../nbs/run/settings.ipynb #0b70e965
 def setting(
@@ -239,6 +238,7 @@ def check_lengths(
     model:nn.Module=None,  # its config says how many positions there are
 )->None:
     "ValueError if a prompt and its completion don't fit into the model together."
+    from grpo_nb.parts.sampling import reads_tokens
     limit = reads_tokens(getattr(model, 'config', None))
     i = int(n.argmax())
     if limit and n[i]+max_new>limit:
@@ -343,8 +343,9 @@ def check_eval(
 # %% ../../nbs/run/settings.ipynb #02ab12a4
 def sampling_of(
     a:RunSettings,  # settings
-)->Sampling:
+)->'Sampling':
     "How a run draws its tokens."
+    from grpo_nb.parts.sampling import Sampling
     return Sampling(**{f.name:getattr(a, f.name) for f in fields(Sampling)})
 
 def loss_settings(
