@@ -139,6 +139,24 @@ def test_a_damaged_record_is_read_as_far_as_it_goes(kind, damage, tmp_path):
     if damage=='another shape':
         assert sum(int(n.split()[2]) for n in run.notes if n.startswith('left out'))==4
 
+@pytest.mark.parametrize('damage', ['half a line', 'words', 'another shape'])
+@pytest.mark.parametrize('apart', [True, False])
+def test_a_damaged_project_of_trackio_is_read_as_far_as_it_goes(apart, damage, tmp_path):
+    file = _trackio(tmp_path/'p.db', apart)
+    where = ('traces', 'metadata' if damage=='words' else 'messages') if apart else ('metrics', 'metrics')
+    of = '{1} from {0} order by rowid limit 1'.format(*where)
+    with closing(sqlite3.connect(file)) as db:
+        text, = db.execute(f'select {of}').fetchone()
+        text = {'half a line':text[:20], 'another shape':'3',
+            'words':text.replace('"reward": ', '"reward": "high", "was": ')}[damage]
+        db.execute('update {0} set {1} = ? where rowid = (select min(rowid) from {0})'.format(*where), [text])
+        db.commit()
+    run = open_run(file)
+    assert len(run.rows)==4 and run.steps==[1, 2]
+    assert sum(x is not None for o in run.rows for x in o['rewards'])==15
+    says = 'reward: 1 values are no numbers' if damage=='words' else 'p.db: 1 records could not be read'
+    assert any(says in o for o in run.notes), run.notes
+
 def test_evaluations_and_failed_episodes_are_counted():
     work = dict(run=dict(work=dict(type='eval', step=1)))
     failed = episode(1, 0, 1, 1., traces=[], ok=False)

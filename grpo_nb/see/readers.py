@@ -204,6 +204,11 @@ def table_rows(
     return out,[f'left out {n} of {len(rows)} records: {why}.' for why,n in left.items()]
 
 # %% ../../nbs/see/readers.ipynb #dfd6ec02
+def _unpacked(text):
+    "What a field of trackio's says; None where it can't be read."
+    try: return json.loads(text or '{}')
+    except (TypeError, ValueError): return None
+
 def read_trackio(
     path:str,       # PROJECT.db, from the folder TRACKIO_DIR
     run:str=None,   # its name; None: the newest
@@ -226,17 +231,23 @@ def read_trackio(
     run = run or names[-1]
     others = [o for o in names if o!=run]
     notes = [f'{path.name} holds {len(names)} runs; this is {run!r}.'] if others else []
-    rows,tables,traces = [],[],[dict(step=s, messages=json.loads(m), metadata=json.loads(about or '{}'))
+    rows,tables,traces = [],[],[dict(step=s, messages=_unpacked(m), metadata=_unpacked(about))
         for name,s,m,about in own if name==run]
+    whole = [o for o in traces if isinstance(o['messages'], list) and isinstance(o['metadata'], dict)]
+    lost,traces = len(traces)-len(whole),whole
     for name,step,text in found:
         if name!=run: continue
-        said = json.loads(text)
+        said = _unpacked(text)
+        if not isinstance(said, dict):
+            lost += 1
+            continue
         parts = [o for v in said.values() for o in (v if isinstance(v, list) else [v])]
         packed = [o for o in parts if isinstance(o, dict)]
         tables += [v['_value'] for v in packed if v.get('_type')=='trackio.table']
         traces += [dict(step=step)|v for v in packed if v.get('_type')=='trackio.trace']
         numbers = {k:v for k,v in said.items() if not isinstance(v, (dict,list))}
         if numbers: rows.append(numbers|dict(_step=step))
+    if lost: notes.append(f'{path.name}: {lost} records could not be read and are left out.')
     made,left = table_rows(traces)
     return rows,tables+[made]*bool(made),notes+left
 
