@@ -519,8 +519,9 @@ def test_the_pages_of_replay_say_what_reuse_gives(counted, page):
     carried = BY_TASK[:5] if 'settings' not in page else [BY_TASK[k] for k in (4, 0, 2)]
     for k in carried: assert sum(f"| {counted['span'][k]} | {counted['best'][k]} |" in o for o in rows)==1, k
 
-@pytest.mark.parametrize('page', ['README.md','nbs/index.ipynb'])
-def test_the_first_page_has_one_honest_sentence(counted, page):
+@pytest.mark.parametrize('page',
+    ['README.md','nbs/index.ipynb','nbs/11_replay.ipynb','nbs/14_replay_study.ipynb'])
+def test_whoever_speaks_of_replay_quotes_the_same_numbers(counted, page):
     k = BY_TASK[4]
     assert counted['span'][k] in words(page) and counted['best'][k] in words(page)
 
