@@ -406,14 +406,16 @@ def test_what_is_not_run_is_worth_nothing_and_a_sentence_says_why(source, mine):
     why = examined(mine/'A', 'A')
     assert REFUSED[source] in why[0] and why==[why[0]]*6, why
 
-def test_what_comes_back_is_no_tensor_or_nothing_or_an_error(mine):
-    (mine/'A'/'adapters.py').write_text('''
+NOTHING_RIGHT = '''
 def draw(p, u): return None
 def noted(z, ids, t): return "right"
 def answer_mask(ids): return 0
 def sample(scores, u, end, temperature): raise SystemExit(0)
 def end_score(n, ended, e, with_end): return [float("nan")]*9
-''')
+'''
+
+def test_what_comes_back_is_no_tensor_or_nothing_or_an_error(mine):
+    (mine/'A'/'adapters.py').write_text(NOTHING_RIGHT)
     words = ['it returns None', 'a str, which is no tensor', 'it raises TypeError', 'it raises SystemExit',
         'nan', '`PREDICTION` is None']
     why = examined(mine/'A', 'A')
@@ -426,12 +428,14 @@ def test_a_hand_in_that_does_nothing(source, words, mine):
     why = examined(mine/'A', 'A')
     assert words in why[0] and None not in why and len(why)==6
 
-def test_an_endless_loop_and_a_crash_cost_a_check_each_and_the_others_go_on(mine):
-    with (mine/'A'/'adapters.py').open('a') as f: f.write('''
+LOOP_AND_CRASH = '''
 def noted(logits, ids, temperature):
     while True: pass
 def sample(scores, u, end, temperature): torch.utils.data._utils.worker.os._exit(7)
-''')
+'''
+
+def test_an_endless_loop_and_a_crash_cost_a_check_each_and_the_others_go_on(mine):
+    with (mine/'A'/'adapters.py').open('a') as f: f.write(LOOP_AND_CRASH)
     why = examined(mine/'A', 'A', limit=4)
     assert why[1]=='no answer within 4 s: does a loop never end?' and why[3]=='it ends Python itself, with 7'
     assert [why[i] for i in (0, 2, 4, 5)]==[None]*4

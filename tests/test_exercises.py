@@ -46,16 +46,17 @@ def exercise(chapter, name, *begins, **names):
     return names, re.split(r'^(?:test_|assert )', solution, flags=re.M)[0]
 
 def agreed(ns, name, check, solution, wrong):
-    "The stub is not yet done, the solution right, and each wrong answer neither"
+    "True where the stub is not yet done, the solution right, and each wrong answer neither"
     assert ns[check](ns[name]).startswith('not yet')
     exec(solution, ns)
     assert ns[check](ns[name])=='right'
     assert len(wrong)>=3
     for o in wrong: assert ns[check](o).startswith('not yet: '), o
+    return True
 
 def test_a_reward_of_your_own():
     ns,solution = exercise('tasks', 'short_reward', 'def short_reward', completion_text=completion_text)
-    agreed(ns, 'short_reward', 'check_short', solution, [
+    assert agreed(ns, 'short_reward', 'check_short', solution, [
         lambda prompts, completions, limit=40, **kw: [float(len(c)<=limit) for c in completions],
         lambda prompts, completions, limit=40, **kw: [min(1., 2-len(c)/limit) for c in completions],
         lambda prompts, completions, limit=40, **kw: [min(1., max(0., 2-len(c)/limit)) for c in completions],
@@ -70,7 +71,7 @@ def test_count_the_weights():
         block = (d*d+d)+2*(d*k+k)+d*d+3*d*c.intermediate_size+norms*d
         return c.num_hidden_layers*block+d+tied*c.vocab_size*d
     wrong = [lambda c: count(c, kv=False), lambda c: count(c, norms=1), lambda c: count(c, tied=2)]
-    agreed(ns, 'count_weights', 'check_count', solution, wrong)
+    assert agreed(ns, 'count_weights', 'check_count', solution, wrong)
     assert 'count them once' in ns['check_count'](wrong[2]) and 'fewer heads' in ns['check_count'](wrong[0])
 
 def test_top_p_by_hand():
@@ -83,19 +84,19 @@ def test_top_p_by_hand():
             held += p[i]
             if held>=k: break
         return kept
-    agreed(ns, 'my_top_p', 'check_top_p', solution, [
+    assert agreed(ns, 'my_top_p', 'check_top_p', solution, [
         lambda p, k: walk(p, k, beyond=True),                # stops one too early
         lambda p, k: walk(p, k, up=True),                    # from the least likely up
         lambda p, k: [i for i,o in enumerate(p) if o>=k]])   # those likelier than top_p
 
 def test_how_hot():
     ns,solution = exercise('generation', 'my_heat', 'def my_heat', 'def check_heat')
-    agreed(ns, 'my_heat', 'check_heat', solution, [
+    assert agreed(ns, 'my_heat', 'check_heat', solution, [
         lambda p, tau: p/tau, lambda p, tau: p**(1/tau), lambda p, tau: p**tau/(p**tau+(1-p)**tau)])
 
 def test_a_number_in_a_text():
     ns,solution = exercise('rewards', 'my_reward', 'def my_reward', 'def check_reward')
-    agreed(ns, 'my_reward', 'check_reward', solution, [
+    assert agreed(ns, 'my_reward', 'check_reward', solution, [
         lambda completions, answer, **kw: [float(a in c) for c,a in zip(completions, answer)],
         lambda completions, answer, **kw: [float(c.endswith(a)) for c,a in zip(completions, answer)],
         lambda completions, answer, **kw: [float((re.findall(r'\d+', c) or [''])[-1]==a)
@@ -107,7 +108,7 @@ def test_two_hundred_answers():
     def parts(rates):
         mean = sum(rates)/len(rates)
         return sum((p-mean)**2 for p in rates)/len(rates), sum(p*(1-p) for p in rates)/len(rates), mean
-    agreed(ns, 'my_deviation', 'check_deviation', solution, [
+    assert agreed(ns, 'my_deviation', 'check_deviation', solution, [
         lambda r, n, k: (parts(r)[2]*(1-parts(r)[2])/(n*k))**.5,    # takes samples for problems
         lambda r, n, k: (parts(r)[0]+parts(r)[1]/k)/n,              # the variance
         lambda r, n, k: (parts(r)[0]/n)**.5,                        # forgets what is drawn for each
@@ -116,13 +117,13 @@ def test_two_hundred_answers():
 def test_the_odd_one_out():
     ns,solution = exercise('advantages', 'my_lone', 'def my_lone', 'def check_lone',
         group_advantages=group_advantages)
-    agreed(ns, 'my_lone', 'check_lone', solution, [
+    assert agreed(ns, 'my_lone', 'check_lone', solution, [
         lambda G: 1-1/G, lambda G: (G-1)**.5, lambda G: -1/G**.5, lambda G: 1.5])
 
 def test_the_mended_test():
     ns,solution = exercise('float_noise', 'alive_and_unseen', 'def mended', 'def alive_and_unseen',
         at=[], missed=None, dead_groups=dead_groups)
-    agreed(ns, 'alive_and_unseen', 'check_unseen', solution, [
+    assert agreed(ns, 'alive_and_unseen', 'check_unseen', solution, [
         lambda: torch.full((1, 8), .3),              # dead
         lambda: torch.tensor([[1e-7, 2e-7]]),        # within the tolerance
         lambda: torch.tensor([[1., 1.001]]),         # seen by both
@@ -133,7 +134,7 @@ def test_the_mended_test():
 def test_the_pull_of_a_log_prob():
     ns,solution = exercise('logps', 'my_pull', 'def my_pull')
     one = lambda z, i: torch.eye(len(z))[i]
-    agreed(ns, 'my_pull', 'check_pull', solution, [
+    assert agreed(ns, 'my_pull', 'check_pull', solution, [
         lambda z, i: one(z, i)*(1-z.softmax(0)), lambda z, i: z.softmax(0)-one(z, i),
         lambda z, i: z.softmax(0)[i]*(one(z, i)-z.softmax(0)), lambda z, i: -z.softmax(0)])
 
@@ -143,7 +144,7 @@ def test_two_policies_of_two_tokens():
     def kl(p, q): return p*math.log(p/q)+(1-p)*math.log((1-p)/(1-q))
     wrong = [lambda p, q: k2(p, q, p), lambda p, q: k2(p, q, q)-kl(p, q), lambda p, q: 2*k2(p, q, p)-kl(p, q),
         lambda p, q: k2(p, q, p)-kl(q, p), lambda p, q: kl(p, q)-k2(p, q, p)]
-    agreed(ns, 'my_bias', 'check_bias', solution, wrong)
+    assert agreed(ns, 'my_bias', 'check_bias', solution, wrong)
 
 def test_the_loss_as_a_loop():
     ns,solution = exercise('loss', 'my_loss', 'def my_loss', 'def check_my_loss', itertools=itertools,
@@ -156,7 +157,7 @@ def test_the_loss_as_a_loop():
         return [list(tokens(lp, old, A, m, eps, b, i, f)) for b in range(len(m)) for i in range(len(m[0]))]
     def means(rows): return -sum(sum(o)/len(o) for o in rows)/len(rows)
     solution = solution.replace('my_loss_solution', 'my_loss')
-    agreed(ns, 'my_loss', 'check_my_loss', solution, [
+    assert agreed(ns, 'my_loss', 'check_my_loss', solution, [
         lambda *o: -sum(map(sum, rows(*o)))/sum(map(len, rows(*o))),   # all tokens alike: 'dapo'
         lambda *o: means(rows(*o, f=max)),                             # the larger of the two terms
         lambda *o: -means(rows(*o)),                                   # the objective, not the loss
@@ -181,7 +182,7 @@ def test_the_hunts_of_the_loss(picked):
 def test_two_draws():
     ns,solution = exercise('replay', 'my_inclusion', 'def exact_inclusion', 'def my_inclusion',
         'def check_inclusion', itertools=itertools, test_close=lambda *o, **k: None)
-    agreed(ns, 'my_inclusion', 'check_inclusion', solution, [
+    assert agreed(ns, 'my_inclusion', 'check_inclusion', solution, [
         lambda w: 2*w/w.sum(), lambda w: 1-(1-w/w.sum())**2, lambda w: w/w.sum(),
         lambda w: torch.ones(len(w))*2/len(w)])
 
@@ -190,7 +191,7 @@ def test_what_pairing_buys():
         results=read_rows(ROOT/'nbs/results/bakeoff.csv'), REGIMES=REGIMES, mean_ci=mean_ci, np=np,
         student=student)
     def half(v, q=None): return (q or student.ppf(.975, len(v)-1))*np.std(v, ddof=1)/len(v)**.5
-    agreed(ns, 'two_intervals', 'check_intervals', solution, [
+    assert agreed(ns, 'two_intervals', 'check_intervals', solution, [
         lambda x, y: (half(np.subtract(x, y), 1.96), np.hypot(half(x, 1.96), half(y, 1.96))),
         lambda x, y: (half(np.subtract(x, y)), half(x)+half(y)),
         lambda x, y: (abs(half(x)-half(y)), np.hypot(half(x), half(y))),
@@ -200,7 +201,7 @@ def test_the_alarm():
     ns,solution = exercise('reward_hacking', 'alarm', 'def alarm', 'def check_alarm')
     def m3(x, i): return sum(x[i-2:i+1])/3
     def first(f): return lambda p, w: next((i for i in range(3, len(p)) if f(p, w, i)), None)
-    agreed(ns, 'alarm', 'check_alarm', solution, [
+    assert agreed(ns, 'alarm', 'check_alarm', solution, [
         first(lambda p, w, i: w[i]<.7*max(w[:i+1]) and p[i]>=max(p[:i+1])),             # single batches
         first(lambda p, w, i: m3(w, i)<.7*max(m3(w, j) for j in range(2, i+1))),        # forgets what is paid
         lambda p, w: ns['alarm'](p, w) and ns['alarm'](p, w)+1,                         # counts from one
@@ -212,21 +213,21 @@ def test_a_step_of_your_own():
         ds=chain_sum(256, seed=1), tok=tok, load_model=load_model, new_state=new_state, rollout=rollout,
         accuracy_reward=accuracy_reward, TrainConfig=TrainConfig, policy_loss=policy_loss,
         token_logps_and_entropy=token_logps_and_entropy)
-    agreed(ns, 'dr_grpo_settings', 'check_dr_grpo', solution, [
+    assert agreed(ns, 'dr_grpo_settings', 'check_dr_grpo', solution, [
         lambda: dict(scale_rewards='none'), lambda: dict(loss_type='dr_grpo'),
         lambda: dict(scale_rewards='batch', loss_type='dr_grpo'),
         lambda: dict(scale_rewards='none', loss_type='grpo')])
 
 def test_should_you():
     ns,solution = exercise('replay_study', 'tokens_left', 'def tokens_left')
-    agreed(ns, 'tokens_left', 'check_tokens_left', solution, [
+    assert agreed(ns, 'tokens_left', 'check_tokens_left', solution, [
         lambda s, o, k: 1/k, lambda s, o, k: (s+k*o)/(s+o), lambda s, o, k: s/(s+k*o)])
 
 def test_how_young_is_what_comes_in():
     ns,solution = exercise('inspector', 'ages', 'def ages', 'def check_ages', Counter=Counter,
         what_if=what_if, run=read_run(ROOT/'nbs/results/run_tiny'))
     def new(run): return [o for o in run.rows if o['replacement']]
-    agreed(ns, 'ages', 'check_ages', solution, [
+    assert agreed(ns, 'ages', 'check_ages', solution, [
         lambda run: Counter(o['replacement']['step'] for o in new(run)),                # steps of birth
         lambda run: Counter(o['step'] for o in new(run)),                               # steps of coming in
         lambda run: Counter(o['step']-(o['replacement'] or o)['step'] for o in run.rows),
@@ -237,7 +238,7 @@ def test_a_rule_of_your_own():
     ns,solution = exercise('diagnose', 'collapsed', 'def collapsed', 'def check_collapsed', pd=pd,
         random=random)
     def ends(h, q): return h['entropy'][:q].mean(),h['entropy'][-q:].mean()
-    agreed(ns, 'collapsed', 'check_collapsed', solution, [
+    assert agreed(ns, 'collapsed', 'check_collapsed', solution, [
         lambda h: 'entropy' in h and h['entropy'].iloc[-1]<.1*h['entropy'].iloc[0],   # single values
         lambda h: 'entropy' in h and h['entropy'].min()<.1,                           # of no first quarter
         lambda h: (lambda a, b: b<.1*a)(*ends(h, max(2, len(h)//4)))])                # a history without it
@@ -245,13 +246,13 @@ def test_a_rule_of_your_own():
 def test_where_the_kl_goes():
     ns,solution = exercise('ppo_beside_grpo', 'ppo_return', 'def token_rewards', 'def ppo_return',
         'def check_return', kl_estimate=kl_estimate)
-    agreed(ns, 'ppo_return', 'check_return', solution, [
+    assert agreed(ns, 'ppo_return', 'check_return', solution, [
         lambda s, p, r, b: s+b*(p-r).sum(), lambda s, p, r, b: s-b*(p-r).mean(),
         lambda s, p, r, b: s-(p-r).sum(), lambda s, p, r, b: s-b*(p-r)[-1]])
 
 def test_which_rows_may_be_stored():
     ns,solution = exercise('grpo_with_replay_buffer', 'may_store', 'def may_store', 'def check_may_store')
-    agreed(ns, 'may_store', 'check_may_store', solution, [
+    assert agreed(ns, 'may_store', 'check_may_store', solution, [
         lambda dead, replayed: not dead, lambda dead, replayed: not replayed,
         lambda dead, replayed: dead==replayed, lambda dead, replayed: True])
 
@@ -259,12 +260,12 @@ def test_a_share_of_mixed_prompts():
     ns,solution = exercise('batch', 'my_dead', 'def my_dead', 'def check_dead',
         hard_and_easy=[.01, .02, .05, .95, .99])
     def of(p, G): return p**G+(1-p)**G
-    agreed(ns, 'my_dead', 'check_dead', solution, [
+    assert agreed(ns, 'my_dead', 'check_dead', solution, [
         lambda rates, G: of(sum(rates)/len(rates), G), lambda rates, G: sum(p**G for p in rates)/len(rates),
         lambda rates, G: sum((1-p)**G for p in rates)/len(rates),
         lambda rates, G: sum(of(p, G) for p in rates)])
 
 def test_the_largest_legal_batch():
     ns,solution = exercise('multi_gpu', 'most_rows', 'def most_rows', 'def check_most_rows', Layout=Layout)
-    agreed(ns, 'most_rows', 'check_most_rows', solution, [
+    assert agreed(ns, 'most_rows', 'check_most_rows', solution, [
         lambda G: 40, lambda G: 40-G, lambda G: (40//G+1)*G, lambda G: 40//G, lambda G: 40//8*8])
