@@ -20,16 +20,20 @@ def shipped():
 def test_the_shipped_table_is_that_of_the_rows():
     some = [o for o in shipped() if float(o['g']) in (.8, 1.)]
     got = table((.8, 1.)).to_dict('records')
-    assert len(some)==len(got)==24
+    assert len(some)==len(got)==32
+    numbers = 'gain','half','regret'
     for a,b in zip(some, got):
         assert (float(a['g']), a['rate'], a['way'])==(b['g'], b['rate'], b['way'])
-        assert (float(a['gain']), float(a['half']))==pytest.approx((b['gain'], b['half']), abs=1e-9)
+        assert [float(a[k]) for k in numbers]==pytest.approx([b[k] for k in numbers], abs=1e-9)
 
-def test_one_of_its_numbers_by_other_code():
-    "Stored groups against plain GRPO at g = .8, mean over five rates: csv, json, trapezes, Student's 2.3646"
+UPDATES = dict(plain=1, replay_default=1, mu2=2, mu3=3, stored3=3, mu6=6, stored6=6)
+
+@pytest.fixture(scope='module')
+def counted():
+    "g -> cell -> arm -> mean over five rates and eight seeds: csv, json and trapezes"
     runs = defaultdict(dict)
     for o in csv.DictReader((AT/'nbs/results/reuse_study.csv').open()):
-        if o['error']=='' and o['arm'] in ('plain','stored3'):
+        if o['error']=='' and o['arm'] in UPDATES:
             runs[o['regime'],o['arm'],float(o['learning_rate'])][o['seed']] = json.loads(o['curve'])
     def score(curve, until):
         x,y = zip(*((p['tokens'], p['pass1']) for p in curve))
@@ -39,24 +43,53 @@ def test_one_of_its_numbers_by_other_code():
     def mean(o, share=None):
         budget = 60_000 if min(c[-1]['tokens'] for c in o.values())>50_000 else 40_000
         return np.mean([score(c, c[-1]['tokens'] if share is None else budget*share) for c in o.values()])
-    gain,cells = defaultdict(list),sorted({k[0] for k in runs})
-    for c in cells:
+    five = {}
+    for c in sorted({k[0] for k in runs}):
         rates = sorted({l for r,a,l in runs if r==c and a=='plain' and len(runs[r,a,l])==8})
         plain = {l:mean(runs[c,'plain',l]) for l in rates}
         best = max(plain, key=plain.get)
-        five = [l for l in rates if best/4.5<l<best*4.5]
-        more = [mean(runs[c,'stored3',l], 1/1.4)-plain[l] for l in five]
-        gain[c.removesuffix('_sparse')].append(np.mean(more))
+        five[c] = [l for l in rates if best/4.5<l<best*4.5]
+    def of(c, a, g):
+        cost = g+(1-g)*UPDATES[a]
+        return np.mean([mean(runs[c,a,l], 1/cost if cost>1 else None) for l in five[c]])
+    return lambda g: {c:{a:of(c, a, g) for a in UPDATES} for c in five}
+
+def test_one_of_its_gains_by_other_code(counted):
+    "Stored groups against plain GRPO at g = .8, mean over five rates, with Student's 2.3646"
+    gain = defaultdict(list)
+    for c,o in counted(.8).items(): gain[c.removesuffix('_sparse')].append(o['stored3']-o['plain'])
     task = [np.mean(v) for v in gain.values()]
     half = 2.3646*np.std(task, ddof=1)/len(task)**.5
     assert len(task)==8
-    assert gain_at(.8, 'untuned')['stored 2']==pytest.approx((np.mean(task), half), abs=.0015)
+    assert gain_at(.8, 'untuned')['stored 2'][:2]==pytest.approx((np.mean(task), half), abs=.0015)
+
+@pytest.mark.parametrize('g', [.5, .75, .9])
+def test_its_regrets_by_other_code(counted, g):
+    "What the best of seven ways has more, mean over 16 cells; the rule's choice from the seven other tasks"
+    cells,at = counted(g),gain_at(g, 'untuned')
+    name = dict(plain='none', mu2='passes 2', stored3='stored 2')
+    lost = {n:np.mean([max(o.values())-o[a] for o in cells.values()]) for a,n in name.items()}
+    def best_elsewhere(c):
+        others = [o for k,o in cells.items() if k.split('_')[0]!=c.split('_')[0]]
+        return max(UPDATES, key=lambda a: np.mean([o[a] for o in others]))
+    lost['this rule'] = np.mean([max(o.values())-o[best_elsewhere(c)] for c,o in cells.items()])
+    assert {k:at[k][2] for k in lost}==pytest.approx(lost, abs=.0015) and len(cells)==16
+
+def test_the_page_of_the_study_shows_the_regrets_that_the_doctor_tells():
+    page = json.loads((AT/'nbs/research/reuse_results.ipynb').read_text())
+    shown = next(o for c in page['cells'] if 'study_gains()' in ''.join(c['source']) for o in c['outputs'])
+    told = ''.join(shown['data']['text/plain'])
+    for g in (.5, .75, .9):
+        for rate in ('untuned','tuned'):
+            row = [f"{gain_at(g, rate)[k][2]:.3f}" for k in ('this rule','stored 2','none','passes 2')]
+            line = next(o for o in told.split('\n') if o.startswith(f'{rate}, g = {g:g}'))
+            assert line.split()[-4:]==row
 
 def test_what_the_page_of_the_study_says_stands_in_it():
     page = (AT/'nbs/research/reuse_results.ipynb').read_text()
     for rate,way,words in (('untuned','default','+0.065 ± 0.019'), ('tuned','default','+0.019 ± 0.015'),
             ('untuned','stored 2','+0.099 ± 0.035'), ('tuned','passes 3','+0.035 ± 0.014')):
-        assert '{:+.3f} ± {:.3f}'.format(*gain_at(1., rate)[way])==words and words in page
+        assert '{:+.3f} ± {:.3f}'.format(*gain_at(1., rate)[way][:2])==words and words in page
 
 @pytest.mark.parametrize('g,untuned,tuned', [(.3, 'default','default'), (.75, 'default','default'),
     (.9, 'stored 2','default'), (.95, 'stored 2','passes 3'), (1., 'stored 2','passes 6')])
@@ -89,6 +122,8 @@ def test_logs_of_others_are_read(sampled, batch, tmp_path, capsys):
     out = capsys.readouterr().out
     assert 'reuse: sampling is 90% of a plain step' in out and 'replay_stored_per_fresh=2' in out
     assert '+0.065 ± 0.019' in out and 'how sure' in out
+    regrets = [o for o in out.splitlines() if 'regret' in o]
+    assert len(regrets)==1 and '0.005 by this rule, 0.005 always a buffer, 0.082 never, 0.101 two' in regrets[0]
 
 def test_every_verdict_has_one_line_on_it():
     for name in HEALTHY[:3]:

@@ -25,12 +25,14 @@ WAYS = {   # of the study, and how a run is told to go them
 }
 
 @lru_cache(1)
-def study_gains()->dict:  # (rate, way) -> (shares, gains, half-widths), lists
-    "What the study of reuse measured: score minus plain GRPO's at equal cost, with its 95 % interval."
+def study_gains()->dict:  # (rate, way) -> (shares, gains, half-widths, regrets), lists
+    """What the study of reuse measured at equal cost: score minus plain GRPO's, with its 95 % interval, and
+    how much more the best way of each cell has.
+    """
     rows,out = list(csv.DictReader((files('grpo_nb')/'assets/doctor/reuse.csv').read_text().splitlines())),{}
     for o in rows:
-        cols = out.setdefault((o['rate'], o['way']), ([], [], []))
-        for k,col in zip(('g','gain','half'), cols): col.append(float(o[k]))
+        cols = out.setdefault((o['rate'], o['way']), ([], [], [], []))
+        for k,col in zip(('g','gain','half','regret'), cols): col.append(float(o[k]))
     return out
 
 def minus(
@@ -42,7 +44,7 @@ def minus(
 def gain_at(
     g:float,    # share of sampling in a plain step, 0..1
     rate:str,   # 'untuned' or 'tuned'
-)->dict:        # way -> (gain, half-width of its 95 % interval)
+)->dict:        # way -> (gain, half-width of its 95 % interval, regret)
     "What each way gained in the study at such a share, straight lines between what was counted."
     return {way:tuple(float(np.interp(g, x[0], o)) for o in x[1:])
         for (r,way),x in study_gains().items() if r==rate}
@@ -52,7 +54,7 @@ def best_reuse(
     tuned:bool=False,  # then a buffer is not decided ahead of passes, which need none
 )->str:                # a name of `WAYS`
     "The way that gained most, among those whose interval is above 0."
-    some = [k for k,(d,half) in gains.items() if d>half and not (tuned and k.startswith('stored'))]
+    some = [k for k in WAYS if gains[k][0]>gains[k][1] and not (tuned and k.startswith('stored'))]
     return max(some, key=lambda k: gains[k][0])
 
 def sampling_share(
@@ -94,12 +96,19 @@ class Reuse:
 _SURE = ('how sure: eight tasks, models of 0.2M weights; at a tuned rate passes and a buffer are not decided '
     'apart, and no early number told in which task a buffer pays')
 
-def _gained(d, half): return minus(f'{d:+.3f} ± {half:.3f}')
+def _gained(d, half, _=None): return minus(f'{d:+.3f} ± {half:.3f}')
 
 def _way(gains, rate, best):
     "The best way of these, in words, with its gain and its rivals'."
     beside = [f'{k} {_gained(*gains[k])}' for k in ('default','passes 2','stored 2') if k!=best]
     return f"{rate}: {best}, {_gained(*gains[best])} over one pass in the study; {', '.join(beside)}"
+
+def _regrets(untuned, tuned):
+    "What it cost in the study to follow the rule, and to choose the same everywhere, in words."
+    names = {'this rule':'by this rule', 'stored 2':'always a buffer', 'none':'never', 'passes 2':'two passes'}
+    told = ', '.join(f'{untuned[k][2]:.3f} {name}' for k,name in names.items())
+    return ('regret in the 16 cells of the study, against the best way of each: '
+        f"{told}; at a tuned rate {', '.join(f'{tuned[k][2]:.3f}' for k in names)}")
 
 def reuse(
     rows:list,           # dicts of the history, one per batch
@@ -121,7 +130,7 @@ def reuse(
     no,yes = (in_words(WAYS[o], trainer) for o in best)
     ways = map(_way, at, ('a rate that nobody tuned','a tuned rate'), best)
     what = f'{no}; it {free}' if no==yes else f'{no} if nobody tuned the learning rate, else {yes}'
-    return Reuse(f'sampling is {g:.0%} of a plain step: {what}', seen, [*ways, _SURE])
+    return Reuse(f'sampling is {g:.0%} of a plain step: {what}', seen, [*ways, _regrets(*at), _SURE])
 
 # %% ../../nbs/see/verdict.ipynb #f7be8b7a
 @dataclass
