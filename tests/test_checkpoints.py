@@ -1,12 +1,14 @@
 "State files, manifests and whole folders: what was saved comes back, and what is damaged is named."
-import errno, math, os, signal, subprocess, sys, time
+import errno, json, math, os, random, signal, subprocess, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import pytest, torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, keep_newest,
-    last_checkpoint, load_state, manifest_of, new_run_id, newest_whole, no_room, save_state, whole_folder,
-    write_manifest)
+    last_checkpoint, load_state, manifest_of, new_run_id, newest_whole, no_room, randomness, save_state,
+    set_randomness, whole_folder, write_manifest)
+from grpo_nb.run import checkpoints
 
 def same(a, b):
     if isinstance(a, torch.Tensor): return a.dtype==b.dtype and a.shape==b.shape and torch.equal(a, b)
@@ -107,6 +109,32 @@ def test_the_newest_whole_checkpoint_of_this_run_is_found(tmp_path):
     with pytest.raises(ValueError, match='no whole checkpoint.*another run'):
         last_checkpoint(tmp_path, 'x', None)
     assert manifest_of(tmp_path/'checkpoint-11')['run']=='old' and manifest_of(tmp_path)=={}
+
+def test_of_another_run_no_checkpoint_is_removed(tmp_path):
+    for n,run in ((1, 'old'), (2, 'mine'), (3, None), (4, 'mine'), (5, 'mine')): made(tmp_path, n, run)
+    keep_newest(tmp_path, 1, 'mine')
+    assert [p.name[11:] for p in checkpoint_folders(tmp_path)]==['1','3','5']
+
+def test_every_random_choice_goes_on_where_it_stood():
+    s = SimpleNamespace(generator=torch.Generator().manual_seed(3))
+    random.gauss(0, 1)   # the second of its pair waits
+    def draw(): return [torch.rand(1, generator=s.generator).item(), torch.rand(1).item(), random.gauss(0, 1)]
+    state = json.loads(json.dumps(random.getstate()))   # as lists, which is how a file gives it back
+    d = randomness(s)|dict(python_rng=state)
+    first = draw()
+    assert draw()!=first
+    set_randomness(s, d)
+    assert draw()==first
+
+def test_a_large_file_is_looked_at_from_its_first_byte_to_its_last(tmp_path):
+    "Above a size, 64 blocks of it: here of 4 bytes in 1,000."
+    p = tmp_path/'weights'
+    def seen(i):
+        p.write_bytes(bytes(i==j for j in range(1000)))
+        return checkpoints._crc(p, whole=999, block=4)
+    none,at = seen(-1),[4*j+3 for j in range(250)]
+    assert seen(0)!=none and seen(999)!=none
+    assert sum(seen(i)!=none for i in at)>=60   # spread over all of it
 
 def test_ids_differ_and_leave_the_seeds_alone():
     torch.manual_seed(0)

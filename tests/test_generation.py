@@ -3,7 +3,7 @@ import inspect, itertools, math
 import pytest, torch
 from grpo_nb.parts.fast_qwen import FastQwen, why_slow
 from grpo_nb.generation import Rollouts, generate, generate_loop, next_token, pick, truncate
-from grpo_nb.parts.sampling import Cached, add_seen, eval_mode, penalize, seen_tokens, uniforms
+from grpo_nb.parts.sampling import Cached, add_seen, check_prompt_ids, eval_mode, penalize, seen_tokens, uniforms
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 torch.set_num_threads(1)
@@ -116,6 +116,8 @@ def test_truncation_and_penalty_are_those_of_transformers():
     for p in (.01, .2, 1.): assert torch.equal(truncate(z, min_p=p), MinPLogitsWarper(p)(ids, z))
     both = MinPLogitsWarper(.03)(ids, TopPLogitsWarper(.9)(ids, TopKLogitsWarper(20)(ids, z)))
     assert torch.equal(truncate(z, 20, .9, .03), both)
+    # of four equal ones two reach a half
+    assert truncate(torch.zeros(1, 4), top_p=.5).isfinite().sum()==2
 
 PENALTIES = [dict(presence_penalty=1.5), dict(frequency_penalty=.8), dict(frequency_penalty=-.7),
              dict(repetition_penalty=1.4, presence_penalty=-.6, frequency_penalty=.5)]
@@ -331,6 +333,13 @@ def test_a_bad_argument_is_named(change, says):
               max_completion_length=4)|change
     for f in (generate, generate_loop):
         with pytest.raises(ValueError, match=says): f(sharp(), **kw)
+
+def test_prompt_and_answer_may_fill_all_positions():
+    model,ids = sharp(),torch.full((1,5), 5)
+    for T in (507, 508):
+        if T==507: check_prompt_ids(model, ids, ids>0, T)
+        else:
+            with pytest.raises(ValueError, match='512 positions'): check_prompt_ids(model, ids, ids>0, T)
 
 @pytest.mark.parametrize('fast', [True, False])
 def test_nan_in_the_weights_names_a_row(fast):

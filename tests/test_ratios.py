@@ -5,9 +5,9 @@ from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
 from grpo_nb.parts.ratios import (
-    CLIPS, Clip, Correction, answer_ess, clip_share, clipped, dead_groups, dead_share, drift,
-    group_scores, importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums, read_correction, reward_range,
-    reward_std, spread, token_ess)
+    CLIPS, Clip, Correction, LossSettings, answer_ess, clip_share, clipped, correct, corrected, dead_groups,
+    dead_share, drift, group_scores, importance_ratio, merge_sums, moment_mask, nan_std, ratio_row, ratio_sums,
+    read_correction, reward_range, reward_std, spread, token_ess)
 
 NAN = math.nan
 
@@ -192,11 +192,26 @@ def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
     assert Correction().clip_of(cispo)==cispo   # the loss as it is
     assert Correction(clip='dapo').clip_of(cispo)==Clip(.2, epsilon_high=.28)
     assert Correction(clip='two_sided').clip_of(cispo)==Clip(.2, delta=4.)
+    assert Correction(weight='truncated').clip_of(cispo)==Clip(.2)   # PPO's, whatever the loss
     rho = torch.tensor([1.25, 1.29, 3.9, 4.1])
     held = lambda A, **kw: clipped(rho, torch.tensor(A), Correction(**kw).clip_of()).tolist()
     assert held(1., clip='dapo')==[False,True,True,True] and held(1.)==[True]*4
     assert held(-1., clip='two_sided')==[False,False,False,True] and not any(held(-1.))
     assert not any(held(1., clip='none'))
+
+def test_a_moment_of_exactly_the_limit_stays():
+    x = torch.tensor([[[0.,0.,.5],[.5,1.,1.]]])   # means of the squares: 0, 0, 1/12, 1/8, .3, .417
+    def stay(limit): return moment_mask(x, torch.ones_like(x).bool(), limit).sum().item()
+    assert [stay(o) for o in (0., .08, .125, .29)]==[2, 2, 4, 4]
+
+def test_the_moment_of_replayed_tokens_does_not_see_the_fresh_ones():
+    x,A,mask = batch(3, B=4)
+    old,c = torch.zeros_like(x),Correction(max_moment=.05)
+    replayed = torch.tensor([False,True,True,False])
+    got = corrected(x, old, A, mask, LossSettings(replay_correction=c), replayed)[1].expand_as(x)
+    alone = correct(x[replayed], old[replayed], A[replayed], mask[replayed], c)[1]
+    assert torch.equal(got[replayed], alone) and (alone==0)[mask[replayed]].any()
+    assert torch.equal(got[~replayed], A[~replayed].expand_as(x[~replayed]))
 
 @pytest.mark.parametrize('text,want', [('clip=none', Correction(clip='none')), (None, None),
     ('weight=truncated, weight_cap=1.5,max_age=8', Correction(weight='truncated', weight_cap=1.5, max_age=8)),

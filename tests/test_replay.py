@@ -1,9 +1,11 @@
 "The replay buffer and its method, by value, against slow models and exact sums."
 import io, itertools, json, math, random, statistics, time
 from dataclasses import replace
+from types import SimpleNamespace
 import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.advantages import group_advantages
+from grpo_nb.parts.groups import pick_one
 from grpo_nb.parts.ratios import dead_groups
 from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
@@ -116,6 +118,10 @@ def test_the_stated_probability_of_a_draw_is_that_of_its_weight_among_those_left
         for e in b.draw(4):
             assert e.prob==pytest.approx(left[e.data]/sum(left.values()))
             del left[e.data]
+
+def test_a_dart_on_a_border_takes_the_group_above_it():
+    for w,dart,want in (([0., 1.], 0., 1), ([1., 1.], .5, 1), ([1., 0., 1.], .5, 2)):
+        assert pick_one(torch.tensor(w).numpy(), SimpleNamespace(random=lambda: dart))[0]==want
 
 def test_more_draws_than_groups_are_made_with_replacement():
     b,N = ReplayBuffer(2, seed=2),4000
@@ -306,6 +312,13 @@ def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
         assert x.records==y.records and x.metrics==y.metrics
         for k,v in x.batch.tensors().items(): assert torch.equal(v, getattr(y.batch, k))
 
+def test_a_loaded_buffer_knows_what_time_it_is():
+    a,b = ReplayBuffer(4),ReplayBuffer(4)
+    a.add([1.], ['x'], step=3)
+    a.draw(0, step=8)
+    b.load_state_dict(a.state_dict())
+    assert [o.draw(1)[0].age for o in (a, b)]==[5, 5]
+
 def test_a_state_of_other_options_is_refused():
     with pytest.raises(ValueError, match='max_size=4'):
         ReplayBuffer(5).load_state_dict(ReplayBuffer(4).state_dict())
@@ -411,6 +424,14 @@ def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
     before = [o.clone() for o in g.values() if isinstance(o, torch.Tensor)]
     for v in x.tensors().values(): v.zero_()
     for a,b in zip(before, [o for o in g.values() if isinstance(o, torch.Tensor)]): assert_tensor(a, b)
+
+def test_a_packed_group_keeps_no_other_alive():
+    "Three groups cut from one array would lie behind each other in it."
+    x = batch([MIXED]*3, P=40, T=40)
+    for k in ('prompt_ids','completion_ids','old_logps'):
+        a,b,c = (o[k] for o in pack_groups(x))
+        ends = [o.data_ptr()+o.numel()*4 for o in (a, b)]
+        assert ends!=[b.data_ptr(), c.data_ptr()], k
 
 def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
     x = batch([MIXED]); x.completion_mask[0,0] = torch.tensor([1,0,1,0,0,0]).bool()
