@@ -20,7 +20,7 @@ from .see.during import measured, new_folder, one_thread, prompt_text, run_summa
 from .parts.problems import chain_sum, spell_backward
 from .tasks import accuracy_reward
 from .tiny_qwen import load_model
-from .methods import make_method
+from .methods import METHODS
 from .trainer import State, TrainConfig, evaluate, train
 from .inspector import write_inspector
 
@@ -119,7 +119,7 @@ def run_way(
     args = TrainConfig(seed=seed, max_steps=10**6, max_tokens=max_tokens, learning_rate=4e-4,
         eval_steps=8*settings.get('num_iterations', 1), disable_tqdm=True, **settings)
     model,tok = load_model('tiny')
-    method = make_method(name, **(dict(seed=seed)|options if name=='replay' else options))
+    method = METHODS[name](**(dict(seed=seed)|options if name=='replay' else options))
     def point(tokens, right): return dict(way=way, seed=seed, tokens=tokens, right=round(right, 4))
     def measure(): return evaluate(model, tok, held_out, accuracy_reward, seed=seed)['pass@1']
     with one_thread():

@@ -191,9 +191,9 @@ def make(
     **options:Any, # more of the method
 )->object:     # a `Method`
     "The arm's method. ValueError where it can't be had."
-    from grpo_nb.methods import METHODS, make_method
+    from grpo_nb.methods import METHODS
     o = ({'seed':seed} if a.method in ('replay','skip') else {}) | a.options | options
-    if a.method in METHODS: return make_method(a.method, **o)
+    if a.method in METHODS: return METHODS[a.method](**o)
     return (named(a.method, METHODS, 'method') if isinstance(a.method, str) else a.method)(**o)
 
 # %% ../../nbs/research/bakeoff.ipynb #6bc3e0aa
@@ -204,7 +204,7 @@ def run_one(
     learning_rate:float=None,# None: the arm's of `LEARNING_RATES`
     n_problems:int=100,      # held-out problems
     num_samples:int=8,       # completions of each, for pass@1 and pass@8
-    points:int=4,            # measurements, evenly over the tokens; on the way with 2 completions per problem
+    points:int=4,            # measurements, evenly over the tokens; those in between with 2 completions per problem
     **settings:Any,          # more of `TrainConfig`; options of the method as method_NAME
 )->dict:                     # a row of the study
     "Train one arm on one regime with one seed, and measure it on held-out problems as its tokens are spent."
@@ -372,7 +372,7 @@ def side_by_side(
     if same.all(): return '\n'.join(text)
     def apart(o): return f'{o["diff"]:+.3f} ± {o["diff_ci"]:.3f}'
     text += [f'before the first update they are at most {start:.3f} apart',
-        f'at the end {apart(end)}, on the way {apart(way)}']
+        f'at the end {apart(end)}, in area under the curve {apart(way)}']
     one = made(a)==made(b)
     text.append('one machine and one version: the code or what it started from has changed' if one else
         'other last bits, then other tokens: compare means, not single rows')

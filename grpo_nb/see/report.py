@@ -107,10 +107,10 @@ def at_tokens(
 def compare_table(
     curves:pd.DataFrame,  # as for `at_tokens`
 )->pd.DataFrame:          # one row per way
-    "Per way: right on the way and at the end, and both as paired differences to the first way, ± 95 %."
+    "Per way: area under the curve and right answers at the end, and both as paired differences to the first way, ± 95 %."
     _,runs = at_tokens(curves)
     first = next(iter(runs))
-    looks = {'on the way':np.mean, 'at the end':lambda o: o[-1]}
+    looks = {'area under the curve':np.mean, 'at the end':lambda o: o[-1]}
     def said(m, h, sign=''): return f'{m:{sign}.3f} ± {h:.3f}'
     rows = {}
     for way,by in runs.items():
@@ -122,7 +122,7 @@ def compare_table(
     return pd.DataFrame(rows).T.rename_axis('way')
 
 def _against(curves):
-    "(way, mean difference to the first on the way, half-width, what that decides), for all but the first."
+    "(way, difference to the first in area under the curve, half-width, what that decides), for all but the first."
     base,*others = [(way, {s:o.mean() for s,o in by.items()}) for way,by in at_tokens(curves)[1].items()]
     for way,o in others:
         d,h,_ = paired(base[1], o)
@@ -131,7 +131,7 @@ def _against(curves):
 def compare_sentence(
     curves:pd.DataFrame,  # as for `at_tokens`
 )->str:
-    "How each way compares with the first, on the way: difference, interval, and whether that decides it."
+    "How each way compares with the first in area under the curve: difference, interval, and whether that decides it."
     return '; '.join(f'{way} {d:+.2f} ± {h:.2f} ({word})' for way,d,h,word in _against(curves))
 
 # %% ../../nbs/see/report.ipynb #a49c818d
@@ -261,7 +261,7 @@ def write_compare(
     path,table = Path(out)/'report.html',compare_table(curves)
     curves.to_csv(Path(out)/'curves.csv', index=False)
     alt = 'Share of held-out problems right against sampled tokens, one line per way.'
-    body = (f'<p>Right answers on the way, as differences to {escape(curves.way.iloc[0])}. '
+    body = (f'<p>Area under the curve, as differences to {escape(curves.way.iloc[0])}. '
         f'{escape(compare_sentence(curves))}.</p>{_legend(table.index)}'
         f'{_figure(lambda size: draw_compare(curves, size, names=False), alt)}'
         f'{_table(("way", *table.columns), [(k, *o) for k,o in zip(table.index, table.values)], "ways")}'

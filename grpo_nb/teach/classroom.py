@@ -103,22 +103,21 @@ def _sets(sets):
 ALLOWED = ('torch','numpy','math','random','itertools','functools','collections','dataclasses','typing')
 
 def refused(
-    source:str,     # of adapters.py
-    free:bool=False, # may it import what it likes? set D may
-)->str:             # a sentence, or '' where nothing is wrong
+    source:str,  # of adapters.py
+)->str:          # a sentence, or '' where nothing is wrong
     "Why this source is not run."
     try: tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         return f"line {getattr(e, 'lineno', None) or '?'} is no Python: {getattr(e, 'msg', None) or e}"
-    for o in ast.walk(tree) if not free else ():
-        if isinstance(o, ast.Import): names = [a.name for a in o.names]
-        elif isinstance(o, ast.ImportFrom): names = [o.module or '.']
-        elif isinstance(o, ast.Name) and o.id in ('__import__','eval','exec'): names = [o.id]
-        else: continue
-        wrong = next((n for n in names if n.split('.')[0] not in ALLOWED), None)
-        if wrong and wrong.startswith('grpo_nb'):
-            return f'line {o.lineno} imports {wrong}, which holds the solution: write it yourself'
-        if wrong: return f"line {o.lineno} uses {wrong}: torch, math and the like are enough"
+    for o in ast.walk(tree):
+        names = [a.name for a in o.names] if isinstance(o, ast.Import) else []
+        if isinstance(o, ast.ImportFrom): names = [o.module or '.']
+        if isinstance(o, ast.Name) and o.id in ('__import__','eval','exec'): names = [o.id]
+        for n in names:
+            own = f'imports {n}, which holds the solution: write it yourself'
+            other = f'uses {n}: torch, math and the like are enough'
+            why = own if n.startswith('grpo_nb') else other
+            if n.split('.')[0] not in ALLOWED: return f'line {o.lineno} {why}'
     return ''
 
 # %% ../../nbs/teach/classroom.ipynb #ea7d2465
@@ -141,7 +140,7 @@ def _sit(folder, which, seed, limit, start):
     m = sys.modules['handed_in'] = ModuleType('handed_in')
     m.folder,file = Path(folder),Path(folder)/_source_of(which)
     source = file.read_text(encoding='utf-8') if file.exists() else ''
-    why = tried(exec, compile(source, file.name, 'exec'), m.__dict__)
+    why = tried(lambda: exec(compile(source, file.name, 'exec'), m.__dict__))
     tell(why and f'{file.name} can not be imported: {why}')
     for _,check in () if why else CHECKS[which][start:]:
         torch.manual_seed(seed)
@@ -170,13 +169,12 @@ def examined(
 )->list:             # a sentence for each check, None where its points are earned
     "What the checks of a set say about a hand-in."
     from grpo_nb.teach.checks import CHECKS
-    n,file = len(CHECKS[which]),folder/_source_of(which)
+    n,said,file = len(CHECKS[which]),[],folder/_source_of(which)
     if not folder.is_dir(): return [f'there is no folder {which}']*n
-    if which!='D' and not file.is_file(): return [f'{file.name} is missing']*n
-    try: why = refused(file.read_text(encoding='utf-8') if file.is_file() else '', which=='D')
+    try: why = '' if which=='D' else refused(file.read_text(encoding='utf-8'))
+    except FileNotFoundError: return [f'{file.name} is missing']*n
     except UnicodeDecodeError: why = 'it is no text in UTF-8'
     if why: return [f'{file.name}: {why}']*n
-    said = []
     while len(said)<n:
         lines,end = _asked(folder.resolve(), which, seed, limit, len(said))
         why = lines[0] if lines else f'{file.name} can not be imported: {end}'
@@ -197,16 +195,12 @@ def grade(
     root,sets = Path(folder),_sets(sets)
     if not any((root/k).is_dir() for k in sets):
         raise ValueError(f"{folder} has none of the folders {', '.join(sets)}: give the one that holds them")
-    ticks = _ticks(checklist) if checklist else None
+    ticked,why = 0,'wait for a reader: tick checklist.md, and name it with --checklist'
+    if checklist: ticked,why = _ticks(checklist),'not ticked by the reader'
     from grpo_nb.teach.checks import CHECKS
-    res = {}
-    for k in sets:
-        why = examined(root/k, k, seed, limit)
-        res[k] = [(p, f.__name__[1:], o) for (p,f),o in zip(CHECKS[k], why)]
-        if k=='D':
-            open_ = 'wait for a reader: tick checklist.md, and name it with --checklist'
-            res[k] += [(1, 'reader', None)]*(ticks or 0)+[(10-(ticks or 0), 'reader',
-                open_ if ticks is None else 'not ticked by the reader')]*((ticks or 0)<10)
+    said = {k: examined(root/k, k, seed, limit) for k in sets}
+    res = {k: [(p, f.__name__[1:], o) for (p,f),o in zip(CHECKS[k], said[k])] for k in sets}
+    if 'D' in res: res['D'] += [(p, 'reader', o) for p,o in ((ticked, None), (10-ticked, why)) if p]
     return res
 
 def _ticks(path):
@@ -218,8 +212,8 @@ def _ticks(path):
 
 def score(
     rows:list,  # of one set, as `grade` gives them
-)->tuple:       # (points, of)
-    "Points earned and points there are."
+)->tuple:       # points earned, points there are
+    "What a hand-in is worth."
     return sum(p for p,_,why in rows if why is None),sum(p for p,*_ in rows)
 
 def score_lines(
