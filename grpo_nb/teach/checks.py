@@ -8,9 +8,7 @@ __all__ = ['CHECKS', 'FIELDS', 'same', 'attempt', 'open_fields', 'mark_of']
 # %% ../../nbs/teach/checks.ipynb #7075fc8e
 import csv, hashlib, math, re
 from collections.abc import Callable
-from pathlib import Path
 import torch
-from torch import Tensor
 from ..advantages import group_advantages
 from ..generation import end_mask, pick
 from ..loss import clipped_objective
