@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DynamicSampling', 'SkipPrompts', 'VarianceFilter', 'GFPO', 'Copies', 'NewestReplay', 'VirtualMax', 'NGRPO',
-           'EntropyShaped', 'SamePrompt', 'method_class']
+           'EntropyShaped', 'SamePrompt', 'method_class', 'make_method']
 
 # %% ../nbs/catalogue/methods.ipynb #76ead890
 import math, random
@@ -39,7 +39,7 @@ class DynamicSampling(Method):
         self.max_rounds,self.when_empty = max_rounds,when_empty
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, **ask:Callable)->Treated:
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Replace dead groups by living fresh ones; ValueError without `sample_more`."
         dead = self.find_dead(batch, dead)
         if sample_more is None and dead.any():
@@ -85,7 +85,8 @@ class SkipPrompts(Method):
             return self.p[kind]**z
         return [self.rng.random()<p(k) for k in keys]
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **ask:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group as it is; what happened is remembered by prompt."
         dead = self.find_dead(batch, dead)
         kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
@@ -95,8 +96,9 @@ class SkipPrompts(Method):
             share = sum(d and kind==o for d,kind in zip(dead.tolist(), kinds))/len(kinds)
             by = self.step_size if share<self.want[o] else -self.step_size
             self.p[o] = min(1., max(.01, self.p[o]+by))
+        why = ['kept' if d else 'trained' for d in dead.tolist()]
         p = {f'explore_{k}':v for k,v in self.p.items()}
-        return self.treated(batch, dead, **p)
+        return self.treated(batch, dead, torch.ones_like(dead), why, **p)
 
 # %% ../nbs/catalogue/methods.ipynb #f282af3f
 @patch
@@ -127,7 +129,8 @@ class VarianceFilter(Method):
         check_option('top_p', top_p, 0<top_p<=1, 'a share above 0 and up to 1')
         self.top_p = top_p
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **ask:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group as it is; those that add little do not count."
         dead = self.find_dead(batch, dead)
         var = spread(batch.rewards).nan_to_num(0).square().masked_fill(dead, 0)
@@ -168,11 +171,13 @@ class GFPO(Method):
         at = worth.sort(dim=1, descending=True, stable=True).indices[:,:k]
         return torch.full_like(rewards, math.nan).scatter(1, at, rewards.gather(1, at))
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **ask:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group as it is, but for the advantages."
         dead,r = self.find_dead(batch, dead),self.best(batch.rewards, batch.completion_mask.sum(2))
         alive,A = ~dead_groups(r, self.dead_tolerance),group_advantages(r, self.scale)
-        return self.treated(replace(batch, advantages=A), dead, alive=alive)
+        why = ['trained' if o else 'kept' for o in alive.tolist()]
+        return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), why, alive=alive)
 
 # %% ../nbs/catalogue/methods.ipynb #4efba4af
 @patch
@@ -218,19 +223,23 @@ class Copies(Method):
         if B%k: raise ValueError(f'{B} groups a batch, {k-1} copies for each: B must be divisible by {k}')
         return B//k
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **ask:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Dead groups go, and copies of the living come in turn."
         dead = self.find_dead(batch, dead)
-        n,none = len(dead),bool(dead.all())   # none lives: nothing is better than what is there
-        live,holes = (torch.arange(n), []) if none else ((~dead).nonzero()[:,0], dead.nonzero()[:,0].tolist())
+        n = len(dead)
+        live = (~dead).nonzero()[:,0] if not dead.all() else torch.arange(n)
+        at = torch.arange(n)
+        holes = dead.nonzero()[:,0] if not dead.all() else at[:0]
         extra = n*self.stored_per_fresh
         turns = live.repeat(-(-(len(holes)+extra)//len(live)))[:len(holes)+extra]
-        at = torch.cat([torch.arange(n), turns[len(holes):]])
         at[holes] = turns[:len(holes)]
-        word = 'kept' if none else 'replaced'
-        why = [word if d else 'trained' for d in dead.tolist()]+['stored']*extra
-        alive = torch.full((len(at),), not none)
-        return self.treated(batch[at], dead, torch.ones_like(alive), why, len(holes), alive)
+        why = ['trained' if not d else 'kept' for d in dead.tolist()]
+        for b in holes.tolist(): why[b] = 'replaced'
+        at = torch.cat([at, turns[len(holes):]])
+        alive = torch.full((len(at),), bool((~dead).any()))
+        return self.treated(batch[at], dead, torch.ones(len(at), dtype=torch.bool), why+['stored']*extra,
+            len(holes), alive)
 
 # %% ../nbs/catalogue/methods.ipynb #e6be0f72
 @register(METHODS, 'newest')
@@ -258,7 +267,8 @@ class VirtualMax(Method):
     ):
         self.best,self.eps,self.skip_right = best,eps,skip_right
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **ask:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Every group counts; only those at the best reward have nothing to say."
         dead = self.find_dead(batch, dead)
         r = batch.rewards
@@ -266,8 +276,10 @@ class VirtualMax(Method):
         best = dead_groups(more, self.dead_tolerance)
         A = (r-more.nanmean(1, keepdim=True))/(nan_std(more, 1)+self.eps)
         A,alive = A.masked_fill(best[:,None], 0).nan_to_num(0),~(dead & best)
-        in_loss = alive if self.skip_right else None
-        return self.treated(replace(batch, advantages=A), dead, in_loss, alive=alive)
+        silent = 'masked' if self.skip_right else 'kept'
+        in_loss = alive if self.skip_right else torch.ones_like(dead)
+        why = ['trained' if o else silent for o in alive.tolist()]
+        return self.treated(replace(batch, advantages=A), dead, in_loss, why, alive=alive)
 
 @register(METHODS, 'ngrpo')
 class NGRPO(VirtualMax):
@@ -293,7 +305,7 @@ class EntropyShaped(Method):
     ): self.alpha,self.right = alpha,right
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        policy:Callable=None, **ask:Callable)->Treated:
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Living groups keep their advantages, dead ones get their own; a group without any reward gets none."
         dead,m = self.find_dead(batch, dead),batch.completion_mask
         A = batch.advantages if batch.advantages.ndim==3 else batch.advantages[...,None]*m
@@ -305,7 +317,8 @@ class EntropyShaped(Method):
             praise = (mean>=self.right)[:,None,None]
             shaped = torch.where(praise, H, H-H.amax(2, keepdim=True))*self.alpha*m
             A = torch.where(heard[:,None,None], shaped, A)
-        return self.treated(replace(batch, advantages=A), dead, alive=~dead|heard)
+        why = ['kept' if d and not h else 'trained' for d,h in zip(dead.tolist(), heard.tolist())]
+        return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), why, alive=~dead|heard)
 
 # %% ../nbs/catalogue/methods.ipynb #adec92a2
 @register(METHODS, 'same_prompt')
@@ -321,17 +334,15 @@ class SamePrompt(Method):
         scale:str='group',         # of `group_advantages`
     ): self.max_prompts,self.scale,self.best = max_prompts,scale,{}
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **ask:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
+        sample_more:Callable=None, policy:Callable=None)->Treated:
         "Mend dead groups whose prompt was answered better before, then remember the best of each group."
         dead,keys = self.find_dead(batch, dead),keys_of(batch)
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
         found = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
-        new,left = put_answers(batch, found),dead.clone()
-        for b,o in found.items():
-            new.advantages[b] = group_advantages(new.rewards[b:b+1], self.scale)[0]
-            o['uses'] += 1
-            left[b] = False
+        new,left = self._mend(batch, found),dead.clone()
+        left[list(found)] = False
         why = ['replaced' if b in found else 'kept' if d else 'trained' for b,d in enumerate(dead.tolist())]
         drawn = {b:Entry(None, o['reward'], o['step'], keys[b], None, o['uses'], 1., step-o['step'])
             for b,o in found.items()}
@@ -346,6 +357,15 @@ class SamePrompt(Method):
         self.best = dict(zip(state['keys'], map(dict, state['best'])))
 
 # %% ../nbs/catalogue/methods.ipynb #8ef5fcbb
+@patch
+def _mend(self:SamePrompt, batch, found):
+    "The batch with the old answers in place, and the advantages that their groups have then."
+    x = put_answers(batch, found)
+    for b,o in found.items():
+        x.advantages[b] = group_advantages(x.rewards[b:b+1], self.scale)[0]
+        o['uses'] += 1
+    return x
+
 @patch
 def _remember(self:SamePrompt, batch, keys, step):
     "Keep the best answer of each group where it beats the one that is kept."
@@ -364,3 +384,9 @@ def method_class(
     if (found := lookup(METHODS, name)) is not None: return found
     raise ValueError(f"no method {name!r}: choose one of {sorted(METHODS)}; 'keep' is plain GRPO")
 
+def make_method(
+    name:str,  # one of `METHODS`
+    **options:Plain, # of that class
+)->Method:
+    "A method by its name. ValueError for an unknown name."
+    return method_class(name)(**options)

@@ -545,7 +545,9 @@ class Method:
         policy:Callable=None,       # function of a batch: (logps, entropy), (B, G, T) nats, no gradient
     )->Treated:
         "Start from every group as it is; subclasses change that."
-        return self.treated(batch, self.find_dead(batch, dead))
+        dead = self.find_dead(batch, dead)
+        why = ['kept' if d else 'trained' for d in dead.tolist()]
+        return self.treated(batch, dead, torch.ones_like(dead), why)
 
     def find_dead(self, batch:Groups, dead:Tensor=None)->Tensor:
         "`dead`, or where that is None the groups without spread."
@@ -561,20 +563,17 @@ Keep = Method
 def treated(self:Method,
     batch:Groups,        # to train on, (B) groups; the first n of them came in
     dead:Tensor,         # (n,) bool
-    in_loss:Tensor=None, # (B,) bool; None: all
-    treatment:list=None, # (B,) str; None: trained if alive, else kept, or masked outside `in_loss`
+    in_loss:Tensor,      # (B,) bool
+    treatment:list,      # (B,) str
     replaced:int=0,      # dead groups that got another in their place
     alive:Tensor=None,   # (n,) or (B,) bool, after treatment; None: as before
     scores:list=None,    # (n,) floats; None: taken here
     **metrics:float,     # more numbers for the history
 )->Treated:
     "A `Treated` with the metrics that all methods share. Groups behind the first n are stored ones."
-    if in_loss is None: in_loss = torch.ones_like(dead)
     n,extra = len(dead),len(in_loss)-len(dead)
     alive = (~dead if alive is None else alive).tolist()
     alive += [True]*(len(in_loss)-len(alive))
-    left = ['kept' if o else 'masked' for o in in_loss.tolist()]
-    treatment = treatment or ['trained' if a else o for a,o in zip(alive, left)]
     counted = sum(a and c for a,c in zip(alive, in_loss.tolist()))
     if scores is None: scores = batch_scores(batch)
     base = dict(dead=int(dead.sum()), replaced=replaced, stored=extra, unfilled=len(alive)-sum(alive),

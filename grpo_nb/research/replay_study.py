@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from ..parts.core import difference, holm, mean_ci
+from ..parts.core import difference, holm
 from .families import FAMILIES, PACKED, SIZES, hold_problems, start_file
 from .stacked import G, BatchUse, Runs
 from grpo_nb.research.study import (
@@ -485,14 +485,14 @@ def best_without(
 def _buffered(arm): return USES[arm].stored>0 or USES[arm].fill
 
 def _apart(rows, arm, against, plan):
-    "Per family a function of shares of the tokens: `arm` there minus another arm at its end, (seeds, shares)."
+    "Per family a function of a share of the tokens: `arm` there minus another arm at its end, paired."
     def one(family, other):
         mine,end = (rows[(rows.regime==family)&(rows.arm==a)].set_index('seed') for a in (arm, other))
-        both = mine.index.intersection(end.index)
-        curves = [json.loads(c) for c in mine.curve[both]]
+        curves = [json.loads(c) for c in mine.curve]
         points = [([o['tokens'] for o in c], [o['pass1'] for o in c]) for c in curves]
-        tokens,ends = plan.get('budget', FAMILIES[family].budget),end.pass1[both].to_numpy()
-        return lambda shares: np.array([np.interp(shares*tokens, *o) for o in points])-ends[:,None]
+        tokens = plan.get('budget', FAMILIES[family].budget)
+        def at(share): return pd.Series([np.interp(share*tokens, *o) for o in points], mine.index)
+        return lambda share: difference(at(share), end.pass1)
     return [one(*o) for o in against.items()]
 
 def with_fewer(
@@ -503,8 +503,8 @@ def with_fewer(
     plan:dict,         # of `registration`
 )->list:               # a text for each family
     "`arm` after `share` of the tokens minus another arm at its end, paired by seed: pass@1 ± 95 %."
-    gaps = [f(np.array([share]))[:,0] for f in _apart(rows, arm, against, plan)]
-    return texts(*zip(*map(mean_ci, gaps)))
+    o = [f(share) for f in _apart(rows, arm, against, plan)]
+    return texts([v['diff'] for v in o], [v['diff_ci'] for v in o])
 
 def tokens_needed(
     rows:pd.DataFrame, # of one of `tables`, whole
@@ -517,12 +517,10 @@ def tokens_needed(
     In brackets the first share at which the paired 95 % interval no longer has it behind, and the first at
     which it has it ahead. 100+ is what all of the tokens don't give.
     """
-    from scipy.stats import sem, t
     def one(f):
-        gap = f(np.arange(1, 101)/100)
-        diff,half = gap.mean(0),t.ppf(.975, len(gap)-1)*sem(gap)
-        def first(side): return next((s for s,o in enumerate(diff+side*half, 1) if o>=0), '100+')
-        low,at,high = map(first, (1, 0, -1))
+        d = {s:f(s/100) for s in range(1, 101)}
+        def first(side): return next((s for s,o in d.items() if o['diff']+side*o['diff_ci']>=0), None)
+        low,at,high = (first(o) or '100+' for o in (1, 0, -1))
         return f'{at} ({low} to {high})'
     return [one(f) for f in _apart(rows, arm, against, plan)]
 
