@@ -30,7 +30,8 @@ setup(
     long_description=(ROOT/'README.md').read_text(encoding='utf-8') if (ROOT/'README.md').exists() else '',
     long_description_content_type='text/markdown',
     classifiers=[f"Development Status :: {STATUS[cfg['status']]}", f"Intended Audience :: {cfg['audience']}",
-                 'Programming Language :: Python :: 3', f"Programming Language :: Python :: {cfg['min_python']}",
+                 'Programming Language :: Python :: 3',
+                 *(f'Programming Language :: Python :: {o}' for o in cfg['pythons'].split()),
                  'Topic :: Scientific/Engineering :: Artificial Intelligence'],
     packages=[*find_packages(include=[LIB, LIB+'.*'], exclude=[LIB+'.dev*']), LIB+'.assets.teach'],
     package_dir={LIB+'.assets.teach': 'nbs/teach'},   # handouts, taken from where they are written

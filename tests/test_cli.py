@@ -59,6 +59,10 @@ def test_every_option_of_train_is_explained_on_demand(capsys):
     said = capsys.readouterr().out
     assert 'drop tokens below this share' in said and '--device TEXT' in said
     assert '--replay_buffer_size N' in said
+    options = {*re.findall(r'^  (--\w+)', said, flags=re.M)}-{'--help_all'}
+    with pytest.raises(SystemExit): main(['train', '--help'])
+    short = capsys.readouterr().out
+    assert len(options)>50 and options-{*re.findall(r'--\w+', short)}==set()   # named, if not explained
 
 @pytest.mark.parametrize('typed', ['study bakeoff', 'bakeoff', 'study replay', 'replay_study'])
 def test_a_study_is_asked_for_by_its_name(typed, capsys):
@@ -88,7 +92,7 @@ def test_a_users_problems_and_reward_train_and_leave_a_report(mine, capsys):
     assert 'report' in capsys.readouterr().out
 
 def test_held_out_problems_are_not_trained_on(mine, monkeypatch):
-    import grpo_nb.trainer as tr
+    import grpo_nb.demo as tr
     seen = {}
     real,ev = tr.train,tr.evaluate
     monkeypatch.setattr(tr, 'train',
@@ -116,7 +120,7 @@ def test_a_run_goes_on_with_resume(mine):
 def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(
     more, says, mine, monkeypatch, capsys
 ):
-    import grpo_nb.trainer as tr
+    import grpo_nb.demo as tr
     train(mine)
     monkeypatch.setattr(tr, 'evaluate', lambda *a, **k: pytest.fail('measured first'))
     with pytest.raises(SystemExit) as e: train(mine, *more)

@@ -75,7 +75,7 @@ def test_train_uses_the_gpu_that_is_there(monkeypatch, there, device, dtype):
 
 def test_device_and_dtype_can_be_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    assert cli.train_device('cpu')=='cpu' and cli.train_device('cuda:1')=='cuda:1'
-    assert [cli.train_dtype(*o) for o in (('auto','cuda:1'),('float32','cuda'),('bfloat16','cpu'))]==[
-        'bfloat16','float32','bfloat16']
-    with pytest.raises(ValueError, match='--dtype fp16'): cli.train_dtype('fp16')
+    said = ('cpu','auto'),('cuda:1','auto'),('cuda','float32'),('cpu','bfloat16')
+    assert [cli.train_place(*o) for o in said]==[
+        ('cpu','float32'),('cuda:1','bfloat16'),('cuda','float32'),('cpu','bfloat16')]
+    with pytest.raises(ValueError, match='--dtype fp16'): cli.train_place(dtype='fp16')

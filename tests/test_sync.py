@@ -1,7 +1,9 @@
 "Notebooks, modules, README and settings agree, and running a notebook again changes nothing"
 import json, os, re, shutil, subprocess, sys
+from configparser import ConfigParser
 from pathlib import Path
 import pytest
+from grpo_nb.cli import main
 from grpo_nb.dev import site as dev
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +70,7 @@ def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monk
     dev.order()
     second = json.loads(f.read_text())['cells'][1]
     code = ''.join(second['source'])
-    assert second['id']=='colab' and code==dev.colab_cell() and 'pip install' in code and 'git clone' in code
+    assert second['id']=='colab' and code==dev.colab_cell()['source'] and 'pip install' in code and 'git clone' in code
     monkeypatch.delenv('COLAB_RELEASE_TAG', raising=False)
     monkeypatch.setattr('os.system', lambda o: pytest.fail(o))
     exec(code)
@@ -80,9 +82,10 @@ def test_an_unknown_notebook_is_told(copy):
 @pytest.mark.parametrize('words', [['plotting'], ['--names','plotting','--check'], ['--check','plotting']])
 def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words):
     seen = {}
-    def run_nbs(names=None, check:bool=False, timeout:int=600): seen.update(names=names, check=check)
+    def run_nbs(names:list[str]=None, check:bool=False, timeout:int=600): seen.update(names=names, check=check)
     monkeypatch.setattr(dev, 'run_nbs', run_nbs)
-    dev.main(['run_nbs', *words])
+    monkeypatch.chdir(ROOT)
+    main(['run_nbs', *words])
     assert seen==dict(names=['plotting'], check='--check' in words)
 
 def test_running_notebooks_again_changes_nothing_but_what_is_stale(copy):
@@ -123,8 +126,13 @@ def test_once_a_week_every_stored_output_is_compared_and_the_newest_versions_run
     jobs = yaml.safe_load((ROOT/'.github'/'workflows'/'weekly.yml').read_text())['jobs']
     assert any(o.get('run', '').startswith('python -m grpo_nb.dev run_nbs --check')
         for o in jobs['outputs']['steps'])
-    also = {o['name']:o.get('also') for o in jobs['versions']['strategy']['matrix']['include']}
+    matrix = jobs['versions']['strategy']['matrix']['include']
+    also = {o['name']:o.get('also') for o in matrix}
     assert also['newest']=='--notebooks'
+    ini = ConfigParser(delimiters=['='])
+    ini.read(ROOT/'settings.ini')
+    said = ini['DEFAULT']['pythons'].split()   # as the package's classifiers
+    assert sorted({o['python'] for o in matrix})==said and said[0]==ini['DEFAULT']['min_python']
     assert any('versions.py ${{ matrix.name }} ${{ matrix.also }}' in o.get('run', '')
         for o in jobs['versions']['steps'])
 

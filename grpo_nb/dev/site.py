@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Trouble', 'where', 'shown_widgets', 'clean', 'run_nbs', 'readme_md', 'readme', 'course', 'reading_minutes',
            'course_table', 'next_cell', 'colab_cell', 'order', 'output_faults', 'form_faults', 'known_names',
-           'gone_names', 'check', 'md_cell', 'Entries', 'link_calls', 'site_faults', 'docs', 'test', 'main']
+           'gone_names', 'check', 'Entries', 'link_calls', 'site_faults', 'docs', 'test']
 
 # %% ../../nbs/dev/site.ipynb #77d48623
 import ast, html, json, os, re, shutil, subprocess, sys, tempfile, time, zlib
@@ -90,7 +90,7 @@ def _clean(nb):
     return nbformat.writes(nb, version=4, indent=1)+'\n'
 
 def clean(
-    names:list=None,  # notebooks by name; None for all
+    names:list[str]=None, # notebooks by name; None for all
 )->list:              # names of the notebooks that changed
     "Store notebooks as `run_nbs` would, without a run: clean, imports and code of figures folded."
     changed = {f:t for f in _notebooks(names) if (t := _clean(_read(f)))!=f.read_text(encoding='utf-8')}
@@ -119,7 +119,7 @@ def _run_one(f, timeout):
     return _clean(nb)
 
 def run_nbs(
-    names:list=None,    # notebooks by name, such as 07_advantages; None for all
+    names:list[str]=None, # notebooks by name, such as 07_advantages; None for all
     check:bool=False,   # write nothing, and fail when a stored output is stale?
     timeout:int=600,    # seconds a cell may take
 )->list:                # names of the notebooks that changed
@@ -236,33 +236,26 @@ def course_table()->str: # Markdown
 # %% ../../nbs/dev/site.ipynb #2bc003c6
 def next_cell(
     o:dict,  # the chapter that comes next
-)->str:      # Markdown
+)->dict:
     "The last cell of a chapter: what comes next, and what it asks."
-    return f"**Next:** [{o['title']}]({o['file']}.ipynb): {o['asks']} About {o['minutes']} minutes."
+    text = f"**Next:** [{o['title']}]({o['file']}.ipynb): {o['asks']} About {o['minutes']} minutes."
+    return dict(cell_type='markdown', id='next', metadata={}, source=text)
 
 def colab_cell(
     folder:str='nbs',  # of the notebook, in the clone
-)->str:                # code
+)->dict:
     "The second cell of a chapter: on Colab it fetches and installs the project."
-    return ("#| hide\nimport os\nif 'COLAB_RELEASE_TAG' in os.environ:   # elsewhere this does nothing\n"
+    code = ("#| hide\nimport os\nif 'COLAB_RELEASE_TAG' in os.environ:   # elsewhere this does nothing\n"
         "    os.system('git clone -q https://github.com/grpo-nb/grpo_nb')\n"
         f"    os.system('pip install -q ./grpo_nb[nbdev]')\n    os.chdir('grpo_nb/{folder}')")
+    return dict(cell_type='code', id='colab', metadata={}, source=code, outputs=[], execution_count=None)
 
-def _chapter_with_next(nb, text):
-    "Whether the notebook's last cell had to be changed to `text`, which is done in place."
-    there = [c for _,c,s in _cells(nb) if s.startswith('**Next:**')]
-    if len(there)==1 and there[0] is nb['cells'][-1] and _src(there[0]['source'])==text: return False
-    nb['cells'] = [c for c in nb['cells'] if c not in there]
-    nb['cells'].append(dict(cell_type='markdown', id='next', metadata={}, source=text))
-    return True
-
-def _chapter_with_colab(nb, folder):
-    "The same for the second cell."
-    second,code = nb['cells'][1],colab_cell(folder)
-    if second.get('id')=='colab' and _src(second['source'])==code: return False
-    if second.get('id')=='colab': del nb['cells'][1]
-    cell = dict(cell_type='code', id='colab', metadata={}, source=code, outputs=[], execution_count=None)
-    nb['cells'].insert(1, cell)
+def _placed(nb, cell, at):
+    "Whether `cell` did not stand at place `at`, where it stands now; -1 is the end."
+    there = nb['cells'][at]
+    if there.get('id')==cell['id'] and _src(there['source'])==cell['source']: return False
+    nb['cells'] = [c for c in nb['cells'] if c.get('id')!=cell['id']]
+    nb['cells'].insert(at if at>=0 else len(nb['cells']), cell)
     return True
 
 _SIDEBAR_PART = re.compile(r'( *)# course\.yml: begin\n.*?# course\.yml: end\n', re.S)
@@ -290,9 +283,9 @@ def order(
     want[nbs/'sidebar.yml'] = _course_sidebar((nbs/'sidebar.yml').read_text(encoding='utf-8'), course(False))
     then = [next_cell(o) for o in rows[1:]]+[None]
     for (f,nb),after in zip(made.items(), then):
-        if _chapter_with_colab(nb, 'nbs')|bool(after and _chapter_with_next(nb, after)): want[f] = _clean(nb)
+        if _placed(nb, colab_cell(), 1)|bool(after and _placed(nb, after, -1)): want[f] = _clean(nb)
     for f in nbs.glob('catalogue/*.ipynb'):
-        if _chapter_with_colab(nb := _read(f), 'nbs/catalogue'): want[f] = _clean(nb)
+        if _placed(nb := _read(f), colab_cell('nbs/catalogue'), 1): want[f] = _clean(nb)
     behind = [f for f,t in want.items() if f.read_text(encoding='utf-8')!=t]
     if check and behind:
         said = 'not the order of course.yml: run `python -m grpo_nb.dev order`'
@@ -422,52 +415,49 @@ def _module_names(root):
     return found
 
 # %% ../../nbs/dev/site.ipynb #f53c07de
-def _export_name(nb):
-    "grpo_nb's file that the notebook exports, such as see/readers.py; None where it exports none."
-    found = re.search(r'^#\|\s*default_exp\s+(\S+)', '\n'.join(s for _,_,s in _cells(nb)), flags=re.M)
-    return found and f"{found[1].replace('.', '/')}.py"
-
-def _export_faults(f, nb, root):
-    "Is the module what the notebook exports?"
+def _exported(nbs, root):
+    "{module, such as see/readers.py: what is wrong with it} of all that the notebooks export."
     from nbdev.export import nb_export
-    name = _export_name(nb)
-    if name is None: return []
+    found = {}
     def text(file):
         s = file.read_text(encoding='utf-8')
         return re.sub(r'(# %% |File to edit: )\S*nbs/', r'\1nbs/', s)
     with tempfile.TemporaryDirectory() as d:
-        new,old = Path(d)/'grpo_nb'/name,root/'grpo_nb'/name
-        (Path(d)/'grpo_nb').mkdir()
-        nb_export(f, Path(d)/'grpo_nb')
-        if not new.exists() or old.exists() and text(old)==text(new): return []
-    return [f'grpo_nb/{name}: not what {f.name} exports: run `nbdev_export`']
+        (lib := Path(d)/'grpo_nb').mkdir()
+        for f in nbs:
+            nb_export(f, lib)
+            for new in lib.rglob('*.py'):
+                name = new.relative_to(lib).as_posix()
+                same = (old := root/'grpo_nb'/name).exists() and text(old)==text(new)
+                said = f'grpo_nb/{name}: not what {f.name} exports: run `nbdev_export`'
+                found[name] = [] if same else [said]
+                new.unlink()
+    return found
 
 def _text_faults(root, names=None):
     "What is wrong with what a reader sees: outputs, form, names in prose. Runs and exports nothing."
     known,own,pages = known_names(root),_module_names(root),[(f.name, _read(f)) for f in _notebooks(names)]
-    prose = [] if names else [*root.glob('nbs/**/*.qmd'), *root.glob('nbs/**/*.md')]
     res = []
     for o in pages: res += output_faults(*o)+form_faults(*o)+gone_names(*o, known, own)
-    for f in prose: res += gone_names(f.name, dict(cells=[md_cell(f)]), known, own)
+    for f in [] if names else [*root.glob('nbs/**/*.qmd'), *root.glob('nbs/**/*.md')]:
+        cell = dict(cell_type='markdown', source=f.read_text(encoding='utf-8'))
+        res += gone_names(f.name, dict(cells=[cell]), known, own)
     return res
 
 def check(
-    names:list=None,  # notebooks by name; None for all, and the README
+    names:list[str]=None, # notebooks by name; None for all, and the README
 )->int:               # how many notebooks were looked at
     "Trouble, one line a fault, when modules, outputs, prose or README are out of step."
     root = _root()
     os.chdir(root)
-    nbs,faults,made = _notebooks(names),_text_faults(root, names),set()
-    for f in nbs:
-        nb = _read(f)
-        made.add(_export_name(nb))
-        faults += _export_faults(f, nb, root)
-        if _clean(nb)!=f.read_text(encoding='utf-8'):
-            faults.append(f'{f.name}: not clean: run `python -m grpo_nb.dev clean`')
+    nbs,lib = _notebooks(names),root/'grpo_nb'
+    made = _exported(nbs, root)
+    faults = [*_text_faults(root, names), *sum(made.values(), [])]
+    faults += [f'{f.name}: not clean: run `python -m grpo_nb.dev clean`' for f in nbs
+        if _clean(_read(f))!=f.read_text(encoding='utf-8')]
     if not names:
-        lib = root/'grpo_nb'
         there = {f.relative_to(lib).as_posix() for f in lib.glob('**/*.py') if f.name[0]!='_'}
-        faults += [f'grpo_nb/{o}: no notebook exports it' for o in sorted(there-made)]
+        faults += [f'grpo_nb/{o}: no notebook exports it' for o in sorted(there-{*made})]
         faults += _order_faults(root/'nbs')
         try: readme(check=True)
         except (Trouble, FileNotFoundError) as e: faults.append(str(e))
@@ -475,11 +465,6 @@ def check(
     print(f'{len(nbs)} notebooks in step')
     return len(nbs)
 
-def md_cell(
-    f:Path,  # a Markdown file
-)->dict:     # a notebook's cell with its text
-    "A page of prose as the one cell of a notebook, so that the same checks read it."
-    return dict(cell_type='markdown', source=Path(f).read_text(encoding='utf-8'))
 
 # %% ../../nbs/dev/site.ipynb #dcf835a1
 class Entries:
@@ -790,7 +775,7 @@ def docs(
     port:int=8000,      # of that server
     strict:bool=True,   # fail on a broken link, a missing alt text, a page outside the sidebar?
     out:str='_docs',    # folder of the site
-    only:list=None,     # pages to be made whole, by name; other notebooks are but a title, for a quick look
+    only:list[str]=None, # pages to be made whole, by name; other notebooks are but a title, for a quick look
 )->Path:  # that folder
     "Build the site from the stored notebooks, without Quarto or a kernel. Trouble names page and notebook."
     from nbdev.config import get_config
@@ -815,7 +800,7 @@ def docs(
     if faults and strict: raise Trouble(f'{len(faults)} faults in the site, listed above')
     n = sum('site_libs' not in f.parts for f in out.rglob('*.html'))
     print(f'{n} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve` for the search')
-    if serve: _serve(out, port)
+    if serve: subprocess.run([sys.executable, '-m', 'http.server', '-b', '127.0.0.1', '-d', out, str(port)])
     return out
 
 def _with_notebook(fault, names, root):
@@ -826,14 +811,6 @@ def _with_notebook(fault, names, root):
     to = what.rsplit(' ', 1)[-1].split('#')[-1].split('/')[-1].removesuffix('.html')
     cells = _cells(_read(root/'nbs'/f)) if to and what.startswith('a link') else []
     return f'{page} ← {next((where(f, i, s) for i,c,s in cells if to in s), f)}: {what}'
-
-def _serve(out, port):
-    from functools import partial
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-    with ThreadingHTTPServer(('127.0.0.1', port), partial(SimpleHTTPRequestHandler, directory=str(out))) as s:
-        print(f'http://127.0.0.1:{s.server_port}/ shows it; Ctrl-C ends it', flush=True)
-        try: s.serve_forever()
-        except KeyboardInterrupt: pass
 
 # %% ../../nbs/dev/site.ipynb #60f179ef
 def test(
@@ -857,21 +834,3 @@ def test(
     sys.exit(subprocess.run([sys.executable, *words, *['--slow']*slow], cwd=root).returncode)
 
 test.__test__ = False   # a command, not a test that pytest should collect
-
-def main(
-    argv:list=None,  # the words behind `python -m grpo_nb.dev`
-    more:dict=None,  # commands of another room
-)->None:
-    "`python -m grpo_nb.dev COMMAND …`."
-    from fastcore.script import anno_parser
-    commands = {f.__name__:f for f in (run_nbs, clean, readme, order, check, docs, test)}|(more or {})
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] not in commands:
-        sys.exit(f"usage: python -m grpo_nb.dev {{{','.join(commands)}}} …")
-    f,words = commands[argv[0]],argv[1:]
-    plain = [o for o in words if not o.startswith('-')] if 'names' in f.__code__.co_varnames else []
-    words = [o for o in words if o not in plain and not (plain and o=='--names')]
-    args = vars(anno_parser(f, prog=f'grpo_nb.dev {argv[0]}').parse_args(words))
-    for o in ('pdb','xtra'): args.pop(o, None)
-    try: f(**args|(dict(names=plain) if plain else {}))
-    except Trouble as e: sys.exit(str(e))
