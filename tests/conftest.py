@@ -133,15 +133,15 @@ def run_all(pg, seconds=120):
         .filter(o => o.output_type === 'error').map(o => o.ename + ': ' + o.evalue)""")
     assert not errors, errors
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def notebook(lab, browser):
-    """Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page;
-    an error in a cell fails the test"""
+    """Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page, the same for all
+    tests of a file; an error in a cell fails the test"""
     at,token,_ = lab
-    pages = []
+    pages = {}
     def run(name, seconds=120):
+        if name in pages: return pages[name]
         pg = browser.new_page(viewport=dict(width=1280, height=900))
-        pages.append(pg)
         file = next(f for f in sorted((ROOT / 'nbs').rglob('*.ipynb'))
                     if re.sub(r'^\d+\w*?_', '', f.stem) == name or f.name == name)
         pg.goto(f'{at}/lab/tree/nbs/{file.relative_to(ROOT/"nbs")}?token={token}&reset')
@@ -150,9 +150,10 @@ def notebook(lab, browser):
             timeout=90_000,
         )
         run_all(pg, seconds)
+        pages[name] = pg
         return pg
     yield run
-    for pg in pages: pg.close()
+    for pg in pages.values(): pg.close()
     # a kernel outlives its page, and the next page would find it
     auth = dict(Authorization=f'token {token}')
     ask = lambda path, method='GET': urllib.request.urlopen(

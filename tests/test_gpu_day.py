@@ -8,6 +8,7 @@ import grpo_nb.dev.gpu_day as D
 from grpo_nb.dev.gpu_day import *
 from grpo_nb.cli import main
 from grpo_nb.dev.speed import Bench, row
+from one_rank import rank
 
 def day(monkeypatch, **measurements):
     "A day of these functions; returns the names in the order in which they were begun."
@@ -136,12 +137,6 @@ def test_the_largest_difference_of_weights_is_found():
             self.model.load_state_dict(dict(weight=torch.tensor([[1., w]]), bias=torch.zeros(1)))
         def unwrap_model(self, m): return m
     assert D._apart(Trainer(2.), Trainer(2.))==0 and D._apart(Trainer(2.), Trainer(1.75))==.25
-
-@D.record
-def rank(device, wrong=None):
-    r = int(D.os.environ['RANK'])
-    if r==wrong: raise ValueError(f'no such thing on {device}')
-    return r+1
 
 def test_every_rank_returns_and_one_that_fails_is_named():
     o = Bench(quick=True)

@@ -1,7 +1,7 @@
 """The live page in a real Chromium: its values beside torch's, what it draws while it trains, who can use it.
 Each value is also seen to be far off when a line of the page is wrong."""
 
-import itertools, json, re
+import base64, itertools, json, re
 import numpy as np
 import pytest
 import torch
@@ -93,6 +93,10 @@ def stepped():
     capped = read_correction('weight=truncated,weight_cap=1.2,clip=none')
     return dict(clip=_stepped(), weight=_stepped(correction=capped))
 
+def _packed(x):
+    "Floats for the page: as a list of numbers each would take a dict on its way"
+    return base64.b64encode(x.float().numpy().tobytes()).decode()
+
 def _stepped(**how):
     model,tok = load_model('tiny')
     b = sample(model, tok, list(chain_sum(4, 0, 'test')), G, T, torch.Generator().manual_seed(0))
@@ -112,12 +116,12 @@ def _stepped(**how):
             v.grad = (weigh*grad[k]).view(v.shape)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
         opt.step()
-        return {k:v.detach().flatten().tolist() for k,v in model.named_parameters()}
+        return {k:_packed(v.detach().flatten()) for k,v in model.named_parameters()}
     groups = [dict(prompt=q[k].tolist(), advantages=a.tolist(),
         answers=[dict(ids=o[n].tolist(), logps=l[n].tolist(), want=w[n].tolist()) for o,l,w,n in zip(*x)])
         for q,k,a,*x in zip(b.prompt_ids, b.prompt_mask, A, b.completion_ids, old, logps.detach(), m)]
     return dict(groups=groups, items=items, cap=1.2 if how else 0, loss=loss.item(), after=step(0),
-        grad={k:v.tolist() for k,v in grad.items()}, steps=STEPS, later=[*map(step, range(1, STEPS))][-1])
+        grad={k:_packed(v) for k,v in grad.items()}, steps=STEPS, later=[*map(step, range(1, STEPS))][-1])
 
 KIT = """async given => {
     const [policy, text, replay] = await Promise.all(
@@ -132,9 +136,11 @@ KIT = """async given => {
     """
 
 FAR = KIT+"""
-    const {groups, items, cap, grad, after, steps, later} = given.values, p = make(), out = {}
+    const {groups, items, cap, steps} = given.values, p = make(), out = {}
     const all = (x, y) => Math.max(...Object.keys(y).map(k => far(x[k], y[k])))
     const mapped = (o, f) => Object.fromEntries(Object.entries(o).map(([k, x]) => [k, f(x, k)]))
+    const floats = s => new Float32Array(Uint8Array.from(atob(s), c => c.charCodeAt(0)).buffer)
+    const [grad, after, later] = ['grad', 'after', 'later'].map(o => mapped(given.values[o], floats))
     const trained = p => mapped(p.W, o => o.x)
     const DO = {
         async logps() {

@@ -251,22 +251,25 @@ def page_of(tmp_path, **more):
     (tmp_path/'p.qmd').write_text(f'```json\n{json.dumps(plan)}\n```')
     return tmp_path/'p.qmd'
 
-def test_the_command_needs_neither_gym_nor_datasets_nor_trl_and_goes_on_where_it_stopped(tmp_path):
-    "In a process that can import none of them: as on a machine that has only torch and the usual packages"
+def test_the_command_needs_neither_gym_nor_datasets_nor_trl_and_goes_on_where_it_stopped(tmp_path, capsys):
+    """First in a process that can import none of them, as on a machine that has only torch and the usual
+    packages; then here"""
     import subprocess, sys
     page,held = page_of(tmp_path),tmp_path/'problems.safetensors'
     fm.hold_problems(held, ['adding','sorting'])
     gone = 'reasoning_gym datasets trl transformers accelerate ipywidgets anywidget math_verify dill IPython'
+    options = dict(what='main', folder=str(tmp_path), page=str(page), stack=16, device='cpu',
+        problems=str(held), disable_tqdm=True)
     def run(**more):
-        options = dict(what='main', folder=str(tmp_path), page=str(page), stack=16, device='cpu',
-            problems=str(held), disable_tqdm=True)|more
-        code = f"""import sys
+        capsys.readouterr()
+        rs.replay_study(**options|more)
+        return capsys.readouterr().out
+    assert 'main table: 0 of 8 spans' in run(minutes=1e-9) and not (tmp_path/'small.csv').exists()
+    code = f"""import sys
 for o in {gone.split()}: sys.modules[o] = None
 from grpo_nb.research.replay_study import replay_study
 replay_study(**{options})"""
-        return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
-    assert 'main table: 0 of 8 spans' in run(minutes=1e-9) and not (tmp_path/'small.csv').exists()
-    said = run()
+    said = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
     d = read_rows(tmp_path/'small.csv', ('registered',))
     assert 'holm' in said and len(d)==2*2*5*2 and set(d.error)=={''}
     before = (tmp_path/'small.csv').read_bytes()
