@@ -481,7 +481,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
 def test_a_rebuild_changes_nothing(site, tmp_path):
     "All prose, and of each kind of notebook some: code, figures, frames, formulas, tables; the rest as stubs"
     whole = ['index', 'advantages', 'core', 'widgets', 'settings']
-    code = ("import grpo_nb.dev.site as s; s.site_faults = s._text_faults = lambda *a, **k: []; "   # known by now
+    code = ("import grpo_nb.dev.site as s; s.site_faults = s._text_faults = lambda *a, **k: []; "   # known$
         f"s.docs(strict=False, out={str(tmp_path)!r}, only={whole})")
     env = {**os.environ, 'PYTHONHASHSEED': '1'}   # the fixture has another
     subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True, capture_output=True, env=env)

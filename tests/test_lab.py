@@ -48,3 +48,23 @@ def test_live_text_is_computed_by_the_kernel(notebook):
         "[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('nothing to count'))",
         timeout=20_000,
     )
+
+FIRST_SIGHT = """() => {   // the tops of the first sentence and picture; cells of imports that lie open
+  const cells = [...document.querySelectorAll('.jp-Notebook .jp-Cell')], top = o => o.getBoundingClientRect().top
+  const open = o => !o.querySelector('.jp-mod-collapsed, .jp-Placeholder') && o.innerText.includes('import ')
+  return {sentence: top(document.querySelector('.jp-Notebook .jp-RenderedMarkdown > p')),
+    picture: top(document.querySelector('.jp-Notebook .jp-OutputArea-output img')),
+    open: cells.filter(o => o.classList.contains('jp-CodeCell')).slice(0, 6).filter(open).length} }"""
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', '00 01 07 09 11 12 14 17'.split())
+def test_a_chapter_opens_with_a_sentence_and_a_picture_before_anything_runs(lab, browser, number):
+    at,token,home = lab
+    pg = browser.new_page(viewport=dict(width=1280, height=800))
+    name = next((home/'nbs').glob(f'{number}_*.ipynb')).name
+    pg.goto(f'{at}/lab/tree/nbs/{name}?token={token}&reset')
+    pg.wait_for_selector('.jp-Notebook .jp-OutputArea-output img', timeout=90_000)
+    pg.wait_for_timeout(2000)   # until nothing moves any more
+    seen = pg.evaluate(FIRST_SIGHT)
+    pg.close()
+    assert seen['sentence']<seen['picture']<700 and seen['open']==0, seen

@@ -102,21 +102,21 @@ def chapter_body(
     site:str,   # where other pages are
 )->str:         # HTML
     "What of a page goes into the book, its anchors marked with the chapter's name."
-    body = re.search(r'<main[^>]*>(.*)</main>', page, flags=re.S)[1]
-    body = re.sub(r'<(p|details) class="(?:page-links|contents-here)".*?</\1>', '', body, flags=re.S)
-    body = re.sub(r'<nav\b.*?</nav>|<script src=.*?</script>', '', body, flags=re.S)
-    def link(m):
-        url,_,at = m[1].partition('#')
-        to = name if not url else url.removesuffix('.html')
-        if to in names: return f'href="#{to}{"--"+at if at else ""}"'
-        return m[0] if re.match(r'[a-z]+:', m[1]) else f'href="{site}/{m[1]}"'
-    body = re.sub(r'href="([^"]*)"', link, body)
-    body = re.sub(r'\bid="([^"]*)"', rf'id="{name}--\1"', body)
+    from bs4 import BeautifulSoup
+    body = BeautifulSoup(page, 'html.parser').main
+    for o in body.select('p.page-links, .contents-here, nav, script[src], script.frame'): o.decompose()
+    for o in body.select('[href]'):
+        url,_,at = o['href'].partition('#')
+        to = url.removesuffix('.html') or name
+        if to in names: o['href'] = f'#{to}--{at}' if at else f'#{to}'
+        elif not re.match('[a-z]+:', o['href']): o['href'] = f'{site}/{o["href"]}'
+    for o in body.select('[id]'): o['id'] = f'{name}--{o["id"]}'
     there = f'{site}/{name}.html'
     live = f'<p>Here the page has a view to click through: <a href="{there}">{there}</a></p>'
-    body = re.sub(r'<iframe\b.*?</iframe>', lambda m: live, body, flags=re.S)
-    body = re.sub(r'<details(?=[^>]*>\s*<summary>[^<]*(?:Solution|Answer|answer))', '<details open', body)
-    return f'<section class="chapter" id="{name}">{body}</section>'
+    for o in body.select('iframe'): o.replace_with(BeautifulSoup(live, 'html.parser'))
+    for o in body.select('summary'):
+        if re.search('Solution|[Aa]nswer', o.text): o.parent['open'] = ''
+    return f'<section class="chapter" id="{name}">{body.decode_contents()}</section>'
 
 # %% ../../nbs/dev/printed.ipynb #a9ef7876
 _BOOK_CSS = '''<style>
