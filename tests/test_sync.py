@@ -17,6 +17,8 @@ def copy(tmp_path, monkeypatch):
     for o in ('settings.ini','setup.py','README.md'):
         if (ROOT/o).exists(): shutil.copy(ROOT/o, tmp_path)
     monkeypatch.chdir(tmp_path)
+    # what a reader sees is looked at in all pages, once, by the next test
+    monkeypatch.setattr(dev, '_text_faults', lambda *a: [])
     return tmp_path
 
 def notebook(root, name):
