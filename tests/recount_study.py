@@ -90,12 +90,11 @@ def runs_of(table, seeds):
             at[int(o['seed'])] = mean_on_the_way(json.loads(o['curve']))
     return out
 
-def recount_spans(table, page):
-    "The same of a page with a ladder of rates, whose measure is the mean over five of them, task by task"
-    plan = registered(page)
+def spans_by_hand(table, plan, cells):
+    "(arm, task, seed) -> means over the five rates around plain GRPO's best, one per cell; None: some are missing"
     seeds,ladder,families = plan['seeds']['main'],plan['ladder'],plan['definitions']['families']
     runs,spans = runs_of(table, seeds),{}
-    for cell,f in families.items():
+    for cell in cells:
         whole = {l:sum(o.values())/len(o) for l,o in runs[cell]['plain'].items() if len(o)==len(seeds)}
         centre = max(whole, key=lambda l: (whole[l], -l))
         at = min([ladder.index(centre), len(ladder)-3] if ladder.index(centre)>1 else [2])
@@ -103,7 +102,14 @@ def recount_spans(table, page):
             for s in seeds:
                 five = [runs[cell].get(arm, {}).get(l, {}).get(s) for l in ladder[at-2:at+3]]
                 if None in five: return None
-                spans.setdefault((arm, f['after'] or cell, s), []).append(sum(five)/5)
+                spans.setdefault((arm, families[cell]['after'] or cell, s), []).append(sum(five)/5)
+    return spans
+
+def recount_spans(table, page):
+    "The same of a page with a ladder of rates, whose measure is the mean over five of them, task by task"
+    plan = registered(page)
+    spans = spans_by_hand(table, plan, plan['definitions']['families'])
+    if spans is None: return None
     mean = {k:sum(o)/len(o) for k,o in spans.items()}
     out = []
     for arm,baseline in plan['claims']:
@@ -114,6 +120,21 @@ def recount_spans(table, page):
         free = len(d)-1
         out.append([arm, baseline, m, t.ppf(.975, free)*error, 2*t.sf(abs(m)/error, free)])
     return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
+
+def recount_cells(table, page, cells=None):
+    "(cell, claim) -> difference, half its interval, p, Holm's p among all that were registered"
+    plan = registered(page)
+    seeds,every = plan['seeds']['main'],plan['definitions']['families']
+    cells,out = list(every) if cells is None else cells,{}
+    spans = spans_by_hand(table, plan, cells)
+    for cell in cells:
+        for arm,baseline in plan['claims']:
+            d = [spans[arm,cell,s][0]-spans[baseline,cell,s][0] for s in seeds]
+            mean,error,free = sum(d)/len(d),spread(d),len(d)-1
+            half,p = t.ppf(.975, free)*error,2*t.sf(abs(mean)/error, free)
+            out[cell,f'{arm} - {baseline}'] = mean,half,p
+    others = [1.]*(len(every)*len(plan['claims'])-len(out))
+    return {k:(*o, p) for (k,o),p in zip(out.items(), stepwise([o[2] for o in out.values()]+others))}
 
 def by_the_other_half(runs, arms, seeds):
     "seed -> the arm and rate that is best on the other half of the seeds; ties go to the first row"

@@ -348,13 +348,14 @@ def claims(
 def _names(d, minus): return d.arm+f' {minus} '+d.baseline+(' in '+d.regime if 'regime' in d else '')
 
 def _each_family(rows, plan):
-    "A row per claim and family; one Holm family of all."
+    "A row per claim and family that is there; one Holm family of all that were registered."
     def one(a, b):
         d = pairs(rows[rows.arm.isin([a, b])], b, plan['measure'])
         return d.assign(baseline=b, half=d.diff_ci)
     d = pd.concat([one(a, b) for a,b in plan['claims']], ignore_index=True)
     d = d[['regime','arm','baseline','seeds','diff','half','p']]
-    return d.assign(holm=holm(d.p))
+    missing = len(plan['claims'])*len(plan['definitions']['families'])-len(d)
+    return d.assign(holm=holm([*d.p, *[1.]*missing])[:len(d)])
 
 def contrasts(
     df:pd.DataFrame, # rows of the plan 'main'
