@@ -31,12 +31,12 @@ COMMANDS = dict(  # name: (function, what it does)
     batch=('grpo_nb.batch_size:batch_command', "what do TRL's batch numbers come to?"),
     **{'class': ('grpo_nb.teach.classroom:class_command', 'four problem sets: make a folder, grade one')},
     study=('grpo_nb.cli:study', 'bakeoff: methods at equal tokens; replay: a registered study goes on'),
-    bench=('grpo_nb.dev.speed:bench', "how fast is each part? --gpu: a GPU's day"),
+    bench=('grpo_nb.dev.speed:bench', 'how fast is each part?'),
 )
 BEHIND = {   # a command with a second word
     'study bakeoff':'grpo_nb.research.bakeoff:bakeoff', 'bakeoff':'grpo_nb.research.bakeoff:bakeoff',
     'study replay':'grpo_nb.research.replay_study:replay_study',
-    'replay_study':'grpo_nb.research.replay_study:replay_study', 'bench --gpu':'grpo_nb.dev.gpu_day:gpu_day'}
+    'replay_study':'grpo_nb.research.replay_study:replay_study'}
 PROJECT = {   # these build the project itself
     **{o:f'grpo_nb.dev.site:{o}' for o in 'run_nbs clean readme order docs check test'.split()},
     **{o:f'grpo_nb.dev.printed:{o}' for o in ('slides','book')}}

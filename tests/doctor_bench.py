@@ -219,13 +219,13 @@ TASK_RATES = dict(sorting=1e-3, reversing=1e-3, spiralling=1e-3, combining=1e-3)
 def train_tasks():
     "Once: a run of each task of the studies, from the start that its study begins with, that learns"
     import torch, stored_runs
-    from grpo_nb.research.families import FAMILIES, PAD, decode, judge, start
+    from grpo_nb.research.families import FAMILIES, PAD, is_right, spelled, start
     from grpo_nb.see.findings import rise
     from grpo_nb.trainer import TrainConfig, train
     from test_stacked_run import Letters, qwen_of
     def right(prompts, completions, answer, completion_ids, **_):
         padded = [(o+[PAD]*len(answer[0]))[:len(answer[0])] for o in completion_ids]
-        return judge(torch.tensor(padded), torch.tensor(answer)).float().tolist()
+        return is_right(torch.tensor(padded), torch.tensor(answer)).float().tolist()
     torch.set_num_threads(1)
     Letters.save_pretrained = lambda self, to: None   # a checkpoint asks for it
     AT_TASKS.mkdir(exist_ok=True)
@@ -233,7 +233,7 @@ def train_tasks():
     for family,seed in [(k, s) for k in FAMILIES if '_' not in k for s in TASK_SEEDS.values()]:
         first,about = start(family),FAMILIES[family]
         d,lr = first['train'],TASK_RATES.get(family, 3e-4)
-        rows = [dict(prompt=decode(i[m].tolist()), answer=a.tolist())
+        rows = [dict(prompt=spelled(i[m].tolist()), answer=a.tolist())
             for i,m,a in zip(d['ids'], d['mask'], d['answer'])]
         with tempfile.TemporaryDirectory() as at:
             args = TrainConfig(output_dir=f'{at}/r', seed=seed, num_generations=8, generation_batch_size=64,

@@ -18,6 +18,6 @@ def untaught(monkeypatch):
     monkeypatch.setattr(sr, 'start', start)
     kind = sr.Runs.__init__
     monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=60, n_test=8, **k))
-    monkeypatch.setattr(sr, 'judge', lambda ids, answer: (ids==PAD).sum(-1)>2)   # right is what ends early
+    monkeypatch.setattr(sr, 'is_right', lambda ids, answer: (ids==PAD).sum(-1)>2)   # right is what ends early
 
 def bare(rows): return [{k:v for k,v in o.items() if k!='cpu_s'} for o in rows]

@@ -160,21 +160,6 @@ if __name__=='__main__':
     assert r.returncode==0 and (df.error=='').all() and len(df)==4, r.stdout+r.stderr+str(df.error.tolist())
     assert all(df.source!='') and 'short' in r.stdout
 
-def test_two_machines_side_by_side(tmp_path, capsys):
-    df = read_rows(ALL[3]).drop(columns='area')
-    df.to_csv(tmp_path/'a.csv', index=False)
-    df.to_csv(tmp_path/'b.csv', index=False)
-    bakeoff(str(tmp_path/'a.csv'), beside=str(tmp_path/'b.csv'))
-    assert '4 runs in both, 4 of them equal to the last digit' in capsys.readouterr().out
-    moved = df.assign(pass1=df.pass1+.25, curve=[c[:-2]+'1}]' for c in df.curve])
-    for machine,says in (('an abacus', 'compare means'), (df.machine[0], 'has changed')):
-        moved.assign(machine=machine).to_csv(tmp_path/'b.csv', index=False)
-        bakeoff(str(tmp_path/'a.csv'), beside=str(tmp_path/'b.csv'))
-        out = capsys.readouterr().out
-        assert says in out and '0 of them equal' in out and 'at the end -0.250 ± 0.000' in out
-        assert 'at most 0.000 apart' in out and machine in out
-    with pytest.raises(ValueError, match='no run in common'): bakeoff(str(tmp_path/'a.csv'), beside=str(CSV))
-
 def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
     main,tune = plan(3),CHAPTER.rate_jobs()
     assert (not [o for o in main if o['arm'] in ('skip', 'same_prompt')

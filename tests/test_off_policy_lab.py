@@ -3,11 +3,13 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.loss import policy_loss
-from grpo_nb.research.off_policy import (AGES, ESTIMATORS, G, LabPolicy, Lens, exact_gradient, group_moments,
-    jacobian, lab, right, token_weights, train_lab)
+from grpo_nb.research.off_policy import (
+    G, LabPolicy, Lens, exact_gradient, group_moments, jacobian, right, token_weights, train_lab)
 from notebook_code import defined_in
 
 CHAPTER = defined_in('13_off_policy_lab')
+ROOM = defined_in('research/off_policy')
+AGES,ESTIMATORS,lab = ROOM.AGES,ROOM.ESTIMATORS,ROOM.lab
 draw_lab,summary,too_old = CHAPTER.draw_lab,CHAPTER.summary,CHAPTER.too_old
 
 CSV = Path(__file__).parent.parent/'nbs'/'results'/'lab.csv'

@@ -5,7 +5,7 @@ import pandas as pd, pytest, torch
 import grpo_nb.research.families as fm
 import grpo_nb.research.replay_study as rs
 import grpo_nb.research.stacked as sr
-from grpo_nb.research.families import END, FAMILIES, PAD, SHAPE, decode, encode, judge, problems, to_tensors
+from grpo_nb.research.families import END, FAMILIES, PAD, SHAPE, encode, is_right, problems, to_tensors
 from grpo_nb.research.replay_study import (
     USES, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
 from grpo_nb.research.stacked import BatchUse, Shelf, assemble, factor
@@ -13,7 +13,7 @@ from grpo_nb.research.study import over_regimes, pairs, read_rows, run_study, st
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
-FIRST = defined_in('research/first_study')
+FIRST,ROOM = (defined_in(f'research/{o}') for o in ('first_study','stacked'))
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 
@@ -35,7 +35,7 @@ def test_the_judge_wants_the_whole_answer_after_the_first_mark_and_the_end():
         '#12 $': 0,
         '': 0,
     }.items():
-        assert judge(ids(text), answer).item()==bool(right), text
+        assert is_right(ids(text), answer).item()==bool(right), text
 
 def gym(family, n, seed=3, side='test'):
     from grpo_nb.parts.problems import gym_dataset
@@ -55,7 +55,7 @@ def test_a_teacher_without_habits_gets_full_marks_from_the_gym(family):
         assert get_score_answer_fn(FAMILIES[family].task)(said, e)==1
         n += 1
         d = to_tensors([row], family)
-        assert judge(d['taught'], d['answer']).all()
+        assert is_right(d['taught'], d['answer']).all()
     assert n>=10   # sums leave out what is subtracted
 
 def test_a_habit_is_one_wrong_letter_with_one_chance_per_context():
@@ -94,10 +94,10 @@ def test_a_start_is_that_of_its_family_and_can_be_made_again(tmp_path, monkeypat
     kept = fm.STARTS
     monkeypatch.setattr(fm, 'STARTS', tmp_path)
     monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 3, 1e-3)))
-    sr.teach('sorting')
+    ROOM.teach('sorting')
     again = fm.start.__wrapped__('sorting')['theta']
     d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
-    assert torch.equal(again, sr.lesson(d, 3, SHAPE, 1e-3).half().float())
+    assert torch.equal(again, ROOM.lesson(d, 3, SHAPE, 1e-3).half().float())
     monkeypatch.setattr(fm, 'STARTS', kept)
     with pytest.raises(ValueError, match="make it again with teach\\('sorting'\\)"):
         fm.start.__wrapped__('sorting')
@@ -110,11 +110,11 @@ def test_a_larger_start_lies_in_the_clone_and_a_missing_one_is_named(tmp_path, m
     with pytest.raises(ValueError, match=r"1M weights: .*is missing; .*teach\('sorting', size='1M'\)"):
         fm.start.__wrapped__('sorting', '1M')
     monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 2, 1e-3)))
-    assert sr.teach('sorting', size='1M')==fm.start_file('sorting', '1M')
+    assert ROOM.teach('sorting', size='1M')==fm.start_file('sorting', '1M')
     d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
     wide = fm.SIZES['1M']
     theta = fm.start.__wrapped__('sorting', '1M')['theta']
-    assert len(theta)==wide.n==1_079_808 and torch.equal(theta, sr.lesson(d, 2, wide, 5e-4).half().float())
+    assert len(theta)==wide.n==1_079_808 and torch.equal(theta, ROOM.lesson(d, 2, wide, 5e-4).half().float())
 
 def test_stored_groups_come_back_whole_and_the_oldest_leave_first():
     S,n = 2,3
@@ -363,12 +363,12 @@ def test_half_of_the_tokens_is_read_off_the_curve_and_paired_by_seed():
         row('mu3', 2, (0, .0), (100, .45))])
     half = [.6-.3, .25-.45]      # at 50 tokens: between .4 and .8, and half of .5
     mean,sd = sum(half)/2,abs(half[0]-half[1])/2**.5
-    got = rs.with_fewer(rows, 'mine', dict(adding='mu3'), 1/2, plan)
+    got = FIRST.with_fewer(rows, 'mine', dict(adding='mu3'), 1/2, plan)
     assert got==[f'{mean:+.3f} ± {12.7062*sd/2**.5:.3f}']
     tries = pd.DataFrame([row(a, 7, (0, 0.), (100, p), l=l) for a,l,p in (('plain',1,.9), ('plain',2,.0),
         ('mu3',1,.3), ('mu3',2,.5), ('copies_clip',1,.4), ('copies_clip',2,.6), ('stored_clip',1,1.),
         ('stored_clip',2,.1))])
-    assert rs.best_without(tries, plan)==dict(adding='plain')   # at its best rate, and no buffer's
+    assert FIRST.best_without(tries, plan)==dict(adding='plain')   # at its best rate, and no buffer's
 
 def test_the_tokens_needed_are_where_the_paired_interval_holds_0():
     plan = dict(budget=100)
@@ -378,7 +378,7 @@ def test_the_tokens_needed_are_where_the_paired_interval_holds_0():
     def need(goal):
         rows = [row('mine', i, e) for i,e in enumerate((.8, .84, .76))]
         rows += [row('mu3', i, goal) for i in range(3)]
-        return rs.tokens_needed(pd.DataFrame(rows), 'mine', dict(adding='mu3'), plan)
+        return FIRST.tokens_needed(pd.DataFrame(rows), 'mine', dict(adding='mu3'), plan)
     wide = 4.30265*.04/3**.5    # half-width of the interval, per share: Student's, two degrees of freedom
     low,at,high = (int(100*.401/o)+1 for o in (.8+wide, .8, .8-wide))
     assert (low, at, high)==(45, 51, 58) and need(.401)==['51 (45 to 58)']
@@ -407,19 +407,19 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
     tries = pd.concat([made(plan, arms, plan['seeds']['rates'], l) for l in plan['rates']])
     tries['pass1'] = tries.area+(tries.arm=='mu3')
     shown = FIRST.tokens_table(two, tries, plan, arms=['stored_clip'])
-    best = rs.best_without(tries, plan)
+    best = FIRST.best_without(tries, plan)
     assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(fm.PACKED, 'mu3')
     need,d = FIRST.needed_table(two['replication'], tries, plan),two['replication']
     for a,goal,against in (('mu3', "to plain's end", dict.fromkeys(best, 'plain')),
                            ('stored_clip', 'to the best end', best)):
-        assert need.loc[f'{a} {goal}', list(best)].tolist()==rs.tokens_needed(d, a, against, plan)
+        assert need.loc[f'{a} {goal}', list(best)].tolist()==FIRST.tokens_needed(d, a, against, plan)
     assert len(need)==8 and not need.index.str.startswith('plain').any()
     for k,d in two.items():
         end = '' if k=='main table' else ', replication'
         for share,named,against in ((1/2, 'half, minus that one', best),
                                     (1/3, 'a third, minus plain', dict.fromkeys(fm.PACKED, 'plain'))):
             row = shown.loc[f'stored_clip, {named}{end}', list(against)]
-            assert row.tolist()==rs.with_fewer(d, 'stored_clip', against, share, plan)
+            assert row.tolist()==FIRST.with_fewer(d, 'stored_clip', against, share, plan)
 
 def cost_by_hand(rows, arm, steps, share, family):
     "Mean over seeds of the areas' difference, one point after another: no function of the package."
@@ -577,8 +577,8 @@ def test_pages_say_what_the_main_table_says():
     assert sooner==['adding','filtering']   # "by intervals that don't touch"
     assert need.loc['stored_clip to the best end','sorting'].startswith('100+')
 
-WHERE = dict(filtering=['settings','limits','research/first_study','research/more_studies'],
-    adding=['settings','research/first_study','research/more_studies'])   # what larger models say of a family
+WHERE = dict(filtering=['settings','limits','research/first_study'],
+    adding=['settings','research/first_study'])   # what larger models say of a family
 
 def test_pages_say_what_the_larger_models_say():
     plan,path,rows,got = counted('registration_size', 192)
@@ -586,16 +586,16 @@ def test_pages_say_what_the_larger_models_say():
     said = {(o.regime, o.arm, o.baseline):t.replace('-', '−') for o,t in zip(got.itertuples(), texts)}
     family = {f:said[f, 'stored_clip', 'mu3'] for f in ('filtering','adding')}
     for k,pages in WHERE.items(): assert all(family[k] in o for o in told_in(*pages)), k
-    page = prose('research/more_studies')
+    page = prose('research/first_study')
     more = [('filtering','stored_clip','copies_clip'), *((f,'replay_both','plain') for f in family)]
     assert all(said[k] in page for k in more)
     assert (got.says!='undecided').sum()==8 and (got.says==got.predicted).sum()==7
     assert 'Eight of the ten claims survive. Seven came out as predicted' in page
     tries = read_rows(path.with_name('replay_study_1M_rates.csv'))
-    control = rs.best_without(tries, plan)
-    half = rs.with_fewer(rows, 'stored_clip', control, 1/2, plan)
+    control = FIRST.best_without(tries, plan)
+    half = FIRST.with_fewer(rows, 'stored_clip', control, 1/2, plan)
     assert control==dict.fromkeys(family, 'mu3') and all(o.replace('-', '−') in page for o in half)
-    near = rs.tokens_needed(rows, 'stored_clip', dict(filtering='mu3'), plan)[0]
+    near = FIRST.tokens_needed(rows, 'stored_clip', dict(filtering='mu3'), plan)[0]
     assert f"there {near.replace('(', '% of the tokens (')} lead to where three passes end" in page
     dead = rows[rows.arm=='mu3'].groupby('regime').dead.mean()
     assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in page
@@ -605,16 +605,16 @@ def test_pages_say_what_the_largest_models_say():
     assert (got.says==got.predicted).all() and (got.says!='undecided').sum()==3
     said = dict(zip(got.arm+' '+got.regime, (o.replace('-', '−') for o in rs.texts(got['diff'], got.half))))
     for k,pages in WHERE.items(): assert all(said[f'stored_clip {k}'] in o for o in told_in(*pages)), k
-    page = prose('research/more_studies')
+    page = prose('research/first_study')
     adding = got[(got.arm=='stored_clip')&(got.regime=='adding')].iloc[0]
     assert .013<adding['diff']+adding.half<.014 and 'All four came out as predicted.' in page
     tries = read_rows(path.with_name('replay_study_3M_rates.csv'))
-    control,taken = rs.best_without(tries, plan),tuned(tries, plan)
+    control,taken = FIRST.best_without(tries, plan),tuned(tries, plan)
     assert set(control.values())=={'mu3'}
-    near = dict(zip(control, rs.tokens_needed(rows, 'stored_clip', control, plan)))
+    near = dict(zip(control, FIRST.tokens_needed(rows, 'stored_clip', control, plan)))
     assert f"filtering with {near['filtering'].replace('(', '% of the tokens (')}, in adding with" in page
     assert f"in adding with {near['adding'].replace('(', '% (')}." in page
-    half = dict(zip(control, rs.with_fewer(rows, 'stored_clip', control, 1/2, plan)))
+    half = dict(zip(control, FIRST.with_fewer(rows, 'stored_clip', control, 1/2, plan)))
     assert '{filtering}, and {adding}, decided short'.format(**half).replace('-', '−') in page
     dead = rows[rows.arm=='mu3'].groupby('regime').dead.mean()
     assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in page
@@ -623,7 +623,7 @@ def test_pages_say_what_the_largest_models_say():
 def test_pages_say_what_the_methods_of_others_give():
     plan,_,rows,got = counted('registration_methods', 448)
     assert set(got.says)=={'undecided'} and (got.says==got.predicted).all()
-    page = prose('research/more_studies')
+    page = prose('research/first_study')
     assert 'All five are undecided, as predicted.' in page
     most = (got['diff']+got.half).max()
     assert .025<most<.026 and 'a mean gain of more than .026 lies outside each' in page
@@ -660,7 +660,7 @@ def test_a_page_names_each_rate_beyond_the_ends_that_is_better_than_the_one_that
     for k in better:
         far,near = beyond.groupby(['regime','arm']).area.mean()[k],way[*k, taken[k]]
         said = f'{far:.3f} at 5e-5 against {near:.3f}',f'{far:.3f} against {near:.3f}'
-        assert any(o.replace('0.', '.') in prose('research/more_studies') for o in said)
+        assert any(o.replace('0.', '.') in prose('research/first_study') for o in said)
 
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
     job = dict(regime='reversing', arm='plain', seed=[2000], learning_rate=1e-4, source='',

@@ -5,7 +5,7 @@ import grpo_nb.generation as generation
 import grpo_nb.research.stacked as sr
 import grpo_nb.trainer as trainer
 from grpo_nb.loss import policy_loss
-from grpo_nb.research.families import END, PAD, SHAPE, decode, encode, judge
+from grpo_nb.research.families import END, PAD, SHAPE, encode, is_right, spelled
 from grpo_nb.research.replay_study import USES
 from grpo_nb.trainer import TrainConfig, train
 
@@ -17,7 +17,7 @@ class Letters:
     eos_token,pad_token = '$','_'
     def __call__(self, text, **_): return dict(input_ids=encode(text))
     def __len__(self): return SHAPE.vocab
-    def decode(self, ids, **_): return decode([int(o) for o in ids])
+    def decode(self, ids, **_): return spelled([int(o) for o in ids])
     def batch_decode(self, rows, **_): return [self.decode(o) for o in rows]
 
 def from_qwen(model):
@@ -87,11 +87,11 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
     r,seen = stacked(arm, monkeypatch)
     model = qwen_of(seen['start'])
     asked = [o for q in seen['asked'] for o in zip(q['ids'][0], q['mask'][0], q['answer'][0])]
-    rows = [dict(prompt=decode(ids[m].tolist()), answer=a.tolist()) for ids,m,a in asked]
+    rows = [dict(prompt=spelled(ids[m].tolist()), answer=a.tolist()) for ids,m,a in asked]
     def right(prompts, completions, answer, completion_ids, **_):
         T = len(answer[0])
         padded = torch.tensor([o+[PAD]*(T-len(o)) for o in completion_ids])
-        return judge(padded, torch.tensor(answer)).float().tolist()
+        return is_right(padded, torch.tensor(answer)).float().tolist()
     darts,order = iter(seen['darts']),iter(range(len(rows)))
     monkeypatch.setattr(generation, 'uniforms', lambda n, T, *_: next(darts).double())
     monkeypatch.setattr(trainer, 'next_keys', lambda s, n: [next(order) for _ in range(n)])

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ARMS', 'REGIMES', 'LEARNING_RATES', 'TABLES', 'SMALL', 'named', 'own_source', 'Curve', 'Arm', 'Regime', 'rate',
            'arm_of', 'make', 'run_one', 'here', 'extra', 'source', 'job', 'run_job', 'both_ways', 'told', 'best_rate',
-           'side_by_side', 'plan', 'bakeoff']
+           'plan', 'bakeoff']
 
 # %% ../../nbs/research/bakeoff.ipynb #ee819a8a
 import hashlib, json, time
@@ -15,9 +15,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 import pandas as pd
-from ..parts.core import difference, holm, load_file
+from ..parts.core import holm, load_file
 from .study import (
-    KEY, again, compare, key_of, names_in, over_regimes, read_rows, run_study, show_again, source_hash, stamp)
+    KEY, again, compare, key_of, names_in, over_regimes, run_study, show_again, source_hash, stamp)
 
 # %% ../../nbs/research/bakeoff.ipynb #1c3ff905
 def named(
@@ -349,35 +349,6 @@ def best_rate(
         raise ValueError(f'no try of a learning rate for {arm} worked: {sorted(set(df.error)-{""})}')
     return float(d.groupby(d.learning_rate.astype(float)).area.mean().idxmax())
 
-# %% ../../nbs/research/bakeoff.ipynb #b5af52e8
-def side_by_side(
-    here:str,  # CSV of a study
-    there:str, # the same study from another machine
-)->str:
-    "How many runs are in both, how many are equal, and how far the others are apart."
-    a,b = (read_rows(o).query("error==''").set_index(KEY).sort_index() for o in (here, there))
-    both = a.index.intersection(b.index)
-    if not len(both): raise ValueError(f'{here} and {there} have no run in common')
-    a,b = a.loc[both],b.loc[both]
-    same = (a.curve==b.curve).to_numpy()
-    def numbers(d, k): return d[k].astype(float).reset_index(drop=True)
-    end,way = (difference(numbers(a, k), numbers(b, k)) for k in ('pass1','area'))
-    def first(curve): return json.loads(curve)[0]['pass1']
-    start = max(abs(first(x)-first(y)) for x,y in zip(a.curve, b.curve))
-    def made(d):
-        each = d[['machine','torch','version']].drop_duplicates().itertuples(index=False)
-        return ' and '.join(f'{m} (torch {t}, {v})' for m,t,v in each)
-    text = [f'{len(both)} runs in both, {same.sum()} of them equal to the last digit',
-        f'{here}: {made(a)}', f'{there}: {made(b)}']
-    if same.all(): return '\n'.join(text)
-    def apart(o): return f'{o["diff"]:+.3f} ± {o["diff_ci"]:.3f}'
-    text += [f'before the first update they are at most {start:.3f} apart',
-        f'at the end {apart(end)}, in area under the curve {apart(way)}']
-    one = made(a)==made(b)
-    text.append('one machine and one version: the code or what it started from has changed' if one else
-        'other last bits, then other tokens: compare means, not single rows')
-    return '\n'.join(text)
-
 # %% ../../nbs/research/bakeoff.ipynb #8054d5e1
 def plan(
     seeds:int=8,      # seeds 0, 1, ...
@@ -416,14 +387,12 @@ def bakeoff(
     learning_rates:str='',   # to try for it, comma between them; plain GRPO's by default
     small:bool=False,        # two arms, one regime, two seeds, half of the tokens: to see that it works
     repeat:int=0,            # instead: run so many rows of `out` again and compare
-    beside:str='',           # instead: put `out` beside this table of another machine
     processes:int=2,         # runs at a time
     disable_tqdm:bool=False, # hide the progress bar
 )->None:
     "Compare methods for dead groups at equal generated tokens; print a table for each regime."
     if seeds<1: raise ValueError(f'`seeds` is {seeds}, needs 1 or more: with none nothing is run')
     if repeat: return show_again(again(out, run_job, here(), repeat))
-    if beside: return print(side_by_side(out, beside))
     names = names_in(arms, ['none','replay'] if small else ARMS)
     regs = names_in(regimes, ['spell_backward middling'] if small else REGIMES)
     opts = {f'method_{k}':v for k,v in json.loads(options).items()}

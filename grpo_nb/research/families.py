@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LETTERS', 'PAD', 'END', 'FIRST', 'MARK', 'FAMILIES', 'WAYS', 'STARTS', 'PACKED', 'SHAPE', 'SIZES', 'HELD', 'encode',
-           'decode', 'Family', 'habit', 'problems', 'to_tensors', 'judge', 'Shape', 'start_file', 'start_weights',
+           'spelled', 'Family', 'habit', 'problems', 'to_tensors', 'is_right', 'Shape', 'start_file', 'start_weights',
            'start', 'hold_problems', 'lessons', 'lesson_batch', 'warm_start']
 
 # %% ../../nbs/research/families.ipynb #68c662cf
@@ -31,7 +31,7 @@ def encode(
     "Letters to ids."
     return [FIRST+LETTERS.index(c) for c in text]
 
-def decode(
+def spelled(
     ids:list, # of one completion
 )->str:       # '$' for the end token
     "Ids to letters."
@@ -186,7 +186,7 @@ def to_tensors(
     answer = pad([encode(a)+[END] for *_,a in rows], f.completion)
     return dict(ids=ids, mask=ids!=PAD, taught=taught, answer=answer)
 
-def judge(
+def is_right(
     ids:Tensor,    # (..., T) completions
     answer:Tensor, # (..., T) right answers with their end token, padded
 )->Tensor:         # (...) bool
@@ -252,12 +252,13 @@ def start_weights(
     path = start_file(family, size)
     if not path.exists():
         raise ValueError(f'no start of {family} with {size} weights: {path} is missing; it comes with a '
-            f'clone of the project, or make it with teach({family!r}, size={size!r})')
+            f'clone of the project, or make it in nbs/research/stacked.ipynb: teach({family!r}, size={size!r})')
     with safe_open(path, 'pt') as f:
         theta,by = f.get_tensor('theta').float(),json.loads(f.metadata()['family'])
     here = json.loads(json.dumps(asdict(FAMILIES[family])))
     if dict(after='')|by|dict(budget=0)!=here|dict(budget=0):
-        raise ValueError(f'the start of {family} was taught as {by}: make it again with teach({family!r})')
+        raise ValueError(f'the start of {family} was taught as {by}: '
+            f'make it again with teach({family!r}) of nbs/research/stacked.ipynb')
     return theta
 
 @cache

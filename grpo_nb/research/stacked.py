@@ -4,26 +4,23 @@
 
 # %% auto #0
 __all__ = ['CORRECTIONS', 'G', 'Stack', 'new_weights', 'completion_logps', 'completion_entropies', 'sample_stack', 'StackedAdam',
-           'lesson', 'teach', 'right_answers', 'BatchUse', 'factor', 'pick', 'Shelf', 'Ranked', 'assemble', 'Runs']
+           'right_answers', 'BatchUse', 'factor', 'pick', 'Shelf', 'Ranked', 'assemble', 'Runs']
 
 # %% ../../nbs/research/stacked.ipynb #537e50d3
-import json, math
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import math
+from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save
 from torch import Tensor
 import grpo_nb.methods                       # what is registered there can be an arm's
 from ..advantages import group_advantages
 from ..generation import Rollouts
-from ..parts.core import atomic_write
 from ..parts.groups import METHODS
 from ..parts.ratios import (
     Clip, Correction, clipped, correct, dead_groups, group_scores, importance_ratio)
 from ..replay import PRIORITIES, ReplayBuffer
 from .families import (
-    END, FAMILIES, PAD, SHAPE, SIZES, Shape, judge, problems, start, start_file, start_weights, to_tensors)
+    END, FAMILIES, PAD, SIZES, Shape, is_right, start)
 
 # %% ../../nbs/research/stacked.ipynb #d326afc6
 class Stack:
@@ -219,43 +216,6 @@ class StackedAdam:
         self.m.theta.sub_(self.lr/(1-a**self.t)*self.first/scale)
         return norm[:,0]
 
-# %% ../../nbs/research/stacked.ipynb #5c1e7b32
-def lesson(
-    data:dict,       # of `to_tensors`
-    steps:int,       # supervised steps
-    shape:Shape,     # of the model
-    lr:float=3e-3,   # at its highest; falls to 0
-    batch:int=64,    # problems a step
-    theta:Tensor=None, # (n,) weights to go on from; None: untrained ones
-)->Tensor:           # (n,) weights
-    "Teach a model the taught answers."
-    m = Stack(shape, (new_weights(shape) if theta is None else theta.clone())[None])
-    opt,g = StackedAdam(m, torch.tensor([lr])),torch.Generator().manual_seed(0)
-    for k in range(steps):
-        i = torch.randint(len(data['ids']), (batch,), generator=g)
-        y = data['taught'][i][None,:,None]
-        real = y!=PAD
-        lp = completion_logps(m, data['ids'][i][None], data['mask'][i][None], y)
-        opt.lr.fill_(lr*min((k+1)/50, 1-k/steps))
-        opt.step(m.gradient(-(lp*real).sum()/real.sum()))
-    return m.theta[0].detach()
-
-def teach(
-    family:str,        # a name of `FAMILIES`
-    size:str='0.2M',   # a name of `SIZES`
-)->Path:
-    "Make a family's start, where `start` looks for it: 2 minutes on one core, 10 for 1M weights, 20 for 3M."
-    f,shape = FAMILIES[family],SIZES[size]
-    n,steps,lr = f.lesson
-    lr *= SHAPE.width/shape.width   # twice as wide, half the rate
-    before = start_weights(f.after, size) if f.after else None
-    theta = lesson(to_tensors(problems(family, 'lesson', n), family), steps, shape, lr, theta=before)
-    path = start_file(family, size)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    by = json.dumps(asdict(FAMILIES[family]))
-    with atomic_write(path, 'wb') as f: f.write(save(dict(theta=theta.half()), metadata=dict(family=by)))
-    return path
-
 # %% ../../nbs/research/stacked.ipynb #51613164
 def right_answers(
     m:Stack,        # S models
@@ -269,7 +229,7 @@ def right_answers(
     u = torch.stack([torch.rand(T, N, n, generator=g) for g in gens]).to(m.theta.device)
     ids,mask,answer = (test[k].to(m.theta.device).expand(S, -1, -1) for k in ('ids','mask','answer'))
     out = sample_stack(m, ids, mask, u, END, PAD)[0]
-    return judge(out, answer[:,:,None].expand(-1, -1, n, -1))
+    return is_right(out, answer[:,:,None].expand(-1, -1, n, -1))
 
 # %% ../../nbs/research/stacked.ipynb #6985c96a
 CORRECTIONS = dict(both=Correction(), clip=Correction('none'), weight=Correction('truncated', clip='none'),
@@ -373,7 +333,7 @@ class Shelf:
         self.groups = {k:v[which] for k,v in self.groups.items()}
         self.born,self.next = self.born[which],self.next[which]
 
-class Ranked(Shelf):
+class Ranked:
     "Groups of S runs, each of which has a `ReplayBuffer` that says who stays and who comes back."
     def __init__(self,
         size:int,     # groups per run
@@ -381,7 +341,7 @@ class Ranked(Shelf):
         priority:str, # of `PRIORITIES`
         seeds:list,   # of each run's buffer
     ):
-        super().__init__(size+like['A'].shape[1], like)   # room for a batch before the worst leave
+        self.none = {k:torch.zeros_like(v[0,0]) for k,v in like.items()}
         self.buffers = [ReplayBuffer(size, priority=priority, seed=s) for s in seeds]
 
     def add(self,
@@ -389,19 +349,12 @@ class Ranked(Shelf):
         live:Tensor,  # (S, n) bool
         batch:int,    # its number
     )->None:
-        "Offer the living ones to the buffers, which know them by their places here."
+        "Offer the living ones to the buffers."
         r,A = groups['r'],groups['A'][...,0]
-        scores = group_scores(A.flatten(0, 1), r.flatten(0, 1)).view(live.shape).tolist()
-        to = []
-        for s,(buffer,alive) in enumerate(zip(self.buffers, live.tolist())):
-            rows = [b for b,o in enumerate(alive) if o]
-            taken = {e.data for e in buffer}
-            free = [o for o in range(self.size) if o not in taken][:len(rows)]
-            to += [(s, a, b) for a,b in zip(free, rows)]
-            if rows: buffer.add([scores[s][b] for b in rows], free, batch)
-        if not to: return
-        s,place,i = torch.tensor(to, device=live.device).T
-        for k,v in groups.items(): self.groups[k][s,place] = v[s,i]
+        scores = group_scores(A.flatten(0, 1), r.flatten(0, 1)).view(live.shape)
+        for s,(buffer,alive) in enumerate(zip(self.buffers, live)):
+            rows = [{k:v[s,b] for k,v in groups.items()} for b in alive.nonzero()[:,0]]
+            if rows: buffer.add(scores[s][alive].tolist(), rows, batch)
 
     def draw(self,
         n:int,         # groups wanted at most
@@ -411,12 +364,13 @@ class Ranked(Shelf):
         "As the buffers do: with replacement where more are wanted than there are."
         wanted = [n]*len(self.buffers) if wanted is None else wanted.tolist()
         got = [[e.data for e in b.draw(k)] for b,k in zip(self.buffers, wanted)]
-        i = torch.tensor([o+[-1]*(n-len(o)) for o in got], device=chance.device)
-        return pick(self.groups, i.clamp(min=0)),i>=0
+        there = torch.tensor([[j<len(o) for j in range(n)] for o in got], device=chance.device)
+        got = [o+[self.none]*(n-len(o)) for o in got]
+        def one(k): return torch.stack([torch.stack([e[k] for e in o]) for o in got]).to(chance.device)
+        return {k:one(k) for k in self.none},there
 
     def keep(self, which:list)->None:
         "Go on with some of the runs only."
-        super().keep(which)
         self.buffers = [self.buffers[i] for i in which]
 
 # %% ../../nbs/research/stacked.ipynb #c070f999
@@ -503,7 +457,7 @@ class Runs:
         q,arm = self.next_problems(),self.arm
         chance = self.uniform(self.family.completion, arm.fresh, G)
         ids,logps,real = sample_stack(self.m, q['ids'], q['mask'], chance, END, PAD)
-        r = judge(ids, q['answer'][:,:,None].expand(-1, -1, G, -1)).float()
+        r = is_right(ids, q['answer'][:,:,None].expand(-1, -1, G, -1)).float()
         def each(f): return f(r.flatten(0, 1)).unflatten(0, r.shape[:2])   # of all runs' groups
         dead,A = each(lambda o: dead_groups(o, 0.)),each(group_advantages)[...,None]
         fresh = dict(ids=q['ids'], mask=q['mask'], out=ids, real=real, old=logps, A=A, r=r)

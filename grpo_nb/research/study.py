@@ -7,7 +7,7 @@ __all__ = ['KEY', 'machine', 'stamp', 'source_hash', 'one_each', 'only', 'key_of
            'compare', 'pairs', 'over_regimes', 'at_equal', 'rates', 'again', 'show_again', 'names_in', 'draw_curves']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
-import hashlib, inspect, json, os, platform, sys, threading, time, warnings
+import hashlib, inspect, json, os, platform, threading, time, warnings
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -81,7 +81,6 @@ def key_of(
 def read_rows(
     path:str,             # CSV of a study
     same:tuple=('version','torch','weights'), # columns that must agree
-    until:float=None,     # tokens up to which `area` looks; None: each run's last
 )->pd.DataFrame:          # its rows
     """The rows of a study. `area` is the mean pass@1 over the tokens spent: how early it rose.
 
@@ -95,7 +94,7 @@ def read_rows(
         raise ValueError(f'{path} mixes rows of {k} {sorted(df[k].unique())}: '
             'such results are not comparable, keep one of them or start a new file')
     curves = df.get('curve', pd.Series('', df.index))
-    return df.assign(area=[area(json.loads(c), until) if c and c!='[]' else np.nan for c in curves])
+    return df.assign(area=[area(json.loads(c)) if c and c!='[]' else np.nan for c in curves])
 
 _TEXT = {'regime','arm','settings','source','curve','cpu_s','error','version','torch','machine','weights',
     'registered'}
