@@ -1,4 +1,4 @@
-"The study of reuse at 1M weights: what its page shows of whole cells, of half of them, and before the first row"
+"The study of reuse at 1M weights: what its page shows of whole cells, of parts, and before the first row"
 import json
 from collections import Counter
 from pathlib import Path
@@ -26,8 +26,9 @@ def noisy(o, rng):
 def made(tmp_path_factory):
     "A file with all rows, as the command writes it"
     path,rng = tmp_path_factory.mktemp('size')/'rows.csv',np.random.default_rng(8)
-    rs.run_rounds(lambda job: [noisy(o, rng) for o in one_each(job)], lambda d: rs.next_jobs(d, PLAN, stack=10**4),
-        path=path, stamp=stamp(registered=PLAN['hash']), disable_tqdm=True)
+    def run(job): return [noisy(o, rng) for o in one_each(job)]
+    rs.run_rounds(run, lambda d: rs.next_jobs(d, PLAN, stack=10**4), path=path,
+        stamp=stamp(registered=PLAN['hash']), disable_tqdm=True)
     return path
 
 def alike(shown, theirs):
@@ -45,7 +46,8 @@ def test_a_whole_table_is_counted_alike_by_other_code(made):
     assert len(theirs)==8 and set(t.says)<={'above 0','undecided'}
     alike(t, theirs)
     assert rs.say(df, PLAN).startswith('main table\n')   # the command shows the same eight
-    best = rs.at_best(df, PLAN, {a:[a] for a in PLAN['arms']['main']}, 'cell').set_index(['regime','arm']).best
+    each = {a:[a] for a in PLAN['arms']['main']}
+    best = rs.at_best(df, PLAN, each, 'cell').set_index(['regime','arm']).best
     apart = best['adding','stored3'].mean()-best['adding','mu3'].mean()
     assert t.best_rate['adding','stored3 − mu3'].startswith(f'{apart:+.3f} ± ')
 

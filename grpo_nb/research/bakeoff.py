@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'REGIMES', 'LEARNING_RATES', 'TABLES', 'SMALL', 'named', 'own_source', 'Curve', 'Arm', 'Regime', 'rate',
-           'arm_of', 'make', 'run_one', 'here', 'extra', 'source', 'job', 'run_job', 'both_ways', 'told', 'best_rate',
-           'plan', 'bakeoff']
+           'arm_of', 'make', 'run_one', 'here', 'extra', 'source', 'job', 'run_job', 'both_ways', 'told', 'plan',
+           'bakeoff']
 
 # %% ../../nbs/research/bakeoff.ipynb #ee819a8a
 import hashlib, json, time
@@ -61,11 +61,7 @@ class Curve:
         self.since = time.process_time()
         self.add(0, 0, before)
 
-    def add(self,
-        tokens:int,  # sampled
-        steps:int,   # of the optimizer
-        pass1:float, # measured
-    )->None:
+    def add(self, tokens:int, steps:int, pass1:float)->None:
         "A point of the curve."
         self.curve.append(dict(tokens=tokens, steps=steps, pass1=round(pass1, 5)))
         self.cpu_s.append(round(self.spent, 2))
@@ -312,42 +308,30 @@ def both_ways(
     return out.drop(columns='p').assign(holm=adjusted(out.p), area=way['mean'], area_diff=way['diff'],
         area_ci=way.diff_ci, area_holm=adjusted(way.p))
 
+def _rows_of(df, jobs):
+    asked = {key_of(o) for o in jobs}
+    return df[[k in asked for k in df[KEY].itertuples(index=False, name=None)]]
+
 def told(
     df:pd.DataFrame,     # rows of a study, failed ones too
     jobs:list,           # those that were asked for
-    baseline:str='none', # the arm to compare with
 )->str:
     "A table for each regime, one over all of them, and what failed."
-    asked = {key_of(o) for o in jobs}
-    d = df[[k in asked for k in df[KEY].itertuples(index=False, name=None)]]
+    d = _rows_of(df, jobs)
     good,out = d[d.error==''],[]
     for r in dict.fromkeys(o['regime'] for o in jobs):
         if (good.regime==r).any():
             table = both_ways(good[good.regime==r], r).round(3).to_string()
             out.append(f'{r}: pass@1 after training (mean) and area under the curve (area)\n{table}')
     many = {a for a,o in good.groupby('arm') if o.regime.nunique()>1}
-    if baseline in many and len(many)>1:
-        t = over_regimes(good, [(a, baseline) for a in sorted(many-{baseline})])
+    if 'none' in many and len(many)>1:
+        t = over_regimes(good, [(a, 'none') for a in sorted(many-{'none'})])
         t = t.set_index('arm').drop(columns='baseline').round(3)
-        out.append(f'regimes like these, area under the curve against {baseline}:\n{t.to_string()}')
+        out.append(f'regimes like these, area under the curve against none:\n{t.to_string()}')
     if 'machine' in good and good.machine.nunique()>1:
         out.append(f'rows of {good.machine.nunique()} machines: a pair is taken within one machine')
     out += [f'failed: {o.arm} on {o.regime}, seed {o.seed}: {o.error}' for o in d[d.error!=''].itertuples()]
     return '\n\n'.join(out)
-
-# %% ../../nbs/research/bakeoff.ipynb #607f80ac
-def best_rate(
-    df:pd.DataFrame, # rows of a study
-    arm:str,         # whose
-    jobs:list,       # the tries
-)->float:
-    "The learning rate with the highest mean area. ValueError where no try worked."
-    asked = {key_of(o) for o in jobs if o['arm']==arm}
-    d = df[[k in asked for k in df[KEY].itertuples(index=False, name=None)]]
-    d = d[d.error=='']
-    if not len(d):
-        raise ValueError(f'no try of a learning rate for {arm} worked: {sorted(set(df.error)-{""})}')
-    return float(d.groupby(d.learning_rate.astype(float)).area.mean().idxmax())
 
 # %% ../../nbs/research/bakeoff.ipynb #8054d5e1
 def plan(
@@ -372,7 +356,11 @@ def _own(method, regs, tries, seeds, small, options, run):
         return [job(method, r, s, l, **more) for s in seeds for r in regs for l in rates]
     if not tries: return jobs(range(seeds), [None])
     tune = jobs(range(100, 102 if small else 104), [float(o) for o in tries])
-    best = best_rate(run(tune), method, tune)
+    d = _rows_of(run(tune), tune)
+    good = d[d.error=='']
+    if not len(good):
+        raise ValueError(f'no try of a learning rate for {method} worked: {sorted(set(d.error))}')
+    best = float(good.groupby('learning_rate').area.mean().idxmax())
     print(f'{method}: learning rate {best:g}, the best of {", ".join(tries)} on {len(tune)} runs\n')
     return jobs(range(seeds), [best])
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LETTERS', 'PAD', 'END', 'FIRST', 'MARK', 'FAMILIES', 'WAYS', 'STARTS', 'PACKED', 'SHAPE', 'SIZES', 'HELD', 'encode',
-           'spelled', 'Family', 'habit', 'problems', 'to_tensors', 'is_right', 'Shape', 'start_file', 'start_weights',
-           'start', 'hold_problems', 'lessons', 'lesson_batch', 'warm_start']
+           'Family', 'habit', 'problems', 'to_tensors', 'is_right', 'Shape', 'start_file', 'start_weights', 'start',
+           'hold_problems', 'lessons', 'lesson_batch', 'warm_start']
 
 # %% ../../nbs/research/families.ipynb #68c662cf
 import json, math, random
@@ -30,12 +30,6 @@ def encode(
 )->list:      # ids
     "Letters to ids."
     return [FIRST+LETTERS.index(c) for c in text]
-
-def spelled(
-    ids:list, # of one completion
-)->str:       # '$' for the end token
-    "Ids to letters."
-    return ''.join('$' if i==END else LETTERS[i-FIRST] for i in ids if i!=PAD)
 
 # %% ../../nbs/research/families.ipynb #775e28de
 @dataclass(frozen=True)
@@ -252,7 +246,7 @@ def start_weights(
     path = start_file(family, size)
     if not path.exists():
         raise ValueError(f'no start of {family} with {size} weights: {path} is missing; it comes with a '
-            f'clone of the project, or make it in nbs/research/stacked.ipynb: teach({family!r}, size={size!r})')
+            f'clone of the project, or nbs/research/stacked.ipynb makes it: teach({family!r}, size={size!r})')
     with safe_open(path, 'pt') as f:
         theta,by = f.get_tensor('theta').float(),json.loads(f.metadata()['family'])
     here = json.loads(json.dumps(asdict(FAMILIES[family])))
