@@ -154,6 +154,16 @@ class Made:
         r = some_answers(completions, completion_ids)
         return [1. if self.half and i//self.G%2 else x for i,x in enumerate(r)]
 
+def _peak(f, device):
+    "The most that tensors took at one time while `f` ran, above what stood before."
+    if device!='cuda': return peak_bytes(f)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    f()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()-before
+
 def _held(device): return torch.cuda.memory_allocated() if device=='cuda' else 0
 
 def _kernels(f, device):
@@ -199,7 +209,7 @@ def _beside(o, size, **more):
         swaps = arms['replay'].trainer._metrics['train']['replay/replaced']
         yield row('', 'groups replaced in a step', 'replay', value=swaps[-1], unit='groups', note=said)
         for arm,f in arms.items():
-            yield _counted(o, 'peak memory', arm, own[arm]+peak_bytes(f, o.device), 'bytes', said)
+            yield _counted(o, 'peak memory', arm, own[arm]+_peak(f, o.device), 'bytes', said)
             yield _kernel_row(o, 'kernels of a step', arm, f, said)
         plan = memory_plan(arms['replay'].trainer.model.config, Layout(1, work.B*work.G, 1, work.G), work.P,
             work.T, checkpointing=False, bf16=o.device=='cuda')
@@ -268,7 +278,7 @@ def _scratch(o):
         work = Work(size=size, B=o.some(16, 2), G=o.some(8, 4), T=o.some(48, 6), ends=False, device=o.device)
         said = f'{size}, {work.B} groups of {work.G}, {work.T} tokens, float32'
         o.say(said)
-        arms = generators(work, *work.model(), work.B*work.G)
+        arms = generators(work, work.B*work.G)
         del arms['loop']
         seen = _in_seconds(o, arms, o.some(5, .2))
         yield from compared('', f'generation, {size}', seen, 'transformers', 'tokens', 'wall', note=said)
@@ -395,8 +405,7 @@ def read_day(
     path:str|Path,  # CSV of `gpu_day`
 )->pd.DataFrame:    # its rows, an empty table where there is no file
     "What has been measured. ValueError for a CSV of something else."
-    df = read_bench(path, COLUMNS, 'tests/gpu_day.py')
-    return df.assign(tiny=df.tiny.astype(bool))
+    return read_bench(path, COLUMNS, 'tests/gpu_day.py')
 
 def _like(df, here): return (df.tiny==here['tiny'])&(df.device==here['device'])
 

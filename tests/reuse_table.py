@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np, pandas as pd
 from grpo_nb.parts.core import mean_ci
 from grpo_nb.research.families import FAMILIES
-from grpo_nb.research.replay_study import best_of, numbers, registration, span_of, tries
+from grpo_nb.research.replay_study import numbers, registration, span_of, tries
 from grpo_nb.research.study import read_rows
 from grpo_nb.see.verdict import best_reuse
 from notebook_code import defined_in
 
-AT = Path(__file__).parent.parent
+AT,PAGE = Path(__file__).parent.parent,defined_in('research/reuse_results')
 WAYS = dict(plain='none', replay_default='default', mu2='passes 2', mu3='passes 3', stored3='stored 2',
     mu6='passes 6', stored6='stored 5')
 SHARES = .5, .6, .7, .75, .8, .9, 1.
@@ -37,7 +37,7 @@ def scores(g):
         return 1/cost if cost>1 else 2   # 2: the whole run
     seen = numbers(df, plan, share)
     def untuned(c, a): return np.mean([v for l in span[c] for v in seen[c][a,l].values()])
-    def tuned(c, a): return best_of(seen[c], [a], seeds)
+    def tuned(c, a): return PAGE.best_of(seen[c], [a], seeds)
     return {k:{c:{a:f(c, a) for a in WAYS} for c in seen} for k,f in (('untuned', untuned), ('tuned', tuned))}
 
 def chosen(values, tuned):
@@ -49,7 +49,7 @@ def chosen(values, tuned):
 
 def table(shares=SHARES):
     "A row per share, kind of rate and way; regret is what the best way of each cell has more, on average"
-    regret,out = defined_in('research/reuse_results').regret,[]
+    out = []
     for g in shares:
         for rate,values in scores(g).items():
             rule = chosen(values, rate=='tuned')
@@ -57,7 +57,7 @@ def table(shares=SHARES):
             gain = gains(values)
             for a,way in (WAYS|dict(rule='this rule')).items():
                 d,h = gain[a]
-                lost = regret(dict.fromkeys(values, a), values)
+                lost = PAGE.regret(dict.fromkeys(values, a), values)
                 out.append(dict(g=g, rate=rate, way=way, gain=d, half=h, regret=lost))
     return pd.DataFrame(out).round(3)
 

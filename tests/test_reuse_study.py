@@ -8,7 +8,7 @@ import grpo_nb.research.replay_study as rs
 import grpo_nb.research.stacked as sr
 from grpo_nb.research.families import FAMILIES, SHAPE, to_tensors
 from grpo_nb.replay import Replay, ReplayBuffer
-from grpo_nb.research.replay_study import (USES, at_best, best_of, chosen, next_jobs, numbers, replay_study,
+from grpo_nb.research.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
     run_rounds, run_stack, span_of, spans, to_try, tries)
 from grpo_nb.research.stacked import BatchUse, Ranked, Runs
 from grpo_nb.research.study import add_rows, one_each, over_regimes, read_rows, run_study, stamp
@@ -16,8 +16,8 @@ from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
 PAGE_OF,ROOM = (defined_in(f'research/{o}') for o in ('reuse_results','stacked'))
-looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
-    ('looks','regret','regrets','slope','threshold','with_half'))
+best_of,looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
+    ('best_of','looks','regret','regrets','slope','threshold','with_half'))
 
 def stacked(arm, **settings):
     o = dict(budget=700, points=2)|settings

@@ -252,7 +252,7 @@ def test_a_phase_gets_the_time_it_does_not_spend_inside_another(monkeypatch):
 
 def test_too_little_memory_is_a_row_not_a_crash(monkeypatch):
     monkeypatch.setattr(S.psutil, 'virtual_memory', lambda: SimpleNamespace(available=10**6))
-    rows = list(S.part_logps(Bench(quick=True)))
+    rows = list(S.PARTS['logps'](Bench(quick=True)))
     assert [r['status'] for r in rows]==['not run'] and 'memory free' in rows[0]['note']
 
 def test_a_part_that_fails_for_want_of_disk_leaves_its_reason(monkeypatch):
@@ -293,7 +293,7 @@ def test_runs_are_added_to_the_table_and_an_unfinished_one_goes_on(tmp_path, qui
     bench(only='step', quick=True, out=out, run='before', disable_tqdm=True)
     mine = bench(only='step', out=out, disable_tqdm=True)
     assert set(mine['run'])=={'2'} and not mine['quick'].any()
-    df = read_speed(out)
+    df = read_bench(out)
     assert list(df.columns)==S.COLUMNS and df[['run','part']].values.tolist()==[['1','buffer'], ['1','step'],
         ['1','growth'], ['before','step'], ['2','step']]
     assert df['threads'].tolist()==[1]*5
@@ -346,7 +346,7 @@ def test_a_quick_run_of_the_cheap_parts_measures(tmp_path, capsys):
 
 @pytest.mark.skipif(not CSV.exists(), reason='no committed runs')
 class TestCommitted:
-    df = read_speed(CSV) if CSV.exists() else None
+    df = read_bench(CSV) if CSV.exists() else None
 
     def test_three_runs_on_different_occasions_by_label(self):
         runs = [r for r in self.df['run'].unique() if r.isdigit()]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LETTERS', 'PAD', 'END', 'FIRST', 'MARK', 'FAMILIES', 'WAYS', 'STARTS', 'PACKED', 'SHAPE', 'SIZES', 'HELD', 'encode',
-           'Family', 'habit', 'problems', 'to_tensors', 'is_right', 'Shape', 'start_file', 'start_weights', 'start',
+           'Family', 'problems', 'to_tensors', 'is_right', 'Shape', 'start_file', 'start_weights', 'start',
            'hold_problems', 'lessons', 'lesson_batch', 'warm_start']
 
 # %% ../../nbs/research/families.ipynb #68c662cf
@@ -71,12 +71,8 @@ FAMILIES |= {f'{k}_sparse':replace(FAMILIES[k], bad=b, low=l, lesson=(8000, 400,
     for k,(b,l) in _sparse.items()}
 
 # %% ../../nbs/research/families.ipynb #c2dff4fc
-def habit(
-    family:str,    # a name of `FAMILIES`
-    context:tuple, # of a step
-    ways:tuple,    # wrong steps to choose from
-)->tuple:          # chance of being right, the wrong step
-    "The teacher's habit in a context: the same in every process and version of Python."
+def _habit(family, context, ways):
+    "A teacher's chance to be right in a context, and its wrong step: the same in every process and Python."
     f,rng = FAMILIES[family],random.Random(f'{family} {context}')
     return f.low if rng.random()<f.bad else f.high, ways[int(rng.random()*len(ways))]
 
@@ -157,7 +153,7 @@ def problems(
     f,rng,rows = FAMILIES[family],random.Random(family),{}
     way = WAYS[f.after or family]
     def slip(context, ways):
-        right,wrong = habit(family, context, ways)
+        right,wrong = _habit(family, context, ways)
         return wrong if split=='lesson' and rng.random()>=right else 0
     side,seed = dict(lesson=('train', 7), train=('train', 8), test=('test', 7))[split]
     for e in gym_dataset(f.task, n, seed, side, **f.options)['entry']:

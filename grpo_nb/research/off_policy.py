@@ -43,13 +43,11 @@ class LabPolicy(nn.Module):
     """
     def __init__(self,
         seed:int=0,  # of the starting weights
-        d:int=8,     # size of an embedding
-        h:int=16,    # size of the hidden layer
         world:World=WORLD, # tokens and places
     ):
         super().__init__()
         self.world = world
-        V,T = world.V,world.T
+        V,T,d,h = world.V,world.T,8,16   # d: size of an embedding, h: of the hidden layer
         g = torch.Generator().manual_seed(seed)
         def P(*s, scale=1.): return nn.Parameter(scale*torch.randn(*s, generator=g, dtype=torch.float64))
         self.question,self.place,self.said = P(4, d),P(T, d),P(T-1, V, d)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['USES', 'run_stack', 'definitions', 'registration', 'tuned', 'planned', 'to_try', 'tries', 'span_of', 'next_jobs',
            'run_rounds', 'replay_study', 'tables', 'claims', 'contrasts', 'say', 'spans', 'numbers', 'chosen',
-           'best_of', 'at_best', 'texts']
+           'at_best', 'texts']
 
 # %% ../../nbs/research/replay_study.ipynb #b28ba74e
 import hashlib, json, re, time
@@ -20,9 +20,8 @@ import torch
 from ..parts.core import difference, holm
 from .families import FAMILIES, PACKED, SIZES, hold_problems, start_file
 from .stacked import G, BatchUse, Runs
-from grpo_nb.research.study import (
-    add_rows, again, area, names_in, one_each, only, over_regimes, pairs, rates, read_rows, run_study,
-    show_again, stamp)
+from .study import (
+    add_rows, again, area, one_each, over_regimes, pairs, rates, read_rows, run_study, show_again, stamp)
 
 # %% ../../nbs/research/replay_study.ipynb #203ccd2a
 USES = {'plain':BatchUse(), 'plain_16':BatchUse(fresh=16), 'mu2':BatchUse(passes=2),
@@ -261,8 +260,6 @@ def replay_study(
     what:str='rates',             # rates, main, again, side or look, whichever the page has
     folder:str='nbs/results',     # of the tables, NAME_rates.csv and NAME.csv
     page:str='nbs/project/registration.qmd', # the registration; it names the tables
-    arms:str='',                  # only these, comma between them; the others stay to be done
-    families:str='',              # only these, comma between them
     stack:int=8,                  # runs in one pass; a GPU takes hundreds
     repeat:int=0,                 # instead: make so many of the table's rows again and compare
     take:str='',                  # instead: take the rows of this CSV, made elsewhere, into the table
@@ -274,8 +271,6 @@ def replay_study(
 )->None:
     "Go on with the registered study where it stopped, and print what its table says so far."
     plan = registration(page)
-    names = dict(arm=names_in(arms, []), regime=names_in(families, []))
-    def asked(o): return all(o[k] in v for k,v in names.items() if v)
     name = plan.get('table', 'replay_study')
     side = {'rates':'_rates', 'look':'_look'}
     here,path = stamp(registered=plan['hash']),Path(folder)/f"{name}{side.get(what, '')}.csv"
@@ -290,9 +285,9 @@ def replay_study(
     tries = path.with_name(f'{name}_rates.csv')
     rate = tuned(read_rows(tries), plan) if what!='rates' and tries.exists() else {}
     def jobs(df):
-        if 'ladder' not in plan: return only(planned(plan, what, rate, stack), asked)
+        if 'ladder' not in plan: return planned(plan, what, rate, stack)
         rows = df if what=='main' else read_rows(path.with_name(f'{name}.csv'), same)
-        return only(next_jobs(rows, plan, what, stack), asked)
+        return next_jobs(rows, plan, what, stack)
     df = run_rounds(run, jobs, **options)
     print(rates(df).round(3).to_string() if what in side else say(df, plan))
     for _,o in df[df.error!=''].iterrows(): print(f'failed: {o.arm} on {o.regime}, seed {o.seed}: {o.error}')
@@ -338,7 +333,7 @@ def _each_family(rows, plan):
         return d.assign(baseline=b, half=d.diff_ci)
     d = pd.concat([one(a, b) for a,b in plan['claims']], ignore_index=True)
     d = d[['regime','arm','baseline','seeds','diff','half','p']]
-    missing = len(plan['claims'])*len(plan['definitions']['families'])-len(d)
+    missing = len(plan['predictions'])-len(d)   # one for each claim and family
     return d.assign(holm=holm([*d.p, *[1.]*missing])[:len(d)])
 
 def contrasts(
@@ -427,14 +422,6 @@ def chosen(
     def best(which): return max(some, key=lambda k: sum(tries[k][s] for s in which))
     parts = seeds[:half],seeds[half:]
     return dict.fromkeys(parts[0], best(parts[1]))|dict.fromkeys(parts[1], best(parts[0]))
-
-def best_of(
-    tries:dict,  # of one cell of `numbers`
-    arms:list,   # those to choose from
-    seeds:list,  # the first half and the second
-)->float:
-    "The best arm and rate: chosen on half of the seeds, counted on the other half, both ways round."
-    return sum(tries[k][s] for s,k in chosen(tries, arms, seeds).items())/len(seeds)
 
 def at_best(
     df:pd.DataFrame, # rows of the table
