@@ -152,9 +152,8 @@ def tuned(
     plan:dict,       # of `registration`
 )->dict:             # (family, arm) -> rate, of those whose tries are complete
     "The rate with the highest mean area in a family."
-    need = len(plan['rates'])*len(plan['seeds']['rates'])
-    groups = df[df.error==''].groupby(['regime','arm'])
-    return {k:float(o.groupby('learning_rate').area.mean().idxmax()) for k,o in groups if len(o)==need}
+    done = tries(df, plan['seeds']['rates'])
+    return {k:max(o, key=o.get) for k,o in done.items() if len(o)==len(plan['rates'])}
 
 def planned(
     plan:dict,       # of `registration`
