@@ -320,10 +320,9 @@ def claims(
     else: d = over_regimes(rows, plan['claims'], plan['measure'])
     says = ['undecided' if p>=.05 else 'above 0' if o>0 else 'below 0' for o,p in zip(d['diff'], d.holm)]
     sign = {'+':'above 0', '-':'below 0'}
-    told = [plan['predictions'][o] for o in _names(d, '-')]
+    names = d.arm+' - '+d.baseline+(' in '+d.regime if 'regime' in d else '')
+    told = [plan['predictions'][o] for o in names]
     return d.assign(says=says, predicted=[sign.get(o, o) for o in told])
-
-def _names(d, minus): return d.arm+f' {minus} '+d.baseline+(' in '+d.regime if 'regime' in d else '')
 
 def _each_family(rows, plan):
     "A row per claim and family that is there; one Holm family of all that were registered."

@@ -451,7 +451,9 @@ class Runs:
         dead,A = each(lambda o: dead_groups(o, 0.)),each(group_advantages)[...,None]
         fresh = dict(ids=q['ids'], mask=q['mask'], out=ids, real=real, old=logps, A=A, r=r)
         self.tokens += real.sum((1, 2, 3))
-        self.shelf = self.shelf or self.new_shelf(fresh)
+        if self.shelf is None and arm.priority:
+            self.shelf = Ranked(arm.buffer, fresh, arm.priority, self.seeds)
+        self.shelf = self.shelf or Shelf(arm.buffer, fresh)
         both,there = assemble(arm, fresh, dead, self.shelf, self.uniform(arm.buffer))
         if self.method: both,there = self.treat(both, r)
         self.shelf.add(fresh, ~dead&(r.sum(-1)!=arm.without), self.batches)
@@ -460,11 +462,6 @@ class Runs:
         wrong = (r.amax(-1)==0).float().mean(1)
         seen = dict(dead=dead.float().mean(1), reward=r.mean((1, 2)), wrong=wrong)
         for k,v in seen.items(): self.seen[k] += v
-
-    def new_shelf(self, like:dict)->Shelf:
-        "An empty one, of the arm's kind."
-        if self.arm.priority: return Ranked(self.arm.buffer, like, self.arm.priority, self.seeds)
-        return Shelf(self.arm.buffer, like)
 
     def treat(self, groups:dict, rewards:Tensor)->tuple:
         "The batch with a registered method's advantages (S, n, G, T), and (S, n) bool: does the group count?"
