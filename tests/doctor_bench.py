@@ -220,8 +220,7 @@ def train_tasks():
     "Once: a run of each task of the studies, from the start that its study begins with, that learns"
     import torch, stored_runs
     from grpo_nb.research.families import FAMILIES, PAD, is_right, start
-    from notebook_code import defined_in
-    spelled = defined_in('research/families').spelled
+    from made_study import spelled
     from grpo_nb.see.findings import rise
     from grpo_nb.trainer import TrainConfig, train
     from test_stacked_run import Letters, qwen_of

@@ -1,7 +1,7 @@
 "What the tests of the studies share: starts that take no lesson, and rows without their clock"
 import pytest, torch
 import grpo_nb.research.stacked as sr
-from grpo_nb.research.families import PAD, SHAPE, to_tensors
+from grpo_nb.research.families import END, FIRST, LETTERS, PAD, SHAPE, to_tensors
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -19,5 +19,9 @@ def untaught(monkeypatch):
     kind = sr.Runs.__init__
     monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=60, n_test=8, **k))
     monkeypatch.setattr(sr, 'is_right', lambda ids, answer: (ids==PAD).sum(-1)>2)   # right is what ends early
+
+def spelled(ids):
+    "Ids as letters, $ for the end token"
+    return ''.join('$' if i==END else LETTERS[i-FIRST] for i in ids if i!=PAD)
 
 def bare(rows): return [{k:v for k,v in o.items() if k!='cpu_s'} for o in rows]

@@ -8,9 +8,7 @@ from grpo_nb.loss import policy_loss
 from grpo_nb.research.families import END, PAD, SHAPE, encode, is_right
 from grpo_nb.research.replay_study import USES
 from grpo_nb.trainer import TrainConfig, train
-from notebook_code import defined_in
-
-spelled = defined_in('research/families').spelled
+from made_study import spelled
 
 RATE,BATCHES = 1e-3,6
 
