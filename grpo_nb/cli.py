@@ -8,7 +8,7 @@ __all__ = ['COMMANDS', 'BEHIND', 'PROJECT', 'COLUMNS', 'in_clone', 'study', 'nea
            'train_command', 'train_place']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
-import argparse, codecs, difflib, os, re, sys
+import argparse, codecs, difflib, os, re, signal, sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from importlib import import_module, resources
@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
-from .run.signals import one_line
 
 # %% ../nbs/reference/cli.ipynb #84036f26
 COMMANDS = dict(  # name: (function, what it does)
@@ -28,7 +27,7 @@ COMMANDS = dict(  # name: (function, what it does)
     report=('grpo_nb.cli:report', 'one page on a run, or on several side by side'),
     diagnose=('grpo_nb.cli:diagnose', 'why is this run not learning?'),
     watch=('grpo_nb.see.during:watch', 'a run in the browser while it goes on, on this machine only'),
-    batch=('grpo_nb.batch_size:batch_command', "what do TRL's batch numbers come to?"),
+    batch=('grpo_nb.scale.plans:batch_command', "what do TRL's batch numbers come to?"),
     **{'class': ('grpo_nb.teach.classroom:class_command', 'four problem sets: make a folder, grade one')},
     study=('grpo_nb.cli:study', 'bakeoff: methods at equal tokens; replay: a registered study goes on'),
     bench=('grpo_nb.dev.speed:bench', 'how fast is each part?'),
@@ -158,8 +157,11 @@ def main(
     if argv[:1]==['help']: argv = [*argv[1:2], '--help']
     if not argv or argv[0] in ('-h','--help'): return _overview()
     if argv[0] in ('--version','-V','version'): return _version()
-    try:
-        with one_line(f'grpo_nb {argv[0]}: stopped; nothing more was written'): _run(argv[0], argv[1:])
+    try: _run(argv[0], argv[1:])
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)   # one more Ctrl-C would end the farewell in a stack
+        print(f'\ngrpo_nb {argv[0]}: stopped; nothing more was written', file=sys.stderr, flush=True)
+        raise SystemExit(130) from None   # what a shell expects of a program that Ctrl-C ended
     except (ValueError, OSError) as e: _stop(f'{argv[0]}: {as_typed(str(e))}')
     except Exception as e:
         if type(e).__name__!='Trouble': raise
@@ -369,7 +371,7 @@ def train_command(
     "Train on problems and rewards of your own, with GRPO and replay; measure before and after."
     import time
     from grpo_nb.demo import measured_run
-    from grpo_nb.parts.reward_loading import load_reward
+    from grpo_nb.parts.problems import load_reward
     from grpo_nb.see.during import new_folder
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model

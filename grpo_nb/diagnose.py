@@ -7,8 +7,8 @@ __all__ = ['diagnose', 'diagnose_command', 'draw_finding']
 
 # %% ../nbs/16_diagnose.ipynb #66340917
 import json, sys
-from .batch_size import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
-    beta_rates, group_pull, plan_lines)
+from grpo_nb.scale.plans import (batch_command, batch_plan, best_group_size, beta_rates, group_pull,
+    plan_lines)
 from .see.findings import RULES, Finding, Findings, Look, curves_read
 from .see.readers import history_rows, open_run
 from .run.record import Run

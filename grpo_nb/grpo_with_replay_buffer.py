@@ -25,7 +25,7 @@ from .on_trl.checks import (
 from .on_trl.distributed import OwnBuffer, Sampled, ShardedBuffer, Taken, redistribute
 from .on_trl.resume import ResumableTrainer
 from .on_trl.rows import (
-    BOTH, IMAGES, BatchEvent, Table, add_rows, came_in, is_plain, prompt_keys, put_groups, replay_counts,
+    BOTH, IMAGES, BatchEvent, Table, with_places, came_in, is_plain, prompt_keys, put_groups, replay_counts,
     slice_group, wire_of)
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #451c6228
@@ -167,7 +167,7 @@ def _edited(self:GRPOWithReplayBufferTrainer, batch, inputs, B):
     number = self._step//(a.steps_per_generation*self.num_iterations)   # of the generation batch
     if not a.edits_batches and not self.record.wants(number): return batch
     if n<B:
-        batch = unsplit_pixel_values_by_grid(add_rows(split_pixel_values_by_grid(batch), B))
+        batch = unsplit_pixel_values_by_grid(with_places(split_pixel_values_by_grid(batch), B))
         r = self._rewards.view(world, n, -1)
         self._rewards = torch.cat([r, r.new_full((world, B-n, r.shape[2]), torch.nan)], 1).flatten(0, 1)
         self.table.widen(n, B, world)

@@ -19,7 +19,7 @@ from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.ratios import dead_groups, nan_std, spread
 from .parts.groups import (
-    MethodSettings, check_when_empty, draw_metrics, pack_answer, keys_of, put_answers)
+    draw_metrics, pack_answer, keys_of, put_answers)
 from .replay import METHODS, Entry, Method, Replay, Treated, unfilled
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
@@ -35,7 +35,7 @@ class DynamicSampling(Method):
         when_empty:str='keep',      # a group still dead after that: 'keep' or 'mask'
     ):
         check_option('max_rounds', max_rounds, max_rounds>=0, '0 or more')
-        check_when_empty(when_empty)
+        check_option('when_empty', when_empty, when_empty in ('keep','mask'), "'keep' or 'mask'")
         self.max_rounds,self.when_empty = max_rounds,when_empty
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
@@ -161,7 +161,7 @@ class GFPO(Method):
         self.k,self.measure,self.scale = k,_BEST.get(measure, measure),scale
 
     @classmethod
-    def from_settings(cls, args:MethodSettings)->'GFPO': return cls(scale=args.scale_rewards)
+    def from_settings(cls, args:'RunSettings')->'GFPO': return cls(scale=args.scale_rewards)
 
     def best(self, rewards:Tensor, lengths:Tensor)->Tensor:
         "Rewards of the best in each group, nan for the others; of equals the first stays."
@@ -213,7 +213,7 @@ class Copies(Method):
         self.stored_per_fresh = k
 
     @classmethod
-    def from_settings(cls, args:MethodSettings)->'Copies':
+    def from_settings(cls, args:'RunSettings')->'Copies':
         "With the settings' number of copies."
         return cls(args.replay_stored_per_fresh)
 

@@ -4,22 +4,19 @@
 
 # %% auto #0
 __all__ = ['SYSTEM', 'DEFAULTS', 'RECIPES', 'xml_count', 'gsm8k_rewards', 'numinamath_rewards', 'length_reward', 'run_recipe',
-           'recipe_options', 'gsm8k', 'numinamath', 'tldr', 'trl', 'parse_own']
+           'recipe_options', 'trl']
 
 # %% ../nbs/18_recipes.ipynb #eb1007c3
 import os, re
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 import torch
-from torch import nn
 from .parts import problems
 from .scale.plans import format_plan
 from .scale.launch import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRArguments,
-    held_out_table, launch_problems, measure_held_out, own_rows, parse_options,
-    prepare_rows, recipe_plan, rows_of, say_held_out)
+    held_out_table, launch_problems, own_rows, parse_options, prepare_rows, recipe_plan)
 from .see.during import new_folder
-from .parts.reward_loading import RewardModel, load_reward
+from .parts.problems import RewardModel, load_reward
 from .tasks import accuracy_reward, completion_text, overlap_reward
 
 # %% ../nbs/18_recipes.ipynb #cc1e4356
@@ -164,14 +161,21 @@ def run_recipe(
     if bad: raise ValueError('; '.join(bad))
     if r.resume=='no': new_folder(a.output_dir, 'go on with resume=yes')
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-    ds = rows_of(r, rows, load_data)
+    if rows is None and r.rows_file: rows = list(problems.read_file_rows(Path(r.rows_file)))
+    try: ds = load_data(rows)
+    except ValueError as e:
+        if rows is None: raise ValueError(f'{e}; on the command line `--rows_file FILE`') from e
+        raise
     model,tok = _load(r)
     train,held = prepare_rows(ds, r, tok)
-    if held is not None: measure_held_out(a)
+    if held is not None:   # measured before the first step, halfway and at the end, one answer per problem
+        a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
     trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=reward_funcs, args=a, train_dataset=train,
         eval_dataset=held, processing_class=tok, peft_config=_adapter(r))
     trainer.train(resume_from_checkpoint=_RESUME[r.resume])
-    if held is not None: say_held_out(held_out_table(trainer.state.log_history, len(held), top or {}))
+    for row in held_out_table(trainer.state.log_history, len(held), top or {}) if held is not None else ():
+        for k,(p,low,high) in ((k,v) for k,v in row.items() if k.endswith(' right')):
+            print(f'step {row["step"]}: {p:.1%} {k} (95 % {low:.1%} to {high:.1%})')
     trainer.save_model()
     if trainer.is_world_process_zero(): _pages(a.output_dir)
     return trainer
@@ -194,36 +198,15 @@ def recipe_options(
     return parse_options(cls, GRPOWithReplayBufferConfig, argv, settings, own)
 
 # %% ../nbs/18_recipes.ipynb #6e697cd5
-def gsm8k(
-    argv:list=(), rows:list=None,  # as for `trl`; rows with question and answer
-    **settings:str|float|bool,     # the same options by name
-)->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
-    "Train on GSM8K with five rewards. Source: EasyDeL's gsm8k_grpo."
-    r,a = recipe_options(GSM8KArguments, argv, settings, output_dir='runs/gsm8k')
-    points = [f.name for f in fields(GSM8KArguments) if f.name.endswith(('_reward','_reject'))]
-    own = {k:getattr(r, k) for k in points}
-    top = dict(correctness=r.correctness_reward)
-    load = lambda rows: problems.gsm8k(rows=rows, system=SYSTEM)
-    return run_recipe(r, a, load, gsm8k_rewards(**own), rows, top)
-
-def numinamath(
-    argv:list=(), rows:list=None,  # as for `trl`; rows with problem and solution
-    **settings:str|float|bool,     # the same options by name
-)->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
-    "Train on NuminaMath-TIR with rewards for form and for the answer. Source: EasyDeL's numinamath_grpo."
-    r,a = recipe_options(RecipeArguments, argv, settings, output_dir='runs/numinamath')
-    load = lambda rows: problems.numinamath(rows=rows)
-    return run_recipe(r, a, load, numinamath_rewards(), rows, dict(accuracy=1.))
-
-def tldr(
-    argv:list=(), rows:list=None,  # as for `trl`; rows with prompt and completion
-    **settings:str|float|bool,     # the same options by name
-)->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
-    "Train on TL;DR summaries. Source: the quick start of TRL's GRPO trainer, which gives one day on 8 GPUs."
-    own = dict(output_dir='runs/tldr', beta=0., temperature=1., top_p=1., top_k=0, num_generations=8)
-    r,a = recipe_options(TLDRArguments, argv, settings, **own)
-    reward = length_reward if r.reward=='length' else overlap_reward
-    return run_recipe(r, a, lambda rows: problems.tldr(rows=rows), [reward], rows)
+RECIPES = dict(   # name in `HUB`: settings, system message, rewards, points of a right answer, other defaults
+    # EasyDeL's gsm8k_grpo and numinamath_grpo
+    gsm8k=(GSM8KArguments, SYSTEM, lambda r: gsm8k_rewards(r.xml_reward, r.xml_full_match_reward,
+        r.xml_full_match_reject, r.correctness_reward), lambda r: dict(correctness=r.correctness_reward), {}),
+    numinamath=(RecipeArguments, problems.SYSTEM, lambda r: numinamath_rewards(),
+        lambda r: dict(accuracy=1.), {}),
+    # the quick start of TRL's GRPO trainer, which gives one day on 8 GPUs
+    tldr=(TLDRArguments, None, lambda r: [length_reward if r.reward=='length' else overlap_reward],
+        lambda r: {}, dict(beta=0., temperature=1., top_p=1., top_k=0, num_generations=8)))
 
 # %% ../nbs/18_recipes.ipynb #7c1f0a12
 def _own_rewards(r):
@@ -246,18 +229,13 @@ def trl(
         del argv[i:i+2]
     if recipe and recipe not in RECIPES:
         raise ValueError(f"no recipe {recipe!r}: there are {', '.join(RECIPES)}")
-    if recipe: return RECIPES[recipe](argv, rows, **settings)
-    r,a = parse_own(argv, settings)
+    if recipe:
+        kind,system,made,top,own = RECIPES[recipe]
+        r,a = recipe_options(kind, argv, settings, output_dir=f'runs/{recipe}', **own)
+        load = lambda rows: problems.hub_problems(recipe, rows, system=system)
+        return run_recipe(r, a, load, made(r), rows, top(r))
+    r,a = recipe_options(OwnArguments, argv, settings, {}, output_dir='runs/trl')   # TRL's defaults
     rewards = _own_rewards(r)
     def load(rows): return own_rows(r) if rows is None else problems.load_problems(rows)
     if not (r.dry_run or rows): rows = own_rows(r)   # what is wrong with it is said before anything is loaded
     return run_recipe(r, a, load, rewards, rows)
-
-def parse_own(
-    argv:list,      # words of a command line
-    settings:dict,  # the same options by name
-)->tuple:           # (`OwnArguments`, GRPOWithReplayBufferConfig)
-    "The settings of `trl` without a recipe: TRL's defaults."
-    return recipe_options(OwnArguments, argv, settings, {}, output_dir='runs/trl')
-
-RECIPES = dict(gsm8k=gsm8k, numinamath=numinamath, tldr=tldr)

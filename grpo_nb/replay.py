@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .parts.core import Plain, check_option, register, whole
+from .parts.core import Plain, check_option, lookup, register, whole
 from .parts.groups import (
-    METHODS, Entry, Groups, Keep, Method, MethodSettings, Store, Treated, add_entries, batch_scores,
-    check_buffer, check_draw, check_when_empty, checked_scores, draw_metrics, keys_of, pack_groups, pick_one,
-    put_entries, unfilled, unique_prompts, unpacked)
+    METHODS, Entry, Groups, Keep, Method, Store, Treated, add_entries, batch_scores,
+    checked_scores, draw_metrics, keys_of, pack_groups, put_entries, unfilled, unpacked)
 
 # %% ../nbs/11_replay.ipynb #6cba4072
 PRIORITIES = {}   # name -> function of (scores, drawn)
@@ -64,7 +63,14 @@ class ReplayBuffer(Store):
         max_uses:int=None,      # a group leaves after so many draws
         seed:int=0,             # of the buffer's own random numbers
     ):
-        check_buffer(max_size, priority, PRIORITIES, age_limit, age_decay, max_uses)
+        known = lookup(PRIORITIES, priority) is not None
+        for name,v,ok,needs in (
+            ('max_size', max_size, whole(max_size), 'a whole number of groups, 0 for none'),
+            ('priority', priority, known, f'one of {sorted(PRIORITIES)}, or FILE.py:NAME'),
+            ('age_limit', age_limit, age_limit is None or age_limit>=0, '0 or more steps, or None'),
+            ('age_decay', age_decay, age_decay is None or 0<age_decay<np.inf, 'more than 0 steps, or None'),
+            ('max_uses', max_uses, max_uses is None or whole(max_uses, 1), '1 or more, or None')):
+            check_option(name, v, ok, needs)
         super().__init__(seed)
         self.max_size,self.priority,self.max_uses = int(max_size),priority,max_uses
         self.age_limit,self.age_decay = age_limit,age_decay
@@ -115,14 +121,16 @@ def draw(self:ReplayBuffer,
     keys:list=None,  # n prompt keys: the i-th draw prefers groups of the i-th prompt
 )->list:             # up to `n` of `Entry`; fewer only when the buffer is empty, or emptied by `max_uses`
     "Draw in proportion to the weights: without replacement, or with it when `n` is more than there are."
-    check_draw(n, keys)
+    if n<0 or (keys is not None and len(keys)!=n):
+        got = None if keys is None else len(keys)
+        raise ValueError(f'`n` is {n} with {got} keys: give n >= 0 and one key a draw')
     self.evicted = []
     self.grow_old(self.now if step is None else step)
     again,out = n>len(self),[]
     drawn,left = np.zeros(len(self), int),np.ones(len(self), bool)
     for key in keys or [None]*n:
         if not left.any(): break
-        i,p = self._pick(self._hat(left, key), drawn)
+        i,p = self._pick(left, key, drawn)
         e = self.entries[i]
         e.uses += 1
         drawn[i] += 1
@@ -132,19 +140,17 @@ def draw(self:ReplayBuffer,
     return out
 
 @patch
-def _hat(self:ReplayBuffer, left, key):
-    "Places to draw from: groups of the prompt `key` where there are any left."
+def _pick(self:ReplayBuffer, left, key, drawn):
+    "One place of those `left`, of the prompt `key` where there are any, and the probability of this one."
     hat = np.flatnonzero(left)
     same = [i for i in hat.tolist() if self.entries[i].key==key] if key is not None else []
-    return np.array(same) if same else hat
-
-@patch
-def _pick(self:ReplayBuffer, hat, drawn):
-    "One place of `hat`, and the probability that it was this one."
+    hat = np.array(same) if same else hat
     w = PRIORITIES[self.priority](self.scores[hat], drawn[hat])
     if self.age_decay is not None: w = w*np.exp((self.steps[hat]-self.steps[hat].max())/self.age_decay)
-    i,p = pick_one(w, self.rng)
-    return int(hat[i]),p
+    if not w.any(): w = np.ones(len(w))   # each as likely
+    sums = w.cumsum()   # the generator's number falls into one of the stretches laid end to end
+    i = int(sums.searchsorted(self.rng.random()*sums[-1], side='right'))
+    return int(hat[i]),float(w[i]/sums[-1])
 
 # %% ../nbs/11_replay.ipynb #af89ca9a
 def unpack_groups(
@@ -186,7 +192,7 @@ class Replay(Method):
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
         **options:Plain,               # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
-        check_when_empty(when_empty)
+        check_option('when_empty', when_empty, when_empty in ('keep','mask'), "'keep' or 'mask'")
         k = stored_per_fresh
         check_option('stored_per_fresh', k, whole(k, 0), 'a whole number, 0 or more')
         self.buffer = ReplayBuffer(buffer_size, **options)
@@ -195,7 +201,7 @@ class Replay(Method):
         self.extra = 0   # stored groups that this batch shall have besides replacements
 
     @classmethod
-    def from_settings(cls, args:MethodSettings)->'Replay':
+    def from_settings(cls, args:'RunSettings')->'Replay':
         "With the settings' buffer size, seed, stored groups, priority, and limits of age and use."
         own = {} if args.replay_priority=='score' else dict(priority=args.replay_priority)   # or the method's
         return cls(args.replay_buffer_size, seed=args.seed, stored_per_fresh=args.replay_stored_per_fresh,

@@ -10,7 +10,8 @@ import warnings
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .parts.reward_loading import ask_all, blame, check_rewards
+from .parts.core import check_rewards
+from .parts.problems import ask_all, blame
 
 # %% ../nbs/05_rewards.ipynb #dce7ef05
 def compute_rewards(

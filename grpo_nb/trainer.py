@@ -14,15 +14,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
-from .parts.core import Tokenizer, masked_mean
+from .parts.core import Tokenizer, check_rows, known_data, masked_mean, setting
 from .parts.ratios import dead_groups, read_correction
 from .run.checkpoints import (
-    checkpoint_for, checkpoints, load_checkpoint, new_run_id, save_checkpoint)
-from .run.record import check_judged, check_loss, ended, record, summarize
+    checkpoint_for, load_checkpoint, new_run_id, stop_on_signal)
+from .run.record import check_judged, check_loss, ended, summarize
 from .run.settings import (
-    RunSettings, check_callbacks, check_eval, check_lengths, check_method, check_rows, check_run_arguments,
-    check_run_settings, known_data, loss_settings, optimizer_of, sampling_of, setting)
-from .run.signals import stop_on_signal
+    RunSettings, check_eval, check_lengths, check_method, check_run_arguments, check_run_settings,
+    loss_settings, optimizer_of, sampling_of)
 from .see.during import Watched
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts
@@ -356,7 +355,8 @@ def train(
     ValueError before any work for settings, rows or checkpoints that can't work.
     Source: DeepSeekMath, arXiv 2402.03300, algorithm 1.
     """
-    callbacks = check_callbacks(callbacks)
+    if not (isinstance(callbacks, (list,tuple)) and all(map(callable, callbacks))):
+        raise ValueError(f'`callbacks` is {callbacks!r:.60}, needs a list of functions')
     s,checkpoint = prepare(model, tokenizer, dataset, reward_funcs, TrainConfig() if args is None else args,
         method, eval_dataset, resume_from_checkpoint, loss, advantages)
     if checkpoint: load_checkpoint(s, checkpoint)

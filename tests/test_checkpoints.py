@@ -1,7 +1,7 @@
 "State files, manifests and whole folders: what was saved comes back, and what is damaged is named."
 import errno, json, math, os, random, signal, subprocess, sys, time
 from pathlib import Path
-from types import SimpleNamespace
+import numpy as np
 import pytest, torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -72,11 +72,11 @@ def test_what_cannot_be_held_is_named_and_nothing_is_written(tmp_path):
         with pytest.raises(ValueError, match='cannot hold'): save_state(tmp_path/'s', dict(x=[bad]))
     assert not list(tmp_path.iterdir())
 
-def made(folder, n, run=None, mark=None):
+def made(folder, n, run=None):
     (folder/f'checkpoint-{n}').mkdir(parents=True)
     (folder/f'checkpoint-{n}'/'weights').write_bytes(b'abc')
-    write_manifest(folder/f'checkpoint-{n}', run, mark)
-    if mark: (folder/f'checkpoint-{n}'/mark).write_text('{}')
+    write_manifest(folder/f'checkpoint-{n}', run)
+    (folder/f'checkpoint-{n}'/'trainer_state.json').write_text('{}')
     return folder/f'checkpoint-{n}'
 
 @pytest.mark.parametrize('damage,says', [
@@ -86,28 +86,28 @@ def made(folder, n, run=None, mark=None):
     (lambda c: (c/'trainer_state.json').unlink(), 'trainer_state.json is missing'),
     (lambda c: (c/'trainer_state.json').write_text('{'), 'half-written'), (lambda c: None, '')])
 def test_what_is_wrong_with_a_checkpoint_is_said(damage, says, tmp_path):
-    c = made(tmp_path, 3, mark='trainer_state.json')
+    c = made(tmp_path, 3)
     damage(c)
     assert says in checkpoint_problem(c) and bool(says)==bool(checkpoint_problem(c))
 
 def test_the_newest_whole_checkpoint_up_to_a_step(tmp_path):
     for n in (2, 4): made(tmp_path, n)
-    def step(at_most): return newest_whole(tmp_path, mark=None, at_most=at_most)[0]
+    def step(at_most): return newest_whole(tmp_path, at_most=at_most)[0]
     assert [Path(step(n)).name for n in (4, 3, None)]==['checkpoint-4','checkpoint-2','checkpoint-4']
-    assert newest_whole(tmp_path, mark=None, at_most=1)[0] is None
+    assert newest_whole(tmp_path, at_most=1)[0] is None
 
 def test_the_newest_whole_checkpoint_of_this_run_is_found(tmp_path):
     for n,run in ((2, 'mine'), (10, 'mine'), (11, 'old')): made(tmp_path, n, run)
     (tmp_path/'checkpoint-99').mkdir()
     said = []
-    assert Path(last_checkpoint(tmp_path, 'mine', mark=None, tell=said.append)).name=='checkpoint-10'
-    assert 'checkpoint-99: manifest.json is missing' in said[0]
+    assert Path(last_checkpoint(tmp_path, 'mine', tell=said.append)).name=='checkpoint-10'
+    assert 'checkpoint-99: trainer_state.json is missing' in said[0]
     assert 'checkpoint-11: it is of another run' in said[0]
-    assert Path(last_checkpoint(tmp_path, mark=None, tell=said.append)).name=='checkpoint-11'
+    assert Path(last_checkpoint(tmp_path, tell=said.append)).name=='checkpoint-11'
     keep_newest(tmp_path, 2)
     assert [p.name for p in checkpoint_folders(tmp_path)]==['checkpoint-11', 'checkpoint-99']
     with pytest.raises(ValueError, match='no whole checkpoint.*another run'):
-        last_checkpoint(tmp_path, 'x', None)
+        last_checkpoint(tmp_path, 'x')
     assert manifest_of(tmp_path/'checkpoint-11')['run']=='old' and manifest_of(tmp_path)=={}
 
 def test_of_another_run_no_checkpoint_is_removed(tmp_path):
@@ -115,15 +115,17 @@ def test_of_another_run_no_checkpoint_is_removed(tmp_path):
     keep_newest(tmp_path, 1, 'mine')
     assert [p.name[11:] for p in checkpoint_folders(tmp_path)]==['1','3','5']
 
-def test_every_random_choice_goes_on_where_it_stood():
-    s = SimpleNamespace(generator=torch.Generator().manual_seed(3))
-    random.gauss(0, 1)   # the second of its pair waits
-    def draw(): return [torch.rand(1, generator=s.generator).item(), torch.rand(1).item(), random.gauss(0, 1)]
+def test_every_random_choice_goes_on_where_it_stood(tmp_path):
+    random.gauss(0, 1); np.random.randn()   # the second of a pair waits
+    def draw(): return [torch.rand(1).item(), random.gauss(0, 1), np.random.randn(), np.random.rand()]
     state = json.loads(json.dumps(random.getstate()))   # as lists, which is how a file gives it back
-    d = randomness(s)|dict(python_rng=state)
+    d = randomness()|dict(python_rng=state)
     first = draw()
-    assert draw()!=first
-    set_randomness(s, d)
+    assert all(a!=b for a,b in zip(draw(), first))
+    set_randomness(d)
+    assert draw()==first
+    save_state(tmp_path/'s', d)
+    set_randomness(load_state(tmp_path/'s'))
     assert draw()==first
 
 def test_a_large_file_is_looked_at_from_its_first_byte_to_its_last(tmp_path):
@@ -167,7 +169,7 @@ def test_a_full_disk_is_named_whoever_writes(write, tmp_path):
             with whole_folder(tmp_path/'checkpoint-4') as tmp: write(tmp)
     finally: limited(-1)
     assert [p.name for p in tmp_path.iterdir()]==['checkpoint-3']
-    assert not checkpoint_problem(tmp_path/'checkpoint-3', None)
+    assert not checkpoint_problem(tmp_path/'checkpoint-3')
 
 def test_what_is_not_the_disks_fault_is_not_blamed_on_it(tmp_path):
     assert not disk_is_full(ValueError('a bug')) and not disk_is_full(OSError(errno.EACCES, 'denied'))

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 import pytest, torch
 from datasets import Dataset
-from grpo_nb.run.settings import (check_lengths, check_rows, check_settings, known_data, optimizer_of,
-    other_data, replay_clip)
+from grpo_nb.parts.core import check_rows, check_settings, known_data, other_data
+from grpo_nb.run.settings import check_lengths, optimizer_of, replay_clip
 from grpo_nb.trainer import TrainConfig
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]

@@ -7,14 +7,17 @@ import pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.ratios import dead_share
-from grpo_nb.diagnose import (batch_command, batch_html, batch_plan, best_group_size, beta_dead_share,
-    beta_rates, diagnose, diagnose_command, group_pull, plan_lines)
+from grpo_nb.diagnose import (batch_command, batch_plan, best_group_size, beta_rates, diagnose,
+    diagnose_command, group_pull, plan_lines)
 from grpo_nb.see.readers import open_run
 from grpo_nb.run.record import Recorder, Run
 from grpo_nb.see.readers import history_rows
+from notebook_code import defined_in
 from stored_runs import stored
 
 torch.set_num_threads(1)
+PAGE = defined_in('19_batch')
+batch_html,beta_dead_share = PAGE.batch_html,PAGE.beta_dead_share
 
 def lines(rows): return ''.join(json.dumps(o)+'\n' for o in rows)
 

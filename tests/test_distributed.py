@@ -8,8 +8,9 @@ import pytest, torch
 from grpo_nb.dev.made import (
     WIRE, made_batch, made_rows, made_sampled, replay_alone, replay_rank, same_replay, time_swap)
 from grpo_nb.on_trl.distributed import (
-    OwnBuffer, Ranks, RollCall, Wire, agree, pieces, plan_moves, redistribute, replay_bytes)
+    OwnBuffer, Ranks, RollCall, Wire, agree, pieces, plan_moves, redistribute)
 from grpo_nb.replay import ReplayBuffer
+from grpo_nb.scale.plans import replay_bytes
 from threads import in_threads
 
 HERE = Path(__file__).parent
@@ -58,7 +59,7 @@ def test_what_the_wire_packs_it_unpacks_bit_for_bit():
         tool_mask=torch.ones(5, dtype=torch.int32), advantages=torch.randn(3), rewards=torch.randn(3, 3))
     where = dict(prompt_len=2, lens=lens)
     for lo,hi in ((0,3), (1,3), (0,1), (1,2)):
-        words = w.pack(p, lo, hi)
+        words = torch.cat(w.parts(p, lo, hi))
         assert len(words)==w.words(where, lo, hi)
         q = w.unpack(words, where, lo, hi)
         a,b = int(lens[:lo].sum()),int(lens[:hi].sum())
@@ -67,8 +68,8 @@ def test_what_the_wire_packs_it_unpacks_bit_for_bit():
             assert q[k].dtype==want.dtype and q[k].shape==want.shape and torch.equal(q[k].view(torch.int32),
                 want.contiguous().view(torch.int32))
     with pytest.raises(ValueError, match='tool_mask'):
-        w.pack({k:v for k,v in p.items() if k!='tool_mask'}, 0, 1)
-    with pytest.raises(ValueError, match='int64'): w.pack(p|dict(prompt_ids=p['prompt_ids'].long()), 0, 1)
+        w.parts({k:v for k,v in p.items() if k!='tool_mask'}, 0, 1)
+    with pytest.raises(ValueError, match='int64'): w.parts(p|dict(prompt_ids=p['prompt_ids'].long()), 0, 1)
 
 OPTIONS = [dict(), dict(age_limit=2), dict(max_uses=1), dict(priority='uniform', age_decay=3.),
     dict(priority='recency', max_uses=2)]
@@ -188,6 +189,7 @@ import sys, torch, torch.distributed as dist, datetime
 torch.set_num_threads(1)
 from grpo_nb.dev.made import made_batch, replay_rank
 from grpo_nb.replay import ReplayBuffer
+from grpo_nb.scale.plans import replay_bytes
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=60))
 rng = torch.Generator().manual_seed(5)
 batches = [made_batch(rng, 5, 4) for _ in range(6)]          # 10 rows each: group 2 straddles

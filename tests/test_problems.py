@@ -1,10 +1,13 @@
 "Problems: sides that never meet, sets by name, files in every condition, hub sets on given rows."
 import json, subprocess, sys
+from functools import partial
 import datasets, pytest
 from datasets import Dataset, DatasetDict
 from grpo_nb.parts.problems import (
-    PROBLEMS, boxed, chain_sum, gsm8k, gym_dataset, load_problems, make_problems, numinamath,
-    spell_backward, split_of, split_problems, tldr)
+    HUB, PROBLEMS, boxed, chain_sum, gym_dataset, hub_problems, load_problems, make_problems,
+    spell_backward, split_of, split_problems)
+
+gsm8k,numinamath,tldr = (partial(hub_problems, o) for o in ('gsm8k', 'numinamath', 'tldr'))
 
 questions = lambda ds: [p[-1]['content'] for p in ds['prompt']]
 
@@ -180,7 +183,7 @@ def test_the_hub_is_asked_for_the_right_set(monkeypatch, capsys):
                    completion='y')
         return Dataset.from_list([row]*4)
     monkeypatch.setattr(datasets, 'load_dataset', fake)
-    assert [len(f('test', n=3)) for f in (gsm8k, numinamath, tldr)]==[3,3,3]
+    assert [len(hub_problems(o, split='test', n=3)) for o in HUB]==[3,3,3]
     assert asked==[('openai/gsm8k','main','test'), ('AI-MO/NuminaMath-TIR',None,'test'),
                    ('trl-lib/tldr',None,'test')]
     assert capsys.readouterr().out.count('huggingface.co')==3

@@ -6,8 +6,8 @@ from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
 from grpo_nb.parts.ratios import (
     CLIPS, Clip, Correction, LossSettings, answer_ess, clip_share, clipped, correct, corrected, dead_groups,
-    dead_share, drift, group_scores, importance_ratio, merge_sums, moment_mask, nan_std, ratio_row, ratio_sums,
-    read_correction, reward_range, reward_std, spread, token_ess)
+    dead_share, drift, group_scores, importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums, read_correction,
+    reward_range, reward_std, spread, token_ess)
 
 NAN = math.nan
 
@@ -201,7 +201,8 @@ def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
 
 def test_a_moment_of_exactly_the_limit_stays():
     x = torch.tensor([[[0.,0.,.5],[.5,1.,1.]]])   # means of the squares: 0, 0, 1/12, 1/8, .3, .417
-    def stay(limit): return moment_mask(x, torch.ones_like(x).bool(), limit).sum().item()
+    from grpo_nb.parts.ratios import _moment_mask
+    def stay(limit): return _moment_mask(x, torch.ones_like(x).bool(), limit).sum().item()
     assert [stay(o) for o in (0., .08, .125, .29)]==[2, 2, 4, 4]
 
 def test_the_moment_of_replayed_tokens_does_not_see_the_fresh_ones():

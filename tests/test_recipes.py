@@ -2,13 +2,15 @@
 
 import json, os, re, subprocess, sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 import pytest, torch, yaml
 from grpo_nb import recipes as R
-from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k, gsm8k_rewards,
-                             length_reward, numinamath)
-from grpo_nb.recipes import numinamath_rewards, tldr, trl
+from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k_rewards, length_reward,
+                             numinamath_rewards, trl)
 from grpo_nb.parts.problems import chain_sum
+
+gsm8k,numinamath,tldr = (partial(trl, recipe=o) for o in ('gsm8k', 'numinamath', 'tldr'))
 
 GOOD = '<think>\nx\n</think>\n<answer>\n4\n</answer>\n'
 
@@ -406,7 +408,7 @@ def test_own_rows_and_two_rewards_train_by_one_command(mine, capsys):
 def test_the_defaults_of_trl_are_trls_own(mine):
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig as C
     want = C(output_dir='x', use_cpu=True, bf16=False, report_to='none')
-    _,a = R.parse_own([], {})
+    _,a = R.recipe_options(R.OwnArguments, [], {}, {}, output_dir='runs/trl')
     for k in ('beta','learning_rate','num_generations','temperature','top_p','top_k','num_train_epochs',
         'per_device_train_batch_size','gradient_accumulation_steps','generation_batch_size'):
         assert getattr(a, k)==getattr(want, k), k

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.advantages import group_advantages
-from grpo_nb.parts.groups import pick_one
 from grpo_nb.parts.ratios import dead_groups
 from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
@@ -121,7 +120,10 @@ def test_the_stated_probability_of_a_draw_is_that_of_its_weight_among_those_left
 
 def test_a_dart_on_a_border_takes_the_group_above_it():
     for w,dart,want in (([0., 1.], 0., 1), ([1., 1.], .5, 1), ([1., 0., 1.], .5, 2)):
-        assert pick_one(torch.tensor(w).numpy(), SimpleNamespace(random=lambda: dart))[0]==want
+        b = ReplayBuffer(3)
+        b.add(w, list(range(len(w))))
+        b.rng = SimpleNamespace(random=lambda: dart)
+        assert b.draw(1)[0].data==want
 
 def test_more_draws_than_groups_are_made_with_replacement():
     b,N = ReplayBuffer(2, seed=2),4000

@@ -2,7 +2,8 @@
 import asyncio, functools, math, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
-from grpo_nb.parts.reward_loading import RewardModel, check_rewards, load_reward, reward_name
+from grpo_nb.parts.core import check_rewards, reward_name
+from grpo_nb.parts.problems import RewardModel, load_reward
 from grpo_nb.rewards import combine_rewards, compute_rewards
 
 torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 "Ctrl-C and SIGTERM: a flag for the run, nothing for the children of a reward, one line on the command line."
 import multiprocessing as mp, os, signal, subprocess, sys, threading, time
 import pytest
-from grpo_nb.run.signals import WATCHED, one_line, stop_on_signal
+from grpo_nb.run.checkpoints import WATCHED, stop_on_signal
 
 def handlers(): return [signal.getsignal(o) for o in WATCHED]
 
@@ -69,15 +69,17 @@ def run(code, sig=signal.SIGINT):
     return *p.communicate(timeout=30),p.returncode
 
 def test_an_interrupted_program_says_one_line():
-    code = ('import signal, time\nfrom grpo_nb.run.signals import one_line\n'
+    "Also one that is still importing."
+    code = ('import signal, time\nfrom grpo_nb import cli\n'
             # a shell's background job ignores Ctrl-C
             'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
-            'with one_line("stopped while importing"): print("x", flush=True); time.sleep(30)')
+            'def work(name, words): print("x", flush=True); time.sleep(30)\n'
+            'cli._run = work\ncli.main(["demo"])')
     out,err,rc = run(code)
-    assert (err.strip(), rc)==('stopped while importing', 130)
+    assert (err.strip(), rc)==('grpo_nb demo: stopped; nothing more was written', 130)
 
 def test_the_room_is_light():
-    code = 'import sys, grpo_nb.run.signals; print({"torch", "numpy", "fastcore"} & set(sys.modules))'
+    code = 'import sys, grpo_nb.cli; print({"torch", "numpy", "fastcore"} & set(sys.modules))'
     assert (subprocess.run([sys.executable, '-c', code], capture_output=True,
                            text=True).stdout.strip() == 'set()')
 

@@ -2,7 +2,7 @@
 import json, threading
 import pytest
 from grpo_nb.research.families import lessons
-from grpo_nb.parts.problems import chain_sum, gym_dataset, make_problems, numinamath, split_of
+from grpo_nb.parts.problems import chain_sum, gym_dataset, hub_problems, make_problems, split_of
 from grpo_nb.tasks import (accuracy_reward, chain_sum_ways, completion_text, extract_answer, format_reward,
                            judge, one_group, overlap_reward, same_answer, same_maths)
 
@@ -92,7 +92,7 @@ def test_maths_is_compared_as_expressions_also_from_another_thread():
     assert out==[cases]
 
 def test_a_hub_set_is_judged_by_its_own_judge():
-    ds = numinamath(rows=[dict(problem='p', solution=r'\boxed{\sqrt{2}+\frac{1}{3}}')])
+    ds = hub_problems('numinamath', [dict(problem='p', solution=r'\boxed{\sqrt{2}+\frac{1}{3}}')])
     assert accuracy_reward(None, [r'<answer>\frac{1}{3}+\sqrt{2}</answer>'], ds['answer'], ds['task'])==[1.]
     said = ['<answer>4</answer>','<answer>$1,000.00</answer>']
     assert accuracy_reward(None, said, ['4','1000'], ['gsm8k']*2)==[1.,1.]

@@ -7,17 +7,17 @@ from grpo_nb import trainer as tr
 from grpo_nb.parts.core import masked_mean, register
 from grpo_nb.kl import token_logps_and_entropy
 from grpo_nb.loss import policy_loss
-from grpo_nb.run.checkpoints import checkpoint_problem
+from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_for, checkpoint_problem,
+                                     save_checkpoint)
 from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
 from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.checkpoints import checkpoint_for
 from grpo_nb.run.record import group_ratios
 from grpo_nb.see.during import slow_roads
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
-from grpo_nb.trainer import (TrainConfig, checkpoints, evaluate, new_state, next_keys, pass_at_k, rollout,
-                             save_checkpoint, step, train, update)
+from grpo_nb.trainer import (TrainConfig, evaluate, new_state, next_keys, pass_at_k, rollout,
+                             step, train, update)
 
 torch.set_num_threads(1)
 TOK = make_tokenizer()
@@ -576,7 +576,7 @@ def test_a_signal_finishes_the_batch_saves_and_the_run_goes_on(tmp_path):
         stop = lambda s, info: os.kill(os.getpid(), sig) if s.step==4 else None
         before = signal.getsignal(sig)
         s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d), max_steps=12), callbacks=[stop])
-        assert (s.step == 4 and [p.name for p in checkpoints(d)] == ['checkpoint-4']
+        assert (s.step == 4 and [p.name for p in checkpoint_folders(d)] == ['checkpoint-4']
                 and signal.getsignal(sig) == before)
         s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d), max_steps=12),
                   resume_from_checkpoint=True)
@@ -601,8 +601,8 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path, little_room):
         little_room()
         with pytest.raises(OSError, match=says): save_checkpoint(s, tmp_path)
     finally: little_room(-1)   # before pytest writes its own report, which may go to a file
-    assert checkpoints(tmp_path)==[first] and sorted(p.name for p in tmp_path.iterdir())==[first.name]
-    assert not checkpoint_problem(first, mark=None)
+    assert checkpoint_folders(tmp_path)==[first] and sorted(p.name for p in tmp_path.iterdir())==[first.name]
+    assert not checkpoint_problem(first)
 
 def test_a_run_on_a_full_disk_names_it_and_goes_on_from_its_last_checkpoint(tmp_path, little_room):
     args = cfg(output_dir=str(tmp_path), max_steps=12, save_steps=4)
@@ -611,7 +611,7 @@ def test_a_run_on_a_full_disk_names_it_and_goes_on_from_its_last_checkpoint(tmp_
         with pytest.raises(OSError, match='could not be written to .*are free'):
             train(tiny_model(0), TOK, DATA, parity, args, callbacks=[fill])
     finally: little_room(-1)
-    assert [p.name for p in checkpoints(tmp_path)]==['checkpoint-4'] and not list(tmp_path.glob('.*'))
+    assert [p.name for p in checkpoint_folders(tmp_path)]==['checkpoint-4'] and not list(tmp_path.glob('.*'))
     s = train(tiny_model(0), TOK, DATA, parity, args, resume_from_checkpoint=True)
     assert torch.equal(flat(s.model), flat(train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=12)).model))
     assert read_run(tmp_path).history['step'].tolist()==[0, 2, 4, 6, 8, 10]
@@ -632,7 +632,7 @@ def test_a_reward_that_fails_in_the_middle_costs_one_batch(method, tmp_path):
     with pytest.raises(ValueError, match="my mistake") as e:
         train(tiny_model(0), TOK, DATA, failing(4), cfg(output_dir=str(tmp_path), **args), method=method,
             resume_hint='--resume')
-    step_ = max(int(p.name[11:]) for p in checkpoints(tmp_path))
+    step_ = max(int(p.name[11:]) for p in checkpoint_folders(tmp_path))
     notes = ' '.join(e.value.__notes__)
     assert (f'raised at step {step_}' in notes and f'checkpoint-{step_} holds all' in notes
             and '--resume' in notes)
@@ -646,9 +646,9 @@ def test_a_reward_that_fails_in_the_middle_costs_one_batch(method, tmp_path):
 def test_a_reward_that_fails_at_once_leaves_nothing_behind(tmp_path):
     with pytest.raises(ValueError, match="my mistake"):
         train(tiny_model(0), TOK, DATA, failing(1), cfg(output_dir=str(tmp_path)))
-    assert checkpoints(tmp_path)==[]
+    assert checkpoint_folders(tmp_path)==[]
 
-@pytest.mark.parametrize('name', ['model.safetensors','state.safetensors','tokenizer.json'])
+@pytest.mark.parametrize('name', ['model.safetensors','grpo_state_0.safetensors','tokenizer.json'])
 def test_one_flipped_bit_is_noticed(name, tmp_path):
     s = state()
     step(s)
@@ -671,7 +671,7 @@ def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
     (tmp_path/'.checkpoint-100.tmp').mkdir()
     with pytest.warns(UserWarning, match='passed over checkpoint-99'):
         assert checkpoint_for(state(output_dir=str(tmp_path)), True)==c
-    assert checkpoints(tmp_path)==[c]
+    assert checkpoint_folders(tmp_path)==[c]
     with pytest.raises(ValueError, match='no whole checkpoint'):
         tr.load_checkpoint(state(), tmp_path / 'checkpoint-99')
 

@@ -10,7 +10,7 @@ __all__ = ['log', 'is_loss', 'check_layout', 'GRPOWithReplayBufferConfig', 'add_
 import difflib, functools, inspect, logging, os, time, warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from numbers import Integral
 from pathlib import Path
 from typing import ClassVar
@@ -21,8 +21,9 @@ from fastcore.basics import patch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.core import check_option, versions, warn_untested
-from ..run.settings import RULES, check_prompts, check_rows, check_settings, known_data
+from ..parts.core import (
+    RULES, check_option, check_prompts, check_rewards, check_rows, check_settings, is_async, known_data,
+    setting, untested, versions)
 from .distributed import RollCall, agree
 
 # %% ../../nbs/on_trl/checks.ipynb #602607b8
@@ -47,12 +48,6 @@ _RULES = [*RULES,
     ('replay_max_drift', lambda v: v>=0, 'None, or 0 or more nats per token'),
     ('replay_drop_dead_kl replay_same_prompt_first record_tokens', lambda v: True, 'True or False'),
     ('record_max_groups', lambda v: v>=1, 'None, or 1 or more groups')]
-
-def _check_trl_settings(args:GRPOConfig)->None:
-    "ValueError for a setting of TRL that is out of range; numpy's whole numbers become Python's."
-    for k,v in list(vars(args).items()):
-        if isinstance(v, Integral) and not isinstance(v, (bool,int)): setattr(args, k, int(v))
-    check_settings(args, _RULES, all=False)
 
 # %% ../../nbs/on_trl/checks.ipynb #ded9f6f4
 _OTHER_NAME = dict(max_tokens='max_new_tokens', min_tokens='min_new_tokens', stop='stop_strings',
@@ -97,11 +92,7 @@ def _check_replay_settings(a:GRPOConfig)->None:
     if a.replay_stored_per_fresh and not a.replay_buffer_size:
         raise ValueError('`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` '
             'above 0')
-    _check_correction(a)
-
-def _check_correction(a):
-    "ValueError where TRL's seam does not allow a correction of replayed rows."
-    # then a row is compared with itself, not with its sampler
+    # moved: then a row is compared with itself, not with its sampler, which TRL's seam does not always allow
     moved = (a.replay_weight,a.replay_clip)!=('token','ppo')
     odd = [(a.loss_type=='vespo', "loss_type='vespo' weighs whole answers", "another loss_type"),
         (moved and a.beta and a.use_bias_correction_kl, 'TRL weighs the KL term by the same ratio',
@@ -140,60 +131,60 @@ def check_layout(
         raise ValueError('an environment gives its own prompts: set `replay_stored_per_fresh=0`')
 
 # %% ../../nbs/on_trl/checks.ipynb #b2d55815
-def _s(default, help, **kw): return field(default=default, metadata=dict(help=help, **kw))
-
 @dataclass
 class GRPOWithReplayBufferConfig(GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"
     priorities:ClassVar[dict] = {}   # names for `replay_priority`; the trainer's chapter brings them
-    replay_buffer_size:int = _s(64, 'Groups kept for replay, on the CPU of each process; 0 turns replay off.')
-    replay_stored_per_fresh:int = _s(0,
+    replay_buffer_size:int = setting(64, 'Groups kept for replay, on the CPU of each process; 0 turns replay off.')
+    replay_stored_per_fresh:int = setting(0,
         'Stored groups in a batch for each one that is sampled: with 2, a third of the batch is '
         'sampled and the buffer gives the rest, as soon as it has enough.')
-    replay_priority:str = _s('score',
+    replay_priority:str = setting('score',
         "Which groups stay and are drawn: by 'score' (summed absolute advantage times the group's reward "
         "deviation), 'uniform', 'recency', or a name of your own under `@register(PRIORITIES, ...)`.")
-    replay_weight:str = _s('token',
+    replay_weight:str = setting('token',
         "What a replayed token's gradient is weighed by: 'token' its ratio, 'truncated' its ratio up to "
         "`replay_weight_cap`, 'sequence' the ratio of its whole answer up to the cap, 'none' nothing.",
         choices=['token','truncated','sequence','none'])
-    replay_weight_cap:float = _s(2., "The largest weight of 'truncated' and 'sequence'.")
-    replay_clip:str = _s('ppo',
+    replay_weight_cap:float = setting(2., "The largest weight of 'truncated' and 'sequence'.")
+    replay_clip:str = setting('ppo',
         "Which replayed tokens get no gradient: 'ppo' as the loss says, 'dapo' with a wider upper side, "
         "'two_sided' also bad tokens that have become much more likely, 'none' no clip.",
         choices=['ppo','dapo','two_sided','none'])
-    replay_max_drift:float|None = _s(None,
+    replay_max_drift:float|None = setting(None,
         'Replayed answers whose log-probs moved further than this, in nats per token, get no gradient; '
         'None for any.')
-    replay_scope:str|None = _s(None,
+    replay_scope:str|None = setting(None,
         "Over several processes: 'sharded' is one buffer for all, its rows left where they were made; "
         "'local' is a buffer each; None is sharded.", choices=[None,'local','sharded'])
-    replay_age_limit:int|None = _s(None,
+    replay_age_limit:int|None = setting(None,
         'Oldest group that may be replayed, in optimizer steps since it was sampled; None for any age.')
-    replay_age_decay:float|None = _s(None,
+    replay_age_decay:float|None = setting(None,
         'Optimizer steps in which a stored score falls to 1/e of itself; None for no decay.')
-    replay_max_uses:int|None = _s(None,
+    replay_max_uses:int|None = setting(None,
         'How often a stored group may be replayed before it is dropped; None for any number.')
-    replay_when_empty:str = _s('keep',
+    replay_when_empty:str = setting('keep',
         "What to do with a dead group that nothing can replace: 'keep' trains on it as TRL does, "
         "'mask' takes its tokens out of the loss.", choices=['keep','mask'])
-    replay_drop_dead_kl:bool = _s(False,
+    replay_drop_dead_kl:bool = setting(False,
         'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
-    replay_same_prompt_first:bool = _s(False,
+    replay_same_prompt_first:bool = setting(False,
         "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
-    dead_tolerance:float = _s(1e-6,
+    dead_tolerance:float = setting(1e-6,
         "A group is dead when its rewards span at most this much, in reward units.")
-    record_groups:int|None = _s(None,
+    record_groups:int|None = setting(None,
         "Record every n-th generation batch group by group in `output_dir`, for inspector, report and "
         "diagnose; 0 never. None is 1, but 0 with `push_to_hub`, which would upload the texts.")
-    record_max_groups:int|None = _s(64, 'The most groups of a batch that are recorded; None for all.')
-    record_max_mb:float|None = _s(100.,
+    record_max_groups:int|None = setting(64, 'The most groups of a batch that are recorded; None for all.')
+    record_max_mb:float|None = setting(100.,
         'Size that the record of groups may reach over the run, in MB; None for any.')
-    record_tokens:bool = _s(False,
+    record_tokens:bool = setting(False,
         'Record the tokens of these groups too, each with its log-prob and its ratio, for the inspector.')
 
     def __post_init__(self):
-        _check_trl_settings(self)
+        for k,v in list(vars(self).items()):   # numpy's whole numbers become Python's
+            if isinstance(v, Integral) and not isinstance(v, (bool,int)): setattr(self, k, int(v))
+        check_settings(self, _RULES, all=False)
         super().__post_init__()
         _check_generation_kwargs(self)
         if self.record_groups is None: self.record_groups = 0 if self.push_to_hub else 1
@@ -240,7 +231,6 @@ def checked(
     "`func`, with its name on whatever goes wrong in it, and its rewards checked."
     who = f'reward function {name!r}'
     def judged(r, kw):
-        from grpo_nb.parts.reward_loading import check_rewards
         r = check_rewards(r, len(kw['prompts']), who).tolist()
         at('the rewards of all')
         return r
@@ -258,7 +248,6 @@ def checked(
         at(who)
         try: return judged(func(**kw), kw)
         except Exception as e: return blamed(e, kw)
-    from grpo_nb.parts.reward_loading import is_async
     return later if is_async(func) else now
 
 # %% ../../nbs/on_trl/checks.ipynb #3d3ef4a5
@@ -289,7 +278,7 @@ class CheckedTrainer(GRPOTrainer):
         prompts = check_rows(data, self._n_prompts(a), a.num_generations, most=10_000) if known else []
         self.known_data = known_data(data, 10_000) if known else None   # to know the data again at a resume
         self._agree(a, given.get('reward_funcs'))
-        if os.environ.get('RANK', '0')=='0': warn_untested()
+        for o in untested() if os.environ.get('RANK', '0')=='0' else (): warnings.warn(o, stacklevel=2)
         super().__init__(**given)
         self._check_lengths(prompts)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['pieces', 'Wire', 'Move', 'plan_moves', 'Ranks', 'Sampled', 'Taken', 'OwnBuffer', 'ShardedBuffer', 'agree', 'RollCall',
-           'replay_bytes', 'redistribute']
+           'redistribute']
 
 # %% ../../nbs/on_trl/distributed.ipynb #d9120f64
 import json, os, re, sys, threading, time, zlib
@@ -62,12 +62,8 @@ class Wire:
             *(piece[k][lo:hi].flatten() for k,_ in self.row)]
         return [o.contiguous().view(torch.int32) for o in parts]
 
-    def pack(self, piece:dict, lo:int, hi:int)->Tensor:
-        "The same as one tensor of its own, bit for bit."
-        return torch.cat(self.parts(piece, lo, hi))
-
     def unpack(self, words:Tensor, where:dict, lo:int, hi:int)->dict:
-        "The piece that `pack` made words of."
+        "The piece that `parts` made words of."
         n,lens = hi-lo,where['lens'][lo:hi]
         sizes = [where['prompt_len'], *[int(lens.sum())]*len(self.token), *(n*max(w, 1) for _,w in self.row)]
         p,*rest = words.split(sizes)
@@ -511,24 +507,6 @@ class RollCall:
         end = time.monotonic()+limit_s
         while time.monotonic()<end and any(o is None or o[1]=='at' for o in self.read()): time.sleep(.1)
         if said := self.missing(): e.add_note(said)
-
-# %% ../../nbs/on_trl/distributed.ipynb #6b768ea5
-def replay_bytes(
-    world:int,        # processes
-    groups:int=64,    # groups of all processes in a step
-    G:int=16,         # completions per group
-    P:int=256,        # prompt tokens
-    T:int=1024,       # completion tokens
-    share:float=.3,   # share of groups that is replaced
-    token_words:int=2,# numbers stored for a token: its id and its log-prob; 3 with the reference's
-    stored:int=0,     # groups in the buffer of all processes
-# bytes: group, replicated, sharded, index (received a step and rank), memory (rows kept by a rank)
-)->dict:
-    "What replay moves and keeps, from sizes alone: all lengths full, owners and places spread evenly."
-    group = 4*(P+G*(token_words*T+1))
-    away = (world-1)/world
-    return dict(group=group, replicated=groups*group*away, sharded=groups*share*group*away/world,
-        index=(world-1)*(16+16*groups*G/world), memory=stored*group/world)
 
 # %% ../../nbs/on_trl/distributed.ipynb #f2fcbd66
 def redistribute(

@@ -6,7 +6,7 @@
 __all__ = ['log', 'RunRecord']
 
 # %% ../../nbs/on_trl/record.ipynb #7e7bc5e6
-import json, logging, math
+import logging, math
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
@@ -42,16 +42,6 @@ def _shown_settings(args:GRPOConfig)->dict:
         return (f.name not in GRPOConfig.__dataclass_fields__ or f.name in _CORE or v is not None
             and v!=default(f))
     return {f.name:values[f.name] for f in fields(args) if telling(f)}
-
-# %% ../../nbs/on_trl/record.ipynb #eedf1cc2
-def _words(o:str|list)->str|list:
-    "A prompt or completion with nothing in it but text: an image is `<image>`, a tool call its JSON."
-    if isinstance(o, str): return o
-    def part(c):
-        return c if isinstance(c, str) else ''.join(p.get('text') or f'<{p.get("type")}>' for p in c or [])
-    def calls(m):
-        return json.dumps(m['tool_calls'], ensure_ascii=False, default=str) if m.get('tool_calls') else ''
-    return [dict(role=m.get('role'), content=part(m.get('content'))+calls(m)) for m in o]
 
 # %% ../../nbs/on_trl/record.ipynb #0ea73de5
 class RunRecord(TrainerCallback):
@@ -242,8 +232,8 @@ def _rows(self:RunRecord, b, stats, fates, told):
             for key in ('prompt','completion','advantages'): old[key][here] = new[key][here]
             r[here] = came[here]
         if f['replacement']:
-            f['replacement'] |= dict(prompt=as_text(_words(new['prompt'][g*G])),
-                completions=[as_text(_words(o)) for o in new['completion'][here]],
+            f['replacement'] |= dict(prompt=as_text(new['prompt'][g*G]),
+                completions=[as_text(o) for o in new['completion'][here]],
                 advantages=new['advantages'][here], rewards=t.total(came[here]).tolist())
     def by_group(x): return torch.as_tensor(x).view(-1, G).cpu()
     total,A,dead = by_group(t.total(r)),by_group(old['advantages']),t.dead(r).tolist()
@@ -251,8 +241,7 @@ def _rows(self:RunRecord, b, stats, fates, told):
     shares = (counts[:,-1]/counts[:,:-1].sum(1).clamp(min=1)).tolist()
     hists = [dict(edges=RATIO_EDGES, counts=c) for c in counts[:,:-1].long().tolist()]
     why = [y if d else None for y,d in zip(self.why(total, t.args.dead_tolerance), dead)]
-    return group_rows(b.step, [_words(o) for o in old['prompt'][:k*G:G]],
-        [_words(o) for o in old['completion'][:k*G]], total[:k], records=fates[:k],
+    return group_rows(b.step, old['prompt'][:k*G:G], old['completion'][:k*G], total[:k], records=fates[:k],
         n_tokens=stats[:k*G,-2].long(), truncated=stats[:k*G,-1].bool(), dead=dead[:k], why=why[:k],
         rewards_by_func={name:r[:k*G,i] for i,name in enumerate(t.reward_func_names)},
         advantages_before=A[:k], advantages=by_group(new['advantages'])[:k],

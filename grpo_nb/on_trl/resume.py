@@ -6,11 +6,10 @@
 __all__ = ['log', 'ResumableTrainer']
 
 # %% ../../nbs/on_trl/resume.ipynb #25baf8ab
-import logging, os, random, shutil, signal
+import logging, os, shutil, signal
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-import numpy as np
 import torch
 from torch import Tensor, nn
 from fastcore.basics import patch
@@ -19,10 +18,10 @@ from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from ..run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, load_state,
-    new_run_id, newest_whole, no_room, read_json, save_state, write_manifest)
-from ..run.settings import other_data
-from ..run.signals import stop_on_signal
+from ..parts.core import other_data
+from ..run.checkpoints import (
+    checkpoint_folders, checkpoint_problem, disk_is_full, load_state, new_run_id, newest_whole, no_room,
+    randomness, read_json, save_state, set_randomness, state_file, stop_on_signal, write_manifest)
 
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
 log = logging.getLogger(__name__)
@@ -68,17 +67,6 @@ def _set_whole_weights(model:nn.Module, weights:dict)->None:
                 new = distribute_tensor(new, v.device_mesh, v.placements)
             v.copy_(new)
 
-# %% ../../nbs/on_trl/resume.ipynb #c65860fa
-def _rng():
-    "The state of every generator of this process."
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    return random.getstate(),np.random.get_state(),torch.get_rng_state(),cuda
-
-def _set_rng(state):
-    python,numpy,cpu,cuda = state
-    random.setstate(python); np.random.set_state(numpy); torch.set_rng_state(cpu)
-    if cuda: torch.cuda.set_rng_state_all(cuda)
-
 # %% ../../nbs/on_trl/resume.ipynb #0b475061
 class ResumableTrainer(GRPOTrainer):
     "`GRPOTrainer` whose checkpoints hold all that the next step depends on, whole or not at all, of one run."
@@ -103,7 +91,7 @@ class ResumableTrainer(GRPOTrainer):
 
     def note_randomness(self)->None:
         "Where the generators go back to when a reward fails."
-        self._rng = _rng()
+        self._rng = randomness()
 
     def note_beginning(self)->None:
         "Where all else goes back to when a reward fails within the step."
@@ -114,15 +102,13 @@ class ResumableTrainer(GRPOTrainer):
         super()._load_rng_state(checkpoint)
         self.note_randomness()
 
-    def _state_file(self, folder, rank=None):
-        return Path(folder)/f'grpo_state_{self.args.process_index if rank is None else rank}.safetensors'
-
     # runs on every process, before `trainer_state.json` makes the checkpoint count
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         ref = _whole_weights(self.accelerator.unwrap_model(self.ref_model),
             self.args.should_save) if self.args.sync_ref_model else None
-        save_state(self._state_file(output_dir), (self._back_to or self._state())|dict(ref=ref))
+        now = self._back_to or self._state()
+        save_state(state_file(output_dir, self.args.process_index), now|dict(ref=ref))
         self.accelerator.wait_for_everyone()
         if self.args.should_save: write_manifest(output_dir, self.run_id)
 
@@ -157,7 +143,7 @@ class ResumableTrainer(GRPOTrainer):
         step = self.state.global_step
         name = f'checkpoint-{step}'
         if self.model.training:   # not where a step has ended and is looked at
-            _set_rng(self._rng)
+            set_randomness(self._rng)
             self.state.num_input_tokens_seen,self._back_to = self._begun['seen'],self._begun['state']
         if checkpoint_problem(Path(self.args.output_dir)/name):
             try: self._save_checkpoint(self.model_wrapped, None)
@@ -188,7 +174,7 @@ class ResumableTrainer(GRPOTrainer):
 
         SIGTERM and SIGINT save and stop; a second one ends at once.
         """
-        if self._trained: self._renew()
+        if self._trained: self._last_loaded_step = -1   # of another run; vLLM has its weights
         self._trained = True
         resume = self._resume_from(resume_from_checkpoint)
         if resume is None: self._begin()
@@ -198,9 +184,6 @@ class ResumableTrainer(GRPOTrainer):
             try: return super().train(resume, *args, **kwargs)
             finally: self.remove_callback(watch)
 
-    def _renew(self):
-        "Forget what an earlier `train` left; its steps count from 0 again."
-        self._last_loaded_step = -1   # vLLM has the weights of that step, and of another run
 
 # %% ../../nbs/on_trl/resume.ipynb #9bcccbc6
 @patch
@@ -227,7 +210,7 @@ def _load_state(self:ResumableTrainer, checkpoint):
         return log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts empty')
     self._need_files([r for r,o in enumerate(everywhere) if not o], checkpoint, 'any')
     me = self.args.process_index
-    first = load_state(self._state_file(checkpoint, me if me in here else here[0]))
+    first = load_state(state_file(checkpoint, me if me in here else here[0]))
     self._check_same(first)
     self.run_id = first.get('run') or self.run_id
     same = first['world']==self.args.world_size
@@ -236,7 +219,7 @@ def _load_state(self:ResumableTrainer, checkpoint):
         'their own' if same else 'all')
     self._set_reference(first, checkpoint, here)
     if same: self._set_state(first)
-    else: self._resume_elsewhere([load_state(self._state_file(checkpoint, r)) for r in wanted[me]])
+    else: self._resume_elsewhere([load_state(state_file(checkpoint, r)) for r in wanted[me]])
 
 @patch
 def _check_same(self:ResumableTrainer, s):
@@ -252,7 +235,7 @@ def _check_same(self:ResumableTrainer, s):
 @patch
 def _set_reference(self:ResumableTrainer, first, checkpoint, here):
     if not self.args.sync_ref_model: return
-    files = (load_state(self._state_file(checkpoint, r)) for r in here)
+    files = (load_state(state_file(checkpoint, r)) for r in here)
     ref = first['ref'] or next((o['ref'] for o in files if o['ref']), None)
     lacking = [r for r,o in enumerate(self.all_of(bool(ref))) if not o]
     self._need_files(lacking, checkpoint, 'the reference model in any')

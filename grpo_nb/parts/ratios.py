@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CLIPS', 'WEIGHTS', 'CLIP_KINDS', 'importance_ratio', 'Clip', 'clipped', 'clip_share', 'token_ess', 'answer_ess',
-           'drift', 'ratio_sums', 'merge_sums', 'ratio_row', 'Correction', 'read_correction', 'moment_mask', 'kept',
-           'correct', 'LossSettings', 'clean_inputs', 'corrected', 'as_rewards', 'nan_std', 'reward_range', 'spread',
-           'reward_std', 'dead_groups', 'dead_share', 'dead_reason', 'group_scores']
+           'drift', 'ratio_sums', 'merge_sums', 'ratio_row', 'Correction', 'read_correction', 'kept', 'correct',
+           'LossSettings', 'clean_inputs', 'corrected', 'as_rewards', 'nan_std', 'reward_range', 'spread', 'reward_std',
+           'dead_groups', 'dead_share', 'dead_reason', 'group_scores']
 
 # %% ../../nbs/parts/ratios.ipynb #dcaf72fb
 import math, warnings
@@ -170,14 +170,10 @@ class Correction:
             if value is not None and not value>=0: raise ValueError(f'`{name}` is {value}, needs 0 or more')
 
     @property
-    def filters(self)->bool:
-        "Does it leave anything out?"
-        return any(o is not None for o in (self.max_age, self.max_drift, self.min_ess, self.max_moment))
-
-    @property
     def changes(self)->bool:
         "False where the loss stays as it is."
-        return self.weight!='token' or self.clip!='ppo' or self.filters
+        filters = self.max_age,self.max_drift,self.min_ess,self.max_moment
+        return self.weight!='token' or self.clip!='ppo' or any(o is not None for o in filters)
 
     def clip_of(self,
         clip:Clip=Clip(),  # of the loss
@@ -206,11 +202,7 @@ def read_correction(
         raise ValueError(say) from None
 
 # %% ../../nbs/parts/ratios.ipynb #f6a10f29
-def moment_mask(
-    log_ratio:Tensor,  # (..., T) nats
-    mask:Tensor,       # (..., T) bool
-    limit:float,       # square nats
-)->Tensor:             # (..., T) bool: true for what stays
+def _moment_mask(log_ratio, mask, limit):
     "The tokens nearest to ratio 1, as many as keep the mean of their squared log-ratios within `limit`."
     far = log_ratio.detach().square().masked_fill(~mask, math.inf)   # what doesn't count comes last
     squares,order = far.flatten().sort(stable=True)
@@ -233,7 +225,7 @@ def kept(
         if mask.ndim!=3:
             raise ValueError(f'`min_ess` needs whole groups (B, G, T), got rows {tuple(mask.shape)}')
         keep = keep & (answer_ess(x, mask, dim=1)>=c.min_ess)[:,None,None]
-    if c.max_moment is not None: keep = keep & moment_mask(x, mask&keep, c.max_moment)
+    if c.max_moment is not None: keep = keep & _moment_mask(x, mask&keep, c.max_moment)
     return keep
 
 # %% ../../nbs/parts/ratios.ipynb #f71ba543

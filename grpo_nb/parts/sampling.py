@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 import torch
 from torch import Tensor, nn
-from .core import check_option, exact_device, whole
+from .core import check_option, whole
 from .fast_qwen import COPY_LIMIT, FastQwen, unwrapped, why_slow
 
 # %% ../../nbs/parts/sampling.ipynb #a74e0fd1
@@ -122,7 +122,7 @@ def uniforms(
     "A dart for every token that could be drawn."
     at = generator.device if generator is not None else 'cpu'
     u = torch.rand(n, T, dtype=torch.float64, generator=generator, device=at)*(1-2**-50)
-    return u.to(exact_device(device))
+    return u.to('cpu' if torch.device(device).type=='mps' else device)   # Apple's GPU has no float64
 
 def seen_tokens(
     prompt_ids:Tensor,   # (B, P) int64

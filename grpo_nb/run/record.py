@@ -20,10 +20,9 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from ..parts.core import Tokenizer, atomic_write, masked_mean, save_json, versions
+from ..parts.core import Tokenizer, masked_mean, reward_name, save_json, versions
 from ..parts.groups import Groups, Treated
 from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums, reward_std
-from ..parts.reward_loading import reward_name
 from .settings import RunState, replay_clip
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
@@ -92,15 +91,21 @@ REPLACEMENT_FIELDS = 'id step age uses score prob key prompt completions rewards
 def as_text(
     o:str|list,  # text, or a list of chat messages (dicts with `role` and `content`)
 )->str:          # what a reader wants to see
-    "A prompt or completion as text; a conversation as `role: content` lines, one message as its content."
+    """A prompt or completion as text; a conversation as `role: content` lines, one message as its content.
+
+    An image is `<image>`, a tool call its JSON.
+    """
     if isinstance(o, str): return o
-    def words(c): return c if isinstance(c, str) else json.dumps(c, ensure_ascii=False)
-    text = [words(m.get('content')) for m in o]
+    def part(p): return p if isinstance(p, str) else p.get('text') or f'<{p.get("type")}>'
+    def words(m):
+        c = m.get('content')
+        said = ''.join(map(part, c or [])) if isinstance(c, (list,type(None))) else str(c)
+        calls = m.get('tool_calls')
+        return said+json.dumps(calls, ensure_ascii=False, default=str) if calls else said
+    text = [*map(words, o)]
     return text[0] if len(o)==1 else '\n'.join(f'{m.get("role", "?")}: {t}' for m,t in zip(o, text))
 
 # %% ../../nbs/run/record.ipynb #26a967f2
-def _is_chat(o): return bool(o) and isinstance(o[0], dict)
-
 def _chunks(name, v, B):
     if not B or len(v)%B:
         raise ValueError(f'`{name}` has {len(v)} entries, which is not {B} groups of one size: '
@@ -110,7 +115,7 @@ def _chunks(name, v, B):
 
 def _by_group(name, v, B):
     "`v` as B lists."
-    nested = len(v)==B and isinstance(v[0], (list,tuple)) and not _is_chat(v[0])
+    nested = len(v)==B and isinstance(v[0], (list,tuple)) and not (v[0] and isinstance(v[0][0], dict))
     return v if nested else _chunks(name, v, B)
 
 def group_rows(
@@ -366,14 +371,13 @@ def replay_metrics(
     done:list,   # what each `update` returned
 )->dict:         # name -> float; {} where nothing was replayed
     "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient."
-    sums = [_sums(s, o) for o in done if o['mb'].replayed.any()]
+    sums,how = [],(s.args.importance_sampling_level, replay_clip(s))
+    for o in done:
+        mb = o['mb']
+        A = mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]
+        m = o['mask'] & mb.replayed[:,None,None]
+        if mb.replayed.any(): sums.append(ratio_sums(o['logps']-mb.old_logps, A, m, *how))
     return {f'replay/{k}':v for k,v in ratio_row(merge_sums(sums)).items()} if sums else {}
-
-def _sums(s, o):
-    mb = o['mb']
-    m = o['mask'] & mb.replayed[:,None,None]
-    A = mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]
-    return ratio_sums(o['logps']-mb.old_logps, A, m, s.args.importance_sampling_level, replay_clip(s))
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def group_ratios(

@@ -6,21 +6,20 @@
 __all__ = ['ALIASES', 'check_launch_config', 'launch_config', 'write_launch_config', 'launch_command', 'shell_line',
            'slurm_script', 'vllm_command', 'vllm_problem', 'fsdp2_on_cpu', 'vllm_on_cpu', 'RecipeArguments',
            'GSM8KArguments', 'TLDRArguments', 'OwnArguments', 'launch_problems', 'recipe_plan', 'world_size',
-           'parse_options', 'prepare_rows', 'rows_of', 'own_rows', 'measure_held_out', 'held_out_table', 'say_held_out']
+           'parse_options', 'prepare_rows', 'own_rows', 'held_out_table']
 
 # %% ../../nbs/scale/launch.ipynb #761a2204
 import difflib, os, re, shlex, sys
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 import yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
-from ..parts.problems import hub_rows, load_problems, read_file_rows
-from ..parts.core import share_ci
-from ..run.settings import setting
+from ..parts.problems import hub_rows, load_problems
+from ..parts.core import setting, share_ci
 from .plans import Layout, run_plan
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
@@ -74,13 +73,6 @@ def _faults(d, part):
             needs = want if isinstance(want, str) else f'one of {", ".join(map(str, want))}'
             yield f'{part or "config"}: {k} is {v!r}, needs {needs}'
 
-def _count_faults(config):
-    "What is wrong with processes and machines."
-    n,m,rank = config.get('num_processes'),config.get('num_machines'),config.get('machine_rank', 0)
-    if not isinstance(n, int) or not isinstance(m, int): return []
-    if m<1 or n<1 or n%m: return [f'{n} processes on {m} machines: give as many processes to each']
-    return [f'machine_rank is {rank} of {m} machines: ranks count from 0'] if rank>=m else []
-
 def check_launch_config(
     config:dict,  # what an accelerate YAML file holds
 )->list:          # one line per problem, [] when there is none
@@ -94,7 +86,10 @@ def check_launch_config(
         out += _faults(part, name)
         if part and kind!=of: out.append(f'distributed_type is {kind!r}, so {name} is ignored')
         if kind==of and not part: out.append(f'distributed_type is {kind!r}, but there is no {name}')
-    out += _count_faults(config)
+    n,m,rank = config.get('num_processes'),config.get('num_machines'),config.get('machine_rank', 0)
+    if isinstance(n, int) and isinstance(m, int):
+        if m<1 or n<1 or n%m: out.append(f'{n} processes on {m} machines: give as many processes to each')
+        elif rank>=m: out.append(f'machine_rank is {rank} of {m} machines: ranks count from 0')
     if config.get('use_cpu') and kind in ('FSDP','DEEPSPEED'):
         out.append(f'use_cpu with {kind}: accelerate would train with plain DDP')
     return out
@@ -162,38 +157,9 @@ def shell_line(
     return ' '.join(w if w.startswith('$') else shlex.quote(w) for w in words)
 
 # %% ../../nbs/scale/launch.ipynb #70f98602
-_SLURM = """#!/bin/bash
-#SBATCH --job-name=grpo
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={gpus}
-#SBATCH --cpus-per-task={cpus}
-#SBATCH --mem=0
-#SBATCH --time={minutes}
-#SBATCH --signal=B:TERM@{grace}
-#SBATCH --requeue
-#SBATCH --open-mode=append
-export MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export HF_HUB_OFFLINE=1 WANDB_MODE=offline OMP_NUM_THREADS={threads}   # compute nodes often have no network
-again=
-{serve}srun{where} bash -c {task} &
-step=$!
-trap 'again=1; kill -TERM $step' TERM
-while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
-[ -n "$again" ] && [ "$code" = 0 ] && scontrol requeue "$SLURM_JOB_ID"
-exit $code
-"""
 _TASK = ('setsid {command} & run=$!; trap "pkill -TERM -P $run" TERM; '
     'while kill -0 $run 2>/dev/null; do wait $run; code=$?; done; exit $code')
-_SERVE = """export SERVER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
-srun --nodes=1 --ntasks=1 --nodelist="$SERVER" env {server} &
-server=$!
-until curl -sf http://$SERVER:{port}/health; do
-    kill -0 $server 2>/dev/null || exit 1   # vLLM has said why
-    sleep 5
-done
-"""
-
+def _script(name): return (files('grpo_nb')/'assets'/'launch'/name).read_text(encoding='utf-8')
 
 def slurm_script(
     script:list,            # what to run; a recipe gets `--resume auto`
@@ -215,13 +181,13 @@ def slurm_script(
         script = [*script, '--use_vllm', '--vllm_mode', 'server', '--vllm_server_host', '$SERVER',
                   '--vllm_server_port', port]
     if script[:2]==['-m','grpo_nb'] and '--resume' not in script: script = [*script, '--resume', 'auto']
-    words = launch_command(script, config_file, num_machines * gpus_per_node, num_machines, '$SLURM_PROCID',
-                           '$MASTER')
+    words = launch_command(script, config_file, num_machines*gpus_per_node, num_machines, '$SLURM_PROCID',
+        '$MASTER')
     where = f' --nodes={num_machines} --ntasks={num_machines} --exclude="$SERVER"' if server else ''
-    return _SLURM.format(nodes=num_machines + bool(server), gpus=gpus_per_node, cpus=cpus_per_task,
-                         minutes=60 * hours, grace=grace_s, threads=max(1, cpus_per_task // gpus_per_node),
-                         serve=_SERVE.format(server=server, port=port) if server else '', where=where,
-                         task=shlex.quote(_TASK.format(command=shell_line(words))))
+    return _script('slurm.sh').format(nodes=num_machines+bool(server), gpus=gpus_per_node, cpus=cpus_per_task,
+        minutes=60*hours, grace=grace_s, threads=max(1, cpus_per_task//gpus_per_node), where=where,
+        serve=_script('serve.sh').format(server=server, port=port) if server else '',
+        task=shlex.quote(_TASK.format(command=shell_line(words))))
 
 # %% ../../nbs/scale/launch.ipynb #21fd7f02
 def vllm_command(
@@ -470,10 +436,6 @@ def _own_names(argv):
         if name=='resume' and not eq and (i+1==len(argv) or argv[i+1].startswith('--')): words.append('yes')
     return words
 
-def _as_if(config, world):
-    "The config class of a run on `world` processes, for a plan that is made on one."
-    return type(config.__name__, (config,), dict(world_size=property(lambda self: world)))
-
 def _batch_words(a, given):
     "Words that cut the batch, unless it is given in TRL's own terms."
     if {'generation_batch_size','steps_per_generation','gradient_accumulation_steps'} & set(given): return []
@@ -511,7 +473,9 @@ def parse_options(
         if not cut.dry_run:
             raise ValueError(f'num_processes {cut.num_processes} is for --dry_run; here run {world_size()}: '
                 'start as many with `accelerate launch` or `torchrun`')
-        p.dataclass_types = [recipe, _as_if(config, cut.num_processes)]
+        # for a plan that is made on one: the config of a run on so many
+        there = dict(world_size=property(lambda self: cut.num_processes))
+        p.dataclass_types = [recipe, type(config.__name__, (config,), there)]
     return p.parse_args_into_dataclasses(words)
 
 # %% ../../nbs/scale/launch.ipynb #c86e52d3
@@ -544,18 +508,6 @@ def prepare_rows(
     return ds.select(range(len(ds)-r.held_out)),ds.select(range(len(ds)-r.held_out, len(ds)))
 
 # %% ../../nbs/scale/launch.ipynb #1a74bec4
-def rows_of(
-    r:RecipeArguments,   # its `rows_file`
-    rows:list,           # in the hub's format, or None
-    load_data:Callable,  # called with rows or None; gives a Dataset
-)->Dataset:
-    "The data set, from `rows`, a file, or the hub. ValueError with what to give instead."
-    if rows is None and r.rows_file: rows = list(read_file_rows(Path(r.rows_file)))
-    try: return load_data(rows)
-    except ValueError as e:
-        if rows is None: raise ValueError(f'{e}; on the command line `--rows_file FILE`') from e
-        raise
-
 def own_rows(
     r:OwnArguments,  # `dataset`, its configuration, split and columns
 )->Dataset:
@@ -576,12 +528,6 @@ def own_rows(
     return load_problems(hub_rows(name, r.dataset_config, r.dataset_split), **columns)
 
 # %% ../../nbs/scale/launch.ipynb #8bf8d50b
-def measure_held_out(
-    a:'GRPOConfig',   # changed in place
-)->None:
-    "Evaluate before the first step, halfway and at the end, one answer per problem."
-    a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
-
 def held_out_table(
     history:list,  # `trainer.state.log_history`
     n:int,         # problems held out
@@ -595,12 +541,3 @@ def held_out_table(
         right = {f'{k} right':(p, *share_ci(p*n, n)) for k,p in share.items()}
         out.append(dict(step=row['step'], **means, **right))
     return out
-
-def say_held_out(
-    table:list,  # from `held_out_table`
-)->None:
-    "Print the shares of right answers, a line per evaluation."
-    for row in table:
-        for k,v in row.items():
-            if k.endswith(' right'):
-                print(f'step {row["step"]}: {v[0]:.1%} {k} (95 % {v[1]:.1%} to {v[2]:.1%})')

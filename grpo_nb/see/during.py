@@ -24,7 +24,7 @@ from .readers import open_run
 from .verdict import warnings_now
 from .view import Pages, judged, page, view_run
 from ..run.checkpoints import (
-    checkpoints, disk_is_full, no_room, plain_args, randomness, save_checkpoint, set_randomness)
+    checkpoint_folders, disk_is_full, no_room, plain_args, randomness, save_checkpoint, set_randomness)
 from ..run.record import Recorder, Run, about_data, one_a_step, read_run, record
 
 # %% ../../nbs/see/during.ipynb #881f579c
@@ -138,7 +138,7 @@ def save_if_due(self:Watched,
 def save(self:Watched)->None:
     "A checkpoint of this step, unless there is one."
     folder = self.s.args.output_dir
-    there = {p.name for p in checkpoints(folder)}
+    there = {p.name for p in checkpoint_folders(folder)}
     if f'checkpoint-{self.s.step}' not in there: save_checkpoint(self.s, folder)
 
 @patch
@@ -146,14 +146,16 @@ def save(self:Watched)->None:
 def rescue(self:Watched)->Iterator:
     "An error while a batch is sampled and judged costs that batch and no more."
     s = self.s
-    before = randomness(s)|{k:getattr(s, k) for k in ('cursor','num_tokens')}
+    before,drawn = randomness(),s.generator.get_state()
+    counts = {k:getattr(s, k) for k in ('cursor','num_tokens')}
     own = copy.deepcopy(getattr(s.method, 'rng', None))
     try: yield
     except Exception as e:
         e.add_note(f'raised at step {s.step}, in batch {len(s.history)+1}')
         if s.sampling and s.step and s.args.output_dir:
-            set_randomness(s, before)
-            for k in ('cursor','num_tokens'): setattr(s, k, before[k])
+            set_randomness(before)
+            s.generator.set_state(drawn)
+            for k,v in counts.items(): setattr(s, k, v)
             if own is not None: s.method.rng = own
             try: self.save()
             except OSError as full: e.add_note(str(full))
