@@ -6,8 +6,8 @@ from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
 from grpo_nb.parts.ratios import (
     CLIPS, Clip, Correction, LossSettings, answer_ess, clip_share, clipped, correct, corrected, dead_groups,
-    dead_share, drift, group_scores, importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums, read_correction,
-    reward_range, reward_std, spread, token_ess)
+    dead_share, drift, group_scores, importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums,
+    read_correction, reward_range, reward_std, spread, token_ess)
 
 NAN = math.nan
 
