@@ -135,7 +135,8 @@ def check_layout(
 class GRPOWithReplayBufferConfig(GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"
     priorities:ClassVar[dict] = {}   # names for `replay_priority`; the trainer's chapter brings them
-    replay_buffer_size:int = setting(64, 'Groups kept for replay, on the CPU of each process; 0 turns replay off.')
+    replay_buffer_size:int = setting(64,
+        'Groups kept for replay, on the CPU of each process; 0 turns replay off.')
     replay_stored_per_fresh:int = setting(0,
         'Stored groups in a batch for each one that is sampled: with 2, a third of the batch is '
         'sampled and the buffer gives the rest, as soon as it has enough.')

@@ -12,6 +12,7 @@ import difflib, json, math, re, weakref
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 import numpy as np
 import torch
@@ -234,18 +235,7 @@ _QWEN = {   # hidden, layers, heads, key-value heads, MLP width, vocabulary, tie
     'Qwen/Qwen2.5-32B':(5120, 64, 40, 8, 27648, 152064, False),
     'Qwen/Qwen3-4B':(2560, 36, 32, 8, 9728, 151936, True)}
 _QWEN['Qwen/Qwen2-0.5B'] = _QWEN['Qwen/Qwen2.5-0.5B']
-TINY = (Path(__file__).parents[1] / 'assets/tiny_qwen'
-        if '__file__' in globals() else Path('../../grpo_nb/assets/tiny_qwen'))
-
-
-def _known_config(key):
-    "A config of `_QWEN`."
-    from transformers import Qwen2Config, Qwen3Config
-    hidden,layers,heads,kv,mlp,vocab,tied = _QWEN[key]
-    shape = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-                 num_key_value_heads=kv, intermediate_size=mlp, vocab_size=vocab, tie_word_embeddings=tied)
-    if 'Qwen3' in key: return Qwen3Config(**shape, head_dim=128, max_position_embeddings=40960)
-    return Qwen2Config(**shape, max_position_embeddings=32768)
+TINY = Path(str(files('grpo_nb')/'assets'/'tiny_qwen'))
 
 def model_config(
     name:str,  # 'tiny', a folder with a config.json, or a name on the hub
@@ -259,7 +249,12 @@ def model_config(
     if name=='tiny': return AutoConfig.from_pretrained(TINY)
     if (Path(name)/'config.json').is_file(): return AutoConfig.from_pretrained(name)
     key = name.removesuffix('-Instruct')
-    if key in _QWEN: return _known_config(key)
+    if key in _QWEN:
+        names = ('hidden_size','num_hidden_layers','num_attention_heads','num_key_value_heads',
+            'intermediate_size','vocab_size','tie_word_embeddings')
+        third = dict(head_dim=128, max_position_embeddings=40960)
+        kind,more = ('qwen3',third) if 'Qwen3' in key else ('qwen2',dict(max_position_embeddings=32768))
+        return AutoConfig.for_model(kind, **dict(zip(names, _QWEN[key])), **more)
     near = difflib.get_close_matches(key, _QWEN, 2, .5)
     hint = f'did you mean {" or ".join(near)}? ' if near else ''
     try: return AutoConfig.from_pretrained(name)
