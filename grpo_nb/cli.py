@@ -252,7 +252,7 @@ def report(
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write report.html and its figures."
-    from grpo_nb.see.report import write_report
+    from grpo_nb.see.view import write_report
     runs = [run_folder(o) for f in folders for o in f.split(',') if o]
     if twice := [o for i,o in enumerate(runs) if Path(o).resolve() in [Path(k).resolve() for k in runs[:i]]]:
         raise ValueError(f'{twice[0]} is given twice: a run beside itself shows nothing')
@@ -275,7 +275,7 @@ def diagnose(
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
-    from grpo_nb.diagnose import diagnose_command
+    from grpo_nb.see.readers import diagnose_command
     diagnose_command(_open(folder, columns), json, strict)
 
 

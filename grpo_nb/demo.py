@@ -16,9 +16,9 @@ import pandas as pd
 from torch.nn import Module
 from .parts.core import Tokenizer, save_json, versions
 from .run.record import read_run
-from .see.report import compare_sentence, compare_table, draw_compare, write_compare, write_report
-from .see.view import judged
-from .see.during import measured, new_folder, one_thread, prompt_text, run_summary, samples
+from .see.view import compare_sentence, compare_table, draw_compare, write_compare, write_report
+from .see.readers import judged
+from .see.during import new_folder, one_thread
 from .parts.problems import chain_sum, spell_backward
 from .tasks import accuracy_reward
 from .tiny_qwen import load_model
@@ -53,10 +53,53 @@ def demo(
     model,tok = load_model('tiny')
     n_weights = sum(p.numel() for p in model.parameters())
     print(f'A Qwen2 of {n_weights:,} parameters, {n_problems} held-out problems such as\n'
-        f'  {prompt_text(held_out[0]["prompt"])}')
+        f'  {_prompt_text(held_out[0]["prompt"])}')
     with one_thread():
         return measured_run(model, tok, problems, held_out, accuracy_reward, args, t0,
             dict(task='chain_sum, one-digit terms', model='tiny'))
+
+# %% ../nbs/catalogue/demo.ipynb #75fd0ae5
+def _measured(e):
+    "A measurement in words: each reward's mean and interval, the share right where rewards are 0 or 1."
+    parts = []
+    for name,r in (e.get('rewards') or {}).items():
+        if not r['judged']: parts.append(f'{name} not judged (every reward was None)')
+        else: parts.append(f"{name} {r['mean']:.3g} ({r['low']:.3g} to {r['high']:.3g})")
+    if e.get('pass@1') is not None:
+        low,high = e['ci']
+        right = f"{e['pass@1']:.1%} right at the first try, 95 % interval {low:.1%} to {high:.1%}"
+        parts = [right] + (parts if len(parts)>1 else [])
+    elif parts: parts[0] = 'mean reward '+parts[0]
+    return '; '.join(parts)+f", {e['n_problems']} problems"
+
+# %% ../nbs/catalogue/demo.ipynb #7399bd35
+def _run_summary(run, before, after, train_s):
+    "The numbers of a run that a table or a figure asks for."
+    h,a = run.history,run.args
+    dead,replaced = (int(sum(o.get(k, 0) for o in h)) for k in ('replay/dead','replay/replaced'))
+    curve = [dict(step=o['step'], reward=o['reward'], dead=o['frac_reward_zero_std'],
+        live=o['replay/live_after']) for o in h]
+    return dict(before=_share(before), after=_share(after), train_s=train_s, total_s=None, seed=a.seed,
+        versions=versions(), steps=run.step, num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead,
+        replaced=replaced, curve=curve)
+
+def _share(e):
+    keys = ('pass@1','n_problems','rewards','right')   # `right`: a difference is taken problem by problem
+    return {k:e[k] for k in keys if k in e} | ({'ci':list(e['ci'])} if e.get('ci') else {})
+
+def _prompt_text(prompt):
+    "A prompt as text: the last message of a conversation."
+    return prompt if isinstance(prompt, str) else prompt[-1]['content']
+
+def _samples(held_out, before, after, n=6):
+    "The first `n` problems that went from wrong to right, then others: prompt, answer, and both completions."
+    was,now = (o.get('right') or [None]*len(held_out) for o in (before, after))
+    order = sorted(range(len(held_out)), key=lambda i: ((was[i] or 0)-(now[i] or 0), i))
+    def sample(i):
+        right = dict(right_before=was[i] and bool(was[i]), right_after=now[i] and bool(now[i]))
+        return dict(prompt=_prompt_text(held_out[i]['prompt']), answer=held_out[i].get('answer'),
+            before=before['texts'][i], after=after['texts'][i], **right)
+    return [sample(i) for i in order[:n]]
 
 # %% ../nbs/catalogue/demo.ipynb #275b3f02
 def measured_run(
@@ -70,11 +113,12 @@ def measured_run(
     def measure(): return evaluate(model, tokenizer, held_out, rewards, seed=args.seed,
         disable_tqdm=args.disable_tqdm, max_completion_length=args.max_completion_length)
     before = measure()
-    print(f'before: {measured(before)}', flush=True)
+    print(f'before: {_measured(before)}', flush=True)
     t1 = time.perf_counter()
     run = train(model, tokenizer, problems, rewards, args, last_word=False, **how)
     train_s,after,out = time.perf_counter()-t1,measure(),Path(args.output_dir)
-    summary = run_summary(run, before, after, train_s)|dict(samples=samples(held_out, before, after))|info
+    summary = _run_summary(run, before, after, train_s)|info
+    summary['samples'] = _samples(held_out, before, after)
     save_json(out/'summary.json', summary)
     found,_ = judged(read_run(out))
     summary['verdict'] = asdict(found)
@@ -83,7 +127,7 @@ def measured_run(
     report = write_report(out)
     summary['total_s'] = time.perf_counter()-t0
     save_json(out/'summary.json', summary)
-    print(f'after:  {measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '
+    print(f'after:  {_measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '
         f"{summary['dead']} of {summary['groups']} groups were dead, {summary['replaced']} of them replaced"
         f'\n\n{found}')
     for o in summary['samples'][:2]:

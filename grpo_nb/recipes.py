@@ -133,7 +133,7 @@ def _adapter(r):
 def _pages(folder):
     "Report and map of a finished run, where it left a record."
     from grpo_nb.inspector import write_inspector
-    from grpo_nb.see.report import write_report
+    from grpo_nb.see.view import write_report
     if not (Path(folder)/'history.jsonl').exists(): return
     for write in (write_report, write_inspector): print(write(folder))
 

@@ -8,7 +8,7 @@ import pandas as pd, torch
 import grpo_nb.trainer as tr
 from grpo_nb.see import during as run_watch
 from grpo_nb.inspector import inspect_run, write_inspector
-from grpo_nb.see.report import write_report
+from grpo_nb.see.view import write_report
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model

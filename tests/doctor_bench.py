@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np, pandas as pd
 import bench_doctors as B
-from grpo_nb.diagnose import diagnose
+from grpo_nb.see.readers import diagnose
 from grpo_nb.parts.core import save_json
 from grpo_nb.see.readers import history_rows
 from published_runs import PUBLISHED

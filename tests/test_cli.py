@@ -170,8 +170,8 @@ def test_bench_refuses_what_it_cannot_do(more, says, tmp_path, capsys):
 # ---- one run, one diagnosis
 
 def test_the_last_word_of_a_run_is_that_of_its_report_and_of_diagnose(mine, capsys):
-    from grpo_nb.diagnose import diagnose
-    from grpo_nb.see.view import judged
+    from grpo_nb.see.readers import diagnose
+    from grpo_nb.see.readers import judged
     train(mine)
     said,run = capsys.readouterr().out,read_run(mine/'run')
     v,found = judged(run)
@@ -181,7 +181,7 @@ def test_the_last_word_of_a_run_is_that_of_its_report_and_of_diagnose(mine, caps
     assert json.loads((mine/'run'/'summary.json').read_text())['verdict']['sentence']==v.sentence
 
 def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):
-    from grpo_nb.see.view import judged
+    from grpo_nb.see.readers import judged
     from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
     from grpo_nb.trainer import TrainConfig, train
     said = []
@@ -200,7 +200,7 @@ def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):
 
 def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywhere(tmp_path, capsys,
         monkeypatch):
-    from grpo_nb.see.view import judged
+    from grpo_nb.see.readers import judged
     monkeypatch.chdir(tmp_path)   # far from the notebooks
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=40, disable_tqdm=True)
     a,b = (s[k]['right'] for k in ('before','after'))

@@ -8,8 +8,9 @@ from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, find, in_wo
     rolling, since, trend, welch)
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
+from notebook_code import defined_in
 from bench_doctors import NAMED
-from grpo_nb.diagnose import diagnose
+from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, NAMES, stored
@@ -376,8 +377,7 @@ def test_a_findings_figure_has_its_curves_and_its_window():
     got = curves_read(f, r)
     assert got[0]['label']=='kl' and got[0]['since']==f.step and len(got)<=3
     assert got[0]['value']==[o['kl'] for o in r] and got[0]['step']==list(range(60))
-    from grpo_nb.diagnose import draw_finding
-    axes = draw_finding(f, r).axes
+    axes = defined_in('16_diagnose').draw_finding(f, r).axes
     assert [a.get_title(loc='left') or a.get_ylabel() for a in axes] and len(axes)==len(got)
     assert all(len(a.lines[0].get_xdata())==60 and a.patches for a in axes)
 

@@ -4,7 +4,7 @@ import json, sqlite3
 from contextlib import closing
 from pathlib import Path
 import pytest
-from grpo_nb.diagnose import diagnose
+from grpo_nb.see.readers import diagnose
 from grpo_nb.inspector import inspector_html
 from grpo_nb.see.readers import open_run, table_rows
 from view_pages import Opened

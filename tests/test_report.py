@@ -3,8 +3,7 @@ import json, re
 import numpy as np, pytest
 from scipy import stats
 from grpo_nb.run.record import Recorder, group_rows, read_run
-from grpo_nb.see.report import *
-from grpo_nb.see.view import reward_curve
+from grpo_nb.see.view import *
 from made_runs import make_run
 from view_pages import Opened
 

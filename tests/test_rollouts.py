@@ -2,7 +2,7 @@
 import json, math
 from pathlib import Path
 import numpy as np, pandas as pd, pytest
-from grpo_nb.diagnose import diagnose
+from grpo_nb.see.readers import diagnose
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.see.readers import as_history, filter_note, find_columns, groups_of, open_run, our_name

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest, torch
 from transformers import TrainerCallback
 from grpo_nb.advantages import group_advantages
-from grpo_nb.diagnose import batch_plan, diagnose
+from grpo_nb.scale.plans import batch_plan
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, read_run
-from grpo_nb.see.report import write_report
+from grpo_nb.see.view import write_report
+from grpo_nb.see.readers import diagnose
 from view_pages import Opened
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
@@ -366,7 +367,7 @@ def test_half_a_letter_in_completions_is_recorded_and_read_by_all(tmp_path, caps
     assert 'inspector.html' in capsys.readouterr().out
 
 def test_runs_of_both_arms_are_compared_by_what_differs(tmp_path):
-    from grpo_nb.see.report import arms
+    from grpo_nb.see.view import arms
     for size in (0,64):
         for seed in (0,1):
             run([LIVE], steps=2, output_dir=str(tmp_path/f'{size}-{seed}'), replay_buffer_size=size,
