@@ -671,7 +671,7 @@ def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
     (tmp_path/'.checkpoint-100.tmp').mkdir()
     with pytest.warns(UserWarning, match='passed over checkpoint-99'):
         assert checkpoint_for(state(output_dir=str(tmp_path)), True)==c
-    assert checkpoint_folders(tmp_path)==[c]
+    assert [o for o in checkpoint_folders(tmp_path) if not checkpoint_problem(o)]==[c]
     with pytest.raises(ValueError, match='no whole checkpoint'):
         tr.load_checkpoint(state(), tmp_path / 'checkpoint-99')
 

@@ -22,7 +22,7 @@ from .readers import judged, open_run
 from .verdict import warnings_now
 from .view import Pages, page, view_run
 from ..run.checkpoints import (
-    checkpoint_folders, disk_is_full, no_room, plain_args, randomness, save_checkpoint, set_randomness)
+    checkpoint_problem, disk_is_full, no_room, plain_args, randomness, save_checkpoint, set_randomness)
 from ..run.record import Recorder, Run, about_data, one_a_step, read_run, record
 
 # %% ../../nbs/see/during.ipynb #881f579c
@@ -134,10 +134,9 @@ def save_if_due(self:Watched,
 
 @patch
 def save(self:Watched)->None:
-    "A checkpoint of this step, unless there is one."
+    "A checkpoint of this step, unless there is a whole one."
     folder = self.s.args.output_dir
-    there = {p.name for p in checkpoint_folders(folder)}
-    if f'checkpoint-{self.s.step}' not in there: save_checkpoint(self.s, folder)
+    if checkpoint_problem(Path(folder)/f'checkpoint-{self.s.step}'): save_checkpoint(self.s, folder)
 
 @patch
 @contextmanager
