@@ -70,7 +70,7 @@ def picture(
     "A picture as a file, packed without loss, with the room it takes on the page."
     from PIL import Image
     image,out = Image.open(BytesIO(b64decode(png))),BytesIO()
-    image.save(out, 'WEBP', lossless=True, quality=100, method=4)
+    image.save(out, 'WEBP', lossless=True, quality=100, method=2)   # twice as fast as 4, 1 % larger
     name = f'{sha1(out.getvalue()).hexdigest()[:12]}.webp'
     (folder/name).write_bytes(out.getvalue())
     width = width or image.width
@@ -112,7 +112,8 @@ def short_sidebar(
     look = ('sidebar collapse collapse-horizontal quarto-sidebar-collapse-item sidebar-navigation docked '
         'overflow-auto')
     return (f'<nav id="quarto-sidebar" class="{look}" data-up="{up}"><a href="{up}index.html">All pages</a>'
-        f'<script src="{up}site_libs/sidebar.js"></script></nav>')
+        f'<script src="{up}site_libs/sidebar.js"></script></nav>'
+        '<div id="quarto-sidebar-glass" class="quarto-sidebar-collapse-item"></div>')
 
 def packed(
     value:dict|list|str, # what JSON can hold

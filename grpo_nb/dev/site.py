@@ -753,8 +753,8 @@ def _built(stage, out):
     from smalldocs.site import build
     whole = Layout.sidebar_html
     def sidebar(layout, *toc):   # the first page has the list, the others load it
-        nav,*more = whole(layout, *toc)
-        return [nav if str(layout.page.out)=='index.html' else Safe(short_sidebar(layout.offset())), *more]
+        if str(layout.page.out)=='index.html': return whole(layout, *toc)
+        return [Safe(short_sidebar(layout.offset()))]
     smalldocs.markdown.code_block_html,Layout.sidebar_html = code_block,sidebar
     os.environ['PYTHONWARNINGS'] = 'ignore'   # what they would warn of, `check` says with the cell's name
     try: cache = proc_nbs(str(stage), n_workers=0, force=True)
