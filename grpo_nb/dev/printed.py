@@ -110,7 +110,8 @@ def chapter_body(
         to = url.removesuffix('.html') or name
         if to in names: o['href'] = f'#{to}--{at}' if at else f'#{to}'
         elif not re.match('[a-z]+:', o['href']): o['href'] = f'{site}/{o["href"]}'
-    for o in body.select('[id]'): o['id'] = f'{name}--{o["id"]}'
+    for k in ('id','data-anchor-id'):   # a script makes links of the second
+        for o in body.select(f'[{k}]'): o[k] = f'{name}--{o[k]}'
     there = f'{site}/{name}.html'
     live = f'<p>Here the page has a view to click through: <a href="{there}">{there}</a></p>'
     for o in body.select('iframe'): o.replace_with(BeautifulSoup(live, 'html.parser'))
