@@ -435,7 +435,7 @@ def _problems(name, held_out, n, seed, chat, **columns):
     trained = {str(o) for o in ds['prompt']}
     known = sum(str(o) in trained for o in kept['prompt'])
     if known==len(kept):
-        raise ValueError(f'--eval_dataset: all {known} problems are among those trained on, so nothing is held '
-            'out: give others, or leave it out and a tenth of the rows is kept aside')
+        raise ValueError(f'--eval_dataset: all {known} problems are among those trained on, so nothing is '
+            'held out: give others, or leave it out and a tenth of the rows is kept aside')
     if known: print(f'note: {known} of {len(kept)} held-out problems are among those trained on')
     return ds,kept

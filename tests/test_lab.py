@@ -50,7 +50,8 @@ def test_live_text_is_computed_by_the_kernel(notebook):
     )
 
 FIRST_SIGHT = """() => {   // the tops of the first sentence and picture; cells of imports that lie open
-  const cells = [...document.querySelectorAll('.jp-Notebook .jp-Cell')], top = o => o.getBoundingClientRect().top
+  const cells = [...document.querySelectorAll('.jp-Notebook .jp-Cell')]
+  const top = o => o.getBoundingClientRect().top
   const open = o => !o.querySelector('.jp-mod-collapsed, .jp-Placeholder') && o.innerText.includes('import ')
   return {sentence: top(document.querySelector('.jp-Notebook .jp-RenderedMarkdown > p')),
     picture: top(document.querySelector('.jp-Notebook .jp-OutputArea-output img')),

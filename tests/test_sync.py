@@ -72,7 +72,8 @@ def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monk
     dev.order()
     second = json.loads(f.read_text())['cells'][1]
     code = ''.join(second['source'])
-    assert second['id']=='colab' and code==dev.colab_cell()['source'] and 'pip install' in code and 'git clone' in code
+    assert second['id']=='colab' and code==dev.colab_cell()['source']
+    assert 'pip install' in code and 'git clone' in code
     monkeypatch.delenv('COLAB_RELEASE_TAG', raising=False)
     monkeypatch.setattr('os.system', lambda o: pytest.fail(o))
     exec(code)
@@ -84,7 +85,8 @@ def test_an_unknown_notebook_is_told(copy):
 @pytest.mark.parametrize('words', [['plotting'], ['--names','plotting','--check'], ['--check','plotting']])
 def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words):
     seen = {}
-    def run_nbs(names:list[str]=None, check:bool=False, timeout:int=600): seen.update(names=names, check=check)
+    def run_nbs(names:list[str]=None, check:bool=False, timeout:int=600):
+        seen.update(names=names, check=check)
     monkeypatch.setattr(dev, 'run_nbs', run_nbs)
     monkeypatch.chdir(ROOT)
     main(['run_nbs', *words])
