@@ -193,7 +193,7 @@ def run_one(
     learning_rate:float=None,# None: the arm's, of `rate`
     n_problems:int=100,      # held-out problems
     num_samples:int=8,       # completions of each, for pass@1 and pass@8
-    points:int=4,            # measurements, evenly over the tokens; those in between with 2 completions per problem
+    points:int=4,            # measurements, evenly over the tokens; between the ends with 2 completions each
     **settings:Any,          # more of `TrainConfig`; options of the method as method_NAME
 )->dict:                     # a row of the study
     "Train one arm on one regime with one seed, and measure it on held-out problems as its tokens are spent."

@@ -52,7 +52,7 @@ def attempt(
     return 'right'
 
 # %% ../../nbs/teach/checks.ipynb #b9d864aa
-# set -> [(points, check)]; a check takes the student's module and a generator; after its _ stands what it asks
+# set -> [(points, check)]; a check takes the student's module and a generator; its name says what it asks
 CHECKS = {}
 
 def _known(m, name, args):
