@@ -8,7 +8,7 @@ import pytest, torch
 from grpo_nb.dev.made import (
     WIRE, made_batch, made_rows, made_sampled, replay_alone, replay_rank, same_replay, time_swap)
 from grpo_nb.on_trl.distributed import (
-    OwnBuffer, Ranks, RollCall, Wire, agree, pieces, plan_moves, redistribute)
+    OwnBuffer, Ranks, RollCall, ShardedBuffer, Wire, agree, pieces, plan_moves, redistribute)
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
 from threads import in_threads
@@ -181,6 +181,59 @@ def test_a_buffer_that_was_not_given_its_rows_says_so():
     own = OwnBuffer(ReplayBuffer(8), 4)
     own.take(made_sampled(b, 0, 1, 0))
     with pytest.raises(RuntimeError, match='were never given their rows'): own.take(made_sampled(b, 0, 1, 1))
+
+def buffers(**options):
+    "Of one process: its own, and the shared one."
+    return OwnBuffer(ReplayBuffer(8, **options), 4),ShardedBuffer(ReplayBuffer(8, **options), WIRE, 4)
+
+def took(buf, step, fits=None, **change):
+    "One step of four groups, living but for `change`."
+    b, = made(1, 4, 4, seed=step, p_dead=0.)
+    s = made_sampled(b, 0, 1, step)
+    for k,v in change.items(): setattr(s, k, v)
+    t = buf.take(s, fits) if fits else buf.take(s)
+    for g,(i,lo,hi) in t.mine.items(): buf.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
+    return t
+
+DEAD2 = dict(dead=[True,True,False,False])
+
+def test_a_group_is_ready_up_to_its_age_limit():
+    for buf in buffers(age_limit=2):
+        took(buf, 1)
+        assert [buf.ready(step) for step in (1, 3, 4)]==[4, 4, 0]
+
+def test_a_group_in_which_nothing_was_said_is_not_stored():
+    for buf in buffers():
+        assert set(took(buf, 0, lens=torch.tensor([0]*4+[1]*12, dtype=torch.int32)).stored)=={1, 2, 3}
+
+def test_a_dead_group_whose_newcomer_does_not_fit_stays_and_is_told():
+    own,_ = buffers()
+    took(own, 0)
+    t = took(own, 1, fits=lambda rows: False, **DEAD2)
+    assert t.places==[] and t.incoming==[] and sorted(t.left)==[0, 1]
+
+def test_rows_leave_with_their_group_whether_it_was_asked_for_or_came_for_a_dead_one():
+    _,buf = buffers(max_uses=1)
+    took(buf, 0)
+    t = took(buf, 1, asked=(0,), **DEAD2)
+    assert t.places==[0, 1] and not {e.id for e in t.drawn} & {*buf.rows, *buf.owned}
+    assert {*buf.rows}=={*buf.owned}=={e.id for e in buf.index} and len(buf.rows)==4
+
+@pytest.mark.parametrize('new', [1, 2, 3])
+def test_what_a_buffer_knows_of_its_groups_goes_on_with_it(new):
+    batches = made(5, 6, 4, seed=5)
+    parts = in_threads(2, lambda r: replay_rank(batches, 4, ReplayBuffer(8))[0].state_dict())
+    def go_on(rank):
+        buf,_ = replay_rank([], 4, ReplayBuffer(8))
+        buf.load_state_dict(parts[rank] if new==2 else redistribute(parts, rank, new))
+        return buf.state_dict()
+    was = parts[0]
+    for now in [go_on(0)] if new==1 else in_threads(new, go_on):
+        assert now['crc']==was['crc']!=0
+        a,b = now['index'],was['index']
+        assert all(torch.equal(a[k], b[k]) for k in ('ids','steps','uses','scores','rng'))
+        assert all(a[k]==b[k] for k in ('keys','next_id','now'))
+    assert was['index']['uses'].sum()>0
 
 def test_two_real_processes_exchange_the_same_rows(tmp_path):
     script = tmp_path/'two.py'

@@ -410,3 +410,10 @@ def test_the_stored_scores_are_todays_on_part_of_the_benchmark(tmp_path):
     assert tasks==set('adding sorting filtering reversing converting spiralling counting combining'.split())
     for o in D.tasks('held', tmp_path):
         assert D.judged(o|dict(split='held'), 'grpo_nb', D.ours)['warnings']==0
+
+def test_what_only_a_follower_explains_is_told_by_itself(monkeypatch):
+    "a explains b, b explains c: with b folded into a, nothing would speak of c."
+    def told(name, *explains): return lambda look: Finding(name, '', '', '', explains=explains)
+    monkeypatch.setattr('grpo_nb.see.findings.RULES', dict(c=told('c'), b=told('b', 'c'), a=told('a', 'b')))
+    found = {o.name:o.follows for o in find([dict(step=0)])}
+    assert found==dict(a=('b',), c=())

@@ -106,3 +106,11 @@ def test_a_mean_of_all_shortens_the_push_and_a_mean_of_the_others_does_not(one):
         exec(''.join(cell('01_from_reward_to_gradient', 'def expected_push')['source']), names)
         torch.testing.assert_close(names['expected_push'](names['minus_mean'], G), exact*(G-1)/G)
         torch.testing.assert_close(names['expected_push'](names['minus_others'], G), exact)
+
+def test_two_tries_of_a_problem_are_one_number_in_its_interval():
+    from grpo_nb.evaluation import reward_ci
+    o = reward_ci(torch.tensor([[1.,0.],[1.,1.],[0.,0.],[0.,1.]]*2))   # means ½ 1 0 ½, their deviation √(1/7)
+    half = 2.364624*(1/7/8)**.5
+    assert [o[k] for k in ('mean','low','high','n')]==pytest.approx([.5, .5-half, .5+half, 8])
+    one = reward_ci(torch.tensor([[1.],[1.],[0.],[0.]]*2))             # asked once: Wilson's, 4 of 8
+    assert [one['low'], one['high']]==pytest.approx([.2152, .7848], abs=1e-4)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest, torch
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.dialects import LOSSES, cispo, high_entropy_mask, off_policy_mask, sapo, vespo_weight
-from grpo_nb.loss import LOSS_TYPES, aggregate, clipped_objective, loss_metrics, policy_loss
-from grpo_nb.parts.ratios import Correction, clipped, drift, importance_ratio
+from grpo_nb.loss import LOSS_TYPES, aggregate, clipped_objective, loss_metrics, policy_loss, token_terms
+from grpo_nb.parts.ratios import Correction, LossSettings, clipped, drift, importance_ratio
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 LEVELS = ('token','sequence')
@@ -201,6 +201,8 @@ def test_a_wholly_masked_group_gives_neither_nan_nor_gradient(loss_type):
         kw = dict(loss_type=loss_type, importance_sampling_level=level, max_completion_length=9)
         loss,g = go(d, beta=.1, off_policy_mask_threshold=.1, **kw)
         assert loss.isfinite() and g.isfinite().all() and (g[1]==0).all() and (g[0]!=0).any()
+        told = token_terms(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
+        assert (told['term'][1]==0).all() and (told['term'][0]!=0).any()
         d['mask'][:] = False
         loss,g = go(d, **kw)
         assert loss==0 and (g==0).all()

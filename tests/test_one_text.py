@@ -26,6 +26,12 @@ def test_the_doctor_reads_it_where_no_texts_are_on_record(one, words):
     f = find(rows)[0]
     assert f.name=='all-equal' and words in f.remedy and f'{one:.0%} of all groups' in f.evidence
 
+@pytest.mark.parametrize('one,words', [(.48, 'raise temperature'), (.44, 'grade it')])
+def test_it_is_a_collapse_where_more_than_half_of_the_dead_are_one_text(one, words):
+    rows = [dict(step=i, reward=.3, frac_reward_zero_std=.92, frac_one_text=one) for i in range(12)]
+    f = find(rows)[0]
+    assert f.name=='all-equal' and words in f.remedy and f'{one:.0%} of all groups' in f.evidence
+
 def shares(run):
     by = {}
     for o in run.rows: by.setdefault(o['step'], []).append(len(set(o['completions']))==1)

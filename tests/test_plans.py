@@ -151,6 +151,8 @@ def test_a_plan_names_what_speaks_against_it():
     q = run_plan('Qwen/Qwen2.5-7B', Layout(64, 2, 4, 16, 4), 256, 1024, strategy='fsdp2')
     assert q['straddling']==32 and q['problems']==[]
     assert q['loading_node_GB']==pytest.approx(8*4*7_615_616_512/1e9, abs=.01)
+    # 8 processes with 64 groups each: a prompt, and of 16 answers ids, log-probs and an advantage
+    assert q['replay_node_MB']==pytest.approx(8*64*4*(256+16*(2*1024+1))/1e6, abs=.1)
 
 def test_a_stretched_context_counts():
     "YaRN reads further than max_position_embeddings says"
