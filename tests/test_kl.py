@@ -185,6 +185,19 @@ def test_a_bfloat16_model_gives_float32_logps_near_the_float32_ones():
     b.sum().backward()
     assert all(p.grad.dtype==torch.bfloat16 for p in h.parameters())
 
+def test_logits_of_few_digits_are_summed_in_float32():
+    z,ids = torch.randn(40, 50, generator=gen()).bfloat16(),torch.arange(40)
+    got = gather_logps(z, ids)
+    assert got.dtype==torch.float32
+    assert_tensor(got, z.float().log_softmax(-1)[ids, ids], 1e-5)
+
+@torch.no_grad()
+def test_a_head_with_a_bias_is_asked_at_the_temperature_too():
+    import copy
+    m,ro = copy.deepcopy(model()),batch()
+    m.lm_head = torch.nn.Linear(32, 50)
+    for got,want in zip(token_logps_and_entropy(m, ro, .6), alone(m, ro, .6)): assert_tensor(got, want, 2e-5)
+
 def test_a_lora_model_is_seen_through_its_wrapper():
     import copy
     from peft import LoraConfig, get_peft_model

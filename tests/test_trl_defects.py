@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
+from grpo_nb.run.checkpoints import checkpoint_folders, load_state
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 from test_trl_resume import buffers_equal, logs, make, rewards
@@ -159,6 +160,18 @@ def test_a_reward_that_fails_in_the_middle_costs_nothing(kw, tmp_path):
     assert T.same(T.weights(whole), T.weights(u)) and buffers_equal(whole.replay_buffer, u.replay_buffer)
     last = [{k:v for k,v in logs(o)[-1].items() if k!='loss'} for o in (whole, u)]
     assert last[0]==last[1]
+
+def test_a_trainer_that_goes_on_after_a_failure_saves_what_it_is_and_not_what_it_was(tmp_path):
+    "With a checkpoint at each step nothing was to be rescued, and later ones held the state of the failure."
+    def states(t):
+        found = [load_state(o/'grpo_state_0.safetensors') for o in checkpoint_folders(t.args.output_dir)]
+        return [(o['step'], o['metrics'].keys()) for o in found]
+    whole = make(tmp_path/'a', 4)
+    whole.train()
+    t = T.trainer(failing(3), args=make(tmp_path/'b', 4).args)
+    with pytest.raises(KeyError): t.train()
+    t.train(resume_from_checkpoint=True)
+    assert states(t)==states(whole) and [o[0] for o in states(t)]==[1, 2, 3, 4]
 
 def test_a_reward_that_fails_at_once_saves_nothing(tmp_path):
     t = T.trainer(failing(1), args=make(tmp_path, 3).args)

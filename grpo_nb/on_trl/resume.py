@@ -142,10 +142,12 @@ class ResumableTrainer(GRPOTrainer):
         "Save what was reached before a reward failed."
         step = self.state.global_step
         name = f'checkpoint-{step}'
-        if self.model.training:   # not where a step has ended and is looked at
+        amid = self.model.training   # not where a step has ended and is looked at
+        if amid:
             set_randomness(self._rng)
-            self.state.num_input_tokens_seen,self._back_to = self._begun['seen'],self._begun['state']
+            self.state.num_input_tokens_seen = self._begun['seen']
         if checkpoint_problem(Path(self.args.output_dir)/name):
+            self._back_to = self._begun['state'] if amid else None
             try: self._save_checkpoint(self.model_wrapped, None)
             except Exception as other: return e.add_note(f'{name} could not be saved: {other}')
             finally: self._back_to = None
