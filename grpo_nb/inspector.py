@@ -242,7 +242,7 @@ WHAT_IFS = {'without replay':dict(buffer_size=0), 'a buffer of 4':dict(buffer_si
 MOST_GROUPS = 20_000   # of a run that is gone through for its what-ifs
 
 def _prepared(run, what_ifs):
-    "The run with what each token adds to a loss, and the run under other settings of replay, where it replays."
+    "The run with what each token adds to a loss, and where it replays, under other settings of replay."
     run = fill_terms(_with_groups(run))
     replays = any(o['replacement'] for o in run.rows)
     if what_ifs is None: what_ifs = WHAT_IFS if replays and len(run.rows)<=MOST_GROUPS else {}

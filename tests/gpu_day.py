@@ -1,10 +1,10 @@
 """What wants a GPU, in the order in which few minutes on one card give the most; the rows of
 `nbs/results/gpu_day.csv`, which the page `nbs/dev/gpu_day.ipynb` reads.
 
-    python tests/gpu_day.py --tiny            # the rehearsal: tiny sizes, a few minutes on a laptop
-    python tests/gpu_day.py --minutes 10      # on the GPU: begins nothing that is not expected to end in time
-    python tests/gpu_day.py                   # goes on where that stopped
-    python tests/gpu_day.py --only smoke,nccl # some of it
+    grpo_nb bench --gpu --tiny            # the rehearsal: tiny sizes, a few minutes on a laptop
+    grpo_nb bench --gpu --minutes 10      # on the GPU: begins nothing that is not expected to end in time
+    grpo_nb bench --gpu                   # goes on where that stopped
+    grpo_nb bench --gpu --only smoke,nccl # some of it
 """
 import gc, json, math, os, signal, sys, tempfile, time, warnings
 from dataclasses import dataclass
@@ -405,7 +405,7 @@ def read_day(
     path:str|Path,  # CSV of `gpu_day`
 )->pd.DataFrame:    # its rows, an empty table where there is no file
     "What has been measured. ValueError for a CSV of something else."
-    return read_bench(path, COLUMNS, 'tests/gpu_day.py')
+    return read_bench(path, COLUMNS, 'grpo_nb bench --gpu')
 
 def _like(df, here): return (df.tiny==here['tiny'])&(df.device==here['device'])
 
@@ -482,5 +482,5 @@ def gpu_day(
     return read_day(out)
 
 if __name__=='__main__':
-    try: gpu_day(**function_parser(gpu_day, 'tests/gpu_day.py').read(sys.argv[1:]))
+    try: gpu_day(**function_parser(gpu_day, 'grpo_nb bench --gpu').read(sys.argv[1:]))
     except ValueError as e: sys.exit(f'gpu_day: {e}')

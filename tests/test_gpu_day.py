@@ -1,11 +1,12 @@
 "The GPU day's bookkeeping with made measurements, its pieces by hand, and a rehearsal of all of it"
 
-import re, signal, subprocess, sys
+import re, signal
 import pandas as pd
 import pytest
 import torch
 import gpu_day as D
 from gpu_day import COLUMNS, Made, Shaped, gpu_day, read_day
+from grpo_nb.cli import main
 from grpo_nb.dev.speed import Bench, row
 from one_rank import rank
 
@@ -99,11 +100,12 @@ def test_nothing_is_begun_that_is_not_expected_to_end_in_time(monkeypatch, tmp_p
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU here')
 @pytest.mark.parametrize('words,says', [((), 'no GPU here: rehearse with --tiny'),
     (('--only','nix'), "no measurement 'nix'.*smoke"), (('--tiny','--out','{}'), 'was not written by')])
-def test_what_cannot_be_measured_is_one_line(words, says, tmp_path):
+def test_what_cannot_be_measured_is_one_line(words, says, tmp_path, capsys):
     (tmp_path/'a.csv').write_text('a,b\n1,2\n')
     words = [o.format(tmp_path/'a.csv') for o in words]
-    r = subprocess.run([sys.executable, D.__file__, *words], capture_output=True, text=True)
-    assert r.returncode==1 and re.search(says, r.stderr) and len(r.stderr.strip().splitlines())==1, r.stderr
+    with pytest.raises(SystemExit): main(['bench','--gpu',*words])
+    e = capsys.readouterr().err
+    assert re.search(says, e) and len(e.strip().splitlines())==1, e
 
 # --- pieces
 

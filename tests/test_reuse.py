@@ -122,7 +122,8 @@ def test_logs_of_others_are_read(sampled, batch, tmp_path, capsys):
     assert 'reuse: sampling is 90% of a plain step' in out and 'replay_stored_per_fresh=2' in out
     assert '+0.065 ± 0.019' in out and 'how sure' in out
     regrets = [o for o in out.splitlines() if 'regret' in o]
-    assert len(regrets)==1 and '0.005 by this rule, 0.005 always a buffer, 0.082 never, 0.101 two' in regrets[0]
+    told = '0.005 by this rule, 0.005 always a buffer, 0.082 never, 0.101 two'
+    assert len(regrets)==1 and told in regrets[0]
 
 def test_every_verdict_has_one_line_on_it():
     for name in HEALTHY[:3]:

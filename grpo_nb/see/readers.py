@@ -207,8 +207,8 @@ def _unpacked(text):
     except (TypeError, ValueError): return None
 
 def _read_trackio(path):
-    """What the newest run of PROJECT.db, from the folder TRACKIO_DIR, logged: rows of numbers, tables as lists
-    of dicts, and what was left out. ValueError for a file that is none, or has no run.
+    """What the newest run of PROJECT.db, from the folder TRACKIO_DIR, logged: rows of numbers, tables as
+    lists of dicts, and what was left out. ValueError for a file that is none, or has no run.
     """
     try:
         with closing(sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro', uri=True)) as db:

@@ -97,7 +97,8 @@ def _way(gains, rate, best):
 
 def _regrets(untuned, tuned):
     "What it cost in the study to follow the rule, and to choose the same everywhere, in words."
-    names = {'this rule':'by this rule', 'stored 2':'always a buffer', 'none':'never', 'passes 2':'two passes'}
+    names = {'this rule':'by this rule', 'stored 2':'always a buffer', 'none':'never',
+        'passes 2':'two passes'}
     told = ', '.join(f'{untuned[k][2]:.3f} {name}' for k,name in names.items())
     return ('regret in the 16 cells of the study, against the best way of each: '
         f"{told}; at a tuned rate {', '.join(f'{tuned[k][2]:.3f}' for k in names)}")

@@ -257,7 +257,8 @@ def _correction(run):
 
 def _settings_of(run):
     "The run's settings by name, without versions and its random mark."
-    named = {k.removeprefix('args.'):v for k,v in _flat(run.settings).items() if not k.startswith('versions.')}
+    said = {k:v for k,v in _flat(run.settings).items() if not k.startswith('versions.')}
+    named = {k.removeprefix('args.'):v for k,v in said.items()}
     return {k:v for k,v in named.items() if k!='run' and v is not None}
 
 def _tables(run):
@@ -578,7 +579,7 @@ def _at_tokens(curves, n=21):
 def compare_table(
     curves:pd.DataFrame,  # as for `at_tokens`
 )->pd.DataFrame:          # one row per way
-    "Per way: area under the curve, right at the end, and both as paired differences to the first way, ± 95 %."
+    "Per way: area under the curve, right at the end, both also as paired differences to the first, ± 95 %."
     _,runs = _at_tokens(curves)
     first = next(iter(runs))
     looks = {'area under the curve':np.mean, 'at the end':lambda o: o[-1]}
