@@ -14,6 +14,7 @@ from importlib.resources import files
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from typing import Any
 from numpy import ndarray
 
 # %% ../../nbs/see/plotting.ipynb #63f6237b
@@ -36,6 +37,10 @@ STYLE = rc_params_from_file(str(files('grpo_nb')/'assets/page/figures.mplstyle')
 
 class Canvas(Figure):
     "A matplotlib figure in our style that shows itself in a notebook."
+    def __init__(self,
+        **options:Any, # as a `Figure` takes them
+    ): super().__init__(**options)
+
     def _repr_png_(self):
         w,h = self.get_size_inches()
         return fig_png(self), dict(width=round(100*w), height=round(100*h))
