@@ -91,7 +91,7 @@ def runs_of(table, seeds):
     return out
 
 def spans_by_hand(table, plan, cells):
-    "(arm, task, seed) -> means over five rates around plain GRPO's best, one per cell; None: some are missing"
+    "(arm, task, seed) -> means over five rates around plain GRPO's best, one per cell; None: some missing"
     seeds,ladder,families = plan['seeds']['main'],plan['ladder'],plan['definitions']['families']
     runs,spans = runs_of(table, seeds),{}
     for cell in cells:

@@ -116,7 +116,7 @@ def test_stored_outputs_are_small():
     assert big=={}
 
 def test_a_check_of_many_goes_on_behind_a_notebook_that_fails(copy):
-    bad,old = notebook(copy, 'signals'),notebook(copy, 'plotting')
+    bad,old = notebook(copy, 'checkpoints'),notebook(copy, 'plotting')
     nb = json.loads(bad.read_text())
     nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[],
                                source=['1/0']))

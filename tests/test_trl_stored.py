@@ -4,7 +4,7 @@ import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
-from grpo_nb.on_trl.rows import add_rows, prompt_keys, replay_counts
+from grpo_nb.on_trl.rows import with_places, prompt_keys, replay_counts
 from test_trl_resume import buffers_equal, logs
 
 torch.set_num_threads(1)
@@ -255,7 +255,7 @@ def test_a_prompt_keeps_its_key_however_wide_the_batch_is():
 def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
     batch = dict(completion_ids=torch.tensor([[3, 4],[5, 6]]), completion_mask=torch.ones(2, 2).long(),
         advantages=torch.tensor([1.,-1.]), prompt=['p','q'], num_items_in_batch=torch.tensor(4))
-    got = add_rows(batch, 3)
+    got = with_places(batch, 3)
     assert got['completion_mask'].tolist()==[[1,1],[1,1],[0,0]] and got['advantages'].tolist()==[1.,-1.,0.]
     assert got['completion_ids'].tolist()==[[3,4],[5,6],[3,4]] and got['prompt']==['p','q','p']
     assert got['num_items_in_batch']==4 and batch['completion_mask'].all()

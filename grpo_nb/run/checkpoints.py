@@ -314,6 +314,8 @@ def check_checkpoint(
         raise ValueError(f'{path} is no whole checkpoint: {why}. Resume from another one; there are {whole}')
     meta,now = manifest_of(path),plain_args(s)
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
+    if 'args' not in meta:
+        raise ValueError(f'{path} is a checkpoint of a run on TRL: resume it by its own trainer, {anew}')
     then = {k:v for k,v in meta['args'].items() if k not in _FREE and v!=now.get(k)}
     if odd := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in then.items()):
         raise ValueError(f'the checkpoint was made with other settings ({odd}): use the same, {anew}')
