@@ -209,6 +209,7 @@ def test_the_moment_of_replayed_tokens_does_not_see_the_fresh_ones():
     x,A,mask = batch(3, B=4)
     old,c = torch.zeros_like(x),Correction(max_moment=.05)
     replayed = torch.tensor([False,True,True,False])
+    x[~replayed] = 0.   # fresh tokens have ratio 1: counted in, they would let more of the others through
     got = corrected(x, old, A, mask, LossSettings(replay_correction=c), replayed)[1].expand_as(x)
     alone = correct(x[replayed], old[replayed], A[replayed], mask[replayed], c)[1]
     assert torch.equal(got[replayed], alone) and (alone==0)[mask[replayed]].any()
