@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from .parts.core import Plain, check_option, whole
 from .parts.groups import Groups
-from grpo_nb.parts.sampling import (
+from grpo_nb.parts.model import (
     Sampling, check_prompt_ids, eval_mode, penalize, sample_rows, seen_tokens, special_ids, truncate,
     uniforms)
 

@@ -8,8 +8,7 @@ __all__ = ['gather_logps', 'entropy_of', 'token_logps_loop', 'completion_hidden'
 # %% ../nbs/08_logps.ipynb #c98c2d9f
 import torch
 from torch import Tensor, nn
-from .parts.fast_qwen import chunked_logps
-from .parts.fast_qwen import packed_hidden, shared_hidden, unwrapped, why_slow
+from .parts.model import chunked_logps, packed_hidden, shared_hidden, unwrapped, why_slow
 from .generation import Rollouts
 
 # %% ../nbs/08_logps.ipynb #375d9b31

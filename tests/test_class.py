@@ -394,7 +394,7 @@ REFUSED = {   # what stands in adapters.py: words of the sentence
     'def draw(:\n    pass':'line 1 is no Python',
     'x = "\x00"':'is no Python',
     'from grpo_nb.generation import pick as draw':'line 1 imports grpo_nb.generation, which holds',
-    'import math, grpo_nb.parts.sampling as s':'which holds the solution',
+    'import math, grpo_nb.parts.model as s':'which holds the solution',
     'def draw(p, u):\n    return __import__("grpo_nb.generation").pick(p, u)':'line 2 uses __import__',
     'from . import b':'line 1 uses .',
     'import os':'line 1 uses os: torch',

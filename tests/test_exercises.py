@@ -15,7 +15,7 @@ from grpo_nb.kl import kl_estimate, token_logps_and_entropy
 from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.parts.ratios import dead_groups
-from grpo_nb.parts.sampling import truncate
+from grpo_nb.parts.model import truncate
 from grpo_nb.parts.core import mean_ci
 from grpo_nb.research.bakeoff import REGIMES
 from grpo_nb.research.study import read_rows

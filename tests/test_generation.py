@@ -1,10 +1,9 @@
 "Generation: fast against the plain loop, transformers' own rules, an exact enumeration, and every bad input"
 import inspect, itertools, math
 import pytest, torch
-from grpo_nb.parts.fast_qwen import FastQwen, why_slow
 from grpo_nb.generation import Rollouts, generate, generate_loop, next_token, pick, truncate
-from grpo_nb.parts.sampling import (
-    Cached, add_seen, check_prompt_ids, eval_mode, penalize, seen_tokens, uniforms)
+from grpo_nb.parts.model import (
+    Cached, FastQwen, add_seen, check_prompt_ids, eval_mode, penalize, seen_tokens, uniforms, why_slow)
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 torch.set_num_threads(1)

@@ -4,9 +4,8 @@ import pytest, torch
 from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from grpo_nb.parts.fast_qwen import chunked_logps
 from grpo_nb.parts.core import test_tensor as assert_tensor
-from grpo_nb.parts.fast_qwen import why_slow
+from grpo_nb.parts.model import chunked_logps, why_slow
 from grpo_nb.generation import Rollouts
 from grpo_nb.kl import (
     entropy_of, gather_logps, kl_estimate, token_logps, token_logps_and_entropy, token_logps_loop)
@@ -141,7 +140,7 @@ def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_roa
     for x,y in zip(go(True), go(False)): near(x, y, 1e-7)
 
 def test_packed_no_token_is_computed_twice_and_no_padding(monkeypatch):
-    import grpo_nb.parts.fast_qwen as fq
+    import grpo_nb.parts.model as fq
     m,ro,seen = model(),batch(B=10, G=7, T=12),[]
     run = fq.FastQwen.run
     def watched(self, ids, *a, **k): return seen.append(len(ids)) or run(self, ids, *a, **k)

@@ -26,7 +26,7 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from ..parts.core import atomic_write, versions
-from ..parts.fast_qwen import chunked_logps
+from ..parts.model import chunked_logps
 from ..parts.problems import chain_sum
 from ..generation import generate, generate_loop
 from ..kl import gather_logps

@@ -328,7 +328,7 @@ class CheckedTrainer(GRPOTrainer):
 
     def _check_lengths(self, prompts):
         "ValueError for a prompt that the model can't read: too long, or with tokens it doesn't know."
-        from grpo_nb.parts.sampling import reads_tokens
+        from grpo_nb.parts.model import reads_tokens
         limit = reads_tokens(self.model.config)
         if not prompts or not limit or self._is_vlm: return
         ids = self._tokenize_prompts(sorted(prompts, key=lambda p: len(str(p)))[-4:])[0]

@@ -115,7 +115,7 @@ def sampling_of(
     a:RunSettings,  # settings
 )->'Sampling':
     "How a run draws its tokens."
-    from grpo_nb.parts.sampling import Sampling
+    from grpo_nb.parts.model import Sampling
     return Sampling(**{f.name:getattr(a, f.name) for f in fields(Sampling)})
 
 def check_run_settings(
@@ -145,7 +145,7 @@ def check_lengths(
     model:nn.Module=None,  # its config says how many positions there are
 )->None:
     "ValueError if a prompt and its completion don't fit into the model together."
-    from grpo_nb.parts.sampling import reads_tokens
+    from grpo_nb.parts.model import reads_tokens
     limit = reads_tokens(getattr(model, 'config', None))
     i = int(n.argmax())
     if limit and n[i]+max_new>limit:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig
 from ..parts.ratios import dead_share
-from ..parts.sampling import reads_tokens
+from ..parts.model import reads_tokens
 
 # %% ../../nbs/scale/plans.ipynb #55407b39
 def _counts(**kw):

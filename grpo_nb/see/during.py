@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch import nn
 from tqdm.auto import tqdm
-from ..parts.fast_qwen import COPY_LIMIT, why_slow
+from ..parts.model import COPY_LIMIT, why_slow
 from .live import Answers, serve_on, until_stopped
 from .readers import judged, open_run
 from .verdict import warnings_now
