@@ -95,7 +95,8 @@ def _one_completion(model, ids, u, ends, draw):
 # %% ../nbs/04_generation.ipynb #e7b8d49d
 def _ready(model, ids, mask, G, T, sampling, options, eos, pad, generator):
     "Errors first; then what every sampler needs: mask, end tokens, padding, darts, and how to draw."
-    how = replace(sampling or Sampling(), **options)
+    how = sampling or Sampling()
+    if options: how = replace(how, **options)
     for k,v in dict(num_generations=G, max_completion_length=T).items():
         check_option(k, v, whole(v, 1), 'an int of 1 or more')
     mask = mask.bool()

@@ -162,6 +162,8 @@ def loss_metrics(
     """
     s = LossSettings.read(settings, **options)
     A,logps,old_logps,ref_logps,_ = clean_inputs(logps, old_logps, advantages, mask, ref_logps)
+    x = logps-old_logps
+    ess = {k:f(x, mask).nan_to_num(1.).item() for k,f in (('ess_tokens',token_ess), ('ess_answers',answer_ess))}
     ratio = importance_ratio(logps, old_logps, mask, s.importance_sampling_level)
     m = mask if ratio.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
     if A.shape[-1]>m.shape[-1]: m = mask
@@ -170,9 +172,7 @@ def loss_metrics(
     out = {'ratio_mean':share(ratio) if m.any() else 1.,
            'ratio_max':ratio.expand_as(m)[m].max().item() if m.any() else 1.,
            'clip_ratio/low_mean':share(held&(ratio<1)), 'clip_ratio/high_mean':share(held&(ratio>1)),
-           'clip_ratio/region_mean':share(held)}
-    for k,ess in (('ess_tokens',token_ess), ('ess_answers',answer_ess)):
-        out[k] = ess(logps-old_logps, mask).nan_to_num(1.).item()
+           'clip_ratio/region_mean':share(held), **ess}
     if s.loss_type=='cispo':
         cap = s.epsilon if s.epsilon_high is None else s.epsilon_high
         out['cispo_clip_ratio'] = share((ratio>cap)&(A>0))

@@ -10,8 +10,7 @@ import warnings
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .parts.core import check_rewards
-from .parts.problems import ask_all, blame
+from .parts.core import ask_all, blame, check_rewards
 
 # %% ../nbs/05_rewards.ipynb #dce7ef05
 def compute_rewards(

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 from .parts.core import Tokenizer, check_rows, known_data, masked_mean, setting
-from .parts.ratios import dead_groups, read_correction
+from .parts.model import Sampling
+from .parts.ratios import LossSettings, dead_groups
 from .run.checkpoints import (
     checkpoint_for, load_checkpoint, new_run_id, stop_on_signal)
-from .run.record import check_judged, check_loss, ended, summarize
+from .run.record import bad_loss, check_judged, ended, summarize
 from .run.settings import (
     RunSettings, check_eval, check_lengths, check_method, check_run_arguments, check_run_settings,
     loss_settings, optimizer_of, sampling_of)
@@ -82,7 +83,9 @@ class State:
     data:dict = None          # `known_data` of the dataset
     run:str = None            # the run's id, the same after a resume
     loss:str|Callable = None  # a name in `LOSSES`, or a function such as stand there
-    advantages:str|Callable = 'grpo'  # a name in `ADVANTAGES`, or a function such as stand there
+    advantages:Callable = None # such as stand in `ADVANTAGES`
+    how:LossSettings = None   # what is settled about the loss
+    draws:Sampling = None     # how a token is drawn
     sampling:bool = False     # is nothing of the batch in the model or the method yet?
     times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
 
@@ -102,16 +105,17 @@ def new_state(
     "A run at step 0: checks its input, seeds everything, makes optimizer and reference."
     if not isinstance(reward_funcs, (list,tuple)): reward_funcs = [reward_funcs]
     check_run_arguments(model, tokenizer, reward_funcs, args, TrainConfig)
-    method = method_of(method, args)
-    find_advantages(advantages)   # a ValueError for a name that nobody gave
+    method,judge = method_of(method, args),find_advantages(advantages)
     check_problems(dataset, tokenizer, args, model)
     random.seed(args.seed)
     torch.manual_seed(args.seed)
     opt,sched = optimizer_of(model, args)
     ref = copy.deepcopy(model).eval().requires_grad_(False) if args.beta else None
     gen = torch.Generator(model.device).manual_seed(args.seed)
+    loss = loss or args.loss_type
     return State(model, tokenizer, dataset, list(reward_funcs), args, method, opt, sched, gen, ref,
-        data=known_data(dataset), run=new_run_id(), loss=loss or args.loss_type, advantages=advantages)
+        data=known_data(dataset), run=new_run_id(), loss=loss, advantages=judge, how=loss_settings(args, loss),
+        draws=sampling_of(args))
 
 # %% ../nbs/12_trainer.ipynb #ff7c7835
 def method_of(
@@ -173,7 +177,7 @@ def rollout(
     rows = rows or [s.dataset[k] for k in keys]
     with s.timed('generation'):
         batch = sample(s.model, s.tokenizer, rows, G, a.max_completion_length, s.generator,
-            sampling=sampling_of(a))
+            sampling=s.draws)
     texts = decode(s.tokenizer, batch)
     with s.timed('reward'): by_func = score(s.reward_funcs, rows, batch, texts)
     by_func = by_func.view(len(keys), G, -1).to(s.model.device)
@@ -233,39 +237,38 @@ def treat(
 
 # %% ../nbs/12_trainer.ipynb #ab16ec87
 def update(
-    s:State,             # model and optimizer move
-    mb:Rollouts,         # a minibatch of whole groups
-    in_loss:Tensor,      # (b,) bool, groups that count
-    uncorrected:Tensor,  # (b,) bool, replayed groups whose ratio is to be taken as 1
-    num_items:float,     # tokens a minibatch has on average: the denominator of dapo, cispo, vespo
-    prox_logps:Tensor=None,  # (b, G, T) nats, of the policy when the batch began; for weight=decoupled
-)->dict:                 # metrics of this optimizer step; log-probs (b, G, T) and mask it saw
+    s:State,         # model and optimizer move
+    treated:Treated, # the batch, as `treat` made it
+    idx:Tensor,      # (b,) int64, the groups of this minibatch
+    num_items:float, # tokens a minibatch has on average: the denominator of dapo, cispo, vespo
+    prox:Tensor=None,# (B, G, T) nats, of the policy when the batch began; for weight=decoupled
+)->dict:             # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask (b, G, T)
     "One optimizer step on one minibatch. RuntimeError if the loss is not finite, naming step and rows."
-    a = s.args
-    mask = mb.completion_mask & in_loss[:,None,None]
+    a,mb = s.args,treated.batch[idx].trim()
+    mask = mb.completion_mask & treated.in_loss[idx][:,None,None]
     if a.mask_truncated_completions: mask = mask & ended(s, mb)[:,:,None]
     with s.timed('logps'):
         logps,entropy = token_logps_and_entropy(s.model, replace(mb, completion_mask=mask), a.temperature,
             shared_prefix=a.shared_prefix)
-    old = torch.where(uncorrected[:,None,None], logps.detach(), mb.old_logps)
-    how,nth = loss_settings(s),a.record_terms
-    tokens = logps,old,mb.advantages,mask,how
+    old = torch.where(treated.uncorrected[idx][:,None,None], logps.detach(), mb.old_logps)
+    tokens = old,mb.advantages,mask,s.how
     given = dict(ref_logps=mb.ref_logps, entropy=entropy, num_items=num_items, replayed=mb.replayed,
-        prox_logps=prox_logps, age=s.step-mb.step)
-    loss = policy_loss(*tokens, **given)
-    told = dict(terms=terms_by_loss(*tokens, **given)) if nth and s.step//a.steps_per_batch%nth==0 else {}
-    check_loss(s, loss, logps, mb)
+        prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]], age=s.step-mb.step)
+    loss = policy_loss(logps, *tokens, **given)
+    if not loss.isfinite(): raise bad_loss(s, loss, logps, mb)
+    seen = loss_metrics(logps.detach(), *tokens, mb.ref_logps)
+    every = a.record_terms
+    if every and s.step//a.steps_per_batch%every==0: seen['terms'] = terms_by_loss(logps, *tokens, **given)
     s.optimizer.zero_grad(set_to_none=True)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(s.model.parameters(), a.max_grad_norm or math.inf)
     s.optimizer.step()
     s.scheduler.step()
     s.step += 1
-    sync_reference(s)
-    seen = loss_metrics(logps.detach(), old, mb.advantages, mask, how, mb.ref_logps)|told
-    if told: seen['after'] = policy(s, mb)[0]
+    if s.ref_model is not None: sync_reference(s)
+    if 'terms' in seen: seen['after'] = policy(s, mb)[0]
     return dict(loss=loss.item(), grad_norm=norm.item(), entropy=masked_mean(entropy.detach(), mask).item(),
-        logps=logps.detach(), mask=mask, **seen)
+        logps=logps.detach(), mask=mask, idx=idx.tolist(), mb=mb, **seen)
 
 # %% ../nbs/12_trainer.ipynb #9ba836b8
 @torch.no_grad()
@@ -274,29 +277,24 @@ def sync_reference(
 )->None:
     "Move the reference towards the policy. Source: TR-DPO, arXiv 2404.09656, eq. 4."
     a = s.args
-    if s.ref_model is None or not a.sync_ref_model or s.step%a.ref_model_sync_steps: return
+    if not a.sync_ref_model or s.step%a.ref_model_sync_steps: return
     for r,p in zip(s.ref_model.parameters(), s.model.parameters()): r.lerp_(p, a.ref_model_mixup_alpha)
 
 # %% ../nbs/12_trainer.ipynb #c9bca2d1
 def update_all(
     s:State,         # model and optimizer move
     treated:Treated, # the batch, as `treat` made it
-)->list:             # what each `update` returned, with the minibatch `mb` and its places `idx`
+)->list:             # what each `update` returned
     "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each."
     a,batch,done = s.args,treated.batch,[]
     counted = batch.completion_mask & treated.in_loss[:,None,None]
     num_items = max(1., counted.sum().item()/a.steps_per_generation)
-    near = [read_correction(o) for o in (a.correction, a.replay_correction)]
+    near = s.how.correction,s.how.replay_correction
     prox = policy(s, batch)[0] if any(o and o.weight=='decoupled' for o in near) else None
     s.model.train()
     for _ in range(a.num_iterations):
         order = torch.tensor(shuffled(len(batch), a.seed*100_003+s.step))
-        for idx in order.chunk(a.steps_per_generation):
-            mb = batch[idx].trim()
-            T = mb.completion_ids.shape[2]
-            more = {} if prox is None else dict(prox_logps=prox[idx,:,:T])
-            out = update(s, mb, treated.in_loss[idx], treated.uncorrected[idx], num_items, **more)
-            done.append(out|dict(idx=idx.tolist(), mb=mb))
+        for idx in order.chunk(a.steps_per_generation): done.append(update(s, treated, idx, num_items, prox))
     return done
 
 # %% ../nbs/12_trainer.ipynb #cd934140
@@ -311,7 +309,7 @@ def step(
     keys = next_keys(s, s.method.to_sample(s.args.B, s.step))
     rows = [s.dataset[k] for k in keys]
     fresh,texts,by_func = rollout(s, keys, rows)
-    check_judged(s, fresh)
+    if fresh.rewards.isnan().all(): check_judged(s)
     dead = dead_groups(fresh.rewards, s.args.dead_tolerance)
     treated = treat(s, fresh, dead)
     t1 = time.perf_counter()

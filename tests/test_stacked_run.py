@@ -104,9 +104,9 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
         return out
     monkeypatch.setattr(trainer, 'rollout', rollout)
     kept_update,replayed = trainer.update,[]
-    def update(s, mb, *a, **k):
-        replayed.append(mb.replayed.any().item())
-        infos.append(kept_update(s, mb, *a, **k))
+    def update(s, treated, idx, *a):
+        replayed.append(treated.batch.replayed[idx].any().item())
+        infos.append(kept_update(s, treated, idx, *a))
         return infos[-1]
     monkeypatch.setattr(trainer, 'update', update)
     passes = USES[arm].passes

@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['PROBLEMS', 'SYSTEM', 'HUB', 'TRL_REWARDS', 'split_of', 'gym_dataset', 'chain_sum', 'spell_backward', 'make_problems',
            'read_file_rows', 'load_problems', 'split_problems', 'hub_rows', 'boxed', 'hub_problems', 'read_number',
-           'same_answer', 'same_maths', 'completion_text', 'overlap_reward', 'blame', 'ask_all', 'load_reward',
-           'RewardModel']
+           'same_answer', 'same_maths', 'completion_text', 'overlap_reward', 'load_reward', 'RewardModel']
 
 # %% ../../nbs/parts/problems.ipynb #efc92e64
-import ast, asyncio, csv, difflib, functools, hashlib, importlib, inspect, io, json, logging, re, threading
+import ast, csv, difflib, hashlib, importlib, inspect, io, json, logging, re, threading
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 import torch
 from datasets import Dataset, DatasetDict
-from .core import Plain, is_async, load_object, prompt_fault, register, reward_name
+from .core import Plain, load_object, prompt_fault, register
 
 # %% ../../nbs/parts/problems.ipynb #438b4a73
 def split_of(
@@ -449,52 +448,6 @@ def overlap_reward(
         both = (a & b).total()
         return 2*both/(a.total()+b.total()) if both else 0.
     return [f1(completion_text(c), r) for c,r in zip(completions, answer)]
-
-# %% ../../nbs/parts/problems.ipynb #44db1c5e
-def blame(
-    func:Callable,  # a reward function
-)->str:             # 'reward function `name` (file.py)'
-    "A function's name and the file it was written in, for messages."
-    while isinstance(func, functools.partial): func = func.func
-    try: file = Path(inspect.getsourcefile(func if inspect.isroutine(func) else type(func))).name
-    except (TypeError, OSError): file = ''
-    known = file.endswith('.py') and not file[:-3].isdigit()   # a notebook's cells are files named by number
-    return f'reward function `{reward_name(func)}`' + (f' ({file})' if known else '')
-
-def _run(coro):
-    "The result of a coroutine, also where an event loop runs already."
-    try: asyncio.get_running_loop()
-    except RuntimeError: return asyncio.run(coro)
-    box = {}
-    def work():
-        try: box['out'] = asyncio.run(coro)
-        except BaseException as e: box['err'] = e
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if 'err' in box: raise box['err']
-    return box['out']
-
-def ask_all(
-    funcs:list,  # reward functions
-    who:list,    # a name for each, for messages
-    kw:dict,     # the keyword arguments that each gets
-)->list:         # what each returned, unchecked
-    "What each function returned, in order; the async ones are asked together, after the others."
-    own = lambda: {k:list(v) if isinstance(v, list) else v for k,v in kw.items()}
-    def broken(i, e):
-        return ValueError(f'{who[i]} raised {type(e).__name__}: {e}. It was given {", ".join(kw)}')
-    async def later(i):
-        try: return await funcs[i](**own())
-        except (Exception, SystemExit) as e: raise broken(i, e) from e
-    async def together(idx): return await asyncio.gather(*map(later, idx))
-    out,wait = {},[i for i,f in enumerate(funcs) if is_async(f)]
-    for i,f in enumerate(funcs):
-        if i in wait: continue
-        try: out[i] = f(**own())
-        except (Exception, SystemExit) as e: raise broken(i, e) from e
-    if wait: out.update(zip(wait, _run(together(wait))))
-    return [out[i] for i in range(len(funcs))]
 
 # %% ../../nbs/parts/problems.ipynb #8a2129f2
 TRL_REWARDS = dict(   # name: the options it is made with unless others are given; None: a plain function

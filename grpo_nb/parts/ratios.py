@@ -295,6 +295,11 @@ class LossSettings:
         "The range in which its ratio counts."
         return Clip(self.epsilon, self.epsilon_high, self.delta, self.loss_type in CLIPS)
 
+    @property
+    def replay_clip(self)->Clip:
+        "The range in which that of replayed groups counts."
+        return self.replay_correction.clip_of(self.clip) if self.replay_correction else self.clip
+
     @classmethod
     def read(cls,
         settings:'LossSettings|str|Callable',  # or a loss by its name, or a function

@@ -6,7 +6,7 @@
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_lines',
            'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'ended', 'one_text_share',
            'summarize', 'replay_metrics', 'group_ratios', 'record', 'token_rows', 'by_token', 'terms_told',
-           'about_data', 'check_judged', 'check_loss', 'Run', 'one_a_step', 'read_run']
+           'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, os, re
@@ -23,7 +23,7 @@ from torch import Tensor
 from ..parts.core import Tokenizer, masked_mean, reward_name, save_json, versions
 from ..parts.groups import Groups, Treated
 from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums, reward_std
-from .settings import RunState, replay_clip
+from .settings import RunState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
 class _Plain(dict):
@@ -371,7 +371,7 @@ def replay_metrics(
     done:list,   # what each `update` returned
 )->dict:         # name -> float; {} where nothing was replayed
     "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient."
-    sums,how = [],(s.args.importance_sampling_level, replay_clip(s))
+    sums,how = [],(s.how.importance_sampling_level, s.how.replay_clip)
     for o in done:
         mb = o['mb']
         A = mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]
@@ -394,7 +394,7 @@ def group_ratios(
         mask[o['idx'],:,:T] = o['mask'].cpu().numpy()
     ratio,mask = (torch.from_numpy(logps)-batch.old_logps.cpu()).exp(),torch.from_numpy(mask)
     A = batch.advantages.cpu()
-    held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), replay_clip(s))
+    held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), s.how.replay_clip)
     out = dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
     if s.args.record_tokens:
         out['ratios'] = [[[round(x, 3) for x in r[m].tolist()] for r,m in zip(*o)] for o in zip(ratio, mask)]
@@ -492,25 +492,23 @@ def about_data(
         eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
 
 def check_judged(
-    s:RunState,    # before the batch is in its history
-    fresh:Groups,  # just sampled and judged
+    s:RunState,  # nothing of its latest batch was judged, which is not in its history yet
 )->None:
     "ValueError where no reward function has judged a completion in the first eight batches."
     n = len(s.history)+1
-    if n<8 or not fresh.rewards.isnan().all() or not all(math.isnan(o['reward']) for o in s.history): return
+    if n<8 or not all(math.isnan(o['reward']) for o in s.history): return
     raise ValueError(f'no reward function has judged a single completion in the first {n} batches: return a '
         'number for those that can be judged, and leave out rows for which none can')
 
-def check_loss(
+def bad_loss(
     s:RunState,    # step and learning rate
-    loss:Tensor,   # () of a minibatch
+    loss:Tensor,   # () of a minibatch, not finite
     logps:Tensor,  # (b, G, T) nats
     mb:Groups,     # the minibatch
-)->None:
-    "RuntimeError if the loss is not finite, naming step and rows."
-    if loss.isfinite(): return
+)->RuntimeError:
+    "An error that names the step and the rows of such a loss."
     bad = (~logps.isfinite()).flatten(1).any(1).nonzero()[:,0].tolist()
-    raise RuntimeError(f'the loss is {loss.item()} at step {s.step}; groups with such log-probs: '
+    return RuntimeError(f'the loss is {loss.item()} at step {s.step}; groups with such log-probs: '
         f'{mb.key[bad].tolist()}. Lower learning_rate (now {s.args.learning_rate}) or look at these rewards')
 
 # %% ../../nbs/run/record.ipynb #8a5f25b2

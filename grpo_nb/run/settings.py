@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RunSettings', 'RunState', 'sampling_of', 'check_run_settings', 'check_lengths', 'check_run_arguments', 'check_method',
-           'check_eval', 'loss_settings', 'replay_clip', 'MasterAdamW', 'adamw', 'optimizer_of']
+           'check_eval', 'loss_settings', 'MasterAdamW', 'adamw', 'optimizer_of']
 
 # %% ../../nbs/run/settings.ipynb #0189539b
 import math, os, warnings
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from ..parts.core import RULES, Tokenizer, check_option, check_settings, lookup, setting
 from ..parts.groups import Method
-from ..parts.ratios import Clip, LossSettings, read_correction
+from ..parts.ratios import LossSettings, read_correction
 
 # %% ../../nbs/run/settings.ipynb #e45ccafc
 @dataclass
@@ -89,6 +89,7 @@ class RunState(Protocol):
     data:dict
     run:str
     loss:str|Callable
+    how:LossSettings
     advantages:str|Callable
 
 # %% ../../nbs/run/settings.ipynb #c811b437
@@ -220,23 +221,16 @@ def check_eval(
 
 # %% ../../nbs/run/settings.ipynb #02ab12a4
 def loss_settings(
-    s:RunState,  # settings, and the run's loss
+    a:RunSettings,      # of the run
+    loss:str|Callable,  # its loss
 )->LossSettings:
     "What is settled about the loss of a run."
-    a = s.args
     names = ('epsilon epsilon_high delta beta importance_sampling_level max_completion_length '
         'off_policy_mask_threshold top_entropy_quantile entropy_coef')
-    by = None if s.loss==a.loss_type else a.loss_type   # a loss of one's own is averaged as the settings say
+    by = None if loss==a.loss_type else a.loss_type   # a loss of one's own is averaged as the settings say
     fresh,stored = (read_correction(o) for o in (a.correction, a.replay_correction))
-    return LossSettings(s.loss, aggregation=by, correction=fresh, replay_correction=stored or fresh,
+    return LossSettings(loss, aggregation=by, correction=fresh, replay_correction=stored or fresh,
         **{k:getattr(a, k) for k in names.split()})
-
-def replay_clip(
-    s:RunState,  # settings, and the run's loss
-)->Clip:
-    "The clip that replayed groups meet."
-    how = loss_settings(s)
-    return how.replay_correction.clip_of(how.clip) if how.replay_correction else how.clip
 
 # %% ../../nbs/run/settings.ipynb #40e153b1
 class MasterAdamW(torch.optim.AdamW):
