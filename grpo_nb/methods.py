@@ -18,9 +18,8 @@ from .parts.core import Plain, check_option, lookup, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.ratios import dead_groups, nan_std, spread
-from .parts.groups import (
-    draw_metrics, pack_answer, keys_of, put_answers)
-from .replay import METHODS, Entry, Method, Replay, Treated, unfilled
+from .parts.groups import Entry, pack_answer, put_answers
+from .replay import METHODS, Method, Replay, Treated, draw_metrics, keys_of, unfilled
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
 @register(METHODS, 'dynamic')

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from ..parts.ratios import group_scores
-from ..parts.groups import Store
 
 # %% ../../nbs/on_trl/distributed.ipynb #99f07cef
 def pieces(
@@ -180,7 +179,7 @@ class Taken:
     keys:list      # prompt key of each group, as sampled
 
 # %% ../../nbs/on_trl/distributed.ipynb #450c7d70
-def _draw_for(buffer:Store, first:int, others:int, step:int, keys:list=None)->tuple:
+def _draw_for(buffer:'ReplayBuffer', first:int, others:int, step:int, keys:list=None)->tuple:
     "Draw twice, so that the first get different groups even when there are not enough for all."
     a = buffer.draw(first, step, keys and keys[:first]) if first else []
     gone = list(buffer.evicted) if first else []
@@ -209,7 +208,7 @@ def _add(index, s, lens, advantages, keys, about):
 class OwnBuffer:
     "The groups that one process has stored."
     def __init__(self,
-        index:Store,              # an empty `ReplayBuffer`
+        index:'ReplayBuffer',     # an empty `ReplayBuffer`
         G:int,                    # completions per group
         same_prompt:bool=False,   # prefer groups of a dead group's own prompt?
     ):
@@ -261,7 +260,7 @@ class ShardedBuffer:
     `take` once a step on every rank, then `give` for each group in `Taken.mine`, before the next `take`.
     """
     def __init__(self,
-        index:Store,         # an empty `ReplayBuffer`; the same options and seed on every rank
+        index:'ReplayBuffer',  # an empty `ReplayBuffer`; the same options and seed on every rank
         wire:Wire|None,      # what travels with a row; to be known before rows do
         G:int,               # completions per group
         ranks:Ranks=None,    # None for those of the default process group

@@ -15,7 +15,7 @@ from torch import Tensor
 import grpo_nb.methods                       # what is registered there can be an arm's
 from ..advantages import group_advantages
 from ..generation import Rollouts
-from ..parts.groups import METHODS
+from ..replay import METHODS
 from ..parts.ratios import (
     Clip, Correction, clipped, correct, dead_groups, group_scores, importance_ratio)
 from ..replay import PRIORITIES, ReplayBuffer

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..parts.core import Tokenizer, masked_mean, reward_name, save_json, versions
-from ..parts.groups import Groups, Treated
+from ..parts.groups import Groups
 from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums, reward_std
 from .settings import RunState
 
@@ -351,7 +351,7 @@ def summarize(
     fresh:Groups,    # the batch as it was sampled
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
-    treated:Treated, # what the method made of it
+    treated:'Treated', # what the method made of it
     done:list,       # what each `update` returned
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."

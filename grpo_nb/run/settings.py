@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from ..parts.core import RULES, Tokenizer, check_option, check_settings, lookup, setting
-from ..parts.groups import Method
 from ..parts.ratios import LossSettings, read_correction
 
 # %% ../../nbs/run/settings.ipynb #e45ccafc
@@ -78,7 +77,7 @@ class RunState(Protocol):
     dataset:list
     reward_funcs:list
     args:RunSettings
-    method:Method
+    method:'Method'
     optimizer:torch.optim.Optimizer
     scheduler:torch.optim.lr_scheduler.LRScheduler
     generator:torch.Generator
@@ -181,10 +180,10 @@ def check_run_arguments(
 
 # %% ../../nbs/run/settings.ipynb #e59ed2d8
 def check_method(
-    method:Method,     # what the run is to do with dead groups
+    method:'Method',   # what the run is to do with dead groups
     args:RunSettings,  # of the run
     methods:dict,      # by name, as `METHODS`
-)->Method:             # the same
+)->'Method':           # the same
     "ValueError for what is no method, or one that can't do what the settings ask for."
     if not hasattr(method, 'treat'):
         raise ValueError(f'`method` is {method!r:.60}: give one of {sorted(methods)}, or a `Method`')
