@@ -1,10 +1,9 @@
 "Rows and settings, looked at before the work starts."
 from dataclasses import dataclass
-from types import SimpleNamespace
 import pytest, torch
 from datasets import Dataset
 from grpo_nb.parts.core import check_rows, check_settings, known_data, other_data
-from grpo_nb.run.settings import check_lengths, optimizer_of, replay_clip
+from grpo_nb.run.settings import check_lengths, loss_settings, optimizer_of
 from grpo_nb.trainer import TrainConfig
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
@@ -30,7 +29,7 @@ def test_of_a_large_set_no_more_prompts_are_looked_at_than_asked_spread_over_it(
         assert check_rows(rows, 1, most=3)==['0+1=','3+1=','6+1='] and len(check_rows(rows, 1, most=8))==8
 
 def test_what_is_replayed_meets_its_own_clip_where_there_is_one():
-    def clip(**kw): return replay_clip(SimpleNamespace(args=TrainConfig(epsilon=.3, **kw), loss='dapo'))
+    def clip(**kw): return loss_settings(TrainConfig(epsilon=.3, **kw), 'dapo').replay_clip
     assert clip().on and clip().epsilon==.3 and not clip(replay_correction='clip=none').on
     assert not clip(correction='clip=none').on and clip(replay_correction='clip=dapo').high==1.28
 

@@ -11,13 +11,13 @@ from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_for, checkpo
                                      save_checkpoint)
 from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
-from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay
+from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay, Treated
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.run.record import group_ratios
 from grpo_nb.see.during import slow_roads
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import (TrainConfig, evaluate, new_state, next_keys, pass_at_k, rollout,
-                             step, train, update)
+                             step, train)
 
 torch.set_num_threads(1)
 TOK = make_tokenizer()
@@ -37,6 +37,9 @@ def state(seed=0, method=None, reward=parity, **kw):
     return new_state(tiny_model(seed), TOK, DATA, reward, cfg(**kw), method)
 def flat(model): return torch.cat([p.detach().flatten() for p in model.parameters()])
 def grad(model): return torch.cat([p.grad.flatten() for p in model.parameters()])
+def update(s, batch, in_loss, uncorrected, num_items):
+    "One update on all of `batch`."
+    return tr.update(s, Treated(batch, in_loss, [], {}, uncorrected), torch.arange(len(batch)), num_items)
 
 # ---- settings and input
 
@@ -286,16 +289,11 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     s = state(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, method=Replay(buffer_size=8))
     seen = []
     mine = tr.update
-    monkeypatch.setattr(
-        tr,
-        'update',
-        lambda s, mb, *a: (
-            seen.append((mb, token_logps_and_entropy(s.ref_model, mb, 1.0)[0].detach()))
-            if s.step % 2 == 0
-            else None,
-            mine(s, mb, *a),
-        )[1],
-    )
+    def watched(s, treated, idx, *a):
+        mb = treated.batch[idx].trim()
+        if s.step%2==0: seen.append((mb, token_logps_and_entropy(s.ref_model, mb, 1.)[0].detach()))
+        return mine(s, treated, idx, *a)
+    monkeypatch.setattr(tr, 'update', watched)
     for _ in range(3): step(s)
     assert any(mb.replayed.any() for mb,_ in seen)
     for mb,want in seen: assert torch.allclose(mb.ref_logps, want, atol=2e-5)
