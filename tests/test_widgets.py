@@ -29,6 +29,18 @@ def test_nbdev_test_makes_every_figure_and_writes_one_out(monkeypatch):
     first,*others = all_of_them()
     assert made==[1, 2, 3]*2 and all('<svg' in o and f'k {i}. ' in o for i,o in enumerate(whole, 1))
     assert '<svg' in first and others==['', '']
+    assert new_figure('k')[0]._repr_png_() is None
+
+def test_nbdev_test_draws_each_setting_of_each_control_once(monkeypatch):
+    seen = []
+    def two(): return explore(lambda a, b: seen.append((a, b)) or dict(), lambda v: '<p></p>',
+        a=W.IntSlider(2, min=1, max=3), b=W.IntSlider(1, min=1, max=4))
+    two()
+    assert len(seen)==12
+    monkeypatch.setenv('IN_TEST', '1')
+    seen.clear()
+    two()
+    assert sorted(seen)==[(1, 1), (2, 1), (2, 2), (2, 3), (2, 4), (3, 1)]
 
 def test_sliders_and_boxes_keep_their_start():
     c = _indexed('clip_eps', W.FloatSlider(.2, min=.1, max=.5, step=.1))

@@ -389,6 +389,7 @@ _NO_UNIT = re.compile(r'\b(or|and|to|not|plus|minus|times|over|by|half|dozen|\w*
 _LATEX = {r'\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}':r'\1/\2', r'\\(?:text|mathrm)\{([^{}]*)\}':r' \1',
           r'\\[(),;! ]|\\(?=[%$])':'', r'\{,\}':','}
 
+@functools.lru_cache(4096)   # siblings often say the same
 def read_number(
     text:str,    # short: an answer
 )->tuple|None:   # (the numbers it may mean, as a set of Fractions, its unit)
