@@ -9,7 +9,7 @@ __all__ = ['ADVANTAGES', 'SCALES', 'group_advantages', 'find_advantages']
 from collections.abc import Callable
 from torch import Tensor
 from .parts.core import lookup, register
-from .parts.ratios import as_rewards, dead_groups, dead_reason, nan_std, reward_range
+from .parts.groups import as_rewards, dead_groups, dead_reason, nan_std, reward_range
 
 # %% ../nbs/07_advantages.ipynb #14147074
 ADVANTAGES = {}   # name: rewards (B, G) -> advantages (B, G); it may also name `scale` and `eps`

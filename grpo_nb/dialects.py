@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from .advantages import ADVANTAGES, SCALES, find_advantages, group_advantages
 from .parts.core import register, settings_of
-from .parts.ratios import as_rewards, drift, importance_ratio, nan_std, reward_range
+from .parts.groups import as_rewards, nan_std, reward_range
+from .parts.ratios import drift, importance_ratio
 
 # %% ../nbs/catalogue/dialects.ipynb #ecf73b79
 LOSSES = {}   # name -> f(logps, old_logps, A, mask, settings it names) -> (B, G, T), to be made larger

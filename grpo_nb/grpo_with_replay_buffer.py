@@ -16,8 +16,8 @@ from fastcore.basics import patch
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
-from .parts.ratios import (
-    CLIPS, Clip, Correction, correct, dead_groups, merge_sums, ratio_row, ratio_sums, reward_std)
+from .parts.groups import dead_groups, reward_std
+from .parts.ratios import CLIPS, Clip, Correction, correct, merge_sums, ratio_row, ratio_sums
 from .replay import PRIORITIES, ReplayBuffer
 from .run.checkpoints import checkpoint_problem, last_checkpoint
 from .on_trl.checks import (

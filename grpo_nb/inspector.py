@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import torch
 from .advantages import dead_reason, group_advantages
 from .loss import LOSSES, terms_by_loss
-from .parts.ratios import LossSettings, dead_groups, group_scores
+from .parts.groups import dead_groups, group_scores
+from .parts.ratios import LossSettings
 from .replay import ReplayBuffer
 from .generation import Rollouts
 from .run.record import Run, by_token, terms_told, to_line, token_rows

@@ -8,7 +8,8 @@ __all__ = ['gather_logps', 'entropy_of', 'token_logps_loop', 'completion_hidden'
 # %% ../nbs/08_logps.ipynb #c98c2d9f
 import torch
 from torch import Tensor, nn
-from .parts.model import chunked_logps, packed_hidden, shared_hidden, unwrapped, why_slow
+from .parts.model import (
+    chunked_logps, output_head, packed_hidden, shared_hidden, unwrapped, why_slow)
 from .generation import Rollouts
 
 # %% ../nbs/08_logps.ipynb #375d9b31
@@ -77,13 +78,6 @@ def completion_hidden(
     return h.last_hidden_state[:,P-1:].view(B, G, T, -1)
 
 # %% ../nbs/08_logps.ipynb #e992f254
-def _refuse_bent_logits(config):
-    "ValueError for a model that changes its logits after the head."
-    for k in ('final_logit_softcapping', 'logit_scale', 'logits_scaling', 'lm_head_multiplier'):
-        if getattr(config, k, None) not in (None, 1, 1.):
-            raise ValueError(f'this model changes its logits after the head (`{k}`); `token_logps` does '
-                             'not know how: use `gather_logps` on its logits')
-
 def _states(model, r, shared_prefix):
     "(n, D), the states behind all real completion tokens, by the shortest way the model allows."
     m,pm = r.completion_mask.bool(),r.prompt_mask.bool()
@@ -94,10 +88,9 @@ def _states(model, r, shared_prefix):
 
 def _score(model, rollouts, temperature, chunk_size, shared_prefix, entropy):
     "Log-probs and, where asked for, entropies as (B, G, T)."
-    base,mask = unwrapped(model),rollouts.completion_mask.bool()
-    _refuse_bent_logits(base.config)
-    head,ids = base.get_output_embeddings(),rollouts.completion_ids[mask]
-    h = _states(model, rollouts, shared_prefix)
+    mask = rollouts.completion_mask.bool()
+    h,ids = _states(model, rollouts, shared_prefix),rollouts.completion_ids[mask]
+    head = output_head(model)
     if type(head) is nn.Linear and head.bias is None:
         out = chunked_logps(h, head.weight, ids, temperature, chunk_size, entropy)
         out = out if entropy else (out,)

@@ -17,8 +17,7 @@ from fastcore.basics import patch
 from .parts.core import Plain, check_option, lookup, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
-from .parts.ratios import dead_groups, nan_std, spread
-from .parts.groups import Entry, pack_answer, put_answers
+from .parts.groups import Entry, dead_groups, nan_std, pack_answer, put_answers, spread
 from .replay import METHODS, Method, Replay, Treated, draw_metrics, keys_of, unfilled
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702

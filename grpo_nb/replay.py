@@ -16,8 +16,8 @@ from fastcore.basics import patch
 from torch import Tensor
 from .generation import Rollouts
 from .parts.core import Plain, check_option, lookup, register, whole
-from .parts.groups import Entry, add_entries, pack_groups, put_entries
-from .parts.ratios import dead_groups, group_scores
+from .parts.groups import Entry, add_entries, dead_groups, group_scores, pack_groups, put_entries
+
 
 # %% ../nbs/11_replay.ipynb #6cba4072
 PRIORITIES = {}   # name -> function of (scores, drawn)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from .parts.core import Tokenizer, check_rows, known_data, masked_mean, setting
 from .parts.model import Sampling
-from .parts.ratios import LossSettings, dead_groups
+from .parts.groups import dead_groups
+from .parts.ratios import LossSettings
 from .run.checkpoints import (
     checkpoint_for, load_checkpoint, new_run_id, stop_on_signal)
 from .run.record import bad_loss, check_judged, ended, summarize

@@ -4,7 +4,7 @@ import pytest, torch
 from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.advantages import ADVANTAGES, dead_reason, find_advantages, group_advantages
 from grpo_nb.dialects import leave_one_out, multi_objective
-from grpo_nb.parts.ratios import dead_groups, dead_share, nan_std, reward_range
+from grpo_nb.parts.groups import dead_groups, dead_share, nan_std, reward_range
 
 nan = float('nan')
 gen = lambda seed=0: torch.Generator().manual_seed(seed)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
-from grpo_nb.parts.ratios import dead_share
+from grpo_nb.parts.groups import dead_share
 from grpo_nb.scale.plans import (batch_command, batch_plan, best_group_size, beta_rates, group_pull,
     plan_lines)
 from grpo_nb.see.readers import diagnose, diagnose_command

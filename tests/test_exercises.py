@@ -14,7 +14,7 @@ from grpo_nb.inspector import what_if
 from grpo_nb.kl import kl_estimate, token_logps_and_entropy
 from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.parts.ratios import dead_groups
+from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.model import truncate
 from grpo_nb.parts.core import mean_ci
 from grpo_nb.research.bakeoff import REGIMES

@@ -459,7 +459,7 @@ def test_the_deviation_is_the_groups_own_and_the_dead_are_counted_by_our_test(sc
     assert [o['frac_reward_zero_std'] for o in h[:2]]==[.5]*2==[o['replay/dead']/2 for o in h[:2]]
 
 def test_a_group_in_which_two_rewards_are_none_has_the_score_of_the_other_trainer():
-    from grpo_nb.parts.ratios import group_scores
+    from grpo_nb.parts.groups import group_scores
     t,got = run([[0.,None,1.,None]], B=1, steps=1)
     r = torch.tensor([[0.,math.nan,1.,math.nan]])
     assert abs(stored(t)[0].score-group_scores(got[0]['advantages'].view(1, G), r).item())<1e-6

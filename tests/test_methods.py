@@ -2,7 +2,7 @@
 import math
 import pytest, torch
 from grpo_nb.advantages import group_advantages
-from grpo_nb.parts.ratios import dead_groups
+from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.methods import (GFPO, METHODS, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay,

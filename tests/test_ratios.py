@@ -4,10 +4,11 @@ import pytest, torch
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
+from grpo_nb.parts.groups import (
+    dead_groups, dead_share, group_scores, nan_std, reward_range, reward_std, spread)
 from grpo_nb.parts.ratios import (
-    CLIPS, Clip, Correction, LossSettings, answer_ess, clip_share, clipped, correct, corrected, dead_groups,
-    dead_share, drift, group_scores, importance_ratio, merge_sums, nan_std, ratio_row, ratio_sums,
-    read_correction, reward_range, reward_std, spread, token_ess)
+    CLIPS, Clip, Correction, LossSettings, answer_ess, clip_share, clipped, correct, corrected, drift,
+    importance_ratio, merge_sums, ratio_row, ratio_sums, read_correction, token_ess)
 
 NAN = math.nan
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.advantages import group_advantages
-from grpo_nb.parts.ratios import dead_groups
+from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.replay import (PRIORITIES, Replay, ReplayBuffer, pack_groups, put_entries,

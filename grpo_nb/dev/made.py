@@ -9,7 +9,7 @@ __all__ = ['WIRE', 'made_batch', 'made_rows', 'made_sampled', 'replay_alone', 'r
 import time, zlib
 import torch
 import torch.distributed as dist
-from ..parts.ratios import group_scores
+from ..parts.groups import group_scores
 from ..replay import ReplayBuffer
 from ..on_trl.distributed import Sampled, ShardedBuffer, Wire
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from ..parts.ratios import group_scores
+from ..parts.groups import group_scores
 
 # %% ../../nbs/on_trl/distributed.ipynb #99f07cef
 def pieces(

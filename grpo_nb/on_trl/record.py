@@ -16,7 +16,8 @@ from torch import Tensor
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.ratios import clipped, group_scores, importance_ratio
+from ..parts.groups import group_scores
+from ..parts.ratios import clipped, importance_ratio
 from ..run.record import (
     RATIO_EDGES, Recorder, about_data, as_text, group_rows, ratio_hists, read_run, token_fields)
 from ..see.verdict import verdict, warnings_now

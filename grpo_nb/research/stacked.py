@@ -16,8 +16,8 @@ import grpo_nb.methods                       # what is registered there can be a
 from ..advantages import group_advantages
 from ..generation import Rollouts
 from ..replay import METHODS
-from ..parts.ratios import (
-    Clip, Correction, clipped, correct, dead_groups, group_scores, importance_ratio)
+from ..parts.groups import dead_groups, group_scores
+from ..parts.ratios import Clip, Correction, clipped, correct, importance_ratio
 from ..replay import PRIORITIES, ReplayBuffer
 from .families import (
     END, FAMILIES, PAD, SIZES, Shape, is_right, start)

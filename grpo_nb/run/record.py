@@ -21,8 +21,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..parts.core import Tokenizer, masked_mean, reward_name, save_json, versions
-from ..parts.groups import Groups
-from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums, reward_std
+from ..parts.groups import Groups, reward_std
+from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums
 from .settings import RunState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
@@ -355,16 +355,17 @@ def summarize(
     done:list,       # what each `update` returned
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
-    n = fresh.completion_mask.sum(-1).float()
+    n,whole = fresh.completion_mask.sum(-1).float(),ended(s, fresh)
+    alike,stored = one_text_share(fresh),replay_metrics(s, done)
     row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
         reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
-        frac_reward_zero_std=dead.float().mean().item(), frac_one_text=one_text_share(fresh))
+        frac_reward_zero_std=dead.float().mean().item(), frac_one_text=alike)
     row |= {f'rewards/{reward_name(f)}/mean':r.nanmean().item()
         for f,r in zip(s.reward_funcs, by_func.unbind(-1))}
     row |= {'completions/mean_length':n.mean().item(), 'completions/max_length':n.max().item(),
-        'completions/clipped_ratio':1-ended(s, fresh).float().mean().item()}
+        'completions/clipped_ratio':1-whole.float().mean().item()}
     row |= {k:sum(o[k] for o in done)/len(done) for k,v in done[0].items() if isinstance(v, float)}
-    return row|replay_metrics(s, done)|treated.metrics
+    return row|stored|treated.metrics
 
 def replay_metrics(
     s:RunState,  # settings of the clip

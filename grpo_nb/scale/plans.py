@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig
-from ..parts.ratios import dead_share
+from ..parts.groups import dead_share
 from ..parts.model import reads_tokens
 
 # %% ../../nbs/scale/plans.ipynb #55407b39
