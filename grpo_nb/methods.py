@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from .parts.core import Plain, check_option, lookup, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
-from .parts.groups import Entry, dead_groups, nan_std, pack_answer, put_answers, spread
+from .parts.groups import Entry, dead_groups, nan_std, spread
 from .replay import METHODS, Method, Replay, Treated, draw_metrics, keys_of, unfilled
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
@@ -357,21 +357,35 @@ class SamePrompt(Method):
 # %% ../nbs/catalogue/methods.ipynb #8ef5fcbb
 @patch
 def _mend(self:SamePrompt, batch, found):
-    "The batch with the old answers in place, and the advantages that their groups have then."
-    x = put_answers(batch, found)
+    "The batch with each old answer in its group's last place, and the advantages that the group has then."
+    if not found: return batch
+    T = max([batch.completion_ids.shape[2], *(len(o['completion_ids']) for o in found.values())])
+    x = batch.pad_to(batch.prompt_ids.shape[1], T)
+    x = replace(x, **{k:v.clone() for k,v in x.tensors().items()})
     for b,o in found.items():
+        n = len(o['completion_ids'])
+        for k,fill in (('completion_ids',x.pad_id), ('old_logps',0.), ('ref_logps',0.)):
+            if (v := getattr(x, k)) is None: continue
+            v[b,-1] = fill
+            v[b,-1,:n] = o[k].to(v)
+        x.completion_mask[b,-1] = torch.arange(T, device=x.completion_mask.device)<n
+        x.rewards[b,-1],x.replayed[b] = o['reward'],True
         x.advantages[b] = group_advantages(x.rewards[b:b+1], self.scale)[0]
         o['uses'] += 1
-    return x
+    return x.trim()
 
 @patch
 def _remember(self:SamePrompt, batch, keys, step):
-    "Keep the best answer of each group where it beats the one that is kept."
+    "Keep the best answer of each group where it beats the one that is kept: on the CPU, without padding."
     top = batch.rewards.nan_to_num(-math.inf).max(1)
     for b,(k,r,g) in enumerate(zip(keys, top.values.tolist(), top.indices.tolist())):
         if k is None or k in self.best and self.best[k]['reward']>r: continue
         self.best.pop(k, None)
-        self.best[k] = dict(reward=r, step=step, uses=0)|pack_answer(batch, b, g)
+        m = batch.completion_mask[b,g]
+        ids = batch.completion_ids[b,g][m].int().cpu()
+        self.best[k] = dict(reward=r, step=step, uses=0, completion_ids=ids)
+        for name in ('old_logps','ref_logps'):
+            if (v := getattr(batch, name)) is not None: self.best[k][name] = v[b,g][m].float().cpu()
         if len(self.best)>self.max_prompts: del self.best[next(iter(self.best))]
 
 # %% ../nbs/catalogue/methods.ipynb #a010cd79

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 from .parts.core import Tokenizer, check_rows, known_data, masked_mean, setting
-from .parts.model import Sampling
+from .parts.model import Sampling, check_lengths
 from .parts.groups import dead_groups
 from .parts.ratios import LossSettings
 from .run.checkpoints import (
     checkpoint_for, load_checkpoint, new_run_id, stop_on_signal)
 from .run.record import bad_loss, check_judged, ended, summarize
 from .run.settings import (
-    RunSettings, check_eval, check_lengths, check_method, check_run_arguments, check_run_settings,
-    loss_settings, optimizer_of, sampling_of)
+    RunSettings, check_eval, check_method, check_run_arguments, check_run_settings, loss_settings,
+    optimizer_of, sampling_of)
 from .see.during import Watched
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts

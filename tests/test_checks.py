@@ -3,7 +3,8 @@ from dataclasses import dataclass
 import pytest, torch
 from datasets import Dataset
 from grpo_nb.parts.core import check_rows, check_settings, known_data, other_data
-from grpo_nb.run.settings import check_lengths, loss_settings, optimizer_of
+from grpo_nb.parts.model import check_lengths
+from grpo_nb.run.settings import loss_settings, optimizer_of
 from grpo_nb.trainer import TrainConfig
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['as_rewards', 'nan_std', 'reward_range', 'spread', 'reward_std', 'dead_groups', 'dead_share', 'dead_reason',
-           'group_scores', 'Groups', 'pack_groups', 'Entry', 'put_entries', 'add_entries', 'pack_answer', 'put_answers']
+           'group_scores', 'Groups', 'pack_groups', 'Entry', 'put_entries', 'add_entries']
 
 # %% ../../nbs/parts/groups.ipynb #b8c455d6
 from dataclasses import dataclass, fields, replace
@@ -353,34 +353,3 @@ def add_entries(
 )->Groups:              # n+m groups
     "The batch with drawn groups behind its own, marked as replayed. ValueError as of `put_entries`."
     return type(batch).cat([*_like(batch, drawn)]) if drawn else batch
-
-# %% ../../nbs/parts/groups.ipynb #1fb57ef0
-def pack_answer(
-    batch:Groups, # where it lies
-    b:int,        # which group
-    g:int,        # which of its completions
-)->dict:          # on the CPU, without padding
-    "Ids and log-probs of one completion of `batch`."
-    m = batch.completion_mask[b,g]
-    def at(x): return x[b,g][m].float().cpu()
-    o = dict(completion_ids=batch.completion_ids[b,g][m].int().cpu(), old_logps=at(batch.old_logps))
-    return o if batch.ref_logps is None else o|dict(ref_logps=at(batch.ref_logps))
-
-def put_answers(
-    batch:Groups, # where they go
-    found:dict,   # group -> a dict of `pack_answer`, and its `reward`
-)->Groups:        # a copy; its advantages are the caller's to set
-    "The batch with each answer in the last place of its group, marked as replayed."
-    if not found: return batch
-    T = max([batch.completion_ids.shape[2], *(len(o['completion_ids']) for o in found.values())])
-    x = batch.pad_to(batch.prompt_ids.shape[1], T)
-    x = replace(x, **{k:v.clone() for k,v in x.tensors().items()})
-    for b,o in found.items():
-        n = len(o['completion_ids'])
-        for k,fill in (('completion_ids',x.pad_id), ('old_logps',0.), ('ref_logps',0.)):
-            if (v := getattr(x, k)) is None: continue
-            v[b,-1] = fill
-            v[b,-1,:n] = o[k].to(v)
-        x.completion_mask[b,-1] = torch.arange(T, device=x.completion_mask.device)<n
-        x.rewards[b,-1],x.replayed[b] = o['reward'],True
-    return x.trim()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COPY_LIMIT', 'unwrapped', 'output_head', 'why_slow', 'FastQwen', 'packed_hidden', 'shared_hidden', 'chunked_logps',
-           'Cached', 'reads_tokens', 'Sampling', 'check_prompt_ids', 'special_ids', 'eval_mode', 'uniforms',
-           'seen_tokens', 'add_seen', 'penalize', 'truncate', 'sample_rows']
+           'Cached', 'reads_tokens', 'Sampling', 'check_lengths', 'check_prompt_ids', 'special_ids', 'eval_mode',
+           'uniforms', 'seen_tokens', 'add_seen', 'penalize', 'truncate', 'sample_rows']
 
 # %% ../../nbs/parts/model.ipynb #eeab2bc2
 import inspect, math
@@ -510,6 +510,17 @@ class Sampling:
         "Does no penalty look at what was said?"
         return self.penalties==(1, 0, 0)
 
+def check_lengths(
+    n:Tensor,              # (rows,) int64, tokens of each prompt
+    T:int,                 # tokens to come
+    model:nn.Module=None,  # its config says how many positions there are
+)->None:
+    "ValueError if a prompt and its completion don't fit into the model together."
+    limit,i = reads_tokens(getattr(model, 'config', None)),int(n.argmax())
+    if limit and n[i]+T>limit:
+        raise ValueError(f"row {i}'s prompt has {int(n[i])} tokens; with max_completion_length={T} that "
+            f"passes the model's {limit} positions: shorten prompts or completions")
+
 def check_prompt_ids(
     model:nn.Module,  # a causal language model of transformers
     ids:Tensor,       # (B, P) int64
@@ -525,14 +536,11 @@ def check_prompt_ids(
         raise ValueError(f'prompt {int(n.argmin())} has no tokens: a model needs one to start from')
     if (mask[:,:-1] & ~mask[:,1:]).any():
         raise ValueError('padding stands on the right of a prompt: pad on the left, as `encode_prompts` does')
-    config,top,b = getattr(model, 'config', None),int(ids.max()),int(n.argmax())
-    V,limit = getattr(config, 'vocab_size', None),reads_tokens(config)
+    V,top = getattr(getattr(model, 'config', None), 'vocab_size', None),int(ids.max())
     if V and top>=V:
         raise ValueError(f'a prompt holds token {top}, the model knows 0 to {V-1}: '
                          'use the tokenizer that belongs to the model')
-    if limit and n[b]+T>limit:
-        raise ValueError(f'prompt {b} has {int(n[b])} tokens, with `max_completion_length` {T} that is more '
-                         f'than the {limit} positions of the model: shorten one of them')
+    check_lengths(n, T, model)
 
 # %% ../../nbs/parts/model.ipynb #27396f18
 def special_ids(
