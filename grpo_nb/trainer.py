@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 from .parts.core import Tokenizer, check_rows, known_data, masked_mean, setting
-from .parts.model import Sampling, check_lengths
 from .parts.groups import dead_groups
+from .parts.model import Sampling, check_lengths
 from .parts.ratios import LossSettings
 from .run.checkpoints import (
     checkpoint_for, load_checkpoint, new_run_id, stop_on_signal)
 from .run.record import bad_loss, check_judged, ended, summarize
-from .run.settings import (
+from grpo_nb.run.settings import (
     RunSettings, check_eval, check_method, check_run_arguments, check_run_settings, loss_settings,
-    optimizer_of, sampling_of)
+    optimizer_of)
 from .see.during import Watched
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts
@@ -61,7 +61,9 @@ class TrainConfig(RunSettings):
     def B(self)->int: return self.generation_batch_size//self.num_generations
     @property
     def steps_per_batch(self)->int: return self.steps_per_generation*self.num_iterations
-    def __post_init__(self): check_run_settings(self, LOSSES)
+    def __post_init__(self):
+        check_run_settings(self, LOSSES)
+        Sampling.of(self)   # has rules of its own
 
 # %% ../nbs/12_trainer.ipynb #98d319e7
 @dataclass
@@ -116,7 +118,7 @@ def new_state(
     loss = loss or args.loss_type
     return State(model, tokenizer, dataset, list(reward_funcs), args, method, opt, sched, gen, ref,
         data=known_data(dataset), run=new_run_id(), loss=loss, advantages=judge, how=loss_settings(args, loss),
-        draws=sampling_of(args))
+        draws=Sampling.of(args))
 
 # %% ../nbs/12_trainer.ipynb #ff7c7835
 def method_of(
@@ -251,6 +253,7 @@ def update(
     with s.timed('logps'):
         logps,entropy = token_logps_and_entropy(s.model, replace(mb, completion_mask=mask), a.temperature,
             shared_prefix=a.shared_prefix)
+    hesitates = masked_mean(entropy.detach(), mask).item()
     old = torch.where(treated.uncorrected[idx][:,None,None], logps.detach(), mb.old_logps)
     tokens = old,mb.advantages,mask,s.how
     given = dict(ref_logps=mb.ref_logps, entropy=entropy, num_items=num_items, replayed=mb.replayed,
@@ -268,8 +271,8 @@ def update(
     s.step += 1
     if s.ref_model is not None: sync_reference(s)
     if 'terms' in seen: seen['after'] = policy(s, mb)[0]
-    return dict(loss=loss.item(), grad_norm=norm.item(), entropy=masked_mean(entropy.detach(), mask).item(),
-        logps=logps.detach(), mask=mask, idx=idx.tolist(), mb=mb, **seen)
+    return dict(loss=loss.item(), grad_norm=norm.item(), entropy=hesitates, logps=logps.detach(),
+        mask=mask, idx=idx.tolist(), mb=mb, **seen)
 
 # %% ../nbs/12_trainer.ipynb #9ba836b8
 @torch.no_grad()

@@ -11,7 +11,7 @@ __all__ = ['COPY_LIMIT', 'unwrapped', 'output_head', 'why_slow', 'FastQwen', 'pa
 import inspect, math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 import torch
 from torch import Tensor, nn
@@ -502,6 +502,13 @@ class Sampling:
             repetition_penalty=(lambda v: 0<v<math.inf, 'more than 0, and finite'),
             presence_penalty=near, frequency_penalty=near)
         for k,(ok,needs) in rules.items(): check_option(k, getattr(self, k), ok(getattr(self, k)), needs)
+
+    @classmethod
+    def of(cls,
+        args:Any,  # settings of a run, which have these among others
+    )->'Sampling':
+        "How a run draws its tokens."
+        return cls(**{f.name:getattr(args, f.name) for f in fields(cls)})
 
     @property
     def penalties(self)->tuple: return self.repetition_penalty,self.presence_penalty,self.frequency_penalty
