@@ -8,7 +8,7 @@ __all__ = ['PROBLEMS', 'SYSTEM', 'HUB', 'TRL_REWARDS', 'split_of', 'gym_dataset'
            'same_answer', 'same_maths', 'completion_text', 'overlap_reward', 'load_reward', 'RewardModel']
 
 # %% ../../nbs/parts/problems.ipynb #efc92e64
-import ast, csv, difflib, hashlib, importlib, inspect, io, json, logging, re, threading
+import ast, csv, difflib, functools, hashlib, importlib, inspect, io, json, logging, re, threading
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
