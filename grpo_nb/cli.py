@@ -33,9 +33,10 @@ COMMANDS = dict(  # name: (function, what it does)
     bench=('grpo_nb.dev.speed:bench', "how fast is each part? --gpu: a GPU's day"),
 )
 BEHIND = {   # a command with a second word
-    'study bakeoff':'grpo_nb.research.bakeoff:bakeoff', 'bakeoff':'grpo_nb.research.bakeoff:bakeoff',
+    'study bakeoff':'grpo_nb.research.study:bakeoff', 'bakeoff':'grpo_nb.research.study:bakeoff',
     'study replay':'grpo_nb.research.replay_study:replay_study',
     'replay_study':'grpo_nb.research.replay_study:replay_study',
+    'demo --compare':'grpo_nb.research.study:compared',
     'bench --gpu':'gpu_day:gpu_day'}   # a script beside the tests, in a clone
 PROJECT = {   # these build the project itself
     **{o:f'grpo_nb.dev.site:{o}' for o in 'run_nbs clean readme order docs check test'.split()},

@@ -9,8 +9,10 @@ __all__ = ['SYSTEM', 'DEFAULTS', 'RECIPES', 'xml_count', 'gsm8k_rewards', 'numin
 # %% ../nbs/18_recipes.ipynb #eb1007c3
 import os, re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 import torch
+from trl import get_peft_config, get_quantization_config
 from .parts import problems
 from .scale.plans import format_plan
 from .scale.launch import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRArguments,
@@ -111,24 +113,11 @@ def _load(r):
     "Model and tokenizer."
     from grpo_nb.tiny_qwen import load_model
     attn = dict(auto=None, vanilla='eager').get(r.attn_mechanism, r.attn_mechanism)
-    bits = dict(load_in_4bit=r.load_in_4bit, load_in_8bit=r.load_in_8bit)
-    if any(bits.values()):
-        from transformers import BitsAndBytesConfig
-        bits = dict(quantization_config=BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.bfloat16, **bits))
-    else: bits = {}
-    try: model,tok = load_model(r.model, 'float32', **bits)
-    except OSError as e:
-        raise ValueError(f'model {r.model!r} could not be loaded: {str(e)[:200]}. Give the name of a model '
-            'on the hub with a network, a folder, or `tiny`') from e
+    bits = get_quantization_config(r)
+    more = dict(quantization_config=bits) if bits else {}
+    model,tok = load_model(r.model, r.dtype, revision=r.model_revision, **more)
     if attn: model.set_attn_implementation(attn)
     return model,tok
-
-def _adapter(r):
-    "The LoRA configuration, or None for training all weights."
-    if not (r.use_peft or r.load_in_4bit or r.load_in_8bit): return None
-    from peft import LoraConfig
-    return LoraConfig(r=r.lora_r, lora_alpha=r.lora_alpha, lora_dropout=r.lora_dropout, bias='none',
-        target_modules=r.lora_target_modules, task_type='CAUSAL_LM')
 
 def _pages(folder):
     "Report and map of a finished run, where it left a record."
@@ -167,11 +156,12 @@ def run_recipe(
         if rows is None: raise ValueError(f'{e}; on the command line `--rows_file FILE`') from e
         raise
     model,tok = _load(r)
+    adapter = get_peft_config(replace(r, use_peft=r.use_peft or r.load_in_4bit or r.load_in_8bit))
     train,held = prepare_rows(ds, r, tok)
     if held is not None:   # measured before the first step, halfway and at the end, one answer per problem
         a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
     trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=reward_funcs, args=a, train_dataset=train,
-        eval_dataset=held, processing_class=tok, peft_config=_adapter(r))
+        eval_dataset=held, processing_class=tok, peft_config=adapter)
     trainer.train(resume_from_checkpoint=_RESUME[r.resume])
     for row in held_out_table(trainer.state.log_history, len(held), top or {}) if held is not None else ():
         for k,(p,low,high) in ((k,v) for k,v in row.items() if k.endswith(' right')):

@@ -2,7 +2,7 @@
 import copy, functools
 import numpy as np
 import torch
-from grpo_nb.research.bakeoff import run_one
+from grpo_nb.research.study import run_one
 from grpo_nb.demo import demo
 from grpo_nb.replay import Keep, Replay
 from grpo_nb.parts.problems import chain_sum, spell_backward

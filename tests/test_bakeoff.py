@@ -2,8 +2,8 @@
 import json, math, re, sys
 from pathlib import Path
 import pandas as pd, pytest, torch
-from grpo_nb.research import bakeoff as bo
-from grpo_nb.research.bakeoff import (
+from grpo_nb.research import study as bo
+from grpo_nb.research.study import (
     ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_job, run_one)
 from grpo_nb.parts.core import difference, holm
 from grpo_nb.research.study import (KEY, again as made_again, area, compare, key_of, over_regimes, rates,
@@ -74,7 +74,7 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
 # ---- what is a reader's own
 
 OWN = """
-from grpo_nb.research.bakeoff import Arm, Regime
+from grpo_nb.research.study import Arm, Regime
 from grpo_nb.replay import Keep
 class Same(Keep):
     def __init__(self, say=''): self.say = say
@@ -143,8 +143,8 @@ def test_what_a_notebook_registers_runs_in_two_processes(tmp_path):
     code = """
 if __name__=='__main__':
     import numpy as np
-    from grpo_nb.research.bakeoff import ARMS, REGIMES, Arm, Regime, bakeoff
-    import grpo_nb.research.bakeoff as bo
+    from grpo_nb.research.study import ARMS, REGIMES, Arm, Regime, bakeoff
+    import grpo_nb.research.study as bo
     from grpo_nb.replay import PRIORITIES, Replay
     def oldest(scores, drawn): return (np.arange(len(scores))==0).astype(float)
     PRIORITIES['oldest'] = oldest

@@ -5,15 +5,16 @@ import json, os, re, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
-from grpo_nb.dev.made import (
-    WIRE, made_batch, made_rows, made_sampled, replay_alone, replay_rank, same_replay, time_swap)
 from grpo_nb.on_trl.distributed import (
     OwnBuffer, Ranks, RollCall, ShardedBuffer, Wire, agree, pieces, plan_moves, redistribute)
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
+from bench_swap import PAGE, time_swap
 from threads import in_threads
 
 HERE = Path(__file__).parent
+WIRE,made_batch,made_rows,made_sampled = PAGE.WIRE,PAGE.made_batch,PAGE.made_rows,PAGE.made_sampled
+replay_alone,replay_rank,same_replay = PAGE.replay_alone,PAGE.replay_rank,PAGE.same_replay
 
 def made(n, groups, G, seed=0, **kw):
     rng = torch.Generator().manual_seed(seed)
@@ -240,17 +241,17 @@ def test_two_real_processes_exchange_the_same_rows(tmp_path):
     script.write_text('''
 import sys, torch, torch.distributed as dist, datetime
 torch.set_num_threads(1)
-from grpo_nb.dev.made import made_batch, replay_rank
+from bench_swap import PAGE
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=60))
 rng = torch.Generator().manual_seed(5)
-batches = [made_batch(rng, 5, 4) for _ in range(6)]          # 10 rows each: group 2 straddles
-buf,out = replay_rank(batches, 4, ReplayBuffer(8))
+batches = [PAGE.made_batch(rng, 5, 4) for _ in range(6)]     # 10 rows each: group 2 straddles
+buf,out = PAGE.replay_rank(batches, 4, ReplayBuffer(8))
 torch.save((buf.state_dict(), out, buf.ranks.calls), f'{sys.argv[1]}/out{dist.get_rank()}')
 dist.destroy_process_group()
 ''')
-    env = os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=str(HERE.parent))
+    env = os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=f'{HERE.parent}:{HERE}')
     r = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node',
         '2', str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=200)
     assert r.returncode==0, r.stderr[-2000:]

@@ -335,7 +335,7 @@ def _axe(frame, rules, within=None):
 
 
 DRAWN = """() => [...document.querySelectorAll('.widget')]
-    .every(o => o.querySelector('.handles, .needs-kernel')) &&
+    .every(o => o.querySelector('.handles')) &&
     [...document.querySelectorAll('script.frame')].every(o => o.previousElementSibling.srcdoc)"""
 
 @pytest.fixture(scope='module')

@@ -79,7 +79,7 @@ def test_nothing_that_lies_in_a_folder_is_lost(done, held, tmp_path, monkeypatch
     if done not in (*runs, 'train on'):   # these are refused before any model
         monkeypatch.setattr('grpo_nb.tiny_qwen.load_model', lambda *a, **k: pytest.fail('went on'))
         monkeypatch.setattr('grpo_nb.demo.load_model', lambda *a, **k: pytest.fail('went on'))
-        monkeypatch.setattr('grpo_nb.demo.run_way', lambda *a, **k: pytest.fail('went on'))
+        monkeypatch.setattr('grpo_nb.research.study.bakeoff', lambda *a, **k: pytest.fail('went on'))
     try: DONE[done](folder)
     except (SystemExit, ValueError): assert files(folder)==before
     after,ours = files(folder),HELD[held]=='record'

@@ -33,22 +33,6 @@ def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
     out.get_by_role('button', name='-1.0').click()
     pg.wait_for_selector('svg[aria-label^="clip eps 0.10, A -1.0"]', state='visible')
 
-def test_live_text_is_computed_by_the_kernel(notebook):
-    pg = notebook('widgets')
-    box = pg.locator('.needs-kernel').first
-    box.scroll_into_view_if_needed()
-    assert 'a: 3' in box.inner_text()
-    box.locator('input[type=text]').fill('zzz')
-    pg.wait_for_function(
-        "[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('z: 3'))",
-        timeout=20_000,
-    )
-    box.locator('input[type=text]').fill('')
-    pg.wait_for_function(
-        "[...document.querySelectorAll('.needs-kernel')].some(o => o.innerText.includes('nothing to count'))",
-        timeout=20_000,
-    )
-
 FIRST_SIGHT = """() => {   // the tops of the first sentence and picture; cells of imports that lie open
   const cells = [...document.querySelectorAll('.jp-Notebook .jp-Cell')]
   const top = o => o.getBoundingClientRect().top

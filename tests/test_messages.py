@@ -175,7 +175,7 @@ demo --output_dir folder                    | thesis.tex
 demo --replay_buffer_size -1                | 0 or more
 demo --n_problems 0                         | 1 or more
 demo extra                                  | belongs to no option
-demo --compare maybe                        | neither True nor False
+demo --compare maybe                        | 'maybe' belongs to no option
 batch --num_generations 0                   | num_generations
 batch --num_generations 1                   | `num_generations` is 1, needs 2 or more
 batch --mean_length 0                       | `mean_length` is 0.0, needs a number of tokens above 0
@@ -233,10 +233,10 @@ report runs/demo-0,runs/demo-0              | runs/demo-0 is given twice
 report runs                                 | it holds some: name one or several of runs/demo-0
 inspect runs                                | runs is no run, it holds some
 bakeoff --seeds 0                           | `seeds` is 0, needs 1 or more
-demo --compare --seed 3                     | --seed 3 with --compare
-demo --compare --max_steps 8                | --max_steps 8 with --compare
-demo --compare --n_problems 9               | --n_problems 9 with --compare
-demo --compare --replay_buffer_size 0       | --replay_buffer_size 0 with --compare
+demo --compare --seed 3                     | no option '--seed'
+demo --compare --max_steps 8                | no option '--max_steps'
+demo --compare --n_problems 9               | no option '--n_problems'
+demo --compare --replay_buffer_size 0       | no option '--replay_buffer_size'
 trl --recipe gsm8k --model tiny --rows_file q.jsonl --use_wandb --bf16 False | wandb is not installed
 """
 CASES = [tuple(o.strip() for o in line.rsplit('|', 1)) for line in WRONG.strip().splitlines()]

@@ -4,8 +4,8 @@ from math import ceil, floor
 from pathlib import Path
 import pytest
 import demo_runs
-from grpo_nb.demo import WAYS, run_way
 from grpo_nb.dev.site import readme_md
+from grpo_nb.research.study import ARMS, BESIDE, COMPARED, job, machine, run_job
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT/'README.md').read_text(encoding='utf-8')
@@ -87,11 +87,11 @@ def test_the_command_gives_what_the_table_says(seed, size, tmp_path):
     if o := told.get(demo_runs.key(new)): assert [new[k] for k in NUMBERS]==[o[k] for k in NUMBERS]
 
 @pytest.mark.slow
-@pytest.mark.parametrize('way', WAYS)
-def test_a_line_of_the_figure_is_what_the_comparison_gives(way):
-    "The stored lines were made with AVX512; elsewhere only their beginning is the same."
-    old = [o for o in stored('demo_compare.csv') if (o['way'], o['seed'])==(way, '0')]
-    n = None if demo_runs.here()['instructions']=='AVX512' else 1
-    new = run_way(way, 0, max_tokens=16_000 if n is None else 2_000)
-    def line(rows): return [(int(o['tokens']), float(o['right'])) for o in rows[:n]]
-    assert line(new)==line(old)
+@pytest.mark.parametrize('way', COMPARED)
+def test_a_line_of_the_figure_is_what_the_comparison_gives(way, monkeypatch):
+    "On another machine only a line's beginning is nearly the same."
+    monkeypatch.setitem(ARMS, 'replay_beside', BESIDE)
+    old = next(o for o in stored('demo_compare.csv') if (o['arm'], o['seed'])==(way, '0'))
+    new = run_job(job(way, 'spell_backward sparse', 0))
+    if old['machine']==machine(): assert json.loads(new['curve'])==json.loads(old['curve'])
+    assert abs(new['pass1_before']-float(old['pass1_before']))<.05

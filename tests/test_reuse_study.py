@@ -11,7 +11,7 @@ from grpo_nb.replay import Replay, ReplayBuffer
 from grpo_nb.research.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
     run_rounds, run_stack, span_of, spans, to_try, tries)
 from grpo_nb.research.stacked import BatchUse, Ranked, Runs
-from grpo_nb.research.study import add_rows, one_each, over_regimes, read_rows, run_study, stamp
+from grpo_nb.research.study import one_each, over_regimes, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
@@ -114,25 +114,6 @@ def test_a_job_may_list_regimes_and_rates_and_what_is_missing_keeps_them_togethe
     assert len(run_study(run, [job|dict(regime='a', seed=[9], learning_rate=.1)], tmp_path/'t.csv', stamp(),
         disable_tqdm=True))==3   # no row: it had no time left
     with pytest.raises(ValueError): one_each(job|dict(seed=[1, 2]))
-
-def test_rows_from_elsewhere_come_in_once_and_foreign_ones_never(tmp_path):
-    def row(seed, error='', torch='2.11', registered='abc', pass1=.5):
-        return dict(regime='a', arm='x', seed=seed, learning_rate=.1, settings='{}', source='', error=error,
-            pass1=pass1, torch=torch, registered=registered, curve='[]')
-    def write(name, *rows): pd.DataFrame(rows).to_csv(tmp_path/name, index=False)
-    same = 'registered',
-    write('here.csv', row(1, pass1=.25, torch='2.13'), row(2, error='out of memory'))
-    write('there.csv', row(1), row(2), row(3), row(4, error='lost'))
-    assert add_rows(tmp_path/'there.csv', tmp_path/'here.csv', same)==3
-    d = read_rows(tmp_path/'here.csv', same).set_index('seed')
-    assert d.pass1.tolist()==[.25, .5, .5, .5] and d.error.tolist()==['','','','lost']
-    text = (tmp_path/'here.csv').read_bytes()
-    assert add_rows(tmp_path/'there.csv', tmp_path/'here.csv', same)==0
-    write('foreign.csv', row(9, registered='xyz'))
-    with pytest.raises(ValueError, match="differ in registered: .*'abc', 'xyz'.*not comparable"):
-        add_rows(tmp_path/'foreign.csv', tmp_path/'here.csv', same)
-    assert (tmp_path/'here.csv').read_bytes()==text
-    assert add_rows(tmp_path/'there.csv', tmp_path/'new.csv', same)==4
 
 LADDER = [1., 2., 4., 8., 16., 32., 64.]
 PLAN = dict(ladder=LADDER, rates=[2., 4., 8.], points=8, seeds=dict(main=[1, 2], look=[7, 8, 9]),
@@ -281,10 +262,6 @@ replay_study(**{options})"""
     assert set(look.arm)=={'mu3'} and look.wrong.between(0, 1).all()
     first,last = (json.loads(look.curve[0])[k] for k in (0, -1))
     assert first['pass1']<first['several']<=1 and last['tokens']>=16
-    other = tmp_path/'other'
-    other.mkdir()
-    assert '40 rows taken' in run(folder=str(other), take=str(tmp_path/'small.csv'))
-    assert '0 rows taken' in run(folder=str(other), take=str(tmp_path/'small.csv'))
 
 def test_other_code_counts_the_same_claims_of_spans(tmp_path):
     "On made rows of eight tasks, with noise; from the CSV, without a line of the package"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from grpo_nb.run.record import Recorder
 from grpo_nb.see import during as W
-from grpo_nb.see.during import live_view, serve, watch
+from grpo_nb.see.during import serve, watch
 from made_runs import make_run
 
 @pytest.fixture
@@ -59,24 +59,6 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
     assert errors==[] and {o.split('/')[2] for o in asked}=={f'127.0.0.1:{port}'}
     page.close()
-
-def test_the_callback_shows_once_and_then_follows(tmp_path):
-    shown = []
-    cb = live_view(tmp_path/'r', seconds=0., show=shown.append)
-    cb(None, None)
-    assert shown==[]   # nothing written yet
-    make_run(tmp_path/'r', n_steps=2)
-    cb.due = 0.; cb(None, None)
-    first = cb.view.step
-    with open(tmp_path/'r'/'groups.jsonl') as f: rows = [json.loads(o) for o in f][-8:]
-    rec = Recorder(tmp_path/'r', resume_step=10**6)
-    rec.groups(7, [o|dict(step=7) for o in rows])
-    cb.due = 0.; cb.on_log(None, None, None)
-    assert len(shown)==1 and list(cb.view.places)[-1]==7
-
-def test_trls_trainer_takes_it(tmp_path):
-    from transformers import TrainerCallback
-    assert isinstance(live_view(tmp_path), TrainerCallback)
 
 def test_watch_names_port_and_run_and_ends_with_the_verdict(tmp_path, monkeypatch, capsys):
     "On our folder, and on one of verl's that holds metrics and rollouts"

@@ -15,7 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from ..see.live import place_package, write_live
-from .pages import (code_block, fold, folded, keep_icons, keep_rules, packed_frames, page_links,
+from .pages import (code_block, folded, keep_icons, keep_rules, packed_frames, page_links,
     page_script, picture, short_sidebar, sidebar_script, widget_html)
 
 # %% ../../nbs/dev/site.ipynb #ae83749a
@@ -387,7 +387,6 @@ def gone_names(
     name:str,    # the file's name
     nb:dict,     # the notebook
     known:set,   # the words that stand in code
-    own:dict=None, # our modules' names: {module: set of its names}
 )->list:         # one line a fault
     "Names in backticks in the prose that stand nowhere in code."
     res = []
@@ -399,20 +398,8 @@ def gone_names(
             if not (m[2] or re.search(r'[_.]|[a-z][A-Z]', m[1])): continue
             parts = m[1].removeprefix('grpo_nb.').split('.')
             lost = [o for o in parts if o not in known]
-            if own and len(parts)==2 and parts[0] in own and parts[1] not in own[parts[0]]: lost = parts[1:]
             if lost: res.append(f"{where(name, i, s)}: `{span}`: no code has the name {lost[0]}")
     return res
-
-def _module_names(root):
-    def names(f):
-        for o in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
-            if isinstance(o, (ast.FunctionDef,ast.AsyncFunctionDef,ast.ClassDef)): yield o.name
-            elif isinstance(o, ast.Name): yield o.id
-            elif isinstance(o, ast.alias): yield (o.asname or o.name).split('.')[0]
-    found = {}
-    for f in root.glob('grpo_nb/**/*.py'):
-        if f.stem[0]!='_': found.setdefault(f.stem, set()).update(names(f))
-    return found
 
 # %% ../../nbs/dev/site.ipynb #f53c07de
 def _exported(nbs, root):
@@ -436,12 +423,13 @@ def _exported(nbs, root):
 
 def _text_faults(root, names=None):
     "What is wrong with what a reader sees: outputs, form, names in prose. Runs and exports nothing."
-    known,own,pages = known_names(root),_module_names(root),[(f.name, _read(f)) for f in _notebooks(names)]
-    res = []
-    for o in pages: res += output_faults(*o)+form_faults(*o)+gone_names(*o, known, own)
+    known,res = known_names(root),[]
+    for f in _notebooks(names):
+        o = f.name,_read(f)
+        res += output_faults(*o)+form_faults(*o)+gone_names(*o, known)
     for f in [] if names else [*root.glob('nbs/**/*.qmd'), *root.glob('nbs/**/*.md')]:
         cell = dict(cell_type='markdown', source=f.read_text(encoding='utf-8'))
-        res += gone_names(f.name, dict(cells=[cell]), known, own)
+        res += gone_names(f.name, dict(cells=[cell]), known)
     return res
 
 def check(
@@ -650,10 +638,9 @@ def _show_source(s, shown=True):
     return '#| eval: false\n'+s if mixed else s   # nbdev would run it, for the import in it
 
 def _stage(nbs, to, only=None):
-    "Copy `nbs` to `to` under the names of its pages, each with its links; give {page: notebook}."
+    "Copy `nbs` to `to` under the names of its pages, each with its links."
     shutil.copytree(nbs, to, ignore=shutil.ignore_patterns('.*', '_*.ipynb', '*.bak', 'results', 'runs',
         'readme-*.png'))
-    names = {}
     for f in sorted(to.rglob('*.ipynb')):
         nb,source = _read(f),str(f.relative_to(to))
         new = f.with_name(_page_name(f.name))
@@ -668,27 +655,23 @@ def _stage(nbs, to, only=None):
         if only and new.stem not in only: del nb['cells'][1:]
         nb['cells'][at:at] = [links]
         nb['cells'][1:1] = _named_types(nb)
-        names[str(new.relative_to(to).with_suffix('.html'))] = source
         f.unlink()
         new.write_text(json.dumps(nb), encoding='utf-8')
     for f in [*to.rglob('*.md'), *to.rglob('*.qmd')]:
-        source = names[str(f.relative_to(to).with_suffix('.html'))] = str(f.relative_to(to))
         head,text = re.match(r'(---\n.*?\n---\n)?(.*)', f.read_text(encoding='utf-8'), flags=re.S).groups()
-        parts = [head or '', f'```{{=html}}\n{page_links(source)}\n```', _relink(text)]
+        parts = [head or '', f'```{{=html}}\n{page_links(str(f.relative_to(to)))}\n```', _relink(text)]
         if 'title:' not in parts[0]: parts[1:] = parts[:0:-1]   # its first heading is its title
         f.write_text('\n'.join(parts), encoding='utf-8')
-    return names
 
 def _stage_cell(c, state, folder, href, shown):
     s = _src(c['source'])
-    if found := re.search(r'^#\|\s*fig-alt:\s*(.+)$', s, flags=re.M): alt = found[1].strip()
-    else: alt = ''
+    found = re.search(r'^#\|\s*fig-alt:\s*(.+)$', s, flags=re.M)
+    alt = found[1].strip() if found else ''
     if c['cell_type']=='code':
-        new = fold(s)
-        if new==s and c['metadata'].get('jupyter', {}).get('source_hidden'):
+        if c['metadata'].get('jupyter', {}).get('source_hidden'):
             what = 'Solution' if 'solution' in c['metadata'].get('tags', []) else folded(s) or 'Code'
-            new = f'#| code-fold: true\n#| code-summary: {what}\n{s}'
-        c['source'] = _show_source(new, shown)
+            s = f'#| code-fold: true\n#| code-summary: {what}\n{s}'
+        c['source'] = _show_source(s, shown)
     else: c['source'] = _relink(s)
     for o in c.get('outputs', []):
         d = o.get('data', {})
@@ -777,7 +760,7 @@ def docs(
     out:str='_docs',    # folder of the site
     only:list[str]=None, # pages to be made whole, by name; other notebooks are but a title, for a quick look
 )->Path:  # that folder
-    "Build the site from the stored notebooks, without Quarto or a kernel. Trouble names page and notebook."
+    "Build the site from the stored notebooks, without Quarto or a kernel. Trouble names the page."
     from nbdev.config import get_config
     from nbdev.doclinks import _build_modidx
     root = _root()
@@ -786,7 +769,7 @@ def docs(
     _build_modidx()   # which page holds which name: prose is linked with it
     out,local = root/out,bool(shutil.which('npm'))
     with tempfile.TemporaryDirectory() as d:
-        sources = _stage(root/'nbs', stage := Path(d)/'nbs', only)
+        _stage(root/'nbs', stage := Path(d)/'nbs', only)
         missing,extra = _sidebar(stage)
         warns = _built(stage, out)
     _finish(out, (root/'nbs'/'page.js').read_text(encoding='utf-8'), local)
@@ -795,22 +778,13 @@ def docs(
         'install npm and build again for a site that asks nobody')
     faults = [*warns, *site_faults(out, local=local), *(f'{o}: not in nbs/sidebar.yml' for o in extra),
         *(f'nbs/sidebar.yml names {o}' for o in missing)]
-    faults = [_with_notebook(o, sources, root) for o in faults]+_text_faults(root)
+    faults += _text_faults(root)
     if faults: print('\n'.join(faults))
     if faults and strict: raise Trouble(f'{len(faults)} faults in the site, listed above')
     n = sum('site_libs' not in f.parts for f in out.rglob('*.html'))
     print(f'{n} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve` for the search')
     if serve: subprocess.run([sys.executable, '-m', 'http.server', '-b', '127.0.0.1', '-d', out, str(port)])
     return out
-
-def _with_notebook(fault, names, root):
-    "The fault with the notebook and cell that hold the link, where one does."
-    page,_,what = fault.partition(': ')
-    f = names.get(page)
-    if not f or not f.endswith('.ipynb'): return fault
-    to = what.rsplit(' ', 1)[-1].split('#')[-1].split('/')[-1].removesuffix('.html')
-    cells = _cells(_read(root/'nbs'/f)) if to and what.startswith('a link') else []
-    return f'{page} ← {next((where(f, i, s) for i,c,s in cells if to in s), f)}: {what}'
 
 # %% ../../nbs/dev/site.ipynb #60f179ef
 def test(

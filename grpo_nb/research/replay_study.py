@@ -21,7 +21,7 @@ from ..parts.core import difference, holm
 from .families import FAMILIES, PACKED, SIZES, hold_problems, start_file
 from .stacked import G, BatchUse, Runs
 from .study import (
-    add_rows, again, area, one_each, over_regimes, pairs, rates, read_rows, run_study, show_again, stamp)
+    again, area, one_each, over_regimes, pairs, rates, read_rows, run_study, show_again, stamp)
 
 # %% ../../nbs/research/replay_study.ipynb #203ccd2a
 USES = {'plain':BatchUse(), 'plain_16':BatchUse(fresh=16), 'mu2':BatchUse(passes=2),
@@ -261,7 +261,6 @@ def replay_study(
     page:str='nbs/project/registration.qmd', # the registration; it names the tables
     stack:int=8,                  # runs in one pass; a GPU takes hundreds
     repeat:int=0,                 # instead: make so many of the table's rows again and compare
-    take:str='',                  # instead: take the rows of this CSV, made elsewhere, into the table
     processes:int=1,              # runs at a time
     device:str='',                # 'cpu' or 'cuda'; '': a GPU where there is one
     minutes:float=0.,             # give up what isn't whole by then; 0: go on to the end
@@ -276,9 +275,8 @@ def replay_study(
     free = ('machine','torch') if 'ladder' in plan else ('machine',)
     same = tuple(k for k in here if k not in free)
     until = time.time()+60*minutes if minutes else None
-    if problems and not take: hold_problems(problems, list(plan['definitions']['families']))
+    if problems: hold_problems(problems, list(plan['definitions']['families']))
     run = partial(run_stack, device=device or None, problems=problems or None, until=until)
-    if take: return print(add_rows(take, path, same), 'rows taken')
     if repeat: return show_again(again(path, lambda o: run(o|dict(seed=[o['seed']]))[0], here, repeat))
     options = dict(path=path, stamp=here, processes=processes, free=free, disable_tqdm=disable_tqdm)
     tries = path.with_name(f'{name}_rates.csv')

@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
+from trl import ModelConfig
 from ..parts.problems import hub_rows, load_problems
 from ..parts.core import setting, share_ci
 from .plans import Layout, run_plan
@@ -256,8 +257,8 @@ def vllm_on_cpu(
 
 # %% ../../nbs/scale/launch.ipynb #2439a1e4
 @dataclass
-class RecipeArguments:
-    "What to train and on what; every field of `GRPOWithReplayBufferConfig` is an option too."
+class RecipeArguments(ModelConfig):
+    "What to train and on what; TRL's options of a model and of `GRPOWithReplayBufferConfig` are options too."
     model:str = setting('Qwen/Qwen2.5-0.5B-Instruct',
         "A causal model on the hub, a folder, or 'tiny' for the weights in this package.")
     rows_file:str = setting(None,
@@ -271,14 +272,6 @@ class RecipeArguments:
     dataset_num_proc:int = setting(None, 'Processes that prepare the data set.')
     attn_mechanism:str = setting('auto', 'Attention: auto, vanilla (or eager), sdpa, flash_attention_2.',
         choices=['auto','vanilla','eager','sdpa','flash_attention_2'])
-    use_peft:bool = setting(False, 'Train a LoRA adapter instead of all weights.')
-    lora_r:int = setting(16, 'Rank of the adapter.')
-    lora_alpha:int = setting(32, 'Its scale: alpha/r.')
-    lora_dropout:float = setting(.05, 'Dropout in the adapter.')
-    lora_target_modules:list[str] = setting(None,
-        'Layers that get one; default: those peft knows for the model.')
-    load_in_4bit:bool = setting(False, 'Keep the weights in 4 bits (QLoRA); needs bitsandbytes and a GPU.')
-    load_in_8bit:bool = setting(False, 'Keep the weights in 8 bits; needs bitsandbytes and a GPU.')
     do_sample:bool = setting(True,
         'Sample answers; without it all are the likeliest one, and every group is dead.')
     use_wandb:bool = setting(False, 'Track the run with Weights & Biases; `--report_to` takes others.')

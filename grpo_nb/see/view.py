@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'stored_groups', 'reward_curve', 'buffer_of', 'Pages', 'pack', 'page', 'view_html',
-           'framed', 'write_page', 'view_run', 'arms', 'paired', 'compare_view', 'compare_table', 'compare_sentence',
-           'draw_compare', 'write_compare', 'write_report']
+           'framed', 'write_page', 'view_run', 'arms', 'paired', 'compare_view', 'write_report']
 
 # %% ../../nbs/see/view.ipynb #37062201
 import base64, json, math, zlib
@@ -567,45 +566,6 @@ def compare_view(
         o['gain'] = None if o['numbers']['after'] is first else paired(first, o['numbers']['after'])
     return out
 
-# %% ../../nbs/see/view.ipynb #e2fa1d67
-def _at_tokens(curves, n=21):
-    "Every run read off at the same tokens, as far as the shortest goes."
-    grid = np.linspace(0, curves.groupby(['way','seed']).tokens.max().min(), n)
-    runs = {way:{} for way in curves.way.unique()}
-    for (way,seed),o in curves.sort_values('tokens').groupby(['way','seed']):
-        runs[way][seed] = np.interp(grid, o.tokens, o.right)
-    return grid,runs
-
-def compare_table(
-    curves:pd.DataFrame,  # as for `at_tokens`
-)->pd.DataFrame:          # one row per way
-    "Per way: area under the curve, right at the end, both also as paired differences to the first, ± 95 %."
-    _,runs = _at_tokens(curves)
-    first = next(iter(runs))
-    looks = {'area under the curve':np.mean, 'at the end':lambda o: o[-1]}
-    def said(m, h, sign=''): return f'{m:{sign}.3f} ± {h:.3f}'
-    rows = {}
-    for way,by in runs.items():
-        seen = {what:{s:f(o) for s,o in by.items()} for what,f in looks.items()}
-        base = {what:{s:f(o) for s,o in runs[first].items()} for what,f in looks.items()}
-        gains = {f'{what}, against {first.split()[0]}': '' if way==first
-            else said(*paired(base[what], o)[:2], '+') for what,o in seen.items()}
-        rows[way] = {what:said(*mean_ci(list(o.values()))) for what,o in seen.items()}|gains
-    return pd.DataFrame(rows).T.rename_axis('way')
-
-def _against(curves):
-    "(way, difference of its area to the first's, half-width, what that decides), for all but the first."
-    base,*others = [(way, {s:o.mean() for s,o in by.items()}) for way,by in _at_tokens(curves)[1].items()]
-    for way,o in others:
-        d,h,_ = paired(base[1], o)
-        yield way,d,h,'ahead' if d>h else 'behind' if d<-h else 'undecided'
-
-def compare_sentence(
-    curves:pd.DataFrame,  # as for `at_tokens`
-)->str:
-    "How each way's area under the curve compares with the first's: difference, interval, what that decides."
-    return '; '.join(f'{way} {d:+.2f} ± {h:.2f} ({word})' for way,d,h,word in _against(curves))
-
 # %% ../../nbs/see/view.ipynb #a49c818d
 _FIRST = '#5C5C5C'   # the way that others are compared with
 
@@ -615,127 +575,70 @@ def _lines(names):
     colours = [_FIRST, *(COLOURS[k] for k in ('alive','policy','neg','pos'))]
     return [(k, c, '--' if c==COLOURS['neg'] else '-') for k,c in zip(names, cycle(colours))]
 
-def _draw_ways(ways, title, xlabel, ylabel, size=(8.4, 3.6), names=True):
+def _draw_ways(ways, title, unit, size):
     "One line per way, a mean over seeds with its 95 % interval."
     from grpo_nb.see.plotting import new_figure
-    fig,ax = new_figure(title, xlabel, ylabel, size=size)
-    ends = []
+    fig,ax = new_figure(title, 'step', unit, size=size)
     for name,colour,ls in _lines(ways):
         o = ways[name]
-        if not o['step']: continue
         mid,half = np.array(o['mean']),np.array(o['half'])
         ax.fill_between(o['step'], mid-half, mid+half, color=colour, alpha=.12, lw=0)
         ax.plot(o['step'], mid, color=colour, lw=2, ls=ls)
-        ends.append((mid[-1], name, colour))
-    if 'share' in ylabel: ax.set_ylim(0, 1)
-    if names: _name_ends(ax, ends, max(o['step'][-1] for o in ways.values() if o['step'])*1.015)
+    if unit=='share': ax.set_ylim(0, 1)
     return fig
 
-def _name_ends(ax, ends, x, apart=.07):
-    "Names beside the lines' ends, moved apart where they would touch."
-    y = -1
-    for end,way,colour in sorted(ends):
-        y = max(end, y+apart)
-        ax.text(x, y, way, color=colour, va='center', fontsize=10, clip_on=False)
-
-def _title(curves):
-    "The finding: which ways are decided against the first."
-    first,decided = curves.way.iloc[0],{}
-    for way,_,_,word in _against(curves): decided.setdefault(word, []).append(way)
-    rest = decided.pop('undecided', [])
-    words = dict(ahead=f'ahead of {first}', behind=f'behind {first}')
-    parts = [f"{words[k]}: {', '.join(v)}" for k,v in sorted(decided.items())]
-    if rest: parts.append('the rest is undecided' if parts else f'against {first}, nothing is decided')
-    text = '; '.join(parts)
-    return text[0].upper()+text[1:]
-
-def draw_compare(
-    curves:pd.DataFrame,    # as for `at_tokens`
-    size:tuple=(8.4, 3.6),  # inches
-    names:bool=True,        # write them at the lines' ends?
-)->'Figure':
-    "The ways as curves over sampled tokens: means over seeds, with their 95 % intervals."
-    grid,runs = _at_tokens(curves)
-    ways = {way:_over_seeds([(grid.tolist(), o.tolist()) for o in by.values()]) for way,by in runs.items()}
-    labels = 'completion tokens sampled','held-out words right, share'
-    return _draw_ways(ways, _title(curves), *labels, size, names)
-
 # %% ../../nbs/see/view.ipynb #c17a8efd
-def _compared_page(title, body):
-    return asset('page/compared.html').replace('@TITLE', escape(title)).replace('@BODY', body, 1)
-
-def _table(head, rows, name):
-    cells = lambda o, t: '<tr>'+''.join(f'<{t}>{escape(str(x))}</{t}>' for x in o)+'</tr>'
-    inside = cells(head, 'th')+''.join(cells(o, 'td') for o in rows)
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{name}"><table>{inside}</table></div>'
-
-def _legend(names):
-    line = ('<svg viewBox="0 0 20 6" aria-hidden="true"><path d="M0 3H20" stroke="{}" stroke-width="2.5"{}/>'
-        '</svg>')
-    return '<ul class="legend">'+''.join('<li>'+line.format(c.replace(_FIRST, 'currentColor'),
-        ' stroke-dasharray="5 3"'*(ls=='--'))+escape(k)+'</li>' for k,c,ls in _lines(names))+'</ul>'
-
-def _figure(draw, alt):
-    "What `draw(size)` draws, for wide screens and for narrow ones; the first way in the ink of the page."
-    from grpo_nb.see.plotting import fig_svg
-    both = {'large':(10.6, 3.3), 'small':(3.8, 2.8)}
-    def said(size): return fig_svg(draw(size), alt).replace(_FIRST.lower(), 'currentColor')
-    return '<figure>'+''.join(f'<div class="{k}">{said(size)}</div>' for k,size in both.items())+'</figure>'
-
-def _pm(d, f):
-    if not d: return '–'
-    m,h = mean_ci(list(d.values()))
-    return f(m)+('' if math.isnan(h) else f' ± {f(h if h>1e-9*abs(m) else 0.)}')
-
-def _gain(o, first):
-    if o is first: return 'first arm'
-    if not o['gain']: return 'no shared seed'
-    m,h,n = o['gain']
-    return f'{100*m:+.1f} points'+('' if math.isnan(h) else f' ± {100*h:.1f}')+f', {n} seeds'
-
 _FIGURES = dict(held=('Held-out accuracy', 'share'), reward=('Reward of the batches', 'mean reward'),
     alive=('Living groups, before replay', 'share'))
 
+def _figure(arms, k):
+    "For wide screens and for narrow ones; the first arm in the ink of the page."
+    from grpo_nb.see.plotting import fig_svg
+    title,unit = _FIGURES[k]
+    ways = {name:o[k] for name,o in arms.items()}
+    def drawn(size):
+        svg = fig_svg(_draw_ways(ways, title, unit, size), title)
+        return svg.replace(_FIRST.lower(), 'currentColor')
+    both = drawn((10.6, 3.3)),drawn((3.8, 2.8))
+    return '<figure><div class="large">{}</div><div class="small">{}</div></figure>'.format(*both)
+
+def _table(rows, name):
+    cells = lambda o, t: '<tr>'+''.join(f'<{t}>{escape(str(x))}</{t}>' for x in o)+'</tr>'
+    inside = cells(rows[0], 'th')+''.join(cells(o.values(), 'td') for o in rows)
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{name}"><table>{inside}</table></div>'
+
+def _legend(names):
+    line = ('<li><svg viewBox="0 0 20 6" aria-hidden="true">'
+        '<path d="M0 3H20" stroke-width="2.5" stroke="{}"{}/></svg>{}</li>')
+    return '<ul class="legend">'+''.join(line.format(c.replace(_FIRST, 'currentColor'),
+        ' stroke-dasharray="5 3"'*(ls=='--'), escape(k)) for k,c,ls in _lines(names))+'</ul>'
+
+def _pm(m, h, f):
+    return f(m)+('' if math.isnan(h) else f' ± {f(h if h>1e-9*abs(m) else 0.)}')
+
+def _row(name, o, first):
+    "An arm as a row of the table."
+    share,whole,seconds = '{:.1%}'.format,'{:,.0f}'.format,'{:.3g}'.format
+    def col(k, f): return _pm(*mean_ci(list(d.values())), f) if (d := o['numbers'][k]) else '–'
+    gain = 'first arm' if o is first else 'no shared seed'
+    if o['gain']:
+        m,h,n = o['gain']
+        gain = f"{100*m:+.1f} points{'' if math.isnan(h) else f' ± {100*h:.1f}'}, {n} seeds"
+    return {'arm':name, 'seeds':o['n'], 'pass@1 before':col('before', share),
+        'pass@1 after':col('after', share), 'difference to the first':gain, 'groups dead':col('dead', share),
+        'tokens':col('tokens', whole), 'seconds':col('train_s', seconds)}
+
 def _compare_html(arms, name):
     "The page about several runs."
-    share,whole,seconds = '{:.1%}'.format,'{:,.0f}'.format,'{:.3g}'.format
     first = next(iter(arms.values()))
-    def row(k, o):
-        col = lambda name, f: _pm(o['numbers'][name], f)
-        return (k, o['n'], col('before', share), col('after', share), _gain(o, first), col('dead', share),
-            col('tokens', whole), col('train_s', seconds))
-    head = ('arm','seeds','pass@1 before','pass@1 after','difference to the first','groups dead','tokens',
-        'seconds')
     shown = [k for k in _FIGURES if any(len(o[k]['step'])>1 for o in arms.values())]
-    def draw(k):
-        title,unit = _FIGURES[k]
-        ways = {name:o[k] for name,o in arms.items()}
-        return _figure(lambda size: _draw_ways(ways, title, 'step', unit, size, names=False), title)
-    each = [(k, r, v) for k,o in arms.items() for r,v in zip(o['runs'], o['verdicts'])]
-    body = (f'<p>{sum(o["n"] for o in arms.values())} runs in {len(arms)} arms. Each number is a mean over '
+    each = [dict(arm=k, folder=r, verdict=v) for k,o in arms.items() for r,v in zip(o['runs'], o['verdicts'])]
+    body = (f'<p>{len(each)} runs in {len(arms)} arms. Each number is a mean over '
         'seeds ± the half-width of its 95 % interval (Student). One seed has none, and is an example. '
-        f'Differences are paired by seed.</p>{_table(head, [row(*o) for o in arms.items()], "arms")}'
-        f'<h2>Curves, means over seeds with their intervals</h2>{_legend(arms)}{"".join(map(draw, shown))}'
-        f'<h2>Runs</h2>{_table(("arm", "folder", "verdict"), each, "runs")}')
-    return _compared_page(name, body)
-
-# %% ../../nbs/see/view.ipynb #1be838af
-def write_compare(
-    curves:pd.DataFrame,  # as for `at_tokens`
-    out:str|Path,         # folder
-    task:str='',          # a sentence about the problems
-)->Path:                  # report.html
-    "Write curves.csv and report.html."
-    table = compare_table(curves)
-    curves.to_csv(Path(out)/'curves.csv', index=False)
-    alt = 'Share of held-out problems right against sampled tokens, one line per way.'
-    body = (f'<p>Area under the curve, as differences to {escape(curves.way.iloc[0])}. '
-        f'{escape(compare_sentence(curves))}.</p>{_legend(table.index)}'
-        f'{_figure(lambda size: draw_compare(curves, size, names=False), alt)}'
-        f'{_table(("way", *table.columns), [(k, *o) for k,o in zip(table.index, table.values)], "ways")}'
-        f'<p>{curves.seed.nunique()} seeds; a line is a mean over them, its band the 95 % interval; '
-        f'differences are taken seed by seed. {escape(task)}</p>')
-    return write_page('report.html', _compared_page('The same tokens, spent in several ways', body), out)
+        f'Differences are paired by seed.</p>{_table([_row(k, o, first) for k,o in arms.items()], "arms")}'
+        f'<h2>Curves, means over seeds with their intervals</h2>{_legend(arms)}'
+        f'{"".join(_figure(arms, k) for k in shown)}<h2>Runs</h2>{_table(each, "runs")}')
+    return asset('page/compared.html').replace('@TITLE', escape(name)).replace('@BODY', body, 1)
 
 # %% ../../nbs/see/view.ipynb #16bd134c
 def write_report(
