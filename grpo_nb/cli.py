@@ -39,8 +39,8 @@ BEHIND = {   # a command with a second word
     'demo --compare':'grpo_nb.research.study:compared',
     'bench --gpu':'gpu_day:gpu_day'}   # a script beside the tests, in a clone
 PROJECT = {   # these build the project itself
-    **{o:f'grpo_nb.dev.site:{o}' for o in 'run_nbs clean readme order docs check test'.split()},
-    **{o:f'grpo_nb.dev.printed:{o}' for o in ('slides','book')}}
+    **{o:f'grpo_nb.dev.site:{o}' for o in 'run_nbs clean readme order check test'.split()},
+    **{o:f'grpo_nb.dev.pages:{o}' for o in ('docs','slides','book')}}
 
 def in_clone()->bool:
     "Whether the working folder lies in a clone of the project."
@@ -279,8 +279,15 @@ def diagnose(
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
-    from grpo_nb.see.readers import diagnose_command
-    diagnose_command(_open(folder, columns), json, strict)
+    from json import dumps
+    from grpo_nb.see import readers
+    from grpo_nb.see.verdict import reuse
+    run = _open(folder, columns)
+    found = readers.diagnose(run)
+    if json: print(dumps(found.plain, ensure_ascii=False))
+    else: print(found, '', reuse(readers.history_rows(run), run.rows, run.settings), sep='\n')
+    for o in run.notes: print(f'note: {o}', file=sys.stderr)
+    if strict and found.faults: sys.exit(1)
 
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f

@@ -482,7 +482,7 @@ def test_the_command_makes_and_grades(tmp_path, solved, capsys):
 # --- slides
 
 def test_a_slide_for_each_titled_figure_and_a_file_that_is_there_stays(tmp_path, monkeypatch):
-    from grpo_nb.dev.printed import slides
+    from grpo_nb.dev.pages import slides
     from grpo_nb.dev.site import Trouble, course
     monkeypatch.chdir(ROOT)
     n,text = slides(str(tmp_path/'s.html')),(tmp_path/'s.html').read_text()

@@ -9,7 +9,8 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_share
 from grpo_nb.scale.plans import (batch_command, batch_plan, best_group_size, beta_rates, group_pull,
     plan_lines)
-from grpo_nb.see.readers import diagnose, diagnose_command
+from grpo_nb.cli import diagnose as diagnose_command
+from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
 from grpo_nb.run.record import Recorder, Run
 from grpo_nb.see.readers import history_rows

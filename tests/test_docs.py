@@ -6,7 +6,8 @@ from pathlib import Path
 from urllib.parse import unquote
 import pytest
 from conftest import CHROME
-from grpo_nb.dev.site import site_faults, gone_names, output_faults, form_faults
+from grpo_nb.dev.pages import site_faults
+from grpo_nb.dev.site import gone_names, output_faults, form_faults
 from grpo_nb.see.live import NoPackage, npm_package
 
 ROOT = Path(__file__).parent.parent
@@ -481,7 +482,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
 def test_a_rebuild_changes_nothing(site, tmp_path):
     "All prose, and of each kind of notebook some: code, figures, frames, formulas, tables; the rest as stubs"
     whole = ['index', 'advantages', 'core', 'widgets', 'settings']
-    code = ("import grpo_nb.dev.site as s; s.site_faults = s._text_faults = lambda *a, **k: []; "   # known$
+    code = ("import grpo_nb.dev.pages as s; s.site_faults = s._text_faults = lambda *a, **k: []; "   # known$
         f"s.docs(strict=False, out={str(tmp_path)!r}, only={whole})")
     env = {**os.environ, 'PYTHONHASHSEED': '1'}   # the fixture has another
     subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True, capture_output=True, env=env)
@@ -530,7 +531,7 @@ def test_what_a_record_is_said_to_cost_is_what_was_measured():
     ).read_text(encoding='utf-8')
 
 def test_the_book_holds_every_chapter_and_its_links_lead_somewhere(site, browser, tmp_path, monkeypatch):
-    import grpo_nb.dev.printed as printed
+    import grpo_nb.dev.pages as printed
     seen = {}
     def look(page, pdf, **options):
         tab = browser.new_page()
@@ -553,7 +554,7 @@ def test_the_book_holds_every_chapter_and_its_links_lead_somewhere(site, browser
 
 def test_the_book_is_printed_with_page_numbers_and_an_outline(site, tmp_path):
     if not CHROME: pytest.skip('no Chromium here')
-    code = ("import sys, grpo_nb.dev.printed as p; rows = p.course()[:1]; p.course = lambda: rows; "
+    code = ("import sys, grpo_nb.dev.pages as p; rows = p.course()[:1]; p.course = lambda: rows; "
             "p.book(*sys.argv[1:])")
     words = [sys.executable, '-c', code, str(tmp_path/'one.pdf'), str(site)]
     r = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

@@ -1,7 +1,8 @@
 "The report: one run as the view with everything unfolded, several as arms with intervals over seeds"
 import json, re
-import numpy as np, pytest
+import numpy as np, pandas as pd, pytest
 from scipy import stats
+from grpo_nb.parts.core import difference
 from grpo_nb.run.record import Recorder, group_rows, read_run
 from grpo_nb.see.view import *
 from made_runs import make_run
@@ -58,9 +59,9 @@ def test_a_lone_surrogate_does_not_stop_it(tmp_path):
 
 def test_paired_differences_equal_scipys():
     rng = np.random.default_rng(0); a,b = rng.random(7),rng.random(7)
-    m,h,n = paired(dict(enumerate(a)), dict(enumerate(b)) | {99:5.})
-    ci = stats.ttest_rel(b, a).confidence_interval(.95)
-    assert n==7 and np.allclose([m-h, m+h], [ci.low, ci.high])
+    o = difference(pd.Series(dict(enumerate(b)) | {99:5.}), pd.Series(a))
+    ci,m,h = stats.ttest_rel(b, a).confidence_interval(.95),o['diff'],o['diff_ci']
+    assert o['n']==7 and np.allclose([m-h, m+h], [ci.low, ci.high])
 
 @pytest.fixture(scope='module')
 def many(tmp_path_factory):
@@ -78,8 +79,8 @@ def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
     c = compare_view(arms([read_run(f) for f in many])); o = c['plain GRPO']
     want = [json.loads((f / 'summary.json').read_text())['after']['pass@1'] for f in many
             if f.name.startswith('keep')]
-    assert (np.allclose(list(o['numbers']['after'].values()), want) and o['gain'][2] == 3
-            and c['replay']['gain'] is None)
+    assert (np.allclose(list(o['numbers']['after'].values()), want) and o['gain']['n'] == 3
+            and c['replay']['gain']['diff'] == 0)
     r = np.array([reward_curve(read_run(f))['value'] for f in many if f.name.startswith('keep')])
     assert np.allclose(o['reward']['mean'], r.mean(0)) and np.allclose(o['reward']['half'],
         stats.t.ppf(0.975, 2) * r.std(0, ddof=1) / 3**0.5)

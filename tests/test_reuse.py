@@ -8,7 +8,8 @@ import pytest
 from grpo_nb.see.findings import Look
 from grpo_nb.see.readers import open_run
 from grpo_nb.see.verdict import best_reuse, gain_at, reuse, sampling_share, verdict
-from grpo_nb.see.readers import diagnose_command, history_rows
+from grpo_nb.cli import diagnose as diagnose_command
+from grpo_nb.see.readers import history_rows
 from stored_runs import HEALTHY, stored
 from reuse_table import AT, table
 

@@ -1,6 +1,5 @@
 "The benchmark's arithmetic by hand, its counts against torch's own, fast parts against readable ones"
 from pathlib import Path
-from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
@@ -115,11 +114,6 @@ def test_peak_memory_is_the_most_at_one_time():
     assert peak_bytes(lambda: torch.ones(n)+torch.ones(n))==pytest.approx(3*4*n, rel=.01)
     assert peak_bytes(lambda: None)==0
 
-def test_blocks_take_less_memory_than_all_logits_at_once():
-    n,V = 1024,20_000
-    tops = {k:peak_bytes(f) for k,f in logp_arms(n, 8, V).items()}
-    assert tops['all at once']>2*4*n*V>tops['blocks']>0 and tops['all at once']/1.5>tops['blocks']
-
 # --- the work
 
 def test_the_model_has_about_the_weights_of_its_name():
@@ -164,12 +158,6 @@ def test_fast_generation_draws_what_the_readable_loop_draws_on_the_benchmarks_ow
     assert_tensor(a.old_logps, b.old_logps, eps=2e-5)
     assert_tensor(token_logps(m, a).detach(), a.old_logps, eps=2e-5)
     assert not a.completion_mask.all()
-
-def test_blocks_and_tiles_give_the_values_and_gradients_of_all_logits_at_once():
-    whole,blocks,tiles = (f() for f in logp_arms(70, 16, 3000).values())
-    assert len(whole)==len(blocks)==len(tiles)==3 and all(o.abs().sum()>0 for o in whole)
-    for o in (blocks, tiles):
-        for x,y in zip(whole, o): assert_tensor(x, y, eps=2e-4)
 
 # --- TRL in turn with ours
 
@@ -220,11 +208,6 @@ def test_both_trainers_get_the_same_weights_prompts_and_reward(tmp_path):
                         s.args.max_grad_norm, s.args.weight_decay, s.args.adam_beta2)
 
 # --- what fails
-
-def test_too_little_memory_is_a_row_not_a_crash(monkeypatch):
-    monkeypatch.setattr(S.psutil, 'virtual_memory', lambda: SimpleNamespace(available=10**6))
-    rows = list(S.PARTS['logps'](Bench(quick=True)))
-    assert [r['status'] for r in rows]==['not run'] and 'memory free' in rows[0]['note']
 
 def test_a_part_that_fails_for_want_of_disk_leaves_its_reason(monkeypatch):
     def full(o): raise OSError(28, 'No space left on device'); yield
@@ -304,8 +287,8 @@ def test_a_csv_of_someone_else_is_not_touched(tmp_path, quickly):
 
 @pytest.mark.slow
 def test_a_quick_run_of_the_cheap_parts_measures(tmp_path, capsys):
-    mine = bench(only='buffer,logps', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
-    assert set(mine['part'])=={'buffer','logps'} and mine['value'].notna().all()
+    mine = bench(only='buffer', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
+    assert set(mine['part'])=={'buffer'} and mine['value'].notna().all()
     assert (mine['status']!='failed').all()
     assert set(mine[mine['part']=='buffer']['x'])=={64, 1000}
     assert 'seconds are processor time' in capsys.readouterr().out

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHAPES', 'QWEN', 'COLUMNS', 'PARTS', 'GROWTH', 'in_turn', 'spread', 'speedup', 'flop_counter', 'matrix_rate',
            'peak_bytes', 'bench_model', 'some_answers', 'Work', 'Paced', 'trl_trainer', 'stamp', 'row', 'compared',
-           'read_bench', 'write_rows', 'Bench', 'generators', 'logp_arms', 'bench']
+           'read_bench', 'write_rows', 'Bench', 'generators', 'bench']
 
 # %% ../../nbs/dev/speed.ipynb #4e0579a0
 import gc, math, os, tempfile, threading, time, warnings
@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 from datasets import Dataset
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
-from ..parts.core import atomic_write, versions
-from ..parts.model import chunked_logps
+from ..parts.core import atomic_write, register, versions
 from ..parts.problems import chain_sum
 from ..generation import generate, generate_loop
-from ..kl import gather_logps
 from ..research.study import machine
 from ..replay import Keep, ReplayBuffer
 from ..scale.plans import PeakBytes, model_config
@@ -371,11 +368,6 @@ class Bench:
 
 PARTS = {}   # name: function of a `Bench` that yields rows
 
-def _part(f):
-    "Put a function into `PARTS` under its name."
-    PARTS[f.__name__.strip('_')] = f
-    return f
-
 def generators(
     work:Work,    # what is sampled
     rows:int,     # completions
@@ -395,7 +387,7 @@ def generators(
     return dict(transformers=theirs, loop=lambda: ours(generate_loop, 1, min(4, work.G)),
         ours=lambda: ours(generate, len(ids), work.G))
 
-@_part
+@register(PARTS, 'generation')
 def _generation(o):
     "Useful tokens per second: ours, transformers' `generate`, and one completion at a time."
     for rows in o.some((64, 128, 256, 512), (32,)):
@@ -418,7 +410,7 @@ def _one_step(s):
     "One batch of our trainer; its completion tokens."
     return int(step(s)['fresh'].completion_mask.sum())
 
-@_part
+@register(PARTS, 'step')
 def _step(o):
     "Our from-scratch step against `GRPOTrainer`'s on the same work; seconds per step and per token."
     cases = {'beta 0':{}, 'beta 0.04':dict(beta=.04), 'beta 0, all 48 tokens':dict(ends=False)}
@@ -436,51 +428,8 @@ def _step(o):
         for r in compared('step', case, seen, 'trl'): yield r|_share(counts[r['arm']], r['cpu_s'])
     yield row('step', 'machine', 'matrix products', value=matrix_rate(), unit='operations/s')
 
-# %% ../../nbs/dev/speed.ipynb #74036e9c
-def logp_arms(
-    n:int,        # tokens
-    width:int,    # of the hidden states
-    V:int,        # vocabulary
-)->dict:
-    """From hidden states to log-probs and back to gradients; each returns (log-probs, gradients).
-
-    All logits at once, in our blocks, or in the tiles of TRL's trainer.
-    """
-    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-    g = torch.Generator().manual_seed(0)
-    h,W = ((torch.randn(*o, generator=g)*.1).requires_grad_() for o in ((n, width), (V, width)))
-    ids = torch.randint(V, (n,), generator=g)
-    def tiles():
-        return ChunkedLogProbFunction.apply(h, W, None, ids, 1., 32_768, None, 1., ('log_probs',))[0]
-    def both(f):
-        def g():
-            lp = f()
-            return lp.detach(),*torch.autograd.grad(lp.sum(), (h, W))
-        return g
-    ways = {'all at once':lambda: gather_logps(h@W.T, ids), 'blocks':lambda: chunked_logps(h, W, ids),
-        "TRL's tiles":tiles}
-    return {k:both(f) for k,f in ways.items()}
-
-@_part
-def _logps(o):
-    "Memory and time of log-probs with gradient, B=8, T=256, V=151,936: all at once, our blocks, TRL's tiles."
-    V,width = o.some(151_936, 20_000),o.some(896, 96)
-    o.say(f'width {width}')
-    free = psutil.virtual_memory().available
-    if free<6*4*2048*V:
-        yield row('logps', f'memory, width {width}', 'blocks', status='not run',
-                  note=f'{free/1e9:.0f} GB of memory free, the plain way needs about {6*4*2048*V/1e9:.0f}')
-        return
-    arms = logp_arms(2048, width, V)
-    tops = {k:peak_bytes(f) for k,f in arms.items()}
-    for k,v in tops.items():
-        beside = {} if k=='all at once' else dict(against='all at once', ratio=tops['all at once']/v)
-        yield row('logps', f'memory, width {width}', k, x=width, value=v, unit='bytes', bytes=v, **beside)
-    seen = in_turn({k:lambda f=f: f() and None for k,f in arms.items()}, o.some(2, 1))
-    yield from compared('logps', f'time, width {width}', seen, 'all at once', x=width)
-
 # %% ../../nbs/dev/speed.ipynb #76b745c2
-@_part
+@register(PARTS, 'buffer')
 def _buffer(o):
     "Seconds to add 16 groups and to draw 8, in a full buffer of 64 to a million groups."
     for n in o.some((64, 1000, 16_000, 250_000, 1_000_000), (64, 1000)):
@@ -507,7 +456,7 @@ GROWTH = {   # case: (sizes, the work at a size)
     'weights, 128 completions':(tuple(SHAPES)[:5], lambda x: Work(size=x, ends=False)),
 }
 
-@_part
+@register(PARTS, 'growth')
 def _growth(o):
     "Time, memory and share of the machine's rate of our step against group size, length and weights."
     for case,(sizes,work) in GROWTH.items():

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALIASES', 'NAMES', 'our_name', 'find_columns', 'table_rows', 'groups_of', 'finite', 'reward_scale', 'filter_note',
-           'as_history', 'history_rows', 'open_run', 'judged', 'diagnose', 'diagnose_command', 'write_rollouts']
+           'as_history', 'history_rows', 'open_run', 'judged', 'diagnose', 'write_rollouts']
 
 # %% ../../nbs/see/readers.ipynb #25ca52f9
 import io, json, math, re, sqlite3, sys
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from .findings import Findings, doctor_table, find, no_number
-from .verdict import reuse, verdict
+from .verdict import verdict
 from ..run.record import GROUP_FIELDS, Run, as_text, one_a_step, read_run
 
 # %% ../../nbs/see/readers.ipynb #7077affd
@@ -574,19 +574,6 @@ def diagnose(
     if not len(run.history):
         raise ValueError(f'{run.name} has no history yet: train at least one step with logging on')
     return judged(run)[1]
-
-def diagnose_command(
-    folder:str,  # a run's folder, TRL's output, a trainer_state.json, another tool's log, or - for stdin
-    as_json:bool=False, # print a list of findings, each with the rows it rests on
-    strict:bool=False,  # is a fault an error?
-)->None:
-    "Say what the record of a run shows to be wrong, and what to do; with `strict`, exit with 1 for a fault."
-    run = open_run(folder)
-    found = diagnose(run)
-    if as_json: print(json.dumps(found.plain, ensure_ascii=False))
-    else: print(found, '', reuse(history_rows(run), run.rows, run.settings), sep='\n')
-    for o in run.notes: print(f'note: {o}', file=sys.stderr)
-    if strict and found.faults: sys.exit(1)
 
 # %% ../../nbs/see/readers.ipynb #3ed24a41
 def write_rollouts(

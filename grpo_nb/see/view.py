@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'cell_of', 'stored_groups', 'reward_curve', 'buffer_of', 'Pages', 'pack', 'page', 'view_html',
-           'framed', 'write_page', 'view_run', 'arms', 'paired', 'compare_view', 'write_report']
+           'framed', 'write_page', 'view_run', 'arms', 'compare_view', 'write_report']
 
 # %% ../../nbs/see/view.ipynb #37062201
 import base64, json, math, zlib
@@ -14,7 +14,7 @@ from itertools import cycle
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from ..parts.core import atomic_write, mean_ci
+from ..parts.core import atomic_write, difference, mean_ci
 from ..run.record import TOKEN_FIELDS, Run
 from .findings import asset, curves_read, doctor_table, one_text
 from .readers import finite, history_rows, judged, open_run, reward_scale
@@ -523,14 +523,6 @@ def arms(
         out.setdefault(name or r.setting('method') or 'runs', []).append(r)
     return out
 
-def paired(
-    a:dict,   # {seed: number}
-    b:dict,   # {seed: number}
-)->tuple:     # (mean of b-a, half-width of its 95 % interval, seeds in both), or None when they share none
-    "Difference between two arms, over the seeds they share."
-    both = sorted(set(a)&set(b), key=str)
-    return (*mean_ci([b[k]-a[k] for k in both]), len(both)) if both else None
-
 # %% ../../nbs/see/view.ipynb #b6ccc2ad
 def _over_seeds(curves):
     "Mean over seeds, with the half-width of its 95 % interval."
@@ -563,7 +555,7 @@ def compare_view(
     out = {k:_arm(o) for k,o in groups.items()}
     first = next(iter(out.values()))['numbers']['after']
     for o in out.values():
-        o['gain'] = None if o['numbers']['after'] is first else paired(first, o['numbers']['after'])
+        o['gain'] = difference(*(pd.Series(x, dtype=float) for x in (o['numbers']['after'], first)))
     return out
 
 # %% ../../nbs/see/view.ipynb #a49c818d
@@ -620,10 +612,9 @@ def _row(name, o, first):
     "An arm as a row of the table."
     share,whole,seconds = '{:.1%}'.format,'{:,.0f}'.format,'{:.3g}'.format
     def col(k, f): return _pm(*mean_ci(list(d.values())), f) if (d := o['numbers'][k]) else '–'
-    gain = 'first arm' if o is first else 'no shared seed'
-    if o['gain']:
-        m,h,n = o['gain']
-        gain = f"{100*m:+.1f} points{'' if math.isnan(h) else f' ± {100*h:.1f}'}, {n} seeds"
+    m,h,n = (o['gain'][k] for k in ('diff','diff_ci','n'))
+    gain = f"{100*m:+.1f} points{'' if math.isnan(h) else f' ± {100*h:.1f}'}, {n} seeds"
+    if not n or o is first: gain = 'no shared seed' if not n else 'first arm'
     return {'arm':name, 'seeds':o['n'], 'pass@1 before':col('before', share),
         'pass@1 after':col('after', share), 'difference to the first':gain, 'groups dead':col('dead', share),
         'tokens':col('tokens', whole), 'seconds':col('train_s', seconds)}
