@@ -2,6 +2,9 @@
 import pytest, torch
 import grpo_nb.research.stacked as sr
 from grpo_nb.research.families import END, FIRST, LETTERS, PAD, SHAPE, to_tensors
+from notebook_code import defined_in
+
+new_weights = defined_in('research/stacked', 'grpo_nb.research.stacked').new_weights
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -14,7 +17,7 @@ def one_thread():
 def untaught(monkeypatch):
     "Starts that take no lesson, one for each family, and answers some of which are right"
     d = to_tensors([(f'{a}+{b}', '', str(a+b)) for a in range(10) for b in range(10)], 'adding')
-    def start(family, size): return dict(theta=4*sr.new_weights(SHAPE, len(family)), train=d, test=d)
+    def start(family, size): return dict(theta=4*new_weights(SHAPE, len(family)), train=d, test=d)
     monkeypatch.setattr(sr, 'start', start)
     kind = sr.Runs.__init__
     monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=60, n_test=8, **k))
