@@ -149,10 +149,9 @@ def group_pull(
 def best_group_size(
     completions:int,      # N, completions to spend on a generation
     pass_rates:tuple=(.5,), # chances of a right answer, one per prompt
-    sizes:list=None,      # group sizes to compare; None: 2 and more that divide N
 )->tuple:                 # (best G, {G: expected pull of the batch, in groups})
     "The group size with the largest expected pull. ValueError when no size of 2 or more divides the number."
-    sizes = sizes or [g for g in range(2, min(completions, 128)+1) if completions%g==0]
+    sizes = [g for g in range(2, min(completions, 128)+1) if completions%g==0]
     if not sizes:
         raise ValueError(f'{completions} completions make no groups of 2 or more: give a number that can be '
             'divided')
