@@ -133,7 +133,8 @@ def explore(
         if isinstance(fig, Figure):
             drawn[combo] = drawn[combo].replace('aria-label="', f'aria-label="{escape(says)}. ', 1)
         if vals==now: still = fig_png(fig) if isinstance(fig, Figure) else fig
-    res = Explorer([W.Box([*handles.values()], layout=_NARROW), _pile(list(handles.values()), drawn)])
+    body = _pile(list(handles.values()), drawn)   # made first: widgets are named in the order they are made
+    res = Explorer([W.Box([*handles.values()], layout=_NARROW), body])
     res.still = still
     return res
 
