@@ -82,7 +82,7 @@ def aggregate(
 def _loss(loss_type):
     "The function of that name; a function is its own. ValueError for a name that nobody gave."
     if callable(loss_type): return loss_type
-    if (found := lookup(LOSSES, loss_type)) is not None: return found
+    if (found := LOSSES.get(loss_type) or lookup(LOSSES, loss_type)) is not None: return found
     raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(sorted(LOSSES))}, '
                      'or register your own in `LOSSES`')
 

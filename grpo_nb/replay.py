@@ -316,8 +316,6 @@ class Method:
 Keep = Method
 
 # %% ../nbs/11_replay.ipynb #ced6c85e
-def _scores(batch): return group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
-
 def _unique_prompts(batch, in_loss):
     "Different prompts among the groups that count, by key, or by tokens where there are no keys."
     keys = batch.key[in_loss].tolist()
@@ -340,7 +338,8 @@ def treated(self:Method,
     alive = (~dead if alive is None else alive).tolist()
     alive += [True]*(len(in_loss)-len(alive))
     counted = sum(a and c for a,c in zip(alive, in_loss.tolist()))
-    if scores is None: scores = _scores(batch)
+    if scores is None:
+        scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     base = dict(dead=int(dead.sum()), replaced=replaced, stored=extra, unfilled=len(alive)-sum(alive),
         live_before=1-int(dead.sum())/n, live_after=counted/len(alive),
         unique_prompts=_unique_prompts(batch, in_loss))
@@ -443,7 +442,7 @@ def treat(self:Replay,
     policy:Callable=None,       # not used
 )->Treated:
     "Replace as many dead groups as the buffer can give, and add `extra`; `replayed` marks both in the batch."
-    dead,keys,scores = self.find_dead(batch, dead),keys_of(batch),_scores(batch)
+    dead,keys = self.find_dead(batch, dead),keys_of(batch)
     where = dead.nonzero()[:,0]
     more,drawn = self.take([keys[b] for b in where.tolist()], step)
     at = where[:len(drawn)]
@@ -455,6 +454,7 @@ def treat(self:Replay,
     if more:
         new = add_entries(new, more)
         in_loss = torch.cat([in_loss, in_loss.new_ones(len(more))])
+    scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     live = (~dead).nonzero()[:,0].tolist() if self.buffer.max_size else []
     packs = pack_groups(batch, live) if live else []
     ids = self.buffer.add([scores[b] for b in live], packs, step, [keys[b] for b in live])

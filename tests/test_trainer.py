@@ -2,11 +2,13 @@
 import json, math, os, signal
 from itertools import combinations
 from pathlib import Path
+from unittest.mock import patch
 import pytest, torch
 from grpo_nb import trainer as tr
 from grpo_nb.parts.core import masked_mean, register
 from grpo_nb.kl import token_logps_and_entropy
-from grpo_nb.loss import policy_loss
+from grpo_nb.advantages import ADVANTAGES
+from grpo_nb.loss import LOSSES, policy_loss
 from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_for, checkpoint_problem,
                                      save_checkpoint)
 from grpo_nb.run.record import read_run
@@ -797,7 +799,12 @@ def plain(logps, old_logps, A, mask): return A*logps
 def raw(rewards): return rewards-rewards.nanmean(1, keepdim=True)
 '''
 
-def test_a_file_of_ones_own_reaches_every_socket(tmp_path):
+@pytest.fixture
+def tables():
+    "Names that a test gives are gone after it."
+    with patch.dict(LOSSES), patch.dict(METHODS), patch.dict(PRIORITIES), patch.dict(ADVANTAGES): yield
+
+def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
     f = tmp_path/'mine.py'
     f.write_text(MINE)
     def run(method=None, advantages='grpo', **kw):
