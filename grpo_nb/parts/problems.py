@@ -456,7 +456,7 @@ TRL_REWARDS = dict(   # name: the options it is made with unless others are give
     get_cosine_scaled_reward={}, get_repetition_penalty_reward={},
     get_soft_overlong_punishment=dict(max_completion_len=1280, soft_punish_cache=256))   # as in `trl grpo`
 
-def _options(call, spec):
+def _options(call):
     "The keyword arguments in the brackets of `name(a=1)`."
     odd = call.args or any(o.arg is None for o in call.keywords)
     try: return None if odd else {o.arg:ast.literal_eval(o.value) for o in call.keywords}
@@ -474,7 +474,7 @@ def _trl_reward(spec):
     if made is None:
         if given: raise ValueError(f'`{name}` takes no options: write --reward {name}')
         return func
-    if (options := _options(tree, spec) if given else made) is None:
+    if (options := _options(tree) if given else made) is None:
         raise ValueError(f'`{spec}`: options are plain values by name, such as {name}(max_len=256)')
     try: return func(**options)
     except (TypeError, ValueError) as e:
