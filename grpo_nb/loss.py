@@ -163,7 +163,8 @@ def loss_metrics(
     s = LossSettings.read(settings, **options)
     A,logps,old_logps,ref_logps,_ = clean_inputs(logps, old_logps, advantages, mask, ref_logps)
     x = logps-old_logps
-    ess = {k:f(x, mask).nan_to_num(1.).item() for k,f in (('ess_tokens',token_ess), ('ess_answers',answer_ess))}
+    kinds = dict(ess_tokens=token_ess, ess_answers=answer_ess)
+    ess = {k:f(x, mask).nan_to_num(1.).item() for k,f in kinds.items()}
     ratio = importance_ratio(logps, old_logps, mask, s.importance_sampling_level)
     m = mask if ratio.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
     if A.shape[-1]>m.shape[-1]: m = mask

@@ -117,7 +117,8 @@ def new_state(
     gen = torch.Generator(model.device).manual_seed(args.seed)
     loss = loss or args.loss_type
     return State(model, tokenizer, dataset, list(reward_funcs), args, method, opt, sched, gen, ref,
-        data=known_data(dataset), run=new_run_id(), loss=loss, advantages=judge, how=loss_settings(args, loss),
+        data=known_data(dataset), run=new_run_id(), loss=loss, advantages=judge,
+        how=loss_settings(args, loss),
         draws=Sampling.of(args))
 
 # %% ../nbs/12_trainer.ipynb #ff7c7835

@@ -29,7 +29,22 @@ def test_nbdev_test_makes_every_figure_and_writes_one_out(monkeypatch):
     first,*others = all_of_them()
     assert made==[1, 2, 3]*2 and all('<svg' in o and f'k {i}. ' in o for i,o in enumerate(whole, 1))
     assert '<svg' in first and others==['', '']
-    assert new_figure('k')[0]._repr_png_() is None
+
+def test_a_figure_is_drawn_once_however_often_it_is_shown_and_again_when_it_has_changed(monkeypatch):
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.pylabtools import select_figure_formats
+    from grpo_nb.see import plotting
+    drawn,write = [],plotting.fig_png
+    monkeypatch.setattr(plotting, 'fig_png', lambda fig: drawn.append(fig) or write(fig))
+    monkeypatch.setattr(InteractiveShell, '_instance', shell := InteractiveShell())
+    select_figure_formats(shell, {'retina'})   # nbdev_test's shell does, and would draw figures its own way
+    fig,ax = plotting.new_figure('one', 'x')
+    (one,about),(again,_) = (shell.display_formatter.format(fig) for _ in range(2))
+    assert len(drawn)==1 and one['image/png']==again['image/png']==write(fig)
+    w,h = fig.get_size_inches()
+    assert about['image/png']==dict(width=100*w, height=100*h) and one['text/plain'].startswith('<Canvas')
+    ax.plot([0, 1], [0, 1])
+    assert shell.display_formatter.format(fig)[0]['image/png']!=one['image/png'] and len(drawn)==2
 
 def test_nbdev_test_draws_each_setting_of_each_control_once(monkeypatch):
     seen = []

@@ -10,7 +10,8 @@ __all__ = ['RULES', 'Plain', 'TESTED', 'masked_mean', 'test_tensor', 'whole', 'c
            'random_effect']
 
 # %% ../../nbs/parts/core.ipynb #fb6c632f
-import asyncio, functools, hashlib, importlib, importlib.util, inspect, json, math, os, sys, tempfile, warnings
+import asyncio, functools, hashlib, importlib, importlib.util, inspect
+import json, math, os, sys, tempfile, warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
