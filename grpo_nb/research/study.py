@@ -332,7 +332,7 @@ def show_again(
 def draw_curves(
     df:pd.DataFrame,  # rows of a study
     regime:str,       # one of its regimes
-    lines:dict,       # which of its arms: (colour, line style)
+    lines:dict,       # which of its arms: (colour, line style), and in words where the name isn't enough
     title:str=None,   # the finding
 )->object:            # a figure
     "Held-out pass@1 against sampled tokens, mean over seeds with its 95 % band."
@@ -345,8 +345,8 @@ def draw_curves(
         points = [([p['tokens'] for p in c], [p['pass1'] for p in c]) for c in curves]
         y = [mean_ci([np.interp(o, *p) for p in points]) for o in x]
         m,h = map(np.array, zip(*y))
-        colour,line = lines[a]
-        ax.plot(x/1000, m, line, color=colour, label=f'{a} ({len(curves)} seeds)')
+        colour,line,*words = lines[a]
+        ax.plot(x/1000, m, line, color=colour, label=f'{(*words, a)[0]} ({len(curves)} seeds)')
         ax.fill_between(x/1000, m-h, m+h, color=colour, alpha=.08, lw=0)
     ax.set_ylim(0, 1.02)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5))
@@ -715,8 +715,9 @@ def bakeoff(
     if method: jobs += _own(method, regs, _names(learning_rates, []), seeds, small, opts, run)
     print(_told(run(jobs), jobs))
 
-COMPARED = {'none':('#262626','-'), 'mu2':('#262626',':'), 'replay':('#0072B2','-'),
-    'replay_uncorrected':('#A33F00','-'), 'replay_beside':('#009E73','-')}
+COMPARED = dict(none=('#262626','-','plain GRPO'), mu2=('#262626',':','a second pass'),
+    replay=('#0072B2','-','replay'), replay_uncorrected=('#A33F00','-','replay, uncorrected'),
+    replay_beside=('#009E73','-','replay beside fresh'))
 
 BESIDE = Arm('replay', dict(stored_per_fresh=2), dict(generation_batch_size=96, replay_stored_per_fresh=2,
     correction='weight=truncated,weight_cap=2,clip=none'), '8 groups sampled, and 16 from the buffer')
