@@ -1,7 +1,7 @@
 """What several tests need: the built site, a Chromium that is on the machine,
 a JupyterLab on a copy of the project."""
 
-import functools, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time
+import functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time
 import urllib.request
 from pathlib import Path
 import pytest
@@ -33,6 +33,11 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption('--slow'): return
     for o in items:
         if o.get_closest_marker('slow'): o.add_marker(pytest.mark.skip(reason='slow: run it with --slow'))
+
+def pytest_collection_finish():
+    "Every end of a training collects garbage: what the imports made is none, and need not be walked again."
+    gc.collect()
+    gc.freeze()
 
 @pytest.fixture(scope='session')
 def browser():
