@@ -30,14 +30,14 @@ COMMANDS = dict(  # name: (function, what it does)
     batch=('grpo_nb.scale.plans:batch_command', "what do TRL's batch numbers come to?"),
     **{'class': ('grpo_nb.teach.classroom:class_command', 'four problem sets: make a folder, grade one')},
     study=('grpo_nb.cli:study', 'bakeoff: methods at equal tokens; replay: a registered study goes on'),
-    bench=('grpo_nb.dev.speed:bench', "how fast is each part? --gpu: a GPU's day"),
+    bench=('bench_speed:bench', "how fast is each part? --gpu: a GPU's day"),
 )
 BEHIND = {   # a command with a second word
     'study bakeoff':'grpo_nb.research.study:bakeoff', 'bakeoff':'grpo_nb.research.study:bakeoff',
     'study replay':'grpo_nb.research.replay_study:replay_study',
     'replay_study':'grpo_nb.research.replay_study:replay_study',
     'demo --compare':'grpo_nb.research.study:compared',
-    'bench --gpu':'gpu_day:gpu_day'}   # a script beside the tests, in a clone
+    'bench --gpu':'gpu_day:gpu_day'}   # as `bench`, a script beside the tests, in a clone
 PROJECT = {   # these build the project itself
     **{o:f'grpo_nb.dev.site:{o}' for o in 'run_nbs clean readme order check test'.split()},
     **{o:f'grpo_nb.dev.pages:{o}' for o in ('docs','slides','book')}}
@@ -180,10 +180,11 @@ def _run(command, words):
         _stop(f"no command {command!r}{meant or ': there are '+', '.join(COMMANDS)}")
     mod,name = there[command].split(':')
     dev = find_spec('grpo_nb.dev')
-    if mod.startswith(('grpo_nb.dev','gpu_day')) and dev is None:
+    script = not mod.startswith('grpo_nb.')   # beside the tests
+    if dev is None and (script or mod.startswith('grpo_nb.dev')):
         _stop(f'{command}: comes with a clone of the project, not with the package: '
             'git clone https://github.com/grpo-nb/grpo_nb')
-    if mod=='gpu_day': sys.path.append(str(Path(dev.submodule_search_locations[0]).parents[1]/'tests'))
+    if script: sys.path.append(str(Path(dev.submodule_search_locations[0]).parents[1]/'tests'))
     if command in ('demo','train','trl') and not {'--help','-h'} & {*words}:
         from grpo_nb.parts.core import untested
         for o in untested(): print(f'note: {o}', file=sys.stderr)

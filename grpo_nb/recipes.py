@@ -16,7 +16,7 @@ from trl import get_peft_config, get_quantization_config
 from .parts import problems
 from .scale.plans import format_plan
 from .scale.launch import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRArguments,
-    held_out_table, launch_problems, own_rows, parse_options, prepare_rows, recipe_plan)
+    held_out_table, own_rows, parse_options, prepare_rows, recipe_faults, recipe_plan)
 from .see.during import new_folder
 from .parts.problems import RewardModel, load_reward
 from .tasks import accuracy_reward, completion_text, overlap_reward
@@ -141,12 +141,12 @@ def run_recipe(
     if not r.do_sample:
         raise ValueError('`do_sample` is False: all answers to a prompt would be the same and every group '
             'dead; leave it out, or lower `temperature`')
-    plan = recipe_plan(r, a, reward_funcs)
+    plan,bad = recipe_plan(r, a),recipe_faults(r, a, reward_funcs)
     if r.dry_run:
+        plan['problems'] += bad
         print(format_plan(plan))
         return plan
-    sure = ('vllm','reward_weights','is not installed')   # the others are guesses about memory
-    bad = [o for o in plan['problems'] if any(k in o.lower() for k in sure)]+launch_problems(r)
+    bad += [o for o in plan['problems'] if 'vLLM' in o]   # the others are guesses about memory
     if bad: raise ValueError('; '.join(bad))
     if r.resume=='no': new_folder(a.output_dir, 'go on with resume=yes')
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer

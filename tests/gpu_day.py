@@ -17,6 +17,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from datasets import Dataset
 from tqdm.auto import tqdm
 from trl import GRPOTrainer
+from bench_speed import (
+    Bench, Paced, Work, compared, generators, in_turn, peak_bytes, read_bench, row, some_answers, spread,
+    stamp, trl_trainer, write_rows)
 from grpo_nb.cli import function_parser
 from grpo_nb.evaluation import evaluate
 from grpo_nb.see.verdict import verdict
@@ -26,9 +29,6 @@ from grpo_nb.scale.plans import Layout, memory_plan
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.research.replay_study import run_stack
 from grpo_nb.see.during import one_thread
-from grpo_nb.dev.speed import (
-    Bench, Paced, Work, compared, generators, in_turn, peak_bytes, read_bench, row, some_answers, spread,
-    stamp, trl_trainer, write_rows)
 from grpo_nb.parts.core import difference, mean_ci
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 import torch
 import gpu_day as D
+from bench_speed import Bench, row
 from gpu_day import COLUMNS, Made, Shaped, gpu_day, read_day
 from grpo_nb.cli import main
-from grpo_nb.dev.speed import Bench, row
 from one_rank import rank
 
 def day(monkeypatch, **measurements):

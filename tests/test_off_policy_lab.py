@@ -4,7 +4,7 @@ import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.loss import policy_loss
 from grpo_nb.research.off_policy import (
-    G, LabPolicy, Lens, exact_gradient, group_moments, jacobian, right, token_weights, train_lab)
+    G, LabPolicy, Lens, group_moments, jacobian, right, token_weights, train_lab)
 from notebook_code import defined_in
 
 CHAPTER = defined_in('13_off_policy_lab')
@@ -23,7 +23,8 @@ def past(): return train_lab(1, .01, 12)
 
 @pytest.mark.parametrize('q', range(4))
 def test_the_exact_gradient_is_autograds_on_the_enumerated_objective(past, q):
-    p,g = exact_gradient(past[-1], q)
+    lens = Lens(past[-1], q)
+    p,g = lens.p,lens.g
     J = (past[-1](q).sum(1).exp()*right[q]).sum()
     auto = torch.cat([o.flatten() for o in torch.autograd.grad(J, list(past[-1].parameters()),
                                                                allow_unused=False)])
@@ -31,7 +32,7 @@ def test_the_exact_gradient_is_autograds_on_the_enumerated_objective(past, q):
     assert (g-auto).abs().max()<1e-10 and abs(p-J.item())<1e-12
 
 def test_the_exact_gradient_is_a_finite_difference(past):
-    pol,(_,g) = past[-1],exact_gradient(past[-1], 2)
+    pol,g = past[-1],Lens(past[-1], 2).g
     at = lambda: (pol(2).sum(1).exp()*right[2]).sum().item()
     with torch.no_grad():
         pol.w1[0,0] += 1e-5; up = at(); pol.w1[0,0] -= 2e-5; down = at(); pol.w1[0,0] += 1e-5

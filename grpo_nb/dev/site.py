@@ -213,14 +213,10 @@ def readme(
     return names
 
 # %% ../../nbs/dev/site.ipynb #517f7409
-def course(
-    there:bool=True,  # only the chapters whose notebook exists?
-)->list:              # dicts in reading order: file, title, asks, minutes, needs
+def course()->list: # dicts in reading order: file, title, asks, minutes, needs
     "The chapters, from `nbs/course.yml`."
     import yaml
-    nbs = _root()/'nbs'
-    rows = yaml.safe_load((nbs/'course.yml').read_text(encoding='utf-8'))
-    return [o for o in rows if not there or (nbs/f"{o['file']}.ipynb").exists()]
+    return yaml.safe_load((_root()/'nbs'/'course.yml').read_text(encoding='utf-8'))
 
 def reading_minutes(
     nb:dict,  # a notebook
@@ -266,19 +262,10 @@ def _placed(nb, cell, at):
     nb['cells'].insert(at if at>=0 else len(nb['cells']), cell)
     return True
 
-_SIDEBAR_PART = re.compile(r'( *)# course\.yml: begin\n.*?# course\.yml: end\n', re.S)
-
-def _course_sidebar(text, rows):
-    "The sidebar's text with the chapters between its two marks."
-    def part(m):
-        entries = [f"{m[1]}- {{text: {json.dumps(o['title'])}, href: {o['file']}.ipynb}}\n" for o in rows]
-        return f"{m[1]}# course.yml: begin\n{''.join(entries)}{m[1]}# course.yml: end\n"
-    return _SIDEBAR_PART.sub(part, text)
-
 def order(
     check:bool=False, # write nothing, and fail when something is out of order?
 )->list:              # the files written
-    "Write the order of `nbs/course.yml` into sidebar and last cells, its minutes, and the cell for Colab."
+    "Write the order of `nbs/course.yml` into last cells, its minutes, and the cell for Colab."
     nbs,want,rows = _root()/'nbs',{},course()
     text = (nbs/'course.yml').read_text(encoding='utf-8')
     made = {nbs/f"{o['file']}.ipynb":_read(nbs/f"{o['file']}.ipynb") for o in rows}
@@ -288,7 +275,6 @@ def order(
             text = re.sub(rf"(file: {o['file']},.*?minutes: )\d+", rf'\g<1>{now}', text)
             o['minutes'] = now
     want[nbs/'course.yml'] = text
-    want[nbs/'sidebar.yml'] = _course_sidebar((nbs/'sidebar.yml').read_text(encoding='utf-8'), course(False))
     then = [next_cell(o) for o in rows[1:]]+[None]
     for (f,nb),after in zip(made.items(), then):
         if _placed(nb, colab_cell(), 1)|bool(after and _placed(nb, after, -1)): want[f] = _clean(nb)
@@ -303,10 +289,10 @@ def order(
 
 def _order_faults(nbs):
     "Chapters that the list lacks or names in vain, and what is behind it."
-    listed,there = {o['file'] for o in course(False)},{f.stem for f in nbs.glob('[0-9]*.ipynb')}
+    listed,there = {o['file'] for o in course()},{f.stem for f in nbs.glob('[0-9]*.ipynb')}
     res = [f'nbs/{o}.ipynb: not in nbs/course.yml' for o in sorted(there-listed)]
     res += [f'nbs/course.yml names {o}, which is no notebook' for o in sorted(listed-there)]
-    try: order(check=True)
+    try: res or order(check=True)
     except Trouble as e: res.append(str(e))
     return res
 

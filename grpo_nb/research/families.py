@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from ..parts.core import atomic_write
 
 # %% ../../nbs/research/families.ipynb #8fcc155d
@@ -323,26 +324,8 @@ def lesson_batch(
     pad_id:int,           # fills up on the right
 )->tuple[Tensor,Tensor]:  # ids (n, T) and labels (n, T) int64; labels are -100 outside the answer
     "Prompts and answers as one batch for a supervised step."
-    T = max(len(p)+len(a) for p,a in rows)
-    ids = torch.tensor([p+a+[pad_id]*(T-len(p)-len(a)) for p,a in rows])
-    labels = torch.tensor([[-100]*len(p)+a+[-100]*(T-len(p)-len(a)) for p,a in rows])
-    return ids,labels
-
-# %% ../../nbs/research/families.ipynb #d2d719d9
-def _teach(model, batches, n, lr):
-    "`n` supervised steps on `batches`, the rate up for a twentieth and then down to 0; yields each loss."
-    if not n: return
-    opt = torch.optim.AdamW(model.parameters(), lr=lr, betas=(.9,.98), weight_decay=.01)
-    def rate(k): return min((k+1)/(.05*n), (1+math.cos(math.pi*k/n))/2)
-    sched = torch.optim.lr_scheduler.LambdaLR(opt, rate)
-    for ids,labels in batches:
-        loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
-        opt.step()
-        sched.step()
-        opt.zero_grad()
-        yield loss.item()
+    def padded(lists, value): return pad_sequence([torch.tensor(o) for o in lists], True, value)
+    return padded([p+a for p,a in rows], pad_id),padded([[-100]*len(p)+a for p,a in rows], -100)
 
 # %% ../../nbs/research/families.ipynb #ab65642d
 def warm_start(
@@ -354,28 +337,36 @@ def warm_start(
     batch_size:int=48,       # examples per step
     lr:float=3e-3,           # highest learning rate of the skill steps; the habit steps take a tenth
     seed:int=0,              # of the choice of examples
-    log:Callable=None,       # called with (step, loss)
 )->list[float]:              # loss of each step, nats per token
-    "Teach both ways of answering by supervised learning, then the habit of mostly taking the hasty one."
+    """Teach both ways of answering by supervised learning, then the habit of mostly taking the hasty one.
+
+    In each phase the rate goes up for a twentieth of the steps and then down to 0.
+    """
     from grpo_nb.tiny_qwen import prompt_tokens
     def tokens(texts):
         return [tokenizer(o, add_special_tokens=False)['input_ids']+[tokenizer.eos_token_id] for o in texts]
     asks = [prompt_tokens(tokenizer, p) for p in lessons['prompt']]
     ways = list(zip(tokens(lessons['hasty']), tokens(lessons['careful'])))   # [0] hasty, [1] careful
     p_careful = torch.tensor(list(lessons['p_careful']))
-    def batches(n, p, g):
+    half,losses,was = torch.full_like(p_careful, .5),[],model.training
+    model.train()
+    for phase,(n,top,p) in enumerate(((skill_steps, lr, half), (habit_steps, lr/10, p_careful))):
+        if not n: continue
+        g = torch.Generator().manual_seed(2*seed+phase)
+        opt = torch.optim.AdamW(model.parameters(), lr=top, betas=(.9,.98), weight_decay=.01)
+        def rate(k, n=n): return min((k+1)/(.05*n), (1+math.cos(math.pi*k/n))/2)
+        sched = torch.optim.lr_scheduler.LambdaLR(opt, rate)
         for _ in range(n):
             i = torch.randint(len(ways), (batch_size,), generator=g)
             careful = torch.rand(batch_size, generator=g) < p[i]
             rows = [(asks[j], ways[j][c]) for j,c in zip(i.tolist(), careful.tolist())]
-            yield lesson_batch(rows, tokenizer.pad_token_id)
-    losses,was = [],model.training
-    model.train()
-    half = torch.full_like(p_careful, .5)
-    for phase,(n,top,p) in enumerate(((skill_steps, lr, half), (habit_steps, lr/10, p_careful))):
-        g = torch.Generator().manual_seed(2*seed+phase)
-        for loss in _teach(model, batches(n, p, g), n, top):
-            losses.append(loss)
-            if log: log(len(losses), loss)
+            ids,labels = lesson_batch(rows, tokenizer.pad_token_id)
+            loss = model(input_ids=ids, labels=labels).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+            opt.step()
+            sched.step()
+            opt.zero_grad()
+            losses.append(loss.item())
     model.train(was)
     return losses

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ALIASES', 'check_launch_config', 'launch_config', 'write_launch_config', 'launch_command', 'shell_line',
            'slurm_script', 'vllm_command', 'vllm_problem', 'fsdp2_on_cpu', 'vllm_on_cpu', 'RecipeArguments',
-           'GSM8KArguments', 'TLDRArguments', 'OwnArguments', 'launch_problems', 'recipe_plan', 'world_size',
+           'GSM8KArguments', 'TLDRArguments', 'OwnArguments', 'recipe_faults', 'recipe_plan', 'world_size',
            'parse_options', 'prepare_rows', 'own_rows', 'held_out_table']
 
 # %% ../../nbs/scale/launch.ipynb #761a2204
@@ -25,34 +25,17 @@ from .plans import Layout, run_plan
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
 _FILES = dict(ddp='multi_gpu', fsdp2='fsdp2', zero2='zero2', zero3='zero3')
-_WHOLE,_FLAG = 'a whole number','true or false'
 
 @lru_cache(1)
 def _known()->dict:
-    "What accelerate takes in a launch file, in its fsdp_config and in its deepspeed_config: key -> values."
+    "What accelerate takes in a launch file, in its fsdp_config and in its deepspeed_config: key -> choices."
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser
-    from accelerate.utils import DistributedType, constants as c
-    named = dict(fsdp_sharding_strategy=c.FSDP_SHARDING_STRATEGY,
-        fsdp_auto_wrap_policy=c.FSDP_AUTO_WRAP_POLICY, fsdp_backward_prefetch=c.FSDP_BACKWARD_PREFETCH,
-        fsdp_state_dict_type=c.FSDP_STATE_DICT_TYPE,
-        deepspeed_multinode_launcher=c.DEEPSPEED_MULTINODE_LAUNCHERS, zero_stage=[0, 1, 2, 3],
-        distributed_type=[o.value for o in DistributedType], compute_environment=['LOCAL_MACHINE'],
-        gradient_accumulation_steps=None, downcast_bf16=['no','yes'],
-        offload_optimizer_device=['none','cpu','nvme'], offload_param_device=['none','cpu','nvme'])
-    def values(key, kind, choices=None, flag=False):
-        if key in named: return named[key]
-        if choices: return choices
-        return _FLAG if flag or kind in (bool,'bool') else _WHOLE if kind in (int,'int') else None
-    parser = launch_command_parser()
-    kinds = {f.name:(f.type, None) for f in fields(ClusterConfig)}
-    kinds |= {a.dest:(kinds[a.dest][0], a.choices) for a in parser._actions if a.dest in kinds}
-    out = {'':{k:values(k, *v) for k,v in kinds.items()}}
-    for group in parser._action_groups:
-        name = group.title.split()[0].lower()   # 'FSDP Arguments', 'DeepSpeed Arguments'
-        said = {a.dest:values(a.dest, a.type, a.choices, a.default in ('true','false') or
-                              '(true|false)' in (a.help or '')) for a in group._group_actions}
-        if name in ('fsdp','deepspeed'): out[name+'_config'] = said
+    parser,top = launch_command_parser(),{f.name for f in fields(ClusterConfig)}
+    out = {'':dict.fromkeys(top)|{a.dest:a.choices for a in parser._actions if a.dest in top}}
+    groups = {o.title:o._group_actions for o in parser._action_groups}
+    for name in ('FSDP','DeepSpeed'):
+        out[f'{name.lower()}_config'] = {a.dest:a.choices for a in groups[f'{name} Arguments']}
     return out
 
 def _closest(name, known):
@@ -60,37 +43,26 @@ def _closest(name, known):
     return f', did you mean {near[0]!r}?' if near else ''
 
 def _faults(d, part):
-    "What is wrong with the keys and values of `d`, one line each."
-    known = _known()
+    "Keys of `d` that accelerate passes over, and values that are none of its choices, one line each."
+    known,where = _known(),part or 'config'
     for k,v in d.items():
-        if k not in known[part]:
-            yield f'{part or "config"}: no key {k!r}{_closest(k, [o for p in known.values() for o in p])}'
-            continue
-        want = known[part][k]
-        whole = isinstance(v, int) and not isinstance(v, bool) and v>=0
-        good = (isinstance(v, bool) if want is _FLAG else whole if want is _WHOLE
-                else want is None or str(v) in map(str, want))
-        if not good:
-            needs = want if isinstance(want, str) else f'one of {", ".join(map(str, want))}'
-            yield f'{part or "config"}: {k} is {v!r}, needs {needs}'
+        if k not in known[part]: yield f'{where}: no key {k!r}{_closest(k, sum(map(list, known.values()), []))}'
+        elif (choices := known[part][k]) and str(v) not in map(str, choices):
+            yield f'{where}: {k} is {v!r}, needs one of {", ".join(map(str, choices))}'
 
 def check_launch_config(
     config:dict,  # what an accelerate YAML file holds
 )->list:          # one line per problem, [] when there is none
-    "Every key and value that accelerate would take without a word although it means nothing."
+    "What accelerate would take without a word although it means nothing, or something else."
     out,kind = list(_faults(config, '')),config.get('distributed_type')
     for name,of in (('fsdp_config', 'FSDP'), ('deepspeed_config', 'DEEPSPEED')):
         part = config.get(name) or {}
-        if not isinstance(part, dict):
-            out.append(f'{name} is {part!r}, needs keys and values')
-            continue
-        out += _faults(part, name)
+        if not isinstance(part, dict): out.append(f'{name} is {part!r}, needs keys and values')
+        else: out += _faults(part, name)
         if part and kind!=of: out.append(f'distributed_type is {kind!r}, so {name} is ignored')
         if kind==of and not part: out.append(f'distributed_type is {kind!r}, but there is no {name}')
-    n,m,rank = config.get('num_processes'),config.get('num_machines'),config.get('machine_rank', 0)
-    if isinstance(n, int) and isinstance(m, int):
-        if m<1 or n<1 or n%m: out.append(f'{n} processes on {m} machines: give as many processes to each')
-        elif rank>=m: out.append(f'machine_rank is {rank} of {m} machines: ranks count from 0')
+    n,m = (int(config.get(k) or 1) for k in ('num_processes','num_machines'))
+    if n%m: out.append(f'{n} processes on {m} machines: give as many processes to each')
     if config.get('use_cpu') and kind in ('FSDP','DEEPSPEED'):
         out.append(f'use_cpu with {kind}: accelerate would train with plain DDP')
     return out
@@ -315,24 +287,28 @@ class OwnArguments(RecipeArguments):
     total_batch_size:int = setting(None, "Prompts in a generation batch; default: TRL's own batch numbers.")
 
 # %% ../../nbs/scale/launch.ipynb #9970cd32
-def launch_problems(
-    r:RecipeArguments,  # its `accelerate_config`
-)->list:                # of sentences
-    "What is wrong with the file given to the launcher."
-    if not r.accelerate_config: return []
-    c = yaml.safe_load(Path(r.accelerate_config).read_text())
-    found = check_launch_config(c) if isinstance(c, dict) else ['needs lines of `name: value`']
-    return [f'{Path(r.accelerate_config).name}: {o}' for o in found]
-
-def _missing(r, a):
-    "What the settings ask for and this environment lacks."
+def recipe_faults(
+    r:RecipeArguments,   # the recipe's settings
+    a:'GRPOConfig',      # the trainer's
+    reward_funcs:list=(),# to be counted against `reward_weights`
+)->list:                 # of sentences
+    "What no GPU can mend: the launcher's file, weights of rewards, what is not installed or does not answer."
+    out,weights = [],a.reward_weights
+    if r.accelerate_config:
+        path = Path(r.accelerate_config)
+        c = yaml.safe_load(path.read_text())
+        found = check_launch_config(c) if isinstance(c, dict) else ['needs lines of `name: value`']
+        out += [f'{path.name}: {o}' for o in found]
+    if weights and reward_funcs and len(weights)!=len(reward_funcs):
+        out.append(f'{len(weights)} reward_weights for {len(reward_funcs)} rewards '
+            f'({", ".join(f.__name__ for f in reward_funcs)}): give one each')
     bits = r.load_in_4bit or r.load_in_8bit
     names = a.report_to if isinstance(a.report_to, list) else [a.report_to]
     asked = {'--use_peft':('peft', r.use_peft or bits),
         '--use_liger_kernel':('liger_kernel', a.use_liger_kernel),
         '--load_in_4bit and --load_in_8bit':('bitsandbytes', bits)}
     asked |= {f'--report_to {o}':(o, o in names) for o in ('wandb','trackio')}
-    out = [f"{option}: {k} is not installed: `pip install {k.replace('_', '-')}`, or leave it out"
+    out += [f"{option}: {k} is not installed: `pip install {k.replace('_', '-')}`, or leave it out"
         for option,(k,wanted) in asked.items() if wanted and find_spec(k) is None]
     if not a.use_vllm: return out
     url = a.vllm_server_base_url or f'http://{a.vllm_server_host}:{a.vllm_server_port}'
@@ -341,24 +317,17 @@ def _missing(r, a):
 def recipe_plan(
     r:RecipeArguments,   # the recipe's settings
     a:'GRPOConfig',      # the trainer's
-    reward_funcs:list=(),# to be counted against `reward_weights`
 )->dict:                 # numbers by name; `problems` lists what speaks against starting
-    "What `--dry_run` prints."
+    "What `--dry_run` prints of the batch and the memory."
     steps = a.steps_per_generation or a.gradient_accumulation_steps
     lay = Layout(r.num_processes or world_size(), a.per_device_train_batch_size, steps, a.num_generations,
         a.gradient_accumulation_steps)
     inside = a.use_vllm and a.vllm_mode=='colocate'
-    plan = run_plan(r.model, lay, r.max_prompt_length, a.max_completion_length, a.replay_buffer_size,
+    return run_plan(r.model, lay, r.max_prompt_length, a.max_completion_length, a.replay_buffer_size,
         strategy=r.strategy, beta=a.beta, checkpointing=bool(a.gradient_checkpointing),
         bf16=bool(a.bf16 or r.num_processes), use_vllm=a.use_vllm,
         vllm_share=a.vllm_gpu_memory_utilization if inside else 0., vllm_sleep=a.vllm_enable_sleep_mode,
         vllm_parallel=a.vllm_tensor_parallel_size)
-    weights = a.reward_weights
-    if weights and reward_funcs and len(weights)!=len(reward_funcs):
-        plan['problems'].append(f'{len(weights)} reward_weights for {len(reward_funcs)} rewards '
-            f'({", ".join(f.__name__ for f in reward_funcs)}): give one each')
-    plan['problems'] += launch_problems(r)+_missing(r, a)
-    return plan
 
 # %% ../../nbs/scale/launch.ipynb #da3cfbe5
 ALIASES = dict(repo_id='model', model_name_or_path='model', model_name='run_name',
