@@ -204,7 +204,8 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     want = {str(f.relative_to(ROOT)) for m,f in FILES.items() if _wing(m)!='dev'} | {str(f.relative_to(ROOT))
                                                    for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()}
     handouts = [f.name for f in ROOT.glob('nbs/teach/?_*.ipynb')]
-    assert len(handouts)==4 and {f'grpo_nb/assets/teach/{o}' for o in handouts}<=whl
+    assert len(handouts)==4
+    assert {f'grpo_nb/assets/teach/{o}' for o in [*handouts, 'checks.ipynb']}<=whl
     assert any('assets/tiny_qwen' in o
                for o in want), ('the shipped weights are not in grpo_nb/assets/tiny_qwen')
     assert want<=whl and want|{'settings.ini','setup.py','README.md','LICENSE'}<=tar, (want-whl, want-tar)
