@@ -139,8 +139,7 @@ def _step_terms(rows, settings, named):
 def _given_advantages(o):
     "Those of the file, or GRPO's of its rewards."
     if o.get('advantages'): return o['advantages']
-    r = torch.tensor([[math.nan if x is None else float(x) for x in o['rewards']]])
-    return group_advantages(r)[0].nan_to_num(0).tolist()
+    return group_advantages(_tensor([o], 'rewards'))[0].nan_to_num(0).tolist()
 
 # %% ../nbs/15_inspector.ipynb #346dac49
 def record_terms(
