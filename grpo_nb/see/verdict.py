@@ -85,9 +85,6 @@ class Reuse:
         seen = ['seen: '+'; '.join(self.seen)] if self.seen else []
         return '\n    '.join([f'reuse: {self.line}', *seen, *self.ways])
 
-_SURE = ('how sure: eight tasks, models of 0.2M weights; at a tuned rate passes and a buffer are not decided '
-    'apart, and no early number told in which task a buffer pays')
-
 def _gained(d, half, _=None): return _minus(f'{d:+.3f} ± {half:.3f}')
 
 def _way(gains, rate, best):
@@ -123,7 +120,8 @@ def reuse(
     no,yes = (in_words(WAYS[o], trainer) for o in best)
     ways = map(_way, at, ('a rate that nobody tuned','a tuned rate'), best)
     what = f'{no}; it {free}' if no==yes else f'{no} if nobody tuned the learning rate, else {yes}'
-    return Reuse(f'sampling is {g:.0%} of a plain step: {what}', seen, [*ways, _regrets(*at), _SURE])
+    told = [*ways, _regrets(*at), doctor_table('names')['said']['sure']]
+    return Reuse(f'sampling is {g:.0%} of a plain step: {what}', seen, told)
 
 # %% ../../nbs/see/verdict.ipynb #f7be8b7a
 @dataclass
