@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
 from grpo_nb.on_trl.distributed import (
-    OwnBuffer, Ranks, RollCall, ShardedBuffer, Wire, agree, pieces, plan_moves, redistribute)
+    Ranks, RollCall, ShardedBuffer, Wire, agree, pieces, plan_moves, redistribute)
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
 from another import elsewhere
@@ -16,6 +16,9 @@ from threads import in_threads
 HERE = Path(__file__).parent
 WIRE,made_batch,made_rows,made_sampled = PAGE.WIRE,PAGE.made_batch,PAGE.made_rows,PAGE.made_sampled
 replay_alone,replay_rank,same_replay = PAGE.replay_alone,PAGE.replay_rank,PAGE.same_replay
+
+def own_buffer(size, **options):
+    return ShardedBuffer(ReplayBuffer(size, **options), None, 4, alone=True)
 
 def made(n, groups, G, seed=0, **kw):
     rng = torch.Generator().manual_seed(seed)
@@ -168,7 +171,7 @@ def test_a_size_of_zero_stores_nothing_and_still_makes_both_calls():
 def test_a_buffer_of_one_process_takes_and_gives_as_the_shared_one_does(options):
     "The same groups come in, with the same numbers, whether whole or cut into words of four bytes."
     batches,came = made(7, 6, 4, seed=2),[]
-    own = OwnBuffer(ReplayBuffer(5, **options), 4)
+    own = own_buffer(5, **options)
     for step,b in enumerate(batches):
         s = own.take(made_sampled(b, 0, 1, step))
         for g,(i,lo,hi) in s.mine.items(): own.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
@@ -180,13 +183,13 @@ def test_a_buffer_of_one_process_takes_and_gives_as_the_shared_one_does(options)
 
 def test_a_buffer_that_was_not_given_its_rows_says_so():
     b, = made(1, 4, 4, p_dead=0.)
-    own = OwnBuffer(ReplayBuffer(8), 4)
+    own,gone = own_buffer(8),b|dict(dead=[True]*4, rewards=torch.zeros(16))
     own.take(made_sampled(b, 0, 1, 0))
-    with pytest.raises(RuntimeError, match='were never given their rows'): own.take(made_sampled(b, 0, 1, 1))
+    with pytest.raises(RuntimeError, match='was never given its rows'): own.take(made_sampled(gone, 0, 1, 1))
 
 def buffers(**options):
     "Of one process: its own, and the shared one."
-    return OwnBuffer(ReplayBuffer(8, **options), 4),ShardedBuffer(ReplayBuffer(8, **options), WIRE, 4)
+    return own_buffer(8, **options),ShardedBuffer(ReplayBuffer(8, **options), WIRE, 4)
 
 def took(buf, step, fits=None, **change):
     "One step of four groups, living but for `change`."
