@@ -10,7 +10,6 @@ __all__ = ['PRIORITIES', 'METHODS', 'Keep', 'by_score', 'evenly', 'newest_first'
 import math, random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 import numpy as np
 import torch
 from fastcore.basics import patch
