@@ -113,10 +113,11 @@ def _rollouts(prompt_ids, prompt_mask, ids, logps, ends, G, pad_id):
 
 # %% ../nbs/04_generation.ipynb #68654e87
 def generate_loop(
-    model:nn.Module, prompt_ids:Tensor, prompt_mask:Tensor,         # as for `generate`, like all that follows
-    num_generations:int, max_completion_length:int,
-    sampling:Sampling=None, eos_token_id:int|list=None, pad_token_id:int=None,
-    generator:torch.Generator=None, **options:Plain,
+    model:nn.Module, prompt_ids:Tensor, prompt_mask:Tensor,         # as for `generate`
+    num_generations:int, max_completion_length:int,                 # as for `generate`
+    sampling:Sampling=None, eos_token_id:int|list=None,             # as for `generate`
+    pad_token_id:int=None, generator:torch.Generator=None,          # as for `generate`
+    **options:Plain,                # of `Sampling`: temperature, top_k, …
 )->Rollouts:                        # as `generate` gives them
     "What `generate` gives, by one completion and one token at a time: no batch, no padding, no cache."
     mask,ends,pad_id,u,draw = _ready(model, prompt_ids, prompt_mask, num_generations, max_completion_length,

@@ -217,7 +217,7 @@ def test_the_moment_of_replayed_tokens_does_not_see_the_fresh_ones():
     assert torch.equal(got[~replayed], A[~replayed].expand_as(x[~replayed]))
 
 @pytest.mark.parametrize('text,want', [('clip=none', Correction(clip='none')), (None, None),
-    ('weight=truncated, weight_cap=1.5,max_drift=8', Correction(weight='truncated', weight_cap=1.5, max_drift=8)),
+    ('weight=truncated, weight_cap=1.5,max_drift=8', Correction('truncated', 1.5, max_drift=8)),
     (dict(max_drift=.2), Correction(max_drift=.2)), (Correction(), Correction())])
 def test_a_correction_is_read_from_words(text, want): assert read_correction(text)==want
 

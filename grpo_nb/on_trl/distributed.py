@@ -293,8 +293,9 @@ class ShardedBuffer:
     def _enter(self, s, info, keys, n, gone):
         "Enter the living groups of all ranks: (id by group, this rank's rows of them)."
         G,lens = self.G,info[:,1].contiguous()
-        def about(g): return {} if self.alone else dict(prompt_len=int(info[g*G,0]), lens=lens[g*G:g*G+G].clone(),
-            pieces=pieces(g, G, n))
+        def about(g):
+            if self.alone: return {}
+            return dict(prompt_len=int(info[g*G,0]), lens=lens[g*G:g*G+G].clone(), pieces=pieces(g, G, n))
         stored = _add(self.index, s, lens, info[:,2].contiguous().view(torch.float32), keys, about)
         gone = {*gone, *self.index.evicted} if self.index.max_size else gone
         stored = {g:i for g,i in stored.items() if i not in gone}

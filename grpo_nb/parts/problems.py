@@ -209,8 +209,8 @@ def _row_fault(i, o, prompt, answer):
     if why := _bad_prompt(o[prompt]): return f'`{prompt}` of row {i} {why}'
     for k,v in o.items():
         if re.search(r'[\ud800-\udfff]', json.dumps(v, ensure_ascii=False, skipkeys=True, default=str)):
-            return (f'`{k}` of row {i} holds half a letter (a lone surrogate, such as \\ud83d), which no file '
-                    'can store')
+            return (f'`{k}` of row {i} holds half a letter (a lone surrogate, such as \\ud83d), '
+                    'which no file can store')
     if answer and (why := _bad_answer(o.get(answer))): return f'`{answer}` of row {i} {why}'
     return ''
 

@@ -57,7 +57,9 @@ def load_state(
 )->dict:            # what was saved; tensors on the CPU, in memory of their own, tuples as lists
     "The saved state. ValueError when a bit of the file has changed or a part is missing."
     try:
-        with safe_open(path, 'pt') as f: was,parts = f.metadata()['crc32'],{k:f.get_tensor(k) for k in f.keys()}
+        with safe_open(path, 'pt') as f:
+            was = f.metadata()['crc32']
+            parts = {k:f.get_tensor(k) for k in f.keys()}
         why = '' if was==(now := _checksum(parts)) else f'its checksum is {now}, {was} was written'
     except Exception as e: why = str(e)   # safetensors' own, and a header that lacks something
     if why: raise ValueError(f'{Path(path).name} is damaged: {why}. Resume from an older checkpoint')

@@ -26,14 +26,16 @@ from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums
 from .settings import RunState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
+_AS_IS = {str,bool,int,type(None)}
+
 def plain(
     o:Any,  # tensors, numpy values, numbers, text, None, in lists and dicts of any depth
 )->Any:     # the same in lists, dicts, text, numbers and None
     "`o` as JSON can hold it: floats with nine digits (a float32 comes back exactly), nan and inf as None."
     if isinstance(o, float): return float('%.9g'%o) if -math.inf<o<math.inf else None
-    if o is None or isinstance(o, (str,int)): return o
-    if isinstance(o, (list,tuple)): return [*map(plain, o)]
+    if isinstance(o, (list,tuple)): return [v if type(v) in _AS_IS else plain(v) for v in o]
     if isinstance(o, dict): return {str(k):plain(v) for k,v in o.items()}
+    if o is None or isinstance(o, (str,int)): return o
     return plain(o.tolist()) if hasattr(o, 'tolist') else str(o)
 
 # %% ../../nbs/run/record.ipynb #42319c3b
@@ -41,7 +43,9 @@ def to_line(
     row:dict,  # one row of a record
 )->bytes:      # a line of UTF-8, with its end
     "One row as a line of JSON. Line breaks inside text are escaped, so a row is always one line."
-    return (json.dumps(plain(row), ensure_ascii=False)+'\n').encode('utf-8', 'backslashreplace')
+    try: text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=plain)
+    except ValueError: text = json.dumps(plain(row), ensure_ascii=False)   # there is a nan in it
+    return (text+'\n').encode('utf-8', 'backslashreplace')
 
 # %% ../../nbs/run/record.ipynb #ed2e91bb
 def read_lines(
@@ -252,7 +256,7 @@ class Recorder:
     )->None:
         "Append one row to history.jsonl. ValueError without a `step`."
         if 'step' not in row: raise ValueError(f'a history row needs `step`, got {sorted(row)}')
-        self._append('history.jsonl', [row])
+        self._append('history.jsonl', [plain(row)])
 
     def wants(self,
         step:int,  # the optimizer step
