@@ -60,11 +60,9 @@ def place_jax(
     return place_package(JAX, ['index.js', 'backend-*.js', 'rolldown-*.js'], to)
 
 # %% ../../nbs/see/live.ipynb #85b1ee16
-_DOCS = 'https://grpo-nb.github.io/grpo_nb'
-
 def write_live(
     to:Path,           # a folder; it is made
-    site:str=_DOCS,    # where the page's links lead: the docs
+    site:str='https://grpo-nb.github.io/grpo_nb',   # where the page's links lead: the docs
 )->Path:               # the page
     "Write the live page with all it needs. NoPackage where jax-js is neither in the package nor to be had."
     assets,to = Path(str(files('grpo_nb')/'assets')),Path(to)
