@@ -34,14 +34,10 @@ def pytest_collection_modifyitems(config, items):
     for o in items:
         if o.get_closest_marker('slow'): o.add_marker(pytest.mark.skip(reason='slow: run it with --slow'))
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection():
+def pytest_collection_finish():
     "Every end of a training collects garbage: what the imports made is none, and need not be walked again."
-    gc.disable()
-    try: return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
+    gc.collect()
+    gc.freeze()
 
 @pytest.fixture(scope='session')
 def browser():
