@@ -65,11 +65,9 @@ def _run_summary(run, before, after, train_s):
     "The numbers of a run that a table or a figure asks for."
     h,a = run.history,run.args
     dead,replaced = (int(sum(o.get(k, 0) for o in h)) for k in ('replay/dead','replay/replaced'))
-    curve = [dict(step=o['step'], reward=o['reward'], dead=o['frac_reward_zero_std'],
-        live=o['replay/live_after']) for o in h]
     return dict(before=_share(before), after=_share(after), train_s=train_s, total_s=None, seed=a.seed,
         versions=versions(), steps=run.step, num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead,
-        replaced=replaced, curve=curve)
+        replaced=replaced)
 
 def _share(e):
     keys = ('pass@1','n_problems','rewards','right')   # `right`: a difference is taken problem by problem

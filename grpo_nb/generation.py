@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 import torch
 from torch import Tensor, nn
-from .parts.core import Plain, check_option, whole
+from .parts.core import Plain
 from .parts.groups import Groups
 from grpo_nb.parts.model import (
     Sampling, check_prompt_ids, eval_mode, penalize, sample_rows, seen_tokens, special_ids, truncate,
@@ -98,7 +98,7 @@ def _ready(model, ids, mask, G, T, sampling, options, eos, pad, generator):
     how = sampling or Sampling()
     if options: how = replace(how, **options)
     for k,v in dict(num_generations=G, max_completion_length=T).items():
-        check_option(k, v, whole(v, 1), 'an int of 1 or more')
+        if type(v) is not int or v<1: raise ValueError(f'`{k}` is {v!r}, needs an int of 1 or more')
     mask = mask.bool()
     check_prompt_ids(model, ids, mask, T)
     ends,pad_id = special_ids(model, eos, pad, ids.device)
@@ -113,15 +113,10 @@ def _rollouts(prompt_ids, prompt_mask, ids, logps, ends, G, pad_id):
 
 # %% ../nbs/04_generation.ipynb #68654e87
 def generate_loop(
-    model:nn.Module,                # a causal model of transformers
-    prompt_ids:Tensor,              # (B, P) int64, padded on the left
-    prompt_mask:Tensor,             # (B, P) bool
-    num_generations:int,            # G, completions of each prompt
-    max_completion_length:int,      # T, tokens, the end token among them
-    sampling:Sampling=None,         # how a token is drawn; None for the whole distribution as it is
-    eos_token_id:int|list=None,     # None for the model's own, [] for an answer that never ends
-    pad_token_id:int=None,          # None for the model's own
-    generator:torch.Generator=None, # where the draws come from; None for torch's own
+    model:nn.Module, prompt_ids:Tensor, prompt_mask:Tensor,         # as for `generate`
+    num_generations:int, max_completion_length:int,                 # as for `generate`
+    sampling:Sampling=None, eos_token_id:int|list=None,             # as for `generate`
+    pad_token_id:int=None, generator:torch.Generator=None,          # as for `generate`
     **options:Plain,                # of `Sampling`: temperature, top_k, …
 )->Rollouts:                        # as `generate` gives them
     "What `generate` gives, by one completion and one token at a time: no batch, no padding, no cache."

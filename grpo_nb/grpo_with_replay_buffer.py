@@ -22,7 +22,7 @@ from .replay import PRIORITIES, ReplayBuffer
 from .run.checkpoints import checkpoint_problem, last_checkpoint
 from .on_trl.checks import (
     CheckedTrainer, GRPOWithReplayBufferConfig, add_to_card, check_layout)
-from .on_trl.distributed import OwnBuffer, Sampled, ShardedBuffer, Taken, redistribute
+from .on_trl.distributed import Sampled, ShardedBuffer, Taken, redistribute
 from .on_trl.resume import ResumableTrainer
 from .on_trl.rows import (
     BOTH, IMAGES, BatchEvent, Table, with_places, came_in, is_plain, prompt_keys, put_groups, replay_counts,
@@ -127,8 +127,7 @@ def begin_buffer(self:GRPOWithReplayBufferTrainer,
     self.replay_buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if shared else 1),
         priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
         max_uses=a.replay_max_uses, seed=a.seed+(0 if shared else a.process_index))
-    self.store = (ShardedBuffer(self.replay_buffer, None, G) if shared
-        else OwnBuffer(self.replay_buffer, G, a.replay_same_prompt_first))
+    self.store = ShardedBuffer(self.replay_buffer, None, G, not shared, a.replay_same_prompt_first)
     self._sums = None   # of the ratios of replayed rows since the last log: what `ratio_sums` gives
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #26abb28c

@@ -39,9 +39,7 @@ def clip(
     old_logps:Tensor,         # (B, G, T) nats, of the policy that sampled
     A:Tensor,                 # (B, G, 1) or (B, G, T)
     mask:Tensor,              # (B, G, T) bool
-    epsilon:float=.2,         # as in `clipped_objective`, like the next two
-    epsilon_high:float=None,  # upper half-width; None for the same
-    delta:float=None,         # cap of the ratio where the advantage is negative
+    epsilon:float=.2, epsilon_high:float=None, delta:float=None,  # as for `clipped_objective`
     importance_sampling_level:str='token',  # 'token' or 'sequence' (GSPO)
 )->Tensor:                    # (B, G, T) or, of whole answers, (B, G, 1)
     "PPO's clipped objective, under the five names that differ only in how tokens are averaged."
@@ -109,7 +107,6 @@ def policy_loss(
     num_rows:int=None,       # completions of the whole step (grpo, sapo, luspo, dr_grpo)
     replayed:Tensor=None,    # (B,) bool, groups that came out of a buffer; None for none
     prox_logps:Tensor=None,  # (B, G, T) nats, of the policy when the batch began, for 'decoupled'
-    age:Tensor=None,         # (B,) steps since each group was sampled, for `max_age`
     seen:dict=None,          # gets `tokens`, (B, G, T), which the divisor makes one number of
     **options:Any,           # fields of `LossSettings`, or settings of the loss itself
 )->Tensor:                   # () to minimise
@@ -121,7 +118,7 @@ def policy_loss(
     s = LossSettings.read(settings, **options)
     A,logps,old_logps,ref_logps,entropy = clean_inputs(
         logps, old_logps, advantages, mask, ref_logps, entropy, s)
-    near,A_near = corrected(logps, old_logps, A, mask, s, replayed, prox_logps, age)
+    near,A_near = corrected(logps, old_logps, A, mask, s, replayed, prox_logps)
     x = -_objective(s, logps, near, A_near, mask)
     if s.off_policy_mask_threshold is not None:
         x = x*off_policy_mask(logps-old_logps, A, mask, s.off_policy_mask_threshold)
@@ -145,13 +142,10 @@ def policy_loss(
 # %% ../nbs/10_loss.ipynb #e0f954a0
 @torch.no_grad()
 def loss_metrics(
-    logps:Tensor,           # (B, G, T) nats, of the policy being trained
-    old_logps:Tensor,       # (B, G, T) nats, of the policy that sampled; None where that is the same one
-    advantages:Tensor,      # (B, G) or (B, G, T)
-    mask:Tensor,            # (B, G, T) bool
-    settings:LossSettings|str|Callable='dapo',  # as in `policy_loss`
+    logps:Tensor, old_logps:Tensor, advantages:Tensor, mask:Tensor,  # as for `policy_loss`
+    settings:LossSettings|str|Callable='dapo',  # the same
     ref_logps:Tensor=None,  # (B, G, T) nats, for `kl`
-    **options:Any,          # as in `policy_loss`
+    **options:Any,          # as for `policy_loss`
 )->dict:                    # name -> float
     """What the ratio and the clip did, by the definitions of `grpo_nb.parts.ratios`.
 
@@ -182,10 +176,7 @@ def loss_metrics(
 
 # %% ../nbs/10_loss.ipynb #e77a3842
 def token_terms(
-    logps:Tensor,           # (B, G, T) nats, of the policy that the step found
-    old_logps:Tensor,       # as for `policy_loss`, like all that follows
-    advantages:Tensor,      # (B, G) or (B, G, T)
-    mask:Tensor,            # (B, G, T) bool
+    logps:Tensor, old_logps:Tensor, advantages:Tensor, mask:Tensor,  # as for `policy_loss`
     settings:LossSettings=LossSettings(),  # of the loss
     **given:Tensor|int|None,  # the other inputs of `policy_loss`
 )->dict:                    # name -> (B, G, T)
@@ -211,10 +202,7 @@ def token_terms(
         share=pull/pull.sum().clamp(min=1e-30), clip=held.expand_as(mask)*mask)
 
 def terms_by_loss(
-    logps:Tensor,       # as for `token_terms`, like all that follows
-    old_logps:Tensor,   # (B, G, T) nats
-    advantages:Tensor,  # (B, G) or (B, G, T)
-    mask:Tensor,        # (B, G, T) bool
+    logps:Tensor, old_logps:Tensor, advantages:Tensor, mask:Tensor,  # as for `policy_loss`
     settings:LossSettings=LossSettings(),  # of the run: its own loss comes first
     **given:Tensor|int|None,  # the other inputs of `policy_loss`
 )->dict:                # name -> what `token_terms` returns

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DynamicSampling', 'SkipPrompts', 'VarianceFilter', 'GFPO', 'Copies', 'NewestReplay', 'VirtualMax', 'NGRPO',
-           'EntropyShaped', 'SamePrompt', 'method_class', 'make_method']
+           'EntropyShaped', 'SamePrompt', 'method_class']
 
 # %% ../nbs/catalogue/methods.ipynb #76ead890
 import math, random
@@ -83,8 +83,7 @@ class SkipPrompts(Method):
             return self.p[kind]**z
         return [self.rng.random()<p(k) for k in keys]
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, policy:Callable=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Every group as it is; what happened is remembered by prompt."
         dead = self.find_dead(batch, dead)
         kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
@@ -127,8 +126,7 @@ class VarianceFilter(Method):
         check_option('top_p', top_p, 0<top_p<=1, 'a share above 0 and up to 1')
         self.top_p = top_p
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, policy:Callable=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Every group as it is; those that add little do not count."
         dead = self.find_dead(batch, dead)
         var = spread(batch.rewards).nan_to_num(0).square().masked_fill(dead, 0)
@@ -169,8 +167,7 @@ class GFPO(Method):
         at = worth.sort(dim=1, descending=True, stable=True).indices[:,:k]
         return torch.full_like(rewards, math.nan).scatter(1, at, rewards.gather(1, at))
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, policy:Callable=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Every group as it is, but for the advantages."
         dead,r = self.find_dead(batch, dead),self.best(batch.rewards, batch.completion_mask.sum(2))
         alive,A = ~dead_groups(r, self.dead_tolerance),group_advantages(r, self.scale)
@@ -221,21 +218,19 @@ class Copies(Method):
         if B%k: raise ValueError(f'{B} groups a batch, {k-1} copies for each: B must be divisible by {k}')
         return B//k
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, policy:Callable=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Dead groups go, and copies of the living come in turn."
         dead = self.find_dead(batch, dead)
-        n = len(dead)
-        live = (~dead).nonzero()[:,0] if not dead.all() else torch.arange(n)
-        at = torch.arange(n)
-        holes = dead.nonzero()[:,0] if not dead.all() else at[:0]
+        n,none_lives = len(dead),bool(dead.all())
+        first = torch.arange(n)
+        live = first if none_lives else first[~dead]
+        holes = first[:0] if none_lives else first[dead]
         extra = n*self.stored_per_fresh
-        turns = live.repeat(-(-(len(holes)+extra)//len(live)))[:len(holes)+extra]
+        turns = live[torch.arange(len(holes)+extra)%len(live)]
+        at = torch.cat([first, turns[len(holes):]])
         at[holes] = turns[:len(holes)]
-        why = ['trained' if not d else 'kept' for d in dead.tolist()]
-        for b in holes.tolist(): why[b] = 'replaced'
-        at = torch.cat([at, turns[len(holes):]])
-        alive = torch.full((len(at),), bool((~dead).any()))
+        why = ['kept']*n if none_lives else ['replaced' if d else 'trained' for d in dead.tolist()]
+        alive = torch.full((len(at),), not none_lives)
         return self.treated(batch[at], dead, torch.ones(len(at), dtype=torch.bool), why+['stored']*extra,
             len(holes), alive)
 
@@ -257,16 +252,14 @@ class VirtualMax(Method):
     NGRPO's clip, narrower for negative advantages, is the trainer's to set (`epsilon`, `epsilon_high`).
     Source: NGRPO, arXiv 2509.18851; deviation with the group's size in the denominator, as its code has it.
     """
-    name = 'virtual_max'
+    name,skip_right = 'virtual_max',False   # leave groups of the best reward throughout out of the loss?
     def __init__(self,
         best:float=1.,      # the best possible reward
         eps:float=1e-4,     # added to the deviation
-        skip_right:bool=False,  # leave groups that have the best reward throughout out of the loss?
     ):
-        self.best,self.eps,self.skip_right = best,eps,skip_right
+        self.best,self.eps = best,eps
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, policy:Callable=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Every group counts; only those at the best reward have nothing to say."
         dead = self.find_dead(batch, dead)
         r = batch.rewards
@@ -282,11 +275,7 @@ class VirtualMax(Method):
 @register(METHODS, 'ngrpo')
 class NGRPO(VirtualMax):
     "`VirtualMax` as NGRPO's repository runs it: groups that are all right are left out."
-    name = 'ngrpo'
-    def __init__(self,
-        best:float=1.,  # the best possible reward
-        **options:Plain, # of `VirtualMax`
-    ): super().__init__(best, **dict(skip_right=True)|options)
+    name,skip_right = 'ngrpo',True
 
 # %% ../nbs/catalogue/methods.ipynb #fb54a428
 @register(METHODS, 'entropy')
@@ -332,8 +321,7 @@ class SamePrompt(Method):
         scale:str='group',         # of `group_advantages`
     ): self.max_prompts,self.scale,self.best = max_prompts,scale,{}
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, policy:Callable=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Mend dead groups whose prompt was answered better before, then remember the best of each group."
         dead,keys = self.find_dead(batch, dead),keys_of(batch)
         mean = batch.rewards.nanmean(1).tolist()
@@ -395,10 +383,3 @@ def method_class(
     "The class of that name. ValueError for an unknown name."
     if (found := lookup(METHODS, name)) is not None: return found
     raise ValueError(f"no method {name!r}: choose one of {sorted(METHODS)}; 'keep' is plain GRPO")
-
-def make_method(
-    name:str,  # one of `METHODS`
-    **options:Plain, # of that class
-)->Method:
-    "A method by its name. ValueError for an unknown name."
-    return method_class(name)(**options)

@@ -19,10 +19,6 @@ def compute_rewards(
     completions:list,            # N completions, of the same kind
     columns:dict=None,           # the dataset's other columns, N values each
     completion_ids:list=None,    # N lists of token ids
-    names:list=None,             # F names for messages; None takes the functions' own
-    trainer_state:object=None,   # handed on to the functions
-    log_extra:Callable=None,     # handed on: `log_extra(column, values)`; None for one that does nothing
-    log_metric:Callable=None,    # handed on: `log_metric(name, value)`; None for one that does nothing
 )->Tensor:                       # (N, F) float32, nan where a function does not apply
     """What each reward function says about each completion.
 
@@ -35,8 +31,8 @@ def compute_rewards(
     _check_call(funcs, n, dict(prompts=prompts, completion_ids=completion_ids, **columns))
     quiet = lambda *args, **kwargs: None
     kw = dict(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns,
-              trainer_state=trainer_state, log_extra=log_extra or quiet, log_metric=log_metric or quiet)
-    who = [f'reward function `{o}`' for o in names] if names else [blame(f) for f in funcs]
+              trainer_state=None, log_extra=quiet, log_metric=quiet)   # as TRL gives them
+    who = [blame(f) for f in funcs]
     return torch.stack([check_rewards(o, n, w) for o,w in zip(ask_all(funcs, who, kw), who)], 1)
 
 def _check_call(funcs, n, columns):

@@ -154,17 +154,19 @@ def shuffled(
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 
 def next_keys(
-    s:State,  # its cursor moves on
-    n:int,    # prompts wanted
-)->list:      # n row numbers of the dataset
-    "The next `n` prompts the method wants to see. RuntimeError where it passes over all of them."
-    size,keys,orders = len(s.dataset),[],{}
+    s:State,     # its cursor moves on
+    n:int=None,  # prompts wanted; None: as many as the method wants to sample for a batch
+)->list:         # n row numbers of the dataset
+    "The next prompts the method wants to see. RuntimeError where it passes over all of them."
+    size,keys = len(s.dataset),[]
+    def order(): return shuffled(size, s.args.seed*100_003+s.cursor//size)   # of this epoch
+    now = order()
+    n = s.method.to_sample(s.args.B, s.step) if n is None else n
     for _ in range(100*max(n, size)):
         if len(keys)==n: return keys
-        epoch,i = divmod(s.cursor, size)
-        if epoch not in orders: orders[epoch] = shuffled(size, s.args.seed*100_003+epoch)
-        key = orders[epoch][i]
+        key = now[s.cursor%size]
         s.cursor += 1
+        if s.cursor%size==0: now = order()
         if s.method.choose([key], s.step)[0]: keys.append(key)
     raise RuntimeError(f'method {s.method.name!r} passed over {100*max(n, size)} prompts in a row: '
         'nothing is left to train on')
@@ -258,7 +260,7 @@ def update(
     old = torch.where(treated.uncorrected[idx][:,None,None], logps.detach(), mb.old_logps)
     tokens = old,mb.advantages,mask,s.how
     given = dict(ref_logps=mb.ref_logps, entropy=entropy, num_items=num_items, replayed=mb.replayed,
-        prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]], age=s.step-mb.step)
+        prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]])
     loss = policy_loss(logps, *tokens, **given)
     if not loss.isfinite(): raise bad_loss(s, loss, logps, mb)
     seen = loss_metrics(logps.detach(), *tokens, mb.ref_logps)
@@ -311,7 +313,7 @@ def step(
     s.times.clear()
     s.model.eval()
     s.sampling = True
-    keys = next_keys(s, s.method.to_sample(s.args.B, s.step))
+    keys = next_keys(s)
     rows = [s.dataset[k] for k in keys]
     fresh,texts,by_func = rollout(s, keys, rows)
     if fresh.rewards.isnan().all(): check_judged(s)

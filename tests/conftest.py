@@ -34,10 +34,14 @@ def pytest_collection_modifyitems(config, items):
     for o in items:
         if o.get_closest_marker('slow'): o.add_marker(pytest.mark.skip(reason='slow: run it with --slow'))
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     "Every end of a training collects garbage: what the imports made is none, and need not be walked again."
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try: return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 @pytest.fixture(scope='session')
 def browser():

@@ -151,7 +151,7 @@ if __name__=='__main__':
     class Mine(Replay): name = 'mine'
     ARMS['mine'] = Arm(Mine, dict(priority='oldest'))
     REGIMES['short'] = Regime('chain_sum', dict(min_terms=2, max_terms=3, max_digits=1), 64)
-    bo.SMALL = dict(max_tokens=1500, n_problems=10, num_samples=2, points=1)
+    bo.SMALL = dict(max_tokens=300, n_problems=10, num_samples=2, points=1)
     bakeoff('a.csv', arms='none,mine', regimes='short', small=True, disable_tqdm=True)
 """
     (tmp_path/'nb.py').write_text(code)

@@ -32,7 +32,7 @@ def test_a_state_of_any_nesting_comes_back_to_the_bit(tmp_path):
 
 def test_other_readers_can_open_it(tmp_path):
     save_state(tmp_path/'s', dict(x=torch.arange(3.)))
-    with safe_open(tmp_path/'s', 'pt') as f: assert f.get_tensor('F32').tolist()==[0, 1, 2]
+    with safe_open(tmp_path/'s', 'pt') as f: assert f.get_tensor('float32').tolist()==[0, 1, 2]
 
 def test_thousands_of_groups_can_be_saved(tmp_path):
     "Each in a tensor of its own would make a header of a megabyte; safetensors refuses 100 of them."
@@ -68,7 +68,7 @@ def test_one_flipped_bit_anywhere_is_noticed(at, tmp_path):
     with pytest.raises(ValueError, match='s is damaged'): load_state(tmp_path/'s')
 
 def test_what_cannot_be_held_is_named_and_nothing_is_written(tmp_path):
-    for bad in (object(), torch.zeros(1, dtype=torch.complex64), {1, 2}):
+    for bad in (object(), {1, 2}):
         with pytest.raises(ValueError, match='cannot hold'): save_state(tmp_path/'s', dict(x=[bad]))
     assert not list(tmp_path.iterdir())
 

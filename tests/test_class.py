@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 import nbformat, pytest, torch
 from nbclient import NotebookClient
-from grpo_nb.teach.checks import CHECKS, attempt
-from grpo_nb.teach.classroom import examined, grade, handout, make, score, score_lines, taken_apart
+from grpo_nb.teach.checks import attempt
+from grpo_nb.teach.classroom import checks_of, examined, grade, handout, make, score, score_lines, taken_apart
 from grpo_nb.cli import main
 from grpo_nb.parts.core import mean_ci
 
@@ -127,7 +127,7 @@ def test_another_seed_draws_other_inputs_and_the_key_keeps_its_points(solved):
     for seed in (1, 2, 3):
         for which in 'ABC':
             m = module(solved/which, (solved/which/'adapters.py').read_text())
-            for _,check in CHECKS[which]:
+            for _,check in checks_of(which):
                 rng = torch.Generator()
                 check(m, rng.manual_seed(seed))   # AssertionError, if the key were refused
                 with pytest.raises(AssertionError): check(type(m)('empty'), rng.manual_seed(seed))
@@ -312,12 +312,12 @@ def sample(scores, u, end, temperature):
 }
 
 def test_every_check_of_the_first_three_sets_meets_three_wrong_answers():
-    assert {(k, f.__name__[1:]) for k in 'ABC' for _,f in CHECKS[k]}==set(WRONG)
+    assert {(k, f.__name__[1:]) for k in 'ABC' for _,f in checks_of(k)}==set(WRONG)
     assert min(len(v) for v in WRONG.values())>=3
 
 @pytest.mark.parametrize('which,name', WRONG)
 def test_a_check_finds_what_is_wrong(which, name, solved):
-    check = next(f for _,f in CHECKS[which] if f.__name__[1:]==name)
+    check = next(f for _,f in checks_of(which) if f.__name__[1:]==name)
     for source,words in WRONG[which, name]:
         m = module(solved/which, (KEY/which/'adapters.py').read_text()+'\n'+HEAD+source)
         with pytest.raises(Exception) as e: check(m, torch.Generator().manual_seed(0))
@@ -356,7 +356,7 @@ D_WRONG = {   # check: [(file, what is there, what stands in its place)], or wha
 
 @pytest.mark.parametrize('name', D_WRONG)
 def test_a_check_of_the_experiment_finds_what_is_wrong(name, solved, tmp_path):
-    check = next(f for _,f in CHECKS['D'] if f.__name__[1:]==name)
+    check = next(f for _,f in checks_of('D') if f.__name__[1:]==name)
     for i,wrong in enumerate(D_WRONG[name]):
         d = Path(shutil.copytree(solved/'D', tmp_path/str(i)))
         if isinstance(wrong, tuple): change(d/wrong[0], *wrong[1:])

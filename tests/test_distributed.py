@@ -1,20 +1,24 @@
 """One buffer over many processes: the plan, the exchange in threads and in two real processes, agreement,
 another number of processes."""
 
-import json, os, re, subprocess, sys, threading, time
+import datetime, json, os, re, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
 from grpo_nb.on_trl.distributed import (
-    OwnBuffer, Ranks, RollCall, ShardedBuffer, Wire, agree, pieces, plan_moves, redistribute)
+    Ranks, RollCall, ShardedBuffer, Wire, agree, pieces, plan_moves, redistribute)
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
+from another import elsewhere
 from bench_swap import PAGE, time_swap
 from threads import in_threads
 
 HERE = Path(__file__).parent
 WIRE,made_batch,made_rows,made_sampled = PAGE.WIRE,PAGE.made_batch,PAGE.made_rows,PAGE.made_sampled
 replay_alone,replay_rank,same_replay = PAGE.replay_alone,PAGE.replay_rank,PAGE.same_replay
+
+def own_buffer(size, **options):
+    return ShardedBuffer(ReplayBuffer(size, **options), None, 4, alone=True)
 
 def made(n, groups, G, seed=0, **kw):
     rng = torch.Generator().manual_seed(seed)
@@ -167,7 +171,7 @@ def test_a_size_of_zero_stores_nothing_and_still_makes_both_calls():
 def test_a_buffer_of_one_process_takes_and_gives_as_the_shared_one_does(options):
     "The same groups come in, with the same numbers, whether whole or cut into words of four bytes."
     batches,came = made(7, 6, 4, seed=2),[]
-    own = OwnBuffer(ReplayBuffer(5, **options), 4)
+    own = own_buffer(5, **options)
     for step,b in enumerate(batches):
         s = own.take(made_sampled(b, 0, 1, step))
         for g,(i,lo,hi) in s.mine.items(): own.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
@@ -179,13 +183,13 @@ def test_a_buffer_of_one_process_takes_and_gives_as_the_shared_one_does(options)
 
 def test_a_buffer_that_was_not_given_its_rows_says_so():
     b, = made(1, 4, 4, p_dead=0.)
-    own = OwnBuffer(ReplayBuffer(8), 4)
+    own,gone = own_buffer(8),b|dict(dead=[True]*4, rewards=torch.zeros(16))
     own.take(made_sampled(b, 0, 1, 0))
-    with pytest.raises(RuntimeError, match='were never given their rows'): own.take(made_sampled(b, 0, 1, 1))
+    with pytest.raises(RuntimeError, match='was never given its rows'): own.take(made_sampled(gone, 0, 1, 1))
 
 def buffers(**options):
     "Of one process: its own, and the shared one."
-    return OwnBuffer(ReplayBuffer(8, **options), 4),ShardedBuffer(ReplayBuffer(8, **options), WIRE, 4)
+    return own_buffer(8, **options),ShardedBuffer(ReplayBuffer(8, **options), WIRE, 4)
 
 def took(buf, step, fits=None, **change):
     "One step of four groups, living but for `change`."
@@ -237,26 +241,17 @@ def test_what_a_buffer_knows_of_its_groups_goes_on_with_it(new):
     assert was['index']['uses'].sum()>0
 
 def test_two_real_processes_exchange_the_same_rows(tmp_path):
-    script = tmp_path/'two.py'
-    script.write_text('''
-import sys, torch, torch.distributed as dist, datetime
-torch.set_num_threads(1)
-from bench_swap import PAGE
-from grpo_nb.replay import ReplayBuffer
-from grpo_nb.scale.plans import replay_bytes
-dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=60))
-rng = torch.Generator().manual_seed(5)
-batches = [PAGE.made_batch(rng, 5, 4) for _ in range(6)]     # 10 rows each: group 2 straddles
-buf,out = PAGE.replay_rank(batches, 4, ReplayBuffer(8))
-torch.save((buf.state_dict(), out, buf.ranks.calls), f'{sys.argv[1]}/out{dist.get_rank()}')
-dist.destroy_process_group()
-''')
-    env = os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=f'{HERE.parent}:{HERE}')
-    r = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node',
-        '2', str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=200)
-    assert r.returncode==0, r.stderr[-2000:]
+    import torch.distributed as dist
+    batches = made(6, 5, 4, seed=5)                               # 10 rows each: group 2 straddles
+    def work(rank):
+        dist.init_process_group('gloo', f'file://{tmp_path}/met', datetime.timedelta(seconds=60), 2, rank)
+        buf,out = replay_rank(batches, 4, ReplayBuffer(8))
+        torch.save((buf.state_dict(), out, buf.ranks.calls), tmp_path/f'out{rank}')
+        dist.destroy_process_group()
+    both = [elsewhere(work, r) for r in (0, 1)]
+    for p in both: p.join(120)
+    assert [p.exitcode for p in both]==[0, 0]
     parts = [torch.load(tmp_path/f'out{i}', weights_only=False) for i in (0, 1)]
-    batches = made(6, 5, 4, seed=5)
     assert same_replay(replay_alone(batches, 4, ReplayBuffer(8)), [o for _,o,_ in parts], 4)>0
     assert parts[0][2]==parts[1][2]==12
 

@@ -329,6 +329,10 @@ IN_THEME = """look => {   // the ground comes with a theme's file, the inks with
   const dark = +getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0] < 128
   return dark === (look === 'dark') && html.classList.contains('quarto-dark') === dark }"""
 
+def _ask_axe(frame, axe):
+    "Let the frame have axe's text, once"
+    if not frame.evaluate('() => !!window.axe'): frame.evaluate(axe)
+
 def _axe(frame, rules, within=None):
     got = frame.evaluate(LOOK, dict(within=within, rules=rules))['violations']
     return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in got
@@ -374,13 +378,13 @@ def seen(url, browser, pages, axe):
                 assert sample['all']>1
                 looks.update(sample['fresh'])
                 if not sample['fresh']: continue
-                f.evaluate(axe)
+                _ask_axe(f, axe)
                 r[look] += _axe(f, CONTRAST, SAMPLED)
         for f in pg.frames if axe else ():
             fresh = f.evaluate(KINDS, [*kinds])
             if not fresh: continue
             kinds.update(fresh)
-            f.evaluate(axe)
+            _ask_axe(f, axe)
             f.evaluate(FLAT)
             first = f.parent_frame or p in ('index.html', 'parts/core.html')   # bars of either depth
             r['axe'] += _axe(f, RULES, None if first else BARS)

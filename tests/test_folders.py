@@ -1,5 +1,5 @@
 "What lies in a folder stays there: commands and trainers in folders that hold something already"
-import json, subprocess, sys
+import json, time
 from pathlib import Path
 import pytest, torch
 import grpo_nb.demo
@@ -8,6 +8,7 @@ from grpo_nb.run.record import RECORD, Recorder, lock_folder, read_run
 from grpo_nb.see.during import new_folder
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, train
+from another import elsewhere, fork, works_elsewhere
 from made_runs import make_run
 
 torch.set_num_threads(1)
@@ -124,33 +125,28 @@ def test_checkpoints_of_other_runs_are_neither_replaced_nor_counted(tmp_path):
     short(tmp_path/'a', True, max_steps=12, save_total_limit=1)
     assert {o.name for o in (tmp_path/'a').glob('checkpoint-*')}=={'checkpoint-1','checkpoint-12'}
 
-WRITER = '''
-import sys, time
-from grpo_nb.run.record import Recorder
-rec = Recorder(sys.argv[1], settings=dict(seed=0), run='first')
-rec.log(dict(step=0, reward=0.))
-print('writing', flush=True)
-time.sleep(60)
-'''
+def write(folder, begun):
+    "A run that goes on until it is killed"
+    Recorder(folder, settings=dict(seed=0), run='first').log(dict(step=0, reward=0.))
+    begun.set()
+    time.sleep(60)
 
 def test_two_runs_at_once_do_not_mix_their_rows_and_a_killed_one_holds_nothing(tmp_path):
-    p = subprocess.Popen([sys.executable, '-c', WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    p = elsewhere(write, tmp_path, begun := fork.Event())
     try:
-        assert p.stdout.readline()=='writing\n'
+        assert begun.wait(30)
         before = files(tmp_path)
         for go in (lambda: short(tmp_path), lambda: Recorder(tmp_path, run='first', resume_step=0)):
             with pytest.raises(ValueError, match='another run is writing there now'): go()
         assert files(tmp_path)==before
     finally:
         p.kill()
-        p.wait()
+        p.join()
     Recorder(tmp_path, run='first', resume_step=0).log(dict(step=1, reward=1.))
     assert read_run(tmp_path).history.step.tolist()==[0, 1]
 
 def test_a_run_gives_its_folder_back_when_it_ends_well_or_badly(tmp_path):
-    def free(d):
-        code = f'from grpo_nb.run.record import lock_folder; lock_folder({str(d)!r})'
-        return subprocess.run([sys.executable, '-c', code], capture_output=True).returncode==0
+    def free(d): return works_elsewhere(lock_folder, d)
     short(tmp_path/'a')
     assert free(tmp_path/'a')
     def breaks(completions, **kwargs): raise KeyError('x')

@@ -138,11 +138,13 @@ def test_the_largest_difference_of_weights_is_found():
         def unwrap_model(self, m): return m
     assert D._apart(Trainer(2.), Trainer(2.))==0 and D._apart(Trainer(2.), Trainer(1.75))==.25
 
-def test_every_rank_returns_and_one_that_fails_is_named():
-    o = Bench(quick=True)
+def test_every_rank_returns_and_one_that_fails_is_named(monkeypatch):
+    "Two on a CPU, one for each card where there are any"
     before = [signal.getsignal(k) for k in (signal.SIGTERM,signal.SIGINT)]
-    assert D._on_ranks(o, rank)==[1, 2]
-    with pytest.raises(Exception, match='no such thing on cpu'): D._on_ranks(o, rank, 1)
+    assert D._on_ranks(Bench(quick=True), rank)==[1, 2]
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
+    with pytest.raises(Exception, match='no such thing on cuda'):
+        D._on_ranks(Bench(quick=True, device='cuda'), rank, 0)
     assert [signal.getsignal(k) for k in (signal.SIGTERM,signal.SIGINT)]==before
 
 # --- the rehearsal

@@ -681,17 +681,6 @@ def test_two_mixins_stand_between_it_and_grpo_and_the_chapter_holds_every_method
            '_see_logps').split()
     assert all(o in vars(GRPOWithReplayBufferTrainer) for o in way)
 
-def test_importing_the_trainer_brings_in_few_rooms():
-    "The record, the doctor and all that samples or trains without TRL come with their use."
-    import subprocess, sys
-    code = ('import sys, grpo_nb.grpo_with_replay_buffer\n'
-        'print(*[o for o in sys.modules if o.startswith("grpo_nb.") and sys.modules[o].__doc__])')
-    r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    rooms = {o.removeprefix('grpo_nb.') for o in r.stdout.split()}
-    assert r.returncode==0 and len(rooms)<=12, sorted(rooms)
-    assert not {o for o in rooms if o.startswith('see.')}
-    assert not {'on_trl.record','generation','trainer','loss'}&rooms
-
 def test_a_registered_priority_decides_what_is_drawn():
     import numpy as np
     from grpo_nb.parts.core import register

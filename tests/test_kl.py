@@ -8,7 +8,7 @@ from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.parts.model import chunked_logps, why_slow
 from grpo_nb.generation import Rollouts
 from grpo_nb.kl import (
-    entropy_of, gather_logps, kl_estimate, token_logps, token_logps_and_entropy, token_logps_loop)
+    entropy_of, gather_logps, kl_estimate, token_logps, token_logps_and_entropy)
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
@@ -70,7 +70,6 @@ def test_values_and_gradients_are_those_of_each_completion_alone(opts, tie):
         for a,b in zip(got[:2], want): assert_tensor(a, b, 2e-5)
         near(got[2], want[2])
         assert_tensor(token_logps(m, ro, temperature, **opts), want[0], 2e-5)
-        assert_tensor(token_logps_loop(m, ro, temperature), want[0], 1e-6)
 
 def test_in_float64_the_shared_prefix_and_the_plain_road_are_one():
     m,ro = model(torch.float64),batch(seed=4)

@@ -6,6 +6,7 @@ from grpo_nb.scale import launch as M
 from grpo_nb.scale.launch import (
     check_launch_config, launch_command, launch_config, slurm_script, vllm_command, vllm_problem,
     write_launch_config)
+from another import said_elsewhere
 
 @pytest.mark.parametrize('s', ['ddp','fsdp2','zero2','zero3'])
 def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
@@ -203,16 +204,14 @@ def test_a_batch_in_prompts_is_cut_into_passes_of_at_most_eight_rows():
     assert [cut(16, 4), cut(1, 6), cut(9, 3)]==[(8, 8), (6, 1), (3, 9)]
 
 def test_fsdp2_on_a_cpu_takes_trls_settings_and_is_made_once():
-    code = '''
-import os
-from grpo_nb.scale.launch import fsdp2_on_cpu
-from accelerate.state import AcceleratorState
-try: fsdp2_on_cpu(fsdp_version=3); print('taken')
-except ValueError as e: print('fsdp_version is 3' in str(e), 'ACCELERATE_USE_FSDP' in os.environ)
-fsdp2_on_cpu(fsdp_reshard_after_forward=False)
-once = AcceleratorState.__init__
-fsdp2_on_cpu()
-print(AcceleratorState.__init__ is once, os.environ['FSDP_VERSION'], os.environ['FSDP_RESHARD_AFTER_FORWARD'])
-'''
-    r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
-    assert r.stdout.splitlines()==['True False', 'True 2 True'], r.stderr[-2000:]
+    def said():
+        from accelerate.state import AcceleratorState
+        from grpo_nb.scale.launch import fsdp2_on_cpu
+        with pytest.raises(ValueError, match='fsdp_version is 3'): fsdp2_on_cpu(fsdp_version=3)
+        before = 'ACCELERATE_USE_FSDP' in os.environ
+        fsdp2_on_cpu(fsdp_reshard_after_forward=False)
+        once = AcceleratorState.__init__
+        fsdp2_on_cpu()
+        again = AcceleratorState.__init__ is once
+        return before,again,os.environ['FSDP_VERSION'],os.environ['FSDP_RESHARD_AFTER_FORWARD']
+    assert said_elsewhere(said)==(False, True, '2', 'True')

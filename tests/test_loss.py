@@ -326,8 +326,7 @@ def test_aggregate_ignores_what_is_masked_even_nan():
     for k,v in want.items(): assert_tensor(aggregate(x, m, k, max_completion_length=4), torch.tensor(v))
 
 # ---- corrections: weight, clip and filter, each combination beside a plain loop ----
-FILTERS = dict(none={}, age=dict(max_age=3), drift=dict(max_drift=.25), ess=dict(min_ess=.6),
-    moment=dict(max_moment=.15))
+FILTERS = dict(none={}, drift=dict(max_drift=.25), moment=dict(max_moment=.15))
 FAR = math.inf
 CLIP_EDGES = dict(ppo=(.2,.3,FAR), none=(FAR,FAR,FAR), dapo=(.2,.3,FAR), two_sided=(.2,.3,4.))
 
@@ -337,7 +336,6 @@ def past(seed, B=4, G=3, T=4):
     del d['ref_logps']
     g = torch.Generator().manual_seed(seed+100)
     d['prox_logps'] = d['old_logps']+.4*torch.randn(B, G, T, generator=g, dtype=torch.float64)
-    d['age'] = torch.tensor([1,3,4,9])
     return d
 
 def answers_of(d, key):
@@ -349,11 +347,7 @@ def loop_keep(x, d, c):
     "Which answers, and which tokens, the filters leave in."
     stay = {k:True for k in x}
     for (b,i),o in x.items():
-        if c.max_age is not None and d['age'][b]>c.max_age: stay[b,i] = False
         if c.max_drift is not None and abs(sum(o)/len(o))>c.max_drift: stay[b,i] = False
-        if c.min_ess is not None:
-            w = [math.exp(sum(v)) for (g,_),v in x.items() if g==b]
-            if sum(w)**2/sum(v*v for v in w)/len(w)<c.min_ess: stay[b,i] = False
     tokens = sorted((v*v, k, t) for k,o in x.items() if stay[k] for t,v in enumerate(o))
     if c.max_moment is None: return {(k,t) for _,k,t in tokens}
     while tokens and sum(v for v,_,_ in tokens)/len(tokens)>c.max_moment: tokens.pop()
@@ -486,8 +480,7 @@ def test_a_correction_works_under_every_loss_type():
 @pytest.mark.parametrize('make,says', [(lambda: Correction(weight='half'), 'choose one of token'),
     (lambda: Correction(clip='hard'), 'choose one of ppo'),
     (lambda: Correction(max_drift=-1.), '`max_drift` is -1.0'),
-    (lambda: policy_loss(**batch(0), correction=Correction(weight='decoupled')), 'ask the model once more'),
-    (lambda: policy_loss(**batch(0), correction=Correction(max_age=3)), '`max_age` needs `age`')])
+    (lambda: policy_loss(**batch(0), correction=Correction(weight='decoupled')), 'ask the model once more')])
 def test_what_a_correction_lacks_is_named(make, says):
     with pytest.raises(ValueError) as e: make()
     assert says in str(e.value)

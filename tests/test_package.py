@@ -92,13 +92,38 @@ def test_modules_import_only_the_heavy_packages_of_their_room(names, may):
     assert names and r.returncode==0, r.stderr
     assert set(r.stdout.split()) <= may
 
-def test_every_module_imports_fresh_and_has_what_it_promises():
-    code = ';'.join(
-        ['import importlib']
-        + [f"m=importlib.import_module('grpo_nb.{o}');[getattr(m,k) for k in m.__all__]" for o in MODULES]
-    )
-    r = _python(code, cwd='/')
-    assert r.returncode==0, r.stderr[-3000:]
+@pytest.fixture(scope='module')
+def fresh(tmp_path_factory):
+    """A process of its own that imports the trainer on TRL, makes its config, then imports all the rest;
+    TRL's source reads there as after a rename"""
+    return _python(f"""import importlib, inspect, sys
+real,theirs = inspect.getsource,'trl.trainer.grpo_trainer'
+def moved(o): return real(o).replace('self.loss_type', 'kind') if o is sys.modules.get(theirs) else real(o)
+inspect.getsource = moved
+import grpo_nb.grpo_with_replay_buffer as M
+print(*[o for o in sys.modules if o.startswith('grpo_nb.') and sys.modules[o].__doc__])
+M.GRPOWithReplayBufferConfig(output_dir={str(tmp_path_factory.mktemp('fresh'))!r}, use_cpu=True, bf16=False)
+print('config made')
+inspect.getsource = real
+for o in {MODULES}:
+    m = importlib.import_module('grpo_nb.'+o)
+    for k in m.__all__: getattr(m, k)
+print('all imported')
+""", cwd='/')
+
+def test_importing_the_trainer_brings_in_few_rooms(fresh):
+    "The record, the doctor and all that samples or trains without TRL come with their use."
+    rooms = {o.removeprefix('grpo_nb.') for o in fresh.stdout.split('\n')[0].split()}
+    assert 1<len(rooms)<=12, (sorted(rooms), fresh.stderr[-3000:])
+    assert not {o for o in rooms if o.startswith('see.')}
+    assert not {'on_trl.record','generation','trainer','loss'}&rooms
+
+def test_a_rename_within_trl_refuses_no_config(fresh):
+    "Nothing is read from the source of TRL's trainer, where names may change with any release."
+    assert 'config made' in fresh.stdout, fresh.stderr[-3000:]
+
+def test_every_module_imports_fresh_and_has_what_it_promises(fresh):
+    assert fresh.returncode==0 and 'all imported' in fresh.stdout, fresh.stderr[-3000:]
 
 def _public(name):
     "Exported functions and classes of a module, as (qualified name, node, source lines)"
@@ -204,7 +229,8 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     want = {str(f.relative_to(ROOT)) for m,f in FILES.items() if _wing(m)!='dev'} | {str(f.relative_to(ROOT))
                                                    for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()}
     handouts = [f.name for f in ROOT.glob('nbs/teach/?_*.ipynb')]
-    assert len(handouts)==4 and {f'grpo_nb/assets/teach/{o}' for o in handouts}<=whl
+    assert len(handouts)==4
+    assert {f'grpo_nb/assets/teach/{o}' for o in [*handouts, 'checks.ipynb']}<=whl
     assert any('assets/tiny_qwen' in o
                for o in want), ('the shipped weights are not in grpo_nb/assets/tiny_qwen')
     assert want<=whl and want|{'settings.ini','setup.py','README.md','LICENSE'}<=tar, (want-whl, want-tar)
@@ -226,21 +252,18 @@ def test_it_works_installed_alone(built, tmp_path, kind):
     site = Path(subprocess.run([py, '-c', 'import site; print(site.getsitepackages()[0])'],
                                capture_output=True, text=True).stdout.strip())
     (site/'borrowed.pth').write_text(here+'\n')
-    code = ('import grpo_nb, pathlib; print(pathlib.Path(grpo_nb.__file__).parent); '
-            'from grpo_nb.tiny_qwen import load_model; m,t = load_model(); '
-            'print(sum(p.numel() for p in m.parameters()))')
-    r = _python(code, str(py), cwd=str(tmp_path))
-    assert r.returncode==0, r.stderr[-3000:]
-    where,n = r.stdout.split()[-2:]
-    assert where.startswith(str(site)) and 1e4<int(n)<2e6
-    if (
-        kind == 'wheel'
-    ):  # the tests of two rooms, far from the clone; those that ask trl or read notebooks stay at home
-        for o in ('test_advantages.py', 'test_kl.py'):
-            (tmp_path / o).write_text((ROOT / 'tests' / o).read_text(encoding='utf-8'), encoding='utf-8')
-        r = subprocess.run([py, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k',
-                            'not trl and not exercise', 'test_advantages.py', 'test_kl.py'],
-                           capture_output=True, text=True, cwd=tmp_path)
-        assert r.returncode==0, r.stdout[-3000:]
+    (tmp_path/'test_here.py').write_text(dedent(f"""
+        import grpo_nb
+        from grpo_nb.tiny_qwen import load_model
+        def test_it_is_the_installed_one_with_its_model():
+            assert grpo_nb.__file__.startswith({str(site)!r})
+            assert 1e4<sum(p.numel() for p in load_model()[0].parameters())<2e6
+        """))
+    # and the tests of two rooms, far from the clone; those that ask trl or read notebooks stay at home
+    rooms = ['test_advantages.py','test_kl.py'] if kind=='wheel' else []
+    for o in rooms: shutil.copy(ROOT/'tests'/o, tmp_path)
+    r = subprocess.run([py, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k', 'not trl and not exercise',
+                        'test_here.py', *rooms], capture_output=True, text=True, cwd=tmp_path)
+    assert r.returncode==0, r.stdout[-3000:]
     r = subprocess.run([env/'bin'/'grpo_nb', '--help'], capture_output=True, text=True, cwd=tmp_path)
     assert r.returncode==0 and 'demo' in r.stdout, r.stderr[-2000:]

@@ -143,19 +143,18 @@ def test_metrics_equal_trls(loss_type):
 @pytest.mark.parametrize('clip', CLIP_KINDS)
 @pytest.mark.parametrize('weight', WEIGHTS)
 def test_a_correction_on_trls_rows_gives_our_loss_and_gradient(weight, clip):
-    filters = dict(none={}, age=dict(max_age=1), drift=dict(max_drift=.1), moment=dict(max_moment=.05))
+    filters = dict(none={}, drift=dict(max_drift=.1), moment=dict(max_moment=.05))
     each = itertools.product(filters.items(), ['token','sequence'], ['dapo','grpo','cispo'])
     for (name,kw),level,loss_type in each:
         if loss_type!='dapo' and name!='none': continue
-        d,age = batch(2),torch.tensor([0,1,2])
+        d = batch(2)
         c = Correction(weight=weight, clip=clip, weight_cap=1.3, **kw)
         prox = (d.old+.1*torch.randn(d.old.shape, generator=torch.Generator().manual_seed(1)))*d.mask
         settings = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.25)
         p = d.logps.clone().requires_grad_()
-        ours = policy_loss(p, d.old, d.A, d.mask, correction=c, prox_logps=prox, age=age, **settings)
+        ours = policy_loss(p, d.old, d.A, d.mask, correction=c, prox_logps=prox, **settings)
         flat = lambda o: o.flatten(0, 1)
-        rows = dict(level=level, prox_logps=flat(prox), age=age.repeat_interleave(4),
-                    clip=Clip(epsilon_high=.25))
+        rows = dict(level=level, prox_logps=flat(prox), clip=Clip(epsilon_high=.25))
         old,A = correct(flat(p), flat(d.old), flat(d.A)[:,None], flat(d.mask), c, **rows)
         whole = lambda o: o.expand(12, 7).reshape(3, 4, 7)
         theirs,_ = trl_loss(p, whole(old), whole(A), d.mask, **settings)

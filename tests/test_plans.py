@@ -1,11 +1,11 @@
 "The plan of a large run: shapes as published, states cut as the strategy says, activations as measured."
 
-import subprocess, sys
 import pytest, torch
 from transformers import AutoConfig, LlamaConfig, Qwen3MoeConfig
 from grpo_nb.scale import plans as M
 from grpo_nb.scale.plans import (Layout, count_weights, format_plan, memory_plan, model_config, run_plan,
                            step_bytes, STRATEGIES)
+from another import said_elsewhere
 
 
 @pytest.mark.parametrize('name,n', [('Qwen2.5-0.5B',494_032_768), ('Qwen2.5-1.5B',1_543_714_304),
@@ -149,25 +149,21 @@ def test_a_stretched_context_counts():
 
 def test_sixty_four_fake_processes_cut_the_states_as_planned():
     "FSDP2 on a fake process group of 64: a rank's share of the weights, on the meta device."
-    code = '''
-import torch, torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoModelForCausalLM
-from grpo_nb.scale.plans import model_config, count_weights
-dist.init_process_group('fake', rank=5, world_size=64, store=FakeStore())
-mesh = init_device_mesh('cpu', (64,))
-c = model_config('Qwen/Qwen2.5-0.5B')
-c.num_hidden_layers,c.layer_types = 2,c.layer_types[:2]
-with torch.device('meta'): m = AutoModelForCausalLM.from_config(c)
-for l in m.model.layers: fully_shard(l, mesh=mesh)
-fully_shard(m, mesh=mesh)
-print(sum(p.to_local().numel() for p in m.parameters())*64/count_weights(c))
-'''
-    r = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
-    assert r.returncode==0, r.stderr[-2000:]
-    assert .98<float(r.stdout)<1.02
+    def share():
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from transformers import AutoModelForCausalLM
+        dist.init_process_group('fake', rank=5, world_size=64, store=FakeStore())
+        mesh = init_device_mesh('cpu', (64,))
+        c = model_config('Qwen/Qwen2.5-0.5B')
+        c.num_hidden_layers,c.layer_types = 2,c.layer_types[:2]
+        with torch.device('meta'): m = AutoModelForCausalLM.from_config(c)
+        for l in m.model.layers: fully_shard(l, mesh=mesh)
+        fully_shard(m, mesh=mesh)
+        return sum(p.to_local().numel() for p in m.parameters())*64/count_weights(c)
+    assert .98<said_elsewhere(share)<1.02
 
 def test_a_checkpoint_takes_on_disk_what_the_plan_says(tmp_path):
     import trl_tiny as T

@@ -86,7 +86,7 @@ def test_effective_sample_sizes_equal_a_loop(seed):
     assert token_ess(x, mask).item()==pytest.approx(kish([math.exp(v) for o in rows for v in o]))
     assert answer_ess(x, mask).item()==pytest.approx(kish([math.exp(sum(o)) for o in rows]))
     each = [kish([math.exp(sum(o)) for o in rows[4*b:4*b+4]]) for b in range(3)]
-    assert_tensor(answer_ess(x, mask, dim=1), each)
+    assert_tensor(torch.stack([answer_ess(*o) for o in zip(x, mask)]), each)
     flat = lambda o: o.flatten(0, 1)
     assert token_ess(flat(x), flat(mask))==token_ess(x, mask)
 
@@ -217,11 +217,11 @@ def test_the_moment_of_replayed_tokens_does_not_see_the_fresh_ones():
     assert torch.equal(got[~replayed], A[~replayed].expand_as(x[~replayed]))
 
 @pytest.mark.parametrize('text,want', [('clip=none', Correction(clip='none')), (None, None),
-    ('weight=truncated, weight_cap=1.5,max_age=8', Correction(weight='truncated', weight_cap=1.5, max_age=8)),
+    ('weight=truncated, weight_cap=1.5,max_drift=8', Correction('truncated', 1.5, max_drift=8)),
     (dict(max_drift=.2), Correction(max_drift=.2)), (Correction(), Correction())])
 def test_a_correction_is_read_from_words(text, want): assert read_correction(text)==want
 
-@pytest.mark.parametrize('text', ['weigth=none', 'none', 'clip=hard', 'max_age=old', 3])
+@pytest.mark.parametrize('text', ['weigth=none', 'none', 'clip=hard', 'max_drift=old', 3])
 def test_words_that_make_no_correction_are_named(text):
     with pytest.raises(ValueError, match='`replay_correction` is .* needs words such as'):
         read_correction(text, 'replay_correction')

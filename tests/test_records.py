@@ -4,6 +4,7 @@ import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.generation import Rollouts
 from grpo_nb.run.record import *
 from grpo_nb.run.record import GROUP_FIELDS
+from another import elsewhere
 
 def rows_of(step, B=4, G=3, **kw):
     return group_rows(step, [f'q{b}' for b in range(B)], [f'a{b}{g}' for b in range(B) for g in range(G)],
@@ -223,17 +224,17 @@ def test_ratio_histogram_equals_a_loop():
 
 def test_reading_while_another_process_writes(tmp_path):
     "Rows are written whole: a reader beside the writer never sees a damaged one."
-    import subprocess, sys
-
-    code = (f'from grpo_nb.run.record import *\nrec = Recorder({str(tmp_path)!r})\n'
-            'for s in range(1, 151):\n    rec.log(dict(step=s))\n'
-            "    rec.groups(s, group_rows(s, ['q']*16, ['x'*300]*128, [0.]*128))")
-    p = subprocess.Popen([sys.executable, '-c', code]); seen = [0]
-    while p.poll() is None:
-        time.sleep(.1)
+    def write():
+        rec = Recorder(tmp_path)
+        for s in range(1, 151):
+            rec.log(dict(step=s))
+            rec.groups(s, group_rows(s, ['q']*16, ['x'*300]*128, [0.]*128))
+    p,seen = elsewhere(write),[0]
+    while p.is_alive():
+        p.join(.1)
         if (tmp_path/'groups.jsonl').exists():
             r = read_run(tmp_path); seen.append(len(r.groups)); assert r.notes==[]
-    assert p.returncode==0 and len(read_run(tmp_path).groups)==16*150 and seen==sorted(seen)
+    assert p.exitcode==0 and len(read_run(tmp_path).groups)==16*150 and seen==sorted(seen)
 
 def test_recording_a_demo_step_takes_under_four_milliseconds(tmp_path):
     rec = Recorder(tmp_path); text = ['<think>3 + 4 = 7, 7 - 2 = 5</think><answer>5</answer>']*128
@@ -277,14 +278,13 @@ def test_a_record_keeps_to_its_share_of_the_disk_all_along_the_run(tmp_path):
     for s in range(100): free.groups(s, rows_of(s))
     assert read_run(tmp_path).steps==list(range(100))
 
-@pytest.mark.parametrize('block', [1, 7, 100, 10**6])
 @pytest.mark.parametrize('step', [-1, 0, 3, 5, 9])
-def test_a_cut_keeps_what_stands_before_byte_for_byte(block, step, tmp_path):
+def test_a_cut_keeps_what_stands_before_byte_for_byte(step, tmp_path):
     from grpo_nb.run.record import _cut
     f = tmp_path/'a.jsonl'
     rows = [to_line(dict(step=s, text='x'*(7*s%23), more=[s])) for s in (0, 1, 1, 2, 3, 3, 5, 6)]
     f.write_bytes(b''.join(rows)+b'{"step": 7, "half')
-    _cut(f, step, block)
+    _cut(f, step)
     assert f.read_bytes()==b''.join(o for o in rows if json.loads(o)['step']<=step)
 
 def test_a_long_record_is_cut_without_being_read(tmp_path):

@@ -8,8 +8,7 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
-from grpo_nb.replay import (PRIORITIES, Replay, ReplayBuffer, pack_groups, put_entries,
-    unpack_groups)
+from grpo_nb.replay import (PRIORITIES, Replay, ReplayBuffer, pack_groups, put_entries)
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
@@ -402,15 +401,15 @@ def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
         x.old_logps[0, 0] = 0.0  # a row masked as a whole
     if rng.random()<.5: x.advantages = x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask
     if x.ref_logps is not None: x.ref_logps *= x.completion_mask
-    back,want = unpack_groups(pack_groups(x), replayed=False),x.trim()
+    back,want = Rollouts.unpack(pack_groups(x), replayed=False),x.trim()
     for k,v in want.tensors().items(): assert torch.equal(v, getattr(back, k)), k
-    parts = [unpack_groups([g], replayed=False) for g in pack_groups(x)]
+    parts = [Rollouts.unpack([g], replayed=False) for g in pack_groups(x)]
     for k,v in want.tensors().items(): assert torch.equal(v, getattr(Rollouts.cat(parts).trim(), k)), k
 
 def test_token_and_group_advantages_mix_in_one_batch():
     x = batch([MIXED, [1.,1,0,0]])
     y = replace(x, advantages=x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask)
-    z = unpack_groups([pack_groups(x, [0])[0], pack_groups(y, [1])[0]])
+    z = Rollouts.unpack([pack_groups(x, [0])[0], pack_groups(y, [1])[0]])
     assert_tensor(z.advantages[0], x.advantages[0][:,None]*z.completion_mask[0])
     t = put_entries(x, torch.tensor([0]), [type('E', (), dict(data=pack_groups(y, [1])[0]))()])
     assert_tensor(t.advantages[1], x.advantages[1][:,None]*t.completion_mask[1])
@@ -439,8 +438,8 @@ def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
     x = batch([MIXED]); x.completion_mask[0,0] = torch.tensor([1,0,1,0,0,0]).bool()
     with pytest.raises(ValueError, match='hole'): pack_groups(x)
     with pytest.raises(ValueError, match=r'\[3, 4\]'):
-        unpack_groups([pack_groups(batch([MIXED]), [0])[0], pack_groups(batch([MIXED[:3]]), [0])[0]])
-    with pytest.raises(ValueError, match='no groups'): unpack_groups([])
+        Rollouts.unpack([pack_groups(batch([MIXED]), [0])[0], pack_groups(batch([MIXED[:3]]), [0])[0]])
+    with pytest.raises(ValueError, match='no groups'): Rollouts.unpack([])
 
 def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs():
     G,T,P = 16,1024,64

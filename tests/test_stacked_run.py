@@ -95,7 +95,8 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
         return is_right(padded, torch.tensor(answer)).float().tolist()
     darts,order = iter(seen['darts']),iter(range(len(rows)))
     monkeypatch.setattr(generation, 'uniforms', lambda n, T, *_: next(darts).double())
-    monkeypatch.setattr(trainer, 'next_keys', lambda s, n: [next(order) for _ in range(n)])
+    def next_keys(s): return [next(order) for _ in range(s.method.to_sample(s.args.B, s.step))]
+    monkeypatch.setattr(trainer, 'next_keys', next_keys)
     said,infos = [],[]
     kept = trainer.rollout
     def rollout(*a, **k):

@@ -92,13 +92,19 @@ def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words)
     main(['run_nbs', *words])
     assert seen==dict(names=['plotting'], check='--check' in words)
 
-def test_running_notebooks_again_changes_nothing_but_what_is_stale(copy):
-    "The two with figures and widgets, whose bytes and names would change if anything did; one number is old"
-    f = notebook(copy, 'plotting')
+def test_a_check_of_many_changes_nothing_names_what_is_stale_and_goes_on_behind_a_failure(copy):
+    """The two with figures and widgets, whose bytes and names would change if anything did; one number is
+    old; one notebook before them fails"""
+    bad,f = notebook(copy, 'checkpoints'),notebook(copy, 'plotting')
+    nb = json.loads(bad.read_text())
+    nb['cells'].insert(1, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[],
+                               source=['1/0']))
+    bad.write_text(json.dumps(nb))
     f.write_text(f.read_text().replace('"4.54"', '"4.55"'))
-    with pytest.raises(dev.Trouble) as told: dev.run_nbs(['plotting','widgets'], check=True)
+    with pytest.raises(dev.Trouble) as told: dev.run_nbs([bad.stem, 'plotting', 'widgets'], check=True)
     *faults,_ = str(told.value).splitlines()
-    assert len(faults)==1 and re.search(r'plotting.ipynb, cell \d+ \(.*: another output now', faults[0])
+    assert len(faults)==2 and 'ZeroDivisionError' in faults[0]
+    assert re.search(r'plotting.ipynb, cell \d+ \(.*: another output now', faults[1])
     assert '4.55' in f.read_text()   # a check writes nothing
 
 def test_a_failing_cell_is_told_with_its_error(copy):
@@ -114,16 +120,6 @@ def test_a_failing_cell_is_told_with_its_error(copy):
 def test_stored_outputs_are_small():
     big = {f.name:f.stat().st_size for f in ROOT.glob('nbs/**/*.ipynb') if f.stat().st_size>3_000_000}
     assert big=={}
-
-def test_a_check_of_many_goes_on_behind_a_notebook_that_fails(copy):
-    bad,old = notebook(copy, 'checkpoints'),notebook(copy, 'plotting')
-    nb = json.loads(bad.read_text())
-    nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[],
-                               source=['1/0']))
-    bad.write_text(json.dumps(nb))
-    old.write_text(old.read_text().replace('"4.54"', '"4.55"'))
-    with pytest.raises(dev.Trouble) as told: dev.run_nbs([bad.stem, old.stem], check=True)
-    assert 'ZeroDivisionError' in str(told.value) and 'plotting.ipynb, cell' in str(told.value)
 
 def test_once_a_week_every_stored_output_is_compared_and_the_newest_versions_run_every_notebook():
     import yaml

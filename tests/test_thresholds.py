@@ -30,6 +30,9 @@ KL = lambda usual, end, n=40: last(n, n//4, usual, end)
 def pair(*rewards, **kw): return dict(step=0, group=0, rewards=list(rewards), dead=False)|kw
 def noise(d, tiny=1, of=1): return [pair(1., 1.+d)]*tiny+[pair(0., 1.)]*(of-tiny)
 def uses(*n): return [pair(0., 0., replacement=dict(id=i, step=0)) for i,k in enumerate(n) for _ in range(k)]
+def few(n, stored, back):
+    "`n` rows in which nothing lives, and of `stored` groups so many come back"
+    return look(n, replay__buffer_size=stored, replay__replaced=back, replay__dead=8, replay__live_before=0)
 def evals(v, n=40):
     "Evaluations, spread over `n` rows"
     out,every = [None]*n,n//len(v)
@@ -130,6 +133,8 @@ EDGES = {
         tuple(look(groups=uses(10, 10, 10, 10, *[1]*k)) for k in (39, 41))+(below,),
     ('few-groups-replayed','each'):
         (look(groups=uses(11, 11, 11, 9)), look(groups=uses(11, 11, 11, 10)), above),
+    ('few-groups-replayed','times'): (few(13, 4, 3), few(10, 4, 4), above),
+    ('few-groups-replayed','places'): (few(19, 1, 1), few(20, 1, 1), above),
     ('held-out-falls','share'):
         tuple(look(40, reward=UP, eval__acc=evals([.5, .5, .5, v])) for v in (.465, .455))+(above,),
     ('held-out-falls','least'):
@@ -179,8 +184,6 @@ HELPERS = {
         tuple((look(20, reward=[.1]*10+[.5]*5+[v]*5, **{DEAD:jump(20, .1, .95)}),)
             for v in (.445, .455))+(above,),
     (F._young_clip,'age'): tuple((look(9, replay__clip_share=.5, **{AGE:v}),) for v in (1.45, 1.55))+(below,),
-    (F.worn_out,'times'): ((4, 39, 4), (4, 40, 4), above),
-    (F.worn_out,'places'): ((1, 19, 1), (1, 20, 1), above),
     (F._others_fell,'share'):
         tuple((look(24, rewards__a__mean=jump(24, 1., v)),) for v in (.61, .59))+(above,),
     (F._others_fell,'least'):

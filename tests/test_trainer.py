@@ -527,7 +527,7 @@ def test_a_method_of_ones_own_is_known_by_its_name():
         assert s.method.name=='loud' and s.history[0]['replay/loud']==1
     finally: del METHODS['loud']
 
-@pytest.mark.parametrize('words', ['weight=truncated,clip=none', 'weight=none,clip=none', 'max_age=1',
+@pytest.mark.parametrize('words', ['weight=truncated,clip=none', 'weight=none,clip=none', 'max_drift=0.001',
     'weight=decoupled', 'max_moment=0.001'])
 def test_a_correction_of_replayed_groups_reaches_the_loss(words):
     runs = [state(learning_rate=1e-2, replay_correction=o) for o in (None, words)]

@@ -3,7 +3,6 @@ import json, math, warnings
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
-from grpo_nb.methods import make_method
 from grpo_nb.replay import Keep
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, new_state, train
@@ -175,7 +174,7 @@ def test_a_run_does_not_go_on_with_another_method(tmp_path):
     with pytest.raises(ValueError, match="method 'replay', this run has 'keep'"):
         resumed(tmp_path, method=Keep())
     with pytest.raises(ValueError, match="method 'replay', this run has 'mask'"):
-        resumed(tmp_path, method=make_method('mask'))
+        resumed(tmp_path, method='mask')
 
 def test_other_rewards_and_a_learning_rate_that_jumps_are_warned_about(tmp_path):
     def other(completions, **kwargs): return length(completions)

@@ -8,9 +8,10 @@ from transformers import TrainerCallback
 from grpo_nb.advantages import group_advantages
 from grpo_nb.scale.plans import batch_plan
 from grpo_nb.inspector import inspector_html
-from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, read_run
+from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder, read_run
 from grpo_nb.see.view import write_report
 from grpo_nb.see.readers import diagnose
+from another import elsewhere, fork, works_elsewhere
 from view_pages import Opened
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
@@ -268,21 +269,24 @@ def test_a_record_is_written_as_the_run_goes(tmp_path):
 
 def test_two_runs_at_once_do_not_write_in_one_folder(tmp_path):
     first,second = (make_resumable(tmp_path, 2, save_strategy='no') for _ in range(2))
-    def free():
-        code = f'from grpo_nb.run.record import lock_folder; lock_folder({str(tmp_path)!r})'
-        return subprocess.run([sys.executable, '-c', code], capture_output=True).returncode==0
+    def free(): return works_elsewhere(lock_folder, tmp_path)
     class Look(TrainerCallback):
         def on_step_begin(self, args, state, control, **kw): assert not free()
     first.add_callback(Look())
     first.train()
     assert free()
-    code = ('import time; from grpo_nb.run.record import Recorder; '
-        f'Recorder({str(tmp_path)!r}); print(1, flush=True); time.sleep(99)')
-    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as p:
-        assert p.stdout.readline()==b'1\n'
+    def write(begun):
+        Recorder(tmp_path)
+        begun.set()
+        time.sleep(99)
+    p = elsewhere(write, begun := fork.Event())
+    try:
+        assert begun.wait(30)
         before = {o:o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}
         with pytest.raises(ValueError, match='another run is writing there now'): second.train()
+    finally:
         p.kill()
+        p.join()
     assert second.state.global_step==0
     assert before=={o:o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}
 

@@ -86,7 +86,7 @@ def test_a_folder_of_another_trainer_is_followed(tmp_path):
         rows = [dict(input='2+2=', output=str(i), score=float(i%2), step=s) for i in range(4)]
         (tmp_path/f'{s}.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
     put(1)
-    reader = W._Reader(tmp_path)
+    reader = W._Reader(tmp_path, "")
     reader.now()
     before,one = reader.stamp,reader.now().json
     put(2)

@@ -8,7 +8,7 @@ __all__ = ['page_links', 'code_block', 'picture', 'sidebar_script', 'short_sideb
            'slides', 'to_pdf', 'chapter_body', 'book']
 
 # %% ../../nbs/dev/pages.ipynb #32b51704
-import ast, html, json, os, re, shutil, subprocess, sys, tempfile, zlib
+import ast, atexit, gc, html, json, os, re, shutil, subprocess, sys, tempfile, zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from hashlib import sha1
@@ -513,6 +513,7 @@ def docs(
         _stage(root/'nbs', stage := Path(d)/'nbs', only)
         missing,extra = _sidebar(stage)
         warns = _built(stage, out)
+    atexit.register(gc.freeze)   # else each shell of a page walks all garbage as it ends
     _finish(out, root/'nbs', local)
     if local: write_live(out/'live', '..')
     else: print('no npm here: formulas will ask cdn.jsdelivr.net, and the live page is missing; '

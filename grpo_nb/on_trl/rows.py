@@ -36,8 +36,7 @@ def slice_group(
     batch:dict,        # TRL's batch on the CPU: (B, P) and (B, C) tensors, (B,) tensors, lists of B
     rows:slice,        # the group's rows
     per_row:tuple=(),  # keys that are not as wide as the completion although they look it
-# ragged: ids int32, log-probs float32, lengths; a prompt that all rows share is held once
-)->dict:
+)->dict:               # ids int32, log-probs float32, lengths; a prompt that all rows share is held once
     "One group without padding, in memory of its own."
     pm,cm = batch['prompt_mask'][rows].bool(),batch['completion_mask'][rows].bool()
     ids = _once([o[m].int() for o,m in zip(batch['prompt_ids'][rows], pm)])
@@ -111,9 +110,8 @@ def put_groups(
     groups:list,       # k groups as `slice_group` makes them
     pad_id:int,        # token id in the padding
     multiple:int=None, # widths are rounded up to a multiple of this
-    per_row:tuple=(),  # keys that are not as wide as the completion although they look it
-# a new dict; widened where a group is longer, prompts on the left, completions on the right
-)->dict:
+    per_row:tuple=(),  # as for `slice_group`
+)->dict:               # widened where a group is longer, prompts on the left, completions on the right
     "The batch with `groups` in the place of `rows`. ValueError when a group lacks a key of the batch."
     G,dev = len(rows)//len(groups),batch['completion_ids'].device
     if 'tool_mask' not in batch and any('tool_mask' in g for g in groups):

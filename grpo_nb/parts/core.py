@@ -43,15 +43,8 @@ def test_tensor(
     eps:float=1e-6,  # largest difference allowed, in any entry
 )->None:
     "Fail unless `got` and `want` have one shape and differ by at most `eps`; nan equals nan, inf equals inf."
-    got,want = (torch.as_tensor(o).detach().cpu() for o in (got, want))   # Apple's GPU has no float64
-    assert got.shape==want.shape, f'shape {tuple(got.shape)}, wanted {tuple(want.shape)}'
-    a,b = got.double(),want.double()
-    same = (a==b) | (a.isnan() & b.isnan())
-    d = (a-b).abs().masked_fill(same, 0)
-    if d.numel() and not d.max()<=eps:
-        i = tuple(int(o) for o in torch.unravel_index(d.nan_to_num(float('inf')).argmax(), d.shape))
-        seen = f'got {got[i].item():.6g}, wanted {want[i].item():.6g}'
-        raise AssertionError(f'differs by {d[i].item():.3g} at {i}: {seen}')
+    got,want = (torch.as_tensor(o).detach().cpu().double() for o in (got, want))   # MPS has no float64
+    torch.testing.assert_close(got, want, rtol=0, atol=eps, equal_nan=True)
 
 # %% ../../nbs/parts/core.ipynb #7c2d9e11
 def whole(

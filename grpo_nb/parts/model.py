@@ -253,10 +253,7 @@ def packed_hidden(
 # %% ../../nbs/parts/model.ipynb #13aa6904
 def shared_hidden(
     model:nn.Module,  # a causal language model of transformers
-    q:Tensor,         # (B, P) int64, prompts, padded on the left
-    qm:Tensor,        # (B, P) bool
-    o:Tensor,         # (B, G, T) int64, completions, padded on the right
-    om:Tensor,        # (B, G, T) bool
+    q:Tensor, qm:Tensor, o:Tensor, om:Tensor,  # as for `packed_hidden`; holes may be in `om`
 )->Tensor:            # (B, G, T, hidden)
     "The state from which each completion token is predicted, each prompt once, by transformers' cache."
     (B,G,T),P = o.shape,q.shape[1]
@@ -435,10 +432,7 @@ class Cached:
         self.model = model
 
     def prefill(self,
-        ids:Tensor,   # (B, P) int64, padded on the left
-        mask:Tensor,  # (B, P) bool
-        G:int,        # rows per prompt
-        T:int,        # tokens to come
+        ids:Tensor, mask:Tensor, G:int, T:int,  # as for `FastQwen.prefill`
     )->Tensor:        # (B*G, V) float32
         "Logits of the first new token, a prompt computed once for its `G` rows."
         pos = (mask.long().cumsum(1)-1).clamp_(min=0)

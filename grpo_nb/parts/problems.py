@@ -193,39 +193,6 @@ def _bad_prompt(p):
     if (why := prompt_fault(p)) or isinstance(p, str): return why
     return '' if str(p[-1].get('content') or '').strip() else 'ends on an empty message'
 
-def _half_letter(o):
-    "Is there half a letter (a lone surrogate) in a value? No file could hold it."
-    if isinstance(o, str): return any('\ud800'<=c<='\udfff' for c in o)
-    if isinstance(o, dict): return any(map(_half_letter, o.values()))
-    return isinstance(o, list) and any(map(_half_letter, o))
-
-def _check_rows(rows, what, prompt):
-    "ValueError for the first row that can't be trained on, with the number of such rows."
-    n = len(rows)
-    odd = [i for i,o in enumerate(rows) if not isinstance(o, dict)]
-    if odd:
-        raise ValueError(f'{what}: row {odd[0]} is a {type(rows[odd[0]]).__name__}, each row needs to be an '
-                         f'object with a field `{prompt}` ({len(odd)} of {n} rows are bad)')
-    lacks = [i for i,o in enumerate(rows) if prompt not in o]
-    if lacks and len(lacks)<n:
-        has = ', '.join(map(str, rows[lacks[0]])) or 'nothing'
-        raise ValueError(f'{what}: row {lacks[0]} has no `{prompt}`, it has {has} ({len(lacks)} of {n} rows '
-                         'are bad): mend or drop them')
-    if lacks:
-        has = list(map(str, rows[0]))
-        raise ValueError(f"{what} has no column `{prompt}`; it has {', '.join(has) or 'none'}: rename one"
-                         +(f", or name it with prompt='{has[0]}'" if has else ''))
-    bad = [(i,why) for i,o in enumerate(rows) if (why := _bad_prompt(o[prompt]))]
-    if bad:
-        raise ValueError(f'{what}: `{prompt}` of row {bad[0][0]} {bad[0][1]} ({len(bad)} of {n} rows '
-                         'are bad): mend or drop them')
-    half = [(i,k) for i,o in enumerate(rows) for k,v in o.items() if _half_letter(v)]
-    if half:
-        raise ValueError(f'{what}: `{half[0][1]}` of row {half[0][0]} holds half a letter (a lone surrogate, '
-                         'such as \\ud83d), which no file can store: mend or drop the row')
-    if len({type(o[prompt]) for o in rows})>1:
-        raise ValueError(f'{what}: some prompts are text and some are messages: use one kind')
-
 def _bad_answer(a):
     "What is wrong with an answer that a completion is compared with, or None."
     if a is None: return 'is None'
@@ -234,13 +201,31 @@ def _bad_answer(a):
     if not text or text.lower()=='nan': return 'is nan, no answer' if text else 'is empty'
     if '####' in text: return f'is {text[-30:]!r}: keep what stands behind the ####'
 
-def _check_answers(rows, what, answer):
-    "ValueError for the first answer that no completion could match, with the number of such rows."
-    if not any(answer in o for o in rows): return
-    bad = [(i,why) for i,o in enumerate(rows) if (why := _bad_answer(o.get(answer)))]
-    if bad:
-        raise ValueError(f'{what}: `{answer}` of row {bad[0][0]} {bad[0][1]} ({len(bad)} of {len(rows)} rows '
-                         'are bad): mend or drop them, or give a reward of your own')
+def _row_fault(i, o, prompt, answer):
+    "What is wrong with row `i`; '' where nothing is. Answers are looked at where `answer` names them."
+    if not isinstance(o, dict):
+        return f'row {i} is a {type(o).__name__}, each row needs to be an object with a field `{prompt}`'
+    if prompt not in o: return f"row {i} has no `{prompt}`, it has {', '.join(map(str, o)) or 'nothing'}"
+    if why := _bad_prompt(o[prompt]): return f'`{prompt}` of row {i} {why}'
+    for k,v in o.items():
+        if re.search(r'[\ud800-\udfff]', json.dumps(v, ensure_ascii=False, skipkeys=True, default=str)):
+            return (f'`{k}` of row {i} holds half a letter (a lone surrogate, such as \\ud83d), '
+                    'which no file can store')
+    if answer and (why := _bad_answer(o.get(answer))): return f'`{answer}` of row {i} {why}'
+    return ''
+
+def _check_rows(rows, what, prompt, answer=None):
+    "ValueError for the first row that can't be trained on, with the number of such rows."
+    if all(isinstance(o, dict) and prompt not in o for o in rows):
+        has = list(map(str, rows[0]))
+        raise ValueError(f"{what} has no column `{prompt}`; it has {', '.join(has) or 'none'}: rename one"
+                         +(f", or name it with prompt='{has[0]}'" if has else ''))
+    if answer and not any(answer in o for o in rows if isinstance(o, dict)): answer = None
+    if bad := [why for i,o in enumerate(rows) if (why := _row_fault(i, o, prompt, answer))]:
+        raise ValueError(f'{what}: {bad[0]} ({len(bad)} of {len(rows)} rows are bad): mend or drop them'
+                         +(', or give a reward of your own' if answer else ''))
+    if len({type(o[prompt]) for o in rows})>1:
+        raise ValueError(f'{what}: some prompts are text and some are messages: use one kind')
 
 def _table(rows, what, prompt, answer):
     "Rows as a Dataset with `prompt` and `answer` under these names, and every column that any row has."
@@ -272,11 +257,10 @@ def load_problems(
         raise ValueError(f"{what} has splits {', '.join(source)}: choose one, as in ds['{one}']")
     rows = read_file_rows(path) if path else list(source)
     if not rows: raise ValueError(f'{what} is empty: training needs at least {max(min_rows, 1)} problems')
-    _check_rows(rows, what, prompt)
+    _check_rows(rows, what, prompt, answer if compared else None)
     if answer!='answer' and not any(answer in o for o in rows):
         raise ValueError(f"{what} has no column `{answer}`; it has {', '.join(map(str, rows[0]))}: "
                          'name another, or leave it out')
-    if compared: _check_answers(rows, what, answer)
     if len(rows)<min_rows:
         raise ValueError(f'{what} has {len(rows)} problems, {min_rows} are needed: add problems, '
                          'or make the batch smaller')

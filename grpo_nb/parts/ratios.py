@@ -75,28 +75,24 @@ def clip_share(
     return masked_mean(held.float(), m, dim)
 
 # %% ../../nbs/parts/ratios.ipynb #f6d71313
-def _kish(x, keep, dim):
+def _kish(x, keep):
     "(Σw)²/Σw² over the number of samples, from log-weights `x`; nan where there are none."
-    x = x.detach().masked_fill(~keep, -math.inf)
-    dim = tuple(range(x.ndim)) if dim is None else dim
-    n = keep.sum(dim)
-    ess = (2*x.logsumexp(dim)-(2*x).logsumexp(dim)-n.to(x).log()).exp().clamp(max=1)
-    return ess.masked_fill(n==0, math.nan)
+    x = x.detach()[keep]
+    if not len(x): return x.new_tensor(math.nan)
+    return (2*x.logsumexp(0)-(2*x).logsumexp(0)-math.log(len(x))).exp().clamp(max=1)
 
 def token_ess(
     log_ratio:Tensor,  # (..., T) nats, policy minus the one that sampled
     mask:Tensor,       # (..., T) bool
-    dim:tuple=None,    # axes to take together; None for all
 )->Tensor:             # share of the tokens, 0..1; nan where there are none
     "Effective sample size over tokens, each weighted by its ratio. Source: Kish 1965."
-    return _kish(log_ratio, mask, dim)
+    return _kish(log_ratio, mask)
 
 def answer_ess(
     log_ratio:Tensor, mask:Tensor,  # (..., T) as for `token_ess`
-    dim:tuple=None,    # axes of answers (without T) to take together; None for all
 )->Tensor:             # share of the answers, 0..1; nan where there are none
     "The same over answers, each weighted by the product of its ratios. Source: VCPO, arXiv 2602.17616."
-    return _kish(log_ratio.masked_fill(~mask, 0).sum(-1), mask.any(-1), dim)
+    return _kish(log_ratio.masked_fill(~mask, 0).sum(-1), mask.any(-1))
 
 # %% ../../nbs/parts/ratios.ipynb #0ecf0f42
 def drift(
@@ -150,29 +146,26 @@ class Correction:
     The default is the loss as it is. ValueError for what can't be.
     Sources: 'ppo' arXiv 1707.06347; 'dapo' 2503.14476; 'two_sided' INTELLECT-2, 2505.07291; 'truncated' with
     clip='none' has the gradient of CISPO, MiniMax-M1, 2506.13585; 'decoupled' 2110.00641 and AReaL,
-    2505.24298; `max_moment` M2PO, 2510.01161; `min_ess` after VCPO, 2602.17616.
+    2505.24298; `max_moment` M2PO, 2510.01161.
     """
     weight:str='token'       # one of `WEIGHTS`
     weight_cap:float=2.      # largest weight of 'truncated', 'sequence' and 'decoupled'
     clip:str='ppo'           # one of `CLIP_KINDS`
-    max_age:int=None         # steps; leave out older groups
     max_drift:float=None     # nats per token; leave out answers that moved further, either way
-    min_ess:float=None       # share of answers, 0..1; leave out groups of which fewer count
     max_moment:float=None    # square nats; leave out the furthest tokens, until their mean square is this
 
     def __post_init__(self):
         for name,value,known in (('weight',self.weight,WEIGHTS), ('clip',self.clip,CLIP_KINDS)):
             if value not in known:
                 raise ValueError(f'`{name}` is {value!r}: choose one of {", ".join(known)}')
-        for name in ('weight_cap','max_age','max_drift','min_ess','max_moment'):
+        for name in ('weight_cap','max_drift','max_moment'):
             value = getattr(self, name)
             if value is not None and not value>=0: raise ValueError(f'`{name}` is {value}, needs 0 or more')
 
     @property
     def changes(self)->bool:
         "False where the loss stays as it is."
-        filters = self.max_age,self.max_drift,self.min_ess,self.max_moment
-        return self.weight!='token' or self.clip!='ppo' or any(o is not None for o in filters)
+        return (self.weight,self.clip,self.max_drift,self.max_moment)!=('token','ppo',None,None)
 
     def clip_of(self,
         clip:Clip=Clip(),  # of the loss
@@ -211,19 +204,11 @@ def _moment_mask(log_ratio, mask, limit):
 def kept(
     log_ratio:Tensor, mask:Tensor,  # (..., T) as for `token_ess`
     correction:Correction,  # its filters
-    age:Tensor=None,        # (rows,) steps since each row (first axis) was sampled
 )->Tensor:                  # bool, (..., 1) or (..., T)
-    "What the filters leave in. ValueError where a filter lacks what it looks at."
+    "What the filters leave in."
     c,x = correction,log_ratio.detach()
     keep = torch.ones_like(mask[...,:1])
-    if c.max_age is not None:
-        if age is None: raise ValueError('`max_age` needs `age`: pass the steps since each group was sampled')
-        keep = keep & (age.view(-1, *[1]*(mask.ndim-1))<=c.max_age)
     if c.max_drift is not None: keep = keep & (drift(x, mask).abs()<=c.max_drift)[...,None]
-    if c.min_ess is not None:
-        if mask.ndim!=3:
-            raise ValueError(f'`min_ess` needs whole groups (B, G, T), got rows {tuple(mask.shape)}')
-        keep = keep & (answer_ess(x, mask, dim=1)>=c.min_ess)[:,None,None]
     if c.max_moment is not None: keep = keep & _moment_mask(x, mask&keep, c.max_moment)
     return keep
 
@@ -237,7 +222,6 @@ def correct(
     correction:Correction,  # what to do
     level:str='token',      # of the loss's ratio: 'token' or 'sequence'
     prox_logps:Tensor=None, # (..., T) nats, of the policy when this batch began; for 'decoupled'
-    age:Tensor=None,        # (rows,) steps, for `max_age`
     clip:Clip=Clip(),       # of the loss
 )->tuple:                   # (old_logps, A) to give to the loss
     """Log-probs to compare with and advantages, so that the plain loss of them is the corrected loss.
@@ -252,7 +236,7 @@ def correct(
     now,log_ratio = logps.detach(),logps-old_logps
     centre = prox_logps if c.weight=='decoupled' else old_logps
     ratio = importance_ratio(now, centre, mask, level)
-    keep = kept(log_ratio, mask, c, age)
+    keep = kept(log_ratio, mask, c)
     before = importance_ratio(centre, old_logps, mask, level).clamp(max=c.weight_cap)   # 1 unless decoupled
     if c.clip=='ppo' and c.weight in ('token','decoupled'):
         return centre, A*keep if c.weight=='token' else A*before*keep
@@ -353,7 +337,7 @@ def corrected(
     logps:Tensor, old_logps:Tensor, A:Tensor, mask:Tensor,  # as for `correct`, of B groups
     settings:LossSettings,  # their corrections, level and clip
     replayed:Tensor=None,   # (B,) bool; None for none
-    prox_logps:Tensor=None, age:Tensor=None,  # as for `correct`
+    prox_logps:Tensor=None,    # as for `correct`
 )->tuple[Tensor,Tensor]:    # (old_logps, A)
     "Log-probs and advantages after the corrections of fresh and of replayed groups."
     corrections = settings.correction,settings.replay_correction
@@ -364,6 +348,6 @@ def corrected(
         if not (c and c.changes and rows.any()): continue
         at = rows[:,None,None]
         new = correct(logps, old_logps, A if A.ndim==3 else A[...,None], mask&at, c,
-            settings.importance_sampling_level, prox_logps, age, settings.clip)
+            settings.importance_sampling_level, prox_logps, settings.clip)
         near,A = torch.where(at, new[0], near),torch.where(at, new[1], A)
     return near,A

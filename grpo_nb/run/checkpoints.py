@@ -9,8 +9,8 @@ __all__ = ['COUNTS', 'WATCHED', 'save_state', 'load_state', 'new_run_id', 'write
            'check_checkpoint', 'load_checkpoint', 'checkpoint_for', 'Stop', 'stop_on_signal']
 
 # %% ../../nbs/run/checkpoints.ipynb #ec437623
-import errno, json, os, random, shutil, signal, threading, warnings, zlib
-from collections import defaultdict
+import errno, json, math, os, random, shutil, signal, threading, warnings, zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,83 +19,57 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from safetensors.torch import load as from_safetensors
-from ..parts.core import atomic_write, other_data, reward_name, save_json, versions
+from safetensors import safe_open
+from safetensors.torch import save_file
+from ..parts.core import other_data, reward_name, save_json, versions
 if TYPE_CHECKING: from grpo_nb.run.settings import RunState   # a checkpoint of TRL needs no settings of ours
 
 # %% ../../nbs/run/checkpoints.ipynb #1f87ba8a
-_KINDS = {torch.float64:'F64', torch.int64:'I64', torch.float32:'F32', torch.int32:'I32', torch.float16:'F16',
-          torch.bfloat16:'BF16', torch.int16:'I16', torch.int8:'I8', torch.uint8:'U8', torch.bool:'BOOL'}
-
-def _take_apart(state):
-    "(the state with tensors replaced by where they are, tensors by kind)"
-    found,ends = defaultdict(list),defaultdict(int)
-    def flat(o):
-        if isinstance(o, Tensor):
-            if o.dtype not in _KINDS: raise ValueError(f'a state cannot hold {o.dtype}: convert such tensors')
-            kind,at = _KINDS[o.dtype],ends[_KINDS[o.dtype]]
-            found[kind].append(o)
-            ends[kind] += o.numel()
-            return dict(T=[kind, at, list(o.shape)])
-        if isinstance(o, dict): return dict(D=[[k, flat(v)] for k,v in o.items()])
-        if isinstance(o, (list,tuple)): return [flat(v) for v in o]
-        if o is None or isinstance(o, (bool,int,float,str)): return o
-        raise ValueError(f'a state cannot hold {o!r:.60} ({type(o).__name__}): give tensors, numbers or text')
-    return flat(state),found
-
-def _bytes(t):
-    t = t.detach().cpu().contiguous().reshape(-1)
-    if t.stride(0)!=1:   # a single number may keep an odd stride
-        t = torch.empty_like(t, memory_format=torch.contiguous_format).copy_(t)
-    return t.view(torch.uint8).numpy().data
+def _checksum(parts):
+    "crc32 of tensors without padding, each with its name before it."
+    crc = 0
+    for k in sorted(parts): crc = zlib.crc32(parts[k].view(torch.uint8).numpy(), zlib.crc32(k.encode(), crc))
+    return f'{crc:08x}'
 
 def save_state(
     path:str|Path,  # file to write
     state:dict,     # tensors, numbers, text and None in dicts and lists
 )->None:
-    "`state` in one file with its checksum, whole or not at all. ValueError for what it cannot hold."
-    tree,found = _take_apart(state)
-    text = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
-    head,at,parts = {},0,[(k, k, found[k]) for k in _KINDS.values() if k in found]+[('tree', 'U8', [text])]
-    for name,kind,ts in parts:
-        n,size = sum(o.numel() for o in ts),sum(o.numel()*o.element_size() for o in ts)
-        head[name] = dict(dtype=kind, shape=[n], data_offsets=[at, at+size])
-        at += size
-    head['crc32'] = dict(dtype='U8', shape=[4], data_offsets=[at, at+4])
-    head = json.dumps(head).encode()
-    head += b' '*(-len(head)%8)
-    crc = 0
-    with atomic_write(path, 'wb') as f:
-        def put(part):
-            nonlocal crc
-            crc = zlib.crc32(part, crc)
-            f.write(part)
-        put(len(head).to_bytes(8, 'little')+head)
-        for _,_,ts in parts:
-            for t in ts: put(_bytes(t))
-        f.write(crc.to_bytes(4, 'big'))
+    "`state` in one file with its checksum. ValueError, before anything is written, for what it cannot hold."
+    found,ends = defaultdict(list),Counter()
+    def flat(o):
+        if isinstance(o, Tensor):
+            kind = str(o.dtype).removeprefix('torch.')
+            found[kind].append(o.detach().cpu().reshape(-1))
+            ends[kind] += o.numel()
+            return dict(T=[kind, ends[kind]-o.numel(), list(o.shape)])
+        if isinstance(o, dict): return dict(D=[[k, flat(v)] for k,v in o.items()])
+        if isinstance(o, (list,tuple)): return [flat(v) for v in o]
+        if o is None or isinstance(o, (bool,int,float,str)): return o
+        raise ValueError(f'a state cannot hold {o!r:.60} ({type(o).__name__}): give tensors, numbers or text')
+    text = torch.frombuffer(bytearray(json.dumps(flat(state)).encode()), dtype=torch.uint8)
+    parts = {k:torch.cat(v) for k,v in found.items()} | dict(tree=text)
+    save_file(parts, path, dict(crc32=_checksum(parts)))
 
 # %% ../../nbs/run/checkpoints.ipynb #cf470610
 def load_state(
     path:str|Path,  # a file that `save_state` wrote
 )->dict:            # what was saved; tensors on the CPU, in memory of their own, tuples as lists
     "The saved state. ValueError when a bit of the file has changed or a part is missing."
-    raw,name = Path(path).read_bytes(),Path(path).name
-    was,now = int.from_bytes(raw[-4:], 'big'),zlib.crc32(memoryview(raw)[:-4])
-    if was!=now:
-        raise ValueError(f'{name} is damaged: its checksum is {now:08x}, {was:08x} was written. '
-            'Resume from an older checkpoint')
-    try: flat = from_safetensors(raw)
-    except Exception as e:
-        raise ValueError(f'{name} is of an earlier version ({e}): start a new run from its weights') from e
+    try:
+        with safe_open(path, 'pt') as f:
+            was = f.metadata()['crc32']
+            parts = {k:f.get_tensor(k) for k in f.keys()}
+        why = '' if was==(now := _checksum(parts)) else f'its checksum is {now}, {was} was written'
+    except Exception as e: why = str(e)   # safetensors' own, and a header that lacks something
+    if why: raise ValueError(f'{Path(path).name} is damaged: {why}. Resume from an older checkpoint')
     def build(o):
         if isinstance(o, list): return [build(v) for v in o]
         if not isinstance(o, dict): return o
         if 'D' in o: return {k:build(v) for k,v in o['D']}
         kind,at,shape = o['T']
-        n = torch.Size(shape).numel()
-        return flat[kind][at:at+n].view(shape).clone()
-    return build(json.loads(bytes(flat['tree'].numpy().data)))
+        return parts[kind][at:at+math.prod(shape)].view(shape).clone()
+    return build(json.loads(bytes(parts['tree'].numpy().data)))
 
 # %% ../../nbs/run/checkpoints.ipynb #489492f7
 def new_run_id()->str:

@@ -9,7 +9,7 @@ __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 
            'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
-import json, math, os, re
+import json, math, mmap, os, re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, lru_cache
@@ -26,31 +26,16 @@ from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums
 from .settings import RunState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
-class _Plain(dict):
-    "Numbers and text that are plain already, so that writing them need not look again."
-
-_AS_IS = {str,bool,int,type(None),_Plain}
-
-@lru_cache(4096)
-def _nine(o): return float('%.9g'%o) if -math.inf<o<math.inf else None   # rewards take few values
-
-def _plain_one(v):
-    t = type(v)
-    if t in _AS_IS or not v and t is float: return v
-    return _nine(v) if t is float else plain(v)
+_AS_IS = {str,bool,int,type(None)}
 
 def plain(
     o:Any,  # tensors, numpy values, numbers, text, None, in lists and dicts of any depth
 )->Any:     # the same in lists, dicts, text, numbers and None
     "`o` as JSON can hold it: floats with nine digits (a float32 comes back exactly), nan and inf as None."
-    t = type(o)   # the exact types first: a record is mostly numbers in lists
-    if t in _AS_IS: return o
-    if t is float: return _nine(o) if o else o   # 0. and -0. as they are: the cache can't tell them apart
-    if t is list or isinstance(o, (list,tuple)): return [*map(_plain_one, o)]
+    if isinstance(o, float): return float('%.9g'%o) if -math.inf<o<math.inf else None
+    if isinstance(o, (list,tuple)): return [v if type(v) in _AS_IS else plain(v) for v in o]
     if isinstance(o, dict): return {str(k):plain(v) for k,v in o.items()}
-    if isinstance(o, (str,int)): return o
-    if isinstance(o, float): return plain(float(o))
-    if isinstance(o, Tensor) and not o.is_floating_point(): return o.tolist()   # whole numbers are plain
+    if o is None or isinstance(o, (str,int)): return o
     return plain(o.tolist()) if hasattr(o, 'tolist') else str(o)
 
 # %% ../../nbs/run/record.ipynb #42319c3b
@@ -58,11 +43,9 @@ def to_line(
     row:dict,  # one row of a record
 )->bytes:      # a line of UTF-8, with its end
     "One row as a line of JSON. Line breaks inside text are escaped, so a row is always one line."
-    try: text = _encode(plain(row))
-    except ValueError: text = json.dumps(plain(dict(row)), ensure_ascii=False)   # a nan was put in later
+    try: text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=plain)
+    except ValueError: text = json.dumps(plain(row), ensure_ascii=False)   # there is a nan in it
     return (text+'\n').encode('utf-8', 'backslashreplace')
-
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=plain).encode
 
 # %% ../../nbs/run/record.ipynb #ed2e91bb
 def read_lines(
@@ -70,16 +53,11 @@ def read_lines(
 )->tuple:           # (list of dicts, list of str: what could not be read, in words)
     "The rows of a file of JSON lines. Half a last line is left out; a damaged line is left out and named."
     *lines,_ = Path(path).read_bytes().split(b'\n')   # after the last line's end comes b'', or half a line
-    try: rows,notes = json.loads(b'['+b','.join(o for o in lines if o)+b']'),[]   # at once: the quick road
-    except ValueError: rows,notes = _read_slowly(path, lines)
-    return [o for o in rows if isinstance(o, dict)],notes
-
-def _read_slowly(path, lines):
     rows,notes = [],[]
     for i,o in enumerate(lines, 1):
         try: rows += [json.loads(o)] if o.strip() else []
         except ValueError as e: notes.append(f'{Path(path).name}: line {i} is damaged and left out ({e})')
-    return rows,notes
+    return [o for o in rows if isinstance(o, dict)],notes
 
 # %% ../../nbs/run/record.ipynb #1cdfbcec
 GROUP_FIELDS = ('step group key prompt completions n_tokens truncated rewards rewards_by_func '
@@ -144,7 +122,7 @@ def group_rows(
     for b in range(B):
         text = [o if type(o) is str else as_text(o) for o in cs[b]]
         by_func = {k:v[b] for k,v in funcs.items()}
-        row = _Plain(empty, group=b, prompt=as_text(prompts[b]), completions=text, rewards=rs[b],
+        row = dict(empty, group=b, prompt=as_text(prompts[b]), completions=text, rewards=rs[b],
             rewards_by_func=by_func)
         for k,v in cols.items(): row[k] = v[b]
         if records: row.update(plain(records[b]))
@@ -167,7 +145,7 @@ def ratio_hists(
     m = mask.cpu().numpy().reshape(B, -1)
     bins = np.searchsorted(_INNER, r[m], side='right')+np.repeat(n*np.arange(B), m.sum(1))
     counts = np.bincount(bins, minlength=B*n).reshape(B, n).tolist()
-    return [_Plain(edges=RATIO_EDGES, counts=o) for o in counts]
+    return [dict(edges=RATIO_EDGES, counts=o) for o in counts]
 
 # %% ../../nbs/run/record.ipynb #b25a9234
 def token_fields(
@@ -278,7 +256,7 @@ class Recorder:
     )->None:
         "Append one row to history.jsonl. ValueError without a `step`."
         if 'step' not in row: raise ValueError(f'a history row needs `step`, got {sorted(row)}')
-        self._append('history.jsonl', [row])
+        self._append('history.jsonl', [plain(row)])
 
     def wants(self,
         step:int,  # the optimizer step
@@ -305,27 +283,20 @@ class Recorder:
         save_json(f, plain(old|data))
 
 # %% ../../nbs/run/record.ipynb #ba5ca58d
-def _cut(path, step, block=2**20):
-    "Cut the file behind its last row of `step` or earlier."
-    if not path.exists(): return
+def _cut(path, step):
+    "Cut the file behind its last row of `step` or earlier; what stands before that is not read."
+    if not path.exists() or not path.stat().st_size: return
     with open(path, 'r+b') as f:
-        end,tail = f.seek(0, 2),b''
-        while end>0:   # backwards, a block at a time; `tail` begins at `end`
-            at = max(0, end-block)
-            f.seek(at)
-            tail,end = f.read(end-at)+tail,at
-            first = 0 if end==0 else tail.find(b'\n')+1
-            if end and not first: continue   # no whole line in it yet
-            lines = tail[first:].splitlines(keepends=True)
-            while lines:
-                if _stays(lines[-1], step): return f.truncate(end+first+sum(map(len, lines)))
-                lines.pop()
-            tail = tail[:first]
-        f.truncate(0)
+        with mmap.mmap(f.fileno(), 0) as m:
+            end = m.rfind(b'\n')+1
+            while end:
+                first = m.rfind(b'\n', 0, end-1)+1
+                if _stays(m[first:end], step): break
+                end = first
+        f.truncate(end)
 
 def _stays(line, step):
-    "Is this a whole row of `step` or earlier?"
-    if not line.endswith(b'\n'): return False
+    "Is this a row of `step` or earlier?"
     try: row = json.loads(line)
     except ValueError: return False
     return isinstance(row, dict) and (row.get('step') or 0)<=step

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RunSettings', 'RunState', 'check_run_settings', 'check_run_arguments', 'check_method', 'check_eval', 'loss_settings',
-           'MasterAdamW', 'adamw', 'optimizer_of']
+           'MasterAdamW', 'optimizer_of']
 
 # %% ../../nbs/run/settings.ipynb #0189539b
 import math, os, warnings
@@ -241,25 +241,16 @@ class MasterAdamW(torch.optim.AdamW):
         super().load_state_dict({k:v for k,v in state.items() if k!='masters'})
         for m,saved in zip(self.masters, state['masters']): m.copy_(saved)
 
-# %% ../../nbs/run/settings.ipynb #31e77316
-def adamw(
-    weights:Iterable, # iterable of parameters
-    **kwargs:float,  # of `torch.optim.AdamW`
-)->torch.optim.AdamW:
-    "AdamW; with float32 masters where a weight has fewer digits."
-    weights = list(weights)
-    short = any(p.is_floating_point() and p.dtype.itemsize<4 for p in weights)
-    return MasterAdamW(weights, **kwargs) if short else torch.optim.AdamW(weights, **kwargs)
-
 # %% ../../nbs/run/settings.ipynb #106f192d
 def optimizer_of(
     model:nn.Module,     # the policy
     args:RunSettings,    # learning rate, betas, decay, schedule, steps
 )->tuple:                # (optimizer, scheduler)
-    "AdamW and the schedule of its learning rate."
+    "AdamW, with float32 masters where a weight has fewer digits, and the schedule of its learning rate."
     from transformers import get_scheduler
-    opt = adamw(model.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay,
-        betas=(args.adam_beta1, args.adam_beta2), foreach=True)
+    short = any(p.is_floating_point() and p.dtype.itemsize<4 for p in model.parameters())
+    opt = (MasterAdamW if short else torch.optim.AdamW)(model.parameters(), lr=args.learning_rate,
+        weight_decay=args.weight_decay, betas=(args.adam_beta1, args.adam_beta2), foreach=True)
     kind = args.lr_scheduler_type
     if args.warmup_steps and kind=='constant': kind = 'constant_with_warmup'
     return opt,get_scheduler(kind, opt, args.warmup_steps, args.max_steps)

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEAD', 'RULES', 'Finding', 'Findings', 'asset', 'doctor_table', 'no_number', 'Look', 'ends', 'rolling', 'rise',
-           'welch', 'trend', 'fall', 'since', 'in_words', 'Rule', 'rule', 'one_text', 'window', 'worn_out', 'find',
-           'curves_read']
+           'rises', 'welch', 'trend', 'fall', 'since', 'in_words', 'Rule', 'rule', 'one_text', 'find', 'curves_read']
 
 # %% ../../nbs/see/findings.ipynb #83f33945
 import math, re, tomllib
@@ -189,8 +188,7 @@ class Look:
     def learns(self)->bool:
         "Does the reward still rise, in the second half where there are rows enough?"
         m = self('reward')
-        d,half = rise(m[len(m)//2:] if len(m)>=16 else m)
-        return d>half
+        return rises(m[len(m)//2:] if len(m)>=16 else m)
 
 def ends(
     x:np.ndarray,  # a column, at least one value
@@ -218,6 +216,13 @@ def rise(
     if len(x)<4: return math.nan,math.nan
     q = max(2, len(x)//4)
     return welch(x[:q], x[-q:])
+
+def rises(
+    x:np.ndarray,  # a column, in the order of the steps
+)->bool:
+    "Is the rise larger than the half-width of its interval?"
+    d,half = rise(x)
+    return d>half
 
 def welch(
     a:np.ndarray,  # numbers, two or more
@@ -354,8 +359,7 @@ def _no_template(r:Look, c:np.ndarray, cut:float=.5)->dict:
     rew,s = r('reward'),r.get('data', {})
     if s.get('prompt_format')!='text' or not s.get('chat_template'): return None
     silent = len(rew)>0 and np.ptp(rew)==0 and rew[0]<=0   # a reward may well be below 0 throughout
-    gained,half = rise(rew)
-    if gained>half or c.mean()<=cut and not silent: return None
+    if rises(rew) or c.mean()<=cut and not silent: return None
     return dict(evidence='prompts are text, and the tokenizer has a chat template', since=0)
 
 @rule('no-end-token')
@@ -574,66 +578,28 @@ def _tools(r:Look, x:np.ndarray, share:float=.3)->dict:
     return dict(since=_smooth(x, 10)>=share) if ends(x)[1]>=share else None
 
 # %% ../../nbs/see/findings.ipynb #2d07c397
-def _uses_of(groups:list)->dict:
-    "How often each stored group came back."
-    new = [o.get('replacement') or {} for o in groups]
-    return Counter(o['id'] for o in new if o.get('id') is not None)
-
-def window(
-    r:Look,        # of a run
-    width:int=20,  # rows
-)->tuple:          # (stored groups, places they filled, groups that lived)
-    "What a buffer held and gave in the last rows."
-    rows = Look(r.rows[-width:])
-    size,filled = rows('replay/buffer_size'),rows('replay/replaced').sum()
-    dead,live = rows.raw('replay/dead'),rows.raw('replay/live_before')
-    r.read |= rows.read
-    fresh = np.where(live<1, dead*live/np.maximum(1-live, 1e-9), 1.)   # no dead group: one at least
-    return (float(size.max()) if len(size) else math.inf),float(filled),float(fresh.sum())
-
-def worn_out(
-    stored:float,   # groups
-    filled:float,   # places that they filled
-    lived:float,    # groups that came in new
-    times:int=10,   # uses of each that are too many
-    places:int=20,  # fewer than so many say nothing
-)->bool:
-    "Did each stored group come back ten times or more, while fewer new ones lived than are stored?"
-    return stored>=1 and filled>=max(places, times*stored) and lived<=stored
-
 @rule('few-groups-replayed')
-def _few_groups(r:Look, busiest:int=4, share:float=.5, each:int=10)->str:
+def _few_groups(r:Look, busiest:int=4, share:float=.5, each:int=10, times:int=10, places:int=20)->str:
     "a handful of stored groups is replayed again and again, and little new comes in"
-    uses,(n,filled,lived) = _uses_of(r.groups),window(r)
+    came = [o['replacement'] for o in r.groups if o.get('replacement')]
+    uses = Counter(o['id'] for o in came if o.get('id') is not None)
     top = uses.most_common(busiest)
     many = sum(k for _,k in top)
     busy = len(top)>0 and many>=share*uses.total() and top[-1][1]>=each
-    if not busy and not worn_out(n, filled, lived): return None
+    late = [r.raw(f'replay/{k}')[-20:] for k in ('buffer_size','replaced','dead','live_before')]
+    size,filled,dead,live = late[0].max(initial=0),late[1].sum(),*late[2:]
+    lived = np.where(live<1, dead*live/np.maximum(1-live, 1e-9), 1.).sum()   # no dead group: one at least
+    if not busy and not (size>=1 and filled>=max(places, times*size) and lived<=size): return None
     if uses: return (f'{len(uses)} stored groups filled {uses.total()} places; '
         f'the busiest {len(top)} came {many} times')
-    return f'{n:.0f} stored groups filled {filled:.0f} places in the last {len(r.rows[-20:])} batches'
+    return (f'{size:.0f} stored groups were replayed {filled:.0f} times in {len(live)} batches, '
+        f'while {lived:.0f} living ones came in')
 
 # %% ../../nbs/see/findings.ipynb #ed415e1c
-def _length_link(groups:list)->float:
-    "Correlation of reward and length within groups, in letters or in tokens, whichever is closer."
-    by = (lambda o: [len(t) for t in o.get('completions') or []]), (lambda o: o.get('n_tokens'))
-    return max((_within(_scored(groups), f) for f in by), key=abs)
-
 def _within(rows, length):
     xy = [np.array([o['rewards'], n], float) for o in rows if (n := length(o)) and len(n)==len(o['rewards'])]
     x = np.concatenate([o-o.mean(1, keepdims=True) for o in xy], 1) if xy else np.zeros((2,0))
     return float(np.corrcoef(x)[0,1]) if x.shape[1]>8 and (x.std(1)>1e-9).all() else 0.
-
-def _same_text(groups:list)->tuple:
-    "The commonest completion, and its share among those of different prompts, mean over steps."
-    by,text,shares = {},'',[]
-    for o in groups: by.setdefault(o['step'], []).append(o)
-    for g in by.values():
-        said = Counter(t for o in g for t in o.get('completions') or [])
-        if not said or len({o.get('prompt') for o in g})<4: continue
-        text,n = said.most_common(1)[0]
-        shares.append(n/said.total())
-    return text,float(np.mean(shares)) if shares else 0.
 
 # %% ../../nbs/see/findings.ipynb #1169c086
 def _others_fell(r:Look, share:float=.4, least:float=.02)->list:
@@ -690,14 +656,22 @@ def _hack(r:Look, rows:int=6, best:float=.9)->dict:
 def _paid_by_length(groups:list, grew:float, close:float=.95, far:float=.8, values:int=4,
     longer:float=1.5, much_longer:float=2., shorter:float=.67)->str:
     "Is reward, within groups, little more than a function of a length that changes? In words."
-    link = _length_link(groups)
+    by = (lambda o: [len(t) for t in o.get('completions') or []]), (lambda o: o.get('n_tokens'))
+    link = max((_within(_scored(groups), length) for length in by), key=abs)   # in letters or in tokens
     graded = len({x for o in _scored(groups) for x in o['rewards']})>values   # right ones may be longer
     pays = link>close and grew>longer or link>far and grew>much_longer or link<-close and grew<shorter
     return f'within a group reward follows length (correlation {link:.2f})' if graded and pays else ''
 
 def _one_form(groups:list, share:float=.4)->str:
-    "Do different prompts get one and the same answer? In words."
-    text,shared = _same_text(groups)
+    "Do different prompts get one and the same answer, mean over steps? In words."
+    by,text,shares = {},'',[]
+    for o in groups: by.setdefault(o['step'], []).append(o)
+    for g in by.values():
+        said = Counter(t for o in g for t in o.get('completions') or [])
+        if not said or len({o.get('prompt') for o in g})<4: continue
+        text,n = said.most_common(1)[0]
+        shares.append(n/said.total())
+    shared = float(np.mean(shares)) if shares else 0.
     return f'{shared:.0%} of the completions, whatever the prompt, read {text[:60]!r}' if shared>share else ''
 
 @rule('hacked-by-length')
@@ -745,7 +719,8 @@ def _drowned(r:Look, share:float=.01)->dict:
     names = list((r.groups[0].get('rewards_by_func') if r.groups else None) or spread)
     var = {k:(w*spread.get(k, 0.))**2 for k,w in zip(names, weights)}
     top,total = max(var, key=var.get),sum(var.values())
-    lost = [k for k in var if k!=top and weights[names.index(k)] and 0<var[k]<share*total and not _grew(r, k)]
+    lost = [k for k in var if k!=top and weights[names.index(k)] and 0<var[k]<share*total
+        and not rises(r(f'rewards/{k}/mean'))]
     if not lost or not total: return None
     told = [f'{k}: deviation {spread[k]:.3g}, {var[k]/total:.1%} of the variance' for k in [top, *lost]]
     return dict(evidence='; '.join(told),
@@ -756,10 +731,6 @@ def _spreads(groups):
     seen = [(k, np.std(x)) for o in groups for k,x in (o.get('rewards_by_func') or {}).items()
         if x and None not in x]
     return {k:float(np.mean([v for n,v in seen if n==k])) for k in dict(seen)}
-
-def _grew(r, name):
-    d,half = rise(r(f'rewards/{name}/mean'))
-    return d>half
 
 # %% ../../nbs/see/findings.ipynb #3b00de96
 @rule('entropy-collapse')

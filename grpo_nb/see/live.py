@@ -13,7 +13,8 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from importlib.resources import files
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 # %% ../../nbs/see/live.ipynb #f8f09534
 JAX = '@jax-js/jax@0.1.25'   # MIT
@@ -59,11 +60,9 @@ def place_jax(
     return place_package(JAX, ['index.js', 'backend-*.js', 'rolldown-*.js'], to)
 
 # %% ../../nbs/see/live.ipynb #85b1ee16
-_DOCS = 'https://grpo-nb.github.io/grpo_nb'
-
 def write_live(
     to:Path,           # a folder; it is made
-    site:str=_DOCS,    # where the page's links lead: the docs
+    site:str='https://grpo-nb.github.io/grpo_nb',   # where the page's links lead: the docs
 )->Path:               # the page
     "Write the live page with all it needs. NoPackage where jax-js is neither in the package nor to be had."
     assets,to = Path(str(files('grpo_nb')/'assets')),Path(to)
@@ -82,27 +81,42 @@ _KINDS = {'.html':'text/html', '.js':'text/javascript',
     '.css':'text/css', '.json':'application/json'}
 
 class Answers(BaseHTTPRequestHandler):
-    "Answers with bytes, and keeps no log."
-    def log_message(self, *args:object)->None: pass
+    "Answers by one function of path and query, to who comes by this machine's own name; keeps no log."
+    def __init__(self, *args:Any, answer:Callable, headers:dict):
+        self.answer,self.always = answer,headers
+        super().__init__(*args)
 
-    def say(self, code:int, body:bytes, kind:str='text/plain', **headers:str)->None:
+    def log_message(self, *args:Any)->None: pass
+
+    def do_GET(self)->None:
+        "PermissionError, KeyError and ValueError of the function become 403, 404 and 409."
+        at,port = urlsplit(self.path),self.server.server_port
+        asked = {k:v[0] for k,v in parse_qs(at.query).items()}
+        here = self.headers.get('Host') in (f'127.0.0.1:{port}', f'localhost:{port}')
+        if not here: return self.say(403, b'wrong host')
+        try: self.say(200, *self.answer(at.path, asked))
+        except PermissionError as e: self.say(403, str(e).encode())
+        except KeyError: self.say(404, b'no such page')
+        except ValueError as e: self.say(409, str(e).encode('utf-8', 'replace'))
+
+    def say(self, code:int, body:bytes, kind:str='text/plain')->None:
         "Send one answer; a reader who has left is no error."
         self.send_response(code)
         about = {'Content-Type':f'{kind}; charset=utf-8', 'Content-Length':len(body),
-            'Cache-Control':'no-store', 'X-Content-Type-Options':'nosniff'}
-        for k,v in (about|{k.replace('_', '-'):v for k,v in headers.items()}).items():
-            self.send_header(k, str(v))
+            'Cache-Control':'no-store', 'X-Content-Type-Options':'nosniff'}|self.always
+        for k,v in about.items(): self.send_header(k.replace('_', '-'), str(v))
         try:
             self.end_headers()
             self.wfile.write(body)
         except ConnectionError: pass
 
 def serve_on(
-    handler:Callable,  # a class of `Answers`, or what makes one
-    port:int=0,        # 0: any that is free
+    answer:Callable,  # path, {name: value} -> bytes, and their kind where that is not text
+    port:int=0,       # 0: any that is free
+    **headers:str,    # of every answer: `Referrer_Policy='no-referrer'`
 )->ThreadingHTTPServer:
     "A server on this machine alone, at work. ValueError for a port that is not to be had."
-    try: server = ThreadingHTTPServer(('127.0.0.1', port), handler)
+    try: server = ThreadingHTTPServer(('127.0.0.1', port), partial(Answers, answer=answer, headers=headers))
     except (OSError, OverflowError) as e:
         raise ValueError(f'port {port} is not to be had ({getattr(e, "strerror", None) or e}): '
             'take another up to 65535, or 0 for any that is free') from None
@@ -124,18 +138,6 @@ def until_stopped(
         server.shutdown()
         server.server_close()
 
-class _Files(Answers):
-    def __init__(self, *args, folder, policy):
-        self.folder,self.policy = folder,policy
-        super().__init__(*args)
-
-    def do_GET(self):
-        path = urlsplit(self.path).path.lstrip('/') or 'index.html'
-        there = {f.relative_to(self.folder).as_posix():f for f in self.folder.rglob('*') if f.is_file()}
-        if path not in there: return self.say(404, b'no such page', Content_Security_Policy=self.policy)
-        self.say(200, there[path].read_bytes(), _KINDS.get(Path(path).suffix, 'application/octet-stream'),
-            Content_Security_Policy=self.policy)
-
 def policy_of(
     page:str,  # HTML
 )->str:
@@ -148,8 +150,13 @@ def serve_live(
     policy:str=None,  # content security policy; None: the page's own
 )->tuple:             # (server, address)
     "Serve the page on this machine."
-    policy = policy or policy_of((Path(folder)/'index.html').read_text(encoding='utf-8'))
-    server = serve_on(partial(_Files, folder=Path(folder), policy=policy), port)
+    there = {'/'+f.relative_to(folder).as_posix():f for f in Path(folder).rglob('*') if f.is_file()}
+    there['/'] = there['/index.html']
+    def answer(path, _):
+        file = there[path]
+        return file.read_bytes(),_KINDS.get(file.suffix, 'application/octet-stream')
+    policy = policy or policy_of(there['/'].read_text(encoding='utf-8'))
+    server = serve_on(answer, port, Content_Security_Policy=policy)
     return server,f'http://127.0.0.1:{server.server_port}/'
 
 def live(

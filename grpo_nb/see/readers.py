@@ -78,8 +78,9 @@ def _read_table(path):
     return rows,[f'{name}: {bad} {what} could not be read and are left out.']*bool(bad)
 
 def _line(text):
-    try: return json.loads(text)
-    except ValueError: return None
+    "What JSON says; None where it can't be read."
+    try: return json.loads(text or '{}')
+    except (TypeError, ValueError): return None
 
 def _kind(text):
     "What comes through a pipe."
@@ -201,11 +202,6 @@ def table_rows(
     return out,[f'left out {n} of {len(rows)} records: {why}.' for why,n in left.items()]
 
 # %% ../../nbs/see/readers.ipynb #dfd6ec02
-def _unpacked(text):
-    "What a field of trackio's says; None where it can't be read."
-    try: return json.loads(text or '{}')
-    except (TypeError, ValueError): return None
-
 def _read_trackio(path):
     """What the newest run of PROJECT.db, from the folder TRACKIO_DIR, logged: rows of numbers, tables as
     lists of dicts, and what was left out. ValueError for a file that is none, or has no run.
@@ -223,11 +219,11 @@ def _read_trackio(path):
     if not names: raise ValueError(f'{path.name} has no run yet: log at least one step')
     notes = [f'{path.name} holds {len(names)} runs; this is {names[-1]!r}.']*(len(names)>1)
     rows,tables = [],[]
-    traces = [dict(step=s, messages=_unpacked(m), metadata=_unpacked(about))
+    traces = [dict(step=s, messages=_line(m), metadata=_line(about))
         for name,s,m,about in own if name==names[-1]]
     whole = [o for o in traces if isinstance(o['messages'], list) and isinstance(o['metadata'], dict)]
     lost,traces = len(traces)-len(whole),whole
-    for step,said in ((step, _unpacked(text)) for name,step,text in found if name==names[-1]):
+    for step,said in ((step, _line(text)) for name,step,text in found if name==names[-1]):
         if not isinstance(said, dict):
             lost += 1
             continue
@@ -367,10 +363,10 @@ def _value(v):
     x = pd.to_numeric(v, errors='coerce')
     return float(x) if x==x or no_number(v) else None
 
-def _word_notes(history):
+def _word_notes(said):
     "What stood where a number belongs, in a line per column."
-    said = history.attrs.get('words', {})
-    return [f'{k}: {len(v)} values are no numbers and left out, such as {v[0]!r:.40}' for k,v in said.items()]
+    return [f'{k}: {len(v)} values are no numbers and left out, such as {v[0]!r:.40}'
+        for k,v in said.items() if v]
 
 def history_rows(
     run:Run,  # any
@@ -398,14 +394,10 @@ def _step_in(path):
     return None
 
 def _rollout_files(folder):
-    "Tables of rollouts in a folder, as the frameworks lay them, or any `.jsonl` and `.parquet` there."
-    folder = Path(folder)
-    named = ('completions/completions_*.parquet',   # TRL
-        '**/train/all/traces.jsonl', '**/traces/stream/*.jsonl', '**/train_rollouts.jsonl',   # prime-rl
-        '**/train_rollout_summaries.jsonl', '**/train_data_step*.jsonl')   # tinker, NeMo-RL
-    for pattern in (*named, '*.jsonl', '*.parquet', '*.csv', '*.db'):
-        ours = 'history.jsonl','groups.jsonl','metrics.jsonl'
-        found = [f for f in folder.glob(pattern) if f.name not in ours]
+    "Tables of rollouts in a folder, as the frameworks lay them, or any there."
+    ours = 'history.jsonl','groups.jsonl','metrics.jsonl'
+    for pattern in doctor_table('names')['files']['rollouts']:
+        found = [f for f in Path(folder).glob(pattern) if f.name not in ours]
         if found: return sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
     return []
 
@@ -451,8 +443,8 @@ def _odd_values(rows, columns):
     at = find_columns(_names(rows), columns)
     def words(k):   # a nan is a completion that nobody judged
         return [v for o in rows if (v := o.get(at[k])) is not None and v==v and _number(v) is None]
-    odd = {k:v for k in ('reward','step') if k in at and (v := words(k))}
-    return [f'{k}: {len(v)} values are no numbers and left out, such as {v[0]!r:.40}.' for k,v in odd.items()]
+    return _word_notes({k:words(k) for k in ('reward','step') if k in at})
+
 def _all_groups(tables, columns, notes):
     "Groups of pairs of a file and a table; what is left out goes into `notes`."
     out,alone,before = [],0,None
@@ -531,7 +523,7 @@ def _opened(path, columns):
     words = any(k in ALIASES and h[k].map(type).eq(str).any() for k in h)
     if words or any(our_name(k)!=k for k in h):
         run.history = as_history(history_rows(run))
-        run.notes += _word_notes(run.history)
+        run.notes += _word_notes(run.history.attrs['words'])
     if run.rows: return run
     try: run.rows[:] = _of_folder(run.folder, columns, notes)[1]
     except ValueError: return run
@@ -549,7 +541,7 @@ def _joined(path, rows, groups, notes):
         raise ValueError(f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
             f'{sorted(set(ALIASES)-{"step"})}')
     folder = Path('stdin') if str(path)=='-' else path if path.is_dir() else path.with_suffix('')
-    return Run(folder, {}, history, groups, {}, notes+_word_notes(history))
+    return Run(folder, {}, history, groups, {}, notes+_word_notes(history.attrs['words']))
 
 # %% ../../nbs/see/readers.ipynb #9f112f27
 def judged(

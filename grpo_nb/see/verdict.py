@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 import numpy as np
-from .findings import (DEAD, RULES, Finding, Findings, Look, asset, doctor_table, ends, find,
-    in_words, one_text, rise, window, worn_out)
+from .findings import (
+    DEAD, RULES, Finding, Findings, Look, asset, doctor_table, ends, find, in_words, one_text, rise)
 
 # %% ../../nbs/see/verdict.ipynb #b1ee0007
 WAYS = doctor_table('names')['ways']   # of the study, and how a run is told to go them
@@ -85,9 +85,6 @@ class Reuse:
         seen = ['seen: '+'; '.join(self.seen)] if self.seen else []
         return '\n    '.join([f'reuse: {self.line}', *seen, *self.ways])
 
-_SURE = ('how sure: eight tasks, models of 0.2M weights; at a tuned rate passes and a buffer are not decided '
-    'apart, and no early number told in which task a buffer pays')
-
 def _gained(d, half, _=None): return _minus(f'{d:+.3f} ± {half:.3f}')
 
 def _way(gains, rate, best):
@@ -123,7 +120,8 @@ def reuse(
     no,yes = (in_words(WAYS[o], trainer) for o in best)
     ways = map(_way, at, ('a rate that nobody tuned','a tuned rate'), best)
     what = f'{no}; it {free}' if no==yes else f'{no} if nobody tuned the learning rate, else {yes}'
-    return Reuse(f'sampling is {g:.0%} of a plain step: {what}', seen, [*ways, _regrets(*at), _SURE])
+    told = [*ways, _regrets(*at), doctor_table('names')['said']['sure']]
+    return Reuse(f'sampling is {g:.0%} of a plain step: {what}', seen, told)
 
 # %% ../../nbs/see/verdict.ipynb #f7be8b7a
 @dataclass
@@ -231,22 +229,13 @@ def warnings_now(
     trainer:str=None, # that makes the run: 'grpo_nb' for `train`
 )->list:              # of `Finding`; print `says`
     "What is worth a warning now."
-    look,out = Look(rows[-20:]),[]
+    look,out = Look(rows[-20:], settings=dict(trainer=trainer)),[]
     z,m = look(DEAD)[-patience:],look('reward')[-patience:]
     if len(z)==patience and z.min()>=1:
-        seen = f'{patience} batches, all groups dead'+(f', mean reward {m.mean():.3g}' if len(m) else '')
         never = len(rows)<=2*patience and len(m) and (m==m[0]).all() and m[0]<=0
-        out.append(Finding('start-at-zero',
-            f'{patience} batches and not one rewarded answer: there is nothing to learn from yet', seen,
-            'call the reward by hand on an answer that should score; '
-            'begin with easier problems, or reward partial progress') if never else
-        Finding('no-living-group',
-            f'no group of the last {patience} batches had answers of different reward', seen,
-            'raise temperature or num_generations, or mix in problems of middling difficulty'))
-    n,filled,lived = window(look)
-    if worn_out(n, filled, lived):
-        out.append(Finding('few-groups-replayed',
-            f'{n:.0f} stored groups were replayed {filled:.0f} times in {len(look.rows)} batches',
-            f'{lived:.0f} living groups came in meanwhile',
-            in_words(RULES['few-groups-replayed'].remedies[0], trainer)))
-    return out
+        name = 'start-at-zero' if never else 'no-living-group'
+        seen = f'{patience} batches, all groups dead'+(f', mean reward {m.mean():.3g}' if len(m) else '')
+        says,remedy = doctor_table('names')['at_once'][name]
+        out.append(Finding(name, says.format(patience), seen, remedy))
+    due = [rule(look) for k,rule in RULES.items() if k=='few-groups-replayed']
+    return out+[replace(f, says=f.evidence) for f in due if f]

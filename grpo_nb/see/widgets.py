@@ -100,21 +100,20 @@ class Explorer(W.VBox):
 def explore(
     view:Callable,     # function of the controls' values, returns a dict
     draw:Callable,     # function of that dict, returns a matplotlib figure or a string of HTML
-    max_frames:int=60, # more than this is too heavy for a page
     **controls:W.Widget, # one for each argument of `view`, with finitely many values
 )->Explorer:           # shows itself at the end of a cell; moves with and without a kernel
     """Every combination of the controls' settings, drawn beforehand and turned over by the browser.
 
-    ValueError for a control without a finite list of settings, or more than `max_frames` combinations.
+    ValueError for a control without a finite list of settings, or more than 60 combinations.
     """
     if not controls:
         raise ValueError('`explore` needs at least one control: give `name=W.IntSlider(…)` for each '
                          'argument of `view`')
     opts = {k:options(c) for k,c in controls.items()}
     n = math.prod(map(len, opts.values()))
-    if n>max_frames:
+    if n>60:   # too heavy for a page
         raise ValueError(f"{n} frames ({' × '.join(f'{k} {len(o)}' for k,o in opts.items())}), at most "
-                         f"{max_frames}: use fewer settings")
+                         "60: use fewer settings")
     handles = {k:_indexed(k, c) for k,c in controls.items()}
     now = {k:h.value for k,h in handles.items()}
     start,drawn,still = [h.index for h in handles.values()],{},None
