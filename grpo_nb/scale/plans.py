@@ -294,8 +294,8 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
                             fused_lm_head=True)
                 loss = out.log_probs.float().sum()
             loss.backward()
-    kinds, = alive.get_tracker_snapshot('peak').values()   # of one device
-    return sum(n for k,n in kinds.items() if getattr(k, 'name', '') in ('ACT','TEMP'))
+    kinds = [o for d in alive.get_tracker_snapshot('peak').values() for o in d.items()]
+    return sum(n for k,n in kinds if getattr(k, 'name', '') in ('ACT','TEMP'))
 
 def step_bytes(
     config:PretrainedConfig,  # of a causal language model
