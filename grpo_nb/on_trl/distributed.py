@@ -199,9 +199,6 @@ def _add(index, s, lens, advantages, keys, about):
     ids = index.add([scores[g] for g in live], [about(g) for g in live], s.step, [keys[g] for g in live])
     return {g:i for g,i in zip(live, ids) if i is not None}
 
-# %% ../../nbs/on_trl/distributed.ipynb #aec3809e
-#| export
-
 # %% ../../nbs/on_trl/distributed.ipynb #eda33222
 class ShardedBuffer:
     """A replay buffer over all processes: each keeps the rows it made, all know where every row lies.
