@@ -4,7 +4,7 @@ which the page `nbs/dev/speed.ipynb` reads.
     grpo_nb bench                      # every part
     grpo_nb bench --only step --quick  # one of them, small, to see that it works
 """
-import gc, math, os, tempfile, threading, time, warnings
+import gc, math, os, tempfile, threading, time, warnings, weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import torch
 from datasets import Dataset
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
@@ -85,13 +87,38 @@ def matrix_rate(
         return 2*n**3/min(timer.blocked_autorange(min_run_time=.05).times)
     return max(map(rate, sizes))
 
+class PeakBytes(TorchDispatchMode):
+    """The bytes of storages that operations make in the block: `now` those that live, `peak` the most.
+
+    PyTorch's `MemTracker` counts the same by module, but knows one forward pass of a model and no second.
+    """
+    def __init__(self):
+        super().__init__()
+        self.now,self.peak,self.known = 0,0,set()
+
+    def _gone(self, key, n):
+        self.known.discard(key)
+        self.now -= n
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        out = f(*args, **kwargs or {})
+        for o in tree_leaves(out):
+            if not isinstance(o, torch.Tensor): continue
+            s = o.untyped_storage()
+            key,n = s._cdata,s.nbytes()
+            if key in self.known: continue   # a view, or a tensor changed in place
+            self.known.add(key)
+            self.now += n
+            weakref.finalize(s, self._gone, key, n)
+        self.peak = max(self.peak, self.now)
+        return out
+
 def peak_bytes(
     f:Callable,  # function without arguments
 )->int:          # bytes
     "The most that tensors took on a CPU at one time while `f` ran, above what stood before."
-    from torch.distributed._tools.mem_tracker import MemTracker
-    with MemTracker() as seen: f()
-    return sum(o['Total'] for o in seen.get_tracker_snapshot('peak').values())
+    with PeakBytes() as seen: f()
+    return seen.peak
 
 SHAPES = {   # about so many weights: (width, blocks, width inside the MLP)
     '0.1M':(64, 2, 160), '0.3M':(128, 2, 232), '1M':(192, 3, 384), '3M':(320, 3, 640), '10M':(512, 4, 1024),

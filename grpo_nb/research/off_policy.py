@@ -120,7 +120,7 @@ def group_moments(
 
 # %% ../../nbs/research/off_policy.ipynb #be1cbf02
 class Lens:
-    "A policy before a question: its chance `p` to be right, the exact gradient `g`, and any estimate's moments."
+    "A policy before a question: chance `p` of a right answer, exact gradient `g`, moments of an estimate."
     def __init__(self,
         policy:LabPolicy, # as it is now
         q:int,            # question

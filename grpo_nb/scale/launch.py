@@ -46,7 +46,8 @@ def _faults(d, part):
     "Keys of `d` that accelerate passes over, and values that are none of its choices, one line each."
     known,where = _known(),part or 'config'
     for k,v in d.items():
-        if k not in known[part]: yield f'{where}: no key {k!r}{_closest(k, sum(map(list, known.values()), []))}'
+        if k not in known[part]:
+            yield f'{where}: no key {k!r}{_closest(k, sum(map(list, known.values()), []))}'
         elif (choices := known[part][k]) and str(v) not in map(str, choices):
             yield f'{where}: {k} is {v!r}, needs one of {", ".join(map(str, choices))}'
 
