@@ -715,3 +715,14 @@ def test_a_callback_gets_each_batch_once_and_whole(kw):
         came = [g for g in range(2) if b['replayed'][g*G]]
         assert e.taken.places==came and [e.dead[g] for g in came]==[True]*len(came)
         assert torch.equal(e.logps!=0, e.mask)   # every token that counts was seen
+
+def test_a_group_whose_rows_have_prompts_of_their_own_comes_back_row_by_row():
+    ids = torch.tensor([[0, 5, 6], [7, 8, 9], [0, 0, 4], [0, 0, 4]])
+    said = torch.tensor([[1, 2], [3, 0], [1, 0], [2, 2]])
+    b = dict(prompt_ids=ids, prompt_mask=(ids>0).long(), completion_ids=said,
+        completion_mask=(said>0).long(), advantages=torch.tensor([1., -1., 0., 0.]))
+    packs = [slice_group(b, slice(i, i+2)) for i in (0, 2)]
+    assert [len(o['prompt_lens']) for o in packs]==[2, 1]   # equal prompts are held once
+    blank = {k:torch.zeros_like(v) for k,v in b.items()}
+    out = put_groups(blank, torch.arange(4), packs, 0)
+    for k in b: assert torch.equal(out[k], b[k]), k

@@ -218,3 +218,17 @@ def test_a_resumed_run_of_two_event_files_says_what_the_second_says(tmp_path):
     at.rename(at.with_name('events.out.tfevents.0000000001.here'))
     events(tmp_path, [(2, .6), (3, .7), (4, .8)])
     assert open_run(tmp_path).history['reward'].tolist()==pytest.approx([.1, .6, .7, .8])
+
+def test_two_answers_are_a_group_one_is_none_and_a_gap_in_the_advantages_leaves_them_out():
+    rows = [dict(prompt=p, completion=c, reward=r, advantage=a)
+        for p,c,r,a in (('a','1',0.,-1.), ('a','2',1.,1.), ('b','1',0.,-1.), ('b','2',1.,None), ('c','1',1.,0.))]
+    groups,alone = groups_of(rows)
+    assert [(o['prompt'], o['rewards'], o['advantages']) for o in groups]==[
+        ('a', [0., 1.], [-1., 1.]), ('b', [0., 1.], None)] and alone==1
+
+def test_rewards_that_differ_by_rounding_alone_are_a_dead_group_of_a_foreign_table(tmp_path):
+    rows = [dict(prompt=p, completion=c, reward=r)
+        for p,c,r in (('a','1',.1+.2), ('a','2',.3), ('b','1',0.), ('b','2',1.))]
+    (tmp_path/'rollouts.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    got = open_run(tmp_path/'rollouts.jsonl').rows
+    assert [(o['dead'], o['why']) for o in got]==[(True, 'float-noise'), (False, None)]

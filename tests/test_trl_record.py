@@ -3,9 +3,12 @@ on runs that train."""
 
 import json, time, math, shutil, subprocess, sys
 from pathlib import Path
+from types import SimpleNamespace
 import pytest, torch
 from transformers import TrainerCallback
+import grpo_nb.on_trl.record as on_trl_record
 from grpo_nb.advantages import group_advantages
+from grpo_nb.on_trl.rows import _in_the_form_of
 from grpo_nb.scale.plans import batch_plan
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder, read_run
@@ -475,3 +478,21 @@ def test_recorded_log_probs_are_those_of_the_model_that_sampled():
     for i,row in enumerate(logps):
         told = r.rows[i//G]['logps'][i%G]
         assert told==pytest.approx(row[b['completion_mask'][i].bool()].tolist(), abs=2e-3)
+
+@pytest.mark.parametrize('logged,said,want', [
+    ('text', 'ours', 'ours'),
+    ('text', [dict(role='user', content='a'), dict(role='user', content='b')], 'a\nb'),
+    ([dict(role='user', content='x')], 'ours', [dict(role='user', content='ours')]),
+    ([dict(role='user', content=[dict(type='text', text='x')])], 'ours',
+        [dict(role='user', content=[dict(type='text', text='ours')])])])
+def test_a_newcomer_stands_in_trls_table_in_the_form_of_what_it_replaced(logged, said, want):
+    assert _in_the_form_of(logged, said, 'user')==want
+
+def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
+    fault = SimpleNamespace(name='dead', says='all dead', evidence='e', remedy='r')
+    monkeypatch.setattr(on_trl_record, 'warnings_now', lambda rows: [fault])
+    rec = object.__new__(on_trl_record.RunRecord)
+    rec.recorder,rec.told = SimpleNamespace(log=lambda row: None),set()
+    state = SimpleNamespace(log_history=[dict(loss=0., step=1)])
+    for _ in range(3): rec.on_log(None, state, None, dict(loss=0.))
+    assert caplog.text.count('all dead')==1
