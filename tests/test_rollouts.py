@@ -221,7 +221,8 @@ def test_a_resumed_run_of_two_event_files_says_what_the_second_says(tmp_path):
 
 def test_two_answers_are_a_group_one_is_none_and_a_gap_in_the_advantages_leaves_them_out():
     rows = [dict(prompt=p, completion=c, reward=r, advantage=a)
-        for p,c,r,a in (('a','1',0.,-1.), ('a','2',1.,1.), ('b','1',0.,-1.), ('b','2',1.,None), ('c','1',1.,0.))]
+        for p,c,r,a in (('a','1',0.,-1.), ('a','2',1.,1.), ('b','1',0.,-1.), ('b','2',1.,None),
+            ('c','1',1.,0.))]
     groups,alone = groups_of(rows)
     assert [(o['prompt'], o['rewards'], o['advantages']) for o in groups]==[
         ('a', [0., 1.], [-1., 1.]), ('b', [0., 1.], None)] and alone==1
