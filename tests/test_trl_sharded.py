@@ -43,6 +43,19 @@ def equal(x, y):
         for k in x) if isinstance(x, dict) else len(x)==len(y) and all(map(equal, x, y)) if isinstance(x,
         (list,tuple)) else x==y
 
+WHERE = ('prompt_len','lens','pieces')
+
+def where(o):
+    "Id of each stored group, and where its rows lie: the same on all ranks."
+    ix = o['b']['index']
+    return [(i, *(d[k] for k in WHERE)) for i,d in zip(ix['ids'].tolist(), ix['data'])]
+
+def held(o):
+    "Rows of stored groups that lie on this rank, by id."
+    ix = o['b']['index']
+    return {i:{k:v for k,v in d.items() if k not in WHERE}
+        for i,d in zip(ix['ids'].tolist(), ix['data']) if 'prompt_ids' in d}
+
 def rows_of(o):
     return [(tuple(p[m.bool()].tolist()), tuple(c[n.bool()].tolist()), round(float(a), 6))
         for p,m,c,n,a in zip(o['prompt_ids'], o['prompt_mask'], o['completion_ids'], o['completion_mask'],
@@ -80,10 +93,10 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
         assert b['sharded'] and not a['sharded']                              # FSDP2 it was, and DDP it was
         steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
         assert len(steps[0])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
-        assert a['b']['ids']==b['b']['ids'] and equal(a['b']['index']['data'],
-            b['b']['index']['data']) and a['b']['index']['uses'].tolist()==b['b']['index']['uses'].tolist()
+        assert equal(where(a), where(b)) and equal(a['b']['index']['uses'], b['b']['index']['uses'])
         torch.testing.assert_close(a['b']['index']['scores'], b['b']['index']['scores'])
-        for p,q in zip(a['b']['pieces'], b['b']['pieces']):
+        assert len(held(a))>0
+        for p,q in zip(held(a).values(), held(b).values(), strict=True):
             assert p.keys()==q.keys() and torch.equal(p['completion_ids'], q['completion_ids'])
             for k in p: torch.testing.assert_close(p[k], q[k], rtol=1e-5, atol=1e-6)
         assert a['w'].keys()==b['w'].keys()
@@ -104,9 +117,9 @@ def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
     for a,b in zip(facts(out, 'straddle'), facts(tmp_path, scene)):
         steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
         assert len(steps[1])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
-        assert a['b']['ids']==b['b']['ids'] and equal(a['b']['index']['data'], b['b']['index']['data'])
+        assert equal(where(a), where(b))
         assert all(torch.equal(p['completion_ids'], q['completion_ids'])
-            for p,q in zip(a['b']['pieces'], b['b']['pieces']))
+            for p,q in zip(held(a).values(), held(b).values(), strict=True))
 
 def test_fsdp2_resumes_with_its_buffer(out):
     for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
@@ -193,8 +206,9 @@ def test_a_signal_on_all_ranks_saves_one_whole_checkpoint(out):
     found = [o for o in (out/'signal').glob('checkpoint-3')]
     assert found and checkpoint_problem(found[0])==''
     parts = [load_state(found[0]/f'grpo_state_{r}.safetensors')['buffer'] for r in (0, 1)]
-    assert parts[0]['crc']==parts[1]['crc'] and equal(parts[0]['index'],
-        parts[1]['index']) and len(parts[0]['index']['ids'])>0
+    a,b = ({k:v for k,v in o['index'].items() if k!='data'} for o in parts)
+    assert parts[0]['crc']==parts[1]['crc'] and equal(a, b) and len(a['ids'])>0
+    assert equal(*(where(dict(b=o)) for o in parts))
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(out):
     for a,b in zip(facts(out, 'mu2'), facts(out, 'resumed')):
@@ -206,20 +220,20 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(out):
         learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8)
     t.train(resume_from_checkpoint=str(out/'whole'/'checkpoint-6'))
     s,log = t.store.state_dict(),[o for o in t.state.log_history if o.get('step', 0)>6]
-    assert s['world']==1 and len(s['ids'])==len(s['index']['ids']) and sum(o.get('replay/replaced', 0)
-        for o in log)>0
-    old = {i:torch.cat([p['completion_ids'] for q in parts for j,p in zip(q['ids'], q['pieces']) if j==i])
+    new = held(dict(b=s))
+    assert s['world']==1 and len(new)==len(s['index']['ids'])
+    assert sum(o.get('replay/replaced', 0) for o in log)>0
+    old = {i:torch.cat([held(dict(b=q))[i]['completion_ids'] for q in parts if i in held(dict(b=q))])
         for i in parts[0]['index']['ids'].tolist()}
-    kept = [i for i in s['ids'] if i in old]
-    assert kept and all(torch.equal(s['pieces'][s['ids'].index(i)]['completion_ids'], old[i]) for i in kept)
+    kept = [i for i in new if i in old]
+    assert kept and all(torch.equal(new[i]['completion_ids'], old[i]) for i in kept)
 
 def test_a_checkpoint_of_one_process_goes_on_with_two(out):
     old,new = torch.load(out/'one_state', weights_only=False),facts(out, 'from_one')
     assert [o['step'] for o in new]==[6, 6] and T.same(new[0]['w'], new[1]['w']) and new[0]['b']['world']==2
-    rows = {i:p for o in new for i,p in zip(o['b']['ids'], o['b']['pieces'])}
-    kept = [i for i in old['ids'] if i in rows and len(rows[i]['lens'])==4]
-    assert kept and all(torch.equal(rows[i]['completion_ids'],
-        old['pieces'][old['ids'].index(i)]['completion_ids']) for i in kept)
+    was,rows = held(dict(b=old)),held(new[0])|held(new[1])
+    kept = [i for i in was if i in rows and len(rows[i]['advantages'])==4]
+    assert kept and all(torch.equal(rows[i]['completion_ids'], was[i]['completion_ids']) for i in kept)
     assert sum(o.get('replay/replaced', 0) for o in new[0]['log'] if o.get('step', 0)>3)>0
 
 @pytest.mark.parametrize('scene,say',

@@ -32,46 +32,40 @@ def pieces(
     return out
 
 # %% ../../nbs/on_trl/distributed.ipynb #f864f6dc
-_WORD = (torch.int32, torch.float32)
-_WHOLE = ('completion_ids','tool_mask')   # whole numbers; all else is float32
+_WHOLE = ('prompt_ids','completion_ids','tool_mask')   # whole numbers, int32; all else is float32
 
-@dataclass(frozen=True)
-class Wire:
-    "How the rows of a group travel: everything in words of 4 bytes, the prompt once a piece."
-    token:tuple   # names of what has a value for each token, the same on all ranks and in all steps
-    row:tuple     # (name, width) of what has `width` float32 values for each row; width 0 for a plain number
+class Wire(dict):
+    """How the rows of a group travel: everything in words of 4 bytes, the prompt once a piece.
 
-    def words(self, where:dict, lo:int, hi:int)->int:
-        "4-byte words of rows lo..hi-1 of the group at `where`."
-        return where['prompt_len']+len(self.token)*int(where['lens'][lo:hi].sum())+(hi-lo)*sum(max(w, 1)
-            for _,w in self.row)
+    Names with how many values a row has of each: None for one per token, 0 for a plain number; the same on
+    all ranks and in all steps.
+    """
+    def sizes(self, where:dict, lo:int, hi:int)->list:
+        "4-byte words of the prompt and of each name, for rows lo..hi-1 of the group at `where`."
+        n = int(where['lens'][lo:hi].sum())
+        return [where['prompt_len'], *(n if w is None else (hi-lo)*max(w, 1) for w in self.values())]
 
     def parts(self, piece:dict, lo:int, hi:int)->list:
         """Rows lo..hi-1 of a piece as int32 tensors that share its memory.
 
         ValueError for a missing name, or values that are neither int32 nor float32.
         """
-        if absent := [k for k in (*self.token, *(k for k,_ in self.row)) if k not in piece]:
+        if absent := [k for k in self if k not in piece]:
             raise ValueError(f'a stored piece has no {absent}: every group needs the same keys, on every '
                 f'process and in every step')
-        if odd := {k:v.dtype for k,v in piece.items() if v.dtype not in _WORD}:
-            raise ValueError(f'only int32 and float32 travel, got {odd}')
         a,b = int(piece['lens'][:lo].sum()),int(piece['lens'][:hi].sum())
-        parts = [piece['prompt_ids'], *(piece[k][a:b] for k in self.token),
-            *(piece[k][lo:hi].flatten() for k,_ in self.row)]
-        return [o.contiguous().view(torch.int32) for o in parts]
+        parts = dict(prompt_ids=piece['prompt_ids'])
+        parts |= {k:piece[k][a:b] if w is None else piece[k][lo:hi].flatten() for k,w in self.items()}
+        if odd := {k:v.dtype for k,v in parts.items() if v.dtype not in (torch.int32, torch.float32)}:
+            raise ValueError(f'only int32 and float32 travel, got {odd}')
+        return [o.contiguous().view(torch.int32) for o in parts.values()]
 
     def unpack(self, words:Tensor, where:dict, lo:int, hi:int)->dict:
         "The piece that `parts` made words of."
-        n,lens = hi-lo,where['lens'][lo:hi]
-        sizes = [where['prompt_len'], *[int(lens.sum())]*len(self.token), *(n*max(w, 1) for _,w in self.row)]
-        p,*rest = words.split(sizes)
-        out = dict(prompt_ids=p.clone(), lens=lens)
-        for k,o in zip((*self.token, *(k for k,_ in self.row)), rest):
-            out[k] = o.clone().view(torch.int32 if k in _WHOLE else torch.float32)
-        for k,w in self.row:
-            if w: out[k] = out[k].view(n, w)
-        return out
+        out = dict(zip(('prompt_ids',*self), words.split(self.sizes(where, lo, hi))))
+        out = {k:v.clone().view(torch.int32 if k in _WHOLE else torch.float32) for k,v in out.items()}
+        out |= {k:out[k].view(hi-lo, w) for k,w in self.items() if w}
+        return out|dict(lens=where['lens'][lo:hi])
 
 # %% ../../nbs/on_trl/distributed.ipynb #03f5c2cf
 @dataclass(frozen=True)
@@ -84,6 +78,7 @@ class Move:
     lo:int
     hi:int
     words:int    # of 4 bytes
+    first:int    # row of the group with which those of `src` begin
 
 def plan_moves(
     sources:list,  # k stored groups: dicts with prompt_len, lens (G,), pieces
@@ -97,7 +92,7 @@ def plan_moves(
         for src,a,b in s['pieces']:
             for dst,c,d in pieces(g, len(s['lens']), rows):
                 lo,hi = max(a, c),min(b, d)
-                if lo<hi: out.append(Move(i, g, src, dst, lo, hi, wire.words(s, lo, hi)))
+                if lo<hi: out.append(Move(i, g, src, dst, lo, hi, sum(wire.sizes(s, lo, hi)), a))
     return out
 
 # %% ../../nbs/on_trl/distributed.ipynb #144ceaac
@@ -138,8 +133,9 @@ class Ranks:
 
 # %% ../../nbs/on_trl/distributed.ipynb #c2abd7a9
 def _crc(x, start=0):
-    return zlib.crc32(x.contiguous().view(torch.uint8).numpy() if isinstance(x, Tensor) else x, start)
-def _signed(x): return x-2**32 if x>=2**31 else x
+    "A checksum of bytes or of a tensor that fits into an int32."
+    data = x.contiguous().view(torch.uint8).numpy() if isinstance(x, Tensor) else x
+    return zlib.crc32(data, start)>>1
 
 _MARKS = ('the history of the index','the random numbers','the rewards of this batch','the step')
 
@@ -165,6 +161,13 @@ class Sampled:
     step:int             # the optimizer step
     asked:Sequence = ()  # groups that were never sampled: filled first, each with another one if possible
 
+    @property
+    def info(self)->Tensor:   # (rows, 4) int32
+        "Of each row: tokens of its prompt and of its completion, the bits of its advantage, the prompt's key."
+        A = self.advantages.detach().cpu().float().view(torch.int32)
+        about = (self.prompt_lens, self.lens, A, self.keys)
+        return torch.stack([torch.as_tensor(o, dtype=torch.int32) for o in about], 1)
+
 @dataclass
 class Taken:
     "What a buffer gave for a batch, and what it wants to be given."
@@ -177,26 +180,26 @@ class Taken:
     keys:list      # prompt key of each group, as sampled
 
 # %% ../../nbs/on_trl/distributed.ipynb #450c7d70
-def _fill(index, s, keys=None):
-    """(places and entries in order, dead groups that stay, ids of groups that left).
+def _draw(index, s, keys=None):
+    """Pairs of a place and the `Entry` that is to fill it.
 
     Drawn twice, so that those never sampled get different groups even when there are not enough for all.
     """
-    others = [g for g,d in enumerate(s.dead) if d and g not in set(s.asked)]
-    filled,gone = [],[]
-    for places,wanted in ((s.asked, None), (others, keys and [keys[g] for g in others])):
-        filled += zip(places, index.draw(len(places), s.step, wanted))
-        gone += index.evicted
-    return filled,sorted({*s.asked, *others}-{g for g,_ in filled}),gone
+    others = [g for g,d in enumerate(s.dead) if d and g not in s.asked]
+    first = index.draw(len(s.asked), s.step)
+    then = index.draw(len(others), s.step, keys and [keys[g] for g in others])
+    return [*zip(s.asked, first), *zip(others, then)]
 
-def _add(index, s, lens, advantages, keys, about):
-    "Enter the living groups with `about(group)` as their data; their ids, by group."
-    G = len(s.rewards)//len(s.dead)
+def _add(index, s, info, n):
+    "Enter the living groups, whose rows are those of `info`, `n` on each process; their ids, by group."
     if not index.max_size: return {}
-    spoken = lens.view(-1, G).any(1).tolist()
-    live = [g for g,d in enumerate(s.dead) if not d and spoken[g]]
-    scores = group_scores(advantages.view(-1, G), s.rewards.view(-1, G)).tolist()
-    ids = index.add([scores[g] for g in live], [about(g) for g in live], s.step, [keys[g] for g in live])
+    G = len(info)//len(s.dead)
+    lens = info[:,1].reshape(-1, G)
+    A = info[:,2].contiguous().view(torch.float32)
+    scores = group_scores(A.view(-1, G), s.rewards.view(-1, G)).tolist()
+    live = [g for g,d in enumerate(s.dead) if not d and lens[g].any()]
+    where = [dict(prompt_len=int(info[g*G,0]), lens=lens[g], pieces=pieces(g, G, n)) for g in live]
+    ids = index.add([scores[g] for g in live], where, s.step, [int(info[g*G,3]) for g in live])
     return {g:i for g,i in zip(live, ids) if i is not None}
 
 # %% ../../nbs/on_trl/distributed.ipynb #eda33222
@@ -204,10 +207,10 @@ class ShardedBuffer:
     """A replay buffer over all processes: each keeps the rows it made, all know where every row lies.
 
     `take` once a step on every rank, then `give` for each group in `Taken.mine`, before the next `take`.
-    Of a process that is `alone`, groups lie in the index itself, with all that they were given.
+    A process that is `alone` keeps whole groups, with all that they were given.
     """
     def __init__(self,
-        index:'ReplayBuffer',  # an empty `ReplayBuffer`; the same options and seed on every rank
+        index:'ReplayBuffer',  # an empty one; the same options and seed on every rank
         wire:Wire|None,      # what travels with a row; to be known before rows do
         G:int,               # completions per group
         alone:bool=False,    # a buffer of this process only?
@@ -215,8 +218,7 @@ class ShardedBuffer:
     ):
         self.index,self.wire,self.G,self.same_prompt = index,wire,G,same_prompt
         self.alone,self.ranks = alone,Ranks(alone)
-        # id -> (lo, rows); id -> (lo, hi); checksum of the past; the last plan
-        self.rows,self.owned,self.crc,self.moved = {},{},0,[]
+        self.crc,self.moved = 0,[]   # checksum of the past; the last plan
 
     def __len__(self)->int: return len(self.index)
 
@@ -230,8 +232,7 @@ class ShardedBuffer:
 
     def _marks(self, s):
         r = _crc(np.array(self.index.rng.getstate()[1], dtype=np.uint32).tobytes())
-        fates = _signed(_crc(bytes(s.dead), _crc(s.rewards)))
-        return torch.tensor([_signed(self.crc), _signed(r), fates, s.step], dtype=torch.int32)
+        return torch.tensor([self.crc, r, _crc(bytes(s.dead), _crc(s.rewards)), s.step], dtype=torch.int32)
 
     def take(self,
         s:Sampled,  # `dead` and `rewards` of all ranks, the rest of this one
@@ -240,42 +241,39 @@ class ShardedBuffer:
         "Stored groups for the dead; the living are entered. RuntimeError on every rank if they disagree."
         G,n = self.G,len(s.lens)
         s.dead,s.rewards = [bool(o) for o in s.dead],s.rewards.detach().cpu().float()
-        def words(x): return torch.as_tensor(x, dtype=torch.int32)
-        A = s.advantages.detach().cpu().float().view(torch.int32)
-        info = torch.stack([words(s.prompt_lens), words(s.lens), A, words(s.keys)], 1)
-        everyone = self.ranks.gather(torch.cat([self._marks(s), info.flatten()]))
+        everyone = self.ranks.gather(torch.cat([self._marks(s), s.info.flatten()]))
         _check_agreement(everyone[:,:4])
         info = everyone[:,4:].reshape(-1, 4)   # (N, 4), in the order of `rewards`
         if len(info)!=len(s.rewards) or len(s.dead)*G!=len(s.rewards):
             raise ValueError(f'{len(info)} rows on {self.ranks.world} processes, {len(s.rewards)} rewards '
                 f'and {len(s.dead)} groups of {G}: they need to be one batch')
         keys = info[::G,3].tolist()
-        filled,left,gone = _fill(self.index, s, keys if self.same_prompt else None)
-        left += [g for g,e in filled if not fits(e.data)]
-        filled = sorted((o for o in filled if fits(o[1].data)), key=lambda o: o[0])
+        filled = [o for o in _draw(self.index, s, keys if self.same_prompt else None) if fits(o[1].data)]
+        filled.sort(key=lambda o: o[0])
         places,drawn = [g for g,_ in filled],[e for _,e in filled]
+        left = [g for g,d in enumerate(s.dead) if d and g not in places]
         incoming = self._exchange(drawn, places, n)
-        stored,mine = self._enter(s, info, keys, n, gone)
+        stored = _add(self.index, s, info, n)
+        mine = {g:(i, lo, hi) for g,i in stored.items() for r,lo,hi in pieces(g, G, n) if r==self.rank}
         past = [[e.id for e in drawn], places, sorted(stored.items()), self.index.next_id, len(self.index)]
         self.crc = _crc(str(past).encode(), self.crc)
         return Taken(places, drawn, left, stored, incoming, mine, keys)
 
-    def _given(self, e):
-        "What `give` was given of a group."
-        if rows := e.data if self.alone else self.rows.get(e.id): return rows
+    def _given(self, e, first=0):
+        "This rank's rows of a drawn group, which begin with row `first` of it."
+        if 'prompt_ids' in e.data: return e.data|dict(lens=e.data['lens'][first:])
         raise RuntimeError(f'rank {self.rank} was never given its rows of stored group {e.id}: call `give` '
             'for every group in `Taken.mine`')
 
     def _exchange(self, drawn, places, n):
         "Rows on their way: (first row here, last row + 1, the rows), of what comes to this rank."
-        me,wire = self.ranks.rank,self.wire
-        if self.alone: return [(g*self.G, g*self.G+self.G, self._given(e)) for g,e in zip(places, drawn)]
+        me,G,wire = self.rank,self.G,self.wire
+        if self.alone: return [(g*G, g*G+G, self._given(e)) for g,e in zip(places, drawn)]
         self.moved = moves = plan_moves([e.data for e in drawn], places, n, wire)
         send = [[torch.empty(0, dtype=torch.int32)] for _ in range(self.ranks.world)]
         for m in moves:
             if m.src!=me: continue
-            lo,rows = self._given(drawn[m.at])
-            send[m.dst] += wire.parts(rows, m.lo-lo, m.hi-lo)
+            send[m.dst] += wire.parts(self._given(drawn[m.at], m.first), m.lo-m.first, m.hi-m.first)
         sizes = [sum(m.words for m in moves if m.src==r and m.dst==me) for r in range(self.ranks.world)]
         got = self.ranks.exchange([torch.cat(o) for o in send], sizes)
         at,out = [0]*self.ranks.world,[]
@@ -283,49 +281,31 @@ class ShardedBuffer:
             if m.dst!=me: continue
             words = got[m.src][at[m.src]:at[m.src]+m.words]
             at[m.src] += m.words
-            first,where = m.place*self.G-me*n,drawn[m.at].data
-            out.append((first+m.lo, first+m.hi, wire.unpack(words, where, m.lo, m.hi)))
+            first = m.place*G-me*n
+            out.append((first+m.lo, first+m.hi, wire.unpack(words, drawn[m.at].data, m.lo, m.hi)))
         return out
-
-    def _enter(self, s, info, keys, n, gone):
-        "Enter the living groups of all ranks: (id by group, this rank's rows of them)."
-        G,lens = self.G,info[:,1].contiguous()
-        def about(g):
-            if self.alone: return {}
-            return dict(prompt_len=int(info[g*G,0]), lens=lens[g*G:g*G+G].clone(), pieces=pieces(g, G, n))
-        stored = _add(self.index, s, lens, info[:,2].contiguous().view(torch.float32), keys, about)
-        gone = {*gone, *self.index.evicted} if self.index.max_size else gone
-        stored = {g:i for g,i in stored.items() if i not in gone}
-        mine = {g:(i, lo, hi) for g,i in stored.items() for r,lo,hi in pieces(g, G, n) if r==self.ranks.rank}
-        for i in gone:
-            self.rows.pop(i, None)
-            self.owned.pop(i, None)
-        self.owned |= {i:(lo, hi) for i,lo,hi in mine.values()}
-        return stored,mine
 
     def give(self,
         id:int,     # of a group in `Taken.mine`
         rows:dict,  # this rank's rows of it: one prompt, lens, and all that the wire names
     )->None:
         "Keep this rank's rows of a group; ignored when it has left the buffer meanwhile."
-        if id not in self.owned: return
-        lo,hi = self.owned[id]
+        e = next((e for e in reversed(self.index.entries) if e.id==id), None)
+        if e is None: return
+        lo,hi = next((lo, hi) for r,lo,hi in e.data['pieces'] if r==self.rank)
         if len(rows['lens'])!=hi-lo:
             raise ValueError(f"{len(rows['lens'])} rows for rows {lo} to {hi} of stored group {id}")
-        if self.alone: return next(e for e in self.index if e.id==id).data.update(rows)
+        if self.alone: return e.data.update(rows)
         if len(rows.get('prompt_lens', [0]))>1:
             raise ValueError("the completions of a group have different prompts: use replay_scope='local'")
         def word(v): return (v.float() if v.is_floating_point() else v.int()).detach().cpu()
-        names = 'prompt_ids','lens',*self.wire.token,*(k for k,_ in self.wire.row)
-        self.rows[id] = lo,{k:word(rows[k]) for k in names}
+        e.data.update({k:word(rows[k]) for k in ('prompt_ids',*self.wire)})
 
     def state_dict(self)->dict:
         "This rank's part, as tensors, numbers, text, lists and dicts."
-        if self.alone: return self.index.state_dict()
-        wire = self.wire and dict(token=list(self.wire.token), row=[list(o) for o in self.wire.row])
-        return dict(index=self.index.state_dict(), world=self.ranks.world, crc=self.crc, wire=wire,
-            ids=list(self.rows), los=[lo for lo,_ in self.rows.values()],
-            pieces=[p for _,p in self.rows.values()], owned=[[i, *o] for i,o in self.owned.items()])
+        index = self.index.state_dict()
+        if self.alone: return index
+        return dict(index=index, world=self.ranks.world, crc=self.crc, wire=self.wire)
 
     def load_state_dict(self, state:dict)->None:
         "Go on where the same rank of as many processes stood. ValueError for another number of processes."
@@ -338,10 +318,7 @@ class ShardedBuffer:
             raise ValueError(f'this state is of {state["world"]} processes, here are {self.ranks.world}: '
                 'give all parts to `redistribute` first')
         self.index.load_state_dict(state['index'])
-        wire = state['wire']
-        self.wire = wire and Wire(tuple(wire['token']), tuple(map(tuple, wire['row'])))
-        self.rows = dict(zip(state['ids'], zip(state['los'], state['pieces'])))
-        self.owned,self.crc = {i:(lo, hi) for i,lo,hi in state['owned']},state['crc']
+        self.crc,self.wire = state['crc'],state['wire'] and Wire(state['wire'])
 
 # %% ../../nbs/on_trl/distributed.ipynb #fc4340c2
 def agree(
@@ -351,7 +328,7 @@ def agree(
     "ValueError on every rank unless all were given the same: it names what differs, and who has what."
     ranks = ranks or Ranks()
     text = {k:re.sub(' at 0x[0-9a-f]+', '', repr(v)) for k,v in mine.items()}
-    crc = _signed(zlib.crc32(json.dumps(text, sort_keys=True).encode()))
+    crc = _crc(json.dumps(text, sort_keys=True).encode())
     if ranks.world==1 or len(set(ranks.gather(torch.tensor([crc], dtype=torch.int32)).flatten().tolist()))==1:
         return
     every = [None]*ranks.world
@@ -476,21 +453,19 @@ def redistribute(
         raise ValueError(f'{len(states)} parts of a buffer of {old["world"]} processes: give all of them')
     if len({s['crc'] for s in states})>1:
         raise ValueError('the parts are of different moments: take all of them from one checkpoint')
-    found = {}
-    for s in states:
-        for i,lo,p in zip(s['ids'], s['los'], s['pieces']): found.setdefault(i, []).append((lo, p))
-    ix = old['index']
-    def whole(i, d): return sum(len(p['lens']) for _,p in found.get(i, []))==len(d['lens'])
-    keep = [k for k,(i,d) in enumerate(zip(ix['ids'].tolist(), ix['data'])) if whole(i, d)]
+    ix,data = old['index'],[]
+    groups = [[s['index']['data'][k] for s in states] for k in range(len(ix['data']))]
+    # of each group the parts that have rows of it, or those that wait for some
+    parts = [[of[r] for r,_,_ in of[0]['pieces']] for of in groups]
+    keep = [k for k,of in enumerate(parts) if all('prompt_ids' in p for p in of)]
     ids = ix['ids'][keep].tolist()
     owner = {i:n%world for n,i in enumerate(sorted(ids))}
-    data = [dict(ix['data'][k], pieces=[[owner[i], 0, len(ix['data'][k]['lens'])]]) for k,i in zip(keep, ids)]
+    for i,of in zip(ids, (parts[k] for k in keep)):
+        where = {k:of[0][k] for k in ('prompt_len','lens')}
+        where['pieces'] = [[owner[i], 0, len(where['lens'])]]
+        rows = dict(prompt_ids=of[0]['prompt_ids'])
+        rows |= {k:torch.cat([p[k] for p in of]) for k in old['wire']}
+        data.append(where|rows if owner[i]==rank else where)
     index = ix|dict(ids=ix['ids'][keep], steps=ix['steps'][keep], uses=ix['uses'][keep],
         scores=ix['scores'][keep], keys=[ix['keys'][k] for k in keep], data=data)
-    def join(parts):
-        parts = [p for _,p in sorted(parts, key=lambda o: o[0])]
-        return {k:v if k=='prompt_ids' else torch.cat([p[k] for p in parts]) for k,v in parts[0].items()}
-    mine = [i for i in ids if owner[i]==rank]
-    pieces = [join(found[i]) for i in mine]
-    return dict(index=index, world=world, crc=old['crc'], wire=old['wire'], ids=mine, pieces=pieces,
-        los=[0]*len(mine), owned=[[i, 0, len(p['lens'])] for i,p in zip(mine, pieces)])
+    return old|dict(index=index, world=world)

@@ -23,7 +23,12 @@ WIDE = dict(completion_ids=None, completion_mask=0, old_per_token_logps=0., ref_
 BOTH = ('token_type_ids','mm_token_type_ids')   # prompt and completion in one row
 IMAGES = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes',
     'image_position_ids','num_images','num_tiles'}
-_SMALL = {torch.int64:torch.int32}
+
+def _tokens(k, per_row=()):
+    "Whose tokens does the column `k` of TRL's batch have values of? None: of none, it has one for a row."
+    if k in ('prompt_ids','prompt_mask'): return 'prompt'
+    if k in BOTH: return 'both'
+    return 'completion' if k in WIDE and k not in per_row else None
 
 def _once(rows):
     "`rows` (a list or tensor), or its first entry alone where all are equal."
@@ -39,70 +44,35 @@ def slice_group(
 )->dict:               # ids int32, log-probs float32, lengths; a prompt that all rows share is held once
     "One group without padding, in memory of its own."
     pm,cm = batch['prompt_mask'][rows].bool(),batch['completion_mask'][rows].bool()
+    real = dict(completion=cm, both=torch.cat([pm, cm], 1))
     ids = _once([o[m].int() for o,m in zip(batch['prompt_ids'][rows], pm)])
     out = dict(prompt_ids=torch.cat(ids), prompt_lens=torch.tensor([len(o) for o in ids], dtype=torch.int32),
         lens=cm.sum(1).int())
     for k,v in batch.items():
         if k in ('prompt_ids','prompt_mask','completion_mask') or isinstance(v, Tensor) and v.ndim==0:
             continue
-        v = v[rows]
+        v,mask = v[rows],real.get(_tokens(k, per_row))
         if not isinstance(v, Tensor): out[k] = [o.clone() if isinstance(o, Tensor) else o for o in _once(v)]
-        elif k in WIDE and k not in per_row:
-            out[k] = v[cm].to(torch.uint8 if k=='tool_mask' else _SMALL.get(v.dtype, v.dtype))
-        elif k in BOTH: out[k] = v[torch.cat([pm, cm], 1)].to(torch.uint8)
-        else: out[k] = v.clone()
+        elif mask is None: out[k] = v.clone()
+        else: out[k] = v[mask] if v.is_floating_point() else v[mask].int()
     return out
 
 # %% ../../nbs/on_trl/rows.ipynb #b65f2711
-def _widen(x, width, left, fill):
-    d = width-x.shape[1]
-    return x if d<=0 else pad(x, (d,0) if left else (0,d), value=fill)
+def _written_out(g, G):
+    "A stored group, with what it holds once or not at all for each of its `G` rows and tokens."
+    n,one = g.get('prompt_lens', torch.tensor([len(g['prompt_ids'])])),torch.ones(int(g['lens'].sum()))
+    ids = g['prompt_ids'].repeat(G//len(n))
+    known = dict(tool_mask=one, importance_sampling_ratio=one)
+    if 'old_per_token_logps' in g: known['sampling_per_token_logps'] = g['old_per_token_logps']
+    return known|g|dict(prompt_ids=ids, prompt_lens=n.repeat(G//len(n)), prompt_mask=torch.ones(len(ids)),
+        completion_mask=one)
 
-def _spread(values, mask, fill, dtype):
-    "The ragged `values` laid out where `mask` is true."
-    return torch.full(mask.shape, fill, dtype=dtype).masked_scatter(mask, torch.cat(values).to(dtype))
-
-def _tokens_of(group, k):
-    "What the tokens of `group` have under the key `k`, or would have."
-    if k in group: return group[k]
-    if k=='sampling_per_token_logps' and 'old_per_token_logps' in group: return group['old_per_token_logps']
-    if k in ('tool_mask','importance_sampling_ratio'): return torch.full((int(group['lens'].sum()),), WIDE[k])
-    raise ValueError(f'a stored group has no {k!r}, which this run needs: it was stored under other settings '
-        '(such as beta=0). Set what the run was begun with, or start a new run from its weights')
-
-class _Layout:
-    "Where the tokens of `groups` go: their masks, as wide as they and the batch need."
-    def __init__(self, batch, groups, G, multiple):
-        def up(w): return -(-w//(multiple or 1))*(multiple or 1)
-        def prompts(g):
-            lens = g.get('prompt_lens', torch.tensor([len(g['prompt_ids'])]))
-            same = G if len(lens)==1 else 1   # one prompt for all rows is held once
-            return g['prompt_ids'].repeat(same),lens.repeat(same)
-        self.ids,lens = zip(*map(prompts, groups))
-        plens,clens = torch.cat(lens).long(),torch.cat([g['lens'] for g in groups]).long()
-        self.was = batch['prompt_ids'].shape[1]
-        self.P = max(self.was, up(int(plens.max())))
-        self.C = max(batch['completion_ids'].shape[1], up(int(clens.max())))
-        self.pm = torch.arange(self.P)>=self.P-plens[:,None]
-        self.cm = torch.arange(self.C)<clens[:,None]
-
-def _new_rows(k, v, groups, at, pad_id, per_row):
-    "The rows of `groups` under the key `k`, as the batch's `v` has them."
-    if k=='prompt_ids': return _spread(at.ids, at.pm, pad_id, v.dtype)
-    if k=='prompt_mask': return at.pm.to(v.dtype)
-    if k=='completion_mask': return at.cm.to(v.dtype)
-    if k in BOTH: return _spread([g[k] for g in groups], torch.cat([at.pm, at.cm], 1), 0, v.dtype)
-    if k not in WIDE or k in per_row: return torch.cat([g[k] for g in groups]).to(v.dtype)
-    fill = pad_id if k=='completion_ids' else WIDE[k]
-    return _spread([_tokens_of(g, k) for g in groups], at.cm, fill, v.dtype)
-
-def _widened(k, v, at, pad_id, per_row):
-    "The batch's own `v`, as wide as the layout."
-    if k in ('prompt_ids','prompt_mask'): return _widen(v, at.P, True, pad_id if k=='prompt_ids' else 0)
-    if k in BOTH:
-        return torch.cat([_widen(v[:,:at.was], at.P, True, 0), _widen(v[:,at.was:], at.C, False, 0)], 1)
-    if k not in WIDE or k in per_row: return v
-    return _widen(v, at.C, False, pad_id if k=='completion_ids' else WIDE[k])
+def _with_rows(v, rows, values, mask, columns, fill):
+    "`v` as wide as `mask`, its own columns at `columns`, its `rows` those that have `values` at `mask`."
+    out = v.new_full((len(v), mask.shape[1]), fill)
+    out[:,columns] = v
+    out[rows] = v.new_full(mask.shape, fill).masked_scatter(mask, values)
+    return out
 
 def put_groups(
     batch:dict,        # TRL's batch: (B, P) and (B, C) tensors, (B,) tensors, lists of B
@@ -116,15 +86,32 @@ def put_groups(
     G,dev = len(rows)//len(groups),batch['completion_ids'].device
     if 'tool_mask' not in batch and any('tool_mask' in g for g in groups):
         batch = batch|dict(tool_mask=torch.ones_like(batch['completion_mask']))
-    at,out = _Layout(batch, groups, G, multiple),{}
+    groups = [_written_out(g, G) for g in groups]
+    plens,clens = (torch.cat([g[k] for g in groups]).to(dev) for k in ('prompt_lens','lens'))
+    def wide(k, lens): return max(batch[k].shape[1], -(-int(lens.max())//(multiple or 1))*(multiple or 1))
+    P,C = wide('prompt_ids', plens),wide('completion_ids', clens)
+    pm,cm = (torch.arange(n, device=dev) for n in (P, C))
+    left,right = pm[-batch['prompt_ids'].shape[1]:],cm[:batch['completion_ids'].shape[1]]
+    pm,cm = pm>=P-plens[:,None],cm<clens[:,None]
+    # where the new rows have tokens; which columns the old ones become
+    at = dict(prompt=(pm, left), completion=(cm, right),
+        both=(torch.cat([pm, cm], 1), torch.cat([left, P+right])))
+    out,rows = {},rows.to(dev)
     for k,v in batch.items():
+        if isinstance(v, Tensor) and v.ndim==0:
+            out[k] = v
+            continue
+        if any(k not in g for g in groups):
+            raise ValueError(f'a stored group has no {k!r}, which this run needs: it was stored under other '
+                'settings (such as beta=0). Set what the run was begun with, or start a new run from its '
+                'weights')
         if not isinstance(v, Tensor):
             out[k],news = list(v),[o for g in groups for o in (g[k]*G if len(g[k])==1 else g[k])]
             for i,o in zip(rows.tolist(), news): out[k][i] = o.to(dev) if isinstance(o, Tensor) else o
-        elif v.ndim==0: out[k] = v
-        else:
-            new = _new_rows(k, v, groups, at, pad_id, per_row).to(dev)
-            out[k] = _widened(k, v, at, pad_id, per_row).index_put((rows.to(dev),), new)
+            continue
+        new,tokens = torch.cat([g[k] for g in groups]).to(dev, v.dtype),_tokens(k, per_row)
+        fill = pad_id if k in ('prompt_ids','completion_ids') else WIDE.get(k, 0)
+        out[k] = _with_rows(v, rows, new, *at[tokens], fill) if tokens else v.index_put((rows,), new)
     return out
 
 # %% ../../nbs/on_trl/rows.ipynb #efde3864
@@ -156,10 +143,9 @@ def wire_of(
     per_row:tuple=(),  # keys that are not as wide as the completion although they look it
 )->Wire:
     "What has to travel with a group of such a batch."
-    wide = [k for k in WIDE if k in batch and k not in ('completion_mask', *per_row)]
-    token = dict.fromkeys(['completion_ids','old_per_token_logps',*wide])
-    more = [(k, 1) for k in per_row if k in batch]
-    return Wire(tuple(token), (('advantages', 0), ('rewards', n_rewards), *more))
+    known = {*batch,'old_per_token_logps'}-{'completion_mask', *per_row}
+    wire = Wire((k, None) for k in WIDE if k in known)
+    return Wire(wire, advantages=0, rewards=n_rewards, **{k:1 for k in per_row if k in batch})
 
 # %% ../../nbs/on_trl/rows.ipynb #6df5441f
 def _in_the_form_of(logged, said, role):
