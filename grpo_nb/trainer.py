@@ -371,7 +371,7 @@ def train(
                 with run.rescue(): info = step(s)
                 run.after(info)
                 for f in callbacks: f(s, info)
-                run.save_if_due(now=bool(stop))
+                run.save(now=bool(stop))
         run.end(stop.signal, last_word)
     return s
 

@@ -5,6 +5,7 @@ import pytest
 from grpo_nb.run.record import Recorder
 from grpo_nb.see import during as W
 from grpo_nb.see.during import serve, watch
+from grpo_nb.see.view import as_json
 from made_runs import make_run
 
 @pytest.fixture
@@ -88,6 +89,7 @@ def test_a_folder_of_another_trainer_is_followed(tmp_path):
     put(1)
     reader = W._Reader(tmp_path, "")
     reader.now()
-    before,one = reader.stamp,reader.now().json
+    def packed(): return as_json(reader.now().packed())
+    before,one = reader.stamp,packed()
     put(2)
-    assert len(reader.now().json)>len(one) and reader.stamp!=before
+    assert len(packed())>len(one) and reader.stamp!=before

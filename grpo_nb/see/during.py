@@ -18,7 +18,7 @@ from ..parts.model import COPY_LIMIT, why_slow
 from .live import serve_on, until_stopped
 from .readers import judged, open_run
 from .verdict import warnings_now
-from .view import Pages, page
+from .view import Pages, as_json, page
 from ..run.checkpoints import (
     checkpoint_problem, disk_is_full, no_room, plain_args, randomness, save_checkpoint, set_randomness)
 from ..run.record import Recorder, Run, about_data, one_a_step, read_run, record
@@ -124,17 +124,14 @@ def evaluated(self:Watched)->dict:
 
 # %% ../../nbs/see/during.ipynb #97fd5a73
 @patch
-def save_if_due(self:Watched,
-    now:bool=False,  # save whatever the step?
+def save(self:Watched,
+    now:bool=True,  # save whatever the step?
 )->None:
-    "A checkpoint, every `save_steps`, and `now` where that is true."
-    if self.s.args.output_dir and (now or self.due(self.s.args.save_steps)): self.save()
-
-@patch
-def save(self:Watched)->None:
-    "A checkpoint of this step, unless there is a whole one."
-    folder = self.s.args.output_dir
-    if checkpoint_problem(Path(folder)/f'checkpoint-{self.s.step}'): save_checkpoint(self.s, folder)
+    "A checkpoint of this step, `now` or as `save_steps` says, unless there is a whole one."
+    a = self.s.args
+    due = a.output_dir and (now or self.due(a.save_steps))
+    if due and checkpoint_problem(Path(a.output_dir)/f'checkpoint-{self.s.step}'):
+        save_checkpoint(self.s, a.output_dir)
 
 @patch
 @contextmanager
@@ -166,7 +163,7 @@ def end(self:Watched,
     "The last checkpoint, and what became of the run in words."
     s,folder = self.s,self.s.args.output_dir
     s.model.eval()
-    if folder: self.save()
+    self.save()
     if signal:
         saved = f'saved; go on with {self.hint}' if folder else 'stopped; not saved, since output_dir is None'
         return tqdm.write(f'{signal} at step {s.step}: {saved}')
@@ -209,9 +206,8 @@ class _Reader:
             return html.encode('utf-8'),'text/html'
         pages = self.now()
         makers = {'/stamp': lambda: self.stamp.encode(),
-            '/packed': lambda: pages.json.encode('ascii'),
-            '/block': lambda: pages.block(int(asked['b'])),
-            '/search': lambda: json.dumps(pages.search(asked.get('q', ''))).encode()}
+            '/packed': lambda: as_json(pages.packed()).encode('ascii'),
+            '/block': lambda: pages.block(int(asked['b']))}
         return makers[path](),'application/octet-stream'
 
 _START = 'await watch(root, JSON.parse(document.getElementById("data").textContent).token);'

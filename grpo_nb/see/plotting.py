@@ -35,14 +35,15 @@ LINES = dict(policy='-', old='--', ref=':')  # the same three without colour
 INK = '#262626'   # of the style's text, which becomes that of the page around a figure
 STYLE = rc_params_from_file(str(files('grpo_nb')/'assets/page/figures.mplstyle'), use_default_template=False)
 
+def _shell(): return getattr(sys.modules.get('IPython'), 'get_ipython', lambda: None)()
+
 class Canvas(Figure):
     "A matplotlib figure in our style that shows itself in a notebook."
     def __init__(self,
         **options:Any, # as a `Figure` takes them
     ):
         super().__init__(**options)
-        shell = getattr(sys.modules.get('IPython'), 'get_ipython', lambda: None)()
-        if shell:   # its own way of showing figures, where pyplot is in use, would come first
+        if shell := _shell():   # its own way of showing figures, where pyplot is in use, would come first
             shell.display_formatter.formatters['image/png'].for_type(Canvas, Canvas._repr_png_)
 
     def _repr_png_(self):
@@ -144,8 +145,6 @@ def figure(
     "Axes to draw on; the figure, `ax.figure`, is shown at the end of the block in a notebook, nowhere else."
     fig,ax = new_figure(title, *how, **more)
     with rc_context(STYLE): yield ax
-    try: shell = get_ipython()
-    except NameError: return
-    if hasattr(shell, 'kernel'):
+    if hasattr(_shell(), 'kernel'):
         from IPython.display import display
         display(fig)

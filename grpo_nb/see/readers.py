@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from .findings import Findings, doctor_table, find, no_number
+from .findings import Findings, doctor_table, find, no_number, number
 from .verdict import verdict
 from ..run.record import GROUP_FIELDS, Run, as_text, one_a_step, read_run
 
 # %% ../../nbs/see/readers.ipynb #7077affd
 ALIASES,NAMES = (doctor_table('names')[k] for k in ('metrics','columns'))   # lists that you may add to
-_HELD = re.compile(r'^(?:val(?:-core|-aux)?|val_reward|validation|eval|test)[/_](.+)$')
+_HELD = re.compile('^(?:val(?:-core|-aux)?|val_reward|validation|test)[/_](?=.)')
 
 def our_name(
     name:str,  # of a column, as another tool calls it
@@ -29,11 +29,8 @@ def our_name(
     "What TRL calls this metric."
     name = name.split(' - ')[-1].strip()
     if ours := next((k for k,theirs in ALIASES.items() if name in theirs), None): return ours
-    for before in ('train/','metrics/','trainer/'):
-        if name.startswith(before): return our_name(name[len(before):])
-    if name.startswith(('eval_','eval/')): return name
-    if m := _HELD.match(name): return 'eval/'+m[1]
-    return name
+    if m := re.match('(?:train|metrics|trainer)/(.*)', name): return our_name(m[1])
+    return _HELD.sub('eval/', name)
 
 # %% ../../nbs/see/readers.ipynb #28f18d8e
 _ASIDE = set('gts ground_truth answer index idx rollout_id sample_id num_turns seed temperature'.split())
@@ -57,7 +54,6 @@ def find_columns(
 # %% ../../nbs/see/readers.ipynb #aa22e213
 def _read_table(path):
     "A table as rows. ValueError for a kind we cannot read."
-    path = Path(path)
     if path.suffix=='.parquet':
         import pyarrow.parquet as pq
         return pq.read_table(path).to_pylist(),[]   # tells a gap from a nan, which a frame does not
@@ -66,15 +62,15 @@ def _read_table(path):
         raise ValueError(f'{path.name} is no table that we read: give .jsonl, .json, .csv or .parquet')
     text = (sys.stdin.buffer.read() if piped else path.read_bytes()).decode('utf-8', 'replace')
     name,kind = ('standard input', _kind(text)) if piped else (path.name, path.suffix)
-    if kind=='.csv': return _csv(text, name),[]
-    found = [_line(o) for o in text.split('\n') if o.strip()]
-    if kind=='.json':
-        found = json.loads(text)
-        if isinstance(found, dict):   # TRL's trainer_state.json, or any list in it
-            found = next((v for v in (found.get('log_history'), *found.values()) if isinstance(v, list)), [])
+    if kind=='.csv':
+        try: table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False).fillna('')
+        except ValueError as e: raise ValueError(f'{name} is no table: {e}') from None
+        return [{k:v or None for k,v in o.items()} for o in table.to_dict('records')],[]
+    found = json.loads(text) if kind=='.json' else [_line(o) for o in text.split('\n') if o.strip()]
+    if isinstance(found, dict):   # TRL's trainer_state.json, or any list in it
+        found = next((v for v in (found.get('log_history'), *found.values()) if isinstance(v, list)), [])
     rows = [o for o in found if isinstance(o, dict)]
-    what = 'entries' if kind=='.json' else 'lines'
-    bad = len(found)-len(rows)
+    what,bad = 'entries' if kind=='.json' else 'lines',len(found)-len(rows)
     return rows,[f'{name}: {bad} {what} could not be read and are left out.']*bool(bad)
 
 def _line(text):
@@ -90,27 +86,15 @@ def _kind(text):
     if isinstance(whole, list) or isinstance(whole, dict) and 'log_history' in whole: return '.json'
     return '.jsonl' if text.lstrip()[0] in '{[' else '.csv'
 
-def _csv(text, name):
-    "Rows of a CSV: numbers in columns where all cells are; None for an empty cell."
-    try: df = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
-    except ValueError as e: raise ValueError(f'{name} is no table: {e}') from None
-    cols = {}
-    for k,cells in df.items():
-        x = pd.to_numeric(cells, errors='coerce')
-        words = (x.isna() & (cells!='') & ~cells.map(no_number)).any()
-        cols[k] = [None if v=='' else v if words else n for v,n in zip(cells, x.tolist())]
-    return [dict(zip(cols, row)) for row in zip(*cols.values())]
+def _value(v):
+    "A number, nan where the log says so; None for a gap and for a word."
+    x = number(v)
+    return x if x==x or no_number(v) else None
 
-def _number(x):
-    try: x = float(x)
-    except (TypeError, ValueError): return None
-    return x if math.isfinite(x) else None
-
-def _listed(x): return x.tolist() if hasattr(x, 'tolist') else x if isinstance(x, list) else []
+def _number(v): return x if math.isfinite(x := number(v)) else None
 
 def _words(x):
     "A prompt or a completion as text, whatever it is written as."
-    if isinstance(x, np.ndarray): x = list(x)
     if isinstance(x, str): return x
     if isinstance(x, dict): return _words(x.get('content', json.dumps(x, default=str)))
     if isinstance(x, list) and x and all(isinstance(o, dict) for o in x): return as_text(x)
@@ -218,35 +202,29 @@ def _read_trackio(path):
     names = list(dict.fromkeys(o[0] for o in found))
     if not names: raise ValueError(f'{path.name} has no run yet: log at least one step')
     notes = [f'{path.name} holds {len(names)} runs; this is {names[-1]!r}.']*(len(names)>1)
-    rows,tables = [],[]
-    traces = [dict(step=s, messages=_line(m), metadata=_line(about))
-        for name,s,m,about in own if name==names[-1]]
+    said = [(step, _line(text)) for name,step,text in found if name==names[-1]]
+    rows,tables,traces = [],[],[dict(step=step, messages=_line(m), metadata=_line(about))
+        for name,step,m,about in own if name==names[-1]]
     whole = [o for o in traces if isinstance(o['messages'], list) and isinstance(o['metadata'], dict)]
-    lost,traces = len(traces)-len(whole),whole
-    for step,said in ((step, _line(text)) for name,step,text in found if name==names[-1]):
-        if not isinstance(said, dict):
-            lost += 1
-            continue
-        parts = [o for v in said.values() for o in (v if isinstance(v, list) else [v])]
-        packed = [o for o in parts if isinstance(o, dict)]
-        tables += [v['_value'] for v in packed if v.get('_type')=='trackio.table']
-        traces += [dict(step=step)|v for v in packed if v.get('_type')=='trackio.trace']
-        numbers = {k:v for k,v in said.items() if not isinstance(v, (dict,list))}
-        if numbers: rows.append(numbers|dict(_step=step))
+    lost = len(traces)-len(whole)+sum(not isinstance(o, dict) for _,o in said)
     if lost: notes.append(f'{path.name}: {lost} records could not be read and are left out.')
-    made,left = table_rows(traces)
+    for step,o in ((step, o) for step,o in said if isinstance(o, dict)):
+        parts = [p for v in o.values() for p in (v if isinstance(v, list) else [v]) if isinstance(p, dict)]
+        tables += [p['_value'] for p in parts if p.get('_type')=='trackio.table']
+        whole += [dict(step=step)|p for p in parts if p.get('_type')=='trackio.trace']
+        numbers = {k:v for k,v in o.items() if not isinstance(v, (dict,list))}
+        if numbers: rows.append(numbers|dict(_step=step))
+    made,left = table_rows(whole)
     return rows,tables+[made]*bool(made),notes+left
 
 # %% ../../nbs/see/readers.ipynb #9bee0f5c
 def _extra(rows, at):
     "Names of the other columns that hold a number: most often single reward functions."
     known = set(at.values())|_ASIDE|{o for names in NAMES.values() for o in names}
-    out = []
-    for k in _names(rows):
-        if k in known or k.startswith('_'): continue
-        some = [o.get(k) for o in rows[:50] if o.get(k) is not None]
-        if some and all(isinstance(v, (int,float,np.number)) for v in some): out.append(k)
-    return out[:6]
+    def numeric(k):
+        some = [_value(o[k]) for o in rows[:50] if o.get(k) is not None]
+        return bool(some) and None not in some
+    return [k for k in _names(rows) if k not in known and k[:1]!='_' and numeric(k)][:6]
 
 def groups_of(
     rows:list,           # dicts, one per completion
@@ -256,39 +234,36 @@ def groups_of(
     "Rows of a table as groups of the record. ValueError as of `find_columns`."
     if not rows: return [],0
     at = find_columns(_names(rows), columns)
-    get = lambda o, k: o.get(at[k]) if k in at else None
     extra,found = _extra(rows, at),{}
+    def get(o, k): return o.get(at.get(k))
     for o in rows:
-        s = _number(get(o, 'step'))
-        prompt = _words(get(o, 'prompt'))
-        i = get(o, 'group')
-        found.setdefault((step if s is None else int(s), prompt if i is None else str(i)),
-                         []).append((prompt, o))
+        s,i,prompt = _number(get(o, 'step')),get(o, 'group'),_words(get(o, 'prompt'))
+        key = step if s is None else int(s),prompt if i is None else str(i)
+        found.setdefault(key, []).append(o)
     out,count = [],Counter()
     for (s,key),g in sorted(found.items(), key=lambda kv: kv[0][0]):
         if len(g)<2: continue
-        members = [o for _,o in g]
-        def of(name, read): return [read(get(o, name)) for o in members] if name in at else None
-        A = of('advantage', _number)
+        def of(name, read=_number): return [read(get(o, name)) for o in g] if name in at else None
+        A = of('advantage')
         A = None if A and None in A else A
-        known = dict(step=s, group=count[s], key=key[:200], prompt=g[0][0], truncated=of('cut', bool),
-            n_tokens=of('length', lambda x: int(_number(x) or 0)), completions=of('completion', _words),
-            rewards=of('reward', _number), advantages_before=A, advantages=A,
-            rewards_by_func={k:[_number(o.get(k)) for o in members] for k in extra} or None)
+        known = dict(step=s, group=count[s], key=key[:200], prompt=_words(get(g[0], 'prompt')),
+            completions=of('completion', _words), rewards=of('reward'), advantages_before=A, advantages=A,
+            n_tokens=of('length', lambda x: int(_number(x) or 0)),
+            truncated=of('cut', lambda x: str(x) in ('True','true','1','1.0')),
+            rewards_by_func={k:[_number(o.get(k)) for o in g] for k in extra} or None)
         out.append(dict.fromkeys(GROUP_FIELDS)|known|_by_token(of))
         count[s] += 1
     return out,sum(len(g)<2 for g in found.values())
 
 def _by_token(of):
     "What a group's columns say of single tokens, where every completion has as many numbers as tokens."
-    def numbers(x): return [_number(v) for v in _listed(x)]
-    logps,lists = of('logps', numbers),{k:of(k, numbers) for k in ('old','policy','ref','after')}
+    def listed(read): return lambda x: [read(v) for v in x] if isinstance(x, list) else []
+    logps = of('logps', listed(_number))
+    lists = {k:of(k, listed(_number)) for k in ('old','policy','ref','after')}
     if not logps or any(None in o or not o for o in logps): return {}
-    size = [len(o) for o in logps]
-    pieces = of('tokens', lambda x: [str(t) for t in _listed(x)])
-    out = dict(tokens=pieces if pieces and [*map(len, pieces)]==size else None, logps=logps)
-    fit = {k:v for k,v in lists.items() if v and [*map(len, v)]==size and not any(None in o for o in v)}
-    return out|({'token_logps':fit} if fit else {})
+    def fits(x): return x and [*map(len, x)]==[*map(len, logps)] and not any(None in o for o in x)
+    pieces,fit = of('tokens', listed(str)),{k:v for k,v in lists.items() if fits(v)}
+    return dict(tokens=pieces if fits(pieces) else None, logps=logps)|({'token_logps':fit} if fit else {})
 
 # %% ../../nbs/see/readers.ipynb #9e6adf62
 def finite(
@@ -342,7 +317,7 @@ def as_history(
         named = {}
         for k,v in o.items():
             x,name = _value(v),ours[k]
-            if _LIVING.search(str(k)) and x is not None: name,x = 'frac_reward_zero_std',1-x
+            if name=='frac_living' and x is not None: name,x = 'frac_reward_zero_std',1-x
             if x is not None: named.setdefault(name, x)
             elif isinstance(v, str) and name in ALIASES and v.strip().lower() not in _GAPS:
                 words.setdefault(name, []).append(v)
@@ -352,16 +327,7 @@ def as_history(
     history.attrs['words'] = words
     return history
 
-# the share of groups that live: tinker's, prime-rl's, NeMo-RL's
-_LIVING = re.compile(
-    r'(all/by_group/frac_mixed|^by_group/frac_mixed|agg/all/solved_some|baseline_reward/pct_mixed)$')
 _GAPS = ('','none','null','na','n/a','-')
-
-def _value(v):
-    "A number, nan where the log says so; None for a gap and for a word."
-    if v is None or isinstance(v, (dict,list)): return None
-    x = pd.to_numeric(v, errors='coerce')
-    return float(x) if x==x or no_number(v) else None
 
 def _word_notes(said):
     "What stood where a number belongs, in a line per column."
@@ -401,25 +367,19 @@ def _rollout_files(folder):
         if found: return sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
     return []
 
-def _trl_rows(df):
-    "Rows of TRL's log of completions: a column per reward function, whose sum is the reward."
-    names = list(df.columns)
-    funcs = [k for k in names[names.index('completion') + 1 : names.index('advantage')]
-             if pd.api.types.is_numeric_dtype(df[k])]
-    total = df[funcs].astype(float).sum(axis=1, min_count=1)
-    prompts = [_words(o) for o in df['prompt']]
-    G = math.gcd(*(len(list(o)) for _,o in groupby(prompts)))
-    if G<2: return None
-    rows = df.to_dict('records')
-    return [o|dict(reward=r, group_id=i//G) for i,(o,r) in enumerate(zip(rows, total))]
+def _trl_rows(path, rows):
+    "Rows of TRL's log of completions, whose reward is the sum of its functions'; None for another table."
+    mine = path.suffix=='.db' or path.match('completions_*.parquet')
+    if not (mine and rows and 'advantage' in rows[0] and 'group_id' not in rows[0]): return None
+    G = math.gcd(*(len(list(g)) for _,g in groupby(_words(o['prompt']) for o in rows)))
+    names = list(rows[0])
+    funcs = names[names.index('completion')+1:names.index('advantage')]
+    paid = [finite([o.get(k) for k in funcs]) for o in rows] if G>1 else []
+    return [o|dict(reward=sum(r) if r else None, group_id=i//G) for i,(o,r) in enumerate(zip(rows, paid))]
 
-def _is_trls(path, rows):
-    mine = path.suffix=='.db' or path.name.startswith('completions_') and path.suffix=='.parquet'
-    return mine and bool(rows) and 'advantage' in rows[0] and 'group_id' not in rows[0]
-
-def _contents(path, columns=None):
+def _contents(path, columns):
     "(rows of metrics, tables of rollouts, list of str: what was left out) of a file that is either or both."
-    if path.name.startswith('events.out.tfevents'): return _events(path),[],[]
+    if path.is_dir() or path.name.startswith('events.out.tfevents'): return _events(path),[],[]
     if path.suffix=='.db':
         rows,tables,notes = _read_trackio(path)
         return rows,[o for o in tables if o and 'completion' in o[0]],notes
@@ -442,18 +402,17 @@ def _odd_values(rows, columns):
     "Rewards and steps that are words, in a line each."
     at = find_columns(_names(rows), columns)
     def words(k):   # a nan is a completion that nobody judged
-        return [v for o in rows if (v := o.get(at[k])) is not None and v==v and _number(v) is None]
+        return [v for o in rows if (v := o.get(at[k])) is not None and _value(v) is None]
     return _word_notes({k:words(k) for k in ('reward','step') if k in at})
 
 def _all_groups(tables, columns, notes):
     "Groups of pairs of a file and a table; what is left out goes into `notes`."
     out,alone,before = [],0,None
     for i,(f,rows) in enumerate(tables):
-        if _is_trls(f, rows):
-            rows = _trl_rows(pd.DataFrame(rows))
-            texts = rows and [(_words(o['prompt']), _words(o['completion'])) for o in rows]
-            if not rows or texts==before: continue   # no groups; or logged once more at another step
-            before = texts
+        if (told := _trl_rows(f, rows)) is not None:
+            texts = [(_words(o['prompt']), _words(o['completion'])) for o in told]
+            if texts==before: continue   # logged once more at another step
+            rows,before = told,texts
         if rows: notes += _odd_values(rows, columns)
         step = _step_in(f)
         got,lone = groups_of(rows, i if step is None else step, columns)
@@ -465,29 +424,33 @@ def _all_groups(tables, columns, notes):
     if n := filter_note(out): notes.append(n)
     return out
 
-def _of_folder(folder, columns, notes):
-    "(rows of metrics, groups) of another tool's folder. ValueError where there is neither."
-    events = sorted(folder.rglob('events.out.tfevents.*'))
-    logs = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(folder.glob(p))]
-    rows = _events(events[-1].parent) if events else _safely(logs[0], columns, notes)[0] if logs else []
-    files = _rollout_files(folder)
-    if not files and not rows:
-        raise ValueError(f'{str(folder)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
+def _files(path):
+    "([what holds the metrics], tables of rollouts): paths; a single file may be either."
+    if not path.is_dir(): return [path],[path]
+    events = sorted(path.rglob('events.out.tfevents.*'))
+    logs = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(path.glob(p))]
+    return [o.parent for o in events[-1:]] or logs[:1],_rollout_files(path)
+
+def _of_others(path, columns):
+    "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
+    logs,tables = _files(path)
+    read,notes = {},[]
+    for f in dict.fromkeys(logs+tables):
+        try: *read[f],said = _contents(f, columns)
+        except Exception as e:
+            if f==path or f.is_dir(): raise
+            why = e if f.suffix=='.db' else type(e).__name__
+            read[f],said = ([], []),[f'{f.name} could not be read and is left out ({why}).']
+        notes += said
+    rows = [o for f in logs for o in read[f][0]]
+    if not rows and not tables:
+        raise ValueError(f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
                          'completion and reward')
-    tables = [(f, o) for f in files for o in _safely(f, columns, notes)[1]]
-    try: return rows,_all_groups(tables, columns, notes)
+    try: groups = _all_groups([(f, o) for f in tables for o in read[f][1]], columns, notes)
     except ValueError:   # a table without the columns we need, beside a log
         if not rows: raise
-        return rows,[]
-
-def _safely(path, columns, notes):
-    "Metrics and tables of a file; none where it is damaged, which `notes` then say."
-    try: rows,tables,said = _contents(path, columns)
-    except Exception as e:
-        why = e if path.suffix=='.db' else type(e).__name__
-        rows,tables,said = [],[],[f'{path.name} could not be read and is left out ({why}).']
-    notes += [o for o in said if o not in notes]
-    return rows,tables
+        groups = []
+    return _joined(path, rows, groups, notes)
 
 def _history_of(groups):
     "What the groups say about each step: dicts, one per step."
@@ -507,39 +470,36 @@ def open_run(
     return run
 
 def _opened(path, columns):
-    notes = []
-    if str(path)=='-' or path.is_file() and path.name!='trainer_state.json':
-        rows,tables,notes = _contents(path, columns)
-        return _joined(path, rows, _all_groups([(path, o) for o in tables], columns, notes), notes)
+    "A run of ours or TRL's, else of others."
+    if str(path)=='-' or path.is_file() and path.name!='trainer_state.json': return _of_others(path, columns)
     if not path.exists():
         raise ValueError(f'no folder {str(path)!r}: give that of a run, or a log, or a table of rollouts')
     try: run = read_run(path)
     except ValueError as e:
-        try: return _joined(path, *_of_folder(path, columns, notes), notes)
+        try: return _of_others(path, columns)
         except ValueError as f:
             why = '' if 'holds no rollouts' in str(f) else f'; and as rollouts: {f}'
             raise ValueError(f'{e}{why}') from None
-    h = run.history
-    words = any(k in ALIASES and h[k].map(type).eq(str).any() for k in h)
-    if words or any(our_name(k)!=k for k in h):
-        run.history = as_history(history_rows(run))
-        run.notes += _word_notes(run.history.attrs['words'])
+    run.history = as_history(history_rows(run))
+    run.notes += _word_notes(run.history.attrs['words'])
     if run.rows: return run
-    try: run.rows[:] = _of_folder(run.folder, columns, notes)[1]
+    try: other = _of_others(run.folder, columns)
     except ValueError: return run
-    if run.rows: run.notes += notes
+    run.rows[:] = other.rows
+    run.notes += [o for o in other.notes if other.rows and o not in run.notes]
     return run
 
 def _joined(path, rows, groups, notes):
     "A run of a log, of groups, or of both; the groups tell of a reward that was not logged."
-    history = as_history([*_history_of(groups), *rows] if groups else rows)
-    if groups and rows and 'reward' in (h := as_history(rows)): history = h
+    history = as_history(rows)
+    if groups and 'reward' not in history: history = as_history([*_history_of(groups), *rows])
     if not groups and not rows:
         raise ValueError(f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '
             +' '.join(notes))
-    if not groups and not set(history) & set(ALIASES)-{'step'}:
+    known = set(ALIASES)-{'step'}
+    if not groups and not set(history) & known:
         raise ValueError(f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
-            f'{sorted(set(ALIASES)-{"step"})}')
+            f'{sorted(known)}')
     folder = Path('stdin') if str(path)=='-' else path if path.is_dir() else path.with_suffix('')
     return Run(folder, {}, history, groups, {}, notes+_word_notes(history.attrs['words']))
 
@@ -551,7 +511,7 @@ def judged(
     run = open_run(run)
     rows = history_rows(run)
     found = find(rows, run.rows, run.settings)
-    before,after = (o if isinstance(o := run.summary.get(k), dict) else None for k in ('before','after'))
+    before,after = (run.summary.get(k) for k in ('before','after'))
     return verdict(rows, before, after, run.rows, run.settings, found),found
 
 def diagnose(
@@ -579,18 +539,14 @@ def write_rollouts(
     "Append a batch, a line per completion. ValueError for a column of another length."
     import json
     from pathlib import Path
-    def plain(o):
-        "What JSON has no word for becomes null or text."
-        if isinstance(o, float): return o if abs(o)<float('inf') else None
-        if isinstance(o, (str,int,type(None))): return o
-        if isinstance(o, dict): return {str(k):plain(v) for k,v in o.items()}
-        if isinstance(o, (list,tuple)): return [plain(v) for v in o]
-        return plain(o.tolist()) if hasattr(o, 'tolist') else str(o)
     given = dict(prompt=prompts, completion=completions, reward=rewards)|columns
     table = {k:v.tolist() if hasattr(v, 'tolist') else list(v) for k,v in given.items() if v is not None}
     if odd := {k:len(v) for k,v in table.items() if len(v)!=len(completions)}:
         raise ValueError(f'{len(completions)} completions, but {odd}: give one value for each completion')
+    def plain(o): return o.tolist() if hasattr(o, 'tolist') else str(o)
+    told = json.dumps(table, default=plain)
+    table = json.loads(told, parse_constant=lambda name: None)   # nan and inf, which JSON has no word for
     rows = [dict(zip(table, o), step=int(step)) for o in zip(*table.values())]
-    text = ''.join(json.dumps(plain(o), ensure_ascii=False)+'\n' for o in rows)
+    text = ''.join(json.dumps(o, ensure_ascii=False)+'\n' for o in rows)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, 'ab') as f: f.write(text.encode('utf-8', 'backslashreplace'))

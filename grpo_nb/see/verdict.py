@@ -7,11 +7,13 @@ __all__ = ['WAYS', 'study_gains', 'gain_at', 'best_reuse', 'sampling_share', 'Re
            'warnings_now']
 
 # %% ../../nbs/see/verdict.ipynb #b1ee0003
-import csv, math
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from io import StringIO
 import numpy as np
+import pandas as pd
 from .findings import (
     DEAD, RULES, Finding, Findings, Look, asset, doctor_table, ends, find, in_words, one_text, rise)
 
@@ -19,15 +21,12 @@ from .findings import (
 WAYS = doctor_table('names')['ways']   # of the study, and how a run is told to go them
 
 @lru_cache(1)
-def study_gains()->dict:  # (rate, way) -> (shares, gains, half-widths, regrets), lists
+def study_gains()->dict:  # (rate, way) -> table of g, gain, half, regret
     """What the study of reuse measured at equal cost: score minus plain GRPO's, with its 95 % interval, and
     how much more the best way of each cell has.
     """
-    out = {}
-    for o in csv.DictReader(asset('doctor/reuse.csv').splitlines()):
-        cols = out.setdefault((o['rate'], o['way']), ([], [], [], []))
-        for k,col in zip(('g','gain','half','regret'), cols): col.append(float(o[k]))
-    return out
+    rows = pd.read_csv(StringIO(asset('doctor/reuse.csv')))
+    return dict(list(rows.groupby(['rate','way'])))
 
 def _minus(number):
     "A number with a real minus sign."
@@ -38,7 +37,7 @@ def gain_at(
     rate:str,   # 'untuned' or 'tuned'
 )->dict:        # way -> (gain, half-width of its 95 % interval, regret)
     "What each way gained in the study at such a share, straight lines between what was counted."
-    return {way:tuple(float(np.interp(g, x[0], o)) for o in x[1:])
+    return {way:tuple(float(np.interp(g, x.g, x[k])) for k in ('gain','half','regret'))
         for (r,way),x in study_gains().items() if r==rate}
 
 def best_reuse(
@@ -146,7 +145,7 @@ def measures(
     out = {k:v for k,v in rewards.items()
         if isinstance(v, dict) and v.get('judged', 1) and v.get('mean') is not None}
     if (p := x.get('pass@1')) is None: return out
-    low,high = x.get('ci') or x.get('interval') or (x.get('low'), x.get('high'))
+    low,high = x.get('ci') or (x.get('low'), x.get('high'))
     share = dict(mean=p, low=low, high=high, right=x.get('right'), share=True)
     return {'held-out pass@1':share}|{k:v for k,v in out.items() if v['mean']!=p}
 
@@ -167,34 +166,33 @@ def _said(name, a, b, d, half, share=False):
     a,b = (f'{x:.1%}' if share else f'{x:.3g}' for x in (a, b))
     return f'{name} went from {_minus(a)} to {_minus(b)} ({_minus(about)})',d,half
 
-def _seen(rows, before, after):
+def _seen(look, before, after):
     "What changed: [(words, difference, half-width)]."
     a,b = measures(before),measures(after)
     if both := [k for k in b if k in a]:
         return [_said(k, a[k]['mean'], b[k]['mean'], *_gain(a[k], b[k]), a[k].get('share')) for k in both]
-    x = Look(rows)('reward')
+    x = look('reward')
     return [_said('the mean reward of the batches', *ends(x), *rise(x))] if len(x)>3 else []
 
-def _counted(rows):
+def _counted(look):
     "How much was sampled, in words."
-    look = Look(rows)
-    dead,n = look('replay/dead'),look('num_tokens')
-    counted = len(dead)==len(rows)>0
-    who = f'all {dead.sum():.0f} groups were' if counted else f'every group of {len(rows)} logged batches was'
+    dead,n,rows = look('replay/dead'),look('num_tokens'),len(look.rows)
+    who = f'all {dead.sum():.0f} groups were' if len(dead)==rows>0 else \
+        f'every group of {rows} logged batches was'
     spent = f' ({n[-1]:,.0f} tokens spent)' if len(n) else ''
     return f'{who} dead, so no answer was better than another{spent}'
 
-def _verdict(rows, before, after, found):
+def _verdict(look, before, after, found):
     faults = found.faults
     cause = f'{faults[0].says} ({faults[0].evidence})' if faults else ''
     advice = faults[0].remedy if faults else ''
     def say(learned, sentence, otherwise=''):
         return Verdict(learned, sentence+'.', cause, advice or otherwise)
-    seen,z = _seen(rows, before, after),Look(rows)(DEAD)
+    seen,z = _seen(look, before, after),look(DEAD)
     words = '; '.join(o[0] for o in seen)
     up,down = (any(s*d>h for _,d,h in seen) for s in (1, -1))   # decided: the interval leaves out 0
     if len(z) and z.min()>=1 and not up:
-        return say(False, f'It learned nothing: {_counted(rows)}',
+        return say(False, f'It learned nothing: {_counted(look)}',
             'look at the answers: `grpo_nb inspect FOLDER`')
     if not seen: return say(None, 'Undecided: too few batches to tell')
     hacked = [f for f in faults if f.name.startswith('hacked') or f.name=='held-out-falls']
@@ -219,7 +217,7 @@ def verdict(
 )->Verdict:
     "Did it learn, and if not, what is the likeliest cause and what to do?"
     rows = list(rows)
-    out = _verdict(rows, before, after, find(rows, groups, settings) if found is None else found)
+    out = _verdict(Look(rows), before, after, find(rows, groups, settings) if found is None else found)
     return replace(out, reuse=reuse(rows, groups, settings).line if rows else '')
 
 # %% ../../nbs/see/verdict.ipynb #846c267c

@@ -115,23 +115,18 @@ def explore(
         raise ValueError(f"{n} frames ({' × '.join(f'{k} {len(o)}' for k,o in opts.items())}), at most "
                          "60: use fewer settings")
     handles = {k:_indexed(k, c) for k,c in controls.items()}
-    now = {k:h.value for k,h in handles.items()}
-    start,drawn,still = [h.index for h in handles.values()],{},None
+    start,drawn,still = tuple(h.index for h in handles.values()),{},None
     testing = 'IN_TEST' in os.environ   # nbdev_test keeps no output: each setting once, one written out
     for combo in itertools.product(*(range(len(o)) for o in opts.values())):
-        vals = {k:opts[k][i][1] for k,i in zip(opts, combo)}
-        if testing and sum(i!=s for i,s in zip(combo, start))>1:
-            drawn[combo] = ''
-            continue
-        fig = draw(view(**vals))
-        if testing and any(drawn.values()) and isinstance(fig, Figure):
-            drawn[combo] = ''
-            continue
+        drawn[combo] = ''
+        if testing and sum(i!=s for i,s in zip(combo, start))>1: continue
+        fig = draw(view(**{k:opts[k][i][1] for k,i in zip(opts, combo)}))
+        if testing and any(drawn.values()) and isinstance(fig, Figure): continue
         says = ', '.join(f'{handles[k].description} {opts[k][i][0]}' for k,i in zip(opts, combo))
         drawn[combo] = _frame(fig)
         if isinstance(fig, Figure):
             drawn[combo] = drawn[combo].replace('aria-label="', f'aria-label="{escape(says)}. ', 1)
-        if vals==now: still = fig_png(fig) if isinstance(fig, Figure) else fig
+        if combo==start: still = fig_png(fig) if isinstance(fig, Figure) else fig
     body = _pile(list(handles.values()), drawn)   # made first: widgets are named in the order they are made
     res = Explorer([W.Box([*handles.values()], layout=_NARROW), body])
     res.still = still

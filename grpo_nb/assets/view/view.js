@@ -535,11 +535,11 @@ export async function mount(root, packed, options = {}) {
     now.hits = null;
     if (q) {
       ui.found.textContent = 'searching …';
-      now.hits = options.search ? new Set(await options.search(q)) : await searchHere(q.toLowerCase());
+      now.hits = await found(q.toLowerCase());
     }
     refilter();
   }
-  async function searchHere(q) {
+  async function found(q) {   // a block after another, in the page or asked for
     const hits = new Set();
     for (let b = 0; b * run.per_block < run.S; b++) {
       const block = await run.block(b);
@@ -961,7 +961,6 @@ export async function watch(root, token, seconds = 2) {
     return r;
   };
   const ask = async b => asJson(new Uint8Array(await (await get(`block?b=${b}`)).arrayBuffer()));
-  const search = async q => (await get(`search?q=${encodeURIComponent(q)}`)).json();
   const told = el('p', {class: 'gv-dim', role: 'status'}, 'waiting for the run …'), place = el('div');
   root.replaceChildren(told, place);
   let stamp = null, leave = null;
@@ -971,7 +970,7 @@ export async function watch(root, token, seconds = 2) {
     const packed = await (await get('packed')).json(), at = place.gv, focused = document.activeElement?.classList.contains('gv-plot');
     const stay = at && at.now.step < at.run.S - 1 ? {step: at.run.steps[at.now.step], group: at.now.group} : undefined;
     leave?.();
-    leave = await mount(place, packed, {ask, search, start: stay, alone: true});
+    leave = await mount(place, packed, {ask, start: stay, alone: true});
     if (focused) place.querySelector('.gv-plot').focus({preventScroll: true});
     stamp = newest;
     told.textContent = `as of ${new Date().toLocaleTimeString()}; what the run writes comes in by itself`;
@@ -992,17 +991,17 @@ export default {
     root.append(style);
     const waiting = new Map();
     let next = 0, leave = null;
-    const ask = (what, data) => new Promise(done => { const id = ++next; waiting.set(id, done); model.send({id, what, ...data}); });
+    const ask = block => new Promise(done => { const id = ++next; waiting.set(id, done); model.send({id, block}); });
     const answer = (m, buffers) => {
       if (!waiting.has(m.id)) return;
       const done = waiting.get(m.id);
       waiting.delete(m.id);
-      done(buffers?.length ? asJson(asBytes(buffers[0])) : m.value);
+      done(asJson(asBytes(buffers[0])));
     };
     model.on('msg:custom', answer);
     const show = async () => {
       leave?.();
-      leave = await mount(style, model.get('packed'), {plain: true, ask: b => ask('block', {block: b}), search: q => ask('search', {q}),
+      leave = await mount(style, model.get('packed'), {plain: true, ask,
         start: {step: model.get('step'), group: model.get('group')}, link: (s, g) => model.get('code').replace('@step', s).replace('@group', g),
         moved: (s, g) => { model.set('step', s); model.set('group', g); model.save_changes(); }});
     };
