@@ -382,3 +382,21 @@ def test_a_shared_buffer_that_holds_nothing_yet_is_saved(tmp_path):
     again = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts|dict(max_steps=3)))
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step==3 and len(again.store)==0
+
+def test_a_second_run_of_a_trainer_loads_its_weights_into_the_engine_again(tmp_path):
+    "Both runs begin at step 0, and TRL loads weights into vLLM only where the step is another than before."
+    t = make(tmp_path, 1, save_strategy='no')
+    plain, loaded = t._generate_single_turn, []
+    def turn(*args, **kw):
+        if t.state.global_step!=t._last_loaded_step: loaded.append(t.state.global_step)
+        t._last_loaded_step = t.state.global_step
+        return plain(*args, **kw)
+    t._generate_single_turn,t._last_loaded_step = turn,-1
+    t.train(); t.train()
+    assert loaded==[0, 0]
+
+@pytest.mark.parametrize('was,now', [('local','sharded'), ('sharded','local')])
+def test_a_buffer_of_the_other_kind_is_named(tmp_path, was, now):
+    make(tmp_path, 1, replay_scope=was).train()
+    with pytest.raises(ValueError, match=f'has a {was} replay buffer, this run a {now} one: set `replay_scope`'):
+        make(tmp_path, 2, replay_scope=now).train(resume_from_checkpoint=True)
