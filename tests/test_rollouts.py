@@ -233,3 +233,14 @@ def test_rewards_that_differ_by_rounding_alone_are_a_dead_group_of_a_foreign_tab
     (tmp_path/'rollouts.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
     got = open_run(tmp_path/'rollouts.jsonl').rows
     assert [(o['dead'], o['why']) for o in got]==[(True, 'float-noise'), (False, None)]
+
+def test_in_a_csv_false_is_false_and_half_a_last_line_is_no_nan(tmp_path):
+    "A CSV has no words for True and False but these, and one that grows ends in the middle of a row"
+    head = 'prompt,completion,reward,truncated,n_tokens\n'
+    (tmp_path/'r.csv').write_text(head+'q,007,1,False,3\nq,12,0,True,2\nq,x,1,0,1\nq,y,0,1,\n')
+    got = open_run(tmp_path/'r.csv').rows[0]
+    assert got['truncated']==[False, True, False, True] and got['n_tokens']==[3, 2, 1, 0]
+    assert got['completions']==['007','12','x','y'] and got['rewards']==[1., 0., 1., 0.]
+    log = 'step,reward,loss\n'+''.join(f'{i},{.3+.01*i},.1\n' for i in range(9))
+    (tmp_path/'m.csv').write_text(log+'9,.4')
+    assert diagnose(tmp_path/'m.csv')==[]

@@ -18,6 +18,7 @@ from inspect import signature
 import numpy as np
 import pandas as pd
 from ..parts.core import register
+from ..run.record import Run
 
 # %% ../../nbs/see/findings.ipynb #ee95fe92
 @dataclass
@@ -141,11 +142,7 @@ class Look:
         told,form = doctor_table('names')['told'].get(name, (name+' {}', '.3g'))
         return told.format(' to '.join(dict.fromkeys(f'{o:{form}}' for o in ends(x))))
 
-    def get(self, name:str, default:object=None)->object:
-        "One setting of the run, at the top or among `args`."
-        for o in (self.settings, self.settings.get('args'), self.settings.get('method_options')):
-            if isinstance(o, dict) and o.get(name) is not None: return o[name]
-        return default
+    get = Run.setting   # of the same settings
 
     @property
     def updates(self)->int:

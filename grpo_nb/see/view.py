@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..parts.core import atomic_write, difference, mean_ci
-from ..run.record import TOKEN_FIELDS, Run, plain
+from ..run.record import TOKEN_FIELDS, Run, plain, to_line
 from .findings import asset, curves_read, doctor_table, one_text
 from .readers import finite, history_rows, judged, open_run, reward_scale
 from .verdict import measures
@@ -62,12 +62,11 @@ def _leave(stored, steps, size, age_limit):
     here,born = [],{}
     for o in stored: born.setdefault(o['at'][0], []).append(o)
     for s,step in enumerate(steps):
-        here += born.get(s, [])
-        for o in [o for o in here if step-o['step']>age_limit]: o['out'] = s
-        here = [o for o in here if o['out'] is None]
-        here.sort(key=lambda o: (o['score'] or 0, o['step'], o['at'][1]))
-        for o in here[:max(0, len(here)-size)]: o['out'] = s
-        here = here[max(0, len(here)-size):]
+        here = sorted(here+born.get(s, []), key=lambda o: (o['score'] or 0, o['step'], o['at'][1]))
+        young = [o for o in here if step-o['step']<=age_limit]
+        n = max(0, len(young)-size)
+        for o in [o for o in here if step-o['step']>age_limit]+young[:n]: o['out'] = s
+        here = young[n:]
 
 # %% ../../nbs/see/view.ipynb #a0e1002d
 def _column(run, name):
@@ -121,13 +120,6 @@ def _curves_of(run):
 def _is_share(x): return 0<=min(x) and max(x)<=1
 
 # %% ../../nbs/see/view.ipynb #464775ee
-def _zip(x):
-    "Compressed bytes; whatever JSON has no word for is put plainly first."
-    if isinstance(x, bytes): return zlib.compress(x, 6)
-    try: text = json.dumps(x, separators=(',',':'), allow_nan=False, default=plain)
-    except ValueError: text = json.dumps(plain(x), separators=(',',':'))   # there is a nan in it
-    return zlib.compress(text.encode('ascii'), 6)
-
 # of a newcomer; the page knows them from where it was born
 _TEXTS = 'prompt','completions','rewards','advantages','key'
 _KEPT = ('group step prompt completions rewards rewards_by_func advantages_before advantages n_tokens '
@@ -228,12 +220,12 @@ def _about(run):
 
 def _correction(run):
     "How the run treated the age of replayed groups, in words; '' where nothing was replayed."
-    if not any(o.get('replacement') for o in run.rows): return '',False
+    if not any(o.get('replacement') for o in run.rows): return ''
     c = run.setting('replay_correction')
     plain = (run.setting('corrected', True) is False or 'uncorrected' in str(run.settings.get('method'))
         or isinstance(c, dict) and c.get('weight')=='none')
-    if plain: return 'replayed without correction: every ratio was taken as 1',True
-    return 'replayed with the ratio to the policy that sampled',False
+    if plain: return 'replayed without correction: every ratio was taken as 1'
+    return 'replayed with the ratio to the policy that sampled'
 
 def _settings_of(run):
     "The run's settings by name, without versions and its random mark."
@@ -242,29 +234,23 @@ def _settings_of(run):
     return {k:v for k,v in named.items() if k!='run' and v is not None}
 
 def _tables(run):
+    "What stands at the end of a report, by title."
     versions = run.summary.get('versions') or run.settings.get('versions') or {}
-    def text(v):
-        if isinstance(v, float): return f'{v:.6g}'
-        return (v if isinstance(v, str) else json.dumps(v, ensure_ascii=False, default=str))[:2000]
-    return [[title, [[str(k), text(v)] for k,v in d.items()]]
-        for title,d in dict(Settings=_settings_of(run), Versions=versions).items() if d]
-
-def _before_after(run):
-    "What was measured before training and after it, in words."
-    def said(v):
-        around = '' if v['low'] is None else f" ({v['low']:.1%} to {v['high']:.1%})"
-        return f"{v['mean']:.1%}{around}"
-    return {k:said(v) for k in ('before','after') if (v := _share(run, k))}
+    return {k:v for k,v in dict(Settings=_settings_of(run), Versions=versions).items() if v}
 
 def _share(run, when):
     "The share right that was measured before or after, with its interval; None without one."
     return measures(run.summary.get(when)).get('held-out pass@1')
 
+def _measured(run):
+    "The share right before and after, each with its interval."
+    return {k:[v[o] for o in ('mean','low','high')] for k in ('before','after') if (v := _share(run, k))}
+
 def _told_verdict(run):
     "Verdict and findings of a run as plain values."
     v,found = judged(run)
     rows = history_rows(run)
-    keys = 'says','evidence','remedy','step','sure','fault'
+    keys = 'says','evidence','remedy','step'
     told = [{k:getattr(f, k) for k in keys}|dict(curves=curves_read(f, rows)) for f in found]
     some = len(run.history)>1 or run.summary.get('after')
     return (dict(sentence=v.sentence, cause=v.cause, advice=v.advice) if some else None),told
@@ -287,7 +273,7 @@ class Pages:
         self.places = {s:i for i,s in enumerate(self.steps)}
         self.B = max((o['group'] for o in run.rows), default=-1)+1
         self.born = {(o['id'], o['step']) for o in run.rows if o.get('id') is not None}
-        size = [len(json.dumps(self.tell(s), default=plain)) for s in self.steps[::max(1, len(self.steps)//12)]]
+        size = [len(to_line(self.tell(s))) for s in self.steps[::max(1, len(self.steps)//12)]]
         self.per = int(np.clip(200_000*len(size)/sum(size), 1, 64)) if self.B else 1
 
     def tell(self,
@@ -300,7 +286,8 @@ class Pages:
         b:int,   # its number
     )->bytes:
         "The texts of one block, compressed."
-        return _zip([self.tell(s) for s in self.steps[b*self.per:(b+1)*self.per]])
+        steps = self.steps[b*self.per:(b+1)*self.per]
+        return zlib.compress(to_line([self.tell(s) for s in steps]), 6)
 
     def packed(self,
         *notes:str,  # beside those of the run
@@ -312,16 +299,14 @@ class Pages:
         for i,(name,o) in enumerate(versions.items()):
             v,arrays[f'state{i}'],arrays[f'by{i}'] = _version(name, o, self.places, self.B, notes)
             vs.append(v)
-        correction,uncorrected = _correction(run)
         told,found = _told_verdict(run)
         head = dict(name=run.name, about=_about(run), verdict=told, findings=found, notes=notes,
             steps=self.steps, groups=self.B, per_block=self.per, functions=names, versions=vs,
-            curves=_curves_of(run), scale=reward_scale(run.rows), correction=correction, uncorrected=uncorrected,
+            curves=_curves_of(run), scale=reward_scale(run.rows), correction=_correction(run),
             replays=any(o.get('replacement') for o in run.rows), start=_start(run, self.places),
-            open_hint='open the folder with `grpo_nb watch` to read them.',
-            samples=run.summary.get('samples') or [], measured=_before_after(run), tables=_tables(run))
-        cells = {k:_zip(np.ascontiguousarray(v).tobytes()) for k,v in arrays.items()}
-        return dict(head=_zip(plain(head)))|cells
+            samples=run.summary.get('samples') or [], measured=_measured(run), tables=_tables(run))
+        told = dict(head=to_line(plain(head)))|{k:v.tobytes() for k,v in arrays.items()}
+        return {k:zlib.compress(v, 6) for k,v in told.items()}
 
 def pack(
     run:Run,             # the record

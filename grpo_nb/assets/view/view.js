@@ -45,6 +45,7 @@ function svg(tag, props = {}, ...kids) {
 
 const num = (x, d = 3) => x == null ? '–' : typeof x != 'number' ? String(x) :
   (Number.isInteger(x) ? String(x) : String(+x.toPrecision(d))).replace('-', '−');
+const pct = x => (100 * x).toFixed(1) + '%';
 const many = (n, what, more = what + 's') => `${n.toLocaleString('en')} ${n == 1 ? what : more}`;
 const nth = n => n + (n % 100 >= 11 && n % 100 <= 13 ? 'th' : ['th', 'st', 'nd', 'rd'][n % 10] || 'th');
 function nearestOf(sorted, x) {   // the place of the value nearest to x
@@ -622,7 +623,7 @@ export async function mount(root, packed, options = {}) {
     if (mine != turn) return;
     if (!rows) {
       listed = null;
-      ui.body.replaceChildren(el('p', {class: 'gv-dim'}, `The texts of step ${run.steps[s]} are not in this page; ${run.open_hint}`));
+      ui.body.replaceChildren(el('p', {class: 'gv-dim'}, `The texts of step ${run.steps[s]} are not in this page; open the folder with \`grpo_nb watch\` to read them.`));
       return;
     }
     const g = rows.find(r => r.group == now.group) || rows[0], [left, right] = await pair(g, s);
@@ -847,7 +848,7 @@ export async function mount(root, packed, options = {}) {
       fill: h.edges[i] < 1 && h.edges[i + 1] > 1 ? '#0072B2' : '#8aa'})));
     pic.append(svg('path', {d: 'M4 92H336', stroke: 'currentColor'}));
     for (const i of [0, 3, 6, 9, 12, 15]) if (h.edges[i] != null) pic.append(Object.assign(svg('text', {x: 6 + i * 328 / n, y: 108, 'text-anchor': 'middle'}), {textContent: h.edges[i]}));
-    box.append(el('p', {class: 'gv-dim'}, bits.join(', ') + (run.uncorrected && g.replacement ? '. Uncorrected replay takes all of these as 1.' : '.')), pic);
+    box.append(el('p', {class: 'gv-dim'}, bits.join(', ') + (run.correction?.includes('without') && g.replacement ? '. Uncorrected replay takes all of these as 1.' : '.')), pic);
     return box;
   }
 
@@ -919,8 +920,9 @@ function more(run) {
     f.curves?.length ? el('div', {class: 'gv-figs'}, ...f.curves.map(small)) : ''))));
   const rest = run.curves.filter(c => !c.main);
   if (rest.length) fold('More curves', true, el('div', {class: 'gv-figs'}, ...rest.map(small)));
-  for (const [title, rows] of run.tables || []) fold(title, false, el('div', {class: 'gv-wide', tabindex: 0, role: 'group', 'aria-label': title}, el('table', {},
-    ...rows.map(([k, v]) => el('tr', {}, el('th', {scope: 'row'}, k), el('td', {}, v))))));
+  for (const [title, rows] of Object.entries(run.tables || {})) fold(title, false, el('div', {class: 'gv-wide', tabindex: 0, role: 'group', 'aria-label': title}, el('table', {},
+    ...Object.entries(rows).map(([k, v]) => el('tr', {}, el('th', {scope: 'row'}, k),
+      el('td', {}, (typeof v == 'object' ? JSON.stringify(v) : num(v, 6)).slice(0, 2000)))))));
   return out;
 }
 function answers(run) {   // before and after, where they were measured: first what was learned
@@ -933,7 +935,9 @@ function answers(run) {   // before and after, where they were measured: first w
     k == 'after' && o.prompt_after ? el('pre', {class: 'gv-prompt', dir: 'auto'}, o.prompt_after) : '', el('pre', {dir: 'auto'}, o[k] || ''));
   const pair = o => [el('pre', {class: 'gv-prompt', dir: 'auto', tabindex: 0, 'aria-label': 'prompt'}, o.prompt || ''), el('div', {class: 'gv-pair'}, said(o, 'before'), said(o, 'after'))];
   const out = el('section', {class: 'gv-answers'});
-  if (after) out.append(el('p', {}, 'Held-out problems solved at the first try: ', el('b', {}, before ? `${before} before, ` : '', `${after} after`), '.'));
+  const share = ([mean, ...ends]) => pct(mean) + (ends[0] == null ? '' : ` (${ends.map(pct).join(' to ')})`);
+  if (after) out.append(el('p', {}, 'Held-out problems solved at the first try: ',
+    el('b', {}, before ? `${share(before)} before, ` : '', `${share(after)} after`), '.'));
   if (all.length) out.append(...pair(all[0]));
   if (all.length > 1) out.append(el('details', {}, el('summary', {}, `${all.length - 1} more`), ...all.slice(1).flatMap(pair)));
   return [out];
