@@ -18,7 +18,7 @@ from .parts.core import Plain, check_option, lookup, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.groups import Entry, dead_groups, nan_std, spread
-from .replay import METHODS, Method, Replay, Treated, draw_metrics, keys_of, unfilled
+from .replay import METHODS, Method, Replay, Treated, draw_metrics, keys_of
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
 @register(METHODS, 'dynamic')
@@ -42,18 +42,15 @@ class DynamicSampling(Method):
         dead = self.find_dead(batch, dead)
         if sample_more is None and dead.any():
             raise ValueError('dynamic sampling needs `sample_more`, a function of n that gives fresh groups')
-        left,rounds,extra = dead.clone(),0,0
-        while left.any() and rounds<self.max_rounds:
+        came,rounds,extra = torch.zeros_like(dead),0,0
+        while (left := dead&~came).any() and rounds<self.max_rounds:
             more = sample_more(int(left.sum()))
             rounds,extra = rounds+1,extra+len(more)
             good = (~self.find_dead(more)).nonzero()[:,0][:int(left.sum())]
             at = left.nonzero()[:len(good),0]
             batch = batch.put(at, more[good])
-            left[at] = False
-        in_loss,treatment = unfilled(left, self.when_empty)
-        for b in (dead&~left).nonzero()[:,0].tolist(): treatment[b] = 'resampled'
-        return self.treated(batch, dead, in_loss, treatment, int((dead&~left).sum()), ~left,
-            rounds=rounds, extra_groups=extra)
+            came[at] = True
+        return self.treated(batch, dead, replaced=came, how='resampled', rounds=rounds, extra_groups=extra)
 
 # %% ../nbs/catalogue/methods.ipynb #5302e324
 @register(METHODS, 'skip')
@@ -93,9 +90,7 @@ class SkipPrompts(Method):
             share = sum(d and kind==o for d,kind in zip(dead.tolist(), kinds))/len(kinds)
             by = self.step_size if share<self.want[o] else -self.step_size
             self.p[o] = min(1., max(.01, self.p[o]+by))
-        why = ['kept' if d else 'trained' for d in dead.tolist()]
-        p = {f'explore_{k}':v for k,v in self.p.items()}
-        return self.treated(batch, dead, torch.ones_like(dead), why, **p)
+        return self.treated(batch, dead, **{f'explore_{k}':v for k,v in self.p.items()})
 
 # %% ../nbs/catalogue/methods.ipynb #f282af3f
 @patch
@@ -134,7 +129,7 @@ class VarianceFilter(Method):
         before = top.cumsum(0)-top   # what the groups above have together
         keep = torch.zeros_like(dead)
         keep[order[(before<self.top_p*var.sum()-1e-9) & (top>0)]] = True
-        return self.treated(batch, dead, keep, ['trained' if k else 'masked' for k in keep.tolist()])
+        return self.treated(batch, dead, in_loss=keep)
 
 # %% ../nbs/catalogue/methods.ipynb #b7b14229
 _BEST = dict(length=lambda rewards, lengths: -lengths, efficiency=lambda rewards, lengths: rewards/lengths)
@@ -170,9 +165,8 @@ class GFPO(Method):
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Every group as it is, but for the advantages."
         dead,r = self.find_dead(batch, dead),self.best(batch.rewards, batch.completion_mask.sum(2))
-        alive,A = ~dead_groups(r, self.dead_tolerance),group_advantages(r, self.scale)
-        why = ['trained' if o else 'kept' for o in alive.tolist()]
-        return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), why, alive=alive)
+        new = replace(batch, advantages=group_advantages(r, self.scale))
+        return self.treated(new, dead, ~dead_groups(r, self.dead_tolerance))
 
 # %% ../nbs/catalogue/methods.ipynb #4efba4af
 @patch
@@ -221,18 +215,13 @@ class Copies(Method):
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Dead groups go, and copies of the living come in turn."
         dead = self.find_dead(batch, dead)
-        n,none_lives = len(dead),bool(dead.all())
-        first = torch.arange(n)
-        live = first if none_lives else first[~dead]
-        holes = first[:0] if none_lives else first[dead]
-        extra = n*self.stored_per_fresh
-        turns = live[torch.arange(len(holes)+extra)%len(live)]
-        at = torch.cat([first, turns[len(holes):]])
-        at[holes] = turns[:len(holes)]
-        why = ['kept']*n if none_lives else ['replaced' if d else 'trained' for d in dead.tolist()]
-        alive = torch.full((len(at),), not none_lives)
-        return self.treated(batch[at], dead, torch.ones(len(at), dtype=torch.bool), why+['stored']*extra,
-            len(holes), alive)
+        at,lives = torch.arange(len(dead)),not dead.all()
+        holes = dead if lives else torch.zeros_like(dead)
+        live,k = at[~holes],int(holes.sum())
+        turns = live[torch.arange(k+len(dead)*self.stored_per_fresh)%len(live)]
+        at[holes] = turns[:k]
+        at = torch.cat([at, turns[k:]])
+        return self.treated(batch[at], dead, torch.full((len(at),), lives), replaced=holes)
 
 # %% ../nbs/catalogue/methods.ipynb #e6be0f72
 @register(METHODS, 'newest')
@@ -252,7 +241,7 @@ class VirtualMax(Method):
     NGRPO's clip, narrower for negative advantages, is the trainer's to set (`epsilon`, `epsilon_high`).
     Source: NGRPO, arXiv 2509.18851; deviation with the group's size in the denominator, as its code has it.
     """
-    name,skip_right = 'virtual_max',False   # leave groups of the best reward throughout out of the loss?
+    name = 'virtual_max'
     def __init__(self,
         best:float=1.,      # the best possible reward
         eps:float=1e-4,     # added to the deviation
@@ -266,16 +255,13 @@ class VirtualMax(Method):
         more = torch.cat([r, torch.full_like(r[:,:1], self.best)], 1)
         best = dead_groups(more, self.dead_tolerance)
         A = (r-more.nanmean(1, keepdim=True))/(nan_std(more, 1)+self.eps)
-        A,alive = A.masked_fill(best[:,None], 0).nan_to_num(0),~(dead & best)
-        silent = 'masked' if self.skip_right else 'kept'
-        in_loss = alive if self.skip_right else torch.ones_like(dead)
-        why = ['trained' if o else silent for o in alive.tolist()]
-        return self.treated(replace(batch, advantages=A), dead, in_loss, why, alive=alive)
+        A = A.masked_fill(best[:,None], 0).nan_to_num(0)
+        return self.treated(replace(batch, advantages=A), dead, ~(dead & best))
 
 @register(METHODS, 'ngrpo')
 class NGRPO(VirtualMax):
     "`VirtualMax` as NGRPO's repository runs it: groups that are all right are left out."
-    name,skip_right = 'ngrpo',True
+    name,when_empty = 'ngrpo','mask'
 
 # %% ../nbs/catalogue/methods.ipynb #fb54a428
 @register(METHODS, 'entropy')
@@ -304,8 +290,7 @@ class EntropyShaped(Method):
             praise = (mean>=self.right)[:,None,None]
             shaped = torch.where(praise, H, H-H.amax(2, keepdim=True))*self.alpha*m
             A = torch.where(heard[:,None,None], shaped, A)
-        why = ['kept' if d and not h else 'trained' for d,h in zip(dead.tolist(), heard.tolist())]
-        return self.treated(replace(batch, advantages=A), dead, torch.ones_like(dead), why, alive=~dead|heard)
+        return self.treated(replace(batch, advantages=A), dead, ~dead|heard)
 
 # %% ../nbs/catalogue/methods.ipynb #adec92a2
 @register(METHODS, 'same_prompt')
@@ -327,13 +312,11 @@ class SamePrompt(Method):
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
         found = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
-        new,left = self._mend(batch, found),dead.clone()
-        left[list(found)] = False
-        why = ['replaced' if b in found else 'kept' if d else 'trained' for b,d in enumerate(dead.tolist())]
+        came = torch.zeros_like(dead)
+        came[list(found)] = True
         drawn = {b:Entry(None, o['reward'], o['step'], keys[b], None, o['uses'], 1., step-o['step'])
             for b,o in found.items()}
-        out = self.treated(new, dead, torch.ones_like(dead), why, len(found), ~left,
-            **draw_metrics([*drawn.values()]))
+        out = self.treated(self._mend(batch, found), dead, replaced=came, **draw_metrics([*drawn.values()]))
         for b,e in drawn.items(): out.records[b]['replacement'] = e.told()
         self._remember(batch, keys, step)
         return out

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PRIORITIES', 'METHODS', 'Keep', 'by_score', 'evenly', 'newest_first', 'ReplayBuffer', 'Treated', 'Method', 'keys_of',
-           'draw_metrics', 'unfilled', 'Mask', 'Replay']
+           'draw_metrics', 'Mask', 'Replay']
 
 # %% ../nbs/11_replay.ipynb #082e9aee
 import math, random
@@ -255,10 +255,7 @@ class Treated:
     in_loss:Tensor      # (B,) bool, groups that count in the loss
     records:list        # (B,) dicts for the run's group records: treatment, score, id, replacement
     metrics:dict        # floats for the history
-    uncorrected:Tensor=None  # (B,) bool, groups whose ratio the trainer shall take as 1
-
-    def __post_init__(self):
-        if self.uncorrected is None: self.uncorrected = torch.zeros_like(self.in_loss)
+    uncorrected:Tensor  # (B,) bool, groups whose ratio the trainer shall take as 1
 
 @register(METHODS, 'keep')
 class Method:
@@ -300,8 +297,7 @@ class Method:
         policy:Callable=None,       # function of a batch: (logps, entropy), (B, G, T) nats, no gradient
     )->Treated:
         "Start from every group as it is; subclasses change that."
-        dead = self.find_dead(batch, dead)
-        return self.treated(batch, dead, *unfilled(dead, self.when_empty))
+        return self.treated(batch, self.find_dead(batch, dead))
 
     def find_dead(self, batch:Groups, dead:Tensor=None)->Tensor:
         "`dead`, or where that is None the groups without spread."
@@ -313,36 +309,34 @@ class Method:
 Keep = Method
 
 # %% ../nbs/11_replay.ipynb #ced6c85e
-def _unique_prompts(batch, in_loss):
-    "Different prompts among the groups that count, by key, or by tokens where there are no keys."
-    keys = batch.key[in_loss].tolist()
-    if min(keys, default=0)>=0: return len(set(keys))
-    return len({tuple(p[m].tolist()) for p,m in zip(batch.prompt_ids[in_loss], batch.prompt_mask[in_loss])})
-
 @patch
 def treated(self:Method,
-    batch:Groups,        # to train on, (B) groups; the first n of them came in
-    dead:Tensor,         # (n,) bool
-    in_loss:Tensor,      # (B,) bool
-    treatment:list,      # (B,) str
-    replaced:int=0,      # dead groups that got another in their place
-    alive:Tensor=None,   # (n,) or (B,) bool, after treatment; None: as before
-    scores:list=None,    # (n,) floats; None: taken here
-    **metrics:float,     # more numbers for the history
+    batch:Groups,          # to train on, (B) groups; the first n of them came in
+    dead:Tensor,           # (n,) bool
+    alive:Tensor=None,     # (n,) or (B,) bool, after treatment; None: as before, and what was replaced
+    in_loss:Tensor=None,   # (B,) bool; None: all, or as `when_empty` says
+    replaced:Tensor=None,  # (n,) bool, dead groups that got another in their place; None: none
+    how:str='replaced',    # what the record calls that
+    scores:list=None,      # (n,) floats; None: taken here
+    **metrics:float,       # more numbers for the history
 )->Treated:
     "A `Treated` with the metrics that all methods share. Groups behind the first n are stored ones."
-    n,extra = len(dead),len(in_loss)-len(dead)
-    alive = (~dead if alive is None else alive).tolist()
-    alive += [True]*(len(in_loss)-len(alive))
-    counted = sum(a and c for a,c in zip(alive, in_loss.tolist()))
+    n,B = len(dead),len(batch)
+    came = torch.zeros_like(dead) if replaced is None else replaced
+    alive = ~dead|came if alive is None else alive
+    alive = torch.cat([alive, alive.new_ones(B-len(alive))])
+    if in_loss is None: in_loss = alive if self.when_empty=='mask' else torch.ones_like(alive)
     if scores is None:
         scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
-    base = dict(dead=int(dead.sum()), replaced=replaced, stored=extra, unfilled=len(alive)-sum(alive),
-        live_before=1-int(dead.sum())/n, live_after=counted/len(alive),
-        unique_prompts=_unique_prompts(batch, in_loss))
+    base = dict(dead=int(dead.sum()), replaced=int(came.sum()), stored=B-n, unfilled=int((~alive).sum()),
+        live_before=1-int(dead.sum())/n, live_after=int((alive&in_loss).sum())/B,
+        unique_prompts=len(set(batch.key[in_loss].tolist())))
+    fates = zip(came.tolist(), alive.tolist(), in_loss.tolist())
+    treated = [how if c else 'masked' if not counts else 'trained' if a else 'kept' for c,a,counts in fates]
     records = [dict(treatment=t, score=s, id=None, replacement=None)
-               for t,s in zip(treatment, scores+[None]*extra)]
-    return Treated(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in (base|metrics).items()})
+        for t,s in zip(treated+['stored']*(B-n), scores+[None]*(B-n))]
+    return Treated(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in (base|metrics).items()},
+        torch.zeros_like(in_loss))
 
 # %% ../nbs/11_replay.ipynb #454ac37c
 def keys_of(
@@ -358,15 +352,6 @@ def draw_metrics(
     if not drawn: return {}
     ages,uses = [e.age for e in drawn],[e.uses for e in drawn]
     return dict(age_mean=sum(ages)/len(ages), age_max=max(ages), uses_mean=sum(uses)/len(uses))
-
-def unfilled(
-    dead:Tensor,     # (B,) bool, groups that nothing could replace
-    when_empty:str,  # 'keep' or 'mask'
-)->tuple:            # (in_loss (B,) bool, treatment (B,) str)
-    "What becomes of dead groups that stay: they count as they are, or are left out."
-    out = when_empty=='mask'
-    why = [('masked' if out else 'kept') if d else 'trained' for d in dead.tolist()]
-    return (~dead if out else torch.ones_like(dead)), why
 
 # %% ../nbs/11_replay.ipynb #a2e5ce6a
 @register(METHODS, 'mask')
@@ -433,25 +418,19 @@ def treat(self:Replay,
     dead,keys = self.find_dead(batch, dead),keys_of(batch)
     where = dead.nonzero()[:,0]
     more,drawn = self.take([keys[b] for b in where.tolist()], step)
-    at = where[:len(drawn)]
-    left = dead.clone()
-    left[at] = False
-    in_loss,treatment = unfilled(left, self.when_empty)
-    for b in at.tolist(): treatment[b] = 'replaced'
-    new = put_entries(batch, at, drawn)
-    if more:
-        new = add_entries(new, more)
-        in_loss = torch.cat([in_loss, in_loss.new_ones(len(more))])
+    at,came = where[:len(drawn)],torch.zeros_like(dead)
+    came[at] = True
+    new = add_entries(put_entries(batch, at, drawn), more)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     live = (~dead).nonzero()[:,0].tolist() if self.buffer.max_size else []
     packs = pack_groups(batch, live) if live else []
     ids = self.buffer.add([scores[b] for b in live], packs, step, [keys[b] for b in live])
-    out = self.treated(new, dead, in_loss, treatment+['stored']*len(more), len(drawn), ~left, scores,
-        buffer_size=len(self.buffer), **draw_metrics(drawn+more))
+    out = self.treated(new, dead, replaced=came, scores=scores, buffer_size=len(self.buffer),
+        **draw_metrics(drawn+more))
     for b,i in zip(live, ids): out.records[b]['id'] = i
-    came = [*at.tolist(), *range(len(dead), len(in_loss))]
-    for b,e in zip(came, drawn+more): out.records[b]['replacement'] = e.told()
-    if not self.corrected: out.uncorrected[came] = True
+    places = [*at.tolist(), *range(len(dead), len(new))]
+    for b,e in zip(places, drawn+more): out.records[b]['replacement'] = e.told()
+    if not self.corrected: out.uncorrected[places] = True
     return out
 
 # %% ../nbs/11_replay.ipynb #538bb164

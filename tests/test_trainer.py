@@ -521,7 +521,7 @@ def test_a_method_of_ones_own_is_known_by_its_name():
         name = 'loud'
         def treat(self, batch, dead=None, step=0, sample_more=None, policy=None):
             dead = self.find_dead(batch, dead)
-            return self.treated(batch, dead, ~dead, ['trained']*len(dead), loud=1.)
+            return self.treated(batch, dead, in_loss=~dead, loud=1.)
     try:
         s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=2), method='loud')
         assert s.method.name=='loud' and s.history[0]['replay/loud']==1
@@ -790,7 +790,7 @@ class Halve(Method):
     def treat(self, batch, dead=None, step=0, sample_more=None, policy=None):
         dead = self.find_dead(batch, dead)
         batch.advantages = batch.advantages/2
-        return self.treated(batch, dead, ~dead, ['masked' if d else 'trained' for d in dead.tolist()])
+        return self.treated(batch, dead, in_loss=~dead)
 def oldest(scores, drawn):
     w = (drawn==drawn.min()).astype(float)
     w[1:] = 0
