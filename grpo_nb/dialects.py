@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .advantages import ADVANTAGES, SCALES, find_advantages, group_advantages
-from .parts.core import register, settings_of
+from .advantages import ADVANTAGES, SCALES, group_advantages
+from .parts.core import lookup, register, settings_of
 from .parts.groups import as_rewards, nan_std, reward_range
 from .parts.ratios import drift, importance_ratio
 
@@ -143,7 +143,7 @@ def multi_objective(
         raise ValueError(f'{r.shape[2]} reward functions but `weights` has shape {tuple(w.shape)}: '
                          'give one number each')
     if scale not in SCALES: raise ValueError(f'`scale` is {scale!r}: choose one of {SCALES}')
-    f,w = find_advantages(advantages),w.to(r)
+    f,w = lookup(ADVANTAGES, advantages, 'advantages'),w.to(r)
     if aggregation=='normalize_then_sum':
         if f is not group_advantages:
             raise ValueError("`aggregation='normalize_then_sum'` has advantages of its own: "

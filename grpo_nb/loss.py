@@ -77,16 +77,9 @@ def aggregate(
     return per_row.sum()/n.clamp(min=1)
 
 # %% ../nbs/10_loss.ipynb #4179d229
-def _loss(loss_type):
-    "The function of that name; a function is its own. ValueError for a name that nobody gave."
-    if callable(loss_type): return loss_type
-    if (found := LOSSES.get(loss_type) or lookup(LOSSES, loss_type)) is not None: return found
-    raise ValueError(f'`loss_type` is {loss_type!r}: choose one of {", ".join(sorted(LOSSES))}, '
-                     'or register your own in `LOSSES`')
-
 def _objective(s, logps, old_logps, A, mask):
     "(B, G, T) of the loss of settings `s`, with those of them that it names."
-    f = _loss(s.loss_type)
+    f = lookup(LOSSES, s.loss_type, 'loss_type')
     known = frozenset().union(settings_of(f), *map(settings_of, LOSSES.values()))
     if odd := [k for k in s.own if k not in known]:
         there = sorted(known-{'logps','old_logps','A','mask'})

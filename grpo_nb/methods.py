@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DynamicSampling', 'SkipPrompts', 'VarianceFilter', 'GFPO', 'Copies', 'NewestReplay', 'VirtualMax', 'NGRPO',
-           'EntropyShaped', 'SamePrompt', 'method_class']
+           'EntropyShaped', 'SamePrompt']
 
 # %% ../nbs/catalogue/methods.ipynb #76ead890
 import math, random
@@ -14,7 +14,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .parts.core import Plain, check_option, lookup, register, whole
+from .parts.core import Plain, check_option, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.groups import Entry, dead_groups, nan_std, spread
@@ -358,11 +358,3 @@ def _remember(self:SamePrompt, batch, keys, step):
         for name in ('old_logps','ref_logps'):
             if (v := getattr(batch, name)) is not None: self.best[k][name] = v[b,g][m].float().cpu()
         if len(self.best)>self.max_prompts: del self.best[next(iter(self.best))]
-
-# %% ../nbs/catalogue/methods.ipynb #a010cd79
-def method_class(
-    name:str,  # one of `METHODS`, or FILE.py:NAME
-)->type[Method]:
-    "The class of that name. ValueError for an unknown name."
-    if (found := lookup(METHODS, name)) is not None: return found
-    raise ValueError(f"no method {name!r}: choose one of {sorted(METHODS)}; 'keep' is plain GRPO")

@@ -65,10 +65,9 @@ class ReplayBuffer:
         max_uses:int=None,      # a group leaves after so many draws
         seed:int=0,             # of the buffer's own random numbers
     ):
-        known = lookup(PRIORITIES, priority) is not None
+        self.weigh = lookup(PRIORITIES, priority, 'priority')
         for name,v,ok,needs in (
             ('max_size', max_size, whole(max_size), 'a whole number of groups, 0 for none'),
-            ('priority', priority, known, f'one of {sorted(PRIORITIES)}, or FILE.py:NAME'),
             ('age_limit', age_limit, age_limit is None or age_limit>=0, '0 or more steps, or None'),
             ('age_decay', age_decay, age_decay is None or 0<age_decay<np.inf, 'more than 0 steps, or None'),
             ('max_uses', max_uses, max_uses is None or whole(max_uses, 1), '1 or more, or None')):
@@ -158,7 +157,7 @@ def _own(data):
 @patch
 def _worst(self:ReplayBuffer, n):
     "Places of the `n` groups that leave first: the smallest weights, of equals the oldest."
-    worth = PRIORITIES[self.priority](self.scores, np.zeros(len(self), int))
+    worth = self.weigh(self.scores, np.zeros(len(self), int))
     if self.age_decay is not None:
         with np.errstate(divide='ignore'): worth = np.log(worth)+self.steps/self.age_decay
     return np.argsort(worth, kind='stable')[:n]
@@ -213,7 +212,7 @@ def _pick(self:ReplayBuffer, left, key, drawn):
     hat = np.flatnonzero(left)
     same = [i for i in hat.tolist() if self.entries[i].key==key] if key is not None else []
     hat = np.array(same) if same else hat
-    w = PRIORITIES[self.priority](self.scores[hat], drawn[hat])
+    w = self.weigh(self.scores[hat], drawn[hat])
     if self.age_decay is not None: w = w*np.exp((self.steps[hat]-self.steps[hat].max())/self.age_decay)
     if not w.any(): w = np.ones(len(w))   # each as likely
     sums = w.cumsum()   # the generator's number falls into one of the stretches laid end to end

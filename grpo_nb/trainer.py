@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
-from .parts.core import Tokenizer, check_rows, known_data, masked_mean, setting
+from .parts.core import Tokenizer, check_rows, known_data, lookup, masked_mean, setting
 from .parts.groups import dead_groups
 from .parts.model import Sampling, check_lengths
 from .parts.ratios import LossSettings
@@ -29,12 +29,12 @@ from .tiny_qwen import encode_prompts
 from .generation import Rollouts
 from .evaluation import decode, evaluate, pass_at_k, sample, score
 from .rewards import combine_rewards
-from .advantages import dead_reason, find_advantages
+from .advantages import ADVANTAGES, dead_reason
 from .dialects import multi_objective
 from .kl import token_logps, token_logps_and_entropy
 from .loss import LOSSES, loss_metrics, policy_loss, terms_by_loss
 from .replay import Method, Treated
-from .methods import METHODS, method_class
+from .methods import METHODS
 
 # %% ../nbs/12_trainer.ipynb #0c503712
 @dataclass
@@ -108,7 +108,7 @@ def new_state(
     "A run at step 0: checks its input, seeds everything, makes optimizer and reference."
     if not isinstance(reward_funcs, (list,tuple)): reward_funcs = [reward_funcs]
     check_run_arguments(model, tokenizer, reward_funcs, args, TrainConfig)
-    method,judge = method_of(method, args),find_advantages(advantages)
+    method,judge = method_of(method, args),lookup(ADVANTAGES, advantages, 'advantages')
     check_problems(dataset, tokenizer, args, model)
     random.seed(args.seed)
     torch.manual_seed(args.seed)
@@ -129,7 +129,8 @@ def method_of(
     "The method of a run. ValueError for a name nobody gave, or settings that the method does not have."
     if method is None or isinstance(method, str) and method=='replay':
         method = 'replay' if args.replay_buffer_size else 'keep'
-    if isinstance(method, str): method = method_class(method).from_settings(args)
+    if isinstance(method, str):
+        method = lookup(METHODS, method, 'method', "; 'keep' is plain GRPO").from_settings(args)
     check_method(method, args, METHODS).dead_tolerance = args.dead_tolerance   # dead means one thing in a run
     return method
 

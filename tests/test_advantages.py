@@ -1,8 +1,9 @@
 "Advantages against TRL's own code, against slow loops, and at the corners: nan, dead groups, wrong input."
 import functools, itertools, math, tempfile
+from unittest.mock import patch
 import pytest, torch
-from grpo_nb.parts.core import register, test_tensor as assert_tensor
-from grpo_nb.advantages import ADVANTAGES, dead_reason, find_advantages, group_advantages
+from grpo_nb.parts.core import lookup, register, test_tensor as assert_tensor
+from grpo_nb.advantages import ADVANTAGES, dead_reason, group_advantages
 from grpo_nb.dialects import leave_one_out, multi_objective
 from grpo_nb.parts.groups import dead_groups, dead_share, nan_std, reward_range
 
@@ -210,10 +211,9 @@ def test_leave_one_out_is_the_slow_loop_nan_included():
     assert_tensor(leave_one_out(r), want, 1e-5)
     assert (leave_one_out(torch.full((2,7), .3))==0).all()   # exactly
 
-def test_an_advantage_of_ones_own_is_a_function_under_a_name(monkeypatch):
-    monkeypatch.setattr('grpo_nb.advantages.ADVANTAGES', dict(ADVANTAGES))
-    from grpo_nb import advantages as adv
-    @register(adv.ADVANTAGES, 'sign')
+@patch.dict(ADVANTAGES)   # what a test registers is gone after it
+def test_an_advantage_of_ones_own_is_a_function_under_a_name():
+    @register(ADVANTAGES, 'sign')
     def sign(rewards, **settings): return (rewards-rewards.nanmean(1, keepdim=True)).sign().nan_to_num(0)
     r = draw(6, 4, 2, seed=2, holes=.1)
     w = torch.tensor([1.,2.])
@@ -221,10 +221,10 @@ def test_an_advantage_of_ones_own_is_a_function_under_a_name(monkeypatch):
     assert_tensor(multi_objective(r, w, advantages='sign'), sign(summed))
     assert_tensor(multi_objective(r, w, advantages=sign), sign(summed))
     assert_tensor(multi_objective(r, w, advantages='grpo', scale='batch'), group_advantages(summed, 'batch'))
-    assert find_advantages('grpo') is group_advantages
+    assert lookup(ADVANTAGES, 'grpo', 'advantages') is group_advantages
 
 @pytest.mark.parametrize('bad, says', [
-    ('best', 'there are grpo, leave_one_out'),
+    ('best', 'choose one of grpo, leave_one_out'),
     (lambda r, **kw: r[:1], r'returned shape \(1, 4\)'),
     (lambda r, **kw: r/0, 'not all finite'),
     (lambda r, **kw: r.tolist(), 'returned list')])

@@ -116,7 +116,7 @@ T --min_p 3                                 | a share from 0 to 1
 T --epsilon -1                              | 0 or more
 T --beta -1                                 | 0 or more
 T --delta 0                                 | more than 0
-T --loss_type ppo                           | one of cispo
+T --loss_type ppo                           | one of bnpo, cispo
 T --loss_type cispo                         | epsilon_high
 T --scale_rewards no                        | one of group
 T --importance_sampling_level word          | one of token, sequence

@@ -393,12 +393,17 @@ def load_object(
     return found
 
 def lookup(
-    table:dict,  # of `register`
-    name:str,    # a name in it, or FILE.py:NAME
-)->Any|None:     # None where nobody gave that name
-    "What stands under a name; what a file gives is put there first."
+    table:dict,         # of `register`
+    name:str|Callable,  # a name in it, FILE.py:NAME, or what might stand there itself
+    what:str,           # it is, for the message
+    hint:str='',        # the end of the message
+)->Any:                 # a function, or a class
+    "What stands under a name; what a file gives is put there first. ValueError with the names there are."
+    if callable(name): return name
     if name not in table and isinstance(name, str) and '.py:' in name: table[name] = load_object(name)
-    return table.get(name)
+    if name in table: return table[name]
+    raise ValueError(f'no {what} {name!r}: choose one of {", ".join(sorted(table))} or FILE.py:NAME, '
+        f'or register your own{hint}')
 
 # %% ../../nbs/parts/core.ipynb #3d42c4c8
 def versions()->dict:

@@ -119,9 +119,8 @@ def check_run_settings(
     if isinstance(a.output_dir, os.PathLike): a.output_dir = os.fspath(a.output_dir)
     check_settings(a, _OWN_RULES)
     n,k = a.num_generations,1+a.replay_stored_per_fresh
+    lookup(losses, a.loss_type, 'loss_type')
     check_settings(a, [
-        ('loss_type', lambda v: callable(v) or lookup(losses, v) is not None,
-            f"one of {', '.join(losses)}, or FILE.py:NAME"),
         ('generation_batch_size', lambda v: v>0 and v%n==0, f'a multiple of num_generations ({n})'),
         ('steps_per_generation', lambda v: v>=1 and a.B%v==0, f'a divisor of the {a.B} groups in a batch'),
         ('replay_stored_per_fresh', lambda v: a.B%(1+v)==0,
