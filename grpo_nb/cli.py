@@ -327,10 +327,11 @@ def train_command(
     import time
     from grpo_nb.demo import measured_run
     from grpo_nb.parts.problems import load_reward
+    from grpo_nb.run.checkpoints import checkpoint_for
     from grpo_nb.see.during import new_folder
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
-    from grpo_nb.trainer import TrainConfig, prepare
+    from grpo_nb.trainer import TrainConfig, new_state
     t0,default = time.perf_counter(),not reward
     _check_model(model)
     if not resume: new_folder(output_dir, 'go on with --resume')
@@ -350,11 +351,11 @@ def train_command(
     own = model=='tiny' and dataset not in ('sums','words')
     for o in notes(problems, tok, default, own): print(f'note: {o}')
     how = dict(method=None if method=='replay' else method,   # None: with a buffer, or plain GRPO without
-        eval_dataset=held_out if args.eval_steps else None, resume_from_checkpoint=resume or None,
-        advantages=advantages)
-    prepare(net, tok, problems, rewards, args, **how)   # what is wrong is said before anything is measured
+        eval_dataset=held_out if args.eval_steps else None, advantages=advantages)
+    # what is wrong is said before anything is measured
+    checkpoint_for(new_state(net, tok, problems, rewards, args, **how), resume or None)
     return measured_run(net, tok, problems, held_out, rewards, args, t0, dict(task=dataset, model=model),
-        resume_hint='--resume', **how)
+        resume_hint='--resume', resume_from_checkpoint=resume or None, **how)
 
 def train_place(
     device:str='auto', # cuda, mps, cpu, or auto

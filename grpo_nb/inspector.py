@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from .advantages import dead_reason, group_advantages
 from .loss import LOSSES, terms_by_loss
 from .parts.groups import dead_groups, group_scores
@@ -40,9 +41,8 @@ def _scores(rows):
 
 def _newcomer(e):
     o = e.data
-    told = {k:getattr(e, k) for k in ('id','step','age','uses','score','prob','key')}
-    return told|dict(prompt=o['prompt'], completions=o['completions'], rewards=o['rewards'],
-                     advantages=o['advantages_before'] or o['advantages'])
+    return e.told()|dict(prompt=o['prompt'], completions=o['completions'], rewards=o['rewards'],
+        advantages=o['advantages_before'] or o['advantages'])
 
 def _step_again(rows, step, buf, tol):
     "A step's groups as `buf` would have filled them; then it takes in the living ones."
@@ -107,16 +107,14 @@ def _step_terms(rows, settings, named):
     words = not all(o.get('logps') and o.get('tokens') for o in rows)
     for o in rows:
         o['pieces'] = [re.findall(r'\s*\S+', t) for t in o['completions']] if words else o['tokens']
+        o['advantages'] = o.get('advantages') or group_advantages(_tensor([o], 'rewards'))[0].tolist()
+    G = max(len(o['completions']) for o in rows)
     def padded(of):   # (B, G, T)
-        groups = [[torch.tensor(x, dtype=torch.float) for x in of(o)] for o in rows]
-        G,T = (max(map(len, groups)),max([1, *(len(x) for g in groups for x in g)]))
-        out = torch.zeros(len(rows), G, T)
-        for b,g in enumerate(groups):
-            for i,x in enumerate(g): out[b,i,:len(x)] = x
-        return out
+        flat = [torch.tensor(x, dtype=torch.float) for o in rows for x in [*of(o), *[[]]*(G-len(of(o)))]]
+        return pad_sequence([*flat, torch.zeros(1)], True)[:-1].unflatten(0, (-1, G))
     def column(k): return padded(lambda o: (o.get('token_logps') or {}).get(k) or o['logps'])
     mask = padded(lambda o: [[1]*len(t) for t in o['pieces']]).bool()
-    A = padded(lambda o: [[x or 0.] for x in _given_advantages(o)])[...,0]
+    A = padded(lambda o: [[x or 0.] for x in o['advantages']])[...,0]
     base = {} if words else {k:column(k) for k in ('old','policy')}
     for k in ('ref','after'):
         if all((o.get('token_logps') or {}).get(k) for o in rows): base[k] = column(k)
@@ -131,12 +129,6 @@ def _step_terms(rows, settings, named):
         kept = ('weight',) if words else ('weight','term','share','clip')
         o['terms'] = {k:v[b] for k,v in told.items()}|dict(tokens=o.pop('pieces'), words=words, named=named,
             by={name:{k:x[k][b] for k in kept} for name,x in by.items()})
-        o['advantages'] = o.get('advantages') or [round(x, 6) for x in A[b].tolist()]
-
-def _given_advantages(o):
-    "Those of the file, or GRPO's of its rewards."
-    if o.get('advantages'): return o['advantages']
-    return group_advantages(_tensor([o], 'rewards'))[0].nan_to_num(0).tolist()
 
 # %% ../nbs/15_inspector.ipynb #346dac49
 def record_terms(
@@ -150,82 +142,69 @@ def record_terms(
 def _terms_callback():
     from transformers import TrainerCallback
     class Terms(TrainerCallback):
-        "Listens to loss and log-probs of a trainer; after a step, asks for the log-probs again."
+        "Listens to the training forward of a trainer; after a step, asks for the log-probs again."
         def __init__(self, trainer, every):
-            self.trainer,self.every,self.call = trainer,every,None
-            self.open,self.seen,self.at = [],[],(0, 0)   # of this step, of this batch; its step, first group
-            self.loss,self.logps = trainer._compute_loss,trainer._get_per_token_logps_and_entropies
-            trainer._compute_loss,trainer._get_per_token_logps_and_entropies = self.see_loss,self.see_logps
+            self.trainer,self.every,self.open,self.seen = trainer,every,[],[]   # of this step, of this batch
+            self.logps = trainer._get_per_token_logps_and_entropies
+            trainer._get_per_token_logps_and_entropies = self.see
 
-        def see_logps(self, *args, **kwargs):
-            out = self.logps(*args, **kwargs)
-            if self.call=={}:   # the first call of a loss that is watched
-                self.call |= dict(again=(args, kwargs), out=[o.detach() for o in out[:2]],
-                    inputs=getattr(self.trainer, '_inputs', None) or getattr(self.trainer, '_tracing', None))
+        def see(self, *args, **kwargs):
+            out,t = self.logps(*args, **kwargs),self.trainer
+            parts = t.args.steps_per_generation
+            number,part = divmod(t._step, parts*t.num_iterations)
+            if t._inputs is None or number%self.every or part>=parts: return out   # the first pass over a batch
+            if part==0: self.seen,self.step = [],t.state.global_step+1
+            self.open.append(_trl_update(t, t._inputs, *out[:2])|dict(again=(args, kwargs)))
             return out
-
-        def see_loss(self, model, inputs):
-            t = self.trainer
-            per,first = t.args.steps_per_generation*t.num_iterations,t.args.steps_per_generation
-            due = t._step//per%self.every==0 and t._step%per<first   # of a batch, the first pass over it
-            if not (due and model.training and 'replay_row' in inputs): return self.loss(model, inputs)
-            if t._step%per==0:
-                step,n = t.state.global_step+1,len(inputs['replay_row'])*first//t.num_generations
-                self.seen,self.at = [],(step, self.at[1]+n if self.at[0]==step else 0)
-            self.call = {}
-            loss = self.loss(model, inputs)
-            self.open.append(_trl_update(t, self.call, loss.item()))
-            self.call = None
-            return loss
 
         @torch.no_grad()
         def on_step_end(self, args, state, control, **kwargs):
             if not self.open: return
-            model,total = self.trainer.model,sum(o['loss'] for o in self.open)
+            model = self.trainer.model
             model.eval()
             for o in self.open:
                 asked,options = o.pop('again')
-                o |= dict(after=self.logps(*asked, **options)[0][:,None].float(), loss=total)
+                o['after'] = self.logps(*asked, **options)[0][:,None].float()
             model.train()
             _share_out(self.open)
             self.seen,self.open = self.seen+self.open,[]
             if len(self.seen)==args.steps_per_generation and state.is_world_process_zero: self.write()
 
         def write(self):
-            t,seen = self.trainer,self.seen
-            rows = token_rows(SimpleNamespace(tokenizer=t._tokenizer), seen, sum(len(o['idx']) for o in seen))
-            groups = [_joined(rows[i:i+t.num_generations]) for i in range(0, len(rows), t.num_generations)]
-            step,first = self.at
+            t,n = self.trainer,sum(len(o['idx']) for o in self.seen)
+            rows = token_rows(SimpleNamespace(tokenizer=t._tokenizer), self.seen, n)
             with open(Path(t.args.output_dir)/'tokens.jsonl', 'ab') as f:
-                for g,o in enumerate(groups): f.write(to_line(dict(step=step, group=first+g, terms=o)))
-            self.seen = []
+                for i in range(0, n, t.num_generations):
+                    told = _joined(rows[i:i+t.num_generations])
+                    f.write(to_line(dict(step=self.step, group=i//t.num_generations, terms=told)))
     return Terms
 
-def _trl_update(t, call, loss):
+def _trl_update(t, x, logps, entropy):
     "What TRL's loss was given, as ours takes it: each row a group of one."
-    a,x,(logps,entropy) = t.args,call['inputs'],(o[:,None].float() for o in call['out'])
+    logps,entropy = (o.detach()[:,None].float() for o in (logps, entropy))
     mask = (x['completion_mask']*x.get('tool_mask', 1)).bool()[:,None]
     def row(k): return x[k][:,None].float() if x.get(k) is not None else None
     old,ref,n = row('old_per_token_logps'),row('ref_per_token_logps'),t.current_gradient_accumulation_steps
     old = logps if old is None else old
-    names = [f.name for f in fields(LossSettings) if hasattr(a, f.name) and f.name!='aggregation']
-    own = {k:v for k,v in vars(a).items() if k.startswith(('sapo_','vespo_'))}
-    s = LossSettings.read('dapo', **{k:getattr(a, k) for k in names}, **own)
-    items = x['num_items_in_batch']/t.accelerator.num_processes*n/a.steps_per_generation
+    known = LossSettings.__dataclass_fields__
+    s = LossSettings.read('dapo', **{k:v for k,v in vars(t.args).items()
+        if k in known or k.startswith(('sapo_','vespo_'))})
+    items = x['num_items_in_batch']/t.accelerator.num_processes*n/t.args.steps_per_generation
     terms = terms_by_loss(logps, old, x['advantages'][:,None], mask, s, ref_logps=ref, entropy=entropy,
         num_items=items, num_rows=len(mask)*n)
     for k in ('term','weight','push'): terms['bnpo'][k] = terms['bnpo'][k]/n   # TRL's mean of means
-    prompt,ids = (x['prompt_ids'],x['prompt_mask'].bool()),x['completion_ids'][:,None]
-    mb = Rollouts(*prompt, ids, mask, old, ref_logps=ref)
-    return dict(mb=mb, mask=mask, logps=logps, terms=terms, loss=loss, idx=x['replay_row'].tolist(),
-        again=call['again'])
+    mb = Rollouts(x['prompt_ids'], x['prompt_mask'].bool(), x['completion_ids'][:,None], mask, old,
+        ref_logps=ref)
+    return dict(mb=mb, mask=mask, logps=logps, terms=terms, idx=x['replay_row'].tolist())
 
 def _share_out(parts):
-    "Shares of a whole step, of which each part knows its own."
+    "Loss and shares of a whole step, of which each part knows its own."
     for name in parts[0]['terms']:
         pulls = [(o['terms'][name]['push']*(1-o['logps'].exp())).square()*o['mask'] for o in parts]
         whole = sum(p.sum() for p in pulls).clamp(min=1e-30)
         for o,p in zip(parts, pulls): o['terms'][name]['share'] = p/whole
+    loss = sum(next(iter(o['terms'].values()))['term'].sum().item() for o in parts)
+    for o in parts: o['loss'] = loss
 
 def _joined(rows):
     "The rows of a group as one; TRL may spread them over several steps, so each has a loss."

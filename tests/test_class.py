@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 import nbformat, pytest, torch
 from nbclient import NotebookClient
-from grpo_nb.teach.checks import attempt
+from grpo_nb.teach.classroom import attempt
 from grpo_nb.teach.classroom import checks_of, examined, grade, handout, make, score, score_lines, taken_apart
 from grpo_nb.cli import main
 from grpo_nb.parts.core import mean_ci

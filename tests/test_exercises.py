@@ -22,7 +22,7 @@ from grpo_nb.research.study import read_rows
 from grpo_nb.run.record import read_run
 from grpo_nb.scale.plans import Layout
 from grpo_nb.tasks import accuracy_reward, completion_text
-from grpo_nb.teach.checks import attempt, same
+from grpo_nb.teach.classroom import attempt, same
 from grpo_nb.tiny_qwen import load_model, tiny_config
 from grpo_nb.trainer import TrainConfig, new_state, rollout
 

@@ -248,7 +248,8 @@ def plain_args(
     s:'RunState',  # its settings, loss and advantages
 )->dict:
     "The settings, as JSON gives them back; a loss or an advantage of one's own by its name."
-    own = {k:getattr(v, '__name__', str(v)) for k in ('loss','advantages') if callable(v := getattr(s, k))}
+    mine = dict(loss=s.how.loss_type, advantages=s.advantages)
+    own = {k:getattr(v, '__name__', str(v)) for k,v in mine.items() if callable(v)}
     return json.loads(json.dumps(asdict(s.args), default=lambda o: getattr(o, '__name__', str(o))))|own
 
 # %% ../../nbs/run/checkpoints.ipynb #e20a2412

@@ -87,7 +87,6 @@ class RunState(Protocol):
     history:list
     data:dict
     run:str
-    loss:str|Callable
     how:LossSettings
     advantages:str|Callable
 
