@@ -1,7 +1,7 @@
 "The plan of a large run: shapes as published, states cut as the strategy says, activations as measured."
 
 import pytest, torch
-from transformers import AutoConfig, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 from grpo_nb.scale import plans as M
 from grpo_nb.scale.plans import (Layout, count_weights, format_plan, memory_plan, model_config, run_plan,
                            step_bytes, STRATEGIES)
@@ -70,6 +70,16 @@ def test_states_are_16_bytes_a_weight_and_are_cut_as_the_strategy_says():
     assert one['buckets']==0 and memory_plan(c, lay, 16, 16, 'ddp')['buckets']==4*n
     assert memory_plan(c, lay, 16, 16, 'fsdp2', beta=.1)['reference']==4*n/8   # float32, as TRL loads it
     with pytest.raises(ValueError, match='no strategy'): memory_plan(c, lay, 1, 1, 'fsdp3')
+
+def test_two_experts_of_half_the_width_hold_about_what_a_dense_layer_does():
+    "PyTorch has no shapes for experts' grouped products in float32, so these are measured in bf16."
+    sizes = dict(vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=16)
+    dense = Qwen3Config(**sizes, intermediate_size=512)
+    moe = Qwen3MoeConfig(**sizes, moe_intermediate_size=256, num_experts=8, num_experts_per_tok=2)
+    for bf16 in (True, False):
+        few,more = (step_bytes(o, 4, 128, checkpointing=False, bf16=bf16) for o in (dense, moe))
+        assert .8*few<more<1.4*few, (bf16, few, more)
 
 def test_every_further_layer_costs_the_same():
     "So two small models tell of a large one"

@@ -277,7 +277,10 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
     from transformers import AutoModelForCausalLM
     from trl.trainer.utils import add_fused_lm_head
     with FakeTensorMode():
-        model = AutoModelForCausalLM.from_config(_from_text(text, layers), dtype=torch.float32)
+        # PyTorch knows the shapes of a product grouped by experts in bf16 only
+        half = hasattr(config := _from_text(text, layers), 'num_experts_per_tok')
+        dtype = torch.bfloat16 if half else torch.float32
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         add_fused_lm_head(model, outputs=('log_probs','entropy'))
         if checkpointing:
             enable = (getattr(model, 'activation_checkpointing_enable', None)
@@ -295,7 +298,8 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
                 loss = out.log_probs.float().sum()
             loss.backward()
     kinds = [o for d in alive.get_tracker_snapshot('peak').values() for o in d.items()]
-    return sum(n for k,n in kinds if getattr(k, 'name', '') in ('ACT','TEMP'))
+    peak = sum(n for k,n in kinds if getattr(k, 'name', '') in ('ACT','TEMP'))
+    return 2*peak if half and not bf16 else peak
 
 def step_bytes(
     config:PretrainedConfig,  # of a causal language model
