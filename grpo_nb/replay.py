@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from .parts.core import Plain, check_option, lookup, register, whole
 from .parts.groups import (
-    Entry, Groups, add_entries, dead_groups, group_scores, pack_groups, put_entries)
+    Entry, Groups, dead_groups, group_scores, pack_groups, put_entries)
 
 
 # %% ../nbs/11_replay.ipynb #6cba4072
@@ -419,7 +419,7 @@ def treat(self:Replay,
     more,drawn = self.take([keys[b] for b in where.tolist()], step)
     at,came = where[:len(drawn)],torch.zeros_like(dead)
     came[at] = True
-    new = add_entries(put_entries(batch, at, drawn), more)
+    new = put_entries(batch, at, drawn, more)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     live = (~dead).nonzero()[:,0].tolist() if self.buffer.max_size else []
     packs = pack_groups(batch, live) if live else []

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from .parts.core import Tokenizer, check_rows, known_data, lookup, masked_mean, setting
 from .parts.groups import dead_groups
-from .parts.model import Sampling, check_lengths
+from .parts.model import check_lengths
 from .parts.ratios import LossSettings
 from .run.checkpoints import (
     checkpoint_for, load_checkpoint, new_run_id, stop_on_signal)
@@ -63,7 +63,7 @@ class TrainConfig(RunSettings):
     def steps_per_batch(self)->int: return self.steps_per_generation*self.num_iterations
     def __post_init__(self):
         check_run_settings(self, LOSSES)
-        Sampling.of(self)   # has rules of its own
+        super().__post_init__()   # how a token is drawn has rules of its own
 
 # %% ../nbs/12_trainer.ipynb #98d319e7
 @dataclass
@@ -87,7 +87,6 @@ class State:
     run:str = None            # the run's id, the same after a resume
     advantages:Callable = None # such as stand in `ADVANTAGES`
     how:LossSettings = None   # what is settled about the loss, and which it is
-    draws:Sampling = None     # how a token is drawn
     sampling:bool = False     # is nothing of the batch in the model or the method yet?
     times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
 
@@ -119,7 +118,7 @@ def new_state(
     ref = copy.deepcopy(model).eval().requires_grad_(False) if args.beta else None
     gen = torch.Generator(model.device).manual_seed(args.seed)
     return State(model, tokenizer, dataset, list(reward_funcs), args, method, opt, sched, gen, ref,
-        data=known_data(dataset), run=new_run_id(), advantages=judge, draws=Sampling.of(args),
+        data=known_data(dataset), run=new_run_id(), advantages=judge,
         how=loss_settings(args, loss or args.loss_type))
 
 # %% ../nbs/12_trainer.ipynb #ff7c7835
@@ -172,8 +171,7 @@ def rollout(
     a,G = s.args,s.args.num_generations
     rows = rows or [s.dataset[k] for k in keys]
     with s.timed('generation'):
-        batch = sample(s.model, s.tokenizer, rows, G, a.max_completion_length, s.generator,
-            sampling=s.draws)
+        batch = sample(s.model, s.tokenizer, rows, G, a.max_completion_length, s.generator, sampling=a)
     texts = decode(s.tokenizer, batch)
     with s.timed('reward'): by_func = score(s.reward_funcs, rows, batch, texts)
     by_func = by_func.view(len(keys), G, -1).to(s.model.device)

@@ -140,9 +140,6 @@ def test_dead_groups_have_zero_advantage_and_living_ones_do_not():
 def test_each_reason_for_a_dead_group_is_named():
     r = torch.tensor([[0.]*3, [1.]*3, [.5]*3, [.7,.7,.7+1e-7], [nan,nan,1.], [0.,1.,1.], [nan,0.,0.]])
     assert dead_reason(r)==['all-wrong','all-right','equal','float-noise','unscored',None,'all-wrong']
-    assert dead_reason(torch.tensor([[-1.,-1.],[2.,2.]]), wrong=-1, right=2)==['all-wrong','all-right']
-    told = dead_reason(torch.tensor([[1.,1.],[.5,.5],[0.,1.]]), texts=[['a','a'],['a','b'],['a','a']])
-    assert told==['all-right, one text', 'equal, different texts', None]
 
 @pytest.mark.parametrize(
     'p,G,want',

@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_resume(mine):
     [
         ([], 'of an earlier run'),
         (['--resume', 'True', '--epsilon', '.3'], 'epsilon: 0.2 then, 0.3 now'),
-        (['--resume', 'True', '--method', 'skip'], 'made with the method'),
+        (['--resume', 'True', '--method', 'skip'], 'method: replay then, skip now'),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(

@@ -3,7 +3,7 @@ import itertools, math
 import pytest, torch
 from grpo_nb.generation import Rollouts, generate, generate_loop, next_token, pick, truncate
 from grpo_nb.parts.model import (
-    Cached, FastQwen, add_seen, check_prompt_ids, eval_mode, penalize, seen_tokens, uniforms, why_slow)
+    Cached, FastQwen, check_prompt_ids, eval_mode, penalize, seen_tokens, uniforms, why_slow)
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 torch.set_num_threads(1)
@@ -103,19 +103,36 @@ def test_drawn_completions_follow_the_exact_enumeration():
         f = lambda x: torch.cat([x[big], x[~big].sum()[None]])
         assert chisquare(f(count.double()), f(want*6000/want.sum())).pvalue>1e-3
 
-def test_truncation_and_penalty_are_those_of_transformers():
-    from transformers.generation.logits_process import (
-        MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper)
+def counted(ids, V): return torch.stack([o.bincount(minlength=V) for o in ids]).int()
+
+def test_the_repetition_penalty_is_that_of_transformers():
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
     z,ids = torch.randn(40, 50, generator=seeded())*3,torch.randint(0, 50, (40,9), generator=seeded(1))
     seen = seen_tokens(ids[:,:4], torch.ones(40, 4).bool(), 50)   # four of the prompt, five of the answer
-    for t in range(4, 9): add_seen(seen, ids[:,t:t+1])
+    seen[:,1] = counted(ids[:,4:], 50)
     for pen in (.7, 1.3):
         assert torch.equal(penalize(z, seen, pen), RepetitionPenaltyLogitsProcessor(pen)(ids, z.clone()))
-    for k in (1, 7, 50, 80): assert torch.equal(truncate(z, top_k=k), TopKLogitsWarper(k)(ids, z))
-    for p in (.01, .5, .9, .999): assert torch.equal(truncate(z, top_p=p), TopPLogitsWarper(p)(ids, z))
-    for p in (.01, .2, 1.): assert torch.equal(truncate(z, min_p=p), MinPLogitsWarper(p)(ids, z))
-    both = MinPLogitsWarper(.03)(ids, TopPLogitsWarper(.9)(ids, TopKLogitsWarper(20)(ids, z)))
-    assert torch.equal(truncate(z, 20, .9, .03), both)
+
+def slowly_cut(z, top_k=0, top_p=1., min_p=None):
+    "Places of one row of logits that stay, from the likeliest down, by the definitions."
+    stay = sorted(range(len(z)), key=lambda i: -z[i])[:top_k or None]
+    def shares(): return [math.exp(z[i])/sum(math.exp(z[j]) for j in stay) for i in stay]
+    if top_p<1:
+        held = [sum(shares()[:k]) for k in range(len(stay))]   # by those before it
+        stay = [i for i,h in zip(stay, held) if h<top_p]
+    if min_p: stay = [i for i,p in zip(stay, shares()) if p>=min_p*max(shares())]
+    return set(stay)
+
+CUTS = [dict(top_k=1), dict(top_k=7), dict(top_k=30), dict(top_p=.01), dict(top_p=.5), dict(top_p=.9),
+        dict(min_p=.01), dict(min_p=.2), dict(min_p=1.), dict(top_k=9, top_p=.9, min_p=.03)]
+
+@pytest.mark.parametrize('how', CUTS, ids=str)
+def test_what_a_cut_leaves_is_what_a_slow_loop_leaves(how):
+    z = torch.randn(40, 20, generator=seeded(), dtype=torch.float64)*3
+    got = truncate(z, **how)
+    left = [set(o.nonzero()[:,0].tolist()) for o in got.isfinite()]
+    assert left==[slowly_cut(row, **how) for row in z.tolist()]
+    assert torch.equal(got[got.isfinite()], z[got.isfinite()])
     # of four equal ones two reach a half
     assert truncate(torch.zeros(1, 4), top_p=.5).isfinite().sum()==2
 
@@ -137,7 +154,7 @@ def test_presence_and_frequency_count_the_answer_and_not_the_prompt(rules):
     z,ids = torch.randn(20, 12, generator=seeded())*3,torch.randint(0, 12, (20,9), generator=seeded(1))
     mask = torch.arange(4)[None]>=torch.randint(0, 4, (20,1), generator=seeded(2))
     seen = seen_tokens(ids[:,:4], mask, 12)
-    for t in range(4, 9): add_seen(seen, ids[:,t:t+1])
+    seen[:,1] = counted(ids[:,4:], 12)
     want = torch.stack([slowly_penalized(z[i], ids[i,:4][mask[i]].tolist(), ids[i,4:].tolist(), **rules)
                         for i in range(20)])
     got = penalize(z, seen, *(rules.get(f'{k}_penalty', d) for k,d in

@@ -477,8 +477,8 @@ def test_a_correction_works_under_every_loss_type():
         kw = dict(loss_type=loss_type, max_completion_length=4, epsilon_high=cap)
         assert_tensor(go(d, correction=c, **kw)[1], go(d|dict(old_logps=None), **kw)[1], eps=1e-12)
 
-@pytest.mark.parametrize('make,says', [(lambda: Correction(weight='half'), 'choose one of token'),
-    (lambda: Correction(clip='hard'), 'choose one of ppo'),
+@pytest.mark.parametrize('make,says', [(lambda: Correction(weight='half'), 'needs one of token'),
+    (lambda: Correction(clip='hard'), 'needs one of ppo'),
     (lambda: Correction(max_drift=-1.), '`max_drift` is -1.0'),
     (lambda: policy_loss(**batch(0), correction=Correction(weight='decoupled')), 'ask the model once more')])
 def test_what_a_correction_lacks_is_named(make, says):

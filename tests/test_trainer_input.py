@@ -171,9 +171,9 @@ def test_the_same_rows_in_another_dress_are_the_same_data(tmp_path):
 
 
 def test_a_run_does_not_go_on_with_another_method(tmp_path):
-    with pytest.raises(ValueError, match="method 'replay', this run has 'keep'"):
+    with pytest.raises(ValueError, match='method: replay then, keep now'):
         resumed(tmp_path, method=Keep())
-    with pytest.raises(ValueError, match="method 'replay', this run has 'mask'"):
+    with pytest.raises(ValueError, match='method: replay then, mask now'):
         resumed(tmp_path, method='mask')
 
 def test_other_rewards_and_a_learning_rate_that_jumps_are_warned_about(tmp_path):

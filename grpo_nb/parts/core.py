@@ -418,19 +418,13 @@ def versions()->dict:
 # %% ../../nbs/parts/core.ipynb #69cf455b
 TESTED = dict(torch='2.15', transformers='5.23', trl='1.16')   # the newest that the tests passed with
 
-def untested(
-    names:tuple=tuple(TESTED),  # packages to look at
-)->list:                        # sentences, none where all is known
-    "Which of the packages are newer than the newest we tried."
-    def numbers(v): return tuple(int(o) for o in v.split('+')[0].split('.')[:2] if o.isdigit())
-    out = []
-    for name in names:
-        try: here = version(name)
-        except PackageNotFoundError: continue
-        if numbers(here)>numbers(TESTED[name]):
-            out.append(f'{name} {here} is newer than {TESTED[name]}, the newest that was tested: '
-                'if something is odd, try `pip install -c tested.txt ...` first')
-    return out
+def untested()->list:   # sentences, none where all is known
+    "Which packages are newer than the newest we tried."
+    from packaging.version import Version
+    here = versions()
+    newer = [k for k,v in TESTED.items() if here[k] and Version(here[k]).release[:2]>Version(v).release]
+    return [f'{k} {here[k]} is newer than {TESTED[k]}, the newest that was tested: '
+            'if something is odd, try `pip install -c tested.txt ...` first' for k in newer]
 
 # %% ../../nbs/parts/core.ipynb #a8ddabe7
 def share_ci(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['as_rewards', 'nan_std', 'reward_range', 'spread', 'reward_std', 'dead_groups', 'dead_share', 'dead_reason',
-           'group_scores', 'Groups', 'pack_groups', 'Entry', 'put_entries', 'add_entries']
+           'group_scores', 'Groups', 'pack_groups', 'Entry', 'put_entries']
 
 # %% ../../nbs/parts/groups.ipynb #b8c455d6
 from dataclasses import dataclass, fields, replace
@@ -90,16 +90,12 @@ def dead_share(
 def dead_reason(
     rewards:Tensor,    # (B, G) reward units
     tol:float=1e-6,    # as in `dead_groups`
-    wrong:float=0.,    # the reward of a wrong answer
-    right:float=1.,    # the reward of a right answer
     dead:Tensor=None,  # (B,) bool, from `dead_groups`; None: found here
-    texts:list=None,   # (B,) lists of G answers
 )->list[str|None]:     # one for each group
     """Why each group is dead, None for a living one.
 
-    'all-wrong', 'all-right', 'equal', 'float-noise' (equal but for rounding), or 'unscored' (fewer than two
-    rewards). With `texts`, also ', one text' where it is one answer G times (a collapse: sample more widely),
-    or ', different texts' (a cliff: grade more finely, or choose other problems).
+    'all-wrong' (0), 'all-right' (1), 'equal', 'float-noise' (equal but for rounding), or 'unscored' (fewer
+    than two rewards).
     """
     r = as_rewards(rewards, 'B, G')
     dead = dead_groups(r, tol) if dead is None else dead
@@ -107,11 +103,10 @@ def dead_reason(
         x = [o for o in x if o==o]   # without nan
         if len(x)<2: return 'unscored'
         mid = sum(x)/len(x)
-        if abs(mid-wrong)<=tol: return 'all-wrong'
-        if abs(mid-right)<=tol: return 'all-right'
+        if abs(mid)<=tol: return 'all-wrong'
+        if abs(mid-1)<=tol: return 'all-right'
         return 'equal' if min(x)==max(x) else 'float-noise'
-    how = [', one text' if len(set(o))==1 else ', different texts' for o in texts] if texts else ['']*len(r)
-    return [why(x)+h if d else None for x,d,h in zip(r.tolist(), dead.tolist(), how)]
+    return [why(x) if d else None for x,d in zip(r.tolist(), dead.tolist())]
 
 # %% ../../nbs/parts/groups.ipynb #930d76e7
 def group_scores(
@@ -145,7 +140,7 @@ def _side(name, x):
     return 'right' if name in _RIGHT or name=='advantages' and x.ndim==3 else None
 
 def _pad(data, P, T, pad_id):
-    "Widen prompts to `P` columns on the left, completions to `T` on the right; masks and numbers get 0."
+    "Prompts `P` columns wide on the left, completions `T` on the right, padded or cut; numbers get 0."
     def wide(name, x):
         side = _side(name, x)
         d = (P if side=='left' else T)-x.shape[-1]
@@ -197,17 +192,14 @@ class Groups:
         return replace(self, **{k:v.to(device) for k,v in self.tensors().items()})
 
     def pad_to(self, P:int, T:int)->Self:
-        "The same groups, padded to prompt width `P` and completion width `T`."
+        "The same groups, padded or cut to prompt width `P` and completion width `T`."
         return replace(self, **_pad(self.tensors(), P, T, self.pad_id))
 
     def trim(self)->Self:
         "The same groups without columns that are padding in every row."
         p = int(self.prompt_mask.any(0).sum()) or 1
         t = int(self.completion_mask.flatten(0, 1).any(0).sum()) or 1
-        def narrow(name, x):
-            side = _side(name, x)
-            return x if side is None else x[...,x.shape[-1]-p:] if side=='left' else x[...,:t]
-        return replace(self, **{k:narrow(k, v) for k,v in self.tensors().items()})
+        return self.pad_to(p, t)
 
     @classmethod
     def cat(cls, parts:list)->Self:
@@ -271,7 +263,6 @@ def unpack(cls:Groups,
     packs:list[dict],   # from `pack_groups`, all of one G
     pad_id:int=0,       # token id in the padding
     replayed:bool=True, # mark them as coming out of a buffer?
-    width:tuple=(1,1),  # (P, T), the smallest width of prompts and completions
 )->Groups:              # on the CPU, as wide as the widest
     """The packed groups as one batch; prompts are padded on the left, completions on the right.
 
@@ -283,8 +274,8 @@ def unpack(cls:Groups,
     def flat(k): return torch.cat([o[k] for o in packs])
     B,p = len(packs),torch.tensor([len(o['prompt_ids']) for o in packs])
     n = flat('lengths').view(B, -1)
-    P,T = max(width[0], int(p.max())),max(width[1], int(n.max()))
-    pm,cm = torch.arange(P)>=P-p[:,None],torch.arange(T)<n[...,None]
+    P = max(1, int(p.max()))
+    pm,cm = torch.arange(P)>=P-p[:,None],torch.arange(max(1, int(n.max())))<n[...,None]
     by_token = any('token_advantages' in o for o in packs)
     if by_token: A = _laid_out(cm, torch.cat([_token_advantages(o) for o in packs]))
     else: A = flat('advantages').view(B, -1)
@@ -321,11 +312,19 @@ class Entry:
         return {k:getattr(self, k) for k in ('id','step','age','uses','score','prob','key')}
 
 # %% ../../nbs/parts/groups.ipynb #fadd5ae5
-def _like(batch, drawn):
-    "The drawn groups with the fields, the widths and the device of `batch`."
-    width = batch.prompt_ids.shape[-1],batch.completion_ids.shape[-1]
-    new = type(batch).unpack([e.data for e in drawn], batch.pad_id, width=width)
-    if not batch.completion_ids.is_cpu: new = new.to(batch.completion_ids.device)
+def put_entries(
+    batch:Groups,       # fresh groups
+    at:Tensor,          # (n,) int64, the places to fill
+    drawn:list[Entry],  # n, whose data come from `pack_groups`
+    behind:list[Entry]=(),  # more, which come after the batch's own
+)->Groups:              # with the fields and the device of `batch`
+    """A copy of `batch` with drawn groups in their places and behind it, marked as replayed.
+
+    ValueError when the batch has `ref_logps` and a stored group has none.
+    """
+    n,entries = len(drawn),[*drawn, *behind]
+    if not entries: return batch
+    new = type(batch).unpack([e.data for e in entries], batch.pad_id).to(batch.completion_ids.device)
     if batch.ref_logps is None: new.ref_logps = None
     elif new.ref_logps is None:
         raise ValueError('this batch has `ref_logps`, the stored groups have none: '
@@ -333,23 +332,5 @@ def _like(batch, drawn):
     if batch.advantages.ndim!=new.advantages.ndim:
         batch,new = (replace(o, advantages=o.advantages[...,None]*o.completion_mask)
             if o.advantages.ndim==2 else o for o in (batch, new))
-    return batch,new
-
-def put_entries(
-    batch:Groups,       # fresh groups
-    at:Tensor,          # (n,) int64, the places to fill
-    drawn:list[Entry],  # n, whose data come from `pack_groups`
-)->Groups:
-    """A copy of `batch` with drawn groups in their places, marked as replayed.
-
-    ValueError when the batch has `ref_logps` and a stored group has none.
-    """
-    if not drawn: return batch
-    batch,new = _like(batch, drawn)
-    return batch.put(at, new)
-
-def add_entries(
-    batch:Groups, drawn:list[Entry],  # n groups, and m
-)->Groups:              # n+m groups
-    "The batch with drawn groups behind its own, marked as replayed. ValueError as of `put_entries`."
-    return type(batch).cat([*_like(batch, drawn)]) if drawn else batch
+    out = batch.put(at, new[:n])
+    return type(batch).cat([out, new[n:]]) if behind else out

@@ -5,20 +5,20 @@
 # %% auto #0
 __all__ = ['COPY_LIMIT', 'unwrapped', 'output_head', 'why_slow', 'FastQwen', 'packed_hidden', 'shared_hidden', 'chunked_logps',
            'Cached', 'reads_tokens', 'Sampling', 'check_lengths', 'check_prompt_ids', 'special_ids', 'eval_mode',
-           'uniforms', 'seen_tokens', 'add_seen', 'penalize', 'truncate', 'sample_rows']
+           'uniforms', 'seen_tokens', 'penalize', 'truncate', 'sample_rows']
 
 # %% ../../nbs/parts/model.ipynb #eeab2bc2
 import inspect, math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from fastcore.basics import patch
-from .core import check_option, whole
+from .core import check_option, setting, whole
 
 # %% ../../nbs/parts/model.ipynb #ac1783a6
 def unwrapped(
@@ -478,13 +478,13 @@ def reads_tokens(
 @dataclass
 class Sampling:
     "How a token is drawn, under TRL's names. ValueError for a setting out of its range."
-    temperature:float=1.          # 0 takes the likeliest token
-    top_k:int=0                   # 0 for all tokens
-    top_p:float=1.                # 1 for all tokens
-    min_p:float=None              # None for all tokens
-    repetition_penalty:float=1.   # 1 for none; above it tokens of prompt and answer become less likely
-    presence_penalty:float=0.     # 0 for none; above it tokens of the answer become less likely, once
-    frequency_penalty:float=0.    # 0 for none; above it they do so for each time that they were said
+    temperature:float = setting(1., 'of sampling, and of every log-prob; 0 takes the likeliest token')
+    top_k:int = setting(0, 'sample among the k most likely tokens; 0: all')
+    top_p:float = setting(1., 'sample within this probability mass')
+    min_p:float = setting(None, 'drop tokens below this share of the most likely one')
+    repetition_penalty:float = setting(1., 'above 1: repeated tokens become less likely')
+    presence_penalty:float = setting(0., 'above 0: tokens that the answer holds become less likely, once')
+    frequency_penalty:float = setting(0., 'above 0: they do so for each time that it holds them')
 
     def __post_init__(self):
         if self.top_k is None: self.top_k = 0
@@ -496,13 +496,6 @@ class Sampling:
             repetition_penalty=(lambda v: 0<v<math.inf, 'more than 0, and finite'),
             presence_penalty=near, frequency_penalty=near)
         for k,(ok,needs) in rules.items(): check_option(k, getattr(self, k), ok(getattr(self, k)), needs)
-
-    @classmethod
-    def of(cls,
-        args:Any,  # settings of a run, which have these among others
-    )->'Sampling':
-        "How a run draws its tokens."
-        return cls(**{f.name:getattr(args, f.name) for f in fields(cls)})
 
     @property
     def penalties(self)->tuple: return self.repetition_penalty,self.presence_penalty,self.frequency_penalty
@@ -592,13 +585,6 @@ def seen_tokens(
     out[:,0].scatter_(1, prompt_ids.masked_fill(~prompt_mask, V), 1)
     return out[...,:V].clone()
 
-def add_seen(
-    seen:Tensor,  # (n, 2, V) int32, changed in place
-    tok:Tensor,   # (n, 1) int64, the tokens just drawn
-)->None:
-    "Count one more token of each answer."
-    seen[:,1].scatter_add_(1, tok, torch.ones_like(tok, dtype=seen.dtype))
-
 def penalize(
     logits:Tensor,  # (n, V) float32
     seen:Tensor,    # (n, 2, V) int32, of prompt and answer, as in `seen_tokens`
@@ -628,16 +614,11 @@ def truncate(
     The order is that of transformers.
     Sources: top-k, arXiv 1805.04833; top-p, arXiv 1904.09751, section 3.1; min-p, arXiv 2407.01082.
     """
-    def drop(where): return logits.masked_fill(where, -math.inf)
-    if top_k: logits = drop(logits<logits.topk(min(top_k, logits.shape[-1])).values[:,-1:])
-    if top_p<1:
-        s,order = logits.sort(-1)
-        tail = s.softmax(-1).cumsum(-1)<=1-top_p
-        tail[:,-1] = False                      # the likeliest stays
-        logits = drop(torch.zeros_like(tail).scatter(1, order, tail))
-    if min_p:
-        p = logits.softmax(-1)
-        logits = drop(p<min_p*p.amax(-1, keepdim=True))
+    from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+    cuts = [TopKLogitsWarper(int(top_k))] if top_k else []
+    if top_p<1: cuts.append(TopPLogitsWarper(top_p))
+    if min_p: cuts.append(MinPLogitsWarper(min_p))
+    for cut in cuts: logits = cut(None, logits)
     return logits
 
 # %% ../../nbs/parts/model.ipynb #6d807d37
@@ -665,7 +646,7 @@ def _decode(dec, logits, u, ends, draw, seen, ids, logps, spare=.12):
         stop = left==0 or t==T-1
         if stop or left<=(1-spare)*len(rows): _note(ids, logps, part, rows, t)
         if stop: return t+1
-        if seen is not None: add_seen(seen, tok)
+        if seen is not None: seen[:,1].scatter_add_(1, tok, torch.ones_like(tok, dtype=seen.dtype))
         if not part:
             keep = alive.nonzero()[:,0]
             rows,tok,alive,u = rows[keep],tok[keep],alive[keep],u[:,keep.to(u.device)]

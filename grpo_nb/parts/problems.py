@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 import torch
 from datasets import Dataset, DatasetDict
-from .core import Plain, load_object, prompt_fault, register
+from .core import Plain, check_option, load_object, prompt_fault, register, whole
 
 # %% ../../nbs/parts/problems.ipynb #438b4a73
 def split_of(
@@ -32,25 +32,6 @@ def _as_messages(question:str, system:str=None)->list[dict]:
     "A question in the form chat models are trained on."
     before = [{'role':'system', 'content':system}] if system else []
     return before+[{'role':'user', 'content':question}]
-
-def _check_ask(n, seed, split):
-    if not isinstance(n, int) or n<1: raise ValueError(f'`n` is {n!r}, needs an int of 1 or more')
-    if not isinstance(seed, int) or seed<0: raise ValueError(f'`seed` is {seed!r}, needs an int of 0 or more')
-    if split not in ('train','test'): raise ValueError(f"`split` is {split!r}, needs 'train' or 'test'")
-
-def _collect(entries, n, split, what, system=None):
-    "The first `n` different problems of one side out of a stream of entries; `what` names it in the error."
-    rows,seen,tries = [],set(),0
-    for e in entries:
-        tries += 1
-        q = e['question'].strip()
-        if q in seen or split_of(q)!=split: continue
-        seen.add(q)
-        rows.append(dict(prompt=_as_messages(q, system), answer=str(e['answer']),
-                         task=e['metadata']['source_dataset'], entry=json.dumps(e, default=str)))
-        if len(rows)==n: return Dataset.from_list(rows)
-    raise ValueError(f'{what} has too few different problems: {len(rows)} on the {split} side after {tries} '
-                     f'draws, {n} asked. Ask for fewer, or widen its settings')
 
 # %% ../../nbs/parts/problems.ipynb #b60128e8
 _STRIDE = 1_000_003  # problem i of the gym's seed s comes from s+i
@@ -80,11 +61,21 @@ def gym_dataset(
 
     ValueError for an unknown task or option, or when its settings hold fewer than `n` problems on that side.
     """
-    _check_ask(n, seed, split)
+    check_option('n', n, whole(n, 1), 'a whole number of 1 or more')
+    check_option('seed', seed, whole(seed), 'a whole number of 0 or more')
+    check_option('split', split, split in ('train','test'), "'train' or 'test'")
     size = 40*n+4000
-    ds = _make_gym(name, size, (seed+1)*_STRIDE, config)
-    what = f'{name} with {config or "its defaults"}'
-    return _collect((ds[i] for i in range(size)), n, split, what, system)
+    ds,rows,seen = _make_gym(name, size, (seed+1)*_STRIDE, config),[],set()
+    for i in range(size):
+        e = ds[i]
+        q = e['question'].strip()
+        if q in seen or split_of(q)!=split: continue
+        seen.add(q)
+        rows.append(dict(prompt=_as_messages(q, system), answer=str(e['answer']),
+                         task=e['metadata']['source_dataset'], entry=json.dumps(e, default=str)))
+        if len(rows)==n: return Dataset.from_list(rows)
+    raise ValueError(f'{name} with {config or "its defaults"} has too few different problems: {len(rows)} on '
+                     f'the {split} side after {size} draws, {n} asked. Ask for fewer, or widen its settings')
 
 # %% ../../nbs/parts/problems.ipynb #2ced78c3
 PROBLEMS = {}   # name: a function of (n, seed, split, …) that makes problems
@@ -138,24 +129,21 @@ def _json(text, where):
                          'is called .jsonl') from e
 
 def _csv_rows(path, text):
-    "Rows of a CSV file; another separator than the comma is refused, since it would give one wide column."
-    head = text.splitlines()[0] if text.strip() else ''
-    for name,mark in (('semicolons',';'), ('tabs','\t')):
-        if mark in head and ',' not in head:
-            raise ValueError(f'{path.name} is separated by {name}, its first line is {head[:60]!r}: '
-                             'save it with commas, or as .jsonl')
-    lines = csv.reader(io.StringIO(text, newline=''))
+    "Rows of a CSV file. Where the first line has no comma, semicolons or tabs may part its names."
+    head = text.partition('\n')[0]
+    mark = next((o for o in ';\t' if o in head and ',' not in head), ',')
+    lines = csv.reader(io.StringIO(text, newline=''), delimiter=mark)
     names = next(lines, [])
     if twice := [k for k,n in Counter(names).items() if n>1]:
         raise ValueError(f'{path.name} has {", ".join(map(repr, twice))} twice in its first line: '
                          'each column needs a name of its own')
     rows = []
     for o in filter(None, lines):
+        where = f'{path.name}, line {lines.line_num}'
         if len(o)!=len(names):
-            raise ValueError(f'{path.name}, line {lines.line_num} has {len(o)} fields, the first line names '
-                             f'{len(names)} ({", ".join(names)[:60]}): put text with commas into quotes')
-        if o==names:
-            raise ValueError(f'{path.name}, line {lines.line_num} repeats the first line: delete it')
+            raise ValueError(f'{where} has {len(o)} fields, the first line names {len(names)} '
+                             f'({", ".join(names)[:60]}): put text with commas into quotes')
+        if o==names: raise ValueError(f'{where} repeats the first line: delete it')
         rows.append(dict(zip(names, o)))
     return rows
 
@@ -188,11 +176,6 @@ def _rows_of(made, name):
                      f'it needs a list of objects, {hint}')
 
 # %% ../../nbs/parts/problems.ipynb #ce20341c
-def _bad_prompt(p):
-    "What is wrong with a prompt, or None."
-    if (why := prompt_fault(p)) or isinstance(p, str): return why
-    return '' if str(p[-1].get('content') or '').strip() else 'ends on an empty message'
-
 def _bad_answer(a):
     "What is wrong with an answer that a completion is compared with, or None."
     if a is None: return 'is None'
@@ -206,7 +189,10 @@ def _row_fault(i, o, prompt, answer):
     if not isinstance(o, dict):
         return f'row {i} is a {type(o).__name__}, each row needs to be an object with a field `{prompt}`'
     if prompt not in o: return f"row {i} has no `{prompt}`, it has {', '.join(map(str, o)) or 'nothing'}"
-    if why := _bad_prompt(o[prompt]): return f'`{prompt}` of row {i} {why}'
+    p = o[prompt]
+    why = prompt_fault(p)
+    mute = not why and not isinstance(p, str) and not str(p[-1].get('content') or '').strip()
+    if why or mute: return f"`{prompt}` of row {i} {why or 'ends on an empty message'}"
     for k,v in o.items():
         if re.search(r'[\ud800-\udfff]', json.dumps(v, ensure_ascii=False, skipkeys=True, default=str)):
             return (f'`{k}` of row {i} holds half a letter (a lone surrogate, such as \\ud83d), '
@@ -241,14 +227,12 @@ def load_problems(
     source:str|Path|Dataset|list,  # a .jsonl, .json, .csv or .parquet file, a Dataset, or a list of dicts
     prompt:str='prompt',           # the column that holds the prompts
     answer:str='answer',           # the column that holds the answers, where there are any
-    min_rows:int=1,                # fewest problems that will do
     compared:bool=False,           # will completions be compared with the answers, as `accuracy_reward` does?
 )->Dataset:                        # columns prompt, answer (str) if there was one, and all others
     """A problem set of your own, looked at row by row.
 
     ValueError names the file, line, column or row for: no such file, text that is not UTF-8 or not JSON, no
-    `prompt` column, prompts that are None, empty or of mixed kinds, answers that nothing can match, and too
-    few rows.
+    `prompt` column, prompts that are None, empty or of mixed kinds, and answers that nothing can match.
     """
     path = Path(source) if isinstance(source, (str,Path)) else None
     what = path.name if path else 'the data set'
@@ -256,14 +240,11 @@ def load_problems(
         one = next(iter(source))
         raise ValueError(f"{what} has splits {', '.join(source)}: choose one, as in ds['{one}']")
     rows = read_file_rows(path) if path else list(source)
-    if not rows: raise ValueError(f'{what} is empty: training needs at least {max(min_rows, 1)} problems')
+    if not rows: raise ValueError(f'{what} is empty: training needs one problem or more')
     _check_rows(rows, what, prompt, answer if compared else None)
     if answer!='answer' and not any(answer in o for o in rows):
         raise ValueError(f"{what} has no column `{answer}`; it has {', '.join(map(str, rows[0]))}: "
                          'name another, or leave it out')
-    if len(rows)<min_rows:
-        raise ValueError(f'{what} has {len(rows)} problems, {min_rows} are needed: add problems, '
-                         'or make the batch smaller')
     return _table(rows, what, prompt, answer)
 
 # %% ../../nbs/parts/problems.ipynb #d44aa63a
@@ -440,29 +421,23 @@ TRL_REWARDS = dict(   # name: the options it is made with unless others are give
     get_cosine_scaled_reward={}, get_repetition_penalty_reward={},
     get_soft_overlong_punishment=dict(max_completion_len=1280, soft_punish_cache=256))   # as in `trl grpo`
 
-def _options(call):
-    "The keyword arguments in the brackets of `name(a=1)`."
-    odd = call.args or any(o.arg is None for o in call.keywords)
-    try: return None if odd else {o.arg:ast.literal_eval(o.value) for o in call.keywords}
-    except ValueError: return None
-
 def _trl_reward(spec):
     "One of TRL's own reward functions, or None when `spec` names none of them."
-    try: tree = ast.parse(spec, mode='eval').body
-    except SyntaxError: return None
-    given = isinstance(tree, ast.Call)
-    name = getattr(tree.func if given else tree, 'id', None)
+    name,given,_ = spec.partition('(')
     if name not in TRL_REWARDS: return None
-    func = getattr(importlib.import_module('trl.rewards'), name)
-    made = TRL_REWARDS[name]
+    func,made = getattr(importlib.import_module('trl.rewards'), name),TRL_REWARDS[name]
     if made is None:
         if given: raise ValueError(f'`{name}` takes no options: write --reward {name}')
         return func
-    if (options := _options(tree) if given else made) is None:
-        raise ValueError(f'`{spec}`: options are plain values by name, such as {name}(max_len=256)')
-    try: return func(**options)
-    except (TypeError, ValueError) as e:
-        raise ValueError(f"`{spec}` can't be made: {e}; it takes {inspect.signature(func)}") from e
+    try:
+        if given:
+            call = ast.parse(spec, mode='eval').body
+            if call.args: raise ValueError('an option without a name')
+            made = {o.arg:ast.literal_eval(o.value) for o in call.keywords}
+        return func(**made)
+    except (AttributeError, SyntaxError, TypeError, ValueError) as e:
+        raise ValueError(f"`{spec}` can't be made: {e}. Options are plain values by name, and it takes "
+                         f'{inspect.signature(func)}') from e
 
 def load_reward(
     spec:str,     # a name in `TRL_REWARDS`, 'my_rewards.py:my_reward', or 'package.module.my_reward'

@@ -155,12 +155,10 @@ class Correction:
     max_moment:float=None    # square nats; leave out the furthest tokens, until their mean square is this
 
     def __post_init__(self):
-        for name,value,known in (('weight',self.weight,WEIGHTS), ('clip',self.clip,CLIP_KINDS)):
-            if value not in known:
-                raise ValueError(f'`{name}` is {value!r}: choose one of {", ".join(known)}')
-        for name in ('weight_cap','max_drift','max_moment'):
-            value = getattr(self, name)
-            if value is not None and not value>=0: raise ValueError(f'`{name}` is {value}, needs 0 or more')
+        for k,known in dict(weight=WEIGHTS, clip=CLIP_KINDS).items():
+            check_option(k, getattr(self, k), getattr(self, k) in known, f'one of {", ".join(known)}')
+        for k in ('weight_cap','max_drift','max_moment'):
+            check_option(k, getattr(self, k), (getattr(self, k) or 0)>=0, '0 or more')
 
     @property
     def changes(self)->bool:

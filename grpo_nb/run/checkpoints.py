@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
 from safetensors import safe_open
 from safetensors.torch import save_file
 from ..parts.core import other_data, reward_name, save_json, versions
-if TYPE_CHECKING: from grpo_nb.run.settings import RunState   # a checkpoint of TRL needs no settings of ours
 
 # %% ../../nbs/run/checkpoints.ipynb #1f87ba8a
 def _checksum(parts):
@@ -245,7 +244,7 @@ def set_randomness(
     for i,o in enumerate(d['cuda_rng'][:torch.cuda.device_count()]): torch.cuda.set_rng_state(o, i)
 
 def plain_args(
-    s:'RunState',  # its settings, loss and advantages
+    s:'State',  # its settings, loss and advantages
 )->dict:
     "The settings, as JSON gives them back; a loss or an advantage of one's own by its name."
     mine = dict(loss=s.how.loss_type, advantages=s.advantages)
@@ -254,7 +253,7 @@ def plain_args(
 
 # %% ../../nbs/run/checkpoints.ipynb #e20a2412
 def save_checkpoint(
-    s:'RunState',       # all of it is written
+    s:'State',       # all of it is written
     folder:str|Path,  # folder of the run; the checkpoint becomes `checkpoint-N` in it
 )->Path:              # the checkpoint
     "Write the whole state, or nothing. OSError says when the disk has no room; earlier checkpoints stand."
@@ -268,8 +267,8 @@ def save_checkpoint(
         ref = None if s.ref_model is None else dict(s.ref_model.state_dict())
         save_state(state_file(tmp), parts|randomness()|dict(ref_model=ref, generator=s.generator.get_state())
             |{k:getattr(s, k) for k in COUNTS})
-        write_manifest(tmp, s.run, args=plain_args(s), method=s.method.name,
-            rewards=[reward_name(f) for f in s.reward_funcs], dataset=s.data)
+        write_manifest(tmp, s.run, args=plain_args(s)|dict(method=s.method.name), dataset=s.data,
+            rewards=[reward_name(f) for f in s.reward_funcs])
         save_json(tmp/_MARK, dict(global_step=s.step, log_history=s.history))
     keep_newest(folder, s.args.save_total_limit, s.run)
     return final
@@ -279,7 +278,7 @@ _FREE = set('output_dir max_steps max_tokens eval_steps save_steps save_total_li
     'record_max_mb record_tokens record_terms disable_tqdm'.split())   # may differ when a run goes on
 
 def check_checkpoint(
-    s:'RunState',      # a new `State` made with the run's settings
+    s:'State',      # a new `State` made with the run's settings
     path:str|Path,   # a checkpoint folder
 )->Path:
     "`path`, if this run can go on from it. ValueError for a damaged file, other settings, or other data."
@@ -287,16 +286,13 @@ def check_checkpoint(
     if why := checkpoint_problem(path):
         whole = [o.name for o in checkpoint_folders(path.parent) if not checkpoint_problem(o)]
         raise ValueError(f'{path} is no whole checkpoint: {why}. Resume from another one; there are {whole}')
-    meta,now = manifest_of(path),plain_args(s)
+    meta,now = manifest_of(path),plain_args(s)|dict(method=s.method.name)
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
     if 'args' not in meta:
         raise ValueError(f'{path} is a checkpoint of a run on TRL: resume it by its own trainer, {anew}')
     then = {k:v for k,v in meta['args'].items() if k not in _FREE and v!=now.get(k)}
     if odd := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in then.items()):
         raise ValueError(f'the checkpoint was made with other settings ({odd}): use the same, {anew}')
-    if meta['method']!=s.method.name:
-        raise ValueError(f"{path.name} was made with the method {meta['method']!r}, this run has "
-            f'{s.method.name!r}: use the same, {anew}')
     if how := other_data(meta['dataset'], s.data):
         raise ValueError(f'{path.name} was made on other data ({how}): give the same rows, {anew}')
     _warn_of_change(s, path, meta)
@@ -312,9 +308,9 @@ def _warn_of_change(s, path, meta):
 
 # %% ../../nbs/run/checkpoints.ipynb #0fac39be
 def load_checkpoint(
-    s:'RunState',      # a new one made with the run's settings; changed in place
+    s:'State',      # a new one made with the run's settings; changed in place
     path:str|Path,   # a checkpoint folder
-)->'RunState':         # `s`
+)->'State':         # `s`
     "`s` as it was when the checkpoint was written. ValueError as of `check_checkpoint`."
     from safetensors.torch import load_model as load_weights
     path = check_checkpoint(s, path)
@@ -329,7 +325,7 @@ def load_checkpoint(
     return s
 
 def checkpoint_for(
-    s:'RunState',       # a new one
+    s:'State',       # a new one
     resume:bool|str,  # True for the newest whole checkpoint of output_dir, a path, or None
 )->Path:              # a checkpoint this run can go on from; None for a run that begins
     "Where a run goes on. ValueError for a new run in the folder of an old one, and as of `check_checkpoint`."

@@ -12,7 +12,7 @@ __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 
 import json, math, mmap, os, re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from torch import Tensor
 from ..parts.core import Tokenizer, masked_mean, reward_name, save_json, versions
 from ..parts.groups import Groups, reward_std
 from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums
-from .settings import RunState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
 _AS_IS = {str,bool,int,type(None)}
@@ -84,17 +83,16 @@ def as_text(
     return text[0] if len(o)==1 else '\n'.join(f'{m.get("role", "?")}: {t}' for m,t in zip(o, text))
 
 # %% ../../nbs/run/record.ipynb #26a967f2
-def _chunks(name, v, B):
+def _by_group(name, v, B, each=False):
+    "`v` as B values; with `each` as B lists of one for each completion, whether it comes nested or flat."
+    if v is None: return [None]*B
+    nested = len(v)==B and isinstance(v[0], (list,tuple)) and not (v[0] and isinstance(v[0][0], dict))
+    if nested or len(v)==B and not each: return v
     if not B or len(v)%B:
         raise ValueError(f'`{name}` has {len(v)} entries, which is not {B} groups of one size: '
             'give (B,), (B, G) or (B*G,) values')
     n = len(v)//B
     return [v[i*n:(i+1)*n] for i in range(B)]
-
-def _by_group(name, v, B):
-    "`v` as B lists."
-    nested = len(v)==B and isinstance(v[0], (list,tuple)) and not (v[0] and isinstance(v[0][0], dict))
-    return v if nested else _chunks(name, v, B)
 
 def group_rows(
     step:int,          # the optimizer step
@@ -113,22 +111,19 @@ def group_rows(
     B = len(prompts)
     if odd := set(fields)-set(GROUP_FIELDS+TOKEN_FIELDS):
         raise ValueError(f'unknown fields {sorted(odd)}: a group row has {GROUP_FIELDS}')
-    def cells(k, v): return [None]*B if v is None else v if len(v)==B else _chunks(k, v, B)
-    cs,rs = _by_group('completions', completions, B),_by_group('rewards', plain(rewards), B)
-    cols = {k:cells(k, plain(v)) for k,v in fields.items()}
-    funcs = {k:_by_group(k, plain(v), B) for k,v in (rewards_by_func or {}).items()}
+    texts = [[o if type(o) is str else as_text(o) for o in said]
+        for said in _by_group('completions', completions, B, True)]
+    funcs = {k:_by_group(k, plain(v), B, True) for k,v in (rewards_by_func or {}).items()}
+    cols = dict(group=range(B), prompt=map(as_text, prompts), completions=texts,
+        rewards=_by_group('rewards', plain(rewards), B, True),
+        rewards_by_func=[{k:v[b] for k,v in funcs.items()} for b in range(B)])
+    cols |= {k:_by_group(k, plain(v), B) for k,v in fields.items()}
     empty = dict.fromkeys(GROUP_FIELDS)|dict(step=int(step))
-    rows = []
-    for b in range(B):
-        text = [o if type(o) is str else as_text(o) for o in cs[b]]
-        by_func = {k:v[b] for k,v in funcs.items()}
-        row = dict(empty, group=b, prompt=as_text(prompts[b]), completions=text, rewards=rs[b],
-            rewards_by_func=by_func)
-        for k,v in cols.items(): row[k] = v[b]
-        if records: row.update(plain(records[b]))
+    rows = [empty|dict(zip(cols, o)) for o in zip(*cols.values())]
+    for row,told in zip(rows, records or ()): row.update(plain(told))
+    for row in rows:
         for k in ('ratios','terms') if row['replacement'] else ():   # of what was trained: the newcomer
             if row.get(k): row['replacement'][k] = row.pop(k)
-        rows.append(row)
     return rows
 
 # %% ../../nbs/run/record.ipynb #259a354c
@@ -161,7 +156,7 @@ def token_fields(
     said = dict(tokens=[words(o['ids']) for o in rows])
     for k in TOKEN_FIELDS:
         if k in rows[0]: said[k] = [[round(x, 3) for x in o[k]] for o in rows]
-    return {k:_chunks(k, v, len(v)//num_generations) for k,v in said.items()}
+    return {k:[v[i:i+num_generations] for i in range(0, len(v), num_generations)] for k,v in said.items()}
 
 # %% ../../nbs/run/record.ipynb #5e1f70ad
 RECORD = ('settings.json','history.jsonl','groups.jsonl','summary.json')
@@ -194,12 +189,6 @@ def _set_aside(folder:Path)->None:
 
 _LOCKS = {}   # (folder, process): descriptor that holds the lock
 
-def _unlock(key):
-    import fcntl
-    fd = _LOCKS.pop(key)
-    fcntl.flock(fd, fcntl.LOCK_UN)   # also for children that were forked meanwhile
-    os.close(fd)
-
 def lock_folder(
     folder:Path,  # that is to be written in
 )->Callable:      # gives the lock back
@@ -207,17 +196,19 @@ def lock_folder(
     try: import fcntl
     except ImportError: return lambda: None   # Windows
     key = os.path.realpath(folder),os.getpid()
-    if key in _LOCKS: _unlock(key)
+    def give_back(fd):
+        if fd is None or _LOCKS.get(key)!=fd: return
+        fcntl.flock(fd, fcntl.LOCK_UN)   # also for children that were forked meanwhile
+        os.close(_LOCKS.pop(key))
+    give_back(_LOCKS.get(key))
     fd = _LOCKS[key] = os.open(folder, os.O_RDONLY)
-    def give_back():
-        if _LOCKS.get(key)==fd: _unlock(key)
     try: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        give_back()
+        give_back(fd)
         raise ValueError(f'{folder}: another run is writing there now: wait for its end, '
                          'or choose another output_dir') from None
     except OSError: pass   # a file system without locks
-    return give_back
+    return partial(give_back, fd)
 
 # %% ../../nbs/run/record.ipynb #3bd8ed8f
 class Recorder:
@@ -303,7 +294,7 @@ def _stays(line, step):
 
 # %% ../../nbs/run/record.ipynb #e45121bc
 def ended(
-    s:RunState,  # its tokenizer knows the end token
+    s:'State',  # its tokenizer knows the end token
     mb:Groups,   # b groups of G completions
 )->Tensor:       # (b, G) bool
     "Did the completion reach its end token?"
@@ -317,7 +308,7 @@ def one_text_share(
     return (said==said[:, :1]).flatten(1).all(1).float().mean().item()
 
 def summarize(
-    s:RunState,      # after the batch
+    s:'State',      # after the batch
     began:int,       # optimizer steps done when the batch was sampled
     fresh:Groups,    # the batch as it was sampled
     by_func:Tensor,  # (n, G, F) rewards of each function
@@ -339,7 +330,7 @@ def summarize(
     return row|stored|treated.metrics
 
 def replay_metrics(
-    s:RunState,  # settings of the clip
+    s:'State',  # settings of the clip
     done:list,   # what each `update` returned
 )->dict:         # name -> float; {} where nothing was replayed
     "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient."
@@ -353,7 +344,7 @@ def replay_metrics(
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def group_ratios(
-    s:RunState,      # settings of the clip
+    s:'State',      # settings of the clip
     seen:list,       # what each `update` of one pass returned, and `idx`, which groups it had
     batch:Groups,    # the B groups of that pass
 )->dict:             # lists of B
@@ -374,7 +365,7 @@ def group_ratios(
 
 def record(
     rec:Recorder,  # writes into the run's folder
-    s:RunState,    # after the batch
+    s:'State',    # after the batch
     info:dict,     # what `step` returned
     why:Callable,  # `dead_reason`
 )->None:
@@ -405,7 +396,7 @@ def _tokens(s, fresh):
     return token_fields(s.tokenizer, rows, fresh.completion_ids.shape[1])
 
 def token_rows(
-    s:RunState,      # its tokenizer
+    s:'State',      # its tokenizer
     seen:list,       # what each `update` of one pass returned, with `terms`, `after`, `mb` and `idx`
     n_groups:int,    # B, groups of that pass
 )->list:             # (B,) dicts: tokens, numbers of each, and under `by` those of each loss
@@ -464,7 +455,7 @@ def about_data(
         eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
 
 def check_judged(
-    s:RunState,  # nothing of its latest batch was judged, which is not in its history yet
+    s:'State',  # nothing of its latest batch was judged, which is not in its history yet
 )->None:
     "ValueError where no reward function has judged a completion in the first eight batches."
     n = len(s.history)+1
@@ -473,7 +464,7 @@ def check_judged(
         'number for those that can be judged, and leave out rows for which none can')
 
 def bad_loss(
-    s:RunState,    # step and learning rate
+    s:'State',    # step and learning rate
     loss:Tensor,   # () of a minibatch, not finite
     logps:Tensor,  # (b, G, T) nats
     mb:Groups,     # the minibatch
