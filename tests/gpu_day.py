@@ -25,7 +25,7 @@ from grpo_nb.evaluation import evaluate
 from grpo_nb.see.verdict import verdict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.scale.launch import fsdp2_on_cpu, vllm_problem
-from grpo_nb.scale.plans import Layout, memory_plan
+from grpo_nb.scale.plans import batch_plan, memory_plan
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.research.replay_study import run_stack
 from grpo_nb.see.during import one_thread
@@ -211,8 +211,9 @@ def _beside(o, size, **more):
         for arm,f in arms.items():
             yield _counted(o, 'peak memory', arm, own[arm]+_peak(f, o.device), 'bytes', said)
             yield _kernel_row(o, 'kernels of a step', arm, f, said)
-        plan = memory_plan(arms['replay'].trainer.model.config, Layout(1, work.B*work.G, 1, work.G), work.P,
-            work.T, checkpointing=False, bf16=o.device=='cuda')
+        batch = batch_plan(work.G, work.B*work.G)
+        plan = memory_plan(arms['replay'].trainer.model.config, batch, work.P, work.T, checkpointing=False,
+            bf16=o.device=='cuda')
         if not work.lora: yield row('', 'peak memory', 'plan', value=plan['total'], unit='bytes', note=said)
     finally:
         for f in arms.values(): f.close()

@@ -20,7 +20,7 @@ from grpo_nb.parts.core import mean_ci
 from grpo_nb.research.study import REGIMES
 from grpo_nb.research.study import read_rows
 from grpo_nb.run.record import read_run
-from grpo_nb.scale.plans import Layout
+from grpo_nb.scale.plans import batch_plan
 from grpo_nb.tasks import accuracy_reward, completion_text
 from grpo_nb.teach.classroom import attempt, same
 from grpo_nb.tiny_qwen import load_model, tiny_config
@@ -266,6 +266,7 @@ def test_a_share_of_mixed_prompts():
         lambda rates, G: sum(of(p, G) for p in rates)])
 
 def test_the_largest_legal_batch():
-    ns,solution = exercise('multi_gpu', 'most_rows', 'def most_rows', 'def check_most_rows', Layout=Layout)
+    ns,solution = exercise('multi_gpu', 'most_rows', 'def most_rows', 'def check_most_rows',
+        batch_plan=batch_plan)
     assert agreed(ns, 'most_rows', 'check_most_rows', solution, [
         lambda G: 40, lambda G: 40-G, lambda G: (40//G+1)*G, lambda G: 40//G, lambda G: 40//8*8])

@@ -3,7 +3,7 @@
 import pytest, torch
 from transformers import AutoConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 from grpo_nb.scale import plans as M
-from grpo_nb.scale.plans import (Layout, count_weights, format_plan, memory_plan, model_config, run_plan,
+from grpo_nb.scale.plans import (batch_plan, count_weights, format_plan, memory_plan, model_config, run_plan,
                            step_bytes, STRATEGIES)
 from another import said_elsewhere
 
@@ -31,26 +31,26 @@ def test_a_folder_is_read_as_the_model_that_it_holds(tmp_path):
         assert type(got) is type(config) and count_weights(got)==count_weights(config)
     assert count_weights(moe)>2*8*3*64*32
 
-def test_a_layout_is_legal_exactly_when_groups_are_whole_over_all():
+def test_a_batch_is_legal_exactly_when_groups_are_whole_over_all():
     for w in (1,2,3,8):
         for rows in [(b, s) for b in range(1, 5) for s in range(1, 4)]:
             for G in range(2, 9):
                 b,s = rows
-                if w*b*s%G:
-                    with pytest.raises(ValueError, match='cannot be split into whole groups'):
-                        Layout(w, b, s, G)
-                    continue
-                lay = Layout(w, b, s, G)
-                assert bool(lay.straddling())==bool(b*s%G) and lay.groups*G==w*b*s
-    with pytest.raises(ValueError, match='whole number'): Layout(0, 1, 1, 2)
-    with pytest.raises(ValueError, match='group of 1 has nothing'): Layout(1, 2, 1, 1)
+                plan = batch_plan(G, b, 1, w, s)
+                said = str(plan['problem'])
+                assert ('cannot be split into whole groups' in said)==bool(w*b*s%G), said
+                if not w*b*s%G: assert plan['legal'] and bool(plan['straddling'])==bool(b*s%G)
+    with pytest.raises(ValueError, match='whole number'): batch_plan(2, 1, 1, 0, 1)
+    assert 'group of 1 has nothing' in batch_plan(1, 2, 1, 1, 1)['problem']
+    told = run_plan('tiny', batch_plan(4, 2, 1, 3, 1), 16, 16)['problems']
+    assert any('cannot be split into whole groups' in o for o in told)   # the plan says so too
 
 TINY = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128)
 
 def small(layers=6, vocab=2000): return LlamaConfig(num_hidden_layers=layers, vocab_size=vocab, **TINY)
 
 def test_states_are_16_bytes_a_weight_and_are_cut_as_the_strategy_says():
-    c,lay = small(),Layout(8, 2, 8, 16, 8)
+    c,lay = small(),batch_plan(16, 2, 8, 8, 8)
     n = count_weights(c)
 
     def state(s, **k):
@@ -58,7 +58,7 @@ def test_states_are_16_bytes_a_weight_and_are_cut_as_the_strategy_says():
 
     # gradients stay whole while they are accumulated
     assert state('ddp')==16*n and state('fsdp2')==12*n/8+2*n
-    once = memory_plan(c, Layout(8, 2, 8, 16), 16, 16, 'fsdp2')
+    once = memory_plan(c, batch_plan(16, 2, 1, 8, 8), 16, 16, 'fsdp2')
     assert once['gradients']==4*n/8
     whole = memory_plan(c, lay, 16, 16, 'fsdp2', bf16=False)
     assert whole['gradients']==4*n
@@ -66,7 +66,7 @@ def test_states_are_16_bytes_a_weight_and_are_cut_as_the_strategy_says():
         state('zero3') == (2 + 4 + 12) * n / 8 and state('zero2') == 2 * n + (4 + 12) * n / 8
     )  # bfloat16 to work on, a float32 copy cut
     assert state('zero2', bf16=False)==4*n+12*n/8
-    one = memory_plan(c, Layout(1, 2, 8, 16, 8), 16, 16, 'ddp')
+    one = memory_plan(c, batch_plan(16, 2, 8, 1, 8), 16, 16, 'ddp')
     assert one['buckets']==0 and memory_plan(c, lay, 16, 16, 'ddp')['buckets']==4*n
     assert memory_plan(c, lay, 16, 16, 'fsdp2', beta=.1)['reference']==4*n/8   # float32, as TRL loads it
     with pytest.raises(ValueError, match='no strategy'): memory_plan(c, lay, 1, 1, 'fsdp3')
@@ -112,25 +112,24 @@ def test_activations_are_those_that_a_real_step_holds():
     assert step_bytes(c, rows, length, False, False)==pytest.approx(top, rel=.1)
 
 def test_vllm_takes_its_share_while_it_is_awake():
-    c,lay = small(),Layout(8, 2, 8, 16, 8)
+    c,lay = small(),batch_plan(16, 2, 8, 8, 8)
     def plan(**k): return memory_plan(c, lay, 16, 16, 'fsdp2', **k)
     awake,asleep = plan(use_vllm=True, vllm_share=.3),plan(use_vllm=True, vllm_share=.3, vllm_sleep=True)
     assert (awake['vllm'] == 24e9 and awake['training'] - asleep['training'] == 24e9
             and awake['sampling'] == asleep['sampling'])
-    assert (
-        plan(use_vllm=True)['cache'] == 0 and plan()['cache'] == lay.rows * 32 * 6 * 2 * 32 * 2
-    )  # rows, tokens, layers, k and v, width, bytes
-
+    rows = lay['completions_per_process']
+    # rows, tokens, layers, k and v, width, bytes
+    assert plan(use_vllm=True)['cache']==0 and plan()['cache']==rows*32*6*2*32*2
 
 def test_what_vllms_weights_leave_of_its_share_is_its_cache_and_too_little_is_said():
-    c,lay = small(),Layout(8, 2, 8, 16, 8)
+    c,lay = small(),batch_plan(16, 2, 8, 8, 8)
     n = count_weights(c)
     def plan(**k): return memory_plan(c, lay, 16, 16, 'fsdp2', **k)
     got = plan(use_vllm=True, vllm_share=.3)['vllm_cache'],plan(use_vllm=True)['vllm_cache']
     assert got==(24e9-2*n, 0)
     assert plan(use_vllm=True, vllm_share=.3, vllm_parallel=4)['vllm_cache']==24e9-2*n/4
     def said(share, **k):
-        seven = Layout(8, 2, 8, 16, 8)
+        seven = batch_plan(16, 2, 8, 8, 8)
         return run_plan('Qwen/Qwen2.5-7B', seven, 256, 1024, strategy='zero3', use_vllm=True,
             vllm_share=share, **k)['problems']
     one = 1280*28*2*4*128*2                  # tokens, layers, k and v, heads, width, bytes
@@ -139,11 +138,11 @@ def test_what_vllms_weights_leave_of_its_share_is_its_cache_and_too_little_is_sa
     assert said(least/2, vllm_parallel=4)==[]
 
 def test_a_plan_names_what_speaks_against_it():
-    p = run_plan('Qwen/Qwen2.5-7B', Layout(8, 2, 8, 16, 3), 30000, 4000, strategy='ddp')
+    p = run_plan('Qwen/Qwen2.5-7B', batch_plan(16, 2, 3, 8, 8), 30000, 4000, strategy='ddp')
     wanted = 'no multiple of gradient_accumulation_steps','more than the 32768','cut the states'
     assert [any(w in o for o in p['problems']) for w in wanted]==[True]*3
     assert 'PROBLEM' in format_plan(p)
-    q = run_plan('Qwen/Qwen2.5-7B', Layout(64, 2, 4, 16, 4), 256, 1024, strategy='fsdp2')
+    q = run_plan('Qwen/Qwen2.5-7B', batch_plan(16, 2, 4, 64, 4), 256, 1024, strategy='fsdp2')
     assert q['straddling']==32 and q['problems']==[]
     assert q['loading_node_GB']==pytest.approx(8*4*7_615_616_512/1e9, abs=.01)
     # 8 processes with 64 groups each: a prompt, and of 16 answers ids, log-probs and an advantage
@@ -153,9 +152,9 @@ def test_a_stretched_context_counts():
     "YaRN reads further than max_position_embeddings says"
     c = model_config('Qwen/Qwen2.5-7B')
     m = dict(fits=True, total=0, vllm=0)
-    assert list(M._problems(c, Layout(1, 2, 2, 2, 2), 40000, m, 80e9))
+    assert list(M._problems(c, batch_plan(2, 2, 2, 1, 2), 40000, m, 80e9))
     c.rope_scaling = dict(rope_type='yarn', factor=4., original_max_position_embeddings=32768)
-    assert not list(M._problems(c, Layout(1, 2, 2, 2, 2), 40000, m, 80e9))
+    assert not list(M._problems(c, batch_plan(2, 2, 2, 1, 2), 40000, m, 80e9))
 
 def test_sixty_four_fake_processes_cut_the_states_as_planned():
     "FSDP2 on a fake process group of 64: a rank's share of the weights, on the meta device."
@@ -182,6 +181,6 @@ def test_a_checkpoint_takes_on_disk_what_the_plan_says(tmp_path):
                   save_strategy='steps', save_steps=1)
     t.train()
     files = [tmp_path/'checkpoint-1'/o for o in ('model.safetensors','optimizer.pt')]
-    plan = memory_plan(model_config('tiny'), Layout(1, 4, 1, 4), 16, 16, 'ddp')['checkpoint']
+    plan = memory_plan(model_config('tiny'), batch_plan(4, 4, 1, 1, 1), 16, 16, 'ddp')['checkpoint']
     assert sum(o.stat().st_size for o in files)==pytest.approx(plan, rel=.03)
     assert plan==12*count_weights(model_config('tiny'))

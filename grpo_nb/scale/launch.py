@@ -9,7 +9,7 @@ __all__ = ['ALIASES', 'check_launch_config', 'launch_config', 'write_launch_conf
            'parse_options', 'prepare_rows', 'own_rows', 'held_out_table']
 
 # %% ../../nbs/scale/launch.ipynb #761a2204
-import difflib, os, re, shlex, sys
+import difflib, os, re, shlex
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 from ..parts.problems import hub_rows, load_problems
 from ..parts.core import setting, share_ci
-from .plans import Layout, run_plan
+from .plans import batch_plan, run_plan
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
 _FILES = dict(ddp='multi_gpu', fsdp2='fsdp2', zero2='zero2', zero3='zero3')
@@ -320,11 +320,10 @@ def recipe_plan(
     a:'GRPOConfig',      # the trainer's
 )->dict:                 # numbers by name; `problems` lists what speaks against starting
     "What `--dry_run` prints of the batch and the memory."
-    steps = a.steps_per_generation or a.gradient_accumulation_steps
-    lay = Layout(r.num_processes or world_size(), a.per_device_train_batch_size, steps, a.num_generations,
-        a.gradient_accumulation_steps)
+    batch = batch_plan(a.num_generations, a.per_device_train_batch_size, a.gradient_accumulation_steps,
+        r.num_processes or world_size(), a.steps_per_generation)
     inside = a.use_vllm and a.vllm_mode=='colocate'
-    return run_plan(r.model, lay, r.max_prompt_length, a.max_completion_length, a.replay_buffer_size,
+    return run_plan(r.model, batch, r.max_prompt_length, a.max_completion_length, a.replay_buffer_size,
         strategy=r.strategy, beta=a.beta, checkpointing=bool(a.gradient_checkpointing),
         bf16=bool(a.bf16 or r.num_processes), use_vllm=a.use_vllm,
         vllm_share=a.vllm_gpu_memory_utilization if inside else 0., vllm_sleep=a.vllm_enable_sleep_mode,
@@ -338,15 +337,12 @@ ALIASES = dict(repo_id='model', model_name_or_path='model', model_name='run_name
                reward_funcs='reward', reward_model_name_or_path='reward_model')
 _GIVEN = 'dataset','dataset_config','dataset_split','datasets','reward','reward_model'   # by a recipe
 
-def _check_name(name):
+def _known_options(given:dict, known:set, where:str)->dict:
+    "What was given, under the run's own names. ValueError for an unknown option, or one the recipe decides."
+    name,out = given.get('model_name'),{ALIASES.get(k, k):v for k,v in given.items()}
     if '/' in str(name or ''):
         raise ValueError(f'model_name {name!r} looks like a model, but it names the run, as in EasyDeL: give '
                          'the model as `model`, or a name without a slash')
-
-def _known_options(given:dict, known:set, where:str)->dict:
-    "What was given, under the run's own names. ValueError for an unknown option, or one the recipe decides."
-    _check_name(given.get('model_name'))
-    out = {ALIASES.get(k, k):v for k,v in given.items()}
     for k,v in out.items():
         if v is False and k.endswith('_strategy'): out[k] = 'no'   # YAML reads no as false
         if k in _GIVEN and k not in known:
@@ -360,20 +356,25 @@ def world_size()->int:
     "Processes of this run, as the launcher says."
     return int(os.environ.get('WORLD_SIZE', 1))
 
-def _cut_batch(total_batch_size:int, num_generations:int, world:int, per_device:int=None)->tuple:
-    "The batch in TRL's numbers, at most 8 rows in a forward pass. ValueError for one that can't be cut."
-    rows = total_batch_size*num_generations
-    what = f'{total_batch_size} prompts x {num_generations} answers'
-    if rows%world:
-        raise ValueError(
-            f'{what} are {rows} rows, which {world} processes cannot share: change total_batch_size'
-        )
-    rows //= world
-    if per_device and rows%per_device:
+def _cut_batch(a, given):
+    """Words that say the batch in TRL's numbers, at most 8 rows in a forward pass; none where it is given so.
+
+    ValueError for one that can't be cut.
+    """
+    if {'generation_batch_size','steps_per_generation','gradient_accumulation_steps'} & given: return []
+    if a.total_batch_size is None: return []
+    total,world = a.total_batch_size*a.num_generations,a.num_processes or world_size()
+    what = f'{a.total_batch_size} prompts x {a.num_generations} answers'
+    if total%world:
+        raise ValueError(f'{what} are {total} rows, which {world} processes cannot share: '
+            'change total_batch_size')
+    rows = total//world
+    d = max(o for o in range(1, min(rows, 8)+1) if rows%o==0)
+    if 'per_device_train_batch_size' in given: d = int(a.per_device_train_batch_size)
+    if rows%d:
         raise ValueError(f'{rows} rows per process are no multiple of per_device_train_batch_size '
-                         f'{per_device}: change total_batch_size ({what} over {world} processes)')
-    d = per_device or max(o for o in range(1, min(rows, 8)+1) if rows%o==0)
-    return d,rows//d
+                         f'{d}: change total_batch_size ({what} over {world} processes)')
+    return ['--per_device_train_batch_size', str(d), '--gradient_accumulation_steps', str(rows//d)]
 
 # %% ../../nbs/scale/launch.ipynb #3bc5e9c7
 def _read_file(argv):
@@ -388,24 +389,17 @@ def _read_file(argv):
     if not isinstance(given, dict): raise ValueError(f'{path} needs lines of `name: value`')
     return argv[:i]+argv[i+2:],given,path
 
-def _own_names(argv):
-    "Words under the names that the parser knows; `--resume` alone gets its yes."
-    words = []
-    for i,w in enumerate(argv):
-        if not w.startswith('--'): words.append(w); continue
-        name,eq,value = w[2:].partition('=')
-        if name=='model_name': _check_name(value if eq else ''.join(argv[i+1:i+2]))
-        words.append(f'--{ALIASES.get(name, name)}{eq}{value}')
-        if name=='resume' and not eq and (i+1==len(argv) or argv[i+1].startswith('--')): words.append('yes')
-    return words
-
-def _batch_words(a, given):
-    "Words that cut the batch, unless it is given in TRL's own terms."
-    if {'generation_batch_size','steps_per_generation','gradient_accumulation_steps'} & set(given): return []
-    if a.total_batch_size is None: return []
-    per_device = int(a.per_device_train_batch_size) if 'per_device_train_batch_size' in given else None
-    d,steps = _cut_batch(a.total_batch_size, a.num_generations, a.num_processes or world_size(), per_device)
-    return ['--per_device_train_batch_size', str(d), '--gradient_accumulation_steps', str(steps)]
+def _own_names(argv, known):
+    "Words under the names that the parser knows, and the names alone."
+    words,named = [],set()
+    for w,after in zip(argv, [*argv[1:], '']):
+        if w.startswith('--'):
+            name,eq,value = w[2:].partition('=')
+            own, = _known_options({name:value if eq else after}, known, 'command line')
+            w = f'--{own}{eq}{value}'
+            named.add(own)
+        words.append(w)
+    return words,named
 
 def parse_options(
     recipe:type,         # a dataclass of the recipe's own settings
@@ -417,20 +411,18 @@ def parse_options(
     "Settings from words, a YAML file and names. ValueError for an unknown one, or a batch that can't be cut."
     from trl import TrlParser
     p = TrlParser([recipe, config], conflict_handler='resolve')
+    options,known = p._option_string_actions,{a.dest for a in p._actions}
+    options['--resume'].nargs,options['--resume'].const = '?','yes'   # alone it means yes
     p.set_defaults_with_config(**(defaults or {}))
-    known = {a.dest for a in p._actions}
     argv,from_file,path = _read_file(list(argv))
     given = _known_options(from_file, known, path)
     os.environ.update({k:str(v) for k,v in (given.pop('env', None) or {}).items()})
     given |= _known_options(settings or {}, known, 'settings')
     if isinstance(given.get('resume'), bool): given['resume'] = 'yes' if given['resume'] else 'no'
     p.set_defaults_with_config(**given)
-    words = _own_names(argv)
-    if '-h' in words or '--help' in words: p.print_help(); sys.exit(0)
-    named = {w[2:].partition('=')[0] for w in words if w.startswith('--')}
-    _known_options({k if k in known else k.removeprefix('no_'):1 for k in named}, known, 'command line')
+    words,named = _own_names(argv, {o[2:] for o in options})
     cut = p.parse_args(words)
-    words += _batch_words(cut, set(given)|named)
+    words += _cut_batch(cut, {*given, *named})
     if cut.use_wandb and 'report_to' not in {*given, *named}: words += ['--report_to', 'wandb']
     if cut.num_processes not in (None, world_size()):
         if not cut.dry_run:
