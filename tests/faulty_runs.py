@@ -2,7 +2,7 @@
 import copy, functools
 import numpy as np
 import torch
-from grpo_nb.research.study import run_one
+from grpo_nb.research.study import job, run_job
 from grpo_nb.demo import demo
 from grpo_nb.replay import Keep, Replay
 from grpo_nb.parts.problems import chain_sum, spell_backward
@@ -55,8 +55,8 @@ def make(name, folder, **more):
         return folder
     if name.startswith('healthy-bakeoff'):   # healthy-bakeoff-REGIME-ARM
         regime,arm = name.removeprefix('healthy-bakeoff-').rsplit('-', 1)
-        run_one(arm, regime.replace('-', ' '), more['seed'], n_problems=50, num_samples=2, points=1,
-            output_dir=str(folder))
+        run_job(job(arm, regime.replace('-', ' '), more['seed'], n_problems=50, num_samples=2, points=1,
+            output_dir=str(folder)))
         return folder
     data,rewards,method,kw,eos = sums,right,None,{},None
     if name=='healthy': kw = dict(max_steps=64, learning_rate=2e-4)

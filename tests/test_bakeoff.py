@@ -4,7 +4,7 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.research import study as bo
 from grpo_nb.research.study import (
-    ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_job, run_one)
+    ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_job)
 from grpo_nb.parts.core import difference, holm
 from grpo_nb.research.study import (KEY, again as made_again, area, compare, key_of, over_regimes, rates,
     read_rows, run_study)
@@ -26,9 +26,10 @@ def same(a, b):
 
 
 def test_a_run_repeats_to_the_last_digit_and_another_seed_differs():
-    a,b,c = (run_one('replay', seed=s, **TINY) for s in (0, 0, 1))
+    a,b,c = (run_job(job('replay', seed=s, **TINY)) for s in (0, 0, 1))
     assert same(a, b) and not same(a, c|dict(seed=0))
     assert a['tokens']>=1500 and a['steps']>0 and a['error']==''
+    assert {k:a[k] for k in KEY}=={k:job('replay', seed=0, **TINY)[k] for k in KEY}
 
 def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
     f = tmp_path/'bad.py'

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from ..parts.core import atomic_write
@@ -72,11 +72,6 @@ FAMILIES |= {f'{k}_sparse':replace(FAMILIES[k], bad=b, low=l, lesson=(8000, 400,
     for k,(b,l) in _sparse.items()}
 
 # %% ../../nbs/research/families.ipynb #c2dff4fc
-def _habit(family, context, ways):
-    "A teacher's chance to be right in a context, and its wrong step: the same in every process and Python."
-    f,rng = FAMILIES[family],random.Random(f'{family} {context}')
-    return f.low if rng.random()<f.bad else f.high, ways[int(rng.random()*len(ways))]
-
 def _add(m, slip):
     if ' - ' in m['expression']: return None
     a,b = m['expression'].split(' + ')
@@ -154,8 +149,10 @@ def problems(
     f,rng,rows = FAMILIES[family],random.Random(family),{}
     way = WAYS[f.after or family]
     def slip(context, ways):
-        right,wrong = _habit(family, context, ways)
-        return wrong if split=='lesson' and rng.random()>=right else 0
+        if split!='lesson': return 0
+        habit = random.Random(f'{family} {context}')   # the same in every process and Python
+        right = f.low if habit.random()<f.bad else f.high
+        return ways[int(habit.random()*len(ways))] if rng.random()>=right else 0
     side,seed = dict(lesson=('train', 7), train=('train', 8), test=('test', 7))[split]
     for e in gym_dataset(f.task, n, seed, side, **f.options)['entry']:
         row = way(json.loads(e)['metadata'], slip)
@@ -283,21 +280,13 @@ def hold_problems(
     tasks = {FAMILIES[k].after or k for k in families}
     if tasks<=set(HELD): return
     if not Path(path).exists():
-        out = {f'{k}.{o}.{name}':v.byte() for k in sorted(tasks) for o,d in _asked(k).items()
-            for name,v in d.items()}
-        with atomic_write(path, 'wb') as f: f.write(save(out))
-    with safe_open(path, 'pt') as f: d = {k:f.get_tensor(k) for k in f.keys()}
-    if missing := sorted(k for k in tasks if f'{k}.train.ids' not in d):
+        with atomic_write(path, 'wb') as f: torch.save({k:_asked(k) for k in sorted(tasks)}, f)
+    held = torch.load(BytesIO(Path(path).read_bytes()))
+    if missing := sorted(tasks-set(held)):
         raise ValueError(f"{path} has no problems of {', '.join(missing)}: give the path of a new file")
-    for k in tasks:
-        HELD[k] = {o:{name:d[f'{k}.{o}.{name}'].to(bool if name=='mask' else torch.long)
-            for name in ('ids','mask','answer')} for o in ('train','test')}
+    HELD.update(held)
 
 # %% ../../nbs/research/families.ipynb #21af5716
-def _answered(ds, ways, p_careful):
-    both = [ways(json.loads(e)) for e in ds['entry']]
-    return [dict(prompt=p, careful=c, hasty=h, p_careful=p_careful) for p,(c,h) in zip(ds['prompt'], both)]
-
 def lessons(
     n_each:int=4000,     # chain_sum problems of each length; spell_backward has a quarter
     seed:int=0,          # 0 or more
@@ -308,14 +297,16 @@ def lessons(
     from grpo_nb.parts.problems import chain_sum, spell_backward
     from grpo_nb.tasks import chain_sum_ways, spell_backward_ways
     rows = []
+    def add(ds, ways, times=1):
+        both = [ways(json.loads(e)) for e in ds['entry']]
+        rows.extend(times*[dict(prompt=p, careful=c, hasty=h, p_careful=p_careful)
+            for p,(c,h) in zip(ds['prompt'], both)])
     for k in range(2, 7):
         n = min(n_each, {2:140, 3:2800}.get(k, n_each))       # there are few short sums,
         again = max(n_each//560, 1) if k==2 else 1            # so the shortest come again
-        made = chain_sum(n, seed, min_terms=k, max_terms=k)
-        rows += again*_answered(made, chain_sum_ways, p_careful)
+        add(chain_sum(n, seed, min_terms=k, max_terms=k), chain_sum_ways, again)
     for k in range(3, 9):
-        made = spell_backward(max(n_each//4, 1), seed, min_word_len=k, max_word_len=k)
-        rows += _answered(made, spell_backward_ways, p_careful)
+        add(spell_backward(max(n_each//4, 1), seed, min_word_len=k, max_word_len=k), spell_backward_ways)
     return Dataset.from_list(rows)
 
 # %% ../../nbs/research/families.ipynb #ed135c49

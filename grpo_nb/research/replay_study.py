@@ -66,39 +66,39 @@ def run_stack(
     budget,points,several = o.get('budget', f.budget),o.get('points', 8),o.get('several', 0)
     most = int(o.get('reach', 1.5)*budget/(arm.fresh*G*.6*f.completion))
     r = Runs(arm, families, seeds, lr, device=device, size=o.get('size', '0.2M'))
-    rows,here = {},list(range(len(runs)))       # here: which runs stand in the stack
+    runs = [dict(job=k, curve=[], cpu_s=[]) for k in runs]
+    here = runs                                 # those that are still in the stack
     clock = [0., time.process_time()]           # seconds of one run so far, and since when
-    curves,seconds = [[] for _ in runs],[[] for _ in runs]
     def measure(which, tokens):
         if not which: return
-        clock[0] += (time.process_time()-clock[1])/max(len(here), 1)
+        clock[0] += (time.process_time()-clock[1])/len(here)
         for i,(one,some) in zip(which, r.measure(which, several or 1).tolist()):
-            seconds[here[i]].append(round(clock[0], 2))
+            here[i]['cpu_s'].append(round(clock[0], 2))
             point = dict(tokens=tokens[i], steps=r.opt.t, pass1=round(one, 5))
-            curves[here[i]].append(point|(dict(several=round(some, 5)) if several else {}))
+            here[i]['curve'].append(point|(dict(several=round(some, 5)) if several else {}))
         clock[1] = time.process_time()
-    measure(here, [0]*len(here))
+    measure(range(len(here)), [0]*len(here))
     while here:
         if until and time.time()>until: return []
         r.batch()
         tokens = r.tokens.tolist()
-        measure([i for i,k in enumerate(here) if tokens[i]>=budget*len(curves[k])/points], tokens)
+        measure([i for i,k in enumerate(here) if tokens[i]>=budget*len(k['curve'])/points], tokens)
         ended = [i for i in range(len(here)) if tokens[i]>=budget or r.batches>=most]
         if not ended: continue
         if r.batches>=most: measure(ended, tokens)
-        for i in ended: rows[here[i]] = _row(runs[here[i]], r, i, curves[here[i]], seconds[here[i]])
+        for i in ended: here[i]['row'] = _row(here[i], r, i)
         stay = [i for i in range(len(here)) if i not in ended]
         r.keep(stay)
         here = [here[i] for i in stay]
-    return [rows[i] for i in range(len(runs))]
+    return [k['row'] for k in runs]
 
-def _row(job, r, i, curve, seconds):
+def _row(run, r, i):
     share = {k:round(float(v[i])/r.batches, 4) for k,v in r.seen.items()}
-    first,last = curve[0]['pass1'],curve[-1]['pass1']
-    more = dict(wrong=share['wrong']) if 'several' in curve[0] else {}
-    return job|dict(pass1_before=first, pass1=last, tokens=int(r.tokens[i]),
-        steps=r.opt.t, batches=r.batches, dead=share['dead'], ess=share['ess'], reward=share['reward'],
-        curve=json.dumps(curve), cpu_s=json.dumps(seconds))|more
+    first,last = (run['curve'][k]['pass1'] for k in (0, -1))
+    more = dict(wrong=share['wrong']) if 'several' in run['curve'][0] else {}
+    return run['job']|dict(pass1_before=first, pass1=last, tokens=int(r.tokens[i]), steps=r.opt.t,
+        batches=r.batches, dead=share['dead'], ess=share['ess'], reward=share['reward'],
+        curve=json.dumps(run['curve']), cpu_s=json.dumps(run['cpu_s']))|more
 
 # %% ../../nbs/research/replay_study.ipynb #09bd0302
 def definitions(
@@ -316,11 +316,12 @@ def claims(
     """
     if plan.get('by_family'): d = _each_family(rows, plan)
     else: d = over_regimes(rows, plan['claims'], plan['measure'])
-    says = ['undecided' if p>=.05 else 'above 0' if o>0 else 'below 0' for o,p in zip(d['diff'], d.holm)]
-    sign = {'+':'above 0', '-':'below 0'}
     names = d.arm+' - '+d.baseline+(' in '+d.regime if 'regime' in d else '')
-    told = [plan['predictions'][o] for o in names]
-    return d.assign(says=says, predicted=[sign.get(o, o) for o in told])
+    d = d.assign(says=_says(d), predicted=[plan['predictions'][o] for o in names])
+    words = {'+':'above 0', '-':'below 0'}
+    return d.replace(dict(says=words, predicted=words))
+
+def _says(d): return ['undecided' if p>=.05 else '+' if o>0 else '-' for o,p in zip(d['diff'], d.holm)]
 
 def _each_family(rows, plan):
     "A row per claim and family that is there; one Holm family of all that were registered."
@@ -338,19 +339,21 @@ def contrasts(
     rank:int=None,   # which of each family's rates; None: the mean over all
 )->pd.DataFrame:     # a row per contrast: diff, diff_ci, p, holm, says, predicted; none before all is there
     "Weighted sums of the arms' mean areas over these families and rates, seed by seed; one Holm family."
-    seeds,rates = plan['seeds']['main'],plan['rates'].items()
-    some = {f:o if rank is None else o[rank:rank+1] for f,o in rates}
-    here = np.array([l in some.get(f, ()) for f,l in zip(df.regime, df.learning_rate)], bool)
-    groups = df[(df.error=='')&df.seed.isin(seeds)&here].groupby(['arm','seed']).area
+    some = {f:o if rank is None else o[rank:rank+1] for f,o in plan['rates'].items()}
+    groups = _at(df, plan, some).groupby(['arm','seed']).area
     arms,n = {a for o in plan['contrasts'].values() for a in o},groups.size()
-    if any(n.get((a, s), 0)<sum(map(len, some.values())) for a in arms for s in seeds): return pd.DataFrame()
+    runs = sum(map(len, some.values()))
+    if any(n.get((a, s), 0)<runs for a in arms for s in plan['seeds']['main']): return pd.DataFrame()
     mean = groups.mean().unstack('arm')
     t = pd.DataFrame({k:difference(sum(w*mean[a] for a,w in o.items()), 0*mean.iloc[:,0])
         for k,o in plan['contrasts'].items()}).T
-    adjusted = holm(t.p)
-    says = ['undecided' if p>=.05 else '+' if o>0 else '-' for o,p in zip(t['diff'], adjusted)]
-    t = t.assign(holm=adjusted, says=says, predicted=plan['predictions'])
-    return t.drop(columns=['n','verdict'])
+    t = t.assign(holm=holm(t.p))
+    return t.assign(says=_says(t), predicted=plan['predictions']).drop(columns=['n','verdict'])
+
+def _at(df, plan, rates):
+    "Rows of the plan's seeds at each cell's rates, without what failed."
+    here = [l in rates.get(c, ()) for c,l in zip(df.regime, df.learning_rate)]
+    return df[(df.error=='')&df.seed.isin(plan['seeds']['main'])&np.array(here, bool)]
 
 def say(
     df:pd.DataFrame, # rows of the plans 'main', 'again' and 'side'
@@ -373,25 +376,21 @@ def spans(
     by:str='task',   # or 'cell'
 )->pd.DataFrame:     # a row per task (its starts' mean) or cell, arm and seed: `span`
     "The mean area over the five rates of a cell, of what is complete."
-    done,out = tries(df, plan['seeds']['main']),[]
-    for c in plan['definitions']['families']:
-        five = span_of(c, done, plan)
-        d = df[(df.error=='')&(df.regime==c)&df.learning_rate.isin(five)&df.seed.isin(plan['seeds']['main'])]
-        for (arm,seed),o in d.groupby(['arm','seed']).area:
-            if len(o)==5 and arm in plan['arms']['main']: out.append((c, arm, seed, o.mean()))
-    return _rows(out, 'span', plan, by)
+    done = tries(df, plan['seeds']['main'])
+    d = _at(df, plan, {c:span_of(c, done, plan) for c in plan['definitions']['families']})
+    groups = d[d.arm.isin(plan['arms']['main'])].groupby(['regime','arm','seed']).area
+    return _starts_mean(groups.mean()[groups.size()==5].rename('span'), plan, by)
 
 def _task(cell): return FAMILIES[cell].after or cell
 
-def _rows(out, metric, plan, by):
-    "Rows (cell, arm, seed, number); by task the mean of its starts, where all of them are there."
-    d = pd.DataFrame(out, columns=['regime','arm','seed',metric]).assign(error='')
-    if by=='cell': return d
-    starts = pd.Series(map(_task, plan['definitions']['families'])).value_counts()
-    d = d.assign(regime=list(map(_task, d.regime)))
-    groups = d.groupby(['regime','arm','seed'])[metric]
-    whole = groups.transform('size')==d.regime.map(starts)
-    return d[whole].groupby(['regime','arm','seed'], as_index=False)[metric].mean().assign(error='')
+def _starts_mean(numbers, plan, by):
+    "Rows of numbers by cell, arm and seed; by task the mean of its starts, where all of them are there."
+    if by=='task':
+        starts = pd.Series(map(_task, plan['definitions']['families'])).value_counts()
+        groups = numbers.rename(_task, level='regime').groupby(['regime','arm','seed'])
+        n = groups.size()
+        numbers = groups.mean()[n==n.index.get_level_values('regime').map(starts)]
+    return numbers.reset_index().assign(error='')
 
 # %% ../../nbs/research/replay_study.ipynb #5c1e7a0f
 def numbers(
@@ -426,11 +425,11 @@ def at_best(
     by:str='task',   # or 'cell'
 )->pd.DataFrame:     # a row per task (its starts' mean) or cell, name and seed: `best`
     "Each seed's area under what is best on the seeds of the other half."
-    seeds,out = plan['seeds']['main'],[]
+    seeds,out = plan['seeds']['main'],{}
     for c,o in numbers(df, plan).items():
         for name,arms in sets.items():
-            out += [(c, name, s, o[k][s]) for s,k in chosen(o, arms, seeds).items()]
-    return _rows(out, 'best', plan, by)
+            out |= {(c, name, s):o[k][s] for s,k in chosen(o, arms, seeds).items()}
+    return _starts_mean(pd.Series(out, name='best').rename_axis(['regime','arm','seed']), plan, by)
 
 # %% ../../nbs/research/replay_study.ipynb #3b8d4464
 def texts(

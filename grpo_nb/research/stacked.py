@@ -32,7 +32,7 @@ class Stack:
         self.shape,self.theta,self.w,a = shape,theta.detach(),{},0
         for k,size in shape.parts().items():
             n = math.prod(size)
-            self.w[k] = self.theta[:,a:a+n].view(-1, *size).requires_grad_()
+            self.w[k] = self.theta[:,a:a+n].view(len(theta), *size).requires_grad_()
             a += n
 
     def __len__(self): return len(self.theta)
@@ -306,11 +306,6 @@ class Shelf:
         value,i = chance.topk(min(n, self.size), 1)
         return _pick(self.groups, i),value>=0
 
-    def keep(self, which:list)->None:
-        "Go on with some of the runs only."
-        self.groups = {k:v[which] for k,v in self.groups.items()}
-        self.born,self.next = self.born[which],self.next[which]
-
 class Ranked:
     "Groups of S runs, each of which has a `ReplayBuffer` that says who stays and who comes back."
     def __init__(self,
@@ -347,10 +342,6 @@ class Ranked:
         def one(k): return torch.stack([torch.stack([e[k] for e in o]) for o in got]).to(chance.device)
         return {k:one(k) for k in self.none},there
 
-    def keep(self, which:list)->None:
-        "Go on with some of the runs only."
-        self.buffers = [self.buffers[i] for i in which]
-
 # %% ../../nbs/research/stacked.ipynb #c070f999
 def assemble(
     arm:BatchUse,        # what to do
@@ -384,6 +375,16 @@ def assemble(
 
 # %% ../../nbs/research/stacked.ipynb #199b92f2
 G = 4   # completions of a prompt
+
+_OF_RUNS = {'seeds','gens','data','test','m','anchor','order','tokens','seen',   # the runs come first in these
+    'lr','first','second','groups','born','next','buffers'}
+
+def _some(o, which):
+    "Of what has the runs first some of them only."
+    if isinstance(o, dict): return {k:_some(v, which) for k,v in o.items()}
+    if isinstance(o, list): return [o[i] for i in which]
+    if isinstance(o, Stack): return Stack(o.shape, o.theta[which])
+    return None if o is None else o[which]
 
 class Runs:
     "S runs of one arm in one family, or in several of equal widths, side by side."
@@ -513,15 +514,6 @@ class Runs:
 
     def keep(self, which:list)->None:
         "Go on with some of the runs only."
-        if not which:
-            self.seeds = []
-            return
-        def cut(v): return v[which] if isinstance(v, Tensor) else [v[i] for i in which]
-        self.m = Stack(self.m.shape, self.m.theta[which])
-        if self.anchor: self.anchor = Stack(self.m.shape, self.anchor.theta[which])
-        opt = StackedAdam(self.m, self.opt.lr[which][:,0])
-        opt.t,opt.first,opt.second = self.opt.t,self.opt.first[which],self.opt.second[which]
-        self.opt = opt
-        for k in ('seeds','gens','tokens','order'): setattr(self, k, cut(getattr(self, k)))
-        for d in (self.data, self.test, self.seen): d.update({k:cut(v) for k,v in d.items()})
-        self.shelf.keep(which)
+        for o in (self, self.opt, self.shelf):
+            vars(o).update({k:_some(v, which) for k,v in vars(o).items() if k in _OF_RUNS})
+        self.opt.m = self.m

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'COMPARED', 'BESIDE', 'machine', 'stamp', 'source_hash', 'one_each',
            'key_of', 'read_rows', 'area', 'run_study', 'compare', 'pairs', 'over_regimes', 'at_equal', 'rates', 'again',
-           'show_again', 'draw_curves', 'named', 'Curve', 'Arm', 'Regime', 'rate', 'arm_of', 'make', 'run_one', 'here',
-           'extra', 'source', 'job', 'run_job', 'plan', 'bakeoff', 'compared']
+           'show_again', 'draw_curves', 'named', 'Curve', 'Arm', 'Regime', 'rate', 'arm_of', 'make', 'run_job', 'here',
+           'extra', 'source', 'job', 'plan', 'bakeoff', 'compared']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
 import hashlib, inspect, json, os, platform, threading, time, warnings
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
@@ -46,10 +46,11 @@ def stamp(
 
 # %% ../../nbs/research/study.ipynb #94bd4916
 def source_hash(
-    what:str|type|Callable, # 'file.py:Name', or a class or function, also one defined in a notebook
+    what:str|type|Callable, # 'file.py:NAME', or a class, function or settings, also one of a notebook
 )->str:          # 8 hexadecimal digits; '' for what belongs to this package, whose version is in the stamp
-    "A hash of the file, or of the definition, that a row depends on."
+    "A hash of the file, of the definition or of the values that a row depends on."
     if isinstance(what, str): text = Path(what.rsplit(':', 1)[0]).read_bytes()
+    elif is_dataclass(what) and not isinstance(what, type): text = repr(asdict(what)).encode()
     elif what.__module__.split('.')[0]==__name__.split('.')[0]: return ''
     else: text = inspect.getsource(what).encode()
     return hashlib.sha256(text).hexdigest()[:8]
@@ -123,11 +124,15 @@ def _attempt(run, job, stamp):
     rows = rows if isinstance(rows, list) else [rows]
     return [dict(source=job.get('source', ''), error='')|o|stamp for o in rows]
 
+def _table(name):
+    module,_,name = name.partition(':')
+    return getattr(import_module(module), name)
+
 def _remote(sent):
     "The same in a worker: unpack, fill the tables, run."
     import dill
     run,job,stamp,tables = dill.loads(sent)
-    for (module,name),table in tables.items(): getattr(import_module(module), name).update(table)
+    for name,table in tables.items(): _table(name).update(table)
     return _attempt(run, job, stamp)
 
 def _results(run, todo, stamp, processes, tables):
@@ -136,9 +141,8 @@ def _results(run, todo, stamp, processes, tables):
         yield from (_attempt(run, o, stamp) for o in todo)
         return
     import dill
-    held = {tuple(o.split(':')):None for o in tables}
-    for m,n in held: held[m,n] = dict(getattr(import_module(m), n))
-    pack = lambda job: dill.dumps((run, job, stamp, held), recurse=True)
+    held = {o:dict(_table(o)) for o in tables}
+    def pack(job): return dill.dumps((run, job, stamp, held), recurse=True)
     todo,busy = list(todo),{}
     pool = new = None
     try:
@@ -367,28 +371,17 @@ def named(
     if name not in there: raise ValueError(f'`{path}` has no {what} {name!r}; it has: {", ".join(there)}')
     return there[name]
 
-# %% ../../nbs/research/study.ipynb #c9388865
-def _own_source(spec, table, shipped):
-    "A hash of the reader's own definition behind a name; '' for what the package brought along."
-    if spec not in table: return source_hash(spec) if ':' in spec else ''
-    v = table[spec]
-    if v is shipped.get(spec): return ''
-    if isinstance(v, type) or not hasattr(v, '__dataclass_fields__'): return source_hash(v)
-    return hashlib.sha256(repr(asdict(v)).encode()).hexdigest()[:8]
-
 # %% ../../nbs/research/study.ipynb #13d82b5f
+@dataclass
 class Curve:
     "A callback of the trainer: pass@1 at even distances of tokens, and the seconds of training until then."
-    def __init__(self,
-        measure:Callable, # () -> pass@1
-        before:float,     # pass@1 before the run
-        budget:int,       # tokens that may be sampled
-        points:int,       # measurements, the last one included
-    ):
-        self.measure,self.budget,self.points = measure,budget,points
-        self.curve,self.cpu_s,self.spent = [],[],0.
-        self.since = time.process_time()
-        self.add(0, 0, before)
+    measure:Callable # () -> pass@1
+    budget:int       # tokens that may be sampled
+    points:int       # measurements, the last one included
+    curve:list = field(default_factory=list)
+    cpu_s:list = field(default_factory=list)
+    spent:float = 0.
+    since:float = field(default_factory=time.process_time)
 
     def add(self, tokens:int, steps:int, pass1:float)->None:
         "A point of the curve."
@@ -428,7 +421,7 @@ ARMS = {
         says='the newest 64 groups, at most 8 batches old, corrected'),
     'same_prompt':Arm('same_prompt', says='an older, better answer to the same prompt (AR3PO, RePO)'),
 }
-_OUR_ARMS = dict(ARMS)
+
 
 # %% ../../nbs/research/study.ipynb #18412ab0
 @dataclass
@@ -453,7 +446,7 @@ REGIMES = {
     'letter_counting':Regime('letter_counting', dict(min_words=2, max_words=4), 64,
         lesson_steps=30, max_tokens=4_000),
 }
-_OUR_REGIMES = dict(REGIMES)
+_SHIPPED = [*ARMS.values(), *REGIMES.values()]
 
 # %% ../../nbs/research/study.ipynb #7462273e
 def rate(
@@ -516,47 +509,40 @@ def make(
     "The arm's method. ValueError where it can't be had."
     from grpo_nb.methods import METHODS
     o = ({'seed':seed} if a.method in ('replay','skip') else {}) | a.options | options
-    if a.method in METHODS: return METHODS[a.method](**o)
+
     return (named(a.method, METHODS, 'method') if isinstance(a.method, str) else a.method)(**o)
 
 # %% ../../nbs/research/study.ipynb #6bc3e0aa
-def run_one(
-    arm:str,                 # of `arm_of`
-    regime:str,              # a name of `REGIMES`, or 'file.py:NAME'
-    seed:int,                # of problems, sampling and batches
-    learning_rate:float=None,# None: the arm's, of `rate`
-    n_problems:int=100,      # held-out problems
-    num_samples:int=8,       # completions of each, for pass@1 and pass@8
-    points:int=4,            # measurements, evenly over the tokens; between the ends with 2 completions each
-    **settings:Any,          # more of `TrainConfig`; options of the method as method_NAME
-)->dict:                     # a row of the study
+def run_job(
+    job:dict, # of `job`
+)->dict:      # its row
     "Train one arm on one regime with one seed, and measure it on held-out problems as its tokens are spent."
     import torch
     torch.set_num_threads(1)
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import TrainConfig, evaluate, train
-    label = extra(dict(settings, n_problems=n_problems, num_samples=num_samples, points=points))
-    a,r = arm_of(arm),named(regime, REGIMES, 'regime')
+    key,settings = {k:job[k] for k in KEY},_MEASURED|json.loads(job['settings'])
+    n_problems,k,points = (settings.pop(o) for o in _MEASURED)
+    a,r,seed = arm_of(job['arm']),named(job['regime'], REGIMES, 'regime'),job['seed']
     base = dict(seed=seed, max_steps=10**6, max_tokens=r.max_tokens, disable_tqdm=True,
-        learning_rate=learning_rate or rate(arm))
+        learning_rate=job['learning_rate'])
     conf = base | r.settings | a.settings | settings
-    options = {k.removeprefix('method_'):conf.pop(k) for k in settings if k.startswith('method_')}
-    sockets = {k:conf.pop(k) for k in ('loss','advantages') if k in conf}
+    options = {o.removeprefix('method_'):conf.pop(o) for o in settings if o.startswith('method_')}
+    sockets = {o:conf.pop(o) for o in ('loss','advantages') if o in conf}
     args = TrainConfig(**conf)
-    problems,held_out,weights,before = _start(json.dumps(asdict(r)), seed, n_problems, num_samples,
-        args.max_completion_length)
+    width = args.max_completion_length
+    problems,held_out,weights,before = _start(json.dumps(asdict(r)), seed, n_problems, k, width)
     model,tok = load_model('tiny')
     model.load_state_dict(weights)
     def measure(n, k=None):
-        return evaluate(model, tok, held_out, accuracy_reward, n, k=k, seed=seed,
-            max_completion_length=args.max_completion_length)
-    c = Curve(lambda: measure(2)['pass@1'], before['pass@1'], args.max_tokens, points)
+        return evaluate(model, tok, held_out, accuracy_reward, n, k=k, seed=seed, max_completion_length=width)
+    c = Curve(lambda: measure(2)['pass@1'], args.max_tokens, points)
+    c.add(0, 0, before['pass@1'])
     s = train(model, tok, problems, accuracy_reward, args, make(a, seed, **options), callbacks=[c], **sockets)
-    after = measure(num_samples, num_samples)
+    after = measure(k, k)
     c.add(s.num_tokens, s.step, after['pass@1'])
-    key = dict(regime=regime, arm=arm, seed=seed, learning_rate=args.learning_rate, settings=label)
-    return key | _row(s, c, before, after, num_samples)
+    return key | _row(s, c, before, after, k)
 
 # %% ../../nbs/research/study.ipynb #74e7f65c
 def _row(s, c, before, after, k):
@@ -571,6 +557,7 @@ def _row(s, c, before, after, k):
         curve=json.dumps(c.curve), cpu_s=json.dumps(c.cpu_s), error='')
 
 # %% ../../nbs/research/study.ipynb #987c1395
+# held-out problems, completions of each, measurements (between the ends with 2 completions)
 _MEASURED = dict(n_problems=100, num_samples=8, points=4)
 TABLES = ('grpo_nb.research.study:ARMS', 'grpo_nb.research.study:REGIMES', 'grpo_nb.methods:METHODS',
     'grpo_nb.replay:PRIORITIES', 'grpo_nb.dialects:LOSSES', 'grpo_nb.advantages:ADVANTAGES')   # for workers
@@ -582,45 +569,39 @@ def here()->dict:
     return stamp(weights=hashlib.sha256(w.read_bytes()).hexdigest()[:8] if w.exists() else 'none')
 
 def extra(
-    settings:dict, # arguments of `run_one` beyond arm, regime, seed and learning rate
+    settings:dict, # as for `job`
 )->str:            # JSON, without those that have their usual value
     "What is unusual about a run, as a text that tells it from others."
     return json.dumps({k:v for k,v in sorted(settings.items()) if _MEASURED.get(k)!=v})
 
 # %% ../../nbs/research/study.ipynb #5bc205b8
 def source(
-    arm:str,    # as for `run_one`
-    regime:str, # as for `run_one`
+    arm:str,    # as for `job`
+    regime:str, # as for `job`
 )->str:         # hexadecimal digits, '' where all of it came with the package
     "A hash of the reader's own files, cells and entries that a row depends on."
     try: a = arm_of(arm)
     except ValueError: return ''   # its run says what is wrong
-    parts = [_own_source(arm, ARMS, _OUR_ARMS), _own_source(regime, REGIMES, _OUR_REGIMES)]
-    used = [a.method, *a.options.values(), *a.settings.values()]
-    tables = [getattr(import_module(m), k) for m,k in (o.split(':') for o in TABLES[2:])]
-    for o in used:
-        if isinstance(o, type): parts.append(source_hash(o))
-        elif isinstance(o, str): parts += [_own_source(o, t, {}) for t in tables if o in t or ':' in o]
-    return '+'.join(dict.fromkeys(filter(None, parts)))
+    used = [ARMS.get(arm, arm), REGIMES.get(regime, regime)]
+    for o in (a.method, *a.options.values(), *a.settings.values()):
+        used += [t[o] for t in map(_table, TABLES[2:]) if isinstance(o, str) and o in t] or [o]
+    def own(o): return ':' in o if isinstance(o, str) else callable(o) or is_dataclass(o)
+    hashes = [source_hash(o) for o in used if own(o) and not any(o is k for k in _SHIPPED)]
+    return '+'.join(dict.fromkeys(filter(None, hashes)))
 
 # %% ../../nbs/research/study.ipynb #018d9ed1
 def job(
-    arm:str,                  # as for `run_one`
-    regime:str,               # as for `run_one`
-    seed:int,                 # as for `run_one`
+    arm:str,                  # of `arm_of`
+    regime:str,               # a name of `REGIMES`, or 'file.py:NAME'
+    seed:int,                 # of problems, sampling and batches
     learning_rate:float=None, # None: the arm's, of `rate`
-    **settings:Any,           # more arguments of `run_one`
+    **settings:Any,           # `n_problems`, ...; more of `TrainConfig`; the method's options as method_NAME
 )->dict:                      # a job of `study.run_study`
     "A run to be made, under the names that tell it from others, with the hash of its method's source."
     return dict(regime=regime, arm=arm, seed=seed, learning_rate=learning_rate or rate(arm),
         settings=extra(settings), source=source(arm, regime))
 
-def run_job(
-    job:dict, # of `job`
-)->dict:      # its row
-    "Make one row."
-    more = json.loads(job['settings'])
-    return run_one(job['arm'], job['regime'], job['seed'], job['learning_rate'], **more)
+
 
 # %% ../../nbs/research/study.ipynb #97589431
 def _both_ways(df, regime):
@@ -657,26 +638,26 @@ def _told(df, jobs):
 # %% ../../nbs/research/study.ipynb #8054d5e1
 def plan(
     seeds:int=8,      # seeds 0, 1, ...
-    arms:list=None,   # as for `run_one`; None: all of `ARMS`
-    regimes:list=None,# as for `run_one`; None: all of `REGIMES`
+    arms:list=None,   # as for `job`; None: all of `ARMS`
+    regimes:list=None,# as for `job`; None: all of `REGIMES`
+    **settings:Any,   # as for `job`
 )->list:              # of `job`
     "The runs of a comparison, seed by seed, of arms that can act: some need prompts that come again."
     arms,regs = list(ARMS) if arms is None else arms,list(REGIMES) if regimes is None else regimes
     def acts(a, r):
         return arm_of(a).method not in ('skip','same_prompt') or named(r, REGIMES, 'regime').n_train<1000
     both = [(a, r) for r in regs for a in arms if acts(a, r)]
-    return [job(a, r, s) for s in range(seeds) for a,r in both]
+    return [job(a, r, s, **settings) for s in range(seeds) for a,r in both]
 
 # %% ../../nbs/research/study.ipynb #6526b7bc
 SMALL = dict(max_tokens=6000, n_problems=40, num_samples=2, points=1)
 
-def _own(method, regs, tries, seeds, small, options, run):
+def _own(method, regs, tries, seeds, settings, run):
     "Jobs of a reader's own method: at the best of several rates, which are tried first."
     def jobs(seeds, rates):
-        more = options | (SMALL if small else {})
-        return [job(method, r, s, l, **more) for s in seeds for r in regs for l in rates]
+        return [job(method, r, s, l, **settings) for s in seeds for r in regs for l in rates]
     if not tries: return jobs(range(seeds), [None])
-    tune = jobs(range(100, 102 if small else 104), [float(o) for o in tries])
+    tune = jobs(range(100, 100+min(seeds, 4)), [float(o) for o in tries])
     d = _rows_of(run(tune), tune)
     good = d[d.error=='']
     if not len(good):
@@ -709,10 +690,9 @@ def bakeoff(
     opts = {f'method_{k}':v for k,v in json.loads(options).items()}
     if method: make(arm_of(method), 0, **json.loads(options))   # a wrong name or option fails now
     def run(jobs): return run_study(run_job, jobs, out, here(), processes, TABLES, disable_tqdm)
-    seeds = min(seeds, 2) if small else seeds
-    jobs = plan(seeds, names, regs)
-    if small: jobs = [o|dict(settings=extra(json.loads(o['settings'])|SMALL)) for o in jobs]
-    if method: jobs += _own(method, regs, _names(learning_rates, []), seeds, small, opts, run)
+    seeds,less = (min(seeds, 2),SMALL) if small else (seeds,{})
+    jobs = plan(seeds, names, regs, **less)
+    if method: jobs += _own(method, regs, _names(learning_rates, []), seeds, opts|less, run)
     print(_told(run(jobs), jobs))
 
 COMPARED = dict(none=('#262626','-','plain GRPO'), mu2=('#262626',':','a second pass'),
