@@ -170,14 +170,10 @@ def test_steps_per_batch_are_those_of_the_arm(untaught):
 @pytest.mark.parametrize('options,says', [
     (dict(correction='wieght'), "`correction` of an arm is 'wieght': choose one of both, clip, weight"),
     (dict(method='ngpro'), "`method` of an arm is 'ngpro': choose one of .*ngrpo"),
-    (dict(method='ngrpo', stored=16), 'fresh groups only: leave out `stored`')])
+    (dict(method='ngrpo', stored=16), 'fresh groups only: leave out `stored`'),
+    (dict(priority='score', stored=16), "priority 'score' replaces dead groups: add `fill=True`")])
 def test_an_arm_that_cannot_be_is_named(options, says):
     with pytest.raises(ValueError, match=says): BatchUse(**options)
-
-def test_a_method_that_brings_other_groups_is_no_arms_method(untaught):
-    r = sr.Runs(BatchUse(method='replay'), 'adding', [3, 4], [1e-3]*2)
-    with pytest.raises(ValueError, match="'replay' puts other groups into a batch; .* use `fill`, `stored`"):
-        for _ in range(5): r.batch()
 
 def one_batch(monkeypatch, arm):
     "What an arm would train on in its first batch."

@@ -7,10 +7,10 @@ import grpo_nb.research.families as fm
 import grpo_nb.research.replay_study as rs
 import grpo_nb.research.stacked as sr
 from grpo_nb.research.families import FAMILIES, SHAPE, to_tensors
-from grpo_nb.replay import Replay, ReplayBuffer
+from grpo_nb.replay import Replay
 from grpo_nb.research.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
     run_rounds, run_stack, span_of, spans, to_try, tries)
-from grpo_nb.research.stacked import BatchUse, Ranked, Runs
+from grpo_nb.research.stacked import BatchUse, Runs
 from grpo_nb.research.study import one_each, over_regimes, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
@@ -46,59 +46,33 @@ def test_measures_of_many_runs_at_once_are_those_of_one_after_another(untaught, 
     monkeypatch.setattr(sr, 'right_answers', lambda m, test, seeds, n: right)
     assert r.measure([1], 2).tolist()==[[.25, .5]]
 
-def batch_of(rewards, key):
-    "Groups (1, B, G) with given rewards, as `Runs.batch` makes them"
-    r = torch.tensor(rewards)[None].float()
-    A = ((r-r.mean(-1, keepdim=True))/(r.std(-1, keepdim=True)+1e-4))[...,None]
-    return dict(A=A, r=r, key=torch.arange(len(rewards))[None]+key)
-
-def test_the_default_keeps_and_draws_as_the_shipped_buffer_does():
-    "Beside `ReplayBuffer`, given the score by hand; over many batches, with more wanted than there are too"
-    rng = np.random.default_rng(0)
-    ranked,own = None,ReplayBuffer(5, seed=7)
-    for k in range(60):
-        rewards = rng.integers(0, 2, (4, 4)).tolist()
-        g = batch_of(rewards, 10*k)
-        live = torch.tensor([[0<sum(o)<4 for o in rewards]])
-        ranked = ranked or Ranked(5, g, 'score', [7])
-        n = int(rng.integers(0, 8 if k<6 else 4))
-        got,there = ranked.draw(8, torch.zeros(1, 5), torch.tensor([n]))
-        want = [e.data for e in own.draw(n)]
-        assert got['key'][0][there[0]].tolist()==want and there.sum()==len(want)
-        assert there[0].tolist()==sorted(there[0].tolist(), reverse=True)
-        rows = live[0].nonzero()[:,0].tolist()
-        right = [sum(rewards[b]) for b in rows]
-        p = [o/4 for o in right]
-        deviation = [(4*q*(1-q)/3)**.5 for q in p]
-        score = [d*4*(q*(1-q)*2)/(d+1e-4) for q,d in zip(p, deviation)]
-        own.add(score, [10*k+b for b in rows])
-        ranked.add(g, live, k)
-        assert [int(e.data['key']) for e in ranked.buffers[0]]==[e.data for e in own]
-    assert len(own)==5 and all(abs(e.score-2)<1e-3 for e in own)   # two of four right teach the most
-
-def test_a_default_batch_is_what_the_shipped_method_makes_of_it(untaught, monkeypatch):
-    "Batch by batch beside `Replay.treat` with the settings it is shipped with"
+@pytest.mark.parametrize('arm,seeds', [(USES['replay_default'], (3, 4)), (BatchUse(method='replay'), (0, 0))])
+def test_a_batch_with_replay_is_what_the_shipped_method_makes_of_it(untaught, monkeypatch, arm, seeds):
+    "Batch by batch beside `Replay.treat`, one of its own for each run; by priority its seed is the run's"
     from grpo_nb.generation import Rollouts
     seen = []
     monkeypatch.setattr(Runs, 'train', lambda self, groups, there: seen.append((groups, there)))
-    r,shipped = Runs(USES['replay_default'], 'adding', [3], [1e-3]),Replay(seed=3)
+    r,shipped = Runs(arm, 'adding', [3, 4], [1e-3]*2),[Replay(seed=s) for s in seeds]
     kept = sr.assemble
     def both(arm, fresh, dead, shelf, chance):
-        g = {k:v[0] for k,v in fresh.items()}
-        out = shipped.treat(Rollouts(g['ids'], g['mask'], g['out'], g['real'], g['old'],
-            rewards=g['r'], advantages=g['A'][...,0]), dead[0])
-        seen.append(out)
+        for s,method in enumerate(shipped):
+            g = {k:v[s] for k,v in fresh.items()}
+            seen.append(method.treat(Rollouts(g['ids'], g['mask'], g['out'], g['real'], g['old'],
+                rewards=g['r'], advantages=g['A'][...,0]), dead[s]))
         return kept(arm, fresh, dead, shelf, chance)
     monkeypatch.setattr(sr, 'assemble', both)
     for _ in range(12): r.batch()
-    replaced = 0
-    for out,(groups,there) in zip(seen[::2], seen[1::2]):
-        b = out.batch
-        assert there.all() and torch.equal(b.completion_ids, groups['out'][0])
-        assert torch.allclose(b.advantages, groups['A'][0,...,0])
-        assert torch.equal(b.old_logps, groups['old'][0])
-        replaced += sum(o['replacement'] is not None for o in out.records)
-    assert replaced>10
+    replaced = [0, 0]
+    for *outs,(groups,there) in zip(seen[::3], seen[1::3], seen[2::3]):
+        assert there.all()
+        for s,out in enumerate(outs):
+            b = out.batch
+            assert torch.equal(b.completion_ids, groups['out'][s])
+            assert torch.equal(b.prompt_ids, groups['ids'][s])
+            assert torch.equal(b.advantages, groups['A'][s,...,0])
+            assert torch.equal(b.old_logps, groups['old'][s])
+            replaced[s] += sum(o['replacement'] is not None for o in out.records)
+    assert min(replaced)>10
 
 def test_a_job_may_list_regimes_and_rates_and_what_is_missing_keeps_them_together(tmp_path):
     job = dict(regime=['a','b','a'], arm='x', seed=[1, 1, 2], learning_rate=[.1, .2, .3],

@@ -50,22 +50,16 @@ class LabPolicy(nn.Module):
         self.question,self.place,self.said = P(4, d),P(T, d),P(T-1, V, d)
         self.w1,self.w2 = P(d, h, scale=d**-.5),P(h, V, scale=.5*h**-.5)
 
-    def contexts(self,
+    def forward(self,
         q:int,     # question, 0 to 3
-    )->list:       # T tensors (V**t, V), nats
-        "Log-probs of the next token in each of the 1+16+256 places where one is chosen."
-        ctx,out = self.question[q][None],[]
-        T = self.world.T
+    )->Tensor:     # (4096, 3) nats
+        "Log-probs of every answer's tokens, each from one of the 1+16+256 places where a token is chosen."
+        V,T,ctx,out = self.world.V,self.world.T,self.question[q][None],[]
         for t in range(T):
-            out.append((((ctx+self.place[t])@self.w1).tanh()@self.w2).log_softmax(-1))
+            lp = (((ctx+self.place[t])@self.w1).tanh()@self.w2).log_softmax(-1)   # (V**t, V)
+            out.append(lp.flatten().repeat_interleave(V**(T-1-t)))
             if t<T-1: ctx = (ctx[:,None]+self.said[t]).flatten(0, 1)
-        return out
-
-    def forward(self, q:int)->Tensor:
-        "Log-probs (4096, 3) of every answer's tokens."
-        V,T = self.world.V,self.world.T
-        rows = [o.flatten().repeat_interleave(V**(T-1-t)) for t,o in enumerate(self.contexts(q))]
-        return torch.stack(rows, 1)
+        return torch.stack(out, 1)
 
 # %% ../../nbs/research/off_policy.ipynb #0525fd55
 def jacobian(
@@ -115,17 +109,10 @@ class Lens:
         policy:LabPolicy, # as it is now
         q:int,            # question
     ):
-        J,V,T = jacobian(policy, q),policy.world.V,policy.world.T
-        self.q,self.world,self.logps = q,policy.world,policy(q).detach()
-        p = self.logps.sum(1).exp()*policy.world.right[q]
-        self.p,self.g = p.sum().item(),torch.einsum('n,ntp->p', p, J)
-        self.rows = torch.cat([J[::V**(T-1-t),t] for t in range(T)])   # (16+256+4096, 696): each choice once
-        self.gram = J@J.transpose(1, 2)                                # (4096, 3, 3)
-
-    def _add_up(self, w):
-        "(n, 4096, 3) weights of tokens -> (n, 696), the weighted sum of their gradients."
-        V,T = self.world.V,self.world.T
-        return torch.cat([w[:,:,t].unflatten(1, (-1, V**(T-1-t))).sum(2) for t in range(T)], 1)@self.rows
+        self.right,self.logps,self.J = policy.world.right[q],policy(q).detach(),jacobian(policy, q)
+        p = self.logps.sum(1).exp()*self.right
+        self.p,self.g = p.sum().item(),torch.einsum('n,ntp->p', p, self.J)
+        self.gram = self.J@self.J.transpose(1, 2)   # (4096, 3, 3)
 
 # %% ../../nbs/research/off_policy.ipynb #1e7b5c5b
 @patch
@@ -133,12 +120,12 @@ def moments(self:Lens,
     cases:list,  # of (sampler, old, options): log-probs (4096, 3), what the loss is told, its options
 )->list:         # of (mean (696,), mean square) of the gradient of one living group
     "First two moments of the gradient that one living group gives, by enumeration."
-    r,means,squares = self.world.right[self.q],[],[]
+    r,means,squares = self.right,[],[]
     at = [s.sum(1).exp() for s,_,_ in cases]
     for sign,side in ((1., r), (-1., ~r)):
         prob = torch.stack([p*side/(p*side).sum() for p in at])     # (n, 4096), of an answer on this side
         w = torch.stack([token_weights(self.logps, old, sign, **o) for _,old,o in cases])
-        means.append(self._add_up(w*prob[...,None]))
+        means.append(torch.einsum('cnt,ntp->cp', w*prob[...,None], self.J))
         squares.append(torch.einsum('cn,cnt,ntu,cnu->c', prob, w, self.gram, w))
     out = []
     for p,mp,mn,sp,sn in zip(at, *means, *squares):

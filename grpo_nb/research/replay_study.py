@@ -379,7 +379,8 @@ def spans(
     done = tries(df, plan['seeds']['main'])
     d = _at(df, plan, {c:span_of(c, done, plan) for c in plan['definitions']['families']})
     groups = d[d.arm.isin(plan['arms']['main'])].groupby(['regime','arm','seed']).area
-    return _starts_mean(groups.mean()[groups.size()==5].rename('span'), plan, by)
+    span = groups.agg(lambda o: o.mean())[groups.size()==5]   # pandas' own mean of groups rounds otherwise
+    return _starts_mean(span.rename('span'), plan, by)
 
 def _task(cell): return FAMILIES[cell].after or cell
 

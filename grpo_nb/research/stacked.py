@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CORRECTIONS', 'G', 'Stack', 'completion_logps', 'sample_stack', 'StackedAdam', 'right_answers', 'BatchUse', 'factor',
-           'Shelf', 'Ranked', 'assemble', 'Runs']
+           'Shelf', 'assemble', 'Runs']
 
 # %% ../../nbs/research/stacked.ipynb #537e50d3
 import math
@@ -15,10 +15,9 @@ from torch import Tensor
 import grpo_nb.methods                       # what is registered there can be an arm's
 from ..advantages import group_advantages
 from ..generation import Rollouts
-from ..replay import METHODS
-from ..parts.groups import dead_groups, group_scores
+from ..parts.groups import dead_groups
 from ..parts.ratios import Clip, Correction, clipped, correct, importance_ratio
-from ..replay import PRIORITIES, ReplayBuffer
+from ..replay import METHODS, PRIORITIES, Method
 from .families import (
     END, FAMILIES, PAD, SIZES, Shape, is_right, start)
 
@@ -232,7 +231,7 @@ class BatchUse:
     buffer:int=64           # newest living groups that are kept
     newest:bool=False       # does the buffer give the newest ones, not any?
     method:str=''           # of `METHODS`: what else is done with dead groups
-    priority:str=''         # of `PRIORITIES`: a `ReplayBuffer` says who stays and who comes back
+    priority:str=''         # of `PRIORITIES`: dead groups are replaced by the shipped `Replay`
     distinct:int=0          # so many of the stored groups differ, the others are copies; 0: all differ
     without:int=0           # living groups with so many right answers are not stored; 0: all are
     anchor:int=0            # later passes are also clipped from a policy up to so many batches old
@@ -243,6 +242,9 @@ class BatchUse:
         for k,names in known.items():
             if (v := getattr(self, k)) not in names:
                 raise ValueError(f'`{k}` of an arm is {v!r}: choose one of {", ".join(filter(None, names))}')
+        if self.priority and not self.fill:
+            raise ValueError(f'an arm with the priority {self.priority!r} replaces dead groups: '
+                'add `fill=True`')
         if self.method and (self.stored or self.copies or self.fill):
             raise ValueError(f'an arm with the method {self.method!r} has fresh groups only: '
                 'leave out `stored`, `copies` and `fill`')
@@ -299,48 +301,11 @@ class Shelf:
     def draw(self,
         n:int,         # groups wanted at most
         chance:Tensor, # (S, size) uniform in 0..1
-        wanted:Tensor=None, # (S,) groups wanted by each run; not looked at, the first of n are as good
     )->tuple:          # groups (S, n, ...), and (S, n) bool: is there one? Those that are come first
         "Without replacement, each as likely."
         chance = chance.masked_fill(self.born<0, -1.)
         value,i = chance.topk(min(n, self.size), 1)
         return _pick(self.groups, i),value>=0
-
-class Ranked:
-    "Groups of S runs, each of which has a `ReplayBuffer` that says who stays and who comes back."
-    def __init__(self,
-        size:int,     # groups per run
-        like:dict,    # a batch, for the shapes
-        priority:str, # of `PRIORITIES`
-        seeds:list,   # of each run's buffer
-    ):
-        self.none = {k:torch.zeros_like(v[0,0]) for k,v in like.items()}
-        self.buffers = [ReplayBuffer(size, priority=priority, seed=s) for s in seeds]
-
-    def add(self,
-        groups:dict,  # a batch
-        live:Tensor,  # (S, n) bool
-        batch:int,    # its number
-    )->None:
-        "Offer the living ones to the buffers."
-        r,A = groups['r'],groups['A'][...,0]
-        scores = group_scores(A.flatten(0, 1), r.flatten(0, 1)).view(live.shape)
-        for s,(buffer,alive) in enumerate(zip(self.buffers, live)):
-            rows = [{k:v[s,b] for k,v in groups.items()} for b in alive.nonzero()[:,0]]
-            if rows: buffer.add(scores[s][alive].tolist(), rows, batch)
-
-    def draw(self,
-        n:int,         # groups wanted at most
-        chance:Tensor, # not looked at: a buffer has random numbers of its own
-        wanted:Tensor=None, # (S,) groups wanted by each run; None: n
-    )->tuple:          # groups (S, n, ...), and (S, n) bool: is there one? Those that are come first
-        "As the buffers do: with replacement where more are wanted than there are."
-        wanted = [n]*len(self.buffers) if wanted is None else wanted.tolist()
-        got = [[e.data for e in b.draw(k)] for b,k in zip(self.buffers, wanted)]
-        there = torch.tensor([[j<len(o) for j in range(n)] for o in got], device=chance.device)
-        got = [o+[self.none]*(n-len(o)) for o in got]
-        def one(k): return torch.stack([torch.stack([e[k] for e in o]) for o in got]).to(chance.device)
-        return {k:one(k) for k in self.none},there
 
 # %% ../../nbs/research/stacked.ipynb #c070f999
 def assemble(
@@ -353,8 +318,8 @@ def assemble(
     "Fresh groups, with stored ones or copies in the place of dead ones or beside them."
     there = torch.ones_like(dead)
     if arm.newest: chance = chance+shelf.born
-    if arm.fill:
-        old,some = shelf.draw(arm.fresh, chance, dead.sum(1))
+    if arm.fill and not arm.priority:
+        old,some = shelf.draw(arm.fresh, chance)
         turn = (dead.long().cumsum(1)-1).clamp(min=0)      # the first dead group takes the first one drawn
         old,some = _pick(old, turn),some.gather(1, turn)&dead
         def mix(a, b): return torch.where(some.view(*some.shape, *[1]*(a.ndim-2)), b, a)
@@ -376,8 +341,8 @@ def assemble(
 # %% ../../nbs/research/stacked.ipynb #199b92f2
 G = 4   # completions of a prompt
 
-_OF_RUNS = {'seeds','gens','data','test','m','anchor','order','tokens','seen',   # the runs come first in these
-    'lr','first','second','groups','born','next','buffers'}
+_OF_RUNS = {'seeds','gens','methods','data','test','m','anchor','order','tokens','seen','lr','first','second',
+    'groups','born','next'}   # what has the runs first
 
 def _some(o, which):
     "Of what has the runs first some of them only."
@@ -400,8 +365,8 @@ class Runs:
     ):
         names = [family]*len(seeds) if isinstance(family, str) else list(family)
         self.family,d = FAMILIES[names[0]],[start(o, size) for o in names]
-        self.method = METHODS[arm.method]() if arm.method else None
         self.arm,self.seeds,self.device = arm,list(seeds),device
+        self.methods = [self.method(s) for s in seeds] if arm.method or arm.priority else None
         self.gens = [torch.Generator().manual_seed(s) for s in seeds]
         self.data = self.choose([o['train'] for o in d], n_train)
         self.test = self.choose([o['test'] for o in d], n_test)
@@ -411,6 +376,11 @@ class Runs:
         self.anchor = None   # an older policy
         self.tokens = torch.zeros(len(seeds), dtype=torch.long, device=device)
         self.seen = {k:torch.zeros(len(seeds), device=device) for k in ('dead','ess','reward','wrong')}
+
+    def method(self, seed:int)->Method:
+        "What a run does with dead groups besides."
+        if self.arm.method: return METHODS[self.arm.method]()
+        return METHODS['replay'](self.arm.buffer, priority=self.arm.priority, seed=seed)
 
     def uniform(self, *size:int)->Tensor:
         "(S, *size) in 0..1, each run from its own generator."
@@ -441,11 +411,9 @@ class Runs:
         dead,A = each(lambda o: dead_groups(o, 0.)),each(group_advantages)[...,None]
         fresh = dict(ids=q['ids'], mask=q['mask'], out=ids, real=real, old=logps, A=A, r=r)
         self.tokens += real.sum((1, 2, 3))
-        if self.shelf is None and arm.priority:
-            self.shelf = Ranked(arm.buffer, fresh, arm.priority, self.seeds)
         self.shelf = self.shelf or Shelf(arm.buffer, fresh)
         both,there = assemble(arm, fresh, dead, self.shelf, self.uniform(arm.buffer))
-        if self.method: both,there = self.treat(both, r)
+        if self.methods: both,there = self.treat(both, dead)
         self.shelf.add(fresh, ~dead&(r.sum(-1)!=arm.without), self.batches)
         self.train(both, there)
         self.batches += 1
@@ -453,21 +421,20 @@ class Runs:
         seen = dict(dead=dead.float().mean(1), reward=r.mean((1, 2)), wrong=wrong)
         for k,v in seen.items(): self.seen[k] += v
 
-    def treat(self, groups:dict, rewards:Tensor)->tuple:
-        "The batch with a registered method's advantages (S, n, G, T), and (S, n) bool: does the group count?"
-        q = {k:groups[k] for k in ('ids','mask','out')}
-        H = _entropies(self.m, *q.values()) if self.method.needs_policy else groups['old']
-        def one(r, a, h, *tensors):
-            batch = Rollouts(*tensors, rewards=r, advantages=a[...,0])
-            out = self.method.treat(batch, policy=lambda b: (b.old_logps, h))
-            if out.batch.completion_ids is not batch.completion_ids:
-                raise ValueError(f"the method {self.method.name!r} puts other groups into a batch; an arm's "
-                    'method may only weigh them: use `fill`, `stored` or `copies`')
-            a = out.batch.advantages
-            return (a if a.ndim==3 else a[...,None].expand_as(h)),out.in_loss
-        lists = (groups[k] for k in ('ids','mask','out','real','old'))
-        A,counts = zip(*map(one, rewards, groups['A'], H, *lists))
-        return groups|dict(A=torch.stack(A)),torch.stack(counts)
+    def treat(self, groups:dict, dead:Tensor)->tuple:
+        "What each run's method makes of its groups, and (S, n) bool: does the group count?"
+        q = [groups[k] for k in ('ids','mask','out')]
+        H = _entropies(self.m, *q) if self.methods[0].needs_policy else groups['old']
+        def one(method, dead, h, A, *tensors):
+            batch = Rollouts(*tensors, advantages=A[...,0])
+            out = method.treat(batch, dead, self.batches, policy=lambda b: (b.old_logps, h))
+            b,A = out.batch,out.batch.advantages
+            answers = b.completion_ids,b.completion_mask,b.old_logps,b.rewards
+            return b.prompt_ids,b.prompt_mask,*answers,(A if A.ndim==3 else A[...,None]),out.in_loss
+        names = 'ids','mask','out','real','old','r'
+        made = map(one, self.methods, dead, H, groups['A'], *(groups[k] for k in names))
+        *tensors,counts = map(torch.stack, zip(*made))
+        return dict(zip((*names, 'A'), tensors)),counts
 
     def train(self, groups:dict, there:Tensor)->None:
         "All optimizer steps on a batch."

@@ -9,9 +9,9 @@ __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'COMPARED', 'BESIDE', 'm
            'extra', 'source', 'job', 'plan', 'bakeoff', 'compared']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
-import hashlib, inspect, json, os, platform, threading, time, warnings
+import hashlib, inspect, json, os, platform, re, threading, time, warnings
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache
@@ -32,9 +32,8 @@ def machine()->str:
     import torch
     if torch.cuda.is_available(): return torch.cuda.get_device_name()
     f = Path('/proc/cpuinfo')
-    lines = f.read_text().splitlines() if f.exists() else []
-    names = [o.split(':', 1)[1].strip() for o in lines if o.startswith('model name')]
-    name = names[0] if names else platform.processor() or platform.machine()
+    named = re.search(r'^model name\s*: *(.*\S)', f.read_text() if f.exists() else '', re.M)
+    name = named[1] if named else platform.processor() or platform.machine()
     return f'{name}, {torch.backends.cpu.get_cpu_capability()}'
 
 def stamp(
@@ -143,24 +142,18 @@ def _results(run, todo, stamp, processes, tables):
     import dill
     held = {o:dict(_table(o)) for o in tables}
     def pack(job): return dill.dumps((run, job, stamp, held), recurse=True)
-    todo,busy = list(todo),{}
-    pool = new = None
-    try:
-        while todo or busy:
-            if pool is None:
-                pool = ProcessPoolExecutor(processes, mp_context=get_context('spawn'), initializer=_follow)
-            while todo and len(busy)<processes:
-                job = todo.pop(0)
-                busy[pool.submit(_remote, pack(job))] = job
-            for f in wait(busy, return_when=FIRST_COMPLETED).done:
-                job = busy.pop(f)
-                try: yield f.result()
-                except BrokenProcessPool:
-                    yield _failed(job, 'its process was killed; out of memory?', stamp)
-                    new = True
-            if new and not busy: pool,new = pool.shutdown(),None
-    finally:
-        if pool: pool.shutdown(cancel_futures=True)
+    left = [(o, pack(o)) for o in todo]
+    while left:
+        pool = ProcessPoolExecutor(processes, mp_context=get_context('spawn'), initializer=_follow)
+        try:
+            sent = {pool.submit(_remote, o[1]):o for o in left}
+            for f in as_completed(sent):
+                if isinstance(f.exception(), BrokenProcessPool): continue
+                left.remove(sent[f])
+                yield f.result()
+        finally: pool.shutdown(cancel_futures=True)
+        lost,left = left[:processes],left[processes:]   # lost: what ran when a process died
+        yield from (_failed(job, 'its process was killed; out of memory?', stamp) for job,_ in lost)
 
 # %% ../../nbs/research/study.ipynb #3158d746
 def run_study(
