@@ -43,7 +43,7 @@ def place_package(
     name:str,  # name@version
     keep:list, # patterns of files in its `dist`
     to:Path,   # a folder; it is made
-)->list:       # the files there, its licence among them
+)->None:
     "Copy a package's files, and its licence, into a folder."
     package = npm_package(name)
     found = [(f, f.relative_to(package/'dist')) for k in keep for f in sorted((package/'dist').glob(k))]
@@ -51,13 +51,12 @@ def place_package(
     for f,at in found:
         (to/at).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(f, to/at)
-    return [to/at for _,at in found]
 
 def place_jax(
     to:Path,   # a folder; it is made
-)->list:       # the files there
+)->None:
     "Copy jax-js into a folder, without what it keeps for graphics cards."
-    return place_package(JAX, ['index.js', 'backend-*.js', 'rolldown-*.js'], to)
+    place_package(JAX, ['index.js', 'backend-*.js', 'rolldown-*.js'], to)
 
 # %% ../../nbs/see/live.ipynb #85b1ee16
 def write_live(

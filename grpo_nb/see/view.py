@@ -152,9 +152,7 @@ def _cells(run, places, B, of, dtype=np.uint8):
     return out
 
 def _arrays(run, places, B):
-    "A number per cell: mean reward, longest answer, is it one text, and what each reward function said."
-    low,high = reward_scale(run.rows)
-    def mean(o): return round(255*(sum(r)/len(r)-low)/(high-low)) if (r := finite(o['rewards'])) else 0
+    "A number per cell: longest answer, is it one text, and what each reward function said."
     def longest(o):
         n = o.get('n_tokens') or [len(t or '')//4 for t in o.get('completions') or []]
         return min(65535, max((int(x or 0) for x in n), default=0))
@@ -167,10 +165,9 @@ def _arrays(run, places, B):
             return 0 if not x else 2 if max(x)-min(x)>1e-6 else 3 if x[0]>mid else 1
         return said
     names = list(dict.fromkeys(k for o in run.rows[:64] for k in o.get('rewards_by_func') or {}))[:6]
-    size = [max((o['group'] for o in run.by_step.get(s, ())), default=-1)+1 for s in places]
     def cells(of, dtype=np.uint8): return _cells(run, places, B, of, dtype)
-    return dict(means=cells(mean), long=cells(longest, np.uint16), same=cells(one_text),
-        size=np.array(size, np.uint16), **{f'func{i}':cells(of_func(k)) for i,k in enumerate(names)}),names
+    return dict(long=cells(longest, np.uint16), same=cells(one_text),
+        **{f'func{i}':cells(of_func(k)) for i,k in enumerate(names)}),names
 
 # %% ../../nbs/see/view.ipynb #e1389931
 MOST_STORED = 20_000   # stored groups a page lists

@@ -29,7 +29,7 @@ export async function packed({batches, unseen}, set) {
   const B = Math.max(...batches.map(o => o.groups.length));
   const steps = batches.map(o => (o.batch - 1) * set.minis);
   const {state, by, stored} = cells(batches, steps, B);
-  const long = new Uint16Array(steps.length * B), size = Uint16Array.from(batches, o => o.groups.length);
+  const long = new Uint16Array(steps.length * B);
   batches.forEach(({groups}, s) => groups.forEach((g, i) => { long[s * B + i] = Math.max(...g.lengths); }));
   const curve = (label, colour, step, value) => ({label, colour, step, value, share: true, main: true});
   const measured = unseen.filter(o => o.batch <= steps.length), at = measured.map(o => o.batch * set.minis);
@@ -38,7 +38,7 @@ export async function packed({batches, unseen}, set) {
     replays: by.some(k => k >= 0), start: [steps.length - 1, 0],
     curves: [curve('reward, mean of the batch', '#0072B2', steps, batches.map(o => o.reward)),
       curve('unseen problems right', '#CC79A7', at, measured.map(o => o.right))]};
-  const arrays = {head, state0: state, by0: by, long, size}, out = {texts: {}};
+  const arrays = {head, state0: state, by0: by, long}, out = {texts: {}};
   for (const [k, x] of Object.entries(arrays)) out[k] = await zip(x);
   for (const [s, {groups}] of batches.entries())
     out.texts[s] = await zip([groups.map((g, i) => row(g, i, steps[s]))]);

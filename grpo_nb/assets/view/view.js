@@ -75,8 +75,7 @@ const asJson = async bytes => JSON.parse(new TextDecoder().decode(await inflate(
 export async function unpack(packed, ask) {
   const head = await asJson(asBytes(packed.head));
   const array = async (name, Type) => packed[name] ? new Type((await inflate(asBytes(packed[name]))).buffer) : null;
-  const run = {...head, S: head.steps.length, B: head.groups, size: await array('size', Uint16Array),
-    means: await array('means', Uint8Array), long: await array('long', Uint16Array), same: await array('same', Uint8Array), funcs: {}, versions: []};
+  const run = {...head, S: head.steps.length, B: head.groups, long: await array('long', Uint16Array), same: await array('same', Uint8Array), funcs: {}, versions: []};
   for (const [i, name] of (head.functions || []).entries()) run.funcs[name] = await array('func' + i, Uint8Array);
   for (const [i, v] of head.versions.entries()) {
     const by = await array('by' + i, Int32Array), uses = v.stored.map(() => []);
@@ -111,6 +110,7 @@ export async function mount(root, packed, options = {}) {
   const now = {step: run.S - 1, group: 0, version: 0, from: 0, to: run.S, filter: 0, func: '', q: '', hits: null,
     order: 'step', colour: 'none', diff: false, all: new Set()};
   const ui = {}, V = () => run.versions[now.version], at = (s, g) => s * run.B + g;
+  const lastGroup = s => { let g = run.B - 1; while (g > 0 && !V().state[at(s, g)]) g--; return Math.max(0, g); };
   root.replaceChildren();
   root.classList.add('gv');
   root.dataset.lmSuppressShortcuts = 'true';   // JupyterLab leaves our keys alone
@@ -451,7 +451,7 @@ export async function mount(root, packed, options = {}) {
 
   function go(step, group = now.group, quiet = false) {
     now.step = clamp(step, 0, run.S - 1);
-    now.group = clamp(group, 0, Math.max(0, (run.size ? run.size[now.step] : run.B) - 1));
+    now.group = clamp(group, 0, lastGroup(now.step));
     if (now.step < now.from || now.step >= now.to) {
       const n = now.to - now.from;
       now.from = clamp(now.step - (n >> 1), 0, run.S - n);
