@@ -200,6 +200,12 @@ def _spread(n):
     return list(dict.fromkeys([0, n-1]*(n>0)+[k for b in range(top, -1, -1) for k in range(0, n, 1<<b)]))
 
 # %% ../../nbs/see/view.ipynb #1e704bfa
+def _flat(d, before=''):
+    "Nested dicts as one, with dots in the names."
+    out = {}
+    for k,v in d.items(): out |= _flat(v, f'{before}{k}.') if isinstance(v, dict) else {f'{before}{k}':v}
+    return out
+
 # what `num_tokens` counts, by who wrote the run
 _COUNTED = dict(grpo_nb='tokens sampled', trl='tokens, prompts included')
 
@@ -226,7 +232,7 @@ def _correction(run):
 
 def _settings_of(run):
     "The run's settings by name, without versions and its random mark."
-    said, = pd.json_normalize({k:v for k,v in run.settings.items() if k!='versions'}).to_dict('records')
+    said = {k:v for k,v in _flat(run.settings).items() if not k.startswith('versions.')}
     named = {k.removeprefix('args.'):v for k,v in said.items()}
     return {k:v for k,v in named.items() if k!='run' and v is not None}
 
