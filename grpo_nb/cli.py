@@ -276,18 +276,6 @@ def train_parser(
 
 
 # %% ../nbs/reference/cli.ipynb #f3905a6f
-def _check_model(name):
-    "ValueError where the name is plainly a folder's and there is no model in it."
-    p = Path(name).expanduser()
-    if name=='tiny' or (p/'config.json').exists(): return
-    if p.is_dir():
-        raise ValueError(f'--model {name}: the folder has no config.json, so there is no model in it: '
-            f'found {sorted(o.name for o in p.iterdir())[:5]}')
-    deep = '/' in name and (name.count('/')>1 or name[-1]=='/' or p.parent.is_dir())
-    if deep or name[:1] in '.~':
-        raise ValueError(f'--model {name}: no such folder: give one made by `save_model`, '
-            "a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct, or 'tiny'")
-
 def notes(
     problems:list,   # rows with a `prompt`
     tokenizer:Any,   # of the model
@@ -333,7 +321,6 @@ def train_command(
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import TrainConfig, new_state
     t0,default = time.perf_counter(),not reward
-    _check_model(model)
     if not resume: new_folder(output_dir, 'go on with --resume')
     args = TrainConfig(output_dir=output_dir, max_steps=max_steps, learning_rate=learning_rate,
         num_generations=num_generations, replay_buffer_size=replay_buffer_size, **settings)

@@ -65,13 +65,10 @@ def _run_summary(run, before, after, train_s):
     "The numbers of a run that a table or a figure asks for."
     h,a = run.history,run.args
     dead,replaced = (int(sum(o.get(k, 0) for o in h)) for k in ('replay/dead','replay/replaced'))
-    return dict(before=_share(before), after=_share(after), train_s=train_s, total_s=None, seed=a.seed,
+    def numbers(e): return {k:v for k,v in e.items() if k!='texts'}
+    return dict(before=numbers(before), after=numbers(after), train_s=train_s, seed=a.seed,
         versions=versions(), steps=run.step, num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead,
         replaced=replaced)
-
-def _share(e):
-    keys = ('pass@1','n_problems','rewards','right')   # `right`: a difference is taken problem by problem
-    return {k:e[k] for k in keys if k in e} | ({'ci':list(e['ci'])} if e.get('ci') else {})
 
 def _prompt_text(prompt):
     "A prompt as text: the last message of a conversation."
@@ -103,15 +100,10 @@ def measured_run(
     t1 = time.perf_counter()
     run = train(model, tokenizer, problems, rewards, args, last_word=False, **how)
     train_s,after,out = time.perf_counter()-t1,measure(),Path(args.output_dir)
-    summary = _run_summary(run, before, after, train_s)|info
-    summary['samples'] = _samples(held_out, before, after)
-    save_json(out/'summary.json', summary)
-    found,_ = judged(read_run(out))
-    summary['verdict'] = asdict(found)
-    save_json(out/'summary.json', summary|dict(total_s=time.perf_counter()-t0))
-    write_inspector(out)
-    report = write_report(out)
-    summary['total_s'] = time.perf_counter()-t0
+    summary = _run_summary(run, before, after, train_s)|info|dict(samples=_samples(held_out, before, after))
+    save_json(out/'summary.json', summary)   # which the pages show
+    found,report,_ = judged(read_run(out))[0],write_report(out),write_inspector(out)
+    summary |= dict(verdict=asdict(found), total_s=time.perf_counter()-t0)
     save_json(out/'summary.json', summary)
     print(f'after:  {_measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '
         f"{summary['dead']} of {summary['groups']} groups were dead, {summary['replaced']} of them replaced"

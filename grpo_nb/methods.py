@@ -9,32 +9,32 @@ __all__ = ['DynamicSampling', 'SkipPrompts', 'VarianceFilter', 'GFPO', 'Copies',
 # %% ../nbs/catalogue/methods.ipynb #76ead890
 import math, random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .parts.core import Plain, check_option, register, whole
+from .parts.core import Plain, check_option, lookup, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
-from .parts.groups import Entry, dead_groups, nan_std, spread
+from .parts.groups import Entry, dead_groups, nan_std, pack_groups, put_entries, spread
 from .replay import METHODS, Method, Replay, Treated, draw_metrics, keys_of
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
 @register(METHODS, 'dynamic')
+@dataclass(eq=False)
 class DynamicSampling(Method):
     """Sample other prompts in the place of dead groups, until all live or `max_rounds` are over.
 
     Source: DAPO, arXiv 2503.14476, section 3.2.
     """
     name = 'dynamic'
-    def __init__(self,
-        max_rounds:int=3,           # times to ask for more; each costs a generation
-        when_empty:str='keep',      # a group still dead after that: 'keep' or 'mask'
-    ):
-        check_option('max_rounds', max_rounds, max_rounds>=0, '0 or more')
-        check_option('when_empty', when_empty, when_empty in ('keep','mask'), "'keep' or 'mask'")
-        self.max_rounds,self.when_empty = max_rounds,when_empty
+    max_rounds:int=3       # times to ask for more; each costs a generation
+    when_empty:str='keep'  # a group still dead after that: 'keep' or 'mask'
+
+    def __post_init__(self):
+        check_option('max_rounds', self.max_rounds, self.max_rounds>=0, '0 or more')
+        check_option('when_empty', self.when_empty, self.when_empty in ('keep','mask'), "'keep' or 'mask'")
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
@@ -109,17 +109,16 @@ def load_state_dict(self:SkipPrompts,
 
 # %% ../nbs/catalogue/methods.ipynb #b3ac6ce2
 @register(METHODS, 'variance')
+@dataclass(eq=False)
 class VarianceFilter(Method):
     """Leave out the groups of least reward variance, beyond a share of the batch's variance.
 
     Source: SNR-aware filtering of RAGEN-2, arXiv 2604.06268.
     """
     name = 'variance'
-    def __init__(self,
-        top_p:float=.9,             # share of the batch's variance that stays
-    ):
-        check_option('top_p', top_p, 0<top_p<=1, 'a share above 0 and up to 1')
-        self.top_p = top_p
+    top_p:float=.9   # share of the batch's variance that stays
+
+    def __post_init__(self): check_option('top_p', self.top_p, 0<self.top_p<=1, 'a share above 0 and up to 1')
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Every group as it is; those that add little do not count."
@@ -135,28 +134,28 @@ class VarianceFilter(Method):
 _BEST = dict(length=lambda rewards, lengths: -lengths, efficiency=lambda rewards, lengths: rewards/lengths)
 
 @register(METHODS, 'gfpo')
+@dataclass(eq=False)
 class GFPO(Method):
     """Compare only the best answers of each group, by a measure; the others get advantage 0.
 
     Tokens of the others still count in the denominator of the loss. Source: GFPO, arXiv 2508.09726.
     """
     name = 'gfpo'
-    def __init__(self,
-        num_remains_in_group:int=None,  # answers of each group that are compared; None: half of them
-        measure:str|Callable='length',  # length, efficiency, or a function of rewards and lengths: (B, G)
-        scale:str='group',              # of `group_advantages`
-    ):
-        k,known = num_remains_in_group,callable(measure) or measure in _BEST
+    num_remains_in_group:int=None   # answers of each group that are compared; None: half of them
+    measure:str|Callable='length'   # length, efficiency, or a function of rewards and lengths: (B, G)
+    scale:str='group'               # of `group_advantages`
+
+    def __post_init__(self):
+        k,self.measure = self.num_remains_in_group,lookup(_BEST, self.measure, 'measure')
         check_option('num_remains_in_group', k, k is None or whole(k, 2), 'None, or 2 or more')
-        check_option('measure', measure, known, f"one of {', '.join(_BEST)}, or a function")
-        self.k,self.measure,self.scale = k,_BEST.get(measure, measure),scale
 
     @classmethod
     def from_settings(cls, args:'RunSettings')->'GFPO': return cls(scale=args.scale_rewards)
 
     def best(self, rewards:Tensor, lengths:Tensor)->Tensor:
         "Rewards of the best in each group, nan for the others; of equals the first stays."
-        k,G = self.k or max(2, rewards.shape[1]//2),rewards.shape[1]
+        G = rewards.shape[1]
+        k = self.num_remains_in_group or max(2, G//2)
         if k>G: raise ValueError(f'`num_remains_in_group` is {k}, but a group has {G} answers: sample more')
         worth = self.measure(rewards, lengths).float().masked_fill(rewards.isnan(), -math.inf)
         at = worth.sort(dim=1, descending=True, stable=True).indices[:,:k]
@@ -188,18 +187,17 @@ def reward(self:GFPO,
 
 # %% ../nbs/catalogue/methods.ipynb #5a03727e
 @register(METHODS, 'copies')
+@dataclass(eq=False)
 class Copies(Method):
     """Living groups of the same batch in the place of dead ones, and as many more as are wanted.
 
     Without a living group the batch is filled with dead ones. The control for every method with a buffer.
     """
     name = 'copies'
-    def __init__(self,
-        stored_per_fresh:int=0,     # copies for each sampled group; the batch stays as large
-    ):
-        k = stored_per_fresh
-        check_option('stored_per_fresh', k, whole(k, 0), 'a whole number, 0 or more')
-        self.stored_per_fresh = k
+    stored_per_fresh:int=0   # copies for each sampled group; the batch stays as large
+
+    def __post_init__(self):
+        check_option('stored_per_fresh', self.stored_per_fresh, whole(self.stored_per_fresh), '0 or more')
 
     @classmethod
     def from_settings(cls, args:'RunSettings')->'Copies':
@@ -235,6 +233,7 @@ class NewestReplay(Replay):
 
 # %% ../nbs/catalogue/methods.ipynb #f9b92c95
 @register(METHODS, 'virtual_max')
+@dataclass(eq=False)
 class VirtualMax(Method):
     """Advantages as if each group had one more answer, with the best possible reward.
 
@@ -242,11 +241,8 @@ class VirtualMax(Method):
     Source: NGRPO, arXiv 2509.18851; deviation with the group's size in the denominator, as its code has it.
     """
     name = 'virtual_max'
-    def __init__(self,
-        best:float=1.,      # the best possible reward
-        eps:float=1e-4,     # added to the deviation
-    ):
-        self.best,self.eps = best,eps
+    best:float=1.   # the best possible reward
+    eps:float=1e-4  # added to the deviation
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Every group counts; only those at the best reward have nothing to say."
@@ -265,6 +261,7 @@ class NGRPO(VirtualMax):
 
 # %% ../nbs/catalogue/methods.ipynb #fb54a428
 @register(METHODS, 'entropy')
+@dataclass(eq=False)
 class EntropyShaped(Method):
     """Token advantages for dead groups: praise by entropy, blame by what is missing to the maximum.
 
@@ -272,10 +269,8 @@ class EntropyShaped(Method):
     Source: RL-ZVP, arXiv 2509.21880.
     """
     name,needs_policy = 'entropy',True
-    def __init__(self,
-        alpha:float=.1,   # size of praise and blame, per nat
-        right:float=.5,   # a dead group of at least this reward is praised
-    ): self.alpha,self.right = alpha,right
+    alpha:float=.1  # size of praise and blame, per nat
+    right:float=.5  # a dead group of at least this reward is praised
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
         sample_more:Callable=None, policy:Callable=None)->Treated:
@@ -294,6 +289,7 @@ class EntropyShaped(Method):
 
 # %% ../nbs/catalogue/methods.ipynb #adec92a2
 @register(METHODS, 'same_prompt')
+@dataclass(eq=False)
 class SamePrompt(Method):
     """Put a better old answer to the same prompt in the last place of a dead group.
 
@@ -301,10 +297,10 @@ class SamePrompt(Method):
     with one answer per prompt; RePO, arXiv 2506.09340, adds several.
     """
     name = 'same_prompt'
-    def __init__(self,
-        max_prompts:int=100_000,   # prompts remembered; the one not seen for longest is forgotten
-        scale:str='group',         # of `group_advantages`
-    ): self.max_prompts,self.scale,self.best = max_prompts,scale,{}
+    max_prompts:int=100_000  # prompts remembered; the one not seen for longest is forgotten
+    scale:str='group'        # of `group_advantages`
+
+    def __post_init__(self): self.best = {}   # key of a prompt -> its best answer
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Mend dead groups whose prompt was answered better before, then remember the best of each group."
@@ -312,12 +308,13 @@ class SamePrompt(Method):
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
         found = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
-        came = torch.zeros_like(dead)
-        came[list(found)] = True
-        drawn = {b:Entry(None, o['reward'], o['step'], keys[b], None, o['uses'], 1., step-o['step'])
-            for b,o in found.items()}
-        out = self.treated(self._mend(batch, found), dead, replaced=came, **draw_metrics([*drawn.values()]))
-        for b,e in drawn.items(): out.records[b]['replacement'] = e.told()
+        came,at = torch.zeros_like(dead),torch.tensor([*found], dtype=torch.int64)
+        came[at] = True
+        mended = [self._mended(p, o) for p,o in zip(pack_groups(batch, at) if found else [], found.values())]
+        drawn = [Entry(p, o['reward'], o['step'], p['key'], None, o['uses'], 1., step-o['step'])
+            for p,o in zip(mended, found.values())]
+        out = self.treated(put_entries(batch, at, drawn), dead, replaced=came, **draw_metrics(drawn))
+        for b,e in zip(found, drawn): out.records[b]['replacement'] = e.told()
         self._remember(batch, keys, step)
         return out
 
@@ -326,35 +323,25 @@ class SamePrompt(Method):
         self.best = dict(zip(state['keys'], map(dict, state['best'])))
 
 # %% ../nbs/catalogue/methods.ipynb #8ef5fcbb
+_KEPT = 'completion_ids','old_logps','ref_logps'   # of an answer, in a packed group end to end
+
 @patch
-def _mend(self:SamePrompt, batch, found):
-    "The batch with each old answer in its group's last place, and the advantages that the group has then."
-    if not found: return batch
-    T = max([batch.completion_ids.shape[2], *(len(o['completion_ids']) for o in found.values())])
-    x = batch.pad_to(batch.prompt_ids.shape[1], T)
-    x = replace(x, **{k:v.clone() for k,v in x.tensors().items()})
-    for b,o in found.items():
-        n = len(o['completion_ids'])
-        for k,fill in (('completion_ids',x.pad_id), ('old_logps',0.), ('ref_logps',0.)):
-            if (v := getattr(x, k)) is None: continue
-            v[b,-1] = fill
-            v[b,-1,:n] = o[k].to(v)
-        x.completion_mask[b,-1] = torch.arange(T, device=x.completion_mask.device)<n
-        x.rewards[b,-1],x.replayed[b] = o['reward'],True
-        x.advantages[b] = group_advantages(x.rewards[b:b+1], self.scale)[0]
-        o['uses'] += 1
-    return x.trim()
+def _mended(self:SamePrompt, pack, old):
+    "The packed group with an old answer in its last place, and the advantages that it has then."
+    n = len(pack['completion_ids'])-int(pack['lengths'][-1])
+    pack |= {k:torch.cat([pack[k][:n], old[k]]) for k in _KEPT if k in pack}
+    pack['lengths'][-1],pack['rewards'][-1] = len(old['completion_ids']),old['reward']
+    pack['advantages'] = group_advantages(pack['rewards'][None], self.scale)[0]
+    old['uses'] += 1
+    return pack
 
 @patch
 def _remember(self:SamePrompt, batch, keys, step):
-    "Keep the best answer of each group where it beats the one that is kept: on the CPU, without padding."
-    top = batch.rewards.nan_to_num(-math.inf).max(1)
-    for b,(k,r,g) in enumerate(zip(keys, top.values.tolist(), top.indices.tolist())):
+    "Keep the best answer of each group where it beats the one that is kept."
+    for k,pack in zip(keys, pack_groups(batch)):
+        r,g = (o.item() for o in pack['rewards'].nan_to_num(-math.inf).max(0))
         if k is None or k in self.best and self.best[k]['reward']>r: continue
         self.best.pop(k, None)
-        m = batch.completion_mask[b,g]
-        ids = batch.completion_ids[b,g][m].int().cpu()
-        self.best[k] = dict(reward=r, step=step, uses=0, completion_ids=ids)
-        for name in ('old_logps','ref_logps'):
-            if (v := getattr(batch, name)) is not None: self.best[k][name] = v[b,g][m].float().cpu()
+        own = {n:pack[n].split(pack['lengths'].tolist())[g].clone() for n in _KEPT if n in pack}
+        self.best[k] = dict(reward=r, step=step, uses=0, **own)
         if len(self.best)>self.max_prompts: del self.best[next(iter(self.best))]

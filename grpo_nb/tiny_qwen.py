@@ -115,7 +115,13 @@ def load_model(
 )->tuple:                  # (model in eval mode, tokenizer that pads on the left)
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
     where = str(TINY) if name=='tiny' else str(name)
-    here = Path(where).is_dir()
+    here,deep = Path(where).is_dir(),where.count('/')>1 or where[-1:]=='/' or where[:1] in ('.','~')
+    if here and not [*Path(where).glob('*config.json')]:
+        raise ValueError(f'{where}: the folder has no config.json, so there is no model in it: found '
+            f'{sorted(o.name for o in Path(where).iterdir())[:5]}')
+    if not here and (deep or '/' in where and Path(where).parent.is_dir()):
+        raise ValueError(f'{where}: no such folder: give one made by `save_model`, a name on the hub such as '
+            "Qwen/Qwen2.5-0.5B-Instruct, or 'tiny'")
     if not here:
         print(f'{where}: no such folder here, so from huggingface.co into the local cache, '
               'unless it is there already')

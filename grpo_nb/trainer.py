@@ -31,7 +31,7 @@ from .evaluation import decode, evaluate, pass_at_k, sample, score
 from .rewards import combine_rewards
 from .advantages import ADVANTAGES, dead_reason
 from .dialects import multi_objective
-from .kl import token_logps, token_logps_and_entropy
+from .logps import token_logps
 from .loss import LOSSES, loss_metrics, policy_loss, terms_by_loss
 from .replay import Method, Treated
 from .methods import METHODS
@@ -205,7 +205,7 @@ def policy(
 )->tuple:            # (logps, entropy), (B, G, T) nats
     "What the policy says of a batch now: a forward pass of its own, for those who need one."
     a = s.args
-    return token_logps_and_entropy(s.model, batch, a.temperature, shared_prefix=a.shared_prefix)
+    return token_logps(s.model, batch, a.temperature, shared_prefix=a.shared_prefix, entropy=True)
 
 # %% ../nbs/12_trainer.ipynb #bac599f6
 def treat(
@@ -242,8 +242,8 @@ def update(
     mask = mb.completion_mask & treated.in_loss[idx][:,None,None]
     if a.mask_truncated_completions: mask = mask & ended(s, mb)[:,:,None]
     with s.timed('logps'):
-        logps,entropy = token_logps_and_entropy(s.model, replace(mb, completion_mask=mask), a.temperature,
-            shared_prefix=a.shared_prefix)
+        logps,entropy = token_logps(s.model, replace(mb, completion_mask=mask), a.temperature,
+            shared_prefix=a.shared_prefix, entropy=True)
     hesitates = masked_mean(entropy.detach(), mask).item()
     old = torch.where(treated.uncorrected[idx][:,None,None], logps.detach(), mb.old_logps)
     tokens = old,mb.advantages,mask,s.how

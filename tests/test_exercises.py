@@ -11,7 +11,8 @@ from scipy.stats import t as student
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import what_if
-from grpo_nb.kl import kl_estimate, token_logps_and_entropy
+from grpo_nb.kl import kl_estimate
+from grpo_nb.logps import token_logps
 from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.parts.groups import dead_groups
@@ -212,7 +213,7 @@ def test_a_step_of_your_own():
     ns,solution = exercise('trainer', 'dr_grpo_settings', 'def dr_grpo_settings', 'def check_dr_grpo',
         ds=chain_sum(256, seed=1), tok=tok, load_model=load_model, new_state=new_state, rollout=rollout,
         accuracy_reward=accuracy_reward, TrainConfig=TrainConfig, policy_loss=policy_loss,
-        token_logps_and_entropy=token_logps_and_entropy)
+        token_logps=token_logps)
     assert agreed(ns, 'dr_grpo_settings', 'check_dr_grpo', solution, [
         lambda: dict(scale_rewards='none'), lambda: dict(loss_type='dr_grpo'),
         lambda: dict(scale_rewards='batch', loss_type='dr_grpo'),

@@ -7,8 +7,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.parts.model import chunked_logps, why_slow
 from grpo_nb.generation import Rollouts
-from grpo_nb.kl import (
-    entropy_of, gather_logps, kl_estimate, token_logps, token_logps_and_entropy)
+from grpo_nb.kl import kl_estimate
+from grpo_nb.logps import entropy_of, gather_logps, token_logps
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
@@ -66,7 +66,7 @@ def test_values_and_gradients_are_those_of_each_completion_alone(opts, tie):
     shape = ro.completion_mask.shape
     for temperature in (1., .6):
         want = with_grad(m, lambda: alone(m, ro, temperature), shape)
-        got = with_grad(m, lambda: token_logps_and_entropy(m, ro, temperature, **opts), shape)
+        got = with_grad(m, lambda: token_logps(m, ro, temperature, **opts, entropy=True), shape)
         for a,b in zip(got[:2], want): assert_tensor(a, b, 2e-5)
         near(got[2], want[2])
         assert_tensor(token_logps(m, ro, temperature, **opts), want[0], 2e-5)
@@ -74,8 +74,8 @@ def test_values_and_gradients_are_those_of_each_completion_alone(opts, tie):
 def test_in_float64_the_shared_prefix_and_the_plain_road_are_one():
     m,ro = model(torch.float64),batch(seed=4)
     shape = ro.completion_mask.shape
-    a = with_grad(m, lambda: token_logps_and_entropy(m, ro), shape)
-    b = with_grad(m, lambda: token_logps_and_entropy(m, ro, shared_prefix=True, chunk_size=2), shape)
+    a = with_grad(m, lambda: token_logps(m, ro, entropy=True), shape)
+    b = with_grad(m, lambda: token_logps(m, ro, shared_prefix=True, chunk_size=2, entropy=True), shape)
     for x,y in zip(a, b):
         assert (x-y).abs().max()<1e-7*y.norm()   # RMSNorm and RoPE of transformers work in float32
 
@@ -115,7 +115,7 @@ def test_rows_and_batches_without_a_token_give_zero_and_a_gradient_of_zero():
     none = replace(ro, completion_mask=torch.zeros_like(ro.completion_mask))
     for shared in (False, True):
         m.zero_grad()
-        lp,H = token_logps_and_entropy(m, none, shared_prefix=shared)
+        lp,H = token_logps(m, none, shared_prefix=shared, entropy=True)
         (lp.sum()+H.sum()).backward()
         assert_tensor(lp, torch.zeros(lp.shape))
         assert (grads(m)==0).all()
@@ -134,7 +134,7 @@ def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_roa
         for p in m.parameters(): p.mul_(2).add_(torch.randn(p.shape, dtype=p.dtype)*.1)
     ro = batch(B=10, G=7, P=5, T=12, seed=6)
     assert why_slow(m)==''
-    def go(shared): return with_grad(m, lambda: token_logps_and_entropy(m, ro, .8, shared_prefix=shared),
+    def go(shared): return with_grad(m, lambda: token_logps(m, ro, .8, shared_prefix=shared, entropy=True),
                                      ro.completion_mask.shape)
     for x,y in zip(go(True), go(False)): near(x, y, 1e-7)
 
@@ -194,7 +194,7 @@ def test_a_head_with_a_bias_is_asked_at_the_temperature_too():
     import copy
     m,ro = copy.deepcopy(model()),batch()
     m.lm_head = torch.nn.Linear(32, 50)
-    for got,want in zip(token_logps_and_entropy(m, ro, .6), alone(m, ro, .6)): assert_tensor(got, want, 2e-5)
+    for got,want in zip(token_logps(m, ro, .6, entropy=True), alone(m, ro, .6)): assert_tensor(got, want, 2e-5)
 
 def test_a_lora_model_is_seen_through_its_wrapper():
     import copy
@@ -375,7 +375,7 @@ def test_logps_and_entropies_are_those_of_trl(seed):
     with torch.no_grad():
         a,H,_ = t._get_per_token_logps_and_entropies(t.model, ids, mask, o.completion_ids.shape[2],
                                                      compute_entropy=True)
-        ours = token_logps_and_entropy(t.model, o, .8)
+        ours = token_logps(t.model, o, .8, entropy=True)
     assert_tensor(ours[0], a.view_as(ours[0]), 1e-5)
     assert_tensor(ours[1], H.view_as(ours[1]), 1e-5)
 

@@ -332,7 +332,7 @@ def test_gfpo_keeps_half_unless_told_and_a_measure_of_ones_own():
     assert last.isnan().tolist()==[[True, False, False, False]]
     for bad in (1, 2.5, True):
         with pytest.raises(ValueError, match='num_remains_in_group'): GFPO(bad)
-    with pytest.raises(ValueError, match='one of length, efficiency'): GFPO(2, 'short')
+    with pytest.raises(ValueError, match='one of efficiency, length'): GFPO(2, 'short')
     with pytest.raises(ValueError, match='sample more'): GFPO(5).treat(x)
 
 @pytest.mark.parametrize('measure', MEASURES)

@@ -9,7 +9,7 @@ pytest.importorskip('trl')
 from accelerate import Accelerator
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.generation import Rollouts
-from grpo_nb.kl import token_logps, token_logps_and_entropy
+from grpo_nb.logps import token_logps
 from grpo_nb.dialects import LOSSES
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
 from grpo_nb.parts.ratios import CLIP_KINDS, WEIGHTS, Clip, Correction, LossSettings, correct

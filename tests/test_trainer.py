@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest, torch
 from grpo_nb import trainer as tr
 from grpo_nb.parts.core import masked_mean, register
-from grpo_nb.kl import token_logps_and_entropy
+from grpo_nb.logps import token_logps
 from grpo_nb.advantages import ADVANTAGES
 from grpo_nb.loss import LOSSES, policy_loss
 from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_for, checkpoint_problem,
@@ -129,7 +129,7 @@ def test_a_reward_gets_every_column_beside_its_own_completion():
 def test_the_first_update_sees_the_log_probs_that_were_sampled(temperature):
     s = state(temperature=temperature)
     batch,_,_ = rollout(s, list(range(8)))
-    logps,_ = token_logps_and_entropy(s.model, batch, temperature)
+    logps = token_logps(s.model, batch, temperature)
     assert ((logps-batch.old_logps)*batch.completion_mask).abs().max()<1e-4
 
 def test_one_update_is_the_slow_loops():
@@ -139,7 +139,7 @@ def test_one_update_is_the_slow_loops():
     batch.old_logps = (
         batch.old_logps + 0.3 * torch.randn(batch.old_logps.shape, generator=torch.Generator().manual_seed(0))
     ) * batch.completion_mask
-    logps,_ = token_logps_and_entropy(s.model, batch, 1.)
+    logps = token_logps(s.model, batch, 1.)
     loop,n = 0.,int(batch.completion_mask.sum())
     for b in range(8):
         r = batch.rewards[b]
@@ -174,7 +174,7 @@ def test_uncorrected_groups_have_ratio_1_and_corrected_ones_their_own():
         batch.old_logps = (
             batch.old_logps - 0.5
         ) * batch.completion_mask  # sampled by a policy that found every token less likely
-        logps,_ = token_logps_and_entropy(s.model, batch, 1.)
+        logps = token_logps(s.model, batch, 1.)
         old = logps.detach() if uncorrected else batch.old_logps
         s.model.zero_grad(); policy_loss(logps, old, batch.advantages, batch.completion_mask).backward()
         want = grad(s.model).clone()
@@ -196,10 +196,10 @@ def test_truncated_completions_leave_the_loss_when_asked():
     all_in = torch.ones(8, dtype=torch.bool)
     update(s, batch, all_in, ~all_in, 1.)
     got = grad(s.model).clone()
-    logps,_ = token_logps_and_entropy(s.model, batch, 1.)
+    logps = token_logps(s.model, batch, 1.)
     s2 = state(max_grad_norm=0.)
     batch.completion_mask = batch.completion_mask & done[...,None]
-    logps,_ = token_logps_and_entropy(s2.model, batch, 1.)
+    logps = token_logps(s2.model, batch, 1.)
     policy_loss(logps, batch.old_logps, batch.advantages, batch.completion_mask, num_items=1.).backward()
     assert (got-grad(s2.model)).abs().max()<1e-5
 
@@ -253,8 +253,7 @@ def watch(monkeypatch, s):
         return lambda m, ro, *a, **k: (asked.append((m is s.ref_model, len(ro),
                                                      int(ro.completion_mask.sum()))), f(m, ro, *a, **k))[1]
 
-    for name in ('token_logps', 'token_logps_and_entropy'):
-        monkeypatch.setattr(tr, name, noted(getattr(tr, name)))
+    monkeypatch.setattr(tr, 'token_logps', noted(tr.token_logps))
     return asked
 
 def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkeypatch):
@@ -275,7 +274,7 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
         assert sum(n for ref, n, _ in asked if ref) == int(
             (~info['dead']).sum()
         )  # neither dead groups nor replayed ones
-        with torch.no_grad(): want = token_logps_and_entropy(s.ref_model, t.batch, 1.)[0]
+        with torch.no_grad(): want = token_logps(s.ref_model, t.batch, 1.)
         assert t.batch.replayed.any() <= t.in_loss.any() and torch.allclose(t.batch.ref_logps[t.in_loss],
             want[t.in_loss], atol=2e-5)
     assert replaced>3 and s.history[-1]['kl']>0
@@ -284,7 +283,7 @@ def test_a_dead_group_that_stays_in_the_loss_has_a_reference_too(monkeypatch):
     for method in (Keep(), Replay(buffer_size=0), DynamicSampling(max_rounds=2)):
         s = state(beta=.1, method=method)
         info = step(s); t = info['treated']
-        with torch.no_grad(): want = token_logps_and_entropy(s.ref_model, t.batch, 1.)[0]
+        with torch.no_grad(): want = token_logps(s.ref_model, t.batch, 1.)
         assert info['dead'].any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
 
 def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
@@ -293,7 +292,7 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     mine = tr.update
     def watched(s, treated, idx, *a):
         mb = treated.batch[idx].trim()
-        if s.step%2==0: seen.append((mb, token_logps_and_entropy(s.ref_model, mb, 1.)[0].detach()))
+        if s.step%2==0: seen.append((mb, token_logps(s.ref_model, mb, 1.).detach()))
         return mine(s, treated, idx, *a)
     monkeypatch.setattr(tr, 'update', watched)
     for _ in range(3): step(s)
@@ -510,7 +509,7 @@ def test_a_loss_and_an_advantage_of_ones_own_are_what_the_update_follows():
     update(s, batch, all_in, ~all_in, 1.)
     got = grad(s.model).clone()
     m = tiny_model(0)
-    logps,_ = token_logps_and_entropy(m, batch, 1.)
+    logps = token_logps(m, batch, 1.)
     per_row = (logps*batch.completion_mask).sum(-1)/batch.completion_mask.sum(-1)
     (-(batch.advantages*per_row).sum()/32).backward()
     assert (got-grad(m)).abs().max()<1e-6
