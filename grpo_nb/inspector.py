@@ -216,30 +216,27 @@ def _joined(rows):
 WHAT_IFS = {'without replay':dict(buffer_size=0), 'a buffer of 4':dict(buffer_size=4),
     'none older than 8 steps':dict(age_limit=8)}
 
-def _prepared(run, what_ifs):
+def _prepared(run):
     "The run with what each token adds to a loss, and where it replays, under other settings of replay."
     run = fill_terms(_with_groups(run))
     asks = len(run.rows)<=20_000 and any(o['replacement'] for o in run.rows)   # more would take too long
-    if what_ifs is None: what_ifs = WHAT_IFS if asks else {}
-    return run,{k:what_if(run, **kw) for k,kw in what_ifs.items()}
+    return run,{k:what_if(run, **kw) for k,kw in WHAT_IFS.items()} if asks else {}
 
 def inspect_run(
     run:Run,            # or the folder of one, or rollouts of another tool; it may still be going
-    what_ifs:dict=None, # {label: arguments of `what_if`}; None for `WHAT_IFS`, {} for none
     step:int=None,      # where to begin; None: the last step with a replaced group
     group:int=None,     # where to begin
 )->object:              # a widget with `step`, `group` and `reread`
     "The inspector of a run in a notebook. ValueError for a folder without groups."
-    return view_run(*_prepared(run, what_ifs), step, group)
+    return view_run(*_prepared(run), step, group)
 
 # %% ../nbs/15_inspector.ipynb #1505dfeb
 def inspector_html(
     run:Run,            # or the folder of one, or rollouts of another tool
-    what_ifs:dict=None, # {label: arguments of `what_if`}; None for `WHAT_IFS`
     **options:int|bool, # of `view_html`
 )->str:                 # a whole HTML page
     "The inspector as one page that needs neither a kernel nor the network."
-    run,versions = _prepared(run, what_ifs)
+    run,versions = _prepared(run)
     return view_html(run, versions=versions, **options)
 
 def write_inspector(

@@ -18,7 +18,7 @@ from .parts.core import Plain, check_option, lookup, register, whole
 from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.groups import Entry, dead_groups, nan_std, pack_groups, put_entries, spread
-from .replay import METHODS, Method, Replay, Treated, draw_metrics, keys_of
+from .replay import METHODS, Method, Replay, Treated, keys_of
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
 @register(METHODS, 'dynamic')
@@ -308,15 +308,11 @@ class SamePrompt(Method):
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
         found = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
-        came,at = torch.zeros_like(dead),torch.tensor([*found], dtype=torch.int64)
-        came[at] = True
-        mended = [self._mended(p, o) for p,o in zip(pack_groups(batch, at) if found else [], found.values())]
-        drawn = [Entry(p, o['reward'], o['step'], p['key'], None, o['uses'], 1., step-o['step'])
-            for p,o in zip(mended, found.values())]
-        out = self.treated(put_entries(batch, at, drawn), dead, replaced=came, **draw_metrics(drawn))
-        for b,e in zip(found, drawn): out.records[b]['replacement'] = e.told()
+        packs = pack_groups(batch, [*found]) if found else []
+        drawn = {b:self._mended(p, o, step) for (b,o),p in zip(found.items(), packs)}
+        new = put_entries(batch, torch.tensor([*found], dtype=torch.int64), [*drawn.values()])
         self._remember(batch, keys, step)
-        return out
+        return self.treated(new, dead, drawn=drawn)
 
     def state_dict(self)->dict: return dict(keys=list(self.best), best=list(self.best.values()))
     def load_state_dict(self, state:dict)->None:
@@ -326,14 +322,14 @@ class SamePrompt(Method):
 _KEPT = 'completion_ids','old_logps','ref_logps'   # of an answer, in a packed group end to end
 
 @patch
-def _mended(self:SamePrompt, pack, old):
+def _mended(self:SamePrompt, pack, old, step):
     "The packed group with an old answer in its last place, and the advantages that it has then."
     n = len(pack['completion_ids'])-int(pack['lengths'][-1])
     pack |= {k:torch.cat([pack[k][:n], old[k]]) for k in _KEPT if k in pack}
     pack['lengths'][-1],pack['rewards'][-1] = len(old['completion_ids']),old['reward']
     pack['advantages'] = group_advantages(pack['rewards'][None], self.scale)[0]
     old['uses'] += 1
-    return pack
+    return Entry(pack, old['reward'], old['step'], pack['key'], None, old['uses'], 1., step-old['step'])
 
 @patch
 def _remember(self:SamePrompt, batch, keys, step):

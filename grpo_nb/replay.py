@@ -4,20 +4,19 @@
 
 # %% auto #0
 __all__ = ['PRIORITIES', 'METHODS', 'Keep', 'by_score', 'evenly', 'newest_first', 'ReplayBuffer', 'Treated', 'Method', 'keys_of',
-           'draw_metrics', 'Mask', 'Replay']
+           'Mask', 'Replay']
 
 # %% ../nbs/11_replay.ipynb #082e9aee
 import math, random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .parts.core import Plain, check_option, lookup, register, whole
+from .parts.core import Plain, check_option, check_settings, lookup, register, whole
 from .parts.groups import (
     Entry, Groups, dead_groups, group_scores, pack_groups, put_entries)
-
 
 # %% ../nbs/11_replay.ipynb #6cba4072
 PRIORITIES = {}   # name -> function of (scores, drawn)
@@ -47,6 +46,7 @@ def newest_first(
     return (np.arange(len(scores))==newest).astype(float)
 
 # %% ../nbs/11_replay.ipynb #0a1127d9
+@dataclass(eq=False)
 class ReplayBuffer:
     """The best `max_size` groups seen, drawn in proportion to their score.
 
@@ -55,26 +55,18 @@ class ReplayBuffer:
     gives [], `max_size=0` stores nothing. It has its own random numbers; `state_dict` holds all that decides
     its future. Source: TRL pull request 4060 for score and draw; the other options are ours.
     """
-    _options = ('max_size','priority','age_limit','age_decay','max_uses')
+    max_size:int           # groups kept; 0 keeps none
+    priority:str='score'   # one of `PRIORITIES`: who stays, who comes back
+    age_limit:float=None   # steps; an older group leaves
+    age_decay:float=None   # steps in which a group's weight falls by e
+    max_uses:int=None      # a group leaves after so many draws
+    seed:int=0             # of the buffer's own random numbers
 
-    def __init__(self,
-        max_size:int,           # groups kept; 0 keeps none
-        priority:str='score',   # one of `PRIORITIES`: who stays, who comes back
-        age_limit:int=None,     # steps; an older group leaves
-        age_decay:float=None,   # steps in which a group's weight falls by e
-        max_uses:int=None,      # a group leaves after so many draws
-        seed:int=0,             # of the buffer's own random numbers
-    ):
-        self.weigh = lookup(PRIORITIES, priority, 'priority')
-        for name,v,ok,needs in (
-            ('max_size', max_size, whole(max_size), 'a whole number of groups, 0 for none'),
-            ('age_limit', age_limit, age_limit is None or age_limit>=0, '0 or more steps, or None'),
-            ('age_decay', age_decay, age_decay is None or 0<age_decay<np.inf, 'more than 0 steps, or None'),
-            ('max_uses', max_uses, max_uses is None or whole(max_uses, 1), '1 or more, or None')):
-            check_option(name, v, ok, needs)
-        self.max_size,self.priority,self.max_uses = int(max_size),priority,max_uses
-        self.age_limit,self.age_decay = age_limit,age_decay
-        self.rng = random.Random(seed)
+    def __post_init__(self):
+        check_settings(self, [('max_size age_limit', lambda v: v>=0, '0 or more'),
+            ('age_decay', lambda v: 0<v<math.inf, 'more than 0 steps, or None'),
+            ('max_uses', lambda v: v>=1, '1 or more, or None')])
+        self.weigh,self.rng = lookup(PRIORITIES, self.priority, 'priority'),random.Random(self.seed)
         self.next_id,self.now,self.evicted = 0,0,[]   # `evicted`: ids that left in the last call
         self._fill([])
 
@@ -224,7 +216,8 @@ def _pick(self:ReplayBuffer, left, key, drawn):
 def state_dict(self:ReplayBuffer)->dict:  # tensors, numbers, strings, lists and dicts
     "All that decides the buffer's future; the groups in it are not copied."
     ints = lambda k: torch.tensor([getattr(e, k) for e in self], dtype=torch.int64)
-    return dict(options={k:getattr(self, k) for k in self._options}, next_id=self.next_id, now=self.now,
+    options = {f.name:getattr(self, f.name) for f in fields(self) if f.name!='seed'}
+    return dict(options=options, next_id=self.next_id, now=self.now,
         ids=ints('id'), steps=ints('step'), uses=ints('uses'), scores=torch.from_numpy(self.scores.copy()),
         keys=[e.key for e in self], data=[e.data for e in self],
         rng=torch.tensor(self.rng.getstate()[1], dtype=torch.int64))
@@ -314,14 +307,15 @@ def treated(self:Method,
     dead:Tensor,           # (n,) bool
     alive:Tensor=None,     # (n,) or (B,) bool, after treatment; None: as before, and what was replaced
     in_loss:Tensor=None,   # (B,) bool; None: all, or as `when_empty` says
-    replaced:Tensor=None,  # (n,) bool, dead groups that got another in their place; None: none
+    replaced:Tensor=None,  # (n,) bool, dead groups that got another in their place; None: those of `drawn`
     how:str='replaced',    # what the record calls that
     scores:list=None,      # (n,) floats; None: taken here
+    drawn:dict=None,       # place -> `Entry` that came in there; None for none
     **metrics:float,       # more numbers for the history
 )->Treated:
     "A `Treated` with the metrics that all methods share. Groups behind the first n are stored ones."
-    n,B = len(dead),len(batch)
-    came = torch.zeros_like(dead) if replaced is None else replaced
+    n,B,drawn = len(dead),len(batch),drawn or {}
+    came = torch.tensor([b in drawn for b in range(n)], device=dead.device) if replaced is None else replaced
     alive = ~dead|came if alive is None else alive
     alive = torch.cat([alive, alive.new_ones(B-len(alive))])
     if in_loss is None: in_loss = alive if self.when_empty=='mask' else torch.ones_like(alive)
@@ -334,7 +328,9 @@ def treated(self:Method,
     treated = [how if c else 'masked' if not counts else 'trained' if a else 'kept' for c,a,counts in fates]
     records = [dict(treatment=t, score=s, id=None, replacement=None)
         for t,s in zip(treated+['stored']*(B-n), scores+[None]*(B-n))]
-    return Treated(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in (base|metrics).items()},
+    for b,e in drawn.items(): records[b]['replacement'] = e.told()
+    metrics = base|metrics|_draw_metrics([*drawn.values()])
+    return Treated(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in metrics.items()},
         torch.zeros_like(in_loss))
 
 # %% ../nbs/11_replay.ipynb #454ac37c
@@ -344,10 +340,8 @@ def keys_of(
     "Whose prompt each group of `batch` answers."
     return [k if k>=0 else None for k in batch.key.tolist()]
 
-def draw_metrics(
-    drawn:list[Entry],  # of one batch
-)->dict:                # name -> float; {} when nothing was drawn
-    "Ages of the drawn groups, and how often they were used."
+def _draw_metrics(drawn):
+    "Ages of the drawn entries, and how often they were used; {} when nothing was drawn."
     if not drawn: return {}
     ages,uses = [e.age for e in drawn],[e.uses for e in drawn]
     return dict(age_mean=sum(ages)/len(ages), age_max=max(ages), uses_mean=sum(uses)/len(uses))
@@ -417,18 +411,16 @@ def treat(self:Replay,
     dead,keys = self.find_dead(batch, dead),keys_of(batch)
     where = dead.nonzero()[:,0]
     more,drawn = self.take([keys[b] for b in where.tolist()], step)
-    at,came = where[:len(drawn)],torch.zeros_like(dead)
-    came[at] = True
+    at = where[:len(drawn)]
     new = put_entries(batch, at, drawn, more)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     live = (~dead).nonzero()[:,0].tolist() if self.buffer.max_size else []
     packs = pack_groups(batch, live) if live else []
     ids = self.buffer.add([scores[b] for b in live], packs, step, [keys[b] for b in live])
-    out = self.treated(new, dead, replaced=came, scores=scores, buffer_size=len(self.buffer),
-        **draw_metrics(drawn+more))
-    for b,i in zip(live, ids): out.records[b]['id'] = i
     places = [*at.tolist(), *range(len(dead), len(new))]
-    for b,e in zip(places, drawn+more): out.records[b]['replacement'] = e.told()
+    out = self.treated(new, dead, scores=scores, drawn=dict(zip(places, drawn+more)),
+        buffer_size=len(self.buffer))
+    for b,i in zip(live, ids): out.records[b]['id'] = i
     if not self.corrected: out.uncorrected[places] = True
     return out
 

@@ -116,17 +116,14 @@ def load_model(
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
     where = str(TINY) if name=='tiny' else str(name)
     here,deep = Path(where).is_dir(),where.count('/')>1 or where[-1:]=='/' or where[:1] in ('.','~')
-    if here and not [*Path(where).glob('*config.json')]:
-        raise ValueError(f'{where}: the folder has no config.json, so there is no model in it: found '
-            f'{sorted(o.name for o in Path(where).iterdir())[:5]}')
-    if not here and (deep or '/' in where and Path(where).parent.is_dir()):
-        raise ValueError(f'{where}: no such folder: give one made by `save_model`, a name on the hub such as '
-            "Qwen/Qwen2.5-0.5B-Instruct, or 'tiny'")
-    if not here:
+    gone = not here and (deep or '/' in where and Path(where).parent.is_dir())
+    if not here and not gone:
         print(f'{where}: no such folder here, so from huggingface.co into the local cache, '
               'unless it is there already')
     hf_logging.disable_progress_bar() if here else hf_logging.enable_progress_bar()
     try:
+        if gone: raise ValueError('no such folder')
+        if here and not [*Path(where).glob('*config.json')]: raise ValueError('no config.json in this folder')
         tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left')
         model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).eval()
     except (OSError, ValueError) as e:

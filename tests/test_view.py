@@ -103,7 +103,7 @@ def test_text_cannot_become_code(tmp_path, browser):
     page.on('dialog', lambda d: (said.append(d.message), d.dismiss()))
     page.on('pageerror', lambda e: said.append(str(e)))
     page.on('request', lambda r: asked.append(r.url))
-    write_inspector(evil(tmp_path/'r'), what_ifs={})
+    write_inspector(evil(tmp_path/'r'))
     page.goto(f'file://{tmp_path}/r/inspector.html')
     page.wait_for_selector('.gv-row')
     for i in (0, 1):
