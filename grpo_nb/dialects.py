@@ -140,7 +140,8 @@ def multi_objective(
     """
     r = as_rewards(rewards_per_func, 'B, G, F')
     if scale not in SCALES: raise ValueError(f'`scale` is {scale!r}: choose one of {SCALES}')
-    f,summed = lookup(ADVANTAGES, advantages, 'advantages'),combine_rewards(r, weights)
+    f = advantages if callable(advantages) else lookup(ADVANTAGES, advantages, 'advantages')
+    summed = combine_rewards(r, weights)
     if aggregation=='normalize_then_sum':
         if f is not group_advantages:
             raise ValueError("`aggregation='normalize_then_sum'` has advantages of its own: "

@@ -125,7 +125,8 @@ def generate(
     ValueError for a setting out of range, a prompt beyond the model's positions, `fast` where it can't be,
     and nan in the logits, with the row.
     """
-    how = replace(sampling or Sampling(), **options)
+    how = sampling or Sampling()
+    if options: how = replace(how, **options)
     G,T,mask = num_generations,max_completion_length,prompt_mask.bool()
     for k,v in dict(num_generations=G, max_completion_length=T).items():
         if type(v) is not int or v<1: raise ValueError(f'`{k}` is {v!r}, needs an int of 1 or more')

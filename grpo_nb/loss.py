@@ -79,7 +79,7 @@ def aggregate(
 # %% ../nbs/10_loss.ipynb #4179d229
 def _objective(s, logps, old_logps, A, mask):
     "(B, G, T) of the loss of settings `s`, with those of them that it names."
-    f = lookup(LOSSES, s.loss_type, 'loss_type')
+    f = LOSSES.get(s.loss_type) or lookup(LOSSES, s.loss_type, 'loss_type')
     known = frozenset().union(settings_of(f), *map(settings_of, LOSSES.values()))
     if odd := [k for k in s.own if k not in known]:
         there = sorted(known-{'logps','old_logps','A','mask'})

@@ -328,8 +328,8 @@ def treated(self:Method,
     treated = [how if c else 'masked' if not counts else 'trained' if a else 'kept' for c,a,counts in fates]
     records = [dict(treatment=t, score=s, id=None, replacement=None)
         for t,s in zip(treated+['stored']*(B-n), scores+[None]*(B-n))]
-    for b,e in drawn.items(): records[b]['replacement'] = e.told()
     metrics = base|metrics|_draw_metrics([*drawn.values()])
+    for b,e in drawn.items(): records[b]['replacement'] = e.told()
     return Treated(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in metrics.items()},
         torch.zeros_like(in_loss))
 
