@@ -322,7 +322,7 @@ def lesson_batch(
 def warm_start(
     model:torch.nn.Module,   # a Qwen, changed in place
     tokenizer:Callable,      # the model's
-    lessons:'Dataset',       # columns prompt, careful, hasty, p_careful, as from `lessons`
+    lessons:'Dataset|DataFrame', # columns prompt, careful, hasty, p_careful, as from `lessons`
     skill_steps:int=5000,    # steps that teach both ways, half and half
     habit_steps:int=200,     # steps after them that teach the habit
     batch_size:int=48,       # examples per step

@@ -34,7 +34,7 @@ class Stack:
             self.w[k] = self.theta[:,a:a+n].view(len(theta), *size).requires_grad_()
             a += n
 
-    def __len__(self): return len(self.theta)
+
 
     def gradient(self,
         loss:Tensor, # (), a sum over the models
@@ -152,22 +152,20 @@ def sample_stack(
     "T tokens of G completions per prompt and model, from the whole distribution; stops once all have ended."
     S,T,B,G = chance.shape
     last,prompt,n = _prefill(m, prompts, mask)
-    x,past,ids,logps = last[:,:,None].expand(-1, -1, G, -1),None,[],[]
-    done = torch.zeros(S, B, G, dtype=torch.bool, device=chance.device)
+    x,past,on = last[:,:,None].expand(-1, -1, G, -1),None,dict(device=chance.device)
+    ids,logps = torch.full((S, B, G, T), pad, **on),torch.zeros(S, B, G, T, **on)
+    done = torch.zeros(S, B, G, dtype=torch.bool, **on)
     for t in range(T):
         lp = _log_softmax(m, x)
         below = lp.exp().cumsum(-1)
         i = (below<chance[:,t,...,None]*below[...,-1:]).sum(-1)
-        logps.append(lp.gather(-1, i[...,None])[...,0].masked_fill(done, 0.))
-        ids.append(i.masked_fill(done, pad))
+        logps[...,t] = lp.gather(-1, i[...,None])[...,0].masked_fill(done, 0.)
+        ids[...,t] = i.masked_fill(done, pad)
         done = done|(i==eos)
         if t==T-1 or done.is_cpu and done.all(): break   # a GPU would have to wait to be asked
         place = (n[:,:,None,None]+t).expand(S, B, G, 1)
         x,past = _forward(m, i[...,None], place, _causal(1, t+1, i.device), prompt, past)
         x = x[...,0,:]
-    missing = T-len(ids)
-    ids,logps = (torch.stack(o, -1) for o in (ids, logps))
-    ids,logps = F.pad(ids, (0, missing), value=pad),F.pad(logps, (0, missing))
     ends = (ids==eos).long()
     return ids,logps,ends.cumsum(-1)-ends==0
 
@@ -204,7 +202,7 @@ def right_answers(
     n:int=1,        # completions of each problem
 )->Tensor:          # (S, N, n) bool
     "Sample answers to held-out problems, and judge them."
-    S,(N,T) = len(m),test['answer'].shape[-2:]
+    S,(N,T) = len(m.theta),test['answer'].shape[-2:]
     gens = [torch.Generator().manual_seed(10**6+s) for s in seeds]
     u = torch.stack([torch.rand(T, N, n, generator=g) for g in gens]).to(m.theta.device)
     ids,mask,answer = (test[k].to(m.theta.device).expand(S, -1, -1) for k in ('ids','mask','answer'))

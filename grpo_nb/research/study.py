@@ -271,10 +271,8 @@ def over_regimes(
     wide,rows = _by_seed(df, metric),[]
     for a,b in claims:
         both = [r for r in wide[a] if (b,r) in wide]
-        o = random_effect({r:(wide[a,r]-wide[b,r]).dropna() for r in both})
-        rows.append(dict(arm=a, baseline=b, diff=o['mean'], half=o['half'], p=o['p'], tau=o['tau'],
-            sigma=o['sigma'], regimes=o['groups'], n=o['n']))
-    d = pd.DataFrame(rows)
+        rows.append(dict(arm=a, baseline=b)|random_effect({r:(wide[a,r]-wide[b,r]).dropna() for r in both}))
+    d = pd.DataFrame(rows).rename(columns=dict(mean='diff', groups='regimes'))
     return d.assign(holm=holm(d.p))
 
 # %% ../../nbs/research/study.ipynb #e2a9a267
@@ -415,7 +413,6 @@ ARMS = {
     'same_prompt':Arm('same_prompt', says='an older, better answer to the same prompt (AR3PO, RePO)'),
 }
 
-
 # %% ../../nbs/research/study.ipynb #18412ab0
 @dataclass
 class Regime:
@@ -455,7 +452,6 @@ def _weights(task, options, steps):
 
     Of the two tasks they know, more of the careful way; of another, its answers.
     """
-    from datasets import Dataset
     from grpo_nb.parts.problems import gym_dataset
     from grpo_nb.research.families import lessons, warm_start
     from grpo_nb.tiny_qwen import load_model
@@ -464,9 +460,9 @@ def _weights(task, options, steps):
         warm_start(model, tok, lessons(400, p_careful=.7), skill_steps=0, habit_steps=steps, batch_size=24)
     elif steps:
         problems = gym_dataset(task, 300, 10_000, **json.loads(options))
-        d = [(o['prompt'], f"<answer>{o['answer']}</answer>") for o in problems]
-        taught = Dataset.from_list([dict(prompt=p, careful=a, hasty=a, p_careful=.5) for p,a in d])
-        warm_start(model, tok, taught, skill_steps=steps, habit_steps=0, batch_size=16, lr=1e-3)
+        d = pd.DataFrame(dict(prompt=list(problems['prompt']), p_careful=.5))
+        d['careful'] = d['hasty'] = [f'<answer>{o}</answer>' for o in problems['answer']]
+        warm_start(model, tok, d, skill_steps=steps, habit_steps=0, batch_size=16, lr=1e-3)
     return model.state_dict()
 
 @cache
@@ -593,8 +589,6 @@ def job(
     "A run to be made, under the names that tell it from others, with the hash of its method's source."
     return dict(regime=regime, arm=arm, seed=seed, learning_rate=learning_rate or rate(arm),
         settings=extra(settings), source=source(arm, regime))
-
-
 
 # %% ../../nbs/research/study.ipynb #97589431
 def _both_ways(df, regime):

@@ -304,11 +304,11 @@ def recipe_faults(
         out.append(f'{len(weights)} reward_weights for {len(reward_funcs)} rewards '
             f'({", ".join(f.__name__ for f in reward_funcs)}): give one each')
     bits = r.load_in_4bit or r.load_in_8bit
-    names = a.report_to if isinstance(a.report_to, list) else [a.report_to]
+
     asked = {'--use_peft':('peft', r.use_peft or bits),
         '--use_liger_kernel':('liger_kernel', a.use_liger_kernel),
         '--load_in_4bit and --load_in_8bit':('bitsandbytes', bits)}
-    asked |= {f'--report_to {o}':(o, o in names) for o in ('wandb','trackio')}
+    asked |= {f'--report_to {o}':(o, o in a.report_to) for o in ('wandb','trackio')}
     out += [f"{option}: {k} is not installed: `pip install {k.replace('_', '-')}`, or leave it out"
         for option,(k,wanted) in asked.items() if wanted and find_spec(k) is None]
     if not a.use_vllm: return out
