@@ -70,15 +70,15 @@ def as_text(
 )->str:          # what a reader wants to see
     """A prompt or completion as text; a conversation as `role: content` lines, one message as its content.
 
-    An image is `<image>`, a tool call its JSON.
+    An image is `<image>`, a call of a tool `→ name(arguments)`.
     """
     if isinstance(o, str): return o
     def part(p): return p if isinstance(p, str) else p.get('text') or f'<{p.get("type")}>'
     def words(m):
         c = m.get('content')
         said = ''.join(map(part, c or [])) if isinstance(c, (list,type(None))) else str(c)
-        calls = m.get('tool_calls')
-        return said+json.dumps(calls, ensure_ascii=False, default=str) if calls else said
+        calls = [o.get('function') or o for o in m.get('tool_calls') or []]   # OpenAI nests them
+        return '\n'.join([said]*bool(said)+[f"→ {o.get('name')}({o.get('arguments', '')})" for o in calls])
     text = [*map(words, o)]
     return text[0] if len(o)==1 else '\n'.join(f'{m.get("role", "?")}: {t}' for m,t in zip(o, text))
 

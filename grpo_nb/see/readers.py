@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from .findings import Findings, doctor_table, find, no_number, number
 from .verdict import verdict
+from ..parts.groups import dead_groups, dead_reason
 from ..run.record import GROUP_FIELDS, Run, as_text, one_a_step, read_run
 
 # %% ../../nbs/see/readers.ipynb #7077affd
@@ -103,18 +104,10 @@ def _words(x):
 def _names(rows): return list(dict.fromkeys(k for o in rows[:50] for k in o))
 
 # %% ../../nbs/see/readers.ipynb #7c1e5b01
-def _message(m):
-    "A chat message and its tool calls as text; OpenAI nests a call's name in `function`, verifiers does not."
-    said = m.get('content')
-    if isinstance(said, list): said = ''.join(str(o.get('text') or f"[{o.get('type')}]") for o in said)
-    calls = [o.get('function') or o for o in m.get('tool_calls') or []]
-    return '\n'.join([_words(said), *(f"→ {o.get('name')}({o.get('arguments')})" for o in calls)]).strip('\n')
-
 def _turns(messages):
     "(prompt, completion): what stands before the first answer, and all turns from it on."
-    said = [dict(role=m.get('role'), content=_message(m)) for m in messages]
-    first = next((i for i,m in enumerate(said) if m['role']=='assistant'), len(said))
-    return tuple(as_text(o) if o else '' for o in (said[:first], said[first:]))
+    first = next((i for i,m in enumerate(messages) if m.get('role')=='assistant'), len(messages))
+    return tuple(as_text(o) if o else '' for o in (messages[:first], messages[first:]))
 
 def _episode(o):
     "Rows of an episode of verifiers, as prime-rl writes them; a trace for each agent."
@@ -281,16 +274,15 @@ def reward_scale(
 
 def _filled(rows, tol=1e-6):
     "The groups, each with whether it is dead, and why, where the record does not say."
+    unsaid = [o for o in rows if o.get('dead') is None]
+    if not unsaid: return rows
+    said = [finite(o.get('rewards')) for o in unsaid]
+    G = max(2, *map(len, said))
+    r = torch.tensor([x+[math.nan]*(G-len(x)) for x in said], dtype=torch.float64)
+    dead = dead_groups(r, tol)
     wrong,right = reward_scale(rows)
-    for o in rows:
-        if o.get('dead') is not None: continue
-        r = finite(o.get('rewards'))
-        o['dead'] = len(r)<2 or max(r)-min(r)<=tol
-        if not o['dead']: continue
-        mid = sum(r)/max(1, len(r))
-        names = {'unscored':len(r)<2, 'all-wrong':abs(mid-wrong)<=tol, 'all-right':abs(mid-right)<=tol,
-            'equal':len(set(r))==1}
-        o['why'] = next((k for k,ok in names.items() if ok), 'float-noise')
+    why = dead_reason((r-wrong)/(right-wrong), tol, dead)
+    for o,d,y in zip(unsaid, dead.tolist(), why): o |= dict(dead=d, why=y)
     return rows
 
 # %% ../../nbs/see/readers.ipynb #16b6b3db
