@@ -376,11 +376,11 @@ def spans(
     by:str='task',   # or 'cell'
 )->pd.DataFrame:     # a row per task (its starts' mean) or cell, arm and seed: `span`
     "The mean area over the five rates of a cell, of what is complete."
-    done = tries(df, plan['seeds']['main'])
-    d = _at(df, plan, {c:span_of(c, done, plan) for c in plan['definitions']['families']})
+    done,cells = tries(df, plan['seeds']['main']),list(plan['definitions']['families'])
+    d = _at(df, plan, {c:span_of(c, done, plan) for c in cells})
     groups = d[d.arm.isin(plan['arms']['main'])].groupby(['regime','arm','seed']).area
     span = groups.agg(lambda o: o.mean())[groups.size()==5]   # pandas' own mean of groups rounds otherwise
-    return _starts_mean(span.rename('span'), plan, by)
+    return _starts_mean(span.rename('span').reindex(cells, level='regime'), plan, by)
 
 def _task(cell): return FAMILIES[cell].after or cell
 
