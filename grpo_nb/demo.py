@@ -65,7 +65,7 @@ def _run_summary(run, before, after, train_s):
     "The numbers of a run that a table or a figure asks for."
     h,a = run.history,run.args
     dead,replaced = (int(sum(o.get(k, 0) for o in h)) for k in ('replay/dead','replay/replaced'))
-    def numbers(e): return {k:v for k,v in e.items() if k!='texts'}
+    def numbers(e): return {k:list(v) if k=='ci' else v for k,v in e.items() if k!='texts'}
     return dict(before=numbers(before), after=numbers(after), train_s=train_s, seed=a.seed,
         versions=versions(), steps=run.step, num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead,
         replaced=replaced)

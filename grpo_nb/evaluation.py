@@ -80,9 +80,9 @@ def reward_ci(
     seen = r[~r.isnan()]
     binary = bool(((seen==0)|(seen==1)).all())
     mean,half = mean_ci(per)
-    if binary and r.shape[1]==1: low,high = share_ci(sum(per), len(per))
-    elif len(per)==1: low,high = (0., 1.) if binary else (-math.inf, math.inf)
-    else: low,high = mean-half,mean+half
+    if len(per)==1: half = math.inf
+    once = binary and r.shape[1]==1
+    low,high = share_ci(sum(per), len(per)) if once else (mean-half, mean+half)
     if binary: low,high = max(0., low),min(1., high)
     return dict(judged=True, mean=mean, low=low, high=high, n=len(per), binary=binary)
 

@@ -88,7 +88,10 @@ def fill_terms(
 )->Run:                   # the same
     "What every token adds to each loss, as far as the columns of a file allow, where the record is silent."
     theirs = not run.settings.get('trainer') and 'versions' not in run.settings
-    silent = {s:rows for s,rows in run.by_step.items() if all(_can(o, theirs) for o in rows)}
+    def can(o):   # can its tokens be gone through?
+        known = o.get('logps') and o.get('tokens') or theirs and any(o['completions'])
+        return known and not o.get('terms') and not o.get('replacement')
+    silent = {s:rows for s,rows in run.by_step.items() if all(map(can, rows))}
     per = max((len(rows) for rows in silent.values()), default=1)
     names = {f.name for f in fields(LossSettings)}-{'correction','replay_correction','own','aggregation'}
     known = {k:v for k in names if (v := run.setting(k)) is not None}
@@ -96,11 +99,6 @@ def fill_terms(
     for step in list(silent)[::-1][::max(1, -(-len(silent)*per//most))]:
         _step_terms(silent[step], LossSettings(**known), run.setting('loss_type') in LOSSES)
     return run
-
-def _can(o, theirs):
-    "Can the tokens of this group be gone through?"
-    if o.get('terms') or (o.get('replacement') or {}).get('terms') or o.get('replacement'): return False
-    return bool(o.get('logps') and o.get('tokens')) or theirs and any(o['completions'])
 
 def _step_terms(rows, settings, named):
     """Give the groups of a step their `terms`. A file that does not name its loss has none of its own."""
@@ -152,7 +150,7 @@ def _terms_callback():
             out,t = self.logps(*args, **kwargs),self.trainer
             parts = t.args.steps_per_generation
             number,part = divmod(t._step, parts*t.num_iterations)
-            if t._inputs is None or number%self.every or part>=parts: return out   # the first pass over a batch
+            if t._inputs is None or number%self.every or part>=parts: return out   # a batch's first pass
             if part==0: self.seen,self.step = [],t.state.global_step+1
             self.open.append(_trl_update(t, t._inputs, *out[:2])|dict(again=(args, kwargs)))
             return out

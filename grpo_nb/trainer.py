@@ -225,7 +225,8 @@ def treat(
     treated.batch = batch = treated.batch.to(s.model.device)
     if s.ref_model is not None:
         missing = treated.in_loss
-        if batch.ref_logps is not None: missing = missing & batch.ref_logps.isnan().flatten(1).any(1).to(missing.device)
+        if batch.ref_logps is not None:
+            missing = missing & batch.ref_logps.isnan().flatten(1).any(1).to(missing.device)
         reference(s, batch, missing)
     return treated
 

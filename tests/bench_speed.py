@@ -19,7 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from grpo_nb.parts.core import atomic_write, register, versions
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.generation import generate, generate_loop
+from grpo_nb.generation import generate
+from slow_loop import generate_loop
 from grpo_nb.research.study import machine
 from grpo_nb.replay import Keep, ReplayBuffer
 from grpo_nb.scale.plans import model_config

@@ -1,7 +1,8 @@
 "Generation: fast against the plain loop, transformers' own rules, an exact enumeration, and every bad input"
 import itertools, math
 import pytest, torch
-from grpo_nb.generation import Rollouts, generate, generate_loop, next_token, pick, truncate
+from grpo_nb.generation import Rollouts, generate, next_token, pick, truncate
+from slow_loop import generate_loop
 from grpo_nb.parts.model import (
     Cached, FastQwen, check_prompt_ids, eval_mode, penalize, seen_tokens, uniforms, why_slow)
 from transformers import Qwen2Config, Qwen2ForCausalLM

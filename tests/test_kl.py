@@ -194,7 +194,8 @@ def test_a_head_with_a_bias_is_asked_at_the_temperature_too():
     import copy
     m,ro = copy.deepcopy(model()),batch()
     m.lm_head = torch.nn.Linear(32, 50)
-    for got,want in zip(token_logps(m, ro, .6, entropy=True), alone(m, ro, .6)): assert_tensor(got, want, 2e-5)
+    pairs = zip(token_logps(m, ro, .6, entropy=True), alone(m, ro, .6))
+    for got,want in pairs: assert_tensor(got, want, 2e-5)
 
 def test_a_lora_model_is_seen_through_its_wrapper():
     import copy
