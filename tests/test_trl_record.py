@@ -341,7 +341,7 @@ def test_report_and_doctor_open_it(resumed):
     assert ('10 steps' in o.head['about'] and 'method replay' in o.head['about']
         and o.head['steps']==list(range(1, 11)))
     tables = dict(o.head['tables'])
-    assert dict(tables['Settings'])['num_generations']=='4' and dict(tables['Versions'])['trl']
+    assert dict(tables['Settings'])['num_generations']==4 and dict(tables['Versions'])['trl']
     assert any('age of replayed' in c['label'] for c in o.head['curves']) and str(resumed) not in page
     f = diagnose(resumed)
     assert 'no-chat-template' in f.names          # this run does ask a chat model with bare text
