@@ -131,21 +131,18 @@ def group_scores(
     return A.sum(1)*spread(rewards).nan_to_num(0)
 
 # %% ../../nbs/parts/groups.ipynb #985ca3b1
-_LEFT = ('prompt_ids', 'prompt_mask')
-_RIGHT = ('completion_ids', 'completion_mask', 'old_logps', 'ref_logps')
-
-def _side(name, x):
-    "Is the last axis of the tensor padded on the left, on the right, or (None) not at all?"
-    if name in _LEFT: return 'left'
-    return 'right' if name in _RIGHT or name=='advantages' and x.ndim==3 else None
+_AXES = dict(prompt_ids='BP', prompt_mask='BP', completion_ids='BGT', completion_mask='BGT', old_logps='BGT',
+    ref_logps='BGT', rewards='BG', key='B', step='B', replayed='B')   # advantages are BG or BGT
 
 def _pad(data, P, T, pad_id):
     "Prompts `P` columns wide on the left, completions `T` on the right, padded or cut; numbers get 0."
+    width = dict(P=P, T=T)
     def wide(name, x):
-        side = _side(name, x)
-        d = (P if side=='left' else T)-x.shape[-1]
-        if side is None or d==0: return x
-        return pad(x, (d, 0) if side=='left' else (0, d), value=pad_id if name.endswith('_ids') else 0)
+        last = _AXES.get(name, 'BGT'[:x.ndim])[-1]
+        d = width[last]-x.shape[-1] if last in width else 0
+        if d==0: return x
+        if d<0: return x[...,-d:] if last=='P' else x[...,:d]
+        return pad(x, (d, 0) if last=='P' else (0, d), value=pad_id if name.endswith('_ids') else 0)
     return {k:wide(k, v) for k,v in data.items()}
 
 def _alike(batches):
@@ -172,12 +169,10 @@ class Groups:
         (B,G,T),(n,P) = data['completion_ids'].shape,data['prompt_ids'].shape
         if n!=B:
             raise ValueError(f'{n} prompts but {B} groups of completions: prompts are held once per group')
-        want = dict(prompt_mask=(B, P), completion_mask=(B, G, T), old_logps=(B, G, T), ref_logps=(B, G, T),
-                    rewards=(B, G), key=(B,), step=(B,), replayed=(B,))
-        for k,s in want.items():
-            if k in data and data[k].shape!=torch.Size(s):
-                raise ValueError(f'`{k}` has shape {tuple(data[k].shape)}, needs {s}')
-        A = data.get('advantages')
+        size,A = dict(B=B, G=G, T=T, P=P),data.pop('advantages', None)
+        for k,x in data.items():
+            want = tuple(size[o] for o in _AXES.get(k, ''))
+            if want and x.shape!=want: raise ValueError(f'`{k}` has shape {tuple(x.shape)}, needs {want}')
         if A is not None and A.shape not in ((B, G), (B, G, T)):
             raise ValueError(f'`advantages` has shape {tuple(A.shape)}, needs {(B, G)} (one per completion) '
                              f'or {(B, G, T)} (one per token)')
@@ -324,7 +319,8 @@ def put_entries(
     """
     n,entries = len(drawn),[*drawn, *behind]
     if not entries: return batch
-    new = type(batch).unpack([e.data for e in entries], batch.pad_id).to(batch.completion_ids.device)
+    new = type(batch).unpack([e.data for e in entries], batch.pad_id)
+    if not batch.completion_ids.is_cpu: new = new.to(batch.completion_ids.device)
     if batch.ref_logps is None: new.ref_logps = None
     elif new.ref_logps is None:
         raise ValueError('this batch has `ref_logps`, the stored groups have none: '
@@ -332,5 +328,5 @@ def put_entries(
     if batch.advantages.ndim!=new.advantages.ndim:
         batch,new = (replace(o, advantages=o.advantages[...,None]*o.completion_mask)
             if o.advantages.ndim==2 else o for o in (batch, new))
-    out = batch.put(at, new[:n])
+    out = batch.put(at, new[:n] if behind else new)
     return type(batch).cat([out, new[n:]]) if behind else out
