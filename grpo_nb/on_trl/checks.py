@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from datasets import Dataset
 from fastcore.basics import patch
+from fastcore.xtras import is_async_callable
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.core import (
-    RULES, check_option, check_prompts, check_rewards, check_rows, check_settings, is_async, known_data,
-    setting, untested, versions)
+    RULES, check_option, check_prompts, check_rewards, check_rows, check_settings, known_data, setting,
+    untested, versions)
 from .distributed import RollCall, agree
 
 # %% ../../nbs/on_trl/checks.ipynb #602607b8
@@ -249,7 +250,7 @@ def checked(
         at(who)
         try: return judged(func(**kw), kw)
         except Exception as e: return blamed(e, kw)
-    return later if is_async(func) else now
+    return later if is_async_callable(func) else now
 
 # %% ../../nbs/on_trl/checks.ipynb #3d3ef4a5
 def _non_finite(model:nn.Module)->str:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RULES', 'Plain', 'TESTED', 'masked_mean', 'test_tensor', 'whole', 'check_option', 'prompt_fault', 'setting',
            'check_settings', 'check_prompts', 'check_rows', 'known_data', 'other_data', 'Tokenizer', 'reward_name',
-           'check_rewards', 'is_async', 'blame', 'ask_all', 'atomic_write', 'save_json', 'register', 'settings_of',
-           'load_file', 'load_object', 'lookup', 'versions', 'untested', 'share_ci', 'mean_ci', 'difference', 'holm',
+           'check_rewards', 'blame', 'ask_all', 'atomic_write', 'save_json', 'register', 'settings_of', 'load_file',
+           'load_object', 'lookup', 'versions', 'untested', 'share_ci', 'mean_ci', 'difference', 'holm',
            'random_effect']
 
 # %% ../../nbs/parts/core.ipynb #fb6c632f
@@ -23,6 +23,7 @@ from numbers import Integral, Real
 from typing import IO, Any, Protocol, get_args
 import numpy as np
 import torch
+from fastcore.xtras import is_async_callable
 from torch import Tensor
 
 # %% ../../nbs/parts/core.ipynb #c3127d7f
@@ -252,13 +253,6 @@ def check_rewards(
                       'taken as None, not applicable')
     return torch.tensor(x, dtype=torch.float32)
 
-def is_async(
-    func:Callable,  # a function, a partial, or an object with `__call__`
-)->bool:            # must it be awaited?
-    "Is it an async function, or an object whose call is one?"
-    while isinstance(func, functools.partial): func = func.func
-    return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, '__call__', None))
-
 # %% ../../nbs/parts/core.ipynb #44db1c5e
 def blame(
     func:Callable,  # a reward function
@@ -289,7 +283,7 @@ def ask_all(
         try: return await funcs[i](**own())
         except (Exception, SystemExit) as e: raise broken(i, e) from e
     async def together(idx): return await asyncio.gather(*map(later, idx))
-    out,wait = {},[i for i,f in enumerate(funcs) if is_async(f)]
+    out,wait = {},[i for i,f in enumerate(funcs) if is_async_callable(f)]
     for i,f in enumerate(funcs):
         if i in wait: continue
         try: out[i] = f(**own())

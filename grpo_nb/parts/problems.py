@@ -167,13 +167,10 @@ def read_file_rows(
     return [_json(o, f'{path.name}, line {i}') for i,o in lines]
 
 def _rows_of(made, name):
-    "The list of rows in a JSON file; an object around them is refused with the key that holds them."
-    if isinstance(made, list): return made
-    if not isinstance(made, dict): raise ValueError(f'{name} holds {made!r:.40}: it needs a list of objects')
-    lists = [k for k,v in made.items() if isinstance(v, list)]
-    hint = f'write what stands under {lists[0]!r} alone' if lists else 'put it into [ ]'
-    raise ValueError(f'{name} holds one object with {", ".join(made) or "nothing"}: '
-                     f'it needs a list of objects, {hint}')
+    "The list of rows in a JSON file, also where it is the only list in an object."
+    lists = [o for o in made.values() if isinstance(o, list)] if isinstance(made, dict) else [made]
+    if len(lists)==1 and isinstance(lists[0], list): return lists[0]
+    raise ValueError(f'{name} holds {made!r:.40}: it needs a list of objects')
 
 # %% ../../nbs/parts/problems.ipynb #ce20341c
 def _bad_answer(a):
