@@ -18,7 +18,7 @@ def place(tmp_path_factory):
         'ok.jsonl': lines(ROWS),
         'same.jsonl': lines(ROWS[:1] * 400),
         'one.jsonl': lines(ROWS[:1]),
-        'wrapped.json': json.dumps(dict(data=ROWS)),
+        'wrapped.json': json.dumps(dict(data=ROWS, test=ROWS)),
         'broken.jsonl': '{"prompt": "a"}\n{"prompt": \n',
         'broken.json': '[{"prompt": "a"}, {',
         'semi.csv': 'prompt;answer\n' + '1+1;2\n' * 40,
@@ -72,7 +72,7 @@ train --dataset chain_sm                    | chain_sum
 train --dataset nowhere.jsonl               | nowhere.jsonl
 train --dataset folder                      | folder is a folder
 train --dataset notes.txt                   | notes.txt
-train --dataset wrapped.json                | wrapped.json
+train --dataset wrapped.json                | wrapped.json holds
 train --dataset broken.jsonl                | broken.jsonl, line 2
 train --dataset broken.json                 | broken.json
 train --dataset latin.jsonl                 | latin.jsonl
