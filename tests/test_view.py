@@ -30,6 +30,16 @@ def test_every_cell_says_what_the_record_says(run):
             assert (o.stored()[k]['id'] == row['replacement']['id']
                     and o.stored()[k]['step'] == row['replacement']['step'])
 
+def test_where_too_many_were_stored_those_that_came_back_are_listed(run, monkeypatch):
+    monkeypatch.setattr('grpo_nb.see.view.MOST_STORED', 1)
+    o,whole = Opened(pack(run)),[r for r in run.rows if r['replacement']]
+    for row in run.rows:
+        k = o.by()[run.steps.index(row['step']),row['group']]
+        assert (k>=0)==(row['replacement'] is not None)
+        assert k<0 or o.stored()[k]['id']==row['replacement']['id']
+    assert len(o.stored())==len({r['replacement']['id'] for r in whole})>1
+    assert any('stored groups that came back' in n for n in o.head['notes'])
+
 def test_the_texts_are_the_records(run):
     o = Opened(pack(run))
     for s,step in enumerate(run.steps):

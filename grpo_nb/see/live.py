@@ -76,8 +76,7 @@ def write_live(
     return to/'index.html'
 
 # %% ../../nbs/see/live.ipynb #b1d68d3d
-_KINDS = {'.html':'text/html', '.js':'text/javascript',
-    '.css':'text/css', '.json':'application/json'}
+_KINDS = {'.html':'text/html', '.js':'text/javascript', '.css':'text/css', '.json':'application/json'}
 
 class Answers(BaseHTTPRequestHandler):
     "Answers by one function of path and query, to who comes by this machine's own name; keeps no log."

@@ -165,9 +165,9 @@ def _arrays(run, places, B):
             return 0 if not x else 2 if max(x)-min(x)>1e-6 else 3 if x[0]>mid else 1
         return said
     names = list(dict.fromkeys(k for o in run.rows[:64] for k in o.get('rewards_by_func') or {}))[:6]
-    def cells(of, dtype=np.uint8): return _cells(run, places, B, of, dtype)
-    return dict(long=cells(longest, np.uint16), same=cells(one_text),
-        **{f'func{i}':cells(of_func(k)) for i,k in enumerate(names)}),names
+    at = run,places,B
+    told = {f'func{i}':_cells(*at, of_func(k)) for i,k in enumerate(names)}
+    return told|dict(long=_cells(*at, longest, np.uint16), same=_cells(*at, one_text)),names
 
 # %% ../../nbs/see/view.ipynb #e1389931
 MOST_STORED = 20_000   # stored groups a page lists
