@@ -75,10 +75,8 @@ class SkipPrompts(Method):
 
     def choose(self, keys:list, step:int)->list:
         "Each prompt with its probability; one never seen, or alive last time, always."
-        def p(k):
-            z,kind = self.row.get(k, (0, 'hard'))
-            return self.p[kind]**z
-        return [self.rng.random()<p(k) for k in keys]
+        known = [self.row.get(k, (0, 'hard')) for k in keys]
+        return [self.rng.random()<self.p[kind]**z for z,kind in known]
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Every group as it is; what happened is remembered by prompt."
@@ -213,13 +211,13 @@ class Copies(Method):
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Dead groups go, and copies of the living come in turn."
         dead = self.find_dead(batch, dead)
-        at,lives = torch.arange(len(dead)),not dead.all()
+        at,lives = torch.arange(len(dead), device=dead.device),not dead.all()
         holes = dead if lives else torch.zeros_like(dead)
         live,k = at[~holes],int(holes.sum())
         turns = live[torch.arange(k+len(dead)*self.stored_per_fresh)%len(live)]
         at[holes] = turns[:k]
         at = torch.cat([at, turns[k:]])
-        return self.treated(batch[at], dead, torch.full((len(at),), lives), replaced=holes)
+        return self.treated(batch[at], dead, torch.full_like(at, lives, dtype=torch.bool), replaced=holes)
 
 # %% ../nbs/catalogue/methods.ipynb #e6be0f72
 @register(METHODS, 'newest')

@@ -9,6 +9,7 @@ __all__ = ['SPECIALS', 'TAGS', 'PHRASES', 'CHAT', 'TINY', 'make_tokenizer', 'pro
 # %% ../nbs/03_tiny_qwen.ipynb #78afa285
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -67,23 +68,19 @@ def encode_prompts(
 
 # %% ../nbs/03_tiny_qwen.ipynb #20f2c217
 def tiny_config(
-    vocab_size:int=None,              # tokens; None for as many as `make_tokenizer` has
-    hidden_size:int=96,               # width of the residual stream
-    num_hidden_layers:int=2,          # blocks
-    num_attention_heads:int=3,        # query heads
-    num_key_value_heads:int=1,        # key and value heads, shared by the query heads
-    intermediate_size:int=256,        # width inside the MLP
-    max_position_embeddings:int=512,  # most tokens of prompt and completion together
-    **kwargs:object,                  # other fields of Qwen2Config
+    **changes:Any,  # fields of Qwen2Config
 )->Qwen2Config:
     "A Qwen2 config of about 220,000 weights, built like Qwen2.5-0.5B."
     tok = make_tokenizer()
-    return Qwen2Config(
-        vocab_size=vocab_size or len(tok), hidden_size=hidden_size, num_hidden_layers=num_hidden_layers,
-        num_attention_heads=num_attention_heads, num_key_value_heads=num_key_value_heads,
-        intermediate_size=intermediate_size, max_position_embeddings=max_position_embeddings,
-        tie_word_embeddings=True, eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id,
-        bos_token_id=None, **kwargs)
+    tiny = dict(vocab_size=len(tok),
+        hidden_size=96,               # width of the residual stream
+        num_hidden_layers=2,          # blocks
+        num_attention_heads=3,        # query heads
+        num_key_value_heads=1,        # key and value heads, shared by the query heads
+        intermediate_size=256,        # width inside the MLP
+        max_position_embeddings=512)  # most tokens of prompt and completion together
+    return Qwen2Config(**tiny|dict(tie_word_embeddings=True, eos_token_id=tok.eos_token_id,
+        pad_token_id=tok.pad_token_id, bos_token_id=None)|changes)
 
 def tiny_model(
     seed:int=0,  # of the first weights
