@@ -67,6 +67,7 @@ class ReplayBuffer:
             ('age_decay', lambda v: 0<v<math.inf, 'more than 0 steps, or None'),
             ('max_uses', lambda v: v>=1, '1 or more, or None')])
         self.weigh,self.rng = lookup(PRIORITIES, self.priority, 'priority'),random.Random(self.seed)
+        self.priority = getattr(self.priority, '__name__', self.priority)   # of a function that was given
         self.next_id,self.now,self.evicted = 0,0,[]   # `evicted`: ids that left in the last call
         self._fill([])
 

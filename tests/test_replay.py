@@ -313,6 +313,14 @@ def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
         assert x.records==y.records and x.metrics==y.metrics
         for k,v in x.batch.tensors().items(): assert torch.equal(v, getattr(y.batch, k))
 
+def test_a_priority_may_be_a_function_and_the_state_holds_its_name():
+    def oldest(scores, drawn): return (torch.arange(len(scores))==0).numpy().astype(float)
+    a,b = ReplayBuffer(3, priority=oldest),ReplayBuffer(3, priority=oldest)
+    a.add([3., 2., 1.], 'abc')
+    b.load_state_dict(a.state_dict())
+    assert json.dumps(tensors_apart(a.state_dict(), {})) and a.sample(1)==b.sample(1)==['a']
+    with pytest.raises(ValueError, match="priority='oldest'"): ReplayBuffer(3).load_state_dict(a.state_dict())
+
 def test_a_loaded_buffer_knows_what_time_it_is():
     a,b = ReplayBuffer(4),ReplayBuffer(4)
     a.add([1.], ['x'], step=3)
