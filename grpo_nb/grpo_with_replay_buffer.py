@@ -20,8 +20,7 @@ from .parts.groups import dead_groups, reward_std
 from .parts.ratios import CLIPS, Clip, Correction, correct, merge_sums, ratio_row, ratio_sums
 from .replay import PRIORITIES, ReplayBuffer
 from .run.checkpoints import checkpoint_problem, last_checkpoint
-from .on_trl.checks import (
-    CheckedTrainer, GRPOWithReplayBufferConfig, add_to_card, check_layout)
+from .on_trl.checks import CheckedTrainer, GRPOWithReplayBufferConfig, add_to_card
 from .on_trl.distributed import Sampled, ShardedBuffer, Taken, redistribute
 from .on_trl.resume import ResumableTrainer
 from .on_trl.rows import (
@@ -43,7 +42,7 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
     Source: the idea is TRL pull request 4060; the correction of the ratio is PPO's, arXiv 1707.06347.
     """
     _name,_tag_names = 'GRPO with replay buffer',['trl','grpo','grpo_nb','replay-buffer']
-    config_class,_check_layout = GRPOWithReplayBufferConfig,staticmethod(check_layout)
+    config_class = GRPOWithReplayBufferConfig
     _inputs = None   # of the loss, while it runs
     _event = None    # the batch whose rows have not all been through the training forward
 

@@ -244,19 +244,6 @@ def test_a_slice_of_rows_of_the_batch_comes_without_padding():
     assert '`slice_group(batch, rows)`' in PAGE.read_text()
     assert [*inspect.signature(slice_group).parameters][:2]==['batch','rows']
 
-@pytest.mark.parametrize('side', ['right','left'])
-def test_the_removed_trainers_helper_keeps_its_name_and_arguments_and_warns(side):
-    from types import SimpleNamespace
-    data = torch.tensor([[9,9,9,9], [9,9,9,9], [1,2,3,0], [4,5,0,0]])
-    mask = (data>0).int()
-    if side=='left': data,mask = data.flip(1),mask.flip(1)
-    assert [*inspect.signature(GRPOWithReplayBufferTrainer.slice_group_data).parameters]==['self','data',
-        'mask','group_idx']
-    with pytest.warns(DeprecationWarning, match='slice_group'):
-        got = GRPOWithReplayBufferTrainer.slice_group_data(SimpleNamespace(num_generations=2), data, mask, 1)
-    want = [[1,2,3],[4,5,0]] if side=='right' else [[3,2,1],[0,5,4]]
-    assert got[0].tolist()==want and got[1].tolist()==(torch.tensor(want)>0).int().tolist()
-
 @pytest.mark.parametrize('name', ['update_with_replay_buffer','sample_from_replay_buffer',
     'update_replay_buffer'])
 def test_the_page_names_the_arguments_that_the_helpers_take(name):
