@@ -49,7 +49,6 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args:object, **kwargs:object):
         super().__init__(*args, **kwargs)
-        from grpo_nb.advantages import dead_reason
         from grpo_nb.on_trl.record import RunRecord
         a = self.args
         sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
@@ -57,7 +56,7 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
         self.correction = Correction(a.replay_weight, a.replay_weight_cap, a.replay_clip,
                                      max_drift=a.replay_max_drift)
         self.clip = Clip(a.epsilon, a.epsilon_high, a.delta, a.loss_type in CLIPS)
-        self.table,self.record = Table(self._logs, self.reward_func_names),RunRecord(self, dead_reason)
+        self.table,self.record = Table(self._logs, self.reward_func_names),RunRecord(self)
         self.add_callback(self.record)
         self.begin_buffer(a.shares_buffer)
 

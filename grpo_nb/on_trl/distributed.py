@@ -163,7 +163,7 @@ class Sampled:
 
     @property
     def info(self)->Tensor:   # (rows, 4) int32
-        "Of each row: tokens of its prompt and of its completion, the bits of its advantage, the prompt's key."
+        "Of each row: tokens of prompt and completion, the bits of its advantage, the prompt's key."
         A = self.advantages.detach().cpu().float().view(torch.int32)
         about = (self.prompt_lens, self.lens, A, self.keys)
         return torch.stack([torch.as_tensor(o, dtype=torch.int32) for o in about], 1)

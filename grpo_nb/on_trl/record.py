@@ -6,8 +6,7 @@
 __all__ = ['log', 'RunRecord']
 
 # %% ../../nbs/on_trl/record.ipynb #7e7bc5e6
-import logging, math
-from collections.abc import Callable
+import logging
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.groups import group_scores
+from ..parts.groups import dead_reason, group_scores
 from ..parts.ratios import clipped, importance_ratio
 from ..run.record import (
     RATIO_EDGES, Recorder, about_data, as_text, group_rows, ratio_hists, read_run, token_fields)
@@ -35,14 +34,10 @@ accelerator_config debug'''.split())   # where a run lies, not what it is
 
 def _shown_settings(args:GRPOConfig)->dict:
     "The settings that make the run: the central ones, those that are not TRL's, and what is not a default."
-    def default(f): return f.default if f.default_factory is MISSING else f.default_factory()
-    values = args.to_dict()
-    def telling(f):
-        if f.name not in values or f.name in _ASIDE: return False
-        v = getattr(args, f.name)
-        return (f.name not in GRPOConfig.__dataclass_fields__ or f.name in _CORE or v is not None
-            and v!=default(f))
-    return {f.name:values[f.name] for f in fields(args) if telling(f)}
+    usual = {f.name:f.default if f.default_factory is MISSING else f.default_factory()
+        for f in fields(GRPOConfig)}
+    def telling(k, v): return k in _CORE or k not in usual or v is not None and v!=usual[k]
+    return {k:v for k,v in args.to_dict().items() if k not in _ASIDE and telling(k, getattr(args, k))}
 
 # %% ../../nbs/on_trl/record.ipynb #0ea73de5
 class RunRecord(TrainerCallback):
@@ -52,9 +47,8 @@ class RunRecord(TrainerCallback):
 
     def __init__(self,
         trainer:GRPOTrainer,  # a `GRPOWithReplayBufferTrainer`
-        why:Callable,         # (N, G) rewards and a tolerance -> why each group is dead
     ):
-        self.trainer,self.why = trainer,why
+        self.trainer = trainer
         self.told,self.last = set(),(0, 0)   # warnings already given; step and number of the next group
         self.written = {}   # bytes of each file that a checkpoint speaks of
 
@@ -87,7 +81,7 @@ class RunRecord(TrainerCallback):
                     resume_step=resumed, max_mb=args.record_max_mb, run=self.trainer.run_id,
                     last_step=args.max_steps if args.max_steps>0 else None)
             except ValueError as e: why = str(e)
-        if why := next(filter(None, self.trainer.all_of(why)), ''): raise ValueError(why)
+        if why := next(filter(None, gather_object([why])), ''): raise ValueError(why)
         now = self.sizes()
         for k,n in self.written.items() if resumed else ():
             if now.get(k, 0)<n:
@@ -150,10 +144,9 @@ def lengths(self:RunRecord,
     batch:dict,  # TRL's
 )->Tensor:       # (B, 2): tokens of each completion, and whether it was cut off
     "How long is each completion?"
-    t,ids = self.trainer,batch['completion_ids']
-    pad_id = t._tokenizer.pad_token_id
-    ends = getattr(t, 'eos_token_ids', [t._tokenizer.eos_token_id])   # TRL before 1.14.2 knows one
-    lens,end = batch['completion_mask'].sum(1),torch.tensor([*ends, pad_id], device=ids.device)
+    ids,pad_id = batch['completion_ids'],self.trainer._tokenizer.pad_token_id
+    end = torch.tensor([*self.trainer.eos_token_ids, pad_id], device=ids.device)
+    lens = batch['completion_mask'].sum(1)
     last = ids.gather(1, (lens-1).clamp(min=0)[:,None])
     # TRL masks a row that it leaves out for being cut off
     cut = (lens==0)[:,None] | ~torch.isin(last, end)
@@ -194,9 +187,7 @@ def _fates(self:RunRecord, b):
     left = 'masked' if t.args.replay_when_empty=='mask' else 'kept'
     def number(i):   # one for all processes
         return i if t.sharded or i is None else i*t.args.world_size+t.args.process_index
-    def newcomer(e):
-        return dict(id=number(e.id), step=e.step+1, age=e.age, uses=e.uses, score=e.score, prob=e.prob,
-            key=e.key)
+    def newcomer(e): return e.told()|dict(id=number(e.id), step=e.step+1)
     def fate(g, key, dead):
         e = came.get(g)
         if g in b.asked: what = 'stored' if e else 'masked'
@@ -222,30 +213,28 @@ def _tokens(self:RunRecord, b):
 @patch
 def _rows(self:RunRecord, b, stats, fates, told):
     "A dict for each group, from all processes."
-    t,G,n = self.trainer,self.trainer.num_generations,len(RATIO_EDGES)-1
-    k = min(len(fates), t.args.record_max_groups or len(fates))
-    r,old,new = b.rewards.clone(),b.before,b.after
-    came = torch.tensor([[math.nan if x is None else x for x in o] for o in zip(*new['rewards'].values())],
-        device=r.device)
-    for g,f in enumerate(fates[:k]):
+    t,G = self.trainer,self.trainer.num_generations
+    B = min(len(fates), t.args.record_max_groups or len(fates))
+    r,stats,fates = b.rewards[:B*G].clone(),stats[:B*G],fates[:B]
+    old,new = ({k:v[:B*G] for k,v in o.items()} for o in (b.before, b.after))
+    counts,seen = stats[:,:-3].view(B, G, -1).sum(1).tolist(),stats[:,-3].view(B, G).all(1).tolist()
+    for g,(f,(*bins,held)) in enumerate(zip(fates, counts)):
         here = slice(g*G, g*G+G)
         if f['treatment']=='stored':   # never sampled: the group is what came in
             for key in ('prompt','completion','advantages'): old[key][here] = new[key][here]
-            r[here] = came[here]
+            r[here] = new['rewards'][here]
         if f['replacement']:
             f['replacement'] |= dict(prompt=as_text(new['prompt'][g*G]),
                 completions=[as_text(o) for o in new['completion'][here]],
-                advantages=new['advantages'][here], rewards=t.total(came[here]).tolist())
-    def by_group(x): return torch.as_tensor(x).view(-1, G).cpu()
-    total,A,dead = by_group(t.total(r)),by_group(old['advantages']),t.dead(r).tolist()
-    counts,seen = stats[:,:n+1].view(-1, G, n+1).sum(1),stats[:,n+1].view(-1, G).all(1).tolist()
-    shares = (counts[:,-1]/counts[:,:-1].sum(1).clamp(min=1)).tolist()
-    hists = [dict(edges=RATIO_EDGES, counts=c) for c in counts[:,:-1].long().tolist()]
-    why = [y if d else None for y,d in zip(self.why(total, t.args.dead_tolerance), dead)]
-    return group_rows(b.step, old['prompt'][:k*G:G], old['completion'][:k*G], total[:k], records=fates[:k],
-        n_tokens=stats[:k*G,-2].long(), truncated=stats[:k*G,-1].bool(), dead=dead[:k], why=why[:k],
-        rewards_by_func={name:r[:k*G,i] for i,name in enumerate(t.reward_func_names)},
-        advantages_before=A[:k], advantages=by_group(new['advantages'])[:k],
-        score=group_scores(A, total)[:k], clip_share=[v if o else None for v,o in zip(shares, seen)][:k],
-        ratio_hist=[h if o else None for h,o in zip(hists, seen)][:k],
-        **(token_fields(t._tokenizer, told[:k*G], G) if told else {}))
+                advantages=new['advantages'][here], rewards=t.total(new['rewards'][here]).tolist())
+        if seen[g]:
+            f |= dict(clip_share=held/max(1, sum(bins)),
+                ratio_hist=dict(edges=RATIO_EDGES, counts=[int(n) for n in bins]))
+    def by_group(x): return torch.as_tensor(x).view(B, G).cpu()
+    total,A,dead = by_group(t.total(r)),by_group(old['advantages']),t.dead(r).cpu()
+    return group_rows(b.step, old['prompt'][::G], old['completion'], total, records=fates,
+        n_tokens=stats[:,-2].long(), truncated=stats[:,-1].bool(), dead=dead,
+        why=dead_reason(total, t.args.dead_tolerance, dead=dead),
+        rewards_by_func=dict(zip(t.reward_func_names, r.unbind(1))), advantages_before=A,
+        advantages=by_group(new['advantages']), score=group_scores(A, total),
+        **(token_fields(t._tokenizer, told[:B*G], G) if told else {}))

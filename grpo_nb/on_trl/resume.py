@@ -11,9 +11,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 import torch
-from torch import Tensor, nn
+from torch import nn
 from fastcore.basics import patch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import TrainOutput
@@ -35,12 +35,12 @@ class _AtSteps(TrainerCallback):
     def on_step_end(self, args, state, control, **kw):
         acc = self.trainer.accelerator
         got = int(signal.Signals[self.stop.signal]) if self.stop else 0
-        if acc.num_processes>1: got = int(acc.gather(torch.tensor([got], device=acc.device)).max())
-        if got:
-            control.should_save = control.should_training_stop = True
-            self.trainer.stopped_by = signal.Signals(got).name
-            log.warning(f'{self.trainer.stopped_by}: saving checkpoint-{state.global_step} and stopping; '
-                'go on with `train(resume_from_checkpoint=True)`')
+        got = int(acc.gather(torch.tensor([got], device=acc.device)).max())
+        if not got: return
+        control.should_save = control.should_training_stop = True
+        self.trainer.stopped_by = signal.Signals(got).name
+        log.warning(f'{self.trainer.stopped_by}: saving checkpoint-{state.global_step} and stopping; '
+            'go on with `train(resume_from_checkpoint=True)`')
 
 # %% ../../nbs/on_trl/resume.ipynb #2914ab24
 def _gathered(model, modifier=None):
@@ -82,12 +82,12 @@ class ResumableTrainer(GRPOTrainer):
         a,mid = self.args,self._step%(self.args.steps_per_generation*self.num_iterations)
         layout = {k:getattr(a, k) for k in ('num_generations','per_device_train_batch_size',
             'steps_per_generation','num_iterations')}
-        own = dict(entropy_coef=self.entropy_coef,
-            last_world_entropy=self._last_world_entropy) if self.use_adaptive_entropy else {}
+        adaptive = ('entropy_coef','_last_world_entropy') if self.use_adaptive_entropy else ()
         return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta, data=self.known_data,
             rewards=list(self.reward_func_names), step=self._step,
             inputs=self._buffered_inputs if mid else None,
-            metrics={k:list(v) for k,v in self._metrics['train'].items()}, own=own)
+            metrics={k:list(v) for k,v in self._metrics['train'].items()},
+            own={k:getattr(self, k) for k in adaptive})
 
     def note_randomness(self)->None:
         "Where the generators go back to when a reward fails."
@@ -189,39 +189,36 @@ class ResumableTrainer(GRPOTrainer):
 
 # %% ../../nbs/on_trl/resume.ipynb #9bcccbc6
 @patch
-def all_of(self:ResumableTrainer,
-    o:Any,  # what this process has
-)->list:    # of all, by rank
-    "`o` of every process."
-    return gather_object([o]) if self.accelerator.num_processes>1 else [o]
-
-@patch
-def _need_files(self:ResumableTrainer, lacking, checkpoint, which):
+def _need_files(self:ResumableTrainer, found, checkpoint, which):
+    "ValueError where a process did not find what it needs; `found` says so by rank."
+    lacking = [str(r) for r,there in enumerate(found) if not there]
     if not lacking: return
-    raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(map(str, lacking))} does not find {which} of '
-        'the files grpo_state_*.safetensors on its disk. Where each node has a disk of its own, save with '
+    raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(lacking)} does not find {which} of the files '
+        'grpo_state_*.safetensors on its disk. Where each node has a disk of its own, save with '
         '`save_on_each_node=True`, and bring each node its files; for another number of processes, bring all '
         'of them to every node')
 
 @patch
 def _load_state(self:ResumableTrainer, checkpoint):
     "Go on from the state files of a checkpoint, on every process or on none."
+    def load(rank): return load_state(state_file(checkpoint, rank))
     here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.safetensors'))
-    everywhere = self.all_of(here)
+    me,everywhere = self.args.process_index,gather_object([here])
     if not any(everywhere):
         return log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts empty')
-    self._need_files([r for r,o in enumerate(everywhere) if not o], checkpoint, 'any')
-    me = self.args.process_index
-    first = load_state(state_file(checkpoint, me if me in here else here[0]))
+    self._need_files(everywhere, checkpoint, 'any')
+    first = load(me if me in here else here[0])
     self._check_same(first)
     self.run_id = first.get('run') or self.run_id
-    same = first['world']==self.args.world_size
-    wanted = [[r] if same else list(range(first['world'])) for r in range(len(everywhere))]
-    self._need_files([r for r,o in enumerate(everywhere) if not set(wanted[r])<=set(o)], checkpoint,
+    same,all_ranks = first['world']==self.args.world_size,range(first['world'])
+    self._need_files([r in o if same else {*all_ranks}<={*o} for r,o in enumerate(everywhere)], checkpoint,
         'their own' if same else 'all')
-    self._set_reference(first, checkpoint, here)
+    if self.args.sync_ref_model:
+        ref = first['ref'] or next((ref for r in here if (ref := load(r)['ref'])), None)
+        self._need_files(gather_object([bool(ref)]), checkpoint, 'the reference model in any')
+        _set_whole_weights(self.accelerator.unwrap_model(self.ref_model), ref)
     if same: self._set_state(first)
-    else: self._resume_elsewhere([load_state(state_file(checkpoint, r)) for r in wanted[me]])
+    else: self._resume_elsewhere([load(r) for r in all_ranks])
 
 @patch
 def _check_same(self:ResumableTrainer, s):
@@ -235,29 +232,15 @@ def _check_same(self:ResumableTrainer, s):
         log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
 
 @patch
-def _set_reference(self:ResumableTrainer, first, checkpoint, here):
-    if not self.args.sync_ref_model: return
-    files = (load_state(state_file(checkpoint, r)) for r in here)
-    ref = first['ref'] or next((o['ref'] for o in files if o['ref']), None)
-    lacking = [r for r,o in enumerate(self.all_of(bool(ref))) if not o]
-    self._need_files(lacking, checkpoint, 'the reference model in any')
-    _set_whole_weights(self.accelerator.unwrap_model(self.ref_model), ref)
-
-@patch
 def _set_state(self:ResumableTrainer, s):
-    def move(o):
-        if isinstance(o, Tensor): return o.to(self.accelerator.device)
-        if isinstance(o, list): return [move(v) for v in o]
-        return {k:move(v) for k,v in o.items()} if isinstance(o, dict) else o
     for k,v in s.get('layout', {}).items() if s['inputs'] is not None else ():
         now = getattr(self.args, k)
         if now!=v:
             raise ValueError(f'the checkpoint lies within a generation batch made with {k}={v}, this run has '
                 f'{now}: set {k}={v}, or resume from a checkpoint between two batches')
-    self._step,self._buffered_inputs = s['step'],move(s['inputs'])
-    for k,v in s['metrics'].items(): self._metrics['train'][k] = v
-    for k,v in (('entropy_coef', 'entropy_coef'), ('_last_world_entropy', 'last_world_entropy')):
-        if s['own']: setattr(self, k, s['own'][v])
+    self._step,self._buffered_inputs = s['step'],send_to_device(s['inputs'], self.accelerator.device)
+    self._metrics['train'].update(s['metrics'])
+    for k,v in s['own'].items(): setattr(self, k, v)
 
 @patch
 def _resume_elsewhere(self:ResumableTrainer, states):
@@ -271,7 +254,7 @@ def _resume_elsewhere(self:ResumableTrainer, states):
 def _on_each_node(self:ResumableTrainer, f):
     "`f()`, asked once on each node, and by rank what came out."
     i = self.args.local_process_index
-    every = self.all_of((i, f() if i==0 else None))
+    every = gather_object([(i, f() if i==0 else None)])
     return [every[r-k][1] for r,(k,_) in enumerate(every)]
 
 @patch
@@ -283,10 +266,11 @@ def _newest(self:ResumableTrainer):
         why = next((w for p,w in found if p is None), '')
         if why: return None,why
         steps = {int(Path(p).name[11:]) for p,_ in found}
-        at_most,(mine,over) = min(steps),found[self.args.process_index]
-        if len(steps)>1: continue
-        if over: log.warning(f'passed over {over}')
-        return mine,''
+        if len(steps)==1: break
+        at_most = min(steps)
+    mine,over = found[self.args.process_index]
+    if over: log.warning(f'passed over {over}')
+    return mine,''
 
 @patch
 def _resume_from(self:ResumableTrainer, what):
@@ -309,9 +293,7 @@ def _resume_from(self:ResumableTrainer, what):
 @patch
 def _begin(self:ResumableTrainer):
     "A run that resumes nothing: it gets an id. ValueError where the checkpoints of another lie."
-    id = [new_run_id()]
-    if self.accelerator.num_processes>1: broadcast_object_list(id)
-    self.run_id = id[0]
+    self.run_id, = broadcast_object_list([new_run_id()])
     def whole():
         "The newest checkpoint of an earlier run, which saving would replace or remove."
         old = reversed(checkpoint_folders(self.args.output_dir))

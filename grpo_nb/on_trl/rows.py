@@ -166,11 +166,11 @@ class Table:
 
     def last(self,
         N:int,  # rows of all processes
-    )->dict:    # prompt, completion and advantages, and rewards by function; lists of N
+    )->dict:    # lists of N: prompt, completion and advantages; rewards, (N, F)
         "The last batch, as it stands there."
         def of(o): return list(o)[-N:]
-        out = {k:of(self.logs[k]) for k in ('prompt','completion','advantages')}
-        return out|dict(rewards={k:of(v) for k,v in self.logs['rewards'].items()})
+        rewards = torch.tensor([of(self.logs['rewards'][k]) for k in self.names]).T
+        return {k:of(self.logs[k]) for k in ('prompt','completion','advantages')}|dict(rewards=rewards)
 
     def one_text(self,
         N:int,  # rows of all processes
