@@ -259,7 +259,8 @@ def _study(o):
     said,ends = f'filtering, {size}, {len(seeds)} seeds, {budget} tokens each',{}
     for arm in ('plain','stored_clip'):
         o.say(f'{said}: {arm}')
-        job = dict(regime='filtering', arm=arm, seed=seeds, learning_rate=4.8e-5, settings=settings)
+        job = [dict(regime='filtering', arm=arm, seed=s, learning_rate=4.8e-5, settings=settings)
+            for s in seeds]
         t = time.perf_counter()
         with one_thread(): rows = run_stack(job, o.device)
         ends[arm] = pd.Series({r['seed']:r['pass1'] for r in rows})

@@ -151,8 +151,9 @@ def test_the_factor_at_the_corners_of_the_clip():
         assert torch.allclose(got, A*torch.tensor(want)), how
 
 def job(arm, seeds, budget=1500):
-    return dict(regime='adding', arm=arm, seed=seeds, learning_rate=1e-3, source='',
-                settings=json.dumps(dict(budget=budget, points=2, reach=4)))
+    settings = json.dumps(dict(budget=budget, points=2, reach=4))
+    return [dict(regime='adding', arm=arm, seed=s, learning_rate=1e-3, source='', settings=settings)
+        for s in seeds]
 
 @pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','plain_16',
     'filter','ngrpo','zvp','popo','stored_moment'])
@@ -260,10 +261,11 @@ def every(plan, rate): return {(f,a):rate for f in fm.PACKED for a in plan['arms
 def test_planned_jobs_are_the_registered_ones_block_by_block():
     plan = registration(PAGE)
     main = planned(plan, 'main', every(plan, 1e-4), stack=16)
-    assert len(main)==2*6*4 and [o['seed'][0] for o in main]==sorted(o['seed'][0] for o in main)
-    assert {s for o in planned(plan, 'again', every(plan, 1.)) for s in o['seed']}==set(range(32, 64))
+    assert len(main)==2*6*4 and [o[0]['seed'] for o in main]==sorted(o[0]['seed'] for o in main)
+    assert {o['seed'] for stack in planned(plan, 'again', every(plan, 1.)) for o in stack}==set(range(32, 64))
+    for stack in main: assert len(stack)==16 and len({(o['regime'], o['arm']) for o in stack})==1
     rate = {(f,a):10*i+j for i,f in enumerate(fm.PACKED) for j,a in enumerate(plan['arms']['main'])}
-    for o in planned(plan, 'side', rate):   # its family's, of its relative
+    for o in sum(planned(plan, 'side', rate), []):   # its family's, of its relative
         assert o['learning_rate']==rate[o['regime'],plan['relatives'][o['arm']]]
     tries = planned(plan, 'rates', stack=16)
     assert len(tries)==6*4*3
@@ -659,7 +661,7 @@ def test_a_page_names_each_rate_beyond_the_ends_that_is_better_than_the_one_that
         assert any(o.replace('0.', '.') in prose('research/first_study') for o in said)
 
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
-    job = dict(regime='reversing', arm='plain', seed=[2000], learning_rate=1e-4, source='',
+    job = dict(regime='reversing', arm='plain', seed=2000, learning_rate=1e-4, source='',
         settings='{"budget": 1500, "points": 1}')   # a seed of no table
     f = tmp_path/'replay_study.csv'
     run_study(run_stack, [job], f, stamp(registered=registration(PAGE)['hash']))

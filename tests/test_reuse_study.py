@@ -21,14 +21,15 @@ best_of,looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) fo
 
 def stacked(arm, **settings):
     o = dict(budget=700, points=2)|settings
-    return dict(regime=['adding','adding_sparse']*2, arm=arm, seed=[3, 3, 4, 4], source='',
-        learning_rate=[1e-3, 1e-4, 2e-3, 1e-3], settings=json.dumps(o))
+    runs = zip(['adding','adding_sparse']*2, [3, 3, 4, 4], [1e-3, 1e-4, 2e-3, 1e-3])
+    return [dict(regime=r, arm=arm, seed=s, source='', learning_rate=l, settings=json.dumps(o))
+        for r,s,l in runs]
 
 @pytest.mark.parametrize('arm', ['plain','replay_default','big3','stored3','stored6_moment'])
 def test_a_stack_of_several_rates_and_starts_is_the_same_runs_made_alone(untaught, arm):
     job = stacked(arm)
     company = bare(run_stack(job, 'cpu'))
-    alone = [bare(run_stack(o|dict(seed=[o['seed']]), 'cpu'))[0] for o in one_each(job)]
+    alone = [bare(run_stack(o, 'cpu'))[0] for o in job]
     assert company==alone
     assert len({o['curve'] for o in company})==4
 
@@ -74,20 +75,18 @@ def test_a_batch_with_replay_is_what_the_shipped_method_makes_of_it(untaught, mo
             replaced[s] += sum(o['replacement'] is not None for o in out.records)
     assert min(replaced)>10
 
-def test_a_job_may_list_regimes_and_rates_and_what_is_missing_keeps_them_together(tmp_path):
-    job = dict(regime=['a','b','a'], arm='x', seed=[1, 1, 2], learning_rate=[.1, .2, .3],
-        settings='{}', source='')
+def test_a_stack_may_have_several_regimes_and_rates_and_what_is_missing_stays_together(tmp_path):
+    def one(r, s, l): return dict(regime=r, arm='x', seed=s, learning_rate=l, settings='{}', source='')
+    job = [one('a', 1, .1), one('b', 1, .2), one('a', 2, .3)]
     asked = []
     def run(job):
         asked.append(job)
         return [o|dict(pass1=.5) for o in one_each(job) if o['seed']<9]
-    first = job|dict(regime=['a'], seed=[1], learning_rate=[.1])
-    run_study(run, [first], tmp_path/'t.csv', stamp(), disable_tqdm=True)
+    run_study(run, [job[:1]], tmp_path/'t.csv', stamp(), disable_tqdm=True)
     df = run_study(run, [job], tmp_path/'t.csv', stamp(), disable_tqdm=True)
-    assert asked[1]==job|dict(regime=['b','a'], seed=[1, 2], learning_rate=[.2, .3]) and len(df)==3
-    assert len(run_study(run, [job|dict(regime='a', seed=[9], learning_rate=.1)], tmp_path/'t.csv', stamp(),
-        disable_tqdm=True))==3   # no row: it had no time left
-    with pytest.raises(ValueError): one_each(job|dict(seed=[1, 2]))
+    assert asked[1]==job[1:] and len(df)==3
+    late = run_study(run, [[one('a', 9, .1)]], tmp_path/'t.csv', stamp(), disable_tqdm=True)
+    assert len(late)==3   # no row: it had no time left
 
 LADDER = [1., 2., 4., 8., 16., 32., 64.]
 PLAN = dict(ladder=LADDER, rates=[2., 4., 8.], points=8, seeds=dict(main=[1, 2], look=[7, 8, 9]),
@@ -142,17 +141,18 @@ def test_rounds_find_the_range_and_go_on_beyond_the_ends_and_nowhere_else(tmp_pa
     assert tried['adding','stored3']==[1., 2., 4., 8., 16., 32., 64.]   # around its best, 32
     assert tried['adding_sparse','stored3']==[4., 8., 16., 32., 64.]   # the ladder ends where it is best
     for o in asked:
-        assert len({FAMILIES[c].after or c for c in o['regime']})==1   # equal widths in a stack
-    first = [o['arm'] for o in asked]
-    assert first.index('mu3')>max(i for i,o in enumerate(asked[:4]) if o['arm']=='plain')
+        assert len({FAMILIES[k['regime']].after or k['regime'] for k in o})==1   # equal widths in a stack
+        assert len({k['arm'] for k in o})==1
+    first = [o[0]['arm'] for o in asked]
+    assert first.index('mu3')>max(i for i,o in enumerate(asked[:4]) if o[0]['arm']=='plain')
     assert not next_jobs(df, PLAN)
     counts = Counter(zip(df.regime, df.arm, df.learning_rate, df.seed))
     assert max(counts.values())==1 and {s for *_,s in counts}=={1, 2}
     looks = next_jobs(df, PLAN, 'look', stack=2)
-    assert {(c, l) for o in looks for c,l in zip(o['regime'], o['learning_rate'])}=={('adding', 4.),
+    assert {(k['regime'], k['learning_rate']) for o in looks for k in o}=={('adding', 4.),
         ('adding_sparse', 16.), ('sorting', 4.), ('sorting_sparse', 16.)}
-    assert all(json.loads(o['settings'])['budget']==15000 and o['arm']=='mu3' for o in looks)
-    assert sorted({s for o in looks for s in o['seed']})==[7, 8, 9]
+    assert all(json.loads(k['settings'])['budget']==15000 and k['arm']=='mu3' for o in looks for k in o)
+    assert sorted({k['seed'] for o in looks for k in o})==[7, 8, 9]
 
 def test_a_span_is_the_mean_over_five_rates_and_two_starts(tmp_path):
     df = run_rounds(made_run, lambda d: next_jobs(d, PLAN, stack=100), path=tmp_path/'t.csv', stamp=stamp(),

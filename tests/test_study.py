@@ -11,12 +11,15 @@ from grpo_nb.research.study import (area, at_equal, compare, over_regimes, pairs
 HERE = dict(version='1', torch='2', machine='m', weights='w')
 
 def toy(job):
-    if job['arm']=='bad': raise RuntimeError('my mistake')
-    if job['arm']=='dies': os._exit(9)
+    arm, = {o['arm'] for o in st.one_each(job)}
+    if arm=='bad': raise RuntimeError('my mistake')
+    if arm=='dies': os._exit(9)
     return [o|dict(pass1=o['seed']/10) for o in st.one_each(job)]
 
 def jobs(*arms, seed=0):
-    return [dict(regime='r', arm=a, seed=seed, learning_rate=1e-4, settings='{}') for a in arms]
+    "One run of each arm; with a list of seeds a stack of each"
+    def one(a, s): return dict(regime='r', arm=a, seed=s, learning_rate=1e-4, settings='{}')
+    return [[one(a, s) for s in seed] if isinstance(seed, list) else one(a, seed) for a in arms]
 
 def go(what, path, run=toy, **kw): return run_study(run, what, path, HERE, disable_tqdm=True, **kw)
 
@@ -30,7 +33,7 @@ def test_a_study_resumes_without_running_again(tmp_path):
 
 def test_a_stack_makes_a_row_per_seed_and_runs_only_those_that_miss(tmp_path):
     ran = []
-    def run(job): ran.append(job['seed']); return toy(job)
+    def run(job): ran.append([o['seed'] for o in job]); return toy(job)
     go(jobs('a', seed=[0, 2]), tmp_path/'a.csv', run)
     df = go(jobs('a', seed=[0, 1, 2, 3]), tmp_path/'a.csv', run)
     assert ran==[[0, 2], [1, 3]] and df.pass1.tolist()==[0, .1, .2, .3]

@@ -46,7 +46,7 @@ USES |= {'replay':USES['replay_both'], 'replay_default':BatchUse(fill=True, prio
 
 # %% ../../nbs/research/replay_study.ipynb #c6f3758c
 def run_stack(
-    job:dict,          # one arm; a list of seeds, and regimes (families) and learning rates, one or a list
+    job:list|dict,     # runs of one arm, with one text of settings; or one run
     device:str=None,   # None: a GPU where there is one
     problems:str=None, # file of `hold_problems`
     until:float=None,  # of the clock, `time.time()`: what isn't whole by then is given up
@@ -59,7 +59,8 @@ def run_stack(
     torch.set_num_threads(1)
     if until and time.time()>until: return []
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    o,arm,runs = json.loads(job['settings']),USES[job['arm']],one_each(job)
+    runs = one_each(job)
+    o,arm = json.loads(runs[0]['settings']),USES[runs[0]['arm']]
     families,seeds,lr = ([k[name] for k in runs] for name in ('regime','seed','learning_rate'))
     if problems: hold_problems(problems, families)
     f = FAMILIES[families[0]]
@@ -172,8 +173,10 @@ def planned(
         return [(rate or {}).get((f, plan.get('relatives', {}).get(a, a)))]
     if missing := [f'{a} in {f}' for f in families for a in arms if None in tries(f, a)]:
         raise ValueError(f"no rate yet for {', '.join(missing)}: run the plan 'rates' first")
-    return [dict(regime=f, arm=a, seed=seeds[i:i+stack], learning_rate=l, settings=settings, source='')
-        for i in range(0, len(seeds), stack) for f in families for a in arms for l in tries(f, a)]
+    def one(f, a, l, s):
+        return dict(regime=f, arm=a, seed=s, learning_rate=l, settings=settings, source='')
+    return [[one(f, a, l, s) for s in seeds[i:i+stack]] for i in range(0, len(seeds), stack)
+        for f in families for a in arms for l in tries(f, a)]
 
 # %% ../../nbs/research/replay_study.ipynb #5c1e7a06
 def to_try(
@@ -235,11 +238,10 @@ def _jobs(plan, arm, rates, stack, look=False):
         o = {k:plan[k] for k in ('points','budget','reach','size') if k in plan}
         if look: o |= dict(points=1, budget=o.get('budget', FAMILIES[task].budget)//4, several=16)
         seeds = plan['seeds']['look' if look else 'main']
-        runs = [(c, s, l) for s in seeds for c in cells for l in rates[c]]
-        for i in range(0, len(runs), stack):
-            some = zip(*runs[i:i+stack])
-            lists = dict(zip(('regime','seed','learning_rate'), map(list, some)))
-            jobs.append(lists|dict(arm=arm, settings=json.dumps(o), source=''))
+        of_arm = dict(arm=arm, settings=json.dumps(o), source='')
+        runs = [dict(regime=c, seed=s, learning_rate=l)|of_arm
+            for s in seeds for c in cells for l in rates[c]]
+        jobs += [runs[i:i+stack] for i in range(0, len(runs), stack)]
     return jobs
 
 def run_rounds(
@@ -277,7 +279,7 @@ def replay_study(
     until = time.time()+60*minutes if minutes else None
     if problems: hold_problems(problems, list(plan['definitions']['families']))
     run = partial(run_stack, device=device or None, problems=problems or None, until=until)
-    if repeat: return show_again(again(path, lambda o: run(o|dict(seed=[o['seed']]))[0], here, repeat))
+    if repeat: return show_again(again(path, lambda o: run(o)[0], here, repeat))
     options = dict(path=path, stamp=here, processes=processes, free=free, disable_tqdm=disable_tqdm)
     tries = path.with_name(f'{name}_rates.csv')
     rate = tuned(read_rows(tries), plan) if what!='rates' and tries.exists() else {}

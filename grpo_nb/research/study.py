@@ -58,12 +58,10 @@ def source_hash(
 KEY = ['regime','arm','seed','learning_rate','settings']   # what makes a run
 
 def one_each(
-    job:dict, # a job; where seed, regime or learning_rate are lists, the i-th of each belong together
-)->list:      # a job per row
+    job:dict|list, # a job of one row; or a stack, a list of such jobs that are made by one call
+)->list:           # a job per row
     "The rows that a job will make, as jobs of one row."
-    lists = {k:job[k] for k in KEY if isinstance(job[k], (list,tuple))}
-    if not lists: return [job]
-    return [job|dict(zip(lists, o)) for o in zip(*lists.values(), strict=True)]
+    return job if isinstance(job, list) else [job]
 
 def key_of(
     job:dict, # of one seed; or a row
@@ -120,8 +118,7 @@ def _attempt(run, job, stamp):
     "The rows of one job, a list; with its error where it raises."
     try: rows = run(job)
     except Exception as e: return _failed(job, f'{type(e).__name__}: {e}', stamp)
-    rows = rows if isinstance(rows, list) else [rows]
-    return [dict(source=job.get('source', ''), error='')|o|stamp for o in rows]
+    return [dict(source=k.get('source', ''), error='')|o|stamp for k,o in zip(one_each(job), one_each(rows))]
 
 def _table(name):
     module,_,name = name.partition(':')
@@ -158,7 +155,7 @@ def _results(run, todo, stamp, processes, tables):
 # %% ../../nbs/research/study.ipynb #3158d746
 def run_study(
     run:Callable,            # job -> its row, or a list of rows, dicts
-    jobs:list,               # dicts with regime, arm, seed (or a list of seeds), learning_rate, settings
+    jobs:list,               # dicts with regime, arm, seed, learning_rate, settings; or lists of them: stacks
     path:str,                # CSV with a row per run; what it holds isn't run again
     stamp:dict,              # of `stamp`: written into each row
     processes:int=1,         # runs at a time
@@ -198,12 +195,8 @@ def _missing(jobs, rows):
     def done(o):
         row = rows.get(key_of(o))
         return row is not None and not row['error'] and row.get('source', '')==o.get('source', '')
-    left = []
-    for job in jobs:   # what is left of each
-        some = [o for o in one_each(job) if not done(o)]
-        lists = {k:[o[k] for o in some] for k in KEY if isinstance(job[k], (list,tuple))}
-        if some: left.append(job|lists)
-    return left
+    left = [(job, [o for o in one_each(job) if not done(o)]) for job in jobs]   # what is left of each
+    return [some if isinstance(job, list) else job for job,some in left if some]
 
 def _save(path, rows):
     with atomic_write(path) as f: pd.DataFrame(rows.values()).sort_values(KEY).to_csv(f, index=False)
