@@ -459,10 +459,13 @@ class RewardModel:
         batch_size:int=32,          # texts at once
         name:str=None,              # in logs; None for the model's own
     ):
-        if isinstance(model, str): model = self._load(model)
-        if tokenizer is None:
-            from transformers import AutoTokenizer
-            tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        if isinstance(model, str):
+            if not Path(model).is_dir():
+                print(f'{model} is no folder here: asking the hub for the reward model, '
+                      'which downloads it unless it is there')
+            model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+        if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         labels = model.config.num_labels
         if labels!=1:
             raise ValueError(f'the reward model has {labels} labels, needs 1: a number for each text')
@@ -472,13 +475,6 @@ class RewardModel:
         model.config.pad_token_id = tokenizer.pad_token_id
         self.model,self.tokenizer,self.batch_size = model.eval().requires_grad_(False),tokenizer,batch_size
         self.__name__ = name or Path(model.config._name_or_path or type(model).__name__).name
-
-    def _load(self, name):
-        from transformers import AutoModelForSequenceClassification
-        if not Path(name).is_dir():
-            print(f'{name} is no folder here: asking the hub for the reward model, '
-                  'which downloads it unless it is there')
-        return AutoModelForSequenceClassification.from_pretrained(name, num_labels=1)
 
     def text(self, prompt:str|list, completion:str|list)->str:
         "What the judge reads: two strings joined, or the messages through its chat template."
