@@ -485,6 +485,18 @@ def test_what_a_correction_lacks_is_named(make, says):
     with pytest.raises(ValueError) as e: make()
     assert says in str(e.value)
 
+def test_a_run_corrects_replayed_groups_as_all_others_unless_told_otherwise():
+    from grpo_nb.run.settings import loss_settings
+    from grpo_nb.trainer import TrainConfig
+    def of(**kw):
+        s = loss_settings(TrainConfig(beta=.1, **kw), 'dapo')
+        assert (s.beta, s.epsilon, s.max_completion_length, s.aggregation)==(.1, .2, 48, None)
+        return s.correction,s.replay_correction
+    none,drift = Correction(clip='none'),Correction(max_drift=.5)
+    assert of()==(None, None) and of(correction='clip=none')==(none, none)
+    assert of(replay_correction='max_drift=.5')==(None, drift)
+    assert of(correction='clip=none', replay_correction='max_drift=.5')==(none, drift)
+
 def test_the_clip_a_correction_applies_is_the_one_it_reports():
     "What `clipped` says of it is where the corrected loss has no gradient."
     for weight,clip in itertools.product(('token','none','truncated'), CLIP_EDGES):
