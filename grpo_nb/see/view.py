@@ -166,8 +166,8 @@ def _arrays(run, places, B):
         return said
     names = list(dict.fromkeys(k for o in run.rows[:64] for k in o.get('rewards_by_func') or {}))[:6]
     at = run,places,B
-    told = {f'func{i}':_cells(*at, of_func(k)) for i,k in enumerate(names)}
-    return told|dict(long=_cells(*at, longest, np.uint16), same=_cells(*at, one_text)),names
+    told = dict(long=_cells(*at, longest, np.uint16), same=_cells(*at, one_text))
+    return told|{f'func{i}':_cells(*at, of_func(k)) for i,k in enumerate(names)},names
 
 # %% ../../nbs/see/view.ipynb #e1389931
 MOST_STORED = 20_000   # stored groups a page lists
