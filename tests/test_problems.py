@@ -76,8 +76,8 @@ def test_every_kind_of_source_gives_the_same_problems(tmp_path):
     (tmp_path/'a.jsonl').write_text('\n'.join(map(json.dumps, rows))+'\n\n')
     (tmp_path/'a.json').write_text('\ufeff'+json.dumps(rows))
     (tmp_path/'b.json').write_text(json.dumps(dict(version=1, data=rows)))   # the only list in an object
-    files = [tmp_path/'a.parquet', str(tmp_path/'a.csv'), *(tmp_path/o for o in ('a.jsonl','a.json','b.json'))]
-    for src in (*files, rows, Dataset.from_list(rows)):
+    files = [tmp_path/o for o in ('a.parquet','a.jsonl','a.json','b.json')]
+    for src in (*files, str(tmp_path/'a.csv'), rows, Dataset.from_list(rows)):
         got = load_problems(src)
         assert sorted(got.column_names)==['answer','level','prompt']
         assert [dict(sorted(o.items())) for o in got.to_list()]==[dict(sorted(o.items())) for o in rows], src
