@@ -21,8 +21,8 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.core import (
-    RULES, check_option, check_prompts, check_rewards, check_rows, check_settings, known_data, setting,
-    untested, versions)
+    RULES, check_option, check_prompts, check_rewards, check_rows, check_settings, known_data, reads_tokens,
+    setting, untested, versions)
 from .distributed import RollCall, agree
 
 # %% ../../nbs/on_trl/checks.ipynb #602607b8
@@ -287,7 +287,6 @@ class CheckedTrainer(GRPOTrainer):
 
     def _check_lengths(self, prompts):
         "ValueError for a prompt that the model can't read: too long, or with tokens it doesn't know."
-        from grpo_nb.parts.model import reads_tokens
         limit = reads_tokens(self.model.config)
         if not prompts or not limit or self._is_vlm: return
         ids = self._tokenize_prompts(sorted(prompts, key=lambda p: len(str(p)))[-4:])[0]

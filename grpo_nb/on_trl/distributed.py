@@ -110,8 +110,7 @@ class Ranks:
         self.world = dist.get_world_size() if on else 1
         cuda = on and dist.get_backend()=='nccl'
         self.device = torch.device('cuda', torch.cuda.current_device()) if cuda else torch.device('cpu')
-        # calls made, bytes of rows and of the index that came from others
-        self.calls,self.received,self.index_received = 0,0,0
+        self.calls,self.received = 0,0   # calls made, bytes of rows that came from others
 
     def gather(self, x:Tensor)->Tensor:
         "(n,) int32 of every rank as (world, n), on every rank."
@@ -119,7 +118,6 @@ class Ranks:
         if self.world==1: return x[None]
         out = torch.empty(self.world*len(x), dtype=x.dtype, device=self.device)
         _all_gather(out, x.to(self.device))
-        self.index_received += 4*len(x)*(self.world-1)
         return out.view(self.world, -1).cpu()
 
     def exchange(self, send:list, sizes:list)->list:

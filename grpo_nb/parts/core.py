@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RULES', 'Plain', 'TESTED', 'masked_mean', 'test_tensor', 'whole', 'check_option', 'prompt_fault', 'setting',
-           'check_settings', 'check_prompts', 'check_rows', 'known_data', 'other_data', 'Tokenizer', 'reward_name',
-           'check_rewards', 'blame', 'ask_all', 'atomic_write', 'save_json', 'register', 'settings_of', 'load_file',
-           'load_object', 'lookup', 'versions', 'untested', 'share_ci', 'mean_ci', 'difference', 'holm',
+           'check_settings', 'reads_tokens', 'check_prompts', 'check_rows', 'known_data', 'other_data', 'Tokenizer',
+           'reward_name', 'check_rewards', 'blame', 'ask_all', 'atomic_write', 'save_json', 'register', 'settings_of',
+           'load_file', 'load_object', 'lookup', 'versions', 'untested', 'share_ci', 'mean_ci', 'difference', 'holm',
            'random_effect']
 
 # %% ../../nbs/parts/core.ipynb #fb6c632f
@@ -120,6 +120,21 @@ RULES = [   # of both trainers
     ('temperature record_max_mb', lambda v: 0<v<math.inf, 'more than 0, and finite'),
     ('top_p', lambda v: 0<v<=1, 'a share above 0 and up to 1'),
     ('replay_age_limit replay_max_uses', lambda v: v>=1, 'None, or 1 or more')]
+
+# %% ../../nbs/parts/core.ipynb #c0re0018
+def reads_tokens(
+    config:Any,  # of a model of transformers, or None
+)->int|None:     # None where it doesn't say
+    "How many tokens the model reads: its positions, or those that a stretched rotation reaches."
+    c = config.get_text_config() if hasattr(config, 'get_text_config') else config
+    n = getattr(c, 'max_position_embeddings', None)
+    rope = getattr(c, 'rope_parameters', None) or getattr(c, 'rope_scaling', None) or {}
+    if not n: return None
+    # some models have one for each kind of layer
+    ropes = [rope, *(o for o in rope.values() if isinstance(o, dict))]
+    reach = [int(o['factor']*(o.get('original_max_position_embeddings') or n)) for o in ropes
+        if o.get('factor')]
+    return max([n, *reach])
 
 # %% ../../nbs/parts/core.ipynb #c0re0015
 def _prompts_of(dataset:list, most:int=None)->list:

@@ -4,21 +4,20 @@
 
 # %% auto #0
 __all__ = ['COPY_LIMIT', 'unwrapped', 'output_head', 'why_slow', 'FastQwen', 'packed_hidden', 'shared_hidden', 'chunked_logps',
-           'Cached', 'reads_tokens', 'Sampling', 'check_lengths', 'check_prompt_ids', 'special_ids', 'eval_mode',
-           'uniforms', 'seen_tokens', 'penalize', 'truncate', 'sample_rows']
+           'Cached', 'Sampling', 'check_lengths', 'check_prompt_ids', 'special_ids', 'eval_mode', 'uniforms',
+           'seen_tokens', 'penalize', 'truncate', 'sample_rows']
 
 # %% ../../nbs/parts/model.ipynb #eeab2bc2
 import inspect, math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from fastcore.basics import patch
-from .core import check_option, setting, whole
+from .core import check_option, reads_tokens, setting, whole
 
 # %% ../../nbs/parts/model.ipynb #ac1783a6
 def unwrapped(
@@ -461,20 +460,6 @@ class Cached:
         self.mask = self.mask[idx]
 
 # %% ../../nbs/parts/model.ipynb #a74e0fd1
-def reads_tokens(
-    config:Any,  # of a model of transformers, or None
-)->int|None:     # None where it doesn't say
-    "How many tokens the model reads: its positions, or those that a stretched rotation reaches."
-    c = config.get_text_config() if hasattr(config, 'get_text_config') else config
-    n = getattr(c, 'max_position_embeddings', None)
-    rope = getattr(c, 'rope_parameters', None) or getattr(c, 'rope_scaling', None) or {}
-    if not n: return None
-    # some models have one for each kind of layer
-    ropes = [rope, *(o for o in rope.values() if isinstance(o, dict))]
-    reach = [int(o['factor']*(o.get('original_max_position_embeddings') or n)) for o in ropes
-        if o.get('factor')]
-    return max([n, *reach])
-
 @dataclass
 class Sampling:
     "How a token is drawn, under TRL's names. ValueError for a setting out of its range."

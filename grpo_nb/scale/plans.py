@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import PretrainedConfig
-from ..parts.core import check_option, whole
+from ..parts.core import check_option, reads_tokens, whole
 from ..parts.groups import dead_share
-from ..parts.model import reads_tokens
 
 # %% ../../nbs/scale/plans.ipynb #55407b39
 def _counted(G, b, a, W, mu, s, N, z, mean_length):
