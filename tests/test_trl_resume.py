@@ -398,5 +398,6 @@ def test_a_second_run_of_a_trainer_loads_its_weights_into_the_engine_again(tmp_p
 @pytest.mark.parametrize('was,now', [('local','sharded'), ('sharded','local')])
 def test_a_buffer_of_the_other_kind_is_named(tmp_path, was, now):
     make(tmp_path, 1, replay_scope=was).train()
-    with pytest.raises(ValueError, match=f'has a {was} replay buffer, this run a {now} one: set `replay_scope`'):
+    why = f'has a {was} replay buffer, this run a {now} one: set `replay_scope`'
+    with pytest.raises(ValueError, match=why):
         make(tmp_path, 2, replay_scope=now).train(resume_from_checkpoint=True)
