@@ -102,7 +102,9 @@ def measured_run(
     train_s,after,out = time.perf_counter()-t1,measure(),Path(args.output_dir)
     summary = _run_summary(run, before, after, train_s)|info|dict(samples=_samples(held_out, before, after))
     save_json(out/'summary.json', summary)   # which the pages show
-    found,report,_ = judged(read_run(out))[0],write_report(out),write_inspector(out)
+    found,_ = judged(read_run(out))
+    report = write_report(out)
+    write_inspector(out)
     summary |= dict(verdict=asdict(found), total_s=time.perf_counter()-t0)
     save_json(out/'summary.json', summary)
     print(f'after:  {_measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '

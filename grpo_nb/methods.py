@@ -195,7 +195,8 @@ class Copies(Method):
     stored_per_fresh:int=0   # copies for each sampled group; the batch stays as large
 
     def __post_init__(self):
-        check_option('stored_per_fresh', self.stored_per_fresh, whole(self.stored_per_fresh), '0 or more')
+        k = self.stored_per_fresh
+        check_option('stored_per_fresh', k, whole(k), 'a whole number, 0 or more')
 
     @classmethod
     def from_settings(cls, args:'RunSettings')->'Copies':

@@ -113,7 +113,8 @@ def load_model(
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
     where = str(TINY) if name=='tiny' else str(name)
     here = Path(where).is_dir()   # else a name on the hub, or of a folder that is gone
-    gone = not here and (where.count('/')>1 or where[-1:]=='/' or where[:1] in ('.','~'))
+    beside = '/' in where and Path(where).parent.is_dir()
+    gone = not here and (beside or where.count('/')>1 or where[-1:]=='/' or where[:1] in ('.','~'))
     if not here and not gone:
         print(f'{where}: no such folder here, so from huggingface.co into the local cache, '
               'unless it is there already')

@@ -86,6 +86,7 @@ def test_a_users_problems_and_reward_train_and_leave_a_report(mine, capsys):
     s = json.loads((mine/'run'/'summary.json').read_text())
     assert (0 < s['before']['n_problems'] == s['after']['n_problems'] <= 6
             and 0 <= s['before']['ci'][0] <= s['before']['pass@1'] <= s['before']['ci'][1] <= 1)
+    assert s['samples'] and not {'texts'} & {*s['before'], *s['after']}   # said once
     assert s['steps']==4 and s['seed']==0 and s['train_s']<s['total_s'] and s['versions']['torch']
     r = read_run(mine/'run')
     assert len(r.history)==2 and len(r.groups)==8

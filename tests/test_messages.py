@@ -144,6 +144,7 @@ T --reward torn.py:r                        | torn.py
 T --reward lenght                           | FILE.py:FUNCTION
 T --model ./nowhere                         | no such folder
 T --model nowhere/                          | no such folder
+T --model folder/nowhere                    | no such folder
 T --model model                             | no config.json
 T --model ok.jsonl                          | ok.jsonl
 T extra                                     | 'extra' belongs to no option

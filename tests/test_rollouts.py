@@ -234,6 +234,13 @@ def test_rewards_that_differ_by_rounding_alone_are_a_dead_group_of_a_foreign_tab
     got = open_run(tmp_path/'rollouts.jsonl').rows
     assert [(o['dead'], o['why']) for o in got]==[(True, 'float-noise'), (False, None)]
 
+def test_all_wrong_and_all_right_are_the_ends_of_the_files_own_scale(tmp_path):
+    both = dict(wrong=(-1., -1.), right=(2., 2.), mixed=(-1., 2.), half=(1., 1.), nothing=(0., 0.))
+    rows = [dict(prompt=p, completion=f'{i}', reward=r) for p,o in both.items() for i,r in enumerate(o)]
+    (tmp_path/'rollouts.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    got = {o['prompt']:o['why'] for o in open_run(tmp_path/'rollouts.jsonl').rows}
+    assert got==dict(wrong='all-wrong', right='all-right', mixed=None, half='equal', nothing='equal')
+
 def test_in_a_csv_false_is_false_and_half_a_last_line_is_no_nan(tmp_path):
     "A CSV has no words for True and False but these, and one that grows ends in the middle of a row"
     head = 'prompt,completion,reward,truncated,n_tokens\n'

@@ -253,7 +253,7 @@ def plain_args(
 
 # %% ../../nbs/run/checkpoints.ipynb #e20a2412
 def save_checkpoint(
-    s:'State',       # all of it is written
+    s:'State',        # all of it is written
     folder:str|Path,  # folder of the run; the checkpoint becomes `checkpoint-N` in it
 )->Path:              # the checkpoint
     "Write the whole state, or nothing. OSError says when the disk has no room; earlier checkpoints stand."
@@ -278,7 +278,7 @@ _FREE = set('output_dir max_steps max_tokens eval_steps save_steps save_total_li
     'record_max_mb record_tokens record_terms disable_tqdm'.split())   # may differ when a run goes on
 
 def check_checkpoint(
-    s:'State',      # a new `State` made with the run's settings
+    s:'State',       # a new `State` made with the run's settings
     path:str|Path,   # a checkpoint folder
 )->Path:
     "`path`, if this run can go on from it. ValueError for a damaged file, other settings, or other data."
@@ -308,7 +308,7 @@ def _warn_of_change(s, path, meta):
 
 # %% ../../nbs/run/checkpoints.ipynb #0fac39be
 def load_checkpoint(
-    s:'State',      # a new one made with the run's settings; changed in place
+    s:'State',       # a new one made with the run's settings; changed in place
     path:str|Path,   # a checkpoint folder
 )->'State':         # `s`
     "`s` as it was when the checkpoint was written. ValueError as of `check_checkpoint`."
@@ -325,7 +325,7 @@ def load_checkpoint(
     return s
 
 def checkpoint_for(
-    s:'State',       # a new one
+    s:'State',        # a new one
     resume:bool|str,  # True for the newest whole checkpoint of output_dir, a path, or None
 )->Path:              # a checkpoint this run can go on from; None for a run that begins
     "Where a run goes on. ValueError for a new run in the folder of an old one, and as of `check_checkpoint`."

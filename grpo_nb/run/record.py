@@ -294,7 +294,7 @@ def _stays(line, step):
 
 # %% ../../nbs/run/record.ipynb #e45121bc
 def ended(
-    s:'State',  # its tokenizer knows the end token
+    s:'State',   # its tokenizer knows the end token
     mb:Groups,   # b groups of G completions
 )->Tensor:       # (b, G) bool
     "Did the completion reach its end token?"
@@ -308,7 +308,7 @@ def one_text_share(
     return (said==said[:, :1]).flatten(1).all(1).float().mean().item()
 
 def summarize(
-    s:'State',      # after the batch
+    s:'State',       # after the batch
     began:int,       # optimizer steps done when the batch was sampled
     fresh:Groups,    # the batch as it was sampled
     by_func:Tensor,  # (n, G, F) rewards of each function
@@ -330,7 +330,7 @@ def summarize(
     return row|stored|treated.metrics
 
 def replay_metrics(
-    s:'State',  # settings of the clip
+    s:'State',   # settings of the clip
     done:list,   # what each `update` returned
 )->dict:         # name -> float; {} where nothing was replayed
     "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient."
@@ -344,7 +344,7 @@ def replay_metrics(
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def group_ratios(
-    s:'State',      # settings of the clip
+    s:'State',       # settings of the clip
     seen:list,       # what each `update` of one pass returned, and `idx`, which groups it had
     batch:Groups,    # the B groups of that pass
 )->dict:             # lists of B
@@ -365,7 +365,7 @@ def group_ratios(
 
 def record(
     rec:Recorder,  # writes into the run's folder
-    s:'State',    # after the batch
+    s:'State',     # after the batch
     info:dict,     # what `step` returned
     why:Callable,  # `dead_reason`
 )->None:
@@ -396,7 +396,7 @@ def _tokens(s, fresh):
     return token_fields(s.tokenizer, rows, fresh.completion_ids.shape[1])
 
 def token_rows(
-    s:'State',      # its tokenizer
+    s:'State',       # its tokenizer
     seen:list,       # what each `update` of one pass returned, with `terms`, `after`, `mb` and `idx`
     n_groups:int,    # B, groups of that pass
 )->list:             # (B,) dicts: tokens, numbers of each, and under `by` those of each loss
@@ -464,7 +464,7 @@ def check_judged(
         'number for those that can be judged, and leave out rows for which none can')
 
 def bad_loss(
-    s:'State',    # step and learning rate
+    s:'State',     # step and learning rate
     loss:Tensor,   # () of a minibatch, not finite
     logps:Tensor,  # (b, G, T) nats
     mb:Groups,     # the minibatch

@@ -64,7 +64,7 @@ def _read_table(path):
     text = (sys.stdin.buffer.read() if piped else path.read_bytes()).decode('utf-8', 'replace')
     name,kind = ('standard input', _kind(text)) if piped else (path.name, path.suffix)
     if kind=='.csv':
-        try: table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False).fillna('')
+        try: table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
         except ValueError as e: raise ValueError(f'{name} is no table: {e}') from None
         return [{k:v or None for k,v in o.items()} for o in table.to_dict('records')],[]
     found = json.loads(text) if kind=='.json' else [_line(o) for o in text.split('\n') if o.strip()]
