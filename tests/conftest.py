@@ -6,6 +6,7 @@ import urllib.request
 from pathlib import Path
 import pytest
 
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # else each process compiles its imports again
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores are many times slower than one
 ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(
