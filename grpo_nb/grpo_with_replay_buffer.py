@@ -296,6 +296,8 @@ def fill_up(self:GRPOWithReplayBufferTrainer,
     return inputs+[dict(o) for o in again[:max(0, B-len(inputs)-stored)]]
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #edbf13af
+_NOTHING = ratio_sums(*torch.zeros(2, 0, 1), torch.zeros(0, 1, dtype=torch.bool))
+
 @patch
 def _of_all(self:GRPOWithReplayBufferTrainer, values):
     "(processes, k) numbers of each process; one row where all have the same buffer."
@@ -319,9 +321,7 @@ def log(self:GRPOWithReplayBufferTrainer,
 )->None:
     "TRL's row, with how full the buffer is, and the ratios of what was replayed since the last one."
     if self.args.edits_batches and 'loss' in logs:
-        nothing = torch.zeros(0, 1, device=self.accelerator.device)
-        none = ratio_sums(nothing, nothing, nothing.bool())
-        mine,self._sums = none if self._sums is None else self._sums,None
+        mine,self._sums = (_NOTHING if self._sums is None else self._sums).to(self.accelerator.device),None
         row = ratio_row(merge_sums(self.accelerator.gather(mine).view(-1, len(mine)).cpu()))
         n,room = self._of_all([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
         row |= dict(buffer_size=n, fill=n/max(1, room))

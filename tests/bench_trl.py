@@ -1,13 +1,15 @@
 """Replay on TRL in numbers, by `python tests/bench_trl.py speed|vllm|example|curve [csv]`.
 
 speed: plain GRPO, replay, replay that records every group, and replay with one more forward pass, step by
-step in turn in one process (A B C D A B C D), CPU seconds of a step, with no group dead and with half of
-them dead; then the first and the third of these with a larger model.
+step in turn (A B C D A B C D) in each of twelve processes, two at a time; CPU seconds of a step, with no
+group dead and with half of them dead; then the first and the third of these with a larger model.
 vllm: the first and the third of these with vLLM in the process; in the environment of `test_vllm.py`.
 example: the documented example, 24 seeds x 40 steps.
 curve: the tiny Qwen, replay off and on, five seeds.
 """
 import csv, statistics as st, sys, threading, time, warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
@@ -18,6 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
+from grpo_nb.parts.core import mean_ci
 hf.set_verbosity_error(); hf.disable_progress_bar()
 
 class Forward(GRPOWithReplayBufferTrainer):
@@ -76,22 +79,48 @@ ARMS = {'GRPOTrainer':(GRPOTrainer, GRPOConfig, {}),
     'replay':(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, dict(record_groups=0)),
     'replay, recorded':(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, dict(record_groups=1)),
     'replay, one more forward':(Forward, GRPOWithReplayBufferConfig, dict(record_groups=0))}
-SIZES = ((128, 3, 32, list(ARMS), 244), (256, 6, 48, ['GRPOTrainer','replay, recorded'], 124))
+SIZES = ((128, 3, 32, tuple(ARMS)), (256, 6, 48, ('GRPOTrainer','replay, recorded')))
 
-def speed(out, sizes=SIZES):
+def alone(k, width, layers, tokens, arms, case, steps, warmup=4):
+    "Call it in a new process, the `k`-th: of each arm the CPU seconds of `steps` steps."
+    def make(cls, cfg, more):
+        t = T.trainer(T.Scripted(dict(CASES)[case], 4), cls=cls, model_=qwen(width, layers),
+            args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens,
+                max_steps=steps+warmup, learning_rate=1e-5,
+                generation_kwargs=dict(min_new_tokens=tokens), dataloader_pin_memory=False, **more))
+        t.remove_callback(PrinterCallback)
+        return t
+    k %= len(arms)
+    order = arms[k:]+arms[:k]   # each time another one begins
+    seen = dict(zip(order, in_turn([make(*ARMS[a]) for a in order], steps+warmup)))
+    return {a:seen[a][warmup:] for a in arms}
+
+def over_processes(case, seen):
+    """A row for each arm: each process's median ratio to the first, their mean, and its 95 % interval.
+
+    Steps of one process are no sample of it: processes differ by more than their steps do.
+    """
+    rows,first = [],next(iter(seen[0]))
+    for arm in seen[0]:
+        ratios = [st.median(b/a for a,b in zip(o[first], o[arm])) for o in seen]
+        mean,half = mean_ci(ratios)
+        over,low,high = (round(100*(x-1), 2) for x in (mean, mean-half, mean+half))
+        rows.append(dict(case=case, arm=arm, processes=len(seen), steps=len(seen[0][arm]),
+            median_ms=round(1e3*st.median(x for o in seen for x in o[arm]), 2), over_plain_pct=over,
+            low=low, high=high))
+        print(rows[-1], flush=True)
+    return rows
+
+def speed(out, sizes=SIZES, processes=12, steps=20):
     rows = []
-    for width,layers,tokens,arms,steps in sizes:
+    for width,layers,tokens,arms in sizes:
         weights = sum(p.numel() for p in qwen(width, layers).parameters())
-        for name,plan in CASES:
-            def make(cls, cfg, more):
-                t = T.trainer(T.Scripted(plan, 4), cls=cls, model_=qwen(width, layers),
-                    args=T.config(cfg, per_device_train_batch_size=16, max_completion_length=tokens,
-                        max_steps=steps, learning_rate=1e-5, generation_kwargs=dict(min_new_tokens=tokens),
-                        dataloader_pin_memory=False, **more))
-                t.remove_callback(PrinterCallback)
-                return t
-            times = [o[4:] for o in in_turn([make(*ARMS[a]) for a in arms], steps)]
-            rows += [dict(weights=weights)|o for o in over_first(name, arms, times)]
+        for case,_ in CASES:
+            with ProcessPoolExecutor(2, get_context('spawn'), max_tasks_per_child=1) as pool:
+                todo = [pool.submit(alone, k, width, layers, tokens, arms, case, steps)
+                    for k in range(processes)]
+                seen = [o.result() for o in todo]
+            rows += [dict(weights=weights)|o for o in over_processes(case, seen)]
             write(out, rows)
 
 def vllm(out, steps=244, tokens=32):
@@ -142,7 +171,6 @@ def example(out, seeds=24, steps=40):
     write(out, rows)
 
 def curve(out, seeds=5, steps=80):
-    from grpo_nb.parts.core import mean_ci
     from grpo_nb.parts.problems import chain_sum
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model

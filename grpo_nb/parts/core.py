@@ -415,14 +415,16 @@ def lookup(
         f'or register your own{hint}')
 
 # %% ../../nbs/parts/core.ipynb #3d42c4c8
+@functools.cache   # each is looked for on the disk
+def _version(o):
+    try: return version(o)
+    except PackageNotFoundError: return None
+
 def versions()->dict:
     "Versions of Python and of the packages a result depends on; None for one that is not installed."
     import platform
-    def v(o):
-        try: return version(o)
-        except PackageNotFoundError: return None
     names = ('grpo_nb', 'torch', 'transformers', 'trl', 'accelerate', 'datasets', 'reasoning_gym')
-    return dict(python=platform.python_version(), **{o:v(o) for o in names})
+    return dict(python=platform.python_version(), **{o:_version(o) for o in names})
 
 # %% ../../nbs/parts/core.ipynb #69cf455b
 TESTED = dict(torch='2.15', transformers='5.23', trl='1.16')   # the newest that the tests passed with
