@@ -315,7 +315,7 @@ def train_command(
     import time
     from grpo_nb.demo import measured_run
     from grpo_nb.parts.problems import load_reward
-    from grpo_nb.run.checkpoints import checkpoint_for
+    from grpo_nb.run.resume import checkpoint_for
     from grpo_nb.see.during import new_folder
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model

@@ -16,6 +16,7 @@ from fastcore.basics import patch
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from .parts.core import load_object
 from .parts.groups import dead_groups, reward_std
 from .parts.ratios import CLIPS, Clip, Correction, correct, merge_sums, ratio_row, ratio_sums
 from .replay import PRIORITIES, ReplayBuffer
@@ -43,20 +44,21 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
     """
     _name,_tag_names = 'GRPO with replay buffer',['trl','grpo','grpo_nb','replay-buffer']
     config_class = GRPOWithReplayBufferConfig
+    record_class = 'grpo_nb.on_trl.record.RunRecord'   # imported when a trainer is made
     _inputs = None   # of the loss, while it runs
     _event = None    # the batch whose rows have not all been through the training forward
 
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args:object, **kwargs:object):
         super().__init__(*args, **kwargs)
-        from grpo_nb.on_trl.record import RunRecord
         a = self.args
         sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
         self._per_row = ('importance_sampling_ratio',) if sequences else ()
         self.correction = Correction(a.replay_weight, a.replay_weight_cap, a.replay_clip,
                                      max_drift=a.replay_max_drift)
         self.clip = Clip(a.epsilon, a.epsilon_high, a.delta, a.loss_type in CLIPS)
-        self.table,self.record = Table(self._logs, self.reward_func_names),RunRecord(self)
+        self.table = Table(self._logs, self.reward_func_names)
+        self.record = load_object(self.record_class)(self)
         self.add_callback(self.record)
         self.begin_buffer(a.shares_buffer)
 

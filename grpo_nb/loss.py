@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from .parts.core import lookup, masked_mean, register, settings_of
 from .kl import kl_estimate
-from .parts.ratios import (
-    Correction, LossSettings, answer_ess, clean_inputs, clipped, corrected, importance_ratio, token_ess)
+from .parts.losses import LossSettings, clean_inputs, corrected
+from .parts.ratios import Correction, answer_ess, clipped, importance_ratio, token_ess
 from .dialects import LOSSES, high_entropy_mask, off_policy_mask
 
 # %% ../nbs/10_loss.ipynb #dbd5566e

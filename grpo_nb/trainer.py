@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from .parts.core import Tokenizer, check_rows, known_data, lookup, masked_mean, setting
 from .parts.groups import dead_groups
 from .parts.model import check_lengths
-from .parts.ratios import LossSettings
-from .run.checkpoints import (
-    checkpoint_for, load_checkpoint, new_run_id, stop_on_signal)
+from .parts.losses import LossSettings
+from .run.checkpoints import new_run_id, stop_on_signal
+from .run.resume import checkpoint_for, load_checkpoint
 from .run.record import bad_loss, check_judged, ended, summarize
 from grpo_nb.run.settings import (
     RunSettings, check_eval, check_method, check_run_arguments, check_run_settings, loss_settings,

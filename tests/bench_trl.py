@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
-from grpo_nb.parts.core import mean_ci
+from grpo_nb.parts.stats import mean_ci
 hf.set_verbosity_error(); hf.disable_progress_bar()
 
 class Forward(GRPOWithReplayBufferTrainer):

@@ -29,7 +29,7 @@ from grpo_nb.scale.plans import batch_plan, memory_plan
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.research.replay_study import run_stack
 from grpo_nb.see.during import one_thread
-from grpo_nb.parts.core import difference, mean_ci
+from grpo_nb.parts.stats import difference, mean_ci
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import step

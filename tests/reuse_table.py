@@ -4,7 +4,7 @@ minute; `tests/test_reuse.py` holds it to the rows."""
 from functools import cache
 from pathlib import Path
 import numpy as np, pandas as pd
-from grpo_nb.parts.core import mean_ci
+from grpo_nb.parts.stats import mean_ci
 from grpo_nb.research.families import FAMILIES
 from grpo_nb.research.replay_study import numbers, registration, span_of, tries
 from grpo_nb.research.study import read_rows

@@ -5,7 +5,7 @@ import pandas as pd, pytest, torch
 from grpo_nb.research import study as bo
 from grpo_nb.research.study import (
     ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_job)
-from grpo_nb.parts.core import difference, holm
+from grpo_nb.parts.stats import difference, holm
 from grpo_nb.research.study import (KEY, again as made_again, area, compare, key_of, over_regimes, rates,
     read_rows, run_study)
 from grpo_nb.trainer import TrainConfig

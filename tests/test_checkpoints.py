@@ -5,9 +5,10 @@ import numpy as np
 import pytest, torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full, keep_newest,
+from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full,
     last_checkpoint, load_state, manifest_of, new_run_id, newest_whole, no_room, randomness, save_state,
-    set_randomness, whole_folder, write_manifest)
+    set_randomness, write_manifest)
+from grpo_nb.run.resume import keep_newest, whole_folder
 from grpo_nb.run import checkpoints
 
 def same(a, b):

@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 from grpo_nb.teach.classroom import attempt
 from grpo_nb.teach.classroom import checks_of, examined, grade, handout, make, score, score_lines, taken_apart
 from grpo_nb.cli import main
-from grpo_nb.parts.core import mean_ci
+from grpo_nb.parts.stats import mean_ci
 
 ROOT = Path(__file__).parent.parent
 KEY = ROOT/'tests'/'class_key'

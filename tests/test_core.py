@@ -4,7 +4,7 @@ import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.parts.core import (
     atomic_write, masked_mean, register, save_json, test_tensor as assert_tensor, versions)
 from grpo_nb.generation import Rollouts
-from grpo_nb.parts.core import mean_ci, share_ci
+from grpo_nb.parts.stats import mean_ci, share_ci
 
 def make(B, G, P, T, seed, ref=False, tokens=False):
     "A batch of random lengths, padded as the contract says."

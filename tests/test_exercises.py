@@ -17,7 +17,7 @@ from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.model import truncate
-from grpo_nb.parts.core import mean_ci
+from grpo_nb.parts.stats import mean_ci
 from grpo_nb.research.study import REGIMES
 from grpo_nb.research.study import read_rows
 from grpo_nb.run.record import read_run

@@ -6,8 +6,9 @@ from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
 from grpo_nb.parts.groups import (
     dead_groups, dead_share, group_scores, nan_std, reward_range, reward_std, spread)
+from grpo_nb.parts.losses import LossSettings, corrected
 from grpo_nb.parts.ratios import (
-    CLIPS, Clip, Correction, LossSettings, answer_ess, clip_share, clipped, correct, corrected, drift,
+    CLIPS, Clip, Correction, answer_ess, clip_share, clipped, correct, drift,
     importance_ratio, merge_sums, ratio_row, ratio_sums, read_correction, token_ess)
 
 NAN = math.nan

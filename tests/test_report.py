@@ -2,7 +2,7 @@
 import json, re
 import numpy as np, pandas as pd, pytest
 from scipy import stats
-from grpo_nb.parts.core import difference
+from grpo_nb.parts.stats import difference
 from grpo_nb.run.record import Recorder, group_rows, read_run
 from grpo_nb.see.view import *
 from made_runs import make_run

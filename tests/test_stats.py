@@ -1,7 +1,7 @@
 "Intervals, paired differences, Holm's rule and the mixed model, each against another road"
 import math
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.parts.core import difference, holm, random_effect
+from grpo_nb.parts.stats import difference, holm, random_effect
 
 def test_only_common_seeds_count_and_one_decides_nothing():
     o = difference(pd.Series({0:.5, 1:.7}), pd.Series({1:.5, 2:.9}))

@@ -9,8 +9,8 @@ from grpo_nb.parts.core import masked_mean, register
 from grpo_nb.logps import token_logps
 from grpo_nb.advantages import ADVANTAGES
 from grpo_nb.loss import LOSSES, policy_loss
-from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_for, checkpoint_problem,
-                                     save_checkpoint)
+from grpo_nb.run.checkpoints import checkpoint_folders, checkpoint_problem
+from grpo_nb.run.resume import checkpoint_for, save_checkpoint
 from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
 from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay, Treated

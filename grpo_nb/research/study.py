@@ -23,7 +23,8 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 from .. import __version__
-from ..parts.core import atomic_write, difference, holm, load_file, mean_ci, random_effect
+from ..parts.core import atomic_write, load_file
+from ..parts.stats import difference, holm, mean_ci, random_effect
 from ..see.plotting import fig_png, new_figure
 
 # %% ../../nbs/research/study.ipynb #d44b329c

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from ..parts.core import RULES, Tokenizer, check_option, check_settings, lookup, setting
 from ..parts.model import Sampling
-from ..parts.ratios import LossSettings, read_correction
+from ..parts.losses import LossSettings
+from ..parts.ratios import read_correction
 
 # %% ../../nbs/run/settings.ipynb #e45ccafc
 @dataclass

@@ -20,7 +20,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 from ..parts.problems import hub_rows, load_problems
-from ..parts.core import setting, share_ci
+from ..parts.core import setting
+from ..parts.stats import share_ci
 from .plans import batch_plan, run_plan
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0

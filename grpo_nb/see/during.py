@@ -19,8 +19,8 @@ from .live import serve_on, until_stopped
 from .readers import judged, open_run
 from .verdict import warnings_now
 from .view import Pages, as_json, page
-from ..run.checkpoints import (
-    checkpoint_problem, disk_is_full, no_room, plain_args, randomness, save_checkpoint, set_randomness)
+from ..run.checkpoints import checkpoint_problem, disk_is_full, no_room, randomness, set_randomness
+from ..run.resume import plain_args, save_checkpoint
 from ..run.record import Recorder, Run, about_data, one_a_step, read_run, record
 
 # %% ../../nbs/see/during.ipynb #881f579c

@@ -14,7 +14,8 @@ from itertools import cycle
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from ..parts.core import atomic_write, difference, mean_ci
+from ..parts.core import atomic_write
+from ..parts.stats import difference, mean_ci
 from ..run.record import TOKEN_FIELDS, Run, plain, to_line
 from .findings import asset, curves_read, doctor_table, one_text
 from .readers import finite, history_rows, judged, open_run, reward_scale
