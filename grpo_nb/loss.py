@@ -14,7 +14,7 @@ from torch import Tensor
 from .parts.core import lookup, masked_mean, register, settings_of
 from .kl import kl_estimate
 from .parts.losses import LossSettings, clean_inputs, corrected
-from .parts.ratios import Correction, answer_ess, clipped, importance_ratio, token_ess
+from .parts.ratios import Correction, clipped, importance_ratio, ratio_row, ratio_sums
 from .dialects import LOSSES, high_entropy_mask, off_policy_mask
 
 # %% ../nbs/10_loss.ipynb #dbd5566e
@@ -149,18 +149,15 @@ def loss_metrics(
     """
     s = LossSettings.read(settings, **options)
     A,logps,old_logps,ref_logps,_ = clean_inputs(logps, old_logps, advantages, mask, ref_logps)
-    x = logps-old_logps
-    kinds = dict(ess_tokens=token_ess, ess_answers=answer_ess)
-    ess = {k:f(x, mask).nan_to_num(1.).item() for k,f in kinds.items()}
+    row = dict(ratio_mean=1., ratio_max=1., clip_share=0., ess_tokens=1., ess_answers=1.)
+    row |= ratio_row(ratio_sums(logps-old_logps, A, mask, s.importance_sampling_level, s.clip))
     ratio = importance_ratio(logps, old_logps, mask, s.importance_sampling_level)
     m = mask if ratio.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
     if A.shape[-1]>m.shape[-1]: m = mask
     held = clipped(ratio, A, s.clip)
     share = lambda x: masked_mean(x.expand_as(m).to(logps.dtype), m).item()
-    out = {'ratio_mean':share(ratio) if m.any() else 1.,
-           'ratio_max':ratio.expand_as(m)[m].max().item() if m.any() else 1.,
-           'clip_ratio/low_mean':share(held&(ratio<1)), 'clip_ratio/high_mean':share(held&(ratio>1)),
-           'clip_ratio/region_mean':share(held), **ess}
+    out = {'clip_ratio/low_mean':share(held&(ratio<1)), 'clip_ratio/high_mean':share(held&(ratio>1)),
+           'clip_ratio/region_mean':row.pop('clip_share'), **row}
     if s.loss_type=='cispo':
         cap = s.epsilon if s.epsilon_high is None else s.epsilon_high
         out['cispo_clip_ratio'] = share((ratio>cap)&(A>0))

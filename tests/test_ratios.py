@@ -8,8 +8,8 @@ from grpo_nb.parts.groups import (
     dead_groups, dead_share, group_scores, nan_std, reward_range, reward_std, spread)
 from grpo_nb.parts.losses import LossSettings, corrected
 from grpo_nb.parts.ratios import (
-    CLIPS, Clip, Correction, answer_ess, clip_share, clipped, correct, drift,
-    importance_ratio, merge_sums, ratio_row, ratio_sums, read_correction, token_ess)
+    CLIPS, Clip, Correction, clip_share, clipped, correct, drift,
+    importance_ratio, merge_sums, ratio_row, ratio_sums, read_correction)
 
 NAN = math.nan
 
@@ -79,34 +79,39 @@ def test_clip_share_of_each_group_by_hand():
     assert clip_share(rho, one, mask&False).item()==0
 
 # ---- effective sample size: two quantities, two names ----
+def ess(x, mask):
+    "(over tokens, over answers)"
+    row = ratio_row(ratio_sums(x, torch.zeros_like(x), mask))
+    return row['ess_tokens'],row['ess_answers']
+
+def kish(w): return sum(w)**2/sum(o*o for o in w)/len(w)
+
 @pytest.mark.parametrize('seed', range(3))
 def test_effective_sample_sizes_equal_a_loop(seed):
     x,_,mask = batch(seed)
     rows = tokens_of(x, mask)
-    kish = lambda w: sum(w)**2/sum(o*o for o in w)/len(w)
-    assert token_ess(x, mask).item()==pytest.approx(kish([math.exp(v) for o in rows for v in o]))
-    assert answer_ess(x, mask).item()==pytest.approx(kish([math.exp(sum(o)) for o in rows]))
+    want = kish([math.exp(v) for o in rows for v in o]),kish([math.exp(sum(o)) for o in rows])
+    assert ess(x, mask)==pytest.approx(want, rel=1e-5)
     each = [kish([math.exp(sum(o)) for o in rows[4*b:4*b+4]]) for b in range(3)]
-    assert_tensor(torch.stack([answer_ess(*o) for o in zip(x, mask)]), each)
-    flat = lambda o: o.flatten(0, 1)
-    assert token_ess(flat(x), flat(mask))==token_ess(x, mask)
+    assert [ess(*o)[1] for o in zip(x, mask)]==pytest.approx(each, rel=1e-5)
+    assert ess(x.flatten(0, 1), mask.flatten(0, 1))==ess(x, mask)
 
 def test_tokens_and_answers_disagree_on_the_same_groups():
     "A drift of 0.4 per token: most tokens count, half of the answers don't."
     g = torch.Generator().manual_seed(1)
     x = .37*torch.randn(64, 8, 6, generator=g)
     mask = torch.ones_like(x, dtype=torch.bool)
-    assert token_ess(x, mask).item()==pytest.approx(.87, abs=.02)
-    assert answer_ess(x, mask).item()==pytest.approx(.48, abs=.06)
+    tokens,answers = ess(x, mask)
+    assert tokens==pytest.approx(.87, abs=.02) and answers==pytest.approx(.48, abs=.06)
 
 def test_effective_sample_size_in_its_limits():
     m = torch.ones(1, 4, 1, dtype=torch.bool)
-    assert token_ess(torch.full((1, 4, 1), 3.), m).item()==pytest.approx(1)
-    assert answer_ess(torch.tensor([[[2000.],[0.],[0.],[0.]]]), m).item()==pytest.approx(.25)
-    for ess in (token_ess, answer_ess): assert ess(torch.zeros(1, 4, 1), m&False).isnan()
+    assert ess(torch.full((1, 4, 1), 3.), m)[0]==pytest.approx(1)
+    assert ess(torch.tensor([[[2000.],[0.],[0.],[0.]]]), m)[1]==pytest.approx(.25)
+    assert ratio_row(ratio_sums(torch.zeros(1, 4, 1), torch.zeros(1, 4, 1), m&False))=={}
     bad = torch.tensor([[[0.],[math.nan],[0.],[math.inf]]])   # masked entries count for nothing
     keep = torch.tensor([[[True],[False],[True],[False]]])
-    assert token_ess(bad, keep)==1 and answer_ess(bad, keep)==1
+    assert ess(bad, keep)==(1, 1)
 
 def test_drift_is_the_mean_fall_of_an_answers_log_probs():
     x,_,mask = batch(0)
@@ -122,10 +127,13 @@ def test_a_row_over_minibatches_is_that_of_all_tokens_together(level):
     row = ratio_row(merge_sums(parts))
     ratio = importance_ratio(x, 0*x, mask, level)
     m = mask if level=='token' else mask.any(-1, keepdim=True)
-    want = dict(ratio_mean=ratio[m].mean(), ratio_max=ratio[m].max(), clip_share=clip_share(ratio, A, mask),
-        ess_tokens=token_ess(x, mask), ess_answers=answer_ess(x, mask))
+    want = dict(ratio_mean=ratio[m].mean().item(), ratio_max=ratio[m].max().item(),
+        clip_share=clip_share(ratio, A, mask).item())
+    rows = tokens_of(x, mask)
+    want |= dict(ess_tokens=kish([math.exp(v) for o in rows for v in o]),
+        ess_answers=kish([math.exp(sum(o)) for o in rows if o]))
     assert row.keys()==want.keys()
-    for k,v in want.items(): assert row[k]==pytest.approx(v.item(), rel=1e-4), k
+    for k,v in want.items(): assert row[k]==pytest.approx(v, rel=1e-4), k
 
 def test_the_largest_ratio_of_a_row_is_a_maximum_and_no_mean_of_maxima():
     x,A = torch.tensor([[[2.]],[[0.]]]).log1p(),torch.ones(2, 1, 1)
