@@ -21,7 +21,7 @@ from .parts.groups import dead_groups, reward_std
 from .parts.ratios import CLIPS, Clip, Correction, correct, merge_sums, ratio_row, ratio_sums
 from .replay import PRIORITIES, ReplayBuffer
 from .run.checkpoints import checkpoint_problem, last_checkpoint
-from .on_trl.checks import CheckedTrainer, GRPOWithReplayBufferConfig, add_to_card
+from .on_trl.checks import CheckedTrainer, GRPOWithReplayBufferConfig
 from .on_trl.distributed import Sampled, ShardedBuffer, Taken, redistribute
 from .on_trl.resume import ResumableTrainer
 from .on_trl.rows import (
@@ -115,7 +115,7 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
 
     def create_model_card(self, *args:object, **kwargs:object)->None:
         super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero(): add_to_card(self.args)
+        if self.is_world_process_zero(): self.record.add_to_card()
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #896e577f
 @patch

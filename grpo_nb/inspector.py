@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .advantages import dead_reason, group_advantages
 from .loss import LOSSES, terms_by_loss
 from .parts.groups import dead_groups, group_scores
-from .parts.losses import LossSettings
+from .run.settings import LossSettings
 from .replay import ReplayBuffer
 from .generation import Rollouts
 from .run.record import Run, by_token, terms_told, to_line, token_rows

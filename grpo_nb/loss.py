@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 import torch
 from torch import Tensor
-from .parts.core import lookup, masked_mean, register, settings_of
+from .parts.core import lookup, masked_mean, register
 from .kl import kl_estimate
-from .parts.losses import LossSettings, clean_inputs, corrected
+from .run.settings import LossSettings, clean_inputs, corrected
 from .parts.ratios import Correction, clipped, importance_ratio, ratio_row, ratio_sums
-from .dialects import LOSSES, high_entropy_mask, off_policy_mask
+from .dialects import LOSSES, high_entropy_mask, off_policy_mask, settings_of
 
 # %% ../nbs/10_loss.ipynb #dbd5566e
 def clipped_objective(

@@ -68,7 +68,7 @@ class ReplayBuffer:
             ('max_uses', lambda v: v>=1, '1 or more, or None')])
         self.weigh,self.rng = lookup(PRIORITIES, self.priority, 'priority'),random.Random(self.seed)
         self.priority = getattr(self.priority, '__name__', self.priority)   # of a function that was given
-        self.next_id,self.now,self.evicted = 0,0,[]   # `evicted`: ids that left in the last call
+        self.next_id,self.now = 0,0
         self._fill([])
 
     def _fill(self, entries):
@@ -114,14 +114,13 @@ def add(self:ReplayBuffer,
     ValueError for scores that are not finite or below 0; nothing is stored then.
     """
     scores,keys = _checked(scores, data, keys)
-    self.evicted = []
     self.grow_old(step)
     first,self.next_id = self.next_id,self.next_id+len(data)
     new = [Entry(d, s, step, k, i) for i,(s,d,k) in enumerate(zip(scores, data, keys), first)]
     self.entries += new
     self.scores = np.append(self.scores, scores)
     self.steps = np.append(self.steps, np.full(len(new), step))
-    if len(self)>self.max_size: self._leave(self._worst(len(self)-self.max_size), first)
+    if len(self)>self.max_size: self._leave(self._worst(len(self)-self.max_size))
     stayed = {e.id for e in self.entries[-len(new):]}
     for e in new:
         if e.id in stayed: e.data = _own(e.data)
@@ -166,11 +165,9 @@ def grow_old(self:ReplayBuffer,
     if len(old): self._leave(old)
 
 @patch
-def _leave(self:ReplayBuffer, places, first=math.inf):
-    "Take entries out; those with an id from `first` on have never been in."
-    for i in sorted(map(int, places), reverse=True):
-        if self.entries[i].id<first: self.evicted.insert(0, self.entries[i].id)
-        del self.entries[i]
+def _leave(self:ReplayBuffer, places):
+    "Take entries out."
+    for i in sorted(map(int, places), reverse=True): del self.entries[i]
     self.scores,self.steps = np.delete(self.scores, places),np.delete(self.steps, places)
 
 # %% ../nbs/11_replay.ipynb #7f9e2608
@@ -184,7 +181,6 @@ def draw(self:ReplayBuffer,
     if n<0 or (keys is not None and len(keys)!=n):
         got = None if keys is None else len(keys)
         raise ValueError(f'`n` is {n} with {got} keys: give n >= 0 and one key a draw')
-    self.evicted = []
     self.grow_old(self.now if step is None else step)
     again,out = n>len(self),[]
     drawn,left = np.zeros(len(self), int),np.ones(len(self), bool)
@@ -232,7 +228,7 @@ def load_state_dict(self:ReplayBuffer,
         if getattr(self, k)!=v:
             raise ValueError(f'the saved buffer has {k}={v!r}, this one {getattr(self, k)!r}: '
                 'make it with the same options')
-    self.next_id,self.now,self.evicted = state['next_id'],state['now'],[]
+    self.next_id,self.now = state['next_id'],state['now']
     self.rng.setstate((3, tuple(state['rng'].tolist()), None))
     cols = [state[k].tolist() for k in ('scores','steps','ids','uses')]
     entries = [Entry(d, s, b, k, i, u) for d,k,s,b,i,u in zip(state['data'], state['keys'], *cols)]

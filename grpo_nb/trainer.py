@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .parts.core import Tokenizer, check_rows, known_data, lookup, masked_mean, setting
 from .parts.groups import dead_groups
 from .parts.model import check_lengths
-from .parts.losses import LossSettings
+from .run.settings import LossSettings
 from .run.checkpoints import new_run_id, stop_on_signal
 from .run.resume import checkpoint_for, load_checkpoint
 from .run.record import bad_loss, check_judged, ended, summarize

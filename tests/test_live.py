@@ -12,7 +12,7 @@ from grpo_nb.see.live import NoPackage, policy_of, serve_live, write_live
 from grpo_nb.loss import policy_loss
 from grpo_nb.parts.problems import chain_sum, spell_backward
 from grpo_nb.parts.groups import group_scores
-from grpo_nb.parts.ratios import read_correction
+from grpo_nb.run.settings import read_correction
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model

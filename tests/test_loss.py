@@ -5,7 +5,7 @@ import pytest, torch
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.dialects import LOSSES, cispo, high_entropy_mask, off_policy_mask, sapo, vespo_weight
 from grpo_nb.loss import LOSS_TYPES, aggregate, clipped_objective, loss_metrics, policy_loss, token_terms
-from grpo_nb.parts.losses import LossSettings
+from grpo_nb.run.settings import LossSettings
 from grpo_nb.parts.ratios import Correction, clipped, drift, importance_ratio
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")

@@ -12,7 +12,7 @@ from grpo_nb.generation import Rollouts
 from grpo_nb.logps import token_logps
 from grpo_nb.dialects import LOSSES
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
-from grpo_nb.parts.losses import LossSettings
+from grpo_nb.run.settings import LossSettings
 from grpo_nb.parts.ratios import CLIP_KINDS, WEIGHTS, Clip, Correction, correct
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")

@@ -6,10 +6,10 @@ from grpo_nb.generation import Rollouts
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
 from grpo_nb.parts.groups import (
     dead_groups, dead_share, group_scores, nan_std, reward_range, reward_std, spread)
-from grpo_nb.parts.losses import LossSettings, corrected
+from grpo_nb.run.settings import LossSettings, corrected, read_correction
 from grpo_nb.parts.ratios import (
     CLIPS, Clip, Correction, clip_share, clipped, correct, drift,
-    importance_ratio, merge_sums, ratio_row, ratio_sums, read_correction)
+    importance_ratio, merge_sums, ratio_row, ratio_sums)
 
 NAN = math.nan
 

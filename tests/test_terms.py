@@ -6,7 +6,7 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import fill_terms, inspector_html, record_terms
 from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.parts.losses import LossSettings
+from grpo_nb.run.settings import LossSettings
 from grpo_nb.run.record import Run, read_run
 from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward

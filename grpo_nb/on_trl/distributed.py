@@ -326,9 +326,8 @@ def agree(
     "ValueError on every rank unless all were given the same: it names what differs, and who has what."
     ranks = ranks or Ranks()
     text = {k:re.sub(' at 0x[0-9a-f]+', '', repr(v)) for k,v in mine.items()}
-    crc = _crc(json.dumps(text, sort_keys=True).encode())
-    if ranks.world==1 or len(set(ranks.gather(torch.tensor([crc], dtype=torch.int32)).flatten().tolist()))==1:
-        return
+    crc = torch.tensor([_crc(json.dumps(text, sort_keys=True).encode())], dtype=torch.int32)
+    if len(set(ranks.gather(crc).flatten().tolist()))==1: return
     every = [None]*ranks.world
     dist.all_gather_object(every, text)
     def who(k):

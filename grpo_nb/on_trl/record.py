@@ -15,6 +15,7 @@ from torch import Tensor
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
+from ..parts.core import versions
 from ..parts.groups import dead_reason, group_scores
 from ..parts.ratios import clipped, importance_ratio
 from ..run.record import (
@@ -67,6 +68,16 @@ class RunRecord(TrainerCallback):
     def close(self)->None:
         "Let other runs write there."
         if self.recorder: self.recorder.close()
+
+    def add_to_card(self)->None:
+        "The settings of replay, at the end of the model card that TRL wrote."
+        a,v = self.trainer.args,versions()
+        path,theirs = Path(a.output_dir)/'README.md',GRPOConfig.__dataclass_fields__
+        own = [f.name for f in fields(a) if f.name not in theirs]
+        rows = '\n'.join(f'| `{k}` | {getattr(a, k)} |' for k in own)
+        path.write_text(path.read_text()+'\n## Replay buffer\n\nTrained with '
+            '`grpo_nb.grpo_with_replay_buffer.GRPOWithReplayBufferTrainer`, '
+            f'grpo_nb {v["grpo_nb"]} on trl {v["trl"]}.\n\n| setting | value |\n|---|---|\n{rows}\n')
 
     def on_train_begin(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
         **kwargs:object,

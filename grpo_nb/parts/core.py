@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RULES', 'Plain', 'TESTED', 'masked_mean', 'test_tensor', 'whole', 'check_option', 'prompt_fault', 'setting',
            'check_settings', 'reads_tokens', 'check_prompts', 'check_rows', 'known_data', 'other_data', 'Tokenizer',
-           'reward_name', 'check_rewards', 'blame', 'ask_all', 'atomic_write', 'save_json', 'register', 'settings_of',
-           'load_file', 'load_object', 'lookup', 'versions', 'untested']
+           'reward_name', 'check_rewards', 'blame', 'ask_all', 'atomic_write', 'save_json', 'register', 'load_file',
+           'load_object', 'lookup', 'versions', 'untested']
 
 # %% ../../nbs/parts/core.ipynb #fb6c632f
 import asyncio, functools, hashlib, importlib, importlib.util, inspect
@@ -355,13 +355,6 @@ def register(
         table[name] = f
         return f
     return put
-
-@functools.cache
-def settings_of(
-    f:Callable,   # a function, such as stands in a table
-)->frozenset:     # the names of its parameters
-    "What `f` takes by name, so that a caller passes it those settings and no others."
-    return frozenset(inspect.signature(f).parameters)
 
 # %% ../../nbs/parts/core.ipynb #50c4e702
 def load_file(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLIPS', 'WEIGHTS', 'CLIP_KINDS', 'importance_ratio', 'Clip', 'clipped', 'clip_share', 'drift', 'ratio_sums',
-           'merge_sums', 'ratio_row', 'Correction', 'read_correction', 'kept', 'correct']
+           'merge_sums', 'ratio_row', 'Correction', 'kept', 'correct']
 
 # %% ../../nbs/parts/ratios.ipynb #dcaf72fb
 import math
@@ -159,21 +159,6 @@ class Correction:
         if self.clip=='dapo' and high is None: high = .28
         if self.clip=='two_sided' and delta is None: delta = 4.
         return Clip(clip.epsilon, high, delta)   # whatever the loss, PPO's clip
-
-# %% ../../nbs/parts/ratios.ipynb #050f695e
-def read_correction(
-    text:str|dict|Correction|None,  # such as 'weight=truncated,clip=none'
-    name:str='correction',          # of the setting, for the message
-)->Correction|None:                 # None for None
-    "A correction from its words. ValueError for words it does not know."
-    if text is None or isinstance(text, Correction): return text
-    try:
-        if isinstance(text, dict): return Correction(**text)
-        pairs = dict(o.strip().split('=') for o in text.split(','))
-        return Correction(**{k:v if k in ('weight','clip') else float(v) for k,v in pairs.items()})
-    except (AttributeError, TypeError, ValueError) as e:
-        say = f"`{name}` is {text!r}, needs words such as 'weight=truncated,clip=none' ({e})"
-        raise ValueError(say) from None
 
 # %% ../../nbs/parts/ratios.ipynb #f6a10f29
 def _moment_mask(log_ratio, mask, limit):
