@@ -236,7 +236,8 @@ def test_reading_while_another_process_writes(tmp_path):
             r = read_run(tmp_path); seen.append(len(r.groups)); assert r.notes==[]
     assert p.exitcode==0 and len(read_run(tmp_path).groups)==16*150 and seen==sorted(seen)
 
-def test_recording_a_demo_step_takes_under_four_milliseconds(tmp_path):
+def test_recording_a_demo_step_costs_little_more_than_its_json(tmp_path):
+    "Turn by turn with writing and reading these rows as JSON: a busy machine slows both."
     rec = Recorder(tmp_path); text = ['<think>3 + 4 = 7, 7 - 2 = 5</think><answer>5</answer>']*128
     ratio,mask,A = torch.rand(16, 8, 48)+.5,torch.ones(16, 8, 48).bool(),torch.randn(16, 8)
     def once(s):
@@ -248,9 +249,15 @@ def test_recording_a_demo_step_takes_under_four_milliseconds(tmp_path):
                                                replacement=dict(id=1, step=1, age=2, uses=3, score=0.4,
                                                                 prob=0.1))] * 16))
         rec.log(dict(step=s, **{f'm{i}':.5 for i in range(30)})); return time.process_time()-t
-    took = sorted(once(s) for s in range(40))
-    print('ms', took[0] * 1e3, took[20] * 1e3)
-    assert took[20] < 0.004  # processor time: other work on the machine is not ours
+    def as_json():
+        t = time.process_time()
+        for o in rows: json.loads(json.dumps(o))
+        return time.process_time()-t
+    once(0)
+    rows = [json.loads(o) for o in (tmp_path/'groups.jsonl').read_text().splitlines()]
+    took,least = zip(*((once(s), as_json()) for s in range(1, 41)))
+    ratio = sorted(took)[20]/sorted(least)[20]   # 2.3 when this was written
+    assert ratio<4, f'{ratio:.1f} times its JSON'
 
 
 def test_numbers_are_the_same_whichever_road_makes_them_plain():

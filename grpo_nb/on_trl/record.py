@@ -186,7 +186,8 @@ def _stats(self:RunRecord, b):
     m = mask if held.shape[1]==mask.shape[1] else mask.any(1, keepdim=True)
     counts = [o['counts'] for o in ratio_hists(ratio.expand_as(m)[:,None], m[:,None])]   # row by row
     counts,m = torch.tensor(counts, dtype=torch.float32, device=m.device),m.float()
-    own = torch.cat([self.lengths(b.sampled)[:b.n], self.lengths(b.trained)[b.n:]])
+    own = self.lengths(b.sampled)[:b.n]
+    if b.n<len(m): own = torch.cat([own, self.lengths(b.trained)[b.n:]])
     return torch.cat([counts, (held*m).sum(1, keepdim=True), b.seen[:,None], own], 1)
 
 @patch
