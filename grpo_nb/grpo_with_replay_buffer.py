@@ -284,7 +284,7 @@ def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
     clip = self.correction.clip_of(self.clip)
     new = ratio_sums((logps-x['old_per_token_logps'])[r], A[r], m[r], self.importance_sampling_level, clip)
     self._sums = new if self._sums is None else merge_sums([self._sums, new])
-    if self.correction.changes: self._correct(x, logps)
+    if self.correction.changes: self._correct(x, logps, m)
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #ef9779a3
 @patch
@@ -332,10 +332,9 @@ def log(self:GRPOWithReplayBufferTrainer,
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #c3bc9a9b
 @patch
-def _correct(self:GRPOWithReplayBufferTrainer, x, logps):
+def _correct(self:GRPOWithReplayBufferTrainer, x, logps, m):
     "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
     r,old = x['replayed'][:,None],x['old_per_token_logps']
-    m = (x['completion_mask']*x.get('tool_mask', 1)).bool()
     A = x['advantages'][:,None].expand_as(logps)
     new = correct(logps, old, A, m, self.correction, self.importance_sampling_level, clip=self.clip)
     x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)

@@ -79,7 +79,6 @@ def test_what_the_wire_packs_it_unpacks_bit_for_bit():
                 want.contiguous().view(torch.int32))
     with pytest.raises(ValueError, match='tool_mask'):
         w.parts({k:v for k,v in p.items() if k!='tool_mask'}, 0, 1)
-    with pytest.raises(ValueError, match='int64'): w.parts(p|dict(prompt_ids=p['prompt_ids'].long()), 0, 1)
 
 OPTIONS = [dict(), dict(age_limit=2), dict(max_uses=1), dict(priority='uniform', age_decay=3.),
     dict(priority='recency', max_uses=2)]

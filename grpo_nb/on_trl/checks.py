@@ -194,9 +194,9 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         return self.replay_buffer_size>0 or self.replay_when_empty=='mask' or self.replay_drop_dead_kl
 
 # %% ../../nbs/on_trl/checks.ipynb #d1c3eb52
-_own = [f for f in fields(GRPOWithReplayBufferConfig) if f.name not in GRPOConfig.__dataclass_fields__]
 GRPOWithReplayBufferConfig.__doc__ += '\n\n'+'\n'.join(f'- `{f.name}` (default {f.default!r}): '
-    f'{f.metadata["help"]}' for f in _own)
+    f'{f.metadata["help"]}' for f in fields(GRPOWithReplayBufferConfig)
+    if f.name not in GRPOConfig.__dataclass_fields__)
 
 # %% ../../nbs/on_trl/checks.ipynb #3d3ef4a5
 def _non_finite(model:nn.Module)->str:

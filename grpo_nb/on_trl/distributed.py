@@ -46,18 +46,13 @@ class Wire(dict):
         return [where['prompt_len'], *(n if w is None else (hi-lo)*max(w, 1) for w in self.values())]
 
     def parts(self, piece:dict, lo:int, hi:int)->list:
-        """Rows lo..hi-1 of a piece as int32 tensors that share its memory.
-
-        ValueError for a missing name, or values that are neither int32 nor float32.
-        """
+        "Rows lo..hi-1 of a piece as int32 tensors that share its memory. ValueError for a missing name."
         if absent := [k for k in self if k not in piece]:
             raise ValueError(f'a stored piece has no {absent}: every group needs the same keys, on every '
                 f'process and in every step')
         a,b = int(piece['lens'][:lo].sum()),int(piece['lens'][:hi].sum())
         parts = dict(prompt_ids=piece['prompt_ids'])
         parts |= {k:piece[k][a:b] if w is None else piece[k][lo:hi].flatten() for k,w in self.items()}
-        if odd := {k:v.dtype for k,v in parts.items() if v.dtype not in (torch.int32, torch.float32)}:
-            raise ValueError(f'only int32 and float32 travel, got {odd}')
         return [o.contiguous().view(torch.int32) for o in parts.values()]
 
     def unpack(self, words:Tensor, where:dict, lo:int, hi:int)->dict:
@@ -352,14 +347,13 @@ class RollCall:
     Use as `with RollCall(...) as roll:`, with `roll.at(...)` equally often on every rank. An error that
     leaves the block on a rank that lost the others gets a note that names who went, and why.
     """
-    def __init__(
-        self,
-        patience_s: float = 1800.0,  # seconds without a step forward after which a rank looks who is behind
+    def __init__(self,
+        patience_s:float=1800.,  # seconds without a step forward after which a rank looks who is behind
         ranks:Ranks=None, # has `rank` and `world`; None for the default process group's
         store:dist.Store=None,  # that all reach; None for the default group's
         stop:Callable=_end, # given the message when patience ends; by default prints it and ends the process
-        every_s: float = 1.0,  # seconds between two looks
-        name: str = 'roll',  # another for each use of one store, the same on all ranks
+        every_s:float=1.,  # seconds between two looks
+        name:str='roll',   # another for each use of one store, the same on all ranks
     ):
         ranks = ranks or Ranks()
         self.rank,self.world = ranks.rank,ranks.world

@@ -121,7 +121,6 @@ def with_places(
 )->dict:         # the same with B-n more rows
     "The batch with places for stored groups: copies of its first row, masked and with advantage 0."
     n = len(batch['advantages'])
-    if B==n: return batch
     def more(v):
         if not isinstance(v, Tensor): return v+[v[0]]*(B-n)
         return v if v.ndim==0 else torch.cat([v, v[:1].expand(B-n, *v.shape[1:])])

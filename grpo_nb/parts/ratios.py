@@ -109,9 +109,8 @@ def ratio_row(
 )->dict:          # name -> float; empty where no token counted
     """`ratio_mean`, `ratio_max`, `clip_share`, `ess_tokens`, `ess_answers` of all tokens that were counted.
 
-    The last two are effective sample sizes, as shares of the samples: of tokens, each weighted
-    by its ratio, and of answers, each by the product of its ratios.
-    Sources: Kish 1965; for answers VCPO, arXiv 2602.17616.
+    Effective sample sizes (Kish 1965) are shares: of the tokens, each weighted by its ratio, and of the
+    answers, each by the product of its ratios (VCPO, arXiv 2602.17616).
     """
     n,total,held,tokens,answers,top,t1,t2,a1,a2 = sums.double().tolist()
     if not n: return {}
