@@ -174,9 +174,9 @@ def test_a_correction_of_replayed_rows_equals_a_loop_by_hand_in_value_and_gradie
     def watch(t):
         compare(t)
         see = t._correct
-        def correct(x, logps):
+        def correct(x, logps, m):
             before = x['advantages']
-            see(x, logps)
+            see(x, logps, m)
             changed.append(((x['advantages']-before[:,None]).abs().amax(1)>1e-6)[x['replayed']].any().item())
             fresh = ~x['replayed']
             assert torch.equal(x['advantages'][fresh], before[fresh][:,None].expand(-1, logps.shape[1]))
