@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from ..parts.core import atomic_write, difference, mean_ci
 from ..run.record import TOKEN_FIELDS, Run, plain, to_line
-from .findings import asset, curves_read, doctor_table, one_text
+from .findings import DEAD, Look, asset, curves_read, doctor_table, one_text
 from .readers import finite, history_rows, judged, open_run, reward_scale
 from .verdict import measures
 
@@ -69,18 +69,14 @@ def _leave(stored, steps, size, age_limit):
         here = young[n:]
 
 # %% ../../nbs/see/view.ipynb #a0e1002d
-def _column(run, name):
-    "A column of the history, ([], []) when there is none or it holds no numbers."
-    if not {name,'step'}<=set(run.history): return [],[]
-    x,step = (pd.to_numeric(run.history[k], errors='coerce') for k in (name,'step'))
-    ok = np.isfinite(x) & np.isfinite(step)
-    return step[ok].tolist(),x[ok].astype(float).tolist()
+def _look(run): return Look(history_rows(run))
+def _curve(look, name): return dict(zip(('step','value'), (x.tolist() for x in look.pair(name))))
 
 def reward_curve(
     run:Run,     # with or without groups
 )->dict:         # step, value, low, high: lists; low and high are None where no groups were recorded
     "Mean reward by step with its 95 % interval over groups; without groups, the reward of the history."
-    if not run.rows: return dict(zip(('step','value'), _column(run, 'reward')), low=None, high=None)
+    if not run.rows: return _curve(_look(run), 'reward')|dict(low=None, high=None)
     from scipy.special import stdtrit   # `mean_ci` is too slow for thousands of steps
     means = [(o['step'], sum(r)/len(r)) for o in run.rows if (r := finite(o['rewards']))]
     m = pd.DataFrame(means, columns=['step','x']).groupby('step').x.agg(['mean','std','count'])
@@ -89,32 +85,27 @@ def reward_curve(
     return {k:x.tolist() for k,x in told.items()}
 
 # %% ../../nbs/see/view.ipynb #4c23f2ec
-def _held_out(run):
-    "The held-out measurement of the history as a curve, or None."
-    for name in ('eval/pass@1','eval/mean','eval_reward','eval/reward'):
-        step,value = _column(run, name)
-        if not step: continue
-        low,high = (dict(zip(*_column(run, f'eval/{k}'))) for k in ('low','high'))
-        c = dict(step=step, value=value, share=_is_share(value),
-            label=f'held-out {name[5:]}', colour='#D55E00')
-        if set(low)==set(high)==set(step): c |= dict(low=[low[s] for s in step], high=[high[s] for s in step])
-        return c
+def _held_out(look):
+    "The first held-out measurement of the history as a curve, or None."
+    if not (name := next(iter(look.held_out()), None)): return None
+    c,low,high = (_curve(look, k) for k in (name, 'eval/low', 'eval/high'))
+    c |= dict(share=_is_share(c['value']), label=f'held-out {name[5:]}', colour='#D55E00')
+    return c|(dict(low=low['value'], high=high['value']) if low['step']==high['step']==c['step'] else {})
 
-def _curves_of(run):
+def _curves_of(run, look):
     "What was logged, as curves; the first ones are `main` and stand above the map."
     r = reward_curve(run)|dict(label='reward, mean of the batch', colour='#0072B2')
     r['share'] = bool(r['step']) and _is_share(r['value'])
     if r['share'] and r['low']:
         r |= dict(low=[max(0., x) for x in r['low']], high=[min(1., x) for x in r['high']])
-    s,z = _column(run, 'frac_reward_zero_std')
-    if not s and run.rows:
-        s,z = run.steps,[sum(bool(o['dead']) for o in g)/len(g) for g in run.by_step.values()]
-    alive = [1-x for x in z]
-    living = dict(step=s, value=alive, label='share of living groups', colour='#009E73', share=True)
-    main = [o|dict(main=True) for o in (r, _held_out(run), living) if o and o['step']]
+    s,z = look.pair(DEAD)
+    if not len(s) and run.rows:
+        s,z = run.steps,np.array([np.mean([bool(o['dead']) for o in g]) for g in run.by_step.values()])
+    living = dict(step=list(s), value=list(1-z), label='share of living groups', colour='#009E73', share=True)
+    main = [o|dict(main=True) for o in (r, _held_out(look), living) if o and o['step']]
     funcs = [k for k in run.history if k.startswith('rewards/') and k.endswith('/mean')]
     rest = doctor_table('names')['curves']|{k:f'{k.split("/")[1]}, mean' for k in funcs}
-    more = [dict(zip(('step','value'), _column(run, k)), label=label) for k,label in rest.items()]
+    more = [_curve(look, k)|dict(label=label) for k,label in rest.items()]
     return main+[o for o in more if o['step']]
 
 def _is_share(x): return 0<=min(x) and max(x)<=1
@@ -200,24 +191,16 @@ def _spread(n):
     return list(dict.fromkeys([0, n-1]*(n>0)+[k for b in range(top, -1, -1) for k in range(0, n, 1<<b)]))
 
 # %% ../../nbs/see/view.ipynb #1e704bfa
-def _flat(d, before=''):
-    "Nested dicts as one, with dots in the names."
-    out = {}
-    for k,v in d.items(): out |= _flat(v, f'{before}{k}.') if isinstance(v, dict) else {f'{before}{k}':v}
-    return out
-
 # what `num_tokens` counts, by who wrote the run
 _COUNTED = dict(grpo_nb='tokens sampled', trl='tokens, prompts included')
 
-def _about(run):
+def _about(run, look):
     "The line below the title."
-    s = run.summary
-    tokens = (_column(run, 'num_tokens')[1] or [None])[-1]
-    steps = _column(run, 'step')[0] or run.steps
+    s,tokens,steps = run.summary,look('num_tokens'),[*look('step')] or run.steps
     method,seed = s.get('method', run.settings.get('method')),s.get('seed', run.setting('seed'))
     bits = [s.get('task'), s.get('model') and f'model {s["model"]}', method and f'method {method}',
         seed is not None and f'seed {seed}', steps and f'{s.get("steps") or int(steps[-1])} steps',
-        tokens and f'{tokens:,.0f} {_COUNTED.get(run.settings.get("trainer"), "tokens")}',
+        len(tokens) and f'{tokens[-1]:,.0f} {_COUNTED.get(run.settings.get("trainer"), "tokens")}',
         s.get('train_s') and f'{s["train_s"]:.0f} s of training']
     return ', '.join(str(o) for o in bits if o)
 
@@ -232,22 +215,19 @@ def _correction(run):
 
 def _settings_of(run):
     "The run's settings by name, without versions and its random mark."
-    said = {k:v for k,v in _flat(run.settings).items() if not k.startswith('versions.')}
-    named = {k.removeprefix('args.'):v for k,v in said.items()}
-    return {k:v for k,v in named.items() if k!='run' and v is not None}
+    flat = pd.json_normalize(run.settings).to_dict('records')[0] if run.settings else {}
+    said = {k.removeprefix('args.'):v for k,v in flat.items() if not k.startswith('versions.')}
+    return {k:v for k,v in said.items() if k!='run' and v is not None}
 
 def _tables(run):
     "What stands at the end of a report, by title."
     versions = run.summary.get('versions') or run.settings.get('versions') or {}
     return {k:v for k,v in dict(Settings=_settings_of(run), Versions=versions).items() if v}
 
-def _share(run, when):
-    "The share right that was measured before or after, with its interval; None without one."
-    return measures(run.summary.get(when)).get('held-out pass@1')
-
 def _measured(run):
-    "The share right before and after, each with its interval."
-    return {k:[v[o] for o in ('mean','low','high')] for k in ('before','after') if (v := _share(run, k))}
+    "The share right before and after, each with its interval, where it was measured."
+    shares = {k:measures(run.summary.get(k)).get('held-out pass@1') for k in ('before','after')}
+    return {k:[v[o] for o in ('mean','low','high')] for k,v in shares.items() if v}
 
 def _told_verdict(run):
     "Verdict and findings of a run as plain values."
@@ -269,19 +249,18 @@ class Pages:
         run.rows[:] = [o for o in run.rows if isinstance(o.get('group'), int) and o['group']>=0
             and isinstance(o.get('rewards'), list)]
         self.run,self.versions,self.limit = open_run(run),versions or {},limit
-        self.steps = run.steps or [int(s) for s in _column(run, 'step')[0]]
+        self.look = _look(self.run)
+        self.steps = run.steps or [int(s) for s in self.look('step')]
         if not self.steps:
             raise ValueError(f'{run.name!r} has neither groups nor a history to look at: train at least one '
                 'batch with logging on')
         self.places = {s:i for i,s in enumerate(self.steps)}
         self.B = max((o['group'] for o in run.rows), default=-1)+1
         self.born = {(o['id'], o['step']) for o in run.rows if o.get('id') is not None}
-        size = [len(to_line(self.tell(s))) for s in self.steps[::max(1, len(self.steps)//12)]]
+        size = [len(to_line(self._tell(s))) for s in self.steps[::max(1, len(self.steps)//12)]]
         self.per = int(np.clip(200_000*len(size)/sum(size), 1, 64)) if self.B else 1
 
-    def tell(self,
-        step:int,  # of the record
-    )->list:
+    def _tell(self, step):
         "The groups of a step as the page shows them."
         return [_told(o, self.born, self.limit) for o in self.run.by_step.get(step, [])]
 
@@ -290,7 +269,7 @@ class Pages:
     )->bytes:
         "The texts of one block, compressed."
         steps = self.steps[b*self.per:(b+1)*self.per]
-        return zlib.compress(to_line([self.tell(s) for s in steps]), 6)
+        return zlib.compress(to_line([self._tell(s) for s in steps]), 6)
 
     def packed(self,
         *notes:str,  # beside those of the run
@@ -303,9 +282,9 @@ class Pages:
             v,arrays[f'state{i}'],arrays[f'by{i}'] = _version(name, o, self.places, self.B, notes)
             vs.append(v)
         told,found = _told_verdict(run)
-        head = dict(name=run.name, about=_about(run), verdict=told, findings=found, notes=notes,
+        head = dict(name=run.name, about=_about(run, self.look), verdict=told, findings=found, notes=notes,
             steps=self.steps, groups=self.B, per_block=self.per, functions=names, versions=vs,
-            curves=_curves_of(run), scale=reward_scale(run.rows), correction=_correction(run),
+            curves=_curves_of(run, self.look), scale=reward_scale(run.rows), correction=_correction(run),
             replays=any(o.get('replacement') for o in run.rows), start=_start(run, self.places),
             samples=run.summary.get('samples') or [], measured=_measured(run), tables=_tables(run))
         told = dict(head=to_line(plain(head)))|{k:v.tobytes() for k,v in arrays.items()}
@@ -479,27 +458,25 @@ def arms(
 # %% ../../nbs/see/view.ipynb #b6ccc2ad
 def _over_seeds(curves):
     "Mean over seeds, with the half-width of its 95 % interval."
-    common = sorted(set.intersection(*(set(s) for s,_ in curves))) if curves else []
-    by = [dict(zip(s, v)) for s,v in curves]
+    by = [dict(zip(c['step'], c['value'])) for c in curves if c and len(c['step'])]
+    common = sorted(set.intersection(*map(set, by))) if by else []
     ms = [mean_ci([o[s] for o in by]) for s in common]
     return dict(step=common, mean=[m for m,_ in ms], half=[0. if math.isnan(h) else h for _,h in ms])
 
-def _numbers_of(run):
+def _numbers_of(run, look):
     "What the table shows of one run."
-    before,after = (_share(run, k) for k in ('before','after'))
-    dead,tokens = (_column(run, k)[1] for k in ('frac_reward_zero_std','num_tokens'))
-    return dict(before=before and before['mean'], after=after and after['mean'],
-        dead=sum(dead)/len(dead) if dead else None, tokens=tokens[-1] if tokens else None,
-        train_s=run.summary.get('train_s'))
+    share,dead,tokens = {k:v[0] for k,v in _measured(run).items()},look(DEAD),look('num_tokens')
+    return dict(before=share.get('before'), after=share.get('after'), dead=dead.mean() if len(dead) else None,
+        tokens=tokens[-1] if len(tokens) else None, train_s=run.summary.get('train_s'))
 
 def _arm(runs):
-    by = {r.summary.get('seed', r.setting('seed', r.name)):_numbers_of(r) for r in runs}
-    numbers = {k:{s:o[k] for s,o in by.items() if o[k] is not None} for k in _numbers_of(runs[0])}
-    alive = [(s, [1-x for x in z]) for s,z in (_column(r, 'frac_reward_zero_std') for r in runs) if s]
-    rewards = [(c['step'], c['value']) for c in map(reward_curve, runs) if c['step']]
-    held = [(c['step'], c['value']) for r in runs for c in _curves_of(r) if c['label'].startswith('held-out')]
-    return dict(runs=[r.name for r in runs], n=len(runs), numbers=numbers, reward=_over_seeds(rewards),
-        alive=_over_seeds(alive), held=_over_seeds(held), verdicts=[judged(r)[0].sentence for r in runs])
+    looks = [*map(_look, runs)]
+    by = {r.summary.get('seed', r.setting('seed', r.name)):_numbers_of(r, o) for r,o in zip(runs, looks)}
+    numbers = {k:{s:o[k] for s,o in by.items() if o[k] is not None} for k in _numbers_of(runs[0], looks[0])}
+    alive = [dict(step=s, value=1-z) for s,z in (o.pair(DEAD) for o in looks)]
+    return dict(runs=[r.name for r in runs], n=len(runs), numbers=numbers, alive=_over_seeds(alive),
+        reward=_over_seeds(map(reward_curve, runs)), held=_over_seeds(map(_held_out, looks)),
+        verdicts=[judged(r)[0].sentence for r in runs])
 
 def compare_view(
     groups:dict,  # {name: list of `Run`}
