@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['JAX', 'NoPackage', 'npm_package', 'place_package', 'place_jax', 'write_live', 'Answers', 'serve_on', 'until_stopped',
-           'policy_of', 'serve_live', 'live']
+           'serve_live', 'live']
 
 # %% ../../nbs/see/live.ipynb #90600fe4
 import os, re, shutil, subprocess, tarfile, tempfile, threading, time, webbrowser
@@ -136,16 +136,9 @@ def until_stopped(
         server.shutdown()
         server.server_close()
 
-def policy_of(
-    page:str,  # HTML
-)->str:
-    "The content security policy that a page asks for."
-    return re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
-
 def serve_live(
     folder:Path,      # of `write_live`
     port:int=0,       # 0: any that is free
-    policy:str=None,  # content security policy; None: the page's own
 )->tuple:             # (server, address)
     "Serve the page on this machine."
     there = {'/'+f.relative_to(folder).as_posix():f for f in Path(folder).rglob('*') if f.is_file()}
@@ -153,8 +146,8 @@ def serve_live(
     def answer(path, _):
         file = there[path]
         return file.read_bytes(),_KINDS.get(file.suffix, 'application/octet-stream')
-    policy = policy or policy_of(there['/'].read_text(encoding='utf-8'))
-    server = serve_on(answer, port, Content_Security_Policy=policy)
+    policy = re.search('Content-Security-Policy" content="([^"]+)"', there['/'].read_text(encoding='utf-8'))
+    server = serve_on(answer, port, Content_Security_Policy=policy[1])
     return server,f'http://127.0.0.1:{server.server_port}/'
 
 def live(

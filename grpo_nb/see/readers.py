@@ -349,14 +349,6 @@ def _step_in(path):
         if m := re.search(r'(?:^|step[_-]?|_)(\d+)(?:$|_|-)', name): return int(m[1])
     return None
 
-def _rollout_files(folder):
-    "Tables of rollouts in a folder, as the frameworks lay them, or any there."
-    ours = 'history.jsonl','groups.jsonl','metrics.jsonl'
-    for pattern in doctor_table('names')['files']['rollouts']:
-        found = [f for f in Path(folder).glob(pattern) if f.name not in ours]
-        if found: return sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
-    return []
-
 def _trl_rows(path, rows):
     "Rows of TRL's log of completions, whose reward is the sum of its functions'; None for another table."
     mine = path.suffix=='.db' or path.match('completions_*.parquet')
@@ -419,7 +411,10 @@ def _files(path):
     if not path.is_dir(): return [path],[path]
     events = sorted(path.rglob('events.out.tfevents.*'))
     logs = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(path.glob(p))]
-    return [o.parent for o in events[-1:]] or logs[:1],_rollout_files(path)
+    ours = 'history.jsonl','groups.jsonl','metrics.jsonl'
+    some = ([f for f in path.glob(p) if f.name not in ours] for p in doctor_table('names')['files']['rollouts'])
+    found = sorted(next(filter(None, some), []), key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
+    return [o.parent for o in events[-1:]] or logs[:1],found
 
 def _of_others(path, columns):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
