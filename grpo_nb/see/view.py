@@ -40,21 +40,15 @@ def stored_groups(
     age_limit:float=None, # steps after which a group leaves
 )->tuple:             # (list of dicts id, step, score, at, out; {(step, group): its number in that list})
     "Every group that was stored, and where each came in."
-    out,number,came = [],{},{}
-    def put(i, step, **more):
-        if (i, step) not in number:
-            number[i, step] = len(out)
-            out.append(dict(id=i, step=step)|more)
-        return number[i, step]
-    for step,rows in by_step.items():
-        for o in rows:
-            if o.get('id') is None: continue
-            put(o['id'], step, score=o.get('score'), at=[places[step], o['group']], out=None)
+    rows,came = [o for g in by_step.values() for o in g],{}
+    def entry(o, at): return {k:o.get(k) for k in ('id','step','score')}|dict(at=at, out=None)
+    out = [entry(o, [places[o['step']], o['group']]) for o in rows if o.get('id') is not None]
     if size is not None: _leave(out, list(places), size, math.inf if age_limit is None else age_limit)
-    for step,rows in by_step.items():
-        for o in rows:
-            if not (r := o.get('replacement')): continue
-            came[step,o['group']] = put(r.get('id'), r.get('step'), score=r.get('score'), at=None, out=None)
+    number = {(o['id'], o['step']):i for i,o in enumerate(out)}
+    for o in rows:
+        if not (r := o.get('replacement')): continue
+        i = came[o['step'],o['group']] = number.setdefault((r.get('id'), r.get('step')), len(out))
+        if i==len(out): out.append(entry(r, None))   # born before the record, or between its steps
     return out,came
 
 def _leave(stored, steps, size, age_limit):
