@@ -235,8 +235,7 @@ def inspector_html(
 def write_inspector(
     folder:Path,      # a run's folder, or rollouts of another tool
     out:Path=None,    # folder of the page; None for the run's own
-    **options:dict|int, # of `inspector_html`
 )->Path:              # the page
     "Write inspector.html into a run's folder, whole or not at all."
     run = open_run(folder)
-    return write_page('inspector.html', inspector_html(run, **options), out, run)
+    return write_page('inspector.html', inspector_html(run), out, run)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.resources import files
-from inspect import signature
 import numpy as np
 import pandas as pd
 from ..parts.core import register
@@ -269,18 +268,11 @@ class Rule:
     sure:str = 'likely'
     fault:bool = True
 
-    @property
-    def limits(self)->dict:
-        "Thresholds by name."
-        own = {k:p.default for k,p in signature(self.test).parameters.items() if p.default is not p.empty}
-        return own|(dict(rows=self.rows) if self.rows>1 else {})
-
     def __call__(self, r:Look, **limits:float)->Finding:
         "What the test finds, or None; the test returns evidence in words, fields of `Finding`, or a flag."
         r.read.clear()
-        limits = self.limits|limits
         cols = [r.pair(k) for k in self.needs]
-        least = limits.pop('rows', 1) if cols else 1
+        least = limits.pop('rows', self.rows) if cols else 1
         if any(len(x)<(1 if i else least) for i,(_,x) in enumerate(cols)): return None
         seen = self.test(r, *[x for _,x in cols], **limits)
         if not seen: return None
@@ -321,8 +313,7 @@ def _not_a_number(r:Look, rows:int=1, reward_rows:int=3)->dict:
     gone = {k:s for k in ('loss','grad_norm') if (s := r.silent(k)) is not None}
     if not gone: return None
     told = '; '.join(f'{k} is not logged after step {s:g}, while the reward is' for k,s in gone.items())
-    told = f'{told}: many trackers drop nan'
-    return dict(evidence=told, step=min(gone.values()), sure='likely', reads=[*gone])
+    return dict(evidence=f'{told}: many trackers drop nan', step=min(gone.values()), sure='likely', reads=[*gone])
 
 # %% ../../nbs/see/findings.ipynb #6f8d1afb
 def _all_cut(c, share): return min(c[:-(-len(c)//2)].mean(), c.mean())>=share

@@ -547,7 +547,6 @@ def _compare_html(arms, name):
 def write_report(
     runs:list,      # a run's folder or a table of rollouts; or folders, or {name: folders}, to compare
     out:Path=None,  # folder or file of the page; None for the run's own folder, needed for a comparison
-    **options:dict|int, # of `view_html`
 )->Path:            # report.html
     """Write report.html; returns its path. It opens from disk.
 
@@ -555,7 +554,7 @@ def write_report(
     """
     if isinstance(runs, (str,Path,Run)):
         run = open_run(runs)
-        return write_page('report.html', view_html(run, report=True, **options), out, run)
+        return write_page('report.html', view_html(run, report=True), out, run)
     if not runs: raise ValueError('no runs to compare: give folders, or {name: folders}')
     if out is None: raise ValueError('a comparison needs a folder of its own: write_report(runs, out=...)')
     many = lambda o: [open_run(f) for f in ([o] if isinstance(o, (str,Path)) else o)]
