@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from dataclasses import fields
 from grpo_nb.cli import notes
-from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, find, in_words, rise, rolling,
-    _since, _trend)
+from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, find, in_words, rise,
+    _rolling, _since, _trend)
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
 from notebook_code import defined_in
@@ -276,7 +276,7 @@ def test_welch_and_running_means_by_another_road():
     line = linregress(np.arange(30), x)
     ci = 29*line.slope-np.array([0., 29*line.stderr*2.0484071])   # Student's 97.5 % at 28 degrees
     assert _trend(x)==pytest.approx((ci[0], ci[0]-ci[1]))
-    assert rolling(x, 7)==pytest.approx([x[max(0, i-6):i+1].mean() for i in range(30)])
+    assert _rolling(x, 7)==pytest.approx([x[max(0, i-6):i+1].mean() for i in range(30)])
     assert rise(np.arange(16.))[0]==12
 
 # ---- the verdict

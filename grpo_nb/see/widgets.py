@@ -77,13 +77,11 @@ class Explorer(W.VBox):
     still = None   # PNG bytes or HTML of the first frame
 
     def _repr_mimebundle_(self, **kwargs):
-        res = super()._repr_mimebundle_(**kwargs)
-        d = res[0] if isinstance(res, tuple) else res
-        if d and 'application/vnd.jupyter.widget-view+json' in d:
-            d['text/plain'] = 'Explorer: '+', '.join(o.description for o in self.children[0].children)
-            if isinstance(self.still, bytes): d['image/png'] = self.still
-            elif self.still: d['text/html'] = self.still
-        return res
+        out = super()._repr_mimebundle_(**kwargs)
+        out['text/plain'] = 'Explorer: '+', '.join(o.description for o in self.children[0].children)
+        if isinstance(self.still, bytes): out['image/png'] = self.still
+        elif self.still: out['text/html'] = self.still
+        return out
 
 def explore(
     view:Callable,     # function of the controls' values, returns a dict
