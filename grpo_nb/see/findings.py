@@ -310,7 +310,8 @@ def _not_a_number(r:Look, rows:int=1, reward_rows:int=3)->dict:
     gone = {k:s for k in ('loss','grad_norm') if (s := r.silent(k)) is not None}
     if not gone: return None
     told = '; '.join(f'{k} is not logged after step {s:g}, while the reward is' for k,s in gone.items())
-    return dict(evidence=f'{told}: many trackers drop nan', step=min(gone.values()), sure='likely', reads=[*gone])
+    return dict(evidence=f'{told}: many trackers drop nan', step=min(gone.values()), sure='likely',
+        reads=[*gone])
 
 # %% ../../nbs/see/findings.ipynb #6f8d1afb
 def _all_cut(c, share): return min(c[:-(-len(c)//2)].mean(), c.mean())>=share

@@ -412,8 +412,9 @@ def _files(path):
     events = sorted(path.rglob('events.out.tfevents.*'))
     logs = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(path.glob(p))]
     ours = 'history.jsonl','groups.jsonl','metrics.jsonl'
-    some = ([f for f in path.glob(p) if f.name not in ours] for p in doctor_table('names')['files']['rollouts'])
-    found = sorted(next(filter(None, some), []), key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
+    known = doctor_table('names')['files']['rollouts']
+    found = next(filter(None, ([f for f in path.glob(p) if f.name not in ours] for p in known)), [])
+    found = sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
     return [o.parent for o in events[-1:]] or logs[:1],found
 
 def _of_others(path, columns):

@@ -34,7 +34,7 @@ if any(map(os.path.exists, ('settings.ini', '../settings.ini', '../../settings.i
 
 # %% ../../nbs/see/widgets.ipynb #cb47604f
 def _indexed(name, control):
-    "`control` as one that has an `index`, with the same settings, label and start; ValueError without a list."
+    "`control` as one with an `index`: the same settings, label and start. ValueError for one without a list."
     label,wide = control.description or name.replace('_', ' '),dict(description_width='initial')
     if hasattr(control, '_options_full'):
         if control.index is None:   # None was given: the setting None, or nothing chosen yet
