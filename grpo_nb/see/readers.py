@@ -373,8 +373,6 @@ def _contents(path, columns):
 
 def _is_log(rows):
     "A row per step with a metric that we know, and no row per completion?"
-    try: return not find_columns(_names(rows))
-    except ValueError: pass
     if set(_names(rows)) & set(NAMES['prompt']): return False
     known = {our_name(str(k)) for k in _names(rows)} & set(ALIASES)-{'step'}
     texts = any(isinstance(v, str) and ' ' in v for o in rows[:50] for v in o.values())
