@@ -56,7 +56,7 @@ def test_tolerance_decides_who_is_dead(tmp_path):
 
 def test_a_what_if_keeps_the_reasons_on_the_files_own_scale(tmp_path):
     "Rewards of -1 and 2 are wrong and right there, so they are in a what-if"
-    rows = [dict(prompt=p, completion=f'{i}', reward=r)
+    rows = [dict(prompt=p, completion=f'{i}', reward=r, advantage=r-sum(o)/2)
         for p,o in dict(a=(-1., -1.), b=(2., 2.), c=(-1., 2.), d=(1.9, 2.)).items() for i,r in enumerate(o)]
     (tmp_path/'t.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
     run = open_run(tmp_path/'t.jsonl')
