@@ -185,6 +185,10 @@ def _spread(n):
     return list(dict.fromkeys([0, n-1]*(n>0)+[k for b in range(top, -1, -1) for k in range(0, n, 1<<b)]))
 
 # %% ../../nbs/see/view.ipynb #1e704bfa
+def _flat(d, before=''):
+    "Pairs of name and value of nested dicts, with dots in the names."
+    for k,v in d.items(): yield from _flat(v, f'{before}{k}.') if isinstance(v, dict) else [(before+k, v)]
+
 # what `num_tokens` counts, by who wrote the run
 _COUNTED = dict(grpo_nb='tokens sampled', trl='tokens, prompts included')
 
@@ -209,8 +213,7 @@ def _correction(run):
 
 def _settings_of(run):
     "The run's settings by name, without versions and its random mark."
-    flat = pd.json_normalize(run.settings).to_dict('records')[0] if run.settings else {}
-    said = {k.removeprefix('args.'):v for k,v in flat.items() if not k.startswith('versions.')}
+    said = {k.removeprefix('args.'):v for k,v in _flat(run.settings) if not k.startswith('versions.')}
     return {k:v for k,v in said.items() if k!='run' and v is not None}
 
 def _tables(run):
