@@ -120,12 +120,6 @@ class Look:
         if len(at)<2 or len(x)-1-at[-1]<times*np.diff(at).max(): return None
         return float(self.steps[there][at[-1]+1])
 
-    def rests_on(self, step:float=None)->list:
-        "Rows from `step` on, with the columns that were read."
-        names = sorted(self.read & self.names-{'step'})
-        return [dict(step=float(s))|{k:o[k] for k in names if k in o}
-            for s,o in zip(self.steps, self.rows) if step is None or s>=step]
-
     def went(self, name:str)->str:
         "A column from its first quarter to its last, or a setting, in words; '' where there is neither."
         x = self(name)
@@ -281,7 +275,10 @@ class Rule:
         told['evidence'] = '; '.join(o for o in [told.get('evidence'), *map(r.went, self.tells)] if o)
         told['remedy'] = in_words(self.remedies[told['remedy']], r.settings.get('trainer'))
         reads = [k for k in dict.fromkeys([*self.needs, *self.tells, *sorted(r.read)]) if len(r(k))]
-        return Finding(self.name, rows=r.rests_on(told.get('step')), **(dict(reads=reads)|told))
+        first = told.get('step')
+        rows = [dict(step=float(s))|{k:v for k,v in o.items() if k in r.read}
+            for s,o in zip(r.steps, r.rows) if first is None or s>=first]
+        return Finding(self.name, rows=rows, **(dict(reads=reads)|told))
 
 def rule(
     name:str,        # of what it finds
