@@ -472,7 +472,8 @@ def _arm(runs):
     numbers = {k:{s:o[k] for s,o in by.items() if o[k] is not None} for k in _numbers_of(runs[0], looks[0])}
     alive = [dict(step=s, value=1-z) for s,z in (o.pair(DEAD) for o in looks)]
     return dict(runs=[r.name for r in runs], n=len(runs), numbers=numbers, alive=_over_seeds(alive),
-        reward=_over_seeds(map(reward_curve, runs)), held=_over_seeds(map(_held_out, looks)),
+        reward=_over_seeds(map(reward_curve, runs)),
+        held=_over_seeds(c for c in map(_held_out, looks) if c and c['share']),
         verdicts=[judged(r)[0].sentence for r in runs])
 
 def compare_view(
