@@ -61,7 +61,6 @@ def fig_png(
     from PIL import Image
     raw,out = io.BytesIO(),io.BytesIO()
     with rc_context(STYLE): fig.savefig(raw, format='png', dpi=dpi, metadata=dict(Software=None))
-    raw.seek(0)
     few = Image.open(raw).convert('RGB').quantize(n_colours, dither=Image.Dither.NONE)
     few.save(out, format='png', optimize=True)
     return out.getvalue()

@@ -461,9 +461,7 @@ def _opened(path, columns):
     try: run = read_run(path)
     except ValueError as e:
         try: return _of_others(path, columns)
-        except ValueError as f:
-            why = '' if 'holds no rollouts' in str(f) else f'; and as rollouts: {f}'
-            raise ValueError(f'{e}{why}') from None
+        except ValueError as f: raise ValueError(f'{e}; and as rollouts: {f}') from None
     run.history = as_history(history_rows(run))
     run.notes += _word_notes(run.history.attrs['words'])
     if run.rows: return run

@@ -454,11 +454,10 @@ def arms(
 
 # %% ../../nbs/see/view.ipynb #b6ccc2ad
 def _over_seeds(curves):
-    "Mean over seeds, with the half-width of its 95 % interval."
-    by = [dict(zip(c['step'], c['value'])) for c in curves if c and len(c['step'])]
-    common = sorted(set.intersection(*map(set, by))) if by else []
-    ms = [mean_ci([o[s] for o in by]) for s in common]
-    return dict(step=common, mean=[m for m,_ in ms], half=[0. if math.isnan(h) else h for _,h in ms])
+    "Mean over seeds, with the half-width of its 95 % interval, at the steps that all of them have."
+    t = pd.DataFrame([dict(zip(c['step'], c['value'])) for c in curves if len(c['step'])]).dropna(axis=1)
+    mean,half = zip(*(mean_ci(t[s]) for s in sorted(t))) if len(t.columns) else ((), ())
+    return dict(step=sorted(t), mean=mean, half=np.nan_to_num(half))
 
 def _numbers_of(run, look):
     "What the table shows of one run."
