@@ -178,9 +178,8 @@ def buffer_of(
     return size if isinstance(size, (int,float)) else None,option('age_limit')
 
 def _spread(n):
-    "0..n-1 so that any beginning is spread evenly; first the ends."
-    top = max(0, n-1).bit_length()
-    return list(dict.fromkeys([0, n-1]*(n>0)+[k for b in range(top, -1, -1) for k in range(0, n, 1<<b)]))
+    "0..n-1 so that any beginning is spread evenly, by the golden ratio; first the ends."
+    return list(dict.fromkeys([0, n-1]*(n>0)+sorted(range(n), key=lambda i: i*(5**.5-1)/2%1)))
 
 # %% ../../nbs/see/view.ipynb #1e704bfa
 def _flat(d, before=''):
