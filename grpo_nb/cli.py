@@ -243,7 +243,7 @@ def diagnose(
     run = _open(folder, columns)
     found = readers.diagnose(run)
     if json: print(dumps(found.plain, ensure_ascii=False))
-    else: print(found, '', reuse(readers.history_rows(run), run.rows, run.settings), sep='\n')
+    else: print(found, '', 'reuse: '+reuse(readers.history_rows(run), run.rows, run.settings), sep='\n')
     for o in run.notes: print(f'note: {o}', file=sys.stderr)
     if strict and found.faults: sys.exit(1)
 

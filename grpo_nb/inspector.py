@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from .advantages import dead_reason, group_advantages
+from .advantages import group_advantages
 from .loss import LOSSES, terms_by_loss
 from .parts.groups import dead_groups, group_scores
 from .run.settings import LossSettings
@@ -29,9 +29,8 @@ def _tensor(rows, field):
 
 def _dead_of(rows, tolerance):
     "Which groups of a step are dead under this tolerance, and why."
-    r = _tensor(rows, 'rewards')
-    dead = dead_groups(r, tolerance).tolist()
-    return dead,[(y or 'within-tolerance') if d else None for d,y in zip(dead, dead_reason(r))]
+    dead = dead_groups(_tensor(rows, 'rewards'), tolerance).tolist()
+    return dead,[(o.get('why') or 'within-tolerance') if d else None for o,d in zip(rows, dead)]
 
 # %% ../nbs/15_inspector.ipynb #9e6091ee
 def _scores(rows):
@@ -40,21 +39,17 @@ def _scores(rows):
     return group_scores(A.nan_to_num(0), _tensor(rows, 'rewards')).tolist()
 
 def _newcomer(e):
-    o = e.data
-    return e.told()|dict(prompt=o['prompt'], completions=o['completions'], rewards=o['rewards'],
-        advantages=o['advantages_before'] or o['advantages'])
+    known = {k:e.data[k] for k in ('prompt','completions','rewards')}
+    return e.told()|known|dict(advantages=e.data['advantages_before'] or e.data['advantages'])
 
 def _step_again(rows, step, buf, tol):
     "A step's groups as `buf` would have filled them; then it takes in the living ones."
-    dead,why = _dead_of(rows, tol)
-    drawn = iter(buf.draw(sum(dead), step))
-    new = [dict(o, dead=d, why=y, treatment='kept' if d else 'trained', replacement=None, id=None)
-        for o,d,y in zip(rows, dead, why)]
-    for o in new:
-        if o['dead'] and (e := next(drawn, None)): o |= dict(replacement=_newcomer(e), treatment='replaced')
-    live = [(o,s) for o,s in zip(new, _scores(rows)) if not o['dead']]
-    ids = buf.add([s for _,s in live], [o for o,_ in live], step, [o['key'] for o,_ in live])
-    for i,(o,s) in zip(ids, live): o |= dict(id=i, score=s)
+    new = [dict(o, dead=d, why=y, treatment='kept' if d else 'trained', replacement=None, id=None, score=s)
+        for o,d,y,s in zip(rows, *_dead_of(rows, tol), _scores(rows))]
+    dead,live = ([o for o in new if o['dead']==d] for d in (True, False))
+    for o,e in zip(dead, buf.draw(len(dead), step)): o |= dict(replacement=_newcomer(e), treatment='replaced')
+    ids = buf.add([o['score'] for o in live], live, step, [o['key'] for o in live])
+    for i,o in zip(ids, live): o['id'] = i
     return new
 
 # %% ../nbs/15_inspector.ipynb #7c1d2e4a
@@ -240,8 +235,7 @@ def inspector_html(
 def write_inspector(
     folder:Path,      # a run's folder, or rollouts of another tool
     out:Path=None,    # folder of the page; None for the run's own
-    **options:dict|int, # of `inspector_html`
 )->Path:              # the page
     "Write inspector.html into a run's folder, whole or not at all."
     run = open_run(folder)
-    return write_page('inspector.html', inspector_html(run, **options), out, run)
+    return write_page('inspector.html', inspector_html(run), out, run)

@@ -4,6 +4,7 @@ import numpy as np, pytest, torch
 from grpo_nb.inspector import *
 from grpo_nb.inspector import WHAT_IFS
 from grpo_nb.run.record import Recorder, group_rows, read_run
+from grpo_nb.see.readers import open_run
 from grpo_nb.see.view import stored_groups, buffer_of
 from made_runs import make_run
 from view_pages import Opened
@@ -52,6 +53,16 @@ def test_tolerance_decides_who_is_dead(tmp_path):
     assert why(None)==[None, None, 'float-noise', 'all-right', 'all-wrong', 'equal']
     assert (why(0.06)[0] == 'within-tolerance' and why(0.06)[1] is None
             and why(1.0)[1] == 'within-tolerance' and why(0.0)[2] is None)
+
+def test_a_what_if_keeps_the_reasons_on_the_files_own_scale(tmp_path):
+    "Rewards of -1 and 2 are wrong and right there, so they are in a what-if"
+    rows = [dict(prompt=p, completion=f'{i}', reward=r, advantage=r-sum(o)/2)
+        for p,o in dict(a=(-1., -1.), b=(2., 2.), c=(-1., 2.), d=(1.9, 2.)).items() for i,r in enumerate(o)]
+    (tmp_path/'t.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    run = open_run(tmp_path/'t.jsonl')
+    first = [o['why'] for o in run.rows]
+    assert first==['all-wrong', 'all-right', None, None]
+    assert [o['why'] for o in what_if(run, tolerance=.2).rows]==[*first[:3], 'within-tolerance']
 
 def test_without_replay_none_comes_in_and_the_record_stays_as_it_was(run):
     before = json.dumps(run.rows)

@@ -5,6 +5,7 @@ from scipy import stats
 from grpo_nb.parts.stats import difference
 from grpo_nb.run.record import Recorder, group_rows, read_run
 from grpo_nb.see.view import *
+from grpo_nb.see.view import _compared
 from made_runs import make_run
 from view_pages import Opened
 
@@ -76,7 +77,7 @@ def test_runs_that_differ_only_by_seed_are_one_arm(many):
     }
 
 def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
-    c = compare_view(arms([read_run(f) for f in many])); o = c['plain GRPO']
+    c = _compared(arms([read_run(f) for f in many])); o = c['plain GRPO']
     want = [json.loads((f / 'summary.json').read_text())['after']['pass@1'] for f in many
             if f.name.startswith('keep')]
     assert (np.allclose(list(o['numbers']['after'].values()), want) and o['gain']['n'] == 3

@@ -139,5 +139,5 @@ def test_every_verdict_has_one_line_on_it():
 def test_dead_groups_by_kind_and_coverage_are_told():
     groups = [dict(step=s, group=g, rewards=[1., float(s>5), 0.] if g else [0.]*3, dead=g==0, why='all-wrong',
         completions=['a','b','c'] if s%2 else ['a']*3) for s in range(12) for g in range(2)]
-    told = ' '.join(reuse(run(12), groups).seen)
+    told = reuse(run(12), groups)
     assert '6 one text, 6 all wrong' in told and 'a right answer in 50% of the groups' in told

@@ -230,8 +230,9 @@ ALL = {k:((a,), (b,), c) for k,(a,b,c) in EDGES.items()}|HELPERS
 
 def limits(f):
     "Thresholds of a rule or of a helper, by name"
-    if isinstance(f, str): return RULES[f].limits
-    return {k:p.default for k,p in inspect.signature(f).parameters.items() if p.default is not p.empty}
+    rows = dict(rows=RULES[f].rows) if isinstance(f, str) and RULES[f].rows>1 else {}
+    params = inspect.signature(RULES[f].test if isinstance(f, str) else f).parameters
+    return {k:p.default for k,p in params.items() if p.default is not p.empty}|rows
 
 def called(case): return f"{case[0] if isinstance(case[0], str) else case[0].__name__}-{case[1]}"
 

@@ -8,7 +8,7 @@ from grpo_nb.parts.core import atomic_write
 from grpo_nb.inspector import write_inspector
 from grpo_nb.run.record import Recorder, Run, group_rows, read_run
 from grpo_nb.see.view import *
-from grpo_nb.see.view import CELLS
+from grpo_nb.see.view import CELLS, _cell_of
 from made_runs import make_run
 from view_pages import Opened
 
@@ -87,7 +87,7 @@ def test_a_run_without_groups_has_curves_and_one_without_anything_is_refused(tmp
     with pytest.raises(ValueError, match='neither groups nor a history'): view_html(tmp_path/'b')
 
 def test_stored_groups_beside_fresh_ones_have_a_colour_of_their_own():
-    assert cell_of(dict(treatment='stored', dead=False))==CELLS['stored']
+    assert _cell_of(dict(treatment='stored', dead=False))==CELLS['stored']
 
 SAID = [(dict(), 'with the ratio'), (dict(method='replay_uncorrected'), 'without correction')]
 @pytest.mark.parametrize('kw,says', SAID)

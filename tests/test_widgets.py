@@ -71,7 +71,7 @@ def test_a_cell_that_runs_again_gives_its_widgets_the_same_names(monkeypatch):
     history = types.SimpleNamespace(history_manager=types.SimpleNamespace(input_hist_raw=cells))
     monkeypatch.setattr(widgets, 'get_ipython', lambda: history)
     monkeypatch.setattr(W.Widget, '_widget_construction_callback', None)
-    W.Widget.on_widget_constructed(widgets.name_after_cell)
+    W.Widget.on_widget_constructed(widgets._name_after_cell)
     def run(source):
         cells.append(source)
         return [W.Text(), W.Text()]

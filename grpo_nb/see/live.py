@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['JAX', 'NoPackage', 'npm_package', 'place_package', 'place_jax', 'write_live', 'Answers', 'serve_on', 'until_stopped',
-           'policy_of', 'serve_live', 'live']
+           'serve_live', 'live']
 
 # %% ../../nbs/see/live.ipynb #90600fe4
 import os, re, shutil, subprocess, tarfile, tempfile, threading, time, webbrowser
 from collections.abc import Callable
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from importlib.resources import files
@@ -80,10 +79,6 @@ _KINDS = {'.html':'text/html', '.js':'text/javascript', '.css':'text/css', '.jso
 
 class Answers(BaseHTTPRequestHandler):
     "Answers by one function of path and query, to who comes by this machine's own name; keeps no log."
-    def __init__(self, *args:Any, answer:Callable, headers:dict):
-        self.answer,self.always = answer,headers
-        super().__init__(*args)
-
     def log_message(self, *args:Any)->None: pass
 
     def do_GET(self)->None:
@@ -92,7 +87,7 @@ class Answers(BaseHTTPRequestHandler):
         asked = {k:v[0] for k,v in parse_qs(at.query).items()}
         here = self.headers.get('Host') in (f'127.0.0.1:{port}', f'localhost:{port}')
         if not here: return self.say(403, b'wrong host')
-        try: self.say(200, *self.answer(at.path, asked))
+        try: self.say(200, *self.server.answer(at.path, asked))
         except PermissionError as e: self.say(403, str(e).encode())
         except KeyError: self.say(404, b'no such page')
         except ValueError as e: self.say(409, str(e).encode('utf-8', 'replace'))
@@ -101,7 +96,7 @@ class Answers(BaseHTTPRequestHandler):
         "Send one answer; a reader who has left is no error."
         self.send_response(code)
         about = {'Content-Type':f'{kind}; charset=utf-8', 'Content-Length':len(body),
-            'Cache-Control':'no-store', 'X-Content-Type-Options':'nosniff'}|self.always
+            'Cache-Control':'no-store', 'X-Content-Type-Options':'nosniff'}|self.server.about
         for k,v in about.items(): self.send_header(k.replace('_', '-'), str(v))
         try:
             self.end_headers()
@@ -114,11 +109,11 @@ def serve_on(
     **headers:str,    # of every answer: `Referrer_Policy='no-referrer'`
 )->ThreadingHTTPServer:
     "A server on this machine alone, at work. ValueError for a port that is not to be had."
-    try: server = ThreadingHTTPServer(('127.0.0.1', port), partial(Answers, answer=answer, headers=headers))
+    try: server = ThreadingHTTPServer(('127.0.0.1', port), Answers)
     except (OSError, OverflowError) as e:
         raise ValueError(f'port {port} is not to be had ({getattr(e, "strerror", None) or e}): '
             'take another up to 65535, or 0 for any that is free') from None
-    server.daemon_threads = True
+    server.answer,server.about,server.daemon_threads = answer,headers,True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
@@ -136,16 +131,9 @@ def until_stopped(
         server.shutdown()
         server.server_close()
 
-def policy_of(
-    page:str,  # HTML
-)->str:
-    "The content security policy that a page asks for."
-    return re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
-
 def serve_live(
     folder:Path,      # of `write_live`
     port:int=0,       # 0: any that is free
-    policy:str=None,  # content security policy; None: the page's own
 )->tuple:             # (server, address)
     "Serve the page on this machine."
     there = {'/'+f.relative_to(folder).as_posix():f for f in Path(folder).rglob('*') if f.is_file()}
@@ -153,8 +141,8 @@ def serve_live(
     def answer(path, _):
         file = there[path]
         return file.read_bytes(),_KINDS.get(file.suffix, 'application/octet-stream')
-    policy = policy or policy_of(there['/'].read_text(encoding='utf-8'))
-    server = serve_on(answer, port, Content_Security_Policy=policy)
+    policy = re.search('Content-Security-Policy" content="([^"]+)"', there['/'].read_text(encoding='utf-8'))
+    server = serve_on(answer, port, Content_Security_Policy=policy[1])
     return server,f'http://127.0.0.1:{server.server_port}/'
 
 def live(

@@ -61,7 +61,6 @@ def fig_png(
     from PIL import Image
     raw,out = io.BytesIO(),io.BytesIO()
     with rc_context(STYLE): fig.savefig(raw, format='png', dpi=dpi, metadata=dict(Software=None))
-    raw.seek(0)
     few = Image.open(raw).convert('RGB').quantize(n_colours, dither=Image.Dither.NONE)
     few.save(out, format='png', optimize=True)
     return out.getvalue()
@@ -115,15 +114,12 @@ def new_figure(
     xlabel:str=None,     # with its unit
     ylabel:str=None,     # with its unit
     size:tuple=(6.4,3.6),# width, height in inches; one inch is 100 pixels on the page
-    ncols:int=1,         # axes beside each other
-    nrows:int=1,         # axes below each other
-    sharex:bool=False,   # one scale for all?
-    sharey:bool=False,   # one scale for all?
+    **grid:int|bool,     # ncols, nrows, sharex, sharey, … as `subplots` takes them
 )->tuple:                # (figure, axes), or (figure, array of axes) when there are several
     "An empty figure in our style, not shown."
     with rc_context(STYLE):
         fig = Canvas(figsize=size, layout='constrained')
-        ax = fig.subplots(nrows, ncols, sharex=sharex, sharey=sharey)
+        ax = fig.subplots(**grid)
         one = not isinstance(ax, ndarray)
         title = '\n'.join(textwrap.wrap(title, int(size[0]*11.5)))
         if one: ax.set(title=title, xlabel=xlabel, ylabel=ylabel)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from .findings import Findings, doctor_table, find, no_number, number
+from .findings import Findings, doctor_table, find, number
 from .verdict import verdict
 from ..parts.groups import dead_groups, dead_reason
 from ..run.record import GROUP_FIELDS, Run, as_text, one_a_step, read_run
@@ -87,12 +87,10 @@ def _kind(text):
     if isinstance(whole, list) or isinstance(whole, dict) and 'log_history' in whole: return '.json'
     return '.jsonl' if text.lstrip()[0] in '{[' else '.csv'
 
-def _value(v):
-    "A number, nan where the log says so; None for a gap and for a word."
+def _number(v):
+    "A finite number, or None."
     x = number(v)
-    return x if x==x or no_number(v) else None
-
-def _number(v): return x if math.isfinite(x := number(v)) else None
+    return x if x is not None and math.isfinite(x) else None
 
 def _words(x):
     "A prompt or a completion as text, whatever it is written as."
@@ -215,7 +213,7 @@ def _extra(rows, at):
     "Names of the other columns that hold a number: most often single reward functions."
     known = set(at.values())|_ASIDE|{o for names in NAMES.values() for o in names}
     def numeric(k):
-        some = [_value(o[k]) for o in rows[:50] if o.get(k) is not None]
+        some = [number(o[k]) for o in rows[:50] if o.get(k) is not None]
         return bool(some) and None not in some
     return [k for k in _names(rows) if k not in known and k[:1]!='_' and numeric(k)][:6]
 
@@ -308,7 +306,7 @@ def as_history(
     for i,o in enumerate(rows):
         named = {}
         for k,v in o.items():
-            x,name = _value(v),ours[k]
+            x,name = number(v),ours[k]
             if name=='frac_living' and x is not None: name,x = 'frac_reward_zero_std',1-x
             if x is not None: named.setdefault(name, x)
             elif isinstance(v, str) and name in ALIASES and v.strip().lower() not in _GAPS:
@@ -351,14 +349,6 @@ def _step_in(path):
         if m := re.search(r'(?:^|step[_-]?|_)(\d+)(?:$|_|-)', name): return int(m[1])
     return None
 
-def _rollout_files(folder):
-    "Tables of rollouts in a folder, as the frameworks lay them, or any there."
-    ours = 'history.jsonl','groups.jsonl','metrics.jsonl'
-    for pattern in doctor_table('names')['files']['rollouts']:
-        found = [f for f in Path(folder).glob(pattern) if f.name not in ours]
-        if found: return sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
-    return []
-
 def _trl_rows(path, rows):
     "Rows of TRL's log of completions, whose reward is the sum of its functions'; None for another table."
     mine = path.suffix=='.db' or path.match('completions_*.parquet')
@@ -383,8 +373,6 @@ def _contents(path, columns):
 
 def _is_log(rows):
     "A row per step with a metric that we know, and no row per completion?"
-    try: return not find_columns(_names(rows))
-    except ValueError: pass
     if set(_names(rows)) & set(NAMES['prompt']): return False
     known = {our_name(str(k)) for k in _names(rows)} & set(ALIASES)-{'step'}
     texts = any(isinstance(v, str) and ' ' in v for o in rows[:50] for v in o.values())
@@ -394,7 +382,7 @@ def _odd_values(rows, columns):
     "Rewards and steps that are words, in a line each."
     at = find_columns(_names(rows), columns)
     def words(k):   # a nan is a completion that nobody judged
-        return [v for o in rows if (v := o.get(at[k])) is not None and _value(v) is None]
+        return [v for o in rows if (v := o.get(at[k])) is not None and number(v) is None]
     return _word_notes({k:words(k) for k in ('reward','step') if k in at})
 
 def _all_groups(tables, columns, notes):
@@ -421,7 +409,11 @@ def _files(path):
     if not path.is_dir(): return [path],[path]
     events = sorted(path.rglob('events.out.tfevents.*'))
     logs = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(path.glob(p))]
-    return [o.parent for o in events[-1:]] or logs[:1],_rollout_files(path)
+    ours = 'history.jsonl','groups.jsonl','metrics.jsonl'
+    known = doctor_table('names')['files']['rollouts']
+    found = next(filter(None, ([f for f in path.glob(p) if f.name not in ours] for p in known)), [])
+    found = sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
+    return [o.parent for o in events[-1:]] or logs[:1],found
 
 def _of_others(path, columns):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
@@ -469,9 +461,7 @@ def _opened(path, columns):
     try: run = read_run(path)
     except ValueError as e:
         try: return _of_others(path, columns)
-        except ValueError as f:
-            why = '' if 'holds no rollouts' in str(f) else f'; and as rollouts: {f}'
-            raise ValueError(f'{e}{why}') from None
+        except ValueError as f: raise ValueError(f'{e}; and as rollouts: {f}') from None
     run.history = as_history(history_rows(run))
     run.notes += _word_notes(run.history.attrs['words'])
     if run.rows: return run
