@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_lines',
            'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'ended', 'one_text_share',
-           'summarize', 'replay_metrics', 'group_ratios', 'record', 'token_rows', 'by_token', 'terms_told',
-           'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step', 'read_run']
+           'summarize', 'record', 'token_rows', 'terms_told', 'about_data', 'check_judged', 'bad_loss', 'Run',
+           'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os, re
@@ -318,7 +318,7 @@ def summarize(
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
     n,whole = fresh.completion_mask.sum(-1).float(),ended(s, fresh)
-    alike,stored = one_text_share(fresh),replay_metrics(s, done)
+    alike,stored = one_text_share(fresh),_replay_metrics(s, done)
     row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
         reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
         frac_reward_zero_std=dead.float().mean().item(), frac_one_text=alike)
@@ -329,11 +329,8 @@ def summarize(
     row |= {k:sum(o[k] for o in done)/len(done) for k,v in done[0].items() if isinstance(v, float)}
     return row|stored|treated.metrics
 
-def replay_metrics(
-    s:'State',   # settings of the clip
-    done:list,   # what each `update` returned
-)->dict:         # name -> float; {} where nothing was replayed
-    "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient."
+def _replay_metrics(s, done):
+    "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient; or {}."
     sums,how = [],(s.how.importance_sampling_level, s.how.replay_clip)
     for o in done:
         mb = o['mb']
@@ -343,24 +340,16 @@ def replay_metrics(
     return {f'replay/{k}':v for k,v in ratio_row(merge_sums(sums)).items()} if sums else {}
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
-def group_ratios(
-    s:'State',       # settings of the clip
-    seen:list,       # what each `update` of one pass returned, and `idx`, which groups it had
-    batch:Groups,    # the B groups of that pass
-)->dict:             # lists of B
-    "Of each group: ratios against the policy that sampled it, and clipped share, as its update saw them."
-    logps = np.zeros(batch.old_logps.shape, np.float32)
-    mask = np.zeros(batch.old_logps.shape, bool)
+def _group_ratios(s, seen, n):
+    "Of each of `n` groups, as its update saw it: ratios against the policy that sampled it, clipped share."
+    out = [None]*n
     for o in seen:
-        T = o['mask'].shape[2]   # a minibatch is as wide as its longest completion
-        logps[o['idx'],:,:T] = o['logps'].float().cpu().numpy()
-        mask[o['idx'],:,:T] = o['mask'].cpu().numpy()
-    ratio,mask = (torch.from_numpy(logps)-batch.old_logps.cpu()).exp(),torch.from_numpy(mask)
-    A = batch.advantages.cpu()
-    held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), s.how.replay_clip)
-    out = dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
-    if s.args.record_tokens:
-        out['ratios'] = [[[round(x, 3) for x in r[m].tolist()] for r,m in zip(*o)] for o in zip(ratio, mask)]
+        logps,old,mask,A = (x.cpu() for x in (o['logps'], o['mb'].old_logps, o['mask'], o['mb'].advantages))
+        ratio = (logps.float()-old).exp()
+        held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), s.how.replay_clip)
+        told = dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
+        if s.args.record_tokens: told['ratios'] = _numbers(ratio, mask, '%.3f')
+        for j,b in enumerate(o['idx']): out[b] = {k:v[j] for k,v in told.items()}
     return out
 
 def record(
@@ -375,18 +364,20 @@ def record(
     if not s.args.record_groups or not rec.wants(row['step']): return
     A,n = treated.batch.advantages,fresh.rewards.shape[0]
     if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
-    ratios = group_ratios(s, info['seen'], treated.batch)
+    ratios = _group_ratios(s, info['seen'], len(A))
+    records = [o|r for o,r in zip(treated.records, ratios)]
     reasons = why(fresh.rewards, s.args.dead_tolerance, dead=info['dead'])
     ask = 'terms' in info['seen'][0]
     told = _tokens(s, fresh) if s.args.record_tokens or ask else {}
     if ask: told['terms'] = token_rows(s, info['seen'], len(A))[:n]
     names = map(reward_name, s.reward_funcs)
-    rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=treated.records[:n],
+    rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=records[:n],
         rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key,
         n_tokens=fresh.completion_mask.sum(-1), truncated=~ended(s, fresh),
-        advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons,
-        **{k:v[:n] for k,v in ratios.items()}, **told)
-    rows += [_stored_row(row['step'], treated, ratios, b) for b in range(n, len(A))]
+        advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons, **told)
+    for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
+        rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
+            key=[treated.batch.key[b].item()])
     rec.groups(row['step'], rows)
 
 def _tokens(s, fresh):
@@ -403,42 +394,32 @@ def token_rows(
     "What every token of each group added to the loss of its step, as a record holds it."
     out = [None]*n_groups
     for o in seen:
-        mb,mask,own = o['mb'],o['mask'].cpu(),next(iter(o['terms'].values()))
+        mb,mask = o['mb'],o['mask'].cpu()
         base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps)
-        base |= {k:own.get(k) for k in ('ratio','kl')}
-        told = dict(tokens=_tokens(s, replace(mb, completion_mask=mask))['tokens'], loss=[o['loss']]*len(mb))
-        told |= {k:by_token(x, mask) for k,x in base.items() if x is not None}
-        by = {name:terms_told(x, mask, 5 if i else 8) for i,(name,x) in enumerate(o['terms'].items())}
-        for j,b in enumerate(o['idx']):
-            out[b] = {k:v[j] for k,v in told.items()}
-            out[b]['by'] = {name:{k:v[j] for k,v in x.items()} for name,x in by.items()}
+        words = _tokens(s, replace(mb, completion_mask=mask))['tokens']
+        for b,w,told in zip(o['idx'], words, terms_told(base, o['terms'], mask)):
+            out[b] = dict(tokens=w, loss=o['loss'])|told
     return out
 
-def by_token(
-    x:Tensor,        # (b, G, T)
-    mask:Tensor,     # (b, G, T) bool
-    digits:int=8,    # of each number
-)->list:             # (b,) lists of G lists, without padding
-    "Numbers of tokens as lists."
-    shorter = f'%.{digits}g'
-    return [[[float(shorter%v) for v in r[m].tolist()] for r,m in zip(*g)] for g in zip(x.cpu(), mask)]
+def _numbers(x, mask, digits='%.8g'):
+    "Numbers of tokens (b, G, T) as b lists of G lists, without padding."
+    return [[[float(digits%v) for v in r[m].tolist()] for r,m in zip(*g)] for g in zip(x.cpu(), mask)]
 
 def terms_told(
-    terms:dict,      # what `token_terms` returns
-    mask:Tensor,     # (b, G, T) bool
-    digits:int=8,    # of each term
-)->dict:             # lists of b: weight of a token in each answer; term, share and clip of each token
-    "What tokens add to one loss, as lists."
-    return dict(weight=[[float(f'{v:.6g}') for v in g] for g in terms['weight'].amax(-1).tolist()],
-        term=by_token(terms['term'], mask, digits), share=by_token(terms['share'], mask, 4),
-        clip=[[r[m].tolist() for r,m in zip(*g)] for g in zip(terms['clip'].cpu(), mask)])
-
-def _stored_row(step, treated, ratios, b):
-    "A stored group beside the fresh ones: nothing was sampled in its place."
-    row = group_rows(step, [''], [[]], [[]], records=[treated.records[b]], dead=[False],
-        key=[treated.batch.key[b].item()], **{k:[v[b]] for k,v in ratios.items()})[0]
-    row['group'] = b
-    return row
+    base:dict,    # log-probs of the tokens by name, (b, G, T) nats, or None
+    terms:dict,   # what `token_terms` returns of each loss, first of the run's own
+    mask:Tensor,  # (b, G, T) bool, on the CPU
+)->list:          # (b,) dicts: numbers of each token, and under `by` what each loss makes of them
+    "What tokens add to their losses, as lists."
+    own = next(iter(terms.values()))
+    base = base|{k:own.get(k) for k in ('ratio','kl')}
+    told = {k:_numbers(x, mask) for k,x in base.items() if x is not None}
+    by = {name:dict(weight=[[float(f'{v:.6g}') for v in g] for g in x['weight'].amax(-1).tolist()],
+        term=_numbers(x['term'], mask, '%.5g' if i else '%.8g'), share=_numbers(x['share'], mask, '%.4g'),
+        clip=[[r[m].tolist() for r,m in zip(*g)] for g in zip(x['clip'].cpu(), mask)])
+        for i,(name,x) in enumerate(terms.items())}
+    return [{k:v[j] for k,v in told.items()}|dict(by={name:{k:v[j] for k,v in x.items()}
+        for name,x in by.items()}) for j in range(len(mask))]
 
 # %% ../../nbs/run/record.ipynb #740d46ea
 def about_data(
@@ -519,18 +500,15 @@ def _trl_state(folder):
         if f.exists(): return _json(f)[0].get('log_history', []),_json(f)[1]
 
 def one_a_step(
-    rows:list,       # dicts with `step`
+    rows:list,       # dicts; those without a number for their `step` are left out
 )->pd.DataFrame:     # a row per step; where a log said nan stands in `attrs`, since a gap looks alike
     "Rows of one step joined into one, in order of steps; what came later wins."
     out = {}
-    for o in rows: out.setdefault(o.get('step'), {}).update(o)
-    place,last = {},-math.inf   # what has no number for a step stays where it came
-    for k in out:
-        last = k if isinstance(k, (int,float)) else last
-        place[k] = last
-    steps = sorted(out, key=place.get)
-    df = pd.DataFrame([out[k] for k in steps], columns=None if out else ['step'])
-    nan = {i:[k for k,v in out[s].items() if isinstance(v, float) and v!=v] for i,s in enumerate(steps)}
+    for o in rows:
+        if isinstance(o.get('step'), (int,float)): out.setdefault(o['step'], {}).update(o)
+    out = [out[k] for k in sorted(out)]
+    df = pd.DataFrame(out, columns=None if out else ['step'])
+    nan = {i:[k for k,v in o.items() if isinstance(v, float) and v!=v] for i,o in enumerate(out)}
     df.attrs['nan'] = {i:names for i,names in nan.items() if names}
     return df
 
