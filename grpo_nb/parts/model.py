@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from fastcore.basics import patch
-from .core import check_option, reads_tokens, setting, whole
+from .core import check_option, check_settings, reads_tokens, setting
 
 # %% ../../nbs/parts/model.ipynb #ac1783a6
 def unwrapped(
@@ -128,28 +128,15 @@ def _turn(y, cis, heads):
     "Pairs in the first `heads` heads of `y` (n, H*D), times complex numbers `cis` (n, 1, D/2), in place."
     torch.view_as_complex(y[:,:heads*cis.shape[-1]*2].unflatten(1, (heads, -1, 2))).mul_(cis)
 
-class _Project(torch.autograd.Function):
+def _project(x, w, b, cis, heads, idx, sizes):
     """`x` (n, D) times `w` plus `b`, its first `heads` heads turned by `cis`, laid on pages.
 
     The rows at `idx[i]` of page i are taken, each once; the others of its `sizes[i]` rows are 0.
     """
-    @staticmethod
-    def forward(ctx, x, w, b, cis, heads, idx, sizes):
-        ctx.save_for_backward(x, w)
-        ctx.cis,ctx.heads,ctx.idx = cis,heads,idx
-        y = torch.addmm(b, x, w.t())
-        _turn(y, cis, heads)
-        parts = y.split([*map(len, idx)])
-        return tuple(y.new_zeros(n, y.shape[1]).index_copy_(0, i, o) for o,i,n in zip(parts, idx, sizes))
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *pages):
-        x,w = ctx.saved_tensors
-        g = x.new_empty(len(x), len(w))
-        parts = g.split([*map(len, ctx.idx)])
-        for o,i,page in zip(parts, ctx.idx, pages): torch.index_select(page, 0, i, out=o)
-        _turn(g, ctx.cis.conj(), ctx.heads)
-        return g@w,g.t()@x,g.sum(0),None,None,None,None
+    y = torch.addmm(b, x, w.t())
+    _turn(y, cis, heads)
+    parts = y.split([*map(len, idx)])
+    return [y.new_zeros(n, y.shape[1]).index_copy_(0, i, o) for o,i,n in zip(parts, idx, sizes)]
 
 # %% ../../nbs/parts/model.ipynb #1dbf2f91
 def _attend(q, kv, see):
@@ -202,7 +189,7 @@ class FastQwen:
         idx,sizes = [first]+[i for _,_,i,_ in pages],[B*P]+[len(r)*w for r,w,_,_ in pages]
         x,cis = self.embed[ids],self._cis(pos)
         for w,b,o,gate,down in self.blocks:
-            y,*ys = _Project.apply(_Norm.apply(x, self.eps), w, b, cis, Q+K, idx, sizes)
+            y,*ys = _project(_Norm.apply(x, self.eps), w, b, cis, Q+K, idx, sizes)
             y,prompt = y.view(B, P, -1, D).split([Q, 2*K], 2)
             if keep is not None: keep.append(prompt.chunk(2, 2))
             z = [_attend(y, prompt, see).index_select(0, first)]
@@ -438,6 +425,14 @@ def select(self:FastQwen,
     if self.bias is not None: self.bias = self.bias[heads]
 
 # %% ../../nbs/parts/model.ipynb #a74e0fd1
+_HOW = [
+    ('temperature', lambda v: 0<=v<math.inf, 'finite, and more than 0, or 0 for the likeliest'),
+    ('top_k', lambda v: v>=0, 'a whole number, 0 or more'),
+    ('top_p', lambda v: 0<v<=1, 'a share above 0 and up to 1'),
+    ('min_p', lambda v: 0<=v<=1, 'None, or a share from 0 to 1'),
+    ('repetition_penalty', lambda v: 0<v<math.inf, 'more than 0, and finite'),
+    ('presence_penalty frequency_penalty', lambda v: -2<=v<=2, 'a number from -2 to 2')]
+
 @dataclass
 class Sampling:
     "How a token is drawn, under TRL's names. ValueError for a setting out of its range."
@@ -451,14 +446,7 @@ class Sampling:
 
     def __post_init__(self):
         if self.top_k is None: self.top_k = 0
-        near = lambda v: -2<=v<=2, 'a number from -2 to 2'
-        rules = dict(temperature=(lambda v: 0<=v<math.inf, 'finite, and more than 0, or 0 for the likeliest'),
-            top_k=(whole, 'a whole number, 0 or more'),
-            top_p=(lambda v: 0<v<=1, 'a share above 0 and up to 1'),
-            min_p=(lambda v: v is None or 0<=v<=1, 'None, or a share from 0 to 1'),
-            repetition_penalty=(lambda v: 0<v<math.inf, 'more than 0, and finite'),
-            presence_penalty=near, frequency_penalty=near)
-        for k,(ok,needs) in rules.items(): check_option(k, getattr(self, k), ok(getattr(self, k)), needs)
+        check_settings(self, _HOW, all=False)
 
     @property
     def penalties(self)->tuple: return self.repetition_penalty,self.presence_penalty,self.frequency_penalty
@@ -507,11 +495,10 @@ def special_ids(
     device:str|torch.device,    # where the end tokens go
 )->tuple:                       # (E,) int64 end tokens, and the padding token
     "End tokens and the padding token, from the arguments or else from the model's settings."
-    where = [getattr(model, k, None) for k in ('generation_config', 'config')]
-    def own(k): return next((v for o in where if (v := getattr(o, k, None)) is not None), None)
-    eos = own('eos_token_id') if eos_token_id is None else eos_token_id
+    own = model.generation_config
+    eos = own.eos_token_id if eos_token_id is None else eos_token_id
     ends = torch.as_tensor([] if eos is None else eos, dtype=torch.int64, device=device).flatten()
-    pad = own('pad_token_id') if pad_token_id is None else pad_token_id
+    pad = own.pad_token_id if pad_token_id is None else pad_token_id
     if pad is None: pad = ends[0] if len(ends) else 0
     return ends,int(pad)
 

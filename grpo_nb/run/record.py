@@ -4,21 +4,23 @@
 
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_lines',
-           'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'ended', 'one_text_share',
-           'summarize', 'record', 'token_rows', 'terms_told', 'about_data', 'check_judged', 'bad_loss', 'Run',
-           'one_a_step', 'read_run']
+           'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'ended', 'summarize',
+           'record', 'token_rows', 'terms_told', 'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step',
+           'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os, re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from fastcore.basics import groupby
 from torch import Tensor
 from ..parts.core import Tokenizer, masked_mean, reward_name, save_json, versions
 from ..parts.groups import Groups, reward_std
@@ -174,10 +176,7 @@ def _is_ours(path):
     return not first or b'"step"' in first
 
 def _set_aside(folder:Path)->None:
-    """Move the record of an earlier run into a folder of its own, such as `earlier-1`.
-
-    ValueError, before anything is moved, for files under these names that no run of ours wrote.
-    """
+    "Move the record of an earlier run into `earlier-1` or the like. ValueError for files not of our making."
     there = [o for k in RECORD if (o := folder/k).exists()]
     if odd := [o.name for o in there if not _is_ours(o)]:
         raise ValueError(f'{folder} holds {", ".join(odd)}, which no run of ours wrote: '
@@ -215,16 +214,15 @@ class Recorder:
     "Writes the record of a run into a folder, whole rows at a time."
     def __init__(self,
         output_dir:str|Path,   # the run's folder; made if missing
-        settings:Any=None,     # dict or dataclass of settings, for settings.json; None writes none
+        settings:dict=None,    # for settings.json; None writes none
         every:int=1,           # groups are recorded at steps divisible by this
-        max_groups:int=None,   # the most groups recorded per step; None for all
         resume_step:int=None,  # go on after this step, dropping later rows; None begins a new record
         max_mb:float=100.,     # size that groups.jsonl may reach by `last_step`, in MB; None for any
         last_step:int=None,    # the run's last step, over which `max_mb` is spread
         run:str=None,          # the run's id
     ):
         if every<1: raise ValueError(f'`every` is {every}: groups are recorded every 1 or more steps')
-        self.dir,self.every,self.max_groups = Path(output_dir),every,max_groups
+        self.dir,self.every = Path(output_dir),every
         self.max_bytes,self.last_step = None if max_mb is None else max_mb*1e6,last_step
         self.dir.mkdir(parents=True, exist_ok=True)
         self.close = lock_folder(self.dir)
@@ -234,8 +232,7 @@ class Recorder:
         groups = self.dir/'groups.jsonl'
         self.size = groups.stat().st_size if groups.exists() else 0
         if settings is not None:
-            s = asdict(settings) if is_dataclass(settings) else dict(settings)
-            save_json(self.dir/'settings.json', plain(s|dict(run=run or s.get('run'), versions=versions())))
+            save_json(self.dir/'settings.json', plain(settings|dict(run=run, versions=versions())))
 
     def _append(self, name, rows):
         data = b''.join(map(to_line, rows))
@@ -263,9 +260,7 @@ class Recorder:
         rows:list,  # dicts, from `group_rows`
     )->None:
         "Append the rows of one step to groups.jsonl, if this step is recorded."
-        if not rows or not self.wants(step): return
-        rows = [o if o.get('step')==step else type(o)(o, step=int(step)) for o in rows[:self.max_groups]]
-        self.size += self._append('groups.jsonl', rows)
+        if rows and self.wants(step): self.size += self._append('groups.jsonl', rows)
 
     def summary(self, **data:Any)->None:
         "Write summary.json with `data` and the versions; called again, it adds to what is there."
@@ -300,9 +295,7 @@ def ended(
     "Did the completion reach its end token?"
     return ((mb.completion_ids==s.tokenizer.eos_token_id) & mb.completion_mask).any(-1)
 
-def one_text_share(
-    fresh:Groups,  # token ids and mask, (b, G, T)
-)->float:
+def _one_text_share(fresh):
     "Share of the groups that are one text, G times: a collapse, where no reward can tell answers apart."
     said = fresh.completion_ids.masked_fill(~fresh.completion_mask, -1)
     return (said==said[:, :1]).flatten(1).all(1).float().mean().item()
@@ -318,7 +311,7 @@ def summarize(
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
     n,whole = fresh.completion_mask.sum(-1).float(),ended(s, fresh)
-    alike,stored = one_text_share(fresh),_replay_metrics(s, done)
+    alike,stored = _one_text_share(fresh),_replay_metrics(s, done)
     row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
         reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
         frac_reward_zero_std=dead.float().mean().item(), frac_one_text=alike)
@@ -475,8 +468,7 @@ class Run:
     @cached_property
     def by_step(self)->dict:
         "Lists of group dicts, by step, in order."
-        out = {}
-        for o in self.rows: out.setdefault(o['step'], []).append(o)
+        out = groupby(self.rows, itemgetter('step'))
         return {k:sorted(out[k], key=lambda o: o['group'] or 0) for k in sorted(out)}
     @property
     def steps(self)->list:

@@ -9,10 +9,10 @@ __all__ = ['RunSettings', 'check_run_settings', 'check_run_arguments', 'check_me
 # %% ../../nbs/run/settings.ipynb #0189539b
 import math, os, warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 import torch
-from torch import Tensor, nn
-from ..parts.core import RULES, Tokenizer, check_option, check_settings, lookup, setting
+from torch import nn
+from ..parts.core import RULES, check_option, check_settings, lookup, setting
 from ..parts.model import Sampling
 from ..parts.ratios import LossSettings, read_correction
 
@@ -104,7 +104,6 @@ def check_run_settings(
 # %% ../../nbs/run/settings.ipynb #c56fde2d
 def check_run_arguments(
     model:nn.Module,    # the policy
-    tokenizer:Tokenizer,  # its tokenizer
     reward_funcs:list,  # called as TRL calls them
     args:RunSettings,   # the settings
     kind:type,          # what they should be: `TrainConfig`
@@ -116,8 +115,6 @@ def check_run_arguments(
         raise ValueError(f'`args` is a {type(args).__name__}, needs a {name}: {how}')
     if not isinstance(model, nn.Module):
         raise ValueError(f'`model` is {model!r:.60}: give a model, as `load_model` returns it')
-    if not callable(tokenizer):
-        raise ValueError(f'`tokenizer` is {tokenizer!r:.60}: give the tokenizer of the model')
     if not reward_funcs: raise ValueError('no reward functions: give one or more')
     for f in reward_funcs:
         if not callable(f) or isinstance(f, nn.Module):
@@ -151,7 +148,7 @@ def check_method(
 def check_eval(
     dataset:list,    # rows to evaluate on, or None
     args:RunSettings,  # of the run
-    check:Callable,  # called with (rows, settings of one group); ValueError where they can't be sampled for
+    check:Callable,  # called with (rows, prompts in a batch); ValueError where they can't be sampled for
 )->None:
     "ValueError unless what `eval_steps` asks for can be measured."
     n = args.eval_steps
@@ -162,9 +159,7 @@ def check_eval(
         warnings.warn('`eval_dataset` is given, but `eval_steps` is 0: nothing is measured on it; '
             'set eval_steps=50, or leave it out')
     if not n: return
-    one = replace(args, generation_batch_size=args.num_generations, steps_per_generation=1,
-        replay_stored_per_fresh=0)
-    try: check(dataset, one)
+    try: check(dataset, 1)
     except ValueError as e: raise ValueError(f'`eval_dataset`: {e}') from None
 
 # %% ../../nbs/run/settings.ipynb #02ab12a4
@@ -187,19 +182,16 @@ class MasterAdamW(torch.optim.AdamW):
         **kwargs:float,  # of `torch.optim.AdamW`
     ):
         self.weights = list(weights)
-        super().__init__([p.detach().float().clone() for p in self.weights], **kwargs)
-
-    @property
-    def masters(self)->list: return [m for group in self.param_groups for m in group['params']]
+        self.masters = [p.detach().float().clone() for p in self.weights]
+        super().__init__(self.masters, **kwargs)
 
     @torch.no_grad()
-    def step(self, closure:Callable=None)->Tensor|None:
+    def step(self)->None:
         for m,p in zip(self.masters, self.weights): m.grad = None if p.grad is None else p.grad.float()
-        out = super().step(closure)
+        super().step()
         for m,p in zip(self.masters, self.weights):
             p.copy_(m)
             m.grad = None
-        return out
 
     def zero_grad(self, set_to_none:bool=True)->None:
         for p in self.weights: p.grad = None
