@@ -105,7 +105,7 @@ def new_state(
 )->State:
     "A run at step 0: checks its input, seeds everything, makes optimizer and reference."
     if not isinstance(reward_funcs, (list,tuple)): reward_funcs = [reward_funcs]
-    check_run_arguments(model, reward_funcs, args, TrainConfig)
+    check_run_arguments(model, tokenizer, reward_funcs, args, TrainConfig)
     method,judge = method_of(method, args),lookup(ADVANTAGES, advantages, 'advantages')
     def check_problems(rows, n):
         prompts = check_rows(rows, n, args.num_generations)

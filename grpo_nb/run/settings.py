@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 import torch
 from torch import nn
-from ..parts.core import RULES, check_option, check_settings, lookup, setting
+from ..parts.core import RULES, Tokenizer, check_option, check_settings, lookup, setting
 from ..parts.model import Sampling
 from ..parts.ratios import LossSettings, read_correction
 
@@ -104,6 +104,7 @@ def check_run_settings(
 # %% ../../nbs/run/settings.ipynb #c56fde2d
 def check_run_arguments(
     model:nn.Module,    # the policy
+    tokenizer:Tokenizer,  # its tokenizer
     reward_funcs:list,  # called as TRL calls them
     args:RunSettings,   # the settings
     kind:type,          # what they should be: `TrainConfig`
@@ -115,6 +116,8 @@ def check_run_arguments(
         raise ValueError(f'`args` is a {type(args).__name__}, needs a {name}: {how}')
     if not isinstance(model, nn.Module):
         raise ValueError(f'`model` is {model!r:.60}: give a model, as `load_model` returns it')
+    if not callable(tokenizer):
+        raise ValueError(f'`tokenizer` is {tokenizer!r:.60}: give the tokenizer of the model')
     if not reward_funcs: raise ValueError('no reward functions: give one or more')
     for f in reward_funcs:
         if not callable(f) or isinstance(f, nn.Module):
