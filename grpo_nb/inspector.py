@@ -19,7 +19,7 @@ from .parts.groups import dead_groups, group_scores
 from .run.settings import LossSettings
 from .replay import ReplayBuffer
 from .generation import Rollouts
-from .run.record import Run, by_token, terms_told, to_line, token_rows
+from .run.record import Run, terms_told, to_line, token_rows
 from .see.readers import open_run
 from .see.view import buffer_of, view_html, view_run, write_page
 
@@ -115,13 +115,9 @@ def _step_terms(rows, settings, named):
     beta = settings.beta if 'ref' in base else 0.   # entropies are not on file
     settings = replace(settings, beta=beta, top_entropy_quantile=1., entropy_coef=0.)
     terms = terms_by_loss(now, base.get('old', now), A, mask, settings, ref_logps=base.get('ref'))
-    own = next(iter(terms.values()))
-    base |= {k:own[k] for k in ('ratio','kl') if k in own and not words}
-    told,by = {k:by_token(x, mask) for k,x in base.items()},{k:terms_told(x, mask) for k,x in terms.items()}
-    for b,o in enumerate(rows):
-        kept = ('weight',) if words else ('weight','term','share','clip')
-        o['terms'] = {k:v[b] for k,v in told.items()}|dict(tokens=o.pop('pieces'), words=words, named=named,
-            by={name:{k:x[k][b] for k in kept} for name,x in by.items()})
+    for o,told in zip(rows, terms_told(base, terms, mask)):
+        if words: told = dict(by={k:dict(weight=x['weight']) for k,x in told['by'].items()})
+        o['terms'] = told|dict(tokens=o.pop('pieces'), words=words, named=named)
 
 # %% ../nbs/15_inspector.ipynb #346dac49
 def record_terms(

@@ -107,10 +107,10 @@ def new_state(
     if not isinstance(reward_funcs, (list,tuple)): reward_funcs = [reward_funcs]
     check_run_arguments(model, tokenizer, reward_funcs, args, TrainConfig)
     method,judge = method_of(method, args),lookup(ADVANTAGES, advantages, 'advantages')
-    def check_problems(rows, a):
-        prompts = check_rows(rows, a.B, a.num_generations)
-        check_lengths(encode_prompts(tokenizer, prompts)[1].sum(1), a.max_completion_length, model)
-    check_problems(dataset, args)
+    def check_problems(rows, n):
+        prompts = check_rows(rows, n, args.num_generations)
+        check_lengths(encode_prompts(tokenizer, prompts)[1].sum(1), args.max_completion_length, model)
+    check_problems(dataset, args.B)
     check_eval(eval_dataset, args, check_problems)
     random.seed(args.seed)
     torch.manual_seed(args.seed)

@@ -1,7 +1,7 @@
 "Cliff or collapse as a number that both trainers log: the share of groups that are one text, by hand"
 import pytest, torch
 from types import SimpleNamespace
-from grpo_nb.run.record import one_text_share, read_run
+from grpo_nb.run.record import _one_text_share, read_run
 from grpo_nb.see.findings import find
 
 def rollouts(*groups):
@@ -13,12 +13,12 @@ def rollouts(*groups):
 
 def test_the_share_by_hand():
     same,other,longer = [[5, 6], [5, 6]],[[5, 6], [5, 7]],[[5], [5, 0]]   # a 0 that was said is no padding
-    assert one_text_share(rollouts(same, other))==.5 and one_text_share(rollouts(same, same))==1.
-    assert one_text_share(rollouts(longer, other))==0.
+    assert _one_text_share(rollouts(same, other))==.5 and _one_text_share(rollouts(same, same))==1.
+    assert _one_text_share(rollouts(longer, other))==0.
     junk = rollouts(same)
     junk.completion_ids = torch.cat([junk.completion_ids, torch.tensor([[[1], [2]]])], -1)
     junk.completion_mask = torch.cat([junk.completion_mask, torch.zeros(1, 2, 1, dtype=torch.bool)], -1)
-    assert one_text_share(junk)==1.   # what stands behind the end says nothing
+    assert _one_text_share(junk)==1.   # what stands behind the end says nothing
 
 @pytest.mark.parametrize('one,words', [(.9, 'raise temperature'), (.1, 'grade it')])
 def test_the_doctor_reads_it_where_no_texts_are_on_record(one, words):

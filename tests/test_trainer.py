@@ -15,7 +15,7 @@ from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
 from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay, Treated
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.record import group_ratios
+from grpo_nb.run.record import _group_ratios
 from grpo_nb.see.during import slow_roads
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import (TrainConfig, evaluate, new_state, next_keys, pass_at_k, rollout,
@@ -759,16 +759,17 @@ def test_ratios_by_group_are_those_of_each_groups_own_update():
     batch.completion_mask[1:3,:,5:] = False
     batch.advantages = torch.randn(4, 4, generator=g)
     now = batch.old_logps+.3*torch.randn(batch.old_logps.shape, generator=g)
-    seen = [dict(idx=i, logps=now[i, :, :w], mask=batch.completion_mask[i, :, :w])
+    seen = [dict(idx=i, logps=now[i, :, :w], mask=batch.completion_mask[i, :, :w],
+                 mb=batch[i].pad_to(batch.prompt_ids.shape[1], w))
             for i, w in (([2, 1], 5), ([3, 0], now.shape[2]))]
-    out = group_ratios(s, seen, batch)
+    out = _group_ratios(s, seen, 4)
     for b in range(4):
         counts,held,n = [0]*15,0,0
         for i,t in batch.completion_mask[b].nonzero().tolist():
             r,A = (now[b,i,t]-batch.old_logps[b,i,t]).exp().item(),batch.advantages[b,i].item()
             counts[min(14, max(0, sum(r>=e for e in RATIO_EDGES)-1))] += 1
             held,n = held+((r>1.2 and A>0) or (r<.8 and A<0)),n+1
-        assert out['ratio_hist'][b]['counts']==counts and out['clip_share'][b]==pytest.approx(held/n)
+        assert out[b]['ratio_hist']['counts']==counts and out[b]['clip_share']==pytest.approx(held/n)
 
 def test_sampling_rewards_and_log_probs_are_timed():
     import time

@@ -88,8 +88,8 @@ class RunRecord(TrainerCallback):
         resumed = state.global_step or None
         if state.is_world_process_zero:
             try:
-                self.recorder = Recorder(args.output_dir, self.about(), max_groups=args.record_max_groups,
-                    resume_step=resumed, max_mb=args.record_max_mb, run=self.trainer.run_id,
+                self.recorder = Recorder(args.output_dir, self.about(), resume_step=resumed,
+                    max_mb=args.record_max_mb, run=self.trainer.run_id,
                     last_step=args.max_steps if args.max_steps>0 else None)
             except ValueError as e: why = str(e)
         if why := next(filter(None, gather_object([why])), ''): raise ValueError(why)

@@ -4,21 +4,23 @@
 
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_lines',
-           'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'ended', 'one_text_share',
-           'summarize', 'replay_metrics', 'group_ratios', 'record', 'token_rows', 'by_token', 'terms_told',
-           'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step', 'read_run']
+           'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'ended', 'summarize',
+           'record', 'token_rows', 'terms_told', 'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step',
+           'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os, re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from fastcore.basics import groupby
 from torch import Tensor
 from ..parts.core import Tokenizer, masked_mean, reward_name, save_json, versions
 from ..parts.groups import Groups, reward_std
@@ -174,10 +176,7 @@ def _is_ours(path):
     return not first or b'"step"' in first
 
 def _set_aside(folder:Path)->None:
-    """Move the record of an earlier run into a folder of its own, such as `earlier-1`.
-
-    ValueError, before anything is moved, for files under these names that no run of ours wrote.
-    """
+    "Move the record of an earlier run into `earlier-1` or the like. ValueError for files not of our making."
     there = [o for k in RECORD if (o := folder/k).exists()]
     if odd := [o.name for o in there if not _is_ours(o)]:
         raise ValueError(f'{folder} holds {", ".join(odd)}, which no run of ours wrote: '
@@ -215,16 +214,15 @@ class Recorder:
     "Writes the record of a run into a folder, whole rows at a time."
     def __init__(self,
         output_dir:str|Path,   # the run's folder; made if missing
-        settings:Any=None,     # dict or dataclass of settings, for settings.json; None writes none
+        settings:dict=None,    # for settings.json; None writes none
         every:int=1,           # groups are recorded at steps divisible by this
-        max_groups:int=None,   # the most groups recorded per step; None for all
         resume_step:int=None,  # go on after this step, dropping later rows; None begins a new record
         max_mb:float=100.,     # size that groups.jsonl may reach by `last_step`, in MB; None for any
         last_step:int=None,    # the run's last step, over which `max_mb` is spread
         run:str=None,          # the run's id
     ):
         if every<1: raise ValueError(f'`every` is {every}: groups are recorded every 1 or more steps')
-        self.dir,self.every,self.max_groups = Path(output_dir),every,max_groups
+        self.dir,self.every = Path(output_dir),every
         self.max_bytes,self.last_step = None if max_mb is None else max_mb*1e6,last_step
         self.dir.mkdir(parents=True, exist_ok=True)
         self.close = lock_folder(self.dir)
@@ -234,8 +232,7 @@ class Recorder:
         groups = self.dir/'groups.jsonl'
         self.size = groups.stat().st_size if groups.exists() else 0
         if settings is not None:
-            s = asdict(settings) if is_dataclass(settings) else dict(settings)
-            save_json(self.dir/'settings.json', plain(s|dict(run=run or s.get('run'), versions=versions())))
+            save_json(self.dir/'settings.json', plain(settings|dict(run=run, versions=versions())))
 
     def _append(self, name, rows):
         data = b''.join(map(to_line, rows))
@@ -263,9 +260,7 @@ class Recorder:
         rows:list,  # dicts, from `group_rows`
     )->None:
         "Append the rows of one step to groups.jsonl, if this step is recorded."
-        if not rows or not self.wants(step): return
-        rows = [o if o.get('step')==step else type(o)(o, step=int(step)) for o in rows[:self.max_groups]]
-        self.size += self._append('groups.jsonl', rows)
+        if rows and self.wants(step): self.size += self._append('groups.jsonl', rows)
 
     def summary(self, **data:Any)->None:
         "Write summary.json with `data` and the versions; called again, it adds to what is there."
@@ -300,9 +295,7 @@ def ended(
     "Did the completion reach its end token?"
     return ((mb.completion_ids==s.tokenizer.eos_token_id) & mb.completion_mask).any(-1)
 
-def one_text_share(
-    fresh:Groups,  # token ids and mask, (b, G, T)
-)->float:
+def _one_text_share(fresh):
     "Share of the groups that are one text, G times: a collapse, where no reward can tell answers apart."
     said = fresh.completion_ids.masked_fill(~fresh.completion_mask, -1)
     return (said==said[:, :1]).flatten(1).all(1).float().mean().item()
@@ -318,7 +311,7 @@ def summarize(
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
     n,whole = fresh.completion_mask.sum(-1).float(),ended(s, fresh)
-    alike,stored = one_text_share(fresh),replay_metrics(s, done)
+    alike,stored = _one_text_share(fresh),_replay_metrics(s, done)
     row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
         reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
         frac_reward_zero_std=dead.float().mean().item(), frac_one_text=alike)
@@ -329,11 +322,8 @@ def summarize(
     row |= {k:sum(o[k] for o in done)/len(done) for k,v in done[0].items() if isinstance(v, float)}
     return row|stored|treated.metrics
 
-def replay_metrics(
-    s:'State',   # settings of the clip
-    done:list,   # what each `update` returned
-)->dict:         # name -> float; {} where nothing was replayed
-    "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient."
+def _replay_metrics(s, done):
+    "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient; or {}."
     sums,how = [],(s.how.importance_sampling_level, s.how.replay_clip)
     for o in done:
         mb = o['mb']
@@ -343,24 +333,16 @@ def replay_metrics(
     return {f'replay/{k}':v for k,v in ratio_row(merge_sums(sums)).items()} if sums else {}
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
-def group_ratios(
-    s:'State',       # settings of the clip
-    seen:list,       # what each `update` of one pass returned, and `idx`, which groups it had
-    batch:Groups,    # the B groups of that pass
-)->dict:             # lists of B
-    "Of each group: ratios against the policy that sampled it, and clipped share, as its update saw them."
-    logps = np.zeros(batch.old_logps.shape, np.float32)
-    mask = np.zeros(batch.old_logps.shape, bool)
+def _group_ratios(s, seen, n):
+    "Of each of `n` groups, as its update saw it: ratios against the policy that sampled it, clipped share."
+    out = [None]*n
     for o in seen:
-        T = o['mask'].shape[2]   # a minibatch is as wide as its longest completion
-        logps[o['idx'],:,:T] = o['logps'].float().cpu().numpy()
-        mask[o['idx'],:,:T] = o['mask'].cpu().numpy()
-    ratio,mask = (torch.from_numpy(logps)-batch.old_logps.cpu()).exp(),torch.from_numpy(mask)
-    A = batch.advantages.cpu()
-    held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), s.how.replay_clip)
-    out = dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
-    if s.args.record_tokens:
-        out['ratios'] = [[[round(x, 3) for x in r[m].tolist()] for r,m in zip(*o)] for o in zip(ratio, mask)]
+        logps,old,mask,A = (x.cpu() for x in (o['logps'], o['mb'].old_logps, o['mask'], o['mb'].advantages))
+        ratio = (logps.float()-old).exp()
+        held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), s.how.replay_clip)
+        told = dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
+        if s.args.record_tokens: told['ratios'] = _numbers(ratio, mask, '%.3f')
+        for j,b in enumerate(o['idx']): out[b] = {k:v[j] for k,v in told.items()}
     return out
 
 def record(
@@ -375,18 +357,20 @@ def record(
     if not s.args.record_groups or not rec.wants(row['step']): return
     A,n = treated.batch.advantages,fresh.rewards.shape[0]
     if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
-    ratios = group_ratios(s, info['seen'], treated.batch)
+    ratios = _group_ratios(s, info['seen'], len(A))
+    records = [o|r for o,r in zip(treated.records, ratios)]
     reasons = why(fresh.rewards, s.args.dead_tolerance, dead=info['dead'])
     ask = 'terms' in info['seen'][0]
     told = _tokens(s, fresh) if s.args.record_tokens or ask else {}
     if ask: told['terms'] = token_rows(s, info['seen'], len(A))[:n]
     names = map(reward_name, s.reward_funcs)
-    rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=treated.records[:n],
+    rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=records[:n],
         rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key,
         n_tokens=fresh.completion_mask.sum(-1), truncated=~ended(s, fresh),
-        advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons,
-        **{k:v[:n] for k,v in ratios.items()}, **told)
-    rows += [_stored_row(row['step'], treated, ratios, b) for b in range(n, len(A))]
+        advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons, **told)
+    for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
+        rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
+            key=[treated.batch.key[b].item()])
     rec.groups(row['step'], rows)
 
 def _tokens(s, fresh):
@@ -403,42 +387,32 @@ def token_rows(
     "What every token of each group added to the loss of its step, as a record holds it."
     out = [None]*n_groups
     for o in seen:
-        mb,mask,own = o['mb'],o['mask'].cpu(),next(iter(o['terms'].values()))
+        mb,mask = o['mb'],o['mask'].cpu()
         base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps)
-        base |= {k:own.get(k) for k in ('ratio','kl')}
-        told = dict(tokens=_tokens(s, replace(mb, completion_mask=mask))['tokens'], loss=[o['loss']]*len(mb))
-        told |= {k:by_token(x, mask) for k,x in base.items() if x is not None}
-        by = {name:terms_told(x, mask, 5 if i else 8) for i,(name,x) in enumerate(o['terms'].items())}
-        for j,b in enumerate(o['idx']):
-            out[b] = {k:v[j] for k,v in told.items()}
-            out[b]['by'] = {name:{k:v[j] for k,v in x.items()} for name,x in by.items()}
+        words = _tokens(s, replace(mb, completion_mask=mask))['tokens']
+        for b,w,told in zip(o['idx'], words, terms_told(base, o['terms'], mask)):
+            out[b] = dict(tokens=w, loss=o['loss'])|told
     return out
 
-def by_token(
-    x:Tensor,        # (b, G, T)
-    mask:Tensor,     # (b, G, T) bool
-    digits:int=8,    # of each number
-)->list:             # (b,) lists of G lists, without padding
-    "Numbers of tokens as lists."
-    shorter = f'%.{digits}g'
-    return [[[float(shorter%v) for v in r[m].tolist()] for r,m in zip(*g)] for g in zip(x.cpu(), mask)]
+def _numbers(x, mask, digits='%.8g'):
+    "Numbers of tokens (b, G, T) as b lists of G lists, without padding."
+    return [[[float(digits%v) for v in r[m].tolist()] for r,m in zip(*g)] for g in zip(x.cpu(), mask)]
 
 def terms_told(
-    terms:dict,      # what `token_terms` returns
-    mask:Tensor,     # (b, G, T) bool
-    digits:int=8,    # of each term
-)->dict:             # lists of b: weight of a token in each answer; term, share and clip of each token
-    "What tokens add to one loss, as lists."
-    return dict(weight=[[float(f'{v:.6g}') for v in g] for g in terms['weight'].amax(-1).tolist()],
-        term=by_token(terms['term'], mask, digits), share=by_token(terms['share'], mask, 4),
-        clip=[[r[m].tolist() for r,m in zip(*g)] for g in zip(terms['clip'].cpu(), mask)])
-
-def _stored_row(step, treated, ratios, b):
-    "A stored group beside the fresh ones: nothing was sampled in its place."
-    row = group_rows(step, [''], [[]], [[]], records=[treated.records[b]], dead=[False],
-        key=[treated.batch.key[b].item()], **{k:[v[b]] for k,v in ratios.items()})[0]
-    row['group'] = b
-    return row
+    base:dict,    # log-probs of the tokens by name, (b, G, T) nats, or None
+    terms:dict,   # what `token_terms` returns of each loss, first of the run's own
+    mask:Tensor,  # (b, G, T) bool, on the CPU
+)->list:          # (b,) dicts: numbers of each token, and under `by` what each loss makes of them
+    "What tokens add to their losses, as lists."
+    own = next(iter(terms.values()))
+    base = base|{k:own.get(k) for k in ('ratio','kl')}
+    told = {k:_numbers(x, mask) for k,x in base.items() if x is not None}
+    by = {name:dict(weight=[[float(f'{v:.6g}') for v in g] for g in x['weight'].amax(-1).tolist()],
+        term=_numbers(x['term'], mask, '%.5g' if i else '%.8g'), share=_numbers(x['share'], mask, '%.4g'),
+        clip=[[r[m].tolist() for r,m in zip(*g)] for g in zip(x['clip'].cpu(), mask)])
+        for i,(name,x) in enumerate(terms.items())}
+    return [{k:v[j] for k,v in told.items()}|dict(by={name:{k:v[j] for k,v in x.items()}
+        for name,x in by.items()}) for j in range(len(mask))]
 
 # %% ../../nbs/run/record.ipynb #740d46ea
 def about_data(
@@ -494,8 +468,7 @@ class Run:
     @cached_property
     def by_step(self)->dict:
         "Lists of group dicts, by step, in order."
-        out = {}
-        for o in self.rows: out.setdefault(o['step'], []).append(o)
+        out = groupby(self.rows, itemgetter('step'))
         return {k:sorted(out[k], key=lambda o: o['group'] or 0) for k in sorted(out)}
     @property
     def steps(self)->list:
@@ -519,18 +492,15 @@ def _trl_state(folder):
         if f.exists(): return _json(f)[0].get('log_history', []),_json(f)[1]
 
 def one_a_step(
-    rows:list,       # dicts with `step`
+    rows:list,       # dicts; those without a number for their `step` are left out
 )->pd.DataFrame:     # a row per step; where a log said nan stands in `attrs`, since a gap looks alike
     "Rows of one step joined into one, in order of steps; what came later wins."
     out = {}
-    for o in rows: out.setdefault(o.get('step'), {}).update(o)
-    place,last = {},-math.inf   # what has no number for a step stays where it came
-    for k in out:
-        last = k if isinstance(k, (int,float)) else last
-        place[k] = last
-    steps = sorted(out, key=place.get)
-    df = pd.DataFrame([out[k] for k in steps], columns=None if out else ['step'])
-    nan = {i:[k for k,v in out[s].items() if isinstance(v, float) and v!=v] for i,s in enumerate(steps)}
+    for o in rows:
+        if isinstance(o.get('step'), (int,float)): out.setdefault(o['step'], {}).update(o)
+    out = [out[k] for k in sorted(out)]
+    df = pd.DataFrame(out, columns=None if out else ['step'])
+    nan = {i:[k for k,v in o.items() if isinstance(v, float) and v!=v] for i,o in enumerate(out)}
     df.attrs['nan'] = {i:names for i,names in nan.items() if names}
     return df
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 import torch
-from torch import Tensor, nn
+from torch import nn
 from ..parts.core import RULES, Tokenizer, check_option, check_settings, lookup, setting
 from ..parts.model import Sampling
 from ..parts.ratios import CLIPS, Clip, Correction, correct
@@ -152,7 +152,7 @@ def check_method(
 def check_eval(
     dataset:list,    # rows to evaluate on, or None
     args:RunSettings,  # of the run
-    check:Callable,  # called with (rows, settings of one group); ValueError where they can't be sampled for
+    check:Callable,  # called with (rows, prompts in a batch); ValueError where they can't be sampled for
 )->None:
     "ValueError unless what `eval_steps` asks for can be measured."
     n = args.eval_steps
@@ -163,9 +163,7 @@ def check_eval(
         warnings.warn('`eval_dataset` is given, but `eval_steps` is 0: nothing is measured on it; '
             'set eval_steps=50, or leave it out')
     if not n: return
-    one = replace(args, generation_batch_size=args.num_generations, steps_per_generation=1,
-        replay_stored_per_fresh=0)
-    try: check(dataset, one)
+    try: check(dataset, 1)
     except ValueError as e: raise ValueError(f'`eval_dataset`: {e}') from None
 
 # %% ../../nbs/run/settings.ipynb #4c0ffee2
@@ -310,19 +308,16 @@ class MasterAdamW(torch.optim.AdamW):
         **kwargs:float,  # of `torch.optim.AdamW`
     ):
         self.weights = list(weights)
-        super().__init__([p.detach().float().clone() for p in self.weights], **kwargs)
-
-    @property
-    def masters(self)->list: return [m for group in self.param_groups for m in group['params']]
+        self.masters = [p.detach().float().clone() for p in self.weights]
+        super().__init__(self.masters, **kwargs)
 
     @torch.no_grad()
-    def step(self, closure:Callable=None)->Tensor|None:
+    def step(self)->None:
         for m,p in zip(self.masters, self.weights): m.grad = None if p.grad is None else p.grad.float()
-        out = super().step(closure)
+        super().step()
         for m,p in zip(self.masters, self.weights):
             p.copy_(m)
             m.grad = None
-        return out
 
     def zero_grad(self, set_to_none:bool=True)->None:
         for p in self.weights: p.grad = None
