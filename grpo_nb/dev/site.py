@@ -13,7 +13,7 @@ from base64 import b64decode
 from pathlib import Path
 
 # %% ../../nbs/dev/site.ipynb #ae83749a
-class Trouble(Exception):
+class Trouble(ValueError):
     "Something is out of step; the message names the file and the cell, one a line."
 
 def _root():
