@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'BEHIND', 'PROJECT', 'COLUMNS', 'in_clone', 'study', 'Parser', 'function_parser', 'main', 'report',
-           'inspect', 'diagnose', 'train_parser', 'train_command', 'train_place']
+           'inspect', 'diagnose', 'train_parser', 'train_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
 import argparse, codecs, difflib, os, re, signal, sys, tomllib
@@ -302,7 +302,7 @@ def train_command(
     if default and 'answer' not in problems.column_names:
         raise ValueError(f'{dataset} has no column `answer` ({problems.column_names}): '
             'name it with --answer_column, or give --reward my_rewards.py:my_reward')
-    device,dtype = train_place(device, dtype)
+    device,dtype = _place(device, dtype)
     net,tok = load_model(model, dtype)
     net.to(device)
     own = model=='tiny' and dataset not in ('sums','words')
@@ -314,11 +314,8 @@ def train_command(
     return measured_run(net, tok, problems, held_out, rewards, args, dict(task=dataset, model=model),
         resume_hint='--resume', resume_from_checkpoint=resume or None, **how)
 
-def train_place(
-    device:str='auto', # cuda, mps, cpu, or auto
-    dtype:str='auto',  # float32, bfloat16, or auto
-)->tuple:              # both, as torch names them
-    "The device to train on and what the weights are kept in; ValueError for what is not there."
+def _place(device='auto', dtype='auto'):
+    "Device and dtype by the names that torch has, `auto` decided; ValueError for what is not there."
     import torch
     there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
     if device=='auto': device = 'cuda' if there['cuda'] else 'cpu'

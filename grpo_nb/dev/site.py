@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Trouble', 'where', 'shown_widgets', 'folded', 'clean', 'run_nbs', 'readme_md', 'readme', 'course', 'reading_minutes',
-           'course_table', 'next_cell', 'colab_cell', 'order', 'output_faults', 'form_faults', 'known_names',
-           'gone_names', 'check', 'test']
+           'next_cell', 'colab_cell', 'order', 'output_faults', 'form_faults', 'known_names', 'gone_names', 'check',
+           'test']
 
 # %% ../../nbs/dev/site.ipynb #77d48623
 import ast, html, json, os, re, subprocess, sys, tempfile, time
@@ -229,13 +229,6 @@ def reading_minutes(
     lines = sum(bool(l.strip()) and not l.startswith('#|') for s in seen for l in s.splitlines())
     exercises = sum(bool(re.search('^## Exercise', s, re.M)) for _,c,s in cells if c['cell_type']=='markdown')
     return max(5, 5*round((words/150+lines/8+10*exercises)/5))
-
-def course_table()->str: # Markdown
-    "The chapters as the README's table: title, question, minutes, what must be known first."
-    def row(o):
-        needs = ', '.join(map(str, o.get('needs') or [])) or '–'
-        return f"| [{o['title']}]({o['file']}.ipynb) | {o['asks']} | {o['minutes']} | {needs} |"
-    return '\n'.join(['| chapter | answers | minutes | after |', '|---|---|---|---|', *map(row, course())])
 
 # %% ../../nbs/dev/site.ipynb #2bc003c6
 def next_cell(
