@@ -231,28 +231,26 @@ _KEPT = ['katex.min.css', 'katex.min.js', 'contrib/auto-render.min.js', *_FONTS]
 _TWICE = re.compile(r' (?:id="toc-(?!title)[^"]*"|data-scroll-target="[^"]*")')
 _WINGS = re.compile('(parts|run|see|on_trl|scale|research|teach|dev|catalogue|project)/')
 
-def _change(f, *pairs):
-    "Write the file with each first text replaced by the second, where that changes it."
-    old = new = f.read_text(encoding='utf-8')
-    for a,b in pairs: new = new.replace(a, b)
-    if new!=old: f.write_text(new, encoding='utf-8')
+def _change(f, how):
+    "Write the file as `how` makes it of its text, where that changes it."
+    old = f.read_text(encoding='utf-8')
+    if (new := how(old))!=old: f.write_text(new, encoding='utf-8')
 
 def _finish(site, nbs, local):
     "No fonts from other hosts, no dates, our script, one sidebar, few icons; with npm also a copy of KaTeX."
-    for f in [*site.rglob('*.css'), *site.glob('sitemap.xml')]:
-        t = f.read_text(encoding='utf-8')
-        f.write_text(re.sub(r'@import url\([^)]*\);?|\s*<lastmod>.*?</lastmod>', '', t), encoding='utf-8')
+    asks_or_dates = re.compile(r'@import url\([^)]*\);?|\s*<lastmod>.*?</lastmod>')
+    for f in [*site.rglob('*.css'), *site.glob('sitemap.xml')]: _change(f, lambda t: asks_or_dates.sub('', t))
     libs,script = site/'site_libs',site/'site_libs'/'smalldocs.js'
     ours,code = ((nbs/o).read_text(encoding='utf-8') for o in ('page.js','sidebar.js'))
     answers = yaml.safe_load((nbs/'answers.yml').read_text(encoding='utf-8'))
-    script.write_text(_page_script(ours, script.read_text(encoding='utf-8'), answers), encoding='utf-8')
+    _change(script, lambda t: _page_script(ours, t, answers))
     first = (site/'index.html').read_text(encoding='utf-8')
     start = first.index('>', first.index('<nav id="quarto-sidebar"'))+1
     links = json.dumps(first[start:first.index('</nav>', start)])
     (libs/'sidebar.js').write_text(code.replace('= LINKS', f'= {links}'), encoding='utf-8')
-    own = first.replace('</nav><div id="quarto-sidebar-glass"',
-        '<script src="site_libs/sidebar.js"></script></nav><div id="quarto-sidebar-glass"', 1)
-    (site/'index.html').write_text(own, encoding='utf-8')   # it has the list, and opens but its own section
+    end,opens = '</nav><div id="quarto-sidebar-glass"','<script src="site_libs/sidebar.js"></script>'
+    # the first page has the list, and opens but its own section
+    _change(site/'index.html', lambda t: t.replace(end, opens+end, 1))
     entries = json.loads((site/'search.json').read_text(encoding='utf-8'))
     (site/'search.json').unlink()
     for o in entries:   # of a wing's rooms the beginnings: they speak of names, which are headings
@@ -265,15 +263,11 @@ def _finish(site, nbs, local):
     classes = {'collapsing', *re.findall(r'[\w-]+', ' '.join(re.findall(r'class="([^"]*)"', text)))}
     classes |= {o for f in libs.glob('*.js') for o in re.findall(r'[\w-]+', f.read_text(encoding='utf-8'))}
     _keep_icons(libs/'bootstrap-icons', classes, text)
-    for f in sheets: f.write_text(keep_rules(f.read_text(encoding='utf-8'), classes), encoding='utf-8')
+    for f in sheets: _change(f, lambda t: keep_rules(t, classes))
+    if local: place_package('katex@0.16.11', _KEPT, libs/'katex')
     for f in site.rglob('*.html'):   # the list of headings says each name three times
-        t = f.read_text(encoding='utf-8')
-        f.write_text(_TWICE.sub('', t), encoding='utf-8')
-    if not local: return
-    place_package('katex@0.16.11', _KEPT, libs/'katex')
-    for f in site.rglob('*.html'):
-        up = '../'*(len(f.relative_to(site).parts)-1)
-        _change(f, (_KATEX, f'{up}site_libs/katex'))
+        near = f"{'../'*(len(f.relative_to(site).parts)-1)}site_libs/katex" if local else _KATEX
+        _change(f, lambda t: _TWICE.sub('', t).replace(_KATEX, near))
 
 # %% ../../nbs/dev/pages.ipynb #5e3f7c24
 class _Page(HTMLParser):
@@ -442,7 +436,8 @@ def _built(stage, out):
     finally: del os.environ['PYTHONWARNINGS']
     base = f'{get_config().doc_host}{get_config().doc_baseurl}/'
     for f in cache.rglob('*.ipynb'):   # links to our own site become relative: it works anywhere
-        _change(f, (base, '../'*(len(f.relative_to(cache).parts)-1)))
+        up = '../'*(len(f.relative_to(cache).parts)-1)
+        _change(f, lambda t: t.replace(base, up))
     made = build(cache, quiet=True)
     shutil.rmtree(out, ignore_errors=True)
     shutil.move(Path(made.out), out)
