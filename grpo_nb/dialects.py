@@ -14,6 +14,7 @@ from .advantages import ADVANTAGES, SCALES, group_advantages
 from .parts.core import lookup, register, settings_of
 from .parts.groups import as_rewards, nan_std, reward_range
 from .parts.ratios import drift, importance_ratio
+from .rewards import combine_rewards
 
 # %% ../nbs/catalogue/dialects.ipynb #ecf73b79
 LOSSES = {}   # name -> f(logps, old_logps, A, mask, settings it names) -> (B, G, T), to be made larger
@@ -97,11 +98,11 @@ def high_entropy_mask(
     return mask & (entropy.detach() >= torch.quantile(entropy.detach()[mask].float(), 1-quantile))
 
 # %% ../nbs/catalogue/dialects.ipynb #5ee2e3ce
-def _gdpo(r, w, eps):
+def _gdpo(r, weights, eps):
     "Each function normalised within its group, weighed, added, and normalised over the batch: (B, G)."
     flat = torch.stack([reward_range(o) for o in r.unbind(2)], 1)<=0   # (B, F)
     z = ((r-r.nanmean(1, keepdim=True))/(nan_std(r, 1)+eps)).masked_fill(flat[:,None], 0)
-    s = (z*w).nansum(2).masked_fill(r.isnan().all(2), torch.nan)       # (B, G)
+    s = combine_rewards(z.masked_fill(r.isnan(), torch.nan), weights)  # (B, G)
     A = (s-s.nanmean())/(nan_std(s)+eps)
     return A.masked_fill(flat.all(1)[:,None], 0).nan_to_num(0)
 
@@ -122,22 +123,17 @@ def multi_objective(
     Source of the second: GDPO, arXiv 2601.05242.
     """
     r = as_rewards(rewards_per_func, 'B, G, F')
-    w = torch.ones(r.shape[2]) if weights is None else torch.as_tensor(weights)
-    if w.shape!=r.shape[2:]:
-        raise ValueError(f'{r.shape[2]} reward functions but `weights` has shape {tuple(w.shape)}: '
-                         'give one number each')
     if scale not in SCALES: raise ValueError(f'`scale` is {scale!r}: choose one of {SCALES}')
-    w = w.to(r)
-    f = advantages if callable(advantages) else lookup(ADVANTAGES, advantages, 'advantages')
+    f = lookup(ADVANTAGES, advantages, 'advantages')
     if aggregation=='normalize_then_sum':
         if f is not group_advantages:
             raise ValueError("`aggregation='normalize_then_sum'` has advantages of its own: "
                              "leave `advantages` at 'grpo'")
-        return _gdpo(r, w, eps)
+        return _gdpo(r, weights, eps)
     if aggregation!='sum_then_normalize':
         raise ValueError(f"`aggregation` is {aggregation!r}: choose 'sum_then_normalize' "
                          "or 'normalize_then_sum'")
-    summed = (r*w).nansum(2).masked_fill(r.isnan().all(2), torch.nan)
+    summed = combine_rewards(r, weights)
     given = dict(scale=scale, eps=eps)
     A = f(summed, **{k: given[k] for k in given.keys() & settings_of(f)})
     if not isinstance(A, Tensor) or A.shape!=summed.shape or not A.isfinite().all():

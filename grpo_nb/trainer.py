@@ -174,7 +174,7 @@ def rollout(
     texts = decode(s.tokenizer, batch)
     with s.timed('reward'): by_func = score(s.reward_funcs, rows, batch, texts)
     by_func = by_func.view(len(keys), G, -1).to(s.model.device)
-    batch.rewards = combine_rewards(by_func.flatten(0, 1), a.reward_weights).view(len(keys), G)
+    batch.rewards = combine_rewards(by_func, a.reward_weights)
     batch.advantages = multi_objective(by_func, a.reward_weights, a.multi_objective_aggregation,
         a.scale_rewards, advantages=s.advantages)
     batch.key = torch.tensor(keys, device=batch.key.device)
