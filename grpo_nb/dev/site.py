@@ -374,24 +374,18 @@ def gone_names(
     return res
 
 # %% ../../nbs/dev/site.ipynb #f53c07de
-def _exported(nbs, root):
-    "{module, such as see/readers.py: what is wrong with it} of all that the notebooks export."
+def _module_faults(nbs, lib):
+    "Modules of `lib` that are not what the notebooks export, and the names of all that they export."
     from nbdev.export import nb_export
-    found = {}
-    def text(file):
-        s = file.read_text(encoding='utf-8')
-        return re.sub(r'(# %% |File to edit: )\S*nbs/', r'\1nbs/', s)
+    def texts(folder):
+        said = {f.relative_to(folder).as_posix():f.read_text(encoding='utf-8') for f in folder.rglob('*.py')}
+        return {k:re.sub(r'(# %% |File to edit: )\S*nbs/', r'\1nbs/', t) for k,t in said.items()}
     with tempfile.TemporaryDirectory() as d:
-        (lib := Path(d)/'grpo_nb').mkdir()
-        for f in nbs:
-            nb_export(f, lib)
-            for new in lib.rglob('*.py'):
-                name = new.relative_to(lib).as_posix()
-                same = (old := root/'grpo_nb'/name).exists() and text(old)==text(new)
-                said = f'grpo_nb/{name}: not what {f.name} exports: run `nbdev_export`'
-                found[name] = [] if same else [said]
-                new.unlink()
-    return found
+        (new := Path(d)/'grpo_nb').mkdir()
+        for f in nbs: nb_export(f, new)
+        made,here = texts(new),texts(lib)
+    from_nb = {k:re.search(r'File to edit: (\S+)\.$', t, re.M)[1] for k,t in made.items() if here.get(k)!=t}
+    return [f'grpo_nb/{k}: not what {o} exports: run `nbdev_export`' for k,o in from_nb.items()],{*made}
 
 def _text_faults(root, names=None):
     "What is wrong with what a reader sees: outputs, form, names in prose. Runs and exports nothing."
@@ -411,8 +405,8 @@ def check(
     root = _root()
     os.chdir(root)
     nbs,lib = _notebooks(names),root/'grpo_nb'
-    made = _exported(nbs, root)
-    faults = [*_text_faults(root, names), *sum(made.values(), [])]
+    faults,made = _module_faults(nbs, lib)
+    faults += _text_faults(root, names)
     looks = [lambda: clean(names, check=True)]
     if not names: looks += [lambda: order(check=True), lambda: readme(check=True)]
     for look in looks:
@@ -420,7 +414,7 @@ def check(
         except (Trouble, FileNotFoundError) as e: faults.append(str(e))
     if not names:
         there = {f.relative_to(lib).as_posix() for f in lib.glob('**/*.py') if f.name[0]!='_'}
-        faults += [f'grpo_nb/{o}: no notebook exports it' for o in sorted(there-{*made})]
+        faults += [f'grpo_nb/{o}: no notebook exports it' for o in sorted(there-made)]
     if faults: raise Trouble('\n'.join(faults))
     print(f'{len(nbs)} notebooks in step')
     return len(nbs)
