@@ -41,20 +41,16 @@ class Parser(argparse.ArgumentParser):
     "An argument parser whose errors are one line, and name the option that was probably meant."
     elsewhere,hint = {},''   # what is said of some options that are none here, and of all others
 
-    def error(self,
-        message:str, # argparse's own
-    )->None:
-        "ValueError instead of the whole usage."
+    def error(self, message:str)->None:
+        "ValueError with argparse's own message, instead of the whole usage."
         odd = re.split('[ =]', message.partition('unrecognized arguments: ')[2])[0]
         where = self.elsewhere.get(odd[2:]) or _near(odd, self._option_string_actions)
         if odd[:1]=='-': message = f'no option {odd!r}{where}'
         elif odd: message = f'{odd!r} belongs to no option'
         raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')
 
-    def read(self,
-        words:list, # of the command line
-    )->dict:
-        "The options; ValueError for a word that fits none."
+    def read(self, words:list)->dict:
+        "The options among the words of a command line; ValueError for a word that fits none."
         under = lambda m: '--'+m[0][2:].replace('-', '_')
         return vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
 
