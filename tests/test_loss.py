@@ -232,7 +232,7 @@ def test_sequence_ratio_is_the_geometric_mean_and_vespos_is_the_product():
     zero = torch.zeros_like(r)
     assert_tensor(importance_ratio(r.log(), zero, m, 'sequence'), [[[4**(1/3)]]])
     assert_tensor(importance_ratio(r.log(), zero, m), [[[2.,.5,4.,1.]]])
-    one,A = torch.ones_like(r),torch.ones(1, 1, 1)   # the log-prob is 1: what is left is weight times advantage
+    one,A = torch.ones_like(r),torch.ones(1, 1, 1)   # with log-probs of 1, weight times advantage is left
     assert_tensor(vespo(one, one-r.log(), A, m), 4.**2*math.exp(3*(1-4))*one)
     assert_tensor(vespo(one, one-r.log(), -A, m), -4.**3*math.exp(2*(1-4))*one)
     assert_tensor(vespo(one, one, A, m), one)

@@ -538,7 +538,7 @@ def to_pdf(
 
 # %% ../../nbs/dev/pages.ipynb #3352e0fd
 def chapter_body(page:str, name:str, names:set, site:str)->str:
-    """What of a chapter's page goes into the book, its anchors marked with the page's name.
+    """What of a chapter's HTML `page` goes into the book, its anchors marked with the page's `name`.
 
     Links to pages among `names` stay in the book, those to others lead to the `site`.
     """
