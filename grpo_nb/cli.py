@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'BEHIND', 'PROJECT', 'COLUMNS', 'in_clone', 'study', 'Parser', 'function_parser', 'main', 'report',
-           'inspect', 'diagnose', 'train_parser', 'notes', 'train_command', 'train_place']
+           'inspect', 'diagnose', 'train_parser', 'train_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
 import argparse, codecs, difflib, os, re, signal, sys, tomllib
@@ -34,53 +34,39 @@ def study(
 # %% ../nbs/reference/cli.ipynb #83891e65
 def _near(word:str, known:Iterable)->str:
     "The name that was probably meant."
-    got = difflib.get_close_matches(word, list(known), 1, .6)
+    got = difflib.get_close_matches(word, list(known), 1, .7)
     return f', did you mean {got[0]!r}?' if got else ''
 
 class Parser(argparse.ArgumentParser):
     "An argument parser whose errors are one line, and name the option that was probably meant."
-    elsewhere = staticmethod(lambda option: '')   # where an option lives that is none here
+    elsewhere,hint = {},''   # what is said of some options that are none here, and of all others
 
-    def error(self,
-        message:str, # argparse's own
-    )->None:
-        "ValueError instead of the whole usage."
+    def error(self, message:str)->None:
+        "ValueError with argparse's own message, instead of the whole usage."
         odd = re.split('[ =]', message.partition('unrecognized arguments: ')[2])[0]
-        if where := odd and self.elsewhere(odd): raise ValueError(f'{odd} {where}')
-        if odd[:1]=='-': message = f'no option {odd!r}{_near(odd, self._option_string_actions)}'
+        where = self.elsewhere.get(odd[2:]) or _near(odd, self._option_string_actions)
+        if odd[:1]=='-': message = f'no option {odd!r}{where}'
         elif odd: message = f'{odd!r} belongs to no option'
-        raise ValueError(f'{message} (`{self.prog} --help` lists the options)')
+        raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')
 
-    def read(self,
-        words:list, # of the command line
-    )->dict:
-        "The options; ValueError for a word that fits none."
+    def read(self, words:list)->dict:
+        "The options among the words of a command line; ValueError for a word that fits none."
         under = lambda m: '--'+m[0][2:].replace('-', '_')
         return vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
 
-_KINDS = {int:('N','no whole number'), float:('X','no number'), bool:('True|False','neither True nor False')}
-_TRUTHS = dict.fromkeys('true yes y t 1'.split(), True)|dict.fromkeys('false no n f 0'.split(), False)
-
-def _reader(kind):
-    "What makes a value of a word."
-    def read(word):
-        try: return _TRUTHS[word.lower()] if kind is bool else kind(word)
-        except (KeyError, ValueError):
-            raise argparse.ArgumentTypeError(f'{word!r} is {_KINDS[kind][1]}') from None
-    return read
+_SHOWN = {int:'N', float:'X', bool:'True|False'}   # what stands for a value in the help; else TEXT
 
 def _add(parser, name, kind, default, says, word=False):
     "Add `--name`, or a word without a name; a truth may stand alone, as in `--resume`."
     many,required = getattr(kind, '__args__', None),default is Parameter.empty
     one = many[0] if many else kind
-    kw = dict(type=_reader(one) if one in _KINDS else str,
-        nargs='+' if many else '?' if kind is bool else None)
+    kw = dict(type=one if one in _SHOWN else str, nargs='+' if many else '?' if kind is bool else None)
     says = says.replace('%', '%%')
     if word: return parser.add_argument(name, help=says, **kw)
     if not (default is None or required): says += f' (default: {default})'
     if kind is bool: kw['const'] = True
     parser.add_argument(f'--{name}', default=None if required else default, required=required, help=says,
-        metavar=_KINDS[one][0] if one in _KINDS else 'TEXT', **kw)
+        metavar=_SHOWN.get(one, 'TEXT'), **kw)
 
 def function_parser(
     f:Callable,     # a function with docments
@@ -88,9 +74,12 @@ def function_parser(
     epilog:str='',  # below its help
 )->Parser:
     "A parser made from a signature: parameters without a default are words, the others options."
+    from fastcore.basics import str2bool
     from fastcore.docments import docments
     parser = Parser(prog=prog, description=f.__doc__, allow_abbrev=False, epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.register('type', bool, str2bool)
+    parser.register('type', str, os.path.expanduser)   # in `--out=~/x` the shell leaves the ~ in its place
     says = docments(f)
     for name,p in signature(f).parameters.items():
         if p.kind!=p.VAR_KEYWORD:
@@ -111,11 +100,6 @@ def _plainly(e):
 
 codecs.register_error('plainly', _plainly)
 
-def _expanded(word):
-    "The word, with a `~` that the shell left in its place."
-    name,eq,value = word.partition('=') if word.startswith('--') else ('', '', word)
-    return name+eq+os.path.expanduser(value)
-
 def main(
     argv:list=None,  # words after `grpo_nb`; None for those of the command line
 )->None:
@@ -125,7 +109,7 @@ def main(
         if hasattr(o, 'reconfigure'): o.reconfigure(errors='plainly')
     try: os.getcwd()
     except FileNotFoundError: _stop('the working folder has been removed: `cd` to another one')
-    argv = [_expanded(str(o)) for o in (sys.argv[1:] if argv is None else argv)]
+    argv = [str(o) for o in (sys.argv[1:] if argv is None else argv)]
     if argv[:1]==['help']: argv = [*argv[1:2], '--help']
     if not argv or argv[0] in ('-h','--help'): return _overview()
     if argv[0] in ('--version','-V','version'): return _version()
@@ -135,9 +119,6 @@ def main(
         print(f'\ngrpo_nb {argv[0]}: stopped; nothing more was written', file=sys.stderr, flush=True)
         raise SystemExit(130) from None   # what a shell expects of a program that Ctrl-C ended
     except (ValueError, OSError) as e: _stop(f'{argv[0]}: {_as_typed(str(e))}')
-    except Exception as e:
-        if type(e).__name__!='Trouble': raise
-        _stop(f'{argv[0]}: {e}')   # what the checks of `dev` found, which is no crash
 
 def _run(command, words):
     if command in PROJECT and not in_clone():
@@ -249,21 +230,13 @@ def diagnose(
 
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f
-def _on_trl(option:str)->str:
-    "Where an option of TRL's lives; '' for a word that is none of TRL's."
-    name,here = option.lstrip('-').replace('-', '_'),_WORDS['here']
-    from trl import GRPOConfig, ModelConfig
-    if not any(name==f.name for o in (GRPOConfig, ModelConfig) for f in fields(o)): return ''
-    return (f"is an option of TRL's trainers{'; '+here[name] if name in here else ''}. "
-        'GRPOWithReplayBufferTrainer takes it, and so may `grpo_nb trl`: see its `--help`')
-
 def train_parser(
     words:list=(),  # as typed: for `--help` nothing heavy is imported
 )->Parser:
     "The options of `grpo_nb train`; `--help` explains the first ten, and a text names the others."
     more = resources.files('grpo_nb')/'assets'/'help'/'train.txt'
     parser = function_parser(train_command, 'grpo_nb train', more.read_text(encoding='utf-8'))
-    parser.elsewhere = _on_trl
+    parser.elsewhere,parser.hint = _WORDS['here'],"; those of TRL's trainers are for `grpo_nb trl`"
     if {'-h','--help'} & {*words}:
         for o in parser._actions[11:]: o.help = argparse.SUPPRESS   # the first is --help itself
         return parser
@@ -276,17 +249,11 @@ def train_parser(
 
 
 # %% ../nbs/reference/cli.ipynb #f3905a6f
-def notes(
-    problems:list,   # rows with a `prompt`
-    tokenizer:Any,   # of the model
-    default_reward:bool, # does the reward look for <answer> tags?
-    tiny_on_own:bool=False, # is it the tiny Qwen, on problems of the user's own?
-)->list:             # lines, none where all is well
-    "What is likely to go wrong with these prompts, said before the run."
-    first = problems[0]['prompt']
-    bare = isinstance(first, str)
-    chat = bare and getattr(tokenizer, 'chat_template', None)
-    holds = dict(tiny=tiny_on_own, chat=chat, tags=default_reward and bare and '<answer>' not in first)
+def _notes(prompt, tokenizer, default_reward, tiny_on_own=False):
+    "What is likely to go wrong with prompts like this one, said before the run."
+    bare = isinstance(prompt, str)
+    holds = dict(tiny=tiny_on_own, chat=bare and tokenizer.chat_template,
+        tags=default_reward and bare and '<answer>' not in prompt)
     return [text for k,text in _WORDS['notes'].items() if holds[k]]
 
 # %% ../nbs/reference/cli.ipynb #12ccd8ed
@@ -312,7 +279,6 @@ def train_command(
     **settings:Any,        # more of `TrainConfig`
 )->dict:                   # what summary.json holds
     "Train on problems and rewards of your own, with GRPO and replay; measure before and after."
-    import time
     from grpo_nb.demo import measured_run
     from grpo_nb.parts.problems import load_reward
     from grpo_nb.run.resume import checkpoint_for
@@ -320,7 +286,7 @@ def train_command(
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import TrainConfig, new_state
-    t0,default = time.perf_counter(),not reward
+    default = not reward
     if not resume: new_folder(output_dir, 'go on with --resume')
     args = TrainConfig(output_dir=output_dir, max_steps=max_steps, learning_rate=learning_rate,
         num_generations=num_generations, replay_buffer_size=replay_buffer_size, **settings)
@@ -332,23 +298,20 @@ def train_command(
     if default and 'answer' not in problems.column_names:
         raise ValueError(f'{dataset} has no column `answer` ({problems.column_names}): '
             'name it with --answer_column, or give --reward my_rewards.py:my_reward')
-    device,dtype = train_place(device, dtype)
+    device,dtype = _place(device, dtype)
     net,tok = load_model(model, dtype)
     net.to(device)
     own = model=='tiny' and dataset not in ('sums','words')
-    for o in notes(problems, tok, default, own): print(f'note: {o}')
+    for o in _notes(problems[0]['prompt'], tok, default, own): print(f'note: {o}')
     how = dict(method=None if method=='replay' else method,   # None: with a buffer, or plain GRPO without
         eval_dataset=held_out if args.eval_steps else None, advantages=advantages)
     # what is wrong is said before anything is measured
     checkpoint_for(new_state(net, tok, problems, rewards, args, **how), resume or None)
-    return measured_run(net, tok, problems, held_out, rewards, args, t0, dict(task=dataset, model=model),
+    return measured_run(net, tok, problems, held_out, rewards, args, dict(task=dataset, model=model),
         resume_hint='--resume', resume_from_checkpoint=resume or None, **how)
 
-def train_place(
-    device:str='auto', # cuda, mps, cpu, or auto
-    dtype:str='auto',  # float32, bfloat16, or auto
-)->tuple:              # both, as torch names them
-    "The device to train on and what the weights are kept in; ValueError for what is not there."
+def _place(device='auto', dtype='auto'):
+    "Device and dtype by the names that torch has, `auto` decided; ValueError for what is not there."
     import torch
     there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
     if device=='auto': device = 'cuda' if there['cuda'] else 'cpu'

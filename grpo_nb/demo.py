@@ -32,7 +32,6 @@ def demo(
     disable_tqdm:bool=False, # hide the progress bars
 )->dict:                     # what summary.json holds
     "Train the tiny Qwen on one-digit sums with GRPO and replay; `--compare`: five ways on harder words."
-    t0 = time.perf_counter()
     folder = output_dir or f"runs/{'demo' if replay_buffer_size else 'plain'}-{seed}"
     args = TrainConfig(output_dir=folder, seed=seed, max_steps=max_steps, learning_rate=2e-4,
         replay_buffer_size=replay_buffer_size, disable_tqdm=disable_tqdm)
@@ -43,7 +42,7 @@ def demo(
     print(f'A Qwen2 of {n_weights:,} parameters, {n_problems} held-out problems such as\n'
         f'  {_prompt_text(held_out[0]["prompt"])}')
     with one_thread():
-        return measured_run(model, tok, problems, held_out, accuracy_reward, args, t0,
+        return measured_run(model, tok, problems, held_out, accuracy_reward, args,
             dict(task='chain_sum, one-digit terms', model='tiny'))
 
 # %% ../nbs/catalogue/demo.ipynb #75fd0ae5
@@ -88,13 +87,13 @@ def _samples(held_out, before, after, n=6):
 def measured_run(
     model:Module, tokenizer:Tokenizer, problems:list, held_out:list, rewards:list,  # as for `train`
     args:TrainConfig, # settings, with a folder
-    t0:float,         # `time.perf_counter()` when the command began
     info:dict,        # more for the summary: task, model
     **how:Any,        # more for `train`
 )->dict:              # what summary.json holds
     "Measure, train, measure again; write summary.json and the pages of the run, and say what came out."
     def measure(): return evaluate(model, tokenizer, held_out, rewards, seed=args.seed,
         disable_tqdm=args.disable_tqdm, max_completion_length=args.max_completion_length)
+    t0 = time.perf_counter()
     before = measure()
     print(f'before: {_measured(before)}', flush=True)
     t1 = time.perf_counter()

@@ -194,20 +194,14 @@ class Copies(Method):
     name = 'copies'
     stored_per_fresh:int=0   # copies for each sampled group; the batch stays as large
 
-    def __post_init__(self):
-        k = self.stored_per_fresh
-        check_option('stored_per_fresh', k, whole(k), 'a whole number, 0 or more')
-
     @classmethod
     def from_settings(cls, args:'RunSettings')->'Copies':
         "With the settings' number of copies."
         return cls(args.replay_stored_per_fresh)
 
     def to_sample(self, B:int, step:int)->int:
-        "The batch without its copies. ValueError if B can't be shared out."
-        k = 1+self.stored_per_fresh
-        if B%k: raise ValueError(f'{B} groups a batch, {k-1} copies for each: B must be divisible by {k}')
-        return B//k
+        "The batch without its copies."
+        return B//(1+self.stored_per_fresh)
 
     def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
         "Dead groups go, and copies of the living come in turn."

@@ -24,11 +24,7 @@ def extract_answer(
     return found[-1].strip() if found else None
 
 # %% ../nbs/02_tasks.ipynb #9c0da2ff
-def _no_judge(text, entry):
-    raise ValueError('a summary has no single right answer: train on `overlap_reward` or a reward of your '
-                     'own, not on `accuracy_reward`')
-
-_JUDGES = {None:same_answer, '':same_answer, 'gsm8k':same_answer, 'math':same_maths, 'tldr':_no_judge}
+_JUDGES = {None:same_answer, '':same_answer, 'gsm8k':same_answer, 'math':same_maths}
 
 @lru_cache(None)
 def judge(
@@ -38,8 +34,8 @@ def judge(
     if task in _JUDGES: return _JUDGES[task]
     from reasoning_gym.factory import DATASETS, get_score_answer_fn
     if task not in DATASETS:
-        raise ValueError(f'no judge for task {task!r}: leave the column `task` out to compare texts, '
-                         'or use a reward function of your own')
+        raise ValueError(f'no judge for task {task!r}: leave the column `task` out to compare texts, or use '
+                         '`overlap_reward`, or a reward function of your own')
     own = get_score_answer_fn(task)
     def score(text, entry):
         return 1. if read_number(text) and same_answer(text, entry) else own(text, entry)

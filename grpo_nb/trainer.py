@@ -165,17 +165,16 @@ def next_keys(
 def rollout(
     s:State,         # model, settings, generator
     keys:list,       # (B,) row numbers of the dataset
-    rows:list=None,  # (B,) those rows, where they have been looked up
 )->tuple:            # (Rollouts with rewards and advantages, texts (B*G), rewards by function (B, G, F))
     "Sample G completions for each prompt, reward them, compare them within the group."
     a,G = s.args,s.args.num_generations
-    rows = rows or [s.dataset[k] for k in keys]
+    rows = [s.dataset[k] for k in keys]
     with s.timed('generation'):
         batch = sample(s.model, s.tokenizer, rows, G, a.max_completion_length, s.generator, sampling=a)
     texts = decode(s.tokenizer, batch)
     with s.timed('reward'): by_func = score(s.reward_funcs, rows, batch, texts)
     by_func = by_func.view(len(keys), G, -1).to(s.model.device)
-    batch.rewards = combine_rewards(by_func.flatten(0, 1), a.reward_weights).view(len(keys), G)
+    batch.rewards = combine_rewards(by_func, a.reward_weights)
     batch.advantages = multi_objective(by_func, a.reward_weights, a.multi_objective_aggregation,
         a.scale_rewards, advantages=s.advantages)
     batch.key = torch.tensor(keys, device=batch.key.device)
@@ -303,8 +302,7 @@ def step(
     s.model.eval()
     s.sampling = True
     keys = next_keys(s)
-    rows = [s.dataset[k] for k in keys]
-    fresh,texts,by_func = rollout(s, keys, rows)
+    fresh,texts,by_func = rollout(s, keys)
     if fresh.rewards.isnan().all(): check_judged(s)
     dead = dead_groups(fresh.rewards, s.args.dead_tolerance)
     treated = treat(s, fresh, dead)
@@ -314,7 +312,7 @@ def step(
     row |= dict(s.times, rollout_time=t1-t0, step_time=time.perf_counter()-t0)
     s.history.append(row)
     return dict(row=row, fresh=fresh, texts=texts, by_func=by_func, dead=dead, treated=treated,
-        prompts=[o['prompt'] for o in rows], seen=done[:s.args.steps_per_generation])
+        prompts=[s.dataset[k]['prompt'] for k in keys], seen=done[:s.args.steps_per_generation])
 
 # %% ../nbs/12_trainer.ipynb #013304a7
 def train(

@@ -3,7 +3,7 @@ import itertools, math
 import numpy as np
 import pytest
 from dataclasses import fields
-from grpo_nb.cli import notes
+from grpo_nb.cli import _notes
 from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, find, in_words, rise,
     _rolling, _since, _trend)
 from grpo_nb.see.verdict import verdict, warnings_now
@@ -350,7 +350,7 @@ def test_numbers_of_the_wrong_kind_are_passed_over():
 def test_what_can_be_seen_before_the_run():
     from types import SimpleNamespace
     def told(prompt, template, default):
-        lines = ' '.join(notes([dict(prompt=prompt)], SimpleNamespace(chat_template=template), default))
+        lines = ' '.join(_notes(prompt, SimpleNamespace(chat_template=template), default))
         return 'chat template' in lines,'don\'t ask for it' in lines
     assert told('2+2=', True, True)==(True, True) and told('2+2=', False, False)==(False, False)
     assert told([dict(role='user', content='Answer in <answer> tags')], True, True)==(False, False)

@@ -3,7 +3,7 @@ import itertools, json, math
 from pathlib import Path
 import pytest, torch
 from grpo_nb.parts.core import test_tensor as assert_tensor
-from grpo_nb.dialects import LOSSES, cispo, high_entropy_mask, off_policy_mask, sapo, vespo_weight
+from grpo_nb.dialects import LOSSES, cispo, high_entropy_mask, off_policy_mask, sapo, vespo
 from grpo_nb.loss import LOSS_TYPES, aggregate, clipped_objective, loss_metrics, policy_loss, token_terms
 from grpo_nb.run.settings import LossSettings
 from grpo_nb.parts.ratios import Correction, clipped, drift, importance_ratio
@@ -233,9 +233,10 @@ def test_sequence_ratio_is_the_geometric_mean_and_vespos_is_the_product():
     zero = torch.zeros_like(r)
     assert_tensor(importance_ratio(r.log(), zero, m, 'sequence'), [[[4**(1/3)]]])
     assert_tensor(importance_ratio(r.log(), zero, m), [[[2.,.5,4.,1.]]])
-    assert_tensor(vespo_weight(r.log(), torch.ones(1, 1, 1), m), [[[4.**2*math.exp(3*(1-4))]]])
-    assert_tensor(vespo_weight(r.log(), -torch.ones(1, 1, 1), m), [[[4.**3*math.exp(2*(1-4))]]])
-    assert_tensor(vespo_weight(zero, torch.ones(1, 1, 1), m), [[[1.]]])
+    one,A = torch.ones_like(r),torch.ones(1, 1, 1)   # with log-probs of 1, weight times advantage is left
+    assert_tensor(vespo(one, one-r.log(), A, m), 4.**2*math.exp(3*(1-4))*one)
+    assert_tensor(vespo(one, one-r.log(), -A, m), -4.**3*math.exp(2*(1-4))*one)
+    assert_tensor(vespo(one, one, A, m), one)
 
 def test_sapo_has_slope_one_at_ratio_one_and_fades_on_both_sides():
     for A in (1., -1.):

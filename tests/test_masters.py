@@ -76,6 +76,6 @@ def test_train_uses_the_gpu_that_is_there(monkeypatch, there, device, dtype):
 def test_device_and_dtype_can_be_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     said = ('cpu','auto'),('cuda:1','auto'),('cuda','float32'),('cpu','bfloat16')
-    assert [cli.train_place(*o) for o in said]==[
+    assert [cli._place(*o) for o in said]==[
         ('cpu','float32'),('cuda:1','bfloat16'),('cuda','float32'),('cpu','bfloat16')]
-    with pytest.raises(ValueError, match='--dtype fp16'): cli.train_place(dtype='fp16')
+    with pytest.raises(ValueError, match='--dtype fp16'): cli._place(dtype='fp16')

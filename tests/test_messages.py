@@ -92,15 +92,15 @@ T --output_dir ok.jsonl                     | ok.jsonl is a file
 T --output_dir ok.jsonl/run                 | ok.jsonl is a file
 T --output_dir folder                       | thesis.tex
 T --num_generations 1                       | nothing to be compared
-T --num_generations x                       | 'x' is no whole number
+T --num_generations x                       | invalid int value: 'x'
 T --num_generations 3                       | multiple of num_generations
-T --num_generations 2.5                     | '2.5' is no whole number
+T --num_generations 2.5                     | invalid int value: '2.5'
 T --num_generation 4                        | did you mean '--num_generations'
 T --lerning_rate 1                          | did you mean '--learning_rate'
 T --learning-rates 1                        | did you mean '--learning_rate'
 T --learning_rate 0                         | more than 0
 T --learning_rate nan                       | more than 0
-T --learning_rate fast                      | 'fast' is no number
+T --learning_rate fast                      | invalid float value: 'fast'
 T --generation_batch_size 0                 | multiple of num_generations
 T --generation_batch_size 8000              | prompts a batch
 T --steps_per_generation 3                  | a divisor of
@@ -125,12 +125,12 @@ T --replay_buffer_size -1                   | 0 or more
 T --dead_tolerance -1                       | 0 or more
 T --save_steps -1                           | 0 or more
 T --reward_weights 1 2                      | reward_weights
-T --reward_weights x                        | 'x' is no number
+T --reward_weights x                        | invalid float value: 'x'
 T --method magic                            | no method 'magic'
 T --resume                                  | no whole checkpoint
-T --resume maybe                            | neither True nor False
-T --chat perhaps                            | neither True nor False
-T --seed x                                  | 'x' is no whole number
+T --resume maybe                            | invalid bool value: 'maybe'
+T --chat perhaps                            | invalid bool value: 'perhaps'
+T --seed x                                  | invalid int value: 'x'
 T --device gpu                              | here are
 T --device                                  | expected one argument
 T --reward r.py                             | FILE.py:FUNCTION
@@ -150,7 +150,7 @@ T --model ok.jsonl                          | ok.jsonl
 T extra                                     | 'extra' belongs to no option
 T -x                                        | no option '-x'
 T --eval_problems 0                         | eval_problems
-T --eval_problems x                         | 'x' is no whole number
+T --eval_problems x                         | invalid int value: 'x'
 report                                      | required: folders
 report nowhere                              | no folder 'nowhere'
 report runs/demo0                           | did you mean 'runs/demo-0'
@@ -169,7 +169,7 @@ diagnose                                    | required: folder
 diagnose nowhere                            | no folder 'nowhere'
 diagnose folder                             | holds no record
 demo --max_steps 0                          | 1 or more
-demo --seed x                               | 'x' is no whole number
+demo --seed x                               | invalid int value: 'x'
 demo --sed 1                                | did you mean '--seed'
 demo --output_dir ok.jsonl                  | ok.jsonl is a file
 demo --output_dir folder                    | thesis.tex
@@ -196,7 +196,7 @@ T --adam_beta1 1                            | below 1
 T --max_grad_norm -1                        | 0 or more
 T --warmup_steps -1                         | 0 or more
 T --num_iterations 0                        | 1 or more
-T --disable_tqdm 2                          | neither True nor False
+T --disable_tqdm 2                          | invalid bool value: '2'
 run_nbs                                     | inside a clone
 watch nowhere                               | no folder 'nowhere'
 watch ok.jsonl                              | no column for completion
@@ -215,9 +215,9 @@ T --reward exits.py:r                       | SystemExit: 3
 T --reward exits_at_once.py:r               | could not be loaded: SystemExit: 3
 T --reward r.py::x                          | no `x`; it has: r, bad, short, words
 T --reward neighbour.py:x                   | no `x`; it has: r
-T --use_peft                                | --use_peft is an option of TRL's trainers
+T --use_peft                                | those of TRL's trainers are for `grpo_nb trl`
 T --bf16                                    | here --dtype bfloat16
-T --use_vllm True                           | GRPOWithReplayBufferTrainer takes it
+T --use_vllm True                           | those of TRL's trainers are for `grpo_nb trl`
 T --report_to wandb                         | here history.jsonl has every number
 T --num_train_epochs 3                      | here --max_steps
 T --method plain                            | 'keep' is plain GRPO

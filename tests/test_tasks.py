@@ -100,7 +100,7 @@ def test_a_hub_set_is_judged_by_its_own_judge():
 def test_an_unknown_task_has_no_judge():
     with pytest.raises(ValueError, match="no judge for task 'poetry'"):
         accuracy_reward(None, ['<answer>x</answer>'], ['x'], task=['poetry'])
-    with pytest.raises(ValueError, match='no single right answer'): judge('tldr')('x', {})
+    with pytest.raises(ValueError, match='use `overlap_reward`'): judge('tldr')   # no summary is just right
 
 def test_overlap_is_rouge_1():
     said = ['the cat','dog','the the the','']
