@@ -168,14 +168,6 @@ def test_steps_per_batch_are_those_of_the_arm(untaught):
         o = run_stack(job(arm, [0], 600), 'cpu')[0]
         assert o['steps']==n*o['batches'], arm
 
-@pytest.mark.parametrize('options,says', [
-    (dict(correction='wieght'), "`correction` of an arm is 'wieght': choose one of both, clip, weight"),
-    (dict(method='ngpro'), "`method` of an arm is 'ngpro': choose one of .*ngrpo"),
-    (dict(method='ngrpo', stored=16), 'fresh groups only: leave out `stored`'),
-    (dict(priority='score', stored=16), "priority 'score' replaces dead groups: add `fill=True`")])
-def test_an_arm_that_cannot_be_is_named(options, says):
-    with pytest.raises(ValueError, match=says): BatchUse(**options)
-
 def one_batch(monkeypatch, arm):
     "What an arm would train on in its first batch."
     seen = {}

@@ -17,7 +17,7 @@ from ..advantages import group_advantages
 from ..generation import Rollouts
 from ..parts.groups import dead_groups
 from ..parts.ratios import Clip, Correction, clipped, correct, importance_ratio
-from ..replay import METHODS, PRIORITIES, Method
+from ..replay import METHODS, Method
 from .families import (
     END, FAMILIES, PAD, SIZES, Shape, is_right, start)
 
@@ -215,10 +215,7 @@ CORRECTIONS = dict(both=Correction(), clip=Correction('none'), weight=Correction
 
 @dataclass(frozen=True)
 class BatchUse:
-    """What is done with a batch of fresh groups.
-
-    ValueError for an unknown correction or method, or a method beside groups of another origin.
-    """
+    "What is done with a batch of fresh groups; with a method all of them are fresh, and a priority fills."
     fresh:int=8             # prompts sampled per batch
     stored:int=0            # groups from the buffer beside them
     copies:int=0            # copies of the batch's own living groups beside them
@@ -234,18 +231,6 @@ class BatchUse:
     without:int=0           # living groups with so many right answers are not stored; 0: all are
     anchor:int=0            # later passes are also clipped from a policy up to so many batches old
     epsilon:float=.2        # half-width of the clip range
-
-    def __post_init__(self):
-        known = dict(correction=[*CORRECTIONS], method=['', *METHODS], priority=['', *PRIORITIES])
-        for k,names in known.items():
-            if (v := getattr(self, k)) not in names:
-                raise ValueError(f'`{k}` of an arm is {v!r}: choose one of {", ".join(filter(None, names))}')
-        if self.priority and not self.fill:
-            raise ValueError(f'an arm with the priority {self.priority!r} replaces dead groups: '
-                'add `fill=True`')
-        if self.method and (self.stored or self.copies or self.fill):
-            raise ValueError(f'an arm with the method {self.method!r} has fresh groups only: '
-                'leave out `stored`, `copies` and `fill`')
 
 # %% ../../nbs/research/stacked.ipynb #6a5e0aea
 def factor(

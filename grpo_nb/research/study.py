@@ -9,7 +9,7 @@ __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'COMPARED', 'BESIDE', 'm
            'extra', 'source', 'job', 'plan', 'bakeoff', 'compared']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
-import hashlib, inspect, json, os, platform, re, threading, time, warnings
+import hashlib, inspect, json, os, platform, re, threading, time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -165,8 +165,7 @@ def run_study(
 )->pd.DataFrame:             # all rows of the file
     """Run what the file doesn't hold yet, or holds with another source; a row per run, also for failed ones.
 
-    ValueError if the file comes from elsewhere; OSError at the end if the disk took no more:
-    earlier rows stay.
+    ValueError if the file comes from elsewhere; OSError if the disk takes no more: earlier rows stay.
     """
     path,same = Path(path),tuple(k for k in stamp if k not in free)
     there = path.exists() and path.stat().st_size
@@ -177,18 +176,13 @@ def run_study(
                 'give another file')
     rows = {key_of(o):o for o in rows}
     todo = _missing(jobs, rows)
-    lost = None
     with tqdm(total=sum(len(one_each(o)) for o in todo), disable=disable_tqdm, unit='run') as bar:
         for new in _results(run, todo, stamp, processes, tables):
             if not new: continue   # a run that had no time left
             rows |= {key_of(o):o for o in new}
-            try: lost = _save(path, rows)
-            except OSError as e:
-                lost = e
-                warnings.warn(f'{path} could not be written: {e}; tried again after the next run')
+            with atomic_write(path) as f: pd.DataFrame(rows.values()).sort_values(KEY).to_csv(f, index=False)
             bar.update(len(new))
             bar.set_postfix_str(_say(new[-1]))
-    if lost: _save(path, rows)
     return read_rows(path, same) if rows else pd.DataFrame(columns=[*KEY, 'error', 'area'])
 
 def _missing(jobs, rows):
@@ -197,9 +191,6 @@ def _missing(jobs, rows):
         return row is not None and not row['error'] and row.get('source', '')==o.get('source', '')
     left = [(job, [o for o in one_each(job) if not done(o)]) for job in jobs]   # what is left of each
     return [some if isinstance(job, list) else job for job,some in left if some]
-
-def _save(path, rows):
-    with atomic_write(path) as f: pd.DataFrame(rows.values()).sort_values(KEY).to_csv(f, index=False)
 
 def _say(row):
     what = row['error'] or format(row['pass1'], '.0%')
