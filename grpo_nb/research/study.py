@@ -437,7 +437,7 @@ def _weights(task, options, steps):
     Of the two tasks they know, more of the careful way; of another, its answers.
     """
     from grpo_nb.parts.problems import gym_dataset
-    from grpo_nb.research.families import lessons, warm_start
+    from grpo_nb.research.lessons import lessons, warm_start
     from grpo_nb.tiny_qwen import load_model
     model,tok = load_model('tiny')
     if steps and task in ('chain_sum','spell_backward'):
