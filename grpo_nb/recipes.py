@@ -125,7 +125,8 @@ def _say_held_out(history, n, top):
     for row in history:
         for k in [k for k in top if f'eval_rewards/{k}/mean' in row]:
             p = row[f'eval_rewards/{k}/mean']/top[k]
-            print('step {}: {:.1%} {} right (95 % {:.1%} to {:.1%})'.format(row['step'], p, k, *share_ci(p*n, n)))
+            low,high = share_ci(p*n, n)
+            print(f'step {row["step"]}: {p:.1%} {k} right (95 % {low:.1%} to {high:.1%})')
 
 def _pages(folder):
     "Report and map of a finished run, where it left a record."
