@@ -21,7 +21,7 @@ from ..parts.core import difference, holm
 from .families import FAMILIES, FOUR, SIZES, hold_problems, start_file
 from .stacked import G, BatchUse, Runs
 from ..research.study import (
-    again, area, one_each, over_regimes, pairs, rates, read_rows, run_study, show_again, stamp)
+    again, area, one_each, over_regimes, pairs, rates, read_rows, run_study, stamp)
 
 # %% ../../nbs/dev/replay_study.ipynb #203ccd2a
 USES = {'plain':BatchUse(), 'plain_16':BatchUse(fresh=16), 'mu2':BatchUse(passes=2),
@@ -279,7 +279,7 @@ def replay_study(
     until = time.time()+60*minutes if minutes else None
     if problems: hold_problems(problems, list(plan['definitions']['families']))
     run = partial(run_stack, device=device or None, problems=problems or None, until=until)
-    if repeat: return show_again(again(path, lambda o: run(o)[0], here, repeat))
+    if repeat: return again(path, lambda o: run(o)[0], here, repeat)
     options = dict(path=path, stamp=here, processes=processes, free=free, disable_tqdm=disable_tqdm)
     tries = path.with_name(f'{name}_rates.csv')
     rate = tuned(read_rows(tries), plan) if what!='rates' and tries.exists() else {}
