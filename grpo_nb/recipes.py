@@ -16,8 +16,9 @@ from trl import get_peft_config, get_quantization_config
 from .parts import problems
 from .scale.plans import format_plan
 from .scale.launch import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRArguments,
-    held_out_table, own_rows, parse_options, prepare_rows, recipe_faults, recipe_plan)
+    own_rows, parse_options, prepare_rows, recipe_faults, recipe_plan)
 from .see.during import new_folder
+from .parts.core import share_ci
 from .parts.problems import RewardModel, load_reward
 from .tasks import accuracy_reward, completion_text, overlap_reward
 
@@ -119,6 +120,14 @@ def _load(r):
     if attn: model.set_attn_implementation(attn)
     return model,tok
 
+def _say_held_out(history, n, top):
+    "Print the share of right answers at each evaluation, with Wilson's interval: problems are independent."
+    for row in history:
+        for k in [k for k in top if f'eval_rewards/{k}/mean' in row]:
+            p = row[f'eval_rewards/{k}/mean']/top[k]
+            low,high = share_ci(p*n, n)
+            print(f'step {row["step"]}: {p:.1%} {k} right (95 % {low:.1%} to {high:.1%})')
+
 def _pages(folder):
     "Report and map of a finished run, where it left a record."
     from grpo_nb.inspector import write_inspector
@@ -138,9 +147,6 @@ def run_recipe(
     top:dict=None,       # name of a reward: the points of a right answer, for the share that is right
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
     "Train by a recipe. ValueError before anything is loaded when no GPU could solve a problem of the plan."
-    if not r.do_sample:
-        raise ValueError('`do_sample` is False: all answers to a prompt would be the same and every group '
-            'dead; leave it out, or lower `temperature`')
     plan,bad = recipe_plan(r, a),recipe_faults(r, a, reward_funcs)
     if r.dry_run:
         plan['problems'] += bad
@@ -163,9 +169,7 @@ def run_recipe(
     trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=reward_funcs, args=a, train_dataset=train,
         eval_dataset=held, processing_class=tok, peft_config=adapter)
     trainer.train(resume_from_checkpoint=_RESUME[r.resume])
-    for row in held_out_table(trainer.state.log_history, len(held), top or {}) if held is not None else ():
-        for k,(p,low,high) in ((k,v) for k,v in row.items() if k.endswith(' right')):
-            print(f'step {row["step"]}: {p:.1%} {k} (95 % {low:.1%} to {high:.1%})')
+    if held is not None: _say_held_out(trainer.state.log_history, len(held), top or {})
     trainer.save_model()
     if trainer.is_world_process_zero(): _pages(a.output_dir)
     return trainer

@@ -4,9 +4,9 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.research import study as bo
 from grpo_nb.research.study import (
-    ARMS, REGIMES, bakeoff, extra, here, job, plan, rate, run_job)
+    ARMS, REGIMES, bakeoff, here, job, plan, rate, run_job)
 from grpo_nb.parts.stats import difference, holm
-from grpo_nb.research.study import (KEY, again as made_again, area, compare, key_of, over_regimes, rates,
+from grpo_nb.research.study import (KEY, again as made_again, area, compare, over_regimes, rates,
     read_rows, run_study)
 from grpo_nb.trainer import TrainConfig
 from notebook_code import defined_in
@@ -188,10 +188,9 @@ def stored(tmp_path, **changed):
 def test_rows_run_again_are_equal_here_and_a_changed_one_is_named(tmp_path, capsys):
     assert made_again(stored(tmp_path), run_job, here(), 1)[['same_machine','equal']].all(axis=None)
     f = stored(tmp_path, pass1='0.9999')
-    t = made_again(f, run_job, here(), 1)
-    assert t.same_machine[0] and not t.equal[0] and t.then[0]==.9999
+    capsys.readouterr()
     with pytest.raises(ValueError, match='came out otherwise'): bakeoff(str(f), repeat=1)
-    assert 'spell_backward middling' in capsys.readouterr().out
+    assert re.search(r'spell_backward middling .* True +False 0.9999', capsys.readouterr().out)
 
 def test_on_another_machine_another_number_is_no_fault(tmp_path, capsys):
     bakeoff(str(stored(tmp_path, machine='an abacus', pass1='0.9999')), repeat=1)
@@ -203,7 +202,7 @@ def test_tables_of_rates_and_settings_hold_the_means():
     t = rates(d)
     assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==['0.0002']
     one = lambda s, o, a: dict(arm='replay', learning_rate=o.get('learning_rate', rate('replay')),
-                               settings=extra({k: v for k, v in o.items() if k != 'learning_rate'}), seed=s,
+                               settings=bo._extra({k: v for k, v in o.items() if k != 'learning_rate'}), seed=s,
                                area=a, error='')
     d = pd.DataFrame([one(s, o, a + x) for s, x in enumerate((0.0, 0.1, 0.3))
                       for o, a in (({}, 0.5), (dict(method_buffer_size=16), 0.4),
@@ -234,7 +233,7 @@ def test_each_stored_study_is_one_study(path):
 def test_stored_studies_hold_what_their_plans_ask_for():
     have = lambda path: {tuple(o) for o in read_rows(path)[KEY].itertuples(index=False, name=None)}
     for path,jobs in ((CSV, plan(8)), (ALL[1], CHAPTER.rate_jobs()), (ALL[2], CHAPTER.setting_jobs(6))):
-        assert not {key_of(o) for o in jobs}-have(path), path.name
+        assert not {bo._key(o) for o in jobs}-have(path), path.name
 
 def claims(text):
     "(metric, regimes, arm, difference, half-width) of every line `- regime, metric: `arm` +0.18 ± 0.10, ...`"

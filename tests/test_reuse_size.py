@@ -2,7 +2,7 @@
 import json
 from pathlib import Path
 import numpy as np, pytest
-import grpo_nb.research.replay_study as rs
+import grpo_nb.dev.replay_study as rs
 from grpo_nb.research.study import one_each, read_rows, stamp
 from recount_study import recount_cells
 

@@ -3,19 +3,19 @@ import json
 from collections import Counter
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
-import grpo_nb.research.families as fm
-import grpo_nb.research.replay_study as rs
-import grpo_nb.research.stacked as sr
-from grpo_nb.research.families import FAMILIES, SHAPE, to_tensors
+import grpo_nb.dev.families as fm
+import grpo_nb.dev.replay_study as rs
+import grpo_nb.dev.stacked as sr
+from grpo_nb.dev.families import FAMILIES, SHAPE, to_tensors
 from grpo_nb.replay import Replay
-from grpo_nb.research.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
+from grpo_nb.dev.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
     run_rounds, run_stack, span_of, spans, to_try, tries)
-from grpo_nb.research.stacked import BatchUse, Runs
+from grpo_nb.dev.stacked import BatchUse, Runs
 from grpo_nb.research.study import one_each, over_regimes, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
-PAGE_OF,ROOM = (defined_in(f'research/{o}') for o in ('reuse_results','stacked'))
+PAGE_OF,ROOM = defined_in('research/reuse_results'),defined_in('dev/stacked')
 best_of,looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
     ('best_of','looks','regret','regrets','slope','threshold','with_half'))
 
@@ -222,7 +222,7 @@ def test_the_command_needs_neither_gym_nor_datasets_nor_trl_and_goes_on_where_it
     assert 'main table: 0 of 8 spans' in run(minutes=1e-9) and not (tmp_path/'small.csv').exists()
     code = f"""import sys
 for o in {gone.split()}: sys.modules[o] = None
-from grpo_nb.research.replay_study import replay_study
+from grpo_nb.dev.replay_study import replay_study
 replay_study(**{options})"""
     said = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
     d = read_rows(tmp_path/'small.csv', ('registered',))

@@ -2,11 +2,11 @@
 import pytest, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 import grpo_nb.generation as generation
-import grpo_nb.research.stacked as sr
+import grpo_nb.dev.stacked as sr
 import grpo_nb.trainer as trainer
 from grpo_nb.loss import policy_loss
-from grpo_nb.research.families import END, PAD, SHAPE, encode, is_right
-from grpo_nb.research.replay_study import USES
+from grpo_nb.dev.families import END, PAD, SHAPE, encode, is_right
+from grpo_nb.dev.replay_study import USES
 from grpo_nb.trainer import TrainConfig, train
 from made_study import spelled
 

@@ -1,8 +1,8 @@
 "The arms and contrasts of the experiments that ask why reuse bears higher rates"
 import json
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.research.replay_study import USES, contrasts, planned, registration, say
-from grpo_nb.research.stacked import Runs, Shelf, assemble, completion_logps, factor
+from grpo_nb.dev.replay_study import USES, contrasts, planned, registration, say
+from grpo_nb.dev.stacked import Runs, Shelf, assemble, completion_logps, factor
 from grpo_nb.research.study import read_rows
 from recount_reuse import recount_why
 

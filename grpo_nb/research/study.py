@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'COMPARED', 'BESIDE', 'machine', 'stamp', 'source_hash', 'one_each',
-           'key_of', 'read_rows', 'area', 'run_study', 'compare', 'pairs', 'over_regimes', 'at_equal', 'rates', 'again',
-           'show_again', 'draw_curves', 'named', 'Curve', 'Arm', 'Regime', 'rate', 'arm_of', 'make', 'run_job', 'here',
-           'extra', 'source', 'job', 'plan', 'bakeoff', 'compared']
+           'read_rows', 'area', 'run_study', 'compare', 'pairs', 'over_regimes', 'at_equal', 'rates', 'again',
+           'draw_curves', 'named', 'Curve', 'Arm', 'Regime', 'rate', 'arm_of', 'make', 'run_job', 'here', 'source',
+           'job', 'plan', 'bakeoff', 'compared']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
-import hashlib, inspect, json, os, platform, re, threading, time, warnings
+import hashlib, inspect, json, os, platform, re, threading, time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -64,10 +64,8 @@ def one_each(
     "The rows that a job will make, as jobs of one row."
     return job if isinstance(job, list) else [job]
 
-def key_of(
-    job:dict, # of one seed; or a row
-)->tuple:     # as `KEY`
-    "What tells a row from all others of its table."
+def _key(job):
+    "What tells a row, or the job that makes it, from all others of its table: as `KEY`."
     return tuple(float(job[k]) if k=='learning_rate' else job.get(k, '') for k in KEY)
 
 def read_rows(
@@ -166,8 +164,7 @@ def run_study(
 )->pd.DataFrame:             # all rows of the file
     """Run what the file doesn't hold yet, or holds with another source; a row per run, also for failed ones.
 
-    ValueError if the file comes from elsewhere; OSError at the end if the disk took no more:
-    earlier rows stay.
+    ValueError if the file comes from elsewhere; OSError if the disk takes no more: earlier rows stay.
     """
     path,same = Path(path),tuple(k for k in stamp if k not in free)
     there = path.exists() and path.stat().st_size
@@ -176,31 +173,23 @@ def run_study(
         if rows and rows[0].get(k, stamp[k])!=stamp[k]:
             raise ValueError(f'{path} was made with {k} {rows[0][k]!r}, here it is {stamp[k]!r}: '
                 'give another file')
-    rows = {key_of(o):o for o in rows}
+    rows = {_key(o):o for o in rows}
     todo = _missing(jobs, rows)
-    lost = None
     with tqdm(total=sum(len(one_each(o)) for o in todo), disable=disable_tqdm, unit='run') as bar:
         for new in _results(run, todo, stamp, processes, tables):
             if not new: continue   # a run that had no time left
-            rows |= {key_of(o):o for o in new}
-            try: lost = _save(path, rows)
-            except OSError as e:
-                lost = e
-                warnings.warn(f'{path} could not be written: {e}; tried again after the next run')
+            rows |= {_key(o):o for o in new}
+            with atomic_write(path) as f: pd.DataFrame(rows.values()).sort_values(KEY).to_csv(f, index=False)
             bar.update(len(new))
             bar.set_postfix_str(_say(new[-1]))
-    if lost: _save(path, rows)
     return read_rows(path, same) if rows else pd.DataFrame(columns=[*KEY, 'error', 'area'])
 
 def _missing(jobs, rows):
     def done(o):
-        row = rows.get(key_of(o))
+        row = rows.get(_key(o))
         return row is not None and not row['error'] and row.get('source', '')==o.get('source', '')
     left = [(job, [o for o in one_each(job) if not done(o)]) for job in jobs]   # what is left of each
     return [some if isinstance(job, list) else job for job,some in left if some]
-
-def _save(path, rows):
-    with atomic_write(path) as f: pd.DataFrame(rows.values()).sort_values(KEY).to_csv(f, index=False)
 
 def _say(row):
     what = row['error'] or format(row['pass1'], '.0%')
@@ -297,7 +286,10 @@ def again(
     n:int=5,      # rows
     seed:int=0,   # of their choice
 )->pd.DataFrame:  # a row each: what it was, same_machine, equal, and pass@1 then and now
-    "Run random rows again. All but the clock counts; on another machine a difference is no fault."
+    """Run random rows again, and print what came out: all but the clock counts.
+
+    ValueError where a row of this machine came out otherwise; on another a difference is no fault.
+    """
     df = read_rows(path)
     out = []
     for o in df[df.error==''].sample(n, random_state=seed).to_dict('records'):
@@ -306,16 +298,12 @@ def again(
         same = all(o[k]==v for k,v in stamp.items())
         out.append({k:o[k] for k in ('regime','arm','seed','settings')}
             | dict(same_machine=same, equal=equal, then=o['pass1'], now=now['pass1']))
-    return pd.DataFrame(out)
-
-def show_again(
-    t:pd.DataFrame, # of `again`
-)->None:
-    "Print it. ValueError where a row of this machine came out otherwise."
+    t = pd.DataFrame(out)
     print(t.to_string(index=False))
     if (t.same_machine & ~t.equal).any():
         raise ValueError('rows came out otherwise on the machine that made them: '
             'the code has changed since; start a new file')
+    return t
 
 # %% ../../nbs/research/study.ipynb #4011ff75
 def draw_curves(
@@ -447,7 +435,7 @@ def _weights(task, options, steps):
     Of the two tasks they know, more of the careful way; of another, its answers.
     """
     from grpo_nb.parts.problems import gym_dataset
-    from grpo_nb.research.families import lessons, warm_start
+    from grpo_nb.research.lessons import lessons, warm_start
     from grpo_nb.tiny_qwen import load_model
     model,tok = load_model('tiny')
     if steps and task in ('chain_sum','spell_backward'):
@@ -551,10 +539,8 @@ def here()->dict:
     w = TINY/'model.safetensors'
     return stamp(weights=hashlib.sha256(w.read_bytes()).hexdigest()[:8] if w.exists() else 'none')
 
-def extra(
-    settings:dict, # as for `job`
-)->str:            # JSON, without those that have their usual value
-    "What is unusual about a run, as a text that tells it from others."
+def _extra(settings):
+    "What is unusual about a run, as a text that tells it from others: JSON, without the usual values."
     return json.dumps({k:v for k,v in sorted(settings.items()) if _MEASURED.get(k)!=v})
 
 # %% ../../nbs/research/study.ipynb #5bc205b8
@@ -582,7 +568,7 @@ def job(
 )->dict:                      # a job of `study.run_study`
     "A run to be made, under the names that tell it from others, with the hash of its method's source."
     return dict(regime=regime, arm=arm, seed=seed, learning_rate=learning_rate or rate(arm),
-        settings=extra(settings), source=source(arm, regime))
+        settings=_extra(settings), source=source(arm, regime))
 
 # %% ../../nbs/research/study.ipynb #97589431
 def _both_ways(df, regime):
@@ -595,7 +581,7 @@ def _both_ways(df, regime):
         area_ci=way.diff_ci, area_holm=adjusted(way.p))
 
 def _rows_of(df, jobs):
-    asked = {key_of(o) for o in jobs}
+    asked = {_key(o) for o in jobs}
     return df[[k in asked for k in df[KEY].itertuples(index=False, name=None)]]
 
 def _told(df, jobs):
@@ -665,7 +651,7 @@ def bakeoff(
 )->None:
     "Compare methods for dead groups at equal generated tokens; print a table for each regime."
     if seeds<1: raise ValueError(f'`seeds` is {seeds}, needs 1 or more: with none nothing is run')
-    if repeat: return show_again(again(out, run_job, here(), repeat))
+    if repeat: return again(out, run_job, here(), repeat)
     names = _names(arms, ['none','replay'] if small else ARMS)
     regs = _names(regimes, ['spell_backward middling'] if small else REGIMES)
     opts = {f'method_{k}':v for k,v in json.loads(options).items()}

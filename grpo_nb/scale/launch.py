@@ -6,7 +6,7 @@
 __all__ = ['ALIASES', 'check_launch_config', 'launch_config', 'write_launch_config', 'launch_command', 'shell_line',
            'slurm_script', 'vllm_command', 'vllm_problem', 'fsdp2_on_cpu', 'vllm_on_cpu', 'RecipeArguments',
            'GSM8KArguments', 'TLDRArguments', 'OwnArguments', 'recipe_faults', 'recipe_plan', 'world_size',
-           'parse_options', 'prepare_rows', 'own_rows', 'held_out_table']
+           'parse_options', 'prepare_rows', 'own_rows']
 
 # %% ../../nbs/scale/launch.ipynb #761a2204
 import difflib, os, re, shlex
@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 from ..parts.problems import hub_rows, load_problems
 from ..parts.core import setting
-from ..parts.stats import share_ci
 from .plans import batch_plan, run_plan
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
@@ -29,38 +28,28 @@ _FILES = dict(ddp='multi_gpu', fsdp2='fsdp2', zero2='zero2', zero3='zero3')
 
 @lru_cache(1)
 def _known()->dict:
-    "What accelerate takes in a launch file, in its fsdp_config and in its deepspeed_config: key -> choices."
+    "The names that accelerate reads at the top of a launch file and in its two sections."
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser
-    parser,top = launch_command_parser(),{f.name for f in fields(ClusterConfig)}
-    out = {'':dict.fromkeys(top)|{a.dest:a.choices for a in parser._actions if a.dest in top}}
-    groups = {o.title:o._group_actions for o in parser._action_groups}
-    for name in ('FSDP','DeepSpeed'):
-        out[f'{name.lower()}_config'] = {a.dest:a.choices for a in groups[f'{name} Arguments']}
-    return out
+    groups = {o.title:{a.dest for a in o._group_actions} for o in launch_command_parser()._action_groups}
+    return dict(config={f.name for f in fields(ClusterConfig)}, fsdp_config=groups['FSDP Arguments'],
+        deepspeed_config=groups['DeepSpeed Arguments'])
 
 def _closest(name, known):
     near = difflib.get_close_matches(name, known, 1)
     return f', did you mean {near[0]!r}?' if near else ''
 
-def _faults(d, part):
-    "Keys of `d` that accelerate passes over, and values that are none of its choices, one line each."
-    known,where = _known(),part or 'config'
-    for k,v in d.items():
-        if k not in known[part]:
-            yield f'{where}: no key {k!r}{_closest(k, sum(map(list, known.values()), []))}'
-        elif (choices := known[part][k]) and str(v) not in map(str, choices):
-            yield f'{where}: {k} is {v!r}, needs one of {", ".join(map(str, choices))}'
-
 def check_launch_config(
     config:dict,  # what an accelerate YAML file holds
 )->list:          # one line per problem, [] when there is none
     "What accelerate would take without a word although it means nothing, or something else."
-    out,kind = list(_faults(config, '')),config.get('distributed_type')
-    for name,of in (('fsdp_config', 'FSDP'), ('deepspeed_config', 'DEEPSPEED')):
-        part = config.get(name) or {}
-        if not isinstance(part, dict): out.append(f'{name} is {part!r}, needs keys and values')
-        else: out += _faults(part, name)
+    out,kind,every = [],config.get('distributed_type'),set().union(*_known().values())
+    sections = {k:config.get(k) or {} for k in ('fsdp_config','deepspeed_config')}
+    for name,part in {'config':config, **sections}.items():
+        odd = [k for k in part if k not in _known()[name]]
+        out += [f'{name}: no key {k!r}{_closest(str(k), every)}' for k in odd]
+    for name,part in sections.items():
+        of = name.removesuffix('_config').upper()
         if part and kind!=of: out.append(f'distributed_type is {kind!r}, so {name} is ignored')
         if kind==of and not part: out.append(f'distributed_type is {kind!r}, but there is no {name}')
     n,m = (int(config.get(k) or 1) for k in ('num_processes','num_machines'))
@@ -77,14 +66,14 @@ def launch_config(
     mixed_precision:str='bf16', # 'no', 'fp16' or 'bf16'
     **changes:str|int|bool,     # other keys, also those of fsdp_config and deepspeed_config
 )->dict:  # what to write to a YAML file
-    "TRL's config for this strategy with your counts. ValueError with every wrong key and value."
+    "TRL's config for this strategy with your counts. ValueError with all that is wrong with it."
     if strategy not in _FILES: raise ValueError(f'no strategy {strategy!r}: choose one of {tuple(_FILES)}')
     folder = Path(find_spec('trl').submodule_search_locations[0])/'accelerate_configs'
     c = yaml.safe_load((folder/f'{_FILES[strategy]}.yaml').read_text())
     c |= dict(num_processes=num_processes, num_machines=num_machines, mixed_precision=mixed_precision)
     for k,v in changes.items():
-        inner = [o for o,keys in _known().items() if o in c and k in keys]
-        (c[inner[0]] if inner else c)[k] = v
+        inner = next((c[o] for o,keys in _known().items() if o in c and k in keys), c)
+        inner[k] = v
     if bad := check_launch_config(c): raise ValueError('; '.join(bad))
     return c
 
@@ -246,8 +235,6 @@ class RecipeArguments(ModelConfig):
     dataset_num_proc:int = setting(None, 'Processes that prepare the data set.')
     attn_mechanism:str = setting('auto', 'Attention: auto, vanilla (or eager), sdpa, flash_attention_2.',
         choices=['auto','vanilla','eager','sdpa','flash_attention_2'])
-    do_sample:bool = setting(True,
-        'Sample answers; without it all are the likeliest one, and every group is dead.')
     use_wandb:bool = setting(False, 'Track the run with Weights & Biases; `--report_to` takes others.')
     resume:str = setting('no', choices=['no','yes','auto'],
         help="'yes': go on from the newest whole checkpoint in output_dir; 'auto': if there is one.")
@@ -482,18 +469,3 @@ def own_rows(
     if path.suffix or name.count('/')>1 or name.startswith(('.','/','~')):
         raise ValueError(f'--dataset {name}: no such file or folder')
     return load_problems(hub_rows(name, r.dataset_config, r.dataset_split), **columns)
-
-# %% ../../nbs/scale/launch.ipynb #8bf8d50b
-def held_out_table(
-    history:list,  # `trainer.state.log_history`
-    n:int,         # problems held out
-    top:dict,      # name of a reward: the points of a right answer
-)->list:           # one dict per evaluation: step, mean of every reward, '<name> right' as `top` says
-    "What was measured on problems held out; '<name> right' is (share, low, high), Wilson's 95 % interval."
-    out = []
-    for row in (o for o in history if 'eval_reward' in o):
-        means = {k.split('/')[1]:v for k,v in row.items() if re.fullmatch('eval_rewards/.*/mean', k)}
-        share = {k:means[k]/points for k,points in top.items() if k in means}
-        right = {f'{k} right':(p, *share_ci(p*n, n)) for k,p in share.items()}
-        out.append(dict(step=row['step'], **means, **right))
-    return out
