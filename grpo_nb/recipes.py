@@ -18,7 +18,7 @@ from .scale.plans import format_plan
 from .scale.launch import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRArguments,
     own_rows, parse_options, prepare_rows, recipe_faults, recipe_plan)
 from .see.during import new_folder
-from .parts.core import share_ci
+from .parts.stats import share_ci
 from .parts.problems import RewardModel, load_reward
 from .tasks import accuracy_reward, completion_text, overlap_reward
 

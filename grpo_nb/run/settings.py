@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 import torch
-from torch import nn
+from torch import Tensor, nn
 from ..parts.core import RULES, Tokenizer, check_option, check_settings, lookup, setting
 from ..parts.model import Sampling
 from ..parts.ratios import CLIPS, Clip, Correction, correct
