@@ -202,8 +202,8 @@ def test_tables_of_rates_and_settings_hold_the_means():
     t = rates(d)
     assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==['0.0002']
     one = lambda s, o, a: dict(arm='replay', learning_rate=o.get('learning_rate', rate('replay')),
-                               settings=bo._extra({k: v for k, v in o.items() if k != 'learning_rate'}), seed=s,
-                               area=a, error='')
+                               settings=bo._extra({k: v for k, v in o.items() if k != 'learning_rate'}),
+                               seed=s, area=a, error='')
     d = pd.DataFrame([one(s, o, a + x) for s, x in enumerate((0.0, 0.1, 0.3))
                       for o, a in (({}, 0.5), (dict(method_buffer_size=16), 0.4),
                                    (dict(learning_rate=2e-4), 0.2))])
