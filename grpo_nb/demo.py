@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from torch.nn import Module
-from .parts.core import Tokenizer, save_json, versions
+from .parts.core import save_json, versions
+from .parts.model import Tokenizer
 from .run.record import read_run
 from .see.view import write_report
 from .see.readers import judged

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from .parts.core import Tokenizer, reward_name
+from .parts.core import reward_name
+from .parts.model import Tokenizer
 from .parts.stats import mean_ci, share_ci
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate

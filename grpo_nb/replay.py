@@ -368,11 +368,10 @@ class Replay(Method):
         **options:Plain,               # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
         check_option('when_empty', when_empty, when_empty in ('keep','mask'), "'keep' or 'mask'")
-        k = stored_per_fresh
-        check_option('stored_per_fresh', k, whole(k, 0), 'a whole number, 0 or more')
+        k = self.stored_per_fresh = stored_per_fresh
+        check_option('stored_per_fresh', k, whole(k), 'a whole number, 0 or more')
         self.buffer = ReplayBuffer(buffer_size, **options)
-        self.corrected,self.when_empty,self.stored_per_fresh = corrected,when_empty,stored_per_fresh
-        self.same_prompt_first = same_prompt_first
+        self.corrected,self.when_empty,self.same_prompt_first = corrected,when_empty,same_prompt_first
         self.extra = 0   # stored groups that this batch shall have besides replacements
 
     @classmethod

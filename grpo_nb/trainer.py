@@ -14,9 +14,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
-from .parts.core import Tokenizer, check_rows, known_data, lookup, masked_mean, setting
+from .parts.core import check_rows, known_data, lookup, masked_mean, setting
 from .parts.groups import dead_groups
-from .parts.model import check_lengths
+from .parts.model import Tokenizer, check_lengths
 from .run.settings import LossSettings
 from .run.checkpoints import new_run_id, stop_on_signal
 from .run.resume import checkpoint_for, load_checkpoint

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from datasets import Dataset
 from fastcore.xtras import is_async_callable
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.core import (
@@ -51,9 +51,7 @@ _RULES = [*RULES,
 # %% ../../nbs/on_trl/checks.ipynb #ded9f6f4
 def _sampler_names(use_vllm):
     "What the sampler reads of `generation_kwargs`; none where it isn't here to be asked."
-    if not use_vllm:
-        from transformers import GenerationConfig
-        return set(vars(GenerationConfig()))
+    if not use_vllm: return set(vars(GenerationConfig()))
     try: from vllm import SamplingParams
     except ImportError: return set()
     return set(inspect.signature(SamplingParams).parameters)

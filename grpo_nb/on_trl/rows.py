@@ -155,13 +155,11 @@ def _in_the_form_of(logged, said, role):
     said = [dict(role=role, content=said)] if isinstance(said, str) else said
     return [m|dict(content=[dict(type='text', text=m['content'])]) for m in said] if parts else said
 
+@dataclass
 class Table:
     "TRL's table of the last batch of all processes."
-    def __init__(self,
-        logs:dict,   # `trainer._logs`
-        names:list,  # of the reward functions
-    ):
-        self.logs,self.names = logs,names
+    logs:dict   # `trainer._logs`
+    names:list  # of the reward functions
 
     def last(self,
         N:int,  # rows of all processes

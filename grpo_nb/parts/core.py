@@ -4,24 +4,21 @@
 
 # %% auto #0
 __all__ = ['RULES', 'Plain', 'TESTED', 'masked_mean', 'test_tensor', 'whole', 'check_option', 'prompt_fault', 'setting',
-           'check_settings', 'reads_tokens', 'check_prompts', 'check_rows', 'known_data', 'other_data', 'Tokenizer',
-           'reward_name', 'check_rewards', 'blame', 'ask_all', 'atomic_write', 'save_json', 'register', 'load_file',
-           'load_object', 'lookup', 'versions', 'untested']
+           'check_settings', 'reads_tokens', 'check_prompts', 'check_rows', 'known_data', 'other_data', 'reward_name',
+           'check_rewards', 'atomic_write', 'save_json', 'register', 'load_file', 'load_object', 'lookup', 'versions',
+           'untested']
 
 # %% ../../nbs/parts/core.ipynb #fb6c632f
-import asyncio, functools, hashlib, importlib, importlib.util, inspect
-import json, math, os, sys, tempfile, warnings
+import functools, hashlib, importlib, importlib.util, json, math, os, sys, tempfile, warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import field, fields
 from importlib.metadata import version, PackageNotFoundError
 from pathlib import Path
 from types import ModuleType, NoneType
 from numbers import Integral, Real
-from typing import IO, Any, Protocol, get_args
+from typing import IO, Any, get_args
 import torch
-from fastcore.xtras import is_async_callable
 from torch import Tensor
 
 # %% ../../nbs/parts/core.ipynb #c3127d7f
@@ -211,15 +208,6 @@ def other_data(
 # %% ../../nbs/parts/core.ipynb #7c2d9e14
 Plain = bool|int|float|str|None   # what an option of a method or a task may be
 
-class Tokenizer(Protocol):
-    "What we ask of a tokenizer; those of transformers can do it."
-    eos_token:str|None
-    eos_token_id:int|None
-    pad_token_id:int|None
-    chat_template:str|None
-    def __call__(self, text:str|list, **kwargs:Any)->dict: ...
-    def decode(self, ids:list, **kwargs:Any)->str: ...
-
 # %% ../../nbs/parts/core.ipynb #c0re0002
 def reward_name(
     func:Callable,  # a function, a partial, or an object with `__call__`
@@ -265,44 +253,6 @@ def check_rewards(
         warnings.warn(f'{who} returned nan for {len(lost)} completions, the first is {lost[0]}: '
                       'taken as None, not applicable')
     return torch.tensor(x, dtype=torch.float32)
-
-# %% ../../nbs/parts/core.ipynb #44db1c5e
-def blame(
-    func:Callable,  # a reward function
-)->str:             # 'reward function `name` (file.py)'
-    "A function's name and the file it was written in, for messages."
-    while isinstance(func, functools.partial): func = func.func
-    try: file = Path(inspect.getsourcefile(func if inspect.isroutine(func) else type(func))).name
-    except (TypeError, OSError): file = ''
-    known = file.endswith('.py') and not file[:-3].isdigit()   # a notebook's cells are files named by number
-    return f'reward function `{reward_name(func)}`' + (f' ({file})' if known else '')
-
-def _run(coro):
-    "The result of a coroutine, also where an event loop runs already."
-    try: asyncio.get_running_loop()
-    except RuntimeError: return asyncio.run(coro)
-    with ThreadPoolExecutor(1) as pool: return pool.submit(asyncio.run, coro).result()
-
-def ask_all(
-    funcs:list,  # reward functions
-    who:list,    # a name for each, for messages
-    kw:dict,     # the keyword arguments that each gets
-)->list:         # what each returned, unchecked
-    "What each function returned, in order; the async ones are asked together, after the others."
-    own = lambda: {k:list(v) if isinstance(v, list) else v for k,v in kw.items()}
-    def broken(i, e):
-        return ValueError(f'{who[i]} raised {type(e).__name__}: {e}. It was given {", ".join(kw)}')
-    async def later(i):
-        try: return await funcs[i](**own())
-        except (Exception, SystemExit) as e: raise broken(i, e) from e
-    async def together(idx): return await asyncio.gather(*map(later, idx))
-    out,wait = {},[i for i,f in enumerate(funcs) if is_async_callable(f)]
-    for i,f in enumerate(funcs):
-        if i in wait: continue
-        try: out[i] = f(**own())
-        except (Exception, SystemExit) as e: raise broken(i, e) from e
-    if wait: out.update(zip(wait, _run(together(wait))))
-    return [out[i] for i in range(len(funcs))]
 
 # %% ../../nbs/parts/core.ipynb #0fc79272
 @contextmanager

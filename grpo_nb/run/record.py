@@ -22,7 +22,8 @@ import pandas as pd
 import torch
 from fastcore.basics import groupby
 from torch import Tensor
-from ..parts.core import Tokenizer, masked_mean, reward_name, save_json, versions
+from ..parts.core import masked_mean, reward_name, save_json, versions
+from ..parts.model import Tokenizer
 from ..parts.groups import Groups, reward_std
 from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums
 

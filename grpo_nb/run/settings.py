@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 import torch
 from torch import Tensor, nn
-from ..parts.core import RULES, Tokenizer, check_option, check_settings, lookup, setting
-from ..parts.model import Sampling
+from ..parts.core import RULES, check_option, check_settings, lookup, setting
+from ..parts.model import Sampling, Tokenizer
 from ..parts.ratios import CLIPS, Clip, Correction, correct
 
 # %% ../../nbs/run/settings.ipynb #e45ccafc
