@@ -216,6 +216,7 @@ def warnings_now(
     trainer:str=None, # that makes the run: 'grpo_nb' for `train`
 )->list:              # of `Finding`; print `says`
     "What is worth a warning now."
+    if not any(o.get(k) for o in rows[-1:] for k in (DEAD, 'replay/replaced')): return []   # all is well
     look,out = Look(rows[-20:], settings=dict(trainer=trainer)),[]
     z,m = look(DEAD)[-10:],look('reward')[-10:]
     if len(z)==10 and z.min()>=1:
