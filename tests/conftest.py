@@ -9,7 +9,7 @@ import pytest
 
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # else each process compiles its imports again
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores are many times slower than one
-# accelerate reads that of peft twelve times in a training of three steps, a tenth of a small one's time
+# accelerate asks for that of peft twelve times in a training of three steps: once read is enough
 importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
 ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(
