@@ -1,13 +1,16 @@
 """What several tests need: the built site, a Chromium that is on the machine,
 a JupyterLab on a copy of the project."""
 
-import functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time
+import functools, gc, http.server, importlib.metadata, json, os, re, secrets, shutil, socket, subprocess
+import sys, threading, time
 import urllib.request
 from pathlib import Path
 import pytest
 
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # else each process compiles its imports again
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores are many times slower than one
+# accelerate asks for that of peft twelve times in a training of three steps: once read is enough
+importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
 ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
@@ -145,25 +148,26 @@ def run_all(pg, seconds=120):
 
 @pytest.fixture(scope='module')
 def notebook(lab, browser):
-    """Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page, the same for all
-    tests of a file; an error in a cell fails the test"""
+    """Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page, with a tab for
+    each notebook of a file's tests; an error in a cell fails the test"""
     at,token,_ = lab
-    pages = {}
+    pg = browser.new_page(viewport=dict(width=1280, height=900))
+    ran = set()
     def run(name, seconds=120):
-        if name in pages: return pages[name]
-        pg = browser.new_page(viewport=dict(width=1280, height=900))
         file = next(f for f in sorted((ROOT / 'nbs').rglob('*.ipynb'))
                     if re.sub(r'^\d+\w*?_', '', f.stem) == name or f.name == name)
-        pg.goto(f'{at}/lab/tree/nbs/{file.relative_to(ROOT/"nbs")}?token={token}&reset')
-        pg.wait_for_function(
-            "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
-            timeout=90_000,
-        )
-        run_all(pg, seconds)
-        pages[name] = pg
+        path = f'nbs/{file.relative_to(ROOT/"nbs")}'
+        if ran: pg.evaluate("path => { window.jupyterapp.commands.execute('docmanager:open', {path}) }", path)
+        else: pg.goto(f'{at}/lab/tree/{path}?token={token}&reset')
+        pg.wait_for_function("""path => {
+            const w = window.jupyterapp?.shell.currentWidget
+            return w?.context?.path === path && w.sessionContext?.session?.kernel?.status === 'idle' }""",
+            arg=path, timeout=90_000)
+        if name not in ran: run_all(pg, seconds)
+        ran.add(name)
         return pg
     yield run
-    for pg in pages.values(): pg.close()
+    pg.close()
     # a kernel outlives its page, and the next page would find it
     auth = dict(Authorization=f'token {token}')
     ask = lambda path, method='GET': urllib.request.urlopen(

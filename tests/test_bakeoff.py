@@ -139,27 +139,32 @@ def test_the_rate_is_tuned_on_other_seeds_and_the_best_is_compared(small, capsys
     assert f'learning rate {best:g}' in capsys.readouterr().out
 
 def test_what_a_notebook_registers_runs_in_two_processes(tmp_path):
-    "Arm, regime, method and priority that exist only in the parent's __main__"
+    "Arm, regime, method, priority and what runs them exist only in the parent's __main__"
     import subprocess
     code = """
 if __name__=='__main__':
     import numpy as np
     from grpo_nb.research.study import ARMS, REGIMES, Arm, Regime, bakeoff
     import grpo_nb.research.study as bo
-    from grpo_nb.replay import PRIORITIES, Replay
+    from grpo_nb.replay import METHODS, PRIORITIES, Replay
     def oldest(scores, drawn): return (np.arange(len(scores))==0).astype(float)
     PRIORITIES['oldest'] = oldest
     class Mine(Replay): name = 'mine'
-    ARMS['mine'] = Arm(Mine, dict(priority='oldest'))
+    METHODS['mine'],ARMS['mine'] = Mine,Arm(Mine, dict(priority='oldest'))
     REGIMES['short'] = Regime('chain_sum', dict(min_terms=2, max_terms=3, max_digits=1), 64)
     bo.SMALL = dict(max_tokens=300, n_problems=10, num_samples=2, points=1)
+    def run(job):
+        from grpo_nb.replay import METHODS
+        from grpo_nb.research.study import run_job
+        return run_job(job)|dict(found=float(METHODS['mine'].name=='mine'))
+    bo.run_job = run
     bakeoff('a.csv', arms='none,mine', regimes='short', small=True, disable_tqdm=True)
 """
     (tmp_path/'nb.py').write_text(code)
     r = subprocess.run([sys.executable, 'nb.py'], capture_output=True, text=True, cwd=tmp_path)
     df = read_rows(tmp_path/'a.csv')
     assert r.returncode==0 and (df.error=='').all() and len(df)==4, r.stdout+r.stderr+str(df.error.tolist())
-    assert all(df.source!='') and 'short' in r.stdout
+    assert all(df.source!='') and 'short' in r.stdout and all(df.found==1)
 
 def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
     main,tune = plan(3),CHAPTER.rate_jobs()

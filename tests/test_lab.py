@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_all
 
-@pytest.mark.parametrize('name,times', [('widgets', 2), ('rewards', 1)])
+@pytest.mark.parametrize('name,times', [('widgets', 2), ('tested', 1)])
 def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, name, times):
     "Run All, save and nbdev_clean give back the stored notebook to the byte, with widgets and without."
     at,token,home = lab

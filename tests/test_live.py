@@ -2,6 +2,7 @@
 Each value is also seen to be far off when a line of the page is wrong."""
 
 import base64, itertools, json, re, shutil
+from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
@@ -32,12 +33,12 @@ def address(folder):
     server.shutdown()
     server.server_close()
 
-@pytest.fixture
-def opened(browser, address):
+@contextmanager
+def _opener(browser, address):
     "Open the page; what it asks for, its errors and its words in the console are in `said`"
     contexts = []
-    def open(at='', **options):
-        ctx = browser.new_context(viewport=dict(width=1280, height=800), **options)
+    def open(at=''):
+        ctx = browser.new_context(viewport=dict(width=1280, height=800))
         contexts.append(ctx)
         pg = ctx.new_page()
         pg.set_default_timeout(120_000)
@@ -49,6 +50,21 @@ def opened(browser, address):
         return pg
     yield open
     for ctx in contexts: ctx.close()
+
+@pytest.fixture
+def opened(browser, address):
+    with _opener(browser, address) as open: yield open
+
+@pytest.fixture(scope='module')
+def trained(browser, address):
+    "The page after two batches or three, standing still"
+    with _opener(browser, address) as open:
+        pg = open()
+        pg.locator('#train:not([disabled])').wait_for()
+        pg.click('#train')
+        _batches(pg, 2)
+        pg.click('#train')
+        yield pg
 
 # ---- torch's values. The page would train beside them, so its modules are asked from a file of its folder
 
@@ -362,13 +378,9 @@ def test_with_the_inspector_open_every_token_says_what_it_added_and_what_followe
     assert 'before the step' in pg.inner_text('.gv-token') and 'dapo, this run' in pg.inner_text('.gv-token')
     assert pg.said==[]
 
-def test_the_squares_say_what_became_of_their_groups(opened):
+def test_the_squares_say_what_became_of_their_groups(trained):
     "Colours and order of the stored run's map; a replaced group shows whom it made room for"
-    pg = opened()
-    pg.locator('#train:not([disabled])').wait_for()
-    pg.click('#train')
-    _batches(pg, 2)
-    pg.click('#train')
+    pg = trained
     css = "o => getComputedStyle(o).getPropertyValue('--c').trim().toUpperCase()"
     want = dict(re.findall(r"(\w+): '(#\w{6})'", re.search('COLOURS = {.*}', asset('view/view.js'))[0]))
     states = {'they differ':want['alive'], 'came in its place':want['used']}
@@ -405,15 +417,13 @@ def test_two_runs_side_by_side_meet_the_same_words(opened):
     assert pg.locator('.map').nth(1).locator('.col.new').nth(1).locator('.s8').count()>0
 
 @pytest.mark.parametrize('width,scheme', [(1280, 'light'), (390, 'dark')])
-def test_it_is_for_everybody(opened, axe, width, scheme):
-    pg = opened(color_scheme=scheme, reduced_motion='reduce')
+def test_it_is_for_everybody(trained, axe, width, scheme):
+    pg = trained
+    pg.emulate_media(color_scheme=scheme, reduced_motion='reduce')
     pg.set_viewport_size(dict(width=width, height=800))
-    pg.locator('#train:not([disabled])').wait_for()
-    assert pg.locator('#train').bounding_box()['y']<600           # in sight without scrolling
-    pg.click('#train')
-    _batches(pg, 2)
-    pg.click('#train')
-    for o in ('#settings','#inspect'): pg.click(f'{o} > summary')
+    top = pg.evaluate("document.querySelector('#train').getBoundingClientRect().y+scrollY")
+    assert top<600           # in sight without scrolling
+    for o in ('#settings','#inspect'): pg.evaluate('o => { document.querySelector(o).open = true }', o)
     pg.locator('#inspector .gv-plot').wait_for()
     assert pg.evaluate('document.documentElement.scrollWidth-innerWidth')<=0
     pg.keyboard.press('Home')

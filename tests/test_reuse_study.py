@@ -206,12 +206,16 @@ def page_of(tmp_path, **more):
     (tmp_path/'p.qmd').write_text(f'```json\n{json.dumps(plan)}\n```')
     return tmp_path/'p.qmd'
 
-def test_the_command_needs_neither_gym_nor_datasets_nor_trl_and_goes_on_where_it_stopped(tmp_path, capsys):
+def test_the_command_needs_neither_gym_nor_datasets_nor_trl_and_goes_on_where_it_stopped(tmp_path, capsys,
+        empty_handed):
     """First in a process that can import none of them, as on a machine that has only torch and the usual
     packages; then here"""
     import subprocess, sys
     page,held = page_of(tmp_path),tmp_path/'problems.safetensors'
     fm.hold_problems(held, ['adding','sorting'])
+    for o in fm.HELD.values(): o['test'] = {k:v[:20] for k,v in o['test'].items()}   # measuring takes longest
+    with held.open('wb') as f: torch.save(fm.HELD, f)
+    fm._asked.cache_clear()
     gone = 'reasoning_gym datasets trl transformers accelerate ipywidgets anywidget math_verify dill IPython'
     options = dict(what='main', folder=str(tmp_path), page=str(page), stack=16, device='cpu',
         problems=str(held), disable_tqdm=True)

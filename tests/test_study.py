@@ -79,26 +79,6 @@ def test_rows_from_elsewhere_are_refused_but_another_machine_may_stand_beside(tm
     pd.DataFrame([row, row|dict(seed=1, machine='other')]).to_csv(tmp_path/'two.csv', index=False)
     assert len(read_rows(tmp_path/'two.csv'))==2
 
-def test_what_a_notebook_defines_is_known_to_workers(tmp_path):
-    "A method, an arm and a run that exist only in the parent's __main__, run in two processes"
-    import subprocess, sys
-    code = f"""
-if __name__=='__main__':
-    import grpo_nb.replay as R
-    from grpo_nb.research.study import run_study
-    class Mine(R.Method): name = 'mine'
-    R.METHODS['mine'] = Mine
-    def run(job):
-        import grpo_nb.replay as R
-        return job|dict(pass1=float(R.METHODS[job['arm']].name=='mine'))
-    jobs = [dict(regime='r', arm='mine', seed=s, learning_rate=1., settings='') for s in (0, 1)]
-    df = run_study(run, jobs, r'{tmp_path}/a.csv', {HERE!r}, 2, ('grpo_nb.replay:METHODS',), True)
-    print(df.error.tolist(), df.pass1.tolist())
-"""
-    (tmp_path/'nb.py').write_text(code)
-    r = subprocess.run([sys.executable, str(tmp_path/'nb.py')], capture_output=True, text=True)
-    assert "['', ''] [1.0, 1.0]" in r.stdout, r.stdout+r.stderr
-
 def rows(**arms):
     def at(p): return json.dumps([dict(tokens=0, steps=0, pass1=0.), dict(tokens=100, steps=10, pass1=p)])
 

@@ -1,12 +1,13 @@
 """What TRL's own tests ask of the replay trainer and of `GRPOTrainer`, asked of ours:
 on batches that a trainer trains on, where the reference's tests hand squares to its inner methods."""
 
-import csv, inspect
+import csv, inspect, os, subprocess
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer, slice_group
 import trl_tiny as T
+from another import elsewhere
 from trl_tiny import Scripted
 
 torch.set_num_threads(1)
@@ -251,7 +252,20 @@ def test_the_page_names_the_arguments_that_the_helpers_take(name):
     assert f"`{name}({', '.join(args)})`" in PAGE.read_text()
 
 # -- TRL's file itself ----------------------------------------------------------------------------
-def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs(tmp_path, capsys):
+@pytest.fixture
+def second_in_a_fork(monkeypatch):
+    "TRL's own run by its command; the one with ours in a fork of this process, which has the imports"
+    command = subprocess.run
+    def run(words, env, **kw):
+        if env['TRL_SUITE']=='stock': return command(words, env=env, **kw)
+        def pytest_there():
+            os.environ.update(env)
+            pytest.main(words[words.index('pytest')+1:])
+        elsewhere(pytest_there).join()
+    monkeypatch.setattr(subprocess, 'run', run)
+
+def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs(tmp_path, capsys,
+        second_in_a_fork):
     from trl_suite import main
     f = tmp_path/'test_theirs.py'
     f.write_text('from trl import GRPOConfig, GRPOTrainer\n\n'
