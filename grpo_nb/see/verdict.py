@@ -21,12 +21,12 @@ from .findings import (
 WAYS = doctor_table('names')['ways']   # of the study, and how a run is told to go them
 
 @lru_cache(1)
-def study_gains()->dict:  # (rate, way) -> table of g, gain, half, regret
+def study_gains()->dict:  # (rate, way) -> lists by name: g, gain, half, regret
     """What the study of reuse measured at equal cost: score minus plain GRPO's, with its 95 % interval, and
     how much more the best way of each cell has.
     """
     rows = pd.read_csv(StringIO(asset('doctor/reuse.csv')))
-    return dict(list(rows.groupby(['rate','way'])))
+    return {k:o.to_dict('list') for k,o in rows.groupby(['rate','way'])}
 
 def _minus(number):
     "A number with a real minus sign."
@@ -37,7 +37,7 @@ def gain_at(
     rate:str,   # 'untuned' or 'tuned'
 )->dict:        # way -> (gain, half-width of its 95 % interval, regret)
     "What each way gained in the study at such a share, straight lines between what was counted."
-    return {way:tuple(float(np.interp(g, x.g, x[k])) for k in ('gain','half','regret'))
+    return {way:tuple(float(np.interp(g, x['g'], x[k])) for k in ('gain','half','regret'))
         for (r,way),x in study_gains().items() if r==rate}
 
 def best_reuse(
