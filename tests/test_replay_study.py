@@ -12,7 +12,7 @@ from grpo_nb.research.study import over_regimes, pairs, read_rows, run_study, st
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
-FIRST,ROOM = defined_in('research/first_study'),defined_in('dev/stacked')
+FIRST,ROOM = defined_in('research/first_study'),defined_in('dev/stacked', 'grpo_nb.dev.stacked')
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 

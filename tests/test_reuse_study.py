@@ -13,7 +13,7 @@ from grpo_nb.research.study import one_each, over_regimes, read_rows, run_study,
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
-PAGE_OF,ROOM = defined_in('research/reuse_results'),defined_in('dev/stacked')
+PAGE_OF,ROOM = defined_in('research/reuse_results'),defined_in('dev/stacked', 'grpo_nb.dev.stacked')
 best_of,looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
     ('best_of','looks','regret','regrets','slope','threshold','with_half'))
 
