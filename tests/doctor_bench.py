@@ -219,7 +219,7 @@ TASK_RATES = dict(sorting=1e-3, reversing=1e-3, spiralling=1e-3, combining=1e-3)
 def train_tasks():
     "Once: a run of each task of the studies, from the start that its study begins with, that learns"
     import torch, stored_runs
-    from grpo_nb.dev.families import FAMILIES, PAD, is_right, start
+    from grpo_nb.dev.stacked import FAMILIES, PAD, is_right, start
     from made_study import spelled
     from grpo_nb.see.findings import rise
     from grpo_nb.trainer import TrainConfig, train

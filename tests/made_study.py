@@ -1,7 +1,7 @@
 "What the tests of the studies share: starts that take no lesson, and rows without their clock"
 import pytest, torch
 import grpo_nb.dev.stacked as sr
-from grpo_nb.dev.families import END, FIRST, LETTERS, PAD, SHAPE, to_tensors
+from grpo_nb.dev.stacked import END, FIRST, LETTERS, PAD, SHAPE, to_tensors
 from notebook_code import defined_in
 
 new_weights = defined_in('dev/stacked', 'grpo_nb.dev.stacked').new_weights

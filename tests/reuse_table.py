@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 import numpy as np, pandas as pd
 from grpo_nb.parts.stats import mean_ci
-from grpo_nb.dev.families import FAMILIES
+from grpo_nb.dev.stacked import FAMILIES
 from grpo_nb.dev.replay_study import numbers, registration, span_of, tries
 from grpo_nb.research.study import read_rows
 from grpo_nb.see.verdict import best_reuse

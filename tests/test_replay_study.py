@@ -2,18 +2,17 @@
 import json, re, statistics
 from pathlib import Path
 import pandas as pd, pytest, torch
-import grpo_nb.dev.families as fm
 import grpo_nb.dev.replay_study as rs
 import grpo_nb.dev.stacked as sr
-from grpo_nb.dev.families import END, FAMILIES, PAD, SHAPE, encode, is_right, problems, to_tensors
 from grpo_nb.dev.replay_study import (
     USES, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
-from grpo_nb.dev.stacked import BatchUse, Shelf, assemble, factor
+from grpo_nb.dev.stacked import (END, FAMILIES, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor,
+    is_right, problems, to_tensors)
 from grpo_nb.research.study import over_regimes, pairs, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
-FIRST,ROOM = defined_in('research/first_study'),defined_in('dev/stacked')
+FIRST,ROOM = defined_in('research/first_study'),defined_in('dev/stacked', 'grpo_nb.dev.stacked')
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
 
@@ -49,7 +48,7 @@ def test_a_teacher_without_habits_gets_full_marks_from_the_gym(family):
     from reasoning_gym.factory import get_score_answer_fn
     n = 0
     for e in gym(family, 40):
-        if not (row := fm.WAYS[family](e['metadata'], lambda context, ways: 0)): continue
+        if not (row := sr.WAYS[family](e['metadata'], lambda context, ways: 0)): continue
         said = str(row[2].split()) if e['answer'].startswith('[') else row[2]
         if FAMILIES[family].task=='spiral_matrix': said = ' '.join(said)
         assert get_score_answer_fn(FAMILIES[family].task)(said, e)==1
@@ -90,30 +89,30 @@ def test_held_out_problems_are_in_no_other_split(family):
 
 def test_a_start_is_that_of_its_family_and_can_be_made_again(tmp_path, monkeypatch):
     from dataclasses import replace
-    assert fm.start('sorting')['theta'].shape==(SHAPE.n,)
-    kept = fm.STARTS
-    monkeypatch.setattr(fm, 'STARTS', tmp_path)
+    assert sr.start('sorting')['theta'].shape==(SHAPE.n,)
+    kept = sr.STARTS
+    monkeypatch.setattr(sr, 'STARTS', tmp_path)
     monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 3, 1e-3)))
     ROOM.teach('sorting')
-    again = fm.start.__wrapped__('sorting')['theta']
+    again = sr.start.__wrapped__('sorting')['theta']
     d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
     assert torch.equal(again, ROOM.lesson(d, 3, SHAPE, 1e-3).half().float())
-    monkeypatch.setattr(fm, 'STARTS', kept)
+    monkeypatch.setattr(sr, 'STARTS', kept)
     with pytest.raises(ValueError, match="make it again with teach\\('sorting'\\)"):
-        fm.start.__wrapped__('sorting')
+        sr.start.__wrapped__('sorting')
 
 def test_a_larger_start_lies_beside_the_others_and_a_missing_one_is_named(tmp_path, monkeypatch):
     from dataclasses import replace
-    assert fm.start_file('sorting')==fm.STARTS/'sorting.safetensors'
-    assert fm.start_file('sorting', '1M')==PAGE.parent.parent/'results'/'starts'/'sorting_1M.safetensors'
-    monkeypatch.setattr(fm, 'STARTS', tmp_path)
+    assert sr.start_file('sorting')==sr.STARTS/'sorting.safetensors'
+    assert sr.start_file('sorting', '1M')==PAGE.parent.parent/'results'/'starts'/'sorting_1M.safetensors'
+    monkeypatch.setattr(sr, 'STARTS', tmp_path)
     with pytest.raises(ValueError, match=r"1M weights: .*is missing; .*teach\('sorting', size='1M'\)"):
-        fm.start.__wrapped__('sorting', '1M')
+        sr.start.__wrapped__('sorting', '1M')
     monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 2, 1e-3)))
-    assert ROOM.teach('sorting', size='1M')==fm.start_file('sorting', '1M')
+    assert ROOM.teach('sorting', size='1M')==sr.start_file('sorting', '1M')
     d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
-    wide = fm.SIZES['1M']
-    theta = fm.start.__wrapped__('sorting', '1M')['theta']
+    wide = sr.SIZES['1M']
+    theta = sr.start.__wrapped__('sorting', '1M')['theta']
     assert len(theta)==wide.n==1_079_808 and torch.equal(theta, ROOM.lesson(d, 2, wide, 5e-4).half().float())
 
 def test_stored_groups_come_back_whole_and_the_oldest_leave_first():
@@ -248,7 +247,7 @@ def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
     assert {a for c in plan['claims'] for a in c}<=set(plan['arms']['main'])
     assert set(plan['arms']['main'])|set(plan['arms']['side'])==set(plan['definitions']['arms'])<=set(USES)
 
-def every(plan, rate): return {(f,a):rate for f in fm.FOUR for a in plan['arms']['main']}
+def every(plan, rate): return {(f,a):rate for f in sr.FOUR for a in plan['arms']['main']}
 
 def test_planned_jobs_are_the_registered_ones_block_by_block():
     plan = registration(PAGE)
@@ -256,7 +255,7 @@ def test_planned_jobs_are_the_registered_ones_block_by_block():
     assert len(main)==2*6*4 and [o[0]['seed'] for o in main]==sorted(o[0]['seed'] for o in main)
     assert {o['seed'] for stack in planned(plan, 'again', every(plan, 1.)) for o in stack}==set(range(32, 64))
     for stack in main: assert len(stack)==16 and len({(o['regime'], o['arm']) for o in stack})==1
-    rate = {(f,a):10*i+j for i,f in enumerate(fm.FOUR) for j,a in enumerate(plan['arms']['main'])}
+    rate = {(f,a):10*i+j for i,f in enumerate(sr.FOUR) for j,a in enumerate(plan['arms']['main'])}
     for o in sum(planned(plan, 'side', rate), []):   # its family's, of its relative
         assert o['learning_rate']==rate[o['regime'],plan['relatives'][o['arm']]]
     tries = planned(plan, 'rates', stack=16)
@@ -265,7 +264,7 @@ def test_planned_jobs_are_the_registered_ones_block_by_block():
         planned(plan, 'main', {})
     with pytest.raises(ValueError, match='no plan'): planned(plan, 'other', {})
 
-def made(plan, arms, seeds, l=1e-4, families=fm.FOUR):
+def made(plan, arms, seeds, l=1e-4, families=sr.FOUR):
     return pd.DataFrame([dict(regime=f, arm=a, seed=s, learning_rate=l, error='',
                               area=0.5 + 0.01 * (s % 3) + (a == 'plain') * 1e3 * l) for f in families
                          for a in arms for s in seeds])
@@ -398,7 +397,7 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
     tries['pass1'] = tries.area+(tries.arm=='mu3')
     shown = FIRST.tokens_table(two, tries, plan, arms=['stored_clip'])
     best = FIRST.best_without(tries, plan)
-    assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(fm.FOUR, 'mu3')
+    assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(sr.FOUR, 'mu3')
     need,d = FIRST.needed_table(two['replication'], tries, plan),two['replication']
     for a,goal,against in (('mu3', "to plain's end", dict.fromkeys(best, 'plain')),
                            ('stored_clip', 'to the best end', best)):
@@ -407,7 +406,7 @@ def test_a_page_shows_the_claims_and_tokens_that_are_counted():
     for k,d in two.items():
         end = '' if k=='main table' else ', replication'
         for share,named,against in ((1/2, 'half, minus that one', best),
-                                    (1/3, 'a third, minus plain', dict.fromkeys(fm.FOUR, 'plain'))):
+                                    (1/3, 'a third, minus plain', dict.fromkeys(sr.FOUR, 'plain'))):
             row = shown.loc[f'stored_clip, {named}{end}', list(against)]
             assert row.tolist()==FIRST.with_fewer(d, 'stored_clip', against, share, plan)
 
@@ -437,7 +436,7 @@ def test_at_equal_cost_three_steps_leave_fewer_tokens(both_tables):
     _,rows = both_tables
     for arm,steps,share in (('mu3', 3, .5), ('stored_clip', 3, .9), ('replay_both', 1, .5), ('mu3', 3, 1.)):
         got = FIRST.at_cost(rows, arm, share)
-        for f in fm.FOUR:
+        for f in sr.FOUR:
             assert got.loc[f, 'diff']==pytest.approx(cost_by_hand(rows, arm, steps, share, f), abs=2e-5)
     even = FIRST.break_even(rows, 'mu3')
     for f,at in even.items():
@@ -447,7 +446,7 @@ def test_at_equal_cost_three_steps_leave_fewer_tokens(both_tables):
 def test_three_intervals_by_hand(both_tables):
     plan,rows = both_tables
     got = FIRST.three_intervals(rows, plan).loc['stored_clip − mu3']
-    each = {f:[] for f in fm.FOUR}
+    each = {f:[] for f in sr.FOUR}
     area = {(o.regime, o.arm, o.seed):o.area for o in rows.itertuples()}
     for (f,a,s),v in area.items():
         if a=='stored_clip': each[f].append(v-area[f,'mu3',s])
@@ -468,11 +467,11 @@ def test_pages_say_what_a_step_costs_and_what_each_interval_is_for(both_tables):
     def cell(arm, share):
         d = FIRST.at_cost(rows, arm, share)
         assert d.diff_ci.max()<.0095
-        return ', '.join(f"{d.loc[f, 'diff']:+.3f}" for f in fm.FOUR).replace('-', '−')
+        return ', '.join(f"{d.loc[f, 'diff']:+.3f}" for f in sr.FOUR).replace('-', '−')
     for name,share in (('.5', .5), ('.75', .75), ('.9', .9), ('1', 1.)):
         assert told[name]==[cell('mu3', share), cell('stored_clip', share)]
     even = {a:FIRST.break_even(rows, a) for a in ('mu3','stored_clip')}
-    assert told['breaks even at']==[', '.join(f'{even[a][f]:.2f}' for f in fm.FOUR) for a in even]
+    assert told['breaks even at']==[', '.join(f'{even[a][f]:.2f}' for f in sr.FOUR) for a in even]
     book = prose('research/first_study')
     for a,f in (('mu3','reversing'), ('mu3','sorting'), ('stored_clip','filtering'),
                 ('stored_clip','sorting')):

@@ -3,19 +3,17 @@ import json
 from collections import Counter
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
-import grpo_nb.dev.families as fm
 import grpo_nb.dev.replay_study as rs
 import grpo_nb.dev.stacked as sr
-from grpo_nb.dev.families import FAMILIES, SHAPE, to_tensors
 from grpo_nb.replay import Replay
 from grpo_nb.dev.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
     run_rounds, run_stack, span_of, spans, to_try, tries)
-from grpo_nb.dev.stacked import BatchUse, Runs
+from grpo_nb.dev.stacked import FAMILIES, SHAPE, BatchUse, Runs, to_tensors
 from grpo_nb.research.study import one_each, over_regimes, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
-PAGE_OF,ROOM = defined_in('research/reuse_results'),defined_in('dev/stacked')
+PAGE_OF,ROOM = defined_in('research/reuse_results'),defined_in('dev/stacked', 'grpo_nb.dev.stacked')
 best_of,looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
     ('best_of','looks','regret','regrets','slope','threshold','with_half'))
 
@@ -115,15 +113,15 @@ def test_a_sparse_start_goes_on_from_the_dense_one(tmp_path, monkeypatch):
     from dataclasses import replace
     short = replace(FAMILIES['sorting_sparse'], lesson=(100, 2, 1e-3))
     monkeypatch.setitem(FAMILIES, 'sorting_sparse', short)
-    where = fm.start_file
+    where = sr.start_file
     def here(k, size): return tmp_path/k if 'sparse' in k else where(k, size)
-    monkeypatch.setattr(fm, 'start_file', here)
+    monkeypatch.setattr(sr, 'start_file', here)
     monkeypatch.setitem(ROOM.teach.__globals__, 'start_file', here)
     ROOM.teach('sorting_sparse')
-    d = to_tensors(fm.problems('sorting_sparse', 'lesson', 100), 'sorting_sparse')
-    dense = fm.start_weights('sorting', '0.2M')
+    d = to_tensors(sr.problems('sorting_sparse', 'lesson', 100), 'sorting_sparse')
+    dense = sr.start_weights('sorting', '0.2M')
     want = ROOM.lesson(d, 2, SHAPE, 1e-3, theta=dense).half().float()
-    got = fm.start_weights('sorting_sparse', '0.2M')
+    got = sr.start_weights('sorting_sparse', '0.2M')
     assert torch.equal(got, want) and not torch.equal(got, dense)
     assert (got-dense).abs().max()<.01   # two small steps away
 
@@ -178,22 +176,22 @@ def test_a_span_is_the_mean_over_five_rates_and_two_starts(tmp_path):
 
 @pytest.fixture
 def empty_handed(monkeypatch):
-    monkeypatch.setattr(fm, 'HELD', {})
-    fm._asked.cache_clear()
+    monkeypatch.setattr(sr, 'HELD', {})
+    sr._asked.cache_clear()
     yield
-    fm._asked.cache_clear()
+    sr._asked.cache_clear()
 
 def test_problems_from_a_file_are_the_gyms_and_the_gym_is_not_asked(tmp_path, monkeypatch, empty_handed):
     rows = [('1+2', '', '3'), ('4+5', '', '9')]
-    monkeypatch.setattr(fm, 'problems', lambda family, split, n: rows)
-    fm.hold_problems(tmp_path/'p.safetensors', ['adding_sparse','adding'])
-    fm._asked.cache_clear()
-    monkeypatch.setattr(fm, 'problems', None)
-    got = fm._asked('adding')['train']
+    monkeypatch.setattr(sr, 'problems', lambda family, split, n: rows)
+    sr.hold_problems(tmp_path/'p.safetensors', ['adding_sparse','adding'])
+    sr._asked.cache_clear()
+    monkeypatch.setattr(sr, 'problems', None)
+    got = sr._asked('adding')['train']
     want = to_tensors(rows, 'adding')
     for k in ('ids','mask','answer'): assert got[k].dtype==want[k].dtype and torch.equal(got[k], want[k])
     with pytest.raises(ValueError, match='has no problems of sorting: give the path of a new file'):
-        fm.hold_problems(tmp_path/'p.safetensors', ['sorting_sparse'])
+        sr.hold_problems(tmp_path/'p.safetensors', ['sorting_sparse'])
 
 SMALL = dict(table='small', measure='span', points=1, reach=1.1, budget=64, ladder=LADDER, rates=[4e-5, 8e-5],
     seeds=dict(main=[500, 501], look=[1500]), arms=dict(main=['plain','mu3']), claims=[['mu3','plain']],
@@ -212,10 +210,10 @@ def test_the_command_needs_neither_gym_nor_datasets_nor_trl_and_goes_on_where_it
     packages; then here"""
     import subprocess, sys
     page,held = page_of(tmp_path),tmp_path/'problems.safetensors'
-    fm.hold_problems(held, ['adding','sorting'])
-    for o in fm.HELD.values(): o['test'] = {k:v[:20] for k,v in o['test'].items()}   # measuring takes longest
-    with held.open('wb') as f: torch.save(fm.HELD, f)
-    fm._asked.cache_clear()
+    sr.hold_problems(held, ['adding','sorting'])
+    for o in sr.HELD.values(): o['test'] = {k:v[:20] for k,v in o['test'].items()}   # measuring takes longest
+    with held.open('wb') as f: torch.save(sr.HELD, f)
+    sr._asked.cache_clear()
     gone = 'reasoning_gym datasets trl transformers accelerate ipywidgets anywidget math_verify dill IPython'
     options = dict(what='main', folder=str(tmp_path), page=str(page), stack=16, device='cpu',
         problems=str(held), disable_tqdm=True)

@@ -5,7 +5,7 @@ import grpo_nb.generation as generation
 import grpo_nb.dev.stacked as sr
 import grpo_nb.trainer as trainer
 from grpo_nb.loss import policy_loss
-from grpo_nb.dev.families import END, PAD, SHAPE, encode, is_right
+from grpo_nb.dev.stacked import END, PAD, SHAPE, encode, is_right
 from grpo_nb.dev.replay_study import USES
 from grpo_nb.trainer import TrainConfig, train
 from made_study import spelled

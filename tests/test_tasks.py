@@ -1,8 +1,8 @@
 "Tasks: judges by value, rewards, the two ways of answering, and the group of the course."
 import json, threading
 import pytest
-from grpo_nb.research.lessons import lessons
 from grpo_nb.parts.problems import chain_sum, gym_dataset, hub_problems, make_problems, split_of
+from grpo_nb.research.study import lessons
 from grpo_nb.tasks import (accuracy_reward, chain_sum_ways, completion_text, extract_answer, format_reward,
                            judge, one_group, overlap_reward, same_answer, same_maths)
 

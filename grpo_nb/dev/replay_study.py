@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from ..parts.stats import difference, holm
-from .families import FAMILIES, FOUR, SIZES, hold_problems, start_file
-from .stacked import G, BatchUse, Runs
+from .stacked import FAMILIES, FOUR, SIZES, BatchUse, G, Runs, hold_problems, start_file
 from ..research.study import (
     again, area, one_each, over_regimes, pairs, rates, read_rows, run_study, stamp)
 
