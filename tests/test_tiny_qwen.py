@@ -153,7 +153,7 @@ def rewards(model, tok, ds, G=8, seed=0, **kw):
 def quality(model, tok, n=200):
     "Pass rate and dead shares at the demo's settings, and the pass rate once <think> is put in its mouth."
     out = {}
-    for make in (chain_sum, spell_backward):
+    for name,make in dict(chain_sum=chain_sum, spell_backward=spell_backward).items():
         ds = make(n, seed=1, split='test')
         R,_ = rewards(model, tok, ds)
         opened = [tok.apply_chat_template(p, add_generation_prompt=True, tokenize=False) + '<think>'
@@ -161,7 +161,7 @@ def quality(model, tok, n=200):
         able = (sum(accuracy_reward(None, sum(ask(model, tok, opened), []), ds['answer'], ds['task'],
                                     ds['entry'])) / n)
         wrong,right = (R.amax(1)==0).float().mean().item(),(R.amin(1)==1).float().mean().item()
-        out[make.__name__] = dict(share=R.mean().item(), dead=wrong + right, wrong=wrong, right=right,
+        out[name] = dict(share=R.mean().item(), dead=wrong + right, wrong=wrong, right=right,
                                   able=able)
     return out
 
