@@ -96,7 +96,7 @@ def lab(tmp_path_factory):
     pytest.importorskip('jupyterlab', reason='no JupyterLab: pip install -e .[dev]')
     d = tmp_path_factory.mktemp('lab')
     for o in ('nbs','grpo_nb'): shutil.copytree(ROOT/o, d/'project'/o)
-    shutil.copy(ROOT/'settings.ini', d/'project')
+    for o in ('settings.ini','tested.txt'): shutil.copy(ROOT/o, d/'project')
     for k,v in LAB.items():
         f = d/'settings'/f'{k}.jupyterlab-settings'
         f.parent.mkdir(parents=True, exist_ok=True)

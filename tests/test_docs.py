@@ -107,6 +107,11 @@ def test_names_in_prose_link_to_the_reference(site):
         (site / page(site, 'widgets')).read_text(encoding='utf-8'),
     )  # a call, too
 
+def test_a_link_whose_text_is_a_name_is_a_link(site):
+    text = (site/page(site, 'advantages')).read_text(encoding='utf-8')
+    assert re.search(r'groups\.html#why-a-group-is-dead', text)
+    assert not [f for f in site.rglob('*.html') if '</a>](' in f.read_text(encoding='utf-8')]
+
 
 @pytest.fixture(scope='module')
 def found(url, browser):

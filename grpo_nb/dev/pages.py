@@ -417,6 +417,7 @@ _IGNORED = ('output-file','commonmark','keep-md','broken link live/')
 
 def _built(stage, out):
     "nbdev's work and smalldocs' on the staged notebooks; the warnings."
+    from nbdev import doclinks
     from nbdev.config import get_config
     from nbdev.serve import proc_nbs
     import fastcore.docments, smalldocs.markdown
@@ -429,6 +430,8 @@ def _built(stage, out):
     smalldocs.markdown.code_block_html,Layout.sidebar_html = _code_block,sidebar
     # a type in quotes may be of a package that the page doesn't import: nbdev would look it up
     fastcore.docments.signature = lambda f, **kwargs: signature(f)
+    # a name that is the text of a link has somewhere to lead already
+    doclinks._re_backticks = re.compile(r'(?<!\[)`([^`\s]+?)(?:\(\))?`(?!\])')
     os.environ['PYTHONWARNINGS'] = 'ignore'   # what they would warn of, `check` says with the cell's name
     try: cache = proc_nbs(str(stage), n_workers=0, force=True)
     except Exception as e:

@@ -493,13 +493,16 @@ def _trl_state(folder):
         if f.exists(): return _json(f)[0].get('log_history', []),_json(f)[1]
 
 def one_a_step(
-    rows:list,       # dicts; those without a number for their `step` are left out
+    rows:list,       # dicts with `step`
 )->pd.DataFrame:     # a row per step; where a log said nan stands in `attrs`, since a gap looks alike
     "Rows of one step joined into one, in order of steps; what came later wins."
     out = {}
-    for o in rows:
-        if isinstance(o.get('step'), (int,float)): out.setdefault(o['step'], {}).update(o)
-    out = [out[k] for k in sorted(out)]
+    for o in rows: out.setdefault(o.get('step'), {}).update(o)
+    place,last = {},-math.inf   # what has no number for a step stays where it came
+    for k in out:
+        last = k if isinstance(k, (int,float)) else last
+        place[k] = last
+    out = [out[k] for k in sorted(out, key=place.get)]
     df = pd.DataFrame(out, columns=None if out else ['step'])
     nan = {i:[k for k,v in o.items() if isinstance(v, float) and v!=v] for i,o in enumerate(out)}
     df.attrs['nan'] = {i:names for i,names in nan.items() if names}
