@@ -176,10 +176,12 @@ def test_a_span_is_the_mean_over_five_rates_and_two_starts(tmp_path):
 
 @pytest.fixture
 def empty_handed(monkeypatch):
+    def forget():
+        for o in (sr._asked, sr.start): o.cache_clear()
     monkeypatch.setattr(sr, 'HELD', {})
-    sr._asked.cache_clear()
+    forget()
     yield
-    sr._asked.cache_clear()
+    forget()
 
 def test_problems_from_a_file_are_the_gyms_and_the_gym_is_not_asked(tmp_path, monkeypatch, empty_handed):
     rows = [('1+2', '', '3'), ('4+5', '', '9')]
