@@ -105,15 +105,6 @@ def high_entropy_mask(
     if not mask.any(): return mask
     return mask & (entropy.detach() >= torch.quantile(entropy.detach()[mask].float(), 1-quantile))
 
-# %% ../nbs/catalogue/dialects.ipynb #5ee2e3ce
-def _gdpo(r, weights, eps):
-    "Each function normalised within its group, weighed, added, and normalised over the batch: (B, G)."
-    flat = torch.stack([reward_range(o) for o in r.unbind(2)], 1)<=0   # (B, F)
-    z = ((r-r.nanmean(1, keepdim=True))/(nan_std(r, 1)+eps)).masked_fill(flat[:,None], 0)
-    s = combine_rewards(z.masked_fill(r.isnan(), torch.nan), weights)  # (B, G)
-    A = (s-s.nanmean())/(nan_std(s)+eps)
-    return A.masked_fill(flat.all(1)[:,None], 0).nan_to_num(0)
-
 # %% ../nbs/catalogue/dialects.ipynb #501f3a3f
 def multi_objective(
     rewards_per_func:Tensor,     # (B, G, F) reward units; nan where a function does not apply
@@ -137,8 +128,11 @@ def multi_objective(
         if f is not group_advantages:
             raise ValueError("`aggregation='normalize_then_sum'` has advantages of its own: "
                              "leave `advantages` at 'grpo'")
-        return _gdpo(r, weights, eps)
-    if aggregation!='sum_then_normalize':
+        scale = 'batch'   # of the sum
+        z = (r-r.nanmean(1, keepdim=True))/(nan_std(r, 1)+eps)
+        z = z.masked_fill(reward_range(r)[:,None]<=0, 0)   # a function that tells no two answers apart
+        r = z.masked_fill(r.isnan(), torch.nan)
+    elif aggregation!='sum_then_normalize':
         raise ValueError(f"`aggregation` is {aggregation!r}: choose 'sum_then_normalize' "
                          "or 'normalize_then_sum'")
     summed = combine_rewards(r, weights)

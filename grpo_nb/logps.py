@@ -8,8 +8,7 @@ __all__ = ['gather_logps', 'entropy_of', 'completion_hidden', 'token_logps']
 # %% ../nbs/08_logps.ipynb #c98c2d9f
 import torch
 from torch import Tensor, nn
-from .parts.model import (
-    chunked_logps, output_head, packed_hidden, shared_hidden, unwrapped, why_slow)
+from .parts.model import check_left, chunked_logps, output_head, shared_hidden, unwrapped
 from .generation import Rollouts
 
 # %% ../nbs/08_logps.ipynb #375d9b31
@@ -43,33 +42,21 @@ def entropy_of(
 def completion_hidden(
     model:nn.Module,           # a causal language model of transformers
     rollouts:Rollouts,         # prompts padded left, completions right
-    shared_prefix:bool=False,  # compute each prompt once per group instead of once per completion?
 )->Tensor:                     # (B, G, T, D), the state that predicts each completion token
     """Prompts and completions through the model; position `t` holds the state from which token `t` was drawn.
 
     ValueError for a prompt padded on the right, which would put padding where the first token is predicted.
     """
-    r = rollouts
+    r,mask = rollouts,rollouts.prompt_mask.bool()
     (B,G,T),P = r.completion_ids.shape,r.prompt_ids.shape[1]
-    if not r.prompt_mask[:,-1].all():
-        raise ValueError('the last column of `prompt_mask` has padding: pad prompts on the left')
-    parts = r.prompt_ids,r.prompt_mask.bool(),r.completion_ids,r.completion_mask.bool()
-    if shared_prefix: return shared_hidden(model, *parts)
-    q,qm,o,om = (x.repeat_interleave(G, 0) if i<2 else x.flatten(0, 1) for i,x in enumerate(parts))
+    check_left(mask)
+    q,qm = (x.repeat_interleave(G, 0) for x in (r.prompt_ids, mask))
+    o,om = (x.flatten(0, 1) for x in (r.completion_ids, r.completion_mask.bool()))
     ids,mask = (torch.cat(x, 1)[:,:-1] for x in ((q, o), (qm, om)))   # (N, P+T-1): the last judges nothing
     positions = (mask.long().cumsum(-1)-1).clamp(min=0)
     body = unwrapped(model).base_model
     h = body(input_ids=ids, attention_mask=mask.long(), position_ids=positions, use_cache=False)
     return h.last_hidden_state[:,P-1:].view(B, G, T, -1)
-
-# %% ../nbs/08_logps.ipynb #e992f254
-def _states(model, r, shared_prefix):
-    "(n, D), the states behind all real completion tokens, by the shortest way the model allows."
-    m,pm = r.completion_mask.bool(),r.prompt_mask.bool()
-    whole = not (m[...,1:] & ~m[...,:-1]).any() and pm[:,-1].all()   # no holes
-    if shared_prefix and whole and not why_slow(model):
-        return packed_hidden(model, r.prompt_ids, pm, r.completion_ids, m)
-    return completion_hidden(model, r, shared_prefix)[m]
 
 # %% ../nbs/08_logps.ipynb #776e1700
 def token_logps(
@@ -85,9 +72,10 @@ def token_logps(
     ValueError for a prompt padded on the right, a temperature not above 0, or a model that changes its logits
     after the head.
     """
-    mask = rollouts.completion_mask.bool()
-    h,ids = _states(model, rollouts, shared_prefix),rollouts.completion_ids[mask]
-    head = output_head(model)
+    r,mask = rollouts,rollouts.completion_mask.bool()
+    if not shared_prefix: h = completion_hidden(model, r)[mask]
+    else: h = shared_hidden(model, r.prompt_ids, r.prompt_mask.bool(), r.completion_ids, mask)
+    head,ids = output_head(model),r.completion_ids[mask]
     if type(head) is nn.Linear and head.bias is None:
         out = chunked_logps(h, head.weight, ids, temperature, chunk_size, entropy)
         out = out if entropy else (out,)

@@ -112,17 +112,12 @@ def policy_loss(
     A,logps,old_logps,ref_logps,entropy = clean_inputs(
         logps, old_logps, advantages, mask, ref_logps, entropy, s)
     near,A_near = corrected(logps, old_logps, A, mask, s, replayed, prox_logps)
-    x = -_objective(s, logps, near, A_near, mask)
-    if s.off_policy_mask_threshold is not None:
-        x = x*off_policy_mask(logps-old_logps, A, mask, s.off_policy_mask_threshold)
-    q = s.top_entropy_quantile
+    level,far,q = s.importance_sampling_level,s.off_policy_mask_threshold,s.top_entropy_quantile
+    weight = importance_ratio(logps, old_logps, mask, level) if s.beta and s.use_bias_correction_kl else 1
+    stays = 1 if far is None else off_policy_mask(logps-old_logps, A, mask, far)
     keep = mask if q>=1 else high_entropy_mask(entropy, mask, q)
-    x = x*keep
-    if s.beta:
-        kl = kl_estimate(logps, ref_logps)
-        level = s.importance_sampling_level
-        if s.use_bias_correction_kl: kl = kl*importance_ratio(logps, old_logps, mask, level)
-        x = x + s.beta*kl
+    kl = kl_estimate(logps, ref_logps)*weight if s.beta else 0
+    x = -_objective(s, logps, near, A_near, mask)*stays*keep + s.beta*kl
     by = s.aggregation or (s.loss_type if s.loss_type in LOSS_TYPES else 'dapo')
     if seen is not None: seen['tokens'] = x
     loss = aggregate(x, mask, by, num_items, s.max_completion_length, num_rows)
@@ -137,18 +132,19 @@ def policy_loss(
 def loss_metrics(
     logps:Tensor, old_logps:Tensor, advantages:Tensor, mask:Tensor,  # as for `policy_loss`
     settings:LossSettings|str|Callable='dapo',  # the same
-    ref_logps:Tensor=None,  # (B, G, T) nats, for `kl`
+    ref_logps:Tensor=None, entropy:Tensor=None,  # (B, G, T) nats, for `kl` and `entropy`
     **options:Any,          # as for `policy_loss`
 )->dict:                    # name -> float
     """What the ratio and the clip did, by the definitions of `grpo_nb.parts.ratios`.
 
     `ratio_mean`, `ratio_max`, `clip_ratio/low_mean`, `/high_mean`, `/region_mean` (the share that the clip
     leaves without a gradient, below 1, above 1, and both), `ess_tokens`, `ess_answers`, under 'cispo' the
-    share at its cap as `cispo_clip_ratio`, and `kl` where there is a reference.
+    share at its cap as `cispo_clip_ratio`, and the means of `kl` and `entropy` where these can be had.
     Shares are 0 and ratios 1 where nothing counts.
     """
     s = LossSettings.read(settings, **options)
-    A,logps,old_logps,ref_logps,_ = clean_inputs(logps, old_logps, advantages, mask, ref_logps)
+    A = advantages if advantages.ndim==3 else advantages[...,None]
+    old_logps = logps if old_logps is None else old_logps
     row = dict(ratio_mean=1., ratio_max=1., clip_share=0., ess_tokens=1., ess_answers=1.)
     row |= ratio_row(ratio_sums(logps-old_logps, A, mask, s.importance_sampling_level, s.clip))
     ratio = importance_ratio(logps, old_logps, mask, s.importance_sampling_level)
@@ -162,7 +158,7 @@ def loss_metrics(
         cap = s.epsilon if s.epsilon_high is None else s.epsilon_high
         out['cispo_clip_ratio'] = share((ratio>cap)&(A>0))
     if ref_logps is not None: out['kl'] = masked_mean(kl_estimate(logps, ref_logps), mask).item()
-    return out
+    return out if entropy is None else dict(entropy=masked_mean(entropy, mask).item())|out
 
 # %% ../nbs/10_loss.ipynb #e77a3842
 def token_terms(
@@ -175,17 +171,20 @@ def token_terms(
     `ratio`, `kl` (where there is a reference) and `clip`: 1 where the clip stops it above the range, -1
     below, 2 where its weight is capped.
     """
-    s,seen,logps,entropy = settings,{},logps.detach().requires_grad_(),given.get('entropy')
+    s,seen,entropy = settings,{},given.get('entropy')
+    logps = logps.detach().requires_grad_()
     entropy = (torch.zeros_like(logps) if entropy is None else entropy.detach()).requires_grad_()
     loss = policy_loss(logps, old_logps, advantages, mask, s, **given|dict(entropy=entropy, seen=seen))
     x = seen['tokens']
     push,weight,bonus = torch.autograd.grad(loss, (logps, x, entropy), allow_unused=True,
                                             materialize_grads=True)
-    A,now,old,ref,_ = clean_inputs(logps.detach(), old_logps, advantages, mask, given.get('ref_logps'))
+    A = advantages if advantages.ndim==3 else advantages[...,None]
+    now,ref = logps.detach(),given.get('ref_logps')
+    old = now if old_logps is None else old_logps
     ratio = importance_ratio(now, old, mask, s.importance_sampling_level)
     held = clipped(ratio, A, s.clip)*torch.where(ratio>1, 1, -1)
     if s.loss_type=='cispo': held = held+2*((ratio>s.clip.high-1)&(A>0))
-    pull = (push*(1-now.exp())).square()*mask
+    pull = (push*(1-now.exp())).square().masked_fill(~mask, 0)
     kl = {} if ref is None else dict(kl=kl_estimate(now, ref))
     term = (weight*x+bonus*entropy).detach()
     return kl|dict(term=term, weight=weight, push=push, ratio=ratio.expand_as(now),
@@ -197,13 +196,12 @@ def terms_by_loss(
     **given:Tensor|int|None,  # the other inputs of `policy_loss`
 )->dict:                # name -> what `token_terms` returns
     "The same tokens under the run's loss and each of `LOSS_TYPES`, each with its own kind of ratio and cap."
-    s,tokens = settings,(logps, old_logps, advantages, mask)
-    out = {getattr(s.loss_type, '__name__', s.loss_type):token_terms(*tokens, s, **given)}
+    s = settings
+    def under(how): return token_terms(logps, old_logps, advantages, mask, how, **given)
+    out = {getattr(s.loss_type, '__name__', s.loss_type):under(s)}
     base = dict(aggregation=None, max_completion_length=s.max_completion_length or logps.shape[-1])
     if s.loss_type=='cispo': base['epsilon_high'] = None   # there it was a cap of the ratio
     own = dict(cispo=dict(epsilon_high=5.), luspo=dict(importance_sampling_level='sequence'))
     for k in LOSS_TYPES:
-        if k in out: continue
-        as_k = replace(s, **base|own.get(k, {}), loss_type=k)
-        out[k] = token_terms(*tokens, as_k, **given)
+        if k not in out: out[k] = under(replace(s, **base|own.get(k, {}), loss_type=k))
     return out

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_lines',
-           'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'ended', 'summarize',
-           'record', 'token_rows', 'terms_told', 'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step',
-           'read_run']
+           'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'summarize', 'record',
+           'token_rows', 'terms_told', 'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os, re
@@ -289,13 +288,6 @@ def _stays(line, step):
     return isinstance(row, dict) and (row.get('step') or 0)<=step
 
 # %% ../../nbs/run/record.ipynb #e45121bc
-def ended(
-    s:'State',   # its tokenizer knows the end token
-    mb:Groups,   # b groups of G completions
-)->Tensor:       # (b, G) bool
-    "Did the completion reach its end token?"
-    return ((mb.completion_ids==s.tokenizer.eos_token_id) & mb.completion_mask).any(-1)
-
 def _one_text_share(fresh):
     "Share of the groups that are one text, G times: a collapse, where no reward can tell answers apart."
     said = fresh.completion_ids.masked_fill(~fresh.completion_mask, -1)
@@ -305,13 +297,14 @@ def summarize(
     s:'State',       # after the batch
     began:int,       # optimizer steps done when the batch was sampled
     fresh:Groups,    # the batch as it was sampled
+    ended:Tensor,    # (n, G) bool, has the completion an end token?
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
     treated:'Treated', # what the method made of it
     done:list,       # what each `update` returned
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
-    n,whole = fresh.completion_mask.sum(-1).float(),ended(s, fresh)
+    n = fresh.completion_mask.sum(-1).float()
     alike,stored = _one_text_share(fresh),_replay_metrics(s, done)
     row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
         reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
@@ -319,7 +312,7 @@ def summarize(
     row |= {f'rewards/{reward_name(f)}/mean':r.nanmean().item()
         for f,r in zip(s.reward_funcs, by_func.unbind(-1))}
     row |= {'completions/mean_length':n.mean().item(), 'completions/max_length':n.max().item(),
-        'completions/clipped_ratio':1-whole.float().mean().item()}
+        'completions/clipped_ratio':1-ended.float().mean().item()}
     row |= {k:sum(o[k] for o in done)/len(done) for k,v in done[0].items() if isinstance(v, float)}
     return row|stored|treated.metrics
 
@@ -367,7 +360,7 @@ def record(
     names = map(reward_name, s.reward_funcs)
     rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=records[:n],
         rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key,
-        n_tokens=fresh.completion_mask.sum(-1), truncated=~ended(s, fresh),
+        n_tokens=fresh.completion_mask.sum(-1), truncated=~info['ended'],
         advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons, **told)
     for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
         rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
