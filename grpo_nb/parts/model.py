@@ -285,7 +285,7 @@ def shared_hidden(
     model:nn.Module,  # a causal language model of transformers
     q:Tensor, qm:Tensor, o:Tensor, om:Tensor,  # as for `packed_hidden`; holes may be in `om`
 )->Tensor:            # (n, hidden), as for `packed_hidden`
-    "The same for any model, each prompt once: packed where nothing is against it, else by transformers' cache."
+    "The same for any model, each prompt once: packed where that can be, else by transformers' cache."
     check_left(qm)
     holes = (om[...,1:] & ~om[...,:-1]).any()
     if not holes and not why_slow(model): return packed_hidden(model, q, qm, o, om)
