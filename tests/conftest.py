@@ -9,8 +9,15 @@ import pytest
 
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # else each process compiles its imports again
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores are many times slower than one
-# accelerate asks for that of peft twelve times in a training of three steps: once read is enough
-importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+import jinja2, torch   # which ask for it at once
+import accelerate.utils.imports as packages
+# What a training of three steps asks again and again: the metadata of packages, whether deepspeed is there, a
+# template for the model card; and each seed is kept, with the stack of its call, for a card that isn't there.
+for o in ('metadata','version'): setattr(importlib.metadata, o, functools.cache(getattr(importlib.metadata, o)))
+packages._is_package_available = functools.cache(packages._is_package_available)
+jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
+for o in (torch.cuda, torch.xpu, torch.mtia):
+    if not o.is_available(): getattr(o, 'random', o)._lazy_call = lambda *args, **kw: None
 ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None

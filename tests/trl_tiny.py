@@ -1,5 +1,5 @@
 "A tiny Qwen2 with its tokenizer, data and rewards for the tests of the TRL trainer; nothing is downloaded."
-import functools, tempfile, os
+import copy, functools, tempfile, os
 from pathlib import Path
 import torch
 from datasets import Dataset
@@ -35,7 +35,19 @@ def folder():
             if p.ndim>1: p.mul_(8)   # sharp enough that a step moves the ratio
     d = tempfile.mkdtemp(prefix='tiny')
     m.save_pretrained(d); tok.save_pretrained(d)
+    _read_once(d)
     return d
+
+def _read_once(d):
+    "From now on the model in this folder is read once, and whoever asks for it gets a copy."
+    from transformers import PreTrainedModel
+    read,kept = PreTrainedModel.from_pretrained.__func__,{}
+    def from_pretrained(cls, path, *args, **kw):
+        if path!=d: return read(cls, path, *args, **kw)
+        key = cls,repr((args, sorted(kw.items())))
+        if key not in kept: kept[key] = read(cls, path, *args, **kw)
+        return copy.deepcopy(kept[key])
+    PreTrainedModel.from_pretrained = classmethod(from_pretrained)
 
 def tokenizer():
     from transformers import AutoTokenizer
@@ -49,7 +61,10 @@ def model():
 def data(n=None, chat=False, **columns):
     ps = (PROMPTS*10)[:n or len(PROMPTS)]
     return Dataset.from_dict(dict(prompt=[[dict(role='user', content=p)] for p in ps] if chat else ps,
-        **columns))
+        **columns)) if columns or chat else _prompts(*ps)
+
+@functools.lru_cache
+def _prompts(*ps): return Dataset.from_dict(dict(prompt=ps))
 
 def n_red(completions, **kw):
     "How often a completion says a colour: varies within most groups."
