@@ -99,8 +99,8 @@ def _real_ids(batch):
 
 def decode(
     tokenizer:Tokenizer,  # the policy's
-    batch:Groups,      # B groups of G completions
-)->list:               # B*G texts
+    batch:Groups,         # B groups of G completions
+)->list:                  # B*G texts
     "Texts of all completions, row `b*G+g`, up to the end token."
     return tokenizer.batch_decode(_real_ids(batch), skip_special_tokens=True)
 
@@ -110,7 +110,7 @@ def score(
     batch:Groups,      # B groups of G completions
     texts:list,        # B*G texts, from `decode`
 )->Tensor:             # (B*G, F) float32, nan where a function had no opinion
-    "Rewards of `texts`, as TRL's trainer would ask for them: every column repeated for each completion."
+    "Rewards of these texts, as TRL's trainer would ask for them: every column repeated for each completion."
     G = batch.completion_ids.shape[1]
     rep = [o for o in rows for _ in range(G)]
     chat = not isinstance(rows[0]['prompt'], str)
