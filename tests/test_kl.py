@@ -412,6 +412,8 @@ WRONG = {
     "'abs'": lambda: kl_estimate(ones(2), ones(2), 'abs'),
     'swap': lambda: kl_estimate(ones(2), ones(2).requires_grad_()),
     'on the left': lambda: token_logps(model(), replace(batch(), prompt_mask=batch().prompt_mask.flip(1))),
+    'pad on the left': lambda: token_logps(model(), replace(batch(), prompt_mask=torch.tensor([True,False]*3)
+        .flip(0).expand(3, -1)), shared_prefix=True),
     '`temperature` is 0.0': lambda: token_logps(model(), batch(), 0.)}
 
 @pytest.mark.parametrize('says', WRONG)

@@ -204,6 +204,9 @@ def test_a_wholly_masked_group_gives_neither_nan_nor_gradient(loss_type):
         assert loss.isfinite() and g.isfinite().all() and (g[1]==0).all() and (g[0]!=0).any()
         told = token_terms(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
         assert (told['term'][1]==0).all() and (told['term'][0]!=0).any()
+        d['logps'] = d['logps'].detach().masked_fill(~d['mask'], float('nan'))
+        told = token_terms(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
+        assert told['share'].isfinite().all() and abs(told['share'].sum()-1)<1e-6
         d['mask'][:] = False
         loss,g = go(d, **kw)
         assert loss==0 and (g==0).all()
@@ -288,9 +291,10 @@ def test_metrics_by_hand():
     ratio = torch.tensor([[[1.5,.5],[1.5,.5],[.5,9.]]])
     m = torch.tensor([[[True,True],[True,True],[True,False]]])
     A = torch.tensor([[1.,-1.,-1.]])
-    got = loss_metrics(ratio.log(), torch.zeros_like(ratio), A, m, ref_logps=ratio.log())
+    H = torch.tensor([[[1.,2.],[3.,4.],[5.,torch.nan]]])
+    got = loss_metrics(ratio.log(), torch.zeros_like(ratio), A, m, ref_logps=ratio.log(), entropy=H)
     clip = {'clip_ratio/high_mean':.2, 'clip_ratio/low_mean':.4, 'clip_ratio/region_mean':.6}
-    want = {'ratio_mean':.9, 'ratio_max':1.5, 'kl':0.} | clip
+    want = {'ratio_mean':.9, 'ratio_max':1.5, 'kl':0., 'entropy':3.} | clip
     for k,v in want.items(): assert abs(got[k]-v)<1e-6, k
     w = [.75,.75,.5]
     assert abs(got['ess_answers']-sum(w)**2/sum(x*x for x in w)/3)<1e-6
