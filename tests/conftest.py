@@ -11,6 +11,7 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # else each process compiles i
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores are many times slower than one
 # accelerate asks for that of peft twelve times in a training of three steps: once read is enough
 importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+sys.modules['rfc3987_syntax'] = None   # jsonschema would build 38 grammars of addresses, in three seconds
 ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
