@@ -113,6 +113,8 @@ def given(which, solved):
     for c in handout(which)['cells']:
         src = ''.join(c['source'])
         skip = re.match(r'#\| (filename: adapters|fig-alt)|attempt', src)
+        if which=='C':   # the curves without the ratio are compared with nothing
+            src = src.replace('for w in (True, False)}', 'for w in (True,)}')
         if c['cell_type']=='code' and not skip: exec(src, m.__dict__)
     return m
 
@@ -134,13 +136,13 @@ def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
 def test_a_student_can_do_a_set_from_the_folder_alone(tmp_path, solved):
     """The handout runs in its folder, from stubs to the result over seeds, and imports what was written there;
     set D after set A, with all names forgotten"""
-    cells = []
     make(tmp_path/'bob', ['A', 'D'])
     for which,written in dict(A=['adapters.py'], D=['plan.md', 'experiment.py']).items():
         for o in written: shutil.copy(solved/which/o, tmp_path/'bob'/which/o)
-        cells += [nbformat.v4.new_code_cell(f'%reset -f\n%cd -q ../{which}')]
-        cells += nbformat.read(tmp_path/'bob'/which/'handout.ipynb', 4).cells
-    nb = nbformat.v4.new_notebook(cells=cells)
+    nb,last = (nbformat.read(tmp_path/'bob'/k/'handout.ipynb', 4) for k in 'AD')
+    away = nbformat.v4.new_code_cell('%reset -f\n%cd -q ../D')
+    del away['id']   # as the handouts' cells, which have none
+    nb.cells += [away, *last.cells]
     here = dict(metadata=dict(path=str(tmp_path/'bob'/'A')))
     NotebookClient(nb, timeout=300, kernel_name='python3', resources=here).execute()
     said = [o['data']['text/plain'] for c in nb.cells for o in c.get('outputs', []) if 'data' in o]
