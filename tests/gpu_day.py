@@ -103,18 +103,16 @@ def _noted(t, name): return [o[name] for o in t.state.log_history if name in o]
 @_measurement(75)
 def _smoke(o):
     "Losses, swaps, a resume to the bit, the record, bfloat16."
-    work,out,steps = Sums(B=4, G=4, T=o.some(48, 16), device=o.device),Path(o.folder),o.some(6, 5)
+    work,out,steps = Sums(B=4, G=4, T=o.some(48, 16), device=o.device),Path(o.folder),6
     ours = GRPOWithReplayBufferTrainer
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         o.say('GRPOTrainer, replay off, replay, resumed')
         runs = {'GRPOTrainer':_trained(work, GRPOTrainer, out/'trl', max_steps=steps),
             'replay off':_trained(work, ours, out/'off', max_steps=steps, replay_buffer_size=0),
-            'replay':_trained(work, ours, out/'on', max_steps=steps, save_strategy='steps',
-                save_steps=steps//2)}
+            'replay':_trained(work, ours, out/'on', max_steps=steps, save_strategy='steps', save_steps=3)}
         record = len((out/'on'/'groups.jsonl').read_text().splitlines())
-        half = out/'on'/f'checkpoint-{steps//2}'
-        runs['resumed'] = _trained(work, ours, out/'on', str(half), max_steps=steps)
+        runs['resumed'] = _trained(work, ours, out/'on', str(out/'on'/'checkpoint-3'), max_steps=steps)
     finally: torch.use_deterministic_algorithms(False)
     o.say('bfloat16')
     runs['replay, bfloat16'] = _trained(work, ours, out/'low', max_steps=steps, bf16=True)

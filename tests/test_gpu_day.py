@@ -153,7 +153,7 @@ def test_the_first_quarter_of_an_hour_is_rehearsed(tmp_path):
     df = go(tmp_path/'day.csv', only='card,smoke,step-05b,study')
     assert not df.status.eq('failed').any(), list(df.error.dropna())
     at = {(o['name'],o.case,o.arm):o.value for _,o in df.iterrows()}
-    assert all(at['smoke','finite losses',k]==5 for k in ('GRPOTrainer','replay off','replay','resumed'))
+    assert all(at['smoke','finite losses',k]==6 for k in ('GRPOTrainer','replay off','replay','resumed'))
     assert at['smoke','weights apart','GRPOTrainer and replay off']==0
     assert at['smoke','weights apart','replay and resumed']==0 and at['smoke','groups replaced','replay']>0
     assert at['step-05b','groups replaced in a step','replay']==1
