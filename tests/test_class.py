@@ -134,8 +134,8 @@ def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
     compile(files['adapters.py'], 'adapters.py', 'exec')
 
 def test_a_student_can_do_a_set_from_the_folder_alone(tmp_path, solved):
-    """The handout runs in its folder, from stubs to the result over seeds, and imports what was written there;
-    set D after set A, with all names forgotten"""
+    """The handout runs in its folder, from stubs to the result over seeds, and imports what was written
+    there; set D after set A, with all names forgotten"""
     make(tmp_path/'bob', ['A', 'D'])
     for which,written in dict(A=['adapters.py'], D=['plan.md', 'experiment.py']).items():
         for o in written: shutil.copy(solved/which/o, tmp_path/'bob'/which/o)
