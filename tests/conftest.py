@@ -18,6 +18,7 @@ packages._is_package_available = functools.cache(packages._is_package_available)
 jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
 for o in (torch.cuda, torch.xpu, torch.mtia):
     if not o.is_available(): getattr(o, 'random', o)._lazy_call = lambda *args, **kw: None
+sys.modules['rfc3987_syntax'] = None   # jsonschema would build 38 grammars of addresses, in three seconds
 ROOT = Path(__file__).parent.parent
 CHROME = os.environ.get('CHROME') or next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None

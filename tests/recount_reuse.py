@@ -6,6 +6,7 @@ Roads: spans and areas at the best rate, task by task. Slopes: sums of products,
 leaves. Regrets: every threshold tried in a plain loop, areas cut where the tokens end.
 """
 import csv, json, sys
+from functools import cache
 from pathlib import Path
 from scipy.stats import t
 sys.path.insert(0, str(Path(__file__).parent))
@@ -17,6 +18,9 @@ PAGE = HERE/'project'/'registration_reuse.qmd'
 ROADS = [('mu3','plain'), ('mu6','mu3'), ('big3','plain'), ('big6','big3'), ('stored3','plain'),
     ('stored6','stored3')]
 FREE = ['plain','mu2','mu3','big3']
+
+@cache
+def runs_in(table, *seeds): return runs_of(table, seeds)   # the stored table is read once
 
 def task_of(plan): return {c:f['after'] or c for c,f in plan['definitions']['families'].items()}
 
@@ -37,7 +41,7 @@ def by_task(numbers, plan):
 def recount_roads(table=TABLE, page=PAGE):
     "C: measure -> (arm -> mean over tasks, (arm, baseline) -> (difference, half its 95 % interval))"
     plan = registered(page)
-    seeds,runs = plan['seeds']['main'],runs_of(table, plan['seeds']['main'])
+    seeds,runs = plan['seeds']['main'],runs_in(table, *plan['seeds']['main'])
     span,best = {},{}
     for c,arms in runs.items():
         five = five_rates(runs, c, plan)
@@ -69,7 +73,7 @@ def recount_gains(table=TABLE, page=PAGE):
     "cell -> gain of stored groups at 3 and at 6 updates over the best without a buffer"
     plan = registered(page)
     seeds,out = plan['seeds']['main'],{}
-    for c,arms in runs_of(table, seeds).items():
+    for c,arms in runs_in(table, *seeds).items():
         def mean(which):
             return sum(arms[a][l][s] for s,(a,l) in by_the_other_half(arms, which, seeds).items())/len(seeds)
         out[c] = mean(['stored3'])-mean(FREE),mean(['stored6'])-mean([*FREE,'mu6','big6'])

@@ -33,7 +33,7 @@ def test_a_stack_of_several_rates_and_starts_is_the_same_runs_made_alone(untaugh
 
 def test_steps_per_batch_of_the_new_arms(untaught):
     for arm,n in dict(replay_default=1, big3=9, stored3=3, mu6=6, big6=36, stored6=6).items():
-        o = run_stack(stacked(arm, budget=600), 'cpu')[0]
+        o = run_stack(stacked(arm, budget=600)[0], 'cpu')[0]
         assert o['steps']==n*o['batches'], arm
 
 def test_measures_of_many_runs_at_once_are_those_of_one_after_another(untaught, monkeypatch):

@@ -347,13 +347,13 @@ def _stage(nbs, to, only=None):
         new = f.with_name(_page_name(f.name))
         if new.exists() and new!=f:
             raise Trouble(f'{f.name} and {new.name} would be the same page: rename one')
+        if only and new.stem not in only: del nb['cells'][1:]
         state = nb['metadata'].pop('widgets', {}).get(_STATE, {}).get('state', {})
         up = '../'*(len(f.relative_to(to).parts)-1)
         shown = not source.startswith('dev/')   # what builds the project is read on GitHub
         for c in nb['cells']: _stage_cell(c, state, to/'images', f'{up}images', shown)
         links = dict(cell_type='markdown', metadata={}, source=f'```{{=html}}\n{page_links(source)}\n```')
         at = len(nb['cells']) if source=='index.ipynb' else 1
-        if only and new.stem not in only: del nb['cells'][1:]
         nb['cells'][at:at] = [links]
         f.unlink()
         new.write_text(json.dumps(nb), encoding='utf-8')
