@@ -59,7 +59,7 @@ DONE = {   # each ends in a refusal, or leaves what it finds
     'demo without replay':typed('demo', '--max_steps', '4', '--n_problems', '5', '--replay_buffer_size', '0'),
     'compare':typed('demo', '--compare'),
     'train':typed('train', '--dataset', 'sums', '--max_steps', '4', '--eval_problems', '5'),
-    'train on':typed('train', '--dataset', 'sums', '--max_steps', '1', '--eval_problems', '2', '--resume'),
+    'train on':typed('train', '--dataset', 'sums', '--max_steps', '4', '--eval_problems', '5', '--resume'),
     'gsm8k':lambda d: main(
         'trl --recipe gsm8k --model tiny --rows_file no.jsonl --output_dir'.split()+[str(d)]),
     'the trainer':short,
