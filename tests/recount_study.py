@@ -7,6 +7,7 @@ The mixed model is solved with whole covariance matrices, and everything else in
 import csv, json, re, sys
 from pathlib import Path
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import t
 
@@ -24,15 +25,15 @@ def mixed(differences):
     for j,o in enumerate(differences.values()):
         z[at:at+len(o),j] = 1
         at += len(o)
-    one = np.ones(len(y))
+    one,same = np.ones(len(y)),z@z.T
     def solve(logs):
         noise,between = np.exp(logs)
-        v = noise*np.eye(len(y))+between*z@z.T
-        inverse = np.linalg.inv(v)
-        weight = one@inverse@one
-        mean = one@inverse@y/weight
+        v = cho_factor(noise*np.eye(len(y))+between*same)
+        ones = cho_solve(v, one)
+        weight = one@ones
+        mean = ones@y/weight
         rest = y-mean
-        cost = np.linalg.slogdet(v)[1]+np.log(weight)+rest@inverse@rest
+        cost = 2*np.log(v[0].diagonal()).sum()+np.log(weight)+rest@cho_solve(v, rest)
         return cost,mean,weight**-.5
     tries = [minimize(lambda o: solve(o)[0], (np.log(y.var()), b), method='Nelder-Mead',
         options=dict(xatol=1e-8, fatol=1e-10, maxiter=4000)) for b in (-30, -12, -8, -4)]

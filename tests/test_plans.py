@@ -42,8 +42,6 @@ def test_a_batch_is_legal_exactly_when_groups_are_whole_over_all():
                 if not w*b*s%G: assert plan['legal'] and bool(plan['straddling'])==bool(b*s%G)
     with pytest.raises(ValueError, match='whole number'): batch_plan(2, 1, 1, 0, 1)
     assert 'group of 1 has nothing' in batch_plan(1, 2, 1, 1, 1)['problem']
-    told = run_plan('tiny', batch_plan(4, 2, 1, 3, 1), 16, 16)['problems']
-    assert any('cannot be split into whole groups' in o for o in told)   # the plan says so too
 
 TINY = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128)
 
@@ -76,17 +74,17 @@ def test_two_experts_of_half_the_width_hold_about_what_a_dense_layer_does():
     sizes = dict(vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, head_dim=16)
     dense = Qwen3Config(**sizes, intermediate_size=512)
-    moe = Qwen3MoeConfig(**sizes, moe_intermediate_size=256, num_experts=8, num_experts_per_tok=2)
+    moe = Qwen3MoeConfig(**sizes, moe_intermediate_size=256, num_experts=4, num_experts_per_tok=2)
     for bf16 in (True, False):
         few,more = (step_bytes(o, 4, 128, checkpointing=False, bf16=bf16) for o in (dense, moe))
         assert .8*few<more<1.4*few, (bf16, few, more)
 
 def test_every_further_layer_costs_the_same():
     "So two small models tell of a large one"
-    c = small(8)
+    c = small(4)
     text = M._as_text(c)
     for checkpointing in (True, False):
-        direct = M._step_peak(text, 8, 2, 64, checkpointing, False)
+        direct = M._step_peak(text, 4, 2, 64, checkpointing, False)
         assert step_bytes(c, 2, 64, checkpointing, False)==pytest.approx(direct, rel=1e-6)
 
 def test_activations_are_those_that_a_real_step_holds():
@@ -138,10 +136,12 @@ def test_what_vllms_weights_leave_of_its_share_is_its_cache_and_too_little_is_sa
     assert said(least/2, vllm_parallel=4)==[]
 
 def test_a_plan_names_what_speaks_against_it():
-    p = run_plan('Qwen/Qwen2.5-7B', batch_plan(16, 2, 3, 8, 8), 30000, 4000, strategy='ddp')
-    wanted = 'no multiple of gradient_accumulation_steps','more than the 32768','cut the states'
-    assert [any(w in o for o in p['problems']) for w in wanted]==[True]*3
+    p = run_plan('Qwen/Qwen2.5-7B', batch_plan(16, 2, 3, 8, 8), 256, 1024, strategy='ddp')
+    wanted = 'no multiple of gradient_accumulation_steps','cut the states'
+    assert len(p['problems'])==2 and [any(w in o for o in p['problems']) for w in wanted]==[True]*2
     assert 'PROBLEM' in format_plan(p)
+    groups,long = run_plan('tiny', batch_plan(4, 2, 1, 3, 1), 500, 13)['problems']
+    assert 'cannot be split into whole groups' in groups and '513 tokens are more than the 512' in long
     q = run_plan('Qwen/Qwen2.5-7B', batch_plan(16, 2, 4, 64, 4), 256, 1024, strategy='fsdp2')
     assert q['straddling']==32 and q['problems']==[]
     assert q['loading_node_GB']==pytest.approx(8*4*7_615_616_512/1e9, abs=.01)
@@ -181,6 +181,6 @@ def test_a_checkpoint_takes_on_disk_what_the_plan_says(tmp_path):
                   save_strategy='steps', save_steps=1)
     t.train()
     files = [tmp_path/'checkpoint-1'/o for o in ('model.safetensors','optimizer.pt')]
-    plan = memory_plan(model_config('tiny'), batch_plan(4, 4, 1, 1, 1), 16, 16, 'ddp')['checkpoint']
+    plan = memory_plan(model_config('tiny'), batch_plan(2, 2, 1, 1, 1), 500, 13, 'ddp')['checkpoint']
     assert sum(o.stat().st_size for o in files)==pytest.approx(plan, rel=.03)
     assert plan==12*count_weights(model_config('tiny'))

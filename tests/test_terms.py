@@ -100,7 +100,7 @@ def test_log_probs_after_the_step_are_the_forwards():
     assert torch.allclose(seen['after'], now, atol=1e-6) and (seen['after']-seen['logps']).abs().max()>1e-3
 
 def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
-    runs = [train(*make(str(tmp_path/str(n)), record_terms=n), last_word=False) for n in (0, 1)]
+    runs = [train(*make(str(tmp_path/str(n)), record_terms=n, max_steps=4), last_word=False) for n in (0, 1)]
     for a,b in zip(*(r.model.parameters() for r in runs)): assert torch.equal(a, b)
     rows = [json.loads(o) for o in open(tmp_path/'0'/'groups.jsonl')]
     assert not any('terms' in o for o in rows)
@@ -166,7 +166,7 @@ TRL = [dict(loss_type='dapo', beta=.05), dict(loss_type='grpo', gradient_accumul
 def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(how):
     import trl_tiny as tiny
     rewards = tiny.Scripted([tiny.LIVE, tiny.DEAD], 4)
-    t = tiny.trainer(rewards, **dict(per_device_train_batch_size=8, max_steps=6, learning_rate=1e-2)|how)
+    t = tiny.trainer(rewards, **dict(per_device_train_batch_size=8, max_steps=4, learning_rate=1e-2)|how)
     record_terms(t)
     after,listener = [],t.callback_handler.callbacks[-1]
     step_end = listener.on_step_end
@@ -193,7 +193,7 @@ def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(h
 def test_on_trl_listening_changes_no_bit(tmp_path):
     import trl_tiny as tiny
     def run(listens):
-        t = tiny.trainer(max_steps=4, learning_rate=1e-2)
+        t = tiny.trainer(max_steps=3, learning_rate=1e-2)
         if listens: record_terms(t, every=2)
         t.train()
         return tiny.weights(t)

@@ -171,10 +171,10 @@ def assert_quality(q):
         assert .38<o['dead']<.72 and o['wrong']>.1 and o['right']>.1, (name, o)
         assert o['able']>.93, (name, o)
 
-def test_the_shipped_model_is_able_but_badly_habituated(tiny): assert_quality(quality(*tiny))
+def test_the_shipped_model_is_able_but_badly_habituated(tiny): assert_quality(quality(*tiny, n=100))
 
 def test_difficulty_sets_how_sparse_the_reward_is(tiny):
-    share = lambda make, **kw: rewards(*tiny, make(60, seed=2, split='test', **kw))[0].mean().item()
+    share = lambda make, **kw: rewards(*tiny, make(40, seed=2, split='test', **kw))[0].mean().item()
     easy, middling, sparse = (share(chain_sum, min_terms=3, max_terms=3), share(chain_sum),
                               share(chain_sum, min_terms=6, max_terms=6))
     assert easy>.8 and .25<middling<.5 and .02<sparse<.15
@@ -222,7 +222,7 @@ def test_the_habit_follows_the_lessons():
     ds = chain_sum(100, split='test')
     before = think_share(model, tok, ds)
     assert .05<before<.25
-    warm_start(model, tok, lessons(40, p_careful=.9), skill_steps=0, habit_steps=60, batch_size=32, lr=1e-2)
+    warm_start(model, tok, lessons(40, p_careful=.9), skill_steps=0, habit_steps=40, batch_size=16, lr=1e-2)
     assert think_share(model, tok, ds)>.7
     assert not model.training
 
@@ -231,11 +231,12 @@ def test_the_first_steps_learn_the_form_and_are_the_same_again():
     runs = []
     for _ in range(2):
         model = tiny_model(0)
-        runs.append(warm_start(model, make_tokenizer(), L, skill_steps=30, habit_steps=2, batch_size=8))
-        assert len(runs[-1])==32
+        runs.append(warm_start(model, make_tokenizer(), L, skill_steps=20, habit_steps=2, batch_size=8))
+        assert len(runs[-1])==22
     assert runs[0]==runs[1] and runs[0][0]>5 and sum(runs[0][-5:])/5<runs[0][0]-1.5
-    assert runs[0] != warm_start(tiny_model(0), make_tokenizer(), L, skill_steps=30, habit_steps=2,
-                                 batch_size=8, seed=1)
+    same,other = (warm_start(tiny_model(0), make_tokenizer(), L, skill_steps=1, habit_steps=0, batch_size=8,
+        seed=s) for s in (0, 1))
+    assert same==runs[0][:1]!=other
 
 
 @pytest.mark.skipif(

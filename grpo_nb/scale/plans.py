@@ -251,6 +251,7 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
         model.train()
         for p in model.parameters(): p.grad = torch.zeros_like(p)
         alive = MemTracker()
+        alive.memory_tracking = {}   # walked after each product: weak keys would take most of the time
         alive.track_external(model)
         ids = torch.zeros(rows, length, dtype=torch.int64)
         with alive:
