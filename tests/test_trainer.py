@@ -190,6 +190,17 @@ def test_uncorrected_groups_have_ratio_1_and_corrected_ones_their_own():
         grads.append(want)
     assert (grads[0]-grads[1]).abs().max()>1e-3
 
+def test_padding_that_is_an_end_token_ends_no_completion():
+    s = state()
+    batch = rollout(s, next_keys(s, 4))[0]
+    real = batch.completion_mask
+    cut = batch.completion_ids.masked_fill(batch.completion_ids==TOK.eos_token_id, 5)
+    cut = cut.masked_fill(~real, TOK.eos_token_id)   # many models pad with it
+    batch.completion_ids = cut
+    assert (~real).any() and not tr.ended(s, batch).any()
+    batch.completion_ids = cut.masked_fill(real, TOK.eos_token_id)
+    assert tr.ended(s, batch).all()
+
 def test_truncated_completions_leave_the_loss_when_asked():
     s = state(mask_truncated_completions=True, max_grad_norm=0.)
     batch,_,_ = rollout(s, list(range(8)))
