@@ -190,16 +190,14 @@ def test_uncorrected_groups_have_ratio_1_and_corrected_ones_their_own():
         grads.append(want)
     assert (grads[0]-grads[1]).abs().max()>1e-3
 
-def test_padding_that_is_an_end_token_ends_no_completion():
-    s = state()
+def test_an_end_token_in_the_padding_ends_no_completion():
+    s,end = state(),TOK.eos_token_id
     batch = rollout(s, next_keys(s, 4))[0]
-    real = batch.completion_mask
-    cut = batch.completion_ids.masked_fill(batch.completion_ids==TOK.eos_token_id, 5)
-    cut = cut.masked_fill(~real, TOK.eos_token_id)   # many models pad with it
-    batch.completion_ids = cut
-    assert (~real).any() and not tr.ended(s, batch).any()
-    batch.completion_ids = cut.masked_fill(real, TOK.eos_token_id)
-    assert tr.ended(s, batch).all()
+    batch.completion_ids[batch.completion_ids==end] = 5
+    batch.completion_mask[...,4:] = False
+    batch.completion_ids[...,4:] = end   # many models pad with it
+    batch.completion_ids[:,0,3] = end
+    assert tr.ended(s, batch).tolist()==[[g==0 for g in range(batch.rewards.shape[1])]]*4
 
 def test_truncated_completions_leave_the_loss_when_asked():
     s = state(mask_truncated_completions=True, max_grad_norm=0.)
