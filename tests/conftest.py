@@ -13,7 +13,8 @@ import jinja2, torch   # which ask for it at once
 import accelerate.utils.imports as packages
 # What a training of three steps asks again and again: the metadata of packages, whether deepspeed is there, a
 # template for the model card; and each seed is kept, with the stack of its call, for a card that isn't there.
-for o in ('metadata','version'): setattr(importlib.metadata, o, functools.cache(getattr(importlib.metadata, o)))
+importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 packages._is_package_available = functools.cache(packages._is_package_available)
 jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
 for o in (torch.cuda, torch.xpu, torch.mtia):
