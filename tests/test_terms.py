@@ -158,7 +158,7 @@ def test_only_so_many_groups_are_gone_through():
 
 TRL = [dict(loss_type='dapo', beta=.05), dict(loss_type='grpo', gradient_accumulation_steps=2, beta=.05),
     dict(loss_type='bnpo', gradient_accumulation_steps=2), dict(loss_type='dr_grpo'),
-    dict(loss_type='cispo', epsilon_high=5.), dict(loss_type='sapo', steps_per_generation=2),
+    dict(loss_type='cispo', epsilon_high=5., steps_per_generation=2), dict(loss_type='sapo'),
     dict(loss_type='dapo', replay_weight='truncated', replay_clip='none',
          importance_sampling_level='sequence')]
 
