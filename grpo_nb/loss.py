@@ -140,11 +140,11 @@ def loss_metrics(
     `ratio_mean`, `ratio_max`, `clip_ratio/low_mean`, `/high_mean`, `/region_mean` (the share that the clip
     leaves without a gradient, below 1, above 1, and both), `ess_tokens`, `ess_answers`, under 'cispo' the
     share at its cap as `cispo_clip_ratio`, and the means of `kl` and `entropy` where these can be had.
-    Shares are 0 and ratios 1 where nothing counts.
+    Shares are 0 and ratios 1 where nothing counts. ValueError for shapes that do not belong together.
     """
     s = LossSettings.read(settings, **options)
-    A = advantages if advantages.ndim==3 else advantages[...,None]
-    old_logps = logps if old_logps is None else old_logps
+    A,logps,old_logps,ref_logps,entropy = clean_inputs(
+        logps, old_logps, advantages, mask, ref_logps, entropy)
     row = dict(ratio_mean=1., ratio_max=1., clip_share=0., ess_tokens=1., ess_answers=1.)
     row |= ratio_row(ratio_sums(logps-old_logps, A, mask, s.importance_sampling_level, s.clip))
     ratio = importance_ratio(logps, old_logps, mask, s.importance_sampling_level)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'State', 'new_state', 'method_of', 'shuffled', 'next_keys', 'rollout', 'ended', 'logps_of', 'reference',
-           'policy', 'treat', 'update', 'sync_reference', 'update_all', 'step', 'train', 'finished']
+           'policy', 'treat', 'bad_loss', 'update', 'sync_reference', 'update_all', 'step', 'train', 'finished']
 
 # %% ../nbs/12_trainer.ipynb #3b7afaf7
 import copy, math, random, time
@@ -20,7 +20,7 @@ from .parts.model import Tokenizer, check_lengths
 from .run.settings import LossSettings
 from .run.checkpoints import new_run_id, stop_on_signal
 from .run.resume import checkpoint_for, load_checkpoint
-from .run.record import bad_loss, check_judged, summarize
+from .run.record import check_judged, summarize
 from grpo_nb.run.settings import (
     RunSettings, check_eval, check_method, check_run_arguments, check_run_settings, loss_settings,
     optimizer_of)
@@ -242,6 +242,18 @@ def treat(
         reference(s, batch, missing)
     return treated
 
+# %% ../nbs/12_trainer.ipynb #badloss12
+def bad_loss(
+    s:State,       # step and learning rate
+    loss:Tensor,   # () of a minibatch, not finite
+    logps:Tensor,  # (b, G, T) nats
+    mb:Rollouts,   # the minibatch
+)->RuntimeError:
+    "An error that names the step and the rows of such a loss."
+    bad = (~logps.isfinite()).flatten(1).any(1).nonzero()[:,0].tolist()
+    return RuntimeError(f'the loss is {loss.item()} at step {s.step}; groups with such log-probs: '
+        f'{mb.key[bad].tolist()}. Lower learning_rate (now {s.args.learning_rate}) or look at these rewards')
+
 # %% ../nbs/12_trainer.ipynb #ab16ec87
 def update(
     s:State,         # model and optimizer move
@@ -264,8 +276,8 @@ def update(
     seen = loss_metrics(*tokens, mb.ref_logps, entropy)
     every = a.record_terms
     if every and s.step//a.steps_per_batch%every==0: seen['terms'] = terms_by_loss(*tokens, **given)
-    if not loss.isfinite(): raise bad_loss(s, loss, logps, mb)
     s.optimizer.zero_grad(set_to_none=True)
+    if not loss.isfinite(): raise bad_loss(s, loss, logps, mb)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(s.model.parameters(), a.max_grad_norm or math.inf)
     s.optimizer.step()

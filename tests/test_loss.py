@@ -322,6 +322,9 @@ def test_metrics_by_hand():
 def test_what_does_not_fit_is_named(change, says):
     with pytest.raises(ValueError) as e: policy_loss(**(batch(0)|change))
     assert says in str(e.value)
+    if set(change) & {'logps','mask','old_logps','advantages'}:   # metrics are of the same
+        with pytest.raises(ValueError) as e: loss_metrics(**(batch(0)|change))
+        assert says in str(e.value)
 
 def test_luspo_with_token_ratios_warns():
     with pytest.warns(UserWarning, match='sequence'): policy_loss(**batch(0), loss_type='luspo')

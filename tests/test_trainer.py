@@ -95,12 +95,21 @@ def test_a_prompt_beyond_the_models_positions_is_named():
 def test_weights_must_match_the_rewards():
     with pytest.raises(ValueError, match='2 reward_weights for 1'): state(reward_weights=[1., 2.])
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step():
-    s = state()
-    batch,_,_ = rollout(s, list(range(8)))
-    with torch.no_grad(): next(s.model.parameters())[:] = math.nan
-    t = torch.ones(8, dtype=torch.bool)
-    with pytest.raises(RuntimeError, match='at step 0.*learning_rate'): update(s, batch, t, ~t, 1.)
+@pytest.mark.parametrize('bad', [math.nan, math.inf])
+@pytest.mark.parametrize('terms', [0, 1])
+def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_rows(bad, terms):
+    s = state(record_terms=terms, beta=.1)
+    batch,t = rollout(s, list(range(8)))[0],torch.ones(8, dtype=torch.bool)
+    batch.ref_logps = batch.old_logps.clone()
+    before = flat(s.model).clone()
+    asked = tr.token_logps
+    def broken(*args, **kw):
+        logps,entropy = asked(*args, **kw)
+        return logps.index_fill(0, torch.tensor([3, 5]), bad),entropy
+    says = r'the loss is .* at step 0; groups with such log-probs: \[3, 5\]. Lower learning_rate'
+    with patch.object(tr, 'token_logps', broken), pytest.raises(RuntimeError, match=says):
+        update(s, batch, t, ~t, 1.)
+    assert torch.equal(flat(s.model), before) and s.step==0
 
 # ---- the order of prompts, what a reward is given
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_lines',
            'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'summarize', 'record',
-           'token_rows', 'terms_told', 'about_data', 'check_judged', 'bad_loss', 'Run', 'one_a_step', 'read_run']
+           'token_rows', 'terms_told', 'about_data', 'check_judged', 'Run', 'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os, re
@@ -430,17 +430,6 @@ def check_judged(
     if n<8 or not all(math.isnan(o['reward']) for o in s.history): return
     raise ValueError(f'no reward function has judged a single completion in the first {n} batches: return a '
         'number for those that can be judged, and leave out rows for which none can')
-
-def bad_loss(
-    s:'State',     # step and learning rate
-    loss:Tensor,   # () of a minibatch, not finite
-    logps:Tensor,  # (b, G, T) nats
-    mb:Groups,     # the minibatch
-)->RuntimeError:
-    "An error that names the step and the rows of such a loss."
-    bad = (~logps.isfinite()).flatten(1).any(1).nonzero()[:,0].tolist()
-    return RuntimeError(f'the loss is {loss.item()} at step {s.step}; groups with such log-probs: '
-        f'{mb.key[bad].tolist()}. Lower learning_rate (now {s.args.learning_rate}) or look at these rewards')
 
 # %% ../../nbs/run/record.ipynb #8a5f25b2
 @dataclass(eq=False)
