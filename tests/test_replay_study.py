@@ -653,7 +653,7 @@ def test_a_page_names_each_rate_beyond_the_ends_that_is_better_than_the_one_that
 
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
     job = dict(regime='reversing', arm='plain', seed=2000, learning_rate=1e-4, source='',
-        settings='{"budget": 500, "points": 1}')   # a seed of no table
+        settings='{"budget": 1500, "points": 1}')   # a seed of no table
     f = tmp_path/'replay_study.csv'
     run_study(run_stack, [job], f, stamp(registered=registration(PAGE)['hash']))
     again = dict(what='main', folder=str(tmp_path), page=str(PAGE), repeat=1)

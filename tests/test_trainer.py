@@ -762,11 +762,11 @@ def test_the_demo_is_the_same_to_the_bit_whatever_the_number_of_threads(tmp_path
     def run(n):
         torch.set_num_threads(n)
         try:
-            demo(output_dir=str(tmp_path / str(n)), max_steps=4, n_problems=20, disable_tqdm=True)
+            demo(output_dir=str(tmp_path / str(n)), max_steps=8, n_problems=20, disable_tqdm=True)
             assert torch.get_num_threads() == n
         finally: torch.set_num_threads(1)
         from safetensors.torch import load_file
-        return load_file(tmp_path/str(n)/'checkpoint-4'/'model.safetensors')
+        return load_file(tmp_path/str(n)/'checkpoint-8'/'model.safetensors')
     a,b = run(1),run(2)
     assert a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
