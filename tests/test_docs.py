@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import pytest, yaml
 from conftest import CHROME
 from grpo_nb.dev.pages import site_faults
-from grpo_nb.dev.site import gone_names, output_faults, form_faults
+from grpo_nb.dev.site import _reading_minutes, chapter_faults, course, form_faults, gone_names, output_faults
 from grpo_nb.see.live import NoPackage, npm_package
 
 ROOT = Path(__file__).parent.parent
@@ -532,6 +532,49 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
     for at, what in ((0, 'lost in the docs'), (1, 'ZeroDivisionError'), (2, 'without alt text'),
                      (3, '/home/me'), (4, 'no_such_function_here'), (5, 'import beside')):
         assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)
+
+@pytest.mark.parametrize('file,text,says', [
+    ('18_recipes', 'the [last chapter](20_multi_gpu.ipynb) writes the file', '"last chapter"'),
+    ('18_recipes', 'The last chapter takes them to many GPUs.', '"last chapter"'),
+    ('20_multi_gpu', '[The last chapter](19_batch.ipynb) planned', '"last chapter"'),
+    ('speed', 'The trainer of the chapter before uses the fast parts', '"chapter before"'),
+    ('core', "GRPO's own parts begin in [chapter 1](../02_tasks.ipynb).", 'leads to 02_tasks, which is 2'),
+    ('glossary', '| entropy | [8](../09_kl.ipynb) |', 'leads to 09_kl, which is 9'),
+    ('07_advantages', 'see [the next chapter](08_logps.ipynb)', 'what comes next is 07a_float_noise'),
+    ('memory', 'the next chapter has a plan', 'outside the course'),
+    ('memory', 'chapter 21 has a plan', 'no chapter 21'),
+    ('18_recipes', '[The next chapter](19_batch.ipynb#does-it-fit), [chapter 2](02_tasks.ipynb), chapter 16a', ''),
+])
+def test_a_chapter_is_called_by_its_number(file, text, says):
+    nb = dict(cells=[dict(cell_type='markdown', source=text)])
+    found = chapter_faults(f'{file}.ipynb', nb, course())
+    assert [says in o for o in found]==[True]*bool(says)
+
+def test_the_glossary_leads_to_pages_that_have_the_word():
+    "At least one of a row's pages has the beginning of one of its words."
+    page = ROOT/'nbs/reference/glossary.ipynb'
+    def text(f): return ' '.join(''.join(c['source']) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
+    rows = [o.strip('|').split('|') for o in text(page).splitlines() if re.match(r'\| .*\]\(\.\./', o)]
+    lost = []
+    for word,_,where in rows:
+        stems = [o[:6] for o in re.findall(r'[\w@-]{2,}', word)]
+        there = [(page.parent/o) for o in re.findall(r'\]\(([^)#]+)', where)]
+        texts = [text(f) if f.suffix=='.ipynb' else f.read_text(encoding='utf-8') for f in there]
+        if not re.search('|'.join(map(re.escape, stems)), ' '.join(texts), re.I): lost.append(word.strip())
+    assert len(rows)>40 and lost==[]
+
+def test_every_exercise_counts_in_the_minutes():
+    prose = lambda s: dict(cell_type='markdown', source=s)
+    cells = [prose('## Exercise: one'), prose('### A third hunt: two'), prose('## Exercise: three\n\n### Exercise: four')]
+    assert _reading_minutes(dict(cells=cells))==40
+
+def test_what_the_page_on_memory_says_of_a_gpu_was_measured():
+    import pandas as pd
+    day = pd.read_csv(ROOT/'nbs/results/gpu_day.csv')
+    peak = day[day.device.str.contains('H100')&(day['name']=='step-05b')&(day.case=='peak memory')]
+    text = (ROOT/'nbs/practise/memory.qmd').read_text(encoding='utf-8')
+    took,said = (peak[peak.arm==o].value.item()/1e9 for o in ('GRPOTrainer', 'plan'))
+    assert f'took {took:.1f} GB where the plan said {said:.1f}' in text
 
 def test_what_a_record_is_said_to_cost_is_what_was_measured():
     import pandas as pd

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Trouble', 'where', 'shown_widgets', 'folded', 'clean', 'run_nbs', 'readme_md', 'readme', 'course', 'colab_cell',
-           'order', 'output_faults', 'form_faults', 'gone_names', 'check', 'test']
+           'order', 'output_faults', 'form_faults', 'gone_names', 'chapter_faults', 'check', 'test']
 
 # %% ../../nbs/dev/site.ipynb #77d48623
 import ast, html, json, os, re, subprocess, sys, tempfile, time
@@ -221,14 +221,17 @@ def course()->list: # dicts in reading order: file, title, asks, minutes, needs
     import yaml
     return yaml.safe_load((_root()/'nbs'/'course.yml').read_text(encoding='utf-8'))
 
+_EXERCISE = re.compile(r'^##+ (?:Exercise\b|.*\bhunt\b)', re.M)   # a heading of one
+
 def _reading_minutes(nb):
     "A multiple of five: 150 words a minute, eight lines of code in sight, ten minutes for each exercise."
     cells = _cells(nb)
-    words = sum(len(s.split()) for _,c,s in cells if c['cell_type']=='markdown')
     folded = re.compile(r'^#\|\s*(hide|code-fold: *true)', re.M)
     seen = [s for _,c,s in cells if c['cell_type']=='code' and not folded.search(s)]
     lines = sum(bool(l.strip()) and not l.startswith('#|') for s in seen for l in s.splitlines())
-    exercises = sum(bool(re.search('^## Exercise', s, re.M)) for _,c,s in cells if c['cell_type']=='markdown')
+    prose = [s for _,c,s in cells if c['cell_type']=='markdown']
+    exercises = sum(len(_EXERCISE.findall(s)) for s in prose)
+    words = sum(len(s.split()) for s in prose)
     return max(5, 5*round((words/150+lines/8+10*exercises)/5))
 
 # %% ../../nbs/dev/site.ipynb #2bc003c6
@@ -373,6 +376,37 @@ def gone_names(
             if lost: res.append(f"{where(name, i, s)}: `{span}`: no code has the name {lost[0]}")
     return res
 
+# %% ../../nbs/dev/site.ipynb #c4a9e1d3
+_LINK = re.compile(r'\[([^\[\]]+)\]\(([^()\s#]*)[^()\s]*\)')
+_VAGUE = re.compile(r'\b(?:last|previous|earlier|later) chapter\b|\bchapter (?:before|after)\b', re.I)
+
+def chapter_faults(
+    name:str, nb:dict,  # as for `output_faults`
+    chapters:list,      # as from `course`
+)->list:                # one line a fault
+    "References to a chapter that lead to another chapter, or to none."
+    number = {o['file']:o['title'].split()[0] for o in chapters}
+    after = dict(zip(number, list(number)[1:]))
+    here,res = Path(name).stem,[]
+    for i,c,s in _cells(nb):
+        if c['cell_type']!='markdown': continue
+        text,at = _PROSE.sub('', s),where(name, i, s)
+        for words,to in _LINK.findall(text):
+            to = Path(to).stem
+            said = re.fullmatch(r'(?:[Cc]hapter )?0*(\d+[a-z]?)', words)
+            if said and to!='index' and said[1]!=number.get(to):
+                res.append(f"{at}: [{words}] leads to {to}, which is {number.get(to, 'no chapter')}")
+            if re.search(r'\bnext chapter\b', words, re.I) and to!=after.get(here):
+                res.append(f'{at}: [{words}] leads to {to}; what comes next is {after.get(here)}')
+        for n in re.findall(r'\bchapters? (\d+[a-z]?)\b', _LINK.sub('', text), re.I):
+            if n not in number.values(): res.append(f'{at}: there is no chapter {n}')
+        plain = _LINK.sub(r'\1', text)
+        if m := _VAGUE.search(plain): res.append(f'{at}: "{m[0]}": say which, by its number and a link')
+        if here not in number and re.search(r'\bnext chapters?\b', plain, re.I):
+            res.append(f'{at}: "next chapter" on a page outside the course: say which')
+    return res
+
+
 # %% ../../nbs/dev/site.ipynb #f53c07de
 def _module_faults(nbs, lib):
     "Modules of `lib` that are not what the notebooks export, and the names of all that they export."
@@ -389,13 +423,14 @@ def _module_faults(nbs, lib):
 
 def _text_faults(root, names=None):
     "What is wrong with what a reader sees: outputs, form, names in prose. Runs and exports nothing."
-    known,res = _known_names(root),[]
+    known,chapters,res = _known_names(root),course(),[]
     for f in _notebooks(names):
         o = f.name,_read(f)
-        res += output_faults(*o)+form_faults(*o)+gone_names(*o, known)
+        res += output_faults(*o)+form_faults(*o)+gone_names(*o, known)+chapter_faults(*o, chapters)
     for f in [] if names else [*root.glob('nbs/**/*.qmd'), *root.glob('nbs/**/*.md')]:
         cell = dict(cell_type='markdown', source=f.read_text(encoding='utf-8'))
-        res += gone_names(f.name, dict(cells=[cell]), known)
+        nb = dict(cells=[cell])
+        res += gone_names(f.name, nb, known)+chapter_faults(f.name, nb, chapters)
     return res
 
 def check(
