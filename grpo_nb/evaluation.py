@@ -47,7 +47,9 @@ def pass_at_k(
 def reward_ci(
     r:Tensor,  # (problems, samples) of one reward; nan where it had no opinion
 )->dict:       # judged, mean, low, high, n (problems with a judgement), binary
-    "Mean reward, 95 % interval over problems: Wilson's where it is 0 or 1 and sampled once, else Student's."
+    """Mean reward, 95 % interval over problems: Student's; for rewards of 0 and 1 that were sampled once,
+    or whose problems all have the same mean, Wilson's.
+    """
     per = r.nanmean(1)
     per = per[~per.isnan()].tolist()
     if not per: return dict(judged=False, mean=None, low=None, high=None, n=0, binary=False)
@@ -55,8 +57,8 @@ def reward_ci(
     binary = bool(((seen==0)|(seen==1)).all())
     mean,half = mean_ci(per)
     if len(per)==1: half = math.inf
-    once = binary and r.shape[1]==1
-    low,high = share_ci(sum(per), len(per)) if once else (mean-half, mean+half)
+    wilson = binary and (r.shape[1]==1 or half<1e-9)
+    low,high = share_ci(sum(per), len(per)) if wilson else (mean-half, mean+half)
     if binary: low,high = max(0., low),min(1., high)
     return dict(judged=True, mean=mean, low=low, high=high, n=len(per), binary=binary)
 

@@ -114,3 +114,39 @@ def test_two_tries_of_a_problem_are_one_number_in_its_interval():
     assert [o[k] for k in ('mean','low','high','n')]==pytest.approx([.5, .5-half, .5+half, 8])
     one = reward_ci(torch.tensor([[1.],[1.],[0.],[0.]]*2))             # asked once: Wilson's, 4 of 8
     assert [one['low'], one['high']]==pytest.approx([.2152, .7848], abs=1e-4)
+
+def test_problems_that_agree_leave_something_to_doubt():
+    from grpo_nb.evaluation import reward_ci
+    def ends(r): return [reward_ci(r)[k] for k in ('mean','low','high')]
+    third = torch.tensor([[1.,0.,0.]]*12)
+    assert ends(third)==pytest.approx([1/3, .1381, .6094], abs=1e-4)   # Wilson's, 4 of 12
+    mean,low,high = ends(torch.ones(10, 4))
+    assert (mean, high)==(1., 1.) and low==pytest.approx(.7225, abs=1e-4)
+    same = torch.full((10, 2), .3)   # no reward of 0 and 1: Student's is all there is
+    assert ends(same)==pytest.approx([.3]*3)
+
+def test_what_the_chapter_on_evaluation_says_of_other_chapters_is_what_they_show():
+    prose = ''.join(''.join(c['source']) for c in cells('06_evaluation') if c['cell_type']=='markdown')
+    before,after = eval(''.join(cell('00_grpo_on_one_screen', 'test = chain_sum')['outputs'][0]['data']['text/plain']))
+    right = eval(''.join(cell('03_tiny_qwen', 'mixed = group_rewards')['outputs'][0]['data']['text/plain']))['right']
+    assert f'get {before} and {right}' in prose and f'ends at {after}' in prose
+    unpaired = eval(''.join(cell('06_evaluation', 'def brevity')['outputs'][0]['data']['text/plain']))
+    greedy = eval(''.join(cell('06_evaluation', 'greedy = evaluate')['outputs'][0]['data']['text/plain']))
+    _,low,high = unpaired['accuracy_reward']
+    assert f'{-greedy[2]} behind, ± {greedy[3]}' in prose
+    assert f'± {(high-low)/2:.3f}, their difference would be ± {(high-low)/2**.5:.3f}' in prose
+
+def test_the_curves_of_ppo_and_grpo_start_at_the_same_measurement(monkeypatch):
+    "Whatever their first batches got: 64 prompts, or 8 with eight answers each, are no common scale."
+    import matplotlib.pyplot as plt, pandas as pd
+    from grpo_nb.see import plotting
+    nan = float('nan')
+    history = lambda reward, held_out: pd.DataFrame({'reward':[reward]*8, 'held_out':[nan]*3+[held_out]+[nan]*3+[.8],
+        'eval/pass@1':[nan]*3+[held_out]+[nan]*3+[.7]})
+    names = dict(ppo_h=history(.39, .5), grpo_h=history(.16, .4), start={'pass@1':.475}, n_batches=8,
+                 figure=plotting.figure, COLOURS=plotting.COLOURS)
+    drawn = []
+    plot = plt.Axes.plot
+    monkeypatch.setattr(plt.Axes, 'plot', lambda ax, *a, **kw: drawn.extend(o := plot(ax, *a, **kw)) or o)
+    exec(''.join(cell('16b_ppo_beside_grpo', 'label in arms')['source']), names)
+    assert [list(o.get_ydata()) for o in drawn]==[[.475, .5, .8], [.475, .4, .7]]
