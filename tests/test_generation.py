@@ -5,21 +5,26 @@ from grpo_nb.generation import Rollouts, generate, next_token, pick, truncate
 from slow_loop import generate_loop
 from grpo_nb.parts.model import (
     Cached, FastQwen, check_prompt_ids, eval_mode, penalize, seen_tokens, uniforms, why_slow)
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
 torch.set_num_threads(1)
 seeded = lambda s=0: torch.Generator().manual_seed(s)
 
-def small_qwen(vocab=32, seed=0, **kw):
+FAMILIES = dict(qwen2=(Qwen2Config, Qwen2ForCausalLM), qwen3=(Qwen3Config, Qwen3ForCausalLM),
+                llama=(LlamaConfig, LlamaForCausalLM))
+
+def small_model(family, vocab=32, seed=0, **kw):
     torch.manual_seed(seed)
+    config,model = FAMILIES[family]
     c = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
              bos_token_id=None, eos_token_id=1, pad_token_id=0)|kw
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=vocab, **c)).eval()
+    return model(config(vocab_size=vocab, **c)).eval()
 
-def sharp(vocab=32, seed=0, **kw):
-    "A tiny Qwen with a spread of probabilities, and norms and biases that are seen when left out."
-    m = small_qwen(vocab, seed, **kw)
+def sharp(vocab=32, seed=0, family='qwen2', **kw):
+    "A tiny model with a spread of probabilities, and norms and biases that are seen when left out."
+    m = small_model(family, vocab, seed, **kw)
     with torch.no_grad():
         m.model.embed_tokens.weight *= 12
         for n,p in m.named_parameters():
@@ -65,12 +70,17 @@ def test_all_roads_draw_the_same_tokens_with_the_same_log_probs(rules, padded):
     again = recompute(model, got, rules.get('temperature') or 1.)
     torch.testing.assert_close(again, got.old_logps, atol=5e-5, rtol=0)
 
-@pytest.mark.parametrize('heads,kv,hidden,layers', [(4,4,32,1), (4,1,48,3), (2,2,16,2), (8,2,64,2)])
+@pytest.mark.parametrize('family,heads,kv,hidden,layers,more', [
+    ('qwen2', 4, 4, 32, 1, {}), ('qwen2', 4, 1, 48, 3, {}), ('qwen2', 2, 2, 16, 2, {}),
+    ('qwen2', 8, 2, 64, 2, {}), ('qwen3', 4, 4, 32, 1, dict(head_dim=16)),
+    ('qwen3', 4, 1, 48, 3, dict(head_dim=8)), ('qwen3', 8, 2, 64, 2, dict(head_dim=8)),
+    ('llama', 4, 4, 32, 1, {}), ('llama', 3, 1, 48, 3, {}), ('llama', 9, 3, 72, 2, dict(head_dim=16))])
 @pytest.mark.parametrize('tied', [True, False])
-def test_the_fast_qwen_gives_transformers_logits_for_any_shape_of_qwen2(heads, kv, hidden, layers, tied):
+def test_the_fast_road_gives_transformers_logits_for_any_shape(family, heads, kv, hidden, layers, more, tied):
     rope = dict(rope_type='default', rope_theta=5000.)
-    model = sharp(hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv,
-                  num_hidden_layers=layers, rope_parameters=rope)
+    model = sharp(family=family, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv,
+                  num_hidden_layers=layers, rope_parameters=rope, **more)
+    assert why_slow(model)==''
     if not tied: model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
     ids,mask = some_prompts()
     with torch.no_grad():
@@ -165,7 +175,7 @@ def test_presence_and_frequency_count_the_answer_and_not_the_prompt(rules):
 @pytest.mark.parametrize('rules', PENALTIES, ids=str)
 @pytest.mark.parametrize('fast', [True, False])
 def test_the_likeliest_answer_under_penalties_is_that_of_a_slow_loop(rules, fast):
-    model = small_qwen()
+    model = small_model('qwen2')
     with torch.no_grad(): model.model.embed_tokens.weight *= 3   # near enough to be moved by a penalty
     ids,mask = some_prompts()
     got = generate(model, ids, mask, 1, 14, temperature=0, eos_token_id=[], fast=fast, **rules)
@@ -293,7 +303,7 @@ def test_changed_weights_are_seen_at_once():
     torch.testing.assert_close(recompute(model, b), b.old_logps, atol=5e-5, rtol=0)
     assert a.old_logps.shape!=b.old_logps.shape or (a.old_logps-b.old_logps).abs().max()>1e-3
 
-def test_what_is_no_plain_qwen2_goes_through_transformers():
+def test_what_the_fast_road_does_not_know_goes_through_transformers():
     assert why_slow(sharp())==why_slow(sharp().double())==''
     hooked,patched,half,gelu = sharp(),sharp(),sharp().bfloat16(),sharp(hidden_act='gelu')
     window = sharp(use_sliding_window=True, sliding_window=4, max_window_layers=0)
@@ -304,7 +314,13 @@ def test_what_is_no_plain_qwen2_goes_through_transformers():
     ids,mask = some_prompts()
     says = dict(half='bfloat16', window='window', scaled='scaled', gelu='gelu', hooked='hook',
                 patched='lm_head')
-    models = dict(half=half, window=window, scaled=scaled, gelu=gelu, hooked=hooked, patched=patched)
+    partial = sharp(family='llama', attention_bias=True)
+    says |= dict(partial='bias outside', mlp='bias outside', far='scaled')
+    far = dict(rope_type='llama3', rope_theta=1e4, factor=8., low_freq_factor=1., high_freq_factor=4.,
+               original_max_position_embeddings=16)
+    models = dict(half=half, window=window, scaled=scaled, gelu=gelu, hooked=hooked, patched=patched,
+                  partial=partial, mlp=sharp(family='llama', mlp_bias=True),
+                  far=sharp(family='llama', rope_parameters=far))
     for name,m in models.items():
         assert says[name] in why_slow(m), name
         r = generate(m, ids, mask, 3, 8, eos_token_id=1, generator=seeded())
@@ -315,16 +331,17 @@ def test_what_is_no_plain_qwen2_goes_through_transformers():
 
 def test_lora_and_another_architecture_sample_by_the_general_road():
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import MistralConfig, MistralForCausalLM
     torch.manual_seed(0)
     adapters = LoraConfig(r=2, target_modules=['q_proj','down_proj'], init_lora_weights=False)
     lora = get_peft_model(sharp(), adapters).eval()
     sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                  num_attention_heads=4)
-    llama = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=64)).eval()
+    other = MistralForCausalLM(MistralConfig(**sizes, num_key_value_heads=2, sliding_window=None,
+                                             max_position_embeddings=64)).eval()
     ids,mask = some_prompts()
-    for m in (lora, llama):
-        assert 'not a plain Qwen2' in why_slow(m)
+    for m in (lora, other):
+        assert 'not a plain Qwen2, Qwen3 or Llama' in why_slow(m)
         a = generate(m, ids, mask, 3, 8, eos_token_id=1, pad_token_id=0, generator=seeded())
         b = generate_loop(m, ids, mask, 3, 8, eos_token_id=1, pad_token_id=0, generator=seeded())
         assert torch.equal(a.completion_ids, b.completion_ids)
