@@ -260,7 +260,7 @@ def _notes(prompt, tokenizer, default_reward, tiny_on_own=False):
 def train_command(
     *, dataset:str,  # sums or words (the tiny Qwen knows both), a file, or a task of reasoning-gym
     reward:list[str]=None, # my_rewards.py:my_reward, one or several; without it <answer>…</answer>
-    model:str='tiny',      # 'tiny', a folder, or a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct
+    model:str='tiny',      # 'tiny', 'smollm2', a folder, or a name on the hub such as Qwen/Qwen3-0.6B
     chat:bool=False,       # make each text prompt a user's message, for a model with a chat template
     output_dir:str='runs/train',  # folder of the run
     max_steps:int=200,     # optimizer steps of the run

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging as hf_logging
+from .parts.pretrained import model_folder
 
 # %% ../nbs/03_tiny_qwen.ipynb #babfe312
 SPECIALS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
@@ -106,12 +107,12 @@ def save_model(
     for f in Path(folder).iterdir(): f.chmod(0o644)
 
 def load_model(
-    name:str|Path='tiny',  # 'tiny', a folder, or a name on the hub such as 'Qwen/Qwen2.5-0.5B-Instruct'
+    name:str|Path='tiny',  # 'tiny', 'smollm2', a folder, or a name on the hub such as 'Qwen/Qwen3-0.6B'
     dtype:str='float32',   # 'float32', 'bfloat16', or 'auto' for as it was saved
     **options:object,      # of transformers' `from_pretrained`, such as `quantization_config`
 )->tuple:                  # (model in eval mode, tokenizer that pads on the left)
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
-    where = str(TINY) if name=='tiny' else str(name)
+    where = str(TINY) if name=='tiny' else model_folder(name)
     here = Path(where).is_dir()   # else a name on the hub, or of a folder that is gone
     beside = '/' in where and Path(where).parent.is_dir()
     gone = not here and (beside or where.count('/')>1 or where[-1:]=='/' or where[:1] in ('.','~'))
@@ -127,7 +128,7 @@ def load_model(
     except (OSError, ValueError) as e:
         why = ' '.join(str(e).split())[:200]
         raise ValueError(f"{where} can't be loaded: {why}. Give a folder made by `save_model`, "
-                         "a name on the hub, or 'tiny'") from e
+                         "a name on the hub, 'smollm2' or 'tiny'") from e
     if tokenizer.pad_token is None: tokenizer.pad_token = tokenizer.eos_token
     return model,tokenizer
 
