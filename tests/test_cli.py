@@ -29,8 +29,6 @@ def train(d, *more):
           '--steps_per_generation', '2', '--max_steps', '4', '--max_completion_length', '8',
           '--eval_problems', '6', '--disable_tqdm', 'True', *more])
 
-def test_a_user_meets_twelve_commands_at_most(): assert len(COMMANDS)<=12
-
 def test_help_is_quick_and_imports_no_torch():
     code = ("import sys; from grpo_nb.cli import main; main(['--help']); "
             "assert not {'torch','transformers','trl','matplotlib','ipywidgets'} & set(sys.modules)")
