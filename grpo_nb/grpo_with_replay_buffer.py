@@ -17,7 +17,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 from .parts.core import load_object
-from .parts.groups import dead_groups, reward_std
+from .parts.groups import dead_groups, reward_std, unjudged
 from .parts.ratios import CLIPS, Clip, Correction, correct, merge_sums, ratio_row, ratio_sums
 from .replay import PRIORITIES, ReplayBuffer
 from .run.checkpoints import checkpoint_problem, last_checkpoint
@@ -144,10 +144,10 @@ def dead(self:GRPOWithReplayBufferTrainer,
 @patch
 def total(self:GRPOWithReplayBufferTrainer,
     rewards:Tensor,  # (N, F), nan where a function did not judge
-)->Tensor:           # (N,) nan where none did
+)->Tensor:           # (N,) nan where none that counts did
     "The weighted sum of each row."
     w = self.reward_weights.to(rewards.device)
-    return (rewards*w).nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)
+    return (rewards*w).nansum(1).masked_fill(unjudged(rewards, w), torch.nan)
 
 @patch
 def _recount(self:GRPOWithReplayBufferTrainer, G):

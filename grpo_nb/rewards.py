@@ -14,7 +14,7 @@ import torch
 from fastcore.xtras import is_async_callable
 from torch import Tensor
 from .parts.core import check_rewards, reward_name
-from .parts.groups import Groups
+from .parts.groups import Groups, unjudged
 from .parts.model import Tokenizer
 
 # %% ../nbs/05_rewards.ipynb #dce7ef05
@@ -124,7 +124,8 @@ def combine_rewards(
     rewards_per_func:Tensor,     # (..., F) float32, nan where a function does not apply
     weights:list|Tensor=None,    # F numbers; None for ones
 )->Tensor:                       # (...) float32, nan where no function applies
-    """Weighted sum over the functions that apply; nan, with a warning, for a row that none could judge.
+    """Weighted sum over the functions that apply; nan, with a warning, for a row that none could judge. A
+    function of weight 0 is only measured: what it alone judged was not judged.
 
     ValueError unless there is a finite weight for each function.
     """
@@ -133,7 +134,7 @@ def combine_rewards(
     if len(w)!=F: raise ValueError(f'{len(w)} weights for {F} reward functions: give one weight each')
     if not w.isfinite().all():
         raise ValueError(f'weights {w.tolist()} are not all finite: give ordinary numbers')
-    none = rewards_per_func.isnan().all(-1)
+    none = unjudged(rewards_per_func, w)
     if none.any():
         first = int(none.flatten().nonzero()[0])
         warnings.warn(f'no reward function judged {int(none.sum())} completions, the first is row {first}: '

@@ -134,6 +134,111 @@ def test_words_in_the_place_of_numbers_are_counted_and_named(tmp_path):
     run = open_run(tmp_path/'m.jsonl')
     assert len(run.history)==9 and run.notes==["reward: 2 values are no numbers and left out, such as 'high'"]
 
+# ---- what people paste: a console, a notebook's table
+
+def on_console(rows, total, text=repr, bars=True, aside=''):
+    "As transformers prints a log between its progress bars, with what else a run says"
+    out = ['Loading checkpoint shards: 100%|#####| 4/4 [00:01<00:00,  2.10it/s]', 'Some weights were not used']
+    for o in rows:
+        bar = f"\\r {o['step']:3d}%|##   | {o['step']}/{total} [00:10<01:00,  1.00s/it]"
+        row = {k:v for k,v in o.items() if k!='step'}|dict(epoch=o['step']/total)
+        out.append((bar if bars else '')+aside+text(row))
+        out.append('Evaluating: 50%|##   | 3/6 [00:01<00:01,  2.0it/s]')
+    return '\n'.join(out)+'\n'
+def in_strings(o): return repr({k:f'{v:.10g}' for k,v in o.items()})   # transformers 5
+def in_numpy(o): return '{'+', '.join(f'{k!r}: np.float64({v!r})' for k,v in o.items())+'}'
+def wrapped(o): return repr(o).replace(', ', ',\n ')
+def in_notebook(rows, cut='\t', head=''):
+    "As its table reads when copied: six digits, blanks around the slash, no row for what was not logged"
+    names = [k for k in rows[0] if k!='step']
+    shown = ['Step', *('Training Loss' if k=='loss' else k.replace('/', ' / ') for k in names)]
+    cells = [shown]+[[str(o['step']), *(f'{o[k]:.6f}' if k in o else 'No log' for k in names)] for o in rows]
+    if cut=='|': cells = [cells[0], ['---']*len(names), *cells[1:]]
+    return head+''.join(cut.join(o)+'\n' for o in cells)
+def of_verl(rows):
+    named = dict(reward='critic/rewards/mean', entropy='actor/entropy', grad_norm='actor/grad_norm')
+    named |= {'completions/clipped_ratio':'response_length/clip_ratio'}
+    return ''.join(f"(TaskRunner pid=7) step:{o['step']} - "+' - '.join(f'{named[k]}:{v!r}' for k,v in o.items()
+        if k in named)+'\n' for o in rows)
+
+PASTED = {   # suffix, text of rows; whether numbers stay as they are, and steps are known
+    'console': ('.log', lambda r, n: on_console(r, n)), 'wrapped': ('.txt', lambda r, n: on_console(r, n, wrapped)),
+    'strings': ('.log', lambda r, n: on_console(r, n, in_strings)),
+    'numpy': ('.out', lambda r, n: on_console(r, n, in_numpy)),
+    'json': ('.log', lambda r, n: on_console(r, n, json.dumps, aside='INFO trainer ')),
+    'swift': ('.log', lambda r, n: on_console([o|{'global_step/max_steps':f"{o['step']}/{n}",
+        'elapsed_time':'6m 58s'} for o in r], n, bars=False)),
+    'notebook': ('.tsv', lambda r, n: in_notebook(r, head='[60/60 01:00, Epoch 1/1]\n')),
+    'notebook as csv': ('.csv', lambda r, n: in_notebook(r, ',')),
+    'table of |': ('.md', lambda r, n: in_notebook(r, '|')),
+    'aligned': ('.txt', lambda r, n: in_notebook(r, '   '))}
+
+def curves(name):
+    "Rows of a run with a fault, or of a healthy one, as TRL logs them: every fifth step"
+    from test_findings import MADE, rows
+    if name in MADE: r = rows(**{k.replace('__', '/', 1):v for k,v in MADE[name].items()})
+    else: r = history_rows(stored(name))
+    keep = ('reward','reward_std','loss','grad_norm','entropy','kl','frac_reward_zero_std',
+        'completions/clipped_ratio','completions/mean_length','eval_reward')
+    return [dict(step=5*i+5)|{k:v for k,v in o.items() if k in keep or k.startswith('rewards/')}
+        for i,o in enumerate(r)]
+
+RUNS = ('all-truncated','healthy','reward-never-fires','not-a-number','held-out-falls')
+@pytest.fixture(scope='module')
+def by_the_state(tmp_path_factory):
+    "What the trainer's own state says of each run"
+    out = {}
+    for name in RUNS:
+        d = tmp_path_factory.mktemp('state')
+        (d/'trainer_state.json').write_text(json.dumps(dict(log_history=curves(name))))
+        out[name] = [(f.name, f.evidence, f.step, f.sure) for f in diagnose(d)]
+    assert sum(map(bool, out.values()))==4
+    return out
+
+@pytest.mark.parametrize('name', RUNS)
+@pytest.mark.parametrize('kind', PASTED)
+def test_what_one_pastes_says_what_the_state_says(kind, name, by_the_state, tmp_path):
+    rows,(suffix,text) = curves(name),PASTED[kind]
+    (tmp_path/f'run{suffix}').write_text(text(rows, rows[-1]['step']))
+    got = [(f.name, f.evidence, f.step, f.sure) for f in diagnose(tmp_path/f'run{suffix}')]
+    if kind in ('notebook','notebook as csv','table of |','aligned'):   # rounded
+        assert [(n, s) for n,_,s,_ in got]==[(n, s) for n,_,s,_ in by_the_state[name]]
+    else: assert got==by_the_state[name]
+
+@pytest.mark.parametrize('name', RUNS)
+def test_without_a_bar_the_rows_of_a_console_are_counted(name, by_the_state, tmp_path):
+    (tmp_path/'run.log').write_text(''.join(in_strings({k:v for k,v in o.items() if k!='step'})+'\n'
+        for o in curves(name)))
+    got = diagnose(tmp_path/'run.log')
+    assert got.names==[o[0] for o in by_the_state[name]]
+    assert [f.step for f in got]==[None if o[2] is None else o[2]/5 for o in by_the_state[name]]
+
+def test_verls_console_is_read(tmp_path):
+    (tmp_path/'run.log').write_text(of_verl(curves('all-truncated')))
+    f = diagnose(tmp_path/'run.log')[0]
+    assert f.name=='all-truncated' and f.step==5
+
+def test_an_evaluation_belongs_to_the_step_before_it(tmp_path):
+    rows = [{'loss':.1, 'reward':.5, 'epoch':.1}, {'eval_reward':.4, 'eval_runtime':3., 'epoch':.1},
+        {'loss':.2, 'reward':.6, 'epoch':.2}, {'train_runtime':60., 'train_loss':.15, 'epoch':.2}]
+    (tmp_path/'run.log').write_text('\n'.join(map(repr, rows)))
+    h = open_run(tmp_path/'run.log').history
+    assert h['step'].tolist()==[1, 2] and h['eval_reward'].tolist()[0]==.4 and h['reward'].tolist()==[.5, .6]
+
+def test_a_console_comes_through_a_pipe(monkeypatch, capsys):
+    import io
+    for kind in ('console','strings','notebook','table of |'):
+        text = PASTED[kind][1](curves('all-truncated'), 300)
+        monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
+        diagnose_command('-')
+        assert '✗ all-truncated' in capsys.readouterr().out
+
+@pytest.mark.parametrize('text,says', [('', 'is empty'), ('nothing here\nat all', 'no metrics that we know'),
+    ("{'colour': 'red'}\n", 'no metrics that we know')])
+def test_a_text_without_metrics_says_what_is_needed(text, says, tmp_path):
+    (tmp_path/'run.log').write_text(text)
+    with pytest.raises(ValueError, match=says): diagnose(tmp_path/'run.log')
+
 def test_the_command_prints_the_page(tmp_path, capsys):
     (tmp_path/'history.jsonl').write_text(lines(history_rows(stored('all-truncated'))))
     diagnose_command(str(tmp_path))

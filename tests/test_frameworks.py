@@ -157,6 +157,77 @@ def test_a_damaged_project_of_trackio_is_read_as_far_as_it_goes(apart, damage, t
     says = 'reward: 1 values are no numbers' if damage=='words' else 'p.db: 1 records could not be read'
     assert any(says in o for o in run.notes), run.notes
 
+# ---- solved examples in the prompt
+
+SHOWN = [dict(role='user', content='1+1='), dict(role='assistant', content='2')]
+def asks(g, i):
+    return SHOWN+[dict(role='user', content=f'{g}+1=')],[dict(role='assistant', content=f'answer {i}')]
+
+def verifiers_shown(d, marked=True):
+    "Each node says whether it was sampled; without that, only the roles do"
+    rows = []
+    for s,g,i,r in samples():
+        before,said = asks(g, i)
+        nodes = [dict(message=m) for m in before+said]
+        if marked: nodes = [o|dict(sampled=k==len(before)) for k,o in enumerate(nodes)]
+        o = episode(s, g, i, r)
+        rows.append(o|dict(traces=[o['traces'][0]|dict(nodes=nodes)]))
+    put(d/'traces.jsonl', rows)
+    return d/'traces.jsonl'
+def verifiers_shown_before(d): return verifiers_shown(d, False)
+def tinker_shown(d):
+    for s in (1, 2):
+        rows = []
+        for _,g,i,r in (o for o in samples() if o[0]==s):
+            before,said = asks(g, i)
+            trace = dict(prompt=dict(messages=before), completion=dict(messages=said))
+            rows.append(dict(split='train', iteration=s, group_idx=g, total_reward=r+.2,
+                steps=[dict(ac_len=5, stop_reason='stop', trace=trace)]))
+        put(d/f'iteration_{s:06d}/train_rollout_summaries.jsonl', rows)
+    return d
+def trackio_shown(d):
+    rows = [dict(messages=sum(asks(g, i), []), metadata=dict(reward=r+.2, group_id=10*s+g), step=s)
+        for s,g,i,r in samples()]
+    put(d/'traces.jsonl', rows)
+    return d/'traces.jsonl'
+def trackio_shown_without_ids(d):
+    rows = [dict(messages=sum(asks(g, i), []), metadata=dict(reward=r+.2), step=s) for s,g,i,r in samples()]
+    put(d/'traces.jsonl', rows)
+    return d/'traces.jsonl'
+
+@pytest.mark.parametrize('make', [verifiers_shown, verifiers_shown_before, tinker_shown, trackio_shown,
+    trackio_shown_without_ids], ids=lambda f: f.__name__)
+def test_a_solved_example_is_part_of_the_prompt(make, tmp_path):
+    run = open_run(make(tmp_path))
+    assert run.steps==[1, 2] and len(run.rows)==4
+    for o,g in zip(run.rows, (0, 1, 0, 1)):
+        assert o['prompt'].splitlines()==['user: 1+1=', 'assistant: 2', f'user: {g}+1=']
+        assert o['completions']==[f'answer {i}' for i in range(4)]
+        assert o['rewards']==pytest.approx([float(i%2==g)+.2 for i in range(4)])
+
+def test_a_first_answer_that_all_give_is_an_answer():
+    "One question, and every conversation begins alike: nothing says that it was shown"
+    first = [dict(role='user', content='q'), dict(role='assistant', content='Let me see.')]
+    again = [dict(role='user', content='Go on.')]
+    talks = [dict(messages=first+again+[dict(role='assistant', content=f'{i}')], metadata=dict(reward=1.))
+        for i in range(3)]
+    rows,_ = table_rows(talks)
+    assert [o['prompt'] for o in rows]==['q']*3
+    assert rows[2]['completion'].splitlines()[0]=='assistant: Let me see.'
+
+def test_the_weights_of_an_episodes_rewards_are_kept(tmp_path):
+    "A wide reward of a small weight does not drown the other"
+    rows = []
+    for s,i in ((s, i) for s in range(8) for i in range(8)):
+        rewards = dict(right=dict(score=float(i%2), weight=1.), tokens=dict(score=40.*(i//2), weight=.01))
+        o = episode(s, 0, i, 0.)
+        rows.append(o|dict(traces=[o['traces'][0]|dict(rewards=rewards)]))
+    put(tmp_path/'traces.jsonl', rows)
+    run = open_run(tmp_path/'traces.jsonl')
+    assert run.setting('reward_weights')==[1., .01]
+    assert run.rows[0]['rewards']==pytest.approx([i%2+.4*(i//2) for i in range(8)])
+    assert 'one-reward-drowns' not in diagnose(run).names
+
 def test_evaluations_and_failed_episodes_are_counted():
     work = dict(run=dict(work=dict(type='eval', step=1)))
     failed = episode(1, 0, 1, 1., traces=[], ok=False)

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from grpo_nb.parts.core import check_rewards, reward_name
 from grpo_nb.parts.problems import RewardModel, load_reward
+from grpo_nb.dialects import multi_objective
 from grpo_nb.rewards import combine_rewards, compute_rewards
 
 torch.set_num_threads(1)
@@ -170,6 +171,18 @@ def test_combining_skips_none_and_leaves_unjudged_rows_nan():
     assert r.shape==(2,2) and r[0,0]==2 and r[0,1].isnan() and r[1,0]==34 and r[1,1]==-10
     with pytest.raises(ValueError, match='3 weights for 2'): combine_rewards(x, [1,2,3])
     with pytest.raises(ValueError, match='finite'): combine_rewards(x, [1,n])
+
+def test_what_only_a_measure_of_weight_0_judged_is_not_judged():
+    n = math.nan
+    x = torch.tensor([[[1.,.5],[n,.5],[0.,.5],[n,n]], [[n,1.],[n,2.],[n,3.],[n,4.]]])
+    with pytest.warns(UserWarning, match='judged 6 completions, the first is row 1'):
+        r = combine_rewards(x, [2,0])
+    assert r[0,0]==2 and r[0,2]==0 and r[0,[1,3]].isnan().all() and r[1].isnan().all()
+    for how in ('sum_then_normalize','normalize_then_sum'):
+        with pytest.warns(UserWarning): A = multi_objective(x, [1.,0.], how)
+        with pytest.warns(UserWarning): alone = multi_objective(x[...,:1], None, how)
+        assert torch.equal(A, alone) and (A[0,[1,3]]==0).all() and (A[1]==0).all()
+    assert combine_rewards(x[1:], [0,0]).tolist()==[[0.]*4]   # all weights 0: every judge counts
 
 def test_wrong_calls_are_named():
     with pytest.raises(ValueError, match='no reward functions'): compute_rewards([], P, C)

@@ -46,8 +46,9 @@ def test_prime_rls_rollouts(tmp_path):
     chat = lambda role: lambda t: [dict(role=role, content=t)]
     for s in (1, 2):
         lines(tmp_path / 'rollouts' / f'step_{s}' / 'train_rollouts.jsonl',
-              [dict(example_id=i // 4, prompt=q, completion=t, reward=r, advantage=r - 0.5, task='sum',
-                    is_truncated=False) for _, i, q, t, r in samples(s, chat('assistant'), chat('user'))])
+              [dict(example_id=i // 4, prompt=q, completion=t, reward=r, advantage=(r - 0.5) * (i < 4),
+                    task='sum', is_truncated=False)
+               for _, i, q, t, r in samples(s, chat('assistant'), chat('user'))])
     run = check(tmp_path/'rollouts')
     assert run.rows[0]['advantages']==[.5, -.5, .5, -.5] and run.rows[0]['truncated']==[False]*4
 
@@ -55,7 +56,7 @@ def test_trls_completions(tmp_path):
     (tmp_path/'completions').mkdir()
     for k,s in ((1, 1), (2, 1), (3, 2)):   # the second file logs the first generation once more
         df = pd.DataFrame([dict(step=s if k != 2 else 9, prompt=q, completion=t, right=r, short=0.0,
-                                advantage=r - 0.5) for _, i, q, t, r in samples(s)])
+                                advantage=(r - 0.5) * (i < 4)) for _, i, q, t, r in samples(s)])
         if s==2: df['completion'] = [t+'' for t in df['completion']]; df.loc[7, 'completion'] = 'other'
         df.to_parquet(tmp_path/'completions'/f'completions_{k:05d}.parquet')
     run = check(tmp_path)
@@ -170,7 +171,7 @@ def trackio(path, runs):
 
 def test_a_trackio_project_gives_the_newest_runs_metrics_and_completions(tmp_path):
     table = lambda s: [dict(step=str(s), prompt=q, completion=t if i<2 else f'{t} {s}', right=r,
-                            advantage=r-.5) for s,i,q,t,r in samples(s)]
+                            advantage=(r-.5)*(i<4)) for s,i,q,t,r in samples(s)]
     calls = [o for s in (1, 2) for o in ({'train/reward':.25, 'train/kl':math.nan if s==1 else .1,
         'train/global_step':s}, dict(completions=table(s)))]
     f = trackio(tmp_path/'p.db', dict(older=[dict(reward=9.)], newer=calls))
@@ -251,3 +252,175 @@ def test_in_a_csv_false_is_false_and_half_a_last_line_is_no_nan(tmp_path):
     log = 'step,reward,loss\n'+''.join(f'{i},{.3+.01*i},.1\n' for i in range(9))
     (tmp_path/'m.csv').write_text(log+'9,.4')
     assert diagnose(tmp_path/'m.csv')==[]
+
+# ---- which groups, of rollouts that do not say it plainly
+
+G = 8
+def answers(seed=1):
+    "(step, prompt, place, reward) of four steps of three groups: all right, mixed, all wrong"
+    rng = np.random.default_rng(seed)
+    return [(s, p, i, 1. if p==0 else float(i==3 or rng.random()<.5)*(i!=4) if p==1 else 0.)
+        for s in range(1, 5) for p in range(3) for i in range(G)]
+def asked(s, p): return f'What is {p}+{s}?'
+def centred(r, p): return (r-.5)*(p==1)   # an advantage, up to a factor
+def batches(**columns):
+    rows = []
+    for s in range(1, 5):
+        batch = [o for o in answers() if o[0]==s]
+        rows.append({k:[f(*o) for o in batch] for k,f in columns.items()})
+    return rows
+def wandb_table(rows): return json.dumps(dict(columns=list(rows[0]), data=[list(o.values()) for o in rows]))
+
+def verl_v1(d):
+    lines(d/'1.jsonl', [dict(input=asked(s, p), output=f'answer {i}', score=r, step=s,
+        uid=f'{s}{p}ab-1c_{i}_0') for s,p,i,r in answers()])
+def verl_v1_one_prompt(d):   # which the ids tell apart, and nothing else could
+    lines(d/'1.jsonl', [dict(input='What?', output=f'answer {i}', score=r, step=s, uid=f'{s}{p}ab-1c_{i}_0')
+        for s,p,i,r in sorted(answers(), key=lambda o: (o[0], o[2]))])
+def other_ids(d):   # one for each answer, and they say no more
+    lines(d/'1.jsonl', [dict(input=asked(s, p), output=f'answer {i}', score=r, step=s, uid=f'{s:x}{p:x}{i:x}')
+        for s,p,i,r in answers()])
+def verl_twice(d):
+    lines(d/'1.jsonl', [dict(input=asked(s, min(p, 1)), output=f'answer {i}', score=r, step=s)
+        for s,p,i,r in answers()])
+def wandb_parts(d):
+    rows = [dict(step=s, prompt=asked(s, p), completion=f'answer {i}', form=.5, right=r,
+        advantage=centred(r, p)) for s,p,i,r in answers()]
+    (d/'3.table.json').write_text(wandb_table(rows))
+def wandb_one(d):
+    rows = [dict(step=f'{s}', prompt=asked(s, p), completion=f'answer {i}', reward=r)
+        for s,p,i,r in answers()]
+    (d/'4.table.json').write_text(wandb_table(rows))
+def wandb_folder(d):   # a table for each step, deep in the folder of a run
+    at = d/'run-1'/'files'/'media'/'table'
+    at.mkdir(parents=True)
+    for s in range(1, 5):
+        rows = [dict(step=s, prompt=asked(s, p), completion=f'answer {i}', right=r, advantage=centred(r, p))
+            for s_,p,i,r in answers() if s_==s]
+        (at/f'completions_{s}_0f3c.table.json').write_text(wandb_table(rows))
+def swift(d):
+    lines(d/'completions.jsonl', batches(step=lambda s, *_: str(s), prompt=lambda s, p, *_: asked(s, p),
+        completion=lambda s, p, i, r: f'answer {i}', MathAccuracy=lambda s, p, i, r: r,
+        advantages=lambda s, p, i, r: centred(r, p)))
+    lines(d/'logging.jsonl', [{'global_step/max_steps':f'{s}/4', 'reward':.25*s} for s in range(1, 5)])
+def swift_older(d):
+    lines(d/'completions.jsonl', batches(step=lambda s, *_: str(s), reward=lambda s, p, i, r: r,
+        messages=lambda s, p, *_: [dict(role='user', content=asked(s, p))],
+        completion=lambda s, p, i, r: f'answer {i}'))
+
+DUMPS = (verl_v1, verl_v1_one_prompt, other_ids, verl_twice, wandb_parts, wandb_one, wandb_folder, swift,
+    swift_older)
+@pytest.mark.parametrize('make', DUMPS, ids=lambda f: f.__name__)
+def test_groups_are_found_in_newer_dumps(make, tmp_path):
+    make(tmp_path)
+    run = open_run(tmp_path)
+    assert run.steps==[1, 2, 3, 4] and [len(o['rewards']) for o in run.rows]==[G]*12
+    for s in run.steps:
+        of = {(o['dead'], np.mean(o['rewards'])) for o in run.by_step[s]}
+        base = .5 if make is wandb_parts else 0.
+        assert {(True, base), (True, 1+base)}<of and sum(not d for d,_ in of)==1
+        living, = (o for o in run.by_step[s] if not o['dead'])
+        assert living['rewards']==[base+r for t,p,_,r in answers() if (t, p)==(s, 1)]
+        assert living['completions']==[f'answer {i}' for i in range(G)]
+    if make is swift: assert run.history['reward'].tolist()==[.25, .5, .75, 1.]
+    if make is wandb_parts: assert set(run.rows[0]['rewards_by_func'])=={'form','right'}
+
+def test_groups_of_different_sizes_stay_whole():
+    "Four answers to one prompt and eight to another: nothing says that the eight are two groups"
+    rows = [dict(prompt=p, completion='a', reward=float(i), step=1)
+        for p,n in (('a', 4), ('b', 8), ('c', 8)) for i in range(n)]
+    assert [len(o['rewards']) for o in groups_of(rows)[0]]==[4, 8, 8]
+    odd = [dict(prompt=p, completion='a', reward=float(i), step=1)
+        for p,n in (('a', 3), ('b', 8)) for i in range(n)]
+    assert [len(o['rewards']) for o in groups_of(odd)[0]]==[3, 8]
+
+# ---- numbers that are no rewards
+
+def judged_rows(**more):
+    rng = np.random.default_rng(0)
+    rows = []
+    for s,p,i in ((s, p, i) for s in range(8) for p in range(4) for i in range(G)):
+        right,form = float(rng.random()<.4),float(rng.random()<.6)
+        about = dict(input=asked(s, p), output=f'answer {i}', step=s, group_id=f'{s}-{p}')
+        rows.append(about|dict(right=right, form=form)|{k:f(rng, right, form) for k,f in more.items()})
+    return rows
+def summed(rng, right, form): return right+form
+def weighed(rng, right, form): return right+.2*form
+
+NUMBERS = dict(pred=lambda rng, *_: str(rng.integers(100)), latency_s=lambda rng, *_: float(30*rng.random()),
+    difficulty=lambda rng, *_: int(rng.integers(1, 11)), epoch=lambda *_: 3, tokens_used=lambda *_: 0)
+@pytest.mark.parametrize('reward,parts,weights', [(summed, ['right','form'], None),
+    (weighed, ['right','form'], [1., .2]), (lambda rng, right, form: right, ['right'], None)])
+def test_a_number_beside_the_reward_is_no_part_of_it(tmp_path, reward, parts, weights):
+    lines(tmp_path/'r.jsonl', judged_rows(score=reward, **NUMBERS))
+    run = open_run(tmp_path/'r.jsonl')
+    assert list(run.rows[0]['rewards_by_func'])==parts and run.setting('reward_weights')==weights
+    told = str(diagnose(run))
+    assert 'drowns' not in told and not any(k in told for k in NUMBERS)
+
+def test_a_part_is_found_by_its_name_as_well(tmp_path):
+    named = {'rewards/brevity':lambda rng, *_: float(rng.random()), 'style_reward':lambda *_: None,
+        'reward_std':lambda *_: .3, 'mean_reward':lambda *_: .5}
+    lines(tmp_path/'r.jsonl', judged_rows(score=lambda rng, right, form: 2*right-1, **named))
+    assert list(open_run(tmp_path/'r.jsonl').rows[0]['rewards_by_func'])==['rewards/brevity']
+
+def test_equal_rewards_make_no_column_a_part(tmp_path):
+    "All right, and in the first epoch: 1 is 1"
+    lines(tmp_path/'r.jsonl', judged_rows(score=lambda *_: 1., epoch=lambda *_: 1))
+    assert open_run(tmp_path/'r.jsonl').rows[0]['rewards_by_func'] is None
+
+# ---- tables without a reward: its parts, their weights, and who is dead
+
+def trl_table(weights, scale=True, n=6, seed=0, **more):
+    "Rows as TRL logs them, whose advantages are of the weighted sum of f0, f1, …"
+    rng,rows = np.random.default_rng(seed),[]
+    for g in range(n):
+        x = rng.integers(0, 4, (G, len(weights)))/2
+        if g==0: x[:] = x[0]
+        r = x@np.array(weights)
+        A = (r-r.mean())/((r.std(ddof=1)+1e-4) if scale else 1)
+        rows += [dict(step=1, prompt=f'{g}', completion=f'{i}')|{f'f{j}':v for j,v in enumerate(x[i])}
+            |{k:f(rng) for k,f in more.items()}|dict(advantage=float(np.float32(A[i]))) for i in range(G)]
+    return rows
+
+@pytest.mark.parametrize('scale', [True, False])
+@pytest.mark.parametrize('weights', [[1., 1.], [1., .2], [.5, 1.], [1., 0.], [0., 1., .3], [1., -.5]])
+def test_weights_follow_from_the_advantages(tmp_path, weights, scale):
+    rows = trl_table(weights, scale, seconds=lambda rng: float(rng.random()))
+    (tmp_path/'completions').mkdir()
+    for k in range(2):
+        df = pd.DataFrame(rows[24*k:24*k+24]).assign(step=k+1)
+        df.to_parquet(tmp_path/f'completions/completions_0000{k}.parquet')
+    run = open_run(tmp_path)
+    assert 'seconds' not in run.rows[0]['rewards_by_func']
+    for g,o in enumerate(run.rows):
+        own = rows[G*g:G*g+G]
+        want = [sum(w*a[f'f{j}'] for j,w in enumerate(weights)) for a in own]
+        assert o['rewards']==pytest.approx(want, abs=1e-3)
+        assert o['dead']==(max(abs(a['advantage']) for a in own)<=1e-6)
+
+def test_a_groups_advantages_say_whether_it_is_dead(tmp_path):
+    "Parts that nothing can weigh: added up as they are, which the page says; the advantages know better"
+    half = [dict(step=1, prompt=p, completion=f'{i}', a=float(i%2), b=-.5*(i%2), advantage=A*(-1)**i)
+        for p,A in (('lives', .87), ('lives too', .5), ('dead', 0.)) for i in range(4)]
+    (tmp_path/'t.table.json').write_text(wandb_table(half))
+    run = open_run(tmp_path/'t.table.json')
+    assert [(o['dead'], o['why']) for o in run.rows]==[(False, None), (False, None), (True, 'equal')]
+    assert any('no weights' in n for n in run.notes) and run.history['frac_reward_zero_std'].tolist()==[1/3]
+    noise = [dict(prompt='q', completion='a', reward=.1, advantage=a) for a in (7e-5, -7e-5)]
+    given = [dict(prompt='p', completion='a', reward=.1, advantage=a) for a in (.4, .4)]   # of a batch's mean
+    lines(tmp_path/'r.jsonl', noise+given)
+    assert [o['dead'] for o in open_run(tmp_path/'r.jsonl').rows]==[True, False]
+
+def test_what_only_a_reward_of_weight_0_judged_was_not_judged(tmp_path):
+    rows = [dict(step=1, prompt='q', completion=f'{i}', right=1.*i if i<3 else None, seen=.5*(i%2)+.1*i,
+        advantage=a) for i,a in enumerate((-1., 0., 1., 0.))]
+    rows += [dict(step=1, prompt='p', completion=f'{i}', right=1.*(i>1), seen=.3*i*i, advantage=a)
+        for i,a in enumerate((-.9, -.9, .9, .9))]
+    log = [{'step':s, 'reward':.5, 'rewards/right/mean':.5, 'rewards/seen/mean':.2} for s in range(1, 5)]
+    (tmp_path/'trainer_state.json').write_text(json.dumps(dict(log_history=log)))
+    (tmp_path/'completions').mkdir()
+    pd.DataFrame(rows).to_parquet(tmp_path/'completions'/'completions_00001.parquet')
+    run = open_run(tmp_path)
+    assert run.rows[0]['rewards']==[0., 1., 2., None] and run.setting('reward_weights')==[1., 0.]
+    assert list(run.rows[0]['rewards_by_func'])==['right','seen']

@@ -177,6 +177,29 @@ def test_several_rewards_none_among_them_and_conversations():
             o['rewards_by_func']['maybe'])]
     assert r.settings['data']['prompt_format']=='conversational'
 
+@pytest.mark.parametrize('how', ['sum_then_normalize','normalize_then_sum'])
+def test_a_measure_of_weight_0_judges_no_answer(how):
+    "With it or without it, the same is learned; what it measured is logged of every answer"
+    def some(completions, **kw): return [None,1.,0.,None]*(len(completions)//4)
+    def measured(completions, **kw): return [.25*(i%4) for i in range(len(completions))]
+    kw = dict(per_device_train_batch_size=8, max_steps=2, logging_steps=1, multi_objective_aggregation=how)
+    alone = T.trainer([some], **kw)
+    alone.train()
+    both = T.trainer([some,measured], reward_weights=[1.,0.], **kw)
+    both.train()
+    assert T.same(T.weights(alone), T.weights(both))
+    a,b = (read_run(t.args.output_dir) for t in (alone, both))
+    for o,p in zip(a.rows, b.rows):
+        assert o['rewards']==p['rewards']==[None,1.,0.,None] and o['dead']==p['dead']==False
+        assert o['advantages_before']==p['advantages_before'] and p['advantages_before'][0]==0.
+        assert p['rewards_by_func']['measured']==[0.,.25,.5,.75]
+    logged = [o for o in both.state.log_history if 'loss' in o]
+    for o in logged:
+        assert o['rewards/measured/mean']==pytest.approx(.375)
+        assert o['rewards/measured/std']==pytest.approx((.625/7)**.5)   # of 8 values, by hand
+        assert o['reward']==.5
+    assert list(both._logs['rewards']['measured'])==[0.,.25,.5,.75]*2
+
 def test_a_crash_leaves_what_was_trained_on():
     class Breaks(Scripted):
         def __call__(self, completions, **kw):

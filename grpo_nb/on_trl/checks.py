@@ -23,6 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ..parts.core import (
     RULES, check_option, check_prompts, check_rewards, check_rows, check_settings, known_data, reads_tokens,
     reward_name, setting, untested)
+from ..parts.groups import nan_std, unjudged
 from .distributed import RollCall, agree
 
 # %% ../../nbs/on_trl/checks.ipynb #602607b8
@@ -352,9 +353,21 @@ class CheckedTrainer(GRPOTrainer):
             with self.timed('reward'): r = super()._calculate_rewards(*args, **kwargs)
         finally: self.reward_funcs = funcs
         if failed is not None: self._meet(failed)
-        self._count_unjudged(r)
         self._rewards = r   # (N, F) of all processes
-        return r
+        counted = r.masked_fill(unjudged(r, self.reward_weights)[:,None], torch.nan)
+        self._count_unjudged(counted)
+        return counted   # TRL would take a measure of weight 0 for a reward of 0
+
+    def _log_measures(self):
+        "Log what functions of weight 0 said of completions that no other judged, which TRL did not see."
+        r = self._rewards
+        if not (unjudged(r, self.reward_weights) & ~r.isnan().all(1)).any(): return
+        metrics = self._metrics['train' if self.model.training else 'eval']
+        for name,x in zip(self.reward_func_names, r.unbind(1)):
+            metrics[f'rewards/{name}/mean'][-1] = x.nanmean().item()
+            metrics[f'rewards/{name}/std'][-1] = nan_std(x).item()
+            logged = self._logs['rewards'][name]
+            for i in range(1, min(len(x), len(logged))+1): logged[-i] = x[-i].item()
 
     def _meet(self, failed):
         "On several processes none may leave alone: raise on every one when a reward function failed on one."
@@ -377,7 +390,7 @@ class CheckedTrainer(GRPOTrainer):
         if self.environment_factories is None:
             check_prompts([o.get('prompt') for o in inputs], ' of the batch')
         self._sign('generation')
-        try: return super()._generate_and_score_completions(inputs)
+        try: batch = super()._generate_and_score_completions(inputs)
         except RuntimeError as e:
             if 'nan' in str(e):
                 bad = _non_finite(self.model)
@@ -386,6 +399,8 @@ class CheckedTrainer(GRPOTrainer):
                 e.add_note(f'{what} at step {self.state.global_step}: lower `learning_rate`, or resume '
                     'from an older checkpoint')
             raise
+        self._log_measures()
+        return batch
 
     def _compute_loss(self, model, inputs):
         self._sign('the loss')

@@ -7,10 +7,10 @@ __all__ = ['ALIASES', 'NAMES', 'our_name', 'find_columns', 'table_rows', 'groups
            'as_history', 'history_rows', 'open_run', 'judged', 'diagnose', 'write_rollouts']
 
 # %% ../../nbs/see/readers.ipynb #25ca52f9
-import io, json, math, re, sqlite3, sys
+import ast, io, json, math, re, sqlite3, sys
 from collections import Counter
 from contextlib import closing
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ def our_name(
     name:str,  # of a column, as another tool calls it
 )->str:        # as TRL calls it; the same where we know no better
     "What TRL calls this metric."
-    name = name.split(' - ')[-1].strip()
+    name = re.sub(r'\s*/\s*', '/', name.split(' - ')[-1].strip())   # a notebook's table has blanks
     if ours := next((k for k,theirs in ALIASES.items() if name in theirs), None): return ours
     if m := re.match('(?:train|metrics|trainer)/(.*)', name): return our_name(m[1])
     return _HELD.sub('eval/', name)
@@ -59,33 +59,55 @@ def _read_table(path):
         import pyarrow.parquet as pq
         return pq.read_table(path).to_pylist(),[]   # tells a gap from a nan, which a frame does not
     piped = str(path)=='-'
-    if not piped and path.suffix not in ('.jsonl','.json','.csv'):
-        raise ValueError(f'{path.name} is no table that we read: give .jsonl, .json, .csv or .parquet')
+    if not piped and path.suffix not in ('.jsonl','.json','.csv',*_PASTED):
+        raise ValueError(f'{path.name} is no table that we read: give .jsonl, .json, .csv or .parquet, or '
+            'what a run printed as .log or .txt')
     text = (sys.stdin.buffer.read() if piped else path.read_bytes()).decode('utf-8', 'replace')
-    name,kind = ('standard input', _kind(text)) if piped else (path.name, path.suffix)
+    name = 'standard input' if piped else path.name
+    kind = _kind(text, name) if piped or path.suffix in _PASTED else path.suffix
+    if kind=='console': return _console_rows(text),[]
+    if kind=='pasted': return _pasted_rows(text),[]
     if kind=='.csv':
         try: table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
         except ValueError as e: raise ValueError(f'{name} is no table: {e}') from None
         return [{k:v or None for k,v in o.items()} for o in table.to_dict('records')],[]
     found = json.loads(text) if kind=='.json' else [_line(o) for o in text.split('\n') if o.strip()]
-    if isinstance(found, dict):   # TRL's trainer_state.json, or any list in it
-        found = next((v for v in (found.get('log_history'), *found.values()) if isinstance(v, list)), [])
+    if isinstance(found, dict): found = _rows_in(found)
     rows = [o for o in found if isinstance(o, dict)]
+    if not rows and (printed := _console_rows(text)): return printed,[]
     what,bad = 'entries' if kind=='.json' else 'lines',len(found)-len(rows)
     return rows,[f'{name}: {bad} {what} could not be read and are left out.']*bool(bad)
+
+_PASTED = '.log','.txt','.out','.tsv','.md',''   # text of any kind
+
+def _rows_in(o):
+    "The rows of a dict: a table of W&B, TRL's trainer_state.json, or any list in it."
+    if isinstance(o.get('columns'), list) and isinstance(o.get('data'), list):
+        return [dict(zip(o['columns'], row)) if isinstance(row, list) else None for row in o['data']]
+    return next((v for v in (o.get('log_history'), *o.values()) if isinstance(v, list)), [])
 
 def _line(text):
     "What JSON says; None where it can't be read."
     try: return json.loads(text or '{}')
     except (TypeError, ValueError): return None
 
-def _kind(text):
-    "What comes through a pipe."
+def _kind(text, name='standard input'):
+    "What a text without a telling name holds."
     if not text.strip():
-        raise ValueError('nothing came in on stdin: give JSON lines, or a CSV with its header')
+        if name=='standard input':
+            raise ValueError('nothing came in on stdin: give JSON lines, a CSV with its header, or what a '
+                'run printed')
+        raise ValueError(f'{name} is empty')
     whole = _line(text)
-    if isinstance(whole, list) or isinstance(whole, dict) and 'log_history' in whole: return '.json'
-    return '.jsonl' if text.lstrip()[0] in '{[' else '.csv'
+    if isinstance(whole, list): return '.json'
+    if isinstance(whole, dict) and {'log_history','data'} & set(whole): return '.json'
+    first = next(o for o in text.split('\n') if o.strip())
+    if isinstance(_line(first), dict): return '.jsonl'
+    if _console_rows(text): return 'console'
+    if _pasted_rows(text): return 'pasted'
+    if name=='standard input' or ',' in first: return '.jsonl' if first.lstrip()[0] in '{[' else '.csv'
+    raise ValueError(f"{name} has no metrics that we know: need lines such as {{'loss': 0.1, 'reward': 0.5}} "
+        'as a trainer prints them, a table with its header, or JSON lines')
 
 def _number(v):
     "A finite number, or None."
@@ -101,13 +123,106 @@ def _words(x):
 
 def _names(rows): return list(dict.fromkeys(k for o in rows[:50] for k in o))
 
-# %% ../../nbs/see/readers.ipynb #7c1e5b01
-def _turns(messages):
-    "(prompt, completion): what stands before the first answer, and all turns from it on."
-    first = next((i for i,m in enumerate(messages) if m.get('role')=='assistant'), len(messages))
-    return tuple(as_text(o) if o else '' for o in (messages[:first], messages[first:]))
+# %% ../../nbs/see/readers.ipynb #c05e10a1
+_PRINTED = re.compile(r'(?P<dict>\{[^{}]*\})|(?P<verl>\bstep:\d+(?: - [^\s:]+:\S+)+)'
+    r'|\|\s*(?P<at>\d+)/(?P<total>\d+)\s*\[')
+_WRAPPED = re.compile(r'\b(?:np\.\w+|tensor|array)\(\s*([^\s(),]+)[^()]*\)')
+_NO_NUMBER = re.compile(r'(?<=[\s:])([+-]?(?:nan|inf|NaN|Infinity))(?=\s*[,}])')
 
-def _episode(o):
+def _dict_in(text):
+    "What a dict says that Python or JSON wrote, on one line or wrapped; None where it can't be read."
+    for o in (text, re.sub(r'[\r\n]+', '', text)):
+        o = _NO_NUMBER.sub(r"'\1'", _WRAPPED.sub(r'\1', o))
+        for read in (json.loads, ast.literal_eval):
+            try: said = read(o)
+            except (MemoryError, SyntaxError, TypeError, ValueError): continue
+            if isinstance(said, dict) and all(isinstance(k, str) for k in said): return said
+
+def _is_metric(name):
+    "Is it the name of a metric, as trainers print them?"
+    return name!='step' and (name in ALIASES or name.startswith(('rewards/','eval','train_')))
+
+def _console_rows(text):
+    "The rows of metrics that a trainer printed, with a step each; [] where there are none."
+    rows,bars,at = [],[],{}   # bars: for each row {total of a progress bar: where it was}
+    for m in _PRINTED.finditer(text):
+        if m['total']: at[m['total']] = int(m['at'])
+        elif m['verl']:
+            pairs = (o.split(':', 1) for o in m['verl'].split(' - '))
+            said = {k:_WRAPPED.sub(r'\1', v) for k,v in pairs}
+        else: said = _dict_in(m['dict'])
+        if m['total'] or not said or not any(_is_metric(our_name(k)) for k in said): continue
+        rows.append(said)
+        bars.append(dict(at))
+    return _with_steps(rows, bars)
+
+def _with_steps(rows, bars):
+    "Printed rows with the step of the progress bar that went with them, or else by their count."
+    def is_aside(o): return all(k=='epoch' or k.startswith(('eval_','train_')) for k in o)
+    own = [i for i,o in enumerate(rows) if not is_aside(o)]
+    def climbs(total):
+        seen = [bars[i].get(total, -1) for i in own]
+        return sum(b>a for a,b in zip([-1]+seen, seen))
+    total = max({k for o in bars for k in o}, key=climbs, default=None)
+    follow = total is not None and climbs(total)>=.8*len(own)
+    out,step = [],0
+    for i,o in enumerate(rows):
+        told = any(our_name(k)=='step' for k in o)
+        if i in own: step = max(step+1, bars[i].get(total, 0)) if follow else step+1
+        out.append(o if told else o|dict(step=step))   # an evaluation belongs to the step before it
+    return out
+
+def _pasted_rows(text):
+    "The rows of a table as one pastes it, with columns cut by tabs, `|` or several blanks; [] for none."
+    lines = [o.strip('\r') for o in text.split('\n') if o.strip()]
+    for cut in ('\t', r'\|', r'\s{2,}'):
+        cells = [[c.strip() for c in re.split(cut, o.strip(' |') if cut!='\t' else o)] for o in lines]
+        known = lambda o: sum(_is_metric(our_name(c)) for c in o)
+        head = next((i for i,o in enumerate(cells) if len(o)>1 and known(o)), None)
+        if head is None: continue
+        names = cells[head]
+        rows = [o for o in cells[head+1:] if len(o)==len(names) and number(o[0]) is not None]
+        return [{k:v or None for k,v in zip(names, o)} for o in rows]
+    return []
+
+# %% ../../nbs/see/readers.ipynb #7c1e5b01
+def _split(messages, start):
+    "(prompt, completion) as text, of messages whose first `start` are the prompt."
+    return tuple(as_text(o) if o else '' for o in (messages[:start], messages[start:]))
+
+def _first_answer(messages, at=0):
+    "The place of the first assistant's message from `at` on; the end where there is none."
+    return next((i for i,m in enumerate(messages) if i>=at and m.get('role')=='assistant'), len(messages))
+
+def _count_examples(talks):
+    """How many messages at the start are solved examples: every conversation begins with them, the last is
+    an assistant's, and the messages after it differ.
+    """
+    if len(talks)<2: return 0
+    shared = 0
+    while all(len(o)>shared and o[shared]==talks[0][shared] for o in talks): shared += 1
+    answers = [i+1 for i,m in enumerate(talks[0][:shared]) if m.get('role')=='assistant']
+    if not answers: return 0
+    end = answers[-1]
+    questions = {str(o[end]) for o in talks if len(o)>end and o[end].get('role')=='user'}
+    return end if len(questions)>1 else 0
+
+def _messages(o):
+    "A record's conversation, where nothing but roles tells prompt and answer apart; else None."
+    if {'messages','metadata'}<=set(o): return o['messages']
+    nodes = o.get('nodes') or next((t.get('nodes') for t in o.get('traces') or []), None)
+    return None if not nodes or 'sampled' in nodes[0] else [n.get('message') or {} for n in nodes]
+
+def _conversations(rows):
+    "Those of `_messages`, of records that are whole."
+    out = []
+    for o in rows:
+        try: talk = _messages(o)
+        except (AttributeError, TypeError): continue   # a damaged record, which is counted later
+        if talk and all(isinstance(m, dict) for m in talk): out.append(talk)
+    return out
+
+def _episode(o, examples):
     "Rows of an episode of verifiers, as prime-rl writes them; a trace for each agent."
     run,group = o.get('run') or {},o.get('group') or {}
     about = run.get('work') or run
@@ -115,22 +230,28 @@ def _episode(o):
     if not o.get('traces'): return 'an episode without a trace'
     rows = []
     for i,t in enumerate(o['traces']):
-        prompt,completion = _turns([n.get('message') or {} for n in t.get('nodes') or []])
-        scores = {k:v['score'] for k,v in (t.get('rewards') or {}).items() if v}
-        paid = [v['score']*v.get('weight', 1.) for v in (t.get('rewards') or {}).values() if v]
+        nodes = t.get('nodes') or []
+        messages = [n.get('message') or {} for n in nodes]
+        start = _first_answer(messages, examples)
+        if nodes and 'sampled' in nodes[0]:
+            start = next((k for k,n in enumerate(nodes) if n.get('sampled')), len(nodes))
+        prompt,completion = _split(messages, start)
+        paid = {k:v for k,v in (t.get('rewards') or {}).items() if v}
         task = (t.get('task') or {}).get('key') or prompt
-        rows.append(dict(prompt=prompt, completion=completion, reward=sum(paid) if paid else None,
-            advantage=t.get('advantage'), step=about.get('step'),
-            group_id=f"{group.get('id') or task} {i or ''}".strip())|scores)
+        rows.append(dict(prompt=prompt, completion=completion, step=about.get('step'),
+            reward=sum(v['score']*v.get('weight', 1.) for v in paid.values()) if paid else None,
+            advantage=t.get('advantage'), group_id=f"{group.get('id') or task} {i or ''}".strip(),
+            rewards_by_func={k:v['score'] for k,v in paid.items()},
+            reward_weights={k:v.get('weight', 1.) for k,v in paid.items()}))
     return rows
 
-def _summary(o):
+def _summary(o, examples):
     "A row of tinker's rollout summaries, which hold no texts unless traces are on."
     if o.get('split')=='eval': return 'an evaluation'
-    told = [s.get('trace') or {} for s in o['steps']]
-    said = [m for t in told[:1] for m in (t.get('prompt') or {}).get('messages') or []]
-    said += [m for t in told for m in (t.get('completion') or {}).get('messages') or []]
-    prompt,completion = _turns(said)
+    traces = [s.get('trace') or {} for s in o['steps']]
+    asked = [m for t in traces[:1] for m in (t.get('prompt') or {}).get('messages') or []]
+    said = [m for t in traces for m in (t.get('completion') or {}).get('messages') or []]
+    prompt,completion = _split(asked+said, len(asked))
     return [dict(prompt=prompt or f"group {o['group_idx']}", completion=completion, step=o.get('iteration'),
         reward=o.get('total_reward'), group_id=o['group_idx'],
         n_tokens=sum(s.get('ac_len') or 0 for s in o['steps']),
@@ -141,7 +262,7 @@ def _unwrapped(x):
     while isinstance(x, list) and len(x)==1: x = x[0]
     return x
 
-def _nemo(o):
+def _nemo(o, examples):
     "A row of NeMo-RL's `train_data_step*.jsonl`: the turns' texts in a list, first the prompt."
     said = _unwrapped(o['content'])
     if not isinstance(said, list): return 'one text without a mark where its prompt ends'
@@ -150,26 +271,43 @@ def _nemo(o):
     return [dict(prompt=_words(said[0]), completion='\n'.join(map(_words, said[1:])), advantage=A,
         reward=_unwrapped(o['rewards']))]
 
-def _trace(o):
+def _trace(o, examples):
     "A `trackio.Trace`: messages, and what the trainer noted beside them."
-    prompt,completion = _turns(o['messages'])
+    prompt,completion = _split(o['messages'], _first_answer(o['messages'], examples))
     if not completion: return 'a trace without an answer'
     about = o.get('metadata') or {}
     return [{k:v for k,v in about.items() if not isinstance(v, (dict,list))}
         |dict(prompt=prompt, completion=completion, step=o.get('step', about.get('step')))]
 
 _KINDS = (   # (the names that a row of this kind has, how it becomes rows of a table)
-    ({'traces','group'}, _episode), ({'nodes','rewards'}, lambda o: _episode(o|dict(traces=[o]))),
+    ({'traces','group'}, _episode),
+    ({'nodes','rewards'}, lambda o, examples: _episode(o|dict(traces=[o]), examples)),
     ({'steps','group_idx'}, _summary), ({'content','rewards'}, _nemo), ({'messages','metadata'}, _trace))
+
+def _is_batch(o):
+    "A row for a whole batch: its completions, and other columns, are lists of one length?"
+    said = next((o[k] for k in NAMES['completion'] if k in o), None)
+    if not isinstance(said, list) or not said: return False
+    if not all(isinstance(x, (str,list)) for x in said): return False   # messages of one conversation
+    asked = next((o[k] for k in NAMES['prompt'] if k in o), None)
+    return isinstance(asked, list) and len(asked)==len(said)
+
+def _unbatch(o):
+    "The rows of a batch, a dict for each completion; what is no list of that length is the same for all."
+    n = len(next(o[k] for k in NAMES['completion'] if k in o))
+    return [{k:v[i] if isinstance(v, list) and len(v)==n else v for k,v in o.items()} for i in range(n)]
 
 def table_rows(
     rows:list,  # dicts, as a framework wrote them
 )->tuple:       # (dicts, one per completion; list of str: what was left out)
-    "Records of prime-rl, verifiers, tinker, NeMo-RL and trackio as rows of one table; others as they are."
+    """Records of prime-rl, verifiers, tinker, NeMo-RL, trackio and ms-swift as rows of one table; others
+    as they are.
+    """
     out,left = [],Counter()
+    examples = _count_examples(_conversations(rows))
     for o in rows:
         make = next((f for names,f in _KINDS if names<=set(o)), None)
-        try: made = make(o) if make else [o]
+        try: made = make(o, examples) if make else _unbatch(o) if _is_batch(o) else [o]
         except (AttributeError, IndexError, KeyError, TypeError) as e:
             made = f'a record of another shape ({e!r:.60})'
         if isinstance(made, str): left[made] += 1
@@ -209,13 +347,86 @@ def _read_trackio(path):
     return rows,tables+[made]*bool(made),notes+left
 
 # %% ../../nbs/see/readers.ipynb #9bee0f5c
-def _extra(rows, at):
-    "Names of the other columns that hold a number: most often single reward functions."
+_STATISTICS = set('mean avg average max min std sum total final raw group baseline normalized scaled '
+    'shaped'.split())
+
+def _is_named_part(name):
+    "Does a column's name say that it is a single reward?"
+    name = name.lower()
+    if m := re.fullmatch(r'rewards?(?:_funcs?)?[/.](.+)', name): return m[1] not in _STATISTICS
+    m = re.fullmatch(r'(.+?)[/._]rewards?(?:_func(?:tion)?)?', name)
+    return bool(m) and m[1] not in _STATISTICS
+
+def _numeric(rows, at):
+    "Names of the other columns that hold numbers and gaps."
     known = set(at.values())|_ASIDE|{o for names in NAMES.values() for o in names}
     def numeric(k):
         some = [number(o[k]) for o in rows[:50] if o.get(k) is not None]
         return bool(some) and None not in some
-    return [k for k in _names(rows) if k not in known and k[:1]!='_' and numeric(k)][:6]
+    return [k for k in _names(rows) if k not in known and k[:1]!='_' and numeric(k)]
+
+def _matrix(rows, names):
+    "The numbers of these columns, (rows, columns), 0 where a function had no opinion."
+    numbers = [[_number(o.get(k)) or 0. for k in names] for o in rows]
+    return np.array(numbers, float).reshape(len(rows), len(names))
+
+def _summing(X, y, close=1e-5, most=10):
+    """Weights (k,) with which the columns of `X` add up to `y` in every row, 0 for those that are no part;
+    None where there are none. Ones come first, and of several choices the one with most columns.
+    """
+    k = X.shape[1]
+    if not k or not len(y) or not np.ptp(y): return None   # equal rewards do not tell
+    off = close*max(1., np.abs(y).max())
+    some = [j for j in range(k) if X[:, j].any()]
+    for n in range(len(some), 0, -1) if len(some)<=most else ():
+        for S in combinations(some, n):
+            if np.abs(X[:, S].sum(1)-y).max()<=off: return np.isin(np.arange(k), S).astype(float)
+    if not some or len(y)<4*len(some) or np.linalg.matrix_rank(X[:, some])<len(some): return None
+    w = np.zeros(k)
+    w[some] = np.linalg.lstsq(X[:, some], y, rcond=None)[0]
+    w = np.where(np.abs(w)*np.ptp(X, 0)<=off, 0., np.round(w, 6))
+    return w if w.any() and np.abs(X@w-y).max()<=off else None
+
+def _explaining(groups, close=1e-7, clear=1e-5):
+    """Weights (k,) of columns whose sum gives the advantages of every group, up to a positive factor for
+    each; the largest is 1. None where there are none, or several.
+
+    `groups` are pairs of advantages (G,) and columns (G, k). With weights w a group's centred columns C obey
+    C w = c A, so w is what all these equations leave free.
+    """
+    if not groups: return None
+    pairs = [(A, C-C.mean(0)) for A,C in groups]
+    size = np.sqrt(sum((C*C).sum(0) for _,C in pairs))
+    free = size<=1e-9   # constant within every group: any weight fits
+    k = len(size)
+    if free.all(): return np.ones(k)
+    M,toward = np.zeros((k, k)),np.zeros(k)
+    for A,C in pairs:
+        C,n = C/np.where(free, 1., size),np.linalg.norm(A)
+        a = A/n if n>1e-6 else 0*A
+        rest = C-np.outer(a, a@C)
+        M,toward = M+rest.T@rest,toward+a@C
+    vary = np.flatnonzero(~free)
+    if all(np.abs(A).max()<=1e-6 for A,_ in pairs): return free.astype(float)   # what varies has weight 0
+    values,vectors = np.linalg.eigh(M[np.ix_(vary, vary)])
+    ones = size[vary]/np.linalg.norm(size[vary])
+    if ones@M[np.ix_(vary, vary)]@ones<=close and ones@toward[vary]>0: return np.ones(k)
+    if values[0]>close or len(values)>1 and values[1]<=clear: return None
+    v = vectors[:, 0]*np.sign(vectors[:, 0]@toward[vary])
+    if v@toward[vary]<=1e-3: return None   # what it gives is not the advantages, but nothing at all
+    w = np.ones(k)
+    w[vary] = v/size[vary]
+    w[vary] /= np.abs(w[vary]).max()
+    return np.where(np.abs(w)<=1e-3, 0., np.round(w, 4))
+
+def _parts(rows, columns=None, most=4000):
+    "{column that is part of the reward: its weight}, for a table that has a reward."
+    at = find_columns(_names(rows), columns)
+    some = [o for o in rows[::max(1, len(rows)//most)] if _number(o.get(at['reward'])) is not None]
+    names = _numeric(rows, at)
+    found = _summing(_matrix(some, names), np.array([_number(o[at['reward']]) for o in some]))
+    fits = dict(zip(names, map(float, found))) if found is not None else {}
+    return {k:fits.get(k) or 1. for k in names if fits.get(k) or _is_named_part(k)}
 
 def groups_of(
     rows:list,           # dicts, one per completion
@@ -224,13 +435,44 @@ def groups_of(
 )->tuple:                # (groups as in groups.jsonl, completions that stood alone)
     "Rows of a table as groups of the record. ValueError as of `find_columns`."
     if not rows: return [],0
+    return _groups(rows, step, columns, _parts(rows, columns))[:2]
+
+def _keyed(rows, at, step):
+    "(rows by the step and the name of their group; how they were found where that needs a word, or '')"
+    def key(o, name):
+        s = _number(o.get(at.get('step')))
+        return step if s is None else int(s),name
+    def by(name):
+        found = {}
+        for o in rows: found.setdefault(key(o, name(o)), []).append(o)
+        return found
+    def asked(o): return _words(o.get(at['prompt']))
+    def given(o): return asked(o) if o.get(at.get('group')) is None else str(o[at['group']])
+    found = by(given)
+    if 'group' not in at: return _of_one_size(found)
+    if max(map(len, found.values()))>1: return found,''
+    own = f"each answer has an id of its own in `{at['group']}`"
+    begun = by(lambda o: re.sub(r'_\d+_\d+$', '', given(o)))   # verl: group, session, place
+    if max(map(len, begun.values()))>1:
+        return begun,f"{own}: those that differ in their last two numbers alone are a group"
+    return by(asked),f"{own}: those of one step to one prompt are a group"
+
+def _of_one_size(found):
+    "Groups of one prompt in a step, which nothing else tells apart, have the size of half of all groups."
+    G = math.gcd(*map(len, found.values()))
+    alike = sum(len(g)==G for g in found.values())
+    if G<2 or alike==len(found) or 2*alike<len(found): return found,''
+    new = {}
+    for (s,name),g in found.items():
+        for i in range(0, len(g), G): new[s,f'{name} ({i//G+1})' if len(g)>G else name] = g[i:i+G]
+    return new,(f'a prompt comes several times in a step: its answers are split into groups of {G}, in the '
+        'order of the rows')
+
+def _groups(rows, step, columns, parts):
+    "(groups as in groups.jsonl, completions that stood alone, how groups were found or '')"
     at = find_columns(_names(rows), columns)
-    extra,found = _extra(rows, at),{}
     def get(o, k): return o.get(at.get(k))
-    for o in rows:
-        s,i,prompt = _number(get(o, 'step')),get(o, 'group'),_words(get(o, 'prompt'))
-        key = step if s is None else int(s),prompt if i is None else str(i)
-        found.setdefault(key, []).append(o)
+    found,note = _keyed(rows, at, step)
     out,count = [],Counter()
     for (s,key),g in sorted(found.items(), key=lambda kv: kv[0][0]):
         if len(g)<2: continue
@@ -241,10 +483,18 @@ def groups_of(
             completions=of('completion', _words), rewards=of('reward'), advantages_before=A, advantages=A,
             n_tokens=of('length', lambda x: int(_number(x) or 0)),
             truncated=of('cut', lambda x: str(x) in ('True','true','1','1.0')),
-            rewards_by_func={k:[_number(o.get(k)) for o in g] for k in extra} or None)
+            rewards_by_func=_by_function(g, parts))
         out.append(dict.fromkeys(GROUP_FIELDS)|known|_by_token(of))
         count[s] += 1
-    return out,sum(len(g)<2 for g in found.values())
+    return out,sum(len(g)<2 for g in found.values()),note
+
+def _by_function(rows, parts):
+    "The single rewards of a group by name, or None: as its rows hold them, else of these columns."
+    held = [o.get('rewards_by_func') for o in rows]
+    if all(isinstance(o, dict) for o in held):
+        parts = list(dict.fromkeys(k for o in held for k in o))
+        rows = held
+    return {k:[_number(o.get(k)) for o in rows] for k in parts} or None
 
 def _by_token(of):
     "What a group's columns say of single tokens, where every completion has as many numbers as tokens."
@@ -277,11 +527,18 @@ def _filled(rows, tol=1e-6):
     said = [finite(o.get('rewards')) for o in unsaid]
     G = max(2, *map(len, said))
     r = torch.tensor([x+[math.nan]*(G-len(x)) for x in said], dtype=torch.float64)
-    dead = dead_groups(r, tol)
+    equal = dead_groups(r, tol)
+    dead = torch.tensor([_teaches_nothing(o.get('advantages'), e) for o,e in zip(unsaid, equal.tolist())])
     wrong,right = reward_scale(rows)
     why = dead_reason((r-wrong)/(right-wrong), tol, dead)
-    for o,d,y in zip(unsaid, dead.tolist(), why): o |= dict(dead=d, why=y)
+    for o,d,y,e in zip(unsaid, dead.tolist(), why, equal.tolist()):
+        o |= dict(dead=d, why=y if e or not d else 'equal')   # else they differ in what has no weight
     return rows
+
+def _teaches_nothing(advantages, equal, zero=1e-6, rounding=1e-3):
+    "Is a group dead, by its advantages where it has them? `equal`: are its rewards?"
+    if not advantages or None in advantages: return equal
+    return max(map(abs, advantages))<=(rounding if equal else zero)
 
 # %% ../../nbs/see/readers.ipynb #16b6b3db
 def filter_note(
@@ -307,6 +564,7 @@ def as_history(
         named = {}
         for k,v in o.items():
             x,name = number(v),ours[k]
+            if name=='step' and isinstance(v, str) and (m := re.match(r'(\d+)/\d+$', v)): x = float(m[1])
             if name=='frac_living' and x is not None: name,x = 'frac_reward_zero_std',1-x
             if x is not None: named.setdefault(name, x)
             elif isinstance(v, str) and name in ALIASES and v.strip().lower() not in _GAPS:
@@ -317,7 +575,7 @@ def as_history(
     history.attrs['words'] = words
     return history
 
-_GAPS = ('','none','null','na','n/a','-')
+_GAPS = ('','none','null','na','n/a','-','no log')
 
 def _word_notes(said):
     "What stood where a number belongs, in a line per column."
@@ -349,15 +607,90 @@ def _step_in(path):
         if m := re.search(r'(?:^|step[_-]?|_)(\d+)(?:$|_|-)', name): return int(m[1])
     return None
 
-def _trl_rows(path, rows):
-    "Rows of TRL's log of completions, whose reward is the sum of its functions'; None for another table."
-    mine = path.suffix=='.db' or path.match('completions_*.parquet')
-    if not (mine and rows and 'advantage' in rows[0] and 'group_id' not in rows[0]): return None
-    G = math.gcd(*(len(list(g)) for _,g in groupby(_words(o['prompt']) for o in rows)))
+def _by_name(path, rows):
+    "Is this TRL's own table of completions, which has no reward even where a column is called so?"
+    return bool(rows) and (path.suffix=='.db' or path.match('completions_*.parquet')) \
+        and 'advantage' in rows[0] and 'group_id' not in rows[0]
+
+def _lacks_reward(path, rows, columns):
+    "A table with advantages whose reward must be made of its parts, such as TRL's, W&B's or ms-swift's?"
+    if columns or not rows: return False
+    names = _names(rows)
+    has = {k:any(n in names for n in NAMES[k]) for k in ('prompt','completion','reward','advantage')}
+    if not (has['prompt'] and has['completion'] and has['advantage']): return False
+    return (_by_name(path, rows) or not has['reward']) and bool(_candidates(path, rows))
+
+def _candidates(path, rows):
+    "Columns that may be parts of the reward."
     names = list(rows[0])
-    funcs = names[names.index('completion')+1:names.index('advantage')]
-    paid = [finite([o.get(k) for k in funcs]) for o in rows] if G>1 else []
-    return [o|dict(reward=sum(r) if r else None, group_id=i//G) for i,(o,r) in enumerate(zip(rows, paid))]
+    at = {k:next((n for n in NAMES[k] if n in names), None) for k in ('prompt','completion','advantage')}
+    if not _by_name(path, rows): return _numeric(rows, {k:v for k,v in at.items() if v})
+    own = names[names.index('completion')+1:names.index('advantage')]
+    return [k for k in own if all(o.get(k) is None or number(o[k]) is not None for o in rows[:50])]
+
+def _in_groups(rows):
+    """(the rows of a table as lists, one per group; whether only their place tells the group): without an id,
+    as many rows of one prompt as stand together everywhere.
+    """
+    at = find_columns([*_names(rows), 'reward'])
+    together = groupby(_words(o[at['prompt']]) for o in rows)
+    G = 1 if 'group' in at else math.gcd(*(len(list(g)) for _,g in together))
+    if G>1: return [rows[i:i+G] for i in range(0, len(rows), G)],True
+    return list(_keyed(rows, at, 0)[0].values()),False
+
+def _with_rewards(tables, funcs, columns, notes):
+    """Tables of pairs (file, rows); where rewards are missing, they are made of their parts, with the weights
+    that the advantages of all tables tell.
+    """
+    out,before = [],None
+    for f,rows in tables:
+        lacks = _lacks_reward(f, rows, columns)
+        if lacks:
+            asked,said = (next(n for n in NAMES[k] if n in rows[0]) for k in ('prompt','completion'))
+            texts = [(_words(o[asked]), _words(o[said])) for o in rows]
+            if texts==before: continue   # logged once more at another step
+            before = texts
+        out.append((f, rows, lacks))
+    bare = [(f, o) for f,o,lacks in out if lacks]
+    if not bare: return [(f, o) for f,o,_ in out]
+    names = list(dict.fromkeys(k for f,o in bare for k in _candidates(f, o)))
+    names = [k for k in names if k in funcs] or names
+    weights,note = _weights_of(bare, names)
+    if note: notes.append(note)
+    counted = {k:w for k,w in weights.items() if w or k in funcs}
+    return [(f, _made_rewards(o, counted) if lacks else o) for f,o,lacks in out]
+
+def _weights_of(tables, names):
+    """({part of the reward: its weight}, what is to be said of it or '') of tables that lack the reward; from
+    groups of which each function judged all or none.
+    """
+    pairs = []
+    for f,rows in tables:
+        advantage = next(n for n in NAMES['advantage'] if n in rows[0])
+        for g in _in_groups(rows)[0]:
+            told = [{k for k in names if _number(o.get(k)) is not None} for o in g]
+            A = np.array([_number(o.get(advantage)) or 0. for o in g])
+            if len(g)>1 and told[0] and all(o==told[0] for o in told): pairs.append((A, _matrix(g, names)))
+    w = _explaining(pairs)
+    if w is None or not w.any():
+        return dict.fromkeys(names, 1.),('the table has single rewards and no weights: they are added up as '
+            'they are; which groups are dead is read from the advantages.')*(len(names)>1)
+    weights = dict(zip(names, map(float, w)))
+    if (w==1).all(): return weights,''
+    return weights,('weights of the rewards, as the advantages tell them up to a factor: '
+        +', '.join(f'{k} {v:g}' for k,v in weights.items())+'.')
+
+def _made_rewards(rows, weights):
+    "The rows with a reward, its parts and their weights; what only a part of weight 0 judged was not judged."
+    groups,stand = _in_groups(rows)
+    out = []
+    for i,g in enumerate(groups):
+        for o in g:
+            paid = [w*x for k,w in weights.items() if w and (x := _number(o.get(k))) is not None]
+            made = dict(reward=sum(paid) if paid else None, reward_weights=weights,
+                rewards_by_func={k:_number(o.get(k)) for k in weights})
+            out.append(o|made|(dict(group_id=i) if stand else {}))
+    return out
 
 def _contents(path, columns):
     "(rows of metrics, tables of rollouts, list of str: what was left out) of a file that is either or both."
@@ -385,37 +718,43 @@ def _odd_values(rows, columns):
         return [v for o in rows if (v := o.get(at[k])) is not None and number(v) is None]
     return _word_notes({k:words(k) for k in ('reward','step') if k in at})
 
-def _all_groups(tables, columns, notes):
-    "Groups of pairs of a file and a table; what is left out goes into `notes`."
-    out,alone,before = [],0,None
+def _all_groups(tables, columns, notes, funcs=()):
+    """(groups, weights of their single rewards by name) of pairs of a file and a table; `funcs` are names of
+    reward functions that a log has. What is left out goes into `notes`.
+    """
+    out,alone,said,weights = [],0,{},{}
+    tables = _with_rewards([(f, o) for f,o in tables if o], funcs, columns, notes)
+    alike = {}
+    for f,rows in tables: alike.setdefault(tuple(_names(rows)), []).append(rows)
+    parts = {k:_parts([o for rows in v for o in rows], columns) for k,v in alike.items()}
     for i,(f,rows) in enumerate(tables):
-        if (told := _trl_rows(f, rows)) is not None:
-            texts = [(_words(o['prompt']), _words(o['completion'])) for o in told]
-            if texts==before: continue   # logged once more at another step
-            rows,before = told,texts
-        if rows: notes += _odd_values(rows, columns)
-        step = _step_in(f)
-        got,lone = groups_of(rows, i if step is None else step, columns)
+        notes += _odd_values(rows, columns)
+        step,own = _step_in(f),parts[tuple(_names(rows))]
+        got,lone,note = _groups(rows, i if step is None else step, columns, own)
+        if note: said[note] = 1
+        weights |= own|next((o['reward_weights'] for o in rows[:1] if 'reward_weights' in o), {})
         out += got
         alone += lone
+    notes += [f'{o}.' for o in said]
     if alone:
         notes.append(f'{alone} completions stand alone, without a group to be compared with, '
                      'and are left out.')
     if n := filter_note(out): notes.append(n)
-    return out
+    return out,weights
 
 def _files(path):
     "([what holds the metrics], tables of rollouts): paths; a single file may be either."
     if not path.is_dir(): return [path],[path]
     events = sorted(path.rglob('events.out.tfevents.*'))
-    logs = [f for p in ('metrics.jsonl','*.csv','*.jsonl','*.db') for f in sorted(path.glob(p))]
+    kinds = 'metrics.jsonl','*.csv','*.jsonl','*.db','*.log','*.tsv'
+    logs = [f for p in kinds for f in sorted(path.glob(p))]
     ours = 'history.jsonl','groups.jsonl','metrics.jsonl'
     known = doctor_table('names')['files']['rollouts']
     found = next(filter(None, ([f for f in path.glob(p) if f.name not in ours] for p in known)), [])
     found = sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
-    return [o.parent for o in events[-1:]] or logs[:1],found
+    return [o.parent for o in events[-1:]] or logs,found
 
-def _of_others(path, columns):
+def _of_others(path, columns, funcs=()):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
     logs,tables = _files(path)
     read,notes = {},[]
@@ -426,15 +765,16 @@ def _of_others(path, columns):
             why = e if f.suffix=='.db' else type(e).__name__
             read[f],said = ([], []),[f'{f.name} could not be read and is left out ({why}).']
         notes += said
-    rows = [o for f in logs for o in read[f][0]]
+    rows = next((read[f][0] for f in logs if read[f][0]), [])
     if not rows and not tables:
         raise ValueError(f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
                          'completion and reward')
-    try: groups = _all_groups([(f, o) for f in tables for o in read[f][1]], columns, notes)
+    funcs = funcs or [m[1] for k in _names(rows) if (m := re.match('(?:train/)?rewards/([^/]+)', str(k)))]
+    try: groups,weights = _all_groups([(f, o) for f in tables for o in read[f][1]], columns, notes, funcs)
     except ValueError:   # a table without the columns we need, beside a log
         if not rows: raise
-        groups = []
-    return _joined(path, rows, groups, notes)
+        groups,weights = [],{}
+    return _joined(path, rows, groups, notes, weights)
 
 def _history_of(groups):
     "What the groups say about each step: dicts, one per step."
@@ -465,13 +805,15 @@ def _opened(path, columns):
     run.history = as_history(history_rows(run))
     run.notes += _word_notes(run.history.attrs['words'])
     if run.rows: return run
-    try: other = _of_others(run.folder, columns)
+    funcs = [m[1] for k in run.history if (m := re.match('rewards/([^/]+)', k))]
+    try: other = _of_others(run.folder, columns, funcs)
     except ValueError: return run
     run.rows[:] = other.rows
+    run.settings = other.settings|run.settings
     run.notes += [o for o in other.notes if other.rows and o not in run.notes]
     return run
 
-def _joined(path, rows, groups, notes):
+def _joined(path, rows, groups, notes, weights):
     "A run of a log, of groups, or of both; the groups tell of a reward that was not logged."
     history = as_history(rows)
     if groups and 'reward' not in history: history = as_history([*_history_of(groups), *rows])
@@ -483,7 +825,10 @@ def _joined(path, rows, groups, notes):
         raise ValueError(f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
             f'{sorted(known)}')
     folder = Path('stdin') if str(path)=='-' else path if path.is_dir() else path.with_suffix('')
-    return Run(folder, {}, history, groups, {}, notes+_word_notes(history.attrs['words']))
+    named = list(groups[0]['rewards_by_func'] or {}) if groups else []
+    own = [weights.get(k, 1.) for k in named]
+    settings = {} if all(w==1 for w in own) else dict(reward_weights=own)
+    return Run(folder, settings, history, groups, {}, notes+_word_notes(history.attrs['words']))
 
 # %% ../../nbs/see/readers.ipynb #9f112f27
 def judged(
