@@ -138,7 +138,7 @@ def test_words_in_the_place_of_numbers_are_counted_and_named(tmp_path):
 
 def on_console(rows, total, text=repr, bars=True, aside=''):
     "As transformers prints a log between its progress bars, with what else a run says"
-    out = ['Loading checkpoint shards: 100%|#####| 4/4 [00:01<00:00,  2.10it/s]', 'Some weights were not used']
+    out = ['Loading checkpoint shards: 100%|#####| 4/4 [00:01<00:00,  2.10it/s]', 'Some weights were not']
     for o in rows:
         bar = f"\\r {o['step']:3d}%|##   | {o['step']}/{total} [00:10<01:00,  1.00s/it]"
         row = {k:v for k,v in o.items() if k!='step'}|dict(epoch=o['step']/total)
@@ -158,11 +158,12 @@ def in_notebook(rows, cut='\t', head=''):
 def of_verl(rows):
     named = dict(reward='critic/rewards/mean', entropy='actor/entropy', grad_norm='actor/grad_norm')
     named |= {'completions/clipped_ratio':'response_length/clip_ratio'}
-    return ''.join(f"(TaskRunner pid=7) step:{o['step']} - "+' - '.join(f'{named[k]}:{v!r}' for k,v in o.items()
-        if k in named)+'\n' for o in rows)
+    def pairs(o): return ' - '.join(f'{named[k]}:{v!r}' for k,v in o.items() if k in named)
+    return ''.join(f"(TaskRunner pid=7) step:{o['step']} - {pairs(o)}\n" for o in rows)
 
 PASTED = {   # suffix, text of rows; whether numbers stay as they are, and steps are known
-    'console': ('.log', lambda r, n: on_console(r, n)), 'wrapped': ('.txt', lambda r, n: on_console(r, n, wrapped)),
+    'console': ('.log', lambda r, n: on_console(r, n)),
+    'wrapped': ('.txt', lambda r, n: on_console(r, n, wrapped)),
     'strings': ('.log', lambda r, n: on_console(r, n, in_strings)),
     'numpy': ('.out', lambda r, n: on_console(r, n, in_numpy)),
     'json': ('.log', lambda r, n: on_console(r, n, json.dumps, aside='INFO trainer ')),
