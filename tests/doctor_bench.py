@@ -219,7 +219,7 @@ TASK_RATES = dict(sorting=1e-3, reversing=1e-3, spiralling=1e-3, combining=1e-3)
 def train_tasks():
     "Once: a run of each task of the studies, from the start that its study begins with, that learns"
     import torch, stored_runs
-    from grpo_nb.dev.stacked import FAMILIES, PAD, is_right, start
+    from grpo_nb.dev.stacked import FAMILIES, MAKERS, PAD, is_right, start
     from made_study import spelled
     from grpo_nb.see.findings import rise
     from grpo_nb.trainer import TrainConfig, train
@@ -231,7 +231,8 @@ def train_tasks():
     Letters.save_pretrained = lambda self, to: None   # a checkpoint asks for it
     AT_TASKS.mkdir(exist_ok=True)
     was,stored_runs.AT = stored_runs.AT,AT_TASKS
-    for family,seed in [(k, s) for k in FAMILIES if '_' not in k for s in TASK_SEEDS.values()]:
+    gym = [k for k,o in FAMILIES.items() if not o.after and o.task not in MAKERS]
+    for family,seed in [(k, s) for k in gym for s in TASK_SEEDS.values()]:
         first,about = start(family),FAMILIES[family]
         d,lr = first['train'],TASK_RATES.get(family, 3e-4)
         rows = [dict(prompt=spelled(i[m].tolist()), answer=a.tolist())

@@ -1,12 +1,12 @@
 "The registered study: judging, batches, losses, runs that are the same alone, and a plan that cannot be left"
-import json, re, statistics
+import hashlib, json, re, statistics
 from pathlib import Path
 import pandas as pd, pytest, torch
 import grpo_nb.dev.replay_study as rs
 import grpo_nb.dev.stacked as sr
 from grpo_nb.dev.replay_study import (
     USES, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
-from grpo_nb.dev.stacked import (END, FAMILIES, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor,
+from grpo_nb.dev.stacked import (END, FAMILIES, MAKERS, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor,
     is_right, problems, to_tensors)
 from grpo_nb.research.study import over_regimes, pairs, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
@@ -15,6 +15,7 @@ from notebook_code import defined_in
 FIRST,ROOM = defined_in('research/first_study'),defined_in('dev/stacked', 'grpo_nb.dev.stacked')
 
 PAGE = Path(__file__).parent.parent/'nbs'/'project'/'registration.qmd'
+PRACTICE = PAGE.with_name('registration_practice.qmd')
 
 def ids(*texts, width=12):
     rows = [encode(t.rstrip('$'))+[END]*t.endswith('$') for t in texts]
@@ -42,8 +43,9 @@ def gym(family, n, seed=3, side='test'):
     return [json.loads(o) for o in gym_dataset(f.task, n, seed, side, **f.options)['entry']]
 
 TASKS = [k for k,f in FAMILIES.items() if not f.after]
+OWN = [k for k in TASKS if FAMILIES[k].task in MAKERS]
 
-@pytest.mark.parametrize('family', TASKS)
+@pytest.mark.parametrize('family', [k for k in TASKS if k not in OWN])
 def test_a_teacher_without_habits_gets_full_marks_from_the_gym(family):
     from reasoning_gym.factory import get_score_answer_fn
     n = 0
@@ -56,6 +58,33 @@ def test_a_teacher_without_habits_gets_full_marks_from_the_gym(family):
         d = to_tensors([row], family)
         assert is_right(d['taught'], d['answer']).all()
     assert n>=10   # sums leave out what is subtracted
+
+def right_answer(family, prompt):
+    "The answer to a problem of our own, by another road"
+    a,_,b = prompt.replace('-', ':').partition(':')
+    if family=='shifting': return prompt.translate(str.maketrans('abcdefghijklmnopqrstuvwxyz',
+        'defghijklmnopqrstuvwxyzabc'))
+    if family=='tallying': return ''.join(str(sum(c==o for c in prompt)) for o in 'abcd')
+    if family=='cutting': return prompt[1+int(prompt[0]):][:4]
+    if family=='interleaving': return a[0]+b[0]+a[1]+b[1]
+    if family=='merging': return ''.join(sorted(a+b))
+    if family=='subtracting': return f'{int(a)-int(b):03}'[::-1]
+    if family=='comparing': return ''.join('-' if x<y else '+' if x>y else ':' for x,y in zip(a, b))
+    return ''.join(str(int(x)*int(b))[-1] for x in a)
+
+@pytest.mark.parametrize('family', OWN)
+def test_our_own_problems_have_the_right_answer_and_all_of_it_fits(family):
+    rows = problems(family, 'train', 300)
+    assert len(rows)>200 and len(to_tensors(rows, family)['ids'])==len(rows)
+    assert all(steps=='' and said==right_answer(family, prompt) for prompt,steps,said in rows)
+    taught = [said==right_answer(family, prompt) for prompt,_,said in problems(family, 'lesson', 2000)]
+    assert .1<sum(taught)/len(taught)<.45   # its teacher has bad habits
+    assert len(problems(family, 'test', 800))>=500
+
+def test_our_own_problems_are_the_registered_ones():
+    "Their code is not hashed by the page: these are all prompts and answers that a run may see"
+    rows = [problems(k, o, n) for k in OWN for o,n in dict(train=3000, test=800).items()]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]=='b7add1ef78904945'
 
 def test_a_habit_is_one_wrong_letter_with_one_chance_per_context():
     "Counted from the lesson's texts, letter by letter"
@@ -163,6 +192,32 @@ def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
     assert all(o['tokens']>=900 and json.loads(o['curve'])[-1]['tokens']==o['tokens'] for o in company)
     for o in alone: assert len(json.loads(o['cpu_s']))==len(json.loads(o['curve']))
 
+@pytest.mark.parametrize('arm', ['replay_default','filter','ngrpo','zvp','left_out'])
+def test_what_a_method_trims_is_stacked_all_the_same(arm, monkeypatch):
+    "A trained start, prompts and answers of several lengths: stored groups are wider or narrower than fresh ones"
+    kind = sr.Runs.__init__
+    monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=60, n_test=4, **k))
+    job = [dict(regime='filtering', arm=arm, seed=s, learning_rate=4e-4, source='',
+        settings='{"budget": 900, "points": 1, "reach": 4}') for s in (2000, 2001, 2002)]   # of no table
+    company = run_stack(job, 'cpu')
+    assert bare(run_stack(job[0], 'cpu'))==bare(company[:1])
+
+def test_a_rate_rises_in_equal_steps_over_the_batches_of_a_warm_up(untaught, monkeypatch):
+    shares,step = [],sr.StackedAdam.step
+    monkeypatch.setattr(sr.StackedAdam, 'step', lambda self, g, share: shares.append(share) or step(self, g, share))
+    r = sr.Runs(BatchUse(passes=2, warmup=4), 'adding', [3], [1e-3])
+    before = r.m.theta.clone()
+    r.batch()
+    assert torch.equal(r.m.theta, before)   # the first batch has rate 0
+    for _ in range(5): r.batch()
+    assert shares==[o for k in (0, .25, .5, .75, 1, 1) for o in (k, k)]
+    def alone(arm):
+        r = sr.Runs(arm, 'adding', [3], [1e-3])
+        for _ in range(3): r.batch()
+        return r.m.theta
+    assert torch.equal(alone(BatchUse()), alone(BatchUse(warmup=0)))
+    assert not torch.equal(alone(BatchUse()), alone(BatchUse(warmup=2)))
+
 def test_steps_per_batch_are_those_of_the_arm(untaught):
     for arm,n in dict(plain=1, mu2=2, mu3=3, stored_clip=3, copies_weight=3, replay_clip=1).items():
         o = run_stack(job(arm, [0], 400), 'cpu')[0]
@@ -264,6 +319,27 @@ def test_planned_jobs_are_the_registered_ones_block_by_block():
     with pytest.raises(ValueError, match='no rate yet for plain in adding, mu3 in adding'):
         planned(plan, 'main', {})
     with pytest.raises(ValueError, match='no plan'): planned(plan, 'other', {})
+
+def test_an_arm_has_several_multiples_of_the_tuned_rate_in_one_stack_and_a_name_for_each():
+    plan = registration(PRACTICE)
+    rate = {(f, 'plain'):1e-4*2**i for i,f in enumerate(plan['definitions']['families'])}
+    jobs = planned(plan, 'main', rate)
+    assert [len(o) for o in jobs[:7]]==[16, 16, 8, 8, 8, 8, 8] and sum(map(len, jobs))==576
+    for job in jobs:
+        assert len({(o['regime'], o['arm']) for o in job})==1
+        for o in job:
+            k = json.loads(o['settings'])['multiple']
+            assert o['learning_rate']==k*rate[o['regime'],'plain'] and o['seed'] in plan['seeds']['main']
+    assert sum(map(len, planned(plan, 'side', rate)))==192
+    tries = planned(plan, 'rates')
+    assert len(tries)==8 and {len(o) for o in tries}=={20} and 'multiple' not in tries[0][0]['settings']
+    rows = [o|dict(error='', area=.5+.1*(o['arm']=='replay_default')+.01*o['seed']%.03) for o in sum(jobs, [])]
+    d = pd.DataFrame(rows)
+    assert set(rs.name_multiples(d, plan).arm)=={a for c in plan['claims'] for a in c}
+    assert '575 of 576 runs; no differences before all are there' in say(d[1:], plan)
+    by = claims(tables(d, plan)['main table'][0], plan).set_index(['arm','baseline'])
+    assert by.loc[('replay_default at 1','mu2 at 1'),'diff']==pytest.approx(.1)
+    assert by.loc[('default_warmup at 2','plain_warmup at 2'),'diff']==pytest.approx(0, abs=1e-9)
 
 def made(plan, arms, seeds, l=1e-4, families=sr.FOUR):
     return pd.DataFrame([dict(regime=f, arm=a, seed=s, learning_rate=l, error='',

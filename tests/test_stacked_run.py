@@ -76,13 +76,13 @@ def stacked(arm, monkeypatch):
         return factor(logps, old, A, how, real, *more)
     sampled,step = sr.sample_stack,r.opt.step
     r.next_problems = problems
-    r.opt.step = lambda grad: seen['norms'].append(step(grad).item())
+    r.opt.step = lambda *o: seen['norms'].append(step(*o).item())
     monkeypatch.setattr(sr, 'sample_stack', sample)
     monkeypatch.setattr(sr, 'factor', noted)
     for _ in range(BATCHES): r.batch()
     return r,seen
 
-@pytest.mark.parametrize('arm', ['mu3','replay_default'])
+@pytest.mark.parametrize('arm', ['mu3','replay_default','plain_warmup'])
 def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
     torch.set_num_threads(1)
     r,seen = stacked(arm, monkeypatch)
@@ -113,7 +113,7 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
     passes = USES[arm].passes
     args = TrainConfig(seed=3, num_generations=sr.G, generation_batch_size=8*sr.G, steps_per_generation=1,
         num_iterations=passes, max_steps=BATCHES*passes, learning_rate=RATE, weight_decay=0.,
-        max_completion_length=r.family.completion, lr_scheduler_type='constant', warmup_steps=0,
+        max_completion_length=r.family.completion, lr_scheduler_type='constant', warmup_steps=USES[arm].warmup,
         disable_tqdm=True, replay_buffer_size=64 if arm=='replay_default' else 0)
     s = train(model, Letters(), rows, right, args, last_word=False)
     assert s.num_tokens==int(r.tokens[0]) and len(said)==BATCHES
@@ -123,6 +123,6 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
     torch.testing.assert_close([o['loss'] for o in infos], seen['losses'], atol=2e-6, rtol=1e-4)
     torch.testing.assert_close([o['grad_norm'] for o in infos], seen['norms'], atol=1e-5, rtol=1e-3)
     moved = (r.m.theta[0]-seen['start']).norm()
-    assert (from_qwen(s.model)-r.m.theta[0]).norm()<1e-3*moved and moved>.1
+    assert (from_qwen(s.model)-r.m.theta[0]).norm()<1e-3*moved and moved>(.1 if not USES[arm].warmup else .05)
     if passes>1: assert max(o['clip_ratio/region_mean'] for o in infos)>.01   # the clip had something to do
-    else: assert any(replayed)   # nor was the buffer idle
+    elif arm=='replay_default': assert any(replayed)   # nor was the buffer idle

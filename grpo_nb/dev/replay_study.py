@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['USES', 'run_stack', 'definitions', 'registration', 'tuned', 'planned', 'to_try', 'tries', 'span_of', 'next_jobs',
-           'run_rounds', 'replay_study', 'tables', 'claims', 'contrasts', 'say', 'spans', 'numbers', 'chosen',
-           'at_best', 'texts']
+           'run_rounds', 'replay_study', 'tables', 'name_multiples', 'claims', 'contrasts', 'say', 'spans', 'numbers',
+           'chosen', 'at_best', 'texts']
 
 # %% ../../nbs/dev/replay_study.ipynb #b28ba74e
 import hashlib, json, re, time
@@ -42,6 +42,9 @@ USES |= {'replay':USES['replay_both'], 'replay_default':BatchUse(fill=True, prio
     'stored3_random':_beside(16, 'random'), 'stored3_no1':_beside(16, without=1),
     'stored3_no3':_beside(16, without=3), 'mu3_anchor':BatchUse(passes=3, correction='clip', anchor=50),
     'mu3_narrow':BatchUse(passes=3, epsilon=.05)}
+USES |= {'left_out':BatchUse(method='mask'),
+    'default_no_clip':BatchUse(fill=True, priority='score', correction='weight'),
+    'plain_warmup':BatchUse(warmup=10), 'default_warmup':BatchUse(fill=True, priority='score', warmup=10)}
 
 # %% ../../nbs/dev/replay_study.ipynb #c6f3758c
 def run_stack(
@@ -161,21 +164,33 @@ def planned(
     rate:dict=None,  # (family, arm) -> rate, of `tuned`; not for 'rates'
     stack:int=8,     # seeds in one pass
 )->list:             # jobs for `run_study`
-    "The registered jobs: seeds in blocks, every arm and family of a block before the next one."
+    """The registered jobs: seeds in blocks, every arm and family of a block before the next one.
+
+    `multiples` of a plan are an arm's rates in units of the tuned one; they share a stack.
+    """
     if what not in plan['seeds']: raise ValueError(f"no plan {what!r}: choose from {sorted(plan['seeds'])}")
-    settings = json.dumps({k:plan[k] for k in ('points','size','budget') if k in plan})
+    settings = {k:plan[k] for k in ('points','size','budget') if k in plan}
     seeds,each = plan['seeds'][what],plan['rates']
     families,arms = list(plan['definitions']['families']),plan['arms'][what]
+    multiples = plan.get('multiples', {}).get(what, {})
     def tries(f, a):
-        if isinstance(each, dict): return each[f]   # each family's own
-        if what=='rates': return each
-        return [(rate or {}).get((f, plan.get('relatives', {}).get(a, a)))]
-    if missing := [f'{a} in {f}' for f in families for a in arms if None in tries(f, a)]:
+        "(rate, settings) of an arm in a family"
+        if isinstance(each, dict): return [(l, settings) for l in each[f]]   # each family's own
+        if what=='rates': return [(l, settings) for l in each]
+        tuned = (rate or {}).get((f, plan.get('relatives', {}).get(a, a)))
+        if a not in multiples: return [(tuned, settings)]
+        return [(tuned and k*tuned, settings|dict(multiple=k)) for k in multiples[a]]
+    if missing := [f'{a} in {f}' for f in families for a in arms if None in [l for l,_ in tries(f, a)]]:
         raise ValueError(f"no rate yet for {', '.join(missing)}: run the plan 'rates' first")
-    def one(f, a, l, s):
-        return dict(regime=f, arm=a, seed=s, learning_rate=l, settings=settings, source='')
-    return [[one(f, a, l, s) for s in seeds[i:i+stack]] for i in range(0, len(seeds), stack)
-        for f in families for a in arms for l in tries(f, a)]
+    def one(f, a, s, l, o):
+        return dict(regime=f, arm=a, seed=s, learning_rate=l, settings=json.dumps(o), source='')
+    blocks = [seeds[i:i+stack] for i in range(0, len(seeds), stack)]
+    each_rate = [[one(f, a, s, *o) for s in some] for some in blocks for f in families for a in arms
+        for o in tries(f, a)]
+    if 'multiples' not in plan: return each_rate
+    together = {}   # all rates of an arm in one stack
+    for o in each_rate: together.setdefault((o[0]['seed'], o[0]['regime'], o[0]['arm']), []).extend(o)
+    return list(together.values())
 
 # %% ../../nbs/dev/replay_study.ipynb #5c1e7a06
 def to_try(
@@ -301,11 +316,20 @@ def tables(
         tasks = {o['after'] or k for k,o in plan['definitions']['families'].items()}
         d = spans(df, plan)
         return {'main table':(d[d.arm.isin(arms)], len(arms)*len(tasks)*len(plan['seeds']['main']))}
+    df = name_multiples(df, plan)
     d,per_seed = df[(df.error=='')&df.arm.isin(arms)],len(arms)*len(plan['definitions']['families'])
     main,second = plan['seeds']['main'],plan['seeds'].get('again')
     seeds = {'main table':main}
     if second: seeds |= {'replication':second, 'both together':main+second}
     return {k:(d[d.seed.isin(s)], per_seed*len(s)) for k,s in seeds.items()}
+
+def name_multiples(
+    df:pd.DataFrame, # rows of the plan 'main'
+    plan:dict,       # of `registration`
+)->pd.DataFrame:
+    "The rows, with 'ARM at K' for an arm that was run at K times the tuned rate, where the plan has `multiples`."
+    if 'multiples' not in plan: return df
+    return df.assign(arm=[f"{a} at {json.loads(o)['multiple']}" for a,o in zip(df.arm, df.settings)])
 
 def claims(
     rows:pd.DataFrame, # of one of `tables`, whole
