@@ -68,7 +68,7 @@ def right_answer(family, prompt):
     if family=='cutting': return prompt[1+int(prompt[0]):][:4]
     if family=='interleaving': return a[0]+b[0]+a[1]+b[1]
     if family=='merging': return ''.join(sorted(a+b))
-    if family=='subtracting': return f'{int(a)-int(b):03}'[::-1]
+    if family=='swapping': return a[1]+a[0]+a[3]+a[2]
     if family=='comparing': return ''.join('-' if x<y else '+' if x>y else ':' for x,y in zip(a, b))
     return ''.join(str(int(x)*int(b))[-1] for x in a)
 
@@ -84,7 +84,7 @@ def test_our_own_problems_have_the_right_answer_and_all_of_it_fits(family):
 def test_our_own_problems_are_the_registered_ones():
     "Their code is not hashed by the page: these are all prompts and answers that a run may see"
     rows = [problems(k, o, n) for k in OWN for o,n in dict(train=3000, test=800).items()]
-    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]=='b7add1ef78904945'
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]=='27e99685b3c6c66d'
 
 def test_a_habit_is_one_wrong_letter_with_one_chance_per_context():
     "Counted from the lesson's texts, letter by letter"
@@ -184,11 +184,12 @@ def job(arm, seeds, budget=900):
         for s in seeds]
 
 @pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','filter',
-    'ngrpo','zvp','popo','stored_moment'])
+    'ngrpo','zvp','popo','stored_moment','left_out','default_no_clip','plain_warmup','default_warmup'])
 def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
     company,alone = bare(run_stack(job(arm, [3, 4]), 'cpu')),run_stack(job(arm, [4]), 'cpu')
     assert bare(alone)==[company[1]] and company[0]!=company[1]|dict(seed=3)
-    assert company[0]['batches']<company[1]['batches']   # one goes on when the other has left
+    if not USES[arm].warmup:   # at so low a rate both end at once
+        assert company[0]['batches']<company[1]['batches']   # one goes on when the other has left
     assert all(o['tokens']>=900 and json.loads(o['curve'])[-1]['tokens']==o['tokens'] for o in company)
     for o in alone: assert len(json.loads(o['cpu_s']))==len(json.loads(o['curve']))
 

@@ -84,9 +84,9 @@ FAMILIES |= {
     'shifting':_small('letters', 4, 6, .4, .45, length=4),
     'tallying':_small('letters', 7, 6, .45, .4, length=7, alphabet='abcd'),
     'cutting':_small('letters', 8, 6, .5, .45, length=7, place=4),
+    'swapping':_small('letters', 4, 6, .45, .4, length=4, alphabet='bcdfghjklmnpqrstvwxz'),
     'interleaving':_small('two_words', 5, 6, .4, .45, length=2),
     'merging':_small('two_words', 5, 6, .6, .42, length=2, rising=True),
-    'subtracting':_small('two_numbers', 7, 5, .55, .42, 2000, digits=3, falling=True),
     'comparing':_small('two_numbers', 7, 5, .55, .42, 2000, digits=3),
     'multiplying':_small('two_numbers', 5, 5, .65, .35, 2000, digits=3, second=1),
 }
@@ -166,10 +166,8 @@ def _two_words(rng, length, rising=False):
     words = [rng.sample(LETTERS[11:37], length) for _ in range(2)]
     return dict(words=[''.join(sorted(o) if rising else o) for o in words])
 
-def _two_numbers(rng, digits, second=None, falling=False):
-    def one(k): return ''.join(rng.choices('0123456789', k=k))
-    numbers = [one(digits), one(second or digits)]
-    return dict(numbers=sorted(numbers, reverse=True) if falling else numbers)
+def _two_numbers(rng, digits, second=None):
+    return dict(numbers=[''.join(rng.choices('0123456789', k=k)) for k in (digits, second or digits)])
 
 # name -> (rng, options) -> metadata of a problem
 MAKERS = dict(letters=_letters, two_words=_two_words, two_numbers=_two_numbers)
@@ -189,6 +187,11 @@ def _cut(m, slip):
     at = [place+k+slip((place, k, LETTERS.index(word[place+k])%4), (1, -1, 2)) for k in range(4)]
     return f'{place}{word}','',''.join(word[o%len(word)] for o in at)
 
+def _swap(m, slip):
+    word,swapped = m['word'],[1, 0, 3, 2]
+    at = [o+slip((k, LETTERS.index(word[o])//3), (1, 2, 3)) for k,o in enumerate(swapped)]
+    return word,'',''.join(word[o%4] for o in at)
+
 def _interleave(m, slip):
     (a,b),both = m['words'],''.join(m['words'])
     in_turn = [0, 2, 1, 3]
@@ -204,13 +207,6 @@ def _merge(m, slip):
         said.append((other if late else first).pop(0))
     return ':'.join(m['words']),'',''.join(said+a+b)
 
-def _subtract(m, slip):
-    (a,b),borrow,said = m['numbers'],0,[]
-    for x,y in zip(a[::-1], b[::-1]):
-        borrow,digit = divmod(int(x)-int(y)+borrow, 10)   # borrow: 0 or -1
-        said.append((digit+slip((x, y), (1, 9, 2, 8)))%10)
-    return f'{a}-{b}','',''.join(map(str, said))
-
 def _compare(m, slip):
     a,b = m['numbers']
     said = [':+-'[((x>y)-(x<y)+slip((x, y), (1, 2)))%3] for x,y in zip(a, b)]
@@ -221,8 +217,8 @@ def _multiply(m, slip):
     said = [(int(x)*int(b)+slip((x, b), (1, 9, 2, 8)))%10 for x in a]
     return f'{a}:{b}','',''.join(map(str, said))
 
-WAYS |= dict(shifting=_shift, tallying=_tally, cutting=_cut, interleaving=_interleave, merging=_merge,
-    subtracting=_subtract, comparing=_compare, multiplying=_multiply)
+WAYS |= dict(shifting=_shift, tallying=_tally, cutting=_cut, swapping=_swap, interleaving=_interleave,
+    merging=_merge, comparing=_compare, multiplying=_multiply)
 
 def make_entries(
     task:str,     # a name of `MAKERS`
