@@ -1,10 +1,12 @@
-"""Chapters 0 and 1: the table of one line changed, and checkers that no plausible wrong answer gets past."""
+"""Chapters 0, 1, 6, 16a and 16b: tables of runs come again, checkers let no plausible wrong answer pass, and
+what the text says of numbers is what they are."""
 import csv, json, sys
 from pathlib import Path
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from hacking_runs import EVERY, KEPT, PAID, RATES, SEEDS, STEPS, chapter_names, rows_of
 from one_screen import CHANGES, ROWS, one_screen
 
 NBS = Path(__file__).parent.parent/'nbs'
@@ -150,3 +152,44 @@ def test_the_curves_of_ppo_and_grpo_start_at_the_same_measurement(monkeypatch):
     monkeypatch.setattr(plt.Axes, 'plot', lambda ax, *a, **kw: drawn.extend(o := plot(ax, *a, **kw)) or o)
     exec(''.join(cell('16b_ppo_beside_grpo', 'label in arms')['source']), names)
     assert [list(o.get_ydata()) for o in drawn]==[[.475, .5, .8], [.475, .4, .7]]
+
+def hacking():
+    import pandas as pd
+    return pd.read_csv(NBS/'results/hacking.csv')
+
+def test_the_runs_of_reward_hacking_have_a_control_at_every_rate():
+    t = hacking()
+    keys = ['rate','paid_for','seed','step']
+    steps = range(EVERY, STEPS+1, EVERY)
+    assert sorted(t[keys].itertuples(index=False, name=None))==sorted(
+        (r, p, s, i) for r in RATES for p in PAID for s in SEEDS for i in steps)
+    end = t[t.step==STEPS].set_index(['rate','seed']).pivot(columns='paid_for', values='held_out')
+    kept,high = (end.loc[r] for r in RATES)
+    assert (kept['right answers']-kept['length']).min()>.5 and kept['length'].max()<.1   # the pay decides
+    assert high.max().max()<.1                                                           # the rate decides
+
+@pytest.mark.parametrize('key', KEPT, ids=KEPT.values())
+def test_the_recorded_runs_of_reward_hacking_are_rows_of_the_table_and_differ_only_in_their_pay(key):
+    import pandas as pd
+    folders = {k:NBS/'results/hacking'/o for k,o in KEPT.items()}
+    h = pd.read_json(folders[key]/'history.jsonl', lines=True)
+    t = hacking().set_index(['paid_for','rate','seed']).loc[key]
+    got = h.groupby(h.index//(EVERY//4))[['reward','completions/mean_length']].mean()
+    assert got.to_numpy()==pytest.approx(t[['reward','tokens']].to_numpy(), abs=6e-4)
+    args = [json.loads((f/'settings.json').read_text(encoding='utf-8'))['args'] for f in folders.values()]
+    assert {k for k in args[0] if args[0][k]!=args[1][k]}=={'output_dir', 'reward_weights'}
+    assert (args[0]['learning_rate'], args[0]['seed'], args[0]['max_steps'])==(*key[1:], STEPS)
+
+@pytest.fixture(scope='module')
+def hack(): return chapter_names()
+
+def test_a_run_of_reward_hacking_begins_as_its_row_says(hack):
+    row = hacking().set_index(['paid_for','rate','seed','step']).loc['length', 3e-4, 0, EVERY]
+    now, = rows_of(hack, 'length', 3e-4, 0, EVERY)
+    assert [now['reward'], now['right']]==pytest.approx([row['reward'], row['right']], abs=.03)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('paid_for', PAID)
+def test_a_run_of_reward_hacking_comes_again(paid_for, hack):
+    end = rows_of(hack, paid_for, 3e-4, 1)[-1]['held_out']   # another processor: the same story, not the same digits
+    assert end<.2 if paid_for=='length' else end>.5
