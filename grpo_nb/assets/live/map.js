@@ -40,6 +40,7 @@ export class RunMap {
     this.chosen.setAttribute('aria-selected', 'true');
   }
   walk(columns, rows, focus = true) {  // to a neighbour, as far as there are any
+    if (!this.filled.length) return;   // the run has begun anew
     const within = (x, n) => Math.max(0, Math.min(n - 1, x));
     const c = within(this.at[0] + columns, this.filled.length);
     const r = within(this.at[1] + rows, this.filled[c].length);

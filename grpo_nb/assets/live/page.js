@@ -12,8 +12,11 @@ const $ = id => document.getElementById(id);
 const percent = x => `${Math.round(100 * x)} %`;
 const ALL = 1e9;                       // batches
 
-// `follows`: does the panel show the newest batch by itself? `asked`: the number of the last question
-const now = {task: TASKS.sums, arms: [], sets: [], running: false, over: false, follows: false, asked: 0};
+// `run` and `seed`: number and seed of the run in sight; `busy`: is the worker at what was allowed?
+// `follows`: does the panel show the newest batch by itself? `allowed`, `asked`: numbers of what was told last
+const now = {task: TASKS.sums, run: 0, seed: 0, arms: [], running: false, busy: false, over: false,
+  follows: false, allowed: 0, asked: 0};
+const begun = () => now.arms.some(o => o.batches.length);
 let worker = null;
 const tell = message => worker.postMessage(message);
 
@@ -25,6 +28,7 @@ function begin() {
   worker = new Worker('worker.js', {type: 'module'});
   worker.onerror = e => refuse(`The training could not start (${e.message || 'no worker from a module'}).`);
   worker.onmessage = ({data}) => {
+    if (data.run && data.run != now.run) return;   // of a run that was left
     for (const what of Object.keys(data)) TOLD[what]?.(data[what], data.arm);
   };
   tell({do: 'open'});
@@ -44,10 +48,9 @@ const TOLD = {
   },
   ready() {
     for (const id of ['train', 'step', 'again']) $(id).disabled = false;
+    turn();
     anew();
-    ask();
   },
-  started: sets => { now.sets = sets; },
   batch(batch, i) {
     const arm = now.arms[i];
     arm.batches.push(batch);
@@ -65,6 +68,10 @@ const TOLD = {
     stop();
     speak(' The run is over.');
   },
+  idle(allowed) {                      // unless more was allowed meanwhile
+    if (allowed == now.allowed) now.busy = false;
+    redraw();
+  },
   writing({id, texts}) { if (id == now.asked) $('tries').replaceChildren(tries(texts)); },
   answered({id, texts, rewards, batch}) {
     if (id != now.asked) return;
@@ -81,10 +88,27 @@ const knobs = () => ({
   rate: Number((10 ** $('rate').value).toPrecision(2)),
   buffer: $('replay').checked ? Number($('buffer').value) : 0,
 });
-const seed = () => Math.abs(Math.round($('seed').value)) || 0;
+function turn() {                      // the knobs to where the task's settings are
+  const {rate, buffer} = now.task.sets.at(-1);
+  $('rate').value = Math.log10(rate);
+  $('buffer').value = buffer;
+  $('replay').checked = true;
+  $('replay').closest('label').hidden = now.task.arms.length > 1;   // there one arm stores, one doesn't
+  read();
+}
+function read() {                      // what the knobs say, beside them
+  $('rate-says').textContent = knobs().rate;
+  $('buffer-says').textContent = $('buffer').value;
+  $('buffer').disabled = !$('replay').checked;
+}
+const typed = () => Math.abs(Math.round($('seed').value)) || 0;
+// The seed of another run: what was typed, or else the next.
+const next = () => typed() == now.seed ? (now.seed + 1) % 1e6 : typed();
 
-function anew() {                      // an empty run, not begun
-  now.over = now.follows = false;
+function anew(seed = typed()) {        // an empty run, not begun
+  now.over = now.follows = now.busy = false;
+  now.run++;
+  now.seed = $('seed').value = seed;
   now.arms = now.task.arms.map(arm => ({...arm, batches: [], unseen: []}));
   $('maps').replaceChildren(...now.arms.map((arm, i) => {
     const box = el('div', {class: `map rows${arm.rows}`}, arm.says ? el('h2', {}, arm.says) : null);
@@ -93,44 +117,45 @@ function anew() {                      // an empty run, not begun
     return box;
   }));
   $('title').textContent = now.task.title;
-  for (const o of ['lead', 'note']) for (const k in TASKS) $(`${o}-${k}`).hidden = TASKS[k] != now.task;
+  const task = Object.keys(TASKS).find(k => TASKS[k] == now.task);
+  for (const o of document.querySelectorAll('[data-task]')) o.hidden = o.dataset.task != task;
   $('ask-label').textContent = now.task.asks;
-  tell({do: 'start', task: now.task == TASKS.sums ? 'sums' : 'words', seed: seed(), set: knobs()});
+  tell({do: 'start', run: now.run, task, seed, knobs: knobs()});
   stop();
+  ask();
 }
 function go(n) {
-  if (now.over) anew();
+  if (now.over) anew(now.seed);
+  else if (!begun() && typed() != now.seed) anew();
   now.running = n == ALL;
-  now.follows = true;
-  tell({do: 'allow', n});
+  now.follows = now.busy = true;
+  tell({do: 'allow', n, id: ++now.allowed});
   redraw();
 }
 function stop() {
   now.running = false;
-  tell({do: 'allow', n: 0});
+  tell({do: 'allow', n: 0, id: ++now.allowed});
   redraw();
 }
 function wire() {
   $('train').onclick = () => now.running ? stop() : go(ALL);
   $('step').onclick = () => go(1);
   $('again').onclick = () => {
-    $('seed').value = seed() + 1;
-    anew();
+    anew(next());
     go(ALL);
   };
   for (const o of document.querySelectorAll('[name=task]')) o.onchange = () => {
     now.task = TASKS[o.value];
     $('question').value = now.task.first;
-    anew();
-    ask();
+    turn();
+    anew(now.seed);
   };
   for (const id of ['rate', 'buffer', 'replay']) $(id).oninput = () => {
-    $('rate-says').textContent = knobs().rate;
-    $('buffer-says').textContent = $('buffer').value;
-    $('buffer').disabled = !$('replay').checked;
-    tell({do: 'change', set: knobs()});
+    read();
+    tell({do: 'change', knobs: knobs()});
     redraw();
   };
+  $('seed').oninput = state;
   $('ask').onsubmit = e => {
     e.preventDefault();
     ask();
@@ -139,7 +164,11 @@ function wire() {
     tell({do: 'watch', on: $('inspect').open});
     inspect();
   };
-  addEventListener('resize', () => now.arms.length && redraw());
+  addEventListener('resize', () => {
+    $('panel').style.minHeight = '';
+    if (now.arms.length) redraw();
+  });
+  addEventListener('beforeunload', e => { if (begun() && !now.over) e.preventDefault(); });
 }
 
 // ---- the panel: the tries at what was asked, or a group of the map
@@ -151,12 +180,14 @@ function ask() {
     $('ask-word').textContent = e.message;
     return;
   }
+  const [question, answer, strange] = problem;
+  $('ask-word').textContent = strange;
   now.follows = false;
   now.asked++;
   for (const arm of now.arms) arm.map.mark();
   const where = el('p', {class: 'where'}, 'its eight tries');
-  $('panel').replaceChildren(where, heading(...problem), el('div', {id: 'tries'}));
-  tell({do: 'ask', question: problem[0], answer: problem[1], id: now.asked});
+  $('panel').replaceChildren(where, heading(question, answer), el('div', {id: 'tries'}));
+  tell({do: 'ask', question, answer, id: now.asked});
 }
 function open(i, c, r) {
   const arm = now.arms[i], g = arm.batches[c].groups[r];
@@ -166,6 +197,7 @@ function open(i, c, r) {
   now.asked++;                         // what is still being written is for nobody
   show($('panel'), g, place);
   $('panel').append(paths(i));
+  $('panel').style.minHeight = `${$('panel').offsetHeight}px`;   // what stands below stays where it is
 }
 function paths(i) {                    // to the neighbours of the open group, for those without a keyboard
   const button = (words, label, onclick) =>
@@ -200,10 +232,15 @@ function redraw() {
 }
 function state() {                     // of the run, in the button and beside it
   const each = now.arms.map(o => o.batches.length), n = Math.max(...each);
-  const batches = `${each.join(' and ')} ${n == 1 ? 'batch' : 'batches'}`;
-  $('train').textContent = now.running ? 'Pause' : now.over ? 'Train again' : n ? 'Go on' : 'Train';
-  const after = now.over ? ', done' : now.running ? '' : ', paused';
-  $('status').textContent = n ? batches + after : now.running ? 'the first batch …' : '';
+  const {to, of, unit} = now.task.axis;
+  const spent = Math.min(to, ...now.arms.map(o => o.batches.length && of(o.batches.at(-1))));
+  const batches = unit == 'batch' ? `${n} of ${to} batches`
+    : `${each.join(' and ')} batches` + (now.over ? '' : ` (${Math.floor(100 * spent / to)} %)`);
+  $('train').textContent = now.running ? 'Pause' : now.over ? 'Same run again' : n ? 'Go on' : 'Train';
+  $('again').textContent = `Another run, seed ${next()}`;
+  $('again').title = `The run in sight has seed ${now.seed}`;
+  const after = now.over ? ', done' : now.running ? '' : now.busy ? ', one more …' : ', paused';
+  $('status').textContent = n ? batches + after : now.busy ? 'the first batch …' : '';
 }
 function sentence({name, unseen}) {
   const who = `${name || 'The model'}:`, right = unseen.map(o => percent(o.right));
@@ -213,17 +250,25 @@ function sentence({name, unseen}) {
 }
 function score() {
   const points = now.arms.map(o => o.unseen), [first] = points[0];
-  if (!first) return $('score').replaceChildren('measuring what it can do …');
-  const big = (unseen, kind) => el('b', {class: kind}, unseen.length ? percent(unseen.at(-1).right) : '–');
+  if (!points.every(o => o.length)) return $('score').replaceChildren('measuring what it can do …');
+  const big = (point, kind) => el('b', {class: kind}, percent(point.right));
   const small = words => el('span', {}, words);
-  if (points.length > 1)
-    return $('score').replaceChildren(...now.arms.flatMap(o => [big(o.unseen, o.kind), small(o.name)]));
+  if (points.length > 1) {             // at the same cost: what the arm measured last has spent
+    const {of, to} = now.task.axis, spent = Math.min(to, ...points.map(o => of(o.at(-1))));
+    const then = o => o.findLast(p => Math.min(to, of(p)) <= spent);
+    const when = spent ? `after ${spent.toLocaleString('en')} tokens` : 'before any training';
+    return $('score').replaceChildren(
+      ...now.arms.flatMap(o => [big(then(o.unseen), o.kind), small(o.name)]), small(when));
+  }
   const before = points[0].length > 1 ? [small(`${percent(first.right)} →`)] : [];
-  $('score').replaceChildren(...before, big(points[0]), small(`of ${now.task.unseen}`));
+  $('score').replaceChildren(...before, big(points[0].at(-1)), small(`of ${now.task.unseen}`));
 }
 function legend() {
-  const rows = [['s1', 'tries differ: it learns'], ['s2', 'all right'], ['s3', 'all wrong']];
-  if (now.arms.length > 1 || knobs().buffer) rows.push(['s8', 'a stored group']);
+  const two = now.arms.length > 1;
+  const curves = two ? now.arms.map(o => [`curve ${o.kind}`, `${now.task.unseen}, ${o.name}`])
+    : [['curve held', now.task.unseen], ['curve batch', 'the sums of the batch']];
+  const rows = [...curves, ['s1', 'tries differ: it learns'], ['s2', 'all right'], ['s3', 'all wrong']];
+  if (two || knobs().buffer) rows.push(['s8', 'a stored group']);
   $('legend').replaceChildren(...rows.map(([c, words]) => el('li', {}, el('i', {class: c}), words)));
 }
 function speak(end = '') {             // for a screen reader: at every measurement, not at every batch
@@ -236,17 +281,18 @@ async function inspect() {
   const arm = now.arms.at(-1);
   if (!$('inspect').open || !arm?.batches.length || drawing) return;
   const place = $('inspector').firstElementChild ?? $('inspector').appendChild(el('div'));
-  const n = arm.batches.length, set = now.sets[now.arms.indexOf(arm)], last = place.gv?.run.S - 1;
+  const n = arm.batches.length, {minis} = now.task.sets.at(-1), last = place.gv?.run.S - 1;
   if (place.shows == arm && last == n - 1) return;
   const stays = place.shows == arm && place.gv.now.step < last;   // the reader looks at an earlier batch
   const {step, group} = stays ? place.gv.now : {step: n - 1, group: 0};
-  drawing = packed(arm, set);
+  drawing = packed(arm, minis);
   const run = await drawing;
   place.leave?.();
-  place.leave = await mount(place, run, {plain: true, start: {step: step * set.minis, group}});
+  place.leave = await mount(place, run, {plain: true, start: {step: step * minis, group}});
   place.shows = arm;
   drawing = null;
 }
 
+document.querySelector('.late').remove();
 wire();
 begin();

@@ -24,17 +24,19 @@ async function zip(x) {                // bytes of an array, or of JSON, as view
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// One arm's run so far {batches, unseen} and its settings, as `mount` of view.js takes a run.
-export async function packed({batches, unseen}, set) {
+// One arm's run so far {batches, unseen}, with `minis` steps a batch, as `mount` of view.js takes a run.
+export async function packed({batches, unseen}, minis) {
   const B = Math.max(...batches.map(o => o.groups.length));
-  const steps = batches.map(o => (o.batch - 1) * set.minis);
+  const steps = batches.map(o => (o.batch - 1) * minis);
   const {state, by, stored} = cells(batches, steps, B);
   const long = new Uint16Array(steps.length * B);
   batches.forEach(({groups}, s) => groups.forEach((g, i) => { long[s * B + i] = Math.max(...g.lengths); }));
   const curve = (label, colour, step, value) => ({label, colour, step, value, share: true, main: true});
-  const measured = unseen.filter(o => o.batch <= steps.length), at = measured.map(o => o.batch * set.minis);
-  const head = {name: 'This run', about: `${steps.length} batches so far`, steps, groups: B, per_block: 1,
-    versions: [{name: 'as the run did it', stored, size: set.buffer}], functions: [], scale: [0, 1],
+  const measured = unseen.filter(o => o.batch <= steps.length), at = measured.map(o => o.batch * minis);
+  const about = `${many(steps.length, 'batch', 'batches')} so far, each of ${minis} steps. `
+    + 'Steps and groups count from 0 here, as in every record: group 1 of batch 1 is group 0 of step 0.';
+  const head = {name: 'This run', about, steps, groups: B, per_block: 1,
+    versions: [{name: 'as the run did it', stored, size: batches.at(-1).size}], functions: [], scale: [0, 1],
     replays: by.some(k => k >= 0), start: [steps.length - 1, 0],
     curves: [curve('reward, mean of the batch', '#0072B2', steps, batches.map(o => o.reward)),
       curve('unseen problems right', '#CC79A7', at, measured.map(o => o.right))]};
@@ -47,14 +49,17 @@ export async function packed({batches, unseen}, set) {
 function cells(batches, steps, B) {    // codes, who came in where, and every group that was stored
   const state = new Uint8Array(steps.length * B), by = new Int32Array(steps.length * B).fill(-1);
   const stored = [], number = new Map();
-  batches.forEach(({groups}, s) => groups.forEach((g, i) => {
-    const came = g.stored ? g : g.by;
-    state[s * B + i] = codeOf(g);
-    if (came) by[s * B + i] = number.get(came.id);
-    if (g.stored || g.dead) return;
-    number.set(g.id, stored.length);
-    stored.push({id: g.id, step: steps[s], score: g.score, at: [s, i], out: null});
-  }));
+  batches.forEach(({groups, left}, s) => {
+    groups.forEach((g, i) => {
+      const came = g.stored ? g : g.by;
+      state[s * B + i] = codeOf(g);
+      if (came) by[s * B + i] = number.get(came.id);
+      if (g.stored || g.dead) return;
+      number.set(g.id, stored.length);
+      stored.push({id: g.id, step: steps[s], score: g.score, at: [s, i], out: null});
+    });
+    for (const id of left) stored[number.get(id)].out = s;   // the buffer had no place for it any more
+  });
   return {state, by, stored};
 }
 function row(g, group, step) {         // a group as the inspector shows it

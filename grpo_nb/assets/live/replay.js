@@ -23,7 +23,7 @@ export function compare(rewards) {
 
 export class Buffer {                  // the best groups seen, drawn in proportion to their score
   constructor(size, random) {
-    Object.assign(this, {size, random, groups: []});
+    Object.assign(this, {size, random, groups: [], left: []});   // `left`: numbers of those that had to go
   }
   add(groups) {                        // of equals the newest stay
     this.groups.push(...groups);
@@ -33,6 +33,7 @@ export class Buffer {                  // the best groups seen, drawn in proport
     this.size = size;
     const worst = this.groups.map((g, i) => [g.score, i]).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
     const leave = new Set(worst.slice(0, Math.max(0, worst.length - size)).map(([, i]) => i));
+    this.left.push(...[...leave].map(i => this.groups[i].id));
     this.groups = this.groups.filter((_, i) => !leave.has(i));
   }
   draw(n) {                            // each once; again where `n` is more than there are

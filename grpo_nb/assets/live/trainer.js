@@ -4,18 +4,11 @@ import {Policy} from './policy.js';
 import {Buffer, compare, random, shuffled} from './replay.js';
 import {reward} from './text.js';
 
-// The demo's settings, and those of two arms of `demo --compare`. Unseen problems are measured
-// `every` so many batches.
-export const SUMS = {B: 16, G: 8, T: 48, minis: 4, batches: 40, rate: 2e-4, buffer: 64, beside: 0, cap: 0,
-  width: 28, every: 8};
-export const WORDS = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 20, every: 2};
-export const BESIDE = {...WORDS, B: 24, buffer: 64, beside: 2, cap: 2, every: 4};   // 8 of 24 sampled
-
 const total = (list, of) => list.reduce((a, o) => a + of(o), 0);
 const tokensOf = groups => total(groups, g => total(g.answers, o => o.ids.length));
 
 export class Trainer {
-  constructor(weights, tokenizer, task, set, seed) {
+  constructor(weights, tokenizer, task, set, seed) {   // `set`: of tasks.js
     this.random = random(seed);
     this.policy = new Policy(weights, tokenizer, this.random);
     this.buffer = new Buffer(set.buffer, this.random);
@@ -75,7 +68,8 @@ export class Trainer {
     }
     this.done++;
     const came = g => ({...told(g), age: began - g.step, uses: g.uses});
-    return {batch: this.done, tokens: this.tokens, held: this.buffer.groups.length, loss: steps[0].loss,
+    return {batch: this.done, tokens: this.tokens, rate, size: this.set.buffer, left: this.buffer.left.splice(0),
+      loss: steps[0].loss,
       groups: [...fresh.map(g => ({...told(g), by: by.has(g) ? came(by.get(g)) : null})),
         ...stored.map(g => ({...came(g), stored: true}))],
       reward: total(fresh, g => total(g.rewards, r => r)) / (fresh.length * G),

@@ -2,7 +2,9 @@
 
 import {Policy, ready} from './policy.js';
 import {Tokenizer, safetensors} from './text.js';
-import {BESIDE, SUMS, Trainer, WORDS} from './trainer.js';
+import {random} from './replay.js';
+import {TASKS, turned} from './tasks.js';
+import {Trainer} from './trainer.js';
 
 const UNSEEN = 192, CHUNK = 96;        // problems measured, and at a time: as many as sampling goes on with
 
@@ -13,8 +15,9 @@ const get = async (name, how = 'json') => {
 };
 const breath = () => new Promise(go => setTimeout(go));   // lets messages in
 
-let kit = null, arms = [], allowed = 0, working = false, watched = false;
+let kit = null, run = 0, arms = [], sets = [], allowed = 0, told = 0, working = false, watched = false;
 const questions = [];
+const tell = message => postMessage({...message, run});   // of an earlier run the page draws nothing
 
 const ACTS = {
   async open() {
@@ -25,15 +28,16 @@ const ACTS = {
     const n = Object.values(kit.weights).reduce((a, o) => a + o.x.length, 0);
     postMessage({ready: {weights: n}});
   },
-  start({task, seed, set}) {           // a new run, paused
-    const sets = task == 'sums' ? [{...SUMS, ...set}] : [{...WORDS}, {...BESIDE}];
-    arms = sets.map(o => new Trainer(kit.weights, kit.tokenizer, kit.tasks[task], o, seed));
-    for (const o of arms) o.watched = watched;
+  start(o) {                           // a new run, paused; `o.run` is its number
+    run = o.run;
+    sets = TASKS[o.task].sets;
+    arms = sets.map(
+      set => new Trainer(kit.weights, kit.tokenizer, kit.tasks[o.task], turned(set, o.knobs), o.seed));
+    for (const arm of arms) arm.watched = watched;
     allowed = 0;
-    postMessage({started: arms.map(o => o.set)});
   },
-  allow({n}) { allowed = n; },         // batches to do; 0 pauses
-  change({set}) { arms[0].change(set); },
+  allow({n, id}) { [allowed, told] = [n, id]; },   // batches to do; 0 pauses
+  change({knobs}) { arms.forEach((o, i) => o.change(turned(sets[i], knobs))); },
   watch({on}) {                        // is the inspector open? Then tokens are told too, for two more passes
     watched = on;
     for (const o of arms) o.watched = on;
@@ -49,16 +53,17 @@ async function work() {
   if (working || !arms.length) return;
   working = true;
   try {
-    for (let more = true; more; await breath()) {
+    for (;; await breath()) {          // it ends where it looked: a message let in later would be lost
       const untried = arms.find(o => !o.measured);
       if (questions.length) await reply(questions.shift());
       else if (untried) await measure(untried);
-      else more = allowed > 0 && await advance();
+      else if (allowed <= 0 || !await advance()) break;
     }
   } catch (e) {
-    postMessage({failed: String(e.message ?? e)});
+    tell({failed: String(e.message ?? e)});
   }
   working = false;
+  tell({idle: told});
 }
 
 const over = o => o.set.tokens ? o.tokens >= o.set.tokens : o.done >= o.set.batches;
@@ -69,9 +74,9 @@ async function advance() {             // a batch of the arm that has spent leas
   const batch = await arm.batch();
   if (!arms.includes(arm)) return true;   // another run was begun meanwhile
   allowed--;
-  postMessage({batch, arm: arms.indexOf(arm)});
+  tell({batch, arm: arms.indexOf(arm)});
   if (over(arm) || arm.done % arm.set.every == 0) await measure(arm);
-  if (arms.every(over)) postMessage({done: true});
+  if (arms.every(over)) tell({done: true});
   return true;
 }
 
@@ -79,14 +84,16 @@ async function measure(arm) {
   arm.measured = true;
   const right = await arm.measure(UNSEEN, CHUNK);
   const unseen = {right, batch: arm.done, tokens: arm.tokens};
-  if (arms.includes(arm)) postMessage({unseen, arm: arms.indexOf(arm)});
+  if (arms.includes(arm)) tell({unseen, arm: arms.indexOf(arm)});
 }
 
 async function reply({question, answer, id}) {   // eight tries, told as they are written
   const arm = arms.at(-1), shown = o => arm.tokenizer.decode(o.ids);
+  arm.policy.random = random(id);      // the run's own draws stay what they are, whatever is asked meanwhile
   const [group] = await arm.answer([[question, answer]], 8, async rows => {
-    postMessage({writing: {id, texts: rows.map(shown)}});
+    tell({writing: {id, texts: rows.map(shown)}});
     await breath();
   });
-  postMessage({answered: {id, batch: arm.done, texts: group.texts, rewards: group.rewards}});
+  arm.policy.random = arm.random;
+  tell({answered: {id, batch: arm.done, texts: group.texts, rewards: group.rewards}});
 }
