@@ -115,7 +115,9 @@ def main(
     if argv[0] in ('--version','-V','version'): return _version()
     try: _run(argv[0], argv[1:])
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)   # one more Ctrl-C would end the farewell in a stack
+        # One more Ctrl-C would end the farewell in a stack; one that is on its way is raised by `signal` itself.
+        try: signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt: signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(f'\ngrpo_nb {argv[0]}: stopped; nothing more was written', file=sys.stderr, flush=True)
         raise SystemExit(130) from None   # what a shell expects of a program that Ctrl-C ended
     except (ValueError, OSError) as e: _stop(f'{argv[0]}: {_as_typed(str(e))}')

@@ -183,3 +183,7 @@ def notebook(lab, browser):
         urllib.request.Request(f'{at}/api/{path}', headers=auth, method=method), timeout=60)
     with ask('sessions') as r: left = json.load(r)
     for o in left: ask(f'sessions/{o["id"]}', 'DELETE').close()
+
+def pytest_terminal_summary(terminalreporter):
+    "What `grpo_nb test` saw fail before the tests: checks and notebooks, beside the tests that fail"
+    for o in os.environ.get('GRPO_NB_FAILED', '').splitlines(): terminalreporter.write_line(f'FAILED {o}', red=True)

@@ -26,7 +26,7 @@ def chapter(lab, browser):
     page.goto(f'{at}/lab/tree/nbs/15_inspector.ipynb?token={token}&reset')
     page.wait_for_function(
         "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
-        timeout=90_000,
+        timeout=120_000,
     )
     run_cell(
         page,
@@ -40,7 +40,7 @@ def sees(page, text):
     page.wait_for_function(
         "s => [...document.querySelectorAll('.jp-OutputArea-output .gv')].some(o => o.innerText.includes(s))",
         arg=text,
-        timeout=20_000,
+        timeout=120_000,
     )
 
 @pytest.mark.slow

@@ -87,46 +87,56 @@ def test_a_slurm_script_asks_for_what_a_run_needs():
     assert '--resume' not in slurm_script(['train.py'], 'c.yaml')   # a script of one's own may not know it
     assert subprocess.run(['bash','-n'], input=s, text=True).returncode==0
 
+# Says `training` when both can be signalled; kills the trainer in mid-save if it was signalled itself.
 LAUNCHER = '''
-import signal, subprocess, sys, time
+import signal, subprocess, sys
 trainer = """
-import signal, sys, time
+import signal, sys
 def save(*a):
-    time.sleep(2)
+    print('saving', file=sys.stderr, flush=True)
+    sys.stdin.read()
     print('saved', flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-print('training', flush=True)
-time.sleep(60)
+print('training', file=sys.stderr, flush=True)
+signal.alarm(60)   # never longer, whatever fails
+while True: signal.pause()
 """
-child = subprocess.Popen([sys.executable, '-c', trainer])
+pipes = dict(stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+child,told = subprocess.Popen([sys.executable, '-c', trainer], **pipes),[]
 def end(*a):
+    told.append(True)
     child.terminate()
-    time.sleep(.5)
+signal.signal(signal.SIGTERM, end)
+print(child.stderr.readline().strip(), child.pid, flush=True)
+child.stderr.readline()
+if told:
     child.kill()
     print('killed by the launcher', flush=True)
-    sys.exit(1)
-signal.signal(signal.SIGTERM, end)
+else: child.stdin.close()
 sys.exit(child.wait())
 '''
 
-def _batch(tmp_path, exits=''):
-    "The whole script; srun is a shell in a session of its own, scontrol a note, the launcher a stand-in."
+def _batch(tmp_path, held=False):
+    """The whole script; srun is a shell in a session of its own, scontrol a note, the launcher a stand-in.
+    `held`: both shells are held up for a second once they have started their step, as on a busy node."""
     (tmp_path/'launcher.py').write_text(LAUNCHER)
     s = slurm_script(['t.py'], 'c.yaml', 1)
     command = s.split('setsid ')[1].split(' & run')[0]
     s = s.replace(command, f'{sys.executable} {tmp_path}/launcher.py').replace('srun bash', 'setsid bash')
+    if held: s = s.replace('& run=$!', '& sleep 1; run=$!').replace('\nstep=$!', '\nsleep 1\nstep=$!')
     tools = 'scontrol() { if [ "$1" = requeue ]; then echo requeued $2; else echo node0; fi; }\n'
     f = tmp_path/'job.sh'
     f.write_text(s.replace('export MASTER', tools+'export MASTER', 1))
     env = os.environ|dict(SLURM_JOB_ID='7', SLURM_JOB_NODELIST='node0', SLURM_PROCID='0')
     return subprocess.Popen(['bash', str(f)], env=env, stdout=subprocess.PIPE, text=True)
 
-def test_the_batch_shell_hands_sigterm_to_the_trainers_and_queues_itself_again(tmp_path):
-    p = _batch(tmp_path)
-    assert p.stdout.readline()=='training\n'
+@pytest.mark.parametrize('held', [False, True])
+def test_the_batch_shell_hands_sigterm_to_the_trainers_and_queues_itself_again(tmp_path, held):
+    p = _batch(tmp_path, held)
+    assert p.stdout.readline().startswith('training')
     p.send_signal(signal.SIGTERM)
-    assert p.stdout.read().split('\n')[:2]==['saved','requeued 7'] and p.wait(20)==0
+    assert p.stdout.read().split('\n')[:2]==['saved','requeued 7'] and p.wait()==0
 
 TOOLS = dict(
     scontrol='echo node0; echo node1; echo node2',
@@ -168,10 +178,9 @@ def test_a_server_that_can_not_start_ends_the_job(tmp_path):
 
 def test_a_job_that_fails_by_itself_is_not_queued_again(tmp_path):
     p = _batch(tmp_path)
-    p.stdout.readline()
-    subprocess.run(['pkill', '-KILL', '-f', f'{tmp_path}/launcher.py'])
-    subprocess.run(['pkill', '-KILL', '-f', "print..training"])
-    assert 'requeued' not in p.stdout.read() and p.wait(20)!=0
+    trainer = int(p.stdout.readline().split()[1])
+    os.kill(trainer, signal.SIGKILL)                 # the launcher ends with it, by an error
+    assert 'requeued' not in p.stdout.read() and p.wait()!=0
 
 def test_vllm_is_asked_before_anything_is_loaded(monkeypatch):
     assert (vllm_problem('') == '' and 'not installed' in vllm_problem('server')

@@ -33,15 +33,17 @@ def test_outside_the_main_thread_nothing_is_watched():
     t.join()
     assert seen==[(False, True)]
 
-def for_ever():
-    while True: time.sleep(.01)
+def for_ever(begun):
+    begun.set()
+    while True: signal.pause()
 
 def end_one():
-    p = mp.get_context('fork').Process(target=for_ever)
+    fork = mp.get_context('fork')
+    p = fork.Process(target=for_ever, args=[begun := fork.Event()])
     p.start()
-    time.sleep(.05)
+    begun.wait()
     p.terminate()
-    p.join(10)
+    p.join(60)
     return p.exitcode
 
 @pytest.mark.parametrize('thread', [False, True])
@@ -66,14 +68,14 @@ def run(code, sig=signal.SIGINT):
     p = subprocess.Popen([sys.executable, '-c', code], **pipes)
     p.stdout.readline()
     p.send_signal(sig)
-    return *p.communicate(timeout=30),p.returncode
+    return *p.communicate(timeout=300),p.returncode
 
 def test_an_interrupted_program_says_one_line():
     "Also one that is still importing."
     code = ('import signal, time\nfrom grpo_nb import cli\n'
             # a shell's background job ignores Ctrl-C
             'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
-            'def work(name, words): print("x", flush=True); time.sleep(30)\n'
+            'def work(name, words): print("x", flush=True); time.sleep(300)\n'
             'cli._run = work\ncli.main(["demo"])')
     out,err,rc = run(code)
     assert (err.strip(), rc)==('grpo_nb demo: stopped; nothing more was written', 130)
@@ -87,7 +89,7 @@ def test_ctrl_c_again_and_again_ends_a_command_in_one_line_and_no_stack():
     code = ('import atexit, signal, time\nfrom grpo_nb import cli\n'
             'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
             'atexit.register(time.sleep, .5)\n'   # what a library does at the end of a program
-            'def work(words): print("x", flush=True); time.sleep(30)\n'
+            'def work(words): print("x", flush=True); time.sleep(300)\n'
             'cli._run = lambda name, words: work(words)\ncli.main(["demo"])')
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     p = subprocess.Popen([sys.executable, '-c', code], **pipes)
@@ -95,3 +97,21 @@ def test_ctrl_c_again_and_again_ends_a_command_in_one_line_and_no_stack():
     while p.poll() is None: p.send_signal(signal.SIGINT); time.sleep(.02)
     said = p.stderr.read().strip()
     assert (said, p.returncode)==('grpo_nb demo: stopped; nothing more was written', 130)
+
+def test_a_second_ctrl_c_on_its_way_while_the_first_is_handled_changes_nothing(monkeypatch, capsys):
+    "`signal.signal` raises it, as it does for a signal that waits"
+    from grpo_nb import cli
+    set_to,asked = signal.signal,[]
+    def late(*a):
+        asked.append(a)
+        if len(asked)==1: raise KeyboardInterrupt
+        return set_to(*a)
+    def work(*a): raise KeyboardInterrupt
+    monkeypatch.setattr(cli, '_run', work)
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(signal, 'signal', late)
+    try:
+        with pytest.raises(SystemExit) as e: cli.main(['demo'])
+    except KeyboardInterrupt: pytest.fail('the second one ended the farewell')
+    finally: set_to(signal.SIGINT, before)
+    assert e.value.code==130 and 'demo: stopped' in capsys.readouterr().err and len(asked)==2

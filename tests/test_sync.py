@@ -1,5 +1,5 @@
 "Notebooks, modules, README and settings agree, and running a notebook again changes nothing"
-import json, os, re, shutil, subprocess, sys
+import inspect, json, os, re, shutil, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 import pytest
@@ -158,3 +158,32 @@ def test_no_file_names_the_machine_it_was_made_on():
             and f != 'nbs/dev/site.ipynb' and f != 'grpo_nb/dev/site.py' and (ROOT / f).exists()
             and odd.search((ROOT / f).read_text(encoding='utf-8'))]
     assert said==[]
+
+NOTEBOOKS = """#!/bin/sh
+echo Starting good.ipynb
+printf '\\nnbdev Tests Failed On The Following Notebooks:\\n=====\\n\\tbad.ipynb\\n\\tworse.ipynb\\n' >&2
+exit 1
+"""
+
+@pytest.mark.parametrize('test,code,last', [('assert 1', 1, '1 passed'), ('assert 0', 1, '1 failed')])
+def test_the_command_goes_on_to_the_end_and_names_all_that_failed(tmp_path, monkeypatch, capfd, test, code, last):
+    "A check that fails, a stand-in for `nbdev_test` that names two notebooks, and one test"
+    import conftest
+    (tmp_path/'settings.ini').touch()
+    (tmp_path/'tests').mkdir()
+    (tmp_path/'tests'/'test_one.py').write_text(f'def test_one(): {test}')
+    hook = inspect.getsource(conftest.pytest_terminal_summary)
+    (tmp_path/'tests'/'conftest.py').write_text('import os\n'+hook)
+    for name,text in (('nbdev_test', NOTEBOOKS), ('python', f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
+        (tmp_path/name).write_text(text)
+        (tmp_path/name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'executable', str(tmp_path/'python'))
+    def check(): raise dev.Trouble('a.ipynb: not clean\nb.ipynb: not clean')
+    monkeypatch.setattr(dev, 'check', check)
+    with pytest.raises(SystemExit) as e: dev.test(n_workers=1)
+    said = capfd.readouterr().out
+    assert e.value.code==code and last in said.splitlines()[-1], said
+    for o in ('a.ipynb: not clean', 'b.ipynb: not clean', 'notebook bad.ipynb: fails',
+        'notebook worse.ipynb: fails'): assert f'FAILED {o}' in said, said
+    assert ('FAILED tests/test_one.py::test_one' in said)==(test=='assert 0')

@@ -140,7 +140,7 @@ def opened(run, browser, tmp_path):
         page.errors = []
         page.on('pageerror', lambda e: page.errors.append(str(e)))
         page.goto(f'file://{f}{at}')
-        page.wait_for_selector('.gv-row, .gv-note, .gv-plot', timeout=20_000)
+        page.wait_for_selector('.gv-row, .gv-note, .gv-plot', timeout=120_000)
         page.wait_for_function("document.getElementById('view').gv")
         pages.append(page)
         return page
@@ -258,7 +258,7 @@ def test_a_long_run_opens_and_moves(browser, tmp_path):
     assert (tmp_path/'p.html').stat().st_size<3e6
     page = browser.new_page(bypass_csp=True)
     page.goto(f'file://{tmp_path}/p.html')
-    page.wait_for_function("document.getElementById('view').gv", timeout=30_000)
+    page.wait_for_function("document.getElementById('view').gv", timeout=120_000)
     page.locator('.gv-plot').focus(); page.keyboard.press('Home')
     assert here(page).startswith('step 0, group')
     page.close()

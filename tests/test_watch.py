@@ -50,12 +50,12 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     page.on('request', lambda r: asked.append(r.url))
     page.on('pageerror', lambda e: errors.append(str(e)))
     page.goto(address)
-    page.wait_for_selector('.gv-row', timeout=20_000)
+    page.wait_for_selector('.gv-row', timeout=120_000)
     assert 'step 3 of 3' in page.locator('.gv-body').inner_text() or page.locator('.gv-say').inner_text()
     rows = [json.loads(o) for o in (folder/'groups.jsonl').read_text().splitlines()][-8:]
     with open(folder/'groups.jsonl', 'a') as f:
         f.write(''.join(json.dumps(o|dict(step=9))+'\n' for o in rows)+'{"step": 10, "gr')
-    page.wait_for_function("document.querySelector('.gv')?.gv?.run.S==5", timeout=20_000)
+    page.wait_for_function("document.querySelector('.gv')?.gv?.run.S==5", timeout=120_000)
     page.get_by_label('search').fill(rows[0]['prompt']); page.keyboard.press('Enter')
     page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
     assert errors==[] and {o.split('/')[2] for o in asked}=={f'127.0.0.1:{port}'}

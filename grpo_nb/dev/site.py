@@ -462,18 +462,34 @@ def test(
     slow:bool=False,         # benchmarks and long runs too?
     n_workers:int=2,         # processes that run notebooks, and then tests
 )->None:
-    "Run every check and every test; the exit code is pytest's, Trouble before that."
+    """Run every check, notebook and test to the end. What failed before the tests is named once more among the
+    tests that fail; the exit code is 0 if nothing failed, else pytest's, or 1."""
     root = _root()
     os.chdir(root)
     os.environ['OMP_NUM_THREADS'] = '1'   # two threads on two busy cores are many times slower than one
-    check()
-    if not (quick or no_notebooks):
-        nbdev_test = Path(sys.executable).parent/'nbdev_test'
-        words = [nbdev_test, '--n_workers', str(n_workers), '--do_print', '--timing']
-        r = subprocess.run(words, cwd=root)
-        if r.returncode: raise Trouble('a notebook fails: its name stands above')
+    failed = []
+    try: check()
+    except Trouble as e:
+        print(e)
+        failed += str(e).splitlines()
     sys.stdout.flush()
+    if not (quick or no_notebooks): failed += _failing_notebooks(root, n_workers)
     words = ['-m', 'pytest', '-q', 'tests', '--durations=20', '-n', str(n_workers), '--dist', 'loadfile']
-    sys.exit(subprocess.run([sys.executable, *words, *['--slow']*slow], cwd=root).returncode)
+    env = {**os.environ, 'GRPO_NB_FAILED':'\n'.join(failed)}   # `conftest.py` names them beside the tests
+    code = subprocess.run([sys.executable, *words, *['--slow']*slow], cwd=root, env=env).returncode
+    sys.exit(code or int(bool(failed)))
+
+def _failing_notebooks(root, n_workers):
+    "Run all notebooks, as they are heard from; one line for each that fails."
+    words = [Path(sys.executable).parent/'nbdev_test', '--n_workers', str(n_workers), '--do_print', '--timing']
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding='utf-8', errors='replace')
+    said = []
+    with subprocess.Popen(words, cwd=root, **pipes) as p:
+        for line in p.stdout:
+            print(line, end='', flush=True)
+            said.append(line)
+    if not p.returncode: return []
+    listed = ''.join(said).rpartition('Failed On The Following Notebooks:')[2]
+    return [f'notebook {o}: fails' for o in re.findall(r'^\t(\S+\.ipynb)$', listed, re.M)] or ['a notebook: fails']
 
 test.__test__ = False   # a command, not a test that pytest should collect

@@ -121,7 +121,7 @@ def shell_line(
     return ' '.join(w if w.startswith('$') else shlex.quote(w) for w in words)
 
 # %% ../../nbs/scale/launch.ipynb #70f98602
-_TASK = ('setsid {command} & run=$!; trap "pkill -TERM -P $run" TERM; '
+_TASK = ('trap "pkill -TERM -P \\$!" TERM; setsid {command} & run=$!; '
     'while kill -0 $run 2>/dev/null; do wait $run; code=$?; done; exit $code')
 def _script(name): return (files('grpo_nb')/'assets'/'launch'/name).read_text(encoding='utf-8')
 

@@ -12,9 +12,9 @@
 export MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline OMP_NUM_THREADS={threads}   # compute nodes often have no network
 again=
-{serve}srun{where} bash -c {task} &
+{serve}trap 'again=1; kill -TERM $!' TERM
+srun{where} bash -c {task} &
 step=$!
-trap 'again=1; kill -TERM $step' TERM
 while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
 [ -n "$again" ] && [ "$code" = 0 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $code
