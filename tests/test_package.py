@@ -242,15 +242,16 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
 def test_it_works_installed_alone(built, tmp_path, kind):
     """In a fresh environment that borrows this one's other packages, far from the clone; the wheel was built
     from the sdist, so that what works here was in both"""
+    alone = {k:v for k,v in os.environ.items() if k!='PYTHONPATH'}   # it may name the checkout
     env = tmp_path/'env'
     venv.create(env, with_pip=False, system_site_packages=False)
     py = env/'bin'/'python'
     r = subprocess.run([sys.executable, '-m', 'pip', '--python', py, 'install', '-q', '--no-deps',
-                        '--no-compile', str(built[kind == 'sdist'])], capture_output=True, text=True)
+                        '--no-compile', str(built[kind == 'sdist'])], capture_output=True, text=True, env=alone)
     assert r.returncode==0, r.stderr[-2000:]
     here = next(p for p in sys.path if p.endswith('site-packages'))
     site = Path(subprocess.run([py, '-c', 'import site; print(site.getsitepackages()[0])'],
-                               capture_output=True, text=True).stdout.strip())
+                               capture_output=True, text=True, env=alone).stdout.strip())
     (site/'borrowed.pth').write_text(here+'\n')
     (tmp_path/'test_here.py').write_text(dedent(f"""
         import grpo_nb
@@ -263,9 +264,9 @@ def test_it_works_installed_alone(built, tmp_path, kind):
     rooms = ['test_advantages.py','test_kl.py'] if kind=='wheel' else []
     for o in rooms: shutil.copy(ROOT/'tests'/o, tmp_path)
     r = subprocess.run([py, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k', 'not trl and not exercise',
-                        'test_here.py', *rooms], capture_output=True, text=True, cwd=tmp_path)
+                        'test_here.py', *rooms], capture_output=True, text=True, cwd=tmp_path, env=alone)
     assert r.returncode==0, r.stdout[-3000:]
-    r = subprocess.run([env/'bin'/'grpo_nb', '--help'], capture_output=True, text=True, cwd=tmp_path)
+    r = subprocess.run([env/'bin'/'grpo_nb', '--help'], capture_output=True, text=True, cwd=tmp_path, env=alone)
     assert r.returncode==0 and 'demo' in r.stdout, r.stderr[-2000:]
-    r = subprocess.run([env/'bin'/'grpo_nb', 'study', 'replay'], capture_output=True, text=True, cwd=tmp_path)
+    r = subprocess.run([env/'bin'/'grpo_nb', 'study', 'replay'], capture_output=True, text=True, cwd=tmp_path, env=alone)
     assert r.returncode==2 and 'comes with a clone' in r.stderr, r.stderr[-2000:]
