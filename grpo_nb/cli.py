@@ -217,16 +217,19 @@ def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
+    reuse:bool=False,  # say as well what using answers again may give: dead groups replaced, more passes
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
     from json import dumps
     from grpo_nb.see import readers
-    from grpo_nb.see.verdict import reuse
+    from grpo_nb.see import verdict
     run = _open(folder, columns)
     found = readers.diagnose(run)
     if json: print(dumps(found.plain, ensure_ascii=False))
-    else: print(found, '', 'reuse: '+reuse(readers.history_rows(run), run.rows, run.settings), sep='\n')
+    else: print(found)
+    if reuse and not json:
+        print('\nreuse: '+verdict.reuse(readers.history_rows(run), run.rows, run.settings))
     for o in run.notes: print(f'note: {o}', file=sys.stderr)
     if strict and found.faults: sys.exit(1)
 
