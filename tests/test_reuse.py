@@ -179,7 +179,7 @@ def test_each_way_is_shown_with_what_the_study_measured_at_this_share(g):
     assert max(map(len, text.split('\n')))<=100
 
 def test_no_way_is_advised_that_lost_at_the_rate_one_has():
-    "Near 1 as well, where passes win only at a lower rate, which is said; stored groups from where they are ahead"
+    "Near 1 as well, where passes win at a lower rate only; stored groups from where they are ahead"
     for g in (.2, .5, .8, .9, .97, 1.-1e-9):
         text = timed(g)
         gain,half,_ = gain_at(g, 'kept')['stored 2']

@@ -98,11 +98,12 @@ def reuse(
     groups:list=(),      # dicts of the group record, where there is one
     settings:dict=None,  # of the run
 )->str:                # lines: what was seen, what each way gained in the study, what to do
-    "What may be gained by using answers again, from the study of reuse, where sampling costs as much as here."
+    "What using answers again may give, as our study measured it where sampling costs as much as here."
     r = Look(rows, groups, settings)
     g,z = sampling_share(r),r(DEAD)
     words = doctor_table('names')['reuse']
-    first = words['no_seconds'] if g is None else f'sampling takes {g:.0%} of a step with one pass over its batch'
+    first = words['no_seconds']
+    if g is not None: first = f'sampling takes {g:.0%} of a step with one pass over its batch'
     seen = [o for o in (r.went(DEAD), *_coverage(r), r.went('replay/ess_answers')) if o]
     def told(lines): return '\n    '.join([first, *[f'seen: {o}' for o in seen], *lines])
     if len(z) and z.min()>=1: return told([f"do:   {words['all_dead']}"])
