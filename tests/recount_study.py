@@ -62,8 +62,9 @@ def recount(table, page, seeds=None):
     runs = {}
     with open(table, newline='', encoding='utf-8') as f:
         for o in csv.DictReader(f):
-            key = o['regime'],o['arm'],int(o['seed'])
-            if o['error'] or key[2] not in seeds: continue
+            if o['error'] or int(o['seed']) not in seeds: continue
+            at = f" at {json.loads(o['settings'])['multiple']}" if 'multiples' in plan else ''
+            key = o['regime'],o['arm']+at,int(o['seed'])
             assert key not in runs, f'two rows for {key}'
             runs[key] = mean_on_the_way(json.loads(o['curve']))
     out = []
@@ -113,6 +114,35 @@ def recount_spans(table, page):
     if spans is None: return None
     mean = {k:sum(o)/len(o) for k,o in spans.items()}
     out = []
+    for arm,baseline in plan['claims']:
+        d = {}
+        for a,task,s in mean:
+            if a==arm: d.setdefault(task, []).append(mean[arm,task,s]-mean[baseline,task,s])
+        m,error = mixed(d)
+        free = len(d)-1
+        out.append([arm, baseline, m, t.ppf(.975, free)*error, 2*t.sf(abs(m)/error, free)])
+    return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
+
+def recount_own(tables, page):
+    "The same where the measure lies around each arm's own best rate; rows of several tables; None: some missing"
+    plan = registered(page)
+    ladder,seeds,n = plan['ladder'],plan['seeds']['main'],len(plan['seeds']['main'])
+    runs = {}
+    for table in tables:
+        for cell,arms in runs_of(table, seeds).items():
+            for arm,rates in arms.items(): runs.setdefault(cell, {}).setdefault(arm, {}).update(rates)
+    own = {}
+    for cell,f in plan['definitions']['families'].items():
+        for arm in {a for c in plan['claims'] for a in c}:
+            mean = {l:sum(o.values())/n for l,o in runs.get(cell, {}).get(arm, {}).items() if len(o)==n}
+            if not mean: return None
+            at = ladder.index(max(mean, key=lambda l: (mean[l], -l)))
+            near = [ladder[k] for k in (at-1, at, at+1) if 0<=k<len(ladder)]
+            if any(l not in mean for l in near): return None
+            for s in seeds:
+                v = sum(runs[cell][arm][l][s] for l in near)/len(near)
+                own.setdefault((arm, f['after'] or cell, s), []).append(v)
+    mean,out = {k:sum(o)/len(o) for k,o in own.items()},[]
     for arm,baseline in plan['claims']:
         d = {}
         for a,task,s in mean:

@@ -740,6 +740,35 @@ def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, cap
     d.assign(pass1='0.5').to_csv(f, index=False)
     with pytest.raises(ValueError, match='came out otherwise'): replay_study(**again)
 
+def test_two_rows_of_every_arm_are_made_again_in_a_stack(tmp_path, capsys, monkeypatch):
+    stacks = []
+    def run(job, **options):
+        stacks.append(job)
+        def curve(o): return json.dumps([dict(tokens=t, pass1=o['seed']/4000) for t in (0, 900)])
+        return [o|dict(pass1_before=.5, pass1=.5, reward=.25, curve=curve(o), cpu_s='[]') for o in job]
+    monkeypatch.setattr(rs, 'run_stack', run)
+    jobs = [[dict(regime='filtering', arm=a, seed=s, learning_rate=l, source='', settings='{}')
+        for s in (2000, 2001, 2002)] for a in ('plain','replay_default') for l in (1e-4, 4e-4)]
+    f = tmp_path/'replay_study.csv'
+    run_study(run, jobs, f, stamp(registered=registration(PAGE)['hash']), disable_tqdm=True)
+    stacks.clear()
+    def again():
+        capsys.readouterr()
+        replay_study('main', str(tmp_path), str(PAGE), each_arm=True, device='cpu')
+        return capsys.readouterr().out.splitlines()[1:]
+    out = again()
+    assert [o.split()[1:4] for o in out]==[[a, s, '0.0001'] for a in ('plain','replay_default')
+        for s in ('2000','2001')] and all(o.count('True')==3 for o in out)
+    assert [len(o) for o in stacks]==[2, 2]
+    d = pd.read_csv(f, dtype=str, keep_default_na=False)
+    d.assign(reward='0.5').to_csv(f, index=False)
+    with pytest.raises(ValueError, match='4 of 4 rows came out otherwise, of plain, replay_default'): again()
+    d.assign(reward='0.5', machine='another').to_csv(f, index=False)
+    assert all(o.count('False')==2 for o in again())   # neither that machine nor equal, but near
+    far = json.dumps([dict(tokens=0, pass1=.9), dict(tokens=900, pass1=.9)])
+    d.assign(curve=far, pass1_before='0.9', machine='another').to_csv(f, index=False)
+    with pytest.raises(ValueError, match='came out otherwise'): again()
+
 def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
     plan = registration(PAGE)
     d = pd.concat([made(plan, ['plain','mu3'], plan['seeds']['rates'], l) for l in plan['rates']])

@@ -7,7 +7,7 @@ import grpo_nb.dev.replay_study as rs
 import grpo_nb.dev.stacked as sr
 from grpo_nb.replay import Replay
 from grpo_nb.dev.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
-    run_rounds, run_stack, span_of, spans, to_try, tries)
+    own_spans, run_rounds, run_stack, span_of, spans, to_try, tries, with_given)
 from grpo_nb.dev.stacked import FAMILIES, SHAPE, BatchUse, Runs, to_tensors
 from grpo_nb.research.study import one_each, over_regimes, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
@@ -174,6 +174,54 @@ def test_a_span_is_the_mean_over_five_rates_and_two_starts(tmp_path):
     assert d['diff'][0]==pytest.approx((by_hand('adding')+by_hand('sorting'))/2, abs=2e-5)
     assert d.regimes[0]==2 and d.n[0]==4 and rs.say(df, PLAN).startswith('main table\n')
 
+def test_a_span_of_ones_own_lies_around_an_arms_own_best_rate(tmp_path):
+    "`stored3` is best three rungs higher; an arm that is not done has none"
+    plan = PLAN|dict(measure='own_span')
+    df = run_rounds(made_run, lambda d: next_jobs(d, plan, stack=100), path=tmp_path/'t.csv', stamp=stamp(),
+        disable_tqdm=True)
+    got = own_spans(df, plan, 'cell').set_index(['regime','arm','seed']).own_span
+    for (c,a,s),v in got.items():
+        best = {'adding':4., 'sorting':4.}.get(c, 16.)*(8. if a=='stored3' else 1.)
+        rungs = [l for l in (best/2, best, 2*best) if l<=64] if best<=64 else [32., 64.]
+        assert v==pytest.approx(np.mean([worth(c, a, s, l) for l in rungs]), abs=2e-5), (c, a, s)
+    assert len(got)==4*3*2
+    some = df[~((df.regime=='adding')&(df.arm=='mu3')&(df.learning_rate==16.))]   # not beside its best
+    assert ('adding','mu3',1) not in own_spans(some, plan, 'cell').set_index(['regime','arm','seed']).index
+    assert len(rs.tables(df, plan)['main table'][0])==8 and 'own_span' in rs.tables(df, plan)['main table'][0]
+
+def test_arms_of_an_earlier_study_are_taken_from_its_table_and_from_no_other(tmp_path):
+    old = PLAN|dict(arms=dict(main=['plain','mu3']))
+    first = dict(path=tmp_path/'old.csv', stamp=stamp(registered='abc'), disable_tqdm=True)
+    run_rounds(made_run, lambda d: next_jobs(d, old, stack=100), **first)
+    given = dict(table='old', arms=['plain'], registered='abc')
+    plan = PLAN|dict(arms=dict(main=['stored3']), claims=[['stored3','plain']], given=given,
+        predictions={'stored3 - plain':'+'})
+    asked = []
+    def run(job):
+        asked.extend(o['arm'] for o in one_each(job))
+        return made_run(job)
+    own = run_rounds(run, lambda d: next_jobs(with_given(d, plan, tmp_path), plan, stack=100),
+        path=tmp_path/'new.csv', stamp=stamp(registered='def'), disable_tqdm=True)
+    assert set(asked)==set(own.arm)=={'stored3'}
+    both = with_given(own, plan, tmp_path)
+    assert set(both.arm)=={'stored3','plain'}   # passes were not asked for
+    rows,need = rs.tables(both, plan)['main table']
+    whole = run_rounds(made_run, lambda d: next_jobs(d, PLAN, stack=100), path=tmp_path/'t.csv', stamp=stamp(),
+        disable_tqdm=True)
+    assert len(rows)==need and rs.claims(rows, plan)['diff'][0]==pytest.approx(
+        over_regimes(spans(whole, PLAN), [('stored3','plain')], 'span')['diff'][0])
+    with pytest.raises(ValueError, match=r"registered as \['abc'\], the plan needs xyz"):
+        with_given(own, plan|dict(given=given|dict(registered='xyz')), tmp_path)
+
+def test_parts_take_every_group_of_a_batch_once(untaught, monkeypatch):
+    seen,step = [],sr.factor
+    monkeypatch.setattr(sr, 'factor', lambda lp, old, A, *more: seen.append(A[0,:,0,0].tolist()) or step(lp, old, A, *more))
+    for arm,n in dict(parts2=2, parts4=4).items():
+        seen.clear()
+        r = Runs(USES[arm], 'adding', [3], [1e-3])
+        r.batch()
+        assert r.opt.t==n==len(seen) and {len(o) for o in seen}=={8//n}
+
 @pytest.fixture
 def empty_handed(monkeypatch):
     def forget():
@@ -268,6 +316,33 @@ def test_other_code_counts_the_same_claims_of_spans(tmp_path):
     less[(less.arm!='mu3')|(less.seed!='2')].to_csv(tmp_path/'less.csv', index=False)
     assert recount_spans(tmp_path/'less.csv', tmp_path/'p.qmd') is None
     assert len(rs.tables(read_rows(tmp_path/'less.csv'), plan)['main table'][0])<need
+
+def test_other_code_counts_the_same_claims_of_spans_of_ones_own(tmp_path):
+    "The stored rows of the study of reuse under another plan, in two tables: two arms as if they were new"
+    from recount_study import recount_own
+    old = rs.registration('nbs/project/registration_reuse.qmd')
+    claims = [['mu2','plain'], ['stored3','mu2'], ['replay_default','mu2']]
+    plan = old|dict(measure='own_span', claims=claims, predictions={f'{a} - {b}':'+' for a,b in claims},
+        arms=dict(main=['mu2']), given=dict(table='reuse_study', registered=old['hash'],
+            arms=['plain','stored3','replay_default']))
+    (tmp_path/'p.qmd').write_text(f'```json\n{json.dumps(plan)}\n```')
+    table = 'nbs/results/reuse_study.csv'
+    whole = pd.read_csv(table, dtype=str, keep_default_na=False)
+    whole[whole.arm=='mu2'].to_csv(tmp_path/'new.csv', index=False)
+    rows,need = rs.tables(with_given(read_rows(tmp_path/'new.csv'), plan, 'nbs/results'), plan)['main table']
+    assert len(rows)==need
+    theirs = recount_own([table], tmp_path/'p.qmd')
+    for o,t in zip(rs.claims(rows, plan).itertuples(), theirs, strict=True):
+        assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
+    assert theirs[0][2]>.03   # the second pass is worth something at a rate of its own
+
+def test_the_plan_of_parts_asks_for_new_rows_only_and_tells_nothing_before_they_are_there():
+    plan = rs.registration('nbs/project/registration_parts.qmd')
+    rows = with_given(pd.DataFrame(columns=['regime','arm','seed','learning_rate','error','area']), plan,
+        'nbs/results')
+    jobs = next_jobs(rows, plan, stack=8)
+    assert {o['arm'] for j in jobs for o in j}=={'parts2','parts4'} and sum(map(len, jobs))==1280
+    assert rs.say(rows, plan)=='main table: 256 of 320 spans; no differences before all are there'
 
 def test_the_best_is_counted_on_seeds_it_was_not_chosen_on_and_at_its_share_of_the_tokens():
     curve = json.dumps([dict(tokens=0, pass1=.2), dict(tokens=50, pass1=.4), dict(tokens=110, pass1=1.)])
