@@ -16,9 +16,10 @@ from .parts.model import Tokenizer
 from .run.record import read_run
 from .see.view import write_report
 from .see.readers import judged
-from .see.during import new_folder, next_folder, one_thread
+from .see.during import new_folder, one_thread
 from .parts.problems import chain_sum
 from .tasks import accuracy_reward
+from .rewards import run_state
 from .tiny_qwen import load_model
 from .trainer import TrainConfig, evaluate, train
 from .inspector import write_inspector
@@ -26,18 +27,18 @@ from .inspector import write_inspector
 # %% ../nbs/catalogue/demo.ipynb #d3c0abc8
 def demo(
     seed:int=0,              # of problems, sampling and batches
-    output_dir:str=None,     # the run's folder; None: runs/demo-SEED or runs/plain-SEED, or the next of that name
+    output_dir:str=None,     # the run's folder; None for runs/demo-SEED, without replay runs/plain-SEED
     max_steps:int=200,       # optimizer steps, four a batch
     n_problems:int=500,      # held-out problems, measured before and after
     replay_buffer_size:int=64,  # groups kept for replay; 0: plain GRPO
     disable_tqdm:bool=False, # hide the progress bars
 )->dict:                     # what summary.json holds
-    "Train the tiny Qwen on one-digit sums with GRPO and replay."
-    kind = 'demo' if replay_buffer_size else 'plain'
-    folder = new_folder(output_dir) if output_dir else next_folder(f'runs/{kind}-{seed}')
-    args = TrainConfig(output_dir=str(folder), seed=seed, max_steps=max_steps, learning_rate=2e-4,
+    "Train the tiny Qwen on one-digit sums with GRPO and replay; `--compare`: five ways on harder words."
+    folder = output_dir or f"runs/{'demo' if replay_buffer_size else 'plain'}-{seed}"
+    args = TrainConfig(output_dir=folder, seed=seed, max_steps=max_steps, learning_rate=2e-4,
         replay_buffer_size=replay_buffer_size, disable_tqdm=disable_tqdm)
     problems,held_out = chain_sum(2000, seed=seed),chain_sum(n_problems, seed=seed, split='test')
+    new_folder(folder)
     model,tok = load_model('tiny')
     n_weights = sum(p.numel() for p in model.parameters())
     print(f'A Qwen2 of {n_weights:,} parameters, {n_problems} held-out problems such as\n'
@@ -92,14 +93,15 @@ def measured_run(
     **how:Any,        # more for `train`
 )->dict:              # what summary.json holds
     "Measure, train, measure again; write summary.json and the pages of the run, and say what came out."
-    def measure(): return evaluate(model, tokenizer, held_out, rewards, seed=args.seed,
-        disable_tqdm=args.disable_tqdm, max_completion_length=args.max_completion_length)
+    def measure(step): return evaluate(model, tokenizer, held_out, rewards, seed=args.seed,
+        disable_tqdm=args.disable_tqdm, max_completion_length=args.max_completion_length,
+        trainer_state=run_state(step, args.max_steps))
     t0 = time.perf_counter()
-    before = measure()
+    before = measure(0)
     print(f'before: {_measured(before)}', flush=True)
     t1 = time.perf_counter()
     run = train(model, tokenizer, problems, rewards, args, last_word=False, **how)
-    train_s,after,out = time.perf_counter()-t1,measure(),Path(args.output_dir)
+    train_s,after,out = time.perf_counter()-t1,measure(run.step),Path(args.output_dir)
     summary = _run_summary(run, before, after, train_s)|info|dict(samples=_samples(held_out, before, after))
     save_json(out/'summary.json', summary)   # which the pages show
     found,_ = judged(read_run(out))

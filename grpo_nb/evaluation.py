@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from .parts.core import reward_name
-from .parts.model import Tokenizer
+from .parts.core import reward_names, template_start
+from .parts.model import Tokenizer, end_tokens
 from .parts.stats import mean_ci, share_ci
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate
-from .rewards import decode, score
+from .rewards import RewardLog, decode, score
 
 # %% ../nbs/06_evaluation.ipynb #bad5c263
 def sample(
@@ -30,7 +30,7 @@ def sample(
 )->Rollouts:
     "G completions for each row's prompt."
     ids,mask = (o.to(model.device) for o in encode_prompts(tokenizer, [o['prompt'] for o in rows]))
-    return generate(model, ids, mask, G, max_new, eos_token_id=tokenizer.eos_token_id,
+    return generate(model, ids, mask, G, max_new, eos_token_id=end_tokens(model, tokenizer),
         pad_token_id=tokenizer.pad_token_id, generator=generator, **options)
 
 # %% ../nbs/06_evaluation.ipynb #c26fa780
@@ -76,22 +76,28 @@ def evaluate(
     seed:int=0,          # of sampling
     batch_size:int=128,  # problems at a time
     disable_tqdm:bool=True,  # hide the progress bar
+    trainer_state:object=None,  # how far the run is, from `run_state`, for rewards that ask
 )->dict:                 # `rewards` by name as from `reward_ci`, `n_problems`, `texts` of the first samples
-    "How good is a model on these problems? A first reward of 0 and 1 also gives `pass@1`, `ci` and `right`."
+    """How good is a model on these problems?
+
+    A first reward of 0 and 1 also gives `pass@1`, `ci` and `right`; rewards that log metrics give `metrics`.
+    """
     funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
     gen = torch.Generator(model.device).manual_seed(seed)
+    log,start = RewardLog(trainer_state),template_start(tokenizer)
     parts,texts = [],[]
     for i in tqdm(range(0, len(dataset), batch_size), disable=disable_tqdm, desc='evaluate'):
         rows = [dataset[j] for j in range(i, min(i+batch_size, len(dataset)))]
         batch = sample(model, tokenizer, rows, num_samples, max_completion_length, gen,
             temperature=temperature)
         out = decode(tokenizer, batch)
-        parts.append(score(funcs, rows, batch, out).view(len(rows), num_samples, -1))
+        parts.append(score(funcs, rows, batch, out, log, start).view(len(rows), num_samples, -1))
         texts += out[::num_samples]
     r = torch.cat(parts)   # (problems, samples, F)
-    names = [reward_name(f) for f in funcs]
+    names = reward_names(funcs)
     by_name = {n:reward_ci(x) for n,x in zip(names, r.unbind(-1))}
     res,first = dict(rewards=by_name, n_problems=len(r), texts=texts),by_name[names[0]]
+    if log.metrics: res['metrics'] = log.metrics
     if first['binary']:
         right = (r[...,0].nan_to_num(0)>=1).sum(1).tolist()
         res |= {'pass@1':first['mean'], 'ci':(first['low'], first['high']), 'right':right}

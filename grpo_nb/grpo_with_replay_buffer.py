@@ -173,7 +173,7 @@ def _edited(self:GRPOWithReplayBufferTrainer, batch, inputs, B):
     r,me = self._rewards,self.accelerator.process_index
     dead = self.dead(r if self.sharded else r[me*B:me*B+B]).tolist()
     asked = [g for g in range(len(dead)) if g*self.num_generations%B>=n]
-    step,table = self.state.global_step+1,self.table.last(len(r))
+    step,table = self.state.global_step+1,self.table.last(len(r), self._extra)
     self._event = e = BatchEvent(number, step, n, batch, r, dead, asked, table)
     if a.edits_batches: batch = self.update_with_replay_buffer(batch, inputs)
     batch.setdefault('replay_row', torch.arange(B, device=batch['advantages'].device))

@@ -19,7 +19,7 @@ from .scale.launch import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRAr
     own_rows, parse_options, prepare_rows, recipe_faults, recipe_plan)
 from .see.during import new_folder
 from .parts.stats import share_ci
-from .parts.problems import RewardModel, load_reward
+from .parts.problems import RewardModel, judge_with_start, load_reward
 from .tasks import accuracy_reward, completion_text, overlap_reward
 
 # %% ../nbs/18_recipes.ipynb #cc1e4356
@@ -54,11 +54,15 @@ def gsm8k_rewards(
 )->list:                              # five functions in TRL's calling convention
     "The rewards of EasyDeL's GSM8K script: tags, soft form, strict form, whole number, right answer."
     def texts(cs): return map(completion_text, cs)
-    def form(pattern, cs):
-        return [xml_full_match_reward if pattern.match(t) else xml_full_match_reject for t in texts(cs)]
-    def xmlcount(completions, **kw): return [xml_count(t, xml_reward) for t in texts(completions)]
-    def soft_format(completions, **kw): return form(_SOFT, completions)
-    def strict_format(completions, **kw): return form(_STRICT, completions)
+    def form(pattern, *answers):
+        fits = judge_with_start(lambda t: bool(pattern.match(t)), *answers)
+        return [xml_full_match_reward if o else xml_full_match_reject for o in fits]
+    def xmlcount(completions, prompts=None, completion_start=None, **kw):
+        return judge_with_start(lambda t: xml_count(t, xml_reward), completions, prompts, completion_start)
+    def soft_format(completions, prompts=None, completion_start=None, **kw):
+        return form(_SOFT, completions, prompts, completion_start)
+    def strict_format(completions, prompts=None, completion_start=None, **kw):
+        return form(_STRICT, completions, prompts, completion_start)
     def whole_number(completions, **kw):
         return [.5 if _last_answer(t).isdigit() else 0. for t in texts(completions)]
     def correctness(completions, answer, **kw):
@@ -81,18 +85,14 @@ _FORM = re.compile(r'<think>.*?</think>\s*<answer>.*?</answer>$')
 
 def _verify(text, solution):
     "1 where math_verify finds `text` equal to `solution`, and where it can't read the solution."
-    from math_verify import LatexExtractionConfig, parse, verify
-    def read(s): return parse(s, extraction_mode='first_match', extraction_config=[LatexExtractionConfig()])
-    gold = read(solution)
-    if not gold: return 1.
-    try: return float(verify(gold, read(text)))
-    except Exception: return 0.   # math_verify raises on what it can't compare
+    same = problems.compare_maths(solution, text, latex_only=True)
+    return 1. if same is None else float(same)
 
 def numinamath_rewards()->list:  # two functions in TRL's calling convention
     "EasyDeL's rewards for NuminaMath: 1 for the form, 1 for an answer that math_verify finds equal."
 
-    def format_reward(completions, **kw):
-        return [float(bool(_FORM.match(completion_text(c)))) for c in completions]
+    def format_reward(completions, prompts=None, completion_start=None, **kw):
+        return judge_with_start(lambda t: float(bool(_FORM.match(t))), completions, prompts, completion_start)
     def accuracy(completions, solution, **kw):
         return [_verify(completion_text(c), s) for c,s in zip(completions, solution, strict=True)]
     return [format_reward, accuracy]

@@ -9,8 +9,9 @@ __all__ = ['extract_answer', 'judge', 'accuracy_reward', 'format_reward', 'chain
 # %% ../nbs/02_tasks.ipynb #61d4c071
 import json, re
 from functools import lru_cache
-from .parts.problems import (
-    boxed, completion_text, overlap_reward, read_number, same_answer, same_maths)
+from grpo_nb.parts.problems import (
+    EVALUATED, boxed, completion_text, gym_score, judge_with_start, overlap_reward, read_number, same_answer,
+    same_maths)
 
 # %% ../nbs/02_tasks.ipynb #a4d37b82
 _all_ = ['same_answer', 'same_maths', 'completion_text', 'overlap_reward']
@@ -37,6 +38,7 @@ def judge(
         raise ValueError(f'no judge for task {task!r}: leave the column `task` out to compare texts, or use '
                          '`overlap_reward`, or a reward function of your own')
     own = get_score_answer_fn(task)
+    if task in EVALUATED: own = lambda text, entry: gym_score(task, text, entry)
     def score(text, entry):
         return 1. if read_number(text) and same_answer(text, entry) else own(text, entry)
     return score
@@ -70,12 +72,14 @@ _INSIDE = r'(?:(?!</?think>|</?answer>).)*'
 _FORMAT = re.compile(rf'\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>\s*', re.S)
 
 def format_reward(
-    prompts:list,      # N prompts, not looked at
+    prompts:list,      # N prompts; a text that ends with <think> has begun the answer
     completions:list,  # N completions, str or lists of messages
+    completion_start:list=None,  # N texts: how the chat template begins the answers, '<think>\n' for instance
     **kwargs:object,   # the data set's columns
 )->list[float]:        # N numbers, 1. or 0.
     "Is it one <think>…</think> followed by one <answer>…</answer>, and nothing else?"
-    return [float(bool(_FORMAT.fullmatch(completion_text(c)))) for c in completions]
+    def fits(text): return float(bool(_FORMAT.fullmatch(text)))
+    return judge_with_start(fits, completions, prompts, completion_start)
 
 # %% ../nbs/02_tasks.ipynb #353d8fdd
 def chain_sum_ways(

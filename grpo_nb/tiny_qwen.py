@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging as hf_logging
+from .parts.model import end_tokens
 from .parts.pretrained import model_folder
 
 # %% ../nbs/03_tiny_qwen.ipynb #babfe312
@@ -156,6 +157,7 @@ def ask(
         torch.manual_seed(seed)
         out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device),
                              do_sample=hot, num_return_sequences=k, max_new_tokens=max_new_tokens,
-                             repetition_penalty=1., pad_token_id=tokenizer.pad_token_id, **how)
+                             repetition_penalty=1., pad_token_id=tokenizer.pad_token_id,
+                             eos_token_id=end_tokens(model, tokenizer), **how)
     texts = tokenizer.batch_decode(out[:,ids.shape[1]:], skip_special_tokens=True)
     return [texts[i*k:(i+1)*k]*(n//k) for i in range(len(ids))]

@@ -84,7 +84,9 @@ def make(name, folder, **more):
         rewards, method, kw = ([falsy, right], Keep(),
                                dict(reward_weights=[1.0, 0.0], learning_rate=1e-3, max_steps=64))
     model,tok = fresh()
-    if eos: tok.eos_token = eos
+    if eos:   # as of a base model: neither names the token that ends a turn
+        tok.eos_token = eos
+        model.generation_config.eos_token_id = tok.eos_token_id
     torch.manual_seed(0)
     args = TrainConfig(**(dict(output_dir=str(folder), num_generations=8, generation_batch_size=64,
                                steps_per_generation=4, max_steps=40, disable_tqdm=True,

@@ -2,10 +2,13 @@
 from dataclasses import dataclass
 import pytest, torch
 from datasets import Dataset
-from grpo_nb.parts.core import check_rows, check_settings, known_data, other_data
+from grpo_nb.parts.core import (check_rendered, check_rows, check_settings, is_rendered, known_data,
+    other_data, rendered_answer)
 from grpo_nb.parts.model import check_lengths
 from grpo_nb.run.settings import loss_settings, optimizer_of
-from grpo_nb.trainer import TrainConfig
+from grpo_nb.run.record import about_data
+from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
+from grpo_nb.trainer import TrainConfig, new_state
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 
@@ -16,6 +19,10 @@ ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
     (ROWS[:7]+[dict(prompt=None)], 'row 7 has the prompt None: every row needs text'),
     (ROWS[:7]+[dict(prompt=[dict(role='user')])], 'row 7 .*every message needs a `role`'),
     (dict(train=ROWS), "dict of .'train'."), ([o|dict(completions=1) for o in ROWS], 'column `completions`'),
+    ([dict(prompt=[dict(role='user', content='1+1='), dict(role='assistant', content='2')])]*8,
+        "row 0: the prompt ends with the assistant's answer .'2'.*: take it off"),
+    ([dict(prompt=[{'from':'human', 'value':'1+1='}])]*8, 'row 0: .*`from` and `value`, as ShareGPT'),
+    ([dict(instruction='add', input='1+1=', output='2')]*8, "Alpaca has it in two parts, `ds.map.*o..input"),
     (['1+1=']*8, 'no column `prompt`'), ([dict(prompt='')]*8, "row 0 has the prompt ''")], ids=str)
 def test_rows_that_cannot_work_are_named(rows, says):
     with pytest.raises(ValueError, match=says): check_rows(rows, 8, G=4)
@@ -79,3 +86,52 @@ RULES = [('n', lambda v: v>=1, '1 or more'), ('x', lambda v: 0<v<=1, 'a share'),
 def test_a_setting_that_cannot_work_is_named(kw, says):
     with pytest.raises(ValueError, match=says): check_settings(Settings(**kw), RULES)
     check_settings(Settings(cap=2, room=None), RULES+[('room', lambda v: v>0, 'None, or more than 0')])
+
+# ---- prompts that went through the chat template
+
+TEMPLATES = dict(   # what begins a message of a role, what ends it, what opens the answer
+    chatml=("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"),
+    dated=("{{ bos_token }}<|head|>system<|end|>\n\nToday: {{ today }}\n\n<|eot|>{% for m in messages %}"
+        "<|head|>{{ m['role'] }}<|end|>\n\n{{ m['content'] }}<|eot|>{% endfor %}"
+        "{% if add_generation_prompt %}<|head|>assistant<|end|>\n\n{% endif %}"),
+    no_system=("{{ bos_token }}{% for m in messages %}{% if m['role']=='system' %}{{ raise_exception('no') }}"
+        "{% endif %}<turn>{{ m['role'] }}\n{{ m['content'] }}</turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"))
+class Renders:
+    "A tokenizer with one of these templates; a day passes with every call."
+    bos_token,days = '<bos>',0
+    def __init__(self, template): self.chat_template = template
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        from transformers.utils.chat_template_utils import render_jinja_template
+        self.days += 1
+        return render_jinja_template([messages], chat_template=self.chat_template, bos_token=self.bos_token,
+            add_generation_prompt=add_generation_prompt, today=str(self.days))[0][0]
+
+@pytest.mark.parametrize('template', TEMPLATES.values(), ids=TEMPLATES)
+def test_a_prompt_that_went_through_the_template_is_known(template):
+    tok = Renders(template)
+    def show(*said, opened=True):
+        talk = [dict(role=('user','assistant')[i%2], content=o) for i,o in enumerate(said)]
+        return tok.apply_chat_template(talk, False, opened)
+    asked,answered,again = show('3+4='),show('3+4=', '7', opened=False),show('3+4=', '7', '2+2=')
+    for o in (asked, answered, again, asked.removeprefix('<bos>')):
+        assert is_rendered(tok, o)
+    for o in ('3+4=', 'user\n3+4=', '', [dict(role='user', content='3+4=')], 'assistant: '+asked):
+        assert not is_rendered(tok, o)
+    assert not is_rendered(Renders(None), asked)
+    assert [rendered_answer(tok, o) for o in (asked, again, answered, '3+4=')]==['','','7','']
+    check_rendered(tok, again)
+    with pytest.raises(ValueError, match="the assistant's answer .'7'.*before the answer"):
+        check_rendered(tok, answered)
+
+def test_of_the_tiny_qwens_prompts_the_record_says_whether_they_are_rendered():
+    tok = make_tokenizer()
+    asked = [dict(role='user', content='3+4=')]
+    shown = tok.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    kinds = [about_data(tok, [dict(prompt=o)])['prompt_format'] for o in ('3+4=', shown, asked)]
+    assert kinds==['text','rendered','conversational']
+    whole = [dict(prompt=shown+'7<|im_end|>\n')]*8
+    def reward(completions, **kw): return [0.]*len(completions)
+    with pytest.raises(ValueError, match="assistant's answer .'7'"):
+        new_state(tiny_model(0), tok, whole, reward, TrainConfig(generation_batch_size=64))

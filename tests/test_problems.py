@@ -217,3 +217,38 @@ def test_conversations_that_end_alike_are_told_apart_by_what_differs():
         train,_ = split_problems(Dataset.from_dict(dict(prompt=rows)), .2)
         want = [f'{i}+1=' for i in range(50) if split_of(f'{i}+1=', .2)=='train']
         assert [o[-1]['content'] for o in train['prompt']]==want
+
+# --- rows made for SFT
+
+def talk(*said):
+    return [dict(role=r, content=c) for r,c in zip(('user','assistant')*3, said)]
+
+def test_the_answer_at_the_end_of_every_conversation_is_taken_off_and_said(capsys):
+    rows = [dict(messages=talk('1+1=', '2')), dict(messages=talk('1+2=', '3', 'sure?', 'yes'))]
+    ds = load_problems(rows, prompt='messages')
+    assert ds['prompt']==[talk('1+1='), talk('1+2=', '3', 'sure?')] and ds['answer']==['2','yes']
+    assert "ends with the assistant's answer; it is taken off and kept as `answer`" in capsys.readouterr().out
+    own = load_problems([o|dict(answer=i) for i,o in enumerate(rows)], prompt='messages')
+    assert own['prompt']==ds['prompt'] and own['answer']==['0','1']
+    assert 'taken off, and `answer` stays' in capsys.readouterr().out
+    load_problems([dict(prompt=talk('1+1='))])
+    assert not capsys.readouterr().out
+
+def test_rows_of_which_some_hold_their_answer_are_refused():
+    rows = [dict(prompt=talk('1+1=')), dict(prompt=talk('1+2=', '3'))]
+    with pytest.raises(ValueError, match="`prompt` of row 1 ends with the assistant's answer .1 of 2"):
+        load_problems(rows)
+
+@pytest.mark.parametrize('prompt,says', [('instruction', 'the question and `input` another .in 1 of 2'),
+    ('input', 'the question and `instruction` another .in 2 of 2'),
+    ('prompt', 'no column `prompt`: `instruc')])
+def test_half_of_alpacas_question_is_refused(prompt, says):
+    rows = [dict(instruction='Add.', input='1+1=', output='2'),
+        dict(instruction='Say a', input='', output='a')]
+    with pytest.raises(ValueError, match=says): load_problems(rows, prompt=prompt)
+    whole = [o|dict(input='') for o in rows]
+    assert load_problems(whole, prompt='instruction', answer='output')['answer']==['2','a']
+
+def test_sharegpts_messages_are_named():
+    with pytest.raises(ValueError, match='`from` and `value`, as ShareGPT.*"user" for "human"'):
+        load_problems([dict(prompt=[{'from':'human', 'value':'1+1='}])])

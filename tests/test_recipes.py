@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 import pytest, torch, yaml
 from grpo_nb import recipes as R
+from grpo_nb import tasks
 from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k_rewards, length_reward,
                              numinamath_rewards, trl)
 from grpo_nb.parts.problems import chain_sum
@@ -51,6 +52,27 @@ def test_gsm8k_rewards_to_the_digit(text, want):
         c = [[dict(role='assistant', content=text)]] if chat else [text]
         got = [f(prompts=None, completions=c, answer=['4'])[0] for f in gsm8k_rewards()]
         assert got==pytest.approx(want, abs=1e-12)
+
+BEHIND = dict(   # how the prompt may end, and what then is an answer in good form
+    opened=('<think>\n', GOOD.removeprefix('<think>\n')),
+    closed=('<think>\n\n</think>\n\n', '<answer>4</answer>'))
+
+@pytest.mark.parametrize('start,said', BEHIND.values(), ids=BEHIND)
+def test_form_is_that_of_the_answer_together_with_what_its_prompt_began(start, said):
+    forms = [*gsm8k_rewards(.125, .5, -.5)[:3], numinamath_rewards()[0], tasks.format_reward]
+    def paid(text, prompt='q', **kw):
+        chat = [dict(role='assistant', content=text)]
+        return [[f(prompts=[prompt], completions=[c], **kw)[0] for f in forms] for c in (text, chat)]
+    together = paid(start+said)
+    assert paid(said)!=together==paid(said, completion_start=[start])==paid(said, 'q'+start)
+    # tags elsewhere in the prompt begin nothing; and what was good form by itself stays so
+    assert paid(said)==paid(said, f'Write {start} and more')==paid(said, start+'q')
+    assert paid(GOOD, completion_start=[start])==paid(GOOD)
+
+def test_the_beginning_goes_with_its_own_row():
+    inside = BEHIND['opened'][1]
+    got = tasks.format_reward(None, [inside, GOOD, inside], completion_start=['<think>\n','',''])
+    assert got==[1., 1., 0.]
 
 def test_what_a_reward_is_worth_can_be_set():
     fs = gsm8k_rewards(.25, 1., -1., 7.)

@@ -1,11 +1,11 @@
 "Rewards: TRL's own calculation, its stock functions, every bad return, reward models, loading."
-import asyncio, functools, math, warnings
+import asyncio, functools, inspect, math, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
-from grpo_nb.parts.core import check_rewards, reward_name
+from grpo_nb.parts.core import check_rewards, check_rows, reward_name, reward_names
 from grpo_nb.parts.problems import RewardModel, load_reward
 from grpo_nb.dialects import multi_objective
-from grpo_nb.rewards import combine_rewards, compute_rewards
+from grpo_nb.rewards import RewardLog, combine_rewards, compute_rewards, run_state
 
 torch.set_num_threads(1)
 P,C = ['p','p','q','q'],['a','bb','ccc','a b']
@@ -26,7 +26,7 @@ def test_functions_get_what_trl_gives_them():
         and got['completions'] == C
         and got['completion_ids'] == [[1], [2], [3], [4]]
         and got['answer'] == list('1122')
-        and got['trainer_state'] is None
+        and got['trainer_state'].global_step == got['trainer_state'].max_steps == 0
     )
     assert set(got['kwargs'])=={'level'}
     assert r.shape==(4,1) and r.dtype==torch.float32 and torch.equal(r, torch.zeros(4, 1))
@@ -199,6 +199,31 @@ def test_a_function_that_spoils_its_lists_spoils_no_others():
     def vandal(completions, prompts, **kwargs): completions.clear(); prompts.reverse(); return [0.]*4
     assert compute_rewards([vandal, length], P, list(C))[:,1].tolist()==[1,2,3,3]
 
+def test_rewards_are_told_of_the_run_and_log_metrics_and_columns():
+    def logs(completions, trainer_state, log_metric, log_extra, **kw):
+        log_metric('long', torch.tensor(1.)); log_metric('long', 2)
+        log_extra('size', [len(c) for c in completions])
+        return [float(trainer_state.global_step)]*4
+    log = RewardLog(run_state(7, 9))
+    for _ in range(2): assert compute_rewards([logs, length], P, C, log=log)[:,0].tolist()==[7.]*4
+    assert log.metrics=={'long':1.5} and log.extra=={'size':[1, 2, 3, 3]*2}
+    compute_rewards(length, P, C, log=log)   # one that logs nothing after one that did
+
+@pytest.mark.parametrize('name,args,says', [
+    ('log_metric', ('m', 'much'), "log_metric.'m', 'much'.: needs a "),
+    ('log_metric', ('m', [1, 2]), 'needs a number'),
+    ('log_extra', ('x', [1]), "'x', ….* got 1 values for 4")])
+def test_a_log_that_cannot_be_kept_is_named(name, args, says):
+    def logs(completions, **kw): kw[name](*args); return [0.]*4
+    with pytest.raises(ValueError, match=says): compute_rewards(logs, P, C)
+
+@pytest.mark.parametrize('name', ['trainer_state','log_metric','log_extra'])
+def test_a_column_under_a_name_of_the_trainers_is_refused(name):
+    with pytest.raises(ValueError, match=f'column `{name}`.* rename it'):
+        compute_rewards(length, P, C, {name:[1]*4})
+    with pytest.raises(ValueError, match=f'column `{name}`.* rename it'):
+        check_rows([{'prompt':'a', name:1}], 1)
+
 def test_names():
     class Judge:
         def __call__(self): pass
@@ -206,6 +231,16 @@ def test_names():
     assert [
         reward_name(o) for o in (length, functools.partial(functools.partial(length, a=1), b=2), Judge())
     ] == ['length', 'length', 'Judge']
+
+def test_two_rewards_of_one_name_are_told_apart():
+    twins = [lambda completions, **kw: [1.]*4, lambda completions, **kw: [2.]*4]
+    assert reward_names([*twins, length])==['<lambda>','<lambda>_2','length']
+    def length_2(completions, **kw): return [0.]*4   # a name that the second `length` would get
+    assert reward_names([length, length_2, functools.partial(length)])==['length','length_2','length_3']
+    assert reward_names([length, length, length_2])==['length','length_3','length_2']
+    def bad(completions, **kw): return [0.]*4 if kw['word']=='a' else None
+    both = [functools.partial(bad, word=o) for o in 'ab']
+    with pytest.raises(ValueError, match='`bad_2`'): compute_rewards(both, P, C)
 
 
 @pytest.fixture(scope='module')
@@ -260,7 +295,10 @@ def test_loading_a_function_and_every_way_it_fails(tmp_path):
 def test_trl_s_six_are_known_by_name_and_take_options():
     import trl.rewards
     names = ['accuracy_reward','reasoning_accuracy_reward','think_format_reward']
-    assert [load_reward(o) for o in names]==[getattr(trl.rewards, o) for o in names]
+    assert [inspect.unwrap(load_reward(o)) for o in names]==[getattr(trl.rewards, o) for o in names]
+    form,inside = load_reward(names[2]),[[dict(role='assistant', content='x</think>y')]]
+    assert form(completions=inside)==[0.] and form(inside, completion_start=['<think>\n'])==[1.]
+    assert form(inside, prompts=['q <think>'])==[1.] and form(inside, prompts=['<think> q'])==[0.]
     ids = [[0]*n for n in (100, 200, 224, 300)]
     soft = load_reward('get_soft_overlong_punishment(max_completion_len=256, soft_punish_cache=64)')
     assert soft(completion_ids=ids)==[0., -8/64, -32/64, -1.]

@@ -1,7 +1,9 @@
 "Tasks: judges by value, rewards, the two ways of answering, and the group of the course."
-import json, threading
+import json, logging, os, signal, threading
 import pytest
+from grpo_nb.parts import problems
 from grpo_nb.parts.problems import chain_sum, gym_dataset, hub_problems, make_problems, split_of
+from grpo_nb.recipes import numinamath_rewards
 from grpo_nb.research.study import lessons
 from grpo_nb.tasks import (accuracy_reward, chain_sum_ways, completion_text, extract_answer, format_reward,
                            judge, one_group, overlap_reward, same_answer, same_maths)
@@ -79,6 +81,12 @@ def test_a_gym_task_takes_a_right_number_in_any_spelling_and_keeps_its_own_marks
     assert [score(t, dict(answer='-4')) for t in ('4','-44')]==[0., 2/3]
     assert judge('spell_backward')('sun', dict(answer='nus', metadata=dict(word='sun')))<1
 
+def in_thread(f, *args):
+    out = []
+    th = threading.Thread(target=lambda: out.append(f(*args)))
+    th.start(); th.join()
+    return out[0]
+
 def test_maths_is_compared_as_expressions_also_from_another_thread():
     entry = dict(answer=r'\frac{3}{4}+\sqrt{2}')
     cases = {r'\sqrt2+0.75':1., r'thus \boxed{\dfrac{6}{8}+\sqrt{2}}':1., r'\frac{4}{3}+\sqrt2':0.,
@@ -86,10 +94,41 @@ def test_maths_is_compared_as_expressions_also_from_another_thread():
     assert {t:same_maths(t, entry) for t in cases}==cases
     assert same_maths('1 000 000', dict(answer='1000000'))==1.
     assert same_maths('18 dollars', dict(answer='18'))==1.
-    out = []
-    th = threading.Thread(target=lambda: out.append({t:same_maths(t, entry) for t in cases}))
-    th.start(); th.join()
-    assert out==[cases]
+    assert in_thread(lambda: {t:same_maths(t, entry) for t in cases})==cases
+
+def test_an_answer_that_cannot_be_read_in_time_is_wrong_in_every_thread(monkeypatch):
+    same_maths('2', dict(answer='x'))   # it has started
+    child = problems._judge_of(os.getpid()).child
+    ask = problems._Judge.ask
+    monkeypatch.setattr(problems._Judge, 'ask', lambda self, *a: ask(self, *a, seconds=.3))
+    tower = r'9^{9^{9^{9}}}'
+    assert in_thread(same_maths, tower, dict(answer='7'))==0.
+    assert child.poll() is not None   # it was ended
+    monkeypatch.undo()
+    assert in_thread(same_maths, r'\frac{2}{4}', dict(answer=r'\frac{1}{2}'))==1.   # and there is another
+    assert in_thread(numinamath_rewards()[1], [r'It is $\frac{2}{4}$.'], [r'$\boxed{\frac{1}{2}}$'])==[1.]
+
+def test_a_judge_of_the_gym_that_evaluates_has_a_limit_too(monkeypatch):
+    entry = dict(answer='1+2', metadata=dict(numbers=[1, 2], target=3, expression='1+2'))
+    assert judge('countdown')('2+1', entry)==1. and in_thread(judge('countdown'), '2+1', entry)==1.
+    ask = problems._Judge.ask
+    monkeypatch.setattr(problems._Judge, 'ask', lambda self, *a: ask(self, *a, seconds=.3))
+    assert judge('countdown')('9**9**9**9', entry)==0.
+
+def test_the_judge_of_maths_leaves_no_alarm_and_no_handler_of_the_process_changed():
+    rung = []
+    old = signal.signal(signal.SIGALRM, lambda *args: rung.append(1))
+    level = logging.getLogger('math_verify').level
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 60)
+        handler = signal.getsignal(signal.SIGALRM)
+        assert same_maths(r'\frac{2}{4}', dict(answer=r'\frac{1}{2}'))==1.
+        in_thread(same_maths, r'\frac{2}{4}', dict(answer=r'\frac{1}{2}'))
+        assert signal.getsignal(signal.SIGALRM) is handler and signal.getitimer(signal.ITIMER_REAL)[0]>0
+        assert logging.getLogger('math_verify').level==level
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
 
 def test_a_hub_set_is_judged_by_its_own_judge():
     ds = hub_problems('numinamath', [dict(problem='p', solution=r'\boxed{\sqrt{2}+\frac{1}{3}}')])

@@ -1,5 +1,5 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
-import functools, json, math, os, signal
+import functools, json, math, os, signal, warnings
 from itertools import combinations
 from pathlib import Path
 from unittest.mock import patch
@@ -15,9 +15,10 @@ from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
 from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay, Treated
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.record import _group_ratios
+from grpo_nb.run.record import _group_ratios, about_data
 from grpo_nb.see.during import slow_roads
-from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
+from grpo_nb.tasks import accuracy_reward, format_reward
+from grpo_nb.tiny_qwen import ask, load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import (TrainConfig, evaluate, new_state, next_keys, pass_at_k, rollout,
                              step, train)
 
@@ -207,6 +208,30 @@ def test_an_end_token_in_the_padding_ends_no_completion():
     batch.completion_ids[...,4:] = end   # many models pad with it
     batch.completion_ids[:,0,3] = end
     assert tr.ended(s, batch).tolist()==[[g==0 for g in range(batch.rewards.shape[1])]]*4
+
+def test_an_answer_ends_at_every_end_token_that_model_or_tokenizer_declares():
+    s = state()
+    end,turn = TOK.eos_token_id,TOK('1')['input_ids'][0]   # a token that this model says now and then
+    s.model.generation_config.eos_token_id = [turn]
+    def checked(texts): assert all('1' not in o[:-1] for o in texts) and any('1' in o for o in texts)
+    batch,texts,_ = rollout(s, list(range(32)))
+    ids,mask,n = batch.completion_ids,batch.completion_mask,batch.completion_mask.sum(-1)
+    assert all(((ids==o) & mask).any() for o in (end, turn))   # both were said
+    last = ids.gather(-1, (n-1)[...,None])[...,0]
+    assert torch.equal(tr.ended(s, batch), (last==end) | (last==turn))
+    assert (((ids==end) | (ids==turn)) & mask).sum(-1).max()==1   # nothing goes on behind one
+    checked(texts)
+    checked(evaluate(s.model, TOK, DATA, parity, num_samples=4, max_completion_length=8)['texts'])
+    checked([o for row in ask(s.model, TOK, list(DATA['prompt'])) for o in row])
+
+@pytest.mark.parametrize('ends,told', [((), False), ([7], True)])
+def test_the_doctor_hears_of_every_end_token(ends, told):
+    "Of some models the tokenizer's own never ends a turn, and the template uses the second."
+    class Tok:
+        chat_template,eos_token,eos_token_id = '{{ m }}<turn>','<eos>',1
+        def decode(self, ids): return {1:'<eos>', 7:'<turn>'}[ids[0]]
+    about = about_data(Tok(), [dict(prompt='?')], ends)
+    assert about['eos_in_template']==told and about['eos_token']=='<eos>'
 
 def test_truncated_completions_leave_the_loss_when_asked():
     s = state(mask_truncated_completions=True, max_grad_norm=0.)
@@ -851,3 +876,78 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
             (dict(method='keep', replay_max_uses=2), "'keep' does not know of it")):
         with pytest.raises(ValueError, match=says): run(**kw)
     assert run('newest')[0].method.buffer.priority=='recency'   # a method keeps its own unless asked
+
+def test_rewards_of_one_name_have_a_column_each(tmp_path):
+    def ends(completions, limit, **kw): return [float(len(text(c))<limit) for c in completions]
+    pair = [functools.partial(ends, limit=n) for n in (9, 5)]
+    s = train(tiny_model(0), TOK, DATA, pair, cfg(max_steps=2, output_dir=str(tmp_path)))
+    r = read_run(tmp_path)
+    for o in r.rows:
+        for name,n in (('ends',9), ('ends_2',5)):
+            assert o['rewards_by_func'][name]==[float(len(c)<n) for c in o['completions']]
+        assert o['rewards']==[sum(v) for v in zip(*o['rewards_by_func'].values())]
+    assert s.history[0]['rewards/ends/mean']>s.history[0]['rewards/ends_2/mean']
+    e = evaluate(s.model, TOK, DATA, pair, max_completion_length=8)
+    assert e['rewards']['ends']['mean']>e['rewards']['ends_2']['mean']
+
+# ---- what rewards are told, and what they log
+
+def test_a_reward_follows_the_step_and_what_it_logs_is_in_history_and_record(tmp_path):
+    seen = []
+    def logs(completions, trainer_state, log_metric, log_extra, **kw):
+        seen.append((trainer_state.global_step, trainer_state.max_steps, len(trainer_state.log_history)))
+        size = [len(text(c)) for c in completions]
+        log_metric('size', sum(size)/len(size)); log_extra('size', size)
+        return [float(o%2) for o in size]
+    s = train(tiny_model(0), TOK, DATA, logs, cfg(max_steps=4, output_dir=str(tmp_path), eval_steps=4),
+        eval_dataset=DATA.select(range(4)))
+    assert seen==[(0, 4, 0), (2, 4, 1), (4, 4, 2)]   # the last is the evaluation
+    r = read_run(tmp_path)
+    assert all(o['extra']['size']==[len(c) for c in o['completions']] for o in r.rows)
+    for row in s.history:
+        sizes = [x for o in r.rows if o['step']==row['step'] for x in o['extra']['size']]
+        assert row['size']==pytest.approx(sum(sizes)/len(sizes))
+    assert r.history['size'].tolist()==pytest.approx([o['size'] for o in s.history])
+    assert s.history[-1]['eval/size']>0 and 'eval/size' not in s.history[0]
+
+def test_metrics_of_all_that_was_sampled_for_a_batch_are_averaged():
+    calls = []
+    def logs(prompts, log_metric, **kw):
+        calls.append(len(prompts)); log_metric('calls', len(calls))
+        return [float(len(calls)>1)*(i%2) for i in range(len(prompts))]   # all dead at first
+    s = new_state(tiny_model(0), TOK, DATA, logs, cfg(), DynamicSampling())
+    row = step(s)['row']
+    assert len(calls)>1 and row['calls']==pytest.approx(sum(range(1, len(calls)+1))/len(calls))
+
+def test_a_metric_under_a_name_of_the_trainers_is_refused():
+    def logs(completions, log_metric, **kw): log_metric('reward', 1.); return [0.]*len(completions)
+    with pytest.raises(ValueError, match='`reward`, which the trainer logs itself'): step(state(reward=logs))
+
+# ---- a chat template that begins the answer
+
+def thinks(closed=False):
+    "The tokenizer, whose template opens the thinking."
+    tok = make_tokenizer()
+    start = '<think>\n\n</think>\n\n' if closed else '<think>\n'
+    tok.chat_template = tok.chat_template.replace('assistant\n{% endif', f'assistant\n{start}{{% endif')
+    return tok,start
+
+@pytest.mark.parametrize('closed', [False, True])
+def test_rewards_get_the_beginning_that_the_template_writes(closed):
+    tok,start = thinks(closed)
+    seen = []
+    def looks(completions, completion_start=None, **kw):
+        seen.append(completion_start); return [0.]*len(completions)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')   # it asks for the beginning, so nothing is said
+        s = new_state(tiny_model(0), tok, DATA, [looks, accuracy_reward, format_reward], cfg())
+    rollout(s, [0, 1])
+    evaluate(s.model, tok, DATA.select(range(2)), looks, max_completion_length=4)
+    assert seen==[[start]*8, [start]*2]
+    def plain(completions, **kw): return [0.]*len(completions)
+    with pytest.warns(UserWarning, match=r"'plain' does, give it a parameter `completion_start`") as w:
+        new_state(tiny_model(0), tok, DATA, plain, cfg())
+    assert repr(start) in str(w[0].message)
+    seen.clear()
+    rollout(state(reward=looks), [0])   # a template that begins nothing
+    assert seen==[None]

@@ -1,7 +1,7 @@
 """The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator:
 on runs that train."""
 
-import json, time, math, shutil, subprocess, sys
+import functools, json, time, math, shutil, subprocess, sys
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
@@ -199,6 +199,39 @@ def test_a_measure_of_weight_0_judges_no_answer(how):
         assert o['rewards/measured/std']==pytest.approx((.625/7)**.5)   # of 8 values, by hand
         assert o['reward']==.5
     assert list(both._logs['rewards']['measured'])==[0.,.25,.5,.75]*2
+
+def test_rewards_of_one_name_have_a_column_each():
+    def says(completions, word, **kw): return [float(word in c.split()) for c in completions]
+    pair = [functools.partial(says, word=o) for o in ('red','cat')]
+    t = T.trainer(pair, per_device_train_batch_size=16, max_steps=1, max_completion_length=12)
+    t.train()
+    r = read_run(t.args.output_dir)
+    for o in r.rows:
+        assert list(o['rewards_by_func'])==['says','says_2']
+        words = [c.split() for c in o['completions']]
+        for name,word in (('says','red'), ('says_2','cat')):
+            assert o['rewards_by_func'][name]==[float(word in w) for w in words]
+    assert any(o['rewards_by_func']['says']!=o['rewards_by_func']['says_2'] for o in r.rows)
+    assert {'rewards/says/mean','rewards/says_2/mean'}<=set(t.state.log_history[0])
+
+@pytest.mark.parametrize('kw', [dict(), dict(replay_stored_per_fresh=1)])
+def test_what_rewards_log_is_in_history_and_record(kw):
+    plan = Scripted([LIVE, DEAD]*3, G)
+    def logs(completions, log_metric, log_extra, trainer_state, **other):
+        n = [len(c) for c in completions]
+        log_metric('size', sum(n)/len(n))
+        if trainer_state.global_step!=1: log_extra('size', n)   # in two steps of three
+        return plan(completions)
+    t = T.trainer(logs, per_device_train_batch_size=8, max_steps=3, **kw)
+    t.train()
+    r = read_run(t.args.output_dir)
+    for o in r.rows:
+        if o['treatment']=='stored': continue   # never sampled
+        if o['step']==2: assert 'extra' not in o
+        else: assert o['extra']=={'size':[len(c) for c in o['completions']]}
+    sampled = [len(c) for o in r.rows if o['step']==1 for c in o['completions']]
+    assert len(r.rows)==6 and r.history['size'][0]==pytest.approx(sum(sampled)/len(sampled))
+    if not kw: assert any(o['treatment']=='replaced' for o in r.rows)
 
 def test_a_crash_leaves_what_was_trained_on():
     class Breaks(Scripted):
@@ -519,3 +552,20 @@ def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
     state = SimpleNamespace(log_history=[dict(loss=0., step=1)])
     for _ in range(3): rec.on_log(None, state, None, dict(loss=0.))
     assert caplog.text.count('all dead')==1
+
+# -- a chat template that begins the answer --------------------------------------------------------
+def test_rewards_get_the_beginning_that_the_template_writes(monkeypatch, caplog):
+    tok = T.tokenizer()
+    tok.chat_template = tok.chat_template.replace('assistant {% endif', 'assistant <think>\n{% endif')
+    monkeypatch.setattr(T, 'tokenizer', lambda: tok)
+    seen = []
+    def looks(completions, completion_start=None, **kw):
+        seen.append(completion_start); return [0.]*len(completions)
+    async def later(completions, **kw): return looks(completions, **kw)
+    def made(rewards, chat): return T.trainer(rewards, dataset=T.data(chat=chat), max_steps=1)
+    made(looks, True).train()
+    made(looks, False).train()   # texts: the template is not used, and rewards see how a prompt ends
+    assert seen==[['<think>\n']*4, None] and 'completion_start' not in caplog.text
+    made(later, True).train()
+    assert seen[2]==['<think>\n']*4
+    assert r"ends with '<think>\n'" in caplog.text and "If 'later' does" in caplog.text

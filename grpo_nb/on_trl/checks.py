@@ -21,8 +21,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.core import (
-    RULES, check_option, check_prompts, check_rewards, check_rows, check_settings, known_data, reads_tokens,
-    reward_name, setting, untested)
+    RULES, check_option, check_prompts, check_rendered, check_rewards, check_rows, check_settings,
+    distinct_names, known_data, reads_tokens, reward_names, setting, start_note, template_start, untested)
 from ..parts.groups import nan_std, unjudged
 from .distributed import RollCall, agree
 
@@ -206,7 +206,8 @@ def _non_finite(model:nn.Module)->str:
 class RewardFailed(RuntimeError): "A reward function raised on another process."
 
 # to every reward
-_GIVEN = {'prompts','completions','completion_ids','trainer_state','log_extra','log_metric','environments'}
+_GIVEN = {'prompts','completions','completion_ids','completion_start','environments',
+    'trainer_state','log_extra','log_metric'}
 
 class CheckedTrainer(GRPOTrainer):
     "`GRPOTrainer` that finds faults of dataset, rewards and weights early, and names them."
@@ -214,6 +215,7 @@ class CheckedTrainer(GRPOTrainer):
     _roll,_runs = None,0        # the roll of a run over several processes, and how many there were
     # batches in which no completion got a reward, from the first on; None once one did
     _unjudged = 0
+    _extra = ()   # columns that the rewards of the last batch logged with `log_extra`
 
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args:object, **kwargs:object):
@@ -230,7 +232,19 @@ class CheckedTrainer(GRPOTrainer):
         self._agree(a, given.get('reward_funcs'))
         for o in untested() if os.environ.get('RANK', '0')=='0' else (): warnings.warn(o, stacklevel=2)
         super().__init__(**given)
+        self.reward_func_names = distinct_names(self.reward_func_names)
         self._check_lengths(prompts)
+        self._look_for_start(prompts[0] if prompts else [])
+
+    def _look_for_start(self, prompt):
+        "What the chat template writes of every answer; a warning for rewards that can't see it."
+        how = dict(chat_template=self.chat_template) if self.chat_template else {}
+        how |= self.chat_template_kwargs
+        self._start = template_start(self.processing_class, **how)
+        check_rendered(self.processing_class, prompt)
+        funcs = [f for f in self.reward_funcs if not isinstance(f, nn.Module)]
+        note = start_note(self.processing_class, prompt, funcs, **how)
+        if note and self.accelerator.is_main_process: log.warning(note)
 
     def _check_args(self, given):
         "The settings. TypeError for another kind of model or settings."
@@ -265,7 +279,7 @@ class CheckedTrainer(GRPOTrainer):
     def _agree(self, args, rewards):
         "ValueError on every process unless all have the same settings, data and rewards."
         rewards = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
-        names = [reward_name(f) for f in rewards]
+        names = reward_names(rewards)
         own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
         settings = {k:v for k,v in args.to_dict().items() if k not in own}
         data = self.known_data or dict(rows=0, prompts='')
@@ -345,15 +359,18 @@ class CheckedTrainer(GRPOTrainer):
             except Exception as e: return blamed(e, kw)
         return later if is_async_callable(func) else now
 
-    def _calculate_rewards(self, *args, **kwargs):
+    def _calculate_rewards(self, inputs, prompts, *args, **kwargs):
+        if self._start and not isinstance(prompts[0], str):
+            inputs = [dict(completion_start=self._start)|o for o in inputs]
         funcs,failed = self.reward_funcs,[] if self.accelerator.num_processes>1 else None
         self.reward_funcs = [f if isinstance(f, nn.Module) else self._named(f, name, failed)
             for f,name in zip(funcs, self.reward_func_names)]
         try:
-            with self.timed('reward'): r = super()._calculate_rewards(*args, **kwargs)
+            with self.timed('reward'): r = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
         finally: self.reward_funcs = funcs
         if failed is not None: self._meet(failed)
         self._rewards = r   # (N, F) of all processes
+        self._extra = tuple(self._pending_extra_logs)
         counted = r.masked_fill(unjudged(r, self.reward_weights)[:,None], torch.nan)
         self._count_unjudged(counted)
         return counted   # TRL would take a measure of weight 0 for a reward of 0

@@ -106,7 +106,7 @@ class RunRecord(TrainerCallback):
         a,model = t.args,getattr(t.model.config, '_name_or_path', '')
         method = ('replay' if a.replay_buffer_size else 'mask' if a.replay_when_empty=='mask' else 'keep')
         return dict(trainer='trl', method=method, model=Path(model).name, world_size=a.world_size,
-            args=_shown_settings(a), data=about_data(t._tokenizer, t.train_dataset),
+            args=_shown_settings(a), data=about_data(t._tokenizer, t.train_dataset, t.eos_token_ids),
             method_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit))
 
     def on_log(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, logs:dict,
@@ -244,9 +244,11 @@ def _rows(self:RunRecord, b, stats, fates, told):
                 ratio_hist=dict(edges=RATIO_EDGES, counts=[int(n) for n in bins]))
     def by_group(x): return torch.as_tensor(x).view(B, G).cpu()
     total,A,dead = by_group(t.total(r)),by_group(old['advantages']),t.dead(r).cpu()
+    columns = old['extra'][0] if old['extra'] else ()
     return group_rows(b.step, old['prompt'][::G], old['completion'], total, records=fates,
         n_tokens=stats[:,-2].long(), truncated=stats[:,-1].bool(), dead=dead,
         why=dead_reason(total, t.args.dead_tolerance, dead=dead),
         rewards_by_func=dict(zip(t.reward_func_names, r.unbind(1))), advantages_before=A,
+        extra={k:[o[k] for o in old['extra']] for k in columns},
         advantages=by_group(new['advantages']), score=group_scores(A, total),
         **(token_fields(t._tokenizer, told[:B*G], G) if told else {}))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COPY_LIMIT', 'Tokenizer', 'unwrapped', 'output_head', 'why_slow', 'Block', 'FastQwen', 'packed_hidden', 'Cached',
            'check_left', 'shared_hidden', 'chunked_logps', 'Sampling', 'check_lengths', 'check_prompt_ids',
-           'special_ids', 'eval_mode', 'uniforms', 'seen_tokens', 'penalize', 'truncate', 'sample_rows']
+           'special_ids', 'end_tokens', 'eval_mode', 'uniforms', 'seen_tokens', 'penalize', 'truncate', 'sample_rows']
 
 # %% ../../nbs/parts/model.ipynb #eeab2bc2
 import inspect, math
@@ -556,6 +556,19 @@ def special_ids(
     pad = own.pad_token_id if pad_token_id is None else pad_token_id
     if pad is None: pad = ends[0] if len(ends) else 0
     return ends,int(pad)
+
+def end_tokens(
+    model:nn.Module,      # a causal language model of transformers
+    tokenizer:Tokenizer,  # its tokenizer
+)->list[int]:             # token ids, [] where neither names one
+    """Every token that ends an answer: the tokenizer's own, and those of the model's generation config.
+
+    A chat model often declares two, the end of a text and the end of a turn.
+    """
+    declared = getattr(getattr(model, 'generation_config', None), 'eos_token_id', None)
+    declared = [] if declared is None else declared if isinstance(declared, (list,tuple)) else [declared]
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return list(dict.fromkeys([*own, *declared]))
 
 @contextmanager
 def eval_mode(

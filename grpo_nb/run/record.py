@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from fastcore.basics import groupby
 from torch import Tensor
-from ..parts.core import masked_mean, reward_name, save_json, versions
+from ..parts.core import is_rendered, masked_mean, reward_names, save_json, versions
 from ..parts.model import Tokenizer
 from ..parts.groups import Groups, reward_std
 from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums
@@ -96,6 +96,10 @@ def _by_group(name, v, B, each=False):
     n = len(v)//B
     return [v[i*n:(i+1)*n] for i in range(B)]
 
+def _of_each_group(columns, B):
+    "`columns`, lists of B*G values, as B dicts of lists of G."
+    return [{k:plain(v[i*len(v)//B:(i+1)*len(v)//B]) for k,v in columns.items()} for i in range(B)]
+
 def group_rows(
     step:int,          # the optimizer step
     prompts:list,      # (B,) text or chat messages
@@ -103,6 +107,7 @@ def group_rows(
     rewards:Tensor,    # (B, G) or (B*G,) float32, as sampled
     records:list=None, # (B,) dicts from a method: treatment, score, id, replacement, ...
     rewards_by_func:dict=None,  # {name: (B, G) or (B*G,)}
+    extra:dict=None,   # what rewards logged of each completion, {column: (B*G,)}
     **fields:Any,      # any other field of `GROUP_FIELDS`: (B,), (B, G) or (B*G,) values, or None
 )->list:               # (B,) dicts, ready for `Recorder.groups`
     """One plain dict per group.
@@ -120,6 +125,7 @@ def group_rows(
         rewards=_by_group('rewards', plain(rewards), B, True),
         rewards_by_func=[{k:v[b] for k,v in funcs.items()} for b in range(B)])
     cols |= {k:_by_group(k, plain(v), B) for k,v in fields.items()}
+    if extra: cols['extra'] = _of_each_group(extra, B)
     empty = dict.fromkeys(GROUP_FIELDS)|dict(step=int(step))
     rows = [empty|dict(zip(cols, o)) for o in zip(*cols.values())]
     for row,told in zip(rows, records or ()): row.update(plain(told))
@@ -309,8 +315,8 @@ def summarize(
     row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
         reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
         frac_reward_zero_std=dead.float().mean().item(), frac_one_text=alike)
-    row |= {f'rewards/{reward_name(f)}/mean':r.nanmean().item()
-        for f,r in zip(s.reward_funcs, by_func.unbind(-1))}
+    row |= {f'rewards/{name}/mean':r.nanmean().item()
+        for name,r in zip(reward_names(s.reward_funcs), by_func.unbind(-1))}
     row |= {'completions/mean_length':n.mean().item(), 'completions/max_length':n.max().item(),
         'completions/clipped_ratio':1-ended.float().mean().item()}
     row |= {k:sum(o[k] for o in done)/len(done) for k,v in done[0].items() if isinstance(v, float)}
@@ -357,9 +363,9 @@ def record(
     ask = 'terms' in info['seen'][0]
     told = _tokens(s, fresh) if s.args.record_tokens or ask else {}
     if ask: told['terms'] = token_rows(s, info['seen'], len(A))[:n]
-    names = map(reward_name, s.reward_funcs)
+    names = reward_names(s.reward_funcs)
     rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=records[:n],
-        rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key,
+        rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key, extra=info.get('extra'),
         n_tokens=fresh.completion_mask.sum(-1), truncated=~info['ended'],
         advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons, **told)
     for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
@@ -412,13 +418,18 @@ def terms_told(
 def about_data(
     tokenizer:Tokenizer,  # of the policy
     dataset:list|None,    # rows, most often with `prompt`; a stream tells nothing
+    ends:list=(),         # every token that ends an answer, from `end_tokens`
 )->dict:                  # for settings.json
-    "What `diagnose` wants to know of prompts and tokenizer: text or conversations, what ends a turn?"
+    "What `diagnose` wants to know of prompts and tokenizer: text, conversations or both, what ends a turn?"
     rows = dataset if hasattr(dataset, '__len__') else None
     first = rows[0].get('prompt') if rows else None   # an environment may write the prompts itself
     template,eos = getattr(tokenizer, 'chat_template', None),tokenizer.eos_token_id
-    told = bool(template) and eos is not None and tokenizer.eos_token in str(template)
+    words = [tokenizer.eos_token if i==eos else tokenizer.decode([i]) for i in dict.fromkeys([eos, *ends])
+        if i is not None]
+    told = bool(template) and any(o in str(template) for o in words)
+    if eos is None: eos = next(iter(ends), None)
     kind = None if first is None else 'text' if isinstance(first, str) else 'conversational'
+    if is_rendered(tokenizer, first): kind = 'rendered'
     return dict(n_prompts=rows and len(rows), prompt_format=kind, chat_template=bool(template),
         eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from ..parts.core import other_data, reward_name, save_json
+from ..parts.core import other_data, reward_names, save_json
 from .checkpoints import (
     MARK, checkpoint_folders, checkpoint_problem, disk_is_full, last_checkpoint, load_state, manifest_of,
     no_room, randomness, save_state, set_randomness, state_file, write_manifest)
@@ -73,7 +73,7 @@ def save_checkpoint(
         save_state(state_file(tmp), parts|randomness()|dict(ref_model=ref, generator=s.generator.get_state())
             |{k:getattr(s, k) for k in COUNTS})
         write_manifest(tmp, s.run, args=plain_args(s)|dict(method=s.method.name), dataset=s.data,
-            rewards=[reward_name(f) for f in s.reward_funcs])
+            rewards=reward_names(s.reward_funcs))
         save_json(tmp/MARK, dict(global_step=s.step, log_history=s.history))
     keep_newest(folder, s.args.save_total_limit, s.run)
     return final
@@ -104,7 +104,7 @@ def check_checkpoint(
     return path
 
 def _warn_of_change(s, path, meta):
-    was,now = meta['rewards'],[reward_name(f) for f in s.reward_funcs]
+    was,now = meta['rewards'],reward_names(s.reward_funcs)
     if was!=now: warnings.warn(f'{path.name} was trained on the rewards {was}, this run goes on with {now}')
     was,now,kind = meta['args']['max_steps'],s.args.max_steps,s.args.lr_scheduler_type
     if was!=now and kind!='constant':

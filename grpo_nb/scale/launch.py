@@ -20,7 +20,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 from ..parts.problems import hub_rows, load_problems
-from ..parts.core import setting
+from ..parts.core import reward_names, setting
 from .plans import batch_plan, run_plan
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
@@ -290,7 +290,7 @@ def recipe_faults(
         out += [f'{path.name}: {o}' for o in found]
     if weights and reward_funcs and len(weights)!=len(reward_funcs):
         out.append(f'{len(weights)} reward_weights for {len(reward_funcs)} rewards '
-            f'({", ".join(f.__name__ for f in reward_funcs)}): give one each')
+            f'({", ".join(reward_names(reward_funcs))}): give one each')
     bits = r.load_in_4bit or r.load_in_8bit
 
     asked = {'--use_peft':('peft', r.use_peft or bits),
@@ -398,8 +398,7 @@ def parse_options(
 )->tuple:  # (recipe's settings, the config)
     "Settings from words, a YAML file and names. ValueError for an unknown one, or a batch that can't be cut."
     from trl import TrlParser
-    words = dict(prog='grpo_nb trl', usage='%(prog)s [options]')
-    p = TrlParser([recipe, config], conflict_handler='resolve', **words)
+    p = TrlParser([recipe, config], conflict_handler='resolve')
     options,known = p._option_string_actions,{a.dest for a in p._actions}
     options['--resume'].nargs,options['--resume'].const = '?','yes'   # alone it means yes
     p.set_defaults_with_config(**(defaults or {}))
