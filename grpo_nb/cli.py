@@ -7,7 +7,7 @@ __all__ = ['COMMANDS', 'BEHIND', 'PROJECT', 'COLUMNS', 'in_clone', 'study', 'Par
            'inspect', 'diagnose', 'train_parser', 'train_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
-import argparse, codecs, difflib, os, re, signal, sys, tomllib
+import argparse, ast, codecs, difflib, os, re, signal, sys, tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from importlib import import_module, resources
@@ -115,7 +115,7 @@ def main(
     if argv[0] in ('--version','-V','version'): return _version()
     try: _run(argv[0], argv[1:])
     except KeyboardInterrupt:
-        # One more Ctrl-C would end the farewell in a stack; one that is on its way is raised by `signal` itself.
+        # One more Ctrl-C would end the farewell in a stack; one that is on its way `signal` itself raises.
         try: signal.signal(signal.SIGINT, signal.SIG_IGN)
         except KeyboardInterrupt: signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(f'\ngrpo_nb {argv[0]}: stopped; nothing more was written', file=sys.stderr, flush=True)
@@ -142,12 +142,36 @@ def _run(command, words):
         from grpo_nb.parts.core import untested
         for o in untested(): print(f'note: {o}', file=sys.stderr)
     if command=='train': return train_command(**train_parser(words).read(words))
-    f = getattr(import_module(mod), name)
+    asked = {'--help','-h'} & {*words}
+    if command=='trl' and asked: return print(_help_text('trl'), end='')
+    f = asked and _signature(mod, name) or getattr(import_module(mod), name)
     if command in PROJECT and 'names' in signature(f).parameters:   # of notebooks, before or behind options
         names = [o for o in words if o[:1]!='-']
         words = [o for o in words if o[:1]=='-' and o!='--names']+['--names', *names]*bool(names)
-    if command=='trl': f(words)   # reads them itself
-    else: f(**function_parser(f, f'grpo_nb {command}').read(words))
+    if command=='trl': return f(['--help' if o=='--help_all' else o for o in words])   # reads them itself
+    parser = function_parser(f, f'grpo_nb {command}')
+    for o in [k.split()[1] for k in BEHIND if k.startswith(f'{command} --')]:
+        behind = _signature(*BEHIND[f'{command} {o}'].split(':'))
+        says = f'{behind.__doc__} Its options: `grpo_nb {command} {o} --help`'
+        parser.add_argument(o, action='store_true', default=argparse.SUPPRESS, help=says)
+    f(**parser.read(words))
+
+def _help_text(name):
+    return (resources.files('grpo_nb')/'assets'/'help'/f'{name}.txt').read_text(encoding='utf-8')
+
+def _signature(module, name):
+    """A function of a module without its body, for its help, since what the module imports may take seconds;
+    None where only the module knows a type or a default."""
+    spec = find_spec(module)
+    tree = ast.parse(Path(spec.origin).read_text(encoding='utf-8'))
+    f = next((o for o in tree.body if isinstance(o, ast.FunctionDef) and o.name==name), None)
+    if f is None: return None
+    f.decorator_list,f.returns = [],None
+    f.body = [o for o in f.body[:1] if isinstance(o, ast.Expr)] or [ast.Pass(lineno=f.lineno, col_offset=0)]
+    known = dict(Any=Any, Callable=Callable, Path=Path)
+    try: exec(compile(ast.Module([f], []), spec.origin, 'exec'), known)
+    except NameError: return None
+    return known[name]
 
 def _overview():
     print('usage: grpo_nb COMMAND [options]      grpo_nb COMMAND --help says more\n')
@@ -217,16 +241,19 @@ def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
+    reuse:bool=False,  # say as well what using answers again may give: dead groups replaced, more passes
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
     from json import dumps
     from grpo_nb.see import readers
-    from grpo_nb.see.verdict import reuse
+    from grpo_nb.see import verdict
     run = _open(folder, columns)
     found = readers.diagnose(run)
     if json: print(dumps(found.plain, ensure_ascii=False))
-    else: print(found, '', 'reuse: '+reuse(readers.history_rows(run), run.rows, run.settings), sep='\n')
+    else: print(found)
+    if reuse and not json:
+        print('\nreuse: '+verdict.reuse(readers.history_rows(run), run.rows, run.settings))
     for o in run.notes: print(f'note: {o}', file=sys.stderr)
     if strict and found.faults: sys.exit(1)
 
@@ -236,8 +263,7 @@ def train_parser(
     words:list=(),  # as typed: for `--help` nothing heavy is imported
 )->Parser:
     "The options of `grpo_nb train`; `--help` explains the first ten, and a text names the others."
-    more = resources.files('grpo_nb')/'assets'/'help'/'train.txt'
-    parser = function_parser(train_command, 'grpo_nb train', more.read_text(encoding='utf-8'))
+    parser = function_parser(train_command, 'grpo_nb train', _help_text('train'))
     parser.elsewhere,parser.hint = _WORDS['here'],"; those of TRL's trainers are for `grpo_nb trl`"
     if {'-h','--help'} & {*words}:
         for o in parser._actions[11:]: o.help = argparse.SUPPRESS   # the first is --help itself

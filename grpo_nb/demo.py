@@ -16,7 +16,7 @@ from .parts.model import Tokenizer
 from .run.record import read_run
 from .see.view import write_report
 from .see.readers import judged
-from .see.during import new_folder, one_thread
+from .see.during import new_folder, next_folder, one_thread
 from .parts.problems import chain_sum
 from .tasks import accuracy_reward
 from .rewards import run_state
@@ -27,18 +27,18 @@ from .inspector import write_inspector
 # %% ../nbs/catalogue/demo.ipynb #d3c0abc8
 def demo(
     seed:int=0,              # of problems, sampling and batches
-    output_dir:str=None,     # the run's folder; None for runs/demo-SEED, without replay runs/plain-SEED
+    output_dir:str=None,     # the run's folder; None: runs/demo-SEED or runs/plain-SEED, or the next of that name
     max_steps:int=200,       # optimizer steps, four a batch
     n_problems:int=500,      # held-out problems, measured before and after
     replay_buffer_size:int=64,  # groups kept for replay; 0: plain GRPO
     disable_tqdm:bool=False, # hide the progress bars
 )->dict:                     # what summary.json holds
-    "Train the tiny Qwen on one-digit sums with GRPO and replay; `--compare`: five ways on harder words."
-    folder = output_dir or f"runs/{'demo' if replay_buffer_size else 'plain'}-{seed}"
-    args = TrainConfig(output_dir=folder, seed=seed, max_steps=max_steps, learning_rate=2e-4,
+    "Train the tiny Qwen on one-digit sums with GRPO and replay."
+    kind = 'demo' if replay_buffer_size else 'plain'
+    folder = new_folder(output_dir) if output_dir else next_folder(f'runs/{kind}-{seed}')
+    args = TrainConfig(output_dir=str(folder), seed=seed, max_steps=max_steps, learning_rate=2e-4,
         replay_buffer_size=replay_buffer_size, disable_tqdm=disable_tqdm)
     problems,held_out = chain_sum(2000, seed=seed),chain_sum(n_problems, seed=seed, split='test')
-    new_folder(folder)
     model,tok = load_model('tiny')
     n_weights = sum(p.numel() for p in model.parameters())
     print(f'A Qwen2 of {n_weights:,} parameters, {n_problems} held-out problems such as\n'

@@ -1,20 +1,19 @@
-"""What reuse gained in the study, by the share of a plain step that is sampling, and what the rule that
-`diagnose` makes of it cost: writes the small table that it reads, `python tests/reuse_table.py`. Half a
-minute; `tests/test_reuse.py` holds it to the rows."""
+"""What reuse gained in the study, by the share of a plain step that is sampling: writes the small table that
+`grpo_nb diagnose RUN --reuse` reads, `python tests/reuse_table.py`. Half a minute; `tests/test_reuse.py`
+holds it to the rows."""
 from functools import cache
 from pathlib import Path
 import numpy as np, pandas as pd
 from grpo_nb.parts.stats import mean_ci
 from grpo_nb.dev.stacked import FAMILIES
-from grpo_nb.dev.replay_study import numbers, registration, span_of, tries
+from grpo_nb.dev.replay_study import chosen, numbers, registration, span_of, tries
 from grpo_nb.research.study import read_rows
-from grpo_nb.see.verdict import best_reuse
 from notebook_code import defined_in
 
 AT,PAGE = Path(__file__).parent.parent,defined_in('research/reuse_results')
 WAYS = dict(plain='none', replay_default='default', mu2='passes 2', mu3='passes 3', stored3='stored 2',
     mu6='passes 6', stored6='stored 5')
-SHARES = .5, .6, .7, .75, .8, .9, 1.
+SHARES = 0., .25, .5, .6, .7, .75, .8, .9, 1.
 
 def task(cell): return FAMILIES[cell].after or cell
 
@@ -26,7 +25,9 @@ def gains(values):
 
 @cache
 def scores(g):
-    "Kind of rate -> cell -> arm -> score at equal cost, where sampling is a share g of a plain step"
+    """Kind of rate -> cell -> arm -> score at equal cost, where sampling is a share g of a plain step.
+    'kept' is plain GRPO's best, for each seed chosen on the seeds of the other half, and 'doubled' twice that
+    """
     plan = registration(AT/'nbs/project/registration_reuse.qmd')
     df = read_rows(AT/'nbs/results/reuse_study.csv', ('registered',))
     df,seeds = df[df.arm.isin(WAYS)],plan['seeds']['main']
@@ -38,24 +39,20 @@ def scores(g):
     seen = numbers(df, plan, share)
     def untuned(c, a): return np.mean([v for l in span[c] for v in seen[c][a,l].values()])
     def tuned(c, a): return PAGE.best_of(seen[c], [a], seeds)
-    return {k:{c:{a:f(c, a) for a in WAYS} for c in seen} for k,f in (('untuned', untuned), ('tuned', tuned))}
-
-def chosen(values, tuned):
-    "Cell -> arm: the rule of `diagnose`, for each task from the gains in the seven others"
-    arm = {way:a for a,way in WAYS.items()}
-    def others(c): return {k:v for k,v in values.items() if task(k)!=task(c)}
-    def best(c): return best_reuse({WAYS[a]:o for a,o in gains(others(c)).items()}, tuned)
-    return {c:arm[best(c)] for c in values}
+    def kept(c, a, times=1):
+        best = chosen(seen[c], ['plain'], seeds)
+        def near(l): return next(k for arm,k in seen[c] if arm==a and abs(k/l-1)<1e-6)
+        return np.mean([seen[c][a,near(times*l)][s] for s,(_,l) in best.items()])
+    kinds = dict(kept=kept, doubled=lambda c, a: kept(c, a, 2), tuned=tuned, untuned=untuned)
+    return {k:{c:{a:f(c, a) for a in WAYS} for c in seen} for k,f in kinds.items()}
 
 def table(shares=SHARES):
     "A row per share, kind of rate and way; regret is what the best way of each cell has more, on average"
     out = []
     for g in shares:
         for rate,values in scores(g).items():
-            rule = chosen(values, rate=='tuned')
-            values = {c:o|dict(rule=o[rule[c]]) for c,o in values.items()}
             gain = gains(values)
-            for a,way in (WAYS|dict(rule='this rule')).items():
+            for a,way in WAYS.items():
                 d,h = gain[a]
                 lost = PAGE.regret(dict.fromkeys(values, a), values)
                 out.append(dict(g=g, rate=rate, way=way, gain=d, half=h, regret=lost))

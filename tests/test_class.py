@@ -125,6 +125,12 @@ def test_the_results_over_seeds_are_what_the_handouts_own_cells_give(which, name
     last = [o[-1] for o in getattr(m, name)['k3' if which=='B' else which=='C']]
     assert len(last)==8 and m.RESULT==pytest.approx(mean_ci(last), abs=.006 if which=='A' else 6e-4)
 
+def test_the_page_of_checks_says_how_many_points_can_be_copied_from_it():
+    points = {f.__name__:p for k in 'ABC' for p,f in checks_of(k)}
+    copied = sum(p for name,p in points.items() if name.endswith('_over_seeds'))
+    text = ''.join(handout('checks')['cells'][1]['source'])
+    assert f'{copied} of the {sum(points.values())} points of sets A to C' in text
+
 def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
     files,nb = taken_apart(handout('B'))
     text = '\n'.join(o['source'] for o in nb['cells'])

@@ -259,6 +259,16 @@ def test_the_sidebar_shows_at_most_35_links_and_opens_at_its_page(site, url, bro
         assert opener.get_attribute('aria-expanded')=='true'
     pg.close()
 
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_on_a_phone_the_list_of_pages_hides_the_text_under_it(url, browser, scheme):
+    pg = browser.new_page(viewport=dict(width=390, height=800), color_scheme=scheme)
+    pg.goto(f'{url}/loss.html')
+    pg.locator('.quarto-btn-toggle:visible').first.click()
+    pg.locator('#quarto-sidebar.show').wait_for()
+    ground = pg.evaluate("getComputedStyle(document.querySelector('#quarto-sidebar')).backgroundColor")
+    assert ground.startswith('rgb('), ground   # rgba lets the text through
+    pg.close()
+
 def test_the_sidebar_leads_to_the_list_without_scripts(site, url, browser):
     ctx = browser.new_context(java_script_enabled=False)
     pg = ctx.new_page()

@@ -746,13 +746,14 @@ BESIDE = Arm('replay', dict(stored_per_fresh=2), dict(generation_batch_size=96, 
     correction='weight=truncated,weight_cap=2,clip=none'), '8 groups sampled, and 16 from the buffer')
 
 def compared(
-    output_dir:str='runs/compare', # folder of the table and its figure
+    output_dir:str=None,     # of the table and its figure; None: runs/compare, or the next of that name
     disable_tqdm:bool=False, # hide the progress bar
 )->None:
     "Train in five ways at equal tokens, on words to be spelled backward, with six seeds each."
-    from grpo_nb.see.during import new_folder
+    from grpo_nb.see.during import new_folder, next_folder
     ARMS['replay_beside'] = BESIDE
-    out,regime = new_folder(output_dir),'spell_backward sparse'
+    out = new_folder(output_dir) if output_dir else next_folder('runs/compare')
+    regime = 'spell_backward sparse'
     out.mkdir(parents=True, exist_ok=True)
     bakeoff(out/'curves.csv', ','.join(COMPARED), regime, 6, disable_tqdm=disable_tqdm)
     fig = draw_curves(read_rows(out/'curves.csv'), regime, COMPARED)

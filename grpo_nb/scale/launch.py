@@ -398,7 +398,8 @@ def parse_options(
 )->tuple:  # (recipe's settings, the config)
     "Settings from words, a YAML file and names. ValueError for an unknown one, or a batch that can't be cut."
     from trl import TrlParser
-    p = TrlParser([recipe, config], conflict_handler='resolve')
+    words = dict(prog='grpo_nb trl', usage='%(prog)s [options]')
+    p = TrlParser([recipe, config], conflict_handler='resolve', **words)
     options,known = p._option_string_actions,{a.dest for a in p._actions}
     options['--resume'].nargs,options['--resume'].const = '?','yes'   # alone it means yes
     p.set_defaults_with_config(**(defaults or {}))
