@@ -394,7 +394,7 @@ def test_claims_of_single_families_are_one_family_of_holm():
         [ttest_1samp(wide[f,'stored_clip']-wide[f,b], 0).pvalue for b in ('mu3','plain')
             for f in ('adding','sorting')])
 
-STUDIES = ['registration','registration_size','registration_large','registration_methods']
+STUDIES = ['registration','registration_size','registration_large','registration_methods','registration_practice']
 
 def stored(page, end=''):
     "Plan, table and rows of a registered page"
@@ -739,6 +739,26 @@ def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, cap
     d = pd.read_csv(f, dtype=str, keep_default_na=False)
     d.assign(pass1='0.5').to_csv(f, index=False)
     with pytest.raises(ValueError, match='came out otherwise'): replay_study(**again)
+
+def test_the_page_of_practice_says_what_its_rows_say():
+    plan,_,df = stored('registration_practice')
+    assert len(df)==768 and len(stored('registration_practice', '_rates')[2])==160 and set(df.error)=={''}
+    assert set(df.learning_rate/df.settings.map(lambda o: json.loads(o)['multiple']))=={2e-4, 4e-4, 8e-4}
+    page,named = prose('research/practice_results'),rs.name_multiples(df, plan)
+    found = claims(tables(df, plan)['main table'][0], plan)
+    for o in found.itertuples(): assert f'{o.diff:+.3f} ± {o.half:.3f}' in page, (o.arm, o.baseline)
+    assert found.says.tolist()==['undecided']*2+['above 0']+['undecided']*3   # "One of six is decided"
+    area = named.groupby('arm').area.mean()
+    for a,name in (('replay_default','the shipped replay'), ('plain','plain GRPO'), ('mu2','two passes')):
+        assert f"{name} {area[f'{a} at 1']-area[f'{a} at 2']:.3f}".replace('0.', '.') in page
+    best = named.curve.map(lambda c: max(o['pass1'] for o in json.loads(c)))
+    lost = named[(named.pass1<best/2)&(named.regime=='shifting')].arm.value_counts()
+    assert lost['plain at 1']==1 and lost['plain at 2']==4 and 'replay_default at 2' not in lost
+    mean = named.groupby(['regime','arm']).area.mean().unstack('arm')
+    for a in ('plain','left_out','default_no_clip'): assert (mean['replay_default at 2']>mean[f'{a} at 2']).all()
+    assert (mean['mu2 at 2']>mean['replay_default at 2']).sum()==1   # "two passes keep up in one"
+    way = [area[f'{a} at 1'] for a in ('plain','replay_default','left_out','default_no_clip')]
+    assert max(way)-min(way)<.035
 
 def test_two_rows_of_every_arm_are_made_again_in_a_stack(tmp_path, capsys, monkeypatch):
     stacks = []
