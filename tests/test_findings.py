@@ -1,5 +1,5 @@
 "The rules: each fault found where it is, silence where there is none, a verdict by value; all on stored runs"
-import itertools, math
+import itertools, math, re
 import numpy as np
 import pytest
 from dataclasses import fields
@@ -418,3 +418,283 @@ def test_what_only_a_follower_explains_is_told_by_itself(monkeypatch):
     monkeypatch.setattr('grpo_nb.see.findings.RULES', dict(c=told('c'), b=told('b', 'c'), a=told('a', 'b')))
     found = {o.name:o.follows for o in find([dict(step=0)])}
     assert found==dict(a=('b',), c=())
+
+# ---- every number that a finding states, by another road: plain loops over made logs with noise
+
+N = 48
+STEPS = [3*i+2 for i in range(N)]   # no step is its row's number
+def mean(x): return sum(x)/len(x)
+def noisy(a, b, sd=.02, seed=0, n=N, low=-math.inf, high=math.inf):
+    "A straight line with noise, as plain floats"
+    z = np.random.default_rng(seed).standard_normal(n)
+    return [float(min(high, max(low, a+(b-a)*i/(n-1)+sd*z[i]))) for i in range(n)]
+def log(**cols):
+    "Rows of these columns, `__` for a slash; None is a gap"
+    cols = {k.replace('__','/'):v if isinstance(v, list) else [v]*N for k,v in cols.items()}
+    n = max(map(len, cols.values()))
+    return [dict(step=STEPS[i] if n==N else i)|{k:v[i] for k,v in cols.items() if v[i] is not None}
+        for i in range(n)]
+def quarters(x):
+    q = max(2, len(x)//4)
+    return mean(x[:q]),mean(x[-q:])
+def course(x, form, words='{}'):
+    return words.format(' to '.join(dict.fromkeys(format(v, form) for v in quarters(x))))
+def running(x, width): return [mean(x[max(0, i-width+1):i+1]) for i in range(len(x))]
+def first_of_the_last_stretch(bad):
+    at = len(bad)
+    while at and bad[at-1]: at -= 1
+    return STEPS[at]
+
+DIES,GOES = noisy(.75, .95, .01, 1),noisy(.3, .34, .02, 2)
+def dead_words(x): return course(x, '.0%', '{} of the groups dead')
+def reward_words(x): return course(x, '.3g', 'mean reward {}')
+
+def case_truncated():
+    c,n = noisy(.1, .7, .03, 3, low=0., high=1.),noisy(40, 200, 9, 4)
+    told = course(c, '.0%', '{} of the completions have no end token')
+    rows = log(completions__clipped_ratio=c, completions__mean_length=n)
+    return (rows, (), dict(max_completion_length=256),
+        f"{told}; {course(n, '.3g', 'mean length {} tokens')}; max_completion_length is 256",
+        first_of_the_last_stretch([x>.24 for x in running(c, N//10)]))
+def case_reward_never_fires():
+    rows = log(reward=GOES, rewards__form__mean=-.5, rewards__right__mean=GOES)
+    return rows,(),{},f'form: -0.5 in all {N} rows',None
+def case_not_a_number():
+    loss = [math.nan if i in (20, 21, 40) else .1 for i in range(N)]
+    norm = [math.inf if i in (17, 47) else .5 for i in range(N)]
+    return (log(loss=loss, grad_norm=norm, reward=GOES), (), {},
+        f'loss is no number in 3 of {N} rows; grad_norm is no number in 2 of {N} rows', STEPS[17])
+def case_not_a_number_in_silence():
+    "Logged every second row until row 20: silent since row 21, for more than three times its longest gap"
+    loss = [.1 if i<=20 and i%2==0 else None for i in range(N)]
+    return (log(loss=loss, reward=GOES), (), {},
+        f'loss is not logged after step {STEPS[21]}, while the reward is: many trackers drop nan', STEPS[21])
+def case_all_equal():
+    "Texts of 5 recorded steps: the last is their last quarter; of its four dead groups one is one text"
+    groups = [dict(step=s, group=g, dead=g<4, rewards=[0.]*3,
+        completions=['a']*3 if g==0 or s<4 else ['a','b',f'{g}']) for s in range(5) for g in range(6)]
+    z = noisy(.75, 1.1, .01, 1, high=1.)
+    rows = log(frac_reward_zero_std=z, reward=GOES)
+    told = '1 of the 4 dead groups recorded last are one text G times'
+    return (rows, groups, {}, f'{told}; {dead_words(z)}; {reward_words(GOES)}', first_of_the_last_stretch([v>=.8 for v in z]))
+def case_thin_signal():
+    z,one = noisy(.5, .7, .02, 5),noisy(.2, .3, .02, 6)
+    told = f'{mean(one[N//2:]):.0%} of all groups are one text G times in the second half'
+    return (log(frac_reward_zero_std=z, reward=GOES, frac_one_text=one), (), {},
+        f'{told}; {dead_words(z)}; {reward_words(GOES)}',
+        first_of_the_last_stretch([x>.5 for x in running(z, 4)]))
+def case_start_at_zero():
+    m = [.03 if i in (3, 20, 33) else 0. for i in range(N)]
+    return (log(reward=m, frac_reward_zero_std=.97), (), {},
+        f'mean reward {.03/12:.3g} over the first 12 rows; the reward fired in 3 of {N} rows', STEPS[0])
+def case_float_noise():
+    "Spreads of 3e-7, 4e-7 and of 1; the second counts as living, and has advantages of up to .7"
+    groups = [dict(step=1, group=i, rewards=[1., 1+d], dead=dead, advantages_before=[-A, A])
+        for i,(d,dead,A) in enumerate([(3e-7, True, 0.), (4e-7, False, .7)]+[(1., False, 1.)]*2)]
+    return (log(reward=GOES), groups, {}, '2 of 4 recorded groups spread by at most 4.0e-07; 1 of them count '
+        'as living; their largest advantage is 7.0e-01', None)
+def case_float_noise_in_a_log():
+    std = [1e-8*(i%5) for i in range(N)]
+    return (log(reward_std=std, frac_reward_zero_std=.5), (), {},
+        f'the mean deviation within groups is {mean(std):.1e} and not 0', None)
+def case_kl_only_pull():
+    kl = noisy(.01, .03, .002, 7)
+    return (log(frac_reward_zero_std=DIES, kl=kl), (), dict(beta=.04),
+        f"{dead_words(DIES)}; {course(kl, '.3g', 'kl {} nats per token')}; beta is 0.04", None)
+def case_ratio_always_1():
+    return (log(ratio_max=[1.]*N, frac_reward_zero_std=DIES), (),
+        dict(steps_per_generation=4, num_iterations=3, gradient_accumulation_steps=2),
+        f'largest ratio 1 in {N} batches of 6 updates each, {1-mean(DIES):.0%} of the groups living', None)
+def case_learning_rate_too_large():
+    "Of the batch's clipped share, what is not the replayed tokens'; batches weigh as their fresh tokens do"
+    z,c,old = noisy(.2, .6, .02, 8),noisy(.4, .5, .02, 9),noisy(.6, .7, .02, 10)
+    dead,back = [8. if i%2 else 4. for i in range(N)],[4. if i%3 else 2. for i in range(N)]
+    lr = noisy(1e-3, 2e-3, 1e-5, 11)
+    f = [z[i]*back[i]/dead[i] for i in range(N)]
+    fresh = [(c[i]-f[i]*old[i])/(1-f[i]) for i in range(N)]
+    new = sum(max(0., min(1., x))*(1-g) for x,g in zip(fresh, f))/sum(1-g for g in f)
+    rows = log(reward=GOES, learning_rate=lr, clip_ratio__region_mean=c, replay__clip_share=old,
+        replay__dead=dead, replay__replaced=back, frac_reward_zero_std=z)
+    return (rows, (), {}, f"{new:.0%} of freshly sampled tokens clipped; {reward_words(GOES)}; "
+        +course(lr, '.1e', 'learning_rate {}'), None)
+def case_learning_rate_too_large_without_replay():
+    c = noisy(.2, .5, .05, 40)
+    return (log(reward=GOES, clip_ratio__region_mean=c), (), {},
+        f'{mean(c):.0%} of freshly sampled tokens clipped; {reward_words(GOES)}', None)
+def case_learning_rate_too_large_for_young_groups():
+    "Groups one batch old, so three steps, are those whose age is at most 4.5"
+    age,clip = [3. if i%4 else 9. for i in range(N)],noisy(.4, .5, .02, 12)
+    young = mean([c for a,c in zip(age, clip) if a<=4.5])
+    rows = log(reward=GOES, replay__age_mean=age, replay__clip_share=clip)
+    told = f'{young:.0%} of the tokens of groups one batch old are clipped; {reward_words(GOES)}'
+    return rows,(),{},told,None
+def case_reward_collapse():
+    m,e = noisy(.2, .8, .02, 13)[:36]+noisy(.1, .08, .02, 14)[:12],noisy(.5, 2., .1, 15)
+    w = running(m, N//8)
+    at = max(range(N//8-1, N), key=lambda i: w[i])
+    told = f'mean reward {w[at]:.3g} at its best (step {STEPS[at]}), {mean(m[-6:]):.3g} at the end'
+    told += f"; {course(e, '.3g', 'entropy {} nats per token')}"
+    return log(reward=m, entropy=e),(),{},told,STEPS[at]
+def case_learning_rate_too_small():
+    lr,ratio = noisy(1e-9, 3e-9, 1e-10, 16),[1+1e-4*(i%7) for i in range(N)]
+    way = mean(lr)*(STEPS[-1]-STEPS[0])
+    told = f'{1-mean(GOES):.0%} of the groups live; every ratio within {6e-4:.1e} of 1'
+    return (log(reward=GOES, frac_reward_zero_std=GOES, learning_rate=lr, ratio_max=ratio), (),
+        dict(steps_per_generation=4), f'{told}; learning_rate {max(lr):.1e}, over all steps {way:.1e}', None)
+def case_no_gradient():
+    g = [0. if i%3==1 or i>40 else .5 for i in range(N)]
+    told = f'{g.count(0.)/N:.0%} of {N} rows have grad_norm 0, {g[24:].count(0.)/24:.0%} in the second half'
+    return log(grad_norm=g, reward_std=.3),(),{},told,STEPS[1]
+def case_replay_too_old():
+    age,ess,clip = noisy(5, 30, 1, 17),noisy(.6, .2, .02, 18),noisy(.1, .3, .01, 19)
+    told = [course(age, '.0f', 'replayed groups {} steps old'),
+        course(ess, '.0%', 'effective sample size {} of the tokens'),
+        course(clip, '.0%', '{} of the replayed tokens clipped')]
+    rows = log(replay__age_mean=age, replay__ess_tokens=ess, replay__clip_share=clip)
+    return rows,(),{},'; '.join(told),None
+def case_sampler_disagrees():
+    x = noisy(0., .3, .01, 20)
+    told = course(x, '.2g', 'KL between sampler and trainer {} nats per token')
+    return (log(sampling__mismatch_kl=x), (), {}, told,
+        first_of_the_last_stretch([v>.05 for v in running(x, max(2, N//20))]))
+def case_failing_tools():
+    x = noisy(.1, .8, .02, 21)
+    return (log(tools__failure_frequency=x), (), {}, course(x, '.0%', '{} of the calls fail'),
+        first_of_the_last_stretch([v>=.3 for v in running(x, 4)]))
+def case_few_groups_replayed():
+    "Ids 0 to 3 came 12, 11, 10 and 10 times, four others twice"
+    times = (12, 11, 10, 10, 2, 2, 2, 2)
+    groups = [dict(step=1, rewards=[0., 1.], dead=True, replacement=dict(id=i)) for i,n in enumerate(times)
+        for _ in range(n)]
+    told = f'8 stored groups filled {sum(times)} places; the busiest 4 came 43 times'
+    return log(reward=GOES),groups,{},told,None
+def case_few_groups_replayed_without_groups():
+    "In the last 20 batches 6 of 8 places were filled; a tenth of the fresh ones lives"
+    rows = log(replay__buffer_size=[6.-(i<40) for i in range(N)], replay__replaced=6., replay__dead=7.2,
+        replay__live_before=.02)
+    live = 20*7.2*.02/.98
+    told = f'6 stored groups were replayed 120 times in 20 batches, while {live:.0f} living ones came in'
+    return rows,(),{},told,None
+def linked(n_groups=6, seed=22):
+    rng = np.random.default_rng(seed)
+    return [dict(step=s, group=g, prompt=f'{s} {g}', dead=False, n_tokens=[int(v) for v in n],
+        rewards=[float(v/100+.01*rng.standard_normal()) for v in n], completions=[f'{s} {g} {v}' for v in n])
+        for s in range(8) for g in range(n_groups) for n in [rng.integers(20, 90, 8)]]
+def case_hacked_by_length():
+    m,n = noisy(.2, .9, .02, 23),noisy(40, 160, 3, 24)
+    right = noisy(.5, .1, .01, 25)
+    w = running(right, N//4)[N//4-1:]
+    fell = f'right {max(w):.2g} at its best, {mean(right[-12:]):.2g} at the end'
+    groups = [o for o in linked() if o['step']>=6]   # the last quarter of eight recorded steps
+    r,k = ([v-mean(o[name]) for o in groups for v in o[name]] for name in ('rewards','n_tokens'))
+    link = sum(a*b for a,b in zip(r, k))/(sum(a*a for a in r)*sum(b*b for b in k))**.5
+    told = f"{fell}; within a group reward follows length (correlation {link:.2f}); {reward_words(m)}"
+    return (log(reward=m, completions__mean_length=n, rewards__right__mean=right), linked(), {},
+        f"{told}; {course(n, '.3g', 'mean length {} tokens')}", None)
+def case_hacked_by_form():
+    "Of 8 answers at each of two late steps 5 and 6 are one and the same"
+    m = noisy(.2, .9, .02, 26)
+    groups = [dict(step=s, group=g, prompt=f'{g}', dead=False, rewards=[0., 1.],
+        completions=['the form' if 2*g+i<k else f'{s} {g} {i}' for i in range(2)])
+        for s,k in zip(range(8), (0, 1, 0, 1, 0, 1, 5, 6)) for g in range(4)]
+    told = f"{(5/8+6/8)/2:.0%} of the completions, whatever the prompt, read 'the form'"
+    return log(reward=m),groups,{},f'{told}; {reward_words(m)}',None
+def case_hacked_by_form_without_groups():
+    "A reward that rises, while a held-out score stands still, and in the second half one function"
+    m,form = noisy(.2, .9, .02, 41),noisy(.1, .95, .01, 42)
+    right,seen = noisy(.1, .5, .01, 43)[::2]+noisy(.5, .5, .01, 44)[::2],noisy(.3, .31, .005, 45, n=12)
+    held = [seen[i//4] if i%4==0 else None for i in range(N)]
+    told = [f'eval/accuracy only {quarters(seen)[0]:.2g} to {quarters(seen)[1]:.2g}',
+        f'right only {quarters(right[:24])[1]:.2g} to {quarters(right[24:])[1]:.2g}']
+    rows = log(reward=m, rewards__form__mean=form, rewards__right__mean=right, eval__accuracy=held)
+    return rows,(),{},f"{'; '.join(told)}; {reward_words(m)}",None
+def case_held_out_falls():
+    "Evaluated every sixth row, best as a pair at the third and fourth; the reward near there, and at the end"
+    m,seen = noisy(.2, .8, .02, 27),[.3, .4, .56, .54, .5, .46, .4, .3]
+    at = 3*6
+    near = sorted(range(N), key=lambda i: abs(i-at))[:5]
+    held = [seen[i//6] if i%6==0 else None for i in range(N)]
+    return (log(reward=m, eval_reward=held), (), {},
+        f'eval_reward {.55:.3g} at its best (step {STEPS[at]}), {.35:.3g} at the end; '
+        f'reward {mean([m[i] for i in near]):.3g} then, {mean(m[-5:]):.3g} now', STEPS[at])
+def case_generalisation_gap():
+    "Its interval is Welch's, of the last quarter against the first"
+    from scipy.stats import ttest_ind
+    m,seen = noisy(.2, .8, .02, 28),noisy(.2, .24, .01, 29, n=12)
+    held = [seen[i//4] if i%4==0 else None for i in range(N)]
+    ci = ttest_ind(seen[-3:], seen[:3], equal_var=False).confidence_interval()
+    a,b = quarters(seen)
+    return (log(reward=m, eval_reward=held), (), {},
+        f'eval_reward {a:.3g} to {b:.3g} ({b-a:+.2g} ± {(ci.high-ci.low)/2:.2g}); {reward_words(m)}', None)
+def case_one_reward_drowns():
+    "By the medians of the log, with weights"
+    wide,slim = noisy(20, 25, 1, 30),noisy(.3, .5, .02, 31)
+    middle = lambda x: sorted(x)[N//2-1]/2+sorted(x)[N//2]/2
+    a,b = middle(wide),middle(slim)
+    total = (.5*a)**2+(2*b)**2
+    rows = log(rewards__long__mean=GOES, rewards__long__std=wide, rewards__right__mean=.3,
+        rewards__right__std=slim)
+    return (rows, (), dict(reward_weights=[.5, 2.]),
+        f'long: deviation {a:.3g}, {(.5*a)**2/total:.1%} of the variance; '
+        f'right: deviation {b:.3g}, {(2*b)**2/total:.1%} of the variance', None)
+def case_one_reward_drowns_in_groups():
+    "By the mean deviation within groups"
+    rng = np.random.default_rng(32)
+    def draw(wide): return [float(v) for v in wide*rng.random(4)]
+    groups = [dict(step=s, rewards=[0., 1.], dead=False, rewards_by_func=dict(long=draw(90), right=draw(1)))
+        for s in range(9)]
+    def within(k):
+        x = [o['rewards_by_func'][k] for o in groups]
+        return mean([mean([(v-mean(g))**2 for v in g])**.5 for g in x])
+    a,b = within('long'),within('right')
+    return (log(reward=GOES), groups, {}, f'long: deviation {a:.3g}, {a*a/(a*a+b*b):.1%} of the variance; '
+        f'right: deviation {b:.3g}, {b*b/(a*a+b*b):.1%} of the variance', None)
+def case_entropy_collapse():
+    e = [max(.01, 1.2*math.exp(-5*i/N)) for i in range(N)]
+    told = course(e, '.3g', 'entropy {} nats per token')
+    limit = 1.5*.2*quarters(e)[0]
+    flat = noisy(.35, .35, .02, 33)
+    return (log(entropy=e, reward=flat, frac_reward_zero_std=GOES), (), {},
+        f'{told}; {dead_words(GOES)}; {reward_words(flat)}',
+        first_of_the_last_stretch([v<limit for v in running(e, max(2, N//20))]))
+def case_kl_blow_up():
+    kl = noisy(.02, .03, .002, 34)[:36]+noisy(1., 4., .1, 35)[:12]
+    usual = sorted(kl[N//8:N//2])
+    usual = (usual[len(usual)//2]+usual[(len(usual)-1)//2])/2
+    return (log(kl=kl, reward=.4), (), {}, f'kl {usual:.3g} nats per token in the first half, '
+        f'{mean(kl[-12:]):.3g} in the last quarter, {max(kl):.3g} at most',
+        first_of_the_last_stretch([v>max(3*usual, .3) for v in running(kl, max(2, N//20))]))
+def case_gradient_spikes():
+    g = noisy(.4, .6, .05, 36)
+    for i,v in ((9, 30.), (20, 44.), (41, 25.)): g[i] = v
+    x = sorted(g)
+    usual = x[35]+.25*(x[36]-x[35])   # the upper quartile of 48
+    return (log(grad_norm=g), (), {},
+        f'3 of {N} rows above 10 times the usual {usual:.3g}; largest 44 at step {STEPS[20]}', STEPS[9])
+def case_plateau():
+    from scipy.stats import linregress
+    m = noisy(.1, .4, .01, 37)[:19]+noisy(.4, .4, .01, 38)[:29]
+    tail = m[2*N//5:]
+    line = linregress(range(len(tail)), tail)
+    d,half = ((len(tail)-1)*v for v in (line.slope, line.stderr*2.0518305))   # Student's, 27 degrees
+    return (log(reward=m), (), {}, f'mean reward {mean(tail):.3g} over the last {len(tail)} rows, '
+        f'its trend there {d:+.2g} ± {half:.2g}, of at most 1',
+        first_of_the_last_stretch([abs(v-mean(tail))<=max(2*half, .05) for v in running(m, 4)]))
+def case_loss_0_is_fine():
+    loss,g = [1e-6*((i*7)%11-5) for i in range(N)],[.3+(i/40)**3 for i in range(N)]
+    x = sorted(g)
+    return (log(loss=loss, grad_norm=g), (), {},
+        f'largest |loss| {5e-6:.1e}, median gradient norm {(x[23]+x[24])/2:.2g}', None)
+
+STATED = {k.removeprefix('case_'):f for k,f in list(globals().items()) if k.startswith('case_')}
+@pytest.mark.parametrize('case', STATED)
+def test_every_number_of_a_finding_by_another_road(case):
+    rows,groups,settings,evidence,step = STATED[case]()
+    name = re.sub('-(for|in|without)-.*', '', case.replace('_', '-'))
+    f = RULES[name](Look(rows, groups, settings))
+    assert f is not None and f.evidence==evidence
+    if step is not None: assert f.step==step
+
+def test_no_rule_that_states_numbers_is_left_out():
+    seen = {re.sub('-(for|in|without)-.*', '', k.replace('_', '-')) for k in STATED}
+    assert set(RULES)-seen=={'no-chat-template','no-end-token','all-truncated','solved'}   # courses alone

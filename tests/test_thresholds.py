@@ -220,6 +220,83 @@ HELPERS = {
 }
 HELP = {(F.fall,'parts'): lambda f: f[0]>.99, (Look.silent,'times'): lambda f: f is not None}
 
+# which part of a run counts, and which mean of it: columns that are not constant
+def turns(a, b, n=20): return [a,b]*(n//2)
+def halves(a, b, n=20): return [a]*(n//2)+[b]*(n//2)
+MEANS = [   # (rule, run, does it speak?)
+    ('all-truncated', look(20, **{CLIP:turns(.86, .98)}), True),
+    ('all-truncated', look(20, **{CLIP:turns(.8, .98)}), False),
+    ('all-truncated', look(20, **{CLIP:halves(.85, 1.)}), False),   # it learned not to end
+    ('all-truncated', look(20, **{CLIP:halves(1., .7)}), False),
+    ('all-truncated', look(20, **{CLIP:halves(1., .85)}), True),
+    ('all-equal', look(20, **{DEAD:turns(.86, .98)}), True),
+    ('all-equal', look(20, **{DEAD:turns(.8, .98)}), False),
+    ('all-equal', look(20, **{DEAD:halves(.2, .92)}), True),
+    ('all-equal', look(20, **{DEAD:halves(1., .85)}), False),
+    ('kl-only-pull', look(20, kl=turns(0., 3e-4), **{DEAD:turns(.7, .95)}), True),
+    ('kl-only-pull', look(20, kl=turns(0., 1.5e-4), **{DEAD:turns(.7, .95)}), False),
+    ('kl-only-pull', look(20, kl=.1, **{DEAD:turns(.6, .95)}), False),
+    ('kl-only-pull', look(20, kl=halves(0., 2e-4), **{DEAD:halves(.2, .9)}), True),
+    ('kl-only-pull', look(20, kl=halves(1., 0.), **{DEAD:.9}), False),
+    ('start-at-zero', look(20, reward=turns(0., .03), **{DEAD:turns(.87, .97)}), True),
+    ('start-at-zero', look(20, reward=turns(0., .05), **{DEAD:.95}), False),
+    ('start-at-zero', look(20, reward=.01, **{DEAD:turns(.75, .97)}), False),
+    ('start-at-zero', look(20, reward=.01, **{DEAD:last(20, 15, .95, .1)}), True),
+    ('start-at-zero', look(20, {}, [pair(0., 8.)], reward=.12), True),   # of 8
+    ('start-at-zero', look(20, {}, [pair(0., 8.)], reward=last(20, 5, .12, .9)), False),
+    ('thin-signal', look(60, reward=.3, **{DEAD:last(60, 6, .1, .65)}), True),
+    ('thin-signal', look(60, reward=.3, **{DEAD:last(60, 6, .9, .55)}), False),
+    ('thin-signal', look(20, reward=.3, **{DEAD:turns(.5, .75)}), True),
+    ('thin-signal', look(20, reward=.3, replay__live_after=turns(.5, .85), **{DEAD:.7}), True),
+    ('thin-signal', look(20, reward=.3, replay__live_after=turns(.6, .9), **{DEAD:.7}), False),
+    ('replay-too-old', look(20, replay__ess=turns(.3, .6), **{AGE:9.}), True),
+    ('replay-too-old', look(20, replay__ess=turns(.45, .65), **{AGE:9.}), False),
+    ('replay-too-old', look(20, replay__clip_share=turns(.25, .38), **{AGE:9.}), True),
+    ('replay-too-old', look(20, replay__clip_share=turns(.2, .38), **{AGE:9.}), False),
+    ('learning-rate-too-small', look(20, TWO, reward=.5, ratio_max=turns(1., 1.03)), False),
+    ('learning-rate-too-small', look(20, TWO, reward=.5, ratio_max=turns(1., 1.01)), True),
+    ('no-gradient', look(20, grad_norm=turns(0., 1.), reward_std=last(20, 18, .5, 0.)), False),
+    ('no-gradient', look(20, grad_norm=turns(0., 1.), reward_std=last(20, 8, .5, 0.)), True),
+    ('float-noise', look(8, reward_std=[1e-9]*5+[.3]*3, **{DEAD:.5}), True),
+    ('float-noise', look(8, reward_std=[1e-9]*4+[.3]*4, **{DEAD:.5}), False),
+    ('float-noise', look(groups=[pair(1000., 1000.005)]), True),      # of 1,000
+    ('float-noise', look(groups=[pair(-1000., -1000.005)]), True),
+    ('float-noise', look(groups=[pair(.1, .1+5e-6)]), True),
+    ('float-noise', look(groups=[pair(1., 1.005)]), False),
+    ('gradient-spikes', look(40, grad_norm=last(40, 2, .5, 8.)), True),
+    ('gradient-spikes', look(40, grad_norm=last(40, 2, 2., 8.)), False),
+    ('plateau', look(80, {}, [pair(0., 8.)], reward=turns(2., 2.2, 80)), True),    # of 8
+    ('plateau', look(80, {}, [pair(0., 8.)], reward=last(80, 20, 2., 7.)), False),
+    ('plateau', look(80, reward=turns(.38, .42, 80), eval__acc=evals([.1]*4+[.3]*4, 80)), True),
+    ('loss-0-is-fine', look(9, loss=turns(0., 2e-4, 10)[:9], grad_norm=1.), False),
+    ('loss-0-is-fine', look(9, loss=0., grad_norm=[1e-5]*3+[1.]*6), True),
+    ('loss-0-is-fine', look(9, loss=0., grad_norm=[1e-5]*6+[1.]*3), False),
+]
+@pytest.mark.parametrize('i', range(len(MEANS)), ids=lambda i: f'{MEANS[i][0]}-{i}')
+def test_what_part_of_a_run_counts_and_which_mean(i):
+    name,run,speaks = MEANS[i]
+    assert (RULES[name](run) is not None)==speaks
+
+def test_a_batch_is_the_usual_step_between_rows():
+    "A pause in the log is no batch: the median counts"
+    steps = [0, 1, 2, 3, 4, 60, 61, 62, 63]
+    def run(age):
+        told = {'replay/age_mean':age, 'replay/clip_share':.5}
+        return Look([dict(step=s, reward=.5)|told for s in steps])
+    assert RULES['learning-rate-too-large'](run(1.)) and not RULES['learning-rate-too-large'](run(5.))
+
+@pytest.mark.parametrize('one,remedy', [(.4, 1), (.5, 2)])
+def test_which_of_two_deaths_it_is_by_the_trainers_count(one, remedy):
+    "Of .92 dead, more or less than half are one text; single batches differ"
+    run = look(20, frac_one_text=turns(one-.2, one+.2), **{DEAD:turns(.86, .98)})
+    assert RULES['all-equal'](run).remedy==RULES['all-equal'].remedies[remedy]
+
+@pytest.mark.parametrize('same,remedy', [(2, 1), (3, 2)])
+def test_which_of_two_deaths_it_is_by_its_texts(same, remedy):
+    groups = [dict(step=0, group=g, dead=True, rewards=[0.]*2, completions=['a']*2 if g<same else ['a','b'])
+        for g in range(4)]
+    assert RULES['all-equal'](look(9, groups=groups, **{DEAD:1.})).remedy==RULES['all-equal'].remedies[remedy]
+
 def said(case, f, args, **kw):
     "Does it speak? A threshold that makes it stumble changes the answer, too."
     try: out = RULES[f](*args, **kw) if isinstance(f, str) else f(*args, **kw)
