@@ -476,7 +476,8 @@ def case_all_equal():
     z = noisy(.75, 1.1, .01, 1, high=1.)
     rows = log(frac_reward_zero_std=z, reward=GOES)
     told = '1 of the 4 dead groups recorded last are one text G times'
-    return (rows, groups, {}, f'{told}; {dead_words(z)}; {reward_words(GOES)}', first_of_the_last_stretch([v>=.8 for v in z]))
+    return (rows, groups, {}, f'{told}; {dead_words(z)}; {reward_words(GOES)}',
+        first_of_the_last_stretch([v>=.8 for v in z]))
 def case_thin_signal():
     z,one = noisy(.5, .7, .02, 5),noisy(.2, .3, .02, 6)
     told = f'{mean(one[N//2:]):.0%} of all groups are one text G times in the second half'
