@@ -67,6 +67,7 @@ class Rollouts(Groups):
     key:Tensor=None           # (B,) int64, row of the prompt in its dataset
     step:Tensor=None          # (B,) int64, the optimizer step at which the group was sampled
     replayed:Tensor=None      # (B,) bool, did the group come out of a buffer?
+    dead:Tensor=None          # (B,) bool, does it teach nothing? None: `rewards` decide
     pad_id:int=0              # token id in the padding
 
     def __post_init__(self):

@@ -15,10 +15,11 @@ from accelerate.utils import gather_object
 from fastcore.basics import patch
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from trl.trainer.utils import nanmax, nanmin, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 from .parts.core import load_object
-from .parts.groups import dead_groups, reward_std, unjudged
-from .parts.ratios import CLIPS, Clip, Correction, correct, merge_sums, ratio_row, ratio_sums
+from .parts.groups import dead_by_func, reward_std, unjudged
+from .parts.ratios import (
+    CLIPS, Clip, Correction, clipped, correct, importance_ratio, merge_sums, ratio_row, ratio_sums)
 from .replay import PRIORITIES, ReplayBuffer
 from .run.checkpoints import checkpoint_problem, last_checkpoint
 from .on_trl.checks import CheckedTrainer, GRPOWithReplayBufferConfig
@@ -46,6 +47,7 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
     config_class = GRPOWithReplayBufferConfig
     record_class = 'grpo_nb.on_trl.record.RunRecord'   # imported when a trainer is made
     _inputs = None   # of the loss, while it runs
+    _clip_mask = None   # what the clip holds of them, (rows, C) or (rows, 1)
     _event = None    # the batch whose rows have not all been through the training forward
 
     @functools.wraps(GRPOTrainer.__init__)
@@ -84,6 +86,7 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
         self._inputs = inputs = dict(inputs)
         try: loss = super()._compute_loss(model, inputs)
         finally: self._inputs = None
+        if self.correction.changes: self._count_clipped(inputs)
         if self._event and self._event.whole: self.finish_batch()
         return loss
 
@@ -128,7 +131,7 @@ def begin_buffer(self:GRPOWithReplayBufferTrainer,
         priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
         max_uses=a.replay_max_uses, seed=a.seed+(0 if shared else a.process_index))
     self.store = ShardedBuffer(self.replay_buffer, None, G, not shared, a.replay_same_prompt_first)
-    self._sums = None   # of the ratios of replayed rows since the last log: what `ratio_sums` gives
+    self._sums = {}   # `ratio_sums` of replayed and of fresh rows since the last log
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #26abb28c
 @patch
@@ -136,10 +139,9 @@ def dead(self:GRPOWithReplayBufferTrainer,
     rewards:Tensor, G:int=None,  # (N*G, F), nan where not judged; rows per group, None: in training
 )->Tensor:           # (N,) bool
     "Groups without contrast."
-    G = G or self.num_generations
-    if self.multi_objective_aggregation=='sum_then_normalize': r = self.total(rewards).view(-1, G)
-    else: r = rewards[:,self.reward_weights.to(rewards.device)!=0].view(len(rewards)//G, G, -1)
-    return dead_groups(r, self.args.dead_tolerance)
+    by_func = rewards.unflatten(0, (-1, G or self.num_generations))
+    how = self.reward_weights,self.multi_objective_aggregation,self.args.dead_tolerance
+    return dead_by_func(by_func, *how)
 
 @patch
 def total(self:GRPOWithReplayBufferTrainer,
@@ -279,12 +281,16 @@ def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
         x['old_per_token_logps'] = torch.where(x['replayed'][:,None], old, logps)
     if self.args.replay_drop_dead_kl and 'ref_per_token_logps' in x:
         x['ref_per_token_logps'] = torch.where(x['replay_dead'][:,None], logps, x['ref_per_token_logps'])
-    if 'replayed' not in x or not x['replayed'].any(): return
+    if 'replayed' not in x: return
     r,m,A = x['replayed'],(x['completion_mask']*x.get('tool_mask', 1)).bool(),x['advantages'][:,None]
-    clip = self.correction.clip_of(self.clip)
-    new = ratio_sums((logps-x['old_per_token_logps'])[r], A[r], m[r], self.importance_sampling_level, clip)
-    self._sums = new if self._sums is None else merge_sums([self._sums, new])
-    if self.correction.changes: self._correct(x, logps, m)
+    log_ratio,level = logps-x.get('old_per_token_logps', logps),self.importance_sampling_level
+    ratio = importance_ratio(log_ratio, torch.zeros_like(log_ratio), m, level)
+    held = self.held_by_clip(ratio, A, r)
+    for k,rows in dict(replayed=r, fresh=~r).items():
+        new = ratio_sums(log_ratio[rows], A[rows], m[rows], level, clip_mask=held[rows])
+        self._sums[k] = merge_sums([self._sums[k], new]) if k in self._sums else new
+    self._clip_mask = ratio,held,m,A
+    if self.correction.changes and r.any(): self._correct(x, logps, m)
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #ef9779a3
 @patch
@@ -323,8 +329,11 @@ def log(self:GRPOWithReplayBufferTrainer,
 )->None:
     "TRL's row, with how full the buffer is, and the ratios of what was replayed since the last one."
     if self.args.edits_batches and 'loss' in logs:
-        mine,self._sums = (_NOTHING if self._sums is None else self._sums).to(self.accelerator.device),None
-        row = ratio_row(merge_sums(self.accelerator.gather(mine).view(-1, len(mine)).cpu()))
+        mine = torch.stack([self._sums.get(k, _NOTHING) for k in ('replayed','fresh')])
+        all_ = self.accelerator.gather(mine[None].to(self.accelerator.device)).cpu()
+        row,fresh = (ratio_row(merge_sums(o)) for o in all_.unbind(1))
+        self._sums = {}
+        if row and fresh: self._metrics['train']['clip_ratio/fresh_mean'] = [fresh['clip_share']]
         n,room = self._of_all([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
         row |= dict(buffer_size=n, fill=n/max(1, room))
         self._metrics['train'] |= {f'replay/{k}':[float(v)] for k,v in row.items()}
@@ -334,10 +343,40 @@ def log(self:GRPOWithReplayBufferTrainer,
 @patch
 def _correct(self:GRPOWithReplayBufferTrainer, x, logps, m):
     "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
-    r,old = x['replayed'][:,None],x['old_per_token_logps']
-    A = x['advantages'][:,None].expand_as(logps)
+    r,old,A = x['replayed'][:,None],x['old_per_token_logps'],x['advantages'][:,None]
+    x['sampler_logps'],x['own_advantages'] = old,A[:,0]   # for whoever writes down what a token does
     new = correct(logps, old, A, m, self.correction, self.importance_sampling_level, clip=self.clip)
     x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)
+
+@patch
+def held_by_clip(self:GRPOWithReplayBufferTrainer,
+    ratio:Tensor,     # (rows, C) or (rows, 1), of the policy to the one that sampled
+    A:Tensor,         # (rows, 1), advantages before any correction
+    replayed:Tensor,  # (rows,) bool; None for none
+)->Tensor:            # bool, shape of `ratio`
+    "What the clip leaves without a gradient: of replayed rows that of their correction."
+    held = clipped(ratio, A, self.clip)
+    if replayed is None or not self.correction.changes: return held
+    return torch.where(replayed[:,None], clipped(ratio, A, self.correction.clip_of(self.clip)), held)
+
+@patch
+def _count_clipped(self:GRPOWithReplayBufferTrainer, x):
+    "TRL counts what is clipped among the corrected log-probs, which are no longer the sampler's: count again."
+    metrics = self._metrics['train']
+    if self._clip_mask is None or self.loss_type not in (*CLIPS, 'cispo'): return
+    (ratio,held,mask,A),self._clip_mask = self._clip_mask,None
+    m = mask if held.shape[1]==mask.shape[1] else torch.ones_like(held)   # as TRL counts
+    def share(o):
+        sums = self.accelerator.reduce(torch.stack([(o&m).sum(), m.sum()]).float(), reduction='sum')
+        return (sums[0]/sums[1].clamp(min=1)).item()
+    if self.loss_type=='cispo':
+        left = ~(x['replayed']&self.correction.replaces_loss)[:,None]   # to CISPO
+        metrics['cispo_clip_ratio'][-1] = share((ratio>self.epsilon_high)&(A>0)&left)
+        return
+    low,high = held&(ratio<1),held&(ratio>1)
+    for k,o in dict(low=low, high=high, region=held).items(): metrics[f'clip_ratio/{k}_mean'][-1] = share(o)
+    for k,o,most in (('low_min', low, nanmin), ('high_max', high, nanmax)):
+        metrics[f'clip_ratio/{k}'][-1] = most(self.accelerator.gather((o&m).sum(1)/m.sum(1))).item()
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #9fadcb00
 @patch

@@ -15,7 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from .advantages import group_advantages
 from .loss import LOSSES, terms_by_loss
-from .parts.groups import dead_groups, group_scores
+from .parts.groups import dead_by_func, dead_groups, group_scores
 from .run.settings import LossSettings
 from .replay import ReplayBuffer
 from .generation import Rollouts
@@ -27,9 +27,14 @@ from .see.view import buffer_of, view_html, view_run, write_page
 def _tensor(rows, field):
     return torch.tensor([[math.nan if x is None else float(x) for x in o[field]] for o in rows])
 
-def _dead_of(rows, tolerance):
+def _dead_of(rows, run, tolerance):
     "Which groups of a step are dead under this tolerance, and why."
-    dead = dead_groups(_tensor(rows, 'rewards'), tolerance).tolist()
+    by_func = [o.get('rewards_by_func') or {} for o in rows]
+    if run.setting('multi_objective_aggregation')=='normalize_then_sum' and all(by_func):
+        of_each = [_tensor(by_func, k) for k in by_func[0]]
+        how = run.setting('reward_weights'),'normalize_then_sum',tolerance
+        dead = dead_by_func(torch.stack(of_each, -1), *how).tolist()
+    else: dead = dead_groups(_tensor(rows, 'rewards'), tolerance).tolist()
     return dead,[(o.get('why') or 'within-tolerance') if d else None for o,d in zip(rows, dead)]
 
 # %% ../nbs/15_inspector.ipynb #9e6091ee
@@ -42,10 +47,10 @@ def _newcomer(e):
     known = {k:e.data[k] for k in ('prompt','completions','rewards')}
     return e.told()|known|dict(advantages=e.data['advantages_before'] or e.data['advantages'])
 
-def _step_again(rows, step, buf, tol):
+def _step_again(rows, step, buf, run, tol):
     "A step's groups as `buf` would have filled them; then it takes in the living ones."
     new = [dict(o, dead=d, why=y, treatment='kept' if d else 'trained', replacement=None, id=None, score=s)
-        for o,d,y,s in zip(rows, *_dead_of(rows, tol), _scores(rows))]
+        for o,d,y,s in zip(rows, *_dead_of(rows, run, tol), _scores(rows))]
     dead,live = ([o for o in new if o['dead']==d] for d in (True, False))
     for o,e in zip(dead, buf.draw(len(dead), step)): o |= dict(replacement=_newcomer(e), treatment='replaced')
     ids = buf.add([o['score'] for o in live], live, step, [o['key'] for o in live])
@@ -72,7 +77,7 @@ def what_if(
     size = (64 if size is None else size) if buffer_size is None else buffer_size
     limit = limit if age_limit is None else None if age_limit==math.inf else age_limit
     buf = ReplayBuffer(size, age_limit=limit, seed=int(run.setting('seed', 0)))
-    out = [o for step,rows in run.by_step.items() for o in _step_again(rows, step, buf, tol)]
+    out = [o for step,rows in run.by_step.items() for o in _step_again(rows, step, buf, run, tol)]
     settings = run.settings|dict(replay_buffer_size=size, age_limit=limit, dead_tolerance=tol)
     return replace(run, rows=out, settings=settings)
 
@@ -173,14 +178,23 @@ def _trl_update(t, x, logps, entropy):
     logps,entropy = (o.detach()[:,None].float() for o in (logps, entropy))
     mask = (x['completion_mask']*x.get('tool_mask', 1)).bool()[:,None]
     def row(k): return x[k][:,None].float() if x.get(k) is not None else None
-    old,ref,n = row('old_per_token_logps'),row('ref_per_token_logps'),t.current_gradient_accumulation_steps
+    before = row('sampler_logps')   # where a correction has edited what the loss compares with
+    old = row('old_per_token_logps') if before is None else before
+    ref,n = row('ref_per_token_logps'),t.current_gradient_accumulation_steps
     old = logps if old is None else old
     known = LossSettings.__dataclass_fields__
     s = LossSettings.read('dapo', **{k:v for k,v in vars(t.args).items()
-        if k in known or k.startswith(('sapo_','vespo_'))})
+        if k in known or k.startswith(('sapo_','vespo_'))}, replay_correction=t.correction)
     items = x['num_items_in_batch']/t.accelerator.num_processes*n/t.args.steps_per_generation
-    terms = terms_by_loss(logps, old, x['advantages'][:,None], mask, s, ref_logps=ref, entropy=entropy,
-        num_items=items, num_rows=len(mask)*n)
+    bonus = t.entropy_coef if t._entropy_bonus_enabled else 0.
+    if t.use_adaptive_entropy and t._last_world_entropy>t.args.entropy_target: bonus = 0.
+    s.entropy_coef = bonus*float(items/n/mask.sum().clamp(min=1))   # TRL's is a mean over the micro-batch
+    A = x.get('own_advantages', x['advantages'])
+    def terms_of(s):
+        return terms_by_loss(logps, old, A[:,None], mask, s, ref_logps=ref, entropy=entropy, num_items=items,
+            num_rows=len(mask)*n, replayed=x.get('replayed'))
+    terms = terms_of(s)
+    if n>1 and s.entropy_coef: terms['bnpo'] = terms_of(replace(s, entropy_coef=n*s.entropy_coef))['bnpo']
     for k in ('term','weight','push'): terms['bnpo'][k] = terms['bnpo'][k]/n   # TRL's mean of means
     mb = Rollouts(x['prompt_ids'], x['prompt_mask'].bool(), x['completion_ids'][:,None], mask, old,
         ref_logps=ref)

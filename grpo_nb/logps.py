@@ -8,7 +8,8 @@ __all__ = ['gather_logps', 'entropy_of', 'completion_hidden', 'token_logps']
 # %% ../nbs/08_logps.ipynb #c98c2d9f
 import torch
 from torch import Tensor, nn
-from .parts.model import check_left, chunked_logps, output_head, shared_hidden, unwrapped
+from .parts.model import (
+    check_left, chunked_logps, output_head, pad_learns, shared_hidden, unwrapped)
 from .generation import Rollouts
 
 # %% ../nbs/08_logps.ipynb #375d9b31
@@ -55,7 +56,8 @@ def completion_hidden(
     ids,mask = (torch.cat(x, 1)[:,:-1] for x in ((q, o), (qm, om)))   # (N, P+T-1): the last judges nothing
     positions = (mask.long().cumsum(-1)-1).clamp(min=0)
     body = unwrapped(model).base_model
-    h = body(input_ids=ids, attention_mask=mask.long(), position_ids=positions, use_cache=False)
+    with pad_learns(model):
+        h = body(input_ids=ids, attention_mask=mask.long(), position_ids=positions, use_cache=False)
     return h.last_hidden_state[:,P-1:].view(B, G, T, -1)
 
 # %% ../nbs/08_logps.ipynb #776e1700

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from .parts.core import lookup, masked_mean, register
 from .kl import kl_estimate
-from .run.settings import LossSettings, clean_inputs, corrected
-from .parts.ratios import Correction, clipped, importance_ratio, ratio_row, ratio_sums
+from .run.settings import LossSettings, clean_inputs, clip_mask, corrected
+from .parts.ratios import Correction, importance_ratio, ratio_row, ratio_sums
 from .dialects import LOSSES, high_entropy_mask, off_policy_mask, settings_of
 
 # %% ../nbs/10_loss.ipynb #dbd5566e
@@ -128,35 +128,42 @@ def policy_loss(
     return loss
 
 # %% ../nbs/10_loss.ipynb #e0f954a0
+def _capped(ratio, A, s, replayed):
+    "Where CISPO's weight of a good token is at its cap, in groups whose correction leaves it to CISPO."
+    cap = s.epsilon if s.epsilon_high is None else s.epsilon_high
+    fresh,stored = (not (c and c.replaces_loss) for c in (s.correction, s.replay_correction))
+    rows = torch.full(A.shape[:1], fresh, device=A.device)
+    if replayed is not None: rows = torch.where(replayed, stored, rows)
+    return (ratio>cap) & (A>0) & rows[:,None,None]
+
 @torch.no_grad()
 def loss_metrics(
     logps:Tensor, old_logps:Tensor, advantages:Tensor, mask:Tensor,  # as for `policy_loss`
     settings:LossSettings|str|Callable='dapo',  # the same
     ref_logps:Tensor=None, entropy:Tensor=None,  # (B, G, T) nats, for `kl` and `entropy`
-    **options:Any,          # as for `policy_loss`
+    replayed:Tensor=None, prox_logps:Tensor=None,  # as for `policy_loss`
+    **options:Any,          # the same
 )->dict:                    # name -> float
     """What the ratio and the clip did, by the definitions of `grpo_nb.parts.ratios`.
 
     `ratio_mean`, `ratio_max`, `clip_ratio/low_mean`, `/high_mean`, `/region_mean` (the share that the clip
-    leaves without a gradient, below 1, above 1, and both), `ess_tokens`, `ess_answers`, under 'cispo' the
-    share at its cap as `cispo_clip_ratio`, and the means of `kl` and `entropy` where these can be had.
+    leaves without a gradient, below 1, above 1, and both; each group meets the clip of its own correction),
+    `ess_tokens`, `ess_answers`, under 'cispo' the share at its cap as `cispo_clip_ratio`, and the means of
+    `kl` and `entropy` where these can be had.
     Shares are 0 and ratios 1 where nothing counts. ValueError for shapes that do not belong together.
     """
     s = LossSettings.read(settings, **options)
     A,logps,old_logps,ref_logps,entropy = clean_inputs(
         logps, old_logps, advantages, mask, ref_logps, entropy)
     row = dict(ratio_mean=1., ratio_max=1., clip_share=0., ess_tokens=1., ess_answers=1.)
-    row |= ratio_row(ratio_sums(logps-old_logps, A, mask, s.importance_sampling_level, s.clip))
-    ratio = importance_ratio(logps, old_logps, mask, s.importance_sampling_level)
-    m = mask if ratio.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
-    if A.shape[-1]>m.shape[-1]: m = mask
-    held = clipped(ratio, A, s.clip)
+    ratio,held = clip_mask(logps, old_logps, A, mask, s, replayed, prox_logps)
+    row |= ratio_row(ratio_sums(logps-old_logps, A, mask, s.importance_sampling_level, clip_mask=held))
+    m = mask if held.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
     share = lambda x: masked_mean(x.expand_as(m).to(logps.dtype), m).item()
     out = {'clip_ratio/low_mean':share(held&(ratio<1)), 'clip_ratio/high_mean':share(held&(ratio>1)),
            'clip_ratio/region_mean':row.pop('clip_share'), **row}
     if s.loss_type=='cispo':
-        cap = s.epsilon if s.epsilon_high is None else s.epsilon_high
-        out['cispo_clip_ratio'] = share((ratio>cap)&(A>0))
+        out['cispo_clip_ratio'] = share(_capped(ratio, A, s, replayed))
     if ref_logps is not None: out['kl'] = masked_mean(kl_estimate(logps, ref_logps), mask).item()
     return out if entropy is None else dict(entropy=masked_mean(entropy, mask).item())|out
 
@@ -182,8 +189,10 @@ def token_terms(
     now,ref = logps.detach(),given.get('ref_logps')
     old = now if old_logps is None else old_logps
     ratio = importance_ratio(now, old, mask, s.importance_sampling_level)
-    held = clipped(ratio, A, s.clip)*torch.where(ratio>1, 1, -1)
-    if s.loss_type=='cispo': held = held+2*((ratio>s.clip.high-1)&(A>0))
+    replayed = given.get('replayed')
+    seen_by_clip,held = clip_mask(now, old, A, mask, s, replayed, given.get('prox_logps'))
+    held = held*torch.where(seen_by_clip>1, 1, -1)
+    if s.loss_type=='cispo': held = held+2*_capped(seen_by_clip, A, s, replayed)
     pull = (push*(1-now.exp())).square().masked_fill(~mask, 0)
     kl = {} if ref is None else dict(kl=kl_estimate(now, ref))
     term = (weight*x+bonus*entropy).detach()

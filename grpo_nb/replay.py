@@ -289,7 +289,8 @@ class Method:
         return self.treated(batch, self.find_dead(batch, dead))
 
     def find_dead(self, batch:Groups, dead:Tensor=None)->Tensor:
-        "`dead`, or where that is None the groups without spread."
+        "`dead`, or where that is None what the batch says of itself, or the groups without spread."
+        dead = getattr(batch, 'dead', None) if dead is None else dead
         return dead_groups(batch.rewards, self.dead_tolerance) if dead is None else dead.bool()
 
     def state_dict(self)->dict: return {}

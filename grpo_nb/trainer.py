@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'State', 'new_state', 'method_of', 'shuffled', 'next_keys', 'rollout', 'trainer_state',
-           'logged_metrics', 'ended', 'logps_of', 'reference', 'policy', 'treat', 'bad_loss', 'update',
+           'logged_metrics', 'ended', 'loss_mask', 'logps_of', 'reference', 'policy', 'treat', 'bad_loss', 'update',
            'sync_reference', 'update_all', 'step', 'train', 'finished']
 
 # %% ../nbs/12_trainer.ipynb #3b7afaf7
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from .parts.core import (
     check_rendered, check_rows, known_data, lookup, setting, start_note, template_start)
-from .parts.groups import dead_groups
+from .parts.groups import dead_by_func
 from .parts.model import Tokenizer, check_lengths, end_tokens
 from .run.settings import LossSettings
 from .run.checkpoints import new_run_id, stop_on_signal
@@ -184,6 +184,7 @@ def rollout(
     batch.rewards = combine_rewards(by_func, a.reward_weights)
     batch.advantages = multi_objective(by_func, a.reward_weights, a.multi_objective_aggregation,
         a.scale_rewards, advantages=s.advantages)
+    batch.dead = dead_by_func(by_func, a.reward_weights, a.multi_objective_aggregation, a.dead_tolerance)
     batch.key = torch.tensor(keys, device=batch.key.device)
     batch.step = torch.full_like(batch.key, s.step)
     s.num_tokens += int(batch.completion_mask.sum())
@@ -215,6 +216,15 @@ def ended(
     "Did the completion reach an end token?"
     ends = torch.tensor(end_tokens(s.model, s.tokenizer), device=batch.completion_ids.device)
     return (torch.isin(batch.completion_ids, ends) & batch.completion_mask).any(-1)
+
+def loss_mask(
+    s:State,         # shall completions that were cut off count?
+    batch:Rollouts,  # B groups
+    in_loss:Tensor,  # (B,) bool, groups that count
+)->Tensor:           # (B, G, T) bool
+    "Which tokens count in the loss, and in its denominator."
+    mask = batch.completion_mask & in_loss[:,None,None]
+    return mask & ended(s, batch)[:,:,None] if s.args.mask_truncated_completions else mask
 
 # %% ../nbs/12_trainer.ipynb #607d719f
 def logps_of(
@@ -291,8 +301,7 @@ def update(
 )->dict:             # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask (b, G, T)
     "One optimizer step on one minibatch. RuntimeError if the loss is not finite, naming step and rows."
     a,mb = s.args,treated.batch[idx].trim()
-    mask = mb.completion_mask & treated.in_loss[idx][:,None,None]
-    if a.mask_truncated_completions: mask = mask & ended(s, mb)[:,:,None]
+    mask = loss_mask(s, mb, treated.in_loss[idx])
     with s.timed('logps'):
         logps,entropy = logps_of(s, s.model, replace(mb, completion_mask=mask), entropy=True)
     old = torch.where(treated.uncorrected[idx][:,None,None], logps.detach(), mb.old_logps)
@@ -300,7 +309,7 @@ def update(
     given = dict(ref_logps=mb.ref_logps, entropy=entropy, num_items=num_items, replayed=mb.replayed,
         prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]])
     loss = policy_loss(*tokens, **given)
-    seen = loss_metrics(*tokens, mb.ref_logps, entropy)
+    seen = loss_metrics(*tokens, mb.ref_logps, entropy, mb.replayed, given['prox_logps'])
     every = a.record_terms
     if every and s.step//a.steps_per_batch%every==0: seen['terms'] = terms_by_loss(*tokens, **given)
     s.optimizer.zero_grad(set_to_none=True)
@@ -313,7 +322,7 @@ def update(
     if s.ref_model is not None: sync_reference(s)
     if 'terms' in seen: seen['after'] = policy(s, mb)[0]
     return dict(loss=loss.item(), grad_norm=norm.item(), logps=logps.detach(), mask=mask, idx=idx.tolist(),
-        mb=mb, **seen)
+        mb=mb, prox=given['prox_logps'], **seen)
 
 # %% ../nbs/12_trainer.ipynb #9ba836b8
 @torch.no_grad()
@@ -332,7 +341,7 @@ def update_all(
 )->list:             # what each `update` returned
     "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each."
     a,batch,done = s.args,treated.batch,[]
-    counted = batch.completion_mask & treated.in_loss[:,None,None]
+    counted = loss_mask(s, batch, treated.in_loss)
     num_items = max(1., counted.sum().item()/a.steps_per_generation)
     near = s.how.correction,s.how.replay_correction
     prox = policy(s, batch)[0] if any(o and o.weight=='decoupled' for o in near) else None
@@ -355,7 +364,7 @@ def step(
     keys = next_keys(s)
     fresh,texts,by_func = rollout(s, keys)
     if fresh.rewards.isnan().all(): check_judged(s)
-    dead = dead_groups(fresh.rewards, s.args.dead_tolerance)
+    dead = fresh.dead
     treated = treat(s, fresh, dead)
     t1 = time.perf_counter()
     done = update_all(s, treated)

@@ -5,7 +5,7 @@ from datasets import Dataset
 from grpo_nb.parts.core import (check_rendered, check_rows, check_settings, is_rendered, known_data,
     other_data, rendered_answer)
 from grpo_nb.parts.model import check_lengths
-from grpo_nb.run.settings import loss_settings, optimizer_of
+from grpo_nb.run.settings import clip_mask, loss_settings, optimizer_of
 from grpo_nb.run.record import about_data
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, new_state
@@ -36,10 +36,14 @@ def test_of_a_large_set_no_more_prompts_are_looked_at_than_asked_spread_over_it(
     for rows in (ROWS, Dataset.from_list(ROWS)):
         assert check_rows(rows, 1, most=3)==['0+1=','3+1=','6+1='] and len(check_rows(rows, 1, most=8))==8
 
-def test_what_is_replayed_meets_its_own_clip_where_there_is_one():
-    def clip(**kw): return loss_settings(TrainConfig(epsilon=.3, **kw), 'dapo').replay_clip
-    assert clip().on and clip().epsilon==.3 and not clip(replay_correction='clip=none').on
-    assert not clip(correction='clip=none').on and clip(replay_correction='clip=dapo').high==1.28
+def test_every_group_meets_the_clip_of_its_own_correction():
+    x,A = torch.tensor([[[.3]]]*2),torch.ones(2, 1)   # a ratio of 1.35: above 1.28 and 1.3
+    def held(level='token', **kw):
+        s = loss_settings(TrainConfig(epsilon=.4, importance_sampling_level=level, **kw), 'dapo')
+        return clip_mask(x, 0*x, A, x>0, s, torch.tensor([False, True]))[1].flatten().tolist()
+    assert held()==[False,False] and held(replay_correction='clip=dapo')==[False,True]
+    assert held(correction='clip=dapo')==[True,True] and held(epsilon_high=.3, correction='clip=none')==[False,False]
+    assert held(epsilon_high=.3, replay_correction='weight=truncated,clip=none')==[True,False]
 
 def test_a_warmup_raises_a_rate_that_stays():
     opt,sched = optimizer_of(torch.nn.Linear(1, 1), TrainConfig(learning_rate=.1, warmup_steps=2))

@@ -179,7 +179,8 @@ def test_a_correction_of_replayed_rows_equals_a_loop_by_hand_in_value_and_gradie
             see(x, logps, m)
             changed.append(((x['advantages']-before[:,None]).abs().amax(1)>1e-6)[x['replayed']].any().item())
             fresh = ~x['replayed']
-            assert torch.equal(x['advantages'][fresh], before[fresh][:,None].expand(-1, logps.shape[1]))
+            kept = before[fresh][:,None].expand_as(x['advantages'][fresh])
+            assert torch.equal(x['advantages'][fresh], kept)
         t._correct = correct
     own = dict(replay_weight=weight, replay_weight_cap=1.1, replay_clip=clip, replay_max_drift=drift)
     go(steps=6, watch=watch, **own, **kw, **rhythm)

@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.core import versions
 from ..parts.groups import dead_reason, group_scores
-from ..parts.ratios import clipped, importance_ratio
+from ..parts.ratios import importance_ratio
 from ..run.record import (
     RATIO_EDGES, Recorder, about_data, as_text, group_rows, ratio_hists, read_run, token_fields)
 from ..see.verdict import verdict, warnings_now
@@ -173,11 +173,7 @@ def ratios(self:RunRecord,
     mask = b.mask & b.seen[:,None]
     x = b.logps-b.old_logps
     ratio = importance_ratio(x, torch.zeros_like(x), mask, t.importance_sampling_level)
-    held = clipped(ratio, A, t.clip)
-    if 'replayed' in b.trained and t.correction.changes:
-        other = clipped(ratio, A, t.correction.clip_of(t.clip))
-        held = torch.where(b.trained['replayed'][:,None], other, held)
-    return ratio,held,mask
+    return ratio,t.held_by_clip(ratio, A, b.trained.get('replayed')),mask
 
 @patch
 def _stats(self:RunRecord, b):

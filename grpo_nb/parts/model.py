@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['COPY_LIMIT', 'Tokenizer', 'unwrapped', 'output_head', 'why_slow', 'Block', 'FastQwen', 'packed_hidden', 'Cached',
-           'check_left', 'shared_hidden', 'chunked_logps', 'Sampling', 'check_lengths', 'check_prompt_ids',
-           'special_ids', 'end_tokens', 'eval_mode', 'uniforms', 'seen_tokens', 'penalize', 'truncate', 'sample_rows']
+           'check_left', 'pad_learns', 'shared_hidden', 'chunked_logps', 'Sampling', 'check_lengths',
+           'check_prompt_ids', 'special_ids', 'end_tokens', 'eval_mode', 'uniforms', 'seen_tokens', 'penalize',
+           'truncate', 'sample_rows']
 
 # %% ../../nbs/parts/model.ipynb #eeab2bc2
 import inspect, math
@@ -313,6 +314,18 @@ def check_left(
     if not mask[:,-1].all() or (mask[:,:-1] & ~mask[:,1:]).any():
         raise ValueError('padding stands on the right of a prompt: pad on the left, as `encode_prompts` does')
 
+@contextmanager
+def pad_learns(
+    model:nn.Module,  # a causal language model of transformers
+)->Iterator:
+    "An embedding passes on no gradient to its padding token; here it does, for where that token was sampled."
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    deaf = [(m, m.padding_idx) for m in tables if m.padding_idx is not None]
+    for m,_ in deaf: m.padding_idx = None
+    try: yield
+    finally:
+        for m,i in deaf: m.padding_idx = i
+
 def shared_hidden(
     model:nn.Module,  # a causal language model of transformers
     q:Tensor, qm:Tensor, o:Tensor, om:Tensor,  # as for `packed_hidden`; holes may be in `om`
@@ -322,9 +335,10 @@ def shared_hidden(
     holes = (om[...,1:] & ~om[...,:-1]).any()
     if not holes and not why_slow(model): return packed_hidden(model, q, qm, o, om)
     G,body = o.shape[1],Cached(unwrapped(model).base_model)
-    h = body.ask(q, qm, G).last_hidden_state[:,-1:].repeat_interleave(G, 0)   # (N, 1, hidden)
     o,m = (x.flatten(0, 1)[:,:-1] for x in (o, om))
-    if o.shape[1]: h = torch.cat([h, body.ask(o, m).last_hidden_state], 1)
+    with pad_learns(model):
+        h = body.ask(q, qm, G).last_hidden_state[:,-1:].repeat_interleave(G, 0)   # (N, 1, hidden)
+        if o.shape[1]: h = torch.cat([h, body.ask(o, m).last_hidden_state], 1)
     return h[om.flatten(0, 1)]
 
 # %% ../../nbs/parts/model.ipynb #857471e9

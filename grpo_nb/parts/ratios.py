@@ -84,11 +84,12 @@ def drift(
 def ratio_sums(
     log_ratio:Tensor, A:Tensor, mask:Tensor,  # as for `drift`; advantages, (..., 1) or (..., T)
     level:str='token', clip:Clip=Clip(),      # of the loss: 'token' or 'sequence', and its range
+    clip_mask:Tensor=None,   # bool, what the clip leaves without a gradient; None: found here, by `clip`
 )->Tensor:                # (10,) to be put together by `merge_sums` and read by `ratio_row`
     "What `ratio_row` needs to know of these tokens."
     x = log_ratio.detach().float().masked_fill(~mask, 0)
     ratio = importance_ratio(x, torch.zeros_like(x), mask, level)
-    held = clipped(ratio, A.detach(), clip)
+    held = clipped(ratio, A.detach(), clip) if clip_mask is None else clip_mask
     whole = mask.any(-1)
     m = mask if held.shape[-1]==mask.shape[-1] else whole[...,None]
     r = ratio.expand_as(m)[m]
@@ -148,12 +149,17 @@ class Correction:
         "False where the loss stays as it is."
         return (self.weight,self.clip,self.max_drift,self.max_moment)!=('token','ppo',None,None)
 
+    @property
+    def replaces_loss(self)->bool:
+        "True where weight and clip of a token are those named here, whatever the loss."
+        return not (self.clip=='ppo' and self.weight in ('token','decoupled'))
+
     def clip_of(self,
         clip:Clip=Clip(),  # of the loss
     )->Clip:
         "The clip that tokens meet under this correction."
         if self.clip=='none': return replace(clip, on=False)
-        if self.weight=='token' and self.clip=='ppo': return clip
+        if not self.replaces_loss: return clip
         high,delta = clip.epsilon_high,clip.delta
         if self.clip=='dapo' and high is None: high = .28
         if self.clip=='two_sided' and delta is None: delta = 4.
@@ -204,7 +210,7 @@ def correct(
     ratio = importance_ratio(now, centre, mask, level)
     keep = kept(log_ratio, mask, c)
     before = importance_ratio(centre, old_logps, mask, level).clamp(max=c.weight_cap)   # 1 unless decoupled
-    if c.clip=='ppo' and c.weight in ('token','decoupled'):
+    if not c.replaces_loss:
         return centre, A*keep if c.weight=='token' else A*before*keep
     whole = log_ratio.masked_fill(~mask, 0).sum(-1, keepdim=True)
     weight = dict(token=ratio, none=torch.ones_like(ratio), truncated=ratio.clamp(max=c.weight_cap),

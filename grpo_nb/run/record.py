@@ -24,7 +24,8 @@ from torch import Tensor
 from ..parts.core import is_rendered, masked_mean, reward_names, save_json, versions
 from ..parts.model import Tokenizer
 from ..parts.groups import Groups, reward_std
-from ..parts.ratios import clip_share, merge_sums, ratio_row, ratio_sums
+from ..parts.ratios import importance_ratio, merge_sums, ratio_row, ratio_sums
+from .settings import clip_mask
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
 _AS_IS = {str,bool,int,type(None)}
@@ -323,25 +324,37 @@ def summarize(
     return row|stored|treated.metrics
 
 def _replay_metrics(s, done):
-    "Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient; or {}."
-    sums,how = [],(s.how.importance_sampling_level, s.how.replay_clip)
+    """Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient; the same
+    share of the fresh ones; {} where nothing was replayed."""
+    if not any(o['mb'].replayed.any() for o in done): return {}
+    replayed,fresh,level = [],[],s.how.importance_sampling_level
     for o in done:
-        mb = o['mb']
-        A = mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]
-        m = o['mask'] & mb.replayed[:,None,None]
-        if mb.replayed.any(): sums.append(ratio_sums(o['logps']-mb.old_logps, A, m, *how))
-    return {f'replay/{k}':v for k,v in ratio_row(merge_sums(sums)).items()} if sums else {}
+        mb,A,held = o['mb'],*_clip_of_update(s, o)
+        for sums,rows in ((replayed, mb.replayed), (fresh, ~mb.replayed)):
+            m = o['mask'] & rows[:,None,None]
+            sums.append(ratio_sums(o['logps']-mb.old_logps, A, m, level, clip_mask=held))
+    row = {f'replay/{k}':v for k,v in ratio_row(merge_sums(replayed)).items()}
+    share = ratio_row(merge_sums(fresh)).get('clip_share')
+    return row if share is None else row|{'clip_ratio/fresh_mean':share}
+
+def _clip_of_update(s, o):
+    "Advantages (b, G, 1) or (b, G, T) of an update, and what the clip held: against the policy that sampled."
+    mb = o['mb']
+    A = mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]
+    return A,clip_mask(o['logps'], mb.old_logps, A, o['mask'], s.how, mb.replayed, o.get('prox'))[1]
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def _group_ratios(s, seen, n):
     "Of each of `n` groups, as its update saw it: ratios against the policy that sampled it, clipped share."
     out = [None]*n
     for o in seen:
-        logps,old,mask,A = (x.cpu() for x in (o['logps'], o['mb'].old_logps, o['mask'], o['mb'].advantages))
-        ratio = (logps.float()-old).exp()
-        held = clip_share(ratio, A if A.ndim==3 else A[...,None], mask, (1, 2), s.how.replay_clip)
-        told = dict(ratio_hist=ratio_hists(ratio, mask), clip_share=held.tolist())
-        if s.args.record_tokens: told['ratios'] = _numbers(ratio, mask, '%.3f')
+        mask = o['mask']
+        ratio = importance_ratio(o['logps'].float(), o['mb'].old_logps, mask, s.how.importance_sampling_level)
+        A,held = _clip_of_update(s, o)
+        wide = mask if held.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
+        told = dict(ratio_hist=ratio_hists(ratio.expand_as(wide), wide),
+            clip_share=masked_mean(held.float(), wide, (1, 2)).tolist())
+        if s.args.record_tokens: told['ratios'] = _numbers(ratio.expand_as(mask), mask.cpu(), '%.3f')
         for j,b in enumerate(o['idx']): out[b] = {k:v[j] for k,v in told.items()}
     return out
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RunSettings', 'read_correction', 'check_run_settings', 'check_run_arguments', 'check_method', 'check_eval',
-           'LossSettings', 'clean_inputs', 'corrected', 'loss_settings', 'MasterAdamW', 'optimizer_of']
+           'LossSettings', 'clean_inputs', 'corrected', 'clip_mask', 'loss_settings', 'MasterAdamW', 'optimizer_of']
 
 # %% ../../nbs/run/settings.ipynb #0189539b
 import math, os, warnings
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from ..parts.core import RULES, check_option, check_settings, lookup, setting
 from ..parts.model import Sampling, Tokenizer
-from ..parts.ratios import CLIPS, Clip, Correction, correct
+from ..parts.ratios import CLIPS, Clip, Correction, clipped, correct, importance_ratio
 
 # %% ../../nbs/run/settings.ipynb #e45ccafc
 @dataclass
@@ -214,11 +214,6 @@ class LossSettings:
         "The range in which its ratio counts."
         return Clip(self.epsilon, self.epsilon_high, self.delta, self.loss_type in CLIPS)
 
-    @property
-    def replay_clip(self)->Clip:
-        "The range in which that of replayed groups counts."
-        return self.replay_correction.clip_of(self.clip) if self.replay_correction else self.clip
-
     @classmethod
     def read(cls,
         settings:'LossSettings|str|Callable',  # or a loss by its name, or a function
@@ -287,6 +282,24 @@ def corrected(
             settings.importance_sampling_level, prox_logps, settings.clip)
         near,A = torch.where(at, new[0], near),torch.where(at, new[1], A)
     return near,A
+
+def clip_mask(
+    logps:Tensor, old_logps:Tensor, A:Tensor, mask:Tensor,  # as for `corrected`
+    settings:LossSettings, replayed:Tensor=None, prox_logps:Tensor=None,  # the same
+)->tuple[Tensor,Tensor]:    # (ratio that the clip looks at; bool), both (B, G, 1) or (B, G, T)
+    "Where the clip leaves no gradient: each group by its own correction, at the level of the loss."
+    s,level = settings,settings.importance_sampling_level
+    A = A if A.ndim==3 else A[...,None]
+    ratio = importance_ratio(logps, old_logps, mask, level)
+    held = clipped(ratio, A, s.clip)
+    replayed = torch.zeros(len(A), dtype=torch.bool, device=A.device) if replayed is None else replayed
+    for c,rows in zip((s.correction, s.replay_correction), (~replayed, replayed)):
+        if not (c and c.changes and rows.any()): continue
+        at,seen = rows[:,None,None],ratio
+        if c.weight=='decoupled': seen = importance_ratio(logps, prox_logps, mask, level)
+        held = torch.where(at, clipped(seen, A, c.clip_of(s.clip)), held)
+        ratio = torch.where(at, seen, ratio)
+    return ratio,held
 
 # %% ../../nbs/run/settings.ipynb #02ab12a4
 def loss_settings(

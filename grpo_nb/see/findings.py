@@ -458,6 +458,9 @@ def _fresh_clip(r):
     "Clip share of the tokens that were sampled for this batch."
     c = r('clip_ratio/region_mean')
     if not len(c): return 0.
+    if 'clip_ratio/fresh_mean' in r.names:   # logged where something was replayed
+        every,fresh = (r.raw(f'clip_ratio/{k}_mean', math.nan) for k in ('region','fresh'))
+        return float(np.nanmean(np.where(np.isfinite(fresh), fresh, every)))
     if not {'replay/clip_share',DEAD,'replay/dead'}<=r.names: return float(c.mean())
     dead = np.maximum(r.raw('replay/dead'), 1)
     f = np.clip(r.raw(DEAD)*r.raw('replay/replaced')/dead, 0, .99)

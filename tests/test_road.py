@@ -1,0 +1,88 @@
+"Combinations of options go through both trainers and their records, beside a plain loop over answers."
+import pytest, torch
+from hypothesis import HealthCheck, Phase, given, reject, settings, strategies as st
+import road
+from plain_loop import Ambiguous
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings('ignore')
+LOSSES = 'grpo','dr_grpo','dapo','bnpo','cispo','sapo','luspo','vespo'
+WEIGHTS,CLIPS = ['token','none','truncated','sequence'],['ppo','none','dapo','two_sided']
+
+# ---- what is drawn --------------------------------------------------------------------------------------
+def rare(usual, *rest): return st.sampled_from([usual]*len(rest)+list(rest))   # half of the time the usual
+
+def corrections(weights, **more):
+    return rare(None, 1, 1).flatmap(lambda o: st.none() if o is None else st.fixed_dictionaries(dict(
+        weight=st.sampled_from(weights), clip=st.sampled_from(CLIPS), weight_cap=st.sampled_from([1.05, 2.]),
+        max_drift=rare(None, .05, .3), **more)))
+
+COMMON = dict(loss=st.sampled_from(LOSSES), level=st.sampled_from(['token','sequence']),
+    epsilon=st.sampled_from([.2, .05]), epsilon_high=rare(None, .1, .4), delta=rare(None, 1.1, 1.5),
+    beta=rare(0., .05, .3), entropy_coef=rare(0., .02), quantile=rare(1., .4, .75), temperature=rare(1., .7),
+    mask_truncated=st.booleans(), scale=st.sampled_from(['group','batch','none']),
+    aggregation=st.sampled_from(['sum_then_normalize','normalize_then_sum']),
+    rewards=st.sampled_from(['one','two']), when_empty=st.sampled_from(['keep','mask']),
+    stored_per_fresh=rare(0, 1), parts=st.sampled_from([1, 2]), passes=rare(1, 2), max_grad_norm=rare(0., .1),
+    off_policy=rare(None, .02), lr=st.sampled_from([3e-3, 1e-2, 3e-2]), seed=st.integers(0, 50),
+    ends=st.sampled_from([1., 1.5]), batches=st.just(3))
+MOMENT = dict(max_moment=rare(None, .01))
+CHAPTERS = st.fixed_dictionaries(COMMON|dict(corrected=rare(True, False), shared_prefix=st.booleans(),
+    method=rare('replay', 'gfpo', 'mask'), correction=corrections([*WEIGHTS, 'decoupled'], **MOMENT),
+    replay_correction=corrections([*WEIGHTS, 'decoupled'], **MOMENT)))
+ON_TRL = st.fixed_dictionaries(COMMON|dict(bias_kl=st.booleans(), accumulate=rare(1, 2),
+    tools=rare(False, True),
+    adaptive=rare(None, 2., 3.), drop_dead_kl=rare(False, True), resume=st.just(False),
+    replay_correction=corrections(WEIGHTS)))
+
+def allowed(case, trl):
+    "The case with what no trainer takes mended: CISPO needs a cap, a correction on TRL forbids some things."
+    if case['loss']=='cispo': case = case|dict(epsilon_high=1+(case['epsilon_high'] or .2))
+    c = case['replay_correction'] or {}
+    moved = (c.get('weight','token'), c.get('clip','ppo'))!=('token','ppo')
+    if not trl or not moved and c.get('max_drift') is None: return case
+    case = case|dict(off_policy=None)
+    if moved and case['beta']: case['bias_kl'] = False
+    if case['loss']=='vespo': case['replay_correction'] = None
+    return case
+
+# ---- pairs of options that hypothesis seldom draws together ----------------------------------------------
+USUAL = dict(loss='dapo', level='token', epsilon=.2, epsilon_high=None, delta=None, beta=0., entropy_coef=0.,
+    quantile=1., temperature=1., mask_truncated=False, scale='group', aggregation='sum_then_normalize',
+    rewards='one', when_empty='keep', stored_per_fresh=0, parts=2, passes=1, max_grad_norm=0.,
+        off_policy=None,
+    lr=1e-2, seed=3, ends=1.5, batches=3, corrected=True, shared_prefix=True, method='replay',
+        correction=None,
+    replay_correction=None, bias_kl=True, accumulate=1, tools=False, adaptive=None, drop_dead_kl=False,
+    resume=False)
+HELD = dict(weight='truncated', clip='none', weight_cap=1.05)
+BOTH = [dict(replay_correction=HELD, level='sequence', passes=2, stored_per_fresh=1),
+    dict(replay_correction=HELD, loss='cispo', scale='batch'),
+    dict(replay_correction=dict(weight='sequence', clip='two_sided', weight_cap=1.05), delta=1.1, lr=3e-2),
+    dict(entropy_coef=.02, quantile=.75, mask_truncated=True, beta=.05),
+    dict(aggregation='normalize_then_sum', rewards='two', when_empty='mask', stored_per_fresh=1)]
+RARE = dict(chapters=[*BOTH, dict(method='gfpo', scale='none', rewards='two'),
+    dict(correction=dict(max_drift=.3, max_moment=.01), passes=2, lr=3e-2, seed=5),
+    dict(correction=dict(weight='decoupled'), replay_correction=dict(clip='dapo'), passes=2, lr=3e-2),
+    dict(shared_prefix=False, corrected=False, off_policy=.02, loss='grpo')],
+    on_trl=[*BOTH, dict(tools=True, accumulate=2, passes=2, beta=.05, loss='grpo'),
+    dict(adaptive=3.1, accumulate=2, loss='bnpo', quantile=.75), dict(beta=.3, drop_dead_kl=True, tools=True),
+    dict(resume=True, adaptive=3.3), dict(resume=True, adaptive=2.5, quantile=.75, beta=.05)])
+
+@pytest.mark.parametrize('who,case', [(who, o) for who,cases in RARE.items() for o in cases],
+    ids=lambda o: o if isinstance(o, str) else '-'.join(o))
+def test_a_rare_pair_of_options_is_the_plain_loop(who, case):
+    for seed in range(3, 10):
+        try: return getattr(road, who)(allowed(dict(USUAL, seed=seed)|case, who=='on_trl'))
+        except Ambiguous: continue
+    pytest.fail('every seed has a number on an edge')
+
+@pytest.mark.parametrize('who,few', [('chapters', 20), ('on_trl', 12)])
+def test_a_run_and_its_record_are_the_plain_loop(who, few, pytestconfig):
+    @settings(max_examples=200 if pytestconfig.getoption('--slow') else few, derandomize=True, deadline=None,
+        database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @given(dict(chapters=CHAPTERS, on_trl=ON_TRL)[who])
+    def travel(case):
+        try: getattr(road, who)(allowed(case, who=='on_trl'))
+        except Ambiguous: reject()   # float32 may see it otherwise
+    travel()
