@@ -11,7 +11,7 @@ from types import SimpleNamespace as NS
 import torch
 import trl_tiny as T
 import plain_loop as P
-from plain_loop import Answer, Ambiguous, away
+from plain_loop import Answer, away
 
 G,WIDTH = 4,6   # completions of a prompt, their tokens at most
 KINDS = {p:('mixed','dead','against','two','mixed')[i%5] for i,p in enumerate(T.PROMPTS)}
@@ -118,7 +118,6 @@ def listening(s):
 
 def chapters(case):
     "Train with the trainer of the chapters and compare."
-    from grpo_nb.methods import GFPO
     from grpo_nb.replay import Replay
     from grpo_nb.run.record import Recorder, record
     from grpo_nb.advantages import dead_reason
