@@ -81,6 +81,8 @@ def test_a_gym_task_takes_a_right_number_in_any_spelling_and_keeps_its_own_marks
     assert [score(t, dict(answer='-4')) for t in ('4','-44')]==[0., 2/3]
     assert judge('spell_backward')('sun', dict(answer='nus', metadata=dict(word='sun')))<1
 
+ROOTS = r'\frac{\sqrt{2}}{2}',dict(answer=r'\frac{1}{\sqrt{2}}')   # equal, and no numbers to read
+
 def in_thread(f, *args):
     out = []
     th = threading.Thread(target=lambda: out.append(f(*args)))
@@ -105,7 +107,7 @@ def test_an_answer_that_cannot_be_read_in_time_is_wrong_in_every_thread(monkeypa
     assert in_thread(same_maths, tower, dict(answer='7'))==0.
     assert child.poll() is not None   # it was ended
     monkeypatch.undo()
-    assert in_thread(same_maths, r'\frac{2}{4}', dict(answer=r'\frac{1}{2}'))==1.   # and there is another
+    assert in_thread(same_maths, *ROOTS)==1.   # and there is another
     assert in_thread(numinamath_rewards()[1], [r'It is $\frac{2}{4}$.'], [r'$\boxed{\frac{1}{2}}$'])==[1.]
 
 def test_a_judge_of_the_gym_that_evaluates_has_a_limit_too(monkeypatch):
@@ -122,8 +124,8 @@ def test_the_judge_of_maths_leaves_no_alarm_and_no_handler_of_the_process_change
     try:
         signal.setitimer(signal.ITIMER_REAL, 60)
         handler = signal.getsignal(signal.SIGALRM)
-        assert same_maths(r'\frac{2}{4}', dict(answer=r'\frac{1}{2}'))==1.
-        in_thread(same_maths, r'\frac{2}{4}', dict(answer=r'\frac{1}{2}'))
+        assert same_maths(*ROOTS)==1.
+        in_thread(same_maths, *ROOTS)
         assert signal.getsignal(signal.SIGALRM) is handler and signal.getitimer(signal.ITIMER_REAL)[0]>0
         assert logging.getLogger('math_verify').level==level
     finally:
