@@ -49,10 +49,18 @@ class Parser(argparse.ArgumentParser):
         elif odd: message = f'{odd!r} belongs to no option'
         raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')
 
+    def or_none(self, kind:type)->Callable:
+        "What reads a word as `kind`, or None where the word is None."
+        convert = self._registry_get('type', kind, kind)
+        def read(word): return None if word=='None' else convert(word)
+        read.__name__ = kind.__name__   # argparse says it of a word that does not fit
+        return read
+
     def read(self, words:list)->dict:
         "The options among the words of a command line; ValueError for a word that fits none."
         under = lambda m: '--'+m[0][2:].replace('-', '_')
-        return vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
+        read = vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
+        return {k:None if v==[None] else v for k,v in read.items()}
 
 _SHOWN = {int:'N', float:'X', bool:'True|False'}   # what stands for a value in the help; else TEXT
 
@@ -60,7 +68,8 @@ def _add(parser, name, kind, default, says, word=False):
     "Add `--name`, or a word without a name; a truth may stand alone, as in `--resume`."
     many,required = getattr(kind, '__args__', None),default is Parameter.empty
     one = many[0] if many else kind
-    kw = dict(type=one if one in _SHOWN else str, nargs='+' if many else '?' if kind is bool else None)
+    one = one if one in _SHOWN else str
+    kw = dict(type=parser.or_none(one) if default is None else one, nargs='+' if many else '?' if kind is bool else None)
     says = says.replace('%', '%%')
     if word: return parser.add_argument(name, help=says, **kw)
     if not (default is None or required): says += f' (default: {default})'
@@ -104,7 +113,7 @@ def main(
     argv:list=None,  # words after `grpo_nb`; None for those of the command line
 )->None:
     """Run one command. Exits with 2 and one line for input that can't work, with 130 and one line after
-    Ctrl-C, with the command's own errors otherwise."""
+    Ctrl-C, with 143 where SIGTERM stopped a run (which is saved), with the command's own errors otherwise."""
     for o in (sys.stdout, sys.stderr):
         if hasattr(o, 'reconfigure'): o.reconfigure(errors='plainly')
     try: os.getcwd()
@@ -114,12 +123,13 @@ def main(
     if not argv or argv[0] in ('-h','--help'): return _overview()
     if argv[0] in ('--version','-V','version'): return _version()
     try: _run(argv[0], argv[1:])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         # One more Ctrl-C would end the farewell in a stack; one that is on its way `signal` itself raises.
         try: signal.signal(signal.SIGINT, signal.SIG_IGN)
         except KeyboardInterrupt: signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(f'\ngrpo_nb {argv[0]}: stopped; nothing more was written', file=sys.stderr, flush=True)
-        raise SystemExit(130) from None   # what a shell expects of a program that Ctrl-C ended
+        # what a shell expects of a program that Ctrl-C ended; `Stopped` says which signal it was
+        raise SystemExit(getattr(e, 'code', 130)) from None
     except (ValueError, OSError) as e: _stop(f'{argv[0]}: {_as_typed(str(e))}')
 
 def _run(command, words):

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from .parts.core import reward_names, template_start
 from .parts.model import Tokenizer, end_tokens
 from .parts.stats import mean_ci, share_ci
+from .run.checkpoints import check_stop
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate
 from .rewards import RewardLog, decode, score
@@ -82,6 +83,7 @@ def evaluate(
 
     A first reward of 0 and 1 also gives `pass@1`, `ci` and `right`; rewards that log metrics give `metrics`.
     """
+    check_stop(measures=True)   # not of a run that a signal stopped
     funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
     gen = torch.Generator(model.device).manual_seed(seed)
     log,start = RewardLog(trainer_state),template_start(tokenizer)

@@ -17,6 +17,7 @@ from .parts import problems
 from .scale.plans import format_plan
 from .scale.launch import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRArguments,
     own_rows, parse_options, prepare_rows, recipe_faults, recipe_plan)
+from .run.checkpoints import check_stop
 from .see.during import new_folder
 from .parts.stats import share_ci
 from .parts.problems import RewardModel, judge_with_start, load_reward
@@ -169,6 +170,9 @@ def run_recipe(
     trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=reward_funcs, args=a, train_dataset=train,
         eval_dataset=held, processing_class=tok, peft_config=adapter)
     trainer.train(resume_from_checkpoint=_RESUME[r.resume])
+    if trainer.stopped_by:   # saved; a launcher takes every code but 0 for a failure, and ends the others
+        if not {'LOCAL_RANK','ACCELERATE_USE_CPU'} & {*os.environ}: check_stop(measures=True)
+        return trainer
     if held is not None: _say_held_out(trainer.state.log_history, len(held), top or {})
     trainer.save_model()
     if trainer.is_world_process_zero(): _pages(a.output_dir)

@@ -20,7 +20,7 @@ from .parts.core import (
 from .parts.groups import dead_by_func
 from .parts.model import Tokenizer, check_lengths, end_tokens
 from .run.settings import LossSettings
-from .run.checkpoints import new_run_id, stop_on_signal
+from .run.checkpoints import check_stop, new_run_id, note_stop, stop_on_signal
 from .run.resume import checkpoint_for, load_checkpoint
 from .run.record import check_judged, summarize
 from grpo_nb.run.settings import (
@@ -89,6 +89,7 @@ class State:
     run:str = None            # the run's id, the same after a resume
     advantages:Callable = None # such as stand in `ADVANTAGES`
     how:LossSettings = None   # what is settled about the loss, and which it is
+    stopped:str = None        # name of the signal that ended the run before its last step
     sampling:bool = False     # is nothing of the batch in the model or the method yet?
     logged:list = field(default_factory=list)  # what the rewards of this batch logged, by rollout
     times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
@@ -392,10 +393,11 @@ def train(
     advantages:str|Callable='grpo',  # a name in `ADVANTAGES`, or a function such as stand there
     resume_hint:str='resume_from_checkpoint=True',  # how this run is resumed, for messages
     last_word:bool=True,      # say the verdict at the end? Who measures before and after says a better one
-)->State:                     # the run at its end; `history` has a row per batch
+)->State:                     # the run at its end; `history` has a row per batch, `stopped` names a signal
     """Train with GRPO until `args.max_steps`, in whole batches; records and saves into `args.output_dir`.
 
-    ValueError before any work for settings, rows or checkpoints that can't work.
+    ValueError before any work for settings, rows or checkpoints that can't work. `Stopped` where a signal has
+    stopped another run of this process.
     Source: DeepSeekMath, arXiv 2402.03300, algorithm 1.
     """
     if not (isinstance(callbacks, (list,tuple)) and all(map(callable, callbacks))):
@@ -404,6 +406,9 @@ def train(
         method, loss, advantages, eval_dataset)
     checkpoint = checkpoint_for(s, resume_from_checkpoint)
     if checkpoint: load_checkpoint(s, checkpoint)
+    check_stop(s.run if checkpoint else None)
+    if finished(s):
+        warnings.warn(f'{checkpoint} has done its {s.step} steps: nothing is trained; raise `max_steps` to go on')
     with closing(Watched(s, evaluate, dead_reason, eval_dataset, bool(checkpoint), resume_hint,
         trainer_state)) as run:
         with stop_on_signal() as stop, run.bar():
@@ -412,7 +417,8 @@ def train(
                 run.after(info)
                 for f in callbacks: f(s, info)
                 run.save(now=bool(stop))
-        run.end(stop.signal, last_word)
+        if stop: s.stopped = note_stop(stop.signal, s.step, s.run, finished(s))
+        run.end(s.stopped, last_word)
     return s
 
 def finished(

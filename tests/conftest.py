@@ -56,6 +56,12 @@ def pytest_collection():
         gc.freeze()
         gc.enable()
 
+@pytest.fixture(autouse=True)
+def no_stop_before():
+    "A run that a test stopped by a signal is of no concern to the next test."
+    yield
+    if o := sys.modules.get('grpo_nb.run.checkpoints'): o.forget_stop()
+
 @pytest.fixture(scope='session')
 def browser():
     "Chromium without a window; the tests that ask for it are skipped where there is none"

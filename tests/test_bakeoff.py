@@ -8,6 +8,7 @@ from grpo_nb.research import study as bo
 from grpo_nb.research.study import (
     ARMS, REGIMES, bakeoff, here, job, plan, rate, run_job)
 from grpo_nb.parts.stats import difference, holm
+from grpo_nb.run.checkpoints import Stopped
 from grpo_nb.replay import METHODS, PRIORITIES
 from grpo_nb.research.study import (KEY, again as made_again, area, compare, over_regimes, rates,
     read_rows, run_study)
@@ -48,6 +49,16 @@ def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
     again = run_study(run_job, jobs, tmp_path/'a.csv', here(), disable_tqdm=True)   # its old row goes
     assert len(again)==2 and (again.error=='').all()
     assert math.isclose(*again.pass1)                # it does what plain GRPO does
+
+def test_a_signal_ends_the_study_and_writes_no_row_of_what_it_stopped(tmp_path):
+    f = tmp_path/'told.py'
+    f.write_text('import os, signal\nfrom grpo_nb.replay import Method\nclass Told(Method):\n'
+        '    def treat(self, *a, **k):\n        os.kill(os.getpid(), signal.SIGTERM)\n'
+        '        return super().treat(*a, **k)\n')
+    jobs = [job(a, seed=3, **TINY) for a in ('none', f'{f}:Told', 'mask')]
+    with pytest.raises(Stopped, match='SIGTERM stopped a run'):
+        run_study(run_job, jobs, tmp_path/'a.csv', here(), disable_tqdm=True)
+    assert read_rows(tmp_path/'a.csv').arm.tolist()==['none']
 
 def cells(name, kind):
     nb = json.loads((CSV.parent.parent/f'{name}.ipynb').read_text(encoding='utf-8'))

@@ -3,8 +3,9 @@ import functools, json, re, subprocess, sys
 from inspect import signature
 from pathlib import Path
 import pytest
-from grpo_nb.cli import BEHIND, COMMANDS, main
+from grpo_nb.cli import BEHIND, COMMANDS, main, train_parser
 from grpo_nb.demo import demo
+from grpo_nb.run.checkpoints import forget_stop
 from grpo_nb.run.record import read_run
 from grpo_nb.scale.launch import OwnArguments
 
@@ -13,6 +14,12 @@ def is_even_length(completions, **kwargs):
     return [float(len(c)%2==0) for c in completions]
 broken = 3
 def raises(completions, **kwargs): raise KeyError('answer')
+import os, signal
+calls = []
+def stopped(completions, **kwargs):   # measured once, then the second batch
+    calls.append(len(completions))
+    if len(calls)==3: os.kill(os.getpid(), signal.SIGTERM)
+    return is_even_length(completions)
 '''
 
 @pytest.fixture
@@ -162,6 +169,27 @@ def test_a_run_goes_on_with_resume(mine):
     train(mine)
     train(mine, '--max_steps','8','--resume','True')
     assert read_run(mine/'run').history['step'].tolist()==[0, 2, 4, 6]
+
+def test_a_run_that_sigterm_stops_is_saved_and_not_measured(mine, capsys):
+    with pytest.raises(SystemExit) as e:
+        train(mine, '--max_steps','8', '--reward',f'{mine}/rewards.py:stopped')
+    said = capsys.readouterr()
+    assert e.value.code==128+15 and 'SIGTERM at step 4: saved; go on with --resume' in said.out+said.err
+    assert said.err.endswith('grpo_nb train: stopped; nothing more was written\n') and 'after:' not in said.out
+    assert (mine/'run'/'checkpoint-4').exists() and not (mine/'run'/'summary.json').exists()
+    forget_stop()   # as a process of its own
+    train(mine, '--max_steps','8', '--reward',f'{mine}/rewards.py:stopped', '--resume','True')
+    assert json.loads((mine/'run'/'summary.json').read_text(encoding='utf-8'))['steps']==8
+
+def test_an_option_whose_default_is_none_can_be_given_as_none():
+    parser = train_parser()
+    names = [a.dest for a in parser._actions if a.default is None and not a.required]
+    assert {'delta','reward_weights','replay_age_limit','reward','eval_dataset'}<={*names}
+    read = parser.read([o for k in names for o in (f'--{k}', 'None')]+['--dataset','sums'])
+    assert all(read[k] is None for k in names)
+    assert parser.read(['--dataset','sums','--delta','2','--reward_weights','1','2'])['reward_weights']==[1., 2.]
+    with pytest.raises(ValueError, match="delta: invalid float value: 'nothing'"):
+        parser.read(['--dataset','sums','--delta','nothing'])
 
 @pytest.mark.parametrize(
     'more,says',

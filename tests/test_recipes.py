@@ -8,8 +8,12 @@ import pytest, torch, yaml
 from grpo_nb import recipes as R
 from grpo_nb import tasks
 from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k_rewards, length_reward,
-                             numinamath_rewards, trl)
+                             numinamath_rewards, recipe_options, trl)
+from grpo_nb.on_trl.checks import GRPOWithReplayBufferConfig
+from grpo_nb.scale.launch import OwnArguments
+from trl import GRPOConfig, ModelConfig
 from grpo_nb.parts.problems import chain_sum
+from grpo_nb.run.checkpoints import Stopped
 
 gsm8k,numinamath,tldr = (partial(trl, recipe=o) for o in ('gsm8k', 'numinamath', 'tldr'))
 
@@ -408,7 +412,7 @@ def mine(tmp_path):
 
 def own(d, **more):
     return trl(dataset=str(d/'rows.jsonl'), prompt_column='question', answer_column='gold',
-        reward=[f'{d/"rw.py"}:said', f'{d/"rw.py"}:short'], output_dir=str(d/'run'), **FAST|more)
+        **dict(reward=[f'{d/"rw.py"}:said', f'{d/"rw.py"}:short'], output_dir=str(d/'run'))|FAST|more)
 
 def test_own_rows_and_two_rewards_train_by_one_command(mine, capsys):
     t = own(mine)
@@ -418,6 +422,20 @@ def test_own_rows_and_two_rewards_train_by_one_command(mine, capsys):
     assert {'report.html','inspector.html','history.jsonl'}<={f.name for f in (mine/'run').iterdir()}
     said = capsys.readouterr().out
     assert str(mine/'run'/'report.html') in said and str(mine/'run'/'inspector.html') in said
+
+@pytest.mark.parametrize('launched', [False, True])
+def test_a_run_that_sigterm_stops_is_saved_and_ends_the_command(mine, launched, monkeypatch):
+    "A launcher takes any code but 0 for a failure: there the command ends as usual, for a job that is requeued."
+    if launched: monkeypatch.setenv('ACCELERATE_USE_CPU', 'true')
+    (mine/'rw.py').write_text((mine/'rw.py').read_text()+'import os, signal\n'
+        'def told(completions, **kw):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return [0.]*len(completions)\n')
+    go = partial(own, mine, reward=[f'{mine/"rw.py"}:told'], max_steps=4)
+    if launched: assert go().stopped_by=='SIGTERM'
+    else:
+        with pytest.raises(Stopped) as e: go()
+        assert e.value.code==143
+    assert (mine/'run'/'checkpoint-1'/'trainer_state.json').exists()
+    assert not (mine/'run'/'report.html').exists()
 
 def test_the_defaults_of_trl_are_trls_own(mine):
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig as C
@@ -467,3 +485,32 @@ def test_more_processes_than_cards_is_one_line(mine, monkeypatch):
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
     monkeypatch.setattr('torch.cuda.device_count', lambda: 1)
     with pytest.raises(ValueError, match='2 processes were started and here is 1 GPU'): own(mine)
+
+# -- None ------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('kind', [OwnArguments, GRPOWithReplayBufferConfig])
+def test_an_option_that_may_be_none_can_be_given_as_none(kind, tmp_path):
+    "From YAML, by name, on the command line, and in Python after a parser has been made."
+    theirs = {f.name for o in (GRPOConfig, ModelConfig) for f in fields(o)}
+    def offers(f): return f.default is None or 'None' in f.metadata.get('help', '')
+    names = [f.name for f in fields(kind) if f.name not in theirs and offers(f)]
+    assert len(names)>6 and (kind is OwnArguments or {'record_max_groups','replay_scope'}<={*names})
+    def read(words=(), **settings):
+        both = recipe_options(OwnArguments, ['--output_dir', str(tmp_path), *words], settings, {})
+        return next(o for o in both if isinstance(o, kind))
+    given = {k:None for k in names if k!='dataset'}
+    (tmp_path/'none.yaml').write_text(yaml.safe_dump(given), encoding='utf-8')
+    typed = [o for k in given for o in (f'--{k}', 'None')]
+    want = GRPOWithReplayBufferConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **given) \
+        if kind is GRPOWithReplayBufferConfig else OwnArguments(**given)
+    for got in (read(['--config', str(tmp_path/'none.yaml')]), read(**given), read(typed)):
+        assert {k:getattr(got, k) for k in given}=={k:getattr(want, k) for k in given}
+    assert want.record_max_groups is None if kind is GRPOWithReplayBufferConfig else want.reward is None
+
+def test_none_on_the_command_line_goes_before_what_a_file_says(tmp_path):
+    (tmp_path/'c.yaml').write_text('replay_scope: local\nrecord_max_groups: 5\n', encoding='utf-8')
+    words = ['--output_dir', str(tmp_path), '--config', str(tmp_path/'c.yaml')]
+    a = recipe_options(OwnArguments, [*words, '--replay_scope=None', '--record_max_groups', 'None'], {}, {})[1]
+    assert a.replay_scope is a.record_max_groups is None
+    a = recipe_options(OwnArguments, words, {}, {})[1]
+    assert (a.replay_scope, a.record_max_groups)==('local', 5)

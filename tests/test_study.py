@@ -5,6 +5,7 @@ import json, math, os
 from pathlib import Path
 import pandas as pd, pytest
 import grpo_nb.research.study as st
+from grpo_nb.run.checkpoints import Stopped, check_stop, note_stop
 from grpo_nb.research.study import (area, at_equal, compare, over_regimes, pairs, rates, read_rows, run_study,
                            source_hash)
 
@@ -14,6 +15,9 @@ def toy(job):
     arm, = {o['arm'] for o in st.one_each(job)}
     if arm=='bad': raise RuntimeError('my mistake')
     if arm=='dies': os._exit(9)
+    if arm=='stops':
+        note_stop('SIGTERM', 3, 'a', whole=False)
+        check_stop(measures=True)
     return [o|dict(pass1=o['seed']/10) for o in st.one_each(job)]
 
 def jobs(*arms, seed=0):
@@ -52,6 +56,10 @@ def test_a_process_that_dies_leaves_the_others_alone(tmp_path):
     assert set(df.error)<={'', df.error['dies']}   # a neighbour may go with it
     df = go(jobs('a'), tmp_path/'a.csv', processes=2).set_index('arm')
     assert df.error['a']=='' and df.pass1['a']==0
+
+def test_a_worker_that_a_signal_stopped_ends_the_study(tmp_path):
+    with pytest.raises(Stopped) as e: go(jobs('stops','a'), tmp_path/'a.csv', processes=2)
+    assert e.value.code==143 and 'at step 3' in str(e.value)
 
 def test_a_changed_source_is_run_again(tmp_path):
     f = tmp_path/'mine.py'

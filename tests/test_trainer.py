@@ -1,7 +1,8 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
-import functools, json, math, os, signal, warnings
+import functools, json, math, os, signal, sys, warnings
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 import pytest, torch
 from grpo_nb import trainer as tr
@@ -9,7 +10,8 @@ from grpo_nb.parts.core import register
 from grpo_nb.logps import token_logps
 from grpo_nb.advantages import ADVANTAGES
 from grpo_nb.loss import LOSSES
-from grpo_nb.run.checkpoints import checkpoint_folders, checkpoint_problem
+from grpo_nb.run.checkpoints import (Stopped, check_stop, checkpoint_folders,
+    checkpoint_problem, forget_stop, note_stop)
 from grpo_nb.run.resume import checkpoint_for, save_checkpoint
 from grpo_nb.run.record import read_run
 from grpo_nb.methods import METHODS, DynamicSampling
@@ -536,9 +538,40 @@ def test_a_signal_finishes_the_batch_saves_and_the_run_goes_on(tmp_path):
         s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d), max_steps=12), callbacks=[stop])
         assert (s.step == 4 and [p.name for p in checkpoint_folders(d)] == ['checkpoint-4']
                 and signal.getsignal(sig) == before)
+        assert s.stopped==sig.name
+        with pytest.raises(Stopped, match=f'{sig.name} stopped a run of this process at step 4'):
+            train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d/'next')))
+        with pytest.raises(Stopped, match='nothing more is measured'): evaluate(s.model, TOK, DATA, parity)
         s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(d), max_steps=12),
                   resume_from_checkpoint=True)
         assert torch.equal(undisturbed()[0], flat(s.model))
+
+def test_a_signal_in_the_last_batch_leaves_a_whole_run_that_may_be_measured():
+    stop = lambda s, info: os.kill(os.getpid(), signal.SIGTERM) if s.step==4 else None
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4), callbacks=[stop])
+    assert s.stopped is None and evaluate(s.model, TOK, DATA.select(range(4)), parity)['n_problems']==4
+    with pytest.raises(Stopped): train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4))
+    forget_stop()
+    assert train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4)).step==4
+
+def test_after_a_stop_the_next_cell_of_a_notebook_may_begin_another_run(monkeypatch):
+    shell = SimpleNamespace(execution_count=3)
+    monkeypatch.setitem(sys.modules, 'IPython', SimpleNamespace(get_ipython=lambda: shell))
+    note_stop('SIGINT', 4, 'a', whole=False)
+    with pytest.raises(Stopped): check_stop('b')
+    shell.execution_count = 4
+    check_stop('b')
+    shell.execution_count = 3
+    check_stop('b')   # for good
+
+def test_a_finished_run_that_is_resumed_trains_nothing_and_says_so(tmp_path):
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), max_steps=4))
+    rows = (tmp_path/'history.jsonl').read_text(encoding='utf-8')
+    with pytest.warns(UserWarning, match='checkpoint-4 has done its 4 steps: nothing is trained'):
+        again = train(tiny_model(1), TOK, DATA, parity, cfg(output_dir=str(tmp_path), max_steps=4),
+            resume_from_checkpoint=True)
+    assert again.step==4 and torch.equal(flat(s.model), flat(again.model))
+    assert (tmp_path/'history.jsonl').read_text(encoding='utf-8')==rows
 
 @pytest.fixture
 def little_room():

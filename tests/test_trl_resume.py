@@ -7,7 +7,7 @@ import pytest, torch
 from transformers import TrainerCallback
 from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferTrainer, checkpoint_problem,
     last_checkpoint)
-from grpo_nb.run.checkpoints import load_state
+from grpo_nb.run.checkpoints import Stopped, forget_stop, load_state
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD
 
@@ -263,6 +263,37 @@ def test_the_newest_whole_checkpoint_is_found_whatever_is_missing_or_changed(tmp
     with pytest.raises(ValueError, match='checkpoint-3 is not whole: optimizer.pt is missing'):
         make(tmp_path, 4).train(resume_from_checkpoint=str(tmp_path/'checkpoint-3'))
 
+def test_a_checkpoint_of_weights_alone_is_not_gone_on_from(tmp_path):
+    make(tmp_path, 4, save_steps=2, save_only_model=True).train()
+    says = 'checkpoint-4: it has no optimizer, no schedule, no random state .`save_only_model=True`'
+    with pytest.raises(ValueError, match=says): make(tmp_path, 6).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match='checkpoint-4 is not whole: it has no optimizer'):
+        make(tmp_path, 6).train(resume_from_checkpoint=str(tmp_path/'checkpoint-4'))
+    with pytest.raises(ValueError, match=says): last_checkpoint(tmp_path)
+    for resume in (None, 'auto'):   # nor are these weights written over
+        with pytest.raises(ValueError, match='holds checkpoint-4 of an earlier run: no run can go on from it'):
+            make(tmp_path, 6).train(resume_from_checkpoint=resume)
+
+def test_a_stop_does_not_promise_what_weights_alone_cannot_keep(tmp_path, caplog):
+    t = make(tmp_path, 6, save_strategy='no', save_only_model=True)
+    class Send(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kw): signal.raise_signal(signal.SIGTERM)
+    t.add_callback(Send()); t.train()
+    assert 'start a new run from its weights' in caplog.text and 'go on with' not in caplog.text
+
+def test_a_checkpoint_of_plain_trl_that_lost_a_part_is_not_gone_on_from(tmp_path):
+    from trl import GRPOConfig, GRPOTrainer
+    T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path), max_steps=1,
+        save_strategy='steps', save_steps=1, per_device_train_batch_size=8)).train()
+    assert checkpoint_problem(tmp_path/'checkpoint-1')==''
+    parts = {'optimizer.pt':'optimizer', 'scheduler.pt':'schedule', 'rng_state.pth':'random state',
+        'model.safetensors':'weights'}
+    for name,part in parts.items():
+        f = (tmp_path/'checkpoint-1'/name).rename(tmp_path/'aside')
+        why = checkpoint_problem(tmp_path/'checkpoint-1')
+        assert why.startswith(f'it has no {part}') and ', no' not in why and ('save_only_model' in why)==(part!='weights')
+        f.rename(tmp_path/'checkpoint-1'/name)
+
 def test_no_checkpoint_at_all_is_said(tmp_path):
     with pytest.raises(ValueError, match='no whole checkpoint'):
         make(tmp_path, 2).train(resume_from_checkpoint=True)
@@ -329,8 +360,12 @@ def test_a_signal_saves_and_stops_and_the_rest_is_as_if_nothing_had_happened(tmp
         def on_step_begin(self, args, state, control, **kw):
             if state.global_step==2: signal.raise_signal(sig)
     t.add_callback(Send()); before = signal.getsignal(sig)
-    t.train()
-    assert t.stopped_by==sig.name and t.state.global_step==3 and signal.getsignal(sig) is before
+    out = t.train()
+    assert t.stopped_by==out.metrics['stopped_by']==sig.name and t.state.global_step==3
+    assert signal.getsignal(sig) is before
+    with pytest.raises(Stopped, match=f'{sig.name} stopped a run .* at step 3, so nothing more is trained'):
+        make(tmp_path/'c', 6).train()   # the next run of a loop
+    with pytest.raises(Stopped, match='nothing more is measured'): t.evaluate(T.data(2))
     u = make(tmp_path/'b', 6, save_strategy='no', num_iterations=2); u.train(resume_from_checkpoint=True)
     assert u.state.global_step==6 and T.same(T.weights(whole),
         T.weights(u)) and buffers_equal(whole.replay_buffer, u.replay_buffer)
@@ -361,16 +396,25 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(tmp_path):
     with pytest.raises(OSError, match='checkpoint-4 could not be written.*MiB are free'): t.train()
     assert not (tmp_path/'checkpoint-4').exists() and last_checkpoint(tmp_path).endswith('checkpoint-2')
 
-def test_a_finished_run_takes_one_step_more_when_it_is_resumed_and_so_does_trl(tmp_path):
-    "As resume.qmd says. When this fails, transformers has learned to look first: take the sentence out."
-    from trl import GRPOConfig, GRPOTrainer
-    def trl():
-        return T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path/'trl'),
-            max_steps=2, save_strategy='steps', save_steps=2, per_device_train_batch_size=8))
-    for f in (trl, lambda: make(tmp_path/'own', 2, save_steps=2)):
-        f().train()
-        t = f(); t.train(resume_from_checkpoint=True)
-        assert t.state.global_step==3
+@pytest.mark.parametrize('resume,rows,length', [
+    (True, 4, dict(max_steps=-1, num_train_epochs=1)), ('auto', 17, {})])
+def test_a_finished_run_that_is_resumed_trains_nothing_and_says_so(tmp_path, resume, rows, length, caplog):
+    "transformers asks whether it is done after a step, not before."
+    kw = dict(eval_strategy='steps', eval_steps=1, eval_on_start=True, num_generations_eval=1) | length
+    def go(**more):
+        own = dict(output_dir=str(tmp_path), max_steps=2, save_strategy='steps', save_steps=1,
+            per_device_train_batch_size=8, learning_rate=5e-3)
+        t = T.trainer(args=T.config(**own|kw|more), dataset=T.data(rows), eval_dataset=T.data(2))
+        got = T.spy(t, also_eval=True)
+        return t,t.train(resume_from_checkpoint=None if not (tmp_path/'history.jsonl').exists() else resume),got
+    first,_,_ = go()
+    history = (tmp_path/'history.jsonl').read_text()
+    t,out,got = go()
+    assert not got and out.global_step==t.state.global_step==first.state.global_step==2
+    assert T.same(T.weights(first), T.weights(t)) and 'has done its 2 steps: nothing is trained' in caplog.text
+    assert (tmp_path/'history.jsonl').read_text()==history
+    t,_,got = go(max_steps=3)   # and with more to do it goes on
+    assert t.state.global_step==3 and got
 
 def test_a_shared_buffer_that_holds_nothing_yet_is_saved(tmp_path):
     "Every group is dead, so nothing was stored when the checkpoint was written"

@@ -20,8 +20,9 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from ..parts.core import other_data
 from ..run.checkpoints import (
-    checkpoint_folders, checkpoint_problem, disk_is_full, load_state, new_run_id, newest_whole, no_room,
-    randomness, read_json, save_state, set_randomness, state_file, stop_on_signal, write_manifest)
+    check_stop, checkpoint_folders, checkpoint_problem, disk_is_full, load_state, manifest_of, new_run_id,
+    newest_whole, no_room, note_stop, randomness, read_json, save_state, set_randomness, state_file,
+    stop_on_signal, write_manifest)
 
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class _AtSteps(TrainerCallback):
         control.should_save = control.should_training_stop = True
         self.trainer.stopped_by = signal.Signals(got).name
         log.warning(f'{self.trainer.stopped_by}: saving checkpoint-{state.global_step} and stopping; '
-            'go on with `train(resume_from_checkpoint=True)`')
+            f'{self.trainer.how_to_go_on}')
 
 # %% ../../nbs/on_trl/resume.ipynb #2914ab24
 def _gathered(model, modifier=None):
@@ -72,7 +73,8 @@ class ResumableTrainer(GRPOTrainer):
     "`GRPOTrainer` whose checkpoints hold all that the next step depends on, whole or not at all, of one run."
     run_id = None       # of this run; the same after a resume
     known_data = None   # a fingerprint of the data, where there is one
-    stopped_by = None   # name of the signal that ended `train`
+    stopped_by = None   # name of the signal that ended `train` before its last step
+    _over = False       # has the checkpoint that `train` goes on from done all steps?
     _trained = False    # has `train` been called before?
     _back_to = None     # the `_state` that a checkpoint is to hold; None for that of now
     _rng,_begun = None,None   # generators, and tokens and `_state`, as the step began that is being taken
@@ -88,6 +90,12 @@ class ResumableTrainer(GRPOTrainer):
             inputs=self._buffered_inputs if mid else None,
             metrics={k:list(v) for k,v in self._metrics['train'].items()},
             own={k:getattr(self, k) for k in adaptive})
+
+    @property
+    def how_to_go_on(self)->str:
+        "What to do with the checkpoint of a run that was stopped, for messages."
+        if not self.args.save_only_model: return 'go on with `train(resume_from_checkpoint=True)`'
+        return 'start a new run from its weights: with `save_only_model=True` it holds nothing else'
 
     def note_randomness(self)->None:
         "Where the generators go back to when a reward fails."
@@ -151,12 +159,16 @@ class ResumableTrainer(GRPOTrainer):
             try: self._save_checkpoint(self.model_wrapped, None)
             except Exception as other: return e.add_note(f'{name} could not be saved: {other}')
             finally: self._back_to = None
-        e.add_note(f'{name} holds the {step} step{"s"*(step>1)} before it: mend the reward, and go on with '
-            '`train(resume_from_checkpoint=True)`')
+        e.add_note(f'{name} holds the {step} step{"s"*(step>1)} before it: mend the reward, and '
+            f'{self.how_to_go_on}')
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None: return
+        self._over = self.state.global_step>=self.state.max_steps
+        if self._over:
+            log.warning(f'the checkpoint has done its {self.state.global_step} steps: nothing is trained; '
+                'raise `max_steps` to go on')
         s = getattr(self, '_sampler', None)
         if isinstance(s, torch.utils.data.Sampler) and getattr(s, 'shuffle', False):
             # epochs that are over
@@ -174,17 +186,42 @@ class ResumableTrainer(GRPOTrainer):
     )->TrainOutput:
         """Train, or go on: with True, from the run's newest whole checkpoint, with 'auto' if there is one.
 
-        SIGTERM and SIGINT save and stop; a second one ends at once.
+        SIGTERM and SIGINT save and stop; a second one ends at once. `Stopped` where one has stopped another
+        run of this process.
         """
         if self._trained: self._last_loaded_step = -1   # of another run; vLLM has its weights
         self._trained = True
         resume = self._resume_from(resume_from_checkpoint)
+        check_stop(resume and manifest_of(resume).get('run'))
         if resume is None: self._begin()
         self.stopped_by = None
         with stop_on_signal() as stop:
             self.add_callback(watch := _AtSteps(self, stop))
-            try: return super().train(resume, *args, **kwargs)
-            finally: self.remove_callback(watch)
+            try: out = super().train(resume, *args, **kwargs)
+            finally:
+                self.remove_callback(watch)
+                self._over = False
+        if self.stopped_by:
+            step = self.state.global_step
+            self.stopped_by = note_stop(self.stopped_by, step, self.run_id, step>=self.state.max_steps)
+        if self.stopped_by: out.metrics['stopped_by'] = self.stopped_by
+        return out
+
+    def evaluate(self, *args:Any, **kwargs:Any)->dict:
+        "As in `Trainer`. `Stopped` where a signal has stopped a run of this process."
+        if not self.is_in_train: check_stop(measures=True)
+        return super().evaluate(*args, **kwargs)
+
+    def log(self, logs:dict, start_time:float=None)->None:
+        "As in `GRPOTrainer`; a run that has nothing left to do adds no row."
+        if not self._over: super().log(logs, start_time)
+
+    def _evaluate(self, *args, **kwargs):
+        if not self._over: return super()._evaluate(*args, **kwargs)
+
+    def _run_epoch(self, *args, **kwargs):
+        if not self._over: return super()._run_epoch(*args, **kwargs)
+        self.control.should_training_stop = True   # transformers asks after a step only
 
 
 # %% ../../nbs/on_trl/resume.ipynb #9bcccbc6
@@ -279,7 +316,7 @@ def _resume_from(self:ResumableTrainer, what):
     if what in (True,'auto'):
         path,why = self._newest()
         if path is None and what is True: raise ValueError(why)
-        if path is None and checkpoint_folders(self.args.output_dir):
+        if path is None and checkpoint_folders(self.args.output_dir):   # what is whole `_begin` refuses
             log.warning(f'{why}. This run begins anew')
         return path
     if not isinstance(what, (str,os.PathLike)):
@@ -297,7 +334,10 @@ def _begin(self:ResumableTrainer):
     def whole():
         "The newest checkpoint of an earlier run, which saving would replace or remove."
         old = reversed(checkpoint_folders(self.args.output_dir))
-        return next((p.name for p in old if not checkpoint_problem(p)), '')
-    if old := next(filter(None, self._on_each_node(whole)), ''):
-        raise ValueError(f'{self.args.output_dir} holds {old} of an earlier run: go on with '
-            '`resume_from_checkpoint=True`, or choose another `output_dir`')
+        p = next((p for p in old if not checkpoint_problem(p, goes_on=False)), None)
+        return p and (p.name, checkpoint_problem(p))
+    if old := next(filter(None, self._on_each_node(whole)), None):
+        name,why = old
+        do = f'no run can go on from it ({why}), so' if why else 'go on with `resume_from_checkpoint=True`, or'
+        raise ValueError(f'{self.args.output_dir} holds {name} of an earlier run: {do} choose another '
+            '`output_dir`')

@@ -4,22 +4,22 @@
 
 # %% auto #0
 __all__ = ['RULES', 'Plain', 'TESTED', 'masked_mean', 'test_tensor', 'whole', 'check_option', 'prompt_fault', 'ends_answered',
-           'setting', 'check_settings', 'reads_tokens', 'is_rendered', 'rendered_answer', 'check_rendered',
-           'opened_tags', 'template_start', 'start_note', 'check_prompts', 'check_rows', 'known_data', 'other_data',
-           'reward_name', 'distinct_names', 'reward_names', 'check_rewards', 'atomic_write', 'save_json', 'register',
-           'load_file', 'load_object', 'lookup', 'versions', 'untested']
+           'setting', 'may_be_none', 'check_settings', 'reads_tokens', 'is_rendered', 'rendered_answer',
+           'check_rendered', 'opened_tags', 'template_start', 'start_note', 'check_prompts', 'check_rows', 'known_data',
+           'other_data', 'reward_name', 'distinct_names', 'reward_names', 'check_rewards', 'atomic_write', 'save_json',
+           'register', 'load_file', 'load_object', 'lookup', 'versions', 'untested']
 
 # %% ../../nbs/parts/core.ipynb #fb6c632f
 import functools, hashlib, importlib, importlib.util, inspect, itertools, json, math, os, re, sys
 import tempfile, warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from importlib.metadata import version, PackageNotFoundError
 from pathlib import Path
 from types import ModuleType, NoneType
 from numbers import Integral, Real
-from typing import IO, Any, get_args
+from typing import IO, Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
@@ -102,6 +102,13 @@ def _type_fault(f, v):
     if kind is bool: return '' if v in (True, False) else 'True or False'
     return ''
 
+def may_be_none(
+    kind:type,    # a dataclass of settings
+    field:Field,  # one of its settings
+)->bool:
+    "May it be None? The class is asked: a parser of transformers takes the None out of a field's type."
+    return field.default is None or NoneType in get_args(get_type_hints(kind)[field.name])
+
 def check_settings(
     args:Any,    # a dataclass of settings
     rules:list,  # (names in one text, function of a value: is it right?, what is needed); the last one counts
@@ -111,7 +118,7 @@ def check_settings(
     of = {k:o for names,*o in rules for k in names.split()}
     for f in fields(args):
         v = getattr(args, f.name)
-        if v is None and (f.default is None or NoneType in get_args(f.type)): continue
+        if v is None and may_be_none(type(args), f): continue
         if not all and f.name not in of: continue
         if what := _type_fault(f, v): check_option(f.name, v, False, what)
         if f.name in of: check_option(f.name, v, of[f.name][0](v), of[f.name][1])

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['MARK', 'WATCHED', 'save_state', 'load_state', 'new_run_id', 'write_manifest', 'read_json', 'manifest_of',
            'checkpoint_problem', 'checkpoint_folders', 'newest_whole', 'last_checkpoint', 'disk_is_full', 'no_room',
-           'state_file', 'randomness', 'set_randomness', 'Stop', 'stop_on_signal']
+           'state_file', 'randomness', 'set_randomness', 'Stop', 'stop_on_signal', 'Stopped', 'note_stop',
+           'forget_stop', 'check_stop']
 
 # %% ../../nbs/run/checkpoints.ipynb #ec437623
-import errno, json, math, os, random, shutil, signal, threading, warnings, zlib
+import errno, functools, json, math, os, random, shutil, signal, sys, threading, warnings, zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,15 +113,33 @@ def manifest_of(
     "What `write_manifest` noted."
     return read_json(Path(folder)/_MANIFEST) or {}
 
+# what a run needs to go on from a checkpoint without a manifest, and the files it may lie in: DeepSpeed
+# keeps all but the random state in one folder
+_PARTS = dict(weights='*model* global_step*', optimizer='optimizer* global_step*',
+    schedule='scheduler* global_step*', **{'random state':'rng_state*'})
+
+def _missing_parts(folder):
+    lack = [k for k,names in _PARTS.items() if not any(any(folder.glob(o)) for o in names.split())]
+    if not lack: return ''
+    alone = '' if 'weights' in lack else ' (`save_only_model=True` saves the weights alone)'
+    return 'it has '+', '.join(f'no {o}' for o in lack)+alone
+
 def checkpoint_problem(
     folder:str|Path,  # a `checkpoint-N` folder
+    goes_on:bool=True,  # is a run to go on from it? Else its weights will do
 )->str:               # what is wrong with it, or '' for a whole one
-    "Is this checkpoint whole? Without a manifest (written by plain TRL) `trainer_state.json` alone decides."
+    """Is this checkpoint whole? The manifest tells.
+
+    Without one (plain TRL, or `save_only_model`) there must be `trainer_state.json`, and something of
+    weights, optimizer, schedule and random state.
+    """
     folder = Path(folder)
     if not folder.is_dir(): return 'there is no such folder'
     if read_json(folder/MARK) is None:
         return f'{MARK} is missing or half-written, so saving was interrupted'
-    for name,(size,crc) in manifest_of(folder).get('files', {}).items():
+    files = manifest_of(folder).get('files')
+    if files is None: return _missing_parts(folder) if goes_on else ''
+    for name,(size,crc) in files.items():
         p = folder/name
         if not p.is_file(): return f'{name} is missing'
         if p.stat().st_size!=size: return f'{name} has {p.stat().st_size:,} bytes, {size:,} were written'
@@ -228,6 +247,7 @@ def _as_before():
     for k,v in _before.items(): signal.signal(k, v)
     _before.clear()
 
+_stopped = {}  # the last run that a signal stopped: signal, step, run, whole, cell
 _mask = []   # signals that were blocked before a fork began
 
 def _hold():
@@ -239,10 +259,13 @@ def _release():
 
 def _in_child():
     _as_before()
+    _stopped.clear()
     _release()
 
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_in_child)
+@functools.cache   # once, and not before a run needs it
+def _watch_forks():
+    if hasattr(os, 'register_at_fork'):
+        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_in_child)
 
 @contextmanager
 def stop_on_signal()->Iterator:
@@ -251,6 +274,7 @@ def stop_on_signal()->Iterator:
     if threading.current_thread() is not threading.main_thread() or _before:
         yield stop   # a run within a run: the outer one watches
         return
+    _watch_forks()
     def note(number, frame):
         stop.signal = signal.Signals(number).name
         _as_before()
@@ -258,3 +282,43 @@ def stop_on_signal()->Iterator:
     for o in WATCHED: signal.signal(o, note)
     try: yield stop
     finally: _as_before()
+
+# %% ../../nbs/run/checkpoints.ipynb #80c06cee
+class Stopped(KeyboardInterrupt):
+    "A signal stopped a run of this process. `signal` is its name, `code` the exit code that a shell expects."
+    signal = 'SIGINT'
+
+    @property
+    def code(self)->int: return 128+signal.Signals[self.signal]
+
+def _cell():
+    "The number of the notebook cell that runs; None in a script."
+    shell = sys.modules['IPython'].get_ipython() if 'IPython' in sys.modules else None
+    return getattr(shell, 'execution_count', None)
+
+def note_stop(
+    name:str,    # of the signal, such as 'SIGTERM'
+    step:int,    # the run's last one
+    run:str,     # id of the run
+    whole:bool,  # had the run done all it was to do?
+)->str|None:     # the name, or None for a run that was whole
+    "Note for this process that a signal stopped a run: see `check_stop`."
+    _stopped.update(signal=name, step=step, run=run, whole=whole, cell=_cell())
+    return None if whole else name
+
+def forget_stop()->None:
+    "Let this process train and measure again, after a run that a signal stopped."
+    _stopped.clear()
+
+def check_stop(
+    run:str=None,         # id of a run that goes on: the one that was stopped may
+    measures:bool=False,  # is this a measurement? After a run that was whole it may be made
+)->None:
+    "`Stopped` where a signal has stopped a run of this process: a loop over runs ends here."
+    if not _stopped or measures and _stopped['whole']: return
+    if _stopped['cell']!=_cell() or run and run==_stopped['run']: return forget_stop()
+    e = Stopped(f"{_stopped['signal']} stopped a run of this process at step {_stopped['step']}, so nothing "
+        f"more is {'measured' if measures else 'trained'}. Go on with that run by "
+        '`resume_from_checkpoint=True`; `forget_stop()` of grpo_nb.run.checkpoints lets the process go on')
+    e.signal = _stopped['signal']
+    raise e

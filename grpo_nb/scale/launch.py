@@ -20,7 +20,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 from ..parts.problems import hub_rows, load_problems
-from ..parts.core import reward_names, setting
+from ..parts.core import may_be_none, reward_names, setting
 from .plans import batch_plan, run_plan
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
@@ -389,6 +389,18 @@ def _own_names(argv, known):
         words.append(w)
     return words,named
 
+def _take_none(words, kinds):
+    "The words without the options that are given as None, and these: argparse would take it for a text."
+    may = {f.name for o in kinds for f in fields(o) if may_be_none(o, f)}
+    out,none,pairs = [],{},iter(zip(words, [*words[1:], '']))
+    for w,after in pairs:
+        name,eq,value = w.removeprefix('--').partition('=')
+        if w.startswith('--') and name in may and (value if eq else after) in ('None','null'):
+            none[name] = None
+            if not eq: next(pairs)
+        else: out.append(w)
+    return out,none
+
 def parse_options(
     recipe:type,         # a dataclass of the recipe's own settings
     config:type,         # `GRPOConfig`, or a class made from it
@@ -410,6 +422,8 @@ def parse_options(
     if isinstance(given.get('resume'), bool): given['resume'] = 'yes' if given['resume'] else 'no'
     p.set_defaults_with_config(**given)
     words,named = _own_names(argv, {o[2:] for o in options})
+    words,none = _take_none(words, (recipe, config))
+    p.set_defaults_with_config(**none)
     cut = p.parse_args(words)
     words += _cut_batch(cut, {*given, *named})
     if cut.use_wandb and 'report_to' not in {*given, *named}: words += ['--report_to', 'wandb']
