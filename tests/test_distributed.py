@@ -5,6 +5,7 @@ import datetime, json, os, re, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
+import grpo_nb.on_trl.distributed as D
 from grpo_nb.on_trl.distributed import (
     Ranks, RollCall, ShardedBuffer, Wire, agree, pieces, plan_moves, redistribute)
 from grpo_nb.replay import ReplayBuffer
@@ -285,8 +286,15 @@ import torch, torch.distributed as dist
 torch.set_num_threads(1)
 from grpo_nb.on_trl.distributed import RollCall, Ranks
 out,port = sys.argv[1],int(sys.argv[2])
-SCENES = 'raised killed hangs slow early'.split()
+SCENES = 'raised killed hangs slow early orphan unmet'.split()
+def there(*ranks): return all(os.path.exists(f'{out}/{scene}{r}') for r in ranks)
+def leave_a_child():
+    "It holds the connections of this process, until the others have ended."
+    if os.fork()==0:
+        while not there(0, 2): time.sleep(.1)
+        os._exit(0)
 def work(scene, rank):
+    globals()['scene'] = scene
     store = dist.TCPStore('127.0.0.1', port, None, False, timeout=datetime.timedelta(seconds=60))
     dist.init_process_group('gloo', store=dist.PrefixStore(scene, store), rank=rank, world_size=3,
                             timeout=datetime.timedelta(seconds=40))
@@ -300,7 +308,8 @@ def work(scene, rank):
                 roll.at(f'step {step}, reward judge')
                 if step==1 and rank==1:
                     if scene=='raised': raise KeyError('no solution')
-                    if scene=='killed': os.kill(os.getpid(), signal.SIGKILL)
+                    if scene=='orphan': leave_a_child()
+                    if scene in ('killed','orphan','unmet'): os.kill(os.getpid(), signal.SIGKILL)
                     if scene=='hangs':
                         roll.patience_s = 1.
                         time.sleep(1000)
@@ -309,6 +318,7 @@ def work(scene, rank):
                 if step==1 and scene=='hangs':   # patience ends when it is known who hangs
                     while 'step 1' not in roll.read()[1][2]: time.sleep(.01)
                     roll.patience_s = 1.
+                if step==1 and scene=='unmet': dist.new_group([0, 1, 2])   # waits in the store
                 roll.at(f'step {step}, rewards of all')
                 ranks.gather(torch.tensor([step], dtype=torch.int32))
         write('done', '')
@@ -351,6 +361,42 @@ def test_a_rank_that_is_killed_is_named_with_where_it_was(faults):
     for r in (0, 2):
         assert ('rank 1 is gone without a word' in faults[f'killed{r}'][1]
             and 'last at step 1, reward judge' in faults[f'killed{r}'][1] and faults[f'killed{r}'][2]<38)
+
+@pytest.mark.parametrize('scene', ['orphan','unmet'])
+def test_a_rank_that_is_gone_is_seen_where_no_connection_breaks(scene, faults):
+    "A child of it holds them, or the others wait in the store to connect."
+    assert f'{scene}1' not in faults
+    for r in (0, 2):
+        how,text,_ = faults[f'{scene}{r}']
+        assert how=='stopped' and 'rank 1 is gone without a word, perhaps killed' in text
+        assert 'last at step 1, reward judge' in text
+
+def test_a_rank_that_is_gone_is_not_sought_among_those_that_have_left():
+    "Nor does a process that took its number pass for it."
+    import torch.distributed as dist
+    store,said = dist.HashStore(),[]
+    p = subprocess.Popen(['sleep','60'])
+    born = D._began(p.pid)
+    def roll(r): return RollCall(60., SimpleNamespace(rank=r, world=2), store, said.append, .05)
+    def as_child(): store.set('process/1', json.dumps([D._machine(), p.pid, born]))
+    with roll(0) as a:
+        with roll(1): as_child()
+        p.kill()   # a zombie: nobody has asked for its exit code
+        wait_for(lambda: D._is_gone(p.pid, born))
+        a._note_gone()
+        assert a.read()[1][1]=='over' and not a.store.check(['trouble'])
+    p.wait()
+    with roll(0) as a:
+        roll(1)._sign('at', 'step 3')   # it never leaves the block
+        store.set('process/1', json.dumps([D._machine(), os.getpid(), -7]))   # began at another time
+        wait_for(lambda: said)
+    assert 'rank 1 is gone without a word, perhaps killed; it was last at step 3' in said[0]
+
+def wait_for(ready, limit_s=60):
+    end = time.monotonic()+limit_s
+    while not ready():
+        assert time.monotonic()<end
+        time.sleep(.02)
 
 def test_a_rank_that_hangs_is_named_when_patience_ends(faults):
     for r in range(3):

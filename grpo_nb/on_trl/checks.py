@@ -6,7 +6,7 @@
 __all__ = ['log', 'is_loss', 'check_layout', 'GRPOWithReplayBufferConfig', 'RewardFailed', 'CheckedTrainer']
 
 # %% ../../nbs/on_trl/checks.ipynb #2921e884
-import difflib, functools, inspect, logging, os, time, warnings
+import difflib, functools, inspect, logging, math, os, time, warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields
@@ -24,7 +24,7 @@ from ..parts.core import (
     RULES, check_option, check_prompts, check_rendered, check_rewards, check_rows, check_settings,
     distinct_names, known_data, reads_tokens, reward_names, setting, start_note, template_start, untested)
 from ..parts.groups import nan_std, unjudged
-from .distributed import RollCall, agree
+from .distributed import RollCall, agree, sign_process
 
 # %% ../../nbs/on_trl/checks.ipynb #602607b8
 log = logging.getLogger(__name__)
@@ -177,6 +177,7 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
             if isinstance(v, Integral) and not isinstance(v, (bool,int)): setattr(self, k, int(v))
         check_settings(self, _RULES, all=False)
         super().__post_init__()
+        sign_process()   # from here on the others see when this process is gone
         _check_generation_kwargs(self)
         if self.record_groups is None: self.record_groups = 0 if self.push_to_hub else 1
         _check_replay_settings(self)
@@ -212,7 +213,7 @@ _GIVEN = {'prompts','completions','completion_ids','completion_start','environme
 class CheckedTrainer(GRPOTrainer):
     "`GRPOTrainer` that finds faults of dataset, rewards and weights early, and names them."
     config_class = GRPOConfig   # what `args` must be
-    _roll,_runs = None,0        # the roll of a run over several processes, and how many there were
+    _roll,_rolls = None,0       # the roll of several processes that train or measure, and how many there were
     # batches in which no completion got a reward, from the first on; None once one did
     _unjudged = 0
     _extra = ()   # columns that the rewards of the last batch logged with `log_extra`
@@ -229,9 +230,10 @@ class CheckedTrainer(GRPOTrainer):
         known = isinstance(data, Dataset) and not played   # a stream's rows are looked at as they come
         prompts = check_rows(data, self._n_prompts(a), a.num_generations, most=10_000) if known else []
         self.known_data = known_data(data, 10_000) if known else None   # to know the data again at a resume
-        self._agree(a, given.get('reward_funcs'))
         for o in untested() if os.environ.get('RANK', '0')=='0' else (): warnings.warn(o, stacklevel=2)
-        super().__init__(**given)
+        with self._watched(math.inf):
+            self._agree(a, given.get('reward_funcs'))
+            super().__init__(**given)
         self.reward_func_names = distinct_names(self.reward_func_names)
         self._check_lengths(prompts)
         self._look_for_start(prompts[0] if prompts else [])
@@ -305,16 +307,25 @@ class CheckedTrainer(GRPOTrainer):
     def train(self, *args:object, **kwargs:object)->TrainOutput:
         if bad := _non_finite(self.model):
             raise ValueError(f'weight {bad!r} has a nan or inf before the first step: load the model again')
-        CheckedTrainer._runs += 1
-        try:
-            with RollCall(self.args.ddp_timeout, name=f'train{self._runs}') as self._roll:
-                out = super().train(*args, **kwargs)
-        finally: self._roll = None
+        with self._watched(self.args.ddp_timeout): out = super().train(*args, **kwargs)
         if not self.state.global_step:
             raise ValueError('the run ended before its first step: the data held fewer than the '
                 f'{self._n_prompts(self.args)} prompts of one generation batch. '
                 'Add rows, or lower `generation_batch_size`')
         return out
+
+    @contextmanager
+    def _watched(self, patience_s):
+        "Whoever waits within the block for a process that is gone, ends, and says for which."
+        CheckedTrainer._rolls += 1
+        with RollCall(patience_s, name=f'roll{self._rolls}') as self._roll:
+            try: yield
+            finally: self._roll = None
+
+    def evaluate(self, *args:object, **kwargs:object)->dict:
+        "As in `Trainer`."
+        if self._roll: return super().evaluate(*args, **kwargs)
+        with self._watched(self.args.ddp_timeout): return super().evaluate(*args, **kwargs)
 
     def _sign(self, what):
         if self._roll: self._roll.at(f'step {self.state.global_step}, {what}')
