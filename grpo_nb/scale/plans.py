@@ -231,19 +231,31 @@ def count_weights(
     return _weights(_as_text(config))[0]
 
 # %% ../../nbs/scale/plans.ipynb #b95861a1
+def _scorer(model):
+    "A call that gives the log-probs (and entropies) of a batch as the installed TRL's loss asks for them."
+    import trl.trainer.utils as of_trl
+    if hasattr(of_trl, 'add_fused_lm_head'):
+        of_trl.add_fused_lm_head(model, outputs=('log_probs','entropy'))
+        def score(**batch):
+            out = model(**batch, fused_lm_head=True)
+            return out.log_probs,out.entropy
+        return score
+    def score(labels, **batch):   # before trl 1.16 the logits of all tokens are there at once
+        return of_trl.selective_log_softmax_and_entropy(model(**batch).logits, labels)
+    return score
+
 @lru_cache(64)
 def _step_peak(text, layers, rows, length, checkpointing, bf16):
     "Bytes above weights and gradients at the worst moment of one forward and backward pass."
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
     from transformers import AutoModelForCausalLM
-    from trl.trainer.utils import add_fused_lm_head
     with FakeTensorMode():
         # PyTorch knows the shapes of a product grouped by experts in bf16 only
         half = hasattr(config := _from_text(text, layers), 'num_experts_per_tok')
         dtype = torch.bfloat16 if half else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        add_fused_lm_head(model, outputs=('log_probs','entropy'))
+        score = _scorer(model)
         if checkpointing:
             enable = (getattr(model, 'activation_checkpointing_enable', None)
                       or model.gradient_checkpointing_enable)
@@ -256,9 +268,8 @@ def _step_peak(text, layers, rows, length, checkpointing, bf16):
         ids = torch.zeros(rows, length, dtype=torch.int64)
         with alive:
             with torch.autocast('cpu', torch.bfloat16, enabled=bf16):
-                out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(),
-                            fused_lm_head=True)
-                loss = out.log_probs.float().sum()
+                out = score(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone())
+                loss = out[0].float().sum()
             loss.backward()
     kinds = [o for d in alive.get_tracker_snapshot('peak').values() for o in d.items()]
     peak = sum(n for k,n in kinds if getattr(k, 'name', '') in ('ACT','TEMP'))
