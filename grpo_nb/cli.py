@@ -69,7 +69,8 @@ def _add(parser, name, kind, default, says, word=False):
     many,required = getattr(kind, '__args__', None),default is Parameter.empty
     one = many[0] if many else kind
     one = one if one in _SHOWN else str
-    kw = dict(type=parser.or_none(one) if default is None else one, nargs='+' if many else '?' if kind is bool else None)
+    kw = dict(type=parser.or_none(one) if default is None else one)
+    kw['nargs'] = '+' if many else '?' if kind is bool else None
     says = says.replace('%', '%%')
     if word: return parser.add_argument(name, help=says, **kw)
     if not (default is None or required): says += f' (default: {default})'

@@ -408,7 +408,8 @@ def train(
     if checkpoint: load_checkpoint(s, checkpoint)
     check_stop(s.run if checkpoint else None)
     if finished(s):
-        warnings.warn(f'{checkpoint} has done its {s.step} steps: nothing is trained; raise `max_steps` to go on')
+        warnings.warn(f'{checkpoint} has done its {s.step} steps: nothing is trained; raise `max_steps` to '
+            'go on')
     with closing(Watched(s, evaluate, dead_reason, eval_dataset, bool(checkpoint), resume_hint,
         trainer_state)) as run:
         with stop_on_signal() as stop, run.bar():

@@ -425,10 +425,11 @@ def test_own_rows_and_two_rewards_train_by_one_command(mine, capsys):
 
 @pytest.mark.parametrize('launched', [False, True])
 def test_a_run_that_sigterm_stops_is_saved_and_ends_the_command(mine, launched, monkeypatch):
-    "A launcher takes any code but 0 for a failure: there the command ends as usual, for a job that is requeued."
+    "A launcher takes any code but 0 for a failure: there the command ends as usual."
     if launched: monkeypatch.setenv('ACCELERATE_USE_CPU', 'true')
     (mine/'rw.py').write_text((mine/'rw.py').read_text()+'import os, signal\n'
-        'def told(completions, **kw):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return [0.]*len(completions)\n')
+        'def told(completions, **kw):\n    os.kill(os.getpid(), signal.SIGTERM)\n'
+        '    return [0.]*len(completions)\n')
     go = partial(own, mine, reward=[f'{mine/"rw.py"}:told'], max_steps=4)
     if launched: assert go().stopped_by=='SIGTERM'
     else:
@@ -510,7 +511,8 @@ def test_an_option_that_may_be_none_can_be_given_as_none(kind, tmp_path):
 def test_none_on_the_command_line_goes_before_what_a_file_says(tmp_path):
     (tmp_path/'c.yaml').write_text('replay_scope: local\nrecord_max_groups: 5\n', encoding='utf-8')
     words = ['--output_dir', str(tmp_path), '--config', str(tmp_path/'c.yaml')]
-    a = recipe_options(OwnArguments, [*words, '--replay_scope=None', '--record_max_groups', 'None'], {}, {})[1]
+    none = ['--replay_scope=None','--record_max_groups','None']
+    a = recipe_options(OwnArguments, [*words, *none], {}, {})[1]
     assert a.replay_scope is a.record_max_groups is None
     a = recipe_options(OwnArguments, words, {}, {})[1]
     assert (a.replay_scope, a.record_max_groups)==('local', 5)

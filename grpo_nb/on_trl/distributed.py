@@ -403,7 +403,7 @@ class RollCall:
             # a connection of its own: on a shared one a call that waits holds up all others
             own = store.clone() if hasattr(store, 'clone') else store
             self._signed,self.store = dist.PrefixStore('process', own),dist.PrefixStore(name, own)
-            self._near = {}   # by rank, of those that have signed: number and beginning; None on another machine
+            self._near = {}   # by rank: number and beginning of the process; None on another machine
 
     def at(self,
         what:str,  # what this process begins now
@@ -418,7 +418,7 @@ class RollCall:
     def _note(self, r): return json.loads(self.store.get(str(r))) if self.store.check([str(r)]) else None
 
     def read(self)->list:
-        "By rank: [times it signed, 'at', 'raised', 'lost', 'gone' or 'over', what]; None for one that never came."
+        "By rank: [times signed, 'at', 'raised', 'lost', 'gone' or 'over', what]; None for one that never came."
         return [self._note(r) for r in range(self.world)]
 
     def _note_gone(self):

@@ -338,6 +338,7 @@ def _begin(self:ResumableTrainer):
         return p and (p.name, checkpoint_problem(p))
     if old := next(filter(None, self._on_each_node(whole)), None):
         name,why = old
-        do = f'no run can go on from it ({why}), so' if why else 'go on with `resume_from_checkpoint=True`, or'
+        do = 'go on with `resume_from_checkpoint=True`, or'
+        if why: do = f'no run can go on from it ({why}), so'
         raise ValueError(f'{self.args.output_dir} holds {name} of an earlier run: {do} choose another '
             '`output_dir`')
