@@ -56,7 +56,8 @@ HEAVY = {'torch','numpy','pandas','transformers','trl','matplotlib','ipywidgets'
 @functools.cache
 def _helps():
     "What each command's help prints, in one process that says what it had imported in the end"
-    code = ("import contextlib, io, json, sys\nfrom grpo_nb.cli import main\nout = {}\nfor o in json.loads(sys.argv[1]):\n"
+    code = ("import contextlib, io, json, sys\nfrom grpo_nb.cli import main\nout = {}\n"
+        "for o in json.loads(sys.argv[1]):\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as f:\n"
         "        try: main([*o.split(), '--help'])\n        except SystemExit: pass\n"
         "    out[o] = f.getvalue()\nprint(json.dumps([out, [*sys.modules]]))")

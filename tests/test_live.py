@@ -505,7 +505,7 @@ def test_two_runs_side_by_side_meet_the_same_words(opened):
     assert pg.locator('.map').nth(1).locator('.col.new').nth(1).locator('.s8').count()>0
     assert pg.locator('.map').nth(0).locator('.s5, .s6, .s8').count()==0
     plain,stored = [int(o) for o in re.findall(r'(\d+) %', pg.inner_text('#score'))]
-    assert 'before any training' in pg.inner_text('#score') and plain==stored   # one model, and the same draws
+    assert 'before any training' in pg.inner_text('#score') and plain==stored   # one model, same draws
 
 @pytest.mark.parametrize('width,scheme', [(1280, 'light'), (390, 'dark')])
 def test_it_is_for_everybody(trained, axe, width, scheme):

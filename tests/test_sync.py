@@ -68,6 +68,19 @@ def test_an_import_that_is_not_collapsed_is_told(copy):
     f.write_text(f.read_text().replace('"source_hidden": true', '"source_hidden": false', 1))
     with pytest.raises(dev.Trouble, match='plotting.ipynb: not clean: run .*clean'): dev.check(['plotting'])
 
+def test_an_answer_is_collapsed_with_its_output_and_code_that_a_page_folds_is_collapsed(copy):
+    f = notebook(copy, 'plotting')
+    nb = json.loads(f.read_text())
+    for i,o in enumerate(['"The answer"', 'The loop', '"The answers behind the figure"']):
+        source = f'#| code-fold: true\n#| code-summary: {o}\nx = 1'
+        nb['cells'].append(dict(cell_type='code', id=f'folded0{i}', metadata={}, source=source, outputs=[],
+            execution_count=None))
+    f.write_text(json.dumps(nb))
+    dev.clean(['plotting'])
+    told = [c['metadata'] for c in json.loads(f.read_text())['cells'][-3:]]
+    both,one = [dict(jupyter=dict(source_hidden=True, **more)) for more in (dict(outputs_hidden=True), {})]
+    assert told==[both, one, one]
+
 def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monkeypatch):
     f = copy/'nbs'/'07_advantages.ipynb'
     f.write_text(f.read_text().replace('"id": "colab"', '"id": "other"'))
@@ -166,7 +179,8 @@ exit 1
 """
 
 @pytest.mark.parametrize('test,code,last', [('assert 1', 1, '1 passed'), ('assert 0', 1, '1 failed')])
-def test_the_command_goes_on_to_the_end_and_names_all_that_failed(tmp_path, monkeypatch, capfd, test, code, last):
+def test_the_command_goes_on_to_the_end_and_names_all_that_failed(
+        tmp_path, monkeypatch, capfd, test, code, last):
     "A check that fails, a stand-in for `nbdev_test` that names two notebooks, and one test"
     import conftest
     (tmp_path/'settings.ini').touch()

@@ -11,8 +11,12 @@ from made_runs import make_run
 @pytest.fixture
 def served(tmp_path):
     make_run(tmp_path/'r', n_steps=4)
+    f = tmp_path/'r'/'settings.json'
+    settings = json.loads(f.read_text())
+    settings['args']['max_steps'] = 12
+    f.write_text(json.dumps(settings))
     server,address = serve(tmp_path/'r')
-    yield tmp_path/'r',server.server_port,address
+    yield tmp_path/'r',server,address
     server.shutdown()
     server.server_close()
 
@@ -23,7 +27,8 @@ def ask(port, path, host=None, method='GET'):
     return r.status,r.read()
 
 def test_only_who_has_the_token_and_comes_by_this_name_is_served(served):
-    _,port,address = served
+    _,server,address = served
+    port = server.server_port
     token = address.split('token=')[1]
     assert ask(port, f'/?token={token}')[0]==200
     short = f'/stamp?token={token[:-1]}'
@@ -36,7 +41,7 @@ def test_only_who_has_the_token_and_comes_by_this_name_is_served(served):
 
 def test_it_listens_on_this_machine_alone(served):
     import socket
-    _,port,_ = served
+    port = served[1].server_port
     other = [o[4][0] for o in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
              if not o[4][0].startswith('127.')]
     for at in other:
@@ -45,7 +50,8 @@ def test_it_listens_on_this_machine_alone(served):
             with pytest.raises(OSError): s.connect((at, port))
 
 def test_the_page_takes_in_what_the_run_writes(served, browser):
-    folder,port,address = served
+    folder,server,address = served
+    port = server.server_port
     page,asked,errors = browser.new_page(bypass_csp=True),[],[]
     page.on('request', lambda r: asked.append(r.url))
     page.on('pageerror', lambda e: errors.append(str(e)))
@@ -59,7 +65,25 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     page.get_by_label('search').fill(rows[0]['prompt']); page.keyboard.press('Enter')
     page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
     assert errors==[] and {o.split('/')[2] for o in asked}=={f'127.0.0.1:{port}'}
+    told = page.locator('p[role=status]').first
+    assert 'step 9 of 12;' in told.inner_text()                    # of those that are planned
+    assert told.evaluate('o => getComputedStyle(o).fontFamily').startswith('system-ui')
+    server.shutdown()
+    server.server_close()
+    page.wait_for_function("/The watching has ended/.test(document.querySelector('p[role=status]').innerText)")
+    assert 'as of' in told.inner_text()
     page.close()
+
+def test_the_folder_may_be_waited_for(tmp_path, monkeypatch, capsys):
+    at = tmp_path/'later'
+    def asleep(seconds):
+        if at.exists(): raise KeyboardInterrupt   # it is served, and Ctrl-C ends that
+        make_run(at, n_steps=2)
+    monkeypatch.setattr('time.sleep', asleep)
+    watch(str(at), browser=False, wait=True)
+    out = capsys.readouterr().out
+    assert out.startswith(f'waiting for {at}') and 'run later on port' in out
+    with pytest.raises(ValueError, match='no folder .*--wait'): watch(str(tmp_path/'nowhere'), browser=False)
 
 def test_watch_names_port_and_run_and_ends_with_the_verdict(tmp_path, monkeypatch, capsys):
     "On our folder, and on one of verl's that holds metrics and rollouts"
@@ -93,3 +117,17 @@ def test_a_folder_of_another_trainer_is_followed(tmp_path):
     before,one = reader.stamp,packed()
     put(2)
     assert len(packed())>len(one) and reader.stamp!=before
+
+def test_in_80_columns_the_progress_bar_is_whole(monkeypatch):
+    import io
+    from functools import partial
+    from types import SimpleNamespace as NS
+    out = io.StringIO()
+    monkeypatch.setattr(W, 'tqdm', partial(W.tqdm, ncols=80, file=out))
+    me = W.Watched.__new__(W.Watched)
+    me.s = NS(step=104, args=NS(max_steps=200, disable_tqdm=False))
+    bar = me.bar()
+    bar.set_postfix_str('reward 0.86, dead 31%, replayed 16/16')
+    bar.close()
+    last = out.getvalue().rstrip('\n').split('\r')[-1]
+    assert len(last)<=80 and last.endswith('replayed 16/16]') and '104/200' in last and '52%|' in last, last

@@ -62,13 +62,13 @@ def _packed(value):
     "What JSON can hold in letters that `page.js` unpacks."
     return b64encode(zlib.compress(json.dumps(value, ensure_ascii=False).encode(), 9)).decode()
 
-_FRAME = re.compile(r"(<iframe\b[^>]*?)\ssrcdoc='([^']*)'([^>]*>\s*</iframe>)")
+_FRAME = re.compile(r"(<iframe\b[^>]*?)\ssrcdoc='([^']*)'([^>]*>).*?</iframe>", re.S)
 
 def _packed_frames(page):
     "HTML with the text of its frames packed; without scripts they would show nothing."
     def pack(m):
         data = _packed(html.unescape(m[2]))
-        return f'{m[1]}{m[3]}<script type="text/plain" class="frame">{data}</script>'
+        return f'{m[1]}{m[3]}</iframe><script type="text/plain" class="frame">{data}</script>'
     return _FRAME.sub(pack, page)
 
 # %% ../../nbs/dev/pages.ipynb #wid-code
@@ -368,7 +368,8 @@ def _stage_cell(c, state, folder, href, shown):
     found = re.search(r'^#\|\s*fig-alt:\s*(.+)$', s, flags=re.M)
     alt = found[1].strip() if found else ''
     if c['cell_type']=='code':
-        if c['metadata'].get('jupyter', {}).get('source_hidden'):
+        hidden = c['metadata'].get('jupyter', {}).get('source_hidden')
+        if hidden and not re.search(r'^#\|\s*code-fold: *true', s, flags=re.M):
             what = 'Solution' if 'solution' in c['metadata'].get('tags', []) else folded(s) or 'Code'
             s = f'#| code-fold: true\n#| code-summary: {what}\n{s}'
         c['source'] = _show_source(s, shown)

@@ -66,10 +66,13 @@ def shown_widgets(
     if not state: nb['metadata'].pop('widgets', None)
 
 # %% ../../nbs/dev/site.ipynb #34408641
+_ANSWER = re.compile(r'^#\|\s*code-summary: *"?(The answer|Answer|Solution)\b', re.M)   # to a question above
+
 def folded(
     source:str,  # of a code cell
-)->str:          # 'Imports', 'Code of the figure', 'Set-up'; '' for a cell to be read
+)->str:          # 'Imports', 'Code of the figure', 'Set-up', 'Answer', 'Code'; '' for a cell to be read
     "What is behind a cell that JupyterLab collapses."
+    if _ANSWER.search(source): return 'Answer'
     lines = [o for o in source.splitlines() if o.strip() and not o.lstrip().startswith('#')]
     try: body = ast.parse(source).body
     except SyntaxError: return ''
@@ -77,7 +80,8 @@ def folded(
     if re.search(r'^#\|\s*hide\b', source, flags=re.M): return 'Set-up'
     if re.search(r'^#\|\s*echo: false', source, flags=re.M): return 'Code of the figure'
     is_figure = re.search(r'^#\|\s*fig-alt:', source, flags=re.M) and len(lines)>4
-    return 'Code of the figure' if is_figure else ''
+    if is_figure: return 'Code of the figure'
+    return 'Code' if re.search(r'^#\|\s*code-fold: *true', source, flags=re.M) else ''
 
 # %% ../../nbs/dev/site.ipynb #d6009cb4
 def _page_name(name): return re.sub(r'^\d+[a-zA-Z0-9]*_', '', name)   # 07_advantages and advantages are one
@@ -103,7 +107,9 @@ def _clean(nb):
     keys = {k:get_config().get(k, '').split() for k in ('allowed_metadata_keys','allowed_cell_metadata_keys')}
     clean_nb(nb, **keys)
     for c in nb.cells:
-        if c.cell_type=='code' and folded(_src(c.source)): c.metadata['jupyter'] = dict(source_hidden=True)
+        what = folded(_src(c.source)) if c.cell_type=='code' else ''
+        if what: c.metadata['jupyter'] = dict(source_hidden=True)
+        if what=='Answer': c.metadata['jupyter']['outputs_hidden'] = True
     return nbformat.writes(nb, version=4, indent=1)+'\n'
 
 def clean(
@@ -462,8 +468,8 @@ def test(
     slow:bool=False,         # benchmarks and long runs too?
     n_workers:int=2,         # processes that run notebooks, and then tests
 )->None:
-    """Run every check, notebook and test to the end. What failed before the tests is named once more among the
-    tests that fail; the exit code is 0 if nothing failed, else pytest's, or 1."""
+    """Run every check, notebook and test to the end. What failed before the tests is named again among those
+    that fail; the exit code is 0 if nothing failed, else pytest's, or 1."""
     root = _root()
     os.chdir(root)
     os.environ['OMP_NUM_THREADS'] = '1'   # two threads on two busy cores are many times slower than one
@@ -481,15 +487,17 @@ def test(
 
 def _failing_notebooks(root, n_workers):
     "Run all notebooks, as they are heard from; one line for each that fails."
-    words = [Path(sys.executable).parent/'nbdev_test', '--n_workers', str(n_workers), '--do_print', '--timing']
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding='utf-8', errors='replace')
+    command = Path(sys.executable).parent/'nbdev_test'
+    words = [command, '--n_workers', str(n_workers), '--do_print', '--timing']
+    text = dict(text=True, encoding='utf-8', errors='replace')
     said = []
-    with subprocess.Popen(words, cwd=root, **pipes) as p:
+    with subprocess.Popen(words, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **text) as p:
         for line in p.stdout:
             print(line, end='', flush=True)
             said.append(line)
     if not p.returncode: return []
     listed = ''.join(said).rpartition('Failed On The Following Notebooks:')[2]
-    return [f'notebook {o}: fails' for o in re.findall(r'^\t(\S+\.ipynb)$', listed, re.M)] or ['a notebook: fails']
+    names = re.findall(r'^\t(\S+\.ipynb)$', listed, re.M)
+    return [f'notebook {o}: fails' for o in names] or ['a notebook: fails']
 
 test.__test__ = False   # a command, not a test that pytest should collect

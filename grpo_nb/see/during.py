@@ -6,7 +6,7 @@
 __all__ = ['one_thread', 'new_folder', 'next_folder', 'Watched', 'slow_roads', 'serve', 'watch']
 
 # %% ../../nbs/see/during.ipynb #4bd11f08
-import copy, hmac, json, os, secrets, threading
+import copy, hmac, json, os, secrets, threading, time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +63,9 @@ def next_folder(
     return new_folder(at)
 
 # %% ../../nbs/see/during.ipynb #3c65fb32
+# In 80 columns: without the rate, which the times imply, the bar takes what is left.
+_BAR = '{desc}: {percentage:.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]'
+
 class Watched:
     "Records, measures, saves and comments a run."
     def __init__(self,
@@ -95,7 +98,7 @@ class Watched:
         "The progress bar."
         a = self.s.args
         self._bar = tqdm(total=a.max_steps, initial=self.s.step, disable=a.disable_tqdm, unit='step',
-            desc='GRPO')
+            desc='GRPO', bar_format=_BAR)
         return self._bar
 
     def due(self, every:int)->bool:
@@ -242,9 +245,16 @@ def watch(
     folder:str,         # a run's folder, or rollouts of another tool
     port:int=0,         # 0: any that is free
     browser:bool=True,  # open it?
+    wait:bool=False,    # for a folder that is not there yet?
 )->None:
     "Show a run in the browser, as far as it has come, until Ctrl-C; then say its verdict."
-    server,address = serve(folder, port)
+    if wait and not Path(folder).exists():
+        print(f'waiting for {folder} …', flush=True)
+        while not Path(folder).exists(): time.sleep(1)
+    try: server,address = serve(folder, port)
+    except ValueError as e:
+        if Path(folder).exists(): raise
+        raise ValueError(f'{e}; or, for a run that has not begun, --wait') from None
     name = Path(folder).resolve().name
     print(f'run {name} on port {server.server_port}: {address}\nCtrl-C ends the watching; the run goes on.',
         flush=True)

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'stored_groups', 'reward_curve', 'buffer_of', 'Pages', 'pack', 'as_json', 'page', 'view_html',
-           'framed', 'write_page', 'view_run', 'arms', 'write_report']
+           'map_picture', 'framed', 'write_page', 'view_run', 'arms', 'write_report']
 
 # %% ../../nbs/see/view.ipynb #37062201
-import base64, json, math, zlib
+import base64, json, math, struct, zlib
 from functools import lru_cache
 from html import escape
 from itertools import cycle
@@ -277,7 +277,7 @@ class Pages:
             v,arrays[f'state{i}'],arrays[f'by{i}'] = _version(name, o, self.places, self.B, notes)
             vs.append(v)
         told,found = _told_verdict(run)
-        head = dict(name=run.name, about=_about(run, self.look), verdict=told, findings=found, notes=notes,
+        head = dict(name=run.name, planned=run.setting('max_steps'), about=_about(run, self.look), verdict=told, findings=found, notes=notes,
             steps=self.steps, groups=self.B, per_block=self.per, functions=names, versions=vs,
             curves=_curves_of(run, self.look), scale=reward_scale(run.rows), correction=_correction(run),
             replays=any(o.get('replacement') for o in run.rows), start=_start(run, self.places),
@@ -348,14 +348,40 @@ def view_html(
     return page(f"{run.name}: {'report' if report else 'groups'}", as_json(pack(run, **options)),
         _MOUNT.replace('@PLAIN', json.dumps(not report)))
 
+_PALETTE = ('ffffff', '0072B2', '009E73', 'D55E00', 'A77CB0', 'FFB000', 'FFB000', 'FFB000', 'FFB000')   # of `CELLS`
+
+def map_picture(
+    run:Run,         # or the folder of one
+    side:int=9,      # pixels of a cell
+    **options:dict|int, # of `pack`
+)->str:              # HTML
+    "The map of a run as a picture: a column for each recorded step, a cell for each group."
+    run = open_run(run)
+    packed = pack(run, **options)
+    head = json.loads(zlib.decompress(packed['head']))
+    cells = np.frombuffer(zlib.decompress(packed['state0']), np.uint8).reshape(-1, head['groups']).T
+    large = np.kron(cells, np.ones((side, side), np.uint8))
+    large[side-1::side] = large[:,side-1::side] = 0   # lines between the cells
+    lines = b''.join(b'\0'+o.tobytes() for o in large)
+    def chunk(kind, body):
+        return struct.pack('>I', len(body))+kind+body+struct.pack('>I', zlib.crc32(kind+body))
+    height,width = large.shape
+    parts = [(b'IHDR', struct.pack('>IIBBBBB', width, height, 8, 3, 0, 0, 0)),
+        (b'PLTE', bytes.fromhex(''.join(_PALETTE))), (b'IDAT', zlib.compress(lines)), (b'IEND', b'')]
+    png = base64.b64encode(b'\x89PNG\r\n\x1a\n'+b''.join(chunk(*o) for o in parts)).decode()
+    return (f'<p>{escape(run.name)}: a column for each step, a cell for each group. Blue: its answers differ. Amber: '
+        'it was dead, and a stored one came in. Green: all right; red: all wrong. Run the cell to click through '
+        f'it.</p><img alt="" src="data:image/png;base64,{png}">')
+
 def framed(
     page:str,         # HTML
     height:int=900,   # pixels
+    instead:str='',   # HTML that is seen where a frame is not allowed, such as `map_picture`
 )->str:               # HTML
     "A page inside another one."
     inside = page.replace('&', '&amp;').replace("'", '&#39;')
     style = f'width:100%;height:{height}px;border:1px solid #8884;border-radius:6px'
-    return f'<div><iframe title="map and groups of a run" style="{style}" srcdoc=\'{inside}\'></iframe></div>'
+    return f'<div><iframe title="map and groups of a run" style="{style}" srcdoc=\'{inside}\'>{instead}</iframe></div>'
 
 # %% ../../nbs/see/view.ipynb #fe86a09d
 def write_page(

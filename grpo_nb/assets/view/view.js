@@ -967,7 +967,8 @@ export async function watch(root, token, seconds = 2) {
   const ask = async b => asJson(new Uint8Array(await (await get(`block?b=${b}`)).arrayBuffer()));
   const told = el('p', {class: 'gv-dim', role: 'status'}, 'waiting for the run …'), place = el('div');
   root.replaceChildren(told, place);
-  let stamp = null, leave = null;
+  told.style.font = '14px/1.45 system-ui, sans-serif';
+  let stamp = null, leave = null, came = '';
   const look = async () => {
     const newest = await (await get('stamp')).text();
     if (newest == stamp) return;
@@ -977,10 +978,14 @@ export async function watch(root, token, seconds = 2) {
     leave = await mount(place, packed, {ask, start: stay, alone: true});
     if (focused) place.querySelector('.gv-plot').focus({preventScroll: true});
     stamp = newest;
-    told.textContent = `as of ${new Date().toLocaleTimeString()}; what the run writes comes in by itself`;
+    const {steps, S, planned} = place.gv.run, of = planned > 0 ? ` of ${planned}` : '';
+    came = `as of ${new Date().toLocaleTimeString()}`;
+    told.textContent = `${came}, step ${steps[S - 1]}${of}; what the run writes comes in by itself`;
   };
   const again = async () => {
-    try { await look(); } catch (e) { told.textContent = String(e.message || e); }
+    try { await look(); } catch (e) {   // a TypeError: nobody answers
+      told.textContent = e instanceof TypeError ? `The watching has ended; what is here is ${came || 'nothing yet'}.` : String(e.message || e);
+    }
     setTimeout(again, seconds * 1000);
   };
   await again();
