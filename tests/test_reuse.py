@@ -178,6 +178,15 @@ def test_each_way_is_shown_with_what_the_study_measured_at_this_share(g):
         assert shown(text, words)==pytest.approx(want, abs=.00051)
     assert max(map(len, text.split('\n')))<=100
 
+def test_what_the_registered_study_found_is_told_beside_it():
+    page = json.loads((AT/'nbs/research/practice_results.ipynb').read_text())
+    shown = ''.join(''.join(o['data']['text/plain']) for c in page['cells'] for o in c.get('outputs', [])
+        if 'text/plain' in o.get('data', {}))
+    for times,name in ((1, 'kept'), (2, 'doubled')):
+        claim = f'replay_default at {times} − plain at {times}'
+        line = next(o for o in shown.split('\n') if o.startswith(claim))
+        assert f"{name} {' '.join(line.split()[7:10])}" in timed(.5), line
+
 def test_no_way_is_advised_that_lost_at_the_rate_one_has():
     "Near 1 as well, where passes win at a lower rate only; stored groups from where they are ahead"
     for g in (.2, .5, .8, .9, .97, 1.-1e-9):

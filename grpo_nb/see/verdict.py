@@ -109,7 +109,7 @@ def reuse(
     if len(z) and z.min()>=1: return told([f"do:   {words['all_dead']}"])
     advice = _what_to_do(r, g, z.mean() if len(z) else 1.)
     return told([*[f"{'do:' if not i else '':6}{o}" for i,o in enumerate(advice)], *_gains_table(g),
-        f"sure: {words['sure']}"])
+        words['again'], f"sure: {words['sure']}"])
 
 def _hint(r):
     "A line for a run with dead groups that replaces none; '' for others."
