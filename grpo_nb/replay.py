@@ -158,7 +158,7 @@ def _worst(self:ReplayBuffer, n):
 def grow_old(self:ReplayBuffer,
     step:int,  # now
 )->None:
-    "The time is at least `step`: who is too old leaves."
+    "Advance the clock to at least `step` and evict groups older than `age_limit`."
     self.now = max(self.now, step)
     if self.age_limit is None: return
     old = np.flatnonzero(self.steps<self.now-self.age_limit)
@@ -356,8 +356,8 @@ class Replay(Method):
     """Put stored groups in the place of dead ones, then store the living ones.
 
     Drawing comes first, so no group meets itself in the step it was made. A replayed group brings the
-    log-probs of the policy that sampled it; with `corrected=False` the trainer is told to take its ratio as
-    1, which is what TRL's reference did.
+    log-probs of the policy that sampled it, so weight and clip see its true ratio; with `corrected=False` the
+    trainer takes that ratio as 1, as TRL's reference did.
     """
     name = 'replay'
     def __init__(self,

@@ -392,7 +392,7 @@ def train(
     loss:str|Callable=None,   # a name in `LOSSES`, or a function such as stand there; None: `args.loss_type`
     advantages:str|Callable='grpo',  # a name in `ADVANTAGES`, or a function such as stand there
     resume_hint:str='resume_from_checkpoint=True',  # how this run is resumed, for messages
-    last_word:bool=True,      # say the verdict at the end? Who measures before and after says a better one
+    last_word:bool=True,      # print a verdict at the end? (off where the caller prints its own)
 )->State:                     # the run at its end; `history` has a row per batch, `stopped` names a signal
     """Train with GRPO until `args.max_steps`, in whole batches; records and saves into `args.output_dir`.
 

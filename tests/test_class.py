@@ -334,7 +334,9 @@ def sample(scores, u, end, temperature):
             'never renews'),
         ('def keep(s, n): return list(range(len(s)))[-n:]', 'whatever they are worth'),
         ('def keep(s, n): return sorted(sorted(range(len(s)), key=lambda i: (-s[i], -i))[:n])',
-            'needs (1,)')],
+            'needs (1,)'),
+        ('def keep(s, n): return sorted(i for _,i in sorted((x, i) for i,x in enumerate(s) if x>0)[-n:])',
+            'a buffer without places keeps nothing')],
     ('C','ess'): [
         ('def ess(x, m):\n    w = x[m].exp()\n    return w.sum()**2/(w**2).sum()/len(w)', 'over tokens'),
         ('def ess(x, m):\n    w = (x.exp()*m).sum(1)/m.sum(1)\n    return w.sum()**2/(w**2).sum()/len(w)',
@@ -355,7 +357,8 @@ def sample(scores, u, end, temperature):
     ('C','replay_over_seeds'): [
         ("PREDICTION = .285", 'choose one of'), ('RESULT = .64, .42', 'it is another'), ('RESULT = .285',
             'it raises'),
-        ('RESULT = .294, .3', '95 % interval')],
+        ('RESULT = .487, .3', '95 % interval'), ('BROKEN = None', 'falls below .01'),
+        ('BROKEN = 0', 'of eight')],
 }
 
 def test_every_check_of_the_first_three_sets_meets_three_wrong_answers():

@@ -1,4 +1,5 @@
 "The off-policy laboratory: exact sums against autograd, finite differences and sampling"
+import re
 from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
@@ -10,7 +11,7 @@ from notebook_code import defined_in
 CHAPTER = defined_in('13_off_policy_lab')
 ROOM = defined_in('research/off_policy')
 AGES,ESTIMATORS,lab = ROOM.AGES,ROOM.ESTIMATORS,ROOM.lab
-draw_lab,summary,too_old = CHAPTER.draw_lab,CHAPTER.summary,CHAPTER.too_old
+draw_lab,summary,too_old,half_at = CHAPTER.draw_lab,CHAPTER.summary,CHAPTER.too_old,CHAPTER.half_at
 
 CSV = Path(__file__).parent.parent/'nbs'/'results'/'lab.csv'
 
@@ -132,3 +133,22 @@ def test_the_last_good_age_is_before_the_first_bad_one():
     made = pd.DataFrame([dict(estimator=e, learning_rate=.01, age=a, seed=s, worth=1-a/20+.01*s)
         for e in CHAPTER.STYLES for a in (0, 8, 16) for s in range(4)])
     assert too_old(made).loc['ratio 1'].tolist()==['8 / 16']
+
+def test_where_worth_is_one_half_depends_on_the_correction():
+    "The chapter gives no threshold for the effective sample size: it would have to be another for each"
+    t = half_at(pd.read_csv(CSV))
+    for e,want in (('stored, clipped', (.89,.95)), ('stored, truncated', (.57,.61)),
+                   ('recomputed', (.68,.94)), ('ratio 1', (.58,.46)), ('stored, sequence level', (.76,.76))):
+        assert t.loc[e, ['0.01','0.02']].tolist()==pytest.approx(want, abs=.006)
+    assert t['0.003'].isna().all() and t['0.02'].max()-t['0.02'].min()>.4
+    line = pd.DataFrame([dict(estimator='ratio 1', learning_rate=.02, age=a, worth=w, ess_answers=e)
+        for a,w,e in ((0, 1., 1.), (4, .7, .8), (8, .3, .4), (16, .1, .2))])
+    assert half_at(line).loc['ratio 1','0.02']==pytest.approx(.6)
+
+ROWS = re.compile(r'^.*\| *`(?:replay/)?ess_answers` *\|.*$', re.M)
+
+def test_no_page_holds_a_threshold_for_the_effective_sample_size():
+    pages = [f for f in CSV.parent.parent.rglob('*') if f.suffix in ('.ipynb','.qmd')]
+    rows = [o for f in pages for o in ROWS.findall(f.read_text(encoding='utf-8'))]
+    said = [o for o in rows if re.search(r'(above|below|under|over) (about )?(a half|0?\.\d)', o)]
+    assert len(rows)>=2 and said==[]

@@ -14,6 +14,7 @@ from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
 PAGE_OF,ROOM = defined_in('research/reuse_results'),defined_in('dev/stacked', 'grpo_nb.dev.stacked')
+CHAPTER = defined_in('14_replay_study')
 best_of,looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
     ('best_of','looks','regret','regrets','slope','threshold','with_half'))
 
@@ -552,11 +553,84 @@ def test_the_pages_of_replay_say_what_reuse_gives(counted, page):
     carried = BY_TASK[:5] if 'settings' not in page else [BY_TASK[k] for k in (4, 0, 2)]
     for k in carried: assert sum(f"| {counted['span'][k]} | {counted['best'][k]} |" in o for o in rows)==1, k
 
-@pytest.mark.parametrize('page',
-    ['README.md','nbs/index.ipynb','nbs/11_replay.ipynb','nbs/14_replay_study.ipynb'])
-def test_whoever_speaks_of_replay_quotes_the_same_numbers(counted, page):
+PAGES = ['nbs/14_replay_study.ipynb','nbs/practise/replay_settings.qmd','nbs/research/reuse_results.ipynb']
+
+def test_whoever_speaks_of_replay_quotes_the_same_numbers(counted):
     k = BY_TASK[4]
-    assert counted['span'][k] in words(page) and counted['best'][k] in words(page)
+    for page in PAGES: assert counted['span'][k] in words(page) and counted['best'][k] in words(page), page
+
+@pytest.fixture(scope='module')
+def kept(study):
+    "Every way minus plain GRPO at plain GRPO's best rate, and at twice that rate, as the chapter has it"
+    return {times:CHAPTER.switched(study[1], study[0], times) for times in (1, 2)}
+
+def test_other_code_counts_the_same_at_the_rate_one_has(study, kept):
+    "Each half of the seeds at the rate that was best for plain GRPO on the other half"
+    plan,df,_ = study
+    a = df[df.error==''].set_index(['regime','arm','learning_rate','seed']).area
+    halves,gains = (range(500, 504), range(504, 508)),{}
+    for times in (1, 2):
+        for cell in plan['definitions']['families']:
+            plain = a[cell,'plain'].unstack('seed')
+            for mine,others in (halves, halves[::-1]):
+                rate = plain[list(others)].mean(axis=1).idxmax()
+                at = a.index.get_level_values('learning_rate')
+                near = a[(abs(at/rate/times-1)<1e-6)]
+                for arm in CHAPTER.SWITCHES:
+                    one,two = (near.xs(k, level='arm')[cell].droplevel('learning_rate')[list(mine)]
+                        for k in (arm, 'plain'))
+                    gains.setdefault((times, arm), {}).setdefault(cell, []).extend(one-two)
+    for (times,arm),by_cell in gains.items():
+        row = kept[times].loc[arm]
+        mean = {c:sum(v)/8 for c,v in by_cell.items()}
+        assert row['cells above']==f'{sum(v>0 for v in mean.values())} of 16'
+        assert float(row['minus plain GRPO'].split()[0])==pytest.approx(sum(mean.values())/16, abs=6e-4)
+
+def said(row): return row.replace('-', '−')
+
+@pytest.mark.parametrize('page', ['nbs/11_replay.ipynb',*PAGES[:2]])
+def test_pages_say_what_replay_gives_at_the_rate_one_has(kept, page):
+    for times in (1, 2): assert said(kept[times].loc['replay_default','minus plain GRPO']) in words(page)
+    if 'settings' not in page: return
+    for arm,row in kept[1].iterrows():
+        if arm=='mu6': continue
+        cells = f"{said(row.iloc[0])} | {row['cells above']} | {said(kept[2].loc[arm].iloc[0])} |"
+        assert cells in words(page), arm
+
+@pytest.mark.parametrize('page', ['README.md','nbs/index.ipynb'])
+def test_the_first_page_says_what_the_rows_say(study, kept, page):
+    plan,df,_ = study
+    gain = float(kept[1].loc['replay_default'].iloc[0].split()[0])
+    assert f'{100*gain:.1f} more right answers in 100, averaged over a run' in words(page)
+    area = PAGE_OF.by_rate(df, plan)['area'].groupby('rate').mean()
+    lost = 1-area.loc['2']/area.loc['1']
+    assert round(10*lost.plain)==3 and round(10*lost.replay_default)==1
+    assert 'plain GRPO loses three tenths of its right answers, and with replay one tenth' in words(page)
+
+def test_pages_say_where_the_gain_comes_from(study):
+    plan,df,_ = study
+    chapter,page,settings = (words(o) for o in (PAGES[0], PAGES[2], PAGES[1]))
+    d = PAGE_OF.by_rate(df, plan)
+    lead = d['area'].replay_default-d['area'].plain
+    assert len(lead)==16*5*8
+    high = lead.groupby('rate').mean()[['2','4']].sum()/5/lead.mean()
+    assert all(f'{high:.0%}'.replace('%', ' %') in o for o in (chapter, page, settings))
+    assert abs((lead*d['broke'].plain).sum()/lead.sum()-2/3)<.02 and 'two thirds' in chapter
+    own = PAGE_OF.own_range(df, plan, ['plain','replay_default'])
+    assert PAGE_OF.one_text(own, ('replay_default','plain'), 'own') in chapter
+    two = at_best(df, plan, {a:[a] for a in ('mu2','replay_default')})
+    two = said(PAGE_OF.one_text(two, ('replay_default','mu2'), 'best'))
+    assert f'default − `mu2` is {two}' in chapter and f'default − two passes {two}' in settings
+
+def test_pages_and_warning_say_what_replay_without_the_clip_gave(study):
+    from grpo_nb.parts.ratios import warn_unless_clipped
+    popo = read_rows(ROOT/'nbs'/'results'/'replay_study_methods_rates.csv', ('registered',))
+    one,two = (PAGE_OF.minus_plain(d, a, 4e-4) for d,a in ((popo, 'popo'), (study[1], 'replay')))
+    told = [o[k] for o in (one, two) for k in ('adding','filtering')]
+    assert all(o[0]=='-' for o in told[:2]) and all(o[0]=='+' for o in told[2:])
+    with pytest.warns(UserWarning) as seen: warn_unless_clipped('none', 'replay_clip')
+    for text in (str(seen[0].message), words(PAGES[1]), words(PAGES[2])):
+        assert all(o[1:] in text for o in told)
 
 def test_other_pages_say_what_reuse_gives(counted):
     book,limits = words('nbs/research/first_study.ipynb'),words('nbs/project/limitations.qmd')

@@ -3,7 +3,7 @@ import json, math, warnings
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
-from grpo_nb.replay import Keep
+from grpo_nb.replay import Keep, Replay
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, new_state, train
 
@@ -139,6 +139,24 @@ def test_problems_that_nothing_measures_are_warned_about_and_one_is_enough():
     with pytest.warns(UserWarning, match='`eval_steps` is 0'): run(eval_dataset=rows)
     row = run(small(eval_steps=4), eval_dataset=rows.select([0])).history[0]
     assert row['eval/rewards/length/mean']>=0 and 'eval/pass@1' not in row
+
+def unclipped(method=None, **kw):
+    "How often a run of two batches warns that replayed tokens are not clipped"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        args = TrainConfig(num_generations=4, generation_batch_size=16, max_steps=8, **kw)
+        train(tiny_model(0), make_tokenizer(), rows, reward, args, method)
+    return sum('takes the clip from replayed tokens' in str(o.message) for o in seen)
+
+@pytest.mark.parametrize('kw,times', [(dict(replay_correction='clip=none'), 1),
+    (dict(correction='weight=truncated,clip=none'), 1), (dict(replay_correction='weight=none,clip=none'), 1),
+    (dict(), 0), (dict(replay_correction='weight=none'), 0),
+    (dict(correction='clip=none', replay_correction='weight=truncated'), 0),
+    (dict(replay_correction='clip=none', replay_buffer_size=0), 0),
+    (dict(correction='clip=none', method=Keep()), 0),
+    (dict(correction='clip=none', method=Replay(4)), 1)], ids=str)
+def test_a_run_warns_once_where_replayed_tokens_are_not_clipped(kw, times):
+    assert unclipped(**kw)==times
 
 # ---- going on with something else
 

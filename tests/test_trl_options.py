@@ -1,7 +1,7 @@
 """Every option of GRPOConfig with replay on: it runs, replaces what is dead,
 and the loss equals TRL's own on the edited batch."""
 
-import asyncio, functools, json, math, re, tempfile
+import asyncio, functools, json, math, re, tempfile, warnings
 import pytest, torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -104,6 +104,19 @@ def test_two_generations_in_a_step_give_the_loss_of_each(loss, monkeypatch):
     (dict(replay_weight='half'), 'one of'), (dict(replay_weight_cap=0), 'above 0')])
 def test_a_correction_that_the_seam_does_not_allow_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): T.config(**kw)
+
+@pytest.mark.parametrize('kw,rank,times', [(dict(replay_clip='none'), '0', 1),
+    (dict(replay_clip='none', replay_weight='truncated'), '0', 1), (dict(replay_clip='none'), '1', 0),
+    (dict(replay_clip='none', replay_buffer_size=0), '0', 0), (dict(replay_clip='two_sided'), '0', 0),
+    ({}, '0', 0)])
+def test_a_run_warns_once_where_replayed_tokens_are_not_clipped(kw, rank, times, monkeypatch):
+    monkeypatch.setenv('RANK', rank)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        t = T.trainer(max_steps=1, **kw)
+        monkeypatch.delenv('RANK')
+        if times: t.train()
+    assert sum('takes the clip from replayed tokens' in str(o.message) for o in seen)==times
 
 OPTS = dict(
     scale_batch=dict(scale_rewards='batch'), scale_none=dict(scale_rewards='none'),

@@ -24,7 +24,9 @@ from ..parts.core import (
     RULES, check_option, check_prompts, check_rendered, check_rewards, check_rows, check_settings,
     distinct_names, known_data, reads_tokens, reward_names, setting, start_note, template_start, untested)
 from ..parts.groups import nan_std, unjudged
+from ..parts.ratios import warn_unless_clipped
 from .distributed import RollCall, agree, sign_process
+
 
 # %% ../../nbs/on_trl/checks.ipynb #602607b8
 log = logging.getLogger(__name__)
@@ -140,7 +142,8 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     replay_weight_cap:float = setting(2., "The largest weight of 'truncated' and 'sequence'.")
     replay_clip:str = setting('ppo',
         "Which replayed tokens get no gradient: 'ppo' as the loss says, 'dapo' with a wider upper side, "
-        "'two_sided' also bad tokens that have become much more likely, 'none' no clip.",
+        "'two_sided' also bad tokens that have become much more likely, 'none' none at all, which did "
+        "harm at high learning rates, and warns.",
         choices=['ppo','dapo','two_sided','none'])
     replay_max_drift:float|None = setting(None,
         'Replayed answers whose log-probs moved further than this, in nats per token, get no gradient; '
@@ -230,7 +233,9 @@ class CheckedTrainer(GRPOTrainer):
         known = isinstance(data, Dataset) and not played   # a stream's rows are looked at as they come
         prompts = check_rows(data, self._n_prompts(a), a.num_generations, most=10_000) if known else []
         self.known_data = known_data(data, 10_000) if known else None   # to know the data again at a resume
-        for o in untested() if os.environ.get('RANK', '0')=='0' else (): warnings.warn(o, stacklevel=2)
+        if os.environ.get('RANK', '0')=='0':   # of several processes one warns
+            for o in untested(): warnings.warn(o, stacklevel=2)
+            if getattr(a, 'replay_buffer_size', 0): warn_unless_clipped(a.replay_clip, "replay_clip='none'")
         with self._watched(math.inf):
             self._agree(a, given.get('reward_funcs'))
             super().__init__(**given)

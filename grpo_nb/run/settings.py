@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from ..parts.core import RULES, check_option, check_settings, lookup, setting
 from ..parts.model import Sampling, Tokenizer
-from ..parts.ratios import CLIPS, Clip, Correction, clipped, correct, importance_ratio
+from ..parts.ratios import (
+    CLIPS, Clip, Correction, clipped, correct, importance_ratio, warn_unless_clipped)
 
 # %% ../../nbs/run/settings.ipynb #e45ccafc
 @dataclass
@@ -36,7 +37,8 @@ class RunSettings(Sampling):
         'leave out bad completions beyond this drift, nats per token')
     correction:str = setting(None,
         'of all groups, such as weight=truncated,clip=none; None: the loss as it is')
-    replay_correction:str = setting(None, 'the same, of replayed groups; None: as `correction`')
+    replay_correction:str = setting(None,
+        'the same, of replayed groups; None: as `correction`; clip=none did harm at high rates, and warns')
     top_entropy_quantile:float = setting(1.,
         'share of the tokens, those of highest entropy, that feel the loss')
     entropy_coef:float = setting(0., 'weight of the entropy bonus')
@@ -149,7 +151,10 @@ def check_method(
     args:RunSettings,  # of the run
     methods:dict,      # by name, as `METHODS`
 )->'Method':           # the same
-    "ValueError for what is no method, or one that can't do what the settings ask for."
+    """ValueError for what is no method, or one that can't do what the settings ask for.
+
+    A warning where the method replays groups that the settings do not clip.
+    """
     if not hasattr(method, 'treat'):
         raise ValueError(f'`method` is {method!r:.60}: give one of {sorted(methods)}, or a `Method`')
     k = args.replay_stored_per_fresh
@@ -162,6 +167,9 @@ def check_method(
         if asked not in (usual[f'replay_{k}'].default, getattr(buffer, k, None)):
             raise ValueError(f'`replay_{k}` is {asked!r}, the method {method.name!r} does not know of it: '
                 f"use 'replay' by its name (with a buffer), or give `{k}` to the method")
+    name = 'correction' if args.replay_correction is None else 'replay_correction'
+    chosen = read_correction(getattr(args, name), name)
+    if chosen and getattr(buffer, 'max_size', 0): warn_unless_clipped(chosen.clip, name)
     return method
 
 def check_eval(

@@ -521,7 +521,7 @@ def _no_gradient(r:Look, g:np.ndarray, share:float=.25)->dict:
 
 @rule('replay-too-old')
 def _replay_old(r:Look, age:np.ndarray, ess:float=.5, clip:float=.3)->bool:
-    "the policy has left the replayed groups behind: little of what they say still counts"
+    "the policy has moved far from the replayed groups: much of what they say counts little, or is clipped"
     c = r.late('replay/clip_share')
     e = r.late('replay/ess_tokens' if 'replay/ess_tokens' in r.names else 'replay/ess')
     return bool(len(e) and e.mean()<ess or len(c) and c.mean()>clip)

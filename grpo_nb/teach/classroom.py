@@ -16,7 +16,7 @@ from types import ModuleType
 
 # %% ../../nbs/teach/classroom.ipynb #c915350e
 TITLES = dict(A='the sampler and the mask', B="advantages and the KL's gradient",
-    C='replay with its ratio', D='a registered experiment')
+    C='replay, ratio and clip', D='a registered experiment')
 SITE = 'https://grpo-nb.github.io/grpo_nb'
 _FILE = re.compile(r'(?:#\| |<!-- )filename: (\S+)(?: -->)?\n')
 _HEAD = {'adapters.py':'"{}: what you write"\nimport math\nimport torch\nfrom torch import Tensor\n\n',
