@@ -537,7 +537,7 @@ def to_pdf(
     if not chrome: raise Trouble('printing wants a Chromium: install one, or name it in CHROME')
     how = '--headless --no-sandbox --virtual-time-budget=20000 --no-pdf-header-footer'.split()
     how += ['--generate-pdf-document-outline', f'--print-to-pdf={pdf}', page.resolve().as_uri()]
-    r = subprocess.run([chrome, *how], capture_output=True, text=True)
+    r = subprocess.run([chrome, *how], capture_output=True, text=True, encoding='utf-8')
     if not pdf.exists(): raise Trouble(f'{chrome} printed nothing: {r.stderr[-1000:]}')
 
 # %% ../../nbs/dev/pages.ipynb #3352e0fd

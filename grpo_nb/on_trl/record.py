@@ -75,9 +75,11 @@ class RunRecord(TrainerCallback):
         path,theirs = Path(a.output_dir)/'README.md',GRPOConfig.__dataclass_fields__
         own = [f.name for f in fields(a) if f.name not in theirs]
         rows = '\n'.join(f'| `{k}` | {getattr(a, k)} |' for k in own)
-        path.write_text(path.read_text()+'\n## Replay buffer\n\nTrained with '
+        card = path.read_text(encoding='utf-8')   # it holds names with accents
+        path.write_text(card+'\n## Replay buffer\n\nTrained with '
             '`grpo_nb.grpo_with_replay_buffer.GRPOWithReplayBufferTrainer`, '
-            f'grpo_nb {v["grpo_nb"]} on trl {v["trl"]}.\n\n| setting | value |\n|---|---|\n{rows}\n')
+            f'grpo_nb {v["grpo_nb"]} on trl {v["trl"]}.\n\n| setting | value |\n|---|---|\n{rows}\n',
+            encoding='utf-8')
 
     def on_train_begin(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
         **kwargs:object,

@@ -35,7 +35,7 @@ def machine()->str:
     "Processor and the instructions torch uses on it: both move the last bits."
     if torch.cuda.is_available(): return torch.cuda.get_device_name()
     f = Path('/proc/cpuinfo')
-    named = re.search(r'^model name\s*: *(.*\S)', f.read_text() if f.exists() else '', re.M)
+    named = re.search(r'^model name\s*: *(.*\S)', f.read_text(encoding='utf-8') if f.exists() else '', re.M)
     name = named[1] if named else platform.processor() or platform.machine()
     return f'{name}, {torch.backends.cpu.get_cpu_capability()}'
 

@@ -272,7 +272,7 @@ class Recorder:
     def summary(self, **data:Any)->None:
         "Write summary.json with `data` and the versions; called again, it adds to what is there."
         f = self.dir/'summary.json'
-        old = json.loads(f.read_text()) if f.exists() else dict(versions=versions())
+        old = json.loads(f.read_text(encoding='utf-8')) if f.exists() else dict(versions=versions())
         save_json(f, plain(old|data))
 
 # %% ../../nbs/run/record.ipynb #ba5ca58d

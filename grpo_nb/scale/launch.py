@@ -69,7 +69,7 @@ def launch_config(
     "TRL's config for this strategy with your counts. ValueError with all that is wrong with it."
     if strategy not in _FILES: raise ValueError(f'no strategy {strategy!r}: choose one of {tuple(_FILES)}')
     folder = Path(find_spec('trl').submodule_search_locations[0])/'accelerate_configs'
-    c = yaml.safe_load((folder/f'{_FILES[strategy]}.yaml').read_text())
+    c = yaml.safe_load((folder/f'{_FILES[strategy]}.yaml').read_text(encoding='utf-8'))
     c |= dict(num_processes=num_processes, num_machines=num_machines, mixed_precision=mixed_precision)
     for k,v in changes.items():
         inner = next((c[o] for o,keys in _known().items() if o in c and k in keys), c)
@@ -84,7 +84,8 @@ def write_launch_config(
     **kwargs:str|int|bool, # of `launch_config`
 )->str:             # `path`
     "The config in a YAML file for `accelerate launch --config_file`."
-    Path(path).write_text(yaml.safe_dump(launch_config(strategy, *args, **kwargs), sort_keys=True))
+    text = yaml.safe_dump(launch_config(strategy, *args, **kwargs), sort_keys=True)
+    Path(path).write_text(text, encoding='utf-8')
     return str(path)
 
 # %% ../../nbs/scale/launch.ipynb #cf4b148e
@@ -285,7 +286,7 @@ def recipe_faults(
     out,weights = [],a.reward_weights
     if r.accelerate_config:
         path = Path(r.accelerate_config)
-        c = yaml.safe_load(path.read_text())
+        c = yaml.safe_load(path.read_text(encoding='utf-8'))
         found = check_launch_config(c) if isinstance(c, dict) else ['needs lines of `name: value`']
         out += [f'{path.name}: {o}' for o in found]
     if weights and reward_funcs and len(weights)!=len(reward_funcs):

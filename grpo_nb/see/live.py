@@ -31,7 +31,8 @@ def npm_package(
         raise NoPackage(f'{name} is needed from npm, and there is no npm: install it (`apt-get install npm`)')
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent) as d:
-        r = subprocess.run(['npm','pack','--silent',name], cwd=d, capture_output=True, text=True)
+        r = subprocess.run(['npm','pack','--silent',name], cwd=d, capture_output=True,
+            encoding='utf-8')
         if r.returncode: raise NoPackage(f'npm could not fetch {name}: {r.stderr.strip()[-300:]}')
         with tarfile.open(Path(d)/r.stdout.split()[-1]) as t: t.extractall(d, filter='data')
         home.mkdir(exist_ok=True)
