@@ -79,7 +79,8 @@ def _machines_encoding(source):
         f,given = o.func,{k.arg:k.value for k in o.keywords}
         name,method = getattr(f, 'attr', getattr(f, 'id', '')),isinstance(f, ast.Attribute)
         if {'encoding',None} & {*given}: continue
-        if method and getattr(f.value, 'id', '') in ('Image','os','webbrowser') and name=='open': continue
+        theirs = method and getattr(f.value, 'id', '') in ('Image','os','tarfile','webbrowser')
+        if theirs and name=='open': continue   # which open no text
         at = dict(open=0 if method else 1, fdopen=1).get(name)   # where the mode stands
         mode = given.get('mode', o.args[at] if at is not None and len(o.args)>at else None)
         binary = isinstance(mode, ast.Constant) and 'b' in str(mode.value)
