@@ -418,7 +418,7 @@ class RollCall:
     def _note(self, r): return json.loads(self.store.get(str(r))) if self.store.check([str(r)]) else None
 
     def read(self)->list:
-        "By rank: [times signed, 'at', 'raised', 'lost', 'gone' or 'over', what]; None where one never came."
+        "By rank: [signatures, 'at', 'raised', 'lost', 'gone' or 'over', what]; None where one never came."
         return [self._note(r) for r in range(self.world)]
 
     def _note_gone(self):
