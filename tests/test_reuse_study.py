@@ -66,7 +66,7 @@ def test_a_batch_with_replay_is_what_the_shipped_method_makes_of_it(untaught, mo
     for *outs,(groups,there) in zip(seen[::3], seen[1::3], seen[2::3]):
         assert there.all()
         for s,out in enumerate(outs):
-            b = out.batch
+            b = out.batch.pad_to(groups['ids'].shape[-1], groups['out'].shape[-1])   # the stack's widths
             assert torch.equal(b.completion_ids, groups['out'][s])
             assert torch.equal(b.prompt_ids, groups['ids'][s])
             assert torch.equal(b.advantages, groups['A'][s,...,0])
