@@ -25,7 +25,7 @@ def extract_answer(
     return found[-1].strip() if found else None
 
 # %% ../nbs/02_tasks.ipynb #9c0da2ff
-_JUDGES = {None:same_answer, '':same_answer, 'gsm8k':same_answer, 'math':same_maths}
+_JUDGES = {None:same_answer, '':same_answer, 'gsm8k':same_answer, 'few_shot':same_answer, 'few_shot':same_answer, 'math':same_maths}
 
 @lru_cache(None)
 def judge(
@@ -44,6 +44,12 @@ def judge(
     return score
 
 # %% ../nbs/02_tasks.ipynb #8b60a920
+def _answer_in(text, kind):
+    "The answer that a completion commits to, or None."
+    if kind=='few_shot': return text.strip().split('\n')[0].strip()   # solved examples end with their line
+    said = extract_answer(text)
+    return boxed(text) if said is None else said
+
 def accuracy_reward(
     prompts:list,         # N prompts, not looked at
     completions:list,     # N completions, str or lists of messages
@@ -56,14 +62,15 @@ def accuracy_reward(
     """Is the answer right, in the eyes of the task's own judge?
 
     What counts is the text in <answer>…</answer>, without it the last \\boxed{…}, and 0 without either.
+    In tasks with solved examples in the prompt (`few_shot`) it is the first line.
+    In tasks with solved examples in the prompt (`few_shot`) it is the first line.
     """
     out = []
     for i,c in enumerate(completions):
-        text = completion_text(c)
-        said = extract_answer(text)
-        if said is None: said = boxed(text)
+        kind = task[i] if task is not None else None
+        said = _answer_in(completion_text(c), kind)
         e = json.loads(entry[i]) if entry is not None and entry[i] else dict(answer=answer[i])
-        s = 0. if said is None else float(judge(task[i] if task is not None else None)(said, e))
+        s = 0. if said is None else float(judge(kind)(said, e))
         out.append(s if partial else float(s>=1))
     return out
 
