@@ -102,7 +102,7 @@ def test_the_help_of_trl_names_only_options_that_are_there_with_their_defaults(c
 def test_a_second_demo_counts_on(tmp_path, monkeypatch, capsys):
     from grpo_nb import demo as M
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(M, 'chain_sum', lambda *a, **kw: [dict(prompt='1+1')])
+    monkeypatch.setattr(M, 'make_problems', lambda *a, **kw: [dict(prompt='1+1')])
     went = []
     def run(model, tok, problems, held_out, reward, args, info): return went.append(args.output_dir)
     monkeypatch.setattr(M, 'measured_run', run)
@@ -220,6 +220,27 @@ def test_eval_steps_measures_the_held_out_problems_on_the_way(mine):
 def test_a_reward_that_cannot_work_is_named(name, says, mine, capsys):
     with pytest.raises(SystemExit) as e: train(mine, '--reward', f'{mine}/rewards.py:{name}')
     assert e.value.code==2 and says in capsys.readouterr().err
+
+def test_the_demo_of_a_pretrained_model_ends_answers_at_the_line_and_measures_the_likeliest(
+        tmp_path, monkeypatch, capsys):
+    "With the tiny Qwen in the pretrained model's place: its newline is one token, too"
+    from grpo_nb.demo import demo
+    from grpo_nb.see.readers import open_run
+    from grpo_nb.tiny_qwen import load_model
+    net,tok = load_model('tiny')
+    monkeypatch.setattr('grpo_nb.demo.load_model', lambda name: (net, tok))
+    s = demo('smollm2', seed=3, output_dir=str(tmp_path/'run'), max_steps=2, n_problems=6, disable_tqdm=True)
+    newline = tok('\n')['input_ids'][0]
+    assert newline in net.generation_config.eos_token_id
+    assert s['model']=='smollm2' and s['steps']==2 and s['before']['n_problems']==6
+    assert 0<=s['before']['greedy']<=1 and 0<=s['after']['greedy']<=1
+    for row in open_run(tmp_path/'run').rows:
+        assert all('\n' not in text.rstrip('\n') for text in row['completions'])
+    assert 'with the likeliest answers' in capsys.readouterr().out
+
+def test_a_demo_of_another_model_names_those_there_are():
+    from grpo_nb.demo import demo
+    with pytest.raises(ValueError, match="no demo of 'llama': choose from tiny, smollm2"): demo('llama')
 
 def test_the_demo_measures_trains_and_leaves_its_folder(tmp_path, capsys):
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=8, n_problems=60, disable_tqdm=True)

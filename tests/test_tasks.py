@@ -48,6 +48,29 @@ def test_standard_and_conversational_completions_earn_the_same():
     ('<answer>a\nb</answer>', 'a\nb')])
 def test_the_last_closed_answer_counts(text, want): assert extract_answer(text)==want
 
+@pytest.mark.parametrize('text,right', [
+    (' 43\n', 1.), ('43', 1.), (' 43\n50 + 11 = 61', 1.), ('\n43', 1.), (' 42\n43', 0.), ('', 0.),
+    ('<answer>43</answer>', 0.)])
+def test_behind_solved_examples_the_first_line_is_the_answer(text, right):
+    assert accuracy_reward(None, [text], ['43'], task=['few_shot'])==[right]
+    assert accuracy_reward(None, [text], ['43'])==[float('<answer>' in text)]
+
+@pytest.mark.parametrize('name,check', [
+    ('two_digit_sums', lambda q, a: sum(map(int, q.removesuffix(' =').split(' + ')))==a),
+    ('products', lambda q, a: int(q.split(' * ')[0])*int(q.split(' * ')[1].removesuffix(' ='))==a),
+    ('next_numbers', lambda q, a: 2*int(q.split(', ')[2].rstrip(','))-int(q.split(', ')[1])==a)])
+def test_few_shot_answers_are_right_and_no_problem_is_on_both_sides(name, check):
+    train,held = (make_problems(name, 40, 1, side) for side in ('train', 'test'))
+    lines = [[o['prompt'].split('\n') for o in side] for side in (train, held)]
+    assert all(check(o['prompt'].split('\n')[-1], int(o['answer'])) for o in train)
+    assert {len(o) for side in lines for o in side}=={3}
+    asked,kept = ({o[-1] for o in side} for side in lines)
+    assert len(asked)==len(kept)==40 and not asked & kept
+    assert all(o[-1] not in o[0]+o[1] for o in lines[0])   # no question is among its examples
+    other = make_problems(name, 40, 2)
+    assert other['prompt']!=train['prompt']
+    assert train['prompt'][:20]==make_problems(name, 20, 1)['prompt']
+
 def test_a_box_counts_where_there_are_no_tags():
     said = [r'so \boxed{7}', r'\boxed{8} <answer>7</answer>', r'<answer>8</answer> \boxed{7}',
             r'<answer>\boxed{7}</answer>', '7']
