@@ -104,7 +104,7 @@ def test_a_second_demo_counts_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(M, 'make_problems', lambda *a, **kw: [dict(prompt='1+1')])
     went = []
-    def run(model, tok, problems, held_out, reward, args, info): return went.append(args.output_dir)
+    def run(model, tok, problems, held_out, reward, args, info, **how): return went.append(args.output_dir)
     monkeypatch.setattr(M, 'measured_run', run)
     for name in ('demo-0', 'demo-0-2'):
         main(['demo'])
