@@ -25,7 +25,8 @@ from .trainer import TrainConfig, evaluate, train
 from .inspector import write_inspector
 
 # %% ../nbs/catalogue/demo.ipynb #d3c0abc8
-DEMOS = dict(   # model: its problems, how many are held out, measured at temperature 0 too?, settings of the run
+# model: its problems, how many are held out, measured at temperature 0 too?, settings of the run
+DEMOS = dict(
     tiny=dict(dataset='sums', task='chain_sum, one-digit terms', n_problems=500, greedy=False,
         settings=dict(max_steps=200, learning_rate=2e-4)),
     smollm2=dict(dataset='two_digit_sums', task='sums of two digits, two solved examples', n_problems=100,

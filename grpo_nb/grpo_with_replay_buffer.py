@@ -361,7 +361,7 @@ def held_by_clip(self:GRPOWithReplayBufferTrainer,
 
 @patch
 def _count_clipped(self:GRPOWithReplayBufferTrainer, x):
-    "TRL counts what is clipped among the corrected log-probs, which are no longer the sampler's: count again."
+    "TRL counts what is clipped among corrected log-probs, which are no longer the sampler's: count again."
     metrics = self._metrics['train']
     if self._clip_mask is None or self.loss_type not in (*CLIPS, 'cispo'): return
     (ratio,held,mask,A),self._clip_mask = self._clip_mask,None

@@ -25,7 +25,7 @@ def extract_answer(
     return found[-1].strip() if found else None
 
 # %% ../nbs/02_tasks.ipynb #9c0da2ff
-_JUDGES = {None:same_answer, '':same_answer, 'gsm8k':same_answer, 'few_shot':same_answer, 'few_shot':same_answer, 'math':same_maths}
+_JUDGES = {None:same_answer, '':same_answer, 'gsm8k':same_answer, 'few_shot':same_answer, 'math':same_maths}
 
 @lru_cache(None)
 def judge(

@@ -192,4 +192,5 @@ def notebook(lab, browser):
 
 def pytest_terminal_summary(terminalreporter):
     "What `grpo_nb test` saw fail before the tests: checks and notebooks, beside the tests that fail"
-    for o in os.environ.get('GRPO_NB_FAILED', '').splitlines(): terminalreporter.write_line(f'FAILED {o}', red=True)
+    for o in os.environ.get('GRPO_NB_FAILED', '').splitlines():
+        terminalreporter.write_line(f'FAILED {o}', red=True)

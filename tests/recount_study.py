@@ -124,7 +124,7 @@ def recount_spans(table, page):
     return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
 
 def recount_own(tables, page):
-    "The same where the measure lies around each arm's own best rate; rows of several tables; None: some missing"
+    "The same where the measure lies around each arm's best rate; rows of several tables; None: some missing"
     plan = registered(page)
     ladder,seeds,n = plan['ladder'],plan['seeds']['main'],len(plan['seeds']['main'])
     runs = {}

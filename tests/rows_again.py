@@ -14,7 +14,8 @@ HERE = Path(__file__).parent.parent/'nbs'
 def studies():
     "Pages whose plan this code has and whose table is there"
     for page in sorted((HERE/'project').glob('registration*.qmd')):
-        if page.stem=='registration_stopped': continue   # its arms and tasks are gone with the code of its day
+        # its arms and tasks are gone with the code of its day
+        if page.stem=='registration_stopped': continue
         if (HERE/'results'/f"{registration(page).get('table', 'replay_study')}.csv").exists(): yield page
 
 def main(*pages):

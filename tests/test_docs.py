@@ -553,7 +553,8 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
     ('07_advantages', 'see [the next chapter](08_logps.ipynb)', 'what comes next is 07a_float_noise'),
     ('memory', 'the next chapter has a plan', 'outside the course'),
     ('memory', 'chapter 21 has a plan', 'no chapter 21'),
-    ('18_recipes', '[The next chapter](19_batch.ipynb#does-it-fit), [chapter 2](02_tasks.ipynb), chapter 16a', ''),
+    ('18_recipes', '[The next chapter](19_batch.ipynb#does-it-fit), [chapter 2](02_tasks.ipynb), '
+        'chapter 16a', ''),
 ])
 def test_a_chapter_is_called_by_its_number(file, text, says):
     nb = dict(cells=[dict(cell_type='markdown', source=text)])
@@ -563,7 +564,8 @@ def test_a_chapter_is_called_by_its_number(file, text, says):
 def test_the_glossary_leads_to_pages_that_have_the_word():
     "At least one of a row's pages has the beginning of one of its words."
     page = ROOT/'nbs/reference/glossary.ipynb'
-    def text(f): return ' '.join(''.join(c['source']) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
+    def text(f):
+        return ' '.join(''.join(c['source']) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
     rows = [o.strip('|').split('|') for o in text(page).splitlines() if re.match(r'\| .*\]\(\.\./', o)]
     lost = []
     for word,_,where in rows:
@@ -575,7 +577,8 @@ def test_the_glossary_leads_to_pages_that_have_the_word():
 
 def test_every_exercise_counts_in_the_minutes():
     prose = lambda s: dict(cell_type='markdown', source=s)
-    cells = [prose('## Exercise: one'), prose('### A third hunt: two'), prose('## Exercise: three\n\n### Exercise: four')]
+    cells = [prose('## Exercise: one'), prose('### A third hunt: two'),
+        prose('## Exercise: three\n\n### Exercise: four')]
     assert _reading_minutes(dict(cells=cells))==40
 
 def test_what_the_page_on_memory_says_of_a_gpu_was_measured():

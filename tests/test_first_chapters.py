@@ -129,8 +129,9 @@ def test_problems_that_agree_leave_something_to_doubt():
 
 def test_what_the_chapter_on_evaluation_says_of_other_chapters_is_what_they_show():
     prose = ''.join(''.join(c['source']) for c in cells('06_evaluation') if c['cell_type']=='markdown')
-    before,after = eval(''.join(cell('00_grpo_on_one_screen', 'test = chain_sum')['outputs'][0]['data']['text/plain']))
-    right = eval(''.join(cell('03_tiny_qwen', 'mixed = group_rewards')['outputs'][0]['data']['text/plain']))['right']
+    def shown(*of): return eval(''.join(cell(*of)['outputs'][0]['data']['text/plain']))
+    before,after = shown('00_grpo_on_one_screen', 'test = chain_sum')
+    right = shown('03_tiny_qwen', 'mixed = group_rewards')['right']
     assert f'get {before} and {right}' in prose and f'ends at {after}' in prose
     unpaired = eval(''.join(cell('06_evaluation', 'def brevity')['outputs'][0]['data']['text/plain']))
     greedy = eval(''.join(cell('06_evaluation', 'greedy = evaluate')['outputs'][0]['data']['text/plain']))
@@ -143,7 +144,8 @@ def test_the_curves_of_ppo_and_grpo_start_at_the_same_measurement(monkeypatch):
     import matplotlib.pyplot as plt, pandas as pd
     from grpo_nb.see import plotting
     nan = float('nan')
-    history = lambda reward, held_out: pd.DataFrame({'reward':[reward]*8, 'held_out':[nan]*3+[held_out]+[nan]*3+[.8],
+    history = lambda reward, held_out: pd.DataFrame({'reward':[reward]*8,
+        'held_out':[nan]*3+[held_out]+[nan]*3+[.8],
         'eval/pass@1':[nan]*3+[held_out]+[nan]*3+[.7]})
     names = dict(ppo_h=history(.39, .5), grpo_h=history(.16, .4), start={'pass@1':.475}, n_batches=8,
                  figure=plotting.figure, COLOURS=plotting.COLOURS)
@@ -191,5 +193,6 @@ def test_a_run_of_reward_hacking_begins_as_its_row_says(hack):
 @pytest.mark.slow
 @pytest.mark.parametrize('paid_for', PAID)
 def test_a_run_of_reward_hacking_comes_again(paid_for, hack):
-    end = rows_of(hack, paid_for, 3e-4, 1)[-1]['held_out']   # another processor: the same story, not the same digits
+    # another processor: the same story, not the same digits
+    end = rows_of(hack, paid_for, 3e-4, 1)[-1]['held_out']
     assert end<.2 if paid_for=='length' else end>.5

@@ -274,7 +274,8 @@ def test_it_works_installed_alone(built, tmp_path, kind):
     venv.create(env, with_pip=False, system_site_packages=False)
     py = env/'bin'/'python'
     r = subprocess.run([sys.executable, '-m', 'pip', '--python', py, 'install', '-q', '--no-deps',
-                        '--no-compile', str(built[kind == 'sdist'])], capture_output=True, text=True, env=alone)
+                        '--no-compile', str(built[kind == 'sdist'])], capture_output=True, text=True,
+                       env=alone)
     assert r.returncode==0, r.stderr[-2000:]
     here = next(p for p in sys.path if p.endswith('site-packages'))
     site = Path(subprocess.run([py, '-c', 'import site; print(site.getsitepackages()[0])'],
@@ -293,7 +294,8 @@ def test_it_works_installed_alone(built, tmp_path, kind):
     r = subprocess.run([py, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k', 'not trl and not exercise',
                         'test_here.py', *rooms], capture_output=True, text=True, cwd=tmp_path, env=alone)
     assert r.returncode==0, r.stdout[-3000:]
-    r = subprocess.run([env/'bin'/'grpo_nb', '--help'], capture_output=True, text=True, cwd=tmp_path, env=alone)
+    said = dict(capture_output=True, text=True, cwd=tmp_path, env=alone)
+    r = subprocess.run([env/'bin'/'grpo_nb', '--help'], **said)
     assert r.returncode==0 and 'demo' in r.stdout, r.stderr[-2000:]
-    r = subprocess.run([env/'bin'/'grpo_nb', 'study', 'replay'], capture_output=True, text=True, cwd=tmp_path, env=alone)
+    r = subprocess.run([env/'bin'/'grpo_nb', 'study', 'replay'], **said)
     assert r.returncode==2 and 'comes with a clone' in r.stderr, r.stderr[-2000:]

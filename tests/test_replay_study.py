@@ -195,7 +195,7 @@ def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
 
 @pytest.mark.parametrize('arm', ['replay_default','filter','ngrpo','zvp','left_out'])
 def test_what_a_method_trims_is_stacked_all_the_same(arm, monkeypatch):
-    "A trained start, prompts and answers of several lengths: stored groups are wider or narrower than fresh ones"
+    "A trained start, prompts and answers of several lengths: stored groups are wider or narrower"
     kind = sr.Runs.__init__
     monkeypatch.setattr(sr.Runs, '__init__', lambda self, *a, **k: kind(self, *a, n_train=60, n_test=4, **k))
     job = [dict(regime='filtering', arm=arm, seed=s, learning_rate=4e-4, source='',
@@ -205,7 +205,8 @@ def test_what_a_method_trims_is_stacked_all_the_same(arm, monkeypatch):
 
 def test_a_rate_rises_in_equal_steps_over_the_batches_of_a_warm_up(untaught, monkeypatch):
     shares,step = [],sr.StackedAdam.step
-    monkeypatch.setattr(sr.StackedAdam, 'step', lambda self, g, share: shares.append(share) or step(self, g, share))
+    monkeypatch.setattr(sr.StackedAdam, 'step',
+        lambda self, g, share: shares.append(share) or step(self, g, share))
     r = sr.Runs(BatchUse(passes=2, warmup=4), 'adding', [3], [1e-3])
     before = r.m.theta.clone()
     r.batch()
@@ -334,7 +335,8 @@ def test_an_arm_has_several_multiples_of_the_tuned_rate_in_one_stack_and_a_name_
     assert sum(map(len, planned(plan, 'side', rate)))==192
     tries = planned(plan, 'rates')
     assert len(tries)==8 and {len(o) for o in tries}=={20} and 'multiple' not in tries[0][0]['settings']
-    rows = [o|dict(error='', area=.5+.1*(o['arm']=='replay_default')+.01*o['seed']%.03) for o in sum(jobs, [])]
+    rows = [o|dict(error='', area=.5+.1*(o['arm']=='replay_default')+.01*o['seed']%.03)
+        for o in sum(jobs, [])]
     d = pd.DataFrame(rows)
     assert set(rs.name_multiples(d, plan).arm)=={a for c in plan['claims'] for a in c}
     assert '575 of 576 runs; no differences before all are there' in say(d[1:], plan)
@@ -394,7 +396,8 @@ def test_claims_of_single_families_are_one_family_of_holm():
         [ttest_1samp(wide[f,'stored_clip']-wide[f,b], 0).pvalue for b in ('mu3','plain')
             for f in ('adding','sorting')])
 
-STUDIES = ['registration','registration_size','registration_large','registration_methods','registration_practice']
+STUDIES = ['registration','registration_size','registration_large','registration_methods',
+    'registration_practice']
 
 def stored(page, end=''):
     "Plan, table and rows of a registered page"
@@ -755,7 +758,8 @@ def test_the_page_of_practice_says_what_its_rows_say():
     lost = named[(named.pass1<best/2)&(named.regime=='shifting')].arm.value_counts()
     assert lost['plain at 1']==1 and lost['plain at 2']==4 and 'replay_default at 2' not in lost
     mean = named.groupby(['regime','arm']).area.mean().unstack('arm')
-    for a in ('plain','left_out','default_no_clip'): assert (mean['replay_default at 2']>mean[f'{a} at 2']).all()
+    for a in ('plain','left_out','default_no_clip'):
+        assert (mean['replay_default at 2']>mean[f'{a} at 2']).all()
     assert (mean['mu2 at 2']>mean['replay_default at 2']).sum()==1   # "two passes keep up in one"
     way = [area[f'{a} at 1'] for a in ('plain','replay_default','left_out','default_no_clip')]
     assert max(way)-min(way)<.035

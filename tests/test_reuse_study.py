@@ -207,8 +207,8 @@ def test_arms_of_an_earlier_study_are_taken_from_its_table_and_from_no_other(tmp
     both = with_given(own, plan, tmp_path)
     assert set(both.arm)=={'stored3','plain'}   # passes were not asked for
     rows,need = rs.tables(both, plan)['main table']
-    whole = run_rounds(made_run, lambda d: next_jobs(d, PLAN, stack=100), path=tmp_path/'t.csv', stamp=stamp(),
-        disable_tqdm=True)
+    whole = run_rounds(made_run, lambda d: next_jobs(d, PLAN, stack=100), path=tmp_path/'t.csv',
+        stamp=stamp(), disable_tqdm=True)
     assert len(rows)==need and rs.claims(rows, plan)['diff'][0]==pytest.approx(
         over_regimes(spans(whole, PLAN), [('stored3','plain')], 'span')['diff'][0])
     with pytest.raises(ValueError, match=r"registered as \['abc'\], the plan needs xyz"):
@@ -216,7 +216,8 @@ def test_arms_of_an_earlier_study_are_taken_from_its_table_and_from_no_other(tmp
 
 def test_parts_take_every_group_of_a_batch_once(untaught, monkeypatch):
     seen,step = [],sr.factor
-    monkeypatch.setattr(sr, 'factor', lambda lp, old, A, *more: seen.append(A[0,:,0,0].tolist()) or step(lp, old, A, *more))
+    monkeypatch.setattr(sr, 'factor',
+        lambda lp, old, A, *more: seen.append(A[0,:,0,0].tolist()) or step(lp, old, A, *more))
     for arm,n in dict(parts2=2, parts4=4).items():
         seen.clear()
         r = Runs(USES[arm], 'adding', [3], [1e-3])

@@ -113,8 +113,9 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
     passes = USES[arm].passes
     args = TrainConfig(seed=3, num_generations=sr.G, generation_batch_size=8*sr.G, steps_per_generation=1,
         num_iterations=passes, max_steps=BATCHES*passes, learning_rate=RATE, weight_decay=0.,
-        max_completion_length=r.family.completion, lr_scheduler_type='constant', warmup_steps=USES[arm].warmup,
-        disable_tqdm=True, replay_buffer_size=64 if arm=='replay_default' else 0)
+        max_completion_length=r.family.completion, lr_scheduler_type='constant',
+        warmup_steps=USES[arm].warmup, disable_tqdm=True,
+        replay_buffer_size=64 if arm=='replay_default' else 0)
     s = train(model, Letters(), rows, right, args, last_word=False)
     assert s.num_tokens==int(r.tokens[0]) and len(said)==BATCHES
     for ours,theirs in zip(said, seen['said'], strict=True):

@@ -333,7 +333,8 @@ def test_no_threshold_is_left_out():
 
 def test_what_was_replayed_does_not_count_as_freshly_clipped():
     "Stored tokens that no clip holds once counted as fresh ones: 71 % of them where it was none."
-    cols = dict(reward=.5, clip_ratio__region_mean=.32, replay__clip_share=0., replay__dead=3., replay__replaced=3.,
+    cols = dict(reward=.5, clip_ratio__region_mean=.32, replay__clip_share=0., replay__dead=3.,
+                replay__replaced=3.,
         **{DEAD:.5})
     rule = RULES['learning-rate-too-large']
     assert rule(look(9, **cols)) and not rule(look(9, clip_ratio__fresh_mean=.017, **cols))

@@ -70,7 +70,8 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     assert told.evaluate('o => getComputedStyle(o).fontFamily').startswith('system-ui')
     server.shutdown()
     server.server_close()
-    page.wait_for_function("/The watching has ended/.test(document.querySelector('p[role=status]').innerText)")
+    page.wait_for_function(
+        "/The watching has ended/.test(document.querySelector('p[role=status]').innerText)")
     assert 'as of' in told.inner_text()
     page.close()
 

@@ -298,7 +298,8 @@ def remake_arms(
     print(t.to_string(index=False))
     bad = t[~t.equal&(t.same_machine|~t.near)]
     if len(bad):
-        raise ValueError(f"{path}: {len(bad)} of {len(t)} rows came out otherwise, of {', '.join(bad.arm.unique())}: "
+        raise ValueError(f'{path}: {len(bad)} of {len(t)} rows came out otherwise, '
+            f"of {', '.join(bad.arm.unique())}: "
             'the code has changed since they were made')
     return t
 
@@ -377,7 +378,7 @@ def name_multiples(
     df:pd.DataFrame, # rows of the plan 'main'
     plan:dict,       # of `registration`
 )->pd.DataFrame:
-    "The rows, with 'ARM at K' for an arm that was run at K times the tuned rate, where the plan has `multiples`."
+    "The rows, with 'ARM at K' for an arm run at K times the tuned rate, where the plan has `multiples`."
     if 'multiples' not in plan: return df
     return df.assign(arm=[f"{a} at {json.loads(o)['multiple']}" for a,o in zip(df.arm, df.settings)])
 

@@ -160,7 +160,8 @@ WAYS = dict(adding=_add, sorting=_sort, filtering=_filter, reversing=_spell,
 
 # %% ../../nbs/dev/stacked.ipynb #5c1e7b92
 def _letters(rng, length, alphabet=LETTERS[11:37], place=0):
-    return dict(word=''.join(rng.choices(alphabet, k=length)))|(dict(place=rng.randrange(place)) if place else {})
+    word = ''.join(rng.choices(alphabet, k=length))
+    return dict(word=word)|(dict(place=rng.randrange(place)) if place else {})
 
 def _two_words(rng, length, rising=False):
     words = [rng.sample(LETTERS[11:37], length) for _ in range(2)]
@@ -225,12 +226,13 @@ def make_entries(
     n:int,        # about four fifths of so many come, on either side
     seed:int,     # of the draws
     split:str,    # 'train' or 'test'
-    **options,    # of the task
+    **options:int|str|bool,   # of the task
 )->list:          # metadata, as the gym's entries have it
     "Draw problems of our own; what falls on the other side is left out, by a hash of the problem."
     from grpo_nb.parts.problems import split_of
     rng = random.Random(f'{task} {options} {seed} {split}')
-    drawn = [MAKERS[task](rng, **options) for _ in range(n if split=='train' else 4*n)]   # a fifth is held out
+    draws = n if split=='train' else 4*n   # a fifth is held out
+    drawn = [MAKERS[task](rng, **options) for _ in range(draws)]
     return [o for o in drawn if split_of(json.dumps(o))==split]
 
 # %% ../../nbs/dev/stacked.ipynb #ec4d41a9

@@ -81,7 +81,8 @@ def why_slow(
     beside = [o.bias for o in (heads.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj, model.lm_head)]
     for bad,why in (
         (c.hidden_act!='silu', f'its activation is {c.hidden_act}, not silu'),
-        (set(getattr(c, 'layer_types', None) or ['full_attention'])!={'full_attention'}, 'some of its layers see only a window'),
+        (set(getattr(c, 'layer_types', None) or ['full_attention'])!={'full_attention'},
+            'some of its layers see only a window'),
         (c._attn_implementation not in ('sdpa', 'eager'), f'its attention is {c._attn_implementation}'),
         (c.rope_parameters['rope_type']!='default', 'its positions are scaled'),
         (turned!=heads.head_dim, 'its positions turn a part of each head only'),
@@ -203,7 +204,7 @@ def _pages(inputs, qm, G, rep, rows=32):
 
 # %% ../../nbs/parts/model.ipynb #e08786a7
 class FastQwen:
-    "A plain Qwen2, Qwen3 or Llama as bare tensors: `run` takes tokens through its blocks; `prefill` and `step` sample."
+    "A plain Qwen2, Qwen3 or Llama as bare tensors: `run` takes tokens through; `prefill` and `step` sample."
     def __init__(self,
         model:nn.Module,  # one for which `why_slow` is empty
     )->None:

@@ -133,7 +133,8 @@ def few_shot_problems(
         if question in examples or split_of(question)!=split: continue
         rows[question] = dict(prompt=examples+question, answer=str(answer), task='few_shot')
         if len(rows)==n: return Dataset.from_list([*rows.values()])
-    raise ValueError(f'{name} has {len(rows)} different problems on the {split} side, {n} asked: ask for fewer')
+    raise ValueError(f'{name} has {len(rows)} different problems on the {split} side, {n} asked: '
+        'ask for fewer')
 
 for _name in FEW_SHOT: PROBLEMS[_name] = partialler(few_shot_problems, _name)
 

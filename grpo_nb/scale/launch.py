@@ -224,7 +224,8 @@ def vllm_on_cpu(
 class RecipeArguments(ModelConfig):
     "What to train and on what; TRL's options of a model and of `GRPOWithReplayBufferConfig` are options too."
     model:str = setting('Qwen/Qwen2.5-0.5B-Instruct',
-        "A causal model on the hub, a folder, 'smollm2' (see grpo_nb get), or 'tiny' for the weights in this package.")
+        "A causal model on the hub, a folder, 'smollm2' (see grpo_nb get), "
+        "or 'tiny' for the weights in this package.")
     rows_file:str = setting(None,
         "JSONL, CSV or Parquet file with rows in the hub's format, not the download.")
     dataset_use_rate:int = setting(100, 'Per cent of the data set to use.')

@@ -277,7 +277,8 @@ class Pages:
             v,arrays[f'state{i}'],arrays[f'by{i}'] = _version(name, o, self.places, self.B, notes)
             vs.append(v)
         told,found = _told_verdict(run)
-        head = dict(name=run.name, planned=run.setting('max_steps'), about=_about(run, self.look), verdict=told, findings=found, notes=notes,
+        head = dict(name=run.name, planned=run.setting('max_steps'), about=_about(run, self.look),
+            verdict=told, findings=found, notes=notes,
             steps=self.steps, groups=self.B, per_block=self.per, functions=names, versions=vs,
             curves=_curves_of(run, self.look), scale=reward_scale(run.rows), correction=_correction(run),
             replays=any(o.get('replacement') for o in run.rows), start=_start(run, self.places),
@@ -348,7 +349,8 @@ def view_html(
     return page(f"{run.name}: {'report' if report else 'groups'}", as_json(pack(run, **options)),
         _MOUNT.replace('@PLAIN', json.dumps(not report)))
 
-_PALETTE = ('ffffff', '0072B2', '009E73', 'D55E00', 'A77CB0', 'FFB000', 'FFB000', 'FFB000', 'FFB000')   # of `CELLS`
+# of `CELLS`
+_PALETTE = 'ffffff', '0072B2', '009E73', 'D55E00', 'A77CB0', 'FFB000', 'FFB000', 'FFB000', 'FFB000'
 
 def map_picture(
     run:Run,         # or the folder of one
@@ -369,9 +371,10 @@ def map_picture(
     parts = [(b'IHDR', struct.pack('>IIBBBBB', width, height, 8, 3, 0, 0, 0)),
         (b'PLTE', bytes.fromhex(''.join(_PALETTE))), (b'IDAT', zlib.compress(lines)), (b'IEND', b'')]
     png = base64.b64encode(b'\x89PNG\r\n\x1a\n'+b''.join(chunk(*o) for o in parts)).decode()
-    return (f'<p>{escape(run.name)}: a column for each step, a cell for each group. Blue: its answers differ. Amber: '
-        'it was dead, and a stored one came in. Green: all right; red: all wrong. Run the cell to click through '
-        f'it.</p><img alt="" src="data:image/png;base64,{png}">')
+    return (f'<p>{escape(run.name)}: a column for each step, a cell for each group. '
+        'Blue: its answers differ. Amber: it was dead, and a stored one came in. '
+        'Green: all right; red: all wrong. Run the cell to click through it.</p>'
+        f'<img alt="" src="data:image/png;base64,{png}">')
 
 def framed(
     page:str,         # HTML
@@ -381,7 +384,8 @@ def framed(
     "A page inside another one."
     inside = page.replace('&', '&amp;').replace("'", '&#39;')
     style = f'width:100%;height:{height}px;border:1px solid #8884;border-radius:6px'
-    return f'<div><iframe title="map and groups of a run" style="{style}" srcdoc=\'{inside}\'>{instead}</iframe></div>'
+    return (f'<div><iframe title="map and groups of a run" style="{style}" srcdoc=\'{inside}\'>'
+        f'{instead}</iframe></div>')
 
 # %% ../../nbs/see/view.ipynb #fe86a09d
 def write_page(
