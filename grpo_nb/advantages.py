@@ -8,7 +8,7 @@ __all__ = ['ADVANTAGES', 'SCALES', 'group_advantages']
 # %% ../nbs/07_advantages.ipynb #b411bab9
 from torch import Tensor
 from .parts.core import register
-from .parts.groups import as_rewards, dead_groups, dead_reason, nan_std, reward_range
+from .parts.groups import as_rewards, nan_std, reward_range
 
 # %% ../nbs/07_advantages.ipynb #14147074
 ADVANTAGES = {}   # name: rewards (B, G) -> advantages (B, G); it may also name `scale` and `eps`

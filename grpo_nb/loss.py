@@ -14,7 +14,7 @@ from torch import Tensor
 from .parts.core import lookup, masked_mean, register
 from .kl import kl_estimate
 from .run.settings import LossSettings, clean_inputs, clip_mask, corrected
-from .parts.ratios import Correction, importance_ratio, ratio_row, ratio_sums
+from .parts.ratios import importance_ratio, ratio_row, ratio_sums
 from .dialects import LOSSES, high_entropy_mask, off_policy_mask, settings_of
 
 # %% ../nbs/10_loss.ipynb #dbd5566e

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from .parts.core import (
     check_rendered, check_rows, known_data, lookup, setting, start_note, template_start)
-from .parts.groups import dead_by_func
+from .parts.groups import dead_by_func, dead_reason
 from .parts.model import Tokenizer, check_lengths, end_tokens
 from .run.settings import LossSettings
 from .run.checkpoints import check_stop, new_run_id, note_stop, stop_on_signal
@@ -29,9 +29,9 @@ from grpo_nb.run.settings import (
 from .see.during import Watched
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts
-from .evaluation import evaluate, pass_at_k, sample
+from .evaluation import evaluate, sample
 from .rewards import RewardLog, combine_rewards, decode, run_state, score
-from .advantages import ADVANTAGES, dead_reason
+from .advantages import ADVANTAGES
 from .dialects import multi_objective
 from .logps import token_logps
 from .loss import LOSSES, loss_metrics, policy_loss, terms_by_loss

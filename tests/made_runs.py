@@ -3,8 +3,8 @@
 import random
 from pathlib import Path
 import numpy as np, pandas as pd, torch
-from grpo_nb.advantages import dead_reason, group_advantages
-from grpo_nb.parts.groups import dead_groups, group_scores
+from grpo_nb.advantages import group_advantages
+from grpo_nb.parts.groups import dead_groups, dead_reason, group_scores
 from grpo_nb.parts.ratios import clip_share
 from grpo_nb.run.record import GROUP_FIELDS, Recorder, Run, group_rows, ratio_hists
 from grpo_nb.replay import ReplayBuffer

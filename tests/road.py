@@ -120,7 +120,7 @@ def chapters(case):
     "Train with the trainer of the chapters and compare."
     from grpo_nb.replay import Replay
     from grpo_nb.run.record import Recorder, record
-    from grpo_nb.advantages import dead_reason
+    from grpo_nb.parts.groups import dead_reason
     from grpo_nb.trainer import TrainConfig, new_state, step
     c = NS(**case)
     rows = [dict(prompt=p) for p in T.PROMPTS]

@@ -3,9 +3,9 @@ import functools, itertools, math, tempfile
 from unittest.mock import patch
 import pytest, torch
 from grpo_nb.parts.core import lookup, register, test_tensor as assert_tensor
-from grpo_nb.advantages import ADVANTAGES, dead_reason, group_advantages
+from grpo_nb.advantages import ADVANTAGES, group_advantages
 from grpo_nb.dialects import leave_one_out, multi_objective
-from grpo_nb.parts.groups import dead_groups, dead_share, nan_std, reward_range
+from grpo_nb.parts.groups import dead_groups, dead_reason, dead_share, nan_std, reward_range
 
 nan = float('nan')
 gen = lambda seed=0: torch.Generator().manual_seed(seed)

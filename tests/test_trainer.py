@@ -21,8 +21,8 @@ from grpo_nb.run.record import about_data
 from grpo_nb.see.during import slow_roads
 from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import ask, load_model, make_tokenizer, tiny_model
-from grpo_nb.trainer import (TrainConfig, evaluate, new_state, next_keys, pass_at_k, rollout,
-                             step, train)
+from grpo_nb.evaluation import pass_at_k
+from grpo_nb.trainer import TrainConfig, evaluate, new_state, next_keys, rollout, step, train
 
 torch.set_num_threads(1)
 TOK = make_tokenizer()

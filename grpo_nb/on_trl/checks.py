@@ -7,11 +7,10 @@ __all__ = ['log', 'is_loss', 'check_layout', 'GRPOWithReplayBufferConfig', 'Rewa
 
 # %% ../../nbs/on_trl/checks.ipynb #2921e884
 import difflib, functools, inspect, logging, math, os, time, warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields
 from numbers import Integral
-from pathlib import Path
 from typing import ClassVar
 import torch
 from torch import nn

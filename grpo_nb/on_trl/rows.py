@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 from .distributed import Taken, Wire
 

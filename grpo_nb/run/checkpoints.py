@@ -9,7 +9,7 @@ __all__ = ['MARK', 'WATCHED', 'save_state', 'load_state', 'new_run_id', 'write_m
            'forget_stop', 'check_stop']
 
 # %% ../../nbs/run/checkpoints.ipynb #ec437623
-import errno, functools, json, math, os, random, shutil, signal, sys, threading, warnings, zlib
+import errno, functools, json, math, os, random, shutil, signal, sys, threading, zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
-import torch
 from fastcore.basics import groupby
 from torch import Tensor
 from ..parts.core import is_rendered, masked_mean, reward_names, save_json, versions

@@ -9,7 +9,7 @@ __all__ = ['ALIASES', 'check_launch_config', 'launch_config', 'write_launch_conf
            'parse_options', 'prepare_rows', 'own_rows']
 
 # %% ../../nbs/scale/launch.ipynb #761a2204
-import difflib, os, re, shlex
+import difflib, os, shlex
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
