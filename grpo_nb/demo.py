@@ -34,7 +34,7 @@ DEMOS = dict(
             steps_per_generation=2, max_completion_length=6)))
 
 def demo(
-    model:str='tiny',        # tiny, or smollm2: a pretrained chat model, in some four minutes
+    model:str='tiny',        # tiny, or smollm2: a pretrained chat model, in about four minutes
     seed:int=0,              # of problems, sampling and batches
     output_dir:str=None,     # the run's folder; None: a new one in runs/, named after model and seed
     max_steps:int=None,      # optimizer steps; None: 200 for tiny, 60 for smollm2

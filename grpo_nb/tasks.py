@@ -63,7 +63,6 @@ def accuracy_reward(
 
     What counts is the text in <answer>…</answer>, without it the last \\boxed{…}, and 0 without either.
     In tasks with solved examples in the prompt (`few_shot`) it is the first line.
-    In tasks with solved examples in the prompt (`few_shot`) it is the first line.
     """
     out = []
     for i,c in enumerate(completions):

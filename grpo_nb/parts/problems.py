@@ -145,7 +145,9 @@ def end_at_newline(
 )->None:
     "Let an answer end with its first line. ValueError where a newline is not a token of its own."
     ids = tokenizer('\n', add_special_tokens=False)['input_ids']
-    if len(ids)!=1: raise ValueError(f'this tokenizer writes a newline as {len(ids)} tokens, needed is one')
+    if len(ids)!=1:
+        raise ValueError(f'this tokenizer writes a newline as {len(ids)} tokens, so it cannot end an answer: '
+            'choose a model whose tokenizer has one token for it')
     own = model.generation_config.eos_token_id
     own = own if isinstance(own, list) else [] if own is None else [own]
     model.generation_config.eos_token_id = [*dict.fromkeys([*own, *ids])]
