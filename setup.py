@@ -1,5 +1,5 @@
 "Packaging. Every value comes from settings.ini: edit there, not here."
-import runpy, shlex, sys
+import re, runpy, shlex, sys
 from configparser import ConfigParser
 from pathlib import Path
 from setuptools import find_packages, setup
@@ -14,6 +14,23 @@ LIB = cfg['lib_path']
 STATUS = {'3': '3 - Alpha', '4': '4 - Beta', '5': '5 - Production/Stable'}
 EXTRAS = [k.removesuffix('_requirements') for k in cfg if k.endswith('_requirements')]
 
+PICTURES = '.png', '.gif', '.jpg', '.svg'
+
+def address(path):
+    "Where a file that README.md links to lies: its page on the site; a picture, or another file, on GitHub."
+    page = re.fullmatch(r'nbs/((?:\w+/)*)(?:\d+[a-zA-Z0-9]*_)?(\w+)\.(?:ipynb|qmd)(#.*)?', path)
+    if page: return f"{cfg['doc_host']}{cfg['doc_baseurl']}/{page[1]}{page[2]}.html{page[3] or ''}"
+    if not path.endswith(PICTURES): return f"{cfg['git_url']}/blob/{cfg['branch']}/{path}"
+    return f"{cfg['git_url'].replace('github.com', 'raw.githubusercontent.com')}/{cfg['branch']}/{path}"
+
+def with_addresses(text):
+    "The text with absolute links: on a package page a relative one leads nowhere."
+    relative = r'(?!\w+:|#)'
+    text = re.sub(rf'\]\({relative}([^)\s]+)\)', lambda m: f']({address(m[1])})', text)
+    return re.sub(rf'\b(src|href)="{relative}([^"]+)"', lambda m: f'{m[1]}="{address(m[2])}"', text)
+
+readme = ROOT/'README.md'
+
 class WithJax(build_py):
     "The package with the live page's jax-js beside the weights, as npm has it; `grpo_nb live` fetches what is missing."
     def run(self):
@@ -27,7 +44,7 @@ setup(
     cmdclass=dict(build_py=WithJax),
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
     author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0',
-    long_description=(ROOT/'README.md').read_text(encoding='utf-8') if (ROOT/'README.md').exists() else '',
+    long_description=with_addresses(readme.read_text(encoding='utf-8')) if readme.exists() else '',
     long_description_content_type='text/markdown',
     classifiers=[f"Development Status :: {STATUS[cfg['status']]}", f"Intended Audience :: {cfg['audience']}",
                  'Programming Language :: Python :: 3',

@@ -1,11 +1,13 @@
 """The package as its users get it: built, installed alone, light to import, documented,
 with imports that point down"""
 
-import ast, json, os, re, shutil, subprocess, sys, venv, zipfile, tarfile
+import ast, csv, datetime, json, os, re, shutil, subprocess, sys, venv, zipfile, tarfile
+from configparser import ConfigParser
 from pathlib import Path
 from textwrap import dedent
 from graphlib import TopologicalSorter
-import pytest
+import pytest, yaml
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 LIB = ROOT/'grpo_nb'
@@ -103,6 +105,83 @@ def test_only_the_door_and_the_maintainers_import_studies():
     may = 'research','dev','door'
     wrong = [m for m in MODULES for o in _imports(m) if _wing(o)=='research' and _wing(m) not in may]
     assert wrong==[]
+
+# what is imported: what is installed, where the names differ
+NAMES = dict(yaml='pyyaml', PIL='pillow', bs4='beautifulsoup4', fontTools='fonttools', IPython='ipython')
+NOT_OURS = {'deepspeed','vllm'}   # imported only where the user's own run has them
+
+def _declared(ini):
+    "{field: packages} of the requirements in the text of settings.ini"
+    c = ConfigParser(delimiters=['='])
+    c.read_string(ini)
+    fields = {k:v.split() for k,v in c['DEFAULT'].items() if k.endswith('requirements')}
+    return {k:{re.match(r'[\w-]+', o)[0].replace('_', '-') for o in v} for k,v in fields.items()}
+
+def _packages(source):
+    "(other packages that it imports, those of them that its import needs)"
+    def named(o):
+        if isinstance(o, ast.Import): return [a.name for a in o.names]
+        return [o.module] if isinstance(o, ast.ImportFrom) and not o.level else []
+    def found(nodes):
+        names = {n.split('.')[0] for o in nodes for n in named(o)}-{'grpo_nb'}-sys.stdlib_module_names
+        return {NAMES.get(o, o).replace('_', '-') for o in names}
+    tree = ast.parse(source)
+    return found(ast.walk(tree)),found(tree.body)
+
+def _undeclared(name, source, declared):
+    "What a module imports and no requirement names: an extra will do inside functions, and for maintainers"
+    every,at_once = _packages(source)
+    mine = _wing(name)=='dev'
+    some = set().union(*(v for k,v in declared.items() if mine or k!='dev_requirements'))
+    return (every-some-NOT_OURS)|(set() if mine else at_once-declared['requirements'])
+
+DECLARED = _declared((ROOT/'settings.ini').read_text(encoding='utf-8'))
+
+@pytest.mark.parametrize('name', MODULES)
+def test_every_package_that_is_imported_is_declared(name):
+    assert _undeclared(name, FILES[name].read_text(encoding='utf-8'), DECLARED)==set()
+
+def test_every_requirement_is_imported():
+    used = set().union(*(_packages(f.read_text(encoding='utf-8'))[0] for f in FILES.values()))
+    assert DECLARED['requirements']-used==set()
+
+def test_an_undeclared_import_is_seen():
+    declared = _declared("""[DEFAULT]
+requirements = torch>=2 pyyaml>=6
+tracking_requirements = tensorboard>=2
+dev_requirements = tensorboard>=2 nbclient""")
+    text = """import os, torch, yaml, tensorboard
+from PIL import Image
+from .a import b
+def f():
+    import tensorboard, vllm, nbclient
+    from dill.x import dumps"""
+    assert _undeclared('parts.a', text, declared)=={'tensorboard','pillow','nbclient','dill'}
+    assert _undeclared('dev.a', text, declared)=={'pillow','dill'}
+
+def _settings():
+    c = ConfigParser(delimiters=['='])
+    c.read(ROOT/'settings.ini', encoding='utf-8')
+    return c['DEFAULT']
+
+def test_the_citation_says_what_the_settings_say():
+    cited,mine = yaml.safe_load((ROOT/'CITATION.cff').read_text(encoding='utf-8')),_settings()
+    assert {'cff-version','message','title','authors'}<={*cited}
+    assert cited['authors'][0]['name']==mine['author']
+    assert cited['cff-version']=='1.2.0' and mine['lib_name'] in cited['title']
+    assert str(cited['version'])==mine['version'] and type(cited['date-released']) is datetime.date
+    assert cited['repository-code']==mine['git_url'] and cited['license']=='Apache-2.0'
+
+def test_what_is_called_tested_is_what_the_table_of_runs_holds():
+    "`tested.txt` is the row of that name, and no row that passed is newer than the newest that was tried"
+    from grpo_nb.parts.core import TESTED
+    with open(ROOT/'nbs/results/versions.csv', encoding='utf-8', newline='') as f:
+        rows = {o['combination']:o for o in csv.DictReader(f)}
+    text = (ROOT/'tested.txt').read_text(encoding='utf-8')
+    pins = dict(re.findall(r'^([\w-]+)==([\d.]+?)(?:\.\*)?$', text, re.M))
+    assert {*pins}=={*TESTED} and all(rows['tested'][k].startswith(v) for k,v in pins.items())
+    newest = {k:max(Version(o[k]).release[:2] for o in rows.values() if o['failed']=='0') for k in TESTED}
+    assert all(newest[k]<=Version(v).release for k,v in TESTED.items())
 
 def test_importing_the_package_imports_nothing_heavy():
     r = _python(f'import sys, grpo_nb; print([o for o in {HEAVY} if o in sys.modules], grpo_nb.__version__)')
@@ -248,6 +327,21 @@ def built(tmp_path_factory):
         pytest.skip('no package registry to fetch setuptools from')
     assert r.returncode==0, (r.stdout+r.stderr)[-3000:]
     return next(out.glob('*.whl')),next(out.glob('*.tar.gz'))
+
+def test_every_link_and_picture_of_the_package_page_is_absolute_and_there(built):
+    "Pages by their addresses on the site, which have no chapter numbers; pictures as they lie on GitHub"
+    with zipfile.ZipFile(built[0]) as z:
+        text = z.read(next(o for o in z.namelist() if o.endswith('.dist-info/METADATA'))).decode()
+    links = re.findall(r'\]\(([^)\s]+)\)|\b(?:src|href)="([^"]+)"', text.split('\n\n', 1)[1])
+    links = {a or b for a,b in links}
+    assert [o for o in links if not o.startswith(('https://','#'))]==[]
+    own,raw = 'https://grpo-nb.github.io/grpo_nb/','https://raw.githubusercontent.com/grpo-nb/grpo_nb/main/'
+    there = [f.relative_to(ROOT/'nbs') for k in ('ipynb','qmd') for f in ROOT.glob(f'nbs/**/*.{k}')]
+    there = {str(f.with_name(re.sub(r'^\d+[a-zA-Z0-9]*_', '', f.stem)+'.html')) for f in there}
+    pages = {o.removeprefix(own).split('#')[0] for o in links if o.startswith(own)}
+    pictures = [o.removeprefix(raw) for o in links if o.startswith(raw)]
+    assert 'multi_gpu.html' in pages and pages<=there|{'live/index.html'}
+    assert 'nbs/images/demo.gif' in pictures and all((ROOT/o).exists() for o in pictures)
 
 def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     wheel,sdist = built

@@ -504,7 +504,7 @@ def test_a_trl_that_says_it_otherwise_refuses_no_loss():
 def test_a_newer_trl_is_used_and_said(monkeypatch):
     from grpo_nb.parts import core
     monkeypatch.setitem(core.TESTED, 'trl', '0.1')
-    with pytest.warns(UserWarning, match='newer than 0.1, the newest that was tested'):
+    with pytest.warns(UserWarning, match='newer than 0.1, the newest that was tried'):
         t = T.trainer(max_steps=1)
     t.train()
     assert t.state.global_step==1

@@ -506,12 +506,13 @@ def versions()->dict:
     return dict(python=platform.python_version(), **{o:_version(o) for o in names})
 
 # %% ../../nbs/parts/core.ipynb #69cf455b
-TESTED = dict(torch='2.15', transformers='5.23', trl='1.16')   # the newest that the tests passed with
+# the newest that the trainers' tests passed with; what every test passed with is in tested.txt
+TESTED = dict(torch='2.15', transformers='5.24', trl='1.16')
 
 def untested()->list:   # sentences, none where all is known
     "Which packages are newer than the newest we tried."
     from packaging.version import Version
     here = versions()
     newer = [k for k,v in TESTED.items() if here[k] and Version(here[k]).release[:2]>Version(v).release]
-    return [f'{k} {here[k]} is newer than {TESTED[k]}, the newest that was tested: '
+    return [f'{k} {here[k]} is newer than {TESTED[k]}, the newest that was tried: '
             'if something is odd, try `pip install -c tested.txt ...` first' for k in newer]
