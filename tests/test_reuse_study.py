@@ -608,15 +608,17 @@ def at_rate(study):
 def test_the_first_page_says_what_the_rows_say(kept, at_rate, page):
     text = ' '.join(words(page).split())
     gain,_,half = kept[1].loc['replay_default'].iloc[0].split()
-    assert f'{100*float(gain):.1f} more right answers in 100, averaged over a run (± {100*float(half):.1f})' in text
+    gain,half = (f'{100*float(o):.1f}' for o in (gain, half))
+    assert f'{gain} more right answers in 100, averaged over a run (± {half})' in text
     lost = 1-at_rate[2]/at_rate[1]
-    assert f'plain GRPO loses {lost.plain:.0%} of its right answers, with replay {lost.replay_default:.0%}'.replace(
-        '%', ' %') in text
+    told = f'plain GRPO loses {lost.plain:.0%} of its right answers, with replay {lost.replay_default:.0%}'
+    assert told.replace('%', ' %') in text
     practice = json.loads((ROOT/'nbs/research/practice_results.ipynb').read_text(encoding='utf-8'))
     shown = ''.join(''.join(o['data']['text/plain']) for c in practice['cells'] for o in c.get('outputs', [])
         if 'text/plain' in o.get('data', {}))
     for times in (1, 2):   # the registered study's claims, whatever they are
-        claim = next(o for o in shown.split('\n') if o.startswith(f'replay_default at {times} − plain at {times}'))
+        name = f'replay_default at {times} − plain at {times}'
+        claim = next(o for o in shown.split('\n') if o.startswith(name))
         gain,half = (f'{100*float(o):.1f}' for o in (claim.split()[7], claim.split()[9]))
         assert f'{gain} ± {half}' in text
 

@@ -173,8 +173,8 @@ def warn_unless_clipped(
     "Warn once if replayed tokens are never clipped."
     if clip!='none': return
     warnings.warn(f"`{setting}` takes the clip from replayed tokens. At a high learning rate, replacing dead "
-        "groups without the clip cost 0.201 ± 0.076 (adding) and 0.092 ± 0.075 (filtering) of the mean share of "
-        "right answers over a run, compared with plain GRPO; with PPO's clip it gained 0.116 ± 0.046 and "
+        "groups without the clip cost 0.201 ± 0.076 (adding) and 0.092 ± 0.075 (filtering) of the mean share "
+        "of right answers over a run, compared with plain GRPO; with PPO's clip it gained 0.116 ± 0.046 and "
         "0.177 ± 0.107. Leave the clip at 'ppo', or keep the rate low", stacklevel=3)
 
 # %% ../../nbs/parts/ratios.ipynb #f6a10f29
