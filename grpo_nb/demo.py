@@ -30,8 +30,8 @@ DEMOS = dict(
     tiny=dict(dataset='sums', task='chain_sum, one-digit terms', n_problems=500, greedy=False,
         settings=dict(max_steps=200, learning_rate=2e-4)),
     smollm2=dict(dataset='two_digit_sums', task='sums of two digits, two solved examples', n_problems=100,
-        greedy=True, settings=dict(max_steps=60, learning_rate=1e-5, generation_batch_size=32,
-            steps_per_generation=2, max_completion_length=6)))
+        greedy=True, settings=dict(max_steps=60, learning_rate=1e-5, num_generations=4,
+            generation_batch_size=32, steps_per_generation=2, max_completion_length=6)))
 
 def demo(
     model:str='tiny',        # tiny, or smollm2: a pretrained chat model, in about four minutes

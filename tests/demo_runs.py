@@ -2,6 +2,7 @@
 
     python tests/demo_runs.py nbs/results/demo_runs.csv      # puts this machine's rows in their place
     python tests/demo_runs.py nbs/results/demo_runs.csv --map nbs/results/demo_map.csv   # and the film's
+    python tests/demo_runs.py nbs/results/demo_smollm2.csv --model smollm2   # five seeds, four minutes a run
     ATEN_CPU_CAPABILITY=avx2 python tests/demo_runs.py ...   # as a processor without AVX512 would
 
 The last bits of a sum depend on the processor's instructions and on torch, and a trained model on the last
@@ -14,15 +15,18 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = [(seed, size) for seed in range(3) for size in (0, 64)]
 FIELDS = '''torch instructions seed replay_buffer_size before after n_problems groups dead replaced
     tokens'''.split()
+SMOLLM2_RUNS = [(seed, size) for size in (64, 0) for seed in range(5)]
+GREEDY = ['greedy_before', 'greedy_after']
 
 def here():
     "What this machine's sums depend on."
     import torch
     return dict(torch=torch.__version__.split('+')[0], instructions=torch.backends.cpu.get_cpu_capability())
 
-def run(seed, size, folder):
+def run(seed, size, folder, model='tiny'):
     "The command of the first page, as typed."
-    words = ['demo', '--seed', seed, '--replay_buffer_size', size, '--output_dir', folder, '--disable_tqdm']
+    words = ['demo', '--model', model, '--seed', seed, '--replay_buffer_size', size, '--output_dir', folder,
+             '--disable_tqdm']
     subprocess.run([sys.executable, '-m', 'grpo_nb', *map(str, words)], check=True, stdout=subprocess.DEVNULL)
     return row(seed, size, folder)
 
@@ -30,6 +34,7 @@ def row(seed, size, folder):
     "What a run's summary says."
     o = json.loads((Path(folder)/'summary.json').read_text(encoding='utf-8'))
     same = {k:o[k] for k in ('groups','dead','replaced')}
+    if 'greedy' in o['before']: same |= {f'greedy_{k}':o[k]['greedy'] for k in ('before','after')}
     return dict(seed=seed, replay_buffer_size=size, before=o['before']['pass@1'], after=o['after']['pass@1'],
         n_problems=o['after']['n_problems'], tokens=o['num_tokens'], **same)
 
@@ -47,7 +52,7 @@ def write(path, new):
     there = path if Path(path).exists() else os.devnull
     with open(there, newline='') as f: old = list(csv.DictReader(f))
     rows = {key(o):o for o in [*old, *new]}
-    save(path, [rows[k] for k in sorted(rows)], FIELDS)
+    save(path, [rows[k] for k in sorted(rows)], FIELDS+[k for k in GREEDY if k in new[0]])
 
 def save(path, rows, fields):
     with open(path, 'w', newline='') as f:
@@ -59,10 +64,11 @@ if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('out')
     p.add_argument('--map')
+    p.add_argument('--model', default='tiny')
     a = p.parse_args()
-    for seed,size in RUNS:
+    for seed,size in RUNS if a.model=='tiny' else SMOLLM2_RUNS:
         with tempfile.TemporaryDirectory() as d:
-            write(a.out, [here()|run(seed, size, Path(d)/'run')])
+            write(a.out, [here()|run(seed, size, Path(d)/'run', a.model)])
             if a.map and (seed, size)==(0, 64):
                 groups = groups_of(Path(d)/'run')
                 save(a.map, groups, list(groups[0]))
