@@ -671,16 +671,6 @@ def test_the_documented_example_runs_and_every_replaced_group_has_live_advantage
         assert all(not torch.equal(before[k], after[k]) for k in before)
 
 # -- the trainer as a maintainer reads it -----------------------------------------------------------
-def test_two_mixins_stand_between_it_and_grpo_and_the_chapter_holds_every_method_of_a_batch():
-    between = GRPOWithReplayBufferTrainer.__mro__[1:GRPOWithReplayBufferTrainer.__mro__.index(GRPOTrainer)]
-    assert [o.__name__ for o in between]==['ResumableTrainer','CheckedTrainer']
-    home = Path(__file__).parent.parent/'grpo_nb'/'grpo_with_replay_buffer.py'
-    lines = [o for o in home.read_text().splitlines() if o.strip() and not o.startswith(('# %%','# AUTO'))]
-    assert len(lines)<=350
-    way = ('_generate_and_score_completions _get_per_token_logps_and_entropies _compute_loss '
-           '_see_logps').split()
-    assert all(o in vars(GRPOWithReplayBufferTrainer) for o in way)
-
 def test_a_registered_priority_decides_what_is_drawn():
     import numpy as np
     from grpo_nb.parts.core import register

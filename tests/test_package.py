@@ -217,10 +217,10 @@ for o in {MODULES}:
 print('all imported')
 """, cwd='/')
 
-def test_importing_the_trainer_brings_in_few_rooms(fresh):
-    "The record, the doctor and all that samples or trains without TRL come with their use."
+def test_importing_the_trainer_leaves_out_the_record_the_doctor_and_the_other_trainer(fresh):
+    "They come with their use."
     rooms = {o.removeprefix('grpo_nb.') for o in fresh.stdout.split('\n')[0].split()}
-    assert 1<len(rooms)<=12, (sorted(rooms), fresh.stderr[-3000:])
+    assert 'grpo_with_replay_buffer' in rooms, fresh.stderr[-3000:]
     assert not {o for o in rooms if o.startswith('see.')}
     assert not {'on_trl.record','generation','trainer','loss'}&rooms
 
