@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'settings_of', 'cispo', 'sapo', 'vespo', 'off_policy_mask', 'high_entropy_mask', 'multi_objective',
-           'leave_one_out']
+           'leave_one_out', 'constant_advantages', 'rft_advantages', 'maxrl_advantages']
 
 # %% ../nbs/catalogue/dialects.ipynb #edf89131
 import functools, inspect, math
@@ -155,3 +155,49 @@ def leave_one_out(
     n = (~r.isnan()).sum(1, keepdim=True)
     others = (r.nansum(1, keepdim=True)-r)/(n-1).clamp(min=1)
     return (r-others).masked_fill((n<2) | (reward_range(r)[:,None]<=0), 0).nan_to_num(0)
+
+# %% ../nbs/catalogue/dialects.ipynb #6e20b1c3
+@register(ADVANTAGES, 'constant')
+def constant_advantages(
+    rewards:Tensor,     # (B, G) reward units; nan where a completion has no reward
+    baseline:float=.5,  # subtracted from every reward; 0 for no baseline
+)->Tensor:              # (B, G) reward units
+    """Reward minus a constant; 0 without a reward.
+
+    A zero-variance group keeps its advantages, so train with a method that keeps such groups ('keep').
+    ValueError unless `rewards` is (B, G) with G >= 2 and finite or nan.
+    Source: REINFORCE with a baseline, Williams 1992, doi 10.1007/BF00992696.
+    """
+    return (as_rewards(rewards, 'B, G')-baseline).nan_to_num(0)
+
+# %% ../nbs/catalogue/dialects.ipynb #9c53e4f9
+@register(ADVANTAGES, 'rft')
+def rft_advantages(
+    rewards:Tensor,   # (B, G) reward units; nan where a completion has no reward
+)->Tensor:            # (B, G) reward units, none below 0
+    """The reward itself where it is above 0, and 0 elsewhere: only right answers are learned from.
+
+    An all-right group keeps its advantages, so train with a method that keeps such groups ('keep').
+    ValueError unless `rewards` is (B, G) with G >= 2 and finite or nan.
+    Source: the rule of RFT, arXiv 2308.01825, applied to each fresh batch.
+    """
+    return as_rewards(rewards, 'B, G').nan_to_num(0).clamp(min=0)
+
+# %% ../nbs/catalogue/dialects.ipynb #cf86172f
+@register(ADVANTAGES, 'maxrl')
+def maxrl_advantages(
+    rewards:Tensor,   # (B, G) of 0 or more, reward units; nan where a completion has no reward
+)->Tensor:            # (B, G) without unit; each row sums to 0, none is above G-1
+    """Reward minus the group's mean, in units of that mean: for rewards 0 and 1 MaxRL's estimator.
+
+    0 without a reward, and exactly 0 in a group whose rewards are one number.
+    ValueError unless `rewards` is (B, G) with G >= 2, finite or nan, and never below 0.
+    Source: MaxRL, arXiv 2602.02710; groups without a right answer are dropped.
+    """
+    r = as_rewards(rewards, 'B, G')
+    if (r<0).any():
+        least = r.nan_to_num(0).min().item()
+        raise ValueError(f'MaxRL divides by the mean reward, and a reward is {least:g}: '
+                         'return rewards of 0 or more')
+    mean = r.nanmean(1, keepdim=True)
+    return (r/mean-1).masked_fill(reward_range(r)[:,None]<=0, 0).nan_to_num(0)

@@ -4,7 +4,8 @@ from unittest.mock import patch
 import pytest, torch
 from grpo_nb.parts.core import lookup, register, test_tensor as assert_tensor
 from grpo_nb.advantages import ADVANTAGES, group_advantages
-from grpo_nb.dialects import leave_one_out, multi_objective
+from grpo_nb.dialects import (
+    constant_advantages, leave_one_out, maxrl_advantages, multi_objective, rft_advantages)
 from grpo_nb.parts.groups import dead_groups, dead_reason, dead_share, nan_std, reward_range
 
 nan = float('nan')
@@ -208,6 +209,55 @@ def test_leave_one_out_is_the_slow_loop_nan_included():
     assert_tensor(leave_one_out(r), want, 1e-5)
     assert (leave_one_out(torch.full((2,7), .3))==0).all()   # exactly
 
+def std_weight(p, G):
+    "What dividing by the deviation makes of a prompt's weight, K right answers of G at a time."
+    ways = [math.comb(G, K)*p**K*(1-p)**(G-K)*math.sqrt(K*(G-K)*(G-1)/G) for K in range(1, G)]
+    return sum(ways)/(G*p*(1-p))
+
+@pytest.mark.parametrize('advantages, weight', [
+    (functools.partial(group_advantages, eps=0), std_weight),
+    (functools.partial(group_advantages, scale='none'), lambda p, G: (G-1)/G),
+    (leave_one_out, lambda p, G: 1),
+    (constant_advantages, lambda p, G: 1),
+    (functools.partial(constant_advantages, baseline=.2), lambda p, G: 1),
+    (functools.partial(constant_advantages, baseline=0), lambda p, G: 1),
+    (rft_advantages, lambda p, G: 1),
+    (maxrl_advantages, lambda p, G: (1-(1-p)**(G-1))/p)])
+@pytest.mark.parametrize('G', [2, 4])
+def test_the_expected_update_is_a_weight_times_the_gradient_of_the_pass_rate(advantages, weight, G):
+    "The exact sum over all groups of a policy with five answers, two of them right, is the derived weight."
+    pi = torch.softmax(torch.tensor([.3, -1., .8, 0., -.4], dtype=torch.float64), 0)
+    right = torch.tensor([1., 0., 0., 1., 0.], dtype=torch.float64)
+    p = (pi*right).sum()
+    groups = torch.tensor(list(itertools.product(range(5), repeat=G)))   # (5**G, G)
+    score = torch.eye(5, dtype=torch.float64)-pi                         # of each answer, at the logits
+    A = advantages(right[groups])
+    update = (pi[groups].prod(1)[:,None]*(A[...,None]*score[groups]).mean(1)).sum(0)
+    assert_tensor(update, weight(p.item(), G)*pi*(right-p), eps=1e-12)
+
+def test_maxrl_is_the_slow_loop_and_what_trl_makes_of_rewards_over_their_mean():
+    r = draw(20, 6, seed=4, holes=.3)
+    r[0],r[1],r[2] = 0.,.3,nan                  # all wrong, all alike, none judged
+    want = torch.zeros(20, 6)
+    for b,row in enumerate(r[...,0].tolist()):
+        known = [o for o in row if not math.isnan(o)]
+        if not known or max(known)==min(known): continue
+        mean = sum(known)/len(known)
+        for g,x in enumerate(row):
+            if not math.isnan(x): want[b,g] = (x-mean)/mean
+    assert_tensor(maxrl_advantages(r[...,0]), want, 1e-5)
+    assert (maxrl_advantages(torch.full((2,7), .3))==0).all()   # exactly
+    over = r/r.nanmean(1, keepdim=True).clamp(min=1e-9)
+    assert_tensor(trl_advantages(over, scale='none'), want, 1e-5)
+    with pytest.raises(ValueError, match='a reward is -0.5: return rewards of 0 or more'):
+        maxrl_advantages(torch.tensor([[1., -.5]]))
+
+def test_a_constant_baseline_and_rft_keep_zero_variance_groups_and_give_nothing_without_a_reward():
+    r = torch.tensor([[1., 1., nan], [0., 0., 0.], [nan, nan, nan], [.5, -2., 1.]])
+    assert_tensor(constant_advantages(r), [[.5, .5, 0.], [-.5]*3, [0.]*3, [0., -2.5, .5]])
+    assert_tensor(constant_advantages(r, 0.), r.nan_to_num(0))
+    assert_tensor(rft_advantages(r), [[1., 1., 0.], [0.]*3, [0.]*3, [.5, 0., 1.]])
+
 @patch.dict(ADVANTAGES)   # what a test registers is gone after it
 def test_an_advantage_of_ones_own_is_a_function_under_a_name():
     @register(ADVANTAGES, 'sign')
@@ -221,7 +271,7 @@ def test_an_advantage_of_ones_own_is_a_function_under_a_name():
     assert lookup(ADVANTAGES, 'grpo', 'advantages') is group_advantages
 
 @pytest.mark.parametrize('bad, says', [
-    ('best', 'choose one of grpo, leave_one_out'),
+    ('best', 'choose one of constant, grpo, leave_one_out'),
     (lambda r, **kw: r[:1], r'returned shape \(1, 4\)'),
     (lambda r, **kw: r/0, 'not all finite'),
     (lambda r, **kw: r.tolist(), 'returned list')])

@@ -9,6 +9,7 @@ from grpo_nb import trainer as tr
 from grpo_nb.parts.core import register
 from grpo_nb.logps import token_logps
 from grpo_nb.advantages import ADVANTAGES
+from grpo_nb.dialects import constant_advantages, maxrl_advantages, rft_advantages
 from grpo_nb.loss import LOSSES
 from grpo_nb.run.checkpoints import (Stopped, check_stop, checkpoint_folders,
     checkpoint_problem, forget_stop, note_stop)
@@ -794,6 +795,21 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
             (dict(method='keep', replay_max_uses=2), "'keep' does not know of it")):
         with pytest.raises(ValueError, match=says): run(**kw)
     assert run('newest')[0].method.buffer.priority=='recency'   # a method keeps its own unless asked
+
+def test_every_advantage_has_a_name_that_a_run_takes():
+    for name,f in dict(constant=constant_advantages, maxrl=maxrl_advantages, rft=rft_advantages).items():
+        s = new_state(tiny_model(0), TOK, DATA, parity, cfg(), 'keep', advantages=name)
+        batch = rollout(s, next_keys(s))[0]
+        assert batch.rewards.std()>0 and torch.equal(batch.advantages, f(batch.rewards)), name
+
+def test_a_run_goes_on_with_the_baseline_it_had_and_with_no_other(tmp_path):
+    def run(steps, baseline, resume=None):
+        args = cfg(max_steps=steps, save_steps=2, output_dir=str(tmp_path))
+        return train(tiny_model(0), TOK, DATA, parity, args, 'keep', resume_from_checkpoint=resume,
+            advantages=functools.partial(constant_advantages, baseline=baseline), last_word=False)
+    run(2, .2)
+    assert run(4, .2, True).step==4
+    with pytest.raises(ValueError, match=r'constant_advantages\(baseline=0\.2\)'): run(6, .3, True)
 
 def test_rewards_of_one_name_have_a_column_each(tmp_path):
     def ends(completions, limit, **kw): return [float(len(text(c))<limit) for c in completions]

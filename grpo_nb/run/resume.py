@@ -7,7 +7,7 @@ __all__ = ['COUNTS', 'whole_folder', 'keep_newest', 'plain_args', 'save_checkpoi
            'checkpoint_for']
 
 # %% ../../nbs/run/resume.ipynb #ac28169c
-import json, os, shutil, warnings
+import functools, json, os, shutil, warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -48,12 +48,18 @@ def keep_newest(
 # %% ../../nbs/run/resume.ipynb #b1ff009c
 COUNTS = ('step','cursor','num_tokens','history')   # of a `State`, beside what has a state of its own
 
+def _own_name(f):
+    "The name of a function of one's own; that of a partial says what it sets."
+    if not isinstance(f, functools.partial): return getattr(f, '__name__', str(f))
+    given = [repr(o) for o in f.args] + [f'{k}={v!r}' for k,v in sorted(f.keywords.items())]
+    return f'{_own_name(f.func)}({", ".join(given)})'
+
 def plain_args(
     s:'State',  # its settings, loss and advantages
 )->dict:
     "The settings, as JSON gives them back; a loss or an advantage of one's own by its name."
     mine = dict(loss=s.how.loss_type, advantages=s.advantages)
-    own = {k:getattr(v, '__name__', str(v)) for k,v in mine.items() if callable(v)}
+    own = {k:_own_name(v) for k,v in mine.items() if callable(v)}
     return json.loads(json.dumps(asdict(s.args), default=lambda o: getattr(o, '__name__', str(o))))|own
 
 # %% ../../nbs/run/resume.ipynb #e20a2412
