@@ -37,8 +37,8 @@ class Answer:
 
 # ---- rewards ---------------------------------------------------------------------------------------
 def total(row, weights):
-    "The weighted sum of one completion's rewards; None where nobody judged it."
-    judged = [(r, w) for r,w in zip(row, weights) if r is not None]
+    "The weighted sum of one completion's rewards; None where nobody whose word has a weight judged it."
+    judged = [(r, w) for r,w in zip(row, weights) if r is not None and w]
     return sum(r*w for r,w in judged) if judged else None
 
 def mean(x):

@@ -22,14 +22,14 @@ def first(prompts, completions, **kw):
     return [1. if KINDS[p]=='dead' else float(len(c.split())%2) for p,c in zip(prompts, completions)]
 
 def second(prompts, completions, **kw):
-    "Of a prompt of kind 'against' what takes back the first at half the weight; no opinion on some others."
+    "Takes back the first at half the weight for 'against', is flat for 'two'; no opinion on some others."
     one = first(prompts, completions)
     def of(p, c, r):
         if KINDS[p]=='against': return 2-2*r
-        return .5 if KINDS[p]=='dead' else None if len(c)%3==0 else float(len(c)%3)/2
+        return .5 if KINDS[p] in ('dead','two') else None if len(c)%3==0 else float(len(c)%3)/2
     return [of(*o) for o in zip(prompts, completions, one)]
 
-WEIGHTS = [1.,.5]
+WEIGHTS = dict(one=[1.], two=[1.,.5], measured=[0.,1.])   # 'measured': the first function counts for nothing
 
 # ---- comparing ------------------------------------------------------------------------------------------
 def close(got, want, name, rel=2e-4, tol=2e-5):
@@ -124,7 +124,7 @@ def chapters(case):
     from grpo_nb.trainer import TrainConfig, new_state, step
     c = NS(**case)
     rows = [dict(prompt=p) for p in T.PROMPTS]
-    two = c.rewards=='two'
+    two = c.rewards!='one'
     args = TrainConfig(num_generations=G, generation_batch_size=4*G, max_completion_length=WIDTH,
         max_steps=1000,
         disable_tqdm=True, learning_rate=c.lr, seed=c.seed, loss_type=c.loss,
@@ -134,8 +134,7 @@ def chapters(case):
         correction=words(c.correction), replay_correction=words(c.replay_correction),
             temperature=c.temperature,
         steps_per_generation=c.parts, num_iterations=c.passes, mask_truncated_completions=c.mask_truncated,
-        scale_rewards=c.scale, multi_objective_aggregation=c.aggregation, reward_weights=WEIGHTS if two
-            else None,
+        scale_rewards=c.scale, multi_objective_aggregation=c.aggregation, reward_weights=WEIGHTS[c.rewards],
         shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm, record_terms=1, record_tokens=True,
         replay_stored_per_fresh=c.stored_per_fresh if c.method=='replay' else 0, replay_buffer_size=64)
     method = c.method
@@ -164,7 +163,7 @@ class Chapters:
         for o in (self.plain, self.ref): 
             if o: o.own_pad.padding_idx = None   # a padding token that was sampled is a token like any other
         if self.ref: self.ref.at(weights_of(s.ref_model))
-        self.weights = WEIGHTS if two else [1.]
+        self.weights = WEIGHTS[c.rewards]
         self.funcs = [first, second] if two else [first]
         self.tokens = 0
         self.how = dict(loss=c.loss, level=c.level, epsilon=c.epsilon, epsilon_high=c.epsilon_high,
@@ -473,7 +472,7 @@ def on_trl(case):
     "Train with the trainer on TRL and compare."
     from grpo_nb.run.record import read_run
     c = NS(**case)
-    two,r = c.rewards=='two',c.replay_correction or {}
+    two,r = c.rewards!='one',c.replay_correction or {}
     spg = c.parts*c.accumulate
     kw = dict(per_device_train_batch_size=4*G//spg, steps_per_generation=spg,
         gradient_accumulation_steps=c.accumulate,
@@ -486,7 +485,7 @@ def on_trl(case):
         off_policy_mask_threshold=c.off_policy, top_entropy_quantile=c.quantile, entropy_coef=c.entropy_coef,
         mask_truncated_completions=c.mask_truncated, scale_rewards=c.scale,
             multi_objective_aggregation=c.aggregation,
-        reward_weights=WEIGHTS if two else None, max_grad_norm=c.max_grad_norm or 1e6,
+        reward_weights=WEIGHTS[c.rewards], max_grad_norm=c.max_grad_norm or 1e6,
             replay_when_empty=c.when_empty,
         replay_stored_per_fresh=c.stored_per_fresh, replay_drop_dead_kl=c.drop_dead_kl, record_tokens=True,
         replay_weight=r.get('weight', 'token'), replay_clip=r.get('clip', 'ppo'), seed=c.seed,
@@ -514,7 +513,7 @@ class OnTRL:
     def __init__(self, c, t, two, start):
         self.c,self.t,self.store = c,t,{}
         self.plain,self.ref = Plain(T.model()),Plain(T.model()).at(start) if c.beta else None
-        self.weights,self.funcs = (WEIGHTS,[first, second]) if two else ([1.],[first])
+        self.weights,self.funcs = WEIGHTS[c.rewards],[first, second] if two else [first]
         self.per = c.parts*c.passes*c.accumulate   # micro-batches of a batch
         self.aligned = c.accumulate%self.per==0    # then TRL takes the log-probs of fresh rows as they are
         self.how = dict(loss=c.loss, level=c.level, epsilon=c.epsilon, epsilon_high=c.epsilon_high,
@@ -600,6 +599,7 @@ class OnTRL:
             if c.drop_dead_kl and ref is not None and not o.alive: ref = lp.detach()
             answers.append(Answer(lp[k], H[k], old[k], o.A[i], o.replayed, True, ref[k] if ref is not None
                 else None, group=r//G))
+        if c.aggregation=='normalize_then_sum': self.away_from_rounding(answers)
         ga = c.accumulate
         loss,tokens,weights = P.plain_loss(answers, how, max(1, items)*ga/(c.parts*ga), len(answers)*ga)
         if c.loss=='bnpo': loss,weights = loss/ga,[w/ga for w in weights]
@@ -614,6 +614,16 @@ class OnTRL:
         close(m.loss, float(loss), f'loss of a micro-batch at step {m.step}')
         m.answers,m.tokens,m.divisors,m.total,m.cut = answers,tokens,weights,float(loss),cut
         return self.metrics(answers)
+
+    def away_from_rounding(self, answers):
+        "`Ambiguous` where a clip sees the sign of an advantage of 0: TRL's is rounding of either sign."
+        for a in answers:
+            if not len(a) or abs(a.A)>=1e-6: continue
+            r = P.ratio(a, a.old, self.how).detach()
+            edges = P.edges_of_clip(self.how, P.correction_of(a, self.how)) or (0., math.inf, None)
+            low,high = edges[0],min(edges[1], edges[2] or math.inf)
+            if self.c.loss=='cispo': high = min(high, self.c.epsilon_high)
+            if r.min()<low or r.max()>high: raise P.Ambiguous(f'0 beyond the clip: {r.tolist()}')
 
     def metrics(self, answers):
         "What TRL logs of a micro-batch."
