@@ -108,13 +108,12 @@ def _plainly(e):
     "What a stream that knows ASCII alone gets for other letters."
     return e.object[e.start:e.end].translate(_ASCII).encode('ascii', 'backslashreplace').decode(),e.end
 
-codecs.register_error('plainly', _plainly)
-
 def main(
     argv:list=None,  # words after `grpo_nb`; None for those of the command line
 )->None:
     """Run one command. Exits with 2 and one line for input that can't work, with 130 and one line after
     Ctrl-C, with 143 where SIGTERM stopped a run (which is saved), with the command's own errors otherwise."""
+    codecs.register_error('plainly', _plainly)
     for o in (sys.stdout, sys.stderr):
         if hasattr(o, 'reconfigure'): o.reconfigure(errors='plainly')
     try: os.getcwd()

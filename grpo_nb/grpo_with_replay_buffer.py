@@ -15,8 +15,7 @@ from accelerate.utils import gather_object
 from fastcore.basics import patch
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from trl.trainer.utils import nanmax, nanmin, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
-from .parts.core import load_object
+from .parts.core import load_object, other_version
 from .parts.groups import dead_by_func, reward_std, unjudged
 from .parts.ratios import (
     CLIPS, Clip, Correction, clipped, correct, importance_ratio, merge_sums, ratio_row, ratio_sums)
@@ -26,8 +25,10 @@ from .on_trl.checks import CheckedTrainer, GRPOWithReplayBufferConfig
 from .on_trl.distributed import Sampled, ShardedBuffer, Taken, redistribute
 from .on_trl.resume import ResumableTrainer
 from .on_trl.rows import (
-    BOTH, IMAGES, BatchEvent, Table, with_places, came_in, is_plain, prompt_keys, put_groups, replay_counts,
-    slice_group, wire_of)
+    BOTH, IMAGES, BatchEvent, Table, check_columns, with_places, came_in, is_plain, prompt_keys, put_groups,
+    replay_counts, slice_group, wire_of)
+# after `checks`, which says it in a sentence where TRL has moved one of them
+from trl.trainer.utils import nanmax, nanmin, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #451c6228
 _all_ = ['GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_problem', 'last_checkpoint']
@@ -49,6 +50,7 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
     _inputs = None   # of the loss, while it runs
     _clip_mask = None   # what the clip holds of them, (rows, C) or (rows, 1)
     _event = None    # the batch whose rows have not all been through the training forward
+    _to_follow = 0   # passes of the run's first batch whose rows are still to be seen in the loss
 
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args:object, **kwargs:object):
@@ -90,6 +92,12 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
         if self._event and self._event.whole: self.finish_batch()
         return loss
 
+    def training_step(self, *args:object, **kwargs:object)->Tensor:
+        self._came_back = []
+        loss = super().training_step(*args, **kwargs)
+        if self._to_follow: self._check_came_back()
+        return loss
+
     # 3. TRL's own loader and sampler, of smaller batches: the prompts that are sampled
     def get_train_dataloader(self)->DataLoader:
         a,whole = self.args,self.args.generation_batch_size
@@ -111,6 +119,7 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
     def train(self, *args:object, **kwargs:object)->TrainOutput:
         if self._trained: self.begin_buffer(self.args.shares_buffer)   # a run of its own, from step 0
         self._event = None
+        self._to_follow = self.args.steps_per_generation if self.args.edits_batches else 0
         try: return super().train(*args, **kwargs)
         finally:
             if self.accelerator.num_processes==1: self.finish_batch()   # of several, one may have failed
@@ -167,6 +176,7 @@ def _edited(self:GRPOWithReplayBufferTrainer, batch, inputs, B):
     a,n,world = self.args,len(inputs),self.accelerator.num_processes
     number = self._step//(a.steps_per_generation*self.num_iterations)   # of the generation batch
     if not a.edits_batches and not self.record.wants(number): return batch
+    if a.edits_batches: check_columns(batch, self._per_row)
     if n<B:
         batch = unsplit_pixel_values_by_grid(with_places(split_pixel_values_by_grid(batch), B))
         r = self._rewards.view(world, n, -1)
@@ -275,6 +285,7 @@ def finish_batch(self:GRPOWithReplayBufferTrainer)->None:
 @patch
 def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
     "Fill in what the loss will read from `x`, now that the policy's log-probs of these rows are known."
+    if self._to_follow: self._came_back += x['replay_row'].tolist()
     if self._event: self._event.see(x['replay_row'], logps)   # still the policy that sampled
     if 'replay_old_logps' in x:
         old = x['replay_old_logps'].to(logps.dtype)
@@ -291,6 +302,15 @@ def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
         self._sums[k] = merge_sums([self._sums[k], new]) if k in self._sums else new
     self._clip_mask = ratio,held,m,A
     if self.correction.changes and r.any(): self._correct(x, logps, m)
+
+@patch
+def _check_came_back(self:GRPOWithReplayBufferTrainer):
+    "RuntimeError where rows of the first batch were trained on without passing through `_see_logps`."
+    n,rows = self.args.train_batch_size,len(set(self._came_back))
+    self._to_follow -= 1
+    if rows!=n:
+        raise RuntimeError(other_version('trl', f'trained on {n} rows of the first batch, of which {rows} '
+            'came to the loss with the number that replay had given them'))
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #ef9779a3
 @patch

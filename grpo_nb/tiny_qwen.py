@@ -7,10 +7,12 @@ __all__ = ['SPECIALS', 'TAGS', 'PHRASES', 'CHAT', 'TINY', 'make_tokenizer', 'pro
            'tiny_model', 'save_model', 'load_model', 'ask']
 
 # %% ../nbs/03_tiny_qwen.ipynb #78afa285
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 import torch
+from huggingface_hub import utils as hub
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging as hf_logging
@@ -97,14 +99,25 @@ def tiny_model(
 _HERE = Path(__file__).parent if '__file__' in globals() else Path('../grpo_nb')
 TINY = _HERE/'assets'/'tiny_qwen'
 
+@contextmanager
+def _progress_bars(on:bool)->Iterator:
+    "Progress bars of transformers and of the hub on or off within the block; afterwards as they were."
+    theirs,of_hub = hf_logging.is_progress_bar_enabled(),not hub.are_progress_bars_disabled()
+    def switch(on): hf_logging.enable_progress_bar() if on else hf_logging.disable_progress_bar()
+    switch(on)
+    try: yield
+    finally:
+        switch(theirs)   # which switches the hub's too
+        hub.enable_progress_bars() if of_hub else hub.disable_progress_bars()
+
 def save_model(
     model:torch.nn.Module,  # any transformers model
     tokenizer:Callable,     # its tokenizer
     folder:str|Path,        # made if need be
 )->None:
     "Write weights, config and tokenizer to `folder`, for `load_model` and `from_pretrained`."
-    hf_logging.disable_progress_bar()
-    for o in (model, tokenizer): o.save_pretrained(folder)
+    with _progress_bars(False):
+        for o in (model, tokenizer): o.save_pretrained(folder)
     for f in Path(folder).iterdir(): f.chmod(0o644)
 
 def load_model(
@@ -120,12 +133,12 @@ def load_model(
     if not here and not gone:
         print(f'{where}: no such folder here, so from huggingface.co into the local cache, '
               'unless it is there already')
-    hf_logging.disable_progress_bar() if here else hf_logging.enable_progress_bar()
     try:
         if gone: raise ValueError('no such folder')
         if here and not [*Path(where).glob('*config.json')]: raise ValueError('no config.json in this folder')
-        tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left')
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).eval()
+        with _progress_bars(not here):   # a download takes long
+            tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left')
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).eval()
     except (OSError, ValueError) as e:
         why = ' '.join(str(e).split())[:200]
         raise ValueError(f"{where} can't be loaded: {why}. Give a folder made by `save_model`, "

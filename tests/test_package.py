@@ -198,11 +198,61 @@ def test_modules_import_only_the_heavy_packages_of_their_room(names, may):
     assert names and r.returncode==0, r.stderr
     assert set(r.stdout.split()) <= may
 
+def _others():
+    "The statements by which our modules import those of others, at the top."
+    for f in FILES.values():
+        for o in ast.parse(f.read_text(encoding='utf-8')).body:
+            if not isinstance(o, (ast.Import, ast.ImportFrom)): continue
+            names = [o.module] if isinstance(o, ast.ImportFrom) else [a.name for a in o.names]
+            ours = getattr(o, 'level', 0) or any(k.split('.')[0]=='grpo_nb' for k in names)
+            if not ours: yield ast.unparse(o)
+
+# What a library must leave alone. Whoever is told of something keeps no list that could be read: it is noted.
+STATE = """
+import atexit, codecs, collections, faulthandler, locale, logging, os, random, signal, sys, threading, warnings
+told = []
+def noting(module, name):
+    f = getattr(module, name)
+    def noted(*args, **kw):
+        told.append(f'{name}{args}')
+        return f(*args, **kw)
+    setattr(module, name, noted)
+for o in ((codecs, 'register_error'), (codecs, 'register'), (atexit, 'register'), (os, 'register_at_fork')):
+    noting(*o)
+import datasets, huggingface_hub, ipywidgets, matplotlib, numpy, pandas, torch, transformers
+def state():
+    def of(o): return o.level,[*o.handlers],[*o.filters],o.propagate,o.disabled
+    logs = {k:of(o) for k,o in logging.root.manager.loggerDict.items() if isinstance(o, logging.Logger)}
+    return dict(told=[*told], signals={o:signal.getsignal(o) for o in signal.valid_signals()},
+        logs={k:o for k,o in logs.items() if k.split('.')[0]!='grpo_nb'}, root=of(logging.root),
+        logging_disabled=logging.root.manager.disable, logger_class=logging.getLoggerClass(),
+        warnings=[*warnings.filters], show=warnings.showwarning, environ=dict(os.environ), cwd=os.getcwd(),
+        path=[*sys.path], hooks=(sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook),
+        streams=[(o, o.errors, o.encoding) for o in (sys.stdin, sys.stdout, sys.stderr)],
+        limits=(sys.getrecursionlimit(), sys.getswitchinterval(), faulthandler.is_enabled()),
+        locale=locale.setlocale(locale.LC_ALL),
+        transformers=[f() for f in (transformers.logging.get_verbosity,
+            transformers.logging.is_progress_bar_enabled)],
+        datasets=[f() for f in (datasets.logging.get_verbosity, datasets.are_progress_bars_disabled,
+            datasets.is_caching_enabled)], hub=huggingface_hub.utils.are_progress_bars_disabled(),
+        widgets=ipywidgets.Widget._widget_construction_callback, rc=matplotlib.rcParams.copy(),
+        torch=[f() for f in (torch.get_default_dtype, torch.get_num_threads, torch.get_num_interop_threads,
+            torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled, torch.get_default_device)],
+        random=(random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()),
+        numpy=(numpy.geterr(), numpy.get_printoptions()), pandas=repr(pandas.describe_option(_print_desc=False)))
+"""
+
 @pytest.fixture(scope='module')
 def fresh(tmp_path_factory):
-    """A process of its own that imports the trainer on TRL, makes its config, then imports all the rest;
-    TRL's source reads there as after a rename"""
-    return _python(f"""import importlib, inspect, sys
+    """A process of its own, in somebody else's nbdev project, that imports the trainer on TRL, makes its
+    config, then imports all the rest; TRL's source reads there as after a rename. What others bring is
+    imported before, and what changed after that is said"""
+    home = tmp_path_factory.mktemp('other_project')
+    (home/'settings.ini').touch()
+    return _python(f"""{STATE}
+import importlib, inspect
+for o in {sorted({*_others()})}: exec(o, {{}})
+before = state()
 real,theirs = inspect.getsource,'trl.trainer.grpo_trainer'
 def moved(o): return real(o).replace('self.loss_type', 'kind') if o is sys.modules.get(theirs) else real(o)
 inspect.getsource = moved
@@ -215,7 +265,9 @@ for o in {MODULES}:
     m = importlib.import_module('grpo_nb.'+o)
     for k in m.__all__: getattr(m, k)
 print('all imported')
-""", cwd='/')
+for k,o in state().items():
+    if o!=before[k]: print(f'changed: {{k}}: {{before[k]!s:.1000}} -> {{o!s:.1000}}')
+""", cwd=home)
 
 def test_importing_the_trainer_leaves_out_the_record_the_doctor_and_the_other_trainer(fresh):
     "They come with their use."
@@ -230,6 +282,10 @@ def test_a_rename_within_trl_refuses_no_config(fresh):
 
 def test_every_module_imports_fresh_and_has_what_it_promises(fresh):
     assert fresh.returncode==0 and 'all imported' in fresh.stdout, fresh.stderr[-3000:]
+
+def test_importing_every_module_changes_nothing_outside_the_library(fresh):
+    assert 'all imported' in fresh.stdout, fresh.stderr[-3000:]
+    assert 'changed: ' not in fresh.stdout, fresh.stdout[fresh.stdout.index('changed: '):]
 
 def _public(name):
     "Exported functions and classes of a module, as (qualified name, node, source lines)"

@@ -239,6 +239,29 @@ def test_the_first_steps_learn_the_form_and_are_the_same_again():
     assert same==runs[0][:1]!=other
 
 
+@pytest.mark.parametrize('bars', [True, False])
+@pytest.mark.parametrize('of_hub', [True, False])
+def test_loading_and_saving_leave_the_progress_bars_of_the_process_as_they_were(bars, of_hub, tiny, tmp_path):
+    from huggingface_hub import utils as hub
+    from transformers.utils import logging as hf
+    def state(): return hf.is_progress_bar_enabled(),not hub.are_progress_bars_disabled()
+    def switch(bars, of_hub):
+        hf.enable_progress_bar() if bars else hf.disable_progress_bar()
+        hub.enable_progress_bars() if of_hub else hub.disable_progress_bars()
+    before = state()
+    try:
+        switch(bars, of_hub)
+        load_model('tiny')
+        assert state()==(bars, of_hub)
+        save_model(*tiny, tmp_path)
+        assert state()==(bars, of_hub)
+        with pytest.raises(ValueError, match='no such folder'): load_model(tmp_path/'gone')
+        with pytest.raises(ValueError, match="can't be loaded"):
+            (tmp_path/'config.json').write_text('{}')
+            load_model(tmp_path)
+        assert state()==(bars, of_hub)
+    finally: switch(*before)
+
 @pytest.mark.skipif(
     not os.environ.get('GRPO_NB_SLOW'),
     reason='makes the weights again, about ten minutes: set GRPO_NB_SLOW=1',

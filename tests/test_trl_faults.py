@@ -1,10 +1,11 @@
 "What goes wrong in practice, and what is said about it; and what we rely on in TRL."
-import contextlib, inspect, math, re
+import contextlib, functools, inspect, math, re
 import pytest, torch
 from datasets import Dataset
 from trl import GRPOTrainer
 import trl_tiny as T
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
+from grpo_nb.on_trl import checks
 from trl_tiny import LIVE, DEAD, Scripted
 
 torch.set_num_threads(1)
@@ -226,15 +227,76 @@ def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
     )
 
 
+@pytest.mark.parametrize('package,home,name', [(p, h, k) for p,h,names in checks._SEAM for k in names])
+def test_a_trl_that_renames_what_we_build_on_is_refused_by_name(package, home, name, monkeypatch):
+    "Today's code would otherwise run on as plain GRPO, or fail later with another message."
+    for o in getattr(home, '__mro__', [home]):
+        if name in vars(o): monkeypatch.delattr(o, name)
+    with pytest.raises(ImportError, match=rf'^{package} \d.* moved `\w+\.{name}`: use {package} [\d.]+ to [\d.]+$'):
+        T.trainer()
+
+def test_a_trl_that_renames_a_parameter_that_we_rely_on_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, '_compute_loss', lambda self, model, batch: None)
+    with pytest.raises(ImportError, match='took the parameter `inputs` from `GRPOTrainer._compute_loss`: use trl'):
+        T.trainer()
+
+def test_a_trl_that_renames_an_attribute_is_refused_by_name(monkeypatch):
+    made = GRPOTrainer.__init__
+    @functools.wraps(made)
+    def init(self, *args, **kw):
+        made(self, *args, **kw)
+        self.extra_logs = self.__dict__.pop('_pending_extra_logs')
+    monkeypatch.setattr(GRPOTrainer, '__init__', init)
+    with pytest.raises(ImportError, match='moved `GRPOTrainer._pending_extra_logs`: use trl'): T.trainer()
+
+def passed_over(name):
+    "TRL still has the method `name`, but no longer calls it: what it calls is not ours."
+    def of_trl(f, self, *args, **kw):
+        setattr(self, name, functools.partial(getattr(GRPOTrainer, name), self))
+        try: return f(self, *args, **kw)
+        finally: delattr(self, name)
+    return of_trl
+
+def lost_number(f, self, batch):
+    "TRL hands on the keys of the batch that it knows."
+    return {k:v for k,v in f(self, batch).items() if k!='replay_row'}
+
+@pytest.mark.parametrize('within,how', [('_prepare_inputs', passed_over('_generate_and_score_completions')),
+    ('compute_loss', passed_over('_compute_loss')),
+    ('_compute_loss', passed_over('_get_per_token_logps_and_entropies')), ('_prepare_inputs', lost_number)])
+def test_a_trl_that_passes_our_hooks_over_is_named_before_its_first_step(within, how, monkeypatch):
+    was = getattr(GRPOTrainer, within)
+    @functools.wraps(was)
+    def f(self, *args, **kw): return how(was, self, *args, **kw)
+    monkeypatch.setattr(GRPOTrainer, within, f)
+    t = T.trainer(per_device_train_batch_size=8)
+    with pytest.raises(RuntimeError, match=r'^trl \d.* trained on 8 rows of the first batch, of which 0 came'):
+        t.train()
+    assert t.state.global_step==0
+
+@pytest.mark.parametrize('name,wide', [('routing', lambda b: b['prompt_ids'].shape[1]+b['completion_ids'].shape[1]),
+    ('entropies', lambda b: b['completion_ids'].shape[1]), ('advantages', lambda b: b['completion_ids'].shape[1])])
+def test_a_column_that_replay_cannot_move_is_refused_by_name_at_the_first_batch(name, wide, monkeypatch):
+    was = GRPOTrainer._generate_and_score_completions
+    def more(self, inputs):
+        b = was(self, inputs)
+        return b|{name:torch.ones(len(b['advantages']), wide(b))}
+    monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', more)
+    t = T.trainer(max_steps=1)
+    with pytest.raises(ValueError, match=rf"^trl \d.* column '{name}' has .*: use trl"): t.train()
+    off = T.trainer(max_steps=1, replay_buffer_size=0) if name!='advantages' else None
+    if off: assert off.train().global_step==1
+
 def test_the_declared_range_of_trl_is_the_one_tested():
     "At least what is declared; newer than tested is said, never refused"
     from configparser import ConfigParser
     from pathlib import Path
     import trl
-    from grpo_nb.parts.core import TESTED, untested
+    from grpo_nb.parts.core import OLDEST, TESTED, untested
     c = ConfigParser()
     c.read(Path(__file__).parent.parent/'settings.ini')
     low, = re.search(r'trl>=([\d.]+)', c['DEFAULT']['requirements']).groups()
+    for k,v in OLDEST.items(): assert f' {k}>={v}' in c['DEFAULT']['requirements']
     def v(s): return [int(o) for o in s.split('.')[:2]]
     assert v(low)<=v(trl.__version__) and v(low)<=v(TESTED['trl'])
     assert any('trl' in o.split() for o in untested())==(v(trl.__version__)>v(TESTED['trl']))
