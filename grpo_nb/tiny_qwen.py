@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 import torch
-from huggingface_hub import utils as hub
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging as hf_logging
@@ -102,6 +101,7 @@ TINY = _HERE/'assets'/'tiny_qwen'
 @contextmanager
 def _progress_bars(on:bool)->Iterator:
     "Progress bars of transformers and of the hub on or off within the block; afterwards as they were."
+    hub = hf_logging.hf_hub_utils
     theirs,of_hub = hf_logging.is_progress_bar_enabled(),not hub.are_progress_bars_disabled()
     def switch(on): hf_logging.enable_progress_bar() if on else hf_logging.disable_progress_bar()
     switch(on)
