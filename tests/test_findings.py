@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dataclasses import fields
 from grpo_nb.cli import _notes
-from grpo_nb.see.findings import (RULES, Finding, Look, curves_read, find, in_words, rise,
+from grpo_nb.see.findings import (RULES, Finding, Findings, Look, curves_read, find, in_words, rise,
     _rolling, _since, _trend)
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
@@ -286,19 +286,22 @@ def share(p, n=500, right=None): return {'pass@1':p, 'ci':(p-.04, p+.04)}|({'rig
 @pytest.mark.parametrize('a,b,learned', [(.4, .9, True), (.9, .4, False), (.5, .52, None)])
 def test_held_out_measurements_decide(a, b, learned):
     v = verdict([], share(a), share(b))
-    assert v.learned is learned and f'{a:.1%}' in v.sentence and f'{b:.1%}' in v.sentence
+    points = f'{100*(b-a):+.1f} points'.replace('-', '−')
+    assert v.learned is learned   # the half-width of a difference of two shares: ± 4 points each
+    assert f'held-out pass@1 went from {a:.1%} to {b:.1%} ({points} ± {32**.5:.1f})' in v.sentence
 
 def test_the_same_problems_before_and_after_are_paired():
     right = [0]*50+[1]*50
     better = [0]*40+[1]*60
     d = np.subtract(better, right)
     v = verdict([], share(.5, right=right), share(.6, right=better))
-    assert v.learned is True and f'{100*1.96*d.std()/10:.1f}' in v.sentence
+    assert v.learned is True and f'(+10.0 points ± {100*1.96*d.std()/10:.1f})' in v.sentence
 
 def test_a_reward_that_is_no_share_keeps_its_unit():
     one = lambda m: {'rewards':{'close':dict(mean=m, low=m-1, high=m+1, n=200, judged=200)}}
     v = verdict([], one(-29.5), one(-20.))
-    assert v.learned and 'close went from −29.5 to −20 (+9.5' in v.sentence and '%' not in v.sentence
+    assert v.learned and '%' not in v.sentence
+    assert 'close went from −29.5 to −20 (+9.5 ± 1.4)' in v.sentence
 
 def test_what_nobody_judged_is_left_out():
     none = {'rewards':{'close':dict(mean=None, low=None, high=None, n=200, judged=0)}}
@@ -321,6 +324,24 @@ def test_a_hacked_run_has_not_learned():
     r = stored('hacked-by-length-alone')
     v = verdict(history_rows(r), groups=r.rows, settings=r.settings)
     assert v.learned is None and 'longer' in v.sentence
+
+@pytest.mark.parametrize('name,learned', [('hacked-by-form', None), ('held-out-falls', None),
+    ('gradient-spikes', True)])
+def test_a_reward_that_rises_is_doubted_where_what_it_stands_for_does_not(name, learned):
+    found = Findings([Finding(name, 'this is wrong', 'numbers', 'do that')])
+    rises = [dict(step=i, reward=i/60) for i in range(60)]
+    v = verdict(rises, found=found)
+    assert v.learned is learned and ('this is wrong' in v.sentence)==(learned is None)
+    v = verdict([], share(.4), share(.9), found=found)   # measured on held-out problems, it has
+    assert v.learned is True and 'this is wrong' not in v.sentence
+
+def test_noise_without_advantages_on_record_has_none():
+    noise = [dict(step=i, group=0, rewards=[.1, .1+2e-8], dead=False) for i in range(4)]
+    for A,said in ((None, '0.0e+00'), ([-.7, .5], '7.0e-01')):
+        rewards = [dict(step=i, reward=.1) for i in range(4)]
+        found = find(rewards, [o|dict(advantages_before=A) for o in noise])
+        f = next(o for o in found if o.name=='float-noise')
+        assert f.evidence.endswith(f'4 of them count as living; their largest advantage is {said}')
 
 @pytest.mark.parametrize('n', [0, 1, 2, 3])
 def test_few_rows_are_undecided(n):

@@ -257,3 +257,11 @@ def test_both_trainers_say_the_same_of_the_same_rewards():
         scores = [sorted(e.score for e in b) for b in (s.method.buffer, t.replay_buffer)]
         assert scores[0]==pytest.approx(scores[1], rel=1e-3) and len(scores[0])==3
         if scale=='group': assert min(abs(o-1) for o in scores[0])<1e-3   # 0.71 where None counted as 0
+
+def test_a_weight_is_capped_at_2_where_nothing_else_is_said():
+    old,mask,A = torch.zeros(1, 1, 3),torch.ones(1, 1, 3, dtype=torch.bool),torch.ones(1, 1, 1)
+    new = torch.tensor([[[.5, 1.9, 5.]]]).log()
+    _,got = correct(new, old, A, mask, Correction(weight='truncated', clip='none'))
+    assert_tensor(got, torch.tensor([[[.5, 1.9, 2.]]]))
+    _,got = correct(new, old, A, mask, Correction(weight='sequence', clip='none'))
+    assert_tensor(got, torch.full((1, 1, 3), 2.))

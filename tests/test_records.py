@@ -329,3 +329,37 @@ def test_a_ratio_on_an_edge_counts_in_the_bin_above_it():
     for i,r in enumerate(inner):
         counts = ratio_hists(r.view(1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))[0]['counts']
         assert counts.index(1)==i+1 and sum(counts)==1
+    assert RATIO_EDGES==sorted(RATIO_EDGES) and (RATIO_EDGES[0],RATIO_EDGES[-1])==(1/4, 4)
+
+def test_a_record_without_a_limit_of_its_own_or_a_last_step_may_have_100_mb(tmp_path):
+    rec = Recorder(tmp_path)
+    rec.size = 99_999_999
+    assert rec.wants(1)
+    rec.size += 1
+    assert not rec.wants(1) and not rec.wants(10**6)
+
+def test_a_token_is_shown_with_the_space_that_the_one_before_it_asks_for():
+    class Words:
+        def decode(self, ids): return ' '.join('abcd'[i] for i in ids)
+    got = token_fields(Words(), [dict(ids=[0, 1, 2, 3, 1]), dict(ids=[3])], 2)
+    assert got==dict(tokens=[[['a',' b',' c',' d',' b'], ['d']]])
+
+def test_a_call_of_a_tool_is_shown_nested_or_not():
+    call = dict(name='add', arguments='1, 2')
+    for o in (call, dict(type='function', function=call)):
+        assert as_text([dict(role='assistant', content='so', tool_calls=[o])])=='so\n→ add(1, 2)'
+
+def test_eight_batches_without_a_judgement_end_a_run_and_one_judgement_is_enough():
+    from types import SimpleNamespace
+    from grpo_nb.run.record import check_judged
+    of = lambda *rewards: SimpleNamespace(history=[dict(reward=r) for r in rewards])
+    check_judged(of(*[math.nan]*6))
+    check_judged(of(*[math.nan]*6, 0., math.nan))
+    with pytest.raises(ValueError, match='first 8 batches'): check_judged(of(*[math.nan]*7))
+
+def test_a_turn_may_end_with_any_token_that_ends_an_answer_whatever_its_number():
+    class Words:
+        eos_token_id,eos_token,chat_template = 5,'<eos>','{{ turn }}<three>'
+        def decode(self, ids): return {3:'<three>', 7:'<seven>'}[ids[0]]
+    def told(*ends): return about_data(Words(), None, ends)['eos_in_template']
+    assert told(3) and told(7, 3) and not told(7) and not told()

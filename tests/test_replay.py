@@ -8,7 +8,7 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.core import register, test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
-from grpo_nb.replay import (PRIORITIES, Replay, ReplayBuffer, pack_groups, put_entries)
+from grpo_nb.replay import (PRIORITIES, keys_of, Replay, ReplayBuffer, pack_groups, put_entries)
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
@@ -187,6 +187,20 @@ def test_the_same_prompt_comes_first_and_any_other_after_it():
     assert {e.key for e in b}==set(range(8))   # nothing is remembered of what has left
 
 # ---- what stays ----------------------------------------------------------------------------------
+
+def test_a_prompt_may_have_the_key_0_and_below_it_none():
+    x = batch([MIXED]*3)
+    x.key = torch.tensor([0, -1, 3])
+    assert keys_of(x)==[0, None, 3]
+
+def test_only_where_it_is_asked_for_a_stored_group_of_the_same_prompt_comes_first():
+    "Also where the buffer holds fewer than are wanted: the newest otherwise"
+    for same,extra,want in ((True, 0, [7, 8]), (False, 0, [8, 7]), (True, 1, [7, 8]), (False, 1, [8, 7])):
+        m = Replay(4, same_prompt_first=same, priority='recency')
+        m.buffer.add([1., 1.], ['old','new'], 1, [7, 8])
+        m.extra = extra
+        beside,instead = m.take([7, 7], 1)
+        assert [e.key for e in instead]==want and [e.key for e in beside]==[8]*extra
 
 def test_age_limit_uses_and_time():
     b = ReplayBuffer(4, age_limit=5)

@@ -141,8 +141,12 @@ def test_g_by_hand_in_each_kind_of_record():
     assert of(ours(num_iterations=2), generation_time=3., step_time=5.)==pytest.approx(.75)
     assert of(trl(), generation_time=3., step_time=2.)==pytest.approx(.75)
     assert of(trl(replay_stored_per_fresh=2), generation_time=3., step_time=3.)==pytest.approx(.75)
+    times = enumerate([(9., 99.), (3., 6.), (5., 10.)])
+    timed = [ROW|dict(step=i, generation_time=s, batch_time=b) for i,(s,b) in times]
+    assert sampling_share(Look(timed))==pytest.approx(8/16)   # the first batch warms up
     assert of({}, generation_time=3., batch_time=4.)==pytest.approx(.75)
     assert of({}, generation_time=3., step_time=4.) is None   # how many steps a batch has, nobody says
+    assert of(ours(), generation_time=0., step_time=4.) is None
     assert of(ours(), step_time=4.) is None and of(ours(), generation_time=5., step_time=4.) is None
 
 @pytest.mark.parametrize('sampled,batch', [('timing_s/gen','timing_s/step'),
@@ -224,3 +228,5 @@ def test_dead_groups_by_kind_and_coverage_are_told():
         completions=['a','b','c'] if s%2 else ['a']*3) for s in range(12) for g in range(2)]
     told = reuse(run(12), groups)
     assert '6 one text, 6 all wrong' in told and 'a right answer in 50% of the groups' in told
+    unjudged = [dict(step=12, group=g, rewards=o) for g,o in enumerate([None, [], [1., None, 0.]])]
+    assert 'a right answer in 50% of the groups' in reuse(run(12), groups+unjudged)

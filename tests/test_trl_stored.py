@@ -4,7 +4,7 @@ import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
-from grpo_nb.on_trl.rows import with_places, prompt_keys, replay_counts
+from grpo_nb.on_trl.rows import Table, is_plain, with_places, prompt_keys, replay_counts
 from test_trl_resume import buffers_equal, logs
 
 torch.set_num_threads(1)
@@ -259,6 +259,35 @@ def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
     assert got['completion_mask'].tolist()==[[1,1],[1,1],[0,0]] and got['advantages'].tolist()==[1.,-1.,0.]
     assert got['completion_ids'].tolist()==[[3,4],[5,6],[3,4]] and got['prompt']==['p','q','p']
     assert got['num_items_in_batch']==4 and batch['completion_mask'].all()
+
+def table(n, own):
+    "TRL's table of `n` rows named by their number, and a column that a reward logged in the last `own`"
+    rows = [float(i) for i in range(n)]
+    return Table(dict(prompt=[f'p{i}' for i in range(n)], completion=[f'c{i}' for i in range(n)],
+        advantages=rows[:], rewards=dict(f=rows[:]), extra=dict(note=rows[n-own:], replayed=[])), ['f'])
+
+def test_a_prompt_is_plain_without_pictures():
+    said = dict(role='user', content='hi')
+    assert is_plain('hi') and is_plain([said]) and is_plain([said, said])
+    picture = dict(said, content=[dict(type='image')])
+    for o in (None, [said, picture], ['hi'], dict(said)): assert not is_plain(o)
+
+def test_places_that_were_not_sampled_show_the_first_row_of_their_process_without_reward():
+    t = table(5, 5)   # a row of an earlier batch, then two processes that sampled two each
+    t.widen(2, 3, 2)
+    assert t.logs['prompt']==['p0','p1','p2','p1','p3','p4','p3']
+    assert t.logs['completion']==['c0','c1','c2','c1','c3','c4','c3']
+    assert t.logs['advantages']==[0., 1., 2., 0., 3., 4., 0.]
+    assert str(t.logs['rewards']['f'])=='[0.0, 1.0, 2.0, nan, 3.0, 4.0, nan]'
+    assert t.logs['extra']['note']==[0., 1., 2., '', 3., 4., ''] and t.logs['extra']['replayed']==[]
+
+def test_what_rewards_logged_of_a_row_goes_with_it_where_another_comes_in():
+    for own,note in ((3, [None, 1., None]), (2, [1., None])):   # a column may be younger than the table
+        t = table(3, own)
+        t.replace([(0, 'new', 'done', .5, [2.]), (2, 'late', 'end', -.5, [3.])], 3)
+        assert t.logs['extra']['note']==note and t.logs['extra']['replayed']==[True, False, True]
+        assert t.logs['prompt']==['new','p1','late'] and t.logs['completion']==['done','c1','end']
+        assert t.logs['advantages']==[.5, 1., -.5] and t.logs['rewards']['f']==[2., 1., 3.]
 
 @pytest.mark.parametrize('kw,says', [(dict(B=4), 'needs a multiple of 3 groups, 12 rows'),
     (dict(replay_buffer_size=0), 'replay_buffer_size` above 0'), (dict(k=-1), '0 or more'),

@@ -1,0 +1,264 @@
+"""Damage a module in small ways, one at a time: do the quick tests notice? cosmic-ray makes the damages.
+
+    python tests/mutants.py [ROOM ...] [--each 25] [--seed 0] [--jobs 2] [--hours H] [--map FILE]
+
+Every number, comparison, operator, `and`, `not`, loop, `break`, exception and decorator is a place; of each
+place one damage is drawn, and of the places of a room `--each` (0: all). Annotations and the texts of errors
+are left alone: they are no behaviour. The tests that go through the damaged line run, the quickest first,
+until one fails, each damage in a process of its own that has torch and transformers loaded already. Rows are
+written to `nbs/results/mutants.csv` as they come, and a run that is started again goes on: a row stays as
+long as its line is in the room and its damage in the sample. `same` says in a word why a survivor changes
+nothing; it is written into the CSV by hand. `--again survived` judges survivors once more, `--again all`
+everything. Of tests that take more than `--tests` seconds together the slowest are left out. `--map FILE`
+keeps which test goes through which line. Ends with 1 where fewer than `--least` of the damages are noticed.
+"""
+import argparse, ast, csv, importlib, json, math, os, pkgutil, random, resource, signal, sys, tempfile, time
+from collections import Counter
+from itertools import accumulate, zip_longest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = '''replay loss parts.ratios parts.groups run.record on_trl.record on_trl.rows see.findings
+    see.verdict'''.split()
+JUDGES = '''advantages diagnose findings kl loss messages methods parity ratios records replay report reuse
+    road rollouts terms thresholds trl_record trl_stored'''.split()
+FIELDS = 'room line function before after outcome by first same'.split()   # `first`: its first outcome
+SECONDS = 60   # of the processor that a damage may take more than its tests take without it
+
+def source(room): return ROOT/'grpo_nb'/f"{room.replace('.', '/')}.py"
+
+# ---- damages ----------------------------------------------------------------------------------------------
+def untouched(tree):
+    "The spans of annotations and of what is raised, as ((line, column), (line, column))"
+    for o in ast.walk(tree):
+        nodes = [getattr(o, 'annotation', None), getattr(o, 'returns', None)]
+        if isinstance(o, ast.Raise): nodes.append(o.exc)
+        for n in filter(None, nodes): yield (n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)
+
+def places(room):
+    "{(start, end): [(operator, occurrence)]} of all places of a room"
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+    code = source(room).read_text()
+    nodes = list(ast_nodes(get_ast(code)))
+    spans = list(untouched(ast.parse(code)))
+    found = {}
+    for name in operator_names():
+        operator = get_operator(name)
+        if operator.arguments(): continue
+        spots = (o for n in nodes for o in operator().mutation_positions(n))
+        for i,(start,end) in enumerate(spots):
+            if any(a<=start and end<=b for a,b in spans): continue
+            found.setdefault((start, end), []).append((name, i))
+    return found
+
+def damages(room, each, seed):
+    "The drawn damages of a room: dicts with the damaged code"
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+    code,rng = source(room).read_text(),random.Random(f'{seed} {room}')
+    found = sorted(places(room).items())
+    drawn = [(place, rng.choice(ways)) for place,ways in found]
+    rng.shuffle(drawn)
+    for ((line, _), _),(name, i) in drawn[:each or None]:
+        damaged = mutate_code(code, get_operator(name)(), i)
+        try: compile(damaged, room, 'exec')
+        except SyntaxError: continue   # no damage but nonsense: `0 iss` of `0<=s`
+        old,new = code.splitlines(),damaged.splitlines()
+        before = old[line-1].strip()
+        after = '' if len(new)<len(old) else new[line-1].strip()
+        within,_,_ = function_at(code, line)
+        yield dict(room=room, line=line, function=within, before=before, after=after, code=damaged)
+
+def function_at(code, line):
+    "(name, first line, last line) of the innermost function or class around a line"
+    best = '',1,len(code.splitlines())
+    for o in ast.walk(ast.parse(code)):
+        if not isinstance(o, (ast.FunctionDef, ast.ClassDef)): continue
+        first = min([o.lineno, *(d.lineno for d in o.decorator_list)])
+        if first<=line<=o.end_lineno and o.end_lineno-first<best[2]-best[1]: best = o.name,first,o.end_lineno
+    return best
+
+# ---- tests in a process of their own ----------------------------------------------------------------------
+def load():
+    "Import what the package imports, then forget the package: each process imports its own, damaged one."
+    import datasets, hypothesis, pandas, pytest, torch, transformers, trl   # noqa
+    import grpo_nb
+    for o in pkgutil.walk_packages(grpo_nb.__path__, 'grpo_nb.'):
+        if 'dev' not in o.name and '__main__' not in o.name: importlib.import_module(o.name)
+    for o in [o for o in sys.modules if o.split('.')[0]=='grpo_nb']: del sys.modules[o]
+
+def damage(room, code):
+    "Let the import of a room find other code."
+    loader,name = importlib.machinery.SourceFileLoader,f'grpo_nb.{room}'
+    get_code = loader.get_code
+    def get(self, fullname):
+        return compile(code, str(source(room)), 'exec') if fullname==name else get_code(self, fullname)
+    loader.get_code = get
+
+class Judge:
+    "A plugin of pytest: which test fails, how long each takes, and with `cover` what each goes through."
+    def __init__(self, order=None, cover=None): self.order,self.cover,self.by,self.took = order,cover,'',{}
+
+    def pytest_runtest_logstart(self, nodeid):
+        if self.cover: self.cover.switch_context(nodeid)
+
+    def pytest_collectreport(self, report):
+        if report.failed and not self.by: self.by = 'import'
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed and not self.by: self.by = report.nodeid
+        good = report.passed and self.took.get(report.nodeid, 0)is not None
+        self.took[report.nodeid] = self.took.get(report.nodeid, 0)+report.duration if good else None
+
+def chosen(judge):
+    "The hook that leaves the tests of `judge.order`, in its order."
+    import pytest
+    class Last:
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items):
+            if judge.order is None: return
+            rank = {o:i for i,o in enumerate(judge.order)}
+            items[:] = sorted((o for o in items if o.nodeid in rank), key=lambda o: rank[o.nodeid])
+    return Last()
+
+def judge(paths, order, first, cover=None):
+    import pytest
+    o = Judge(order, cover)
+    flags = ['-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', '-W', 'ignore', *(['-x'] if first else [])]
+    pytest.main([*flags, *paths], plugins=[o, chosen(o)])
+    return o
+
+def start(work, out, seconds):
+    "Run `work` in a forked process that writes its result to `out`; its id"
+    pid = os.fork()
+    if pid: return pid
+    code = 1
+    try:
+        os.setsid()
+        null = os.open(out.with_suffix('.log'), os.O_CREAT|os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds+5))
+        out.write_text(json.dumps(work()))
+        code = 0
+    finally: os._exit(code)
+
+def wait(running):
+    "The next of the `running` that ends, as (id, was it killed?); one is killed when its time is up."
+    while True:
+        pid,status = os.waitpid(-1, os.WNOHANG)
+        if pid in running: return pid, os.WIFSIGNALED(status)
+        for o,(end,_) in running.items():
+            if time.monotonic()>end: os.killpg(o, signal.SIGKILL)
+        time.sleep(.1)
+
+def through():
+    "How long each test takes, and which go through a line: dict(took={test: s}, lines={room: {line: tests}})"
+    import coverage
+    files = {str(source(o)):o for o in ROOMS}
+    cover = coverage.Coverage(data_file=None, include=list(files), config_file=False)
+    cover.start()
+    o = judge([f'tests/test_{o}.py' for o in JUDGES], None, False, cover)
+    cover.stop()
+    data = cover.get_data()
+    took = {k:v for k,v in o.took.items() if v is not None}   # a test that fails or is skipped judges nothing
+    def known(by_line): return {line:[t for t in ts if t in took or not t] for line,ts in by_line.items()}
+    lines = {room:known(data.contexts_by_lineno(f)) for f,room in files.items()}
+    return dict(took=took, lines=lines)
+
+def tests_of(d, seen):
+    """The tests that go through a damage's line; where the import does ('' in the map), those that go through
+    its function, or else through its room."""
+    lines = {int(k):set(v) for k,v in seen['lines'][d['room']].items()}
+    here = lines.get(d['line'], {''})
+    if '' not in here: return here
+    used = {n:o for n,o in lines.items() if '' not in o}
+    _,first,last = function_at(source(d['room']).read_text(), d['line'])
+    here = here.union(*(o for n,o in used.items() if first<=n<=last)) - {''}
+    return here or set().union(*used.values())
+
+# ---- the table --------------------------------------------------------------------------------------------
+def key(o): return o['room'],o['function'],o['before'],o['after']
+
+def read(path):
+    with open(path if path.exists() else os.devnull, newline='') as f:
+        return {key(o):o for o in csv.DictReader(f)}
+
+def write(path, rows):
+    with open(path, 'w', newline='') as f:
+        w = csv.DictWriter(f, FIELDS, lineterminator='\n', extrasaction='ignore')
+        w.writeheader()
+        place = lambda o: (ROOMS.index(o['room']), int(o['line']), o['after'])
+        w.writerows(sorted(rows, key=place))
+
+def limits(seen, tests, known, most):
+    "Tests in the order in which they judge, those first that noticed most; and how long they may take."
+    noticed = Counter(o['by'] for o in known)
+    tests = sorted(tests, key=lambda t: (-noticed[t], seen['took'][t]))
+    before = [0, *accumulate(seen['took'][t] for t in tests)]
+    tests = [t for t,s in zip(tests, before) if s<most]
+    return tests,SECONDS+int(before[len(tests)])
+
+def judged(drawn, seen, known, folder, jobs, end, most):
+    "Each of the drawn damages with its outcome, as they end; `known` are rows of before."
+    running,known = {},list(known)
+    while True:
+        while len(running)<jobs and time.monotonic()<end and (o := next(drawn, None)):
+            tests,seconds = limits(seen, tests_of(o, seen), known, most)
+            to = folder/f"{o['room']}-{len(known)}-{time.monotonic_ns()}.json"
+            def work(o=o, tests=tests):
+                damage(o['room'], o['code'])
+                return judge(sorted({t.split('::')[0] for t in tests}), tests, True).by if tests else ''
+            running[start(work, to, seconds)] = time.monotonic()+10*seconds,(o, to)
+        if not running: return
+        pid,killed = wait(running)
+        _,(o, to) = running.pop(pid)
+        by = json.loads(to.read_text()) if to.exists() else '' if killed else 'crash'
+        known.append(o|dict(outcome='timeout' if killed else 'killed' if by else 'survived', by=by))
+        yield known[-1]
+
+def main(a):
+    os.chdir(ROOT)
+    load()
+    end = time.monotonic()+a.hours*3600
+    old,rows = read(a.out),{}
+    def unknown(o):
+        row = old.get(key(o), {})
+        o |= {k:row.get(k, '') for k in ('first','same')}
+        if not row or a.again=='all' or a.again==row['outcome'] and not o['same']: return True
+        rows[key(o)] = row|dict(line=o['line'])
+    with tempfile.TemporaryDirectory() as d:
+        seen_at = Path(a.map or f'{d}/map.json')
+        if not seen_at.exists(): os.waitpid(start(through, seen_at, 7200), 0)
+        if not seen_at.exists(): raise SystemExit(seen_at.with_suffix('.log').read_text()[-3000:])
+        seen = json.loads(seen_at.read_text())
+        by_room = [damages(room, a.each, a.seed) for room in a.rooms]
+        in_turn = (o for turn in zip_longest(*by_room) for o in turn if o and unknown(o))
+        for o in judged(in_turn, seen, old.values(), Path(d), a.jobs, end, a.tests):
+            rows[key(o)] = o|dict(first=o['first'] or o['outcome'])
+            write(a.out, (old|rows).values())
+            print(f"{o['room']}:{o['line']} {o['outcome']} {o['by']}")
+            print(o['before'], o['after'], sep='\n', flush=True)
+    write(a.out, [*rows.values(), *(o for k,o in old.items() if k[0] not in a.rooms)])
+    counted = [o for o in rows.values() if not o['same']]
+    for room in a.rooms:
+        noticed = [o['outcome']!='survived' for o in counted if o['room']==room]
+        print(f'{room}: {sum(noticed)} of {len(noticed)}')
+    return sum(o['outcome']!='survived' for o in counted)<a.least*len(counted)
+
+if __name__=='__main__':
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('rooms', nargs='*', default=ROOMS)
+    p.add_argument('--each', type=int, default=25)
+    p.add_argument('--seed', type=int, default=0)
+    p.add_argument('--jobs', type=int, default=2)
+    p.add_argument('--hours', type=float, default=24)
+    p.add_argument('--out', type=Path, default=ROOT/'nbs'/'results'/'mutants.csv')
+    p.add_argument('--map')
+    p.add_argument('--again', choices=['survived','all'])
+    p.add_argument('--least', type=float, default=.9)
+    p.add_argument('--tests', type=float, default=math.inf)
+    a = p.parse_args()
+    a.rooms = a.rooms or ROOMS
+    sys.exit(main(a))
