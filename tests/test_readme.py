@@ -64,6 +64,14 @@ def test_the_first_page_says_the_same():
     assert 'it had 39 % right before, and 95 % after' in README
     assert 95 in {round(100*o['after']) for o in one}
 
+def test_the_pretrained_demo_did_what_the_first_page_says():
+    rows = [o for o in stored('demo_smollm2.csv') if o['replay_buffer_size']=='64']
+    words = {3:'three', 4:'four', 5:'five'}
+    before,after = ([round(100*float(o[k])) for o in rows] for k in ('before', 'after'))
+    said = words[len(rows)],min(before),max(before),min(after),max(after)
+    assert 'Over {} seeds it has {} to {} of 100 new sums right before, and {} to {} after'.format(*said) in README
+    assert {o['n_problems'] for o in rows}=={'100'} and len({o['seed'] for o in rows})==len(rows)
+
 def test_two_commands_set_it_up_one_runs_and_one_tests():
     blocks = re.findall(r'```sh\n(.*?)```', README, flags=re.S)
     made = [o for o in blocks if 'venv' in o]
