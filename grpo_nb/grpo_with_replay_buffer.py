@@ -421,7 +421,8 @@ def _state(self:GRPOWithReplayBufferTrainer):
     if self.args.replay_buffer_size:   # what stored advantages were made of
         own |= dict(rewards=list(self.reward_func_names), reward_weights=self.reward_weights.tolist(),
             scale_rewards=self.scale_rewards, multi_objective_aggregation=self.multi_objective_aggregation)
-    mine = dict(replay=own, buffer=self.store.state_dict(), recorded=self.record.sizes())
+    sums = {k:v.cpu() for k,v in self._sums.items()}
+    mine = dict(replay=own, buffer=self.store.state_dict(), recorded=self.record.sizes(), sums=sums)
     return super(GRPOWithReplayBufferTrainer, self)._state()|mine
 
 @patch
@@ -447,6 +448,7 @@ def _set_state(self:GRPOWithReplayBufferTrainer, s):
         raise ValueError(f'the checkpoint has a replay buffer of groups of {G}, this run makes groups of '
             f'{self.num_generations}: set num_generations={G}')
     self.store.load_state_dict(s['buffer'])
+    self._sums = {k:v.to(self.accelerator.device) for k,v in s.get('sums', {}).items()}
 
 @patch
 def _resume_elsewhere(self:GRPOWithReplayBufferTrainer, states):

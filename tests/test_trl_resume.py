@@ -136,9 +136,8 @@ def test_logging_windows_survive_a_checkpoint_between_them(tmp_path):
     # transformers forgets the loss of the window's first half
     drop = lambda t: [{k:v for k,v in o.items() if k not in ('loss',)} for o in logs(t)]
     a,b = drop(whole),drop(part)
-    assert a[-1]==b[-1] and {k:v for k,v in a[1].items() if not k.startswith('replay/')
-        or k in ('replay/dead','replay/replaced')}=={k:v
-        for k,v in b[1].items() if not k.startswith('replay/') or k in ('replay/dead','replay/replaced')}
+    assert a[-1]==b[-1]
+    assert a[1]==b[1]   # the window that the checkpoint lies in
 
 def test_an_iterable_dataset_resumes_within_its_first_epoch(tmp_path):
     assert_resumes_equal(tmp_path, 5, 2, dataset=T.data(17).to_iterable_dataset())
