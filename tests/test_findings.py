@@ -297,6 +297,10 @@ def test_the_same_problems_before_and_after_are_paired():
     v = verdict([], share(.5, right=right), share(.6, right=better))
     assert v.learned is True and f'(+10.0 points ± {100*1.96*d.std()/10:.1f})' in v.sentence
 
+def test_what_is_right_twice_is_no_share_and_not_paired():
+    v = verdict([], share(.5, right=[2]*4), share(.6, right=[2]*3+[0]))
+    assert f'(+10.0 points ± {32**.5:.1f})' in v.sentence   # that of the two intervals
+
 def test_a_reward_that_is_no_share_keeps_its_unit():
     one = lambda m: {'rewards':{'close':dict(mean=m, low=m-1, high=m+1, n=200, judged=200)}}
     v = verdict([], one(-29.5), one(-20.))

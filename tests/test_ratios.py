@@ -265,3 +265,9 @@ def test_a_weight_is_capped_at_2_where_nothing_else_is_said():
     assert_tensor(got, torch.tensor([[[.5, 1.9, 2.]]]))
     _,got = correct(new, old, A, mask, Correction(weight='sequence', clip='none'))
     assert_tensor(got, torch.full((1, 1, 3), 2.))
+
+def test_a_group_with_fewer_than_two_rewards_has_nothing_to_teach():
+    rewards = torch.tensor([[NAN, NAN, NAN], [1., NAN, NAN], [1., 0., NAN]])
+    got = group_scores(torch.ones(3, 3), rewards)
+    assert_tensor(got[:2], torch.zeros(2))
+    assert got[2]>0

@@ -344,6 +344,10 @@ def test_a_token_is_shown_with_the_space_that_the_one_before_it_asks_for():
     got = token_fields(Words(), [dict(ids=[0, 1, 2, 3, 1]), dict(ids=[3])], 2)
     assert got==dict(tokens=[[['a',' b',' c',' d',' b'], ['d']]])
 
+def test_parts_of_a_message_are_shown_as_text_whatever_they_are():
+    parts = ['see ', dict(type='text', text='this: '), dict(type='image')]
+    assert as_text([dict(role='user', content=parts)])=='see this: <image>'
+
 def test_a_call_of_a_tool_is_shown_nested_or_not():
     call = dict(name='add', arguments='1, 2')
     for o in (call, dict(type='function', function=call)):

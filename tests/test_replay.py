@@ -193,6 +193,11 @@ def test_a_prompt_may_have_the_key_0_and_below_it_none():
     x.key = torch.tensor([0, -1, 3])
     assert keys_of(x)==[0, None, 3]
 
+@pytest.mark.parametrize('lacks', ['rewards','advantages'])
+def test_a_group_without_rewards_or_advantages_is_not_packed(lacks):
+    with pytest.raises(ValueError, match='needs `rewards` and `advantages`'):
+        pack_groups(replace(batch([MIXED]), **{lacks:None}))
+
 def test_only_where_it_is_asked_for_a_stored_group_of_the_same_prompt_comes_first():
     "Also where the buffer holds fewer than are wanted: the newest otherwise"
     for same,extra,want in ((True, 0, [7, 8]), (False, 0, [8, 7]), (True, 1, [7, 8]), (False, 1, [8, 7])):
