@@ -154,7 +154,7 @@ def unclipped(method=None, **kw):
     (dict(correction='clip=none', replay_correction='weight=truncated'), 0),
     (dict(replay_correction='clip=none', replay_buffer_size=0), 0),
     (dict(correction='clip=none', method=Keep()), 0),
-    (dict(correction='clip=none', method=Replay(4)), 1)], ids=str)
+    (dict(correction='clip=none', method=Replay(4)), 1)], ids=range(9))
 def test_a_run_warns_once_where_replayed_tokens_are_not_clipped(kw, times):
     assert unclipped(**kw)==times
 
