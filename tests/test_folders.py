@@ -102,7 +102,9 @@ def test_a_demo_with_and_one_without_replay_have_a_folder_each(tmp_path, monkeyp
     assert sorted(o.name for o in Path('runs').iterdir())==['demo-0','plain-0']
     before = files(Path('runs'))
     for more in ([], ['--replay_buffer_size', '0']):
-        with pytest.raises(SystemExit): main(['demo', '--max_steps', '4', *more])
+        name = 'plain-0' if more else 'demo-0'
+        words = ['demo', '--output_dir', f'runs/{name}', '--max_steps', '4', *more]
+        with pytest.raises(SystemExit): main(words)
     assert files(Path('runs'))==before
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path):

@@ -209,7 +209,8 @@ def _others():
 
 # What a library must leave alone. Whoever is told of something keeps no list that could be read: it is noted.
 STATE = """
-import atexit, codecs, collections, faulthandler, locale, logging, os, random, signal, sys, threading, warnings
+import atexit, codecs, collections, faulthandler, locale, logging, os, random, signal, sys, threading
+import warnings
 told = []
 def noting(module, name):
     f = getattr(module, name)
@@ -239,7 +240,8 @@ def state():
         torch=[f() for f in (torch.get_default_dtype, torch.get_num_threads, torch.get_num_interop_threads,
             torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled, torch.get_default_device)],
         random=(random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()),
-        numpy=(numpy.geterr(), numpy.get_printoptions()), pandas=repr(pandas.describe_option(_print_desc=False)))
+        numpy=(numpy.geterr(), numpy.get_printoptions()),
+        pandas=repr(pandas.describe_option(_print_desc=False)))
 """
 
 @pytest.fixture(scope='module')

@@ -69,7 +69,8 @@ def test_the_pretrained_demo_did_what_the_first_page_says():
     words = {3:'three', 4:'four', 5:'five'}
     before,after = ([round(100*float(o[k])) for o in rows] for k in ('before', 'after'))
     said = words[len(rows)],min(before),max(before),min(after),max(after)
-    assert 'Over {} seeds it has {} to {} of 100 new sums right before, and {} to {} after'.format(*said) in README
+    sentence = 'Over {} seeds it has {} to {} of 100 new sums right before, and {} to {} after'
+    assert sentence.format(*said) in README
     assert {o['n_problems'] for o in rows}=={'100'} and len({o['seed'] for o in rows})==len(rows)
 
 def test_two_commands_set_it_up_one_runs_and_one_tests():

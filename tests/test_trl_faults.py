@@ -160,7 +160,8 @@ def test_weights_that_break_on_the_way_are_named_with_their_step():
 
 def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch):
     old = GRPOTrainer._compute_loss
-    monkeypatch.setattr(GRPOTrainer, '_compute_loss', lambda self, m, x: old(self, m, x)*math.nan)
+    def nan_loss(self, model, inputs): return old(self, model, inputs)*math.nan
+    monkeypatch.setattr(GRPOTrainer, '_compute_loss', nan_loss)
     assert_fails(T.n_red, ValueError, 'the loss is nan at step 0')
 
 # -- what we rely on ------------------------------------------------------------------------------
@@ -232,12 +233,14 @@ def test_a_trl_that_renames_what_we_build_on_is_refused_by_name(package, home, n
     "Today's code would otherwise run on as plain GRPO, or fail later with another message."
     for o in getattr(home, '__mro__', [home]):
         if name in vars(o): monkeypatch.delattr(o, name)
-    with pytest.raises(ImportError, match=rf'^{package} \d.* moved `\w+\.{name}`: use {package} [\d.]+ to [\d.]+$'):
+    says = rf'^{package} \d.* moved `\w+\.{name}`: use {package} [\d.]+ to [\d.]+$'
+    with pytest.raises(ImportError, match=says):
         T.trainer()
 
 def test_a_trl_that_renames_a_parameter_that_we_rely_on_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(GRPOTrainer, '_compute_loss', lambda self, model, batch: None)
-    with pytest.raises(ImportError, match='took the parameter `inputs` from `GRPOTrainer._compute_loss`: use trl'):
+    says = 'took the parameter `inputs` from `GRPOTrainer._compute_loss`: use trl'
+    with pytest.raises(ImportError, match=says):
         T.trainer()
 
 def test_a_trl_that_renames_an_attribute_is_refused_by_name(monkeypatch):
@@ -270,12 +273,16 @@ def test_a_trl_that_passes_our_hooks_over_is_named_before_its_first_step(within,
     def f(self, *args, **kw): return how(was, self, *args, **kw)
     monkeypatch.setattr(GRPOTrainer, within, f)
     t = T.trainer(per_device_train_batch_size=8)
-    with pytest.raises(RuntimeError, match=r'^trl \d.* trained on 8 rows of the first batch, of which 0 came'):
+    says = r'^trl \d.* trained on 8 rows of the first batch, of which 0 came'
+    with pytest.raises(RuntimeError, match=says):
         t.train()
     assert t.state.global_step==0
 
-@pytest.mark.parametrize('name,wide', [('routing', lambda b: b['prompt_ids'].shape[1]+b['completion_ids'].shape[1]),
-    ('entropies', lambda b: b['completion_ids'].shape[1]), ('advantages', lambda b: b['completion_ids'].shape[1])])
+def _completion_width(batch): return batch['completion_ids'].shape[1]
+def _whole_width(batch): return batch['prompt_ids'].shape[1]+batch['completion_ids'].shape[1]
+
+@pytest.mark.parametrize('name,wide', [
+    ('routing', _whole_width), ('entropies', _completion_width), ('advantages', _completion_width)])
 def test_a_column_that_replay_cannot_move_is_refused_by_name_at_the_first_batch(name, wide, monkeypatch):
     was = GRPOTrainer._generate_and_score_completions
     def more(self, inputs):
