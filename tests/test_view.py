@@ -119,7 +119,7 @@ def test_text_cannot_become_code(tmp_path, browser):
     for i in (0, 1):
         page.locator('.gv-row').nth(i).click()
         page.wait_for_selector(f'.gv-row.gv-sel:nth-child({i+1})')
-        assert '<script>alert(1)</script>' in page.locator('.gv-body').inner_text()
+        wait_for_text(page, '.gv-body', '<script>alert(1)</script>')
     assert (page.locator('.gv img, .gv script, .gv iframe').count() == 0
             and page.locator('.gv-card b').count() == 0)
     assert said==[] and [o for o in asked if not o.startswith(('file:', 'blob:'))]==[]
@@ -150,6 +150,11 @@ def opened(run, browser, tmp_path):
         page.close()
 
 def here(page): return page.locator('.gv-say').inner_text()
+
+def wait_for_text(page, selector, text):
+    "Some panes are drawn with the next frame."
+    page.wait_for_function('([k, text]) => document.querySelector(k)?.innerText.includes(text)',
+                           arg=[selector, text])
 
 def test_the_keyboard_does_all_of_it(run, opened):
     page = opened()
@@ -196,7 +201,7 @@ def test_a_click_opens_a_group_and_a_drag_zooms(run, opened):
     y = lambda g: box['y']+2*62+4+(g+.5)*22
     page.mouse.click(x(5), y(3))
     assert here(page).startswith(f'step {run.steps[5]}, group 3')
-    assert f'Group 3, sampled at step {run.steps[5]}' in page.locator('.gv-body').inner_text()
+    wait_for_text(page, '.gv-body', f'Group 3, sampled at step {run.steps[5]}')
     page.mouse.move(x(2), y(1)); page.mouse.down(); page.mouse.move(x(6), y(1), steps=4); page.mouse.up()
     now = page.evaluate(
         "(() => { const n = document.getElementById('view').gv.now; return [n.from, n.to] })()"
@@ -218,18 +223,18 @@ def test_filters_search_and_order(run, opened):
     page = opened()
     page.get_by_label('show').select_option('6')   # replaced
     n = sum(o['replacement'] is not None for o in run.rows)
-    assert f'{n} groups found' in page.locator('.gv-found').inner_text()
+    wait_for_text(page, '.gv-found', f'{n} groups found')
     one = sum(bool(o['dead']) and len(set(o['completions']))==1 for o in run.rows)
     for label,n in (('dead: one text (collapse)', one),
             ('dead: different texts (cliff)', sum(bool(o['dead']) for o in run.rows)-one)):
         page.get_by_label('show').select_option(label=label)
-        assert f'{n} group' in page.locator('.gv-found').inner_text()
+        wait_for_text(page, '.gv-found', f'{n} group')
     page.get_by_label('show').select_option('0')
     word = run.rows[20]['prompt']
     page.get_by_label('search').fill(word); page.keyboard.press('Enter')
     page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
     n = sum(any(word.lower() in t.lower() for t in [o['prompt'], *o['completions']]) for o in run.rows)
-    assert f'{n} group' in page.locator('.gv-found').inner_text()
+    wait_for_text(page, '.gv-found', f'{n} group')
     page.get_by_label('search').fill('')
     page.get_by_label('sort by').select_option('used')
     page.locator('.gv-hits button').first.click()
