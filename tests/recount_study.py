@@ -107,13 +107,9 @@ def spans_by_hand(table, plan, cells):
                 spans.setdefault((arm, families[cell]['after'] or cell, s), []).append(sum(five)/5)
     return spans
 
-def recount_spans(table, page):
-    "The same of a page with a ladder of rates, whose measure is the mean over five of them, task by task"
-    plan = registered(page)
-    spans = spans_by_hand(table, plan, plan['definitions']['families'])
-    if spans is None: return None
-    mean = {k:sum(o)/len(o) for k,o in spans.items()}
-    out = []
+def claims_over_tasks(plan, values):
+    "Each registered difference, the task as the random effect; `values` by (arm, task, seed), one per start."
+    mean,out = {k:sum(o)/len(o) for k,o in values.items()},[]
     for arm,baseline in plan['claims']:
         d = {}
         for a,task,s in mean:
@@ -122,6 +118,13 @@ def recount_spans(table, page):
         free = len(d)-1
         out.append([arm, baseline, m, t.ppf(.975, free)*error, 2*t.sf(abs(m)/error, free)])
     return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
+
+def recount_spans(table, page):
+    "The same of a page with a ladder of rates, whose measure is the mean over five of them, task by task"
+    plan = registered(page)
+    spans = spans_by_hand(table, plan, plan['definitions']['families'])
+    if spans is None: return None
+    return claims_over_tasks(plan, spans)
 
 def recount_own(tables, page):
     "The same where the measure lies around each arm's best rate; rows of several tables; None: some missing"
@@ -142,15 +145,7 @@ def recount_own(tables, page):
             for s in seeds:
                 v = sum(runs[cell][arm][l][s] for l in near)/len(near)
                 own.setdefault((arm, f['after'] or cell, s), []).append(v)
-    mean,out = {k:sum(o)/len(o) for k,o in own.items()},[]
-    for arm,baseline in plan['claims']:
-        d = {}
-        for a,task,s in mean:
-            if a==arm: d.setdefault(task, []).append(mean[arm,task,s]-mean[baseline,task,s])
-        m,error = mixed(d)
-        free = len(d)-1
-        out.append([arm, baseline, m, t.ppf(.975, free)*error, 2*t.sf(abs(m)/error, free)])
-    return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
+    return claims_over_tasks(plan, own)
 
 def recount_cells(table, page, cells=None):
     "(cell, claim) -> difference, half its interval, p, Holm's p among all that were registered"

@@ -54,6 +54,14 @@ def same_gradient(got, want, name):
     off = max((a.double()-b).abs().max().item() for a,b in zip(got, want))
     assert off<=3e-4*top+1e-6, (name, 'gradient', off, top)
 
+def check_uses(store, drawn):
+    "A group drawn several times in a batch counts its uses one by one, up to those of the store."
+    counts = {}
+    for e in drawn.values(): counts.setdefault(e['id'], []).append(e['uses'])
+    for i,u in counts.items():
+        last = store[i].uses
+        assert sorted(u)==[*range(last-len(u)+1, last+1)], u
+
 # ---- the model in float64, one plain forward over whole rows --------------------------------------------
 class Plain:
     "A copy of a model in float64 that takes over weights as they were."
@@ -228,10 +236,7 @@ class Chapters:
                 close(e['step'], was.step, 'birth')
                 close(e['key'], was.key, 'key of a newcomer')
                 close(e['score'], was.score, 'score of a newcomer')
-            counts = {}
-            for e in drawn.values(): counts.setdefault(e['id'], []).append(e['uses'])
-            for i,u in counts.items(): assert sorted(u)==[*range(self.store[i].uses-len(u)+1,
-                self.store[i].uses+1)], u
+            check_uses(self.store, drawn)
             for o in fresh:
                 o.id = None
                 if o.dead: continue
@@ -570,10 +575,7 @@ class OnTRL:
             kept = ['' if c.mask_truncated and not w else x for x,w in zip(was.texts,
                 was.whole)]   # the others are not stored
             assert (e['completions'],e['prompt'])==(kept,was.prompt), (e['completions'], kept)
-        counts = {}
-        for e in drawn.values(): counts.setdefault(e['id'], []).append(e['uses'])
-        for i,u in counts.items(): assert sorted(u)==[*range(self.store[i].uses-len(u)+1,
-            self.store[i].uses+1)], u
+        check_uses(self.store, drawn)
         for o in fresh:
             o.id = None
             if o.dead or c.mask_truncated and not any(o.whole): continue   # nothing of it would count
