@@ -380,9 +380,10 @@ class RollCall:
     """What is each process doing? All sign in one store; who waits too long learns who is behind, and where.
 
     Use as `with RollCall(...) as roll:`, with `roll.at(...)` equally often on every rank. An error that
-    leaves the block on a rank that lost the others gets a note that names who went, and why. A rank that is
-    gone without a word is seen by those on its machine within seconds, whatever they wait for: its network
-    connections may live on in a child of it, and who waits in a store has none.
+    leaves the block on a rank that lost the others gets a note that names who went, and why. A rank whose
+    patience ended tells the others what it saw, and they report the same. A rank that is gone without a word
+    is seen by those on its machine within seconds, whatever they wait for: its network connections may live
+    on in a child of it, and who waits in a store has none.
     """
     def __init__(self,
         patience_s:float=1800.,  # seconds without a step forward after which a rank looks who is behind; inf:
@@ -397,6 +398,7 @@ class RollCall:
         self.rank,self.world = ranks.rank,ranks.world
         self.patience_s,self.stop,self.every_s = patience_s,stop,every_s
         self.n,self.what,self.since,self._over = 0,'the start',time.monotonic(),threading.Event()
+        self._stopped,self._signing = False,threading.Lock()
         if self.world>1:
             store = store or dist.distributed_c10d._get_default_store()
             sign_process(store, ranks)
@@ -413,12 +415,15 @@ class RollCall:
         self._sign('at', what)
 
     def _sign(self, state, what):
-        if self.world>1: self.store.set(str(self.rank), json.dumps([self.n, state, what]))
+        with self._signing:
+            if self.world==1 or self._stopped: return   # what stopped a rank is its last word
+            self._stopped = state=='stopped'
+            self.store.set(str(self.rank), json.dumps([self.n, state, what]))
 
     def _note(self, r): return json.loads(self.store.get(str(r))) if self.store.check([str(r)]) else None
 
     def read(self)->list:
-        "By rank: [signatures, 'at', 'raised', 'lost', 'gone' or 'over', what]; None where one never came."
+        "By rank: [signatures, 'at', 'raised', 'lost', 'gone', 'stopped' or 'over', what]; None before the first."
         return [self._note(r) for r in range(self.world)]
 
     def _note_gone(self):
@@ -443,6 +448,8 @@ class RollCall:
         gone = [f'rank {r} is gone without a word, perhaps killed; it was last at {o[2]}'
             for r,o in enumerate(notes) if o and o[1]=='gone']
         if gone: return '; '.join(gone)
+        stopped = [o[2] for o in notes if o and o[1]=='stopped']   # why, as each of them saw it
+        if stopped: return '; '.join(dict.fromkeys(stopped))
         lost = any(o and o[1]=='lost' for o in notes)
         def tell(r, o):
             if o is None: return f'rank {r} never came'
@@ -462,8 +469,17 @@ class RollCall:
                 said = self.missing()
             except RuntimeError:
                 said = 'the store of the launcher is gone, and with it the process that held it'
-            if said: return self.stop(f'rank {self.rank} has waited {waited:.0f} s at {self.what}: {said}')
+            if said:
+                self._sign_stopped(said)
+                return self.stop(f'rank {self.rank} has waited {waited:.0f} s at {self.what}: {said}')
             self.since = time.monotonic()   # all are equally far: it takes its time
+
+    def _sign_stopped(self, why):
+        "Tell the other ranks why this process ends, so that none of them takes it for one that was killed."
+        try:
+            self._sign('stopped', why)
+            self.store.set('trouble', '1')
+        except RuntimeError: pass   # nobody can be told: the store itself is gone
 
     def __enter__(self):
         self._sign('at', self.what)
@@ -488,7 +504,8 @@ class RollCall:
         end = time.monotonic()+limit_s
         while time.monotonic()<end:
             self._note_gone()
-            if not any(o is None or o[1]=='at' for o in self.read()): break
+            states = [o[1] if o else 'at' for o in self.read()]
+            if 'stopped' in states or 'at' not in states: break
             time.sleep(.1)
         if said := self.missing(): e.add_note(said)
 
