@@ -7,7 +7,7 @@ from types import ModuleType
 import nbformat, pytest, torch
 from nbclient import NotebookClient
 from grpo_nb.teach.classroom import attempt
-from grpo_nb.teach.classroom import checks_of, examined, grade, handout, make, score, score_lines, taken_apart
+from grpo_nb.teach.classroom import checks_of, checks_page, examined, folder_seed, grade, handout, make, score, score_lines, taken_apart
 from grpo_nb.cli import main
 from grpo_nb.parts.stats import mean_ci
 
@@ -16,8 +16,8 @@ KEY = ROOT/'tests'/'class_key'
 
 WARM = """
 import json, os, sys, torch, pytest, scipy.stats
-from grpo_nb.teach.classroom import checks_of
-for which in 'ABCD': checks_of(which)   # with what they import
+from grpo_nb.teach.classroom import checks_page
+for which in 'ABC': checks_page()['prepare_results'](which, 0)   # with what they import
 for line in sys.stdin:
     code,cwd,out = json.loads(line)
     if not (pid := os.fork()):
@@ -56,12 +56,18 @@ def module(folder, source):
     exec(source, m.__dict__)
     return m
 
+def with_results(which, seed):
+    "The key's adapters.py, with what its runs on a seed give"
+    mean,half = mean_ci(checks_page()['last_values'](which, seed))
+    broken = f"BROKEN = {checks_page()['n_broken'](seed)}\n" if which=='C' else ''
+    return (KEY/which/'adapters.py').read_text()+f'SEED = {seed}\nRESULT = {mean:.4f},{half:.4f}\n'+broken
+
 @pytest.fixture(scope='module')
 def solved(tmp_path_factory):
     "A student's folder, solved by the key: copied and filled as a student would, the experiment run"
     root = tmp_path_factory.mktemp('class')/'ada'
-    make(root)
-    for k in 'ABC': shutil.copy(KEY/k/'adapters.py', root/k/'adapters.py')
+    make(root, seed=0)
+    for k in 'ABC': (root/k/'adapters.py').write_text(with_results(k, 0))
     for o in ('plan.md','report.md'): shutil.copy(KEY/'D'/o, root/'D'/o)
     with (root/'D'/'experiment.py').open('a') as f: f.write('\n\n'+(KEY/'D'/'changed.py').read_text())
     assert module(root/'D', (root/'D'/'experiment.py').read_text()).record(root/'D').startswith('16 runs')
@@ -113,23 +119,55 @@ def given(which, solved):
     for c in handout(which)['cells']:
         src = ''.join(c['source'])
         skip = re.match(r'#\| (filename: adapters|fig-alt)|attempt', src)
-        if which=='C':   # the curves without the ratio are compared with nothing
+        if which=='C':   # the curves without the ratio are counted by the check
             src = src.replace('for w in (True, False)}', 'for w in (True,)}')
         if c['cell_type']=='code' and not skip: exec(src, m.__dict__)
     return m
 
 @pytest.mark.parametrize('which,name', [('A', 'runs'), ('B', 'curves'), ('C', 'curves')])
 def test_the_results_over_seeds_are_what_the_handouts_own_cells_give(which, name, solved):
-    "The numbers that the checks hold come from the code the student runs"
+    "What the checks compare with is what a student's functions give in the code the student runs"
     m = given(which, solved)
     last = [o[-1] for o in getattr(m, name)['k3' if which=='B' else which=='C']]
-    assert len(last)==8 and m.RESULT==pytest.approx(mean_ci(last), abs=.006 if which=='A' else 6e-4)
+    assert last==pytest.approx(checks_page()['last_values'](which, 0), abs=1e-5)
+    mean = dict(A=(33.78, 1.00), B=(.035, .025), C=(.487, .018))[which]   # noted before there were checks
+    assert mean_ci(last)==pytest.approx(mean, abs=.006 if which=='A' else 6e-4)
 
-def test_the_page_of_checks_says_how_many_points_can_be_copied_from_it():
-    points = {f.__name__:p for k in 'ABC' for p,f in checks_of(k)}
-    copied = sum(p for name,p in points.items() if name.endswith('_over_seeds'))
-    text = ''.join(handout('checks')['cells'][1]['source'])
-    assert f'{copied} of the {sum(points.values())} points of sets A to C' in text
+def test_a_result_of_another_seed_earns_nothing_and_no_page_holds_one_to_copy(solved):
+    "The results of a folder are those of its own seed; a changed seed is noticed by a teacher who knows it"
+    page = json.dumps([c['source'] for c in handout('checks')['cells']])
+    assert not any(f'{o:g}' in page for o in (33.78, .035, .487))
+    for which,k in (('A', 5), ('B', 6)):
+        check = checks_of(which)[k][1]
+        zero = module(solved/which, with_results(which, 0))
+        three = module(solved/which, with_results(which, 0)+'SEED = 3\n')
+        check(zero, torch.Generator().manual_seed(0))
+        with pytest.raises(AssertionError, match=r'over seeds 24 to 31 it is another'):
+            check(three, torch.Generator().manual_seed(3))
+        with pytest.raises(AssertionError, match='`SEED` is 0, but this folder is graded with seed 3'):
+            check(zero, torch.Generator().manual_seed(3))
+
+def test_each_folder_has_a_seed_of_its_own_and_grading_reads_it(tmp_path, monkeypatch):
+    from grpo_nb.teach import classroom
+    seeds = {}
+    for name in ('ada', 'bob', 'cleo'):
+        make(tmp_path/name, ['A'])
+        seeds[name] = folder_seed(tmp_path/name/'A')
+        assert f'SEED = {seeds[name]} ' in (tmp_path/name/'A'/'handout.ipynb').read_text()
+    assert len({*seeds.values()})==3 and all(seeds.values())
+    (tmp_path/'again').mkdir()
+    make(tmp_path/'again'/'ada', ['A'])
+    assert folder_seed(tmp_path/'again'/'ada'/'A')==seeds['ada']
+    make(tmp_path/'eva', ['A', 'C'], seed=41)
+    assert folder_seed(tmp_path/'eva'/'A')==folder_seed(tmp_path/'eva'/'C')==41
+    asked = []
+    def note(folder, which, seed, limit, start):
+        asked.append(seed)
+        return [None]*7,''
+    monkeypatch.setattr(classroom, '_asked', note)
+    grade(tmp_path/'bob', ['A'])
+    grade(tmp_path/'bob', ['A'], seed=5)
+    assert asked==[seeds['bob'], 5]
 
 def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
     files,nb = taken_apart(handout('B'))
@@ -173,8 +211,10 @@ def test_grading_writes_nothing_into_the_students_folder(mine, quick):
 def test_another_seed_draws_other_inputs_and_the_key_keeps_its_points(solved):
     for seed in (1, 2, 3):
         for which in 'ABC':
-            m = module(solved/which, (solved/which/'adapters.py').read_text())
+            source = (solved/which/'adapters.py').read_text() if which=='C' else with_results(which, seed)
+            m = module(solved/which, source)
             for _,check in checks_of(which):
+                if check.__name__=='_replay_over_seeds': continue   # two times eight trainings
                 rng = torch.Generator()
                 check(m, rng.manual_seed(seed))   # AssertionError, if the key were refused
                 with pytest.raises(AssertionError): check(type(m)('empty'), rng.manual_seed(seed))
@@ -369,7 +409,7 @@ def test_every_check_of_the_first_three_sets_meets_three_wrong_answers():
 def test_a_check_finds_what_is_wrong(which, name, solved):
     check = next(f for _,f in checks_of(which) if f.__name__[1:]==name)
     for source,words in WRONG[which, name]:
-        m = module(solved/which, (KEY/which/'adapters.py').read_text()+'\n'+HEAD+source)
+        m = module(solved/which, (solved/which/'adapters.py').read_text()+'\n'+HEAD+source)
         with pytest.raises(Exception) as e: check(m, torch.Generator().manual_seed(0))
         said = str(e.value) if e.type is AssertionError else f'it raises {e.type.__name__}'
         assert words in said, (source, said)

@@ -26,4 +26,3 @@ def end_score(n:Tensor, ended:Tensor, e:float, with_end:bool)->Tensor:
     return -e*(n-ended.int())+(1-e)*ended*with_end
 
 PREDICTION = 'longer'
-RESULT = 33.78,1.00

@@ -22,4 +22,3 @@ def penalty(logps:Tensor, ref_logps:Tensor, mask:Tensor)->Tensor:
     return ((logps-ref_logps)[mask]**2/2).mean()
 
 PREDICTION = 'true'
-RESULT = .035,.025

@@ -26,5 +26,3 @@ def replace_dead(batch:dict, dead:Tensor, stored:list)->dict:
     return out
 
 PREDICTION = 'above .4'
-RESULT = .487,.018
-BROKEN = 6
