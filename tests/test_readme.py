@@ -58,10 +58,10 @@ def test_the_runs_are_on_two_processors_and_two_versions_of_torch_and_keep_the_p
 def test_the_first_page_says_the_same():
     before,after = [100*o['before'] for o in RUNS],[100*o for o in promised()]
     said = floor(min(before)),ceil(max(before)),*after
-    assert 'expect {} to {} % before, and {:.0f} to {:.0f} % after'.format(*said) in README
+    assert 'expect {} to {} % before training, and {:.0f} to {:.0f} % after'.format(*said) in README
     one = [o for o in RUNS if (o['seed'], o['replay_buffer_size'])==(0, 64)]
     assert all(round(100*o['before'])==39 for o in one)
-    assert 'it had 39 % right before, and 95 % after' in README
+    assert 'it got 39 % right before and 95 % after' in README
     assert 95 in {round(100*o['after']) for o in one}
 
 def test_the_pretrained_demo_did_what_the_first_page_says():
@@ -69,7 +69,7 @@ def test_the_pretrained_demo_did_what_the_first_page_says():
     words = {3:'three', 4:'four', 5:'five'}
     before,after = ([round(100*float(o[k])) for o in rows] for k in ('before', 'after'))
     said = words[len(rows)],min(before),max(before),min(after),max(after)
-    sentence = 'Over {} seeds it has {} to {} of 100 new sums right before, and {} to {} after'
+    sentence = 'Over {} seeds, it gets {} to {} of 100 new sums right before training, and {} to {} after'
     assert sentence.format(*said) in README
     assert {o['n_problems'] for o in rows}=={'100'} and len({o['seed'] for o in rows})==len(rows)
 
@@ -78,6 +78,18 @@ def test_two_commands_set_it_up_one_runs_and_one_tests():
     made = [o for o in blocks if 'venv' in o]
     assert len(made)==2 and made[0].endswith('grpo_nb demo\n') and made[1].endswith('grpo_nb.dev test\n')
     assert '[notebooks]' in made[0] and all(len(o)<=48 for o in made[0].splitlines())   # whole on a phone
+
+def test_the_first_command_works_in_an_empty_folder_and_the_first_screen_says_what_grpo_is():
+    first = README[:README.index('## Run it')]
+    block = re.search(r'```sh\n(.*?)```', first, flags=re.S)[1].replace('&&', '').split('\n')
+    block = [o.strip() for o in block]
+    # what the install reads is in the clone, so that comes first
+    assert block.index('cd grpo_nb')==1 and block[0].startswith('git clone https://github.com/')
+    assert (ROOT/re.search(r'-c (\S+)', ' '.join(block))[1]).is_file()
+    for words in ('Group Relative Policy Optimization', 'reinforcement learning', 'SmolLM2', '**For**',
+        '**Afterwards**', '**It takes**', 'demo.gif'):
+        assert words in first, words
+    assert first.count('\n- **[')==5 and '±' not in first
 
 def test_the_film_is_one_of_these_runs():
     film = stored('demo_map.csv')
