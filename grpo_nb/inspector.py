@@ -185,7 +185,7 @@ def _trl_update(t, x, logps, entropy):
     known = LossSettings.__dataclass_fields__
     s = LossSettings.read('dapo', **{k:v for k,v in vars(t.args).items()
         if k in known or k.startswith(('sapo_','vespo_'))}, replay_correction=t.correction)
-    items = x['num_items_in_batch']/t.accelerator.num_processes*n/t.args.steps_per_generation
+    items = x['num_items_in_batch'].clamp(min=1)/t.accelerator.num_processes*n/t.args.steps_per_generation
     bonus = t.entropy_coef if t._entropy_bonus_enabled else 0.
     if t.use_adaptive_entropy and t._last_world_entropy>t.args.entropy_target: bonus = 0.
     s.entropy_coef = bonus*float(items/n/mask.sum().clamp(min=1))   # TRL's is a mean over the micro-batch

@@ -55,7 +55,8 @@ def aggregate(
     x:Tensor,                        # (B, G, T), one number per token
     mask:Tensor,                     # (B, G, T) bool
     loss_type:str='dapo',            # one of `LOSS_TYPES`
-    num_items:int=None,              # tokens of the whole step, where `mask` is a part (dapo, cispo, vespo)
+    num_items:float=None,            # tokens of the whole step, where `mask` is a part (dapo, cispo, vespo);
+                                     # above 0
     max_completion_length:int=None,  # tokens (dr_grpo)
     num_rows:int=None,               # completions of the whole step (grpo, sapo, luspo, dr_grpo)
 )->Tensor:                           # ()
@@ -73,8 +74,8 @@ def aggregate(
     if loss_type in ('grpo','sapo'): return (per_row/mask.sum(-1).clamp(min=1)).sum()/rows
     if loss_type=='luspo': return per_row.sum()/rows
     if loss_type=='dr_grpo': return per_row.sum()/(rows*max_completion_length)
-    n = mask.sum() if num_items is None or loss_type=='bnpo' else torch.as_tensor(num_items, device=x.device)
-    return per_row.sum()/n.clamp(min=1)
+    if num_items is None or loss_type=='bnpo': num_items = mask.sum().clamp(min=1)
+    return per_row.sum()/num_items
 
 # %% ../nbs/10_loss.ipynb #4179d229
 def _objective(s, logps, old_logps, A, mask):

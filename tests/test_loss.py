@@ -334,6 +334,14 @@ def test_aggregate_ignores_what_is_masked_even_nan():
     want = dict(grpo=1.75, sapo=1.75, dapo=2., bnpo=2., cispo=2., vespo=2., luspo=3., dr_grpo=.75)
     for k,v in want.items(): assert_tensor(aggregate(x, m, k, max_completion_length=4), torch.tensor(v))
 
+@pytest.mark.parametrize('kind', ['dapo','cispo','vespo'])
+def test_aggregate_divides_by_the_items_it_is_given_even_by_less_than_one(kind):
+    "One token that counts in a batch of two steps is half a token of each, as TRL takes it."
+    x,m = torch.tensor([[[3., 1.]]]),torch.tensor([[[True, False]]])
+    assert aggregate(x, m, kind, num_items=.5).item()==6.
+    assert aggregate(x, m, kind, num_items=torch.tensor(4.)).item()==.75
+    assert aggregate(x, m&False, kind).item()==0.
+
 # ---- corrections: weight, clip and filter, each combination beside a plain loop ----
 FILTERS = dict(none={}, drift=dict(max_drift=.25), moment=dict(max_moment=.15))
 FAR = math.inf

@@ -73,7 +73,10 @@ RARE = dict(chapters=[*BOTH, AGAINST, dict(method='gfpo', loss='bnpo', scale='no
     on_trl=[*BOTH, AGAINST|dict(seed=8), dict(tools=True, accumulate=2, passes=2, beta=.05, loss='grpo'),
     dict(replay_correction=dict(max_drift=.05), adaptive=3.1, accumulate=2, loss='bnpo', quantile=.75),
     dict(beta=.3, drop_dead_kl=True, tools=True, accumulate=2, seed=4), dict(resume=True, adaptive=3.5),
-    dict(resume=True, adaptive=2.5, quantile=.75, beta=.05, seed=4)])
+    dict(resume=True, adaptive=2.5, quantile=.75, beta=.05, seed=4),
+    # one token of the batch counts, half of one for each step
+    dict(loss='vespo', mask_truncated=True, tools=True, when_empty='mask', ends=1., temperature=.7, beta=.05,
+        rewards='two', seed=21, batches=1)])
 
 @pytest.mark.parametrize('who,case', [(who, o) for who,cases in RARE.items() for o in cases],
     ids=lambda o: o if isinstance(o, str) else '-'.join(o))
