@@ -25,8 +25,8 @@ from .on_trl.checks import CheckedTrainer, GRPOWithReplayBufferConfig
 from .on_trl.distributed import Sampled, ShardedBuffer, Taken, redistribute
 from .on_trl.resume import ResumableTrainer
 from .on_trl.rows import (
-    BOTH, IMAGES, BatchEvent, Table, check_columns, with_places, came_in, is_plain, prompt_keys, put_groups,
-    replay_counts, slice_group, wire_of)
+    BOTH, IMAGES, BatchEvent, Table, check_columns, compute_logps, with_places, came_in, is_plain,
+    prompt_keys, put_groups, replay_counts, slice_group, wire_of)
 # after `checks`, which says it in a sentence where TRL has moved one of them
 from trl.trainer.utils import nanmax, nanmin, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
@@ -80,15 +80,19 @@ class GRPOWithReplayBufferTrainer(ResumableTrainer, CheckedTrainer):
     # 2. when the training forward has run and the loss has not: what the loss reads of a row
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         with self.timed('logps'): out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._inputs is not None: self._see_logps(self._inputs, out[0].detach())
+        if self._inputs is None: return out
+        self._inputs |= dict(logps=out[0].detach(), entropies=out[1])
+        self._see_logps(self._inputs, out[0].detach())
         return out
 
     def _compute_loss(self, model, inputs):
         if 'replay_row' not in inputs: return super()._compute_loss(model, inputs)
         self._inputs = inputs = dict(inputs)
+        first_pass = self._event and not self._event.seen[inputs['replay_row']].all()
         try: loss = super()._compute_loss(model, inputs)
         finally: self._inputs = None
         if self.correction.changes: self._count_clipped(inputs)
+        if first_pass: self.notify('on_minibatch_end', batch=self._event, minibatch=inputs)
         if self._event and self._event.whole: self.finish_batch()
         return loss
 
@@ -271,22 +275,31 @@ def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
 
 @patch
 def finish_batch(self:GRPOWithReplayBufferTrainer)->None:
-    "Living groups get their log-probs and are stored; callbacks with an `on_batch` are handed the batch."
-    e,self._event = self._event,None
-    if e is None or e.after is None: return
+    "Living groups get their log-probs and are stored; callbacks with an `on_batch_end` are handed the batch."
+    e = self._event
+    if e is None or e.after is None or e.finished: return
+    e.finished = True
     logps = e.logps.cpu()
     for id,at,rows in e.waiting if e.whole else ():
         m = torch.arange(logps.shape[1])<rows['lens'][:,None]
         self.store.give(id, rows|dict(old_per_token_logps=logps[at:at+len(m)][m]))
+    self.notify('on_batch_end', batch=e)
+
+@patch
+def notify(self:GRPOWithReplayBufferTrainer,
+    event:str, **given:object,  # a method that a callback may have; what it gets besides TRL's three
+)->None:
+    "Call every callback that has a method of this name."
     for c in self.callback_handler.callbacks:
-        if hasattr(c, 'on_batch'): c.on_batch(self.args, self.state, self.control, batch=e)
+        if hasattr(c, event): getattr(c, event)(self.args, self.state, self.control, **given)
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #0d26e584
 @patch
 def _see_logps(self:GRPOWithReplayBufferTrainer, x, logps):
     "Fill in what the loss will read from `x`, now that the policy's log-probs of these rows are known."
     if self._to_follow: self._came_back += x['replay_row'].tolist()
-    if self._event: self._event.see(x['replay_row'], logps)   # still the policy that sampled
+    if self._event and not self._event.seen[x['replay_row']].all():
+        self._event.see(x['replay_row'], logps)   # still the policy that sampled
     if 'replay_old_logps' in x:
         old = x['replay_old_logps'].to(logps.dtype)
         x['old_per_token_logps'] = torch.where(x['replayed'][:,None], old, logps)
@@ -404,12 +417,8 @@ def _ref_rows(self:GRPOWithReplayBufferTrainer, batch, rows):
     "Compute the reference's log-probs of these rows of the (split) batch."
     r = torch.tensor(rows, device=batch['prompt_ids'].device)
     def pick(v): return [v[i] for i in rows] if isinstance(v, list) else v[r]
-    some = unsplit_pixel_values_by_grid({k:pick(v) for k,v in batch.items() if k in IMAGES or k in BOTH})
-    ids,mask = (torch.cat([pick(batch[f'prompt_{k}']), pick(batch[f'completion_{k}'])], 1)
-        for k in ('ids','mask'))
-    with torch.no_grad():
-        new = self._get_per_token_logps_and_entropies(self.ref_model, ids, mask,
-            batch['completion_ids'].shape[1], batch_size=self.args.per_device_train_batch_size, **some)[0]
+    some = unsplit_pixel_values_by_grid({k:pick(v) for k,v in batch.items() if isinstance(v, list) or v.ndim})
+    new = compute_logps(self, self.ref_model, some, batch_size=self.args.per_device_train_batch_size)
     old = batch['ref_per_token_logps']
     batch['ref_per_token_logps'] = old.index_put((r,), new.to(old.dtype))
 

@@ -456,9 +456,9 @@ def stop_at(t, n):
 
 def train(t, micro, grads, **kw):
     "Train, and put down micro-batches with weights and loss, and gradients of the optimizer's steps."
-    from grpo_nb.inspector import record_terms
+    from grpo_nb.on_trl.token_terms import TokenTermsCallback
     from transformers import TrainerCallback
-    record_terms(t)
+    t.add_callback(TokenTermsCallback(t))
     inner = t._compute_loss
     def loss(model, x):
         micro.append(NS(weights=weights_of(t.model), rows=x['replay_row'].tolist(), step=t.state.global_step))

@@ -382,7 +382,7 @@ def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
     t,got = run(PLAN, steps=8, learning_rate=1e-2, **opts)
     assert all('old_per_token_logps' in b and 'replay_old_logps' not in b for b in got)
     old = [b for b in got if b['replayed'].any()]
-    assert old and t._event is None
+    assert old and t._event.finished
     known = {round(x, 4) for e in stored(t) for x in e.data['old_per_token_logps'].tolist()}
     for b in old:
         assert {
@@ -694,7 +694,7 @@ def test_a_callback_gets_each_batch_once_and_whole(kw):
     from transformers import TrainerCallback
     seen = []
     class Look(TrainerCallback):
-        def on_batch(self, args, state, control, batch, **kwargs): seen.append(batch)
+        def on_batch_end(self, args, state, control, batch, **kwargs): seen.append(batch)
     t = T.trainer(Scripted(PLAN, G), args=T.config(**(dict(per_device_train_batch_size=2*G, max_steps=4)|kw)),
         callbacks=[Look()])
     got = T.spy(t)

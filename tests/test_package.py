@@ -13,15 +13,16 @@ ROOT = Path(__file__).parent.parent
 LIB = ROOT/'grpo_nb'
 FILES = {'.'.join(f.relative_to(LIB).with_suffix('').parts):f for f in LIB.rglob('*.py') if f.stem[0]!='_'}
 MODULES = sorted(FILES)
-WINGS = 'parts','run','see','on_trl','scale','course','research','teach','dev','door'   # from the ground up
+WINGS = 'parts','run','see','course','on_trl','scale','research','teach','dev','door'   # from the ground up
+ON_TRL = dict(grpo_with_replay_buffer='on_trl', recipes='scale')   # chapters that stand on these wings
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 
 def _python(code, python=sys.executable, **kw):
     return subprocess.run([python, '-c', code], capture_output=True, text=True, **kw)
 
 def _wing(name):
-    "The folder that a module lies in; the flat ones are the course, and `cli` is the door to all of them."
-    return name.split('.')[0] if '.' in name else 'door' if name=='cli' else 'course'
+    "The folder of a module; most flat ones are the course, and `cli` is the door to all of them."
+    return name.split('.')[0] if '.' in name else 'door' if name=='cli' else ON_TRL.get(name, 'course')
 
 def _imports(name):
     "Our modules that `name` imports, at the top or inside functions"

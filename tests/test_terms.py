@@ -3,7 +3,7 @@ import json
 import pytest, torch
 from test_docs import CONTRAST, RULES, _axe, axe
 from grpo_nb.advantages import group_advantages
-from grpo_nb.inspector import fill_terms, inspector_html, record_terms
+from grpo_nb.inspector import fill_terms, inspector_html
 from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.run.settings import LossSettings
@@ -158,7 +158,8 @@ def test_only_so_many_groups_are_gone_through():
 
 TRL = [dict(loss_type='dapo', beta=.05), dict(loss_type='grpo', gradient_accumulation_steps=2, beta=.05),
     dict(loss_type='bnpo', gradient_accumulation_steps=2), dict(loss_type='dr_grpo'),
-    dict(loss_type='cispo', epsilon_high=5., steps_per_generation=2), dict(loss_type='sapo'),
+    dict(loss_type='cispo', epsilon_high=5., steps_per_generation=2, save_strategy='steps', save_steps=1),
+    dict(loss_type='sapo'),
     dict(loss_type='dapo', replay_weight='truncated', replay_clip='none',
          importance_sampling_level='sequence')]
 
@@ -167,14 +168,23 @@ def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(h
     import trl_tiny as tiny
     rewards = tiny.Scripted([tiny.LIVE, tiny.DEAD], 4)
     t = tiny.trainer(rewards, **dict(per_device_train_batch_size=8, max_steps=4, learning_rate=1e-2)|how)
-    record_terms(t)
-    after,listener = [],t.callback_handler.callbacks[-1]
-    step_end = listener.on_step_end
-    def end(*args, **kwargs):   # the forward, once more, by hand
-        asked = [(*o['again'], o['mask'][:,0]) for o in listener.open]
-        step_end(*args, **kwargs)
-        with torch.no_grad(): after.extend(listener.logps(*a, **k)[0][m] for a,k,m in asked)
-    listener.on_step_end = end
+    from transformers import TrainerCallback
+    from grpo_nb.on_trl.token_terms import TokenTermsCallback
+    after,open_ = [],[]
+    class ByHand(TrainerCallback):
+        "The forward after the step, once more."
+        def on_minibatch_end(self, args, state, control, batch, minibatch, **kwargs): open_.append(minibatch)
+        def on_step_end(self, *args, **kwargs):
+            for x in open_:
+                ids = torch.cat([x['prompt_ids'], x['completion_ids']], 1)
+                mask = torch.cat([x['prompt_mask'], x['completion_mask']], 1)
+                at = (mask.cumsum(1)-1).clamp(min=0)
+                with torch.no_grad(): logits = t.model(ids, attention_mask=mask, position_ids=at).logits
+                n = x['completion_ids'].shape[1]
+                logps = logits[:,-n-1:-1].log_softmax(-1).gather(2, x['completion_ids'][...,None])[...,0]
+                after.append(logps[x['completion_mask'].bool()])
+            open_.clear()
+    for callback in (TokenTermsCallback(t), ByHand()): t.add_callback(callback)
     t.train()
     run = read_run(t.args.output_dir)
     logged = [o['loss'] for o in t.state.log_history if 'loss' in o]
@@ -192,9 +202,10 @@ def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(h
 
 def test_on_trl_listening_changes_no_bit(tmp_path):
     import trl_tiny as tiny
+    from grpo_nb.on_trl.token_terms import TokenTermsCallback
     def run(listens):
         t = tiny.trainer(max_steps=3, learning_rate=1e-2)
-        if listens: record_terms(t, every=2)
+        if listens: t.add_callback(TokenTermsCallback(t, every=2))
         t.train()
         return tiny.weights(t)
     assert tiny.same(run(False), run(True))

@@ -495,7 +495,7 @@ def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
         setattr(owner, name, g)
     def add(dt): spent['record'][-1] += dt
     def end(dt): spent['step'].append(dt); spent['record'].append(0.)
-    watch(t.record, 'on_batch', add)
+    watch(t.record, 'on_batch_end', add)
     watch(t.table, 'last', add)
     watch(t, 'training_step', end)
     t.train()

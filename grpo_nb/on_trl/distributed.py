@@ -423,7 +423,7 @@ class RollCall:
     def _note(self, r): return json.loads(self.store.get(str(r))) if self.store.check([str(r)]) else None
 
     def read(self)->list:
-        "By rank: [signatures, 'at', 'raised', 'lost', 'gone', 'stopped' or 'over', what]; None before the first."
+        "By rank: [signatures, 'at', 'raised', 'lost', 'gone', 'stopped' or 'over', what]; None before one."
         return [self._note(r) for r in range(self.world)]
 
     def _note_gone(self):

@@ -123,7 +123,7 @@ class RunRecord(TrainerCallback):
 
     def _steps(self, state): return [o for o in state.log_history if 'loss' in o]
 
-    def on_batch(self,
+    def on_batch_end(self,
         args:GRPOConfig, state:TrainerState, control:TrainerControl,   # as every callback gets them
         batch:BatchEvent,   # as sampled and as trained on
     )->None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WIDE', 'BOTH', 'IMAGES', 'slice_group', 'check_columns', 'put_groups', 'with_places', 'prompt_keys', 'wire_of',
-           'Table', 'is_plain', 'came_in', 'replay_counts', 'BatchEvent']
+           'compute_logps', 'Table', 'is_plain', 'came_in', 'replay_counts', 'BatchEvent']
 
 # %% ../../nbs/on_trl/rows.ipynb #29809114
 import math, zlib
@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 import torch
 from torch import Tensor
+from torch import nn
 from transformers import PreTrainedTokenizerBase
+from trl import GRPOTrainer
 from ..parts.core import other_version
 from .distributed import Taken, Wire
 
@@ -167,6 +169,20 @@ def wire_of(
     wire = Wire((k, None) for k in WIDE if k in known)
     return Wire(wire, advantages=0, rewards=n_rewards, **{k:1 for k in per_row if k in batch})
 
+# %% ../../nbs/on_trl/rows.ipynb #fwd00002
+@torch.no_grad()
+def compute_logps(
+    trainer:GRPOTrainer,  # whose forward pass it is
+    model:nn.Module,      # its policy or its reference
+    batch:dict,           # rows of TRL's batch
+    **options:int,        # of `_get_per_token_logps_and_entropies`, such as batch_size
+)->Tensor:                # (B, C) nats
+    "Log-probs of the completions under `model`, by a forward pass of their own."
+    ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1) for k in ('ids','mask'))
+    images = {k:batch[k] for k in (*IMAGES, *BOTH) if k in batch}
+    width = batch['completion_ids'].shape[1]
+    return trainer._get_per_token_logps_and_entropies(model, ids, mask, width, **images, **options)[0]
+
 # %% ../../nbs/on_trl/rows.ipynb #6df5441f
 def _in_the_form_of(logged, said, role):
     "`said` (text or messages) in the form that TRL logged: a column of a table has one type."
@@ -289,6 +305,7 @@ class BatchEvent:
     waiting:list = field(default_factory=list)   # (id, first row, group): stored when log-probs are known
     logps:Tensor = None  # (B, C) of the policy, filled in while it trains
     seen:Tensor = None   # (B,) bool: these rows of them are
+    finished:bool = False   # have callbacks been given it?
 
     def own(self,
         like:Tensor,  # (N, ...) values of all processes
