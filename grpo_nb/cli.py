@@ -26,10 +26,10 @@ def in_clone()->bool:
     return any((d/'settings.ini').exists() and (d/'nbs'/'course.yml').exists() for d in (here, *here.parents))
 
 def study(
-    which:str,  # bakeoff or replay, and its options behind it
+    which:str,  # bakeoff, replay or real, and its options behind it
 )->None:
     "Compare methods at equal tokens, or go on with a registered study; `study bakeoff --help` says more."
-    raise ValueError(f'no study {which!r}'+(_near(which, ('bakeoff','replay')) or ': bakeoff or replay'))
+    raise ValueError(f'no study {which!r}'+(_near(which, ('bakeoff','replay','real')) or ': bakeoff, replay or real'))
 
 # %% ../nbs/reference/cli.ipynb #83891e65
 def _near(word:str, known:Iterable)->str:

@@ -14,8 +14,8 @@ HERE = Path(__file__).parent.parent/'nbs'
 def studies():
     "Pages whose plan this code has and whose table is there"
     for page in sorted((HERE/'project').glob('registration*.qmd')):
-        # its arms and tasks are gone with the code of its day
-        if page.stem=='registration_stopped': continue
+        # the first's arms and tasks are gone with the code of its day; the second has a command of its own
+        if page.stem in ('registration_stopped','registration_real'): continue
         if (HERE/'results'/f"{registration(page).get('table', 'replay_study')}.csv").exists(): yield page
 
 def main(*pages):

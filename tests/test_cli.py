@@ -125,7 +125,7 @@ def test_every_option_of_train_is_explained_on_demand(capsys):
     short = capsys.readouterr().out
     assert len(options)>50 and options-{*re.findall(r'--\w+', short)}==set()   # named, if not explained
 
-@pytest.mark.parametrize('typed', ['study bakeoff', 'bakeoff', 'study replay', 'replay_study'])
+@pytest.mark.parametrize('typed', ['study bakeoff', 'bakeoff', 'study replay', 'replay_study', 'study real'])
 def test_a_study_is_asked_for_by_its_name(typed, capsys):
     with pytest.raises(SystemExit) as e: main([*typed.split(), '--help'])
     assert e.value.code==0 and '--repeat' in capsys.readouterr().out

@@ -1,8 +1,11 @@
 "The registered study: judging, batches, losses, runs that are the same alone, and a plan that cannot be left"
 import hashlib, json, re, statistics
 from pathlib import Path
-import pandas as pd, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
+from scipy.stats import ttest_1samp
+import grpo_nb.dev.real_study as rt
 import grpo_nb.dev.replay_study as rs
+from grpo_nb.dev.real_study import real_claims, real_jobs, real_plan, real_run
 import grpo_nb.dev.stacked as sr
 from grpo_nb.dev.replay_study import (
     USES, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
@@ -389,7 +392,6 @@ def test_claims_of_single_families_are_one_family_of_holm():
     wide = d.pivot(index='seed', columns=['regime','arm'], values='area')
     x = wide['sorting','stored_clip']-wide['sorting','mu3']
     assert got['diff'][1]==pytest.approx(x.mean()) and got.half[1]==pytest.approx(2.1314*x.std()/4, rel=1e-4)
-    from scipy.stats import ttest_1samp
     p = sorted(ttest_1samp(wide[f,'stored_clip']-wide[f,b], 0).pvalue for f in ('adding','sorting')
         for b in ('mu3','plain'))
     assert got.holm.min()==pytest.approx(4*p[0]) and got.p.tolist()==pytest.approx(
@@ -812,3 +814,65 @@ def test_stored_rows_are_registered_ones(page, end):
     seeds = plan['seeds']['rates'] if end else plan['seeds']['main']+plan['seeds'].get('again', [])
     d = plan['definitions']
     assert set(df.seed)<=set(seeds) and set(df.regime)<=set(d['families']) and set(df.arm)<=set(d['arms'])
+
+# ---- the study of the pretrained model
+
+REAL = PAGE.with_name('registration_real.qmd')
+
+def real_table(plan, lead, seed=0):
+    "A row for each job of the plan; `lead`: what an arm has at a rate beyond plain GRPO"
+    g = np.random.default_rng(seed)
+    base = {s:g.normal(.5, .05) for s in plan['seeds']}
+    def area(o): return base[o['seed']]+lead.get((o['arm'], o['learning_rate']), 0)+g.normal(0, .01)
+    return pd.DataFrame([o|dict(error='', area=area(o)) for o in real_jobs(plan)])
+
+def test_the_claims_on_the_pretrained_model_are_paired_by_seed_over_both_tasks():
+    plan = real_plan(REAL)
+    df = real_table(plan, {('replay', 1e-5):.02, ('replay', 2e-5):.1, ('left_out', 2e-5):.1})
+    t = real_claims(df, plan)
+    wide = df.pivot_table(index='seed', columns=['arm','learning_rate'], values='area', aggfunc='mean')
+    pairs_of = (('plain', 1e-5), ('plain', 2e-5), ('left_out', 2e-5))
+    want = [ttest_1samp(wide['replay', r]-wide[b, r], 0) for b,r in pairs_of]
+    assert t.p.tolist()==pytest.approx([o.pvalue for o in want]) and t['diff'].tolist()==pytest.approx(
+        [.02, .1, 0], abs=.01)
+    p = sorted(t.p)
+    assert t.holm.min()==pytest.approx(3*p[0]) and (t.n==8).all()
+    assert t.verdict.tolist()[1:]==['better','undecided']
+    assert len(real_claims(df[1:], plan))==0                                      # one run is missing
+    assert len(real_claims(df.assign(error=['broke', *df.error[1:]]), plan))==0   # or has failed
+
+def test_a_seed_is_whole_before_the_next_begins():
+    plan = real_plan(REAL)
+    seeds = [o['seed'] for o in real_jobs(plan)]
+    assert seeds==sorted(seeds) and len(seeds)==96 and seeds.count(1100)==12
+
+@pytest.mark.parametrize('was,now,says', [
+    ('"sha256": "bcc8', '"sha256": "0000', 'registers smollm2 0000'),
+    ('"next_numbers": "', '"next_numbers": "0', 'problems of next_numbers are not those')])
+def test_another_model_or_other_problems_are_no_part_of_the_study(was, now, says, tmp_path):
+    text = REAL.read_text(encoding='utf-8')
+    assert was in text
+    (tmp_path/'p.qmd').write_text(text.replace(was, now), encoding='utf-8')
+    with pytest.raises(ValueError, match=says): real_plan(tmp_path/'p.qmd')
+
+def test_a_run_of_it_counts_each_batch_before_its_update_and_no_problem_twice(monkeypatch):
+    "With the tiny Qwen in the pretrained model's place"
+    seen,train = [],rt.train
+    def watched(model, tok, problems, *args, **how):
+        seen.append(train(model, tok, problems, *args, **how))
+        assert len(set(problems['prompt']))==len(problems)==4
+        return seen[-1]
+    monkeypatch.setattr(rt, 'train', watched)
+    plan = real_plan(REAL)|dict(model='tiny', batches=2, prompts=2, held_out=3, samples=2)
+    job = dict(regime='two_digit_sums', seed=5, learning_rate=1e-5, settings='', source='')
+    rows = {a:real_run(job|dict(arm=a), plan) for a in plan['arms']}
+    for row,run in zip(rows.values(), seen):
+        tokens = [o['num_tokens'] for o in run.history]
+        curve = json.loads(row['curve'])
+        assert [o['tokens'] for o in curve]==[0, tokens[0]] and row['tokens']==tokens[1]
+        assert [o['pass1'] for o in curve]==[round(o['reward'], 5) for o in run.history]
+        assert (row['steps'], row['batches'], run.cursor)==(4, 2, 4)
+        assert row['dead']==pytest.approx(sum(o['replay/dead'] for o in run.history)/4)
+    first = {json.loads(o['curve'])[0]['pass1'] for o in rows.values()}
+    assert len(first)==1 and [o.method.name for o in seen]==['keep','replay','mask']
+    assert [o.args.learning_rate for o in seen]==[1e-5]*3
