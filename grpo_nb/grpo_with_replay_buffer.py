@@ -15,11 +15,12 @@ from accelerate.utils import gather_object
 from fastcore.basics import patch
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from .parts.core import load_object, other_version
+from .parts.core import other_version
+from .parts.registry import load_object
 from .parts.groups import dead_by_func, reward_std, unjudged
 from .parts.ratios import (
     CLIPS, Clip, Correction, clipped, correct, importance_ratio, merge_sums, ratio_row, ratio_sums)
-from .replay import PRIORITIES, ReplayBuffer
+from .replay import ReplayBuffer
 from .run.checkpoints import checkpoint_problem, last_checkpoint
 from .on_trl.checks import CheckedTrainer, GRPOWithReplayBufferConfig
 from .on_trl.distributed import Sampled, ShardedBuffer, Taken, redistribute
@@ -32,7 +33,6 @@ from trl.trainer.utils import nanmax, nanmin, split_pixel_values_by_grid, unspli
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #451c6228
 _all_ = ['GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_problem', 'last_checkpoint']
-GRPOWithReplayBufferConfig.priorities = PRIORITIES   # those of the chapter, and your own
 logger = logging.getLogger(__name__)
 
 # %% ../nbs/17_grpo_with_replay_buffer.ipynb #07689afe

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from .advantages import group_advantages
-from .loss import LOSSES, terms_by_loss
+from .loss import terms_by_loss
+from .parts.registry import LOSSES
 from .parts.groups import dead_by_func, dead_groups, group_scores
 from .run.settings import LossSettings
 from .replay import ReplayBuffer

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 import torch
 from torch import Tensor
-from .parts.core import lookup, masked_mean, register
+from .parts.core import masked_mean
+from .parts.registry import LOSSES, register, resolve
 from .kl import kl_estimate
 from .run.settings import LossSettings, clean_inputs, clip_mask, corrected
 from .parts.ratios import importance_ratio, ratio_row, ratio_sums
-from .dialects import LOSSES, high_entropy_mask, off_policy_mask, settings_of
+from .dialects import high_entropy_mask, off_policy_mask, settings_of
 
 # %% ../nbs/10_loss.ipynb #dbd5566e
 def clipped_objective(
@@ -80,7 +81,7 @@ def aggregate(
 # %% ../nbs/10_loss.ipynb #4179d229
 def _objective(s, logps, old_logps, A, mask):
     "(B, G, T) of the loss of settings `s`, with those of them that it names."
-    f = LOSSES.get(s.loss_type) or lookup(LOSSES, s.loss_type, 'loss_type')
+    f = resolve(LOSSES, s.loss_type)
     known = frozenset().union(settings_of(f), *map(settings_of, LOSSES.values()))
     if odd := [k for k in s.own if k not in known]:
         there = sorted(known-{'logps','old_logps','A','mask'})

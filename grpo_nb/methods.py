@@ -14,11 +14,12 @@ from functools import wraps
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .parts.core import Plain, check_option, lookup, register, whole
+from .parts.core import Plain, check_option, whole
+from .parts.registry import METHODS, register, resolve
 from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.groups import Entry, dead_groups, nan_std, pack_groups, put_entries, spread
-from .replay import METHODS, Method, Replay, Treated, keys_of
+from .replay import Method, Replay, Treated, keys_of
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
 @register(METHODS, 'dynamic')
@@ -144,7 +145,7 @@ class GFPO(Method):
     scale:str='group'               # of `group_advantages`
 
     def __post_init__(self):
-        k,self.measure = self.num_remains_in_group,lookup(_BEST, self.measure, 'measure')
+        k,self.measure = self.num_remains_in_group,resolve(_BEST, self.measure, 'measure')
         check_option('num_remains_in_group', k, k is None or whole(k, 2), 'None, or 2 or more')
 
     @classmethod

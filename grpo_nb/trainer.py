@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 from .parts.core import (
-    check_rendered, check_rows, known_data, lookup, setting, start_note, template_start)
+    check_rendered, check_rows, known_data, setting, start_note, template_start)
 from .parts.groups import dead_by_func, dead_reason
 from .parts.model import Tokenizer, check_lengths, end_tokens
+from .parts.registry import ADVANTAGES, LOSSES, METHODS, resolve
 from .run.settings import LossSettings
 from .run.checkpoints import check_stop, new_run_id, note_stop, stop_on_signal
 from .run.resume import checkpoint_for, load_checkpoint
@@ -31,12 +32,10 @@ from .tiny_qwen import encode_prompts
 from .generation import Rollouts
 from .evaluation import evaluate, sample
 from .rewards import RewardLog, combine_rewards, decode, run_state, score
-from .advantages import ADVANTAGES
 from .dialects import multi_objective
 from .logps import token_logps
-from .loss import LOSSES, loss_metrics, policy_loss, terms_by_loss
+from .loss import loss_metrics, policy_loss, terms_by_loss
 from .replay import Method, Treated
-from .methods import METHODS
 
 # %% ../nbs/12_trainer.ipynb #0c503712
 @dataclass
@@ -110,7 +109,7 @@ def new_state(
     "A run at step 0: checks its input, seeds everything, makes optimizer and reference."
     if not isinstance(reward_funcs, (list,tuple)): reward_funcs = [reward_funcs]
     check_run_arguments(model, tokenizer, reward_funcs, args, TrainConfig)
-    method,judge = method_of(method, args),lookup(ADVANTAGES, advantages, 'advantages')
+    method,judge = method_of(method, args),resolve(ADVANTAGES, advantages)
     def check_problems(rows, n):
         prompts = check_rows(rows, n, args.num_generations)
         check_lengths(encode_prompts(tokenizer, prompts)[1].sum(1), args.max_completion_length, model)
@@ -136,7 +135,7 @@ def method_of(
     if method is None or isinstance(method, str) and method=='replay':
         method = 'replay' if args.replay_buffer_size else 'keep'
     if isinstance(method, str):
-        method = lookup(METHODS, method, 'method', "; 'keep' is plain GRPO").from_settings(args)
+        method = resolve(METHODS, method, hint="; 'keep' is plain GRPO").from_settings(args)
     check_method(method, args, METHODS).dead_tolerance = args.dead_tolerance   # dead means one thing in a run
     return method
 

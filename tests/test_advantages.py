@@ -2,8 +2,9 @@
 import functools, itertools, math, tempfile
 from unittest.mock import patch
 import pytest, torch
-from grpo_nb.parts.core import lookup, register, test_tensor as assert_tensor
-from grpo_nb.advantages import ADVANTAGES, group_advantages
+from grpo_nb.parts.core import test_tensor as assert_tensor
+from grpo_nb.parts.registry import ADVANTAGES, register, resolve
+from grpo_nb.advantages import group_advantages
 from grpo_nb.dialects import (
     constant_advantages, leave_one_out, maxrl_advantages, multi_objective, rft_advantages)
 from grpo_nb.parts.groups import dead_groups, dead_reason, dead_share, nan_std, reward_range
@@ -268,7 +269,7 @@ def test_an_advantage_of_ones_own_is_a_function_under_a_name():
     assert_tensor(multi_objective(r, w, advantages='sign'), sign(summed))
     assert_tensor(multi_objective(r, w, advantages=sign), sign(summed))
     assert_tensor(multi_objective(r, w, advantages='grpo', scale='batch'), group_advantages(summed, 'batch'))
-    assert lookup(ADVANTAGES, 'grpo', 'advantages') is group_advantages
+    assert resolve(ADVANTAGES, "grpo") is group_advantages
 
 @pytest.mark.parametrize('bad, says', [
     ('best', 'choose one of constant, grpo, leave_one_out'),

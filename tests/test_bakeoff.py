@@ -9,7 +9,7 @@ from grpo_nb.research.study import (
     ARMS, REGIMES, bakeoff, here, job, plan, rate, run_job)
 from grpo_nb.parts.stats import difference, holm
 from grpo_nb.run.checkpoints import Stopped
-from grpo_nb.replay import METHODS, PRIORITIES
+from grpo_nb.parts.registry import METHODS, PRIORITIES
 from grpo_nb.research.study import (KEY, again as made_again, area, compare, over_regimes, rates,
     read_rows, run_study)
 from grpo_nb.trainer import TrainConfig
@@ -159,7 +159,8 @@ if __name__=='__main__':
     import numpy as np
     from grpo_nb.research.study import ARMS, REGIMES, Arm, Regime, bakeoff
     import grpo_nb.research.study as bo
-    from grpo_nb.replay import METHODS, PRIORITIES, Replay
+    from grpo_nb.parts.registry import METHODS, PRIORITIES
+    from grpo_nb.replay import Replay
     def oldest(scores, drawn): return (np.arange(len(scores))==0).astype(float)
     PRIORITIES['oldest'] = oldest
     class Mine(Replay): name = 'mine'
@@ -167,7 +168,7 @@ if __name__=='__main__':
     REGIMES['short'] = Regime('chain_sum', dict(min_terms=2, max_terms=3, max_digits=1), 64)
     bo.SMALL = dict(max_tokens=300, n_problems=10, num_samples=2, points=1)
     def run(job):
-        from grpo_nb.replay import METHODS
+        from grpo_nb.parts.registry import METHODS
         from grpo_nb.research.study import run_job
         return run_job(job)|dict(found=float(METHODS['mine'].name=='mine'))
     bo.run_job = run

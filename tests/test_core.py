@@ -1,8 +1,9 @@
 "Rollouts, masks, files, intervals: grids over shapes and seeds"
-import json, math, os, warnings
+import json, math, os, subprocess, sys, warnings
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.parts.core import (
-    atomic_write, masked_mean, register, save_json, test_tensor as assert_tensor, versions)
+    atomic_write, masked_mean, save_json, test_tensor as assert_tensor, versions)
+from grpo_nb.parts.registry import PRIORITIES, STRATEGIES, register, resolve
 from grpo_nb.generation import Rollouts
 from grpo_nb.parts.stats import mean_ci, share_ci
 
@@ -154,3 +155,28 @@ def test_a_name_stands_for_one_thing():
     register(table, 'd')(dict)
     register(table, 'd')(dict)
     assert table==dict(a=first, d=dict)
+
+def test_a_name_is_found_though_nothing_that_defines_it_was_imported():
+    "In a process of its own: what a name means does not depend on what is imported"
+    r = subprocess.run([sys.executable, '-c', """
+import sys, grpo_nb
+from grpo_nb.parts.registry import REGISTRIES, resolve
+print(grpo_nb.register.__name__, *[o for o in ('torch','numpy','grpo_nb.replay') if o in sys.modules])
+names = dict(priority='score', loss='dapo', advantage='rft', strategy='gfpo', task='sums')
+for k,name in names.items(): print(k, resolve(k, name).__name__ if k!='task' else name in REGISTRIES[k])
+"""], capture_output=True, text=True)
+    assert r.stdout.split('\n')[:-1]==['register', 'priority by_score', 'loss clip',
+        'advantage rft_advantages', 'strategy GFPO', 'task True'], r.stdout+r.stderr
+
+def test_a_builtin_name_is_taken_and_a_near_one_is_suggested():
+    with pytest.raises(ValueError, match="'score' is taken by"): register('priority', 'score')(lambda: 2)
+    with pytest.raises(ValueError, match="no method 'repaly' .did you mean 'replay'..: choose one of cop"):
+        resolve('strategy', 'repaly')
+    with pytest.raises(ValueError, match='no registry .methods.'): register('methods', 'mine')
+    with pytest.raises(ValueError, match="no priority 7: choose one of recency"): resolve(PRIORITIES, 7)
+
+def test_one_name_in_a_file_is_registered_under_what_was_typed(tmp_path):
+    (tmp_path/'own.py').write_text('class Mine: pass')
+    spec = f'{tmp_path}/own.py:Mine'
+    try: assert resolve('strategy', spec) is resolve(STRATEGIES, spec) is STRATEGIES[spec]
+    finally: del STRATEGIES[spec]

@@ -673,8 +673,7 @@ def test_the_documented_example_runs_and_every_replaced_group_has_live_advantage
 # -- the trainer as a maintainer reads it -----------------------------------------------------------
 def test_a_registered_priority_decides_what_is_drawn():
     import numpy as np
-    from grpo_nb.parts.core import register
-    from grpo_nb.replay import PRIORITIES
+    from grpo_nb.parts.registry import PRIORITIES, register
     asked = []
     @register(PRIORITIES, 'oldest')
     def oldest(scores, drawn):
@@ -684,7 +683,7 @@ def test_a_registered_priority_decides_what_is_drawn():
     finally: del PRIORITIES['oldest']
     assert asked and torch.equal(got[1]['completion_ids'][:G][got[1]['completion_mask'][:G].bool()],
         got[0]['completion_ids'][:G][got[0]['completion_mask'][:G].bool()])
-    with pytest.raises(ValueError, match="`replay_priority` is 'oldest', needs one of .*'recency', 'score'"):
+    with pytest.raises(ValueError, match="no replay_priority 'oldest': choose one of recency, score"):
         T.config(replay_priority='oldest')
     with pytest.raises(ValueError, match='branches of its method'): T.config(loss_type='reinforce')
 

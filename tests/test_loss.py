@@ -3,7 +3,8 @@ import itertools, json, math
 from pathlib import Path
 import pytest, torch
 from grpo_nb.parts.core import test_tensor as assert_tensor
-from grpo_nb.dialects import LOSSES, cispo, high_entropy_mask, off_policy_mask, sapo, vespo
+from grpo_nb.parts.registry import LOSSES
+from grpo_nb.dialects import cispo, high_entropy_mask, off_policy_mask, sapo, vespo
 from grpo_nb.loss import LOSS_TYPES, aggregate, clipped_objective, loss_metrics, policy_loss, token_terms
 from grpo_nb.run.settings import LossSettings
 from grpo_nb.parts.ratios import Correction, clipped, drift, importance_ratio
@@ -526,7 +527,7 @@ def test_the_clip_a_correction_applies_is_the_one_it_reports():
 
 # ---- a loss of one's own ----
 def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
-    from grpo_nb.parts.core import register
+    from grpo_nb.parts.registry import register
     @register(LOSSES, 'mine')
     def mine(logps, old_logps, A, mask, width=1.): return width*A*logps
     try:

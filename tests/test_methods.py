@@ -3,9 +3,10 @@ import math
 import pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
-from grpo_nb.parts.core import lookup, test_tensor as assert_tensor
+from grpo_nb.parts.core import test_tensor as assert_tensor
+from grpo_nb.parts.registry import METHODS, resolve
 from grpo_nb.generation import Rollouts
-from grpo_nb.methods import (GFPO, METHODS, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay,
+from grpo_nb.methods import (GFPO, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay,
     SamePrompt, SkipPrompts, VarianceFilter, VirtualMax)
 from grpo_nb.replay import Keep, Mask, Replay, ReplayBuffer
 
@@ -17,14 +18,14 @@ def test_every_method_has_its_name_and_starts_from_it():
     assert set(METHODS) == {'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy',
                             'same_prompt', 'variance', 'copies', 'newest', 'ngrpo', 'gfpo'}
     for n in METHODS:
-        m = lookup(METHODS, n, 'method')(**(dict(num_remains_in_group=4) if n=='gfpo' else {}))
+        m = resolve(METHODS, n)(**(dict(num_remains_in_group=4) if n=='gfpo' else {}))
         assert m.name==n and m.choose([1, 2], 0)==[True, True]
         x = batch([MIXED, [1.,1,0,0]])
         t = m.treat(x)  # all alive: each group is trained on
         assert (t.in_loss.all() and [o['treatment'] for o in t.records] == ['trained'] * 2
                 and t.metrics['replay/dead'] == 0 and t.metrics['replay/live_after'] == 1)
         assert set(t.records[0])>={'treatment', 'score', 'id', 'replacement'}
-        m2 = lookup(METHODS, n, 'method')(); m2.load_state_dict(m.state_dict())
+        m2 = resolve(METHODS, n)(); m2.load_state_dict(m.state_dict())
 
 def test_dead_means_the_same_to_a_run_and_to_its_method():
     from grpo_nb.trainer import TrainConfig, method_of
@@ -113,7 +114,7 @@ def test_replay_wants_reference_log_probs_in_all_batches_or_in_none():
 
 def test_the_input_batch_is_left_as_it_was():
     for n in METHODS:
-        m = lookup(METHODS, n, 'method')()
+        m = resolve(METHODS, n)()
         m.treat(batch([MIXED, MIXED], seed=1, keys=[0, 1]))
         x = batch([DEAD0, MIXED], seed=2, keys=[0, 1])
         before = {k:v.clone() for k,v in x.tensors().items()}
@@ -178,7 +179,7 @@ def test_entropy_shaped_by_hand():
         assert_tensor(A[1, g], 0.2 * H[1, g] * x.completion_mask[1, g])
         assert_tensor(A[2, g], x.advantages[2, g] * x.completion_mask[2, g])
     with pytest.raises(ValueError, match='`policy`'): EntropyShaped().treat(x)
-    with pytest.raises(ValueError, match='no method'): lookup(METHODS, 'resample', 'method')
+    with pytest.raises(ValueError, match='no method'): resolve(METHODS, 'resample')
 
 def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
     m = SamePrompt()

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.generation import Rollouts
 from grpo_nb.logps import token_logps
-from grpo_nb.dialects import LOSSES
+from grpo_nb.parts.registry import LOSSES
 from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
 from grpo_nb.run.settings import LossSettings
 from grpo_nb.parts.ratios import CLIP_KINDS, WEIGHTS, Clip, Correction, correct

@@ -4,7 +4,7 @@ from functools import partial
 import datasets, pytest
 from datasets import Dataset, DatasetDict
 from grpo_nb.parts.problems import (
-    HUB, PROBLEMS, boxed, chain_sum, gym_dataset, hub_problems, load_problems, make_problems,
+    HUB, TASKS, boxed, chain_sum, gym_dataset, hub_problems, load_problems, make_problems,
     spell_backward, split_of, split_problems)
 
 gsm8k,numinamath,tldr = (partial(hub_problems, o) for o in ('gsm8k', 'numinamath', 'tldr'))
@@ -45,7 +45,7 @@ def test_sides_of_known_texts_stay_where_they_are():
 # --- by name
 
 def test_names_are_ours_first_and_then_the_gyms():
-    assert {'sums','words'}<=set(PROBLEMS)
+    assert {'sums','words'}<=set(TASKS)
     assert make_problems('sums', 20, seed=3).to_list()==chain_sum(20, seed=3).to_list()
     assert make_problems('words', 5, max_word_len=4).to_list()==spell_backward(5, max_word_len=4).to_list()
     theirs = make_problems('chain_sum', 20, seed=3)   # the gym's own settings: numbers of up to four digits

@@ -6,9 +6,10 @@ import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
-from grpo_nb.parts.core import register, test_tensor as assert_tensor
+from grpo_nb.parts.core import test_tensor as assert_tensor
+from grpo_nb.parts.registry import PRIORITIES, register
 from grpo_nb.generation import Rollouts
-from grpo_nb.replay import (PRIORITIES, keys_of, Replay, ReplayBuffer, pack_groups, put_entries)
+from grpo_nb.replay import (keys_of, Replay, ReplayBuffer, pack_groups, put_entries)
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 

@@ -6,17 +6,15 @@ from types import SimpleNamespace
 from unittest.mock import patch
 import pytest, torch
 from grpo_nb import trainer as tr
-from grpo_nb.parts.core import register
+from grpo_nb.parts.registry import ADVANTAGES, LOSSES, METHODS, PRIORITIES, register
 from grpo_nb.logps import token_logps
-from grpo_nb.advantages import ADVANTAGES
 from grpo_nb.dialects import constant_advantages, maxrl_advantages, rft_advantages
-from grpo_nb.loss import LOSSES
 from grpo_nb.run.checkpoints import (Stopped, check_stop, checkpoint_folders,
     checkpoint_problem, forget_stop, note_stop)
 from grpo_nb.run.resume import checkpoint_for, save_checkpoint
 from grpo_nb.run.record import read_run
-from grpo_nb.methods import METHODS, DynamicSampling
-from grpo_nb.replay import PRIORITIES, Keep, Mask, Method, Replay, Treated
+from grpo_nb.methods import DynamicSampling
+from grpo_nb.replay import Keep, Mask, Method, Replay, Treated
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.run.record import about_data
 from grpo_nb.see.during import slow_roads

@@ -486,7 +486,7 @@ def test_tool_turns_can_be_limited():
     assert len(calls)==4*8*2 and sum(b['replayed'].any().item() for b in got)==3
 
 def test_the_losses_are_those_of_this_trl_and_ours():
-    from grpo_nb.loss import LOSSES
+    from grpo_nb.parts.registry import LOSSES
     from grpo_nb.on_trl.checks import is_loss
     text = GRPOConfig.__dataclass_fields__['loss_type'].metadata['help']
     named = text[text.index('Supported values are'):].split('.')[0]

@@ -25,7 +25,8 @@ from ..generation import Rollouts
 from ..parts.core import atomic_write
 from ..parts.groups import dead_groups
 from ..parts.ratios import Clip, Correction, clipped, correct, importance_ratio
-from ..replay import METHODS, Method
+from ..parts.registry import METHODS
+from ..replay import Method
 
 # %% ../../nbs/dev/stacked.ipynb #8fcc155d
 LETTERS = ' 0123456789abcdefghijklmnopqrstuvwxyz+-:>#'

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields
 from numbers import Integral
-from typing import ClassVar
 import torch
 import trl.trainer.utils as trl_utils
 from torch import nn
@@ -26,6 +25,7 @@ from ..parts.core import (
     template_start, untested)
 from ..parts.groups import nan_std, unjudged
 from ..parts.ratios import warn_unless_clipped
+from ..parts.registry import PRIORITIES, resolve
 from .distributed import RollCall, agree, sign_process
 
 
@@ -82,13 +82,13 @@ def _check_replay_settings(a:GRPOConfig)->None:
     "ValueError for a setting of the buffer that is none of its choices, or two that don't go together."
     choices = {f.name:f.metadata['choices'] for f in fields(a) if f.name.startswith('replay_')
         and 'choices' in f.metadata}
-    if a.priorities: choices['replay_priority'] = sorted(a.priorities)
     _refuse((a.replay_weight=='decoupled', "`replay_weight` is 'decoupled', which needs the log-probs of the "
         "policy as it was when the batch began: one more forward pass, which TRL doesn't make. Take "
         "'truncated', or `grpo_nb.trainer` with `replay_correction='weight=decoupled'`"),
         (a.replay_stored_per_fresh and not a.replay_buffer_size,
             '`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` above 0'))
     for k,o in choices.items(): check_option(k, getattr(a, k), getattr(a, k) in o, f'one of {o}')
+    resolve(PRIORITIES, a.replay_priority, 'replay_priority')
     # moved: then a row is compared with itself, not with its sampler, which TRL's seam does not always allow
     moved = (a.replay_weight,a.replay_clip)!=('token','ppo')
     if not moved and a.replay_max_drift is None: return
@@ -127,7 +127,6 @@ def check_layout(
 @dataclass
 class GRPOWithReplayBufferConfig(GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"
-    priorities:ClassVar[dict] = {}   # names for `replay_priority`; the trainer's chapter brings them
     replay_buffer_size:int = setting(64,
         'Groups kept for replay, on the CPU of each process; 0 turns replay off.')
     replay_stored_per_fresh:int = setting(0,
@@ -135,7 +134,7 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         'sampled and the buffer gives the rest, as soon as it has enough.')
     replay_priority:str = setting('score',
         "Which groups stay and are drawn: by 'score' (summed absolute advantage times the group's reward "
-        "deviation), 'uniform', 'recency', or a name of your own under `@register(PRIORITIES, ...)`.")
+        "deviation), 'uniform', 'recency', or one of your own: FILE.py:NAME, or a registered name.")
     replay_weight:str = setting('token',
         "What a replayed token's gradient is weighed by: 'token' its ratio, 'truncated' its ratio up to "
         "`replay_weight_cap`, 'sequence' the ratio of its whole answer up to the cap, 'none' nothing.",

@@ -7,18 +7,16 @@ __all__ = ['RULES', 'Plain', 'TESTED', 'OLDEST', 'masked_mean', 'test_tensor', '
            'ends_answered', 'setting', 'may_be_none', 'check_settings', 'reads_tokens', 'is_rendered',
            'rendered_answer', 'check_rendered', 'opened_tags', 'template_start', 'start_note', 'check_prompts',
            'check_rows', 'known_data', 'other_data', 'reward_name', 'distinct_names', 'reward_names', 'check_rewards',
-           'atomic_write', 'save_json', 'register', 'load_file', 'load_object', 'lookup', 'versions', 'untested',
-           'other_version']
+           'atomic_write', 'save_json', 'versions', 'untested', 'other_version']
 
 # %% ../../nbs/parts/core.ipynb #fb6c632f
-import functools, hashlib, importlib, importlib.util, inspect, itertools, json, math, os, re, sys
-import tempfile, warnings
+import functools, hashlib, inspect, itertools, json, math, os, re, tempfile, warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, field, fields
 from importlib.metadata import version, PackageNotFoundError
 from pathlib import Path
-from types import ModuleType, NoneType
+from types import NoneType
 from numbers import Integral, Real
 from typing import IO, Any, get_args, get_type_hints
 import torch
@@ -425,74 +423,6 @@ def save_json(
         if isinstance(o, (list,tuple)): return [ok(v) for v in o]
         return None if isinstance(o, float) and not math.isfinite(o) else o
     with atomic_write(path) as f: json.dump(ok(data), f, indent=1)
-
-# %% ../../nbs/parts/core.ipynb #7616ae6b
-def register(
-    table:dict,     # where the name is looked up later
-    name:str,       # what users will pass
-)->Callable:        # a decorator that hands back what it is given
-    "Put what is decorated into `table` under `name`; ValueError when something else has that name."
-    def same(a, b):
-        "One thing, or a cell that is run again in a notebook?"
-        one,other = (getattr(o, '__qualname__', '<') for o in (a, b))   # '<' is in a lambda's
-        homes = {getattr(o, '__module__', None) for o in (a, b)}
-        return a is b or one==other and '<' not in one and (len(homes)==1 or '__main__' in homes)
-    def put(f):
-        old = table.get(name, f)
-        if not same(old, f):
-            raise ValueError(f'{name!r} is taken by {old!r}: choose another name, or `del` the entry first')
-        table[name] = f
-        return f
-    return put
-
-# %% ../../nbs/parts/core.ipynb #50c4e702
-def load_file(
-    path:str|Path,  # of a Python file
-)->ModuleType:      # under a name of its own
-    "The module in a file. ValueError for no such file, or one that fails as it runs."
-    f = Path(path).expanduser()
-    if not f.is_file(): raise ValueError(f'no file `{path}`: give the path of a Python file')
-    spec = importlib.util.spec_from_file_location(f'grpo_nb_own_{f.stem}', f)
-    m = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = m                 # dataclasses and pickle look there
-    beside = str(f.resolve().parent)           # as for a script: it may import its neighbours
-    if beside not in sys.path: sys.path.insert(0, beside)
-    try: spec.loader.exec_module(m)
-    except (Exception, SystemExit) as e:
-        raise ValueError(f'`{path}` could not be loaded: {type(e).__name__}: {e}') from e
-    return m
-
-def load_object(
-    spec:str,  # 'my_file.py:name', or 'package.module.name'
-)->Any:        # a function, or a class
-    "What `spec` names. ValueError that says what is missing, and what is there."
-    path,_,name = spec.rpartition(':' if ':' in spec else '.')
-    if not path or not name: raise ValueError(f'`{spec}` names no function: write FILE.py:FUNCTION')
-    if path.endswith('.py'): m = load_file(path)
-    else:
-        try: m = importlib.import_module(path)
-        except ImportError as e:
-            raise ValueError(f'no module `{path}` ({e}): a file needs its ending, {path}.py:{name}') from e
-    if not hasattr(m, name):
-        own = [k for k,v in vars(m).items() if callable(v) and getattr(v, '__module__', None)==m.__name__]
-        raise ValueError(f'`{path}` has no `{name}`; it has: {", ".join(own) or "no functions"}')
-    found = getattr(m, name)
-    if not callable(found):
-        raise ValueError(f'`{name}` in `{path}` is {type(found).__name__}, needs to be a function')
-    return found
-
-def lookup(
-    table:dict,         # of `register`
-    name:str|Callable,  # a name in it, FILE.py:NAME, or what might stand there itself
-    what:str,           # it is, for the message
-    hint:str='',        # the end of the message
-)->Any:                 # a function, or a class
-    "What stands under a name; what a file gives is put there first. ValueError with the names there are."
-    if callable(name): return name
-    if name not in table and isinstance(name, str) and '.py:' in name: table[name] = load_object(name)
-    if name in table: return table[name]
-    raise ValueError(f'no {what} {name!r}: choose one of {", ".join(sorted(table))} or FILE.py:NAME, '
-        f'or register your own{hint}')
 
 # %% ../../nbs/parts/core.ipynb #3d42c4c8
 @functools.cache   # each is looked for on the disk

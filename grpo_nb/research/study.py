@@ -26,7 +26,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from .. import __version__
-from ..parts.core import atomic_write, load_file
+from ..parts.core import atomic_write
+from ..parts.registry import METHODS, load_file
 from ..parts.stats import difference, holm, mean_ci, random_effect
 from ..see.plotting import fig_png, new_figure
 
@@ -545,7 +546,6 @@ def arm_of(
     name:str, # of `ARMS` or `methods.METHODS`, or 'file.py:NAME' of an `Arm` or a method's class
 )->Arm:
     "The arm. ValueError, with what there is, where it can't be had."
-    from grpo_nb.methods import METHODS
     o = Arm(name) if name in METHODS and name not in ARMS else named(name, ARMS, 'arm')
     return o if isinstance(o, Arm) else Arm(o)
 
@@ -555,7 +555,6 @@ def make(
     **options:Any, # more of the method
 )->object:     # a `Method`
     "The arm's method. ValueError where it can't be had."
-    from grpo_nb.methods import METHODS
     o = ({'seed':seed} if a.method in ('replay','skip') else {}) | a.options | options
 
     return (named(a.method, METHODS, 'method') if isinstance(a.method, str) else a.method)(**o)
@@ -606,8 +605,8 @@ def _row(s, c, before, after, k):
 # %% ../../nbs/research/study.ipynb #987c1395
 # held-out problems, completions of each, measurements (between the ends with 2 completions)
 _MEASURED = dict(n_problems=100, num_samples=8, points=4)
-TABLES = ('grpo_nb.research.study:ARMS', 'grpo_nb.research.study:REGIMES', 'grpo_nb.methods:METHODS',
-    'grpo_nb.replay:PRIORITIES', 'grpo_nb.dialects:LOSSES', 'grpo_nb.advantages:ADVANTAGES')   # for workers
+TABLES = ('grpo_nb.research.study:ARMS', 'grpo_nb.research.study:REGIMES', *(
+    f'grpo_nb.parts.registry:{o}' for o in ('METHODS','PRIORITIES','LOSSES','ADVANTAGES')))   # for workers
 
 def here()->dict:
     "What all rows of this study share: package, torch, machine, and a hash of the starting weights."

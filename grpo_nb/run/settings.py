@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 import torch
 from torch import Tensor, nn
-from ..parts.core import RULES, check_option, check_settings, lookup, setting
+from ..parts.core import RULES, check_option, check_settings, setting
 from ..parts.model import Sampling, Tokenizer
 from ..parts.ratios import (
     CLIPS, Clip, Correction, clipped, correct, importance_ratio, warn_unless_clipped)
+from ..parts.registry import resolve
 
 # %% ../../nbs/run/settings.ipynb #e45ccafc
 @dataclass
@@ -109,7 +110,7 @@ def check_run_settings(
     if isinstance(a.output_dir, os.PathLike): a.output_dir = os.fspath(a.output_dir)
     check_settings(a, _OWN_RULES)
     n,k = a.num_generations,1+a.replay_stored_per_fresh
-    lookup(losses, a.loss_type, 'loss_type')
+    resolve(losses, a.loss_type, 'loss_type')
     check_settings(a, [
         ('generation_batch_size', lambda v: v>0 and v%n==0, f'a multiple of num_generations ({n})'),
         ('steps_per_generation', lambda v: v>=1 and a.B%v==0, f'a divisor of the {a.B} groups in a batch'),

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 import numpy as np
 import pandas as pd
-from ..parts.core import register
+from ..parts.registry import register
 from ..run.record import Run
 
 # %% ../../nbs/see/findings.ipynb #ee95fe92
