@@ -254,6 +254,14 @@ def test_a_gradient_of_zero_is_explained_by_dead_groups_where_they_are_logged():
     dead = dict(none, frac_reward_zero_std=lambda x: 1. if round(59*x)%2 else .2)
     assert 'no-gradient' not in find(rows(**dead)).names
 
+def test_a_gradient_of_zero_is_a_certain_fault_where_living_groups_are_logged_and_likely_where_not():
+    all_ = rows(grad_norm=lambda x: 0. if round(59*x)%2 else .5, frac_reward_zero_std=.2, reward_std=.3)
+    for but,sure in (('reward_std', 'certain'), ('frac_reward_zero_std', 'certain'),
+                     ('reward_std frac_reward_zero_std', 'likely')):
+        r = [{k:v for k,v in o.items() if k not in but.split()} for o in all_]
+        f = next(o for o in find(r) if o.name=='no-gradient')
+        assert f.sure==sure and ('does not reach the weights' in f.says)==(sure=='certain'), (but, f)
+
 def test_every_rule_is_needed_by_some_run():
     found = {n for name in NAMES for f in of(name) for n in (f.name, *f.follows)}
     found |= {n for v in MADE.values()
@@ -367,6 +375,15 @@ def test_four_groups_and_106_uses_are_seen():
     groups = [dict(step=i, group=g, rewards=[0.0, 0.0], replacement=dict(id=(i + g) % 4, step=0))
               for i in range(14) for g in range(8)]
     assert 'few-groups-replayed' in find(r, groups).names
+
+def test_few_groups_are_counted_over_the_last_twenty_batches():
+    row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,
+           'replay/replaced': 1., 'replay/buffer_size': 2.}
+    def said(n): return [f.says for f in warnings_now([row|dict(step=i) for i in range(n)])
+                         if f.name=='few-groups-replayed']
+    assert said(19)==[]
+    for n in (20, 40):
+        assert said(n)==['2 stored groups were replayed 20 times in 20 batches, while 0 living ones came in']
 
 def test_numbers_of_the_wrong_kind_are_passed_over():
     odd = [dict(step=i, reward='oh', loss=None, kl=math.nan, entropy=[1], grad_norm=True) for i in range(20)]

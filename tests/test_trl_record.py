@@ -155,6 +155,8 @@ def test_with_replay_recording_changes_nothing_either():
 def test_a_record_is_bounded_by_batches_and_by_groups():
     _,_,_,r = run([LIVE], B=3, steps=5, record_groups=2, record_max_groups=2)
     assert [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(3,0),(3,1),(5,0),(5,1)]
+    _,_,_,r = run([LIVE], B=3, steps=1, record_max_groups=None)
+    assert [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(1,2)]
     _,got,_,r = run([LIVE], steps=10, steps_per_generation=2, per_device_train_batch_size=4, record_groups=2)
     assert len(got)==5 and r.steps==[1,5,9]
     # no texts on the hub unasked

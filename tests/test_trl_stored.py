@@ -294,3 +294,12 @@ def test_what_rewards_logged_of_a_row_goes_with_it_where_another_comes_in():
     (dict(k=1.5), 'whole number')])
 def test_what_cannot_be_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): go(**kw)
+
+def test_values_that_are_equal_but_of_different_types_are_all_stored():
+    from grpo_nb.on_trl.rows import slice_group
+    ones = torch.ones(4, 2, dtype=torch.int64)
+    b = dict(prompt_ids=ones, prompt_mask=ones, completion_ids=ones, completion_mask=ones,
+        label=[1, True, 1., 1], answer=[7, '7', None, torch.tensor(7)], same=['7']*4)
+    g = slice_group(b, slice(0, 4))
+    assert [*map(type, g['label'])]==[int, bool, float, int] and g['answer'][:3]==[7, '7', None]
+    assert torch.equal(g['answer'][3], torch.tensor(7)) and g['same']==['7']
