@@ -19,7 +19,7 @@ from .see.readers import judged
 from .see.during import new_folder, next_folder, one_thread
 from .parts.problems import FEW_SHOT, end_at_newline, make_problems
 from .tasks import accuracy_reward
-from .rewards import run_state
+from .parts.reward_calls import run_state
 from .tiny_qwen import load_model
 from .trainer import TrainConfig, evaluate, train
 from .inspector import write_inspector

@@ -17,7 +17,8 @@ from .parts.stats import mean_ci, share_ci
 from .run.checkpoints import check_stop
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate
-from .rewards import RewardLog, decode, score
+from .parts.reward_calls import RewardLog
+from .rewards import decode, score
 
 # %% ../nbs/06_evaluation.ipynb #bad5c263
 def sample(

@@ -97,16 +97,15 @@ def generate(
     ValueError for a setting out of range, a prompt beyond the model's positions, `fast` where it can't be,
     and nan in the logits, with the row.
     """
-    how = sampling or Sampling()
-    if options: how = replace(how, **options)
+    how = replace(sampling or Sampling(), **options)
     G,T,mask = num_generations,max_completion_length,prompt_mask.bool()
     for k,v in dict(num_generations=G, max_completion_length=T).items():
         if type(v) is not int or v<1: raise ValueError(f'`{k}` is {v!r}, needs an int of 1 or more')
     check_prompt_ids(model, prompt_ids, mask, T)
     ends,pad_id = special_ids(model, eos_token_id, pad_token_id, prompt_ids.device)
-    u = uniforms(len(prompt_ids)*G, T, generator, prompt_ids.device)
-    ids,logps = rows(model, prompt_ids, mask, u, partial(next_token, how=how), ends, pad_id, not how.plain,
-        fast)
+    u = uniforms(len(prompt_ids)*G, T, generator, prompt_ids.device)   # a dart for every token
+    draw = partial(next_token, how=how)
+    ids,logps = rows(model, prompt_ids, mask, u, draw, ends, pad_id, not how.plain, fast)
     m = end_mask(ids, ends)
     ids,logps = ids.masked_fill(~m, pad_id),logps.masked_fill(~m, 0.)   # behind the end token
     ids,m,logps = (x.unflatten(0, (-1, G)) for x in (ids, m, logps))

@@ -4,17 +4,16 @@
 
 # %% auto #0
 __all__ = ['SPECIALS', 'TAGS', 'PHRASES', 'CHAT', 'TINY', 'make_tokenizer', 'prompt_tokens', 'encode_prompts', 'tiny_config',
-           'tiny_model', 'save_model', 'load_model', 'ask']
+           'tiny_model', 'load_model', 'ask']
 
 # %% ../nbs/03_tiny_qwen.ipynb #78afa285
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-from transformers.utils import logging as hf_logging
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from .parts.loading import load_pretrained
 from .parts.model import end_tokens
 from .parts.pretrained import model_folder
 
@@ -98,53 +97,13 @@ def tiny_model(
 _HERE = Path(__file__).parent if '__file__' in globals() else Path('../grpo_nb')
 TINY = _HERE/'assets'/'tiny_qwen'
 
-@contextmanager
-def _progress_bars(on:bool)->Iterator:
-    "Progress bars of transformers and of the hub on or off within the block; afterwards as they were."
-    hub = hf_logging.hf_hub_utils
-    theirs,of_hub = hf_logging.is_progress_bar_enabled(),not hub.are_progress_bars_disabled()
-    def switch(on): hf_logging.enable_progress_bar() if on else hf_logging.disable_progress_bar()
-    switch(on)
-    try: yield
-    finally:
-        switch(theirs)   # which switches the hub's too
-        hub.enable_progress_bars() if of_hub else hub.disable_progress_bars()
-
-def save_model(
-    model:torch.nn.Module,  # any transformers model
-    tokenizer:Callable,     # its tokenizer
-    folder:str|Path,        # made if need be
-)->None:
-    "Write weights, config and tokenizer to `folder`, for `load_model` and `from_pretrained`."
-    with _progress_bars(False):
-        for o in (model, tokenizer): o.save_pretrained(folder)
-    for f in Path(folder).iterdir(): f.chmod(0o644)
-
 def load_model(
     name:str|Path='tiny',  # 'tiny', 'smollm2', a folder, or a name on the hub such as 'Qwen/Qwen3-0.6B'
     dtype:str='float32',   # 'float32', 'bfloat16', or 'auto' for as it was saved
     **options:object,      # of transformers' `from_pretrained`, such as `quantization_config`
 )->tuple:                  # (model in eval mode, tokenizer that pads on the left)
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
-    where = str(TINY) if name=='tiny' else model_folder(name)
-    here = Path(where).is_dir()   # else a name on the hub, or of a folder that is gone
-    beside = '/' in where and Path(where).parent.is_dir()
-    gone = not here and (beside or where.count('/')>1 or where[-1:]=='/' or where[:1] in ('.','~'))
-    if not here and not gone:
-        print(f'{where}: no such folder here, so from huggingface.co into the local cache, '
-              'unless it is there already')
-    try:
-        if gone: raise ValueError('no such folder')
-        if here and not [*Path(where).glob('*config.json')]: raise ValueError('no config.json in this folder')
-        with _progress_bars(not here):   # a download takes long
-            tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left')
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).eval()
-    except (OSError, ValueError) as e:
-        why = ' '.join(str(e).split())[:200]
-        raise ValueError(f"{where} can't be loaded: {why}. Give a folder made by `save_model`, "
-                         "a name on the hub, 'smollm2' or 'tiny'") from e
-    if tokenizer.pad_token is None: tokenizer.pad_token = tokenizer.eos_token
-    return model,tokenizer
+    return load_pretrained(TINY if name=='tiny' else model_folder(name), dtype, **options)
 
 # %% ../nbs/03_tiny_qwen.ipynb #486b4e91
 @torch.no_grad()
@@ -163,7 +122,7 @@ def ask(
     """
     ids,mask = encode_prompts(tokenizer, prompts)
     hot = temperature>0
-    greedy = dict(temperature=None, top_k=None, top_p=None)
+    greedy = dict.fromkeys(['temperature', 'top_k', 'top_p'])
     how = dict(temperature=temperature, top_k=0, top_p=1.) if hot else greedy
     k = n if hot else 1   # the likeliest tokens are the same every time
     with torch.random.fork_rng(devices=[]):

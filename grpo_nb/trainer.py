@@ -31,7 +31,8 @@ from .see.during import Watched
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts
 from .evaluation import evaluate, sample
-from .rewards import RewardLog, combine_rewards, decode, run_state, score
+from .parts.reward_calls import RewardLog, run_state
+from .rewards import combine_rewards, decode, score
 from .dialects import multi_objective
 from .logps import token_logps
 from .loss import loss_metrics, policy_loss, terms_by_loss

@@ -7,7 +7,8 @@ from types import ModuleType
 import nbformat, pytest, torch
 from nbclient import NotebookClient
 from grpo_nb.teach.classroom import attempt
-from grpo_nb.teach.classroom import checks_of, checks_page, examined, folder_seed, grade, handout, make, score, score_lines, taken_apart
+from grpo_nb.teach.classroom import checks_of, checks_page, examined, folder_seed, grade, handout, make
+from grpo_nb.teach.classroom import score, score_lines, taken_apart
 from grpo_nb.cli import main
 from grpo_nb.parts.stats import mean_ci
 

@@ -5,7 +5,8 @@ import pytest, torch
 from grpo_nb.parts.core import check_rewards, check_rows, reward_name, reward_names
 from grpo_nb.parts.problems import RewardModel, load_reward
 from grpo_nb.dialects import multi_objective
-from grpo_nb.rewards import RewardLog, combine_rewards, compute_rewards, run_state
+from grpo_nb.parts.reward_calls import RewardLog, run_state
+from grpo_nb.rewards import combine_rewards, compute_rewards
 
 torch.set_num_threads(1)
 P,C = ['p','p','q','q'],['a','bb','ccc','a b']

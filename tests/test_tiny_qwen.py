@@ -5,8 +5,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb.parts.problems import chain_sum, spell_backward
 from grpo_nb.research.study import lesson_batch, lessons, warm_start
 from grpo_nb.tasks import accuracy_reward, one_group
+from grpo_nb.parts.loading import save_model
 from grpo_nb.tiny_qwen import (PHRASES, TAGS, TINY, ask, encode_prompts, load_model, make_tokenizer,
-                               save_model, tiny_config, tiny_model)
+                               tiny_config, tiny_model)
 
 
 @pytest.fixture(scope='module', autouse=True)
