@@ -159,6 +159,11 @@ def found(url, browser):
         ('lora', r'practise/trl\.html', 1),
         ('replay_buffer_size', r'settings\.html', 1),
         ('importance ratio', r'glossary\.html', 1),
+        ('reinforcement learning', r'glossary\.html|grpo_on_one_screen', 2),
+        ('policy gradient', r'glossary\.html|from_reward_to_gradient', 2),
+        ('credit assignment', r'glossary\.html', 2),
+        ('experience replay', r'glossary\.html', 2),
+        ('verifiable reward', r'glossary\.html|tasks\.html', 2),
         ('epsilon_high', r'reference/settings\.html', 2),
     ],
 )
@@ -591,6 +596,23 @@ def test_the_glossary_leads_to_pages_that_have_the_word():
         texts = [text(f) if f.suffix=='.ipynb' else f.read_text(encoding='utf-8') for f in there]
         if not re.search('|'.join(map(re.escape, stems)), ' '.join(texts), re.I): lost.append(word.strip())
     assert len(rows)>40 and lost==[]
+
+FIELD = ('reinforcement learning', 'policy gradient', 'REINFORCE', 'baseline', 'score function',
+    'importance sampling', 'credit assignment', 'experience replay', 'trust region', 'exploration',
+    'verifiable reward', 'chain of thought', 'supervised fine-tuning', 'rejection sampling', 'curriculum',
+    'reward shaping', 'entropy collapse', 'on-policy', 'off-policy', 'rollout', 'reward model')
+
+def test_the_fields_words_are_keys_of_the_glossary_and_bold_where_a_chapter_first_uses_them():
+    "A student who reads of the *push* can look up what the literature calls it."
+    def text(f): return '\n'.join(''.join(c['source']) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
+    page = ROOT/'nbs/reference/glossary.ipynb'
+    rows = re.findall(r'^\| (\*\*.*?) \|.*\| (.*?) \|$', text(page), re.M)
+    lost = []
+    for word in FIELD:
+        there = [re.findall(r'\]\(([^)#]+\.ipynb)', where) for keys,where in rows if word.lower() in keys.lower()]
+        pages = [text(page.parent/o) for o in sum(there, [])]
+        if not any(re.search(rf'\*\*[^*\n]*{word[:9]}', o, re.I) for o in pages): lost.append(word)
+    assert lost==[]
 
 def test_every_exercise_counts_in_the_minutes():
     prose = lambda s: dict(cell_type='markdown', source=s)
