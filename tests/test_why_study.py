@@ -144,4 +144,4 @@ def test_the_page_says_what_the_rows_say():
     chapter,settings = (words(f'nbs/{o}') for o in ('14_replay_study.ipynb','practise/replay_settings.qmd'))
     assert .4<(m.stored3-m.stored3_few)/lead<.5 and 'nearly half of the lead is lost' in chapter
     assert 'accounts for less than a quarter of the lead' in chapter
-    assert 'Masking as many tokens at random leaves them far below extra passes' in settings
+    assert 'Masking the same number of tokens at random leaves them far below extra passes' in settings
