@@ -11,6 +11,7 @@ import math, random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
+from typing import Any
 import torch
 from torch import Tensor
 from fastcore.basics import patch
@@ -19,7 +20,8 @@ from .parts.registry import METHODS, register, resolve
 from .advantages import group_advantages
 from .generation import Rollouts
 from .parts.groups import Entry, dead_groups, nan_std, pack_groups, put_entries, spread
-from .replay import Method, Replay, Treated, keys_of
+from .replay import Replay
+from .strategies import Method, Treated, keys_of
 
 # %% ../nbs/catalogue/methods.ipynb #2184c702
 @register(METHODS, 'dynamic')
@@ -37,19 +39,19 @@ class DynamicSampling(Method):
         check_option('max_rounds', self.max_rounds, self.max_rounds>=0, '0 or more')
         check_option('when_empty', self.when_empty, self.when_empty in ('keep','mask'), "'keep' or 'mask'")
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, policy:Callable=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, *, sample_more:Callable=None,
+        **more:Any)->Treated:
         "Replace dead groups by living fresh ones; ValueError without `sample_more`."
         dead = self.find_dead(batch, dead)
         if sample_more is None and dead.any():
             raise ValueError('dynamic sampling needs `sample_more`, a function of n that gives fresh groups')
         came,rounds,extra = torch.zeros_like(dead),0,0
         while (left := dead&~came).any() and rounds<self.max_rounds:
-            more = sample_more(int(left.sum()))
-            rounds,extra = rounds+1,extra+len(more)
-            good = (~self.find_dead(more)).nonzero()[:,0][:int(left.sum())]
+            fresh = sample_more(int(left.sum()))
+            rounds,extra = rounds+1,extra+len(fresh)
+            good = (~self.find_dead(fresh)).nonzero()[:,0][:int(left.sum())]
             at = left.nonzero()[:len(good),0]
-            batch = batch.put(at, more[good])
+            batch = batch.put(at, fresh[good])
             came[at] = True
         return self.treated(batch, dead, replaced=came, how='resampled', rounds=rounds, extra_groups=extra)
 
@@ -79,7 +81,7 @@ class SkipPrompts(Method):
         known = [self.row.get(k, (0, 'hard')) for k in keys]
         return [self.rng.random()<self.p[kind]**z for z,kind in known]
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->Treated:
         "Every group as it is; what happened is remembered by prompt."
         dead = self.find_dead(batch, dead)
         kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
@@ -119,7 +121,7 @@ class VarianceFilter(Method):
 
     def __post_init__(self): check_option('top_p', self.top_p, 0<self.top_p<=1, 'a share above 0 and up to 1')
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->Treated:
         "Every group as it is; those that add little do not count."
         dead = self.find_dead(batch, dead)
         var = spread(batch.rewards).nan_to_num(0).square().masked_fill(dead, 0)
@@ -149,7 +151,7 @@ class GFPO(Method):
         check_option('num_remains_in_group', k, k is None or whole(k, 2), 'None, or 2 or more')
 
     @classmethod
-    def from_settings(cls, args:'RunSettings')->'GFPO': return cls(scale=args.scale_rewards)
+    def from_settings(cls, args:Any)->'GFPO': return cls(scale=args.scale_rewards)
 
     def best(self, rewards:Tensor, lengths:Tensor)->Tensor:
         "Rewards of the best in each group, nan for the others; of equals the first stays."
@@ -160,7 +162,7 @@ class GFPO(Method):
         at = worth.sort(dim=1, descending=True, stable=True).indices[:,:k]
         return torch.full_like(rewards, math.nan).scatter(1, at, rewards.gather(1, at))
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->Treated:
         "Every group as it is, but for the advantages."
         dead,r = self.find_dead(batch, dead),self.best(batch.rewards, batch.completion_mask.sum(2))
         new = replace(batch, advantages=group_advantages(r, self.scale))
@@ -196,7 +198,7 @@ class Copies(Method):
     stored_per_fresh:int=0   # copies for each sampled group; the batch stays as large
 
     @classmethod
-    def from_settings(cls, args:'RunSettings')->'Copies':
+    def from_settings(cls, args:Any)->'Copies':
         "With the settings' number of copies."
         return cls(args.replay_stored_per_fresh)
 
@@ -204,7 +206,7 @@ class Copies(Method):
         "The batch without its copies."
         return B//(1+self.stored_per_fresh)
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->Treated:
         "Dead groups go, and copies of the living come in turn."
         dead = self.find_dead(batch, dead)
         at,lives = torch.arange(len(dead), device=dead.device),not dead.all()
@@ -238,13 +240,13 @@ class VirtualMax(Method):
     best:float=1.   # the best possible reward
     eps:float=1e-4  # added to the deviation
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->Treated:
         "Every group counts; only those at the best reward have nothing to say."
         dead = self.find_dead(batch, dead)
         r = batch.rewards
-        more = torch.cat([r, torch.full_like(r[:,:1], self.best)], 1)
-        best = dead_groups(more, self.dead_tolerance)
-        A = (r-more.nanmean(1, keepdim=True))/(nan_std(more, 1)+self.eps)
+        imagined = torch.cat([r, torch.full_like(r[:,:1], self.best)], 1)
+        best = dead_groups(imagined, self.dead_tolerance)
+        A = (r-imagined.nanmean(1, keepdim=True))/(nan_std(imagined, 1)+self.eps)
         A = A.masked_fill(best[:,None], 0).nan_to_num(0)
         return self.treated(replace(batch, advantages=A), dead, ~(dead & best))
 
@@ -266,8 +268,8 @@ class EntropyShaped(Method):
     alpha:float=.1  # size of praise and blame, per nat
     right:float=.5  # a dead group of at least this reward is praised
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0,
-        sample_more:Callable=None, policy:Callable=None)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, *, policy:Callable=None,
+        **more:Any)->Treated:
         "Living groups keep their advantages, dead ones get their own; a group without any reward gets none."
         dead,m = self.find_dead(batch, dead),batch.completion_mask
         A = batch.advantages if batch.advantages.ndim==3 else batch.advantages[...,None]*m
@@ -296,7 +298,7 @@ class SamePrompt(Method):
 
     def __post_init__(self): self.best = {}   # key of a prompt -> its best answer
 
-    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Callable)->Treated:
+    def treat(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->Treated:
         "Mend dead groups whose prompt was answered better before, then remember the best of each group."
         dead,keys = self.find_dead(batch, dead),keys_of(batch)
         mean = batch.rewards.nanmean(1).tolist()

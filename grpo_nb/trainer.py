@@ -36,7 +36,7 @@ from .rewards import combine_rewards, decode, score
 from .dialects import multi_objective
 from .logps import token_logps
 from .loss import loss_metrics, policy_loss, terms_by_loss
-from .replay import Method, Treated
+from .strategies import Method, Treated
 
 # %% ../nbs/12_trainer.ipynb #0c503712
 @dataclass
@@ -270,7 +270,7 @@ def treat(
         extra = rollout(s, next_keys(s, n))[0]
         return reference(s, extra, torch.zeros_like(extra.replayed)) if still else extra
     ask = dict(policy=lambda o: policy(s, o)) if s.method.needs_policy else {}
-    treated = s.method.treat(fresh, dead, s.step, sample_more=more, **ask)
+    treated = s.method.treat(fresh, dead, s.step, size=s.args.B, sample_more=more, **ask)
     s.sampling = False
     treated.batch = batch = treated.batch.to(s.model.device)
     if s.ref_model is not None:

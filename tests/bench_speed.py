@@ -23,7 +23,8 @@ from grpo_nb.parts.problems import chain_sum
 from grpo_nb.generation import generate
 from slow_loop import generate_loop
 from grpo_nb.research.study import machine
-from grpo_nb.replay import Keep, ReplayBuffer
+from grpo_nb.replay import ReplayBuffer
+from grpo_nb.strategies import Keep
 from grpo_nb.scale.plans import model_config
 from grpo_nb.tiny_qwen import encode_prompts, make_tokenizer, tiny_model
 from grpo_nb.trainer import State, TrainConfig, new_state, step

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from grpo_nb.research.study import job, run_job
 from grpo_nb.demo import demo
-from grpo_nb.replay import Keep, Replay
+from grpo_nb.replay import Replay
+from grpo_nb.strategies import Keep
 from grpo_nb.parts.problems import chain_sum, spell_backward
 from grpo_nb.tasks import accuracy_reward, completion_text, extract_answer
 from grpo_nb.tiny_qwen import load_model
@@ -40,8 +41,8 @@ class Breaks:
 class AllNew(Keep):
     "Log-probs of the old policy taken anew at each update, so that every ratio is 1."
     name = 'all-new'
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None):
-        t = super().treat(batch, dead, step, sample_more, policy)
+    def treat(self, *args, **more):
+        t = super().treat(*args, **more)
         t.uncorrected = torch.ones_like(t.in_loss)
         return t
 

@@ -90,7 +90,7 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
 
 OWN = """
 from grpo_nb.research.study import Arm, Regime
-from grpo_nb.replay import Keep
+from grpo_nb.strategies import Keep
 class Same(Keep):
     def __init__(self, say=''): self.say = say
 SHORT = Regime('chain_sum', dict(min_terms=2, max_terms=3, max_digits=1), 64)
@@ -156,12 +156,11 @@ def test_what_a_notebook_registers_runs_in_another_process(tmp_path, monkeypatch
     "Arm, regime, method, priority and what runs them exist only in the parent's __main__"
     code = """
 if __name__=='__main__':
-    import numpy as np
     from grpo_nb.research.study import ARMS, REGIMES, Arm, Regime, bakeoff
     import grpo_nb.research.study as bo
     from grpo_nb.parts.registry import METHODS, PRIORITIES
     from grpo_nb.replay import Replay
-    def oldest(scores, drawn): return (np.arange(len(scores))==0).astype(float)
+    def oldest(entries, now): return [float(e is entries[0]) for e in entries]
     PRIORITIES['oldest'] = oldest
     class Mine(Replay): name = 'mine'
     METHODS['mine'],ARMS['mine'] = Mine,Arm(Mine, dict(priority='oldest'))

@@ -672,15 +672,16 @@ def test_the_documented_example_runs_and_every_replaced_group_has_live_advantage
 
 # -- the trainer as a maintainer reads it -----------------------------------------------------------
 def test_a_registered_priority_decides_what_is_drawn():
-    import numpy as np
     from grpo_nb.parts.registry import PRIORITIES, register
     asked = []
     @register(PRIORITIES, 'oldest')
-    def oldest(scores, drawn):
-        asked.append(len(scores))
-        return (np.arange(len(scores))==0).astype(float)
+    def oldest(entries, now):
+        asked.append([(e.rewards, e.key, e.score>0, e.drawn) for e in entries])
+        return [float(e is entries[0]) for e in entries]
     try: t,got = run([LIVE,LIVE,LIVE, DEAD,LIVE,LIVE], B=3, replay_priority='oldest')
     finally: del PRIORITIES['oldest']
+    assert all(key is not None and taught and drawn==0 and max(r)>min(r)
+        for seen in asked for r,key,taught,drawn in seen)
     assert asked and torch.equal(got[1]['completion_ids'][:G][got[1]['completion_mask'][:G].bool()],
         got[0]['completion_ids'][:G][got[0]['completion_mask'][:G].bool()])
     with pytest.raises(ValueError, match="no replay_priority 'oldest': choose one of recency, score"):

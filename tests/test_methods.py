@@ -8,7 +8,8 @@ from grpo_nb.parts.registry import METHODS, resolve
 from grpo_nb.generation import Rollouts
 from grpo_nb.methods import (GFPO, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay,
     SamePrompt, SkipPrompts, VarianceFilter, VirtualMax)
-from grpo_nb.replay import Keep, Mask, Replay, ReplayBuffer
+from grpo_nb.replay import Replay, ReplayBuffer
+from grpo_nb.strategies import Keep, Mask, Method
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
@@ -82,7 +83,7 @@ def test_uncorrected_replay_asks_for_ratio_1_of_all_that_is_replayed():
     m = Replay(64, corrected=False, stored_per_fresh=1)
     for s in range(4):
         n = m.to_sample(4, s)
-        t = m.treat(batch([MIXED, DEAD0, MIXED, MIXED][:n], seed=s, step=s), step=s)
+        t = m.treat(batch([MIXED, DEAD0, MIXED, MIXED][:n], seed=s, step=s), step=s, size=4)
         assert t.uncorrected.tolist()==t.batch.replayed.tolist()==[False]+[s>0]*3
 
 def test_stored_groups_beside_fresh_ones_are_of_any_prompt():
@@ -96,7 +97,7 @@ def test_stored_groups_beside_fresh_ones_are_of_any_prompt():
         assert m.to_sample(6, 6)==2
         x = batch([MIXED, DEAD0], seed=6, step=6)
         x.key = torch.tensor([8, 1])
-        t = m.treat(x, step=6)
+        t = m.treat(x, step=6, size=6)
         return t.records[1]['replacement']['key'],[o['replacement']['id'] for o in t.records[2:]]
     keys = []
     for seed in range(8):
@@ -219,7 +220,8 @@ def test_stored_groups_fill_the_batch_as_far_as_the_buffer_can():
     seen = []
     for s in range(12):
         n = m.to_sample(6, s)
-        t = m.treat(batch([MIXED, DEAD0, [1.,1,0,1], DEAD1, MIXED, [0.,1,0,1]][:n], seed=s, step=s), step=s)
+        rewards = [MIXED, DEAD0, [1.,1,0,1], DEAD1, MIXED, [0.,1,0,1]]
+        t = m.treat(batch(rewards[:n], seed=s, step=s), step=s, size=6)
         seen.append(n)
         assert len(t.batch)==len(t.in_loss)==len(t.records)==len(t.uncorrected)==6
         came = [o['replacement'] for o in t.records if o['replacement']]
@@ -235,7 +237,7 @@ def test_a_young_buffer_gives_what_it_has():
     m = Replay(64, stored_per_fresh=3)
     m.treat(batch([MIXED], seed=1))
     assert m.to_sample(8, 1)==7   # six are wanted, one is there
-    t = m.treat(batch([MIXED]*3+[DEAD0]*4, seed=2), step=1)   # four dead, and one stored group for all
+    t = m.treat(batch([MIXED]*3+[DEAD0]*4, seed=2), step=1, size=8)   # four dead, and one stored group for all
     assert len(t.batch)==8 and t.batch.replayed.tolist()==[False]*3+[True]*5
 
 def test_groups_too_old_for_replay_are_not_counted_on():
@@ -247,6 +249,21 @@ def test_a_batch_that_cannot_be_shared_out_is_refused():
     with pytest.raises(ValueError, match='divisible by 4'): Replay(8, stored_per_fresh=3).to_sample(6, 0)
     for bad in (-1, 1.5, True):
         with pytest.raises(ValueError, match='stored_per_fresh'): Replay(8, stored_per_fresh=bad)
+
+def test_a_batch_is_treated_by_its_arguments_and_by_nothing_asked_before():
+    "How many groups the buffer shall add is said in the call; asking how many to sample changes nothing."
+    def treated(ask, size):
+        m = Replay(64, stored_per_fresh=1, seed=1)
+        m.treat(batch([MIXED, MIXED], seed=1), step=0)
+        for _ in range(ask): m.to_sample(4, 1)
+        return m.treat(batch([MIXED, DEAD0], seed=2), step=1, size=size).batch
+    assert len(treated(0, None))==len(treated(1, None))==2
+    for ask in (0, 1, 2): assert treated(ask, 4).replayed.tolist()==[False, True, True, True]
+
+def test_a_treat_that_takes_not_all_that_trainers_pass_is_refused_where_it_is_defined():
+    with pytest.raises(TypeError, match='`Old.treat` needs .*more. at the end'):
+        class Old(Method):
+            def treat(self, batch, dead=None, step=0, sample_more=None, policy=None): ...
 
 # ---- controls and filters --------------------------------------------------------------------------
 

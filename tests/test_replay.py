@@ -9,7 +9,8 @@ from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.parts.registry import PRIORITIES, register
 from grpo_nb.generation import Rollouts
-from grpo_nb.replay import (keys_of, Replay, ReplayBuffer, pack_groups, put_entries)
+from grpo_nb.replay import Replay, ReplayBuffer, pack_groups, put_entries
+from grpo_nb.strategies import keys_of
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
@@ -167,13 +168,43 @@ def test_recency_draws_the_newest_and_uniform_draws_evenly():
 
 def test_a_priority_of_ones_own_is_a_function_in_a_cell():
     @register(PRIORITIES, 'least')
-    def least(scores, drawn): return 1/(1+scores)
+    def least(entries, now): return [1/(1+e.score) for e in entries]
     try:
         b = ReplayBuffer(2, priority='least', seed=0)
         b.add([3., 1., 2.], 'abc')
         assert {e.data for e in b}=={'b', 'c'}
         assert sum(b.sample(1)==['b'] for _ in range(3000))/3000==pytest.approx(.6, abs=.04)
     finally: del PRIORITIES['least']
+
+def test_a_priority_sees_age_uses_draws_prompt_and_rewards():
+    seen = []
+    def half_solved(entries, now):
+        seen.append([(e.data, now, e.age, e.uses, e.drawn, e.key, e.rewards) for e in entries])
+        return [.25-(sum(e.rewards)/len(e.rewards)-.5)**2 for e in entries]
+    b = ReplayBuffer(2, priority=half_solved)
+    b.add([1., 1.], 'ab', step=3, keys=[7, 8], rewards=[[1., 0.], [1., 1.]])
+    assert [e.data for e in b.draw(1, step=5)]==['a'] and b.priority=='half_solved'
+    assert seen==[[('a', 5, 2, 0, 0, 7, [1., 0.]), ('b', 5, 2, 0, 0, 8, [1., 1.])]]
+    b.add([1.], 'c', step=6, keys=[9], rewards=[[0., 1.]])   # one too many: that of least weight leaves
+    assert seen[1]==[('a', 6, 3, 1, 0, 7, [1., 0.]), ('b', 6, 3, 0, 0, 8, [1., 1.]),
+        ('c', 6, 0, 0, 0, 9, [0., 1.])] and [e.data for e in b]==['a','c']
+    seen.clear()
+    b.draw(3)   # more than there are: what was drawn comes again
+    assert [sum(o[4] for o in call) for call in seen]==[0, 1, 2]
+    other = ReplayBuffer(2, priority=half_solved)
+    other.load_state_dict(b.state_dict())
+    assert [e.rewards for e in other]==[[1., 0.], [0., 1.]]
+    state = b.state_dict(); del state['rewards']   # one of an earlier version
+    other.load_state_dict(state)
+    assert [e.rewards for e in other]==[None, None]
+
+@pytest.mark.parametrize('bad', [[1.], [1., -1.], [1., math.nan], [1., math.inf], None])
+def test_weights_that_are_none_are_refused_by_the_name_of_their_priority(bad):
+    def mine(entries, now): return bad
+    b = ReplayBuffer(2, priority=mine)
+    b.add([1., 1.], 'ab')
+    with pytest.raises(ValueError, match="the priority 'mine' returned .* for 2 entries: return a finite"):
+        b.draw(1)
 
 def test_the_same_prompt_comes_first_and_any_other_after_it():
     b = ReplayBuffer(8, seed=0)
@@ -204,8 +235,7 @@ def test_only_where_it_is_asked_for_a_stored_group_of_the_same_prompt_comes_firs
     for same,extra,want in ((True, 0, [7, 8]), (False, 0, [8, 7]), (True, 1, [7, 8]), (False, 1, [8, 7])):
         m = Replay(4, same_prompt_first=same, priority='recency')
         m.buffer.add([1., 1.], ['old','new'], 1, [7, 8])
-        m.extra = extra
-        beside,instead = m.take([7, 7], 1)
+        beside,instead = m.draw_for_batch([7, 7], extra, 1)
         assert [e.key for e in instead]==want and [e.key for e in beside]==[8]*extra
 
 def test_age_limit_uses_and_time():
@@ -277,7 +307,6 @@ def test_random_operations_keep_what_a_plain_list_keeps(seed):
         assert {(e.id, e.score, e.step, e.uses) for e in fast} == {
             (o['id'], o['score'], o['step'], o['uses']) for o in slow.items
         }
-        assert fast.scores.tolist()==[e.score for e in fast] and fast.steps.tolist()==[e.step for e in fast]
     if rng.random()<.5:
         other = ReplayBuffer(size, **opts); other.load_state_dict(fast.state_dict())
         _same_future(fast, other, step, rng)

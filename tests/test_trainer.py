@@ -14,7 +14,8 @@ from grpo_nb.run.checkpoints import (Stopped, check_stop, checkpoint_folders,
 from grpo_nb.run.resume import checkpoint_for, save_checkpoint
 from grpo_nb.run.record import read_run
 from grpo_nb.methods import DynamicSampling
-from grpo_nb.replay import Keep, Mask, Method, Replay, Treated
+from grpo_nb.replay import Replay
+from grpo_nb.strategies import Keep, Mask, Method, Treated
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.run.record import about_data
 from grpo_nb.see.during import slow_roads
@@ -474,7 +475,7 @@ def test_a_method_of_ones_own_is_known_by_its_name():
     @register(METHODS, 'loud')
     class Loud(Method):
         name = 'loud'
-        def treat(self, batch, dead=None, step=0, sample_more=None, policy=None):
+        def treat(self, batch, dead=None, step=0, **more):
             dead = self.find_dead(batch, dead)
             return self.treated(batch, dead, in_loss=~dead, loud=1.)
     try:
@@ -756,14 +757,11 @@ from grpo_nb.replay import Replay, Method
 class Halve(Method):
     "Half of every advantage."
     name = 'halve'
-    def treat(self, batch, dead=None, step=0, sample_more=None, policy=None):
+    def treat(self, batch, dead=None, step=0, **more):
         dead = self.find_dead(batch, dead)
         batch.advantages = batch.advantages/2
         return self.treated(batch, dead, in_loss=~dead)
-def oldest(scores, drawn):
-    w = (drawn==drawn.min()).astype(float)
-    w[1:] = 0
-    return w if w.any() else w+1
+def oldest(entries, now): return [float(e is entries[0]) for e in entries]
 def plain(logps, old_logps, A, mask): return A*logps
 def raw(rewards): return rewards-rewards.nanmean(1, keepdim=True)
 '''

@@ -3,7 +3,8 @@ import json, math, warnings
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
-from grpo_nb.replay import Keep, Replay
+from grpo_nb.replay import Replay
+from grpo_nb.strategies import Keep
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, new_state, train
 

@@ -26,7 +26,7 @@ from ..parts.core import atomic_write
 from ..parts.groups import dead_groups
 from ..parts.ratios import Clip, Correction, clipped, correct, importance_ratio
 from ..parts.registry import METHODS
-from ..replay import Method
+from ..strategies import Method
 
 # %% ../../nbs/dev/stacked.ipynb #8fcc155d
 LETTERS = ' 0123456789abcdefghijklmnopqrstuvwxyz+-:>#'

@@ -190,10 +190,12 @@ def _add(index, s, info, n):
     G = len(info)//len(s.dead)
     lens = info[:,1].reshape(-1, G)
     A = info[:,2].contiguous().view(torch.float32)
-    scores = group_scores(A.view(-1, G), s.rewards.view(-1, G)).tolist()
+    rewards = s.rewards.view(-1, G)
+    scores = group_scores(A.view(-1, G), rewards).tolist()
     live = [g for g,d in enumerate(s.dead) if not d and lens[g].any()]
     where = [dict(prompt_len=int(info[g*G,0]), lens=lens[g], pieces=pieces(g, G, n)) for g in live]
-    ids = index.add([scores[g] for g in live], where, s.step, [int(info[g*G,3]) for g in live])
+    ids = index.add([scores[g] for g in live], where, s.step, [int(info[g*G,3]) for g in live],
+        rewards[live].tolist())
     return {g:i for g,i in zip(live, ids) if i is not None}
 
 # %% ../../nbs/on_trl/distributed.ipynb #eda33222
@@ -538,5 +540,6 @@ def redistribute(
         rows |= {k:torch.cat([p[k] for p in of]) for k in old['wire']}
         data.append(where|rows if owner[i]==rank else where)
     index = ix|dict(ids=ix['ids'][keep], steps=ix['steps'][keep], uses=ix['uses'][keep],
-        scores=ix['scores'][keep], keys=[ix['keys'][k] for k in keep], data=data)
+        scores=ix['scores'][keep], keys=[ix['keys'][k] for k in keep], data=data,
+        rewards=[ix['rewards'][k] for k in keep] if ix.get('rewards') else None)
     return old|dict(index=index, world=world)

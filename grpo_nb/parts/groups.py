@@ -325,7 +325,9 @@ class Entry:
     id:int=-1         # counts up with every group that was offered
     uses:int=0        # how often drawn, this time included
     prob:float=None   # of this draw, given those before it in the same call
-    age:int=0         # steps between its making and this draw
+    age:int=0         # steps between its making and now
+    drawn:int=0       # how often drawn for this batch already
+    rewards:list=None # (G,) of its answers, nan where there is none; None where nobody gave them
 
     def told(self)->dict:
         "What a record says of it."

@@ -51,7 +51,7 @@ class Registry(MutableMapping):
 # %% ../../nbs/parts/registry.ipynb #4957420b
 LOSSES = Registry('loss_type', 'dialects', 'loss')
 ADVANTAGES = Registry('advantages', 'advantages', 'dialects')
-STRATEGIES = Registry('method', 'replay', 'methods')
+STRATEGIES = Registry('method', 'strategies', 'replay', 'methods')
 PRIORITIES = Registry('priority', 'replay')
 TASKS = Registry('dataset', 'parts.problems')
 LOG_READERS = Registry('reader', 'see.readers')
