@@ -323,14 +323,15 @@ def train_command(
     from grpo_nb.parts.core import is_rendered
     from grpo_nb.parts.problems import load_reward
     from grpo_nb.run.resume import checkpoint_for
-    from grpo_nb.see.during import new_folder
+    from grpo_nb.run.folders import new_folder
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
-    from grpo_nb.trainer import TrainConfig, new_state
+    from grpo_nb.trainer import TrainConfig, init_state
     default = not reward
     if not resume: new_folder(output_dir, 'go on with --resume')
     args = TrainConfig(output_dir=output_dir, max_steps=max_steps, learning_rate=learning_rate,
-        num_generations=num_generations, replay_buffer_size=replay_buffer_size, **settings)
+        num_generations=num_generations, replay_buffer_size=replay_buffer_size,
+        method=method, advantages=advantages, **settings)
     if eval_problems<1:
         raise ValueError(f'--eval_problems {eval_problems}: needs 1 or more, to measure before and after')
     rewards = [load_reward(o) for o in reward or []] or [accuracy_reward]
@@ -347,10 +348,9 @@ def train_command(
             'leave it out')
     own = model=='tiny' and dataset not in ('sums','words')
     for o in _notes(problems[0]['prompt'], tok, default, own): print(f'note: {o}')
-    how = dict(method=None if method=='replay' else method,   # None: with a buffer, or plain GRPO without
-        eval_dataset=held_out if args.eval_steps else None, advantages=advantages)
+    how = dict(eval_dataset=held_out if args.eval_steps else None)
     # what is wrong is said before anything is measured
-    checkpoint_for(new_state(net, tok, problems, rewards, args, **how), resume or None)
+    checkpoint_for(init_state(net, tok, problems, rewards, args, **how), resume or None)
     return measured_run(net, tok, problems, held_out, rewards, args, dict(task=dataset, model=model),
         resume_hint='--resume', resume_from_checkpoint=resume or None, **how)
 

@@ -16,7 +16,7 @@ from .parts.model import Tokenizer
 from .run.record import read_run
 from .see.view import write_report
 from .see.readers import judged
-from .see.during import new_folder, next_folder, one_thread
+from .run.folders import new_folder, next_folder, one_thread
 from .parts.problems import FEW_SHOT, end_at_newline, make_problems
 from .tasks import accuracy_reward
 from .parts.reward_calls import run_state
@@ -85,8 +85,8 @@ def _run_summary(run, before, after, train_s):
     dead,replaced = (int(sum(o.get(k, 0) for o in h)) for k in ('replay/dead','replay/replaced'))
     def numbers(e): return {k:list(v) if k=='ci' else v for k,v in e.items() if k!='texts'}
     return dict(before=numbers(before), after=numbers(after), train_s=train_s, seed=a.seed,
-        versions=versions(), steps=run.step, num_tokens=run.num_tokens, groups=len(h)*a.B, dead=dead,
-        replaced=replaced)
+        versions=versions(), steps=run.step, num_tokens=run.num_tokens, dead=dead,
+        groups=len(h)*a.num_prompts, replaced=replaced)
 
 def _prompt_text(prompt):
     "A prompt as text: the last message of a conversation."
@@ -122,7 +122,7 @@ def measured_run(
     before = measure(0)
     print(f'before: {_measured(before)}', flush=True)
     t1 = time.perf_counter()
-    run = train(model, tokenizer, problems, rewards, args, last_word=False, **how)
+    run = train(model, tokenizer, problems, rewards, args, print_verdict=False, **how)
     train_s,after,out = time.perf_counter()-t1,measure(run.step),Path(args.output_dir)
     summary = _run_summary(run, before, after, train_s)|info|dict(samples=_samples(held_out, before, after))
     save_json(out/'summary.json', summary)   # which the pages show

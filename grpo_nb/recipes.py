@@ -18,7 +18,7 @@ from .scale.plans import format_plan
 from .scale.launch import (GSM8KArguments, OwnArguments, RecipeArguments, TLDRArguments,
     own_rows, parse_options, prepare_rows, recipe_faults, recipe_plan)
 from .run.checkpoints import check_stop
-from .see.during import new_folder
+from .run.folders import new_folder
 from .parts.stats import share_ci
 from .parts.problems import RewardModel, judge_with_start, load_reward
 from .tasks import accuracy_reward, completion_text, overlap_reward

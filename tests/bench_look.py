@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import pandas as pd, torch
 import grpo_nb.trainer as tr
-from grpo_nb.see import during as run_watch
+from grpo_nb.see import monitor as run_watch
 from grpo_nb.inspector import inspect_run, write_inspector
 from grpo_nb.see.view import write_report
 from grpo_nb.parts.problems import chain_sum

@@ -27,7 +27,7 @@ from grpo_nb.replay import ReplayBuffer
 from grpo_nb.strategies import Keep
 from grpo_nb.scale.plans import model_config
 from grpo_nb.tiny_qwen import encode_prompts, make_tokenizer, tiny_model
-from grpo_nb.trainer import State, TrainConfig, new_state, step
+from grpo_nb.trainer import TrainConfig, TrainState, init_state, train_batch
 
 def in_turn(
     arms:dict,      # name -> function without arguments; what it returns, if a number, is the work it did
@@ -199,13 +199,13 @@ class Work:
         "So many problems of the same few, over and over."
         return chain_sum(self.B, seed=0).select([i%self.B for i in range(n or self.B)])
 
-    def ours(self, method:Keep=None)->State:
+    def ours(self, method:Keep=None)->TrainState:
         "The state of our own trainer."
         args = TrainConfig(num_generations=self.G, generation_batch_size=self.B*self.G,
             steps_per_generation=1, max_steps=10**6, beta=self.beta, learning_rate=1e-6,
-            max_completion_length=self.T, replay_buffer_size=0, disable_tqdm=True)
+            max_completion_length=self.T, replay_buffer_size=0, disable_tqdm=True, method=method or Keep())
         m,tok = self.model()
-        return new_state(m, tok, self.problems(64*self.B), some_answers, args, method=method or Keep())
+        return init_state(m, tok, self.problems(64*self.B), some_answers, args)
 
 class _Over(Exception): pass
 
@@ -424,7 +424,7 @@ def _share(counter, seconds):
 
 def _one_step(s):
     "One batch of our trainer; its completion tokens."
-    return int(step(s)['fresh'].completion_mask.sum())
+    return int(train_batch(s)['fresh'].completion_mask.sum())
 
 @register(PARTS, 'step')
 def _step(o):

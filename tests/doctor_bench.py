@@ -241,7 +241,7 @@ def train_tasks():
             args = TrainConfig(output_dir=f'{at}/r', seed=seed, num_generations=8, generation_batch_size=64,
                 steps_per_generation=2, max_steps=120 if lr==1e-3 else 240, learning_rate=lr, weight_decay=0.,
                 max_completion_length=about.completion, lr_scheduler_type='constant', disable_tqdm=True)
-            s = train(qwen_of(first['theta']), Letters(), rows, right, args, last_word=False)
+            s = train(qwen_of(first['theta']), Letters(), rows, right, args, print_verdict=False)
             gain,half = rise(np.array([o['reward'] for o in s.history]))
             print(family, seed, f'reward {gain:+.3f} ± {half:.3f}', flush=True)
             if gain>half: stored_runs.store(f'{at}/r', f'{family}-{seed}')

@@ -28,11 +28,11 @@ from grpo_nb.scale.launch import fsdp2_on_cpu, vllm_problem
 from grpo_nb.scale.plans import batch_plan, memory_plan
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.dev.replay_study import run_stack
-from grpo_nb.see.during import one_thread
+from grpo_nb.run.folders import one_thread
 from grpo_nb.parts.stats import difference, mean_ci
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
-from grpo_nb.trainer import step
+from grpo_nb.trainer import train_batch
 
 DAY = {}   # name: function of a `Bench` that yields rows, in the order of the day
 
@@ -285,7 +285,7 @@ def _scratch(o):
         seen = _in_seconds(o, arms, o.some(5, .2))
         yield from compared('', f'generation, {size}', seen, 'transformers', 'tokens', 'wall', note=said)
         s,trl = work.ours(),Paced(trl_trainer(work, Path(o.folder)/f'scratch-{size}'))
-        def ours(s=s): return int(step(s)['fresh'].completion_mask.sum())
+        def ours(s=s): return int(train_batch(s)['fresh'].completion_mask.sum())
         both = {'GRPOTrainer':trl, 'from scratch':ours}
         try:
             seen = _in_seconds(o, both, o.some(10, .2))

@@ -111,7 +111,7 @@ def words(c): return None if c is None else ','.join(f'{k}={v}' for k,v in c.ite
 def listening(s):
     "Of every update of a run: what it returned, the weights it began with, and its gradient."
     from grpo_nb import trainer as tr
-    told,inner,step = [],tr.update,s.optimizer.step
+    told,inner,step = [],tr.update_minibatch,s.optimizer.step
     def update(*args, **kw):
         told.append(NS(before=weights_of(s.model)))
         told[-1].out = inner(*args, **kw)
@@ -120,16 +120,15 @@ def listening(s):
         told[-1].grad = [torch.zeros_like(p) if p.grad is None else p.grad.clone()
             for p in s.model.parameters()]
         return step(*args, **kw)
-    tr.update,s.optimizer.step = update,stepped
+    tr.update_minibatch,s.optimizer.step = update,stepped
     try: yield told
-    finally: tr.update,s.optimizer.step = inner,step
+    finally: tr.update_minibatch,s.optimizer.step = inner,step
 
 def chapters(case):
     "Train with the trainer of the chapters and compare."
     from grpo_nb.replay import Replay
     from grpo_nb.run.record import Recorder, record
-    from grpo_nb.parts.groups import dead_reason
-    from grpo_nb.trainer import TrainConfig, new_state, step
+    from grpo_nb.trainer import TrainConfig, init_state, make_config, train_batch
     c = NS(**case)
     rows = [dict(prompt=p) for p in T.PROMPTS]
     two = c.rewards!='one'
@@ -148,7 +147,8 @@ def chapters(case):
     method = c.method
     if method=='replay': method = Replay(64, corrected=c.corrected, when_empty=c.when_empty, seed=c.seed,
         stored_per_fresh=c.stored_per_fresh)
-    s = new_state(T.model(), T.tokenizer(), rows, [first, second] if two else [first], args, method)
+    s = init_state(T.model(), T.tokenizer(), rows, [first, second] if two else [first],
+        make_config(args, method=method))
     with torch.no_grad(): s.model.get_input_embeddings().weight[1] *= c.ends   # how likely the end token is
     if s.ref_model is not None: s.ref_model.load_state_dict(s.model.state_dict())
     run = Chapters(c, s, two)
@@ -157,8 +157,8 @@ def chapters(case):
         for _ in range(c.batches):
             told.clear()
             before = weights_of(s.model)
-            info = step(s)
-            record(rec, s, info, dead_reason)
+            info = train_batch(s)
+            record(rec, s, info)
             got = [json.loads(o) for o in (Path(folder)/'groups.jsonl').read_text().splitlines()]
             run.compare(before, info, told, [o for o in got if o['step']==info['row']['step']])
         rec.close()

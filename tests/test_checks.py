@@ -5,10 +5,12 @@ from datasets import Dataset
 from grpo_nb.parts.core import (check_rendered, check_rows, check_settings, is_rendered, known_data,
     other_data, rendered_answer)
 from grpo_nb.parts.model import check_lengths
-from grpo_nb.run.settings import clip_mask, loss_settings, optimizer_of
+from grpo_nb.run.config import loss_settings
+from grpo_nb.run.optim import make_optimizer
+from grpo_nb.run.settings import clip_mask
 from grpo_nb.run.record import about_data
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
-from grpo_nb.trainer import TrainConfig, new_state
+from grpo_nb.trainer import TrainConfig, init_state
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 
@@ -39,7 +41,7 @@ def test_of_a_large_set_no_more_prompts_are_looked_at_than_asked_spread_over_it(
 def test_every_group_meets_the_clip_of_its_own_correction():
     x,A = torch.tensor([[[.3]]]*2),torch.ones(2, 1)   # a ratio of 1.35: above 1.28 and 1.3
     def held(level='token', **kw):
-        s = loss_settings(TrainConfig(epsilon=.4, importance_sampling_level=level, **kw), 'dapo')
+        s = loss_settings(TrainConfig(epsilon=.4, importance_sampling_level=level, **kw))
         return clip_mask(x, 0*x, A, x>0, s, torch.tensor([False, True]))[1].flatten().tolist()
     assert held()==[False,False] and held(replay_correction='clip=dapo')==[False,True]
     assert held(correction='clip=dapo')==[True,True]
@@ -47,7 +49,7 @@ def test_every_group_meets_the_clip_of_its_own_correction():
     assert held(epsilon_high=.3, replay_correction='weight=truncated,clip=none')==[True,False]
 
 def test_a_warmup_raises_a_rate_that_stays():
-    opt,sched = optimizer_of(torch.nn.Linear(1, 1), TrainConfig(learning_rate=.1, warmup_steps=2))
+    opt,sched = make_optimizer(torch.nn.Linear(1, 1), TrainConfig(learning_rate=.1, warmup_steps=2))
     rates = []
     for _ in range(4):
         rates += sched.get_last_lr()
@@ -139,4 +141,4 @@ def test_of_the_tiny_qwens_prompts_the_record_says_whether_they_are_rendered():
     whole = [dict(prompt=shown+'7<|im_end|>\n')]*8
     def reward(completions, **kw): return [0.]*len(completions)
     with pytest.raises(ValueError, match="assistant's answer .'7'"):
-        new_state(tiny_model(0), tok, whole, reward, TrainConfig(generation_batch_size=64))
+        init_state(tiny_model(0), tok, whole, reward, TrainConfig(generation_batch_size=64))

@@ -291,7 +291,7 @@ def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):
     from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
     from grpo_nb.trainer import TrainConfig, train
     said = []
-    monkeypatch.setattr('grpo_nb.see.during.Watched.say', lambda self, text: said.append(text))
+    monkeypatch.setattr('grpo_nb.see.monitor.RunMonitor.print', lambda self, s, text: said.append(text))
     rows = [dict(prompt=f'{a}+{b}=', answer='1') for a in range(4) for b in range(4)]
     def never(completions, **kwargs): return [0.]*len(completions)
     last = []

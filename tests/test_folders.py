@@ -5,7 +5,7 @@ import pytest, torch
 import grpo_nb.demo
 from grpo_nb.cli import main
 from grpo_nb.run.record import RECORD, Recorder, lock_folder, read_run
-from grpo_nb.see.during import new_folder
+from grpo_nb.run.folders import new_folder
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, train
 from another import elsewhere, fork, works_elsewhere

@@ -504,10 +504,10 @@ def test_what_a_correction_lacks_is_named(make, says):
     assert says in str(e.value)
 
 def test_a_run_corrects_replayed_groups_as_all_others_unless_told_otherwise():
-    from grpo_nb.run.settings import loss_settings
+    from grpo_nb.run.config import loss_settings
     from grpo_nb.trainer import TrainConfig
     def of(**kw):
-        s = loss_settings(TrainConfig(beta=.1, **kw), 'dapo')
+        s = loss_settings(TrainConfig(beta=.1, **kw))
         assert (s.beta, s.epsilon, s.max_completion_length, s.aggregation)==(.1, .2, 48, None)
         return s.correction,s.replay_correction
     none,drift = Correction(clip='none'),Correction(max_drift=.5)

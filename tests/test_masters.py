@@ -2,7 +2,7 @@
 import numpy as np
 import pytest, torch
 from grpo_nb import cli
-from grpo_nb.run.settings import MasterAdamW
+from grpo_nb.run.optim import MasterAdamW
 from grpo_nb.tiny_qwen import tiny_model
 from grpo_nb.trainer import train
 from test_trainer import DATA, TOK, cfg, parity

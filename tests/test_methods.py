@@ -29,13 +29,18 @@ def test_every_method_has_its_name_and_starts_from_it():
         m2 = resolve(METHODS, n)(); m2.load_state_dict(m.state_dict())
 
 def test_dead_means_the_same_to_a_run_and_to_its_method():
-    from grpo_nb.trainer import TrainConfig, method_of
+    from grpo_nb.run.checks import make_strategy
+    from grpo_nb.run.config import TrainConfig
     x,near,dead = batch([DEAD0]),batch([[.5,.7,.5,.7]]),torch.tensor([True])
     def replaced(m): return m.treat(x, dead, sample_more=lambda n: near).metrics['replay/replaced']
-    wide = TrainConfig(dead_tolerance=.5)
-    assert replaced(method_of('dynamic', wide))==0 and replaced(method_of('dynamic', TrainConfig()))==1
+    def made(**kw): return make_strategy(TrainConfig(**kw))
+    assert replaced(made(method='dynamic', dead_tolerance=.5))==0 and replaced(made(method='dynamic'))==1
     own = Replay(8)
-    assert method_of(own, wide) is own and own.find_dead(near).tolist()==[True]
+    with pytest.raises(ValueError, match="that of the method 'replay' is 1e-06: give both the same"):
+        made(method=own, dead_tolerance=.5)
+    assert own.dead_tolerance==1e-6 and made(method=own) is own   # nothing is written into it
+    own.dead_tolerance = .5
+    assert made(method=own, dead_tolerance=.5).find_dead(near).tolist()==[True]
 
 def test_keep_and_mask_by_value():
     x = batch([MIXED, DEAD0, DEAD1])

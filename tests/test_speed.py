@@ -11,7 +11,7 @@ from grpo_nb.generation import generate
 from slow_loop import generate_loop
 from grpo_nb.logps import token_logps
 from grpo_nb.tiny_qwen import encode_prompts
-from grpo_nb.trainer import step
+from grpo_nb.trainer import train_batch
 
 ROOT = Path(__file__).parent.parent
 CSV = ROOT/'nbs/results/speed.csv'
@@ -141,9 +141,9 @@ def test_a_gpu_that_is_not_there_is_named():
 
 def test_work_that_never_ends_has_full_length_and_work_that_ends_has_not():
     w = Work(**SMALL|dict(T=24), ends=False)
-    n = step(w.ours())['fresh'].completion_mask.sum(-1)
+    n = train_batch(w.ours())['fresh'].completion_mask.sum(-1)
     assert (n==24).all()
-    n = step(Work(**SMALL|dict(B=8, T=24)).ours())['fresh'].completion_mask.sum(-1)
+    n = train_batch(Work(**SMALL|dict(B=8, T=24)).ours())['fresh'].completion_mask.sum(-1)
     assert n.float().mean()<22 and n.unique().numel()>3
 
 @pytest.mark.parametrize('fast', [True, False])
@@ -183,7 +183,7 @@ def test_trls_trainer_stands_still_between_calls_and_trains_in_them(paced):
     p()
     assert t.state.global_step==3
     s = w.ours()
-    ours = counted(lambda: step(s))
+    ours = counted(lambda: train_batch(s))
     assert theirs>ours>counted(lambda: s.model(torch.zeros(w.B*w.G, 6, dtype=torch.int64)))
     p.close()
     assert not p.thread.is_alive()

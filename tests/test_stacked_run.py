@@ -95,8 +95,8 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
         return is_right(padded, torch.tensor(answer)).float().tolist()
     darts,order = iter(seen['darts']),iter(range(len(rows)))
     monkeypatch.setattr(generation, 'uniforms', lambda n, T, *_: next(darts).double())
-    def next_keys(s): return [next(order) for _ in range(s.method.to_sample(s.args.B, s.step))]
-    monkeypatch.setattr(trainer, 'next_keys', next_keys)
+    def next_indices(s, n): return [next(order) for _ in range(n)]
+    monkeypatch.setattr(trainer, 'next_prompt_indices', next_indices)
     said,infos = [],[]
     kept = trainer.rollout
     def rollout(*a, **k):
@@ -104,19 +104,19 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
         said.append(out[0].completion_ids)
         return out
     monkeypatch.setattr(trainer, 'rollout', rollout)
-    kept_update,replayed = trainer.update,[]
+    kept_update,replayed = trainer.update_minibatch,[]
     def update(s, treated, idx, *a):
         replayed.append(treated.batch.replayed[idx].any().item())
         infos.append(kept_update(s, treated, idx, *a))
         return infos[-1]
-    monkeypatch.setattr(trainer, 'update', update)
+    monkeypatch.setattr(trainer, 'update_minibatch', update)
     passes = USES[arm].passes
     args = TrainConfig(seed=3, num_generations=sr.G, generation_batch_size=8*sr.G, steps_per_generation=1,
         num_iterations=passes, max_steps=BATCHES*passes, learning_rate=RATE, weight_decay=0.,
         max_completion_length=r.family.completion, lr_scheduler_type='constant',
         warmup_steps=USES[arm].warmup, disable_tqdm=True,
         replay_buffer_size=64 if arm=='replay_default' else 0)
-    s = train(model, Letters(), rows, right, args, last_word=False)
+    s = train(model, Letters(), rows, right, args, print_verdict=False)
     assert s.num_tokens==int(r.tokens[0]) and len(said)==BATCHES
     for ours,theirs in zip(said, seen['said'], strict=True):
         T = ours.shape[-1]

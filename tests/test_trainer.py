@@ -18,11 +18,12 @@ from grpo_nb.replay import Replay
 from grpo_nb.strategies import Keep, Mask, Method, Treated
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.run.record import about_data
-from grpo_nb.see.during import slow_roads
+from grpo_nb.see.monitor import slow_roads
 from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import ask, load_model, make_tokenizer, tiny_model
 from grpo_nb.evaluation import pass_at_k
-from grpo_nb.trainer import TrainConfig, evaluate, new_state, next_keys, rollout, step, train
+from grpo_nb.trainer import (TrainConfig, evaluate, init_state, next_prompt_indices, rollout,
+    train, train_batch)
 
 torch.set_num_threads(1)
 TOK = make_tokenizer()
@@ -39,12 +40,13 @@ def cfg(**kw):
                                max_steps=8, max_completion_length=8, learning_rate=1e-3, disable_tqdm=True,
                                replay_buffer_size=8) | kw))
 def state(seed=0, method=None, reward=parity, **kw):
-    return new_state(tiny_model(seed), TOK, DATA, reward, cfg(**kw), method)
+    return init_state(tiny_model(seed), TOK, DATA, reward, cfg(**kw, method=method))
 def flat(model): return torch.cat([p.detach().flatten() for p in model.parameters()])
 def grad(model): return torch.cat([p.grad.flatten() for p in model.parameters()])
 def update(s, batch, in_loss, uncorrected, num_items):
     "One update on all of `batch`."
-    return tr.update(s, Treated(batch, in_loss, [], {}, uncorrected), torch.arange(len(batch)), num_items)
+    treated = Treated(batch, in_loss, [], {}, uncorrected)
+    return tr.update_minibatch(s, treated, torch.arange(len(batch)), num_items)
 
 @functools.cache
 def undisturbed(method=None):
@@ -118,16 +120,16 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_rows(bad, ter
 
 def test_each_epoch_shows_each_prompt_once_in_an_order_of_its_own():
     s = state()
-    a,b = next_keys(s, 48),next_keys(s, 48)
+    a,b = next_prompt_indices(s, 48),next_prompt_indices(s, 48)
     assert sorted(a)==sorted(b)==list(range(48)) and a!=b
-    s2 = state(); s2.cursor = 48
-    assert next_keys(s2, 48)==b                          # found by counting, as a resumed run does
+    s2 = state(); s2.prompts_seen = 48
+    assert next_prompt_indices(s2, 48)==b                          # found by counting, as a resumed run does
 
 def test_a_method_that_passes_over_every_prompt_is_reported():
     class No(Keep):
         name = 'no'
         def choose(self, keys, step): return [False]*len(keys)
-    with pytest.raises(RuntimeError, match="'no' passed over"): step(state(method=No()))
+    with pytest.raises(RuntimeError, match="'no' passed over"): train_batch(state(method=No()))
 
 def test_a_reward_gets_every_column_beside_its_own_completion():
     seen = []
@@ -152,12 +154,12 @@ def test_the_first_update_sees_the_log_probs_that_were_sampled(temperature):
 
 def test_an_end_token_in_the_padding_ends_no_completion():
     s,end = state(),TOK.eos_token_id
-    batch = rollout(s, next_keys(s, 4))[0]
+    batch = rollout(s, next_prompt_indices(s, 4))[0]
     batch.completion_ids[batch.completion_ids==end] = 5
     batch.completion_mask[...,4:] = False
     batch.completion_ids[...,4:] = end   # many models pad with it
     batch.completion_ids[:,0,3] = end
-    assert tr.ended(s, batch).tolist()==[[g==0 for g in range(batch.rewards.shape[1])]]*4
+    assert tr.has_eos(s, batch).tolist()==[[g==0 for g in range(batch.rewards.shape[1])]]*4
 
 def test_an_answer_ends_at_every_end_token_that_model_or_tokenizer_declares():
     s = state()
@@ -168,7 +170,7 @@ def test_an_answer_ends_at_every_end_token_that_model_or_tokenizer_declares():
     ids,mask,n = batch.completion_ids,batch.completion_mask,batch.completion_mask.sum(-1)
     assert all(((ids==o) & mask).any() for o in (end, turn))   # both were said
     last = ids.gather(-1, (n-1)[...,None])[...,0]
-    assert torch.equal(tr.ended(s, batch), (last==end) | (last==turn))
+    assert torch.equal(tr.has_eos(s, batch), (last==end) | (last==turn))
     assert (((ids==end) | (ids==turn)) & mask).sum(-1).max()==1   # nothing goes on behind one
     checked(texts)
     checked(evaluate(s.model, TOK, DATA, parity, num_samples=4, max_completion_length=8)['texts'])
@@ -185,7 +187,7 @@ def test_the_doctor_hears_of_every_end_token(ends, told):
 
 def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
     s = state()
-    seen = [step(s) for _ in range(4)]
+    seen = [train_batch(s) for _ in range(4)]
     assert sum(o['row']['replay/replaced'] for o in seen)>0
     for o in seen:
         dead,t = o['dead'],o['treated']
@@ -221,7 +223,7 @@ def test_dynamic_sampling_pays_in_tokens():
 def test_the_reference_moves_by_the_share_that_is_asked():
     s = state(beta=.1, sync_ref_model=True, ref_model_mixup_alpha=.25, ref_model_sync_steps=2, max_steps=2)
     start = flat(s.ref_model).clone()
-    step(s)
+    train_batch(s)
     assert torch.allclose(flat(s.ref_model), .75*start+.25*flat(s.model), atol=1e-7)
     assert s.history[0]['kl']>=0
 
@@ -239,7 +241,7 @@ def watch(monkeypatch, s):
 def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkeypatch):
     s = state(num_iterations=2, replay_buffer_size=0)
     asked = watch(monkeypatch, s)
-    info = step(s)
+    info = train_batch(s)
     assert [o[:2] for o in asked] == [(False, 4)] * 4  # two minibatches, twice, and nothing else
     torch.testing.assert_close(info['treated'].batch.old_logps, info['fresh'].old_logps, rtol=0, atol=0)
 
@@ -248,7 +250,7 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
     asked,replaced = watch(monkeypatch, s),0
     for _ in range(4):
         asked.clear()
-        info = step(s)
+        info = train_batch(s)
         t = info['treated']
         replaced += int(t.batch.replayed.sum())
         assert sum(n for ref, n, _ in asked if ref) == int(
@@ -262,20 +264,20 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
 def test_a_dead_group_that_stays_in_the_loss_has_a_reference_too(monkeypatch):
     for method in (Keep(), Replay(buffer_size=0), DynamicSampling(max_rounds=2)):
         s = state(beta=.1, method=method)
-        info = step(s); t = info['treated']
+        info = train_batch(s); t = info['treated']
         with torch.no_grad(): want = token_logps(s.ref_model, t.batch, 1.)
         assert info['dead'].any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
 
 def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     s = state(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, method=Replay(buffer_size=8))
     seen = []
-    mine = tr.update
+    mine = tr.update_minibatch
     def watched(s, treated, idx, *a):
         mb = treated.batch[idx].trim()
         if s.step%2==0: seen.append((mb, token_logps(s.ref_model, mb, 1.).detach()))
         return mine(s, treated, idx, *a)
-    monkeypatch.setattr(tr, 'update', watched)
-    for _ in range(3): step(s)
+    monkeypatch.setattr(tr, 'update_minibatch', watched)
+    for _ in range(3): train_batch(s)
     assert any(mb.replayed.any() for mb,_ in seen)
     for mb,want in seen: assert torch.allclose(mb.ref_logps, want, atol=2e-5)
 
@@ -306,7 +308,7 @@ def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(caps
 def test_groups_outside_the_loss_are_not_computed(monkeypatch):
     s = state(method=Mask())
     asked = watch(monkeypatch, s)
-    info = step(s)
+    info = train_batch(s)
     assert info['dead'].any() and sum(n for _, _, n in asked) == int(
         info['fresh'].completion_mask[~info['dead']].sum()
     )
@@ -339,8 +341,8 @@ def test_every_option_trains(kw):
 @pytest.mark.parametrize('kw', [dict(top_p=.8), dict(repetition_penalty=1.3), dict(presence_penalty=1.5),
     dict(frequency_penalty=1., temperature=.8)], ids=str)
 def test_whatever_changes_the_draw_the_first_ratio_is_that_of_the_policy_itself(kw):
-    s = new_state(tiny_model(0), TOK, DATA, parity, cfg(**kw))
-    o = step(s)['seen'][0]
+    s = init_state(tiny_model(0), TOK, DATA, parity, cfg(**kw))
+    o = train_batch(s)['seen'][0]
     assert o['mask'].any()
     torch.testing.assert_close(o['logps'][o['mask']], o['mb'].old_logps[o['mask']], atol=2e-5, rtol=0)
 
@@ -356,7 +358,8 @@ def test_a_record_says_which_answers_were_cut_off(tmp_path):
 
 def test_tokens_are_counted_without_their_padding():
     model,tok = load_model('tiny')   # its answers differ in length
-    s = new_state(model, tok, DATA, parity, cfg(max_completion_length=16), DynamicSampling(max_rounds=2))
+    args = cfg(max_completion_length=16, method=DynamicSampling(max_rounds=2))
+    s = init_state(model, tok, DATA, parity, args)
     real = []
     mine = s.method.treat
     def noted(batch, *a, sample_more=None, **kw):
@@ -367,7 +370,7 @@ def test_tokens_are_counted_without_their_padding():
         real.append(int(batch.completion_mask.sum()))
         return mine(batch, *a, sample_more=more, **kw)
     s.method.treat = noted
-    info = step(s)
+    info = train_batch(s)
     assert s.num_tokens==info['row']['num_tokens']==sum(real) and len(real)>1
     assert real[0]<info['fresh'].completion_ids.numel()   # some of it is padding
 
@@ -375,8 +378,8 @@ def test_a_row_says_of_the_rewards_and_lengths_what_a_loop_says():
     short = lambda completions, **kw: [float(len(text(c))%5) for c in completions]
     short.__name__ = 'short'
     model,tok = load_model('tiny')   # some of its answers end within 16 tokens
-    s = new_state(model, tok, DATA, short, cfg(max_completion_length=16))
-    info = step(s)
+    s = init_state(model, tok, DATA, short, cfg(max_completion_length=16))
+    info = train_batch(s)
     row,x = info['row'],info['fresh']
     groups = x.rewards.tolist()
     sd = lambda r: (sum((o-sum(r)/4)**2 for o in r)/3)**.5
@@ -417,22 +420,22 @@ def test_a_run_stops_once_its_tokens_are_sampled():
 @pytest.mark.parametrize('k', [1, 3])
 def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
     s = state(replay_stored_per_fresh=k)
-    seen = [step(s) for _ in range(6)]
+    seen = [train_batch(s) for _ in range(6)]
     taken = 0
     for o in seen:
         n,row = len(o['fresh']),o['row']
         assert len(o['treated'].batch)==8 and n==8-row['replay/stored'] and len(o['prompts'])==n
         keys = o['fresh'].key.tolist()
-        want = [tr.shuffled(48, s.args.seed*100_003+(taken+i)//48)[(taken+i)%48] for i in range(n)]
+        want = [tr.permutation(48, s.args.seed*100_003+(taken+i)//48)[(taken+i)%48] for i in range(n)]
         assert keys==want   # the cursor moves by what was sampled
         taken += n
         assert row['frac_reward_zero_std']==o['dead'].float().mean().item()
         assert o['treated'].batch.replayed[n:].all() and (o['treated'].batch.step[n:]<row['step']).all()
         assert row['replay/live_after']==((8-row['replay/unfilled'])/8)
     assert (seen[0]['row']['replay/stored'] == 0 and seen[-1]['row']['replay/stored'] == 8 * k // (1 + k)
-            and s.cursor == taken)
+            and s.prompts_seen == taken)
     plain = state()
-    for _ in range(6): step(plain)
+    for _ in range(6): train_batch(plain)
     assert s.num_tokens<.8*plain.num_tokens
 
 def test_stored_groups_are_recorded_and_read_back(tmp_path):
@@ -444,7 +447,7 @@ def test_stored_groups_are_recorded_and_read_back(tmp_path):
         born = rows[(rows.id==o.replacement['id'])].iloc[0]
         assert o.prompt==born.prompt and o.completions==born.completions and o.rewards==born.rewards
         assert len(o.completions)==4 and sum(o.ratio_hist['counts'])>0
-    assert read_run(tmp_path).setting('run')==s.run
+    assert read_run(tmp_path).setting('run')==s.run_id
 
 def test_copies_by_name_train_on_a_full_batch():
     s = train(tiny_model(0), TOK, DATA, parity, cfg(replay_stored_per_fresh=1), method='copies')
@@ -458,8 +461,8 @@ def test_a_loss_and_an_advantage_of_ones_own_are_what_the_update_follows():
     def push(logps, old_logps, A, mask): return A*logps
     def signs(rewards, **settings): return torch.sign(rewards-rewards.mean(1, keepdim=True))
 
-    s = new_state(tiny_model(0), TOK, DATA, parity, cfg(max_grad_norm=0.0, loss_type='grpo'), None, push,
-                  signs)
+    args = cfg(max_grad_norm=0.0, loss_type=push, aggregation='grpo', advantages=signs)
+    s = init_state(tiny_model(0), TOK, DATA, parity, args)
     batch,_,_ = rollout(s, list(range(8)))
     assert torch.equal(batch.advantages, signs(batch.rewards))
     all_in = torch.ones(8, dtype=torch.bool)
@@ -486,7 +489,7 @@ def test_a_method_of_ones_own_is_known_by_its_name():
 @functools.cache
 def four_batches(correction=None):
     s = state(learning_rate=1e-2, replay_correction=correction)
-    for _ in range(4): step(s)
+    for _ in range(4): train_batch(s)
     return s
 
 @pytest.mark.parametrize('words', ['weight=truncated,clip=none', 'weight=none,clip=none', 'max_drift=0.001',
@@ -583,9 +586,9 @@ def little_room():
 
 def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path, little_room):
     s = state(output_dir=str(tmp_path))
-    step(s)
+    train_batch(s)
     first = save_checkpoint(s, tmp_path)
-    step(s)
+    train_batch(s)
     says = 'checkpoint-4 could not be written.*MiB are free.*older checkpoints stand'
     try:
         little_room()
@@ -641,7 +644,7 @@ def test_a_reward_that_fails_at_once_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize('name', ['model.safetensors','grpo_state_0.safetensors','tokenizer.json'])
 def test_one_flipped_bit_is_noticed(name, tmp_path):
     s = state()
-    step(s)
+    train_batch(s)
     c = save_checkpoint(s, tmp_path)
     b = bytearray((c/name).read_bytes())
     b[len(b)//2] ^= 1
@@ -649,13 +652,13 @@ def test_one_flipped_bit_is_noticed(name, tmp_path):
     with pytest.raises(ValueError, match=f'{name} has changed'): tr.load_checkpoint(state(), c)
 
 def test_a_checkpoint_of_other_settings_names_them(tmp_path):
-    s = state(); step(s)
+    s = state(); train_batch(s)
     c = save_checkpoint(s, tmp_path)
     with pytest.raises(ValueError, match='epsilon: 0.2 then, 0.3 now'):
         tr.load_checkpoint(state(epsilon=0.3), c)
 
 def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
-    s = state(); step(s)
+    s = state(); train_batch(s)
     c = save_checkpoint(s, tmp_path)
     (tmp_path/'checkpoint-99').mkdir(); (tmp_path/'checkpoint-99'/'model.safetensors').write_bytes(b'half')
     (tmp_path/'.checkpoint-100.tmp').mkdir()
@@ -747,7 +750,7 @@ def test_sampling_rewards_and_log_probs_are_timed():
         time.sleep(.05)
         return parity(prompts, completions)
     s = state(reward=slow)
-    for row in (step(s)['row'], step(s)['row']):   # each batch anew
+    for row in (train_batch(s)['row'], train_batch(s)['row']):   # each batch anew
         assert .05<=row['reward_time'] and 0<row['generation_time']
         assert row['generation_time']+row['reward_time']<=row['rollout_time']
         assert 0<row['logps_time']<=row['step_time']-row['rollout_time']
@@ -775,8 +778,8 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
     f = tmp_path/'mine.py'
     f.write_text(MINE)
     def run(method=None, advantages='grpo', **kw):
-        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4, **kw), method, advantages=advantages,
-            last_word=False)
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4, **kw), method=method,
+            advantages=advantages, print_verdict=False)
         return s,flat(s.model)
     w = run('keep')[1]
     for kw in (dict(method=f'{f}:Halve'), dict(method='keep', loss_type=f'{f}:plain'),
@@ -794,15 +797,15 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
 
 def test_every_advantage_has_a_name_that_a_run_takes():
     for name,f in dict(constant=constant_advantages, maxrl=maxrl_advantages, rft=rft_advantages).items():
-        s = new_state(tiny_model(0), TOK, DATA, parity, cfg(), 'keep', advantages=name)
-        batch = rollout(s, next_keys(s))[0]
+        s = init_state(tiny_model(0), TOK, DATA, parity, cfg(method='keep', advantages=name))
+        batch = rollout(s, next_prompt_indices(s, 4))[0]
         assert batch.rewards.std()>0 and torch.equal(batch.advantages, f(batch.rewards)), name
 
 def test_a_run_goes_on_with_the_baseline_it_had_and_with_no_other(tmp_path):
     def run(steps, baseline, resume=None):
         args = cfg(max_steps=steps, save_steps=2, output_dir=str(tmp_path))
-        return train(tiny_model(0), TOK, DATA, parity, args, 'keep', resume_from_checkpoint=resume,
-            advantages=functools.partial(constant_advantages, baseline=baseline), last_word=False)
+        return train(tiny_model(0), TOK, DATA, parity, args, method='keep', resume_from_checkpoint=resume,
+            advantages=functools.partial(constant_advantages, baseline=baseline), print_verdict=False)
     run(2, .2)
     assert run(4, .2, True).step==4
     with pytest.raises(ValueError, match=r'constant_advantages\(baseline=0\.2\)'): run(6, .3, True)
@@ -845,13 +848,14 @@ def test_metrics_of_all_that_was_sampled_for_a_batch_are_averaged():
     def logs(prompts, log_metric, **kw):
         calls.append(len(prompts)); log_metric('calls', len(calls))
         return [float(len(calls)>1)*(i%2) for i in range(len(prompts))]   # all dead at first
-    s = new_state(tiny_model(0), TOK, DATA, logs, cfg(), DynamicSampling())
-    row = step(s)['row']
+    s = init_state(tiny_model(0), TOK, DATA, logs, cfg(method=DynamicSampling()))
+    row = train_batch(s)['row']
     assert len(calls)>1 and row['calls']==pytest.approx(sum(range(1, len(calls)+1))/len(calls))
 
 def test_a_metric_under_a_name_of_the_trainers_is_refused():
     def logs(completions, log_metric, **kw): log_metric('reward', 1.); return [0.]*len(completions)
-    with pytest.raises(ValueError, match='`reward`, which the trainer logs itself'): step(state(reward=logs))
+    with pytest.raises(ValueError, match='`reward`, which the trainer logs itself'):
+        train_batch(state(reward=logs))
 
 # ---- a chat template that begins the answer
 
@@ -870,13 +874,13 @@ def test_rewards_get_the_beginning_that_the_template_writes(closed):
         seen.append(completion_start); return [0.]*len(completions)
     with warnings.catch_warnings():
         warnings.simplefilter('error')   # it asks for the beginning, so nothing is said
-        s = new_state(tiny_model(0), tok, DATA, [looks, accuracy_reward, format_reward], cfg())
+        s = init_state(tiny_model(0), tok, DATA, [looks, accuracy_reward, format_reward], cfg())
     rollout(s, [0, 1])
     evaluate(s.model, tok, DATA.select(range(2)), looks, max_completion_length=4)
     assert seen==[[start]*8, [start]*2]
     def plain(completions, **kw): return [0.]*len(completions)
     with pytest.warns(UserWarning, match=r"'plain' does, give it a parameter `completion_start`") as w:
-        new_state(tiny_model(0), tok, DATA, plain, cfg())
+        init_state(tiny_model(0), tok, DATA, plain, cfg())
     assert repr(start) in str(w[0].message)
     seen.clear()
     rollout(state(reward=looks), [0])   # a template that begins nothing

@@ -6,7 +6,7 @@ from datasets import Dataset, DatasetDict
 from grpo_nb.replay import Replay
 from grpo_nb.strategies import Keep
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
-from grpo_nb.trainer import TrainConfig, new_state, train
+from grpo_nb.trainer import TrainConfig, init_state, train
 
 torch.set_num_threads(1)
 rows = Dataset.from_dict(dict(prompt=[f'{a}+{b}=' for a in range(4) for b in range(4)], answer=['1']*16))
@@ -97,7 +97,7 @@ def test_a_path_is_as_good_as_a_text(tmp_path):
 @pytest.mark.parametrize('args', [dict(max_steps=4), {}, 'small', object()],
                          ids='dict empty text object'.split())
 def test_settings_of_another_kind_are_named(args):
-    for f in (run, lambda a: new_state(tiny_model(0), make_tokenizer(), rows, length, a)):
+    for f in (run, lambda a: init_state(tiny_model(0), make_tokenizer(), rows, length, a)):
         with pytest.raises(ValueError, match=f'`args` is a {type(args).__name__}, needs a TrainConfig'):
             f(args)
 
@@ -146,7 +146,7 @@ def unclipped(method=None, **kw):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
         args = TrainConfig(num_generations=4, generation_batch_size=16, max_steps=8, **kw)
-        train(tiny_model(0), make_tokenizer(), rows, reward, args, method)
+        train(tiny_model(0), make_tokenizer(), rows, reward, args, method=method)
     return sum('takes the clip from replayed tokens' in str(o.message) for o in seen)
 
 @pytest.mark.parametrize('kw,times', [(dict(replay_correction='clip=none'), 1),

@@ -3,8 +3,8 @@ import http.client, json, urllib.request
 from pathlib import Path
 import pytest
 from grpo_nb.run.record import Recorder
-from grpo_nb.see import during as W
-from grpo_nb.see.during import serve, watch
+from grpo_nb.see import serve as W
+from grpo_nb.see.serve import serve, watch
 from grpo_nb.see.view import as_json
 from made_runs import make_run
 
@@ -123,10 +123,10 @@ def test_in_80_columns_the_progress_bar_is_whole(monkeypatch):
     import io
     from functools import partial
     from types import SimpleNamespace as NS
-    monkeypatch.setattr(W, 'tqdm', partial(W.tqdm, ncols=80, file=io.StringIO()))
-    me = W.Watched.__new__(W.Watched)
-    me.s = NS(step=104, args=NS(max_steps=200, disable_tqdm=False))
-    bar = me.bar()
+    from grpo_nb.see import monitor
+    monkeypatch.setattr(monitor, 'tqdm', partial(monitor.tqdm, ncols=80, file=io.StringIO()))
+    s = NS(step=104, args=NS(max_steps=200, disable_tqdm=False))
+    bar = monitor.RunMonitor().progress_bar(s)
     bar.set_postfix_str('reward 0.86, dead 31%, replayed 16/16')
     last = bar.format_meter(**bar.format_dict|dict(elapsed=49.6, rate=1.75))
     bar.close()

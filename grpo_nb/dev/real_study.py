@@ -16,7 +16,7 @@ from ..parts.pretrained import PRETRAINED
 from ..parts.problems import end_at_newline, make_problems
 from ..parts.stats import difference, holm
 from ..research.study import again, read_rows, run_study, stamp
-from ..see.during import one_thread
+from ..run.folders import one_thread
 from ..tasks import accuracy_reward
 from ..tiny_qwen import load_model
 from ..trainer import TrainConfig, train
@@ -72,7 +72,7 @@ def real_run(
     with one_thread():
         model,tok = load_model(plan['model'])
         end_at_newline(model, tok)
-        run = train(model, tok, problems, accuracy_reward, args, method=method, last_word=False)
+        run = train(model, tok, problems, accuracy_reward, args, method=method, print_verdict=False)
         after = evaluate(model, tok, held_out, accuracy_reward, num_samples=plan['samples'], seed=seed,
             max_completion_length=args.max_completion_length)
     return job|dict(pass1=round(after['pass@1'], 5), cpu_s=json.dumps(round(time.process_time()-began, 1)))|_seen(run)

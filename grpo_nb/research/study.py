@@ -575,8 +575,8 @@ def run_job(
         learning_rate=job['learning_rate'])
     conf = base | r.settings | a.settings | settings
     options = {o.removeprefix('method_'):conf.pop(o) for o in settings if o.startswith('method_')}
-    sockets = {o:conf.pop(o) for o in ('loss','advantages') if o in conf}
-    args = TrainConfig(**conf)
+    if 'loss' in conf: conf |= dict(aggregation=conf.get('loss_type', 'dapo'), loss_type=conf.pop('loss'))
+    args = TrainConfig(**conf, method=make(a, seed, **options))
     width = args.max_completion_length
     problems,held_out,weights,before = _start(json.dumps(asdict(r)), seed, n_problems, k, width)
     model,tok = load_model('tiny')
@@ -585,7 +585,7 @@ def run_job(
         return evaluate(model, tok, held_out, accuracy_reward, n, k=k, seed=seed, max_completion_length=width)
     c = Curve(lambda: measure(2)['pass@1'], args.max_tokens, points)
     c.add(0, 0, before['pass@1'])
-    s = train(model, tok, problems, accuracy_reward, args, make(a, seed, **options), callbacks=[c], **sockets)
+    s = train(model, tok, problems, accuracy_reward, args, callbacks=[c])
     after = measure(k, k)
     c.add(s.num_tokens, s.step, after['pass@1'])
     return key | _row(s, c, before, after, k)
@@ -749,7 +749,7 @@ def compared(
     disable_tqdm:bool=False, # hide the progress bar
 )->None:
     "Train in five ways at equal tokens, on words to be spelled backward, with six seeds each."
-    from grpo_nb.see.during import new_folder, next_folder
+    from grpo_nb.run.folders import new_folder, next_folder
     ARMS['replay_beside'] = BESIDE
     out = new_folder(output_dir) if output_dir else next_folder('runs/compare')
     regime = 'spell_backward sparse'

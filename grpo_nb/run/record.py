@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'plain', 'to_line', 'read_lines',
            'as_text', 'group_rows', 'ratio_hists', 'token_fields', 'lock_folder', 'Recorder', 'summarize', 'record',
-           'token_rows', 'terms_told', 'about_data', 'check_judged', 'Run', 'one_a_step', 'read_run']
+           'token_rows', 'terms_told', 'about_data', 'eval_row', 'check_judged', 'Run', 'one_a_step', 'read_run']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os, re
@@ -22,9 +22,10 @@ from fastcore.basics import groupby
 from torch import Tensor
 from ..parts.core import is_rendered, masked_mean, reward_names, save_json, versions
 from ..parts.model import Tokenizer
-from ..parts.groups import Groups, reward_std
+from ..parts.groups import Groups, dead_reason, reward_std
 from ..parts.ratios import importance_ratio, merge_sums, ratio_row, ratio_sums
 from .settings import clip_mask
+from .state import TrainState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
 _AS_IS = {str,bool,int,type(None)}
@@ -300,7 +301,7 @@ def _one_text_share(fresh):
     return (said==said[:, :1]).flatten(1).all(1).float().mean().item()
 
 def summarize(
-    s:'State',       # after the batch
+    s:TrainState,    # after the batch
     began:int,       # optimizer steps done when the batch was sampled
     fresh:Groups,    # the batch as it was sampled
     ended:Tensor,    # (n, G) bool, has the completion an end token?
@@ -326,7 +327,7 @@ def _replay_metrics(s, done):
     """Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient; the same
     share of the fresh ones; {} where nothing was replayed."""
     if not any(o['mb'].replayed.any() for o in done): return {}
-    replayed,fresh,level = [],[],s.how.importance_sampling_level
+    replayed,fresh,level = [],[],s.loss_settings.importance_sampling_level
     for o in done:
         mb,A,held = o['mb'],*_clip_of_update(s, o)
         for sums,rows in ((replayed, mb.replayed), (fresh, ~mb.replayed)):
@@ -340,7 +341,7 @@ def _clip_of_update(s, o):
     "Advantages (b, G, 1) or (b, G, T) of an update, and what the clip held: against the policy that sampled."
     mb = o['mb']
     A = mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]
-    return A,clip_mask(o['logps'], mb.old_logps, A, o['mask'], s.how, mb.replayed, o.get('prox'))[1]
+    return A,clip_mask(o['logps'], mb.old_logps, A, o['mask'], s.loss_settings, mb.replayed, o.get('prox'))[1]
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def _group_ratios(s, seen, n):
@@ -348,7 +349,8 @@ def _group_ratios(s, seen, n):
     out = [None]*n
     for o in seen:
         mask = o['mask']
-        ratio = importance_ratio(o['logps'].float(), o['mb'].old_logps, mask, s.how.importance_sampling_level)
+        level = s.loss_settings.importance_sampling_level
+        ratio = importance_ratio(o['logps'].float(), o['mb'].old_logps, mask, level)
         A,held = _clip_of_update(s, o)
         wide = mask if held.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
         told = dict(ratio_hist=ratio_hists(ratio.expand_as(wide), wide),
@@ -359,9 +361,8 @@ def _group_ratios(s, seen, n):
 
 def record(
     rec:Recorder,  # writes into the run's folder
-    s:'State',     # after the batch
-    info:dict,     # what `step` returned
-    why:Callable,  # `dead_reason`
+    s:TrainState,  # after the batch
+    info:dict,     # what `train_batch` returned
 )->None:
     "Write the batch's row, and a row for each group, into the run folder."
     row,fresh,treated,by_func = (info[k] for k in ('row','fresh','treated','by_func'))
@@ -371,7 +372,7 @@ def record(
     if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
     ratios = _group_ratios(s, info['seen'], len(A))
     records = [o|r for o,r in zip(treated.records, ratios)]
-    reasons = why(fresh.rewards, s.args.dead_tolerance, dead=info['dead'])
+    reasons = dead_reason(fresh.rewards, s.args.dead_tolerance, dead=info['dead'])
     ask = 'terms' in info['seen'][0]
     told = _tokens(s, fresh) if s.args.record_tokens or ask else {}
     if ask: told['terms'] = token_rows(s, info['seen'], len(A))[:n]
@@ -392,7 +393,7 @@ def _tokens(s, fresh):
     return token_fields(s.tokenizer, rows, fresh.completion_ids.shape[1])
 
 def token_rows(
-    s:'State',       # its tokenizer
+    s:TrainState,    # its tokenizer
     seen:list,       # what each `update` of one pass returned, with `terms`, `after`, `mb` and `idx`
     n_groups:int,    # B, groups of that pass
 )->list:             # (B,) dicts: tokens, numbers of each, and under `by` those of each loss
@@ -445,8 +446,17 @@ def about_data(
     return dict(n_prompts=rows and len(rows), prompt_format=kind, chat_template=bool(template),
         eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
 
+def eval_row(
+    e:dict,  # what `evaluate` returned
+)->dict:     # name -> number
+    "What the history holds of an evaluation: mean and interval of each reward, and metrics of theirs."
+    row = {'eval/pass@1':e['pass@1'], 'eval/low':e['ci'][0], 'eval/high':e['ci'][1]} if 'pass@1' in e else {}
+    for k,o in e['rewards'].items():
+        if o['judged']: row |= {f'eval/rewards/{k}/{n}':o[n] for n in ('mean','low','high')}
+    return row | {f'eval/{k}':v for k,v in e.get('metrics', {}).items()}
+
 def check_judged(
-    s:'State',  # nothing of its latest batch was judged, which is not in its history yet
+    s:TrainState,  # nothing of its latest batch was judged, which is not in its history yet
 )->None:
     "ValueError where no reward function has judged a completion in the first eight batches."
     n = len(s.history)+1
