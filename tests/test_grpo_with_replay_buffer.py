@@ -8,7 +8,8 @@ import pytest, torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer,
-    ReplayBuffer, put_groups, slice_group)
+    ReplayBuffer)
+from grpo_nb.on_trl.rows import put_groups, slice_group
 from grpo_nb.run.checkpoints import load_state, save_state
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
@@ -217,10 +218,8 @@ def test_d13_images_move_with_their_group():
             dtype=torch.int64),
         advantages=torch.arange(8.), pixel_values=pix, image_grid_thw=grid, num_images=n,
         mm_token_type_ids=torch.tensor([[0,1,1,0,0]]*B))
-    from trl.trainer.utils import split_pixel_values_by_grid as cut, unsplit_pixel_values_by_grid as join
-    s = cut(b)
-    g = slice_group(s, slice(4, 8))
-    out = join(put_groups(s, torch.arange(4), [g], 0))
+    g = slice_group(b, slice(4, 8))
+    out = put_groups(b, torch.arange(4), [g], 0)
     assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32],
         pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
     assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
@@ -322,7 +321,8 @@ def test_d19_reference_logps_follow_a_reference_that_moves():
 
 def test_d20_the_hook_sees_rewards_as_the_trainer_makes_them():
     t,got = run([LIVE,DEAD,LIVE], B=3, steps=1)
-    assert t._rewards.shape==(12, 1) and t.dead(t._rewards).tolist()==[False,True,False]
+    r = t.rewards_per_func
+    assert r.shape==(12, 1) and t.dead(r).tolist()==[False,True,False]
 
 # -- the ratio ------------------------------------------------------------------------------------
 PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]
@@ -382,7 +382,7 @@ def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
     t,got = run(PLAN, steps=8, learning_rate=1e-2, **opts)
     assert all('old_per_token_logps' in b and 'replay_old_logps' not in b for b in got)
     old = [b for b in got if b['replayed'].any()]
-    assert old and t._event.finished
+    assert old and t.batch.finished
     known = {round(x, 4) for e in stored(t) for x in e.data['old_per_token_logps'].tolist()}
     for b in old:
         assert {
@@ -699,12 +699,12 @@ def test_a_callback_gets_each_batch_once_and_whole(kw):
         callbacks=[Look()])
     got = T.spy(t)
     t.train()
-    assert len(seen)==len(got)>1 and all(o.whole for o in seen)
+    assert len(seen)==len(got)>1 and all(o.complete for o in seen)
     for e,b in zip(seen, got):
-        assert torch.equal(e.trained['completion_ids'], b['completion_ids'])
+        assert torch.equal(e.trained.completion_ids, b['completion_ids'])
         came = [g for g in range(2) if b['replayed'][g*G]]
-        assert e.taken.places==came and [e.dead[g] for g in came]==[True]*len(came)
-        assert torch.equal(e.logps!=0, e.mask)   # every token that counts was seen
+        assert e.drawn.places==came and [e.dead[g] for g in came]==[True]*len(came)
+        assert torch.equal(e.logps!=0, e.trained.loss_mask)   # every token that counts was seen
 
 def test_a_group_whose_rows_have_prompts_of_their_own_comes_back_row_by_row():
     ids = torch.tensor([[0, 5, 6], [7, 8, 9], [0, 0, 4], [0, 0, 4]])

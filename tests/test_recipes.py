@@ -9,7 +9,7 @@ from grpo_nb import recipes as R
 from grpo_nb import tasks
 from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k_rewards, length_reward,
                              numinamath_rewards, recipe_options, trl)
-from grpo_nb.on_trl.checks import GRPOWithReplayBufferConfig
+from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig
 from grpo_nb.scale.launch import OwnArguments
 from trl import GRPOConfig, ModelConfig
 from grpo_nb.parts.problems import chain_sum

@@ -487,7 +487,7 @@ def test_tool_turns_can_be_limited():
 
 def test_the_losses_are_those_of_this_trl_and_ours():
     from grpo_nb.parts.registry import LOSSES
-    from grpo_nb.on_trl.checks import is_loss
+    from grpo_nb.on_trl.config import is_loss
     text = GRPOConfig.__dataclass_fields__['loss_type'].metadata['help']
     named = text[text.index('Supported values are'):].split('.')[0]
     assert set(re.findall(r"'(\w+)'", named))==set(LOSSES)
@@ -495,7 +495,7 @@ def test_the_losses_are_those_of_this_trl_and_ours():
 
 def test_a_trl_that_says_it_otherwise_refuses_no_loss():
     from dataclasses import field
-    from grpo_nb.on_trl.checks import is_loss
+    from grpo_nb.on_trl.config import is_loss
     for told in ({}, dict(help='The loss.'), dict(help='One of `dapo`, `new`.')):
         other = field(default='dapo', metadata=told)
         assert is_loss('dapo', other) and is_loss('new', other)

@@ -5,7 +5,8 @@ import csv, inspect, os, subprocess
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
-from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer, slice_group
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer
+from grpo_nb.on_trl.rows import slice_group
 import trl_tiny as T
 from another import elsewhere
 from trl_tiny import Scripted

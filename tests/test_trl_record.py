@@ -8,7 +8,7 @@ import pytest, torch
 from transformers import TrainerCallback
 import grpo_nb.on_trl.record as on_trl_record
 from grpo_nb.advantages import group_advantages
-from grpo_nb.on_trl.rows import _in_the_form_of
+from grpo_nb.on_trl.table import _in_the_form_of
 from grpo_nb.scale.plans import batch_plan
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder, read_run

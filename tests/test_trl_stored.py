@@ -4,7 +4,9 @@ import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
-from grpo_nb.on_trl.rows import Table, is_plain, with_places, prompt_keys, replay_counts
+from grpo_nb.on_trl.rows import TrlRows, with_places
+from grpo_nb.on_trl.table import Table, is_plain
+from grpo_nb.parts.groups import ReplayCounts
 from test_trl_resume import buffers_equal, logs
 
 torch.set_num_threads(1)
@@ -240,22 +242,26 @@ def test_it_resumes_to_the_bit(name, tmp_path):
 # ---- pieces of a batch, by hand
 
 def test_counts_of_two_processes_are_put_together():
-    "Fresh, dead, replaced, asked, come, sum of ages, of uses, oldest, prompts: of each process."
-    got = replay_counts(torch.tensor([[4, 3, 1, 2, 2, 9, 5, 6, 3], [4, 1, 1, 2, 1, 6, 3, 4, 5]]))
+    a = ReplayCounts(fresh=4, dead=3, replaced=1, unfilled=2, live=4, trained=6, unique_prompts=3, asked=2,
+        stored=2, drawn=3, ages=9, uses=5, oldest=6)
+    b = ReplayCounts(fresh=4, dead=1, replaced=1, unfilled=0, live=5, trained=6, unique_prompts=5, asked=2,
+        stored=1, drawn=2, ages=6, uses=3, oldest=4)
+    got = (a+b).metrics()
     assert got==pytest.approx(dict(dead=4, replaced=2, unfilled=2, stored=3, live_before=.5,
         live_after=1-3/12, age_mean=15/5, age_max=6, uses_mean=8/5, unique_prompts=8))
 
 def test_a_prompt_keeps_its_key_however_wide_the_batch_is():
     def of(*rows):
         ids = torch.tensor(rows)
-        return prompt_keys(dict(prompt_ids=ids, prompt_mask=(ids>0).long()))
+        return TrlRows(dict(completion_ids=ids, prompt_ids=ids, prompt_mask=(ids>0).long())).prompt_keys()
     a,b = of([0, 0, 5, 6], [0, 7, 5, 6])
     assert of([5, 6])==[a] and of([7, 5, 6])==[b] and a!=b and max(a, b)<2**31
 
 def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
     batch = dict(completion_ids=torch.tensor([[3, 4],[5, 6]]), completion_mask=torch.ones(2, 2).long(),
-        advantages=torch.tensor([1.,-1.]), prompt=['p','q'], num_items_in_batch=torch.tensor(4))
-    got = with_places(batch, 3)
+        advantages=torch.tensor([1.,-1.]), prompt=['p','q'], num_items_in_batch=torch.tensor(4),
+        prompt_ids=torch.ones(2, 1).long(), prompt_mask=torch.ones(2, 1).long())
+    got = with_places(TrlRows.from_trl(batch), 3).to_trl()
     assert got['completion_mask'].tolist()==[[1,1],[1,1],[0,0]] and got['advantages'].tolist()==[1.,-1.,0.]
     assert got['completion_ids'].tolist()==[[3,4],[5,6],[3,4]] and got['prompt']==['p','q','p']
     assert got['num_items_in_batch']==4 and batch['completion_mask'].all()

@@ -173,6 +173,11 @@ class Taken:
     mine:dict      # group of this batch -> (id, lo, hi): `give` waits for its rows lo..hi-1, which lie here
     keys:list      # prompt key of each group, as sampled
 
+    @property
+    def rows(self)->list:
+        "Rows of this process that are filled, in the order of `incoming`."
+        return [r for lo,hi,_ in self.incoming for r in range(lo, hi)]
+
 # %% ../../nbs/on_trl/distributed.ipynb #450c7d70
 def _draw(index, s, keys=None):
     """Pairs of a place and the `Entry` that is to fill it.

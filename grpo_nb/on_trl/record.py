@@ -21,7 +21,8 @@ from ..parts.ratios import importance_ratio
 from ..run.record import (
     RATIO_EDGES, Recorder, about_data, as_text, group_rows, ratio_hists, read_run, token_fields)
 from ..see.verdict import verdict, warnings_now
-from .rows import BatchEvent, prompt_keys
+from .batch import BatchRecord
+from .rows import TrlRows
 
 # %% ../../nbs/on_trl/record.ipynb #9fe6b142
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class RunRecord(TrainerCallback):
 
     def on_batch_end(self,
         args:GRPOConfig, state:TrainerState, control:TrainerControl,   # as every callback gets them
-        batch:BatchEvent,   # as sampled and as trained on
+        batch:BatchRecord,   # as sampled and as trained on
     )->None:
         "Rows of groups.jsonl, from all processes."
         t = self.trainer
@@ -154,12 +155,12 @@ class RunRecord(TrainerCallback):
 # %% ../../nbs/on_trl/record.ipynb #db46e09f
 @patch
 def lengths(self:RunRecord,
-    batch:dict,  # TRL's
+    rows:TrlRows,  # of a batch
 )->Tensor:       # (B, 2): tokens of each completion, and whether it was cut off
     "How long is each completion?"
-    ids,pad_id = batch['completion_ids'],self.trainer._tokenizer.pad_token_id
+    ids,pad_id = rows.completion_ids,rows.pad_id
     end = torch.tensor([*self.trainer.eos_token_ids, pad_id], device=ids.device)
-    lens = batch['completion_mask'].sum(1)
+    lens = rows.completion_mask.sum(1)
     last = ids.gather(1, (lens-1).clamp(min=0)[:,None])
     # TRL masks a row that it leaves out for being cut off
     cut = (lens==0)[:,None] | ~torch.isin(last, end)
@@ -168,14 +169,14 @@ def lengths(self:RunRecord,
 
 @patch
 def ratios(self:RunRecord,
-    b:BatchEvent,  # a batch that has been trained on
+    b:BatchRecord,  # a batch that has been trained on
 )->tuple:   # ratio and whether the clip holds it, (B, C) or (B, 1); mask of what counts, (B, C)
     "As the loss saw them; where a row was not seen yet, nothing counts."
-    t,A = self.trainer,b.trained['advantages'][:,None]
-    mask = b.mask & b.seen[:,None]
+    t,A = self.trainer,b.trained.advantages[:,None]
+    mask = b.trained.loss_mask & b.seen[:,None]
     x = b.logps-b.old_logps
     ratio = importance_ratio(x, torch.zeros_like(x), mask, t.importance_sampling_level)
-    return ratio,t.held_by_clip(ratio, A, b.trained.get('replayed')),mask
+    return ratio,t.held_by_clip(ratio, A, b.trained.data.get('replayed')),mask
 
 @patch
 def _stats(self:RunRecord, b):
@@ -184,15 +185,15 @@ def _stats(self:RunRecord, b):
     m = mask if held.shape[1]==mask.shape[1] else mask.any(1, keepdim=True)
     counts = [o['counts'] for o in ratio_hists(ratio.expand_as(m)[:,None], m[:,None])]   # row by row
     counts,m = torch.tensor(counts, dtype=torch.float32, device=m.device),m.float()
-    own = self.lengths(b.sampled)[:b.n]
-    if b.n<len(m): own = torch.cat([own, self.lengths(b.trained)[b.n:]])
+    n,own = b.n_sampled,self.lengths(b.sampled)[:b.n_sampled]
+    if n<len(m): own = torch.cat([own, self.lengths(b.trained)[n:]])
     return torch.cat([counts, (held*m).sum(1, keepdim=True), b.seen[:,None], own], 1)
 
 @patch
 def _fates(self:RunRecord, b):
     "What became of each group."
-    t,taken = self.trainer,b.taken
-    keys = taken.keys if taken else prompt_keys(b.sampled, t.num_generations)
+    t,taken = self.trainer,b.drawn
+    keys = taken.keys if taken else b.sampled.prompt_keys(t.num_generations)
     came = dict(zip(taken.places, taken.drawn)) if taken else {}
     left = 'masked' if t.args.replay_when_empty=='mask' else 'kept'
     def number(i):   # one for all processes
@@ -200,7 +201,7 @@ def _fates(self:RunRecord, b):
     def newcomer(e): return e.told()|dict(id=number(e.id), step=e.step+1)
     def fate(g, key, dead):
         e = came.get(g)
-        if g in b.asked: what = 'stored' if e else 'masked'
+        if g in b.unsampled: what = 'stored' if e else 'masked'
         else: what = 'trained' if not dead else 'replaced' if e else left
         return dict(key=e.key if what=='stored' else key, treatment=what,
             replacement=newcomer(e) if e else None, id=number(taken.stored.get(g)) if taken else None)
@@ -212,12 +213,12 @@ def _tokens(self:RunRecord, b):
     if not self.trainer.args.record_tokens: return None
     ratio,_,mask = self.ratios(b)
     ratio,old = ratio.expand_as(mask),b.old_logps
-    replayed = b.trained.get('replayed', torch.zeros_like(b.seen))
+    replayed = b.trained.data.get('replayed', torch.zeros_like(b.seen))
     def told(i, ids, n):
         own = b.seen[i] and not replayed[i]   # what came in was not in this batch's sampling
         return dict(ids=ids[:n], ratios=ratio[i][mask[i]].tolist(),
             logps=old[i][mask[i]].tolist() if own else [])
-    rows = zip(b.sampled['completion_ids'].tolist(), b.sampled['completion_mask'].sum(1).tolist())
+    rows = zip(b.sampled.completion_ids.tolist(), b.sampled.completion_mask.sum(1).tolist())
     return [told(i, *o) for i,o in enumerate(rows)]
 
 @patch

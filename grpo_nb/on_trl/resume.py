@@ -76,6 +76,7 @@ class ResumableTrainer(GRPOTrainer):
     stopped_by = None   # name of the signal that ended `train` before its last step
     _over = False       # has the checkpoint that `train` goes on from done all steps?
     _trained = False    # has `train` been called before?
+    _begins_anew = 'a batch in progress is sampled anew'   # what a run without its state begins with
     _back_to = None     # the `_state` that a checkpoint is to hold; None for that of now
     _rng,_begun = None,None   # generators, and tokens and `_state`, as the step began that is being taken
 
@@ -223,7 +224,6 @@ class ResumableTrainer(GRPOTrainer):
         if not self._over: return super()._run_epoch(*args, **kwargs)
         self.control.should_training_stop = True   # transformers asks after a step only
 
-
 # %% ../../nbs/on_trl/resume.ipynb #9bcccbc6
 @patch
 def _need_files(self:ResumableTrainer, found, checkpoint, which):
@@ -242,7 +242,7 @@ def _load_state(self:ResumableTrainer, checkpoint):
     here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.safetensors'))
     me,everywhere = self.args.process_index,gather_object([here])
     if not any(everywhere):
-        return log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts empty')
+        return log.warning(f'{Path(checkpoint).name} has no state of ours: {self._begins_anew}')
     self._need_files(everywhere, checkpoint, 'any')
     first = load(me if me in here else here[0])
     self._check_same(first)
@@ -283,8 +283,7 @@ def _set_state(self:ResumableTrainer, s):
 def _resume_elsewhere(self:ResumableTrainer, states):
     "A checkpoint of another number of processes."
     log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
-        f'{self.args.world_size}: weights and optimizer go on, the replay buffer starts empty and a batch in '
-        'progress is sampled anew')
+        f'{self.args.world_size}: weights and optimizer go on, {self._begins_anew}')
 
 # %% ../../nbs/on_trl/resume.ipynb #0a2b929a
 @patch

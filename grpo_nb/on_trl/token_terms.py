@@ -16,7 +16,8 @@ from ..generation import Rollouts
 from ..loss import terms_by_loss
 from ..run.record import to_line, token_rows
 from ..run.settings import LossSettings
-from .rows import BatchEvent, compute_logps
+from .batch import BatchRecord
+from .rows import compute_logps
 
 # %% ../../nbs/on_trl/token_terms.ipynb #255ea70b
 def _loss_settings(t, mask, num_items):
@@ -81,7 +82,7 @@ class TokenTermsCallback(TrainerCallback):
 
     def on_minibatch_end(self,
         args:GRPOConfig, state:TrainerState, control:TrainerControl,   # as every callback gets them
-        batch:BatchEvent,   # the batch, in its first pass
+        batch:BatchRecord,   # the batch, in its first pass
         minibatch:dict,     # rows of it, as the loss has read them
         **kwargs:object,
     )->None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['as_rewards', 'unjudged', 'nan_std', 'reward_range', 'spread', 'reward_std', 'dead_groups', 'dead_by_func',
-           'dead_share', 'dead_reason', 'group_scores', 'Groups', 'pack_groups', 'Entry', 'put_entries']
+           'dead_share', 'dead_reason', 'group_scores', 'Groups', 'pack_groups', 'Entry', 'put_entries', 'ReplayCounts']
 
 # %% ../../nbs/parts/groups.ipynb #b8c455d6
 from dataclasses import dataclass, fields, replace
@@ -159,34 +159,55 @@ def group_scores(
 _AXES = dict(prompt_ids='BP', prompt_mask='BP', completion_ids='BGT', completion_mask='BGT', old_logps='BGT',
     ref_logps='BGT', rewards='BG', key='B', step='B', replayed='B', dead='B')   # advantages are BG or BGT
 
-def _pad(data, P, T, pad_id):
-    "Prompts `P` columns wide on the left, completions `T` on the right, padded or cut; numbers get 0."
-    width = dict(P=P, T=T)
-    def wide(name, x):
-        last = _AXES.get(name, 'BGT'[:x.ndim])[-1]
-        d = width[last]-x.shape[-1] if last in width else 0
-        if d==0: return x
-        if d<0: return x[...,-d:] if last=='P' else x[...,:d]
-        return pad(x, (d, 0) if last=='P' else (0, d), value=pad_id if name.endswith('_ids') else 0)
-    return {k:wide(k, v) for k,v in data.items()}
-
 def _alike(batches):
-    "The tensors of several batches, padded to the widest; ValueError where one has a field that others lack."
+    "The columns of several batches, padded to the widest; ValueError where one has a field that others lack."
     P,T = (max(getattr(o, k).shape[-1] for o in batches) for k in ('prompt_ids','completion_ids'))
-    parts = [_pad(o.tensors(), P, T, batches[0].pad_id) for o in batches]
+    parts = [o.pad_to(P, T).tensors() for o in batches]
     names = [set(o) for o in parts]
     if odd := set.union(*names)-set.intersection(*names):
         raise ValueError(f'{sorted(odd)} set in some batches only: set it in all or in none')
     return parts
 
+def _join(values):
+    "Columns of several batches, tensors or lists, one after another."
+    return torch.cat(values) if isinstance(values[0], Tensor) else sum(values, [])
+
+def _set(x, idx, new):
+    "A copy of a column whose entries at `idx` are those of `new`."
+    if isinstance(x, Tensor):
+        t = torch.promote_types(x.dtype, new.dtype)
+        return x.to(t).index_copy(0, idx, new.to(t))
+    x = list(x)
+    for i,o in zip(idx.tolist(), new): x[i] = o
+    return x
+
 # %% ../../nbs/parts/groups.ipynb #7e83335f
 class Groups:
-    "What a dataclass of group-first tensors with a `pad_id` can do: a group moves whole, with its fields."
+    """A batch whose columns have the group as their first axis: a group moves whole, with all its columns.
+
+    A dataclass of tensors with a `pad_id` inherits it. Where columns are held otherwise, `tensors`,
+    `with_tensors`, `kind` and `padding` say how.
+    """
+    trims = True   # shall `put` leave no column of padding alone?
+
     def __len__(self)->int: return len(self.completion_ids)
 
     def tensors(self)->dict[str,Tensor]:
         "The fields that are set, by name."
         return {f.name:v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+
+    def with_tensors(self, columns:dict[str,Tensor])->Self:
+        "The same batch with these columns."
+        return replace(self, **columns)
+
+    def kind(self, name:str, x:Tensor)->str:
+        "Whose tokens the last axis counts: 'P' of the prompt, 'T' of the completion, 'PT' both; '' for none."
+        last = _AXES.get(name, 'BGT'[:x.ndim])[-1]
+        return last if last in 'PT' else ''
+
+    def padding(self, name:str)->float:
+        "What a column holds in the padding."
+        return self.pad_id if name.endswith('_ids') else 0
 
     def check(self)->None:
         "ValueError for tensors that don't belong together, with the name of the odd one."
@@ -205,15 +226,20 @@ class Groups:
     def __getitem__(self, idx:int|list|slice|Tensor)->Self:
         "The groups at `idx`: a number, a list, a slice, int64 indices or a bool mask (B,)."
         if isinstance(idx, int): idx = [idx]
-        return replace(self, **{k:v[idx] for k,v in self.tensors().items()})
+        return self.with_tensors({k:v[idx] for k,v in self.tensors().items()})
 
     def to(self, device:str|torch.device)->Self:
         "The same groups on `device`."
-        return replace(self, **{k:v.to(device) for k,v in self.tensors().items()})
+        return self.with_tensors({k:v.to(device) for k,v in self.tensors().items()})
 
     def pad_to(self, P:int, T:int)->Self:
-        "The same groups, padded or cut to prompt width `P` and completion width `T`."
-        return replace(self, **_pad(self.tensors(), P, T, self.pad_id))
+        "The same groups, padded or cut to prompt width `P` on the left and completion width `T` on the right."
+        p,t = P-self.prompt_mask.shape[-1],T-self.completion_mask.shape[-1]
+        if p==t==0: return self
+        def wide(k, x):
+            kind = self.kind(k, x)
+            return pad(x, (p*('P' in kind), t*('T' in kind)), value=self.padding(k)) if kind else x
+        return self.with_tensors({k:wide(k, x) for k,x in self.tensors().items()})
 
     def trim(self)->Self:
         "The same groups without columns that are padding in every row."
@@ -225,7 +251,7 @@ class Groups:
     def cat(cls, parts:list)->Self:
         "All groups of `parts` one after another, padded to the widest."
         data = _alike(parts)
-        return replace(parts[0], **{k:torch.cat([o[k] for o in data]) for k in data[0]})
+        return parts[0].with_tensors({k:_join([o[k] for o in data]) for k in data[0]})
 
     def put(self, idx:list|Tensor, new:Self)->Self:
         """A copy whose groups at `idx` (bool mask or int64 indices) are those of `new`, in order.
@@ -237,11 +263,8 @@ class Groups:
         if len(idx)!=len(new): raise ValueError(f'{len(idx)} places for {len(new)} groups')
         if not len(new): return self
         old,new = _alike([self, new])
-        def over(v, w):
-            t = torch.promote_types(v.dtype, w.dtype)
-            return v.to(t).index_copy(0, idx, w.to(t))
-        out = replace(self, **{k:over(v, new[k]) for k,v in old.items()})
-        snug = out.prompt_mask[:,0].any() and out.completion_mask[...,-1].any()
+        out = self.with_tensors({k:_set(v, idx, new[k]) for k,v in old.items()})
+        snug = not self.trims or out.prompt_mask[:,0].any() and out.completion_mask[...,-1].any()
         return out if snug else out.trim()
 
 # %% ../../nbs/parts/groups.ipynb #1ed667a9
@@ -358,3 +381,45 @@ def put_entries(
             if o.advantages.ndim==2 else o for o in (batch, new))
     out = batch.put(at, new[:n] if behind else new)
     return type(batch).cat([out, new[n:]]) if behind else out
+
+# %% ../../nbs/parts/groups.ipynb #cnt00002
+@dataclass
+class ReplayCounts:
+    "What became of the groups of a batch."
+    fresh:int           # groups that were sampled
+    dead:int            # of these, zero-variance groups
+    replaced:int        # of the dead, those that another group came in for
+    unfilled:int        # of the dead, those that stayed
+    live:int            # groups trained on that teach something
+    trained:int         # groups trained on
+    unique_prompts:int  # different prompts trained on
+    asked:int=0         # groups that the buffer was asked for besides
+    stored:int=0        # and of these, those that it gave
+    drawn:int=0         # groups that came out of the buffer
+    ages:int=0          # the sum of their ages, in steps
+    uses:int=0          # the sum of their uses
+    oldest:int=0        # the largest age
+
+    @classmethod
+    def of(cls,
+        drawn:list,     # of `Entry`
+        **counts:int,   # the other fields
+    )->Self:
+        "With the ages and uses of what was drawn."
+        ages = [e.age for e in drawn]
+        return cls(**counts, drawn=len(drawn), ages=sum(ages), uses=sum(e.uses for e in drawn),
+            oldest=max(ages, default=0))
+
+    def __add__(self, other:Self)->Self:
+        "The counts of two processes together."
+        both = {f.name:getattr(self, f.name)+getattr(other, f.name) for f in fields(self)}
+        return replace(self, **both|dict(oldest=max(self.oldest, other.oldest)))
+
+    def metrics(self)->dict[str,float]:
+        "What is logged of them, without the `replay/` in front."
+        row = dict(dead=self.dead, replaced=self.replaced, stored=self.stored, unfilled=self.unfilled,
+            live_before=1-self.dead/self.fresh, live_after=self.live/self.trained,
+            unique_prompts=self.unique_prompts)
+        if not self.asked: del row['stored']
+        if n := self.drawn: row |= dict(age_mean=self.ages/n, age_max=self.oldest, uses_mean=self.uses/n)
+        return row
