@@ -8,6 +8,7 @@ import pytest, torch
 from transformers import TrainerCallback
 import grpo_nb.on_trl.record as on_trl_record
 from grpo_nb.advantages import group_advantages
+from grpo_nb.on_trl.rows import TrlRows
 from grpo_nb.on_trl.table import _in_the_form_of
 from grpo_nb.scale.plans import batch_plan
 from grpo_nb.inspector import inspector_html
@@ -122,8 +123,8 @@ def test_truncated_is_what_has_no_end_token():
 
 def test_a_row_that_trl_masks_for_being_cut_off_is_cut_off_whatever_its_tokens(trained):
     t = trained[0]
-    got = t.record.lengths(dict(completion_ids=torch.tensor([[0,5,6],[5,1,0]]),
-        completion_mask=torch.tensor([[0,0,0],[1,1,0]])))
+    got = t.record.lengths(TrlRows(dict(completion_ids=torch.tensor([[0,5,6],[5,1,0]]),
+        completion_mask=torch.tensor([[0,0,0],[1,1,0]]))))
     assert got.tolist()==[[3,1],[2,0]]   # tokens, cut off
 
 def test_two_batches_in_one_step_are_numbered_on():

@@ -6,7 +6,7 @@
 __all__ = ['log', 'ReplayTrainerBase']
 
 # %% ../../nbs/on_trl/base.ipynb #a16a05ee
-import functools, logging
+import functools, logging, os
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -19,7 +19,7 @@ from grpo_nb.parts.ratios import (
     CLIPS, Clip, Correction, clipped, correct, importance_ratio, merge_sums, ratio_row, ratio_sums,
     warn_unless_clipped)
 from ..replay import ReplayBuffer
-from .batch import BatchRecord
+from .batch_record import BatchRecord
 from .checks import CheckedTrainer
 from .config import GRPOWithReplayBufferConfig, check_layout
 from .distributed import ShardedBuffer, redistribute
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 _NOTHING = ratio_sums(*torch.zeros(2, 0, 1), torch.zeros(0, 1, dtype=torch.bool))
 
 class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
-    "What a trainer with a replay buffer needs around its idea: sampling, metrics, table, record, checkpoints."
+    "What a replay trainer needs around its idea: sampling, metrics, table, record, checkpoints."
     config_class = GRPOWithReplayBufferConfig
-    batch = None         # `BatchRecord` of the batch that is trained on; None where it isn't edited or recorded
+    batch = None         # `BatchRecord` of the batch in training; None where it isn't edited or recorded
     _loss_inputs = None  # of the loss, while it runs
     _begins_anew = 'the replay buffer starts empty and a batch in progress is sampled anew'
     _to_follow = 0       # passes of the run's first batch whose rows are still to be seen in the loss
@@ -47,8 +47,6 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     def __init__(self, *args:object, **kwargs:object):
         super().__init__(*args, **kwargs)
         a = self.args
-        if a.replay_buffer_size and self.accelerator.is_main_process:
-            warn_unless_clipped(a.replay_clip, "replay_clip='none'")
         sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
         self._per_row = ('importance_sampling_ratio',) if sequences else ()
         self.correction = Correction(a.replay_weight, a.replay_weight_cap, a.replay_clip,
@@ -64,7 +62,10 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         from grpo_nb.on_trl.record import RunRecord   # with the verdict, which a config does not need
         return RunRecord(self)
 
-    def _check_layout(self, args, columns, played): check_layout(args, columns, played)
+    def _check_layout(self, args, columns, played):
+        check_layout(args, columns, played)
+        if args.replay_buffer_size and os.environ.get('RANK', '0')=='0':   # of several processes one warns
+            warn_unless_clipped(args.replay_clip, "replay_clip='none'")
 
     def begin_buffer(self,
         shared:bool,  # one for all processes?
@@ -149,7 +150,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         a,world,rewards = self.args,self.accelerator.num_processes,self.rewards_per_func
         number = self._step//(a.steps_per_generation*self.num_iterations)   # of the generation batch
         if not a.edits_batches and not self.record.wants(number): return None
-        rows,B,G = self.rows_of(batch),a.per_device_train_batch_size*a.steps_per_generation,self.num_generations
+        rows,G = self.rows_of(batch),self.num_generations
+        B = a.per_device_train_batch_size*a.steps_per_generation
         if a.edits_batches: check_columns(rows)
         if n<B:
             rows = with_places(rows, B)
@@ -166,7 +168,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         batch:dict,  # what is trained on
     )->dict:         # with a number for each row, which travels through TRL's shuffle
         "The training forward is next."
-        batch.setdefault('replay_row', torch.arange(len(batch['advantages']), device=batch['advantages'].device))
+        A = batch['advantages']
+        batch.setdefault('replay_row', torch.arange(len(A), device=A.device))
         self.batch.start(self.rows_of(batch), self.table.last(len(self.batch.rewards)))
         return batch
 
@@ -181,8 +184,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         n,rows = self.args.train_batch_size,len(set(self._came_back))
         self._to_follow -= 1
         if rows!=n:
-            raise RuntimeError(other_version('trl', f'trained on {n} rows of the first batch, of which {rows} '
-                'came to the loss with the number that replay had given them'))
+            raise RuntimeError(other_version('trl', f'trained on {n} rows of the first batch, of which '
+                f'{rows} came to the loss with the number that replay had given them'))
 
     def _moved_reference(self, rows, drawn):
         "Rows with new log-probs of the reference, where it has moved since a drawn group was sampled."
@@ -212,7 +215,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         counts = self._of_all([*vars(b.counts()).values()]).long().tolist()
         for k,v in sum((ReplayCounts(*o) for o in counts[1:]), ReplayCounts(*counts[0])).metrics().items():
             self._metrics['train'][f'replay/{k}'].append(v)
-        rows = [(self.args.process_index*B+i, *o) for i,*o in came_in(b.drawn.incoming, self.processing_class)]
+        new = came_in(b.drawn.incoming, self.processing_class)
+        rows = [(self.args.process_index*B+i, *o) for i,*o in new]
         if self.accelerator.num_processes>1:
             rows = gather_object(rows) if self.log_completions or self.record.wants(b.number) else []
         self.table.replace(rows, len(b.rewards))
@@ -263,7 +267,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         return torch.where(replayed[:,None], clipped(ratio, A, self.correction.clip_of(self.clip)), held)
 
     def _count_clipped(self, x):
-        "TRL counts what is clipped among corrected log-probs, which are no longer the sampler's: count again."
+        "Count again what is clipped: TRL counts among corrected log-probs, no longer the sampler's."
         metrics = self._metrics['train']
         if 'seen_by_clip' not in x or self.loss_type not in (*CLIPS, 'cispo'): return
         ratio,held,mask,A = x['seen_by_clip']
@@ -276,12 +280,14 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             metrics['cispo_clip_ratio'][-1] = share((ratio>self.epsilon_high)&(A>0)&left)
             return
         low,high = held&(ratio<1),held&(ratio>1)
-        for k,o in dict(low=low, high=high, region=held).items(): metrics[f'clip_ratio/{k}_mean'][-1] = share(o)
+        for k,o in dict(low=low, high=high, region=held).items():
+            metrics[f'clip_ratio/{k}_mean'][-1] = share(o)
         for k,o,most in (('low_min', low, nanmin), ('high_max', high, nanmax)):
             metrics[f'clip_ratio/{k}'][-1] = most(self.accelerator.gather((o&m).sum(1)/m.sum(1))).item()
 
     # ---- the end of a batch, and of a run
-    def finish_batch(self)->None: "For the subclass: every row has been through the loss, or a checkpoint is due."
+    def finish_batch(self)->None:
+        "For a subclass: every row has been through the loss, or a checkpoint is due."
 
     def _save_rng_state(self, output_dir):
         self.finish_batch()   # a checkpoint waits for no batch
@@ -306,7 +312,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             or k.startswith('replay_') and k!='replay_scope'}
         if self.args.replay_buffer_size:   # what stored advantages were made of
             own |= dict(rewards=list(self.reward_func_names), reward_weights=self.reward_weights.tolist(),
-                scale_rewards=self.scale_rewards, multi_objective_aggregation=self.multi_objective_aggregation)
+                scale_rewards=self.scale_rewards,
+                multi_objective_aggregation=self.multi_objective_aggregation)
         sums = {k:v.cpu() for k,v in self._sums.items()}
         mine = dict(replay=own, buffer=self.store.state_dict(), recorded=self.record.sizes(), sums=sums)
         return super()._state()|mine
@@ -322,8 +329,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             raise ValueError('the checkpoint was made with '+'; '.join(odd)+': set the same, or start a '
                 'new run from its weights')
         if self.args.replay_buffer_size and s.get('beta')==0 and self.beta!=0:
-            raise ValueError(f'the checkpoint was made with beta=0, this run has {self.beta}: its stored groups '
-                'have no log-probs of the reference. Set beta=0, or start a new run from its weights')
+            raise ValueError(f'the checkpoint was made with beta=0, this run has {self.beta}: its stored '
+                'groups have no log-probs of the reference. Set beta=0, or start a new run from its weights')
 
     def _set_state(self, s):
         super()._set_state(s)
@@ -342,5 +349,5 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         self.begin_buffer(True)
         self.replay_buffer.max_size = parts[0]['index']['options']['max_size']   # its size stays
         self.store.load_state_dict(redistribute(parts, a.process_index, a.world_size))
-        log.warning(f'the replay buffer of {len(parts)} processes was dealt out to {a.world_size}; a batch in '
-            'progress is sampled anew')
+        log.warning(f'the replay buffer of {len(parts)} processes was dealt out to {a.world_size}; a batch '
+            'in progress is sampled anew')

@@ -21,7 +21,7 @@ from ..parts.ratios import importance_ratio
 from ..run.record import (
     RATIO_EDGES, Recorder, about_data, as_text, group_rows, ratio_hists, read_run, token_fields)
 from ..see.verdict import verdict, warnings_now
-from .batch import BatchRecord
+from .batch_record import BatchRecord
 from .rows import TrlRows
 
 # %% ../../nbs/on_trl/record.ipynb #9fe6b142

@@ -16,7 +16,7 @@ from ..generation import Rollouts
 from ..loss import terms_by_loss
 from ..run.record import to_line, token_rows
 from ..run.settings import LossSettings
-from .batch import BatchRecord
+from .batch_record import BatchRecord
 from .rows import compute_logps
 
 # %% ../../nbs/on_trl/token_terms.ipynb #255ea70b

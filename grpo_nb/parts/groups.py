@@ -233,7 +233,7 @@ class Groups:
         return self.with_tensors({k:v.to(device) for k,v in self.tensors().items()})
 
     def pad_to(self, P:int, T:int)->Self:
-        "The same groups, padded or cut to prompt width `P` on the left and completion width `T` on the right."
+        "The same groups, padded or cut to prompt width `P` (left) and completion width `T` (right)."
         p,t = P-self.prompt_mask.shape[-1],T-self.completion_mask.shape[-1]
         if p==t==0: return self
         def wide(k, x):
