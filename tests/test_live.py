@@ -17,7 +17,7 @@ from grpo_nb.run.settings import read_correction
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
-from grpo_nb.see.view import asset
+from grpo_nb.see.findings import asset, page_table
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
@@ -466,8 +466,8 @@ def test_the_squares_say_what_became_of_their_groups(trained):
     "Colours and order of the stored run's map; a replaced group shows whom it made room for"
     pg = trained
     css = "o => getComputedStyle(o).getPropertyValue('--c').trim().toUpperCase()"
-    want = dict(re.findall(r"(\w+): '(#\w{6})'", re.search('COLOURS = {.*}', asset('view/view.js'))[0]))
-    states = {'they differ':want['alive'], 'came in its place':want['used']}
+    want = page_table()['colours']
+    states = {'they differ':want['living'], 'came in its place':want['stored']}
     for o in _column(pg, 1).all():
         said = o.get_attribute('aria-label')
         right = re.search(r'(\d) of 8', said)[1]

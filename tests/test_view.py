@@ -3,17 +3,53 @@ import json, math, re
 from pathlib import Path
 import numpy as np
 import pandas as pd
-import pytest
+import pytest, torch
 from grpo_nb.parts.core import atomic_write
 from grpo_nb.inspector import write_inspector
 from grpo_nb.run.record import Recorder, Run, group_rows, read_run
 from grpo_nb.see.view import *
-from grpo_nb.see.view import CELLS, _cell_of
+from grpo_nb.parts.groups import dead_reason
+from grpo_nb.see import findings
+from grpo_nb.see.findings import page_table
+from grpo_nb.see.plotting import COLOURS
+from grpo_nb.see.view import CELLS, _cell_of, _curves_of, _look
 from made_runs import make_run
 from view_pages import Opened
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory): return read_run(make_run(tmp_path_factory.mktemp('v')/'run', n_steps=12, stride=4))
+
+# ---- the page's modules, and the table that Python shares with them
+
+VIEW = Path(findings.__file__).parent.parent/'assets'/'view'
+MODULES = {f.name:f.read_text(encoding='utf-8') for f in VIEW.glob('*.js')}
+NAMED = re.compile(r'^(?:export )?(?:async )?(?:const|let|function|class) (\w+)', re.M)
+
+def test_the_modules_become_one_in_which_each_name_stands_once_and_before_its_use():
+    script = view_script()
+    assert not re.search('^import ', script, re.M)
+    assert re.findall('^export .*', script, re.M)==['export {mount, watch};', 'export default {']
+    names = NAMED.findall(script)
+    assert len(names)==len({*names}) and {*names}=={n for text in MODULES.values() for n in NAMED.findall(text)}
+    for text in MODULES.values():
+        for asked,name in re.findall(r"^import \{([^}]*)\} from '\./([\w.]+)'", text, re.M):
+            for n in asked.split(','):
+                assert re.search(rf'^export (?:async )?(?:const|function|class) {n.strip()}\b', MODULES[name], re.M)
+                assert names.index(n.strip())<min(map(names.index, NAMED.findall(text)), default=len(names))
+
+def test_colours_stand_in_the_table_alone(run):
+    table = page_table()
+    assert len({*CELLS})==len(table['cells']) and CELLS['none']==0
+    for o in table['cells']: assert {o.get('colour'), o.get('mark')}-{None}<={*table['colours']}, o
+    for name,text in MODULES.items(): assert name=='table.js' or not re.findall('#[0-9A-Fa-f]{6}', text), name
+    colours = {o['label'].split()[0]:o['colour'] for o in _curves_of(run, _look(run)) if o.get('main')}
+    assert colours=={'reward,':table['colours']['reward'], 'share':table['colours']['living']}
+    assert COLOURS['alive']==table['colours']['living']
+
+def test_the_page_has_words_for_every_reason_of_a_dead_group():
+    r = torch.tensor([[0., 0.], [1., 1.], [.5, .5], [.25, .25+1e-7], [math.nan, math.nan]])
+    said = dead_reason(r)
+    assert len({*said})==5 and {*said}<={*page_table()['why']}
 
 # ---- packed
 

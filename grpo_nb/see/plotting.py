@@ -6,7 +6,7 @@
 __all__ = ['COLOURS', 'LINES', 'INK', 'STYLE', 'Canvas', 'fig_png', 'fig_svg', 'new_figure', 'figure']
 
 # %% ../../nbs/see/plotting.ipynb #442ed89c
-import io, re, sys, textwrap
+import io, json, re, sys, textwrap
 from collections.abc import Iterator
 from html import escape
 from contextlib import contextmanager
@@ -18,6 +18,9 @@ from typing import Any
 from numpy import ndarray
 
 # %% ../../nbs/see/plotting.ipynb #63f6237b
+_,_,_table = (files('grpo_nb')/'assets/view/table.js').read_text(encoding='utf-8').partition('TABLE =')
+_OF_PAGES = json.loads(_table.strip().removesuffix(';'))['colours']   # of the maps in pages
+
 COLOURS = dict(
     policy='#0072B2',    # the policy being trained
     old='#E69F00',       # the policy that sampled
@@ -26,7 +29,8 @@ COLOURS = dict(
     neg='#A33F00',       # negative advantage, a wrong answer
     dead='#8C8C8C',      # a group without signal
     replaced='#E69F00',  # a group that came out of the buffer: an old policy sampled it
-    alive='#56B4E9',     # a group with signal
+    alive=_OF_PAGES['living'],   # a group with signal, as in every map
+    sky='#56B4E9',       # a second blue, for a series without a meaning of its own
     grey='#8C8C8C',      # everything that isn't the point
 )
 LINES = dict(policy='-', old='--', ref=':')  # the same three without colour
@@ -130,7 +134,7 @@ def new_figure(
         for a in fig.axes: a.set_prop_cycle(color=_CYCLE)
     return fig,ax
 
-_CYCLE = [COLOURS[o] for o in ('policy','old','pos','ref','neg','alive','grey')]
+_CYCLE = [COLOURS[o] for o in ('policy','old','pos','ref','neg','sky','grey')]
 
 @contextmanager
 def figure(

@@ -6,7 +6,10 @@ import {el} from './dom.js';
 export class RunMap {
   // `columns` batches of `rows` groups begin as empty squares; `choose(column, row)` is called for a square.
   constructor(root, {columns, rows, label, choose}) {
-    Object.assign(this, {rows, choose, filled: [], at: [0, 0]});
+    this.rows = rows;
+    this.choose = choose;
+    this.filled = [];
+    this.at = [0, 0];
     const onkeydown = e => this.key(e);
     this.grid = el('div', {class: 'cells ghosts', role: 'grid', 'aria-label': label, onkeydown});
     for (let c = 0; c < columns; c++) this.grid.append(this.ghosts());

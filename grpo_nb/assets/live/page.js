@@ -1,14 +1,18 @@
 // The page: starts the worker, hands it what is pressed, and draws what it tells.
 
+import {setColours} from './cells.js';
 import {draw} from './curves.js';
 import {el, many} from './dom.js';
 import {heading, show, tries} from './group.js';
 import {RunMap} from './map.js';
 import {codeOf, describe, packed} from './record.js';
 import {TASKS} from './tasks.js';
-import {mount} from './view.js';
+import {mount} from './mount.js';
 
+/** @type {(id: string) => any} */
 const $ = id => document.getElementById(id);
+/** @type {(css: string) => any} */
+const all = css => document.querySelectorAll(css);
 const percent = x => `${Math.round(100 * x)} %`;
 const ALL = 1e9;                       // batches
 
@@ -118,7 +122,7 @@ function anew(seed = typed()) {        // an empty run, not begun
   }));
   $('title').textContent = now.task.title;
   const task = Object.keys(TASKS).find(k => TASKS[k] == now.task);
-  for (const o of document.querySelectorAll('[data-task]')) o.hidden = o.dataset.task != task;
+  for (const o of all('[data-task]')) o.hidden = o.dataset.task != task;
   $('ask-label').textContent = now.task.asks;
   tell({do: 'start', run: now.run, task, seed, knobs: knobs()});
   stop();
@@ -144,7 +148,7 @@ function wire() {
     anew(next());
     go(ALL);
   };
-  for (const o of document.querySelectorAll('[name=task]')) o.onchange = () => {
+  for (const o of all('[name=task]')) o.onchange = () => {
     now.task = TASKS[o.value];
     $('question').value = now.task.first;
     turn();
@@ -294,5 +298,6 @@ async function inspect() {
 }
 
 document.querySelector('.late').remove();
+setColours(document.documentElement);
 wire();
 begin();

@@ -22,7 +22,12 @@ export async function ready() {        // throws where WebAssembly is refused: `
 
 export class Policy {
   constructor(weights, tokenizer, random) {
-    Object.assign(this, {tokenizer, random, steps: 0, W: {}, m: {}, v: {}});
+    this.tokenizer = tokenizer;
+    this.random = random;
+    this.steps = 0;
+    this.W = {};                       // weights, and the two moments of AdamW
+    this.m = {};
+    this.v = {};
     for (const [k, {shape, x}] of Object.entries(weights)) {
       this.W[k] = {shape, x: x.slice()};
       [this.m[k], this.v[k]] = [new Float32Array(x.length), new Float32Array(x.length)];
@@ -42,7 +47,8 @@ export class Policy {
   async sample(prompts, G, T, least, seen = null) {
     const b = prompts.length, {P, ids, hide} = this.prompts(prompts, least), S = P + T;
     const [cos, sin] = turns([...Array(S).keys()]), D = cos.length / S, W = this.arrays();
-    const rows = Array.from({length: b * G}, (_, r) => ({ids: [], logps: [], prompt: Math.floor(r / G)}));
+    const begun = r => ({ids: [], logps: [], done: false, prompt: Math.floor(r / G)});
+    const rows = Array.from({length: b * G}, (_, r) => begun(r));
     let live = rows;
     const early = x => floats(x.slice(0, P * D), [P, D]);
     const asked = [ints(ids, [b, P]), floats(hide, [b, P]), early(cos), early(sin)];

@@ -1,13 +1,13 @@
 // What a run has done, for whoever shows it: code and sentence of each group, and the run as `pack` packs it.
 
+import {CODES, COLOURS} from './cells.js';
 import {many} from './dom.js';
 
-const LIVING = 1, DEAD = {right: 2, wrong: 3}, REPLACED = 3, STORED = 8;   // the codes of `CELLS`
 const agreed = g => g.rewards[0] >= 1 ? 'right' : 'wrong';
 
 export function codeOf(g) {
-  if (g.stored) return STORED;
-  return g.dead ? DEAD[agreed(g)] + (g.by ? REPLACED : 0) : LIVING;
+  if (g.stored) return CODES.stored;
+  return g.dead ? CODES[agreed(g) + (g.by ? '_replaced' : '')] : CODES.living;
 }
 export function describe(g) {          // a square in words
   const right = g.rewards.filter(r => r >= 1).length, of = g.rewards.length;
@@ -18,13 +18,14 @@ export function describe(g) {          // a square in words
     + (g.by ? `, so a stored group came in its place, ${many(g.by.age, 'step')} old` : '');
 }
 
-async function zip(x) {                // bytes of an array, or of JSON, as view.js inflates them
+async function zip(x) {                // bytes of an array, or of JSON, as `inflate` reads them
+  /** @type {any} */
   const bytes = ArrayBuffer.isView(x) ? x : new TextEncoder().encode(JSON.stringify(x));
   const stream = new Blob([bytes]).stream().pipeThrough(new CompressionStream('deflate'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// One arm's run so far {batches, unseen}, with `minis` steps a batch, as `mount` of view.js takes a run.
+// One arm's run so far {batches, unseen}, with `minis` steps a batch, as `mount` takes a run.
 export async function packed({batches, unseen}, minis) {
   const B = Math.max(...batches.map(o => o.groups.length));
   const steps = batches.map(o => (o.batch - 1) * minis);
@@ -38,8 +39,8 @@ export async function packed({batches, unseen}, minis) {
   const head = {name: 'This run', about, steps, groups: B, per_block: 1,
     versions: [{name: 'as the run did it', stored, size: batches.at(-1).size}], functions: [], scale: [0, 1],
     replays: by.some(k => k >= 0), start: [steps.length - 1, 0],
-    curves: [curve('reward, mean of the batch', '#0072B2', steps, batches.map(o => o.reward)),
-      curve('unseen problems right', '#CC79A7', at, measured.map(o => o.right))]};
+    curves: [curve('reward, mean of the batch', COLOURS.reward, steps, batches.map(o => o.reward)),
+      curve('unseen problems right', COLOURS.held_out, at, measured.map(o => o.right))]};
   const arrays = {head, state0: state, by0: by, long}, out = {texts: {}};
   for (const [k, x] of Object.entries(arrays)) out[k] = await zip(x);
   for (const [s, {groups}] of batches.entries())
@@ -74,7 +75,7 @@ function terms({seen, advantages}) {   // of each token, as the inspector shows 
   const each = f => seen.policy.map((row, i) => Array.from(row, (x, j) => f(i, j)));
   const [old, policy, after] = ['old', 'policy', 'after'].map(k => each((i, j) => seen[k][i][j]));
   const ratio = each((i, j) => Math.exp(policy[i][j] - old[i][j]));
-  const held = (r, A) => cap ? 2 * (r > cap) : (A > 0 && r > 1.2) - (A < 0 && r < .8);
+  const held = (r, A) => cap ? (r > cap ? 2 : 0) : A > 0 && r > 1.2 ? 1 : A < 0 && r < .8 ? -1 : 0;
   const own = {weight: policy.map(() => weight), clip: each((i, j) => held(ratio[i][j], advantages[i])),
     term: each((i, j) => seen.terms[i][j].term), share: each((i, j) => seen.terms[i][j].share)};
   return {tokens, loss, old, policy, after, ratio, by: {[cap ? 'capped weight' : 'dapo']: own}};

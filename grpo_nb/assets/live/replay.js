@@ -23,7 +23,10 @@ export function compare(rewards) {
 
 export class Buffer {                  // the best groups seen, drawn in proportion to their score
   constructor(size, random) {
-    Object.assign(this, {size, random, groups: [], left: []});   // `left`: numbers of those that had to go
+    this.size = size;
+    this.random = random;
+    this.groups = [];
+    this.left = [];                    // numbers of those that had to go
   }
   add(groups) {                        // of equals the newest stay
     this.groups.push(...groups);

@@ -12,8 +12,13 @@ export class Trainer {
     this.random = random(seed);
     this.policy = new Policy(weights, tokenizer, this.random);
     this.buffer = new Buffer(set.buffer, this.random);
-    Object.assign(this, {tokenizer, task, set: {...set}, problems: random(seed + 1)});
-    Object.assign(this, {order: [], done: 0, tokens: 0, ids: 0});
+    this.tokenizer = tokenizer;
+    this.task = task;
+    this.set = {...set};
+    this.problems = random(seed + 1);
+    this.order = [];
+    this.done = this.tokens = this.ids = 0;
+    this.watched = false;              // is the inspector open?
   }
   change(set) {                        // while it trains: rate, buffer
     Object.assign(this.set, set);

@@ -1,6 +1,6 @@
 // The worker: keeps the models, trains them batch by batch, and answers questions in between.
 
-import {Policy, ready} from './policy.js';
+import {ready} from './policy.js';
 import {Tokenizer, safetensors} from './text.js';
 import {random} from './replay.js';
 import {TASKS, turned} from './tasks.js';
