@@ -6,7 +6,6 @@
 __all__ = ['by_score', 'evenly', 'newest_first', 'ReplayBuffer', 'Replay']
 
 # %% ../nbs/11_replay.ipynb #082e9aee
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 import numpy as np
@@ -17,7 +16,8 @@ from .parts.core import Plain
 from .parts.groups import Entry, Groups, group_scores, pack_groups, put_entries
 from .parts.registry import PRIORITIES, STRATEGIES, register, resolve
 from .parts.storage import (
-    GroupStorage, check_draw, check_replay_settings, check_scores, check_share, check_weights, own_memory)
+    GroupStorage, check_draw, check_replay_settings, check_scores, check_share, check_weights, decayed,
+    own_memory, undecayed)
 from .strategies import Method, Treated, keys_of
 
 # %% ../nbs/11_replay.ipynb #6cba4072
@@ -87,13 +87,9 @@ def add(self:ReplayBuffer,
     scores:list,   # (n,) floats or a tensor, 0 or more
     data:list,     # n things to store, most often dicts of CPU tensors
     step:int=0,    # the optimizer step at which they were made
-    keys:list=None,    # n prompt indices; None for none
-    rewards:list=None, # n lists of rewards, for priorities that look at them; None for none
+    keys:list=None, rewards:list=None,  # prompt indices, and lists of rewards, for priorities; None for none
 )->list:           # n ids, None for what was not kept
-    """Store the best. Views, tensors of an accelerator and tensors with a gradient are copied first.
-
-    ValueError for scores that are not finite or below 0; nothing is stored then.
-    """
+    "Store the best, in memory of their own. ValueError for scores that are not finite or below 0."
     scores,n = check_scores(scores, data, keys=keys, rewards=rewards),len(data)
     self.grow_old(step)
     columns = zip(data, scores, [step]*n, keys or [None]*n, range(self.next_id, self.next_id+n))
@@ -113,9 +109,7 @@ def evict(self:ReplayBuffer,
     "Remove the `n` groups of least weight, of equals the oldest."
     for e in self.entries: e.drawn = 0
     w = self.weights(self.entries)
-    if self.age_decay is not None:
-        made = np.array([e.step for e in self.entries])
-        with np.errstate(divide='ignore'): w = np.log(w)+made/self.age_decay
+    if self.age_decay is not None: w = undecayed(w, self.entries, self.age_decay)
     least = {*np.argsort(w, kind='stable')[:n].tolist()}
     self.entries = [e for i,e in enumerate(self.entries) if i not in least]
 
@@ -148,9 +142,7 @@ def pick(self:ReplayBuffer,
 )->tuple:             # (one of them, the probability of this draw)
     "Draw one entry in proportion to the weights."
     w = self.weights(candidates)
-    if self.age_decay is not None:
-        made = np.array([e.step for e in candidates])
-        w = w*np.exp((made-made.max())/self.age_decay)
+    if self.age_decay is not None: w = decayed(w, candidates, self.age_decay)
     if not w.any(): w = np.ones(len(w))   # each equally likely
     ends = w.cumsum()
     i = int(ends.searchsorted(self.rng.random()*ends[-1], side='right'))
@@ -206,7 +198,7 @@ def to_sample(self:Replay,
 def treat(self:Replay,
     batch:Groups, dead:Tensor=None, step:int=0,   # as for `Method.treat`
     *, size:int=None,  # groups in the batch: the buffer gives those that were not sampled
-    **more:Callable,   # not used
+    **more:Any,        # not used
 )->Treated:
     "Replace dead groups by stored ones, add stored ones up to `size`, then store the living ones."
     dead,prompts,n = self.find_dead(batch, dead),keys_of(batch),len(batch)

@@ -69,7 +69,7 @@ class Method:
         batch:Groups,      # with rewards and advantages
         dead:Tensor=None,  # bool, one per group; None: found here, by `dead_tolerance`
         step:int=0,        # the optimizer step
-        **more:Any,        # `size`: groups in the batch, those not sampled included; `sample_more`: a function
+        **more:Any,        # `size`: groups in the batch, unsampled ones included; `sample_more`: a function
     )->Treated:            # of n that gives n fresh groups; `policy`: of a batch, gives (logps, entropy)
         "Train on every group as it is; subclasses change that."
         return self.treated(batch, self.find_dead(batch, dead))
@@ -112,8 +112,8 @@ def treated(self:Method,
         for t,s in zip(fates+['stored']*(B-n), scores+[None]*(B-n))]
     for b,e in drawn.items(): records[b]['replacement'] = e.told()
     for b,i in (stored or {}).items(): records[b]['id'] = i
-    counts = dict(dead=int(dead.sum()), replaced=int(replaced.sum()), stored=B-n, unfilled=int((~alive).sum()),
-        live_before=1-int(dead.sum())/n, live_after=int((alive&in_loss).sum())/B,
+    counts = dict(dead=int(dead.sum()), replaced=int(replaced.sum()), stored=B-n,
+        unfilled=int((~alive).sum()), live_before=1-int(dead.sum())/n, live_after=int((alive&in_loss).sum())/B,
         unique_prompts=len(set(batch.key[in_loss].tolist())))
     metrics = counts|metrics|_draw_metrics([*drawn.values()])
     return Treated(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in metrics.items()},
