@@ -21,14 +21,14 @@ _WORDS = tomllib.loads((resources.files('grpo_nb')/'assets/help/commands.toml').
 COMMANDS,BEHIND,PROJECT,COLUMNS = (_WORDS[k] for k in ('commands','behind','project','columns'))
 
 def in_clone()->bool:
-    "Whether the working folder lies in a clone of the project."
+    "Whether the working folder is in a clone of the project."
     here = Path.cwd()
     return any((d/'settings.ini').exists() and (d/'nbs'/'course.yml').exists() for d in (here, *here.parents))
 
 def study(
     which:str,  # bakeoff, replay or real, and its options behind it
 )->None:
-    "Compare methods at equal tokens, or go on with a registered study; `study bakeoff --help` says more."
+    "Compare methods at equal tokens, or continue a registered study; see `study bakeoff --help`."
     raise ValueError(f'no study {which!r}'+(_near(which, ('bakeoff','replay','real')) or ': bakeoff, replay or real'))
 
 # %% ../nbs/reference/cli.ipynb #83891e65
@@ -50,14 +50,14 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')
 
     def or_none(self, kind:type)->Callable:
-        "What reads a word as `kind`, or None where the word is None."
+        "A function that reads text as `kind`, or None if the text is None."
         convert = self._registry_get('type', kind, kind)
         def read(word): return None if word=='None' else convert(word)
         read.__name__ = kind.__name__   # argparse says it of a word that does not fit
         return read
 
     def read(self, words:list)->dict:
-        "The options among the words of a command line; ValueError for a word that fits none."
+        "The options of a command line; ValueError for one that is unknown."
         under = lambda m: '--'+m[0][2:].replace('-', '_')
         read = vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
         return {k:None if v==[None] else v for k,v in read.items()}
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 _SHOWN = {int:'N', float:'X', bool:'True|False'}   # what stands for a value in the help; else TEXT
 
 def _add(parser, name, kind, default, says, word=False):
-    "Add `--name`, or a word without a name; a truth may stand alone, as in `--resume`."
+    "Add `--name`, or a positional argument; a flag needs no value, as in `--resume`."
     many,required = getattr(kind, '__args__', None),default is Parameter.empty
     one = many[0] if many else kind
     one = one if one in _SHOWN else str
@@ -83,7 +83,7 @@ def function_parser(
     prog:str,       # how it is called
     epilog:str='',  # below its help
 )->Parser:
-    "A parser made from a signature: parameters without a default are words, the others options."
+    "A parser made from a signature: parameters without a default are positional, the others options."
     from fastcore.basics import str2bool
     from fastcore.docments import docments
     parser = Parser(prog=prog, description=f.__doc__, allow_abbrev=False, epilog=epilog,
@@ -109,7 +109,7 @@ def _plainly(e):
     return e.object[e.start:e.end].translate(_ASCII).encode('ascii', 'backslashreplace').decode(),e.end
 
 def main(
-    argv:list=None,  # words after `grpo_nb`; None for those of the command line
+    argv:list=None,  # arguments after `grpo_nb`; None for those of the command line
 )->None:
     """Run one command. Exits with 2 and one line for input that can't work, with 130 and one line after
     Ctrl-C, with 143 where SIGTERM stopped a run (which is saved), with the command's own errors otherwise."""
@@ -184,7 +184,7 @@ def _signature(module, name):
     return known[name]
 
 def _overview():
-    print('usage: grpo_nb COMMAND [options]      grpo_nb COMMAND --help says more\n')
+    print('usage: grpo_nb COMMAND [options]      more: grpo_nb COMMAND --help\n')
     print('\n'.join(f'  {k:<10}{h}' for k,(_,h) in COMMANDS.items()))
     if in_clone(): print('\nand, to build this clone: '+', '.join(PROJECT))
 
@@ -217,7 +217,7 @@ def _run_folder(folder:str)->str:
         if not within: return folder
         raise ValueError(f'{folder} is no run, it holds some: name one or several of {", ".join(within[:5])}')
     runs = runs_in(path.parent, Path('runs'))
-    there = f"; here are {', '.join(runs[:5])}" if runs else ', and no run lies beside it'
+    there = f"; here are {', '.join(runs[:5])}" if runs else ', and there is no run beside it'
     raise ValueError(f'no folder {folder!r}{_near(folder, runs) or there}: give the `output_dir` of a run')
 
 def _open(path, columns):
@@ -288,7 +288,7 @@ def train_parser(
 
 # %% ../nbs/reference/cli.ipynb #f3905a6f
 def _notes(prompt, tokenizer, default_reward, tiny_on_own=False):
-    "What is likely to go wrong with prompts like this one, said before the run."
+    "Warnings about prompts like this one, printed before the run."
     from grpo_nb.parts.core import is_rendered
     text = isinstance(prompt, str)
     bare = text and not is_rendered(tokenizer, prompt)
@@ -307,7 +307,7 @@ def train_command(
     learning_rate:float=1e-4,  # peak learning rate of AdamW
     num_generations:int=8, # G, completions per prompt
     replay_buffer_size:int=64, # groups kept for replay; 0: plain GRPO
-    resume:bool=False,     # go on from the newest whole checkpoint in output_dir
+    resume:bool=False,     # resume from the newest complete checkpoint in output_dir
     prompt_column:str='prompt', # the column that holds the prompts
     answer_column:str='answer', # the column that holds the answers
     eval_dataset:str=None, # file with held-out problems; without it a tenth of the rows is held out
@@ -318,7 +318,7 @@ def train_command(
     dtype:str='auto',      # float32 or bfloat16 (with float32 masters); auto: bfloat16 on a CUDA GPU
     **settings:Any,        # more of `TrainConfig`
 )->dict:                   # what summary.json holds
-    "Train on problems and rewards of your own, with GRPO and replay; measure before and after."
+    "Train on your own problems and rewards, with GRPO and replay; evaluate before and after."
     from grpo_nb.demo import measured_run
     from grpo_nb.parts.core import is_rendered
     from grpo_nb.parts.problems import load_reward

@@ -65,7 +65,7 @@ def demo(
 
 # %% ../nbs/catalogue/demo.ipynb #75fd0ae5
 def _measured(e):
-    "A measurement in words: each reward's mean and interval, the share right where rewards are 0 or 1."
+    "A measurement as text: each reward's mean and interval, the share right if rewards are 0 or 1."
     parts = []
     for name,r in (e.get('rewards') or {}).items():
         if not r['judged']: parts.append(f'{name} not judged (every reward was None)')
@@ -80,7 +80,7 @@ def _measured(e):
 
 # %% ../nbs/catalogue/demo.ipynb #7399bd35
 def _run_summary(run, before, after, train_s):
-    "The numbers of a run that a table or a figure asks for."
+    "The numbers of a run for tables and figures."
     h,a = run.history,run.args
     dead,replaced = (int(sum(o.get(k, 0) for o in h)) for k in ('replay/dead','replay/replaced'))
     def numbers(e): return {k:list(v) if k=='ci' else v for k,v in e.items() if k!='texts'}
@@ -110,7 +110,7 @@ def measured_run(
     greedy:bool=False,# measure the likeliest answers too?
     **how:Any,        # more for `train`
 )->dict:              # what summary.json holds
-    "Measure, train, measure again; write summary.json and the pages of the run, and say what came out."
+    "Evaluate, train, evaluate again; write summary.json and the pages of the run, and print the result."
     def measure(step):
         given = dict(max_completion_length=args.max_completion_length, disable_tqdm=args.disable_tqdm,
             trainer_state=run_state(step, args.max_steps))

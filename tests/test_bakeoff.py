@@ -213,7 +213,7 @@ def test_rows_run_again_are_equal_here_and_a_changed_one_is_named(tmp_path, caps
     assert made_again(stored(tmp_path), run_job, here(), 1)[['same_machine','equal']].all(axis=None)
     f = stored(tmp_path, pass1='0.9999')
     capsys.readouterr()
-    with pytest.raises(ValueError, match='came out otherwise'): bakeoff(str(f), repeat=1)
+    with pytest.raises(ValueError, match='came out differently'): bakeoff(str(f), repeat=1)
     assert re.search(r'spell_backward middling .* True +False 0.9999', capsys.readouterr().out)
 
 def test_on_another_machine_another_number_is_no_fault(tmp_path, capsys):

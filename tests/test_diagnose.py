@@ -445,7 +445,7 @@ def test_a_log_on_stdin_is_read(kind, monkeypatch, capsys):
     assert 'not-a-number' in capsys.readouterr().out
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b'')))
     with pytest.raises(SystemExit): main(['diagnose', '-'])
-    assert 'nothing came in on stdin' in capsys.readouterr().err
+    assert 'stdin is empty' in capsys.readouterr().err
 
 @pytest.mark.parametrize('name', ['m.jsonl','history.jsonl','trainer_state.json'])
 def test_words_for_numbers_and_half_a_line_are_one_note_each(name, tmp_path, capsys):

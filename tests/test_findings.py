@@ -393,7 +393,7 @@ def test_what_can_be_seen_before_the_run():
     from types import SimpleNamespace
     def told(prompt, template, default):
         lines = ' '.join(_notes(prompt, SimpleNamespace(chat_template=template), default))
-        return 'chat template' in lines,'don\'t ask for it' in lines
+        return 'chat template' in lines,'don\'t request these tags' in lines
     assert told('2+2=', True, True)==(True, True) and told('2+2=', False, False)==(False, False)
     assert told([dict(role='user', content='Answer in <answer> tags')], True, True)==(False, False)
 

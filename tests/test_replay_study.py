@@ -743,7 +743,7 @@ def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, cap
     assert 'True' in capsys.readouterr().out
     d = pd.read_csv(f, dtype=str, keep_default_na=False)
     d.assign(pass1='0.5').to_csv(f, index=False)
-    with pytest.raises(ValueError, match='came out otherwise'): replay_study(**again)
+    with pytest.raises(ValueError, match='came out differently'): replay_study(**again)
 
 def test_the_page_of_practice_says_what_its_rows_say():
     plan,_,df = stored('registration_practice')
@@ -788,12 +788,12 @@ def test_two_rows_of_every_arm_are_made_again_in_a_stack(tmp_path, capsys, monke
     assert [len(o) for o in stacks]==[2, 2]
     d = pd.read_csv(f, dtype=str, keep_default_na=False)
     d.assign(reward='0.5').to_csv(f, index=False)
-    with pytest.raises(ValueError, match='4 of 4 rows came out otherwise, of plain, replay_default'): again()
+    with pytest.raises(ValueError, match='4 of 4 rows came out differently, of plain, replay_default'): again()
     d.assign(reward='0.5', machine='another').to_csv(f, index=False)
     assert all(o.count('False')==2 for o in again())   # neither that machine nor equal, but near
     far = json.dumps([dict(tokens=0, pass1=.9), dict(tokens=900, pass1=.9)])
     d.assign(curve=far, pass1_before='0.9', machine='another').to_csv(f, index=False)
-    with pytest.raises(ValueError, match='came out otherwise'): again()
+    with pytest.raises(ValueError, match='came out differently'): again()
 
 def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
     plan = registration(PAGE)

@@ -98,5 +98,5 @@ def test_text_from_anywhere_is_escaped(tmp_path, many):
 
 def test_bad_calls_are_refused_in_words(tmp_path, run):
     with pytest.raises(ValueError, match='no runs'): write_report([])
-    with pytest.raises(ValueError, match='folder of its own'): write_report([run, run])
+    with pytest.raises(ValueError, match='needs its own folder'): write_report([run, run])
     with pytest.raises(ValueError, match='no folder'): write_report(tmp_path/'none')

@@ -165,7 +165,7 @@ def _page_script(ours, script, answers):
         '"search.json"':'"search.bin"', 'index = await r.json()':'index = await window.unpacked(r.body)'}
     for old,new in here.items():
         if old not in script:
-            raise ValueError(f'smalldocs searches in another way now: {old} is gone: mend `_page_script`')
+            raise ValueError(f'smalldocs searches in another way now: {old} is gone: repair `_page_script`')
         script = script.replace(old, new)
     return f'window.answers = {json.dumps(answers)};\n{ours}{script}'
 
@@ -481,8 +481,8 @@ def docs(
     atexit.register(gc.freeze)   # else each shell of a page walks all garbage as it ends
     _finish(out, root/'nbs', local)
     if local: write_live(out/'live', '..')
-    else: print('no npm here: formulas will ask cdn.jsdelivr.net, and the live page is missing; '
-        'install npm and build again for a site that asks nobody')
+    else: print('no npm here: formulas will be loaded from cdn.jsdelivr.net, and the live page is missing; '
+        'install npm and build again for a site that contacts no other host')
     faults = [*warns, *site_faults(out, local=local), *(f'{o}: not in nbs/sidebar.yml' for o in extra),
         *(f'nbs/sidebar.yml names {o}' for o in missing)]
     faults += _text_faults(root)
@@ -545,7 +545,7 @@ def to_pdf(
     "Print a page, with its formulas and pictures, when its scripts are done. Trouble without a Chromium."
     names = 'chromium','chromium-browser','google-chrome'
     chrome = os.environ.get('CHROME') or next(filter(None, map(shutil.which, names)), None)
-    if not chrome: raise Trouble('printing wants a Chromium: install one, or name it in CHROME')
+    if not chrome: raise Trouble('printing needs Chromium: install it, or name it in CHROME')
     how = '--headless --no-sandbox --virtual-time-budget=20000 --no-pdf-header-footer'.split()
     how += ['--generate-pdf-document-outline', f'--print-to-pdf={pdf}', page.resolve().as_uri()]
     r = subprocess.run([chrome, *how], capture_output=True, text=True, encoding='utf-8')
@@ -597,7 +597,7 @@ def book(
         scripts = {o for p in pages.values() for o in re.findall(r'<script src=.*?</script>', p)}
         tail = ''.join(sorted(o for o in scripts if o not in head and 'sidebar' not in o))
         title = (f'<section class="title-page"><h1>grpo_nb</h1><p>{html.escape(conf.description)}</p>'
-            '<p>Folded code is left out, but for the solutions: it stands in the notebooks.</p>'
+            '<p>Folded code is left out, except for solutions: see the notebooks.</p>'
             '</section>')
         body = f'{title}<ol class="chapters">{items}</ol>{"".join(parts)}'
         css = (_root()/'nbs'/'dev'/'book.css').read_text(encoding='utf-8')

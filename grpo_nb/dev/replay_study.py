@@ -307,7 +307,7 @@ def remake_arms(
     print(t.to_string(index=False))
     bad = t[~t.equal&(t.same_machine|~t.near)]
     if len(bad):
-        raise ValueError(f'{path}: {len(bad)} of {len(t)} rows came out otherwise, '
+        raise ValueError(f'{path}: {len(bad)} of {len(t)} rows came out differently, '
             f"of {', '.join(bad.arm.unique())}: "
             'the code has changed since they were made')
     return t

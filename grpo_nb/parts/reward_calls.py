@@ -19,7 +19,7 @@ from .core import reward_name
 # %% ../../nbs/parts/reward_calls.ipynb #ca110006
 @dataclass
 class RewardLog:
-    "What the reward functions of a batch are told of the run, and what they log beside their rewards."
+    "What the reward functions of a batch receive about the run, and what they log beside their rewards."
     state:object = None                                # transformers' `TrainerState`; None: of no run
     values:dict = field(default_factory=dict)          # by name of the metric: a list of numbers
     extra:dict = field(default_factory=dict)           # by column: a value for each completion
@@ -76,8 +76,8 @@ def check_reward_call(
             raise ValueError(f'{f!r:.60} is no function: pass functions, or load one with `load_reward`')
     for k,v in columns.items():
         if k in ('trainer_state','log_metric','log_extra'):
-            raise ValueError(f'the dataset has a column `{k}`, a name under which the trainer gives rewards '
-                             'something of its own: rename it')
+            raise ValueError(f'the dataset has a column `{k}`, a name that the trainer uses for an '
+                             'argument of its own: rename it')
         if v is not None and len(v)!=n:
             raise ValueError(f'`{k}` has {len(v)} values for {n} completions: repeat each value '
                              'for every completion of its group')

@@ -107,7 +107,7 @@ def area(
 
 # %% ../../nbs/research/study.ipynb #663ec818
 def _follow():
-    "Let a worker end when its parent is gone, however that went."
+    "End a worker when its parent is gone, for whatever reason."
     parent = os.getppid()
     def watch():
         while os.getppid()==parent: time.sleep(2)
@@ -291,7 +291,7 @@ def again(
 )->pd.DataFrame:  # a row each: what it was, same_machine, equal, and pass@1 then and now
     """Run random rows again, and print what came out: all but the clock counts.
 
-    ValueError where a row of this machine came out otherwise; on another a difference is no fault.
+    ValueError if a row of this machine came out differently; on another machine a difference is not an error.
     """
     df = read_rows(path)
     out = []
@@ -304,7 +304,7 @@ def again(
     t = pd.DataFrame(out)
     print(t.to_string(index=False))
     if (t.same_machine & ~t.equal).any():
-        raise ValueError('rows came out otherwise on the machine that made them: '
+        raise ValueError('rows came out differently on the machine that made them: '
             'the code has changed since; start a new file')
     return t
 
@@ -757,4 +757,4 @@ def compared(
     bakeoff(out/'curves.csv', ','.join(COMPARED), regime, 6, disable_tqdm=disable_tqdm)
     fig = draw_curves(read_rows(out/'curves.csv'), regime, COMPARED)
     (out/'curves.png').write_bytes(fig_png(fig))
-    print(f'\nfigure  {out}/curves.png; one task says little about others: chapter 14 has the studies')
+    print(f'\nfigure  {out}/curves.png; one task says little about others: see the studies in chapter 14')

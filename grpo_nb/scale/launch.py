@@ -42,7 +42,7 @@ def _closest(name, known):
 def check_launch_config(
     config:dict,  # what an accelerate YAML file holds
 )->list:          # one line per problem, [] when there is none
-    "What accelerate would take without a word although it means nothing, or something else."
+    "Settings that accelerate would silently accept although they mean nothing, or something else."
     out,kind,every = [],config.get('distributed_type'),set().union(*_known().values())
     sections = {k:config.get(k) or {} for k in ('fsdp_config','deepspeed_config')}
     for name,part in {'config':config, **sections}.items():
@@ -98,7 +98,7 @@ def launch_command(
     master:str='',          # address of the first node, where there are several
     port:int=29500,         # on that node
 )->list:                    # words of the command
-    "The words that start a run. ValueError when several nodes have no address, or the counts do not divide."
+    "The command that starts a run. ValueError if several nodes have no address, or the counts do not divide."
     if num_machines > 1 and not master:
         raise ValueError(f'{num_machines} nodes need `master`, the address of the first')
     if num_processes%num_machines:
@@ -132,15 +132,15 @@ def slurm_script(
     num_machines:int=4,     # nodes that train
     gpus_per_node:int=8,    # GPUs on each
     cpus_per_task:int=64,   # cores of a node that the job may use
-    hours:int=24,           # asked for
+    hours:int=24,           # requested
     grace_s:int=300,        # seconds between SIGTERM and the end; take more than a step and a save need
     server:str='',          # from `vllm_command`: one node more, which serves
     port:int=8000,          # where the server listens
 )->str:
     """An sbatch file: one task per node; SIGTERM reaches the trainers with all of its grace.
 
-    A script that runs a recipe of ours goes on from its newest checkpoint when it is queued again. With
-    `server` it is told to sample there.
+    A script that runs one of our recipes resumes from its newest checkpoint when it is requeued. With
+    `server` it samples there.
     """
     if server:
         script = [*script, '--use_vllm', '--vllm_mode', 'server', '--vllm_server_host', '$SERVER',
@@ -161,7 +161,7 @@ def vllm_command(
     port:int=8000,          # where the server listens
     data_parallel:int=1,    # copies
 )->str:  # one line for a shell
-    "The line that starts a vLLM server as trl 1.16 wants it: weights over NCCL, log-probs as sampled."
+    "The command that starts a vLLM server as trl 1.16 needs it: weights over NCCL, log-probs as sampled."
     return (f'VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --port {port} '
         f'--tensor-parallel-size {tensor_parallel} --data-parallel-size {data_parallel} '
         '--weight-transfer-config \'{"backend":"nccl"}\' --logprobs-mode processed_logprobs '
@@ -177,7 +177,7 @@ def vllm_problem(
     if not mode: return ''
     if mode not in ('colocate','server'): return f"vllm_mode is {mode!r}, needs 'colocate' or 'server'"
     if find_spec('vllm') is None:
-        return ('vllm is not installed: `pip install "trl[vllm]"` (trl 1.16 wants vLLM 0.22 to 0.31), '
+        return ('vllm is not installed: `pip install "trl[vllm]"` (trl 1.16 needs vLLM 0.22 to 0.31), '
             'or leave out `use_vllm`')
     if mode=='colocate': return ''
     try:
@@ -239,7 +239,7 @@ class RecipeArguments(ModelConfig):
         choices=['auto','vanilla','eager','sdpa','flash_attention_2'])
     use_wandb:bool = setting(False, 'Track the run with Weights & Biases; `--report_to` takes others.')
     resume:str = setting('no', choices=['no','yes','auto'],
-        help="'yes': go on from the newest whole checkpoint in output_dir; 'auto': if there is one.")
+        help="'yes': resume from the newest complete checkpoint in output_dir; 'auto': if there is one.")
     dry_run:bool = setting(False, 'Print the plan and stop.')
     strategy:str = setting('ddp', 'For the plan only: how states are cut.',
         choices=['ddp','fsdp2','zero2','zero3'])
@@ -368,7 +368,7 @@ def _cut_batch(a, given):
 
 # %% ../../nbs/scale/launch.ipynb #3bc5e9c7
 def _read_file(argv):
-    "(words without `--config FILE`, what the file holds, its path)."
+    "(options without `--config FILE`, the file's content, its path)."
     if '--config' not in argv: return argv,{},''
     i = argv.index('--config')
     if i+1>=len(argv): raise ValueError('--config needs the path of a YAML file')
@@ -392,7 +392,7 @@ def _own_names(argv, known):
     return words,named
 
 def _take_none(words, kinds):
-    "The words without the options that are given as None, and these: argparse would take it for a text."
+    "The options without those given as None, and these: argparse would take None for a text."
     may = {f.name for o in kinds for f in fields(o) if may_be_none(o, f)}
     out,none,pairs = [],{},iter(zip(words, [*words[1:], '']))
     for w,after in pairs:
@@ -410,7 +410,7 @@ def parse_options(
     settings:dict=None,  # the same by name
     defaults:dict=None,  # where they differ from the config's
 )->tuple:  # (recipe's settings, the config)
-    "Settings from words, a YAML file and names. ValueError for an unknown one, or a batch that can't be cut."
+    "Settings from options, a YAML file and arguments. ValueError for an unknown one, or a batch that can't be split."
     from trl import TrlParser
     words = dict(prog='grpo_nb trl', usage='%(prog)s [options]')
     p = TrlParser([recipe, config], conflict_handler='resolve', **words)

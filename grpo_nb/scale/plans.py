@@ -29,7 +29,7 @@ def _counted(G, b, a, W, mu, s, N, z, mean_length):
         replay_bound=math.inf if z==1 else 1/(1-z))
 
 def _problem(G, b, W, s, size, N):
-    "TRL's rule, in the order in which `GRPOConfig` asks."
+    "TRL's rules, in the order in which `GRPOConfig` checks them."
     if s and size: return 'steps_per_generation and generation_batch_size say the same thing: give only one'
     if size and size%(W*b):
         return (f'generation_batch_size {size} is not a multiple of processes × '
@@ -72,7 +72,7 @@ def batch_plan(
     world_size:int=1,                   # processes
     steps_per_generation:int=None,      # passes made from one generation; None: gradient_accumulation_steps
     generation_batch_size:int=None,     # completions of one generation; instead of steps_per_generation
-    num_iterations:int=1,               # times a generation is gone through
+    num_iterations:int=1,               # passes over a generation
     pass_rates:tuple=(.5,),             # chances of a right answer, one per prompt (or a sample of prompts)
     mean_length:float=256.,             # tokens per completion
 )->dict:                                # numbers by name; `legal`, `problem` (TRL's, or None), `notes`
@@ -104,7 +104,7 @@ def batch_plan(
 def plan_lines(
     plan:dict,  # from `batch_plan`
 )->list:        # (label, text) pairs
-    "What a plan says, one line each."
+    "A plan as text, one line each."
     o = plan
     def tokens(share): return f"{o['tokens']*share:,.0f}"
     sampled,prompts = _n_of(o['completions'], 'completion'),_n_of(o['prompts'], 'prompt')
@@ -166,7 +166,7 @@ def batch_command(
     gradient_accumulation_steps:int=1,  # passes before an optimizer step
     world_size:int=1,                   # processes
     steps_per_generation:int=0,         # passes made from one generation; 0: gradient_accumulation_steps
-    num_iterations:int=1,               # times each generation is gone through
+    num_iterations:int=1,               # passes over each generation
     pass_rates:str='0.1,0.3,0.5,0.7,0.9',  # chances of a right answer, or their spread: beta(mean,a+b)
     mean_length:float=256.,             # tokens per completion
 )->None:

@@ -28,7 +28,7 @@ class Finding:
     remedy:str    # what to do, settings under the trainer's names
     fault:bool = True     # False for a note that puts the reader's mind at rest
     explains:tuple = ()   # names of findings that follow from this one
-    step:int = None       # since when; None where that can't be said
+    step:int = None       # since when; None if unknown
     sure:str = 'likely'   # 'certain', 'likely' or 'possible'
     follows:tuple = ()    # names of findings of this run that it explains
     rows:list = field(default_factory=list, repr=False)    # of the history: step, and the columns it read
@@ -79,7 +79,7 @@ def page_table()->dict:
 
 def number(
     x:object,  # a value of a log
-)->float:      # nan or inf where it says so, in letters too; None for a gap and for a word
+)->float:      # nan or inf, also as text; None for a gap or any other text
     "As a number."
     try: return float(x)
     except (TypeError, ValueError): return None
@@ -127,7 +127,7 @@ class Look:
         return float(self.steps[there][at[-1]+1])
 
     def went(self, name:str)->str:
-        "A column from its first quarter to its last, or a setting, in words; '' where there is neither."
+        "A column's first and last quarter, or a setting, as text; '' if there is neither."
         x = self(name)
         if not len(x): return f'{name} is {self.get(name)}' if self.get(name) is not None else ''
         told,form = doctor_table('names')['told'].get(name, (name+' {}', '.3g'))
@@ -137,7 +137,7 @@ class Look:
 
     @property
     def updates(self)->int:
-        "Optimizer steps on one batch of rollouts, as far as the settings tell; 0 when they don't."
+        "Optimizer steps on one batch of rollouts, from the settings; 0 if they don't say."
         n = self.get('steps_per_generation')
         passes = int(self.get('gradient_accumulation_steps', 1) or 1)
         return int(n)*int(self.get('num_iterations', 1))//passes if n else 0
@@ -161,7 +161,7 @@ class Look:
 
     @property
     def ceiling(self)->float:
-        "The highest reward there can be, as far as the record tells; None where it does not."
+        "The highest possible reward, from the record; None if it does not say."
         top = [x for o in self.groups for x in o.get('rewards') or [] if x is not None]
         if top: return max(top)
         r = self('reward')
@@ -254,7 +254,7 @@ def in_words(
 
 @dataclass
 class Rule:
-    "A test of a `Look`; what it needs, what is said where it finds something, and what to do then."
+    "A test of a `Look`, with what it needs, its message, and the remedy."
     test:Callable        # its docstring says what is wrong; parameters with a default are its limits
     name:str             # of the finding
     remedies:list        # what to do; several where the test chooses, by its place
@@ -266,7 +266,7 @@ class Rule:
     fault:bool = True
 
     def __call__(self, r:Look, **limits:float)->Finding:
-        "What the test finds, or None; the test returns evidence in words, fields of `Finding`, or a flag."
+        "What the test finds, or None; the test returns evidence as text, fields of `Finding`, or a flag."
         r.read.clear()
         cols = [r.pair(k) for k in self.needs]
         least = limits.pop('rows', self.rows) if cols else 1
@@ -294,7 +294,7 @@ def rule(
     return lambda test: register(RULES, name)(Rule(test, name, **_around(name)|about))
 
 def _around(name):
-    "What the table says of a rule, with the lists that it names."
+    "The entry of a rule in the table, with the lists that it names."
     table = doctor_table('rules')
     def whole(v): return [o for k in v for o in (table[k[1:]] if k[:1]=='@' else [k])]
     return {k:whole(v) if isinstance(v, list) else v for k,v in table.get(name, {}).items()}
@@ -321,7 +321,7 @@ def _all_cut(c, share): return min(c[:-(-len(c)//2)].mean(), c.mean())>=share
 
 @rule('no-chat-template')
 def _no_template(r:Look, c:np.ndarray, cut:float=.5)->dict:
-    """the model was trained on conversations and is asked with bare text, so it answers something else or
+    """the model was trained on conversations and is prompted with plain text, so it answers something else or
     never ends its turn"""
     rew,s = r('reward'),r.get('data', {})
     if s.get('prompt_format')!='text' or not s.get('chat_template'): return None
@@ -331,7 +331,7 @@ def _no_template(r:Look, c:np.ndarray, cut:float=.5)->dict:
 
 @rule('no-end-token')
 def _no_end(r:Look, c:np.ndarray, share:float=.9)->dict:
-    "generation waits for a token that the model never says"
+    "generation waits for a token that the model never produces"
     s = r.get('data', {})
     odd = s and (s.get('eos_token_id') is None or s.get('chat_template') and not s.get('eos_in_template'))
     if not odd or not _all_cut(c, share): return None
@@ -369,7 +369,7 @@ def one_text(
     return len(said)>1 and bool(said[0]) and len(set(said))==1
 
 def _cliff(r):
-    "Which of the two deaths it is, where the texts tell: evidence, remedy and groups."
+    "Cliff or collapse, if the texts tell: evidence, remedy and groups."
     dead = [o for o in _last_groups(r.groups) if o.get('dead') and len(o.get('completions') or [])>1]
     if not dead:   # without texts, what the trainer counted
         z,one = r.late(DEAD),r.late('frac_one_text')
@@ -388,7 +388,7 @@ def _last_groups(groups):
 def _where(groups): return [(o['step'], o.get('group')) for o in groups]
 
 def _solved(r:Look, dead:float=.9, dead_long:float=.65, long:int=100, alive:float=.7, top:float=.9)->bool:
-    "Groups that came to die while the reward rose to its top?"
+    "Did groups lose their variance while the reward rose to its maximum?"
     z,m = r(DEAD),r('reward')
     if len(z)<3 or len(m)<=3 or z[0]>=alive: return False
     if not ends(m)[1]>=top*m.max()>0 or ends(m)[1]<=ends(m)[0]: return False
@@ -573,7 +573,7 @@ def _within(rows, length):
 
 # %% ../../nbs/see/findings.ipynb #1169c086
 def _others_fell(r:Look, share:float=.4, least:float=.02)->list:
-    "Second opinions that stood higher once, in words."
+    "Second opinions that were higher before, as text."
     seen = r.rewards()|{k:x for k,(_,x) in r.held_out().items()}
     return [f'{k} {fell[0]:.2g} at its best, {fell[1]:.2g} at the end' for k,x in seen.items()
         if (fell := fall(x, share, 2, 4)) and fell[0]>least]
@@ -587,7 +587,7 @@ def _held_gains(r:Look, evals:int=6, rows:int=40)->list:
 
 def _others_stood(r:Look, grew:float, gain:float=.5, stands:float=.1, top:float=.9,
     rows:int=40, climbs:float=.25)->list:
-    "Second opinions that stand still while the reward climbs, in words."
+    "Second opinions that do not change while the reward rises, as text."
     m = r('reward')
     other = lambda k: 'reward' not in k or not .5<grew<2   # the same reward: a gap, unless lengths ran away
     out = [(k, a, b) for k,a,b,d,half,g in _held_gains(r)
@@ -598,12 +598,12 @@ def _others_stood(r:Look, grew:float, gain:float=.5, stands:float=.1, top:float=
     return [f'{k} only {a:.2g} to {b:.2g}' for k,a,b in out]
 
 def _stopped(early, late, rose:float=.05, still:float=.05, top:float=.8):
-    "Did it rise, and then stand still well below 1?"
+    "Did it rise, and then stay well below 1?"
     (d,half),(d2,half2) = rise(early),rise(late)
     return d>max(half, rose) and abs(d2)<=max(half2, still*abs(late.mean())) and late.mean()<top
 
 def _hack(r:Look, rows:int=6, best:float=.9)->dict:
-    "What a reward that rises is paid for, if not for what it stands for: fields of `Finding`, and `long`."
+    "What a rising reward pays for instead of what it is meant to measure: fields of `Finding`, and `long`."
     m,n = r('reward'),r('completions/mean_length')
     if len(m)<rows: return None
     q = max(2, len(m)//4)
@@ -625,7 +625,7 @@ def _hack(r:Look, rows:int=6, best:float=.9)->dict:
 
 def _paid_by_length(groups:list, grew:float, close:float=.95, far:float=.8, values:int=4,
     longer:float=1.5, much_longer:float=2., shorter:float=.67)->str:
-    "Is reward, within groups, little more than a function of a length that changes? In words."
+    "Is reward, within groups, little more than a function of a changing length? As text."
     by = (lambda o: [len(t) for t in o.get('completions') or []]), (lambda o: o.get('n_tokens'))
     link = max((_within(_scored(groups), length) for length in by), key=abs)   # in letters or in tokens
     graded = len({x for o in _scored(groups) for x in o['rewards']})>values   # right ones may be longer
@@ -633,7 +633,7 @@ def _paid_by_length(groups:list, grew:float, close:float=.95, far:float=.8, valu
     return f'within a group reward follows length (correlation {link:.2f})' if graded and pays else ''
 
 def _one_form(groups:list, share:float=.4)->str:
-    "Do different prompts get one and the same answer, mean over steps? In words."
+    "Do different prompts get the same answer, averaged over steps? As text."
     by,text,shares = {},'',[]
     for o in groups: by.setdefault(o['step'], []).append(o)
     for g in by.values():

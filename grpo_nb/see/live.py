@@ -79,7 +79,7 @@ def write_live(
 _KINDS = {'.html':'text/html', '.js':'text/javascript', '.css':'text/css', '.json':'application/json'}
 
 class Answers(BaseHTTPRequestHandler):
-    "Answers by one function of path and query, to who comes by this machine's own name; keeps no log."
+    "Answers requests to this machine's own name by one function of path and query; keeps no log."
     def log_message(self, *args:Any)->None: pass
 
     def do_GET(self)->None:
@@ -94,7 +94,7 @@ class Answers(BaseHTTPRequestHandler):
         except ValueError as e: self.say(409, str(e).encode('utf-8', 'replace'))
 
     def say(self, code:int, body:bytes, kind:str='text/plain')->None:
-        "Send one answer; a reader who has left is no error."
+        "Send one answer; a closed connection is not an error."
         self.send_response(code)
         about = {'Content-Type':f'{kind}; charset=utf-8', 'Content-Length':len(body),
             'Cache-Control':'no-store', 'X-Content-Type-Options':'nosniff'}|self.server.about

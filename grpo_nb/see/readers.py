@@ -87,7 +87,7 @@ def _rows_in(o):
     return next((v for v in (o.get('log_history'), *o.values()) if isinstance(v, list)), [])
 
 def _line(text):
-    "What JSON says; None where it can't be read."
+    "Parse JSON; None if it can't be read."
     try: return json.loads(text or '{}')
     except (TypeError, ValueError): return None
 
@@ -95,8 +95,8 @@ def _kind(text, name='standard input'):
     "What a text without a telling name holds."
     if not text.strip():
         if name=='standard input':
-            raise ValueError('nothing came in on stdin: give JSON lines, a CSV with its header, or what a '
-                'run printed')
+            raise ValueError('stdin is empty: give JSON lines, a CSV with its header, or the output of '
+                'a run')
         raise ValueError(f'{name} is empty')
     whole = _line(text)
     if isinstance(whole, list): return '.json'
@@ -130,7 +130,7 @@ _WRAPPED = re.compile(r'\b(?:np\.\w+|tensor|array)\(\s*([^\s(),]+)[^()]*\)')
 _NO_NUMBER = re.compile(r'(?<=[\s:])([+-]?(?:nan|inf|NaN|Infinity))(?=\s*[,}])')
 
 def _dict_in(text):
-    "What a dict says that Python or JSON wrote, on one line or wrapped; None where it can't be read."
+    "Parse a dict written by Python or JSON, on one line or wrapped; None if it can't be read."
     for o in (text, re.sub(r'[\r\n]+', '', text)):
         o = _NO_NUMBER.sub(r"'\1'", _WRAPPED.sub(r'\1', o))
         for read in (json.loads, ast.literal_eval):
@@ -208,13 +208,13 @@ def _count_examples(talks):
     return end if len(questions)>1 else 0
 
 def _messages(o):
-    "A record's conversation, where nothing but roles tells prompt and answer apart; else None."
+    "A record's conversation, if only roles distinguish prompt and answer; else None."
     if {'messages','metadata'}<=set(o): return o['messages']
     nodes = o.get('nodes') or next((t.get('nodes') for t in o.get('traces') or []), None)
     return None if not nodes or 'sampled' in nodes[0] else [n.get('message') or {} for n in nodes]
 
 def _conversations(rows):
-    "Those of `_messages`, of records that are whole."
+    "Those of `_messages`, for complete records."
     out = []
     for o in rows:
         try: talk = _messages(o)
@@ -258,7 +258,7 @@ def _summary(o, examples):
         is_truncated=bool(o['steps']) and o['steps'][-1].get('stop_reason')=='length')]
 
 def _unwrapped(x):
-    "What stands in a list of one."
+    "The element of a list of one."
     while isinstance(x, list) and len(x)==1: x = x[0]
     return x
 
@@ -285,7 +285,7 @@ _KINDS = (   # (the names that a row of this kind has, how it becomes rows of a 
     ({'steps','group_idx'}, _summary), ({'content','rewards'}, _nemo), ({'messages','metadata'}, _trace))
 
 def _is_batch(o):
-    "A row for a whole batch: its completions, and other columns, are lists of one length?"
+    "Is it a row for a whole batch, with completions and other columns as lists of one length?"
     said = next((o[k] for k in NAMES['completion'] if k in o), None)
     if not isinstance(said, list) or not said: return False
     if not all(isinstance(x, (str,list)) for x in said): return False   # messages of one conversation
@@ -432,13 +432,13 @@ def groups_of(
     rows:list,           # dicts, one per completion
     step:int=0,          # of rows that do not say it
     columns:dict=None,   # {what we ask for: its name in the table}
-)->tuple:                # (groups as in groups.jsonl, completions that stood alone)
+)->tuple:                # (groups as in groups.jsonl, completions without a group)
     "Rows of a table as groups of the record. ValueError as of `find_columns`."
     if not rows: return [],0
     return _groups(rows, step, columns, _parts(rows, columns))[:2]
 
 def _keyed(rows, at, step):
-    "(rows by the step and the name of their group; how they were found where that needs a word, or '')"
+    "(rows by step and name of their group; how they were found if that needs a remark, or '')"
     def key(o, name):
         s = _number(o.get(at.get('step')))
         return step if s is None else int(s),name
@@ -451,14 +451,14 @@ def _keyed(rows, at, step):
     found = by(given)
     if 'group' not in at: return _of_one_size(found)
     if max(map(len, found.values()))>1: return found,''
-    own = f"each answer has an id of its own in `{at['group']}`"
+    own = f"each answer has its own id in `{at['group']}`"
     begun = by(lambda o: re.sub(r'_\d+_\d+$', '', given(o)))   # verl: group, session, place
     if max(map(len, begun.values()))>1:
         return begun,f"{own}: those that differ in their last two numbers alone are a group"
     return by(asked),f"{own}: those of one step to one prompt are a group"
 
 def _of_one_size(found):
-    "Groups of one prompt in a step, which nothing else tells apart, have the size of half of all groups."
+    "Split groups of one prompt in a step, which nothing else distinguishes, by the size of half of all groups."
     G = math.gcd(*map(len, found.values()))
     alike = sum(len(g)==G for g in found.values())
     if G<2 or alike==len(found) or 2*alike<len(found): return found,''
@@ -469,7 +469,7 @@ def _of_one_size(found):
         'order of the rows')
 
 def _groups(rows, step, columns, parts):
-    "(groups as in groups.jsonl, completions that stood alone, how groups were found or '')"
+    "(groups as in groups.jsonl, completions without a group, how groups were found or '')"
     at = find_columns(_names(rows), columns)
     def get(o, k): return o.get(at.get(k))
     found,note = _keyed(rows, at, step)
@@ -556,8 +556,8 @@ def filter_note(
 # %% ../../nbs/see/readers.ipynb #e5631add
 def as_history(
     rows:list,     # dicts of numbers
-)->pd.DataFrame:   # a row per step, under our names; what came later in a step wins
-    "Rows of another log as a history; `attrs` says where a log said nan, and which words stood for numbers."
+)->pd.DataFrame:   # a row per step, under our names; later values of a step win
+    "Rows of another log as a history; `attrs` says where the log had nan, and which texts replaced numbers."
     out,words,last = [],{},-math.inf
     ours = {k:our_name(str(k)) for k in dict.fromkeys(k for o in rows for k in o)}
     for i,o in enumerate(rows):
@@ -578,7 +578,7 @@ def as_history(
 _GAPS = ('','none','null','na','n/a','-','no log')
 
 def _word_notes(said):
-    "What stood where a number belongs, in a line per column."
+    "Texts found in place of numbers, one line per column."
     return [f'{k}: {len(v)} values are no numbers and left out, such as {v[0]!r:.40}'
         for k,v in said.items() if v]
 
@@ -602,7 +602,7 @@ def _events(folder):
 
 # %% ../../nbs/see/readers.ipynb #def5cb1f
 def _step_in(path):
-    "The step that a file's name or its folder's name says, or None."
+    "The step in a file's name or its folder's name, or None."
     for name in (path.stem, *(o.name for o in list(path.parents)[:3])):
         if m := re.search(r'(?:^|step[_-]?|_)(\d+)(?:$|_|-)', name): return int(m[1])
     return None
@@ -677,7 +677,7 @@ def _weights_of(tables, names):
             'they are; which groups are dead is read from the advantages.')*(len(names)>1)
     weights = dict(zip(names, map(float, w)))
     if (w==1).all(): return weights,''
-    return weights,('weights of the rewards, as the advantages tell them up to a factor: '
+    return weights,('weights of the rewards, derived from the advantages up to a factor: '
         +', '.join(f'{k} {v:g}' for k,v in weights.items())+'.')
 
 def _made_rewards(rows, weights):
@@ -712,7 +712,7 @@ def _is_log(rows):
     return not texts or len(known)>1   # texts and a reward: rollouts whose columns have other names
 
 def _odd_values(rows, columns):
-    "Rewards and steps that are words, in a line each."
+    "Rewards and steps that are text, one line each."
     at = find_columns(_names(rows), columns)
     def words(k):   # a nan is a completion that nobody judged
         return [v for o in rows if (v := o.get(at[k])) is not None and number(v) is None]
@@ -737,8 +737,7 @@ def _all_groups(tables, columns, notes, funcs=()):
         alone += lone
     notes += [f'{o}.' for o in said]
     if alone:
-        notes.append(f'{alone} completions stand alone, without a group to be compared with, '
-                     'and are left out.')
+        notes.append(f'{alone} completions have no group to be compared with, and are left out.')
     if n := filter_note(out): notes.append(n)
     return out,weights
 
@@ -788,7 +787,7 @@ def open_run(
     path:Run,            # a `Run`; the folder or file of one, whoever made it; '-' for standard input
     columns:dict=None,   # {what we ask for: its name in the table}
 )->Run:
-    "Any run, with its groups where there are some. ValueError that says what was found and what is needed."
+    "Open any run, with its groups if there are any. ValueError says what was found and what is needed."
     run = path if isinstance(path, Run) else _opened(Path(path), columns)
     _filled(run.rows, run.setting('dead_tolerance', 1e-6))
     return run
@@ -814,7 +813,7 @@ def _opened(path, columns):
     return run
 
 def _joined(path, rows, groups, notes, weights):
-    "A run of a log, of groups, or of both; the groups tell of a reward that was not logged."
+    "A run from a log, from groups, or from both; groups supply a reward that was not logged."
     history = as_history(rows)
     if groups and 'reward' not in history: history = as_history([*_history_of(groups), *rows])
     if not groups and not rows:
@@ -834,7 +833,7 @@ def _joined(path, rows, groups, notes, weights):
 def judged(
     run:Run,  # any that `open_run` takes
 )->tuple:     # (`Verdict`, `Findings`)
-    "What all that a run's record holds says of it: the same at its end, in its report and for `diagnose`."
+    "The verdict on a run from its whole record: the same at its end, in its report and for `diagnose`."
     run = open_run(run)
     rows = history_rows(run)
     found = find(rows, run.rows, run.settings)
@@ -860,7 +859,7 @@ def write_rollouts(
     step:int,          # of the optimizer
     prompts:list,      # (N,) text or messages, one for each completion
     completions:list,  # (N,) text or messages
-    rewards:list,      # (N,) numbers, None where nobody judged; a tensor or an array also goes
+    rewards:list,      # (N,) numbers, None if not scored; a tensor or an array works too
     **columns:list,    # (N,) values by name: group_id, advantage, tokens, logps, …
 )->None:
     "Append a batch, a line per completion. ValueError for a column of another length."

@@ -41,7 +41,7 @@ def gain_at(
 
 def sampling_share(
     r:Look,   # of a run
-)->float:     # 0..1; None where its seconds don't tell
+)->float:     # 0..1; None if its timings are missing
     "What part of a batch with one pass over it is sampling."
     batch,s = r('batch_time')[1:],r('generation_time')[1:]
     if not len(s): s = r('rollout_time')[1:]   # as older records have it, rewards included
@@ -155,7 +155,7 @@ def _gain(a, b):
     return b['mean']-a['mean'],math.hypot((a['high']-a['low'])/2, (b['high']-b['low'])/2)
 
 def _said(name, a, b, d, half, share=False):
-    "(one measurement before and after in words, difference, half-width)"
+    "(one measurement before and after as text, difference, half-width)"
     sure = not math.isnan(half)
     if share: about = f'{100*d:+.1f} points'+(f' ± {100*half:.1f}' if sure else '')
     else: about = f'{d:+.3g}'+(f' ± {half:.2g}' if sure else '')
@@ -171,7 +171,7 @@ def _seen(look, before, after):
     return [_said('the mean reward of the batches', *ends(x), *rise(x))] if len(x)>3 else []
 
 def _counted(look):
-    "How much was sampled, in words."
+    "How much was sampled, as text."
     dead,n,rows = look('replay/dead'),look('num_tokens'),len(look.rows)
     who = f'all {dead.sum():.0f} groups were' if len(dead)==rows>0 else \
         f'every group of {rows} logged batches was'

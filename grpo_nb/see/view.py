@@ -38,7 +38,7 @@ def stored_groups(
     size:int=None,    # groups the buffer holds; None where that is not known
     age_limit:float=None, # steps after which a group leaves
 )->tuple:             # (list of dicts id, step, score, at, out; {(step, group): its number in that list})
-    "Every group that was stored, and where each came in."
+    "Every stored group, and where it was replayed."
     rows,came = [o for g in by_step.values() for o in g],{}
     def entry(o, at): return {k:o.get(k) for k in ('id','step','score')}|dict(at=at, out=None)
     out = [entry(o, [places[o['step']], o['group']]) for o in rows if o.get('id') is not None]
@@ -87,7 +87,7 @@ def _held_out(look):
     return c|(dict(low=low['value'], high=high['value']) if low['step']==high['step']==c['step'] else {})
 
 def _curves_of(run, look):
-    "What was logged, as curves; the first ones are `main` and stand above the map."
+    "The logged numbers as curves; the first ones are `main` and are shown above the map."
     colours = page_table()['colours']
     r = reward_curve(run)|dict(label='reward, mean of the batch', colour=colours['reward'])
     r['share'] = bool(r['step']) and _is_share(r['value'])
@@ -138,7 +138,7 @@ def _cells(run, places, B, of, dtype=np.uint8):
     return out
 
 def _arrays(run, places, B):
-    "A number per cell: longest answer, is it one text, and what each reward function said."
+    "A number per cell: longest answer, is it one text, and the value of each reward function."
     def longest(o):
         n = o.get('n_tokens') or [len(t or '')//4 for t in o.get('completions') or []]
         return min(65535, max((int(x or 0) for x in n), default=0))
@@ -203,7 +203,7 @@ def _about(run, look):
     return ', '.join(str(o) for o in bits if o)
 
 def _correction(run):
-    "How the run treated the age of replayed groups, in words; '' where nothing was replayed."
+    "How the run limited the age of replayed groups, as text; '' if nothing was replayed."
     if not any(o.get('replacement') for o in run.rows): return ''
     c = run.setting('replay_correction')
     plain = (run.setting('corrected', True) is False or 'uncorrected' in str(run.settings.get('method'))
@@ -217,7 +217,7 @@ def _settings_of(run):
     return {k:v for k,v in said.items() if k!='run' and v is not None}
 
 def _tables(run):
-    "What stands at the end of a report, by title."
+    "The last sections of a report, by title."
     versions = run.summary.get('versions') or run.settings.get('versions') or {}
     return {k:v for k,v in dict(Settings=_settings_of(run), Versions=versions).items() if v}
 
@@ -345,7 +345,7 @@ def page(
     data:str,    # JSON that the script reads
     start:str,   # what the script does with it
 )->str:          # HTML
-    "The component in a page of its own."
+    "The component as a separate page."
     parts = dict(CSS=asset('view/view.css'), TITLE=escape(title.encode('utf-8', 'replace').decode()),
         DATA=data.replace('</', '<\\/').replace('<!', '\\u003c!'), START=start,
         JS=view_script().replace('export default', 'const widget ='))
@@ -410,9 +410,9 @@ def write_page(
     out:Path=None,  # a folder, or a file that ends in .html; None: where the run lies
     run:Run=None,   # what the page shows; that of a table of rollouts lies beside it
 )->Path:            # of the page; its folder is made
-    """Write a page whole or not at all; what has no UTF-8 becomes a question mark.
+    """Write a page completely or not at all; what is not UTF-8 becomes a question mark.
 
-    ValueError where a file of that name stands that is no page of ours.
+    ValueError if a file of that name exists that is not a page of ours.
     """
     path = _page_at(name, out, run)
     if path.exists() and _MARK not in path.read_bytes():
@@ -475,7 +475,7 @@ def view_run(
 _NOT_SETTINGS = ('seed','output_dir','disable_tqdm','run_id')
 
 def _setting_told(name, value):
-    "A setting as one says it: 'plain GRPO', 'without replay', 'learning rate 0.0001'."
+    "A setting in words: 'plain GRPO', 'without replay', 'learning rate 0.0001'."
     name = name.split('.')[-1].replace('_', ' ')
     if name=='method': return 'plain GRPO' if value=='keep' else str(value)
     if name=='replay buffer size' and not value: return 'without replay'
@@ -485,7 +485,7 @@ def _setting_told(name, value):
 def arms(
     runs:list,  # of `Run`
 )->dict:        # {name: list of `Run`}
-    "Runs that share every setting but the seed, under a name that says what differs between arms."
+    "Group runs that share every setting but the seed, under a name that says what differs between arms."
     def own(r):
         return {k:json.dumps(v, default=str) for k,v in _settings_of(r).items()
             if k.split('.')[-1] not in _NOT_SETTINGS}
@@ -601,7 +601,7 @@ def write_report(
         run = open_run(runs)
         return write_page('report.html', view_html(run, report=True), out, run)
     if not runs: raise ValueError('no runs to compare: give folders, or {name: folders}')
-    if out is None: raise ValueError('a comparison needs a folder of its own: write_report(runs, out=...)')
+    if out is None: raise ValueError('a comparison needs its own folder: write_report(runs, out=...)')
     many = lambda o: [open_run(f) for f in ([o] if isinstance(o, (str,Path)) else o)]
     groups = {k:many(o) for k,o in runs.items()} if isinstance(runs, dict) else arms(many(runs))
     name = _page_at('report.html', out).resolve().parent.name

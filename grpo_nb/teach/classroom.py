@@ -27,7 +27,7 @@ _HEAD = {'adapters.py':'"{}: what you write"\nimport math\nimport torch\nfrom to
 def _library(): return Path(import_module('grpo_nb').__file__).parent
 
 def handout(
-    which:str,  # 'A' to 'D'; or 'checks', the page of what is asked
+    which:str,  # 'A' to 'D'; or 'checks', the page of checks
 )->dict:        # a notebook
     "The handout of a problem set, from the package or from the clone."
     here = _library()
@@ -140,12 +140,12 @@ def checks_page()->dict:   # its names
 def checks_of(
     which:str,  # 'A' to 'D'
 )->list:        # (points, check); a check takes the student's module and a generator
-    "What is asked of a hand-in, as the page of checks has it."
+    "The checks of a hand-in, from the page of checks."
     return checks_page()['CHECKS'][which]
 
 # %% ../../nbs/teach/classroom.ipynb #ea7d2465
 def _sit(folder, which, seed, limit, start):
-    "What the other process does: import the hand-in, run the checks from `start` on, write a line for each."
+    "In the other process: import the hand-in, run the checks from `start` on, write a line for each."
     import faulthandler
     out = os.fdopen(os.dup(1), 'w', encoding='utf-8')
     nowhere = os.open(os.devnull, os.O_WRONLY)   # for what the student prints
@@ -174,7 +174,7 @@ def _sit(folder, which, seed, limit, start):
 def _source_of(which): return 'experiment.py' if which=='D' else 'adapters.py'
 
 def _asked(folder, which, seed, limit, start):
-    "(what the import and each check from `start` on said, what ended the process)"
+    "(the results of the import and of each check from `start` on, what ended the process)"
     code = f'from grpo_nb.teach.classroom import _sit; _sit{str(folder), which, seed, limit, start}'
     path = os.pathsep.join([str(_library().parent), os.environ.get('PYTHONPATH', '')])
     with tempfile.TemporaryDirectory() as room:
@@ -191,7 +191,7 @@ def examined(
     seed:int=None,   # of the inputs and of the student's runs; None for the folder's own
     limit:float=30., # seconds a check may take
 )->list:             # a sentence for each check, None where its points are earned
-    "What the checks of a set say about a hand-in."
+    "Run the checks of a set on a hand-in."
     n,said,file = len(checks_of(which)),[],folder/_source_of(which)
     if not folder.is_dir(): return [f'there is no folder {which}']*n
     try: why = '' if which=='D' else refused(file.read_text(encoding='utf-8'))
@@ -214,7 +214,7 @@ def grade(
     seed:int=None,      # of the checks' inputs and the student's runs; None for the folder's own
     checklist:str=None, # the list of set D with a reader's ticks
 )->dict:                # set -> [(points, name, sentence or None)]
-    "Grade a hand-in. ValueError where there is none."
+    "Grade a hand-in. ValueError if there is none."
     root,sets = Path(folder),_sets(sets)
     if not any((root/k).is_dir() for k in sets):
         raise ValueError(f"{folder} has none of the folders {', '.join(sets)}: give the one that holds them")
@@ -235,7 +235,7 @@ def _ticks(path):
 def score(
     rows:list,  # of one set, as `grade` gives them
 )->tuple:       # points earned, points there are
-    "What a hand-in is worth."
+    "The points of a hand-in."
     return sum(p for p,_,why in rows if why is None),sum(p for p,*_ in rows)
 
 def score_lines(
@@ -293,14 +293,14 @@ FIELDS = ('Question', 'Arms', 'Measure', 'Prediction', 'Decision rule')
 def open_fields(
     plan:str,  # text of plan.md
 )->list:       # names of the fields under which nothing is written
-    "What a plan still has to say."
+    "The sections of a plan that are still empty."
     parts = dict(re.findall(r'^## *(.+?) *\n(.*?)(?=^## |\Z)', plan+'\n', flags=re.M|re.S))
     return [o for o in FIELDS if len(parts.get(o, '').replace('…', '').split())<3]
 
 def mark_of(
     plan:str,  # text of plan.md
 )->str:        # 12 letters
-    "A mark that changes with every word of the plan."
+    "A fingerprint that changes with every word of the plan."
     return hashlib.sha256(' '.join(plan.split()).encode()).hexdigest()[:12]
 
 # %% ../../nbs/teach/classroom.ipynb #31788916
