@@ -13,7 +13,7 @@ from typing import Any
 from torch.nn import Module
 from .parts.core import save_json, versions
 from .parts.model import Tokenizer
-from .run.record import read_run
+from .run.reading import read_run
 from .see.view import write_report
 from .see.readers import judged
 from .run.folders import new_folder, next_folder, one_thread

@@ -17,7 +17,8 @@ from .parts.registry import LOSSES
 from .parts.groups import dead_by_func, dead_groups, group_scores
 from .run.settings import LossSettings
 from .replay import ReplayBuffer
-from .run.record import Run, terms_told
+from .run.record import terms_told
+from .run.reading import Run
 from .see.readers import open_run
 from .see.view import buffer_of, view_html, view_run, write_page
 

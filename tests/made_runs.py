@@ -6,7 +6,8 @@ import numpy as np, pandas as pd, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups, dead_reason, group_scores
 from grpo_nb.parts.ratios import clip_share
-from grpo_nb.run.record import GROUP_FIELDS, Recorder, Run, group_rows, ratio_hists
+from grpo_nb.run.record import GROUP_FIELDS, Recorder, group_rows, ratio_hists
+from grpo_nb.run.reading import Run
 from grpo_nb.replay import ReplayBuffer
 
 def make_run(

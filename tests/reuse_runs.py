@@ -3,7 +3,7 @@ nbs/results/reuse_runs: three runs of the demo (`tests/runs`), one of the traine
 the first one as verl would have logged it, with seconds as a large model has them."""
 import json, tempfile
 from pathlib import Path
-from grpo_nb.run.record import read_run
+from grpo_nb.run.reading import read_run
 from grpo_nb.see.readers import history_rows
 from stored_runs import stored
 

@@ -475,7 +475,7 @@ def train(t, micro, grads, **kw):
 
 def on_trl(case):
     "Train with the trainer on TRL and compare."
-    from grpo_nb.run.record import read_run
+    from grpo_nb.run.reading import read_run
     c = NS(**case)
     two,r = c.rewards!='one',c.replay_correction or {}
     spg = c.parts*c.accumulate

@@ -3,7 +3,8 @@
 import gzip, json, sys
 from pathlib import Path
 import pandas as pd
-from grpo_nb.run.record import GROUP_FIELDS, Run, read_run
+from grpo_nb.run.record import GROUP_FIELDS
+from grpo_nb.run.reading import Run, read_run
 
 AT = Path(__file__).parent/'runs'
 KEPT = (

@@ -6,7 +6,7 @@ import pytest
 from grpo_nb.cli import BEHIND, COMMANDS, main, train_parser
 from grpo_nb.demo import demo
 from grpo_nb.run.checkpoints import forget_stop
-from grpo_nb.run.record import read_run
+from grpo_nb.run.reading import read_run
 from grpo_nb.scale.launch import OwnArguments
 
 REWARD = '''

@@ -12,7 +12,8 @@ from grpo_nb.scale.plans import (batch_command, batch_plan, best_group_size, bet
 from grpo_nb.cli import diagnose as diagnose_command
 from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
-from grpo_nb.run.record import Recorder, Run
+from grpo_nb.run.record import Recorder
+from grpo_nb.run.reading import Run
 from grpo_nb.see.readers import history_rows
 from notebook_code import defined_in
 from stored_runs import stored

@@ -426,7 +426,7 @@ def test_a_findings_figure_has_its_curves_and_its_window():
 
 def test_the_reports_findings_bring_their_figures(tmp_path):
     import json
-    from grpo_nb.run.record import read_run
+    from grpo_nb.run.reading import read_run
     from grpo_nb.see.view import _told_verdict
     broken = rows(loss=lambda x: .1 if x<.5 else math.nan)
     (tmp_path/'history.jsonl').write_text('\n'.join(map(json.dumps, broken)))

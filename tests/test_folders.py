@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest, torch
 import grpo_nb.demo
 from grpo_nb.cli import main
-from grpo_nb.run.record import RECORD, Recorder, lock_folder, read_run
+from grpo_nb.run.record import RECORD, Recorder, lock_folder
+from grpo_nb.run.reading import read_run
 from grpo_nb.run.folders import new_folder
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, train

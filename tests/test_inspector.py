@@ -3,7 +3,8 @@ import json, math
 import numpy as np, pytest, torch
 from grpo_nb.inspector import *
 from grpo_nb.inspector import WHAT_IFS
-from grpo_nb.run.record import Recorder, group_rows, read_run
+from grpo_nb.run.record import Recorder, group_rows
+from grpo_nb.run.reading import read_run
 from grpo_nb.see.readers import open_run
 from grpo_nb.see.view import stored_groups, buffer_of
 from made_runs import make_run

@@ -1,7 +1,7 @@
 "The inspector in JupyterLab, driven as a person would: the map, a row, the keyboard, a step set from Python"
 import os
 import pytest
-from grpo_nb.run.record import read_run
+from grpo_nb.run.reading import read_run
 from conftest import ROOT
 
 RUN = ROOT/'nbs'/'results'/'run_tiny'

@@ -1,7 +1,8 @@
 "Cliff or collapse as a number that both trainers log: the share of groups that are one text, by hand"
 import pytest, torch
 from types import SimpleNamespace
-from grpo_nb.run.record import _one_text_share, read_run
+from grpo_nb.run.record import _one_text_share
+from grpo_nb.run.reading import read_run
 from grpo_nb.see.findings import find
 
 def rollouts(*groups):

@@ -199,6 +199,13 @@ def test_modules_import_only_the_heavy_packages_of_their_room(names, may):
     assert names and r.returncode==0, r.stderr
     assert set(r.stdout.split()) <= may
 
+def test_importing_the_chapters_trainer_loads_no_server_no_database_and_no_tables():
+    "The monitor of a run brings them, when a run has one."
+    heavy = 'http.server','sqlite3','pandas','scipy.stats','matplotlib'
+    r = _python(f"""import sys, grpo_nb.trainer
+print(*[o for o in sys.modules if o in {heavy} or o.startswith('grpo_nb.see.')])""")
+    assert r.returncode==0 and r.stdout.split()==[], r.stdout+r.stderr
+
 def _others():
     "The statements by which our modules import those of others, at the top."
     for f in FILES.values():

@@ -324,7 +324,7 @@ def accelerate(d, args):
 
 @pytest.mark.slow
 def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path):
-    from grpo_nb.run.record import read_run
+    from grpo_nb.run.reading import read_run
     w = words('gsm8k', tmp_path)
     settings = '\n'.join(f'{k[2:]}: {v}' for k,v in zip(w[1::2], w[2::2]))
     (tmp_path/'run.yaml').write_text(settings+'\nreplay_buffer_size: 8\n')
@@ -341,7 +341,7 @@ def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path
 
 @pytest.mark.slow
 def test_the_other_recipes_run_on_two_processes_too(tmp_path):
-    from grpo_nb.run.record import read_run
+    from grpo_nb.run.reading import read_run
 
     lines = ['from grpo_nb.cli import main',
              *(f'main({words(o, tmp_path)!r})' for o in ('numinamath', 'tldr'))]

@@ -3,7 +3,8 @@ import json, re
 import numpy as np, pandas as pd, pytest
 from scipy import stats
 from grpo_nb.parts.stats import difference
-from grpo_nb.run.record import Recorder, group_rows, read_run
+from grpo_nb.run.record import Recorder, group_rows
+from grpo_nb.run.reading import read_run
 from grpo_nb.see.view import *
 from grpo_nb.see.view import _compared
 from made_runs import make_run

@@ -7,7 +7,7 @@ from grpo_nb.inspector import fill_terms, inspector_html
 from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.run.settings import LossSettings
-from grpo_nb.run.record import Run, read_run
+from grpo_nb.run.reading import Run, read_run
 from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model

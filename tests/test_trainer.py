@@ -12,7 +12,7 @@ from grpo_nb.dialects import constant_advantages, maxrl_advantages, rft_advantag
 from grpo_nb.run.checkpoints import (Stopped, check_stop, checkpoint_folders,
     checkpoint_problem, forget_stop, note_stop)
 from grpo_nb.run.resume import checkpoint_for, save_checkpoint
-from grpo_nb.run.record import read_run
+from grpo_nb.run.reading import read_run
 from grpo_nb.methods import DynamicSampling
 from grpo_nb.replay import Replay
 from grpo_nb.strategies import Keep, Mask, Method, Treated

@@ -12,7 +12,8 @@ from grpo_nb.on_trl.rows import TrlRows
 from grpo_nb.on_trl.table import _in_the_form_of
 from grpo_nb.scale.plans import batch_plan
 from grpo_nb.inspector import inspector_html
-from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder, read_run
+from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder
+from grpo_nb.run.reading import read_run
 from grpo_nb.see.view import write_report
 from grpo_nb.see.readers import diagnose
 from another import elsewhere, fork, works_elsewhere

@@ -105,7 +105,7 @@ def test_a_group_that_is_too_old_is_not_counted_on(scope):
 @pytest.mark.parametrize('scope', ['local', 'sharded'])
 def test_only_what_the_buffer_keeps_has_a_number_on_record(scope):
     "Of three living groups the best of two stay; each number on record is that of a stored group, once."
-    from grpo_nb.run.record import read_run
+    from grpo_nb.run.reading import read_run
     t,_,_,h = go(k=0, steps=3, replay_buffer_size=2, replay_scope=scope, replay_priority='recency')
     rows = read_run(t.args.output_dir).rows
     kept = [[o['id'] for o in rows if o['step']==s and o['id'] is not None] for s in (1, 2, 3)]
@@ -201,7 +201,7 @@ def test_a_data_set_may_be_as_small_as_what_is_sampled():
         T.trainer(reward, per_device_train_batch_size=6*G, replay_stored_per_fresh=2, dataset=T.data(1))
 
 def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():
-    from grpo_nb.run.record import read_run
+    from grpo_nb.run.reading import read_run
     t,got,_,_ = go(steps=3, log_completions=True, num_completions_to_print=0)
     L,b = t._logs,got[-1]
     assert len(L['prompt'])==len(L['completion'])==len(L['advantages'])==3*G

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest, torch
 from grpo_nb.parts.core import atomic_write
 from grpo_nb.inspector import write_inspector
-from grpo_nb.run.record import Recorder, Run, group_rows, read_run
+from grpo_nb.run.record import Recorder, group_rows
+from grpo_nb.run.reading import Run, read_run
 from grpo_nb.see.view import *
 from grpo_nb.parts.groups import dead_reason
 from grpo_nb.see import findings

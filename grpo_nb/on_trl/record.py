@@ -19,7 +19,8 @@ from ..parts.core import versions
 from ..parts.groups import dead_reason, group_scores
 from ..parts.ratios import importance_ratio
 from ..run.record import (
-    RATIO_EDGES, Recorder, about_data, as_text, group_rows, ratio_hists, read_run, token_fields)
+    RATIO_EDGES, Recorder, about_data, as_text, group_rows, ratio_hists, token_fields)
+from ..run.reading import read_run
 from ..see.verdict import verdict, warnings_now
 from .batch_record import BatchRecord
 from .rows import TrlRows

@@ -16,7 +16,7 @@ from importlib.resources import files
 import numpy as np
 import pandas as pd
 from ..parts.registry import register
-from ..run.record import Run
+from ..run.reading import Run
 
 # %% ../../nbs/see/findings.ipynb #ee95fe92
 @dataclass

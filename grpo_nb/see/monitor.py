@@ -13,7 +13,8 @@ from ..parts.model import COPY_LIMIT, end_tokens, why_slow
 from ..run.callbacks import TrainCallback
 from ..run.checkpoints import disk_is_full, no_room
 from ..run.config import RunConfig
-from ..run.record import Recorder, Run, about_data, one_a_step, read_run, record
+from ..run.record import Recorder, about_data, record
+from ..run.reading import Run, one_a_step, read_run
 from ..run.resume import plain_args
 from ..run.state import TrainState
 from .readers import judged

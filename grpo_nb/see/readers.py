@@ -18,7 +18,8 @@ import torch
 from .findings import Findings, doctor_table, find, number
 from .verdict import verdict
 from ..parts.groups import dead_groups, dead_reason
-from ..run.record import GROUP_FIELDS, Run, as_text, one_a_step, read_run
+from ..run.record import GROUP_FIELDS, as_text
+from ..run.reading import Run, one_a_step, read_run
 
 # %% ../../nbs/see/readers.ipynb #7077affd
 ALIASES,NAMES = (doctor_table('names')[k] for k in ('metrics','columns'))   # lists that you may add to

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from ..parts.core import atomic_write
 from ..parts.stats import difference, mean_ci
-from ..run.record import TOKEN_FIELDS, Run, plain, to_line
+from ..run.record import TOKEN_FIELDS, plain, to_line
+from ..run.reading import Run
 from .findings import DEAD, Look, asset, curves_read, doctor_table, one_text, page_table
 from .readers import finite, history_rows, judged, open_run, reward_scale
 from .verdict import measures
