@@ -196,6 +196,7 @@ def update_minibatch(
 )->dict:               # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask (b, G, T)
     "One optimizer step on the groups `idx` of a batch."
     a,mb = s.args,treated.batch[idx].trim()
+    s.optimizer.zero_grad(set_to_none=True)
     mask = loss_mask(s, mb, treated.in_loss[idx])
     with s.timed('logps'):
         logps,entropy = compute_logps(s, s.model, replace(mb, completion_mask=mask), entropy=True)
@@ -218,7 +219,6 @@ def optimizer_step(
     logps:Tensor, mb:Rollouts,      # (b, G, T) nats and their groups, for the error
 )->float:                           # norm of the gradient before it is clipped
     "Move the weights against the gradient. RuntimeError, naming step and rows, if the loss is not finite."
-    s.optimizer.zero_grad(set_to_none=True)
     if not loss.isfinite(): raise nonfinite_loss_error(loss, logps, mb.key, s.step, s.args.learning_rate)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(s.model.parameters(), s.args.max_grad_norm or math.inf)
@@ -244,6 +244,7 @@ def update_batch(
         order = torch.tensor(permutation(len(batch), a.seed*100_003+s.step))
         for idx in order.chunk(a.steps_per_generation):
             updates.append(update_minibatch(s, treated, idx, num_items, prox))
+    s.optimizer.zero_grad(set_to_none=True)   # gradients are as large as the weights: sampling needs none
     return updates
 
 # %% ../nbs/12_trainer.ipynb #cd934140

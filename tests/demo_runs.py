@@ -2,7 +2,8 @@
 
     python tests/demo_runs.py nbs/results/demo_runs.csv      # puts this machine's rows in their place
     python tests/demo_runs.py nbs/results/demo_runs.csv --map nbs/results/demo_map.csv   # and the film's
-    python tests/demo_runs.py nbs/results/demo_smollm2.csv --model smollm2   # five seeds, four minutes a run
+    python tests/demo_runs.py nbs/results/demo_smollm2.csv --model smollm2 --keep runs/real   # five seeds,
+        # four minutes a run; what is in the folder is not run again, and tests/real_run.py reads it
     ATEN_CPU_CAPABILITY=avx2 python tests/demo_runs.py ...   # as a processor without AVX512 would
 
 The last bits of a sum depend on the processor's instructions and on torch, and a trained model on the last
@@ -16,7 +17,7 @@ RUNS = [(seed, size) for seed in range(3) for size in (0, 64)]
 FIELDS = '''torch instructions seed replay_buffer_size before after n_problems groups dead replaced
     tokens'''.split()
 SMOLLM2_RUNS = [(seed, size) for size in (64, 0) for seed in range(5)]
-GREEDY = ['greedy_before', 'greedy_after']
+PRETRAINED = ['greedy_before', 'greedy_after', 'cpu_s', 'memory_gb']   # more columns, where there are any
 
 def here():
     "What this machine's sums depend on."
@@ -27,8 +28,12 @@ def run(seed, size, folder, model='tiny'):
     "The command of the first page, as typed."
     words = ['demo', '--model', model, '--seed', seed, '--replay_buffer_size', size, '--output_dir', folder,
              '--disable_tqdm']
+    import resource   # not there on Windows
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, '-m', 'grpo_nb', *map(str, words)], check=True, stdout=subprocess.DEVNULL)
-    return row(seed, size, folder)
+    took = resource.getrusage(resource.RUSAGE_CHILDREN)   # its memory is that of the largest run so far
+    cost = dict(cpu_s=round(took.ru_utime-before.ru_utime), memory_gb=round(took.ru_maxrss/1e6, 2))
+    return row(seed, size, folder)|(cost if model!='tiny' else {})
 
 def row(seed, size, folder):
     "What a run's summary says."
@@ -52,7 +57,7 @@ def write(path, new):
     there = path if Path(path).exists() else os.devnull
     with open(there, newline='') as f: old = list(csv.DictReader(f))
     rows = {key(o):o for o in [*old, *new]}
-    save(path, [rows[k] for k in sorted(rows)], FIELDS+[k for k in GREEDY if k in new[0]])
+    save(path, [rows[k] for k in sorted(rows)], FIELDS+[k for k in PRETRAINED if k in new[0]])
 
 def save(path, rows, fields):
     with open(path, 'w', newline='') as f:
@@ -65,10 +70,13 @@ if __name__=='__main__':
     p.add_argument('out')
     p.add_argument('--map')
     p.add_argument('--model', default='tiny')
+    p.add_argument('--keep', help='keep the folders of the runs here')
     a = p.parse_args()
     for seed,size in RUNS if a.model=='tiny' else SMOLLM2_RUNS:
         with tempfile.TemporaryDirectory() as d:
-            write(a.out, [here()|run(seed, size, Path(d)/'run', a.model)])
+            folder = Path(a.keep or d)/f'{seed}-{size}'
+            if (folder/'inspector.html').exists(): continue   # the last of its files
+            write(a.out, [here()|run(seed, size, folder, a.model)])
             if a.map and (seed, size)==(0, 64):
-                groups = groups_of(Path(d)/'run')
+                groups = groups_of(folder)
                 save(a.map, groups, list(groups[0]))

@@ -19,7 +19,7 @@ from notebook_code import defined_in
 from stored_runs import stored
 
 torch.set_num_threads(1)
-PAGE = defined_in('19_batch')
+PAGE = defined_in('practise/batch')
 batch_html,beta_dead_share = PAGE.batch_html,PAGE.beta_dead_share
 
 def lines(rows): return ''.join(json.dumps(o)+'\n' for o in rows)

@@ -154,7 +154,7 @@ def found(url, browser):
         ('custom reward', r'rewards\.html', 1),
         ('dead group', r'replay\.html', 1),
         ('resume', r'practise/resume\.html', 1),
-        ('gpu', r'multi_gpu\.html', 1),
+        ('gpu', r'real_run\.html', 1),
         ('out of memory', r'practise/memory\.html', 1),
         ('lora', r'practise/trl\.html', 1),
         ('replay_buffer_size', r'settings\.html', 1),
@@ -566,16 +566,16 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
         assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)
 
 @pytest.mark.parametrize('file,text,says', [
-    ('18_recipes', 'the [last chapter](20_multi_gpu.ipynb) writes the file', '"last chapter"'),
-    ('18_recipes', 'The last chapter takes them to many GPUs.', '"last chapter"'),
-    ('20_multi_gpu', '[The last chapter](19_batch.ipynb) planned', '"last chapter"'),
+    ('16_diagnose', 'the [last chapter](18_real_run.ipynb) writes the file', '"last chapter"'),
+    ('16_diagnose', 'The last chapter takes them to many GPUs.', '"last chapter"'),
+    ('18_real_run', '[The last chapter](17_grpo_with_replay_buffer.ipynb) planned', '"last chapter"'),
     ('speed', 'The trainer of the chapter before uses the fast parts', '"chapter before"'),
     ('core', "GRPO's own parts begin in [chapter 1](../02_tasks.ipynb).", 'leads to 02_tasks, which is 2'),
     ('glossary', '| entropy | [8](../09_kl.ipynb) |', 'leads to 09_kl, which is 9'),
     ('07_advantages', 'see [the next chapter](08_logps.ipynb)', 'what comes next is 07a_float_noise'),
     ('memory', 'the next chapter has a plan', 'outside the course'),
     ('memory', 'chapter 21 has a plan', 'no chapter 21'),
-    ('18_recipes', '[The next chapter](19_batch.ipynb#does-it-fit), [chapter 2](02_tasks.ipynb), '
+    ('17_grpo_with_replay_buffer', '[The next chapter](18_real_run.ipynb#a-gpu), [chapter 2](02_tasks.ipynb), '
         'chapter 16a', ''),
 ])
 def test_a_chapter_is_called_by_its_number(file, text, says):

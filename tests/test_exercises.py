@@ -256,7 +256,7 @@ def test_a_share_of_mixed_prompts():
         lambda rates, G: sum(of(p, G) for p in rates)])
 
 def test_the_largest_legal_batch():
-    ns,solution = exercise('multi_gpu', 'most_rows', 'def most_rows', 'def check_most_rows',
+    ns,solution = exercise('batch', 'most_rows', 'def most_rows', 'def check_most_rows',
         batch_plan=batch_plan)
     assert agreed(ns, 'most_rows', 'check_most_rows', solution, [
         lambda G: 40, lambda G: 40-G, lambda G: (40//G+1)*G, lambda G: 40//G, lambda G: 40//8*8])

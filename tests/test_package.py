@@ -406,7 +406,7 @@ def test_every_link_and_picture_of_the_package_page_is_absolute_and_there(built)
     there = {str(f.with_name(re.sub(r'^\d+[a-zA-Z0-9]*_', '', f.stem)+'.html')) for f in there}
     pages = {o.removeprefix(own).split('#')[0] for o in links if o.startswith(own)}
     pictures = [o.removeprefix(raw) for o in links if o.startswith(raw)]
-    assert 'multi_gpu.html' in pages and pages<=there|{'live/index.html'}
+    assert 'real_run.html' in pages and pages<=there|{'live/index.html'}
     assert 'nbs/images/demo.gif' in pictures and all((ROOT/o).exists() for o in pictures)
 
 def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):

@@ -128,8 +128,7 @@ def test_the_tutorials_command_line_is_understood():
     assert (r.xml_reward, r.correctness_reward)==(.125, 2.)
 
 def test_the_larger_models_command_on_the_page_is_understood():
-    page = (Path(__file__).parent.parent/'nbs'/'18_recipes.ipynb').read_text()
-    text = ''.join(''.join(c['source']) for c in json.loads(page)['cells'])
+    text = (Path(__file__).parent.parent/'nbs'/'practise'/'recipes.qmd').read_text(encoding='utf-8')
     command = text[text.index('grpo_nb trl --recipe gsm8k --model Qwen/Qwen3-4B'):].split('```')[0]
     words = command.replace('\\\n', ' ')
     r,a = read(GSM8KArguments, words.split()[4:])

@@ -408,6 +408,19 @@ def test_an_update_is_adamws_with_the_settings_of_the_run():
         w = w*(1-lr*decay)-lr*(m/(1-b1**t))/((v/(1-b2**t)).sqrt()+1e-8)
         assert (flat(s.model)-w).abs().max()<1e-5
 
+def test_gradients_of_an_earlier_step_take_no_room(monkeypatch):
+    "Neither while a batch is sampled, nor in a forward pass, nor when a checkpoint is written"
+    held,compute_logps = [],tr.compute_logps
+    def watched(s, *args, **how):
+        held.append(sum(p.grad is not None for p in s.model.parameters()))
+        return compute_logps(s, *args, **how)
+    monkeypatch.setattr(tr, 'compute_logps', watched)
+    s = state()
+    for _ in range(2):
+        train_batch(s)
+        assert all(p.grad is None for p in s.model.parameters())
+    assert len(held)>=4 and set(held)=={0}
+
 def test_a_run_stops_once_its_tokens_are_sampled():
     whole = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=8))
     some = whole.history[3]['num_tokens']

@@ -81,7 +81,7 @@ def _seen(run):
     "What the history of a run says of it: before each batch its tokens, and of the batch its right answers."
     h,tokens = run.history,[0, *[o['num_tokens'] for o in run.history]]
     curve = [dict(tokens=n, pass1=round(o['reward'], 5)) for n,o in zip(tokens, h)]
-    def mean(k): return round(sum(o.get(k, 0) for o in h)/len(h)/run.args.B, 5)
+    def mean(k): return round(sum(o.get(k, 0) for o in h)/len(h)/run.args.num_prompts, 5)
     return dict(pass1_before=curve[0]['pass1'], tokens=run.num_tokens, steps=run.step, batches=len(h),
         dead=mean('replay/dead'), replaced=mean('replay/replaced'), curve=json.dumps(curve))
 
