@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from .advantages import group_advantages
-from .loss import terms_by_loss
+from .token_terms import terms_by_loss
 from .parts.registry import LOSSES
 from .parts.groups import dead_by_func, dead_groups, group_scores
-from .run.settings import LossSettings
+from .parts.loss_inputs import LossInputs, LossSettings
 from .replay import ReplayBuffer
 from .run.record import terms_told
 from .run.reading import Run
@@ -118,7 +118,8 @@ def _step_terms(rows, settings, named):
     now = base.get('policy', torch.zeros(mask.shape))
     beta = settings.beta if 'ref' in base else 0.   # entropies are not on file
     settings = replace(settings, beta=beta, top_entropy_quantile=1., entropy_coef=0.)
-    terms = terms_by_loss(now, base.get('old', now), A, mask, settings, ref_logps=base.get('ref'))
+    x = LossInputs(now, base.get('old', now), A, mask, base.get('ref'))
+    terms = terms_by_loss(x, settings)
     for o,told in zip(rows, terms_told(base, terms, mask)):
         if words: told = dict(by={k:dict(weight=x['weight']) for k,x in told['by'].items()})
         o['terms'] = told|dict(tokens=o.pop('pieces'), words=words, named=named)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from .parts.core import check_rendered, check_rows, known_data, start_note, template_start
 from .parts.groups import dead_by_func
 from .parts.model import Tokenizer, check_lengths, end_tokens
+from .parts.loss_inputs import LossInputs
+from .parts.loss_metrics import loss_metrics
 from .parts.registry import ADVANTAGES, resolve
 from .run.callbacks import CallbackList, TrainCallback, crossed
 from .run.checkpoints import check_stop, new_run_id, note_stop, stop_on_signal
@@ -33,7 +35,8 @@ from .parts.reward_calls import RewardLog, run_state
 from .rewards import combine_rewards, decode, score
 from .dialects import multi_objective
 from .logps import token_logps
-from .loss import loss_metrics, policy_loss, terms_by_loss
+from .loss import policy_loss
+from .token_terms import terms_by_loss
 from .strategies import Treated
 
 # %% ../nbs/12_trainer.ipynb #cc16e689
@@ -193,7 +196,7 @@ def update_minibatch(
     idx:Tensor,        # (b,) int64, the groups of this minibatch
     num_items:float,   # tokens a minibatch has on average: the denominator of dapo, cispo, vespo
     prox:Tensor=None,  # (B, G, T) nats, of the policy when the batch began; for weight=decoupled
-)->dict:               # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask (b, G, T)
+)->dict:               # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask, its `out`
     "One optimizer step on the groups `idx` of a batch."
     a,mb = s.args,treated.batch[idx].trim()
     s.optimizer.zero_grad(set_to_none=True)
@@ -201,18 +204,18 @@ def update_minibatch(
     with s.timed('logps'):
         logps,entropy = compute_logps(s, s.model, replace(mb, completion_mask=mask), entropy=True)
     old_logps = torch.where(treated.uncorrected[idx][:,None,None], logps.detach(), mb.old_logps)
-    tokens = logps,old_logps,mb.advantages,mask,s.loss_settings
-    given = dict(ref_logps=mb.ref_logps, entropy=entropy, num_items=num_items, replayed=mb.replayed,
-        prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]])
-    loss = policy_loss(*tokens, **given)
-    out = loss_metrics(*tokens, mb.ref_logps, entropy, mb.replayed, given['prox_logps'])
-    every = a.record_terms
-    if every and s.step//a.steps_per_batch%every==0: out['terms'] = terms_by_loss(*tokens, **given)
-    norm = optimizer_step(s, loss, logps, mb)
-    out |= dict(loss=loss.item(), grad_norm=norm, logps=logps.detach(), mask=mask, idx=idx.tolist(), mb=mb,
-        prox=given['prox_logps'])
-    if 'terms' in out: out['after'] = current_logps_and_entropy(s, mb)[0]
-    return out
+    x = LossInputs(logps, old_logps, mb.advantages, mask, mb.ref_logps, entropy, mb.replayed,
+        num_items=num_items, prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]])
+    out = policy_loss(x, s.loss_settings)
+    metrics,every = loss_metrics(out),a.record_terms
+    if every and s.step//a.steps_per_batch%every==0: metrics['terms'] = terms_by_loss(x, s.loss_settings)
+    norm = optimizer_step(s, out.loss, logps, mb)
+    metrics |= dict(loss=out.loss.item(), grad_norm=norm, logps=logps.detach(), mask=mask, idx=idx.tolist(),
+        mb=mb, out=out.detach())
+    if treated.uncorrected[idx].any():   # the loss took ratio 1; records compare with the policy that sampled
+        metrics['out'] = policy_loss(replace(x, logps=logps.detach(), old_logps=mb.old_logps), s.loss_settings)
+    if 'terms' in metrics: metrics['after'] = current_logps_and_entropy(s, mb)[0]
+    return metrics
 
 def optimizer_step(
     s:TrainState, loss:Tensor,      # model, optimizer and scheduler move; () to minimise

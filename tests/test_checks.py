@@ -7,7 +7,8 @@ from grpo_nb.parts.core import (check_rendered, check_rows, check_settings, is_r
 from grpo_nb.parts.model import check_lengths
 from grpo_nb.run.config import loss_settings
 from grpo_nb.run.optim import make_optimizer
-from grpo_nb.run.settings import clip_mask
+from grpo_nb.loss import policy_loss
+from grpo_nb.parts.loss_inputs import LossInputs
 from grpo_nb.run.record import about_data
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, init_state
@@ -42,7 +43,8 @@ def test_every_group_meets_the_clip_of_its_own_correction():
     x,A = torch.tensor([[[.3]]]*2),torch.ones(2, 1)   # a ratio of 1.35: above 1.28 and 1.3
     def held(level='token', **kw):
         s = loss_settings(TrainConfig(epsilon=.4, importance_sampling_level=level, **kw))
-        return clip_mask(x, 0*x, A, x>0, s, torch.tensor([False, True]))[1].flatten().tolist()
+        given = LossInputs(x, 0*x, A, x>0, replayed=torch.tensor([False, True]))
+        return policy_loss(given, s).clip_mask.flatten().tolist()
     assert held()==[False,False] and held(replay_correction='clip=dapo')==[False,True]
     assert held(correction='clip=dapo')==[True,True]
     assert held(epsilon_high=.3, correction='clip=none')==[False,False]

@@ -14,6 +14,7 @@ from grpo_nb.inspector import what_if
 from grpo_nb.kl import kl_estimate
 from grpo_nb.logps import token_logps
 from grpo_nb.loss import clipped_objective, policy_loss
+from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
 from grpo_nb.parts.problems import chain_sum
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.model import truncate
@@ -149,7 +150,7 @@ def test_two_policies_of_two_tokens():
 
 def test_the_loss_as_a_loop():
     ns,solution = exercise('loss', 'my_loss', 'def my_loss', 'def check_my_loss', itertools=itertools,
-        policy_loss=policy_loss)
+        policy_loss=policy_loss, LossInputs=LossInputs, LossSettings=LossSettings)
     def tokens(lp, old, A, m, eps, b, i, f=min):
         for p,o,real in zip(lp[b][i], old[b][i], m[b][i]):
             r = math.exp(p-o)
@@ -168,7 +169,7 @@ def test_the_loss_as_a_loop():
     dict(clip='b', split='a'), dict(clip='b', split='b'), dict(clip='a', split='a')])
 def test_the_hunts_of_the_loss(picked):
     ns = dict(torch=torch, policy_loss=policy_loss, clipped_objective=clipped_objective,
-        corners=torch.tensor([1.5,.5,1.5,.5]), signs=torch.tensor([1.,1.,-1.,-1.]))
+        LossInputs=LossInputs, corners=torch.tensor([1.5,.5,1.5,.5]), signs=torch.tensor([1.,1.,-1.,-1.]))
     cells = [s for s,solved in cells_of('loss')]
     for o in ('def clip_a', 'def part(p, A, m', 'answers_to_hunts', 'def check_hunts'):
         exec(next(s for s in cells if s.startswith(o)), ns)

@@ -10,10 +10,10 @@ from test_docs import CONTRAST, RULES, _axe, axe
 from grpo_nb.advantages import group_advantages
 from grpo_nb.evaluation import decode, sample
 from grpo_nb.see.live import NoPackage, serve_live, write_live
-from grpo_nb.loss import policy_loss
+from loss_calls import loss_of
 from grpo_nb.parts.problems import chain_sum, spell_backward
 from grpo_nb.parts.groups import group_scores
-from grpo_nb.run.settings import read_correction
+from grpo_nb.parts.loss_inputs import read_correction
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
@@ -123,7 +123,7 @@ def _stepped(**how):
     torch.manual_seed(1)
     A = group_advantages((torch.rand(4, G)<.5).float())
     old,items = (logps.detach()+.3*torch.randn(m.shape))*m,float(m.sum())/1.5
-    loss = policy_loss(logps, old, A, m, num_items=items, **how)
+    loss = loss_of(logps, old, A, m, num_items=items, **how)
     loss.backward()
     grad = {k:v.grad.flatten().clone() for k,v in model.named_parameters()}
     opt = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=0.)

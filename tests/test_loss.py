@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest, torch
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.dialects import cispo, high_entropy_mask, off_policy_mask, sapo, vespo
-from grpo_nb.loss import LOSS_TYPES, aggregate, clipped_objective, loss_metrics, policy_loss, token_terms
-from grpo_nb.run.settings import LossSettings
+from grpo_nb.dialects import cispo, sapo, vespo
+from grpo_nb.loss import aggregate, clipped_objective
+from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings, high_entropy_mask, off_policy_mask
 from grpo_nb.parts.ratios import Correction, clipped, drift, importance_ratio
+from loss_calls import loss_of, metrics_of, terms_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 LEVELS = ('token','sequence')
@@ -25,7 +26,7 @@ def batch(seed, B=2, G=3, T=6, drift=.5, dtype=torch.float64):
 def go(d, **kw):
     "The loss of a batch and its gradient for each token's log-prob."
     p = d['logps'].clone().requires_grad_()
-    loss = policy_loss(**(d|dict(logps=p)), **kw)
+    loss = loss_of(**(d|dict(logps=p)), **kw)
     return loss.detach(),torch.autograd.grad(loss, p)[0]
 
 def uniform(d, seed=0):
@@ -80,7 +81,7 @@ def test_value_equals_a_plain_loop(loss_type):
         L = {k:v.tolist() for k,v in d.items()}
         for kw,ours in LOOP_SETTINGS:
             more = dict(loss_type=loss_type, importance_sampling_level=level, max_completion_length=9)
-            got = policy_loss(**d, **more, **ours)
+            got = loss_of(**d, **more, **ours)
             want = loop_loss(**L, loss_type=loss_type, level=level, max_len=9, **kw)
             assert got.shape==() and abs(got.item()-want)<1e-10
 
@@ -89,7 +90,7 @@ def test_value_equals_the_loop_with_one_advantage_a_token():
         if loss_type=='vespo': continue   # its weight has one sign a completion
         g = torch.Generator().manual_seed(1)
         d = batch(3) | dict(advantages=torch.randn(2, 3, 6, dtype=torch.float64, generator=g))
-        got = policy_loss(**d, loss_type=loss_type, max_completion_length=9)
+        got = loss_of(**d, loss_type=loss_type, max_completion_length=9)
         L = {k:v.tolist() for k,v in d.items()}
         assert abs(got.item()-loop_loss(**L, loss_type=loss_type, level='token', max_len=9))<1e-10
 
@@ -101,7 +102,7 @@ def test_gradient_equals_finite_differences(loss_type):
         same = dict(loss_type=loss_type, importance_sampling_level=level, max_completion_length=7)
         masked = dict(beta=.1, use_bias_correction_kl=False, off_policy_mask_threshold=.2)
         for kw in (dict(epsilon_high=.3), dict(delta=1.4, beta=.1), masked):
-            assert torch.autograd.gradcheck(lambda x: policy_loss(x, **d, **same, **kw), p)
+            assert torch.autograd.gradcheck(lambda x: loss_of(x, **d, **same, **kw), p)
 
 def test_gradient_of_cispo_and_vespo_equals_finite_differences_with_the_weight_held():
     for seed in range(3):
@@ -142,7 +143,7 @@ def test_on_policy_the_gradient_is_minus_advantage_times_the_tokens_weight(loss_
 
 def test_on_policy_the_loss_is_minus_the_mean_advantage_and_the_gradient_is_not_zero():
     p = torch.full((1, 4, 2), -1.).requires_grad_()
-    loss = policy_loss(p, None, torch.tensor([[1.,1.,-1.,-1.]]), torch.ones(1, 4, 2, dtype=torch.bool))
+    loss = loss_of(p, None, torch.tensor([[1.,1.,-1.,-1.]]), torch.ones(1, 4, 2, dtype=torch.bool))
     assert_tensor(loss, torch.tensor(0.))
     g, = torch.autograd.grad(loss, p)
     assert_tensor(g[0,:,0], [-.125,-.125,.125,.125])
@@ -155,7 +156,7 @@ def test_padding_row_order_and_garbage_in_the_padding_change_nothing(loss_type, 
         off_policy_mask_threshold=.3)
     def run(d):
         p = d['logps'].clone().requires_grad_()
-        loss = policy_loss(**(d|dict(logps=p)), **kw)
+        loss = loss_of(**(d|dict(logps=p)), **kw)
         return loss.detach(),torch.autograd.grad(loss, p)[0]
     loss,g = run(d)
     assert (g[~d['mask']]==0).all() and (g[d['mask']]!=0).any()
@@ -177,18 +178,18 @@ def test_a_split_into_unequal_parts_changes_nothing_when_the_whole_is_named(loss
     if loss_type in BY_TOKENS: kw['entropy_coef'] = .1
     whole = dict(num_items=int(d['mask'].sum())) if loss_type in BY_TOKENS else dict(num_rows=15)
     p = d['logps'].clone().requires_grad_()
-    want = policy_loss(**(d|dict(logps=p)), entropy=H, **kw)
+    want = loss_of(**(d|dict(logps=p)), entropy=H, **kw)
     full = d|dict(logps=p, entropy=H)
-    def part(s): return policy_loss(**{k:v[s] for k,v in full.items()}, **kw, **whole)
+    def part(s): return loss_of(**{k:v[s] for k,v in full.items()}, **kw, **whole)
     parts = [part(slice(0,1)), part(slice(1,5))]
     assert_tensor(sum(parts), want, eps=1e-12)
     assert_tensor(torch.autograd.grad(sum(parts), p)[0], torch.autograd.grad(want, p)[0], eps=1e-12)
 
 def test_bnpo_depends_on_the_split_and_that_is_what_its_name_says():
     d = batch(4, B=4)
-    want = policy_loss(**d, loss_type='bnpo')
+    want = loss_of(**d, loss_type='bnpo')
     n = int(d['mask'].sum())
-    def part(b, **kw): return policy_loss(**{k:v[b:b+1] for k,v in d.items()}, **kw)
+    def part(b, **kw): return loss_of(**{k:v[b:b+1] for k,v in d.items()}, **kw)
     parts = [part(b, loss_type='bnpo', num_items=n)/4 for b in range(4)]
     assert abs(sum(parts)-want)>1e-3
     for b in range(4): assert_tensor(parts[b]*4, part(b, loss_type='dapo'), eps=1e-12)
@@ -203,15 +204,15 @@ def test_a_wholly_masked_group_gives_neither_nan_nor_gradient(loss_type):
         kw = dict(loss_type=loss_type, importance_sampling_level=level, max_completion_length=9)
         loss,g = go(d, beta=.1, off_policy_mask_threshold=.1, **kw)
         assert loss.isfinite() and g.isfinite().all() and (g[1]==0).all() and (g[0]!=0).any()
-        told = token_terms(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
+        told = terms_of(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
         assert (told['term'][1]==0).all() and (told['term'][0]!=0).any()
         d['logps'] = d['logps'].detach().masked_fill(~d['mask'], float('nan'))
-        told = token_terms(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
+        told = terms_of(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
         assert told['share'].isfinite().all() and abs(told['share'].sum()-1)<1e-6
         d['mask'][:] = False
         loss,g = go(d, **kw)
         assert loss==0 and (g==0).all()
-        assert all(math.isfinite(v) for v in loss_metrics(**d, **kw).values())
+        assert all(math.isfinite(v) for v in metrics_of(**d, **kw).values())
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_every_token_up_to_the_last_true_one_has_a_gradient_on_policy(loss_type):
@@ -227,7 +228,7 @@ def test_a_dead_group_pulls_only_through_the_kl_term():
 
 def test_no_gradient_reaches_old_reference_or_advantages():
     d = {k:(v.clone().requires_grad_() if v.is_floating_point() else v) for k,v in batch(0).items()}
-    policy_loss(**d, beta=.1).backward()
+    loss_of(**d, beta=.1).backward()
     assert d['logps'].grad is not None
     assert all(d[k].grad is None for k in ('old_logps','ref_logps','advantages'))
 
@@ -245,18 +246,18 @@ def test_sequence_ratio_is_the_geometric_mean_and_vespos_is_the_product():
 def test_sapo_has_slope_one_at_ratio_one_and_fades_on_both_sides():
     for A in (1., -1.):
         r = torch.tensor([.01,1.,4.], dtype=torch.float64).view(1, 3, 1).requires_grad_()
-        obj = sapo(r.log(), torch.zeros_like(r), torch.full((1, 3, 1), A, dtype=torch.float64), r>0, 2., 3.)
+        obj = sapo(r, torch.full((1, 3, 1), A, dtype=torch.float64), 2., 3.)
         g = torch.autograd.grad(obj.sum(), r)[0].flatten()
         assert abs(g[1]-A)<1e-12 and g[0].abs()<.6 and g[2].abs()<.02
 
 def test_cispo_keeps_a_gradient_where_the_clip_has_none():
     p = torch.tensor([[[-.1]]]).requires_grad_()
     old,A,m = p.detach()-2,torch.ones(1, 1),torch.ones(1, 1, 1, dtype=torch.bool)
-    assert torch.autograd.grad(policy_loss(p, old, A, m, 'dapo'), p)[0]==0
-    assert_tensor(torch.autograd.grad(policy_loss(p, old, A, m, 'cispo', epsilon_high=5.), p)[0], [[[-5.]]])
+    assert torch.autograd.grad(loss_of(p, old, A, m, 'dapo'), p)[0]==0
+    assert_tensor(torch.autograd.grad(loss_of(p, old, A, m, 'cispo', epsilon_high=5.), p)[0], [[[-5.]]])
     p = torch.full((1, 2, 1), -.5)
-    older = p-torch.tensor([2.,9.]).log().view(1, 2, 1)
-    assert_tensor(cispo(p, older, -torch.ones(1, 2, 1), p<0, epsilon_high=5.).flatten(), [1.,2.5])
+    ratio = torch.tensor([2.,9.]).view(1, 2, 1)
+    assert_tensor(cispo(p, ratio, -torch.ones(1, 2, 1), epsilon_high=5.).flatten(), [1.,2.5])
 
 def test_off_policy_mask_drops_only_bad_and_drifted_completions():
     lr = torch.tensor([[[-1.,-1.],[-1.,-1.],[0.,-.2],[1.,1.]]])
@@ -284,7 +285,7 @@ def test_top_entropy_takes_the_policy_term_from_the_other_tokens_and_leaves_them
 def test_entropy_bonus_adds_minus_coef_times_mean_entropy():
     d = batch(1)
     H = torch.rand(d['mask'].shape, dtype=torch.float64).requires_grad_()
-    a,b = policy_loss(**d, entropy=H, entropy_coef=.3),policy_loss(**d)
+    a,b = loss_of(**d, entropy=H, entropy_coef=.3),loss_of(**d)
     assert_tensor(b-a, .3*H[d['mask']].mean())
     assert_tensor(torch.autograd.grad(a, H)[0], -.3*d['mask'].double()/d['mask'].sum())
 
@@ -293,7 +294,7 @@ def test_metrics_by_hand():
     m = torch.tensor([[[True,True],[True,True],[True,False]]])
     A = torch.tensor([[1.,-1.,-1.]])
     H = torch.tensor([[[1.,2.],[3.,4.],[5.,torch.nan]]])
-    got = loss_metrics(ratio.log(), torch.zeros_like(ratio), A, m, ref_logps=ratio.log(), entropy=H)
+    got = metrics_of(ratio.log(), torch.zeros_like(ratio), A, m, ref_logps=ratio.log(), entropy=H)
     clip = {'clip_ratio/high_mean':.2, 'clip_ratio/low_mean':.4, 'clip_ratio/region_mean':.6}
     want = {'ratio_mean':.9, 'ratio_max':1.5, 'kl':0., 'entropy':3.} | clip
     for k,v in want.items(): assert abs(got[k]-v)<1e-6, k
@@ -301,9 +302,9 @@ def test_metrics_by_hand():
     assert abs(got['ess_answers']-sum(w)**2/sum(x*x for x in w)/3)<1e-6
     assert all(type(v) is float for v in got.values())
     x = torch.tensor([[[2000.],[0.]]])
-    far = loss_metrics(x, 0*x, torch.ones(1, 2), x>=0)
+    far = metrics_of(x, 0*x, torch.ones(1, 2), x>=0)
     assert abs(far['ess_answers']-.5)<1e-6   # one completion carries everything
-    assert loss_metrics(ratio.log(), None, torch.ones(1, 3), m)['ess_answers']==1.
+    assert metrics_of(ratio.log(), None, torch.ones(1, 3), m)['ess_answers']==1.
 
 @pytest.mark.parametrize('change,says', [
     (dict(logps=torch.zeros(3, 6)), 'B, G, T'),
@@ -321,14 +322,14 @@ def test_metrics_by_hand():
     (dict(delta=0.), '`delta`'),
     (dict(top_entropy_quantile=0., entropy=torch.ones(2, 3, 6)), '`top_entropy_quantile`')])
 def test_what_does_not_fit_is_named(change, says):
-    with pytest.raises(ValueError) as e: policy_loss(**(batch(0)|change))
+    with pytest.raises(ValueError) as e: loss_of(**(batch(0)|change))
     assert says in str(e.value)
     if set(change) & {'logps','mask','old_logps','advantages'}:   # metrics are of the same
-        with pytest.raises(ValueError) as e: loss_metrics(**(batch(0)|change))
+        with pytest.raises(ValueError) as e: metrics_of(**(batch(0)|change))
         assert says in str(e.value)
 
 def test_luspo_with_token_ratios_warns():
-    with pytest.warns(UserWarning, match='sequence'): policy_loss(**batch(0), loss_type='luspo')
+    with pytest.warns(UserWarning, match='sequence'): loss_of(**batch(0), loss_type='luspo')
 
 def test_aggregate_ignores_what_is_masked_even_nan():
     x,m = torch.tensor([[[1.,float('nan')],[2.,3.]]]),torch.tensor([[[True,False],[True,True]]])
@@ -405,7 +406,7 @@ def test_every_correction_equals_a_plain_loop_in_value_and_gradient(weight, clip
         c,d = Correction(weight=weight, clip=clip, weight_cap=1.5, **kw),past(seed)
         want,grad = loop_corrected({k:v.tolist() for k,v in d.items()}, c, level)
         p = d['logps'].clone().requires_grad_()
-        got = policy_loss(**(d|dict(logps=p)), correction=c, epsilon_high=.3, importance_sampling_level=level)
+        got = loss_of(**(d|dict(logps=p)), correction=c, epsilon_high=.3, importance_sampling_level=level)
         g, = torch.autograd.grad(got, p)
         assert abs(got.item()-want)<1e-12, (name, level)
         full = torch.zeros_like(g)
@@ -459,7 +460,7 @@ def test_the_default_correction_is_the_loss_as_it_was_to_the_bit(loss_type):
         kw = dict(loss_type=loss_type, importance_sampling_level=level, max_completion_length=9, beta=.1)
         def run(**more):
             p = d['logps'].clone().requires_grad_()
-            loss = policy_loss(**(d|dict(logps=p)), **kw, **more)
+            loss = loss_of(**(d|dict(logps=p)), **kw, **more)
             return loss.detach(),torch.autograd.grad(loss, p)[0]
         a = run()
         b = run(correction=Correction(), replay_correction=Correction(), replayed=torch.tensor([True,False]))
@@ -472,7 +473,7 @@ def test_fresh_and_replayed_groups_are_corrected_apart():
     replayed = torch.tensor([False,True,True,False])
     def grad(**kw):
         p = d['logps'].clone().requires_grad_()
-        return torch.autograd.grad(policy_loss(**(d|dict(logps=p)), epsilon_high=.3, **kw), p)[0]
+        return torch.autograd.grad(loss_of(**(d|dict(logps=p)), epsilon_high=.3, **kw), p)[0]
     both = grad(replayed=replayed, **kw)
     for c,rows in ((kw['correction'], ~replayed), (kw['replay_correction'], replayed)):
         assert_tensor(both[rows], grad(correction=c)[rows], eps=1e-12)
@@ -498,7 +499,7 @@ def test_a_correction_works_under_every_loss_type():
 @pytest.mark.parametrize('make,says', [(lambda: Correction(weight='half'), 'needs one of token'),
     (lambda: Correction(clip='hard'), 'needs one of ppo'),
     (lambda: Correction(max_drift=-1.), '`max_drift` is -1.0'),
-    (lambda: policy_loss(**batch(0), correction=Correction(weight='decoupled')), 'ask the model once more')])
+    (lambda: loss_of(**batch(0), correction=Correction(weight='decoupled')), 'ask the model once more')])
 def test_what_a_correction_lacks_is_named(make, says):
     with pytest.raises(ValueError) as e: make()
     assert says in str(e.value)
@@ -520,7 +521,7 @@ def test_the_clip_a_correction_applies_is_the_one_it_reports():
     for weight,clip in itertools.product(('token','none','truncated'), CLIP_EDGES):
         c,d = Correction(weight=weight, clip=clip),past(0)
         p = d['logps'].clone().requires_grad_()
-        g, = torch.autograd.grad(policy_loss(**(d|dict(logps=p)), correction=c), p)
+        g, = torch.autograd.grad(loss_of(**(d|dict(logps=p)), correction=c), p)
         ratio = importance_ratio(d['logps'], d['old_logps'], d['mask'])
         held = clipped(ratio, d['advantages'][...,None], c.clip_of())
         assert (g==0)[d['mask']].equal(held[d['mask']])
@@ -538,9 +539,9 @@ def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
             for by,n in ((None, d['mask'].sum()), ('dr_grpo', 6*9)):
                 g = go(d, loss_type=name, width=3., aggregation=by, max_completion_length=9)[1]
                 assert_tensor(g, -3*d['advantages'][...,None]*d['mask']/n, eps=1e-12)
-        assert loss_metrics(**d, loss_type='mine')['clip_ratio/region_mean']==0
-        with pytest.raises(TypeError, match='wdith'): policy_loss(**d, loss_type='mine', wdith=3.)
-        with pytest.raises(ValueError, match='mine'): policy_loss(**d, loss_type='yours')
+        assert metrics_of(**d, loss_type='mine')['clip_ratio/region_mean']==0
+        with pytest.raises(TypeError, match='wdith'): loss_of(**d, loss_type='mine', wdith=3.)
+        with pytest.raises(ValueError, match='mine'): loss_of(**d, loss_type='yours')
     finally: del LOSSES['mine']
 
 # ---- the chapter's exercises, run against the package instead of the chapter's own cells ----

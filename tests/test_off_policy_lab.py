@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
-from grpo_nb.loss import policy_loss
+from loss_calls import loss_of
 from grpo_nb.research.off_policy import (
     G, LabPolicy, Lens, group_moments, jacobian, right, token_weights, train_lab)
 from notebook_code import defined_in
@@ -76,7 +76,7 @@ def test_moments_are_those_of_sampled_groups(past, name):
     ).view(-1, G)
     r = right[2][draw].double(); live = r.min(1).values<r.max(1).values; draw,r = draw[live],r[live]
     lp = lens.logps[draw].clone().requires_grad_()
-    policy_loss(lp, old[draw], group_advantages(r), torch.ones_like(lp, dtype=torch.bool),
+    loss_of(lp, old[draw], group_advantages(r), torch.ones_like(lp, dtype=torch.bool),
                 **dict(loss_type='grpo') | o).backward()
     J = jacobian(past[-1], 2)
     w = -lp.grad*len(draw)

@@ -11,9 +11,9 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.generation import Rollouts
 from grpo_nb.logps import token_logps
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
-from grpo_nb.run.settings import LossSettings
+from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
 from grpo_nb.parts.ratios import CLIP_KINDS, WEIGHTS, Clip, Correction, correct
+from loss_calls import loss_of, metrics_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 EPS = 1e-6
@@ -65,7 +65,7 @@ def batch(seed, B=3, G=4, T=7, drift=.4):
 def both(d, old=True, ref=False, entropy=False, trl=None, ours=None, A=None, **kw):
     "(ours, theirs): each a dict of loss, gradient with respect to log-probs and to entropy."
     out = []
-    for f,more in ((policy_loss, ours or {}), (lambda *a, **k: trl_loss(*a, **k)[0], trl or {})):
+    for f,more in ((loss_of, ours or {}), (lambda *a, **k: trl_loss(*a, **k)[0], trl or {})):
         p,H = d.logps.clone().requires_grad_(),d.H.clone().requires_grad_()
         more = more | (dict(ref_logps=d.ref) if ref else {}) | (dict(entropy=H) if entropy else {})
         loss = f(p, d.old if old else None, d.A if A is None else A, d.mask, **kw, **more)
@@ -133,7 +133,7 @@ def test_metrics_equal_trls(loss_type):
     for level,seed in itertools.product(['token','sequence'], range(3)):
         d = batch(seed)
         kw = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.25, ref_logps=d.ref)
-        got = loss_metrics(d.logps, d.old, d.A, d.mask, **kw)
+        got = metrics_of(d.logps, d.old, d.A, d.mask, max_completion_length=9, **kw)
         more = dict(beta=.1, use_bias_correction_kl=False, max_completion_length=9)
         want = trl_loss(d.logps, d.old, d.A, d.mask, **more, **kw)[1]
         pairs = {k:k for k in want if k.startswith('clip_ratio') and k.endswith('mean')} | {'kl':'kl'}
@@ -153,7 +153,7 @@ def test_a_correction_on_trls_rows_gives_our_loss_and_gradient(weight, clip):
         prox = (d.old+.1*torch.randn(d.old.shape, generator=torch.Generator().manual_seed(1)))*d.mask
         settings = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.25)
         p = d.logps.clone().requires_grad_()
-        ours = policy_loss(p, d.old, d.A, d.mask, correction=c, prox_logps=prox, **settings)
+        ours = loss_of(p, d.old, d.A, d.mask, correction=c, prox_logps=prox, **settings)
         flat = lambda o: o.flatten(0, 1)
         rows = dict(level=level, prox_logps=flat(prox), clip=Clip(epsilon_high=.25))
         old,A = correct(flat(p), flat(d.old), flat(d.A)[:,None], flat(d.mask), c, **rows)
@@ -215,7 +215,7 @@ def test_parameter_gradients_equal_those_of_a_real_grpo_trainer(trainer, loss_ty
         gw = torch.autograd.grad(want, params)
         p = token_logps(t.model, ro, temperature=.8)
         more = dict(ref_logps=ref, max_completion_length=6)
-        got = policy_loss(p, old, ro.advantages, ro.completion_mask, **more, **kw)
+        got = loss_of(p, old, ro.advantages, ro.completion_mask, **more, **kw)
         gg = torch.autograd.grad(got, params)
         assert abs(got-want)<1e-6*max(1, abs(want))
         biggest = max(o.abs().max() for o in gw)

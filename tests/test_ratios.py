@@ -3,13 +3,14 @@ import itertools, math
 import pytest, torch
 from grpo_nb.parts.core import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
-from grpo_nb.loss import LOSS_TYPES, loss_metrics, policy_loss
+from grpo_nb.parts.loss_inputs import (
+    LOSS_TYPES, LossInputs, LossSettings, apply_corrections, prepare_loss_inputs, read_correction)
 from grpo_nb.parts.groups import (
     dead_groups, dead_share, group_scores, nan_std, reward_range, reward_std, spread)
-from grpo_nb.run.settings import LossSettings, corrected, read_correction
 from grpo_nb.parts.ratios import (
     CLIPS, Clip, Correction, clip_share, clipped, correct, drift,
     importance_ratio, merge_sums, ratio_row, ratio_sums)
+from loss_calls import loss_of, metrics_of
 
 NAN = math.nan
 
@@ -36,7 +37,7 @@ def test_clipped_is_where_the_loss_has_no_gradient(loss_type, level):
         x,A,mask = batch(seed)
         p = torch.zeros_like(x).requires_grad_()
         kw = dict(epsilon=.15, epsilon_high=1.2 if loss_type=='cispo' else .3, delta=delta)
-        loss = policy_loss(p, p.detach()-x, A[...,0], mask, loss_type, importance_sampling_level=level,
+        loss = loss_of(p, p.detach()-x, A[...,0], mask, loss_type, importance_sampling_level=level,
             max_completion_length=9, **kw)
         g, = torch.autograd.grad(loss, p)
         ratio = importance_ratio(p.detach(), p.detach()-x, mask, level)
@@ -64,7 +65,7 @@ def test_cispo_and_sequence_level_have_one_clipped_share_everywhere():
         kw = dict(loss_type=loss_type, epsilon_high=2.)
         clip = Clip(epsilon_high=2., on=loss_type!='cispo')
         row = ratio_row(ratio_sums(x, A[...,None], mask, level, clip))
-        logged = loss_metrics(x, torch.zeros_like(x), A, mask, importance_sampling_level=level, **kw)
+        logged = metrics_of(x, torch.zeros_like(x), A, mask, importance_sampling_level=level, **kw)
         assert row['clip_share']==logged['clip_ratio/region_mean']==want
     x[0,0] = torch.tensor([2., -1., -1.])   # its mean is 0: the tokens are far out, the answer is not
     assert clip_share(importance_ratio(x, 0*x, mask), A[...,None], mask).item()==pytest.approx(4/6)
@@ -220,7 +221,9 @@ def test_the_moment_of_replayed_tokens_does_not_see_the_fresh_ones():
     old,c = torch.zeros_like(x),Correction(max_moment=.05)
     replayed = torch.tensor([False,True,True,False])
     x[~replayed] = 0.   # fresh tokens have ratio 1: counted in, they would let more of the others through
-    got = corrected(x, old, A, mask, LossSettings(replay_correction=c), replayed)[1].expand_as(x)
+    given = prepare_loss_inputs(LossInputs(x, old, A[...,0], mask, replayed=replayed))
+    ratio = importance_ratio(x, old, mask)
+    got = apply_corrections(given, ratio, LossSettings(replay_correction=c)).A.expand_as(x)
     alone = correct(x[replayed], old[replayed], A[replayed], mask[replayed], c)[1]
     assert torch.equal(got[replayed], alone) and (alone==0)[mask[replayed]].any()
     assert torch.equal(got[~replayed], A[~replayed].expand_as(x[~replayed]))

@@ -4,7 +4,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import grpo_nb.generation as generation
 import grpo_nb.dev.stacked as sr
 import grpo_nb.trainer as trainer
-from grpo_nb.loss import policy_loss
+from loss_calls import loss_of
 from grpo_nb.dev.stacked import END, PAD, SHAPE, encode, is_right
 from grpo_nb.dev.replay_study import USES
 from grpo_nb.trainer import TrainConfig, train
@@ -71,7 +71,7 @@ def stacked(arm, monkeypatch):
         seen['said'].append(out[0][0])
         return out
     def noted(logps, old, A, how, real, *more):
-        loss = policy_loss(logps[0], old[0], A[0,...,0], real[0])
+        loss = loss_of(logps[0], old[0], A[0,...,0], real[0])
         seen['losses'].append(loss.item())
         return factor(logps, old, A, how, real, *more)
     sampled,step = sr.sample_stack,r.opt.step

@@ -4,14 +4,14 @@ import pytest, torch
 from test_docs import CONTRAST, RULES, _axe, axe
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import fill_terms, inspector_html
-from grpo_nb.loss import LOSS_TYPES, policy_loss, terms_by_loss, token_terms
+from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
 from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.settings import LossSettings
 from grpo_nb.run.reading import Run, read_run
 from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, current_logps_and_entropy, init_state, train, train_batch
+from loss_calls import all_terms_of, loss_of, terms_of
 
 def batch(seed=0, B=3, G=4, T=6):
     g = torch.Generator().manual_seed(seed)
@@ -32,8 +32,8 @@ def test_the_terms_sum_to_the_loss_and_pushes_are_slopes(kind, how):
     given = dict(ref_logps=old, entropy=-logps)|{k:how[k] for k in how if k.startswith('num')}
     how = {k:v for k,v in how.items() if k not in given}|(dict(epsilon_high=1.3) if kind=='cispo' else {})
     s = LossSettings(kind, max_completion_length=6, **how)
-    got = token_terms(logps, old, A, m, s, **given)
-    def loss(x): return policy_loss(x, old, A, m, s, **given).item()
+    got = terms_of(logps, old, A, m, s, **given)
+    def loss(x): return loss_of(x, old, A, m, s, **given).item()
     assert abs(got['term'].sum().item()-loss(logps))<1e-6 and not got['term'][~m].any()
     if kind in ('cispo','vespo') or 'off_policy_mask_threshold' in how: return   # a factor is held constant
     for at in m.nonzero()[::7].tolist():
@@ -44,7 +44,7 @@ def test_the_terms_sum_to_the_loss_and_pushes_are_slopes(kind, how):
 
 def test_weights_are_those_of_each_divisor():
     logps,old,A,m = batch()
-    by = terms_by_loss(logps, old, A, m, LossSettings(max_completion_length=6))
+    by = all_terms_of(logps, old, A, m, LossSettings(max_completion_length=6))
     n = m.sum(-1, keepdim=True).float()
     want = dict(grpo=1/(12*n), sapo=1/(12*n), luspo=torch.full_like(n, 1/12),
                 dr_grpo=torch.full_like(n, 1/72))
@@ -55,11 +55,11 @@ def test_weights_are_those_of_each_divisor():
 def test_the_four_corners_of_the_clip_are_told_apart():
     r,A = torch.tensor([1.5, .5, 1.5, .5]),torch.tensor([1., 1., -1., -1.])
     new,old,m = (-torch.ones(1, 4, 1))+r.log().view(1, 4, 1),-torch.ones(1, 4, 1),torch.ones(1, 4, 1).bool()
-    by = terms_by_loss(new, old, A[None], m)
+    by = all_terms_of(new, old, A[None], m)
     assert by['dapo']['clip'].flatten().tolist()==[1, 0, 0, -1]
     assert not by['sapo']['clip'].any()
     assert (by['dapo']['push'].flatten()==0).tolist()==[True, False, False, True]
-    far = token_terms(new, old-3, A[None], m, LossSettings('cispo', epsilon_high=5.))
+    far = terms_of(new, old-3, A[None], m, LossSettings('cispo', epsilon_high=5.))
     assert far['clip'].flatten().tolist()==[2, 2, 0, 0]
 
 def make(folder=None, **how):
@@ -124,7 +124,7 @@ def test_what_any_trainer_writes_opens_with_every_token(tmp_path):
         [''.join(w) for w in words], r.flatten(), advantage=A.flatten(), tokens=words, logps=lists(old),
         policy_logps=lists(logps), after_logps=lists(logps+.1))
     run = fill_terms(open_run(tmp_path/'a'))
-    want = token_terms(logps, old, A, m)
+    want = terms_of(logps, old, A, m)
     for g,o in enumerate(run.rows):
         t = o['terms']
         assert t['tokens']==words[4*g:4*g+4] and not t['words'] and t['named'] is False

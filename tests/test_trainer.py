@@ -808,6 +808,52 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
         with pytest.raises(ValueError, match=says): run(**kw)
     assert run('newest')[0].method.buffer.priority=='recency'   # a method keeps its own unless asked
 
+def counted(monkeypatch, *functions):
+    "How often each is called from now on, by whichever module of ours."
+    calls = dict.fromkeys([f.__name__ for f in functions], 0)
+    for f in functions:
+        def count(*a, f=f, **k):
+            calls[f.__name__] += 1
+            return f(*a, **k)
+        for m in [m for k,m in sys.modules.items() if k.startswith('grpo_nb')]:
+            for name,v in list(vars(m).items()):
+                if v is f: monkeypatch.setattr(m, name, count)
+    return calls
+
+@pytest.mark.parametrize('kw', [{}, dict(loss_type='cispo', epsilon_high=2.), dict(record_tokens=True),
+    dict(importance_sampling_level='sequence', beta=.1)], ids=str)
+def test_ratio_and_clip_are_computed_once_per_optimizer_step(kw, monkeypatch, tmp_path):
+    "For the loss, its metrics, the history and the record of groups together."
+    from grpo_nb.parts.ratios import clipped, importance_ratio
+    calls = counted(monkeypatch, importance_ratio, clipped)
+    args = cfg(max_steps=16, output_dir=str(tmp_path), **kw)
+    s = train(tiny_model(0), TOK, DATA, parity, args)
+    assert s.step==16 and any(o.get('replay/replaced') for o in s.history)
+    assert calls==dict(importance_ratio=16, clipped=16)
+
+def test_the_options_of_a_loss_reach_it_from_the_settings_of_a_run(tmp_path, tables):
+    @register(LOSSES, 'soft')
+    def soft(ratio, A, mask, width=1., kind='plain'):
+        taken.append((width, kind))
+        return width*ratio*A
+    def run(**kw):
+        taken.clear()
+        args = cfg(max_steps=2, method='keep', **kw)
+        return flat(train(tiny_model(0), TOK, DATA, parity, args).model)
+    taken = []
+    run(loss_type='soft', loss_kwargs='width=.5,kind=bent')
+    assert taken==[(.5, 'bent')]*2
+    run(loss_type='soft', loss_kwargs=dict(width=2))
+    assert taken==[(2, 'plain')]*2
+    for name,option in (('sapo', dict(sapo_temperature_pos=9.)), ('vespo', dict(vespo_lambda_neg=.5))):
+        twice = dict(loss_type=name, num_iterations=2)
+        assert not torch.equal(run(**twice), run(**twice, **option))
+    for kw,error,says in ((dict(loss_kwargs='wdith=.5'), TypeError, 'wdith.* options of no loss'),
+            (dict(loss_kwargs='width'), ValueError, 'loss_kwargs'),
+            (dict(sapo_temperature_pos=0.), ValueError, 'sapo_temperature_pos')):
+        with pytest.raises(error, match=says): cfg(loss_type='soft', **kw)
+    with pytest.raises(TypeError, match=r"asks for \['p', 'q'\]"): cfg(loss_type=lambda p, q, A, mask: A)
+
 def test_every_advantage_has_a_name_that_a_run_takes():
     for name,f in dict(constant=constant_advantages, maxrl=maxrl_advantages, rft=rft_advantages).items():
         s = init_state(tiny_model(0), TOK, DATA, parity, cfg(method='keep', advantages=name))

@@ -6,7 +6,7 @@ import pytest, torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-from grpo_nb.loss import policy_loss
+from loss_calls import loss_of
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 
@@ -83,7 +83,7 @@ def of_policy_loss(**kw):
         part = (dict(num_items=x['num_items_in_batch']*acc/t.args.steps_per_generation)
             if t.loss_type in ('dapo','cispo','vespo') else dict(num_rows=len(q)*acc))
         rows_first = [o[:,None] for o in (q, old, x['advantages'], mask)]
-        return policy_loss(*rows_first, max_completion_length=t.max_completion_length, replayed=x['replayed'],
+        return loss_of(*rows_first, max_completion_length=t.max_completion_length, replayed=x['replayed'],
             **part, **kw)/(acc if t.loss_type=='bnpo' else 1)
     return expected
 

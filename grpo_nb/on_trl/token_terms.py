@@ -13,9 +13,9 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..generation import Rollouts
-from ..loss import terms_by_loss
+from ..token_terms import terms_by_loss
 from ..run.record import to_line, token_rows
-from ..run.settings import LossSettings
+from ..parts.loss_inputs import LossInputs, LossSettings
 from .batch_record import BatchRecord
 from .rows import compute_logps
 
@@ -41,13 +41,11 @@ def _minibatch_terms(t, x):
     n = t.current_gradient_accumulation_steps
     num_items = x['num_items_in_batch'].clamp(min=1)/t.accelerator.num_processes*n/t.args.steps_per_generation
     settings = _loss_settings(t, mask, num_items)
-    def terms_of(s):
-        return terms_by_loss(logps, old, x.get('own_advantages', x['advantages'])[:,None], mask, s,
-            ref_logps=ref, entropy=entropy, num_items=num_items, num_rows=len(mask)*n,
-            replayed=x.get('replayed'))
-    terms = terms_of(settings)
+    given = LossInputs(logps, old, x.get('own_advantages', x['advantages'])[:,None], mask, ref, entropy,
+        x.get('replayed'), num_items=num_items, num_rows=len(mask)*n)
+    terms = terms_by_loss(given, settings)
     if n>1 and settings.entropy_coef:
-        terms['bnpo'] = terms_of(replace(settings, entropy_coef=n*settings.entropy_coef))['bnpo']
+        terms['bnpo'] = terms_by_loss(given, replace(settings, entropy_coef=n*settings.entropy_coef))['bnpo']
     for k in ('term','weight','push'): terms['bnpo'][k] = terms['bnpo'][k]/n   # TRL's mean of means
     mb = Rollouts(x['prompt_ids'], x['prompt_mask'].bool(), x['completion_ids'][:,None], mask, old,
         ref_logps=ref)

@@ -85,10 +85,11 @@ def ratio_sums(
     log_ratio:Tensor, A:Tensor, mask:Tensor,  # as for `drift`; advantages, (..., 1) or (..., T)
     level:str='token', clip:Clip=Clip(),      # of the loss: 'token' or 'sequence', and its range
     clip_mask:Tensor=None,   # bool, what the clip leaves without a gradient; None: found here, by `clip`
+    ratio:Tensor=None,       # as `importance_ratio` gives it; None: found here
 )->Tensor:                # (10,) to be put together by `merge_sums` and read by `ratio_row`
     "What `ratio_row` needs to know of these tokens."
     x = log_ratio.detach().float().masked_fill(~mask, 0)
-    ratio = importance_ratio(x, torch.zeros_like(x), mask, level)
+    ratio = importance_ratio(x, torch.zeros_like(x), mask, level) if ratio is None else ratio.detach().float()
     held = clipped(ratio, A.detach(), clip) if clip_mask is None else clip_mask
     whole = mask.any(-1)
     m = mask if held.shape[-1]==mask.shape[-1] else whole[...,None]
@@ -154,6 +155,16 @@ class Correction:
         "True where weight and clip of a token are those named here, whatever the loss."
         return not (self.clip=='ppo' and self.weight in ('token','decoupled'))
 
+    def centre_logps(self,
+        old_logps:Tensor,   # (..., T) nats, of the policy that sampled
+        prox_logps:Tensor,  # (..., T) nats, of the policy when the batch began, or None
+    )->Tensor:              # (..., T) nats
+        "Log-probs to which the ratio is taken. ValueError for 'decoupled' without `prox_logps`."
+        if self.weight!='decoupled': return old_logps
+        if prox_logps is not None: return prox_logps
+        raise ValueError("weight='decoupled' needs `prox_logps`, those of the policy when the batch began: "
+            'those of fresh groups are `old_logps`, for replayed ones ask the model once more')
+
     def clip_of(self,
         clip:Clip=Clip(),  # of the loss
     )->Clip:
@@ -207,6 +218,8 @@ def correct(
     level:str='token',      # of the loss's ratio: 'token' or 'sequence'
     prox_logps:Tensor=None, # (..., T) nats, of the policy when this batch began; for 'decoupled'
     clip:Clip=Clip(),       # of the loss
+    ratio:Tensor=None,      # of `logps` to `centre_logps`, where it is known already
+    clip_mask:Tensor=None,  # bool, what the correction's clip leaves without a gradient, likewise
 )->tuple:                   # (old_logps, A) to give to the loss
     """Log-probs to compare with and advantages, so that the plain loss of them is the corrected loss.
 
@@ -214,17 +227,15 @@ def correct(
     """
     c = correction
     if not c.changes: return old_logps,A
-    if c.weight=='decoupled' and prox_logps is None:
-        raise ValueError("weight='decoupled' needs `prox_logps`, those of the policy when the batch began: "
-            'those of fresh groups are `old_logps`, for replayed ones ask the model once more')
     now,log_ratio = logps.detach(),logps-old_logps
-    centre = prox_logps if c.weight=='decoupled' else old_logps
-    ratio = importance_ratio(now, centre, mask, level)
-    keep = kept(log_ratio, mask, c)
-    before = importance_ratio(centre, old_logps, mask, level).clamp(max=c.weight_cap)   # 1 unless decoupled
-    if not c.replaces_loss:
-        return centre, A*keep if c.weight=='token' else A*before*keep
+    centre = c.centre_logps(old_logps, prox_logps)
+    keep,before = kept(log_ratio, mask, c),1.
+    if c.weight=='decoupled':
+        before = importance_ratio(centre, old_logps, mask, level).clamp(max=c.weight_cap)
+    if not c.replaces_loss: return centre, A*before*keep
+    if ratio is None: ratio = importance_ratio(now, centre, mask, level)
+    if clip_mask is None: clip_mask = clipped(ratio, A, c.clip_of(clip))
     whole = log_ratio.masked_fill(~mask, 0).sum(-1, keepdim=True)
     weight = dict(token=ratio, none=torch.ones_like(ratio), truncated=ratio.clamp(max=c.weight_cap),
         sequence=whole.clamp(max=math.log(c.weight_cap or 1e-30)).exp(), decoupled=ratio*before)[c.weight]
-    return now, A*weight*(keep & ~clipped(ratio, A, c.clip_of(clip)))
+    return now, A*weight*(keep & ~clip_mask)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacfwd
 from ..advantages import group_advantages
 from ..loss import policy_loss
+from ..parts.loss_inputs import LossInputs, LossSettings
 
 # %% ../../nbs/research/off_policy.ipynb #8f3cfba0
 class World:
@@ -76,14 +77,14 @@ def token_weights(
     old_logps:Tensor,  # (n, T) nats
     sign:float,        # +1 for right answers, -1 for wrong ones
     full:bool=False,   # the product of all ratios, uncapped, instead of the loss
-    **options:Any,     # of `policy_loss`
+    **options:Any,     # of `LossSettings`
 )->Tensor:             # (n, T)
     "What each token's gradient is multiplied by in the objective, for an advantage of `sign`; 1/T on-policy."
     if full: return sign/logps.shape[1]*(logps-old_logps).sum(1, keepdim=True).exp().expand_as(logps)
     lp = logps.detach()[None].clone().requires_grad_()
     A = torch.full(lp.shape[:2], float(sign), dtype=lp.dtype)
-    options = dict(loss_type='grpo')|options
-    loss = policy_loss(lp, old_logps[None], A, torch.ones_like(lp, dtype=torch.bool), **options)
+    x = LossInputs(lp, old_logps[None], A, torch.ones_like(lp, dtype=torch.bool))
+    loss = policy_loss(x, LossSettings(**dict(loss_type='grpo')|options)).loss
     return -torch.autograd.grad(loss, lp)[0][0]*len(logps)
 
 # %% ../../nbs/research/off_policy.ipynb #3f386cec
@@ -170,7 +171,7 @@ def train_lab(
         A = group_advantages(world.right.gather(1, i).double())
         opt.zero_grad()
         real = torch.ones_like(seen, dtype=torch.bool)
-        policy_loss(seen, seen.detach(), A, real, loss_type='grpo').backward()
+        policy_loss(LossInputs(seen, None, A, real), LossSettings('grpo')).loss.backward()
         opt.step()
         past.append(copy.deepcopy(policy))
     return past

@@ -13,7 +13,7 @@ from ..parts.model import Tokenizer
 from ..parts.ratios import warn_unless_clipped
 from ..parts.registry import METHODS, resolve
 from .config import TrainConfig, make_config
-from .settings import read_correction
+from ..parts.loss_inputs import read_correction
 
 # %% ../../nbs/run/checks.ipynb #c56fde2d
 def check_train_args(

@@ -20,8 +20,7 @@ from torch import Tensor
 from ..parts.core import is_rendered, masked_mean, reward_names, save_json, versions
 from ..parts.model import Tokenizer
 from ..parts.groups import Groups, dead_reason, reward_std
-from ..parts.ratios import importance_ratio, merge_sums, ratio_row, ratio_sums
-from .settings import clip_mask
+from ..parts.loss_metrics import replay_metrics
 from .state import TrainState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
@@ -300,7 +299,7 @@ def summarize(
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
     n = fresh.completion_mask.sum(-1).float()
-    alike,stored = _one_text_share(fresh),_replay_metrics(s, done)
+    alike,stored = _one_text_share(fresh),replay_metrics([o['out'] for o in done])
     row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
         reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
         frac_reward_zero_std=dead.float().mean().item(), frac_one_text=alike)
@@ -311,35 +310,12 @@ def summarize(
     row |= {k:sum(o[k] for o in done)/len(done) for k,v in done[0].items() if isinstance(v, float)}
     return row|stored|treated.metrics
 
-def _replay_metrics(s, done):
-    """Ratios of the replayed tokens alone, and the share that the clip leaves without a gradient; the same
-    share of the fresh ones; {} where nothing was replayed."""
-    if not any(o['mb'].replayed.any() for o in done): return {}
-    replayed,fresh,level = [],[],s.loss_settings.importance_sampling_level
-    for o in done:
-        mb,A,held = o['mb'],*_clip_of_update(s, o)
-        for sums,rows in ((replayed, mb.replayed), (fresh, ~mb.replayed)):
-            m = o['mask'] & rows[:,None,None]
-            sums.append(ratio_sums(o['logps']-mb.old_logps, A, m, level, clip_mask=held))
-    row = {f'replay/{k}':v for k,v in ratio_row(merge_sums(replayed)).items()}
-    share = ratio_row(merge_sums(fresh)).get('clip_share')
-    return row if share is None else row|{'clip_ratio/fresh_mean':share}
-
-def _clip_of_update(s, o):
-    "Advantages (b, G, 1) or (b, G, T) of an update, and what the clip held: against the policy that sampled."
-    mb = o['mb']
-    A = mb.advantages if mb.advantages.ndim==3 else mb.advantages[...,None]
-    return A,clip_mask(o['logps'], mb.old_logps, A, o['mask'], s.loss_settings, mb.replayed, o.get('prox'))[1]
-
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def _group_ratios(s, seen, n):
     "Of each of `n` groups, as its update saw it: ratios against the policy that sampled it, clipped share."
     out = [None]*n
     for o in seen:
-        mask = o['mask']
-        level = s.loss_settings.importance_sampling_level
-        ratio = importance_ratio(o['logps'].float(), o['mb'].old_logps, mask, level)
-        A,held = _clip_of_update(s, o)
+        mask,ratio,held = o['mask'],o['out'].ratio,o['out'].clip_mask
         wide = mask if held.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
         told = dict(ratio_hist=ratio_hists(ratio.expand_as(wide), wide),
             clip_share=masked_mean(held.float(), wide, (1, 2)).tolist())

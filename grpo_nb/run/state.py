@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from ..parts.model import Tokenizer
 from .config import TrainConfig
-from .settings import LossSettings
+from ..parts.loss_inputs import LossSettings
 
 # %% ../../nbs/run/state.ipynb #75af714b
 class Strategy(Protocol):
