@@ -91,6 +91,42 @@ def test_the_first_command_works_in_an_empty_folder_and_the_first_screen_says_wh
         assert words in first, words
     assert first.count('\n- **[')==5 and '±' not in first
 
+def test_the_path_of_three_hours_leads_to_sections_that_are_there_and_takes_no_longer():
+    "Every link of the first page's path has a heading behind it; its minutes are those of the sections"
+    from grpo_nb.dev.site import Trouble, anchor, short_path
+    stops = short_path()   # Trouble, where a heading is gone
+    index = json.loads((ROOT/'nbs/index.ipynb').read_text(encoding='utf-8'))
+    shown = next(o for o in README.split('\n\n') if o.startswith('| chapter | what for |'))
+    for o in stops:
+        text = json.loads((ROOT/'nbs'/f"{o['file']}.ipynb").read_text(encoding='utf-8'))
+        prose = '\n'.join(''.join(c['source']) for c in text['cells'] if c['cell_type']=='markdown')
+        for h in o['sections']:
+            assert not h or re.search(rf'^##+ {re.escape(h)}$', prose, re.M), (o['file'], h)
+            assert f"]({'nbs/'+o['file']}.ipynb{'#'+anchor(h) if h else ''})" in shown, (o['file'], h)
+        row = next(line for line in shown.splitlines() if line.startswith(f"| {o['title']} |"))
+        assert abs(int(row.split('|')[-2])-o['minutes'])<3, row
+    assert 150<sum(o['minutes'] for o in stops)<=180
+    assert {0, 1, 7, 9, 10, 11, 12, 14}<={int(re.match(r'\d+', o['file'])[0]) for o in stops}
+    assert anchor('Dead groups, `out` & in?')=='dead-groups-out-in'
+
+def test_minutes_of_a_section_count_every_line_and_a_heading_that_is_gone_is_named(tmp_path, monkeypatch):
+    import grpo_nb.dev.site as site
+    prose = lambda s: dict(cell_type='markdown', source=s)
+    code = lambda s: dict(cell_type='code', source=s, outputs=[])
+    nb = dict(cells=[prose('# A\n\n'+'word '*148), prose('## One\n\n## Exercise: two'),
+        code('#| code-fold: true\n'+'x = 1\n'*8), code('#| hide\nx = 1')])
+    (tmp_path/'nbs').mkdir()
+    (tmp_path/'nbs'/'01_a.ipynb').write_text(json.dumps(nb))
+    (tmp_path/'nbs'/'course.yml').write_text('- {file: 01_a, title: "1 A", asks: "?", minutes: 5, needs: []}')
+    monkeypatch.setattr(site, '_root', lambda: tmp_path)
+    def minutes(sections):
+        text = f'- {{chapter: a, why: "", sections: {json.dumps(sections)}}}'
+        (tmp_path/'nbs'/'path.yml').write_text(text)
+        return site.short_path()[0]['minutes']
+    assert minutes([''])==pytest.approx(1) and minutes(['One'])==pytest.approx(2/150)
+    assert minutes(['Exercise: two'])==pytest.approx(11+3/150)
+    with pytest.raises(site.Trouble, match="01_a has no section 'Three'"): minutes(['Three'])
+
 def test_the_film_is_one_of_these_runs():
     film = stored('demo_map.csv')
     count = [sum(int(o[k]) for o in film) for k in ('dead','replaced')]

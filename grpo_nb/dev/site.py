@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Trouble', 'where', 'shown_widgets', 'folded', 'clean', 'run_nbs', 'readme_md', 'readme', 'course', 'colab_cell',
-           'order', 'output_faults', 'form_faults', 'gone_names', 'chapter_faults', 'check', 'test']
+           'order', 'anchor', 'short_path', 'output_faults', 'form_faults', 'gone_names', 'chapter_faults', 'check',
+           'test']
 
 # %% ../../nbs/dev/site.ipynb #77d48623
 import ast, html, json, os, re, subprocess, sys, tempfile, time
@@ -286,6 +287,50 @@ def order(
     return _written(want, check, 'not the order of course.yml: run `python -m grpo_nb.dev order`')
 
 
+
+# %% ../../nbs/dev/site.ipynb #3a0b0002
+def _sections(nb):
+    "(heading, prose, code) of each section, by its `##` heading; '' for what comes before the first."
+    sections = [('', [], [])]
+    for _,c,s in _cells(nb):
+        if c['cell_type']!='markdown':
+            if not re.search(r'^#\|\s*(hide\s*$|default_exp)', s, re.M): sections[-1][2].append(s)
+            continue
+        before,*parts = re.split(r'^(?=##+ )', s, flags=re.M)
+        sections[-1][1].append(before)
+        for o in parts:
+            heading = re.match('#+ *(.*)', o)[1].strip()
+            sections.append((heading, [o], []))
+    return sections
+
+def _section_minutes(prose, code):
+    "150 words a minute, eight lines of code, ten minutes for each exercise."
+    lines = sum(bool(l.strip()) and not l.startswith('#|') for s in code for l in s.splitlines())
+    exercises = sum(len(_EXERCISE.findall(s)) for s in prose)
+    return sum(len(s.split()) for s in prose)/150+lines/8+10*exercises
+
+def anchor(
+    heading:str,  # as it stands in the notebook
+)->str:           # behind the # of an address
+    "The address of a heading within its page."
+    plain = re.sub(r'[^\w\s.-]', '', re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', heading).lower())
+    return re.sub(r'\s+', '-', plain.strip()).strip('-')
+
+def short_path()->list: # dicts in reading order: file, title, minutes, sections
+    "The stops of the three-hour path, from `nbs/path.yml`. Trouble for a chapter or a heading that is gone."
+    import yaml
+    nbs,stops = _root()/'nbs',[]
+    known = {re.sub(r'^\d+[a-z]?_', '', o['file']):o for o in course()}
+    for o in yaml.safe_load((nbs/'path.yml').read_text(encoding='utf-8')):
+        if o['chapter'] not in known: raise Trouble(f"nbs/path.yml: no chapter {o['chapter']!r} in course.yml")
+        chapter = known[o['chapter']]
+        there = {heading:(prose, code) for heading,prose,code in _sections(_read(nbs/f"{chapter['file']}.ipynb"))}
+        gone = [h for h in o['sections'] if h not in there]
+        if gone: raise Trouble(f"nbs/path.yml: {chapter['file']} has no section {gone[0]!r}")
+        minutes = sum(_section_minutes(*there[h]) for h in o['sections'])
+        stops.append(dict(file=chapter['file'], title=chapter['title'], minutes=minutes, sections=o['sections'],
+            why=o['why']))
+    return stops
 
 # %% ../../nbs/dev/site.ipynb #d46e1b8f
 _PATHS = re.compile(r'(?<![\w.:/])/(?:home|root|tmp|work|Users|mnt|opt|var|usr)/[\w.-]+|[A-Z]:\\\\?Users')
