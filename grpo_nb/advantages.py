@@ -7,7 +7,7 @@ __all__ = ['SCALES', 'group_advantages']
 
 # %% ../nbs/07_advantages.ipynb #b411bab9
 from torch import Tensor
-from .parts.groups import as_rewards, nan_std, reward_range
+from .parts.groups import validate_reward_tensor, nan_std, reward_range
 from .parts.registry import ADVANTAGES, register
 
 # %% ../nbs/07_advantages.ipynb #14147074
@@ -25,7 +25,7 @@ def group_advantages(
     ValueError unless `rewards` is (B, G) with G >= 2 and finite or nan, and `scale` is known.
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2; 'none' is Dr. GRPO, arXiv 2503.20783.
     """
-    r = as_rewards(rewards, 'B, G')
+    r = validate_reward_tensor(rewards, 'B, G')
     if scale not in SCALES: raise ValueError(f'`scale` is {scale!r}: choose one of {SCALES}')
     A = r - r.nanmean(1, keepdim=True)
     if scale!='none':

@@ -14,30 +14,33 @@ from dataclasses import replace
 from typing import Any
 import torch
 from torch import Tensor, nn
-from .parts.core import check_rendered, check_rows, known_data, start_note, template_start
+from .parts.validate import (
+    check_rendered, validate_dataset, dataset_fingerprint, opened_tag_warning, template_start)
 from .parts.groups import dead_by_func
-from .parts.model import Tokenizer, check_lengths, end_tokens
+from .parts.fast_path import Tokenizer
+from .parts.sampling import check_lengths, end_tokens
 from .parts.loss_inputs import LossInputs
 from .parts.loss_metrics import loss_metrics
 from .parts.registry import ADVANTAGES, resolve
 from .run.callbacks import CallbackList, TrainCallback, crossed
-from .run.checkpoints import check_stop, new_run_id, note_stop, stop_on_signal
+from .run.signals import check_stop, note_stop, stop_on_signal
+from .run.checkpoints import new_run_id
 from .run.checks import check_eval, check_train_args, make_strategy, nonfinite_loss_error
-from .run.config import TrainConfig, loss_settings, make_config
+from .run.config import TrainConfig, make_loss_settings, make_config
 from .run.optim import make_optimizer, sync_reference
-from .run.record import check_judged, eval_row, summarize
-from .run.resume import CheckpointCallback, checkpoint_for, load_checkpoint
+from .run.record import check_some_reward, eval_row, make_history_row
+from .run.resume import CheckpointCallback, resolve_checkpoint, load_checkpoint
 from .run.state import TrainState
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts
-from .evaluation import evaluate, sample
+from .evaluation import evaluate, sample_completions
 from .parts.reward_calls import RewardLog, run_state
-from .rewards import combine_rewards, decode, score
-from .dialects import multi_objective
+from .rewards import combine_rewards, decode_completions, score_completions
+from .dialects import multi_reward_advantages
 from .logps import token_logps
 from .loss import policy_loss
-from .token_terms import terms_by_loss
-from .strategies import Treated
+from .token_terms import compare_losses
+from .strategies import ProcessedBatch
 
 # %% ../nbs/12_trainer.ipynb #cc16e689
 def init_state(
@@ -56,8 +59,8 @@ def init_state(
         method=method, optimizer=optimizer, scheduler=scheduler,
         ref_model=copy.deepcopy(model).eval().requires_grad_(False) if args.beta else None,
         generator=torch.Generator(model.device).manual_seed(args.seed),
-        advantage_fn=resolve(ADVANTAGES, args.advantages), loss_settings=loss_settings(args),
-        dataset_fingerprint=known_data(dataset), run_id=new_run_id())
+        advantage_fn=resolve(ADVANTAGES, args.advantages), loss_settings=make_loss_settings(args),
+        dataset_fingerprint=dataset_fingerprint(dataset), run_id=new_run_id())
 
 def check_data(
     model:nn.Module, tokenizer:Tokenizer, reward_funcs:list,      # of the run
@@ -65,7 +68,7 @@ def check_data(
 )->None:
     "ValueError for rows that have no prompt, are too few, or don't fit into the model."
     def check(rows, n_prompts):
-        prompts = check_rows(rows, n_prompts, args.num_generations)
+        prompts = validate_dataset(rows, n_prompts, args.num_generations)
         check_lengths(encode_prompts(tokenizer, prompts)[1].sum(1), args.max_completion_length, model)
     check(dataset, args.num_prompts)
     check_rendered(tokenizer, dataset[0]['prompt'])
@@ -73,7 +76,7 @@ def check_data(
     try:
         if args.eval_steps: check(eval_dataset, 1)
     except ValueError as e: raise ValueError(f'`eval_dataset`: {e}') from None
-    if note := start_note(tokenizer, dataset[0]['prompt'], reward_funcs): warnings.warn(note)
+    if note := opened_tag_warning(tokenizer, dataset[0]['prompt'], reward_funcs): warnings.warn(note)
 
 # %% ../nbs/12_trainer.ipynb #494948b2
 def permutation(
@@ -93,7 +96,7 @@ def next_prompt_indices(
         epoch,place = divmod(s.prompts_seen, size)
         if place==0 or order is None: order = permutation(size, s.args.seed*100_003+epoch)
         s.prompts_seen += 1
-        if s.method.choose([order[place]], s.step)[0]: found.append(order[place])
+        if s.method.select_prompts([order[place]], s.step)[0]: found.append(order[place])
     raise RuntimeError(f'method {s.method.name!r} passed over {100*max(n, size)} prompts in a row: '
         'nothing is left to train on')
 
@@ -106,16 +109,16 @@ def rollout(
     "Sample G completions for each prompt, reward them, and compare them within the group."
     a,rows = s.args,[s.dataset[i] for i in indices]
     with s.timed('generation'):
-        batch = sample(s.model, s.tokenizer, rows, a.num_generations, a.max_completion_length, s.generator,
+        batch = sample_completions(s.model, s.tokenizer, rows, a.num_generations, a.max_completion_length, s.generator,
             sampling=a)
-    texts = decode(s.tokenizer, batch)
+    texts = decode_completions(s.tokenizer, batch)
     s.reward_logs.append(RewardLog(trainer_state(s)))
     with s.timed('reward'):
-        by_func = score(s.reward_funcs, rows, batch, texts, s.reward_logs[-1], template_start(s.tokenizer))
+        by_func = score_completions(s.reward_funcs, rows, batch, texts, s.reward_logs[-1], template_start(s.tokenizer))
     by_func = by_func.view(len(rows), a.num_generations, -1).to(s.model.device)
     how = a.reward_weights,a.multi_objective_aggregation
     batch.rewards = combine_rewards(by_func, a.reward_weights)
-    batch.advantages = multi_objective(by_func, *how, a.scale_rewards, advantages=s.advantage_fn)
+    batch.advantages = multi_reward_advantages(by_func, *how, a.scale_rewards, advantages=s.advantage_fn)
     batch.dead = dead_by_func(by_func, *how, a.dead_tolerance)
     batch.key = torch.tensor(indices, device=batch.key.device)
     batch.step = torch.full_like(batch.key, s.step)
@@ -156,7 +159,7 @@ def fill_ref_logps(
 
 def replace_dead_groups(
     s:TrainState, fresh:Rollouts,  # the run; n groups, just sampled
-)->Treated:                        # B groups on the model's device, with all that the loss needs
+)->ProcessedBatch:                 # B groups on the model's device, with all that the loss needs
     "Let the run's method replace, mask or keep dead groups."
     frozen = s.ref_model is not None and not s.args.sync_ref_model   # its log-probs can be stored
     if frozen: fill_ref_logps(s, fresh, ~fresh.dead)
@@ -164,8 +167,8 @@ def replace_dead_groups(
         extra,_,_ = rollout(s, next_prompt_indices(s, n))
         if frozen: fill_ref_logps(s, extra, torch.zeros_like(extra.replayed))
         return extra
-    more = dict(policy=lambda o: current_logps_and_entropy(s, o)) if s.method.needs_policy else {}
-    out = s.method.treat(fresh, fresh.dead, s.step, size=s.args.num_prompts, sample_more=sample_more, **more)
+    more = dict(policy=lambda o: current_logps_and_entropy(s, o)) if s.method.needs_logps else {}
+    out = s.method.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts, sample_more=sample_more, **more)
     s.in_rollout = False   # from here on an error may have changed the method
     out.batch = batch = out.batch.to(s.model.device)
     if s.ref_model is not None:
@@ -192,27 +195,27 @@ def loss_mask(
 # %% ../nbs/12_trainer.ipynb #ab16ec87
 def update_minibatch(
     s:TrainState,      # model and optimizer move
-    treated:Treated,   # the batch, as `replace_dead_groups` made it
+    treated:ProcessedBatch, # the batch, as `replace_dead_groups` made it
     idx:Tensor,        # (b,) int64, the groups of this minibatch
     num_items:float,   # tokens a minibatch has on average: the denominator of dapo, cispo, vespo
     prox:Tensor=None,  # (B, G, T) nats, of the policy when the batch began; for weight=decoupled
 )->dict:               # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask, its `out`
     "One optimizer step on the groups `idx` of a batch."
-    a,mb = s.args,treated.batch[idx].trim()
+    a,mb = s.args,treated.batch[idx].strip_padding()
     s.optimizer.zero_grad(set_to_none=True)
     mask = loss_mask(s, mb, treated.in_loss[idx])
     with s.timed('logps'):
         logps,entropy = compute_logps(s, s.model, replace(mb, completion_mask=mask), entropy=True)
-    old_logps = torch.where(treated.uncorrected[idx][:,None,None], logps.detach(), mb.old_logps)
+    old_logps = torch.where(treated.force_ratio_one[idx][:,None,None], logps.detach(), mb.old_logps)
     x = LossInputs(logps, old_logps, mb.advantages, mask, mb.ref_logps, entropy, mb.replayed,
         num_items=num_items, prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]])
     out = policy_loss(x, s.loss_settings)
     metrics,every = loss_metrics(out),a.record_terms
-    if every and s.step//a.steps_per_batch%every==0: metrics['terms'] = terms_by_loss(x, s.loss_settings)
+    if every and s.step//a.steps_per_batch%every==0: metrics['terms'] = compare_losses(x, s.loss_settings)
     norm = optimizer_step(s, out.loss, logps, mb)
     metrics |= dict(loss=out.loss.item(), grad_norm=norm, logps=logps.detach(), mask=mask, idx=idx.tolist(),
         mb=mb, out=out.detach())
-    if treated.uncorrected[idx].any():   # the loss took ratio 1; records compare with the policy that sampled
+    if treated.force_ratio_one[idx].any(): # the loss took ratio 1; records compare with the policy that sampled
         metrics['out'] = policy_loss(replace(x, logps=logps.detach(), old_logps=mb.old_logps), s.loss_settings)
     if 'terms' in metrics: metrics['after'] = current_logps_and_entropy(s, mb)[0]
     return metrics
@@ -233,7 +236,7 @@ def optimizer_step(
 
 # %% ../nbs/12_trainer.ipynb #c9bca2d1
 def update_batch(
-    s:TrainState, treated:Treated,  # model and optimizer move; the batch, as `replace_dead_groups` made it
+    s:TrainState, treated:ProcessedBatch, # model and optimizer move; the batch, as `replace_dead_groups` made it
 )->list:                            # what each `update_minibatch` returned
     "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each."
     a,batch,updates = s.args,treated.batch,[]
@@ -260,14 +263,14 @@ def train_batch(
     s.reward_logs.clear()
     s.model.eval()
     s.in_rollout = True
-    indices = next_prompt_indices(s, s.method.to_sample(s.args.num_prompts, s.step))
+    indices = next_prompt_indices(s, s.method.num_groups_to_sample(s.args.num_prompts, s.step))
     fresh,texts,by_func = rollout(s, indices)
-    if fresh.rewards.isnan().all(): check_judged(s)
+    if fresh.rewards.isnan().all(): check_some_reward(s)
     treated = replace_dead_groups(s, fresh)
     t1 = time.perf_counter()
     updates = update_batch(s, treated)
     ended = has_eos(s, fresh)
-    row = summarize(s, began, fresh, ended, by_func, fresh.dead, treated, updates)
+    row = make_history_row(s, began, fresh, ended, by_func, fresh.dead, treated, updates)
     row |= dict(s.times, rollout_time=t1-t0, step_time=time.perf_counter()-t0)
     row |= s.logged_by_rewards(row)
     s.history.append(row)
@@ -310,7 +313,7 @@ def train(
     """
     CallbackList(callbacks)   # are they callbacks?
     s = init_state(model, tokenizer, dataset, reward_funcs, make_config(args, **settings), eval_dataset)
-    checkpoint = checkpoint_for(s, resume_from_checkpoint)
+    checkpoint = resolve_checkpoint(s, resume_from_checkpoint)
     if checkpoint: load_checkpoint(s, checkpoint)
     check_stop(s.run_id if checkpoint else None)
     if is_done(s):

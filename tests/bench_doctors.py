@@ -10,7 +10,7 @@ rows through their callback."""
 import json, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
-from grpo_nb.run.record import to_line
+from grpo_nb.run.record import to_jsonl
 from stored_runs import NAMES
 
 SEEDS = range(100, 105)   # ours was tried on seeds 0 to 2
@@ -65,7 +65,7 @@ def written(folder, rows, groups=(), settings=None):
     "A run as files: TRL's state, our record beside it, and rldoctor's JSONL"
     folder.mkdir(parents=True)
     (folder/'trainer_state.json').write_text(json.dumps(dict(log_history=rows)))
-    if groups: (folder/'groups.jsonl').write_bytes(b''.join(map(to_line, groups)))
+    if groups: (folder/'groups.jsonl').write_bytes(b''.join(map(to_jsonl, groups)))
     if settings: (folder/'settings.json').write_text(json.dumps(settings))
     args = {k:v for k,v in ((settings or {}).get('args') or {}).items() if v is not None}
     (folder/'rldoctor.jsonl').write_text('\n'.join(map(json.dumps, [dict(config=args), *rows])))

@@ -9,7 +9,7 @@ import grpo_nb.trainer as tr
 from grpo_nb.see import monitor as run_watch
 from grpo_nb.inspector import inspect_run, write_inspector
 from grpo_nb.see.view import write_report
-from grpo_nb.parts.problems import chain_sum
+from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from conftest import CHROME, QUIET
@@ -26,17 +26,17 @@ def spent(f, *args, **kw):
 def recording(steps=24):
     "Share of a training run with the demo's settings that goes into its record"
     used = dict(s=0.)
-    old = run_watch.record
+    old = run_watch.record_batch
     def watched(*args):
         s,_ = spent(old, *args)
         used['s'] += s
-    run_watch.record = watched
+    run_watch.record_batch = watched
     try:
         model,tok = load_model()
         args = tr.TrainConfig(output_dir=tempfile.mkdtemp(), max_steps=steps, learning_rate=2e-4,
                               disable_tqdm=True)
         s,_ = spent(tr.train, model, tok, chain_sum(200, seed=0), accuracy_reward, args)
-    finally: run_watch.record = old
+    finally: run_watch.record_batch = old
     return 100*used['s']/s
 
 WATCH = """() => {   // from an event to the frame that shows what it changed, in ms

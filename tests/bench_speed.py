@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
-from grpo_nb.parts.core import atomic_write, versions
+from grpo_nb.parts.files import atomic_write
+from grpo_nb.parts.versions import versions
 from grpo_nb.parts.registry import register
-from grpo_nb.parts.problems import chain_sum
+from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.generation import generate
 from slow_loop import generate_loop
 from grpo_nb.research.study import machine

@@ -171,7 +171,7 @@ def example(out, seeds=24, steps=40):
     write(out, rows)
 
 def curve(out, seeds=5, steps=80):
-    from grpo_nb.parts.problems import chain_sum
+    from grpo_nb.parts.datasets import chain_sum
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import evaluate

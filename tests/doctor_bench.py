@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np, pandas as pd
 import bench_doctors as B
 from grpo_nb.see.readers import diagnose
-from grpo_nb.parts.core import save_json
+from grpo_nb.parts.files import save_json
 from grpo_nb.see.readers import history_rows
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, stored
@@ -202,7 +202,7 @@ TRAINED = B.STORED|{k:'' for k in ('on-policy','healthy','healthy-plain','health
 def train_held():
     "Once: faults as in the stored runs, and healthy runs of both tasks, with a seed of their own"
     import faulty_runs, stored_runs
-    from grpo_nb.parts.problems import spell_backward
+    from grpo_nb.parts.datasets import spell_backward
     AT_HELD.mkdir(exist_ok=True)
     was,stored_runs.AT = stored_runs.AT,AT_HELD
     for name in TRAINED:
@@ -221,7 +221,7 @@ def train_tasks():
     import torch, stored_runs
     from grpo_nb.dev.stacked import FAMILIES, MAKERS, PAD, is_right, start
     from made_study import spelled
-    from grpo_nb.see.findings import rise
+    from grpo_nb.see.findings import welch_rise
     from grpo_nb.trainer import TrainConfig, train
     from test_stacked_run import Letters, qwen_of
     def right(prompts, completions, answer, completion_ids, **_):
@@ -242,7 +242,7 @@ def train_tasks():
                 steps_per_generation=2, max_steps=120 if lr==1e-3 else 240, learning_rate=lr, weight_decay=0.,
                 max_completion_length=about.completion, lr_scheduler_type='constant', disable_tqdm=True)
             s = train(qwen_of(first['theta']), Letters(), rows, right, args, print_verdict=False)
-            gain,half = rise(np.array([o['reward'] for o in s.history]))
+            gain,half = welch_rise(np.array([o['reward'] for o in s.history]))
             print(family, seed, f'reward {gain:+.3f} ± {half:.3f}', flush=True)
             if gain>half: stored_runs.store(f'{at}/r', f'{family}-{seed}')
     stored_runs.AT = was

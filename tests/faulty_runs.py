@@ -2,11 +2,11 @@
 import copy, functools
 import numpy as np
 import torch
-from grpo_nb.research.study import job, run_job
+from grpo_nb.research.study import make_job, run_job
 from grpo_nb.demo import demo
 from grpo_nb.replay import Replay
 from grpo_nb.strategies import Keep
-from grpo_nb.parts.problems import chain_sum, spell_backward
+from grpo_nb.parts.datasets import chain_sum, spell_backward
 from grpo_nb.tasks import accuracy_reward, completion_text, extract_answer
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, train
@@ -41,9 +41,9 @@ class Breaks:
 class AllNew(Keep):
     "Log-probs of the old policy taken anew at each update, so that every ratio is 1."
     name = 'all-new'
-    def treat(self, *args, **more):
-        t = super().treat(*args, **more)
-        t.uncorrected = torch.ones_like(t.in_loss)
+    def process_batch(self, *args, **more):
+        t = super().process_batch(*args, **more)
+        t.force_ratio_one = torch.ones_like(t.in_loss)
         return t
 
 sums,words = (lambda: chain_sum(200, seed=0)),(lambda: spell_backward(200, seed=0))
@@ -56,7 +56,7 @@ def make(name, folder, **more):
         return folder
     if name.startswith('healthy-bakeoff'):   # healthy-bakeoff-REGIME-ARM
         regime,arm = name.removeprefix('healthy-bakeoff-').rsplit('-', 1)
-        run_job(job(arm, regime.replace('-', ' '), more['seed'], n_problems=50, num_samples=2, points=1,
+        run_job(make_job(arm, regime.replace('-', ' '), more['seed'], n_problems=50, num_samples=2, points=1,
             output_dir=str(folder)))
         return folder
     data,rewards,method,kw,eos = sums,right,None,{},None

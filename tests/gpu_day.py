@@ -24,12 +24,12 @@ from grpo_nb.cli import function_parser
 from grpo_nb.evaluation import evaluate
 from grpo_nb.see.verdict import verdict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-from grpo_nb.scale.launch import fsdp2_on_cpu, vllm_problem
+from grpo_nb.scale.launch import fsdp2_on_cpu, vllm_error
 from grpo_nb.scale.plans import batch_plan, memory_plan
-from grpo_nb.parts.problems import chain_sum
+from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.dev.replay_study import run_stack
-from grpo_nb.run.folders import one_thread
-from grpo_nb.parts.stats import difference, mean_ci
+from grpo_nb.run.folders import single_thread
+from grpo_nb.parts.stats import paired_difference, mean_ci
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import train_batch
@@ -262,13 +262,13 @@ def _study(o):
         job = [dict(regime='filtering', arm=arm, seed=s, learning_rate=4.8e-5, settings=settings)
             for s in seeds]
         t = time.perf_counter()
-        with one_thread(): rows = run_stack(job, o.device)
+        with single_thread(): rows = run_stack(job, o.device)
         ends[arm] = pd.Series({r['seed']:r['pass1'] for r in rows})
         mean,half = mean_ci(ends[arm])
         yield row('', 'pass@1', arm, value=mean, low=mean-half, high=mean+half, rounds=len(seeds), note=said)
         took = time.perf_counter()-t
         yield row('', 'a stack of runs', arm, value=took, unit='s', rounds=len(seeds), note=said)
-    d = difference(ends['stored_clip'], ends['plain'])
+    d = paired_difference(ends['stored_clip'], ends['plain'])
     low,high = d['diff']-d['diff_ci'],d['diff']+d['diff_ci']
     yield row('', 'pass@1, difference', 'stored_clip', value=d['diff'], low=low, high=high, against='plain',
         rounds=len(seeds), note=said)
@@ -376,7 +376,7 @@ def _step_7b(o):
 @_measurement(120)
 def _vllm(o):
     "Replay with vLLM in the process, asleep while the policy trains, beside transformers' `generate`."
-    if why := vllm_problem('colocate'):
+    if why := vllm_error('colocate'):
         yield row('', 'step, vLLM in the process', 'all', status='not run', note=why)
         return
     work,folder = Sums(B=8, G=8, T=o.some(48, 16), device=o.device),Path(o.folder)

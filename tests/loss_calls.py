@@ -2,14 +2,14 @@
 from grpo_nb.loss import policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
 from grpo_nb.parts.loss_metrics import loss_metrics
-from grpo_nb.token_terms import terms_by_loss, token_terms
+from grpo_nb.token_terms import compare_losses, token_terms
 
 def _inputs(logps, old_logps, advantages, mask, settings='dapo', **given):
     x = {k:given.pop(k) for k in [*given] if k in LossInputs.__dataclass_fields__}
-    return LossInputs(logps, old_logps, advantages, mask, **x),LossSettings.read(settings, **given)
+    return LossInputs(logps, old_logps, advantages, mask, **x),LossSettings.from_options(settings, **given)
 
 def output_of(*args, **given): return policy_loss(*_inputs(*args, **given))
 def loss_of(*args, **given): return output_of(*args, **given).loss
 def metrics_of(*args, **given): return loss_metrics(output_of(*args, **given))
 def terms_of(*args, **given): return token_terms(*_inputs(*args, **given))
-def all_terms_of(*args, **given): return terms_by_loss(*_inputs(*args, **given))
+def all_terms_of(*args, **given): return compare_losses(*_inputs(*args, **given))

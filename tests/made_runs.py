@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np, pandas as pd, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups, dead_reason, group_scores
-from grpo_nb.parts.ratios import clip_share
+from grpo_nb.parts.ratios import clip_frac
 from grpo_nb.run.record import GROUP_FIELDS, Recorder, group_rows, ratio_hists
-from grpo_nb.run.reading import Run
+from grpo_nb.run.reading import LoggedRun
 from grpo_nb.replay import ReplayBuffer
 
 def make_run(
@@ -48,7 +48,7 @@ def make_run(
             return f'<think>{keys[b]} + 1 = {keys[b]+1}</think><answer>{said}</answer>'
         cs,prompts = [answer(b, j) for b in range(B) for j in range(G)],[f'What is {k} + 1?' for k in keys]
         where = dead.nonzero()[:,0].tolist()
-        drawn = buf.draw(len(where), step) if method=='replay' else []
+        drawn = buf.sample_entries(len(where), step) if method=='replay' else []
         records = [dict(treatment=('masked' if method == 'mask' else 'kept') if d else 'trained', score=s)
                    for d, s in zip(dead.tolist(), group_scores(A, r).tolist())]
         new = A.clone()
@@ -66,12 +66,12 @@ def make_run(
         ratio, mask = ((torch.randn(B, G, T, generator=g) * (0.03 + 0.02 * ages[:, None, None])).exp(),
                        torch.rand(B, G, T, generator=g) < 0.8)
         tokens += int(mask.sum())
-        rec.groups(step, group_rows(step, prompts, cs, r, records=records,
+        rec.write_groups(step, group_rows(step, prompts, cs, r, records=records,
                                     rewards_by_func=dict(accuracy_reward=r), key=keys,
                                     n_tokens=mask.sum(-1), truncated=torch.rand(B, G, generator=g) < 0.05,
                                     advantages_before=A, advantages=new, dead=dead, why=dead_reason(r),
                                     ratio_hist=ratio_hists(ratio, mask),
-                                    clip_share=clip_share(ratio, new[..., None], mask, (1, 2)).tolist()))
+                                    clip_share=clip_frac(ratio, new[..., None], mask, (1, 2)).tolist()))
         old = ages[[o['treatment']=='replaced' for o in records]]
         row = dict(step=step, loss=float(torch.randn((), generator=g) * 1e-3),
                    grad_norm=0.4 + 0.1 * rng.random(), learning_rate=1e-4, reward=r.mean().item(),
@@ -124,4 +124,4 @@ def long_run(S=5000, B=64, G=8, seed=0):
             stored = (stored+[(o['id'], s)])[-64:]
     live = 1-dead.mean(1)
     history = pd.DataFrame({'step':range(S), 'reward':r.mean((1, 2)), 'frac_reward_zero_std':1-live})
-    return Run(Path('5,000 steps'), dict(seed=seed), history, rows, {}, [])
+    return LoggedRun(Path('5,000 steps'), dict(seed=seed), history, rows, {}, [])

@@ -30,21 +30,21 @@ def one_screen(
     seed:int,
 )->dict:         # a row of the table
     "Train as chapter 0 does, with one line changed, and ask 200 problems that it never saw."
-    from grpo_nb.parts.problems import chain_sum
+    from grpo_nb.parts.datasets import chain_sum
     from grpo_nb.tasks import accuracy_reward
-    from grpo_nb.tiny_qwen import ask, encode_prompts, load_model
+    from grpo_nb.tiny_qwen import sample_texts, encode_prompts, load_model
     torch.set_num_threads(1)
     cells = json.loads((ROOT/'nbs/00_grpo_on_one_screen.ipynb').read_text(encoding='utf-8'))['cells']
     text = next(t for c in cells if 'for batch in range(25)' in (t := ''.join(c['source'])))
     for old,new in ((f'torch.manual_seed(0)', f'torch.manual_seed({seed})'), *CHANGES[change]):
         assert text.count(old)==1, old
         text = text.replace(old, new)
-    names = dict(torch=torch, chain_sum=chain_sum, accuracy_reward=accuracy_reward, ask=ask,
+    names = dict(torch=torch, chain_sum=chain_sum, accuracy_reward=accuracy_reward, ask=sample_texts,
                  encode_prompts=encode_prompts, load_model=load_model)
     exec(text, names)
     right,_,dead = zip(*names['curve'])
     test = chain_sum(200, split='test')
-    said = [o[0] for o in ask(names['model'], names['tok'], test['prompt'])]
+    said = [o[0] for o in sample_texts(names['model'], names['tok'], test['prompt'])]
     first = next((i+1 for i,r in enumerate(right) if r>=.5), None)
     return dict(change=change, seed=seed, unseen=sum(accuracy_reward(None, said, test['answer']))/200,
                 half_at=first, agree_least=min(dead), agree=sum(dead)/len(dead), agree_most=max(dead))

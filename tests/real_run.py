@@ -11,9 +11,9 @@
 import csv, json, sys
 from pathlib import Path
 import torch
-from grpo_nb.evaluation import evaluate, sample
-from grpo_nb.parts.problems import end_at_newline, make_problems
-from grpo_nb.rewards import decode
+from grpo_nb.evaluation import evaluate, sample_completions
+from grpo_nb.parts.datasets import end_at_newline, make_problems
+from grpo_nb.rewards import decode_completions
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 
@@ -55,8 +55,8 @@ def elsewhere(model, tok, seed):
 def answers(model, tok):
     "Four answers to each of the first three held-out problems."
     rows = make_problems('two_digit_sums', 3, 0, 'test')
-    batch = sample(model, tok, [rows[i] for i in range(3)], 4, 6, torch.Generator().manual_seed(0))
-    texts = decode(tok, batch)
+    batch = sample_completions(model, tok, [rows[i] for i in range(3)], 4, 6, torch.Generator().manual_seed(0))
+    texts = decode_completions(tok, batch)
     return [dict(problem=o['prompt'].splitlines()[-1], answer=o['answer'], sampled=' | '.join(
         t.strip() for t in texts[4*i:4*i+4])) for i,o in enumerate(rows)]
 

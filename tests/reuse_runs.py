@@ -25,7 +25,7 @@ def on_trl(folder, **more):
     "24 steps of the tiny Qwen on TRL's trainer, recorded, where `more` does not say otherwise"
     import faulty_runs
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
-    from grpo_nb.parts.problems import chain_sum
+    from grpo_nb.parts.datasets import chain_sum
     model,tok = faulty_runs.fresh()
     args = dict(per_device_train_batch_size=32, num_generations=8, max_completion_length=40,
         learning_rate=3e-4, report_to='none', use_cpu=True, bf16=False, logging_steps=1, max_steps=24,

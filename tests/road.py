@@ -127,7 +127,7 @@ def listening(s):
 def chapters(case):
     "Train with the trainer of the chapters and compare."
     from grpo_nb.replay import Replay
-    from grpo_nb.run.record import Recorder, record
+    from grpo_nb.run.record import Recorder, record_batch
     from grpo_nb.trainer import TrainConfig, init_state, make_config, train_batch
     c = NS(**case)
     rows = [dict(prompt=p) for p in T.PROMPTS]
@@ -158,7 +158,7 @@ def chapters(case):
             told.clear()
             before = weights_of(s.model)
             info = train_batch(s)
-            record(rec, s, info)
+            record_batch(rec, s, info)
             got = [json.loads(o) for o in (Path(folder)/'groups.jsonl').read_text().splitlines()]
             run.compare(before, info, told, [o for o in got if o['step']==info['row']['step']])
         rec.close()
@@ -208,7 +208,7 @@ class Chapters:
         return out
 
     # 2. what the method made of it
-    def treated(self, fresh, rows, info):
+    def make_result(self, fresh, rows, info):
         c,drawn = self.c,{}
         batch = list(fresh)
         if c.method=='gfpo':
@@ -298,7 +298,7 @@ class Chapters:
         c,how = self.c,self.how
         fresh = self.sampled(before, info)
         assert len(rows)==4
-        batch,drawn = self.treated(fresh, rows, info)
+        batch,drawn = self.make_result(fresh, rows, info)
         counted = sum(len(a) for o in batch for a,w in zip(o.comps, o.whole) if o.in_loss
             and (w or not c.mask_truncated))
         num_items = max(1., counted/c.parts)
@@ -553,7 +553,7 @@ class OnTRL:
         return out
 
     # 2. what is trained on
-    def treated(self, fresh, rows, now):
+    def make_result(self, fresh, rows, now):
         c,drawn,batch = self.c,{},list(fresh)
         known = bool(self.store)
         for b,row in enumerate(rows):
@@ -672,7 +672,7 @@ class OnTRL:
             now = mine[0].step
             fresh,rows = self.sampled(told[number], number, now),run.by_step[now+1]
             assert len(rows)==4
-            batch,drawn = self.treated(fresh, rows, now)
+            batch,drawn = self.make_result(fresh, rows, now)
             items = sum(sum(k) for o in batch if o.in_loss for k in o.counts)
             for at in range(0, self.per, c.accumulate):
                 some,step = mine[at:at+c.accumulate],now+at//c.accumulate

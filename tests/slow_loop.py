@@ -2,7 +2,7 @@
 from functools import partial
 import torch
 from grpo_nb.generation import generate
-from grpo_nb.parts.model import eval_mode, seen_tokens
+from grpo_nb.parts.sampling import eval_mode, token_counts
 
 @torch.no_grad()
 def one_completion(model, ids, u, ends, draw):
@@ -10,7 +10,7 @@ def one_completion(model, ids, u, ends, draw):
     toks,logps,prompt = [],[],ids
     for t in range(len(u)):
         logits = model(input_ids=ids).logits[:,-1].float()
-        seen = seen_tokens(prompt, torch.ones_like(prompt).bool(), logits.shape[-1])
+        seen = token_counts(prompt, torch.ones_like(prompt).bool(), logits.shape[-1])
         for o in toks: seen[0,1,o] += 1
         tok,lp = draw(logits, u[t].view(1, 1), seen=seen)
         ids = torch.cat([ids, tok], 1)
@@ -30,4 +30,4 @@ def one_by_one(model, prompt_ids, mask, u, draw, ends, pad_id, *_):
             ids[i,:len(tok)],logps[i,:len(tok)] = tok,lp
     return ids,logps
 
-generate_loop = partial(generate, rows=one_by_one)
+generate_loop = partial(generate, decode_fn=one_by_one)

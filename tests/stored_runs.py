@@ -4,7 +4,7 @@ import gzip, json, sys
 from pathlib import Path
 import pandas as pd
 from grpo_nb.run.record import GROUP_FIELDS
-from grpo_nb.run.reading import Run, read_run
+from grpo_nb.run.reading import LoggedRun, read_run
 
 AT = Path(__file__).parent/'runs'
 KEPT = (
@@ -17,7 +17,7 @@ def stored(name):
     "A stored run, as `read_run` would have read it"
     d = json.loads(gzip.decompress((AT/f'{name}.json.gz').read_bytes()))
     rows = [dict.fromkeys(GROUP_FIELDS)|o for o in d['groups']]
-    return Run(Path(name), d['settings'], pd.DataFrame(d['history']), rows, {}, [])
+    return LoggedRun(Path(name), d['settings'], pd.DataFrame(d['history']), rows, {}, [])
 
 def store(folder, name):
     "Keep of a run's folder what the rules read"

@@ -2,12 +2,12 @@
 import functools, itertools, math, tempfile
 from unittest.mock import patch
 import pytest, torch
-from grpo_nb.parts.core import test_tensor as assert_tensor
+from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import ADVANTAGES, register, resolve
 from grpo_nb.advantages import group_advantages
 from grpo_nb.dialects import (
-    constant_advantages, leave_one_out, maxrl_advantages, multi_objective, rft_advantages)
-from grpo_nb.parts.groups import dead_groups, dead_reason, dead_share, nan_std, reward_range
+    constant_advantages, rloo_advantages, maxrl_advantages, multi_reward_advantages, rft_advantages)
+from grpo_nb.parts.groups import dead_groups, dead_reason, expected_dead_frac, nan_std, reward_range
 
 nan = float('nan')
 gen = lambda seed=0: torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ def test_several_rewards_are_put_together_as_trl_does(G, F, aggregation):
         )  # all right; constant, each function its own; one completion without any
         w = torch.rand(F, generator=gen(seed))+.5
         for scale in ('group','batch','none'):
-            got,want = multi_objective(r, w, aggregation, scale),trl_advantages(r, w, aggregation, scale)
+            got,want = multi_reward_advantages(r, w, aggregation, scale),trl_advantages(r, w, aggregation, scale)
             assert (got[1:3] == 0).all() and want[
                 1:3
             ].abs().max() < 1e-2  # ours exactly 0, TRL's the rounding error of a mean
@@ -81,12 +81,12 @@ def test_all_equal_fractions_get_exactly_zero_where_trl_leaves_noise():
     worst = 0
     for v,G in itertools.product((.1,.2,.3,.6,.7,.9), (3,5,6,7,8,12)):
         r = torch.full((2,G,1), v)
-        assert ((group_advantages(r[..., 0]) == 0).all() and (multi_objective(r) == 0).all()
+        assert ((group_advantages(r[..., 0]) == 0).all() and (multi_reward_advantages(r) == 0).all()
                 and dead_groups(r[..., 0]).all())
         worst = max(worst, trl_advantages(r).abs().max().item())
     assert 1e-6<worst<1e-2   # there is something to be protected from
     mixed = torch.stack([torch.full((7,2), .1), draw(1, 7, 2)[0]])
-    assert (multi_objective(mixed, aggregation='normalize_then_sum')[0]==0).all()
+    assert (multi_reward_advantages(mixed, aggregation='normalize_then_sum')[0]==0).all()
 
 def test_rows_sum_to_zero_and_do_not_depend_on_order_or_offset():
     r = torch.rand(6, 8, generator=gen())
@@ -157,9 +157,9 @@ def test_each_reason_for_a_dead_group_is_named():
     ],
 )
 def test_the_waste_arithmetic(p, G, want):
-    assert abs(dead_share(p, G)-want)<.006
+    assert abs(expected_dead_frac(p, G)-want)<.006
     draws = (torch.rand(20000, G, generator=gen())<p).float()
-    assert abs(dead_groups(draws).float().mean().item()-dead_share(p, G))<.015
+    assert abs(dead_groups(draws).float().mean().item()-expected_dead_frac(p, G))<.015
 
 def test_nan_std_is_torch_std_where_nothing_is_missing():
     x = torch.randn(4, 5, 6, generator=gen())
@@ -178,10 +178,10 @@ def test_nan_std_is_torch_std_where_nothing_is_missing():
         (lambda: dead_groups(torch.ones(2, 2), -1e-6), 'tol'),
         (lambda: dead_groups(torch.ones(2, 2), nan), 'tol'),
         (lambda: dead_groups(torch.ones(2, 1)), 'G >= 2'),
-        (lambda: multi_objective(torch.ones(2, 2)), 'B, G, F'),
-        (lambda: multi_objective(torch.ones(2, 2, 3), [1.0, 2.0]), '3 reward functions'),
-        (lambda: multi_objective(torch.ones(2, 2, 1), aggregation='sum'), "'sum'"),
-        (lambda: multi_objective(torch.ones(2, 2, 1), aggregation='normalize_then_sum', scale='x'), "'x'"),
+        (lambda: multi_reward_advantages(torch.ones(2, 2)), 'B, G, F'),
+        (lambda: multi_reward_advantages(torch.ones(2, 2, 3), [1.0, 2.0]), '3 reward functions'),
+        (lambda: multi_reward_advantages(torch.ones(2, 2, 1), aggregation='sum'), "'sum'"),
+        (lambda: multi_reward_advantages(torch.ones(2, 2, 1), aggregation='normalize_then_sum', scale='x'), "'x'"),
     ],
 )
 def test_wrong_input_is_named(call, says):
@@ -196,8 +196,8 @@ def test_an_advantage_of_ones_own_gets_the_settings_that_it_names():
     def scaled(rewards, scale): seen['scale'] = scale; return plain(rewards)
     r = torch.tensor([[1., 0., 0.], [3., 1., 2.]])
     want = [[1., 0., 0.], [1., -1., 0.]]
-    assert_tensor(multi_objective(r[...,None], advantages=plain), want)
-    assert_tensor(multi_objective(r[...,None], scale='batch', advantages=scaled), want)
+    assert_tensor(multi_reward_advantages(r[...,None], advantages=plain), want)
+    assert_tensor(multi_reward_advantages(r[...,None], scale='batch', advantages=scaled), want)
     assert seen=={'scale': 'batch'}
 
 def test_leave_one_out_is_the_slow_loop_nan_included():
@@ -207,8 +207,8 @@ def test_leave_one_out_is_the_slow_loop_nan_included():
         for g,x in enumerate(row):
             others = [o for k,o in enumerate(row) if k!=g and not math.isnan(o)]
             if not math.isnan(x) and others: want[b,g] = x-sum(others)/len(others)
-    assert_tensor(leave_one_out(r), want, 1e-5)
-    assert (leave_one_out(torch.full((2,7), .3))==0).all()   # exactly
+    assert_tensor(rloo_advantages(r), want, 1e-5)
+    assert (rloo_advantages(torch.full((2,7), .3))==0).all() # exactly
 
 def std_weight(p, G):
     "What dividing by the deviation makes of a prompt's weight, K right answers of G at a time."
@@ -218,7 +218,7 @@ def std_weight(p, G):
 @pytest.mark.parametrize('advantages, weight', [
     (functools.partial(group_advantages, eps=0), std_weight),
     (functools.partial(group_advantages, scale='none'), lambda p, G: (G-1)/G),
-    (leave_one_out, lambda p, G: 1),
+    (rloo_advantages, lambda p, G: 1),
     (constant_advantages, lambda p, G: 1),
     (functools.partial(constant_advantages, baseline=.2), lambda p, G: 1),
     (functools.partial(constant_advantages, baseline=0), lambda p, G: 1),
@@ -266,9 +266,9 @@ def test_an_advantage_of_ones_own_is_a_function_under_a_name():
     r = draw(6, 4, 2, seed=2, holes=.1)
     w = torch.tensor([1.,2.])
     summed = (r*w).nansum(2).masked_fill(r.isnan().all(2), nan)
-    assert_tensor(multi_objective(r, w, advantages='sign'), sign(summed))
-    assert_tensor(multi_objective(r, w, advantages=sign), sign(summed))
-    assert_tensor(multi_objective(r, w, advantages='grpo', scale='batch'), group_advantages(summed, 'batch'))
+    assert_tensor(multi_reward_advantages(r, w, advantages='sign'), sign(summed))
+    assert_tensor(multi_reward_advantages(r, w, advantages=sign), sign(summed))
+    assert_tensor(multi_reward_advantages(r, w, advantages='grpo', scale='batch'), group_advantages(summed, 'batch'))
     assert resolve(ADVANTAGES, "grpo") is group_advantages
 
 @pytest.mark.parametrize('bad, says', [
@@ -277,18 +277,18 @@ def test_an_advantage_of_ones_own_is_a_function_under_a_name():
     (lambda r, **kw: r/0, 'not all finite'),
     (lambda r, **kw: r.tolist(), 'returned list')])
 def test_an_advantage_function_that_returns_nonsense_is_named(bad, says):
-    with pytest.raises(ValueError, match=says): multi_objective(draw(3, 4)+1, advantages=bad)
+    with pytest.raises(ValueError, match=says): multi_reward_advantages(draw(3, 4)+1, advantages=bad)
 
 def test_gdpo_has_advantages_of_its_own():
     with pytest.raises(ValueError, match='has advantages of its own'):
-        multi_objective(draw(3, 4), aggregation='normalize_then_sum', advantages='leave_one_out')
+        multi_reward_advantages(draw(3, 4), aggregation='normalize_then_sum', advantages='leave_one_out')
 
 
 def test_the_inputs_are_left_as_they_were():
     r = draw(4, 4, 2, holes=.2); old = r.clone()
     group_advantages(r[..., 0])
-    multi_objective(r)
-    multi_objective(r, aggregation='normalize_then_sum')
+    multi_reward_advantages(r)
+    multi_reward_advantages(r, aggregation='normalize_then_sum')
     dead_groups(r)
     dead_reason(r[..., 0])
     assert_tensor(r, old, eps=0)

@@ -6,11 +6,11 @@ from unittest.mock import patch
 import pandas as pd, pytest, torch
 from grpo_nb.research import study as bo
 from grpo_nb.research.study import (
-    ARMS, REGIMES, bakeoff, here, job, plan, rate, run_job)
-from grpo_nb.parts.stats import difference, holm
-from grpo_nb.run.checkpoints import Stopped
-from grpo_nb.parts.registry import METHODS, PRIORITIES
-from grpo_nb.research.study import (KEY, again as made_again, area, compare, over_regimes, rates,
+    ARMS, REGIMES, bakeoff, study_stamp, make_job, make_jobs, tuned_lr, run_job)
+from grpo_nb.parts.stats import paired_difference, holm
+from grpo_nb.run.signals import Stopped
+from grpo_nb.parts.registry import STRATEGIES, PRIORITIES
+from grpo_nb.research.study import (KEY, rerun_rows as made_again, mean_over_tokens, compare, over_regimes, lr_table,
     read_rows, run_study)
 from grpo_nb.trainer import TrainConfig
 from notebook_code import defined_in
@@ -30,34 +30,34 @@ def same(a, b):
 
 
 def test_a_run_repeats_to_the_last_digit_and_another_seed_differs():
-    a,b,c = (run_job(job('replay', seed=s, **TINY)) for s in (0, 0, 1))
+    a,b,c = (run_job(make_job('replay', seed=s, **TINY)) for s in (0, 0, 1))
     assert same(a, b) and not same(a, c|dict(seed=0))
     assert a['tokens']>=500 and a['steps']>0 and a['error']==''
-    assert {k:a[k] for k in KEY}=={k:job('replay', seed=0, **TINY)[k] for k in KEY}
+    assert {k:a[k] for k in KEY}=={k:make_job('replay', seed=0, **TINY)[k] for k in KEY}
 
 def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
     f = tmp_path/'bad.py'
-    f.write_text('from grpo_nb.replay import Method\nclass Bad(Method):\n'
-        '    def treat(self, *a, **k): raise RuntimeError("my mistake")\n')
-    jobs = [job(a, seed=3, **TINY) for a in (f'{f}:Bad', 'none')]
-    df = run_study(run_job, jobs, tmp_path/'a.csv', here(), disable_tqdm=True).set_index('arm')
+    f.write_text('from grpo_nb.replay import DeadGroupStrategy\nclass Bad(DeadGroupStrategy):\n'
+        '    def process_batch(self, *a, **k): raise RuntimeError("my mistake")\n')
+    jobs = [make_job(a, seed=3, **TINY) for a in (f'{f}:Bad', 'none')]
+    df = run_study(run_job, jobs, tmp_path/'a.csv', study_stamp(), disable_tqdm=True).set_index('arm')
     assert (df.error['none'] == '' and df.error[f'{f}:Bad'] == 'RuntimeError: my mistake'
             and df.seed[f'{f}:Bad'] == 3)
     f.write_text(f.read_text().replace('raise RuntimeError("my mistake")', 'return super().treat(*a, **k)'))
     sys.modules.pop('bad', None)
-    jobs = [job(a, seed=3, **TINY) for a in (f'{f}:Bad', 'none')]
-    again = run_study(run_job, jobs, tmp_path/'a.csv', here(), disable_tqdm=True)   # its old row goes
+    jobs = [make_job(a, seed=3, **TINY) for a in (f'{f}:Bad', 'none')]
+    again = run_study(run_job, jobs, tmp_path/'a.csv', study_stamp(), disable_tqdm=True) # its old row goes
     assert len(again)==2 and (again.error=='').all()
     assert math.isclose(*again.pass1)                # it does what plain GRPO does
 
 def test_a_signal_ends_the_study_and_writes_no_row_of_what_it_stopped(tmp_path):
     f = tmp_path/'told.py'
-    f.write_text('import os, signal\nfrom grpo_nb.replay import Method\nclass Told(Method):\n'
-        '    def treat(self, *a, **k):\n        os.kill(os.getpid(), signal.SIGTERM)\n'
+    f.write_text('import os, signal\nfrom grpo_nb.replay import DeadGroupStrategy\nclass Told(DeadGroupStrategy):\n'
+        '    def process_batch(self, *a, **k):\n        os.kill(os.getpid(), signal.SIGTERM)\n'
         '        return super().treat(*a, **k)\n')
-    jobs = [job(a, seed=3, **TINY) for a in ('none', f'{f}:Told', 'mask')]
+    jobs = [make_job(a, seed=3, **TINY) for a in ('none', f'{f}:Told', 'mask')]
     with pytest.raises(Stopped, match='SIGTERM stopped a run'):
-        run_study(run_job, jobs, tmp_path/'a.csv', here(), disable_tqdm=True)
+        run_study(run_job, jobs, tmp_path/'a.csv', study_stamp(), disable_tqdm=True)
     assert read_rows(tmp_path/'a.csv').arm.tolist()==['none']
 
 def cells(name, kind):
@@ -122,21 +122,21 @@ def test_arm_regime_and_options_come_from_a_file_and_an_unknown_task_is_a_row(sm
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
 
 def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
-    of = lambda arm='mu.py:TWICE', regime='mu.py:SHORT': bo.source(arm, regime)
+    of = lambda arm='mu.py:TWICE', regime='mu.py:SHORT': bo.source_digest(arm, regime)
     first = of()
     Path('mu.py').write_text(OWN.replace('num_iterations=2', 'num_iterations=3'))
-    assert first and of()!=first and bo.source('replay', 'chain_sum easy')==''
+    assert first and of()!=first and bo.source_digest('replay', 'chain_sum easy')==''
     monkeypatch.setitem(ARMS, 'mine', bo.Arm('keep', settings=dict(num_iterations=2)))
     monkeypatch.setitem(REGIMES, 'own', bo.Regime('chain_sum', {}))
-    mine,both = bo.source('mine', 'chain_sum easy'),bo.source('mine', 'own')
+    mine,both = bo.source_digest('mine', 'chain_sum easy'),bo.source_digest('mine', 'own')
     monkeypatch.setitem(ARMS, 'mine', bo.Arm('keep', settings=dict(num_iterations=3)))
-    assert mine and mine in both and mine!=both and bo.source('mine', 'chain_sum easy')!=mine
+    assert mine and mine in both and mine!=both and bo.source_digest('mine', 'chain_sum easy')!=mine
     monkeypatch.setitem(REGIMES, 'chain_sum easy', bo.Regime('chain_sum', {}))   # ours, overwritten
-    assert bo.source('replay', 'chain_sum easy')
+    assert bo.source_digest('replay', 'chain_sum easy')
 
 def test_an_old_number_does_not_stand_for_a_changed_file(small):
     one = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
-    broken = "def treat(self, *a, **k): raise RuntimeError('changed')\nSame.treat = treat\n"
+    broken = "def process_batch(self, *a, **k): raise RuntimeError('changed')\nSame.treat = treat\n"
     Path('mu.py').write_text(OWN+broken)
     two = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
     assert two.error['mu.py:Same']=='RuntimeError: changed'
@@ -158,18 +158,18 @@ def test_what_a_notebook_registers_runs_in_another_process(tmp_path, monkeypatch
 if __name__=='__main__':
     from grpo_nb.research.study import ARMS, REGIMES, Arm, Regime, bakeoff
     import grpo_nb.research.study as bo
-    from grpo_nb.parts.registry import METHODS, PRIORITIES
+    from grpo_nb.parts.registry import STRATEGIES, PRIORITIES
     from grpo_nb.replay import Replay
     def oldest(entries, now): return [float(e is entries[0]) for e in entries]
     PRIORITIES['oldest'] = oldest
     class Mine(Replay): name = 'mine'
-    METHODS['mine'],ARMS['mine'] = Mine,Arm(Mine, dict(priority='oldest'))
+    STRATEGIES['mine'],ARMS['mine'] = Mine,Arm(Mine, dict(priority='oldest'))
     REGIMES['short'] = Regime('chain_sum', dict(min_terms=2, max_terms=3, max_digits=1), 64)
     bo.SMALL = dict(max_tokens=300, n_problems=10, num_samples=2, points=1)
     def run(job):
-        from grpo_nb.parts.registry import METHODS
+        from grpo_nb.parts.registry import STRATEGIES
         from grpo_nb.research.study import run_job
-        return run_job(job)|dict(found=float(METHODS['mine'].name=='mine'))
+        return run_job(job)|dict(found=float(STRATEGIES['mine'].name=='mine'))
     bo.run_job = run
     bakeoff('a.csv', arms='mine', regimes='short', seeds=1, small=True, disable_tqdm=True)
 """
@@ -179,14 +179,14 @@ if __name__=='__main__':
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, '__main__', main)
     for k in ('SMALL','run_job'): monkeypatch.setattr(bo, k, getattr(bo, k))   # what it overwrites comes back
-    with patch.dict(ARMS), patch.dict(REGIMES), patch.dict(METHODS), patch.dict(PRIORITIES):
+    with patch.dict(ARMS), patch.dict(REGIMES), patch.dict(STRATEGIES), patch.dict(PRIORITIES):
         exec(compile(code, f, 'exec'), main.__dict__)
     df = read_rows('a.csv')
     assert (df.error=='').all() and len(df)==1 and 'mine' not in ARMS, str(df.error.tolist())
     assert all(df.source!='') and 'short' in capsys.readouterr().out and all(df.found==1)
 
 def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
-    main,tune = plan(3),CHAPTER.rate_jobs()
+    main,tune = make_jobs(3),CHAPTER.rate_jobs()
     assert (not [o for o in main if o['arm'] in ('skip', 'same_prompt')
                  and REGIMES[o['regime']].n_train == 1000] and len(main) == 3 * 71)
     assert [o['seed'] for o in main] == sorted(
@@ -204,13 +204,13 @@ def test_lessons_move_the_start_and_shipped_weights_stay():
     assert not torch.equal(base['model.norm.weight'], easy['model.norm.weight'])
 
 def stored(tmp_path, **changed):
-    run_study(run_job, [job('none', seed=0, **TINY)], tmp_path/'a.csv', here(), disable_tqdm=True)
+    run_study(run_job, [make_job('none', seed=0, **TINY)], tmp_path/'a.csv', study_stamp(), disable_tqdm=True)
     pd.read_csv(tmp_path / 'a.csv', dtype=str,
                 keep_default_na=False).assign(**changed).to_csv(tmp_path / 'a.csv', index=False)
     return tmp_path/'a.csv'
 
 def test_rows_run_again_are_equal_here_and_a_changed_one_is_named(tmp_path, capsys):
-    assert made_again(stored(tmp_path), run_job, here(), 1)[['same_machine','equal']].all(axis=None)
+    assert made_again(stored(tmp_path), run_job, study_stamp(), 1)[['same_machine','equal']].all(axis=None)
     f = stored(tmp_path, pass1='0.9999')
     capsys.readouterr()
     with pytest.raises(ValueError, match='came out differently'): bakeoff(str(f), repeat=1)
@@ -223,9 +223,9 @@ def test_on_another_machine_another_number_is_no_fault(tmp_path, capsys):
 def test_tables_of_rates_and_settings_hold_the_means():
     d = pd.DataFrame([dict(regime='r', arm='none', seed=s, learning_rate=l, area=l * 1000 + s / 100,
                            error='') for s in (0, 1) for l in (1e-4, 2e-4)])
-    t = rates(d)
+    t = lr_table(d)
     assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==['0.0002']
-    one = lambda s, o, a: dict(arm='replay', learning_rate=o.get('learning_rate', rate('replay')),
+    one = lambda s, o, a: dict(arm='replay', learning_rate=o.get('learning_rate', tuned_lr('replay')),
                                settings=bo._extra({k: v for k, v in o.items() if k != 'learning_rate'}),
                                seed=s, area=a, error='')
     d = pd.DataFrame([one(s, o, a + x) for s, x in enumerate((0.0, 0.1, 0.3))
@@ -256,7 +256,7 @@ def test_each_stored_study_is_one_study(path):
 
 def test_stored_studies_hold_what_their_plans_ask_for():
     have = lambda path: {tuple(o) for o in read_rows(path)[KEY].itertuples(index=False, name=None)}
-    for path,jobs in ((CSV, plan(8)), (ALL[1], CHAPTER.rate_jobs()), (ALL[2], CHAPTER.setting_jobs(6))):
+    for path,jobs in ((CSV, make_jobs(8)), (ALL[1], CHAPTER.rate_jobs()), (ALL[2], CHAPTER.setting_jobs(6))):
         assert not {bo._key(o) for o in jobs}-have(path), path.name
 
 def claims(text):
@@ -281,7 +281,7 @@ def say(o): return f"{o['diff']:+.2f} ± {o['diff_ci']:.2f}".replace('-', '−')
 def test_other_numbers_in_the_text_are_the_stored_studys():
     df,other = read_rows(CSV),read_rows(ALL[2])
     t,half = sensitivity(other),other[other.learning_rate==2e-4].set_index(['arm','seed']).area
-    for o in (t.loc['ratio 1, age at most 8'], difference(half['replay'], half['none'])):
+    for o in (t.loc['ratio 1, age at most 8'], paired_difference(half['replay'], half['none'])):
         assert say(o) in PROSE, say(o)
     for a in ('none','replay','replay_fresh'):
         c = [json.loads(o) for o in df[(df.arm==a)&(df.regime=='spell_backward sparse')].curve]
@@ -314,14 +314,14 @@ def test_numbers_of_the_trials_are_their_rows(trial, a, b, regime):
     d = pd.read_csv(CSV.with_name('replay_trials.csv'))
     d = d[(d.trial==trial)&(d.regime==regime if regime else True)]
     w = d.pivot_table(index='seed', columns=['case','regime'], values='area')
-    text = say(difference(w[a].mean(axis=1), w[b].mean(axis=1)))
+    text = say(paired_difference(w[a].mean(axis=1), w[b].mean(axis=1)))
     assert text in PROSE, text
 
 def test_areas_of_the_trials_come_from_their_curves():
     d = pd.read_csv(CSV.with_name('replay_trials.csv'))
     for o in d.sample(60, random_state=0).itertuples():
         c = [dict(zip(('tokens','pass1'), map(float, p.split(':')))) for p in o.curve.split()]
-        assert abs(area(c)-o.area)<1e-3
+        assert abs(mean_over_tokens(c)-o.area)<1e-3
 
 def test_an_arm_leaves_plain_grpos_rate_where_another_is_decided_better():
     d = read_rows(ALL[1])
@@ -330,8 +330,8 @@ def test_an_arm_leaves_plain_grpos_rate_where_another_is_decided_better():
         area = {l:w[l].mean(axis=1) for l in w.columns.unique('learning_rate')}
         assert {2e-4,4e-4,8e-4}<=set(area)
         best = max(area, key=lambda l: area[l].mean())
-        sure = any(difference(w[best][r], w[4e-4][r])['verdict']=='better' for r in w[best])
-        assert rate(a)==(best if sure else 4e-4), (a, best)
+        sure = any(paired_difference(w[best][r], w[4e-4][r])['verdict']=='better' for r in w[best])
+        assert tuned_lr(a)==(best if sure else 4e-4), (a, best)
 
 @pytest.fixture(scope='module')
 def again(tmp_path_factory):
@@ -342,7 +342,7 @@ def again(tmp_path_factory):
 def test_a_small_study_gives_the_committed_rows(again):
     old = read_rows(ALL[3])
     assert old[KEY].equals(again[KEY])
-    if {k:old[k][0] for k in here()}==here():   # same machine: to the last digit
+    if {k:old[k][0] for k in study_stamp()}==study_stamp(): # same machine: to the last digit
         for a,b in zip(again.to_dict('records'), old.to_dict('records')): assert same(a, b)
     else:  # another: last bits move, and what is sampled with them
         for k, tol in dict(pass1_before=0.1, pass1=0.3, tokens=2000, steps=16).items():
@@ -350,5 +350,5 @@ def test_a_small_study_gives_the_committed_rows(again):
 
 def test_random_rows_come_out_again_on_the_same_machine():
     df = read_rows(CSV)
-    if {k:df[k][0] for k in here()}!=here(): pytest.skip('the study was made by another version or machine')
-    assert made_again(CSV, run_job, here(), 2, seed=1).equal.all()
+    if {k:df[k][0] for k in study_stamp()}!=study_stamp(): pytest.skip('the study was made by another version or machine')
+    assert made_again(CSV, run_job, study_stamp(), 2, seed=1).equal.all()

@@ -5,10 +5,10 @@ import numpy as np
 import pytest, torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_problem, disk_is_full,
-    last_checkpoint, load_state, manifest_of, new_run_id, newest_whole, no_room, randomness, save_state,
-    set_randomness, write_manifest)
-from grpo_nb.run.resume import keep_newest, whole_folder
+from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_error, is_disk_full,
+    last_checkpoint, load_state, read_manifest, new_run_id, latest_complete_checkpoint, disk_full_error, get_rng_state, save_state,
+    set_rng_state, write_manifest)
+from grpo_nb.run.resume import rotate_checkpoints, atomic_dir
 from grpo_nb.run import checkpoints
 
 def same(a, b):
@@ -89,13 +89,13 @@ def made(folder, n, run=None):
 def test_what_is_wrong_with_a_checkpoint_is_said(damage, says, tmp_path):
     c = made(tmp_path, 3)
     damage(c)
-    assert says in checkpoint_problem(c) and bool(says)==bool(checkpoint_problem(c))
+    assert says in checkpoint_error(c) and bool(says)==bool(checkpoint_error(c))
 
 def test_the_newest_whole_checkpoint_up_to_a_step(tmp_path):
     for n in (2, 4): made(tmp_path, n)
-    def step(at_most): return newest_whole(tmp_path, at_most=at_most)[0]
+    def step(at_most): return latest_complete_checkpoint(tmp_path, at_most=at_most)[0]
     assert [Path(step(n)).name for n in (4, 3, None)]==['checkpoint-4','checkpoint-2','checkpoint-4']
-    assert newest_whole(tmp_path, at_most=1)[0] is None
+    assert latest_complete_checkpoint(tmp_path, at_most=1)[0] is None
 
 def test_the_newest_whole_checkpoint_of_this_run_is_found(tmp_path):
     for n,run in ((2, 'mine'), (10, 'mine'), (11, 'old')): made(tmp_path, n, run)
@@ -105,28 +105,28 @@ def test_the_newest_whole_checkpoint_of_this_run_is_found(tmp_path):
     assert 'checkpoint-99: trainer_state.json is missing' in said[0]
     assert 'checkpoint-11: it is of another run' in said[0]
     assert Path(last_checkpoint(tmp_path, tell=said.append)).name=='checkpoint-11'
-    keep_newest(tmp_path, 2)
+    rotate_checkpoints(tmp_path, 2)
     assert [p.name for p in checkpoint_folders(tmp_path)]==['checkpoint-11', 'checkpoint-99']
     with pytest.raises(ValueError, match='no whole checkpoint.*another run'):
         last_checkpoint(tmp_path, 'x')
-    assert manifest_of(tmp_path/'checkpoint-11')['run']=='old' and manifest_of(tmp_path)=={}
+    assert read_manifest(tmp_path/'checkpoint-11')['run']=='old' and read_manifest(tmp_path)=={}
 
 def test_of_another_run_no_checkpoint_is_removed(tmp_path):
     for n,run in ((1, 'old'), (2, 'mine'), (3, None), (4, 'mine'), (5, 'mine')): made(tmp_path, n, run)
-    keep_newest(tmp_path, 1, 'mine')
+    rotate_checkpoints(tmp_path, 1, 'mine')
     assert [p.name[11:] for p in checkpoint_folders(tmp_path)]==['1','3','5']
 
 def test_every_random_choice_goes_on_where_it_stood(tmp_path):
     random.gauss(0, 1); np.random.randn()   # the second of a pair waits
     def draw(): return [torch.rand(1).item(), random.gauss(0, 1), np.random.randn(), np.random.rand()]
     state = json.loads(json.dumps(random.getstate()))   # as lists, which is how a file gives it back
-    d = randomness()|dict(python_rng=state)
+    d = get_rng_state()|dict(python_rng=state)
     first = draw()
     assert all(a!=b for a,b in zip(draw(), first))
-    set_randomness(d)
+    set_rng_state(d)
     assert draw()==first
     save_state(tmp_path/'s', d)
-    set_randomness(load_state(tmp_path/'s'))
+    set_rng_state(load_state(tmp_path/'s'))
     assert draw()==first
 
 def test_a_large_file_is_looked_at_from_its_first_byte_to_its_last(tmp_path):
@@ -145,10 +145,10 @@ def test_ids_differ_and_leave_the_seeds_alone():
     assert len({new_run_id() for _ in range(100)})==100 and torch.equal(before, torch.get_rng_state())
 
 def test_a_folder_is_whole_or_not_there(tmp_path):
-    with whole_folder(tmp_path/'a') as tmp: (tmp/'f').write_text('1')
-    with whole_folder(tmp_path/'a') as tmp: (tmp/'f').write_text('2')   # in the old one's place
+    with atomic_dir(tmp_path/'a') as tmp: (tmp/'f').write_text('1')
+    with atomic_dir(tmp_path/'a') as tmp: (tmp/'f').write_text('2')     # in the old one's place
     with pytest.raises(KeyboardInterrupt):
-        with whole_folder(tmp_path/'a') as tmp: (tmp/'f').write_text('3'); raise KeyboardInterrupt
+        with atomic_dir(tmp_path/'a') as tmp: (tmp/'f').write_text('3'); raise KeyboardInterrupt
     assert (tmp_path/'a'/'f').read_text()=='2' and [p.name for p in tmp_path.iterdir()]==['a']
 
 def limited(n):
@@ -167,13 +167,13 @@ def test_a_full_disk_is_named_whoever_writes(write, tmp_path):
     try:
         says = 'checkpoint-4 could not be written.*MiB are free.*older checkpoints stand'
         with pytest.raises(OSError, match=says):
-            with whole_folder(tmp_path/'checkpoint-4') as tmp: write(tmp)
+            with atomic_dir(tmp_path/'checkpoint-4') as tmp: write(tmp)
     finally: limited(-1)
     assert [p.name for p in tmp_path.iterdir()]==['checkpoint-3']
-    assert not checkpoint_problem(tmp_path/'checkpoint-3')
+    assert not checkpoint_error(tmp_path/'checkpoint-3')
 
 def test_what_is_not_the_disks_fault_is_not_blamed_on_it(tmp_path):
-    assert not disk_is_full(ValueError('a bug')) and not disk_is_full(OSError(errno.EACCES, 'denied'))
+    assert not is_disk_full(ValueError('a bug')) and not is_disk_full(OSError(errno.EACCES, 'denied'))
     with pytest.raises(ValueError, match='^a bug$'):
-        with whole_folder(tmp_path/'a'): raise ValueError('a bug')
-    assert no_room(OSError(28, 'No space left'), 'x', tmp_path/'not'/'there').errno==28
+        with atomic_dir(tmp_path/'a'): raise ValueError('a bug')
+    assert disk_full_error(OSError(28, 'No space left'), 'x', tmp_path/'not'/'there').errno==28

@@ -2,14 +2,15 @@
 from dataclasses import dataclass
 import pytest, torch
 from datasets import Dataset
-from grpo_nb.parts.core import (check_rendered, check_rows, check_settings, is_rendered, known_data,
-    other_data, rendered_answer)
-from grpo_nb.parts.model import check_lengths
-from grpo_nb.run.config import loss_settings
+from grpo_nb.parts.validate import (
+    check_rendered, validate_dataset, check_settings, is_rendered, dataset_fingerprint,
+    describe_dataset_change, rendered_answer)
+from grpo_nb.parts.sampling import check_lengths
+from grpo_nb.run.config import make_loss_settings
 from grpo_nb.run.optim import make_optimizer
 from grpo_nb.loss import policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs
-from grpo_nb.run.record import about_data
+from grpo_nb.run.record import dataset_info
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, init_state
 
@@ -28,21 +29,21 @@ ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
     ([dict(instruction='add', input='1+1=', output='2')]*8, "Alpaca has it in two parts, `ds.map.*o..input"),
     (['1+1=']*8, 'no column `prompt`'), ([dict(prompt='')]*8, "row 0 has the prompt ''")], ids=str)
 def test_rows_that_cannot_work_are_named(rows, says):
-    with pytest.raises(ValueError, match=says): check_rows(rows, 8, G=4)
+    with pytest.raises(ValueError, match=says): validate_dataset(rows, 8, G=4)
 
 def test_a_message_that_only_calls_a_tool_has_no_content():
     def talk(**said): return [dict(prompt=[dict(role='assistant', **said)])]
-    assert check_rows(talk(content=None, tool_calls=[dict(name='add')]), 1)
-    with pytest.raises(ValueError, match='row 0 has the prompt'): check_rows(talk(content=None), 1)
+    assert validate_dataset(talk(content=None, tool_calls=[dict(name='add')]), 1)
+    with pytest.raises(ValueError, match='row 0 has the prompt'): validate_dataset(talk(content=None), 1)
 
 def test_of_a_large_set_no_more_prompts_are_looked_at_than_asked_spread_over_it():
     for rows in (ROWS, Dataset.from_list(ROWS)):
-        assert check_rows(rows, 1, most=3)==['0+1=','3+1=','6+1='] and len(check_rows(rows, 1, most=8))==8
+        assert validate_dataset(rows, 1, most=3)==['0+1=','3+1=','6+1='] and len(validate_dataset(rows, 1, most=8))==8
 
 def test_every_group_meets_the_clip_of_its_own_correction():
     x,A = torch.tensor([[[.3]]]*2),torch.ones(2, 1)   # a ratio of 1.35: above 1.28 and 1.3
     def held(level='token', **kw):
-        s = loss_settings(TrainConfig(epsilon=.4, importance_sampling_level=level, **kw))
+        s = make_loss_settings(TrainConfig(epsilon=.4, importance_sampling_level=level, **kw))
         given = LossInputs(x, 0*x, A, x>0, replayed=torch.tensor([False, True]))
         return policy_loss(given, s).clip_mask.flatten().tolist()
     assert held()==[False,False] and held(replay_correction='clip=dapo')==[False,True]
@@ -61,13 +62,13 @@ def test_a_warmup_raises_a_rate_that_stays():
 
 def test_rows_may_be_a_table_or_a_list_and_are_the_same_data():
     table = Dataset.from_list(ROWS)
-    assert check_rows(table, 8)==check_rows(ROWS, 8)==[o['prompt'] for o in ROWS]
-    assert known_data(table)==known_data(ROWS)==known_data([o|dict(answer='?') for o in ROWS])
+    assert validate_dataset(table, 8)==validate_dataset(ROWS, 8)==[o['prompt'] for o in ROWS]
+    assert dataset_fingerprint(table)==dataset_fingerprint(ROWS)==dataset_fingerprint([o|dict(answer='?') for o in ROWS])
 
 def test_what_differs_between_two_data_sets_is_said():
-    a = known_data(ROWS)
-    assert other_data(a, a)=='' and other_data(a, known_data(ROWS[:7]))=='8 rows then, 7 now'
-    assert 'other prompts or in another order' in other_data(a, known_data(ROWS[::-1]))
+    a = dataset_fingerprint(ROWS)
+    assert describe_dataset_change(a, a)=='' and describe_dataset_change(a, dataset_fingerprint(ROWS[:7]))=='8 rows then, 7 now'
+    assert 'other prompts or in another order' in describe_dataset_change(a, dataset_fingerprint(ROWS[::-1]))
 
 def test_a_prompt_that_does_not_fit_is_named():
     m = torch.nn.Module()
@@ -138,7 +139,7 @@ def test_of_the_tiny_qwens_prompts_the_record_says_whether_they_are_rendered():
     tok = make_tokenizer()
     asked = [dict(role='user', content='3+4=')]
     shown = tok.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
-    kinds = [about_data(tok, [dict(prompt=o)])['prompt_format'] for o in ('3+4=', shown, asked)]
+    kinds = [dataset_info(tok, [dict(prompt=o)])['prompt_format'] for o in ('3+4=', shown, asked)]
     assert kinds==['text','rendered','conversational']
     whole = [dict(prompt=shown+'7<|im_end|>\n')]*8
     def reward(completions, **kw): return [0.]*len(completions)

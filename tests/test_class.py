@@ -7,8 +7,8 @@ from types import ModuleType
 import nbformat, pytest, torch
 from nbclient import NotebookClient
 from grpo_nb.teach.classroom import attempt
-from grpo_nb.teach.classroom import checks_of, checks_page, examined, folder_seed, grade, handout, make
-from grpo_nb.teach.classroom import score, score_lines, taken_apart
+from grpo_nb.teach.classroom import checks_of, checks_page, run_checks, folder_seed, grade, handout, make
+from grpo_nb.teach.classroom import score, score_lines, split_handout
 from grpo_nb.cli import main
 from grpo_nb.parts.stats import mean_ci
 
@@ -102,7 +102,7 @@ def test_the_folder_holds_no_solution_and_nothing_of_the_hidden_checks(solved, t
 
 @pytest.mark.parametrize('which', 'ABC')
 def test_the_visible_tests_pass_for_the_key_and_say_not_yet_for_the_stubs(which, solved):
-    files,_ = taken_apart(handout(which))
+    files,_ = split_handout(handout(which))
     def said(adapters):
         m = module(solved, adapters+'\n'+files['test_visible.py'].replace('from adapters import *', ''))
         return [attempt(f) for k,f in vars(m).items() if k.startswith('test_')]
@@ -171,7 +171,7 @@ def test_each_folder_has_a_seed_of_its_own_and_grading_reads_it(tmp_path, monkey
     assert asked==[seeds['bob'], 5]
 
 def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
-    files,nb = taken_apart(handout('B'))
+    files,nb = split_handout(handout('B'))
     text = '\n'.join(o['source'] for o in nb['cells'])
     assert 'https://grpo-nb.github.io/grpo_nb/advantages.html' in text and '.ipynb' not in text
     code = [o['source'] for o in nb['cells'] if o['cell_type']=='code']
@@ -484,7 +484,7 @@ def test_a_run_is_not_begun_without_a_plan_and_never_written_over(solved, tmp_pa
 REFUSED = {   # what stands in adapters.py: words of the sentence
     'def draw(:\n    pass':'line 1 is no Python',
     'x = "\x00"':'is no Python',
-    'from grpo_nb.generation import pick as draw':'line 1 imports grpo_nb.generation, which holds',
+    'from grpo_nb.generation import sample_inverse_cdf as draw':'line 1 imports grpo_nb.generation, which holds',
     'import math, grpo_nb.parts.model as s':'which holds the solution',
     'def draw(p, u):\n    return __import__("grpo_nb.generation").pick(p, u)':'line 2 uses __import__',
     'from . import b':'line 1 uses .',
@@ -494,7 +494,7 @@ REFUSED = {   # what stands in adapters.py: words of the sentence
 @pytest.mark.parametrize('source', REFUSED, ids=range(len(REFUSED)))
 def test_what_is_not_run_is_worth_nothing_and_a_sentence_says_why(source, mine):
     (mine/'A'/'adapters.py').write_text(source)
-    why = examined(mine/'A', 'A')
+    why = run_checks(mine/'A', 'A')
     assert REFUSED[source] in why[0] and why==[why[0]]*6, why
 
 NOTHING_RIGHT = '''
@@ -509,14 +509,14 @@ def test_what_comes_back_is_no_tensor_or_nothing_or_an_error(mine, quick):
     (mine/'A'/'adapters.py').write_text(NOTHING_RIGHT)
     words = ['it returns None', 'a str, which is no tensor', 'it raises TypeError', 'it raises SystemExit',
         'nan', '`PREDICTION` is None']
-    why = examined(mine/'A', 'A')
+    why = run_checks(mine/'A', 'A')
     assert [o in w for o,w in zip(words, why, strict=True)]==[True]*len(words), why
 
 @pytest.mark.parametrize('source,words', [('x = 1/0', 'it raises ZeroDivisionError'),
 ('', 'no function `draw`')])
 def test_a_hand_in_that_does_nothing(source, words, mine, quick):
     (mine/'A'/'adapters.py').write_text(source)
-    why = examined(mine/'A', 'A')
+    why = run_checks(mine/'A', 'A')
     assert words in why[0] and None not in why and len(why)==6
 
 LOOP_AND_CRASH = '''
@@ -526,14 +526,14 @@ def sample(scores, u, end, temperature): torch.utils.data._utils.worker.os._exit
 
 def test_an_endless_loop_and_a_crash_cost_a_check_each_and_the_others_go_on(mine, quick):
     with (mine/'A'/'adapters.py').open('a') as f: f.write(LOOP_AND_CRASH)
-    why = examined(mine/'A', 'A', limit=4)
+    why = run_checks(mine/'A', 'A', limit=4)
     assert why[1]=='no answer within 4 s: does a loop never end?' and why[3]=='it ends Python itself, with 7'
     assert [why[i] for i in (0, 2, 4, 5)]==[None]*4
 
 def test_an_endless_loop_at_import_costs_the_set_and_returns(mine):
     with (mine/'A'/'adapters.py').open('a') as f: f.write('\nwhile True: pass\n')
     began = time.monotonic()
-    why = examined(mine/'A', 'A', limit=1)
+    why = run_checks(mine/'A', 'A', limit=1)
     assert time.monotonic()-began<50   # it was 60 s and the limit: the loop was taken for a slow import
     assert why==['adapters.py can not be imported: no answer within 1 s: does a loop never end?']*6
 
@@ -544,7 +544,7 @@ def test_a_teacher_who_stops_leaves_no_process_behind(mine, monkeypatch):
             begun.append(self)
             raise KeyboardInterrupt
     monkeypatch.setattr(subprocess, 'Popen', Stopped)
-    with pytest.raises(KeyboardInterrupt): examined(mine/'A', 'A')
+    with pytest.raises(KeyboardInterrupt): run_checks(mine/'A', 'A')
     assert len(begun)==1 and begun[0].poll() is not None
 
 def test_what_is_missing_is_named(mine, tmp_path, quick):
@@ -557,7 +557,7 @@ def test_what_is_missing_is_named(mine, tmp_path, quick):
     assert got['D'][1][2]=='results.csv is missing'
     with pytest.raises(ValueError, match='none of the folders A, B, C, D'): grade(tmp_path/'nobody')
     (mine/'A'/'adapters.py').write_bytes(b'\xff\xfe')
-    assert 'no text in UTF-8' in examined(mine/'A', 'A')[0]
+    assert 'no text in UTF-8' in run_checks(mine/'A', 'A')[0]
 
 def test_the_command_makes_and_grades(tmp_path, solved, capsys):
     main(['class', 'make', str(tmp_path/'new'), '--sets', 'A'])
@@ -573,7 +573,7 @@ def test_the_command_makes_and_grades(tmp_path, solved, capsys):
 
 def test_a_slide_for_each_titled_figure_and_a_file_that_is_there_stays(tmp_path, monkeypatch):
     from grpo_nb.dev.pages import slides
-    from grpo_nb.dev.site import Trouble, course
+    from grpo_nb.dev.site import ProjectError, course
     monkeypatch.chdir(ROOT)
     n,text = slides(str(tmp_path/'s.html')),(tmp_path/'s.html').read_text()
     stored = [json.loads((ROOT/'nbs'/f'{o["file"]}.ipynb').read_text()) for o in course()]
@@ -587,7 +587,7 @@ def test_a_slide_for_each_titled_figure_and_a_file_that_is_there_stays(tmp_path,
     assert text.count('<img alt="')==text.count('src="data:image/png;base64,iVBOR')==titled
     assert 'http' not in text.split('</style>')[1].replace('http-equiv', '')
     (tmp_path/'s.html').write_text('mine')
-    with pytest.raises(Trouble, match='there already'): slides(str(tmp_path/'s.html'))
+    with pytest.raises(ProjectError, match='there already'): slides(str(tmp_path/'s.html'))
     assert (tmp_path/'s.html').read_text()=='mine'
     for name in ('s.txt', 'nowhere/s.html'):
-        with pytest.raises(Trouble, match='name a .pdf|there is no folder'): slides(str(tmp_path/name))
+        with pytest.raises(ProjectError, match='name a .pdf|there is no folder'): slides(str(tmp_path/name))

@@ -3,11 +3,11 @@ import functools, json, re, subprocess, sys
 from inspect import signature
 from pathlib import Path
 import pytest
-from grpo_nb.cli import BEHIND, COMMANDS, main, train_parser
+from grpo_nb.cli import SUBCOMMANDS, COMMANDS, main, train_parser
 from grpo_nb.demo import demo
-from grpo_nb.run.checkpoints import forget_stop
+from grpo_nb.run.signals import forget_stop
 from grpo_nb.run.reading import read_run
-from grpo_nb.scale.launch import OwnArguments
+from grpo_nb.scale.launch import TrlArguments
 
 REWARD = '''
 def is_even_length(completions, **kwargs):
@@ -47,7 +47,7 @@ def test_help_is_quick_and_imports_no_torch():
 
 def test_every_command_names_a_function_that_is_there():
     from importlib import import_module
-    for where in [o for o,_ in COMMANDS.values()]+[*BEHIND.values()]:
+    for where in [o for o,_ in COMMANDS.values()]+[*SUBCOMMANDS.values()]:
         mod,name = where.split(':')
         assert callable(getattr(import_module(mod), name)), where
 
@@ -61,7 +61,7 @@ def _helps():
         "    with contextlib.redirect_stdout(io.StringIO()) as f:\n"
         "        try: main([*o.split(), '--help'])\n        except SystemExit: pass\n"
         "    out[o] = f.getvalue()\nprint(json.dumps([out, [*sys.modules]]))")
-    names = [*COMMANDS, *(o for o in BEHIND if ' ' in o)]
+    names = [*COMMANDS, *(o for o in SUBCOMMANDS if ' ' in o)]
     r = subprocess.run([sys.executable, '-c', code, json.dumps(names)], capture_output=True, text=True)
     assert r.returncode==0, r.stderr
     return json.loads(r.stdout)
@@ -97,7 +97,7 @@ def test_the_help_of_trl_names_only_options_that_are_there_with_their_defaults(c
     said = capsys.readouterr().out
     named = said[:said.index('examples:')]
     assert {*re.findall(r'--(\w+)', named)}<=known and len(known)>200
-    assert f"(default: {OwnArguments().model})" in named and 'default: no)' in named
+    assert f"(default: {TrlArguments().model})" in named and 'default: no)' in named
 
 def test_a_second_demo_counts_on(tmp_path, monkeypatch, capsys):
     from grpo_nb import demo as M
@@ -105,7 +105,7 @@ def test_a_second_demo_counts_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(M, 'make_problems', lambda *a, **kw: [dict(prompt='1+1')])
     went = []
     def run(model, tok, problems, held_out, reward, args, info, **how): return went.append(args.output_dir)
-    monkeypatch.setattr(M, 'measured_run', run)
+    monkeypatch.setattr(M, 'train_and_evaluate', run)
     for name in ('demo-0', 'demo-0-2'):
         main(['demo'])
         assert went[-1]==f'runs/{name}'
@@ -277,17 +277,17 @@ def test_bench_refuses_what_it_cannot_do(more, says, tmp_path, capsys):
 
 def test_the_last_word_of_a_run_is_that_of_its_report_and_of_diagnose(mine, capsys):
     from grpo_nb.see.readers import diagnose
-    from grpo_nb.see.readers import judged
+    from grpo_nb.see.readers import judge_run
     train(mine)
     said,run = capsys.readouterr().out,read_run(mine/'run')
-    v,found = judged(run)
+    v,found = judge_run(run)
     assert str(v) in said and v.cause and 'not on record' not in said+str(found)
     assert '8' in v.cause   # max_completion_length, from settings.json
     assert str(diagnose(mine/'run'))==str(found) and found[0].says in v.cause
     assert json.loads((mine/'run'/'summary.json').read_text())['verdict']['sentence']==v.sentence
 
 def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):
-    from grpo_nb.see.readers import judged
+    from grpo_nb.see.readers import judge_run
     from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
     from grpo_nb.trainer import TrainConfig, train
     said = []
@@ -299,13 +299,13 @@ def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):
         train(tiny_model(0), make_tokenizer(), rows, never, TrainConfig(output_dir=folder, max_steps=16,
             num_generations=4, generation_batch_size=16, max_completion_length=4))
         last.append(said[-1])
-    want = str(judged(read_run(tmp_path/'a'))[0])
+    want = str(judge_run(read_run(tmp_path/'a'))[0])
     assert last==[want]*2, last
     assert 'learned nothing' in want and 'Most likely cause' in want
 
 def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywhere(tmp_path, capsys,
         monkeypatch):
-    from grpo_nb.see.readers import judged
+    from grpo_nb.see.readers import judge_run
     monkeypatch.chdir(tmp_path)   # far from the notebooks
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=40, disable_tqdm=True)
     a,b = (s[k]['right'] for k in ('before','after'))
@@ -315,7 +315,7 @@ def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywh
     want = f'{100*m:+.1f} points ± {100*half:.1f}'.replace('-', '−')
     out = capsys.readouterr().out
     assert 'https://grpo-nb.github.io' in out and 'jupyter' not in out
-    assert want in out and want in judged(read_run(tmp_path/'run'))[0].sentence
+    assert want in out and want in judge_run(read_run(tmp_path/'run'))[0].sentence
 
 # ---- what is typed, and works
 

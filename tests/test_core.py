@@ -1,11 +1,12 @@
 "Rollouts, masks, files, intervals: grids over shapes and seeds"
 import json, math, os, subprocess, sys, warnings
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.parts.core import (
-    atomic_write, masked_mean, save_json, test_tensor as assert_tensor, versions)
+from grpo_nb.parts.files import atomic_write, save_json
+from grpo_nb.parts.tensors import masked_mean, test_tensor as assert_tensor
+from grpo_nb.parts.versions import versions
 from grpo_nb.parts.registry import PRIORITIES, STRATEGIES, register, resolve
 from grpo_nb.generation import Rollouts
-from grpo_nb.parts.stats import mean_ci, share_ci
+from grpo_nb.parts.stats import mean_ci, wilson_ci
 
 def make(B, G, P, T, seed, ref=False, tokens=False):
     "A batch of random lengths, padded as the contract says."
@@ -35,10 +36,10 @@ def test_put_replaces_these_groups_and_no_others(seed, ref, tokens):
     a,b = make(5, 3, 2+seed%3, 4, seed, ref, tokens),make(2, 3, 4, 2+seed, seed+50, ref, tokens)
     idx = [(seed)%5, (seed+2)%5]
     for where in (idx, torch.tensor(idx)):
-        c = a.put(where, b)
+        c = a.replace_groups(where, b)
         for i in range(5): assert unpadded(c, i)==(unpadded(b, idx.index(i)) if i in idx else unpadded(a, i))
     mask = torch.zeros(5, dtype=torch.bool); mask[idx] = True
-    c,order = a.put(mask, b),sorted(idx)
+    c,order = a.replace_groups(mask, b),sorted(idx)
     for i in range(5): assert unpadded(c, i)==(unpadded(b, order.index(i)) if i in idx else unpadded(a, i))
     # prompts end at the right, completions begin at the left
     assert c.prompt_mask[:,-1].all() and c.completion_mask[...,0].all()
@@ -48,13 +49,13 @@ def test_put_replaces_these_groups_and_no_others(seed, ref, tokens):
 def test_put_of_nothing_is_the_batch_and_the_old_batch_is_left_alone():
     a,b = make(3, 2, 2, 3, 0),make(1, 2, 4, 4, 1)
     before = {k:v.clone() for k,v in a.tensors().items()}
-    assert a.put([], b[[]]) is a
-    a.put([1], b)
+    assert a.replace_groups([], b[[]]) is a
+    a.replace_groups([1], b)
     for k,v in a.tensors().items(): assert torch.equal(v, before[k])
 
 def test_cat_and_index_keep_every_group():
     a,b = make(3, 2, 2, 5, 1),make(2, 2, 4, 3, 2)
-    c = Rollouts.cat([a, b])
+    c = Rollouts.concat([a, b])
     assert [unpadded(c, i) for i in range(5)]==[unpadded(a, i) for i in range(3)]+[unpadded(b, i)
         for i in range(2)]
     for idx in ([4,0], torch.tensor([4,0]), slice(1,3), 2):
@@ -71,7 +72,7 @@ def test_a_wrong_shape_is_named(field, shape):
 
 def test_mixing_batches_with_and_without_a_field_is_refused():
     with pytest.raises(ValueError, match='ref_logps'):
-        Rollouts.cat([make(1, 2, 2, 2, 0, ref=True), make(1, 2, 2, 2, 1)])
+        Rollouts.concat([make(1, 2, 2, 2, 0, ref=True), make(1, 2, 2, 2, 1)])
 
 @pytest.mark.parametrize('dim', [None, 0, 1, (0, 1)])
 def test_masked_mean_is_the_loop(dim):
@@ -115,7 +116,7 @@ def test_json_has_no_nan(tmp_path):
 def test_wilsons_interval_by_its_formula(k, n):
     z,p = 1.959963984540054,k/n
     mid,half = (p+z*z/2/n)/(1+z*z/n),z/(1+z*z/n)*math.sqrt(p*(1-p)/n+z*z/4/n/n)
-    lo,hi = share_ci(k, n)
+    lo,hi = wilson_ci(k, n)
     assert abs(lo-max(0, mid-half))<1e-9 and abs(hi-min(1, mid+half))<1e-9
 
 def test_students_interval_covers_what_it_says():
@@ -126,7 +127,7 @@ def test_students_interval_covers_what_it_says():
     for bad in ([],): 
         with pytest.raises(ValueError, match='no numbers'): mean_ci(bad)
     for k,n in ((-1, 5), (6, 5), (0, 0)):
-        with pytest.raises(ValueError, match='trials'): share_ci(k, n)
+        with pytest.raises(ValueError, match='trials'): wilson_ci(k, n)
 
 def test_the_interval_of_what_cannot_be_written_to_is_that_of_a_list_and_nobody_is_warned():
     x = [.1, .7, .4]

@@ -6,14 +6,14 @@ import pandas as pd
 import pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
-from grpo_nb.parts.groups import dead_share
-from grpo_nb.scale.plans import (batch_command, batch_plan, best_group_size, beta_rates, group_pull,
+from grpo_nb.parts.groups import expected_dead_frac
+from grpo_nb.scale.plans import (batch_command, batch_plan, best_group_size, beta_pass_rates, expected_squared_advantage,
     plan_lines)
 from grpo_nb.cli import diagnose as diagnose_command
 from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
 from grpo_nb.run.record import Recorder
-from grpo_nb.run.reading import Run
+from grpo_nb.run.reading import LoggedRun
 from grpo_nb.see.readers import history_rows
 from notebook_code import defined_in
 from stored_runs import stored
@@ -38,7 +38,7 @@ def test_half_a_line_and_missing_columns_are_no_obstacle(tmp_path):
         assert diagnose(tmp_path).names==[]
 
 def test_the_curves_alone_tell_most_of_it():
-    def bare(name): return Run(Path(name), {}, stored(name).history, [], {})
+    def bare(name): return LoggedRun(Path(name), {}, stored(name).history, [], {})
     told = 'all-truncated all-equal kl-only-pull learning-rate-too-small replay-too-old reward-never-fires'
     for name in told.split():
         assert name in diagnose(bare(name)).names
@@ -266,7 +266,7 @@ def test_a_spread_of_pass_rates_against_a_simulation(mean, total, G):
     p = rng.beta(mean*total, (1-mean)*total, 200_000)
     k = rng.binomial(G, p)
     assert beta_dead_share(mean, total, G)==pytest.approx(((k==0)|(k==G)).mean(), abs=.005)
-    assert batch_plan(G, G, pass_rates=beta_rates(mean, total))['dead_share'] == pytest.approx(
+    assert batch_plan(G, G, pass_rates=beta_pass_rates(mean, total))['dead_share'] == pytest.approx(
         beta_dead_share(mean, total, G), abs=0.01
     )
 
@@ -284,7 +284,7 @@ def trl_runs(tmp_path_factory):
     "One real GRPOTrainer, trained twice: as it should be, and with completions cut off"
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
-    from grpo_nb.parts.problems import chain_sum
+    from grpo_nb.parts.datasets import chain_sum
     def go(name, **kw):
         model,tok = faulty_runs.fresh()
         out = tmp_path_factory.mktemp(name)
@@ -363,7 +363,7 @@ def test_dead_share_is_the_mean_over_prompts_and_agrees_with_all_outcomes():
                         if len(set(r)) == 1)
             assert batch_plan(G, G, pass_rates=[p])['dead_share']==pytest.approx(exact)
     plan = batch_plan(8, 8, pass_rates=[0., .5, 1.], mean_length=100)
-    z = (2+dead_share(.5, 8))/3
+    z = (2+expected_dead_frac(.5, 8))/3
     assert (plan['dead_share'] == pytest.approx(z) and plan['replay_bound'] == pytest.approx(1 / (1 - z))
             and plan['tokens_wasted'] == pytest.approx(800 * z))
     assert batch_plan(4, 4, pass_rates=[0., 1.])['replay_bound']==math.inf
@@ -372,13 +372,13 @@ def test_pull_is_the_mean_squared_advantage_in_a_simulation():
     g = torch.Generator().manual_seed(0)
     for ps,G in itertools.product(([.5], [.1, .6], [.02, .3, .98]), (2, 3, 8, 16)):
         r = torch.cat([(torch.rand(20_000, G, generator=g)<p).float() for p in ps])
-        assert group_advantages(r).square().mean().item()==pytest.approx(group_pull(G, ps), abs=.01)
+        assert group_advantages(r).square().mean().item()==pytest.approx(expected_squared_advantage(G, ps), abs=.01)
 
 def test_the_best_group_size_is_the_best_of_all_divisors():
     for N,ps in itertools.product((24, 60, 128), ([.5], [.1], [.02, .5])):
         best,pull = best_group_size(N, ps)
         assert set(pull)=={g for g in range(2, min(N, 128)+1) if N%g==0} and pull[best]==max(pull.values())
-        assert pull[best]==pytest.approx(N/best*(1-1/best)*(1-np.mean([dead_share(p, best) for p in ps])))
+        assert pull[best]==pytest.approx(N/best*(1-1/best)*(1-np.mean([expected_dead_frac(p, best) for p in ps])))
     assert best_group_size(96, [.02])[0]>best_group_size(96, [.5])[0]
     with pytest.raises(ValueError, match='no groups of 2'): best_group_size(1)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest, torch
 import grpo_nb.on_trl.distributed as D
 from grpo_nb.on_trl.distributed import (
-    Ranks, RollCall, ShardedBuffer, Wire, agree, pieces, plan_moves, redistribute)
+    ProcessGroup, RankWatchdog, ShardedBuffer, RowFormat, assert_same_on_all_ranks, group_slices, plan_transfers, reshard)
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
 from another import elsewhere
@@ -38,8 +38,8 @@ def test_every_row_of_every_place_is_served_once(world, G, rows):
     g = torch.Generator().manual_seed(world*rows)
     sources = [dict(prompt_len=int(torch.randint(1, 9, (), generator=g)),
         lens=torch.randint(0, 9, (G,), generator=g),
-        pieces=pieces(int(torch.randint(n_groups, (), generator=g)), G, rows)) for _ in range(n_groups)]
-    plan = plan_moves(sources, list(range(n_groups)), rows, WIRE)
+        pieces=group_slices(int(torch.randint(n_groups, (), generator=g)), G, rows)) for _ in range(n_groups)]
+    plan = plan_transfers(sources, list(range(n_groups)), rows, WIRE)
     seen = torch.zeros(n_groups*G, dtype=torch.int64)
     for m in plan:
         seen[m.place*G+m.lo:m.place*G+m.hi] += 1
@@ -58,11 +58,11 @@ def test_pieces_of_all_groups_tile_all_rows():
                 if rows*world%G: continue
                 at = [r*rows for r in range(world)]
                 owners = [(g*G+i, r) for g in range(rows*world//G)
-                    for r,lo,hi in pieces(g, G, rows) for i in range(lo, hi)]
+                    for r,lo,hi in group_slices(g, G, rows) for i in range(lo, hi)]
                 assert owners==[(i, i//rows) for i in range(rows*world)]
 
 def test_what_the_wire_packs_it_unpacks_bit_for_bit():
-    w = Wire(completion_ids=None, old_logps=None, tool_mask=None, advantages=0, rewards=3)
+    w = RowFormat(completion_ids=None, old_logps=None, tool_mask=None, advantages=0, rewards=3)
     lens = torch.tensor([2,0,3], dtype=torch.int32)
     p = dict(prompt_ids=torch.tensor([1,2], dtype=torch.int32), lens=lens,
         completion_ids=torch.arange(5, dtype=torch.int32),
@@ -139,16 +139,16 @@ def test_a_buffer_goes_on_with_another_number_of_processes(old, new):
     parts = run(old, lambda r: replay_rank(batches[:4], 4, ReplayBuffer(8))[0].state_dict())
     def go_on(rank):
         buf,_ = replay_rank([], 4, ReplayBuffer(8))
-        buf.load_state_dict(parts[rank] if old==new else redistribute(parts, rank, new))
+        buf.load_state_dict(parts[rank] if old==new else reshard(parts, rank, new))
         return replay_rank(batches[4:], 4, buf=buf, start=4)[1]
     assert same_replay(alone[4:], run(new, go_on), 4)>0
 
 def test_parts_of_a_buffer_that_do_not_belong_together_are_refused():
     batches = made(3, 6, 4)
     parts = in_threads(2, lambda r: replay_rank(batches, 4, ReplayBuffer(8))[0].state_dict())
-    with pytest.raises(ValueError, match='1 parts of a buffer of 2'): redistribute(parts[:1], 0, 1)
+    with pytest.raises(ValueError, match='1 parts of a buffer of 2'): reshard(parts[:1], 0, 1)
     with pytest.raises(ValueError, match='different moments'):
-        redistribute([parts[0], parts[1]|dict(crc=0)], 0, 1)
+        reshard([parts[0], parts[1]|dict(crc=0)], 0, 1)
     with pytest.raises(ValueError, match='of 2 processes, here are 1'):
         replay_rank([], 4, ReplayBuffer(8))[0].load_state_dict(parts[0])
 
@@ -158,7 +158,7 @@ def test_rows_still_awaited_are_left_out_when_redistributed():
     s = buf.take(made_sampled(b, 0, 1, 0))
     g,(i,lo,hi) = next(iter(s.mine.items()))
     buf.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
-    state = redistribute([buf.state_dict()], 0, 1)
+    state = reshard([buf.state_dict()], 0, 1)
     assert state['index']['ids'].tolist()==[i] and 'prompt_ids' in state['index']['data'][0]
     with pytest.raises(RuntimeError, match='was never given its rows'): 
         for step in range(1, 9):
@@ -232,7 +232,7 @@ def test_what_a_buffer_knows_of_its_groups_goes_on_with_it(new):
     parts = in_threads(2, lambda r: replay_rank(batches, 4, ReplayBuffer(8))[0].state_dict())
     def go_on(rank):
         buf,_ = replay_rank([], 4, ReplayBuffer(8))
-        buf.load_state_dict(parts[rank] if new==2 else redistribute(parts, rank, new))
+        buf.load_state_dict(parts[rank] if new==2 else reshard(parts, rank, new))
         return buf.state_dict()
     was = parts[0]
     for now in [go_on(0)] if new==1 else in_threads(new, go_on):
@@ -262,7 +262,7 @@ def test_two_real_processes_exchange_the_same_rows(tmp_path):
 def test_ranks_with_other_settings_stop_all_and_say_which():
     said = []
     def f(rank):
-        try: agree(dict(beta=.04, lr=[1,2][rank==1], f=object()) | (dict(extra=1) if rank==2 else {}))
+        try: assert_same_on_all_ranks(dict(beta=.04, lr=[1,2][rank==1], f=object()) | (dict(extra=1) if rank==2 else {}))
         except ValueError as e: said.append(str(e))
     in_threads(3, f)
     assert len(said)==3 and len(set(said))==1
@@ -273,10 +273,10 @@ def test_ranks_with_other_settings_stop_all_and_say_which():
 
 def test_ranks_with_equal_settings_pass_and_send_only_a_checksum():
     def f(rank):
-        r,sent = Ranks(),[]
+        r,sent = ProcessGroup(),[]
         gather = r.gather
         r.gather = lambda x: gather(sent.append(len(x)) or x)
-        agree(dict(beta=.04, f=object()), r)
+        assert_same_on_all_ranks(dict(beta=.04, f=object()), r)
         return r.calls,sent
     assert in_threads(3, f)==[(1, [1])]*3
 
@@ -284,7 +284,7 @@ FAULTS = """
 import datetime, json, os, signal, sys, threading, time, types
 import torch, torch.distributed as dist
 torch.set_num_threads(1)
-from grpo_nb.on_trl.distributed import RollCall, Ranks
+from grpo_nb.on_trl.distributed import RankWatchdog, ProcessGroup
 out,port = sys.argv[1],int(sys.argv[2])
 SCENES = 'raised killed hangs slow early orphan unmet'.split()
 def there(*ranks): return all(os.path.exists(f'{out}/{scene}{r}') for r in ranks)
@@ -303,12 +303,12 @@ def work(scene, rank):
     store = dist.TCPStore('127.0.0.1', port, None, False, timeout=datetime.timedelta(seconds=60))
     dist.init_process_group('gloo', store=dist.PrefixStore(scene, store), rank=rank, world_size=3,
                             timeout=datetime.timedelta(seconds=40))
-    ranks,said = Ranks(),''
+    ranks,said = ProcessGroup(),''
     def write(how, text): open(f'{out}/{scene}{rank}', 'w').write(json.dumps([how, text, time.time()-start]))
     def stop(m): write('stopped', m); os._exit(1)
     start = time.time()
     try:
-        with RollCall(60., ranks, dist.PrefixStore(scene, store), stop, .2) as roll:
+        with RankWatchdog(60., ranks, dist.PrefixStore(scene, store), stop, .2) as roll:
             for step in range(3):
                 roll.at(f'step {step}, reward judge')
                 if step==1 and rank==1:
@@ -380,7 +380,7 @@ def test_a_rank_that_is_gone_is_not_sought_among_those_that_have_left():
     store,said = dist.HashStore(),[]
     p = subprocess.Popen(['sleep','60'])
     born = D._began(p.pid)
-    def roll(r): return RollCall(60., SimpleNamespace(rank=r, world=2), store, said.append, .05)
+    def roll(r): return RankWatchdog(60., SimpleNamespace(rank=r, world=2), store, said.append, .05)
     def as_child(): store.set('process/1', json.dumps([D._machine(), p.pid, born]))
     with roll(0) as a:
         with roll(1): as_child()
@@ -415,7 +415,7 @@ def test_a_rank_whose_patience_ended_is_not_taken_for_a_killed_one():
     store,said = dist.HashStore(),{0: [], 1: []}
     p = subprocess.Popen(['sleep','60'])
     def roll(r):
-        return RollCall(60., SimpleNamespace(rank=r, world=2), store, said[r].append, .02)
+        return RankWatchdog(60., SimpleNamespace(rank=r, world=2), store, said[r].append, .02)
     with roll(0) as a, roll(1) as b:
         store.set('process/0', json.dumps([D._machine(), p.pid, D._began(p.pid)]))
         b.at('step 1, reward judge')
@@ -438,14 +438,14 @@ def test_a_rank_that_ends_early_is_named(faults):
     for r in (0, 2): assert 'rank 1 has ended' in faults[f'early{r}'][1]
 
 def test_one_process_has_no_roll_to_call():
-    with RollCall(.1, SimpleNamespace(rank=0, world=1), stop=lambda m: 1/0) as roll: roll.at('x')
+    with RankWatchdog(.1, SimpleNamespace(rank=0, world=1), stop=lambda m: 1/0) as roll: roll.mark('x')
     with pytest.raises(KeyError):
-        with RollCall(.1, SimpleNamespace(rank=0, world=1)): raise KeyError('mine')
+        with RankWatchdog(.1, SimpleNamespace(rank=0, world=1)): raise KeyError('mine')
 
 def test_all_ranks_at_one_place_are_waited_for_and_one_behind_is_not():
     import torch.distributed as dist
     store,said,told,looks = dist.HashStore(),[],threading.Event(),threading.Semaphore(0)
-    class Roll(RollCall):
+    class Roll(RankWatchdog):
         def missing(self):
             looks.release()
             return super().missing()

@@ -7,9 +7,9 @@ from pathlib import Path
 from urllib.parse import unquote
 import pytest, yaml
 from conftest import CHROME
-from grpo_nb.dev.pages import site_faults
-from grpo_nb.dev.site import _reading_minutes, chapter_faults, course, form_faults, gone_names, output_faults
-from grpo_nb.see.live import NoPackage, npm_package
+from grpo_nb.dev.pages import site_errors
+from grpo_nb.dev.site import _reading_minutes, chapter_errors, course, form_errors, dead_references, output_errors
+from grpo_nb.see.live import NpmError, npm_package
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,7 +34,7 @@ def test_every_notebook_and_page_has_a_page(site, pages):
     assert {'index.html','practise/open.html','project/contributing.html'} <= set(pages)
 
 def test_no_link_anchor_or_picture_is_broken_and_no_other_host_is_asked(site):
-    assert site_faults(site)==[]
+    assert site_errors(site)==[]
 
 def test_the_site_is_small(site):
     "Bytes of all files, without the live page's model"
@@ -97,7 +97,7 @@ def test_the_checker_sees_each_kind_of_fault(tmp_path):
         '<script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">'
     )
     (tmp_path/'a.css').write_text('@import url(https://fonts.example.com/css2?family=A:wght@300;400);')
-    said = '\n'.join(site_faults(tmp_path, max_bytes=100))
+    said = '\n'.join(site_errors(tmp_path, max_bytes=100))
     for o in (
         'heading of level 3',
         'what is not there: b.html',
@@ -385,7 +385,7 @@ DRAWN = """() => [...document.querySelectorAll('.widget')]
 def axe():
     "The text of axe-core, or None where it can't be fetched"
     try: return (npm_package('axe-core@4.10.3')/'axe.min.js').read_text(encoding='utf-8')
-    except NoPackage: return None
+    except NpmError: return None
 
 @pytest.fixture(scope='module')
 def seen(url, browser, pages, axe):
@@ -527,7 +527,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
 def test_a_rebuild_changes_nothing(site, tmp_path):
     "All prose, and of each kind of notebook some: code, figures, frames, formulas, tables; the rest as stubs"
     whole = ['index', 'advantages', 'core', 'widgets', 'tested']
-    code = ("import grpo_nb.dev.pages as s; s.site_faults = s._text_faults = lambda *a, **k: []; "   # known$
+    code = ("import grpo_nb.dev.pages as s; s.site_errors = s._text_faults = lambda *a, **k: []; "   # known$
         f"s.docs(strict=False, out={str(tmp_path)!r}, only={whole})")
     env = {**os.environ, 'PYTHONHASHSEED': '1'}   # the fixture has another
     subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True, capture_output=True, env=env)
@@ -559,7 +559,7 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
             code('import os\nos.sep'),
         ]
     )
-    said = output_faults('x.ipynb', nb)+form_faults('x.ipynb', nb)+gone_names('x.ipynb', nb, {'plot'})
+    said = output_errors('x.ipynb', nb)+form_errors('x.ipynb', nb)+dead_references('x.ipynb', nb, {'plot'})
     assert all(o.startswith('x.ipynb, cell ') for o in said)
     for at, what in ((0, 'lost in the docs'), (1, 'ZeroDivisionError'), (2, 'without alt text'),
                      (3, '/home/me'), (4, 'no_such_function_here'), (5, 'import beside')):
@@ -580,7 +580,7 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
 ])
 def test_a_chapter_is_called_by_its_number(file, text, says):
     nb = dict(cells=[dict(cell_type='markdown', source=text)])
-    found = chapter_faults(f'{file}.ipynb', nb, course())
+    found = chapter_errors(f'{file}.ipynb', nb, course())
     assert [says in o for o in found]==[True]*bool(says)
 
 def test_the_glossary_leads_to_pages_that_have_the_word():

@@ -15,9 +15,9 @@ from grpo_nb.kl import kl_estimate
 from grpo_nb.logps import token_logps
 from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
-from grpo_nb.parts.problems import chain_sum
+from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.parts.groups import dead_groups
-from grpo_nb.parts.model import truncate
+from grpo_nb.parts.sampling import filter_logits
 from grpo_nb.parts.stats import mean_ci
 from grpo_nb.research.study import REGIMES
 from grpo_nb.research.study import read_rows
@@ -77,7 +77,7 @@ def test_count_the_weights():
     assert 'count them once' in ns['check_count'](wrong[2]) and 'fewer heads' in ns['check_count'](wrong[0])
 
 def test_top_p_by_hand():
-    ns,solution = exercise('model', 'my_top_p', 'def my_top_p', truncate=truncate)
+    ns,solution = exercise('model', 'my_top_p', 'def my_top_p', truncate=filter_logits)
     def walk(p, k, beyond=False, up=False):
         kept,held = [],0.
         for i in sorted(range(len(p)), key=lambda i: p[i] if up else -p[i]):

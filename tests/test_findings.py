@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dataclasses import fields
 from grpo_nb.cli import _notes
-from grpo_nb.see.findings import (RULES, Finding, Findings, Look, curves_read, find, in_words, rise,
+from grpo_nb.see.findings import (RULES, Finding, Findings, RunColumns, finding_curves, diagnose_rows, translate_settings, welch_rise,
     _rolling, _since, _trend)
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
@@ -17,7 +17,7 @@ from stored_runs import HEALTHY, NAMES, stored
 
 def of(name):
     r = stored(name)
-    return find(history_rows(r), r.rows, r.settings)
+    return diagnose_rows(history_rows(r), r.rows, r.settings)
 
 FAULTS = {'all-truncated': 'all-truncated', 'no-chat-template': 'no-chat-template',
           'no-end-token': 'no-end-token', 'reward-never-fires': 'reward-never-fires',
@@ -91,7 +91,7 @@ MADE = {'entropy-collapse': dict(entropy=lambda x: 1.2 * math.exp(-6 * x), rewar
 @pytest.mark.parametrize('name', MADE)
 def test_a_curve_with_this_fault_is_told_so_with_its_step(name):
     cols = {k.replace('__','/',1):v for k,v in MADE[name].items()}
-    got = find(rows(**cols))
+    got = diagnose_rows(rows(**cols))
     assert name in got.names or name in {n for f in got for n in f.follows}
     f = next((f for f in got if f.name==name), None)
     if name in ('entropy-collapse','kl-blow-up','truncated','held-out-falls','gradient-spikes','not-a-number',
@@ -99,21 +99,21 @@ def test_a_curve_with_this_fault_is_told_so_with_its_step(name):
         assert f.step is not None and 0<f.step<59
 
 def test_a_healthy_curve_is_left_alone():
-    assert find(rows())==[]
+    assert diagnose_rows(rows())==[]
     assert (
-        find(rows(entropy=lambda x: 1.2 * math.exp(-4 * x), reward=lambda x: 0.3 + 0.68 * x**0.5)) == []
+        diagnose_rows(rows(entropy=lambda x: 1.2 * math.exp(-4 * x), reward=lambda x: 0.3 + 0.68 * x**0.5)) == []
     )  # sure, and solved
     assert (
-        find(rows(frac_reward_zero_std=lambda x: 0.3 + 0.55 * x, reward=lambda x: 0.3 + 0.65 * x)) == []
+        diagnose_rows(rows(frac_reward_zero_std=lambda x: 0.3 + 0.55 * x, reward=lambda x: 0.3 + 0.65 * x)) == []
     )  # dead because all right
-    assert find(rows(eval_reward=lambda x: .3+.4*x))==[]
+    assert diagnose_rows(rows(eval_reward=lambda x: .3+.4*x))==[]
 
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_runs_whose_numbers_were_published(name, tmp_path):
     "Each is read from the file that its tool writes; a sound one gets no fault"
     label,make,_ = PUBLISHED[name]
     run = open_run(make(tmp_path/'r'))
-    got = find(history_rows(run), run.rows, run.settings)
+    got = diagnose_rows(history_rows(run), run.rows, run.settings)
     told = {n for f in got for n in (f.name, *f.follows)}
     if label is None: assert not any(f.fault for f in got)
     else: assert told & set(NAMED[label]['grpo_nb'].split())
@@ -133,22 +133,22 @@ def test_a_long_run_of_dead_groups_is_told_apart():
     "Nothing left to teach, or too little to learn from; a short one is left alone"
     far = dict(frac_reward_zero_std=lambda x: .1+.7*min(1, 2*x))
     top = dict(reward=lambda x: .4+.6*min(1, 2*x))
-    assert find(rows(120, **far, **top)).names==['solved'] and not find(rows(120, **far, **top))[0].fault
-    thin = find(rows(120, **far, reward=lambda x: .1+.2*x))
+    assert diagnose_rows(rows(120, **far, **top)).names==['solved'] and not diagnose_rows(rows(120, **far, **top))[0].fault
+    thin = diagnose_rows(rows(120, **far, reward=lambda x: .1+.2*x))
     assert thin.names==['thin-signal'] and thin[0].sure=='possible'
-    assert find(rows(60, **far, reward=lambda x: .1+.2*x, kl=0.))==[]
+    assert diagnose_rows(rows(60, **far, reward=lambda x: .1+.2*x, kl=0.))==[]
 
 def test_a_held_out_score_that_stands_still_is_seen():
     follows = dict(reward=lambda x: .2+.6*x, completions__mean_length=lambda x: 300*(1+2*x))
-    assert find(rows(80, **follows, eval_reward=lambda x: .2+.5*x))==[]
-    got = find(rows(80, **follows, eval_reward=lambda x: .2+.01*x))
+    assert diagnose_rows(rows(80, **follows, eval_reward=lambda x: .2+.5*x))==[]
+    got = diagnose_rows(rows(80, **follows, eval_reward=lambda x: .2+.01*x))
     assert got.names==['hacked-by-length'] and 'only 0.2' in got[0].evidence and got[0].sure=='possible'
-    short = find(rows(80, reward=lambda x: .2+.6*x, **{'eval/accuracy':lambda x: .2+.01*x}))
+    short = diagnose_rows(rows(80, reward=lambda x: .2+.6*x, **{'eval/accuracy':lambda x: .2+.01*x}))
     assert short.names==['hacked-by-form']
 
 def test_the_same_reward_held_out_shows_a_gap_and_no_hack():
     "It would rise, too, if the reward were hacked; a gap needs its interval, and one that closes is none"
-    of = lambda end: find(rows(80, reward=lambda x: .2+.4*x, eval_reward=lambda x: .3+(end-.3)*x)).names
+    of = lambda end: diagnose_rows(rows(80, reward=lambda x: .2+.4*x, eval_reward=lambda x: .3+(end-.3)*x)).names
     assert of(.31)==of(.33)==['generalisation-gap'] and of(.45)==of(.6)==[]
     assert 'hacked-by-form' not in of(.38)
 
@@ -159,23 +159,23 @@ def test_a_reward_that_collapses_is_told_with_or_without_its_entropy():
     bare = [dict(step=i, reward=float(v)) for i,v in enumerate(m)]
     full = [o|dict(entropy=.5+5*d, grad_norm=.4, frac_reward_zero_std=.3+.6*d) for o,d in zip(bare, down)]
     for r in (bare, full):
-        f = find(r)[0]
+        f = diagnose_rows(r)[0]
         assert f.name=='reward-collapse' and 150<f.step<220
         assert verdict(r).learned is False and 'go back to the checkpoint' in verdict(r).advice
-    assert '0.5 to 5.' in find(full)[0].evidence
+    assert '0.5 to 5.' in diagnose_rows(full)[0].evidence
 
 RISES = [(80, .45, .6, .1), (120, .3, .5, .09), (150, .2, .45, .08), (300, .3, .6, .06), (300, .3, .5, .1)]
 @pytest.mark.parametrize('n,a,b,sd', RISES)
 def test_a_straight_rise_is_no_plateau(n, a, b, sd):
     for seed in range(40):
         m = np.clip(np.linspace(a, b, n)+np.random.default_rng(seed).normal(0, sd, n), 0, 1)
-        assert 'plateau' not in find([dict(step=i, reward=float(v)) for i,v in enumerate(m)]).names
+        assert 'plateau' not in diagnose_rows([dict(step=i, reward=float(v)) for i,v in enumerate(m)]).names
 
 def test_a_plateau_is_seen_where_the_noise_lets_it_be_seen():
     hit = 0
     for seed in range(40):
         m = .45+np.random.default_rng(seed).normal(0, .05, 400)
-        hit += 'plateau' in find([dict(step=i, reward=float(v)) for i,v in enumerate(m)]).names
+        hit += 'plateau' in diagnose_rows([dict(step=i, reward=float(v)) for i,v in enumerate(m)]).names
     assert hit>=36
 
 # ---- cliff or collapse
@@ -187,25 +187,25 @@ def dead_run(text):
         rewards=[.3]*4, dead=True) for i in range(20) for g in range(4)]
 
 def test_one_text_and_many_texts_of_one_reward_need_opposite_remedies():
-    cliff,collapse = find(*dead_run(lambda i, g, j: f'{i} {j}'))[0],find(*dead_run(lambda i, g, j: 'same'))[0]
+    cliff,collapse = diagnose_rows(*dead_run(lambda i, g, j: f'{i} {j}'))[0],diagnose_rows(*dead_run(lambda i, g, j: 'same'))[0]
     assert cliff.name==collapse.name=='all-equal' and cliff.groups[0]==(15, 0) and len(cliff.groups)==20
     assert '0 of the 20 dead groups recorded last are one text' in cliff.evidence
     assert 'grade it' in cliff.remedy
     assert '20 of the 20' in collapse.evidence and 'raise temperature' in collapse.remedy
     for n in (1, 2, 3, 5):   # of few steps on record, the last
-        few = find(*[o[:k] for o,k in zip(dead_run(lambda *a: 'same'), (20, 4*n))])[0]
+        few = diagnose_rows(*[o[:k] for o,k in zip(dead_run(lambda *a: 'same'), (20, 4*n))])[0]
         assert few.groups==[(n-1, g) for g in range(4)]
-    alone = find(dead_run(lambda *a: '')[0])[0]
+    alone = diagnose_rows(dead_run(lambda *a: '')[0])[0]
     assert 'grade the reward' in alone.remedy and 'raise temperature' in alone.remedy and not alone.groups
 
 # ---- what a finding rests on, and what it tells to do
 
 def test_a_finding_carries_the_rows_it_rests_on():
-    f = next(f for f in find(rows(kl=MADE['kl-blow-up']['kl'], reward=flat)) if f.name=='kl-blow-up')
+    f = next(f for f in diagnose_rows(rows(kl=MADE['kl-blow-up']['kl'], reward=flat)) if f.name=='kl-blow-up')
     assert [o['step'] for o in f.rows]==[float(i) for i in range(int(f.step), 60)]
     assert set(f.rows[0])=={'step','kl','reward'} and f.rows[-1]['kl']==pytest.approx(16)
     import json
-    assert json.loads(json.dumps(find(rows(loss=lambda x: math.nan)).plain))[0]['rows'][0]['loss']=='nan'
+    assert json.loads(json.dumps(diagnose_rows(rows(loss=lambda x: math.nan)).plain))[0]['rows'][0]['loss']=='nan'
 
 def test_every_setting_that_a_remedy_names_is_one_of_its_trainer():
     import re
@@ -221,15 +221,15 @@ def test_every_setting_that_a_remedy_names_is_one_of_its_trainer():
     for trainer,config in ((None, GRPOWithReplayBufferConfig), ('grpo_nb', TrainConfig)):
         known = {f.name for f in fields(config)}|no_settings
         if trainer: known |= set(signature(ReplayBuffer.__init__).parameters)
-        told = [in_words(o, trainer) for rule in RULES.values() for o in rule.remedies]
+        told = [translate_settings(o, trainer) for rule in RULES.values() for o in rule.remedies]
         told += [f.remedy for r in runs for f in warnings_now(r, trainer=trainer)]
         named = {k for o in told for k in re.findall(r'[a-z]+(?:_[a-z0-9]+)+', o)}
         assert len(told)>=len(RULES)+3 and len(named)>20 and named-known==set(), named-known
-    assert 'Replay(age_decay=…)' in in_words(RULES['replay-too-old'].remedies[0], 'grpo_nb')
+    assert 'Replay(age_decay=…)' in translate_settings(RULES['replay-too-old'].remedies[0], 'grpo_nb')
 
 def test_a_log_alone_does_not_say_that_rewards_differ():
     "The deviation of equal rewards is not 0 in float32 either"
-    f = find([dict(step=i, reward=.1, reward_std=1.5e-9, frac_reward_zero_std=.5) for i in range(8)])
+    f = diagnose_rows([dict(step=i, reward=.1, reward_std=1.5e-9, frac_reward_zero_std=.5) for i in range(8)])
     told = next(o for o in f if o.name=='float-noise')
     assert told.says.startswith('the deviation within groups is rounding alone') and 'differ' not in told.says
 
@@ -237,35 +237,35 @@ def test_since_is_the_first_step_of_the_last_stretch():
     s = np.array([3., 7., 9., 20.])
     for bad,want in (('1111', 3.), ('0111', 7.), ('1011', 9.), ('0001', 20.), ('1110', None)):
         assert _since(s, np.array([o=='1' for o in bad]))==want
-    first = lambda n: next(f.step for f in find(rows(**MADE[n])) if f.name==n)
+    first = lambda n: next(f.step for f in diagnose_rows(rows(**MADE[n])) if f.name==n)
     assert first('not-a-number')==42   # 42/59 is the first above .7
     assert first('failing-tools')==25  # (20+…+25)/6/59*.8 is the first .3
 
 def test_the_middle_of_a_gap_is_no_silence():
     "A column that is logged every fifth row; one that stops; one that was never there"
     r = [dict(step=i, reward=.3+.01*(i%2))|(dict(loss=.1) if i%5==0 else {}) for i in range(60)]
-    assert 'not-a-number' not in find(r).names
-    f = find([o if o['step']<30 else {k:v for k,v in o.items() if k!='loss'} for o in r])[0]
+    assert 'not-a-number' not in diagnose_rows(r).names
+    f = diagnose_rows([o if o['step']<30 else {k:v for k,v in o.items() if k!='loss'} for o in r])[0]
     assert f.name=='not-a-number' and f.step==26 and f.sure=='likely'
 
 def test_a_gradient_of_zero_is_explained_by_dead_groups_where_they_are_logged():
     none = dict(grad_norm=lambda x: 0. if round(59*x)%2 else .5)
-    assert 'no-gradient' in find(rows(**none)).names
+    assert 'no-gradient' in diagnose_rows(rows(**none)).names
     dead = dict(none, frac_reward_zero_std=lambda x: 1. if round(59*x)%2 else .2)
-    assert 'no-gradient' not in find(rows(**dead)).names
+    assert 'no-gradient' not in diagnose_rows(rows(**dead)).names
 
 def test_a_gradient_of_zero_is_a_certain_fault_where_living_groups_are_logged_and_likely_where_not():
     all_ = rows(grad_norm=lambda x: 0. if round(59*x)%2 else .5, frac_reward_zero_std=.2, reward_std=.3)
     for but,sure in (('reward_std', 'certain'), ('frac_reward_zero_std', 'certain'),
                      ('reward_std frac_reward_zero_std', 'likely')):
         r = [{k:v for k,v in o.items() if k not in but.split()} for o in all_]
-        f = next(o for o in find(r) if o.name=='no-gradient')
+        f = next(o for o in diagnose_rows(r) if o.name=='no-gradient')
         assert f.sure==sure and ('does not reach the weights' in f.says)==(sure=='certain'), (but, f)
 
 def test_every_rule_is_needed_by_some_run():
     found = {n for name in NAMES for f in of(name) for n in (f.name, *f.follows)}
     found |= {n for v in MADE.values()
-              for f in find(rows(**{k.replace('__', '/', 1): o for k, o in v.items()}))
+              for f in diagnose_rows(rows(**{k.replace('__', '/', 1): o for k, o in v.items()}))
               for n in (f.name, *f.follows)}
     assert [k for k in RULES if k not in found]==[]
 
@@ -278,14 +278,14 @@ def test_welch_and_running_means_by_another_road():
         x = rng.normal(np.linspace(0, .5, n), np.linspace(1, 3, n))
         q = max(2, n//4)
         ci = ttest_ind(x[-q:], x[:q], equal_var=False).confidence_interval()
-        assert rise(x)==pytest.approx(((ci.low+ci.high)/2, (ci.high-ci.low)/2))
+        assert welch_rise(x)==pytest.approx(((ci.low+ci.high)/2, (ci.high-ci.low)/2))
     x = rng.random(30)
     from scipy.stats import linregress
     line = linregress(np.arange(30), x)
     ci = 29*line.slope-np.array([0., 29*line.stderr*2.0484071])   # Student's 97.5 % at 28 degrees
     assert _trend(x)==pytest.approx((ci[0], ci[0]-ci[1]))
     assert _rolling(x, 7)==pytest.approx([x[max(0, i-6):i+1].mean() for i in range(30)])
-    assert rise(np.arange(16.))[0]==12
+    assert welch_rise(np.arange(16.))[0]==12
 
 # ---- the verdict
 
@@ -351,13 +351,13 @@ def test_noise_without_advantages_on_record_has_none():
     noise = [dict(step=i, group=0, rewards=[.1, .1+2e-8], dead=False) for i in range(4)]
     for A,said in ((None, '0.0e+00'), ([-.7, .5], '7.0e-01')):
         rewards = [dict(step=i, reward=.1) for i in range(4)]
-        found = find(rewards, [o|dict(advantages_before=A) for o in noise])
+        found = diagnose_rows(rewards, [o|dict(advantages_before=A) for o in noise])
         f = next(o for o in found if o.name=='float-noise')
         assert f.evidence.endswith(f'4 of them count as living; their largest advantage is {said}')
 
 @pytest.mark.parametrize('n', [0, 1, 2, 3])
 def test_few_rows_are_undecided(n):
-    assert verdict(rows(60)[:n]).learned is None and find(rows(60)[:n])==[] and warnings_now(rows(60)[:n])==[]
+    assert verdict(rows(60)[:n]).learned is None and diagnose_rows(rows(60)[:n])==[] and warnings_now(rows(60)[:n])==[]
 
 # ---- while it goes on, and before
 
@@ -374,7 +374,7 @@ def test_four_groups_and_106_uses_are_seen():
     assert '4 stored groups were replayed 106 times' in f.says
     groups = [dict(step=i, group=g, rewards=[0.0, 0.0], replacement=dict(id=(i + g) % 4, step=0))
               for i in range(14) for g in range(8)]
-    assert 'few-groups-replayed' in find(r, groups).names
+    assert 'few-groups-replayed' in diagnose_rows(r, groups).names
 
 def test_few_groups_are_counted_over_the_last_twenty_batches():
     row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,
@@ -387,7 +387,7 @@ def test_few_groups_are_counted_over_the_last_twenty_batches():
 
 def test_numbers_of_the_wrong_kind_are_passed_over():
     odd = [dict(step=i, reward='oh', loss=None, kl=math.nan, entropy=[1], grad_norm=True) for i in range(20)]
-    assert find(odd)==[] and verdict(odd).learned is None and warnings_now(odd)==[]
+    assert diagnose_rows(odd)==[] and verdict(odd).learned is None and warnings_now(odd)==[]
 
 def test_what_can_be_seen_before_the_run():
     from types import SimpleNamespace
@@ -410,14 +410,14 @@ ASKED = dict(data=dict(prompt_format='text', chat_template=True, eos_token_id=1,
     ([0.]*16, .1, True), ([-1.]*16, .1, True),     # no answer is told from another
 ])
 def test_bare_text_is_blamed_only_where_nothing_is_learned(reward, clipped, blamed):
-    assert ('no-chat-template' in find(bare(reward, clipped), settings=ASKED).names)==blamed
+    assert ('no-chat-template' in diagnose_rows(bare(reward, clipped), settings=ASKED).names)==blamed
 
 # ---- the figure of a finding
 
 def test_a_findings_figure_has_its_curves_and_its_window():
     r = rows(kl=MADE['kl-blow-up']['kl'], reward=flat)
-    f = next(o for o in find(r) if o.name=='kl-blow-up')
-    got = curves_read(f, r)
+    f = next(o for o in diagnose_rows(r) if o.name=='kl-blow-up')
+    got = finding_curves(f, r)
     assert got[0]['label']=='kl' and got[0]['since']==f.step and len(got)<=3
     assert got[0]['value']==[o['kl'] for o in r] and got[0]['step']==list(range(60))
     axes = defined_in('16_diagnose').draw_finding(f, r).axes
@@ -458,7 +458,7 @@ def test_what_only_a_follower_explains_is_told_by_itself(monkeypatch):
     "a explains b, b explains c: with b folded into a, nothing would speak of c."
     def told(name, *explains): return lambda look: Finding(name, '', '', '', explains=explains)
     monkeypatch.setattr('grpo_nb.see.findings.RULES', dict(c=told('c'), b=told('b', 'c'), a=told('a', 'b')))
-    found = {o.name:o.follows for o in find([dict(step=0)])}
+    found = {o.name:o.follows for o in diagnose_rows([dict(step=0)])}
     assert found==dict(a=('b',), c=())
 
 # ---- every number that a finding states, by another road: plain loops over made logs with noise
@@ -734,7 +734,7 @@ STATED = {k.removeprefix('case_'):f for k,f in list(globals().items()) if k.star
 def test_every_number_of_a_finding_by_another_road(case):
     rows,groups,settings,evidence,step = STATED[case]()
     name = re.sub('-(for|in|without)-.*', '', case.replace('_', '-'))
-    f = RULES[name](Look(rows, groups, settings))
+    f = RULES[name](RunColumns(rows, groups, settings))
     assert f is not None and f.evidence==evidence
     if step is not None: assert f.step==step
 

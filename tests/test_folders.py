@@ -6,7 +6,7 @@ import grpo_nb.demo
 from grpo_nb.cli import main
 from grpo_nb.run.record import RECORD, Recorder, lock_folder
 from grpo_nb.run.reading import read_run
-from grpo_nb.run.folders import new_folder
+from grpo_nb.run.folders import require_empty_dir
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, train
 from another import elsewhere, fork, works_elsewhere
@@ -112,7 +112,7 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path):
     (tmp_path/'runs').symlink_to(tmp_path/'gone')
     for o in ('runs','runs/a'):
         with pytest.raises(ValueError, match='runs is a link to .*gone, which is not there'):
-            new_folder(tmp_path/o)
+            require_empty_dir(tmp_path/o)
 
 # ---- several runs in one folder
 

@@ -1,10 +1,11 @@
 "Generation: fast against the plain loop, transformers' own rules, an exact enumeration, and every bad input"
 import itertools, math
 import pytest, torch
-from grpo_nb.generation import Rollouts, generate, next_token, pick, truncate
+from grpo_nb.generation import Rollouts, generate, sample_next_token, sample_inverse_cdf, filter_logits
 from slow_loop import generate_loop
-from grpo_nb.parts.model import (
-    Cached, FastQwen, check_prompt_ids, eval_mode, penalize, seen_tokens, uniforms, why_slow)
+from grpo_nb.parts.fast_path import CachedDecoder, FusedDecoder, fast_path_blocker
+from grpo_nb.parts.sampling import (
+    check_prompt_ids, eval_mode, apply_penalties, token_counts, sampling_uniforms)
 from transformers import (
     LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
@@ -80,11 +81,11 @@ def test_the_fast_road_gives_transformers_logits_for_any_shape(family, heads, kv
     rope = dict(rope_type='default', rope_theta=5000.)
     model = sharp(family=family, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv,
                   num_hidden_layers=layers, rope_parameters=rope, **more)
-    assert why_slow(model)==''
+    assert fast_path_blocker(model)==''
     if not tied: model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
     ids,mask = some_prompts()
     with torch.no_grad():
-        a,b = Cached(model),FastQwen(model)
+        a,b = CachedDecoder(model),FusedDecoder(model)
         start = a.prefill(ids, mask, 3, 6)
         torch.testing.assert_close(start, b.prefill(ids, mask, 3, 6), atol=1e-4, rtol=1e-4)
         for t in range(4):
@@ -119,10 +120,10 @@ def counted(ids, V): return torch.stack([o.bincount(minlength=V) for o in ids]).
 def test_the_repetition_penalty_is_that_of_transformers():
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
     z,ids = torch.randn(40, 50, generator=seeded())*3,torch.randint(0, 50, (40,9), generator=seeded(1))
-    seen = seen_tokens(ids[:,:4], torch.ones(40, 4).bool(), 50)   # four of the prompt, five of the answer
+    seen = token_counts(ids[:,:4], torch.ones(40, 4).bool(), 50)  # four of the prompt, five of the answer
     seen[:,1] = counted(ids[:,4:], 50)
     for pen in (.7, 1.3):
-        assert torch.equal(penalize(z, seen, pen), RepetitionPenaltyLogitsProcessor(pen)(ids, z.clone()))
+        assert torch.equal(apply_penalties(z, seen, pen), RepetitionPenaltyLogitsProcessor(pen)(ids, z.clone()))
 
 def slowly_cut(z, top_k=0, top_p=1., min_p=None):
     "Places of one row of logits that stay, from the likeliest down, by the definitions."
@@ -140,12 +141,12 @@ CUTS = [dict(top_k=1), dict(top_k=7), dict(top_k=30), dict(top_p=.01), dict(top_
 @pytest.mark.parametrize('how', CUTS, ids=str)
 def test_what_a_cut_leaves_is_what_a_slow_loop_leaves(how):
     z = torch.randn(40, 20, generator=seeded(), dtype=torch.float64)*3
-    got = truncate(z, **how)
+    got = filter_logits(z, **how)
     left = [set(o.nonzero()[:,0].tolist()) for o in got.isfinite()]
     assert left==[slowly_cut(row, **how) for row in z.tolist()]
     assert torch.equal(got[got.isfinite()], z[got.isfinite()])
     # of four equal ones two reach a half
-    assert truncate(torch.zeros(1, 4), top_p=.5).isfinite().sum()==2
+    assert filter_logits(torch.zeros(1, 4), top_p=.5).isfinite().sum()==2
 
 PENALTIES = [dict(presence_penalty=1.5), dict(frequency_penalty=.8), dict(frequency_penalty=-.7),
              dict(repetition_penalty=1.4, presence_penalty=-.6, frequency_penalty=.5)]
@@ -164,11 +165,11 @@ def slowly_penalized(z, prompt, answer, repetition_penalty=1., presence_penalty=
 def test_presence_and_frequency_count_the_answer_and_not_the_prompt(rules):
     z,ids = torch.randn(20, 12, generator=seeded())*3,torch.randint(0, 12, (20,9), generator=seeded(1))
     mask = torch.arange(4)[None]>=torch.randint(0, 4, (20,1), generator=seeded(2))
-    seen = seen_tokens(ids[:,:4], mask, 12)
+    seen = token_counts(ids[:,:4], mask, 12)
     seen[:,1] = counted(ids[:,4:], 12)
     want = torch.stack([slowly_penalized(z[i], ids[i,:4][mask[i]].tolist(), ids[i,4:].tolist(), **rules)
                         for i in range(20)])
-    got = penalize(z, seen, *(rules.get(f'{k}_penalty', d) for k,d in
+    got = apply_penalties(z, seen, *(rules.get(f'{k}_penalty', d) for k,d in
                               (('repetition', 1.), ('presence', 0.), ('frequency', 0.))))
     torch.testing.assert_close(got, want)
 
@@ -229,8 +230,8 @@ def test_more_padding_changes_no_token():
 
 def test_finished_rows_leave_the_batch(monkeypatch):
     model,work = sharp(),[]
-    step = FastQwen.step
-    monkeypatch.setattr(FastQwen, 'step', lambda self, ids: work.append(len(ids)) or step(self, ids))
+    step = FusedDecoder.step
+    monkeypatch.setattr(FusedDecoder, 'step', lambda self, ids: work.append(len(ids)) or step(self, ids))
     r = generate(model, *some_prompts(4), 16, 40, eos_token_id=1, temperature=2., generator=seeded())
     alive = r.completion_mask.flatten(0, 1).sum(0).tolist()[1:]      # rows that get a token at step t+1
     assert len(work)==len(alive) and work==sorted(work, reverse=True)
@@ -304,7 +305,7 @@ def test_changed_weights_are_seen_at_once():
     assert a.old_logps.shape!=b.old_logps.shape or (a.old_logps-b.old_logps).abs().max()>1e-3
 
 def test_what_the_fast_road_does_not_know_goes_through_transformers():
-    assert why_slow(sharp())==why_slow(sharp().double())==''
+    assert fast_path_blocker(sharp())==fast_path_blocker(sharp().double())==''
     hooked,patched,half,gelu = sharp(),sharp(),sharp().bfloat16(),sharp(hidden_act='gelu')
     window = sharp(use_sliding_window=True, sliding_window=4, max_window_layers=0)
     scaled = sharp(rope_parameters=dict(rope_type='linear', factor=2., rope_theta=1e4))
@@ -322,12 +323,12 @@ def test_what_the_fast_road_does_not_know_goes_through_transformers():
                   partial=partial, mlp=sharp(family='llama', mlp_bias=True),
                   far=sharp(family='llama', rope_parameters=far))
     for name,m in models.items():
-        assert says[name] in why_slow(m), name
+        assert says[name] in fast_path_blocker(m), name
         r = generate(m, ids, mask, 3, 8, eos_token_id=1, generator=seeded())
         eps = .1 if name=='half' else 5e-5
         torch.testing.assert_close(recompute(m, r), r.old_logps, atol=eps, rtol=0, msg=name)
-    with torch.autocast('cpu', dtype=torch.bfloat16): assert why_slow(sharp())=='autocast is on'
-    assert 'too many to copy' in why_slow(sharp(), max_params=10)
+    with torch.autocast('cpu', dtype=torch.bfloat16): assert fast_path_blocker(sharp())=='autocast is on'
+    assert 'too many to copy' in fast_path_blocker(sharp(), max_params=10)
 
 def test_lora_and_another_architecture_sample_by_the_general_road():
     from peft import LoraConfig, get_peft_model
@@ -341,7 +342,7 @@ def test_lora_and_another_architecture_sample_by_the_general_road():
                                              max_position_embeddings=64)).eval()
     ids,mask = some_prompts()
     for m in (lora, other):
-        assert 'not a plain Qwen2, Qwen3 or Llama' in why_slow(m)
+        assert 'not a plain Qwen2, Qwen3 or Llama' in fast_path_blocker(m)
         a = generate(m, ids, mask, 3, 8, eos_token_id=1, pad_token_id=0, generator=seeded())
         b = generate_loop(m, ids, mask, 3, 8, eos_token_id=1, pad_token_id=0, generator=seeded())
         assert torch.equal(a.completion_ids, b.completion_ids)
@@ -388,9 +389,9 @@ def test_nan_in_the_weights_names_a_row(fast):
 def test_pick_never_draws_what_has_no_probability():
     p = torch.tensor([[0.,.5,0.,.5,0.]]).expand(3, -1)
     u = torch.tensor([[0.],[.5],[1-2**-50]], dtype=torch.float64)
-    assert pick(p, u).flatten().tolist()==[1,3,3]
-    z = truncate(torch.randn(2000, 30, generator=seeded()), top_k=3)
-    ids = pick(z.softmax(-1), torch.rand(2000, 1, generator=seeded(1), dtype=torch.float64))
+    assert sample_inverse_cdf(p, u).flatten().tolist()==[1,3,3]
+    z = filter_logits(torch.randn(2000, 30, generator=seeded()), top_k=3)
+    ids = sample_inverse_cdf(z.softmax(-1), torch.rand(2000, 1, generator=seeded(1), dtype=torch.float64))
     assert z.gather(1, ids).isfinite().all()
 
 def test_the_short_way_is_refused_where_it_would_give_other_numbers():
@@ -398,16 +399,16 @@ def test_the_short_way_is_refused_where_it_would_give_other_numbers():
     hooked = sharp()
     hooked.model.layers[0].register_forward_hook(lambda m, i, o: o)
     for m in (sharp().bfloat16(), sharp(hidden_act='gelu'), hooked):
-        with pytest.raises(ValueError, match='fast=True cannot be for this model: .*'+why_slow(m)):
+        with pytest.raises(ValueError, match='fast=True cannot be for this model: .*'+fast_path_blocker(m)):
             generate(m, ids, mask, 2, 3, fast=True)
         assert generate(m, ids, mask, 2, 3, eos_token_id=1, generator=seeded()).old_logps.isfinite().all()
 
 def test_darts_stay_where_float64_is(monkeypatch):
     "Apple's GPU has none: darts and sums of probabilities are on the CPU there, and the tokens come back."
-    assert uniforms(2, 3, seeded(), 'mps').device.type=='cpu'
-    p,u = torch.rand(3, 9, generator=seeded()),uniforms(3, 1, seeded(1), 'cpu')
+    assert sampling_uniforms(2, 3, seeded(), 'mps').device.type=='cpu'
+    p,u = torch.rand(3, 9, generator=seeded()),sampling_uniforms(3, 1, seeded(1), 'cpu')
     c = p.double().cumsum(1)
-    assert torch.equal(pick(p, u), torch.searchsorted(c, u*c[:,-1:], right=True))
+    assert torch.equal(sample_inverse_cdf(p, u), torch.searchsorted(c, u*c[:,-1:], right=True))
 
 def test_advantages_of_another_shape_are_refused():
     r = generate(sharp(), *some_prompts(), 2, 4, generator=seeded())

@@ -9,7 +9,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer,
     ReplayBuffer)
-from grpo_nb.on_trl.rows import put_groups, slice_group
+from grpo_nb.on_trl.rows import insert_groups, extract_group
 from grpo_nb.run.checkpoints import load_state, save_state
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
@@ -31,12 +31,12 @@ def stored(t): return [e for e in t.replay_buffer]
 
 def trained_logps(t):
     "Log-probs, old log-probs and inputs of every micro-batch the loss saw."
-    seen,old = [],t._see_logps
+    seen,old = [],t._on_policy_logps
     def f(x, logps):
         old(x, logps)
         seen.append(dict(logps=logps.clone(), **{k:v.clone()
             for k,v in x.items() if isinstance(v, torch.Tensor)}))
-    t._see_logps = f
+    t._on_policy_logps = f
     return seen
 
 # -- D1 to D20 ------------------------------------------------------------------------------------
@@ -218,8 +218,8 @@ def test_d13_images_move_with_their_group():
             dtype=torch.int64),
         advantages=torch.arange(8.), pixel_values=pix, image_grid_thw=grid, num_images=n,
         mm_token_type_ids=torch.tensor([[0,1,1,0,0]]*B))
-    g = slice_group(b, slice(4, 8))
-    out = put_groups(b, torch.arange(4), [g], 0)
+    g = extract_group(b, slice(4, 8))
+    out = insert_groups(b, torch.arange(4), [g], 0)
     assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32],
         pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
     assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
@@ -322,7 +322,7 @@ def test_d19_reference_logps_follow_a_reference_that_moves():
 def test_d20_the_hook_sees_rewards_as_the_trainer_makes_them():
     t,got = run([LIVE,DEAD,LIVE], B=3, steps=1)
     r = t.rewards_per_func
-    assert r.shape==(12, 1) and t.dead(r).tolist()==[False,True,False]
+    assert r.shape==(12, 1) and t.dead_mask(r).tolist()==[False,True,False]
 
 # -- the ratio ------------------------------------------------------------------------------------
 PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]
@@ -608,9 +608,9 @@ def test_slice_and_put_are_inverse_for_any_padding():
         b['prompt_ids'] = b['prompt_ids']*b['prompt_mask']
         b['completion_ids'] = b['completion_ids']*b['completion_mask']
         b['old_per_token_logps'] = b['old_per_token_logps']*b['completion_mask']
-        packs = [slice_group(b, slice(i*G, i*G+G)) for i in range(3)]
+        packs = [extract_group(b, slice(i*G, i*G+G)) for i in range(3)]
         blank = {k:(torch.zeros_like(v[:, :1]) if v.ndim==2 else torch.zeros_like(v)) for k,v in b.items()}
-        out = put_groups(blank, torch.arange(B), packs, 0)
+        out = insert_groups(blank, torch.arange(B), packs, 0)
         p,c = max(1, int(pl.max())),max(1, int(cl.max()))
         for k,v in b.items():
             if k=='num_items_in_batch': continue
@@ -622,7 +622,7 @@ def test_widths_are_rounded_up_where_asked():
         completion_ids=torch.ones(4, 9, dtype=torch.int64), completion_mask=torch.ones(4, 9,
             dtype=torch.int64), advantages=torch.ones(4))
     small = {k:v[:, :4] if k.startswith('compl') else v for k,v in b.items()}
-    out = put_groups(small, torch.arange(4), [slice_group(b, slice(0, 4))], 0, multiple=4)
+    out = insert_groups(small, torch.arange(4), [extract_group(b, slice(0, 4))], 0, multiple=4)
     assert out['completion_ids'].shape[1]==12 and out['completion_mask'].sum()==36
 
 def test_a_buffer_of_64_groups_of_16_by_1024_holds_little_more_than_its_tokens():
@@ -631,7 +631,7 @@ def test_a_buffer_of_64_groups_of_16_by_1024_holds_little_more_than_its_tokens()
         prompt_mask=torch.ones(16, 256, dtype=torch.int64), completion_ids=torch.ones(16, 1024,
             dtype=torch.int64), completion_mask=torch.ones(16, 1024, dtype=torch.int64),
         advantages=torch.ones(16), old_per_token_logps=torch.zeros(16, 1024))
-    for i in range(64): B.add([1.], [slice_group(b, slice(0, 16))], step=i)
+    for i in range(64): B.add([1.], [extract_group(b, slice(0, 16))], step=i)
     held = sum(v.untyped_storage().nbytes() for e in B for v in e.data.values()
         if isinstance(v, torch.Tensor))
     assert held<=1.2*64*(n*8+16*4+256*4) and B.nbytes<=held
@@ -711,8 +711,8 @@ def test_a_group_whose_rows_have_prompts_of_their_own_comes_back_row_by_row():
     said = torch.tensor([[1, 2], [3, 0], [1, 0], [2, 2]])
     b = dict(prompt_ids=ids, prompt_mask=(ids>0).long(), completion_ids=said,
         completion_mask=(said>0).long(), advantages=torch.tensor([1., -1., 0., 0.]))
-    packs = [slice_group(b, slice(i, i+2)) for i in (0, 2)]
+    packs = [extract_group(b, slice(i, i+2)) for i in (0, 2)]
     assert [len(o['prompt_lens']) for o in packs]==[2, 1]   # equal prompts are held once
     blank = {k:torch.zeros_like(v) for k,v in b.items()}
-    out = put_groups(blank, torch.arange(4), packs, 0)
+    out = insert_groups(blank, torch.arange(4), packs, 0)
     for k in b: assert torch.equal(out[k], b[k]), k

@@ -47,7 +47,7 @@ def test_uses_count_how_often_a_group_came_back(run):
 
 def test_tolerance_decides_who_is_dead(tmp_path):
     r = torch.tensor([[0., .05], [0., 1.], [.1+8e-9, .1], [1., 1.], [0., 0.], [.5, .5]])
-    Recorder(tmp_path).groups(1, group_rows(1, list('abcdef'), ['x'] * 12, r,
+    Recorder(tmp_path).write_groups(1, group_rows(1, list('abcdef'), ['x'] * 12, r,
                                             advantages_before=r - r.mean(1, keepdim=True)))
     run = read_run(tmp_path)
     why = lambda t: [o['why'] for o in what_if(run, tolerance=t).rows]

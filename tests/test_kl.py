@@ -5,11 +5,12 @@ from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
-from grpo_nb.parts.core import test_tensor as assert_tensor
-from grpo_nb.parts.model import chunked_logps, why_slow
+from grpo_nb.parts.tensors import test_tensor as assert_tensor
+from grpo_nb.parts.chunked_logps import chunked_logps
+from grpo_nb.parts.fast_path import fast_path_blocker
 from grpo_nb.generation import Rollouts
 from grpo_nb.kl import kl_estimate
-from grpo_nb.logps import entropy_of, gather_logps, token_logps
+from grpo_nb.logps import token_entropy, selective_log_softmax, token_logps
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
@@ -143,7 +144,7 @@ def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_roa
     with torch.no_grad():
         for p in m.parameters(): p.mul_(2).add_(torch.randn(p.shape, dtype=p.dtype)*.1)
     ro = batch(B=10, G=7, P=5, T=12, seed=6)
-    assert why_slow(m)==''
+    assert fast_path_blocker(m)==''
     def go(shared): return with_grad(m, lambda: token_logps(m, ro, .8, shared_prefix=shared, entropy=True),
                                      ro.completion_mask.shape)
     (a,H,g),(b,K,f) = go(True),go(False)
@@ -154,9 +155,9 @@ def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_roa
 def test_packed_no_token_is_computed_twice_and_no_padding(monkeypatch):
     import grpo_nb.parts.model as fq
     m,ro,seen = model(),batch(B=10, G=7, T=12),[]
-    run = fq.FastQwen.run
+    run = fq.FusedDecoder.run
     def watched(self, ids, *a, **k): return seen.append(len(ids)) or run(self, ids, *a, **k)
-    monkeypatch.setattr(fq.FastQwen, 'run', watched)
+    monkeypatch.setattr(fq.FusedDecoder, 'run', watched)
     token_logps(m, ro, shared_prefix=True)
     assert seen==[int(ro.prompt_mask.sum()+ro.completion_mask[...,1:].sum())]
 
@@ -172,10 +173,10 @@ def test_a_model_that_cannot_be_packed_takes_the_plain_road_with_the_same_number
     lora = get_peft_model(make(), LoraConfig(target_modules=['q_proj'])).eval()
     others = make(hidden_act='gelu'),window,make(attention_dropout=.1),lora
     for m in (hooked, watched, checked, *others):
-        assert why_slow(m)
+        assert fast_path_blocker(m)
         with torch.no_grad(): assert_tensor(token_logps(m, ro, shared_prefix=True), alone(m, ro)[0], 2e-5)
-    assert not why_slow(make()) and why_slow(make().bfloat16())
-    with torch.autocast('cpu', dtype=torch.bfloat16): assert why_slow(make())
+    assert not fast_path_blocker(make()) and fast_path_blocker(make().bfloat16())
+    with torch.autocast('cpu', dtype=torch.bfloat16): assert fast_path_blocker(make())
 
 def test_a_mask_with_holes_is_not_packed():
     m,ro = model(),batch(seed=2)
@@ -198,7 +199,7 @@ def test_a_bfloat16_model_gives_float32_logps_near_the_float32_ones():
 
 def test_logits_of_few_digits_are_summed_in_float32():
     z,ids = torch.randn(40, 50, generator=gen()).bfloat16(),torch.arange(40)
-    got = gather_logps(z, ids)
+    got = selective_log_softmax(z, ids)
     assert got.dtype==torch.float32
     assert_tensor(got, z.float().log_softmax(-1)[ids, ids], 1e-5)
 
@@ -235,7 +236,7 @@ def test_blocks_have_the_values_and_gradients_of_the_plain_formula(chunk, temper
     h,W,ids = pair()
     w,u = torch.randn(2, 7, generator=gen(1), dtype=torch.float64)
     lp,H = chunked_logps(h, W, ids, temperature, chunk, entropy=True)
-    lp0,H0 = gather_logps(h@W.T, ids, temperature),entropy_of(h@W.T, temperature)
+    lp0,H0 = selective_log_softmax(h@W.T, ids, temperature),token_entropy(h@W.T, temperature)
     assert_tensor(lp, lp0, 1e-12)
     assert_tensor(H, H0, 1e-12)
     def grad(loss): return torch.autograd.grad(loss, (h,W), retain_graph=True)
@@ -271,7 +272,7 @@ def test_no_tensor_of_all_logits_ever_stands():
         lp,H = chunked_logps(h, W, ids, 1., 16, True)
         (lp.sum()+H.sum()).backward()
     assert m.n<=2*16*300, m.n
-    with Biggest() as m: gather_logps(h@W.T, ids).sum().backward()
+    with Biggest() as m: selective_log_softmax(h@W.T, ids).sum().backward()
     assert m.n>=400*300   # the watch works
 
 @pytest.mark.parametrize('chunk,products', [(None,3), (50,3), (7,3), (6,4)])
@@ -417,9 +418,9 @@ def test_k3_is_the_kl_in_trls_loss_value_and_gradient(seed, corrected):
 
 ones,none = torch.ones,torch.zeros(2).long()
 WRONG = {
-    '(..., V)': lambda: gather_logps(ones(2,3), torch.zeros(3).long()),
-    '`temperature` is 0': lambda: gather_logps(ones(2,3), none, 0),
-    '`temperature` is nan': lambda: gather_logps(ones(2,3), none, float('nan')),
+    '(..., V)': lambda: selective_log_softmax(ones(2,3), torch.zeros(3).long()),
+    '`temperature` is 0': lambda: selective_log_softmax(ones(2,3), none, 0),
+    '`temperature` is nan': lambda: selective_log_softmax(ones(2,3), none, float('nan')),
     '`chunk` is 0': lambda: chunked_logps(ones(2,3), ones(5,3), none, chunk=0),
     '`temperature` is -1.0': lambda: chunked_logps(ones(2,3), ones(5,3), none, -1.),
     'shape': lambda: kl_estimate(ones(2), ones(3)),

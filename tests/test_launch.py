@@ -4,7 +4,7 @@ import os, shlex, signal, subprocess, sys, time
 import pytest, yaml
 from grpo_nb.scale import launch as M
 from grpo_nb.scale.launch import (
-    check_launch_config, launch_command, launch_config, slurm_script, vllm_command, vllm_problem,
+    check_launch_config, launch_command, launch_config, slurm_script, vllm_command, vllm_error,
     write_launch_config)
 from another import said_elsewhere
 
@@ -183,11 +183,11 @@ def test_a_job_that_fails_by_itself_is_not_queued_again(tmp_path):
     assert 'requeued' not in p.stdout.read() and p.wait()!=0
 
 def test_vllm_is_asked_before_anything_is_loaded(monkeypatch):
-    assert (vllm_problem('') == '' and 'not installed' in vllm_problem('server')
-            and 'needs' in vllm_problem('servr'))
+    assert (vllm_error('') == '' and 'not installed' in vllm_error('server')
+            and 'needs' in vllm_error('servr'))
     monkeypatch.setattr(M, 'find_spec', lambda n: True)
-    assert vllm_problem('colocate')==''
-    assert 'no vLLM server answers at http://127.0.0.1:9' in vllm_problem('server', 'http://127.0.0.1:9', .5)
+    assert vllm_error('colocate')==''
+    assert 'no vLLM server answers at http://127.0.0.1:9' in vllm_error('server', 'http://127.0.0.1:9', .5)
     words = shlex.split(vllm_command('M', 2))
     assert (words[0] == 'VLLM_SERVER_DEV_MODE=1'
             and words[words.index('--weight-transfer-config') + 1] == '{"backend":"nccl"}')

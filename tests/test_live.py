@@ -8,22 +8,22 @@ import pytest
 import torch
 from test_docs import CONTRAST, RULES, _axe, axe
 from grpo_nb.advantages import group_advantages
-from grpo_nb.evaluation import decode, sample
-from grpo_nb.see.live import NoPackage, serve_live, write_live
+from grpo_nb.evaluation import decode_completions, sample_completions
+from grpo_nb.see.live import NpmError, serve_live, write_live
 from loss_calls import loss_of
-from grpo_nb.parts.problems import chain_sum, spell_backward
+from grpo_nb.parts.datasets import chain_sum, spell_backward
 from grpo_nb.parts.groups import group_scores
-from grpo_nb.parts.loss_inputs import read_correction
+from grpo_nb.parts.loss_inputs import parse_correction
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
-from grpo_nb.see.findings import asset, page_table
+from grpo_nb.see.findings import read_asset, page_table
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     d = tmp_path_factory.mktemp('live')
     try: write_live(d)
-    except NoPackage as e: pytest.skip(str(e))
+    except NpmError as e: pytest.skip(str(e))
     return d
 
 @pytest.fixture(scope='module')
@@ -87,8 +87,8 @@ def values():
     for task,rows in dict(sums=chain_sum(B, 0, 'test'), words=spell_backward(B, 0, 'test', min_word_len=6,
             max_word_len=8)).items():
         rows = list(rows)
-        b = sample(model, tok, rows, G, T, torch.Generator().manual_seed(0))
-        texts = decode(tok, b)
+        b = sample_completions(model, tok, rows, G, T, torch.Generator().manual_seed(0))
+        texts = decode_completions(tok, b)
         r = torch.tensor(_judged(task, rows, texts)).view(B, G)
         A = group_advantages(r)
         out[task] = dict(texts=texts, rewards=r.tolist(), advantages=A.tolist(),
@@ -107,7 +107,7 @@ def _full(b):
 def stepped():
     """By loss, for four groups: log-probs, a loss far enough from the policy that sampled for half of the
     tokens to be clipped (or weighed less), its gradient, and the weights after some steps of AdamW"""
-    capped = read_correction('weight=truncated,weight_cap=1.2,clip=none')
+    capped = parse_correction('weight=truncated,weight_cap=1.2,clip=none')
     return dict(clip=_stepped(), weight=_stepped(correction=capped))
 
 def _packed(x):
@@ -116,7 +116,7 @@ def _packed(x):
 
 def _stepped(**how):
     model,tok = load_model('tiny')
-    b = sample(model, tok, list(chain_sum(4, 0, 'test')), G, T, torch.Generator().manual_seed(0))
+    b = sample_completions(model, tok, list(chain_sum(4, 0, 'test')), G, T, torch.Generator().manual_seed(0))
     full,P,m = _full(b),b.prompt_ids.shape[1],b.completion_mask
     z = model(**full).logits[:,P-1:-1].log_softmax(-1)
     logps = z.gather(2, full['input_ids'][:,P:,None]).view(m.shape)

@@ -2,12 +2,12 @@
 import itertools, json, math
 from pathlib import Path
 import pytest, torch
-from grpo_nb.parts.core import test_tensor as assert_tensor
+from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import LOSSES
 from grpo_nb.dialects import cispo, sapo, vespo
-from grpo_nb.loss import aggregate, clipped_objective
+from grpo_nb.loss import aggregate_token_loss, clipped_objective
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings, high_entropy_mask, off_policy_mask
-from grpo_nb.parts.ratios import Correction, clipped, drift, importance_ratio
+from grpo_nb.parts.ratios import OffPolicyCorrection, ppo_clip_mask, neg_mean_log_ratio, importance_ratio
 from loss_calls import loss_of, metrics_of, terms_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
@@ -334,15 +334,15 @@ def test_luspo_with_token_ratios_warns():
 def test_aggregate_ignores_what_is_masked_even_nan():
     x,m = torch.tensor([[[1.,float('nan')],[2.,3.]]]),torch.tensor([[[True,False],[True,True]]])
     want = dict(grpo=1.75, sapo=1.75, dapo=2., bnpo=2., cispo=2., vespo=2., luspo=3., dr_grpo=.75)
-    for k,v in want.items(): assert_tensor(aggregate(x, m, k, max_completion_length=4), torch.tensor(v))
+    for k,v in want.items(): assert_tensor(aggregate_token_loss(x, m, k, max_completion_length=4), torch.tensor(v))
 
 @pytest.mark.parametrize('kind', ['dapo','cispo','vespo'])
 def test_aggregate_divides_by_the_items_it_is_given_even_by_less_than_one(kind):
     "One token that counts in a batch of two steps is half a token of each, as TRL takes it."
     x,m = torch.tensor([[[3., 1.]]]),torch.tensor([[[True, False]]])
-    assert aggregate(x, m, kind, num_items=.5).item()==6.
-    assert aggregate(x, m, kind, num_items=torch.tensor(4.)).item()==.75
-    assert aggregate(x, m&False, kind).item()==0.
+    assert aggregate_token_loss(x, m, kind, num_items=.5).item()==6.
+    assert aggregate_token_loss(x, m, kind, num_items=torch.tensor(4.)).item()==.75
+    assert aggregate_token_loss(x, m&False, kind).item()==0.
 
 # ---- corrections: weight, clip and filter, each combination beside a plain loop ----
 FILTERS = dict(none={}, drift=dict(max_drift=.25), moment=dict(max_moment=.15))
@@ -403,7 +403,7 @@ def test_every_correction_equals_a_plain_loop_in_value_and_gradient(weight, clip
     silenced = left_out = 0
     for (name,kw),level,seed in itertools.product(FILTERS.items(), LEVELS, range(2)):
         if name=='moment' and level=='sequence': continue   # a filter of tokens
-        c,d = Correction(weight=weight, clip=clip, weight_cap=1.5, **kw),past(seed)
+        c,d = OffPolicyCorrection(weight=weight, clip=clip, weight_cap=1.5, **kw),past(seed)
         want,grad = loop_corrected({k:v.tolist() for k,v in d.items()}, c, level)
         p = d['logps'].clone().requires_grad_()
         got = loss_of(**(d|dict(logps=p)), correction=c, epsilon_high=.3, importance_sampling_level=level)
@@ -436,7 +436,7 @@ def loop_kl(d, level):
 @pytest.mark.parametrize('weight', ['token','none','truncated','sequence','decoupled'])
 def test_kl_weight_and_off_policy_mask_look_at_the_sampler_whatever_the_correction(weight, level):
     for seed,(beta,limit) in itertools.product(range(3), ((.3, None), (0., .15), (.3, .15))):
-        c,d = Correction(weight=weight, weight_cap=1.5),past(seed)
+        c,d = OffPolicyCorrection(weight=weight, weight_cap=1.5),past(seed)
         d['ref_logps'] = d['logps']+.6*uniform(d, seed)-.3
         L = {k:v.tolist() for k,v in d.items()}
         p,old = answers_of(L, 'logps'),answers_of(L, 'old_logps')
@@ -463,13 +463,13 @@ def test_the_default_correction_is_the_loss_as_it_was_to_the_bit(loss_type):
             loss = loss_of(**(d|dict(logps=p)), **kw, **more)
             return loss.detach(),torch.autograd.grad(loss, p)[0]
         a = run()
-        b = run(correction=Correction(), replay_correction=Correction(), replayed=torch.tensor([True,False]))
+        b = run(correction=OffPolicyCorrection(), replay_correction=OffPolicyCorrection(), replayed=torch.tensor([True,False]))
         assert a[0].equal(b[0]) and a[1].equal(b[1])
 
 def test_fresh_and_replayed_groups_are_corrected_apart():
     d = past(0)
-    kw = dict(correction=Correction(weight='none', clip='none'),
-        replay_correction=Correction(weight='truncated', clip='none', weight_cap=1.1))
+    kw = dict(correction=OffPolicyCorrection(weight='none', clip='none'),
+        replay_correction=OffPolicyCorrection(weight='truncated', clip='none', weight_cap=1.1))
     replayed = torch.tensor([False,True,True,False])
     def grad(**kw):
         p = d['logps'].clone().requires_grad_()
@@ -484,34 +484,34 @@ def test_fresh_and_replayed_groups_are_corrected_apart():
 
 def test_truncated_weights_without_a_clip_have_the_gradient_of_cispo():
     d = past(1)
-    c = Correction(weight='truncated', clip='none', weight_cap=1.5)
+    c = OffPolicyCorrection(weight='truncated', clip='none', weight_cap=1.5)
     assert_tensor(go(d, correction=c)[1], go(d, loss_type='cispo', epsilon_high=1.5)[1], eps=1e-12)
 
 def test_a_correction_works_under_every_loss_type():
     "No weight and no clip: REINFORCE, whatever held the token before."
     d = past(2)
-    c = Correction(weight='none', clip='none')
+    c = OffPolicyCorrection(weight='none', clip='none')
     for loss_type in LOSS_TYPES:
         cap = 5. if loss_type=='cispo' else None
         kw = dict(loss_type=loss_type, max_completion_length=4, epsilon_high=cap)
         assert_tensor(go(d, correction=c, **kw)[1], go(d|dict(old_logps=None), **kw)[1], eps=1e-12)
 
-@pytest.mark.parametrize('make,says', [(lambda: Correction(weight='half'), 'needs one of token'),
-    (lambda: Correction(clip='hard'), 'needs one of ppo'),
-    (lambda: Correction(max_drift=-1.), '`max_drift` is -1.0'),
-    (lambda: loss_of(**batch(0), correction=Correction(weight='decoupled')), 'ask the model once more')])
+@pytest.mark.parametrize('make,says', [(lambda: OffPolicyCorrection(weight='half'), 'needs one of token'),
+    (lambda: OffPolicyCorrection(clip='hard'), 'needs one of ppo'),
+    (lambda: OffPolicyCorrection(max_drift=-1.), '`max_drift` is -1.0'),
+    (lambda: loss_of(**batch(0), correction=OffPolicyCorrection(weight='decoupled')), 'ask the model once more')])
 def test_what_a_correction_lacks_is_named(make, says):
     with pytest.raises(ValueError) as e: make()
     assert says in str(e.value)
 
 def test_a_run_corrects_replayed_groups_as_all_others_unless_told_otherwise():
-    from grpo_nb.run.config import loss_settings
+    from grpo_nb.run.config import make_loss_settings
     from grpo_nb.trainer import TrainConfig
     def of(**kw):
-        s = loss_settings(TrainConfig(beta=.1, **kw))
+        s = make_loss_settings(TrainConfig(beta=.1, **kw))
         assert (s.beta, s.epsilon, s.max_completion_length, s.aggregation)==(.1, .2, 48, None)
         return s.correction,s.replay_correction
-    none,drift = Correction(clip='none'),Correction(max_drift=.5)
+    none,drift = OffPolicyCorrection(clip='none'),OffPolicyCorrection(max_drift=.5)
     assert of()==(None, None) and of(correction='clip=none')==(none, none)
     assert of(replay_correction='max_drift=.5')==(None, drift)
     assert of(correction='clip=none', replay_correction='max_drift=.5')==(none, drift)
@@ -519,11 +519,11 @@ def test_a_run_corrects_replayed_groups_as_all_others_unless_told_otherwise():
 def test_the_clip_a_correction_applies_is_the_one_it_reports():
     "What `clipped` says of it is where the corrected loss has no gradient."
     for weight,clip in itertools.product(('token','none','truncated'), CLIP_EDGES):
-        c,d = Correction(weight=weight, clip=clip),past(0)
+        c,d = OffPolicyCorrection(weight=weight, clip=clip),past(0)
         p = d['logps'].clone().requires_grad_()
         g, = torch.autograd.grad(loss_of(**(d|dict(logps=p)), correction=c), p)
         ratio = importance_ratio(d['logps'], d['old_logps'], d['mask'])
-        held = clipped(ratio, d['advantages'][...,None], c.clip_of())
+        held = ppo_clip_mask(ratio, d['advantages'][...,None], c.clip_range())
         assert (g==0)[d['mask']].equal(held[d['mask']])
 
 # ---- a loss of one's own ----

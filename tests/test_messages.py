@@ -268,7 +268,7 @@ def test_half_a_letter_in_an_answer_stops_no_command(written, tmp_path, capsys):
     rec = Recorder(tmp_path/'run', settings=dict(seed=0, note='\ud800'))
     for step in (1, 2):
         rec.log(dict(step=step, reward=.5, num_tokens=100*step))
-        rec.groups(step, group_rows(step, ['q\ud800'], ['x\udfff', '\ud83d'], [[0., 1.]]))
+        rec.write_groups(step, group_rows(step, ['q\ud800'], ['x\udfff', '\ud83d'], [[0., 1.]]))
     f = tmp_path/'run'/'groups.jsonl'
     if written=='as bytes': f.write_bytes(f.read_bytes().replace(b'\\ud800', b'\xed\xa0\x80'))
     shutil.copytree(tmp_path/'run', tmp_path/'copy')

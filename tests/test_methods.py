@@ -3,36 +3,36 @@ import math
 import pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
-from grpo_nb.parts.core import test_tensor as assert_tensor
-from grpo_nb.parts.registry import METHODS, resolve
+from grpo_nb.parts.tensors import test_tensor as assert_tensor
+from grpo_nb.parts.registry import STRATEGIES, resolve
 from grpo_nb.generation import Rollouts
-from grpo_nb.methods import (GFPO, NGRPO, Copies, DynamicSampling, EntropyShaped, NewestReplay,
-    SamePrompt, SkipPrompts, VarianceFilter, VirtualMax)
+from grpo_nb.methods import (GFPO, NGRPO, DuplicateLive, DynamicSampling, RLZVP, NewestReplay,
+    AR3PO, GRESO, SNRFilter, VirtualMaxReward)
 from grpo_nb.replay import Replay, ReplayBuffer
-from grpo_nb.strategies import Keep, Mask, Method
+from grpo_nb.strategies import Keep, Mask, DeadGroupStrategy
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
 # ---- methods -------------------------------------------------------------------------------------
 
 def test_every_method_has_its_name_and_starts_from_it():
-    assert set(METHODS) == {'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy',
+    assert set(STRATEGIES) == {'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy',
                             'same_prompt', 'variance', 'copies', 'newest', 'ngrpo', 'gfpo'}
-    for n in METHODS:
-        m = resolve(METHODS, n)(**(dict(num_remains_in_group=4) if n=='gfpo' else {}))
-        assert m.name==n and m.choose([1, 2], 0)==[True, True]
+    for n in STRATEGIES:
+        m = resolve(STRATEGIES, n)(**(dict(num_remains_in_group=4) if n=='gfpo' else {}))
+        assert m.name==n and m.select_prompts([1, 2], 0)==[True, True]
         x = batch([MIXED, [1.,1,0,0]])
-        t = m.treat(x)  # all alive: each group is trained on
+        t = m.process_batch(x) # all alive: each group is trained on
         assert (t.in_loss.all() and [o['treatment'] for o in t.records] == ['trained'] * 2
                 and t.metrics['replay/dead'] == 0 and t.metrics['replay/live_after'] == 1)
         assert set(t.records[0])>={'treatment', 'score', 'id', 'replacement'}
-        m2 = resolve(METHODS, n)(); m2.load_state_dict(m.state_dict())
+        m2 = resolve(STRATEGIES, n)(); m2.load_state_dict(m.state_dict())
 
 def test_dead_means_the_same_to_a_run_and_to_its_method():
     from grpo_nb.run.checks import make_strategy
     from grpo_nb.run.config import TrainConfig
     x,near,dead = batch([DEAD0]),batch([[.5,.7,.5,.7]]),torch.tensor([True])
-    def replaced(m): return m.treat(x, dead, sample_more=lambda n: near).metrics['replay/replaced']
+    def replaced(m): return m.process_batch(x, dead, sample_more=lambda n: near).metrics['replay/replaced']
     def made(**kw): return make_strategy(TrainConfig(**kw))
     assert replaced(made(method='dynamic', dead_tolerance=.5))==0 and replaced(made(method='dynamic'))==1
     own = Replay(8)
@@ -44,7 +44,7 @@ def test_dead_means_the_same_to_a_run_and_to_its_method():
 
 def test_keep_and_mask_by_value():
     x = batch([MIXED, DEAD0, DEAD1])
-    k,m = Keep().treat(x),Mask().treat(x)
+    k,m = Keep().process_batch(x),Mask().process_batch(x)
     assert (k.batch is x and m.batch is x and k.in_loss.tolist() == [True] * 3
             and m.in_loss.tolist() == [True, False, False])
     assert ([o['treatment'] for o in m.records] == ['trained', 'masked', 'masked']
@@ -54,15 +54,15 @@ def test_keep_and_mask_by_value():
 def test_a_group_never_meets_itself_in_the_step_it_was_made():
     m = Replay(64)
     for s in range(30):
-        t = m.treat(batch([MIXED, DEAD0, DEAD1, [1.,1,0,1]], seed=s, step=s), step=s)
+        t = m.process_batch(batch([MIXED, DEAD0, DEAD1, [1.,1,0,1]], seed=s, step=s), step=s)
         assert all(o['replacement'] is None or o['replacement']['step']<s for o in t.records)
 
 def test_replay_fills_what_it_can_and_says_what_it_did():
     m = Replay(8, seed=1)
     old = batch([MIXED], seed=1, step=3, keys=[42])
-    m.treat(old, step=3)
+    m.process_batch(old, step=3)
     x = batch([DEAD0, DEAD1], seed=2, step=10, keys=[5, 6])
-    t = m.treat(x, step=10)   # two dead, one stored: drawn with replacement
+    t = m.process_batch(x, step=10) # two dead, one stored: drawn with replacement
     assert [o['treatment'] for o in t.records]==['replaced']*2
     assert [o['replacement']['uses'] for o in t.records]==[1, 2]
     r = t.records[0]['replacement']
@@ -70,8 +70,8 @@ def test_replay_fills_what_it_can_and_says_what_it_did():
     assert (t.batch.key.tolist() == [42, 42] and t.batch.step.tolist() == [3, 3]
             and t.metrics['replay/unique_prompts'] == 1 and t.metrics['replay/age_mean'] == 7)
     once = Replay(8, max_uses=1, when_empty='mask')
-    once.treat(old, step=3)
-    t = once.treat(x, step=10)
+    once.process_batch(old, step=3)
+    t = once.process_batch(x, step=10)
     assert ([o['treatment'] for o in t.records] == ['replaced', 'masked']
             and t.in_loss.tolist() == [True, False] and t.metrics['replay/unfilled'] == 1)
 
@@ -79,17 +79,17 @@ def test_uncorrected_replay_asks_the_trainer_for_ratio_1_and_changes_nothing_els
     a,b = Replay(8),Replay(8, corrected=False)
     for s in range(4):
         x = batch([MIXED, DEAD0], seed=s)
-        t,u = a.treat(x, step=s),b.treat(x, step=s)
+        t,u = a.process_batch(x, step=s),b.process_batch(x, step=s)
         for k,v in t.batch.tensors().items(): assert torch.equal(v, getattr(u.batch, k))
-        assert not t.uncorrected.any() and u.uncorrected.tolist()==u.batch.replayed.tolist()
+        assert not t.force_ratio_one.any() and u.force_ratio_one.tolist()==u.batch.replayed.tolist()
 
 def test_uncorrected_replay_asks_for_ratio_1_of_all_that_is_replayed():
     "Of stored groups beside fresh ones too, not of those alone that stand in for dead ones."
     m = Replay(64, corrected=False, stored_per_fresh=1)
     for s in range(4):
-        n = m.to_sample(4, s)
-        t = m.treat(batch([MIXED, DEAD0, MIXED, MIXED][:n], seed=s, step=s), step=s, size=4)
-        assert t.uncorrected.tolist()==t.batch.replayed.tolist()==[False]+[s>0]*3
+        n = m.num_groups_to_sample(4, s)
+        t = m.process_batch(batch([MIXED, DEAD0, MIXED, MIXED][:n], seed=s, step=s), step=s, size=4)
+        assert t.force_ratio_one.tolist()==t.batch.replayed.tolist()==[False]+[s>0]*3
 
 def test_stored_groups_beside_fresh_ones_are_of_any_prompt():
     "`same_prompt_first` is for the dead group alone: the others are those that come without it."
@@ -98,11 +98,11 @@ def test_stored_groups_beside_fresh_ones_are_of_any_prompt():
         for s in range(6):
             x = batch([MIXED]*2, seed=s, step=s)
             x.key = torch.tensor([1, 10+s])
-            m.treat(x, step=s)
-        assert m.to_sample(6, 6)==2
+            m.process_batch(x, step=s)
+        assert m.num_groups_to_sample(6, 6)==2
         x = batch([MIXED, DEAD0], seed=6, step=6)
         x.key = torch.tensor([8, 1])
-        t = m.treat(x, step=6, size=6)
+        t = m.process_batch(x, step=6, size=6)
         return t.records[1]['replacement']['key'],[o['replacement']['id'] for o in t.records[2:]]
     keys = []
     for seed in range(8):
@@ -112,20 +112,20 @@ def test_stored_groups_beside_fresh_ones_are_of_any_prompt():
     assert {o for o,_ in keys}=={1} and {o for _,o in keys}!={1}
 
 def test_replay_wants_reference_log_probs_in_all_batches_or_in_none():
-    m = Replay(8); m.treat(batch([MIXED]))
-    with pytest.raises(ValueError, match='ref_logps'): m.treat(batch([DEAD0], ref=True, seed=1))
-    m = Replay(8); old = batch([MIXED], ref=True); m.treat(old)
-    t = m.treat(batch([DEAD0], ref=True, seed=1), step=1)
-    assert_tensor(t.batch.ref_logps, old.trim().ref_logps)
+    m = Replay(8); m.process_batch(batch([MIXED]))
+    with pytest.raises(ValueError, match='ref_logps'): m.process_batch(batch([DEAD0], ref=True, seed=1))
+    m = Replay(8); old = batch([MIXED], ref=True); m.process_batch(old)
+    t = m.process_batch(batch([DEAD0], ref=True, seed=1), step=1)
+    assert_tensor(t.batch.ref_logps, old.strip_padding().ref_logps)
 
 def test_the_input_batch_is_left_as_it_was():
-    for n in METHODS:
-        m = resolve(METHODS, n)()
-        m.treat(batch([MIXED, MIXED], seed=1, keys=[0, 1]))
+    for n in STRATEGIES:
+        m = resolve(STRATEGIES, n)()
+        m.process_batch(batch([MIXED, MIXED], seed=1, keys=[0, 1]))
         x = batch([DEAD0, MIXED], seed=2, keys=[0, 1])
         before = {k:v.clone() for k,v in x.tensors().items()}
-        m.treat(x, step=1, sample_more=lambda k: batch([MIXED] * k, seed=3),
-                policy=lambda o: (None, -o.old_logps))
+        m.process_batch(x, step=1, sample_more=lambda k: batch([MIXED] * k, seed=3),
+                logps_fn=lambda o: (None, -o.old_logps))
         for k,v in before.items(): assert torch.equal(v, getattr(x, k)), (n, k)
 
 def test_dynamic_sampling_asks_for_what_is_missing_until_it_is_full():
@@ -133,41 +133,41 @@ def test_dynamic_sampling_asks_for_what_is_missing_until_it_is_full():
                          batch([DEAD0], seed=9), batch([MIXED], seed=10)])
     def more(n): asked.append(n); return stock[len(asked)-1]
     x = batch([DEAD0, MIXED, DEAD1, DEAD0])
-    t = DynamicSampling(max_rounds=5).treat(x, sample_more=more)
+    t = DynamicSampling(max_rounds=5).process_batch(x, sample_more=more)
     assert (asked == [3, 2, 1, 1] and not dead_groups(t.batch.rewards).any()
             and content(t.batch, 1) == content(x, 1))
     assert content(t.batch, 0)==content(stock[0], 1) and content(t.batch, 3)==content(stock[3], 0)
     assert (t.metrics['replay/rounds'] == 4 and t.metrics['replay/extra_groups'] == 7
             and not t.batch.replayed.any())
     asked.clear()
-    t = DynamicSampling(max_rounds=1, when_empty='mask').treat(x, sample_more=more)
+    t = DynamicSampling(max_rounds=1, when_empty='mask').process_batch(x, sample_more=more)
     assert [o['treatment'] for o in t.records] == [
         'resampled',
         'trained',
         'masked',
         'masked',
     ] and t.in_loss.tolist() == [True, True, False, False]
-    with pytest.raises(ValueError, match='sample_more'): DynamicSampling().treat(x)
+    with pytest.raises(ValueError, match='sample_more'): DynamicSampling().process_batch(x)
 
 def test_skip_prompts_samples_a_dead_prompt_with_p_to_the_power_of_its_dead_past():
-    m = SkipPrompts(explore=.6, step_size=0.)
-    for s in range(2): m.treat(batch([DEAD0, DEAD1, MIXED], keys=[1, 2, 3], seed=s))
+    m = GRESO(explore=.6, step_size=0.)
+    for s in range(2): m.process_batch(batch([DEAD0, DEAD1, MIXED], keys=[1, 2, 3], seed=s))
     m.p['easy'] = .2
-    got = torch.tensor([m.choose([1, 2, 3, 4], 0) for _ in range(5000)]).float().mean(0)
+    got = torch.tensor([m.select_prompts([1, 2, 3, 4], 0) for _ in range(5000)]).float().mean(0)
     assert_tensor(got, [.36, .04, 1., 1.], eps=.03)
-    m.treat(batch([MIXED], keys=[1]))
-    assert all(m.choose([1], 0)[0] for _ in range(50))   # alive again: always sampled
+    m.process_batch(batch([MIXED], keys=[1]))
+    assert all(m.select_prompts([1], 0)[0] for _ in range(50)) # alive again: always sampled
 
 def test_skip_prompts_moves_its_probabilities_towards_the_wanted_shares():
-    m = SkipPrompts(explore=.5, step_size=.1)
-    m.treat(batch([DEAD0, DEAD0, MIXED, MIXED]))   # half all-wrong: too many; no all-right: too few
+    m = GRESO(explore=.5, step_size=.1)
+    m.process_batch(batch([DEAD0, DEAD0, MIXED, MIXED])) # half all-wrong: too many; no all-right: too few
     assert m.p==pytest.approx(dict(easy=.6, hard=.4))
-    a,b = m,SkipPrompts(); b.load_state_dict(a.state_dict())
+    a,b = m,GRESO(); b.load_state_dict(a.state_dict())
     keys = list(range(20))
-    assert [a.choose(keys, 0) for _ in range(5)]==[b.choose(keys, 0) for _ in range(5)]
+    assert [a.select_prompts(keys, 0) for _ in range(5)]==[b.select_prompts(keys, 0) for _ in range(5)]
 
 def test_virtual_max_by_hand():
-    t = VirtualMax(best=1., eps=0.).treat(batch([DEAD0, MIXED, DEAD1, [.5]*4]))
+    t = VirtualMaxReward(best=1., eps=0.).process_batch(batch([DEAD0, MIXED, DEAD1, [.5]*4]))
     sd = lambda x: (sum((o-sum(x)/len(x))**2 for o in x)/(len(x)-1))**.5
     want = [[(r - sum(row + [1.0]) / 5) / sd(row + [1.0]) for r in row] if row != DEAD1 else [0.0] * 4
             for row in (DEAD0, MIXED, DEAD1, [0.5] * 4)]
@@ -178,31 +178,31 @@ def test_virtual_max_by_hand():
 def test_entropy_shaped_by_hand():
     x = batch([DEAD0, DEAD1, MIXED], T=5, seed=3)
     H = torch.rand(x.old_logps.shape, generator=torch.Generator().manual_seed(1))
-    A = EntropyShaped(alpha=.2).treat(x, policy=lambda o: (None, H)).batch.advantages
+    A = RLZVP(alpha=.2).process_batch(x, logps_fn=lambda o: (None, H)).batch.advantages
     for g in range(4):
         h = [H[0,g,t].item() for t in range(5) if x.completion_mask[0,g,t]]
         assert_tensor(A[0,g][x.completion_mask[0,g]], [-.2*(max(h)-o) for o in h], eps=1e-6)
         assert_tensor(A[1, g], 0.2 * H[1, g] * x.completion_mask[1, g])
         assert_tensor(A[2, g], x.advantages[2, g] * x.completion_mask[2, g])
-    with pytest.raises(ValueError, match='`policy`'): EntropyShaped().treat(x)
-    with pytest.raises(ValueError, match='no method'): resolve(METHODS, 'resample')
+    with pytest.raises(ValueError, match='`policy`'): RLZVP().process_batch(x)
+    with pytest.raises(ValueError, match='no method'): resolve(STRATEGIES, 'resample')
 
 def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
-    m = SamePrompt()
+    m = AR3PO()
     first = batch([[0.,1,0,0], DEAD1], T=8, seed=1, keys=[5, 6])
-    m.treat(first, step=2)
+    m.process_batch(first, step=2)
     x = batch([DEAD0, DEAD0, DEAD1, DEAD0], T=2, seed=2, keys=[5, 7, 6, -1])
-    t = m.treat(x, step=9)
+    t = m.process_batch(x, step=9)
     assert [o['treatment'] for o in t.records]==['replaced', 'kept', 'kept', 'kept']
     assert_tensor(t.batch.rewards[0], [0.0, 0, 0, 1])
     assert_tensor(t.batch.advantages[0], group_advantages(torch.tensor([[0.0, 0, 0, 1]]))[0])
     old,new = content(first, 0)[1][1],content(t.batch, 0)[1]
     assert new[3]==old and new[:3]==content(x, 0)[1][:3]
     assert t.batch.replayed.tolist()==[True, False, False, False] and t.records[0]['replacement']['age']==7
-    b = SamePrompt(); b.load_state_dict(m.state_dict())
-    assert_tensor(b.treat(x, step=11).batch.completion_ids, m.treat(x, step=11).batch.completion_ids)
-    small = SamePrompt(max_prompts=2)
-    small.treat(batch([MIXED]*4, keys=[1, 2, 3, 4])); assert list(small.best)==[3, 4]
+    b = AR3PO(); b.load_state_dict(m.state_dict())
+    assert_tensor(b.process_batch(x, step=11).batch.completion_ids, m.process_batch(x, step=11).batch.completion_ids)
+    small = AR3PO(max_prompts=2)
+    small.process_batch(batch([MIXED]*4, keys=[1, 2, 3, 4])); assert list(small.best)==[3, 4]
 
 def test_replayed_gradient_with_stored_log_probs_is_the_true_one_on_average():
     "Enumerated: one token of 5, samples of an old policy, the gradient of today's objective."
@@ -224,11 +224,11 @@ def test_stored_groups_fill_the_batch_as_far_as_the_buffer_can():
     m = Replay(64, stored_per_fresh=2, seed=3)
     seen = []
     for s in range(12):
-        n = m.to_sample(6, s)
+        n = m.num_groups_to_sample(6, s)
         rewards = [MIXED, DEAD0, [1.,1,0,1], DEAD1, MIXED, [0.,1,0,1]]
-        t = m.treat(batch(rewards[:n], seed=s, step=s), step=s, size=6)
+        t = m.process_batch(batch(rewards[:n], seed=s, step=s), step=s, size=6)
         seen.append(n)
-        assert len(t.batch)==len(t.in_loss)==len(t.records)==len(t.uncorrected)==6
+        assert len(t.batch)==len(t.in_loss)==len(t.records)==len(t.force_ratio_one)==6
         came = [o['replacement'] for o in t.records if o['replacement']]
         assert t.batch.replayed.tolist()==[o['replacement'] is not None for o in t.records]
         assert all(o['step']<s for o in came)
@@ -240,18 +240,18 @@ def test_stored_groups_fill_the_batch_as_far_as_the_buffer_can():
 
 def test_a_young_buffer_gives_what_it_has():
     m = Replay(64, stored_per_fresh=3)
-    m.treat(batch([MIXED], seed=1))
-    assert m.to_sample(8, 1)==7   # six are wanted, one is there
-    t = m.treat(batch([MIXED]*3+[DEAD0]*4, seed=2), step=1, size=8)   # four dead, and one stored group for all
+    m.process_batch(batch([MIXED], seed=1))
+    assert m.num_groups_to_sample(8, 1)==7 # six are wanted, one is there
+    t = m.process_batch(batch([MIXED]*3+[DEAD0]*4, seed=2), step=1, size=8) # four dead, and one stored group for all
     assert len(t.batch)==8 and t.batch.replayed.tolist()==[False]*3+[True]*5
 
 def test_groups_too_old_for_replay_are_not_counted_on():
     m = Replay(64, stored_per_fresh=1, age_limit=5)
-    m.treat(batch([MIXED, MIXED], seed=1), step=0)
-    assert m.to_sample(4, 5)==2 and m.to_sample(4, 6)==4
+    m.process_batch(batch([MIXED, MIXED], seed=1), step=0)
+    assert m.num_groups_to_sample(4, 5)==2 and m.num_groups_to_sample(4, 6)==4
 
 def test_a_batch_that_cannot_be_shared_out_is_refused():
-    with pytest.raises(ValueError, match='divisible by 4'): Replay(8, stored_per_fresh=3).to_sample(6, 0)
+    with pytest.raises(ValueError, match='divisible by 4'): Replay(8, stored_per_fresh=3).num_groups_to_sample(6, 0)
     for bad in (-1, 1.5, True):
         with pytest.raises(ValueError, match='stored_per_fresh'): Replay(8, stored_per_fresh=bad)
 
@@ -259,35 +259,35 @@ def test_a_batch_is_treated_by_its_arguments_and_by_nothing_asked_before():
     "How many groups the buffer shall add is said in the call; asking how many to sample changes nothing."
     def treated(ask, size):
         m = Replay(64, stored_per_fresh=1, seed=1)
-        m.treat(batch([MIXED, MIXED], seed=1), step=0)
-        for _ in range(ask): m.to_sample(4, 1)
-        return m.treat(batch([MIXED, DEAD0], seed=2), step=1, size=size).batch
+        m.process_batch(batch([MIXED, MIXED], seed=1), step=0)
+        for _ in range(ask): m.num_groups_to_sample(4, 1)
+        return m.process_batch(batch([MIXED, DEAD0], seed=2), step=1, size=size).batch
     assert len(treated(0, None))==len(treated(1, None))==2
     for ask in (0, 1, 2): assert treated(ask, 4).replayed.tolist()==[False, True, True, True]
 
 def test_a_treat_that_takes_not_all_that_trainers_pass_is_refused_where_it_is_defined():
-    with pytest.raises(TypeError, match='`Old.treat` needs .*more. at the end'):
-        class Old(Method):
-            def treat(self, batch, dead=None, step=0, sample_more=None, policy=None): ...
+    with pytest.raises(TypeError, match='`Old.process_batch` needs .*more. at the end'):
+        class Old(DeadGroupStrategy):
+            def process_batch(self, batch, dead=None, step=0, sample_more=None, logps_fn=None): ...
 
 # ---- controls and filters --------------------------------------------------------------------------
 
 def test_copies_of_living_groups_fill_holes_and_the_rest_of_the_batch_in_turn():
-    m = Copies(stored_per_fresh=1)
+    m = DuplicateLive(stored_per_fresh=1)
     x = batch([DEAD0, MIXED, [1.,1,0,1], DEAD1], seed=2, keys=[0, 1, 2, 3])
-    assert m.to_sample(8, 0)==4
-    t = m.treat(x)
+    assert m.num_groups_to_sample(8, 0)==4
+    t = m.process_batch(x)
     assert t.batch.key.tolist()==[1, 1, 2, 2, 1, 2, 1, 2]
     assert [o['treatment'] for o in t.records]==['replaced', 'trained', 'trained', 'replaced']+['stored']*4
-    assert not t.batch.replayed.any() and t.in_loss.all() and not t.uncorrected.any()
+    assert not t.batch.replayed.any() and t.in_loss.all() and not t.force_ratio_one.any()
     assert t.metrics['replay/dead']==2 and t.metrics['replay/live_after']==1 and t.metrics['replay/stored']==4
     for b,k in enumerate(t.batch.key.tolist()): assert content(t.batch, b)==content(x, k)
 
 def test_copies_without_a_living_group_keep_the_batch_as_large():
-    t = Copies(stored_per_fresh=2).treat(batch([DEAD0, DEAD1], keys=[4, 5]))
+    t = DuplicateLive(stored_per_fresh=2).process_batch(batch([DEAD0, DEAD1], keys=[4, 5]))
     assert (t.batch.key.tolist() == [4, 5] * 3 and t.metrics['replay/live_after'] == 0
             and t.metrics['replay/unfilled'] == 6)
-    t = Copies().treat(batch([MIXED, [1.,1,0,0]]))
+    t = DuplicateLive().process_batch(batch([MIXED, [1.,1,0,0]]))
     assert len(t.batch)==2 and t.metrics['replay/replaced']==0
 
 @pytest.mark.parametrize('top_p', [.3, .5, .9, 1.])
@@ -295,7 +295,7 @@ def test_copies_without_a_living_group_keep_the_batch_as_large():
 def test_the_variance_filter_keeps_the_fewest_groups_that_hold_the_share(top_p, seed):
     r = torch.rand(6, 4, generator=torch.Generator().manual_seed(seed))
     r[2] = .5
-    keep = VarianceFilter(top_p).treat(batch(r)).in_loss.tolist()
+    keep = SNRFilter(top_p).process_batch(batch(r)).in_loss.tolist()
     var = sorted(((r[b].var().item() if b!=2 else 0., b) for b in range(6)), reverse=True)
     want,held = set(),0.
     for v,b in var:
@@ -303,16 +303,16 @@ def test_the_variance_filter_keeps_the_fewest_groups_that_hold_the_share(top_p, 
     assert {b for b,k in enumerate(keep) if k}==want and not keep[2]
 
 def test_ngrpo_leaves_out_what_is_all_right():
-    t = NGRPO().treat(batch([DEAD0, MIXED, DEAD1]))
+    t = NGRPO().process_batch(batch([DEAD0, MIXED, DEAD1]))
     assert t.in_loss.tolist()==[True, True, False]
-    assert_tensor(t.batch.advantages, VirtualMax().treat(batch([DEAD0, MIXED, DEAD1])).batch.advantages)
+    assert_tensor(t.batch.advantages, VirtualMaxReward().process_batch(batch([DEAD0, MIXED, DEAD1])).batch.advantages)
 
 def test_newest_replay_brings_back_the_newest():
     m = NewestReplay(3)
-    for s in range(5): m.treat(batch([MIXED], seed=s, step=s), step=s)
-    t = m.treat(batch([DEAD0, DEAD1], seed=9), step=5)
+    for s in range(5): m.process_batch(batch([MIXED], seed=s, step=s), step=s)
+    t = m.process_batch(batch([DEAD0, DEAD1], seed=9), step=5)
     assert [o['replacement']['step'] for o in t.records]==[4, 3] and [e.step for e in m.buffer]==[2, 3, 4]
-    assert m.name=='newest' and METHODS['newest'](buffer_size=2).buffer.priority=='recency'
+    assert m.name=='newest' and STRATEGIES['newest'](buffer_size=2).buffer.priority=='recency'
 
 # ---- the best of a group ---------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ def test_gfpo_compares_the_best_of_each_group_with_each_other(k, measure, scale)
         r = torch.randint(-1, 3, (5, 8), generator=torch.Generator().manual_seed(seed)).float()
         r[4,1:3] = math.nan
         x = batch(r, T=9, seed=seed)
-        t = GFPO(k, measure, scale).treat(x)
+        t = GFPO(k, measure, scale).process_batch(x)
         n = x.completion_mask.sum(2).tolist()
         want = [slow_gfpo(a, b, k, measure, scale) for a,b in zip(r.tolist(), n)]
         assert_tensor(t.batch.advantages, want, eps=1e-5)
@@ -355,7 +355,7 @@ def test_gfpo_keeps_half_unless_told_and_a_measure_of_ones_own():
     for bad in (1, 2.5, True):
         with pytest.raises(ValueError, match='num_remains_in_group'): GFPO(bad)
     with pytest.raises(ValueError, match='one of efficiency, length'): GFPO(2, 'short')
-    with pytest.raises(ValueError, match='sample more'): GFPO(5).treat(x)
+    with pytest.raises(ValueError, match='sample more'): GFPO(5).process_batch(x)
 
 @pytest.mark.parametrize('measure', MEASURES)
 def test_gfpo_as_a_reward_gives_the_same_advantages_on_trls_trainer(measure):

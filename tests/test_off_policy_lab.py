@@ -5,7 +5,7 @@ import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from loss_calls import loss_of
 from grpo_nb.research.off_policy import (
-    G, LabPolicy, Lens, group_moments, jacobian, right, token_weights, train_lab)
+    G, LabPolicy, GradientMoments, group_moments, jacobian, right, token_weights, train_lab)
 from notebook_code import defined_in
 
 CHAPTER = defined_in('13_off_policy_lab')
@@ -24,7 +24,7 @@ def past(): return train_lab(1, .01, 12)
 
 @pytest.mark.parametrize('q', range(4))
 def test_the_exact_gradient_is_autograds_on_the_enumerated_objective(past, q):
-    lens = Lens(past[-1], q)
+    lens = GradientMoments(past[-1], q)
     p,g = lens.p,lens.g
     J = (past[-1](q).sum(1).exp()*right[q]).sum()
     auto = torch.cat([o.flatten() for o in torch.autograd.grad(J, list(past[-1].parameters()),
@@ -33,7 +33,7 @@ def test_the_exact_gradient_is_autograds_on_the_enumerated_objective(past, q):
     assert (g-auto).abs().max()<1e-10 and abs(p-J.item())<1e-12
 
 def test_the_exact_gradient_is_a_finite_difference(past):
-    pol,g = past[-1],Lens(past[-1], 2).g
+    pol,g = past[-1],GradientMoments(past[-1], 2).g
     at = lambda: (pol(2).sum(1).exp()*right[2]).sum().item()
     with torch.no_grad():
         pol.w1[0,0] += 1e-5; up = at(); pol.w1[0,0] -= 2e-5; down = at(); pol.w1[0,0] += 1e-5
@@ -46,7 +46,7 @@ def test_all_answers_have_probability_one_and_scores_average_to_zero(past):
     assert torch.einsum('n,ntp->p', lp.sum(1).exp(), jacobian(past[-1], 1)).abs().max()<1e-12
 
 def test_fresh_groups_and_full_ratios_are_unbiased_in_direction_and_others_are_not(past):
-    lens,then = Lens(past[-1], 0),past[0](0).detach()
+    lens,then = GradientMoments(past[-1], 0),past[0](0).detach()
     fresh, full, one = lens.measure([(lens.logps, lens.logps, {}), (then, then, dict(full=True)),
                                      (then, lens.logps, {})])
     assert abs(fresh['cosine']-1)<1e-9 and abs(full['cosine']-1)<1e-9
@@ -54,7 +54,7 @@ def test_fresh_groups_and_full_ratios_are_unbiased_in_direction_and_others_are_n
     assert one['cosine']<.9999
 
 def test_recomputed_on_the_batchs_first_update_is_ratio_one(past):
-    lens,then = Lens(past[-1], 0),past[0](0).detach()
+    lens,then = GradientMoments(past[-1], 0),past[0](0).detach()
     a,b = lens.moments([(then, lens.logps, {}), (then, past[-1](0).detach(), {})])
     assert torch.equal(a[0], b[0]) and a[1]==b[1]
 
@@ -69,7 +69,7 @@ def test_recomputed_on_the_batchs_first_update_is_ratio_one(past):
     ],
 )
 def test_moments_are_those_of_sampled_groups(past, name):
-    lens,then = Lens(past[-1], 2),past[0](2).detach()
+    lens,then = GradientMoments(past[-1], 2),past[0](2).detach()
     o = dict(ESTIMATORS[name]); old = lens.logps if o.pop('old')=='now' else then
     draw = torch.multinomial(
         then.sum(1).exp(), 4000 * G, replacement=True, generator=torch.Generator().manual_seed(0)

@@ -12,7 +12,7 @@ from grpo_nb.generation import Rollouts
 from grpo_nb.logps import token_logps
 from grpo_nb.parts.registry import LOSSES
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
-from grpo_nb.parts.ratios import CLIP_KINDS, WEIGHTS, Clip, Correction, correct
+from grpo_nb.parts.ratios import CLIP_KINDS, IS_WEIGHTS, ClipRange, OffPolicyCorrection, apply_correction
 from loss_calls import loss_of, metrics_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
@@ -142,21 +142,21 @@ def test_metrics_equal_trls(loss_type):
 
 # ---- corrections: what `correct` makes of TRL's rows, TRL's own loss turns into our number ----
 @pytest.mark.parametrize('clip', CLIP_KINDS)
-@pytest.mark.parametrize('weight', WEIGHTS)
+@pytest.mark.parametrize('weight', IS_WEIGHTS)
 def test_a_correction_on_trls_rows_gives_our_loss_and_gradient(weight, clip):
     filters = dict(none={}, drift=dict(max_drift=.1), moment=dict(max_moment=.05))
     each = itertools.product(filters.items(), ['token','sequence'], ['dapo','grpo','cispo'])
     for (name,kw),level,loss_type in each:
         if loss_type!='dapo' and name!='none': continue
         d = batch(2)
-        c = Correction(weight=weight, clip=clip, weight_cap=1.3, **kw)
+        c = OffPolicyCorrection(weight=weight, clip=clip, weight_cap=1.3, **kw)
         prox = (d.old+.1*torch.randn(d.old.shape, generator=torch.Generator().manual_seed(1)))*d.mask
         settings = dict(loss_type=loss_type, importance_sampling_level=level, epsilon_high=.25)
         p = d.logps.clone().requires_grad_()
         ours = loss_of(p, d.old, d.A, d.mask, correction=c, prox_logps=prox, **settings)
         flat = lambda o: o.flatten(0, 1)
-        rows = dict(level=level, prox_logps=flat(prox), clip=Clip(epsilon_high=.25))
-        old,A = correct(flat(p), flat(d.old), flat(d.A)[:,None], flat(d.mask), c, **rows)
+        rows = dict(level=level, prox_logps=flat(prox), clip=ClipRange(epsilon_high=.25))
+        old,A = apply_correction(flat(p), flat(d.old), flat(d.A)[:,None], flat(d.mask), c, **rows)
         whole = lambda o: o.expand(12, 7).reshape(3, 4, 7)
         theirs,_ = trl_loss(p, whole(old), whole(A), d.mask, **settings)
         g,h = (torch.autograd.grad(o, p)[0] for o in (ours, theirs))

@@ -176,8 +176,8 @@ def test_sixty_four_fake_processes_cut_the_states_as_planned():
 
 def test_a_checkpoint_takes_on_disk_what_the_plan_says(tmp_path):
     import trl_tiny as T
-    from grpo_nb.tiny_qwen import TINY
-    t = T.trainer(model_=str(TINY), output_dir=str(tmp_path), max_steps=1,
+    from grpo_nb.tiny_qwen import TINY_QWEN_DIR
+    t = T.trainer(model_=str(TINY_QWEN_DIR), output_dir=str(tmp_path), max_steps=1,
                   save_strategy='steps', save_steps=1)
     t.train()
     files = [tmp_path/'checkpoint-1'/o for o in ('model.safetensors','optimizer.pt')]

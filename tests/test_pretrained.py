@@ -3,7 +3,7 @@ import errno, hashlib, json, shutil, zipfile
 import pytest, torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from grpo_nb.parts import pretrained
-from grpo_nb.parts.model import why_slow
+from grpo_nb.parts.fast_path import fast_path_blocker
 from grpo_nb.parts.pretrained import RegistryModel, convert_gguf, get_pretrained, model_folder
 from grpo_nb.tiny_qwen import load_model
 
@@ -83,7 +83,7 @@ def test_a_converted_model_is_that_of_the_file_and_can_be_saved(gguf_file, tmp_p
     ids = torch.tensor([[5, 9, 2, 30]])
     with torch.no_grad(): assert torch.equal(model(ids).logits, want(ids).logits)
     assert type(model) is LlamaForCausalLM
-    assert why_slow(model)==''
+    assert fast_path_blocker(model)==''
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert (tok.eos_token_id, tok.pad_token_id, tok.padding_side, tok.model_max_length)==(0, 1, 'left', 64)
     model.save_pretrained(tmp_path/'again')   # transformers refuses this for a model read from GGUF

@@ -3,9 +3,11 @@ import json, subprocess, sys
 from functools import partial
 import datasets, pytest
 from datasets import Dataset, DatasetDict
-from grpo_nb.parts.problems import (
-    HUB, TASKS, boxed, chain_sum, gym_dataset, hub_problems, load_problems, make_problems,
-    spell_backward, split_of, split_problems)
+from grpo_nb.parts.datasets import (
+    HUB_DATASETS, chain_sum, gym_dataset, hub_problems, load_problems, make_problems, spell_backward,
+    split_name, split_problems)
+from grpo_nb.parts.registry import TASKS
+from grpo_nb.parts.answers import boxed
 
 gsm8k,numinamath,tldr = (partial(hub_problems, o) for o in ('gsm8k', 'numinamath', 'tldr'))
 
@@ -29,9 +31,9 @@ def test_other_settings_do_not_move_a_question_to_the_other_side():
 
 def test_the_side_is_the_same_in_another_process_and_about_a_fifth_is_held_out():
     texts = [f'problem {i}' for i in range(5000)]
-    here = [split_of(t) for t in texts]
+    here = [split_name(t) for t in texts]
     assert .18<here.count('test')/5000<.22
-    code = ("from grpo_nb.parts.problems import split_of; "
+    code = ("from grpo_nb.parts.datasets import split_name; "
             "print(''.join(split_of(f'problem {i}')[1] for i in range(200)))")
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
     assert out.strip()==''.join(s[1] for s in here[:200])
@@ -40,7 +42,7 @@ def test_the_side_is_the_same_in_another_process_and_about_a_fifth_is_held_out()
 FROZEN = 'rrrrrrrerrrrrrrerrrrrree'   # second letters of train and test
 
 def test_sides_of_known_texts_stay_where_they_are():
-    assert ''.join(split_of(f'What is {i} + 1?')[1] for i in range(24))==FROZEN
+    assert ''.join(split_name(f'What is {i} + 1?')[1] for i in range(24))==FROZEN
 
 # --- by name
 
@@ -187,7 +189,7 @@ def test_the_hub_is_asked_for_the_right_set(monkeypatch, capsys):
                    completion='y')
         return Dataset.from_list([row]*4)
     monkeypatch.setattr(datasets, 'load_dataset', fake)
-    assert [len(hub_problems(o, split='test')) for o in HUB]==[4,4,4]
+    assert [len(hub_problems(o, split='test')) for o in HUB_DATASETS]==[4,4,4]
     assert asked==[('openai/gsm8k','main','test'), ('AI-MO/NuminaMath-TIR',None,'test'),
                    ('trl-lib/tldr',None,'test')]
     assert capsys.readouterr().out.count('huggingface.co')==3
@@ -215,7 +217,7 @@ def test_conversations_that_end_alike_are_told_apart_by_what_differs():
     for before in ([], [dict(role='system', content='Be brief.')]):
         rows = [[*before, dict(role='user', content=f'{i}+1=')] for i in range(50)]
         train,_ = split_problems(Dataset.from_dict(dict(prompt=rows)), .2)
-        want = [f'{i}+1=' for i in range(50) if split_of(f'{i}+1=', .2)=='train']
+        want = [f'{i}+1=' for i in range(50) if split_name(f'{i}+1=', .2)=='train']
         assert [o[-1]['content'] for o in train['prompt']]==want
 
 # --- rows made for SFT

@@ -1,14 +1,14 @@
 "One quantity, one definition: each by an independent road, and each disagreement that once was, by value."
 import itertools, math
 import pytest, torch
-from grpo_nb.parts.core import test_tensor as assert_tensor
+from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.parts.loss_inputs import (
-    LOSS_TYPES, LossInputs, LossSettings, apply_corrections, prepare_loss_inputs, read_correction)
+    LOSS_TYPES, LossInputs, LossSettings, apply_corrections, prepare_loss_inputs, parse_correction)
 from grpo_nb.parts.groups import (
-    dead_groups, dead_share, group_scores, nan_std, reward_range, reward_std, spread)
+    dead_groups, expected_dead_frac, group_scores, nan_std, reward_range, reward_std, group_reward_std)
 from grpo_nb.parts.ratios import (
-    CLIPS, Clip, Correction, clip_share, clipped, correct, drift,
+    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, clip_frac, ppo_clip_mask, apply_correction, neg_mean_log_ratio,
     importance_ratio, merge_sums, ratio_row, ratio_sums)
 from loss_calls import loss_of, metrics_of
 
@@ -41,7 +41,7 @@ def test_clipped_is_where_the_loss_has_no_gradient(loss_type, level):
             max_completion_length=9, **kw)
         g, = torch.autograd.grad(loss, p)
         ratio = importance_ratio(p.detach(), p.detach()-x, mask, level)
-        held = clipped(ratio, A, Clip(**kw, on=loss_type in CLIPS)).expand_as(mask)
+        held = ppo_clip_mask(ratio, A, ClipRange(**kw, enabled=loss_type in PPO_CLIP_LOSSES)).expand_as(mask)
         assert (g==0)[mask].equal(held[mask])
         assert held[mask].any() or loss_type in ('cispo','sapo','vespo') or level=='sequence'
 
@@ -55,7 +55,7 @@ def test_a_token_on_a_corner_of_the_clip_is_not_clipped_whatever_autograd_says(l
         flat = all(objective(r+h)==objective(r) for h in (-1e-6, 1e-6))
         kw = dict(epsilon=low, epsilon_high=high, delta=delta)
         ratio = torch.tensor(r, dtype=torch.float64)
-        assert clipped(ratio, torch.tensor(A), Clip(**kw)).item()==flat, (r, flat)
+        assert ppo_clip_mask(ratio, torch.tensor(A), ClipRange(**kw)).item()==flat, (r, flat)
 
 def test_cispo_and_sequence_level_have_one_clipped_share_everywhere():
     "Once 1.0 in one place and 0 in the other."
@@ -63,21 +63,21 @@ def test_cispo_and_sequence_level_have_one_clipped_share_everywhere():
     A,mask = torch.ones(1, 2),torch.ones(1, 2, 3, dtype=torch.bool)
     for loss_type,level,want in (('cispo','token',0.), ('dapo','token',1.), ('dapo','sequence',1.)):
         kw = dict(loss_type=loss_type, epsilon_high=2.)
-        clip = Clip(epsilon_high=2., on=loss_type!='cispo')
+        clip = ClipRange(epsilon_high=2., enabled=loss_type!='cispo')
         row = ratio_row(ratio_sums(x, A[...,None], mask, level, clip))
         logged = metrics_of(x, torch.zeros_like(x), A, mask, importance_sampling_level=level, **kw)
         assert row['clip_share']==logged['clip_ratio/region_mean']==want
     x[0,0] = torch.tensor([2., -1., -1.])   # its mean is 0: the tokens are far out, the answer is not
-    assert clip_share(importance_ratio(x, 0*x, mask), A[...,None], mask).item()==pytest.approx(4/6)
-    assert clip_share(importance_ratio(x, 0*x, mask, 'sequence'), A[...,None], mask).item()==.5
+    assert clip_frac(importance_ratio(x, 0*x, mask), A[...,None], mask).item()==pytest.approx(4/6)
+    assert clip_frac(importance_ratio(x, 0*x, mask, 'sequence'), A[...,None], mask).item()==.5
 
 def test_clip_share_of_each_group_by_hand():
     rho,one = torch.tensor([[[1.5,.5,1.,.9]],[[1.5,.5,1.5,1.5]]]),torch.ones(2, 1, 1)
     mask = torch.tensor([[[True]*4],[[True,True,False,False]]])
-    assert clip_share(rho, one, mask, dim=(1,2)).tolist()==[.25,.5]
-    assert clip_share(rho, -one, mask, dim=(1,2)).tolist()==[.25,.5]
-    assert clip_share(rho, one, mask, dim=(1,2), clip=Clip(epsilon_high=.6)).tolist()==[0,0]
-    assert clip_share(rho, one, mask&False).item()==0
+    assert clip_frac(rho, one, mask, dim=(1,2)).tolist()==[.25,.5]
+    assert clip_frac(rho, -one, mask, dim=(1,2)).tolist()==[.25,.5]
+    assert clip_frac(rho, one, mask, dim=(1,2), clip=ClipRange(epsilon_high=.6)).tolist()==[0,0]
+    assert clip_frac(rho, one, mask&False).item()==0
 
 # ---- effective sample size: two quantities, two names ----
 def ess(x, mask):
@@ -117,7 +117,7 @@ def test_effective_sample_size_in_its_limits():
 def test_drift_is_the_mean_fall_of_an_answers_log_probs():
     x,_,mask = batch(0)
     want = [-sum(o)/len(o) for o in tokens_of(x, mask)]
-    assert_tensor(drift(x, mask).flatten(), want)
+    assert_tensor(neg_mean_log_ratio(x, mask).flatten(), want)
 
 # ---- rows of a history ----
 @pytest.mark.parametrize('level', ['token','sequence'])
@@ -129,7 +129,7 @@ def test_a_row_over_minibatches_is_that_of_all_tokens_together(level):
     ratio = importance_ratio(x, 0*x, mask, level)
     m = mask if level=='token' else mask.any(-1, keepdim=True)
     want = dict(ratio_mean=ratio[m].mean().item(), ratio_max=ratio[m].max().item(),
-        clip_share=clip_share(ratio, A, mask).item())
+        clip_share=clip_frac(ratio, A, mask).item())
     rows = tokens_of(x, mask)
     want |= dict(ess_tokens=kish([math.exp(v) for o in rows for v in o]),
         ess_answers=kish([math.exp(sum(o)) for o in rows if o]))
@@ -153,7 +153,7 @@ def test_spread_is_within_the_group_whatever_scales_the_advantages():
 
 def test_what_is_missing_is_left_out_and_never_counts_as_zero():
     r = torch.tensor([[1.,0.,NAN,NAN],[1.,NAN,NAN,NAN],[NAN]*4])
-    assert_tensor(spread(r), [math.sqrt(.5),NAN,NAN])
+    assert_tensor(group_reward_std(r), [math.sqrt(.5),NAN,NAN])
     assert reward_std(r)==pytest.approx(math.sqrt(.5)) and reward_std(r[1:])==0
     assert dead_groups(r).tolist()==[False,True,True]
     assert_tensor(reward_range(r), [1.,0.,-math.inf])
@@ -184,7 +184,7 @@ def test_scores_equal_a_loop(seed):
 
 def test_deviation_and_dead_share():
     assert_tensor(nan_std(torch.tensor([[1.,2.,NAN],[NAN,NAN,3.]]), 1), [[math.sqrt(.5)],[NAN]])
-    assert dead_share(.5, 8)==2/256 and dead_share(1., 4)==1
+    assert expected_dead_frac(.5, 8)==2/256 and expected_dead_frac(1., 4)==1
     inf = torch.full((1, 2), math.inf)
     for bad,says in ((torch.ones(3, 1), 'G >= 2'), (torch.ones(2), 'B, G'), (inf, 'infinite')):
         with pytest.raises(ValueError, match=says): dead_groups(bad)
@@ -199,13 +199,13 @@ def test_a_batch_refuses_advantages_of_another_shape():
 
 # ---- corrections (their losses are in test_loss) ----
 def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
-    cispo = Clip(on=False)
-    assert Correction().clip_of(cispo)==cispo   # the loss as it is
-    assert Correction(clip='dapo').clip_of(cispo)==Clip(.2, epsilon_high=.28)
-    assert Correction(clip='two_sided').clip_of(cispo)==Clip(.2, delta=4.)
-    assert Correction(weight='truncated').clip_of(cispo)==Clip(.2)   # PPO's, whatever the loss
+    cispo = ClipRange(enabled=False)
+    assert OffPolicyCorrection().clip_range(cispo)==cispo # the loss as it is
+    assert OffPolicyCorrection(clip='dapo').clip_range(cispo)==ClipRange(.2, epsilon_high=.28)
+    assert OffPolicyCorrection(clip='two_sided').clip_range(cispo)==ClipRange(.2, delta=4.)
+    assert OffPolicyCorrection(weight='truncated').clip_range(cispo)==ClipRange(.2) # PPO's, whatever the loss
     rho = torch.tensor([1.25, 1.29, 3.9, 4.1])
-    held = lambda A, **kw: clipped(rho, torch.tensor(A), Correction(**kw).clip_of()).tolist()
+    held = lambda A, **kw: ppo_clip_mask(rho, torch.tensor(A), OffPolicyCorrection(**kw).clip_range()).tolist()
     assert held(1., clip='dapo')==[False,True,True,True] and held(1.)==[True]*4
     assert held(-1., clip='two_sided')==[False,False,False,True] and not any(held(-1.))
     assert not any(held(1., clip='none'))
@@ -218,25 +218,25 @@ def test_a_moment_of_exactly_the_limit_stays():
 
 def test_the_moment_of_replayed_tokens_does_not_see_the_fresh_ones():
     x,A,mask = batch(3, B=4)
-    old,c = torch.zeros_like(x),Correction(max_moment=.05)
+    old,c = torch.zeros_like(x),OffPolicyCorrection(max_moment=.05)
     replayed = torch.tensor([False,True,True,False])
     x[~replayed] = 0.   # fresh tokens have ratio 1: counted in, they would let more of the others through
     given = prepare_loss_inputs(LossInputs(x, old, A[...,0], mask, replayed=replayed))
     ratio = importance_ratio(x, old, mask)
     got = apply_corrections(given, ratio, LossSettings(replay_correction=c)).A.expand_as(x)
-    alone = correct(x[replayed], old[replayed], A[replayed], mask[replayed], c)[1]
+    alone = apply_correction(x[replayed], old[replayed], A[replayed], mask[replayed], c)[1]
     assert torch.equal(got[replayed], alone) and (alone==0)[mask[replayed]].any()
     assert torch.equal(got[~replayed], A[~replayed].expand_as(x[~replayed]))
 
-@pytest.mark.parametrize('text,want', [('clip=none', Correction(clip='none')), (None, None),
-    ('weight=truncated, weight_cap=1.5,max_drift=8', Correction('truncated', 1.5, max_drift=8)),
-    (dict(max_drift=.2), Correction(max_drift=.2)), (Correction(), Correction())])
-def test_a_correction_is_read_from_words(text, want): assert read_correction(text)==want
+@pytest.mark.parametrize('text,want', [('clip=none', OffPolicyCorrection(clip='none')), (None, None),
+    ('weight=truncated, weight_cap=1.5,max_drift=8', OffPolicyCorrection('truncated', 1.5, max_drift=8)),
+    (dict(max_drift=.2), OffPolicyCorrection(max_drift=.2)), (OffPolicyCorrection(), OffPolicyCorrection())])
+def test_a_correction_is_read_from_words(text, want): assert parse_correction(text)==want
 
 @pytest.mark.parametrize('text', ['weigth=none', 'none', 'clip=hard', 'max_drift=old', 3])
 def test_words_that_make_no_correction_are_named(text):
     with pytest.raises(ValueError, match='`replay_correction` is .* needs words such as'):
-        read_correction(text, 'replay_correction')
+        parse_correction(text, 'replay_correction')
 
 # ---- both trainers, told the same rewards ----
 @pytest.mark.filterwarnings('ignore')
@@ -264,9 +264,9 @@ def test_both_trainers_say_the_same_of_the_same_rewards():
 def test_a_weight_is_capped_at_2_where_nothing_else_is_said():
     old,mask,A = torch.zeros(1, 1, 3),torch.ones(1, 1, 3, dtype=torch.bool),torch.ones(1, 1, 1)
     new = torch.tensor([[[.5, 1.9, 5.]]]).log()
-    _,got = correct(new, old, A, mask, Correction(weight='truncated', clip='none'))
+    _,got = apply_correction(new, old, A, mask, OffPolicyCorrection(weight='truncated', clip='none'))
     assert_tensor(got, torch.tensor([[[.5, 1.9, 2.]]]))
-    _,got = correct(new, old, A, mask, Correction(weight='sequence', clip='none'))
+    _,got = apply_correction(new, old, A, mask, OffPolicyCorrection(weight='sequence', clip='none'))
     assert_tensor(got, torch.full((1, 1, 3), 2.))
 
 def test_a_group_with_fewer_than_two_rewards_has_nothing_to_teach():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import demo_runs
 from grpo_nb.dev.site import readme_md
-from grpo_nb.research.study import ARMS, BESIDE, COMPARED, job, machine, run_job
+from grpo_nb.research.study import ARMS, BESIDE, COMPARED, make_job, machine, run_job
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT/'README.md').read_text(encoding='utf-8')
@@ -93,7 +93,7 @@ def test_the_first_command_works_in_an_empty_folder_and_the_first_screen_says_wh
 
 def test_the_path_of_three_hours_leads_to_sections_that_are_there_and_takes_no_longer():
     "Every link of the first page's path has a heading behind it; its minutes are those of the sections"
-    from grpo_nb.dev.site import Trouble, anchor, short_path
+    from grpo_nb.dev.site import ProjectError, anchor, short_path
     stops = short_path()   # Trouble, where a heading is gone
     index = json.loads((ROOT/'nbs/index.ipynb').read_text(encoding='utf-8'))
     shown = next(o for o in README.split('\n\n') if o.startswith('| chapter | what for |'))
@@ -125,7 +125,7 @@ def test_minutes_of_a_section_count_every_line_and_a_heading_that_is_gone_is_nam
         return site.short_path()[0]['minutes']
     assert minutes([''])==pytest.approx(1) and minutes(['One'])==pytest.approx(2/150)
     assert minutes(['Exercise: two'])==pytest.approx(11+3/150)
-    with pytest.raises(site.Trouble, match="01_a has no section 'Three'"): minutes(['Three'])
+    with pytest.raises(site.ProjectError, match="01_a has no section 'Three'"): minutes(['Three'])
 
 def test_the_film_is_one_of_these_runs():
     film = stored('demo_map.csv')
@@ -149,6 +149,6 @@ def test_a_line_of_the_figure_is_what_the_comparison_gives(way, monkeypatch):
     "On another machine only a line's beginning is nearly the same."
     monkeypatch.setitem(ARMS, 'replay_beside', BESIDE)
     old = next(o for o in stored('demo_compare.csv') if (o['arm'], o['seed'])==(way, '0'))
-    new = run_job(job(way, 'spell_backward sparse', 0))
+    new = run_job(make_job(way, 'spell_backward sparse', 0))
     if old['machine']==machine(): assert json.loads(new['curve'])==json.loads(old['curve'])
     assert abs(new['pass1_before']-float(old['pass1_before']))<.05

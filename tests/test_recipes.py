@@ -8,14 +8,14 @@ import pytest, torch, yaml
 from grpo_nb import recipes as R
 from grpo_nb import tasks
 from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k_rewards, length_reward,
-                             numinamath_rewards, recipe_options, trl)
+                             numinamath_rewards, recipe_options, train_trl)
 from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig
-from grpo_nb.scale.launch import OwnArguments
+from grpo_nb.scale.launch import TrlArguments
 from trl import GRPOConfig, ModelConfig
-from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.checkpoints import Stopped
+from grpo_nb.parts.datasets import chain_sum
+from grpo_nb.run.signals import Stopped
 
-gsm8k,numinamath,tldr = (partial(trl, recipe=o) for o in ('gsm8k', 'numinamath', 'tldr'))
+gsm8k,numinamath,tldr = (partial(train_trl, recipe=o) for o in ('gsm8k', 'numinamath', 'tldr'))
 
 GOOD = '<think>\nx\n</think>\n<answer>\n4\n</answer>\n'
 
@@ -154,7 +154,7 @@ def test_model_name_is_the_name_of_the_run_and_never_a_model(tmp_path):
             read(GSM8KArguments, words, settings)
 
 def test_the_system_message_asks_for_every_line_break_that_is_paid_for():
-    form = R.SYSTEM[R.SYSTEM.index('<think>'):]
+    form = R.SYSTEM_PROMPT[R.SYSTEM_PROMPT.index('<think>'):]
     best = [f(completions=[GOOD], answer=['4'])[0] for f in gsm8k_rewards()]
     got = [f(completions=[form.replace('the answer, a number and nothing else', '4')], answer=['4'])[0]
            for f in gsm8k_rewards()]
@@ -276,7 +276,7 @@ def test_long_prompts_are_left_out_and_templates_can_be_skipped(tmp_path, capsys
     opts = SMALL|dict(output_dir=str(tmp_path), max_steps=1, rows=rows)
     t = gsm8k(max_prompt_length=400, skip_apply_chat_template=True, **opts)
     assert isinstance(t.train_dataset[0]['prompt'], str) and len(t.train_dataset)==8
-    assert t.train_dataset[0]['prompt'].startswith(R.SYSTEM)
+    assert t.train_dataset[0]['prompt'].startswith(R.SYSTEM_PROMPT)
     assert '1 of 9 prompts' in capsys.readouterr().out
     with pytest.raises(ValueError, match='all 9 prompts have more than 2 tokens'):
         gsm8k(max_prompt_length=2, **opts|dict(output_dir=str(tmp_path/'short')))
@@ -410,7 +410,7 @@ def mine(tmp_path):
     return tmp_path
 
 def own(d, **more):
-    return trl(dataset=str(d/'rows.jsonl'), prompt_column='question', answer_column='gold',
+    return train_trl(dataset=str(d/'rows.jsonl'), prompt_column='question', answer_column='gold',
         **dict(reward=[f'{d/"rw.py"}:said', f'{d/"rw.py"}:short'], output_dir=str(d/'run'))|FAST|more)
 
 def test_own_rows_and_two_rewards_train_by_one_command(mine, capsys):
@@ -440,7 +440,7 @@ def test_a_run_that_sigterm_stops_is_saved_and_ends_the_command(mine, launched, 
 def test_the_defaults_of_trl_are_trls_own(mine):
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig as C
     want = C(output_dir='x', use_cpu=True, bf16=False, report_to='none')
-    _,a = R.recipe_options(R.OwnArguments, [], {}, {}, output_dir='runs/trl')
+    _,a = R.recipe_options(R.TrlArguments, [], {}, {}, output_dir='runs/trl')
     for k in ('beta','learning_rate','num_generations','temperature','top_p','top_k','num_train_epochs',
         'per_device_train_batch_size','gradient_accumulation_steps','generation_batch_size'):
         assert getattr(a, k)==getattr(want, k), k
@@ -453,11 +453,11 @@ def test_only_the_adapter_is_trained(mine):
     assert json.loads((mine/'run'/'adapter_config.json').read_text())['r']==4
 
 def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
-    from grpo_nb.scale.launch import OwnArguments, own_rows
+    from grpo_nb.scale.launch import TrlArguments, load_training_rows
     chain_sum(4, 0).save_to_disk(str(mine/'saved'))
-    assert len(own_rows(OwnArguments(dataset=str(mine/'saved'))))==4
+    assert len(load_training_rows(TrlArguments(dataset=str(mine/'saved'))))==4
     with pytest.raises(ValueError, match='folder without a saved data set'):
-        own_rows(OwnArguments(dataset=str(mine)))
+        load_training_rows(TrlArguments(dataset=str(mine)))
 
 NOT_OWN = [(dict(prompt_column='prompt'), 'has no column `prompt`'),
     (dict(reward=['no_such_room.gone']), 'no module'),
@@ -473,7 +473,7 @@ def test_what_is_missing_is_said_before_a_model_is_loaded(more, say, mine, monke
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     monkeypatch.setattr(R, '_load', lambda r: pytest.fail('a model was loaded'))
     with pytest.raises(ValueError, match=say):
-        trl(**dict(dataset=str(mine/'rows.jsonl'), prompt_column='question', output_dir=str(mine/'run'),
+        train_trl(**dict(dataset=str(mine/'rows.jsonl'), prompt_column='question', output_dir=str(mine/'run'),
             **FAST)|more)
 
 def test_a_missing_peft_is_said(mine, monkeypatch):
@@ -488,21 +488,21 @@ def test_more_processes_than_cards_is_one_line(mine, monkeypatch):
 
 # -- None ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('kind', [OwnArguments, GRPOWithReplayBufferConfig])
+@pytest.mark.parametrize('kind', [TrlArguments, GRPOWithReplayBufferConfig])
 def test_an_option_that_may_be_none_can_be_given_as_none(kind, tmp_path):
     "From YAML, by name, on the command line, and in Python after a parser has been made."
     theirs = {f.name for o in (GRPOConfig, ModelConfig) for f in fields(o)}
     def offers(f): return f.default is None or 'None' in f.metadata.get('help', '')
     names = [f.name for f in fields(kind) if f.name not in theirs and offers(f)]
-    assert len(names)>6 and (kind is OwnArguments or {'record_max_groups','replay_scope'}<={*names})
+    assert len(names)>6 and (kind is TrlArguments or {'record_max_groups','replay_scope'}<={*names})
     def read(words=(), **settings):
-        both = recipe_options(OwnArguments, ['--output_dir', str(tmp_path), *words], settings, {})
+        both = recipe_options(TrlArguments, ['--output_dir', str(tmp_path), *words], settings, {})
         return next(o for o in both if isinstance(o, kind))
     given = {k:None for k in names if k!='dataset'}
     (tmp_path/'none.yaml').write_text(yaml.safe_dump(given), encoding='utf-8')
     typed = [o for k in given for o in (f'--{k}', 'None')]
     want = GRPOWithReplayBufferConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **given) \
-        if kind is GRPOWithReplayBufferConfig else OwnArguments(**given)
+        if kind is GRPOWithReplayBufferConfig else TrlArguments(**given)
     for got in (read(['--config', str(tmp_path/'none.yaml')]), read(**given), read(typed)):
         assert {k:getattr(got, k) for k in given}=={k:getattr(want, k) for k in given}
     assert want.record_max_groups is None if kind is GRPOWithReplayBufferConfig else want.reward is None
@@ -511,7 +511,7 @@ def test_none_on_the_command_line_goes_before_what_a_file_says(tmp_path):
     (tmp_path/'c.yaml').write_text('replay_scope: local\nrecord_max_groups: 5\n', encoding='utf-8')
     words = ['--output_dir', str(tmp_path), '--config', str(tmp_path/'c.yaml')]
     none = ['--replay_scope=None','--record_max_groups','None']
-    a = recipe_options(OwnArguments, [*words, *none], {}, {})[1]
+    a = recipe_options(TrlArguments, [*words, *none], {}, {})[1]
     assert a.replay_scope is a.record_max_groups is None
-    a = recipe_options(OwnArguments, words, {}, {})[1]
+    a = recipe_options(TrlArguments, words, {}, {})[1]
     assert (a.replay_scope, a.record_max_groups)==('local', 5)

@@ -14,7 +14,7 @@ def rows_of(step, B=4, G=3, **kw):
 def run(tmp_path):
     rec = Recorder(tmp_path/'run', settings=dict(seed=0))
     for s in range(1, 6):
-        rec.log(dict(step=s, loss=.5, reward=s/10)); rec.groups(s, rows_of(s))
+        rec.log(dict(step=s, loss=.5, reward=s/10)); rec.write_groups(s, rows_of(s))
     return tmp_path/'run'
 
 def test_what_is_written_comes_back(run):
@@ -27,10 +27,10 @@ def test_what_is_written_comes_back(run):
 
 def test_every_float32_comes_back_to_the_last_bit():
     x = torch.cat([torch.rand(5000), torch.randn(5000)*1e-20, torch.randn(5000)*1e20])
-    assert torch.tensor(json.loads(json.dumps(plain(x)))).equal(x)
+    assert torch.tensor(json.loads(json.dumps(to_jsonable(x)))).equal(x)
 
 def test_plain_takes_what_trainers_have():
-    got = plain({1: np.float32(0.5), 'a': np.int64(3), 'b': (True, None), 'c': np.array([1.0, np.inf]),
+    got = to_jsonable({1: np.float32(0.5), 'a': np.int64(3), 'b': (True, None), 'c': np.array([1.0, np.inf]),
                  'd': torch.tensor(2), 'e': object, 'f': float('-inf'), 'g': np.bool_(True)})
     assert got|dict(e=0)=={'1':.5, 'a':3, 'b':[True, None], 'c':[1., None], 'd':2, 'e':0, 'f':None, 'g':True}
     assert type(got['e']) is str and json.dumps(got, allow_nan=False)
@@ -47,7 +47,7 @@ def test_plain_takes_what_trainers_have():
     ],
 )
 def test_any_text_is_one_line_and_comes_back(tmp_path, text):
-    rec = Recorder(tmp_path); rec.groups(1, group_rows(1, ['q'], [text, 'b'], [[1., 0.]]))
+    rec = Recorder(tmp_path); rec.write_groups(1, group_rows(1, ['q'], [text, 'b'], [[1., 0.]]))
     assert (tmp_path/'groups.jsonl').read_bytes().count(b'\n')==1
     got = read_run(tmp_path).groups.iloc[0].completions[0]
     assert got==text or '\ud800' in text and 'lone surrogate' in got
@@ -72,7 +72,7 @@ def test_lines_that_are_no_rows_do_no_harm(run):
     assert len(read_run(run).groups)==20
 
 def test_an_older_record_gets_none_in_newer_columns(tmp_path):
-    (tmp_path / 'groups.jsonl').write_bytes(to_line(dict(step=1, group=0, prompt='q', completions=['a'],
+    (tmp_path / 'groups.jsonl').write_bytes(to_jsonl(dict(step=1, group=0, prompt='q', completions=['a'],
                                                          rewards=[1.0])))
     r = read_run(tmp_path)
     assert (list(r.groups.columns) == GROUP_FIELDS and r.groups.iloc[0].why is None and len(r.history) == 0
@@ -95,7 +95,7 @@ def test_clear_words_for_a_folder_without_a_record(tmp_path):
 def test_resume_drops_later_rows_and_a_half_line(run):
     with open(run/'groups.jsonl', 'ab') as f: f.write(b'{"step": 2, "gro')
     (run/'summary.json').write_text('{"seed": 0}')
-    rec = Recorder(run, resume_step=3); rec.log(dict(step=4, loss=9.)); rec.groups(4, rows_of(4, B=2))
+    rec = Recorder(run, resume_step=3); rec.log(dict(step=4, loss=9.)); rec.write_groups(4, rows_of(4, B=2))
     r = read_run(run)
     assert (r.history.step.tolist() == [1, 2, 3, 4] and r.history.loss.tolist()[-1] == 9
             and r.groups.groupby('step').size().tolist() == [4, 4, 4, 2] and r.notes == [])
@@ -115,7 +115,7 @@ def test_a_new_record_moves_an_old_one_aside_and_leaves_its_checkpoints(run):
 def test_every_bounds_the_record(tmp_path):
     rec = Recorder(tmp_path, every=5)
     for s in range(1, 21):
-        assert rec.wants(s)==(s%5==0); rec.groups(s, rows_of(s))
+        assert rec.records_step(s)==(s%5==0); rec.write_groups(s, rows_of(s))
     assert read_run(tmp_path).groups.groupby('step').size().to_dict()=={5:4, 10:4, 15:4, 20:4}
     with pytest.raises(ValueError, match='every'): Recorder(tmp_path, every=0)
 
@@ -202,9 +202,9 @@ def test_wrong_shapes_are_refused(kw, say):
 
 def test_a_newcomer_known_by_id_gets_its_text_from_where_it_was_born(tmp_path):
     rec = Recorder(tmp_path)
-    rec.groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]], key=[11]))
+    rec.write_groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]], key=[11]))
     new = lambda **k: dict(treatment='replaced', replacement=dict(step=1, age=2, **k))
-    rec.groups(3, group_rows(3, ['a', 'b', 'c'], list('abcdef'), torch.zeros(3, 2),
+    rec.write_groups(3, group_rows(3, ['a', 'b', 'c'], list('abcdef'), torch.zeros(3, 2),
                              records=[new(id=4), new(id=99),
                                       new(id=4, prompt='own', completions=['u', 'v'])]))
     R = [o['replacement'] for o in read_run(tmp_path).groups.query('step==3').to_dict('records')]
@@ -228,7 +228,7 @@ def test_reading_while_another_process_writes(tmp_path):
         rec = Recorder(tmp_path)
         for s in range(1, 151):
             rec.log(dict(step=s))
-            rec.groups(s, group_rows(s, ['q']*16, ['x'*300]*128, [0.]*128))
+            rec.write_groups(s, group_rows(s, ['q']*16, ['x'*300]*128, [0.]*128))
     p,seen = elsewhere(write),[0]
     while p.is_alive():
         p.join(.1)
@@ -242,7 +242,7 @@ def test_recording_a_demo_step_costs_little_more_than_its_json(tmp_path):
     ratio,mask,A = torch.rand(16, 8, 48)+.5,torch.ones(16, 8, 48).bool(),torch.randn(16, 8)
     def once(s):
         t = time.process_time()
-        rec.groups(s, group_rows(s, ['3 + 4 - 2 ='] * 16, text, A, rewards_by_func=dict(a=A, f=A),
+        rec.write_groups(s, group_rows(s, ['3 + 4 - 2 ='] * 16, text, A, rewards_by_func=dict(a=A, f=A),
                                  advantages_before=A, advantages=A, n_tokens=mask.sum(-1), truncated=A > 0,
                                  dead=A[:, 0] > 0, ratio_hist=ratio_hists(ratio, mask), clip_share=A[:, 0],
                                  records=[dict(treatment='replaced',
@@ -264,32 +264,32 @@ def test_numbers_are_the_same_whichever_road_makes_them_plain():
     x = torch.tensor([[0., -0., 1., 1/3], [float('nan'), float('inf'), 1e-12, -2.5]])
     want = [[v if math.isfinite(v := float('%.9g'%o)) else None for o in row] for row in x.tolist()]
     for o in (x, x.tolist(), x.numpy(), x.double()):
-        assert repr(plain(o)) == repr(want)  # repr: 0.0 is not -0.0
-    assert repr([plain(o) for o in x.flatten().tolist()])==repr(sum(want, []))
-    assert plain(x>0)==(x>0).tolist() and plain(torch.tensor(3))==3 and plain(torch.arange(3))==[0, 1, 2]
+        assert repr(to_jsonable(o)) == repr(want) # repr: 0.0 is not -0.0
+    assert repr([to_jsonable(o) for o in x.flatten().tolist()])==repr(sum(want, []))
+    assert to_jsonable(x>0)==(x>0).tolist() and to_jsonable(torch.tensor(3))==3 and to_jsonable(torch.arange(3))==[0, 1, 2]
 
 # ---- a bounded record, and going on with it
 
 def test_a_record_keeps_to_its_share_of_the_disk_all_along_the_run(tmp_path):
     rec = Recorder(tmp_path, max_mb=.02, last_step=100)
-    for s in range(100): rec.groups(s, rows_of(s))
+    for s in range(100): rec.write_groups(s, rows_of(s))
     size,steps = (tmp_path/'groups.jsonl').stat().st_size,read_run(tmp_path).steps
     one = size/len(steps)
     assert size==rec.size<=20_000+one and len(steps)>5
     gaps = [b-a for a,b in zip(steps, steps[1:])]
     assert steps[0]==0 and max(gaps)-min(gaps)<=1   # spread evenly, the last as the first
     half = Recorder(tmp_path, resume_step=49, max_mb=.02, last_step=100)
-    for s in range(50, 100): half.groups(s, rows_of(s))
+    for s in range(50, 100): half.write_groups(s, rows_of(s))
     assert read_run(tmp_path).steps==steps   # a resumed run records what the whole one does
     free = Recorder(tmp_path, max_mb=None)
-    for s in range(100): free.groups(s, rows_of(s))
+    for s in range(100): free.write_groups(s, rows_of(s))
     assert read_run(tmp_path).steps==list(range(100))
 
 @pytest.mark.parametrize('step', [-1, 0, 3, 5, 9])
 def test_a_cut_keeps_what_stands_before_byte_for_byte(step, tmp_path):
     from grpo_nb.run.record import _cut
     f = tmp_path/'a.jsonl'
-    rows = [to_line(dict(step=s, text='x'*(7*s%23), more=[s])) for s in (0, 1, 1, 2, 3, 3, 5, 6)]
+    rows = [to_jsonl(dict(step=s, text='x'*(7*s%23), more=[s])) for s in (0, 1, 1, 2, 3, 3, 5, 6)]
     f.write_bytes(b''.join(rows)+b'{"step": 7, "half')
     _cut(f, step)
     assert f.read_bytes()==b''.join(o for o in rows if json.loads(o)['step']<=step)
@@ -297,7 +297,7 @@ def test_a_cut_keeps_what_stands_before_byte_for_byte(step, tmp_path):
 def test_a_long_record_is_cut_without_being_read(tmp_path):
     "d7: 339 MB took 29 s and 1.5 GB; here 60 MB, in the time of a few rows."
     rec,row = Recorder(tmp_path, max_mb=None),group_rows(0, ['p'], ['c'*2000]*8, [0.]*8)
-    for s in range(0, 3500): rec.groups(s, [row[0]|dict(step=s)])
+    for s in range(0, 3500): rec.write_groups(s, [row[0]|dict(step=s)])
     assert (tmp_path/'groups.jsonl').stat().st_size>56e6
     t = time.process_time()
     Recorder(tmp_path, resume_step=3490)
@@ -315,10 +315,10 @@ def test_the_record_of_another_run_is_not_gone_on_with(run):
 
 def test_a_stored_group_in_the_batch_is_shown_with_the_text_of_its_birth(tmp_path):
     rec = Recorder(tmp_path)
-    rec.groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]]))
+    rec.write_groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]]))
     row = group_rows(3, [''], [[]], [[]],
                      records=[dict(treatment='stored', replacement=dict(id=4, step=1, age=2))])
-    rec.groups(3, row)
+    rec.write_groups(3, row)
     o = read_run(tmp_path).by_step[3][0]
     assert (o['prompt'], o['completions'], o['rewards'], o['advantages']) == ('born', ['x', 'y'],
         [1.0, 0.0], [0.7, -0.7])
@@ -334,9 +334,9 @@ def test_a_ratio_on_an_edge_counts_in_the_bin_above_it():
 def test_a_record_without_a_limit_of_its_own_or_a_last_step_may_have_100_mb(tmp_path):
     rec = Recorder(tmp_path)
     rec.size = 99_999_999
-    assert rec.wants(1)
+    assert rec.records_step(1)
     rec.size += 1
-    assert not rec.wants(1) and not rec.wants(10**6)
+    assert not rec.records_step(1) and not rec.records_step(10**6)
 
 def test_a_token_is_shown_with_the_space_that_the_one_before_it_asks_for():
     class Words:
@@ -355,15 +355,15 @@ def test_a_call_of_a_tool_is_shown_nested_or_not():
 
 def test_eight_batches_without_a_judgement_end_a_run_and_one_judgement_is_enough():
     from types import SimpleNamespace
-    from grpo_nb.run.record import check_judged
+    from grpo_nb.run.record import check_some_reward
     of = lambda *rewards: SimpleNamespace(history=[dict(reward=r) for r in rewards])
-    check_judged(of(*[math.nan]*6))
-    check_judged(of(*[math.nan]*6, 0., math.nan))
-    with pytest.raises(ValueError, match='first 8 batches'): check_judged(of(*[math.nan]*7))
+    check_some_reward(of(*[math.nan]*6))
+    check_some_reward(of(*[math.nan]*6, 0., math.nan))
+    with pytest.raises(ValueError, match='first 8 batches'): check_some_reward(of(*[math.nan]*7))
 
 def test_a_turn_may_end_with_any_token_that_ends_an_answer_whatever_its_number():
     class Words:
         eos_token_id,eos_token,chat_template = 5,'<eos>','{{ turn }}<three>'
         def decode(self, ids): return {3:'<three>', 7:'<seven>'}[ids[0]]
-    def told(*ends): return about_data(Words(), None, ends)['eos_in_template']
+    def told(*ends): return dataset_info(Words(), None, ends)['eos_in_template']
     assert told(3) and told(7, 3) and not told(7) and not told()

@@ -6,11 +6,11 @@ import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
-from grpo_nb.parts.core import test_tensor as assert_tensor
+from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import PRIORITIES, register
 from grpo_nb.generation import Rollouts
-from grpo_nb.replay import Replay, ReplayBuffer, pack_groups, put_entries
-from grpo_nb.strategies import keys_of
+from grpo_nb.replay import Replay, ReplayBuffer, pack_groups, insert_stored
+from grpo_nb.strategies import prompt_indices
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
@@ -18,9 +18,9 @@ from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
 def test_d1_each_dead_group_of_a_mixed_batch_is_replaced_and_each_living_one_stored():
     m = Replay(8)
-    m.treat(batch([MIXED], seed=1))
+    m.process_batch(batch([MIXED], seed=1))
     x = batch([MIXED, DEAD0, [1.,1,0,1]], seed=2)
-    t = m.treat(x, step=1)
+    t = m.process_batch(x, step=1)
     assert [o['treatment'] for o in t.records]==['trained','replaced','trained']
     assert len(m.buffer)==3 and t.batch.replayed.tolist()==[False, True, False]
     for b in (0, 2): assert content(t.batch, b)==content(x, b)
@@ -30,15 +30,15 @@ def test_d1_each_dead_group_of_a_mixed_batch_is_replaced_and_each_living_one_sto
 def test_d2_a_replaced_group_has_all_its_advantages():
     m = Replay(8)
     old = batch([MIXED], seed=1)
-    m.treat(old)
-    t = m.treat(batch([DEAD0], seed=2), step=1)
+    m.process_batch(old)
+    t = m.process_batch(batch([DEAD0], seed=2), step=1)
     assert_tensor(t.batch.advantages, old.advantages)
     assert (t.batch.advantages!=0).all() and content(t.batch, 0)==content(old, 0)
 
 def test_d3_a_dead_batch_before_anything_is_stored_is_kept_or_masked_and_counted():
     x = batch([DEAD0, DEAD1])
     for when,in_loss in (('keep', [True, True]), ('mask', [False, False])):
-        t = Replay(8, when_empty=when).treat(x)
+        t = Replay(8, when_empty=when).process_batch(x)
         assert (t.in_loss.tolist() == in_loss and t.metrics['replay/unfilled'] == 2
                 and t.metrics['replay/replaced'] == 0)
         assert_tensor(t.batch.completion_ids, x.completion_ids)
@@ -61,9 +61,9 @@ def test_d6_a_buffer_of_size_0_changes_nothing():
     m = Replay(0)
     for s in range(3):
         x = batch([MIXED, DEAD0], seed=s)
-        t = m.treat(x, step=s)
+        t = m.process_batch(x, step=s)
         for k,v in x.tensors().items(): assert torch.equal(v, getattr(t.batch, k))
-        assert t.in_loss.all() and not t.uncorrected.any() and all(o['id'] is None for o in t.records)
+        assert t.in_loss.all() and not t.force_ratio_one.any() and all(o['id'] is None for o in t.records)
 
 def test_d7_after_a_thousand_binary_steps_only_recent_groups_remain():
     rng = random.Random(0)
@@ -82,7 +82,7 @@ def test_d8_equal_fractional_rewards_are_dead_and_never_stored(value, G):
     x.advantages = (x.rewards - x.rewards.mean(1, keepdim=True)) / (
         x.rewards.std(1, keepdim=True) + 1e-8
     )  # a trainer's noise
-    t = m.treat(x)
+    t = m.process_batch(x)
     assert len(m.buffer)==0 and t.records[0]['treatment']=='kept'
 
 # ---- draws ---------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_the_stated_probability_of_a_draw_is_that_of_its_weight_among_those_left
     b.add(w, list(range(4)))
     for _ in range(50):
         left = dict(enumerate(w))
-        for e in b.draw(4):
+        for e in b.sample_entries(4):
             assert e.prob==pytest.approx(left[e.data]/sum(left.values()))
             del left[e.data]
 
@@ -124,7 +124,7 @@ def test_a_dart_on_a_border_takes_the_group_above_it():
         b = ReplayBuffer(3)
         b.add(w, list(range(len(w))))
         b.rng = SimpleNamespace(random=lambda: dart)
-        assert b.draw(1)[0].data==want
+        assert b.sample_entries(1)[0].data==want
 
 def test_more_draws_than_groups_are_made_with_replacement():
     b,N = ReplayBuffer(2, seed=2),4000
@@ -183,13 +183,13 @@ def test_a_priority_sees_age_uses_draws_prompt_and_rewards():
         return [.25-(sum(e.rewards)/len(e.rewards)-.5)**2 for e in entries]
     b = ReplayBuffer(2, priority=half_solved)
     b.add([1., 1.], 'ab', step=3, keys=[7, 8], rewards=[[1., 0.], [1., 1.]])
-    assert [e.data for e in b.draw(1, step=5)]==['a'] and b.priority=='half_solved'
+    assert [e.data for e in b.sample_entries(1, step=5)]==['a'] and b.priority=='half_solved'
     assert seen==[[('a', 5, 2, 0, 0, 7, [1., 0.]), ('b', 5, 2, 0, 0, 8, [1., 1.])]]
     b.add([1.], 'c', step=6, keys=[9], rewards=[[0., 1.]])   # one too many: that of least weight leaves
     assert seen[1]==[('a', 6, 3, 1, 0, 7, [1., 0.]), ('b', 6, 3, 0, 0, 8, [1., 1.]),
         ('c', 6, 0, 0, 0, 9, [0., 1.])] and [e.data for e in b]==['a','c']
     seen.clear()
-    b.draw(3)   # more than there are: what was drawn comes again
+    b.sample_entries(3) # more than there are: what was drawn comes again
     assert [sum(o[4] for o in call) for call in seen]==[0, 1, 2]
     other = ReplayBuffer(2, priority=half_solved)
     other.load_state_dict(b.state_dict())
@@ -204,7 +204,7 @@ def test_weights_that_are_none_are_refused_by_the_name_of_their_priority(bad):
     b = ReplayBuffer(2, priority=mine)
     b.add([1., 1.], 'ab')
     with pytest.raises(ValueError, match="the priority 'mine' returned .* for 2 entries: return a finite"):
-        b.draw(1)
+        b.sample_entries(1)
 
 def test_the_same_prompt_comes_first_and_any_other_after_it():
     b = ReplayBuffer(8, seed=0)
@@ -223,7 +223,7 @@ def test_the_same_prompt_comes_first_and_any_other_after_it():
 def test_a_prompt_may_have_the_key_0_and_below_it_none():
     x = batch([MIXED]*3)
     x.key = torch.tensor([0, -1, 3])
-    assert keys_of(x)==[0, None, 3]
+    assert prompt_indices(x)==[0, None, 3]
 
 @pytest.mark.parametrize('lacks', ['rewards','advantages'])
 def test_a_group_without_rewards_or_advantages_is_not_packed(lacks):
@@ -251,7 +251,7 @@ def test_age_limit_uses_and_time():
     assert (
         sorted(u.sample(9)) == ['c', 'c', 'd', 'd'] and u.sample(1) == []
     )  # fewer than asked for, never one too often
-    assert [e.uses for e in ReplayBuffer.draw(_with(u, 'e'), 1)]==[1]
+    assert [e.uses for e in ReplayBuffer.sample_entries(_with(u, 'e'), 1)]==[1]
 
 def _with(b, x): b.add([1.], [x]); return b
 
@@ -301,7 +301,7 @@ def test_random_operations_keep_what_a_plain_list_keeps(seed):
             n = rng.randint(0, 20)
             had = len(slow.items)
             slow.now = max(slow.now, step); slow.old()
-            drawn = fast.draw(n, step=step)
+            drawn = fast.sample_entries(n, step=step)
             if n<=len(slow.items): assert len({e.id for e in drawn})==n==len(drawn)
             slow.used([e.id for e in drawn])
         assert {(e.id, e.score, e.step, e.uses) for e in fast} == {
@@ -316,8 +316,8 @@ def _same_future(a, b, step, rng):
         s = [rng.choice([0., 1., 2., rng.random()]) for _ in range(3)]
         for o in (a, b): o.add(s, [t, -t, 2*t], step=t)
         n = rng.randint(0, 9)
-        assert [(e.id, e.prob, e.uses, e.age) for e in a.draw(n, step=t)] == [(e.id, e.prob, e.uses, e.age)
-            for e in b.draw(n, step=t)]
+        assert [(e.id, e.prob, e.uses, e.age) for e in a.sample_entries(n, step=t)] == [(e.id, e.prob, e.uses, e.age)
+            for e in b.sample_entries(n, step=t)]
         assert [e.id for e in a]==[e.id for e in b]
 
 # ---- state ---------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
     a = Replay(12, same_prompt_first=True, seed=5, **opts)
     one = lambda s: batch([MIXED, DEAD0, [1.0, 0, 1, 1], DEAD1], seed=s, step=s,
                           keys=[s % 5, 1, (s + 2) % 5, 3], ref=True)
-    for s in range(15): a.treat(one(s), step=s)
+    for s in range(15): a.process_batch(one(s), step=s)
     if way=='torch':
         f = io.BytesIO(); torch.save(a.state_dict(), f); f.seek(0)
         state = torch.load(f, weights_only=True)
@@ -358,7 +358,7 @@ def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
     b = Replay(12, same_prompt_first=True, seed=99, **opts)
     b.load_state_dict(state)
     for s in range(15, 40):
-        x,y = (o.treat(one(s), step=s) for o in (a, b))
+        x,y = (o.process_batch(one(s), step=s) for o in (a, b))
         assert x.records==y.records and x.metrics==y.metrics
         for k,v in x.batch.tensors().items(): assert torch.equal(v, getattr(y.batch, k))
 
@@ -373,9 +373,9 @@ def test_a_priority_may_be_a_function_and_the_state_holds_its_name():
 def test_a_loaded_buffer_knows_what_time_it_is():
     a,b = ReplayBuffer(4),ReplayBuffer(4)
     a.add([1.], ['x'], step=3)
-    a.draw(0, step=8)
+    a.sample_entries(0, step=8)
     b.load_state_dict(a.state_dict())
-    assert [o.draw(1)[0].age for o in (a, b)]==[5, 5]
+    assert [o.sample_entries(1)[0].age for o in (a, b)]==[5, 5]
 
 def test_a_state_of_other_options_is_refused():
     with pytest.raises(ValueError, match='max_size=4'):
@@ -419,7 +419,7 @@ def test_lists_of_unequal_length_are_refused():
     b = ReplayBuffer(4)
     with pytest.raises(ValueError, match='2 scores for 1'): b.add([1., 2.], ['a'])
     with pytest.raises(ValueError, match='1 keys for 2'): b.add([1., 2.], ['a', 'b'], keys=[1])
-    with pytest.raises(ValueError, match='1 keys'): b.draw(2, keys=[1])
+    with pytest.raises(ValueError, match='1 keys'): b.sample_entries(2, keys=[1])
     with pytest.raises(ValueError, match='when_empty'): Replay(when_empty='drop')
 
 # ---- storage -------------------------------------------------------------------------------------
@@ -458,17 +458,17 @@ def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
         x.old_logps[0, 0] = 0.0  # a row masked as a whole
     if rng.random()<.5: x.advantages = x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask
     if x.ref_logps is not None: x.ref_logps *= x.completion_mask
-    back,want = Rollouts.unpack(pack_groups(x), replayed=False),x.trim()
+    back,want = Rollouts.from_packed(pack_groups(x), replayed=False),x.strip_padding()
     for k,v in want.tensors().items(): assert torch.equal(v, getattr(back, k)), k
-    parts = [Rollouts.unpack([g], replayed=False) for g in pack_groups(x)]
-    for k,v in want.tensors().items(): assert torch.equal(v, getattr(Rollouts.cat(parts).trim(), k)), k
+    parts = [Rollouts.from_packed([g], replayed=False) for g in pack_groups(x)]
+    for k,v in want.tensors().items(): assert torch.equal(v, getattr(Rollouts.concat(parts).strip_padding(), k)), k
 
 def test_token_and_group_advantages_mix_in_one_batch():
     x = batch([MIXED, [1.,1,0,0]])
     y = replace(x, advantages=x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask)
-    z = Rollouts.unpack([pack_groups(x, [0])[0], pack_groups(y, [1])[0]])
+    z = Rollouts.from_packed([pack_groups(x, [0])[0], pack_groups(y, [1])[0]])
     assert_tensor(z.advantages[0], x.advantages[0][:,None]*z.completion_mask[0])
-    t = put_entries(x, torch.tensor([0]), [type('E', (), dict(data=pack_groups(y, [1])[0]))()])
+    t = insert_stored(x, torch.tensor([0]), [type('E', (), dict(data=pack_groups(y, [1])[0]))()])
     assert_tensor(t.advantages[1], x.advantages[1][:,None]*t.completion_mask[1])
 
 def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
@@ -495,8 +495,8 @@ def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
     x = batch([MIXED]); x.completion_mask[0,0] = torch.tensor([1,0,1,0,0,0]).bool()
     with pytest.raises(ValueError, match='hole'): pack_groups(x)
     with pytest.raises(ValueError, match=r'\[3, 4\]'):
-        Rollouts.unpack([pack_groups(batch([MIXED]), [0])[0], pack_groups(batch([MIXED[:3]]), [0])[0]])
-    with pytest.raises(ValueError, match='no groups'): Rollouts.unpack([])
+        Rollouts.from_packed([pack_groups(batch([MIXED]), [0])[0], pack_groups(batch([MIXED[:3]]), [0])[0]])
+    with pytest.raises(ValueError, match='no groups'): Rollouts.from_packed([])
 
 def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs():
     G,T,P = 16,1024,64
@@ -518,7 +518,7 @@ def microseconds(n, calls):
         t0 = time.thread_time_ns()
         b.add(s, d)
         t1 = time.thread_time_ns()
-        b.draw(8)
+        b.sample_entries(8)
         for k,o in zip(out, (t1-t0, time.thread_time_ns()-t1)): k.append(o)
     return tuple(statistics.median(o)/1e3 for o in out)
 

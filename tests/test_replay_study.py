@@ -11,7 +11,7 @@ from grpo_nb.dev.replay_study import (
     USES, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
 from grpo_nb.dev.stacked import (END, FAMILIES, MAKERS, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor,
     is_right, problems, to_tensors)
-from grpo_nb.research.study import over_regimes, pairs, read_rows, run_study, stamp
+from grpo_nb.research.study import over_regimes, paired_table, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
@@ -41,7 +41,7 @@ def test_the_judge_wants_the_whole_answer_after_the_first_mark_and_the_end():
         assert is_right(ids(text), answer).item()==bool(right), text
 
 def gym(family, n, seed=3, side='test'):
-    from grpo_nb.parts.problems import gym_dataset
+    from grpo_nb.parts.datasets import gym_dataset
     f = FAMILIES[family]
     return [json.loads(o) for o in gym_dataset(f.task, n, seed, side, **f.options)['entry']]
 
@@ -613,7 +613,7 @@ def test_pages_say_what_the_main_table_says():
     for page in pages:
         text = page.read_text(encoding='utf-8')
         for k in carried: assert said[k] in text, (page, k)
-    d = pairs(main[main.arm.isin(['stored_clip','mu3'])], 'mu3', 'area')
+    d = paired_table(main[main.arm.isin(['stored_clip','mu3'])], 'mu3', 'area')
     one = d.set_index('regime').loc['filtering']
     alone = f"{one['diff']:+.3f} ± {one.diff_ci:.3f}"
     assert all(said[k] in prose('research/first_study') for k in carried)
@@ -698,7 +698,7 @@ def test_pages_say_what_the_methods_of_others_give():
     assert 'All five are undecided, as predicted.' in page
     most = (got['diff']+got.half).max()
     assert .025<most<.026 and 'a mean gain of more than .026 lies outside each' in page
-    d = pairs(rows, 'plain', plan['measure']).set_index(['arm','regime'])
+    d = paired_table(rows, 'plain', plan['measure']).set_index(['arm','regime'])
     sure = d[d['diff'].abs()>d.diff_ci]['diff'].round(3)
     three = sure['mu3']
     told = f'in every family, by {three.min():.3f} to {three.max():.3f}'.replace('0.', '.')
@@ -706,7 +706,7 @@ def test_pages_say_what_the_methods_of_others_give():
     one = {k:v>0 for k,v in sure.items() if k[0] in ('filter','ngrpo','zvp','popo')}
     assert one=={('zvp','filtering'):True, ('popo','reversing'):True, ('popo','adding'):False,
         ('ngrpo','adding'):False, ('ngrpo','sorting'):False}
-    d = pairs(rows[rows.arm.isin(['stored_moment','mu3'])], 'mu3', plan['measure']).set_index('regime')
+    d = paired_table(rows[rows.arm.isin(['stored_moment','mu3'])], 'mu3', plan['measure']).set_index('regime')
     assert d.index[d['diff']+d.diff_ci<0].tolist()==['sorting'] and not (d['diff']>d.diff_ci).any()
     for o in ('RL-ZVP is ahead of plain GRPO in filtering, POPO in reversing;',
               'NGRPO is behind in adding and in sorting, POPO in adding,',

@@ -2,7 +2,7 @@
 import json, re
 import numpy as np, pandas as pd, pytest
 from scipy import stats
-from grpo_nb.parts.stats import difference
+from grpo_nb.parts.stats import paired_difference
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import read_run
 from grpo_nb.see.view import *
@@ -26,7 +26,7 @@ def test_a_run_in_progress_or_with_little_in_it_still_has_a_page(tmp_path):
     (tmp_path / 'a').mkdir()
     (tmp_path / 'a' / 'history.jsonl').write_bytes(b'{"step": 1, "loss": 0.1}\n{"step": 2, "lo')
     assert 'loss' in str(Opened(write_report(tmp_path/'a').read_text()).head['curves'])
-    rec = Recorder(tmp_path/'b'); rec.groups(3, group_rows(3, ['q'], ['x','y'], [[None, None]]))
+    rec = Recorder(tmp_path/'b'); rec.write_groups(3, group_rows(3, ['q'], ['x','y'], [[None, None]]))
     assert write_report(tmp_path/'b').exists()
     (tmp_path/'d').mkdir()
     (tmp_path / 'd' / 'history.jsonl').write_text(
@@ -42,7 +42,7 @@ def test_a_trl_folder_alone_has_a_report(tmp_path):
         json.dumps(dict(log_history=log + [dict(step=8, train_runtime=3.0)]))
     )
     o = Opened(write_report(tmp_path).read_text())
-    assert 'It learned' in o.head['verdict']['sentence'] and o.B==0
+    assert 'It learned' in o.head['verdict']['sentence'] and o.num_prompts==0
 
 COUNTED = [('grpo_nb', '600 tokens sampled'), ('trl', '600 tokens, prompts included'), (None, '600 tokens')]
 @pytest.mark.parametrize('trainer,says', COUNTED)
@@ -54,14 +54,14 @@ def test_tokens_are_called_what_they_are(trainer, says, tmp_path):
 
 def test_a_lone_surrogate_does_not_stop_it(tmp_path):
     rec = Recorder(tmp_path/'a')
-    rec.groups(1, group_rows(1, ['q\ud800'], ['x\udfff','y'], [[0., 1.]]))
+    rec.write_groups(1, group_rows(1, ['q\ud800'], ['x\udfff','y'], [[0., 1.]]))
     assert write_report(tmp_path/'a').exists()
 
 # ---- several
 
 def test_paired_differences_equal_scipys():
     rng = np.random.default_rng(0); a,b = rng.random(7),rng.random(7)
-    o = difference(pd.Series(dict(enumerate(b)) | {99:5.}), pd.Series(a))
+    o = paired_difference(pd.Series(dict(enumerate(b)) | {99:5.}), pd.Series(a))
     ci,m,h = stats.ttest_rel(b, a).confidence_interval(.95),o['diff'],o['diff_ci']
     assert o['n']==7 and np.allclose([m-h, m+h], [ci.low, ci.high])
 
@@ -71,14 +71,14 @@ def many(tmp_path_factory):
     return [make_run(d/f'{m}{s}', n_steps=6, seed=s, method=m) for m in ('replay','keep') for s in range(3)]
 
 def test_runs_that_differ_only_by_seed_are_one_arm(many):
-    a = arms([read_run(f) for f in many])
+    a = group_by_settings([read_run(f) for f in many])
     assert {k: sorted(r.name for r in o) for k, o in a.items()} == {
         'replay': ['replay0', 'replay1', 'replay2'],
         'plain GRPO': ['keep0', 'keep1', 'keep2'],
     }
 
 def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
-    c = _compared(arms([read_run(f) for f in many])); o = c['plain GRPO']
+    c = _compared(group_by_settings([read_run(f) for f in many])); o = c['plain GRPO']
     want = [json.loads((f / 'summary.json').read_text())['after']['pass@1'] for f in many
             if f.name.startswith('keep')]
     assert (np.allclose(list(o['numbers']['after'].values()), want) and o['gain']['n'] == 3

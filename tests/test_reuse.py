@@ -5,9 +5,9 @@ from importlib.resources import files
 from pathlib import Path
 import numpy as np
 import pytest
-from grpo_nb.see.findings import Look
+from grpo_nb.see.findings import RunColumns
 from grpo_nb.see.readers import open_run
-from grpo_nb.see.verdict import gain_at, reuse, sampling_share, verdict
+from grpo_nb.see.verdict import interpolated_gain, reuse_advice, sampling_share, verdict
 from grpo_nb.cli import diagnose as diagnose_command
 from grpo_nb.see.readers import history_rows
 from stored_runs import HEALTHY, stored
@@ -71,12 +71,12 @@ def test_one_of_its_gains_by_other_code(counted):
     task = [np.mean(v) for v in gain.values()]
     half = 2.3646*np.std(task, ddof=1)/len(task)**.5
     assert len(task)==8
-    assert gain_at(.8, 'untuned')['stored 2'][:2]==pytest.approx((np.mean(task), half), abs=.0015)
+    assert interpolated_gain(.8, 'untuned')['stored 2'][:2]==pytest.approx((np.mean(task), half), abs=.0015)
 
 @pytest.mark.parametrize('g', [.5, .75, .9])
 def test_its_regrets_by_other_code(counted, g):
     "What the best of seven ways has more, mean over 16 cells"
-    cells,at = counted(g),gain_at(g, 'untuned')
+    cells,at = counted(g),interpolated_gain(g, 'untuned')
     name = dict(plain='none', replay_default='default', mu2='passes 2', stored3='stored 2')
     lost = {n:np.mean([max(o.values())-o[a] for o in cells.values()]) for a,n in name.items()}
     assert {k:at[k][2] for k in lost}==pytest.approx(lost, abs=.0015) and len(cells)==16
@@ -107,7 +107,7 @@ def test_its_gains_at_a_kept_rate_by_other_code(runs, score, g, rate, times):
     for a,name in way.items():
         task = [np.mean(v) for v in gain[a].values()]
         half = 2.3646*np.std(task, ddof=1)/len(task)**.5
-        assert gain_at(g, rate)[name][:2]==pytest.approx((np.mean(task), half), abs=.0015), name
+        assert interpolated_gain(g, rate)[name][:2]==pytest.approx((np.mean(task), half), abs=.0015), name
 
 def test_the_page_of_the_study_shows_the_regrets_that_the_doctor_tells():
     page = json.loads((AT/'nbs/research/reuse_results.ipynb').read_text())
@@ -116,10 +116,10 @@ def test_the_page_of_the_study_shows_the_regrets_that_the_doctor_tells():
     for name,way in (('default','default'), ('two passes','passes 2'), ('six passes','passes 6')):
         line = next(o for o in kept.split('\n') if o.startswith(name))
         assert line.split()[-6:]==[o for rate in ('kept','doubled')
-            for o in '{:+.3f} ± {:.3f}'.format(*gain_at(1., rate)[way][:2]).split()]
+            for o in '{:+.3f} ± {:.3f}'.format(*interpolated_gain(1., rate)[way][:2]).split()]
     for g in (.5, .75, .9):
         for rate in ('untuned','tuned'):
-            row = [f"{gain_at(g, rate)[k][2]:.3f}" for k in ('default','stored 2','none','passes 2')]
+            row = [f"{interpolated_gain(g, rate)[k][2]:.3f}" for k in ('default','stored 2','none','passes 2')]
             line = next(o for o in told.split('\n') if o.startswith(f'{rate}, g = {g:g}'))
             assert line.split()[-4:]==row
 
@@ -127,7 +127,7 @@ def test_what_the_page_of_the_study_says_stands_in_it():
     page = (AT/'nbs/research/reuse_results.ipynb').read_text()
     for rate,way,words in (('untuned','default','+0.065 ± 0.019'), ('tuned','default','+0.019 ± 0.015'),
             ('untuned','stored 2','+0.099 ± 0.035'), ('tuned','passes 3','+0.035 ± 0.014')):
-        assert '{:+.3f} ± {:.3f}'.format(*gain_at(1., rate)[way][:2])==words and words in page
+        assert '{:+.3f} ± {:.3f}'.format(*interpolated_gain(1., rate)[way][:2])==words and words in page
 
 ROW = dict(reward=.4, frac_reward_zero_std=.3)
 def run(n=8, **more): return [ROW|dict(step=i)|more for i in range(n)]
@@ -136,14 +136,14 @@ def test_g_by_hand_in_each_kind_of_record():
     "Ours is timed by batch, TRL's by step; passes and stored groups are taken out"
     trl = lambda **k: dict(trainer='trl', args=dict(steps_per_generation=2, gradient_accumulation_steps=1)|k)
     ours = lambda **k: dict(trainer='grpo_nb', args=dict(steps_per_generation=4)|k)
-    of = lambda s, **k: sampling_share(Look(run(**k), settings=s))
+    of = lambda s, **k: sampling_share(RunColumns(run(**k), settings=s))
     assert of(ours(), generation_time=3., step_time=4.)==pytest.approx(.75)
     assert of(ours(num_iterations=2), generation_time=3., step_time=5.)==pytest.approx(.75)
     assert of(trl(), generation_time=3., step_time=2.)==pytest.approx(.75)
     assert of(trl(replay_stored_per_fresh=2), generation_time=3., step_time=3.)==pytest.approx(.75)
     times = enumerate([(9., 99.), (3., 6.), (5., 10.)])
     timed = [ROW|dict(step=i, generation_time=s, batch_time=b) for i,(s,b) in times]
-    assert sampling_share(Look(timed))==pytest.approx(8/16)   # the first batch warms up
+    assert sampling_share(RunColumns(timed))==pytest.approx(8/16) # the first batch warms up
     assert of({}, generation_time=3., batch_time=4.)==pytest.approx(.75)
     assert of({}, generation_time=3., step_time=4.) is None   # how many steps a batch has, nobody says
     assert of(ours(), generation_time=0., step_time=4.) is None
@@ -154,7 +154,7 @@ def test_g_by_hand_in_each_kind_of_record():
 def test_logs_of_others_are_read(sampled, batch, tmp_path, capsys):
     rows = [{'step':i, 'critic/rewards/mean':.3+.02*i, sampled:27., batch:30.} for i in range(12)]
     (tmp_path/'m.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
-    assert sampling_share(Look(history_rows(open_run(tmp_path/'m.jsonl'))))==pytest.approx(.9)
+    assert sampling_share(RunColumns(history_rows(open_run(tmp_path/'m.jsonl'))))==pytest.approx(.9)
     diagnose_command(str(tmp_path/'m.jsonl'))
     assert 'reuse' not in capsys.readouterr().out   # research that nobody asked for
     diagnose_command(str(tmp_path/'m.jsonl'), reuse=True)
@@ -165,7 +165,7 @@ def test_logs_of_others_are_read(sampled, batch, tmp_path, capsys):
 def timed(g, dead=.3, trainer='grpo_nb', **args):
     "A run of which sampling takes a share `g` of a step with one pass"
     rows = run(12, generation_time=10*g, step_time=10., frac_reward_zero_std=dead)
-    return reuse(rows, settings=dict(trainer=trainer, args=args))
+    return reuse_advice(rows, settings=dict(trainer=trainer, args=args))
 
 def shown(text, way):
     "The numbers in the line of a way: kept, doubled, each at its best"
@@ -178,7 +178,7 @@ def test_each_way_is_shown_with_what_the_study_measured_at_this_share(g):
     ways = {'dead groups replaced':'default', 'two stored groups beside each fresh one':'stored 2',
         'two passes over each batch':'passes 2', 'three passes over each batch':'passes 3'}
     for words,way in ways.items():
-        want = [x for rate in ('kept','doubled','tuned') for x in gain_at(g, rate)[way][:2]]
+        want = [x for rate in ('kept','doubled','tuned') for x in interpolated_gain(g, rate)[way][:2]]
         assert shown(text, words)==pytest.approx(want, abs=.00051)
     assert max(map(len, text.split('\n')))<=100
 
@@ -195,10 +195,10 @@ def test_no_way_is_advised_that_lost_at_the_rate_one_has():
     "Near 1 as well, where passes win at a lower rate only; stored groups from where they are ahead"
     for g in (.2, .5, .8, .9, .97, 1.-1e-9):
         text = timed(g)
-        gain,half,_ = gain_at(g, 'kept')['stored 2']
+        gain,half,_ = interpolated_gain(g, 'kept')['stored 2']
         assert ('or keep two stored groups' in text)==(gain>half)
         assert 'need a lower learning_rate: half of it' in text and 'replace dead groups:' in text
-        assert gain_at(g, 'kept')['passes 2'][0]<gain_at(g, 'kept')['passes 2'][1]   # so it isn't advised
+        assert interpolated_gain(g, 'kept')['passes 2'][0]<interpolated_gain(g, 'kept')['passes 2'][1] # so it isn't advised
     assert 'or keep two stored' in timed(1.-1e-9) and 'or keep two stored' not in timed(.9)
     assert 'replay_correction="weight=none"' in timed(.99)
     assert 'replay_weight="none"' in timed(.99, trainer='trl', steps_per_generation=1)
@@ -210,7 +210,7 @@ def test_nothing_is_promised_where_nothing_lives():
 
 def test_a_run_that_replaces_dead_groups_is_left_alone():
     rows = [o|{'replay/buffer_size':4.} for o in run(12)]
-    assert 'nothing to change' in reuse(rows) and verdict(rows).reuse==''
+    assert 'nothing to change' in reuse_advice(rows) and verdict(rows).reuse==''
     for name in HEALTHY[:3]:
         r = stored(name)
         if 'plain' in name: continue
@@ -226,7 +226,7 @@ def test_a_verdict_has_a_line_for_dead_groups_that_nothing_replaces():
 def test_dead_groups_by_kind_and_coverage_are_told():
     groups = [dict(step=s, group=g, rewards=[1., float(s>5), 0.] if g else [0.]*3, dead=g==0, why='all-wrong',
         completions=['a','b','c'] if s%2 else ['a']*3) for s in range(12) for g in range(2)]
-    told = reuse(run(12), groups)
+    told = reuse_advice(run(12), groups)
     assert '6 one text, 6 all wrong' in told and 'a right answer in 50% of the groups' in told
     unjudged = [dict(step=12, group=g, rewards=o) for g,o in enumerate([None, [], [1., None, 0.]])]
-    assert 'a right answer in 50% of the groups' in reuse(run(12), groups+unjudged)
+    assert 'a right answer in 50% of the groups' in reuse_advice(run(12), groups+unjudged)

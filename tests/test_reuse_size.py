@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 import numpy as np, pytest
 import grpo_nb.dev.replay_study as rs
-from grpo_nb.research.study import one_each, read_rows, stamp
+from grpo_nb.research.study import as_list, read_rows, stamp
 from recount_study import recount_cells
 
 PAGE,TABLE = 'nbs/project/registration_reuse_size.qmd',Path('nbs/results/reuse_study_1M.csv')
@@ -22,7 +22,7 @@ def noisy(o, rng):
 def made(tmp_path_factory):
     "A file with all rows, as the command writes it"
     path,rng = tmp_path_factory.mktemp('size')/'rows.csv',np.random.default_rng(8)
-    def run(job): return [noisy(o, rng) for o in one_each(job)]
+    def run(job): return [noisy(o, rng) for o in as_list(job)]
     rs.run_rounds(run, lambda d: rs.next_jobs(d, PLAN, stack=10**4), path=path,
         stamp=stamp(registered=PLAN['hash']), disable_tqdm=True)
     return path
@@ -50,7 +50,7 @@ def test_a_way_that_is_best_at_an_end_has_more_rows_to_come(made):
     assert rs.next_jobs(df, PLAN)==[]
     adding,last = df.regime=='adding',df.learning_rate==df[df.arm=='mu3'].learning_rate.max()
     todo = rs.next_jobs(df.assign(area=df.area+(adding&(df.arm=='mu3')&last)), PLAN)
-    runs = [o for job in todo for o in one_each(job)]
+    runs = [o for job in todo for o in as_list(job)]
     assert len(runs)==8 and {(o['regime'], o['arm']) for o in runs}=={('adding','mu3')}
 
 def test_the_stored_rows_are_whole_and_other_code_counts_their_claims():

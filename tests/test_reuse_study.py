@@ -9,7 +9,7 @@ from grpo_nb.replay import Replay
 from grpo_nb.dev.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
     own_spans, run_rounds, run_stack, span_of, spans, to_try, tries, with_given)
 from grpo_nb.dev.stacked import FAMILIES, SHAPE, BatchUse, Runs, to_tensors
-from grpo_nb.research.study import one_each, over_regimes, read_rows, run_study, stamp
+from grpo_nb.research.study import as_list, over_regimes, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught
 from notebook_code import defined_in
 
@@ -48,7 +48,7 @@ def test_measures_of_many_runs_at_once_are_those_of_one_after_another(untaught, 
 
 @pytest.mark.parametrize('arm,seeds', [(USES['replay_default'], (3, 4)), (BatchUse(method='replay'), (0, 0))])
 def test_a_batch_with_replay_is_what_the_shipped_method_makes_of_it(untaught, monkeypatch, arm, seeds):
-    "Batch by batch beside `Replay.treat`, one of its own for each run; by priority its seed is the run's"
+    "Batch by batch beside `Replay.process_batch`, one of its own for each run; by priority its seed is the run's"
     from grpo_nb.generation import Rollouts
     seen = []
     monkeypatch.setattr(Runs, 'train', lambda self, groups, there: seen.append((groups, there)))
@@ -57,7 +57,7 @@ def test_a_batch_with_replay_is_what_the_shipped_method_makes_of_it(untaught, mo
     def both(arm, fresh, dead, shelf, chance):
         for s,method in enumerate(shipped):
             g = {k:v[s] for k,v in fresh.items()}
-            seen.append(method.treat(Rollouts(g['ids'], g['mask'], g['out'], g['real'], g['old'],
+            seen.append(method.process_batch(Rollouts(g['ids'], g['mask'], g['out'], g['real'], g['old'],
                 rewards=g['r'], advantages=g['A'][...,0]), dead[s]))
         return kept(arm, fresh, dead, shelf, chance)
     monkeypatch.setattr(sr, 'assemble', both)
@@ -80,7 +80,7 @@ def test_a_stack_may_have_several_regimes_and_rates_and_what_is_missing_stays_to
     asked = []
     def run(job):
         asked.append(job)
-        return [o|dict(pass1=.5) for o in one_each(job) if o['seed']<9]
+        return [o|dict(pass1=.5) for o in as_list(job) if o['seed']<9]
     run_study(run, [job[:1]], tmp_path/'t.csv', stamp(), disable_tqdm=True)
     df = run_study(run, [job], tmp_path/'t.csv', stamp(), disable_tqdm=True)
     assert asked[1]==job[1:] and len(df)==3
@@ -103,7 +103,7 @@ def worth(cell, arm, seed, rate):
 def made_run(job):
     def curve(o): return json.dumps([dict(tokens=t, pass1=worth(o['regime'], o['arm'], o['seed'],
         o['learning_rate'])) for t in (0, 100)])
-    return [o|dict(curve=curve(o), pass1=.5) for o in one_each(job)]
+    return [o|dict(curve=curve(o), pass1=.5) for o in as_list(job)]
 
 def test_tries_go_on_at_either_end_and_stop_at_the_ladders():
     assert to_try({4.:.3, 8.:.1}, [4., 8.], LADDER)==[2.] and to_try({4.:.1, 8.:.3}, [4., 8.], LADDER)==[16.]
@@ -199,7 +199,7 @@ def test_arms_of_an_earlier_study_are_taken_from_its_table_and_from_no_other(tmp
         predictions={'stored3 - plain':'+'})
     asked = []
     def run(job):
-        asked.extend(o['arm'] for o in one_each(job))
+        asked.extend(o['arm'] for o in as_list(job))
         return made_run(job)
     own = run_rounds(run, lambda d: next_jobs(with_given(d, plan, tmp_path), plan, stack=100),
         path=tmp_path/'new.csv', stamp=stamp(registered='def'), disable_tqdm=True)
@@ -305,7 +305,7 @@ def test_other_code_counts_the_same_claims_of_spans(tmp_path):
         p += lift[o['regime']]*(o['arm']=='stored3')
         curve = [dict(tokens=k, pass1=p*q) for k,q in ((0, .5), (60, 1.), (104, 1.1))]
         return o|dict(pass1=.5, curve=json.dumps(curve))
-    def run(job): return [noisy(o) for o in one_each(job)]
+    def run(job): return [noisy(o) for o in as_list(job)]
     df = run_rounds(run, lambda d: next_jobs(d, plan, stack=500), path=tmp_path/'t.csv', stamp=stamp(),
         disable_tqdm=True)
     (tmp_path/'p.qmd').write_text(f'```json\n{json.dumps(plan)}\n```')

@@ -2,9 +2,9 @@
 import asyncio, functools, inspect, math, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
-from grpo_nb.parts.core import check_rewards, check_rows, reward_name, reward_names
-from grpo_nb.parts.problems import RewardModel, load_reward
-from grpo_nb.dialects import multi_objective
+from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_name, reward_names
+from grpo_nb.parts.reward_loading import RewardModel, load_reward
+from grpo_nb.dialects import multi_reward_advantages
 from grpo_nb.parts.reward_calls import RewardLog, run_state
 from grpo_nb.rewards import combine_rewards, compute_rewards
 
@@ -154,15 +154,15 @@ def test_good_returns_of_every_kind():
     for out in ([1, 2, 3, 4], (1.0, 2.0, 3.0, 4.0), torch.tensor([1, 2, 3, 4]),
                 np.array([1.0, 2.0, 3.0, 4.0]), [torch.tensor(1.0), np.float32(2), 3, 4],
                 torch.arange(1.0, 5, requires_grad=True)):
-        assert check_rewards(out, 4, 'f').tolist()==[1,2,3,4]
-    assert check_rewards([True,False], 2, 'f').tolist()==[1,0] and check_rewards([], 0, 'f').shape==(0,)
+        assert validate_rewards(out, 4, 'f').tolist()==[1,2,3,4]
+    assert validate_rewards([True,False], 2, 'f').tolist()==[1,0] and validate_rewards([], 0, 'f').shape==(0,)
 
 def test_none_is_quiet_and_nan_is_taken_as_none_with_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert check_rewards([None,1.], 2, 'f').isnan().tolist()==[True,False]
+        assert validate_rewards([None,1.], 2, 'f').isnan().tolist()==[True,False]
     with pytest.warns(UserWarning, match='`f` returned nan for 1 completions, the first is 1'):
-        x = check_rewards([None, math.nan, 1.0], 3, '`f`')
+        x = validate_rewards([None, math.nan, 1.0], 3, '`f`')
     assert x.isnan().tolist()==[True,True,False]
 
 def test_combining_skips_none_and_leaves_unjudged_rows_nan():
@@ -180,8 +180,8 @@ def test_what_only_a_measure_of_weight_0_judged_is_not_judged():
         r = combine_rewards(x, [2,0])
     assert r[0,0]==2 and r[0,2]==0 and r[0,[1,3]].isnan().all() and r[1].isnan().all()
     for how in ('sum_then_normalize','normalize_then_sum'):
-        with pytest.warns(UserWarning): A = multi_objective(x, [1.,0.], how)
-        with pytest.warns(UserWarning): alone = multi_objective(x[...,:1], None, how)
+        with pytest.warns(UserWarning): A = multi_reward_advantages(x, [1.,0.], how)
+        with pytest.warns(UserWarning): alone = multi_reward_advantages(x[...,:1], None, how)
         assert torch.equal(A, alone) and (A[0,[1,3]]==0).all() and (A[1]==0).all()
     assert combine_rewards(x[1:], [0,0]).tolist()==[[0.]*4]   # all weights 0: every judge counts
 
@@ -223,7 +223,7 @@ def test_a_column_under_a_name_of_the_trainers_is_refused(name):
     with pytest.raises(ValueError, match=f'column `{name}`.* rename it'):
         compute_rewards(length, P, C, {name:[1]*4})
     with pytest.raises(ValueError, match=f'column `{name}`.* rename it'):
-        check_rows([{'prompt':'a', name:1}], 1)
+        validate_dataset([{'prompt':'a', name:1}], 1)
 
 def test_names():
     class Judge:

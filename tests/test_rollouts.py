@@ -5,7 +5,7 @@ import numpy as np, pandas as pd, pytest
 from grpo_nb.see.readers import diagnose
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import Recorder, group_rows
-from grpo_nb.see.readers import as_history, filter_note, find_columns, groups_of, open_run, our_name
+from grpo_nb.see.readers import as_history, filter_note, find_columns, rows_to_groups, open_run, canonical_metric
 from view_pages import Opened
 
 def lines(path, rows, end=''):
@@ -102,7 +102,7 @@ def test_their_filter_is_counted():
 def test_our_own_folders_stay_ours(tmp_path):
     rec = Recorder(tmp_path)
     rec.log(dict(step=1, reward=0.5))
-    rec.groups(1, group_rows(1, ['q'], ['a', 'b'], [[0.0, 1.0]]))
+    rec.write_groups(1, group_rows(1, ['q'], ['a', 'b'], [[0.0, 1.0]]))
     assert open_run(tmp_path).rows[0]['prompt']=='q' and open_run(tmp_path).notes==[]
 
 # ---- logs
@@ -147,7 +147,7 @@ NAMES = [('train/kl', 'kl'), ('actor/pg_clipfrac', 'clip_ratio/region_mean'), ('
     ('val/test_score/gsm8k', 'eval/test_score/gsm8k'), ('response_length/mean', 'completions/mean_length'),
     ('rewards/right/mean', 'rewards/right/mean')]
 @pytest.mark.parametrize('theirs,ours', NAMES)
-def test_names(theirs, ours): assert our_name(theirs)==ours
+def test_names(theirs, ours): assert canonical_metric(theirs)==ours
 
 # ---- trackio and OpenRLHF, as their documentation says they write
 
@@ -224,7 +224,7 @@ def test_two_answers_are_a_group_one_is_none_and_a_gap_in_the_advantages_leaves_
     rows = [dict(prompt=p, completion=c, reward=r, advantage=a)
         for p,c,r,a in (('a','1',0.,-1.), ('a','2',1.,1.), ('b','1',0.,-1.), ('b','2',1.,None),
             ('c','1',1.,0.))]
-    groups,alone = groups_of(rows)
+    groups,alone = rows_to_groups(rows)
     assert [(o['prompt'], o['rewards'], o['advantages']) for o in groups]==[
         ('a', [0., 1.], [-1., 1.]), ('b', [0., 1.], None)] and alone==1
 
@@ -329,10 +329,10 @@ def test_groups_of_different_sizes_stay_whole():
     "Four answers to one prompt and eight to another: nothing says that the eight are two groups"
     rows = [dict(prompt=p, completion='a', reward=float(i), step=1)
         for p,n in (('a', 4), ('b', 8), ('c', 8)) for i in range(n)]
-    assert [len(o['rewards']) for o in groups_of(rows)[0]]==[4, 8, 8]
+    assert [len(o['rewards']) for o in rows_to_groups(rows)[0]]==[4, 8, 8]
     odd = [dict(prompt=p, completion='a', reward=float(i), step=1)
         for p,n in (('a', 3), ('b', 8)) for i in range(n)]
-    assert [len(o['rewards']) for o in groups_of(odd)[0]]==[3, 8]
+    assert [len(o['rewards']) for o in rows_to_groups(odd)[0]]==[3, 8]
 
 # ---- numbers that are no rewards
 

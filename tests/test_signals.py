@@ -1,11 +1,11 @@
 "Ctrl-C and SIGTERM: a flag for the run, nothing for the children of a reward, one line on the command line."
 import multiprocessing as mp, os, signal, subprocess, sys, threading, time
 import pytest
-from grpo_nb.run.checkpoints import WATCHED, stop_on_signal
+from grpo_nb.run.signals import STOP_SIGNALS, stop_on_signal
 
-def handlers(): return [signal.getsignal(o) for o in WATCHED]
+def handlers(): return [signal.getsignal(o) for o in STOP_SIGNALS]
 
-@pytest.mark.parametrize('sig', WATCHED)
+@pytest.mark.parametrize('sig', STOP_SIGNALS)
 def test_the_first_signal_sets_a_flag_and_the_second_acts_as_usual(sig):
     before = handlers()
     with stop_on_signal() as stop:

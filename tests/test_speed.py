@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 import bench_speed as S
 from bench_speed import *
-from grpo_nb.parts.core import test_tensor as assert_tensor
+from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.generation import generate
 from slow_loop import generate_loop
 from grpo_nb.logps import token_logps

@@ -94,7 +94,7 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
         padded = torch.tensor([o+[PAD]*(T-len(o)) for o in completion_ids])
         return is_right(padded, torch.tensor(answer)).float().tolist()
     darts,order = iter(seen['darts']),iter(range(len(rows)))
-    monkeypatch.setattr(generation, 'uniforms', lambda n, T, *_: next(darts).double())
+    monkeypatch.setattr(generation, 'sampling_uniforms', lambda n, T, *_: next(darts).double())
     def next_indices(s, n): return [next(order) for _ in range(n)]
     monkeypatch.setattr(trainer, 'next_prompt_indices', next_indices)
     said,infos = [],[]

@@ -1,16 +1,16 @@
 "Intervals, paired differences, Holm's rule and the mixed model, each against another road"
 import math
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.parts.stats import difference, holm, random_effect
+from grpo_nb.parts.stats import paired_difference, holm, random_effects_mean
 
 def test_only_common_seeds_count_and_one_decides_nothing():
-    o = difference(pd.Series({0:.5, 1:.7}), pd.Series({1:.5, 2:.9}))
+    o = paired_difference(pd.Series({0:.5, 1:.7}), pd.Series({1:.5, 2:.9}))
     assert math.isclose(o['diff'], .2) and o['verdict']=='undecided' and o['n']==1
 
 def test_p_is_that_of_the_paired_t_test():
     from scipy.stats import ttest_rel
     x,y = pd.Series([.5,.6,.72,.4]),pd.Series([.4,.5,.6,.35])
-    assert math.isclose(difference(x, y)['p'], ttest_rel(x, y).pvalue) and difference(x, x)['p']==1
+    assert math.isclose(paired_difference(x, y)['p'], ttest_rel(x, y).pvalue) and paired_difference(x, x)['p']==1
 
 def test_holm_is_the_step_down_rule_by_a_slow_loop():
     g = torch.Generator().manual_seed(0)
@@ -41,7 +41,7 @@ def dense(groups):
 def test_random_effect_is_reml_by_whole_matrices_also_where_groups_differ_in_size():
     g = np.random.default_rng(1)
     groups = {k:.3+u+g.normal(size=n) for k,u,n in (('a',.8,3), ('b',-.6,9), ('c',.1,5), ('d',.5,6))}
-    o,(m,se,tau,sigma) = random_effect(groups),dense(groups)
+    o,(m,se,tau,sigma) = random_effects_mean(groups),dense(groups)
     assert abs(o['tau']-tau)<.01 and abs(o['sigma']-sigma)<.011
     assert abs(o['mean']-m)<2e-3 and abs(o['half']/3.18245-se)<3e-3 and o['groups']==4 and o['n']==23
 
@@ -49,12 +49,12 @@ def test_its_interval_holds_the_truth_in_95_of_100_worlds():
     g = np.random.default_rng(0)
     hit = 0
     for _ in range(400):
-        o = random_effect({k:.1+g.normal()*.2+g.normal(size=6)*.3 for k in range(5)})
+        o = random_effects_mean({k:.1+g.normal()*.2+g.normal(size=6)*.3 for k in range(5)})
         hit += abs(o['mean']-.1)<=o['half']
     assert .925<=hit/400<=.985
 
 def test_regimes_that_do_not_differ_give_the_plain_mean():
-    o = random_effect(dict(a=[1,2,3], b=[1.5,2,2.5]))
+    o = random_effects_mean(dict(a=[1,2,3], b=[1.5,2,2.5]))
     assert o['tau']==0 and o['mean']==2
     for bad in (dict(a=[1,2]), dict(a=[1.], b=[2.]), dict(a=[1,2], b=[])):
-        with pytest.raises(ValueError, match='two regimes'): random_effect(bad)
+        with pytest.raises(ValueError, match='two regimes'): random_effects_mean(bad)

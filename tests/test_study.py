@@ -5,20 +5,20 @@ import json, math, os
 from pathlib import Path
 import pandas as pd, pytest
 import grpo_nb.research.study as st
-from grpo_nb.run.checkpoints import Stopped, check_stop, note_stop
-from grpo_nb.research.study import (area, at_equal, compare, over_regimes, pairs, rates, read_rows, run_study,
+from grpo_nb.run.signals import Stopped, check_stop, note_stop
+from grpo_nb.research.study import (mean_over_tokens, at_equal, compare, over_regimes, paired_table, lr_table, read_rows, run_study,
                            source_hash)
 
 HERE = dict(version='1', torch='2', machine='m', weights='w')
 
 def toy(job):
-    arm, = {o['arm'] for o in st.one_each(job)}
+    arm, = {o['arm'] for o in st.as_list(job)}
     if arm=='bad': raise RuntimeError('my mistake')
     if arm=='dies': os._exit(9)
     if arm=='stops':
         note_stop('SIGTERM', 3, 'a', whole=False)
         check_stop(measures=True)
-    return [o|dict(pass1=o['seed']/10) for o in st.one_each(job)]
+    return [o|dict(pass1=o['seed']/10) for o in st.as_list(job)]
 
 def jobs(*arms, seed=0):
     "One run of each arm; with a list of seeds a stack of each"
@@ -128,23 +128,23 @@ def test_equal_steps_reads_the_curve_where_the_most_frugal_run_ended():
 
 def test_area_is_the_mean_height_up_to_the_budget():
     c = [dict(tokens=0, pass1=.2), dict(tokens=50, pass1=.6), dict(tokens=150, pass1=1.)]
-    assert (area(c) == round((50 * 0.4 + 100 * 0.8) / 150, 5)
-            and area(c, 100) == round((50 * 0.4 + 50 * 0.7) / 100, 5) and area(c, 50) == 0.4)
+    assert (mean_over_tokens(c) == round((50 * 0.4 + 100 * 0.8) / 150, 5)
+            and mean_over_tokens(c, 100) == round((50 * 0.4 + 50 * 0.7) / 100, 5) and mean_over_tokens(c, 50) == 0.4)
 
 def test_holm_says_what_survives_all_pairs():
     d = rows(none=[.4,.5,.6,.3,.4], sure=[.5,.6,.701,.4,.501], barely=[.46,.58,.62,.36,.41])
     many = pd.concat([d]+[d[d.arm!='sure'].assign(regime=f'r{i}') for i in range(9)])
-    p = pairs(d).set_index('arm').p
+    p = paired_table(d).set_index('arm').p
     assert p['sure']<.001 and .02<p['barely']<.03
     def better(df):
-        o = pairs(df).query("regime=='r'")
+        o = paired_table(df).query("regime=='r'")
         return {a:(v, h<.05) for a,v,h in zip(o.arm, o.verdict, o.holm)}
     assert better(d)==dict(sure=('better', True), barely=('better', True))
-    assert better(many)==dict(sure=('better', True), barely=('better', False)) and len(pairs(many))==11
-    assert len(pairs(d, at_least=6))==0
+    assert better(many)==dict(sure=('better', True), barely=('better', False)) and len(paired_table(many))==11
+    assert len(paired_table(d, at_least=6))==0
 
 def test_tables_of_rates_hold_the_means():
     d = pd.DataFrame([dict(regime='r', arm='none', seed=s, learning_rate=l, area=l*1000+s/100, error='')
         for s in (0,1) for l in (1e-4,2e-4)])
-    t = rates(d)
+    t = lr_table(d)
     assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==['0.0002']

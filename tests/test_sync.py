@@ -33,7 +33,7 @@ def test_everything_is_in_step(monkeypatch):
 def test_a_module_edited_by_hand_is_told(copy):
     f = copy/'grpo_nb'/'see'/'plotting.py'
     f.write_text(f.read_text()+'\nx = 1\n')
-    with pytest.raises(dev.Trouble, match='grpo_nb/see/plotting.py: not what .*plotting.ipynb exports'):
+    with pytest.raises(dev.ProjectError, match='grpo_nb/see/plotting.py: not what .*plotting.ipynb exports'):
         dev.check(['plotting'])
 
 
@@ -41,11 +41,11 @@ def test_a_module_without_a_notebook_is_told(copy):
     for f in copy.glob('nbs/**/*.ipynb'):
         if f!=notebook(copy, 'plotting'): f.unlink()   # one is as good as all
     (copy/'grpo_nb'/'stray.py').write_text('x = 1\n')
-    with pytest.raises(dev.Trouble, match='grpo_nb/stray.py: no notebook exports it'): dev.check()
+    with pytest.raises(dev.ProjectError, match='grpo_nb/stray.py: no notebook exports it'): dev.check()
 
 def test_a_readme_behind_its_notebook_is_told(copy):
     (copy/'README.md').write_text('old')
-    with pytest.raises(dev.Trouble, match='README.md'): dev.readme(check=True)
+    with pytest.raises(dev.ProjectError, match='README.md'): dev.readme(check=True)
     dev.readme()
     assert dev.readme(check=True)==[]
 
@@ -54,7 +54,7 @@ def test_a_notebook_with_execution_counts_is_told(copy):
     nb = json.loads(f.read_text())
     next(c for c in nb['cells'] if c['cell_type']=='code')['execution_count'] = 7
     f.write_text(json.dumps(nb, indent=1)+'\n')
-    with pytest.raises(dev.Trouble, match='plotting.ipynb: not clean'): dev.check(['plotting'])
+    with pytest.raises(dev.ProjectError, match='plotting.ipynb: not clean'): dev.check(['plotting'])
 
 def test_an_import_that_is_not_collapsed_is_told(copy):
     "JupyterLab shows the first sentence before the imports; exported code, tests and prose stay in sight"
@@ -66,7 +66,7 @@ def test_an_import_that_is_not_collapsed_is_told(copy):
     seen = [o for o in code if o not in hidden]
     assert any('from matplotlib' in o for o in hidden) and any('def new_figure' in o for o in seen)
     f.write_text(f.read_text().replace('"source_hidden": true', '"source_hidden": false', 1))
-    with pytest.raises(dev.Trouble, match='plotting.ipynb: not clean: run .*clean'): dev.check(['plotting'])
+    with pytest.raises(dev.ProjectError, match='plotting.ipynb: not clean: run .*clean'): dev.check(['plotting'])
 
 def test_an_answer_is_collapsed_with_its_output_and_code_that_a_page_folds_is_collapsed(copy):
     f = notebook(copy, 'plotting')
@@ -84,7 +84,7 @@ def test_an_answer_is_collapsed_with_its_output_and_code_that_a_page_folds_is_co
 def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monkeypatch):
     f = copy/'nbs'/'07_advantages.ipynb'
     f.write_text(f.read_text().replace('"id": "colab"', '"id": "other"'))
-    dev.order()
+    dev.write_order()
     second = json.loads(f.read_text())['cells'][1]
     code = ''.join(second['source'])
     assert second['id']=='colab' and code==dev.colab_cell()['source']
@@ -92,10 +92,10 @@ def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monk
     monkeypatch.delenv('COLAB_RELEASE_TAG', raising=False)
     monkeypatch.setattr('os.system', lambda o: pytest.fail(o))
     exec(code)
-    assert dev.order(check=True)==[]
+    assert dev.write_order(check=True)==[]
 
 def test_an_unknown_notebook_is_told(copy):
-    with pytest.raises(dev.Trouble, match='no such notebook among 77_nothing'): dev.check(['77_nothing'])
+    with pytest.raises(dev.ProjectError, match='no such notebook among 77_nothing'): dev.check(['77_nothing'])
 
 @pytest.mark.parametrize('words', [['plotting'], ['--names','plotting','--check'], ['--check','plotting']])
 def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words):
@@ -121,7 +121,7 @@ def test_a_check_of_many_changes_nothing_names_what_is_stale_and_goes_on_behind_
                                source=['1/0']))
     bad.write_text(json.dumps(nb))
     f.write_text(f.read_text().replace('"4.54"', '"4.55"'))
-    with pytest.raises(dev.Trouble) as told: dev.run_nbs([bad.stem, 'plotting', 'widgets'], check=True)
+    with pytest.raises(dev.ProjectError) as told: dev.run_nbs([bad.stem, 'plotting', 'widgets'], check=True)
     *faults,_ = str(told.value).splitlines()
     assert len(faults)==2 and 'ZeroDivisionError' in faults[0]
     assert re.search(r'plotting.ipynb, cell \d+ \(.*: another output now', faults[1])
@@ -133,7 +133,7 @@ def test_a_failing_cell_is_told_with_its_error(copy):
     nb['cells'].insert(3, dict(cell_type='code', id='bad', metadata={}, execution_count=None, outputs=[],
                                source=['1/0']))
     f.write_text(json.dumps(nb))
-    with pytest.raises(dev.Trouble, match=r'widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'):
+    with pytest.raises(dev.ProjectError, match=r'widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'):
         dev.run_nbs(['widgets'])
 
 
@@ -193,7 +193,7 @@ def test_the_command_goes_on_to_the_end_and_names_all_that_failed(
         (tmp_path/name).chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'executable', str(tmp_path/'python'))
-    def check(): raise dev.Trouble('a.ipynb: not clean\nb.ipynb: not clean')
+    def check(): raise dev.ProjectError('a.ipynb: not clean\nb.ipynb: not clean')
     monkeypatch.setattr(dev, 'check', check)
     with pytest.raises(SystemExit) as e: dev.test(n_workers=1)
     said = capfd.readouterr().out

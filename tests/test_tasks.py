@@ -2,11 +2,11 @@
 import json, logging, os, signal, threading
 import pytest
 from grpo_nb.parts import problems
-from grpo_nb.parts.problems import chain_sum, gym_dataset, hub_problems, make_problems, split_of
+from grpo_nb.parts.datasets import chain_sum, gym_dataset, hub_problems, make_problems, split_name
 from grpo_nb.recipes import numinamath_rewards
 from grpo_nb.research.study import lessons
-from grpo_nb.tasks import (accuracy_reward, chain_sum_ways, completion_text, extract_answer, format_reward,
-                           judge, one_group, overlap_reward, same_answer, same_maths)
+from grpo_nb.tasks import (accuracy_reward, chain_sum_demonstrations, completion_text, extract_answer, format_reward,
+                           get_verifier, example_group, overlap_reward, answers_match, math_equal)
 
 # --- judges
 
@@ -95,14 +95,14 @@ OTHER = [('3','-3'), ('−3','3'), ('18 or 19','18'), ('18 and 19','18'), ('18 o
          ('x = 18','y'), ('9'*5000,'1'), ('1e9999','1'), ('50','0.5'), ('18 half','18')]
 
 def test_answers_are_judged_as_a_mathematician_would():
-    assert [o for o in SAME if same_answer(o[0], dict(answer=o[1]))!=1.]==[]
-    assert [o for o in OTHER if same_answer(o[0], dict(answer=o[1]))!=0.]==[]
+    assert [o for o in SAME if answers_match(o[0], dict(answer=o[1]))!=1.]==[]
+    assert [o for o in OTHER if answers_match(o[0], dict(answer=o[1]))!=0.]==[]
 
 def test_a_gym_task_takes_a_right_number_in_any_spelling_and_keeps_its_own_marks():
-    score = judge('chain_sum')
+    score = get_verifier('chain_sum')
     assert [score(t, dict(answer='-4')) for t in ('−4','x = -4',r'\boxed{-4}')]==[1.]*3
     assert [score(t, dict(answer='-4')) for t in ('4','-44')]==[0., 2/3]
-    assert judge('spell_backward')('sun', dict(answer='nus', metadata=dict(word='sun')))<1
+    assert get_verifier('spell_backward')('sun', dict(answer='nus', metadata=dict(word='sun')))<1
 
 ROOTS = r'\frac{\sqrt{2}}{2}',dict(answer=r'\frac{1}{\sqrt{2}}')   # equal, and no numbers to read
 
@@ -116,29 +116,29 @@ def test_maths_is_compared_as_expressions_also_from_another_thread():
     entry = dict(answer=r'\frac{3}{4}+\sqrt{2}')
     cases = {r'\sqrt2+0.75':1., r'thus \boxed{\dfrac{6}{8}+\sqrt{2}}':1., r'\frac{4}{3}+\sqrt2':0.,
              'no idea':0.}
-    assert {t:same_maths(t, entry) for t in cases}==cases
-    assert same_maths('1 000 000', dict(answer='1000000'))==1.
-    assert same_maths('18 dollars', dict(answer='18'))==1.
-    assert in_thread(lambda: {t:same_maths(t, entry) for t in cases})==cases
+    assert {t:math_equal(t, entry) for t in cases}==cases
+    assert math_equal('1 000 000', dict(answer='1000000'))==1.
+    assert math_equal('18 dollars', dict(answer='18'))==1.
+    assert in_thread(lambda: {t:math_equal(t, entry) for t in cases})==cases
 
 def test_an_answer_that_cannot_be_read_in_time_is_wrong_in_every_thread(monkeypatch):
-    same_maths('2', dict(answer='x'))   # it has started
+    math_equal('2', dict(answer='x'))   # it has started
     child = problems._judge_of(os.getpid()).child
     ask = problems._Judge.ask
     monkeypatch.setattr(problems._Judge, 'ask', lambda self, *a: ask(self, *a, seconds=.3))
     tower = r'9^{9^{9^{9}}}'
-    assert in_thread(same_maths, tower, dict(answer='7'))==0.
+    assert in_thread(math_equal, tower, dict(answer='7'))==0.
     assert child.poll() is not None   # it was ended
     monkeypatch.undo()
-    assert in_thread(same_maths, *ROOTS)==1.   # and there is another
+    assert in_thread(math_equal, *ROOTS)==1.   # and there is another
     assert in_thread(numinamath_rewards()[1], [r'It is $\frac{2}{4}$.'], [r'$\boxed{\frac{1}{2}}$'])==[1.]
 
 def test_a_judge_of_the_gym_that_evaluates_has_a_limit_too(monkeypatch):
     entry = dict(answer='1+2', metadata=dict(numbers=[1, 2], target=3, expression='1+2'))
-    assert judge('countdown')('2+1', entry)==1. and in_thread(judge('countdown'), '2+1', entry)==1.
+    assert get_verifier('countdown')('2+1', entry)==1. and in_thread(get_verifier('countdown'), '2+1', entry)==1.
     ask = problems._Judge.ask
     monkeypatch.setattr(problems._Judge, 'ask', lambda self, *a: ask(self, *a, seconds=.3))
-    assert judge('countdown')('9**9**9**9', entry)==0.
+    assert get_verifier('countdown')('9**9**9**9', entry)==0.
 
 def test_the_judge_of_maths_leaves_no_alarm_and_no_handler_of_the_process_changed():
     rung = []
@@ -147,8 +147,8 @@ def test_the_judge_of_maths_leaves_no_alarm_and_no_handler_of_the_process_change
     try:
         signal.setitimer(signal.ITIMER_REAL, 60)
         handler = signal.getsignal(signal.SIGALRM)
-        assert same_maths(*ROOTS)==1.
-        in_thread(same_maths, *ROOTS)
+        assert math_equal(*ROOTS)==1.
+        in_thread(math_equal, *ROOTS)
         assert signal.getsignal(signal.SIGALRM) is handler and signal.getitimer(signal.ITIMER_REAL)[0]>0
         assert logging.getLogger('math_verify').level==level
     finally:
@@ -164,7 +164,7 @@ def test_a_hub_set_is_judged_by_its_own_judge():
 def test_an_unknown_task_has_no_judge():
     with pytest.raises(ValueError, match="no judge for task 'poetry'"):
         accuracy_reward(None, ['<answer>x</answer>'], ['x'], task=['poetry'])
-    with pytest.raises(ValueError, match='use `overlap_reward`'): judge('tldr')   # no summary is just right
+    with pytest.raises(ValueError, match='use `overlap_reward`'): get_verifier('tldr') # no summary is just right
 
 def test_overlap_is_rouge_1():
     said = ['the cat','dog','the the the','']
@@ -175,7 +175,7 @@ def test_overlap_is_rouge_1():
 def test_lessons_are_made_of_training_problems_only_and_both_answers_are_what_they_claim():
     L = lessons(30)
     asked = [p[-1]['content'] for p in L['prompt']]
-    assert all(split_of(q)=='train' for q in asked)
+    assert all(split_name(q)=='train' for q in asked)
     assert set(L.column_names)=={'prompt','careful','hasty','p_careful'}
     for q,c,h in zip(asked, L['careful'], L['hasty']):
         if q.startswith('State'):
@@ -190,11 +190,11 @@ def test_lessons_are_made_of_training_problems_only_and_both_answers_are_what_th
             assert extract_answer(c)==word[::-1] and extract_answer(h)==word[:4][::-1]
 
 def test_the_group_of_the_course_is_what_the_judge_and_the_ways_say():
-    g = one_group()
-    careful,hasty = chain_sum_ways(dict(metadata=dict(expression='3 + 7 + 2 + 1')))
+    g = example_group()
+    careful,hasty = chain_sum_demonstrations(dict(metadata=dict(expression='3 + 7 + 2 + 1')))
     assert sorted(g['completions'])==sorted([careful]*2+[hasty]*6) and extract_answer(hasty)=='12'
     assert g['rewards']==[float(c==careful) for c in g['completions']]
     assert g['prompt'][0]['content'].endswith(': 3 + 7 + 2 + 1 =') and g['answer']==str(3+7+2+1)
-    assert one_group(careful=())['rewards']==[0.]*8 and one_group(careful=range(8))['rewards']==[1.]*8
+    assert example_group(careful=())['rewards']==[0.]*8 and example_group(careful=range(8))['rewards']==[1.]*8
     row = chain_sum(1)[0]['prompt'][0]['content']
     assert row.split(': ')[0]==g['prompt'][0]['content'].split(': ')[0]   # worded as the gym words it

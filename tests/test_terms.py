@@ -3,10 +3,10 @@ import json
 import pytest, torch
 from test_docs import CONTRAST, RULES, _axe, axe
 from grpo_nb.advantages import group_advantages
-from grpo_nb.inspector import fill_terms, inspector_html
+from grpo_nb.inspector import add_token_terms, inspector_html
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
-from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.reading import Run, read_run
+from grpo_nb.parts.datasets import chain_sum
+from grpo_nb.run.reading import LoggedRun, read_run
 from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
@@ -123,7 +123,7 @@ def test_what_any_trainer_writes_opens_with_every_token(tmp_path):
     alone()(tmp_path/'a'/'r.jsonl', 3, [f'q{g}' for g in (0, 1) for _ in range(4)],
         [''.join(w) for w in words], r.flatten(), advantage=A.flatten(), tokens=words, logps=lists(old),
         policy_logps=lists(logps), after_logps=lists(logps+.1))
-    run = fill_terms(open_run(tmp_path/'a'))
+    run = add_token_terms(open_run(tmp_path/'a'))
     want = terms_of(logps, old, A, m)
     for g,o in enumerate(run.rows):
         t = o['terms']
@@ -135,7 +135,7 @@ def test_what_any_trainer_writes_opens_with_every_token(tmp_path):
 def test_texts_and_rewards_alone_tell_how_much_a_word_weighs(tmp_path):
     rows = [dict(input='q', output='a b c'[:2*i+1], score=float(i), step=1) for i in range(3)]
     (tmp_path/'1.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
-    t = fill_terms(open_run(tmp_path)).rows[0]['terms']
+    t = add_token_terms(open_run(tmp_path)).rows[0]['terms']
     assert t['words'] and t['tokens']==[['a'], ['a',' b'], ['a',' b',' c']] and 'policy' not in t
     assert t['by']['grpo']['weight']==pytest.approx([1/3, 1/6, 1/9], abs=1e-6)
     assert set(t['by']['grpo'])=={'weight'}
@@ -145,14 +145,14 @@ def test_numbers_that_do_not_fit_the_tokens_are_left_aside(tmp_path):
     rows = [dict(prompt='q', completion='x y', reward=float(i), tokens=['x',' y'], logps=[-1., -2.][:1+i],
         ref_logps='none') for i in range(2)]
     (tmp_path/'r.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows)+'{"prompt": "q", "compl')
-    run = fill_terms(open_run(tmp_path))
+    run = add_token_terms(open_run(tmp_path))
     assert run.rows[0]['tokens'] is None and run.rows[0]['terms']['words']
     assert any('1 lines could not be read' in n for n in run.notes) and inspector_html(run)
 
 def test_only_so_many_groups_are_gone_through():
     rows = [dict(step=s, group=g, prompt='q', completions=['a','b'], rewards=[0., 1.], replacement=None)
         for s in range(10) for g in range(4)]
-    run = fill_terms(Run(None, {}, None, rows, {}), most=12)
+    run = add_token_terms(LoggedRun(None, {}, None, rows, {}), most=12)
     assert [s for s,g in run.by_step.items() if 'terms' in g[0]]==[1, 5, 9]
 
 # ---- on TRL's trainer

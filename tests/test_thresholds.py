@@ -4,14 +4,14 @@ import inspect, math
 import numpy as np
 import pytest
 from grpo_nb.see import findings as F
-from grpo_nb.see.findings import RULES, Look, fall
+from grpo_nb.see.findings import RULES, RunColumns, drop_from_peak
 
 def look(n=0, settings=None, groups=(), **cols):
     "A run of `n` rows with these columns alone: a number, a list, or a function of 0..1"
     x = np.linspace(0, 1, n)
     get = lambda v: [v(o) for o in x] if callable(v) else list(v) if np.ndim(v) else [v]*n
     cols = {k.replace('__','/'):get(v) for k,v in cols.items()}
-    return Look([dict(step=i)|{k:float(v[i]) for k,v in cols.items() if v[i] is not None} for i in range(n)],
+    return RunColumns([dict(step=i)|{k:float(v[i]) for k,v in cols.items() if v[i] is not None} for i in range(n)],
         list(groups), settings or {})
 
 def line(a, b): return lambda x: a+(b-a)*x
@@ -169,9 +169,9 @@ ASK = {('float-noise','alive'): lambda f: f.fault}   # what counts as speaking, 
 
 # helpers of several rules: (below, above, which one speaks), each with the arguments it is called with
 HELPERS = {
-    (F.fall,'share'): (([.8]*12+[.41]*12,), ([.8]*12+[.39]*12,), above),
-    (F.fall,'sigmas'): ((wave(64, 1., .4, .23),), (wave(64, 1., .4, .19),), above),
-    (F.fall,'parts'): (([1.]*7+[0.]*57,), ([1.]*8+[0.]*56,), above),
+    (F.drop_from_peak,'share'): (([.8]*12+[.41]*12,), ([.8]*12+[.39]*12,), above),
+    (F.drop_from_peak,'sigmas'): ((wave(64, 1., .4, .23),), (wave(64, 1., .4, .19),), above),
+    (F.drop_from_peak,'parts'): (([1.]*7+[0.]*57,), ([1.]*8+[0.]*56,), above),
     (F._solved,'dead'):
         tuple((look(20, reward=line(.1, .5), **{DEAD:jump(20, .1, v)}),) for v in (.89, .91))+(above,),
     (F._solved,'dead_long'):
@@ -215,10 +215,10 @@ HELPERS = {
     (F._paid_by_length,'much_longer'): ((linked(.9), 1.99), (linked(.9), 2.01), above),
     (F._paid_by_length,'shorter'): ((linked(-.99), .66), (linked(-.99), .68), below),
     (F._one_form,'share'): ((forms(.4),), (forms(.41),), above),
-    (Look.silent,'times'):
+    (RunColumns.stopped_at,'times'):
         tuple((look(n, reward=.1, loss=[.1]*5+[None]*(n-5)), 'loss') for n in (7, 8))+(above,),
 }
-HELP = {(F.fall,'parts'): lambda f: f[0]>.99, (Look.silent,'times'): lambda f: f is not None}
+HELP = {(F.drop_from_peak,'parts'): lambda f: f[0]>.99, (RunColumns.stopped_at,'times'): lambda f: f is not None}
 
 # which part of a run counts, and which mean of it: columns that are not constant
 def turns(a, b, n=20): return [a,b]*(n//2)
@@ -282,7 +282,7 @@ def test_a_batch_is_the_usual_step_between_rows():
     steps = [0, 1, 2, 3, 4, 60, 61, 62, 63]
     def run(age):
         told = {'replay/age_mean':age, 'replay/clip_share':.5}
-        return Look([dict(step=s, reward=.5)|told for s in steps])
+        return RunColumns([dict(step=s, reward=.5)|told for s in steps])
     assert RULES['learning-rate-too-large'](run(1.)) and not RULES['learning-rate-too-large'](run(5.))
 
 @pytest.mark.parametrize('one,remedy', [(.4, 1), (.5, 2)])

@@ -2,11 +2,11 @@
 import json, os, random
 import pytest, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from grpo_nb.parts.problems import chain_sum, spell_backward
+from grpo_nb.parts.datasets import chain_sum, spell_backward
 from grpo_nb.research.study import lesson_batch, lessons, warm_start
-from grpo_nb.tasks import accuracy_reward, one_group
+from grpo_nb.tasks import accuracy_reward, example_group
 from grpo_nb.parts.loading import save_model
-from grpo_nb.tiny_qwen import (PHRASES, TAGS, TINY, ask, encode_prompts, load_model, make_tokenizer,
+from grpo_nb.tiny_qwen import (PHRASES, SPECIAL_TAGS, TINY_QWEN_DIR, sample_texts, encode_prompts, load_model, make_tokenizer,
                                tiny_config, tiny_model)
 
 
@@ -40,7 +40,7 @@ def test_tags_survive_decoding_and_specials_do_not():
 
 def test_each_tag_and_phrase_is_one_token_and_every_digit_its_own():
     tok = make_tokenizer()
-    assert all(len(tok(t)['input_ids'])==1 for t in TAGS+PHRASES)
+    assert all(len(tok(t)['input_ids'])==1 for t in SPECIAL_TAGS+PHRASES)
     assert len(tok('1234')['input_ids'])==4 and len(tok('user')['input_ids'])==4
 
 def test_auto_classes_read_what_save_model_wrote(tmp_path):
@@ -123,16 +123,16 @@ def test_the_heads_are_of_a_size_that_vllm_serves(tiny):
     assert c.hidden_size//c.num_attention_heads==32 and c.num_attention_heads%c.num_key_value_heads==0
 
 def test_the_group_of_the_course_is_what_the_model_says(tiny):
-    group = one_group()
-    said = ask(*tiny, [group['prompt']], n=200)[0]
+    group = example_group()
+    said = sample_texts(*tiny, [group['prompt']], n=200)[0]
     first,second = (said.count(o)/200 for o in (group['completions'][0], group['completions'][2]))
     assert .8<first<.97 and .03<second<.2  # hasty, careful; little else
-    assert any(sorted(ask(*tiny, [group['prompt']], n=8, seed=s)[0]) == sorted(group['completions'])
+    assert any(sorted(sample_texts(*tiny, [group['prompt']], n=8, seed=s)[0]) == sorted(group['completions'])
                for s in range(40))
 
 
 def test_the_shipped_folder_is_small_and_loads_in_float32_and_bfloat16(tiny):
-    assert sum(f.stat().st_size for f in TINY.iterdir())<3e6
+    assert sum(f.stat().st_size for f in TINY_QWEN_DIR.iterdir())<3e6
     model,tok = tiny
     assert (model.dtype == torch.float32 and not model.training
             and model.config.vocab_size == len(tok) == len(make_tokenizer()))
@@ -144,7 +144,7 @@ def test_the_shipped_folder_is_small_and_loads_in_float32_and_bfloat16(tiny):
 
 def rewards(model, tok, ds, G=8, seed=0, **kw):
     "(n, G) rewards of sampled answers."
-    texts = sum(ask(model, tok, ds['prompt'], n=G, seed=seed, **kw), [])
+    texts = sum(sample_texts(model, tok, ds['prompt'], n=G, seed=seed, **kw), [])
     rep = lambda k: [x for x in ds[k] for _ in range(G)]
     return torch.tensor(accuracy_reward(None, texts, rep('answer'), rep('task'), rep('entry'))).view(
         len(ds), G
@@ -159,7 +159,7 @@ def quality(model, tok, n=200):
         R,_ = rewards(model, tok, ds)
         opened = [tok.apply_chat_template(p, add_generation_prompt=True, tokenize=False) + '<think>'
                   for p in ds['prompt']]
-        able = (sum(accuracy_reward(None, sum(ask(model, tok, opened), []), ds['answer'], ds['task'],
+        able = (sum(accuracy_reward(None, sum(sample_texts(model, tok, opened), []), ds['answer'], ds['task'],
                                     ds['entry'])) / n)
         wrong,right = (R.amax(1)==0).float().mean().item(),(R.amin(1)==1).float().mean().item()
         out[name] = dict(share=R.mean().item(), dead=wrong + right, wrong=wrong, right=right,
@@ -193,13 +193,13 @@ def test_ask_is_the_same_again_and_greedy_at_temperature_0(tiny):
     prompts = chain_sum(4, split='test')['prompt']
     state = torch.get_rng_state()
     assert (
-        ask(*tiny, prompts, n=3, seed=1)
-        == ask(*tiny, prompts, n=3, seed=1)
-        != ask(*tiny, prompts, n=3, seed=2)
+        sample_texts(*tiny, prompts, n=3, seed=1)
+        == sample_texts(*tiny, prompts, n=3, seed=1)
+        != sample_texts(*tiny, prompts, n=3, seed=2)
     )
     assert torch.equal(torch.get_rng_state(), state)
-    greedy = ask(*tiny, prompts, n=2, temperature=0)
-    assert all(a==b for a,b in greedy) and greedy==ask(*tiny, prompts, n=2, temperature=0, seed=9)
+    greedy = sample_texts(*tiny, prompts, n=2, temperature=0)
+    assert all(a==b for a,b in greedy) and greedy==sample_texts(*tiny, prompts, n=2, temperature=0, seed=9)
 
 def test_a_model_that_is_nowhere_is_one_clear_message(tmp_path, capsys, monkeypatch):
     (tmp_path/'empty').mkdir()

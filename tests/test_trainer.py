@@ -6,21 +6,21 @@ from types import SimpleNamespace
 from unittest.mock import patch
 import pytest, torch
 from grpo_nb import trainer as tr
-from grpo_nb.parts.registry import ADVANTAGES, LOSSES, METHODS, PRIORITIES, register
+from grpo_nb.parts.registry import ADVANTAGES, LOSSES, STRATEGIES, PRIORITIES, register
 from grpo_nb.logps import token_logps
 from grpo_nb.dialects import constant_advantages, maxrl_advantages, rft_advantages
-from grpo_nb.run.checkpoints import (Stopped, check_stop, checkpoint_folders,
-    checkpoint_problem, forget_stop, note_stop)
-from grpo_nb.run.resume import checkpoint_for, save_checkpoint
+from grpo_nb.run.signals import Stopped, check_stop, forget_stop, note_stop
+from grpo_nb.run.checkpoints import checkpoint_folders, checkpoint_error
+from grpo_nb.run.resume import resolve_checkpoint, save_checkpoint
 from grpo_nb.run.reading import read_run
 from grpo_nb.methods import DynamicSampling
 from grpo_nb.replay import Replay
-from grpo_nb.strategies import Keep, Mask, Method, Treated
-from grpo_nb.parts.problems import chain_sum
-from grpo_nb.run.record import about_data
-from grpo_nb.see.monitor import slow_roads
+from grpo_nb.strategies import Keep, Mask, DeadGroupStrategy, ProcessedBatch
+from grpo_nb.parts.datasets import chain_sum
+from grpo_nb.run.record import dataset_info
+from grpo_nb.see.monitor import slow_path_notice
 from grpo_nb.tasks import accuracy_reward, format_reward
-from grpo_nb.tiny_qwen import ask, load_model, make_tokenizer, tiny_model
+from grpo_nb.tiny_qwen import sample_texts, load_model, make_tokenizer, tiny_model
 from grpo_nb.evaluation import pass_at_k
 from grpo_nb.trainer import (TrainConfig, evaluate, init_state, next_prompt_indices, rollout,
     train, train_batch)
@@ -45,7 +45,7 @@ def flat(model): return torch.cat([p.detach().flatten() for p in model.parameter
 def grad(model): return torch.cat([p.grad.flatten() for p in model.parameters()])
 def update(s, batch, in_loss, uncorrected, num_items):
     "One update on all of `batch`."
-    treated = Treated(batch, in_loss, [], {}, uncorrected)
+    treated = ProcessedBatch(batch, in_loss, [], {}, uncorrected)
     return tr.update_minibatch(s, treated, torch.arange(len(batch)), num_items)
 
 @functools.cache
@@ -128,7 +128,7 @@ def test_each_epoch_shows_each_prompt_once_in_an_order_of_its_own():
 def test_a_method_that_passes_over_every_prompt_is_reported():
     class No(Keep):
         name = 'no'
-        def choose(self, keys, step): return [False]*len(keys)
+        def select_prompts(self, keys, step): return [False]*len(keys)
     with pytest.raises(RuntimeError, match="'no' passed over"): train_batch(state(method=No()))
 
 def test_a_reward_gets_every_column_beside_its_own_completion():
@@ -174,7 +174,7 @@ def test_an_answer_ends_at_every_end_token_that_model_or_tokenizer_declares():
     assert (((ids==end) | (ids==turn)) & mask).sum(-1).max()==1   # nothing goes on behind one
     checked(texts)
     checked(evaluate(s.model, TOK, DATA, parity, num_samples=4, max_completion_length=8)['texts'])
-    checked([o for row in ask(s.model, TOK, list(DATA['prompt'])) for o in row])
+    checked([o for row in sample_texts(s.model, TOK, list(DATA['prompt'])) for o in row])
 
 @pytest.mark.parametrize('ends,told', [((), False), ([7], True)])
 def test_the_doctor_hears_of_every_end_token(ends, told):
@@ -182,7 +182,7 @@ def test_the_doctor_hears_of_every_end_token(ends, told):
     class Tok:
         chat_template,eos_token,eos_token_id = '{{ m }}<turn>','<eos>',1
         def decode(self, ids): return {1:'<eos>', 7:'<turn>'}[ids[0]]
-    about = about_data(Tok(), [dict(prompt='?')], ends)
+    about = dataset_info(Tok(), [dict(prompt='?')], ends)
     assert about['eos_in_template']==told and about['eos_token']=='<eos>'
 
 def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
@@ -199,7 +199,7 @@ def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
             ).all()  # all G advantages, none trivial
             assert t.batch.step[i]<o['row']['step']  # older than this batch
         for i in set(range(8)) - set(where):
-            assert torch.equal(t.batch[[i]].trim().completion_ids, o['fresh'][[i]].trim().completion_ids)
+            assert torch.equal(t.batch[[i]].strip_padding().completion_ids, o['fresh'][[i]].strip_padding().completion_ids)
     last = seen[-1]['row']
     assert last["replay/ratio_max"]>1 and 0<last["replay/ess_answers"]<=1 and 0<last["replay/ess_tokens"]<=1
     assert last['replay/live_after']>=last['replay/live_before']
@@ -273,7 +273,7 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     seen = []
     mine = tr.update_minibatch
     def watched(s, treated, idx, *a):
-        mb = treated.batch[idx].trim()
+        mb = treated.batch[idx].strip_padding()
         if s.step%2==0: seen.append((mb, token_logps(s.ref_model, mb, 1.).detach()))
         return mine(s, treated, idx, *a)
     monkeypatch.setattr(tr, 'update_minibatch', watched)
@@ -282,13 +282,13 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     for mb,want in seen: assert torch.allclose(mb.ref_logps, want, atol=2e-5)
 
 def test_a_model_without_a_short_road_is_said_in_one_line():
-    assert slow_roads(tiny_model(0), cfg())==''
-    said = slow_roads(tiny_model(0, hidden_act='gelu'), cfg())
+    assert slow_path_notice(tiny_model(0), cfg())==''
+    said = slow_path_notice(tiny_model(0, hidden_act='gelu'), cfg())
     assert said.startswith('sampling and log-probs through') and said.endswith(
         'its activation is gelu, not silu'
     )
-    assert slow_roads(tiny_model(0).bfloat16(), cfg()).endswith(': its weights are bfloat16')
-    assert slow_roads(tiny_model(0), cfg(shared_prefix=False)).startswith('log-probs through')
+    assert slow_path_notice(tiny_model(0).bfloat16(), cfg()).endswith(': its weights are bfloat16')
+    assert slow_path_notice(tiny_model(0), cfg(shared_prefix=False)).startswith('log-probs through')
 
 def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(capsys):
     flat_reward = lambda completions, **kw: [0.]*len(completions)
@@ -361,7 +361,7 @@ def test_tokens_are_counted_without_their_padding():
     args = cfg(max_completion_length=16, method=DynamicSampling(max_rounds=2))
     s = init_state(model, tok, DATA, parity, args)
     real = []
-    mine = s.method.treat
+    mine = s.method.process_batch
     def noted(batch, *a, sample_more=None, **kw):
         def more(n):
             extra = sample_more(n)
@@ -369,7 +369,7 @@ def test_tokens_are_counted_without_their_padding():
             return extra
         real.append(int(batch.completion_mask.sum()))
         return mine(batch, *a, sample_more=more, **kw)
-    s.method.treat = noted
+    s.method.process_batch = noted
     info = train_batch(s)
     assert s.num_tokens==info['row']['num_tokens']==sum(real) and len(real)>1
     assert real[0]<info['fresh'].completion_ids.numel()   # some of it is padding
@@ -488,16 +488,16 @@ def test_a_loss_and_an_advantage_of_ones_own_are_what_the_update_follows():
     assert (got-grad(m)).abs().max()<1e-6
 
 def test_a_method_of_ones_own_is_known_by_its_name():
-    @register(METHODS, 'loud')
-    class Loud(Method):
+    @register(STRATEGIES, 'loud')
+    class Loud(DeadGroupStrategy):
         name = 'loud'
-        def treat(self, batch, dead=None, step=0, **more):
+        def process_batch(self, batch, dead=None, step=0, **more):
             dead = self.find_dead(batch, dead)
-            return self.treated(batch, dead, in_loss=~dead, loud=1.)
+            return self.make_result(batch, dead, in_loss=~dead, loud=1.)
     try:
         s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=2), method='loud')
         assert s.method.name=='loud' and s.history[0]['replay/loud']==1
-    finally: del METHODS['loud']
+    finally: del STRATEGIES['loud']
 
 @functools.cache
 def four_batches(correction=None):
@@ -608,7 +608,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path, little_room):
         with pytest.raises(OSError, match=says): save_checkpoint(s, tmp_path)
     finally: little_room(-1)   # before pytest writes its own report, which may go to a file
     assert checkpoint_folders(tmp_path)==[first] and sorted(p.name for p in tmp_path.iterdir())==[first.name]
-    assert not checkpoint_problem(first)
+    assert not checkpoint_error(first)
 
 def test_a_run_on_a_full_disk_names_it_and_goes_on_from_its_last_checkpoint(tmp_path, little_room):
     args = cfg(output_dir=str(tmp_path), max_steps=12, save_steps=4)
@@ -676,8 +676,8 @@ def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
     (tmp_path/'checkpoint-99').mkdir(); (tmp_path/'checkpoint-99'/'model.safetensors').write_bytes(b'half')
     (tmp_path/'.checkpoint-100.tmp').mkdir()
     with pytest.warns(UserWarning, match='passed over checkpoint-99'):
-        assert checkpoint_for(state(output_dir=str(tmp_path)), True)==c
-    assert [o for o in checkpoint_folders(tmp_path) if not checkpoint_problem(o)]==[c]
+        assert resolve_checkpoint(state(output_dir=str(tmp_path)), True)==c
+    assert [o for o in checkpoint_folders(tmp_path) if not checkpoint_error(o)]==[c]
     with pytest.raises(ValueError, match='no whole checkpoint'):
         tr.load_checkpoint(state(), tmp_path / 'checkpoint-99')
 
@@ -769,14 +769,14 @@ def test_sampling_rewards_and_log_probs_are_timed():
         assert 0<row['logps_time']<=row['step_time']-row['rollout_time']
 
 MINE = '''
-from grpo_nb.replay import Replay, Method
-class Halve(Method):
+from grpo_nb.replay import Replay, DeadGroupStrategy
+class Halve(DeadGroupStrategy):
     "Half of every advantage."
     name = 'halve'
-    def treat(self, batch, dead=None, step=0, **more):
+    def process_batch(self, batch, dead=None, step=0, **more):
         dead = self.find_dead(batch, dead)
         batch.advantages = batch.advantages/2
-        return self.treated(batch, dead, in_loss=~dead)
+        return self.make_result(batch, dead, in_loss=~dead)
 def oldest(entries, now): return [float(e is entries[0]) for e in entries]
 def plain(logps, old_logps, A, mask): return A*logps
 def raw(rewards): return rewards-rewards.nanmean(1, keepdim=True)
@@ -785,7 +785,7 @@ def raw(rewards): return rewards-rewards.nanmean(1, keepdim=True)
 @pytest.fixture
 def tables():
     "Names that a test gives are gone after it."
-    with patch.dict(LOSSES), patch.dict(METHODS), patch.dict(PRIORITIES), patch.dict(ADVANTAGES): yield
+    with patch.dict(LOSSES), patch.dict(STRATEGIES), patch.dict(PRIORITIES), patch.dict(ADVANTAGES): yield
 
 def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
     f = tmp_path/'mine.py'
@@ -824,8 +824,8 @@ def counted(monkeypatch, *functions):
     dict(importance_sampling_level='sequence', beta=.1)], ids=str)
 def test_ratio_and_clip_are_computed_once_per_optimizer_step(kw, monkeypatch, tmp_path):
     "For the loss, its metrics, the history and the record of groups together."
-    from grpo_nb.parts.ratios import clipped, importance_ratio
-    calls = counted(monkeypatch, importance_ratio, clipped)
+    from grpo_nb.parts.ratios import ppo_clip_mask, importance_ratio
+    calls = counted(monkeypatch, importance_ratio, ppo_clip_mask)
     args = cfg(max_steps=16, output_dir=str(tmp_path), **kw)
     s = train(tiny_model(0), TOK, DATA, parity, args)
     assert s.step==16 and any(o.get('replay/replaced') for o in s.history)

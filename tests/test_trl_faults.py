@@ -221,10 +221,10 @@ def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
     from trl import GRPOConfig
     for kw in (dict(beta=.1), dict(loss_type='vespo'), dict(off_policy_mask_threshold=.5)):
         T.trainer(cls=Old, args=T.config(GRPOConfig, **kw)).train()
-    from grpo_nb.on_trl.rows import BOTH, IMAGES, WIDE
-    known = KEYS|set(WIDE)|set(BOTH)|IMAGES
+    from grpo_nb.on_trl.rows import PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, PER_TOKEN_COLUMNS
+    known = KEYS|set(PER_TOKEN_COLUMNS)|set(PROMPT_COMPLETION_COLUMNS)|IMAGE_COLUMNS
     assert not asked - known, (
-        f'the loss reads {sorted(asked - known)}: `slice_group` and `put_groups` must carry them'
+        f'the loss reads {sorted(asked - known)}: `extract_group` and `insert_groups` must carry them'
     )
 
 
@@ -299,11 +299,11 @@ def test_the_declared_range_of_trl_is_the_one_tested():
     from configparser import ConfigParser
     from pathlib import Path
     import trl
-    from grpo_nb.parts.core import OLDEST, TESTED, untested
+    from grpo_nb.parts.versions import OLDEST, NEWEST_TESTED, version_warnings
     c = ConfigParser()
     c.read(Path(__file__).parent.parent/'settings.ini')
     low, = re.search(r'trl>=([\d.]+)', c['DEFAULT']['requirements']).groups()
     for k,v in OLDEST.items(): assert f' {k}>={v}' in c['DEFAULT']['requirements']
     def v(s): return [int(o) for o in s.split('.')[:2]]
-    assert v(low)<=v(trl.__version__) and v(low)<=v(TESTED['trl'])
-    assert any('trl' in o.split() for o in untested())==(v(trl.__version__)>v(TESTED['trl']))
+    assert v(low)<=v(trl.__version__) and v(low)<=v(NEWEST_TESTED['trl'])
+    assert any('trl' in o.split() for o in version_warnings())==(v(trl.__version__)>v(NEWEST_TESTED['trl']))

@@ -487,23 +487,23 @@ def test_tool_turns_can_be_limited():
 
 def test_the_losses_are_those_of_this_trl_and_ours():
     from grpo_nb.parts.registry import LOSSES
-    from grpo_nb.on_trl.config import is_loss
+    from grpo_nb.on_trl.config import trl_supports_loss
     text = GRPOConfig.__dataclass_fields__['loss_type'].metadata['help']
     named = text[text.index('Supported values are'):].split('.')[0]
     assert set(re.findall(r"'(\w+)'", named))==set(LOSSES)
-    assert all(map(is_loss, LOSSES)) and not is_loss('dap') and not is_loss(None)
+    assert all(map(trl_supports_loss, LOSSES)) and not trl_supports_loss('dap') and not trl_supports_loss(None)
 
 def test_a_trl_that_says_it_otherwise_refuses_no_loss():
     from dataclasses import field
-    from grpo_nb.on_trl.config import is_loss
+    from grpo_nb.on_trl.config import trl_supports_loss
     for told in ({}, dict(help='The loss.'), dict(help='One of `dapo`, `new`.')):
         other = field(default='dapo', metadata=told)
-        assert is_loss('dapo', other) and is_loss('new', other)
-    assert is_loss('new', field(default='dapo', metadata=dict(help="'dapo' or 'new'")))
+        assert trl_supports_loss('dapo', other) and trl_supports_loss('new', other)
+    assert trl_supports_loss('new', field(default='dapo', metadata=dict(help="'dapo' or 'new'")))
 
 def test_a_newer_trl_is_used_and_said(monkeypatch):
     from grpo_nb.parts import core
-    monkeypatch.setitem(core.TESTED, 'trl', '0.1')
+    monkeypatch.setitem(core.NEWEST_TESTED, 'trl', '0.1')
     with pytest.warns(UserWarning, match='newer than 0.1, the newest that was tried'):
         t = T.trainer(max_steps=1)
     t.train()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer
-from grpo_nb.on_trl.rows import slice_group
+from grpo_nb.on_trl.rows import extract_group
 import trl_tiny as T
 from another import elsewhere
 from trl_tiny import Scripted
@@ -126,7 +126,7 @@ def test_a_trainer_without_settings_takes_our_defaults(tmp_path, monkeypatch):
     monkeypatch.setattr(C._BaseConfig, '__post_init__', on_cpu)
     t = GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, train_dataset=T.data(),
         processing_class=T.tokenizer())
-    assert t.args.replay_buffer_size==64 and t.args.edits_batches
+    assert t.args.replay_buffer_size==64 and t.args.replay_active
 
 # -- the table of completions -----------------------------------------------------------------------
 @pytest.mark.parametrize('parts,scope', [(False,'local'),(False,'sharded'),(True,'local')])
@@ -221,9 +221,9 @@ def test_a_trainer_without_any_reward_is_told_so_by_trl(none):
             processing_class=T.tokenizer(), **none)
 
 def test_rows_without_a_prompt_are_described_where_environments_write_the_prompts():
-    from grpo_nb.run.record import about_data
+    from grpo_nb.run.record import dataset_info
     tok = T.tokenizer()
-    of = lambda d: {k:about_data(tok, d)[k] for k in ('n_prompts','prompt_format')}
+    of = lambda d: {k:dataset_info(tok, d)[k] for k in ('n_prompts','prompt_format')}
     assert of(Dataset.from_dict(dict(environment=['counter']*3)))==dict(n_prompts=3, prompt_format=None)
     assert of(T.data(3))==dict(n_prompts=3, prompt_format='text') and of(T.data(3,
         chat=True))==dict(n_prompts=3, prompt_format='conversational')
@@ -240,11 +240,11 @@ def test_a_slice_of_rows_of_the_batch_comes_without_padding():
     left,right = torch.tensor([[0,1],[1,1]]),torch.tensor([[1,1,0],[1,0,0]])
     b = dict(prompt_ids=torch.tensor([[0,5],[6,7]]), prompt_mask=left, advantages=torch.tensor([1.,-1.]),
         completion_ids=torch.tensor([[8,9,0],[4,0,0]]), completion_mask=right)
-    both = slice_group(b, slice(0, 2))
+    both = extract_group(b, slice(0, 2))
     assert both['prompt_ids'].tolist()==[5,6,7] and both['completion_ids'].tolist()==[8,9,4]
-    assert slice_group(b, slice(1, 2))['completion_ids'].tolist()==[4]
-    assert '`slice_group(batch, rows)`' in PAGE.read_text()
-    assert [*inspect.signature(slice_group).parameters][:2]==['batch','rows']
+    assert extract_group(b, slice(1, 2))['completion_ids'].tolist()==[4]
+    assert '`extract_group(batch, rows)`' in PAGE.read_text()
+    assert [*inspect.signature(extract_group).parameters][:2]==['batch','rows']
 
 @pytest.mark.parametrize('name', ['update_with_replay_buffer','sample_from_replay_buffer',
     'update_replay_buffer'])

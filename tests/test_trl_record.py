@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 import grpo_nb.on_trl.record as on_trl_record
 from grpo_nb.advantages import group_advantages
 from grpo_nb.on_trl.rows import TrlRows
-from grpo_nb.on_trl.table import _in_the_form_of
+from grpo_nb.on_trl.table import _match_format
 from grpo_nb.scale.plans import batch_plan
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder
@@ -31,12 +31,12 @@ def run(plan=PLAN, B=2, steps=4, **kw):
     and its folder as read back."""
     t = T.trainer(Scripted(plan, G),
         **(dict(per_device_train_batch_size=B*G, max_steps=steps, learning_rate=3e-2) | kw))
-    got,ratios,old = T.spy(t),[],t._see_logps
+    got,ratios,old = T.spy(t),[],t._on_policy_logps
     def see(x, logps):
         old(x, logps)
         ratios.append((x['replay_row'].tolist(), (logps-x.get('old_per_token_logps', logps)).exp(),
             x['completion_mask'].bool(), x['advantages']))
-    t._see_logps = see
+    t._on_policy_logps = see
     t.train()
     return t,got,ratios,read_run(t.args.output_dir)
 
@@ -434,12 +434,12 @@ def test_half_a_letter_in_completions_is_recorded_and_read_by_all(tmp_path, caps
     assert 'inspector.html' in capsys.readouterr().out
 
 def test_runs_of_both_arms_are_compared_by_what_differs(tmp_path):
-    from grpo_nb.see.view import arms
+    from grpo_nb.see.view import group_by_settings
     for size in (0,64):
         for seed in (0,1):
             run([LIVE], steps=2, output_dir=str(tmp_path/f'{size}-{seed}'), replay_buffer_size=size,
                 seed=seed)
-    a = arms([read_run(o) for o in sorted(tmp_path.iterdir())])
+    a = group_by_settings([read_run(o) for o in sorted(tmp_path.iterdir())])
     assert sorted(map(len, a.values()))==[2,2] and any('without replay' in k for k in a)
     assert write_report([str(o) for o in sorted(tmp_path.iterdir())], tmp_path/'out').exists()
 
@@ -546,12 +546,12 @@ def test_recorded_log_probs_are_those_of_the_model_that_sampled():
     ([dict(role='user', content=[dict(type='text', text='x')])], 'ours',
         [dict(role='user', content=[dict(type='text', text='ours')])])])
 def test_a_newcomer_stands_in_trls_table_in_the_form_of_what_it_replaced(logged, said, want):
-    assert _in_the_form_of(logged, said, 'user')==want
+    assert _match_format(logged, said, 'user')==want
 
 def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
     fault = SimpleNamespace(name='dead', says='all dead', evidence='e', remedy='r')
     monkeypatch.setattr(on_trl_record, 'warnings_now', lambda rows: [fault])
-    rec = object.__new__(on_trl_record.RunRecord)
+    rec = object.__new__(on_trl_record.RecordCallback)
     rec.recorder,rec.told = SimpleNamespace(log=lambda row: None),set()
     state = SimpleNamespace(log_history=[dict(loss=0., step=1)])
     for _ in range(3): rec.on_log(None, state, None, dict(loss=0.))

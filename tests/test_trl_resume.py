@@ -5,9 +5,10 @@ import json, os, signal, shutil
 from pathlib import Path
 import pytest, torch
 from transformers import TrainerCallback
-from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferTrainer, checkpoint_problem,
+from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferTrainer, checkpoint_error,
     last_checkpoint)
-from grpo_nb.run.checkpoints import Stopped, forget_stop, load_state
+from grpo_nb.run.signals import Stopped, forget_stop
+from grpo_nb.run.checkpoints import load_state
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD
 
@@ -254,7 +255,7 @@ def test_the_newest_whole_checkpoint_is_found_whatever_is_missing_or_changed(tmp
             elif name!='trainer_state.json': b = bytearray(raw); b[len(b)//2] ^= 1; f.write_bytes(b)
             else: continue
             assert last_checkpoint(tmp_path).endswith('checkpoint-2'), (name, harm)
-            why = checkpoint_problem(tmp_path/'checkpoint-3')
+            why = checkpoint_error(tmp_path/'checkpoint-3')
             assert name in why and why
             f.write_bytes(raw)
     assert last_checkpoint(tmp_path).endswith('checkpoint-3')
@@ -284,12 +285,12 @@ def test_a_checkpoint_of_plain_trl_that_lost_a_part_is_not_gone_on_from(tmp_path
     from trl import GRPOConfig, GRPOTrainer
     T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path), max_steps=1,
         save_strategy='steps', save_steps=1, per_device_train_batch_size=8)).train()
-    assert checkpoint_problem(tmp_path/'checkpoint-1')==''
+    assert checkpoint_error(tmp_path/'checkpoint-1')==''
     parts = {'optimizer.pt':'optimizer', 'scheduler.pt':'schedule', 'rng_state.pth':'random state',
         'model.safetensors':'weights'}
     for name,part in parts.items():
         f = (tmp_path/'checkpoint-1'/name).rename(tmp_path/'aside')
-        why = checkpoint_problem(tmp_path/'checkpoint-1')
+        why = checkpoint_error(tmp_path/'checkpoint-1')
         assert why.startswith(f'it has no {part}') and ', no' not in why
         assert ('save_only_model' in why)==(part!='weights')
         f.rename(tmp_path/'checkpoint-1'/name)
@@ -348,7 +349,7 @@ def test_saving_over_a_whole_checkpoint_never_leaves_a_mixture(tmp_path):
     seen = []
     t = make(tmp_path, 6, save_steps=2)
     old = t._save_optimizer_and_scheduler
-    t._save_optimizer_and_scheduler = lambda d: (seen.append(checkpoint_problem(d)), old(d))
+    t._save_optimizer_and_scheduler = lambda d: (seen.append(checkpoint_error(d)), old(d))
     t.train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
     assert len(seen)==2 and all('trainer_state.json' in o for o in seen)
 

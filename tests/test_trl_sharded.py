@@ -201,10 +201,10 @@ def test_what_can_not_work_is_refused_on_both_before_the_first_batch(scene, word
         assert all(o in said for o in words), said
 
 def test_a_signal_on_all_ranks_saves_one_whole_checkpoint(out):
-    from grpo_nb.run.checkpoints import checkpoint_problem, load_state
+    from grpo_nb.run.checkpoints import checkpoint_error, load_state
     assert [(o['step'], o['by']) for o in facts(out, 'signal')]==[(3, 'SIGTERM')]*2
     found = [o for o in (out/'signal').glob('checkpoint-3')]
-    assert found and checkpoint_problem(found[0])==''
+    assert found and checkpoint_error(found[0])==''
     parts = [load_state(found[0]/f'grpo_state_{r}.safetensors')['buffer'] for r in (0, 1)]
     a,b = ({k:v for k,v in o['index'].items() if k!='data'} for o in parts)
     assert parts[0]['crc']==parts[1]['crc'] and equal(a, b) and len(a['ids'])>0

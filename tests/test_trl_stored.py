@@ -4,8 +4,8 @@ import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
-from grpo_nb.on_trl.rows import TrlRows, with_places
-from grpo_nb.on_trl.table import Table, is_plain
+from grpo_nb.on_trl.rows import TrlRows, append_blank_rows
+from grpo_nb.on_trl.table import CompletionsTable, is_text
 from grpo_nb.parts.groups import ReplayCounts
 from test_trl_resume import buffers_equal, logs
 
@@ -261,7 +261,7 @@ def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
     batch = dict(completion_ids=torch.tensor([[3, 4],[5, 6]]), completion_mask=torch.ones(2, 2).long(),
         advantages=torch.tensor([1.,-1.]), prompt=['p','q'], num_items_in_batch=torch.tensor(4),
         prompt_ids=torch.ones(2, 1).long(), prompt_mask=torch.ones(2, 1).long())
-    got = with_places(TrlRows.from_trl(batch), 3).to_trl()
+    got = append_blank_rows(TrlRows.from_trl(batch), 3).to_trl()
     assert got['completion_mask'].tolist()==[[1,1],[1,1],[0,0]] and got['advantages'].tolist()==[1.,-1.,0.]
     assert got['completion_ids'].tolist()==[[3,4],[5,6],[3,4]] and got['prompt']==['p','q','p']
     assert got['num_items_in_batch']==4 and batch['completion_mask'].all()
@@ -269,14 +269,14 @@ def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
 def table(n, own):
     "TRL's table of `n` rows named by their number, and a column that a reward logged in the last `own`"
     rows = [float(i) for i in range(n)]
-    return Table(dict(prompt=[f'p{i}' for i in range(n)], completion=[f'c{i}' for i in range(n)],
+    return CompletionsTable(dict(prompt=[f'p{i}' for i in range(n)], completion=[f'c{i}' for i in range(n)],
         advantages=rows[:], rewards=dict(f=rows[:]), extra=dict(note=rows[n-own:], replayed=[])), ['f'])
 
 def test_a_prompt_is_plain_without_pictures():
     said = dict(role='user', content='hi')
-    assert is_plain('hi') and is_plain([said]) and is_plain([said, said])
+    assert is_text('hi') and is_text([said]) and is_text([said, said])
     picture = dict(said, content=[dict(type='image')])
-    for o in (None, [said, picture], ['hi'], dict(said)): assert not is_plain(o)
+    for o in (None, [said, picture], ['hi'], dict(said)): assert not is_text(o)
 
 def test_places_that_were_not_sampled_show_the_first_row_of_their_process_without_reward():
     t = table(5, 5)   # a row of an earlier batch, then two processes that sampled two each
@@ -302,10 +302,10 @@ def test_what_cannot_be_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): go(**kw)
 
 def test_values_that_are_equal_but_of_different_types_are_all_stored():
-    from grpo_nb.on_trl.rows import slice_group
+    from grpo_nb.on_trl.rows import extract_group
     ones = torch.ones(4, 2, dtype=torch.int64)
     b = dict(prompt_ids=ones, prompt_mask=ones, completion_ids=ones, completion_mask=ones,
         label=[1, True, 1., 1], answer=[7, '7', None, torch.tensor(7)], same=['7']*4)
-    g = slice_group(b, slice(0, 4))
+    g = extract_group(b, slice(0, 4))
     assert [*map(type, g['label'])]==[int, bool, float, int] and g['answer'][:3]==[7, '7', None]
     assert torch.equal(g['answer'][3], torch.tensor(7)) and g['same']==['7']

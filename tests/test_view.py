@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest, torch
-from grpo_nb.parts.core import atomic_write
+from grpo_nb.parts.files import atomic_write
 from grpo_nb.inspector import write_inspector
 from grpo_nb.run.record import Recorder, group_rows
-from grpo_nb.run.reading import Run, read_run
+from grpo_nb.run.reading import LoggedRun, read_run
 from grpo_nb.see.view import *
 from grpo_nb.parts.groups import dead_reason
 from grpo_nb.see import findings
@@ -55,8 +55,8 @@ def test_the_page_has_words_for_every_reason_of_a_dead_group():
 # ---- packed
 
 def test_every_cell_says_what_the_record_says(run):
-    o = Opened(pack(run))
-    assert o.head['steps']==run.steps and o.B==8
+    o = Opened(pack_run(run))
+    assert o.head['steps']==run.steps and o.num_prompts==8
     for row in run.rows:
         code, k = (o.state()[run.steps.index(row['step']), row['group']],
                    o.by()[run.steps.index(row['step']), row['group']])
@@ -69,7 +69,7 @@ def test_every_cell_says_what_the_record_says(run):
 
 def test_where_too_many_were_stored_those_that_came_back_are_listed(run, monkeypatch):
     monkeypatch.setattr('grpo_nb.see.view.MOST_STORED', 1)
-    o,whole = Opened(pack(run)),[r for r in run.rows if r['replacement']]
+    o,whole = Opened(pack_run(run)),[r for r in run.rows if r['replacement']]
     for row in run.rows:
         k = o.by()[run.steps.index(row['step']),row['group']]
         assert (k>=0)==(row['replacement'] is not None)
@@ -78,7 +78,7 @@ def test_where_too_many_were_stored_those_that_came_back_are_listed(run, monkeyp
     assert any('stored groups that came back' in n for n in o.head['notes'])
 
 def test_the_texts_are_the_records(run):
-    o = Opened(pack(run))
+    o = Opened(pack_run(run))
     for s,step in enumerate(run.steps):
         for told,row in zip(o.texts(s), run.by_step[step]):
             assert told['prompt']==row['prompt'] and told['completions']==row['completions']
@@ -89,11 +89,11 @@ def test_the_texts_are_the_records(run):
 def test_a_group_of_one_text_is_told_from_one_of_different_texts(tmp_path):
     said = [['a']*4, ['a', 'b', 'a', 'a'], ['']*4, ['a', 'a', 'a', 'b']]
     rec = Recorder(tmp_path)
-    rec.groups(1, group_rows(1, list('qrst'), said, [[0.]*4]*3+[[0., 0., 0., 1.]]))
-    assert Opened(pack(read_run(tmp_path))).array('same', np.uint8).tolist()==[[1, 0, 0, 0]]
+    rec.write_groups(1, group_rows(1, list('qrst'), said, [[0.]*4]*3+[[0., 0., 0., 1.]]))
+    assert Opened(pack_run(read_run(tmp_path))).array('same', np.uint8).tolist()==[[1, 0, 0, 0]]
 
 def test_a_newcomers_text_is_found_where_it_was_born(run):
-    o = Opened(pack(run))
+    o = Opened(pack_run(run))
     for row in run.rows:
         if not row['replacement']: continue
         at = o.stored()[o.by()[run.steps.index(row['step']),row['group']]]['at']
@@ -101,7 +101,7 @@ def test_a_newcomers_text_is_found_where_it_was_born(run):
 
 def test_the_buffer_holds_the_best_groups_seen(run):
     "By a plain loop: after each step the best 16, newest first among equals"
-    o,seen = Opened(pack(run)),[]
+    o,seen = Opened(pack_run(run)),[]
     for s,(step,rows) in enumerate(run.by_step.items()):
         seen += [(r['score'], step, r['group']) for r in rows if r['id'] is not None]
         best = {x[1:] for x in sorted(seen, reverse=True)[:16]}
@@ -110,16 +110,16 @@ def test_the_buffer_holds_the_best_groups_seen(run):
         assert here==best
 
 def test_what_does_not_fit_is_left_out_and_said(run):
-    o = Opened(pack(run, budget=1))
+    o = Opened(pack_run(run, budget=1))
     assert sum(o.texts(s) is not None for s in range(o.S))<o.S or o.head['per_block']>=o.S
-    short = Opened(pack(run, limit=10))
+    short = Opened(pack_run(run, limit=10))
     assert short.texts(0)[0]['cut'][0]==len(run.by_step[run.steps[0]][0]['completions'][0])-10
 
 def test_a_run_without_groups_has_curves_and_one_without_anything_is_refused(tmp_path):
     rec = Recorder(tmp_path/'a')
     for s in range(3): rec.log(dict(step=s, reward=.1*s))
-    o = Opened(pack(read_run(tmp_path/'a')))
-    assert o.B==0 and o.head['curves'][0]['value']==pytest.approx([0., .1, .2])
+    o = Opened(pack_run(read_run(tmp_path/'a')))
+    assert o.num_prompts==0 and o.head['curves'][0]['value']==pytest.approx([0., .1, .2])
     (tmp_path/'b').mkdir(); (tmp_path/'b'/'history.jsonl').write_text('')
     with pytest.raises(ValueError, match='neither groups nor a history'): view_html(tmp_path/'b')
 
@@ -129,8 +129,8 @@ def test_stored_groups_beside_fresh_ones_have_a_colour_of_their_own():
 SAID = [(dict(), 'with the ratio'), (dict(method='replay_uncorrected'), 'without correction')]
 @pytest.mark.parametrize('kw,says', SAID)
 def test_the_page_says_how_the_run_corrected(run, kw, says):
-    o = Run(run.folder, run.settings|kw, run.history, run.rows, run.summary, [])
-    assert says in Opened(pack(o)).head['correction']
+    o = LoggedRun(run.folder, run.settings|kw, run.history, run.rows, run.summary, [])
+    assert says in Opened(pack_run(o)).head['correction']
 
 # ---- text from anywhere
 
@@ -140,7 +140,7 @@ EVIL = ['<script>alert(1)</script>', '</script><img src=x onerror=alert(1)>', '<
 def evil(folder, long=200_000):
     rec = Recorder(folder, settings=dict(seed=0, method=EVIL[0]))
     for s in (1, 2):
-        rec.groups(s, group_rows(s, [EVIL[s], 'x'*long], EVIL*2, [[float(i==0) for i in range(8)], [0.]*8],
+        rec.write_groups(s, group_rows(s, [EVIL[s], 'x'*long], EVIL*2, [[float(i==0) for i in range(8)], [0.]*8],
         rewards_by_func={EVIL[0]:[[1.]*8, [0.]*8]}))
     with open(folder/'groups.jsonl', 'a') as f: f.write('{"step": 3, "gro')
     return folder
@@ -295,7 +295,7 @@ def test_a_long_run_opens_and_moves(browser, tmp_path):
     dead = rng.random((S, B))<.4
     rows = [dict(step=s, group=g, prompt='q', completions=['a', 'b'], rewards=[0.0, float(not dead[s, g])],
                  n_tokens=[1, 1]) for s in range(S) for g in range(B)]
-    run = Run(tmp_path, {}, pd.DataFrame(dict(step=range(S), reward=rng.random(S))), rows, {}, [])
+    run = LoggedRun(tmp_path, {}, pd.DataFrame(dict(step=range(S), reward=rng.random(S))), rows, {}, [])
     (tmp_path/'p.html').write_text(view_html(run, limit=50))
     assert (tmp_path/'p.html').stat().st_size<3e6
     page = browser.new_page(bypass_csp=True)
@@ -429,7 +429,7 @@ def test_the_map_reads_the_buffers_settings_of_either_trainer(prefix):
     from grpo_nb.see.view import buffer_of
     def of(**options):
         args = dict(replay_buffer_size=8)|{prefix+k:v for k,v in options.items()}
-        return buffer_of(Run(Path('r'), dict(args=args), pd.DataFrame(), [], {}))
+        return buffer_of(LoggedRun(Path('r'), dict(args=args), pd.DataFrame(), [], {}))
     assert of()==of(priority='score')==(8, None) and of(age_limit=5)==(8, 5)
     for other in (dict(priority='recency'), dict(max_uses=1), dict(age_decay=4.)):
         assert of(**other)==(None, None)

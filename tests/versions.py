@@ -53,7 +53,7 @@ def outcome(python, files):
 
 def row(name, folder, files, notebooks=False):
     python = python_of(folder, COMBINATIONS[name])
-    say = 'import json; from grpo_nb.parts.core import versions; print(json.dumps(versions()))'
+    say = 'import json; from grpo_nb.parts.versions import versions; print(json.dumps(versions()))'
     v = json.loads(run(python, '-c', say, capture_output=True, text=True, check=True).stdout)
     with tempfile.TemporaryDirectory() as d:
         demo = run(python, '-m', 'grpo_nb', 'demo', '--max_steps', 12, '--output_dir', d).returncode==0

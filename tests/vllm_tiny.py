@@ -11,10 +11,10 @@ import trl.generation.vllm_generation as V
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 from transformers import Qwen2ForCausalLM
-from grpo_nb.parts.core import versions
+from grpo_nb.parts.versions import versions
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
-from grpo_nb.parts.problems import make_problems
-from grpo_nb.tiny_qwen import TINY, load_model
+from grpo_nb.parts.datasets import make_problems
+from grpo_nb.tiny_qwen import TINY_QWEN_DIR, load_model
 
 torch.set_num_threads(1)
 G,HEAT = 4,2.   # at a temperature of 2 the answers of a group differ
@@ -37,7 +37,7 @@ def config(cls=GRPOWithReplayBufferConfig, **kw):
         learning_rate=5e-4, temperature=HEAT) | kw))
 
 def trainer(rewards, cls=GRPOWithReplayBufferTrainer, dataset=None, args=None, **kw):
-    t = cls(model=str(TINY), reward_funcs=rewards, args=args or config(**kw),
+    t = cls(model=str(TINY_QWEN_DIR), reward_funcs=rewards, args=args or config(**kw),
         train_dataset=make_problems('sums', 24, 0) if dataset is None else dataset,
         processing_class=load_model('tiny')[1])
     for cb in list(t.callback_handler.callbacks):

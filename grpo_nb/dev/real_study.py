@@ -13,10 +13,10 @@ import pandas as pd
 from .replay_study import read_plan
 from ..evaluation import evaluate
 from ..parts.pretrained import PRETRAINED
-from ..parts.problems import end_at_newline, make_problems
-from ..parts.stats import difference, holm
-from ..research.study import again, read_rows, run_study, stamp
-from ..run.folders import one_thread
+from ..parts.datasets import end_at_newline, make_problems
+from ..parts.stats import paired_difference, holm
+from ..research.study import rerun_rows, read_rows, run_study, stamp
+from ..run.folders import single_thread
 from ..tasks import accuracy_reward
 from ..tiny_qwen import load_model
 from ..trainer import TrainConfig, train
@@ -69,7 +69,7 @@ def real_run(
         max_steps=plan['batches']*plan['settings']['steps_per_generation'])
     problems = make_problems(job['regime'], plan['batches']*plan['prompts'], seed)
     held_out = make_problems(job['regime'], plan['held_out'], seed, 'test')
-    with one_thread():
+    with single_thread():
         model,tok = load_model(plan['model'])
         end_at_newline(model, tok)
         run = train(model, tok, problems, accuracy_reward, args, method=method, print_verdict=False)
@@ -96,7 +96,7 @@ def real_claims(
     n,whole = len(plan['tasks'])*len(plan['rates'])*len(plan['arms']),d.groupby('seed').size()
     if set(whole[whole==n].index)<set(plan['seeds']): return pd.DataFrame()
     mean = d.groupby(['seed','way'])[metric].mean().unstack('way')
-    t = pd.DataFrame([difference(mean[a], mean[b]) for a,b in plan['claims']],
+    t = pd.DataFrame([paired_difference(mean[a], mean[b]) for a,b in plan['claims']],
         index=[f'{a} - {b}' for a,b in plan['claims']])
     return t.assign(holm=holm(t.p), predicted=plan['predictions'])
 
@@ -110,7 +110,7 @@ def real_study(
     "Go on with the registered study of the pretrained model where it stopped."
     plan = real_plan(page)
     here,run = stamp(registered=plan['hash']),partial(real_run, plan=plan)
-    if repeat: return again(path, run, here, repeat)
+    if repeat: return rerun_rows(path, run, here, repeat)
     df = run_study(run, real_jobs(plan), path, here, free=('machine','torch','version'),
         disable_tqdm=disable_tqdm)
     t = real_claims(df, plan)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from ..parts.stats import difference, holm
+from ..parts.stats import paired_difference, holm
 from .stacked import FAMILIES, FOUR, SIZES, BatchUse, G, Runs, hold_problems, start_file
 from ..research.study import (
-    KEY, again, area, one_each, over_regimes, pairs, rates, read_rows, run_study, stamp)
+    KEY, rerun_rows, mean_over_tokens, as_list, over_regimes, paired_table, lr_table, read_rows, run_study, stamp)
 
 # %% ../../nbs/dev/replay_study.ipynb #203ccd2a
 USES = {'plain':BatchUse(), 'plain_16':BatchUse(fresh=16), 'mu2':BatchUse(passes=2),
@@ -62,7 +62,7 @@ def run_stack(
     torch.set_num_threads(1)
     if until and time.time()>until: return []
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    runs = one_each(job)
+    runs = as_list(job)
     o,arm = json.loads(runs[0]['settings']),USES[runs[0]['arm']]
     families,seeds,lr = ([k[name] for k in runs] for name in ('regime','seed','learning_rate'))
     if problems: hold_problems(problems, families)
@@ -299,7 +299,7 @@ def remake_arms(
         first = (d[key[:3]]==d[key[:3]].iloc[0]).all(axis=1)
         then = d[first][:2].to_dict('records')
         for o,now in zip(then, run([{k:o[k] for k in (*KEY, 'source')} for o in then])):
-            now = now|dict(area=area(json.loads(now['curve'])))
+            now = now|dict(area=mean_over_tokens(json.loads(now['curve'])))
             out.append({k:o[k] for k in KEY[:4]}|dict(same_machine=all(o[k]==v for k,v in stamp.items()),
                 equal=all(now[k]==o[k] for k in now if k!='cpu_s'),
                 near=all(abs(now[k]-o[k])<=far for k,far in NEAR.items()), then=o['pass1'], now=now['pass1']))
@@ -352,7 +352,7 @@ def replay_study(
     until = time.time()+60*minutes if minutes else None
     if problems: hold_problems(problems, list(plan['definitions']['families']))
     run = partial(run_stack, device=device or None, problems=problems or None, until=until)
-    if repeat: return again(path, lambda o: run(o)[0], here, repeat)
+    if repeat: return rerun_rows(path, lambda o: run(o)[0], here, repeat)
     if each_arm: return remake_arms(path, run, here)
     options = dict(path=path, stamp=here, processes=processes, free=free, disable_tqdm=disable_tqdm)
     tries = path.with_name(f'{name}_rates.csv')
@@ -362,7 +362,7 @@ def replay_study(
         rows = df if what=='main' else read_rows(path.with_name(f'{name}.csv'), same)
         return next_jobs(with_given(rows, plan, folder), plan, what, stack)
     df = run_rounds(run, jobs, **options)
-    print(rates(df).round(3).to_string() if what in side else say(with_given(df, plan, folder), plan))
+    print(lr_table(df).round(3).to_string() if what in side else say(with_given(df, plan, folder), plan))
     for _,o in df[df.error!=''].iterrows(): print(f'failed: {o.arm} on {o.regime}, seed {o.seed}: {o.error}')
 
 # %% ../../nbs/dev/replay_study.ipynb #c08967e3
@@ -411,7 +411,7 @@ def _says(d): return ['undecided' if p>=.05 else '+' if o>0 else '-' for o,p in 
 def _each_family(rows, plan):
     "A row per claim and family that is there; one Holm family of all that were registered."
     def one(a, b):
-        d = pairs(rows[rows.arm.isin([a, b])], b, plan['measure'])
+        d = paired_table(rows[rows.arm.isin([a, b])], b, plan['measure'])
         return d.assign(baseline=b, half=d.diff_ci)
     d = pd.concat([one(a, b) for a,b in plan['claims']], ignore_index=True)
     d = d[['regime','arm','baseline','seeds','diff','half','p']]
@@ -430,7 +430,7 @@ def contrasts(
     runs = sum(map(len, some.values()))
     if any(n.get((a, s), 0)<runs for a in arms for s in plan['seeds']['main']): return pd.DataFrame()
     mean = groups.mean().unstack('arm')
-    t = pd.DataFrame({k:difference(sum(w*mean[a] for a,w in o.items()), 0*mean.iloc[:,0])
+    t = pd.DataFrame({k:paired_difference(sum(w*mean[a] for a,w in o.items()), 0*mean.iloc[:,0])
         for k,o in plan['contrasts'].items()}).T
     t = t.assign(holm=holm(t.p))
     return t.assign(says=_says(t), predicted=plan['predictions']).drop(columns=['n','verdict'])
@@ -510,7 +510,7 @@ def numbers(
         curve = json.loads(o.curve)
         budget = plan.get('budget', FAMILIES[o.regime].budget)
         until = share and min(share(o.arm)*budget, curve[-1]['tokens'])
-        out.setdefault(o.regime, {}).setdefault((o.arm, o.learning_rate), {})[o.seed] = area(curve, until)
+        out.setdefault(o.regime, {}).setdefault((o.arm, o.learning_rate), {})[o.seed] = mean_over_tokens(curve, until)
     return {c:{k:v for k,v in tries.items() if len(v)==len(seeds)} for c,tries in out.items()}
 
 def chosen(

@@ -22,11 +22,11 @@ from torch import Tensor
 import grpo_nb.methods                       # what is registered there can be an arm's
 from ..advantages import group_advantages
 from ..generation import Rollouts
-from ..parts.core import atomic_write
+from ..parts.files import atomic_write
 from ..parts.groups import dead_groups
-from ..parts.ratios import Clip, Correction, clipped, correct, importance_ratio
-from ..parts.registry import METHODS
-from ..strategies import Method
+from ..parts.ratios import ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio
+from ..parts.registry import STRATEGIES
+from ..strategies import DeadGroupStrategy
 
 # %% ../../nbs/dev/stacked.ipynb #8fcc155d
 LETTERS = ' 0123456789abcdefghijklmnopqrstuvwxyz+-:>#'
@@ -230,17 +230,17 @@ def make_entries(
     **options:int|str|bool,   # of the task
 )->list:          # metadata, as the gym's entries have it
     "Draw problems of our own; what falls on the other side is left out, by a hash of the problem."
-    from grpo_nb.parts.problems import split_of
+    from grpo_nb.parts.datasets import split_name
     rng = random.Random(f'{task} {options} {seed} {split}')
     draws = n if split=='train' else 4*n   # a fifth is held out
     drawn = [MAKERS[task](rng, **options) for _ in range(draws)]
-    return [o for o in drawn if split_of(json.dumps(o))==split]
+    return [o for o in drawn if split_name(json.dumps(o))==split]
 
 # %% ../../nbs/dev/stacked.ipynb #ec4d41a9
 def _entries(f, n, seed, side):
     "What a task's problems are made of: the gym's, or our own."
     if f.task in MAKERS: return make_entries(f.task, n, seed, side, **f.options)
-    from grpo_nb.parts.problems import gym_dataset
+    from grpo_nb.parts.datasets import gym_dataset
     return [json.loads(e)['metadata'] for e in gym_dataset(f.task, n, seed, side, **f.options)['entry']]
 
 def problems(
@@ -576,8 +576,8 @@ def right_answers(
     return is_right(out, answer[:,:,None].expand(-1, -1, n, -1))
 
 # %% ../../nbs/dev/stacked.ipynb #6985c96a
-CORRECTIONS = dict(both=Correction(), clip=Correction('none'), weight=Correction('truncated', clip='none'),
-    moment=Correction(clip='none', max_moment=.04), random=Correction('none'))   # of a token's gradient
+CORRECTIONS = dict(both=OffPolicyCorrection(), clip=OffPolicyCorrection('none'), weight=OffPolicyCorrection('truncated', clip='none'),
+    moment=OffPolicyCorrection(clip='none', max_moment=.04), random=OffPolicyCorrection('none')) # of a token's gradient
 
 @dataclass(frozen=True)
 class BatchUse:
@@ -591,7 +591,7 @@ class BatchUse:
     correction:str='both'   # one of `CORRECTIONS`
     buffer:int=64           # newest living groups that are kept
     newest:bool=False       # does the buffer give the newest ones, not any?
-    method:str=''           # of `METHODS`: what else is done with dead groups
+    method:str=''           # of `STRATEGIES`: what else is done with dead groups
     priority:str=''         # of `PRIORITIES`: dead groups are replaced by the shipped `Replay`
     distinct:int=0          # so many of the stored groups differ, the others are copies; 0: all differ
     without:int=0           # living groups with so many right answers are not stored; 0: all are
@@ -612,11 +612,11 @@ def factor(
     "A token's advantage times all that its gradient is multiplied by, run by run."
     real = torch.ones_like(logps, dtype=torch.bool) if real is None else real
     ratio = importance_ratio(logps.detach(), old, real)
-    if correction=='both': return (A*ratio).masked_fill(clipped(ratio, A, Clip(epsilon)), 0.)   # PPO's own
+    if correction=='both': return (A*ratio).masked_fill(ppo_clip_mask(ratio, A, ClipRange(epsilon)), 0.) # PPO's own
     if correction=='random':
-        share = (clipped(ratio, A, Clip(epsilon))&real).flatten(1).sum(1)/real.flatten(1).sum(1)
+        share = (ppo_clip_mask(ratio, A, ClipRange(epsilon))&real).flatten(1).sum(1)/real.flatten(1).sum(1)
         return A.masked_fill(chance<share.view(-1, *[1]*(A.ndim-1)), 0.)
-    def one(*run): return correct(*run, CORRECTIONS[correction], clip=Clip(epsilon))[1]
+    def one(*run): return apply_correction(*run, CORRECTIONS[correction], clip=ClipRange(epsilon))[1]
     return torch.vmap(one)(logps.detach(), old, A.expand_as(logps), real)
 
 # %% ../../nbs/dev/stacked.ipynb #68e56342
@@ -718,8 +718,8 @@ class Runs:
         self.arm,self.seeds,self.device = arm,list(seeds),device
         self.methods = [self.method(s) for s in seeds] if arm.method or arm.priority else None
         self.gens = [torch.Generator().manual_seed(s) for s in seeds]
-        self.data = self.choose([o['train'] for o in d], n_train)
-        self.test = self.choose([o['test'] for o in d], n_test)
+        self.data = self.select_prompts([o['train'] for o in d], n_train)
+        self.test = self.select_prompts([o['test'] for o in d], n_test)
         self.m = Stack(SIZES[size], torch.stack([o['theta'] for o in d]).to(device))
         self.opt = StackedAdam(self.m, torch.tensor(lr, device=device))
         self.shelf,self.order,self.cursor,self.batches = None,None,0,0
@@ -727,16 +727,16 @@ class Runs:
         self.tokens = torch.zeros(len(seeds), dtype=torch.long, device=device)
         self.seen = {k:torch.zeros(len(seeds), device=device) for k in ('dead','ess','reward','wrong')}
 
-    def method(self, seed:int)->Method:
+    def method(self, seed:int)->DeadGroupStrategy:
         "What a run does with dead groups besides."
-        if self.arm.method: return METHODS[self.arm.method]()
-        return METHODS['replay'](self.arm.buffer, priority=self.arm.priority, seed=seed)
+        if self.arm.method: return STRATEGIES[self.arm.method]()
+        return STRATEGIES['replay'](self.arm.buffer, priority=self.arm.priority, seed=seed)
 
     def uniform(self, *size:int)->Tensor:
         "(S, *size) in 0..1, each run from its own generator."
         return torch.stack([torch.rand(*size, generator=g) for g in self.gens]).to(self.device)
 
-    def choose(self, data:list, n:int)->dict:
+    def select_prompts(self, data:list, n:int)->dict:
         "(S, n, ...): problems for each run, all different."
         i = [torch.randperm(len(d['ids']), generator=g)[:n] for d,g in zip(data, self.gens)]
         def one(k): return torch.stack([d[k][o] for d,o in zip(data, i)])
@@ -763,7 +763,7 @@ class Runs:
         self.tokens += real.sum((1, 2, 3))
         self.shelf = self.shelf or Shelf(arm.buffer, fresh)
         both,there = assemble(arm, fresh, dead, self.shelf, self.uniform(arm.buffer))
-        if self.methods: both,there = self.treat(both, dead)
+        if self.methods: both,there = self.process_batch(both, dead)
         self.shelf.add(fresh, ~dead&(r.sum(-1)!=arm.without), self.batches)
         self.train(both, there)
         self.batches += 1
@@ -771,14 +771,14 @@ class Runs:
         seen = dict(dead=dead.float().mean(1), reward=r.mean((1, 2)), wrong=wrong)
         for k,v in seen.items(): self.seen[k] += v
 
-    def treat(self, groups:dict, dead:Tensor)->tuple:
+    def process_batch(self, groups:dict, dead:Tensor)->tuple:
         "What each run's method makes of its groups, and (S, n) bool: does the group count?"
         q = [groups[k] for k in ('ids','mask','out')]
-        H = _entropies(self.m, *q) if self.methods[0].needs_policy else groups['old']
+        H = _entropies(self.m, *q) if self.methods[0].needs_logps else groups['old']
         widths = groups['ids'].shape[-1],groups['out'].shape[-1]
         def one(method, dead, h, A, *tensors):
             batch = Rollouts(*tensors, advantages=A[...,0])
-            out = method.treat(batch, dead, self.batches, policy=lambda b: (b.old_logps, h))
+            out = method.process_batch(batch, dead, self.batches, logps_fn=lambda b: (b.old_logps, h))
             b = out.batch.pad_to(*widths)   # what a method puts in may be trimmed, run by run
             A = b.advantages
             answers = b.completion_ids,b.completion_mask,b.old_logps,b.rewards
@@ -804,7 +804,7 @@ class Runs:
                 push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance)*logps*mask
                 if arm.anchor and k:
                     far = (logps.detach()-g['anchor']).exp()
-                    push = push.masked_fill(clipped(far, A, Clip(arm.epsilon)), 0.)
+                    push = push.masked_fill(ppo_clip_mask(far, A, ClipRange(arm.epsilon)), 0.)
                 self.note(logps.detach(), g, mask)
                 self.opt.step(self.m.gradient(-(push.sum((1, 2, 3))/items.clamp(min=1)).sum()), share)
 

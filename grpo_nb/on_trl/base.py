@@ -13,19 +13,19 @@ from torch.utils.data import DataLoader
 from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from ..parts.core import other_version
+from ..parts.versions import other_version
 from ..parts.groups import ReplayCounts, dead_by_func, reward_std, unjudged
 from grpo_nb.parts.ratios import (
-    CLIPS, Clip, Correction, clipped, correct, importance_ratio, merge_sums, ratio_row, ratio_sums,
+    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio, merge_sums, ratio_row, ratio_sums,
     warn_unless_clipped)
 from ..replay import ReplayBuffer
 from .batch_record import BatchRecord
 from .checks import CheckedTrainer
 from .config import GRPOWithReplayBufferConfig, check_layout
-from .distributed import ShardedBuffer, redistribute
+from .distributed import ShardedBuffer, reshard
 from .resume import ResumableTrainer
-from .rows import TrlRows, check_columns, compute_logps, with_places
-from .table import Table, came_in
+from .rows import TrlRows, check_columns, compute_logps, append_blank_rows
+from .table import CompletionsTable, iter_inserted
 # after `rows`, which reports it in a sentence where TRL has moved one of them
 from trl.trainer.utils import nanmax, nanmin, unsplit_pixel_values_by_grid
 
@@ -33,7 +33,7 @@ from trl.trainer.utils import nanmax, nanmin, unsplit_pixel_values_by_grid
 log = logging.getLogger(__name__)
 
 # %% ../../nbs/on_trl/base.ipynb #112d1cef
-_NOTHING = ratio_sums(*torch.zeros(2, 0, 1), torch.zeros(0, 1, dtype=torch.bool))
+_EMPTY_STATS = ratio_sums(*torch.zeros(2, 0, 1), torch.zeros(0, 1, dtype=torch.bool))
 
 class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     "What a replay trainer needs around its idea: sampling, metrics, table, record, checkpoints."
@@ -49,25 +49,25 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         a = self.args
         sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
         self._per_row = ('importance_sampling_ratio',) if sequences else ()
-        self.correction = Correction(a.replay_weight, a.replay_weight_cap, a.replay_clip,
+        self.correction = OffPolicyCorrection(a.replay_weight, a.replay_weight_cap, a.replay_clip,
                                      max_drift=a.replay_max_drift)
-        self.clip = Clip(a.epsilon, a.epsilon_high, a.delta, a.loss_type in CLIPS)
-        self.table = Table(self._logs, self.reward_func_names)
+        self.clip = ClipRange(a.epsilon, a.epsilon_high, a.delta, a.loss_type in PPO_CLIP_LOSSES)
+        self.table = CompletionsTable(self._logs, self.reward_func_names)
         self.record = self.make_record()
         self.add_callback(self.record)
-        self.begin_buffer(a.shares_buffer)
+        self.reset_buffer(a.buffer_is_shared)
 
     def make_record(self)->object:
         "The callback that records the run; it has `wants`, `sizes`, `written`, `close` and `add_to_card`."
-        from grpo_nb.on_trl.record import RunRecord   # with the verdict, which a config does not need
-        return RunRecord(self)
+        from grpo_nb.on_trl.record import RecordCallback # with the verdict, which a config does not need
+        return RecordCallback(self)
 
     def _check_layout(self, args, columns, played):
         check_layout(args, columns, played)
         if args.replay_buffer_size and os.environ.get('RANK', '0')=='0':   # of several processes one warns
             warn_unless_clipped(args.replay_clip, "replay_clip='none'")
 
-    def begin_buffer(self,
+    def reset_buffer(self,
         shared:bool,  # one for all processes?
     )->None:
         "An empty buffer."
@@ -86,7 +86,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             if hasattr(c, event): getattr(c, event)(self.args, self.state, self.control, **given)
 
     # ---- rewards of a group
-    def dead(self,
+    def dead_mask(self,
         rewards:Tensor, G:int=None,  # (N*G, F), nan where not judged; rows per group, None: in training
     )->Tensor:           # (N,) bool
         "Groups without contrast."
@@ -94,22 +94,22 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         how = self.reward_weights,self.multi_objective_aggregation,self.args.dead_tolerance
         return dead_by_func(by_func, *how)
 
-    def total(self,
+    def weighted_rewards(self,
         rewards:Tensor,  # (N, F), nan where a function did not judge
     )->Tensor:           # (N,) nan where none that counts did
         "The weighted sum of each row."
         w = self.reward_weights.to(rewards.device)
         return (rewards*w).nansum(1).masked_fill(unjudged(rewards, w), torch.nan)
 
-    def _recount(self):
+    def _fix_group_metrics(self):
         "TRL's deviation is that of the whole batch, and finds its dead groups: put ours in its place."
         G = self.num_generations if self.model.training else self.num_generations_eval
-        if not self.model.training and self.args.edits_batches:
+        if not self.model.training and self.args.replay_active:
             self._logs['extra']['replayed'].extend([False]*len(self.rewards_per_func))
         if G<2: return
         r,m = self.rewards_per_func,self._metrics['train' if self.model.training else 'eval']
-        m['reward_std'][-1] = reward_std(self.total(r).view(-1, G))
-        m['frac_reward_zero_std'][-1] = self.dead(r, G).float().mean().item()
+        m['reward_std'][-1] = reward_std(self.weighted_rewards(r).view(-1, G))
+        m['frac_reward_zero_std'][-1] = self.dead_mask(r, G).float().mean().item()
         m['frac_one_text'].append(self.table.one_text(len(r), G))
 
     # ---- what is sampled: TRL's own loader and sampler, of smaller batches
@@ -125,7 +125,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
 
     def _n_prompts(self, args): return super()._n_prompts(args)//(1+args.replay_stored_per_fresh)
 
-    def fill_up(self,
+    def resample_missing(self,
         inputs:list,  # a dict per row, G rows of a prompt after those of another
     )->list:          # the rows to sample: `inputs`, and again from the first on
         "As many more groups of the same prompts as the buffer can't give yet."
@@ -149,17 +149,17 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         "The record of a batch that was sampled, with places for what was not; its rows can be followed."
         a,world,rewards = self.args,self.accelerator.num_processes,self.rewards_per_func
         number = self._step//(a.steps_per_generation*self.num_iterations)   # of the generation batch
-        if not a.edits_batches and not self.record.wants(number): return None
+        if not a.replay_active and not self.record.records_step(number): return None
         rows,G = self.rows_of(batch),self.num_generations
         B = a.per_device_train_batch_size*a.steps_per_generation
-        if a.edits_batches: check_columns(rows)
+        if a.replay_active: check_columns(rows)
         if n<B:
-            rows = with_places(rows, B)
+            rows = append_blank_rows(rows, B)
             r = rewards.view(world, n, -1)
             rewards = torch.cat([r, r.new_full((world, B-n, r.shape[2]), torch.nan)], 1).flatten(0, 1)
             self.table.widen(n, B, world)
         me = self.accelerator.process_index
-        dead = self.dead(rewards if self.sharded else rewards[me*B:me*B+B]).tolist()
+        dead = self.dead_mask(rewards if self.sharded else rewards[me*B:me*B+B]).tolist()
         unsampled = [g for g in range(len(dead)) if g*G%B>=n]
         table = self.table.last(len(rewards), self._extra)
         return BatchRecord(number, self.state.global_step+1, n, rows, rewards, dead, unsampled, table)
@@ -180,7 +180,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         return loss
 
     def _check_came_back(self):
-        "RuntimeError where rows of the first batch were trained on without passing through `_see_logps`."
+        "RuntimeError where rows of the first batch were trained on without passing through `_on_policy_logps`."
         n,rows = self.args.train_batch_size,len(set(self._came_back))
         self._to_follow -= 1
         if rows!=n:
@@ -192,10 +192,10 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         a,now = self.args,self.state.global_step
         n = a.ref_model_sync_steps if a.sync_ref_model and self.beta!=0 else 0
         if n and any(e.step//n!=now//n for e in drawn.drawn):   # every process runs the reference, or none
-            return self._ref_rows(rows, drawn.rows or [0])
+            return self._recompute_ref_logps(rows, drawn.rows or [0])
         return rows
 
-    def _ref_rows(self, rows, idx):
+    def _recompute_ref_logps(self, rows, idx):
         "Compute the reference's log-probs of the rows at `idx`."
         some = unsplit_pixel_values_by_grid(rows[idx].data)
         new = compute_logps(self, self.ref_model, some, batch_size=self.args.per_device_train_batch_size)
@@ -204,34 +204,34 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         return rows.with_tensors(rows.data|dict(ref_per_token_logps=old.index_put((at,), new.to(old.dtype))))
 
     # ---- what is logged
-    def _of_all(self, values):
+    def _gather_floats(self, values):
         "(processes, k) numbers of each process; one row where all have the same buffer."
         v = torch.tensor([values], dtype=torch.float32)
         return v if self.sharded else self.accelerator.gather(v.to(self.accelerator.device)).cpu()
 
-    def _show(self):
+    def _log_replay(self):
         "Count what became of the groups, and put what came in into the table."
         b,B = self.batch,len(self.batch.sampled)
-        counts = self._of_all([*vars(b.counts()).values()]).long().tolist()
+        counts = self._gather_floats([*vars(b.counts()).values()]).long().tolist()
         for k,v in sum((ReplayCounts(*o) for o in counts[1:]), ReplayCounts(*counts[0])).metrics().items():
             self._metrics['train'][f'replay/{k}'].append(v)
-        new = came_in(b.drawn.incoming, self.processing_class)
+        new = iter_inserted(b.drawn.incoming, self.processing_class)
         rows = [(self.args.process_index*B+i, *o) for i,*o in new]
         if self.accelerator.num_processes>1:
-            rows = gather_object(rows) if self.log_completions or self.record.wants(b.number) else []
+            rows = gather_object(rows) if self.log_completions or self.record.records_step(b.number) else []
         self.table.replace(rows, len(b.rewards))
 
     def log(self,
         logs:dict, start_time:float=None,  # TRL's row; as TRL has it
     )->None:
         "TRL's row, with how full the buffer is, and the ratios of what was replayed since the last one."
-        if self.args.edits_batches and 'loss' in logs:
-            mine = torch.stack([self._sums.get(k, _NOTHING) for k in ('replayed','fresh')])
+        if self.args.replay_active and 'loss' in logs:
+            mine = torch.stack([self._sums.get(k, _EMPTY_STATS) for k in ('replayed','fresh')])
             all_ = self.accelerator.gather(mine[None].to(self.accelerator.device)).cpu()
             row,fresh = (ratio_row(merge_sums(o)) for o in all_.unbind(1))
             self._sums = {}
             if row and fresh: self._metrics['train']['clip_ratio/fresh_mean'] = [fresh['clip_share']]
-            n,room = self._of_all([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
+            n,room = self._gather_floats([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
             row |= dict(buffer_size=n, fill=n/max(1, room))
             self._metrics['train'] |= {f'replay/{k}':[float(v)] for k,v in row.items()}
         super().log(logs, start_time)
@@ -246,14 +246,14 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             new = ratio_sums(log_ratio[rows], A[rows], m[rows], level, clip_mask=held[rows])
             self._sums[k] = merge_sums([self._sums[k], new]) if k in self._sums else new
         x['seen_by_clip'] = ratio,held,m,A
-        if self.correction.changes and r.any(): self._correct(x, logps, m)
+        if self.correction.is_active and r.any(): self._correct(x, logps, m)
 
     # ---- another weight, another clip
     def _correct(self, x, logps, m):
         "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
         r,old,A = x['replayed'][:,None],x['old_per_token_logps'],x['advantages'][:,None]
         x['sampler_logps'],x['own_advantages'] = old,A[:,0]   # for whoever writes down what a token does
-        new = correct(logps, old, A, m, self.correction, self.importance_sampling_level, clip=self.clip)
+        new = apply_correction(logps, old, A, m, self.correction, self.importance_sampling_level, clip=self.clip)
         x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)
 
     def held_by_clip(self,
@@ -262,14 +262,14 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         replayed:Tensor,  # (rows,) bool; None for none
     )->Tensor:            # bool, shape of `ratio`
         "What the clip leaves without a gradient: of replayed rows that of their correction."
-        held = clipped(ratio, A, self.clip)
-        if replayed is None or not self.correction.changes: return held
-        return torch.where(replayed[:,None], clipped(ratio, A, self.correction.clip_of(self.clip)), held)
+        held = ppo_clip_mask(ratio, A, self.clip)
+        if replayed is None or not self.correction.is_active: return held
+        return torch.where(replayed[:,None], ppo_clip_mask(ratio, A, self.correction.clip_range(self.clip)), held)
 
     def _count_clipped(self, x):
         "Count again what is clipped: TRL counts among corrected log-probs, no longer the sampler's."
         metrics = self._metrics['train']
-        if 'seen_by_clip' not in x or self.loss_type not in (*CLIPS, 'cispo'): return
+        if 'seen_by_clip' not in x or self.loss_type not in (*PPO_CLIP_LOSSES, 'cispo'): return
         ratio,held,mask,A = x['seen_by_clip']
         m = mask if held.shape[1]==mask.shape[1] else torch.ones_like(held)   # as TRL counts
         def share(o):
@@ -294,9 +294,9 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         super()._save_rng_state(output_dir)
 
     def train(self, *args:object, **kwargs:object)->TrainOutput:
-        if self._trained: self.begin_buffer(self.args.shares_buffer)   # a run of its own, from step 0
+        if self._trained: self.reset_buffer(self.args.buffer_is_shared) # a run of its own, from step 0
         self.batch = None
-        self._to_follow = self.args.steps_per_generation if self.args.edits_batches else 0
+        self._to_follow = self.args.steps_per_generation if self.args.replay_active else 0
         try: return super().train(*args, **kwargs)
         finally:
             if self.accelerator.num_processes==1: self.finish_batch()   # of several, one may have failed
@@ -341,13 +341,13 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         self.store.load_state_dict(s['buffer'])
         self._sums = {k:v.to(self.accelerator.device) for k,v in s.get('sums', {}).items()}
 
-    def _resume_elsewhere(self, states):
+    def _load_resharded(self, states):
         "The shared buffer of another number of processes is dealt out anew."
         a,parts = self.args,[s['buffer'] for s in states]
         if 'index' not in parts[0] or not a.replay_buffer_size or a.replay_scope=='local':
-            return super()._resume_elsewhere(states)
-        self.begin_buffer(True)
+            return super()._load_resharded(states)
+        self.reset_buffer(True)
         self.replay_buffer.max_size = parts[0]['index']['options']['max_size']   # its size stays
-        self.store.load_state_dict(redistribute(parts, a.process_index, a.world_size))
+        self.store.load_state_dict(reshard(parts, a.process_index, a.world_size))
         log.warning(f'the replay buffer of {len(parts)} processes was dealt out to {a.world_size}; a batch '
             'in progress is sampled anew')

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from ..parts.groups import ReplayCounts
-from .distributed import Taken
+from .distributed import DrawResult
 from .rows import TrlRows
 
 # %% ../../nbs/on_trl/batch_record.ipynb #b2c38ef2
@@ -27,7 +27,7 @@ class BatchRecord:
     before:dict      # the table of all processes, as sampled
     after:dict = None       # and as trained on
     trained:TrlRows = None  # the rows with stored groups in them
-    drawn:Taken = None      # what came out of the buffer; None where nothing may
+    drawn:DrawResult = None # what came out of the buffer; None where nothing may
     waiting:list = field(default_factory=list)   # (id, first row, group): stored when log-probs are known
     logps:Tensor = None     # (B, C) of the policy, filled in while it trains
     seen:Tensor = None      # (B,) bool: these rows of them are

@@ -16,11 +16,12 @@ from fastcore.xtras import is_async_callable
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.core import (
-    check_prompts, check_rendered, check_rewards, check_rows, distinct_names, known_data, reads_tokens,
-    reward_names, start_note, template_start, untested)
+from ..parts.validate import (
+    validate_prompts, check_rendered, validate_rewards, validate_dataset, distinct_names,
+    dataset_fingerprint, max_context_length, reward_names, opened_tag_warning, template_start)
+from ..parts.versions import version_warnings
 from ..parts.groups import nan_std, unjudged
-from .distributed import RollCall, agree
+from .distributed import RankWatchdog, assert_same_on_all_ranks
 from .seam import check_seam
 check_seam()   # names that TRL has moved are reported before a class is built on them
 
@@ -59,10 +60,10 @@ class CheckedTrainer(GRPOTrainer):
         self._check_layout(a, columns, played)
         self._check_images(columns, given)
         known = isinstance(data, Dataset) and not played   # a stream's rows are looked at as they come
-        prompts = check_rows(data, self._n_prompts(a), a.num_generations, most=10_000) if known else []
-        self.known_data = known_data(data, 10_000) if known else None   # to know the data again at a resume
+        prompts = validate_dataset(data, self._n_prompts(a), a.num_generations, most=10_000) if known else []
+        self.dataset_fingerprint = dataset_fingerprint(data, 10_000) if known else None # to know the data again at a resume
         if os.environ.get('RANK', '0')=='0':   # of several processes one warns
-            for o in untested(): warnings.warn(o, stacklevel=2)
+            for o in version_warnings(): warnings.warn(o, stacklevel=2)
         with self._watched(math.inf):
             self._agree(a, given.get('reward_funcs'))
             super().__init__(**given)
@@ -78,7 +79,7 @@ class CheckedTrainer(GRPOTrainer):
         self._start = template_start(self.processing_class, **how)
         check_rendered(self.processing_class, prompt)
         funcs = [f for f in self.reward_funcs if not isinstance(f, nn.Module)]
-        note = start_note(self.processing_class, prompt, funcs, **how)
+        note = opened_tag_warning(self.processing_class, prompt, funcs, **how)
         if note and self.accelerator.is_main_process: log.warning(note)
 
     def _check_layout(self, args, columns, played):
@@ -120,13 +121,13 @@ class CheckedTrainer(GRPOTrainer):
         names = reward_names(rewards)
         own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
         settings = {k:v for k,v in args.to_dict().items() if k not in own}
-        data = self.known_data or dict(rows=0, prompts='')
-        agree(settings | {'reward functions':names, 'number of prompts':data['rows'],
+        data = self.dataset_fingerprint or dict(rows=0, prompts='')
+        assert_same_on_all_ranks(settings | {'reward functions':names, 'number of prompts':data['rows'],
             'checksum of the prompts':data['prompts']})
 
     def _check_lengths(self, prompts):
         "ValueError for a prompt that the model can't read: too long, or with tokens it doesn't know."
-        limit = reads_tokens(self.model.config)
+        limit = max_context_length(self.model.config)
         if not prompts or not limit or self._is_vlm: return
         ids = self._tokenize_prompts(sorted(prompts, key=lambda p: len(str(p)))[-4:])[0]
         n,top,known = max(map(len, ids)),max(map(max, ids)),self.model.config.get_text_config().vocab_size
@@ -154,7 +155,7 @@ class CheckedTrainer(GRPOTrainer):
     def _watched(self, patience_s):
         "Whoever waits within the block for a process that is gone, ends, and says for which."
         CheckedTrainer._rolls += 1
-        with RollCall(patience_s, name=f'roll{self._rolls}') as self._roll:
+        with RankWatchdog(patience_s, name=f'roll{self._rolls}') as self._roll:
             try: yield
             finally: self._roll = None
 
@@ -164,7 +165,7 @@ class CheckedTrainer(GRPOTrainer):
         with self._watched(self.args.ddp_timeout): return super().evaluate(*args, **kwargs)
 
     def _sign(self, what):
-        if self._roll: self._roll.at(f'step {self.state.global_step}, {what}')
+        if self._roll: self._roll.mark(f'step {self.state.global_step}, {what}')
 
     @contextmanager
     def timed(self,
@@ -186,7 +187,7 @@ class CheckedTrainer(GRPOTrainer):
         """
         who = f'reward function {name!r}'
         def judged(r, kw):
-            r = check_rewards(r, len(kw['prompts']), who).tolist()
+            r = validate_rewards(r, len(kw['prompts']), who).tolist()
             self._sign('the rewards of all')
             return r
         def blamed(e, kw):
@@ -215,7 +216,7 @@ class CheckedTrainer(GRPOTrainer):
         try:
             with self.timed('reward'): r = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
         finally: self.reward_funcs = funcs
-        if failed is not None: self._meet(failed)
+        if failed is not None: self._raise_on_all_ranks(failed)
         self.rewards_per_func = r
         self._extra = tuple(self._pending_extra_logs)
         counted = r.masked_fill(unjudged(r, self.reward_weights)[:,None], torch.nan)
@@ -233,7 +234,7 @@ class CheckedTrainer(GRPOTrainer):
             logged = self._logs['rewards'][name]
             for i in range(1, min(len(x), len(logged))+1): logged[-i] = x[-i].item()
 
-    def _meet(self, failed):
+    def _raise_on_all_ranks(self, failed):
         "On several processes none may leave alone: raise on every one when a reward function failed on one."
         acc = self.accelerator
         on = acc.gather(torch.tensor([len(failed)], device=acc.device)).nonzero()[:,0].tolist()
@@ -252,7 +253,7 @@ class CheckedTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         if self.environment_factories is None:
-            check_prompts([o.get('prompt') for o in inputs], ' of the batch')
+            validate_prompts([o.get('prompt') for o in inputs], ' of the batch')
         self._sign('generation')
         try: batch = super()._generate_and_score_completions(inputs)
         except RuntimeError as e:

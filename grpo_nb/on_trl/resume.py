@@ -18,17 +18,18 @@ from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from ..parts.core import other_data
+from ..parts.validate import describe_dataset_change
+from ..run.signals import check_stop, note_stop, stop_on_signal
 from ..run.checkpoints import (
-    check_stop, checkpoint_folders, checkpoint_problem, disk_is_full, load_state, manifest_of, new_run_id,
-    newest_whole, no_room, note_stop, randomness, read_json, save_state, set_randomness, state_file,
-    stop_on_signal, write_manifest)
+    checkpoint_folders, checkpoint_error, is_disk_full, load_state, read_manifest, new_run_id,
+    latest_complete_checkpoint, disk_full_error, get_rng_state, read_json, save_state, set_rng_state,
+    state_file, write_manifest)
 
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
 log = logging.getLogger(__name__)
 
 # %% ../../nbs/on_trl/resume.ipynb #807655a7
-class _AtSteps(TrainerCallback):
+class _StepCallback(TrainerCallback):
     "Notes how each step began. Saves and stops where a signal came in it, on every process at the same step."
     def __init__(self, trainer, stop): self.trainer,self.stop = trainer,stop
     def on_epoch_begin(self, args, state, control, **kw): self.trainer.note_randomness()
@@ -72,13 +73,13 @@ def _set_whole_weights(model:nn.Module, weights:dict)->None:
 class ResumableTrainer(GRPOTrainer):
     "`GRPOTrainer` whose checkpoints hold all that the next step depends on, whole or not at all, of one run."
     run_id = None       # of this run; the same after a resume
-    known_data = None   # a fingerprint of the data, where there is one
+    dataset_fingerprint = None # a fingerprint of the data, where there is one
     stopped_by = None   # name of the signal that ended `train` before its last step
     _over = False       # has the checkpoint that `train` goes on from done all steps?
     _trained = False    # has `train` been called before?
     _begins_anew = 'a batch in progress is sampled anew'   # what a run without its state begins with
-    _back_to = None     # the `_state` that a checkpoint is to hold; None for that of now
-    _rng,_begun = None,None   # generators, and tokens and `_state`, as the step began that is being taken
+    _state_to_save = None # the `_state` that a checkpoint is to hold; None for that of now
+    _rng,_step_start = None,None # generators, and tokens and `_state`, as the step began that is being taken
 
     def _state(self)->dict:
         "What the next step depends on, beside what transformers saves."
@@ -86,7 +87,7 @@ class ResumableTrainer(GRPOTrainer):
         layout = {k:getattr(a, k) for k in ('num_generations','per_device_train_batch_size',
             'steps_per_generation','num_iterations')}
         adaptive = ('entropy_coef','_last_world_entropy') if self.use_adaptive_entropy else ()
-        return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta, data=self.known_data,
+        return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta, data=self.dataset_fingerprint,
             rewards=list(self.reward_func_names), step=self._step,
             inputs=self._buffered_inputs if mid else None,
             metrics={k:list(v) for k,v in self._metrics['train'].items()},
@@ -100,12 +101,12 @@ class ResumableTrainer(GRPOTrainer):
 
     def note_randomness(self)->None:
         "Where the generators go back to when a reward fails."
-        self._rng = randomness()
+        self._rng = get_rng_state()
 
     def note_beginning(self)->None:
         "Where all else goes back to when a reward fails within the step."
         if (self.state.epoch or 0)%1: self.note_randomness()   # at an epoch's start the loader has drawn
-        self._begun = dict(seen=self.state.num_input_tokens_seen, state=self._state())
+        self._step_start = dict(seen=self.state.num_input_tokens_seen, state=self._state())
 
     def _load_rng_state(self, checkpoint):
         super()._load_rng_state(checkpoint)
@@ -116,7 +117,7 @@ class ResumableTrainer(GRPOTrainer):
         super()._save_rng_state(output_dir)
         ref = _whole_weights(self.accelerator.unwrap_model(self.ref_model),
             self.args.should_save) if self.args.sync_ref_model else None
-        now = self._back_to or self._state()
+        now = self._state_to_save or self._state()
         save_state(state_file(output_dir, self.args.process_index), now|dict(ref=ref))
         self.accelerator.wait_for_everyone()
         if self.args.should_save: write_manifest(output_dir, self.run_id)
@@ -127,7 +128,7 @@ class ResumableTrainer(GRPOTrainer):
         try: super()._save_checkpoint(model, trial)
         except Exception as e:
             if self.args.should_save: shutil.rmtree(folder, ignore_errors=True)
-            if disk_is_full(e): raise no_room(e, folder.name, folder.parent) from e
+            if is_disk_full(e): raise disk_full_error(e, folder.name, folder.parent) from e
             e.add_note(f'raised while saving {folder.name}: what was written of it is removed, older '
                 'checkpoints stand')
             raise
@@ -153,13 +154,13 @@ class ResumableTrainer(GRPOTrainer):
         name = f'checkpoint-{step}'
         amid = self.model.training   # not where a step has ended and is looked at
         if amid:
-            set_randomness(self._rng)
-            self.state.num_input_tokens_seen = self._begun['seen']
-        if checkpoint_problem(Path(self.args.output_dir)/name):
-            self._back_to = self._begun['state'] if amid else None
+            set_rng_state(self._rng)
+            self.state.num_input_tokens_seen = self._step_start['seen']
+        if checkpoint_error(Path(self.args.output_dir)/name):
+            self._state_to_save = self._step_start['state'] if amid else None
             try: self._save_checkpoint(self.model_wrapped, None)
             except Exception as other: return e.add_note(f'{name} could not be saved: {other}')
-            finally: self._back_to = None
+            finally: self._state_to_save = None
         e.add_note(f'{name} holds the {step} step{"s"*(step>1)} before it: mend the reward, and '
             f'{self.how_to_go_on}')
 
@@ -193,11 +194,11 @@ class ResumableTrainer(GRPOTrainer):
         if self._trained: self._last_loaded_step = -1   # of another run; vLLM has its weights
         self._trained = True
         resume = self._resume_from(resume_from_checkpoint)
-        check_stop(resume and manifest_of(resume).get('run'))
+        check_stop(resume and read_manifest(resume).get('run'))
         if resume is None: self._begin()
         self.stopped_by = None
         with stop_on_signal() as stop:
-            self.add_callback(watch := _AtSteps(self, stop))
+            self.add_callback(watch := _StepCallback(self, stop))
             try: out = super().train(resume, *args, **kwargs)
             finally:
                 self.remove_callback(watch)
@@ -255,13 +256,13 @@ def _load_state(self:ResumableTrainer, checkpoint):
         self._need_files(gather_object([bool(ref)]), checkpoint, 'the reference model in any')
         _set_whole_weights(self.accelerator.unwrap_model(self.ref_model), ref)
     if same: self._set_state(first)
-    else: self._resume_elsewhere([load(r) for r in all_ranks])
+    else: self._load_resharded([load(r) for r in all_ranks])
 
 @patch
 def _check_same(self:ResumableTrainer, s):
     "Is this the run that the checkpoint is of? Older ones note less of it."
     was = s.get('data')
-    if was and not self.args.ignore_data_skip and (how := other_data(was, self.known_data)):
+    if was and not self.args.ignore_data_skip and (how := describe_dataset_change(was, self.dataset_fingerprint)):
         raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
             '`ignore_data_skip=True` to go on with these from their beginning')
     was,now = s.get('rewards'),list(self.reward_func_names)
@@ -280,7 +281,7 @@ def _set_state(self:ResumableTrainer, s):
     for k,v in s['own'].items(): setattr(self, k, v)
 
 @patch
-def _resume_elsewhere(self:ResumableTrainer, states):
+def _load_resharded(self:ResumableTrainer, states):
     "A checkpoint of another number of processes."
     log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
         f'{self.args.world_size}: weights and optimizer go on, {self._begins_anew}')
@@ -298,7 +299,7 @@ def _newest(self:ResumableTrainer):
     "The newest checkpoint that is whole on every node; (path or None, what was wrong)."
     at_most,run = None,(read_json(Path(self.args.output_dir)/'settings.json') or {}).get('run')
     while True:
-        found = self._on_each_node(lambda: newest_whole(self.args.output_dir, run, at_most=at_most))
+        found = self._on_each_node(lambda: latest_complete_checkpoint(self.args.output_dir, run, at_most=at_most))
         why = next((w for p,w in found if p is None), '')
         if why: return None,why
         steps = {int(Path(p).name[11:]) for p,_ in found}
@@ -321,7 +322,7 @@ def _resume_from(self:ResumableTrainer, what):
     if not isinstance(what, (str,os.PathLike)):
         raise TypeError(f"`resume_from_checkpoint` is {what!r}, needs True, 'auto' or the path of a "
             'checkpoint')
-    if why := next(filter(None, self._on_each_node(lambda: checkpoint_problem(what))), ''):
+    if why := next(filter(None, self._on_each_node(lambda: checkpoint_error(what))), ''):
         raise ValueError(f'{Path(what).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
             'the newest whole one')
     return what
@@ -333,8 +334,8 @@ def _begin(self:ResumableTrainer):
     def whole():
         "The newest checkpoint of an earlier run, which saving would replace or remove."
         old = reversed(checkpoint_folders(self.args.output_dir))
-        p = next((p for p in old if not checkpoint_problem(p, goes_on=False)), None)
-        return p and (p.name, checkpoint_problem(p))
+        p = next((p for p in old if not checkpoint_error(p, goes_on=False)), None)
+        return p and (p.name, checkpoint_error(p))
     if old := next(filter(None, self._on_each_node(whole)), None):
         name,why = old
         do = 'go on with `resume_from_checkpoint=True`, or'

@@ -10,7 +10,7 @@ import inspect
 import trl.trainer.utils as trl_utils
 from transformers import Trainer
 from trl import GRPOTrainer
-from ..parts.core import other_version
+from ..parts.versions import other_version
 
 # %% ../../nbs/on_trl/seam.ipynb #f6fe7e21
 _SEAM = (   # package; where the names are; name -> parameters that we rely on

@@ -13,8 +13,8 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..generation import Rollouts
-from ..token_terms import terms_by_loss
-from ..run.record import to_line, token_rows
+from ..token_terms import compare_losses
+from ..run.record import to_jsonl, format_token_rows
 from ..parts.loss_inputs import LossInputs, LossSettings
 from .batch_record import BatchRecord
 from .rows import compute_logps
@@ -24,7 +24,7 @@ def _loss_settings(t, mask, num_items):
     "TRL's loss as `LossSettings`; its entropy bonus is a mean over the micro-batch."
     known,n = LossSettings.__dataclass_fields__,t.current_gradient_accumulation_steps
     own = {k:v for k,v in vars(t.args).items() if k in known or k.startswith(('sapo_','vespo_'))}
-    settings = LossSettings.read('dapo', **own, replay_correction=t.correction)
+    settings = LossSettings.from_options('dapo', **own, replay_correction=t.correction)
     bonus = t.entropy_coef if t._entropy_bonus_enabled else 0.
     if t.use_adaptive_entropy and t._last_world_entropy>t.args.entropy_target: bonus = 0.
     settings.entropy_coef = bonus*float(num_items/n/mask.sum().clamp(min=1))
@@ -43,9 +43,9 @@ def _minibatch_terms(t, x):
     settings = _loss_settings(t, mask, num_items)
     given = LossInputs(logps, old, x.get('own_advantages', x['advantages'])[:,None], mask, ref, entropy,
         x.get('replayed'), num_items=num_items, num_rows=len(mask)*n)
-    terms = terms_by_loss(given, settings)
+    terms = compare_losses(given, settings)
     if n>1 and settings.entropy_coef:
-        terms['bnpo'] = terms_by_loss(given, replace(settings, entropy_coef=n*settings.entropy_coef))['bnpo']
+        terms['bnpo'] = compare_losses(given, replace(settings, entropy_coef=n*settings.entropy_coef))['bnpo']
     for k in ('term','weight','push'): terms['bnpo'][k] = terms['bnpo'][k]/n   # TRL's mean of means
     mb = Rollouts(x['prompt_ids'], x['prompt_mask'].bool(), x['completion_ids'][:,None], mask, old,
         ref_logps=ref)
@@ -106,8 +106,8 @@ class TokenTermsCallback(TrainerCallback):
 
     def _write(self):
         t,n = self.trainer,sum(len(o['idx']) for o in self.done)
-        rows = token_rows(SimpleNamespace(tokenizer=t._tokenizer), self.done, n)
+        rows = format_token_rows(SimpleNamespace(tokenizer=t._tokenizer), self.done, n)
         with open(Path(t.args.output_dir)/'tokens.jsonl', 'ab') as f:
             for i in range(0, n, t.num_generations):
                 terms = _join_rows(rows[i:i+t.num_generations])
-                f.write(to_line(dict(step=self.batch.step, group=i//t.num_generations, terms=terms)))
+                f.write(to_jsonl(dict(step=self.batch.step, group=i//t.num_generations, terms=terms)))

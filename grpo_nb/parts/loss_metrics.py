@@ -8,7 +8,7 @@ __all__ = ['capped_mask', 'loss_metrics', 'sums_of', 'replay_metrics']
 # %% ../../nbs/parts/loss_metrics.ipynb #b52a26eb
 import torch
 from torch import Tensor
-from .core import masked_mean
+from .tensors import masked_mean
 from .loss_inputs import LossOutput
 from .ratios import merge_sums, ratio_row, ratio_sums
 

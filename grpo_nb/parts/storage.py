@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from .core import check_option, check_settings, whole
-from .groups import Entry
+from .validate import require, check_settings, is_int
+from .groups import StoredGroup
 
 # %% ../../nbs/parts/storage.ipynb #1f891cbc
 def check_scores(
@@ -90,7 +90,7 @@ class GroupStorage:
         "What `draw` draws, without the labels."
         if (n is None)==(num_samples is None):
             raise ValueError('`n` groups are wanted, or `num_samples`: give one of them')
-        return [e.data for e in self.draw(num_samples if n is None else n, step, keys)]
+        return [e.data for e in self.sample_entries(num_samples if n is None else n, step, keys)]
 
     def state_dict(self)->dict:  # tensors, numbers, strings, lists and dicts
         "All that decides the buffer's future; the groups in it are not copied."
@@ -114,7 +114,7 @@ class GroupStorage:
         self.rng.setstate((3, tuple(state['rng'].tolist()), None))
         rewards = state.get('rewards') or [None]*len(state['data'])   # older states have none
         columns = [state[k].tolist() for k in ('scores','steps','ids','uses')]
-        entries = [Entry(d, s, b, k, i, u, rewards=r)
+        entries = [StoredGroup(d, s, b, k, i, u, rewards=r)
             for d,k,r,s,b,i,u in zip(state['data'], state['keys'], rewards, *columns)]
         self.entries = sorted(entries, key=lambda e: e.id)
 
@@ -141,8 +141,8 @@ def check_replay_settings(
     stored_per_fresh:int,  # stored groups for each sampled one
 )->None:
     "ValueError for a setting of `Replay` that can't work."
-    check_option('when_empty', unreplaced, unreplaced in ('keep','mask'), "'keep' or 'mask'")
-    check_option('stored_per_fresh', stored_per_fresh, whole(stored_per_fresh), 'a whole number, 0 or more')
+    require('when_empty', unreplaced, unreplaced in ('keep','mask'), "'keep' or 'mask'")
+    require('stored_per_fresh', stored_per_fresh, is_int(stored_per_fresh), 'a whole number, 0 or more')
 
 def check_draw(
     n:int,      # groups wanted

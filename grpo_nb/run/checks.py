@@ -9,11 +9,11 @@ __all__ = ['check_train_args', 'make_strategy', 'check_eval', 'nonfinite_loss_er
 import warnings
 from typing import Any
 from torch import Tensor, nn
-from ..parts.model import Tokenizer
+from ..parts.fast_path import Tokenizer
 from ..parts.ratios import warn_unless_clipped
-from ..parts.registry import METHODS, resolve
+from ..parts.registry import STRATEGIES, resolve
 from .config import TrainConfig, make_config
-from ..parts.loss_inputs import read_correction
+from ..parts.loss_inputs import parse_correction
 
 # %% ../../nbs/run/checks.ipynb #c56fde2d
 def check_train_args(
@@ -49,10 +49,10 @@ def make_strategy(
     method = args.method or 'replay'
     if method=='replay' and not args.replay_buffer_size: method = 'keep'
     if isinstance(method, str):
-        method = resolve(METHODS, method).from_settings(args)
+        method = resolve(STRATEGIES, method).from_settings(args)
         method.dead_tolerance = args.dead_tolerance
-    if not hasattr(method, 'treat'):
-        raise ValueError(f'`method` is {method!r:.60}: give one of {sorted(METHODS)}, or a `Method`')
+    if not hasattr(method, 'process_batch'):
+        raise ValueError(f'`method` is {method!r:.60}: give one of {sorted(STRATEGIES)}, or a `DeadGroupStrategy`')
     tolerance = getattr(method, 'dead_tolerance', args.dead_tolerance)
     if tolerance!=args.dead_tolerance:
         raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of the method {method.name!r} is '
@@ -73,7 +73,7 @@ def _check_replay(method, args):
             raise ValueError(f'`replay_{k}` is {asked!r}, the method {method.name!r} does not know of it: '
                 f"use 'replay' by its name (with a buffer), or give `{k}` to the method")
     name = 'correction' if args.replay_correction is None else 'replay_correction'
-    chosen = read_correction(getattr(args, name), name)
+    chosen = parse_correction(getattr(args, name), name)
     if chosen and getattr(buffer, 'max_size', 0): warn_unless_clipped(chosen.clip, name)
 
 # %% ../../nbs/run/checks.ipynb #check0e1

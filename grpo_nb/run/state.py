@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 import torch
 from torch import nn
-from ..parts.model import Tokenizer
+from ..parts.fast_path import Tokenizer
 from .config import TrainConfig
 from ..parts.loss_inputs import LossSettings
 

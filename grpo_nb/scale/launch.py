@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ALIASES', 'check_launch_config', 'launch_config', 'write_launch_config', 'launch_command', 'shell_line',
-           'slurm_script', 'vllm_command', 'vllm_problem', 'fsdp2_on_cpu', 'vllm_on_cpu', 'RecipeArguments',
-           'GSM8KArguments', 'TLDRArguments', 'OwnArguments', 'recipe_faults', 'recipe_plan', 'world_size',
-           'parse_options', 'prepare_rows', 'own_rows']
+           'slurm_script', 'vllm_command', 'vllm_error', 'fsdp2_on_cpu', 'vllm_on_cpu', 'RecipeArguments',
+           'GSM8KArguments', 'TLDRArguments', 'TrlArguments', 'recipe_errors', 'recipe_plan', 'world_size',
+           'parse_options', 'prepare_rows', 'load_training_rows']
 
 # %% ../../nbs/scale/launch.ipynb #761a2204
 import difflib, os, shlex
@@ -19,8 +19,8 @@ import yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
-from ..parts.problems import hub_rows, load_problems
-from ..parts.core import may_be_none, reward_names, setting
+from ..parts.datasets import hub_rows, load_problems
+from ..parts.validate import may_be_none, reward_names, config_field
 from .plans import batch_plan, run_plan
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
@@ -167,7 +167,7 @@ def vllm_command(
         '--weight-transfer-config \'{"backend":"nccl"}\' --logprobs-mode processed_logprobs '
         '--max-logprobs -1')
 
-def vllm_problem(
+def vllm_error(
     mode:str='',         # '' for none, 'colocate' or 'server'
     url:str='http://127.0.0.1:8000',  # of the server
     timeout_s:float=3.,  # to wait for it, seconds
@@ -223,62 +223,62 @@ def vllm_on_cpu(
 @dataclass
 class RecipeArguments(ModelConfig):
     "What to train and on what; TRL's options of a model and of `GRPOWithReplayBufferConfig` are options too."
-    model:str = setting('Qwen/Qwen2.5-0.5B-Instruct',
+    model:str = config_field('Qwen/Qwen2.5-0.5B-Instruct',
         "A causal model on the hub, a folder, 'smollm2' (see grpo_nb get), "
         "or 'tiny' for the weights in this package.")
-    rows_file:str = setting(None,
+    rows_file:str = config_field(None,
         "JSONL, CSV or Parquet file with rows in the hub's format, not the download.")
-    dataset_use_rate:int = setting(100, 'Per cent of the data set to use.')
-    held_out:int = setting(0,
+    dataset_use_rate:int = config_field(100, 'Per cent of the data set to use.')
+    held_out:int = config_field(0,
         'Problems measured before, halfway and at the end, and never trained on; 0: none.')
-    max_prompt_length:int = setting(512, 'Prompts with more tokens are left out.')
-    total_batch_size:int = setting(16, 'Prompts in a generation batch, over all processes.')
-    skip_apply_chat_template:bool = setting(False, 'Give prompts as plain text, without the chat template.')
-    dataset_num_proc:int = setting(None, 'Processes that prepare the data set.')
-    attn_mechanism:str = setting('auto', 'Attention: auto, vanilla (or eager), sdpa, flash_attention_2.',
+    max_prompt_length:int = config_field(512, 'Prompts with more tokens are left out.')
+    total_batch_size:int = config_field(16, 'Prompts in a generation batch, over all processes.')
+    skip_apply_chat_template:bool = config_field(False, 'Give prompts as plain text, without the chat template.')
+    dataset_num_proc:int = config_field(None, 'Processes that prepare the data set.')
+    attn_mechanism:str = config_field('auto', 'Attention: auto, vanilla (or eager), sdpa, flash_attention_2.',
         choices=['auto','vanilla','eager','sdpa','flash_attention_2'])
-    use_wandb:bool = setting(False, 'Track the run with Weights & Biases; `--report_to` takes others.')
-    resume:str = setting('no', choices=['no','yes','auto'],
+    use_wandb:bool = config_field(False, 'Track the run with Weights & Biases; `--report_to` takes others.')
+    resume:str = config_field('no', choices=['no','yes','auto'],
         help="'yes': resume from the newest complete checkpoint in output_dir; 'auto': if there is one.")
-    dry_run:bool = setting(False, 'Print the plan and stop.')
-    strategy:str = setting('ddp', 'For the plan only: how states are cut.',
+    dry_run:bool = config_field(False, 'Print the plan and stop.')
+    strategy:str = config_field('ddp', 'For the plan only: how states are cut.',
         choices=['ddp','fsdp2','zero2','zero3'])
-    num_processes:int = setting(None, 'For the plan only: processes; default: those that are running.')
-    accelerate_config:str = setting(None,
+    num_processes:int = config_field(None, 'For the plan only: processes; default: those that are running.')
+    accelerate_config:str = config_field(None,
         'The file given to `accelerate launch`: its keys and values are looked at first.')
 
 # %% ../../nbs/scale/launch.ipynb #da3a2d8c
 @dataclass
 class GSM8KArguments(RecipeArguments):
     "GSM8K's own: what each reward is worth."
-    xml_reward:float = setting(.125, 'For each think or answer tag in its place.')
-    xml_full_match_reward:float = setting(.5, 'When the whole form fits.')
-    xml_full_match_reject:float = setting(0., 'When it does not.')
-    correctness_reward:float = setting(2., 'For the right answer.')
+    xml_reward:float = config_field(.125, 'For each think or answer tag in its place.')
+    xml_full_match_reward:float = config_field(.5, 'When the whole form fits.')
+    xml_full_match_reject:float = config_field(0., 'When it does not.')
+    correctness_reward:float = config_field(2., 'For the right answer.')
 
 @dataclass
 class TLDRArguments(RecipeArguments):
     "TL;DR's own."
-    reward:str = setting('length', choices=['length','overlap'],
+    reward:str = config_field('length', choices=['length','overlap'],
         help="'length': 20 characters are best; 'overlap': words shared with a person's summary.")
 
 # %% ../../nbs/scale/launch.ipynb #da3a2d8d
 @dataclass
-class OwnArguments(RecipeArguments):
+class TrlArguments(RecipeArguments):
     "Data and rewards of one's own."
-    dataset:str = setting(None,
+    dataset:str = config_field(None,
         'A JSONL, CSV or Parquet file, a folder of `save_to_disk`, or the name of a data set on the hub.')
-    dataset_config:str = setting(None, 'Its configuration on the hub.')
-    dataset_split:str = setting('train', 'Its split.')
-    prompt_column:str = setting('prompt', 'The column that holds the prompts.')
-    answer_column:str = setting('answer', 'The column that holds the answers; rewards get it as `answer`.')
-    reward:list[str] = setting(None, 'my_rewards.py:my_reward, package.module.function or one of TRL\'s own '
+    dataset_config:str = config_field(None, 'Its configuration on the hub.')
+    dataset_split:str = config_field('train', 'Its split.')
+    prompt_column:str = config_field('prompt', 'The column that holds the prompts.')
+    answer_column:str = config_field('answer', 'The column that holds the answers; rewards get it as `answer`.')
+    reward:list[str] = config_field(None, 'my_rewards.py:my_reward, package.module.function or one of TRL\'s own '
         'names, one or several; default: is the answer in <answer>…</answer> right?')
-    reward_model:str = setting(None, 'A sequence classifier with one label, a folder or on the hub.')
-    total_batch_size:int = setting(None, "Prompts in a generation batch; default: TRL's own batch numbers.")
+    reward_model:str = config_field(None, 'A sequence classifier with one label, a folder or on the hub.')
+    total_batch_size:int = config_field(None, "Prompts in a generation batch; default: TRL's own batch numbers.")
 
 # %% ../../nbs/scale/launch.ipynb #9970cd32
-def recipe_faults(
+def recipe_errors(
     r:RecipeArguments,   # the recipe's settings
     a:'GRPOConfig',      # the trainer's
     reward_funcs:list=(),# to be counted against `reward_weights`
@@ -303,7 +303,7 @@ def recipe_faults(
         for option,(k,wanted) in asked.items() if wanted and find_spec(k) is None]
     if not a.use_vllm: return out
     url = a.vllm_server_base_url or f'http://{a.vllm_server_host}:{a.vllm_server_port}'
-    return out+list(filter(None, [vllm_problem(a.vllm_mode, url)]))
+    return out+list(filter(None, [vllm_error(a.vllm_mode, url)]))
 
 def recipe_plan(
     r:RecipeArguments,   # the recipe's settings
@@ -468,8 +468,8 @@ def prepare_rows(
     return ds.select(range(len(ds)-r.held_out)),ds.select(range(len(ds)-r.held_out, len(ds)))
 
 # %% ../../nbs/scale/launch.ipynb #1a74bec4
-def own_rows(
-    r:OwnArguments,  # `dataset`, its configuration, split and columns
+def load_training_rows(
+    r:TrlArguments,  # `dataset`, its configuration, split and columns
 )->Dataset:
     "The data set that `--dataset` names, looked at row by row. ValueError with what is there instead."
     name,columns = r.dataset,dict(prompt=r.prompt_column, answer=r.answer_column)

@@ -9,8 +9,8 @@ __all__ = ['serve', 'watch']
 import hmac, json, secrets, threading, time
 from pathlib import Path
 from .live import serve_on, until_stopped
-from .readers import judged, open_run
-from .view import Pages, as_json, page
+from .readers import judge_run, open_run
+from .view import PackedRun, as_json, html_page
 
 # %% ../../nbs/see/serve.ipynb #16b80fd8
 class _Reader:
@@ -24,14 +24,14 @@ class _Reader:
             there = [self.folder] if self.folder.is_file() else self.folder.rglob('*')
             files = [o for o in there if o.suffix in ('.jsonl','.json','.parquet','.csv')]
             stamp = str(hash(tuple(sorted((str(o), o.stat().st_size, o.stat().st_mtime_ns) for o in files))))
-            if stamp!=self.stamp: self.pages,self.stamp = Pages(open_run(self.folder)),stamp
+            if stamp!=self.stamp: self.pages,self.stamp = PackedRun(open_run(self.folder)),stamp
             return self.pages
 
     def answer(self, path, asked):
         if not hmac.compare_digest(asked.get('token', '').encode('utf-8', 'replace'), self.token.encode()):
             raise PermissionError('the address needs the token that `grpo_nb watch` printed')
         if path=='/':
-            html = page(self.folder.name, json.dumps(dict(token=self.token)), _START)
+            html = html_page(self.folder.name, json.dumps(dict(token=self.token)), _START)
             return html.encode('utf-8'),'text/html'
         pages = self.now()
         makers = {'/stamp': lambda: self.stamp.encode(),
@@ -72,5 +72,5 @@ def watch(
     print(f'run {name} on port {server.server_port}: {address}\nCtrl-C ends the watching; the run goes on.',
         flush=True)
     until_stopped(server, address, browser)
-    try: print(f'{name}, as far as it has come: {judged(open_run(folder))[0]}')
+    try: print(f'{name}, as far as it has come: {judge_run(open_run(folder))[0]}')
     except ValueError as e: print(f'no verdict: {e}')
