@@ -80,7 +80,7 @@ def evaluate(
     batch_size:int=128,  # problems at a time
     disable_tqdm:bool=True,  # hide the progress bar
     trainer_state:object=None,  # how far the run is, from `run_state`, for rewards that ask
-)->dict:                 # `rewards` by name as from `reward_summary`, `n_problems`, `texts` of the first samples
+)->dict:   # `rewards` by name as from `reward_summary`, `n_problems`, `texts` of the first samples
     """How good is a model on these problems?
 
     A first reward of 0 and 1 also gives `pass@1`, `ci` and `right`; rewards that log metrics give `metrics`.

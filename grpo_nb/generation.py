@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from .parts.validate import Scalar
 from .parts.groups import Groups
-from .parts.sampling import (
+from grpo_nb.parts.sampling import (
     Sampling, check_prompt_ids, apply_penalties, decode_rows, special_ids, filter_logits,
     sampling_uniforms)
+
 
 # %% ../nbs/04_generation.ipynb #d5aeb94e
 def sample_inverse_cdf(
@@ -89,7 +90,7 @@ def generate(
     eos_token_id:int|list=None,     # None for the model's own, [] for an answer that never ends
     pad_token_id:int=None,          # None for the model's own
     generator:torch.Generator=None, # where the draws come from; None for torch's own
-    fast:bool=None,                 # take the short way? None where `fast_path_blocker` has nothing against it
+    fast:bool=None,   # take the short way? None where `fast_path_blocker` has nothing against it
     decode_fn:Callable=decode_rows, # how tokens are made for all rows; a plain loop may stand here
     **options:Scalar,               # of `Sampling`: temperature, top_k, …
 )->Rollouts:                        # G completions of each prompt, `old_logps` at `temperature`

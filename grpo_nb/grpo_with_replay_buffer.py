@@ -90,7 +90,8 @@ def _replaced(self:GRPOWithReplayBufferTrainer, rows, drawn):
 def sample_from_replay_buffer(self:GRPOWithReplayBufferTrainer, fresh:TrlRows)->DrawResult:
     "Draw stored groups for the dead ones of `fresh`, the batch on the CPU; the living ones are registered."
     b,images = self.batch,IMAGE_COLUMNS & set(fresh.data)
-    rewards = self.weighted_rewards(b.rewards if self.sharded else b.local(b.rewards, self.args.process_index))
+    rewards = self.weighted_rewards(b.rewards if self.sharded
+        else b.local(b.rewards, self.args.process_index))
     info = BatchInfo(b.dead, rewards.cpu(), fresh.advantages, fresh.prompt_mask.sum(1),
         fresh.completion_mask.sum(1), fresh.prompt_keys(), self.state.global_step, b.unsampled)
     if not self.sharded: return self.store.take(info, lambda group: IMAGE_COLUMNS & set(group)==images)

@@ -51,7 +51,8 @@ def _step_again(rows, step, buf, run, tol):
     new = [dict(o, dead=d, why=y, treatment='kept' if d else 'trained', replacement=None, id=None, score=s)
         for o,d,y,s in zip(rows, *_dead_of(rows, run, tol), _scores(rows))]
     dead,live = ([o for o in new if o['dead']==d] for d in (True, False))
-    for o,e in zip(dead, buf.sample_entries(len(dead), step)): o |= dict(replacement=_newcomer(e), treatment='replaced')
+    for o,e in zip(dead, buf.sample_entries(len(dead), step)):
+        o |= dict(replacement=_newcomer(e), treatment='replaced')
     ids = buf.add([o['score'] for o in live], live, step, [o['key'] for o in live])
     for i,o in zip(ids, live): o['id'] = i
     return new

@@ -8,7 +8,8 @@ __all__ = ['selective_log_softmax', 'token_entropy', 'completion_hidden', 'token
 # %% ../nbs/08_logps.ipynb #c98c2d9f
 import torch
 from torch import Tensor, nn
-from .parts.fast_path import check_left_padded, output_head, pad_learns, hidden_shared_prefix, unwrap_peft
+from .parts.fast_path import (
+    check_left_padded, output_head, pad_learns, hidden_shared_prefix, unwrap_peft)
 from .parts.chunked_logps import chunked_logps
 from .generation import Rollouts
 
@@ -83,6 +84,7 @@ def token_logps(
         out = out if entropy else (out,)
     else:
         z = head(h)
-        out = (selective_log_softmax(z, ids, temperature), *([token_entropy(z, temperature)] if entropy else []))
+        out = (selective_log_softmax(z, ids, temperature),
+            *([token_entropy(z, temperature)] if entropy else []))
     out = [o.new_zeros(mask.shape).masked_scatter(mask, o) for o in out]
     return tuple(out) if entropy else out[0]

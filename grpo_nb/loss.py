@@ -78,7 +78,8 @@ def policy_loss(
     if settings.beta:
         weight = ratio if settings.use_bias_correction_kl else 1
         per_token = per_token + settings.beta*(kl*weight)
-    loss = aggregate_token_loss(per_token, x.mask, settings.divisor, x.num_items, settings.max_completion_length,
+    loss = aggregate_token_loss(per_token, x.mask, settings.divisor, x.num_items,
+        settings.max_completion_length,
         x.num_rows)
     if settings.entropy_coef: loss = loss - entropy_bonus(x, settings)
     kl = None if kl is None else kl.detach()

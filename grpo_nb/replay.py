@@ -119,7 +119,7 @@ def sample_entries(self:ReplayBuffer,
     n:int,           # groups wanted
     step:int=None,   # now, for ages; None: the latest step seen
     keys:list=None,  # n prompt indices: the i-th draw prefers groups of the i-th prompt
-)->list:             # up to `n` of `StoredGroup`; fewer only when the buffer is empty, or emptied by `max_uses`
+)->list:   # up to `n` of `StoredGroup`; fewer only when the buffer is empty, or emptied by `max_uses`
     "Draw in proportion to the weights: without replacement, or with it when `n` is more than there are."
     check_draw(n, keys)
     self.evict_expired(self.now if step is None else step)

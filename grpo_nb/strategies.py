@@ -28,21 +28,21 @@ class ProcessedBatch:
 
 @register(STRATEGIES, 'keep')
 class DeadGroupStrategy:
-    """What to do with dead groups. A subclass overrides `process_batch`, and `select_prompts` when it wants to save rollouts.
+    """What to do with dead groups. Override `process_batch`, and `select_prompts` to save rollouts.
 
     The base class trains on dead groups as they are: their advantage is 0, their KL term is not.
     """
     name = 'keep'
     dead_tolerance = 1e-6   # reward units; a run sets its own
-    needs_logps = False     # shall `process_batch` be given `policy`?
+    needs_logps = False     # shall `process_batch` be given `logps_fn`?
     when_empty = 'keep'     # dead groups that nothing replaces: 'keep' them, or 'mask' them out of the loss
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         takes = inspect.signature(cls.process_batch).parameters.values()
         if not any(o.kind is o.VAR_KEYWORD for o in takes):
-            raise TypeError(f'`{cls.__name__}.treat` needs `**more` at the end of its parameters: trainers '
-                'pass `size`, `sample_more` and `policy` by name')
+            raise TypeError(f'`{cls.__name__}.process_batch` needs `**more` as its last parameter: trainers '
+                'pass `size`, `sample_more` and `logps_fn` by name')
 
     @classmethod
     def from_settings(cls,
@@ -113,7 +113,8 @@ def make_result(self:DeadGroupStrategy,
     for b,e in drawn.items(): records[b]['replacement'] = e.to_record()
     for b,i in (stored or {}).items(): records[b]['id'] = i
     counts = dict(dead=int(dead.sum()), replaced=int(replaced.sum()), stored=B-n,
-        unfilled=int((~alive).sum()), live_before=1-int(dead.sum())/n, live_after=int((alive&in_loss).sum())/B,
+        unfilled=int((~alive).sum()), live_before=1-int(dead.sum())/n,
+        live_after=int((alive&in_loss).sum())/B,
         unique_prompts=len(set(batch.key[in_loss].tolist())))
     metrics = counts|metrics|_draw_metrics([*drawn.values()])
     return ProcessedBatch(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in metrics.items()},

@@ -109,12 +109,14 @@ def rollout(
     "Sample G completions for each prompt, reward them, and compare them within the group."
     a,rows = s.args,[s.dataset[i] for i in indices]
     with s.timed('generation'):
-        batch = sample_completions(s.model, s.tokenizer, rows, a.num_generations, a.max_completion_length, s.generator,
+        batch = sample_completions(s.model, s.tokenizer, rows, a.num_generations, a.max_completion_length,
+            s.generator,
             sampling=a)
     texts = decode_completions(s.tokenizer, batch)
     s.reward_logs.append(RewardLog(trainer_state(s)))
     with s.timed('reward'):
-        by_func = score_completions(s.reward_funcs, rows, batch, texts, s.reward_logs[-1], template_start(s.tokenizer))
+        by_func = score_completions(s.reward_funcs, rows, batch, texts, s.reward_logs[-1],
+            template_start(s.tokenizer))
     by_func = by_func.view(len(rows), a.num_generations, -1).to(s.model.device)
     how = a.reward_weights,a.multi_objective_aggregation
     batch.rewards = combine_rewards(by_func, a.reward_weights)
@@ -168,7 +170,8 @@ def replace_dead_groups(
         if frozen: fill_ref_logps(s, extra, torch.zeros_like(extra.replayed))
         return extra
     more = dict(policy=lambda o: current_logps_and_entropy(s, o)) if s.method.needs_logps else {}
-    out = s.method.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts, sample_more=sample_more, **more)
+    out = s.method.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts, sample_more=sample_more,
+        **more)
     s.in_rollout = False   # from here on an error may have changed the method
     out.batch = batch = out.batch.to(s.model.device)
     if s.ref_model is not None:
@@ -215,8 +218,9 @@ def update_minibatch(
     norm = optimizer_step(s, out.loss, logps, mb)
     metrics |= dict(loss=out.loss.item(), grad_norm=norm, logps=logps.detach(), mask=mask, idx=idx.tolist(),
         mb=mb, out=out.detach())
-    if treated.force_ratio_one[idx].any(): # the loss took ratio 1; records compare with the policy that sampled
-        metrics['out'] = policy_loss(replace(x, logps=logps.detach(), old_logps=mb.old_logps), s.loss_settings)
+    if treated.force_ratio_one[idx].any():   # the loss took ratio 1; records compare with the sampling policy
+        metrics['out'] = policy_loss(replace(x, logps=logps.detach(), old_logps=mb.old_logps),
+            s.loss_settings)
     if 'terms' in metrics: metrics['after'] = current_logps_and_entropy(s, mb)[0]
     return metrics
 
@@ -236,7 +240,7 @@ def optimizer_step(
 
 # %% ../nbs/12_trainer.ipynb #c9bca2d1
 def update_batch(
-    s:TrainState, treated:ProcessedBatch, # model and optimizer move; the batch, as `replace_dead_groups` made it
+    s:TrainState, treated:ProcessedBatch, # model and optimizer move; from `replace_dead_groups`
 )->list:                            # what each `update_minibatch` returned
     "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each."
     a,batch,updates = s.args,treated.batch,[]

@@ -60,7 +60,7 @@ def pytest_collection():
 def no_stop_before():
     "A run that a test stopped by a signal is of no concern to the next test."
     yield
-    if o := sys.modules.get('grpo_nb.run.checkpoints'): o.forget_stop()
+    if o := sys.modules.get('grpo_nb.run.signals'): o.forget_stop()
 
 @pytest.fixture(scope='session')
 def browser():

@@ -18,7 +18,8 @@ from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 
 ELSEWHERE = dict(products=40, next_numbers=60)
-CHAT = ['What is the capital of France?', 'Name three colours.', 'What is 12 + 31?', 'Write one sentence about rain.']
+CHAT = ['What is the capital of France?', 'Name three colours.', 'What is 12 + 31?',
+    'Write one sentence about rain.']
 
 def write(path, rows):
     with open(path, 'w', newline='', encoding='utf-8') as f:
@@ -38,7 +39,8 @@ def batches(seed, size, folder):
     for i,line in enumerate((folder/'history.jsonl').read_text(encoding='utf-8').splitlines()):
         o = json.loads(line)
         rows.append(dict(seed=seed, replay_buffer_size=size, batch=i, tokens_before=tokens,
-            right=round(o['reward'], 5), zero_variance=int(o['replay/dead']), replaced=int(o['replay/replaced']),
+            right=round(o['reward'], 5), zero_variance=int(o['replay/dead']),
+            replaced=int(o['replay/replaced']),
             length=round(o['completions/mean_length'], 3), clip=round(o['clip_ratio/region_mean'], 5),
             entropy=round(o['entropy'], 4)))
         tokens = o['num_tokens']
@@ -55,7 +57,8 @@ def elsewhere(model, tok, seed):
 def answers(model, tok):
     "Four answers to each of the first three held-out problems."
     rows = make_problems('two_digit_sums', 3, 0, 'test')
-    batch = sample_completions(model, tok, [rows[i] for i in range(3)], 4, 6, torch.Generator().manual_seed(0))
+    batch = sample_completions(model, tok, [rows[i] for i in range(3)], 4, 6,
+        torch.Generator().manual_seed(0))
     texts = decode_completions(tok, batch)
     return [dict(problem=o['prompt'].splitlines()[-1], answer=o['answer'], sampled=' | '.join(
         t.strip() for t in texts[4*i:4*i+4])) for i,o in enumerate(rows)]
@@ -69,7 +72,8 @@ def chat(model, tok):
             return_tensors='pt', return_dict=True)
         out = model.generate(**ids, max_new_tokens=24, do_sample=False, pad_token_id=tok.pad_token_id,
             eos_token_id=tok.eos_token_id)
-        rows.append(dict(question=q, said=tok.decode(out[0,ids['input_ids'].shape[1]:], skip_special_tokens=True)))
+        rows.append(dict(question=q,
+            said=tok.decode(out[0,ids['input_ids'].shape[1]:], skip_special_tokens=True)))
     return rows
 
 def look(name, seed):

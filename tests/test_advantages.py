@@ -70,7 +70,8 @@ def test_several_rewards_are_put_together_as_trl_does(G, F, aggregation):
         )  # all right; constant, each function its own; one completion without any
         w = torch.rand(F, generator=gen(seed))+.5
         for scale in ('group','batch','none'):
-            got,want = multi_reward_advantages(r, w, aggregation, scale),trl_advantages(r, w, aggregation, scale)
+            got,want = multi_reward_advantages(r, w, aggregation, scale),trl_advantages(r, w, aggregation,
+                scale)
             assert (got[1:3] == 0).all() and want[
                 1:3
             ].abs().max() < 1e-2  # ours exactly 0, TRL's the rounding error of a mean
@@ -181,7 +182,8 @@ def test_nan_std_is_torch_std_where_nothing_is_missing():
         (lambda: multi_reward_advantages(torch.ones(2, 2)), 'B, G, F'),
         (lambda: multi_reward_advantages(torch.ones(2, 2, 3), [1.0, 2.0]), '3 reward functions'),
         (lambda: multi_reward_advantages(torch.ones(2, 2, 1), aggregation='sum'), "'sum'"),
-        (lambda: multi_reward_advantages(torch.ones(2, 2, 1), aggregation='normalize_then_sum', scale='x'), "'x'"),
+        (lambda: multi_reward_advantages(torch.ones(2, 2, 1), aggregation='normalize_then_sum', scale='x'),
+        "'x'"),
     ],
 )
 def test_wrong_input_is_named(call, says):
@@ -268,7 +270,8 @@ def test_an_advantage_of_ones_own_is_a_function_under_a_name():
     summed = (r*w).nansum(2).masked_fill(r.isnan().all(2), nan)
     assert_tensor(multi_reward_advantages(r, w, advantages='sign'), sign(summed))
     assert_tensor(multi_reward_advantages(r, w, advantages=sign), sign(summed))
-    assert_tensor(multi_reward_advantages(r, w, advantages='grpo', scale='batch'), group_advantages(summed, 'batch'))
+    assert_tensor(multi_reward_advantages(r, w, advantages='grpo', scale='batch'),
+        group_advantages(summed, 'batch'))
     assert resolve(ADVANTAGES, "grpo") is group_advantages
 
 @pytest.mark.parametrize('bad, says', [

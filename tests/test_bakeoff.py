@@ -10,8 +10,8 @@ from grpo_nb.research.study import (
 from grpo_nb.parts.stats import paired_difference, holm
 from grpo_nb.run.signals import Stopped
 from grpo_nb.parts.registry import STRATEGIES, PRIORITIES
-from grpo_nb.research.study import (KEY, rerun_rows as made_again, mean_over_tokens, compare, over_regimes, lr_table,
-    read_rows, run_study)
+from grpo_nb.research.study import (
+    KEY, rerun_rows as made_again, mean_over_tokens, compare, over_regimes, lr_table, read_rows, run_study)
 from grpo_nb.trainer import TrainConfig
 from notebook_code import defined_in
 
@@ -52,7 +52,8 @@ def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
 
 def test_a_signal_ends_the_study_and_writes_no_row_of_what_it_stopped(tmp_path):
     f = tmp_path/'told.py'
-    f.write_text('import os, signal\nfrom grpo_nb.replay import DeadGroupStrategy\nclass Told(DeadGroupStrategy):\n'
+    f.write_text(
+        'import os, signal\nfrom grpo_nb.replay import DeadGroupStrategy\nclass Told(DeadGroupStrategy):\n'
         '    def process_batch(self, *a, **k):\n        os.kill(os.getpid(), signal.SIGTERM)\n'
         '        return super().treat(*a, **k)\n')
     jobs = [make_job(a, seed=3, **TINY) for a in ('none', f'{f}:Told', 'mask')]
@@ -350,5 +351,6 @@ def test_a_small_study_gives_the_committed_rows(again):
 
 def test_random_rows_come_out_again_on_the_same_machine():
     df = read_rows(CSV)
-    if {k:df[k][0] for k in study_stamp()}!=study_stamp(): pytest.skip('the study was made by another version or machine')
+    if {k:df[k][0] for k in study_stamp()}!=study_stamp():
+        pytest.skip('the study was made by another version or machine')
     assert made_again(CSV, run_job, study_stamp(), 2, seed=1).equal.all()

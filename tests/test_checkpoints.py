@@ -5,9 +5,10 @@ import numpy as np
 import pytest, torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from grpo_nb.run.checkpoints import (checkpoint_folders, checkpoint_error, is_disk_full,
-    last_checkpoint, load_state, read_manifest, new_run_id, latest_complete_checkpoint, disk_full_error, get_rng_state, save_state,
-    set_rng_state, write_manifest)
+from grpo_nb.run.checkpoints import (
+    checkpoint_folders, checkpoint_error, is_disk_full, last_checkpoint, load_state, read_manifest,
+    new_run_id, latest_complete_checkpoint, disk_full_error, get_rng_state, save_state, set_rng_state,
+    write_manifest)
 from grpo_nb.run.resume import rotate_checkpoints, atomic_dir
 from grpo_nb.run import checkpoints
 

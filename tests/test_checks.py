@@ -38,7 +38,8 @@ def test_a_message_that_only_calls_a_tool_has_no_content():
 
 def test_of_a_large_set_no_more_prompts_are_looked_at_than_asked_spread_over_it():
     for rows in (ROWS, Dataset.from_list(ROWS)):
-        assert validate_dataset(rows, 1, most=3)==['0+1=','3+1=','6+1='] and len(validate_dataset(rows, 1, most=8))==8
+        assert validate_dataset(rows, 1, most=3)==['0+1=','3+1=','6+1='] and len(
+            validate_dataset(rows, 1, most=8))==8
 
 def test_every_group_meets_the_clip_of_its_own_correction():
     x,A = torch.tensor([[[.3]]]*2),torch.ones(2, 1)   # a ratio of 1.35: above 1.28 and 1.3
@@ -63,11 +64,13 @@ def test_a_warmup_raises_a_rate_that_stays():
 def test_rows_may_be_a_table_or_a_list_and_are_the_same_data():
     table = Dataset.from_list(ROWS)
     assert validate_dataset(table, 8)==validate_dataset(ROWS, 8)==[o['prompt'] for o in ROWS]
-    assert dataset_fingerprint(table)==dataset_fingerprint(ROWS)==dataset_fingerprint([o|dict(answer='?') for o in ROWS])
+    assert dataset_fingerprint(table)==dataset_fingerprint(ROWS)==dataset_fingerprint(
+        [o|dict(answer='?') for o in ROWS])
 
 def test_what_differs_between_two_data_sets_is_said():
     a = dataset_fingerprint(ROWS)
-    assert describe_dataset_change(a, a)=='' and describe_dataset_change(a, dataset_fingerprint(ROWS[:7]))=='8 rows then, 7 now'
+    assert describe_dataset_change(a, a)=='' and describe_dataset_change(a,
+        dataset_fingerprint(ROWS[:7]))=='8 rows then, 7 now'
     assert 'other prompts or in another order' in describe_dataset_change(a, dataset_fingerprint(ROWS[::-1]))
 
 def test_a_prompt_that_does_not_fit_is_named():

@@ -484,8 +484,9 @@ def test_a_run_is_not_begun_without_a_plan_and_never_written_over(solved, tmp_pa
 REFUSED = {   # what stands in adapters.py: words of the sentence
     'def draw(:\n    pass':'line 1 is no Python',
     'x = "\x00"':'is no Python',
-    'from grpo_nb.generation import sample_inverse_cdf as draw':'line 1 imports grpo_nb.generation, which holds',
-    'import math, grpo_nb.parts.model as s':'which holds the solution',
+    'from grpo_nb.generation import sample_inverse_cdf as draw':
+        'line 1 imports grpo_nb.generation, which holds',
+    'import math, grpo_nb.parts.sampling as s':'which holds the solution',
     'def draw(p, u):\n    return __import__("grpo_nb.generation").pick(p, u)':'line 2 uses __import__',
     'from . import b':'line 1 uses .',
     'import os':'line 1 uses os: torch',

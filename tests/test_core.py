@@ -166,7 +166,7 @@ print(grpo_nb.register.__name__, *[o for o in ('torch','numpy','grpo_nb.replay')
 names = dict(priority='score', loss='dapo', advantage='rft', strategy='gfpo', task='sums')
 for k,name in names.items(): print(k, resolve(k, name).__name__ if k!='task' else name in REGISTRIES[k])
 """], capture_output=True, text=True)
-    assert r.stdout.split('\n')[:-1]==['register', 'priority by_score', 'loss clip',
+    assert r.stdout.split('\n')[:-1]==['register', 'priority score_priority', 'loss clipped_objective',
         'advantage rft_advantages', 'strategy GFPO', 'task True'], r.stdout+r.stderr
 
 def test_a_builtin_name_is_taken_and_a_near_one_is_suggested():

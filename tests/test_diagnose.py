@@ -7,8 +7,8 @@ import pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import expected_dead_frac
-from grpo_nb.scale.plans import (batch_command, batch_plan, best_group_size, beta_pass_rates, expected_squared_advantage,
-    plan_lines)
+from grpo_nb.scale.plans import (
+    batch_command, batch_plan, best_group_size, beta_pass_rates, expected_squared_advantage, plan_lines)
 from grpo_nb.cli import diagnose as diagnose_command
 from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
@@ -372,13 +372,15 @@ def test_pull_is_the_mean_squared_advantage_in_a_simulation():
     g = torch.Generator().manual_seed(0)
     for ps,G in itertools.product(([.5], [.1, .6], [.02, .3, .98]), (2, 3, 8, 16)):
         r = torch.cat([(torch.rand(20_000, G, generator=g)<p).float() for p in ps])
-        assert group_advantages(r).square().mean().item()==pytest.approx(expected_squared_advantage(G, ps), abs=.01)
+        assert group_advantages(r).square().mean().item()==pytest.approx(expected_squared_advantage(G, ps),
+            abs=.01)
 
 def test_the_best_group_size_is_the_best_of_all_divisors():
     for N,ps in itertools.product((24, 60, 128), ([.5], [.1], [.02, .5])):
         best,pull = best_group_size(N, ps)
         assert set(pull)=={g for g in range(2, min(N, 128)+1) if N%g==0} and pull[best]==max(pull.values())
-        assert pull[best]==pytest.approx(N/best*(1-1/best)*(1-np.mean([expected_dead_frac(p, best) for p in ps])))
+        assert pull[best]==pytest.approx(
+            N/best*(1-1/best)*(1-np.mean([expected_dead_frac(p, best) for p in ps])))
     assert best_group_size(96, [.02])[0]>best_group_size(96, [.5])[0]
     with pytest.raises(ValueError, match='no groups of 2'): best_group_size(1)
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest, torch
 import grpo_nb.on_trl.distributed as D
 from grpo_nb.on_trl.distributed import (
-    ProcessGroup, RankWatchdog, ShardedBuffer, RowFormat, assert_same_on_all_ranks, group_slices, plan_transfers, reshard)
+    ProcessGroup, RankWatchdog, ShardedBuffer, RowFormat, assert_same_on_all_ranks, group_slices,
+    plan_transfers, reshard)
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
 from another import elsewhere
@@ -262,7 +263,8 @@ def test_two_real_processes_exchange_the_same_rows(tmp_path):
 def test_ranks_with_other_settings_stop_all_and_say_which():
     said = []
     def f(rank):
-        try: assert_same_on_all_ranks(dict(beta=.04, lr=[1,2][rank==1], f=object()) | (dict(extra=1) if rank==2 else {}))
+        try: assert_same_on_all_ranks(dict(beta=.04, lr=[1,2][rank==1], f=object())
+            | (dict(extra=1) if rank==2 else {}))
         except ValueError as e: said.append(str(e))
     in_threads(3, f)
     assert len(said)==3 and len(set(said))==1

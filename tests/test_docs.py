@@ -8,7 +8,8 @@ from urllib.parse import unquote
 import pytest, yaml
 from conftest import CHROME
 from grpo_nb.dev.pages import site_errors
-from grpo_nb.dev.site import _reading_minutes, chapter_errors, course, form_errors, dead_references, output_errors
+from grpo_nb.dev.site import (
+    _reading_minutes, chapter_errors, course, form_errors, dead_references, output_errors)
 from grpo_nb.see.live import NpmError, npm_package
 
 ROOT = Path(__file__).parent.parent
@@ -112,13 +113,13 @@ def test_the_checker_sees_each_kind_of_fault(tmp_path):
 
 
 def test_exported_code_and_its_entry_stand_on_the_page(site):
-    t = (site/page(site, 'core')).read_text(encoding='utf-8')
+    t = (site/page(site, 'tensors')).read_text(encoding='utf-8')
     assert 'id="masked_mean"' in t and 'return' in t and t.count('masked_mean')>3
     assert 'Exported source' not in t
 
 def test_names_in_prose_link_to_the_reference(site):
-    t = (site/page(site, 'core')).read_text(encoding='utf-8')
-    assert re.search(r'<a href="[\w/.]*core\.html#masked_mean"[^>]*><code>masked_mean</code></a>', t)
+    t = (site/page(site, 'tensors')).read_text(encoding='utf-8')
+    assert re.search(r'<a href="[\w/.]*tensors\.html#masked_mean"[^>]*><code>masked_mean</code></a>', t)
     assert re.search(
         r'<a href="[\w/.]*widgets\.html#explore"[^>]*><code>explore\(',
         (site / page(site, 'widgets')).read_text(encoding='utf-8'),
@@ -148,7 +149,7 @@ def found(url, browser):
 @pytest.mark.parametrize(
     'words,page,within',
     [
-        ('masked_mean', r'core\.html#masked_mean', 1),
+        ('masked_mean', r'tensors\.html#masked_mean', 1),
         ('zero variance', r'glossary\.html', 1),
         ('zero-variance group', r'glossary\.html', 1),
         ('custom reward', r'rewards\.html', 1),
@@ -302,8 +303,8 @@ def test_the_sidebar_leads_to_the_list_without_scripts(site, url, browser):
 def test_code_is_coloured_and_copied_as_it_was_written(site, url, browser):
     from html import unescape
     pg = browser.new_page()
-    pg.goto(f"{url}/{page(site, 'core')}")
-    text = (site/page(site, 'core')).read_text(encoding='utf-8')
+    pg.goto(f"{url}/{page(site, 'tensors')}")
+    text = (site/page(site, 'tensors')).read_text(encoding='utf-8')
     stored = re.findall(r'<pre class="python"><code>(.*?)</code></pre>', text, flags=re.S)
     written = [unescape(o) for o in stored]
     assert pg.eval_on_selector_all('pre.python code', 'l => l.map(o => o.textContent)')==written
@@ -324,7 +325,7 @@ def test_a_heading_is_a_title(f):
 LOOK = """o => axe.run(o.within || document,   // frames are asked one by one
     {...o.rules, resultTypes: ['violations'], selectors: false, iframes: false})"""
 BARS = dict(exclude=[['#quarto-header'], ['#quarto-sidebar'], ['footer']])   # the same on every page
-FIRST = 'index.html','parts/core.html'   # judged with their bars: of either depth
+FIRST = 'index.html','parts/tensors.html'   # judged with their bars: of either depth
 SAMPLED = dict(include=[['[data-look]']])
 OFF = dict(enabled=False)   # contrast is asked apart; `region` takes long, and is never serious
 RULES = dict(runOnly=['wcag2a','wcag2aa','best-practice'], rules={'color-contrast':OFF, 'region':OFF})
@@ -515,7 +516,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
     ctx = browser.new_context(color_scheme='light')
     pg = ctx.new_page()
     ground = lambda: pg.evaluate('getComputedStyle(document.body).backgroundColor')
-    pg.goto(f"{url}/{page(site, 'core')}")
+    pg.goto(f"{url}/{page(site, 'tensors')}")
     light = ground()
     pg.locator('.quarto-color-scheme-toggle >> visible=true').first.click()
     pg.wait_for_function('l => getComputedStyle(document.body).backgroundColor !== l', arg=light)
@@ -526,7 +527,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
 
 def test_a_rebuild_changes_nothing(site, tmp_path):
     "All prose, and of each kind of notebook some: code, figures, frames, formulas, tables; the rest as stubs"
-    whole = ['index', 'advantages', 'core', 'widgets', 'tested']
+    whole = ['index', 'advantages', 'tensors', 'widgets', 'tested']
     code = ("import grpo_nb.dev.pages as s; s.site_errors = s._text_faults = lambda *a, **k: []; "   # known$
         f"s.docs(strict=False, out={str(tmp_path)!r}, only={whole})")
     env = {**os.environ, 'PYTHONHASHSEED': '1'}   # the fixture has another
@@ -570,12 +571,13 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
     ('16_diagnose', 'The last chapter takes them to many GPUs.', '"last chapter"'),
     ('18_real_run', '[The last chapter](17_grpo_with_replay_buffer.ipynb) planned', '"last chapter"'),
     ('speed', 'The trainer of the chapter before uses the fast parts', '"chapter before"'),
-    ('core', "GRPO's own parts begin in [chapter 1](../02_tasks.ipynb).", 'leads to 02_tasks, which is 2'),
+    ('tensors', "GRPO's own parts begin in [chapter 1](../02_tasks.ipynb).", 'leads to 02_tasks, which is 2'),
     ('glossary', '| entropy | [8](../09_kl.ipynb) |', 'leads to 09_kl, which is 9'),
     ('07_advantages', 'see [the next chapter](08_logps.ipynb)', 'what comes next is 07a_float_noise'),
     ('memory', 'the next chapter has a plan', 'outside the course'),
     ('memory', 'chapter 21 has a plan', 'no chapter 21'),
-    ('17_grpo_with_replay_buffer', '[The next chapter](18_real_run.ipynb#a-gpu), [chapter 2](02_tasks.ipynb), '
+    ('17_grpo_with_replay_buffer',
+    '[The next chapter](18_real_run.ipynb#a-gpu), [chapter 2](02_tasks.ipynb), '
         'chapter 16a', ''),
 ])
 def test_a_chapter_is_called_by_its_number(file, text, says):
@@ -604,12 +606,14 @@ FIELD = ('reinforcement learning', 'policy gradient', 'REINFORCE', 'baseline', '
 
 def test_the_fields_words_are_keys_of_the_glossary_and_bold_where_a_chapter_first_uses_them():
     "A student who reads of the *push* can look up what the literature calls it."
-    def text(f): return '\n'.join(''.join(c['source']) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
+    def text(f):
+        return '\n'.join(''.join(c['source']) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
     page = ROOT/'nbs/reference/glossary.ipynb'
     rows = re.findall(r'^\| (\*\*.*?) \|.*\| (.*?) \|$', text(page), re.M)
     lost = []
     for word in FIELD:
-        there = [re.findall(r'\]\(([^)#]+\.ipynb)', where) for keys,where in rows if word.lower() in keys.lower()]
+        there = [re.findall(r'\]\(([^)#]+\.ipynb)', where) for keys,where in rows
+            if word.lower() in keys.lower()]
         pages = [text(page.parent/o) for o in sum(there, [])]
         if not any(re.search(rf'\*\*[^*\n]*{word[:9]}', o, re.I) for o in pages): lost.append(word)
     assert lost==[]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from dataclasses import fields
 from grpo_nb.cli import _notes
-from grpo_nb.see.findings import (RULES, Finding, Findings, RunColumns, finding_curves, diagnose_rows, translate_settings, welch_rise,
+from grpo_nb.see.findings import (
+    RULES, Finding, Findings, RunColumns, finding_curves, diagnose_rows, translate_settings, welch_rise,
     _rolling, _since, _trend)
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
@@ -101,10 +102,12 @@ def test_a_curve_with_this_fault_is_told_so_with_its_step(name):
 def test_a_healthy_curve_is_left_alone():
     assert diagnose_rows(rows())==[]
     assert (
-        diagnose_rows(rows(entropy=lambda x: 1.2 * math.exp(-4 * x), reward=lambda x: 0.3 + 0.68 * x**0.5)) == []
+        diagnose_rows(
+        rows(entropy=lambda x: 1.2 * math.exp(-4 * x), reward=lambda x: 0.3 + 0.68 * x**0.5)) == []
     )  # sure, and solved
     assert (
-        diagnose_rows(rows(frac_reward_zero_std=lambda x: 0.3 + 0.55 * x, reward=lambda x: 0.3 + 0.65 * x)) == []
+        diagnose_rows(
+        rows(frac_reward_zero_std=lambda x: 0.3 + 0.55 * x, reward=lambda x: 0.3 + 0.65 * x)) == []
     )  # dead because all right
     assert diagnose_rows(rows(eval_reward=lambda x: .3+.4*x))==[]
 
@@ -133,7 +136,8 @@ def test_a_long_run_of_dead_groups_is_told_apart():
     "Nothing left to teach, or too little to learn from; a short one is left alone"
     far = dict(frac_reward_zero_std=lambda x: .1+.7*min(1, 2*x))
     top = dict(reward=lambda x: .4+.6*min(1, 2*x))
-    assert diagnose_rows(rows(120, **far, **top)).names==['solved'] and not diagnose_rows(rows(120, **far, **top))[0].fault
+    assert diagnose_rows(rows(120, **far, **top)).names==['solved'] and not diagnose_rows(
+        rows(120, **far, **top))[0].fault
     thin = diagnose_rows(rows(120, **far, reward=lambda x: .1+.2*x))
     assert thin.names==['thin-signal'] and thin[0].sure=='possible'
     assert diagnose_rows(rows(60, **far, reward=lambda x: .1+.2*x, kl=0.))==[]
@@ -148,7 +152,8 @@ def test_a_held_out_score_that_stands_still_is_seen():
 
 def test_the_same_reward_held_out_shows_a_gap_and_no_hack():
     "It would rise, too, if the reward were hacked; a gap needs its interval, and one that closes is none"
-    of = lambda end: diagnose_rows(rows(80, reward=lambda x: .2+.4*x, eval_reward=lambda x: .3+(end-.3)*x)).names
+    of = lambda end: diagnose_rows(
+        rows(80, reward=lambda x: .2+.4*x, eval_reward=lambda x: .3+(end-.3)*x)).names
     assert of(.31)==of(.33)==['generalisation-gap'] and of(.45)==of(.6)==[]
     assert 'hacked-by-form' not in of(.38)
 
@@ -187,7 +192,8 @@ def dead_run(text):
         rewards=[.3]*4, dead=True) for i in range(20) for g in range(4)]
 
 def test_one_text_and_many_texts_of_one_reward_need_opposite_remedies():
-    cliff,collapse = diagnose_rows(*dead_run(lambda i, g, j: f'{i} {j}'))[0],diagnose_rows(*dead_run(lambda i, g, j: 'same'))[0]
+    cliff,collapse = diagnose_rows(*dead_run(lambda i, g, j: f'{i} {j}'))[0],diagnose_rows(
+        *dead_run(lambda i, g, j: 'same'))[0]
     assert cliff.name==collapse.name=='all-equal' and cliff.groups[0]==(15, 0) and len(cliff.groups)==20
     assert '0 of the 20 dead groups recorded last are one text' in cliff.evidence
     assert 'grade it' in cliff.remedy
@@ -205,7 +211,8 @@ def test_a_finding_carries_the_rows_it_rests_on():
     assert [o['step'] for o in f.rows]==[float(i) for i in range(int(f.step), 60)]
     assert set(f.rows[0])=={'step','kl','reward'} and f.rows[-1]['kl']==pytest.approx(16)
     import json
-    assert json.loads(json.dumps(diagnose_rows(rows(loss=lambda x: math.nan)).plain))[0]['rows'][0]['loss']=='nan'
+    assert json.loads(json.dumps(diagnose_rows(rows(loss=lambda x: math.nan)).plain))[0]['rows'][0][
+        'loss']=='nan'
 
 def test_every_setting_that_a_remedy_names_is_one_of_its_trainer():
     import re
@@ -357,7 +364,8 @@ def test_noise_without_advantages_on_record_has_none():
 
 @pytest.mark.parametrize('n', [0, 1, 2, 3])
 def test_few_rows_are_undecided(n):
-    assert verdict(rows(60)[:n]).learned is None and diagnose_rows(rows(60)[:n])==[] and warnings_now(rows(60)[:n])==[]
+    assert verdict(rows(60)[:n]).learned is None and diagnose_rows(rows(60)[:n])==[] and warnings_now(
+        rows(60)[:n])==[]
 
 # ---- while it goes on, and before
 

@@ -111,7 +111,7 @@ def test_a_mean_of_all_shortens_the_push_and_a_mean_of_the_others_does_not(one):
 
 def test_two_tries_of_a_problem_are_one_number_in_its_interval():
     from grpo_nb.evaluation import reward_summary
-    o = reward_summary(torch.tensor([[1.,0.],[1.,1.],[0.,0.],[0.,1.]]*2)) # means ½ 1 0 ½, their deviation √(1/7)
+    o = reward_summary(torch.tensor([[1.,0.],[1.,1.],[0.,0.],[0.,1.]]*2))   # of ½ 1 0 ½: √(1/7)
     half = 2.364624*(1/7/8)**.5
     assert [o[k] for k in ('mean','low','high','n')]==pytest.approx([.5, .5-half, .5+half, 8])
     one = reward_summary(torch.tensor([[1.],[1.],[0.],[0.]]*2))        # asked once: Wilson's, 4 of 8

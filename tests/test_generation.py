@@ -123,7 +123,8 @@ def test_the_repetition_penalty_is_that_of_transformers():
     seen = token_counts(ids[:,:4], torch.ones(40, 4).bool(), 50)  # four of the prompt, five of the answer
     seen[:,1] = counted(ids[:,4:], 50)
     for pen in (.7, 1.3):
-        assert torch.equal(apply_penalties(z, seen, pen), RepetitionPenaltyLogitsProcessor(pen)(ids, z.clone()))
+        assert torch.equal(apply_penalties(z, seen, pen),
+            RepetitionPenaltyLogitsProcessor(pen)(ids, z.clone()))
 
 def slowly_cut(z, top_k=0, top_p=1., min_p=None):
     "Places of one row of logits that stay, from the likeliest down, by the definitions."

@@ -153,7 +153,7 @@ def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_roa
     near(g, f, eps)
 
 def test_packed_no_token_is_computed_twice_and_no_padding(monkeypatch):
-    import grpo_nb.parts.model as fq
+    import grpo_nb.parts.fast_path as fq
     m,ro,seen = model(),batch(B=10, G=7, T=12),[]
     run = fq.FusedDecoder.run
     def watched(self, ids, *a, **k): return seen.append(len(ids)) or run(self, ids, *a, **k)

@@ -334,7 +334,8 @@ def test_luspo_with_token_ratios_warns():
 def test_aggregate_ignores_what_is_masked_even_nan():
     x,m = torch.tensor([[[1.,float('nan')],[2.,3.]]]),torch.tensor([[[True,False],[True,True]]])
     want = dict(grpo=1.75, sapo=1.75, dapo=2., bnpo=2., cispo=2., vespo=2., luspo=3., dr_grpo=.75)
-    for k,v in want.items(): assert_tensor(aggregate_token_loss(x, m, k, max_completion_length=4), torch.tensor(v))
+    for k,v in want.items():
+        assert_tensor(aggregate_token_loss(x, m, k, max_completion_length=4), torch.tensor(v))
 
 @pytest.mark.parametrize('kind', ['dapo','cispo','vespo'])
 def test_aggregate_divides_by_the_items_it_is_given_even_by_less_than_one(kind):
@@ -463,7 +464,8 @@ def test_the_default_correction_is_the_loss_as_it_was_to_the_bit(loss_type):
             loss = loss_of(**(d|dict(logps=p)), **kw, **more)
             return loss.detach(),torch.autograd.grad(loss, p)[0]
         a = run()
-        b = run(correction=OffPolicyCorrection(), replay_correction=OffPolicyCorrection(), replayed=torch.tensor([True,False]))
+        b = run(correction=OffPolicyCorrection(), replay_correction=OffPolicyCorrection(),
+            replayed=torch.tensor([True,False]))
         assert a[0].equal(b[0]) and a[1].equal(b[1])
 
 def test_fresh_and_replayed_groups_are_corrected_apart():
@@ -499,7 +501,8 @@ def test_a_correction_works_under_every_loss_type():
 @pytest.mark.parametrize('make,says', [(lambda: OffPolicyCorrection(weight='half'), 'needs one of token'),
     (lambda: OffPolicyCorrection(clip='hard'), 'needs one of ppo'),
     (lambda: OffPolicyCorrection(max_drift=-1.), '`max_drift` is -1.0'),
-    (lambda: loss_of(**batch(0), correction=OffPolicyCorrection(weight='decoupled')), 'ask the model once more')])
+    (lambda: loss_of(**batch(0), correction=OffPolicyCorrection(weight='decoupled')),
+    'ask the model once more')])
 def test_what_a_correction_lacks_is_named(make, says):
     with pytest.raises(ValueError) as e: make()
     assert says in str(e.value)

@@ -200,7 +200,8 @@ def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
     assert new[3]==old and new[:3]==content(x, 0)[1][:3]
     assert t.batch.replayed.tolist()==[True, False, False, False] and t.records[0]['replacement']['age']==7
     b = AR3PO(); b.load_state_dict(m.state_dict())
-    assert_tensor(b.process_batch(x, step=11).batch.completion_ids, m.process_batch(x, step=11).batch.completion_ids)
+    assert_tensor(b.process_batch(x, step=11).batch.completion_ids,
+        m.process_batch(x, step=11).batch.completion_ids)
     small = AR3PO(max_prompts=2)
     small.process_batch(batch([MIXED]*4, keys=[1, 2, 3, 4])); assert list(small.best)==[3, 4]
 
@@ -242,7 +243,7 @@ def test_a_young_buffer_gives_what_it_has():
     m = Replay(64, stored_per_fresh=3)
     m.process_batch(batch([MIXED], seed=1))
     assert m.num_groups_to_sample(8, 1)==7 # six are wanted, one is there
-    t = m.process_batch(batch([MIXED]*3+[DEAD0]*4, seed=2), step=1, size=8) # four dead, and one stored group for all
+    t = m.process_batch(batch([MIXED]*3+[DEAD0]*4, seed=2), step=1, size=8)   # 4 dead, 1 stored
     assert len(t.batch)==8 and t.batch.replayed.tolist()==[False]*3+[True]*5
 
 def test_groups_too_old_for_replay_are_not_counted_on():
@@ -251,7 +252,8 @@ def test_groups_too_old_for_replay_are_not_counted_on():
     assert m.num_groups_to_sample(4, 5)==2 and m.num_groups_to_sample(4, 6)==4
 
 def test_a_batch_that_cannot_be_shared_out_is_refused():
-    with pytest.raises(ValueError, match='divisible by 4'): Replay(8, stored_per_fresh=3).num_groups_to_sample(6, 0)
+    with pytest.raises(ValueError, match='divisible by 4'):
+        Replay(8, stored_per_fresh=3).num_groups_to_sample(6, 0)
     for bad in (-1, 1.5, True):
         with pytest.raises(ValueError, match='stored_per_fresh'): Replay(8, stored_per_fresh=bad)
 
@@ -266,7 +268,7 @@ def test_a_batch_is_treated_by_its_arguments_and_by_nothing_asked_before():
     for ask in (0, 1, 2): assert treated(ask, 4).replayed.tolist()==[False, True, True, True]
 
 def test_a_treat_that_takes_not_all_that_trainers_pass_is_refused_where_it_is_defined():
-    with pytest.raises(TypeError, match='`Old.process_batch` needs .*more. at the end'):
+    with pytest.raises(TypeError, match='`Old.process_batch` needs .*more. as its last'):
         class Old(DeadGroupStrategy):
             def process_batch(self, batch, dead=None, step=0, sample_more=None, logps_fn=None): ...
 
@@ -305,7 +307,8 @@ def test_the_variance_filter_keeps_the_fewest_groups_that_hold_the_share(top_p, 
 def test_ngrpo_leaves_out_what_is_all_right():
     t = NGRPO().process_batch(batch([DEAD0, MIXED, DEAD1]))
     assert t.in_loss.tolist()==[True, True, False]
-    assert_tensor(t.batch.advantages, VirtualMaxReward().process_batch(batch([DEAD0, MIXED, DEAD1])).batch.advantages)
+    assert_tensor(t.batch.advantages,
+        VirtualMaxReward().process_batch(batch([DEAD0, MIXED, DEAD1])).batch.advantages)
 
 def test_newest_replay_brings_back_the_newest():
     m = NewestReplay(3)

@@ -8,8 +8,8 @@ from grpo_nb.parts.loss_inputs import (
 from grpo_nb.parts.groups import (
     dead_groups, expected_dead_frac, group_scores, nan_std, reward_range, reward_std, group_reward_std)
 from grpo_nb.parts.ratios import (
-    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, clip_frac, ppo_clip_mask, apply_correction, neg_mean_log_ratio,
-    importance_ratio, merge_sums, ratio_row, ratio_sums)
+    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, clip_frac, ppo_clip_mask, apply_correction,
+    neg_mean_log_ratio, importance_ratio, merge_sums, ratio_row, ratio_sums)
 from loss_calls import loss_of, metrics_of
 
 NAN = math.nan
@@ -205,7 +205,8 @@ def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
     assert OffPolicyCorrection(clip='two_sided').clip_range(cispo)==ClipRange(.2, delta=4.)
     assert OffPolicyCorrection(weight='truncated').clip_range(cispo)==ClipRange(.2) # PPO's, whatever the loss
     rho = torch.tensor([1.25, 1.29, 3.9, 4.1])
-    held = lambda A, **kw: ppo_clip_mask(rho, torch.tensor(A), OffPolicyCorrection(**kw).clip_range()).tolist()
+    held = lambda A, **kw: ppo_clip_mask(rho, torch.tensor(A),
+        OffPolicyCorrection(**kw).clip_range()).tolist()
     assert held(1., clip='dapo')==[False,True,True,True] and held(1.)==[True]*4
     assert held(-1., clip='two_sided')==[False,False,False,True] and not any(held(-1.))
     assert not any(held(1., clip='none'))

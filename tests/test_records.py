@@ -2,6 +2,7 @@
 import json, math, time
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.generation import Rollouts
+from grpo_nb.run.reading import *
 from grpo_nb.run.record import *
 from grpo_nb.run.record import GROUP_FIELDS
 from another import elsewhere
@@ -202,7 +203,8 @@ def test_wrong_shapes_are_refused(kw, say):
 
 def test_a_newcomer_known_by_id_gets_its_text_from_where_it_was_born(tmp_path):
     rec = Recorder(tmp_path)
-    rec.write_groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]], key=[11]))
+    rec.write_groups(1,
+        group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]], key=[11]))
     new = lambda **k: dict(treatment='replaced', replacement=dict(step=1, age=2, **k))
     rec.write_groups(3, group_rows(3, ['a', 'b', 'c'], list('abcdef'), torch.zeros(3, 2),
                              records=[new(id=4), new(id=99),
@@ -266,7 +268,8 @@ def test_numbers_are_the_same_whichever_road_makes_them_plain():
     for o in (x, x.tolist(), x.numpy(), x.double()):
         assert repr(to_jsonable(o)) == repr(want) # repr: 0.0 is not -0.0
     assert repr([to_jsonable(o) for o in x.flatten().tolist()])==repr(sum(want, []))
-    assert to_jsonable(x>0)==(x>0).tolist() and to_jsonable(torch.tensor(3))==3 and to_jsonable(torch.arange(3))==[0, 1, 2]
+    assert to_jsonable(x>0)==(x>0).tolist() and to_jsonable(torch.tensor(3))==3 and to_jsonable(
+        torch.arange(3))==[0, 1, 2]
 
 # ---- a bounded record, and going on with it
 

@@ -316,7 +316,8 @@ def _same_future(a, b, step, rng):
         s = [rng.choice([0., 1., 2., rng.random()]) for _ in range(3)]
         for o in (a, b): o.add(s, [t, -t, 2*t], step=t)
         n = rng.randint(0, 9)
-        assert [(e.id, e.prob, e.uses, e.age) for e in a.sample_entries(n, step=t)] == [(e.id, e.prob, e.uses, e.age)
+        assert [(e.id, e.prob, e.uses, e.age) for e in a.sample_entries(n, step=t)] == [
+            (e.id, e.prob, e.uses, e.age)
             for e in b.sample_entries(n, step=t)]
         assert [e.id for e in a]==[e.id for e in b]
 
@@ -461,7 +462,8 @@ def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
     back,want = Rollouts.from_packed(pack_groups(x), replayed=False),x.strip_padding()
     for k,v in want.tensors().items(): assert torch.equal(v, getattr(back, k)), k
     parts = [Rollouts.from_packed([g], replayed=False) for g in pack_groups(x)]
-    for k,v in want.tensors().items(): assert torch.equal(v, getattr(Rollouts.concat(parts).strip_padding(), k)), k
+    for k,v in want.tensors().items():
+        assert torch.equal(v, getattr(Rollouts.concat(parts).strip_padding(), k)), k
 
 def test_token_and_group_advantages_mix_in_one_batch():
     x = batch([MIXED, [1.,1,0,0]])

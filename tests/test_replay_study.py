@@ -788,7 +788,8 @@ def test_two_rows_of_every_arm_are_made_again_in_a_stack(tmp_path, capsys, monke
     assert [len(o) for o in stacks]==[2, 2]
     d = pd.read_csv(f, dtype=str, keep_default_na=False)
     d.assign(reward='0.5').to_csv(f, index=False)
-    with pytest.raises(ValueError, match='4 of 4 rows came out differently, of plain, replay_default'): again()
+    with pytest.raises(ValueError, match='4 of 4 rows came out differently, of plain, replay_default'):
+        again()
     d.assign(reward='0.5', machine='another').to_csv(f, index=False)
     assert all(o.count('False')==2 for o in again())   # neither that machine nor equal, but near
     far = json.dumps([dict(tokens=0, pass1=.9), dict(tokens=900, pass1=.9)])

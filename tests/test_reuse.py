@@ -119,7 +119,8 @@ def test_the_page_of_the_study_shows_the_regrets_that_the_doctor_tells():
             for o in '{:+.3f} ± {:.3f}'.format(*interpolated_gain(1., rate)[way][:2]).split()]
     for g in (.5, .75, .9):
         for rate in ('untuned','tuned'):
-            row = [f"{interpolated_gain(g, rate)[k][2]:.3f}" for k in ('default','stored 2','none','passes 2')]
+            row = [f"{interpolated_gain(g, rate)[k][2]:.3f}"
+                for k in ('default','stored 2','none','passes 2')]
             line = next(o for o in told.split('\n') if o.startswith(f'{rate}, g = {g:g}'))
             assert line.split()[-4:]==row
 
@@ -198,7 +199,7 @@ def test_no_way_is_advised_that_lost_at_the_rate_one_has():
         gain,half,_ = interpolated_gain(g, 'kept')['stored 2']
         assert ('or keep two stored groups' in text)==(gain>half)
         assert 'need a lower learning_rate: half of it' in text and 'replace dead groups:' in text
-        assert interpolated_gain(g, 'kept')['passes 2'][0]<interpolated_gain(g, 'kept')['passes 2'][1] # so it isn't advised
+        assert interpolated_gain(g, 'kept')['passes 2'][0]<interpolated_gain(g, 'kept')['passes 2'][1]
     assert 'or keep two stored' in timed(1.-1e-9) and 'or keep two stored' not in timed(.9)
     assert 'replay_correction="weight=none"' in timed(.99)
     assert 'replay_weight="none"' in timed(.99, trainer='trl', steps_per_generation=1)

@@ -48,7 +48,7 @@ def test_measures_of_many_runs_at_once_are_those_of_one_after_another(untaught, 
 
 @pytest.mark.parametrize('arm,seeds', [(USES['replay_default'], (3, 4)), (BatchUse(method='replay'), (0, 0))])
 def test_a_batch_with_replay_is_what_the_shipped_method_makes_of_it(untaught, monkeypatch, arm, seeds):
-    "Batch by batch beside `Replay.process_batch`, one of its own for each run; by priority its seed is the run's"
+    "Batch by batch beside `Replay.process_batch`, one for each run; by priority its seed is the run's"
     from grpo_nb.generation import Rollouts
     seen = []
     monkeypatch.setattr(Runs, 'train', lambda self, groups, there: seen.append((groups, there)))

@@ -5,7 +5,8 @@ import numpy as np, pandas as pd, pytest
 from grpo_nb.see.readers import diagnose
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import Recorder, group_rows
-from grpo_nb.see.readers import as_history, filter_note, find_columns, rows_to_groups, open_run, canonical_metric
+from grpo_nb.see.readers import (
+    as_history, filter_note, find_columns, rows_to_groups, open_run, canonical_metric)
 from view_pages import Opened
 
 def lines(path, rows, end=''):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pandas as pd, pytest
 import grpo_nb.research.study as st
 from grpo_nb.run.signals import Stopped, check_stop, note_stop
-from grpo_nb.research.study import (mean_over_tokens, at_equal, compare, over_regimes, paired_table, lr_table, read_rows, run_study,
-                           source_hash)
+from grpo_nb.research.study import (
+    mean_over_tokens, at_equal, compare, over_regimes, paired_table, lr_table, read_rows, run_study,
+    source_hash)
 
 HERE = dict(version='1', torch='2', machine='m', weights='w')
 
@@ -129,7 +130,8 @@ def test_equal_steps_reads_the_curve_where_the_most_frugal_run_ended():
 def test_area_is_the_mean_height_up_to_the_budget():
     c = [dict(tokens=0, pass1=.2), dict(tokens=50, pass1=.6), dict(tokens=150, pass1=1.)]
     assert (mean_over_tokens(c) == round((50 * 0.4 + 100 * 0.8) / 150, 5)
-            and mean_over_tokens(c, 100) == round((50 * 0.4 + 50 * 0.7) / 100, 5) and mean_over_tokens(c, 50) == 0.4)
+            and mean_over_tokens(c, 100) == round((50 * 0.4 + 50 * 0.7) / 100, 5)
+            and mean_over_tokens(c, 50) == 0.4)
 
 def test_holm_says_what_survives_all_pairs():
     d = rows(none=[.4,.5,.6,.3,.4], sure=[.5,.6,.701,.4,.501], barely=[.46,.58,.62,.36,.41])

@@ -66,7 +66,8 @@ def test_an_import_that_is_not_collapsed_is_told(copy):
     seen = [o for o in code if o not in hidden]
     assert any('from matplotlib' in o for o in hidden) and any('def new_figure' in o for o in seen)
     f.write_text(f.read_text().replace('"source_hidden": true', '"source_hidden": false', 1))
-    with pytest.raises(dev.ProjectError, match='plotting.ipynb: not clean: run .*clean'): dev.check(['plotting'])
+    with pytest.raises(dev.ProjectError, match='plotting.ipynb: not clean: run .*clean'):
+        dev.check(['plotting'])
 
 def test_an_answer_is_collapsed_with_its_output_and_code_that_a_page_folds_is_collapsed(copy):
     f = notebook(copy, 'plotting')

@@ -1,12 +1,13 @@
 "Tasks: judges by value, rewards, the two ways of answering, and the group of the course."
 import json, logging, os, signal, threading
 import pytest
-from grpo_nb.parts import problems
+from grpo_nb.parts import answers
 from grpo_nb.parts.datasets import chain_sum, gym_dataset, hub_problems, make_problems, split_name
 from grpo_nb.recipes import numinamath_rewards
 from grpo_nb.research.study import lessons
-from grpo_nb.tasks import (accuracy_reward, chain_sum_demonstrations, completion_text, extract_answer, format_reward,
-                           get_verifier, example_group, overlap_reward, answers_match, math_equal)
+from grpo_nb.tasks import (
+    accuracy_reward, chain_sum_demonstrations, completion_text, extract_answer, format_reward, get_verifier,
+    example_group, overlap_reward, answers_match, math_equal)
 
 # --- judges
 
@@ -123,9 +124,9 @@ def test_maths_is_compared_as_expressions_also_from_another_thread():
 
 def test_an_answer_that_cannot_be_read_in_time_is_wrong_in_every_thread(monkeypatch):
     math_equal('2', dict(answer='x'))   # it has started
-    child = problems._judge_of(os.getpid()).child
-    ask = problems._Judge.ask
-    monkeypatch.setattr(problems._Judge, 'ask', lambda self, *a: ask(self, *a, seconds=.3))
+    child = answers._judge_of(os.getpid()).child
+    ask = answers._Judge.ask
+    monkeypatch.setattr(answers._Judge, 'ask', lambda self, *a: ask(self, *a, seconds=.3))
     tower = r'9^{9^{9^{9}}}'
     assert in_thread(math_equal, tower, dict(answer='7'))==0.
     assert child.poll() is not None   # it was ended
@@ -135,9 +136,10 @@ def test_an_answer_that_cannot_be_read_in_time_is_wrong_in_every_thread(monkeypa
 
 def test_a_judge_of_the_gym_that_evaluates_has_a_limit_too(monkeypatch):
     entry = dict(answer='1+2', metadata=dict(numbers=[1, 2], target=3, expression='1+2'))
-    assert get_verifier('countdown')('2+1', entry)==1. and in_thread(get_verifier('countdown'), '2+1', entry)==1.
-    ask = problems._Judge.ask
-    monkeypatch.setattr(problems._Judge, 'ask', lambda self, *a: ask(self, *a, seconds=.3))
+    assert get_verifier('countdown')('2+1', entry)==1. and in_thread(get_verifier('countdown'), '2+1',
+        entry)==1.
+    ask = answers._Judge.ask
+    monkeypatch.setattr(answers._Judge, 'ask', lambda self, *a: ask(self, *a, seconds=.3))
     assert get_verifier('countdown')('9**9**9**9', entry)==0.
 
 def test_the_judge_of_maths_leaves_no_alarm_and_no_handler_of_the_process_changed():
@@ -164,7 +166,7 @@ def test_a_hub_set_is_judged_by_its_own_judge():
 def test_an_unknown_task_has_no_judge():
     with pytest.raises(ValueError, match="no judge for task 'poetry'"):
         accuracy_reward(None, ['<answer>x</answer>'], ['x'], task=['poetry'])
-    with pytest.raises(ValueError, match='use `overlap_reward`'): get_verifier('tldr') # no summary is just right
+    with pytest.raises(ValueError, match='use `overlap_reward`'): get_verifier('tldr')   # a summary
 
 def test_overlap_is_rouge_1():
     said = ['the cat','dog','the the the','']

@@ -11,7 +11,8 @@ def look(n=0, settings=None, groups=(), **cols):
     x = np.linspace(0, 1, n)
     get = lambda v: [v(o) for o in x] if callable(v) else list(v) if np.ndim(v) else [v]*n
     cols = {k.replace('__','/'):get(v) for k,v in cols.items()}
-    return RunColumns([dict(step=i)|{k:float(v[i]) for k,v in cols.items() if v[i] is not None} for i in range(n)],
+    return RunColumns(
+        [dict(step=i)|{k:float(v[i]) for k,v in cols.items() if v[i] is not None} for i in range(n)],
         list(groups), settings or {})
 
 def line(a, b): return lambda x: a+(b-a)*x
@@ -218,7 +219,8 @@ HELPERS = {
     (RunColumns.stopped_at,'times'):
         tuple((look(n, reward=.1, loss=[.1]*5+[None]*(n-5)), 'loss') for n in (7, 8))+(above,),
 }
-HELP = {(F.drop_from_peak,'parts'): lambda f: f[0]>.99, (RunColumns.stopped_at,'times'): lambda f: f is not None}
+HELP = {(F.drop_from_peak,'parts'): lambda f: f[0]>.99,
+    (RunColumns.stopped_at,'times'): lambda f: f is not None}
 
 # which part of a run counts, and which mean of it: columns that are not constant
 def turns(a, b, n=20): return [a,b]*(n//2)

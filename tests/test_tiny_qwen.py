@@ -6,8 +6,9 @@ from grpo_nb.parts.datasets import chain_sum, spell_backward
 from grpo_nb.research.study import lesson_batch, lessons, warm_start
 from grpo_nb.tasks import accuracy_reward, example_group
 from grpo_nb.parts.loading import save_model
-from grpo_nb.tiny_qwen import (PHRASES, SPECIAL_TAGS, TINY_QWEN_DIR, sample_texts, encode_prompts, load_model, make_tokenizer,
-                               tiny_config, tiny_model)
+from grpo_nb.tiny_qwen import (
+    PHRASES, SPECIAL_TAGS, TINY_QWEN_DIR, sample_texts, encode_prompts, load_model, make_tokenizer,
+    tiny_config, tiny_model)
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -199,7 +199,8 @@ def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
             ).all()  # all G advantages, none trivial
             assert t.batch.step[i]<o['row']['step']  # older than this batch
         for i in set(range(8)) - set(where):
-            assert torch.equal(t.batch[[i]].strip_padding().completion_ids, o['fresh'][[i]].strip_padding().completion_ids)
+            assert torch.equal(t.batch[[i]].strip_padding().completion_ids,
+                o['fresh'][[i]].strip_padding().completion_ids)
     last = seen[-1]['row']
     assert last["replay/ratio_max"]>1 and 0<last["replay/ess_answers"]<=1 and 0<last["replay/ess_tokens"]<=1
     assert last['replay/live_after']>=last['replay/live_before']

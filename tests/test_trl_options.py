@@ -491,7 +491,8 @@ def test_the_losses_are_those_of_this_trl_and_ours():
     text = GRPOConfig.__dataclass_fields__['loss_type'].metadata['help']
     named = text[text.index('Supported values are'):].split('.')[0]
     assert set(re.findall(r"'(\w+)'", named))==set(LOSSES)
-    assert all(map(trl_supports_loss, LOSSES)) and not trl_supports_loss('dap') and not trl_supports_loss(None)
+    assert all(map(trl_supports_loss, LOSSES)) and not trl_supports_loss('dap') and not trl_supports_loss(
+        None)
 
 def test_a_trl_that_says_it_otherwise_refuses_no_loss():
     from dataclasses import field
@@ -502,8 +503,8 @@ def test_a_trl_that_says_it_otherwise_refuses_no_loss():
     assert trl_supports_loss('new', field(default='dapo', metadata=dict(help="'dapo' or 'new'")))
 
 def test_a_newer_trl_is_used_and_said(monkeypatch):
-    from grpo_nb.parts import core
-    monkeypatch.setitem(core.NEWEST_TESTED, 'trl', '0.1')
+    from grpo_nb.parts import versions
+    monkeypatch.setitem(versions.NEWEST_TESTED, 'trl', '0.1')
     with pytest.warns(UserWarning, match='newer than 0.1, the newest that was tried'):
         t = T.trainer(max_steps=1)
     t.train()

@@ -31,11 +31,13 @@ def test_the_modules_become_one_in_which_each_name_stands_once_and_before_its_us
     assert not re.search('^import ', script, re.M)
     assert re.findall('^export .*', script, re.M)==['export {mount, watch};', 'export default {']
     names = NAMED.findall(script)
-    assert len(names)==len({*names}) and {*names}=={n for text in MODULES.values() for n in NAMED.findall(text)}
+    assert len(names)==len({*names}) and {*names}=={n for text in MODULES.values()
+        for n in NAMED.findall(text)}
     for text in MODULES.values():
         for asked,name in re.findall(r"^import \{([^}]*)\} from '\./([\w.]+)'", text, re.M):
             for n in asked.split(','):
-                assert re.search(rf'^export (?:async )?(?:const|function|class) {n.strip()}\b', MODULES[name], re.M)
+                assert re.search(rf'^export (?:async )?(?:const|function|class) {n.strip()}\b', MODULES[name],
+                    re.M)
                 assert names.index(n.strip())<min(map(names.index, NAMED.findall(text)), default=len(names))
 
 def test_colours_stand_in_the_table_alone(run):
@@ -140,7 +142,8 @@ EVIL = ['<script>alert(1)</script>', '</script><img src=x onerror=alert(1)>', '<
 def evil(folder, long=200_000):
     rec = Recorder(folder, settings=dict(seed=0, method=EVIL[0]))
     for s in (1, 2):
-        rec.write_groups(s, group_rows(s, [EVIL[s], 'x'*long], EVIL*2, [[float(i==0) for i in range(8)], [0.]*8],
+        rec.write_groups(s,
+            group_rows(s, [EVIL[s], 'x'*long], EVIL*2, [[float(i==0) for i in range(8)], [0.]*8],
         rewards_by_func={EVIL[0]:[[1.]*8, [0.]*8]}))
     with open(folder/'groups.jsonl', 'a') as f: f.write('{"step": 3, "gro')
     return folder

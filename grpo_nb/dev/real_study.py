@@ -75,7 +75,8 @@ def real_run(
         run = train(model, tok, problems, accuracy_reward, args, method=method, print_verdict=False)
         after = evaluate(model, tok, held_out, accuracy_reward, num_samples=plan['samples'], seed=seed,
             max_completion_length=args.max_completion_length)
-    return job|dict(pass1=round(after['pass@1'], 5), cpu_s=json.dumps(round(time.process_time()-began, 1)))|_seen(run)
+    return job|dict(pass1=round(after['pass@1'], 5),
+        cpu_s=json.dumps(round(time.process_time()-began, 1)))|_seen(run)
 
 def _seen(run):
     "What the history of a run says of it: before each batch its tokens, and of the batch its right answers."
@@ -90,7 +91,7 @@ def real_claims(
     df:pd.DataFrame,  # rows of the study
     plan:dict,        # of `real_plan`
     metric:str='area',# a column
-)->pd.DataFrame:      # a row per claim: n, diff, diff_ci, p, verdict, holm, predicted; none before all is there
+)->pd.DataFrame:   # a row per claim: n, diff, diff_ci, p, verdict, holm, predicted; none before all is there
     "The registered differences, over the seeds all of whose runs are there; one Holm family."
     d = df[df.error==''].assign(way=lambda o: o.arm+' at '+o.learning_rate.map('{:g}'.format))
     n,whole = len(plan['tasks'])*len(plan['rates'])*len(plan['arms']),d.groupby('seed').size()

@@ -20,8 +20,9 @@ import pandas as pd
 import torch
 from ..parts.stats import paired_difference, holm
 from .stacked import FAMILIES, FOUR, SIZES, BatchUse, G, Runs, hold_problems, start_file
-from ..research.study import (
-    KEY, rerun_rows, mean_over_tokens, as_list, over_regimes, paired_table, lr_table, read_rows, run_study, stamp)
+from grpo_nb.research.study import (
+    KEY, rerun_rows, mean_over_tokens, as_list, over_regimes, paired_table, lr_table, read_rows, run_study,
+    stamp)
 
 # %% ../../nbs/dev/replay_study.ipynb #203ccd2a
 USES = {'plain':BatchUse(), 'plain_16':BatchUse(fresh=16), 'mu2':BatchUse(passes=2),
@@ -510,7 +511,8 @@ def numbers(
         curve = json.loads(o.curve)
         budget = plan.get('budget', FAMILIES[o.regime].budget)
         until = share and min(share(o.arm)*budget, curve[-1]['tokens'])
-        out.setdefault(o.regime, {}).setdefault((o.arm, o.learning_rate), {})[o.seed] = mean_over_tokens(curve, until)
+        out.setdefault(o.regime, {}).setdefault((o.arm, o.learning_rate), {})[o.seed] = mean_over_tokens(
+            curve, until)
     return {c:{k:v for k,v in tries.items() if len(v)==len(seeds)} for c,tries in out.items()}
 
 def chosen(

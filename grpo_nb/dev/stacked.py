@@ -24,7 +24,8 @@ from ..advantages import group_advantages
 from ..generation import Rollouts
 from ..parts.files import atomic_write
 from ..parts.groups import dead_groups
-from ..parts.ratios import ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio
+from ..parts.ratios import (
+    ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio)
 from ..parts.registry import STRATEGIES
 from ..strategies import DeadGroupStrategy
 
@@ -576,8 +577,9 @@ def right_answers(
     return is_right(out, answer[:,:,None].expand(-1, -1, n, -1))
 
 # %% ../../nbs/dev/stacked.ipynb #6985c96a
-CORRECTIONS = dict(both=OffPolicyCorrection(), clip=OffPolicyCorrection('none'), weight=OffPolicyCorrection('truncated', clip='none'),
-    moment=OffPolicyCorrection(clip='none', max_moment=.04), random=OffPolicyCorrection('none')) # of a token's gradient
+CORRECTIONS = dict(both=OffPolicyCorrection(), clip=OffPolicyCorrection('none'),
+    weight=OffPolicyCorrection('truncated', clip='none'),
+    moment=OffPolicyCorrection(clip='none', max_moment=.04), random=OffPolicyCorrection('none'))
 
 @dataclass(frozen=True)
 class BatchUse:
@@ -612,7 +614,8 @@ def factor(
     "A token's advantage times all that its gradient is multiplied by, run by run."
     real = torch.ones_like(logps, dtype=torch.bool) if real is None else real
     ratio = importance_ratio(logps.detach(), old, real)
-    if correction=='both': return (A*ratio).masked_fill(ppo_clip_mask(ratio, A, ClipRange(epsilon)), 0.) # PPO's own
+    if correction=='both':   # PPO's own
+        return (A*ratio).masked_fill(ppo_clip_mask(ratio, A, ClipRange(epsilon)), 0.)
     if correction=='random':
         share = (ppo_clip_mask(ratio, A, ClipRange(epsilon))&real).flatten(1).sum(1)/real.flatten(1).sum(1)
         return A.masked_fill(chance<share.view(-1, *[1]*(A.ndim-1)), 0.)

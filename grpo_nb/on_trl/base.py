@@ -15,9 +15,9 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from ..parts.versions import other_version
 from ..parts.groups import ReplayCounts, dead_by_func, reward_std, unjudged
-from grpo_nb.parts.ratios import (
-    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio, merge_sums, ratio_row, ratio_sums,
-    warn_unless_clipped)
+from ..parts.ratios import (
+    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio,
+    merge_sums, ratio_row, ratio_sums, warn_unless_clipped)
 from ..replay import ReplayBuffer
 from .batch_record import BatchRecord
 from .checks import CheckedTrainer
@@ -59,7 +59,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
 
     def make_record(self)->object:
         "The callback that records the run; it has `wants`, `sizes`, `written`, `close` and `add_to_card`."
-        from grpo_nb.on_trl.record import RecordCallback # with the verdict, which a config does not need
+        from grpo_nb.on_trl.record import RecordCallback   # with the verdict, which a config does not need
         return RecordCallback(self)
 
     def _check_layout(self, args, columns, played):
@@ -180,7 +180,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         return loss
 
     def _check_came_back(self):
-        "RuntimeError where rows of the first batch were trained on without passing through `_on_policy_logps`."
+        "RuntimeError where rows of the first batch were trained on without `_on_policy_logps`."
         n,rows = self.args.train_batch_size,len(set(self._came_back))
         self._to_follow -= 1
         if rows!=n:
@@ -231,7 +231,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             row,fresh = (ratio_row(merge_sums(o)) for o in all_.unbind(1))
             self._sums = {}
             if row and fresh: self._metrics['train']['clip_ratio/fresh_mean'] = [fresh['clip_share']]
-            n,room = self._gather_floats([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
+            n,room = self._gather_floats([len(self.replay_buffer), self.replay_buffer.max_size]).sum(
+                0).tolist()
             row |= dict(buffer_size=n, fill=n/max(1, room))
             self._metrics['train'] |= {f'replay/{k}':[float(v)] for k,v in row.items()}
         super().log(logs, start_time)
@@ -253,7 +254,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
         r,old,A = x['replayed'][:,None],x['old_per_token_logps'],x['advantages'][:,None]
         x['sampler_logps'],x['own_advantages'] = old,A[:,0]   # for whoever writes down what a token does
-        new = apply_correction(logps, old, A, m, self.correction, self.importance_sampling_level, clip=self.clip)
+        new = apply_correction(logps, old, A, m, self.correction, self.importance_sampling_level,
+            clip=self.clip)
         x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)
 
     def held_by_clip(self,
@@ -264,7 +266,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         "What the clip leaves without a gradient: of replayed rows that of their correction."
         held = ppo_clip_mask(ratio, A, self.clip)
         if replayed is None or not self.correction.is_active: return held
-        return torch.where(replayed[:,None], ppo_clip_mask(ratio, A, self.correction.clip_range(self.clip)), held)
+        return torch.where(replayed[:,None], ppo_clip_mask(ratio, A, self.correction.clip_range(self.clip)),
+            held)
 
     def _count_clipped(self, x):
         "Count again what is clipped: TRL counts among corrected log-probs, no longer the sampler's."

@@ -61,7 +61,7 @@ class CheckedTrainer(GRPOTrainer):
         self._check_images(columns, given)
         known = isinstance(data, Dataset) and not played   # a stream's rows are looked at as they come
         prompts = validate_dataset(data, self._n_prompts(a), a.num_generations, most=10_000) if known else []
-        self.dataset_fingerprint = dataset_fingerprint(data, 10_000) if known else None # to know the data again at a resume
+        self.dataset_fingerprint = dataset_fingerprint(data, 10_000) if known else None   # for a resume
         if os.environ.get('RANK', '0')=='0':   # of several processes one warns
             for o in version_warnings(): warnings.warn(o, stacklevel=2)
         with self._watched(math.inf):

@@ -29,7 +29,8 @@ def trl_supports_loss(
 
 _RULES = [*RULES,
     ('generation_batch_size', lambda v: v>=1, 'None, or 1 or more'),
-    ('loss_type', trl_supports_loss, "a loss that TRL's help for it names, such as 'dapo' or 'grpo'; one of your own, "
+    ('loss_type', trl_supports_loss,
+    "a loss that TRL's help for it names, such as 'dapo' or 'grpo'; one of your own, "
         "under `@register(LOSSES, ...)`, runs in `grpo_nb.trainer`: TRL's losses are branches of its method"),
     ('scale_rewards', lambda v: v in (True,False,'group','batch','none'), "'group', 'batch' or 'none'"),
     ('replay_age_decay', lambda v: v>0, 'None, or more than 0 optimizer steps'),
@@ -155,7 +156,8 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     record_groups:int|None = config_field(None,
         "Record every n-th generation batch group by group in `output_dir`, for inspector, report and "
         "diagnose; 0 never. None is 1, but 0 with `push_to_hub`, which would upload the texts.")
-    record_max_groups:int|None = config_field(64, 'The most groups of a batch that are recorded; None for all.')
+    record_max_groups:int|None = config_field(64,
+        'The most groups of a batch that are recorded; None for all.')
     record_max_mb:float|None = config_field(100.,
         'Size that the record of groups may reach over the run, in MB; None for any.')
     record_tokens:bool = config_field(False,

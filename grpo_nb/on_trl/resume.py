@@ -25,6 +25,7 @@ from ..run.checkpoints import (
     latest_complete_checkpoint, disk_full_error, get_rng_state, read_json, save_state, set_rng_state,
     state_file, write_manifest)
 
+
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,8 @@ class ResumableTrainer(GRPOTrainer):
         layout = {k:getattr(a, k) for k in ('num_generations','per_device_train_batch_size',
             'steps_per_generation','num_iterations')}
         adaptive = ('entropy_coef','_last_world_entropy') if self.use_adaptive_entropy else ()
-        return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta, data=self.dataset_fingerprint,
+        return dict(run=self.run_id, world=a.world_size, layout=layout, beta=self.beta,
+            data=self.dataset_fingerprint,
             rewards=list(self.reward_func_names), step=self._step,
             inputs=self._buffered_inputs if mid else None,
             metrics={k:list(v) for k,v in self._metrics['train'].items()},
@@ -262,7 +264,8 @@ def _load_state(self:ResumableTrainer, checkpoint):
 def _check_same(self:ResumableTrainer, s):
     "Is this the run that the checkpoint is of? Older ones note less of it."
     was = s.get('data')
-    if was and not self.args.ignore_data_skip and (how := describe_dataset_change(was, self.dataset_fingerprint)):
+    if was and not self.args.ignore_data_skip and (
+            how := describe_dataset_change(was, self.dataset_fingerprint)):
         raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
             '`ignore_data_skip=True` to go on with these from their beginning')
     was,now = s.get('rewards'),list(self.reward_func_names)
@@ -299,7 +302,8 @@ def _newest(self:ResumableTrainer):
     "The newest checkpoint that is whole on every node; (path or None, what was wrong)."
     at_most,run = None,(read_json(Path(self.args.output_dir)/'settings.json') or {}).get('run')
     while True:
-        found = self._on_each_node(lambda: latest_complete_checkpoint(self.args.output_dir, run, at_most=at_most))
+        found = self._on_each_node(
+            lambda: latest_complete_checkpoint(self.args.output_dir, run, at_most=at_most))
         why = next((w for p,w in found if p is None), '')
         if why: return None,why
         steps = {int(Path(p).name[11:]) for p,_ in found}

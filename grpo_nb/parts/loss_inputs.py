@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['LOSS_TYPES', 'LossSettings', 'parse_correction', 'parse_loss_kwargs', 'LossInputs', 'check_loss_inputs',
            'prepare_loss_inputs', 'off_policy_mask', 'high_entropy_mask', 'policy_term_mask', 'entropy_bonus',
-           'ObjectiveInputs', 'apply_corrections', 'parameter_names', 'check_loss_options', 'token_objective', 'LossOutput']
+           'ObjectiveInputs', 'apply_corrections', 'parameter_names', 'check_loss_options', 'token_objective',
+           'LossOutput']
 
 # %% ../../nbs/parts/loss_inputs.ipynb #b1a8ecdc
 import ast, functools, inspect, warnings
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 from .validate import require
 from .tensors import masked_mean
-from .ratios import PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, neg_mean_log_ratio, importance_ratio
+from grpo_nb.parts.ratios import (
+    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, neg_mean_log_ratio,
+    importance_ratio)
 from .registry import LOSSES, resolve
 
 # %% ../../nbs/parts/loss_inputs.ipynb #4c0ffee2
@@ -218,7 +221,8 @@ def apply_corrections(
 )->ObjectiveInputs:
     "Log-probs and advantages after the corrections of fresh and of replayed groups, and the clip of each."
     level,A = settings.importance_sampling_level,x.advantages
-    old_logps,prox_ratio,clip_mask = x.old_logps,ratio.detach(),ppo_clip_mask(ratio.detach(), A, settings.clip)
+    old_logps,prox_ratio,clip_mask = x.old_logps,ratio.detach(),ppo_clip_mask(ratio.detach(), A,
+        settings.clip)
     for c,rows in ((settings.correction, ~x.replayed), (settings.replay_correction, x.replayed)):
         if not (c and c.is_active and rows.any()): continue
         at,seen = rows[:,None,None],ratio.detach()

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'COMPARED', 'BESIDE', 'machine', 'stamp', 'source_hash', 'as_list',
-           'read_rows', 'mean_over_tokens', 'run_study', 'compare', 'paired_table', 'over_regimes', 'at_equal', 'lr_table', 'rerun_rows',
-           'draw_curves', 'resolve_name', 'Curve', 'Arm', 'Regime', 'tuned_lr', 'lessons', 'lesson_batch', 'warm_start', 'arm_of',
-           'make_method', 'run_job', 'study_stamp', 'source_digest', 'make_job', 'make_jobs', 'bakeoff', 'compared']
+           'read_rows', 'mean_over_tokens', 'run_study', 'compare', 'paired_table', 'over_regimes', 'at_equal',
+           'lr_table', 'rerun_rows', 'draw_curves', 'resolve_name', 'Curve', 'Arm', 'Regime', 'tuned_lr', 'lessons',
+           'lesson_batch', 'warm_start', 'arm_of', 'make_method', 'run_job', 'study_stamp', 'source_digest', 'make_job',
+           'make_jobs', 'bakeoff', 'compared']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
 import hashlib, inspect, json, math, os, platform, re, threading, time
@@ -257,7 +258,8 @@ def over_regimes(
     wide,rows = _by_seed(df, metric),[]
     for a,b in claims:
         both = [r for r in wide[a] if (b,r) in wide]
-        rows.append(dict(arm=a, baseline=b)|random_effects_mean({r:(wide[a,r]-wide[b,r]).dropna() for r in both}))
+        rows.append(dict(arm=a, baseline=b)
+            |random_effects_mean({r:(wide[a,r]-wide[b,r]).dropna() for r in both}))
     d = pd.DataFrame(rows).rename(columns=dict(mean='diff', groups='regimes'))
     return d.assign(holm=holm(d.p))
 
@@ -450,7 +452,8 @@ def lessons(
         again = max(n_each//560, 1) if k==2 else 1            # so the shortest come again
         add(chain_sum(n, seed, min_terms=k, max_terms=k), chain_sum_demonstrations, again)
     for k in range(3, 9):
-        add(spell_backward(max(n_each//4, 1), seed, min_word_len=k, max_word_len=k), spell_backward_demonstrations)
+        add(spell_backward(max(n_each//4, 1), seed, min_word_len=k, max_word_len=k),
+            spell_backward_demonstrations)
     return Dataset.from_list(rows)
 
 # %% ../../nbs/research/study.ipynb #ed135c49
@@ -687,7 +690,8 @@ def make_jobs(
     "The runs of a comparison, seed by seed, of arms that can act: some need prompts that come again."
     arms,regs = list(ARMS) if arms is None else arms,list(REGIMES) if regimes is None else regimes
     def acts(a, r):
-        return arm_of(a).method not in ('skip','same_prompt') or resolve_name(r, REGIMES, 'regime').n_train<1000
+        return arm_of(a).method not in ('skip','same_prompt') or resolve_name(r, REGIMES,
+            'regime').n_train<1000
     both = [(a, r) for r in regs for a in arms if acts(a, r)]
     return [make_job(a, r, s, **settings) for s in range(seeds) for a,r in both]
 

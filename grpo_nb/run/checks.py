@@ -52,7 +52,8 @@ def make_strategy(
         method = resolve(STRATEGIES, method).from_settings(args)
         method.dead_tolerance = args.dead_tolerance
     if not hasattr(method, 'process_batch'):
-        raise ValueError(f'`method` is {method!r:.60}: give one of {sorted(STRATEGIES)}, or a `DeadGroupStrategy`')
+        raise ValueError(
+            f'`method` is {method!r:.60}: give one of {sorted(STRATEGIES)}, or a `DeadGroupStrategy`')
     tolerance = getattr(method, 'dead_tolerance', args.dead_tolerance)
     if tolerance!=args.dead_tolerance:
         raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of the method {method.name!r} is '

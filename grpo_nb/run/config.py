@@ -41,7 +41,8 @@ class RunConfig(Sampling):
     top_entropy_quantile:float = config_field(1.,
         'share of the tokens, those of highest entropy, that feel the loss')
     entropy_coef:float = config_field(0., 'weight of the entropy bonus')
-    sapo_temperature_pos:float = config_field(1., 'steepness of the gate of SAPO where the advantage is positive')
+    sapo_temperature_pos:float = config_field(1.,
+        'steepness of the gate of SAPO where the advantage is positive')
     sapo_temperature_neg:float = config_field(1.05, 'the same where the advantage is not positive')
     vespo_k_pos:float = config_field(2., 'power of the weight of VESPO where the advantage is 0 or more')
     vespo_lambda_pos:float = config_field(3., 'decay of that weight')
@@ -55,11 +56,13 @@ class RunConfig(Sampling):
     multi_objective_aggregation:str = config_field('sum_then_normalize', 'or normalize_then_sum (GDPO)')
     reward_weights:list[float] = config_field(None, 'one weight per reward function; None: all 1')
     shared_prefix:bool = config_field(True, 'compute a prompt once for its G completions; False: for each')
-    mask_truncated_completions:bool = config_field(False, 'leave completions without an end token out of the loss')
+    mask_truncated_completions:bool = config_field(False,
+        'leave completions without an end token out of the loss')
     dead_tolerance:float = config_field(1e-6, 'a group whose rewards differ by at most this is dead')
     replay_priority:str = config_field('score',
         'who stays and who comes back: score, uniform, recency, a name of your own, or FILE.py:NAME')
-    replay_age_limit:int = config_field(None, 'oldest group that may be replayed, in optimizer steps; None: any')
+    replay_age_limit:int = config_field(None,
+        'oldest group that may be replayed, in optimizer steps; None: any')
     replay_max_uses:int = config_field(None, 'a stored group leaves after so many draws; None: any number')
     replay_stored_per_fresh:int = config_field(0,
         'stored groups in a batch for each sampled one; 0: for dead ones')
@@ -68,7 +71,8 @@ class RunConfig(Sampling):
     save_total_limit:int = config_field(2, 'checkpoints kept')
     record_groups:int = config_field(1, 'record the groups of every n-th batch; 0: never')
     record_max_mb:float = config_field(100., 'size of the group record at the end of the run, at most, in MB')
-    record_tokens:bool = config_field(False, 'record the tokens of these groups too, each with log-prob and ratio')
+    record_tokens:bool = config_field(False,
+        'record the tokens of these groups too, each with log-prob and ratio')
     record_terms:int = config_field(0,
         'record what each token of every n-th batch adds to the loss, and to seven others; 0: never')
     disable_tqdm:bool = config_field(False, 'hide the progress bar')
@@ -87,12 +91,14 @@ class TrainConfig(RunConfig):
     max_completion_length:int = config_field(48, 'tokens sampled at most')
     temperature:float = config_field(1., 'of sampling, and of every log-prob')
     scale_rewards:str = config_field('group', 'group, batch or none: whose deviation divides the advantage')
-    advantages:Any = config_field('grpo', 'how rewards become advantages: a name, FILE.py:NAME, or a function')
+    advantages:Any = config_field('grpo',
+        'how rewards become advantages: a name, FILE.py:NAME, or a function')
     loss_type:Any = config_field('dapo',
         'grpo, dr_grpo, dapo, bnpo, cispo, sapo, luspo, vespo, FILE.py:NAME, or a function')
     epsilon:float = config_field(.2, 'half-width of the clip range')
     beta:float = config_field(0., 'weight of the KL to the reference; 0 keeps no reference model')
-    method:Any = config_field('replay', 'what to do with zero-variance groups: replay, keep (plain GRPO), mask, '
+    method:Any = config_field('replay',
+        'what to do with zero-variance groups: replay, keep (plain GRPO), mask, '
         'dynamic, another name, FILE.py:NAME, or an object')
     replay_buffer_size:int = config_field(64, "groups kept for replay; 0: method 'replay' is plain GRPO")
 
@@ -118,7 +124,7 @@ def make_loss_settings(
     fresh,stored = (parse_correction(o) for o in (a.correction, a.replay_correction))
     same = {f.name:getattr(a, f.name) for f in fields(LossSettings) if hasattr(a, f.name)}
     own = {k:getattr(a, k) for k in _SAPO_AND_VESPO.split()}|parse_loss_kwargs(a.loss_kwargs)
-    return LossSettings(**same|dict(correction=fresh, replay_correction=stored or fresh, own=own))
+    return LossSettings(**same|dict(correction=fresh, replay_correction=stored or fresh, extra=own))
 
 # %% ../../nbs/run/config.ipynb #c811b437
 _ONE_OF = dict(importance_sampling_level='token sequence', scale_rewards='group batch none',

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'to_jsonable', 'to_jsonl', 'as_text',
-           'group_rows', 'ratio_hists', 'token_fields', 'load_json', 'lock_folder', 'Recorder', 'make_history_row', 'record_batch',
-           'format_token_rows', 'format_terms', 'dataset_info', 'eval_row', 'check_some_reward']
+           'group_rows', 'ratio_hists', 'token_fields', 'load_json', 'lock_folder', 'Recorder', 'make_history_row',
+           'record_batch', 'format_token_rows', 'format_terms', 'dataset_info', 'eval_row', 'check_some_reward']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os

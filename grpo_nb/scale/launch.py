@@ -233,7 +233,8 @@ class RecipeArguments(ModelConfig):
         'Problems measured before, halfway and at the end, and never trained on; 0: none.')
     max_prompt_length:int = config_field(512, 'Prompts with more tokens are left out.')
     total_batch_size:int = config_field(16, 'Prompts in a generation batch, over all processes.')
-    skip_apply_chat_template:bool = config_field(False, 'Give prompts as plain text, without the chat template.')
+    skip_apply_chat_template:bool = config_field(False,
+        'Give prompts as plain text, without the chat template.')
     dataset_num_proc:int = config_field(None, 'Processes that prepare the data set.')
     attn_mechanism:str = config_field('auto', 'Attention: auto, vanilla (or eager), sdpa, flash_attention_2.',
         choices=['auto','vanilla','eager','sdpa','flash_attention_2'])
@@ -271,11 +272,14 @@ class TrlArguments(RecipeArguments):
     dataset_config:str = config_field(None, 'Its configuration on the hub.')
     dataset_split:str = config_field('train', 'Its split.')
     prompt_column:str = config_field('prompt', 'The column that holds the prompts.')
-    answer_column:str = config_field('answer', 'The column that holds the answers; rewards get it as `answer`.')
-    reward:list[str] = config_field(None, 'my_rewards.py:my_reward, package.module.function or one of TRL\'s own '
+    answer_column:str = config_field('answer',
+        'The column that holds the answers; rewards get it as `answer`.')
+    reward:list[str] = config_field(None,
+        'my_rewards.py:my_reward, package.module.function or one of TRL\'s own '
         'names, one or several; default: is the answer in <answer>…</answer> right?')
     reward_model:str = config_field(None, 'A sequence classifier with one label, a folder or on the hub.')
-    total_batch_size:int = config_field(None, "Prompts in a generation batch; default: TRL's own batch numbers.")
+    total_batch_size:int = config_field(None,
+        "Prompts in a generation batch; default: TRL's own batch numbers.")
 
 # %% ../../nbs/scale/launch.ipynb #9970cd32
 def recipe_errors(
@@ -410,7 +414,7 @@ def parse_options(
     settings:dict=None,  # the same by name
     defaults:dict=None,  # where they differ from the config's
 )->tuple:  # (recipe's settings, the config)
-    "Settings from options, a YAML file and arguments. ValueError for an unknown one, or a batch that can't be split."
+    "Settings from options, a file and arguments. ValueError for an unknown one or an impossible batch."
     from trl import TrlParser
     words = dict(prog='grpo_nb trl', usage='%(prog)s [options]')
     p = TrlParser([recipe, config], conflict_handler='resolve', **words)
