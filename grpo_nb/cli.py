@@ -299,7 +299,7 @@ def _notes(prompt, tokenizer, default_reward, tiny_on_own=False):
 
 # %% ../nbs/reference/cli.ipynb #12ccd8ed
 def train_command(
-    *, dataset:str,  # sums or words (the tiny Qwen knows both), a file, or a task of reasoning-gym
+    *, dataset:str,  # sums or words (the tiny Qwen knows both), two_digit_sums, a file, or a reasoning-gym task
     reward:list[str]=None, # my_rewards.py:my_reward, one or several; without it <answer>…</answer>
     model:str='tiny',      # 'tiny', 'smollm2', a folder, or a name on the hub such as Qwen/Qwen3-0.6B
     chat:bool=False,       # make each text prompt a user's message, for a model with a chat template
@@ -322,6 +322,7 @@ def train_command(
     "Train on your own problems and rewards, with GRPO and replay; evaluate before and after."
     from grpo_nb.demo import train_and_evaluate
     from grpo_nb.parts.validate import is_rendered
+    from grpo_nb.parts.datasets import FEW_SHOT, end_at_newline
     from grpo_nb.parts.reward_loading import load_reward
     from grpo_nb.run.resume import resolve_checkpoint
     from grpo_nb.run.folders import require_empty_dir
@@ -344,6 +345,7 @@ def train_command(
     device,dtype = _place(device, dtype)
     net,tok = load_model(model, dtype)
     net.to(device)
+    if dataset in FEW_SHOT: end_at_newline(net, tok)   # the answer is a line
     if chat and is_rendered(tok, problems[0]['prompt'][-1]['content']):
         raise ValueError('--chat would put the chat template around prompts that went through it already: '
             'leave it out')

@@ -238,6 +238,17 @@ def test_the_demo_of_a_pretrained_model_ends_answers_at_the_line_and_measures_th
         assert all('\n' not in text.rstrip('\n') for text in row['completions'])
     assert 'with the likeliest answers' in capsys.readouterr().out
 
+def test_few_shot_problems_end_at_the_line_on_the_command_line_too(tmp_path, monkeypatch):
+    from grpo_nb.tiny_qwen import load_model
+    net,tok = load_model('tiny')
+    monkeypatch.setattr('grpo_nb.tiny_qwen.load_model', lambda *a, **k: (net, tok))
+    few = '--max_steps 2 --generation_batch_size 16 --eval_problems 4 --steps_per_generation 1'.split()
+    main(['train', '--dataset','two_digit_sums', '--max_completion_length','12', *few,
+        '--output_dir',str(tmp_path/'run'), '--disable_tqdm'])
+    assert tok('\n')['input_ids'][0] in net.generation_config.eos_token_id
+    said = [t for o in read_run(tmp_path/'run').rows for t in o['completions']]
+    assert said and all('\n' not in t.rstrip('\n') for t in said)
+
 def test_a_demo_of_another_model_names_those_there_are():
     from grpo_nb.demo import demo
     with pytest.raises(ValueError, match="no demo of 'llama': choose from tiny, smollm2"): demo('llama')
