@@ -49,7 +49,7 @@ def pass_at_k(
 # %% ../nbs/06_evaluation.ipynb #c69f84c9
 def reward_summary(
     r:Tensor,  # (problems, samples) of one reward; nan where it had no opinion
-)->dict:       # judged, mean, low, high, n (problems with a judgement), binary
+)->dict:       # judged, mean, low, high, n (problems with a judgment), binary
     """Mean reward, 95 % interval over problems: Student's; for rewards of 0 and 1 that were sampled once,
     or whose problems all have the same mean, Wilson's.
     """

@@ -225,7 +225,7 @@ def update_minibatch(
     return metrics
 
 def optimizer_step(
-    s:TrainState, loss:Tensor,      # model, optimizer and scheduler move; () to minimise
+    s:TrainState, loss:Tensor,      # model, optimizer and scheduler move; () to minimize
     logps:Tensor, mb:Rollouts,      # (b, G, T) nats and their groups, for the error
 )->float:                           # norm of the gradient before it is clipped
     "Move the weights against the gradient. RuntimeError, naming step and rows, if the loss is not finite."

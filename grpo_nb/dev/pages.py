@@ -134,7 +134,7 @@ def keep_rules(
         dots = [a.type=='literal' and a.value=='.' for a in selector]
         return all(b.value in used for dot,b in zip(dots, selector[1:]) if dot)   # not what stands in :not()
     def rule(o):
-        if o.type=='comment': return o.serialize() if o.value[:1]=='!' else ''   # a licence stays
+        if o.type=='comment': return o.serialize() if o.value[:1]=='!' else ''   # a license stays
         if o.type=='at-rule' and o.lower_at_keyword in ('media','supports') and o.content:
             inside = ''.join(map(rule, tinycss2.parse_rule_list(o.content, True, True)))
             return f'@{o.at_keyword}{tinycss2.serialize(o.prelude)}{{{inside}}}' if inside else ''

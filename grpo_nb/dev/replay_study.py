@@ -207,7 +207,7 @@ def to_try(
     areas:dict,  # rate -> mean area, of the tries that are complete
     first:list,  # rates that are tried in any case
     ladder:list, # all rates there are, each twice the one before
-)->list:         # rates, none where the best one has a neighbour on either side
+)->list:         # rates, none where the best one has a neighbor on either side
     "The first ones; then the neighbours of the best."
     if missing := [l for l in first if l not in areas]: return missing
     i = ladder.index(max(areas, key=areas.get))

@@ -103,7 +103,7 @@ def import_file(
     spec = importlib.util.spec_from_file_location(f'grpo_nb_own_{f.stem}', f)
     m = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = m                 # dataclasses and pickle look there
-    beside = str(f.resolve().parent)           # as for a script: it may import its neighbours
+    beside = str(f.resolve().parent)           # as for a script: it may import its neighbors
     if beside not in sys.path: sys.path.insert(0, beside)
     try: spec.loader.exec_module(m)
     except (Exception, SystemExit) as e:

@@ -314,7 +314,7 @@ def rerun_rows(
 def draw_curves(
     df:pd.DataFrame,  # rows of a study
     regime:str,       # one of its regimes
-    lines:dict,       # which of its arms: (colour, line style), and in words where the name isn't enough
+    lines:dict,       # which of its arms: (color, line style), and in words where the name isn't enough
     title:str=None,   # the finding
 )->object:            # a figure
     "Held-out pass@1 against sampled tokens, mean over seeds with its 95 % band."

@@ -33,7 +33,7 @@ COLOURS = dict(
     sky='#56B4E9',       # a second blue, for a series without a meaning of its own
     grey='#8C8C8C',      # everything that isn't the point
 )
-LINES = dict(policy='-', old='--', ref=':')  # the same three without colour
+LINES = dict(policy='-', old='--', ref=':')  # the same three without color
 
 # %% ../../nbs/see/plotting.ipynb #5119fa7a
 INK = '#262626'   # of the style's text, which becomes that of the page around a figure
