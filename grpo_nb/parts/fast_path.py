@@ -106,7 +106,7 @@ def _fuse(l, D):
     "The `Block` of one layer of transformers."
     a,p = l.self_attn,l.mlp
     normed,scale = hasattr(a, 'q_norm'),D**-.5
-    pairs = torch.arange(D).view(2, D//2).t().flatten()            # i and i+D/2 become neighbours
+    pairs = torch.arange(D).view(2, D//2).t().flatten()            # i and i+D/2 become neighbors
     def turn(w): return w.unflatten(0, (-1, D))[:,pairs].flatten(0, 1)
     def qkv(k):
         q,k,v = (getattr(o, k) for o in (a.q_proj, a.k_proj, a.v_proj))
