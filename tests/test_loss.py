@@ -557,7 +557,9 @@ def chapter():
     try:
         for c in nb['cells']:
             src = ''.join(c['source'])
-            if c['cell_type']=='code' and not src.startswith('#| export'): exec(src, ns)
+            if c['cell_type']!='code': continue
+            if src.startswith('#| export'): ns |= {k:getattr(package, k) for k in package.__all__}
+            else: exec(src, ns)   # earlier versions of the function among them
     finally: widgets.explore = explore
     return ns
 
