@@ -3,7 +3,7 @@ import functools, json, re, subprocess, sys
 from inspect import signature
 from pathlib import Path
 import pytest
-from grpo_nb.cli import SUBCOMMANDS, COMMANDS, main, train_parser
+from grpo_nb.cli import COMMANDS, DEV_COMMANDS, SUBCOMMANDS, main, train_parser
 from grpo_nb.demo import demo
 from grpo_nb.run.signals import forget_stop
 from grpo_nb.run.reading import read_run
@@ -47,7 +47,7 @@ def test_help_is_quick_and_imports_no_torch():
 
 def test_every_command_names_a_function_that_is_there():
     from importlib import import_module
-    for where in [o for o,_ in COMMANDS.values()]+[*SUBCOMMANDS.values()]:
+    for where in [o for o,_ in COMMANDS.values()]+[*SUBCOMMANDS.values(), *DEV_COMMANDS.values()]:
         mod,name = where.split(':')
         assert callable(getattr(import_module(mod), name)), where
 
