@@ -33,9 +33,8 @@ def make_tokenizer(
     from tokenizers import AddedToken, pre_tokenizers
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())   # how byte-level BPE writes the 256 bytes
     tok = Qwen2Tokenizer(vocab={c:i for i,c in enumerate(letters)}, merges=[], unk_token=None,
-                         eos_token='<|im_end|>', pad_token='<|endoftext|>', padding_side='left',
-                         clean_up_tokenization_spaces=False, chat_template=CHAT_TEMPLATE,
-                         model_max_length=512)
+        eos_token='<|im_end|>', pad_token='<|endoftext|>', padding_side='left', model_max_length=512,
+        clean_up_tokenization_spaces=False, chat_template=CHAT_TEMPLATE)
     tok.add_tokens([AddedToken(o, special=True, normalized=False) for o in SPECIALS])
     tok.add_tokens([AddedToken(o, normalized=False) for o in SPECIAL_TAGS+list(phrases)])
     return tok
@@ -118,10 +117,7 @@ def sample_texts(
     temperature:float=1.,    # 0 takes the likeliest token
     seed:int=0,              # of the draws
 )->list[list[str]]:          # B lists of n texts
-    """Sampled completions from the model's whole distribution, for looking at.
-
-    The random state outside is left as it was.
-    """
+    "Completions sampled from the whole distribution; the random state outside stays as it was."
     ids,mask = encode_prompts(tokenizer, prompts)
     hot = temperature>0
     greedy = dict.fromkeys(['temperature', 'top_k', 'top_p'])
