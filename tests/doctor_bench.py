@@ -223,7 +223,7 @@ def train_tasks():
     from made_study import spelled
     from grpo_nb.see.findings import welch_rise
     from grpo_nb.trainer import TrainConfig, train
-    from test_stacked_run import Letters, qwen_of
+    from grpo_nb.dev.stacked import Letters, to_qwen
     def right(prompts, completions, answer, completion_ids, **_):
         padded = [(o+[PAD]*len(answer[0]))[:len(answer[0])] for o in completion_ids]
         return is_right(torch.tensor(padded), torch.tensor(answer)).float().tolist()
@@ -241,7 +241,7 @@ def train_tasks():
             args = TrainConfig(output_dir=f'{at}/r', seed=seed, num_generations=8, generation_batch_size=64,
                 steps_per_generation=2, max_steps=120 if lr==1e-3 else 240, learning_rate=lr, weight_decay=0.,
                 max_completion_length=about.completion, lr_scheduler_type='constant', disable_tqdm=True)
-            s = train(qwen_of(first['theta']), Letters(), rows, right, args, print_verdict=False)
+            s = train(to_qwen(first['theta']), Letters(), rows, right, args, print_verdict=False)
             gain,half = welch_rise(np.array([o['reward'] for o in s.history]))
             print(family, seed, f'reward {gain:+.3f} ± {half:.3f}', flush=True)
             if gain>half: stored_runs.store(f'{at}/r', f'{family}-{seed}')

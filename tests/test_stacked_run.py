@@ -1,61 +1,15 @@
 "A stacked run beside the chapter's `train`: the same problems and darts, so the same tokens and weights"
 import pytest, torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 import grpo_nb.generation as generation
 import grpo_nb.dev.stacked as sr
 import grpo_nb.trainer as trainer
 from loss_calls import loss_of
-from grpo_nb.dev.stacked import END, PAD, SHAPE, encode, is_right
+from grpo_nb.dev.stacked import PAD, SHAPE, Letters, from_qwen, is_right, to_qwen
 from grpo_nb.dev.replay_study import USES
 from grpo_nb.trainer import TrainConfig, train
 from made_study import spelled
 
 RATE,BATCHES = 1e-3,6
-
-class Letters:
-    "The families' letters as a tokenizer"
-    chat_template,eos_token_id,pad_token_id,name_or_path = None,END,PAD,'letters'
-    eos_token,pad_token = '$','_'
-    def __call__(self, text, **_): return dict(input_ids=encode(text))
-    def __len__(self): return SHAPE.vocab
-    def decode(self, ids, **_): return spelled([int(o) for o in ids])
-    def batch_decode(self, rows, **_): return [self.decode(o) for o in rows]
-
-def from_qwen(model):
-    "The weights of a transformers model in the order of a shape's parts"
-    d,out = model.state_dict(),[]
-    for k in SHAPE.parts():
-        i,_,name = k.partition('.')
-        def of(*names): return torch.cat([d[f'model.layers.{i}.{o}'] for o in names])
-        qkv = [f'self_attn.{o}_proj' for o in 'qkv']
-        if k in ('embed','norm'): t = d[dict(embed='model.embed_tokens.weight', norm='model.norm.weight')[k]]
-        elif name=='qkv': t = of(*[f'{o}.weight' for o in qkv]).T
-        elif name=='bias': t = of(*[f'{o}.bias' for o in qkv])
-        elif name=='norm1': t = of('input_layernorm.weight')
-        elif name=='norm2': t = of('post_attention_layernorm.weight')
-        elif name=='out': t = of('self_attn.o_proj.weight').T
-        elif name=='up': t = of('mlp.gate_proj.weight', 'mlp.up_proj.weight').T
-        else: t = of('mlp.down_proj.weight').T
-        out.append(t.flatten())
-    return torch.cat(out).detach().clone()
-
-def qwen_of(theta):
-    "A transformers model with these weights: `from_qwen` of their places says where each one lies"
-    s = SHAPE
-    m = Qwen2ForCausalLM(Qwen2Config(vocab_size=s.vocab, hidden_size=s.width, num_hidden_layers=s.layers,
-        num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head,
-        intermediate_size=s.inner, tie_word_embeddings=True, rope_theta=s.theta, max_position_embeddings=64,
-        bos_token_id=None, eos_token_id=END, pad_token_id=PAD))
-    params,at = list(m.parameters()),0
-    with torch.no_grad():
-        for p in params:
-            p.copy_(torch.arange(at, at+p.numel()).view_as(p))   # below 2^24: exact in float32
-            at += p.numel()
-        flat = torch.empty(at)
-        flat[from_qwen(m).long()] = theta
-        for p,o in zip(params, flat.split([p.numel() for p in params])): p.copy_(o.view_as(p))
-    assert torch.equal(from_qwen(m), theta)
-    return m
 
 def stacked(arm, monkeypatch):
     "Some batches of a stacked run, and all that went in and came out"
@@ -86,7 +40,7 @@ def stacked(arm, monkeypatch):
 def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
     torch.set_num_threads(1)
     r,seen = stacked(arm, monkeypatch)
-    model = qwen_of(seen['start'])
+    model = to_qwen(seen['start'])
     asked = [o for q in seen['asked'] for o in zip(q['ids'][0], q['mask'][0], q['answer'][0])]
     rows = [dict(prompt=spelled(ids[m].tolist()), answer=a.tolist()) for ids,m,a in asked]
     def right(prompts, completions, answer, completion_ids, **_):
@@ -124,6 +78,7 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
     torch.testing.assert_close([o['loss'] for o in infos], seen['losses'], atol=2e-6, rtol=1e-4)
     torch.testing.assert_close([o['grad_norm'] for o in infos], seen['norms'], atol=1e-5, rtol=1e-3)
     moved = (r.m.theta[0]-seen['start']).norm()
-    assert (from_qwen(s.model)-r.m.theta[0]).norm()<1e-3*moved and moved>(.1 if not USES[arm].warmup else .05)
+    assert (from_qwen(s.model, SHAPE)-r.m.theta[0]).norm()<1e-3*moved
+    assert moved>(.1 if not USES[arm].warmup else .05)
     if passes>1: assert max(o['clip_ratio/region_mean'] for o in infos)>.01   # the clip had something to do
     elif arm=='replay_default': assert any(replayed)   # nor was the buffer idle

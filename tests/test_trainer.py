@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 import pytest, torch
+from grpo_nb import batch_logps as bl
 from grpo_nb import trainer as tr
 from grpo_nb.parts.registry import ADVANTAGES, LOSSES, STRATEGIES, PRIORITIES, register
 from grpo_nb.logps import token_logps
@@ -107,12 +108,12 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_rows(bad, ter
     batch,t = rollout(s, list(range(8)))[0],torch.ones(8, dtype=torch.bool)
     batch.ref_logps = batch.old_logps.clone()
     before = flat(s.model).clone()
-    asked = tr.token_logps
+    asked = bl.token_logps
     def broken(*args, **kw):
         logps,entropy = asked(*args, **kw)
         return logps.index_fill(0, torch.tensor([3, 5]), bad),entropy
     says = r'the loss is .* at step 0; groups with such log-probs: \[3, 5\]. Lower learning_rate'
-    with patch.object(tr, 'token_logps', broken), pytest.raises(RuntimeError, match=says):
+    with patch.object(bl, 'token_logps', broken), pytest.raises(RuntimeError, match=says):
         update(s, batch, t, ~t, 1.)
     assert torch.equal(flat(s.model), before) and s.step==0
 
@@ -236,7 +237,7 @@ def watch(monkeypatch, s):
         return lambda m, ro, *a, **k: (asked.append((m is s.ref_model, len(ro),
                                                      int(ro.completion_mask.sum()))), f(m, ro, *a, **k))[1]
 
-    monkeypatch.setattr(tr, 'token_logps', noted(tr.token_logps))
+    monkeypatch.setattr(bl, 'token_logps', noted(bl.token_logps))
     return asked
 
 def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkeypatch):
@@ -830,7 +831,7 @@ def test_ratio_and_clip_are_computed_once_per_optimizer_step(kw, monkeypatch, tm
     args = cfg(max_steps=16, output_dir=str(tmp_path), **kw)
     s = train(tiny_model(0), TOK, DATA, parity, args)
     assert s.step==16 and any(o.get('replay/replaced') for o in s.history)
-    assert calls==dict(importance_ratio=16, clipped=16)
+    assert calls==dict(importance_ratio=16, ppo_clip_mask=16)
 
 def test_the_options_of_a_loss_reach_it_from_the_settings_of_a_run(tmp_path, tables):
     @register(LOSSES, 'soft')

@@ -6,7 +6,8 @@
 __all__ = ['LETTERS', 'PAD', 'END', 'FIRST', 'MARK', 'FAMILIES', 'WAYS', 'MAKERS', 'STARTS', 'FOUR', 'SHAPE', 'SIZES', 'HELD',
            'CORRECTIONS', 'G', 'encode', 'Family', 'make_entries', 'problems', 'to_tensors', 'is_right', 'Shape',
            'start_file', 'start_weights', 'start', 'hold_problems', 'Stack', 'completion_logps', 'sample_stack',
-           'StackedAdam', 'right_answers', 'BatchUse', 'factor', 'Shelf', 'assemble', 'Runs']
+           'from_qwen', 'Letters', 'to_qwen', 'StackedAdam', 'right_answers', 'BatchUse', 'factor', 'Shelf', 'assemble',
+           'Runs']
 
 # %% ../../nbs/dev/stacked.ipynb #537e50d3
 import json, math, random
@@ -15,6 +16,7 @@ from functools import cache
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
@@ -534,6 +536,59 @@ def sample_stack(
         x = x[...,0,:]
     ends = (ids==eos).long()
     return ids,logps,ends.cumsum(-1)-ends==0
+
+# %% ../../nbs/dev/stacked.ipynb #0b80f3d6
+def from_qwen(
+    model:object, # a Qwen2ForCausalLM with tied embeddings
+    shape:Shape,  # its sizes
+)->Tensor:        # (n,) float32
+    "The weights of a transformers model in the order of a shape's parts."
+    d,out = model.state_dict(),[]
+    def get(layer, *names): return torch.cat([d[f'model.layers.{layer}.{o}'] for o in names])
+    for k in shape.parts():
+        i,_,name = k.partition('.')
+        qkv = [f'self_attn.{o}_proj' for o in 'qkv']
+        t = {'embed':lambda: d['model.embed_tokens.weight'], 'norm':lambda: d['model.norm.weight'],
+            'norm1':lambda: get(i, 'input_layernorm.weight'),
+            'norm2':lambda: get(i, 'post_attention_layernorm.weight'),
+            'qkv':lambda: get(i, *[f'{o}.weight' for o in qkv]).T,
+            'bias':lambda: get(i, *[f'{o}.bias' for o in qkv]),
+            'out':lambda: get(i, 'self_attn.o_proj.weight').T,
+            'down':lambda: get(i, 'mlp.down_proj.weight').T,
+            'up':lambda: get(i, 'mlp.gate_proj.weight', 'mlp.up_proj.weight').T}[name or k]()
+        out.append(t.flatten())
+    return torch.cat(out).detach().float()
+
+# %% ../../nbs/dev/stacked.ipynb #7e77e202
+class Letters:
+    "The families' letters as a tokenizer: a token for each, `$` for the end of an answer."
+    chat_template,eos_token_id,pad_token_id,name_or_path = None,END,PAD,'letters'
+    eos_token,pad_token = '$','_'
+    def __call__(self, text:str, **_:Any)->dict: return dict(input_ids=encode(text))
+    def __len__(self)->int: return SHAPE.vocab
+    def decode(self, ids:list, **_:Any)->str:
+        return ''.join('$' if i==END else LETTERS[i-FIRST] for i in map(int, ids) if i!=PAD)
+    def batch_decode(self, rows:list, **_:Any)->list: return [self.decode(o) for o in rows]
+
+def to_qwen(
+    theta:Tensor,       # (n,) float32
+    shape:Shape=SHAPE,  # its sizes
+)->object:              # a Qwen2ForCausalLM with these weights
+    "A model of transformers: `from_qwen` of the places of its weights says where each one lies."
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=shape.vocab, hidden_size=shape.width,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head, intermediate_size=shape.inner, tie_word_embeddings=True, rope_theta=shape.theta,
+        max_position_embeddings=64, bos_token_id=None, eos_token_id=END, pad_token_id=PAD))
+    params = list(model.parameters())
+    sizes = [p.numel() for p in params]
+    with torch.no_grad():
+        places = torch.arange(sum(sizes)).split(sizes)   # below 2^24: exact in float32
+        for p,o in zip(params, places): p.copy_(o.view_as(p))
+        flat = torch.empty(sum(sizes))
+        flat[from_qwen(model, shape).long()] = theta
+        for p,o in zip(params, flat.split(sizes)): p.copy_(o.view_as(p))
+    return model
 
 # %% ../../nbs/dev/stacked.ipynb #8c1d8573
 class StackedAdam:
