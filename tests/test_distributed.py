@@ -63,12 +63,13 @@ def test_pieces_of_all_groups_tile_all_rows():
                 assert owners==[(i, i//rows) for i in range(rows*world)]
 
 def test_what_the_wire_packs_it_unpacks_bit_for_bit():
-    w = RowFormat(completion_ids=None, old_logps=None, tool_mask=None, advantages=0, rewards=3)
+    w = RowFormat(completion_ids=None, old_logps=None, tool_mask=None, advantages=0, rewards=3, row_id=-1, pair=-4)
     lens = torch.tensor([2,0,3], dtype=torch.int32)
     p = dict(prompt_ids=torch.tensor([1,2], dtype=torch.int32), lens=lens,
         completion_ids=torch.arange(5, dtype=torch.int32),
         old_logps=torch.tensor([-1.,float('nan'),-0.,1e-42,-3.]),
-        tool_mask=torch.ones(5, dtype=torch.int32), advantages=torch.randn(3), rewards=torch.randn(3, 3))
+        tool_mask=torch.ones(5, dtype=torch.int32), advantages=torch.randn(3), rewards=torch.randn(3, 3),
+        row_id=torch.tensor([1<<40, -1, 3]), pair=torch.arange(6).view(3, 2)+(1<<33))
     where = dict(prompt_len=2, lens=lens)
     for lo,hi in ((0,3), (1,3), (0,1), (1,2)):
         words = torch.cat(w.parts(p, lo, hi))

@@ -288,3 +288,83 @@ def test_a_report_takes_columns_of_other_names(tmp_path):
     put(tmp_path/'t.jsonl', [dict(q='a', a=f'{i}', points=float(i)) for i in range(4)])
     main(['report', str(tmp_path/'t.jsonl'), '--prompt', 'q', '--completion', 'a', '--reward', 'points'])
     assert Opened((tmp_path/'report.html').read_text()).B==1
+
+# ---- tokens, branches and limits of verifiers 0.4
+
+def node(role, text, parent=None, ids=(), **kw):
+    "A message of a trace; the log-probs of a sampled one are -.1, -.2, ..., its trainer's `apart` lower."
+    n,sampled,apart = len(ids),bool(ids),kw.pop('apart', .05)
+    logps = [-.1*(j+1) for j in range(n)]
+    known = dict(logprobs=logps, trainer_logprobs=[x-apart for x in logps], entropies=[.3]*n,
+        advantages=[kw.pop('A', 0.)]*n) if sampled else dict(logprobs=[])
+    return dict(parent=parent, message=dict(role=role, content=text), sampled=sampled, semantic_parents=[],
+        token_ids=[9, *ids], mask=[False]+[True]*n, **known)|kw
+
+def with_nodes(d, nodes, steps=1, **trace):
+    "Four answers to each of two questions in each step; `nodes(r, g)` makes a trace, of reward `r`."
+    rows = []
+    for s,g,i in ((s, g, i) for s in range(steps) for g in (0, 1) for i in range(4)):
+        o = episode(s, g, i, r := float(i%2==g))
+        more = {k:v(i) if callable(v) else v for k,v in trace.items()}
+        rows.append(o|dict(traces=[o['traces'][0]|dict(nodes=nodes(r, g))|more]))
+    put(d/'traces.jsonl', rows)
+    return open_run(d/'traces.jsonl')
+
+def chain(r, g, **kw):
+    return [node('user', f'{g}+1='), node('assistant', 'let me see', 0, (5, 6), A=r-.5, **kw),
+        node('tool', '2', 1), node('assistant', str(r), 2, (7,), A=r-.5, **kw)]
+
+def test_what_a_trace_knows_of_its_tokens_is_read(tmp_path):
+    run = with_nodes(tmp_path, chain)
+    o = run.rows[0]
+    assert o['tokens'][0]==['⟨5⟩','⟨6⟩','⟨7⟩'] and o['logps'][0]==[-.1, -.2, -.1]
+    assert o['n_tokens']==[3]*4
+    assert o['token_logps']['policy'][1]==pytest.approx([-.15, -.25, -.15])
+    assert o['advantages']==[.5, -.5, .5, -.5]
+    assert run.history['sampling/sampling_logp_difference/mean'].tolist()==pytest.approx([.05])
+    assert run.history['entropy'].tolist()==pytest.approx([.3])
+    assert 'completions/clipped_ratio' not in run.history   # it does not say what ended an answer
+    assert inspector_html(run)
+
+def test_a_sampler_that_disagrees_is_named_with_the_token(tmp_path):
+    far = lambda r, g: chain(r, g, apart=.3 if r else .9)
+    found = {f.name:f for f in diagnose(with_nodes(tmp_path, far, 12))}
+    assert 'token 2, -0.2 nats by the sampler and -1.1 by the trainer' in found['sampler-disagrees'].evidence
+    (tmp_path/'b').mkdir()
+    assert 'sampler-disagrees' not in [f.name for f in diagnose(with_nodes(tmp_path/'b', chain, 12))]
+
+@pytest.mark.parametrize('trace,cut', [
+    (dict(calls=[dict(node=3, finish_reason='length')]), True),
+    (dict(calls=[], stop_condition='max_turns'), True),
+    (dict(calls=[dict(node=1, finish_reason='length'), dict(node=3, finish_reason='stop')]), False),
+    (dict(calls=[dict(node=3, finish_reason='stop'),
+        dict(node=None, finish_reason='length', error=dict(type='E'))]), False)], ids=str)
+def test_an_answer_that_a_limit_ended_is_cut_off(trace, cut, tmp_path):
+    run = with_nodes(tmp_path, chain, **trace)
+    assert run.rows[0]['truncated']==[cut]*4
+    assert run.history['completions/clipped_ratio'].tolist()==[float(cut)]
+
+def test_each_branch_of_a_trace_is_an_answer_to_what_stands_before_it(tmp_path):
+    tried = [dict(type='compaction_attempt', node=0)]
+    def forked(r, g):
+        return [node('user', f'{g}+1='), node('assistant', 'first', 0, (5,)), node('user', 'again', 0),
+            node('assistant', 'second', 2, (6, 7)), node('user', 'sum up', 1),
+            node('assistant', 'summary', 4, (8,), semantic_parents=tried), node('user', 'unanswered', 0)]
+    o = with_nodes(tmp_path, forked).rows[0]
+    assert o['completions']==['first','second']*4 and o['n_tokens']==[1, 2]*4
+    assert o['rewards']==[r for r in (1.2, .2, 1.2, .2) for _ in range(2)]
+
+    def went_on(r, g): return [*forked(r, g), node('user', 'so far: 1', None, semantic_parents=[
+        dict(type='compaction', node=5)]), node('assistant', 'third', 7, (8,))]
+    (tmp_path/'b').mkdir()
+    said = with_nodes(tmp_path/'b', went_on).rows[0]['completions'][:3]
+    assert said==['second','assistant: first\nuser: sum up\nassistant: summary','third']
+
+def test_messages_in_a_circle_and_lists_of_unequal_length_are_counted(tmp_path):
+    circle = lambda r, g: chain(r, g) if g else [o|dict(parent=1) for o in chain(r, g)]
+    run = with_nodes(tmp_path, circle)
+    assert len(run.rows)==1 and any('left out 4 of 8 records' in n and 'circle' in n for n in run.notes)
+    (tmp_path/'b').mkdir()
+    run = with_nodes(tmp_path/'b', lambda r, g: chain(r, g, trainer_logprobs=[0.]*5) if g else chain(r, g))
+    assert any(n.startswith('4 answers have token lists of unequal length') for n in run.notes)
+    assert [bool(o.get('logps')) for o in run.rows]==[True, False] and run.rows[1]['n_tokens']==[3]*4

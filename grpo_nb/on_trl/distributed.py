@@ -38,13 +38,14 @@ _WHOLE = ('prompt_ids','completion_ids','tool_mask')   # whole numbers, int32; a
 class RowFormat(dict):
     """How the rows of a group travel: everything in words of 4 bytes, the prompt once a piece.
 
-    Names with how many values a row has of each: None for one per token, 0 for a plain number; the same on
-    all ranks and in all steps.
+    Names with how many values a row has of each: None for one per token, 0 for a plain number; below 0 for
+    whole numbers of 64 bits, -1 for a plain one and -2*k for k of them. The same on all ranks and in all steps.
     """
     def sizes(self, where:dict, lo:int, hi:int)->list:
         "4-byte words of the prompt and of each name, for rows lo..hi-1 of the group at `where`."
         n = int(where['lens'][lo:hi].sum())
-        return [where['prompt_len'], *(n if w is None else (hi-lo)*max(w, 1) for w in self.values())]
+        def of_row(w): return max(w, 1) if w>=0 else max(-w, 2)
+        return [where['prompt_len'], *(n if w is None else (hi-lo)*of_row(w) for w in self.values())]
 
     def parts(self, piece:dict, lo:int, hi:int)->list:
         "Rows lo..hi-1 of a piece as int32 tensors that share its memory. ValueError for a missing name."
@@ -59,8 +60,9 @@ class RowFormat(dict):
     def unpack(self, words:Tensor, where:dict, lo:int, hi:int)->dict:
         "The piece that `parts` made words of."
         out = dict(zip(('prompt_ids',*self), words.split(self.sizes(where, lo, hi))))
-        out = {k:v.clone().view(torch.int32 if k in _WHOLE else torch.float32) for k,v in out.items()}
-        out |= {k:out[k].view(hi-lo, w) for k,w in self.items() if w}
+        def kind(k): return torch.int32 if k in _WHOLE else torch.int64 if (self.get(k) or 0)<0 else torch.float32
+        out = {k:v.clone().view(kind(k)) for k,v in out.items()}
+        out |= {k:out[k].view(hi-lo, w if w>0 else -w//2) for k,w in self.items() if w and w!=-1}
         return out|dict(lens=where['lens'][lo:hi])
 
 # %% ../../nbs/on_trl/distributed.ipynb #03f5c2cf
@@ -299,8 +301,10 @@ class ShardedBuffer:
         if self.alone: return e.data.update(rows)
         if len(rows.get('prompt_lens', [0]))>1:
             raise ValueError("the completions of a group have different prompts: use replay_scope='local'")
-        def word(v): return (v.float() if v.is_floating_point() else v.int()).detach().cpu()
-        e.data.update({k:word(rows[k]) for k in ('prompt_ids',*self.wire)})
+        def word(k):
+            v = rows[k].detach().cpu()
+            return v.float() if v.is_floating_point() else v.long() if (self.wire.get(k) or 0)<0 else v.int()
+        e.data.update({k:word(k) for k in ('prompt_ids',*self.wire)})
 
     def state_dict(self)->dict:
         "This rank's part, as tensors, numbers, text, lists and dicts."

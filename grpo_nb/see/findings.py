@@ -543,7 +543,17 @@ def _sampler(r:RunColumns, rows:int=4, nats:float=.1, kl:float=.05)->dict:
     for name,most in (('sampling/sampling_logp_difference/mean', nats), ('sampling/mismatch_kl', kl)):
         steps,x = r.pair(name)
         if len(x)>=rows and quarter_means(x)[1]>most:
-            return dict(evidence=r.describe(name), step=_since(steps, _smooth(x, 20)>most))
+            return dict(evidence=r.describe(name)+_furthest(r.groups), step=_since(steps, _smooth(x, 20)>most))
+
+def _furthest(groups):
+    "In words, the token of which sampler and trainer disagree most; '' where no record holds both."
+    some = [o for o in groups if (o.get('token_logps') or {}).get('policy') and o.get('logps')]
+    apart = [(abs(p-q), o, i, j, q, p) for o in some for i,(a,b) in enumerate(zip(o['logps'],
+        o['token_logps']['policy'])) for j,(q,p) in enumerate(zip(a, b))]
+    if not apart: return ''
+    _,o,i,j,q,p = max(apart, key=lambda x: x[0])
+    where = f"step {o['step']}, group {o['group']}, answer {i+1}, token {j+1}"
+    return f'; furthest apart: {where}, {q:.3g} nats by the sampler and {p:.3g} by the trainer'
 
 @rule('failing-tools')
 def _tools(r:RunColumns, x:np.ndarray, share:float=.3)->dict:

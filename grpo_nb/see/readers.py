@@ -233,20 +233,74 @@ def _episode(o, examples):
     if not o.get('traces'): return 'an episode without a trace'
     rows = []
     for i,t in enumerate(o['traces']):
-        nodes = t.get('nodes') or []
-        messages = [n.get('message') or {} for n in nodes]
-        start = _first_answer(messages, examples)
-        if nodes and 'sampled' in nodes[0]:
-            start = next((k for k,n in enumerate(nodes) if n.get('sampled')), len(nodes))
-        prompt,completion = _split(messages, start)
+        paths = _branches(t.get('nodes') or [])
+        if paths is None: return 'a trace whose messages follow one another in a circle'
         paid = {k:v for k,v in (t.get('rewards') or {}).items() if v}
-        task = (t.get('task') or {}).get('key') or prompt
-        rows.append(dict(prompt=prompt, completion=completion, step=about.get('step'),
+        about_trace = dict(step=about.get('step'),
             reward=sum(v['score']*v.get('weight', 1.) for v in paid.values()) if paid else None,
-            advantage=t.get('advantage'), group_id=f"{group.get('id') or task} {i or ''}".strip(),
             rewards_by_func={k:v['score'] for k,v in paid.items()},
-            reward_weights={k:v.get('weight', 1.) for k,v in paid.items()}))
+            reward_weights={k:v.get('weight', 1.) for k,v in paid.items()})
+        for path in paths:
+            nodes = [t['nodes'][k] for k in path]
+            messages = [n.get('message') or {} for n in nodes]
+            start = _first_answer(messages, examples)
+            if nodes and 'sampled' in nodes[0]:
+                start = next((k for k,n in enumerate(nodes) if n.get('sampled')), len(nodes))
+            prompt,completion = _split(messages, start)
+            task = (t.get('task') or {}).get('key') or prompt
+            rows.append(about_trace|dict(prompt=prompt, completion=completion, advantage=t.get('advantage'),
+                group_id=f"{group.get('id') or task} {i or ''}".strip())
+                |_is_cut(t, path)|_tokens_of(nodes[start:]))
     return rows
+
+def _branches(nodes):
+    """Paths from a first message to the last that the model wrote, as places in `nodes`: one for each way the
+    conversation went; None where messages follow one another in a circle. A summary that the agent tried and
+    did not continue from belongs to none.
+    """
+    if not any('parent' in n for n in nodes): return [[*range(len(nodes))]]
+    links = [(o.get('type'), o.get('node')) for n in nodes for o in n.get('semantic_parents') or []]
+    def is_tried_only(k):
+        kinds = [o.get('type') for o in nodes[k].get('semantic_parents') or []]
+        return 'compaction_attempt' in kinds and ('compaction', k) not in links
+    paths = []
+    for k,n in enumerate(nodes):
+        if not n.get('sampled', True) or is_tried_only(k): continue
+        path,at = [],k
+        while at is not None:
+            if at in path: return None
+            path.append(at)
+            at = nodes[at].get('parent')
+        paths.append(path[::-1])
+    return [p for p in paths if not any(q!=p and q[:len(p)]==p for q in paths)] or [[*range(len(nodes))]]
+
+_LIMITS = 'max_turns','max_input_tokens','max_output_tokens','max_total_tokens','compaction_failed'
+
+def _is_cut(trace, path):
+    "Did a limit end this branch of a trace? No column where the trace does not say."
+    calls = [c for c in trace.get('calls') or [] if not c.get('error') and c.get('node') in (None, *path)]
+    if 'stop_condition' not in trace and not any('finish_reason' in c for c in calls): return {}
+    last = calls[-1].get('finish_reason') if calls else None
+    return dict(is_truncated=trace.get('stop_condition') in _LIMITS or last=='length')
+
+def _tokens_of(nodes):
+    """Columns that say something of each sampled token of these messages; 'odd' where lists for the same
+    tokens have different lengths. Token texts are not on record: a token is shown by its number.
+    """
+    said = [n for n in nodes if n.get('sampled') and n.get('token_ids')]
+    if not said: return {}
+    ids = [[i for i,m in zip(n['token_ids'], n.get('mask') or [True]*len(n['token_ids'])) if m] for n in said]
+    out = dict(tokens=[f'⟨{i}⟩' for o in ids for i in o], n_tokens=sum(map(len, ids)))
+    names = dict(logprobs='logps', trainer_logprobs='policy_logps', reference_logprobs='ref_logps',
+        entropies='entropies', advantages='advantages')
+    for theirs,ours in names.items():
+        lists = [n.get(theirs) or [] for n in said]
+        if not any(lists): continue
+        if [*map(len, lists)]!=[*map(len, ids)]: return dict(n_tokens=out['n_tokens'], odd=True)
+        out[ours] = [x for o in lists for x in o]
+    if 'logps' not in out: out.pop('tokens')
+    A = out.pop('advantages', None)
+    return out|(dict(advantage=sum(A)/len(A)) if A else {})   # of the answer: the mean over its tokens
 
 def _summary(o, examples):
     "A row of tinker's rollout summaries, which hold no texts unless traces are on."
@@ -315,7 +369,10 @@ def table_rows(
             made = f'a record of another shape ({e!r:.60})'
         if isinstance(made, str): left[made] += 1
         else: out += made
-    return out,[f'left out {n} of {len(rows)} records: {why}.' for why,n in left.items()]
+    notes = [f'left out {n} of {len(rows)} records: {why}.' for why,n in left.items()]
+    if odd := sum(bool(o.pop('odd', False)) for o in out if isinstance(o, dict)):
+        notes.append(f'{odd} answers have token lists of unequal length; their tokens are left out.')
+    return out,notes
 
 # %% ../../nbs/see/readers.ipynb #dfd6ec02
 def _read_trackio(path):
@@ -503,7 +560,7 @@ def _by_token(of):
     "What a group's columns say of single tokens, where every completion has as many numbers as tokens."
     def listed(read): return lambda x: [read(v) for v in x] if isinstance(x, list) else []
     logps = of('logps', listed(_number))
-    lists = {k:of(k, listed(_number)) for k in ('old','policy','ref','after')}
+    lists = {k:of(k, listed(_number)) for k in ('old','policy','ref','after','entropy')}
     if not logps or any(None in o or not o for o in logps): return {}
     def fits(x): return x and [*map(len, x)]==[*map(len, logps)] and not any(None in o for o in x)
     pieces,fit = of('tokens', listed(str)),{k:v for k,v in lists.items() if fits(v)}
@@ -784,7 +841,21 @@ def _history_of(groups):
     by,mean = {},lambda x: sum(x)/len(x) if x else None
     for o in _filled(groups): by.setdefault(o['step'], []).append(o)
     return [dict(step=s, reward=mean([x for o in g for x in finite_values(o['rewards'])]),
-        frac_reward_zero_std=mean([float(o['dead']) for o in g])) for s,g in sorted(by.items())]
+        frac_reward_zero_std=mean([float(o['dead']) for o in g]), **_history_of_tokens(g, mean))
+        for s,g in sorted(by.items())]
+
+def _history_of_tokens(groups, mean):
+    "What tokens and lengths of a step's groups say, under the names of a log."
+    def flat(o, k):
+        lists = o['logps'] if k=='logps' else o['token_logps'].get(k) or []
+        return [x for row in lists for x in row]
+    known = [o for o in groups if o.get('token_logps')]
+    apart = [abs(p-q) for o in known if o['token_logps'].get('policy')
+        for p,q in zip(flat(o, 'policy'), flat(o, 'logps'))]
+    cut = [float(x) for o in groups for x in o.get('truncated') or []]
+    found = {'sampling/sampling_logp_difference/mean':mean(apart),
+        'entropy':mean([x for o in known for x in flat(o, 'entropy')]), 'completions/clipped_ratio':mean(cut)}
+    return {k:x for k,x in found.items() if x is not None}
 
 # %% ../../nbs/see/readers.ipynb #cf75bd55
 def open_run(

@@ -1,0 +1,166 @@
+"""An outsider's record of training with replay: martingale binds every token to the weights that sampled it
+and to those that were trained, and its own checker reads the record afterwards.
+
+    python tests/outside.py trl|chapters [--steps 8] [--folder runs/outside]
+    torchrun --nproc_per_node 2 tests/outside.py trl --scope sharded
+"""
+import argparse, csv, hashlib, json, os
+from fractions import Fraction
+from pathlib import Path
+import torch
+import trl_tiny as T
+from trl import GRPOTrainer
+from martingale.diagnostics import decompose
+from martingale.integrations.trl import ROW_ID_KEY, MartingaleGRPOMixin, MartingaleRecorder
+from martingale.record import Recorder, SamplerConfig, TokenLedger
+from martingale.record.tokens import prompt_digest
+from martingale.record.bits import float_bits
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
+
+G = 4
+
+def digest_of(tokens): return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+
+# ---- the trainer on TRL -----------------------------------------------------------------------------------
+class Recorded(MartingaleGRPOMixin, GRPOTrainer): "TRL's trainer with martingale's mix-in, below ours."
+
+class RecordedReplay(GRPOWithReplayBufferTrainer, Recorded):
+    """Registers each row that came out of the buffer as a copy of the sequence that was sampled.
+
+    Its origin is found by the id that traveled with the row. Its declared weight is made of the log-probs
+    that our buffer stored, so a wrong one shows as a weight that the trainer's scores contradict.
+    """
+    def __init__(self, *args, workspace, **kw):
+        self.flight_recorder = MartingaleRecorder(str(workspace), tokenizer=kw['processing_class'])
+        super().__init__(*args, **kw)
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        if not self.model.training or 'replayed' not in batch: return batch
+        weights = self.sequence_weights(batch)
+        ids = batch[ROW_ID_KEY].clone()
+        for i in batch['replayed'].nonzero()[:,0].tolist():
+            row = batch['completion_ids'][i][batch['completion_mask'][i].bool()].tolist()
+            ids[i] = self.flight_recorder.register_replayed(self, content_digest=digest_of(row),
+                draw_id=f'{self.state.global_step}/{self.accelerator.process_index}/{i}',
+                is_weight=weights[i].item(), advantage=batch['advantages'][i].item(),
+                origin_digest=self.flight_recorder.sequence_digest(ids[i].item()))
+        return batch|{ROW_ID_KEY:ids}
+
+    @torch.no_grad()
+    def sequence_weights(self, batch):
+        "How much likelier each answer has become, by the log-probs that were stored with it."
+        ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1) for k in ('ids','mask'))
+        width = batch['completion_ids'].shape[1]
+        now = GRPOTrainer._get_per_token_logps_and_entropies(self, self.model, ids, mask, width)[0]
+        stored = batch.get('replay_old_logps', batch.get('old_per_token_logps', now))
+        return ((now-stored)*batch['completion_mask']).sum(1).exp().double()
+
+def on_trl(folder, steps=8, **options):
+    "Train with TRL, replaced groups and one stored group beside each fresh one; the trainer."
+    def make(**kw): return RecordedReplay(workspace=folder, **kw)
+    kw = dict(output_dir=f'{folder}/run', max_steps=steps, per_device_train_batch_size=4*G,
+        steps_per_generation=1, learning_rate=1e-2, lr_scheduler_type='constant', replay_buffer_size=16,
+        replay_stored_per_fresh=1)
+    t = T.trainer(T.n_red, cls=make, **kw|options)
+    t.train()
+    return t
+
+# ---- the trainer of the chapters --------------------------------------------------------------------------
+class ChapterRecorder:
+    "A callback that records what the trainer of the chapters samples, replays and trains on."
+    def __init__(self, folder): self.recorder,self.unmatched = Recorder(str(folder)),0
+
+    def on_batch_begin(self, s):
+        sampler = SamplerConfig(temperature=s.args.temperature, engine='grpo_nb',
+            logprobs_source='trainer_old_logps', temperature_applied=True)
+        words = s.tokenizer.backend_tokenizer.to_str().encode()
+        self.now = self.recorder.publish_revision(s.model.state_dict(), words, sampler, step=s.step)
+
+    def on_batch_end(self, s, batch):
+        for row in rows_of(batch['fresh']):
+            with self.recorder.sequence(0, f"fresh/{s.step}/{row['at']}", row['prompt']) as seq:
+                for token,logp in zip(row['tokens'], row['old']): seq.token(self.now.digest, token, logp)
+                seq.reward(row['advantage'])
+        for update in batch['seen']:
+            for row in rows_of(update['mb']):
+                origin = self.origin_of(row)
+                if origin is None:
+                    self.unmatched += 1
+                    continue
+                new = update['logps'][row['at']][:len(row['tokens'])]
+                name = origin.digest
+                if row['replayed']:
+                    weight = (new.double()-torch.tensor(row['old']).double()).sum().exp().item()
+                    name = self.recorder.replay_from(origin.digest, actor_id=0, is_weight=weight,
+                        sequence_id=f"replayed/{s.step}/{row['at']}", draw_id=f"{s.step}/{row['at']}",
+                        content_digest=digest_of(row['tokens'])).digest
+                self.recorder.score(name, self.now.digest, new.tolist())
+
+    def origin_of(self, row):
+        "The sequence that was sampled: these tokens with these log-probs, and before now if replayed."
+        bits = [float_bits(x, 'f32') for x in row['old']]
+        found = self.recorder.ledger.find_fresh_sequences(prompt_digest(row['prompt']), row['tokens'])
+        found = [o for o in found if [t.logprob_bits for t in o.tokens]==bits
+            and row['replayed']!=(o.tokens[0].revision_digest==self.now.digest)]
+        return found[0] if found else None
+
+def rows_of(x):
+    "The completions of a batch of groups, one after another."
+    for b in range(len(x)):
+        for g in range(x.completion_ids.shape[1]):
+            n = int(x.completion_mask[b,g].sum())
+            yield dict(at=(b, g), prompt=x.prompt_ids[b][x.prompt_mask[b]].tolist(),
+                tokens=x.completion_ids[b,g,:n].tolist(), old=x.old_logps[b,g,:n].tolist(),
+                advantage=x.advantages[b,g].item() if x.advantages is not None else 0.,
+                replayed=bool(x.replayed[b]) if x.replayed is not None else False)
+
+def chapters(folder, steps=8):
+    "Train with the trainer of the chapters, replaced groups and one stored group beside each fresh one."
+    from grpo_nb.trainer import train
+    recorder = ChapterRecorder(folder)
+    train(T.model(), T.tokenizer(), [dict(prompt=p) for p in T.PROMPTS], [T.n_red], callbacks=[recorder],
+        replay_stored_per_fresh=1, replay_buffer_size=16, seed=0, num_generations=G,
+        generation_batch_size=4*G, steps_per_generation=1, max_completion_length=6, max_steps=steps,
+        learning_rate=1e-2, disable_tqdm=True, print_verdict=False)
+    return recorder
+
+# ---- what the record says ---------------------------------------------------------------------------------
+def report(folder, head=None):
+    "What martingale's checker and doctor find in a record."
+    from checker.verify_tokens import verify_export
+    ledger = TokenLedger(Path(folder)/'tokens.db', readonly=True)
+    checked = verify_export(ledger.export_for_checker(Path(folder)/'export'), expected_head=head)
+    found = decompose(ledger, eps=(.2,))
+    replayed,lags = found['replayed'],found['by_provenance']['replayed']['by_lag']
+    weights,lag_0 = replayed['sequence_weights'],found['lag0_floor']['max_abs_log_ratio']
+    differ = [abs(weights[k]) for k in ('mean_log_declared_minus_measured','log_weight_dispersion')]
+    return dict(errors=len(checked['errors']), anchored=checked['anchored'], sequences=checked['n_sequences'],
+        tokens=checked['n_tokens'], largest_at_lag_0=float(Fraction(lag_0)),
+        replayed=replayed['n_sequences'], scored=replayed['n_scored_sequences'],
+        without_origin=replayed['n_without_origin'], lags={int(o['lag']):o['n_sequences'] for o in lags},
+        weights_differ=max(differ))
+
+def main(a):
+    if a.trainer=='trl': head = on_trl(a.folder, a.steps, replay_scope=a.scope).flight_recorder.head()
+    else: head = chapters(a.folder, a.steps).recorder.ledger.head()
+    if os.environ.get('RANK', '0')!='0': return
+    processes = int(os.environ.get('WORLD_SIZE', 1))
+    found = report(a.folder, head if processes==1 else None)   # the other process goes on writing
+    row = dict(trainer=a.trainer, processes=processes, buffer=a.scope or 'one', steps=a.steps)|found
+    print(json.dumps(row))
+    if a.out:
+        row['lags'] = f"{min(found['lags'])} to {max(found['lags'])}"
+        with open(a.out, 'a', encoding='utf-8', newline='') as f:
+            w = csv.DictWriter(f, row, lineterminator='\n')
+            if not f.tell(): w.writeheader()
+            w.writerow(row)
+
+if __name__=='__main__':
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('trainer', choices=['trl','chapters'])
+    p.add_argument('--steps', type=int, default=8)
+    p.add_argument('--folder', default='runs/outside', help='of the record; it must be new')
+    p.add_argument('--scope', choices=['local','sharded'], help='of the buffer of several processes')
+    p.add_argument('--out', help='CSV to which the result is added')
+    main(p.parse_args())
