@@ -313,7 +313,7 @@ def work(scene, rank):
     try:
         with RankWatchdog(60., ranks, dist.PrefixStore(scene, store), stop, .2) as roll:
             for step in range(3):
-                roll.at(f'step {step}, reward judge')
+                roll.mark(f'step {step}, reward judge')
                 if step==1 and rank==1:
                     if scene=='raised': raise KeyError('no solution')
                     if scene=='orphan': leave_a_child()
@@ -325,7 +325,7 @@ def work(scene, rank):
                     if scene=='early': break
                 if step==1 and scene=='hangs': threading.Thread(target=lose_patience, args=(roll,)).start()
                 if step==1 and scene=='unmet': dist.new_group([0, 1, 2])   # waits in the store
-                roll.at(f'step {step}, rewards of all')
+                roll.mark(f'step {step}, rewards of all')
                 ranks.gather(torch.tensor([step], dtype=torch.int32))
         write('done', '')
     except BaseException as e: write(type(e).__name__, ' '.join(getattr(e, '__notes__', [])))
@@ -421,12 +421,12 @@ def test_a_rank_whose_patience_ended_is_not_taken_for_a_killed_one():
         return RankWatchdog(60., SimpleNamespace(rank=r, world=2), store, said[r].append, .02)
     with roll(0) as a, roll(1) as b:
         store.set('process/0', json.dumps([D._machine(), p.pid, D._began(p.pid)]))
-        b.at('step 1, reward judge')
-        a.at('step 1, reward judge')
-        a.at('step 1, rewards of all')
+        b.mark('step 1, reward judge')
+        a.mark('step 1, reward judge')
+        a.mark('step 1, rewards of all')
         a.patience_s = 0.
         wait_for(lambda: said[0])
-        a.at('step 2')          # its main thread may get on before the process ends
+        a.mark('step 2')          # its main thread may get on before the process ends
         p.kill()
         wait_for(lambda: said[1])
     p.wait()
@@ -457,12 +457,12 @@ def test_all_ranks_at_one_place_are_waited_for_and_one_behind_is_not():
         told.set()
     roll = lambda r: Roll(60., SimpleNamespace(rank=r, world=2), store, stop, .02)
     with roll(0) as a, roll(1) as b:
-        a.at('sampling')
-        b.at('sampling')
+        a.mark('sampling')
+        b.mark('sampling')
         a.patience_s = b.patience_s = 0.
         for _ in range(4): assert looks.acquire(timeout=60)
         assert not said                                                      # long, but equally far
-        b.at('rewards')
+        b.mark('rewards')
         assert told.wait(60) and all('rank 0 hangs in sampling' in o for o in said)
 
 # -- time --------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_the_page_has_words_for_every_reason_of_a_dead_group():
 
 def test_every_cell_says_what_the_record_says(run):
     o = Opened(pack_run(run))
-    assert o.head['steps']==run.steps and o.num_prompts==8
+    assert o.head['steps']==run.steps and o.B==8
     for row in run.rows:
         code, k = (o.state()[run.steps.index(row['step']), row['group']],
                    o.by()[run.steps.index(row['step']), row['group']])
@@ -121,7 +121,7 @@ def test_a_run_without_groups_has_curves_and_one_without_anything_is_refused(tmp
     rec = Recorder(tmp_path/'a')
     for s in range(3): rec.log(dict(step=s, reward=.1*s))
     o = Opened(pack_run(read_run(tmp_path/'a')))
-    assert o.num_prompts==0 and o.head['curves'][0]['value']==pytest.approx([0., .1, .2])
+    assert o.B==0 and o.head['curves'][0]['value']==pytest.approx([0., .1, .2])
     (tmp_path/'b').mkdir(); (tmp_path/'b'/'history.jsonl').write_text('')
     with pytest.raises(ValueError, match='neither groups nor a history'): view_html(tmp_path/'b')
 

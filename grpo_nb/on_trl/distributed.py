@@ -39,7 +39,8 @@ class RowFormat(dict):
     """How the rows of a group travel: everything in words of 4 bytes, the prompt once a piece.
 
     Names with how many values a row has of each: None for one per token, 0 for a plain number; below 0 for
-    whole numbers of 64 bits, -1 for a plain one and -2*k for k of them. The same on all ranks and in all steps.
+    whole numbers of 64 bits, -1 for a plain one and -2*k for k of them. The same on all ranks and in all
+    steps.
     """
     def sizes(self, where:dict, lo:int, hi:int)->list:
         "4-byte words of the prompt and of each name, for rows lo..hi-1 of the group at `where`."
@@ -60,7 +61,9 @@ class RowFormat(dict):
     def unpack(self, words:Tensor, where:dict, lo:int, hi:int)->dict:
         "The piece that `parts` made words of."
         out = dict(zip(('prompt_ids',*self), words.split(self.sizes(where, lo, hi))))
-        def kind(k): return torch.int32 if k in _WHOLE else torch.int64 if (self.get(k) or 0)<0 else torch.float32
+        def kind(k):
+            if k in _WHOLE: return torch.int32
+            return torch.int64 if (self.get(k) or 0)<0 else torch.float32
         out = {k:v.clone().view(kind(k)) for k,v in out.items()}
         out |= {k:out[k].view(hi-lo, w if w>0 else -w//2) for k,w in self.items() if w and w!=-1}
         return out|dict(lens=where['lens'][lo:hi])
