@@ -213,7 +213,8 @@ def row_format(
     for k in rows.data.keys()-wire.keys()-{'prompt_ids','prompt_mask','completion_mask'}:
         v = rows.data[k]
         if not isinstance(v, Tensor):
-            raise ValueError(f"the column {k!r} is no tensor and stays with its process: use replay_scope='local'")
+            raise ValueError(f'the column {k!r} is no tensor and stays with its process: use '
+                "replay_scope='local'")
         values = 0 if v.ndim==1 else v[0].numel()
         wire[k] = values if v.is_floating_point() else -2*values or -1
     return wire

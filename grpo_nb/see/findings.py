@@ -543,7 +543,8 @@ def _sampler(r:RunColumns, rows:int=4, nats:float=.1, kl:float=.05)->dict:
     for name,most in (('sampling/sampling_logp_difference/mean', nats), ('sampling/mismatch_kl', kl)):
         steps,x = r.pair(name)
         if len(x)>=rows and quarter_means(x)[1]>most:
-            return dict(evidence=r.describe(name)+_furthest(r.groups), step=_since(steps, _smooth(x, 20)>most))
+            evidence = r.describe(name)+_furthest(r.groups)
+            return dict(evidence=evidence, step=_since(steps, _smooth(x, 20)>most))
 
 def _furthest(groups):
     "In words, the token of which sampler and trainer disagree most; '' where no record holds both."
