@@ -159,7 +159,7 @@ def found(url, browser):
         ('out of memory', r'practise/memory\.html', 1),
         ('lora', r'practise/trl\.html', 1),
         ('replay_buffer_size', r'settings\.html', 1),
-        ('importance ratio', r'glossary\.html', 1),
+        ('importance ratio', r'glossary\.html|loss\.html#the-importance-ratio', 1),
         ('reinforcement learning', r'glossary\.html|grpo_on_one_screen', 2),
         ('policy gradient', r'glossary\.html|from_reward_to_gradient', 2),
         ('credit assignment', r'glossary\.html', 2),
