@@ -221,14 +221,15 @@ def _run_folder(folder:str)->str:
     there = f"; here are {', '.join(runs[:5])}" if runs else ', and there is no run beside it'
     raise ValueError(f'no folder {folder!r}{_near(folder, runs) or there}: give the `output_dir` of a run')
 
-def _open(path, columns):
-    "The run; of a table whose columns have other names, read by these."
+def _open(path, columns, reader=None):
+    "The run; of a table whose columns have other names, read by these or by a reader."
     from grpo_nb.see.readers import open_run
-    return open_run(_run_folder(path), {k:v for k,v in columns.items() if v})
+    return open_run(_run_folder(path), {k:v for k,v in columns.items() if v}, reader)
 
 def report(
     folders:list[str], # a run's folder or a table of rollouts ('-': stdin); several are compared
     out:str=None,      # folder or file of the page; for several runs `compared`, beside the first
+    reader:str=None,   # of another tool's rows: FILE.py:NAME, a function that renames what is in them
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write report.html and its figures."
@@ -237,21 +238,23 @@ def report(
     if twice := [o for i,o in enumerate(runs) if Path(o).resolve() in [Path(k).resolve() for k in runs[:i]]]:
         raise ValueError(f'{twice[0]} is given twice: a run beside itself shows nothing')
     if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
-    read = [_open(o, columns) for o in runs]
+    read = [_open(o, columns, reader) for o in runs]
     print(write_report(read[0] if len(read)==1 else read, out))
 
 def inspect(
     folder:str,    # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
+    reader:str=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
     **columns:str, # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write inspector.html beside what was recorded: every group, with a slider over the steps."
     from grpo_nb.inspector import write_inspector
-    print(write_inspector(_open(folder, columns)))
+    print(write_inspector(_open(folder, columns, reader)))
 
 def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
+    reader:str=None,   # of another tool's rows: FILE.py:NAME, a function that renames what is in them
     reuse:bool=False,  # say as well what using answers again may give: dead groups replaced, more passes
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
@@ -259,7 +262,7 @@ def diagnose(
     from json import dumps
     from grpo_nb.see import readers
     from grpo_nb.see import verdict
-    run = _open(folder, columns)
+    run = _open(folder, columns, reader)
     found = readers.diagnose(run)
     if json: print(dumps(found.plain, ensure_ascii=False))
     else: print(found)
@@ -267,7 +270,6 @@ def diagnose(
         print('\nreuse: '+verdict.reuse_advice(readers.history_rows(run), run.rows, run.settings))
     for o in run.notes: print(f'note: {o}', file=sys.stderr)
     if strict and found.faults: sys.exit(1)
-
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f
 def train_parser(
@@ -373,21 +375,27 @@ def _place(device='auto', dtype='auto'):
 def _problems(name, held_out, n, seed, chat, **columns):
     "Problems to train on and at most `n` held-out ones; a name makes both on the spot."
     from grpo_nb.parts.datasets import load_problems, make_problems, split_problems
-    if not ('/' in name or Path(name).suffix or Path(name).exists()):
+    task = '.py:' in name
+    if not (task or '/' in name or Path(name).suffix or Path(name).exists()):
         return make_problems(name, 2000, seed, 'train'),make_problems(name, n, seed, 'test')
+    def as_chat(ds):
+        if not chat or not isinstance(ds[0]['prompt'], str): return ds
+        return ds.map(lambda o: dict(prompt=[dict(role='user', content=o['prompt'])]))
     def read(path):
         if Path(path).is_dir():
             raise ValueError(f'--dataset {path} is a folder: name a .jsonl, .csv or .parquet file in it')
-        ds = load_problems(path, **columns)
-        if not chat or not isinstance(ds[0]['prompt'], str): return ds
-        return ds.map(lambda o: dict(prompt=[dict(role='user', content=o['prompt'])]))
-    ds = read(name)
-    if held_out is None: ds,kept = split_problems(ds, .1, need_both=True, what=name)   # by the prompt's hash
+        return as_chat(load_problems(path, **columns))
+    ds = as_chat(make_problems(name, 2000, seed, 'train')) if task else read(name)
+    if held_out is None and task: kept = as_chat(make_problems(name, n, seed, 'test'))
+    elif held_out is None:   # by the prompt's hash
+        ds,kept = split_problems(ds, .1, need_both=True, what=name)
     else: kept = read(held_out)
     kept = kept.select(range(min(n, len(kept))))
     trained = {str(o) for o in ds['prompt']}
     known = sum(str(o) in trained for o in kept['prompt'])
     if known==len(kept):
+        if task and held_out is None:
+            raise ValueError(f"{name} gives the same problems for split='test' as for 'train': give others")
         raise ValueError(f'--eval_dataset: all {known} problems are among those trained on, so nothing is '
             'held out: give others, or leave it out and a tenth of the rows is kept aside')
     if known: print(f'note: {known} of {len(kept)} held-out problems are among those trained on')

@@ -90,10 +90,12 @@ def add(self:ReplayBuffer,
     keys:list=None, rewards:list=None,  # prompt indices, and lists of rewards, for priorities; None for none
 )->list:           # n ids, None for what was not kept
     "Store the best, in memory of their own. ValueError for scores that are not finite or below 0."
-    scores,n = check_scores(scores, data, keys=keys, rewards=rewards),len(data)
+    n = len(data)
+    scores = check_scores(scores, data, keys=keys, rewards=rewards)
     self.evict_expired(step)
-    columns = zip(data, scores, [step]*n, keys or [None]*n, range(self.next_id, self.next_id+n))
-    new = [StoredGroup(*o, rewards=r) for o,r in zip(columns, rewards or [None]*n)]
+    ids = range(self.next_id, self.next_id+n)
+    columns = zip(data, scores, keys or [None]*n, ids, rewards or [None]*n)
+    new = [StoredGroup(d, s, step, key, i, rewards=r) for d,s,key,i,r in columns]
     self.entries += new
     self.next_id += n
     if len(self)>self.max_size: self.evict(len(self)-self.max_size)
@@ -123,8 +125,10 @@ def sample_entries(self:ReplayBuffer,
     "Draw in proportion to the weights: without replacement, or with it when `n` is more than there are."
     check_draw(n, keys)
     self.evict_expired(self.now if step is None else step)
-    left,replacement,out = [*self.entries],n>len(self),[]
+    left = [*self.entries]
+    replacement = n>len(left)
     for e in left: e.drawn = 0
+    out = []
     for key in keys or [None]*n:
         if not left: break
         same = [e for e in left if e.key==key] if key is not None else []
@@ -201,10 +205,11 @@ def process_batch(self:Replay,
     **more:Any,        # not used
 )->ProcessedBatch:
     "Replace dead groups by stored ones, add stored ones up to `size`, then store the living ones."
-    dead,prompts,n = self.find_dead(batch, dead),prompt_indices(batch),len(batch)
+    n = len(batch)
+    dead = self.find_dead(batch, dead)
     places = dead.nonzero()[:,0].tolist()
-    wanted = 0 if size is None else size-n
-    beside,instead = self.draw_for_batch([prompts[b] for b in places], wanted, step)
+    prompts = [prompt_indices(batch)[b] for b in places]
+    beside,instead = self.draw_for_batch(prompts, 0 if size is None else size-n, step)
     places = places[:len(instead)]   # what the buffer could not replace stays
     new = insert_stored(batch, torch.tensor(places, dtype=torch.long), instead, beside)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
@@ -223,7 +228,8 @@ def store(self:Replay,
 )->dict:           # group of the batch -> its id in the buffer, None where it was not kept
     "Put the living groups into the buffer."
     if not self.buffer.max_size: live = []
-    packed,prompts = pack_groups(batch, live) if live else [],prompt_indices(batch)
+    packed = pack_groups(batch, live) if live else []
+    prompts = prompt_indices(batch)
     ids = self.buffer.add([scores[b] for b in live], packed, step, [prompts[b] for b in live],
         [o['rewards'].tolist() for o in packed])
     return dict(zip(live, ids))
@@ -236,7 +242,8 @@ def draw_for_batch(self:Replay,
     step:int,      # now
 )->tuple:          # (at most `extra` entries, at most one for each dead group)
     "Draw from the buffer what this batch wants of it."
-    n,extra = len(prompts),min(extra, len(self.buffer))
+    n = len(prompts)
+    extra = min(extra, len(self.buffer))
     wanted = [None]*extra+prompts if self.same_prompt_first else None
     if n+extra<=len(self.buffer) or not extra:
         drawn = self.buffer.sample_entries(n+extra, step, wanted)

@@ -85,13 +85,19 @@ register(TASKS, 'sums')(chain_sum)   # a task is a function of (n, seed, split, 
 register(TASKS, 'words')(spell_backward)
 
 def make_problems(
-    name:str,           # 'sums', 'words', another name in `TASKS`, or a reasoning-gym task
+    name:str,           # 'sums', 'words', another name in `TASKS`, FILE.py:NAME, or a reasoning-gym task
     n:int, seed:int=0, split:str='train',  # as for `gym_dataset`
     **config:Scalar,   # the task's options
 )->Dataset:             # as `gym_dataset`
     "Problems by name; ValueError that names the nearest when there is no such name."
-    if name in TASKS: return TASKS[name](n, seed=seed, split=split, **config)
-    return gym_dataset(name, n, seed, split, **config)
+    if name not in TASKS and '.py:' not in name: return gym_dataset(name, n, seed, split, **config)
+    task = resolve(TASKS, name)
+    try: inspect.signature(task).bind(n, seed=seed, split=split, **config)
+    except TypeError as e:
+        raise ValueError(f"the task {name} can't be asked for problems ({e}): it needs to be a function of "
+            '(n, seed, split), and of its own options by name') from None
+    rows = task(n, seed=seed, split=split, **config)
+    return rows if isinstance(rows, Dataset) else load_problems(list(rows))
 
 # %% ../../nbs/parts/datasets.ipynb #fe000002
 def _sum(draw):

@@ -19,7 +19,8 @@ import yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
-from ..parts.datasets import hub_rows, load_problems
+from ..parts.datasets import hub_rows, load_problems, make_problems
+from ..parts.registry import TASKS
 from ..parts.validate import may_be_none, reward_names, config_field
 from .plans import batch_plan, run_plan
 
@@ -268,7 +269,8 @@ class TLDRArguments(RecipeArguments):
 class TrlArguments(RecipeArguments):
     "Data and rewards of one's own."
     dataset:str = config_field(None,
-        'A JSONL, CSV or Parquet file, a folder of `save_to_disk`, or the name of a data set on the hub.')
+        'A JSONL, CSV or Parquet file, a folder of `save_to_disk`, the name of a data set on the hub, or a '
+        'task: my_task.py:my_task, sums or words.')
     dataset_config:str = config_field(None, 'Its configuration on the hub.')
     dataset_split:str = config_field('train', 'Its split.')
     prompt_column:str = config_field('prompt', 'The column that holds the prompts.')
@@ -329,6 +331,7 @@ ALIASES = dict(repo_id='model', model_name_or_path='model', model_name='run_name
                max_new_tokens='max_completion_length', save_directory='output_dir',
                log_steps='logging_steps', dataset_name='dataset', dataset_train_split='dataset_split',
                reward_funcs='reward', reward_model_name_or_path='reward_model')
+_TRAIN_ONLY = dict(method='strategies other than replay', advantages='advantages')   # on TRL: its own
 _GIVEN = 'dataset','dataset_config','dataset_split','datasets','reward','reward_model'   # by a recipe
 
 def _known_options(given:dict, known:set, where:str)->dict:
@@ -342,6 +345,9 @@ def _known_options(given:dict, known:set, where:str)->dict:
         if k in _GIVEN and k not in known:
             raise ValueError(f'{where}: {k!r} is decided by the recipe; leave it out, take `rows_file` for '
                              'rows of your own in its format, or `grpo_nb trl` without a recipe')
+        if k in _TRAIN_ONLY:
+            raise ValueError(f"{where}: no option {k!r}: {_TRAIN_ONLY[k]} run in `grpo_nb train`, as on TRL "
+                "they are branches of its trainer's own methods")
         if k not in known and k!='env': raise ValueError(f'{where}: no option {k!r}{_closest(k, known)}')
     return out
 
@@ -479,6 +485,7 @@ def load_training_rows(
     name,columns = r.dataset,dict(prompt=r.prompt_column, answer=r.answer_column)
     if not name:
         raise ValueError('--dataset is missing: a file, a folder, or the name of a data set on the hub')
+    if name in TASKS or '.py:' in name: return make_problems(name, 2000)
     path = Path(name).expanduser()
     if path.is_file(): return load_problems(path, **columns)
     if path.is_dir():

@@ -10,7 +10,9 @@ __all__ = ['METRIC_ALIASES', 'COLUMN_ALIASES', 'canonical_metric', 'find_columns
 # %% ../../nbs/see/readers.ipynb #25ca52f9
 import ast, io, json, math, re, sqlite3, sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from itertools import combinations, groupby
 from pathlib import Path
 import numpy as np
@@ -19,6 +21,7 @@ import torch
 from .findings import Findings, load_rules, diagnose_rows, to_float
 from .verdict import verdict
 from ..parts.groups import dead_groups, dead_reason
+from ..parts.registry import LOG_READERS, register, resolve
 from ..run.record import GROUP_FIELDS, as_text
 from ..run.reading import LoggedRun, merge_by_step, read_run
 
@@ -336,10 +339,19 @@ def _trace(o, examples):
     return [{k:v for k,v in about.items() if not isinstance(v, (dict,list))}
         |dict(prompt=prompt, completion=completion, step=o.get('step', about.get('step')))]
 
-_KINDS = (   # (the names that a row of this kind has, how it becomes rows of a table)
-    ({'traces','group'}, _episode),
-    ({'nodes','rewards'}, lambda o, examples: _episode(o|dict(traces=[o]), examples)),
-    ({'steps','group_idx'}, _summary), ({'content','rewards'}, _nemo), ({'messages','metadata'}, _trace))
+_KINDS = {   # name: (the names that a record of this kind has, how it becomes rows of a table)
+    'prime-rl': ({'traces','group'}, _episode),
+    'verifiers': ({'nodes','rewards'}, lambda o, examples: _episode(o|dict(traces=[o]), examples)),
+    'tinker': ({'steps','group_idx'}, _summary), 'nemo-rl': ({'content','rewards'}, _nemo),
+    'trackio': ({'messages','metadata'}, _trace)}
+
+def _read_records(kind, records):
+    "The rows of records that are all of one kind; those that can't be read are left out."
+    examples = _count_examples(_conversations(records))
+    made = [_KINDS[kind][1](o, examples) for o in records]
+    return [row for o in made if isinstance(o, list) for row in o]
+
+for _name in _KINDS: register(LOG_READERS, _name)(partial(_read_records, _name))
 
 def _is_batch(o):
     "Is it a row for a whole batch, with completions and other columns as lists of one length?"
@@ -363,7 +375,7 @@ def table_rows(
     out,left = [],Counter()
     examples = _count_examples(_conversations(rows))
     for o in rows:
-        make = next((f for names,f in _KINDS if names<=set(o)), None)
+        make = next((f for names,f in _KINDS.values() if names<=set(o)), None)
         try: made = make(o, examples) if make else _unbatch(o) if _is_batch(o) else [o]
         except (AttributeError, IndexError, KeyError, TypeError) as e:
             made = f'a record of another shape ({e!r:.60})'
@@ -753,17 +765,25 @@ def _made_rewards(rows, weights):
             out.append(o|made|(dict(group_id=i) if stand else {}))
     return out
 
-def _contents(path, columns):
+def _contents(path, columns, reader=None):
     "(rows of metrics, tables of rollouts, list of str: what was left out) of a file that is either or both."
     if path.is_dir() or path.name.startswith('events.out.tfevents'): return _events(path),[],[]
     if path.suffix=='.db':
         rows,tables,notes = _read_trackio(path)
         return rows,[o for o in tables if o and 'completion' in o[0]],notes
     rows,notes = _read_table(path)
+    if reader: rows = _as_read(rows, reader)
     made,left = table_rows(rows)
     if columns or made!=rows or not _is_log(rows): return [],[made],notes+left
     data = [o['data']|dict(step=o.get('step')) if isinstance(o.get('data'), dict) else o for o in rows]
     return data,[],notes   # `data`: verl's file logger
+
+def _as_read(rows, reader):
+    "What a reader makes of the rows of a file. ValueError where that is not a list of dicts."
+    made = resolve(LOG_READERS, reader)(rows)
+    if isinstance(made, list) and made and all(isinstance(o, dict) for o in made): return made
+    raise ValueError(f'the reader {reader!r} returned {made!r:.60}: it needs to return a list of dicts, one '
+        'for each step with names such as `reward`, or for each completion with `prompt`, `completion`, `reward`')
 
 def _is_log(rows):
     "A row per step with a metric that we know, and no row per completion?"
@@ -814,12 +834,12 @@ def _files(path):
     found = sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
     return [o.parent for o in events[-1:]] or logs,found
 
-def _of_others(path, columns, funcs=()):
+def _of_others(path, columns, funcs=(), reader=None):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
     logs,tables = _files(path)
     read,notes = {},[]
     for f in dict.fromkeys(logs+tables):
-        try: *read[f],said = _contents(f, columns)
+        try: *read[f],said = _contents(f, columns, reader)
         except Exception as e:
             if f==path or f.is_dir(): raise
             why = e if f.suffix=='.db' else type(e).__name__
@@ -861,15 +881,17 @@ def _history_of_tokens(groups, mean):
 def open_run(
     path:LoggedRun,      # a `LoggedRun`; the folder or file of one, whoever made it; '-' for standard input
     columns:dict=None,   # {what we ask for: its name in the table}
+    reader:str|Callable=None,  # of another tool's log: a name in `LOG_READERS`, FILE.py:NAME, or a function
 )->LoggedRun:
     "Open any run, with its groups if there are any. ValueError says what was found and what is needed."
-    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns)
+    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns, reader)
     _filled(run.rows, run.setting('dead_tolerance', 1e-6))
     return run
 
-def _opened(path, columns):
+def _opened(path, columns, reader=None):
     "A run of ours or TRL's, else of others."
-    if str(path)=='-' or path.is_file() and path.name!='trainer_state.json': return _of_others(path, columns)
+    alone = str(path)=='-' or path.is_file() and path.name!='trainer_state.json'
+    if alone or reader and path.exists(): return _of_others(path, columns, reader=reader)
     if not path.exists():
         raise ValueError(f'no folder {str(path)!r}: give that of a run, or a log, or a table of rollouts')
     try: run = read_run(path)
