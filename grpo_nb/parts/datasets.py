@@ -8,7 +8,7 @@ __all__ = ['chain_sum', 'spell_backward', 'FEW_SHOT', 'SYSTEM_PROMPT', 'HUB_DATA
            'hub_rows', 'hub_problems']
 
 # %% ../../nbs/parts/datasets.ipynb #f3c0a2b0
-import csv, difflib, hashlib, io, json, random
+import csv, difflib, hashlib, inspect, io, json, random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset, DatasetDict
 from fastcore.basics import partialler
 from .validate import Scalar, require, ends_answered, prompt_error, is_int
-from .registry import TASKS, register
+from .registry import TASKS, register, resolve
 from .answers import boxed
 
 # %% ../../nbs/parts/datasets.ipynb #438b4a73

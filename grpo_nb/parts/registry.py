@@ -55,7 +55,6 @@ STRATEGIES = Registry('method', 'strategies', 'replay', 'methods')
 PRIORITIES = Registry('priority', 'replay')
 TASKS = Registry('dataset', 'parts.datasets')
 LOG_READERS = Registry('reader', 'see.readers')
-STRATEGIES = STRATEGIES # its earlier name
 
 REGISTRIES = dict(loss=LOSSES, advantage=ADVANTAGES, strategy=STRATEGIES, priority=PRIORITIES, task=TASKS,
     log_reader=LOG_READERS)
