@@ -455,7 +455,7 @@ def test_a_thing_of_each_kind_in_one_file_runs_in_both_trainers_or_is_refused_in
         "What was called of these, in whatever module the file became; forgotten then"
         specs = {f'{f}:{n}' for n in names}
         things = [o for r in REGISTRIES.values() for k,o in r.entries.items() if k in specs]
-        logs = [vars(o).get('treat', o).__globals__['seen'] for o in things]
+        logs = [vars(o).get('process_batch', o).__globals__['seen'] for o in things]
         out = {o for log in logs for o in log}
         for o in logs: o.clear()
         return out
