@@ -237,8 +237,8 @@ def apply_corrections(
     for c,rows in ((settings.correction, ~x.replayed), (settings.replay_correction, x.replayed)):
         if not (c and c.is_active and rows.any()): continue
         at,seen = rows[:,None,None],ratio.detach()
-        centre = c.centre_logps(x.old_logps, x.prox_logps)
-        if c.weight=='decoupled': seen = importance_ratio(x.logps.detach(), centre, x.mask, level)
+        center = c.center_logps(x.old_logps, x.prox_logps)
+        if c.weight=='decoupled': seen = importance_ratio(x.logps.detach(), center, x.mask, level)
         held = ppo_clip_mask(seen, x.advantages, c.clip_range(settings.clip))
         near,near_A = apply_correction(x.logps, x.old_logps, x.advantages, x.mask&at, c, level, x.prox_logps,
             settings.clip, seen, held)

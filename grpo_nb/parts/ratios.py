@@ -39,7 +39,7 @@ PPO_CLIP_LOSSES = ('grpo','dr_grpo','dapo','bnpo','luspo') # the loss types with
 
 @dataclass(frozen=True)
 class ClipRange:
-    "The range in which a ratio counts. `on` is False for a loss that clips nothing, CISPO for one."
+    "The range in which a ratio counts. `enabled` is False for a loss that clips nothing, such as CISPO."
     epsilon:float=.2         # it counts down to 1-epsilon
     epsilon_high:float=None  # and up to 1+epsilon_high; None for the same as `epsilon`
     delta:float=None         # cap of the ratio where the advantage is negative
@@ -69,7 +69,7 @@ def clip_frac(
     dim:tuple=None,     # axes to average over; None for all
     clip:ClipRange=ClipRange(), # the range
 )->Tensor:              # share of tokens; of completions where ratio and advantage are one per completion
-    "What share the clip leaves without a gradient; 0 where nothing counts."
+    "Clip fraction: the share that the clip leaves without a gradient; 0 where nothing counts."
     held = ppo_clip_mask(ratio, A, clip)
     m = mask if held.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
     return masked_mean(held.float(), m, dim)
@@ -79,17 +79,19 @@ def neg_mean_log_ratio(
     log_ratio:Tensor,  # (..., T) nats, policy minus the one that sampled
     mask:Tensor,       # (..., T) bool
 )->Tensor:             # (...) nats per token, one per answer; no gradient
-    "How much less likely each answer has become. Source: DeepSeek-V3.2, arXiv 2512.02556, equation 9."
+    "Mean of minus the log-ratio of each answer. Source: DeepSeek-V3.2, arXiv 2512.02556, equation 9."
     return -masked_mean(log_ratio.detach(), mask, -1)
 
 # %% ../../nbs/parts/ratios.ipynb #2947ceed
 def ratio_sums(
-    log_ratio:Tensor, A:Tensor, mask:Tensor,  # as for `drift`; advantages, (..., 1) or (..., T)
+    log_ratio:Tensor,        # (..., T) nats, policy minus the one that sampled
+    A:Tensor,                # advantages, (..., 1) or (..., T)
+    mask:Tensor,             # (..., T) bool
     level:str='token', clip:ClipRange=ClipRange(), # of the loss: 'token' or 'sequence', and its range
     clip_mask:Tensor=None,   # bool, what the clip leaves without a gradient; None: found here, by `clip`
     ratio:Tensor=None,       # as `importance_ratio` gives it; None: found here
 )->Tensor:                # (10,) to be put together by `merge_sums` and read by `ratio_row`
-    "What `ratio_row` needs to know of these tokens."
+    "Sufficient statistics of the ratios, for `merge_sums` to merge and `ratio_row` to turn into metrics."
     x = log_ratio.detach().float().masked_fill(~mask, 0)
     ratio = importance_ratio(x, torch.zeros_like(x), mask, level) if ratio is None else ratio.detach().float()
     held = ppo_clip_mask(ratio, A.detach(), clip) if clip_mask is None else clip_mask
@@ -104,14 +106,14 @@ def ratio_sums(
 def merge_sums(
     sums:Iterable,  # k results of `ratio_sums`, or a tensor (k, 10)
 )->Tensor:          # (10,)
-    "Several results of `ratio_sums` as one, as if their tokens had been counted together."
+    "Merge several results of `ratio_sums`, as if their tokens had been counted together."
     s = torch.stack(list(sums))
     return torch.cat([s[:,:5].sum(0), s[:,5:6].amax(0), s[:,6:].logsumexp(0)])
 
 def ratio_row(
     sums:Tensor,  # (10,) from `ratio_sums` or `merge_sums`
 )->dict:          # name -> float; empty where no token counted
-    """`ratio_mean`, `ratio_max`, `clip_share`, `ess_tokens`, `ess_answers` of all tokens that were counted.
+    """Metrics `ratio_mean`, `ratio_max`, `clip_share`, `ess_tokens`, `ess_answers` of all counted tokens.
 
     Effective sample sizes (Kish 1965) are shares: of the tokens, each weighted by its ratio, and of the
     answers, each by the product of its ratios (VCPO, arXiv 2602.17616).
@@ -128,9 +130,9 @@ CLIP_KINDS = ('ppo','none','dapo','two_sided')
 
 @dataclass(frozen=True)
 class OffPolicyCorrection:
-    """What to do about tokens that another policy sampled: a weight, a clip and filters, chosen apart.
+    """How to treat tokens that another policy sampled: a weight, a clip and filters, each chosen separately.
 
-    The default is the loss as it is. ValueError for what can't be.
+    The default leaves the loss as it is. ValueError for an unknown choice.
     Sources: 'ppo' arXiv 1707.06347; 'dapo' 2503.14476; 'two_sided' INTELLECT-2, 2505.07291; 'truncated' with
     clip='none' has the gradient of CISPO, MiniMax-M1, 2506.13585; 'decoupled' 2110.00641 and AReaL,
     2505.24298; `max_moment` M2PO, 2510.01161.
@@ -157,7 +159,7 @@ class OffPolicyCorrection:
         "True where weight and clip of a token are those named here, whatever the loss."
         return not (self.clip=='ppo' and self.weight in ('token','decoupled'))
 
-    def centre_logps(self,
+    def center_logps(self,
         old_logps:Tensor,   # (..., T) nats, of the policy that sampled
         prox_logps:Tensor,  # (..., T) nats, of the policy when the batch began, or None
     )->Tensor:              # (..., T) nats
@@ -199,10 +201,10 @@ def _moment_mask(log_ratio, mask, limit):
     return torch.zeros_like(order).scatter(0, order, (means<=limit).long()).view(mask.shape).bool()&mask
 
 def correction_mask(
-    log_ratio:Tensor, mask:Tensor,  # (..., T) as for `drift`
+    log_ratio:Tensor, mask:Tensor,  # (..., T) as for `neg_mean_log_ratio`
     correction:OffPolicyCorrection, # its filters
 )->Tensor:                  # bool, (..., 1) or (..., T)
-    "What the filters leave in."
+    "Mask of tokens that pass the drift and moment filters."
     c,x = correction,log_ratio.detach()
     keep = torch.ones_like(mask[...,:1])
     if c.max_drift is not None: keep = keep & (neg_mean_log_ratio(x, mask).abs()<=c.max_drift)[...,None]
@@ -220,7 +222,7 @@ def apply_correction(
     level:str='token',      # of the loss's ratio: 'token' or 'sequence'
     prox_logps:Tensor=None, # (..., T) nats, of the policy when this batch began; for 'decoupled'
     clip:ClipRange=ClipRange(), # of the loss
-    ratio:Tensor=None,      # of `logps` to `centre_logps`, where it is known already
+    ratio:Tensor=None,      # of `logps` to `center_logps`, where it is known already
     clip_mask:Tensor=None,  # bool, what the correction's clip leaves without a gradient, likewise
 )->tuple:                   # (old_logps, A) to give to the loss
     """Log-probs to compare with and advantages, so that the plain loss of them is the corrected loss.
@@ -230,12 +232,12 @@ def apply_correction(
     c = correction
     if not c.is_active: return old_logps,A
     now,log_ratio = logps.detach(),logps-old_logps
-    centre = c.centre_logps(old_logps, prox_logps)
+    center = c.center_logps(old_logps, prox_logps)
     keep,before = correction_mask(log_ratio, mask, c),1.
     if c.weight=='decoupled':
-        before = importance_ratio(centre, old_logps, mask, level).clamp(max=c.weight_cap)
-    if not c.replaces_loss: return centre, A*before*keep
-    if ratio is None: ratio = importance_ratio(now, centre, mask, level)
+        before = importance_ratio(center, old_logps, mask, level).clamp(max=c.weight_cap)
+    if not c.replaces_loss: return center, A*before*keep
+    if ratio is None: ratio = importance_ratio(now, center, mask, level)
     if clip_mask is None: clip_mask = ppo_clip_mask(ratio, A, c.clip_range(clip))
     whole = log_ratio.masked_fill(~mask, 0).sum(-1, keepdim=True)
     weight = dict(token=ratio, none=torch.ones_like(ratio), truncated=ratio.clamp(max=c.weight_cap),
