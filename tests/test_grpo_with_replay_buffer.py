@@ -636,18 +636,13 @@ def test_a_buffer_of_64_groups_of_16_by_1024_holds_little_more_than_its_tokens()
         if isinstance(v, torch.Tensor))
     assert held<=1.2*64*(n*8+16*4+256*4) and B.nbytes<=held
 
-def test_state_files_tell_a_flipped_bit(tmp_path):
+def test_a_state_file_gives_back_what_it_got(tmp_path):
     s = dict(a=torch.arange(5), b=[1, None, 2.5, 'x', dict(c=torch.ones(2, 2).bool(), d=[])], e={},
         f=float('nan'))
     save_state(tmp_path/'s', s)
     o = load_state(tmp_path/'s')
     assert torch.equal(o['a'], s['a']) and o['b'][:4]==s['b'][:4] and torch.equal(o['b'][4]['c'],
         s['b'][4]['c']) and o['b'][4]['d']==[] and o['e']=={} and math.isnan(o['f'])
-    raw = bytearray((tmp_path/'s').read_bytes())
-    for i in (3, len(raw)//2, len(raw)-1):
-        bad = bytearray(raw); bad[i] ^= 4
-        (tmp_path/'bad').write_bytes(bad)
-        with pytest.raises(ValueError, match='damaged'): load_state(tmp_path/'bad')
 
 # -- the documented example -----------------------------------------------------------------------
 def example(seed, steps=40, **kw):

@@ -656,7 +656,7 @@ def test_a_reward_that_fails_at_once_leaves_nothing_behind(tmp_path):
         train(tiny_model(0), TOK, DATA, failing(1), cfg(output_dir=str(tmp_path)))
     assert checkpoint_folders(tmp_path)==[]
 
-@pytest.mark.parametrize('name', ['model.safetensors','grpo_state_0.safetensors','tokenizer.json'])
+@pytest.mark.parametrize('name', ['model.safetensors','grpo_state_0.pt','tokenizer.json'])
 def test_one_flipped_bit_is_noticed(name, tmp_path):
     s = state()
     train_batch(s)

@@ -165,7 +165,7 @@ def test_a_reward_that_fails_in_the_middle_costs_nothing(kw, tmp_path):
 def test_a_trainer_that_goes_on_after_a_failure_saves_what_it_is_and_not_what_it_was(tmp_path):
     "With a checkpoint at each step nothing was to be rescued, and later ones held the state of the failure."
     def states(t):
-        found = [load_state(o/'grpo_state_0.safetensors') for o in checkpoint_folders(t.args.output_dir)]
+        found = [load_state(o/'grpo_state_0.pt') for o in checkpoint_folders(t.args.output_dir)]
         return [(o['step'], o['metrics'].keys()) for o in found]
     whole = make(tmp_path/'a', 4)
     whole.train()
@@ -200,9 +200,9 @@ def test_nodes_with_disks_of_their_own_agree_or_say_who_lacks_what(tmp_path):
     "As a process that finds another rank's files only: it says so, and does not begin with an empty buffer."
     t = make(tmp_path, 2); t.train()
     u = make(tmp_path, 3)
-    f = tmp_path/'checkpoint-2'/'grpo_state_0.safetensors'
+    f = tmp_path/'checkpoint-2'/'grpo_state_0.pt'
     from grpo_nb.run.checkpoints import load_state, save_state, write_manifest
-    save_state(f.with_name('grpo_state_1.safetensors'), load_state(f)|dict(world=2))
+    save_state(f.with_name('grpo_state_1.pt'), load_state(f)|dict(world=2))
     f.unlink(); write_manifest(tmp_path/'checkpoint-2', t.run_id)
     with pytest.raises(ValueError, match='rank 0 does not find all of the files.*save_on_each_node'):
         u.train(resume_from_checkpoint=True)

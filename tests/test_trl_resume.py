@@ -154,8 +154,8 @@ def test_a_checkpoint_of_plain_grpo_resumes_with_an_empty_buffer(tmp_path, caplo
 def test_another_number_of_processes_is_said(tmp_path, caplog):
     make(tmp_path, 2).train()
     from grpo_nb.run.checkpoints import save_state, write_manifest
-    f = tmp_path/'checkpoint-2'/'grpo_state_0.safetensors'
-    for k in (0, 1): save_state(f.with_name(f'grpo_state_{k}.safetensors'), load_state(f)|dict(world=2))
+    f = tmp_path/'checkpoint-2'/'grpo_state_0.pt'
+    for k in (0, 1): save_state(f.with_name(f'grpo_state_{k}.pt'), load_state(f)|dict(world=2))
     write_manifest(tmp_path/'checkpoint-2')
     t = make(tmp_path, 3); t.train(resume_from_checkpoint=True)
     assert 'made by 2 processes' in caplog.text and t.state.global_step==3
@@ -184,7 +184,7 @@ def older(t, *keys):
     "Train, and take out of the last checkpoint what older versions didn't note."
     from grpo_nb.run.checkpoints import save_state, write_manifest
     t.train()
-    f = Path(last_checkpoint(t.args.output_dir))/'grpo_state_0.safetensors'
+    f = Path(last_checkpoint(t.args.output_dir))/'grpo_state_0.pt'
     save_state(f, {k:v for k,v in load_state(f).items() if k not in keys}); write_manifest(f.parent)
 
 DATA = T.data()
@@ -242,7 +242,7 @@ def test_stored_groups_are_not_trained_on_another_objective(tmp_path, scope):
 def test_the_newest_whole_checkpoint_is_found_whatever_is_missing_or_changed(tmp_path):
     make(tmp_path, 3, save_steps=1).train()
     names = sorted(p.name for p in (tmp_path/'checkpoint-3').iterdir())
-    assert {'grpo_state_0.safetensors','manifest.json','trainer_state.json','model.safetensors',
+    assert {'grpo_state_0.pt','manifest.json','trainer_state.json','model.safetensors',
         'optimizer.pt','rng_state.pth'}<=set(names)
     keep = tmp_path/'keep'; shutil.copytree(tmp_path/'checkpoint-3', keep)
     for name in names:

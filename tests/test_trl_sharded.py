@@ -184,7 +184,7 @@ def test_another_objective_is_refused_on_both_before_the_first_batch(scene, says
 
 def test_fsdp2_saves_a_reference_that_moves_and_goes_on_with_it(out):
     from grpo_nb.run.checkpoints import load_state
-    s = [load_state(out/'moving'/'checkpoint-2'/f'grpo_state_{r}.safetensors')['ref'] for r in (0, 1)]
+    s = [load_state(out/'moving'/'checkpoint-2'/f'grpo_state_{r}.pt')['ref'] for r in (0, 1)]
     assert s[1] is None and sum(v.numel() for v in s[0].values())>=sum(p.numel()
         for p in T.model().parameters())
     for a,b in zip(facts(out, 'moving'), facts(out, 'moving_resumed')):
@@ -205,7 +205,7 @@ def test_a_signal_on_all_ranks_saves_one_whole_checkpoint(out):
     assert [(o['step'], o['by']) for o in facts(out, 'signal')]==[(3, 'SIGTERM')]*2
     found = [o for o in (out/'signal').glob('checkpoint-3')]
     assert found and checkpoint_error(found[0])==''
-    parts = [load_state(found[0]/f'grpo_state_{r}.safetensors')['buffer'] for r in (0, 1)]
+    parts = [load_state(found[0]/f'grpo_state_{r}.pt')['buffer'] for r in (0, 1)]
     a,b = ({k:v for k,v in o['index'].items() if k!='data'} for o in parts)
     assert parts[0]['crc']==parts[1]['crc'] and equal(a, b) and len(a['ids'])>0
     assert equal(*(where(dict(b=o)) for o in parts))

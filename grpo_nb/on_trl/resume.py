@@ -21,10 +21,10 @@ from trl import GRPOTrainer
 from ..parts.validate import describe_dataset_change
 from ..run.signals import check_stop, note_stop, stop_on_signal
 from ..run.checkpoints import (
-    checkpoint_folders, checkpoint_error, is_disk_full, load_state, read_manifest, new_run_id,
+    check_state_format, checkpoint_folders, checkpoint_error, is_disk_full, load_state, read_manifest,
+    new_run_id,
     latest_complete_checkpoint, disk_full_error, get_rng_state, read_json, save_state, set_rng_state,
     state_file, write_manifest)
-
 
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
 log = logging.getLogger(__name__)
@@ -234,15 +234,16 @@ def _need_files(self:ResumableTrainer, found, checkpoint, which):
     lacking = [str(r) for r,there in enumerate(found) if not there]
     if not lacking: return
     raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(lacking)} does not find {which} of the files '
-        'grpo_state_*.safetensors on its disk. Where each node has a disk of its own, save with '
+        'grpo_state_*.pt on its disk. Where each node has a disk of its own, save with '
         '`save_on_each_node=True`, and bring each node its files; for another number of processes, bring all '
         'of them to every node')
 
 @patch
 def _load_state(self:ResumableTrainer, checkpoint):
     "Go on from the state files of a checkpoint, on every process or on none."
+    check_state_format(checkpoint)
     def load(rank): return load_state(state_file(checkpoint, rank))
-    here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.safetensors'))
+    here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.pt'))
     me,everywhere = self.args.process_index,gather_object([here])
     if not any(everywhere):
         return log.warning(f'{Path(checkpoint).name} has no state of ours: {self._begins_anew}')

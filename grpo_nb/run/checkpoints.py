@@ -5,68 +5,48 @@
 # %% auto #0
 __all__ = ['COMPLETE_MARKER', 'save_state', 'load_state', 'new_run_id', 'write_manifest', 'read_json', 'read_manifest',
            'checkpoint_error', 'checkpoint_folders', 'latest_complete_checkpoint', 'last_checkpoint', 'is_disk_full',
-           'disk_full_error', 'state_file', 'get_rng_state', 'set_rng_state']
+           'disk_full_error', 'state_file', 'check_state_format', 'get_rng_state', 'set_rng_state']
 
 # %% ../../nbs/run/checkpoints.ipynb #cc9c8990
-import errno, json, math, os, random, shutil, zlib
+import errno, json, os, random, shutil, zlib
 import numpy as np
 import torch
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from torch import Tensor
-from safetensors import safe_open
-from safetensors.torch import save_file
 from ..parts.files import save_json
 from ..parts.versions import versions
 
 # %% ../../nbs/run/checkpoints.ipynb #1f87ba8a
-def _checksum(parts):
-    "crc32 of tensors without padding, each with its name before it."
-    crc = 0
-    for k in sorted(parts): crc = zlib.crc32(parts[k].view(torch.uint8).numpy(), zlib.crc32(k.encode(), crc))
-    return f'{crc:08x}'
-
 def save_state(
     path:str|Path,  # file to write
-    state:dict,     # tensors, numbers, text and None in dicts and lists
+    state:dict,     # tensors, numbers, text and None in dicts, lists and tuples
 )->None:
-    "`state` in one file with its checksum. ValueError, before anything is written, for what it cannot hold."
-    found,ends = defaultdict(list),Counter()
-    def flat(o):
-        if isinstance(o, Tensor):
-            kind = str(o.dtype).removeprefix('torch.')
-            found[kind].append(o.detach().cpu().reshape(-1))
-            ends[kind] += o.numel()
-            return dict(T=[kind, ends[kind]-o.numel(), list(o.shape)])
-        if isinstance(o, dict): return dict(D=[[k, flat(v)] for k,v in o.items()])
-        if isinstance(o, (list,tuple)): return [flat(v) for v in o]
-        if o is None or isinstance(o, (bool,int,float,str)): return o
-        raise ValueError(f'a state cannot hold {o!r:.60} ({type(o).__name__}): give tensors, numbers or text')
-    text = torch.frombuffer(bytearray(json.dumps(flat(state)).encode()), dtype=torch.uint8)
-    parts = {k:torch.cat(v) for k,v in found.items()} | dict(tree=text)
-    save_file(parts, path, dict(crc32=_checksum(parts)))
+    "Save `state` in one file. ValueError, before anything is written, for what it can't hold."
+    torch.save(_to_owned_cpu(state), path)
+
+def _to_owned_cpu(o):
+    "Plain values, and tensors on the CPU that own their memory: of a view, `torch.save` writes the whole."
+    if isinstance(o, Tensor):
+        o = o.detach().cpu()
+        return o if o.untyped_storage().nbytes()==o.nbytes else o.clone()
+    if isinstance(o, dict): return {k:_to_owned_cpu(v) for k,v in o.items()}
+    if isinstance(o, (list,tuple)): return [_to_owned_cpu(v) for v in o]
+    for kind in (bool,int,float,str):
+        if isinstance(o, kind): return kind(o)   # numpy's numbers are floats, too, but not to the reader
+    if o is None: return None
+    raise ValueError(f'a state cannot hold {o!r:.60} ({type(o).__name__}): give tensors, numbers or text')
 
 # %% ../../nbs/run/checkpoints.ipynb #cf470610
 def load_state(
     path:str|Path,  # a file that `save_state` wrote
-)->dict:            # what was saved; tensors on the CPU, in memory of their own, tuples as lists
-    "The saved state. ValueError when a bit of the file has changed or a part is missing."
-    try:
-        with safe_open(path, 'pt') as f:
-            was = f.metadata()['crc32']
-            parts = {k:f.get_tensor(k) for k in f.keys()}
-        why = '' if was==(now := _checksum(parts)) else f'its checksum is {now}, {was} was written'
-    except Exception as e: why = str(e)   # safetensors' own, and a header that lacks something
-    if why: raise ValueError(f'{Path(path).name} is damaged: {why}. Resume from an older checkpoint')
-    def build(o):
-        if isinstance(o, list): return [build(v) for v in o]
-        if not isinstance(o, dict): return o
-        if 'D' in o: return {k:build(v) for k,v in o['D']}
-        kind,at,shape = o['T']
-        return parts[kind][at:at+math.prod(shape)].view(shape).clone()
-    return build(json.loads(bytes(parts['tree'].numpy().data)))
+)->dict:            # what was saved; tensors on the CPU, tuples as lists
+    "Load what `save_state` saved. ValueError for a file that is missing or can't be read."
+    try: return torch.load(path, map_location='cpu', weights_only=True)
+    except Exception as e:   # torch has several, of the archive and of what it holds
+        why = ' '.join(str(e).split()).split('. ')[0] or type(e).__name__
+        raise ValueError(f'{Path(path).name} is damaged: {why:.200}. Resume from an older checkpoint') from e
 
 # %% ../../nbs/run/checkpoints.ipynb #489492f7
 def new_run_id()->str:
@@ -210,7 +190,15 @@ def state_file(
     rank:int=0,       # of the process that wrote it
 )->Path:
     "What one process needs beside the weights."
-    return Path(folder)/f'grpo_state_{rank}.safetensors'
+    return Path(folder)/f'grpo_state_{rank}.pt'
+
+def check_state_format(
+    folder:str|Path,  # a checkpoint
+)->None:
+    "ValueError for a checkpoint of grpo_nb 0.1, whose state is in a format of its own."
+    if not any(Path(folder).glob('grpo_state_*.safetensors')): return
+    raise ValueError(f'{Path(folder).name} was saved by grpo_nb 0.1, which had a state format of its own: '
+        f'resume it with that version, or start a new run from its weights, `load_model({str(folder)!r})`')
 
 def get_rng_state()->dict: # for `set_rng_state`
     "The state of every generator of this process."

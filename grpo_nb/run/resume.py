@@ -16,9 +16,10 @@ from tqdm.auto import tqdm
 from ..parts.validate import describe_dataset_change, reward_names
 from ..parts.files import save_json
 from .callbacks import TrainCallback, crossed
-from .checkpoints import (
-    COMPLETE_MARKER, checkpoint_folders, checkpoint_error, is_disk_full, last_checkpoint, load_state,
-    read_manifest, disk_full_error, get_rng_state, save_state, set_rng_state, state_file, write_manifest)
+from grpo_nb.run.checkpoints import (
+    COMPLETE_MARKER, check_state_format, checkpoint_folders, checkpoint_error, is_disk_full, last_checkpoint,
+    load_state, read_manifest, disk_full_error, get_rng_state, save_state, set_rng_state, state_file,
+    write_manifest)
 from .state import TrainState
 
 # %% ../../nbs/run/resume.ipynb #8182cfee
@@ -108,6 +109,7 @@ def check_checkpoint(
     if why := checkpoint_error(path):
         whole = [o.name for o in checkpoint_folders(path.parent) if not checkpoint_error(o)]
         raise ValueError(f'{path} is no whole checkpoint: {why}. Resume from another one; there are {whole}')
+    check_state_format(path)
     meta,now = read_manifest(path),json_args(s)
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
     if 'args' not in meta:
