@@ -37,8 +37,8 @@ class WithJax(build_py):
         super().run()
         if self.editable_mode: return
         live = runpy.run_path(str(next((ROOT/cfg['lib_path']).rglob('live.py'))))
-        try: live['place_jax'](Path(self.build_lib)/cfg['lib_path']/'assets'/'jax')
-        except live['NoPackage'] as e: print(f'the wheel has no live page: {e}', file=sys.stderr)
+        try: live['copy_jax'](Path(self.build_lib)/cfg['lib_path']/'assets'/'jax')
+        except live['NpmError'] as e: print(f'the wheel has no live page: {e}', file=sys.stderr)
 
 setup(
     cmdclass=dict(build_py=WithJax),

@@ -301,7 +301,7 @@ def _notes(prompt, tokenizer, default_reward, tiny_on_own=False):
 
 # %% ../nbs/reference/cli.ipynb #12ccd8ed
 def train_command(
-    *, dataset:str,  # sums or words (the tiny Qwen knows both), two_digit_sums, a file, or a reasoning-gym task
+    *, dataset:str,  # sums or words (the tiny Qwen knows both), two_digit_sums, a file, a gym task
     reward:list[str]=None, # my_rewards.py:my_reward, one or several; without it <answer>…</answer>
     model:str='tiny',      # 'tiny', 'smollm2', a folder, or a name on the hub such as Qwen/Qwen3-0.6B
     chat:bool=False,       # make each text prompt a user's message, for a model with a chat template

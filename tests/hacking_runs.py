@@ -7,7 +7,7 @@ import json, os, shutil, sys
 from pathlib import Path
 import pandas as pd, torch
 
-CHAPTER = Path(__file__).parent.parent/'nbs/16a_reward_hacking.ipynb'
+CHAPTER = Path(__file__).parent.parent/'nbs/15a_reward_hacking.ipynb'
 PAID,RATES,SEEDS,STEPS,EVERY = ('length', 'right answers', 'length if right'),(3e-4, 1e-3),range(5),240,24
 KEPT = {('length', 3e-4, 0):'length', ('right answers', 3e-4, 0):'right'}   # whose record is stored
 

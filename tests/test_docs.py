@@ -567,18 +567,18 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
         assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)
 
 @pytest.mark.parametrize('file,text,says', [
-    ('16_diagnose', 'the [last chapter](18_real_run.ipynb) writes the file', '"last chapter"'),
-    ('16_diagnose', 'The last chapter takes them to many GPUs.', '"last chapter"'),
-    ('18_real_run', '[The last chapter](17_grpo_with_replay_buffer.ipynb) planned', '"last chapter"'),
+    ('15_look_at_a_run', 'the [last chapter](17_real_run.ipynb) writes the file', '"last chapter"'),
+    ('15_look_at_a_run', 'The last chapter takes them to many GPUs.', '"last chapter"'),
+    ('17_real_run', '[The last chapter](16_grpo_with_replay_buffer.ipynb) planned', '"last chapter"'),
     ('speed', 'The trainer of the chapter before uses the fast parts', '"chapter before"'),
     ('tensors', "GRPO's own parts begin in [chapter 1](../02_tasks.ipynb).", 'leads to 02_tasks, which is 2'),
     ('glossary', '| entropy | [8](../09_kl.ipynb) |', 'leads to 09_kl, which is 9'),
     ('07_advantages', 'see [the next chapter](08_logps.ipynb)', 'what comes next is 07a_float_noise'),
     ('memory', 'the next chapter has a plan', 'outside the course'),
     ('memory', 'chapter 21 has a plan', 'no chapter 21'),
-    ('17_grpo_with_replay_buffer',
-    '[The next chapter](18_real_run.ipynb#a-gpu), [chapter 2](02_tasks.ipynb), '
-        'chapter 16a', ''),
+    ('16_grpo_with_replay_buffer',
+    '[The next chapter](17_real_run.ipynb#a-gpu), [chapter 2](02_tasks.ipynb), '
+        'chapter 15a', ''),
 ])
 def test_a_chapter_is_called_by_its_number(file, text, says):
     nb = dict(cells=[dict(cell_type='markdown', source=text)])

@@ -215,7 +215,7 @@ def test_should_you():
         lambda s, o, k: 1/k, lambda s, o, k: (s+k*o)/(s+o), lambda s, o, k: s/(s+k*o)])
 
 def test_how_young_is_what_comes_in():
-    ns,solution = exercise('inspector', 'ages', 'def ages', 'def check_ages', Counter=Counter,
+    ns,solution = exercise('look_at_a_run', 'ages', 'def ages', 'def check_ages', Counter=Counter,
         what_if=what_if, run=read_run(ROOT/'nbs/results/run_tiny'))
     def new(run): return [o for o in run.rows if o['replacement']]
     assert agreed(ns, 'ages', 'check_ages', solution, [
@@ -226,7 +226,7 @@ def test_how_young_is_what_comes_in():
         lambda run: Counter(o['replacement']['uses'] for o in new(run))])
 
 def test_a_rule_of_your_own():
-    ns,solution = exercise('diagnose', 'collapsed', 'def collapsed', 'def check_collapsed', pd=pd,
+    ns,solution = exercise('look_at_a_run', 'collapsed', 'def collapsed', 'def check_collapsed', pd=pd,
         random=random)
     def ends(h, q): return h['entropy'][:q].mean(),h['entropy'][-q:].mean()
     assert agreed(ns, 'collapsed', 'check_collapsed', solution, [

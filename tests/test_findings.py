@@ -428,7 +428,7 @@ def test_a_findings_figure_has_its_curves_and_its_window():
     got = finding_curves(f, r)
     assert got[0]['label']=='kl' and got[0]['since']==f.step and len(got)<=3
     assert got[0]['value']==[o['kl'] for o in r] and got[0]['step']==list(range(60))
-    axes = defined_in('16_diagnose').draw_finding(f, r).axes
+    axes = defined_in('15_look_at_a_run').draw_finding(f, r).axes
     assert [a.get_title(loc='left') or a.get_ylabel() for a in axes] and len(axes)==len(got)
     assert all(len(a.lines[0].get_xdata())==60 and a.patches for a in axes)
 

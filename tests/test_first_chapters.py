@@ -152,7 +152,7 @@ def test_the_curves_of_ppo_and_grpo_start_at_the_same_measurement(monkeypatch):
     drawn = []
     plot = plt.Axes.plot
     monkeypatch.setattr(plt.Axes, 'plot', lambda ax, *a, **kw: drawn.extend(o := plot(ax, *a, **kw)) or o)
-    exec(''.join(cell('16b_ppo_beside_grpo', 'label in arms')['source']), names)
+    exec(''.join(cell('15b_ppo_beside_grpo', 'label in arms')['source']), names)
     assert [list(o.get_ydata()) for o in drawn]==[[.475, .5, .8], [.475, .4, .7]]
 
 def hacking():

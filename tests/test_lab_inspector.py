@@ -23,7 +23,7 @@ def chapter(lab, browser):
     page = browser.new_page(viewport=dict(width=1280, height=1000))
     page.errors = []
     page.on('pageerror', lambda e: page.errors.append(str(e)))
-    page.goto(f'{at}/lab/tree/nbs/15_inspector.ipynb?token={token}&reset')
+    page.goto(f'{at}/lab/tree/nbs/15_look_at_a_run.ipynb?token={token}&reset')
     page.wait_for_function(
         "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
         timeout=120_000,
@@ -82,7 +82,7 @@ def test_before_anything_runs_a_picture_stands_where_the_inspector_will(lab, bro
     "A frame is stripped from what was not run here"
     at,token,_ = lab
     page = browser.new_page(viewport=dict(width=1280, height=1000))
-    for name in ('15_inspector', 'index', '16a_reward_hacking'):
+    for name in ('15_look_at_a_run', 'index', '15a_reward_hacking'):
         page.goto(f'{at}/lab/tree/nbs/{name}.ipynb?token={token}&reset')
         page.wait_for_function("name => window.jupyterapp?.shell.currentWidget?.context?.path === name",
             arg=f'nbs/{name}.ipynb', timeout=120_000)
