@@ -43,7 +43,8 @@ def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
     df = run_study(run_job, jobs, tmp_path/'a.csv', study_stamp(), disable_tqdm=True).set_index('arm')
     assert (df.error['none'] == '' and df.error[f'{f}:Bad'] == 'RuntimeError: my mistake'
             and df.seed[f'{f}:Bad'] == 3)
-    f.write_text(f.read_text().replace('raise RuntimeError("my mistake")', 'return super().treat(*a, **k)'))
+    mended = f.read_text().replace('raise RuntimeError("my mistake")', 'return super().process_batch(*a, **k)')
+    f.write_text(mended)
     sys.modules.pop('bad', None)
     jobs = [make_job(a, seed=3, **TINY) for a in (f'{f}:Bad', 'none')]
     again = run_study(run_job, jobs, tmp_path/'a.csv', study_stamp(), disable_tqdm=True) # its old row goes
@@ -55,7 +56,7 @@ def test_a_signal_ends_the_study_and_writes_no_row_of_what_it_stopped(tmp_path):
     f.write_text(
         'import os, signal\nfrom grpo_nb.replay import DeadGroupStrategy\nclass Told(DeadGroupStrategy):\n'
         '    def process_batch(self, *a, **k):\n        os.kill(os.getpid(), signal.SIGTERM)\n'
-        '        return super().treat(*a, **k)\n')
+        '        return super().process_batch(*a, **k)\n')
     jobs = [make_job(a, seed=3, **TINY) for a in ('none', f'{f}:Told', 'mask')]
     with pytest.raises(Stopped, match='SIGTERM stopped a run'):
         run_study(run_job, jobs, tmp_path/'a.csv', study_stamp(), disable_tqdm=True)
@@ -137,7 +138,7 @@ def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
 
 def test_an_old_number_does_not_stand_for_a_changed_file(small):
     one = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
-    broken = "def process_batch(self, *a, **k): raise RuntimeError('changed')\nSame.treat = treat\n"
+    broken = "def process_batch(self, *a, **k): raise RuntimeError('changed')\nSame.process_batch = process_batch\n"
     Path('mu.py').write_text(OWN+broken)
     two = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
     assert two.error['mu.py:Same']=='RuntimeError: changed'

@@ -377,7 +377,7 @@ class Curve:
 @dataclass
 class Arm:
     "One way of treating dead groups."
-    method:str|type  # a name of `methods.METHODS`, 'my_method.py:MyMethod', or the class itself
+    method:str|type  # a name of `registry.STRATEGIES`, 'my_method.py:MyMethod', or the class itself
     options:dict = field(default_factory=dict)   # of the method
     settings:dict = field(default_factory=dict)  # of `TrainConfig`, and `loss` and `advantages` of `train`
     says:str = ''  # what it is, in a few words
@@ -546,7 +546,7 @@ def _start(regime, seed, n_problems, num_samples, max_completion_length):
 
 # %% ../../nbs/research/study.ipynb #828b0efa
 def arm_of(
-    name:str, # of `ARMS` or `methods.METHODS`, or 'file.py:NAME' of an `Arm` or a method's class
+    name:str, # of `ARMS` or `registry.STRATEGIES`, or 'file.py:NAME' of an `Arm` or a method's class
 )->Arm:
     "The arm. ValueError, with what there is, where it can't be had."
     o = Arm(name) if name in STRATEGIES and name not in ARMS else resolve_name(name, ARMS, 'arm')
@@ -609,7 +609,7 @@ def _row(s, c, before, after, k):
 # held-out problems, completions of each, measurements (between the ends with 2 completions)
 _MEASURED = dict(n_problems=100, num_samples=8, points=4)
 TABLES = ('grpo_nb.research.study:ARMS', 'grpo_nb.research.study:REGIMES', *(
-    f'grpo_nb.parts.registry:{o}' for o in ('METHODS','PRIORITIES','LOSSES','ADVANTAGES')))   # for workers
+    f'grpo_nb.parts.registry:{o}' for o in ('STRATEGIES','PRIORITIES','LOSSES','ADVANTAGES')))   # for workers
 
 def study_stamp()->dict:
     "What all rows of this study share: package, torch, machine, and a hash of the starting weights."
