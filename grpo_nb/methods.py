@@ -279,7 +279,7 @@ class RLZVP(DeadGroupStrategy):
         heard = dead & ~mean.isnan()
         if heard.any():
             if logps_fn is None:
-                raise ValueError('this method needs `policy`, a function that gives entropies')
+                raise ValueError('this method needs `logps_fn`, a function that gives entropies')
             H = logps_fn(batch)[1]*m
             praise = (mean>=self.right)[:,None,None]
             shaped = torch.where(praise, H, H-H.amax(2, keepdim=True))*self.alpha*m
