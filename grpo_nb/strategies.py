@@ -70,7 +70,7 @@ class DeadGroupStrategy:
         dead:Tensor=None,  # bool, one per group; None: found here, by `dead_tolerance`
         step:int=0,        # the optimizer step
         **more:Any,        # `size`: groups in the batch, unsampled ones included; `sample_more`: a function
-    )->ProcessedBatch:     # of n that gives n fresh groups; `policy`: of a batch, gives (logps, entropy)
+    )->ProcessedBatch:     # of n that gives n fresh groups; `logps_fn`: of a batch, gives (logps, entropy)
         "Train on every group as it is; subclasses change that."
         return self.make_result(batch, self.find_dead(batch, dead))
 
