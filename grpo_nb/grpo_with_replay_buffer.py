@@ -71,13 +71,13 @@ def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
     fresh = rows.to('cpu')
     drawn = self.batch.drawn = self.sample_from_replay_buffer(fresh)
     self.batch.waiting = self.update_replay_buffer(fresh, inputs)
-    if drawn.rows: rows = self._replaced(rows, drawn)
+    if drawn.rows: rows = self._insert_drawn(rows, drawn)
     rows = self._moved_reference(rows, drawn)
     self._log_replay()
     return self._add_flags(rows, drawn)
 
 @patch
-def _replaced(self:GRPOWithReplayBufferTrainer, rows, drawn):
+def _insert_drawn(self:GRPOWithReplayBufferTrainer, rows, drawn):
     "The batch with stored groups in the place of those that were drawn for."
     if 'old_per_token_logps' not in rows.data:   # TRL has left them out: those of stored groups go beside it
         empty = torch.zeros_like(rows.completion_ids, dtype=torch.float32)
@@ -94,11 +94,11 @@ def sample_from_replay_buffer(self:GRPOWithReplayBufferTrainer, fresh:TrlRows)->
         else b.local(b.rewards, self.args.process_index))
     info = BatchInfo(b.dead, rewards.cpu(), fresh.advantages, fresh.prompt_mask.sum(1),
         fresh.completion_mask.sum(1), fresh.prompt_keys(), self.state.global_step, b.unsampled)
-    if not self.sharded: return self.store.take(info, lambda group: IMAGE_COLUMNS & set(group)==images)
+    if not self.sharded: return self.store.draw(info, lambda group: IMAGE_COLUMNS & set(group)==images)
     if images or any(k in fresh.data for k in PROMPT_COMPLETION_COLUMNS):
         raise ValueError("images travel with their process only: use replay_scope='local'")
-    self.store.wire = self.store.wire or row_format(fresh, b.rewards.shape[1])
-    return self.store.take(info)
+    self.store.row_format = self.store.row_format or row_format(fresh, b.rewards.shape[1])
+    return self.store.draw(info)
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #mark0001
 @patch
@@ -107,7 +107,7 @@ def _add_flags(self:GRPOWithReplayBufferTrainer, rows, drawn):
     B,G,dev = len(rows),self.num_generations,rows.advantages.device
     first = self.store.rank*B   # of this process's rows, among those of all
     def flags(idx): return torch.tensor([i in idx for i in range(B)], device=dev)
-    dead = flags({g*G+i-first for g in drawn.left for i in range(G)})
+    dead = flags({g*G+i-first for g in drawn.unfilled for i in range(G)})
     rows = rows.with_tensors(rows.data|dict(replayed=flags({*drawn.rows}), replay_dead=dead))
     if self.args.replay_when_empty=='mask': rows.data['completion_mask'] = rows.completion_mask*~dead[:,None]
     return rows.to_trl()|dict(num_items_in_batch=self.accelerator.gather(rows.loss_mask.sum()).sum())
@@ -120,12 +120,12 @@ def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
     "The rows of living groups that still lack log-probs, as (id, first row, group); the others are stored."
     b,waiting = self.batch,[]
     rewards = b.local(b.rewards, self.args.process_index).cpu().float()
-    for g,(id,lo,hi) in b.drawn.mine.items():
+    for g,(id,lo,hi) in b.drawn.to_store.items():
         first = g*self.num_generations-self.store.rank*len(rewards)   # of the group, among our rows
         r = slice(first+lo, first+hi)
         group = extract_group(fresh, r)|dict(rewards=rewards[r].clone())
         if not self.sharded and is_text(prompt := inputs[r.start].get('prompt')): group['prompt'] = prompt
-        if 'old_per_token_logps' in fresh.data: self.store.give(id, group)
+        if 'old_per_token_logps' in fresh.data: self.store.commit(id, group)
         else: waiting.append((id, r.start, group))
     return waiting
 
@@ -152,5 +152,5 @@ def finish_batch(self:GRPOWithReplayBufferTrainer)->None:
     logps = b.logps.cpu()
     for id,at,group in b.waiting if b.complete else ():
         real = torch.arange(logps.shape[1])<group['lens'][:,None]
-        self.store.give(id, group|dict(old_per_token_logps=logps[at:at+len(real)][real]))
+        self.store.commit(id, group|dict(old_per_token_logps=logps[at:at+len(real)][real]))
     self.notify('on_batch_end', batch=b)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .parts.groups import Groups, dead_groups, group_scores
+from .parts.groups import Groups, ReplayCounts, dead_groups, group_scores
 from .parts.registry import STRATEGIES, register
 
 # %% ../nbs/catalogue/own_method.ipynb #05d2910f
@@ -112,19 +112,12 @@ def make_result(self:DeadGroupStrategy,
         for t,s in zip(fates+['stored']*(B-n), scores+[None]*(B-n))]
     for b,e in drawn.items(): records[b]['replacement'] = e.to_record()
     for b,i in (stored or {}).items(): records[b]['id'] = i
-    counts = dict(dead=int(dead.sum()), replaced=int(replaced.sum()), stored=B-n,
-        unfilled=int((~alive).sum()), live_before=1-int(dead.sum())/n,
-        live_after=int((alive&in_loss).sum())/B,
+    counts = ReplayCounts.of([*drawn.values()], fresh=n, dead=int(dead.sum()), replaced=int(replaced.sum()),
+        stored=B-n, unfilled=int((~alive).sum()), live=int((alive&in_loss).sum()), trained=B,
         unique_prompts=len(set(batch.key[in_loss].tolist())))
-    metrics = counts|metrics|_draw_metrics([*drawn.values()])
+    metrics = counts.metrics()|metrics
     return ProcessedBatch(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in metrics.items()},
         torch.zeros_like(in_loss))
-
-def _draw_metrics(drawn):
-    "Ages of the drawn entries, and how often they were used; {} when nothing was drawn."
-    if not drawn: return {}
-    ages,uses = [e.age for e in drawn],[e.uses for e in drawn]
-    return dict(age_mean=sum(ages)/len(ages), age_max=max(ages), uses_mean=sum(uses)/len(uses))
 
 def prompt_indices(
     batch:Groups,  # B groups

@@ -18,6 +18,7 @@ from .parts.fast_path import Tokenizer
 from .parts.loss_inputs import LossInputs
 from .parts.loss_metrics import loss_metrics
 from .parts.registry import ADVANTAGES, resolve
+from .run.batch_record import TrainBatch
 from .run.callbacks import CallbackList, TrainCallback, crossed
 from .run.signals import check_stop, note_stop, stop_on_signal
 from .run.checkpoints import new_run_id
@@ -175,7 +176,7 @@ def update_batch(
 # %% ../nbs/12_trainer.ipynb #cd934140
 def train_batch(
     s:TrainState,  # moves on by a batch
-)->dict:           # row of the history; the batch as sampled and as trained on; what the updates saw
+)->TrainBatch:
     "Sample a batch, replace dead groups, and update `steps_per_batch` times."
     t0,began = time.perf_counter(),s.step
     s.times.clear()
@@ -193,9 +194,9 @@ def train_batch(
     row |= dict(s.times, rollout_time=t1-t0, step_time=time.perf_counter()-t0)
     row |= s.logged_by_rewards(row)
     s.history.append(row)
-    return dict(row=row, fresh=fresh, texts=texts, ended=ended, by_func=by_func, dead=fresh.dead,
-        treated=treated, prompts=[s.dataset[i]['prompt'] for i in indices], extra=s.reward_logs[0].extra,
-        seen=updates[:s.args.steps_per_generation])
+    return TrainBatch(began, fresh, fresh.dead, by_func, [s.dataset[i]['prompt'] for i in indices], texts,
+        treated.batch, s.reward_logs[0].extra, row=row, ended=ended, treated=treated,
+        updates=updates[:s.args.steps_per_generation])
 
 # %% ../nbs/12_trainer.ipynb #eva1ca11
 class EvalCallback(TrainCallback):
@@ -204,7 +205,7 @@ class EvalCallback(TrainCallback):
         dataset:list,  # rows, as for `evaluate`
     ): self.dataset = dataset
 
-    def on_batch_end(self, s:TrainState, batch:dict)->None:
+    def on_batch_end(self, s:TrainState, batch:TrainBatch)->None:
         row,a = batch['row'],s.args
         if not crossed(a.eval_steps, row['step'], s.step): return
         row |= eval_row(evaluate(s.model, s.tokenizer, self.dataset, s.reward_funcs,

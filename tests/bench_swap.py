@@ -27,10 +27,10 @@ def time_swap(
         if buf.ranks.world>1: dist.barrier()
         said = PAGE.made_sampled(b, buf.rank, buf.ranks.world, step)
         wall,cpu = time.perf_counter(),time.process_time()
-        s = buf.take(said)
+        s = buf.draw(said)
         rows.append((1e3*(time.perf_counter()-wall), 1e3*(time.process_time()-cpu),
             buf.ranks.received-before))
-        for g,(i,lo,hi) in s.mine.items(): buf.give(i, PAGE.made_rows(b, g*G+lo, g*G+hi, G))
+        for g,(i,lo,hi) in s.to_store.items(): buf.commit(i, PAGE.made_rows(b, g*G+lo, g*G+hi, G))
     wall,cpu,got = (torch.tensor(o, dtype=torch.float64) for o in zip(*rows[2:]))
     x = torch.zeros(max(1, int(got.mean())//4))
     def copy():

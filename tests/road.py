@@ -713,13 +713,13 @@ class OnTRL:
             dead = sum(o.dead for o in fresh)
             stds = [d for o in fresh if (d := P.deviation(o.sums)) is not None]
             replaced = [b for b in drawn if b<n]
-            asked,came = 4-n,len(drawn)-len(replaced)
-            idle = dead-len(replaced)+asked-came
+            came = len(drawn)-len(replaced)
+            idle = dead-len(replaced)+4-n-came
             row |= {f'replay/{k}':v for k,v in dict(dead=dead, replaced=len(replaced),
                 unfilled=dead-len(replaced),
                 live_before=1-dead/n, live_after=1-idle/4, unique_prompts=len({o.prompt
                     for o in batch})).items()}
-            if asked: row['replay/stored'] = came
+            row['replay/stored'] = came
             if drawn:
                 ages,uses = [e['age'] for e in drawn.values()],[e['uses'] for e in drawn.values()]
                 row |= {'replay/age_mean':P.mean(ages), 'replay/age_max':max(ages),

@@ -5,10 +5,9 @@ import datetime, json, os, re, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
-import grpo_nb.on_trl.distributed as D
+import grpo_nb.on_trl.watchdog as D
 from grpo_nb.on_trl.distributed import (
-    ProcessGroup, RankWatchdog, ShardedBuffer, RowFormat, assert_same_on_all_ranks, group_slices,
-    plan_transfers, reshard)
+    ProcessGroup, ShardedBuffer, RowFormat, group_slices, plan_transfers, reshard)
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
 from another import elsewhere
@@ -25,7 +24,7 @@ def held_rows(buf, id):
     return len(data['advantages']) if 'prompt_ids' in data else 0
 
 def own_buffer(size, **options):
-    return ShardedBuffer(ReplayBuffer(size, **options), None, 4, alone=True)
+    return ShardedBuffer(ReplayBuffer(size, **options), None, 4, local=True)
 
 def made(n, groups, G, seed=0, **kw):
     rng = torch.Generator().manual_seed(seed)
@@ -157,14 +156,14 @@ def test_parts_of_a_buffer_that_do_not_belong_together_are_refused():
 def test_rows_still_awaited_are_left_out_when_redistributed():
     b, = made(1, 4, 4, p_dead=0.)
     buf,_ = replay_rank([], 4, ReplayBuffer(8))
-    s = buf.take(made_sampled(b, 0, 1, 0))
-    g,(i,lo,hi) = next(iter(s.mine.items()))
-    buf.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
+    s = buf.draw(made_sampled(b, 0, 1, 0))
+    g,(i,lo,hi) = next(iter(s.to_store.items()))
+    buf.commit(i, made_rows(b, g*4+lo, g*4+hi, 4))
     state = reshard([buf.state_dict()], 0, 1)
     assert state['index']['ids'].tolist()==[i] and 'prompt_ids' in state['index']['data'][0]
-    with pytest.raises(RuntimeError, match='was never given its rows'): 
+    with pytest.raises(RuntimeError, match='holds none of its rows'): 
         for step in range(1, 9):
-            buf.take(made_sampled(b|dict(dead=[True]*4, rewards=torch.zeros(16)), 0, 1, step))
+            buf.draw(made_sampled(b|dict(dead=[True]*4, rewards=torch.zeros(16)), 0, 1, step))
 
 def test_a_size_of_zero_stores_nothing_and_still_makes_both_calls():
     batches = made(3, 6, 4)
@@ -177,8 +176,8 @@ def test_a_buffer_of_one_process_takes_and_gives_as_the_shared_one_does(options)
     batches,came = made(7, 6, 4, seed=2),[]
     own = own_buffer(5, **options)
     for step,b in enumerate(batches):
-        s = own.take(made_sampled(b, 0, 1, step))
-        for g,(i,lo,hi) in s.mine.items(): own.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
+        s = own.draw(made_sampled(b, 0, 1, step))
+        for g,(i,lo,hi) in s.to_store.items(): own.commit(i, made_rows(b, g*4+lo, g*4+hi, 4))
         came.append([(lo, hi, dict(p)) for lo,hi,p in s.incoming])
     shared,_ = replay_rank(batches, 4, ReplayBuffer(5, **options))
     assert same_replay(replay_alone(batches, 4, ReplayBuffer(5, **options)), [came], 4)>0
@@ -188,8 +187,8 @@ def test_a_buffer_of_one_process_takes_and_gives_as_the_shared_one_does(options)
 def test_a_buffer_that_was_not_given_its_rows_says_so():
     b, = made(1, 4, 4, p_dead=0.)
     own,gone = own_buffer(8),b|dict(dead=[True]*4, rewards=torch.zeros(16))
-    own.take(made_sampled(b, 0, 1, 0))
-    with pytest.raises(RuntimeError, match='was never given its rows'): own.take(made_sampled(gone, 0, 1, 1))
+    own.draw(made_sampled(b, 0, 1, 0))
+    with pytest.raises(RuntimeError, match='holds none of its rows'): own.draw(made_sampled(gone, 0, 1, 1))
 
 def buffers(**options):
     "Of one process: its own, and the shared one."
@@ -200,8 +199,8 @@ def took(buf, step, fits=None, **change):
     b, = made(1, 4, 4, seed=step, p_dead=0.)
     s = made_sampled(b, 0, 1, step)
     for k,v in change.items(): setattr(s, k, v)
-    t = buf.take(s, fits) if fits else buf.take(s)
-    for g,(i,lo,hi) in t.mine.items(): buf.give(i, made_rows(b, g*4+lo, g*4+hi, 4))
+    t = buf.draw(s, fits) if fits else buf.draw(s)
+    for g,(i,lo,hi) in t.to_store.items(): buf.commit(i, made_rows(b, g*4+lo, g*4+hi, 4))
     return t
 
 DEAD2 = dict(dead=[True,True,False,False])
@@ -219,13 +218,13 @@ def test_a_dead_group_whose_newcomer_does_not_fit_stays_and_is_told():
     own,_ = buffers()
     took(own, 0)
     t = took(own, 1, fits=lambda rows: False, **DEAD2)
-    assert t.places==[] and t.incoming==[] and sorted(t.left)==[0, 1]
+    assert t.slots==[] and t.incoming==[] and sorted(t.unfilled)==[0, 1]
 
 def test_rows_leave_with_their_group_whether_it_was_asked_for_or_came_for_a_dead_one():
     _,buf = buffers(max_uses=1)
     took(buf, 0)
     t = took(buf, 1, asked=(0,), **DEAD2)
-    assert t.places==[0, 1] and not {e.id for e in t.drawn} & {e.id for e in buf.index}
+    assert t.slots==[0, 1] and not {e.id for e in t.drawn} & {e.id for e in buf.index}
     assert [held_rows(buf, e.id) for e in buf.index]==[4]*4
 
 @pytest.mark.parametrize('new', [1, 2, 3])
@@ -287,7 +286,7 @@ FAULTS = """
 import datetime, json, os, signal, sys, threading, time, types
 import torch, torch.distributed as dist
 torch.set_num_threads(1)
-from grpo_nb.on_trl.distributed import RankWatchdog, ProcessGroup
+from grpo_nb.on_trl.watchdog import RankWatchdog, assert_same_on_all_ranks
 out,port = sys.argv[1],int(sys.argv[2])
 SCENES = 'raised killed hangs slow early orphan unmet'.split()
 def there(*ranks): return all(os.path.exists(f'{out}/{scene}{r}') for r in ranks)

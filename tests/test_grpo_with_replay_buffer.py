@@ -1,5 +1,5 @@
-"""What the reference trainer got wrong (D1 to D20), each on a trainer that trains;
-then options, metrics and the documented example."""
+"""What becomes of zero-variance groups on TRL's trainer, on runs that train;
+then the ratio, options, metrics and the documented example."""
 
 import json, math, tempfile
 from dataclasses import fields
@@ -39,27 +39,27 @@ def trained_logps(t):
     t._on_policy_logps = f
     return seen
 
-# -- D1 to D20 ------------------------------------------------------------------------------------
-def test_d1_in_a_mixed_batch_the_dead_group_is_replaced_and_both_living_ones_are_stored():
+# -- replaced, stored, evicted --------------------------------------------------------------------
+def test_in_a_mixed_batch_the_dead_group_is_replaced_and_both_living_ones_are_stored():
     t,got = run([LIVE,LIVE,LIVE, LIVE,DEAD,LIVE], B=3)
     assert got[1]['replayed'].view(-1, G).tolist()==[[False]*4,[True]*4,[False]*4]
     assert live(got[1])==[True]*3
     assert len(t.replay_buffer)==5 and sorted(e.step for e in stored(t))==[0,0,0,1,1]
 
-def test_d1_the_replacement_is_a_stored_group_token_for_token():
+def test_the_replacement_is_a_stored_group_token_for_token():
     t,got = run([LIVE,LIVE,LIVE, LIVE,DEAD,LIVE], B=3)
     row = lambda b,i: (b['prompt_ids'][i][b['prompt_mask'][i].bool()].tolist(),
         b['completion_ids'][i][b['completion_mask'][i].bool()].tolist(), round(b['advantages'][i].item(), 5))
     group = lambda b,g: [row(b, g*G+i) for i in range(G)]
     assert group(got[1], 1) in [group(got[0], g) for g in range(3)]
 
-def test_d2_all_rows_of_a_replaced_group_carry_their_own_advantage():
+def test_all_rows_of_a_replaced_group_carry_their_own_advantage():
     _,got = run([[0.,1.,2.,5.], DEAD], B=1)
     assert torch.equal(got[1]['advantages'],
         got[0]['advantages']) and len(set(got[1]['advantages'].tolist()))==4
 
 @pytest.mark.parametrize('what', ['keep','mask'])
-def test_d3_a_first_batch_without_a_living_group_is_kept_or_masked_and_counted(what):
+def test_a_first_batch_without_a_living_group_is_kept_or_masked_and_counted(what):
     t,got = run([DEAD], B=2, steps=2, replay_when_empty=what)
     assert got[0]['completion_mask'].any().item()==(what=='keep') and not got[0]['replayed'].any()
     h = t.state.log_history[0]
@@ -67,11 +67,11 @@ def test_d3_a_first_batch_without_a_living_group_is_kept_or_masked_and_counted(w
         0)
     assert h['loss']==0
 
-def test_d4_groups_with_equal_scores_are_all_stored():
+def test_groups_with_equal_scores_are_all_stored():
     t,_ = run([LIVE], B=4, steps=3)
     assert len(t.replay_buffer)==12 and len({e.score for e in stored(t)})==1
 
-def test_d5_a_left_padded_prompt_comes_back_whole():
+def test_a_left_padded_prompt_comes_back_whole():
     t,got = run([LIVE,LIVE,LIVE,LIVE, DEAD], B=4)
     prompts = lambda b: {tuple(i[m.bool()].tolist()) for i,m in zip(b['prompt_ids'], b['prompt_mask'])}
     assert len({len(p) for p in prompts(got[0])})>1 and prompts(got[1])<=prompts(got[0])
@@ -82,7 +82,7 @@ def test_d5_a_left_padded_prompt_comes_back_whole():
 
 @pytest.mark.parametrize('opts', [{}, dict(steps_per_generation=2), dict(beta=.1, num_iterations=2),
     dict(gradient_accumulation_steps=2, loss_type='grpo')])
-def test_d6_size_0_is_bit_identical_to_grpo(opts):
+def test_without_a_buffer_it_is_grpo_to_the_bit(opts):
     a = T.trainer(args=T.config(replay_buffer_size=0, max_steps=4, **opts)); a.train()
     b = T.trainer(cls=GRPOTrainer, args=T.config(GRPOConfig, max_steps=4, **opts)); b.train()
     assert T.same(T.weights(a), T.weights(b))
@@ -99,24 +99,24 @@ def test_with_replay_on_and_nothing_dead_the_weights_are_those_of_grpo():
     b.train()
     assert T.same(T.weights(a), T.weights(b))
 
-def test_d7_old_groups_leave_by_age():
+def test_groups_older_than_the_limit_are_evicted():
     t,_ = run([[0.,0.,0.,9.], *[LIVE]*20], B=1, steps=8, replay_age_limit=3, replay_buffer_size=4)
     assert {e.step for e in stored(t)}<={4,5,6,7}
 
-def test_d7_with_ties_the_newest_stay():
+def test_with_ties_the_newest_stay():
     t,_ = run([LIVE], B=1, steps=8, replay_buffer_size=3)
     assert sorted(e.step for e in stored(t))==[5,6,7]
 
-def test_d7_scores_fade_with_age():
+def test_scores_fade_with_age():
     t,_ = run([[0.,0.,0.,3.], *[LIVE]*30], B=1, steps=12, replay_buffer_size=3, replay_age_decay=2.)
     assert 0 not in {e.step for e in stored(t)}
 
 @pytest.mark.parametrize('r', [[.1]*4, [.3]*4, [.1+.2, .3, .3, .3], [1e-9, 0., 0., 0.]])
-def test_d8_equal_fractional_rewards_are_dead(r):
+def test_equal_fractional_rewards_are_dead(r):
     t,got = run([LIVE, r], B=1)
     assert got[1]['replayed'].all() and len(t.replay_buffer)==1
 
-def test_d9_evaluation_neither_adds_nor_draws():
+def test_evaluation_neither_adds_nor_draws():
     t = T.trainer(Scripted([LIVE,LIVE,DEAD], G), per_device_train_batch_size=8, max_steps=1,
         eval_dataset=T.data(8), per_device_eval_batch_size=8)
     t.train()
@@ -127,7 +127,7 @@ def test_d9_evaluation_neither_adds_nor_draws():
     assert torch.equal(before['ids'], after['ids']) and torch.equal(before['uses'],
         after['uses']) and torch.equal(before['rng'], after['rng'])
 
-def test_d9_evaluating_on_the_way_leaves_training_as_it_is():
+def test_evaluating_on_the_way_leaves_training_as_it_is():
     plain,_ = run([LIVE,LIVE,DEAD,LIVE], steps=3)
     calls = []
     class Rewards(Scripted):
@@ -140,20 +140,20 @@ def test_d9_evaluating_on_the_way_leaves_training_as_it_is():
     t.add_callback(Eval()); t.train()
     assert len(calls)==3 and T.same(T.weights(plain), T.weights(t))
 
-def test_d10_evaluation_uses_num_generations_eval():
+def test_evaluation_uses_num_generations_eval():
     t = T.trainer(T.n_red, max_steps=1, num_generations_eval=2, per_device_eval_batch_size=4,
         eval_dataset=T.data(4))
     b = T.spy(t, also_eval=True)
     assert 'eval_reward' in t.evaluate()
     assert len({tuple(r.tolist()) for r in b[0]['prompt_ids']})==2   # 4 rows, 2 prompts
 
-def test_d11_rows_without_any_reward_teach_nothing_and_a_group_of_them_is_dead():
+def test_rows_without_any_reward_teach_nothing_and_a_group_of_them_is_dead():
     t,got = run([[0.,1.,None,1.], [None]*4, [None,None,None,5.], LIVE], B=2)
     assert got[0]['advantages'][2]==0 and got[0]['advantages'][:2].abs().min()>.1
     assert not got[0]['replayed'].any() and t.state.log_history[0]['replay/unfilled']==1
     assert got[1]['replayed'].tolist()==[True]*4+[False]*4
 
-def test_d12_under_normalize_then_sum_each_function_is_looked_at():
+def test_under_normalize_then_sum_each_function_is_looked_at():
     up,down = Scripted([[0.,1.,0.,1.]], G),Scripted([[1.,0.,1.,0.]], G)
     kw = dict(per_device_train_batch_size=8, max_steps=2)
     t = T.trainer([up,down], **kw); t.train()
@@ -173,7 +173,7 @@ def extras(t, make):
     def f(self, inputs): return make(old(self, inputs))
     return f
 
-def test_d13_d14_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
+def test_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
     def more(b):
         B,C = b['completion_ids'].shape; m = b['completion_mask']
         b['sampling_per_token_logps'] = -torch.rand(B, C)*m; b['old_per_token_logps'] = -torch.rand(B, C)*m
@@ -199,7 +199,7 @@ def test_d13_d14_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
             and (new['old_per_token_logps'][b][off] == 0).all())
     assert new['num_items_in_batch']==(new['completion_mask']*new['tool_mask']).sum()
 
-def test_d13_sequence_ratios_stay_one_a_row(monkeypatch):
+def test_sequence_ratios_stay_one_a_row(monkeypatch):
     def more(b):
         b['old_per_token_logps'] = -torch.rand(b['completion_ids'].shape)*b['completion_mask']
         b['importance_sampling_ratio'] = torch.rand(len(b['advantages']), 1)
@@ -209,7 +209,7 @@ def test_d13_sequence_ratios_stay_one_a_row(monkeypatch):
         _,got = run([LIVE,DEAD], B=1, vllm_importance_sampling_mode='sequence_mask', max_completion_length=C)
         assert torch.equal(got[1]['importance_sampling_ratio'], got[0]['importance_sampling_ratio'])
 
-def test_d13_images_move_with_their_group():
+def test_images_move_with_their_group():
     B,n = 8,[1]*8
     grid = torch.tensor([[1,2,2]]*4+[[1,4,2]]*4)
     pix = torch.cat([torch.full((int(g.prod()), 3), float(i)) for i,g in enumerate(grid)])
@@ -224,7 +224,7 @@ def test_d13_images_move_with_their_group():
         pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
     assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
 
-def test_d13_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
+def test_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
     "A model that is shown pixels: each row's must be those that its completion was sampled with."
     import itertools
     from transformers import Qwen2ForCausalLM
@@ -266,7 +266,7 @@ def test_d13_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
         assert pairs(ids[:,-n:], pixels, grid)==pairs(b['completion_ids'], b['pixel_values'],
             b['image_grid_thw'])
 
-def test_d16_the_buffer_is_in_the_checkpoint():
+def test_the_buffer_is_in_the_checkpoint():
     t,_ = run([LIVE], B=2, steps=2, save_strategy='steps', save_steps=2)
     u = T.trainer(Scripted([LIVE], G), args=T.config(output_dir=t.args.output_dir,
         per_device_train_batch_size=8, max_steps=3))
@@ -277,7 +277,7 @@ def test_d16_the_buffer_is_in_the_checkpoint():
         assert x.keys()==y.keys() and all(torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor)
             else x[k]==y[k] for k in x)
 
-def test_d17_groups_on_several_processes_are_refused_at_construction_with_a_buffer_each(monkeypatch):
+def test_groups_on_several_processes_are_refused_at_construction_with_a_buffer_each(monkeypatch):
     c = T.config(per_device_train_batch_size=4)
     monkeypatch.setenv('WORLD_SIZE', '2'); monkeypatch.setattr(GRPOWithReplayBufferConfig, 'world_size', 2)
     c.per_device_train_batch_size = 2; c.replay_scope = 'local'
@@ -288,7 +288,7 @@ def test_a_launcher_that_the_trainer_does_not_see_is_named(monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '2')
     with pytest.raises(ValueError, match='launcher started 2'): T.trainer(args=c)
 
-def test_d18_stored_tensors_are_small_copies_on_the_cpu():
+def test_stored_tensors_are_small_copies_on_the_cpu():
     t,got = run([LIVE], B=4, steps=2)
     for e in stored(t):
         for k,v in e.data.items():
@@ -300,7 +300,7 @@ def test_d18_stored_tensors_are_small_copies_on_the_cpu():
         assert (e.data['completion_ids'].dtype==torch.int32
             and len(e.data['completion_ids'])==n==len(e.data['old_per_token_logps']))
 
-def test_d19_reference_logps_follow_a_reference_that_moves():
+def test_reference_logps_follow_a_reference_that_moves():
     kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=.5,
         learning_rate=1e-2)
     def stale(t):   # at every generation, compare the batch with the reference as it is now
@@ -319,7 +319,7 @@ def test_d19_reference_logps_follow_a_reference_that_moves():
     run([LIVE,LIVE, *[LIVE,DEAD]*9], steps=8, trace=stale, **kw)
     assert sum(n)==7 and max(worst)<1e-5
 
-def test_d20_the_hook_sees_rewards_as_the_trainer_makes_them():
+def test_the_hook_sees_rewards_as_the_trainer_makes_them():
     t,got = run([LIVE,DEAD,LIVE], B=3, steps=1)
     r = t.rewards_per_func
     assert r.shape==(12, 1) and t.dead_mask(r).tolist()==[False,True,False]
@@ -698,7 +698,7 @@ def test_a_callback_gets_each_batch_once_and_whole(kw):
     for e,b in zip(seen, got):
         assert torch.equal(e.trained.completion_ids, b['completion_ids'])
         came = [g for g in range(2) if b['replayed'][g*G]]
-        assert e.drawn.places==came and [e.dead[g] for g in came]==[True]*len(came)
+        assert e.drawn.slots==came and [e.dead[g] for g in came]==[True]*len(came)
         assert torch.equal(e.logps!=0, e.trained.loss_mask)   # every token that counts was seen
 
 def test_a_group_whose_rows_have_prompts_of_their_own_comes_back_row_by_row():

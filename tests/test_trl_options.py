@@ -342,7 +342,7 @@ def test_tools_are_called_and_their_answers_stay_out_of_the_loss():
             assert ('tool_call' in trained and 'it is' in trained and 'tool_response' in given
                 and 'tool_call>' not in given)
 
-def test_d15_environments_are_reset_for_every_generation_and_own_the_reward():
+def test_environments_are_reset_for_every_generation_and_own_the_reward():
     class Env:
         made = []
         def __init__(self): self.n = 0; Env.made.append(self)

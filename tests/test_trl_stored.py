@@ -242,9 +242,9 @@ def test_it_resumes_to_the_bit(name, tmp_path):
 # ---- pieces of a batch, by hand
 
 def test_counts_of_two_processes_are_put_together():
-    a = ReplayCounts(fresh=4, dead=3, replaced=1, unfilled=2, live=4, trained=6, unique_prompts=3, asked=2,
+    a = ReplayCounts(fresh=4, dead=3, replaced=1, unfilled=2, live=4, trained=6, unique_prompts=3,
         stored=2, drawn=3, ages=9, uses=5, oldest=6)
-    b = ReplayCounts(fresh=4, dead=1, replaced=1, unfilled=0, live=5, trained=6, unique_prompts=5, asked=2,
+    b = ReplayCounts(fresh=4, dead=1, replaced=1, unfilled=0, live=5, trained=6, unique_prompts=5,
         stored=1, drawn=2, ages=6, uses=3, oldest=4)
     got = (a+b).metrics()
     assert got==pytest.approx(dict(dead=4, replaced=2, unfilled=2, stored=3, live_before=.5,

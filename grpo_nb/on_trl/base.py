@@ -19,7 +19,7 @@ from ..parts.ratios import (
     PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio,
     merge_sums, ratio_row, ratio_sums, warn_unless_clipped)
 from ..replay import ReplayBuffer
-from .batch_record import BatchRecord
+from .batch_record import TrlBatchRecord
 from .checks import CheckedTrainer
 from .config import GRPOWithReplayBufferConfig, check_layout
 from .distributed import ShardedBuffer, reshard
@@ -38,7 +38,7 @@ _EMPTY_STATS = ratio_sums(*torch.zeros(2, 0, 1), torch.zeros(0, 1, dtype=torch.b
 class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     "What a replay trainer needs around its idea: sampling, metrics, table, record, checkpoints."
     config_class = GRPOWithReplayBufferConfig
-    batch = None         # `BatchRecord` of the batch in training; None where it isn't edited or recorded
+    batch = None         # `TrlBatchRecord` of the batch in training; None where it isn't edited or recorded
     _loss_inputs = None  # of the loss, while it runs
     _begins_anew = 'the replay buffer starts empty and a batch in progress is sampled anew'
     _to_follow = 0       # passes of the run's first batch whose rows are still to be seen in the loss
@@ -145,7 +145,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     def open_batch(self,
         batch:dict,  # TRL's
         n:int,       # rows that this process sampled
-    )->BatchRecord:  # None where the batch is neither edited nor recorded
+    )->TrlBatchRecord:  # None where the batch is neither edited nor recorded
         "The record of a batch that was sampled, with places for what was not; its rows can be followed."
         a,world,rewards = self.args,self.accelerator.num_processes,self.rewards_per_func
         number = self._step//(a.steps_per_generation*self.num_iterations)   # of the generation batch
@@ -159,10 +159,12 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             rewards = torch.cat([r, r.new_full((world, B-n, r.shape[2]), torch.nan)], 1).flatten(0, 1)
             self.table.widen(n, B, world)
         me = self.accelerator.process_index
-        dead = self.dead_mask(rewards if self.sharded else rewards[me*B:me*B+B]).tolist()
+        dead = self.dead_mask(rewards if self.sharded else rewards[me*B:me*B+B])
         unsampled = [g for g in range(len(dead)) if g*G%B>=n]
         table = self.table.last(len(rewards), self._extra)
-        return BatchRecord(number, self.state.global_step+1, n, rows, rewards, dead, unsampled, table)
+        return TrlBatchRecord(self.state.global_step+1, rows, dead, rewards.unflatten(0, (-1, G)),
+            table['prompt'][::G], table['completion'], extra=table['extra'], number=number, n_sampled=n,
+            unsampled=unsampled, advantages_before=table['advantages'])
 
     def start_training(self,
         batch:dict,  # what is trained on

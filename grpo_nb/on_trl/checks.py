@@ -21,7 +21,7 @@ from ..parts.validate import (
     dataset_fingerprint, max_context_length, reward_names, opened_tag_warning, template_start)
 from ..parts.versions import version_warnings
 from ..parts.groups import nan_std, unjudged
-from .distributed import RankWatchdog, assert_same_on_all_ranks
+from .watchdog import RankWatchdog, assert_same_on_all_ranks
 from .seam import check_seam
 check_seam()   # names that TRL has moved are reported before a class is built on them
 

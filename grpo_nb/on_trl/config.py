@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from trl import GRPOConfig
 from ..parts.validate import RULES, require, check_settings, config_field
 from ..parts.registry import PRIORITIES, resolve
-from .distributed import sign_process
+from .watchdog import sign_process
 
 # %% ../../nbs/on_trl/config.ipynb #7991c28f
 log = logging.getLogger(__name__)

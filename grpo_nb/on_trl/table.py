@@ -30,13 +30,13 @@ class CompletionsTable:
     def last(self,
         N:int,  # rows of all processes
         extra:list=(),  # columns that its rewards logged
-    )->dict:    # lists of N: prompt, completion and advantages, dicts of extra; rewards, (N, F)
+    )->dict:    # lists of N: prompt, completion and advantages; columns of extra; rewards, (N, F)
         "The last batch, as it stands there."
         def of(o): return list(o)[-N:]
         columns = {k:of(self.logs['extra'][k]) for k in extra if len(self.logs['extra'][k])>=N}
         rewards = torch.tensor([of(self.logs['rewards'][k]) for k in self.names]).T
         return {k:of(self.logs[k]) for k in ('prompt','completion','advantages')}|dict(rewards=rewards,
-            extra=[dict(zip(columns, o)) for o in zip(*columns.values())])
+            extra=columns)
 
     def one_text(self,
         N:int,  # rows of all processes

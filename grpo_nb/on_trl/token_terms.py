@@ -16,7 +16,7 @@ from ..generation import Rollouts
 from ..token_terms import compare_losses
 from ..run.record import to_jsonl, format_token_rows
 from ..parts.loss_inputs import LossInputs, LossSettings
-from .batch_record import BatchRecord
+from .batch_record import TrlBatchRecord
 from .rows import compute_logps
 
 # %% ../../nbs/on_trl/token_terms.ipynb #255ea70b
@@ -80,7 +80,7 @@ class TokenTermsCallback(TrainerCallback):
 
     def on_minibatch_end(self,
         args:GRPOConfig, state:TrainerState, control:TrainerControl,   # as every callback gets them
-        batch:BatchRecord,   # the batch, in its first pass
+        batch:TrlBatchRecord,   # the batch, in its first pass
         minibatch:dict,     # rows of it, as the loss has read them
         **kwargs:object,
     )->None:

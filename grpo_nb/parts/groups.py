@@ -394,8 +394,7 @@ class ReplayCounts:
     live:int            # groups trained on that teach something
     trained:int         # groups trained on
     unique_prompts:int  # different prompts trained on
-    asked:int=0         # groups that the buffer was asked for besides
-    stored:int=0        # and of these, those that it gave
+    stored:int=0        # groups that the buffer gave besides
     drawn:int=0         # groups that came out of the buffer
     ages:int=0          # the sum of their ages, in steps
     uses:int=0          # the sum of their uses
@@ -421,6 +420,5 @@ class ReplayCounts:
         row = dict(dead=self.dead, replaced=self.replaced, stored=self.stored, unfilled=self.unfilled,
             live_before=1-self.dead/self.fresh, live_after=self.live/self.trained,
             unique_prompts=self.unique_prompts)
-        if not self.asked: del row['stored']
         if n := self.drawn: row |= dict(age_mean=self.ages/n, age_max=self.oldest, uses_mean=self.uses/n)
         return row

@@ -24,6 +24,7 @@ from ..parts.versions import versions
 from ..parts.fast_path import Tokenizer
 from ..parts.groups import Groups, dead_reason, reward_std
 from ..parts.loss_metrics import replay_metrics
+from .batch_record import TrainBatch
 from .state import TrainState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
@@ -329,25 +330,25 @@ def _group_ratios(s, seen, n):
 def record_batch(
     rec:Recorder,  # writes into the run's folder
     s:TrainState,  # after the batch
-    info:dict,     # what `train_batch` returned
+    batch:TrainBatch,   # the batch
 )->None:
     "Write the batch's row, and a row for each group, into the run folder."
-    row,fresh,treated,by_func = (info[k] for k in ('row','fresh','treated','by_func'))
+    row,fresh,treated = batch.row,batch.sampled,batch.make_result
     rec.log(row)
     if not s.args.record_groups or not rec.records_step(row['step']): return
     A,n = treated.batch.advantages,fresh.rewards.shape[0]
     if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
-    ratios = _group_ratios(s, info['seen'], len(A))
+    ratios = _group_ratios(s, batch.updates, len(A))
     records = [o|r for o,r in zip(treated.records, ratios)]
-    reasons = dead_reason(fresh.rewards, s.args.dead_tolerance, dead=info['dead'])
-    ask = 'terms' in info['seen'][0]
+    reasons = dead_reason(fresh.rewards, s.args.dead_tolerance, dead=batch.dead)
+    ask = 'terms' in batch.updates[0]
     told = _tokens(s, fresh) if s.args.record_tokens or ask else {}
-    if ask: told['terms'] = format_token_rows(s, info['seen'], len(A))[:n]
+    if ask: told['terms'] = format_token_rows(s, batch.updates, len(A))[:n]
     names = reward_names(s.reward_funcs)
-    rows = group_rows(row['step'], info['prompts'], info['texts'], fresh.rewards, records=records[:n],
-        rewards_by_func=dict(zip(names, by_func.unbind(-1))), key=fresh.key, extra=info.get('extra'),
-        n_tokens=fresh.completion_mask.sum(-1), truncated=~info['ended'],
-        advantages_before=fresh.advantages, advantages=A[:n], dead=info['dead'], why=reasons, **told)
+    rows = group_rows(row['step'], batch.prompts, batch.completions, fresh.rewards, records=records[:n],
+        rewards_by_func=dict(zip(names, batch.rewards_by_func.unbind(-1))), key=fresh.key, extra=batch.extra,
+        n_tokens=fresh.completion_mask.sum(-1), truncated=~batch.ended,
+        advantages_before=fresh.advantages, advantages=A[:n], dead=batch.dead, why=reasons, **told)
     for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
         rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
             key=[treated.batch.key[b].item()])

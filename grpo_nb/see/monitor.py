@@ -11,6 +11,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from ..parts.fast_path import FAST_PATH_MAX_PARAMS, fast_path_blocker
 from ..parts.sampling import end_tokens
+from ..run.batch_record import TrainBatch
 from ..run.callbacks import TrainCallback
 from ..run.checkpoints import is_disk_full, disk_full_error
 from ..run.config import RunConfig
@@ -56,7 +57,7 @@ class RunMonitor(TrainCallback):
         if slow := slow_path_notice(s.model, a): self.print(s, slow)
         self.bar = self.progress_bar(s)
 
-    def on_batch_end(self, s:TrainState, batch:dict)->None:
+    def on_batch_end(self, s:TrainState, batch:TrainBatch)->None:
         "Record the batch. OSError that says so where the disk is full."
         if not self.recorder: return
         try: record_batch(self.recorder, s, batch)
