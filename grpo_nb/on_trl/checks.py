@@ -95,8 +95,8 @@ class CheckedTrainer(GRPOTrainer):
         if given.get('args') is None: given['args'] = wanted(f'{name.split("/")[-1]}-GRPO')
         a,world = given['args'],int(os.environ.get('WORLD_SIZE', 1))
         if not isinstance(a, wanted):
-            raise TypeError(f'`args` is a {type(a).__name__}, needs a {wanted.__name__}: it takes the same '
-                'settings, and those of the buffer')
+            raise TypeError(f'`args` is a {type(a).__name__}, needs a {wanted.__name__}, which takes '
+                'the same settings and its own')
         if a.world_size!=world:
             raise ValueError(f'the launcher started {world} processes but the trainer sees {a.world_size}: '
                 'with torchrun on CPU set `use_cpu=True`; with accelerate on CPU use `--multi_gpu`')

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 import torch
 from torch import nn
-from fastcore.basics import patch
 from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -227,123 +226,113 @@ class ResumableTrainer(GRPOTrainer):
         if not self._over: return super()._run_epoch(*args, **kwargs)
         self.control.should_training_stop = True   # transformers asks after a step only
 
-# %% ../../nbs/on_trl/resume.ipynb #9bcccbc6
-@patch
-def _need_files(self:ResumableTrainer, found, checkpoint, which):
-    "ValueError where a process did not find what it needs; `found` says so by rank."
-    lacking = [str(r) for r,there in enumerate(found) if not there]
-    if not lacking: return
-    raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(lacking)} does not find {which} of the files '
-        'grpo_state_*.pt on its disk. Where each node has a disk of its own, save with '
-        '`save_on_each_node=True`, and bring each node its files; for another number of processes, bring all '
-        'of them to every node')
+    def _need_files(self, found, checkpoint, which):
+        "ValueError where a process did not find what it needs; `found` says so by rank."
+        lacking = [str(r) for r,there in enumerate(found) if not there]
+        if not lacking: return
+        raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(lacking)} does not find {which} of the '
+            'files grpo_state_*.pt on its disk. Where each node has a disk of its own, save with '
+            '`save_on_each_node=True`, and bring each node its files; for another number of processes, bring '
+            'all of them to every node')
 
-@patch
-def _load_state(self:ResumableTrainer, checkpoint):
-    "Go on from the state files of a checkpoint, on every process or on none."
-    check_state_format(checkpoint)
-    def load(rank): return load_state(state_file(checkpoint, rank))
-    here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.pt'))
-    me,everywhere = self.args.process_index,gather_object([here])
-    if not any(everywhere):
-        return log.warning(f'{Path(checkpoint).name} has no state of ours: {self._begins_anew}')
-    self._need_files(everywhere, checkpoint, 'any')
-    first = load(me if me in here else here[0])
-    self._check_same(first)
-    self.run_id = first.get('run') or self.run_id
-    same,all_ranks = first['world']==self.args.world_size,range(first['world'])
-    self._need_files([r in o if same else {*all_ranks}<={*o} for r,o in enumerate(everywhere)], checkpoint,
-        'their own' if same else 'all')
-    if self.args.sync_ref_model:
-        ref = first['ref'] or next((ref for r in here if (ref := load(r)['ref'])), None)
-        self._need_files(gather_object([bool(ref)]), checkpoint, 'the reference model in any')
-        _set_whole_weights(self.accelerator.unwrap_model(self.ref_model), ref)
-    if same: self._set_state(first)
-    else: self._load_resharded([load(r) for r in all_ranks])
+    def _load_state(self, checkpoint):
+        "Go on from the state files of a checkpoint, on every process or on none."
+        check_state_format(checkpoint)
+        def load(rank): return load_state(state_file(checkpoint, rank))
+        here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.pt'))
+        me,everywhere = self.args.process_index,gather_object([here])
+        if not any(everywhere):
+            return log.warning(f'{Path(checkpoint).name} has no state of ours: {self._begins_anew}')
+        self._need_files(everywhere, checkpoint, 'any')
+        first = load(me if me in here else here[0])
+        self._check_same(first)
+        self.run_id = first.get('run') or self.run_id
+        same,all_ranks = first['world']==self.args.world_size,range(first['world'])
+        found = [r in o if same else {*all_ranks}<={*o} for r,o in enumerate(everywhere)]
+        self._need_files(found, checkpoint,
+            'their own' if same else 'all')
+        if self.args.sync_ref_model:
+            ref = first['ref'] or next((ref for r in here if (ref := load(r)['ref'])), None)
+            self._need_files(gather_object([bool(ref)]), checkpoint, 'the reference model in any')
+            _set_whole_weights(self.accelerator.unwrap_model(self.ref_model), ref)
+        if same: self._set_state(first)
+        else: self._load_resharded([load(r) for r in all_ranks])
 
-@patch
-def _check_same(self:ResumableTrainer, s):
-    "Is this the run that the checkpoint is of? Older ones note less of it."
-    was = s.get('data')
-    if was and not self.args.ignore_data_skip and (
-            how := describe_dataset_change(was, self.dataset_fingerprint)):
-        raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
-            '`ignore_data_skip=True` to go on with these from their beginning')
-    was,now = s.get('rewards'),list(self.reward_func_names)
-    if was and was!=now:
-        log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
+    def _check_same(self, s):
+        "Is this the run that the checkpoint is of? Older ones note less of it."
+        was = s.get('data')
+        if was and not self.args.ignore_data_skip and (
+                how := describe_dataset_change(was, self.dataset_fingerprint)):
+            raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
+                '`ignore_data_skip=True` to go on with these from their beginning')
+        was,now = s.get('rewards'),list(self.reward_func_names)
+        if was and was!=now:
+            log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
 
-@patch
-def _set_state(self:ResumableTrainer, s):
-    for k,v in s.get('layout', {}).items() if s['inputs'] is not None else ():
-        now = getattr(self.args, k)
-        if now!=v:
-            raise ValueError(f'the checkpoint lies within a generation batch made with {k}={v}, this run has '
-                f'{now}: set {k}={v}, or resume from a checkpoint between two batches')
-    self._step,self._buffered_inputs = s['step'],send_to_device(s['inputs'], self.accelerator.device)
-    self._metrics['train'].update(s['metrics'])
-    for k,v in s['own'].items(): setattr(self, k, v)
+    def _set_state(self, s):
+        for k,v in s.get('layout', {}).items() if s['inputs'] is not None else ():
+            now = getattr(self.args, k)
+            if now!=v:
+                raise ValueError(f'the checkpoint lies within a generation batch made with {k}={v}, this run '
+                    f'has {now}: set {k}={v}, or resume from a checkpoint between two batches')
+        self._step,self._buffered_inputs = s['step'],send_to_device(s['inputs'], self.accelerator.device)
+        self._metrics['train'].update(s['metrics'])
+        for k,v in s['own'].items(): setattr(self, k, v)
 
-@patch
-def _load_resharded(self:ResumableTrainer, states):
-    "A checkpoint of another number of processes."
-    log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
-        f'{self.args.world_size}: weights and optimizer go on, {self._begins_anew}')
+    def _load_resharded(self, states):
+        "A checkpoint of another number of processes."
+        log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
+            f'{self.args.world_size}: weights and optimizer go on, {self._begins_anew}')
 
-# %% ../../nbs/on_trl/resume.ipynb #0a2b929a
-@patch
-def _on_each_node(self:ResumableTrainer, f):
-    "`f()`, asked once on each node, and by rank what came out."
-    i = self.args.local_process_index
-    every = gather_object([(i, f() if i==0 else None)])
-    return [every[r-k][1] for r,(k,_) in enumerate(every)]
+    def _on_each_node(self, f):
+        "`f()`, asked once on each node, and by rank what came out."
+        i = self.args.local_process_index
+        every = gather_object([(i, f() if i==0 else None)])
+        return [every[r-k][1] for r,(k,_) in enumerate(every)]
 
-@patch
-def _newest(self:ResumableTrainer):
-    "The newest checkpoint that is whole on every node; (path or None, what was wrong)."
-    at_most,run = None,(read_json(Path(self.args.output_dir)/'settings.json') or {}).get('run')
-    while True:
-        found = self._on_each_node(
-            lambda: latest_complete_checkpoint(self.args.output_dir, run, at_most=at_most))
-        why = next((w for p,w in found if p is None), '')
-        if why: return None,why
-        steps = {int(Path(p).name[11:]) for p,_ in found}
-        if len(steps)==1: break
-        at_most = min(steps)
-    mine,over = found[self.args.process_index]
-    if over: log.warning(f'passed over {over}')
-    return mine,''
+    def _newest(self):
+        "The newest checkpoint that is whole on every node; (path or None, what was wrong)."
+        at_most,run = None,(read_json(Path(self.args.output_dir)/'settings.json') or {}).get('run')
+        while True:
+            found = self._on_each_node(
+                lambda: latest_complete_checkpoint(self.args.output_dir, run, at_most=at_most))
+            why = next((w for p,w in found if p is None), '')
+            if why: return None,why
+            steps = {int(Path(p).name[11:]) for p,_ in found}
+            if len(steps)==1: break
+            at_most = min(steps)
+        mine,over = found[self.args.process_index]
+        if over: log.warning(f'passed over {over}')
+        return mine,''
 
-@patch
-def _resume_from(self:ResumableTrainer, what):
-    "The path to resume from, the same checkpoint on every process; None to begin."
-    if not what: return None
-    if what in (True,'auto'):
-        path,why = self._newest()
-        if path is None and what is True: raise ValueError(why)
-        if path is None and checkpoint_folders(self.args.output_dir):   # what is whole `_begin` refuses
-            log.warning(f'{why}. This run begins anew')
-        return path
-    if not isinstance(what, (str,os.PathLike)):
-        raise TypeError(f"`resume_from_checkpoint` is {what!r}, needs True, 'auto' or the path of a "
-            'checkpoint')
-    if why := next(filter(None, self._on_each_node(lambda: checkpoint_error(what))), ''):
-        raise ValueError(f'{Path(what).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
-            'the newest whole one')
-    return what
+    def _resume_from(self, what):
+        "The path to resume from, the same checkpoint on every process; None to begin."
+        if not what: return None
+        if what in (True,'auto'):
+            path,why = self._newest()
+            if path is None and what is True: raise ValueError(why)
+            if path is None and checkpoint_folders(self.args.output_dir):   # what is whole `_begin` refuses
+                log.warning(f'{why}. This run begins anew')
+            return path
+        if not isinstance(what, (str,os.PathLike)):
+            raise TypeError(f"`resume_from_checkpoint` is {what!r}, needs True, 'auto' or the path of a "
+                'checkpoint')
+        if why := next(filter(None, self._on_each_node(lambda: checkpoint_error(what))), ''):
+            raise ValueError(f'{Path(what).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
+                'the newest whole one')
+        return what
 
-@patch
-def _begin(self:ResumableTrainer):
-    "A run that resumes nothing: it gets an id. ValueError where the checkpoints of another lie."
-    self.run_id, = broadcast_object_list([new_run_id()])
-    def whole():
-        "The newest checkpoint of an earlier run, which saving would replace or remove."
-        old = reversed(checkpoint_folders(self.args.output_dir))
-        p = next((p for p in old if not checkpoint_error(p, goes_on=False)), None)
-        return p and (p.name, checkpoint_error(p))
-    if old := next(filter(None, self._on_each_node(whole)), None):
-        name,why = old
-        do = 'go on with `resume_from_checkpoint=True`, or'
-        if why: do = f'no run can go on from it ({why}), so'
-        raise ValueError(f'{self.args.output_dir} holds {name} of an earlier run: {do} choose another '
-            '`output_dir`')
+    def _begin(self):
+        "A run that resumes nothing: it gets an id. ValueError where the checkpoints of another lie."
+        self.run_id, = broadcast_object_list([new_run_id()])
+        def whole():
+            "The newest checkpoint of an earlier run, which saving would replace or remove."
+            old = reversed(checkpoint_folders(self.args.output_dir))
+            p = next((p for p in old if not checkpoint_error(p, goes_on=False)), None)
+            return p and (p.name, checkpoint_error(p))
+        if old := next(filter(None, self._on_each_node(whole)), None):
+            name,why = old
+            do = 'go on with `resume_from_checkpoint=True`, or'
+            if why: do = f'no run can go on from it ({why}), so'
+            raise ValueError(f'{self.args.output_dir} holds {name} of an earlier run: {do} choose another '
+                '`output_dir`')

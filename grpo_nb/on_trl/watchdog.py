@@ -78,7 +78,7 @@ def sign_process(
 class RankWatchdog:
     """What is each process doing? All sign in one store; who waits too long learns who is behind, and where.
 
-    Use as `with RankWatchdog(...) as roll:`, with `roll.at(...)` equally often on every rank. An error that
+    Use as `with RankWatchdog(...) as roll:`, with `roll.mark(...)` equally often on every rank. An error that
     leaves the block on a rank that lost the others gets a note that names who went, and why. A rank whose
     patience ended tells the others what it saw, and they report the same. A rank that is gone without a word
     is seen by those on its machine within seconds, whatever they wait for: its network connections may live
