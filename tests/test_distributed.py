@@ -8,6 +8,7 @@ import pytest, torch
 import grpo_nb.on_trl.watchdog as D
 from grpo_nb.on_trl.distributed import (
     ProcessGroup, ShardedBuffer, RowFormat, group_slices, plan_transfers, reshard)
+from grpo_nb.on_trl.watchdog import RankWatchdog, assert_same_on_all_ranks
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.scale.plans import replay_bytes
 from another import elsewhere
@@ -286,7 +287,8 @@ FAULTS = """
 import datetime, json, os, signal, sys, threading, time, types
 import torch, torch.distributed as dist
 torch.set_num_threads(1)
-from grpo_nb.on_trl.watchdog import RankWatchdog, assert_same_on_all_ranks
+from grpo_nb.on_trl.distributed import ProcessGroup
+from grpo_nb.on_trl.watchdog import RankWatchdog
 out,port = sys.argv[1],int(sys.argv[2])
 SCENES = 'raised killed hangs slow early orphan unmet'.split()
 def there(*ranks): return all(os.path.exists(f'{out}/{scene}{r}') for r in ranks)
