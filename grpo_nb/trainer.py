@@ -195,7 +195,7 @@ def train_batch(
     row |= s.logged_by_rewards(row)
     s.history.append(row)
     return TrainBatch(began, fresh, fresh.dead, by_func, [s.dataset[i]['prompt'] for i in indices], texts,
-        treated.batch, s.reward_logs[0].extra, row=row, ended=ended, treated=treated,
+        treated.batch, s.reward_logs[0].extra, row=row, ended=ended, processed=treated,
         updates=updates[:s.args.steps_per_generation])
 
 # %% ../nbs/12_trainer.ipynb #eva1ca11

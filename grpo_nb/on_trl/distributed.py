@@ -304,8 +304,10 @@ class ShardedBuffer:
         if self.local: return e.data.update(rows)
         if len(rows.get('prompt_lens', [0]))>1:
             raise ValueError("the completions of a group have different prompts: use replay_scope='local'")
-        def word(v): return (v.float() if v.is_floating_point() else v.int()).detach().cpu()
-        e.data.update({k:word(rows[k]) for k in ('prompt_ids',*self.row_format)})
+        def word(k):
+            v,wide = rows[k].detach().cpu(),(self.row_format.get(k) or 0)<0
+            return v.float() if v.is_floating_point() else v.long() if wide else v.int()
+        e.data.update({k:word(k) for k in ('prompt_ids',*self.row_format)})
 
     def state_dict(self)->dict:
         "This rank's part, as tensors, numbers, text, lists and dicts."

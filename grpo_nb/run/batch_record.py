@@ -32,12 +32,13 @@ class BatchRecord:
         "A field by its name, as in a dict; by the names of 0.1 too."
         return getattr(self, _NAMES_OF_0_1.get(name, name))
 
-_NAMES_OF_0_1 = dict(fresh='sampled', texts='completions', by_func='rewards_by_func', seen='updates')
+_NAMES_OF_0_1 = dict(fresh='sampled', texts='completions', by_func='rewards_by_func', seen='updates',
+    treated='processed')
 
 @dataclass
 class TrainBatch(BatchRecord):
     "A batch of the course's trainer: what else it knows."
     row:dict=None       # of the history
     ended:Tensor=None   # (n, G) bool, has the completion an end token?
-    make_result:Any=None # what the run's strategy made of the batch
+    processed:Any=None  # what the run's strategy made of the batch
     updates:list=()     # what each optimizer step of the first pass returned

@@ -333,7 +333,7 @@ def record_batch(
     batch:TrainBatch,   # the batch
 )->None:
     "Write the batch's row, and a row for each group, into the run folder."
-    row,fresh,treated = batch.row,batch.sampled,batch.make_result
+    row,fresh,treated = batch.row,batch.sampled,batch.processed
     rec.log(row)
     if not s.args.record_groups or not rec.records_step(row['step']): return
     A,n = treated.batch.advantages,fresh.rewards.shape[0]
