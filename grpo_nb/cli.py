@@ -332,7 +332,7 @@ def train_command(
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import TrainConfig, init_state
     default = not reward
-    if not resume: require_empty_dir(output_dir, 'go on with --resume')
+    if not resume: require_empty_dir(output_dir, 'resume with --resume')
     args = TrainConfig(output_dir=output_dir, max_steps=max_steps, learning_rate=learning_rate,
         num_generations=num_generations, replay_buffer_size=replay_buffer_size,
         method=method, advantages=advantages, **settings)

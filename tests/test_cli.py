@@ -175,7 +175,7 @@ def test_a_run_that_sigterm_stops_is_saved_and_not_measured(mine, capsys):
     with pytest.raises(SystemExit) as e:
         train(mine, '--max_steps','8', '--reward',f'{mine}/rewards.py:stopped')
     said = capsys.readouterr()
-    assert e.value.code==128+15 and 'SIGTERM at step 4: saved; go on with --resume' in said.out+said.err
+    assert e.value.code==128+15 and 'SIGTERM at step 4: saved; resume with --resume' in said.out+said.err
     assert said.err.endswith('grpo_nb train: stopped; nothing more was written\n')
     assert 'after:' not in said.out
     assert (mine/'run'/'checkpoint-4').exists() and not (mine/'run'/'summary.json').exists()

@@ -199,7 +199,7 @@ def test_other_rewards_and_a_learning_rate_that_jumps_are_warned_about(tmp_path)
     def other(completions, **kwargs): return length(completions)
 
     with pytest.warns(UserWarning,
-                      match="trained on the rewards .'length'., this run goes on with .'other'."):
+                      match="trained on the rewards .'length'., this run uses .'other'."):
         resumed(tmp_path, rewards=other)
     run(small(output_dir=str(tmp_path/'b'), lr_scheduler_type='linear'))
     with pytest.warns(UserWarning, match='max_steps: 4 then, 8 now.*jumps'):

@@ -88,7 +88,7 @@ def test_a_new_run_replaces_no_checkpoint_of_another(of, tmp_path):
         T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path), max_steps=2,
             save_strategy='steps', save_steps=2, per_device_train_batch_size=8)).train()
     before = files(tmp_path)
-    with pytest.raises(ValueError, match='holds checkpoint-2 of an earlier run: go on with .*'
+    with pytest.raises(ValueError, match='holds checkpoint-2 of an earlier run: resume with .*'
             'or choose another `output_dir`'):
         make(tmp_path, 2, save_steps=2, seed=1).train()
     assert files(tmp_path)==before
@@ -101,7 +101,7 @@ def test_auto_resumes_if_there_is_something_and_begins_if_there_is_not(tmp_path,
             and (tmp_path / 'run' / 'history.jsonl').read_text().count('"loss"') == 4)
     for p in (tmp_path/'run').glob('checkpoint-*'): (p/'trainer_state.json').write_text('{"ep')
     c = make(tmp_path/'run', 1); c.train(resume_from_checkpoint='auto')
-    assert c.state.global_step==1 and c.run_id!=a.run_id and 'This run begins anew' in caplog.text
+    assert c.state.global_step==1 and c.run_id!=a.run_id and 'This run starts from scratch' in caplog.text
 
 def test_numpy_numbers_are_numbers(tmp_path):
     t = make(tmp_path, 1, replay_buffer_size=np.int64(8), replay_age_limit=np.int32(5),

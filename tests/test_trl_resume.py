@@ -217,7 +217,7 @@ def test_other_rewards_are_said_where_nothing_is_stored(tmp_path, caplog):
     make(tmp_path, 2, replay_buffer_size=0).train()
     t = T.trainer(T.n_red, args=make(tmp_path, 3, replay_buffer_size=0, reward_weights=[2.]).args)
     t.train(resume_from_checkpoint=True)
-    assert "rewards ['rewards'], this run goes on with ['n_red']" in caplog.text and t.state.global_step==3
+    assert "rewards ['rewards'], this run uses ['n_red']" in caplog.text and t.state.global_step==3
 
 def second(completions, **kw): return [.25*i for i in range(len(completions))]
 
@@ -279,7 +279,7 @@ def test_a_stop_does_not_promise_what_weights_alone_cannot_keep(tmp_path, caplog
     class Send(TrainerCallback):
         def on_step_begin(self, args, state, control, **kw): signal.raise_signal(signal.SIGTERM)
     t.add_callback(Send()); t.train()
-    assert 'start a new run from its weights' in caplog.text and 'go on with' not in caplog.text
+    assert 'start a new run from its weights' in caplog.text and 'resume with' not in caplog.text
 
 def test_a_checkpoint_of_plain_trl_that_lost_a_part_is_not_gone_on_from(tmp_path):
     from trl import GRPOConfig, GRPOTrainer

@@ -40,7 +40,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     config_class = GRPOWithReplayBufferConfig
     batch = None         # `TrlBatchRecord` of the batch in training; None where it isn't edited or recorded
     _loss_inputs = None  # of the loss, while it runs
-    _begins_anew = 'the replay buffer starts empty and a batch in progress is sampled anew'
+    _begins_anew = 'the replay buffer starts empty and a batch in progress is sampled again'
     _to_follow = 0       # passes of the run's first batch whose rows are still to be seen in the loss
 
     @functools.wraps(GRPOTrainer.__init__)
@@ -327,7 +327,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         "ValueError where stored groups would be trained on under other settings."
         super()._check_same(s)
         self.record.written = s.get('recorded', {})
-        moved,now = s['world']!=self.args.world_size,self._state()['replay']   # moved: dealt out anew
+        moved,now = s['world']!=self.args.world_size,self._state()['replay']   # moved: redistributed
         odd = [f'{k}={v}, this run has {now[k]}' for k,v in s.get('replay', {}).items()
             if k in now and now[k]!=v and not (moved and k=='replay_buffer_size')]
         if odd:
@@ -347,7 +347,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         self._sums = {k:v.to(self.accelerator.device) for k,v in s.get('sums', {}).items()}
 
     def _load_resharded(self, states):
-        "The shared buffer of another number of processes is dealt out anew."
+        "Redistribute the shared buffer of another number of processes."
         a,parts = self.args,[s['buffer'] for s in states]
         if 'index' not in parts[0] or not a.replay_buffer_size or a.replay_scope=='local':
             return super()._load_resharded(states)
@@ -355,4 +355,4 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         self.replay_buffer.max_size = parts[0]['index']['options']['max_size']   # its size stays
         self.store.load_state_dict(reshard(parts, a.process_index, a.world_size))
         log.warning(f'the replay buffer of {len(parts)} processes was dealt out to {a.world_size}; a batch '
-            'in progress is sampled anew')
+            'in progress is sampled again')

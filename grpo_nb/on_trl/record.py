@@ -100,7 +100,7 @@ class RecordCallback(TrainerCallback):
         for k,n in self.written.items() if resumed else ():
             if now.get(k, 0)<n:
                 log.warning(f'{k} has {now.get(k, 0):,} bytes up to step {resumed}, {n:,} were written: rows '
-                    'of the record are missing. The run goes on as it was; reports and the verdict see '
+                    'of the record are missing. The run continues; reports and the verdict see '
                     'what is left')
 
     def about(self)->dict:

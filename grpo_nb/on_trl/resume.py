@@ -77,7 +77,7 @@ class ResumableTrainer(GRPOTrainer):
     stopped_by = None   # name of the signal that ended `train` before its last step
     _over = False       # has the checkpoint that `train` goes on from done all steps?
     _trained = False    # has `train` been called before?
-    _begins_anew = 'a batch in progress is sampled anew'   # what a run without its state begins with
+    _begins_anew = 'a batch in progress is sampled again'   # what a run without its state begins with
     _state_to_save = None # the `_state` that a checkpoint is to hold; None for that of now
     _rng,_step_start = None,None # generators, and tokens and `_state`, as the step began that is being taken
 
@@ -97,7 +97,7 @@ class ResumableTrainer(GRPOTrainer):
     @property
     def how_to_go_on(self)->str:
         "What to do with the checkpoint of a run that was stopped, for messages."
-        if not self.args.save_only_model: return 'go on with `train(resume_from_checkpoint=True)`'
+        if not self.args.save_only_model: return 'resume with `train(resume_from_checkpoint=True)`'
         return 'start a new run from its weights: with `save_only_model=True` it holds nothing else'
 
     def note_randomness(self)->None:
@@ -162,7 +162,7 @@ class ResumableTrainer(GRPOTrainer):
             try: self._save_checkpoint(self.model_wrapped, None)
             except Exception as other: return e.add_note(f'{name} could not be saved: {other}')
             finally: self._state_to_save = None
-        e.add_note(f'{name} holds the {step} step{"s"*(step>1)} before it: mend the reward, and '
+        e.add_note(f'{name} holds the {step} step{"s"*(step>1)} before it: fix the reward, and '
             f'{self.how_to_go_on}')
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -264,10 +264,10 @@ class ResumableTrainer(GRPOTrainer):
         if was and not self.args.ignore_data_skip and (
                 how := describe_dataset_change(was, self.dataset_fingerprint)):
             raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
-                '`ignore_data_skip=True` to go on with these from their beginning')
+                '`ignore_data_skip=True` to continue with these from their beginning')
         was,now = s.get('rewards'),list(self.reward_func_names)
         if was and was!=now:
-            log.warning(f'the checkpoint was trained on the rewards {was}, this run goes on with {now}')
+            log.warning(f'the checkpoint was trained on the rewards {was}, this run uses {now}')
 
     def _set_state(self, s):
         for k,v in s.get('layout', {}).items() if s['inputs'] is not None else ():
@@ -312,7 +312,7 @@ class ResumableTrainer(GRPOTrainer):
             path,why = self._newest()
             if path is None and what is True: raise ValueError(why)
             if path is None and checkpoint_folders(self.args.output_dir):   # what is whole `_begin` refuses
-                log.warning(f'{why}. This run begins anew')
+                log.warning(f'{why}. This run starts from scratch')
             return path
         if not isinstance(what, (str,os.PathLike)):
             raise TypeError(f"`resume_from_checkpoint` is {what!r}, needs True, 'auto' or the path of a "
@@ -332,7 +332,7 @@ class ResumableTrainer(GRPOTrainer):
             return p and (p.name, checkpoint_error(p))
         if old := next(filter(None, self._on_each_node(whole)), None):
             name,why = old
-            do = 'go on with `resume_from_checkpoint=True`, or'
+            do = 'resume with `resume_from_checkpoint=True`, or'
             if why: do = f'no run can go on from it ({why}), so'
             raise ValueError(f'{self.args.output_dir} holds {name} of an earlier run: {do} choose another '
                 '`output_dir`')

@@ -124,11 +124,11 @@ def check_checkpoint(
 
 def _warn_of_change(s, path, meta):
     was,now = meta['rewards'],reward_names(s.reward_funcs)
-    if was!=now: warnings.warn(f'{path.name} was trained on the rewards {was}, this run goes on with {now}')
+    if was!=now: warnings.warn(f'{path.name} was trained on the rewards {was}, this run uses {now}')
     was,now,kind = meta['args']['max_steps'],s.args.max_steps,s.args.lr_scheduler_type
     if was!=now and kind!='constant':
         warnings.warn(f'max_steps: {was} then, {now} now. The {kind} learning rate ends at max_steps, so it '
-            'jumps here; with the old max_steps it goes on as it was')
+            'jumps here; with the old max_steps it continues unchanged')
 
 # %% ../../nbs/run/resume.ipynb #0fac39be
 def load_checkpoint(
@@ -165,7 +165,7 @@ def resolve_checkpoint(
     other = [o for o in there if not found or read_manifest(o).get('run', run)!=run]
     if not other: return found
     raise ValueError(f'{folder} holds {other[-1].name} of an earlier run: '
-        +('' if found else 'go on with resume_from_checkpoint=True, or ')+'choose another output_dir')
+        +('' if found else 'resume with resume_from_checkpoint=True, or ')+'choose another output_dir')
 
 # %% ../../nbs/run/resume.ipynb #8fe5ec3f
 class CheckpointCallback(TrainCallback):
@@ -199,7 +199,7 @@ class CheckpointCallback(TrainCallback):
         self._rewind(s)
         try: self.save(s)
         except OSError as full: error.add_note(str(full))
-        else: error.add_note(f'checkpoint-{s.step} holds all before this batch: go on with {self.hint}')
+        else: error.add_note(f'checkpoint-{s.step} holds all before this batch: resume with {self.hint}')
 
     def _rewind(self, s):
         "The state as it was before the batch."
@@ -212,6 +212,6 @@ class CheckpointCallback(TrainCallback):
         "The last checkpoint; for a run that a signal stopped, how it goes on."
         self.save(s)
         if not s.stopped: return
-        saved = f'saved; go on with {self.hint}' if s.args.output_dir else (
+        saved = f'saved; resume with {self.hint}' if s.args.output_dir else (
             'stopped; not saved, since output_dir is None')
         tqdm.write(f'{s.stopped} at step {s.step}: {saved}')
