@@ -394,7 +394,7 @@ def test_tokens_are_coloured_in_the_page_and_the_page_stays_small(with_tokens, o
     row = next(o for o in run.rows if o['replacement'])
     page = opened(1280, html, at=f"#step={row['step']}&group={row['group']}")
     for kind,n in (('logps', 1), ('ratios', 1)):
-        page.get_by_label('colour text by').select_option(kind)
+        page.get_by_label('color text by').select_option(kind)
         page.wait_for_selector('.gv-card pre span[title]')
         side = page.locator('.gv-side').nth(0 if kind=='logps' else 1)
         texts = side.locator('.gv-card pre').first.locator('span[title]')

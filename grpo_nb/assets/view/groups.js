@@ -127,7 +127,7 @@ export class Groups {
     if (g.logps) kinds.push(['log-prob', 'logps']);
     if ((g.terms || g.replacement?.terms)?.policy)
       kinds.push(['how far the step moved it', 'moved'], ['share of the step', 'share']);
-    const [field, colour] = select('colour text by', kinds, x => {
+    const [field, colour] = select('color text by', kinds, x => {
       now.colour = x;
       this.show().then(() => this.ui.colour.focus({preventScroll: true}));
     });

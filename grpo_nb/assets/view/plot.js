@@ -340,7 +340,7 @@ export class Plot {
 // ---- what stands around it
 
 export function legend(run) {          // the colours of the map, where they occur
-  const out = el('ul', {class: 'gv-legend', 'aria-label': 'colours of the map'});
+  const out = el('ul', {class: 'gv-legend', 'aria-label': 'colors of the map'});
   const there = new Set(run.versions.flatMap(v => [...new Set(v.state)]).map(code => CELLS[code]));
   const put = (colour, text) => out.append(el('li', {}, el('i', {style: `background:${colour}`}), text));
   put(COLOURS.living, 'living');
