@@ -1,5 +1,5 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
-import functools, json, math, os, signal, sys, warnings
+import fcntl, functools, json, math, os, signal, sys, warnings
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -946,3 +946,57 @@ def test_rewards_get_the_beginning_that_the_template_writes(closed):
     seen.clear()
     rollout(state(reward=looks), [0])   # a template that begins nothing
     assert seen==[None]
+
+# ---- callbacks and settings
+
+class Hears:
+    "Notes every event of a run"
+    def __init__(self): self.heard = []
+    def on_train_begin(self, s): self.heard.append('begin')
+    def on_batch_begin(self, s): self.heard.append(f'batch {s.step}')
+    def on_batch_end(self, s, batch): self.heard.append(f"end {batch['row']['step']}")
+    def on_log(self, s, row): self.heard.append(f"log {row['step']}")
+    def on_exception(self, s, error): self.heard.append(f'{type(error).__name__} in {s.in_rollout}')
+    def on_train_end(self, s): self.heard.append('train end')
+
+def test_callbacks_hear_of_a_run_in_order_and_functions_of_the_end_of_a_batch():
+    first,second,steps = Hears(),Hears(),[]
+    train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4),
+        callbacks=[first, lambda s, batch: steps.append(s.step), second])
+    assert first.heard==['begin','batch 0','end 0','log 0','batch 2','end 2','log 2','train end']==second.heard
+    assert steps==[2, 4]
+
+def test_a_callback_hears_of_the_error_that_ends_a_run_and_no_end():
+    c = Hears()
+    with pytest.raises(ValueError): train(tiny_model(0), TOK, DATA, failing(2), cfg(), callbacks=[c])
+    assert c.heard[-2:]==['batch 2','ValueError in True']
+
+def test_the_folder_is_free_again_after_an_error_of_a_callback(tmp_path):
+    def breaks(s, batch): raise KeyError('mine')
+    with pytest.raises(KeyError):
+        train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path)), callbacks=[breaks])
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)   # as another process would
+    os.close(fd)
+
+def test_settings_by_name_are_those_of_a_config():
+    def raw(rewards, **settings): return rewards-.5
+    own = dict(method='mask', advantages=raw, loss_type='grpo', max_steps=4)
+    a = train(tiny_model(0), TOK, DATA, parity, cfg(**own))
+    base = cfg()
+    b = train(tiny_model(0), TOK, DATA, parity, base, **own)
+    assert torch.equal(flat(a.model), flat(b.model)) and b.args.method=='mask' and base.method=='replay'
+
+def test_two_settings_make_the_update_that_of_dr_grpo():
+    "Its gradient by hand: no deviation, and a divisor that is the longest completion"
+    s = state(scale_rewards='none', loss_type='dr_grpo', max_grad_norm=0.)
+    batch,_,_ = rollout(s, list(range(8)))
+    m,all_in = tiny_model(0),torch.ones(8, dtype=torch.bool)
+    update(s, batch, all_in, ~all_in, 1.)
+    logps,loss = token_logps(m, batch, 1.),0.
+    for b in range(8):
+        for g in range(4):
+            n = int(batch.completion_mask[b,g].sum())   # at ratio 1 the ratio's gradient is the log-prob's
+            loss = loss-(batch.rewards[b,g]-batch.rewards[b].mean())*logps[b,g,:n].sum()
+    (loss/(32*8)).backward()
+    assert grad(m).abs().max()>1e-4 and torch.allclose(grad(s.model), grad(m), atol=1e-7)
