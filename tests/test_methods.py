@@ -184,7 +184,7 @@ def test_entropy_shaped_by_hand():
         assert_tensor(A[0,g][x.completion_mask[0,g]], [-.2*(max(h)-o) for o in h], eps=1e-6)
         assert_tensor(A[1, g], 0.2 * H[1, g] * x.completion_mask[1, g])
         assert_tensor(A[2, g], x.advantages[2, g] * x.completion_mask[2, g])
-    with pytest.raises(ValueError, match='`policy`'): RLZVP().process_batch(x)
+    with pytest.raises(ValueError, match='`logps_fn`'): RLZVP().process_batch(x)
     with pytest.raises(ValueError, match='no method'): resolve(STRATEGIES, 'resample')
 
 def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
