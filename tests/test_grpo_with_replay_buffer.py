@@ -701,6 +701,28 @@ def test_a_callback_gets_each_batch_once_and_whole(kw):
         assert e.drawn.slots==came and [e.dead[g] for g in came]==[True]*len(came)
         assert torch.equal(e.logps!=0, e.trained.loss_mask)   # every token that counts was seen
 
+def test_a_callback_reads_the_same_fields_from_a_batch_of_either_trainer():
+    from transformers import TrainerCallback
+    from grpo_nb.parts.datasets import chain_sum
+    from grpo_nb.tiny_qwen import load_model
+    from grpo_nb.trainer import TrainConfig, train
+    def fields_of(b):
+        assert b.rewards_by_func.shape[:2]==(len(b.prompts), G) and len(b.dead)==len(b.prompts)
+        assert len(b.completions)==len(b.prompts)*G and b.trained.advantages.numel()==len(b.completions)
+        return b.sampled.completion_ids.shape[-1]<=6 and b['step']==b.step
+    seen = []
+    class OnTrl(TrainerCallback):
+        def on_batch_end(self, args, state, control, batch, **kwargs): seen.append(fields_of(batch))
+    class InTheCourse:
+        def on_batch_end(self, state, batch): seen.append(fields_of(batch))
+    T.trainer(Scripted(PLAN, G), args=T.config(per_device_train_batch_size=2*G, max_steps=2),
+        callbacks=[OnTrl()]).train()
+    model,tok = load_model('tiny')
+    args = TrainConfig(num_generations=G, generation_batch_size=2*G, steps_per_generation=1, max_steps=2,
+        max_completion_length=6, disable_tqdm=True)
+    train(model, tok, chain_sum(20, seed=0), T.n_red, args, callbacks=[InTheCourse()], print_verdict=False)
+    assert seen==[True]*4
+
 def test_a_group_whose_rows_have_prompts_of_their_own_comes_back_row_by_row():
     ids = torch.tensor([[0, 5, 6], [7, 8, 9], [0, 0, 4], [0, 0, 4]])
     said = torch.tensor([[1, 2], [3, 0], [1, 0], [2, 2]])
