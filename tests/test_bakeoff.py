@@ -43,7 +43,8 @@ def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
     df = run_study(run_job, jobs, tmp_path/'a.csv', study_stamp(), disable_tqdm=True).set_index('arm')
     assert (df.error['none'] == '' and df.error[f'{f}:Bad'] == 'RuntimeError: my mistake'
             and df.seed[f'{f}:Bad'] == 3)
-    mended = f.read_text().replace('raise RuntimeError("my mistake")', 'return super().process_batch(*a, **k)')
+    mended = f.read_text().replace('raise RuntimeError("my mistake")',
+        'return super().process_batch(*a, **k)')
     f.write_text(mended)
     sys.modules.pop('bad', None)
     jobs = [make_job(a, seed=3, **TINY) for a in (f'{f}:Bad', 'none')]
@@ -138,7 +139,8 @@ def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
 
 def test_an_old_number_does_not_stand_for_a_changed_file(small):
     one = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
-    broken = "def process_batch(self, *a, **k): raise RuntimeError('changed')\nSame.process_batch = process_batch\n"
+    broken = ("def process_batch(self, *a, **k): raise RuntimeError('changed')\n"
+        'Same.process_batch = process_batch\n')
     Path('mu.py').write_text(OWN+broken)
     two = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
     assert two.error['mu.py:Same']=='RuntimeError: changed'

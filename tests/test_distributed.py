@@ -63,7 +63,8 @@ def test_pieces_of_all_groups_tile_all_rows():
                 assert owners==[(i, i//rows) for i in range(rows*world)]
 
 def test_what_the_wire_packs_it_unpacks_bit_for_bit():
-    w = RowFormat(completion_ids=None, old_logps=None, tool_mask=None, advantages=0, rewards=3, row_id=-1, pair=-4)
+    w = RowFormat(completion_ids=None, old_logps=None, tool_mask=None, advantages=0, rewards=3, row_id=-1,
+        pair=-4)
     lens = torch.tensor([2,0,3], dtype=torch.int32)
     p = dict(prompt_ids=torch.tensor([1,2], dtype=torch.int32), lens=lens,
         completion_ids=torch.arange(5, dtype=torch.int32),

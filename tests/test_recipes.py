@@ -470,7 +470,8 @@ def test_a_thing_of_each_kind_in_one_file_runs_in_both_trainers_or_is_refused_in
         assert used('oldest')=={'priority'} and len(t.train_dataset)==12
         for option,says in dict(method='run in `grpo_nb train`', advantages='run in `grpo_nb train`',
                 loss_type="one of your own.*TRL's losses are branches").items():
-            with pytest.raises(ValueError, match=says): train_trl(dataset=f'{f}:echo', **{option:f'{f}:raw'}|FAST)
+            with pytest.raises(ValueError, match=says):
+                train_trl(dataset=f'{f}:echo', **{option:f'{f}:raw'}|FAST)
         with pytest.raises(ValueError, match='it needs to be a function of .n, seed, split'):
             train_trl(dataset=f'{f}:plain', **FAST)
         rows = [dict(t=i, r=.1*i, l=float('nan') if i>5 else .1) for i in range(9)]

@@ -963,7 +963,8 @@ def test_callbacks_hear_of_a_run_in_order_and_functions_of_the_end_of_a_batch():
     first,second,steps = Hears(),Hears(),[]
     train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4),
         callbacks=[first, lambda s, batch: steps.append(s.step), second])
-    assert first.heard==['begin','batch 0','end 0','log 0','batch 2','end 2','log 2','train end']==second.heard
+    assert first.heard==second.heard==['begin', 'batch 0', 'end 0', 'log 0', 'batch 2', 'end 2', 'log 2',
+        'train end']
     assert steps==[2, 4]
 
 def test_a_callback_hears_of_the_error_that_ends_a_run_and_no_end():

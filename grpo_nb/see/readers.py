@@ -783,7 +783,8 @@ def _as_read(rows, reader):
     made = resolve(LOG_READERS, reader)(rows)
     if isinstance(made, list) and made and all(isinstance(o, dict) for o in made): return made
     raise ValueError(f'the reader {reader!r} returned {made!r:.60}: it needs to return a list of dicts, one '
-        'for each step with names such as `reward`, or for each completion with `prompt`, `completion`, `reward`')
+        'for each step with names such as `reward`, or for each completion with `prompt`, `completion`, '
+        '`reward`')
 
 def _is_log(rows):
     "A row per step with a metric that we know, and no row per completion?"
