@@ -14,7 +14,8 @@ from importlib import import_module, resources
 from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 # %% ../nbs/reference/cli.ipynb #84036f26
 _WORDS = tomllib.loads((resources.files('grpo_nb')/'assets/help/commands.toml').read_text(encoding='utf-8'))
@@ -67,6 +68,9 @@ _SHOWN = {int:'N', float:'X', bool:'True|False'}   # what stands for a value in 
 
 def _add(parser, name, kind, default, says, word=False):
     "Add `--name`, or a positional argument; a flag needs no value, as in `--resume`."
+    if isinstance(kind, UnionType):   # `int|None` is read as int; what has several types is text
+        kinds = [o for o in get_args(kind) if o is not NoneType]
+        kind = kinds[0] if len(kinds)==1 else str
     many,required = getattr(kind, '__args__', None),default is Parameter.empty
     one = many[0] if many else kind
     one = one if one in _SHOWN else str
@@ -110,7 +114,7 @@ def _plainly(e):
     return e.object[e.start:e.end].translate(_ASCII).encode('ascii', 'backslashreplace').decode(),e.end
 
 def main(
-    argv:list=None,  # arguments after `grpo_nb`; None for those of the command line
+    argv:list|None=None, # arguments after `grpo_nb`; None for those of the command line
 )->None:
     """Run one command. Exits with 2 and one line for input that can't work, with 130 and one line after
     Ctrl-C, with 143 where SIGTERM stopped a run (which is saved), with the command's own errors otherwise."""
@@ -228,8 +232,8 @@ def _open(path, columns, reader=None):
 
 def report(
     folders:list[str], # a run's folder or a table of rollouts ('-': stdin); several are compared
-    out:str=None,      # folder or file of the page; for several runs `compared`, beside the first
-    reader:str=None,   # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    out:str|None=None, # folder or file of the page; for several runs `compared`, beside the first
+    reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write report.html and its figures."
@@ -243,7 +247,7 @@ def report(
 
 def inspect(
     folder:str,    # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
-    reader:str=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
     **columns:str, # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write inspector.html beside what was recorded: every group, with a slider over the steps."
@@ -254,7 +258,7 @@ def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
-    reader:str=None,   # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
     reuse:bool=False,  # say as well what using answers again may give: dead groups replaced, more passes
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
@@ -302,7 +306,7 @@ def _notes(prompt, tokenizer, default_reward, tiny_on_own=False):
 # %% ../nbs/reference/cli.ipynb #12ccd8ed
 def train_command(
     *, dataset:str,  # sums or words (the tiny Qwen knows both), two_digit_sums, a file, a gym task
-    reward:list[str]=None, # my_rewards.py:my_reward, one or several; without it <answer>…</answer>
+    reward:list[str]|None=None, # my_rewards.py:my_reward, one or several; without it <answer>…</answer>
     model:str='tiny',      # 'tiny', 'smollm2', a folder, or a name on the hub such as Qwen/Qwen3-0.6B
     chat:bool=False,       # make each text prompt a user's message, for a model with a chat template
     output_dir:str='runs/train',  # folder of the run
@@ -313,7 +317,7 @@ def train_command(
     resume:bool=False,     # resume from the newest complete checkpoint in output_dir
     prompt_column:str='prompt', # the column that holds the prompts
     answer_column:str='answer', # the column that holds the answers
-    eval_dataset:str=None, # file with held-out problems; without it a tenth of the rows is held out
+    eval_dataset:str|None=None, # file with held-out problems; without it a tenth of the rows is held out
     eval_problems:int=500, # held-out problems measured before and after, at most
     method:str='replay',   # what to do with dead groups: replay, keep, mask, dynamic, …, or FILE.py:NAME
     advantages:str='grpo', # how rewards become advantages: a name in `ADVANTAGES`, or FILE.py:NAME

@@ -37,9 +37,9 @@ DEMOS = dict(
 def demo(
     model:str='tiny',        # tiny, or smollm2: a pretrained chat model, in about four minutes
     seed:int=0,              # of problems, sampling and batches
-    output_dir:str=None,     # the run's folder; None: a new one in runs/, named after model and seed
-    max_steps:int=None,      # optimizer steps; None: 200 for tiny, 60 for smollm2
-    n_problems:int=None,     # held-out problems, measured before and after; None: 500 and 100
+    output_dir:str|None=None, # the run's folder; None: a new one in runs/, named after model and seed
+    max_steps:int|None=None, # optimizer steps; None: 200 for tiny, 60 for smollm2
+    n_problems:int|None=None, # held-out problems, measured before and after; None: 500 and 100
     replay_buffer_size:int=64,  # groups kept for replay; 0: plain GRPO
     disable_tqdm:bool=False, # hide the progress bars
 )->dict:                     # what summary.json holds

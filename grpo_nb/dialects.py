@@ -24,7 +24,7 @@ def cispo(
     ratio:Tensor,               # (B, G, T) or (B, G, 1)
     A:Tensor,                   # (B, G, 1) or (B, G, T)
     epsilon:float=.2,           # the cap, where `epsilon_high` is None
-    epsilon_high:float=None,    # the largest weight
+    epsilon_high:float|None=None, # the largest weight
 )->Tensor:                      # (B, G, T)
     """REINFORCE weighted by the ratio, which is capped and held constant: every token keeps a gradient.
 
@@ -69,7 +69,7 @@ def vespo(
 # %% ../nbs/catalogue/dialects.ipynb #501f3a3f
 def multi_reward_advantages(
     rewards_per_func:Tensor,     # (B, G, F) reward units; nan where a function does not apply
-    weights:list|Tensor=None,    # (F,) weight of each function; None for 1 each
+    weights:list|Tensor|None=None, # (F,) weight of each function; None for 1 each
     aggregation:str='sum_then_normalize',  # or 'normalize_then_sum' (GDPO)
     scale:str='group',           # as in `group_advantages`; 'normalize_then_sum' has its own and ignores it
     eps:float=1e-4,              # added to every deviation

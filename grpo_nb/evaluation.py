@@ -73,7 +73,7 @@ def evaluate(
     dataset:list,        # rows with `prompt` and what the rewards ask for
     reward_funcs:list,   # one function or several, TRL's calling convention; pass@1 is of the first
     num_samples:int=1,   # completions per problem
-    k:int=None,          # also report pass@k; at most num_samples
+    k:int|None=None,     # also report pass@k; at most num_samples
     temperature:float=1.,# of sampling; 0 is greedy
     max_completion_length:int=48,  # tokens
     seed:int=0,          # of sampling

@@ -33,7 +33,7 @@ def sample_next_token(
     logits:Tensor,            # (n, V) float32, as the model gives them
     u:Tensor,                 # (n, 1) float64, uniform in [0, 1)
     how:Sampling=Sampling(),  # temperature, cuts, penalties
-    seen:Tensor=None,         # (n, 2, V) int32, what was said, from `token_counts`; for the penalties
+    seen:Tensor|None=None,    # (n, 2, V) int32, what was said, from `token_counts`; for the penalties
 )->tuple:                     # (n, 1) int64 tokens, (n, 1) float32 log-probs in nats
     "Drawn tokens; their log-probs at `temperature` under the whole distribution, neither cut nor penalized."
     def scale(x): return x if how.temperature in (0, 1) else x/how.temperature
@@ -63,13 +63,13 @@ class Rollouts(Groups):
     completion_ids:Tensor     # (B, G, T) int64
     completion_mask:Tensor    # (B, G, T) bool, true up to and including the first end token
     old_logps:Tensor          # (B, G, T) float32 nats, of the policy that sampled; 0 where masked
-    rewards:Tensor=None       # (B, G) float32
-    advantages:Tensor=None    # (B, G) float32, or (B, G, T) where a method weighs tokens
-    ref_logps:Tensor=None     # (B, G, T) float32 nats, of the frozen reference; 0 where masked
-    key:Tensor=None           # (B,) int64, row of the prompt in its dataset
-    step:Tensor=None          # (B,) int64, the optimizer step at which the group was sampled
-    replayed:Tensor=None      # (B,) bool, did the group come out of a buffer?
-    dead:Tensor=None          # (B,) bool, does it teach nothing? None: `rewards` decide
+    rewards:Tensor|None=None  # (B, G) float32
+    advantages:Tensor|None=None # (B, G) float32, or (B, G, T) where a method weighs tokens
+    ref_logps:Tensor|None=None # (B, G, T) float32 nats, of the frozen reference; 0 where masked
+    key:Tensor|None=None      # (B,) int64, row of the prompt in its dataset
+    step:Tensor|None=None     # (B,) int64, the optimizer step at which the group was sampled
+    replayed:Tensor|None=None # (B,) bool, did the group come out of a buffer?
+    dead:Tensor|None=None     # (B,) bool, does it teach nothing? None: `rewards` decide
     pad_id:int=0              # token id in the padding
 
     def __post_init__(self):
@@ -86,11 +86,11 @@ def generate(
     prompt_mask:Tensor,             # (B, P) bool
     num_generations:int,            # G, completions of each prompt
     max_completion_length:int,      # T, tokens, the end token among them
-    sampling:Sampling=None,         # how a token is drawn; None for the whole distribution as it is
-    eos_token_id:int|list=None,     # None for the model's own, [] for an answer that never ends
-    pad_token_id:int=None,          # None for the model's own
-    generator:torch.Generator=None, # where the draws come from; None for torch's own
-    fast:bool=None,   # take the short way? None where `fast_path_blocker` has nothing against it
+    sampling:Sampling|None=None,    # how a token is drawn; None for the whole distribution as it is
+    eos_token_id:int|list|None=None, # None for the model's own, [] for an answer that never ends
+    pad_token_id:int|None=None,     # None for the model's own
+    generator:torch.Generator|None=None, # where the draws come from; None for torch's own
+    fast:bool|None=None, # take the short way? None where `fast_path_blocker` has nothing against it
     decode_fn:Callable=decode_rows, # how tokens are made for all rows; a plain loop may stand here
     **options:Scalar,               # of `Sampling`: temperature, top_k, …
 )->Rollouts:                        # G completions of each prompt, `old_logps` at `temperature`

@@ -61,9 +61,9 @@ def _with_groups(run):
 
 def what_if(
     run:LoggedRun,           # a record with groups
-    tolerance:float=None,    # spread that still counts as none, reward units; None as in the run
-    age_limit:float=None,    # steps, `inf` for no limit; None as in the run
-    buffer_size:int=None,    # groups; None as in the run
+    tolerance:float|None=None, # spread that still counts as none, reward units; None as in the run
+    age_limit:float|None=None, # steps, `inf` for no limit; None as in the run
+    buffer_size:int|None=None, # groups; None as in the run
 )->LoggedRun:                # the same run with other newcomers
     "The run as another buffer would have filled it; texts and rewards stay as they were."
     run = _with_groups(run)
@@ -88,8 +88,8 @@ def _prepared(run):
 
 def inspect_run(
     run:LoggedRun,      # or the folder of one, or rollouts of another tool; it may still be going
-    step:int=None,      # where to begin; None: the last step with a replaced group
-    group:int=None,     # where to begin
+    step:int|None=None, # where to begin; None: the last step with a replaced group
+    group:int|None=None, # where to begin
 )->object:              # a widget with `step`, `group` and `reread`
     "The inspector of a run in a notebook. ValueError for a folder without groups."
     return view_run(*_prepared(run), step, group)
@@ -105,7 +105,7 @@ def inspector_html(
 
 def write_inspector(
     folder:Path,      # a run's folder, or rollouts of another tool
-    out:Path=None,    # folder of the page; None for the run's own
+    out:Path|None=None, # folder of the page; None for the run's own
 )->Path:              # the page
     "Write inspector.html into a run's folder, whole or not at all."
     run = open_run(folder)

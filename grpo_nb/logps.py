@@ -66,7 +66,7 @@ def token_logps(
     model:nn.Module,           # a causal language model of transformers
     rollouts:Rollouts,         # prompts padded left, completions right
     temperature:float=1.0,     # the one that sampled
-    chunk_size:int=None,       # tokens whose logits are held at once; None for as many as fit in 64 MB
+    chunk_size:int|None=None,  # tokens whose logits are held at once; None for as many as fit in 64 MB
     shared_prefix:bool=False,  # compute each prompt once per group, and no padding where the model allows it?
     entropy:bool=False,        # also return the entropy of each choice?
 )->Tensor|tuple:               # (B, G, T) float32 nats with gradient, 0 where masked; with `entropy` two

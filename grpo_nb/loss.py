@@ -20,8 +20,8 @@ def clipped_objective(
     ratio:Tensor,              # (B, G, T) or (B, G, 1)
     A:Tensor,                  # advantages, (B, G, 1) or (B, G, T)
     epsilon:float=.2,          # the ratio counts down to 1-epsilon
-    epsilon_high:float=None,   # and up to 1+epsilon_high; None for the same as `epsilon`
-    delta:float=None,          # cap of the ratio where the advantage is negative; None for none
+    epsilon_high:float|None=None, # and up to 1+epsilon_high; None for the same as `epsilon`
+    delta:float|None=None,     # cap of the ratio where the advantage is negative; None for none
 )->Tensor:                     # the broadcast shape of both
     """The smaller of `ratio*A` and the same with the ratio clipped: a token earns nothing past the edge.
 
@@ -39,9 +39,9 @@ def aggregate_token_loss(
     per_token:Tensor,                # (B, G, T)
     mask:Tensor,                     # (B, G, T) bool
     loss_type:str='dapo',            # one of `LOSS_TYPES`
-    num_items:float=None,            # tokens of the whole step, above 0, if this is a part of it (dapo, …)
-    max_completion_length:int=None,  # tokens (dr_grpo)
-    num_rows:float=None,             # completions of the whole step (grpo, sapo, luspo, dr_grpo)
+    num_items:float|None=None,       # tokens of the whole step, above 0, if this is a part of it (dapo, …)
+    max_completion_length:int|None=None, # tokens (dr_grpo)
+    num_rows:float|None=None,        # completions of the whole step (grpo, sapo, luspo, dr_grpo)
 )->Tensor:                           # ()
     "One number from one per token. ValueError for an unknown type, or 'dr_grpo' without its length."
     check_divisor(loss_type, max_completion_length)

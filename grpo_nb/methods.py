@@ -40,7 +40,8 @@ class DynamicSampling(DeadGroupStrategy):
         require('max_rounds', self.max_rounds, self.max_rounds>=0, '0 or more')
         require('when_empty', self.when_empty, self.when_empty in ('keep','mask'), "'keep' or 'mask'")
 
-    def process_batch(self, batch:Rollouts, dead:Tensor=None, step:int=0, *, sample_more:Callable=None,
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *, sample_more:Callable
+            |None=None,
         **more:Any)->ProcessedBatch:
         "Replace dead groups by living fresh ones; ValueError without `sample_more`."
         dead = self.find_dead(batch, dead)
@@ -83,7 +84,7 @@ class GRESO(DeadGroupStrategy):
         known = [self.row.get(k, (0, 'hard')) for k in keys]
         return [self.rng.random()<self.p[kind]**z for z,kind in known]
 
-    def process_batch(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
         "Every group as it is; what happened is remembered by prompt."
         dead = self.find_dead(batch, dead)
         kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
@@ -123,7 +124,7 @@ class SNRFilter(DeadGroupStrategy):
 
     def __post_init__(self): require('top_p', self.top_p, 0<self.top_p<=1, 'a share above 0 and up to 1')
 
-    def process_batch(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
         "Every group as it is; those that add little do not count."
         dead = self.find_dead(batch, dead)
         var = group_reward_std(batch.rewards).nan_to_num(0).square().masked_fill(dead, 0)
@@ -144,7 +145,7 @@ class GFPO(DeadGroupStrategy):
     Tokens of the others still count in the denominator of the loss. Source: GFPO, arXiv 2508.09726.
     """
     name = 'gfpo'
-    num_remains_in_group:int=None   # answers of each group that are compared; None: half of them
+    num_remains_in_group:int|None=None # answers of each group that are compared; None: half of them
     measure:str|Callable='length'   # length, efficiency, or a function of rewards and lengths: (B, G)
     scale:str='group'               # of `group_advantages`
 
@@ -164,7 +165,7 @@ class GFPO(DeadGroupStrategy):
         at = worth.sort(dim=1, descending=True, stable=True).indices[:,:k]
         return torch.full_like(rewards, math.nan).scatter(1, at, rewards.gather(1, at))
 
-    def process_batch(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
         "Every group as it is, but for the advantages."
         dead,r = self.find_dead(batch, dead),self.best(batch.rewards, batch.completion_mask.sum(2))
         new = replace(batch, advantages=group_advantages(r, self.scale))
@@ -208,7 +209,7 @@ class DuplicateLive(DeadGroupStrategy):
         "The batch without its copies."
         return B//(1+self.stored_per_fresh)
 
-    def process_batch(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
         "Dead groups go, and copies of the living come in turn."
         dead = self.find_dead(batch, dead)
         at,lives = torch.arange(len(dead), device=dead.device),not dead.all()
@@ -242,7 +243,7 @@ class VirtualMaxReward(DeadGroupStrategy):
     best:float=1.   # the best possible reward
     eps:float=1e-4  # added to the deviation
 
-    def process_batch(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
         "Every group counts; only those at the best reward have nothing to say."
         dead = self.find_dead(batch, dead)
         r = batch.rewards
@@ -270,7 +271,7 @@ class RLZVP(DeadGroupStrategy):
     alpha:float=.1  # size of praise and blame, per nat
     right:float=.5  # a dead group of at least this reward is praised
 
-    def process_batch(self, batch:Rollouts, dead:Tensor=None, step:int=0, *, logps_fn:Callable=None,
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *, logps_fn:Callable|None=None,
         **more:Any)->ProcessedBatch:
         "Living groups keep their advantages, dead ones get their own; a group without any reward gets none."
         dead,m = self.find_dead(batch, dead),batch.completion_mask
@@ -301,7 +302,7 @@ class AR3PO(DeadGroupStrategy):
 
     def __post_init__(self): self.best = {}   # key of a prompt -> its best answer
 
-    def process_batch(self, batch:Rollouts, dead:Tensor=None, step:int=0, **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
         "Mend dead groups whose prompt was answered better before, then remember the best of each group."
         dead,keys = self.find_dead(batch, dead),prompt_indices(batch)
         mean = batch.rewards.nanmean(1).tolist()

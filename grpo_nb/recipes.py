@@ -11,6 +11,7 @@ import os, re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 import torch
 from trl import get_peft_config, get_quantization_config
 from .parts import datasets
@@ -23,6 +24,10 @@ from .parts.stats import wilson_ci
 from .parts.reward_loading import RewardModel, load_reward
 from .parts.answers import compare_math, judge_with_start
 from .tasks import accuracy_reward, completion_text, overlap_reward
+
+# %% ../nbs/catalogue/recipes.ipynb #af591722
+if TYPE_CHECKING:
+    from trl import GRPOConfig, GRPOTrainer
 
 # %% ../nbs/catalogue/recipes.ipynb #cc1e4356
 _TAGS = ('<think>\n', '\n</think>\n', '\n<answer>\n', '\n</answer>')
@@ -145,8 +150,8 @@ def run_recipe(
     a:'GRPOConfig',      # the trainer's
     load_data:Callable,  # called with rows or None; gives a Dataset
     reward_funcs:list,   # in TRL's calling convention
-    rows:list=None,      # in the hub's format, in place of the download
-    top:dict=None,       # name of a reward: the points of a right answer, for the share that is right
+    rows:list|None=None, # in the hub's format, in place of the download
+    top:dict|None=None,  # name of a reward: the points of a right answer, for the share that is right
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
     "Train by a recipe. ValueError before anything is loaded when no GPU could solve a problem of the plan."
     plan,bad = recipe_plan(r, a),recipe_errors(r, a, reward_funcs)
@@ -216,8 +221,8 @@ def _own_rewards(r):
 
 def train_trl(
     argv:list=(),   # words of a command line
-    rows:list=None, # rows in place of those that `dataset` or the recipe names
-    recipe:str=None,# one of `RECIPES`; its data and rewards
+    rows:list|None=None, # rows in place of those that `dataset` or the recipe names
+    recipe:str|None=None,# one of `RECIPES`; its data and rewards
     **settings:str|float|bool, # the same options by name
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
     "Train with TRL and replay on data and rewards of one's own, or by a recipe."

@@ -56,9 +56,9 @@ class ReplayBuffer(GroupStorage):
     """
     max_size:int           # groups kept; 0 keeps none
     priority:str='score'   # which stay and come back: a name in `PRIORITIES`, FILE.py:NAME, or a function
-    age_limit:float=None   # steps; an older group is evicted
-    age_decay:float=None   # steps in which a group's weight falls by e
-    max_uses:int=None      # a group is evicted after so many draws
+    age_limit:float|None=None # steps; an older group is evicted
+    age_decay:float|None=None # steps in which a group's weight falls by e
+    max_uses:int|None=None # a group is evicted after so many draws
     seed:int=0             # of the buffer's own random numbers
 
     def __post_init__(self):
@@ -87,7 +87,7 @@ def add(self:ReplayBuffer,
     scores:list,   # (n,) floats or a tensor, 0 or more
     data:list,     # n things to store, most often dicts of CPU tensors
     step:int=0,    # the optimizer step at which they were made
-    keys:list=None, rewards:list=None,  # prompt indices, and lists of rewards, for priorities; None for none
+    keys:list|None=None, rewards:list|None=None, # prompt indices and rewards, for priorities
 )->list:           # n ids, None for what was not kept
     "Store the best, in memory of their own. ValueError for scores that are not finite or below 0."
     n = len(data)
@@ -119,8 +119,8 @@ def evict(self:ReplayBuffer,
 @patch
 def sample_entries(self:ReplayBuffer,
     n:int,           # groups wanted
-    step:int=None,   # now, for ages; None: the latest step seen
-    keys:list=None,  # n prompt indices: the i-th draw prefers groups of the i-th prompt
+    step:int|None=None, # now, for ages; None: the latest step seen
+    keys:list|None=None, # n prompt indices: the i-th draw prefers groups of the i-th prompt
 )->list:   # up to `n` of `StoredGroup`; fewer only when the buffer is empty, or emptied by `max_uses`
     "Draw in proportion to the weights: without replacement, or with it when `n` is more than there are."
     check_draw(n, keys)
@@ -200,8 +200,8 @@ def num_groups_to_sample(self:Replay,
 # %% ../nbs/11_replay.ipynb #7be3a56d
 @patch
 def process_batch(self:Replay,
-    batch:Groups, dead:Tensor=None, step:int=0,   # as for `DeadGroupStrategy.process_batch`
-    *, size:int=None,  # groups in the batch: the buffer gives those that were not sampled
+    batch:Groups, dead:Tensor|None=None, step:int=0, # as for `DeadGroupStrategy.process_batch`
+    *, size:int|None=None, # groups in the batch: the buffer gives those that were not sampled
     **more:Any,        # not used
 )->ProcessedBatch:
     "Replace dead groups by stored ones, add stored ones up to `size`, then store the living ones."

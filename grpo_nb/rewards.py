@@ -20,9 +20,9 @@ def compute_rewards(
     reward_funcs:Callable|list,  # a function, or a list of them, in TRL's convention
     prompts:list,                # N prompts, row b*G+g: str, or lists of messages
     completions:list,            # N completions, of the same kind
-    columns:dict=None,           # the dataset's other columns, N values each
-    completion_ids:list=None,    # N lists of token ids
-    log:RewardLog=None,          # how far the run is; takes what the functions log
+    columns:dict|None=None,      # the dataset's other columns, N values each
+    completion_ids:list|None=None, # N lists of token ids
+    log:RewardLog|None=None,     # how far the run is; takes what the functions log
 )->Tensor:                       # (N, F) float32, nan where a function does not apply
     """What each reward function says about each completion.
 
@@ -59,7 +59,7 @@ def score_completions(
     rows:list,         # B rows of the dataset, dicts
     batch:Groups,      # B groups of G completions
     texts:list,        # B*G texts, from `decode`
-    log:RewardLog=None,# as for `compute_rewards`
+    log:RewardLog|None=None,# as for `compute_rewards`
     completion_start:str='',  # what the chat template has written of each answer, from `template_start`
 )->Tensor:             # (B*G, F) float32, nan where a function had no opinion
     "Rewards of these texts, as TRL's trainer would ask for them: every column repeated for each completion."
@@ -75,7 +75,7 @@ def score_completions(
 # %% ../nbs/05_rewards.ipynb #45100b40
 def combine_rewards(
     rewards_per_func:Tensor,     # (..., F) float32, nan where a function does not apply
-    weights:list|Tensor=None,    # F numbers; None for ones
+    weights:list|Tensor|None=None, # F numbers; None for ones
 )->Tensor:                       # (...) float32, nan where no function applies
     """Weighted sum over the functions that apply; nan, with a warning, for a row that none could judge. A
     function of weight 0 is only measured: what it alone judged was not judged.

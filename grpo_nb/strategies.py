@@ -7,7 +7,6 @@ __all__ = ['Keep', 'ProcessedBatch', 'DeadGroupStrategy', 'prompt_indices', 'Mas
 
 # %% ../nbs/catalogue/own_method.ipynb #5ce0a6f1
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 import torch
@@ -67,14 +66,14 @@ class DeadGroupStrategy:
 
     def process_batch(self,
         batch:Groups,      # with rewards and advantages
-        dead:Tensor=None,  # bool, one per group; None: found here, by `dead_tolerance`
+        dead:Tensor|None=None, # bool, one per group; None: found here, by `dead_tolerance`
         step:int=0,        # the optimizer step
         **more:Any,        # `size`: groups in the batch, unsampled ones included; `sample_more`: a function
     )->ProcessedBatch:     # of n that gives n fresh groups; `logps_fn`: of a batch, gives (logps, entropy)
         "Train on every group as it is; subclasses change that."
         return self.make_result(batch, self.find_dead(batch, dead))
 
-    def find_dead(self, batch:Groups, dead:Tensor=None)->Tensor:
+    def find_dead(self, batch:Groups, dead:Tensor|None=None)->Tensor:
         "`dead`, or where that is None what the batch says of itself, or the groups without spread."
         dead = getattr(batch, 'dead', None) if dead is None else dead
         return dead_groups(batch.rewards, self.dead_tolerance) if dead is None else dead.bool()
@@ -89,13 +88,13 @@ Keep = DeadGroupStrategy
 def make_result(self:DeadGroupStrategy,
     batch:Groups,          # to train on, (B) groups; the first n of them were sampled, or replace one
     dead:Tensor,           # (n,) bool
-    alive:Tensor=None,     # (n,) or (B,) bool, after treatment; None: as before, and what was replaced
-    in_loss:Tensor=None,   # (B,) bool; None: all, or as `when_empty` says
-    replaced:Tensor=None,  # (n,) bool, dead groups that got another in their place; None: those of `drawn`
+    alive:Tensor|None=None, # (n,) or (B,) bool, after treatment; None: as before, and what was replaced
+    in_loss:Tensor|None=None, # (B,) bool; None: all, or as `when_empty` says
+    replaced:Tensor|None=None, # (n,) bool, dead groups that were replaced; None: those of `drawn`
     how:str='replaced',    # what the record calls that
-    scores:list=None,      # (n,) floats; None: taken here
-    drawn:dict=None,       # place -> `StoredGroup` that came in there; None for none
-    stored:dict=None,      # place -> id under which the buffer holds that group; None for none
+    scores:list|None=None, # (n,) floats; None: taken here
+    drawn:dict|None=None,  # place -> `StoredGroup` that came in there; None for none
+    stored:dict|None=None, # place -> id under which the buffer holds that group; None for none
     **metrics:float,       # more numbers for the history
 )->ProcessedBatch:
     "A `ProcessedBatch` with the records and metrics that all strategies share."

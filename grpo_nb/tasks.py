@@ -9,6 +9,7 @@ __all__ = ['extract_answer', 'get_verifier', 'accuracy_reward', 'format_reward',
 
 # %% ../nbs/02_tasks.ipynb #61d4c071
 import json, re
+from collections.abc import Callable
 from functools import lru_cache
 from .parts.answers import (
     EVALUATED, boxed, completion_text, gym_score, judge_with_start, overlap_reward, read_number,
@@ -33,7 +34,7 @@ _JUDGES = {None:answers_match, '':answers_match, 'gsm8k':answers_match, 'few_sho
 @lru_cache(None)
 def get_verifier(
     task:str|None,  # value of the column `task`; None or '' compares texts and numbers
-)->callable:        # (answer text, entry) -> float, 0 to 1
+)->Callable:        # (answer text, entry) -> float, 0 to 1
     "Who decides whether an answer is right; ValueError for a task nobody judges."
     if task in _JUDGES: return _JUDGES[task]
     from reasoning_gym.factory import DATASETS, get_score_answer_fn
@@ -57,8 +58,8 @@ def accuracy_reward(
     prompts:list,         # N prompts, not looked at
     completions:list,     # N completions, str or lists of messages
     answer:list,          # N right answers
-    task:list=None,       # N names of judges, or None
-    entry:list=None,      # N problems as JSON, or None
+    task:list|None=None,  # N names of judges, or None
+    entry:list|None=None, # N problems as JSON, or None
     partial:bool=False,   # hand on the judge's score, rather than 1 for full marks and else 0?
     **kwargs:object,      # the data set's other columns
 )->list[float]:           # N numbers, 0 to 1
@@ -83,7 +84,7 @@ _FORMAT = re.compile(rf'\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>
 def format_reward(
     prompts:list,      # N prompts; a text that ends with <think> has begun the answer
     completions:list,  # N completions, str or lists of messages
-    completion_start:list=None,  # N texts: how the chat template begins the answers, '<think>\n' for instance
+    completion_start:list|None=None, # N texts, such as '<think>\n': how the template begins answers
     **kwargs:object,   # the data set's columns
 )->list[float]:        # N numbers, 1. or 0.
     "Is it one <think>…</think> followed by one <answer>…</answer>, and nothing else?"

@@ -9,7 +9,6 @@ __all__ = ['token_terms', 'compare_losses', 'add_token_terms']
 import math, re
 from dataclasses import fields, replace
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from .advantages import group_advantages
 from .loss import policy_loss
@@ -58,9 +57,9 @@ def compare_losses(
 
 # %% ../nbs/catalogue/token_terms.ipynb #eeb7f308
 def add_token_terms(
-    run:'LoggedRun',      # any; its rows are changed in place
+    run:object,      # any; its rows are changed in place
     most:int=512,         # groups whose tokens are gone through, from steps spread over the run
-)->'LoggedRun':           # the same
+)->object:           # the same
     "What every token adds to each loss, as far as the columns of a file allow, where the record is silent."
     theirs = not run.settings.get('trainer') and 'versions' not in run.settings
     def can(o):   # can its tokens be gone through?

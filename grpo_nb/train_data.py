@@ -20,7 +20,7 @@ from .tiny_qwen import encode_prompts
 # %% ../nbs/catalogue/train_data.ipynb #1c766b01
 def check_data(
     model:nn.Module, tokenizer:Tokenizer, reward_funcs:list,      # of the run
-    args:TrainConfig, dataset:list, eval_dataset:list=None,       # of the run
+    args:TrainConfig, dataset:list, eval_dataset:list|None=None,  # of the run
 )->None:
     "ValueError for rows that have no prompt, are too few, or don't fit into the model."
     def check(rows, n_prompts):

@@ -43,7 +43,7 @@ from .strategies import ProcessedBatch
 # %% ../nbs/12_trainer.ipynb #cc16e689
 def init_state(
     model:nn.Module, tokenizer:Tokenizer, dataset:list, reward_funcs:list,  # as for `train`
-    args:TrainConfig, eval_dataset:list=None,                               # as for `train`
+    args:TrainConfig, eval_dataset:list|None=None,                          # as for `train`
 )->TrainState:
     "Check the inputs, seed everything, make optimizer and reference: a run at step 0."
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
@@ -117,7 +117,7 @@ def update_minibatch(
     treated:ProcessedBatch,   # the batch from `replace_dead_groups`
     idx:Tensor,        # (b,) int64, the groups of this minibatch
     num_items:float,   # tokens a minibatch has on average: the denominator of dapo, cispo, vespo
-    prox:Tensor=None,  # (B, G, T) nats, of the policy when the batch began; for weight=decoupled
+    prox:Tensor|None=None, # (B, G, T) nats, of the policy when the batch began; for weight=decoupled
 )->dict:               # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask, its `out`
     "One optimizer step on the groups `idx` of a batch."
     a,mb = s.args,treated.batch[idx].strip_padding()
@@ -217,10 +217,10 @@ def train(
     tokenizer:Tokenizer,      # its tokenizer
     dataset:list,             # rows with `prompt` and the columns the rewards ask for
     reward_funcs:list,        # one function or several, TRL's calling convention
-    args:TrainConfig=None,    # settings; None for the defaults
-    eval_dataset:list=None,   # rows to evaluate on, every `args.eval_steps`
+    args:TrainConfig|None=None, # settings; None for the defaults
+    eval_dataset:list|None=None, # rows to evaluate on, every `args.eval_steps`
     callbacks:list=(),        # objects as in `run.callbacks`, or functions of (state, batch)
-    resume_from_checkpoint:bool|str=None,  # True for the newest whole checkpoint of output_dir, or a path
+    resume_from_checkpoint:bool|str|None=None, # True for the newest whole checkpoint of output_dir, or a path
     resume_hint:str='resume_from_checkpoint=True',  # how this run is resumed, for messages
     print_verdict:bool=True,  # print a verdict at the end? (off when the caller prints its own)
     **settings:Any,           # of `TrainConfig`: changes of `args`

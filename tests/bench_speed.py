@@ -218,7 +218,7 @@ class Paced:
     An error in the trainer is raised by the call. `close` ends it.
     """
     def __init__(self,
-        trainer:'GRPOTrainer', # not yet started
+        trainer:object, # a `GRPOTrainer`, not yet started
     ):
         from transformers import TrainerCallback
         self.go,self.still = threading.Semaphore(0),threading.Semaphore(0)
@@ -273,7 +273,7 @@ def trl_trainer(
     kind:type=None,       # of trainer; None for `GRPOTrainer`
     reward:Callable=some_answers, # in TRL's calling convention
     **options:str|float|bool,  # of the trainer's config
-)->'GRPOTrainer':
+)->object:
     """TRL's `GRPOTrainer`, or one of its kind, on the work that ours does.
 
     The same optimizer, prompts, lengths and reward; on one GPU, also where there are more.
@@ -380,7 +380,7 @@ class Bench:
     folder:str='.'       # for scratch files
 
     def say(self, what:str)->None: self.tick and self.tick(what)
-    def some(self, xs:'Any', quick:'Any')->'Any': return quick if self.quick else xs
+    def some(self, xs:object, quick:object)->object: return quick if self.quick else xs
     @property
     def n(self)->int: return 2 if self.quick else self.rounds
 

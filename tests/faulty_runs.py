@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from grpo_nb.research.study import make_job, run_job
 from grpo_nb.demo import demo
-from grpo_nb.replay import Replay
 from grpo_nb.strategies import Keep
 from grpo_nb.parts.datasets import chain_sum, spell_backward
 from grpo_nb.tasks import accuracy_reward, completion_text, extract_answer

@@ -8,7 +8,7 @@ hits rank 0, rank 1 or both, every second time at a moment drawn over all that i
 starts, restores, samples or trains), else at one drawn within a save. A rank left over has two seconds
 to fall by itself. One row is written for each kill; the exit code is 1 if a run ended differently.
 """
-import csv, json, multiprocessing, os, random, shutil, signal, socket, sys, tempfile, time
+import csv, multiprocessing, os, random, shutil, signal, socket, sys, tempfile, time
 from pathlib import Path
 import numpy as np
 import torch

@@ -1,5 +1,5 @@
 "State files, manifests and whole folders: what was saved comes back, and what is damaged is named."
-import errno, json, math, os, random, signal, subprocess, sys, time
+import errno, json, math, random
 from pathlib import Path
 import numpy as np
 import pytest, torch

@@ -387,3 +387,9 @@ def test_a_working_folder_that_is_gone_is_said_in_one_line(tmp_path):
     out = run_python(code)
     assert out.returncode==2 and out.stderr.decode()== \
         'grpo_nb the working folder has been removed: `cd` to another one\n', out.stderr
+
+def test_a_parameter_that_may_be_none_is_read_as_the_type_beside_it():
+    from grpo_nb.cli import function_parser
+    def f(*, n:int|None=None, share:float|None=None, path:str|None=None): pass
+    assert function_parser(f, 'x').read(['--n', '3', '--share', '0.5'])==dict(n=3, share=.5, path=None)
+    assert function_parser(f, 'x').read(['--n', 'None', '--path', 'a'])==dict(n=None, share=None, path='a')

@@ -1,5 +1,5 @@
 "Rollouts, masks, files, intervals: grids over shapes and seeds"
-import json, math, os, subprocess, sys, warnings
+import json, math, subprocess, sys, warnings
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.parts.files import atomic_write, save_json
 from grpo_nb.parts.tensors import masked_mean, test_tensor as assert_tensor

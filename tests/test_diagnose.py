@@ -8,7 +8,7 @@ import faulty_runs
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import expected_dead_frac
 from grpo_nb.scale.plans import (
-    batch_command, batch_plan, best_group_size, beta_pass_rates, expected_squared_advantage, plan_lines)
+    batch_command, batch_plan, best_group_size, beta_pass_rates, expected_squared_advantage)
 from grpo_nb.cli import diagnose as diagnose_command
 from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
@@ -282,7 +282,6 @@ def test_the_published_share_comes_out_and_words_for_it_are_read(capsys):
 @pytest.fixture(scope='module')
 def trl_runs(tmp_path_factory):
     "One real GRPOTrainer, trained twice: as it should be, and with completions cut off"
-    from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     from grpo_nb.parts.datasets import chain_sum
     def go(name, **kw):

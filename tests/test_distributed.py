@@ -1,7 +1,7 @@
 """One buffer over many processes: the plan, the exchange in threads and in two real processes, agreement,
 another number of processes."""
 
-import datetime, json, os, re, subprocess, sys, threading, time
+import datetime, json, os, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch

@@ -1,7 +1,7 @@
 """The built site in a real browser: nothing from elsewhere, nothing broken, readable narrow and dark,
 widgets that move without a kernel"""
 
-import json, os, re, shutil, subprocess, sys, time, zlib
+import json, os, re, subprocess, sys, time, zlib
 from io import BytesIO
 from pathlib import Path
 from urllib.parse import unquote

@@ -12,10 +12,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import what_if
 from grpo_nb.kl import kl_estimate
-from grpo_nb.logps import token_logps
 from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
-from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.sampling import filter_logits
 from grpo_nb.parts.stats import mean_ci
@@ -23,10 +21,9 @@ from grpo_nb.research.study import REGIMES
 from grpo_nb.research.study import read_rows
 from grpo_nb.run.reading import read_run
 from grpo_nb.scale.plans import batch_plan
-from grpo_nb.tasks import accuracy_reward, completion_text
+from grpo_nb.tasks import completion_text
 from grpo_nb.teach.classroom import attempt, same
-from grpo_nb.tiny_qwen import load_model, tiny_config
-from grpo_nb.trainer import TrainConfig, init_state, rollout
+from grpo_nb.tiny_qwen import tiny_config
 
 ROOT = Path(__file__).parent.parent
 

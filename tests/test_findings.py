@@ -1,5 +1,5 @@
 "The rules: each fault found where it is, silence where there is none, a verdict by value; all on stored runs"
-import itertools, math, re
+import math, re
 import numpy as np
 import pytest
 from dataclasses import fields

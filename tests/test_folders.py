@@ -2,7 +2,6 @@
 import json, time
 from pathlib import Path
 import pytest, torch
-import grpo_nb.demo
 from grpo_nb.cli import main
 from grpo_nb.run.record import RECORD, Recorder, lock_folder
 from grpo_nb.run.reading import read_run

@@ -1,7 +1,7 @@
 "Generation: fast against the plain loop, transformers' own rules, an exact enumeration, and every bad input"
 import itertools, math
 import pytest, torch
-from grpo_nb.generation import Rollouts, generate, sample_next_token, sample_inverse_cdf, filter_logits
+from grpo_nb.generation import Rollouts, generate, sample_inverse_cdf, filter_logits
 from slow_loop import generate_loop
 from grpo_nb.parts.fast_path import CachedDecoder, FusedDecoder, fast_path_blocker
 from grpo_nb.parts.sampling import (

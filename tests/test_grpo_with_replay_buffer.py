@@ -1,14 +1,12 @@
 """What becomes of zero-variance groups on TRL's trainer, on runs that train;
 then the ratio, options, metrics and the documented example."""
 
-import json, math, tempfile
+import math, tempfile
 from dataclasses import fields
 from pathlib import Path
 import pytest, torch
-from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer,
-    ReplayBuffer)
+from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig, ReplayBuffer)
 from grpo_nb.on_trl.rows import insert_groups, extract_group
 from grpo_nb.run.checkpoints import load_state, save_state
 import trl_tiny as T

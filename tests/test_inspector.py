@@ -1,6 +1,6 @@
 "The buffer's second life by another road, and what the inspector opens"
-import json, math
-import numpy as np, pytest, torch
+import json
+import pytest, torch
 from grpo_nb.inspector import *
 from grpo_nb.inspector import WHAT_IFS
 from grpo_nb.run.record import Recorder, group_rows

@@ -1,6 +1,6 @@
 "Launch files key by key, commands as their parsers read them, a signal that leaves time to save."
 
-import os, shlex, signal, subprocess, sys, time
+import os, shlex, signal, subprocess, sys
 import pytest, yaml
 from grpo_nb.scale import launch as M
 from grpo_nb.scale.launch import (

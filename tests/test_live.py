@@ -1,12 +1,12 @@
 """The live page in a real Chromium: its values beside torch's, what it draws while it trains, who can use it.
 Each value is also seen to be far off when a line of the page is wrong."""
 
-import base64, itertools, json, re, shutil
+import base64, itertools, re, shutil
 from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from test_docs import CONTRAST, RULES, _axe, axe
+from test_docs import CONTRAST, RULES, _axe, axe   # noqa: F401  fixtures
 from grpo_nb.advantages import group_advantages
 from grpo_nb.evaluation import decode_completions, sample_completions
 from grpo_nb.see.live import NpmError, serve_live, write_live
@@ -17,7 +17,7 @@ from grpo_nb.parts.loss_inputs import parse_correction
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
-from grpo_nb.see.findings import read_asset, page_table
+from grpo_nb.see.findings import page_table
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):

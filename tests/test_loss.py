@@ -7,7 +7,7 @@ from grpo_nb.parts.registry import LOSSES
 from grpo_nb.dialects import cispo, sapo, vespo
 from grpo_nb.loss import aggregate_token_loss, clipped_objective
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings, high_entropy_mask, off_policy_mask
-from grpo_nb.parts.ratios import OffPolicyCorrection, ppo_clip_mask, neg_mean_log_ratio, importance_ratio
+from grpo_nb.parts.ratios import OffPolicyCorrection, ppo_clip_mask, importance_ratio
 from loss_calls import loss_of, metrics_of, terms_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")

@@ -1,8 +1,7 @@
 """Wrong input, as typed, and what is said: what was seen, what is needed, what to do;
 one line, exit code 2, nothing made"""
 
-import json, shutil, socket, sys
-from pathlib import Path
+import json, shutil, socket
 import pytest
 from grpo_nb.cli import main
 

@@ -5,10 +5,9 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import STRATEGIES, resolve
-from grpo_nb.generation import Rollouts
 from grpo_nb.methods import (GFPO, NGRPO, DuplicateLive, DynamicSampling, RLZVP, NewestReplay,
     AR3PO, GRESO, SNRFilter, VirtualMaxReward)
-from grpo_nb.replay import Replay, ReplayBuffer
+from grpo_nb.replay import Replay
 from grpo_nb.strategies import Keep, Mask, DeadGroupStrategy
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content

@@ -5,7 +5,7 @@ import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from loss_calls import loss_of
 from grpo_nb.research.off_policy import (
-    G, LabPolicy, GradientMoments, group_moments, jacobian, right, token_weights, train_lab)
+    G, GradientMoments, group_moments, jacobian, right, token_weights, train_lab)
 from notebook_code import defined_in
 
 CHAPTER = defined_in('13_off_policy_lab')

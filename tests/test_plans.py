@@ -4,7 +4,7 @@ import pytest, torch
 from transformers import AutoConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 from grpo_nb.scale import plans as M
 from grpo_nb.scale.plans import (batch_plan, count_weights, format_plan, memory_plan, model_config, run_plan,
-                           step_bytes, STRATEGIES)
+                           step_bytes)
 from another import said_elsewhere
 
 

@@ -1,7 +1,6 @@
 "The record of a run: written whole, read at any moment, small."
 import json, math, time
-import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.generation import Rollouts
+import numpy as np, pytest, torch
 from grpo_nb.run.reading import *
 from grpo_nb.run.record import *
 from grpo_nb.run.record import GROUP_FIELDS

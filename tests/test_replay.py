@@ -4,8 +4,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 import pytest, torch
 from safetensors.torch import save as st_save, load as st_load
-from grpo_nb.advantages import group_advantages
-from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import PRIORITIES, register
 from grpo_nb.generation import Rollouts

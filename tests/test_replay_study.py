@@ -1,5 +1,5 @@
 "The registered study: judging, batches, losses, runs that are the same alone, and a plan that cannot be left"
-import hashlib, json, re, statistics
+import hashlib, json, statistics
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from scipy.stats import ttest_1samp
@@ -12,7 +12,7 @@ from grpo_nb.dev.replay_study import (
 from grpo_nb.dev.stacked import (END, FAMILIES, MAKERS, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor,
     is_right, problems, to_tensors)
 from grpo_nb.research.study import over_regimes, paired_table, read_rows, run_study, stamp
-from made_study import bare, one_thread, untaught
+from made_study import bare, one_thread, untaught   # noqa: F401  fixtures
 from notebook_code import defined_in
 
 FIRST,ROOM = defined_in('research/first_study'),defined_in('dev/stacked', 'grpo_nb.dev.stacked')

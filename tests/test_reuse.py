@@ -1,8 +1,7 @@
 "The paragraph on reuse: its table against the study's rows, g by hand in every record, a line in a verdict"
-import csv, json, math
+import csv, json
 from collections import defaultdict
 from importlib.resources import files
-from pathlib import Path
 import numpy as np
 import pytest
 from grpo_nb.see.findings import RunColumns

@@ -6,11 +6,12 @@ import numpy as np, pandas as pd, pytest, torch
 import grpo_nb.dev.replay_study as rs
 import grpo_nb.dev.stacked as sr
 from grpo_nb.replay import Replay
-from grpo_nb.dev.replay_study import (USES, at_best, chosen, next_jobs, numbers, replay_study,
-    own_spans, run_rounds, run_stack, span_of, spans, to_try, tries, with_given)
+from grpo_nb.dev.replay_study import (
+    USES, at_best, chosen, next_jobs, numbers, own_spans, run_rounds, run_stack, span_of, spans, to_try,
+    tries, with_given)
 from grpo_nb.dev.stacked import FAMILIES, SHAPE, BatchUse, Runs, to_tensors
 from grpo_nb.research.study import as_list, over_regimes, read_rows, run_study, stamp
-from made_study import bare, one_thread, untaught
+from made_study import bare, one_thread, untaught   # noqa: F401  fixtures
 from notebook_code import defined_in
 
 PAGE_OF,ROOM = defined_in('research/reuse_results'),defined_in('dev/stacked', 'grpo_nb.dev.stacked')

@@ -1,6 +1,5 @@
 "Other people's rollouts and logs, made on the spot in each project's layout"
 import json, math
-from pathlib import Path
 import numpy as np, pandas as pd, pytest
 from grpo_nb.see.readers import diagnose
 from grpo_nb.inspector import inspector_html

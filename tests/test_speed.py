@@ -1,6 +1,5 @@
 "The benchmark's arithmetic by hand, its counts against torch's own, fast parts against readable ones"
 from pathlib import Path
-import pandas as pd
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode

@@ -2,7 +2,6 @@
 tables"""
 
 import json, math, os
-from pathlib import Path
 import pandas as pd, pytest
 import grpo_nb.research.study as st
 from grpo_nb.run.signals import Stopped, check_stop, note_stop

@@ -1,5 +1,5 @@
 "Notebooks, modules, README and settings agree, and running a notebook again changes nothing"
-import inspect, json, os, re, shutil, subprocess, sys
+import inspect, json, re, shutil, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 import pytest

@@ -1,7 +1,7 @@
 "What one token adds to the loss: the terms by other roads, in a record, and the update that followed."
 import json
 import pytest, torch
-from test_docs import CONTRAST, RULES, _axe, axe
+from test_docs import CONTRAST, RULES, _axe, axe   # noqa: F401  fixtures
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import add_token_terms, inspector_html
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings

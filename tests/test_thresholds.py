@@ -4,7 +4,7 @@ import inspect, math
 import numpy as np
 import pytest
 from grpo_nb.see import findings as F
-from grpo_nb.see.findings import RULES, RunColumns, drop_from_peak
+from grpo_nb.see.findings import RULES, RunColumns
 
 def look(n=0, settings=None, groups=(), **cols):
     "A run of `n` rows with these columns alone: a number, a list, or a function of 0..1"

@@ -1,5 +1,5 @@
 "The tiny Qwen: its tokenizer, its shape, its shipped weights and the warm start that makes them."
-import json, os, random
+import os, random
 import pytest, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb.parts.datasets import chain_sum, spell_backward

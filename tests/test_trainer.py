@@ -1,7 +1,6 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
-import fcntl, functools, json, math, os, signal, sys, warnings
+import fcntl, functools, math, os, signal, sys, warnings
 from itertools import combinations
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 import pytest, torch

@@ -1,6 +1,5 @@
 "Wrong input to the trainer from scratch: named before any work, with what was seen and what is needed."
-import json, math, warnings
-from pathlib import Path
+import math, warnings
 import pytest, torch
 from datasets import Dataset, DatasetDict
 from grpo_nb.replay import Replay

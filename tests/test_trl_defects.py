@@ -1,5 +1,5 @@
 "What a practitioner met: each of these went wrong once, and must not again."
-import errno, logging, multiprocessing as mp, os, shutil, signal
+import errno, logging, multiprocessing as mp, shutil, signal
 from pathlib import Path
 import numpy as np
 import pytest, torch

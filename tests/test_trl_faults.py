@@ -6,7 +6,7 @@ from trl import GRPOTrainer
 import trl_tiny as T
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.on_trl import seam
-from trl_tiny import LIVE, DEAD, Scripted
+from trl_tiny import Scripted
 
 torch.set_num_threads(1)
 

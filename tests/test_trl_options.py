@@ -1,9 +1,8 @@
 """Every option of GRPOConfig with replay on: it runs, replaces what is dead,
 and the loss equals TRL's own on the edited batch."""
 
-import asyncio, functools, json, math, re, tempfile, warnings
+import asyncio, functools, math, re, warnings
 import pytest, torch
-from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from loss_calls import loss_of

@@ -5,7 +5,6 @@ import os, subprocess, sys
 from pathlib import Path
 import pytest, torch
 import trl_tiny as T
-from test_trl_resume import buffers_equal
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent

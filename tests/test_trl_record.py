@@ -1,7 +1,7 @@
 """The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator:
 on runs that train."""
 
-import functools, json, time, math, shutil, subprocess, sys
+import functools, time, shutil, subprocess, sys
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch

@@ -1,7 +1,7 @@
 "Other trainers of TRL with our replay: GMPO inherits from both; those with a loop of their own have no hook."
 import pytest, torch
 from trl import GRPOTrainer
-from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 import trl_tiny as T
 from trl_tiny import DEAD, LIVE, Scripted
 

@@ -1,16 +1,15 @@
 """Training 2N steps equals N steps, a checkpoint, and N more: weights, buffer and log, bit for bit.
 And what a kill leaves behind."""
 
-import json, os, signal, shutil
+import os, signal, shutil
 from pathlib import Path
 import pytest, torch
 from transformers import TrainerCallback
-from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferTrainer, checkpoint_error,
+from grpo_nb.grpo_with_replay_buffer import (checkpoint_error,
     last_checkpoint)
-from grpo_nb.run.signals import Stopped, forget_stop
+from grpo_nb.run.signals import Stopped
 from grpo_nb.run.checkpoints import load_state
 import trl_tiny as T
-from trl_tiny import LIVE, DEAD
 
 torch.set_num_threads(1)
 G = 4

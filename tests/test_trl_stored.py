@@ -1,5 +1,5 @@
 "Stored groups beside fresh ones: what is sampled, what is trained on, and what is counted, by value."
-import json, math
+import math
 import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T

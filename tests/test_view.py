@@ -1,10 +1,9 @@
 "The view: what is packed against the record, and the page in a browser, by mouse and by keyboard"
-import json, math, re
+import math, re
 from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest, torch
-from grpo_nb.parts.files import atomic_write
 from grpo_nb.inspector import write_inspector
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import LoggedRun, read_run

@@ -15,8 +15,8 @@ if not os.environ.get('GRPO_NB_VLLM'):
 import vllm_tiny as X
 import torch
 from trl import GRPOConfig, GRPOTrainer
-from vllm_tiny import G, LIVE, DEAD, Scripted, T, V
-from vllm_ranks import run, uneven
+from vllm_tiny import G, Scripted, T, V
+from vllm_ranks import run
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings('ignore')

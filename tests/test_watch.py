@@ -1,8 +1,6 @@
 "Watching a run that goes on: on this machine alone, with a token, by callback and in a browser"
-import http.client, json, urllib.request
-from pathlib import Path
+import http.client, json
 import pytest
-from grpo_nb.run.record import Recorder
 from grpo_nb.see import serve as W
 from grpo_nb.see.serve import serve, watch
 from grpo_nb.see.view import as_json

@@ -1,6 +1,5 @@
 "A tiny Qwen2 with its tokenizer, data and rewards for the tests of the TRL trainer; nothing is downloaded."
-import copy, functools, tempfile, os
-from pathlib import Path
+import copy, functools, tempfile
 import torch
 from datasets import Dataset
 
@@ -17,7 +16,7 @@ PROMPTS = ['one two', 'red big cat', 'sky', 'dog tree sea small', 'three', 'blue
 @functools.lru_cache
 def folder():
     "A folder with model and tokenizer, made once a session."
-    from tokenizers import Tokenizer, models, pre_tokenizers, decoders
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     vocab = {w:i for i,w in enumerate(['<pad>','<eos>','<|im_start|>','<|im_end|>','<unk>','user','assistant',
         'system','tool']+WORDS)}
@@ -50,7 +49,6 @@ def _read_once(d):
     PreTrainedModel.from_pretrained = classmethod(from_pretrained)
 
 def tokenizer():
-    from transformers import AutoTokenizer
     from transformers import PreTrainedTokenizerFast
     return PreTrainedTokenizerFast.from_pretrained(folder(), padding_side="left")
 
@@ -98,7 +96,6 @@ def config(cls=None, **kw):
 
 def trainer(rewards=n_red, cls=None, args=None, dataset=None, model_=None, callbacks=None, **kw):
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-    import warnings
     own = {k:kw.pop(k) for k in list(kw) if k in ('eval_dataset','peft_config','tools','rollout_func',
         'environment_factory','reward_processing_classes')}
     t = (cls or GRPOWithReplayBufferTrainer)(model=model_ or folder(), reward_funcs=rewards,

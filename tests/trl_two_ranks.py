@@ -1,12 +1,11 @@
 """What two processes do, for `test_trl_ranks.py`: run by torchrun with an output folder;
 one scene after the other."""
 
-import json, os, sys
+import os, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 import trl_tiny as T
-from trl_tiny import LIVE, DEAD
 from transformers import TrainerCallback
 
 out,rank = Path(sys.argv[1]),int(os.environ['RANK'])

@@ -464,7 +464,7 @@ def docs(
     port:int=8000,      # of that server
     strict:bool=True,   # fail on a broken link, a missing alt text, a page outside the sidebar?
     out:str='_docs',    # folder of the site
-    only:list[str]=None, # pages to be made whole, by name; other notebooks are but a title, for a quick look
+    only:list[str]|None=None, # pages made whole, by name; the others are a title, for a quick look
 )->Path:  # that folder
     "Build the site from the stored notebooks, without Quarto or a kernel. Trouble names the page."
     from nbdev.config import get_config
@@ -491,7 +491,7 @@ def docs(
     n = sum('site_libs' not in f.parts for f in out.rglob('*.html'))
     print(f'{n} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve` for the search')
     if serve: subprocess.run([sys.executable, '-m', 'http.server', '-b', '127.0.0.1', '-d', out, str(port)])
-    return out
+    return Path(out)
 
 # %% ../../nbs/dev/pages.ipynb #50c36a85
 def _figures(nb):
@@ -577,7 +577,7 @@ def chapter_body(page:str, name:str, names:set, site:str)->str:
 # %% ../../nbs/dev/pages.ipynb #a9ef7876
 def book(
     out:str='book.pdf', # the file
-    site:str=None,      # a built site; None builds one for it
+    site:str|None=None, # a built site; None builds one for it
 )->Path:                # the file
     "Print the course from the site's chapters, on A4 with page numbers. Trouble if something is missing."
     from nbdev.config import get_config

@@ -8,14 +8,13 @@ __all__ = ['problems_hash', 'real_plan', 'real_jobs', 'real_run', 'real_claims',
 # %% ../../nbs/dev/real_study.ipynb #346dbb68
 import hashlib, json, time
 from functools import partial
-from pathlib import Path
 import pandas as pd
 from .replay_study import read_plan
 from ..evaluation import evaluate
 from ..parts.pretrained import PRETRAINED
 from ..parts.datasets import end_at_newline, make_problems
 from ..parts.stats import paired_difference, holm
-from ..research.study import rerun_rows, read_rows, run_study, stamp
+from ..research.study import rerun_rows, run_study, stamp
 from ..run.folders import single_thread
 from ..tasks import accuracy_reward
 from ..tiny_qwen import load_model

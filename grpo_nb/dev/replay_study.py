@@ -51,9 +51,9 @@ USES |= {'parts2':BatchUse(parts=2), 'parts4':BatchUse(parts=4), 'left_out':Batc
 # %% ../../nbs/dev/replay_study.ipynb #c6f3758c
 def run_stack(
     job:list|dict,     # runs of one arm, with one text of settings; or one run
-    device:str=None,   # None: a GPU where there is one
-    problems:str=None, # file of `hold_problems`
-    until:float=None,  # of the clock, `time.time()`: what isn't whole by then is given up
+    device:str|None=None, # None: a GPU where there is one
+    problems:str|None=None, # file of `hold_problems`
+    until:float|None=None, # of the clock, `time.time()`: what isn't whole by then is given up
 )->list:               # a row per run; none where the time was not enough
     """Train one arm with several seeds, and measure each run as its tokens are spent.
 
@@ -171,7 +171,7 @@ def tuned(
 def planned(
     plan:dict,       # of `registration`
     what:str,        # 'rates', 'main', 'again' or 'side'
-    rate:dict=None,  # (family, arm) -> rate, of `tuned`; not for 'rates'
+    rate:dict|None=None, # (family, arm) -> rate, of `tuned`; not for 'rates'
     stack:int=8,     # seeds in one pass
 )->list:             # jobs for `run_study`
     """The registered jobs: seeds in blocks, every arm and family of a block before the next one.
@@ -422,7 +422,7 @@ def _each_family(rows, plan):
 def contrasts(
     df:pd.DataFrame, # rows of the plan 'main'
     plan:dict,       # of `registration`; its `contrasts`: name -> arm -> weight
-    rank:int=None,   # which of each family's rates; None: the mean over all
+    rank:int|None=None, # which of each family's rates; None: the mean over all
 )->pd.DataFrame:     # a row per contrast: diff, diff_ci, p, holm, says, predicted; none before all is there
     "Weighted sums of the arms' mean areas over these families and rates, seed by seed; one Holm family."
     some = {f:o if rank is None else o[rank:rank+1] for f,o in plan['rates'].items()}
@@ -503,7 +503,7 @@ def _starts_mean(numbers, plan, by):
 def numbers(
     df:pd.DataFrame, # rows of the table
     plan:dict,       # of `registration`
-    share:Callable=None, # arm -> share of the tokens that it gets; None: all of them for each
+    share:Callable|None=None, # arm -> share of the tokens that it gets; None: all of them for each
 )->dict:             # cell -> (arm, rate) -> seed -> area under the curve
     "What each complete try gave."
     out,seeds = {},plan['seeds']['main']

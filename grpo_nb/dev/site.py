@@ -114,7 +114,7 @@ def _clean(nb):
     return nbformat.writes(nb, version=4, indent=1)+'\n'
 
 def clean(
-    names:list[str]=None, # notebooks by name; None for all
+    names:list[str]|None=None, # notebooks by name; None for all
     check:bool=False,     # write nothing, and fail when one is not clean?
 )->list:                  # names of the notebooks that changed
     "Store notebooks as `run_nbs` would, without a run: clean, imports and code of figures folded."
@@ -142,7 +142,7 @@ def _run_one(f, timeout):
     return _clean(nb)
 
 def run_nbs(
-    names:list[str]=None, # notebooks by name, such as 07_advantages; None for all
+    names:list[str]|None=None, # notebooks by name, such as 07_advantages; None for all
     check:bool=False,   # write nothing, and fail when a stored output is stale?
     timeout:int=600,    # seconds a cell may take
 )->list:                # names of the notebooks that changed
@@ -488,7 +488,7 @@ def _text_faults(root, names=None):
     return res
 
 def check(
-    names:list[str]=None, # notebooks by name; None for all, and the README
+    names:list[str]|None=None, # notebooks by name; None for all, and the README
 )->int:               # how many notebooks were looked at
     "Trouble, one line a fault, when modules, outputs, prose or README are out of step."
     root = _root()

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
-import grpo_nb.methods                       # what is registered there can be an arm's
 from ..advantages import group_advantages
 from ..generation import Rollouts
 from ..parts.files import atomic_write
@@ -662,9 +661,9 @@ def factor(
     old:Tensor,       # (S, ...) nats, of the policies that sampled
     A:Tensor,         # advantages
     correction:str,   # one of `CORRECTIONS`
-    real:Tensor=None, # bool, tokens that count; None: all
+    real:Tensor|None=None, # bool, tokens that count; None: all
     epsilon:float=.2, # half-width of the clip range
-    chance:Tensor=None, # as `logps`, uniform in 0..1; for 'random'
+    chance:Tensor|None=None, # as `logps`, uniform in 0..1; for 'random'
 )->Tensor:            # as `logps`, no gradient
     "A token's advantage times all that its gradient is multiplied by, run by run."
     real = torch.ones_like(logps, dtype=torch.bool) if real is None else real

@@ -87,7 +87,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
 
     # ---- rewards of a group
     def dead_mask(self,
-        rewards:Tensor, G:int=None,  # (N*G, F), nan where not judged; rows per group, None: in training
+        rewards:Tensor, G:int|None=None, # (N*G, F), nan where not judged; rows per group, None: in training
     )->Tensor:           # (N,) bool
         "Groups without contrast."
         by_func = rewards.unflatten(0, (-1, G or self.num_generations))
@@ -145,7 +145,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     def open_batch(self,
         batch:dict,  # TRL's
         n:int,       # rows that this process sampled
-    )->TrlBatchRecord:  # None where the batch is neither edited nor recorded
+    )->TrlBatchRecord|None:  # None where the batch is neither edited nor recorded
         "The record of a batch that was sampled, with places for what was not; its rows can be followed."
         a,world,rewards = self.args,self.accelerator.num_processes,self.rewards_per_func
         number = self._step//(a.steps_per_generation*self.num_iterations)   # of the generation batch
@@ -224,7 +224,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         self.table.replace(rows, len(b.rewards))
 
     def log(self,
-        logs:dict, start_time:float=None,  # TRL's row; as TRL has it
+        logs:dict, start_time:float|None=None, # TRL's row; as TRL has it
     )->None:
         "TRL's row, with how full the buffer is, and the ratios of what was replayed since the last one."
         if self.args.replay_active and 'loss' in logs:

@@ -22,11 +22,11 @@ class TrlBatchRecord(BatchRecord):
     n_sampled:int=0     # rows that this process sampled; the buffer was asked for the others
     unsampled:list=()   # groups that were never sampled, of those that the buffer sees
     advantages_before:list=()   # (N,) of all processes, as sampled
-    after:dict=None     # the table of all processes, as trained on
-    drawn:DrawResult=None # what came out of the buffer; None where nothing may
+    after:dict|None=None # the table of all processes, as trained on
+    drawn:DrawResult|None=None # what came out of the buffer; None where nothing may
     waiting:list = field(default_factory=list)   # (id, first row, group): stored when log-probs are known
-    logps:Tensor = None     # (B, C) of the policy, filled in while it trains
-    seen:Tensor = None      # (B,) bool: these rows of them are
+    logps:Tensor|None = None # (B, C) of the policy, filled in while it trains
+    seen:Tensor|None = None # (B,) bool: these rows of them are
     finished:bool = False   # have callbacks been given it?
 
     @property

@@ -50,7 +50,7 @@ def _gathered(model, modifier=None):
     import deepspeed
     return deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=modifier)
 
-def _whole_weights(model:nn.Module, keep:bool=True)->dict:
+def _whole_weights(model:nn.Module, keep:bool=True)->dict|None:
     "The state dict with every weight whole. Call it on every process."
     out = {}
     with _gathered(model):
@@ -134,7 +134,7 @@ class ResumableTrainer(GRPOTrainer):
                 'checkpoints stand')
             raise
 
-    def save_model(self, output_dir:str=None, _internal_call:bool=False)->None:
+    def save_model(self, output_dir:str|None=None, _internal_call:bool=False)->None:
         "Also where FSDP cuts checkpoints into parts, the model is saved whole; TRL would save none."
         fsdp = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         if _internal_call or fsdp is None: return super().save_model(output_dir, _internal_call)
@@ -183,7 +183,7 @@ class ResumableTrainer(GRPOTrainer):
         return self._sampler
 
     def train(self,
-        resume_from_checkpoint:bool|str=None,  # True: the newest whole one; 'auto': that, if there is one
+        resume_from_checkpoint:bool|str|None=None, # True: the newest whole one; 'auto': that, if there is one
         *args:Any,     # as `Trainer.train` has them
         **kwargs:Any,  # the same
     )->TrainOutput:
@@ -215,7 +215,7 @@ class ResumableTrainer(GRPOTrainer):
         if not self.is_in_train: check_stop(measures=True)
         return super().evaluate(*args, **kwargs)
 
-    def log(self, logs:dict, start_time:float=None)->None:
+    def log(self, logs:dict, start_time:float|None=None)->None:
         "As in `GRPOTrainer`; a run that has nothing left to do adds no row."
         if not self._over: super().log(logs, start_time)
 

@@ -61,13 +61,13 @@ class TrlRows(Groups):
 
     def with_tensors(self, columns:dict)->Self: return replace(self, data=columns)
 
-    def kind(self, name:str, x:Tensor|list=None)->str:
+    def kind(self, name:str, x:Tensor|list|None=None)->str:
         "As in `Groups`."
         if name in ('prompt_ids','prompt_mask'): return 'P'
         if name in PROMPT_COMPLETION_COLUMNS: return 'PT'
         return 'T' if name in PER_TOKEN_COLUMNS and name not in self.per_row else ''
 
-    def padding(self, name:str)->float:
+    def padding(self, name:str)->float|None:
         "As in `Groups`."
         return self.pad_id if name in ('prompt_ids','completion_ids') else PER_TOKEN_COLUMNS.get(name, 0)
 
@@ -168,7 +168,7 @@ def _column(rows, name, groups, mask):
 def stored_rows(
     rows:TrlRows,      # the batch that they are for
     groups:list,       # stored groups, from `extract_group`
-    multiple:int=None, # widths are rounded up to a multiple of this
+    multiple:int|None=None, # widths are rounded up to a multiple of this
 )->TrlRows:
     "Stored groups as rows with the columns of `rows`. ValueError when a group lacks one of them."
     groups,m,dev = [_expand_group(g) for g in groups],multiple or 1,rows.completion_ids.device
@@ -183,7 +183,7 @@ def insert_groups(
     rows:Tensor,       # (n,) int64, where the groups go
     groups:list,       # from `extract_group`, n rows together
     pad_id:int=0,      # token id in the padding; of `TrlRows` its own
-    multiple:int=None, # widths are rounded up to a multiple of this
+    multiple:int|None=None, # widths are rounded up to a multiple of this
 )->dict:               # or `TrlRows`, widened where a group is longer
     "The batch with stored groups in the place of `rows`. ValueError when a group lacks a key of the batch."
     if not isinstance(batch, TrlRows):

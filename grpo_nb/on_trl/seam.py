@@ -27,7 +27,7 @@ _ATTRIBUTES = ('_buffered_inputs','_entropy_bonus_enabled','_is_vlm','_last_worl
     '_pending_extra_logs','_step','_tokenizer')
 
 def check_seam(
-    trainer:GRPOTrainer=None,  # to look for its attributes too, once TRL has set them
+    trainer:GRPOTrainer|None=None, # to look for its attributes too, once TRL has set them
 )->None:
     "ImportError for a version of TRL or transformers without a name or a parameter that we rely on."
     for package,home,names in _SEAM:

@@ -9,7 +9,6 @@ __all__ = ['TokenTermsCallback']
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..generation import Rollouts

@@ -16,7 +16,7 @@ from .distributed import ProcessGroup
 # %% ../../nbs/on_trl/watchdog.ipynb #89eff00e
 def assert_same_on_all_ranks(
     mine:dict,         # what this process was given, by name; compared as text
-    ranks:ProcessGroup=None, # None for those of the default process group
+    ranks:ProcessGroup|None=None, # None for those of the default process group
 )->None:
     "ValueError on every rank unless all were given the same: it names what differs, and who has what."
     ranks = ranks or ProcessGroup()
@@ -66,8 +66,8 @@ def _is_gone(pid, began):
     return _began(pid) not in (began, None)
 
 def sign_process(
-    store:dist.Store=None,  # that all reach; None for the default group's
-    ranks:'ProcessGroup'=None, # has `rank` and `world`; None for the default process group's
+    store:dist.Store|None=None, # that all reach; None for the default group's
+    ranks:'ProcessGroup|None'=None, # has `rank` and `world`; None for the default process group's
 )->None:
     "Note in the store which process this rank is, so that others on its machine see when it is gone."
     ranks = ranks or ProcessGroup()
@@ -87,8 +87,8 @@ class RankWatchdog:
     def __init__(self,
         patience_s:float=1800.,  # seconds without a step forward after which a rank looks who is behind; inf:
                                  # only who is gone ends the block
-        ranks:ProcessGroup=None, # has `rank` and `world`; None for the default process group's
-        store:dist.Store=None,  # that all reach; None for the default group's
+        ranks:ProcessGroup|None=None, # has `rank` and `world`; None for the default process group's
+        store:dist.Store|None=None, # that all reach; None for the default group's
         stop:Callable=_end, # given the message when patience ends; by default prints it and ends the process
         every_s:float=1.,  # seconds between two looks
         name:str='roll',   # another for each use of one store, the same on all ranks

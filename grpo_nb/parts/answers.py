@@ -114,7 +114,7 @@ class _Judge:
         self.child = subprocess.Popen([sys.executable, '-P', '-c', code], env=env, encoding='utf-8', **pipes)
         if self.reply('', 300).strip()=='ready': return
         self.close()
-        import math_verify   # says why, where it is not installed
+        import math_verify   # noqa: F401  says why, where it is not installed
         raise RuntimeError(f'the process that judges expressions did not start ({sys.executable}): '
             'try `python -c "import math_verify"`')
 
@@ -191,8 +191,8 @@ def completion_text(
 def judge_with_start(
     judge:Callable,       # of a text, returns something that can be compared
     completions:list,     # N completions, str or lists of messages
-    prompts:list=None,    # N prompts
-    completion_start:list=None,  # N texts that the chat template has written of the answers
+    prompts:list|None=None, # N prompts
+    completion_start:list|None=None, # N texts that the chat template has written of the answers
 )->list:                  # N of what `judge` returns
     "What `judge` says of each completion: by itself or behind the tags that its prompt opened, the better."
     out = []

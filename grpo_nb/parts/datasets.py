@@ -29,7 +29,7 @@ def split_name(
     return 'test' if h < test_share*2**64 else 'train'
 
 # %% ../../nbs/parts/datasets.ipynb #6bfedd8e
-def _as_messages(question:str, system:str=None)->list[dict]:
+def _as_messages(question:str, system:str|None=None)->list[dict]:
     "A question in the form chat models are trained on."
     before = [{'role':'system', 'content':system}] if system else []
     return before+[{'role':'user', 'content':question}]
@@ -53,7 +53,7 @@ def gym_dataset(
     n:int,              # problems wanted, all different
     seed:int=0,         # 0 or more; another seed gives other problems
     split:str='train',  # 'train' or 'test'
-    system:str=None,    # a system message before each question
+    system:str|None=None, # a system message before each question
     **config:Scalar,   # the task's own options, such as min_terms=3
 )->Dataset:             # columns prompt (messages), answer, task, entry (JSON)
     """`n` different problems of one side of a reasoning-gym task.
@@ -341,7 +341,7 @@ SYSTEM_PROMPT = ('First think, between <think> and </think>. '
 
 def hub_rows(
     name:str,           # of the data set on the hub
-    config:str=None,    # its configuration
+    config:str|None=None, # its configuration
     split:str='train',  # its split
 )->Dataset:
     "Rows of a hub data set. ValueError where it can't be loaded."
@@ -374,7 +374,7 @@ HUB_DATASETS = dict(   # name: (on the hub, its configuration, columns, what mak
 
 def hub_problems(
     name:str,                # one of `HUB_DATASETS`
-    rows:list[dict]=None,    # in the hub's format, in place of the download
+    rows:list[dict]|None=None, # in the hub's format, in place of the download
     split:str='train',       # on the hub
     system:str|None=SYSTEM_PROMPT, # a system message before each question, or None
 )->Dataset:                  # columns prompt, answer, task; solution where there is one

@@ -10,12 +10,16 @@ __all__ = ['FAST_PATH_MAX_PARAMS', 'Tokenizer', 'unwrap_peft', 'output_head', 'f
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from fastcore.basics import patch
+
+# %% ../../nbs/parts/fast_path.ipynb #eebc871a
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 # %% ../../nbs/parts/fast_path.ipynb #c033d109
 class Tokenizer(Protocol):
@@ -60,7 +64,7 @@ def _changed(m):
 
 def fast_path_blocker(
     model:nn.Module,      # any model
-    max_params:int=None,  # more weights than this are too many to copy; None for any number
+    max_params:int|None=None, # more weights than this are too many to copy; None for any number
 )->str:                   # '' for a model that this room takes
     "What keeps `model` from the fast way, in a few words; empty where nothing does."
     kind = type(model)
@@ -220,7 +224,7 @@ class FusedDecoder:
         qm:Tensor,       # (B, P) bool, where the prompts' tokens stand
         pages:list=(),   # as `_length_buckets` gives them
         G:int=1,         # rows per prompt on the pages
-        keep:list=None,  # gets the prompts' keys and values, a pair per block
+        keep:list|None=None, # gets the prompts' keys and values, a pair per block
     )->Tensor:           # (n, hidden), not yet normed
         "States behind the last block."
         (B,P),Q,K,D = qm.shape,self.Q,self.K,self.D

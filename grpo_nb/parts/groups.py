@@ -45,7 +45,7 @@ def unjudged(
 
 def nan_std(
     x:Tensor,        # any shape, at least one axis
-    dim:int=None,    # the axis to reduce; None for all
+    dim:int|None=None, # the axis to reduce; None for all
 )->Tensor:           # like `x` with 1 on the reduced axes
     "Deviation of what is not nan, its number minus 1 in the denominator; nan where fewer than two are left."
     dim = tuple(range(x.ndim)) if dim is None else dim
@@ -90,7 +90,7 @@ def dead_groups(
 
 def dead_by_func(
     by_func:Tensor,            # (B, G, F) reward units; nan where a function does not apply
-    weights:list|Tensor=None,  # (F,) weight of each function; None for 1 each
+    weights:list|Tensor|None=None, # (F,) weight of each function; None for 1 each
     aggregation:str='sum_then_normalize',  # or 'normalize_then_sum', as for the advantages
     tol:float=1e-6,            # as for `dead_groups`
 )->Tensor:                     # (B,) bool
@@ -115,7 +115,7 @@ def expected_dead_frac(
 def dead_reason(
     rewards:Tensor,    # (B, G) reward units
     tol:float=1e-6,    # as in `dead_groups`
-    dead:Tensor=None,  # (B,) bool, from `dead_groups`; None: found here
+    dead:Tensor|None=None, # (B,) bool, from `dead_groups`; None: found here
 )->list[str|None]:     # one for each group
     """Why each group is dead, None for a living one.
 
@@ -138,7 +138,7 @@ def dead_reason(
 def group_scores(
     advantages:Tensor,   # (B, G) or (B, G, T) float32
     rewards:Tensor,      # (B, G) reward units; nan where a completion has no reward
-    mask:Tensor=None,    # (B, G, T) bool, needed where advantages are one per token
+    mask:Tensor|None=None, # (B, G, T) bool, needed where advantages are one per token
 )->Tensor:               # (B,) float32, 0 or more
     """How much each group has to teach: the sum of |advantage|, times the deviation of its rewards.
 
@@ -271,7 +271,7 @@ class Groups:
 # %% ../../nbs/parts/groups.ipynb #1ed667a9
 def pack_groups(
     batch:Groups,    # with rewards and advantages
-    idx:list|Tensor=None,  # groups to pack: bool mask, indices, list; None for all
+    idx:list|Tensor|None=None, # groups to pack: bool mask, indices, list; None for all
 )->list[dict]:       # one dict per group, on the CPU, without padding
     """Each group by itself: int32 ids, lengths, float32 log-probs; the prompt once.
 
@@ -345,13 +345,13 @@ class StoredGroup:
     data:Any          # what was stored, most often a dict of `pack_groups`
     score:float       # how much it has to teach, 0 or more
     step:int=0        # when it was made
-    key:int|str=None  # whose prompt it answers
+    key:int|str|None=None # whose prompt it answers
     id:int=-1         # counts up with every group that was offered
     uses:int=0        # how often drawn, this time included
-    prob:float=None   # of this draw, given those before it in the same call
+    prob:float|None=None # of this draw, given those before it in the same call
     age:int=0         # steps between its making and now
     drawn:int=0       # how often drawn for this batch already
-    rewards:list=None # (G,) of its answers, nan where there is none; None where nobody gave them
+    rewards:list|None=None # (G,) of its answers, nan where there is none; None where nobody gave them
 
     def to_record(self)->dict:
         "What a record says of it."

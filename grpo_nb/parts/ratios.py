@@ -41,8 +41,8 @@ PPO_CLIP_LOSSES = ('grpo','dr_grpo','dapo','bnpo','luspo') # the loss types with
 class ClipRange:
     "The range in which a ratio counts. `enabled` is False for a loss that clips nothing, such as CISPO."
     epsilon:float=.2         # it counts down to 1-epsilon
-    epsilon_high:float=None  # and up to 1+epsilon_high; None for the same as `epsilon`
-    delta:float=None         # cap of the ratio where the advantage is negative
+    epsilon_high:float|None=None # and up to 1+epsilon_high; None for the same as `epsilon`
+    delta:float|None=None    # cap of the ratio where the advantage is negative
     enabled:bool=True
 
     @property
@@ -66,7 +66,7 @@ def clip_frac(
     ratio:Tensor,       # (..., T) or (..., 1)
     A:Tensor,           # (..., 1) or (..., T)
     mask:Tensor,        # (..., T) bool
-    dim:tuple=None,     # axes to average over; None for all
+    dim:tuple|None=None, # axes to average over; None for all
     clip:ClipRange=ClipRange(), # the range
 )->Tensor:              # share of tokens; of completions where ratio and advantage are one per completion
     "Clip fraction: the share that the clip leaves without a gradient; 0 where nothing counts."
@@ -88,8 +88,8 @@ def ratio_sums(
     A:Tensor,                # advantages, (..., 1) or (..., T)
     mask:Tensor,             # (..., T) bool
     level:str='token', clip:ClipRange=ClipRange(), # of the loss: 'token' or 'sequence', and its range
-    clip_mask:Tensor=None,   # bool, what the clip leaves without a gradient; None: found here, by `clip`
-    ratio:Tensor=None,       # as `importance_ratio` gives it; None: found here
+    clip_mask:Tensor|None=None, # bool, what the clip leaves without a gradient; None: found here, by `clip`
+    ratio:Tensor|None=None,  # as `importance_ratio` gives it; None: found here
 )->Tensor:                # (10,) to be put together by `merge_sums` and read by `ratio_row`
     "Sufficient statistics of the ratios, for `merge_sums` to merge and `ratio_row` to turn into metrics."
     x = log_ratio.detach().float().masked_fill(~mask, 0)
@@ -140,8 +140,8 @@ class OffPolicyCorrection:
     weight:str='token'       # one of `IS_WEIGHTS`
     weight_cap:float=2.      # largest weight of 'truncated', 'sequence' and 'decoupled'
     clip:str='ppo'           # one of `CLIP_KINDS`
-    max_drift:float=None     # nats per token; leave out answers that moved further, either way
-    max_moment:float=None    # square nats; leave out the furthest tokens, until their mean square is this
+    max_drift:float|None=None # nats per token; leave out answers that moved further, either way
+    max_moment:float|None=None # square nats; leave out the furthest tokens, until their mean square is this
 
     def __post_init__(self):
         for k,known in dict(weight=IS_WEIGHTS, clip=CLIP_KINDS).items():
@@ -220,10 +220,10 @@ def apply_correction(
     mask:Tensor,            # (..., T) bool
     correction:OffPolicyCorrection, # what to do
     level:str='token',      # of the loss's ratio: 'token' or 'sequence'
-    prox_logps:Tensor=None, # (..., T) nats, of the policy when this batch began; for 'decoupled'
+    prox_logps:Tensor|None=None, # (..., T) nats, of the policy when this batch began; for 'decoupled'
     clip:ClipRange=ClipRange(), # of the loss
-    ratio:Tensor=None,      # of `logps` to `center_logps`, where it is known already
-    clip_mask:Tensor=None,  # bool, what the correction's clip leaves without a gradient, likewise
+    ratio:Tensor|None=None, # of `logps` to `center_logps`, where it is known already
+    clip_mask:Tensor|None=None, # bool, what the correction's clip leaves without a gradient, likewise
 )->tuple:                   # (old_logps, A) to give to the loss
     """Log-probs to compare with and advantages, so that the plain loss of them is the corrected loss.
 

@@ -132,7 +132,7 @@ def import_object(
 def resolve(
     registry:str|Mapping,  # as for `register`
     name:str|Callable,     # a name in it, FILE.py:NAME, or the function or class itself
-    setting:str=None,      # what takes the name, for the message; None: as the registry says
+    setting:str|None=None, # what takes the name, for the message; None: as the registry says
     hint:str='',           # more for the end of the message
 )->Any:                    # a function, or a class
     "The thing of that name. ValueError that says which names there are, and which was probably meant."

@@ -85,7 +85,7 @@ def check_reward_call(
 # %% ../../nbs/parts/reward_calls.ipynb #ca11000c
 def describe_reward_func(
     func:Callable,  # a reward function
-    name:str=None,  # under which it is logged; None for its own
+    name:str|None=None, # under which it is logged; None for its own
 )->str:             # 'reward function `name` (file.py)'
     "A function's name and the file it was written in, for messages."
     while isinstance(func, functools.partial): func = func.func

@@ -67,9 +67,9 @@ class RewardModel:
     "A reward function from a sequence classifier with one label; ValueError for more labels."
     def __init__(self,
         model:torch.nn.Module|str,  # with one label, or the name of one (a folder, or on the hub)
-        tokenizer:Callable=None,    # the judge's own; None loads it from the same place
+        tokenizer:Callable|None=None, # the judge's own; None loads it from the same place
         batch_size:int=32,          # texts at once
-        name:str=None,              # in logs; None for the model's own
+        name:str|None=None,         # in logs; None for the model's own
     ):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
         if isinstance(model, str):

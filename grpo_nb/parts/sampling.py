@@ -32,7 +32,7 @@ class Sampling:
     temperature:float = config_field(1., 'of sampling, and of every log-prob; 0 takes the likeliest token')
     top_k:int = config_field(0, 'sample among the k most likely tokens; 0: all')
     top_p:float = config_field(1., 'sample within this probability mass')
-    min_p:float = config_field(None, 'drop tokens below this share of the most likely one')
+    min_p:float|None = config_field(None, 'drop tokens below this share of the most likely one')
     repetition_penalty:float = config_field(1., 'above 1: repeated tokens become less likely')
     presence_penalty:float = config_field(0.,
         'above 0: tokens that the answer holds become less likely, once')
@@ -52,7 +52,7 @@ class Sampling:
 def check_lengths(
     n:Tensor,              # (rows,) int64, tokens of each prompt
     T:int,                 # tokens to come
-    model:nn.Module=None,  # its config says how many positions there are
+    model:nn.Module|None=None, # its config says how many positions there are
 )->None:
     "ValueError if a prompt and its completion don't fit into the model together."
     limit,i = max_context_length(getattr(model, 'config', None)),int(n.argmax())
@@ -163,7 +163,7 @@ def filter_logits(
     logits:Tensor,     # (n, V) float32, already divided by the temperature
     top_k:int=0,       # keep the `top_k` likeliest; 0 for all
     top_p:float=1.0,   # keep the smallest set whose probability reaches `top_p`
-    min_p:float=None,  # drop tokens less likely than `min_p` times the likeliest
+    min_p:float|None=None, # drop tokens less likely than `min_p` times the likeliest
 )->Tensor:             # (n, V) float32, -inf where dropped
     """Logits with the unlikely tokens at -inf: top-k first, then top-p on what is left, then min-p.
 
@@ -221,7 +221,7 @@ def decode_rows(
     ends:Tensor,         # (E,) int64, tokens that end a row
     pad_id:int=0,        # stands where a row has ended
     track:bool=False,    # does `draw` need `seen`?
-    fast:bool=None,      # take the fast way? None for a plain Qwen2 up to `FAST_PATH_MAX_PARAMS`
+    fast:bool|None=None, # take the fast way? None for a plain Qwen2 up to `FAST_PATH_MAX_PARAMS`
 )->tuple:                # (B*G, t) int64 tokens and (B*G, t) float32 nats, of t steps until all have ended
     "Draw rows of tokens; row `i` takes dart `u[i,t]` at token `t`, whichever rows have left."
     N,T,dev = *u.shape,ids.device

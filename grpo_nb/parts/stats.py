@@ -6,7 +6,12 @@
 __all__ = ['wilson_ci', 'mean_ci', 'paired_difference', 'holm', 'random_effects_mean']
 
 # %% ../../nbs/parts/stats.ipynb #6acaf72d
+from typing import TYPE_CHECKING
 import numpy as np
+
+# %% ../../nbs/parts/stats.ipynb #fd3a8ba2
+if TYPE_CHECKING:
+    import pandas as pd
 
 # %% ../../nbs/parts/stats.ipynb #a8ddabe7
 def wilson_ci(

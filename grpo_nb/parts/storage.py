@@ -82,10 +82,10 @@ class GroupStorage:
         return sorted(((e.score, e.data) for e in self), key=lambda o: o[0])
 
     def sample(self,
-        n:int=None,      # groups wanted
-        step:int=None,   # now, for ages
-        keys:list=None,  # n prompt indices, preferred in turn
-        num_samples:int=None,  # TRL's name for `n`
+        n:int|None=None, # groups wanted
+        step:int|None=None, # now, for ages
+        keys:list|None=None, # n prompt indices, preferred in turn
+        num_samples:int|None=None, # TRL's name for `n`
     )->list:             # up to `n` of what was stored; [] from an empty buffer
         "What `draw` draws, without the labels."
         if (n is None)==(num_samples is None):

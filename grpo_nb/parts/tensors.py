@@ -13,7 +13,7 @@ from torch import Tensor
 def masked_mean(
     x:Tensor,     # any shape
     mask:Tensor,  # bool, broadcastable to `x`
-    dim:int|tuple=None, # the axis or axes to average over; None for all
+    dim:int|tuple|None=None, # the axis or axes to average over; None for all
 )->Tensor:        # `x` averaged where `mask` is true; 0 where nothing is
     "Mean of `x` over the true entries of `mask`; masked entries count for nothing, even when they are nan."
     m = mask.expand_as(x)

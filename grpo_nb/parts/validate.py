@@ -127,7 +127,7 @@ def max_context_length(
     return max([n, *reach])
 
 # %% ../../nbs/parts/validate.ipynb #c0re0015
-def _prompts_of(dataset:list, most:int=None)->list:
+def _prompts_of(dataset:list, most:int|None=None)->list:
     "The column `prompt`; None for a row without one."
     step = -(-len(dataset)//most) if most and len(dataset) else 1
     if hasattr(dataset, 'column_names'):
@@ -273,7 +273,7 @@ def validate_dataset(
     dataset:list,   # rows with a `prompt`, a `datasets.Dataset` or a list of dicts
     n_prompts:int,  # prompts in a batch
     G:int=1,        # completions per prompt, to say how to help
-    most:int=None,  # prompts looked at, spread over the rows; None for all
+    most:int|None=None, # prompts looked at, spread over the rows; None for all
 )->list:            # those prompts
     "The prompts. ValueError if a run on these rows can't work, naming the row or the column."
     _check_table(dataset, n_prompts, G)
@@ -282,7 +282,7 @@ def validate_dataset(
 # %% ../../nbs/parts/validate.ipynb #c0re0016
 def dataset_fingerprint(
     dataset:list,   # rows with a `prompt`
-    most:int=None,  # prompts looked at, as for `validate_dataset`
+    most:int|None=None, # prompts looked at, as for `validate_dataset`
 )->dict:            # rows, and a checksum of the prompts in their order
     "Enough of a dataset to know it again."
     def plain(p):   # a table fills missing fields with None

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
@@ -31,6 +31,11 @@ from ..parts.files import atomic_write
 from ..parts.registry import STRATEGIES, import_file
 from ..parts.stats import paired_difference, holm, mean_ci, random_effects_mean
 from ..see.plotting import fig_png, new_figure
+
+# %% ../../nbs/research/study.ipynb #c7fe2045
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from pandas import DataFrame
 
 # %% ../../nbs/research/study.ipynb #d44b329c
 def machine()->str:
@@ -96,7 +101,7 @@ _WHOLE = {'tokens','steps'}
 
 def mean_over_tokens(
     curve:list,       # dicts with tokens and pass1, from 0 tokens on
-    until:float=None, # tokens; None: the last point's
+    until:float|None=None, # tokens; None: the last point's
 )->float:             # 0 to 1
     "Mean pass@1 over the tokens spent, by trapezoids; the last stretch is cut at `until`."
     x,y = [o['tokens'] for o in curve],[o['pass1'] for o in curve]
@@ -315,7 +320,7 @@ def draw_curves(
     df:pd.DataFrame,  # rows of a study
     regime:str,       # one of its regimes
     lines:dict,       # which of its arms: (color, line style), and in words where the name isn't enough
-    title:str=None,   # the finding
+    title:str|None=None, # the finding
 )->object:            # a figure
     "Held-out pass@1 against sampled tokens, mean over seeds with its 95 % band."
     fig,ax = new_figure(title or f'{regime}: pass@1 as tokens are spent', size=(7.2,3.8),
@@ -641,7 +646,7 @@ def make_job(
     arm:str,                  # of `arm_of`
     regime:str,               # a name of `REGIMES`, or 'file.py:NAME'
     seed:int,                 # of problems, sampling and batches
-    learning_rate:float=None, # None: the arm's, of `rate`
+    learning_rate:float|None=None, # None: the arm's, of `rate`
     **settings:Any,           # `n_problems`, ...; more of `TrainConfig`; the method's options as method_NAME
 )->dict:                      # a job of `study.run_study`
     "A run to be made, under the names that tell it from others, with the hash of its method's source."
@@ -683,8 +688,8 @@ def _told(df, jobs):
 # %% ../../nbs/research/study.ipynb #8054d5e1
 def make_jobs(
     seeds:int=8,      # seeds 0, 1, ...
-    arms:list=None,   # as for `job`; None: all of `ARMS`
-    regimes:list=None,# as for `job`; None: all of `REGIMES`
+    arms:list|None=None, # as for `job`; None: all of `ARMS`
+    regimes:list|None=None,# as for `job`; None: all of `REGIMES`
     **settings:Any,   # as for `job`
 )->list:              # of `job`
     "The runs of a comparison, seed by seed, of arms that can act: some need prompts that come again."
@@ -749,7 +754,7 @@ BESIDE = Arm('replay', dict(stored_per_fresh=2), dict(generation_batch_size=96, 
     correction='weight=truncated,weight_cap=2,clip=none'), '8 groups sampled, and 16 from the buffer')
 
 def compared(
-    output_dir:str=None,     # of the table and its figure; None: runs/compare, or the next of that name
+    output_dir:str|None=None, # of the table and its figure; None: runs/compare, or the next of that name
     disable_tqdm:bool=False, # hide the progress bar
 )->None:
     "Train in five ways at equal tokens, on words to be spelled backward, with six seeds each."

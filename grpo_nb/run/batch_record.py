@@ -25,7 +25,7 @@ class BatchRecord:
     rewards_by_func:Tensor   # (n, G, F) reward units; nan where a function does not apply
     prompts:list             # (n,) text or messages
     completions:list         # (n*G,) text or messages
-    trained:Groups=None      # the batch as trained on, with stored groups in the place of dead ones
+    trained:Groups|None=None # the batch as trained on, with stored groups in the place of dead ones
     extra:dict=field(default_factory=dict)   # what rewards logged of each completion, {column: (n*G,)}
 
     def __getitem__(self, name:str)->Any:
@@ -38,7 +38,7 @@ _NAMES_OF_0_1 = dict(fresh='sampled', texts='completions', by_func='rewards_by_f
 @dataclass
 class TrainBatch(BatchRecord):
     "A batch of the course's trainer: what else it knows."
-    row:dict=None       # of the history
-    ended:Tensor=None   # (n, G) bool, has the completion an end token?
+    row:dict|None=None  # of the history
+    ended:Tensor|None=None # (n, G) bool, has the completion an end token?
     processed:Any=None  # what the run's strategy made of the batch
     updates:list=()     # what each optimizer step of the first pass returned

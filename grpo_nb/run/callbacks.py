@@ -6,7 +6,6 @@
 __all__ = ['EVENTS', 'TrainCallback', 'CallbackList', 'has_events', 'is_callback', 'crossed']
 
 # %% ../../nbs/run/callbacks.ipynb #36b61e23
-from collections.abc import Callable
 from typing import Any
 from .state import TrainState
 

@@ -67,7 +67,7 @@ def _crc(path, whole=2**30, block=2**20):
 
 def write_manifest(
     folder:str|Path,  # a checkpoint; all its files are written, but for `trainer_state.json`
-    run:str=None,     # the run's id
+    run:str|None=None, # the run's id
     **about:Any,      # what else to know of the checkpoint, as JSON can hold it
 )->None:
     "Note size and checksum of every file in `folder`, once they are on the disk."
@@ -133,8 +133,8 @@ def checkpoint_folders(
     return sorted(found, key=lambda p: int(p.name[11:]))
 
 def latest_complete_checkpoint(
-    output_dir:str|Path, run:str=None,  # as for `last_checkpoint`
-    at_most:int=None,     # the newest step that will do; None for any
+    output_dir:str|Path, run:str|None=None, # as for `last_checkpoint`
+    at_most:int|None=None, # the newest step that will do; None for any
 )->tuple:                 # (its path or None, what was wrong with those passed over)
     "The newest whole checkpoint of this run."
     bad = []
@@ -149,7 +149,7 @@ def latest_complete_checkpoint(
 
 def last_checkpoint(
     output_dir:str|Path,  # where a run keeps its `checkpoint-N` folders
-    run:str=None,         # id of the run; None: of any run
+    run:str|None=None,    # id of the run; None: of any run
     tell:Callable=print,  # is told in a line what was passed over
 )->str:                   # path of the newest whole one of this run
     "The newest checkpoint that is whole. ValueError when there is none, with what is wrong with each."

@@ -19,7 +19,7 @@ from ..parts.loss_inputs import (
 @dataclass
 class RunConfig(Sampling):
     "The settings of a run behind the first dozen, under TRL's names; those of sampling come first."
-    output_dir:str = config_field(None, 'folder of the run; None writes nothing')
+    output_dir:str|None = config_field(None, 'folder of the run; None writes nothing')
     max_tokens:int = config_field(0, 'also stop once this many completion tokens were sampled; 0: never')
     lr_scheduler_type:str = config_field('constant', 'constant, linear or cosine: how the learning rate ends')
     warmup_steps:int = config_field(0, 'steps over which the learning rate rises from 0')
@@ -28,15 +28,16 @@ class RunConfig(Sampling):
     adam_beta2:float = config_field(.999, 'of AdamW')
     max_grad_norm:float = config_field(1., 'gradients are scaled down to this norm; 0 leaves them')
     importance_sampling_level:str = config_field('token', 'token or sequence (GSPO)')
-    aggregation:str = config_field(None,
+    aggregation:str|None = config_field(None,
         'the loss_type by whose rule tokens are averaged; None: that of the loss, or dapo for your own')
-    epsilon_high:float = config_field(None, 'upper half-width; None: as epsilon')
-    delta:float = config_field(None, 'upper bound of the ratio where the advantage is negative; None: none')
-    off_policy_mask_threshold:float = config_field(None,
+    epsilon_high:float|None = config_field(None, 'upper half-width; None: as epsilon')
+    delta:float|None = config_field(None,
+        'upper bound of the ratio where the advantage is negative; None: none')
+    off_policy_mask_threshold:float|None = config_field(None,
         'leave out bad completions beyond this drift, nats per token')
-    correction:str = config_field(None,
+    correction:str|None = config_field(None,
         'of all groups, such as weight=truncated,clip=none; None: the loss as it is')
-    replay_correction:str = config_field(None,
+    replay_correction:str|None = config_field(None,
         'the same, of replayed groups; None: as `correction`; clip=none did harm at high rates, and warns')
     top_entropy_quantile:float = config_field(1.,
         'share of the tokens, those of highest entropy, that feel the loss')
@@ -54,16 +55,17 @@ class RunConfig(Sampling):
     ref_model_mixup_alpha:float = config_field(.6, 'share of the policy in the reference at each sync')
     ref_model_sync_steps:int = config_field(512, 'steps between two syncs')
     multi_objective_aggregation:str = config_field('sum_then_normalize', 'or normalize_then_sum (GDPO)')
-    reward_weights:list[float] = config_field(None, 'one weight per reward function; None: all 1')
+    reward_weights:list[float]|None = config_field(None, 'one weight per reward function; None: all 1')
     shared_prefix:bool = config_field(True, 'compute a prompt once for its G completions; False: for each')
     mask_truncated_completions:bool = config_field(False,
         'leave completions without an end token out of the loss')
     dead_tolerance:float = config_field(1e-6, 'a group whose rewards differ by at most this is dead')
     replay_priority:str = config_field('score',
         'who stays and who comes back: score, uniform, recency, a name of your own, or FILE.py:NAME')
-    replay_age_limit:int = config_field(None,
+    replay_age_limit:int|None = config_field(None,
         'oldest group that may be replayed, in optimizer steps; None: any')
-    replay_max_uses:int = config_field(None, 'a stored group leaves after so many draws; None: any number')
+    replay_max_uses:int|None = config_field(None,
+        'a stored group leaves after so many draws; None: any number')
     replay_stored_per_fresh:int = config_field(0,
         'stored groups in a batch for each sampled one; 0: for dead ones')
     eval_steps:int = config_field(0, 'steps between two evaluations on `eval_dataset`; 0: none')

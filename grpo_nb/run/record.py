@@ -94,9 +94,9 @@ def group_rows(
     prompts:list,      # (B,) text or chat messages
     completions:list,  # (B*G,) flat, row `b*G+g`, or (B,) lists of G; text or chat messages
     rewards:Tensor,    # (B, G) or (B*G,) float32, as sampled
-    records:list=None, # (B,) dicts from a method: treatment, score, id, replacement, ...
-    rewards_by_func:dict=None,  # {name: (B, G) or (B*G,)}
-    extra:dict=None,   # what rewards logged of each completion, {column: (B*G,)}
+    records:list|None=None, # (B,) dicts from a method: treatment, score, id, replacement, ...
+    rewards_by_func:dict|None=None, # {name: (B, G) or (B*G,)}
+    extra:dict|None=None, # what rewards logged of each completion, {column: (B*G,)}
     **fields:Any,      # any other field of `GROUP_FIELDS`: (B,), (B, G) or (B*G,) values, or None
 )->list:               # (B,) dicts, ready for `Recorder.groups`
     """One plain dict per group.
@@ -212,12 +212,12 @@ class Recorder:
     "Writes the record of a run into a folder, whole rows at a time."
     def __init__(self,
         output_dir:str|Path,   # the run's folder; made if missing
-        settings:dict=None,    # for settings.json; None writes none
+        settings:dict|None=None, # for settings.json; None writes none
         every:int=1,           # groups are recorded at steps divisible by this
-        resume_step:int=None,  # go on after this step, dropping later rows; None begins a new record
+        resume_step:int|None=None, # go on after this step, dropping later rows; None begins a new record
         max_mb:float=100.,     # size that groups.jsonl may reach by `last_step`, in MB; None for any
-        last_step:int=None,    # the run's last step, over which `max_mb` is spread
-        run:str=None,          # the run's id
+        last_step:int|None=None, # the run's last step, over which `max_mb` is spread
+        run:str|None=None,     # the run's id
     ):
         if every<1: raise ValueError(f'`every` is {every}: groups are recorded every 1 or more steps')
         self.dir,self.every = Path(output_dir),every
@@ -298,7 +298,7 @@ def make_history_row(
     ended:Tensor,    # (n, G) bool, has the completion an end token?
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
-    treated:'ProcessedBatch', # what the method made of it
+    treated:Any,     # the `ProcessedBatch` that the method made of it
     done:list,       # what each `update` returned
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."

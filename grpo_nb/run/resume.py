@@ -44,7 +44,7 @@ def atomic_dir(
 def rotate_checkpoints(
     output_dir:str|Path,  # where a run keeps its `checkpoint-N` folders
     n:int,                # how many stay
-    run:str=None,         # id of the run; None: of any run
+    run:str|None=None,    # id of the run; None: of any run
 )->None:
     "Remove all checkpoints of the run but the newest `n`."
     own = [o for o in checkpoint_folders(output_dir) if run is None or read_manifest(o).get('run')==run]
@@ -151,7 +151,7 @@ def load_checkpoint(
 def resolve_checkpoint(
     s:TrainState,     # a new one
     resume:bool|str,  # True for the newest whole checkpoint of output_dir, a path, or None
-)->Path:              # a checkpoint this run can go on from; None for a run that begins
+)->Path|None:         # a checkpoint this run can go on from; None for a run that begins
     "Where a run goes on. ValueError for a new run in the folder of an old one, and as of `check_checkpoint`."
     if not isinstance(resume, (bool,str,os.PathLike,type(None))):
         raise ValueError(f'`resume_from_checkpoint` is {resume!r:.60}, needs True or a checkpoint\'s path')

@@ -17,7 +17,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 @dataclass
 class StopRequest:
     "Did a signal ask the run to end?"
-    signal:str = None   # its name, such as 'SIGTERM'; None while there was none
+    signal:str|None = None # its name, such as 'SIGTERM'; None while there was none
     def __bool__(self)->bool: return self.signal is not None
 
 _old_handlers = {} # handlers that stood before ours, while ours are in place
@@ -90,7 +90,7 @@ def forget_stop()->None:
     _stopped.clear()
 
 def check_stop(
-    run:str=None,         # id of a run that goes on: the one that was stopped may
+    run:str|None=None,    # id of a run that goes on: the one that was stopped may
     measures:bool=False,  # is this a measurement? After a run that was whole it may be made
 )->None:
     "`Stopped` where a signal has stopped a run of this process: a loop over runs ends here."

@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 import yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +24,10 @@ from ..parts.datasets import hub_rows, load_problems, make_problems
 from ..parts.registry import TASKS
 from ..parts.validate import may_be_none, reward_names, config_field
 from .plans import batch_plan, run_plan
+
+# %% ../../nbs/scale/launch.ipynb #efe97731
+if TYPE_CHECKING:
+    from trl import GRPOConfig
 
 # %% ../../nbs/scale/launch.ipynb #bb2b9dd0
 _FILES = dict(ddp='multi_gpu', fsdp2='fsdp2', zero2='zero2', zero3='zero3')
@@ -92,7 +97,7 @@ def write_launch_config(
 # %% ../../nbs/scale/launch.ipynb #cf4b148e
 def launch_command(
     script:list,            # what to run: ['-m','grpo_nb','trl',…] or ['train.py',…]
-    config_file:str=None,   # from `write_launch_config`, for accelerate
+    config_file:str|None=None, # from `write_launch_config`, for accelerate
     num_processes:int=8,    # of all nodes
     num_machines:int=1,     # nodes
     machine_rank:str='0',   # a number, or a variable of the shell
@@ -227,7 +232,7 @@ class RecipeArguments(ModelConfig):
     model:str = config_field('Qwen/Qwen2.5-0.5B-Instruct',
         "A causal model on the hub, a folder, 'smollm2' (see grpo_nb get), "
         "or 'tiny' for the weights in this package.")
-    rows_file:str = config_field(None,
+    rows_file:str|None = config_field(None,
         "JSONL, CSV or Parquet file with rows in the hub's format, not the download.")
     dataset_use_rate:int = config_field(100, 'Per cent of the data set to use.')
     held_out:int = config_field(0,
@@ -236,7 +241,7 @@ class RecipeArguments(ModelConfig):
     total_batch_size:int = config_field(16, 'Prompts in a generation batch, over all processes.')
     skip_apply_chat_template:bool = config_field(False,
         'Give prompts as plain text, without the chat template.')
-    dataset_num_proc:int = config_field(None, 'Processes that prepare the data set.')
+    dataset_num_proc:int|None = config_field(None, 'Processes that prepare the data set.')
     attn_mechanism:str = config_field('auto', 'Attention: auto, vanilla (or eager), sdpa, flash_attention_2.',
         choices=['auto','vanilla','eager','sdpa','flash_attention_2'])
     use_wandb:bool = config_field(False, 'Track the run with Weights & Biases; `--report_to` takes others.')
@@ -245,8 +250,9 @@ class RecipeArguments(ModelConfig):
     dry_run:bool = config_field(False, 'Print the plan and stop.')
     strategy:str = config_field('ddp', 'For the plan only: how states are cut.',
         choices=['ddp','fsdp2','zero2','zero3'])
-    num_processes:int = config_field(None, 'For the plan only: processes; default: those that are running.')
-    accelerate_config:str = config_field(None,
+    num_processes:int|None = config_field(None,
+        'For the plan only: processes; default: those that are running.')
+    accelerate_config:str|None = config_field(None,
         'The file given to `accelerate launch`: its keys and values are looked at first.')
 
 # %% ../../nbs/scale/launch.ipynb #da3a2d8c
@@ -268,19 +274,20 @@ class TLDRArguments(RecipeArguments):
 @dataclass
 class TrlArguments(RecipeArguments):
     "Data and rewards of one's own."
-    dataset:str = config_field(None,
+    dataset:str|None = config_field(None,
         'A JSONL, CSV or Parquet file, a folder of `save_to_disk`, the name of a data set on the hub, or a '
         'task: my_task.py:my_task, sums or words.')
-    dataset_config:str = config_field(None, 'Its configuration on the hub.')
+    dataset_config:str|None = config_field(None, 'Its configuration on the hub.')
     dataset_split:str = config_field('train', 'Its split.')
     prompt_column:str = config_field('prompt', 'The column that holds the prompts.')
     answer_column:str = config_field('answer',
         'The column that holds the answers; rewards get it as `answer`.')
-    reward:list[str] = config_field(None,
+    reward:list[str]|None = config_field(None,
         'my_rewards.py:my_reward, package.module.function or one of TRL\'s own '
         'names, one or several; default: is the answer in <answer>…</answer> right?')
-    reward_model:str = config_field(None, 'A sequence classifier with one label, a folder or on the hub.')
-    total_batch_size:int = config_field(None,
+    reward_model:str|None = config_field(None,
+        'A sequence classifier with one label, a folder or on the hub.')
+    total_batch_size:int|None = config_field(None,
         "Prompts in a generation batch; default: TRL's own batch numbers.")
 
 # %% ../../nbs/scale/launch.ipynb #9970cd32
@@ -417,8 +424,8 @@ def parse_options(
     recipe:type,         # a dataclass of the recipe's own settings
     config:type,         # `GRPOConfig`, or a class made from it
     argv:list=(),        # words of a command line
-    settings:dict=None,  # the same by name
-    defaults:dict=None,  # where they differ from the config's
+    settings:dict|None=None, # the same by name
+    defaults:dict|None=None, # where they differ from the config's
 )->tuple:  # (recipe's settings, the config)
     "Settings from options, a file and arguments. ValueError for an unknown one or an impossible batch."
     from trl import TrlParser

@@ -71,8 +71,8 @@ def batch_plan(
     per_device_train_batch_size:int=8,  # completions a process holds in one pass
     gradient_accumulation_steps:int=1,  # passes before an optimizer step
     world_size:int=1,                   # processes
-    steps_per_generation:int=None,      # passes made from one generation; None: gradient_accumulation_steps
-    generation_batch_size:int=None,     # completions of one generation; instead of steps_per_generation
+    steps_per_generation:int|None=None, # passes made from one generation; None: gradient_accumulation_steps
+    generation_batch_size:int|None=None, # completions of one generation; instead of steps_per_generation
     num_iterations:int=1,               # passes over a generation
     pass_rates:tuple=(.5,),             # chances of a right answer, one per prompt (or a sample of prompts)
     mean_length:float=256.,             # tokens per completion

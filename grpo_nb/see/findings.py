@@ -29,7 +29,7 @@ class Finding:
     remedy:str    # what to do, settings under the trainer's names
     fault:bool = True     # False for a note that puts the reader's mind at rest
     explains:tuple = ()   # names of findings that follow from this one
-    step:int = None       # since when; None if unknown
+    step:int|None = None  # since when; None if unknown
     sure:str = 'likely'   # 'certain', 'likely' or 'possible'
     follows:tuple = ()    # names of findings of this run that it explains
     rows:list = field(default_factory=list, repr=False)    # of the history: step, and the columns it read
@@ -80,7 +80,7 @@ def page_table()->dict:
 
 def to_float(
     x:object,  # a value of a log
-)->float:      # nan or inf, also as text; None for a gap or any other text
+)->float|None:  # nan or inf, also as text; None for a gap or any other text
     "As a number."
     try: return float(x)
     except (TypeError, ValueError): return None
@@ -90,7 +90,7 @@ class RunColumns:
     def __init__(self,
         rows:list,           # dicts of numbers, one per batch, under TRL's names
         groups:list=(),      # dicts of the group record, where there is one
-        settings:dict=None,  # of the run; `args` may hold the trainer's
+        settings:dict|None=None, # of the run; `args` may hold the trainer's
     ):
         self.rows,self.groups,self.settings = list(rows),list(groups),settings or {}
         self.names = {k for o in self.rows for k in o}
@@ -111,7 +111,7 @@ class RunColumns:
         ok = np.isfinite(x)
         return self.steps[ok],x[ok]
 
-    def __call__(self, name:str)->np.ndarray: return self.pair(name)[1]
+    def __call__(self, name:str)->np.ndarray|None: return self.pair(name)[1]
     def second_half(self, name:str)->np.ndarray: return (x := self(name))[len(x)//2:]
 
     def nonfinite_steps(self, name:str)->list:
@@ -120,7 +120,7 @@ class RunColumns:
         return [float(s) for s,o in zip(self.steps, self.rows)
             if not math.isfinite(to_float(o.get(name)) or 0)]
 
-    def stopped_at(self, name:str, times:int=3)->float:
+    def stopped_at(self, name:str, times:int=3)->float|None:
         "The step since which a column is missing, for `times` its longest gap, though reward is there"
         there = np.isfinite(self.raw('reward', math.nan))
         x = np.isfinite(self.raw(name, math.nan))[there]
@@ -162,7 +162,7 @@ class RunColumns:
         return {k:self.pair(k) for k in names if not k.endswith(aside) and len(self(k))}
 
     @property
-    def ceiling(self)->float:
+    def ceiling(self)->float|None:
         "The highest possible reward, from the record; None if it does not say."
         top = [x for o in self.groups for x in o.get('rewards') or [] if x is not None]
         if top: return max(top)
@@ -226,7 +226,7 @@ def drop_from_peak(
     share:float=.5,     # of its height that it must lose
     sigmas:float=4.,    # of its noise, from eight values on
     parts:int=8,        # the running mean is over one of so many parts
-)->tuple:               # (best, last, place of the best); None where it did not fall so far
+)->tuple|None:          # (best, last, place of the best); None where it did not fall so far
     "How far the running mean fell from its best to the end."
     if len(x)<2: return None
     q = max(2, len(x)//parts)
@@ -247,7 +247,7 @@ RULES = {}
 
 def translate_settings(
     remedy:str,        # with settings under the names of the trainer on TRL
-    trainer:str=None,  # that made the run: 'grpo_nb' for `train`
+    trainer:str|None=None, # that made the run: 'grpo_nb' for `train`
 )->str:
     "A remedy with the settings of this trainer."
     if trainer!='grpo_nb': return remedy
@@ -267,7 +267,7 @@ class Rule:
     sure:str = 'likely'
     fault:bool = True
 
-    def __call__(self, r:RunColumns, **limits:float)->Finding:
+    def __call__(self, r:RunColumns, **limits:float)->Finding|None:
         "What the test finds, or None; the test returns evidence as text, fields of `Finding`, or a flag."
         r.read.clear()
         cols = [r.pair(k) for k in self.needs]
@@ -303,7 +303,7 @@ def _around(name):
 
 # %% ../../nbs/see/findings.ipynb #7c1e5a04
 @rule('not-a-number')
-def _not_a_number(r:RunColumns, rows:int=1, reward_rows:int=3)->dict:
+def _not_a_number(r:RunColumns, rows:int=1, reward_rows:int=3)->dict|None:
     "what training computes stopped being a number, and weights that took such a step are spoilt"
     found = {k:at for k in ('loss','grad_norm','entropy','kl') if len(at := r.nonfinite_steps(k))>=rows
         and (k in ('loss','grad_norm') or len(r(k)))}   # the other two may never have been numbers
@@ -322,7 +322,7 @@ def _not_a_number(r:RunColumns, rows:int=1, reward_rows:int=3)->dict:
 def _all_cut(c, share): return min(c[:-(-len(c)//2)].mean(), c.mean())>=share
 
 @rule('no-chat-template')
-def _no_template(r:RunColumns, c:np.ndarray, cut:float=.5)->dict:
+def _no_template(r:RunColumns, c:np.ndarray, cut:float=.5)->dict|None:
     """the model was trained on conversations and is prompted with plain text, so it answers something else or
     never ends its turn"""
     rew,s = r('reward'),r.get('data', {})
@@ -332,7 +332,7 @@ def _no_template(r:RunColumns, c:np.ndarray, cut:float=.5)->dict:
     return dict(evidence='prompts are text, and the tokenizer has a chat template', since=0)
 
 @rule('no-end-token')
-def _no_end(r:RunColumns, c:np.ndarray, share:float=.9)->dict:
+def _no_end(r:RunColumns, c:np.ndarray, share:float=.9)->dict|None:
     "generation waits for a token that the model never produces"
     s = r.get('data', {})
     odd = s and (s.get('eos_token_id') is None or s.get('chat_template') and not s.get('eos_in_template'))
@@ -341,19 +341,19 @@ def _no_end(r:RunColumns, c:np.ndarray, share:float=.9)->dict:
     return dict(evidence=f"the tokenizer's end token is {s.get('eos_token')!r}{unused}", since=0)
 
 @rule('all-truncated')
-def _all_truncated(r:RunColumns, c:np.ndarray, share:float=.9)->dict:
+def _all_truncated(r:RunColumns, c:np.ndarray, share:float=.9)->dict|None:
     "almost every completion is cut off before its end"
     return dict(since=0) if _all_cut(c, share) else None
 
 @rule('truncated')
-def _truncated(r:RunColumns, c:np.ndarray, share:float=.3, falls:float=.1)->dict:
+def _truncated(r:RunColumns, c:np.ndarray, share:float=.3, falls:float=.1)->dict|None:
     "many completions are cut off before their end, so right reasoning is scored as wrong"
     first,last = quarter_means(c)
     return dict(since=_smooth(c, 10)>.8*share) if last>=max(share, first-falls) else None
 
 # %% ../../nbs/see/findings.ipynb #e1f0e063
 @rule('reward-never-fires')
-def _never_fires(r:RunColumns, rows:int=3)->dict:
+def _never_fires(r:RunColumns, rows:int=3)->dict|None:
     "a reward function gave every completion the same"
     by,x = r.rewards(),r('reward')
     flat = {k:x for k,x in by.items() if len(x)>=rows and np.ptp(x)==0 and x[0]<=0}
@@ -404,13 +404,13 @@ def _is_solved(r:RunColumns)->bool:
     return _solved(r)
 
 @rule('all-equal')
-def _all_equal(r:RunColumns, z:np.ndarray, share:float=.9)->dict:
+def _all_equal(r:RunColumns, z:np.ndarray, share:float=.9)->dict|None:
     "almost every group is dead: its completions all got the same reward, so no advantage is left"
     if z[len(z)//2:].mean()<share or _solved(r): return None
     return dict(since=z>=.8)|_cliff(r)
 
 @rule('start-at-zero')
-def _start_at_zero(r:RunColumns, m:np.ndarray, share:float=.02, dead:float=.9, found:float=.1)->dict:
+def _start_at_zero(r:RunColumns, m:np.ndarray, share:float=.02, dead:float=.9, found:float=.1)->dict|None:
     "the model solves next to nothing at the start, so almost no group holds a right answer"
     z,q,top = r(DEAD),max(5, len(m)//4),r.ceiling or 1.
     if m.min()<0 or len(z) and z[:q].mean()<dead: return None
@@ -420,7 +420,7 @@ def _start_at_zero(r:RunColumns, m:np.ndarray, share:float=.02, dead:float=.9, f
 
 @rule('thin-signal')
 def _thin_signal(r:RunColumns, z:np.ndarray, dead:float=.6, filled:float=.7,
-    long:int=100, dead_long:float=.65)->dict:
+    long:int=100, dead_long:float=.65)->dict|None:
     "most groups are dead, so each batch learns from the few that are left"
     late,after = z[-max(5, len(z)//10):].mean(),r.second_half('replay/live_after')
     if r.solved or late<dead or len(after) and after.mean()>filled: return None
@@ -432,7 +432,8 @@ def _scored(groups): return [o for o in groups if o.get('rewards') and None not 
 def _spread(o): return max(o['rewards'])-min(o['rewards'])
 
 @rule('float-noise')
-def _float_noise(r:RunColumns, relative:float=1e-5, share:float=.1, std:float=1e-6, alive:float=.9)->dict:
+def _float_noise(r:RunColumns, relative:float=1e-5, share:float=.1, std:float=1e-6,
+        alive:float=.9)->dict|None:
     "rewards that ought to be equal differ by rounding, and count as a signal"
     rows = _scored(r.groups)
     tiny = [o for o in rows if 0<_spread(o)<=relative*max(1, max(map(abs, o['rewards'])))]
@@ -456,7 +457,7 @@ def _kl_only(r:RunColumns, z:np.ndarray, k:np.ndarray, dead:float=.8, kl:float=1
     return z[len(z)//2:].mean()>=dead and k[len(k)//2:].mean()>=kl and r.get('beta')!=0
 
 @rule('ratio-always-1')
-def _ratio_one(r:RunColumns, m:np.ndarray, updates:int=2, living:float=.05)->str:
+def _ratio_one(r:RunColumns, m:np.ndarray, updates:int=2, living:float=.05)->str|None:
     "the ratio to the old policy is exactly 1 at every update, so the clip never acts"
     if r.updates<updates or (m!=1).any() or r.live_frac<living: return None
     return (f'largest ratio 1 in {len(m)} batches of {r.updates} updates each, '
@@ -484,7 +485,7 @@ def _young_clip(r:RunColumns, age:float=1.5)->float:
     return float(young.mean()) if len(young) else 0.
 
 @rule('learning-rate-too-large')
-def _too_large(r:RunColumns, m:np.ndarray, fresh:float=.25, young:float=.35, lively:float=.05)->dict:
+def _too_large(r:RunColumns, m:np.ndarray, fresh:float=.25, young:float=.35, lively:float=.05)->dict|str|None:
     "updates throw the policy further than the clip can hold"
     new,next_,fell = _fresh_clip(r),_young_clip(r),drop_from_peak(m)
     clip = f'{new:.0%} of freshly sampled tokens clipped' if new>=next_ else \
@@ -495,7 +496,7 @@ def _too_large(r:RunColumns, m:np.ndarray, fresh:float=.25, young:float=.35, liv
         says='the reward fell from where it had been, with much of the batch clipped')
 
 @rule('reward-collapse')
-def _reward_collapse(r:RunColumns, m:np.ndarray, share:float=.5, sigmas:float=4.)->dict:
+def _reward_collapse(r:RunColumns, m:np.ndarray, share:float=.5, sigmas:float=4.)->dict|None:
     "the reward lost half of what it had reached, or more, and stayed there"
     if not (fell := drop_from_peak(m, share, sigmas)): return None
     best,last,at = fell
@@ -504,7 +505,7 @@ def _reward_collapse(r:RunColumns, m:np.ndarray, share:float=.5, sigmas:float=4.
 
 # %% ../../nbs/see/findings.ipynb #72c31ef2
 @rule('learning-rate-too-small')
-def _too_small(r:RunColumns, _:np.ndarray, living:float=.2, still:float=.02, way:float=1e-6)->str:
+def _too_small(r:RunColumns, _:np.ndarray, living:float=.2, still:float=.02, way:float=1e-6)->str|None:
     "groups are living and gradients flow, but the policy does not move"
     m,(steps,lr) = np.concatenate([r('ratio_max'), r('replay/ratio_max')]),r.pair('learning_rate')
     far = lr.mean()*max(1., np.ptp(steps)) if len(lr) else math.inf
@@ -515,7 +516,7 @@ def _too_small(r:RunColumns, _:np.ndarray, living:float=.2, still:float=.02, way
     return told+(f'; learning_rate {lr.max():.1e}, over all steps {far:.1e}' if len(lr) else '')
 
 @rule('no-gradient')
-def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict:
+def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict|None:
     "many steps have a gradient of exactly 0, so nothing was learned from them"
     if (g==0).mean()<share: return None
     z,s = r.raw(DEAD, math.nan),r.raw('reward_std', math.nan)
@@ -537,7 +538,7 @@ def _replay_old(r:RunColumns, age:np.ndarray, ess:float=.5, clip:float=.3)->bool
 
 # %% ../../nbs/see/findings.ipynb #7c1e5a06
 @rule('sampler-disagrees')
-def _sampler(r:RunColumns, rows:int=4, nats:float=.1, kl:float=.05)->dict:
+def _sampler(r:RunColumns, rows:int=4, nats:float=.1, kl:float=.05)->dict|None:
     """the engine that samples and the model that is trained disagree about the same tokens, so every ratio
     is off"""
     for name,most in (('sampling/sampling_logp_difference/mean', nats), ('sampling/mismatch_kl', kl)):
@@ -557,13 +558,14 @@ def _furthest(groups):
     return f'; furthest apart: {where}, {q:.3g} nats by the sampler and {p:.3g} by the trainer'
 
 @rule('failing-tools')
-def _tools(r:RunColumns, x:np.ndarray, share:float=.3)->dict:
+def _tools(r:RunColumns, x:np.ndarray, share:float=.3)->dict|None:
     "many calls of tools fail, so answers are judged by errors that are not theirs"
     return dict(since=_smooth(x, 10)>=share) if quarter_means(x)[1]>=share else None
 
 # %% ../../nbs/see/findings.ipynb #2d07c397
 @rule('few-groups-replayed')
-def _few_groups(r:RunColumns, busiest:int=4, share:float=.5, each:int=10, times:int=10, places:int=20)->str:
+def _few_groups(r:RunColumns, busiest:int=4, share:float=.5, each:int=10, times:int=10,
+        places:int=20)->str|None:
     "a handful of stored groups is replayed again and again, and little new comes in"
     came = [o['replacement'] for o in r.groups if o.get('replacement')]
     uses = Counter(o['id'] for o in came if o.get('id') is not None)
@@ -616,7 +618,7 @@ def _stopped(early, late, rose:float=.05, still:float=.05, top:float=.8):
     (d,half),(d2,half2) = welch_rise(early),welch_rise(late)
     return d>max(half, rose) and abs(d2)<=max(half2, still*abs(late.mean())) and late.mean()<top
 
-def _hack(r:RunColumns, rows:int=6, best:float=.9)->dict:
+def _hack(r:RunColumns, rows:int=6, best:float=.9)->dict|None:
     "What a rising reward pays for instead of what it is meant to measure: fields of `Finding`, and `long`."
     m,n = r('reward'),r('completions/mean_length')
     if len(m)<rows: return None
@@ -659,20 +661,20 @@ def _one_form(groups:list, share:float=.4)->str:
     return f'{shared:.0%} of the completions, whatever the prompt, read {text[:60]!r}' if shared>share else ''
 
 @rule('hacked-by-length')
-def _hacked_by_length(r:RunColumns)->dict:
+def _hacked_by_length(r:RunColumns)->dict|None:
     "the reward rises by making answers longer"
     h = _hack(r)
     return h if h and h.pop('long') else None
 
 @rule('hacked-by-form')
-def _hacked_by_form(r:RunColumns)->dict:
+def _hacked_by_form(r:RunColumns)->dict|None:
     "the reward rises by a form that fits every question"
     h = _hack(r)
     return h if h and not h.pop('long') else None
 
 # %% ../../nbs/see/findings.ipynb #bc2d1cc1
 @rule('held-out-falls')
-def _held_out_falls(r:RunColumns, share:float=.08, least:float=.02)->dict:
+def _held_out_falls(r:RunColumns, share:float=.08, least:float=.02)->dict|None:
     "held-out problems get worse while the training reward still rises"
     rs,rew = r.pair('reward')
     for name,(steps,x) in r.held_out().items():
@@ -688,13 +690,13 @@ def _held_out_falls(r:RunColumns, share:float=.08, least:float=.02)->dict:
         return dict(evidence=f'{told}; reward {then:.3g} then, {now:.3g} now', step=float(steps[i]))
 
 @rule('generalisation-gap')
-def _gap(r:RunColumns, share:float=.33, gap:float=.1)->str:
+def _gap(r:RunColumns, share:float=.33, gap:float=.1)->str|None:
     "held-out problems gain far less than the training problems: these are learned by heart"
     for name,a,b,d,half,g in _held_gains(r):
         if g-d>gap and d+half<share*g and b<.9: return f'{name} {a:.3g} to {b:.3g} ({d:+.2g} ± {half:.2g})'
 
 @rule('one-reward-drowns')
-def _drowned(r:RunColumns, share:float=.01)->dict:
+def _drowned(r:RunColumns, share:float=.01)->dict|None:
     "one reward function is so much wider than others that only it decides the advantages"
     spread = {k:float(np.median(x)) for k in r.rewards() if len(x := r(f'rewards/{k}/std'))}
     if r.groups and all(o.get('rewards_by_func') for o in r.groups[:8]): spread = _spreads(r.groups)
@@ -717,7 +719,7 @@ def _spreads(groups):
 
 # %% ../../nbs/see/findings.ipynb #3b00de96
 @rule('entropy-collapse')
-def _entropy_collapse(r:RunColumns, e:np.ndarray, share:float=.2)->dict:
+def _entropy_collapse(r:RunColumns, e:np.ndarray, share:float=.2)->dict|None:
     "the policy hardly varies its answers any more, and the reward has stopped rising"
     first,last = quarter_means(e)
     if r.solved or r.still_rising or first<=0 or last>share*first: return None
@@ -725,7 +727,7 @@ def _entropy_collapse(r:RunColumns, e:np.ndarray, share:float=.2)->dict:
 
 @rule('kl-blow-up')
 def _kl_blow_up(r:RunColumns, kl:np.ndarray, least:float=.5, times:float=5.,
-    pays:float=1., pays_times:float=20.)->dict:
+    pays:float=1., pays_times:float=20.)->dict|None:
     "the policy runs away from the reference"
     usual,last = float(np.median(kl[len(kl)//8:max(4, len(kl)//2)])),quarter_means(kl)[1]
     level = max(usual, .01)
@@ -736,7 +738,7 @@ def _kl_blow_up(r:RunColumns, kl:np.ndarray, least:float=.5, times:float=5.,
             f'{kl.max():.3g} at most')
 
 @rule('gradient-spikes')
-def _gradient_spikes(r:RunColumns, g:np.ndarray, times:float=10., fewest:int=2, most:float=.2)->dict:
+def _gradient_spikes(r:RunColumns, g:np.ndarray, times:float=10., fewest:int=2, most:float=.2)->dict|None:
     "single batches have gradients many times as large as the rest"
     usual = float(np.quantile(g, .75))
     spikes = np.flatnonzero(g>times*usual)
@@ -746,7 +748,7 @@ def _gradient_spikes(r:RunColumns, g:np.ndarray, times:float=10., fewest:int=2, 
     return dict(since=spikes[0], evidence=f'{told}largest {g.max():.3g} at step {largest:g}')
 
 @rule('plateau')
-def _plateau(r:RunColumns, m:np.ndarray, matters:float=.05, top:float=.8, held:float=.03)->dict:
+def _plateau(r:RunColumns, m:np.ndarray, matters:float=.05, top:float=.8, held:float=.03)->dict|None:
     "the reward has stopped rising well below what it could be"
     ceiling,tail = r.ceiling,m[2*len(m)//5:]
     if ceiling is None or quarter_means(m)[1]>top*ceiling: return None
@@ -759,7 +761,7 @@ def _plateau(r:RunColumns, m:np.ndarray, matters:float=.05, top:float=.8, held:f
             f'its trend there {d:+.2g} ± {half:.2g}, of at most {ceiling:g}')
 
 @rule('loss-0-is-fine')
-def _zero_loss(r:RunColumns, l:np.ndarray, g:np.ndarray, loss:float=1e-4, grad:float=1e-3)->str:
+def _zero_loss(r:RunColumns, l:np.ndarray, g:np.ndarray, loss:float=1e-4, grad:float=1e-3)->str|None:
     "the advantages of a group sum to 0 and the ratio is 1, so the loss is 0; its gradient is not"
     if np.abs(l).max()>loss or np.median(g)<grad: return None
     return f'largest |loss| {np.abs(l).max():.1e}, median gradient norm {np.median(g):.2g}'
@@ -768,7 +770,7 @@ def _zero_loss(r:RunColumns, l:np.ndarray, g:np.ndarray, loss:float=1e-4, grad:f
 def diagnose_rows(
     rows:list,           # dicts of numbers, one per batch, under TRL's names
     groups:list=(),      # dicts of the group record, where there is one
-    settings:dict=None,  # of the run
+    settings:dict|None=None, # of the run
 )->Findings:
     "What the numbers of a run show to be wrong, faults first; empty for a healthy run."
     look = RunColumns(rows, groups, settings)

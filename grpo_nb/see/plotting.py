@@ -72,7 +72,7 @@ def fig_png(
 # %% ../../nbs/see/plotting.ipynb #032c1ed2
 def fig_svg(
     fig:Figure,    # any matplotlib figure
-    alt:str=None,  # what it shows, for readers who can't see it; None: the figure's titles
+    alt:str|None=None, # what it shows, for readers who can't see it; None: the figure's titles
 )->str:            # an `<svg>` element on a transparent ground; the same text for the same figure
     "`fig` as small SVG without date, in the ink of the page around it."
     out = io.StringIO()
@@ -115,8 +115,8 @@ def _titles(fig):
 # %% ../../nbs/see/plotting.ipynb #0e7bf9dc
 def new_figure(
     title:str,           # the finding, in a sentence
-    xlabel:str=None,     # with its unit
-    ylabel:str=None,     # with its unit
+    xlabel:str|None=None, # with its unit
+    ylabel:str|None=None, # with its unit
     size:tuple=(6.4,3.6),# width, height in inches; one inch is 100 pixels on the page
     **grid:int|bool,     # ncols, nrows, sharex, sharey, … as `subplots` takes them
 )->tuple:                # (figure, axes), or (figure, array of axes) when there are several

@@ -43,7 +43,7 @@ _ASIDE = set('gts ground_truth answer index idx rollout_id sample_id num_turns s
 
 def find_columns(
     names:list,          # of the table
-    columns:dict=None,   # {what we ask for: its name in the table}
+    columns:dict|None=None, # {what we ask for: its name in the table}
 )->dict:                 # {what we ask for: its name}, without what is not there
     "Which column is what? ValueError with what was found and what is needed."
     columns = columns or {}
@@ -503,7 +503,7 @@ def _parts(rows, columns=None, most=4000):
 def rows_to_groups(
     rows:list,           # dicts, one per completion
     step:int=0,          # of rows that do not say it
-    columns:dict=None,   # {what we ask for: its name in the table}
+    columns:dict|None=None, # {what we ask for: its name in the table}
 )->tuple:                # (groups as in groups.jsonl, completions without a group)
     "Rows of a table as groups of the record. ValueError as of `find_columns`."
     if not rows: return [],0
@@ -881,8 +881,8 @@ def _history_of_tokens(groups, mean):
 # %% ../../nbs/see/readers.ipynb #cf75bd55
 def open_run(
     path:LoggedRun,      # a `LoggedRun`; the folder or file of one, whoever made it; '-' for standard input
-    columns:dict=None,   # {what we ask for: its name in the table}
-    reader:str|Callable=None,  # of another tool's log: a name in `LOG_READERS`, FILE.py:NAME, or a function
+    columns:dict|None=None, # {what we ask for: its name in the table}
+    reader:str|Callable|None=None, # of another tool's log: a name in `LOG_READERS`, FILE.py:NAME, a function
 )->LoggedRun:
     "Open any run, with its groups if there are any. ValueError says what was found and what is needed."
     run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns, reader)

@@ -43,7 +43,7 @@ def interpolated_gain(
 
 def sampling_share(
     r:RunColumns, # of a run
-)->float:     # 0..1; None if its timings are missing
+)->float|None:  # 0..1; None if its timings are missing
     "What part of a batch with one pass over it is sampling."
     batch,s = r('batch_time')[1:],r('generation_time')[1:]
     if not len(s): s = r('rollout_time')[1:]   # as older records have it, rewards included
@@ -100,7 +100,7 @@ def _what_to_do(r, g, dead):
 def reuse_advice(
     rows:list,           # dicts of the history, one per batch
     groups:list=(),      # dicts of the group record, where there is one
-    settings:dict=None,  # of the run
+    settings:dict|None=None, # of the run
 )->str:                # lines: what was seen, what each way gained in the study, what to do
     "What using answers again may give, as our study measured it where sampling costs as much as here."
     r = RunColumns(rows, groups, settings)
@@ -209,11 +209,11 @@ def _verdict(look, before, after, found):
 
 def verdict(
     rows:list,           # dicts of the history, one per batch
-    before:dict=None,    # what `evaluate` measured before; None where nothing was
-    after:dict=None,     # what `evaluate` measured after
+    before:dict|None=None, # what `evaluate` measured before; None where nothing was
+    after:dict|None=None, # what `evaluate` measured after
     groups:list=(),      # dicts of the group record, where there is one
-    settings:dict=None,  # of the run
-    found:Findings=None, # what `find` found in it; None: looked for here
+    settings:dict|None=None, # of the run
+    found:Findings|None=None, # what `find` found in it; None: looked for here
 )->Verdict:
     "Did it learn, and if not, what is the likeliest cause and what to do?"
     rows = list(rows)
@@ -224,7 +224,7 @@ def verdict(
 # %% ../../nbs/see/verdict.ipynb #846c267c
 def warnings_now(
     rows:list,        # dicts of the history so far
-    trainer:str=None, # that makes the run: 'grpo_nb' for `train`
+    trainer:str|None=None, # that makes the run: 'grpo_nb' for `train`
 )->list:              # of `Finding`; print `says`
     "What is worth a warning now."
     if not any(o.get(k) for o in rows[-1:] for k in (DEAD, 'replay/replaced')): return []   # all is well

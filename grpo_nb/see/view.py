@@ -38,8 +38,8 @@ def _cell_of(row):
 def stored_groups(
     by_step:dict,     # {step: groups of the record}
     places:dict,      # {step: its number}
-    size:int=None,    # groups the buffer holds; None where that is not known
-    age_limit:float=None, # steps after which a group leaves
+    size:int|None=None, # groups the buffer holds; None where that is not known
+    age_limit:float|None=None, # steps after which a group leaves
 )->tuple:             # (list of dicts id, step, score, at, out; {(step, group): its number in that list})
     "Every stored group, and where it was replayed."
     rows,came = [o for g in by_step.values() for o in g],{}
@@ -243,7 +243,7 @@ class PackedRun:
     "A run ready for the browser: its head and cells as compressed bytes, its texts by block."
     def __init__(self,
         run:LoggedRun,        # the record
-        versions:dict=None,   # {name: the same run with other newcomers}; each has the same steps and groups
+        versions:dict|None=None, # {name: the run with other newcomers}; the same steps and groups
         limit:int=200_000,    # characters of each text
     ):
         run.rows[:] = [o for o in run.rows if isinstance(o.get('group'), int) and o['group']>=0
@@ -293,7 +293,7 @@ class PackedRun:
 
 def pack_run(
     run:LoggedRun,       # the record
-    versions:dict=None,  # as for `PackedRun`
+    versions:dict|None=None, # as for `PackedRun`
     limit:int=4000,      # characters of each text
     budget:int=1_500_000,# bytes of compressed texts; what does not fit is left out, evenly
 )->dict:                 # bytes by name, `texts` a dict of them
@@ -410,8 +410,8 @@ def iframe(
 def write_page(
     name:str,       # of the page, such as 'report.html'
     text:str,       # HTML
-    out:Path=None,  # a folder, or a file that ends in .html; None: where the run lies
-    run:LoggedRun=None, # what the page shows; that of a table of rollouts lies beside it
+    out:Path|None=None, # a folder, or a file that ends in .html; None: where the run lies
+    run:LoggedRun|None=None, # what the page shows; that of a table of rollouts lies beside it
 )->Path:            # of the page; its folder is made
     """Write a page completely or not at all; what is not UTF-8 becomes a question mark.
 
@@ -467,9 +467,9 @@ def _widget_class():
 
 def view_run(
     run:LoggedRun,       # or the folder of one; it may still be going
-    versions:dict=None,  # {name: the same run with other newcomers}
-    step:int=None,       # where to begin; None: the last step with a replaced group
-    group:int=None,      # where to begin
+    versions:dict|None=None, # {name: the same run with other newcomers}
+    step:int|None=None,  # where to begin; None: the last step with a replaced group
+    group:int|None=None, # where to begin
 )->object:               # a widget with `step`, `group`, `show` and `reread`
     "The view of a run in a notebook."
     return _widget_class()(open_run(run), versions, step, group)
@@ -594,7 +594,7 @@ def _compare_html(arms, name):
 # %% ../../nbs/see/view.ipynb #16bd134c
 def write_report(
     runs:list,      # a run's folder or a table of rollouts; or folders, or {name: folders}, to compare
-    out:Path=None,  # folder or file of the page; None for the run's own folder, needed for a comparison
+    out:Path|None=None, # folder or file of the page; None for the run's own folder, needed for a comparison
 )->Path:            # report.html
     """Write report.html; returns its path. It opens from disk.
 

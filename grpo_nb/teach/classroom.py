@@ -69,8 +69,8 @@ def split_handout(
 # %% ../../nbs/teach/classroom.ipynb #b0ee1a9f
 def make(
     out:str,          # a new or an empty folder
-    sets:list=None,   # of 'A' to 'D'; None for all
-    seed:int=None,    # of the student's runs; None for one that follows from the folder's name
+    sets:list|None=None, # of 'A' to 'D'; None for all
+    seed:int|None=None, # of the student's runs; None for one that follows from the folder's name
 )->list:              # the files written
     "Write a student's folder. ValueError if there is something in `out` already."
     root,sets = Path(out),_sets(sets)
@@ -189,7 +189,7 @@ def _asked(folder, which, seed, limit, start):
 def run_checks(
     folder:Path,     # of one set
     which:str,       # 'A' to 'D'
-    seed:int=None,   # of the inputs and of the student's runs; None for the folder's own
+    seed:int|None=None, # of the inputs and of the student's runs; None for the folder's own
     limit:float=30., # seconds a check may take
 )->list:             # a sentence for each check, None where its points are earned
     "Run the checks of a set on a hand-in."
@@ -211,9 +211,9 @@ def run_checks(
 # %% ../../nbs/teach/classroom.ipynb #1a09b606
 def grade(
     folder:str,         # of a student, made by `make`
-    sets:list=None,     # of 'A' to 'D'; None for all
-    seed:int=None,      # of the checks' inputs and the student's runs; None for the folder's own
-    checklist:str=None, # the list of set D with a reader's ticks
+    sets:list|None=None, # of 'A' to 'D'; None for all
+    seed:int|None=None, # of the checks' inputs and the student's runs; None for the folder's own
+    checklist:str|None=None, # the list of set D with a reader's ticks
 )->dict:                # set -> [(points, name, sentence or None)]
     "Grade a hand-in. ValueError if there is none."
     root,sets = Path(folder),_sets(sets)
@@ -263,7 +263,7 @@ def _shown(t):
 def same(
     got:object,        # what the student's function returned
     want:object,       # what it should be
-    mistakes:dict=None,  # a sentence: the value that this mistake gives
+    mistakes:dict|None=None, # a sentence: the value that this mistake gives
     eps:float=1e-4,    # allowed difference
 )->None:
     "AssertionError with a sentence unless `got` is `want`, in shape and value."
@@ -308,9 +308,9 @@ def plan_digest(
 def class_command(
     what:str,            # make or grade
     folder:str,          # make: a new folder; grade: a student's
-    sets:list[str]=None, # of A B C D; without it all four
-    seed:int=None,       # of the student's runs, and of the checks; without it make takes the folder's name
-    checklist:str=None,  # grade: the list of set D with a reader's ticks
+    sets:list[str]|None=None, # of A B C D; without it all four
+    seed:int|None=None,  # of the student's runs, and of the checks; without it make takes the folder's name
+    checklist:str|None=None, # grade: the list of set D with a reader's ticks
 )->None:
     "Make a student's folder, or grade one: `grpo_nb class make OUT`, `grpo_nb class grade FOLDER`."
     if what=='make': print(f'{len(make(folder, sets, seed))} files in {folder}: begin with README.md')
