@@ -104,28 +104,29 @@ def replace_dead_groups(
         return extra
     store_ref_logps(s, fresh, ~fresh.dead)
     more = dict(logps_fn=lambda o: current_logps_and_entropy(s, o)) if s.method.needs_logps else {}
-    treated = s.method.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts,
+    # `s.method` is what `make_strategy` found in the settings: `Replay`, unless the buffer has size 0
+    processed = s.method.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts,
         sample_more=sample_more, **more)
     s.in_rollout = False   # from here on an error may have changed the method
-    treated.batch = treated.batch.to(s.model.device)
-    complete_ref_logps(s, treated.batch, treated.in_loss)
-    return treated
+    processed.batch = processed.batch.to(s.model.device)
+    complete_ref_logps(s, processed.batch, processed.in_loss)
+    return processed
 
 # %% ../nbs/12_trainer.ipynb #ab16ec87
 def update_minibatch(
     s:TrainState,      # model and optimizer move
-    treated:ProcessedBatch,   # the batch from `replace_dead_groups`
+    processed:ProcessedBatch, # the batch from `replace_dead_groups`
     idx:Tensor,        # (b,) int64, the groups of this minibatch
     num_items:float,   # tokens a minibatch has on average: the denominator of dapo, cispo, vespo
     prox:Tensor|None=None, # (B, G, T) nats, of the policy when the batch began; for weight=decoupled
 )->dict:               # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask, its `out`
     "One optimizer step on the groups `idx` of a batch."
-    a,mb = s.args,treated.batch[idx].strip_padding()
+    a,mb = s.args,processed.batch[idx].strip_padding()
     s.optimizer.zero_grad(set_to_none=True)
-    mask = loss_mask(s, mb, treated.in_loss[idx])
+    mask = loss_mask(s, mb, processed.in_loss[idx])
     with s.timed('logps'):
         logps,entropy = compute_logps(s, s.model, replace(mb, completion_mask=mask), entropy=True)
-    old_logps = torch.where(treated.force_ratio_one[idx][:,None,None], logps.detach(), mb.old_logps)
+    old_logps = torch.where(processed.force_ratio_one[idx][:,None,None], logps.detach(), mb.old_logps)
     x = LossInputs(logps, old_logps, mb.advantages, mask, mb.ref_logps, entropy, mb.replayed,
         num_items=num_items, prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]])
     out = policy_loss(x, s.loss_settings)
@@ -134,7 +135,7 @@ def update_minibatch(
     norm = optimizer_step(s, out.loss, logps, mb)
     metrics |= dict(loss=out.loss.item(), grad_norm=norm, logps=logps.detach(), mask=mask, idx=idx.tolist(),
         mb=mb, out=out.detach())
-    if treated.force_ratio_one[idx].any():   # the loss took ratio 1; records compare with the sampling policy
+    if processed.force_ratio_one[idx].any():   # the loss took ratio 1; records use the sampling policy
         own = replace(x, logps=logps.detach(), old_logps=mb.old_logps)
         metrics['out'] = policy_loss(own, s.loss_settings)
     if 'terms' in metrics: metrics['after'] = current_logps_and_entropy(s, mb)[0]
@@ -156,11 +157,11 @@ def optimizer_step(
 
 # %% ../nbs/12_trainer.ipynb #c9bca2d1
 def update_batch(
-    s:TrainState, treated:ProcessedBatch,  # model and optimizer move; the batch from `replace_dead_groups`
+    s:TrainState, processed:ProcessedBatch,  # model and optimizer move; the batch from `replace_dead_groups`
 )->list:                                   # what each `update_minibatch` returned
     "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each."
-    a,batch,updates = s.args,treated.batch,[]
-    tokens = loss_mask(s, batch, treated.in_loss).sum().item()
+    a,batch,updates = s.args,processed.batch,[]
+    tokens = loss_mask(s, batch, processed.in_loss).sum().item()
     num_items = max(1., tokens/a.steps_per_generation)
     corrections = s.loss_settings.correction,s.loss_settings.replay_correction
     decoupled = any(o and o.weight=='decoupled' for o in corrections)
@@ -169,7 +170,7 @@ def update_batch(
     for _ in range(a.num_iterations):
         order = torch.tensor(permutation(len(batch), a.seed*100_003+s.step))
         for idx in order.chunk(a.steps_per_generation):
-            updates.append(update_minibatch(s, treated, idx, num_items, prox))
+            updates.append(update_minibatch(s, processed, idx, num_items, prox))
     s.optimizer.zero_grad(set_to_none=True)   # gradients are as large as the weights: sampling needs none
     return updates
 
@@ -186,16 +187,16 @@ def train_batch(
     indices = next_prompt_indices(s, s.method.num_groups_to_sample(s.args.num_prompts, s.step))
     fresh,texts,by_func = rollout(s, indices)
     if fresh.rewards.isnan().all(): check_some_reward(s)
-    treated = replace_dead_groups(s, fresh)
+    processed = replace_dead_groups(s, fresh)
     t1 = time.perf_counter()
-    updates = update_batch(s, treated)
+    updates = update_batch(s, processed)
     ended = has_eos(s, fresh)
-    row = make_history_row(s, began, fresh, ended, by_func, fresh.dead, treated, updates)
+    row = make_history_row(s, began, fresh, ended, by_func, fresh.dead, processed, updates)
     row |= dict(s.times, rollout_time=t1-t0, step_time=time.perf_counter()-t0)
     row |= s.logged_by_rewards(row)
     s.history.append(row)
     return TrainBatch(began, fresh, fresh.dead, by_func, [s.dataset[i]['prompt'] for i in indices], texts,
-        treated.batch, s.reward_logs[0].extra, row=row, ended=ended, processed=treated,
+        processed.batch, s.reward_logs[0].extra, row=row, ended=ended, processed=processed,
         updates=updates[:s.args.steps_per_generation])
 
 # %% ../nbs/12_trainer.ipynb #eva1ca11

@@ -59,9 +59,9 @@ def test_a_stacked_run_is_the_chapters_run(arm, monkeypatch):
         return out
     monkeypatch.setattr(trainer, 'rollout', rollout)
     kept_update,replayed = trainer.update_minibatch,[]
-    def update(s, treated, idx, *a):
-        replayed.append(treated.batch.replayed[idx].any().item())
-        infos.append(kept_update(s, treated, idx, *a))
+    def update(s, processed, idx, *a):
+        replayed.append(processed.batch.replayed[idx].any().item())
+        infos.append(kept_update(s, processed, idx, *a))
         return infos[-1]
     monkeypatch.setattr(trainer, 'update_minibatch', update)
     passes = USES[arm].passes

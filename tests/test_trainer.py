@@ -45,8 +45,8 @@ def flat(model): return torch.cat([p.detach().flatten() for p in model.parameter
 def grad(model): return torch.cat([p.grad.flatten() for p in model.parameters()])
 def update(s, batch, in_loss, uncorrected, num_items):
     "One update on all of `batch`."
-    treated = ProcessedBatch(batch, in_loss, [], {}, uncorrected)
-    return tr.update_minibatch(s, treated, torch.arange(len(batch)), num_items)
+    processed = ProcessedBatch(batch, in_loss, [], {}, uncorrected)
+    return tr.update_minibatch(s, processed, torch.arange(len(batch)), num_items)
 
 @functools.cache
 def undisturbed(method=None):
@@ -190,7 +190,7 @@ def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
     seen = [train_batch(s) for _ in range(4)]
     assert sum(o['row']['replay/replaced'] for o in seen)>0
     for o in seen:
-        dead,t = o['dead'],o['treated']
+        dead,t = o['dead'],o['processed']
         where = [i for i,r in enumerate(t.records) if r['treatment']=='replaced']
         assert all(dead[i] for i in where) and t.batch.replayed.nonzero()[:,0].tolist()==where
         for i in where:
@@ -244,7 +244,7 @@ def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkey
     asked = watch(monkeypatch, s)
     info = train_batch(s)
     assert [o[:2] for o in asked] == [(False, 4)] * 4  # two minibatches, twice, and nothing else
-    torch.testing.assert_close(info['treated'].batch.old_logps, info['fresh'].old_logps, rtol=0, atol=0)
+    torch.testing.assert_close(info['processed'].batch.old_logps, info['fresh'].old_logps, rtol=0, atol=0)
 
 def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(monkeypatch):
     s = state(beta=.1, num_iterations=2, method=Replay(buffer_size=8, when_empty='mask'))
@@ -252,7 +252,7 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
     for _ in range(4):
         asked.clear()
         info = train_batch(s)
-        t = info['treated']
+        t = info['processed']
         replaced += int(t.batch.replayed.sum())
         assert sum(n for ref, n, _ in asked if ref) == int(
             (~info['dead']).sum()
@@ -265,7 +265,7 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
 def test_a_dead_group_that_stays_in_the_loss_has_a_reference_too(monkeypatch):
     for method in (Keep(), Replay(buffer_size=0), DynamicSampling(max_rounds=2)):
         s = state(beta=.1, method=method)
-        info = train_batch(s); t = info['treated']
+        info = train_batch(s); t = info['processed']
         with torch.no_grad(): want = token_logps(s.ref_model, t.batch, 1.)
         assert info['dead'].any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
 
@@ -273,10 +273,10 @@ def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     s = state(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, method=Replay(buffer_size=8))
     seen = []
     mine = tr.update_minibatch
-    def watched(s, treated, idx, *a):
-        mb = treated.batch[idx].strip_padding()
+    def watched(s, processed, idx, *a):
+        mb = processed.batch[idx].strip_padding()
         if s.step%2==0: seen.append((mb, token_logps(s.ref_model, mb, 1.).detach()))
-        return mine(s, treated, idx, *a)
+        return mine(s, processed, idx, *a)
     monkeypatch.setattr(tr, 'update_minibatch', watched)
     for _ in range(3): train_batch(s)
     assert any(mb.replayed.any() for mb,_ in seen)
@@ -438,13 +438,13 @@ def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
     taken = 0
     for o in seen:
         n,row = len(o['fresh']),o['row']
-        assert len(o['treated'].batch)==8 and n==8-row['replay/stored'] and len(o['prompts'])==n
+        assert len(o['processed'].batch)==8 and n==8-row['replay/stored'] and len(o['prompts'])==n
         keys = o['fresh'].key.tolist()
         want = [tr.permutation(48, s.args.seed*100_003+(taken+i)//48)[(taken+i)%48] for i in range(n)]
         assert keys==want   # the cursor moves by what was sampled
         taken += n
         assert row['frac_reward_zero_std']==o['dead'].float().mean().item()
-        assert o['treated'].batch.replayed[n:].all() and (o['treated'].batch.step[n:]<row['step']).all()
+        assert o['processed'].batch.replayed[n:].all() and (o['processed'].batch.step[n:]<row['step']).all()
         assert row['replay/live_after']==((8-row['replay/unfilled'])/8)
     assert (seen[0]['row']['replay/stored'] == 0 and seen[-1]['row']['replay/stored'] == 8 * k // (1 + k)
             and s.prompts_seen == taken)

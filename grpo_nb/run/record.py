@@ -298,7 +298,7 @@ def make_history_row(
     ended:Tensor,    # (n, G) bool, has the completion an end token?
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
-    treated:Any,     # the `ProcessedBatch` that the method made of it
+    processed:Any,   # the `ProcessedBatch` that the method made of it
     done:list,       # what each `update` returned
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
@@ -312,7 +312,7 @@ def make_history_row(
     row |= {'completions/mean_length':n.mean().item(), 'completions/max_length':n.max().item(),
         'completions/clipped_ratio':1-ended.float().mean().item()}
     row |= {k:sum(o[k] for o in done)/len(done) for k,v in done[0].items() if isinstance(v, float)}
-    return row|stored|treated.metrics
+    return row|stored|processed.metrics
 
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def _group_ratios(s, seen, n):
@@ -333,13 +333,13 @@ def record_batch(
     batch:TrainBatch,   # the batch
 )->None:
     "Write the batch's row, and a row for each group, into the run folder."
-    row,fresh,treated = batch.row,batch.sampled,batch.processed
+    row,fresh,processed = batch.row,batch.sampled,batch.processed
     rec.log(row)
     if not s.args.record_groups or not rec.records_step(row['step']): return
-    A,n = treated.batch.advantages,fresh.rewards.shape[0]
-    if A.ndim==3: A = masked_mean(A, treated.batch.completion_mask, -1)
+    A,n = processed.batch.advantages,fresh.rewards.shape[0]
+    if A.ndim==3: A = masked_mean(A, processed.batch.completion_mask, -1)
     ratios = _group_ratios(s, batch.updates, len(A))
-    records = [o|r for o,r in zip(treated.records, ratios)]
+    records = [o|r for o,r in zip(processed.records, ratios)]
     reasons = dead_reason(fresh.rewards, s.args.dead_tolerance, dead=batch.dead)
     ask = 'terms' in batch.updates[0]
     told = _tokens(s, fresh) if s.args.record_tokens or ask else {}
@@ -351,7 +351,7 @@ def record_batch(
         advantages_before=fresh.advantages, advantages=A[:n], dead=batch.dead, why=reasons, **told)
     for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
         rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
-            key=[treated.batch.key[b].item()])
+            key=[processed.batch.key[b].item()])
     rec.write_groups(row['step'], rows)
 
 def _tokens(s, fresh):
