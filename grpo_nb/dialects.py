@@ -86,7 +86,7 @@ def multi_reward_advantages(
     if scale not in SCALES: raise ValueError(f'`scale` is {scale!r}: choose one of {SCALES}')
     f = resolve(ADVANTAGES, advantages)
     if aggregation=='normalize_then_sum':
-        if f is not group_advantages:
+        if advantages!='grpo' and f is not group_advantages:
             raise ValueError("`aggregation='normalize_then_sum'` has advantages of its own: "
                              "leave `advantages` at 'grpo'")
         scale = 'batch'   # of the sum

@@ -74,7 +74,7 @@ def test_count_the_weights():
     assert 'count them once' in ns['check_count'](wrong[2]) and 'fewer heads' in ns['check_count'](wrong[0])
 
 def test_top_p_by_hand():
-    ns,solution = exercise('model', 'my_top_p', 'def my_top_p', truncate=filter_logits)
+    ns,solution = exercise('sampling', 'my_top_p', 'def my_top_p', filter_logits=filter_logits)
     def walk(p, k, beyond=False, up=False):
         kept,held = [],0.
         for i in sorted(range(len(p)), key=lambda i: p[i] if up else -p[i]):

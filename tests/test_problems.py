@@ -34,7 +34,7 @@ def test_the_side_is_the_same_in_another_process_and_about_a_fifth_is_held_out()
     here = [split_name(t) for t in texts]
     assert .18<here.count('test')/5000<.22
     code = ("from grpo_nb.parts.datasets import split_name; "
-            "print(''.join(split_of(f'problem {i}')[1] for i in range(200)))")
+            "print(''.join(split_name(f'problem {i}')[1] for i in range(200)))")
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
     assert out.strip()==''.join(s[1] for s in here[:200])
 

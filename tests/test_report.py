@@ -42,7 +42,7 @@ def test_a_trl_folder_alone_has_a_report(tmp_path):
         json.dumps(dict(log_history=log + [dict(step=8, train_runtime=3.0)]))
     )
     o = Opened(write_report(tmp_path).read_text())
-    assert 'It learned' in o.head['verdict']['sentence'] and o.num_prompts==0
+    assert 'It learned' in o.head['verdict']['sentence'] and o.B==0
 
 COUNTED = [('grpo_nb', '600 tokens sampled'), ('trl', '600 tokens, prompts included'), (None, '600 tokens')]
 @pytest.mark.parametrize('trainer,says', COUNTED)

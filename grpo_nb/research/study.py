@@ -627,6 +627,15 @@ def _extra(settings):
     return json.dumps({k:v for k,v in sorted(settings.items()) if _MEASURED.get(k)!=v})
 
 # %% ../../nbs/research/study.ipynb #5bc205b8
+def _is_shipped(o):
+    "Is it the package's, or what another notebook of this process registered under its name?"
+    if any(o is k for k in _SHIPPED): return True
+    name = getattr(o, '__qualname__', None)
+    if name is None or name not in {getattr(k, '__qualname__', None) for k in _SHIPPED}: return False
+    try: inspect.getsource(o)
+    except OSError: return True   # that notebook is gone
+    return False
+
 def source_digest(
     arm:str,    # as for `job`
     regime:str, # as for `job`
@@ -638,7 +647,7 @@ def source_digest(
     for o in (a.method, *a.options.values(), *a.settings.values()):
         used += [t[o] for t in map(_table, TABLES[2:]) if isinstance(o, str) and o in t] or [o]
     def own(o): return ':' in o if isinstance(o, str) else callable(o) or is_dataclass(o)
-    hashes = [source_hash(o) for o in used if own(o) and not any(o is k for k in _SHIPPED)]
+    hashes = [source_hash(o) for o in used if own(o) and not _is_shipped(o)]
     return '+'.join(dict.fromkeys(filter(None, hashes)))
 
 # %% ../../nbs/research/study.ipynb #018d9ed1
