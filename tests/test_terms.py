@@ -161,6 +161,8 @@ TRL = [dict(loss_type='dapo', beta=.05), dict(loss_type='grpo', gradient_accumul
     dict(loss_type='bnpo', gradient_accumulation_steps=2), dict(loss_type='dr_grpo'),
     dict(loss_type='cispo', epsilon_high=5., steps_per_generation=2, save_strategy='steps', save_steps=1),
     dict(loss_type='sapo'),
+    dict(loss_type='dapo', gradient_accumulation_steps=2, use_adaptive_entropy=True, entropy_coef=.02,
+         entropy_target=5., entropy_coef_delta=.01, entropy_coef_max=.1),
     dict(loss_type='dapo', replay_weight='truncated', replay_clip='none',
          importance_sampling_level='sequence')]
 

@@ -19,17 +19,20 @@ from .batch_record import TrlBatchRecord
 from .rows import compute_logps
 
 # %% ../../nbs/on_trl/token_terms.ipynb #255ea70b
-def _loss_settings(t, mask, num_items):
+def _entropy_coef(t):
+    "The weight of the entropy bonus in the coming step: TRL's loss moves it at the end of one."
+    gated = t.use_adaptive_entropy and t._last_world_entropy>t.args.entropy_target
+    return 0. if gated or not t._entropy_bonus_enabled else t.entropy_coef
+
+def _loss_settings(t, mask, num_items, bonus):
     "TRL's loss as `LossSettings`; its entropy bonus is a mean over the micro-batch."
     known,n = LossSettings.__dataclass_fields__,t.current_gradient_accumulation_steps
     own = {k:v for k,v in vars(t.args).items() if k in known or k.startswith(('sapo_','vespo_'))}
     settings = LossSettings.from_options('dapo', **own, replay_correction=t.correction)
-    bonus = t.entropy_coef if t._entropy_bonus_enabled else 0.
-    if t.use_adaptive_entropy and t._last_world_entropy>t.args.entropy_target: bonus = 0.
     settings.entropy_coef = bonus*float(num_items/n/mask.sum().clamp(min=1))
     return settings
 
-def _minibatch_terms(t, x):
+def _minibatch_terms(t, x, bonus):
     "What each token of a micro-batch adds to the loss; `x` is what TRL's loss has read."
     def row(k): return x[k][:,None].float() if x.get(k) is not None else None
     logps,entropy,ref = (row(k) for k in ('logps','entropies','ref_per_token_logps'))
@@ -39,7 +42,7 @@ def _minibatch_terms(t, x):
     mask = (x['completion_mask']*x.get('tool_mask', 1)).bool()[:,None]
     n = t.current_gradient_accumulation_steps
     num_items = x['num_items_in_batch'].clamp(min=1)/t.accelerator.num_processes*n/t.args.steps_per_generation
-    settings = _loss_settings(t, mask, num_items)
+    settings = _loss_settings(t, mask, num_items, bonus)
     given = LossInputs(logps, old, x.get('own_advantages', x['advantages'])[:,None], mask, ref, entropy,
         x.get('replayed'), num_items=num_items, num_rows=len(mask)*n)
     terms = compare_losses(given, settings)
@@ -77,6 +80,12 @@ class TokenTermsCallback(TrainerCallback):
         self.trainer,self.every = trainer,every
         self.open,self.done = [],[]   # micro-batches of this step, and of this batch
 
+    def on_step_begin(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
+        **kwargs:object,
+    )->None:
+        "Note the weight of the entropy bonus before TRL's loss moves it."
+        self.bonus = _entropy_coef(self.trainer)
+
     def on_minibatch_end(self,
         args:GRPOConfig, state:TrainerState, control:TrainerControl,   # as every callback gets them
         batch:TrlBatchRecord,   # the batch, in its first pass
@@ -86,7 +95,7 @@ class TokenTermsCallback(TrainerCallback):
         "Note the terms of a micro-batch."
         if batch.number%self.every: return
         self.batch = batch
-        self.open.append(_minibatch_terms(self.trainer, minibatch))
+        self.open.append(_minibatch_terms(self.trainer, minibatch, self.bonus))
 
     def on_step_end(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
         **kwargs:object,
