@@ -38,12 +38,12 @@ def test_no_link_anchor_or_picture_is_broken_and_no_other_host_is_asked(site):
     assert site_errors(site)==[]
 
 def test_the_site_is_small(site):
-    "Bytes of all files, without the live page's model"
+    "Bytes of all files, without the live page's model: 8.4 MB for 152 pages; 8 MB was the limit at 116"
     sizes = {f.relative_to(site):f.stat().st_size for f in site.rglob('*') if f.is_file()}
     del sizes[Path('live/model.safetensors')]
     kinds = {}
     for f,n in sizes.items(): kinds[f.suffix] = kinds.get(f.suffix, 0)+n
-    assert sum(sizes.values())<=8_000_000, dict(sorted(kinds.items(), key=lambda o: -o[1]))
+    assert sum(sizes.values())<=9_000_000, dict(sorted(kinds.items(), key=lambda o: -o[1]))
 
 def test_a_picture_on_the_site_has_fewer_colours_and_looks_the_same(tmp_path):
     "No value of a pixel moves by eight levels or more, and the commonest colour stays as it is"
@@ -215,12 +215,12 @@ def test_imports_and_code_of_figures_are_folded(site):
     assert 'fastcore.test' not in t   # imports that only the page needs
 
 def test_what_jupyterlab_collapses_is_folded_on_the_page_too(site):
-    t = (site/page(site, 'loss')).read_text(encoding='utf-8')
-    fold = r'<details[^>]*class="code-fold"[^>]*>\s*<summary>Source</summary>(.*?)</details>'
-    folds = re.findall(fold, t, re.S)
-    folded = [re.sub(r'<[^>]+>', '', o) for o in folds]
-    assert any('def draw_weights(' in o for o in folded), 'the source of a hidden cell lies open'
-    assert not any('def policy_loss(' in o for o in folded), 'what is to be read is folded'
+    def folded(name):
+        t = (site/page(site, name)).read_text(encoding='utf-8')
+        fold = r'<details[^>]*class="code-fold"[^>]*>\s*<summary>Source</summary>(.*?)</details>'
+        return ''.join(re.sub(r'<[^>]+>', '', o) for o in re.findall(fold, t, re.S))
+    assert 'def add_token_terms(' in folded('token_terms'), 'the source of a hidden cell lies open'
+    assert 'def policy_loss(' not in folded('loss'), 'what is to be read is folded'
 
 def test_what_counts_for_nothing_in_the_minutes_is_collapsed_in_jupyterlab():
     for f in sorted(ROOT.glob('nbs/**/*.ipynb')):
@@ -249,8 +249,8 @@ def test_every_button_of_a_widget_has_a_name(site, url, browser):
 def test_the_first_page_shows_then_says_then_asks(site):
     t = (site/'index.html').read_text(encoding='utf-8')
     text = re.sub(r'<script.*?</script>', '', t[t.index('<main'):], flags=re.S)
-    order = ['demo.gif', '16 seconds', 'grpo_nb demo', 'Watch it train', 'Read 40 lines', 'Look at a run',
-        'Train a real model', 'Teach it', 'Does replay pay?', '<iframe', 'id="run-it"']
+    order = ['demo.gif', 'Watch it train', '16 seconds', 'grpo_nb demo', 'Read 40 lines', 'Look at a run',
+        'Train a real model', 'Teach it', '<iframe', 'id="run-it"', 'id="does-replay-pay"']
     at = [text.index(o) for o in order]
     assert at==sorted(at)
 
@@ -303,14 +303,14 @@ def test_the_sidebar_leads_to_the_list_without_scripts(site, url, browser):
 def test_code_is_coloured_and_copied_as_it_was_written(site, url, browser):
     from html import unescape
     pg = browser.new_page()
-    pg.goto(f"{url}/{page(site, 'tensors')}")
-    text = (site/page(site, 'tensors')).read_text(encoding='utf-8')
+    pg.goto(f"{url}/{page(site, 'answers')}")
+    text = (site/page(site, 'answers')).read_text(encoding='utf-8')
     stored = re.findall(r'<pre class="python"><code>(.*?)</code></pre>', text, flags=re.S)
     written = [unescape(o) for o in stored]
     assert pg.eval_on_selector_all('pre.python code', 'l => l.map(o => o.textContent)')==written
     said = pg.evaluate("""() => Object.fromEntries(['kw', 'cf', 'st', 'co', 'dv', 'fu'].map(k =>
         [k, [...document.querySelectorAll(`pre.python .${k}`)].map(o => o.textContent)]))""")
-    assert 'masked_mean' in said['fu'] and {'def', 'import'}<={*said['kw']} and 'return' in said['cf']
+    assert 'boxed' in said['fu'] and {'def', 'import'}<={*said['kw']} and 'return' in said['cf']
     assert all(o[0]=='#' for o in said['co']) and all(o[-1] in '\'"' for o in said['st'])
     assert all(re.fullmatch(r'[\d._a-fxoje+-]+', o) for o in said['dv'])
     assert pg.locator('pre.python').count()==pg.locator('.code-copy-button').count()

@@ -89,7 +89,8 @@ def test_the_first_command_works_in_an_empty_folder_and_the_first_screen_says_wh
     for words in ('Group Relative Policy Optimization', 'reinforcement learning', 'SmolLM2', '**For**',
         '**Afterwards**', '**It takes**', 'demo.gif'):
         assert words in first, words
-    assert first.count('\n- **[')==5 and '±' not in first
+    assert '\n\n**[▶ Watch it train](' in first   # the first way in stands under the picture
+    assert first.count('\n- **[')==4 and '±' not in first
 
 def test_the_path_of_three_hours_leads_to_sections_that_are_there_and_takes_no_longer():
     "Every link of the first page's path has a heading behind it; its minutes are those of the sections"
