@@ -10,7 +10,7 @@ __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'COMPARED', 'BESIDE', 'm
            'make_jobs', 'bakeoff', 'compared']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
-import hashlib, inspect, json, math, os, platform, re, threading, time
+import hashlib, inspect, json, math, os, platform, re, sys, threading, time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -631,7 +631,8 @@ def _is_shipped(o):
     "Is it the package's, or what another notebook of this process registered under its name?"
     if any(o is k for k in _SHIPPED): return True
     name = getattr(o, '__qualname__', None)
-    if name is None or name not in {getattr(k, '__qualname__', None) for k in _SHIPPED}: return False
+    ours = [m for k,m in sys.modules.items() if k.startswith('grpo_nb.')]
+    if name is None or not any(hasattr(m, name) for m in ours): return False
     try: inspect.getsource(o)
     except OSError: return True   # that notebook is gone
     return False
