@@ -234,7 +234,7 @@ def most_open(answers, how):
     return [a.entropy.detach()>=edge-1e-6 for a in answers]   # of the same context they are equal
 
 def bonus(answers, how):
-    "Mean entropy of the tokens that feel the loss."
+    "Mean entropy of the tokens that count in the loss."
     all_ = [a.entropy[q] for a,q in zip(answers, most_open(answers, how)) if len(a)]
     n = sum(map(len, all_))
     return sum(o.sum() for o in all_)/max(1, n),n

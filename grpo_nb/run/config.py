@@ -40,7 +40,7 @@ class RunConfig(Sampling):
     replay_correction:str|None = config_field(None,
         'the same, of replayed groups; None: as `correction`; clip=none did harm at high rates, and warns')
     top_entropy_quantile:float = config_field(1.,
-        'share of the tokens, those of highest entropy, that feel the loss')
+        'share of the tokens, those of highest entropy, that count in the loss')
     entropy_coef:float = config_field(0., 'weight of the entropy bonus')
     sapo_temperature_pos:float = config_field(1.,
         'steepness of the gate of SAPO where the advantage is positive')
@@ -61,11 +61,11 @@ class RunConfig(Sampling):
         'leave completions without an end token out of the loss')
     dead_tolerance:float = config_field(1e-6, 'a group whose rewards differ by at most this is dead')
     replay_priority:str = config_field('score',
-        'who stays and who comes back: score, uniform, recency, a name of your own, or FILE.py:NAME')
+        'which groups are kept and drawn: score, uniform, recency, a name of your own, or FILE.py:NAME')
     replay_age_limit:int|None = config_field(None,
         'oldest group that may be replayed, in optimizer steps; None: any')
     replay_max_uses:int|None = config_field(None,
-        'a stored group leaves after so many draws; None: any number')
+        'a stored group is evicted after so many draws; None: never')
     replay_stored_per_fresh:int = config_field(0,
         'stored groups in a batch for each sampled one; 0: for dead ones')
     eval_steps:int = config_field(0, 'steps between two evaluations on `eval_dataset`; 0: none')
