@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         read = vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
         return {k:None if v==[None] else v for k,v in read.items()}
 
-_SHOWN = {int:'N', float:'X', bool:'True|False'}   # what stands for a value in the help; else TEXT
+_SHOWN = {int:'N', float:'X', bool:'True|False'}   # what a value is called in the help; else TEXT
 
 def _add(parser, name, kind, default, says, word=False):
     "Add `--name`, or a positional argument; a flag needs no value, as in `--resume`."

@@ -37,7 +37,7 @@ def _scores(rows):
     A = _tensor(rows, 'advantages_before' if rows[0]['advantages_before'] else 'advantages')
     return group_scores(A.nan_to_num(0), _tensor(rows, 'rewards')).tolist()
 
-def _newcomer(e):
+def _replacement_of(e):
     known = {k:e.data[k] for k in ('prompt','completions','rewards')}
     return e.to_record()|known|dict(advantages=e.data['advantages_before'] or e.data['advantages'])
 
@@ -47,7 +47,7 @@ def _step_again(rows, step, buf, run, tol):
         for o,d,y,s in zip(rows, *_dead_of(rows, run, tol), _scores(rows))]
     dead,live = ([o for o in new if o['dead']==d] for d in (True, False))
     for o,e in zip(dead, buf.sample_entries(len(dead), step)):
-        o |= dict(replacement=_newcomer(e), treatment='replaced')
+        o |= dict(replacement=_replacement_of(e), treatment='replaced')
     ids = buf.add([o['score'] for o in live], live, step, [o['key'] for o in live])
     for i,o in zip(ids, live): o['id'] = i
     return new
@@ -64,7 +64,7 @@ def what_if(
     tolerance:float|None=None, # spread that still counts as none, reward units; None as in the run
     age_limit:float|None=None, # steps, `inf` for no limit; None as in the run
     buffer_size:int|None=None, # groups; None as in the run
-)->LoggedRun:                # the same run with other newcomers
+)->LoggedRun:                # the same run with other replacements
     "The run as another buffer would have filled it; texts and rewards stay as they were."
     run = _with_groups(run)
     size,limit = buffer_of(run)

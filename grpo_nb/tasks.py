@@ -22,7 +22,7 @@ _all_ = ['answers_match', 'math_equal', 'completion_text', 'overlap_reward']
 # %% ../nbs/02_tasks.ipynb #f1aa11eb
 def extract_answer(
     text:str,  # what the model wrote
-)->str|None:   # what stands in the last <answer>…</answer>, stripped
+)->str|None:   # the content of the last <answer>…</answer>, stripped
     "The answer a completion commits to; None when it doesn't."
     found = re.findall(r'<answer>((?:(?!<answer>).)*?)</answer>', text, re.S)
     return found[-1].strip() if found else None
@@ -35,7 +35,7 @@ _JUDGES = {None:answers_match, '':answers_match, 'gsm8k':answers_match, 'few_sho
 def get_verifier(
     task:str|None,  # value of the column `task`; None or '' compares texts and numbers
 )->Callable:        # (answer text, entry) -> float, 0 to 1
-    "Who decides whether an answer is right; ValueError for a task nobody judges."
+    "The verifier of a task, which decides whether an answer is right. ValueError for a task without one."
     if task in _JUDGES: return _JUDGES[task]
     from reasoning_gym.factory import DATASETS, get_score_answer_fn
     if task not in DATASETS:

@@ -248,7 +248,7 @@ def train(
     return s
 
 def run_batches(
-    s:TrainState, callbacks:CallbackList,  # moves on to its end; what is told of it
+    s:TrainState, callbacks:CallbackList,  # moves on to its end; what hears of it
 )->None:
     "Train batch after batch until the run is done or a signal stops it."
     try:

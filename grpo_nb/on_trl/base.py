@@ -255,7 +255,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     def _correct(self, x, logps, m):
         "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
         r,old,A = x['replayed'][:,None],x['old_per_token_logps'],x['advantages'][:,None]
-        x['sampler_logps'],x['own_advantages'] = old,A[:,0]   # for whoever writes down what a token does
+        x['sampler_logps'],x['own_advantages'] = old,A[:,0]   # for records of what a token does
         new = apply_correction(logps, old, A, m, self.correction, self.importance_sampling_level,
             clip=self.clip)
         x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)

@@ -153,7 +153,7 @@ class CheckedTrainer(GRPOTrainer):
 
     @contextmanager
     def _watched(self, patience_s):
-        "Whoever waits within the block for a process that is gone, ends, and says for which."
+        "A rank that waits within the block for a process that is gone ends, and names it."
         CheckedTrainer._rolls += 1
         with RankWatchdog(patience_s, name=f'roll{self._rolls}') as self._roll:
             try: yield

@@ -242,7 +242,7 @@ class ShardedBuffer:
 
     def draw(self,
         s:BatchInfo, # `dead` and `rewards` of all ranks, the rest of this one
-        fits:Callable=lambda rows: True,  # may these rows stand in the batch?
+        fits:Callable=lambda rows: True,  # may these rows be in the batch?
     )->DrawResult:
         "Stored groups for the dead; the living are entered. RuntimeError on every rank if they disagree."
         G,n = self.G,len(s.lens)

@@ -17,7 +17,7 @@ from .validate import opened_tags
 # %% ../../nbs/parts/answers.ipynb #df0f38f5
 def boxed(
     text:str,  # a solution in LaTeX
-)->str|None:   # what stands in its last \boxed{…}
+)->str|None:   # the content of its last \boxed{…}
     "The content of the last box; None when there is none, or it is never closed."
     start = text.rfind('\\boxed{')
     if start<0: return None

@@ -79,7 +79,7 @@ def chunked_logps(
     lm_head_weight:Tensor,  # (V, D)
     ids:Tensor,             # (...) int64, the chosen tokens
     temperature:float=1.0,  # logits are divided by it
-    chunk:int|None=None,    # tokens whose logits stand at once; None for as many as fit in 64 MB
+    chunk:int|None=None,    # tokens whose logits are in memory at once; None for as many as fit in 64 MB
     entropy:bool=False,     # return entropies too?
 )->Tensor|tuple:            # (...) float32 nats; with `entropy` a pair of such
     """Log-probs of the chosen tokens, never holding all logits, neither forward nor backward.

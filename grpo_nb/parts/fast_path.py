@@ -313,7 +313,7 @@ def check_left_padded(
 )->None:
     "ValueError where padding stands behind a prompt or inside it."
     if not mask[:,-1].all() or (mask[:,:-1] & ~mask[:,1:]).any():
-        raise ValueError('padding stands on the right of a prompt: pad on the left, as `encode_prompts` does')
+        raise ValueError('a prompt has its padding on the right: pad on the left, as `encode_prompts` does')
 
 @contextmanager
 def pad_learns(

@@ -351,7 +351,7 @@ class StoredGroup:
     prob:float|None=None # of this draw, given those before it in the same call
     age:int=0         # steps between its making and now
     drawn:int=0       # how often drawn for this batch already
-    rewards:list|None=None # (G,) of its answers, nan where there is none; None where nobody gave them
+    rewards:list|None=None # (G,) of its answers, nan where there is none; None if they weren't given
 
     def to_record(self)->dict:
         "What a record says of it."

@@ -250,7 +250,7 @@ def apply_corrections(
 # %% ../../nbs/parts/loss_inputs.ipynb #ecf73b79
 @functools.cache
 def parameter_names(
-    f:Callable,   # a function, such as stands in a table
+    f:Callable,   # a function, such as a table holds
 )->frozenset:     # the names of its parameters
     "What `f` takes by name, so that a caller passes it those settings and no others."
     return frozenset(inspect.signature(f).parameters)

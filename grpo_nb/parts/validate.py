@@ -39,7 +39,7 @@ def require(
 def prompt_error(
     p:Any,  # text, or a list of messages
 )->str:     # '' where nothing is wrong
-    "Why nobody can answer this prompt."
+    "Why this prompt can't be answered."
     if not isinstance(p, (str,list,tuple)): return 'is None' if p is None else f'is {type(p).__name__}'
     if isinstance(p, str): return '' if p.strip() else 'is empty'
     if not p: return 'has no messages'
@@ -163,7 +163,7 @@ def _check_table(dataset, n_prompts, G):
         raise ValueError(f'{len(dataset)} rows but {n_prompts} prompts a batch: add rows or lower '
             f'`generation_batch_size` to {len(dataset)*G} or less')
 
-_MARK = 'QUESTION'   # stands for what a user says
+_MARK = 'QUESTION'   # in the place of a user's message
 
 def _frame(tokenizer, *roles):
     "What the chat template writes before and behind the last message, and to open the answer, or None."
@@ -228,7 +228,7 @@ def template_start(
     return opened_tags(tokenizer.apply_chat_template(asked, **how, **kwargs))
 
 def _sees_start(func):
-    "Can this reward judge an answer whose first tag stands in the prompt, or does it not look at tags?"
+    "Can this reward judge an answer whose first tag is in the prompt, or does it ignore tags?"
     while isinstance(func, functools.partial): func = func.func
     home = getattr(func, '__module__', None) or ''
     if home.startswith(('grpo_nb.','trl.')): return reward_name(func)!='think_format_reward' or home[0]=='g'

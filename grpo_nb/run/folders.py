@@ -40,7 +40,7 @@ def require_empty_dir(
         +(f', or {hint}' if ours and hint else ''))
 
 def next_folder(
-    path:str|Path,  # that nobody chose: a command's own
+    path:str|Path,  # a command's own choice
 )->Path:
     "The path, or with -2, -3, … behind its name the first where nothing is yet."
     path,n = Path(path),1

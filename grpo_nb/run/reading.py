@@ -73,7 +73,7 @@ def _trl_state(folder):
 
 def merge_by_step(
     rows:list,       # dicts with `step`
-)->pd.DataFrame:     # a row per step; where a log said nan stands in `attrs`, since a gap looks alike
+)->pd.DataFrame:     # a row per step; where a log had nan is in `attrs`, since a gap looks alike
     "Rows of one step joined into one, in order of steps; what came later wins."
     out = {}
     for o in rows: out.setdefault(o.get('step'), {}).update(o)
@@ -94,7 +94,7 @@ def _fill(rows):
         if r := o['replacement']:
             b = born.get(r.get('id'), {})
             o['replacement'] = r = r|{k:b.get(k) if r.get(k) is None else r[k] for k in REPLACEMENT_FIELDS}
-            if o['treatment']=='stored':   # nothing was sampled in this place: the row is the newcomer's
+            if o['treatment']=='stored':   # nothing was sampled in this place: the row is the stored group's
                 for k in ('prompt','completions','rewards','advantages'):
                     if not o[k]: o[k] = r[k] or ('' if k=='prompt' else [])
 

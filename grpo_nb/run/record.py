@@ -119,7 +119,7 @@ def group_rows(
     rows = [empty|dict(zip(cols, o)) for o in zip(*cols.values())]
     for row,told in zip(rows, records or ()): row.update(to_jsonable(told))
     for row in rows:
-        for k in ('ratios','terms') if row['replacement'] else ():   # of what was trained: the newcomer
+        for k in ('ratios','terms') if row['replacement'] else ():   # of what was trained on: the replacement
             if row.get(k): row['replacement'][k] = row.pop(k)
     return rows
 

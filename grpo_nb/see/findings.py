@@ -290,7 +290,7 @@ class Rule:
 
 def rule(
     name:str,        # of what it finds
-    **about:object,  # as for `Rule`; what is not given stands in rules.toml
+    **about:object,  # as for `Rule`; what is not given comes from rules.toml
 )->Callable:
     "Register a test of a `RunColumns` as a rule."
     return lambda test: register(RULES, name)(Rule(test, name, **_around(name)|about))

@@ -796,7 +796,7 @@ def _is_log(rows):
 def _odd_values(rows, columns):
     "Rewards and steps that are text, one line each."
     at = find_columns(_names(rows), columns)
-    def words(k):   # a nan is a completion that nobody judged
+    def words(k):   # a nan is a completion without a reward
         return [v for o in rows if (v := o.get(at[k])) is not None and to_float(v) is None]
     return _word_notes({k:words(k) for k in ('reward','step') if k in at})
 
@@ -880,7 +880,7 @@ def _history_of_tokens(groups, mean):
 
 # %% ../../nbs/see/readers.ipynb #cf75bd55
 def open_run(
-    path:LoggedRun,      # a `LoggedRun`; the folder or file of one, whoever made it; '-' for standard input
+    path:LoggedRun,      # a `LoggedRun`; the folder or file of one, by any trainer; '-' for standard input
     columns:dict|None=None, # {what we ask for: its name in the table}
     reader:str|Callable|None=None, # of another tool's log: a name in `LOG_READERS`, FILE.py:NAME, a function
 )->LoggedRun:

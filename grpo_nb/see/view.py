@@ -110,7 +110,7 @@ def _curves_of(run, look):
 def _is_share(x): return 0<=min(x) and max(x)<=1
 
 # %% ../../nbs/see/view.ipynb #464775ee
-# of a newcomer; the page knows them from where it was born
+# of a replacement; the page knows them from where it was born
 _TEXTS = 'prompt','completions','rewards','advantages','key'
 _KEPT = page_table()['group']   # columns of a group that the page shows
 
@@ -243,7 +243,7 @@ class PackedRun:
     "A run ready for the browser: its head and cells as compressed bytes, its texts by block."
     def __init__(self,
         run:LoggedRun,        # the record
-        versions:dict|None=None, # {name: the run with other newcomers}; the same steps and groups
+        versions:dict|None=None, # {name: the run with other replacements}; the same steps and groups
         limit:int=200_000,    # characters of each text
     ):
         run.rows[:] = [o for o in run.rows if isinstance(o.get('group'), int) and o['group']>=0
@@ -467,7 +467,7 @@ def _widget_class():
 
 def view_run(
     run:LoggedRun,       # or the folder of one; it may still be going
-    versions:dict|None=None, # {name: the same run with other newcomers}
+    versions:dict|None=None, # {name: the same run with other replacements}
     step:int|None=None,  # where to begin; None: the last step with a replaced group
     group:int|None=None, # where to begin
 )->object:               # a widget with `step`, `group`, `show` and `reread`
