@@ -50,7 +50,7 @@ setup(
                  'Programming Language :: Python :: 3',
                  *(f'Programming Language :: Python :: {o}' for o in cfg['pythons'].split()),
                  'Topic :: Scientific/Engineering :: Artificial Intelligence'],
-    packages=[*find_packages(include=[LIB, LIB+'.*'], exclude=[LIB+'.dev*']), LIB+'.assets.teach'],
+    packages=[*find_packages(include=[LIB, LIB+'.*'], exclude=[LIB+'.dev*', LIB+'.studies*']), LIB+'.assets.teach'],
     package_dir={LIB+'.assets.teach': 'nbs/teach'},   # handouts and checks, taken from where they are written
     package_data={LIB: shlex.split(cfg['package_data']), LIB+'.assets.teach': ['[abcd]_*.ipynb', 'checks.ipynb']},
     python_requires='>='+cfg['min_python'], install_requires=shlex.split(cfg['requirements']),

@@ -149,7 +149,7 @@ def _run(command, words):
     mod,name = there[command].split(':')
     dev = find_spec('grpo_nb.dev')
     script = not mod.startswith('grpo_nb.')   # beside the tests
-    if dev is None and (script or mod.startswith('grpo_nb.dev')):
+    if dev is None and (script or mod.startswith(('grpo_nb.dev','grpo_nb.studies'))):
         _exit_with_error(f'{command}: comes with a clone of the project, not with the package: '
             'git clone https://github.com/grpo-nb/grpo_nb')
     if script: sys.path.append(str(Path(dev.submodule_search_locations[0]).parents[1]/'tests'))

@@ -108,7 +108,7 @@
 window.rankPages = (index, q, limit) => {
   const plain = s => s.toLowerCase().replace(/[-\u2010-\u2015]/g, ' ').replace(/\s+/g, ' ').trim()
   const ask = plain(q), words = ask.split(' ')
-  const rooms = /(parts|run|see|on_trl|scale|research|dev|reference|project)\//
+  const rooms = /(parts|run|see|on_trl|scale|research|studies|dev|reference|project)\//
   const kind = e => /glossary/.test(e.href) ? 30 : /settings|metrics/.test(e.href) ? 26
     : /practise\//.test(e.href) ? 12 : rooms.test(e.href) ? 0 : 10
   const score = e => {

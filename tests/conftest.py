@@ -30,6 +30,7 @@ QUIET = ('--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-bac
 
 def pytest_addoption(parser):
     parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')
+    parser.addoption('--studies', action='store_true', help='run the tests of the studies too')
     parser.addoption('--kills', type=int, default=5, help='how often the killed run is killed')
 
 
@@ -38,14 +39,17 @@ LONGEST = 'docs trl_options lab trl_resume trl_sharded grpo_with_replay_buffer b
 
 def pytest_configure(config):
     config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')
+    config.addinivalue_line('markers', 'studies: a study, of no concern to users: waits for `--studies`')
     config.option.loadscopereorder = False   # else xdist begins with the files of most tests
 
 def pytest_collection_modifyitems(config, items):
     rank = {f'test_{o}':i for i,o in enumerate(LONGEST)}
     items.sort(key=lambda o: rank.get(o.path.stem, len(rank)))   # within a file as it was
-    if config.getoption('--slow'): return
-    for o in items:
-        if o.get_closest_marker('slow'): o.add_marker(pytest.mark.skip(reason='slow: run it with --slow'))
+    for word in ('slow','studies'):
+        if config.getoption(f'--{word}'): continue
+        skip = pytest.mark.skip(reason=f'{word}: run it with --{word}')
+        for o in items:
+            if o.get_closest_marker(word): o.add_marker(skip)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():

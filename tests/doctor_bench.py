@@ -219,11 +219,11 @@ TASK_RATES = dict(sorting=1e-3, reversing=1e-3, spiralling=1e-3, combining=1e-3)
 def train_tasks():
     "Once: a run of each task of the studies, from the start that its study begins with, that learns"
     import torch, stored_runs
-    from grpo_nb.dev.stacked import FAMILIES, MAKERS, PAD, is_right, start
+    from grpo_nb.studies.stacked import FAMILIES, MAKERS, PAD, is_right, start
     from made_study import spelled
     from grpo_nb.see.findings import welch_rise
     from grpo_nb.trainer import TrainConfig, train
-    from grpo_nb.dev.stacked import Letters, to_qwen
+    from grpo_nb.studies.stacked import Letters, to_qwen
     def right(prompts, completions, answer, completion_ids, **_):
         padded = [(o+[PAD]*len(answer[0]))[:len(answer[0])] for o in completion_ids]
         return is_right(torch.tensor(padded), torch.tensor(answer)).float().tolist()

@@ -27,7 +27,7 @@ from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.scale.launch import fsdp2_on_cpu, vllm_error
 from grpo_nb.scale.plans import batch_plan, memory_plan
 from grpo_nb.parts.datasets import chain_sum
-from grpo_nb.dev.replay_study import run_stack
+from grpo_nb.studies.replay_study import run_stack
 from grpo_nb.run.folders import single_thread
 from grpo_nb.parts.stats import paired_difference, mean_ci
 from grpo_nb.tasks import accuracy_reward

@@ -1,10 +1,10 @@
 "What the tests of the studies share: starts that take no lesson, and rows without their clock"
 import pytest, torch
-import grpo_nb.dev.stacked as sr
-from grpo_nb.dev.stacked import END, FIRST, LETTERS, PAD, SHAPE, to_tensors
+import grpo_nb.studies.stacked as sr
+from grpo_nb.studies.stacked import END, FIRST, LETTERS, PAD, SHAPE, to_tensors
 from notebook_code import defined_in
 
-new_weights = defined_in('dev/stacked', 'grpo_nb.dev.stacked').new_weights
+new_weights = defined_in('studies/stacked', 'grpo_nb.studies.stacked').new_weights
 
 @pytest.fixture(autouse=True)
 def one_thread():

@@ -5,12 +5,12 @@ from functools import cache
 from pathlib import Path
 import numpy as np, pandas as pd
 from grpo_nb.parts.stats import mean_ci
-from grpo_nb.dev.stacked import FAMILIES
-from grpo_nb.dev.replay_study import chosen, numbers, registration, span_of, tries
+from grpo_nb.studies.stacked import FAMILIES
+from grpo_nb.studies.replay_study import chosen, numbers, registration, span_of, tries
 from grpo_nb.research.study import read_rows
 from notebook_code import defined_in
 
-AT,PAGE = Path(__file__).parent.parent,defined_in('research/reuse_results')
+AT,PAGE = Path(__file__).parent.parent,defined_in('studies/reuse_results')
 WAYS = dict(plain='none', replay_default='default', mu2='passes 2', mu3='passes 3', stored3='stored 2',
     mu6='passes 6', stored6='stored 5')
 SHARES = 0., .25, .5, .6, .7, .75, .8, .9, 1.
@@ -28,8 +28,8 @@ def scores(g):
     """Kind of rate -> cell -> arm -> score at equal cost, where sampling is a share g of a plain step.
     'kept' is plain GRPO's best, for each seed chosen on the seeds of the other half, and 'doubled' twice that
     """
-    plan = registration(AT/'nbs/project/registration_reuse.qmd')
-    df = read_rows(AT/'nbs/results/reuse_study.csv', ('registered',))
+    plan = registration(AT/'nbs/studies/registration_reuse.qmd')
+    df = read_rows(AT/'nbs/studies/rows/reuse_study.csv', ('registered',))
     df,seeds = df[df.arm.isin(WAYS)],plan['seeds']['main']
     span = {c:span_of(c, tries(df, seeds), plan) for c in plan['definitions']['families']}
     def share(arm):

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 LIB = ROOT/'grpo_nb'
 FILES = {'.'.join(f.relative_to(LIB).with_suffix('').parts):f for f in LIB.rglob('*.py') if f.stem[0]!='_'}
 MODULES = sorted(FILES)
-WINGS = 'parts','run','see','course','on_trl','scale','research','teach','dev','door'   # from the ground up
+# from the ground up
+WINGS = 'parts','run','see','course','on_trl','scale','research','teach','studies','dev','door'
 ON_TRL = dict(grpo_with_replay_buffer='on_trl', recipes='scale')   # chapters that stand on these wings
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 
@@ -103,7 +104,7 @@ f.read_text(encoding='utf-8'); open(f, 'rb'); f.open('wb'); os.fdopen(fd, mode, 
     assert len([*_machines_encoding(text)])==5
 
 def test_only_the_door_and_the_maintainers_import_studies():
-    may = 'research','dev','door'
+    may = 'research','studies','dev','door'
     wrong = [m for m in MODULES for o in _imports(m) if _wing(o)=='research' and _wing(m) not in may]
     assert wrong==[]
 
@@ -417,8 +418,9 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     wheel,sdist = built
     whl = set(zipfile.ZipFile(wheel).namelist())
     tar = {o.split('/',1)[1] for o in tarfile.open(sdist).getnames() if '/' in o}
-    want = {str(f.relative_to(ROOT)) for m,f in FILES.items() if _wing(m)!='dev'} | {str(f.relative_to(ROOT))
-                                                   for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()}
+    assets = [f for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()]
+    shipped = [f for m,f in FILES.items() if _wing(m) not in ('dev','studies')]
+    want = {str(f.relative_to(ROOT)) for f in [*shipped, *assets]}
     handouts = [f.name for f in ROOT.glob('nbs/teach/?_*.ipynb')]
     assert len(handouts)==4
     assert {f'grpo_nb/assets/teach/{o}' for o in [*handouts, 'checks.ipynb']}<=whl
@@ -426,7 +428,7 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
                for o in want), ('the shipped weights are not in grpo_nb/assets/tiny_qwen')
     assert want<=whl and want|{'settings.ini','setup.py','README.md','LICENSE'}<=tar, (want-whl, want-tar)
     if shutil.which('npm'): assert {'grpo_nb/assets/jax/index.js', 'grpo_nb/assets/jax/LICENSE'}<=whl
-    assert not [o for o in whl if o.startswith(('tests/','nbs/','grpo_nb/dev/'))]
+    assert not [o for o in whl if o.startswith(('tests/','nbs/','grpo_nb/dev/','grpo_nb/studies/'))]
     assert wheel.stat().st_size<4.5e6
 
 @pytest.mark.parametrize('kind', ['wheel', pytest.param('sdist', marks=pytest.mark.slow)])

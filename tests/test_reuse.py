@@ -1,5 +1,5 @@
 "The paragraph on reuse: its table against the study's rows, g by hand in every record, a line in a verdict"
-import csv, json
+import csv, gzip, json
 from collections import defaultdict
 from importlib.resources import files
 import numpy as np
@@ -31,7 +31,7 @@ UPDATES = dict(plain=1, replay_default=1, mu2=2, mu3=3, stored3=3, mu6=6, stored
 def runs():
     "(cell, arm, rate) -> seed -> curve, of the study's rows"
     out = defaultdict(dict)
-    for o in csv.DictReader((AT/'nbs/results/reuse_study.csv').open()):
+    for o in csv.DictReader(gzip.open(AT/'nbs/studies/rows/reuse_study.csv.gz', 'rt', encoding='utf-8')):
         if o['error']=='' and o['arm'] in UPDATES:
             out[o['regime'],o['arm'],float(o['learning_rate'])][o['seed']] = json.loads(o['curve'])
     return out
@@ -109,7 +109,7 @@ def test_its_gains_at_a_kept_rate_by_other_code(runs, score, g, rate, times):
         assert interpolated_gain(g, rate)[name][:2]==pytest.approx((np.mean(task), half), abs=.0015), name
 
 def test_the_page_of_the_study_shows_the_regrets_that_the_doctor_tells():
-    page = json.loads((AT/'nbs/research/reuse_results.ipynb').read_text())
+    page = json.loads((AT/'nbs/studies/reuse_results.ipynb').read_text())
     shown = [o for c in page['cells'] if 'study_gains()' in ''.join(c['source']) for o in c['outputs']]
     told,kept = (''.join(o['data']['text/plain']) for o in shown)
     for name,way in (('default','default'), ('two passes','passes 2'), ('six passes','passes 6')):
@@ -124,7 +124,7 @@ def test_the_page_of_the_study_shows_the_regrets_that_the_doctor_tells():
             assert line.split()[-4:]==row
 
 def test_what_the_page_of_the_study_says_stands_in_it():
-    page = (AT/'nbs/research/reuse_results.ipynb').read_text()
+    page = (AT/'nbs/studies/reuse_results.ipynb').read_text()
     for rate,way,words in (('untuned','default','+0.065 ± 0.019'), ('tuned','default','+0.019 ± 0.015'),
             ('untuned','stored 2','+0.099 ± 0.035'), ('tuned','passes 3','+0.035 ± 0.014')):
         assert '{:+.3f} ± {:.3f}'.format(*interpolated_gain(1., rate)[way][:2])==words and words in page
@@ -183,7 +183,7 @@ def test_each_way_is_shown_with_what_the_study_measured_at_this_share(g):
     assert max(map(len, text.split('\n')))<=100
 
 def test_what_the_registered_study_found_is_told_beside_it():
-    page = json.loads((AT/'nbs/research/practice_results.ipynb').read_text())
+    page = json.loads((AT/'nbs/studies/practice_results.ipynb').read_text())
     shown = ''.join(''.join(o['data']['text/plain']) for c in page['cells'] for o in c.get('outputs', [])
         if 'text/plain' in o.get('data', {}))
     for times,name in ((1, 'kept'), (2, 'doubled')):

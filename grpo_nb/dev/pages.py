@@ -240,7 +240,7 @@ _FONTS = [f'fonts/KaTeX_{o}*.woff2' for o in ('AMS', 'Caligraphic-R', 'Main', 'M
 _KEPT = ['katex.min.css', 'katex.min.js', 'contrib/auto-render.min.js', *_FONTS]
 
 _TWICE = re.compile(r' (?:id="toc-(?!title)[^"]*"|data-scroll-target="[^"]*")')
-_WINGS = re.compile('(parts|run|see|on_trl|scale|research|teach|dev|catalogue|project)/')
+_WINGS = re.compile('(parts|run|see|on_trl|scale|research|teach|studies|dev|catalogue|project)/')
 
 def _change(f, how):
     "Write the file as `how` makes it of its text, where that changes it."
@@ -361,7 +361,7 @@ def _stage(nbs, to, only=None):
         if only and new.stem not in only: del nb['cells'][1:]
         state = nb['metadata'].pop('widgets', {}).get(_STATE, {}).get('state', {})
         up = '../'*(len(f.relative_to(to).parts)-1)
-        shown = not source.startswith('dev/')   # what builds the project is read on GitHub
+        shown = not source.startswith(('dev/','studies/'))   # which are read on GitHub
         for c in nb['cells']: _stage_cell(c, state, to/'images', f'{up}images', shown)
         links = dict(cell_type='markdown', metadata={}, source=f'```{{=html}}\n{page_links(source)}\n```')
         at = len(nb['cells']) if source=='index.ipynb' else 1

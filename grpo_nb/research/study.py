@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'COMPARED', 'BESIDE', 'machine', 'stamp', 'source_hash', 'as_list',
-           'read_rows', 'mean_over_tokens', 'run_study', 'compare', 'paired_table', 'over_regimes', 'at_equal',
-           'lr_table', 'rerun_rows', 'draw_curves', 'resolve_name', 'Curve', 'Arm', 'Regime', 'tuned_lr', 'lessons',
-           'lesson_batch', 'warm_start', 'arm_of', 'make_method', 'run_job', 'study_stamp', 'source_digest', 'make_job',
-           'make_jobs', 'bakeoff', 'compared']
+           'table_file', 'read_rows', 'mean_over_tokens', 'run_study', 'compare', 'paired_table', 'over_regimes',
+           'at_equal', 'lr_table', 'rerun_rows', 'draw_curves', 'resolve_name', 'Curve', 'Arm', 'Regime', 'tuned_lr',
+           'lessons', 'lesson_batch', 'warm_start', 'arm_of', 'make_method', 'run_job', 'study_stamp', 'source_digest',
+           'make_job', 'make_jobs', 'bakeoff', 'compared']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
-import hashlib, inspect, json, math, os, platform, re, sys, threading, time
+import gzip, hashlib, inspect, json, math, os, platform, re, sys, threading, time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -77,6 +77,19 @@ def _key(job):
     "What tells a row, or the job that makes it, from all others of its table: as `KEY`."
     return tuple(float(job[k]) if k=='learning_rate' else job.get(k, '') for k in KEY)
 
+def table_file(
+    path:str|Path, # CSV of a study
+)->Path:
+    """Where a table is: at `path`, or, of a study that has ended, compressed beside it, `path` with .gz.
+
+    ValueError if both are there.
+    """
+    path = Path(path)
+    packed = path.with_name(f'{path.name}.gz')
+    if not packed.exists(): return path
+    if path.exists(): raise ValueError(f'{path} and {packed} are both there: keep one of them')
+    return packed
+
 def read_rows(
     path:str,             # CSV of a study
     same:tuple=('version','torch','weights'), # columns that must agree
@@ -85,7 +98,7 @@ def read_rows(
 
     ValueError if rows differ in what must be the same.
     """
-    df = pd.read_csv(path, dtype=str, keep_default_na=False)
+    df = pd.read_csv(table_file(path), dtype=str, keep_default_na=False)
     for k in set(df)-_TEXT: df[k] = [float(o) if o else np.nan for o in df[k]]   # every digit comes back
     for k in _WHOLE&set(df): df[k] = df[k].astype('Int64')
     df['seed'] = df['seed'].astype(int)
@@ -175,7 +188,7 @@ def run_study(
 
     ValueError if the file comes from elsewhere; OSError if the disk takes no more: earlier rows stay.
     """
-    path,same = Path(path),tuple(k for k in stamp if k not in free)
+    path,same = table_file(path),tuple(k for k in stamp if k not in free)
     there = path.exists() and path.stat().st_size
     rows = read_rows(path, same).drop(columns='area').to_dict('records') if there else []
     for k in same:
@@ -188,7 +201,9 @@ def run_study(
         for new in _results(run, todo, stamp, processes, tables):
             if not new: continue   # a run that had no time left
             rows |= {_key(o):o for o in new}
-            with atomic_write(path) as f: pd.DataFrame(rows.values()).sort_values(KEY).to_csv(f, index=False)
+            text = pd.DataFrame(rows.values()).sort_values(KEY).to_csv(index=False).encode()
+            with atomic_write(path, 'wb') as f:
+                f.write(gzip.compress(text, mtime=0) if path.suffix=='.gz' else text)
             bar.update(len(new))
             bar.set_postfix_str(_say(new[-1]))
     return read_rows(path, same) if rows else pd.DataFrame(columns=[*KEY, 'error', 'area'])
