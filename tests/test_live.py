@@ -400,6 +400,58 @@ def test_knobs_turn_every_arm_and_give_none_a_buffer_that_it_does_not_have(opene
         assert len(there)<=o['size']
     assert len(there)==8 and {o['run'] for o in told}=={3}
 
+# A small run of one arm, and the futures of a fork before its third batch; what each batch of both told
+FORKS = '''async changes => {
+  const {ready} = await import('./policy.js'), {Trainer, apart} = await import('./trainer.js')
+  const {Tokenizer, safetensors} = await import('./text.js'), {TASKS} = await import('./tasks.js')
+  const get = async (name, how = 'json') => (await fetch(name))[how]()
+  await ready()
+  const weights = safetensors(await get('model.safetensors', 'arrayBuffer'))
+  const tokenizer = new Tokenizer(await get('tokenizer.json')), {sums} = await get('tasks.json')
+  const set = {...TASKS.sums.sets[0], B: 8, G: 4, minis: 2, T: 32}
+  const run = async (arm, n) => {
+    const told = []
+    while (arm.done < n) {
+      if (arm.done == 3) arm.change({rate: 1e-4})   // a knob turned by the reader: for both
+      const {ms, ...batch} = await arm.batch()
+      told.push(batch)
+      if (arm.done == 3) await arm.measure(4)       // unseen problems take random numbers too
+    }
+    return told
+  }
+  const arm = new Trainer(weights, tokenizer, sums, set, 0), told = await run(arm, 4), before = 2
+  const group = told[before].groups.findIndex(g => g.by), later = told.slice(before), out = {at: group}
+  const after = (arm, n) => arm.done == n ? arm.state() : arm.past[n]
+  for (const [name, set] of Object.entries(changes)) {
+    const other = arm.forked(before, 1, name == 'group' ? {group} : {set})
+    const start = apart(other.state(), arm.past[before])
+    const future = await run(other, 4), same = (a, b) => JSON.stringify(a) == JSON.stringify(b)
+    out[name] = {start: start.same, told: future.map((o, i) => same(o, later[i])),
+      fresh: future[0].groups.map((g, r) => same(g.texts, later[0].groups[r].texts)),
+      by: future[0].groups.map(g => g.by && g.by.id), rates: future.map(o => o.rate),
+      replaced: future.map(o => o.groups.filter(g => g.by).length),
+      ends: [3, 4].map(n => apart(after(other, n), after(arm, n)))}
+  }
+  return out
+}'''
+
+# nothing last: what the forks before it did must have left the state that it starts from as it was
+CHANGES = dict(group={}, replay=dict(buffer=0), rate=dict(rate=4e-4), nothing={})
+
+def test_a_fork_is_equal_to_the_last_bit_until_the_one_thing_that_is_changed(opened):
+    got = opened(ALONE).evaluate(FORKS, CHANGES)
+    group = got.pop('at')
+    assert all(o['start'] and all(o['fresh']) for o in got.values())   # one state, and one draw of its batch
+    nothing = got.pop('nothing')
+    assert nothing['told']==[True, True] and [o['same'] for o in nothing['ends']]==[True, True]
+    for name,o in got.items():
+        assert not any(o['told']) and all(end['differ'] and not end['same'] for end in o['ends']), name
+    by = nothing['by']                                            # what came in each group's place
+    assert by[group] and got['group']['by']==[None if i==group else x for i,x in enumerate(by)]
+    assert got['replay']['by']==[None]*8 and got['replay']['replaced']==[0, 0]<nothing['replaced']
+    assert got['rate']['by']==by and got['rate']['rates']==[4e-4, 4e-4]
+    assert nothing['rates']==[2e-4, 1e-4]
+
 def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened):
     pg = opened()
     pg.locator('#train:not([disabled])').wait_for()
@@ -478,6 +530,41 @@ def test_the_squares_say_what_became_of_their_groups(trained):
         if key=='came in its place':
             o.click()
             assert pg.locator('.came .try').count()==8 and pg.locator('.more .try').count()==8
+
+def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
+    pg = trained
+    first = [o.get_attribute('aria-label') for o in _column(pg, 1).all()]
+    square = pg.locator('.map .col.new').nth(1).locator('.s5, .s6').first
+    said = square.get_attribute('aria-label')
+    row = first.index(said)+1
+    square.focus()
+    pg.keyboard.press('Enter')
+    pg.locator('#fork-what').focus()
+    assert pg.locator('#fork-what option').all_inner_texts()==['this group is not replaced', 'no replay',
+        'half the learning rate, 0.0001', 'twice the learning rate, 0.0004', 'nothing is changed']
+    pg.keyboard.press('Tab')
+    pg.keyboard.press('Enter')
+    fork = pg.locator('.map').nth(1)
+    _batches(pg, 2, map=1)
+    pg.click('#train')
+    pg.locator('#status', has_text='paused').wait_for()
+    assert fork.locator('h2').inner_text().startswith(f'Fork at batch 2: group {row} is not replaced')
+    squares = [fork.locator('.col.new').nth(c).locator('button') for c in (0, 1)]
+    pale = [[bool(re.search(r'\bsame\b', o.get_attribute('class'))) for o in c.all()] for c in squares]
+    assert pale==[[True]*16, [i+1!=row for i in range(16)]]       # all but the group that was left
+    assert 'in its place' in said and squares[1].nth(row-1).get_attribute('aria-label')==said.split(', so')[0]
+    apart = pg.inner_text('#apart')
+    assert apart.startswith('After 1 batch the two are equal to the last bit') and 'After batch 2, ' in apart
+    pg.get_by_role('button', name='Remove the fork').click()
+    assert pg.locator('.map').count()==1 and pg.inner_text('#apart')==''
+    assert [o.get_attribute('aria-label') for o in _column(pg, 1).all()]==first and pg.said==[]
+    square.click()                                                # for the next test, one to look at
+    pg.locator('#fork-what').select_option(label='nothing is changed')
+    pg.locator('form.fork button').click()
+    pg.locator('.map').nth(1).locator('.col.new').nth(1).wait_for()
+    pg.click('#train')
+    pg.locator('#status', has_text='paused').wait_for()
+    assert pg.inner_text('#apart').startswith('After 1 batch and after each batch up to ')
 
 def test_switched_off_nothing_is_replaced(opened):
     pg = opened()

@@ -28,6 +28,9 @@ export class RunMap {
     this.filled.push(squares);
     if (!c) squares[0].tabIndex = 0;
   }
+  fade(c, same) {                      // the squares of a column that are as in the run it was forked from
+    this.filled[c].forEach((o, r) => o.classList.toggle('same', same[r]));
+  }
   square(c, r, {code, says}) {
     const drawn = {class: `cell s${code}`, title: says, tabindex: -1};
     const told = {type: 'button', role: 'gridcell', 'aria-selected': 'false', 'aria-label': says};

@@ -4,6 +4,7 @@ import {setColours} from './cells.js';
 import {draw} from './curves.js';
 import {el, many} from './dom.js';
 import {heading, show, tries} from './group.js';
+import {choices, sameGroup, whereApart} from './fork.js';
 import {RunMap} from './map.js';
 import {codeOf, describe, packed} from './record.js';
 import {TASKS} from './tasks.js';
@@ -17,9 +18,11 @@ const percent = x => `${Math.round(100 * x)} %`;
 const ALL = 1e9;                       // batches
 
 // `run` and `seed`: number and seed of the run in sight; `busy`: is the worker at what was allowed?
-// `follows`: does the panel show the newest batch by itself? `allowed`, `asked`: numbers of what was told last
+// `follows`: does the panel show the newest batch by itself? `allowed`, `asked`: numbers of what was told last;
+// `fork`: number of the newest fork
 const now = {task: TASKS.sums, run: 0, seed: 0, arms: [], running: false, busy: false, over: false,
-  follows: false, allowed: 0, asked: 0};
+  follows: false, allowed: 0, asked: 0, fork: 0};
+const theFork = () => now.arms.find(o => o.fork);
 const begun = () => now.arms.some(o => o.batches.length);
 let worker = null;
 const tell = message => worker.postMessage(message);
@@ -33,6 +36,7 @@ function begin() {
   worker.onerror = e => refuse(`The training could not start (${e.message || 'no worker from a module'}).`);
   worker.onmessage = ({data}) => {
     if (data.run && data.run != now.run) return;   // of a run that was left
+    if (data.fork && data.fork != theFork()?.fork) return;
     for (const what of Object.keys(data)) TOLD[what]?.(data[what], data.arm);
   };
   tell({do: 'open'});
@@ -58,14 +62,20 @@ const TOLD = {
   batch(batch, i) {
     const arm = now.arms[i];
     arm.batches.push(batch);
-    arm.map.add(batch.groups.map(g => ({code: codeOf(g), says: describe(g)})));
-    if (now.follows) follow(i);
+    addColumn(arm, batch);
+    if (now.follows && (arm.fork || !theFork())) follow(i);
     redraw();
   },
   unseen(point, i) {
     now.arms[i].unseen.push(point);
     redraw();
     speak();
+  },
+  apart(found, i) {
+    const arm = now.arms[i];
+    arm.apart.push(found);
+    redraw();
+    if (arm.apart.length == 1) $('spoken').textContent = `${arm.says}. ${whereApart(arm)}`;
   },
   done() {
     now.over = true;
@@ -77,11 +87,12 @@ const TOLD = {
     redraw();
   },
   writing({id, texts}) { if (id == now.asked) $('tries').replaceChildren(tries(texts)); },
-  answered({id, texts, rewards, batch}) {
+  answered({id, texts, rewards, batch, fork}) {
     if (id != now.asked) return;
     $('tries').replaceChildren(tries(texts, rewards));
     const right = rewards.filter(r => r).length;
-    const when = batch ? `after ${many(batch, 'batch', 'batches')}` : 'before any training';
+    const when = (batch ? `after ${many(batch, 'batch', 'batches')}` : 'before any training')
+      + (fork ? ', in the fork' : '');
     $('panel').querySelector('.where').textContent = `its eight tries ${when}: ${right} right`;
   },
 };
@@ -114,12 +125,8 @@ function anew(seed = typed()) {        // an empty run, not begun
   now.run++;
   now.seed = $('seed').value = seed;
   now.arms = now.task.arms.map(arm => ({...arm, batches: [], unseen: []}));
-  $('maps').replaceChildren(...now.arms.map((arm, i) => {
-    const box = el('div', {class: `map rows${arm.rows}`}, arm.says ? el('h2', {}, arm.says) : null);
-    const label = `Map of the run${arm.name && ', ' + arm.name}: a row for each batch, a cell for each group`;
-    arm.map = new RunMap(box, {...arm, label, choose: (c, r) => { now.follows = false; open(i, c, r); }});
-    return box;
-  }));
+  $('maps').replaceChildren(...now.arms.map(place));
+  $('apart').textContent = '';
   $('title').textContent = now.task.title;
   const task = Object.keys(TASKS).find(k => TASKS[k] == now.task);
   for (const o of all('[data-task]')) o.hidden = o.dataset.task != task;
@@ -127,6 +134,70 @@ function anew(seed = typed()) {        // an empty run, not begun
   tell({do: 'start', run: now.run, task, seed, knobs: knobs()});
   stop();
   ask();
+}
+function place(arm, i) {               // an empty map for an arm
+  arm.box = el('div', {class: `map rows${arm.rows}`}, arm.says ? el('h2', {}, arm.says) : null);
+  const label = `Map of the run${arm.name && ', ' + arm.name}: a row for each batch, a cell for each group`;
+  arm.map = new RunMap(arm.box, {...arm, label, choose: (c, r) => { now.follows = false; open(i, c, r); }});
+  return arm.box;
+}
+function addColumn(arm, {batch, groups}) {
+  arm.map.add(groups.map(g => ({code: codeOf(g), says: describe(g)})));
+  const fork = theFork(), pair = [fork, fork?.original];
+  if (!pair.includes(arm)) return;
+  const [a, b] = pair.map(o => o.batches[batch - 1]?.groups);
+  if (a && b) fork.map.fade(batch - 1, a.map((g, r) => sameGroup(g, b[r])));
+}
+
+// ---- a second future, from a batch on
+
+function fork(i, c, {named, instead}) {
+  stop();
+  unfork();
+  const original = now.arms[i], upTo = n => o => o.batch <= n;
+  const arm = {...original, original, fork: ++now.fork, name: 'fork', kind: 'held fork', apart: [],
+    says: `${original.name ? `Fork of “${original.name}”` : 'Fork'} at batch ${c + 1}: ${named}`,
+    batches: [], unseen: original.unseen.filter(upTo(c))};
+  now.arms.push(arm);
+  $('maps').append(place(arm, now.arms.length - 1));
+  const label = `Remove the fork at batch ${c + 1}`;
+  arm.box.firstChild.append(' ', el('button', {type: 'button', class: 'drop', 'aria-label': label,
+    onclick: removeFork}, 'remove'));
+  for (const batch of original.batches.slice(0, c)) {
+    arm.batches.push(batch);
+    addColumn(arm, batch);
+  }
+  tell({do: 'fork', arm: i, before: c, fork: arm.fork, instead});
+  now.over = false;
+  go(ALL);
+  $('train').focus({preventScroll: true});   // the button that was pressed is gone
+  arm.box.scrollIntoView({block: 'nearest'});
+}
+function unfork() {                    // of the forked run only what it was before
+  theFork()?.box.remove();
+  now.arms = now.arms.filter(o => !o.fork);
+}
+function removeFork() {
+  unfork();
+  tell({do: 'unfork'});
+  $('train').focus();
+  ask();
+  redraw();
+}
+function offer(i, c, r) {              // in the panel: what may be different in a second future
+  if (now.arms[i].fork) return null;
+  const batch = now.arms[i].batches[c], list = choices(batch, r);
+  const select = el('select', {id: 'fork-what'}, ...list.map(
+    (o, k) => el('option', {value: k}, o.named.replace(`group ${r + 1}`, 'this group'))));
+  const onsubmit = e => {
+    e.preventDefault();
+    fork(i, c, list[select.value]);
+  };
+  return el('form', {class: 'fork', onsubmit},
+    el('label', {for: 'fork-what'}, `What if, from batch ${c + 1} on:`),
+    el('span', {class: 'row'}, select, el('button', {}, 'Fork')),
+    el('p', {class: 'small'}, 'A second future beside this one: from the same weights, optimizer state, stored '
+      + 'groups and random numbers, with this one change.'));
 }
 function go(n) {
   if (now.over) anew(now.seed);
@@ -200,7 +271,7 @@ function open(i, c, r) {
   arm.map.mark([c, r]);
   now.asked++;                         // what is still being written is for nobody
   show($('panel'), g, place);
-  $('panel').append(paths(i));
+  $('panel').append(paths(i), offer(i, c, r) ?? '');
   $('panel').style.minHeight = `${$('panel').offsetHeight}px`;   // what stands below stays where it is
 }
 function paths(i) {                    // to the neighbours of the open group, for those without a keyboard
@@ -228,6 +299,7 @@ function redraw() {
   score();
   legend();
   const gutter = parseFloat(getComputedStyle($('maps')).getPropertyValue('--gutter'));
+  $('apart').textContent = theFork() ? whereApart(theFork()) : '';
   const lines = now.arms.flatMap(o => [
     ...o.name ? [] : [{kind: 'batch', points: o.batches.map(b => [b.batch - .5, b.reward])}],
     {kind: o.kind, dots: true, points: o.unseen.map(p => [Math.min(axis.to, axis.of(p)), p.right])}]);
@@ -238,7 +310,7 @@ function state() {                     // of the run, in the button and beside i
   const each = now.arms.map(o => o.batches.length), n = Math.max(...each);
   const {to, of, unit} = now.task.axis;
   const spent = Math.min(to, ...now.arms.map(o => o.batches.length && of(o.batches.at(-1))));
-  const batches = unit == 'batch' ? `${n} of ${to} batches`
+  const batches = unit == 'batch' ? `${each.join(' and ')} of ${to} batches`
     : `${each.join(' and ')} batches` + (now.over ? '' : ` (${Math.floor(100 * spent / to)} %)`);
   $('train').textContent = now.running ? 'Pause' : now.over ? 'Same run again' : n ? 'Go on' : 'Train';
   $('again').textContent = `Another run, seed ${next()}`;
@@ -258,21 +330,24 @@ function score() {
   const big = (point, kind) => el('b', {class: kind}, percent(point.right));
   const small = words => el('span', {}, words);
   if (points.length > 1) {             // at the same cost: what the arm measured last has spent
-    const {of, to} = now.task.axis, spent = Math.min(to, ...points.map(o => of(o.at(-1))));
+    const {of, to, unit} = now.task.axis, spent = Math.min(to, ...points.map(o => of(o.at(-1))));
     const then = o => o.findLast(p => Math.min(to, of(p)) <= spent);
-    const when = spent ? `after ${spent.toLocaleString('en')} tokens` : 'before any training';
+    const cost = unit == 'batch' ? many(spent, 'batch', 'batches') : `${spent.toLocaleString('en')} tokens`;
+    const when = spent ? `after ${cost}` : 'before any training';
     return $('score').replaceChildren(
-      ...now.arms.flatMap(o => [big(then(o.unseen), o.kind), small(o.name)]), small(when));
+      ...now.arms.flatMap(o => [big(then(o.unseen), o.kind), small(o.name || 'first run')]), small(when));
   }
   const before = points[0].length > 1 ? [small(`${percent(first.right)} →`)] : [];
   $('score').replaceChildren(...before, big(points[0].at(-1)), small(`of ${now.task.unseen}`));
 }
 function legend() {
-  const two = now.arms.length > 1;
-  const curves = two ? now.arms.map(o => [`curve ${o.kind}`, `${now.task.unseen}, ${o.name}`])
-    : [['curve held', now.task.unseen], ['curve batch', 'the sums of the batch']];
+  const two = now.task.arms.length > 1, alone = now.arms.length < 2;
+  const curves = now.arms.map(
+    o => [`curve ${o.kind}`, now.task.unseen + (alone ? '' : `, ${o.name || 'first run'}`)]);
+  if (!two) curves.push(['curve batch', 'the sums of the batch']);
   const rows = [...curves, ['s1', 'tries differ: it learns'], ['s2', 'all right'], ['s3', 'all wrong']];
   if (two || knobs().buffer) rows.push(['s8', 'a stored group']);
+  if (theFork()) rows.push(['s1 same', 'pale: the same in both futures']);
   $('legend').replaceChildren(...rows.map(([c, words]) => el('li', {}, el('i', {class: c}), words)));
 }
 function speak(end = '') {             // for a screen reader: at every measurement, not at every batch
@@ -289,7 +364,7 @@ async function inspect() {
   if (place.shows == arm && last == n - 1) return;
   const stays = place.shows == arm && place.gv.now.step < last;   // the reader looks at an earlier batch
   const {step, group} = stays ? place.gv.now : {step: n - 1, group: 0};
-  drawing = packed(arm, minis);
+  drawing = packed(arm, minis, arm.fork ? arm.says : 'This run');
   const run = await drawing;
   place.leave?.();
   place.leave = await mount(place, run, {plain: true, start: {step: step * minis, group}});

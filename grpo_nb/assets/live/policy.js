@@ -33,6 +33,19 @@ export class Policy {
       [this.m[k], this.v[k]] = [new Float32Array(x.length), new Float32Array(x.length)];
     }
   }
+  state() {                            // a copy of all that the next step depends on
+    const copy = o => Object.fromEntries(Object.entries(o).map(([k, x]) => [k, x.slice()]));
+    const weights = Object.fromEntries(Object.entries(this.W).map(([k, o]) => [k, o.x]));
+    return {W: copy(weights), m: copy(this.m), v: copy(this.v), steps: this.steps};
+  }
+  restore({W, m, v, steps}) {
+    for (const k in W) {
+      this.W[k].x.set(W[k]);
+      this.m[k].set(m[k]);
+      this.v[k].set(v[k]);
+    }
+    this.steps = steps;
+  }
   arrays() { return Object.fromEntries(Object.entries(this.W).map(([k, o]) => [k, floats(o.x, o.shape)])); }
 
   prompts(all, least) {                // padded on the left, at least so wide, by fours (summed at once)

@@ -26,7 +26,7 @@ async function zip(x) {                // bytes of an array, or of JSON, as `inf
 }
 
 // One arm's run so far {batches, unseen}, with `minis` steps a batch, as `mount` takes a run.
-export async function packed({batches, unseen}, minis) {
+export async function packed({batches, unseen}, minis, name = 'This run') {
   const B = Math.max(...batches.map(o => o.groups.length));
   const steps = batches.map(o => (o.batch - 1) * minis);
   const {state, by, stored} = cells(batches, steps, B);
@@ -36,7 +36,7 @@ export async function packed({batches, unseen}, minis) {
   const measured = unseen.filter(o => o.batch <= steps.length), at = measured.map(o => o.batch * minis);
   const about = `${many(steps.length, 'batch', 'batches')} so far, each of ${minis} steps. `
     + 'Steps and groups count from 0 here, as in every record: group 1 of batch 1 is group 0 of step 0.';
-  const head = {name: 'This run', about, steps, groups: B, per_block: 1,
+  const head = {name, about, steps, groups: B, per_block: 1,
     versions: [{name: 'as the run did it', stored, size: batches.at(-1).size}], functions: [], scale: [0, 1],
     replays: by.some(k => k >= 0), start: [steps.length - 1, 0],
     curves: [curve('reward, mean of the batch', COLOURS.reward, steps, batches.map(o => o.reward)),

@@ -1,13 +1,14 @@
 // Groups compared and stored: advantages (chapter 5), scores and the buffer (chapter 8).
 
 export function random(seed) {         // numbers from 0 to 1, the same for the same seed (mulberry32)
-  let a = seed;
-  return () => {
-    a = a + 0x6D2B79F5 | 0;
+  const draw = () => {
+    const a = draw.state = draw.state + 0x6D2B79F5 | 0;
     let t = Math.imul(a ^ a >>> 15, 1 | a);
     t = t + Math.imul(t ^ t >>> 7, 61 | t) ^ t;
     return ((t ^ t >>> 14) >>> 0) / 2 ** 32;
   };
+  draw.state = seed;                   // all that its next numbers depend on
+  return draw;
 }
 
 const TOLERANCE = 1e-6, EPS = 1e-4;    // reward units

@@ -12,17 +12,41 @@ export class Trainer {
     this.random = random(seed);
     this.policy = new Policy(weights, tokenizer, this.random);
     this.buffer = new Buffer(set.buffer, this.random);
+    this.weights = weights;
     this.tokenizer = tokenizer;
     this.task = task;
     this.set = {...set};
+    this.wanted = {...set};            // settings of the batches to come
+    this.settings = [];                // of each batch begun; a fork reads those of its original
+    this.past = [];                    // the state before each batch
+    this.fork = this.instead = null;   // of a fork: its number, and what it does otherwise
     this.problems = random(seed + 1);
     this.order = [];
     this.done = this.tokens = this.ids = 0;
     this.watched = false;              // is the inspector open?
   }
-  change(set) {                        // while it trains: rate, buffer
-    Object.assign(this.set, set);
-    this.buffer.resize(this.set.buffer);
+  change(set) { Object.assign(this.wanted, set); }   // rate and buffer, from the next batch on
+  state() {                            // a copy of all that the next batch depends on
+    const {policy, buffer, random, problems, order, done, tokens, ids} = this;
+    return {policy: policy.state(), groups: buffer.groups.map(g => ({...g})), left: [...buffer.left],
+      draws: random.state, problems: problems.state, order: [...order], done, tokens, ids};
+  }
+  restore({policy, groups, left, draws, problems, order, done, tokens, ids}) {
+    this.policy.restore(policy);
+    this.buffer.groups = groups.map(g => ({...g}));
+    this.buffer.left = [...left];
+    this.random.state = draws;
+    this.problems.state = problems;
+    Object.assign(this, {order: [...order], done, tokens, ids});
+  }
+  // A second future from the state before batch `before` + 1. `instead` says what is different there:
+  // {set} replaces settings from that batch on, {group} is the place of a group of it that is not replaced.
+  forked(before, fork, instead = {}) {
+    const other = new Trainer(this.weights, this.tokenizer, this.task, this.wanted, 0);
+    other.restore(this.past[before]);
+    other.past = this.past.slice(0, before);
+    other.settings = this.settings;    // shared, so that a knob turned later turns both at the same batch
+    return Object.assign(other, {fork, original: this, instead: {...instead, before}});
   }
   prompt(question) { return this.tokenizer.encode(this.task.before + question + this.task.after); }
 
@@ -47,12 +71,22 @@ export class Trainer {
     const all = together ? buffer.draw(n + extra) : [...buffer.draw(extra), ...buffer.draw(n)];
     const stored = all.slice(0, extra), drawn = all.slice(extra);
     const by = new Map(dead.slice(0, drawn.length).map((g, i) => [g, drawn[i]]));
+    if (this.instead?.before == this.done) this.leave(fresh[this.instead.group], by);
     const living = fresh.filter(g => !g.dead);
     for (const g of living) g.id = ++this.ids;
     this.buffer.add(living);
     return {groups: [...fresh.map(g => by.get(g) ?? g), ...stored], by, stored};
   }
+  leave(g, by) {                       // this dead group as it was; the draws stay what they were
+    if (!by.has(g)) return;
+    by.get(g).uses--;
+    by.delete(g);
+  }
   async batch() {
+    this.past[this.done] = this.state();
+    this.settings[this.done] ??= {...this.wanted};
+    this.set = {...this.settings[this.done], ...this.instead?.set};
+    this.buffer.resize(this.set.buffer);
     const {B, G, minis, rate, cap, beside, width} = this.set, t0 = performance.now();
     this.extra = beside ? Math.min(B * beside / (1 + beside), this.buffer.groups.length) : 0;
     const fresh = await this.answer(this.next(B - this.extra), G), t1 = performance.now();
@@ -87,6 +121,28 @@ export class Trainer {
     return right / n;
   }
 }
+
+// How far apart two states are: of all weights, how many differ, and by how much at most; and is everything
+// else the same: Adam's moments, the stored groups, the problems to come and the random numbers?
+export function apart(a, b) {
+  const weights = distance(a.policy.W, b.policy.W);
+  const moments = [distance(a.policy.m, b.policy.m), distance(a.policy.v, b.policy.v)];
+  return {...weights, same: !weights.differ && moments.every(o => !o.differ) && rest(a) == rest(b)};
+}
+function distance(a, b) {
+  let differ = 0, most = 0, all = 0;
+  for (const k in a) {
+    all += a[k].length;
+    a[k].forEach((x, i) => {
+      if (x === b[k][i]) return;
+      differ++;
+      most = Math.max(most, Math.abs(x - b[k][i]));
+    });
+  }
+  return {differ, most, all};
+}
+const rest = ({policy, groups, ...o}) =>
+  JSON.stringify([policy.steps, groups.map(g => [g.id, g.uses, g.score, g.texts]), o]);
 
 function told(g) {                     // what the page is told of a group
   const {question, answer, texts, rewards, advantages, dead, score, id, batch, step, seen} = g;

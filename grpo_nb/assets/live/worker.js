@@ -4,7 +4,7 @@ import {ready} from './policy.js';
 import {Tokenizer, safetensors} from './text.js';
 import {random} from './replay.js';
 import {TASKS, turned} from './tasks.js';
-import {Trainer} from './trainer.js';
+import {Trainer, apart} from './trainer.js';
 
 const UNSEEN = 192, CHUNK = 96;        // problems measured, and at a time: as many as sampling goes on with
 
@@ -15,9 +15,10 @@ const get = async (name, how = 'json') => {
 };
 const breath = () => new Promise(go => setTimeout(go));   // lets messages in
 
-let kit = null, run = 0, arms = [], sets = [], allowed = 0, told = 0, working = false, watched = false;
+let kit = null, run = 0, arms = [], allowed = 0, told = 0, working = false, watched = false;
 const questions = [];
 const tell = message => postMessage({...message, run});   // of an earlier run the page draws nothing
+const tellOf = (arm, message) => tell({...message, arm: arms.indexOf(arm), fork: arm.fork});
 
 const ACTS = {
   async open() {
@@ -30,14 +31,21 @@ const ACTS = {
   },
   start(o) {                           // a new run, paused; `o.run` is its number
     run = o.run;
-    sets = TASKS[o.task].sets;
-    arms = sets.map(
-      set => new Trainer(kit.weights, kit.tokenizer, kit.tasks[o.task], turned(set, o.knobs), o.seed));
-    for (const arm of arms) arm.watched = watched;
+    arms = TASKS[o.task].sets.map(set => {
+      const arm = new Trainer(kit.weights, kit.tokenizer, kit.tasks[o.task], turned(set, o.knobs), o.seed);
+      return Object.assign(arm, {base: set, watched});
+    });
     allowed = 0;
   },
   allow({n, id}) { [allowed, told] = [n, id]; },   // batches to do; 0 pauses
-  change({knobs}) { arms.forEach((o, i) => o.change(turned(sets[i], knobs))); },
+  change({knobs}) { for (const o of arms) o.change(turned(o.base, knobs)); },
+  fork({arm, before, fork, instead}) { // a second future of an arm; it takes the place of an earlier one
+    const from = arms[arm], other = from.forked(before, fork, instead);
+    arms = [...arms.filter(o => !o.fork), Object.assign(other, {base: from.base, measured: true, watched})];
+    allowed = 0;
+    compare(other, before);
+  },
+  unfork() { arms = arms.filter(o => !o.fork); },
   watch({on}) {                        // is the inspector open? Then tokens are told too, for two more passes
     watched = on;
     for (const o of arms) o.watched = on;
@@ -74,17 +82,25 @@ async function advance() {             // a batch of the arm that has spent leas
   const batch = await arm.batch();
   if (!arms.includes(arm)) return true;   // another run was begun meanwhile
   allowed--;
-  tell({batch, arm: arms.indexOf(arm)});
+  tellOf(arm, {batch});
   if (over(arm) || arm.done % arm.set.every == 0) await measure(arm);
+  const fork = arms.find(o => o.fork);
+  if (fork && [fork, fork.original].includes(arm)) compare(fork, arm.done);
   if (arms.every(over)) tell({done: true});
   return true;
+}
+
+const after = (arm, n) => arm.done == n ? arm.state() : arm.past[n];
+function compare(fork, n) {            // with its original, after n batches, once both have done them
+  const [a, b] = [after(fork, n), after(fork.original, n)];
+  if (a && b) tellOf(fork, {apart: {...apart(a, b), batch: n}});
 }
 
 async function measure(arm) {
   arm.measured = true;
   const right = await arm.measure(UNSEEN, CHUNK);
   const unseen = {right, batch: arm.done, tokens: arm.tokens};
-  if (arms.includes(arm)) tell({unseen, arm: arms.indexOf(arm)});
+  if (arms.includes(arm)) tellOf(arm, {unseen});
 }
 
 async function reply({question, answer, id}) {   // eight tries, told as they are written
@@ -95,5 +111,5 @@ async function reply({question, answer, id}) {   // eight tries, told as they ar
     await breath();
   });
   arm.policy.random = arm.random;
-  tell({answered: {id, batch: arm.done, texts: group.texts, rewards: group.rewards}});
+  tell({answered: {id, batch: arm.done, fork: arm.fork, texts: group.texts, rewards: group.rewards}});
 }
