@@ -10,7 +10,7 @@ import pytest, torch
 from scipy.stats import t as student
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_nb.advantages import group_advantages
-from grpo_nb.inspector import what_if
+from grpo_nb.what_if import what_if
 from grpo_nb.kl import kl_estimate
 from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
@@ -212,7 +212,7 @@ def test_should_you():
         lambda s, o, k: 1/k, lambda s, o, k: (s+k*o)/(s+o), lambda s, o, k: s/(s+k*o)])
 
 def test_how_young_is_what_comes_in():
-    ns,solution = exercise('look_at_a_run', 'ages', 'def ages', 'def check_ages', Counter=Counter,
+    ns,solution = exercise('what_if', 'ages', 'def ages', 'def check_ages', Counter=Counter,
         what_if=what_if, run=read_run(ROOT/'nbs/results/run_tiny'))
     def new(run): return [o for o in run.rows if o['replacement']]
     assert agreed(ns, 'ages', 'check_ages', solution, [
