@@ -137,6 +137,22 @@ def _undeclared(name, source, declared):
     some = set().union(*(v for k,v in declared.items() if mine or k!='dev_requirements'))
     return (every-some-NOT_OURS)|(set() if mine else at_once-declared['requirements'])
 
+# names that fastcore 1 and 2 both have: nbdev 2 asks for the one, and who installs the wheel gets the other
+FASTCORE = {'basics.groupby','basics.partialler','basics.patch','basics.str2bool','docments.docments'}
+
+def _of_fastcore(source):
+    "`module.name` of everything that is imported from fastcore"
+    for o in ast.walk(ast.parse(source)):
+        if isinstance(o, ast.ImportFrom) and (o.module or '').startswith('fastcore'):
+            yield from (f"{o.module.removeprefix('fastcore.')}.{a.name}" for a in o.names)
+
+@pytest.mark.parametrize('name', [m for m in MODULES if _wing(m)!='dev'])
+def test_what_comes_from_fastcore_is_in_its_first_and_second_edition(name):
+    assert {*_of_fastcore(FILES[name].read_text(encoding='utf-8'))}<=FASTCORE
+
+def test_a_name_that_fastcore_2_lacks_is_seen():
+    assert {*_of_fastcore('from fastcore.xtras import is_async_callable')}-FASTCORE
+
 DECLARED = _declared((ROOT/'settings.ini').read_text(encoding='utf-8'))
 
 @pytest.mark.parametrize('name', MODULES)

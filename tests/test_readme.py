@@ -81,8 +81,9 @@ def test_two_commands_set_it_up_one_runs_and_one_tests():
 
 def test_the_first_command_works_in_an_empty_folder_and_the_first_screen_says_what_grpo_is():
     first = README[:README.index('## Run it')]
-    block = re.search(r'```sh\n(.*?)```', first, flags=re.S)[1].replace('&&', '').split('\n')
-    block = [o.strip() for o in block]
+    uses,block = re.findall(r'```sh\n(.*?)```', first, flags=re.S)
+    assert uses=='pip install grpo_nb\ngrpo_nb demo\n'   # of the wheel, in any folder
+    block = [o.strip() for o in block.replace('&&', '').split('\n')]
     # what the install reads is in the clone, so that comes first
     assert block.index('cd grpo_nb')==1 and block[0].startswith('git clone https://github.com/')
     assert (ROOT/re.search(r'-c (\S+)', ' '.join(block))[1]).is_file()

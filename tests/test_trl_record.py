@@ -26,6 +26,11 @@ torch.set_num_threads(1)
 G = 4
 PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,[0.,2.,1.,0.], DEAD,DEAD]
 
+def test_the_end_tokens_of_an_older_trl_are_the_tokenizers():
+    older = SimpleNamespace(_tokenizer=SimpleNamespace(eos_token_id=3))
+    assert on_trl_record.end_token_ids(older)==[3]
+    assert on_trl_record.end_token_ids(SimpleNamespace(eos_token_ids=[4, 3], **vars(older)))==[4, 3]
+
 def run(plan=PLAN, B=2, steps=4, **kw):
     """A trained run: the trainer, its batches as they went to the loss, its ratios,
     and its folder as read back."""

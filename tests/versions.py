@@ -3,7 +3,8 @@
     python tests/versions.py oldest [--out FILE.csv] [--venv FOLDER] [--files 'trl_options trl_resume']
 
 The combinations: the lower bounds of `settings.ini` (oldest), `tested.txt` (tested), the transformers that
-newer releases of vLLM ask for (vllm), and whatever pip finds (newest). On Linux pip's own torch brings
+newer releases of vLLM ask for (vllm), the trl that axolotl asks for (neighbours), the newest of everything
+beside a tested torch (packages), and whatever pip finds (newest). On Linux pip's own torch brings
 several GB for GPUs. A folder named by `--venv` is made, or used as it is if it is there. `--files` runs some
 of the test files, `--notebooks` every notebook as well. Prints a row of a Markdown table, writes it into the
 CSV, and exits with 1 if one failed.
@@ -14,9 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMBINATIONS = {
-    'oldest': ['torch==2.6.*','transformers==5.17.*','trl==1.14.2'],
+    'oldest': ['torch==2.6.*','transformers==5.17.*','trl==1.14.1'],
     'tested': ['-c','tested.txt'],
     'vllm': ['torch==2.13.*','transformers==5.17.*','trl==1.16.*'],
+    'neighbours': ['torch==2.13.*','transformers==5.23.*','trl==1.14.1'],
+    'packages': ['torch==2.13.*'],
     'newest': []}
 FILES = '''checkpoints generation grpo_with_replay_buffer launch loss parity recipes rollouts tiny_qwen
     trainer trainer_input trl_defects trl_faults trl_options trl_own_suite trl_ranks trl_record trl_resume

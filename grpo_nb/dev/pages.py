@@ -182,7 +182,7 @@ class Entries:
         self._join_source()
         for c in self.nb.cells:
             if c.cell_type=='markdown':
-                c.source = link_calls(c.source, find)
+                c.source = link_calls(_linked_once(c.source), find)
                 for m in re.finditer(r'^(#+) ', _PROSE.sub('', c.source), flags=re.M): level = len(m[1])
             elif 'show_doc(' in c.source:   # no warnings, with this machine's paths in them
                 c.outputs = [o for o in c.get('outputs', []) if o.output_type!='stream']
@@ -209,6 +209,10 @@ class Entries:
             j = i+1
             while is_entry(j) and not is_source(j+1): j += 1
             cells[i:j] = cells[i+1:j]+[c]
+
+def _linked_once(s):
+    "Markdown without nbdev's link inside a link, whose text is a name."
+    return re.sub(r'\[\[(`[^`\n]+`)\]\([^)\n]*\)\]\(', r'[\1](', s)
 
 def _quote_alt(s):
     "A cell's source with its alt text in quotes: with a colon in it, no option could be read."
@@ -429,7 +433,6 @@ _IGNORED = ('output-file','commonmark','keep-md','broken link live/')
 
 def _built(stage, out):
     "nbdev's work and smalldocs' on the staged notebooks; the warnings."
-    from nbdev import doclinks
     from nbdev.config import get_config
     from nbdev.serve import proc_nbs
     import fastcore.docments, smalldocs.markdown
@@ -442,8 +445,6 @@ def _built(stage, out):
     smalldocs.markdown.code_block_html,Layout.sidebar_html = _code_block,sidebar
     # a type in quotes may be of a package that the page doesn't import: nbdev would look it up
     fastcore.docments.signature = lambda f, **kwargs: signature(f)
-    # a name that is the text of a link has somewhere to lead already
-    doclinks._re_backticks = re.compile(r'(?<!\[)`([^`\s]+?)(?:\(\))?`(?!\])')
     os.environ['PYTHONWARNINGS'] = 'ignore'   # what they would warn of, `check` says with the cell's name
     try: cache = proc_nbs(str(stage), n_workers=0, force=True)
     except Exception as e:
@@ -468,11 +469,9 @@ def docs(
 )->Path:  # that folder
     "Build the site from the stored notebooks, without Quarto or a kernel. Trouble names the page."
     from nbdev.config import get_config
-    from nbdev.doclinks import _build_modidx
     root = _root()
     os.chdir(root)
     get_config.cache_clear()
-    _build_modidx()   # which page holds which name: prose is linked with it
     out,local = root/out,bool(shutil.which('npm'))
     with tempfile.TemporaryDirectory() as d:
         _stage(root/'nbs', stage := Path(d)/'nbs', only)

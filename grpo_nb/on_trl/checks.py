@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from datasets import Dataset
-from fastcore.xtras import is_async_callable
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
+from ..parts.reward_calls import is_async_callable
 from ..parts.validate import (
     validate_prompts, check_rendered, validate_rewards, validate_dataset, distinct_names,
     dataset_fingerprint, max_context_length, reward_names, opened_tag_warning, template_start)

@@ -22,9 +22,10 @@ def versions()->dict:
     return dict(python=platform.python_version(), **{o:_version(o) for o in names})
 
 # %% ../../nbs/parts/versions.ipynb #69cf455b
-# the newest that the trainers' tests passed with; what every test passed with is in tested.txt
+# the newest that the trainers' tests passed with, as the table of runs has it (nbs/results/versions.csv);
+# every test passed with what tested.txt holds
 NEWEST_TESTED = dict(torch='2.15', transformers='5.24', trl='1.16')
-OLDEST = dict(transformers='5.17', trl='1.14.2')   # that an installation may have
+OLDEST = dict(transformers='5.17', trl='1.14.1')   # that an installation may have
 
 def version_warnings()->list: # sentences, none where all is known
     "Which packages are newer than the newest we tried."

@@ -1,0 +1,41 @@
+"""The wheel in an environment of its own: does every module import, and does the first run learn?
+
+    python tests/wheel_alone.py dist/grpo_nb-0.1.0-py3-none-any.whl [--venv FOLDER] [--python PYTHON]
+
+Installs the wheel with the newest of every package that it needs, imports all of its modules, and runs
+`grpo_nb demo` for some steps and `grpo_nb diagnose` on that run, in an empty folder. A folder named by
+`--venv` is made, or used as it is if it is there. Exits with 1 if something fails.
+"""
+import argparse, os, subprocess, sys, tempfile
+from pathlib import Path
+
+EVERY = """import importlib, pkgutil, grpo_nb
+names = [o.name for o in pkgutil.walk_packages(grpo_nb.__path__, 'grpo_nb.')]
+names = [o for o in names if not o.endswith('__main__')]
+for o in names: importlib.import_module(o)
+print(len(names), 'modules import from', grpo_nb.__path__[0])"""
+
+def main(wheel, folder, python):
+    programs,wheel = Path(folder)/'bin',Path(wheel).resolve()
+    if not programs.exists(): subprocess.run([python, '-m', 'venv', folder], check=True)
+    subprocess.run([programs/'pip', 'install', '-q', '--force-reinstall', '--no-deps', wheel], check=True)
+    subprocess.run([programs/'pip', 'install', '-q', wheel], check=True)
+    ours = programs/'grpo_nb'
+    lines = [[programs/'pip','check'], [programs/'python','-W','ignore','-c',EVERY], [ours,'--version'],
+        [ours,'demo','--max_steps','12','--output_dir','run'], [ours,'diagnose','run']]
+    alone = {k:v for k,v in os.environ.items() if k!='PYTHONPATH'}   # it may name the checkout
+    failed = []
+    with tempfile.TemporaryDirectory() as empty:
+        for o in lines:
+            print('$', *(str(w).partition('\n')[0] for w in o), flush=True)
+            if subprocess.run(o, cwd=empty, env=alone).returncode: failed.append(f'{Path(o[0]).name} {o[1]}')
+    print(f"failed: {', '.join(failed)}" if failed else 'all of it works')
+    return bool(failed)
+
+if __name__=='__main__':
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('wheel')
+    p.add_argument('--venv')
+    p.add_argument('--python', default=sys.executable)
+    a = p.parse_args()
+    with tempfile.TemporaryDirectory() as d: sys.exit(main(a.wheel, a.venv or Path(d)/'venv', a.python))
