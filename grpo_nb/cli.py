@@ -253,6 +253,7 @@ def inspect(
     "Write inspector.html beside what was recorded: every group, with a slider over the steps."
     from grpo_nb.inspector import write_inspector
     print(write_inspector(_open(folder, columns, reader)))
+    print('open it in a browser: each cell of the map is a group; click one', file=sys.stderr)
 
 def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool

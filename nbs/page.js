@@ -93,6 +93,14 @@
   for (const [what, name] of Object.entries(names))
     all(what, o => { if (!o.hasAttribute('aria-label')) o.setAttribute('aria-label', name) })
 
+  // a table of four columns or more is stacked on a phone, each value under the name of its column
+  all('main table:not(.dataframe)', table => {
+    const heads = [...table.querySelectorAll('thead th')].map(o => o.textContent)
+    if (heads.length < 4) return
+    table.classList.add('stacks')
+    all('tbody tr', row => [...row.cells].forEach((o, i) => { o.dataset.column = heads[i] }), table)
+  })
+
   // the headings folded above the text, where the margin has no room for them
   const list = document.querySelector('#TOC ul'), head = document.querySelector('#title-block-header')
   if (!list || document.querySelector('main img[src$="images/demo.gif"]')) return   // the first page begins with its picture
@@ -104,16 +112,20 @@
   head ? head.after(folded) : document.querySelector('main').prepend(folded)
 })()
 
-// ---- search: every word asked for must stand in a section, and what our users say has a page that answers
+// ---- search: every word asked for must stand in a section, but for those that say nothing by themselves; and what our
+// users say has a page that answers
+const IDLE = new Set(('a an and are at be can do does from goes going how i if in is it my of on or so stays that the then this to ' +
+  'was what when where which why will with').split(' '))
 window.rankPages = (index, q, limit) => {
   const plain = s => s.toLowerCase().replace(/[-\u2010-\u2015]/g, ' ').replace(/\s+/g, ' ').trim()
-  const ask = plain(q), words = ask.split(' ')
+  const telling = s => { const all = s.split(' '), some = all.filter(w => !IDLE.has(w)); return some.length ? some : all }
+  const ask = plain(q), words = telling(ask), core = words.join(' ')
   const rooms = /(parts|run|see|on_trl|scale|research|studies|dev|reference|project)\//
   const kind = e => /glossary/.test(e.href) ? 30 : /settings|metrics/.test(e.href) ? 26
     : /practise\//.test(e.href) ? 12 : rooms.test(e.href) ? 0 : 10
   const score = e => {
     const title = plain(e.title || ''), section = plain(e.section || ''), text = plain(e.text || '')
-    if ((window.answers[e.href.split('#')[0]] || []).includes(ask)) return 200
+    if ((window.answers[e.href.split('#')[0]] || []).some(o => telling(plain(o)).join(' ') === core)) return 200
     if (!words.every(w => (title + ' ' + section + ' ' + text).includes(w))) return 0
     const head = (e.section || '').trim()
     const isName = /^[\w.]+$/.test(head) && /[_a-z][A-Z]|_|^[a-z]/.test(head)

@@ -166,6 +166,10 @@ def found(url, browser):
         ('experience replay', r'glossary\.html', 2),
         ('verifiable reward', r'glossary\.html|tasks\.html', 2),
         ('epsilon_high', r'reference/settings\.html', 2),
+        ('my reward does not go up', r'practise/symptoms\.html', 1),
+        ('why is the reward stuck', r'practise/symptoms\.html', 1),
+        ('reward stays at zero', r'practise/symptoms\.html', 1),
+        ('kl', r'^(\.\./)?kl\.html|/kl\.html', 1),
     ],
 )
 def test_the_search_puts_concepts_and_settings_before_functions(found, words, page, within):

@@ -6,7 +6,7 @@ from grpo_nb.parts.stats import paired_difference
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import read_run
 from grpo_nb.see.view import *
-from grpo_nb.see.view import _compared
+from grpo_nb.see.view import _compared, _comparison_verdict
 from made_runs import make_run
 from view_pages import Opened
 
@@ -90,7 +90,20 @@ def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
     assert (f'{np.mean(want):.1%} ± ' in page and page.count('<figure>') == 2
             and len(page) < 5e6)
     assert all(re.search(f'</svg>{k}</li>', page) for k in ('replay','plain GRPO'))   # the legend, whole
+    link = re.search(r'<a href="([^"]+keep0[^"]*)">keep0</a>', page)[1]
+    assert (tmp_path/'out'/link).exists()
     assert write_report({'ours':many[:3], 'theirs':many[3:], 'one':many[0]}, tmp_path/'o2').exists()
+
+@pytest.mark.parametrize('gains,says', [
+    ([.1, .11, .12], 'better is ahead of base: +11.0 points ± 2.5 held out, paired over 3 seeds.'),
+    ([-.1, -.11, -.12], 'better is behind base: -11.0 points'),
+    ([.1, -.1, .05], 'and the interval includes 0'),
+    ([.1], 'Undecided between better and base: +10.0 points held out, paired over 1 seed. One seed has no'),
+    ([], 'share no measured seed')])
+def test_a_comparison_begins_with_who_is_ahead(gains, says):
+    base = pd.Series([.5]*len(gains), dtype=float)
+    gain = paired_difference(base+gains, base) if gains else dict(n=0, diff=np.nan, diff_ci=np.nan)
+    assert says in _comparison_verdict('better', dict(gain=gain), 'base')
 
 def test_text_from_anywhere_is_escaped(tmp_path, many):
     evil = '<script>alert(1)</script>'

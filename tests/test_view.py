@@ -237,7 +237,7 @@ def test_a_click_opens_a_group_and_a_drag_zooms(run, opened):
     )
     assert at==[12, 8, 2]
     x = lambda s: box['x']+64+(s+.5)*(box['width']-74)/12
-    y = lambda g: box['y']+2*62+4+(g+.5)*22
+    y = lambda g: box['y']+2*80+4+(g+.5)*22
     page.mouse.click(x(5), y(3))
     assert here(page).startswith(f'step {run.steps[5]}, group 3')
     wait_for_text(page, '.gv-body', f'Group 3, sampled at step {run.steps[5]}')

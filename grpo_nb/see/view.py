@@ -8,11 +8,12 @@ __all__ = ['CELLS', 'MOST_STORED', 'stored_groups', 'reward_curve', 'buffer_of',
            'group_by_settings', 'write_report']
 
 # %% ../../nbs/see/view.ipynb #37062201
-import base64, json, math, re, struct, zlib
+import base64, json, math, os, re, struct, zlib
 from functools import lru_cache
 from html import escape
 from itertools import cycle
 from pathlib import Path
+from urllib.parse import quote
 import numpy as np
 import pandas as pd
 from ..parts.files import atomic_write
@@ -517,7 +518,7 @@ def _arm(runs):
     by = {r.summary.get('seed', r.setting('seed', r.name)):_numbers_of(r, o) for r,o in zip(runs, looks)}
     numbers = {k:{s:o[k] for s,o in by.items() if o[k] is not None} for k in _numbers_of(runs[0], looks[0])}
     alive = [dict(step=s, value=1-z) for s,z in (o.pair(DEAD) for o in looks)]
-    return dict(runs=[r.name for r in runs], n=len(runs), numbers=numbers, alive=_over_seeds(alive),
+    return dict(runs=runs, n=len(runs), numbers=numbers, alive=_over_seeds(alive),
         reward=_over_seeds(map(reward_curve, runs)),
         held=_over_seeds(c for c in map(_held_out, looks) if c and c['share']),
         verdicts=[judge_run(r)[0].sentence for r in runs])
@@ -555,8 +556,13 @@ def _figure(arms, k):
     return '<figure><div class="large">{}</div><div class="small">{}</div></figure>'.format(*drawn)
 
 def _table(rows, name):
-    cells = lambda o, t: '<tr>'+''.join(f'<{t}>{escape(str(x))}</{t}>' for x in o)+'</tr>'
-    inside = cells(rows[0], 'th')+''.join(cells(o.values(), 'td') for o in rows)
+    "Rows as a table; a pair is a text and where it leads. On a phone each value has its column's name."
+    def shown(x):
+        text,leads = x if isinstance(x, tuple) else (x, '')
+        return f'<a href="{escape(leads)}">{escape(str(text))}</a>' if leads else escape(str(text))
+    heads = ''.join(f'<th>{escape(k)}</th>' for k in rows[0])
+    def cells(o): return ''.join(f'<td data-column="{escape(k)}">{shown(x)}</td>' for k,x in o.items())
+    inside = f'<thead><tr>{heads}</tr></thead>'+''.join(f'<tr>{cells(o)}</tr>' for o in rows)
     return f'<div class="scroll" tabindex="0" role="group" aria-label="{name}"><table>{inside}</table></div>'
 
 def _legend(names):
@@ -568,23 +574,49 @@ def _legend(names):
 def _pm(m, h, f):
     return f(m)+('' if math.isnan(h) else f' ± {f(h if h>1e-9*abs(m) else 0.)}')
 
+def _points(m, h): return f"{100*m:+.1f} points{'' if math.isnan(h) else f' ± {100*h:.1f}'}"
+
+def _seeds(n): return f"{n} {'seed' if n==1 else 'seeds'}"
+
+def _comparison_verdict(name, o, baseline):
+    "In one sentence: is an arm ahead of the first one?"
+    gain = o['gain']
+    about = f"{_points(gain['diff'], gain['diff_ci'])} held out, paired over {_seeds(gain['n'])}"
+    if not gain['n']: return f"{name} and {baseline} can't be compared: they share no measured seed."
+    undecided = f'Undecided between {name} and {baseline}: {about}'
+    if gain['n']==1: return f'{undecided}. One seed has no interval.'
+    if gain['verdict']=='better': return f'{name} is ahead of {baseline}: {about}.'
+    if gain['verdict']=='worse': return f'{name} is behind {baseline}: {about}.'
+    return f'{undecided}, and the interval includes 0.'
+
+def _run_link(run, out):
+    "A run's name, and its page or else its folder as seen from `out`."
+    at = Path(run.folder)
+    page = next((at/o for o in ('report.html','inspector.html') if (at/o).is_file()), at)
+    if not page.exists(): return run.name
+    try: return run.name,quote(Path(os.path.relpath(page.resolve(), out.resolve())).as_posix())
+    except ValueError: return run.name   # on another drive
+
 def _row(name, o, first):
     "An arm as a row of the table."
     share,whole,seconds = '{:.1%}'.format,'{:,.0f}'.format,'{:.3g}'.format
     def col(k, f): return _pm(*mean_ci(list(d.values())), f) if (d := o['numbers'][k]) else '–'
     m,h,n = (o['gain'][k] for k in ('diff','diff_ci','n'))
-    gain = f"{100*m:+.1f} points{'' if math.isnan(h) else f' ± {100*h:.1f}'}, {n} seeds"
+    gain = f"{_points(m, h)}, {_seeds(n)}"
     if not n or o is first: gain = 'no shared seed' if not n else 'first arm'
     return {'arm':name, 'seeds':o['n'], 'pass@1 before':col('before', share),
         'pass@1 after':col('after', share), 'difference to the first':gain, 'groups dead':col('dead', share),
         'tokens':col('tokens', whole), 'seconds':col('train_s', seconds)}
 
-def _compare_html(arms, name):
-    "The page about several runs."
-    first = next(iter(arms.values()))
+def _compare_html(arms, name, out):
+    "The page about several runs, in the folder `out`."
+    baseline,first = next(iter(arms.items()))
+    said = [_comparison_verdict(k, o, baseline) for k,o in arms.items() if o is not first]
     shown = [k for k in _FIGURES if any(len(o[k]['step'])>1 for o in arms.values())]
-    each = [dict(arm=k, folder=r, verdict=v) for k,o in arms.items() for r,v in zip(o['runs'], o['verdicts'])]
-    body = (f'<p>{len(each)} runs in {len(arms)} arms. Each number is a mean over '
+    each = [dict(arm=k, folder=_run_link(r, out), verdict=v)
+        for k,o in arms.items() for r,v in zip(o['runs'], o['verdicts'])]
+    sentences = ''.join(f'<p class="verdict">{escape(o)}</p>' for o in said)
+    body = (f'{sentences}<p>{len(each)} runs in {len(arms)} arms. Each number is a mean over '
         'seeds ± the half-width of its 95 % interval (Student). One seed has none, and is an example. '
         f'Differences are paired by seed.</p>{_table([_row(k, o, first) for k,o in arms.items()], "arms")}'
         f'<h2>Curves, means over seeds with their intervals</h2>{_legend(arms)}'
@@ -607,5 +639,5 @@ def write_report(
     if out is None: raise ValueError('a comparison needs its own folder: write_report(runs, out=...)')
     many = lambda o: [open_run(f) for f in ([o] if isinstance(o, (str,Path)) else o)]
     groups = {k:many(o) for k,o in runs.items()} if isinstance(runs, dict) else group_by_settings(many(runs))
-    name = _page_at('report.html', out).resolve().parent.name
-    return write_page('report.html', _compare_html(_compared(groups), name), out)
+    folder = _page_at('report.html', out).resolve().parent
+    return write_page('report.html', _compare_html(_compared(groups), folder.name, folder), out)

@@ -1,4 +1,4 @@
-// The tiny Qwen of chapter 2 and the loss of chapter 7, in jax-js: log-probs with a gradient, and sampling.
+// The tiny Qwen of chapter 3 and the loss of chapter 10, in jax-js: log-probs with a gradient, and sampling.
 // jax-js counts references: a function uses up the arrays it is given, and `.ref` hands over one more.
 
 import {lax, nn, numpy as np} from './jax/index.js';
@@ -105,7 +105,7 @@ export function logProbs(W, x, chosen, {hide, group, answer, first, promptTurns,
   return np.sum(predict(W, from.reshape([N * T, H])).mul(chosen), -1).reshape([N, T]);
 }
 
-// The clipped objective of chapter 7. With `cap` above 0 every token's ratio is a weight of at most `cap`
+// The clipped objective of chapter 10. With `cap` above 0 every token's ratio is a weight of at most `cap`
 // instead, without a clip: what stored groups beside fresh ones are trained with.
 export function loss(W, x, chosen, layout, {mask, A, old, items}, cap) {
   const logps = logProbs(W, x, chosen, layout);

@@ -1,4 +1,4 @@
-// Groups compared and stored: advantages (chapter 5), scores and the buffer (chapter 8).
+// Groups compared and stored: advantages (chapter 7), scores and the buffer (chapter 11).
 
 export function random(seed) {         // numbers from 0 to 1, the same for the same seed (mulberry32)
   const draw = () => {

@@ -1,4 +1,4 @@
-// One run of GRPO: sample, judge, compare, replace dead groups, step. The loop of chapter 9.
+// One run of GRPO: sample, judge, compare, replace dead groups, step. The loop of chapter 12.
 
 import {Policy} from './policy.js';
 import {Buffer, compare, random, shuffled} from './replay.js';

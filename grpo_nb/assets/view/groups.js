@@ -4,7 +4,7 @@ import {COLOURS, why} from './cells.js';
 import {button, clamp, el, many, mix, nth, num, select, times} from './dom.js';
 import {buffer, ratios} from './pictures.js';
 import {invitation, tokenList} from './token.js';
-import {textOf} from './words.js';
+import {isLong, textOf} from './words.js';
 
 const titled = (run, title, ...kids) => el('section', {class: 'gv-side'}, el(run.sub, {class: 'gv-sub'}, title), ...kids);
 const dim = (...words) => el('p', {class: 'gv-dim'}, ...words);
@@ -217,8 +217,9 @@ export class Groups {
     if (pick(g.truncated)) bits.push('cut off');
     if (parts.length > 1) bits.push(...parts.map(([k, v]) => `${k} ${num(pick(v))}`));
     const at = {root: this.root, run: this.run, colour: this.now.colour, place: () => this.token};
+    const whole = isLong(g.completions[i] || '') ? {class: 'gv-long', tabindex: 0, role: 'group', 'aria-label': `answer ${i}`} : {};
     const text = trained && !other && g.terms?.tokens[i] ? tokenList(g, i, at)
-      : el('pre', {dir: 'auto'}, ...this.text(g.completions[i] || '', other ? pick(other.completions) || '' : null, g, i));
+      : el('pre', {dir: 'auto', ...whole}, ...this.text(g.completions[i] || '', other ? pick(other.completions) || '' : null, g, i));
     return el('article', {class: 'gv-card'}, dim(this.dots([pick(g.rewards)]), ' ', bits.join(', ')), text);
   }
 }

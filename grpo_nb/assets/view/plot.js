@@ -4,7 +4,7 @@ import {CELLS, COLOURS} from './cells.js';
 import {nearestOf} from './data.js';
 import {clamp, el, isDark, many, num} from './dom.js';
 
-const LEFT = 64, RIGHT = 10, STRIP = 62, AXIS = 20;   // pixels; a strip holds a curve
+const LEFT = 64, RIGHT = 10, STRIP = 80, AXIS = 20;   // pixels; a strip holds a curve
 const BUSY = 10;                       // a stored group that came back so often stays visible from afar
 const FONT = '12px system-ui, sans-serif';
 
@@ -349,10 +349,13 @@ export function legend(run) {          // the colours of the map, where they occ
       'dead, replaced (stronger: that stored group came often)');
   for (const o of CELLS)
     if (there.has(o) && (o.key == 'stored' || o.dead && !o.replaced)) put(o.colour, o.name);
+  if (run.replays)
+    put('linear-gradient(currentColor,currentColor) center/100% 1px no-repeat',
+      'from where a group was stored to where it came back');
   return out;
 }
 export function keyHelp() {
-  const rows = [['← → ↑ ↓', 'neighbouring step or group'], ['Page up, Page down', 'ten steps'],
+  const rows = [['← → ↑ ↓', 'neighbouring step or group'], ['Page up, Page down', 'ten columns'],
     ['Home, End', 'first and last step'], ['+ and −', 'zoom around the step'], ['0', 'whole run'],
     ['u and U', 'next and previous use of the stored group'], ['d and D', 'next and previous dead group'],
     ['Enter', 'to the answers']];

@@ -1,7 +1,7 @@
 // One token: what it added to the loss, what it would add to others, and what the step made of it.
 
 import {button, clamp, el, num} from './dom.js';
-import {tint} from './words.js';
+import {isLong, tint} from './words.js';
 
 const CLIPPED = {1: 'stopped, above the range', '-1': 'stopped, below the range', 2: 'weight capped', 0: 'no'};
 const likely = x => x == null ? '–' : `${num(x, 4)} (${num(100 * Math.exp(x), 3)} %)`;
@@ -25,13 +25,14 @@ export function tokenList(g, i, {root, run, colour, place}) {
   const option = (word, j) => el('span', {role: 'option', id: id + j, 'aria-selected': 'false',
     'aria-label': word.trim() ? null : 'space', style: values && `background:${tint(values[j] ?? 0)}`}, word);
   const box = el('pre', {dir: 'auto', tabindex: 0, role: 'listbox', 'aria-label': `tokens of answer ${i + 1}`,
-    class: 'gv-tokens'}, ...tokens[i].map(option));
+    class: isLong(tokens[i].join('')) ? 'gv-tokens gv-long' : 'gv-tokens'}, ...tokens[i].map(option));
   let at = -1;
   const choose = j => {
     for (const o of root.querySelectorAll('.gv-tokens [aria-selected=true]')) o.setAttribute('aria-selected', 'false');
     at = clamp(j, 0, box.children.length - 1);
     box.children[at].setAttribute('aria-selected', 'true');
     box.setAttribute('aria-activedescendant', id + at);
+    if (box.classList.contains('gv-long')) box.children[at].scrollIntoView({block: 'nearest'});
     place().replaceChildren(...aboutToken(g, i, at, run));
   };
   box.pick = choose;

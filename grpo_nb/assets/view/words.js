@@ -6,6 +6,9 @@ import {button, clamp, el, num} from './dom.js';
 const ANSWER = /<answer>([^]*?)<\/answer>|\\boxed\{([^{}]*)\}|####[ \t]*([^\n]+)/dg;
 const CUT = 2000, COMPARED = 3000;     // characters
 
+// An answer that scrolls by itself, so that the others of its group stay in sight.
+export const isLong = text => text.length > 280;
+
 export const tint = (x, top = 2) => `color-mix(in srgb, ${x >= 0 ? COLOURS.high : COLOURS.low} `
   + `${Math.round(45 * clamp(Math.abs(x) / top, 0, 1))}%, transparent)`;
 
