@@ -48,6 +48,11 @@ USES |= {'replay':USES['replay_both'], 'replay_default':BatchUse(fill=True, prio
 USES |= {'parts2':BatchUse(parts=2), 'parts4':BatchUse(parts=4), 'left_out':BatchUse(method='mask'),
     'default_no_clip':BatchUse(fill=True, priority='score', correction='weight'),
     'plain_warmup':BatchUse(warmup=10), 'default_warmup':BatchUse(fill=True, priority='score', warmup=10)}
+_eight = dict(passes=4, parts=2)   # eight optimizer steps a batch
+USES |= {'no_baseline':BatchUse(advantages='rft'), 'constant':BatchUse(advantages='constant'),
+    'mean':BatchUse(scale='none'), 'maxrl':BatchUse(advantages='maxrl'),
+    'passes_naive':BatchUse(correction='none', **_eight), 'passes_ratio':BatchUse(correction='ratio', **_eight),
+    'passes_clip':BatchUse(**_eight), 'passes_gspo':BatchUse(level='sequence', epsilon=.05, **_eight)}
 
 # %% ../../nbs/studies/replay_study.ipynb #c6f3758c
 def run_stack(

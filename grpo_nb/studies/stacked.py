@@ -11,7 +11,7 @@ __all__ = ['LETTERS', 'PAD', 'END', 'FIRST', 'MARK', 'FAMILIES', 'WAYS', 'MAKERS
 # %% ../../nbs/studies/stacked.ipynb #537e50d3
 import json, math, random
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
-from ..advantages import group_advantages
 from ..generation import Rollouts
 from ..parts.files import atomic_write
 from ..parts.groups import dead_groups
 from ..parts.ratios import (
     ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio)
-from ..parts.registry import STRATEGIES
+from ..parts.registry import ADVANTAGES, STRATEGIES
 from ..strategies import DeadGroupStrategy
 from .starts import start_file
 
@@ -620,7 +619,8 @@ def right_answers(
 # %% ../../nbs/studies/stacked.ipynb #6985c96a
 CORRECTIONS = dict(both=OffPolicyCorrection(), clip=OffPolicyCorrection('none'),
     weight=OffPolicyCorrection('truncated', clip='none'),
-    moment=OffPolicyCorrection(clip='none', max_moment=.04), random=OffPolicyCorrection('none'))
+    moment=OffPolicyCorrection(clip='none', max_moment=.04), random=OffPolicyCorrection('none'),
+    ratio=OffPolicyCorrection(clip='none'), none=OffPolicyCorrection('none', clip='none'))
 
 @dataclass(frozen=True)
 class BatchUse:
@@ -641,6 +641,9 @@ class BatchUse:
     anchor:int=0            # later passes are also clipped from a policy up to so many batches old
     epsilon:float=.2        # half-width of the clip range
     warmup:int=0            # batches over which the learning rate rises from 0 to its own
+    advantages:str='grpo'   # of `ADVANTAGES`
+    scale:str='group'       # of `group_advantages`
+    level:str='token'       # of the ratio that `both` weighs and clips: 'token' or 'sequence'
 
 # %% ../../nbs/studies/stacked.ipynb #6a5e0aea
 def factor(
@@ -651,10 +654,11 @@ def factor(
     real:Tensor|None=None, # bool, tokens that count; None: all
     epsilon:float=.2, # half-width of the clip range
     chance:Tensor|None=None, # as `logps`, uniform in 0..1; for 'random'
+    level:str='token',  # of the ratio, for 'both': 'token' or 'sequence'
 )->Tensor:            # as `logps`, no gradient
     "A token's advantage times all that its gradient is multiplied by, run by run."
     real = torch.ones_like(logps, dtype=torch.bool) if real is None else real
-    ratio = importance_ratio(logps.detach(), old, real)
+    ratio = importance_ratio(logps.detach(), old, real, level).expand_as(logps)
     if correction=='both':   # PPO's own
         return (A*ratio).masked_fill(ppo_clip_mask(ratio, A, ClipRange(epsilon)), 0.)
     if correction=='random':
@@ -761,6 +765,8 @@ class Runs:
         self.family,d = FAMILIES[names[0]],[start(o, size) for o in names]
         self.arm,self.seeds,self.device = arm,list(seeds),device
         self.methods = [self.method(s) for s in seeds] if arm.method or arm.priority else None
+        self.advantages = ADVANTAGES[arm.advantages]
+        if arm.advantages=='grpo': self.advantages = partial(self.advantages, scale=arm.scale)
         self.gens = [torch.Generator().manual_seed(s) for s in seeds]
         self.data = self.select_prompts([o['train'] for o in d], n_train)
         self.test = self.select_prompts([o['test'] for o in d], n_test)
@@ -802,7 +808,7 @@ class Runs:
         ids,logps,real = sample_stack(self.m, q['ids'], q['mask'], chance, END, PAD)
         r = is_right(ids, q['answer'][:,:,None].expand(-1, -1, G, -1)).float()
         def each(f): return f(r.flatten(0, 1)).unflatten(0, r.shape[:2])   # of all runs' groups
-        dead,A = each(lambda o: dead_groups(o, 0.)),each(group_advantages)[...,None]
+        dead,A = each(lambda o: dead_groups(o, 0.)),each(self.advantages)[...,None]
         fresh = dict(ids=q['ids'], mask=q['mask'], out=ids, real=real, old=logps, A=A, r=r)
         self.tokens += real.sum((1, 2, 3))
         self.shelf = self.shelf or Shelf(arm.buffer, fresh)
@@ -845,7 +851,7 @@ class Runs:
                 mask = g['real']&some[:,:,None,None]
                 logps,A = completion_logps(self.m, g['ids'], g['mask'], g['out']),g['A']
                 chance = self.uniform(*A.shape[1:3], logps.shape[-1]) if arm.correction=='random' else None
-                push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance)*logps*mask
+                push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance, arm.level)*logps*mask
                 if arm.anchor and k:
                     far = (logps.detach()-g['anchor']).exp()
                     push = push.masked_fill(ppo_clip_mask(far, A, ClipRange(arm.epsilon)), 0.)
