@@ -51,8 +51,9 @@ USES |= {'parts2':BatchUse(parts=2), 'parts4':BatchUse(parts=4), 'left_out':Batc
 _eight = dict(passes=4, parts=2)   # eight optimizer steps a batch
 USES |= {'no_baseline':BatchUse(advantages='rft'), 'constant':BatchUse(advantages='constant'),
     'mean':BatchUse(scale='none'), 'maxrl':BatchUse(advantages='maxrl'),
-    'passes_naive':BatchUse(correction='none', **_eight), 'passes_ratio':BatchUse(correction='ratio', **_eight),
-    'passes_clip':BatchUse(**_eight), 'passes_gspo':BatchUse(level='sequence', epsilon=.05, **_eight)}
+    'passes_naive':BatchUse(correction='none', **_eight),
+    'passes_ratio':BatchUse(correction='ratio', **_eight), 'passes_clip':BatchUse(**_eight),
+    'passes_gspo':BatchUse(level='sequence', epsilon=.05, **_eight)}
 
 # %% ../../nbs/studies/replay_study.ipynb #c6f3758c
 def run_stack(

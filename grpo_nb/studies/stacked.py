@@ -851,7 +851,8 @@ class Runs:
                 mask = g['real']&some[:,:,None,None]
                 logps,A = completion_logps(self.m, g['ids'], g['mask'], g['out']),g['A']
                 chance = self.uniform(*A.shape[1:3], logps.shape[-1]) if arm.correction=='random' else None
-                push = factor(logps, g['old'], A, arm.correction, mask, arm.epsilon, chance, arm.level)*logps*mask
+                more = arm.epsilon,chance,arm.level
+                push = factor(logps, g['old'], A, arm.correction, mask, *more)*logps*mask
                 if arm.anchor and k:
                     far = (logps.detach()-g['anchor']).exp()
                     push = push.masked_fill(ppo_clip_mask(far, A, ClipRange(arm.epsilon)), 0.)
