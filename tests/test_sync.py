@@ -95,6 +95,17 @@ def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monk
     exec(code)
     assert dev.write_order(check=True)==[]
 
+def test_on_colab_a_chapter_imports_the_clone_which_has_the_studies_too(tmp_path, monkeypatch):
+    (tmp_path/'grpo_nb'/'nbs'/'catalogue').mkdir(parents=True)
+    ran,path = [],sys.path[:]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('COLAB_RELEASE_TAG', '1')
+    monkeypatch.setattr('os.system', ran.append)
+    monkeypatch.setattr(sys, 'path', path)
+    exec(dev.colab_cell('nbs/catalogue')['source'])
+    assert [o.split()[0] for o in ran]==['git','pip']
+    assert path[0]==str(tmp_path/'grpo_nb') and Path.cwd()==tmp_path/'grpo_nb'/'nbs'/'catalogue'
+
 def test_an_unknown_notebook_is_told(copy):
     with pytest.raises(dev.ProjectError, match='no such notebook among 77_nothing'): dev.check(['77_nothing'])
 

@@ -251,9 +251,11 @@ def colab_cell(
     folder:str='nbs',  # of the notebook, in the clone
 )->dict:
     "The second cell of a chapter: on Colab it fetches and installs the project."
-    code = ("#| hide\nimport os\nif 'COLAB_RELEASE_TAG' in os.environ:   # elsewhere this does nothing\n"
+    code = ("#| hide\nimport os, sys\nif 'COLAB_RELEASE_TAG' in os.environ:   # elsewhere this does nothing\n"
         "    os.system('git clone -q https://github.com/grpo-nb/grpo_nb')\n"
-        f"    os.system('pip install -q ./grpo_nb[nbdev]')\n    os.chdir('grpo_nb/{folder}')")
+        "    os.system('pip install -q ./grpo_nb[nbdev]')\n"
+        "    sys.path.insert(0, os.path.abspath('grpo_nb'))   # with what is only in a clone\n"
+        f"    os.chdir('grpo_nb/{folder}')")
     return dict(cell_type='code', id='colab', metadata={}, source=code, outputs=[], execution_count=None)
 
 def _placed(nb, cell, at):
