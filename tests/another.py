@@ -16,7 +16,7 @@ def elsewhere(
 def works_elsewhere(f:Callable, *args)->bool:
     "Does another process get through `f` without an error?"
     p = elsewhere(f, *args)
-    p.join(60)
+    p.join(300)
     return p.exitcode==0
 
 def said_elsewhere(f:Callable, *args):
@@ -25,4 +25,4 @@ def said_elsewhere(f:Callable, *args):
     p = elsewhere(lambda: theirs.send(f(*args)))
     theirs.close()
     try: return ours.recv()
-    finally: p.join(60)
+    finally: p.join(300)

@@ -1,32 +1,15 @@
 """What several tests need: the built site, a Chromium that is on the machine,
 a JupyterLab on a copy of the project."""
 
-import functools, gc, http.server, importlib.metadata, json, os, re, secrets, shutil, socket, subprocess
-import sys, threading, time
+import functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time
 import urllib.request
 from pathlib import Path
 import pytest
 
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # else each process compiles its imports again
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores are many times slower than one
-import jinja2, torch   # which ask for it at once
-import accelerate.utils.imports as packages
-# What a training of three steps asks again and again: the metadata of packages, whether deepspeed is there, a
-# template for the model card; and each seed is kept, with the stack of its call, for a card that isn't there.
-importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
-importlib.metadata.version = functools.cache(importlib.metadata.version)
-packages._is_package_available = functools.cache(packages._is_package_available)
-jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
-for o in (torch.cuda, torch.xpu, torch.mtia):
-    if not o.is_available(): getattr(o, 'random', o)._lazy_call = lambda *args, **kw: None
-sys.modules['rfc3987_syntax'] = None   # jsonschema would build 38 grammars of addresses, in three seconds
+from browsing import CHROME, PATIENCE, QUIET, patient
 ROOT = Path(__file__).parent.parent
-CHROME = os.environ.get('CHROME') or next(
-    filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
-)
-QUIET = ('--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
-         '--disable-component-update --disable-sync').split()
-
 
 def pytest_addoption(parser):
     parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')
@@ -37,14 +20,21 @@ def pytest_addoption(parser):
 # The files that take longest, to be begun first: one left for the end keeps one core waiting.
 LONGEST = 'docs trl_options lab trl_resume trl_sharded grpo_with_replay_buffer bakeoff package'.split()
 
+AROUND = {'browser', 'lab', 'notebook', 'site'}   # fixtures that hold a browser, a server or a built site
+
 def pytest_configure(config):
     config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')
     config.addinivalue_line('markers', 'studies: a study, of no concern to users: waits for `--studies`')
+    config.addinivalue_line('markers', 'flaky: of pytest-rerunfailures, absent in a smaller environment')
+    config.addinivalue_line('markers', 'processes: starts other processes; tried once more if it fails')
     config.option.loadscopereorder = False   # else xdist begins with the files of most tests
 
 def pytest_collection_modifyitems(config, items):
     rank = {f'test_{o}':i for i,o in enumerate(LONGEST)}
     items.sort(key=lambda o: rank.get(o.path.stem, len(rank)))   # within a file as it was
+    for o in items:   # a browser or another process may fail by chance; what is computed here may not
+        around = AROUND & {*o.fixturenames} or o.get_closest_marker('processes')
+        if around: o.add_marker(pytest.mark.flaky(reruns=1))
     for word in ('slow','studies'):
         if config.getoption(f'--{word}'): continue
         skip = pytest.mark.skip(reason=f'{word}: run it with --{word}')
@@ -72,9 +62,16 @@ def browser():
     play = pytest.importorskip('playwright.sync_api', reason='no playwright: pip install -e .[dev]')
     if not CHROME: pytest.skip('no Chromium here: `apt-get install chromium`, or name one in CHROME')
     with play.sync_playwright() as p:
-        b = p.chromium.launch(executable_path=CHROME, args=QUIET)
+        b = patient(p.chromium.launch(executable_path=CHROME, args=QUIET, timeout=PATIENCE))
         yield b
         b.close()
+
+@pytest.fixture(scope='session')
+def axe():
+    "The text of axe-core, or None where it can't be fetched"
+    from grpo_nb.see.live import NpmError, npm_package
+    try: return (npm_package('axe-core@4.10.3')/'axe.min.js').read_text(encoding='utf-8')
+    except NpmError: return None
 
 @pytest.fixture(scope='session')
 def site(tmp_path_factory):
@@ -135,10 +132,10 @@ def lab(tmp_path_factory):
                               f"--ServerApp.root_dir={d / 'project'}",
                               '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=None'], env=env,
                              stdout=log, stderr=log)
-        end = time.monotonic()+120
+        end = time.monotonic()+300
         try:
             while True:
-                try: urllib.request.urlopen(f'{at}/api/status?token={token}', timeout=5).close()
+                try: urllib.request.urlopen(f'{at}/api/status?token={token}', timeout=60).close()
                 except OSError:
                     if p.poll() is not None or time.monotonic() > end:
                         pytest.fail('JupyterLab did not start:\n' + (d / 'lab.log').read_text()[-3000:])
@@ -150,7 +147,7 @@ def lab(tmp_path_factory):
             try: p.wait(10)
             except subprocess.TimeoutExpired: p.kill()
 
-def run_all(pg, seconds=120):
+def run_all(pg, seconds=300):
     "Run all cells of the notebook that `pg` shows and wait for their end; an error in a cell fails the test."
     pg.evaluate("""() => { window.ranAll = false
         const run = window.jupyterapp.commands.execute('notebook:run-all-cells')
@@ -172,7 +169,7 @@ def notebook(lab, browser):
     at,token,_ = lab
     pg = browser.new_page(viewport=dict(width=1280, height=900))
     ran = set()
-    def run(name, seconds=120):
+    def run(name, seconds=300):
         file = next(f for f in sorted((ROOT / 'nbs').rglob('*.ipynb'))
                     if re.sub(r'^\d+\w*?_', '', f.stem) == name or f.name == name)
         path = f'nbs/{file.relative_to(ROOT/"nbs")}'
@@ -181,7 +178,7 @@ def notebook(lab, browser):
         pg.wait_for_function("""path => {
             const w = window.jupyterapp?.shell.currentWidget
             return w?.context?.path === path && w.sessionContext?.session?.kernel?.status === 'idle' }""",
-            arg=path, timeout=90_000)
+            arg=path)
         if name not in ran: run_all(pg, seconds)
         ran.add(name)
         return pg
@@ -195,6 +192,10 @@ def notebook(lab, browser):
     for o in left: ask(f'sessions/{o["id"]}', 'DELETE').close()
 
 def pytest_terminal_summary(terminalreporter):
-    "What `grpo_nb test` saw fail before the tests: checks and notebooks, beside the tests that fail"
+    """What failed and was tried again; and beside the tests that fail what `grpo_nb test` saw fail before
+    them: checks and notebooks"""
+    for o in terminalreporter.stats.get('rerun', ()):
+        why = str(getattr(o.longrepr, 'reprcrash', None) or o.longrepr).strip().splitlines()[-1:]
+        terminalreporter.write_line(f'TRIED AGAIN {o.nodeid}: {" ".join(why)[:300]}', yellow=True)
     for o in os.environ.get('GRPO_NB_FAILED', '').splitlines():
         terminalreporter.write_line(f'FAILED {o}', red=True)

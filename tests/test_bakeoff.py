@@ -156,6 +156,7 @@ def test_the_rate_is_tuned_on_other_seeds_and_the_best_is_compared(small, capsys
     assert set(own[own.seed<100].learning_rate)=={best}
     assert f'learning rate {best:g}' in capsys.readouterr().out
 
+@pytest.mark.processes
 def test_what_a_notebook_registers_runs_in_another_process(tmp_path, monkeypatch, capsys):
     "Arm, regime, method, priority and what runs them exist only in the parent's __main__"
     code = """

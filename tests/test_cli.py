@@ -38,6 +38,7 @@ def train(d, *more):
           '--steps_per_generation', '2', '--max_steps', '4', '--max_completion_length', '8',
           '--eval_problems', '6', '--disable_tqdm', 'True', *more])
 
+@pytest.mark.processes
 def test_help_is_quick_and_imports_no_torch():
     code = ("import sys; from grpo_nb.cli import main; main(['--help']); "
             "assert not {'torch','transformers','trl','matplotlib','ipywidgets'} & set(sys.modules)")
@@ -370,6 +371,7 @@ def test_some_held_out_problems_among_those_trained_on_are_counted(mine, capsys)
 def run_python(code, **kw):
     return subprocess.run([sys.executable, '-c', code], capture_output=True, **kw)
 
+@pytest.mark.processes
 def test_a_terminal_that_knows_ascii_alone_gets_ascii(tmp_path):
     import os
     code = (f"from made_runs import make_run; from grpo_nb.cli import main; make_run({str(tmp_path/'a')!r}); "
@@ -380,6 +382,7 @@ def test_a_terminal_that_knows_ascii_alone_gets_ascii(tmp_path):
     assert out.returncode==0, out.stderr
     assert out.stdout.decode('ascii').splitlines()[-1]=='difference -1 +- 2, x, 3 x 4, \\u03c0'
 
+@pytest.mark.processes
 def test_a_working_folder_that_is_gone_is_said_in_one_line(tmp_path):
     gone = tmp_path/'gone'
     code = (f"import os; from grpo_nb.cli import main; gone = {str(gone)!r}; os.mkdir(gone); os.chdir(gone); "

@@ -245,11 +245,12 @@ def test_what_a_buffer_knows_of_its_groups_goes_on_with_it(new):
         assert all(a[k]==b[k] for k in ('keys','next_id','now'))
     assert was['index']['uses'].sum()>0
 
+@pytest.mark.processes
 def test_two_real_processes_exchange_the_same_rows(tmp_path):
     import torch.distributed as dist
     batches = made(6, 5, 4, seed=5)                               # 10 rows each: group 2 straddles
     def work(rank):
-        dist.init_process_group('gloo', f'file://{tmp_path}/met', datetime.timedelta(seconds=60), 2, rank)
+        dist.init_process_group('gloo', f'file://{tmp_path}/met', datetime.timedelta(seconds=300), 2, rank)
         buf,out = replay_rank(batches, 4, ReplayBuffer(8))
         torch.save((buf.state_dict(), out, buf.ranks.calls), tmp_path/f'out{rank}')
         dist.destroy_process_group()
@@ -305,13 +306,12 @@ def lose_patience(roll):
     roll.patience_s = 1.
 def work(scene, rank):
     globals()['scene'] = scene
-    store = dist.TCPStore('127.0.0.1', port, None, False, timeout=datetime.timedelta(seconds=60))
+    store = dist.TCPStore('127.0.0.1', port, None, False, timeout=datetime.timedelta(seconds=300))
     dist.init_process_group('gloo', store=dist.PrefixStore(scene, store), rank=rank, world_size=3,
-                            timeout=datetime.timedelta(seconds=40))
+                            timeout=datetime.timedelta(seconds=3600))   # longer than the test
     ranks,said = ProcessGroup(),''
-    def write(how, text): open(f'{out}/{scene}{rank}', 'w').write(json.dumps([how, text, time.time()-start]))
+    def write(how, text): open(f'{out}/{scene}{rank}', 'w').write(json.dumps([how, text]))
     def stop(m): write('stopped', m); os._exit(1)
-    start = time.time()
     try:
         with RankWatchdog(60., ranks, dist.PrefixStore(scene, store), stop, .2) as roll:
             for step in range(3):
@@ -350,40 +350,43 @@ def faults(tmp_path_factory):
     (d/'faults.py').write_text(FAULTS)
     r = subprocess.run([sys.executable, str(d/'faults.py'), str(d), str(port)],
         env=os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=str(HERE.parent)), capture_output=True, text=True,
-        timeout=600)
+        timeout=1200)
     assert r.returncode==0, r.stderr[-2000:]
     return {o.name:json.loads(o.read_text()) for o in d.iterdir() if o.suffix!='.py'}
 
+@pytest.mark.processes
 def test_a_rank_that_raises_is_named_with_its_error(faults):
     assert faults['raised1'][0]=='KeyError'
     for r in (0, 2):
         assert (
             faults[f'raised{r}'][0] in ('RuntimeError', 'DistBackendError')
             and "rank 1 raised KeyError: 'no solution' (at step 1, reward judge)" in faults[f'raised{r}'][1]
-            and faults[f'raised{r}'][2] < 38   # gloo itself waits for 40
         )
 
 
+@pytest.mark.processes
 def test_a_rank_that_is_killed_is_named_with_where_it_was(faults):
     assert 'killed1' not in faults
     for r in (0, 2):
         assert ('rank 1 is gone without a word' in faults[f'killed{r}'][1]
-            and 'last at step 1, reward judge' in faults[f'killed{r}'][1] and faults[f'killed{r}'][2]<38)
+            and 'last at step 1, reward judge' in faults[f'killed{r}'][1])
 
 @pytest.mark.parametrize('scene', ['orphan','unmet'])
+@pytest.mark.processes
 def test_a_rank_that_is_gone_is_seen_where_no_connection_breaks(scene, faults):
     "A child of it holds them, or the others wait in the store to connect."
     assert f'{scene}1' not in faults
     for r in (0, 2):
-        how,text,_ = faults[f'{scene}{r}']
+        how,text = faults[f'{scene}{r}']
         assert how=='stopped' and 'rank 1 is gone without a word, perhaps killed' in text
         assert 'last at step 1, reward judge' in text
 
+@pytest.mark.processes
 def test_a_rank_that_is_gone_is_not_sought_among_those_that_have_left():
     "Nor does a process that took its number pass for it."
     import torch.distributed as dist
     store,said = dist.HashStore(),[]
-    p = subprocess.Popen(['sleep','60'])
+    p = subprocess.Popen(['sleep','900'])
     born = D._began(p.pid)
     def roll(r): return RankWatchdog(60., SimpleNamespace(rank=r, world=2), store, said.append, .05)
     def as_child(): store.set('process/1', json.dumps([D._machine(), p.pid, born]))
@@ -400,25 +403,27 @@ def test_a_rank_that_is_gone_is_not_sought_among_those_that_have_left():
         wait_for(lambda: said)
     assert 'rank 1 is gone without a word, perhaps killed; it was last at step 3' in said[0]
 
-def wait_for(ready, limit_s=60):
+def wait_for(ready, limit_s=120):
     end = time.monotonic()+limit_s
     while not ready():
         assert time.monotonic()<end
         time.sleep(.02)
 
+@pytest.mark.processes
 def test_a_rank_that_hangs_is_named_when_patience_ends(faults):
     "By every rank alike, whichever of them ends first and whether patience or a broken connection ends it."
     for r in range(3):
-        how,text,s = faults[f'hangs{r}']
+        how,text = faults[f'hangs{r}']
         assert 'rank 1 hangs in step 1, reward judge, and the others wait' in text, (r, how, text)
-        assert 'gone' not in text and (how=='stopped' or r!=1) and s<38, (r, how, text)
+        assert 'gone' not in text and (how=='stopped' or r!=1), (r, how, text)
     assert any(faults[f'hangs{r}'][0]=='stopped' for r in range(3))
 
+@pytest.mark.processes
 def test_a_rank_whose_patience_ended_is_not_taken_for_a_killed_one():
     "The others say why it ended; its process may be gone before they look."
     import torch.distributed as dist
     store,said = dist.HashStore(),{0: [], 1: []}
-    p = subprocess.Popen(['sleep','60'])
+    p = subprocess.Popen(['sleep','900'])
     def roll(r):
         return RankWatchdog(60., SimpleNamespace(rank=r, world=2), store, said[r].append, .02)
     with roll(0) as a, roll(1) as b:
@@ -435,9 +440,11 @@ def test_a_rank_whose_patience_ended_is_not_taken_for_a_killed_one():
     assert 'rank 1 hangs in step 1, reward judge, and the others wait' in said[0][0]
     assert 'rank 1 hangs in step 1, reward judge' in said[1][0] and 'gone' not in said[1][0]
 
+@pytest.mark.processes
 def test_a_rank_that_is_only_slow_is_waited_for(faults):
     assert [faults[f'slow{r}'][0] for r in range(3)]==['done']*3
 
+@pytest.mark.processes
 def test_a_rank_that_ends_early_is_named(faults):
     assert faults['early1'][0]=='done'
     for r in (0, 2): assert 'rank 1 has ended' in faults[f'early{r}'][1]
@@ -447,6 +454,7 @@ def test_one_process_has_no_roll_to_call():
     with pytest.raises(KeyError):
         with RankWatchdog(.1, SimpleNamespace(rank=0, world=1)): raise KeyError('mine')
 
+@pytest.mark.processes
 def test_all_ranks_at_one_place_are_waited_for_and_one_behind_is_not():
     import torch.distributed as dist
     store,said,told,looks = dist.HashStore(),[],threading.Event(),threading.Semaphore(0)
@@ -462,10 +470,10 @@ def test_all_ranks_at_one_place_are_waited_for_and_one_behind_is_not():
         a.mark('sampling')
         b.mark('sampling')
         a.patience_s = b.patience_s = 0.
-        for _ in range(4): assert looks.acquire(timeout=60)
+        for _ in range(4): assert looks.acquire(timeout=120)
         assert not said                                                      # long, but equally far
         b.mark('rewards')
-        assert told.wait(60) and all('rank 0 hangs in sampling' in o for o in said)
+        assert told.wait(120) and all('rank 0 hangs in sampling' in o for o in said)
 
 # -- time --------------------------------------------------------------------------------------------
 

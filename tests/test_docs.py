@@ -6,11 +6,10 @@ from io import BytesIO
 from pathlib import Path
 from urllib.parse import unquote
 import pytest, yaml
-from conftest import CHROME
+from browsing import CHROME, CONTRAST, IN_THEME, RULES, ask_axe, axe_errors
 from grpo_nb.dev.pages import site_errors
 from grpo_nb.dev.site import (
     _reading_minutes, chapter_errors, course, form_errors, dead_references, output_errors)
-from grpo_nb.see.live import NpmError, npm_package
 
 ROOT = Path(__file__).parent.parent
 
@@ -139,10 +138,8 @@ def found(url, browser):
     def ask(words):
         pg.goto(f'{url}/float_noise.html')   # anew: what an earlier search listed is gone
         pg.get_by_placeholder('Search').first.fill(words)
-        pg.wait_for_selector('.smalldocs-search-results.show .search-result', timeout=120_000)
-        seen = None
-        while seen!=(seen := listed()): pg.wait_for_timeout(400)   # results come in over a moment
-        return seen
+        pg.wait_for_selector('.smalldocs-search-results.show .search-result')
+        return listed()   # they are put there all at once
     yield ask
     pg.close()
 
@@ -241,8 +238,8 @@ def test_every_button_of_a_widget_has_a_name(site, url, browser):
     for name in ('widgets','loss','advantages'):
         pg.goto(f'{url}/{page(site, name)}')
         if not pg.locator('.widget').count(): continue
-        pg.wait_for_selector('.widget button', state='attached', timeout=120_000)
-        pg.wait_for_timeout(300)
+        pg.wait_for_selector('.widget button', state='attached')
+        pg.wait_for_function(DRAWN)
         odd = pg.eval_on_selector_all(
             '.widget button',
             "l => l.filter(o => !(o.getAttribute('aria-label') || o.textContent).trim()).length",
@@ -326,14 +323,9 @@ def test_a_heading_is_a_title(f):
     first = ''.join(json.loads(f.read_text(encoding='utf-8'))['cells'][0]['source']).splitlines()[0]
     assert re.match(r'# [A-Z0-9]', first) or f.stem=='index', first
 
-LOOK = """o => axe.run(o.within || document,   // frames are asked one by one
-    {...o.rules, resultTypes: ['violations'], selectors: false, iframes: false})"""
 BARS = dict(exclude=[['#quarto-header'], ['#quarto-sidebar'], ['footer']])   # the same on every page
 FIRST = 'index.html','parts/tensors.html'   # judged with their bars: of either depth
 SAMPLED = dict(include=[['[data-look]']])
-OFF = dict(enabled=False)   # contrast is asked apart; `region` takes long, and is never serious
-RULES = dict(runOnly=['wcag2a','wcag2aa','best-practice'], rules={'color-contrast':OFF, 'region':OFF})
-CONTRAST = dict(runOnly=dict(type='rule', values=['color-contrast']))
 SAMPLE = """known => {   // mark one element for each way text looks here: ink, ground, size, weight.
   // The smallest, since axe reads all that is in it; a single letter it doesn't judge
   const best = new Map(), ground = new Map()
@@ -367,30 +359,9 @@ KINDS = """known => {   // what elements there are: by name, class, role, surrou
 FLAT = """() => document.querySelectorAll('pre code').forEach(o => {   // colours of code are judged by then
   if (!o.querySelector('a, button, [role], [tabindex], [id]')) o.textContent = o.textContent })"""
 
-IN_THEME = """look => {   // the ground comes with a theme's file, the inks with a class 50 ms after the click
-  const html = document.documentElement
-  const dark = +getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0] < 128
-  return dark === (look === 'dark') && html.classList.contains('quarto-dark') === dark }"""
-
-def _ask_axe(frame, axe):
-    "Let the frame have axe's text, once"
-    if not frame.evaluate('() => !!window.axe'): frame.evaluate(axe)
-
-def _axe(frame, rules, within=None):
-    got = frame.evaluate(LOOK, dict(within=within, rules=rules))['violations']
-    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in got
-            if v['impact'] in ('serious', 'critical') or v['id'] == 'heading-order']
-
-
 DRAWN = """() => [...document.querySelectorAll('.widget')]
     .every(o => o.querySelector('.handles')) &&
     [...document.querySelectorAll('script.frame')].every(o => o.previousElementSibling.srcdoc)"""
-
-@pytest.fixture(scope='module')
-def axe():
-    "The text of axe-core, or None where it can't be fetched"
-    try: return (npm_package('axe-core@4.10.3')/'axe.min.js').read_text(encoding='utf-8')
-    except NpmError: return None
 
 @pytest.fixture(scope='module')
 def seen(url, browser, pages, axe):
@@ -434,15 +405,15 @@ def _judge(pg, axe, r, looks, kinds, bars):
             assert sample['all']>1
             looks.update(sample['fresh'])
             if not sample['fresh']: continue
-            _ask_axe(f, axe)
-            r[look] += _axe(f, CONTRAST, SAMPLED)
+            ask_axe(f, axe)
+            r[look] += axe_errors(f, CONTRAST, SAMPLED)
     for f in pg.frames:
         fresh = f.evaluate(KINDS, [*kinds])
         if not fresh: continue
         kinds.update(fresh)
-        _ask_axe(f, axe)
+        ask_axe(f, axe)
         f.evaluate(FLAT)
-        r['axe'] += _axe(f, RULES, None if bars or f.parent_frame else BARS)
+        r['axe'] += axe_errors(f, RULES, None if bars or f.parent_frame else BARS)
 
 def _drawn(frame):
     "Wait for its words; asked from here, since a page whose policy forbids eval stops Playwright's asking"
@@ -486,7 +457,7 @@ def test_the_sample_of_looks_misses_no_faint_word(browser, axe):
         )
         pg.evaluate(axe)
         pg.evaluate(SAMPLE)
-        assert len(_axe(pg, CONTRAST, SAMPLED))==n, odd
+        assert len(axe_errors(pg, CONTRAST, SAMPLED))==n, odd
     pg.close()
 
 def test_a_widget_moves_without_a_kernel_by_keyboard(site, url, browser):
@@ -508,7 +479,7 @@ def test_a_widget_moves_without_a_kernel_by_keyboard(site, url, browser):
 def test_pages_opened_from_disk_have_widgets_and_formulas(site, browser):
     pg = browser.new_page()
     pg.goto((site/'kl.html').as_uri())
-    pg.wait_for_selector('.widget .handles', state='attached', timeout=120_000)
+    pg.wait_for_selector('.widget .handles', state='attached')
     pg.wait_for_selector('.katex-html', state='attached')
     named = """l => l.filter(o =>
         o.getAttribute('aria-label')===o.parentElement.firstChild.textContent).length"""
@@ -519,16 +490,18 @@ def test_pages_opened_from_disk_have_widgets_and_formulas(site, browser):
 def test_dark_mode_changes_the_page_and_stays(site, url, browser):
     ctx = browser.new_context(color_scheme='light')
     pg = ctx.new_page()
-    ground = lambda: pg.evaluate('getComputedStyle(document.body).backgroundColor')
+    def ground(look):
+        pg.wait_for_function(IN_THEME, arg=look)
+        return pg.evaluate('getComputedStyle(document.body).backgroundColor')
     pg.goto(f"{url}/{page(site, 'tensors')}")
-    light = ground()
+    light = ground('light')
     pg.locator('.quarto-color-scheme-toggle >> visible=true').first.click()
-    pg.wait_for_function('l => getComputedStyle(document.body).backgroundColor !== l', arg=light)
-    dark = ground()
+    dark = ground('dark')
     pg.goto(f'{url}/kl.html')
-    assert ground()==dark!=light
+    assert ground('dark')==dark!=light
     ctx.close()
 
+@pytest.mark.processes
 def test_a_rebuild_changes_nothing(site, tmp_path):
     "All prose, and of each kind of notebook some: code, figures, frames, formulas, tables; the rest as stubs"
     whole = ['index', 'advantages', 'tensors', 'widgets', 'tested']
@@ -670,6 +643,7 @@ def test_the_book_holds_every_chapter_and_its_links_lead_somewhere(site, browser
     assert seen['chapters']==names and seen['lost']==[]==seen['raw']
     assert all(o.startswith(('#', 'http', 'mailto:')) for o in seen['away'] if o)
 
+@pytest.mark.processes
 def test_the_book_is_printed_with_page_numbers_and_an_outline(site, tmp_path):
     if not CHROME: pytest.skip('no Chromium here')
     code = ("import sys, grpo_nb.dev.pages as p; rows = p.course()[:1]; p.course = lambda: rows; "

@@ -131,12 +131,13 @@ def write(folder, begun):
     "A run that goes on until it is killed"
     Recorder(folder, settings=dict(seed=0), run='first').log(dict(step=0, reward=0.))
     begun.set()
-    time.sleep(60)
+    time.sleep(900)
 
+@pytest.mark.processes
 def test_two_runs_at_once_do_not_mix_their_rows_and_a_killed_one_holds_nothing(tmp_path):
     p = elsewhere(write, tmp_path, begun := fork.Event())
     try:
-        assert begun.wait(30)
+        assert begun.wait(120)
         before = files(tmp_path)
         for go in (lambda: short(tmp_path), lambda: Recorder(tmp_path, run='first', resume_step=0)):
             with pytest.raises(ValueError, match='another run is writing there now'): go()
@@ -147,6 +148,7 @@ def test_two_runs_at_once_do_not_mix_their_rows_and_a_killed_one_holds_nothing(t
     Recorder(tmp_path, run='first', resume_step=0).log(dict(step=1, reward=1.))
     assert read_run(tmp_path).history.step.tolist()==[0, 1]
 
+@pytest.mark.processes
 def test_a_run_gives_its_folder_back_when_it_ends_well_or_badly(tmp_path):
     def free(d): return works_elsewhere(lock_folder, d)
     short(tmp_path/'a')

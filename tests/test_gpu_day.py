@@ -138,6 +138,7 @@ def test_the_largest_difference_of_weights_is_found():
         def unwrap_model(self, m): return m
     assert D._apart(Trainer(2.), Trainer(2.))==0 and D._apart(Trainer(2.), Trainer(1.75))==.25
 
+@pytest.mark.processes
 def test_every_rank_returns_and_one_that_fails_is_named(monkeypatch):
     "Two on a CPU, one for each card where there are any"
     before = [signal.getsignal(k) for k in (signal.SIGTERM,signal.SIGINT)]

@@ -14,7 +14,7 @@ def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, name, ti
     pg = notebook(name)
     for _ in range(times-1): run_all(pg)   # the same kernel makes the same widgets again
     pg.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
-    pg.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=120_000)
+    pg.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
     clean = [Path(sys.executable).parent/'nbdev_clean', '--fname', str(stored)]
     subprocess.run(clean, cwd=home, check=True, env={**os.environ, 'PYTHONPATH': str(home)})
     changed = difflib.unified_diff(before.decode().splitlines(), stored.read_text().splitlines(), n=0)
@@ -24,7 +24,7 @@ def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
     pg = notebook('widgets')
     out = pg.locator('.jp-OutputArea-output').filter(has_text='clip eps').first
     out.scroll_into_view_if_needed()
-    pg.wait_for_selector('svg[aria-label^="clip eps 0.20, A 1.0"]', state='visible', timeout=120_000)
+    pg.wait_for_selector('svg[aria-label^="clip eps 0.20, A 1.0"]', state='visible')
     slider = out.get_by_role('slider').first
     slider.focus(); slider.press('ArrowRight')
     pg.wait_for_selector('svg[aria-label^="clip eps 0.30, A 1.0"]', state='visible')
@@ -48,7 +48,7 @@ def test_a_chapter_opens_with_a_sentence_and_a_picture_before_anything_runs(lab,
     pg = browser.new_page(viewport=dict(width=1280, height=800))
     name = next((home/'nbs').glob(f'{number}_*.ipynb')).name
     pg.goto(f'{at}/lab/tree/nbs/{name}?token={token}&reset')
-    pg.wait_for_selector('.jp-Notebook .jp-OutputArea-output img', timeout=120_000)
+    pg.wait_for_selector('.jp-Notebook .jp-OutputArea-output img')
     pg.wait_for_timeout(2000)   # until nothing moves any more
     seen = pg.evaluate(FIRST_SIGHT)
     pg.close()

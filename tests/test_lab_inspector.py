@@ -26,13 +26,12 @@ def chapter(lab, browser):
     page.goto(f'{at}/lab/tree/nbs/15_look_at_a_run.ipynb?token={token}&reset')
     page.wait_for_function(
         "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
-        timeout=120_000,
     )
     run_cell(
         page,
         "from grpo_nb.inspector import inspect_run\nw = inspect_run('results/run_tiny', step=4, group=1)\nw",
     )
-    page.wait_for_selector('.jp-OutputArea-output .gv .gv-row', timeout=120_000)
+    page.wait_for_selector('.jp-OutputArea-output .gv .gv-row')
     yield page
     page.close()
 
@@ -40,7 +39,6 @@ def sees(page, text):
     page.wait_for_function(
         "s => [...document.querySelectorAll('.jp-OutputArea-output .gv')].some(o => o.innerText.includes(s))",
         arg=text,
-        timeout=120_000,
     )
 
 @pytest.mark.slow
@@ -85,9 +83,9 @@ def test_before_anything_runs_a_picture_stands_where_the_inspector_will(lab, bro
     for name in ('15_look_at_a_run', 'index', '15a_reward_hacking'):
         page.goto(f'{at}/lab/tree/nbs/{name}.ipynb?token={token}&reset')
         page.wait_for_function("name => window.jupyterapp?.shell.currentWidget?.context?.path === name",
-            arg=f'nbs/{name}.ipynb', timeout=120_000)
+            arg=f'nbs/{name}.ipynb')
         out = page.locator('.jp-OutputArea-output', has_text='Run the cell to click through it')
-        out.first.scroll_into_view_if_needed(timeout=120_000)
+        out.first.scroll_into_view_if_needed()
         assert out.locator('iframe').count()==0
         assert out.locator('img').first.evaluate('o => o.decode().then(() => o.naturalWidth)')>100, name
         if shots := os.environ.get('SHOTS'): page.screenshot(path=f'{shots}/before-{name}.png')

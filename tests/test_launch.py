@@ -132,6 +132,7 @@ def _batch(tmp_path, held=False):
     return subprocess.Popen(['bash', str(f)], env=env, stdout=subprocess.PIPE, text=True)
 
 @pytest.mark.parametrize('held', [False, True])
+@pytest.mark.processes
 def test_the_batch_shell_hands_sigterm_to_the_trainers_and_queues_itself_again(tmp_path, held):
     p = _batch(tmp_path, held)
     assert p.stdout.readline().startswith('training')
@@ -141,7 +142,7 @@ def test_the_batch_shell_hands_sigterm_to_the_trainers_and_queues_itself_again(t
 TOOLS = dict(
     scontrol='echo node0; echo node1; echo node2',
     accelerate='echo "$@" > trained; cat answers | wc -l >> trained',
-    vllm='echo "$VLLM_SERVER_DEV_MODE" "$@" > served; [ -e broken ] && exit 3; sleep 30',
+    vllm='echo "$VLLM_SERVER_DEV_MODE" "$@" > served; [ -e broken ] && exit 3; exec sleep 900',
     # answers the third time
     curl='echo "$@" >> answers; [ "$(wc -l < answers)" -gt 2 ]',
     sleep='if [ "$1" = 5 ]; then /bin/sleep .3; else exec /bin/sleep "$1"; fi',
@@ -156,9 +157,10 @@ def _cluster(folder):
     f = folder/'job.sh'
     f.write_text(slurm_script(['t.py', '--x', "it's 5"], 'c.yaml', 2, server=server))
     env = os.environ|dict(PATH=f'{folder}:{os.environ["PATH"]}', SLURM_JOB_NODELIST='n', SLURM_PROCID='1')
-    quiet = dict(env=env, cwd=folder, timeout=60, stdout=subprocess.DEVNULL)
+    quiet = dict(env=env, cwd=folder, timeout=300, stdout=subprocess.DEVNULL)
     return subprocess.run(['bash', str(f)], **quiet).returncode
 
+@pytest.mark.processes
 def test_a_server_gets_a_node_and_answers_before_the_trainers_start(tmp_path):
     assert _cluster(tmp_path)==0
     asked = (tmp_path/'asked').read_text().split()
@@ -172,10 +174,12 @@ def test_a_server_gets_a_node_and_answers_before_the_trainers_start(tmp_path):
     assert set((tmp_path/'answers').read_text().split())=={'-sf','http://node2:8000/health'}
     assert '#SBATCH --nodes=3' in (tmp_path/'job.sh').read_text()
 
+@pytest.mark.processes
 def test_a_server_that_can_not_start_ends_the_job(tmp_path):
     (tmp_path/'broken').touch()
     assert _cluster(tmp_path)==1 and not (tmp_path/'trained').exists()
 
+@pytest.mark.processes
 def test_a_job_that_fails_by_itself_is_not_queued_again(tmp_path):
     p = _batch(tmp_path)
     trainer = int(p.stdout.readline().split()[1])

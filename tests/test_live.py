@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from test_docs import CONTRAST, RULES, _axe, axe   # noqa: F401  fixtures
+from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
 from grpo_nb.evaluation import decode_completions, sample_completions
 from grpo_nb.see.live import NpmError, serve_live, write_live
@@ -41,7 +41,6 @@ def _opener(browser, address):
         ctx = browser.new_context(viewport=dict(width=1280, height=800))
         contexts.append(ctx)
         pg = ctx.new_page()
-        pg.set_default_timeout(120_000)
         pg.said = []
         pg.on('request', lambda r: r.url.startswith((address, 'data:')) or pg.said.append(r.url))
         pg.on('pageerror', lambda e: pg.said.append(str(e)))
@@ -607,7 +606,7 @@ def test_it_is_for_everybody(trained, axe, width, scheme):
     pg.keyboard.press('Home')
     if not axe: pytest.skip('no axe-core here, and no npm to fetch it')
     pg.evaluate(axe)
-    assert _axe(pg, RULES)==[] and _axe(pg, CONTRAST)==[]
+    assert axe_errors(pg, RULES)==[] and axe_errors(pg, CONTRAST)==[]
 
 def test_where_wasm_is_refused_it_says_so(folder, opened, tmp_path):
     page = (folder/'index.html').read_text(encoding='utf-8')

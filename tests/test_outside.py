@@ -29,6 +29,7 @@ def test_every_row_that_comes_back_in_the_course_is_bound_to_its_origin(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize('scope', ['local','sharded'])
+@pytest.mark.processes
 def test_rows_of_two_processes_are_bound_to_their_origins(tmp_path, scope):
     "With one buffer for both, a row is trained on by another process than the one that sampled it."
     env = os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}")

@@ -430,6 +430,7 @@ def test_every_link_and_picture_of_the_package_page_is_absolute_and_there(built)
     assert 'real_run.html' in pages and pages<=there|{'live/index.html'}
     assert 'nbs/images/demo.gif' in pictures and all((ROOT/o).exists() for o in pictures)
 
+@pytest.mark.processes
 def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     wheel,sdist = built
     whl = set(zipfile.ZipFile(wheel).namelist())
@@ -448,6 +449,7 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     assert wheel.stat().st_size<4.5e6
 
 @pytest.mark.parametrize('kind', ['wheel', pytest.param('sdist', marks=pytest.mark.slow)])
+@pytest.mark.processes
 def test_it_works_installed_alone(built, tmp_path, kind):
     """In a fresh environment that borrows this one's other packages, far from the clone; the wheel was built
     from the sdist, so that what works here was in both"""

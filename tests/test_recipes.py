@@ -322,6 +322,7 @@ def accelerate(d, args):
     assert r.returncode==0, (r.stdout+r.stderr)[-3000:]
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path):
     from grpo_nb.run.reading import read_run
     w = words('gsm8k', tmp_path)
@@ -339,6 +340,7 @@ def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_the_other_recipes_run_on_two_processes_too(tmp_path):
     from grpo_nb.run.reading import read_run
 
@@ -383,10 +385,11 @@ def test_what_can_not_work_is_one_line_and_exit_2(args, say, tmp_path, capsys, m
     assert e.value.code==2 and len(err)==1 and say in err[0], err
     assert not list(tmp_path.glob('o/checkpoint*')) and not list(tmp_path.glob('o/*.safetensors'))
 
+@pytest.mark.processes
 def test_python_m_grpo_nb_is_the_command_line():
     def run(word):
         return subprocess.run([sys.executable, '-m', 'grpo_nb', word], capture_output=True, text=True,
-                              timeout=100)
+                              timeout=300)
 
     r = run('--help')
     assert r.returncode==0 and 'gsm8k' in r.stdout

@@ -223,6 +223,7 @@ def test_ratio_histogram_equals_a_loop():
             want[sum(x >= e for e in torch.tensor(h['edges'][1:-1]).tolist())] += 1
         assert h['counts']==want and len(h['edges'])==16 and sum(want)==int(mask[b].sum())
 
+@pytest.mark.processes
 def test_reading_while_another_process_writes(tmp_path):
     "Rows are written whole: a reader beside the writer never sees a damaged one."
     def write():

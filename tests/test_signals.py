@@ -6,6 +6,7 @@ from grpo_nb.run.signals import STOP_SIGNALS, stop_on_signal
 def handlers(): return [signal.getsignal(o) for o in STOP_SIGNALS]
 
 @pytest.mark.parametrize('sig', STOP_SIGNALS)
+@pytest.mark.processes
 def test_the_first_signal_sets_a_flag_and_the_second_acts_as_usual(sig):
     before = handlers()
     with stop_on_signal() as stop:
@@ -47,6 +48,7 @@ def end_one():
     return p.exitcode
 
 @pytest.mark.parametrize('thread', [False, True])
+@pytest.mark.processes
 def test_a_child_of_a_reward_can_be_terminated(thread):
     out = []
     with stop_on_signal() as stop:
@@ -70,12 +72,13 @@ def run(code, sig=signal.SIGINT):
     p.send_signal(sig)
     return *p.communicate(timeout=300),p.returncode
 
+@pytest.mark.processes
 def test_an_interrupted_program_says_one_line():
     "Also one that is still importing."
     code = ('import signal, time\nfrom grpo_nb import cli\n'
             # a shell's background job ignores Ctrl-C
             'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
-            'def work(name, words): print("x", flush=True); time.sleep(300)\n'
+            'def work(name, words): print("x", flush=True); time.sleep(900)\n'
             'cli._run = work\ncli.main(["demo"])')
     out,err,rc = run(code)
     assert (err.strip(), rc)==('grpo_nb demo: stopped; nothing more was written', 130)
@@ -85,11 +88,12 @@ def test_the_room_is_light():
     assert (subprocess.run([sys.executable, '-c', code], capture_output=True,
                            text=True).stdout.strip() == 'set()')
 
+@pytest.mark.processes
 def test_ctrl_c_again_and_again_ends_a_command_in_one_line_and_no_stack():
     code = ('import atexit, signal, time\nfrom grpo_nb import cli\n'
             'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
             'atexit.register(time.sleep, .5)\n'   # what a library does at the end of a program
-            'def work(words): print("x", flush=True); time.sleep(300)\n'
+            'def work(words): print("x", flush=True); time.sleep(900)\n'
             'cli._run = lambda name, words: work(words)\ncli.main(["demo"])')
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     p = subprocess.Popen([sys.executable, '-c', code], **pipes)

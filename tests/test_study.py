@@ -50,6 +50,7 @@ def test_a_run_that_raises_is_named_with_its_seed_and_stops_nobody(tmp_path):
     )  # it is tried again, the old row goes
     assert len(again)==2 and (again.error=='').all()
 
+@pytest.mark.processes
 def test_a_process_that_dies_leaves_the_others_alone(tmp_path):
     df = go(jobs('dies','a','b','c'), tmp_path/'a.csv', processes=2).set_index('arm')
     assert 'killed' in df.error['dies'] and df.error['c']==''
@@ -57,6 +58,7 @@ def test_a_process_that_dies_leaves_the_others_alone(tmp_path):
     df = go(jobs('a'), tmp_path/'a.csv', processes=2).set_index('arm')
     assert df.error['a']=='' and df.pass1['a']==0
 
+@pytest.mark.processes
 def test_a_worker_that_a_signal_stopped_ends_the_study(tmp_path):
     with pytest.raises(Stopped) as e: go(jobs('stops','a'), tmp_path/'a.csv', processes=2)
     assert e.value.code==143 and 'at step 3' in str(e.value)

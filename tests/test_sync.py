@@ -119,6 +119,7 @@ def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words)
     main(['run_nbs', *words])
     assert seen==dict(names=['plotting'], check='--check' in words)
 
+@pytest.mark.processes
 def test_a_check_of_many_changes_nothing_names_what_is_stale_and_goes_on_behind_a_failure(copy):
     """The two with figures and widgets, whose bytes and names would change if anything did; one number is
     old; one notebook before them fails"""
@@ -139,6 +140,7 @@ def test_a_check_of_many_changes_nothing_names_what_is_stale_and_goes_on_behind_
     assert re.search(r'plotting.ipynb, cell \d+ \(.*: another output now', faults[1])
     assert '4.55' in f.read_text()   # a check writes nothing
 
+@pytest.mark.processes
 def test_a_failing_cell_is_told_with_its_error(copy):
     f = notebook(copy, 'widgets')
     nb = json.loads(f.read_text())

@@ -1,7 +1,7 @@
 "What one token adds to the loss: the terms by other roads, in a record, and the update that followed."
 import json
 import pytest, torch
-from test_docs import CONTRAST, RULES, _axe, axe   # noqa: F401  fixtures
+from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import add_token_terms, inspector_html
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
@@ -230,16 +230,17 @@ def test_the_pane_is_for_everybody(browser, axe, tmp_path, width, scheme):
     first = box.get_by_role('option').first.inner_text()
     box.focus()
     pg.keyboard.press('Home')
-    assert f'“{first}”, token 1 of answer 1' in pg.inner_text('.gv-token')
+    pg.locator('.gv-token', has_text=f'“{first}”, token 1 of answer 1').wait_for()
     pg.keyboard.press('ArrowRight')
+    pg.locator('.gv-token', has_text='token 2 of answer 1').wait_for()
     told = pg.inner_text('.gv-token')
-    assert 'token 2 of answer 1' in told and 'dapo, this run' in told and 'vespo' in told
+    assert 'dapo, this run' in told and 'vespo' in told
     assert box.get_by_role('option', selected=True).count()==1
     assert pg.evaluate('document.documentElement.scrollWidth<=innerWidth')
     assert pg.evaluate("""[...document.querySelectorAll('.gv-token .gv-wide')].every(
         o => o.scrollWidth<=o.clientWidth+1)"""), 'the table of losses is cut off'
     if axe:
         pg.evaluate(axe)
-        assert _axe(pg.main_frame, RULES)==[] and _axe(pg.main_frame, CONTRAST)==[]
+        assert axe_errors(pg.main_frame, RULES)==[] and axe_errors(pg.main_frame, CONTRAST)==[]
     assert said==[]
     ctx.close()

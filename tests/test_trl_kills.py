@@ -6,6 +6,7 @@ import pytest
 HERE = Path(__file__).parent
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_a_run_that_is_killed_at_random_ends_as_one_that_is_not(tmp_path, request):
     "`--kills 50` for as many as the stored table has."
     kills = request.config.getoption('--kills')
@@ -49,7 +50,7 @@ for moment in MOMENTS:
     folder = f'{top}/{moment}'
     os.mkdir(folder)
     ps,_ = K.launch(folder)
-    ps[0].join(90)
+    ps[0].join(300)
     out[moment] = ps[0].exitcode,open(f'{folder}/said0').read()[-3000:]
     open(f'{folder}/over', 'w').close()
     K.finish(ps, 5)
@@ -60,6 +61,7 @@ MOMENTS = '_agree _prepare_for_training _generate _calculate_rewards _compute_lo
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['ddp','fsdp'])
+@pytest.mark.processes
 def test_the_partner_of_a_killed_rank_ends_and_names_it_wherever_it_waits(kind, tmp_path):
     "No connection breaks: what is left is that the process is gone."
     env = os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=f'{HERE.parent}:{HERE}')

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest, torch
 import trl_tiny as T
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 HERE = Path(__file__).parent
 
 @pytest.fixture(scope='module')

@@ -335,6 +335,7 @@ def test_a_record_is_written_as_the_run_goes(tmp_path):
     t.train()
     assert seen[:6]==[[1],1,[1,2],2,[1,2,3],3]   # the record's callback comes first
 
+@pytest.mark.processes
 def test_two_runs_at_once_do_not_write_in_one_folder(tmp_path):
     first,second = (make_resumable(tmp_path, 2, save_strategy='no') for _ in range(2))
     def free(): return works_elsewhere(lock_folder, tmp_path)
@@ -346,10 +347,10 @@ def test_two_runs_at_once_do_not_write_in_one_folder(tmp_path):
     def write(begun):
         Recorder(tmp_path)
         begun.set()
-        time.sleep(99)
+        time.sleep(900)
     p = elsewhere(write, begun := fork.Event())
     try:
-        assert begun.wait(30)
+        assert begun.wait(120)
         before = {o:o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}
         with pytest.raises(ValueError, match='another run is writing there now'): second.train()
     finally:
@@ -451,6 +452,7 @@ def test_runs_of_both_arms_are_compared_by_what_differs(tmp_path):
 # -- several processes ----------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize('scene', ['local','shared','straddle'])
+@pytest.mark.processes
 def test_two_processes_leave_one_record(tmp_path, scene):
     import os
     here = Path(__file__).parent

@@ -329,6 +329,7 @@ def whole(tmp_path_factory):
     return t
 
 @pytest.mark.parametrize('point', POINTS)
+@pytest.mark.processes
 def test_after_kill_9_in_a_save_the_run_goes_on_from_the_last_whole_checkpoint(tmp_path, point, whole):
     pid = os.fork()
     if pid==0:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest, torch
 import trl_tiny as T
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 HERE = Path(__file__).parent
 FIRST = ('whole,straddle,mu2,disagree,other_data,images,signal,resumed,from_one,stored,stored_local,mended,'
     'accumulated,objective,fsdp2,parts,moving')

@@ -179,7 +179,7 @@ def opened(run, browser, tmp_path):
         page.errors = []
         page.on('pageerror', lambda e: page.errors.append(str(e)))
         page.goto(f'file://{f}{at}')
-        page.wait_for_selector('.gv-row, .gv-note, .gv-plot', timeout=120_000)
+        page.wait_for_selector('.gv-row, .gv-note, .gv-plot')
         page.wait_for_function("document.getElementById('view').gv")
         pages.append(page)
         return page
@@ -188,7 +188,9 @@ def opened(run, browser, tmp_path):
         assert page.errors==[]
         page.close()
 
-def here(page): return page.locator('.gv-say').inner_text()
+def says(page, text):
+    "Wait until the line under the map begins so"
+    page.wait_for_function("text => document.querySelector('.gv-say').innerText.startsWith(text)", arg=text)
 
 def wait_for_text(page, selector, text):
     "Some panes are drawn with the next frame."
@@ -199,22 +201,23 @@ def test_the_keyboard_does_all_of_it(run, opened):
     page = opened()
     page.locator('.gv-plot').focus()
     page.keyboard.press('Home')
-    assert here(page).startswith(f'step {run.steps[0]}, group')
+    says(page, f'step {run.steps[0]}, group')
     for _ in range(8): page.keyboard.press('ArrowUp')
     page.keyboard.press('ArrowRight'); page.keyboard.press('ArrowDown')
-    assert here(page).startswith(f'step {run.steps[1]}, group 1')
+    says(page, f'step {run.steps[1]}, group 1')
     page.keyboard.press('PageDown')
-    assert here(page).startswith(f'step {run.steps[11]}')
+    says(page, f'step {run.steps[11]}')
     page.keyboard.press('Home'); page.keyboard.press('d')
     dead = next((s, o['group']) for s in run.steps for o in run.by_step[s] if o['dead']
                 and (s, o['group']) > (run.steps[0], 1))
-    assert here(page).startswith(f'step {dead[0]}, group {dead[1]}')
+    says(page, f'step {dead[0]}, group {dead[1]}')
+    whole = page.get_by_role('button', name='whole run')
     page.keyboard.press('+')
-    assert page.get_by_role('button', name='whole run').is_visible()
+    whole.wait_for()
     page.keyboard.press('0')
-    assert not page.get_by_role('button', name='whole run').is_visible()
+    whole.wait_for(state='hidden')
     page.keyboard.press('Enter')
-    assert page.evaluate("document.activeElement.classList.contains('gv-sel')")
+    page.wait_for_function("document.activeElement.classList.contains('gv-sel')")
 
 def test_u_walks_along_the_uses_of_a_stored_group(run, opened):
     uses = {}
@@ -226,7 +229,7 @@ def test_u_walks_along_the_uses_of_a_stored_group(run, opened):
     page.locator('.gv-plot').focus()
     for step,group in places[1:3]:
         page.keyboard.press('u')
-        assert here(page).startswith(f'step {step}, group {group}:')
+        says(page, f'step {step}, group {group}:')
 
 def test_a_click_opens_a_group_and_a_drag_zooms(run, opened):
     page = opened()
@@ -239,20 +242,19 @@ def test_a_click_opens_a_group_and_a_drag_zooms(run, opened):
     x = lambda s: box['x']+64+(s+.5)*(box['width']-74)/12
     y = lambda g: box['y']+2*80+4+(g+.5)*22
     page.mouse.click(x(5), y(3))
-    assert here(page).startswith(f'step {run.steps[5]}, group 3')
+    says(page, f'step {run.steps[5]}, group 3')
     wait_for_text(page, '.gv-body', f'Group 3, sampled at step {run.steps[5]}')
     page.mouse.move(x(2), y(1)); page.mouse.down(); page.mouse.move(x(6), y(1), steps=4); page.mouse.up()
-    now = page.evaluate(
-        "(() => { const n = document.getElementById('view').gv.now; return [n.from, n.to] })()"
-    )
-    assert now==[2, 7]
+    page.wait_for_function(
+        "(() => { const n = document.getElementById('view').gv.now; return n.from == 2 && n.to == 7 })()")
 
 def test_both_texts_stand_side_by_side_and_the_pane_stays_when_the_step_moves(run, opened):
     row = next(o for o in run.rows if o['replacement'])
     page = opened(at=f"#step={row['step']}&group={row['group']}")
-    text = page.locator('.gv-body').inner_text()
-    assert row['completions'][0] in text and row['replacement']['completions'][0] in text
-    assert f"What came in: group {row['replacement']['id']}" in text and 'steps old' in text
+    for text in (row['completions'][0], row['replacement']['completions'][0],
+        f"What came in: group {row['replacement']['id']}", 'steps old'):
+        page.wait_for_function("text => document.querySelector('.gv-body').textContent.includes(text)",
+            arg=text)
     page.locator('.gv-plot').focus(); page.keyboard.press('Home')
     page.wait_for_function("document.querySelector('.gv-at').innerText.includes('step 0 of')")
     assert page.locator('.gv-pair').first.locator('section').count()==2
@@ -277,7 +279,7 @@ def test_filters_search_and_order(run, opened):
     page.get_by_label('search').fill('')
     page.get_by_label('sort by').select_option('used')
     page.locator('.gv-hits button').first.click()
-    assert 'came' in here(page)
+    page.locator('.gv-say', has_text='came').wait_for()
 
 @pytest.mark.parametrize('width', [400, 1280])
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
@@ -302,9 +304,9 @@ def test_a_long_run_opens_and_moves(browser, tmp_path):
     assert (tmp_path/'p.html').stat().st_size<3e6
     page = browser.new_page(bypass_csp=True)
     page.goto(f'file://{tmp_path}/p.html')
-    page.wait_for_function("document.getElementById('view').gv", timeout=120_000)
+    page.wait_for_function("document.getElementById('view').gv")
     page.locator('.gv-plot').focus(); page.keyboard.press('Home')
-    assert here(page).startswith('step 0, group')
+    says(page, 'step 0, group')
     page.close()
 
 # ---- tokens

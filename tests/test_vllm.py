@@ -186,6 +186,7 @@ def start(*words, n=0):
         capture_output=True, text=True, timeout=1200)
     assert r.returncode==0, r.stderr[-4000:]
 
+@pytest.mark.processes
 def test_another_process_with_another_engine_goes_on_to_the_bit(tmp_path):
     torch.set_printoptions(profile='full')
     one = run(tmp_path/'a')
@@ -195,6 +196,7 @@ def test_another_process_with_another_engine_goes_on_to_the_bit(tmp_path):
     same(one, torch.load(tmp_path/'alone_on0', weights_only=False))
 
 @pytest.mark.parametrize('scene', ['ddp','fsdp2'])
+@pytest.mark.processes
 def test_two_processes_with_an_engine_each_share_a_buffer_and_go_on_to_the_bit(scene, tmp_path):
     torch.set_printoptions(profile='full')
     start(tmp_path, scene, n=2)

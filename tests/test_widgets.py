@@ -63,6 +63,7 @@ def test_sliders_and_boxes_keep_their_start():
     c = _indexed('on', W.Checkbox(value=True))
     assert (c.index, c.value)==(1, True)
 
+@pytest.mark.processes
 def test_a_cell_that_runs_again_gives_its_widgets_the_same_names(monkeypatch):
     "The widget of the time before is closed, so that its end can't take the new one along."
     import types

@@ -60,7 +60,7 @@ signalled.__name__ = 'rewards'
 def judge(completions, prompts, trainer_state, **kw):
     import time
     if trainer_state.global_step==1 and rank==1:
-        if scenes==['hangs']: time.sleep(120)
+        if scenes==['hangs']: time.sleep(900)
         raise KeyError('no solution')
     return rewards(completions, prompts)
 
@@ -149,4 +149,4 @@ for scene in scenes:
         run('moving_resumed', steps=4, resume=str(out/'moving'/'checkpoint-2'), folder=scene, **kw)
     if scene in ('zero2','zero3'):
         run(scene, per_device_train_batch_size=6, use_cpu=False, ddp_backend='gloo', save_strategy='no')
-    if scene in ('hangs','raises'): make(scene, 3, judge, ddp_timeout=4).train()
+    if scene in ('hangs','raises'): make(scene, 3, judge, ddp_timeout=20).train()

@@ -530,7 +530,8 @@ def test(
         failed += str(e).splitlines()
     sys.stdout.flush()
     if not (quick or no_notebooks): failed += _failing_notebooks(root, n_workers)
-    words = ['-m', 'pytest', '-q', 'tests', '--durations=20', '-n', str(n_workers), '--dist', 'loadfile']
+    words = ['-m', 'pytest', '-q', '-p', 'tests.quick_packages', 'tests', '--durations=20']
+    words += ['-n', str(n_workers), '--dist', 'loadfile']
     env = {**os.environ, 'GRPO_NB_FAILED':'\n'.join(failed)}   # `conftest.py` names them beside the tests
     code = subprocess.run([sys.executable, *words, *['--slow']*slow], cwd=root, env=env).returncode
     sys.exit(code or int(bool(failed)))
