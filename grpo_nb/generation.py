@@ -109,6 +109,6 @@ def generate(
     draw = partial(sample_next_token, how=how)
     ids,logps = decode_fn(model, prompt_ids, mask, u, draw, ends, pad_id, not how.no_penalties, fast)
     m = mask_through_eos(ids, ends)
-    ids,logps = ids.masked_fill(~m, pad_id),logps.masked_fill(~m, 0.)   # behind the end token
+    ids,logps = ids.masked_fill(~m, pad_id),logps.masked_fill(~m, 0.)   # after the end token
     ids,m,logps = (x.unflatten(0, (-1, G)) for x in (ids, m, logps))
     return Rollouts(prompt_ids, mask, ids, m, logps, pad_id=pad_id).strip_padding()

@@ -36,7 +36,7 @@ def xml_count(
     text:str,            # a completion
     reward:float=.125,   # for each of the four tags
 )->float:                # points
-    """Credit for every tag that occurs once with its line breaks, less 0.001 per character behind the end.
+    """Credit for every tag that occurs once with its line breaks, less 0.001 per character after the end.
 
     Source: EasyDeL's GSM8K script.
     """

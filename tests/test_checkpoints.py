@@ -169,7 +169,7 @@ def test_a_full_disk_is_named_whoever_writes(write, tmp_path):
     made(tmp_path, 3)
     limited(50_000)
     try:
-        says = 'checkpoint-4 could not be written.*MiB are free.*older checkpoints stand'
+        says = 'checkpoint-4 could not be written.*MiB are free.*older checkpoints are intact'
         with pytest.raises(OSError, match=says):
             with atomic_dir(tmp_path/'checkpoint-4') as tmp: write(tmp)
     finally: limited(-1)

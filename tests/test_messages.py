@@ -205,7 +205,7 @@ watch rollouts.jsonl --port TAKEN           | is not to be had (Address already 
 train --dataset nones.jsonl                 | `answer` of row 64 is None (1 of 65 rows
 train --dataset nans.jsonl                  | `answer` of row 64 is nan
 train --dataset lists.jsonl                 | `answer` of row 64 is a list
-train --dataset hashes.jsonl                | keep what stands behind the ####
+train --dataset hashes.jsonl                | keep what follows the ####
 train --dataset ragged.csv                  | ragged.csv, line 3 has 3 fields, the first line names 2
 train --dataset doubled.csv                 | doubled.csv, line 3 repeats the first line
 train --dataset columns.csv                 | 'prompt' twice in its first line

@@ -603,7 +603,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path, little_room):
     train_batch(s)
     first = save_checkpoint(s, tmp_path)
     train_batch(s)
-    says = 'checkpoint-4 could not be written.*MiB are free.*older checkpoints stand'
+    says = 'checkpoint-4 could not be written.*MiB are free.*older checkpoints are intact'
     try:
         little_room()
         with pytest.raises(OSError, match=says): save_checkpoint(s, tmp_path)

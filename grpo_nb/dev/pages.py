@@ -94,7 +94,7 @@ def _inside(state, name):
         for o in state[name]['state'].get('children', ()): yield from _inside(state, _ref(o))
 
 def _handle(o):
-    "A control as `page.js` draws it, and where it stands; None for a widget that is none."
+    "A control as `page.js` draws it, and where it is; None for a widget that is none."
     s = o['state']
     if '_options_labels' in s: labels,at = s['_options_labels'],s['index']
     elif o['model_name']=='IntSliderModel':
@@ -128,7 +128,7 @@ def keep_rules(
     sheet:str, # CSS
     used:set,  # the classes that our pages have
 )->str:
-    "The style sheet without the rules that no element of ours can meet."
+    "The style sheet without the rules that match no element of ours."
     import tinycss2
     def met(selector):
         dots = [a.type=='literal' and a.value=='.' for a in selector]

@@ -259,7 +259,7 @@ def colab_cell(
     return dict(cell_type='code', id='colab', metadata={}, source=code, outputs=[], execution_count=None)
 
 def _placed(nb, cell, at):
-    "Whether `cell` did not stand at place `at`, where it stands now; -1 is the end."
+    "Put `cell` at place `at` (-1 is the end), and say whether that changed anything."
     there = nb['cells'][at]
     if there.get('id')==cell['id'] and _src(there['source'])==cell['source']: return False
     nb['cells'] = [c for c in nb['cells'] if c.get('id')!=cell['id']]
@@ -313,7 +313,7 @@ def _section_minutes(prose, code):
 
 def anchor(
     heading:str,  # as it stands in the notebook
-)->str:           # behind the # of an address
+)->str:           # what follows the # of an address
     "The address of a heading within its page."
     plain = re.sub(r'[^\w\s.-]', '', re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', heading).lower())
     return re.sub(r'\s+', '-', plain.strip()).strip('-')
@@ -370,7 +370,7 @@ _IMPORTS = ast.Import,ast.ImportFrom
 def form_errors(
     name:str, nb:dict,  # as for `output_errors`
 )->list:       # one line a fault
-    "Imports mixed with other code, text lost behind the title, headings that skip a level."
+    "Imports mixed with other code, text lost after the title, headings that skip a level."
     res,level = [],0
     for i,c,s in _cells(nb):
         at = where(name, i, s)
@@ -378,7 +378,7 @@ def form_errors(
             if _mixed(s): res.append(f'{at}: an import beside other code: give it a cell of its own')
             continue
         rest = [o for o in s.splitlines() if o.strip() and not o.startswith(('# ', '>'))]
-        if i==0 and rest: res.append(f'{at}: text behind the title is lost in the docs: {rest[0][:60]!r}')
+        if i==0 and rest: res.append(f'{at}: text after the title is lost in the docs: {rest[0][:60]!r}')
         for m in re.finditer(r'^(#+) ', _PROSE.sub('', s), flags=re.M):
             if level and len(m[1])>level+1:
                 res.append(f'{at}: a heading of level {len(m[1])} under one of level {level}')
@@ -419,7 +419,7 @@ def dead_references(
     name:str, nb:dict,  # as for `output_errors`
     known:set,   # the words that stand in code
 )->list:         # one line a fault
-    "Names in backticks in the prose that stand nowhere in code."
+    "Names in backticks in the prose that occur nowhere in code."
     res = []
     for i,c,s in _cells(nb):
         if c['cell_type']!='markdown': continue

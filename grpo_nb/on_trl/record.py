@@ -121,7 +121,7 @@ class RecordCallback(TrainerCallback):
     def on_log(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, logs:dict,
         **kwargs:object,
     )->None:
-        "A row of history.jsonl; and what can be seen while it goes on is said at once, each thing once."
+        "A row of history.jsonl; and warnings about the run so far, each of them once."
         if not self.recorder: return
         self.recorder.log(state.log_history[-1])
         for f in warnings_now(self._steps(state)) if 'loss' in logs else ():

@@ -131,7 +131,7 @@ class ResumableTrainer(GRPOTrainer):
             if self.args.should_save: shutil.rmtree(folder, ignore_errors=True)
             if is_disk_full(e): raise disk_full_error(e, folder.name, folder.parent) from e
             e.add_note(f'raised while saving {folder.name}: what was written of it is removed, older '
-                'checkpoints stand')
+                'checkpoints are intact')
             raise
 
     def save_model(self, output_dir:str|None=None, _internal_call:bool=False)->None:

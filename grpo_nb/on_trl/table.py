@@ -31,7 +31,7 @@ class CompletionsTable:
         N:int,  # rows of all processes
         extra:list=(),  # columns that its rewards logged
     )->dict:    # lists of N: prompt, completion and advantages; columns of extra; rewards, (N, F)
-        "The last batch, as it stands there."
+        "The last batch, as it was logged."
         def of(o): return list(o)[-N:]
         columns = {k:of(self.logs['extra'][k]) for k in extra if len(self.logs['extra'][k])>=N}
         rewards = torch.tensor([of(self.logs['rewards'][k]) for k in self.names]).T

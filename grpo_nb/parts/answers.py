@@ -194,7 +194,7 @@ def judge_with_start(
     prompts:list|None=None, # N prompts
     completion_start:list|None=None, # N texts that the chat template has written of the answers
 )->list:                  # N of what `judge` returns
-    "What `judge` says of each completion: by itself or behind the tags that its prompt opened, the better."
+    "What `judge` says of each completion: by itself or after the tags that its prompt opened, the better."
     out = []
     for i,c in enumerate(completions):
         text,start = completion_text(c),completion_start[i] if completion_start else ''

@@ -20,7 +20,7 @@ def _block(hidden, W, temperature, out, dtype):
     return z if temperature==1 else z.div_(temperature)
 
 class _ChunkedLogps(torch.autograd.Function):
-    """Log-probs and entropies; logits stand a block at a time.
+    """Log-probs and entropies; only one block of logits is held at a time.
 
     A single block stays until backward; of several, each is computed again there.
     """

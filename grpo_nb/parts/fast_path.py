@@ -41,7 +41,7 @@ def unwrap_peft(
 def output_head(
     model:nn.Module,  # a causal language model of transformers
 )->nn.Module:         # its last layer
-    "What makes logits of states. ValueError for a model that changes them behind it."
+    "What makes logits of states. ValueError for a model that changes them after it."
     base = unwrap_peft(model)
     for k in ('final_logit_softcapping', 'logit_scale', 'logits_scaling', 'lm_head_multiplier'):
         if getattr(base.config, k, None) not in (None, 1, 1.):
@@ -65,7 +65,7 @@ def _changed(m):
 def fast_path_blocker(
     model:nn.Module,      # any model
     max_params:int|None=None, # more weights than this are too many to copy; None for any number
-)->str:                   # '' for a model that this room takes
+)->str:                   # '' for a model that this module takes
     "What keeps `model` from the fast way, in a few words; empty where nothing does."
     kind = type(model)
     if f'{kind.__module__}.{kind.__name__}' not in _FAMILIES:
@@ -221,12 +221,12 @@ class FusedDecoder:
     def run(self,
         ids:Tensor,      # (n,) the real tokens: those of the prompts, then page by page
         pos:Tensor,      # (n,) their positions
-        qm:Tensor,       # (B, P) bool, where the prompts' tokens stand
+        qm:Tensor,       # (B, P) bool, where the prompts' tokens are
         pages:list=(),   # as `_length_buckets` gives them
         G:int=1,         # rows per prompt on the pages
         keep:list|None=None, # gets the prompts' keys and values, a pair per block
     )->Tensor:           # (n, hidden), not yet normed
-        "States behind the last block."
+        "States after the last block."
         (B,P),Q,K,D = qm.shape,self.Q,self.K,self.D
         first,own = qm.flatten().nonzero()[:,0],torch.eye(P, dtype=torch.bool, device=ids.device)
         see = (qm[:,None] & own.cumsum(1).bool().t()) | own   # padding sees itself: no row is empty
@@ -311,7 +311,7 @@ class CachedDecoder:
 def check_left_padded(
     mask:Tensor,  # (B, P) bool, of prompts
 )->None:
-    "ValueError where padding stands behind a prompt or inside it."
+    "ValueError where padding follows a prompt or is inside it."
     if not mask[:,-1].all() or (mask[:,:-1] & ~mask[:,1:]).any():
         raise ValueError('a prompt has its padding on the right: pad on the left, as `encode_prompts` does')
 

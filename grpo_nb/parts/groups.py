@@ -364,7 +364,7 @@ def insert_stored(
     drawn:list[StoredGroup], # n, whose data come from `pack_groups`
     behind:list[StoredGroup]=(), # more, which come after the batch's own
 )->Groups:              # with the fields and the device of `batch`
-    """A copy of `batch` with drawn groups in their places and behind it, marked as replayed.
+    """A copy of `batch` with drawn groups in their places and after it, marked as replayed.
 
     ValueError when the batch has `ref_logps` and a stored group has none.
     """

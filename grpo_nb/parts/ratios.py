@@ -172,7 +172,7 @@ class OffPolicyCorrection:
     def clip_range(self,
         clip:ClipRange=ClipRange(), # of the loss
     )->ClipRange:
-        "The clip that tokens meet under this correction."
+        "The clip that applies to tokens under this correction."
         if self.clip=='none': return replace(clip, enabled=False)
         if not self.replaces_loss: return clip
         high,delta = clip.epsilon_high,clip.delta

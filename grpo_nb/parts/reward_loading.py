@@ -22,7 +22,7 @@ TRL_REWARDS = dict(   # name: the options it is made with unless others are give
 
 @functools.cache
 def _behind_start(func):
-    "TRL's reward for the form, which also pays what is well formed behind the tag that the prompt opened."
+    "TRL's reward for the form, which also pays what is well formed after the tag that the prompt opened."
     def paid(text): return func([[dict(role='assistant', content=text)]])[0]
     @functools.wraps(func)
     def reward(completions, prompts=None, completion_start=None, **kwargs):
@@ -53,7 +53,7 @@ def load_reward(
 )->Callable:      # the function
     """The reward function that `spec` names.
 
-    ValueError that says what is missing, and what is there, when it can't be had.
+    ValueError that says what is missing, and what is there, when it can't be loaded.
     """
     spec = str(spec).replace('::', ':')   # as pytest writes it
     if (func := _trl_reward(spec.removeprefix('trl.rewards.'))) is not None: return func

@@ -46,7 +46,7 @@ class Sampling:
     def penalties(self)->tuple: return self.repetition_penalty,self.presence_penalty,self.frequency_penalty
     @property
     def no_penalties(self)->bool:
-        "Does no penalty look at what was said?"
+        "Are all penalties off?"
         return self.penalties==(1, 0, 0)
 
 def check_lengths(
@@ -112,7 +112,7 @@ def end_tokens(
 def eval_mode(
     model:nn.Module,      # any module
 )->Iterator[nn.Module]:   # the same
-    "The model in eval mode inside the block; behind it every module is as it was."
+    "The model in eval mode inside the block; after it every module is as it was."
     on = [m for m in model.modules() if m.training]
     for m in on: m.training = False
     try: yield model
@@ -136,7 +136,7 @@ def token_counts(
     prompt_mask:Tensor,  # (B, P) bool
     V:int,               # size of the vocabulary
 )->Tensor:               # (B, 2, V) int32: 1 where the prompt holds a token, 0 for answers yet to come
-    "What was said of each token before an answer begins, padding aside."
+    "How often each token occurs before an answer begins, padding aside."
     out = torch.zeros(len(prompt_ids), 2, V+1, dtype=torch.int32, device=prompt_ids.device)
     out[:,0].scatter_(1, prompt_ids.masked_fill(~prompt_mask, V), 1)
     return out[...,:V].clone()

@@ -166,7 +166,7 @@ def _check_table(dataset, n_prompts, G):
 _MARK = 'QUESTION'   # in the place of a user's message
 
 def _frame(tokenizer, *roles):
-    "What the chat template writes before and behind the last message, and to open the answer, or None."
+    "What the chat template writes before and after the last message, and to open the answer, or None."
     asked = [dict(role=o, content=_MARK if o==roles[-1] else 'x') for o in roles]
     def shown(opened):
         return tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=opened)

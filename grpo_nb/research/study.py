@@ -360,7 +360,7 @@ def resolve_name(
     table:dict, # what has a name
     what:str,   # what it is called in messages: 'arm', 'regime'
 )->object:
-    "What `spec` names. ValueError that says what there is where it can't be had."
+    "What `spec` names. ValueError, with what there is, where there is no such thing."
     if spec in table: return table[spec]
     path,_,name = str(spec).rpartition(':')
     if not path.endswith('.py'):
@@ -568,7 +568,7 @@ def _start(regime, seed, n_problems, num_samples, max_completion_length):
 def arm_of(
     name:str, # of `ARMS` or `registry.STRATEGIES`, or 'file.py:NAME' of an `Arm` or a method's class
 )->Arm:
-    "The arm. ValueError, with what there is, where it can't be had."
+    "The arm. ValueError, with what there is, where it is unknown."
     o = Arm(name) if name in STRATEGIES and name not in ARMS else resolve_name(name, ARMS, 'arm')
     return o if isinstance(o, Arm) else Arm(o)
 
@@ -577,7 +577,7 @@ def make_method(
     seed:int,  # of methods that draw
     **options:Any, # more of the method
 )->object:     # a `DeadGroupStrategy`
-    "The arm's method. ValueError where it can't be had."
+    "The arm's method. ValueError where it is unknown."
     o = ({'seed':seed} if a.method in ('replay','skip') else {}) | a.options | options
 
     return (resolve_name(a.method, STRATEGIES, 'method') if isinstance(a.method, str) else a.method)(**o)

@@ -164,7 +164,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def is_disk_full(
     e:BaseException,  # raised while something was written
 )->bool:
-    "Did it fail for want of room? torch and safetensors wrap the system's number in words of their own."
+    "Did it fail because the disk is full? torch and safetensors wrap the system's number in words."
     if isinstance(e, OSError) and e.errno in _FULL: return True
     said = str(e)
     words = [os.strerror(o) for o in _FULL]+['PytorchStreamWriter failed writing','inline_container.cc']
@@ -176,13 +176,13 @@ def disk_full_error(
     what:str,           # what could not be written, e.g. 'checkpoint-4'
     folder:str|Path,    # where
 )->OSError:
-    "An error that says what could not be written, how much room is left, and that older checkpoints stand."
+    "An error that says what could not be written, how much space is left, and that older ones are intact."
     folder = Path(folder)
     there = next(o for o in (folder, *folder.absolute().parents) if o.exists())
     free = shutil.disk_usage(there).free/2**20
     return OSError(getattr(e, 'errno', None) or errno.ENOSPC, f'{what} could not be written to {folder} '
         f'({str(e).splitlines()[0]:.120}); {free:,.0f} MiB are free. Nothing half-written is left, and older '
-        'checkpoints stand: free some room, or keep fewer with `save_total_limit`, and resume')
+        'checkpoints are intact: free some space, or keep fewer with `save_total_limit`, and resume')
 
 # %% ../../nbs/run/checkpoints.ipynb #b87d69d9
 def state_file(

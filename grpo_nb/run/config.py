@@ -18,7 +18,7 @@ from ..parts.loss_inputs import (
 # %% ../../nbs/run/config.ipynb #e45ccafc
 @dataclass
 class RunConfig(Sampling):
-    "The settings of a run behind the first dozen, under TRL's names; those of sampling come first."
+    "The settings of a run after the first dozen, under TRL's names; those of sampling come first."
     output_dir:str|None = config_field(None, 'folder of the run; None writes nothing')
     max_tokens:int = config_field(0, 'also stop once this many completion tokens were sampled; 0: never')
     lr_scheduler_type:str = config_field('constant', 'constant, linear or cosine: how the learning rate ends')

@@ -321,7 +321,7 @@ def recipe_errors(
 def recipe_plan(
     r:RecipeArguments,   # the recipe's settings
     a:'GRPOConfig',      # the trainer's
-)->dict:                 # numbers by name; `problems` lists what speaks against starting
+)->dict:                 # numbers by name; `problems` lists the reasons against starting
     "What `--dry_run` prints of the batch and the memory."
     batch = batch_plan(a.num_generations, a.per_device_train_batch_size, a.gradient_accumulation_steps,
         r.num_processes or world_size(), a.steps_per_generation)

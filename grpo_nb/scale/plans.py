@@ -382,7 +382,7 @@ def replay_bytes(
 
 # %% ../../nbs/scale/plans.ipynb #13d6596e
 def _problems(config, batch, length, m, gpu_bytes):
-    "What speaks against starting."
+    "The reasons against starting."
     if batch['problem']: yield batch['problem']
     s,a = (batch[k] for k in ('steps_per_generation','gradient_accumulation_steps'))
     if s%a:
@@ -407,7 +407,7 @@ def run_plan(
     dead_share:float=.3,        # share of groups expected to be dead
     gpus_per_node:int=8,        # for the memory of a node
     **memory:str|float|bool,    # further arguments of `memory_plan`
-)->dict:                        # numbers by name; `problems` lists what speaks against starting
+)->dict:                        # numbers by name; `problems` lists the reasons against starting
     "What a run would be, before a GPU-minute is spent."
     try: config,note = model_config(model),''
     except ValueError as e: config,note = None,str(e)
@@ -431,7 +431,7 @@ def run_plan(
 
 def format_plan(
     plan:dict,  # from `run_plan`
-)->str:         # one line per number, then what speaks against starting
+)->str:         # one line per number, then the reasons against starting
     "The plan as lines of text."
     width = max(map(len, plan))
     numbers = {k.replace('_', ' '):v for k,v in plan.items() if k!='problems'}

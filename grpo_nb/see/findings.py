@@ -786,7 +786,7 @@ def finding_curves(
     f:Finding,   # of `find`
     rows:list,   # that it was found in
 )->list:         # dicts of label, step, value, end (the run's last step), since (or None)
-    "What a figure of a finding shows: the curves that the rule read, and from which step on it speaks."
+    "What a figure of a finding shows: the curves that the rule read, and the step from which it holds."
     look = RunColumns(rows)
     curves = [(k, *look.pair(k)) for k in f.reads[:3]]
     about = dict(since=f.step, end=float(look.steps[-1]))

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 JAX = '@jax-js/jax@0.1.25'   # MIT
 
 class NpmError(OSError):
-    "A package of npm is needed and can't be had."
+    "A package of npm is needed and can't be downloaded."
 
 def npm_package(
     name:str,  # name@version

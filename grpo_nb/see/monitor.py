@@ -96,7 +96,7 @@ class RunMonitor(TrainCallback):
 def slow_path_notice(
     model:nn.Module, # the policy
     args:RunConfig,  # settings of the run
-)->str:              # one line; '' where everything takes the short road
+)->str:              # one line; '' where everything takes the fast path
     "What goes through transformers' own modules, with the same numbers but slower."
     shared = fast_path_blocker(model) if args.shared_prefix else '`shared_prefix` is off'
     roads = {'sampling':fast_path_blocker(model, max_params=FAST_PATH_MAX_PARAMS), 'log-probs':shared}
