@@ -225,15 +225,24 @@ def _run_folder(folder:str)->str:
     there = f"; here are {', '.join(runs[:5])}" if runs else ', and there is no run beside it'
     raise ValueError(f'no folder {folder!r}{_near(folder, runs) or there}: give the `output_dir` of a run')
 
-def _open(path, columns, reader=None):
-    "The run; of a table whose columns have other names, read by these or by a reader."
+def _open(path, columns, reader=None, metrics=None):
+    "The run; of a table or log whose columns have other names, read by these or by a reader."
     from grpo_nb.see.readers import open_run
-    return open_run(_run_folder(path), {k:v for k,v in columns.items() if v}, reader)
+    return open_run(_run_folder(path), {k:v for k,v in columns.items() if v}, reader, _pairs(metrics))
+
+def _pairs(text):
+    "`reward=score,kl=drift` as a dict; ValueError for anything else."
+    if not text: return None
+    pairs = [o.partition('=')[::2] for o in text.split(',')]
+    if odd := [o for o in pairs if not all(o)]:
+        raise ValueError(f'--metrics has {odd[0][0]!r}: give OURS=THEIRS with commas, as reward=my/score')
+    return dict(pairs)
 
 def report(
     folders:list[str], # a run's folder or a table of rollouts ('-': stdin); several are compared
     out:str|None=None, # folder or file of the page; for several runs `compared`, beside the first
     reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write report.html and its figures."
@@ -242,17 +251,18 @@ def report(
     if twice := [o for i,o in enumerate(runs) if Path(o).resolve() in [Path(k).resolve() for k in runs[:i]]]:
         raise ValueError(f'{twice[0]} is given twice: a run beside itself shows nothing')
     if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
-    read = [_open(o, columns, reader) for o in runs]
+    read = [_open(o, columns, reader, metrics) for o in runs]
     print(write_report(read[0] if len(read)==1 else read, out))
 
 def inspect(
     folder:str,    # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
     reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str, # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write inspector.html beside what was recorded: every group, with a slider over the steps."
     from grpo_nb.inspector import write_inspector
-    print(write_inspector(_open(folder, columns, reader)))
+    print(write_inspector(_open(folder, columns, reader, metrics)))
     print('open it in a browser: each cell of the map is a group; click one', file=sys.stderr)
 
 def diagnose(
@@ -260,6 +270,7 @@ def diagnose(
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
     reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     reuse:bool=False,  # say as well what using answers again may give: dead groups replaced, more passes
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
@@ -267,7 +278,7 @@ def diagnose(
     from json import dumps
     from grpo_nb.see import readers
     from grpo_nb.see import verdict
-    run = _open(folder, columns, reader)
+    run = _open(folder, columns, reader, metrics)
     found = readers.diagnose(run)
     if json: print(dumps(found.plain, ensure_ascii=False))
     else: print(found)

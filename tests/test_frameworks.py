@@ -1,6 +1,6 @@
 """Records as other frameworks write them today, in their own folders: read whole, read damaged, and what is
 left out said. The shapes are from their writers' code and documentation."""
-import json, sqlite3
+import gzip, json, shutil, sqlite3
 from contextlib import closing
 from pathlib import Path
 import pytest
@@ -368,3 +368,107 @@ def test_messages_in_a_circle_and_lists_of_unequal_length_are_counted(tmp_path):
     run = with_nodes(tmp_path/'b', lambda r, g: chain(r, g, trainer_logprobs=[0.]*5) if g else chain(r, g))
     assert any(n.startswith('4 answers have token lists of unequal length') for n in run.notes)
     assert [bool(o.get('logps')) for o in run.rows]==[True, False] and run.rows[1]['n_tokens']==[3]*4
+
+# ---- files that the packages themselves wrote (`made_records.py` says how), and options of other names
+
+OTHERS = Path(__file__).parent/'runs'/'others'
+MADE = {'trackio-0.43':[5, 6, 7, 8], 'trl-async':[4, 5, 6, 7], 'verl-0.9':None, 'tinker-0.6':[5, 6, 7, 8]}
+
+def made_by_them(name, d):
+    "The file or folder, unpacked where it is a database."
+    if (OTHERS/name).is_dir(): return shutil.copytree(OTHERS/name, d/name)
+    (d/f'{name}.db').write_bytes(gzip.decompress((OTHERS/f'{name}.db.gz').read_bytes()))
+    return d/f'{name}.db'
+
+@pytest.mark.parametrize('name', MADE)
+def test_what_a_package_wrote_is_read_as_it_meant_it(name, tmp_path):
+    run = open_run(made_by_them(name, tmp_path))
+    assert [(o['step'], o['group'], o['dead']) for o in run.rows]==[
+        (s, g, g==2) for s in (1, 2) for g in range(3)]
+    assert [o['rewards'] for o in run.rows[:3]]==[[0., 1., 0., 1.], [1., 0., 1., 0.], [0.]*4]
+    if name!='tinker-0.6':   # it holds no texts
+        assert run.rows[0]['completions']==[f'It is {i}.' for i in range(4)]
+    assert run.rows[0]['n_tokens']==MADE[name]
+    notes = ' '.join(run.notes)
+    assert ('24 calls of tools, 6 of them failed' in notes)==(name=='trackio-0.43')
+    assert ('12 of 24 answers were sampled by an older policy' in notes)==(name=='trl-async')
+    if name=='trl-async': assert run.rows[1]['advantages']==[.5, -.5, .5, -.5]
+    if name=='tinker-0.6':
+        assert run.rows[0]['logps'][1]==pytest.approx([-.1, -.2, -.3, -.4, -.5, -.6])
+        assert run.rows[0]['tokens'][0]==['⟨40⟩','⟨41⟩','⟨42⟩','⟨43⟩','⟨44⟩']
+    assert Opened(inspector_html(run)).B==3
+
+def test_a_capture_alone_says_where_its_rewards_are_and_a_damaged_one_what_it_lacks(tmp_path):
+    folder = made_by_them('tinker-0.6', tmp_path)
+    file = folder/'capture'/'sample.jsonl'
+    with pytest.raises(ValueError, match='24 of 24 records: a capture of tinker has no rewards: open'):
+        open_run(file)
+    first,second,*more = file.read_text().splitlines()
+    o = json.loads(second)
+    o['samples'][0]['logprobs'].pop()
+    file.write_text('\n'.join([first[:40], json.dumps(o), *more]))
+    run = open_run(folder)
+    assert 'sample.jsonl: 2 of 24 captured samples could not be read.' in run.notes
+    assert '2 of 24 trajectories have no capture of as many tokens.' in run.notes
+    assert len(run.rows)==6
+
+def test_two_runs_of_one_name_are_two(tmp_path):
+    file = made_by_them('trackio-0.43', tmp_path)
+    with closing(sqlite3.connect(file)) as db, db:
+        for what in ('metrics', 'traces'):
+            there = [o[1] for o in db.execute(f'pragma table_info({what})')]
+            kept = [o for o in there if o not in ('id','run_id','log_id')]
+            fresh = "'again'||id, 'again'" if what=='traces' else "null, 'again'"
+            names = ', '.join(kept)
+            db.execute(f'insert into {what} (id, run_id, {names}) select {fresh}, {names} from {what}')
+    run = open_run(file)
+    assert len(run.rows)==6 and [len(o['rewards']) for o in run.rows]==[4]*6
+    assert any(o.endswith("holds 2 runs; this is 'run'.") for o in run.notes)
+
+def test_metrics_of_other_names_are_an_option(tmp_path, capsys):
+    from grpo_nb.cli import main
+    rows = [dict(step=s, my_score=0., other=.5, mystery=1e-6*s) for s in range(1, 30)]
+    put(tmp_path/'log.jsonl', rows)
+    with pytest.raises(ValueError, match='no metric that we know'): open_run(tmp_path/'log.jsonl')
+    run = open_run(tmp_path/'log.jsonl', metrics=dict(reward='my_score', learning_rate='mystery'))
+    assert run.history.reward.tolist()==[0.]*29 and run.history.learning_rate.iloc[-1]==pytest.approx(2.9e-5)
+    main(['diagnose', str(tmp_path/'log.jsonl'), '--json', '--metrics', 'reward=my_score'])
+    assert [o['name'] for o in json.loads(capsys.readouterr().out)]==['reward-never-fires']
+    for odd,says in (('reward=nothing', "no metric 'nothing'"), ('score=my_score', "names 'score'"),
+            ('reward', 'OURS=THEIRS')):
+        with pytest.raises(SystemExit): main(['diagnose', str(tmp_path/'log.jsonl'), '--metrics', odd])
+        assert says in capsys.readouterr().err
+
+# ---- bad input: named and counted
+
+def test_rows_that_are_missing_and_a_version_that_is_new_are_counted(tmp_path):
+    rows = [dict(step=s, group_id=g, prompt=f'{g}', completion=f'{i}', reward=float(i%2))
+        for s in (1, 2) for g in range(3) for i in range(4)]
+    del rows[5:7]
+    put(tmp_path/'t.jsonl', rows)
+    notes = open_run(tmp_path/'t.jsonl').notes
+    assert '1 of 6 groups have fewer than the 4 answers of most: rows may be missing.' in notes
+    folder = made_by_them('tinker-0.6', tmp_path)
+    for f in folder.glob('iteration*/*'):
+        f.write_text(f.read_text().replace('"schema_version": 1', '"schema_version": 7'))
+    run = open_run(folder)
+    assert len(run.rows)==6 and any('12 of 12 records have schema version 7' in o for o in run.notes)
+
+HOSTILE = '<script>alert(1)</script>"\'`\u202e\x00</textarea>'
+
+@pytest.mark.parametrize('field', ['prompt','completion','group_id','step','reward','own','version'])
+def test_hostile_text_in_any_field_stays_text(field, tmp_path):
+    rows = [dict(step=1, group_id=f'{g}', prompt=f'{g}', completion=f'{i}', reward=float(i%2), version=1,
+        own='x') for g in range(2) for i in range(4)]
+    for k,o in enumerate(rows): o[field] = f'{HOSTILE}{o[field]}' if field!='reward' or not k else o[field]
+    if field=='own': rows = [o|{HOSTILE:HOSTILE} for o in rows]
+    put(tmp_path/'t.jsonl', rows)
+    run = open_run(tmp_path/'t.jsonl')
+    assert len(run.rows)==2 and '<script>alert' not in inspector_html(run)
+    if field=='reward': assert any('reward: 1 values are no numbers' in o for o in run.notes)
+
+def test_twenty_thousand_groups_are_read_whole(tmp_path):
+    put(tmp_path/'t.jsonl', [dict(step=s, prompt=f'{g}', completion=f'{i}', reward=float(i))
+        for s in range(200) for g in range(100) for i in range(2)])
+    run = open_run(tmp_path/'t.jsonl')
+    assert len(run.rows)==20_000 and run.notes==[] and len(run.history)==200

@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_said(tmp_path):
     with pytest.raises(ValueError, match='no folder'): open_run(tmp_path/'none')
     with pytest.raises(ValueError, match='holds no record'): open_run(tmp_path)
     lines(tmp_path/'a'/'1.jsonl', [dict(input='q', output='x', score=1.)])
-    with pytest.raises(ValueError, match='has no groups.*1 completions have no group'): open_run(tmp_path/'a')
+    with pytest.raises(ValueError, match='has no groups.*1 completion has no group'): open_run(tmp_path/'a')
     (tmp_path/'b').mkdir(); (tmp_path/'b'/'1.parquet').write_bytes(b'no parquet')
     with pytest.raises(ValueError, match='could not be read'): open_run(tmp_path/'b')
     with pytest.raises(ValueError, match='no such columns'): find_columns(['a'], dict(reward='b'))

@@ -313,9 +313,53 @@ def _summary(o, examples):
     said = [m for t in traces for m in (t.get('completion') or {}).get('messages') or []]
     prompt,completion = _split(asked+said, len(asked))
     return [dict(prompt=prompt or f"group {o['group_idx']}", completion=completion, step=o.get('iteration'),
-        reward=o.get('total_reward'), group_id=o['group_idx'],
+        reward=o.get('total_reward'), group_id=o['group_idx'], capture_key=_capture_key(o),
         n_tokens=sum(s.get('ac_len') or 0 for s in o['steps']),
         is_truncated=bool(o['steps']) and o['steps'][-1].get('stop_reason')=='length')]
+
+def _capture_key(o): return '{}, {}, {}'.format(*(o.get(k) for k in ('iteration','group_idx','traj_idx')))
+
+def _captured(path):
+    """What `tinker_cookbook.capture` wrote of a run's tokens: {the place of a trajectory: its sampled
+    sequences}, and a note on lines that could not be read.
+    """
+    out,lost = {},0
+    records = [_line(o) for o in path.read_text(encoding='utf-8', errors='replace').split('\n') if o.strip()]
+    records = [o for o in records if not isinstance(o, dict) or o.get('status')!='error']
+    def made(o): return o.get('created_at') or 0 if isinstance(o, dict) else 0
+    for o in sorted(records, key=made):
+        try:
+            one, = o['samples']   # of one trajectory
+            if len(one['tokens'])!=len(one['logprobs']): raise ValueError('lists of unequal length')
+            out.setdefault(_capture_key(o['scope']), []).append(one)
+        except (AttributeError, KeyError, TypeError, ValueError): lost += 1
+    return out,[f'{path.name}: {lost} of {len(records)} captured samples could not be read.']*(lost>0)
+
+def _with_captured(tables, captured):
+    "Give each row of a tinker summary the tokens that were captured for it; returns a note on those without."
+    rows = [o for table in tables for o in table if 'capture_key' in o]
+    missing = 0
+    for o in rows:
+        said = captured.get(o['capture_key'], [])
+        ids = [x for one in said for x in one['tokens']]
+        if not ids or len(ids)!=o['n_tokens']:
+            missing += 1
+            continue
+        o |= dict(tokens=[f'⟨{i}⟩' for i in ids], logps=[x for one in said for x in one['logprobs']])
+    return [f'{missing} of {len(rows)} trajectories have no capture of as many tokens.']*(missing>0)
+
+def _spans(o):
+    """What the spans of a `trackio.Trace` say of its answer: tokens that were generated, and calls of tools
+    with how many of them failed.
+    """
+    spans = [s for s in o.get('spans') or [] if isinstance(s, dict)]
+    def used(s): return s['usage'] if isinstance(s.get('usage'), dict) else {}
+    said = [used(s).get('output_tokens', used(s).get('completion_tokens')) for s in spans
+        if s.get('kind')=='generation']
+    out = dict(n_tokens=sum(said)) if said and all(isinstance(n, int) for n in said) else {}
+    tools = [s for s in spans if s.get('kind')=='tool']
+    failed = sum(bool(s.get('error')) or s.get('status') in ('error','failed') for s in tools)
+    return out|(dict(tool_calls=str(len(tools)), tool_failures=str(failed)) if tools else {})
 
 def _unwrapped(x):
     "The element of a list of one."
@@ -336,13 +380,15 @@ def _trace(o, examples):
     prompt,completion = _split(o['messages'], _first_answer(o['messages'], examples))
     if not completion: return 'a trace without an answer'
     about = o.get('metadata') or {}
-    return [{k:v for k,v in about.items() if not isinstance(v, (dict,list))}
+    return [_spans(o)|{k:v for k,v in about.items() if not isinstance(v, (dict,list))}
         |dict(prompt=prompt, completion=completion, step=o.get('step', about.get('step')))]
 
 _KINDS = {   # name: (the names that a record of this kind has, how it becomes rows of a table)
     'prime-rl': ({'traces','group'}, _episode),
     'verifiers': ({'nodes','rewards'}, lambda o, examples: _episode(o|dict(traces=[o]), examples)),
-    'tinker': ({'steps','group_idx'}, _summary), 'nemo-rl': ({'content','rewards'}, _nemo),
+    'tinker': ({'steps','group_idx'}, _summary),
+    'tinker-capture': ({'scope','samples'}, lambda o, examples: 'a capture of tinker has no rewards: '
+        'open the folder of the run, which has both'), 'nemo-rl': ({'content','rewards'}, _nemo),
     'trackio': ({'messages','metadata'}, _trace)}
 
 def _read_records(kind, records):
@@ -382,30 +428,50 @@ def table_rows(
         if isinstance(made, str): left[made] += 1
         else: out += made
     notes = [f'left out {n} of {len(rows)} records: {why}.' for why,n in left.items()]
+    versions = Counter(str(o['schema_version'])[:40] for o in rows if o.get('schema_version', 1)!=1)
+    notes += [f'{n} of {len(rows)} records have schema version {v}, and 1 is known here: what they call as 1 '
+        'does is read.' for v,n in versions.items()]
     if odd := sum(bool(o.pop('odd', False)) for o in out if isinstance(o, dict)):
         notes.append(f'{odd} answers have token lists of unequal length; their tokens are left out.')
     return out,notes
 
 # %% ../../nbs/see/readers.ipynb #dfd6ec02
+def _trace_notes(rows):
+    "What the rows of traces say that has no column of its own: calls of tools, and versions of the policy."
+    def total(k): return sum(int(o.get(k) or 0) for o in rows)
+    notes = []
+    calls,failed = total('tool_calls'),total('tool_failures')
+    if calls: notes.append(f'{calls} calls of tools, {failed} of them failed.')
+    late = [o['step']-o['model_version'] for o in rows
+        if isinstance(o.get('model_version'), int) and isinstance(o.get('step'), int)]
+    if late and max(late)>0:
+        old = sum(x>0 for x in late)
+        notes.append(f'{old} of {len(late)} answers were sampled by an older policy, at most {max(late)} '
+            'behind.')
+    return notes
+
 def _read_trackio(path):
     """What the newest run of PROJECT.db, from the folder TRACKIO_DIR, logged: rows of numbers, tables as
     lists of dicts, and what was left out. ValueError for a file that is none, or has no run.
     """
     try:
         with closing(sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro', uri=True)) as db:
-            found = db.execute('select run_name, step, metrics from metrics order by id').fetchall()
-            there = db.execute("select name from sqlite_master where name='traces'").fetchall()
-            of = 'select run_name, step, messages, metadata from traces order by rowid'
-            own = db.execute(of).fetchall() if there else []   # newer versions keep traces apart
+            def has(table): return {row[1] for row in db.execute(f'pragma table_info({table})')}
+            which = 'run_id' if 'run_id' in has('metrics') else 'run_name'   # two runs may have one name
+            found = db.execute(f'select {which}, step, metrics from metrics order by id').fetchall()
+            called = dict(db.execute(f'select {which}, run_name from metrics').fetchall())
+            spans = 'spans' if 'spans' in has('traces') else "'[]'"
+            of = f'select {which}, step, messages, metadata, {spans} from traces order by rowid'
+            own = db.execute(of).fetchall() if has('traces') else []   # newer versions keep traces apart
     except sqlite3.Error as e:
         raise ValueError(f'{path.name} is no project of trackio, which has a table `metrics` with run_name, '
                          f'step and metrics ({e})') from None
     names = list(dict.fromkeys(o[0] for o in found))
     if not names: raise ValueError(f'{path.name} has no run yet: log at least one step')
-    notes = [f'{path.name} holds {len(names)} runs; this is {names[-1]!r}.']*(len(names)>1)
+    notes = [f'{path.name} holds {len(names)} runs; this is {called[names[-1]]!r}.']*(len(names)>1)
     said = [(step, _line(text)) for name,step,text in found if name==names[-1]]
-    rows,tables,traces = [],[],[dict(step=step, messages=_line(m), metadata=_line(about))
-        for name,step,m,about in own if name==names[-1]]
+    rows,tables,traces = [],[],[dict(step=step, messages=_line(m), metadata=_line(about), spans=_line(s))
+        for name,step,m,about,s in own if name==names[-1]]
     whole = [o for o in traces if isinstance(o['messages'], list) and isinstance(o['metadata'], dict)]
     lost = len(traces)-len(whole)+sum(not isinstance(o, dict) for _,o in said)
     if lost: notes.append(f'{path.name}: {lost} records could not be read and are left out.')
@@ -415,7 +481,10 @@ def _read_trackio(path):
         whole += [dict(step=step)|p for p in parts if p.get('_type')=='trackio.trace']
         numbers = {k:v for k,v in o.items() if not isinstance(v, (dict,list))}
         if numbers: rows.append(numbers|dict(_step=step))
+    for o in whole:
+        if not isinstance(o.get('spans', []), list): del o['spans']
     made,left = table_rows(whole)
+    left += _trace_notes(made)
     return rows,tables+[made]*bool(made),notes+left
 
 # %% ../../nbs/see/readers.ipynb #9bee0f5c
@@ -628,13 +697,24 @@ def filter_note(
 # %% ../../nbs/see/readers.ipynb #e5631add
 def as_history(
     rows:list,     # dicts of numbers
+    metrics:dict|None=None, # {what we ask for: its name in the log}, for names that we do not know
 )->pd.DataFrame:   # a row per step, under our names; later values of a step win
-    "Rows of another log as a history; `attrs` says where the log had nan, and which texts replaced numbers."
+    """Rows of another log as a history; `attrs` says where the log had nan, and which texts replaced numbers.
+
+    ValueError for a metric that we do not ask for, or that the log does not have.
+    """
     out,words,last = [],{},-math.inf
     ours = {k:canonical_metric(str(k)) for k in dict.fromkeys(k for o in rows for k in o)}
+    for name,theirs in (metrics or {}).items():
+        if name not in METRIC_ALIASES:
+            raise ValueError(f'`metrics` names {name!r}: give names for some of {list(METRIC_ALIASES)}')
+        if theirs not in ours:
+            raise ValueError(f'no metric {theirs!r} in the log, which has {list(ours)[:30]}')
+        ours = {k:name if k==theirs else v for k,v in ours.items() if k==theirs or v!=name}
     for i,o in enumerate(rows):
         named = {}
         for k,v in o.items():
+            if k not in ours: continue   # another metric was named for what this one is called
             x,name = to_float(v),ours[k]
             if name=='step' and isinstance(v, str) and (m := re.match(r'(\d+)/\d+$', v)): x = float(m[1])
             if name=='frac_living' and x is not None: name,x = 'frac_reward_zero_std',1-x
@@ -800,6 +880,16 @@ def _odd_values(rows, columns):
         return [v for o in rows if (v := o.get(at[k])) is not None and to_float(v) is None]
     return _word_notes({k:words(k) for k in ('reward','step') if k in at})
 
+def _short_groups(groups):
+    "A note on groups that are smaller than most, as where rows are missing; '' where there are none."
+    sizes = Counter(len(o['rewards']) for o in groups)
+    if not sizes: return ''
+    usual,n = sizes.most_common(1)[0]
+    short = sum(k for size,k in sizes.items() if size<usual)
+    if not short or 2*n<len(groups): return ''
+    return (f'{short} of {len(groups)} groups have fewer than the {usual} answers of most: '
+        'rows may be missing.')
+
 def _all_groups(tables, columns, notes, funcs=()):
     """(groups, weights of their single rewards by name) of pairs of a file and a table; `funcs` are names of
     reward functions that a log has. What is left out goes into `notes`.
@@ -819,7 +909,9 @@ def _all_groups(tables, columns, notes, funcs=()):
         alone += lone
     notes += [f'{o}.' for o in said]
     if alone:
-        notes.append(f'{alone} completions have no group to be compared with, and are left out.')
+        who = '1 completion has' if alone==1 else f'{alone} completions have'
+        notes.append(f'{who} no group to be compared with, and {"is" if alone==1 else "are"} left out.')
+    if n := _short_groups(out): notes.append(n)
     if n := filter_note(out): notes.append(n)
     return out,weights
 
@@ -835,7 +927,7 @@ def _files(path):
     found = sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
     return [o.parent for o in events[-1:]] or logs,found
 
-def _of_others(path, columns, funcs=(), reader=None):
+def _of_others(path, columns, funcs=(), reader=None, metrics=None):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
     logs,tables = _files(path)
     read,notes = {},[]
@@ -847,6 +939,9 @@ def _of_others(path, columns, funcs=(), reader=None):
             read[f],said = ([], []),[f'{f.name} could not be read and is left out ({why}).']
         notes += said
     rows = next((read[f][0] for f in logs if read[f][0]), [])
+    if path.is_dir() and (capture := path/'capture'/'sample.jsonl').is_file():
+        captured,said = _captured(capture)
+        notes += said+_with_captured([o for f in tables for o in read[f][1]], captured)
     if not rows and not tables:
         raise ValueError(f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
                          'completion and reward')
@@ -855,7 +950,7 @@ def _of_others(path, columns, funcs=(), reader=None):
     except ValueError:   # a table without the columns we need, beside a log
         if not rows: raise
         groups,weights = [],{}
-    return _joined(path, rows, groups, notes, weights)
+    return _joined(path, rows, groups, notes, weights, metrics)
 
 def _history_of(groups):
     "What the groups say about each step: dicts, one per step."
@@ -883,23 +978,24 @@ def open_run(
     path:LoggedRun,      # a `LoggedRun`; the folder or file of one, by any trainer; '-' for standard input
     columns:dict|None=None, # {what we ask for: its name in the table}
     reader:str|Callable|None=None, # of another tool's log: a name in `LOG_READERS`, FILE.py:NAME, a function
+    metrics:dict|None=None, # {what we ask for: its name in the log}
 )->LoggedRun:
     "Open any run, with its groups if there are any. ValueError says what was found and what is needed."
-    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns, reader)
+    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns, reader, metrics)
     _filled(run.rows, run.setting('dead_tolerance', 1e-6))
     return run
 
-def _opened(path, columns, reader=None):
+def _opened(path, columns, reader=None, metrics=None):
     "A run of ours or TRL's, else of others."
     alone = str(path)=='-' or path.is_file() and path.name!='trainer_state.json'
-    if alone or reader and path.exists(): return _of_others(path, columns, reader=reader)
+    if alone or reader and path.exists(): return _of_others(path, columns, reader=reader, metrics=metrics)
     if not path.exists():
         raise ValueError(f'no folder {str(path)!r}: give that of a run, or a log, or a table of rollouts')
     try: run = read_run(path)
     except ValueError as e:
-        try: return _of_others(path, columns)
+        try: return _of_others(path, columns, metrics=metrics)
         except ValueError as f: raise ValueError(f'{e}; and as rollouts: {f}') from None
-    run.history = as_history(history_rows(run))
+    run.history = as_history(history_rows(run), metrics)
     run.notes += _word_notes(run.history.attrs['words'])
     if run.rows: return run
     funcs = [m[1] for k in run.history if (m := re.match('rewards/([^/]+)', k))]
@@ -910,10 +1006,10 @@ def _opened(path, columns, reader=None):
     run.notes += [o for o in other.notes if other.rows and o not in run.notes]
     return run
 
-def _joined(path, rows, groups, notes, weights):
+def _joined(path, rows, groups, notes, weights, metrics=None):
     "A run from a log, from groups, or from both; groups supply a reward that was not logged."
-    history = as_history(rows)
-    if groups and 'reward' not in history: history = as_history([*_history_of(groups), *rows])
+    history = as_history(rows, metrics)
+    if groups and 'reward' not in history: history = as_history([*_history_of(groups), *rows], metrics)
     if not groups and not rows:
         raise ValueError(f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '
             +' '.join(notes))
