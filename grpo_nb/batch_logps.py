@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['has_eos', 'loss_mask', 'compute_logps', 'current_logps_and_entropy', 'fill_ref_logps', 'store_ref_logps',
-           'complete_ref_logps']
+           'complete_ref_logps', 'needs_gradient', 'update_logps']
 
 # %% ../nbs/catalogue/batch_logps.ipynb #3e975c1f
 import math
+from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from .parts.sampling import end_tokens
@@ -69,3 +70,29 @@ def complete_ref_logps(
     if batch.ref_logps is not None:
         groups = groups & batch.ref_logps.isnan().flatten(1).any(1).to(groups.device)
     fill_ref_logps(s, batch, groups)
+
+# %% ../nbs/catalogue/batch_logps.ipynb #0ad50002
+def needs_gradient(
+    batch:Rollouts, mask:Tensor,  # B groups with advantages; (B, G, T) bool, tokens that count in the loss
+)->Tensor:                        # (B, G, T) bool
+    "Tokens of answers with an advantage; if there are none, all tokens of the first group that counts."
+    A = batch.advantages
+    counted = mask & ((A if A.ndim==3 else A[...,None])!=0).any(-1, keepdim=True)
+    if not counted.any():
+        first = mask.flatten(1).any(1).nonzero()[:1,0]
+        counted[first] = mask[first]
+    return counted
+
+def update_logps(
+    s:TrainState, batch:Rollouts, mask:Tensor,  # the run; as for `needs_gradient`
+)->tuple:         # logps with gradient and entropy, (B, G, T) nats; the tokens that passed through the model
+    "Log-probs for the loss: of all that counts, or with `skip_zero_advantage` of what needs a gradient."
+    passed = needs_gradient(batch, mask) if s.args.skip_zero_advantage else mask
+    groups = passed.flatten(1).any(1)
+    if passed is mask or not groups.any():
+        return *compute_logps(s, s.model, replace(batch, completion_mask=mask), entropy=True),passed
+    part = replace(batch[groups], completion_mask=passed[groups])
+    new = compute_logps(s, s.model, part, entropy=True)
+    at = groups.nonzero(as_tuple=True)
+    logps,entropy = (o.new_zeros(mask.shape).index_put(at, o) for o in new)
+    return torch.where(passed, logps, batch.old_logps.to(logps)),entropy,passed

@@ -16,7 +16,7 @@ from .parts.validate import dataset_fingerprint, template_start
 from .parts.groups import dead_by_func
 from .parts.fast_path import Tokenizer
 from .parts.loss_inputs import LossInputs
-from .parts.loss_metrics import loss_metrics
+from .parts.loss_metrics import minibatch_metrics, restrict_output
 from .parts.registry import ADVANTAGES, resolve
 from .run.batch_record import TrainBatch
 from .run.callbacks import CallbackList, TrainCallback, crossed
@@ -35,7 +35,7 @@ from .parts.reward_calls import RewardLog, run_state
 from .rewards import combine_rewards, decode_completions, score_completions
 from .dialects import multi_reward_advantages
 from .batch_logps import (
-    complete_ref_logps, compute_logps, current_logps_and_entropy, has_eos, loss_mask, store_ref_logps)
+    complete_ref_logps, current_logps_and_entropy, has_eos, loss_mask, store_ref_logps, update_logps)
 from .loss import policy_loss
 from .token_terms import compare_losses
 from .strategies import ProcessedBatch
@@ -125,19 +125,19 @@ def update_minibatch(
     s.optimizer.zero_grad(set_to_none=True)
     mask = loss_mask(s, mb, processed.in_loss[idx])
     with s.timed('logps'):
-        logps,entropy = compute_logps(s, s.model, replace(mb, completion_mask=mask), entropy=True)
+        logps,entropy,passed = update_logps(s, mb, mask)   # passed: what went through the model
     old_logps = torch.where(processed.force_ratio_one[idx][:,None,None], logps.detach(), mb.old_logps)
     x = LossInputs(logps, old_logps, mb.advantages, mask, mb.ref_logps, entropy, mb.replayed,
         num_items=num_items, prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]])
     out = policy_loss(x, s.loss_settings)
-    metrics,every = loss_metrics(out),a.record_terms
+    metrics,every = minibatch_metrics(out, passed),a.record_terms
     if every and s.step//a.steps_per_batch%every==0: metrics['terms'] = compare_losses(x, s.loss_settings)
     norm = optimizer_step(s, out.loss, logps, mb)
-    metrics |= dict(loss=out.loss.item(), grad_norm=norm, logps=logps.detach(), mask=mask, idx=idx.tolist(),
-        mb=mb, out=out.detach())
+    metrics |= dict(loss=out.loss.item(), grad_norm=norm, logps=logps.detach(), mask=passed, idx=idx.tolist(),
+        mb=mb, out=restrict_output(out.detach(), passed))
     if processed.force_ratio_one[idx].any():   # the loss took ratio 1; records use the sampling policy
         own = replace(x, logps=logps.detach(), old_logps=mb.old_logps)
-        metrics['out'] = policy_loss(own, s.loss_settings)
+        metrics['out'] = restrict_output(policy_loss(own, s.loss_settings), passed)
     if 'terms' in metrics: metrics['after'] = current_logps_and_entropy(s, mb)[0]
     return metrics
 

@@ -54,6 +54,53 @@ def undisturbed(method=None):
     s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=12), method=method)
     return flat(s.model),s.num_tokens
 
+# ---- answers with advantage 0
+
+SKIPS = [dict(), dict(method='mask'), dict(replay_buffer_size=8, method=None), dict(advantages='rft'),
+    dict(advantages='constant'), dict(shared_prefix=False, advantages='rft'), dict(loss_type='dr_grpo'),
+    dict(loss_type='bnpo', num_iterations=2), dict(loss_type='cispo', epsilon_high=5.), dict(loss_type='sapo'),
+    dict(loss_type='vespo', num_iterations=2), dict(importance_sampling_level='sequence', num_iterations=2),
+    dict(mask_truncated_completions=True, off_policy_mask_threshold=.01, num_iterations=2),
+    dict(correction='weight=decoupled', num_iterations=2)]
+
+@pytest.mark.parametrize('kw', SKIPS, ids=str)
+def test_answers_with_advantage_0_may_be_left_out_of_the_pass_and_nothing_else_changes(kw, monkeypatch):
+    passed,kept = [],bl.compute_logps
+    def count(s, model, batch, entropy=False):
+        if torch.is_grad_enabled(): passed.append(int(batch.completion_mask.any(-1).sum()))
+        return kept(s, model, batch, entropy)
+    monkeypatch.setattr(bl, 'compute_logps', count)
+    runs,asked = [],[]
+    for skip in (False, True):
+        passed.clear()
+        runs.append(train(tiny_model(0), TOK, DATA, parity, cfg(skip_zero_advantage=skip, weight_decay=.1,
+            **dict(method='keep')|kw), print_verdict=False))
+        asked.append(sum(passed))
+    whole,part = runs
+    if kw.get('advantages')=='constant': assert asked[1]==asked[0]   # no advantage is 0
+    elif kw.get('method')!='mask' and 'mask_truncated_completions' not in kw: assert asked[1]<asked[0]
+    moved = (flat(whole.model)-flat(tiny_model(0))).norm()
+    assert (flat(part.model)-flat(whole.model)).norm()<1e-5*moved   # float noise
+    same = [k for k in whole.history[0] if not k.endswith(('time','entropy'))
+        and k.split('/')[-1] not in ('ratio_mean','ratio_max','ess_tokens','ess_answers')]
+    assert {'loss','grad_norm','clip_ratio/region_mean','num_tokens','reward'}<=set(same)
+    for a,b in zip(whole.history, part.history, strict=True):
+        torch.testing.assert_close([b[k] for k in same], [a[k] for k in same], atol=1e-5, rtol=1e-4)
+        assert math.isfinite(b['entropy']) and 0<=b['frac_skipped']<=1
+
+def test_a_minibatch_without_any_advantage_moves_the_weights_as_it_would(tmp_path):
+    "By momentum and decay alone; the record has nothing of what did not pass"
+    def last_dead(prompts, completions, trainer_state, **_):
+        return [float(len(text(c))%2==0 and trainer_state.global_step<2) for c in completions]
+    runs = [train(tiny_model(0), TOK, DATA, last_dead, cfg(skip_zero_advantage=skip, max_steps=6, method='keep',
+        weight_decay=.1, output_dir=str(tmp_path/str(skip))), print_verdict=False) for skip in (False, True)]
+    torch.testing.assert_close(flat(runs[1].model), flat(runs[0].model), atol=1e-6, rtol=0)
+    last = runs[1].history[-1]
+    assert last['grad_norm']==last['loss']==0 and last['frac_skipped']==.75   # one group of four passes
+    groups = read_run(tmp_path/'True').groups
+    rows = groups[groups.step==4].to_dict('records')
+    assert sum(any(o['ratio_hist']['counts']) for o in rows)==2   # of each minibatch one
+
 # ---- settings and input
 
 @pytest.mark.parametrize(
@@ -71,6 +118,12 @@ def undisturbed(method=None):
         (dict(lr_scheduler_type='wsd'), 'constant, linear'),
         (dict(ref_model_mixup_alpha=2.0), 'ref_model_mixup_alpha'),
         (dict(loss_type='cispo'), 'epsilon_high'),
+        (dict(skip_zero_advantage=True, beta=.1), "`beta` .0.1. needs them: set beta to 0"),
+        (dict(skip_zero_advantage=True, entropy_coef=.1), 'set entropy_coef to 0'),
+        (dict(skip_zero_advantage=True, top_entropy_quantile=.5), 'set top_entropy_quantile to 1'),
+        (dict(skip_zero_advantage=True, record_terms=1), 'set record_terms to 0'),
+        (dict(skip_zero_advantage=True, loss_type=lambda A: A), 'set loss_type to one of grpo'),
+        (dict(skip_zero_advantage=True, replay_correction='max_moment=.04'), 'without max_moment'),
     ],
 )
 def test_a_setting_that_cannot_work_is_named_at_once(kw, says):
