@@ -56,12 +56,12 @@ def undisturbed(method=None):
 
 # ---- answers with advantage 0
 
-SKIPS = [dict(), dict(method='mask'), dict(replay_buffer_size=8, method=None), dict(advantages='rft'),
-    dict(advantages='constant'), dict(shared_prefix=False, advantages='rft'), dict(loss_type='dr_grpo'),
-    dict(loss_type='bnpo', num_iterations=2), dict(loss_type='cispo', epsilon_high=5.), dict(loss_type='sapo'),
+SKIPS = [dict(), dict(method='mask'), dict(replay_buffer_size=8, method=None), dict(advantages='constant'),
+    dict(advantages='rft', num_iterations=2), dict(shared_prefix=False, advantages='rft'),
+    dict(loss_type='bnpo', num_iterations=2), dict(loss_type='cispo', epsilon_high=5.),
     dict(loss_type='vespo', num_iterations=2), dict(importance_sampling_level='sequence', num_iterations=2),
     dict(mask_truncated_completions=True, off_policy_mask_threshold=.01, num_iterations=2),
-    dict(correction='weight=decoupled', num_iterations=2)]
+    dict(correction='weight=decoupled', num_iterations=2, loss_type='dr_grpo')]
 
 @pytest.mark.parametrize('kw', SKIPS, ids=str)
 def test_answers_with_advantage_0_may_be_left_out_of_the_pass_and_nothing_else_changes(kw, monkeypatch):
@@ -74,7 +74,7 @@ def test_answers_with_advantage_0_may_be_left_out_of_the_pass_and_nothing_else_c
     for skip in (False, True):
         passed.clear()
         runs.append(train(tiny_model(0), TOK, DATA, parity, cfg(skip_zero_advantage=skip, weight_decay=.1,
-            **dict(method='keep')|kw), print_verdict=False))
+            max_steps=4, **dict(method='keep')|kw), print_verdict=False))
         asked.append(sum(passed))
     whole,part = runs
     if kw.get('advantages')=='constant': assert asked[1]==asked[0]   # no advantage is 0
@@ -92,8 +92,11 @@ def test_a_minibatch_without_any_advantage_moves_the_weights_as_it_would(tmp_pat
     "By momentum and decay alone; the record has nothing of what did not pass"
     def last_dead(prompts, completions, trainer_state, **_):
         return [float(len(text(c))%2==0 and trainer_state.global_step<2) for c in completions]
-    runs = [train(tiny_model(0), TOK, DATA, last_dead, cfg(skip_zero_advantage=skip, max_steps=6, method='keep',
-        weight_decay=.1, output_dir=str(tmp_path/str(skip))), print_verdict=False) for skip in (False, True)]
+    def run(skip):
+        args = cfg(skip_zero_advantage=skip, max_steps=6, method='keep', weight_decay=.1,
+            output_dir=str(tmp_path/str(skip)))
+        return train(tiny_model(0), TOK, DATA, last_dead, args, print_verdict=False)
+    runs = [run(False), run(True)]
     torch.testing.assert_close(flat(runs[1].model), flat(runs[0].model), atol=1e-6, rtol=0)
     last = runs[1].history[-1]
     assert last['grad_norm']==last['loss']==0 and last['frac_skipped']==.75   # one group of four passes
