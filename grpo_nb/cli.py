@@ -240,8 +240,8 @@ def _pairs(text):
 
 def report(
     folders:list[str], # a run's folder or a table of rollouts ('-': stdin); several are compared
-    out:str|None=None, # folder or file of the page; for several runs `compared`, beside the first
-    reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    out:str|None=None, # where to write it, a folder or a file; for several runs `compared`, beside the first
+    reader:str|None=None, # reader of another tool's rows: FILE.py:NAME, a function that renames fields
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
@@ -256,7 +256,7 @@ def report(
 
 def inspect(
     folder:str,    # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
-    reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    reader:str|None=None, # reader of another tool's rows: FILE.py:NAME, a function that renames fields
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str, # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
@@ -269,9 +269,9 @@ def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
-    reader:str|None=None, # of another tool's rows: FILE.py:NAME, a function that renames what is in them
+    reader:str|None=None, # reader of another tool's rows: FILE.py:NAME, a function that renames fields
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
-    reuse:bool=False,  # say as well what using answers again may give: dead groups replaced, more passes
+    reuse:bool=False,  # also estimate what reuse may give: dead groups replaced, more passes
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."

@@ -36,7 +36,7 @@ DEMOS = dict(
 
 def demo(
     model:str='tiny',        # tiny, or smollm2: a pretrained chat model, in about four minutes
-    seed:int=0,              # of problems, sampling and batches
+    seed:int=0,              # seed of problems, sampling and batches
     output_dir:str|None=None, # the run's folder; None: a new one in runs/, named after model and seed
     max_steps:int|None=None, # optimizer steps; None: 200 for tiny, 60 for smollm2
     n_problems:int|None=None, # held-out problems, measured before and after; None: 500 and 100

@@ -85,7 +85,7 @@ def test_no_command_imports_anything_heavy_for_its_help_and_each_is_short():
 def test_the_help_of_train_names_ten_options_and_the_others_without_a_word():
     out = _helps()[0]['train']
     assert '--num_generations' in out and 'examples:' in out
-    seen = out[out.index('\noptions:'):out.index('\nmore, ')]
+    seen = out[out.index('\noptions:'):out.index('\nmore options')]
     assert len(re.findall(r'^  --', seen, flags=re.M))<=10 and ' --gradient' not in out
     assert ' --min_p ' in out   # named; what it does says `--help_all`
 

@@ -200,8 +200,8 @@ run_nbs                                     | inside a clone
 watch nowhere                               | no folder 'nowhere'
 watch ok.jsonl                              | no column for completion
 watch folder                                | holds no record
-watch rollouts.jsonl --port 99999           | port 99999 is not to be had
-watch rollouts.jsonl --port TAKEN           | is not to be had (Address already in use)
+watch rollouts.jsonl --port 99999           | port 99999 can't be used
+watch rollouts.jsonl --port TAKEN           | can't be used (Address already in use)
 train --dataset nones.jsonl                 | `answer` of row 64 is None (1 of 65 rows
 train --dataset nans.jsonl                  | `answer` of row 64 is nan
 train --dataset lists.jsonl                 | `answer` of row 64 is a list

@@ -106,13 +106,13 @@ class Handler(BaseHTTPRequestHandler):
 
 def serve_on(
     answer:Callable,  # path, {name: value} -> bytes, and their kind where that is not text
-    port:int=0,       # 0: any that is free
+    port:int=0,       # 0: any free port
     **headers:str,    # of every answer: `Referrer_Policy='no-referrer'`
 )->ThreadingHTTPServer:
-    "A server on this machine alone, at work. ValueError for a port that is not to be had."
+    "A server on this machine alone, at work. ValueError for a port that can't be used."
     try: server = ThreadingHTTPServer(('127.0.0.1', port), Handler)
     except (OSError, OverflowError) as e:
-        raise ValueError(f'port {port} is not to be had ({getattr(e, "strerror", None) or e}): '
+        raise ValueError(f'port {port} can\'t be used ({getattr(e, "strerror", None) or e}): '
             'take another up to 65535, or 0 for any that is free') from None
     server.answer,server.about,server.daemon_threads = answer,headers,True
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -121,7 +121,7 @@ def serve_on(
 def until_stopped(
     server:ThreadingHTTPServer,  # of `serve_on`
     address:str,                 # of its page
-    browser:bool,                # open it?
+    browser:bool,                # open a browser?
 )->None:
     "Keep on serving until Ctrl-C."
     if browser: webbrowser.open(address)
@@ -134,7 +134,7 @@ def until_stopped(
 
 def serve_live(
     folder:Path,      # of `write_live`
-    port:int=0,       # 0: any that is free
+    port:int=0,       # 0: any free port
 )->tuple:             # (server, address)
     "Serve the page on this machine."
     there = {'/'+f.relative_to(folder).as_posix():f for f in Path(folder).rglob('*') if f.is_file()}
@@ -147,8 +147,8 @@ def serve_live(
     return server,f'http://127.0.0.1:{server.server_port}/'
 
 def live(
-    port:int=0,         # 0: any that is free
-    browser:bool=True,  # open it?
+    port:int=0,         # 0: any free port
+    browser:bool=True,  # open a browser?
 )->None:
     "Train the tiny Qwen in the browser, and watch, until Ctrl-C."
     with tempfile.TemporaryDirectory() as d:

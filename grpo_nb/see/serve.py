@@ -43,7 +43,7 @@ _START = 'await watch(root, JSON.parse(document.getElementById("data").textConte
 
 def serve(
     folder:Path,        # a run's folder, or rollouts of another tool
-    port:int=0,         # 0: any that is free
+    port:int=0,         # 0: any free port
 )->tuple:               # (server, address with its token)
     "Serve the view of a folder on this machine. ValueError for a folder that is not there."
     folder = Path(folder)
@@ -56,11 +56,11 @@ def serve(
 
 def watch(
     folder:str,         # a run's folder, or rollouts of another tool
-    port:int=0,         # 0: any that is free
-    browser:bool=True,  # open it?
-    wait:bool=False,    # for a folder that is not there yet?
+    port:int=0,         # 0: any free port
+    browser:bool=True,  # open a browser?
+    wait:bool=False,    # wait for a folder that does not exist yet?
 )->None:
-    "Show a run in the browser, as far as it has come, until Ctrl-C; then say its verdict."
+    "Show a run in the browser, as far as it has come, until Ctrl-C; then print its verdict."
     if wait and not Path(folder).exists():
         print(f'waiting for {folder} …', flush=True)
         while not Path(folder).exists(): time.sleep(1)
