@@ -467,11 +467,11 @@ def test_an_update_is_adamws_with_the_settings_of_the_run():
 
 def test_gradients_of_an_earlier_step_take_no_room(monkeypatch):
     "Neither while a batch is sampled, nor in a forward pass, nor when a checkpoint is written"
-    held,compute_logps = [],tr.compute_logps
+    held,compute_logps = [],bl.compute_logps
     def watched(s, *args, **how):
         held.append(sum(p.grad is not None for p in s.model.parameters()))
         return compute_logps(s, *args, **how)
-    monkeypatch.setattr(tr, 'compute_logps', watched)
+    monkeypatch.setattr(bl, 'compute_logps', watched)
     s = state()
     for _ in range(2):
         train_batch(s)
