@@ -3,13 +3,14 @@ import itertools, json, math
 from pathlib import Path
 import numpy as np
 import pandas as pd
-import pytest, torch
+import jsonschema, pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import expected_dead_frac
 from grpo_nb.scale.plans import (
     batch_command, batch_plan, best_group_size, beta_pass_rates, expected_squared_advantage)
 from grpo_nb.cli import diagnose as diagnose_command
+from grpo_nb.see.findings import diagnose_rows, read_asset
 from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
 from grpo_nb.run.record import Recorder
@@ -23,6 +24,36 @@ PAGE = defined_in('practise/batch')
 batch_html,beta_dead_share = PAGE.batch_html,PAGE.beta_dead_share
 
 def lines(rows): return ''.join(json.dumps(o)+'\n' for o in rows)
+
+@pytest.fixture(scope='module')
+def schema():
+    schema = json.loads(read_asset('doctor/findings.schema.json'))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+def test_what_diagnose_prints_as_json_keeps_to_its_schema(schema, capsys, tmp_path):
+    seen = set()
+    for name in 'healthy all-equal all-truncated replay-too-old reward-never-fires hacked-by-form'.split():
+        r = stored(name)
+        folder = tmp_path/name
+        folder.mkdir()
+        (folder/'history.jsonl').write_text(lines(history_rows(r)))
+        (folder/'groups.jsonl').write_text(lines(r.rows))
+        (folder/'settings.json').write_text(json.dumps(r.settings))
+        diagnose_command(str(folder), json=True)
+        found = json.loads(capsys.readouterr().out)
+        assert [*schema.iter_errors(found)]==[], name
+        seen |= {o['name'] for o in found}
+    assert len(seen)>=5
+    nan = [dict(step=s, reward=.5, loss=math.nan, grad_norm=math.inf) for s in range(30)]
+    found = json.loads(json.dumps(diagnose_rows(nan).plain, allow_nan=False))
+    assert found and [*schema.iter_errors(found)]==[]
+
+@pytest.mark.parametrize('damage', [dict(fault='yes'), dict(sure='perhaps'), dict(name='All Equal'),
+    dict(groups=[[1]]), dict(rows=[{}]), dict(more=1)])
+def test_the_schema_refuses_another_shape(schema, damage):
+    found = diagnose(stored('all-equal')).plain
+    assert [*schema.iter_errors([json.loads(json.dumps(found[0]))|damage])]
 
 @pytest.mark.slow
 def test_a_fault_trained_now_is_found_now(tmp_path):

@@ -173,6 +173,15 @@ def test_the_search_puts_concepts_and_settings_before_functions(found, words, pa
     hits = found(words)
     assert any(re.search(page, o) for o in hits[:within]), hits[:5]
 
+def test_llms_txt_lists_every_page_of_the_sidebar_once(site):
+    text = (site/'llms.txt').read_text(encoding='utf-8')
+    url = yaml.safe_load((ROOT/'nbs'/'nbdev.yml').read_text(encoding='utf-8'))['website']['site-url']
+    listed = re.findall(rf'^- \[[^\]]+\]\({url}/([^)]+\.html)\)', text, flags=re.M)
+    assert len(listed)==len({*listed})>100 and all((site/o).is_file() for o in listed)
+    assert text.startswith('# grpo_nb\n\n> ') and '## Course' in text and '## Optional' in text
+    assert {'index.html', page(site, 'advantages'), 'practise/symptoms.html'}<={*listed}
+    assert json.loads((site/'findings.schema.json').read_text(encoding='utf-8'))['type']=='array'
+
 def test_what_users_say_leads_to_pages_that_are_there(pages):
     answers = yaml.safe_load((ROOT/'nbs'/'answers.yml').read_text(encoding='utf-8'))
     assert {*answers}<={*pages}

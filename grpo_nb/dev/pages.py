@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 from .site import (ProjectError, course, fold_label,
     _IMPORTS, _PROSE, _STATE, _VIEW, _cells, _page_name, _read, _root, _src, _text_faults)
+from ..see.findings import read_asset
 from ..see.live import copy_npm_package, write_live
 
 # %% ../../nbs/dev/pages.ipynb #f1975bc0
@@ -275,6 +276,38 @@ def _with_preview(page, site_url):
     tags = ''.join(tag(k, v) for k,v in about.items())
     return page.replace('</title>', '</title>'+tags, 1)
 
+def _sections(first):
+    "The sections of the sidebar of a page, in their order: {name: addresses of their pages}."
+    from bs4 import BeautifulSoup
+    bar = BeautifulSoup(first, 'html.parser').select_one('#quarto-sidebar ul')
+    out,seen = {},set()
+    for section in bar.find_all('li', recursive=False):
+        name = section.select_one('.menu-text').get_text(' ', strip=True)
+        links = [a['href'].split('#')[0].removeprefix('./') for a in section.select('a[href]')]
+        out[name] = [o for o in dict.fromkeys(links) if o.endswith('.html') and o not in seen]
+        seen |= {*out[name]}
+    return out
+
+def _write_llms(site, about):
+    """llms.txt, for agents: the pages by section with a sentence on each; and the schema of findings.
+
+    Source: llmstxt.org. Pages of the inside are listed as optional.
+    """
+    url = about['site-url']
+    lines = [f"# {about['title']}", '', f"> {about['description']}", '',
+        'Pages are notebooks and texts of one repository; the code on them is the code of the package.',
+        f'`grpo_nb diagnose FOLDER --json` follows [this JSON schema]({url}/findings.schema.json).']
+    def entry(at):
+        page = (site/at).read_text(encoding='utf-8')
+        title = re.search('<title>([^<]*)</title>', page)[1].removesuffix(f" – {about['title']}")
+        says = re.search('<meta name="description" content="([^"]*)"', page)
+        return html.unescape(f'- [{title}]({url}/{at})'+(f': {says[1]}' if says else ''))
+    for name,pages in _sections((site/'index.html').read_text(encoding='utf-8')).items():
+        there = [o for o in pages if (site/o).is_file()]
+        lines += ['', f"## {'Optional' if name=='Inside' else name}", '', *map(entry, there)]
+    (site/'llms.txt').write_text('\n'.join(lines)+'\n', encoding='utf-8')
+    (site/'findings.schema.json').write_text(read_asset('doctor/findings.schema.json'), encoding='utf-8')
+
 def _finish(site, nbs, local):
     "No fonts from other hosts, no dates, our script, one sidebar, few icons; with npm also a copy of KaTeX."
     asks_or_dates = re.compile(r'@import url\([^)]*\);?|\s*<lastmod>.*?</lastmod>')
@@ -305,10 +338,11 @@ def _finish(site, nbs, local):
     _keep_icons(libs/'bootstrap-icons', classes, text)
     for f in sheets: _change(f, lambda t: keep_rules(t, classes))
     if local: copy_npm_package('katex@0.16.11', _KEPT, libs/'katex')
-    site_url = yaml.safe_load((nbs/'nbdev.yml').read_text(encoding='utf-8'))['website']['site-url']
+    about = yaml.safe_load((nbs/'nbdev.yml').read_text(encoding='utf-8'))['website']
+    _write_llms(site, about)
     for f in site.rglob('*.html'):   # the list of headings says each name three times
         near = f"{'../'*(len(f.relative_to(site).parts)-1)}site_libs/katex" if local else _KATEX
-        _change(f, lambda t: _with_preview(_TWICE.sub('', t).replace(_KATEX, near), site_url))
+        _change(f, lambda t: _with_preview(_TWICE.sub('', t).replace(_KATEX, near), about['site-url']))
 
 # %% ../../nbs/dev/pages.ipynb #5e3f7c24
 class _Page(HTMLParser):
