@@ -4,16 +4,18 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from grpo_nb.advantages import group_advantages
 from loss_calls import loss_of
-from grpo_nb.research.off_policy import (
+from grpo_nb.studies.off_policy import (
     G, GradientMoments, group_moments, jacobian, right, token_weights, train_lab)
 from notebook_code import defined_in
 
+pytestmark = pytest.mark.studies
+
 CHAPTER = defined_in('13_off_policy_lab')
-ROOM = defined_in('research/off_policy')
+ROOM = defined_in('studies/off_policy')
 AGES,ESTIMATORS,lab = ROOM.AGES,ROOM.ESTIMATORS,ROOM.lab
 draw_lab,summary,too_old,half_at = CHAPTER.draw_lab,CHAPTER.summary,CHAPTER.too_old,CHAPTER.half_at
 
-CSV = Path(__file__).parent.parent/'nbs'/'results'/'lab.csv'
+CSV = Path(__file__).parents[2]/'nbs'/'results'/'lab.csv'
 
 @pytest.fixture(scope='module', autouse=True)
 def one_thread():
