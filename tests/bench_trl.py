@@ -76,9 +76,9 @@ def over_first(case, arms, times):
 CASES = (('nothing dead', [LIVE]), ('half dead', [LIVE]*4+[LIVE,DEAD]*9999))
 
 ARMS = {'GRPOTrainer':(GRPOTrainer, GRPOConfig, {}),
-    'replay':(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, dict(record_groups=0)),
-    'replay, recorded':(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, dict(record_groups=1)),
-    'replay, one more forward':(Forward, GRPOWithReplayBufferConfig, dict(record_groups=0))}
+    'replay':(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, dict(record_groups_every=0)),
+    'replay, recorded':(GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, dict(record_groups_every=1)),
+    'replay, one more forward':(Forward, GRPOWithReplayBufferConfig, dict(record_groups_every=0))}
 SIZES = ((128, 3, 32, tuple(ARMS)), (256, 6, 48, ('GRPOTrainer','replay, recorded')))
 
 def alone(k, width, layers, tokens, arms, case, steps, warmup=4):
@@ -133,7 +133,7 @@ def vllm(out, steps=244, tokens=32):
         return X.trainer(T.Scripted(plan, 4), cls, args=args)
     for name,plan in CASES:
         arms = [make(plan, GRPOTrainer, GRPOConfig),
-            make(plan, GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, record_groups=1)]
+            make(plan, GRPOWithReplayBufferTrainer, GRPOWithReplayBufferConfig, record_groups_every=1)]
         times = [o[4:] for o in in_turn(arms, steps)]
         rows += over_first(f'{name}, vLLM', ('GRPOTrainer','replay, recorded'), times)
     write(out, rows)
@@ -162,8 +162,8 @@ def example(out, seeds=24, steps=40):
         rows.append(dict(seed=seed, steps=len(got),
                          dead=int(sum(o['replay/dead'] for o in t.state.log_history if 'replay/dead' in o)),
                          replaced=len(old),
-                         unfilled=int(sum(o['replay/unfilled'] for o in t.state.log_history
-                                          if 'replay/unfilled' in o)),
+                         unreplaced=int(sum(o['replay/unreplaced'] for o in t.state.log_history
+                                          if 'replay/unreplaced' in o)),
                          rows_with_advantage=sum(int((b['advantages'] != 0).sum()) for b in old),
                          of=4 * len(old),
                          weights_unmoved=sum(torch.equal(before[k], after[k]) for k in before)))

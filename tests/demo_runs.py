@@ -47,7 +47,7 @@ def groups_of(folder):
     "What the film on the first page shows of a run's groups."
     with open(Path(folder)/'groups.jsonl', encoding='utf-8') as f: groups = [json.loads(o) for o in f]
     def one(o): return dict(step=o['step'], group=o['group'], dead=int(o['dead']),
-        replaced=int(o['treatment']=='replaced'), right=sum(o['rewards'])/len(o['rewards']))
+        replaced=int(o['outcome']=='replaced'), right=sum(o['rewards'])/len(o['rewards']))
     return [one(o) for o in groups]
 
 def key(o): return str(o['torch']),str(o['instructions']),int(o['seed']),int(o['replay_buffer_size'])

@@ -13,7 +13,7 @@ def batch(rewards, P=5, T=6, seed=0, step=0, keys=None, ref=False, extra=(0, 0))
     ids = lambda m: torch.randint(1, 99, m.shape, generator=g)*m
     lp = lambda: -torch.rand(cm.shape, generator=g)*cm
     return Rollouts(ids(pm), pm, ids(cm), cm, lp(), r, group_advantages(r), lp() if ref else None,
-                    key=torch.arange(B) + 100 * seed if keys is None else torch.tensor(keys),
+                    prompt_key=torch.arange(B) + 100 * seed if keys is None else torch.tensor(keys),
                     step=torch.full((B,), step))
 
 def content(x, b):

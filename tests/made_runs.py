@@ -49,13 +49,13 @@ def make_run(
         cs,prompts = [answer(b, j) for b in range(B) for j in range(G)],[f'What is {k} + 1?' for k in keys]
         where = dead.nonzero()[:,0].tolist()
         drawn = buf.sample_entries(len(where), step) if method=='replay' else []
-        records = [dict(treatment=('masked' if method == 'mask' else 'kept') if d else 'trained', score=s)
+        records = [dict(outcome=('masked' if method == 'mask' else 'kept') if d else 'trained', score=s)
                    for d, s in zip(dead.tolist(), group_scores(A, r).tolist())]
         new = A.clone()
         for b,e in zip(where, drawn):
-            records[b] |= dict(treatment='replaced',
+            records[b] |= dict(outcome='replaced',
                                replacement=dict(id=e.id, step=e.step, age=e.age, uses=e.uses, score=e.score,
-                                                prob=e.prob, key=e.key))
+                                                draw_prob=e.draw_prob, prompt_key=e.prompt_key))
             new[b] = e.data
         live = (~dead).nonzero()[:,0].tolist()
         if method=='replay':
@@ -67,12 +67,12 @@ def make_run(
                        torch.rand(B, G, T, generator=g) < 0.8)
         tokens += int(mask.sum())
         rec.write_groups(step, group_rows(step, prompts, cs, r, records=records,
-                                    rewards_by_func=dict(accuracy_reward=r), key=keys,
+                                    rewards_by_func=dict(accuracy_reward=r), prompt_key=keys,
                                     n_tokens=mask.sum(-1), truncated=torch.rand(B, G, generator=g) < 0.05,
-                                    advantages_before=A, advantages=new, dead=dead, why=dead_reason(r),
+                                    advantages_before=A, advantages=new, dead=dead, dead_reason=dead_reason(r),
                                     ratio_hist=ratio_hists(ratio, mask),
-                                    clip_share=clip_frac(ratio, new[..., None], mask, (1, 2)).tolist()))
-        old = ages[[o['treatment']=='replaced' for o in records]]
+                                    clip_frac=clip_frac(ratio, new[..., None], mask, (1, 2)).tolist()))
+        old = ages[[o['outcome']=='replaced' for o in records]]
         row = dict(step=step, loss=float(torch.randn((), generator=g) * 1e-3),
                    grad_norm=0.4 + 0.1 * rng.random(), learning_rate=1e-4, reward=r.mean().item(),
                    reward_std=r.std(1).mean().item(), frac_reward_zero_std=dead.float().mean().item(),
@@ -80,13 +80,13 @@ def make_run(
         row |= {'completions/mean_length': mask.sum(-1).float().mean().item(),
                 'completions/clipped_ratio': 0.05, 'clip_ratio/region_mean': 0.02,
                 'replay/dead': int(dead.sum()), 'replay/replaced': len(drawn),
-                'replay/unfilled': len(where) - len(drawn), 'replay/buffer_size': len(buf),
+                'replay/unreplaced': len(where) - len(drawn), 'replay/buffer_size': len(buf),
                 'replay/live_before': (~dead).float().mean().item(),
                 'replay/live_after': ((~dead).sum().item() + len(drawn)) / B}
         if len(old):
             row |= {'replay/age_mean': old.mean().item(), 'replay/age_max': old.max().item(),
                     'replay/ratio_mean': 1.01, 'replay/ratio_max': 1.6, 'replay/ess': 0.9,
-                    'replay/clip_share': 0.05}
+                    'replay/clip_frac': 0.05}
         rec.log(row)
     if summary:
         samples = [dict(prompt=f'What is {i} + 1?', answer=str(i + 1), before=f'<answer>{i}</answer>',
@@ -110,13 +110,13 @@ def long_run(S=5000, B=64, G=8, seed=0):
         for g in range(B):
             said = [f'<think>{s} + {g} = {s+g}</think><answer>{s+g+int(x<.5)}</answer>' for x in r[s,g]]
             why = ('all-right' if r[s,g,0] else 'all-wrong') if dead[s,g] else None
-            o = dict.fromkeys(GROUP_FIELDS)|dict(step=s, group=g, key=g, prompt=f'What is {s} + {g}?',
-                completions=said, n_tokens=[len(t)//4 for t in said], rewards=r[s,g].tolist(), why=why,
-                dead=bool(dead[s,g]), treatment='trained', score=float(r[s,g].std()))
+            o = dict.fromkeys(GROUP_FIELDS)|dict(step=s, group=g, prompt_key=g, prompt=f'What is {s} + {g}?',
+                completions=said, n_tokens=[len(t)//4 for t in said], rewards=r[s,g].tolist(), dead_reason=why,
+                dead=bool(dead[s,g]), outcome='trained', score=float(r[s,g].std()))
             if dead[s,g] and stored and rng.random()<.6:
                 i,born = stored[int(rng.integers(min(4, len(stored)) if still else len(stored)))]
-                new = dict(id=i, step=born, age=s-born, uses=1, score=1., prob=.1, key=0)
-                o |= dict(treatment='replaced', replacement=new)
+                new = dict(id=i, step=born, age=s-born, uses=1, score=1., draw_prob=.1, key=0)
+                o |= dict(outcome='replaced', replacement=new)
             rows.append(o)
         for o in rows[-B:]:
             if o['dead'] or still or rng.random()>.1: continue

@@ -254,7 +254,7 @@ def ratio_numbers(answers, how, sampled=False):
         tokens += x.exp().tolist()
         whole.append(math.exp(x.sum().item()))
     def kish(w): return sum(w)**2/sum(o*o for o in w)/len(w)
-    return dict(ratio_mean=mean(units), ratio_max=max(units), clip_share=mean(map(float, held)),
+    return dict(ratio_mean=mean(units), ratio_max=max(units), clip_frac=mean(map(float, held)),
         ess_tokens=kish(tokens), ess_answers=kish(whole))
 
 def clip_numbers(answers, how):

@@ -146,10 +146,10 @@ def chapters(case):
             temperature=c.temperature,
         steps_per_generation=c.parts, num_iterations=c.passes, mask_truncated_completions=c.mask_truncated,
         scale_rewards=c.scale, multi_objective_aggregation=c.aggregation, reward_weights=WEIGHTS[c.rewards],
-        shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm, record_terms=1, record_tokens=True,
+        shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm, record_token_terms_every=1, record_tokens=True,
         replay_stored_per_fresh=c.stored_per_fresh if c.method=='replay' else 0, replay_buffer_size=64)
     method = c.method
-    if method=='replay': method = Replay(64, corrected=c.corrected, when_empty=c.when_empty, seed=c.seed,
+    if method=='replay': method = Replay(64, force_ratio_one=not c.corrected, unreplaced=c.unreplaced, seed=c.seed,
         stored_per_fresh=c.stored_per_fresh)
     s = init_state(T.model(), T.tokenizer(), rows, [first, second] if two else [first],
         make_config(args, method=method))
@@ -193,7 +193,7 @@ class Chapters:
             comps = [x.completion_ids[b,g][x.completion_mask[b,g]].tolist() for g in range(G)]
             texts = [tok.decode(o, skip_special_tokens=True) for o in comps]
             rewards = [*zip(*(f([prompt]*G, texts) for f in self.funcs))]
-            out.append(NS(key=T.PROMPTS.index(prompt), prompt_ids=q, prompt=prompt, comps=comps, texts=texts,
+            out.append(NS(prompt_key=T.PROMPTS.index(prompt), prompt_ids=q, prompt=prompt, comps=comps, texts=texts,
                 by_func=[list(r) for r in rewards], sums=[P.total(r, self.weights) for r in rewards],
                 dead=P.is_dead(rewards, self.weights, c.aggregation), step=info['row']['step'],
                 whole=[o[-1]==tok.eos_token_id for o in comps], replayed=False, corrected=True, entry=None))
@@ -238,7 +238,7 @@ class Chapters:
                 else: batch.append(new)
                 close(e['age'], info['row']['step']-was.step, 'age')
                 close(e['step'], was.step, 'birth')
-                close(e['key'], was.key, 'key of a newcomer')
+                close(e['prompt_key'], was.prompt_key, 'key of a newcomer')
                 close(e['score'], was.score, 'score of a newcomer')
             check_uses(self.store, drawn)
             for o in fresh:
@@ -247,7 +247,7 @@ class Chapters:
                 o.id,o.uses = self.next_id,0
                 self.store[o.id] = o
                 self.next_id += 1
-        mask = c.method=='mask' or c.method=='replay' and c.when_empty=='mask'
+        mask = c.method=='mask' or c.method=='replay' and c.unreplaced=='mask'
         for b,o in enumerate(batch):
             if c.method!='gfpo': o.alive = not o.dead or b in drawn
             o.in_loss = o.alive or not mask
@@ -285,7 +285,7 @@ class Chapters:
         same_gradient(t.grad, grad, f'update of {idx}')
         m = dict(loss=float(loss), grad_norm=norm)
         r = dict(ratio_mean=1., ratio_max=1., ess_tokens=1., ess_answers=1.)|P.ratio_numbers(answers, how)
-        r.pop('clip_share', None)
+        r.pop('clip_frac', None)
         m |= r|{f'clip_ratio/{k}_mean':v for k,v in P.clip_numbers(answers, how).items()}
         some = [a for a in answers if len(a)]
         def per_token(x): return P.mean([v for o in x for v in o.tolist()]) or 0.
@@ -338,9 +338,9 @@ class Chapters:
         alive = [o.alive for o in batch]
         replaced = [b for b in drawn if b<n]
         want |= {f'replay/{k}':v for k,v in dict(dead=dead, replaced=len(replaced), stored=4-n,
-            unfilled=sum(not o for o in alive), live_before=1-dead/n,
+            unreplaced=sum(not o for o in alive), live_before=1-dead/n,
             live_after=sum(a and o.in_loss for a,o in zip(alive, batch))/4,
-            unique_prompts=len({o.key for o in batch if o.in_loss})).items()}
+            unique_prompts=len({o.prompt_key for o in batch if o.in_loss})).items()}
         if c.method=='replay': want['replay/buffer_size'] = len(self.store)
         if drawn:
             ages,uses = [e['age'] for e in drawn.values()],[e['uses'] for e in drawn.values()]
@@ -350,7 +350,7 @@ class Chapters:
             want |= {f'replay/{k}':v for k,v in P.ratio_numbers([a for a in all_ if a.replayed], how,
                 True).items()}
             if r := P.ratio_numbers([a for a in all_ if not a.replayed], how,
-                True): want['clip_ratio/fresh_mean'] = r['clip_share']
+                True): want['clip_ratio/fresh_mean'] = r['clip_frac']
         same_row(row, want, f'row of step {row["step"]}')
 
     def groups(self, t, later, fresh, batch, rows):
@@ -369,12 +369,12 @@ class Chapters:
             units = [v for a in mine if len(a) for v in P.level_of((a.logps-a.old).detach(),
                 how).exp().tolist()]
             held = [v for a in mine if len(a) for v in P.seen_by_clip(a, how, a.old)[1]]
-            want = dict(step=row['step'], group=b, key=f.key if sampled else o.key,
-                clip_share=P.mean(map(float, held)) or 0.,
+            want = dict(step=row['step'], group=b, prompt_key=f.prompt_key if sampled else o.prompt_key,
+                clip_frac=P.mean(map(float, held)) or 0.,
                 ratio_hist=None, grad_norm=None, id=getattr(f, 'id', None), score=f.score if sampled
                     else None,
-                dead=f.dead if sampled else False, why=P.why_dead(f.sums) if sampled and f.dead else None,
-                treatment='stored' if not sampled else 'replaced' if new else
+                dead=f.dead if sampled else False, dead_reason=P.why_dead(f.sums) if sampled and f.dead else None,
+                outcome='stored' if not sampled else 'replaced' if new else
                     'trained' if o.alive else 'kept' if o.in_loss else 'masked')
             if c.method=='gfpo': want['score'] = P.score(o.A, o.sums)
             assert row['ratio_hist']['counts']==P.histogram(units), (name, 'histogram')
@@ -495,8 +495,8 @@ def on_trl(case):
         mask_truncated_completions=c.mask_truncated, scale_rewards=c.scale,
             multi_objective_aggregation=c.aggregation,
         reward_weights=WEIGHTS[c.rewards], max_grad_norm=c.max_grad_norm or 1e6,
-            replay_when_empty=c.when_empty,
-        replay_stored_per_fresh=c.stored_per_fresh, replay_drop_dead_kl=c.drop_dead_kl, record_tokens=True,
+            replay_unreplaced=c.unreplaced,
+        replay_stored_per_fresh=c.stored_per_fresh, replay_no_kl_on_dead=c.drop_dead_kl, record_tokens=True,
         replay_weight=r.get('weight', 'token'), replay_clip=r.get('clip', 'ppo'), seed=c.seed,
         replay_weight_cap=r.get('weight_cap', 2.), replay_max_drift=r.get('max_drift'))
     if c.adaptive: kw |= dict(use_adaptive_entropy=True, entropy_target=c.adaptive, entropy_coef_delta=.01,
@@ -587,7 +587,7 @@ class OnTRL:
             self.store[o.id] = o
         for b,o in enumerate(batch):
             o.alive = not o.dead or b in drawn
-            o.in_loss = o.alive or c.when_empty!='mask'
+            o.in_loss = o.alive or c.unreplaced!='mask'
         return batch,drawn
 
     # 3. a micro-batch
@@ -703,7 +703,7 @@ class OnTRL:
         replayed = P.ratio_numbers([a for a in all_ if a.replayed], how)
         row |= {f'replay/{k}':v for k,v in replayed.items()}
         if replayed and (r := P.ratio_numbers([a for a in all_ if not a.replayed],
-            how)): row['clip_ratio/fresh_mean'] = r['clip_share']
+            how)): row['clip_ratio/fresh_mean'] = r['clip_frac']
         if self.coef is not None and (c.adaptive or c.entropy_coef):
             if c.adaptive:
                 H,k = (sum(o) for o in zip(*(m.H for m in some)))
@@ -720,7 +720,7 @@ class OnTRL:
             came = len(drawn)-len(replaced)
             idle = dead-len(replaced)+4-n-came
             row |= {f'replay/{k}':v for k,v in dict(dead=dead, replaced=len(replaced),
-                unfilled=dead-len(replaced),
+                unreplaced=dead-len(replaced),
                 live_before=1-dead/n, live_after=1-idle/4, unique_prompts=len({o.prompt
                     for o in batch})).items()}
             row['replay/stored'] = came
@@ -746,11 +746,11 @@ class OnTRL:
                 how).exp().tolist()]
             held = [v for a in mine if len(a) for v in P.seen_by_clip(a, how)[1]]
             assert row['ratio_hist']['counts']==P.histogram(units), (name, 'histogram')
-            close(row['clip_share'], P.mean(map(float, held)) or 0., f'{name}: clip_share')
-            want = dict(group=b, advantages=o.A, treatment='stored' if f is None else 'replaced' if o.entry
+            close(row['clip_frac'], P.mean(map(float, held)) or 0., f'{name}: clip_frac')
+            want = dict(group=b, advantages=o.A, outcome='stored' if f is None else 'replaced' if o.entry
                 else
                 'trained' if o.alive else 'kept' if o.in_loss else 'masked')
-            if f: want |= dict(dead=f.dead, why=P.why_dead(f.sums) if f.dead else None, rewards=f.sums,
+            if f: want |= dict(dead=f.dead, dead_reason=P.why_dead(f.sums) if f.dead else None, rewards=f.sums,
                 advantages_before=f.A,
                 score=f.score, id=f.id, prompt=f.prompt, n_tokens=[len(a) for a in f.comps],
                     truncated=[not w for w in f.whole])

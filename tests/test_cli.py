@@ -320,7 +320,7 @@ def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywh
     from grpo_nb.see.readers import judge_run
     monkeypatch.chdir(tmp_path)   # far from the notebooks
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=40, disable_tqdm=True)
-    a,b = (s[k]['right'] for k in ('before','after'))
+    a,b = (s[k]['num_correct'] for k in ('before','after'))
     d = [y-x for x,y in zip(a, b)]
     m = sum(d)/40
     half = 1.96*(sum((x-m)**2 for x in d)/40)**.5/40**.5

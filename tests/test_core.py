@@ -19,7 +19,7 @@ def make(B, G, P, T, seed, ref=False, tokens=False):
                     torch.randint(1, 50, (B,G,T),
                                   generator=g)*cm, cm, lp, rewards=torch.rand(B, G, generator=g),
         advantages=torch.randn(B, G, T, generator=g)*cm if tokens else torch.randn(B, G, generator=g),
-        ref_logps=lp/2 if ref else None, key=torch.arange(B)+100*seed, step=torch.full((B,), seed))
+        ref_logps=lp/2 if ref else None, prompt_key=torch.arange(B)+100*seed, step=torch.full((B,), seed))
 
 def unpadded(r, b):
     "A group as plain lists, whatever its padding."
@@ -28,7 +28,7 @@ def unpadded(r, b):
     return dict(prompt=r.prompt_ids[b][r.prompt_mask[b]].tolist(), ids=tokens(r.completion_ids),
                 old=tokens(r.old_logps), ref=None if r.ref_logps is None else tokens(r.ref_logps),
                 advantages=tokens(r.advantages) if r.advantages.ndim==3 else r.advantages[b].tolist(),
-                rewards=r.rewards[b].tolist(), key=int(r.key[b]), step=int(r.step[b]))
+                rewards=r.rewards[b].tolist(), prompt_key=int(r.prompt_key[b]), step=int(r.step[b]))
 
 @pytest.mark.parametrize('seed', range(6))
 @pytest.mark.parametrize('ref,tokens', [(False, False), (True, False), (True, True)])
@@ -63,7 +63,7 @@ def test_cat_and_index_keep_every_group():
         assert [unpadded(c[idx], i) for i in range(len(c[idx]))]==[unpadded(c, i) for i in want]
 
 @pytest.mark.parametrize('field,shape',
-    [('prompt_mask',(2,5)), ('completion_mask',(2,2,9)), ('old_logps',(2,2)), ('rewards',(2,3)), ('key',(3,)),
+    [('prompt_mask',(2,5)), ('completion_mask',(2,2,9)), ('old_logps',(2,2)), ('rewards',(2,3)), ('prompt_key',(3,)),
      ('ref_logps',(1,2,3))])
 def test_a_wrong_shape_is_named(field, shape):
     a = make(2, 2, 2, 3, 0)

@@ -220,7 +220,7 @@ def test_a_dead_group_whose_newcomer_does_not_fit_stays_and_is_told():
     own,_ = buffers()
     took(own, 0)
     t = took(own, 1, fits=lambda rows: False, **DEAD2)
-    assert t.slots==[] and t.incoming==[] and sorted(t.unfilled)==[0, 1]
+    assert t.slots==[] and t.incoming==[] and sorted(t.unreplaced)==[0, 1]
 
 def test_rows_leave_with_their_group_whether_it_was_asked_for_or_came_for_a_dead_one():
     _,buf = buffers(max_uses=1)

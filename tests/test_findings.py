@@ -296,7 +296,7 @@ def test_welch_and_running_means_by_another_road():
 
 # ---- the verdict
 
-def share(p, n=500, right=None): return {'pass@1':p, 'ci':(p-.04, p+.04)}|({'right':right} if right else {})
+def share(p, n=500, right=None): return {'pass@1':p, 'ci':(p-.04, p+.04)}|({'num_correct':right} if right else {})
 
 @pytest.mark.parametrize('a,b,learned', [(.4, .9, True), (.9, .4, False), (.5, .52, None)])
 def test_held_out_measurements_decide(a, b, learned):
@@ -317,13 +317,13 @@ def test_what_is_right_twice_is_no_share_and_not_paired():
     assert f'(+10.0 points ± {32**.5:.1f})' in v.sentence   # that of the two intervals
 
 def test_a_reward_that_is_no_share_keeps_its_unit():
-    one = lambda m: {'rewards':{'close':dict(mean=m, low=m-1, high=m+1, n=200, judged=200)}}
+    one = lambda m: {'rewards':{'close':dict(mean=m, low=m-1, high=m+1, n=200, has_rewards=200)}}
     v = verdict([], one(-29.5), one(-20.))
     assert v.learned and '%' not in v.sentence
     assert 'close went from −29.5 to −20 (+9.5 ± 1.4)' in v.sentence
 
 def test_what_nobody_judged_is_left_out():
-    none = {'rewards':{'close':dict(mean=None, low=None, high=None, n=200, judged=0)}}
+    none = {'rewards':{'close':dict(mean=None, low=None, high=None, n=200, has_rewards=0)}}
     assert verdict([], none, none).learned is None
 
 def test_two_rewards_that_part_ways_are_undecided():
@@ -564,7 +564,7 @@ def case_learning_rate_too_large():
     f = [z[i]*back[i]/dead[i] for i in range(N)]
     fresh = [(c[i]-f[i]*old[i])/(1-f[i]) for i in range(N)]
     new = sum(max(0., min(1., x))*(1-g) for x,g in zip(fresh, f))/sum(1-g for g in f)
-    rows = log(reward=GOES, learning_rate=lr, clip_ratio__region_mean=c, replay__clip_share=old,
+    rows = log(reward=GOES, learning_rate=lr, clip_ratio__region_mean=c, replay__clip_frac=old,
         replay__dead=dead, replay__replaced=back, frac_reward_zero_std=z)
     return (rows, (), {}, f"{new:.0%} of freshly sampled tokens clipped; {reward_words(GOES)}; "
         +course(lr, '.1e', 'learning_rate {}'), None)
@@ -576,7 +576,7 @@ def case_learning_rate_too_large_for_young_groups():
     "Groups one batch old, so three steps, are those whose age is at most 4.5"
     age,clip = [3. if i%4 else 9. for i in range(N)],noisy(.4, .5, .02, 12)
     young = mean([c for a,c in zip(age, clip) if a<=4.5])
-    rows = log(reward=GOES, replay__age_mean=age, replay__clip_share=clip)
+    rows = log(reward=GOES, replay__age_mean=age, replay__clip_frac=clip)
     told = f'{young:.0%} of the tokens of groups one batch old are clipped; {reward_words(GOES)}'
     return rows,(),{},told,None
 def case_reward_collapse():
@@ -601,7 +601,7 @@ def case_replay_too_old():
     told = [course(age, '.0f', 'replayed groups {} steps old'),
         course(ess, '.0%', 'effective sample size {} of the tokens'),
         course(clip, '.0%', '{} of the replayed tokens clipped')]
-    rows = log(replay__age_mean=age, replay__ess_tokens=ess, replay__clip_share=clip)
+    rows = log(replay__age_mean=age, replay__ess_tokens=ess, replay__clip_frac=clip)
     return rows,(),{},'; '.join(told),None
 def case_sampler_disagrees():
     x = noisy(0., .3, .01, 20)

@@ -29,12 +29,12 @@ def stored(t): return [e for e in t.replay_buffer]
 
 def trained_logps(t):
     "Log-probs, old log-probs and inputs of every micro-batch the loss saw."
-    seen,old = [],t._on_policy_logps
+    seen,old = [],t._fill_loss_inputs
     def f(x, logps):
         old(x, logps)
         seen.append(dict(logps=logps.clone(), **{k:v.clone()
             for k,v in x.items() if isinstance(v, torch.Tensor)}))
-    t._on_policy_logps = f
+    t._fill_loss_inputs = f
     return seen
 
 # -- replaced, stored, evicted --------------------------------------------------------------------
@@ -58,10 +58,10 @@ def test_all_rows_of_a_replaced_group_carry_their_own_advantage():
 
 @pytest.mark.parametrize('what', ['keep','mask'])
 def test_a_first_batch_without_a_living_group_is_kept_or_masked_and_counted(what):
-    t,got = run([DEAD], B=2, steps=2, replay_when_empty=what)
+    t,got = run([DEAD], B=2, steps=2, replay_unreplaced=what)
     assert got[0]['completion_mask'].any().item()==(what=='keep') and not got[0]['replayed'].any()
     h = t.state.log_history[0]
-    assert (h['replay/dead'], h['replay/replaced'], h['replay/unfilled'], h['replay/live_after'])==(2, 0, 2,
+    assert (h['replay/dead'], h['replay/replaced'], h['replay/unreplaced'], h['replay/live_after'])==(2, 0, 2,
         0)
     assert h['loss']==0
 
@@ -148,7 +148,7 @@ def test_evaluation_uses_num_generations_eval():
 def test_rows_without_any_reward_teach_nothing_and_a_group_of_them_is_dead():
     t,got = run([[0.,1.,None,1.], [None]*4, [None,None,None,5.], LIVE], B=2)
     assert got[0]['advantages'][2]==0 and got[0]['advantages'][:2].abs().min()>.1
-    assert not got[0]['replayed'].any() and t.state.log_history[0]['replay/unfilled']==1
+    assert not got[0]['replayed'].any() and t.state.log_history[0]['replay/unreplaced']==1
     assert got[1]['replayed'].tolist()==[True]*4+[False]*4
 
 def test_under_normalize_then_sum_each_function_is_looked_at():
@@ -401,7 +401,7 @@ def test_the_loss_of_a_replayed_group_is_clipped_by_its_own_ratio():
         r = (o['logps']-old).exp()
         want = -(torch.min(r*A, r.clamp(.8, 1.2)*A)*m).sum()/o['num_items_in_batch']
         assert abs(want.item()-h['loss'])<1e-5
-    assert any(h.get('replay/clip_share', 0)>0 for h in t.state.log_history)
+    assert any(h.get('replay/clip_frac', 0)>0 for h in t.state.log_history)
 
 def test_the_denominator_counts_the_tokens_trained_on():
     _,got = run(PLAN, steps=4)
@@ -417,7 +417,7 @@ def by_hand(o, epsilon=.2):
             ratios.append(r)
             held += r<1-epsilon and o['advantages'][i]<0 or r>1+epsilon and o['advantages'][i]>0
     def ess(w): return sum(w)**2/(len(w)*sum(o*o for o in w))
-    return dict(ratio_mean=sum(ratios)/len(ratios), ratio_max=max(ratios), clip_share=float(held)/len(ratios),
+    return dict(ratio_mean=sum(ratios)/len(ratios), ratio_max=max(ratios), clip_frac=float(held)/len(ratios),
         ess_tokens=ess(ratios), ess_answers=ess(answers))
 
 def test_ratio_metrics_are_those_of_replayed_tokens():
@@ -437,7 +437,7 @@ def test_over_a_logging_window_the_largest_ratio_is_a_maximum_and_the_rest_are_o
     h,rows = two.state.log_history[0],[o for o in one.state.log_history if 'replay/ratio_max' in o]
     assert abs(h['replay/ratio_max']-max(o['replay/ratio_max'] for o in rows))<1e-6
     n = [int(o['completion_mask'][o['replayed']].sum()) for o in seen[0] if o['replayed'].any()]
-    for k in ('ratio_mean','clip_share'):
+    for k in ('ratio_mean','clip_frac'):
         assert abs(h[f'replay/{k}']-sum(a*o[f'replay/{k}'] for a,o in zip(n, rows))/sum(n))<1e-5
 
 @pytest.mark.parametrize('loss,level,held', [('cispo','token',False), ('vespo','token',False),
@@ -445,7 +445,7 @@ def test_over_a_logging_window_the_largest_ratio_is_a_maximum_and_the_rest_are_o
 def test_the_clip_share_is_that_of_the_loss(loss, level, held):
     eps = dict(epsilon_high=5.) if loss=='cispo' else {}
     t,_ = run(PLAN, steps=4, learning_rate=5e-2, loss_type=loss, importance_sampling_level=level, **eps)
-    shares = [o['replay/clip_share'] for o in t.state.log_history if 'replay/clip_share' in o]
+    shares = [o['replay/clip_frac'] for o in t.state.log_history if 'replay/clip_frac' in o]
     assert (max(shares)>0)==held
 
 @pytest.mark.parametrize('scale', ['group','batch','none'])
@@ -493,17 +493,17 @@ def test_the_pull_of_kl_on_dead_groups_can_be_stopped(drop):
     def nudge(t):
         with torch.no_grad():
             for p in t.model.parameters(): p.add_(.02*torch.randn_like(p))
-    t,_ = run([DEAD], B=1, steps=1, beta=.5, replay_drop_dead_kl=drop, trace=nudge)
+    t,_ = run([DEAD], B=1, steps=1, beta=.5, replay_no_kl_on_dead=drop, trace=nudge)
     h = t.state.log_history[0]
     assert (h['grad_norm']==0)==drop and (h['kl']==0)==drop
 
 def test_masked_groups_leave_the_denominator():
-    _,got = run([LIVE,DEAD], B=2, steps=1, replay_when_empty='mask')
+    _,got = run([LIVE,DEAD], B=2, steps=1, replay_unreplaced='mask')
     b = got[0]
     assert b['num_items_in_batch']==b['completion_mask'][:G].sum() and not b['completion_mask'][G:].any()
 
 @pytest.mark.parametrize('bad,match', [(dict(replay_buffer_size=-1), '0 or more'),
-    (dict(replay_priority='best'), 'score'), (dict(replay_when_empty='drop'), 'keep'),
+    (dict(replay_priority='best'), 'score'), (dict(replay_unreplaced='drop'), 'keep'),
     (dict(replay_age_limit=0), '1 or more'),
     (dict(replay_age_decay=-1.), 'more than 0'), (dict(replay_max_uses=0), '1 or more'),
     (dict(dead_tolerance=-1.), '0 or more')])
@@ -515,17 +515,17 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
     from transformers import HfArgumentParser
     from trl import TrlParser
     argv = ('--output_dir x --replay_buffer_size 8 --replay_age_limit 5 --replay_priority recency '
-        '--replay_drop_dead_kl --use_cpu --bf16 False --loss_type grpo'.split())
+        '--replay_no_kl_on_dead --use_cpu --bf16 False --loss_type grpo'.split())
     for P in (HfArgumentParser, TrlParser):
         c, = (P(GRPOWithReplayBufferConfig).parse_args_into_dataclasses(argv) if P is HfArgumentParser
             else P(GRPOWithReplayBufferConfig).parse_args_and_config(argv))
-        assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_drop_dead_kl,
+        assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_no_kl_on_dead,
             c.loss_type)==(8, 5, 'recency', True, 'grpo')
     own = {o.name for o in fields(GRPOWithReplayBufferConfig)}-{o.name for o in fields(GRPOConfig)}
     replay = {f'replay_{k}' for k in ('buffer_size','priority','scope','age_limit','age_decay','max_uses',
-                                      'when_empty', 'drop_dead_kl','same_prompt_first','stored_per_fresh',
+                                      'unreplaced', 'no_kl_on_dead','same_prompt_first','stored_per_fresh',
                                       'weight','weight_cap','clip','max_drift')}
-    assert own==replay | {'dead_tolerance','record_groups','record_max_groups','record_max_mb',
+    assert own==replay | {'dead_tolerance','record_groups_every','record_max_groups','record_max_mb',
         'record_tokens'}
     assert all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own)
     assert T.config().replay_buffer_size==64
@@ -535,7 +535,7 @@ def test_metrics_say_what_was_done():
     t,_ = run(PLAN, steps=4)
     h = t.state.log_history
     assert [o['replay/dead'] for o in h[:4]]==[0,1,1,2] and [o['replay/replaced'] for o in h[:4]]==[0,1,1,
-        2] and [o['replay/unfilled'] for o in h[:4]]==[0]*4
+        2] and [o['replay/unreplaced'] for o in h[:4]]==[0]*4
     assert [o['replay/buffer_size'] for o in h[:4]]==[2,3,4,4] and [o['replay/live_before']
         for o in h[:4]]==[1,.5,.5,0] and [o['replay/live_after'] for o in h[:4]]==[1]*4
     assert (h[1]['replay/age_mean']==h[1]['replay/age_max']==h[1]['replay/uses_mean']==1
@@ -669,7 +669,7 @@ def test_a_registered_priority_decides_what_is_drawn():
     asked = []
     @register(PRIORITIES, 'oldest')
     def oldest(entries, now):
-        asked.append([(e.rewards, e.key, e.score>0, e.drawn) for e in entries])
+        asked.append([(e.rewards, e.prompt_key, e.score>0, e.drawn) for e in entries])
         return [float(e is entries[0]) for e in entries]
     try: t,got = run([LIVE,LIVE,LIVE, DEAD,LIVE,LIVE], B=3, replay_priority='oldest')
     finally: del PRIORITIES['oldest']

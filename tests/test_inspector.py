@@ -19,7 +19,7 @@ def test_at_the_runs_own_settings_the_second_life_is_the_first(run):
     told,again = came(run),came(what_if(run, buffer_size=16))
     assert len(told)>20 and set(told)==set(again)
     for k,n in told.items():
-        for f in ('id','step','age','uses','score','prob','prompt','completions','rewards'):
+        for f in ('id','step','age','uses','score','draw_prob','prompt','completions','rewards'):
             assert again[k][f]==pytest.approx(n[f])
 
 @pytest.mark.parametrize('size', [0, 1, 5, 64])
@@ -50,7 +50,7 @@ def test_tolerance_decides_who_is_dead(tmp_path):
     Recorder(tmp_path).write_groups(1, group_rows(1, list('abcdef'), ['x'] * 12, r,
                                             advantages_before=r - r.mean(1, keepdim=True)))
     run = read_run(tmp_path)
-    why = lambda t: [o['why'] for o in what_if(run, tolerance=t).rows]
+    why = lambda t: [o['dead_reason'] for o in what_if(run, tolerance=t).rows]
     assert why(None)==[None, None, 'float-noise', 'all-right', 'all-wrong', 'equal']
     assert (why(0.06)[0] == 'within-tolerance' and why(0.06)[1] is None
             and why(1.0)[1] == 'within-tolerance' and why(0.0)[2] is None)
@@ -61,9 +61,9 @@ def test_a_what_if_keeps_the_reasons_on_the_files_own_scale(tmp_path):
         for p,o in dict(a=(-1., -1.), b=(2., 2.), c=(-1., 2.), d=(1.9, 2.)).items() for i,r in enumerate(o)]
     (tmp_path/'t.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
     run = open_run(tmp_path/'t.jsonl')
-    first = [o['why'] for o in run.rows]
+    first = [o['dead_reason'] for o in run.rows]
     assert first==['all-wrong', 'all-right', None, None]
-    assert [o['why'] for o in what_if(run, tolerance=.2).rows]==[*first[:3], 'within-tolerance']
+    assert [o['dead_reason'] for o in what_if(run, tolerance=.2).rows]==[*first[:3], 'within-tolerance']
 
 def test_without_replay_none_comes_in_and_the_record_stays_as_it_was(run):
     before = json.dumps(run.rows)
@@ -94,4 +94,4 @@ def test_missing_values_and_old_records_open(tmp_path):
             dict(step=1, group=1, prompt='q', completions=['a','b'], rewards=[1., 0.], advantages=[.7, -.7])]
     (tmp_path/'groups.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows)+'{"step": 1, "gr')
     o = Opened(inspector_html(tmp_path))
-    assert o.state().tolist()==[[4, 1]] and o.texts(0)[0]['why']=='unscored'
+    assert o.state().tolist()==[[4, 1]] and o.texts(0)[0]['dead_reason']=='unscored'

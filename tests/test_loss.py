@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.dialects import cispo, sapo, vespo
+from grpo_nb.loss_variants import cispo, sapo, vespo
 from grpo_nb.loss import aggregate_token_loss, clipped_objective
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings, high_entropy_mask, off_policy_mask
 from grpo_nb.parts.ratios import OffPolicyCorrection, ppo_clip_mask, importance_ratio

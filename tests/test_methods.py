@@ -22,9 +22,9 @@ def test_every_method_has_its_name_and_starts_from_it():
         assert m.name==n and m.select_prompts([1, 2], 0)==[True, True]
         x = batch([MIXED, [1.,1,0,0]])
         t = m.process_batch(x) # all alive: each group is trained on
-        assert (t.in_loss.all() and [o['treatment'] for o in t.records] == ['trained'] * 2
+        assert (t.in_loss.all() and [o['outcome'] for o in t.records] == ['trained'] * 2
                 and t.metrics['replay/dead'] == 0 and t.metrics['replay/live_after'] == 1)
-        assert set(t.records[0])>={'treatment', 'score', 'id', 'replacement'}
+        assert set(t.records[0])>={'outcome', 'score', 'id', 'replacement'}
         m2 = resolve(STRATEGIES, n)(); m2.load_state_dict(m.state_dict())
 
 def test_dead_means_the_same_to_a_run_and_to_its_method():
@@ -46,8 +46,8 @@ def test_keep_and_mask_by_value():
     k,m = Keep().process_batch(x),Mask().process_batch(x)
     assert (k.batch is x and m.batch is x and k.in_loss.tolist() == [True] * 3
             and m.in_loss.tolist() == [True, False, False])
-    assert ([o['treatment'] for o in m.records] == ['trained', 'masked', 'masked']
-            and k.metrics['replay/unfilled'] == 2
+    assert ([o['outcome'] for o in m.records] == ['trained', 'masked', 'masked']
+            and k.metrics['replay/unreplaced'] == 2
             and m.metrics['replay/live_after'] == pytest.approx(1 / 3))
 
 def test_a_group_never_meets_itself_in_the_step_it_was_made():
@@ -62,20 +62,20 @@ def test_replay_fills_what_it_can_and_says_what_it_did():
     m.process_batch(old, step=3)
     x = batch([DEAD0, DEAD1], seed=2, step=10, keys=[5, 6])
     t = m.process_batch(x, step=10) # two dead, one stored: drawn with replacement
-    assert [o['treatment'] for o in t.records]==['replaced']*2
+    assert [o['outcome'] for o in t.records]==['replaced']*2
     assert [o['replacement']['uses'] for o in t.records]==[1, 2]
     r = t.records[0]['replacement']
-    assert (r['id'], r['step'], r['age'], r['prob'], r['key'])==(0, 3, 7, 1., 42)
-    assert (t.batch.key.tolist() == [42, 42] and t.batch.step.tolist() == [3, 3]
+    assert (r['id'], r['step'], r['age'], r['draw_prob'], r['prompt_key'])==(0, 3, 7, 1., 42)
+    assert (t.batch.prompt_key.tolist() == [42, 42] and t.batch.step.tolist() == [3, 3]
             and t.metrics['replay/unique_prompts'] == 1 and t.metrics['replay/age_mean'] == 7)
-    once = Replay(8, max_uses=1, when_empty='mask')
+    once = Replay(8, max_uses=1, unreplaced='mask')
     once.process_batch(old, step=3)
     t = once.process_batch(x, step=10)
-    assert ([o['treatment'] for o in t.records] == ['replaced', 'masked']
-            and t.in_loss.tolist() == [True, False] and t.metrics['replay/unfilled'] == 1)
+    assert ([o['outcome'] for o in t.records] == ['replaced', 'masked']
+            and t.in_loss.tolist() == [True, False] and t.metrics['replay/unreplaced'] == 1)
 
 def test_uncorrected_replay_asks_the_trainer_for_ratio_1_and_changes_nothing_else():
-    a,b = Replay(8),Replay(8, corrected=False)
+    a,b = Replay(8),Replay(8, force_ratio_one=True)
     for s in range(4):
         x = batch([MIXED, DEAD0], seed=s)
         t,u = a.process_batch(x, step=s),b.process_batch(x, step=s)
@@ -84,7 +84,7 @@ def test_uncorrected_replay_asks_the_trainer_for_ratio_1_and_changes_nothing_els
 
 def test_uncorrected_replay_asks_for_ratio_1_of_all_that_is_replayed():
     "Of stored groups beside fresh ones too, not of those alone that stand in for dead ones."
-    m = Replay(64, corrected=False, stored_per_fresh=1)
+    m = Replay(64, force_ratio_one=True, stored_per_fresh=1)
     for s in range(4):
         n = m.num_groups_to_sample(4, s)
         t = m.process_batch(batch([MIXED, DEAD0, MIXED, MIXED][:n], seed=s, step=s), step=s, size=4)
@@ -96,13 +96,13 @@ def test_stored_groups_beside_fresh_ones_are_of_any_prompt():
         m = Replay(64, stored_per_fresh=2, same_prompt_first=first, seed=seed)
         for s in range(6):
             x = batch([MIXED]*2, seed=s, step=s)
-            x.key = torch.tensor([1, 10+s])
+            x.prompt_key = torch.tensor([1, 10+s])
             m.process_batch(x, step=s)
         assert m.num_groups_to_sample(6, 6)==2
         x = batch([MIXED, DEAD0], seed=6, step=6)
-        x.key = torch.tensor([8, 1])
+        x.prompt_key = torch.tensor([8, 1])
         t = m.process_batch(x, step=6, size=6)
-        return t.records[1]['replacement']['key'],[o['replacement']['id'] for o in t.records[2:]]
+        return t.records[1]['replacement']['prompt_key'],[o['replacement']['id'] for o in t.records[2:]]
     keys = []
     for seed in range(8):
         (own,a),(any_,b) = drawn(True, seed),drawn(False, seed)
@@ -139,8 +139,8 @@ def test_dynamic_sampling_asks_for_what_is_missing_until_it_is_full():
     assert (t.metrics['replay/rounds'] == 4 and t.metrics['replay/extra_groups'] == 7
             and not t.batch.replayed.any())
     asked.clear()
-    t = DynamicSampling(max_rounds=1, when_empty='mask').process_batch(x, sample_more=more)
-    assert [o['treatment'] for o in t.records] == [
+    t = DynamicSampling(max_rounds=1, unreplaced='mask').process_batch(x, sample_more=more)
+    assert [o['outcome'] for o in t.records] == [
         'resampled',
         'trained',
         'masked',
@@ -171,8 +171,8 @@ def test_virtual_max_by_hand():
     want = [[(r - sum(row + [1.0]) / 5) / sd(row + [1.0]) for r in row] if row != DEAD1 else [0.0] * 4
             for row in (DEAD0, MIXED, DEAD1, [0.5] * 4)]
     assert_tensor(t.batch.advantages, want, eps=1e-5)
-    assert (t.metrics['replay/unfilled'] == 1 and t.metrics['replay/live_after'] == 0.75
-            and [o['treatment'] for o in t.records] == ['trained', 'trained', 'kept', 'trained'])
+    assert (t.metrics['replay/unreplaced'] == 1 and t.metrics['replay/live_after'] == 0.75
+            and [o['outcome'] for o in t.records] == ['trained', 'trained', 'kept', 'trained'])
 
 def test_entropy_shaped_by_hand():
     x = batch([DEAD0, DEAD1, MIXED], T=5, seed=3)
@@ -192,7 +192,7 @@ def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
     m.process_batch(first, step=2)
     x = batch([DEAD0, DEAD0, DEAD1, DEAD0], T=2, seed=2, keys=[5, 7, 6, -1])
     t = m.process_batch(x, step=9)
-    assert [o['treatment'] for o in t.records]==['replaced', 'kept', 'kept', 'kept']
+    assert [o['outcome'] for o in t.records]==['replaced', 'kept', 'kept', 'kept']
     assert_tensor(t.batch.rewards[0], [0.0, 0, 0, 1])
     assert_tensor(t.batch.advantages[0], group_advantages(torch.tensor([[0.0, 0, 0, 1]]))[0])
     old,new = content(first, 0)[1][1],content(t.batch, 0)[1]
@@ -233,9 +233,9 @@ def test_stored_groups_fill_the_batch_as_far_as_the_buffer_can():
         assert t.batch.replayed.tolist()==[o['replacement'] is not None for o in t.records]
         assert all(o['step']<s for o in came)
         if s>3: assert len({o['id'] for o in came})==len(came)   # one hat: nobody is in the batch twice
-        assert [o['treatment'] for o in t.records][n:]==['stored']*(6-n) and t.metrics['replay/stored']==6-n
+        assert [o['outcome'] for o in t.records][n:]==['stored']*(6-n) and t.metrics['replay/stored']==6-n
         assert t.metrics['replay/dead']+t.metrics['replay/live_before']*n==n
-        assert t.metrics['replay/live_after']==(6-t.metrics['replay/unfilled'])/6
+        assert t.metrics['replay/live_after']==(6-t.metrics['replay/unreplaced'])/6
     assert seen==[6, 2, 2]+[2]*9   # the first batch stores four living groups, all that the second wants
 
 def test_a_young_buffer_gives_what_it_has():
@@ -278,16 +278,16 @@ def test_copies_of_living_groups_fill_holes_and_the_rest_of_the_batch_in_turn():
     x = batch([DEAD0, MIXED, [1.,1,0,1], DEAD1], seed=2, keys=[0, 1, 2, 3])
     assert m.num_groups_to_sample(8, 0)==4
     t = m.process_batch(x)
-    assert t.batch.key.tolist()==[1, 1, 2, 2, 1, 2, 1, 2]
-    assert [o['treatment'] for o in t.records]==['replaced', 'trained', 'trained', 'replaced']+['stored']*4
+    assert t.batch.prompt_key.tolist()==[1, 1, 2, 2, 1, 2, 1, 2]
+    assert [o['outcome'] for o in t.records]==['replaced', 'trained', 'trained', 'replaced']+['stored']*4
     assert not t.batch.replayed.any() and t.in_loss.all() and not t.force_ratio_one.any()
     assert t.metrics['replay/dead']==2 and t.metrics['replay/live_after']==1 and t.metrics['replay/stored']==4
-    for b,k in enumerate(t.batch.key.tolist()): assert content(t.batch, b)==content(x, k)
+    for b,k in enumerate(t.batch.prompt_key.tolist()): assert content(t.batch, b)==content(x, k)
 
 def test_copies_without_a_living_group_keep_the_batch_as_large():
     t = DuplicateLive(stored_per_fresh=2).process_batch(batch([DEAD0, DEAD1], keys=[4, 5]))
-    assert (t.batch.key.tolist() == [4, 5] * 3 and t.metrics['replay/live_after'] == 0
-            and t.metrics['replay/unfilled'] == 6)
+    assert (t.batch.prompt_key.tolist() == [4, 5] * 3 and t.metrics['replay/live_after'] == 0
+            and t.metrics['replay/unreplaced'] == 6)
     t = DuplicateLive().process_batch(batch([MIXED, [1.,1,0,0]]))
     assert len(t.batch)==2 and t.metrics['replay/replaced']==0
 
@@ -344,8 +344,8 @@ def test_gfpo_compares_the_best_of_each_group_with_each_other(k, measure, scale)
         want = [slow_gfpo(a, b, k, measure, scale) for a,b in zip(r.tolist(), n)]
         assert_tensor(t.batch.advantages, want, eps=1e-5)
         alive = [any(row) for row in want]
-        assert [o['treatment'] for o in t.records]==['trained' if a else 'kept' for a in alive]
-        assert t.metrics['replay/unfilled']==alive.count(False) and t.in_loss.all()
+        assert [o['outcome'] for o in t.records]==['trained' if a else 'kept' for a in alive]
+        assert t.metrics['replay/unreplaced']==alive.count(False) and t.in_loss.all()
         assert t.batch.rewards.nansum()==r.nansum()   # what was earned stays in the record
 
 def test_gfpo_keeps_half_unless_told_and_a_measure_of_ones_own():

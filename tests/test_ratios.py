@@ -66,7 +66,7 @@ def test_cispo_and_sequence_level_have_one_clipped_share_everywhere():
         clip = ClipRange(epsilon_high=2., enabled=loss_type!='cispo')
         row = ratio_row(ratio_sums(x, A[...,None], mask, level, clip))
         logged = metrics_of(x, torch.zeros_like(x), A, mask, importance_sampling_level=level, **kw)
-        assert row['clip_share']==logged['clip_ratio/region_mean']==want
+        assert row['clip_frac']==logged['clip_ratio/region_mean']==want
     x[0,0] = torch.tensor([2., -1., -1.])   # its mean is 0: the tokens are far out, the answer is not
     assert clip_frac(importance_ratio(x, 0*x, mask), A[...,None], mask).item()==pytest.approx(4/6)
     assert clip_frac(importance_ratio(x, 0*x, mask, 'sequence'), A[...,None], mask).item()==.5
@@ -129,7 +129,7 @@ def test_a_row_over_minibatches_is_that_of_all_tokens_together(level):
     ratio = importance_ratio(x, 0*x, mask, level)
     m = mask if level=='token' else mask.any(-1, keepdim=True)
     want = dict(ratio_mean=ratio[m].mean().item(), ratio_max=ratio[m].max().item(),
-        clip_share=clip_frac(ratio, A, mask).item())
+        clip_frac=clip_frac(ratio, A, mask).item())
     rows = tokens_of(x, mask)
     want |= dict(ess_tokens=kish([math.exp(v) for o in rows for v in o]),
         ess_answers=kish([math.exp(sum(o)) for o in rows if o]))
@@ -258,7 +258,7 @@ def test_both_trainers_say_the_same_of_the_same_rewards():
         theirs = [o for o in t.state.log_history if 'loss' in o]
         for k in ('reward_std','frac_reward_zero_std','replay/dead','replay/replaced','replay/buffer_size'):
             assert [o[k] for o in s.history]==pytest.approx([o[k] for o in theirs], abs=1e-6), (scale, k)
-        scores = [sorted(e.score for e in b) for b in (s.method.buffer, t.replay_buffer)]
+        scores = [sorted(e.score for e in b) for b in (s.strategy.buffer, t.replay_buffer)]
         assert scores[0]==pytest.approx(scores[1], rel=1e-3) and len(scores[0])==3
         if scale=='group': assert min(abs(o-1) for o in scores[0])<1e-3   # 0.71 where None counted as 0
 

@@ -75,7 +75,7 @@ def test_an_older_record_gets_none_in_newer_columns(tmp_path):
     (tmp_path / 'groups.jsonl').write_bytes(to_jsonl(dict(step=1, group=0, prompt='q', completions=['a'],
                                                          rewards=[1.0])))
     r = read_run(tmp_path)
-    assert (list(r.groups.columns) == GROUP_FIELDS and r.groups.iloc[0].why is None and len(r.history) == 0
+    assert (list(r.groups.columns) == GROUP_FIELDS and r.groups.iloc[0].dead_reason is None and len(r.history) == 0
             and 'step' in r.history)
 
 def test_a_run_without_groups_has_an_empty_table(tmp_path):
@@ -171,22 +171,22 @@ def test_a_group_row_holds_what_is_of_its_group_only():
     rows = group_rows(7, list('abcd'), [str(i) for i in range(24)], r.flatten(),
                       rewards_by_func=dict(f=r * 2, g=r.flatten() * 3), advantages=r - 1,
                       advantages_before=-r, n_tokens=r.long() + 1, truncated=(r > 20).flatten(),
-                      key=torch.tensor([9, 8, 7, 6]), dead=torch.tensor([0, 0, 1, 0]).bool(),
-                      why=[None, None, 'equal', None], score=torch.arange(4.0), id=[None, 3, None, 4])
+                      prompt_key=torch.tensor([9, 8, 7, 6]), dead=torch.tensor([0, 0, 1, 0]).bool(),
+                      dead_reason=[None, None, 'equal', None], score=torch.arange(4.0), id=[None, 3, None, 4])
     for b,o in enumerate(rows):
         w = list(range(b*6, b*6+6))
-        assert (o['step'] == 7 and o['group'] == b and o['key'] == 9 - b
+        assert (o['step'] == 7 and o['group'] == b and o['prompt_key'] == 9 - b
                 and o['completions'] == [str(i) for i in w] and o['rewards'] == w
                 and o['rewards_by_func'] == dict(f=[2 * i for i in w], g=[3 * i for i in w]))
         assert (o['advantages'] == [i - 1 for i in w] and o['n_tokens'] == [i + 1 for i in w]
                 and o['truncated'] == [i > 20 for i in w] and o['dead'] == (b == 2) and o['score'] == b)
-    assert [o['id'] for o in rows]==[None,3,None,4] and rows[2]['why']=='equal'
+    assert [o['id'] for o in rows]==[None,3,None,4] and rows[2]['dead_reason']=='equal'
 
 def test_what_a_method_says_wins():
     rows = group_rows(1, ['p', 'q'], list('abcd'), torch.zeros(2, 2),
-                      records=[dict(treatment='masked', score=torch.tensor(2.0)), dict(treatment='kept')],
-                      treatment=['trained'] * 2)
-    assert [o['treatment'] for o in rows]==['masked','kept'] and rows[0]['score']==2.
+                      records=[dict(outcome='masked', score=torch.tensor(2.0)), dict(outcome='kept')],
+                      outcome=['trained'] * 2)
+    assert [o['outcome'] for o in rows]==['masked','kept'] and rows[0]['score']==2.
 
 @pytest.mark.parametrize(
     'kw,say',
@@ -203,14 +203,14 @@ def test_wrong_shapes_are_refused(kw, say):
 def test_a_newcomer_known_by_id_gets_its_text_from_where_it_was_born(tmp_path):
     rec = Recorder(tmp_path)
     rec.write_groups(1,
-        group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]], key=[11]))
-    new = lambda **k: dict(treatment='replaced', replacement=dict(step=1, age=2, **k))
+        group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]], prompt_key=[11]))
+    new = lambda **k: dict(outcome='replaced', replacement=dict(step=1, age=2, **k))
     rec.write_groups(3, group_rows(3, ['a', 'b', 'c'], list('abcdef'), torch.zeros(3, 2),
                              records=[new(id=4), new(id=99),
                                       new(id=4, prompt='own', completions=['u', 'v'])]))
     R = [o['replacement'] for o in read_run(tmp_path).groups.query('step==3').to_dict('records')]
     assert (R[0]['prompt'] == 'born' and R[0]['completions'] == ['x', 'y'] and R[0]['rewards'] == [1, 0]
-            and R[0]['advantages'] == [0.7, -0.7] and R[0]['key'] == 11 and R[0]['age'] == 2)
+            and R[0]['advantages'] == [0.7, -0.7] and R[0]['prompt_key'] == 11 and R[0]['age'] == 2)
     assert R[1]['prompt'] is None and R[1]['age']==2 and R[2]['prompt']=='own' and R[2]['rewards']==[1,0]
 
 def test_ratio_histogram_equals_a_loop():
@@ -246,10 +246,10 @@ def test_recording_a_demo_step_costs_little_more_than_its_json(tmp_path):
         t = time.process_time()
         rec.write_groups(s, group_rows(s, ['3 + 4 - 2 ='] * 16, text, A, rewards_by_func=dict(a=A, f=A),
                                  advantages_before=A, advantages=A, n_tokens=mask.sum(-1), truncated=A > 0,
-                                 dead=A[:, 0] > 0, ratio_hist=ratio_hists(ratio, mask), clip_share=A[:, 0],
-                                 records=[dict(treatment='replaced',
+                                 dead=A[:, 0] > 0, ratio_hist=ratio_hists(ratio, mask), clip_frac=A[:, 0],
+                                 records=[dict(outcome='replaced',
                                                replacement=dict(id=1, step=1, age=2, uses=3, score=0.4,
-                                                                prob=0.1))] * 16))
+                                                                draw_prob=0.1))] * 16))
         rec.log(dict(step=s, **{f'm{i}':.5 for i in range(30)})); return time.process_time()-t
     def as_json():
         t = time.process_time()
@@ -320,7 +320,7 @@ def test_a_stored_group_in_the_batch_is_shown_with_the_text_of_its_birth(tmp_pat
     rec = Recorder(tmp_path)
     rec.write_groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]]))
     row = group_rows(3, [''], [[]], [[]],
-                     records=[dict(treatment='stored', replacement=dict(id=4, step=1, age=2))])
+                     records=[dict(outcome='stored', replacement=dict(id=4, step=1, age=2))])
     rec.write_groups(3, row)
     o = read_run(tmp_path).by_step[3][0]
     assert (o['prompt'], o['completions'], o['rewards'], o['advantages']) == ('born', ['x', 'y'],

@@ -19,7 +19,7 @@ def test_d1_each_dead_group_of_a_mixed_batch_is_replaced_and_each_living_one_sto
     m.process_batch(batch([MIXED], seed=1))
     x = batch([MIXED, DEAD0, [1.,1,0,1]], seed=2)
     t = m.process_batch(x, step=1)
-    assert [o['treatment'] for o in t.records]==['trained','replaced','trained']
+    assert [o['outcome'] for o in t.records]==['trained','replaced','trained']
     assert len(m.buffer)==3 and t.batch.replayed.tolist()==[False, True, False]
     for b in (0, 2): assert content(t.batch, b)==content(x, b)
     scores = sorted(e.score for e in m.buffer)
@@ -36,8 +36,8 @@ def test_d2_a_replaced_group_has_all_its_advantages():
 def test_d3_a_dead_batch_before_anything_is_stored_is_kept_or_masked_and_counted():
     x = batch([DEAD0, DEAD1])
     for when,in_loss in (('keep', [True, True]), ('mask', [False, False])):
-        t = Replay(8, when_empty=when).process_batch(x)
-        assert (t.in_loss.tolist() == in_loss and t.metrics['replay/unfilled'] == 2
+        t = Replay(8, unreplaced=when).process_batch(x)
+        assert (t.in_loss.tolist() == in_loss and t.metrics['replay/unreplaced'] == 2
                 and t.metrics['replay/replaced'] == 0)
         assert_tensor(t.batch.completion_ids, x.completion_ids)
     assert ReplayBuffer(4).sample(3)==[] and ReplayBuffer(4).sample(0)==[]
@@ -81,7 +81,7 @@ def test_d8_equal_fractional_rewards_are_dead_and_never_stored(value, G):
         x.rewards.std(1, keepdim=True) + 1e-8
     )  # a trainer's noise
     t = m.process_batch(x)
-    assert len(m.buffer)==0 and t.records[0]['treatment']=='kept'
+    assert len(m.buffer)==0 and t.records[0]['outcome']=='kept'
 
 # ---- draws ---------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def test_the_stated_probability_of_a_draw_is_that_of_its_weight_among_those_left
     for _ in range(50):
         left = dict(enumerate(w))
         for e in b.sample_entries(4):
-            assert e.prob==pytest.approx(left[e.data]/sum(left.values()))
+            assert e.draw_prob==pytest.approx(left[e.data]/sum(left.values()))
             del left[e.data]
 
 def test_a_dart_on_a_border_takes_the_group_above_it():
@@ -177,7 +177,7 @@ def test_a_priority_of_ones_own_is_a_function_in_a_cell():
 def test_a_priority_sees_age_uses_draws_prompt_and_rewards():
     seen = []
     def half_solved(entries, now):
-        seen.append([(e.data, now, e.age, e.uses, e.drawn, e.key, e.rewards) for e in entries])
+        seen.append([(e.data, now, e.age, e.uses, e.drawn, e.prompt_key, e.rewards) for e in entries])
         return [.25-(sum(e.rewards)/len(e.rewards)-.5)**2 for e in entries]
     b = ReplayBuffer(2, priority=half_solved)
     b.add([1., 1.], 'ab', step=3, keys=[7, 8], rewards=[[1., 0.], [1., 1.]])
@@ -214,13 +214,13 @@ def test_the_same_prompt_comes_first_and_any_other_after_it():
     got = [b.sample(1, keys=[None])[0] for _ in range(500)]
     assert got.count('c9')>440
     b.add([60.]*8, list('ABCDEFGH'), keys=range(8))
-    assert {e.key for e in b}==set(range(8))   # nothing is remembered of what has left
+    assert {e.prompt_key for e in b}==set(range(8))   # nothing is remembered of what has left
 
 # ---- what stays ----------------------------------------------------------------------------------
 
 def test_a_prompt_may_have_the_key_0_and_below_it_none():
     x = batch([MIXED]*3)
-    x.key = torch.tensor([0, -1, 3])
+    x.prompt_key = torch.tensor([0, -1, 3])
     assert prompt_indices(x)==[0, None, 3]
 
 @pytest.mark.parametrize('lacks', ['rewards','advantages'])
@@ -234,7 +234,7 @@ def test_only_where_it_is_asked_for_a_stored_group_of_the_same_prompt_comes_firs
         m = Replay(4, same_prompt_first=same, priority='recency')
         m.buffer.add([1., 1.], ['old','new'], 1, [7, 8])
         beside,instead = m.draw_for_batch([7, 7], extra, 1)
-        assert [e.key for e in instead]==want and [e.key for e in beside]==[8]*extra
+        assert [e.prompt_key for e in instead]==want and [e.prompt_key for e in beside]==[8]*extra
 
 def test_age_limit_uses_and_time():
     b = ReplayBuffer(4, age_limit=5)
@@ -314,8 +314,8 @@ def _same_future(a, b, step, rng):
         s = [rng.choice([0., 1., 2., rng.random()]) for _ in range(3)]
         for o in (a, b): o.add(s, [t, -t, 2*t], step=t)
         n = rng.randint(0, 9)
-        assert [(e.id, e.prob, e.uses, e.age) for e in a.sample_entries(n, step=t)] == [
-            (e.id, e.prob, e.uses, e.age)
+        assert [(e.id, e.draw_prob, e.uses, e.age) for e in a.sample_entries(n, step=t)] == [
+            (e.id, e.draw_prob, e.uses, e.age)
             for e in b.sample_entries(n, step=t)]
         assert [e.id for e in a]==[e.id for e in b]
 
@@ -419,7 +419,7 @@ def test_lists_of_unequal_length_are_refused():
     with pytest.raises(ValueError, match='2 scores for 1'): b.add([1., 2.], ['a'])
     with pytest.raises(ValueError, match='1 keys for 2'): b.add([1., 2.], ['a', 'b'], keys=[1])
     with pytest.raises(ValueError, match='1 keys'): b.sample_entries(2, keys=[1])
-    with pytest.raises(ValueError, match='when_empty'): Replay(when_empty='drop')
+    with pytest.raises(ValueError, match='unreplaced'): Replay(unreplaced='drop')
 
 # ---- storage -------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_name, reward_names
 from grpo_nb.parts.reward_loading import RewardModel, load_reward
-from grpo_nb.dialects import multi_reward_advantages
+from grpo_nb.loss_variants import multi_reward_advantages
 from grpo_nb.parts.reward_calls import RewardLog, run_state
 from grpo_nb.rewards import combine_rewards, compute_rewards
 

@@ -22,7 +22,7 @@ COMMON = dict(loss=st.sampled_from(LOSSES), level=st.sampled_from(['token','sequ
     beta=rare(0., .05, .3), entropy_coef=rare(0., .02), quantile=rare(1., .4, .75), temperature=rare(1., .7),
     mask_truncated=st.booleans(), scale=st.sampled_from(['group','batch','none']),
     aggregation=st.sampled_from(['sum_then_normalize','normalize_then_sum']),
-    rewards=st.sampled_from(['one','two','measured']), when_empty=st.sampled_from(['keep','mask']),
+    rewards=st.sampled_from(['one','two','measured']), unreplaced=st.sampled_from(['keep','mask']),
     stored_per_fresh=rare(0, 1), parts=st.sampled_from([1, 2]), passes=rare(1, 2), max_grad_norm=rare(0., .1),
     off_policy=rare(None, .02), lr=st.sampled_from([3e-3, 1e-2, 3e-2]), seed=st.integers(0, 50),
     ends=st.sampled_from([1., 1.5]), batches=st.just(3))
@@ -49,7 +49,7 @@ def allowed(case, trl):
 # ---- pairs of options that hypothesis seldom draws together ----------------------------------------------
 USUAL = dict(loss='dapo', level='token', epsilon=.2, epsilon_high=None, delta=None, beta=0., entropy_coef=0.,
     quantile=1., temperature=1., mask_truncated=False, scale='group', aggregation='sum_then_normalize',
-    rewards='one', when_empty='keep', stored_per_fresh=0, parts=2, passes=1, max_grad_norm=0.,
+    rewards='one', unreplaced='keep', stored_per_fresh=0, parts=2, passes=1, max_grad_norm=0.,
         off_policy=None,
     lr=1e-2, seed=3, ends=1.5, batches=3, corrected=True, shared_prefix=True, method='replay',
         correction=None,
@@ -62,7 +62,7 @@ BOTH = [dict(replay_correction=HELD, loss='luspo', level='sequence', passes=2, s
     dict(replay_correction=dict(weight='none'), loss='grpo', entropy_coef=.02, quantile=.75,
         mask_truncated=True, beta=.05),
     dict(replay_correction=dict(clip='dapo', max_drift=.05), aggregation='normalize_then_sum', rewards='two',
-        when_empty='mask', stored_per_fresh=1),
+        unreplaced='mask', stored_per_fresh=1),
     dict(aggregation='normalize_then_sum', loss='sapo', rewards='measured'),
     dict(loss='vespo', rewards='measured', parts=1)]
 AGAINST = dict(aggregation='normalize_then_sum', loss='dr_grpo', rewards='two', lr=3e-3)   # equal in sum
@@ -75,7 +75,7 @@ RARE = dict(chapters=[*BOTH, AGAINST, dict(method='gfpo', loss='bnpo', scale='no
     dict(beta=.3, drop_dead_kl=True, tools=True, accumulate=2, seed=4), dict(resume=True, adaptive=3.5),
     dict(resume=True, adaptive=2.5, quantile=.75, beta=.05, seed=4),
     # one token of the batch counts, half of one for each step
-    dict(loss='vespo', mask_truncated=True, tools=True, when_empty='mask', ends=1., temperature=.7, beta=.05,
+    dict(loss='vespo', mask_truncated=True, tools=True, unreplaced='mask', ends=1., temperature=.7, beta=.05,
         rewards='two', seed=21, batches=1)])
 
 def walk(who, case):

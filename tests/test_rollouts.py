@@ -233,13 +233,13 @@ def test_rewards_that_differ_by_rounding_alone_are_a_dead_group_of_a_foreign_tab
         for p,c,r in (('a','1',.1+.2), ('a','2',.3), ('b','1',0.), ('b','2',1.))]
     (tmp_path/'rollouts.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
     got = open_run(tmp_path/'rollouts.jsonl').rows
-    assert [(o['dead'], o['why']) for o in got]==[(True, 'float-noise'), (False, None)]
+    assert [(o['dead'], o['dead_reason']) for o in got]==[(True, 'float-noise'), (False, None)]
 
 def test_all_wrong_and_all_right_are_the_ends_of_the_files_own_scale(tmp_path):
     both = dict(wrong=(-1., -1.), right=(2., 2.), mixed=(-1., 2.), half=(1., 1.), nothing=(0., 0.))
     rows = [dict(prompt=p, completion=f'{i}', reward=r) for p,o in both.items() for i,r in enumerate(o)]
     (tmp_path/'rollouts.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
-    got = {o['prompt']:o['why'] for o in open_run(tmp_path/'rollouts.jsonl').rows}
+    got = {o['prompt']:o['dead_reason'] for o in open_run(tmp_path/'rollouts.jsonl').rows}
     assert got==dict(wrong='all-wrong', right='all-right', mixed=None, half='equal', nothing='equal')
 
 def test_in_a_csv_false_is_false_and_half_a_last_line_is_no_nan(tmp_path):
@@ -405,7 +405,7 @@ def test_a_groups_advantages_say_whether_it_is_dead(tmp_path):
         for p,A in (('lives', .87), ('lives too', .5), ('dead', 0.)) for i in range(4)]
     (tmp_path/'t.table.json').write_text(wandb_table(half))
     run = open_run(tmp_path/'t.table.json')
-    assert [(o['dead'], o['why']) for o in run.rows]==[(False, None), (False, None), (True, 'equal')]
+    assert [(o['dead'], o['dead_reason']) for o in run.rows]==[(False, None), (False, None), (True, 'equal')]
     assert any('no weights' in n for n in run.notes) and run.history['frac_reward_zero_std'].tolist()==[1/3]
     noise = [dict(prompt='q', completion='a', reward=.1, advantage=a) for a in (7e-5, -7e-5)]
     given = [dict(prompt='p', completion='a', reward=.1, advantage=a) for a in (.4, .4)]   # of a batch's mean

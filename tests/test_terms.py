@@ -81,7 +81,7 @@ def sums(run):
 
 @pytest.mark.parametrize('kind', ['dapo','grpo','cispo'])
 def test_a_record_holds_terms_that_sum_to_the_loss_that_was_logged(kind, tmp_path):
-    train(*make(str(tmp_path), loss_type=kind, record_terms=2, beta=.02,
+    train(*make(str(tmp_path), loss_type=kind, record_token_terms_every=2, beta=.02,
         epsilon_high=5. if kind=='cispo' else None), print_verdict=False)
     run = read_run(tmp_path)
     told,logged = sums(run),dict(zip(run.history['step'], run.history['loss']))
@@ -93,14 +93,14 @@ def test_a_record_holds_terms_that_sum_to_the_loss_that_was_logged(kind, tmp_pat
     assert list(row['by'])[0]==kind and len(row['by'])==len(LOSS_TYPES)
 
 def test_log_probs_after_the_step_are_the_forwards():
-    s = init_state(*make(steps_per_generation=1, record_terms=1))
+    s = init_state(*make(steps_per_generation=1, record_token_terms_every=1))
     info = train_batch(s)
     seen, = info['seen']
     now,_ = current_logps_and_entropy(s, seen['mb'])
     assert torch.allclose(seen['after'], now, atol=1e-6) and (seen['after']-seen['logps']).abs().max()>1e-3
 
 def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
-    runs = [train(*make(str(tmp_path/str(n)), record_terms=n, max_steps=4), print_verdict=False)
+    runs = [train(*make(str(tmp_path/str(n)), record_token_terms_every=n, max_steps=4), print_verdict=False)
         for n in (0, 1)]
     for a,b in zip(*(r.model.parameters() for r in runs)): assert torch.equal(a, b)
     rows = [json.loads(o) for o in open(tmp_path/'0'/'groups.jsonl')]

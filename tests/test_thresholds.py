@@ -101,7 +101,7 @@ EDGES = {
     ('learning-rate-too-large','fresh'):
         tuple(look(9, reward=.5, clip_ratio__region_mean=v) for v in (.24, .26))+(above,),
     ('learning-rate-too-large','young'):
-        tuple(look(9, reward=.5, replay__clip_share=v, **{AGE:1.}) for v in (.34, .36))+(above,),
+        tuple(look(9, reward=.5, replay__clip_frac=v, **{AGE:1.}) for v in (.34, .36))+(above,),
     ('learning-rate-too-large','lively'):
         tuple(look(24, reward=FALLS, clip_ratio__region_mean=v) for v in (.048, .052))+(above,),
     ('reward-collapse','rows'): (look(11, reward=jump(11, .8, .1)), look(12, reward=jump(12, .8, .1)), above),
@@ -121,7 +121,7 @@ EDGES = {
     ('no-gradient','share'): tuple(look(100, grad_norm=last(100, k, 1., 0.)) for k in (24, 26))+(above,),
     ('replay-too-old','rows'): tuple(look(n, replay__ess=.4, **{AGE:9.}) for n in (4, 5))+(above,),
     ('replay-too-old','ess'): tuple(look(9, replay__ess=v, **{AGE:9.}) for v in (.49, .51))+(below,),
-    ('replay-too-old','clip'): tuple(look(9, replay__clip_share=v, **{AGE:9.}) for v in (.29, .31))+(above,),
+    ('replay-too-old','clip'): tuple(look(9, replay__clip_frac=v, **{AGE:9.}) for v in (.29, .31))+(above,),
     ('sampler-disagrees','rows'): tuple(look(n, sampling__mismatch_kl=1.) for n in (3, 4))+(above,),
     ('sampler-disagrees','nats'):
         tuple(look(9, **{'sampling/sampling_logp_difference/mean':v}) for v in (.095, .105))+(above,),
@@ -184,7 +184,7 @@ HELPERS = {
     (F._solved,'top'):
         tuple((look(20, reward=[.1]*10+[.5]*5+[v]*5, **{DEAD:jump(20, .1, .95)}),)
             for v in (.445, .455))+(above,),
-    (F._young_clip,'age'): tuple((look(9, replay__clip_share=.5, **{AGE:v}),) for v in (1.45, 1.55))+(below,),
+    (F._young_clip,'age'): tuple((look(9, replay__clip_frac=.5, **{AGE:v}),) for v in (1.45, 1.55))+(below,),
     (F._others_fell,'share'):
         tuple((look(24, rewards__a__mean=jump(24, 1., v)),) for v in (.61, .59))+(above,),
     (F._others_fell,'least'):
@@ -253,8 +253,8 @@ MEANS = [   # (rule, run, does it speak?)
     ('thin-signal', look(20, reward=.3, replay__live_after=turns(.6, .9), **{DEAD:.7}), False),
     ('replay-too-old', look(20, replay__ess=turns(.3, .6), **{AGE:9.}), True),
     ('replay-too-old', look(20, replay__ess=turns(.45, .65), **{AGE:9.}), False),
-    ('replay-too-old', look(20, replay__clip_share=turns(.25, .38), **{AGE:9.}), True),
-    ('replay-too-old', look(20, replay__clip_share=turns(.2, .38), **{AGE:9.}), False),
+    ('replay-too-old', look(20, replay__clip_frac=turns(.25, .38), **{AGE:9.}), True),
+    ('replay-too-old', look(20, replay__clip_frac=turns(.2, .38), **{AGE:9.}), False),
     ('learning-rate-too-small', look(20, TWO, reward=.5, ratio_max=turns(1., 1.03)), False),
     ('learning-rate-too-small', look(20, TWO, reward=.5, ratio_max=turns(1., 1.01)), True),
     ('no-gradient', look(20, grad_norm=turns(0., 1.), reward_std=last(20, 18, .5, 0.)), False),
@@ -283,7 +283,7 @@ def test_a_batch_is_the_usual_step_between_rows():
     "A pause in the log is no batch: the median counts"
     steps = [0, 1, 2, 3, 4, 60, 61, 62, 63]
     def run(age):
-        told = {'replay/age_mean':age, 'replay/clip_share':.5}
+        told = {'replay/age_mean':age, 'replay/clip_frac':.5}
         return RunColumns([dict(step=s, reward=.5)|told for s in steps])
     assert RULES['learning-rate-too-large'](run(1.)) and not RULES['learning-rate-too-large'](run(5.))
 
@@ -335,7 +335,7 @@ def test_no_threshold_is_left_out():
 
 def test_what_was_replayed_does_not_count_as_freshly_clipped():
     "Stored tokens that no clip holds once counted as fresh ones: 71 % of them where it was none."
-    cols = dict(reward=.5, clip_ratio__region_mean=.32, replay__clip_share=0., replay__dead=3.,
+    cols = dict(reward=.5, clip_ratio__region_mean=.32, replay__clip_frac=0., replay__dead=3.,
                 replay__replaced=3.,
         **{DEAD:.5})
     rule = RULES['learning-rate-too-large']

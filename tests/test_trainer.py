@@ -8,7 +8,7 @@ from grpo_nb import batch_logps as bl
 from grpo_nb import trainer as tr
 from grpo_nb.parts.registry import ADVANTAGES, LOSSES, STRATEGIES, PRIORITIES, register
 from grpo_nb.logps import token_logps
-from grpo_nb.dialects import constant_advantages, maxrl_advantages, rft_advantages
+from grpo_nb.loss_variants import constant_advantages, maxrl_advantages, rft_advantages
 from grpo_nb.run.signals import Stopped, check_stop, forget_stop, note_stop
 from grpo_nb.run.checkpoints import checkpoint_folders, checkpoint_error
 from grpo_nb.run.resume import resolve_checkpoint, save_checkpoint
@@ -124,7 +124,7 @@ def test_a_minibatch_without_any_advantage_moves_the_weights_as_it_would(tmp_pat
         (dict(skip_zero_advantage=True, beta=.1), "`beta` .0.1. needs them: set beta to 0"),
         (dict(skip_zero_advantage=True, entropy_coef=.1), 'set entropy_coef to 0'),
         (dict(skip_zero_advantage=True, top_entropy_quantile=.5), 'set top_entropy_quantile to 1'),
-        (dict(skip_zero_advantage=True, record_terms=1), 'set record_terms to 0'),
+        (dict(skip_zero_advantage=True, record_token_terms_every=1), 'set record_token_terms_every to 0'),
         (dict(skip_zero_advantage=True, loss_type=lambda A: A), 'set loss_type to one of grpo'),
         (dict(skip_zero_advantage=True, replay_correction='max_moment=.04'), 'without max_moment'),
     ],
@@ -159,7 +159,7 @@ def test_weights_must_match_the_rewards():
 @pytest.mark.parametrize('bad', [math.nan, math.inf])
 @pytest.mark.parametrize('terms', [0, 1])
 def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_rows(bad, terms):
-    s = state(record_terms=terms, beta=.1)
+    s = state(record_token_terms_every=terms, beta=.1)
     batch,t = rollout(s, list(range(8)))[0],torch.ones(8, dtype=torch.bool)
     batch.ref_logps = batch.old_logps.clone()
     before = flat(s.model).clone()
@@ -247,7 +247,7 @@ def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
     assert sum(o['row']['replay/replaced'] for o in seen)>0
     for o in seen:
         dead,t = o['dead'],o['processed']
-        where = [i for i,r in enumerate(t.records) if r['treatment']=='replaced']
+        where = [i for i,r in enumerate(t.records) if r['outcome']=='replaced']
         assert all(dead[i] for i in where) and t.batch.replayed.nonzero()[:,0].tolist()==where
         for i in where:
             assert (t.batch.rewards[i].max() - t.batch.rewards[i].min()) > 0.5 and (
@@ -303,7 +303,7 @@ def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkey
     torch.testing.assert_close(info['processed'].batch.old_logps, info['fresh'].old_logps, rtol=0, atol=0)
 
 def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(monkeypatch):
-    s = state(beta=.1, num_iterations=2, method=Replay(buffer_size=8, when_empty='mask'))
+    s = state(beta=.1, num_iterations=2, method=Replay(buffer_size=8, unreplaced='mask'))
     asked,replaced = watch(monkeypatch, s),0
     for _ in range(4):
         asked.clear()
@@ -418,7 +418,7 @@ def test_tokens_are_counted_without_their_padding():
     args = cfg(max_completion_length=16, method=DynamicSampling(max_rounds=2))
     s = init_state(model, tok, DATA, parity, args)
     real = []
-    mine = s.method.process_batch
+    mine = s.strategy.process_batch
     def noted(batch, *a, sample_more=None, **kw):
         def more(n):
             extra = sample_more(n)
@@ -426,7 +426,7 @@ def test_tokens_are_counted_without_their_padding():
             return extra
         real.append(int(batch.completion_mask.sum()))
         return mine(batch, *a, sample_more=more, **kw)
-    s.method.process_batch = noted
+    s.strategy.process_batch = noted
     info = train_batch(s)
     assert s.num_tokens==info['row']['num_tokens']==sum(real) and len(real)>1
     assert real[0]<info['fresh'].completion_ids.numel()   # some of it is padding
@@ -481,9 +481,9 @@ def test_gradients_of_an_earlier_step_take_no_room(monkeypatch):
 def test_a_run_stops_once_its_tokens_are_sampled():
     whole = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=8))
     some = whole.history[3]['num_tokens']
-    s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40, max_tokens=some))
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40, max_sampled_tokens=some))
     assert len(s.history)==4 and s.num_tokens==some
-    assert len(train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40, max_tokens=some+1)).history)==5
+    assert len(train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40, max_sampled_tokens=some+1)).history)==5
 
 # ---- fresh and stored
 
@@ -495,13 +495,13 @@ def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
     for o in seen:
         n,row = len(o['fresh']),o['row']
         assert len(o['processed'].batch)==8 and n==8-row['replay/stored'] and len(o['prompts'])==n
-        keys = o['fresh'].key.tolist()
+        keys = o['fresh'].prompt_key.tolist()
         want = [tr.permutation(48, s.args.seed*100_003+(taken+i)//48)[(taken+i)%48] for i in range(n)]
         assert keys==want   # the cursor moves by what was sampled
         taken += n
         assert row['frac_reward_zero_std']==o['dead'].float().mean().item()
         assert o['processed'].batch.replayed[n:].all() and (o['processed'].batch.step[n:]<row['step']).all()
-        assert row['replay/live_after']==((8-row['replay/unfilled'])/8)
+        assert row['replay/live_after']==((8-row['replay/unreplaced'])/8)
     assert (seen[0]['row']['replay/stored'] == 0 and seen[-1]['row']['replay/stored'] == 8 * k // (1 + k)
             and s.prompts_seen == taken)
     plain = state()
@@ -511,7 +511,7 @@ def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
 def test_stored_groups_are_recorded_and_read_back(tmp_path):
     s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), replay_stored_per_fresh=1))
     rows = read_run(tmp_path).groups
-    stored = rows[rows.treatment=='stored']
+    stored = rows[rows.outcome=='stored']
     assert len(rows)==8*len(s.history) and len(stored)==sum(o['replay/stored'] for o in s.history)>0
     for _,o in stored.iterrows():
         born = rows[(rows.id==o.replacement['id'])].iloc[0]
@@ -521,7 +521,7 @@ def test_stored_groups_are_recorded_and_read_back(tmp_path):
 
 def test_copies_by_name_train_on_a_full_batch():
     s = train(tiny_model(0), TOK, DATA, parity, cfg(replay_stored_per_fresh=1), method='copies')
-    assert s.method.name=='copies' and all(o['replay/stored']==4 for o in s.history)
+    assert s.strategy.name=='copies' and all(o['replay/stored']==4 for o in s.history)
     with pytest.raises(ValueError, match="the method 'mask' does not know"):
         state(method=Mask(), replay_stored_per_fresh=1)
 
@@ -553,7 +553,7 @@ def test_a_method_of_ones_own_is_known_by_its_name():
             return self.make_result(batch, dead, in_loss=~dead, loud=1.)
     try:
         s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=2), method='loud')
-        assert s.method.name=='loud' and s.history[0]['replay/loud']==1
+        assert s.strategy.name=='loud' and s.history[0]['replay/loud']==1
     finally: del STRATEGIES['loud']
 
 @functools.cache
@@ -595,8 +595,8 @@ def test_a_resumed_run_is_the_same_to_the_bit(at, n, kw, tmp_path):
     assert strip(whole.history)==strip(parts.history)
     if 'replay_buffer_size' not in kw:
         assert any(o['replay/replaced'] or o.get('replay/stored') for o in whole.history[-1:])
-        assert [(e.id, e.score, e.step, e.uses) for e in whole.method.buffer] == [
-            (e.id, e.score, e.step, e.uses) for e in parts.method.buffer
+        assert [(e.id, e.score, e.step, e.uses) for e in whole.strategy.buffer] == [
+            (e.id, e.score, e.step, e.uses) for e in parts.strategy.buffer
         ]
     assert read_run(tmp_path / 'b').history['step'].tolist() == [
         o['step'] for o in whole.history
@@ -749,11 +749,11 @@ def test_the_record_holds_every_group_and_its_fate(tmp_path):
     s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path)))
     r = read_run(tmp_path)
     assert len(r.history)==4 and len(r.groups)==32
-    assert (r.groups['treatment']=='replaced').sum()==r.history['replay/replaced'].sum()>0
+    assert (r.groups['outcome']=='replaced').sum()==r.history['replay/replaced'].sum()>0
     for _,o in r.groups.iterrows():
         assert len(o['completions'])==len(o['rewards'])==len(o['advantages'])==4
         assert sum(o['ratio_hist']['counts'])>0
-        if o['treatment'] == 'replaced':
+        if o['outcome'] == 'replaced':
             assert (o['dead'] and o['advantages'] != o['advantages_before']
                     and o['replacement']['step'] < o['step'])
         elif not o['dead']: assert o['advantages']==o['advantages_before']
@@ -784,7 +784,7 @@ def test_every_reward_is_measured_and_only_a_binary_one_is_a_share():
     sd = (sum((o-sum(lengths)/48)**2 for o in lengths)/47)**.5
     assert L['mean']==pytest.approx(sum(lengths)/48) and L['n']==48 and not L['binary']
     assert L['high']-L['mean']==pytest.approx(2.0117*sd/48**.5, rel=1e-3)
-    assert not e['rewards']['silent']['judged'] and e['rewards']['silent']['n']==0
+    assert not e['rewards']['silent']['has_rewards'] and e['rewards']['silent']['n']==0
     assert 'pass@1' not in evaluate(m, TOK, DATA, length, max_completion_length=4)
 
 def test_it_learns_what_is_rewarded():
@@ -812,7 +812,7 @@ def test_a_list_of_rows_is_recorded_as_a_dataset_is(rows, tmp_path):
     train(tiny_model(0), TOK, rows, parity, cfg(output_dir=str(tmp_path), max_steps=4))
     g = read_run(tmp_path).groups
     assert len(g) >= 8 and [p if isinstance(p, str) else p[-1]['content']
-                            for p in g.prompt] == [DATA[int(k)]['prompt'][-1]['content'] for k in g.key]
+                            for p in g.prompt] == [DATA[int(k)]['prompt'][-1]['content'] for k in g.prompt_key]
 
 def test_sampling_rewards_and_log_probs_are_timed():
     import time
@@ -856,14 +856,14 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
                dict(method='keep', advantages=f'{f}:raw')):
         assert not torch.equal(run(**kw)[1], w), kw
     mine = f'{f}:oldest'
-    b = run(replay_priority=mine, replay_age_limit=3, replay_max_uses=2)[0].method.buffer
+    b = run(replay_priority=mine, replay_age_limit=3, replay_max_uses=2)[0].strategy.buffer
     assert (b.priority, b.age_limit, b.max_uses)==(mine, 3, 2) and PRIORITIES[mine].__name__=='oldest'
     for kw,says in ((dict(method=f'{f}:Hlave'), 'it has: .*Halve'),
                     (dict(method='nowhere.py:Mine'), 'no file'),
             (dict(replay_priority='oldets'), 'one of .*FILE.py:NAME'), (dict(method='mine'), 'no method'),
             (dict(method='keep', replay_max_uses=2), "'keep' does not know of it")):
         with pytest.raises(ValueError, match=says): run(**kw)
-    assert run('newest')[0].method.buffer.priority=='recency'   # a method keeps its own unless asked
+    assert run('newest')[0].strategy.buffer.priority=='recency'   # a method keeps its own unless asked
 
 def counted(monkeypatch, *functions):
     "How often each is called from now on, by whichever module of ours."

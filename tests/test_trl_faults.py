@@ -200,7 +200,7 @@ KEYS = {'prompt_ids','prompt_mask','completion_ids','completion_mask','advantage
 @pytest.mark.parametrize('opts,more', [({}, set()), (dict(beta=.1), {'ref_per_token_logps'}),
     (dict(num_iterations=2), {'old_per_token_logps'})])
 def test_trl_still_returns_the_keys_we_edit(opts, more):
-    t = T.trainer(replay_buffer_size=0, record_groups=0, **opts)
+    t = T.trainer(replay_buffer_size=0, record_groups_every=0, **opts)
     got = T.spy(t); t.train()
     b = got[0]
     assert set(b)==KEYS|more, f'gone: {(KEYS|more)-set(b)}, new: {set(b)-KEYS-more}'

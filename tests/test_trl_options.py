@@ -426,7 +426,7 @@ def test_every_remaining_option(name):
     if name=='model_kwargs': assert next(t.model.parameters()).dtype==torch.float32
 
 def test_the_clip_is_as_wide_as_epsilon_says():
-    share = {e:sum(o.get('replay/clip_share', 0) for o in go(epsilon=e,
+    share = {e:sum(o.get('replay/clip_frac', 0) for o in go(epsilon=e,
         learning_rate=3e-2)[0].state.log_history) for e in (.05,.6)}
     assert share[.05]>share[.6]
 

@@ -153,7 +153,7 @@ BAD = [(dict(num_generations='4'), 'num_generations'), (dict(num_generations=0),
     (dict(max_completion_length=0), 'max_completion_length'),
     (dict(replay_buffer_size=True), 'replay_buffer_size'), (dict(replay_age_limit='10'), 'replay_age_limit'),
     (dict(replay_age_decay='fast'), 'replay_age_decay'), (dict(replay_max_uses=1.5), 'replay_max_uses'),
-    (dict(dead_tolerance=None), 'dead_tolerance'), (dict(replay_drop_dead_kl='yes'), 'replay_drop_dead_kl')]
+    (dict(dead_tolerance=None), 'dead_tolerance'), (dict(replay_no_kl_on_dead='yes'), 'replay_no_kl_on_dead')]
 
 @pytest.mark.parametrize('bad,name', BAD, ids=str)
 def test_a_setting_that_cannot_work_is_named_before_any_work(bad, name):

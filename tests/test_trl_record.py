@@ -36,12 +36,12 @@ def run(plan=PLAN, B=2, steps=4, **kw):
     and its folder as read back."""
     t = T.trainer(Scripted(plan, G),
         **(dict(per_device_train_batch_size=B*G, max_steps=steps, learning_rate=3e-2) | kw))
-    got,ratios,old = T.spy(t),[],t._on_policy_logps
+    got,ratios,old = T.spy(t),[],t._fill_loss_inputs
     def see(x, logps):
         old(x, logps)
         ratios.append((x['replay_row'].tolist(), (logps-x.get('old_per_token_logps', logps)).exp(),
             x['completion_mask'].bool(), x['advantages']))
-    t._on_policy_logps = see
+    t._fill_loss_inputs = see
     t.train()
     return t,got,ratios,read_run(t.args.output_dir)
 
@@ -65,7 +65,7 @@ def test_what_was_sampled_is_on_record_with_its_rewards_and_advantages(trained):
     for o in r.rows:
         want = group_advantages(torch.tensor([o['rewards']]))[0]
         assert torch.allclose(torch.tensor(o['advantages_before']), want, atol=1e-5)
-        assert o['dead']==(len(set(o['rewards']))==1) and o['why']==('all-right' if o['dead'] else None)
+        assert o['dead']==(len(set(o['rewards']))==1) and o['dead_reason']==('all-right' if o['dead'] else None)
         assert abs(o['score']-(want.abs().sum()*torch.tensor(o['rewards']).std()).item())<1e-4
         assert o['prompt'] in T.PROMPTS and len(o['completions'])==G and max(o['n_tokens'])<=6
 
@@ -74,11 +74,11 @@ def test_what_is_trained_on_is_on_record(trained):
     for step,b in enumerate(got, 1):
         for g,o in enumerate(r.by_step[step]):
             assert o['advantages']==[pytest.approx(a) for a in b['advantages'][g*G:g*G+G].tolist()]
-            assert (o['treatment']=='replaced')==b['replayed'][g*G].item()==(o['replacement'] is not None)
+            assert (o['outcome']=='replaced')==b['replayed'][g*G].item()==(o['replacement'] is not None)
             if o['replacement']:
                 assert o['replacement']['completions']==texts(b,
                     g) and o['replacement']['advantages']==o['advantages']
-            else: assert o['completions']==texts(b, g) and o['treatment']=='trained'
+            else: assert o['completions']==texts(b, g) and o['outcome']=='trained'
 
 def test_a_newcomer_is_the_row_where_it_was_born(trained):
     _,_,_,r = trained
@@ -88,10 +88,10 @@ def test_a_newcomer_is_the_row_where_it_was_born(trained):
     assert len(came)==4
     for step,n in came:
         b = born[n['id']]
-        assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['key'])==(b['step'],
-            step-b['step'],b['prompt'],b['completions'],b['rewards'],b['key'])
+        assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['prompt_key'])==(b['step'],
+            step-b['step'],b['prompt'],b['completions'],b['rewards'],b['prompt_key'])
         assert n['advantages']==b['advantages_before'] and n['score']==pytest.approx(b['score'],
-            rel=1e-5) and 0<n['prob']<=1
+            rel=1e-5) and 0<n['draw_prob']<=1
     uses = {}
     for _,n in came: uses[n['id']] = uses.get(n['id'], 0)+1; assert n['uses']==uses[n['id']]
 
@@ -108,7 +108,7 @@ def test_ratios_and_clip_shares_are_those_of_the_first_pass(kw):
             rows |= {k:(x[j][m[j]],A[j]) for j,k in enumerate(at)}
         i += (len(ratios)//len(got))-(per//len(ratios[0][0]))   # later passes
         seen.append(rows)
-    assert any(o['clip_share']>0 for o in r.rows)
+    assert any(o['clip_frac']>0 for o in r.rows)
     flat = [(rows,g) for rows in seen for g in range(per//G)]
     assert len(flat)==len(r.rows)
     for (rows,g),o in zip(flat, r.rows):
@@ -117,7 +117,7 @@ def test_ratios_and_clip_shares_are_those_of_the_first_pass(kw):
         counts = [0]*15
         for v in x: counts[sum(v>=e for e in RATIO_EDGES[1:-1])] += 1
         assert o['ratio_hist']['counts']==counts
-        assert o['clip_share']==pytest.approx(sum((v>1.2 and a>0) or (v<.8 and a<0)
+        assert o['clip_frac']==pytest.approx(sum((v>1.2 and a>0) or (v<.8 and a<0)
             for v,a in zip(x, A))/len(x), abs=1e-6)
 
 def test_truncated_is_what_has_no_end_token():
@@ -140,15 +140,15 @@ def test_two_batches_in_one_step_are_numbered_on():
 
 @pytest.mark.parametrize('what', ['keep','mask'])
 def test_a_dead_group_that_stays_says_how(what):
-    _,_,_,r = run([DEAD,LIVE], steps=1, replay_when_empty=what)
-    assert [o['treatment'] for o in r.rows]==[dict(keep='kept', mask='masked')[what],'trained']
+    _,_,_,r = run([DEAD,LIVE], steps=1, replay_unreplaced=what)
+    assert [o['outcome'] for o in r.rows]==[dict(keep='kept', mask='masked')[what],'trained']
     assert sum(r.rows[0]['ratio_hist']['counts'])==(sum(r.rows[0]['n_tokens']) if what=='keep' else 0)
 
 def test_without_replay_dead_groups_are_kept_and_recording_changes_nothing():
-    runs = {n:run(replay_buffer_size=0, record_groups=n) for n in (0,1)}
+    runs = {n:run(replay_buffer_size=0, record_groups_every=n) for n in (0,1)}
     assert T.same(*[T.weights(runs[n][0]) for n in (0,1)])
     r = runs[1][3]
-    assert [o['treatment'] for o in r.rows]==['trained','trained','trained','kept','kept','trained','kept',
+    assert [o['outcome'] for o in r.rows]==['trained','trained','trained','kept','kept','trained','kept',
         'kept'] and r.settings['method']=='keep'
     # all at 1
     assert all(sum(o['ratio_hist']['counts'])==sum(o['n_tokens'])==o['ratio_hist']['counts'][7]
@@ -156,20 +156,20 @@ def test_without_replay_dead_groups_are_kept_and_recording_changes_nothing():
     assert not runs[0][3].rows and len(runs[0][3].history)==4
 
 def test_with_replay_recording_changes_nothing_either():
-    a,b = (run(record_groups=n)[0] for n in (0,1))
+    a,b = (run(record_groups_every=n)[0] for n in (0,1))
     assert T.same(T.weights(a), T.weights(b))
 
 def test_a_record_is_bounded_by_batches_and_by_groups():
-    _,_,_,r = run([LIVE], B=3, steps=5, record_groups=2, record_max_groups=2)
+    _,_,_,r = run([LIVE], B=3, steps=5, record_groups_every=2, record_max_groups=2)
     assert [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(3,0),(3,1),(5,0),(5,1)]
     _,_,_,r = run([LIVE], B=3, steps=1, record_max_groups=None)
     assert [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(1,2)]
-    _,got,_,r = run([LIVE], steps=10, steps_per_generation=2, per_device_train_batch_size=4, record_groups=2)
+    _,got,_,r = run([LIVE], steps=10, steps_per_generation=2, per_device_train_batch_size=4, record_groups_every=2)
     assert len(got)==5 and r.steps==[1,5,9]
     # no texts on the hub unasked
-    assert T.config(push_to_hub=True).record_groups==0 and T.config(push_to_hub=True,
-        record_groups=3).record_groups==3
-    for bad in (dict(record_groups=-1), dict(record_max_groups=0)):
+    assert T.config(push_to_hub=True).record_groups_every==0 and T.config(push_to_hub=True,
+        record_groups_every=3).record_groups_every==3
+    for bad in (dict(record_groups_every=-1), dict(record_max_groups=0)):
         with pytest.raises(ValueError, match=list(bad)[0]): T.config(**bad)
 
 def test_several_rewards_none_among_them_and_conversations():
@@ -235,12 +235,12 @@ def test_what_rewards_log_is_in_history_and_record(kw):
     t.train()
     r = read_run(t.args.output_dir)
     for o in r.rows:
-        if o['treatment']=='stored': continue   # never sampled
+        if o['outcome']=='stored': continue   # never sampled
         if o['step']==2: assert 'extra' not in o
         else: assert o['extra']=={'size':[len(c) for c in o['completions']]}
     sampled = [len(c) for o in r.rows if o['step']==1 for c in o['completions']]
     assert len(r.rows)==6 and r.history['size'][0]==pytest.approx(sum(sampled)/len(sampled))
-    if not kw: assert any(o['treatment']=='replaced' for o in r.rows)
+    if not kw: assert any(o['outcome']=='replaced' for o in r.rows)
 
 def test_a_crash_leaves_what_was_trained_on():
     class Breaks(Scripted):
@@ -480,8 +480,8 @@ def test_two_processes_leave_one_record(tmp_path, scene):
             assert (n or o)['completions']==done[s] and sum(o['ratio_hist']['counts'])==sum(tokens[s])
             if n:
                 b = born[n['id']]
-                assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['key'])==(b['step'],
-                    step-b['step'],b['prompt'],b['completions'],b['rewards'],b['key']) and o['dead']
+                assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['prompt_key'])==(b['step'],
+                    step-b['step'],b['prompt'],b['completions'],b['rewards'],b['prompt_key']) and o['dead']
         for o in rows:
             if o['id'] is not None: assert o['id'] not in born; born[o['id']] = o
     assert sum(o['replacement'] is not None for o in r.rows)>1

@@ -55,7 +55,7 @@ def test_without_a_buffer_it_is_gmpo_to_the_bit():
         t = T.trainer(Scripted(PLAN, G), cls=cls, args=args)
         t.train()
         return T.weights(t)
-    ours = run(GMPOWithReplay, config(None, replay_buffer_size=0, record_groups=0))
+    ours = run(GMPOWithReplay, config(None, replay_buffer_size=0, record_groups_every=0))
     assert T.same(ours, run(gmpo.GMPOTrainer, config(gmpo.GMPOConfig)))
 
 @pytest.mark.parametrize('module,name', [('a2po','A2POTrainer'), ('async_grpo','AsyncGRPOTrainer')])

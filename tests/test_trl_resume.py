@@ -124,7 +124,7 @@ def test_what_is_saved_when_a_reward_fails_goes_on_to_the_bit_and_loses_no_promp
     part,asked = run(tmp_path/'b', resume=True)
     assert asked==[o for o in all_asked if o[0]>=step]
     assert T.same(T.weights(whole), T.weights(part)) and logs(whole)==logs(part)
-    assert buffers_equal(*(t.replay_buffer if t.store is None else t.store for t in (whole, part)))
+    assert buffers_equal(*(t.replay_buffer if t.sharded_buffer is None else t.sharded_buffer for t in (whole, part)))
     tables = [(tmp_path/o/'groups.jsonl').read_text() for o in 'ab']
     assert tables[0]==tables[1]
 
@@ -163,7 +163,7 @@ def test_other_replay_options_are_refused_and_named(tmp_path):
     make(tmp_path, 2).train()
     for kw in (dict(replay_buffer_size=7), dict(replay_buffer_size=0), dict(replay_priority='uniform'),
             dict(replay_age_limit=3), dict(replay_age_decay=2.), dict(replay_max_uses=1),
-            dict(replay_when_empty='mask'), dict(replay_drop_dead_kl=True),
+            dict(replay_unreplaced='mask'), dict(replay_no_kl_on_dead=True),
             dict(replay_same_prompt_first=True), dict(dead_tolerance=.5)):
         with pytest.raises(
             ValueError,
@@ -171,7 +171,7 @@ def test_other_replay_options_are_refused_and_named(tmp_path):
         ):
             make(tmp_path, 3, **kw).train(resume_from_checkpoint=True)
     # what doesn't decide the run is free
-    t = make(tmp_path, 3, record_groups=0, replay_scope='local'); t.train(resume_from_checkpoint=True)
+    t = make(tmp_path, 3, record_groups_every=0, replay_scope='local'); t.train(resume_from_checkpoint=True)
     assert t.state.global_step==3
 
 def test_a_buffer_of_other_options_is_refused_where_the_checkpoint_notes_none(tmp_path):
@@ -428,7 +428,7 @@ def test_a_shared_buffer_that_holds_nothing_yet_is_saved(tmp_path):
     t.train()
     again = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts|dict(max_steps=3)))
     again.train(resume_from_checkpoint=True)
-    assert again.state.global_step==3 and len(again.store)==0
+    assert again.state.global_step==3 and len(again.sharded_buffer)==0
 
 def test_a_second_run_of_a_trainer_loads_its_weights_into_the_engine_again(tmp_path):
     "Both runs begin at step 0, and TRL loads weights into vLLM only where the step is another than before."

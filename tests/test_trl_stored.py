@@ -212,10 +212,10 @@ def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on():
         for i,m in zip(b['completion_ids'], b['completion_mask'])], skip_special_tokens=True)
     assert list(L['completion'])[-3*G:]==texts
     run = read_run(t.args.output_dir)
-    assert [o['treatment'] for o in run.rows]==['trained']*3+['trained','stored','stored']*2
+    assert [o['outcome'] for o in run.rows]==['trained']*3+['trained','stored','stored']*2
     born = {o['id']:o for o in run.rows if o['id'] is not None}
     for o in run.rows:
-        if o['treatment']!='stored': continue
+        if o['outcome']!='stored': continue
         was = born[o['replacement']['id']]
         assert [o[k] for k in ('prompt','completions','rewards','dead')]==[was[k]
             for k in ('prompt','completions','rewards','dead')]
@@ -242,12 +242,12 @@ def test_it_resumes_to_the_bit(name, tmp_path):
 # ---- pieces of a batch, by hand
 
 def test_counts_of_two_processes_are_put_together():
-    a = ReplayCounts(fresh=4, dead=3, replaced=1, unfilled=2, live=4, trained=6, unique_prompts=3,
+    a = ReplayCounts(fresh=4, dead=3, replaced=1, unreplaced=2, live=4, trained=6, unique_prompts=3,
         stored=2, drawn=3, ages=9, uses=5, oldest=6)
-    b = ReplayCounts(fresh=4, dead=1, replaced=1, unfilled=0, live=5, trained=6, unique_prompts=5,
+    b = ReplayCounts(fresh=4, dead=1, replaced=1, unreplaced=0, live=5, trained=6, unique_prompts=5,
         stored=1, drawn=2, ages=6, uses=3, oldest=4)
     got = (a+b).metrics()
-    assert got==pytest.approx(dict(dead=4, replaced=2, unfilled=2, stored=3, live_before=.5,
+    assert got==pytest.approx(dict(dead=4, replaced=2, unreplaced=2, stored=3, live_before=.5,
         live_after=1-3/12, age_mean=15/5, age_max=6, uses_mean=8/5, unique_prompts=8))
 
 def test_a_prompt_keeps_its_key_however_wide_the_batch_is():

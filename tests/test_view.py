@@ -61,7 +61,7 @@ def test_every_cell_says_what_the_record_says(run):
     for row in run.rows:
         code, k = (o.state()[run.steps.index(row['step']), row['group']],
                    o.by()[run.steps.index(row['step']), row['group']])
-        why = {'all-right':2, 'all-wrong':3}.get(row['why'], 4) if row['dead'] else 1
+        why = {'all-right':2, 'all-wrong':3}.get(row['dead_reason'], 4) if row['dead'] else 1
         assert code==why+3*(row['replacement'] is not None)
         assert (k>=0)==(row['replacement'] is not None)
         if k>=0:
@@ -125,7 +125,7 @@ def test_a_run_without_groups_has_curves_and_one_without_anything_is_refused(tmp
     with pytest.raises(ValueError, match='neither groups nor a history'): view_html(tmp_path/'b')
 
 def test_stored_groups_beside_fresh_ones_have_a_colour_of_their_own():
-    assert _cell_of(dict(treatment='stored', dead=False))==CELLS['stored']
+    assert _cell_of(dict(outcome='stored', dead=False))==CELLS['stored']
 
 SAID = [(dict(), 'with the ratio'), (dict(method='replay_uncorrected'), 'without correction')]
 @pytest.mark.parametrize('kw,says', SAID)

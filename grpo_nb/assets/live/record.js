@@ -67,7 +67,7 @@ function row(g, group, step) {         // a group as the inspector shows it
   const by = g.by && {id: g.by.id, step: g.by.step, score: g.by.score, terms: terms(g.by)};
   return {group, step, prompt: g.question, completions: g.texts, rewards: g.rewards, advantages: g.advantages,
     n_tokens: g.lengths, score: g.score, id: g.stored || g.dead ? null : g.id, replacement: by || undefined,
-    why: g.dead ? `all-${agreed(g)}` : undefined, terms: by ? undefined : terms(g)};
+    dead_reason: g.dead ? `all-${agreed(g)}` : undefined, terms: by ? undefined : terms(g)};
 }
 function terms({seen, advantages}) {   // of each token, as the inspector shows it; none where it was shut
   if (!seen) return undefined;

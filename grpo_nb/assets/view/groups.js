@@ -12,7 +12,7 @@ const dim = (...words) => el('p', {class: 'gv-dim'}, ...words);
 // In words why a group is dead, and whether all its answers are one text.
 function whyOf(g) {
   const texts = g.completions || [], known = texts.some(t => t);
-  return why(g.why) + (!known ? '' : texts.every(t => t == texts[0]) ? ', one text' : ', different texts');
+  return why(g.dead_reason) + (!known ? '' : texts.every(t => t == texts[0]) ? ', one text' : ', different texts');
 }
 
 export class Groups {
@@ -105,7 +105,7 @@ export class Groups {
       const {id, step} = o.version.stored[k], use = `${nth(o.useOf(k, s, r.group))} use`;
       return `← group ${num(id)}${step == null ? '' : ` of step ${step}, ${many(run.steps[s] - step, 'step')} old`}, ${use}`;
     }
-    if (o.cell(s, r.group).dead) return r.treatment == 'masked' ? 'left out of the loss' : 'left as it is';
+    if (o.cell(s, r.group).dead) return r.outcome == 'masked' ? 'left out of the loss' : 'left as it is';
     return r.id == null || o.isWhatIf ? '' : `stored as group ${num(r.id)}`;
   }
   dots(rewards) {                      // a dot for each reward, the fuller the higher
@@ -178,7 +178,7 @@ export class Groups {
     return out;
   }
   aboutUse(entry, k, g, s) {
-    const {selection: o, run} = this, uses = o.version.uses[k].length, prob = g.replacement?.prob, bits = [];
+    const {selection: o, run} = this, uses = o.version.uses[k].length, prob = g.replacement?.draw_prob, bits = [];
     if (entry.step != null) bits.push(`born at step ${entry.step}`, `${many(run.steps[s] - entry.step, 'step')} old`);
     bits.push(uses == 1 ? 'its only use' : `${nth(o.useOf(k, s, g.group))} of ${uses} uses`);
     if (entry.score != null) bits.push(`score ${num(entry.score)}`);

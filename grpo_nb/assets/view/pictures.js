@@ -35,7 +35,7 @@ export function ratios(g, {run, isWhatIf}) {
   if (!h) return only(box, 'Not recorded here.');
   const top = Math.max(...h.counts, 1), total = h.counts.reduce((a, b) => a + b, 0), n = h.counts.length;
   const bits = [many(total, 'token')];
-  if (g.clip_share != null) bits.push(`share clipped ${num(g.clip_share, 2)}`);
+  if (g.clip_frac != null) bits.push(`share clipped ${num(g.clip_frac, 2)}`);
   if (g.grad_norm != null) bits.push(`gradient norm ${num(g.grad_norm, 2)}`);
   const bins = h.counts.map((c, i) => c ? `${c} from ${h.edges[i]} to ${h.edges[i + 1]}` : '').filter(Boolean);
   const pic = svg('svg', {viewBox: '-10 0 350 116', role: 'img', class: 'gv-pic',

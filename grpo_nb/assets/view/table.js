@@ -35,7 +35,7 @@ export const TABLE =
     "unscored": "not scored"
   },
   "group": ["group", "step", "prompt", "completions", "rewards", "rewards_by_func", "advantages_before",
-    "advantages", "n_tokens", "truncated", "why", "treatment", "score", "id", "ratio_hist", "clip_share",
+    "advantages", "n_tokens", "truncated", "dead_reason", "outcome", "score", "id", "ratio_hist", "clip_frac",
     "grad_norm", "tokens", "logps", "ratios", "terms"]
 }
 ;
