@@ -16,6 +16,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
+from .parts.renamed import RENAMED
 
 # %% ../nbs/reference/cli.ipynb #84036f26
 _WORDS = tomllib.loads((resources.files('grpo_nb')/'assets/help/commands.toml').read_text(encoding='utf-8'))
@@ -46,7 +47,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message:str)->None:
         "ValueError with argparse's own message, instead of the whole usage."
         odd = re.split('[ =]', message.partition('unrecognized arguments: ')[2])[0]
-        where = self.elsewhere.get(odd[2:]) or _near(odd, self._option_string_actions)
+        new = RENAMED['settings'].get(odd[2:])
+        new = f', it is now --{new}' if f'--{new}' in self._option_string_actions else ''
+        where = self.elsewhere.get(odd[2:]) or new or _near(odd, self._option_string_actions)
         if odd[:1]=='-': message = f'no option {odd!r}{where}'
         elif odd: message = f'{odd!r} belongs to no option'
         raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')

@@ -69,7 +69,7 @@ def _measured(e):
     "A measurement as text: each reward's mean and interval, the share right if rewards are 0 or 1."
     parts = []
     for name,r in (e.get('rewards') or {}).items():
-        if not r['judged']: parts.append(f'{name} not judged (every reward was None)')
+        if not r['has_rewards']: parts.append(f'{name} not judged (every reward was None)')
         else: parts.append(f"{name} {r['mean']:.3g} ({r['low']:.3g} to {r['high']:.3g})")
     if e.get('pass@1') is not None:
         low,high = e['ci']
@@ -95,7 +95,7 @@ def _prompt_text(prompt):
 
 def _samples(held_out, before, after, n=6):
     "The first `n` problems that went from wrong to right, then others: prompt, answer, and both completions."
-    was,now = (o.get('right') or [None]*len(held_out) for o in (before, after))
+    was,now = (o.get('num_correct') or [None]*len(held_out) for o in (before, after))
     order = sorted(range(len(held_out)), key=lambda i: ((was[i] or 0)-(now[i] or 0), i))
     def sample(i):
         right = dict(right_before=was[i] and bool(was[i]), right_after=now[i] and bool(now[i]))

@@ -49,13 +49,13 @@ def pass_at_k(
 # %% ../nbs/06_evaluation.ipynb #c69f84c9
 def reward_summary(
     r:Tensor,  # (problems, samples) of one reward; nan where it had no opinion
-)->dict:       # judged, mean, low, high, n (problems with a judgment), binary
+)->dict:       # has_rewards, mean, low, high, n (problems with a judgment), binary
     """Mean reward, 95 % interval over problems: Student's; for rewards of 0 and 1 that were sampled once,
     or whose problems all have the same mean, Wilson's.
     """
     per = r.nanmean(1)
     per = per[~per.isnan()].tolist()
-    if not per: return dict(judged=False, mean=None, low=None, high=None, n=0, binary=False)
+    if not per: return dict(has_rewards=False, mean=None, low=None, high=None, n=0, binary=False)
     seen = r[~r.isnan()]
     binary = bool(((seen==0)|(seen==1)).all())
     mean,half = mean_ci(per)
@@ -63,7 +63,7 @@ def reward_summary(
     wilson = binary and (r.shape[1]==1 or half<1e-9)
     low,high = wilson_ci(sum(per), len(per)) if wilson else (mean-half, mean+half)
     if binary: low,high = max(0., low),min(1., high)
-    return dict(judged=True, mean=mean, low=low, high=high, n=len(per), binary=binary)
+    return dict(has_rewards=True, mean=mean, low=low, high=high, n=len(per), binary=binary)
 
 # %% ../nbs/06_evaluation.ipynb #22191bfa
 @torch.no_grad()
@@ -83,7 +83,8 @@ def evaluate(
 )->dict:   # `rewards` by name as from `reward_summary`, `n_problems`, `texts` of the first samples
     """How good is a model on these problems?
 
-    A first reward of 0 and 1 also gives `pass@1`, `ci` and `right`; rewards that log metrics give `metrics`.
+    A first reward of 0 and 1 also gives `pass@1`, `ci` and `num_correct` (of the samples of each problem);
+    rewards that log metrics give `metrics`.
     """
     check_stop(measures=True)   # not of a run that a signal stopped
     funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
@@ -104,6 +105,6 @@ def evaluate(
     if log.metrics: res['metrics'] = log.metrics
     if first['binary']:
         right = (r[...,0].nan_to_num(0)>=1).sum(1).tolist()
-        res |= {'pass@1':first['mean'], 'ci':(first['low'], first['high']), 'right':right}
+        res |= {'pass@1':first['mean'], 'ci':(first['low'], first['high']), 'num_correct':right}
         if k: res[f'pass@{k}'] = sum(pass_at_k(num_samples, c, k) for c in right)/len(r)
     return res

@@ -66,7 +66,7 @@ class Rollouts(Groups):
     rewards:Tensor|None=None  # (B, G) float32
     advantages:Tensor|None=None # (B, G) float32, or (B, G, T) where a method weighs tokens
     ref_logps:Tensor|None=None # (B, G, T) float32 nats, of the frozen reference; 0 where masked
-    key:Tensor|None=None      # (B,) int64, row of the prompt in its dataset
+    prompt_key:Tensor|None=None # (B,) int64, row of the prompt in its dataset
     step:Tensor|None=None     # (B,) int64, the optimizer step at which the group was sampled
     replayed:Tensor|None=None # (B,) bool, did the group come out of a buffer?
     dead:Tensor|None=None     # (B,) bool, does it teach nothing? None: `rewards` decide
@@ -75,7 +75,7 @@ class Rollouts(Groups):
     def __post_init__(self):
         self.check()
         B,on = len(self),dict(device=self.completion_ids.device)
-        if self.key is None: self.key = torch.full((B,), -1, **on)
+        if self.prompt_key is None: self.prompt_key = torch.full((B,), -1, **on)
         if self.step is None: self.step = torch.zeros(B, dtype=torch.int64, **on)
         if self.replayed is None: self.replayed = torch.zeros(B, dtype=torch.bool, **on)
 

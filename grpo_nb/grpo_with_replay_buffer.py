@@ -37,16 +37,17 @@ class GRPOWithReplayBufferTrainer(ReplayTrainerBase):
         batch = super()._generate_and_score_completions(inputs)
         self._fix_group_metrics()
         if not self.model.training: return batch
-        self.batch = self.open_batch(batch, len(inputs))   # None: nothing is replaced, nothing recorded
+        # None: nothing is replaced, nothing recorded
+        self.batch = self.make_batch_record(batch, len(inputs))
         if self.batch is None: return batch
         batch = self.batch.sampled.to_trl()
         if self.args.replay_active: batch = self.update_with_replay_buffer(batch, inputs)
-        return self.start_training(batch)
+        return self.track_rows(batch)
 
     def _compute_loss(self, model, inputs):
         if 'replay_row' not in inputs: return super()._compute_loss(model, inputs)
         x = self._loss_inputs = dict(inputs)
-        first_pass = self.batch and not self.batch.seen[x['replay_row']].all()
+        first_pass = self.batch and not self.batch.has_logps[x['replay_row']].all()
         try: loss = super()._compute_loss(model, x)
         finally: self._loss_inputs = None
         if self.correction.is_active: self._count_clipped(x)
@@ -57,7 +58,7 @@ class GRPOWithReplayBufferTrainer(ReplayTrainerBase):
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         with self.timed('logps'): out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._loss_inputs is not None:   # it runs inside the loss
-            self._on_policy_logps(self._loss_inputs, out[0].detach())
+            self._fill_loss_inputs(self._loss_inputs, out[0].detach())
             self._loss_inputs |= dict(logps=out[0].detach(), entropies=out[1])
         return out
 
@@ -70,11 +71,11 @@ def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
     rows = self.rows_of(batch)
     fresh = rows.to('cpu')
     drawn = self.batch.drawn = self.sample_from_replay_buffer(fresh)
-    self.batch.waiting = self.update_replay_buffer(fresh, inputs)
+    self.batch.uncommitted = self.update_replay_buffer(fresh, inputs)
     if drawn.rows: rows = self._insert_drawn(rows, drawn)
-    rows = self._moved_reference(rows, drawn)
+    rows = self._refresh_ref_logps(rows, drawn)
     self._log_replay()
-    return self._add_flags(rows, drawn)
+    return self._flag_rows(rows, drawn)
 
 @patch
 def _insert_drawn(self:GRPOWithReplayBufferTrainer, rows, drawn):
@@ -94,22 +95,23 @@ def sample_from_replay_buffer(self:GRPOWithReplayBufferTrainer, fresh:TrlRows)->
         else b.local(b.rewards, self.args.process_index))
     info = BatchInfo(b.dead, rewards.cpu(), fresh.advantages, fresh.prompt_mask.sum(1),
         fresh.completion_mask.sum(1), fresh.prompt_keys(), self.state.global_step, b.unsampled)
-    if not self.sharded: return self.store.draw(info, lambda group: IMAGE_COLUMNS & set(group)==images)
+    if not self.sharded:
+        return self.sharded_buffer.draw(info, lambda group: IMAGE_COLUMNS & set(group)==images)
     if images or any(k in fresh.data for k in PROMPT_COMPLETION_COLUMNS):
         raise ValueError("images travel with their process only: use replay_scope='local'")
-    self.store.row_format = self.store.row_format or row_format(fresh, b.rewards.shape[1])
-    return self.store.draw(info)
+    self.sharded_buffer.row_format = self.sharded_buffer.row_format or row_format(fresh, b.rewards.shape[1])
+    return self.sharded_buffer.draw(info)
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #mark0001
 @patch
-def _add_flags(self:GRPOWithReplayBufferTrainer, rows, drawn):
+def _flag_rows(self:GRPOWithReplayBufferTrainer, rows, drawn):
     "Flag the rows that are replayed and those that stay dead, mask these if asked to, count tokens anew."
     B,G,dev = len(rows),self.num_generations,rows.advantages.device
-    first = self.store.rank*B   # of this process's rows, among those of all
+    first = self.sharded_buffer.rank*B   # of this process's rows, among those of all
     def flags(idx): return torch.tensor([i in idx for i in range(B)], device=dev)
-    dead = flags({g*G+i-first for g in drawn.unfilled for i in range(G)})
+    dead = flags({g*G+i-first for g in drawn.unreplaced for i in range(G)})
     rows = rows.with_tensors(rows.data|dict(replayed=flags({*drawn.rows}), replay_dead=dead))
-    if self.args.replay_when_empty=='mask': rows.data['completion_mask'] = rows.completion_mask*~dead[:,None]
+    if self.args.replay_unreplaced=='mask': rows.data['completion_mask'] = rows.completion_mask*~dead[:,None]
     return rows.to_trl()|dict(num_items_in_batch=self.accelerator.gather(rows.loss_mask.sum()).sum())
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #6e8c7a86
@@ -118,27 +120,27 @@ def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
     fresh:TrlRows, inputs:list,  # the batch as sampled, on the CPU; a dict per row of it
 )->list:
     "The rows of living groups that still lack log-probs, as (id, first row, group); the others are stored."
-    b,waiting = self.batch,[]
+    b,uncommitted = self.batch,[]
     rewards = b.local(b.rewards, self.args.process_index).cpu().float()
     for g,(id,lo,hi) in b.drawn.to_store.items():
-        first = g*self.num_generations-self.store.rank*len(rewards)   # of the group, among our rows
+        first = g*self.num_generations-self.sharded_buffer.rank*len(rewards)   # of the group, among our rows
         r = slice(first+lo, first+hi)
         group = extract_group(fresh, r)|dict(rewards=rewards[r].clone())
         if not self.sharded and is_text(prompt := inputs[r.start].get('prompt')): group['prompt'] = prompt
-        if 'old_per_token_logps' in fresh.data: self.store.commit(id, group)
-        else: waiting.append((id, r.start, group))
-    return waiting
+        if 'old_per_token_logps' in fresh.data: self.sharded_buffer.commit(id, group)
+        else: uncommitted.append((id, r.start, group))
+    return uncommitted
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #seelogps
 @patch
-def _on_policy_logps(self:GRPOWithReplayBufferTrainer, x, logps):
+def _fill_loss_inputs(self:GRPOWithReplayBufferTrainer, x, logps):
     "Fill in what the loss will read from `x`, now that the policy's log-probs of these rows are known."
     self._came_back += x['replay_row'].tolist()
     if self.batch: self.batch.add_logps(x['replay_row'], logps)   # still the policy that sampled
     if 'replay_old_logps' in x:
         stored = x['replay_old_logps'].to(logps.dtype)
         x['old_per_token_logps'] = torch.where(x['replayed'][:,None], stored, logps)
-    if self.args.replay_drop_dead_kl and 'ref_per_token_logps' in x:
+    if self.args.replay_no_kl_on_dead and 'ref_per_token_logps' in x:
         x['ref_per_token_logps'] = torch.where(x['replay_dead'][:,None], logps, x['ref_per_token_logps'])
     if 'replayed' in x: self._note_ratios(x, logps)
 
@@ -150,7 +152,7 @@ def finish_batch(self:GRPOWithReplayBufferTrainer)->None:
     if b is None or b.trained is None or b.finished: return
     b.finished = True
     logps = b.logps.cpu()
-    for id,at,group in b.waiting if b.complete else ():
+    for id,at,group in b.uncommitted if b.complete else ():
         real = torch.arange(logps.shape[1])<group['lens'][:,None]
-        self.store.commit(id, group|dict(old_per_token_logps=logps[at:at+len(real)][real]))
+        self.sharded_buffer.commit(id, group|dict(old_per_token_logps=logps[at:at+len(real)][real]))
     self.notify('on_batch_end', batch=b)

@@ -34,11 +34,11 @@ class DynamicSampling(DeadGroupStrategy):
     """
     name = 'dynamic'
     max_rounds:int=3       # times to ask for more; each costs a generation
-    when_empty:str='keep'  # a group still dead after that: 'keep' or 'mask'
+    unreplaced:str='keep'  # a group still dead after that: 'keep' or 'mask'
 
     def __post_init__(self):
         require('max_rounds', self.max_rounds, self.max_rounds>=0, '0 or more')
-        require('when_empty', self.when_empty, self.when_empty in ('keep','mask'), "'keep' or 'mask'")
+        require('unreplaced', self.unreplaced, self.unreplaced in ('keep','mask'), "'keep' or 'mask'")
 
     def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *, sample_more:Callable
             |None=None,
@@ -88,7 +88,7 @@ class GRESO(DeadGroupStrategy):
         "Every group as it is; what happened is remembered by prompt."
         dead = self.find_dead(batch, dead)
         kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
-        for k,d,kind in zip(batch.key.tolist(), dead.tolist(), kinds):
+        for k,d,kind in zip(batch.prompt_key.tolist(), dead.tolist(), kinds):
             self.row[k] = (self.row.get(k, (0, ''))[0]+1 if d else 0, kind)
         for o in self.p:
             share = sum(d and kind==o for d,kind in zip(dead.tolist(), kinds))/len(kinds)
@@ -256,7 +256,7 @@ class VirtualMaxReward(DeadGroupStrategy):
 @register(STRATEGIES, 'ngrpo')
 class NGRPO(VirtualMaxReward):
     "`VirtualMaxReward` as NGRPO's repository runs it: groups that are all right are left out."
-    name,when_empty = 'ngrpo','mask'
+    name,unreplaced = 'ngrpo','mask'
 
 # %% ../nbs/catalogue/methods.ipynb #fb54a428
 @register(STRATEGIES, 'entropy')
@@ -329,7 +329,8 @@ def _mended(self:AR3PO, pack, old, step):
     pack['lengths'][-1],pack['rewards'][-1] = len(old['completion_ids']),old['reward']
     pack['advantages'] = group_advantages(pack['rewards'][None], self.scale)[0]
     old['uses'] += 1
-    return StoredGroup(pack, old['reward'], old['step'], pack['key'], None, old['uses'], 1., step-old['step'])
+    return StoredGroup(pack, old['reward'], old['step'], pack['prompt_key'], None, old['uses'], 1.,
+        step-old['step'])
 
 @patch
 def _remember(self:AR3PO, batch, keys, step):

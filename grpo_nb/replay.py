@@ -50,9 +50,9 @@ def recency_priority(
 class ReplayBuffer(GroupStorage):
     """The best `max_size` groups seen, drawn in proportion to a priority.
 
-    `add` stores, `draw` gives entries and `sample` what was stored: without replacement, or with it for more
-    than there are. Among equals the newest stays. If all weights are 0, each group is equally likely.
-    Source: TRL pull request 4060 for score and draw; the other options are ours.
+    `add` stores, `sample_entries` gives entries and `sample` what was stored: without replacement, or with
+    it for more than there are. Among equals the newest stays. If all weights are 0, each group is equally
+    likely. Source: TRL pull request 4060 for score and draw; the other options are ours.
     """
     max_size:int           # groups kept; 0 keeps none
     priority:str='score'   # which stay and come back: a name in `PRIORITIES`, FILE.py:NAME, or a function
@@ -87,7 +87,7 @@ def add(self:ReplayBuffer,
     scores:list,   # (n,) floats or a tensor, 0 or more
     data:list,     # n things to store, most often dicts of CPU tensors
     step:int=0,    # the optimizer step at which they were made
-    keys:list|None=None, rewards:list|None=None, # prompt indices and rewards, for priorities
+    keys:list|None=None, rewards:list|None=None, # prompt keys and rewards, for priorities
 )->list:           # n ids, None for what was not kept
     "Store the best, in memory of their own. ValueError for scores that are not finite or below 0."
     n = len(data)
@@ -120,7 +120,7 @@ def evict(self:ReplayBuffer,
 def sample_entries(self:ReplayBuffer,
     n:int,           # groups wanted
     step:int|None=None, # now, for ages; None: the latest step seen
-    keys:list|None=None, # n prompt indices: the i-th draw prefers groups of the i-th prompt
+    keys:list|None=None, # n prompt keys: the i-th draw prefers groups of the i-th prompt
 )->list:   # up to `n` of `StoredGroup`; fewer only when the buffer is empty, or emptied by `max_uses`
     "Draw in proportion to the weights: without replacement, or with it when `n` is more than there are."
     check_draw(n, keys)
@@ -131,12 +131,12 @@ def sample_entries(self:ReplayBuffer,
     out = []
     for key in keys or [None]*n:
         if not left: break
-        same = [e for e in left if e.key==key] if key is not None else []
+        same = [e for e in left if e.prompt_key==key] if key is not None else []
         e,p = self.pick(same or left)
         e.uses += 1
         e.drawn += 1
         if not replacement or e.uses==self.max_uses: left.remove(e)
-        out.append(replace(e, prob=p))
+        out.append(replace(e, draw_prob=p))
     if self.max_uses: self.entries = [e for e in self.entries if e.uses<self.max_uses]
     return out
 
@@ -158,20 +158,20 @@ class Replay(DeadGroupStrategy):
     """Put stored groups in the place of dead ones, then store the living ones.
 
     A replayed group brings the log-probs of the policy that sampled it, so weight and clip see its true
-    ratio; with `corrected=False` the trainer takes that ratio as 1, as TRL's reference did.
+    ratio; with `force_ratio_one=True` the trainer takes that ratio as 1, as TRL's reference did.
     """
     name = 'replay'
     def __init__(self,
-        buffer_size:int=64,            # groups; 0: dead groups are left as `when_empty` says
-        corrected:bool=True,           # take a replayed group's ratio against the policy that sampled it?
-        when_empty:str='keep',         # what happens to a dead group without replacement: 'keep' or 'mask'
+        buffer_size:int=64,            # groups; 0: dead groups are left as `unreplaced` says
+        force_ratio_one:bool=False,    # take a replayed group's ratio as 1, as TRL's reference did?
+        unreplaced:str='keep',         # what happens to a dead group without replacement: 'keep' or 'mask'
         same_prompt_first:bool=False,  # prefer a stored group of the dead group's own prompt?
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
         **options:Scalar,              # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
-        check_replay_settings(when_empty, stored_per_fresh)
+        check_replay_settings(unreplaced, stored_per_fresh, options)
         self.buffer = ReplayBuffer(buffer_size, **options)
-        self.corrected,self.when_empty = corrected,when_empty
+        self.force_ratio_one,self.unreplaced = force_ratio_one,unreplaced
         self.same_prompt_first,self.stored_per_fresh = same_prompt_first,stored_per_fresh
 
     @classmethod
@@ -207,16 +207,16 @@ def process_batch(self:Replay,
     "Replace dead groups by stored ones, add stored ones up to `size`, then store the living ones."
     n = len(batch)
     dead = self.find_dead(batch, dead)
-    places = dead.nonzero()[:,0].tolist()
-    prompts = [prompt_indices(batch)[b] for b in places]
-    beside,instead = self.draw_for_batch(prompts, 0 if size is None else size-n, step)
-    places = places[:len(instead)]   # what the buffer could not replace stays
-    new = insert_stored(batch, torch.tensor(places, dtype=torch.long), instead, beside)
+    slots = dead.nonzero()[:,0].tolist()
+    prompts = [prompt_indices(batch)[b] for b in slots]
+    extra,replacements = self.draw_for_batch(prompts, 0 if size is None else size-n, step)
+    slots = slots[:len(replacements)]   # what the buffer could not replace stays
+    new = insert_stored(batch, torch.tensor(slots, dtype=torch.long), replacements, extra)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     stored = self.store(batch, (~dead).nonzero()[:,0].tolist(), scores, step)
-    drawn = dict(zip([*places, *range(n, len(new))], instead+beside))
+    drawn = dict(zip([*slots, *range(n, len(new))], replacements+extra))
     out = self.make_result(new, dead, scores=scores, drawn=drawn, stored=stored, buffer_size=len(self.buffer))
-    if not self.corrected: out.force_ratio_one[[*drawn]] = True
+    if self.force_ratio_one: out.force_ratio_one[[*drawn]] = True
     return out
 
 @patch
@@ -237,8 +237,8 @@ def store(self:Replay,
 # %% ../nbs/11_replay.ipynb #538bb164
 @patch
 def draw_for_batch(self:Replay,
-    prompts:list,  # prompt indices of the dead groups
-    extra:int,     # stored groups wanted beside the sampled ones
+    prompts:list,  # prompt keys of the dead groups
+    extra:int,     # more stored groups wanted, as `stored_per_fresh` asks for
     step:int,      # now
 )->tuple:          # (at most `extra` entries, at most one for each dead group)
     "Draw from the buffer what this batch wants of it."

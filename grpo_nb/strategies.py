@@ -21,7 +21,7 @@ class ProcessedBatch:
     "What a strategy made of a batch."
     batch:Groups        # to train on, (B) groups
     in_loss:Tensor      # (B,) bool, groups that count in the loss
-    records:list        # (B,) dicts for the run's group records: treatment, score, id, replacement
+    records:list        # (B,) dicts for the run's group records: outcome, score, id, replacement
     metrics:dict        # floats for the history
     force_ratio_one:Tensor # (B,) bool, groups whose ratio the trainer shall take as 1
 
@@ -34,10 +34,11 @@ class DeadGroupStrategy:
     name = 'keep'
     dead_tolerance = 1e-6   # reward units; a run sets its own
     needs_logps = False     # shall `process_batch` be given `logps_fn`?
-    when_empty = 'keep'     # dead groups that nothing replaces: 'keep' them, or 'mask' them out of the loss
+    unreplaced = 'keep'     # dead groups that nothing replaces: 'keep' them, or 'mask' them out of the loss
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
+        if 'when_empty' in vars(cls): raise TypeError(f'`{cls.__name__}.when_empty` is now `unreplaced`')
         takes = inspect.signature(cls.process_batch).parameters.values()
         if not any(o.kind is o.VAR_KEYWORD for o in takes):
             raise TypeError(f'`{cls.__name__}.process_batch` needs `**more` as its last parameter: trainers '
@@ -88,8 +89,8 @@ Keep = DeadGroupStrategy
 def make_result(self:DeadGroupStrategy,
     batch:Groups,          # to train on, (B) groups; the first n of them were sampled, or replace one
     dead:Tensor,           # (n,) bool
-    alive:Tensor|None=None, # (n,) or (B,) bool, after treatment; None: as before, and what was replaced
-    in_loss:Tensor|None=None, # (B,) bool; None: all, or as `when_empty` says
+    alive:Tensor|None=None, # (n,) or (B,) bool, once processed; None: as before, and what was replaced
+    in_loss:Tensor|None=None, # (B,) bool; None: all, or as `unreplaced` says
     replaced:Tensor|None=None, # (n,) bool, dead groups that were replaced; None: those of `drawn`
     how:str='replaced',    # what the record calls that
     scores:list|None=None, # (n,) floats; None: taken here
@@ -102,18 +103,18 @@ def make_result(self:DeadGroupStrategy,
     if replaced is None: replaced = torch.tensor([b in drawn for b in range(n)], device=dead.device)
     if alive is None: alive = ~dead|replaced
     alive = torch.cat([alive, alive.new_ones(B-len(alive))])
-    if in_loss is None: in_loss = alive if self.when_empty=='mask' else torch.ones_like(alive)
+    if in_loss is None: in_loss = alive if self.unreplaced=='mask' else torch.ones_like(alive)
     if scores is None:
         scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     fates = zip(replaced.tolist(), alive.tolist(), in_loss.tolist())
     fates = [how if r else 'masked' if not counts else 'trained' if a else 'kept' for r,a,counts in fates]
-    records = [dict(treatment=t, score=s, id=None, replacement=None)
+    records = [dict(outcome=t, score=s, id=None, replacement=None)
         for t,s in zip(fates+['stored']*(B-n), scores+[None]*(B-n))]
     for b,e in drawn.items(): records[b]['replacement'] = e.to_record()
     for b,i in (stored or {}).items(): records[b]['id'] = i
     counts = ReplayCounts.of([*drawn.values()], fresh=n, dead=int(dead.sum()), replaced=int(replaced.sum()),
-        stored=B-n, unfilled=int((~alive).sum()), live=int((alive&in_loss).sum()), trained=B,
-        unique_prompts=len(set(batch.key[in_loss].tolist())))
+        stored=B-n, unreplaced=int((~alive).sum()), live=int((alive&in_loss).sum()), trained=B,
+        unique_prompts=len(set(batch.prompt_key[in_loss].tolist())))
     metrics = counts.metrics()|metrics
     return ProcessedBatch(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in metrics.items()},
         torch.zeros_like(in_loss))
@@ -122,10 +123,10 @@ def prompt_indices(
     batch:Groups,  # B groups
 )->list:           # (B,) ints; None for a prompt without an index
     "The index of the prompt that each group of `batch` answers."
-    return [k if k>=0 else None for k in batch.key.tolist()]
+    return [k if k>=0 else None for k in batch.prompt_key.tolist()]
 
 # %% ../nbs/catalogue/own_method.ipynb #a2e5ce6a
 @register(STRATEGIES, 'mask')
 class Mask(DeadGroupStrategy):
     "Leave dead groups out of the loss: no KL term, no share in its denominator."
-    name,when_empty = 'mask','mask'
+    name,unreplaced = 'mask','mask'

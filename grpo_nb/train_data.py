@@ -52,6 +52,6 @@ def next_prompt_indices(
         epoch,place = divmod(s.prompts_seen, size)
         if place==0 or order is None: order = permutation(size, s.args.seed*100_003+epoch)
         s.prompts_seen += 1
-        if s.method.select_prompts([order[place]], s.step)[0]: found.append(order[place])
-    raise RuntimeError(f'method {s.method.name!r} passed over {100*max(n, size)} prompts in a row: '
+        if s.strategy.select_prompts([order[place]], s.step)[0]: found.append(order[place])
+    raise RuntimeError(f'method {s.strategy.name!r} passed over {100*max(n, size)} prompts in a row: '
         'nothing is left to train on')

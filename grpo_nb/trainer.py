@@ -33,7 +33,7 @@ from .train_data import check_data, next_prompt_indices, permutation
 from .evaluation import evaluate, sample_completions
 from .parts.reward_calls import RewardLog, run_state
 from .rewards import combine_rewards, decode_completions, score_completions
-from .dialects import multi_reward_advantages
+from .loss_variants import multi_reward_advantages
 from .batch_logps import (
     complete_ref_logps, current_logps_and_entropy, has_eos, loss_mask, store_ref_logps, update_logps)
 from .loss import policy_loss
@@ -48,13 +48,13 @@ def init_state(
     "Check the inputs, seed everything, make optimizer and reference: a run at step 0."
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
     check_train_args(model, tokenizer, reward_funcs, args)
-    method = make_strategy(args)
+    strategy = make_strategy(args)
     check_data(model, tokenizer, reward_funcs, args, dataset, eval_dataset)
     random.seed(args.seed)
     torch.manual_seed(args.seed)
     optimizer,scheduler = make_optimizer(model, args)
     return TrainState(model=model, tokenizer=tokenizer, dataset=dataset, reward_funcs=reward_funcs, args=args,
-        method=method, optimizer=optimizer, scheduler=scheduler,
+        strategy=strategy, optimizer=optimizer, scheduler=scheduler,
         ref_model=copy.deepcopy(model).eval().requires_grad_(False) if args.beta else None,
         generator=torch.Generator(model.device).manual_seed(args.seed),
         advantage_fn=resolve(ADVANTAGES, args.advantages), loss_settings=make_loss_settings(args),
@@ -81,8 +81,8 @@ def rollout(
     batch.rewards = combine_rewards(by_func, a.reward_weights)
     batch.advantages = multi_reward_advantages(by_func, *how, a.scale_rewards, advantages=s.advantage_fn)
     batch.dead = dead_by_func(by_func, *how, a.dead_tolerance)
-    batch.key = torch.tensor(indices, device=batch.key.device)
-    batch.step = torch.full_like(batch.key, s.step)
+    batch.prompt_key = torch.tensor(indices, device=batch.prompt_key.device)
+    batch.step = torch.full_like(batch.prompt_key, s.step)
     s.num_tokens += int(batch.completion_mask.sum())
     return batch,texts,by_func
 
@@ -97,17 +97,17 @@ def trainer_state(
 def replace_dead_groups(
     s:TrainState, fresh:Rollouts,  # the run; n groups, just sampled
 )->ProcessedBatch:          # B groups on the model's device, with all that the loss needs
-    "Let the run's method replace, mask or keep dead groups."
+    "Let the run's strategy replace, mask or keep dead groups."
     def sample_more(n):
         extra,_,_ = rollout(s, next_prompt_indices(s, n))
         store_ref_logps(s, extra, torch.zeros_like(extra.replayed))   # nan: not computed yet
         return extra
     store_ref_logps(s, fresh, ~fresh.dead)
-    more = dict(logps_fn=lambda o: current_logps_and_entropy(s, o)) if s.method.needs_logps else {}
-    # `s.method` is what `make_strategy` found in the settings: `Replay`, unless the buffer has size 0
-    processed = s.method.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts,
+    more = dict(logps_fn=lambda o: current_logps_and_entropy(s, o)) if s.strategy.needs_logps else {}
+    # `s.strategy` is what `make_strategy` found in the settings: `Replay`, unless the buffer has size 0
+    processed = s.strategy.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts,
         sample_more=sample_more, **more)
-    s.in_rollout = False   # from here on an error may have changed the method
+    s.in_rollout = False   # from here on an error may have changed the strategy
     processed.batch = processed.batch.to(s.model.device)
     complete_ref_logps(s, processed.batch, processed.in_loss)
     return processed
@@ -130,7 +130,7 @@ def update_minibatch(
     x = LossInputs(logps, old_logps, mb.advantages, mask, mb.ref_logps, entropy, mb.replayed,
         num_items=num_items, prox_logps=None if prox is None else prox[idx,:,:mask.shape[2]])
     out = policy_loss(x, s.loss_settings)
-    metrics,every = minibatch_metrics(out, passed),a.record_terms
+    metrics,every = minibatch_metrics(out, passed),a.record_token_terms_every
     if every and s.step//a.steps_per_batch%every==0: metrics['terms'] = compare_losses(x, s.loss_settings)
     norm = optimizer_step(s, out.loss, logps, mb)
     metrics |= dict(loss=out.loss.item(), grad_norm=norm, logps=logps.detach(), mask=passed, idx=idx.tolist(),
@@ -146,7 +146,8 @@ def optimizer_step(
     logps:Tensor, mb:Rollouts,      # (b, G, T) nats and their groups, for the error
 )->float:                           # norm of the gradient before it is clipped
     "Move the weights against the gradient. RuntimeError, naming step and rows, if the loss is not finite."
-    if not loss.isfinite(): raise nonfinite_loss_error(loss, logps, mb.key, s.step, s.args.learning_rate)
+    if not loss.isfinite():
+        raise nonfinite_loss_error(loss, logps, mb.prompt_key, s.step, s.args.learning_rate)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(s.model.parameters(), s.args.max_grad_norm or math.inf)
     s.optimizer.step()
@@ -184,7 +185,7 @@ def train_batch(
     s.reward_logs.clear()
     s.model.eval()
     s.in_rollout = True
-    indices = next_prompt_indices(s, s.method.num_groups_to_sample(s.args.num_prompts, s.step))
+    indices = next_prompt_indices(s, s.strategy.num_groups_to_sample(s.args.num_prompts, s.step))
     fresh,texts,by_func = rollout(s, indices)
     if fresh.rewards.isnan().all(): check_some_reward(s)
     processed = replace_dead_groups(s, fresh)
@@ -270,4 +271,5 @@ def is_done(
     s:TrainState,  # the run
 )->bool:
     "Has the run done its steps, or sampled its tokens?"
-    return s.step>=s.args.max_steps or bool(s.args.max_tokens) and s.num_tokens>=s.args.max_tokens
+    most = s.args.max_sampled_tokens
+    return s.step>=s.args.max_steps or bool(most) and s.num_tokens>=most

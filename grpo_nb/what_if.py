@@ -27,7 +27,7 @@ def _dead_of(rows, run, tolerance):
         how = run.setting('reward_weights'),'normalize_then_sum',tolerance
         dead = dead_by_func(torch.stack(of_each, -1), *how).tolist()
     else: dead = dead_groups(_tensor(rows, 'rewards'), tolerance).tolist()
-    return dead,[(o.get('why') or 'within-tolerance') if d else None for o,d in zip(rows, dead)]
+    return dead,[(o.get('dead_reason') or 'within-tolerance') if d else None for o,d in zip(rows, dead)]
 
 # %% ../nbs/catalogue/what_if.ipynb #9e6091ee
 def _scores(rows):
@@ -41,12 +41,12 @@ def _replacement_of(e):
 
 def _step_again(rows, step, buf, run, tol):
     "A step's groups as `buf` would have filled them; then it takes in the living ones."
-    new = [dict(o, dead=d, why=y, treatment='kept' if d else 'trained', replacement=None, id=None, score=s)
-        for o,d,y,s in zip(rows, *_dead_of(rows, run, tol), _scores(rows))]
+    new = [dict(o, dead=d, dead_reason=y, outcome='kept' if d else 'trained', replacement=None, id=None,
+            score=s) for o,d,y,s in zip(rows, *_dead_of(rows, run, tol), _scores(rows))]
     dead,live = ([o for o in new if o['dead']==d] for d in (True, False))
     for o,e in zip(dead, buf.sample_entries(len(dead), step)):
-        o |= dict(replacement=_replacement_of(e), treatment='replaced')
-    ids = buf.add([o['score'] for o in live], live, step, [o['key'] for o in live])
+        o |= dict(replacement=_replacement_of(e), outcome='replaced')
+    ids = buf.add([o['score'] for o in live], live, step, [o['prompt_key'] for o in live])
     for i,o in zip(ids, live): o['id'] = i
     return new
 
@@ -57,7 +57,7 @@ def open_groups(
     "The run, opened. ValueError where it recorded no groups."
     run = open_run(run)
     if run.rows: return run
-    raise ValueError(f'{run.name!r} has no groups to look at: record them with `record_groups=1`, '
+    raise ValueError(f'{run.name!r} has no groups to look at: record them with `record_groups_every=1`, '
                      'or write a report for the curves alone')
 
 def what_if(

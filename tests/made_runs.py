@@ -69,7 +69,8 @@ def make_run(
         rec.write_groups(step, group_rows(step, prompts, cs, r, records=records,
                                     rewards_by_func=dict(accuracy_reward=r), prompt_key=keys,
                                     n_tokens=mask.sum(-1), truncated=torch.rand(B, G, generator=g) < 0.05,
-                                    advantages_before=A, advantages=new, dead=dead, dead_reason=dead_reason(r),
+                                    advantages_before=A, advantages=new, dead=dead,
+                                    dead_reason=dead_reason(r),
                                     ratio_hist=ratio_hists(ratio, mask),
                                     clip_frac=clip_frac(ratio, new[..., None], mask, (1, 2)).tolist()))
         old = ages[[o['outcome']=='replaced' for o in records]]
@@ -111,11 +112,13 @@ def long_run(S=5000, B=64, G=8, seed=0):
             said = [f'<think>{s} + {g} = {s+g}</think><answer>{s+g+int(x<.5)}</answer>' for x in r[s,g]]
             why = ('all-right' if r[s,g,0] else 'all-wrong') if dead[s,g] else None
             o = dict.fromkeys(GROUP_FIELDS)|dict(step=s, group=g, prompt_key=g, prompt=f'What is {s} + {g}?',
-                completions=said, n_tokens=[len(t)//4 for t in said], rewards=r[s,g].tolist(), dead_reason=why,
+                completions=said, n_tokens=[len(t)//4 for t in said], rewards=r[s,g].tolist(),
+                dead_reason=why,
                 dead=bool(dead[s,g]), outcome='trained', score=float(r[s,g].std()))
             if dead[s,g] and stored and rng.random()<.6:
                 i,born = stored[int(rng.integers(min(4, len(stored)) if still else len(stored)))]
-                new = dict(id=i, step=born, age=s-born, uses=1, score=1., draw_prob=.1, key=0)
+                new = dict(id=i, step=born, age=s-born, uses=1, score=1., draw_prob=.1,
+                    prompt_key=0)
                 o |= dict(outcome='replaced', replacement=new)
             rows.append(o)
         for o in rows[-B:]:

@@ -146,10 +146,12 @@ def chapters(case):
             temperature=c.temperature,
         steps_per_generation=c.parts, num_iterations=c.passes, mask_truncated_completions=c.mask_truncated,
         scale_rewards=c.scale, multi_objective_aggregation=c.aggregation, reward_weights=WEIGHTS[c.rewards],
-        shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm, record_token_terms_every=1, record_tokens=True,
+        shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm, record_token_terms_every=1,
+        record_tokens=True,
         replay_stored_per_fresh=c.stored_per_fresh if c.method=='replay' else 0, replay_buffer_size=64)
     method = c.method
-    if method=='replay': method = Replay(64, force_ratio_one=not c.corrected, unreplaced=c.unreplaced, seed=c.seed,
+    if method=='replay': method = Replay(64, force_ratio_one=not c.corrected, unreplaced=c.unreplaced,
+        seed=c.seed,
         stored_per_fresh=c.stored_per_fresh)
     s = init_state(T.model(), T.tokenizer(), rows, [first, second] if two else [first],
         make_config(args, method=method))
@@ -193,7 +195,8 @@ class Chapters:
             comps = [x.completion_ids[b,g][x.completion_mask[b,g]].tolist() for g in range(G)]
             texts = [tok.decode(o, skip_special_tokens=True) for o in comps]
             rewards = [*zip(*(f([prompt]*G, texts) for f in self.funcs))]
-            out.append(NS(prompt_key=T.PROMPTS.index(prompt), prompt_ids=q, prompt=prompt, comps=comps, texts=texts,
+            out.append(NS(prompt_key=T.PROMPTS.index(prompt), prompt_ids=q, prompt=prompt, comps=comps,
+                texts=texts,
                 by_func=[list(r) for r in rewards], sums=[P.total(r, self.weights) for r in rewards],
                 dead=P.is_dead(rewards, self.weights, c.aggregation), step=info['row']['step'],
                 whole=[o[-1]==tok.eos_token_id for o in comps], replayed=False, corrected=True, entry=None))
@@ -373,7 +376,8 @@ class Chapters:
                 clip_frac=P.mean(map(float, held)) or 0.,
                 ratio_hist=None, grad_norm=None, id=getattr(f, 'id', None), score=f.score if sampled
                     else None,
-                dead=f.dead if sampled else False, dead_reason=P.why_dead(f.sums) if sampled and f.dead else None,
+                dead=f.dead if sampled else False,
+                dead_reason=P.why_dead(f.sums) if sampled and f.dead else None,
                 outcome='stored' if not sampled else 'replaced' if new else
                     'trained' if o.alive else 'kept' if o.in_loss else 'masked')
             if c.method=='gfpo': want['score'] = P.score(o.A, o.sums)
@@ -750,7 +754,8 @@ class OnTRL:
             want = dict(group=b, advantages=o.A, outcome='stored' if f is None else 'replaced' if o.entry
                 else
                 'trained' if o.alive else 'kept' if o.in_loss else 'masked')
-            if f: want |= dict(dead=f.dead, dead_reason=P.why_dead(f.sums) if f.dead else None, rewards=f.sums,
+            if f: want |= dict(dead=f.dead, dead_reason=P.why_dead(f.sums) if f.dead else None,
+                rewards=f.sums,
                 advantages_before=f.A,
                 score=f.score, id=f.id, prompt=f.prompt, n_tokens=[len(a) for a in f.comps],
                     truncated=[not w for w in f.whole])

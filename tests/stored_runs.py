@@ -8,7 +8,8 @@ from grpo_nb.run.reading import LoggedRun, read_run
 
 AT = Path(__file__).parent/'runs'
 KEPT = (
-    'step group prompt_key prompt completions n_tokens rewards dead dead_reason outcome advantages_before id score'.split()
+    ('step group prompt_key prompt completions n_tokens rewards dead dead_reason outcome '
+        'advantages_before id score').split()
 )
 NAMES = sorted(f.name.removesuffix('.json.gz') for f in AT.glob('*.json.gz'))
 HEALTHY = [n for n in NAMES if n.startswith('healthy')]

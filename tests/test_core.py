@@ -63,7 +63,8 @@ def test_cat_and_index_keep_every_group():
         assert [unpadded(c[idx], i) for i in range(len(c[idx]))]==[unpadded(c, i) for i in want]
 
 @pytest.mark.parametrize('field,shape',
-    [('prompt_mask',(2,5)), ('completion_mask',(2,2,9)), ('old_logps',(2,2)), ('rewards',(2,3)), ('prompt_key',(3,)),
+    [('prompt_mask',(2,5)), ('completion_mask',(2,2,9)), ('old_logps',(2,2)), ('rewards',(2,3)),
+    ('prompt_key',(3,)),
      ('ref_logps',(1,2,3))])
 def test_a_wrong_shape_is_named(field, shape):
     a = make(2, 2, 2, 3, 0)

@@ -296,7 +296,8 @@ def test_welch_and_running_means_by_another_road():
 
 # ---- the verdict
 
-def share(p, n=500, right=None): return {'pass@1':p, 'ci':(p-.04, p+.04)}|({'num_correct':right} if right else {})
+def share(p, n=500, right=None):
+    return {'pass@1':p, 'ci':(p-.04, p+.04)}|({'num_correct':right} if right else {})
 
 @pytest.mark.parametrize('a,b,learned', [(.4, .9, True), (.9, .4, False), (.5, .52, None)])
 def test_held_out_measurements_decide(a, b, learned):

@@ -75,7 +75,8 @@ def test_an_older_record_gets_none_in_newer_columns(tmp_path):
     (tmp_path / 'groups.jsonl').write_bytes(to_jsonl(dict(step=1, group=0, prompt='q', completions=['a'],
                                                          rewards=[1.0])))
     r = read_run(tmp_path)
-    assert (list(r.groups.columns) == GROUP_FIELDS and r.groups.iloc[0].dead_reason is None and len(r.history) == 0
+    assert (list(r.groups.columns) == GROUP_FIELDS and r.groups.iloc[0].dead_reason is None
+            and len(r.history) == 0
             and 'step' in r.history)
 
 def test_a_run_without_groups_has_an_empty_table(tmp_path):

@@ -233,8 +233,8 @@ def test_only_where_it_is_asked_for_a_stored_group_of_the_same_prompt_comes_firs
     for same,extra,want in ((True, 0, [7, 8]), (False, 0, [8, 7]), (True, 1, [7, 8]), (False, 1, [8, 7])):
         m = Replay(4, same_prompt_first=same, priority='recency')
         m.buffer.add([1., 1.], ['old','new'], 1, [7, 8])
-        beside,instead = m.draw_for_batch([7, 7], extra, 1)
-        assert [e.prompt_key for e in instead]==want and [e.prompt_key for e in beside]==[8]*extra
+        more,instead = m.draw_for_batch([7, 7], extra, 1)
+        assert [e.prompt_key for e in instead]==want and [e.prompt_key for e in more]==[8]*extra
 
 def test_age_limit_uses_and_time():
     b = ReplayBuffer(4, age_limit=5)

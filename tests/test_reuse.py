@@ -224,7 +224,8 @@ def test_a_verdict_has_a_line_for_dead_groups_that_nothing_replaces():
     for rows in ([], [dict(step=i, reward=.4) for i in range(8)]): assert 'Reuse' not in str(verdict(rows))
 
 def test_dead_groups_by_kind_and_coverage_are_told():
-    groups = [dict(step=s, group=g, rewards=[1., float(s>5), 0.] if g else [0.]*3, dead=g==0, dead_reason='all-wrong',
+    groups = [dict(step=s, group=g, rewards=[1., float(s>5), 0.] if g else [0.]*3, dead=g==0,
+        dead_reason='all-wrong',
         completions=['a','b','c'] if s%2 else ['a']*3) for s in range(12) for g in range(2)]
     told = reuse_advice(run(12), groups)
     assert '6 one text, 6 all wrong' in told and 'a right answer in 50% of the groups' in told

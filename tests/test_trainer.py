@@ -483,7 +483,8 @@ def test_a_run_stops_once_its_tokens_are_sampled():
     some = whole.history[3]['num_tokens']
     s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40, max_sampled_tokens=some))
     assert len(s.history)==4 and s.num_tokens==some
-    assert len(train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=40, max_sampled_tokens=some+1)).history)==5
+    more = cfg(max_steps=40, max_sampled_tokens=some+1)
+    assert len(train(tiny_model(0), TOK, DATA, parity, more).history)==5
 
 # ---- fresh and stored
 
@@ -812,7 +813,8 @@ def test_a_list_of_rows_is_recorded_as_a_dataset_is(rows, tmp_path):
     train(tiny_model(0), TOK, rows, parity, cfg(output_dir=str(tmp_path), max_steps=4))
     g = read_run(tmp_path).groups
     assert len(g) >= 8 and [p if isinstance(p, str) else p[-1]['content']
-                            for p in g.prompt] == [DATA[int(k)]['prompt'][-1]['content'] for k in g.prompt_key]
+                            for p in g.prompt] == [DATA[int(k)]['prompt'][-1]['content']
+                                                   for k in g.prompt_key]
 
 def test_sampling_rewards_and_log_probs_are_timed():
     import time

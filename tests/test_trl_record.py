@@ -65,7 +65,8 @@ def test_what_was_sampled_is_on_record_with_its_rewards_and_advantages(trained):
     for o in r.rows:
         want = group_advantages(torch.tensor([o['rewards']]))[0]
         assert torch.allclose(torch.tensor(o['advantages_before']), want, atol=1e-5)
-        assert o['dead']==(len(set(o['rewards']))==1) and o['dead_reason']==('all-right' if o['dead'] else None)
+        assert o['dead']==(len(set(o['rewards']))==1)
+        assert o['dead_reason']==('all-right' if o['dead'] else None)
         assert abs(o['score']-(want.abs().sum()*torch.tensor(o['rewards']).std()).item())<1e-4
         assert o['prompt'] in T.PROMPTS and len(o['completions'])==G and max(o['n_tokens'])<=6
 
@@ -164,7 +165,8 @@ def test_a_record_is_bounded_by_batches_and_by_groups():
     assert [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(3,0),(3,1),(5,0),(5,1)]
     _,_,_,r = run([LIVE], B=3, steps=1, record_max_groups=None)
     assert [(o['step'],o['group']) for o in r.rows]==[(1,0),(1,1),(1,2)]
-    _,got,_,r = run([LIVE], steps=10, steps_per_generation=2, per_device_train_batch_size=4, record_groups_every=2)
+    _,got,_,r = run([LIVE], steps=10, steps_per_generation=2, per_device_train_batch_size=4,
+        record_groups_every=2)
     assert len(got)==5 and r.steps==[1,5,9]
     # no texts on the hub unasked
     assert T.config(push_to_hub=True).record_groups_every==0 and T.config(push_to_hub=True,
@@ -480,7 +482,8 @@ def test_two_processes_leave_one_record(tmp_path, scene):
             assert (n or o)['completions']==done[s] and sum(o['ratio_hist']['counts'])==sum(tokens[s])
             if n:
                 b = born[n['id']]
-                assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],n['prompt_key'])==(b['step'],
+                assert (n['step'],n['age'],n['prompt'],n['completions'],n['rewards'],
+                    n['prompt_key'])==(b['step'],
                     step-b['step'],b['prompt'],b['completions'],b['rewards'],b['prompt_key']) and o['dead']
         for o in rows:
             if o['id'] is not None: assert o['id'] not in born; born[o['id']] = o

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
+from ..parts.renamed import new_names
 from ..parts.versions import other_version
 from ..parts.groups import ReplayCounts, dead_by_func, reward_std, unjudged
 from ..parts.ratios import (
@@ -72,11 +73,16 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     )->None:
         "An empty buffer."
         a,G,self.sharded = self.args,self.num_generations,shared
-        self.replay_buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if shared else 1),
+        buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if shared else 1),
             priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
             max_uses=a.replay_max_uses, seed=a.seed+(0 if shared else a.process_index))
-        self.store = ShardedBuffer(self.replay_buffer, None, G, not shared, a.replay_same_prompt_first)
+        self.sharded_buffer = ShardedBuffer(buffer, None, G, not shared, a.replay_same_prompt_first)
         self._sums = {}   # `ratio_sums` of replayed and of fresh rows since the last log
+
+    @property
+    def replay_buffer(self)->ReplayBuffer:
+        "What is stored; `sharded_buffer`, which holds it, draws for all processes alike."
+        return self.sharded_buffer.index
 
     def notify(self,
         event:str, **given:object,  # a method that a callback may have; what it gets besides TRL's three
@@ -131,7 +137,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         "As many more groups of the same prompts as the buffer can't give yet."
         k = self.args.replay_stored_per_fresh
         if not k or not self.model.training: return inputs
-        n = torch.tensor([self.store.ready(self.state.global_step)], device=self.accelerator.device)
+        n = torch.tensor([self.sharded_buffer.ready(self.state.global_step)], device=self.accelerator.device)
         stored = int(self.accelerator.gather(n).min())*self.num_generations   # the same on all processes
         return inputs+[dict(o) for o in (inputs*k)[:max(0, len(inputs)*k-stored)]]
 
@@ -142,7 +148,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         "TRL's batch as groups."
         return TrlRows.from_trl(batch, self._tokenizer.pad_token_id, self._per_row)
 
-    def open_batch(self,
+    def make_batch_record(self,
         batch:dict,  # TRL's
         n:int,       # rows that this process sampled
     )->TrlBatchRecord|None:  # None where the batch is neither edited nor recorded
@@ -166,7 +172,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             table['prompt'][::G], table['completion'], extra=table['extra'], number=number, n_sampled=n,
             unsampled=unsampled, advantages_before=table['advantages'])
 
-    def start_training(self,
+    def track_rows(self,
         batch:dict,  # what is trained on
     )->dict:         # with a number for each row, which travels through TRL's shuffle
         "The training forward is next."
@@ -182,14 +188,14 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         return loss
 
     def _check_came_back(self):
-        "RuntimeError where rows of the first batch were trained on without `_on_policy_logps`."
+        "RuntimeError where rows of the first batch were trained on without `_fill_loss_inputs`."
         n,rows = self.args.train_batch_size,len(set(self._came_back))
         self._to_follow -= 1
         if rows!=n:
             raise RuntimeError(other_version('trl', f'trained on {n} rows of the first batch, of which '
                 f'{rows} came to the loss with the number that replay had given them'))
 
-    def _moved_reference(self, rows, drawn):
+    def _refresh_ref_logps(self, rows, drawn):
         "Rows with new log-probs of the reference, where it has moved since a drawn group was sampled."
         a,now = self.args,self.state.global_step
         n = a.ref_model_sync_steps if a.sync_ref_model and self.beta!=0 else 0
@@ -232,7 +238,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             all_ = self.accelerator.gather(mine[None].to(self.accelerator.device)).cpu()
             row,fresh = (ratio_row(merge_sums(o)) for o in all_.unbind(1))
             self._sums = {}
-            if row and fresh: self._metrics['train']['clip_ratio/fresh_mean'] = [fresh['clip_share']]
+            if row and fresh: self._metrics['train']['clip_ratio/fresh_mean'] = [fresh['clip_frac']]
             n,room = self._gather_floats([len(self.replay_buffer), self.replay_buffer.max_size]).sum(
                 0).tolist()
             row |= dict(buffer_size=n, fill=n/max(1, room))
@@ -320,15 +326,16 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
                 scale_rewards=self.scale_rewards,
                 multi_objective_aggregation=self.multi_objective_aggregation)
         sums = {k:v.cpu() for k,v in self._sums.items()}
-        mine = dict(replay=own, buffer=self.store.state_dict(), recorded=self.record.sizes(), sums=sums)
-        return super()._state()|mine
+        mine = dict(replay=own, buffer=self.sharded_buffer.state_dict(), recorded=self.record.sizes())
+        return super()._state()|mine|dict(sums=sums)
 
     def _check_same(self, s):
         "ValueError where stored groups would be trained on under other settings."
         super()._check_same(s)
         self.record.written = s.get('recorded', {})
         moved,now = s['world']!=self.args.world_size,self._state()['replay']   # moved: redistributed
-        odd = [f'{k}={v}, this run has {now[k]}' for k,v in s.get('replay', {}).items()
+        then = new_names('settings', s.get('replay', {}))
+        odd = [f'{k}={v}, this run has {now[k]}' for k,v in then.items()
             if k in now and now[k]!=v and not (moved and k=='replay_buffer_size')]
         if odd:
             raise ValueError('the checkpoint was made with '+'; '.join(odd)+': set the same, or start a '
@@ -343,7 +350,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         if G!=self.num_generations and self.args.replay_buffer_size:
             raise ValueError(f'the checkpoint has a replay buffer of groups of {G}, this run makes groups of '
                 f'{self.num_generations}: set num_generations={G}')
-        self.store.load_state_dict(s['buffer'])
+        self.sharded_buffer.load_state_dict(s['buffer'])
         self._sums = {k:v.to(self.accelerator.device) for k,v in s.get('sums', {}).items()}
 
     def _load_resharded(self, states):
@@ -353,6 +360,6 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             return super()._load_resharded(states)
         self.reset_buffer(True)
         self.replay_buffer.max_size = parts[0]['index']['options']['max_size']   # its size stays
-        self.store.load_state_dict(reshard(parts, a.process_index, a.world_size))
+        self.sharded_buffer.load_state_dict(reshard(parts, a.process_index, a.world_size))
         log.warning(f'the replay buffer of {len(parts)} processes was dealt out to {a.world_size}; a batch '
             'in progress is sampled again')

@@ -24,9 +24,9 @@ class TrlBatchRecord(BatchRecord):
     advantages_before:list=()   # (N,) of all processes, as sampled
     after:dict|None=None # the table of all processes, as trained on
     drawn:DrawResult|None=None # what came out of the buffer; None where nothing may
-    waiting:list = field(default_factory=list)   # (id, first row, group): stored when log-probs are known
+    uncommitted:list = field(default_factory=list)   # (id, first row, group), until log-probs are known
     logps:Tensor|None = None # (B, C) of the policy, filled in while it trains
-    seen:Tensor|None = None # (B,) bool: these rows of them are
+    has_logps:Tensor|None = None # (B,) bool: of these rows they are known
     finished:bool = False   # have callbacks been given it?
 
     @property
@@ -50,21 +50,21 @@ class TrlBatchRecord(BatchRecord):
         ids = trained.completion_ids
         self.trained,self.after = trained,table
         self.logps = torch.zeros_like(ids, dtype=torch.float32)
-        self.seen = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        self.has_logps = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
     def add_logps(self,
         rows:Tensor,   # (b,) of this batch
         logps:Tensor,  # (b, C) of the training forward
     )->None:
         "Note the log-probs of these rows, unless it was done in an earlier pass."
-        if self.seen[rows].all(): return
+        if self.has_logps[rows].all(): return
         self.logps[rows] = logps.float()
-        self.seen[rows] = True
+        self.has_logps[rows] = True
 
     @property
     def complete(self)->bool:
         "Has every row been through the training forward?"
-        return bool(self.seen.all())
+        return bool(self.has_logps.all())
 
     @property
     def old_logps(self)->Tensor:   # (B, C) nats
@@ -79,7 +79,8 @@ class TrlBatchRecord(BatchRecord):
         drawn,unsampled,filled = self.drawn,set(self.unsampled),set(self.drawn.slots)
         fresh,dead = len(self.dead)-len(unsampled),int(self.dead.sum())-len(unsampled)
         replaced,stored = len(filled-unsampled),len(filled&unsampled)
-        keys = {k for g,k in enumerate(drawn.keys) if g not in filled|unsampled}|{o.key for o in drawn.drawn}
+        keys = {k for g,k in enumerate(drawn.keys) if g not in filled|unsampled}
+        keys |= {o.prompt_key for o in drawn.drawn}
         return ReplayCounts.of(drawn.drawn, fresh=fresh, dead=dead, replaced=replaced,
-            unfilled=dead-replaced, live=fresh-dead+replaced+stored, trained=len(self.dead),
+            unreplaced=dead-replaced, live=fresh-dead+replaced+stored, trained=len(self.dead),
             stored=stored, unique_prompts=len(keys))

@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, fields
 from numbers import Integral
 from transformers import GenerationConfig
 from trl import GRPOConfig
+from ..parts.renamed import accept_old_settings
 from ..parts.validate import RULES, require, check_settings, config_field
 from ..parts.registry import PRIORITIES, resolve
 from .watchdog import sign_process
@@ -36,7 +37,7 @@ _RULES = [*RULES,
     ('replay_age_decay', lambda v: v>0, 'None, or more than 0 optimizer steps'),
     ('replay_weight_cap', lambda v: v>0, 'a number above 0'),
     ('replay_max_drift', lambda v: v>=0, 'None, or 0 or more nats per token'),
-    ('replay_drop_dead_kl replay_same_prompt_first record_tokens', lambda v: True, 'True or False'),
+    ('replay_no_kl_on_dead replay_same_prompt_first record_tokens', lambda v: True, 'True or False'),
     ('record_max_groups', lambda v: v>=1, 'None, or 1 or more groups')]
 
 # %% ../../nbs/on_trl/config.ipynb #096bb34a
@@ -111,6 +112,7 @@ def check_layout(
         (played and k>1, 'an environment gives its own prompts: set `replay_stored_per_fresh=0`'))
 
 # %% ../../nbs/on_trl/config.ipynb #117e471d
+@accept_old_settings
 @dataclass
 class GRPOWithReplayBufferConfig(GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"
@@ -144,16 +146,16 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         'Optimizer steps in which a stored score falls to 1/e of itself; None for no decay.')
     replay_max_uses:int|None = config_field(None,
         'How often a stored group may be replayed before it is dropped; None for any number.')
-    replay_when_empty:str = config_field('keep',
+    replay_unreplaced:str = config_field('keep',
         "What to do with a dead group that nothing can replace: 'keep' trains on it as TRL does, "
         "'mask' takes its tokens out of the loss.", choices=['keep','mask'])
-    replay_drop_dead_kl:bool = config_field(False,
+    replay_no_kl_on_dead:bool = config_field(False,
         'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
     replay_same_prompt_first:bool = config_field(False,
         "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
     dead_tolerance:float = config_field(1e-6,
         "A group is dead when its rewards span at most this much, in reward units.")
-    record_groups:int|None = config_field(None,
+    record_groups_every:int|None = config_field(None,
         "Record every n-th generation batch group by group in `output_dir`, for inspector, report and "
         "diagnose; 0 never. None is 1, but 0 with `push_to_hub`, which would upload the texts.")
     record_max_groups:int|None = config_field(64,
@@ -170,7 +172,7 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         super().__post_init__()
         sign_process()   # from here on the others see when this process is gone
         _check_generation_kwargs(self)
-        if self.record_groups is None: self.record_groups = 0 if self.push_to_hub else 1
+        if self.record_groups_every is None: self.record_groups_every = 0 if self.push_to_hub else 1
         _check_replay_settings(self)
 
     @property
@@ -182,7 +184,7 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     @property
     def replay_active(self)->bool:
         "Does the run change TRL's batch at all?"
-        return self.replay_buffer_size>0 or self.replay_when_empty=='mask' or self.replay_drop_dead_kl
+        return self.replay_buffer_size>0 or self.replay_unreplaced=='mask' or self.replay_no_kl_on_dead
 
 # %% ../../nbs/on_trl/config.ipynb #50180d14
 GRPOWithReplayBufferConfig.__doc__ += '\n\n'+'\n'.join(f'- `{f.name}` (default {f.default!r}): '

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from ..parts.groups import group_scores
+from ..parts.renamed import new_names
 from ..replay import ReplayBuffer
 
 # %% ../../nbs/on_trl/distributed.ipynb #99f07cef
@@ -172,7 +173,7 @@ class DrawResult:
     "Drawn groups, where they go, and which living groups are to be committed."
     slots:list     # groups that are filled
     drawn:list     # their `StoredGroup`, as drawn
-    unfilled:list  # dead groups that stay
+    unreplaced:list  # dead groups that stay
     stored:dict    # group of this batch -> its id in the buffer
     incoming:list  # (lo, hi, rows): rows lo..hi-1 of this process's batch are to become `rows`
     to_store:dict  # group of this batch -> (id, lo, hi): its rows lo..hi-1 lie here and wait for `commit`
@@ -313,7 +314,7 @@ class ShardedBuffer:
         "This rank's part, as tensors, numbers, text, lists and dicts."
         index = self.index.state_dict()
         if self.local: return index
-        return dict(index=index, world=self.ranks.world, crc=self.crc, wire=self.row_format)
+        return dict(index=index, world=self.ranks.world, crc=self.crc, row_format=self.row_format)
 
     def load_state_dict(self, state:dict)->None:
         "Go on where the same rank of as many processes stood. ValueError for another number of processes."
@@ -322,11 +323,12 @@ class ShardedBuffer:
             raise ValueError(f'the checkpoint has a {kinds[was]} replay buffer, this run a '
                 f'{kinds[self.local]} one: set `replay_scope`')
         if self.local: return self.index.load_state_dict(state)
+        state = new_names('checkpoint', state)
         if state['world']!=self.ranks.world:
             raise ValueError(f'this state is of {state["world"]} processes, here are {self.ranks.world}: '
                 'give all parts to `reshard` first')
         self.index.load_state_dict(state['index'])
-        self.crc,self.row_format = state['crc'],state['wire'] and RowFormat(state['wire'])
+        self.crc,self.row_format = state['crc'],state['row_format'] and RowFormat(state['row_format'])
 
 # %% ../../nbs/on_trl/distributed.ipynb #f2fcbd66
 def reshard(
@@ -338,6 +340,7 @@ def reshard(
 
     ValueError when a part is missing or parts are not of one moment.
     """
+    states = [new_names('checkpoint', o) for o in states]
     old = states[0]
     if len(states)!=old['world']:
         raise ValueError(f'{len(states)} parts of a buffer of {old["world"]} processes: give all of them')
@@ -354,7 +357,7 @@ def reshard(
         where = {k:of[0][k] for k in ('prompt_len','lens')}
         where['pieces'] = [[owner[i], 0, len(where['lens'])]]
         rows = dict(prompt_ids=of[0]['prompt_ids'])
-        rows |= {k:torch.cat([p[k] for p in of]) for k in old['wire']}
+        rows |= {k:torch.cat([p[k] for p in of]) for k in old['row_format']}
         data.append(where|rows if owner[i]==rank else where)
     index = ix|dict(ids=ix['ids'][keep], steps=ix['steps'][keep], uses=ix['uses'][keep],
         scores=ix['scores'][keep], keys=[ix['keys'][k] for k in keep], data=data,

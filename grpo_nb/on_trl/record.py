@@ -14,6 +14,7 @@ from torch import Tensor
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
+from ..parts.renamed import new_names
 from ..parts.versions import versions
 from ..parts.groups import dead_reason, group_scores
 from ..parts.ratios import importance_ratio
@@ -64,7 +65,7 @@ class RecordCallback(TrainerCallback):
         number:int,  # of a generation batch, from 0
     )->bool:
         "Are its groups to be recorded?"
-        every = self.trainer.args.record_groups
+        every = self.trainer.args.record_groups_every
         return bool(every) and number%every==0
 
     def sizes(self)->dict:
@@ -113,7 +114,7 @@ class RecordCallback(TrainerCallback):
         "settings.json"
         t = self.trainer
         a,model = t.args,getattr(t.model.config, '_name_or_path', '')
-        method = ('replay' if a.replay_buffer_size else 'mask' if a.replay_when_empty=='mask' else 'keep')
+        method = ('replay' if a.replay_buffer_size else 'mask' if a.replay_unreplaced=='mask' else 'keep')
         return dict(trainer='trl', method=method, model=Path(model).name, world_size=a.world_size,
             args=_shown_settings(a), data=dataset_info(t._tokenizer, t.train_dataset, end_token_ids(t)),
             method_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit))
@@ -128,7 +129,8 @@ class RecordCallback(TrainerCallback):
             if f.name not in self.told: log.warning(f'{f.says} ({f.evidence}). {f.remedy}')
             self.told.add(f.name)
 
-    def _steps(self, state): return [o for o in state.log_history if 'loss' in o]
+    def _steps(self, state):
+        return [new_names('metrics', o) for o in state.log_history if 'loss' in o]
 
     def on_batch_end(self,
         args:GRPOConfig, state:TrainerState, control:TrainerControl,   # as every callback gets them
@@ -176,7 +178,7 @@ class RecordCallback(TrainerCallback):
     )->tuple:   # ratio and whether the clip holds it, (B, C) or (B, 1); mask of what counts, (B, C)
         "As the loss saw them; where a row was not seen yet, nothing counts."
         t,A = self.trainer,b.trained.advantages[:,None]
-        mask = b.trained.loss_mask & b.seen[:,None]
+        mask = b.trained.loss_mask & b.has_logps[:,None]
         x = b.logps-b.old_logps
         ratio = importance_ratio(x, torch.zeros_like(x), mask, t.importance_sampling_level)
         return ratio,t.held_by_clip(ratio, A, b.trained.data.get('replayed')),mask
@@ -189,14 +191,14 @@ class RecordCallback(TrainerCallback):
         counts,m = torch.tensor(counts, dtype=torch.float32, device=m.device),m.float()
         n,own = b.n_sampled,self.lengths(b.sampled)[:b.n_sampled]
         if n<len(m): own = torch.cat([own, self.lengths(b.trained)[n:]])
-        return torch.cat([counts, (held*m).sum(1, keepdim=True), b.seen[:,None], own], 1)
+        return torch.cat([counts, (held*m).sum(1, keepdim=True), b.has_logps[:,None], own], 1)
 
     def _outcomes(self, b):
         "What became of each group."
         t,drawn = self.trainer,b.drawn
         keys = drawn.keys if drawn else b.sampled.prompt_keys(t.num_generations)
         came = dict(zip(drawn.slots, drawn.drawn)) if drawn else {}
-        left = 'masked' if t.args.replay_when_empty=='mask' else 'kept'
+        left = 'masked' if t.args.replay_unreplaced=='mask' else 'kept'
         def number(i):   # one for all processes
             return i if t.sharded or i is None else i*t.args.world_size+t.args.process_index
         def described(e): return e.to_record()|dict(id=number(e.id), step=e.step+1)
@@ -204,7 +206,7 @@ class RecordCallback(TrainerCallback):
             e = came.get(g)
             if g in b.unsampled: what = 'stored' if e else 'masked'
             else: what = 'trained' if not dead else 'replaced' if e else left
-            return dict(key=e.key if what=='stored' else key, treatment=what,
+            return dict(prompt_key=e.prompt_key if what=='stored' else key, outcome=what,
                 replacement=described(e) if e else None, id=number(drawn.stored.get(g)) if drawn else None)
         return [outcome(g, *o) for g,o in enumerate(zip(keys, b.dead.tolist()))]
 
@@ -213,9 +215,9 @@ class RecordCallback(TrainerCallback):
         if not self.trainer.args.record_tokens: return None
         ratio,_,mask = self.ratios(b)
         ratio,old = ratio.expand_as(mask),b.old_logps
-        replayed = b.trained.data.get('replayed', torch.zeros_like(b.seen))
+        replayed = b.trained.data.get('replayed', torch.zeros_like(b.has_logps))
         def told(i, ids, n):
-            own = b.seen[i] and not replayed[i]   # what came in was not in this batch's sampling
+            own = b.has_logps[i] and not replayed[i]   # what came in was not in this batch's sampling
             return dict(ids=ids[:n], ratios=ratio[i][mask[i]].tolist(),
                 logps=old[i][mask[i]].tolist() if own else [])
         rows = zip(b.sampled.completion_ids.tolist(), b.sampled.completion_mask.sum(1).tolist())
@@ -230,7 +232,7 @@ class RecordCallback(TrainerCallback):
         counts,seen = stats[:,:-3].view(B, G, -1).sum(1).tolist(),stats[:,-3].view(B, G).all(1).tolist()
         for g,(f,(*bins,held)) in enumerate(zip(outcomes, counts)):
             here = slice(g*G, g*G+G)
-            if f['treatment']=='stored':   # never sampled: the group is what came in
+            if f['outcome']=='stored':   # never sampled: the group is what came in
                 prompts[g],texts[here] = new['prompt'][g*G],new['completion'][here]
                 A[here],r[here] = new['advantages'][here],new['rewards'][here]
             if f['replacement']:
@@ -239,13 +241,13 @@ class RecordCallback(TrainerCallback):
                     advantages=new['advantages'][here],
                     rewards=t.weighted_rewards(new['rewards'][here]).tolist())
             if seen[g]:
-                f |= dict(clip_share=held/max(1, sum(bins)),
+                f |= dict(clip_frac=held/max(1, sum(bins)),
                     ratio_hist=dict(edges=RATIO_EDGES, counts=[int(n) for n in bins]))
         def by_group(x): return torch.as_tensor(x).view(B, G).cpu()
         total,A,dead = by_group(t.weighted_rewards(r)),by_group(A),t.dead_mask(r).cpu()
         return group_rows(b.step, prompts, texts, total, records=outcomes,
             n_tokens=stats[:,-2].long(), truncated=stats[:,-1].bool(), dead=dead,
-            why=dead_reason(total, t.args.dead_tolerance, dead=dead),
+            dead_reason=dead_reason(total, t.args.dead_tolerance, dead=dead),
             rewards_by_func=dict(zip(t.reward_func_names, r.unbind(1))), advantages_before=A,
             extra={k:v[:B*G] for k,v in b.extra.items()}, advantages=by_group(new['advantages'][:B*G]),
             score=group_scores(A, total),

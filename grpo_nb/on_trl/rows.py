@@ -208,16 +208,16 @@ def row_format(
 )->RowFormat:
     "What has to travel with a group of such a batch. ValueError for a column that is no tensor."
     known = {*rows.data,'old_per_token_logps'}-{'completion_mask', *rows.per_row}
-    wire = RowFormat((k, None) for k in PER_TOKEN_COLUMNS if k in known)
-    wire |= dict(advantages=0, rewards=n_rewards, **{k:1 for k in rows.per_row if k in rows.data})
-    for k in rows.data.keys()-wire.keys()-{'prompt_ids','prompt_mask','completion_mask'}:
+    columns = RowFormat((k, None) for k in PER_TOKEN_COLUMNS if k in known)
+    columns |= dict(advantages=0, rewards=n_rewards, **{k:1 for k in rows.per_row if k in rows.data})
+    for k in rows.data.keys()-columns.keys()-{'prompt_ids','prompt_mask','completion_mask'}:
         v = rows.data[k]
         if not isinstance(v, Tensor):
             raise ValueError(f'the column {k!r} is no tensor and stays with its process: use '
                 "replay_scope='local'")
         values = 0 if v.ndim==1 else v[0].numel()
-        wire[k] = values if v.is_floating_point() else -2*values or -1
-    return wire
+        columns[k] = values if v.is_floating_point() else -2*values or -1
+    return columns
 
 # %% ../../nbs/on_trl/rows.ipynb #fwd00002
 @torch.no_grad()

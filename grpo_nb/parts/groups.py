@@ -158,7 +158,8 @@ def group_scores(
 
 # %% ../../nbs/parts/groups.ipynb #985ca3b1
 _AXES = dict(prompt_ids='BP', prompt_mask='BP', completion_ids='BGT', completion_mask='BGT', old_logps='BGT',
-    ref_logps='BGT', rewards='BG', key='B', step='B', replayed='B', dead='B')   # advantages are BG or BGT
+    # advantages are BG or BGT
+    ref_logps='BGT', rewards='BG', prompt_key='B', step='B', replayed='B', dead='B')
 
 def _pad_to_common(batches):
     "The columns of several batches, padded to the widest; ValueError where one has a field that others lack."
@@ -291,7 +292,7 @@ def pack_groups(
     cols = dict(prompt_ids=_unpad(at(batch.prompt_ids, torch.int32), pm),
         completion_ids=tokens(batch.completion_ids, torch.int32), lengths=each(m.sum(-1, dtype=np.int32)),
         old_logps=tokens(batch.old_logps), rewards=each(at(batch.rewards, torch.float32)),
-        key=at(batch.key, torch.int64).tolist(), step=at(batch.step, torch.int64).tolist())
+        prompt_key=at(batch.prompt_key, torch.int64).tolist(), step=at(batch.step, torch.int64).tolist())
     cols |= dict(token_advantages=tokens(A)) if A.ndim==3 else dict(advantages=each(at(A, torch.float32)))
     if batch.ref_logps is not None: cols['ref_logps'] = tokens(batch.ref_logps)
     return [dict(zip(cols, o)) for o in zip(*cols.values())]
@@ -324,11 +325,12 @@ def from_packed(cls:Groups,
     if by_token: A = _scatter_padded(cm, torch.cat([_token_advantages(o) for o in packs]))
     else: A = flat('advantages').view(B, -1)
     ref = _scatter_padded(cm, flat('ref_logps')) if all('ref_logps' in o for o in packs) else None
-    key,step = (torch.tensor([o[k] for o in packs]) for k in ('key','step'))
+    key,step = (torch.tensor([o[k] for o in packs]) for k in ('prompt_key','step'))
     return cls(prompt_ids=_scatter_padded(pm, flat('prompt_ids').long(), pad_id), prompt_mask=pm,
         completion_ids=_scatter_padded(cm, flat('completion_ids').long(), pad_id), completion_mask=cm,
         old_logps=_scatter_padded(cm, flat('old_logps')), rewards=flat('rewards').view(B, -1),
-        advantages=A, ref_logps=ref, key=key, step=step, replayed=torch.full((B,), replayed), pad_id=pad_id)
+        advantages=A, ref_logps=ref, prompt_key=key, step=step, replayed=torch.full((B,), replayed),
+        pad_id=pad_id)
 
 def _scatter_padded(mask, values, fill=0):
     "`values` where `mask` is true, `fill` elsewhere."
@@ -345,30 +347,30 @@ class StoredGroup:
     data:Any          # what was stored, most often a dict of `pack_groups`
     score:float       # how much it has to teach, 0 or more
     step:int=0        # when it was made
-    key:int|str|None=None # whose prompt it answers
+    prompt_key:int|str|None=None # which prompt it answers: its row, on TRL a checksum of its tokens
     id:int=-1         # counts up with every group that was offered
     uses:int=0        # how often drawn, this time included
-    prob:float|None=None # of this draw, given those before it in the same call
+    draw_prob:float|None=None # of this draw, given those before it in the same call
     age:int=0         # steps between its making and now
     drawn:int=0       # how often drawn for this batch already
     rewards:list|None=None # (G,) of its answers, nan where there is none; None if they weren't given
 
     def to_record(self)->dict:
         "What a record says of it."
-        return {k:getattr(self, k) for k in ('id','step','age','uses','score','prob','key')}
+        return {k:getattr(self, k) for k in ('id','step','age','uses','score','draw_prob','prompt_key')}
 
 # %% ../../nbs/parts/groups.ipynb #fadd5ae5
 def insert_stored(
     batch:Groups,       # fresh groups
     at:Tensor,          # (n,) int64, the places to fill
     drawn:list[StoredGroup], # n, whose data come from `pack_groups`
-    behind:list[StoredGroup]=(), # more, which come after the batch's own
+    extra:list[StoredGroup]=(), # more, which come after the batch's own
 )->Groups:              # with the fields and the device of `batch`
-    """A copy of `batch` with drawn groups in their places and after it, marked as replayed.
+    """A copy of `batch` with drawn groups in their places and more of them at its end, marked as replayed.
 
     ValueError when the batch has `ref_logps` and a stored group has none.
     """
-    n,entries = len(drawn),[*drawn, *behind]
+    n,entries = len(drawn),[*drawn, *extra]
     if not entries: return batch
     new = type(batch).from_packed([e.data for e in entries], batch.pad_id)
     if not batch.completion_ids.is_cpu: new = new.to(batch.completion_ids.device)
@@ -380,8 +382,8 @@ def insert_stored(
     if batch.advantages.ndim!=new.advantages.ndim:
         batch,new = (replace(o, advantages=o.advantages[...,None]*o.completion_mask)
             if o.advantages.ndim==2 else o for o in (batch, new))
-    out = batch.replace_groups(at, new[:n] if behind else new)
-    return type(batch).concat([out, new[n:]]) if behind else out
+    out = batch.replace_groups(at, new[:n] if extra else new)
+    return type(batch).concat([out, new[n:]]) if extra else out
 
 # %% ../../nbs/parts/groups.ipynb #cnt00002
 @dataclass
@@ -390,7 +392,7 @@ class ReplayCounts:
     fresh:int           # groups that were sampled
     dead:int            # of these, zero-variance groups
     replaced:int        # of the dead, those that another group came in for
-    unfilled:int        # of the dead, those that stayed
+    unreplaced:int        # of the dead, those that stayed
     live:int            # groups trained on that teach something
     trained:int         # groups trained on
     unique_prompts:int  # different prompts trained on
@@ -417,7 +419,7 @@ class ReplayCounts:
 
     def metrics(self)->dict[str,float]:
         "What is logged of them, without the `replay/` in front."
-        row = dict(dead=self.dead, replaced=self.replaced, stored=self.stored, unfilled=self.unfilled,
+        row = dict(dead=self.dead, replaced=self.replaced, stored=self.stored, unreplaced=self.unreplaced,
             live_before=1-self.dead/self.fresh, live_after=self.live/self.trained,
             unique_prompts=self.unique_prompts)
         if n := self.drawn: row |= dict(age_mean=self.ages/n, age_max=self.oldest, uses_mean=self.uses/n)

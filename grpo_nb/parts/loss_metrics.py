@@ -39,11 +39,11 @@ def loss_metrics(
     x,held,ratio = out.inputs,out.clip_mask,out.prox_ratio
     m = x.mask if held.shape[-1]==x.mask.shape[-1] else x.mask.any(-1, keepdim=True)
     def share(o): return masked_mean(o.expand_as(m).to(x.logps.dtype), m).item()
-    row = dict(ratio_mean=1., ratio_max=1., clip_share=0., ess_tokens=1., ess_answers=1.)
+    row = dict(ratio_mean=1., ratio_max=1., clip_frac=0., ess_tokens=1., ess_answers=1.)
     row |= ratio_row(sums_of(out, x.mask))
     metrics = {} if x.entropy is None else dict(entropy=masked_mean(x.entropy, x.mask).item())
     metrics |= {'clip_ratio/low_mean':share(held&(ratio<1)), 'clip_ratio/high_mean':share(held&(ratio>1)),
-        'clip_ratio/region_mean':row.pop('clip_share'), **row}
+        'clip_ratio/region_mean':row.pop('clip_frac'), **row}
     if out.settings.loss_type=='cispo': metrics['cispo_clip_ratio'] = share(capped_mask(out))
     if out.kl is not None: metrics['kl'] = masked_mean(out.kl, x.mask).item()
     return metrics
@@ -64,7 +64,7 @@ def replay_metrics(
     if not any(o.inputs.replayed.any() for o in outs): return {}
     def sums(rows): return merge_sums(sums_of(o, o.inputs.mask&rows(o)[:,None,None]) for o in outs)
     row = {f'replay/{k}':v for k,v in ratio_row(sums(lambda o: o.inputs.replayed)).items()}
-    fresh = ratio_row(sums(lambda o: ~o.inputs.replayed)).get('clip_share')
+    fresh = ratio_row(sums(lambda o: ~o.inputs.replayed)).get('clip_frac')
     return row if fresh is None else row|{'clip_ratio/fresh_mean':fresh}
 
 # %% ../../nbs/parts/loss_metrics.ipynb #0ad50012

@@ -113,7 +113,7 @@ def merge_sums(
 def ratio_row(
     sums:Tensor,  # (10,) from `ratio_sums` or `merge_sums`
 )->dict:          # name -> float; empty where no token counted
-    """Metrics `ratio_mean`, `ratio_max`, `clip_share`, `ess_tokens`, `ess_answers` of all counted tokens.
+    """Metrics `ratio_mean`, `ratio_max`, `clip_frac`, `ess_tokens`, `ess_answers` of all counted tokens.
 
     Effective sample sizes (Kish 1965) are shares: of the tokens, each weighted by its ratio, and of the
     answers, each by the product of its ratios (VCPO, arXiv 2602.17616).
@@ -121,7 +121,7 @@ def ratio_row(
     n,total,held,tokens,answers,top,t1,t2,a1,a2 = sums.double().tolist()
     if not n: return {}
     share = lambda one, two, k: min(1., math.exp(2*one-two-math.log(k)))
-    return dict(ratio_mean=total/n, ratio_max=top, clip_share=held/n,
+    return dict(ratio_mean=total/n, ratio_max=top, clip_frac=held/n,
         ess_tokens=share(t1, t2, tokens), ess_answers=share(a1, a2, answers))
 
 # %% ../../nbs/parts/ratios.ipynb #1e345e4b

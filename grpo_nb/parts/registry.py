@@ -49,8 +49,8 @@ class Registry(MutableMapping):
     def __repr__(self)->str: return f'Registry({self.setting!r}: {", ".join(self)})'
 
 # %% ../../nbs/parts/registry.ipynb #4957420b
-LOSSES = Registry('loss_type', 'dialects', 'loss')
-ADVANTAGES = Registry('advantages', 'advantages', 'dialects')
+LOSSES = Registry('loss_type', 'loss_variants', 'loss')
+ADVANTAGES = Registry('advantages', 'advantages', 'loss_variants')
 STRATEGIES = Registry('method', 'strategies', 'replay', 'methods')
 PRIORITIES = Registry('priority', 'replay')
 TASKS = Registry('dataset', 'parts.datasets')

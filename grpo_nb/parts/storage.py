@@ -8,7 +8,7 @@ __all__ = ['check_scores', 'check_weights', 'own_memory', 'GroupStorage', 'undec
 
 # %% ../../nbs/parts/storage.ipynb #90045dc3
 import math, random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from .validate import require, check_settings, is_int
 from .groups import StoredGroup
+from .renamed import new_names
 
 # %% ../../nbs/parts/storage.ipynb #1f891cbc
 def check_scores(
@@ -84,10 +85,10 @@ class GroupStorage:
     def sample(self,
         n:int|None=None, # groups wanted
         step:int|None=None, # now, for ages
-        keys:list|None=None, # n prompt indices, preferred in turn
+        keys:list|None=None, # n prompt keys, preferred in turn
         num_samples:int|None=None, # TRL's name for `n`
     )->list:             # up to `n` of what was stored; [] from an empty buffer
-        "What `draw` draws, without the labels."
+        "What `sample_entries` draws, without score, age and the rest."
         if (n is None)==(num_samples is None):
             raise ValueError('`n` groups are wanted, or `num_samples`: give one of them')
         return [e.data for e in self.sample_entries(num_samples if n is None else n, step, keys)]
@@ -98,7 +99,7 @@ class GroupStorage:
         options = {f.name:getattr(self, f.name) for f in fields(self) if f.name!='seed'}
         scores = torch.tensor([e.score for e in self], dtype=torch.float64)
         return dict(options=options, next_id=self.next_id, now=self.now, ids=ints('id'), steps=ints('step'),
-            uses=ints('uses'), scores=scores, keys=[e.key for e in self], data=[e.data for e in self],
+            uses=ints('uses'), scores=scores, keys=[e.prompt_key for e in self], data=[e.data for e in self],
             rewards=[e.rewards for e in self],
             rng=torch.tensor(self.rng.getstate()[1], dtype=torch.int64))
 
@@ -106,16 +107,17 @@ class GroupStorage:
         state:dict,  # from `state_dict`
     )->None:
         "Go on exactly where the buffer that gave `state` was. ValueError if it had other options."
+        data = [new_names('checkpoint', o) if isinstance(o, dict) else o for o in state['data']]
         for k,v in state['options'].items():
             if getattr(self, k)!=v:
                 raise ValueError(f'the saved buffer has {k}={v!r}, this one {getattr(self, k)!r}: '
                     'make it with the same options')
         self.next_id,self.now = state['next_id'],state['now']
         self.rng.setstate((3, tuple(state['rng'].tolist()), None))
-        rewards = state.get('rewards') or [None]*len(state['data'])   # older states have none
+        rewards = state.get('rewards') or [None]*len(data)   # older states have none
         columns = [state[k].tolist() for k in ('scores','steps','ids','uses')]
         entries = [StoredGroup(d, s, b, k, i, u, rewards=r)
-            for d,k,r,s,b,i,u in zip(state['data'], state['keys'], rewards, *columns)]
+            for d,k,r,s,b,i,u in zip(data, state['keys'], rewards, *columns)]
         self.entries = sorted(entries, key=lambda e: e.id)
 
 # %% ../../nbs/parts/storage.ipynb #3c1f7a90
@@ -136,12 +138,17 @@ def decayed(
     return weights*np.exp((made-made.max())/age_decay)
 
 # %% ../../nbs/parts/storage.ipynb #448500fe
+_INVERTED = ': `corrected=False` is `force_ratio_one=True`'
+
 def check_replay_settings(
     unreplaced:str,        # 'keep' or 'mask'
     stored_per_fresh:int,  # stored groups for each sampled one
+    options:Iterable=(),   # names of others
 )->None:
-    "ValueError for a setting of `Replay` that can't work."
-    require('when_empty', unreplaced, unreplaced in ('keep','mask'), "'keep' or 'mask'")
+    "ValueError for a setting of `Replay` that can't work, or that has another name since 0.1."
+    now = dict(corrected='force_ratio_one', when_empty='unreplaced')
+    for k in now.keys()&set(options): raise ValueError(f'`{k}` is now `{now[k]}`'+_INVERTED*(k=='corrected'))
+    require('unreplaced', unreplaced, unreplaced in ('keep','mask'), "'keep' or 'mask'")
     require('stored_per_fresh', stored_per_fresh, is_int(stored_per_fresh), 'a whole number, 0 or more')
 
 def check_draw(

@@ -29,6 +29,7 @@ from tqdm.auto import tqdm
 from .. import __version__
 from ..parts.files import atomic_write
 from ..parts.registry import STRATEGIES, import_file
+from ..parts.renamed import new_names
 from ..parts.stats import paired_difference, holm, mean_ci, random_effects_mean
 from ..see.plotting import fig_png, new_figure
 
@@ -414,7 +415,7 @@ ARMS = {
         says='one more, perfect answer in each group (NGRPO)'),
     'entropy':Arm('entropy', says='dead groups praised or blamed by surprise (after RL-ZVP)'),
     'replay':Arm('replay', says='the best 64 groups by score, corrected: what TRL documented'),
-    'replay_uncorrected':Arm('replay', dict(corrected=False), says='the same with ratio 1'),
+    'replay_uncorrected':Arm('replay', dict(force_ratio_one=True), says='the same with ratio 1'),
     'replay_fresh':Arm('replay', dict(age_limit=32, priority='recency'),
         says='the newest 64 groups, at most 8 batches old, corrected'),
     'same_prompt':Arm('same_prompt', says='an older, better answer to the same prompt (AR3PO, RePO)'),
@@ -599,14 +600,14 @@ def run_job(
     conf = base | r.settings | a.settings | settings
     options = {o.removeprefix('method_'):conf.pop(o) for o in settings if o.startswith('method_')}
     if 'loss' in conf: conf |= dict(aggregation=conf.get('loss_type', 'dapo'), loss_type=conf.pop('loss'))
-    args = TrainConfig(**conf, method=make_method(a, seed, **options))
+    args = TrainConfig(**new_names('settings', conf), method=make_method(a, seed, **options))
     width = args.max_completion_length
     problems,held_out,weights,before = _start(json.dumps(asdict(r)), seed, n_problems, k, width)
     model,tok = load_model('tiny')
     model.load_state_dict(weights)
     def measure(n, k=None):
         return evaluate(model, tok, held_out, accuracy_reward, n, k=k, seed=seed, max_completion_length=width)
-    c = Curve(lambda: measure(2)['pass@1'], args.max_tokens, points)
+    c = Curve(lambda: measure(2)['pass@1'], args.max_sampled_tokens, points)
     c.add(0, 0, before['pass@1'])
     s = train(model, tok, problems, accuracy_reward, args, callbacks=[c])
     after = measure(k, k)
@@ -622,7 +623,7 @@ def _row(s, c, before, after, k):
     return dict(pass1_before=c.curve[0]['pass1'], pass1=c.curve[-1]['pass1'],
         passk_before=round(before[f'pass@{k}'], 5), passk=round(after[f'pass@{k}'], 5),
         tokens=s.num_tokens, steps=s.step, dead=mean('frac_reward_zero_std'), live=mean('replay/live_after'),
-        age=mean('replay/age_mean'), ess=mean('replay/ess_tokens'), clip_share=mean('replay/clip_share'),
+        age=mean('replay/age_mean'), ess=mean('replay/ess_tokens'), clip_share=mean('replay/clip_frac'),
         curve=json.dumps(c.curve), cpu_s=json.dumps(c.cpu_s), error='')
 
 # %% ../../nbs/research/study.ipynb #987c1395

@@ -9,6 +9,7 @@ __all__ = ['RunConfig', 'TrainConfig', 'make_loss_settings', 'check_config', 'ch
 import math, os
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from ..parts.renamed import accept_old_settings, new_names
 from ..parts.validate import RULES, require, check_settings, config_field
 from ..parts.sampling import Sampling
 from ..parts.registry import ADVANTAGES, LOSSES, STRATEGIES, resolve
@@ -20,7 +21,8 @@ from ..parts.loss_inputs import (
 class RunConfig(Sampling):
     "The settings of a run after the first dozen, under TRL's names; those of sampling come first."
     output_dir:str|None = config_field(None, 'folder of the run; None writes nothing')
-    max_tokens:int = config_field(0, 'also stop once this many completion tokens were sampled; 0: never')
+    max_sampled_tokens:int = config_field(0,
+        'also stop once this many completion tokens were sampled; 0: never')
     lr_scheduler_type:str = config_field('constant', 'constant, linear or cosine: how the learning rate ends')
     warmup_steps:int = config_field(0, 'steps over which the learning rate rises from 0')
     weight_decay:float = config_field(0., 'of AdamW')
@@ -71,15 +73,16 @@ class RunConfig(Sampling):
     eval_steps:int = config_field(0, 'steps between two evaluations on `eval_dataset`; 0: none')
     save_steps:int = config_field(0, 'steps between two checkpoints; 0: none but the last')
     save_total_limit:int = config_field(2, 'checkpoints kept')
-    record_groups:int = config_field(1, 'record the groups of every n-th batch; 0: never')
+    record_groups_every:int = config_field(1, 'record the groups of every n-th batch; 0: never')
     record_max_mb:float = config_field(100., 'size of the group record at the end of the run, at most, in MB')
     record_tokens:bool = config_field(False,
         'record the tokens of these groups too, each with log-prob and ratio')
-    record_terms:int = config_field(0,
+    record_token_terms_every:int = config_field(0,
         'record what each token of every n-th batch adds to the loss, and to seven others; 0: never')
     disable_tqdm:bool = config_field(False, 'hide the progress bar')
 
 # %% ../../nbs/run/config.ipynb #0c503712
+@accept_old_settings
 @dataclass
 class TrainConfig(RunConfig):
     "Settings of a run of `train`, under TRL's names. ValueError at once for a value that can't work."
@@ -102,7 +105,7 @@ class TrainConfig(RunConfig):
     epsilon:float = config_field(.2, 'half-width of the clip range')
     beta:float = config_field(0., 'weight of the KL to the reference; 0 keeps no reference model')
     method:Any = config_field('replay',
-        'what to do with zero-variance groups: replay, keep (plain GRPO), mask, '
+        'the strategy for zero-variance groups: replay, keep (plain GRPO), mask, '
         'dynamic, another name, FILE.py:NAME, or an object')
     replay_buffer_size:int = config_field(64, "groups kept for replay; 0: method 'replay' is plain GRPO")
 
@@ -143,7 +146,8 @@ _RULES = [*RULES,
     ('output_dir', lambda v: isinstance(v, str), 'the path of a folder, or None to write nothing'),
     ('seed', lambda v: 0<=v<2**40, 'a whole number from 0 to 2**40'),
     ('max_steps ref_model_sync_steps save_total_limit', lambda v: v>=1, '1 or more'),
-    ('max_tokens eval_steps save_steps record_terms warmup_steps weight_decay max_grad_norm',
+    ('max_sampled_tokens eval_steps save_steps record_token_terms_every warmup_steps weight_decay '
+        'max_grad_norm',
         lambda v: v>=0, '0 or more'),
     ('learning_rate', lambda v: 0<v<math.inf, 'more than 0, and finite'),
     ('top_entropy_quantile', lambda v: 0<v<=1, 'a share above 0 and up to 1'),
@@ -180,7 +184,8 @@ def check_skip(
 )->None:
     "ValueError for a setting that needs the log-probs of answers with advantage 0."
     corrections = (parse_correction(o) for o in (a.correction, a.replay_correction))
-    needs = [(a.beta, 'beta', 0), (a.entropy_coef, 'entropy_coef', 0), (a.record_terms, 'record_terms', 0),
+    needs = [(a.beta, 'beta', 0), (a.entropy_coef, 'entropy_coef', 0),
+        (a.record_token_terms_every, 'record_token_terms_every', 0),
         (a.top_entropy_quantile<1, 'top_entropy_quantile', 1),
         (any(o and o.max_moment is not None for o in corrections), 'correction', 'one without max_moment'),
         (a.loss_type not in LOSS_TYPES, 'loss_type', f"one of {', '.join(LOSS_TYPES)}")]
@@ -201,4 +206,4 @@ def make_config(
     if not isinstance(args, TrainConfig):
         how = '`TrainConfig(**args)` makes one' if isinstance(args, dict) else 'give `TrainConfig(...)`'
         raise ValueError(f'`args` is a {type(args).__name__}, needs a TrainConfig: {how}')
-    return replace(args, **settings) if settings else args
+    return replace(args, **new_names('settings', settings, warn=True)) if settings else args

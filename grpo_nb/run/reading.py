@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 import pandas as pd
 from fastcore.basics import groupby
+from ..parts.renamed import new_names
 from .record import GROUP_FIELDS, REPLACEMENT_FIELDS, load_json
 
 # %% ../../nbs/run/reading.ipynb #ed2e91bb
@@ -94,25 +95,41 @@ def _fill(rows):
         if r := o['replacement']:
             b = born.get(r.get('id'), {})
             o['replacement'] = r = r|{k:b.get(k) if r.get(k) is None else r[k] for k in REPLACEMENT_FIELDS}
-            if o['treatment']=='stored':   # nothing was sampled in this place: the row is the stored group's
+            if o['outcome']=='stored':   # nothing was sampled in this place: the row is the stored group's
                 for k in ('prompt','completions','rewards','advantages'):
                     if not o[k]: o[k] = r[k] or ('' if k=='prompt' else [])
 
 # %% ../../nbs/run/reading.ipynb #7b68ac91
+def _new_row(o):
+    "A row of groups.jsonl under today's names."
+    o = new_names('record', o)
+    if o.get('replacement'): o['replacement'] = new_names('record', o['replacement'])
+    return o
+
+def _new_evaluation(e):
+    "An evaluation of summary.json under today's names; what is none stays as it is."
+    if not isinstance(e, dict) or not isinstance(e.get('rewards'), dict): return e
+    each = {k:new_names('evaluation', v) for k,v in e['rewards'].items()}
+    return new_names('evaluation', e)|dict(rewards=each)
+
 def read_run(
     folder:str|Path,  # a run's folder, a TRL output folder, or a trainer_state.json
 )->LoggedRun:         # tables and dicts; see `LoggedRun`
     """Everything a run has written down so far; works while it goes on.
 
-    Half a last line is left out, a damaged one is named in `notes`, an older record gets None in newer
-    columns.
+    Half a last line is left out, a damaged one is named in `notes`. A record of 0.1 is read under today's
+    names, and gets None in columns that it lacks.
     ValueError when the folder is missing or holds no record.
     """
     folder = Path(folder)
     if folder.name=='trainer_state.json': folder = folder.parent
     if not folder.is_dir(): raise ValueError(f'no folder {str(folder)!r}: give the `output_dir` of a run')
     settings,n1 = load_json(folder/'settings.json')
+    settings = new_names('settings', settings)
+    for k in ('args','method_options'):
+        if isinstance(settings.get(k), dict): settings[k] = new_names('settings', settings[k])
     summary,n2 = load_json(folder/'summary.json')
+    summary = {k:_new_evaluation(v) for k,v in summary.items()}
     groups,n4 = read_lines(folder/'groups.jsonl') if (folder/'groups.jsonl').exists() else ([],[])
     log = folder/'history.jsonl'
     history = read_lines(log) if log.exists() else _trl_state(folder)
@@ -120,7 +137,8 @@ def read_run(
         raise ValueError(f'{str(folder)!r} holds no record: need history.jsonl (written by a `Recorder`) or '
             f'trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
     history,n3 = history or ([],[])
-    groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups if isinstance(o.get('step'), int)]
+    history = [new_names('metrics', o) for o in history]
+    groups = [dict.fromkeys(GROUP_FIELDS)|_new_row(o) for o in groups if isinstance(o.get('step'), int)]
     tokens,n5 = read_lines(folder/'tokens.jsonl') if (folder/'tokens.jsonl').exists() else ([],[])
     terms = {(o.get('step'), o.get('group')):o.get('terms') for o in tokens}
     for o in groups if terms else ():

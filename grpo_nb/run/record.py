@@ -50,11 +50,12 @@ def to_jsonl(
     return (text+'\n').encode('utf-8', 'backslashreplace')
 
 # %% ../../nbs/run/record.ipynb #1cdfbcec
-GROUP_FIELDS = ('step group key prompt completions n_tokens truncated rewards rewards_by_func '
-                'advantages_before advantages dead why treatment score id replacement ratio_hist '
-                'clip_share grad_norm').split()
+GROUP_FIELDS = ('step group prompt_key prompt completions n_tokens truncated rewards rewards_by_func '
+                'advantages_before advantages dead dead_reason outcome score id replacement ratio_hist '
+                'clip_frac grad_norm').split()
 TOKEN_FIELDS = 'tokens logps ratios terms'.split()   # on request: a list per completion
-REPLACEMENT_FIELDS = 'id step age uses score prob key prompt completions rewards advantages'.split()
+REPLACEMENT_FIELDS = ('id step age uses score draw_prob prompt_key prompt completions rewards '
+    'advantages').split()
 
 def as_text(
     o:str|list,  # text, or a list of chat messages (dicts with `role` and `content`)
@@ -94,7 +95,7 @@ def group_rows(
     prompts:list,      # (B,) text or chat messages
     completions:list,  # (B*G,) flat, row `b*G+g`, or (B,) lists of G; text or chat messages
     rewards:Tensor,    # (B, G) or (B*G,) float32, as sampled
-    records:list|None=None, # (B,) dicts from a method: treatment, score, id, replacement, ...
+    records:list|None=None, # (B,) dicts from a strategy: outcome, score, id, replacement, ...
     rewards_by_func:dict|None=None, # {name: (B, G) or (B*G,)}
     extra:dict|None=None, # what rewards logged of each completion, {column: (B*G,)}
     **fields:Any,      # any other field of `GROUP_FIELDS`: (B,), (B, G) or (B*G,) values, or None
@@ -298,7 +299,7 @@ def make_history_row(
     ended:Tensor,    # (n, G) bool, has the completion an end token?
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
-    processed:Any,   # the `ProcessedBatch` that the method made of it
+    processed:Any,   # the `ProcessedBatch` that the strategy made of it
     done:list,       # what each `update` returned
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
@@ -322,7 +323,7 @@ def _group_ratios(s, seen, n):
         mask,ratio,held = o['mask'],o['out'].ratio,o['out'].clip_mask
         wide = mask if held.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
         told = dict(ratio_hist=ratio_hists(ratio.expand_as(wide), wide),
-            clip_share=masked_mean(held.float(), wide, (1, 2)).tolist())
+            clip_frac=masked_mean(held.float(), wide, (1, 2)).tolist())
         if s.args.record_tokens: told['ratios'] = _numbers(ratio.expand_as(mask), mask.cpu(), '%.3f')
         for j,b in enumerate(o['idx']): out[b] = {k:v[j] for k,v in told.items()}
     return out
@@ -335,7 +336,7 @@ def record_batch(
     "Write the batch's row, and a row for each group, into the run folder."
     row,fresh,processed = batch.row,batch.sampled,batch.processed
     rec.log(row)
-    if not s.args.record_groups or not rec.records_step(row['step']): return
+    if not s.args.record_groups_every or not rec.records_step(row['step']): return
     A,n = processed.batch.advantages,fresh.rewards.shape[0]
     if A.ndim==3: A = masked_mean(A, processed.batch.completion_mask, -1)
     ratios = _group_ratios(s, batch.updates, len(A))
@@ -346,12 +347,13 @@ def record_batch(
     if ask: told['terms'] = format_token_rows(s, batch.updates, len(A))[:n]
     names = reward_names(s.reward_funcs)
     rows = group_rows(row['step'], batch.prompts, batch.completions, fresh.rewards, records=records[:n],
-        rewards_by_func=dict(zip(names, batch.rewards_by_func.unbind(-1))), key=fresh.key, extra=batch.extra,
+        rewards_by_func=dict(zip(names, batch.rewards_by_func.unbind(-1))), prompt_key=fresh.prompt_key,
+        extra=batch.extra,
         n_tokens=fresh.completion_mask.sum(-1), truncated=~batch.ended,
-        advantages_before=fresh.advantages, advantages=A[:n], dead=batch.dead, why=reasons, **told)
+        advantages_before=fresh.advantages, advantages=A[:n], dead=batch.dead, dead_reason=reasons, **told)
     for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
         rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
-            key=[processed.batch.key[b].item()])
+            prompt_key=[processed.batch.prompt_key[b].item()])
     rec.write_groups(row['step'], rows)
 
 def _tokens(s, fresh):
@@ -420,7 +422,7 @@ def eval_row(
     "What the history holds of an evaluation: mean and interval of each reward, and metrics of theirs."
     row = {'eval/pass@1':e['pass@1'], 'eval/low':e['ci'][0], 'eval/high':e['ci'][1]} if 'pass@1' in e else {}
     for k,o in e['rewards'].items():
-        if o['judged']: row |= {f'eval/rewards/{k}/{n}':o[n] for n in ('mean','low','high')}
+        if o['has_rewards']: row |= {f'eval/rewards/{k}/{n}':o[n] for n in ('mean','low','high')}
     return row | {f'eval/{k}':v for k,v in e.get('metrics', {}).items()}
 
 def check_some_reward(

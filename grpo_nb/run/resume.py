@@ -21,6 +21,7 @@ from grpo_nb.run.checkpoints import (
     load_state, read_manifest, disk_full_error, get_rng_state, save_state, set_rng_state, state_file,
     write_manifest)
 from .state import TrainState
+from ..parts.renamed import new_names
 
 # %% ../../nbs/run/resume.ipynb #8182cfee
 @contextmanager
@@ -66,7 +67,7 @@ def json_args(
 
     A loss of one's own is `loss`, and `loss_type` says how its tokens are averaged.
     """
-    a = {f.name:getattr(s.args, f.name) for f in fields(s.args)} | dict(method=s.method.name)
+    a = {f.name:getattr(s.args, f.name) for f in fields(s.args)} | dict(method=s.strategy.name)
     if callable(a['advantages']): a['advantages'] = _own_name(a['advantages'])
     if callable(a['loss_type']):
         a |= dict(loss_type=a['aggregation'] or 'dapo', loss=_own_name(a['loss_type']))
@@ -85,7 +86,7 @@ def save_checkpoint(
         save_weights(s.model, tmp/'model.safetensors', metadata=dict(format='pt'))
         s.model.config.save_pretrained(tmp)
         s.tokenizer.save_pretrained(tmp)
-        parts = {k:getattr(s, k).state_dict() for k in ('optimizer','scheduler','method')}
+        parts = {k:getattr(s, k).state_dict() for k in ('optimizer','scheduler','strategy')}
         ref = None if s.ref_model is None else dict(s.ref_model.state_dict())
         save_state(state_file(tmp), parts|get_rng_state()
             |dict(ref_model=ref, generator=s.generator.get_state())
@@ -97,8 +98,8 @@ def save_checkpoint(
     return final
 
 # %% ../../nbs/run/resume.ipynb #0db7808a
-_FREE = set('output_dir max_steps max_tokens eval_steps save_steps save_total_limit record_groups '
-    'record_max_mb record_tokens record_terms disable_tqdm'.split())   # may differ when a run goes on
+_FREE = set('output_dir max_steps max_sampled_tokens eval_steps save_steps save_total_limit '   # may differ
+    'record_groups_every record_max_mb record_tokens record_token_terms_every disable_tqdm'.split())
 
 def check_checkpoint(
     s:TrainState,    # a new one made with the run's settings
@@ -114,6 +115,7 @@ def check_checkpoint(
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
     if 'args' not in meta:
         raise ValueError(f'{path} is a checkpoint of a run on TRL: resume it by its own trainer, {anew}')
+    meta['args'] = new_names('settings', meta['args'])
     then = {k:v for k,v in meta['args'].items() if k not in _FREE and v!=now.get(k)}
     if odd := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in then.items()):
         raise ValueError(f'the checkpoint was made with other settings ({odd}): use the same, {anew}')
@@ -138,9 +140,10 @@ def load_checkpoint(
     "`s` as it was when the checkpoint was written. ValueError as of `check_checkpoint`."
     from safetensors.torch import load_model as load_weights
     path = check_checkpoint(s, path)
-    d = load_state(state_file(path))
+    d = new_names('checkpoint', load_state(state_file(path)))
+    d['history'] = [new_names('metrics', o) for o in d['history']]
     load_weights(s.model, path/'model.safetensors')
-    for k in ('optimizer','scheduler','method'): getattr(s, k).load_state_dict(d[k])
+    for k in ('optimizer','scheduler','strategy'): getattr(s, k).load_state_dict(d[k])
     if s.ref_model is not None: s.ref_model.load_state_dict(d['ref_model'])
     set_rng_state(d)
     s.generator.set_state(d['generator'])
@@ -186,7 +189,7 @@ class CheckpointCallback(TrainCallback):
         "Note all that sampling and judging change."
         self.before = dict(rng=get_rng_state(), generator=s.generator.get_state(), batch=len(s.history)+1,
             counts={k:getattr(s, k) for k in ('prompts_seen','num_tokens')},
-            method_rng=copy.deepcopy(getattr(s.method, 'rng', None)))
+            strategy_rng=copy.deepcopy(getattr(s.strategy, 'rng', None)))
 
     def on_log(self, s:TrainState, row:dict)->None:
         if crossed(s.args.save_steps, row['step'], s.step): self.save(s)
@@ -206,7 +209,7 @@ class CheckpointCallback(TrainCallback):
         set_rng_state(self.before['rng'])
         s.generator.set_state(self.before['generator'])
         for k,v in self.before['counts'].items(): setattr(s, k, v)
-        if self.before['method_rng'] is not None: s.method.rng = self.before['method_rng']
+        if self.before['strategy_rng'] is not None: s.strategy.rng = self.before['strategy_rng']
 
     def on_train_end(self, s:TrainState)->None:
         "The last checkpoint; for a run that a signal stopped, how it goes on."

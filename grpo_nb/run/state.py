@@ -20,7 +20,7 @@ from ..parts.loss_inputs import LossSettings
 
 # %% ../../nbs/run/state.ipynb #75af714b
 class Strategy(Protocol):
-    "What a run asks of its method for zero-variance groups, besides its work."
+    "What a run asks of its strategy for zero-variance groups, besides its work."
     name:str
     def state_dict(self)->dict: ...
     def load_state_dict(self, state:dict)->None: ...
@@ -34,7 +34,7 @@ class TrainState:
     dataset:list              # rows with `prompt` and the columns the rewards ask for
     reward_funcs:list         # called as TRL calls them
     args:TrainConfig          # the settings
-    method:Strategy           # what to do with zero-variance groups
+    strategy:Strategy         # what to do with zero-variance groups
     optimizer:torch.optim.Optimizer
     scheduler:torch.optim.lr_scheduler.LRScheduler  # of the learning rate
     generator:torch.Generator # of sampling, on the model's device
@@ -48,7 +48,7 @@ class TrainState:
     num_tokens:int = 0        # completion tokens sampled
     history:list = field(default_factory=list)  # one dict per batch
     stopped:str|None = None   # name of the signal that ended the run before its last step
-    in_rollout:bool = False   # is nothing of the current batch in the model or the method yet?
+    in_rollout:bool = False   # is nothing of the current batch in the model or the strategy yet?
     reward_logs:list = field(default_factory=list)  # what the rewards of this batch logged, by rollout
     times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
 

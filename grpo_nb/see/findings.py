@@ -471,16 +471,16 @@ def _fresh_clip(r):
     if 'clip_ratio/fresh_mean' in r.names:   # logged where something was replayed
         every,fresh = (r.raw(f'clip_ratio/{k}_mean', math.nan) for k in ('region','fresh'))
         return float(np.nanmean(np.where(np.isfinite(fresh), fresh, every)))
-    if not {'replay/clip_share',DEAD,'replay/dead'}<=r.names: return float(c.mean())
+    if not {'replay/clip_frac',DEAD,'replay/dead'}<=r.names: return float(c.mean())
     dead = np.maximum(r.raw('replay/dead'), 1)
     f = np.clip(r.raw(DEAD)*r.raw('replay/replaced')/dead, 0, .99)
-    clip = r.raw('clip_ratio/region_mean')-f*r.raw('replay/clip_share')
+    clip = r.raw('clip_ratio/region_mean')-f*r.raw('replay/clip_frac')
     return float(np.average(np.clip(clip/(1-f), 0, 1), weights=1-f))
 
 def _young_clip(r:RunColumns, age:float=1.5)->float:
     "Clip share of tokens replayed one batch after they were sampled; 0 where there were none."
     if len(r.steps)<2: return 0.
-    clip = r.raw('replay/clip_share', math.nan)
+    clip = r.raw('replay/clip_frac', math.nan)
     young = clip[(r.raw('replay/age_mean', math.inf)<=age*np.median(np.diff(r.steps))) & np.isfinite(clip)]
     return float(young.mean()) if len(young) else 0.
 
@@ -532,7 +532,7 @@ def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict|None:
 @rule('replay-too-old')
 def _replay_old(r:RunColumns, age:np.ndarray, ess:float=.5, clip:float=.3)->bool:
     "the policy has moved far from the replayed groups: much of what they say counts little, or is clipped"
-    c = r.second_half('replay/clip_share')
+    c = r.second_half('replay/clip_frac')
     e = r.second_half('replay/ess_tokens' if 'replay/ess_tokens' in r.names else 'replay/ess')
     return bool(len(e) and e.mean()<ess or len(c) and c.mean()>clip)
 

@@ -47,10 +47,10 @@ class RunMonitor(TrainCallback):
     def on_train_begin(self, s:TrainState)->None:
         "Open the record, which locks the folder, and the bar."
         a,ends = s.args,end_tokens(s.model, s.tokenizer)
-        self.settings = dict(trainer='grpo_nb', args=json_args(s), method=s.method.name,
+        self.settings = dict(trainer='grpo_nb', args=json_args(s), method=s.strategy.name,
             data=dataset_info(s.tokenizer, s.dataset, ends))
         if a.output_dir:
-            every = max(1, a.record_groups*a.steps_per_batch)
+            every = max(1, a.record_groups_every*a.steps_per_batch)
             self.recorder = Recorder(a.output_dir, self.settings, every,
                 resume_step=s.step-1 if self.resumed else None, max_mb=a.record_max_mb,
                 last_step=a.max_steps, run=s.run_id)

@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from .findings import Findings, load_rules, diagnose_rows, to_float
 from .verdict import verdict
+from ..parts.renamed import RENAMED
 from ..parts.groups import dead_groups, dead_reason
 from ..parts.registry import LOG_READERS, register, resolve
 from ..run.record import GROUP_FIELDS, as_text
@@ -35,6 +36,7 @@ def canonical_metric(
     "What TRL calls this metric."
     name = re.sub(r'\s*/\s*', '/', name.split(' - ')[-1].strip())   # a notebook's table has blanks
     if ours := next((k for k,theirs in METRIC_ALIASES.items() if name in theirs), None): return ours
+    name = RENAMED['metrics'].get(name, name)   # of our 0.1
     if m := re.match('(?:train|metrics|trainer)/(.*)', name): return canonical_metric(m[1])
     return _HELD.sub('eval/', name)
 
@@ -620,7 +622,7 @@ def _groups(rows, step, columns, parts):
         def of(name, read=_number): return [read(get(o, name)) for o in g] if name in at else None
         A = of('advantage')
         A = None if A and None in A else A
-        known = dict(step=s, group=count[s], key=key[:200], prompt=_words(get(g[0], 'prompt')),
+        known = dict(step=s, group=count[s], prompt_key=key[:200], prompt=_words(get(g[0], 'prompt')),
             completions=of('completion', _words), rewards=of('reward'), advantages_before=A, advantages=A,
             n_tokens=of('length', lambda x: int(_number(x) or 0)),
             truncated=of('cut', lambda x: str(x) in ('True','true','1','1.0')),
@@ -673,7 +675,7 @@ def _filled(rows, tol=1e-6):
     wrong,right = reward_scale(rows)
     why = dead_reason((r-wrong)/(right-wrong), tol, dead)
     for o,d,y,e in zip(unsaid, dead.tolist(), why, equal.tolist()):
-        o |= dict(dead=d, why=y if e or not d else 'equal')   # else they differ in what has no weight
+        o |= dict(dead=d, dead_reason=y if e or not d else 'equal')   # else they differ in what has no weight
     return rows
 
 def _teaches_nothing(advantages, equal, zero=1e-6, rounding=1e-3):

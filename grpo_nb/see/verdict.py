@@ -60,7 +60,7 @@ def _coverage(r):
     if len(groups)<8 or not top: return []
     right = np.array([max(o['rewards'])>=.999*top for o in groups], dtype=float)
     dead = [o for o in groups if o.get('dead')]
-    kinds = Counter('one text' if all_identical(o) else (o.get('why') or 'equal').replace('-', ' ')
+    kinds = Counter('one text' if all_identical(o) else (o.get('dead_reason') or 'equal').replace('-', ' ')
         for o in dead)
     told = ', '.join(f'{n} {k}' for k,n in kinds.most_common())
     share = ' to '.join(dict.fromkeys(f'{o:.0%}' for o in quarter_means(right)))
@@ -143,15 +143,15 @@ def evaluation_measures(
     x = x if isinstance(x, dict) else {}
     rewards = x.get('rewards') if isinstance(x.get('rewards'), dict) else {}
     out = {k:v for k,v in rewards.items()
-        if isinstance(v, dict) and v.get('judged', 1) and v.get('mean') is not None}
+        if isinstance(v, dict) and v.get('has_rewards', 1) and v.get('mean') is not None}
     if (p := x.get('pass@1')) is None: return out
     low,high = x.get('ci') or (x.get('low'), x.get('high'))
-    share = dict(mean=p, low=low, high=high, right=x.get('right'), share=True)
+    share = dict(mean=p, low=low, high=high, num_correct=x.get('num_correct'), share=True)
     return {'held-out pass@1':share}|{k:v for k,v in out.items() if v['mean']!=p}
 
 def _gain(a, b):
     "(difference, half-width) of two measurements of the same problems."
-    x,y = a.get('right'),b.get('right')
+    x,y = a.get('num_correct'),b.get('num_correct')
     if x and y and len(x)==len(y) and max(map(max, (x, y)))<=1:
         d = np.subtract(y, x, dtype=float)
         return float(d.mean()),float(1.96*d.std()/len(d)**.5)

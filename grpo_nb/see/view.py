@@ -30,9 +30,9 @@ CELLS = {o['key']:code for code,o in enumerate(page_table()['cells'])}   # livin
 
 def _cell_of(row):
     "What became of a group of the record, as a code of `CELLS`."
-    if row.get('treatment')=='stored': return CELLS['stored']
+    if row.get('outcome')=='stored': return CELLS['stored']
     if not row.get('dead'): return CELLS['living']
-    why = {'all-right':'right', 'all-wrong':'wrong'}.get(row.get('why'), 'alike')
+    why = {'all-right':'right', 'all-wrong':'wrong'}.get(row.get('dead_reason'), 'alike')
     return CELLS[why if row.get('replacement') is None else f'{why}_replaced']
 
 # %% ../../nbs/see/view.ipynb #3f76ab2b
@@ -112,7 +112,7 @@ def _is_share(x): return 0<=min(x) and max(x)<=1
 
 # %% ../../nbs/see/view.ipynb #464775ee
 # of a replacement; the page knows them from where it was born
-_TEXTS = 'prompt','completions','rewards','advantages','key'
+_TEXTS = 'prompt','completions','rewards','advantages','prompt_key'
 _KEPT = page_table()['group']   # columns of a group that the page shows
 
 def _cut(text, limit):
@@ -210,7 +210,8 @@ def _correction(run):
     "How the run limited the age of replayed groups, as text; '' if nothing was replayed."
     if not any(o.get('replacement') for o in run.rows): return ''
     c = run.setting('replay_correction')
-    plain = (run.setting('corrected', True) is False or 'uncorrected' in str(run.settings.get('method'))
+    plain = (run.setting('force_ratio_one') or run.setting('corrected', True) is False
+        or 'uncorrected' in str(run.settings.get('method'))
         or isinstance(c, dict) and c.get('weight')=='none')
     if plain: return 'replayed without correction: every ratio was taken as 1'
     return 'replayed with the ratio to the policy that sampled'
