@@ -129,6 +129,29 @@ def test_minutes_of_a_section_count_every_line_and_a_heading_that_is_gone_is_nam
     assert minutes(['Exercise: two'])==pytest.approx(11+3/150)
     with pytest.raises(site.ProjectError, match="01_a has no section 'Three'"): minutes(['Three'])
 
+def links_that_lead_nowhere(root):
+    "(page, link) for each link of a notebook or page to a file that is not there"
+    pages = sorted([*root.glob('nbs/**/*.ipynb'), *root.glob('nbs/**/*.qmd'), *root.glob('*.md')])
+    gone = []
+    for f in pages:
+        text = f.read_text(encoding='utf-8')
+        if f.suffix=='.ipynb':
+            prose = (c['source'] for c in json.loads(text)['cells'] if c['cell_type']=='markdown')
+            text = '\n'.join(map(''.join, prose))
+        text = re.sub(r'```.*?```', '', text, flags=re.S)
+        links = re.findall(r'\]\((?!https?:|#|mailto:)([^)\s#]+)(?:#[^)\s]*)?\)', text)
+        gone += [(f.name, o) for o in links if not (f.parent/o).exists()]
+    return gone
+
+def test_a_link_to_a_file_leads_to_it_in_jupyter_and_on_github_too():
+    "The site drops the number of a chapter from its links; a reader of the notebook needs the right one"
+    assert links_that_lead_nowhere(ROOT)==[]
+
+def test_a_link_with_the_number_of_before_is_seen(tmp_path):
+    (tmp_path/'nbs').mkdir()
+    (tmp_path/'nbs'/'16_here.qmd').write_text('[it](16_here.qmd#a) [gone](17_here.qmd) [web](https://a.b)')
+    assert links_that_lead_nowhere(tmp_path)==[('16_here.qmd', '17_here.qmd')]
+
 def test_the_film_is_one_of_these_runs():
     film = stored('demo_map.csv')
     count = [sum(int(o[k]) for o in film) for k in ('dead','replaced')]
