@@ -15,8 +15,8 @@ HERE = Path(__file__).parents[2]/'nbs'/'studies'
 def studies():
     "Pages whose plan this code has and whose table is there"
     for page in sorted(HERE.glob('registration*.qmd')):
-        # the first's arms and tasks are gone with the code of its day; the second has a command of its own
-        if page.stem in ('registration_stopped','registration_real'): continue
+        # the first's arms and tasks are gone with the code of its day; the others have a command of their own
+        if page.stem.endswith(('_stopped','_real','_real_gpu')): continue
         name = registration(page).get('table', 'replay_study')
         if table_file(HERE/'rows'/f'{name}.csv').exists(): yield page
 

@@ -818,6 +818,56 @@ def test_the_claims_on_the_pretrained_model_are_paired_by_seed_over_both_tasks()
     assert len(real_claims(df[1:], plan))==0                                      # one run is missing
     assert len(real_claims(df.assign(error=['broke', *df.error[1:]]), plan))==0   # or has failed
 
+def gpu_table(plan, lead=0., noise=.001, seed=0):
+    "Best rates in the pilot are 1e-5, 2e-5 and 5e-6; `lead`: of replay at twice a task's center"
+    g = np.random.default_rng(seed)
+    best = dict(zip(plan['tasks'], (1e-5, 2e-5, 5e-6)))
+    def pilot(o): return o|dict(error='', area=.5-.1*abs(np.log2(o['learning_rate']/best[o['regime']])))
+    rows = pd.DataFrame([pilot(o) for o in real_jobs(plan)])
+    def area(o):
+        twice = o['settings']=='2 times'
+        left = .04 if o['arm']=='left_out' and o['settings']=='0.5 times' else 0
+        gain = lead if o['arm']=='replay' else -.1
+        return .5+gain*twice+left+g.normal(0, noise)
+    main = [o|dict(error='', area=area(o)) for o in real_jobs(plan, rows) if o['settings']!='pilot']
+    return pd.concat([rows, pd.DataFrame(main)], ignore_index=True)
+
+GPU = PAGE.with_name('registration_real_gpu.qmd')
+
+def test_the_study_for_a_gpu_finds_its_rates_before_it_begins():
+    plan = real_plan(GPU)
+    pilot = real_jobs(plan)
+    assert len(pilot)==30 and {(o['arm'], o['settings']) for o in pilot}=={('plain','pilot')}
+    df = gpu_table(plan)
+    assert real_jobs(plan, df[df.settings=='pilot'][1:])==pilot   # one run of the pilot is missing
+    main = [o for o in real_jobs(plan, df) if o['settings']!='pilot']
+    rates = {task:sorted({o['learning_rate'] for o in main if o['regime']==task}) for task in plan['tasks']}
+    assert list(rates.values())==[[5e-6, 1e-5, 2e-5], [1e-5, 2e-5, 4e-5], [2.5e-6, 5e-6, 1e-5]]
+    assert len(main)==270 and not {o['seed'] for o in main}&{o['seed'] for o in pilot}
+
+def test_its_claims_compare_each_arm_at_its_best_rate_and_the_better_of_two():
+    plan = real_plan(GPU)
+    df = gpu_table(plan, lead=.1)
+    t = real_claims(df, plan)
+    assert (t.n==18).all()
+    # replay is at its best at twice the center, .6; the better rival is left_out at half of it, .54
+    assert t['diff'].tolist()==pytest.approx([0, .06, .1, .2], abs=.005)
+    d = df[(df.settings!='pilot')].set_index(['regime','seed'])
+    a = d[(d.arm=='replay')&(d.settings=='2 times')].area
+    b = d[(d.arm=='left_out')&(d.settings=='0.5 times')].area
+    assert t.p.iloc[1]==pytest.approx(ttest_1samp(a-b, 0).pvalue)
+    assert len(real_claims(df[:-1], plan))==0   # one run is missing
+
+def test_arms_of_the_study_for_a_gpu_sample_the_same_number_of_batches(monkeypatch):
+    "Two passes make twice the steps; with the tiny Qwen in the pretrained model's place"
+    plan = rt.rehearsal_plan(real_plan(GPU))
+    job = dict(regime='two_digit_sums', seed=5, learning_rate=1e-5, settings='1 times', source='')
+    rows = {a:real_run(job|dict(arm=a), plan) for a in plan['arms']}
+    assert {o['batches'] for o in rows.values()}=={2}
+    assert {a:o['steps'] for a,o in rows.items()}==dict.fromkeys(plan['arms'], 4)|dict(two_passes=8)
+    assert len({json.loads(o['curve'])[0]['pass1'] for o in rows.values()})==1
+    assert real_run(job|dict(arm='plain'), plan, until=1.)==[]   # no run begins when the time is over
+
 def test_a_seed_is_whole_before_the_next_begins():
     plan = real_plan(REAL)
     seeds = [o['seed'] for o in real_jobs(plan)]

@@ -12,8 +12,9 @@ from grpo_nb.studies.stacked import FAMILIES, SHAPE, problems, to_tensors
 from notebook_code import defined_in
 
 STUDIES = Path(__file__).parents[2]/'nbs'/'studies'
-# the first's arms and tasks are gone with the code of its day; the second has a command of its own
-PAGES = [o for o in sorted(STUDIES.glob('registration*.qmd')) if not o.stem.endswith(('_stopped','_real'))]
+# the first's arms and tasks are gone with the code of its day; the others have a command of their own
+ELSEWHERE = '_stopped','_real','_real_gpu'
+PAGES = [o for o in sorted(STUDIES.glob('registration*.qmd')) if not o.stem.endswith(ELSEWHERE)]
 TABLES = sorted((STUDIES/'rows').glob('*.csv*'))
 ROOM = defined_in('studies/stacked', 'grpo_nb.studies.stacked')
 
@@ -25,8 +26,9 @@ def test_a_registered_plan_is_what_the_code_has(page):
     listed = {k:starts.stored_starts()[starts.start_name(k, size)] for k in plan['definitions']['families']}
     assert {k:o.sha256[:8] for k,o in listed.items()}==plan['definitions']['starts']
 
-def test_the_pretrained_models_plan_is_what_the_code_has():
-    assert real_plan(STUDIES/'registration_real.qmd')['seeds']
+@pytest.mark.parametrize('name', ['real','real_gpu'])
+def test_the_pretrained_models_plan_is_what_the_code_has(name):
+    assert real_plan(STUDIES/f'registration_{name}.qmd')['seeds']
 
 @pytest.mark.parametrize('table', TABLES, ids=lambda o: o.name.partition('.')[0])
 def test_stored_rows_are_of_one_registered_plan_and_each_is_there_once(table):
