@@ -3,6 +3,7 @@ and to those that were trained, and its own checker reads the record afterwards.
 
     python tests/outside.py trl|chapters [--steps 8] [--folder runs/outside]
     torchrun --nproc_per_node 2 tests/outside.py trl --scope sharded
+    python tests/outside.py certificates --out nbs/results/certificates.csv
 """
 import argparse, csv, hashlib, json, os
 from fractions import Fraction
@@ -141,7 +142,33 @@ def report(folder, head=None):
         without_origin=replayed['n_without_origin'], lags={int(o['lag']):o['n_sequences'] for o in lags},
         weights_differ=max(differ))
 
+# ---- its exact bias of eleven estimators ------------------------------------------------------------------
+def estimators():
+    "The eleven that it certifies, at the limits of chapter 13: clip range .2, cap 2, mask .5 to 2."
+    from martingale.exact import defendants
+    half,cap,eps = Fraction(1, 2),Fraction(2),Fraction(1, 5)
+    limits = dict(truncated_is=(cap,), masked_is=(half, cap), ppo_clip=(eps,), cispo=(eps, eps))
+    def made(name, f): return next((f(*v) for k,v in limits.items() if name.endswith(k)), f)
+    return {k:made(k, f) for k,f in defendants.BUILTIN.items()}
+
+def certificates(sizes=((3, 2, 3), (4, 2, 3), (3, 3, 3)), lags=(1, 2, 4)):
+    "A row for each estimator, world and lag: is it unbiased, and how long is its bias beside the gradient?"
+    from martingale.exact import check_unbiased
+    rows = []
+    for name,f in estimators().items():
+        found = check_unbiased(f, n_configs=len(sizes), sizes=sizes, lags=lags)
+        rows += [dict(estimator=name, world=o.config_id, lag=o.lag, unbiased=int(o.is_unbiased),
+            bias=round(float(o.rel_sq_bias)**.5, 6)) for o in found.certificates]
+    return rows
+
 def main(a):
+    if a.trainer=='certificates':
+        rows = certificates()
+        with open(a.out, 'w', encoding='utf-8', newline='') as f:
+            w = csv.DictWriter(f, rows[0], lineterminator='\n')
+            w.writeheader()
+            w.writerows(rows)
+        return
     if a.trainer=='trl': head = on_trl(a.folder, a.steps, replay_scope=a.scope).flight_recorder.head()
     else: head = chapters(a.folder, a.steps).recorder.ledger.head()
     if os.environ.get('RANK', '0')!='0': return
@@ -158,7 +185,7 @@ def main(a):
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('trainer', choices=['trl','chapters'])
+    p.add_argument('trainer', choices=['trl','chapters','certificates'])
     p.add_argument('--steps', type=int, default=8)
     p.add_argument('--folder', default='runs/outside', help='of the record; it must be new')
     p.add_argument('--scope', choices=['local','sharded'], help='of the buffer of several processes')

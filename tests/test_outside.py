@@ -1,7 +1,11 @@
 "An outsider's record: every replayed row is bound to the sequence that was sampled, in both trainers."
 import os, subprocess, sys
+from fractions import Fraction
 from pathlib import Path
+import pandas as pd
 import pytest
+import torch
+from grpo_nb.studies.off_policy import token_weights
 pytest.importorskip('martingale', reason="no martingale: pip install -e '.[dev]'")
 import outside
 
@@ -38,3 +42,28 @@ def test_rows_of_two_processes_are_bound_to_their_origins(tmp_path, scope):
         capture_output=True, encoding='utf-8', timeout=400)
     assert r.returncode==0, r.stderr[-3000:]
     holds(outside.report(tmp_path))
+
+def test_a_certificate_made_again_is_the_one_on_the_page():
+    "Exact rational arithmetic: the same on every machine."
+    stored = pd.read_csv(HERE.parent/'nbs'/'results'/'certificates.csv')
+    assert {*stored.estimator}=={*outside.estimators()} and len(stored)==11*9
+    again = pd.DataFrame(outside.certificates(sizes=((3, 2, 3),), lags=(1,)))
+    want = stored[(stored.world==0)&(stored.lag==1)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(again, want)
+
+@pytest.mark.parametrize('sign', [1., -1.])
+def test_clip_cap_and_full_ratio_weigh_a_token_as_its_estimators_do(sign):
+    from martingale.exact import defendants
+    g = torch.Generator().manual_seed(0)
+    old = -1+.1*torch.randn(100, 3, generator=g, dtype=torch.float64)
+    now = old+.5*torch.randn(100, 3, generator=g, dtype=torch.float64)
+    ratio = (now-old).exp()
+    def theirs(weight): return torch.tensor([[float(weight(Fraction(x), Fraction(int(sign)))) for x in row]
+        for row in ratio.tolist()], dtype=torch.float64)
+    def ours(**how): return sign*3*token_weights(now, old, sign, **how)   # 3 tokens to an answer
+    assert (ratio>2).any() and (ratio<.8).any()
+    clipped,capped = defendants._ppo(Fraction(1, 5)),defendants._truncate(Fraction(2))
+    assert torch.allclose(ours(), theirs(clipped), atol=1e-12)
+    assert torch.allclose(ours(loss_type='cispo', epsilon_high=2.), theirs(capped), atol=1e-12)
+    whole = ratio.prod(1, keepdim=True).expand_as(ratio)   # `seq_is`: the product, for every token
+    assert torch.allclose(ours(full=True), whole, atol=1e-12)
