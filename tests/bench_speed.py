@@ -366,9 +366,11 @@ def write_rows(
     df:pd.DataFrame,  # the table
     path:str|Path,    # CSV
 )->None:
-    "Write the table, whole or not at all; floats with five digits."
-    def short(x): return float(f'{x:.5g}') if isinstance(x, float) else x
-    with atomic_write(path) as f: df.map(short).to_csv(f, index=False, lineterminator='\n')
+    "Write the table, whole or not at all; floats with five digits, whole numbers with all of theirs."
+    def short(x):
+        if not isinstance(x, float) or math.isnan(x): return x
+        return int(x) if x.is_integer() else float(f'{x:.5g}')
+    with atomic_write(path) as f: df.astype(object).map(short).to_csv(f, index=False, lineterminator='\n')
 
 @dataclass
 class Bench:

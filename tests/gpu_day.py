@@ -26,13 +26,15 @@ from grpo_nb.see.verdict import verdict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.scale.launch import fsdp2_on_cpu, vllm_error
 from grpo_nb.scale.plans import batch_plan, memory_plan
-from grpo_nb.parts.datasets import chain_sum
+from grpo_nb.demo import DEMOS
+from grpo_nb.parts.datasets import chain_sum, end_at_newline, make_problems
+from grpo_nb.studies.real_study import REAL_GPU, continue_study, real_plan, rehearsal_plan
 from grpo_nb.studies.replay_study import run_stack
 from grpo_nb.run.folders import single_thread
 from grpo_nb.parts.stats import paired_difference, mean_ci
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
-from grpo_nb.trainer import train_batch
+from grpo_nb.trainer import TrainConfig, train, train_batch
 
 DAY = {}   # name: function of a `Bench` that yields rows, in the order of the day
 
@@ -217,6 +219,40 @@ def _beside(o, size, **more):
         if not work.lora: yield row('', 'peak memory', 'plan', value=plan['total'], unit='bytes', note=said)
     finally:
         for f in arms.values(): f.close()
+
+@_measurement(60)
+def _pretrained(o):
+    "SmolLM2-135M-Instruct learns sums, from the package registry's wheel: no hub is asked."
+    settings,n = DEMOS['smollm2']['settings'],o.some(100, 4)
+    args = TrainConfig(output_dir=None, disable_tqdm=True, **settings|dict(max_steps=o.some(60, 4)))
+    model,tok = load_model(o.some('smollm2', 'tiny'))
+    model.to(o.device)
+    end_at_newline(model, tok)
+    test = make_problems('two_digit_sums', n, 0, 'test')
+    said = f'two_digit_sums, {args.max_steps} steps, learning rate {args.learning_rate}, {n} problems'
+    def measured(arm):
+        e = evaluate(model, tok, test, accuracy_reward, max_completion_length=args.max_completion_length)
+        low,high = e['ci']
+        return row('', 'pass@1', arm, value=e['pass@1'], low=low, high=high, note=said)
+    yield measured('before')
+    t0 = time.perf_counter()
+    problems = make_problems('two_digit_sums', 1000, 0)
+    run = train(model, tok, problems, accuracy_reward, args, print_verdict=False)
+    yield row('', 'a run', 'replay', value=time.perf_counter()-t0, unit='s', rounds=run.step, note=said)
+    yield measured('replay')
+    for i,r in enumerate(run.history, 1): yield row('', 'reward', 'replay', x=i, value=r['reward'])
+
+@_measurement(600)
+def _real_study(o):
+    "Ten minutes of rows of the registered study of SmolLM2; `study real --gpu` makes the rest."
+    page,path = REAL_GPU
+    plan = real_plan(Path(__file__).parents[1]/page)
+    if o.quick: plan,path = rehearsal_plan(plan),str(Path(o.folder)/'real_study.csv')
+    t0 = time.perf_counter()
+    df = continue_study(plan, path, time.time()+600, disable_tqdm=True)
+    yield row('', 'rows of the study', 'all', value=len(df), unit='runs', note=page)
+    yield row('', 'these minutes', 'all', value=time.perf_counter()-t0, unit='s')
+    if (df.error!='').any(): raise RuntimeError('; '.join(df.error[df.error!=''].unique()))
 
 @_measurement(110)
 def _step_05b(o):

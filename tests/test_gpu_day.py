@@ -69,6 +69,16 @@ def test_a_day_that_was_stopped_goes_on_and_repeats_no_row(monkeypatch, tmp_path
     go(path)
     assert begun==['b','c'] and path.read_text()==text
 
+def test_rows_that_are_there_keep_every_digit(monkeypatch, tmp_path):
+    path = tmp_path/'day.csv'
+    def large(o): yield row('', 'memory', 'card', value=85_017_493_504, unit='bytes')
+    day(monkeypatch, a=large)
+    go(path)
+    day(monkeypatch, a=large, b=one)
+    df = go(path)
+    assert df[df.case=='memory'].value.tolist()==[85_017_493_504]
+    assert '85017493504' in path.read_text()
+
 def test_what_failed_is_tried_again_after_what_was_never_begun(monkeypatch, tmp_path):
     path = tmp_path/'day.csv'
     day(monkeypatch, big=full)

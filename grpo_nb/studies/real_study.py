@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REAL_GPU', 'problems_hash', 'real_plan', 'real_centers', 'real_jobs', 'real_run', 'real_claims', 'rehearsal_plan',
-           'real_study']
+           'continue_study', 'real_study']
 
 # %% ../../nbs/studies/real_study.ipynb #346dbb68
 import hashlib, json, time
@@ -153,8 +153,13 @@ def rehearsal_plan(
     tiny = dict(model='tiny', device='cpu', batches=2, prompts=2, held_out=3, samples=2, factors=[1, 2])
     return plan|tiny|dict(pilot=pilot, seeds=plan['seeds'][:2], tasks=dict([*plan['tasks'].items()][:1]))
 
-def _continue_study(plan, path, until, processes, disable_tqdm):
-    "Run what is missing, the pilot first; all rows."
+def continue_study(
+    plan:dict, path:str,   # of `real_plan`; the table
+    until:float|None=None, # of the clock, `time.time()`: no run begins after it
+    processes:int=1,       # runs at a time
+    disable_tqdm:bool=False, # hide the progress bar
+)->pd.DataFrame:          # all rows
+    "Run what is missing, the pilot first."
     here,run = stamp(registered=plan['hash']),partial(real_run, plan=plan, until=until)
     def go(jobs): return run_study(run, jobs, path, here, processes, free=('machine','torch','version'),
         disable_tqdm=disable_tqdm)
@@ -163,7 +168,7 @@ def _continue_study(plan, path, until, processes, disable_tqdm):
 
 def _continue_and_report(plan, path, **how):
     "Run what is missing, then print the claims, or that rows are missing."
-    df = _continue_study(plan, path, **how)
+    df = continue_study(plan, path, **how)
     t = real_claims(df, plan)
     print(t.round(4).to_string() if len(t) else f'{len(df)} runs; no differences before all are there')
     for _,o in df[df.error!=''].iterrows(): print(f'failed: {o.arm} on {o.regime}, seed {o.seed}: {o.error}')
