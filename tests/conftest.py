@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_addoption(parser):
     parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')
+    parser.addoption('--weekly', action='store_true', help='run whole grids, and what seldom breaks')
     parser.addoption('--studies', action='store_true', help='run the tests of the studies too')
     parser.addoption('--kills', type=int, default=5, help='how often the killed run is killed')
 
@@ -24,6 +25,7 @@ AROUND = {'browser', 'lab', 'notebook', 'site'}   # fixtures that hold a browser
 
 def pytest_configure(config):
     config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')
+    config.addinivalue_line('markers', 'weekly: a row of a grid, or what seldom breaks: waits for `--weekly`')
     config.addinivalue_line('markers', 'studies: a study, of no concern to users: waits for `--studies`')
     config.addinivalue_line('markers', 'flaky: of pytest-rerunfailures, absent in a smaller environment')
     config.addinivalue_line('markers', 'processes: starts other processes; tried once more if it fails')
@@ -35,7 +37,7 @@ def pytest_collection_modifyitems(config, items):
     for o in items:   # a browser or another process may fail by chance; what is computed here may not
         around = AROUND & {*o.fixturenames} or o.get_closest_marker('processes')
         if around: o.add_marker(pytest.mark.flaky(reruns=1))
-    for word in ('slow','studies'):
+    for word in ('slow','studies','weekly'):
         if config.getoption(f'--{word}'): continue
         skip = pytest.mark.skip(reason=f'{word}: run it with --{word}')
         for o in items:

@@ -129,7 +129,7 @@ def as_ours(d, rows):
     rec = Recorder(d)
     for o in rows: rec.log(o)
 def as_trackio(d, rows):
-    from test_rollouts import trackio
+    from made_histories import trackio
     named = lambda k: 'train/global_step' if k=='step' else f'train/{k}'
     trackio(d/'p.db', dict(run=[{named(k):v for k,v in o.items()} for o in rows]))
 
@@ -208,7 +208,7 @@ PASTED = {   # suffix, text of rows; whether numbers stay as they are, and steps
 
 def curves(name):
     "Rows of a run with a fault, or of a healthy one, as TRL logs them: every fifth step"
-    from test_findings import MADE, rows
+    from made_histories import MADE, rows
     if name in MADE: r = rows(**{k.replace('__', '/', 1):v for k,v in MADE[name].items()})
     else: r = history_rows(stored(name))
     keep = ('reward','reward_std','loss','grad_norm','entropy','kl','frac_reward_zero_std',

@@ -653,6 +653,7 @@ def test_the_book_holds_every_chapter_and_its_links_lead_somewhere(site, browser
     assert all(o.startswith(('#', 'http', 'mailto:')) for o in seen['away'] if o)
 
 @pytest.mark.processes
+@pytest.mark.weekly
 def test_the_book_is_printed_with_page_numbers_and_an_outline(site, tmp_path):
     if not CHROME: pytest.skip('no Chromium here')
     code = ("import sys, grpo_nb.dev.pages as p; rows = p.course()[:1]; p.course = lambda: rows; "

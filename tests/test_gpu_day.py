@@ -149,6 +149,7 @@ def test_the_largest_difference_of_weights_is_found():
     assert D._apart(Trainer(2.), Trainer(2.))==0 and D._apart(Trainer(2.), Trainer(1.75))==.25
 
 @pytest.mark.processes
+@pytest.mark.weekly
 def test_every_rank_returns_and_one_that_fails_is_named(monkeypatch):
     "Two on a CPU, one for each card where there are any"
     before = [signal.getsignal(k) for k in (signal.SIGTERM,signal.SIGINT)]
@@ -160,6 +161,7 @@ def test_every_rank_returns_and_one_that_fails_is_named(monkeypatch):
 
 # --- the rehearsal
 
+@pytest.mark.weekly
 def test_the_first_quarter_of_an_hour_is_rehearsed(tmp_path):
     df = go(tmp_path/'day.csv', only='card,smoke,step-05b,study')
     assert not df.status.eq('failed').any(), list(df.error.dropna())

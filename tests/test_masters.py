@@ -5,7 +5,7 @@ from grpo_nb import cli
 from grpo_nb.run.optim import MasterAdamW
 from grpo_nb.tiny_qwen import tiny_model
 from grpo_nb.trainer import train
-from test_trainer import DATA, TOK, cfg, parity
+from small_run import DATA, TOK, cfg, parity
 
 def bf16(): return tiny_model(0).to(torch.bfloat16)
 

@@ -1,7 +1,7 @@
 """The package as its users get it: built, installed alone, light to import, documented,
 with imports that point down"""
 
-import ast, csv, datetime, json, os, re, shutil, subprocess, sys, venv, zipfile, tarfile
+import ast, csv, datetime, os, re, shutil, subprocess, sys, venv, zipfile, tarfile
 from configparser import ConfigParser
 from pathlib import Path
 from textwrap import dedent
@@ -385,19 +385,6 @@ def test_a_missing_type_is_seen():
         """)
     assert [*_untyped(src)]==['f: `a` has no type', 'f: `c` has no type', 'f: `d` has no type',
         'C.__init__: `x` has no type', 'C.m: no return type', 'p: `w` has no type', 'p: no return type']
-
-def _code():
-    "(place, line) of all code in notebooks and tests"
-    for f in sorted(ROOT.glob('nbs/**/*.ipynb')):
-        if '.ipynb_checkpoints' in f.parts: continue
-        for i,c in enumerate(json.loads(f.read_text(encoding='utf-8'))['cells']):
-            if c['cell_type']=='code':
-                yield from ((f'{f.name}, cell {i}', o) for o in ''.join(c['source']).splitlines())
-    for f in sorted(ROOT.glob('tests/*.py')):
-        yield from ((f'{f.name}:{n}', o) for n,o in enumerate(f.read_text(encoding='utf-8').splitlines(), 1))
-
-def test_no_line_of_code_is_wider_than_110_columns():
-    assert {where:o for where,o in _code() if len(o)>110}=={}
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):

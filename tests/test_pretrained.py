@@ -6,6 +6,7 @@ from grpo_nb.parts import pretrained
 from grpo_nb.parts.fast_path import fast_path_blocker
 from grpo_nb.parts.pretrained import RegistryModel, convert_gguf, get_pretrained, model_folder
 from grpo_nb.tiny_qwen import load_model
+from weekly import most_weekly
 
 gguf = pytest.importorskip('gguf')
 
@@ -99,7 +100,8 @@ def test_one_download_serves_every_later_call(registry, capsys):
     assert load_model('toy')[0].config.num_hidden_layers==2
     assert set(left_in(folder.parent))<={folder.name, folder.name+'.lock'}
 
-@pytest.mark.parametrize('harm', ['a file is lost', 'a file is cut', 'another layout', 'no list'])
+HARMS = ['a file is lost', 'a file is cut', 'another layout', 'no list']
+@pytest.mark.parametrize('harm', most_weekly(HARMS, 2))
 def test_a_damaged_folder_is_made_again(registry, harm):
     folder = get_pretrained('toy')
     weights,known = folder/'model.safetensors',folder/'converted.json'

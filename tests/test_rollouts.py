@@ -6,6 +6,7 @@ from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.see.readers import (
     as_history, filter_note, find_columns, rows_to_groups, open_run, canonical_metric)
+from made_histories import trackio
 from view_pages import Opened
 
 def lines(path, rows, end=''):
@@ -150,24 +151,6 @@ NAMES = [('train/kl', 'kl'), ('actor/pg_clipfrac', 'clip_ratio/region_mean'), ('
 def test_names(theirs, ours): assert canonical_metric(theirs)==ours
 
 # ---- trackio and OpenRLHF, as their documentation says they write
-
-def trackio(path, runs):
-    "A project: {run: what each call of `log` was given}; tables as trackio packs them, nan as it spells it"
-    from contextlib import closing
-    import sqlite3
-    def packed(o):
-        if isinstance(o, list): return {'_type':'trackio.table', '_value':o}
-        return 'NaN' if isinstance(o, float) and math.isnan(o) else o
-    with closing(sqlite3.connect(path)) as db:
-        db.execute('create table metrics (id integer primary key, run_id text, timestamp text, '
-            'run_name text, step integer, metrics text, log_id text, space_id text)')
-        for run,rows in runs.items():
-            for i,o in enumerate(rows):
-                said = json.dumps({k:packed(v) for k,v in o.items()})
-                db.execute('insert into metrics (run_id, timestamp, run_name, step, metrics) '
-                    'values (?,?,?,?,?)', (run, '', run, i, said))
-        db.commit()
-    return path
 
 def test_a_trackio_project_gives_the_newest_runs_metrics_and_completions(tmp_path):
     table = lambda s: [dict(step=str(s), prompt=q, completion=t if i<2 else f'{t} {s}', right=r,

@@ -59,6 +59,7 @@ def test_a_process_that_dies_leaves_the_others_alone(tmp_path):
     assert df.error['a']=='' and df.pass1['a']==0
 
 @pytest.mark.processes
+@pytest.mark.weekly
 def test_a_worker_that_a_signal_stopped_ends_the_study(tmp_path):
     with pytest.raises(Stopped) as e: go(jobs('stops','a'), tmp_path/'a.csv', processes=2)
     assert e.value.code==143 and 'at step 3' in str(e.value)

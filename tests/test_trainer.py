@@ -16,29 +16,17 @@ from grpo_nb.run.reading import read_run
 from grpo_nb.methods import DynamicSampling
 from grpo_nb.replay import Replay
 from grpo_nb.strategies import Keep, Mask, DeadGroupStrategy, ProcessedBatch
-from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.run.record import dataset_info
 from grpo_nb.see.monitor import slow_path_notice
 from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import sample_texts, load_model, make_tokenizer, tiny_model
 from grpo_nb.evaluation import pass_at_k
-from grpo_nb.trainer import (TrainConfig, evaluate, init_state, next_prompt_indices, rollout,
+from small_run import DATA, TOK, cfg, parity, text
+from grpo_nb.trainer import (evaluate, init_state, next_prompt_indices, rollout,
     train, train_batch)
+from weekly import most_weekly
 
 torch.set_num_threads(1)
-TOK = make_tokenizer()
-DATA = chain_sum(48, seed=3)
-text = lambda c: c if isinstance(c, str) else c[0]['content']
-
-def parity(prompts, completions, **kw):
-    "Every third prompt is dead; else 1 for a text of even length."
-    return [1.0 if len(p[-1]['content']) % 3 == 0 else float(len(text(c)) % 2 == 0)
-            for p, c in zip(prompts, completions)]
-
-def cfg(**kw):
-    return TrainConfig(**(dict(num_generations=4, generation_batch_size=32, steps_per_generation=2,
-                               max_steps=8, max_completion_length=8, learning_rate=1e-3, disable_tqdm=True,
-                               replay_buffer_size=8) | kw))
 def state(seed=0, method=None, reward=parity, **kw):
     return init_state(tiny_model(seed), TOK, DATA, reward, cfg(**kw, method=method))
 def flat(model): return torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -578,7 +566,7 @@ def test_a_correction_of_replayed_groups_reaches_the_loss(words):
 CASES = [dict(replay_stored_per_fresh=1), dict(num_iterations=2),
          dict(beta=0.1, sync_ref_model=True, ref_model_sync_steps=3),
          dict(lr_scheduler_type='linear', warmup_steps=2), dict(replay_buffer_size=0)]
-@pytest.mark.parametrize('at,n,kw', list(zip([4, 8, 4, 4, 4], [10, 16, 8, 8, 8], CASES)), ids=str)
+@pytest.mark.parametrize('at,n,kw', most_weekly(zip([4, 8, 4, 4, 4], [10, 16, 8, 8, 8], CASES), 3), ids=str)
 def test_a_resumed_run_is_the_same_to_the_bit(at, n, kw, tmp_path):
     run = lambda d, n, resume=None: train(tiny_model(0), TOK, DATA, parity,
                                           cfg(output_dir=str(tmp_path / d), max_steps=n, **kw),

@@ -280,21 +280,9 @@ def test_a_rollout_func_with_its_own_mask_and_columns(monkeypatch):
         assert torch.equal((b['completion_mask']*(1-b['tool_mask'])).sum(1), inner)   # also of replayed rows
     for e in t.replay_buffer: assert {'tool_mask','sampling_per_token_logps'}<=set(e.data)
 
-def byte_tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers, decoders
-    from transformers import PreTrainedTokenizerFast
-    from importlib.resources import files
-    sp = ['<pad>','<|endoftext|>','<|im_start|>','<|im_end|>']
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    t = Tokenizer(models.BPE(vocab={o:i for i,o in enumerate(sp+alphabet)}, merges=[]))
-    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False); t.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=t, pad_token='<pad>', eos_token='<|im_end|>',
-        additional_special_tokens=sp[2:3], padding_side='left',
-        chat_template=(files('trl')/'chat_templates'/'qwen3.jinja').read_text())
-
 def byte_trainer(rewards, turns, **kw):
     from transformers import Qwen2Config, Qwen2ForCausalLM
-    tok = byte_tokenizer()
+    tok = T.byte_tokenizer()
     torch.manual_seed(0)
     m = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tok), hidden_size=16, intermediate_size=32,
         num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, eos_token_id=3))

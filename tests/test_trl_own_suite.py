@@ -265,6 +265,7 @@ def second_in_a_fork(monkeypatch):
         elsewhere(pytest_there).join()
     monkeypatch.setattr(subprocess, 'run', run)
 
+@pytest.mark.weekly
 def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs(tmp_path, capsys,
         second_in_a_fork):
     from trl_suite import main

@@ -20,7 +20,7 @@ HERE = dict(use_cpu=True, bf16=False, report_to='none', max_completion_length=6,
 def tiny(tmp=None):
     "A folder with a Qwen2 of 30,000 weights over bytes, and Qwen3's chat template."
     import tempfile
-    from test_trl_options import byte_tokenizer
+    from trl_tiny import byte_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
     tok,d = byte_tokenizer(),tempfile.mkdtemp(prefix='tiny')
     torch.manual_seed(0)

@@ -20,7 +20,8 @@ from another import elsewhere, fork, works_elsewhere
 from view_pages import Opened
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
-from test_trl_resume import make as make_resumable
+from trl_resumed import make as make_resumable
+from weekly import most_weekly
 
 torch.set_num_threads(1)
 G = 4
@@ -304,8 +305,8 @@ def table(folder):
         for o in r.history.to_dict('records')]
 
 @pytest.mark.parametrize('name,kw,at',
-    [('aligned', {}, 3), ('mid-batch', dict(steps_per_generation=4, per_device_train_batch_size=2*G), 5),
-        ('second pass', dict(num_iterations=2), 3)])
+    most_weekly([('mid-batch', dict(steps_per_generation=4, per_device_train_batch_size=2*G), 5),
+        ('aligned', {}, 3), ('second pass', dict(num_iterations=2), 3)]))
 def test_a_resumed_run_has_the_record_of_one_that_never_stopped(tmp_path, name, kw, at):
     whole = make_resumable(tmp_path/'a', 8, **kw); whole.train()
     # goes on after the checkpoint, then is lost
@@ -362,7 +363,7 @@ def test_two_runs_at_once_do_not_write_in_one_folder(tmp_path):
     assert before=={o:o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}
 
 @pytest.mark.parametrize('name', ['groups.jsonl','history.jsonl'])
-@pytest.mark.parametrize('harm', ['emptied','gone','cut','whole'])
+@pytest.mark.parametrize('harm', most_weekly(['emptied','gone','cut','whole'], ('cut','whole')))
 def test_a_record_that_lost_rows_is_said_at_a_resume(tmp_path, name, harm, caplog):
     make_resumable(tmp_path, 3).train()
     f = tmp_path/name
@@ -491,6 +492,7 @@ def test_two_processes_leave_one_record(tmp_path, scene):
     assert (Opened(inspector_html(r)).by()>=0).any()
 
 # -- what it costs --------------------------------------------------------------------------------
+@pytest.mark.weekly
 def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
     """Processor time of this thread, summed over all that only a record needs;
     16 completions of 32 tokens from a model of 0.7 million weights."""

@@ -10,37 +10,11 @@ from grpo_nb.grpo_with_replay_buffer import (checkpoint_error,
 from grpo_nb.run.signals import Stopped
 from grpo_nb.run.checkpoints import load_state
 import trl_tiny as T
+from trl_resumed import buffers_equal, logs, make, rewards
+from weekly import most_weekly
 
 torch.set_num_threads(1)
 G = 4
-
-def rewards(completions, **kw):
-    "A pure function of the text, with dead groups among them."
-    out = T.n_red(completions)
-    for g in range(0, len(out), G):
-        if sum(map(len, map(str, completions[g:g+G])))%2==0: out[g:g+G] = [1.]*G
-    return out
-
-def buffers_equal(a, b):
-    a,b = a.state_dict(),b.state_dict()
-    eq = lambda x, y: torch.equal(x, y) if isinstance(x,
-        torch.Tensor) else x.keys()==y.keys() and all(eq(x[k], y[k]) for k in x) if isinstance(x,
-        dict) else len(x)==len(y) and all(map(eq, x, y)) if isinstance(x, (list,tuple)) else x==y
-    return eq(a, b)
-
-def logs(t):
-    return [{k:v for k,v in o.items() if 'time' not in k and 'runtime' not in k and 'second' not in k
-        and k not in ('train_loss','total_flos')} for o in t.state.log_history if 'loss' in o]
-
-def make(out, steps, peft=False, **kw):
-    own = {}
-    if peft:
-        from peft import LoraConfig
-        own['peft_config'] = LoraConfig(r=2, target_modules=['q_proj','v_proj'], init_lora_weights=False)
-    data = kw.pop('dataset', None)
-    opts = dict(output_dir=str(out), max_steps=steps, save_strategy='steps', save_steps=1, learning_rate=5e-3,
-        per_device_train_batch_size=8, lr_scheduler_type='constant') | kw
-    return T.trainer(rewards, args=T.config(**opts), dataset=data, **own)
 
 def assert_resumes_equal(tmp_path, total, at, **kw):
     "`total` steps in one go against a resume from checkpoint `at`."
@@ -76,7 +50,10 @@ MATRIX = {   # each catches what no other does
         per_device_train_batch_size=G, gradient_accumulation_steps=2), total=7),
 }
 
-@pytest.mark.parametrize('name', MATRIX)
+EACH_PUSH = ('two generations a step', 'third epoch, mid-batch', 'adapters with beta, mid-batch',
+    'adaptive entropy')
+
+@pytest.mark.parametrize('name', most_weekly(MATRIX, EACH_PUSH))
 def test_resume_is_bit_equal(tmp_path, name):
     c = MATRIX[name]
     opts = dict(c.get('opts', {}))
@@ -101,7 +78,7 @@ FAULTS = {
         replay_buffer_size=0),
     'in the second epoch': dict(fail=7, gradient_accumulation_steps=2, steps_per_generation=1, dataset=11)}
 
-@pytest.mark.parametrize('name', FAULTS)
+@pytest.mark.parametrize('name', most_weekly(FAULTS, 2))
 def test_what_is_saved_when_a_reward_fails_goes_on_to_the_bit_and_loses_no_prompt(tmp_path, name):
     kw = dict(FAULTS[name])
     fail = kw.pop('fail')
@@ -328,7 +305,7 @@ def whole(tmp_path_factory):
     t.train()
     return t
 
-@pytest.mark.parametrize('point', POINTS)
+@pytest.mark.parametrize('point', most_weekly(POINTS, 2))
 @pytest.mark.processes
 def test_after_kill_9_in_a_save_the_run_goes_on_from_the_last_whole_checkpoint(tmp_path, point, whole):
     pid = os.fork()

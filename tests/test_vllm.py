@@ -120,7 +120,7 @@ def test_stored_groups_spare_vllm_their_rows_and_no_prompt_is_lost():
     assert seen==plain[:1]*2+plain and len(set(plain))==len(plain)==8
 
 def test_tools_are_called_by_what_vllm_writes_and_their_answers_stay_out_of_the_loss(tmp_path, monkeypatch):
-    from test_trl_options import byte_tokenizer
+    from trl_tiny import byte_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
     calls,tok = [],byte_tokenizer()
     def add(a: int, b: int) -> int:

@@ -52,6 +52,19 @@ def tokenizer():
     from transformers import PreTrainedTokenizerFast
     return PreTrainedTokenizerFast.from_pretrained(folder(), padding_side="left")
 
+def byte_tokenizer():
+    "A letter is a token; chat template of Qwen3"
+    from tokenizers import Tokenizer, models, pre_tokenizers, decoders
+    from transformers import PreTrainedTokenizerFast
+    from importlib.resources import files
+    sp = ['<pad>','<|endoftext|>','<|im_start|>','<|im_end|>']
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    t = Tokenizer(models.BPE(vocab={o:i for i,o in enumerate(sp+alphabet)}, merges=[]))
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False); t.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=t, pad_token='<pad>', eos_token='<|im_end|>',
+        additional_special_tokens=sp[2:3], padding_side='left',
+        chat_template=(files('trl')/'chat_templates'/'qwen3.jinja').read_text())
+
 def model():
     from transformers import Qwen2ForCausalLM
     return Qwen2ForCausalLM.from_pretrained(folder(), dtype=torch.float32)

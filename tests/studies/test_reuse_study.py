@@ -12,7 +12,7 @@ from grpo_nb.studies.replay_study import (
     tries, with_given)
 from grpo_nb.studies.stacked import FAMILIES, SHAPE, BatchUse, Runs, to_tensors
 from grpo_nb.research.study import as_list, over_regimes, read_rows, run_study, stamp, table_file
-from made_study import bare, one_thread, untaught   # noqa: F401  fixtures
+from made_study import bare, one_thread, untaught, words   # noqa: F401  fixtures
 from notebook_code import defined_in
 
 pytestmark = pytest.mark.studies
@@ -546,12 +546,6 @@ def counted(study):
     return dict(span=said(spans(df, plan), BY_TASK, 'span'),
         best=said(at_best(df, plan, sets), BY_TASK+free, 'best'),
         gain={3:(cell.stored3-cell.free3).to_dict(), 6:(cell.stored6-cell.free6).to_dict()})
-
-def words(name):
-    "A page's words; of a notebook those of its prose"
-    text = (ROOT/name).read_text(encoding='utf-8')
-    if not name.endswith('.ipynb'): return text
-    return '\n\n'.join(''.join(c['source']) for c in json.loads(text)['cells'] if c['cell_type']=='markdown')
 
 @pytest.mark.parametrize('page', ['nbs/studies/first_study.ipynb','nbs/practise/replay_settings.qmd'])
 def test_the_pages_of_replay_say_what_reuse_gives(counted, page):

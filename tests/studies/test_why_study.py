@@ -121,7 +121,7 @@ def test_the_stored_rows_are_whole_and_other_code_counts_them_alike():
     counted_alike(path, rows, plan)
 
 def test_the_page_says_what_the_rows_say():
-    from test_reuse_study import words
+    from made_study import words
     plan,rows = registration(PAGE),read_rows('nbs/studies/rows/why_study.csv', ('registered',))
     t,m = contrasts(rows, plan),rows.groupby('arm').area.mean()
     page,lead = words('nbs/studies/reuse_results.ipynb'),m.stored3-m.mu3
