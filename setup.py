@@ -52,7 +52,7 @@ setup(
                  'Topic :: Scientific/Engineering :: Artificial Intelligence'],
     packages=[*find_packages(include=[LIB, LIB+'.*'], exclude=[LIB+'.dev*', LIB+'.studies*']), LIB+'.assets.teach'],
     package_dir={LIB+'.assets.teach': 'nbs/teach'},   # handouts and checks, taken from where they are written
-    package_data={LIB: shlex.split(cfg['package_data']), LIB+'.assets.teach': ['[abcd]_*.ipynb', 'checks.ipynb']},
+    package_data={LIB: shlex.split(cfg['package_data']), LIB+'.assets.teach': ['[abcde]_*.ipynb', 'checks.ipynb']},
     python_requires='>='+cfg['min_python'], install_requires=shlex.split(cfg['requirements']),
     extras_require={o: shlex.split(cfg[f'{o}_requirements']) for o in EXTRAS},
     entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},

@@ -18,7 +18,7 @@ KEY = ROOT/'tests'/'class_key'
 WARM = """
 import json, os, sys, torch, pytest, scipy.stats
 from grpo_nb.teach.classroom import checks_page
-for which in 'ABC': checks_page()['prepare_results'](which, 0)   # with what they import
+for which in 'ABCE': checks_page()['prepare_results'](which, 0)   # with what they import
 for line in sys.stdin:
     code,cwd,out = json.loads(line)
     if not (pid := os.fork()):
@@ -61,14 +61,20 @@ def with_results(which, seed):
     "The key's adapters.py, with what its runs on a seed give"
     mean,half = mean_ci(checks_page()['last_values'](which, seed))
     broken = f"BROKEN = {checks_page()['n_broken'](seed)}\n" if which=='C' else ''
-    return (KEY/which/'adapters.py').read_text()+f'SEED = {seed}\nRESULT = {mean:.4f},{half:.4f}\n'+broken
+    report = ''
+    if which=='E':
+        verdict = 'ahead' if mean>half else 'undecided'
+        report = f'REPORT = """Difference: {mean:+.4f} ± {half:.4f}\nVerdict: {verdict}\n' \
+            f'Smallest difference: {half:.4f}"""\n'
+    done = f'SEED = {seed}\nRESULT = {mean:.4f},{half:.4f}\n'
+    return (KEY/which/'adapters.py').read_text()+done+broken+report
 
 @pytest.fixture(scope='module')
 def solved(tmp_path_factory):
     "A student's folder, solved by the key: copied and filled as a student would, the experiment run"
     root = tmp_path_factory.mktemp('class')/'ada'
-    make(root, seed=0)
-    for k in 'ABC': (root/k/'adapters.py').write_text(with_results(k, 0))
+    make(root, 'ABCDE', seed=0)
+    for k in 'ABCE': (root/k/'adapters.py').write_text(with_results(k, 0))
     for o in ('plan.md','report.md'): shutil.copy(KEY/'D'/o, root/'D'/o)
     with (root/'D'/'experiment.py').open('a') as f: f.write('\n\n'+(KEY/'D'/'changed.py').read_text())
     assert module(root/'D', (root/'D'/'experiment.py').read_text()).record(root/'D').startswith('16 runs')
@@ -90,17 +96,17 @@ def test_a_folder_is_made_and_what_is_there_already_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match='is a file'): make(tmp_path/'work'/'mine.py')
     assert [o.name for o in (tmp_path/'work').iterdir()]==['mine.py']
     assert (tmp_path/'work'/'mine.py').read_text()=='x = 1'
-    with pytest.raises(ValueError, match="no problem set 'E': there are A, B, C, D"): make(tmp_path, ['e'])
+    with pytest.raises(ValueError, match="no problem set 'F': there are A, B, C, D, E"): make(tmp_path, ['f'])
 
 def test_the_folder_holds_no_solution_and_nothing_of_the_hidden_checks(solved, tmp_path):
-    make(tmp_path/'new')
+    make(tmp_path/'new', 'ABCDE')
     text = '\n'.join(f.read_text() for f in (tmp_path/'new').rglob('*.*'))
-    for k in 'ABC':
+    for k in 'ABCE':
         for line in (KEY/k/'adapters.py').read_text().splitlines():
             if line.startswith('    ') and len(line.strip())>12: assert line.strip() not in text, line
     assert 'worth(' not in text and '../' not in text.replace('../..', '')
 
-@pytest.mark.parametrize('which', 'ABC')
+@pytest.mark.parametrize('which', 'ABCE')
 def test_the_visible_tests_pass_for_the_key_and_say_not_yet_for_the_stubs(which, solved):
     files,_ = split_handout(handout(which))
     def said(adapters):
@@ -126,13 +132,16 @@ def given(which, solved):
         if c['cell_type']=='code' and not skip: exec(src, m.__dict__)
     return m
 
-@pytest.mark.parametrize('which,name', [('A', 'runs'), ('B', 'curves'), ('C', 'curves')])
+@pytest.mark.parametrize('which,name', [('A', 'runs'), ('B', 'curves'), ('C', 'curves'),
+    ('E', 'differences')])
 def test_the_results_over_seeds_are_what_the_handouts_own_cells_give(which, name, solved):
     "What the checks compare with is what a student's functions give in the code the student runs"
     m = given(which, solved)
-    last = [o[-1] for o in getattr(m, name)['k3' if which=='B' else which=='C']]
+    runs = getattr(m, name)
+    last = runs if which=='E' else [o[-1] for o in runs['k3' if which=='B' else which=='C']]
     assert last==pytest.approx(checks_page()['last_values'](which, 0), abs=1e-5)
-    mean = dict(A=(33.78, 1.00), B=(.035, .025), C=(.487, .018))[which]   # noted before there were checks
+    noted = dict(A=(33.78, 1.00), B=(.035, .025), C=(.487, .018), E=(.0196, .0111))   # before there were checks
+    mean = noted[which]
     assert mean_ci(last)==pytest.approx(mean, abs=.006 if which=='A' else 6e-4)
 
 def test_a_result_of_another_seed_earns_nothing_and_no_page_holds_one_to_copy(solved):
@@ -204,6 +213,11 @@ def test_the_key_is_worth_100_of_100(solved, quick):
     assert {k:score(v) for k,v in got.items()}=={k:(25, 25) for k in 'ABCD'}, score_lines(got)
     assert score_lines(got)[-1]=='100 of 100'
 
+def test_the_key_of_the_ladder_is_worth_100_by_itself(solved, quick):
+    got = grade(solved, ['E'])
+    assert score(got['E'])==(100, 100), score_lines(got)
+    assert score_lines(got)==['E  the ladder: 100 of 100']
+
 def test_grading_writes_nothing_into_the_students_folder(mine, quick):
     def state(): return {f:(f.stat().st_mtime_ns, f.read_bytes()) for f in mine.rglob('*') if f.is_file()}
     with (mine/'A'/'adapters.py').open('a') as f: f.write('\nopen("left.txt", "w").close()\nprint("hello")\n')
@@ -213,7 +227,7 @@ def test_grading_writes_nothing_into_the_students_folder(mine, quick):
 
 def test_another_seed_draws_other_inputs_and_the_key_keeps_its_points(solved):
     for seed in (1, 2, 3):
-        for which in 'ABC':
+        for which in 'ABCE':
             source = (solved/which/'adapters.py').read_text() if which=='C' else with_results(which, seed)
             m = module(solved/which, source)
             for _,check in checks_of(which):
@@ -244,7 +258,32 @@ def replace_dead(batch, dead, stored):
         for k in ('ids', 'rewards', 'advantages'): out[k][b] = group[k]
     return out
 ''', dict(objective=6, ess=3, replace_dead=5),
-        ['the ratio is taken as 1', 'the share over tokens', '`old_logps` of the replaced rows stayed']))
+        ['the ratio is taken as 1', 'the share over tokens', '`old_logps` of the replaced rows stayed']),
+    only_right_answers=('E', '''
+def weight(rule, p, G):
+    return sum(math.comb(G, K)*p**K*(1-p)**(G-K)*rule((torch.arange(G)<K).float()[None])[0,:K].sum().item()/p/G
+        for K in range(G+1))
+def passes(A): return A>0
+def mean_objective(per_token, A, mask): return per_token[mask[A>0]].sum()/mask.sum()
+''', dict(weight=20, mean_objective=10), ['wrong answers have a share too', 'an answer is pushed down too']),
+    large_groups=('E', '''
+def maxrl_weight(p, G): return 1/p
+def grpo(r): return (r-r.mean(1, keepdim=True))/(r.std(1, keepdim=True, unbiased=False)+1e-4)
+def maxrl(r): return r/r.mean(1, keepdim=True)-1
+''', dict(maxrl_weight=10, grpo=10, maxrl=10),
+        ['its limit for large groups', 'divides by G, not by G-1', 'is divided by 0']),
+    products=('E', '''
+def gspo(logps, old, A, mask, eps=.2):
+    s = ((logps-old)*mask).sum(-1).exp()
+    return torch.minimum(s*A, s.clamp(1-eps, 1+eps)*A).mean()
+def mean_objective(per_token, A, mask):
+    own = mask[passes(A)]
+    return per_token[own].sum()/own.sum()
+''', dict(gspo=15, mean_objective=10), ['the product over the tokens', 'counts in the denominator']),
+    ran_first=('E', '''
+PREDICTION, REASON = None, ''
+REPORT = 'Difference: +0.0500 ± 0.0010'
+''', dict(rungs_over_seeds=15, ladder_report=10), ['says too little', 'it gives 0.05']))
 
 @pytest.mark.parametrize('who', HANDED_IN)
 def test_a_typical_hand_in_loses_the_points_it_should_and_is_told_why(who, mine, quick):
@@ -254,7 +293,8 @@ def test_a_typical_hand_in_loses_the_points_it_should_and_is_told_why(who, mine,
     assert {name:p for p,name,why in rows if why}==lost
     for o in words: assert any(o in (why or '') for *_,why in rows), (o, rows)
     lines = score_lines({which:rows})
-    assert lines[0].endswith(f'{25-sum(lost.values())} of 25') and len(lines)==1+len(lost)
+    of = 100 if which=='E' else 25
+    assert lines[0].endswith(f'{of-sum(lost.values())} of {of}') and len(lines)==1+len(lost)
 
 # --- three wrong answers for each check
 
@@ -402,10 +442,42 @@ def sample(scores, u, end, temperature):
             'it raises'),
         ('RESULT = .487, .3', '95 % interval'), ('BROKEN = None', 'falls below .01'),
         ('BROKEN = 0', 'of eight')],
+    ('E','weight'): [
+        ('def weight(f, p, G): return 1.', 'wanted'),
+        ('key = weight\ndef weight(f, p, G): return G*key(f, p, G)', 'the update is its mean'),
+        ('def weight(f, p, G): return None', 'returns None')],
+    ('E','maxrl_weight'): [
+        ('def maxrl_weight(p, G): return (1-(1-p)**G)/p', 'groups without a right answer get 0'),
+        ('def maxrl_weight(p, G): return (1-(1-p)**(G-2))/p', 'the answer itself'),
+        ('def maxrl_weight(p, G): return 1/p', 'its limit')],
+    ('E','grpo'): [
+        ('def grpo(r): return r-r.mean(1, keepdim=True)', 'does not divide'),
+        ('def grpo(r): return (r-r.mean())/(r.std()+1e-4)', 'wanted'),
+        ('def grpo(r): return (r-r.mean(1, keepdim=True))/r.std(1, keepdim=True)', 'nan')],
+    ('E','maxrl'): [
+        ('def maxrl(r): return grpo(r)', 'this is GRPO'),
+        ('def maxrl(r): return r/r.mean(1, keepdim=True).clamp(min=1e-9)-1', 'gets 0, not -1'),
+        ('def maxrl(r): return r/r.mean(1, keepdim=True).clamp(min=1e-9)', 'does not subtract')],
+    ('E','mean_objective'): [
+        ('def passes(A): return A==0', 'swapped'),
+        ('def mean_objective(x, A, mask): return x.nansum()/mask.numel()', 'padded width'),
+        ('def mean_objective(x, A, mask): return (x*mask[A!=0]).sum()/mask.sum()', 'nan')],
+    ('E','gspo'): [
+        ('def gspo(n, o, A, m, eps=.2): return ((((n-o)*m).sum(-1)/m.sum(-1)).exp()*A).mean()',
+            'nothing is clipped'),
+        ('key = gspo\ndef gspo(n, o, A, m, eps=.2): return -key(n, o, A, m, eps)', 'other sign'),
+        ('key = gspo\ndef gspo(n, o, A, m, eps=.2): return key(n.detach(), o, A, m, eps)', 'no gradient')],
+    ('E','rungs_over_seeds'): [
+        ("PREDICTION = 'better'", 'choose one of'), ('RESULT = .1, .01', 'it is another'),
+        ("REASON = 'a guess'", 'eight words'), ('RESULT = RESULT[0], 3*RESULT[1]', '95 % interval')],
+    ('E','ladder_report'): [
+        ("REPORT = 'MaxRL is better'", 'no line `Difference'),
+        ("REPORT = REPORT.replace('ahead', 'undecided')", 'by the rule MaxRL is ahead'),
+        ("REPORT = REPORT.split('Smallest')[0]", 'half-width')],
 }
 
-def test_every_check_of_the_first_three_sets_meets_three_wrong_answers():
-    assert {(k, f.__name__[1:]) for k in 'ABC' for _,f in checks_of(k)}==set(WRONG)
+def test_every_check_of_a_set_with_answers_meets_three_wrong_ones():
+    assert {(k, f.__name__[1:]) for k in 'ABCE' for _,f in checks_of(k)}==set(WRONG)
     assert min(len(v) for v in WRONG.values())>=3
 
 @pytest.mark.parametrize('which,name', WRONG)
