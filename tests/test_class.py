@@ -140,7 +140,7 @@ def test_the_results_over_seeds_are_what_the_handouts_own_cells_give(which, name
     runs = getattr(m, name)
     last = runs if which=='E' else [o[-1] for o in runs['k3' if which=='B' else which=='C']]
     assert last==pytest.approx(checks_page()['last_values'](which, 0), abs=1e-5)
-    noted = dict(A=(33.78, 1.00), B=(.035, .025), C=(.487, .018), E=(.0196, .0111))   # before there were checks
+    noted = dict(A=(33.78, 1.00), B=(.035, .025), C=(.487, .018), E=(.0196, .0111))   # noted once
     mean = noted[which]
     assert mean_ci(last)==pytest.approx(mean, abs=.006 if which=='A' else 6e-4)
 
@@ -261,8 +261,8 @@ def replace_dead(batch, dead, stored):
         ['the ratio is taken as 1', 'the share over tokens', '`old_logps` of the replaced rows stayed']),
     only_right_answers=('E', '''
 def weight(rule, p, G):
-    return sum(math.comb(G, K)*p**K*(1-p)**(G-K)*rule((torch.arange(G)<K).float()[None])[0,:K].sum().item()/p/G
-        for K in range(G+1))
+    def right(K): return rule((torch.arange(G)<K).float()[None])[0,:K].sum().item()/p/G
+    return sum(math.comb(G, K)*p**K*(1-p)**(G-K)*right(K) for K in range(G+1))
 def passes(A): return A>0
 def mean_objective(per_token, A, mask): return per_token[mask[A>0]].sum()/mask.sum()
 ''', dict(weight=20, mean_objective=10), ['wrong answers have a share too', 'an answer is pushed down too']),

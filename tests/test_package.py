@@ -426,7 +426,7 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     shipped = [f for m,f in FILES.items() if _wing(m) not in ('dev','studies')]
     want = {str(f.relative_to(ROOT)) for f in [*shipped, *assets]}
     handouts = [f.name for f in ROOT.glob('nbs/teach/?_*.ipynb')]
-    assert len(handouts)==4
+    assert len(handouts)==5
     assert {f'grpo_nb/assets/teach/{o}' for o in [*handouts, 'checks.ipynb']}<=whl
     assert any('assets/tiny_qwen' in o
                for o in want), ('the shipped weights are not in grpo_nb/assets/tiny_qwen')
