@@ -173,6 +173,12 @@ def test_the_search_puts_concepts_and_settings_before_functions(found, words, pa
     hits = found(words)
     assert any(re.search(page, o) for o in hits[:within]), hits[:5]
 
+def test_a_chapter_says_how_long_it_takes_and_what_to_know_first(site):
+    text = (site/page(site, 'loss')).read_text(encoding='utf-8')
+    says = r'class="page-links">About \d+ minutes, after <a href="advantages\.html">7 Advantages</a>'
+    assert re.search(says, text)
+    assert 'minutes, after' not in (site/'practise'/'memory.html').read_text(encoding='utf-8')
+
 def test_llms_txt_lists_every_page_of_the_sidebar_once(site):
     text = (site/'llms.txt').read_text(encoding='utf-8')
     url = yaml.safe_load((ROOT/'nbs'/'nbdev.yml').read_text(encoding='utf-8'))['website']['site-url']

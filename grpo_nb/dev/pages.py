@@ -23,6 +23,15 @@ from ..see.findings import read_asset
 from ..see.live import copy_npm_package, write_live
 
 # %% ../../nbs/dev/pages.ipynb #f1975bc0
+def _chapter_line(source):
+    "How long a chapter takes, and which chapters to know first; '' for a page that is no chapter."
+    chapters = {str(o['title'].split()[0]):o for o in course()}
+    own = next((o for o in chapters.values() if f"{o['file']}.ipynb"==source), None)
+    if own is None: return ''
+    first = [chapters[str(k)] for k in own['needs']]
+    links = [f'<a href="{_page_name(o["file"])}.html">{html.escape(o["title"])}</a>' for o in first]
+    return f"About {own['minutes']} minutes{', after ' if links else ''}{', '.join(links)} · "
+
 def page_links(source:str)->str:
     "HTML with links to the notebook `source`, below `nbs`, to Binder, Colab and the editor."
     repo = 'grpo-nb/grpo_nb'   # on GitHub
@@ -32,7 +41,7 @@ def page_links(source:str)->str:
             'Binder':f'https://mybinder.org/v2/gh/{repo}/main?urlpath=lab/tree/nbs/{source}',
             'Colab':f'https://colab.research.google.com/github/{repo}/blob/main/nbs/{source}', **links}
     items = ' · '.join(f'<a href="{html.escape(u)}">{t}</a>' for t,u in links.items())
-    return f'<p class="page-links">{items}</p>'
+    return f'<p class="page-links">{_chapter_line(source)}{items}</p>'
 
 # %% ../../nbs/dev/pages.ipynb #small-code
 def _code_block(body, lang, *options):
