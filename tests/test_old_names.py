@@ -1,4 +1,4 @@
-"Settings, records, metrics and checkpoints of 0.1 are read under today's names."
+"Settings, records and metrics of 0.1, and older checkpoints, are read under today's names."
 import json
 from pathlib import Path
 import pytest, torch
@@ -68,8 +68,8 @@ def old_names(kind, values):
     old = {v:k for k,v in RENAMED[kind].items()}
     return {old.get(k, k):v for k,v in values.items()}
 
-def as_of_0_1(folder):
-    "A checkpoint of the course's trainer, with the names that 0.1 wrote."
+def with_old_names(folder):
+    "A checkpoint of the course's trainer, with the names of before."
     path = folder/'grpo_state_0.pt'
     state,meta = load_state(path),read_manifest(folder)
     data = state['strategy']['buffer']['data']
@@ -81,7 +81,7 @@ def as_of_0_1(folder):
     about = {k:meta[k] for k in ('dataset','rewards')}
     write_manifest(folder, meta['run'], args=old_names('settings', meta['args']), **about)
 
-def test_a_checkpoint_of_0_1_goes_on_to_the_bit(tmp_path):
+def test_an_older_checkpoint_goes_on_to_the_bit(tmp_path):
     tok,data = make_tokenizer(),[dict(prompt=f'{i}+{i}=') for i in range(16)]
     def odd(completions, **kwargs): return [float(len(o)%2) for o in completions]
     def run(folder, steps, **more):
@@ -91,14 +91,14 @@ def test_a_checkpoint_of_0_1_goes_on_to_the_bit(tmp_path):
         return train(tiny_model(0), tok, data, odd, args, print_verdict=False, **more)
     whole = run(tmp_path/'whole', 8)
     run(tmp_path/'part', 4)
-    as_of_0_1(tmp_path/'part'/'checkpoint-4')
+    with_old_names(tmp_path/'part'/'checkpoint-4')
     part = run(tmp_path/'part', 8, resume_from_checkpoint=True)
     assert part.step==8 and len(part.strategy.buffer)==len(whole.strategy.buffer)
     for a,b in zip(whole.model.parameters(), part.model.parameters()): assert torch.equal(a, b)
     assert [o['replay/unreplaced'] for o in part.history]==[o['replay/unreplaced'] for o in whole.history]
 
 @pytest.mark.parametrize('unreplaced', ['mask', 'keep'])
-def test_a_checkpoint_of_0_1_on_trl_is_held_to_its_settings(tmp_path, unreplaced):
+def test_an_older_checkpoint_on_trl_is_held_to_its_settings(tmp_path, unreplaced):
     from test_trl_resume import make
     make(tmp_path, 2, replay_unreplaced='mask').train()
     folder = tmp_path/'checkpoint-2'
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_0_1_on_trl_is_held_to_its_settings(tmp_path, unreplaced
         with pytest.raises(ValueError, match='replay_unreplaced=mask, this run has keep'):
             t.train(resume_from_checkpoint=True)
 
-def test_a_shared_buffer_of_0_1_is_loaded_and_dealt_out():
+def test_an_older_shared_buffer_is_loaded_and_dealt_out():
     from grpo_nb.on_trl.distributed import RowFormat, ShardedBuffer, reshard
     from grpo_nb.replay import ReplayBuffer
     b = ShardedBuffer(ReplayBuffer(4), RowFormat(completion_ids=None, advantages=0), 2)
