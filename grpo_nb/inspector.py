@@ -29,7 +29,8 @@ def inspect_run(
     group:int|None=None, # where to begin
 )->object:              # a widget with `step`, `group` and `reread`
     "The inspector of a run in a notebook. ValueError for a folder without groups."
-    return view_run(*_prepared(run), step, group)
+    run,versions = _prepared(run)
+    return view_run(run, versions, step, group)
 
 # %% ../nbs/15_look_at_a_run.ipynb #1505dfeb
 def inspector_html(

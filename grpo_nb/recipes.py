@@ -169,7 +169,8 @@ def run_recipe(
         if rows is None: raise ValueError(f'{e}; on the command line `--rows_file FILE`') from e
         raise
     model,tok = _load(r)
-    adapter = get_peft_config(replace(r, use_peft=r.use_peft or r.load_in_4bit or r.load_in_8bit))
+    lora = dict(use_peft=r.use_peft or r.load_in_4bit or r.load_in_8bit)   # a field of TRL's
+    adapter = get_peft_config(replace(r, **lora))
     train,held = prepare_rows(ds, r, tok)
     if held is not None:   # measured before the first step, halfway and at the end, one answer per problem
         a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
@@ -236,8 +237,8 @@ def train_trl(
     if recipe:
         kind,system,made,top,own = RECIPES[recipe]
         r,a = recipe_options(kind, argv, settings, output_dir=f'runs/{recipe}', **own)
-        load = lambda rows: datasets.hub_problems(recipe, rows, system=system)
-        return run_recipe(r, a, load, made(r), rows, top(r))
+        def load_hub(rows): return datasets.hub_problems(recipe, rows, system=system)
+        return run_recipe(r, a, load_hub, made(r), rows, top(r))
     r,a = recipe_options(TrlArguments, argv, settings, {}, output_dir='runs/trl')   # TRL's defaults
     rewards = _own_rewards(r)
     def load(rows): return load_training_rows(r) if rows is None else datasets.load_problems(rows)

@@ -26,7 +26,7 @@ def main():
         port = s.getsockname()[1]
     with tempfile.TemporaryDirectory() as d:
         app = Path(d, 'app.py')
-        app.write_text(APP.replace('{run!r}', repr(str(ROOT/'nbs'/'results'/'run_tiny'))))
+        app.write_text(APP.replace('{run!r}', repr(str(ROOT/'nbs'/'results'/'run_tiny'))), encoding='utf-8')
         p = subprocess.Popen([sys.executable, '-m', 'marimo', 'run', str(app), '--headless', '--no-token',
             '--host', '127.0.0.1', '--port', str(port)], env=dict(os.environ, PYTHONPATH=str(ROOT)), cwd=d,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

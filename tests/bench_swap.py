@@ -51,7 +51,7 @@ def main():
         print(row)
         if len(sys.argv)>1:
             new = not os.path.exists(sys.argv[1])
-            with open(sys.argv[1], 'a', newline='') as f:
+            with open(sys.argv[1], 'a', encoding='utf-8', newline='') as f:
                 w = csv.DictWriter(f, row)
                 if new: w.writeheader()
                 w.writerow(row)

@@ -140,7 +140,7 @@ def vllm(out, steps=244, tokens=32):
 
 def write(out, rows):
     if out:
-        with open(out, 'w', newline='') as f:
+        with open(out, 'w', encoding='utf-8', newline='') as f:
             w = csv.DictWriter(f, rows[0].keys(), lineterminator='\n')
             w.writeheader()
             w.writerows(rows)

@@ -127,7 +127,7 @@ def lab(tmp_path_factory):
            'JUPYTERLAB_SETTINGS_DIR': str(d / 'settings'),
            'JUPYTERLAB_WORKSPACES_DIR': str(d / 'workspaces'), 'JUPYTER_RUNTIME_DIR': str(d / 'runtime'),
            'IPYTHONDIR': str(d / 'ipython'), 'PYTHONPATH': str(d / 'project')}
-    with open(d/'lab.log', 'w') as log:
+    with open(d/'lab.log', 'w', encoding='utf-8') as log:
         p = subprocess.Popen([sys.executable, '-m', 'jupyterlab', '--no-browser', '--allow-root',
                               '--ServerApp.ip=127.0.0.1', f'--ServerApp.port={port}',
                               '--ServerApp.port_retries=0', f'--IdentityProvider.token={token}',

@@ -55,12 +55,12 @@ def key(o): return str(o['torch']),str(o['instructions']),int(o['seed']),int(o['
 def write(path, new):
     "Rows of the file, with those of the same machine and run replaced."
     there = path if Path(path).exists() else os.devnull
-    with open(there, newline='') as f: old = list(csv.DictReader(f))
+    with open(there, encoding='utf-8', newline='') as f: old = list(csv.DictReader(f))
     rows = {key(o):o for o in [*old, *new]}
     save(path, [rows[k] for k in sorted(rows)], FIELDS+[k for k in PRETRAINED if k in new[0]])
 
 def save(path, rows, fields):
-    with open(path, 'w', newline='') as f:
+    with open(path, 'w', encoding='utf-8', newline='') as f:
         w = csv.DictWriter(f, fields, lineterminator='\n')
         w.writeheader()
         w.writerows(rows)

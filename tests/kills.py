@@ -47,7 +47,7 @@ def full(p): return (p.full_tensor() if hasattr(p, 'full_tensor') else p).detach
 
 def rank(r, port, folder, at):
     "One process of a run in `folder`, resumed if there is something."
-    sys.stdout = sys.stderr = open(Path(folder)/f'said{r}', 'a')
+    sys.stdout = sys.stderr = open(Path(folder)/f'said{r}', 'a', encoding='utf-8')
     os.environ |= dict(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2',
         MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
@@ -174,7 +174,7 @@ def main(kills=50, out=None, seed=0):
     return bad
 
 def write(out, rows):
-    with open(out, 'w', newline='') as f:
+    with open(out, 'w', encoding='utf-8', newline='') as f:
         w = csv.DictWriter(f, FIELDS, lineterminator='\n')
         w.writeheader()
         w.writerows(rows)

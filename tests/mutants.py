@@ -182,11 +182,11 @@ def tests_of(d, seen):
 def key(o): return o['room'],o['function'],o['before'],o['after']
 
 def read(path):
-    with open(path if path.exists() else os.devnull, newline='') as f:
+    with open(path if path.exists() else os.devnull, encoding='utf-8', newline='') as f:
         return {key(o):o for o in csv.DictReader(f)}
 
 def write(path, rows):
-    with open(path, 'w', newline='') as f:
+    with open(path, 'w', encoding='utf-8', newline='') as f:
         w = csv.DictWriter(f, FIELDS, lineterminator='\n', extrasaction='ignore')
         w.writeheader()
         place = lambda o: (ROOMS.index(o['room']), int(o['line']), o['after'])
@@ -232,7 +232,7 @@ def main(a):
         seen_at = Path(a.map or f'{d}/map.json')
         if not seen_at.exists(): os.waitpid(start(through, seen_at, 7200), 0)
         if not seen_at.exists(): raise SystemExit(seen_at.with_suffix('.log').read_text()[-3000:])
-        seen = json.loads(seen_at.read_text())
+        seen = json.loads(seen_at.read_text(encoding='utf-8'))
         by_room = [damages(room, a.each, a.seed) for room in a.rooms]
         in_turn = (o for turn in zip_longest(*by_room) for o in turn if o and unknown(o))
         for o in judged(in_turn, seen, old.values(), Path(d), a.jobs, end, a.tests):

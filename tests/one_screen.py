@@ -36,7 +36,7 @@ def one_screen(
     torch.set_num_threads(1)
     cells = json.loads((ROOT/'nbs/00_grpo_on_one_screen.ipynb').read_text(encoding='utf-8'))['cells']
     text = next(t for c in cells if 'for batch in range(25)' in (t := ''.join(c['source'])))
-    for old,new in ((f'torch.manual_seed(0)', f'torch.manual_seed({seed})'), *CHANGES[change]):
+    for old,new in (('torch.manual_seed(0)', f'torch.manual_seed({seed})'), *CHANGES[change]):
         assert text.count(old)==1, old
         text = text.replace(old, new)
     names = dict(torch=torch, chain_sum=chain_sum, accuracy_reward=accuracy_reward, ask=sample_texts,

@@ -105,7 +105,7 @@ TWICE = Arm('mu.py:Same', settings=dict(num_iterations=2, loss='dr_grpo'))
 def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bo, 'SMALL', {k:v for k,v in TINY.items() if k!='regime'})
-    Path('mu.py').write_text(OWN)
+    Path('mu.py').write_text(OWN, encoding='utf-8')
     def go(**kw):
         bakeoff('a.csv', small=True, processes=kw.pop('processes', 1), disable_tqdm=True, **kw)
         return read_rows('a.csv')
@@ -127,7 +127,7 @@ def test_arm_regime_and_options_come_from_a_file_and_an_unknown_task_is_a_row(sm
 def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
     of = lambda arm='mu.py:TWICE', regime='mu.py:SHORT': bo.source_digest(arm, regime)
     first = of()
-    Path('mu.py').write_text(OWN.replace('num_iterations=2', 'num_iterations=3'))
+    Path('mu.py').write_text(OWN.replace('num_iterations=2', 'num_iterations=3'), encoding='utf-8')
     assert first and of()!=first and bo.source_digest('replay', 'chain_sum easy')==''
     monkeypatch.setitem(ARMS, 'mine', bo.Arm('keep', settings=dict(num_iterations=2)))
     monkeypatch.setitem(REGIMES, 'own', bo.Regime('chain_sum', {}))
@@ -141,7 +141,7 @@ def test_an_old_number_does_not_stand_for_a_changed_file(small):
     one = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
     broken = ("def process_batch(self, *a, **k): raise RuntimeError('changed')\n"
         'Same.process_batch = process_batch\n')
-    Path('mu.py').write_text(OWN+broken)
+    Path('mu.py').write_text(OWN+broken, encoding='utf-8')
     two = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
     assert two.error['mu.py:Same']=='RuntimeError: changed'
     assert one.source['mu.py:Same']!=two.source['mu.py:Same']

@@ -262,7 +262,7 @@ def test_a_console_comes_through_a_pipe(monkeypatch, capsys):
     import io
     for kind in ('console','strings','notebook','table of |'):
         text = PASTED[kind][1](curves('all-truncated'), 300)
-        monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
+        monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode()), encoding='utf-8'))
         diagnose_command('-')
         assert '✗ all-truncated' in capsys.readouterr().out
 
@@ -473,10 +473,10 @@ def test_a_log_on_stdin_is_read(kind, monkeypatch, capsys):
     rows = nan_run(False)
     text = dict(jsonl=lines(rows), state=json.dumps(dict(log_history=rows)),
         csv=pd.DataFrame(rows).to_csv(index=False, na_rep='nan'))[kind]
-    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
+    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(text.encode()), encoding='utf-8'))
     main(['diagnose', '-'])
     assert 'not-a-number' in capsys.readouterr().out
-    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b'')))
+    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b''), encoding='utf-8'))
     with pytest.raises(SystemExit): main(['diagnose', '-'])
     assert 'stdin is empty' in capsys.readouterr().err
 

@@ -485,6 +485,6 @@ def test_time_is_measured_and_bytes_are_those_of_the_formula():
 
 def test_measured_times_stay_within_ten_milliseconds_of_processor_time():
     import csv
-    rows = list(csv.DictReader(open(HERE.parent/'nbs'/'results'/'swap.csv')))
+    rows = list(csv.DictReader(open(HERE.parent/'nbs'/'results'/'swap.csv', encoding='utf-8')))
     assert rows and all(float(o['cpu_ms'])<10 and abs(float(o['received'])-660800)<1 for o in rows
         if o['world']=='2')

@@ -110,7 +110,7 @@ def test_one_command_opens_each_of_them(kind, tmp_path, capsys):
     at = str(MAKERS[kind](tmp_path))
     for command in ('inspect','report'):
         main([command, at])
-        assert Opened(Path(capsys.readouterr().out.strip()).read_text()).B==2
+        assert Opened(Path(capsys.readouterr().out.strip()).read_text(encoding='utf-8')).B==2
     main(['diagnose', at, '--json', '--strict'])
     assert not any(o['fault'] for o in json.loads(capsys.readouterr().out))
 
@@ -270,7 +270,9 @@ def test_a_table_comes_through_a_pipe_and_half_a_line_is_counted(tmp_path, monke
     from grpo_nb.cli import main
     rows = [dict(question=f'{g}', completion=f'{i}', reward='high' if s==i==0 else float(i%2), step=s)
         for s in range(12) for g in (0, 1) for i in range(4)]
-    def pipe(text): monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
+    def pipe(text):
+        stream = io.TextIOWrapper(io.BytesIO(text.encode()), encoding='utf-8')
+        monkeypatch.setattr('sys.stdin', stream)
     monkeypatch.chdir(tmp_path)
     for command,page in dict(inspect='inspector.html', report='report.html').items():
         pipe(lines(rows)+'{"question": "1", "compl')

@@ -556,7 +556,7 @@ def test_the_table_of_completions_shows_what_is_trained_on():
 
 def test_the_model_card_names_package_and_settings():
     t,_ = run([LIVE], save_strategy='steps', save_steps=2, replay_buffer_size=9)
-    card = Path(t.args.output_dir, 'README.md').read_text()
+    card = Path(t.args.output_dir, 'README.md').read_text(encoding='utf-8')
     assert ('grpo_nb.grpo_with_replay_buffer' in card and '| `replay_buffer_size` | 9 |' in card
         and 'replay-buffer' in card)
 

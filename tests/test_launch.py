@@ -15,7 +15,7 @@ def test_trls_files_pass_our_check_and_accelerates_own_reader(s, tmp_path):
     c = load_config_from_file(f)
     precision = str(getattr(c.mixed_precision, 'value', c.mixed_precision))
     assert (c.num_processes, c.num_machines, precision)==(64, 8, 'bf16')
-    assert check_launch_config(yaml.safe_load(open(f)))==[]
+    assert check_launch_config(yaml.safe_load(open(f, encoding='utf-8')))==[]
 
 FAULTS = [(lambda c: c['fsdp_config'].update(fsdp_versoin=2),
            "no key 'fsdp_versoin', did you mean 'fsdp_version'"),

@@ -13,7 +13,7 @@ DEMO = readme_md(json.loads((ROOT/'nbs'/'catalogue'/'demo.ipynb').read_text(enco
 NUMBERS = 'before','after','dead','replaced'
 
 def stored(name):
-    with open(ROOT/'nbs'/'results'/name, newline='') as f: return list(csv.DictReader(f))
+    with open(ROOT/'nbs'/'results'/name, encoding='utf-8', newline='') as f: return list(csv.DictReader(f))
 
 RUNS = [{k:v if k in ('torch','instructions') else float(v) for k,v in o.items()}
     for o in stored('demo_runs.csv')]

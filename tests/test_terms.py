@@ -104,7 +104,7 @@ def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
     runs = [train(*make(str(tmp_path/str(n)), record_token_terms_every=n, max_steps=4), print_verdict=False)
         for n in (0, 1)]
     for a,b in zip(*(r.model.parameters() for r in runs)): assert torch.equal(a, b)
-    rows = [json.loads(o) for o in open(tmp_path/'0'/'groups.jsonl')]
+    rows = [json.loads(o) for o in open(tmp_path/'0'/'groups.jsonl', encoding='utf-8')]
     assert not any('terms' in o for o in rows)
 
 # ---- other people's files

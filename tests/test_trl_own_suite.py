@@ -276,7 +276,7 @@ def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs
     stock,ours = main(f, out=tmp_path/'out.csv', of='v0')
     fates = lambda o: [what for what,_ in o.values()]
     assert fates(stock)==['passed','passed'] and fates(ours)==['passed','failed']
-    rows = list(csv.DictReader(open(tmp_path/'out.csv', newline='')))
+    rows = list(csv.DictReader(open(tmp_path/'out.csv', encoding='utf-8', newline='')))
     assert [(o['stock'],o['ours'],o['tests_of']) for o in rows]==[('passed','passed','v0'),
         ('passed','failed','v0')] and not rows[0]['said'] and 'AssertionError' in rows[1]['said']
     said = capsys.readouterr().out
@@ -284,7 +284,8 @@ def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs
         and 'test_other: passed with theirs, failed with ours' in said)
 
 def test_the_page_says_what_the_stored_table_says():
-    rows = list(csv.DictReader(open(PAGE.parent.parent/'results/trl_suite.csv', newline='')))
+    path = PAGE.parent.parent/'results/trl_suite.csv'
+    rows = list(csv.DictReader(open(path, encoding='utf-8', newline='')))
     count = lambda who: ' and '.join(f'{sum(o[who]==k for o in rows)} {k}' for k in ('passed','failed'))
     said = PAGE.read_text()
     assert (f"{len(rows)} tests of TRL's file" in said and f"`GRPOTrainer` {count('stock')};" in said

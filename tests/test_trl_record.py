@@ -202,7 +202,7 @@ def test_a_measure_of_weight_0_judges_no_answer(how):
     assert T.same(T.weights(alone), T.weights(both))
     a,b = (read_run(t.args.output_dir) for t in (alone, both))
     for o,p in zip(a.rows, b.rows):
-        assert o['rewards']==p['rewards']==[None,1.,0.,None] and o['dead']==p['dead']==False
+        assert o['rewards']==p['rewards']==[None,1.,0.,None] and not o['dead'] and not p['dead']
         assert o['advantages_before']==p['advantages_before'] and p['advantages_before'][0]==0.
         assert p['rewards_by_func']['measured']==[0.,.25,.5,.75]
     logged = [o for o in both.state.log_history if 'loss' in o]

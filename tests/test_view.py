@@ -144,7 +144,7 @@ def evil(folder, long=200_000):
         rec.write_groups(s,
             group_rows(s, [EVIL[s], 'x'*long], EVIL*2, [[float(i==0) for i in range(8)], [0.]*8],
         rewards_by_func={EVIL[0]:[[1.]*8, [0.]*8]}))
-    with open(folder/'groups.jsonl', 'a') as f: f.write('{"step": 3, "gro')
+    with open(folder/'groups.jsonl', 'a', encoding='utf-8') as f: f.write('{"step": 3, "gro')
     return folder
 
 def test_text_cannot_become_code(tmp_path, browser):

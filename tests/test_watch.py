@@ -57,7 +57,7 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     page.wait_for_selector('.gv-row')
     page.wait_for_function("document.querySelector('.gv')?.gv?.run.S==4")
     rows = [json.loads(o) for o in (folder/'groups.jsonl').read_text().splitlines()][-8:]
-    with open(folder/'groups.jsonl', 'a') as f:
+    with open(folder/'groups.jsonl', 'a', encoding='utf-8') as f:
         f.write(''.join(json.dumps(o|dict(step=9))+'\n' for o in rows)+'{"step": 10, "gr')
     page.wait_for_function("document.querySelector('.gv')?.gv?.run.S==5")
     page.get_by_label('search').fill(rows[0]['prompt']); page.keyboard.press('Enter')

@@ -84,12 +84,12 @@ def write(out, of, stock, ours):
     """A row per test: what became of it with either, what was said unless both passed (ours first), and the
     versions. Rows of other tests stay as they are."""
     used = dict(tests_of=of, **{o:version(o) for o in ('trl','transformers','torch')})
-    with open(out, newline='') if Path(out).exists() else open(os.devnull) as f:
+    with open(out if Path(out).exists() else os.devnull, encoding='utf-8', newline='') as f:
         rows = {o['test']:o for o in csv.DictReader(f)}
     for k,(what,its) in stock.items():
         mine,said = ours.get(k, ('missing',''))
         rows[k] = dict(test=k, stock=what, ours=mine, said=(said or its)[:200], **used)
-    with open(out, 'w', newline='') as f:
+    with open(out, 'w', encoding='utf-8', newline='') as f:
         w = csv.DictWriter(f, ['test','stock','ours','said',*used], lineterminator='\n')
         w.writeheader()
         w.writerows(rows.values())

@@ -72,9 +72,10 @@ def row(name, folder, files, notebooks=False):
 def write(out, new):
     "Put the row in the place of the one of its combination."
     out = Path(out)
-    with open(out, newline='') if out.exists() else open(os.devnull) as f: old = list(csv.DictReader(f))
+    with open(out if out.exists() else os.devnull, encoding='utf-8', newline='') as f:
+        old = list(csv.DictReader(f))
     rows = {o['combination']:o for o in [*old, new]}
-    with open(out, 'w', newline='') as f:
+    with open(out, 'w', encoding='utf-8', newline='') as f:
         w = csv.DictWriter(f, FIELDS, lineterminator='\n')
         w.writeheader()
         w.writerows(rows[k] for k in COMBINATIONS if k in rows)

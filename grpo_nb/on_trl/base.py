@@ -34,7 +34,8 @@ from trl.trainer.utils import nanmax, nanmin, unsplit_pixel_values_by_grid
 log = logging.getLogger(__name__)
 
 # %% ../../nbs/on_trl/base.ipynb #112d1cef
-_EMPTY_STATS = ratio_sums(*torch.zeros(2, 0, 1), torch.zeros(0, 1, dtype=torch.bool))
+_NO_TOKENS = torch.zeros(0, 1)
+_EMPTY_STATS = ratio_sums(_NO_TOKENS, _NO_TOKENS, _NO_TOKENS.bool())
 
 class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     "What a replay trainer needs around its idea: sampling, metrics, table, record, checkpoints."

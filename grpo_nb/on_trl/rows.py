@@ -118,7 +118,7 @@ def check_columns(
 def _once(rows):
     "`rows` (a list or tensor), or its first entry alone where all are equal."
     def like_first(o):
-        if type(o)!=type(rows[0]): return False
+        if type(o) is not type(rows[0]): return False
         return torch.equal(o, rows[0]) if isinstance(o, Tensor) else o==rows[0]
     return rows[:1] if all(map(like_first, rows)) else rows
 

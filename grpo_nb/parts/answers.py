@@ -25,6 +25,7 @@ def boxed(
     for i in range(begin, len(text)):
         depth += (text[i]=='{')-(text[i]=='}')
         if depth==0: return text[begin+1:i].strip()
+    return None
 
 # %% ../../nbs/parts/answers.ipynb #bb6329a8
 _SIGNS = str.maketrans('−–－\u00a0\u2009\u202f', '---   ', '$€£')   # minus signs, blanks; no currency

@@ -150,13 +150,13 @@ class _Gate(torch.autograd.Function):
     def backward(ctx, g):
         whole, = ctx.saved_tensors
         d = torch.empty_like(whole)
-        for z,o,g in zip(whole.split(128), d.split(128), g.split(128)):   # few rows stay in the cache
+        for z,o,h in zip(whole.split(128), d.split(128), g.split(128)):   # few rows stay in the cache
             (a,b),(da,db) = z.chunk(2, -1),o.chunk(2, -1)
             s = torch.sigmoid(a)
             t = a*s
-            torch.mul(g, t, out=db)
+            torch.mul(h, t, out=db)
             slope = torch.addcmul(s+t, t, s, value=-1)   # of silu: s + t - ts
-            torch.mul(slope.mul_(b), g, out=da)
+            torch.mul(slope.mul_(b), h, out=da)
         return d
 
 # %% ../../nbs/parts/fast_path.ipynb #86d65b97

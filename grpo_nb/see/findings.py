@@ -546,6 +546,7 @@ def _sampler(r:RunColumns, rows:int=4, nats:float=.1, kl:float=.05)->dict|None:
         if len(x)>=rows and quarter_means(x)[1]>most:
             evidence = r.describe(name)+_furthest(r.groups)
             return dict(evidence=evidence, step=_since(steps, _smooth(x, 20)>most))
+    return None
 
 def _furthest(groups):
     "In words, the token of which sampler and trainer disagree most; '' where no record holds both."
@@ -688,12 +689,14 @@ def _held_out_falls(r:RunColumns, share:float=.08, least:float=.02)->dict|None:
         if now<then: continue
         told = f'{name} {top:.3g} at its best (step {steps[i]:g}), {end:.3g} at the end'
         return dict(evidence=f'{told}; reward {then:.3g} then, {now:.3g} now', step=float(steps[i]))
+    return None
 
 @rule('generalisation-gap')
 def _gap(r:RunColumns, share:float=.33, gap:float=.1)->str|None:
     "held-out problems gain far less than the training problems: these are learned by heart"
     for name,a,b,d,half,g in _held_gains(r):
         if g-d>gap and d+half<share*g and b<.9: return f'{name} {a:.3g} to {b:.3g} ({d:+.2g} ± {half:.2g})'
+    return None
 
 @rule('one-reward-drowns')
 def _drowned(r:RunColumns, share:float=.01)->dict|None:

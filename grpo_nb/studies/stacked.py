@@ -10,6 +10,7 @@ __all__ = ['LETTERS', 'PAD', 'END', 'FIRST', 'MARK', 'FAMILIES', 'WAYS', 'MAKERS
 
 # %% ../../nbs/studies/stacked.ipynb #537e50d3
 import json, math, random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from io import BytesIO
@@ -172,7 +173,7 @@ def _two_numbers(rng, digits, second=None):
     return dict(numbers=[''.join(rng.choices('0123456789', k=k)) for k in (digits, second or digits)])
 
 # name -> (rng, options) -> metadata of a problem
-MAKERS = dict(letters=_letters, two_words=_two_words, two_numbers=_two_numbers)
+MAKERS:dict[str,Callable] = dict(letters=_letters, two_words=_two_words, two_numbers=_two_numbers)
 
 def _shift(m, slip):
     def later(c, k): return LETTERS[11+(LETTERS.index(c)-11+k)%26]

@@ -57,7 +57,7 @@ def read_stored(
 )->bytes:
     "The content of a start's file, out of the repository's history. ValueError if git can't provide it."
     stored = stored_starts()[name]
-    ways = (f'run `git fetch --unshallow` in a clone with a network, or train it anew with `teach` of '
+    ways = ('run `git fetch --unshallow` in a clone with a network, or train it anew with `teach` of '
             'nbs/studies/stacked.ipynb, which gives other last digits on another processor')
     try: got = _git('cat-file', 'blob', stored.blob)
     except OSError as e: raise ValueError(f'the start {name} is in the history of the repository, and git '
