@@ -19,7 +19,7 @@ def pytest_addoption(parser):
 
 
 # The files that take longest, to be begun first: one left for the end keeps one core waiting.
-LONGEST = 'docs trl_options lab trl_resume trl_sharded grpo_with_replay_buffer bakeoff package'.split()
+LONGEST = 'docs lab package live class bakeoff road trl_stored trl_resume trainer trl_record'.split()
 
 AROUND = {'browser', 'lab', 'notebook', 'site'}   # fixtures that hold a browser, a server or a built site
 

@@ -281,12 +281,12 @@ def test_the_live_run_is_reached_without_scrolling_and_the_command_is_whole_on_a
     assert code.evaluate('o => o.scrollWidth-o.clientWidth')<=0
     pg.close()
 
-def test_the_sidebar_shows_at_most_35_links_and_opens_at_its_page(site, url, browser):
+def test_the_sidebar_shows_at_most_36_links_and_opens_at_its_page(site, url, browser):
     pg = browser.new_page(viewport=dict(width=1280, height=800))
     for name in ('index', 'loss', 'memory', 'reuse_results', 'groups'):
         pg.goto(f'{url}/index.html' if name=='index' else f'{url}/{page(site, name)}')
         seen = pg.locator('#quarto-sidebar a:visible')
-        assert 10<seen.count()<=35, (name, seen.all_inner_texts())
+        assert 10<seen.count()<=36, (name, seen.all_inner_texts())
         if name not in ('memory', 'groups', 'loss'): continue
         here = pg.locator('#quarto-sidebar [aria-current=page]')
         assert here.count()==1 and here.is_visible()
