@@ -1,0 +1,72 @@
+"The ladder's table and claims beside a count by other code"
+import json
+from pathlib import Path
+import numpy as np, pandas as pd, pytest
+from scipy.stats import t, ttest_rel
+from grpo_nb.studies.ladder import at_common_rate, at_own_rate, is_complete, ladder_claims, ladder_table
+from grpo_nb.studies.replay_study import planned, registration
+
+PLAN = registration(Path(__file__).parents[2]/'nbs'/'studies'/'registration_ladder.qmd')
+
+@pytest.fixture(scope='module')
+def rows():
+    "A complete table: each arm best at a rate of its own, and noise of each run"
+    rng,out = np.random.default_rng(0),[]
+    arms,rates = PLAN['arms']['main'],PLAN['rates']['sorting']
+    for o in [o for job in planned(PLAN, 'main') for o in job]:
+        far = abs(rates.index(o['learning_rate'])-arms.index(o['arm'])%5)
+        area = round(.4+.01*arms.index(o['arm'])-.02*far+.02*rng.normal(), 5)
+        curve = [dict(tokens=k, pass1=area) for k in (0, 30_000)]
+        out.append(o|dict(error='', area=area, curve=json.dumps(curve), pass1=area, dead=.5, ess=1.))
+    return pd.DataFrame(out)
+
+def by_hand(rows, arm):
+    "Seed -> area at the rate that is best on the other four seeds"
+    seeds = PLAN['seeds']['main']
+    area = {(o.learning_rate, o.seed):o.area for o in rows[rows.arm==arm].itertuples()}
+    def best(some): return max(PLAN['rates']['sorting'], key=lambda r: sum(area[r, s] for s in some))
+    of = {s:best(seeds[4:] if s in seeds[:4] else seeds[:4]) for s in seeds}
+    return np.array([area[of[s], s] for s in seeds])
+
+def test_an_arm_counts_at_the_rate_that_the_other_half_of_the_seeds_chose(rows):
+    own = at_own_rate(rows, PLAN)
+    for arm in PLAN['arms']['main']: assert own[arm].tolist()==pytest.approx(by_hand(rows, arm).tolist())
+
+def test_the_claims_are_paired_t_tests_with_holms_correction_beside_what_was_published(rows):
+    got,p = ladder_claims(rows, PLAN),[]
+    common = at_common_rate(rows, PLAN)
+    for (a,b),o in zip(PLAN['claims'], got.itertuples()):
+        x,y = by_hand(rows, a),by_hand(rows, b)
+        p.append(ttest_rel(x, y).pvalue)
+        assert o.diff==pytest.approx((x-y).mean())
+        assert o.diff_ci==pytest.approx(t.ppf(.975, 7)*(x-y).std(ddof=1)/8**.5)
+        known = PLAN['published'].get(f'{a} - {b}')
+        if known is None: assert o.published==o.same_sign==''
+        else:
+            assert o.same_sign==(o.diff*known[0]>0)
+            assert o.same_sign_at_one_rate==((common[a]-common[b]).mean()*known[0]>0)
+    order,worst = np.argsort(p),0.
+    for k,i in enumerate(order):
+        worst = max(worst, min(1, (len(p)-k)*p[i]))
+        assert got.holm.iloc[i]==pytest.approx(worst)
+        assert got.says.iloc[i]==('undecided' if worst>=.05 else '+' if got['diff'].iloc[i]>0 else '-')
+    assert len(got)==13 and len(PLAN['published'])==10
+
+def test_nothing_is_said_of_an_arm_before_every_row_is_there(rows):
+    assert is_complete(rows, PLAN) and len(ladder_table(rows, PLAN))==12
+    failed = rows.assign(error=['']*479+['it fails'])
+    for part in (rows[1:], failed):
+        assert not is_complete(part, PLAN)
+        assert len(ladder_table(part, PLAN))==len(ladder_claims(part, PLAN))==0
+    assert not is_complete(rows, PLAN, 'again')
+
+def test_the_published_differences_follow_from_means_and_deviations_over_four_seeds():
+    known = dict(plain=(.381, .172), constant=(.496, .016), mean=(.492, .005), maxrl=(.476, .027),
+        no_baseline=(.469, .016), passes_naive=(.489, .070), passes_ratio=(.530, .021),
+        passes_clip=(.533, .022), passes_gspo=(.503, .024))
+    for name,(diff,half) in PLAN['published'].items():
+        (m,s),(n,r) = (known[o] for o in name.split(' - '))
+        v,w = s*s/4,r*r/4
+        df = (v+w)**2/(v*v/3+w*w/3)
+        assert (diff, half)==pytest.approx((m-n, t.ppf(.975, df)*(v+w)**.5), abs=6e-4)
+        assert abs(diff)<half   # none is decided
