@@ -1,6 +1,6 @@
 """Chapters 0, 1, 6, 16a and 16b: tables of runs come again, checkers let no plausible wrong answer pass, and
 what the text says of numbers is what they are."""
-import csv, json, sys
+import csv, json, re, sys
 from pathlib import Path
 import pytest
 import torch
@@ -8,6 +8,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from hacking_runs import EVERY, KEPT, PAID, RATES, SEEDS, STEPS, chapter_names, rows_of
 from one_screen import CHANGES, ROWS, one_screen
+from grpo_nb.parts.datasets import chain_sum
+from grpo_nb.tasks import accuracy_reward
+from grpo_nb.tiny_qwen import encode_prompts, load_model
 
 NBS = Path(__file__).parent.parent/'nbs'
 SCREEN = NBS/'results/one_screen.csv'
@@ -39,6 +42,32 @@ def test_the_table_of_one_screen_has_every_row_and_the_chapters_own_run():
 def test_every_change_finds_its_line():
     text = ''.join(cell('00_grpo_on_one_screen', 'for batch in range(25)')['source'])
     for old,_ in [o for change in CHANGES.values() for o in change]: assert text.count(old)==1, old
+
+def written_changes():
+    "The lines and settings that chapter 0's exercise tells its reader to put in."
+    exercise = ''.join(cell('00_grpo_on_one_screen', 'Then change a line of the cell')['source'])
+    return re.findall(r'`(\w+ ?= ?[^`]+)`', exercise)
+
+def with_change(text, change):
+    "The cell with the line of that name, the argument of that name, or the value in `B,G,eps = …` replaced."
+    name,value = (o.strip() for o in change.split('=', 1))
+    line,argument = re.compile(rf'^( *){name} = .*$', re.M),re.compile(rf'\b{name}=[^,)]+')
+    if line.search(text): return line.sub(lambda m: f'{m[1]}{name} = {value}', text, count=1)
+    if argument.search(text): return argument.sub(f'{name}={value}', text, count=1)
+    return re.sub(rf'^(\w,{name},\w+ = .*)$', rf'\1\n{name} = {value}', text, flags=re.M)
+
+@pytest.mark.parametrize('change', written_changes())
+def test_what_the_exercise_tells_one_to_change_runs_as_written(change):
+    text = ''.join(cell('00_grpo_on_one_screen', 'for batch in range(25)')['source'])
+    changed = with_change(text, change)
+    assert changed!=text
+    for old,new in (('B,G,eps = 16,', 'B,G,eps = 2,'), ('range(25)', 'range(1)')):
+        assert changed.count(old)==1, old
+        changed = changed.replace(old, new)
+    names = dict(torch=torch, load_model=load_model, chain_sum=chain_sum, encode_prompts=encode_prompts,
+        accuracy_reward=accuracy_reward)
+    exec(changed, names)
+    assert len(names['curve'])==1
 
 @pytest.mark.slow
 @pytest.mark.parametrize('change,seed', ROWS)
