@@ -70,7 +70,7 @@ def cells(name, kind):
 CODE,PROSE = cells('catalogue/own_method', 'code'),cells('catalogue/bakeoff', 'markdown')
 
 def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, monkeypatch):
-    source = re.search(r"'my_method\.py'\)\.write_text\('''\n(.+?)'''\)", CODE, re.S)[1]
+    source = re.search(r"'my_method\.py'\)\.write_text\('''\n(.+?)''',", CODE, re.S)[1]
     assert len([o for o in source.splitlines() if o.strip()])<=20
     f = tmp_path/'mine.py'; f.write_text(source)
     monkeypatch.setattr(bo, 'SMALL', {k:v for k,v in TINY.items() if k!='regime'})

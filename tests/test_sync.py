@@ -200,6 +200,7 @@ def test_the_command_goes_on_to_the_end_and_names_all_that_failed(
     (tmp_path/'settings.ini').touch()
     (tmp_path/'tests').mkdir()
     (tmp_path/'tests'/'test_one.py').write_text(f'def test_one(): {test}')
+    (tmp_path/'tests'/'quick_packages.py').touch()   # the plugin that the command names
     hook = inspect.getsource(conftest.pytest_terminal_summary)
     (tmp_path/'tests'/'conftest.py').write_text('import os\n'+hook)
     for name,text in (('nbdev_test', NOTEBOOKS), ('python', f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
