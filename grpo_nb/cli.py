@@ -28,11 +28,12 @@ def in_clone()->bool:
     return any((d/'settings.ini').exists() and (d/'nbs'/'course.yml').exists() for d in (here, *here.parents))
 
 def study(
-    which:str,  # bakeoff, replay, real or ladder, and its options behind it
+    which:str,  # bakeoff, speedrun, replay, real or ladder, and its options behind it
 )->None:
-    "Compare methods at equal tokens, or continue a registered study; see `study bakeoff --help`."
+    "Compare methods at equal tokens, enter the speedrun, or continue a study; see `study bakeoff --help`."
     raise ValueError(f'no study {which!r}'
-        +(_near(which, ('bakeoff','replay','real','ladder')) or ': bakeoff, replay, real or ladder'))
+        +(_near(which, ('bakeoff','speedrun','replay','real','ladder'))
+        or ': bakeoff, speedrun, replay, real or ladder'))
 
 # %% ../nbs/reference/cli.ipynb #83891e65
 def _near(word:str, known:Iterable)->str:
