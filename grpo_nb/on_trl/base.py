@@ -253,6 +253,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         ratio = importance_ratio(log_ratio, torch.zeros_like(log_ratio), m, level)
         held = self.held_by_clip(ratio, A, r)
         for k,rows in dict(replayed=r, fresh=~r).items():
+            if not rows.any(): continue
             new = ratio_sums(log_ratio[rows], A[rows], m[rows], level, clip_mask=held[rows])
             self._sums[k] = merge_sums([self._sums[k], new]) if k in self._sums else new
         x['seen_by_clip'] = ratio,held,m,A

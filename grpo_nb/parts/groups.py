@@ -40,8 +40,8 @@ def unjudged(
     weights:Tensor,           # (F,) of each function; 0 for one that is only measured
 )->Tensor:                    # (...) bool
     "Which completions no function that counts has judged; where all weights are 0, every function counts."
-    counts = ((weights!=0) | (weights==0).all()).to(rewards_per_func.device)
-    return rewards_per_func[..., counts].isnan().all(-1)
+    none,unweighted = rewards_per_func.isnan(),(weights==0).to(rewards_per_func.device)
+    return (none if unweighted.all() else none | unweighted).all(-1)
 
 def nan_std(
     x:Tensor,        # any shape, at least one axis
