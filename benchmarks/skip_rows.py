@@ -1,5 +1,6 @@
 """What `skip_zero_advantage` saves: processor time of an update with it and without it, in turns, by share of
-zero-variance groups; a row each for `nbs/results/skip_rows.csv`, which `nbs/catalogue/batch_logps.ipynb` shows.
+zero-variance groups; a row each for `nbs/results/skip_rows.csv`, which `nbs/catalogue/batch_logps.ipynb`
+shows.
 
     python benchmarks/skip_rows.py [file.csv]
 """
@@ -30,7 +31,7 @@ def with_dead(s, batch, share):
     return Keep().process_batch(batch)
 
 def measure(share, advantages='grpo', rounds=15):
-    "Medians of an update of 16 groups of 8 in one step, whole and with answers left out, and of sampling them."
+    "Medians of sampling 16 groups of 8, and of one step on them, whole and with answers left out."
     data = list(chain_sum(16, seed=1))
     args = TrainConfig(num_generations=8, generation_batch_size=128, steps_per_generation=1, method='keep',
         learning_rate=1e-9, disable_tqdm=True, output_dir=None, advantages=advantages)
@@ -43,7 +44,8 @@ def measure(share, advantages='grpo', rounds=15):
             s.args.skip_zero_advantage = skip
             spent[skip].append(cpu_ms(lambda: update_batch(s, processed)))
     whole,part = (median(spent[k][2:]) for k in (False, True))
-    return dict(advantages=advantages, dead=share, sampling_ms=median(sampling), update_ms=whole, skipped_ms=part)
+    return dict(advantages=advantages, dead=share, sampling_ms=median(sampling), update_ms=whole,
+        skipped_ms=part)
 
 def main(path=None):
     torch.set_num_threads(1)

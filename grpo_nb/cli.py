@@ -152,11 +152,11 @@ def _run(command, words):
         _exit_with_error(f"no command {command!r}{meant or ': there are '+', '.join(COMMANDS)}")
     mod,name = there[command].split(':')
     dev = find_spec('grpo_nb.dev')
-    script = not mod.startswith('grpo_nb.')   # beside the tests
+    script = not mod.startswith('grpo_nb.')   # in `benchmarks`
     if dev is None and (script or mod.startswith(('grpo_nb.dev','grpo_nb.studies'))):
         _exit_with_error(f'{command}: comes with a clone of the project, not with the package: '
             'git clone https://github.com/grpo-nb/grpo_nb')
-    if script: sys.path.append(str(Path(dev.submodule_search_locations[0]).parents[1]/'tests'))
+    if script: sys.path.append(str(Path(dev.submodule_search_locations[0]).parents[1]/'benchmarks'))
     if command in ('demo','train','trl') and not {'--help','-h'} & {*words}:
         from grpo_nb.parts.versions import version_warnings
         for o in version_warnings(): print(f'note: {o}', file=sys.stderr)

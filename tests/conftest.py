@@ -10,6 +10,7 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # else each process compiles i
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores are many times slower than one
 from browsing import CHROME, PATIENCE, QUIET, patient
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT/'benchmarks'))   # whose scripts are tested too
 
 def pytest_addoption(parser):
     parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')

@@ -403,7 +403,7 @@ def _known_names(root):
     "The words in all code of the project: cells, modules, tests, settings, and TRL's GRPO settings."
     import builtins
     from importlib.util import find_spec
-    files = [*root.glob('grpo_nb/**/*.py'), *root.glob('tests/**/*.py'),
+    files = [*root.glob('grpo_nb/**/*.py'), *root.glob('tests/**/*.py'), *root.glob('benchmarks/*.py'),
         *(root/o for o in ('settings.ini','setup.py','.ci/run'))]
     if spec := find_spec('trl'):
         files += [Path(spec.origin).parent/'trainer'/f'grpo_{o}.py' for o in ('config','trainer')]

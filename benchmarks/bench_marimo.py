@@ -1,7 +1,7 @@
 """The view in marimo, in a real browser; by hand, since marimo is no dependency:
 
     pip install marimo
-    python tests/bench_marimo.py   # says what it saw, exit status 1 where the view did not come up
+    python benchmarks/bench_marimo.py   # says what it saw, exit status 1 where the view did not come up
 """
 import os, shutil, socket, subprocess, sys, tempfile, time, urllib.request
 from pathlib import Path

@@ -4,7 +4,7 @@ which the page `nbs/dev/speed.ipynb` reads.
     grpo_nb bench                      # every part
     grpo_nb bench --only step --quick  # one of them, small, to see that it works
 """
-import gc, math, os, tempfile, threading, time, warnings, weakref
+import gc, math, os, sys, tempfile, threading, time, warnings, weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from grpo_nb.parts.versions import versions
 from grpo_nb.parts.registry import register
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.generation import generate
+sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 from slow_loop import generate_loop
 from grpo_nb.research.study import machine
 from grpo_nb.replay import ReplayBuffer

@@ -1,6 +1,7 @@
 """What reuse gained in the study, by the share of a plain step that is sampling: writes the small table that
-`grpo_nb diagnose RUN --reuse` reads, `python tests/reuse_table.py`. Half a minute; `tests/test_reuse.py`
+`grpo_nb diagnose RUN --reuse` reads, `python benchmarks/reuse_table.py`. Half a minute; `tests/test_reuse.py`
 holds it to the rows."""
+import sys
 from functools import cache
 from pathlib import Path
 import numpy as np, pandas as pd
@@ -8,6 +9,7 @@ from grpo_nb.parts.stats import mean_ci
 from grpo_nb.studies.stacked import FAMILIES
 from grpo_nb.studies.replay_study import chosen, numbers, registration, span_of, tries
 from grpo_nb.research.study import read_rows
+sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 from notebook_code import defined_in
 
 AT,PAGE = Path(__file__).parent.parent,defined_in('studies/reuse_results')

@@ -1,4 +1,4 @@
-"""Replay on TRL in numbers, by `python tests/bench_trl.py speed|vllm|example|curve [csv]`.
+"""Replay on TRL in numbers, by `python benchmarks/bench_trl.py speed|vllm|example|curve [csv]`.
 
 speed: plain GRPO, replay, replay that records every group, and replay with one more forward pass, step by
 step in turn (A B C D A B C D) in each of twelve processes, two at a time; CPU seconds of a step, with no
@@ -11,7 +11,7 @@ import csv, statistics as st, sys, threading, time, warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 import torch
 torch.set_num_threads(1); warnings.filterwarnings('ignore')
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM

@@ -1,9 +1,10 @@
-"""What looking at a run costs, in processor time, and in Chromium by the clock: `python tests/bench_look.py`
-writes nbs/results/looking.csv, which the page on how results are made shows. Takes two minutes."""
+"""What looking at a run costs, in processor time, and in Chromium by the clock:
+`python benchmarks/bench_look.py` writes nbs/results/looking.csv, which the page on how results
+are made shows. Takes two minutes."""
 
 import random, statistics, sys, tempfile, time
 from pathlib import Path
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 import pandas as pd, torch
 import grpo_nb.trainer as tr
 from grpo_nb.see import monitor as run_watch

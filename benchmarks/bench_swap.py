@@ -1,10 +1,12 @@
 """How long a step of the shared buffer takes: `torchrun --standalone --nproc_per_node 2
-tests/bench_swap.py [file.csv]` adds a line to the file."""
+benchmarks/bench_swap.py [file.csv]` adds a line to the file."""
 
 import csv, os, sys, time
+from pathlib import Path
 import torch, torch.distributed as dist
 from grpo_nb.on_trl.distributed import ShardedBuffer
 from grpo_nb.replay import ReplayBuffer
+sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 from notebook_code import defined_in
 
 PAGE = defined_in('on_trl/distributed', 'grpo_nb.on_trl.distributed')   # its made batches

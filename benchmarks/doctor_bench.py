@@ -1,5 +1,5 @@
 """A benchmark for doctors of GRPO runs, version 2: labelled runs as files of seven trainers, a seen part and
-a held-back part. `python tests/doctor_bench.py` scores every doctor that is installed and writes
+a held-back part. `python benchmarks/doctor_bench.py` scores every doctor that is installed and writes
 nbs/results/doctor_bench.csv, a row per run and doctor; nbs/dev/doctor_bench.ipynb reads it.
 
 The hands: `broken` takes a healthy run that was trained, stretches it to another length, breaks it on purpose
@@ -15,7 +15,8 @@ that is added to the held-back part raises VERSION.
 """
 import json, logging, sys, tempfile
 from pathlib import Path
-sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT/'tests'))   # their helpers
 import numpy as np, pandas as pd
 import bench_doctors as B
 from grpo_nb.see.readers import diagnose
@@ -196,7 +197,7 @@ def broken(split, folder):
 
 # ---- the other hands
 
-AT_HELD = Path(__file__).parent/'runs'/'held'   # trained after the rules stood still: `train_held`
+AT_HELD = ROOT/'tests'/'runs'/'held'   # trained after the rules stood still: `train_held`
 TRAINED = B.STORED|{k:'' for k in ('on-policy','healthy','healthy-plain','healthy-words')}
 
 def train_held():
@@ -212,7 +213,7 @@ def train_held():
             stored_runs.store(faulty_runs.make(base, f'{d}/r', seed=11), name)
     stored_runs.AT = was
 
-AT_TASKS = Path(__file__).parent/'runs'/'tasks'   # NAME-SEED: healthy runs of the eight tasks, `train_tasks`
+AT_TASKS = ROOT/'tests'/'runs'/'tasks'   # NAME-SEED: healthy runs of the eight tasks, `train_tasks`
 TASK_SEEDS = dict(seen=1, held=11)
 TASK_RATES = dict(sorting=1e-3, reversing=1e-3, spiralling=1e-3, combining=1e-3)   # the others 3e-4
 
@@ -356,4 +357,4 @@ if __name__=='__main__':
     if sys.argv[1:]==['train']: train_held()
     elif sys.argv[1:]==['tasks']: train_tasks()
     else: score(doctors=installed()).to_csv(
-        Path(__file__).parent.parent/'nbs'/'results'/'doctor_bench.csv', index=False)
+        ROOT/'nbs'/'results'/'doctor_bench.csv', index=False)

@@ -1,7 +1,7 @@
 """What the chapter on a real run shows of the demo's runs on SmolLM2, from their folders.
 
-    python tests/demo_runs.py nbs/results/demo_smollm2.csv --model smollm2 --keep runs/real   # the runs
-    python tests/real_run.py runs/real nbs/results                                            # these tables
+    python benchmarks/demo_runs.py nbs/results/demo_smollm2.csv --model smollm2 --keep runs/real   # the runs
+    python benchmarks/real_run.py runs/real nbs/results      # these tables
 
 - `smollm2_batches.csv`: a row per batch of each run
 - `smollm2_answers.csv`: what the model sampled for the same three held-out problems before and after (seed 0)

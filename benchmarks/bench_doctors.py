@@ -2,14 +2,14 @@
 
     python -m venv doctors; . doctors/bin/activate
     pip install -e . rldoctor==0.2.0 rlprobe==0.1.0 rlwatch==0.5.1
-    python tests/doctor_bench.py
+    python benchmarks/doctor_bench.py
 
 Every run is written to files first, and each doctor reads them as its users do: ours what the trainer left,
 rldoctor a JSONL whose first line holds the settings; rlprobe and rlwatch, which read no finished log, get its
 rows through their callback."""
 import json, sys, tempfile
 from pathlib import Path
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 from grpo_nb.run.record import to_jsonl
 from stored_runs import NAMES
 

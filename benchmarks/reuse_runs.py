@@ -1,10 +1,11 @@
 """The five small records that the chapter on diagnosis reads for its word on reuse, written once into
 nbs/results/reuse_runs: three runs of the demo (`tests/runs`), one of the trainer on TRL, trained here, and
 the first one as verl would have logged it, with seconds as a large model has them."""
-import json, tempfile
+import json, sys, tempfile
 from pathlib import Path
 from grpo_nb.run.reading import read_run
 from grpo_nb.see.readers import history_rows
+sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 from stored_runs import stored
 
 AT = Path(__file__).parent.parent/'nbs'/'results'/'reuse_runs'

@@ -1,7 +1,7 @@
 """The runs of the chapter on reward hacking, by the chapter's own function: every pay, rate and seed.
 
-`python tests/hacking_runs.py nbs/results` makes `hacking.csv`, which the chapter shows, and the two recorded
-runs in `hacking/`. About fifteen seconds of one core for each run; runs that are there are kept.
+`python benchmarks/hacking_runs.py nbs/results` makes `hacking.csv`, which the chapter shows, and the two
+recorded runs in `hacking/`. About fifteen seconds of one core for each run; runs that are there are kept.
 """
 import json, os, shutil, sys
 from pathlib import Path

@@ -1,10 +1,10 @@
 """The runs behind the first page's table: `grpo_nb demo`, with and without replay, three seeds.
 
-    python tests/demo_runs.py nbs/results/demo_runs.csv      # puts this machine's rows in their place
-    python tests/demo_runs.py nbs/results/demo_runs.csv --map nbs/results/demo_map.csv   # and the film's
-    python tests/demo_runs.py nbs/results/demo_smollm2.csv --model smollm2 --keep runs/real   # five seeds,
-        # four minutes a run; what is in the folder is not run again, and tests/real_run.py reads it
-    ATEN_CPU_CAPABILITY=avx2 python tests/demo_runs.py ...   # as a processor without AVX512 would
+    python benchmarks/demo_runs.py nbs/results/demo_runs.csv      # puts this machine's rows in their place
+    python benchmarks/demo_runs.py nbs/results/demo_runs.csv --map nbs/results/demo_map.csv   # and the film's
+    python benchmarks/demo_runs.py nbs/results/demo_smollm2.csv --model smollm2 --keep runs/real
+        # five seeds, four minutes a run; what is in the folder is not run again; real_run.py reads it
+    ATEN_CPU_CAPABILITY=avx2 python benchmarks/demo_runs.py ...   # as a processor without AVX512 would
 
 The last bits of a sum depend on the processor's instructions and on torch, and a trained model on the last
 bits of its sums; so the page says what held in all rows of the file, and `test_readme.py` makes them again.
