@@ -1,12 +1,13 @@
 "The rules: each fault found where it is, silence where there is none, a verdict by value; all on stored runs"
-import math, re
+import math, re, tomllib
 import numpy as np
 import pytest
 from dataclasses import fields
+from hypothesis import HealthCheck, Phase, given, reject, settings, strategies as st
 from grpo_nb.cli import _notes
 from grpo_nb.see.findings import (
-    RULES, Finding, Findings, RunColumns, finding_curves, diagnose_rows, translate_settings, welch_rise,
-    _rolling, _since, _trend)
+    RULES, Finding, Findings, RunColumns, finding_curves, diagnose_rows, read_asset,
+    translate_settings, welch_rise, _rolling, _since, _trend)
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
 from made_histories import MADE, flat, rows
@@ -715,3 +716,188 @@ def test_every_number_of_a_finding_by_another_road(case):
 def test_no_rule_that_states_numbers_is_left_out():
     seen = {re.sub('-(for|in|without)-.*', '', k.replace('_', '-')) for k in STATED}
     assert set(RULES)-seen=={'no-chat-template','no-end-token','all-truncated','solved'}   # courses alone
+
+# ---- the verdict over drawn measurements, logs and faults, beside one written apart from it
+
+NUMBERS = st.floats(-9, 9).map(lambda x: round(x, 2))
+SHARES = st.integers(0, 20).map(lambda k: k/20)
+
+@st.composite
+def interval(draw, mid):
+    width = draw(st.sampled_from([None, 0., .02, .3]))
+    return {} if width is None else dict(low=mid-width, high=mid+2*width)
+
+@st.composite
+def evaluation(draw):
+    "What `evaluate` may leave, or what is none at all"
+    if draw(st.integers(0, 9))==0: return draw(st.sampled_from([None, 3, {}, dict(rewards=[1.])]))
+    out,p = {},draw(SHARES)
+    if draw(st.integers(0, 3)):
+        around = draw(interval(p))
+        pairs = st.lists(st.integers(0, 1), min_size=4, max_size=4)
+        pairs |= st.sampled_from([[2, 0, 1, 1], [1, 0], [], None])
+        ci = dict(ci=(around['low'], around['high'])) if around and draw(st.booleans()) else around
+        out |= {'pass@1':p, 'num_correct':draw(pairs)}|ci
+    rewards = {}
+    for name in draw(st.lists(st.sampled_from(['close','form','tags']), unique=True)):
+        mean_ = draw(st.sampled_from([p, None]) | NUMBERS | SHARES)
+        rewards[name] = dict(mean=mean_)|draw(interval(mean_ or 0.))
+        rewards[name] |= draw(st.sampled_from([{}, dict(has_rewards=0), dict(has_rewards=5)]))
+        if draw(st.integers(0, 9))==0: rewards[name] = mean_
+    return out|(dict(rewards=rewards) if rewards or draw(st.booleans()) else {})
+
+def measured(e):
+    "Name -> (mean, low, high, right answers of each problem, is it a share?)"
+    out = {}
+    if not isinstance(e, dict): return out
+    p = e.get('pass@1')
+    if p is not None:
+        low,high = e['ci'] if 'ci' in e else (e.get('low'), e.get('high'))
+        out['held-out pass@1'] = p,low,high,e['num_correct'],True
+    rewards = e.get('rewards')
+    for name,o in rewards.items() if isinstance(rewards, dict) else ():
+        if not isinstance(o, dict) or o['mean'] is None or o.get('has_rewards')==0: continue
+        if p is not None and o['mean']==p: continue   # the same number under another name
+        out[name] = o['mean'],o.get('low'),o.get('high'),None,False
+    return out
+
+def changed(a, b):
+    "(difference, half-width or None) of two measurements"
+    x,y = a[3],b[3]
+    if x and y and len(x)==len(y) and max(x+y)<2:
+        d = [q-p for p,q in zip(x, y)]
+        return mean(d),1.96*(mean([v*v for v in d])-mean(d)**2)**.5/len(d)**.5
+    if None in a[1:3] or None in b[1:3]: return b[0]-a[0],None
+    return b[0]-a[0],((a[2]-a[1])**2+(b[2]-b[1])**2)**.5/2
+
+def in_words(name, a, b, d, half, share):
+    if share:
+        text = f'{name} went from {a:.1%} to {b:.1%} ({100*d:+.1f} points'
+        return text+(')' if half is None else f' ± {100*half:.1f})')
+    text = f'{name} went from {a:.3g} to {b:.3g} ({d:+.3g}'
+    return text+(')' if half is None else f' ± {half:.2g})')
+
+def seen_by_hand(rows, before, after):
+    "[(words, rose, fell, has an interval)]"
+    a,b = measured(before),measured(after)
+    if common := [k for k in b if k in a]:
+        seen = [(k, a[k][0], b[k][0], *changed(a[k], b[k]), a[k][4]) for k in common]
+    else:
+        x = [o['reward'] for o in rows if 'reward' in o]
+        if len(x)<4: return []
+        q = max(2, len(x)//4)
+        d,half = mean(x[-q:])-mean(x[:q]),0.
+        if len({*x[:q]})>1 or len({*x[-q:]})>1:
+            from scipy.stats import ttest_ind
+            ci = ttest_ind(x[-q:], x[:q], equal_var=False).confidence_interval()
+            half = (ci.high-ci.low)/2
+        seen = [('the mean reward of the batches', *quarters(x), d, half, False)]
+    out = []
+    for name,a,b,d,half,share in seen:
+        sure = half is not None
+        if sure and abs(abs(d)-half)<1e-9: reject()   # on the edge
+        words = in_words(name, a, b, d, half, share).removeprefix(name).replace('-', '−')
+        out.append((name+words, sure and d>half, sure and -d>half, sure))
+    return out
+
+SPEAKERS = ('hacked-by-form','hacked-by-length','held-out-falls','all-equal','learning-rate-too-small',
+    'ratio-always-1','start-at-zero','reward-never-fires','gradient-spikes')
+@st.composite
+def findings(draw):
+    return Findings([Finding(name, f'{name} says', 'numbers', f'against {name}', fault=draw(st.booleans()),
+        explains=draw(st.sampled_from([(), ('plateau',)])))
+        for name in draw(st.lists(st.sampled_from(SPEAKERS), max_size=2, unique=True))])
+
+@st.composite
+def logs(draw):
+    "A few rows: reward, dead share and the counts of replay, of tokens"
+    n = draw(st.integers(0, 13))
+    rising = draw(st.sampled_from([0., .125, -.125]))   # and sums that are exact
+    dead = draw(st.sampled_from(['all','few','some','none']))
+    counts = draw(st.sampled_from(['all','half','none']))
+    tokens,replaced = draw(st.booleans()),draw(st.booleans())
+    rows = []
+    for i in range(n):
+        o = dict(step=i, reward=draw(st.sampled_from([.125, .25]))+rising*i)
+        if dead!='none': o['frac_reward_zero_std'] = dict(all=1., few=(i%2)*.1, some=.125*(1+i%2))[dead]
+        if counts=='all' or counts=='half' and i%2: o['replay/dead'] = 8.
+        if tokens: o['num_tokens'] = 1000.*i+7
+        if replaced and i==n-1: o['replay/replaced'] = 1.
+        rows.append(o)
+    return rows
+
+def verdict_by_hand(rows, before, after, found):
+    "(learned, text) by going through the cases one by one"
+    seen,faults = seen_by_hand(rows, before, after),[o for o in found if o.fault]
+    z = [o['frac_reward_zero_std'] for o in rows if 'frac_reward_zero_std' in o]
+    rose,fell = any(o[1] for o in seen),any(o[2] for o in seen)
+    words,sure = '; '.join(o[0] for o in seen),all(o[3] for o in seen)
+    doubts = [o for o in faults if o.name in ('hacked-by-form','hacked-by-length','held-out-falls')]
+    still = [o for o in faults if o.name in ('all-equal','learning-rate-too-small','ratio-always-1',
+        'start-at-zero') or o.name=='reward-never-fires' and o.explains]
+    all_dead,instead = len(z)>0 and min(z)==1.,''
+    if all_dead and not rose:
+        who = [o['replay/dead'] for o in rows if 'replay/dead' in o]
+        tokens = [o['num_tokens'] for o in rows if 'num_tokens' in o]
+        who = f'all {sum(who):.0f} groups were' if len(who)==len(rows) else \
+            f'every group of {len(rows)} logged batches was'
+        spent = f' ({tokens[-1]:,.0f} tokens spent)' if tokens else ''
+        learned,text = False,f'It learned nothing: {who} dead, so no answer was better than another{spent}.'
+        instead = 'look at the answers: `grpo_nb inspect FOLDER`'
+    elif not seen: learned,text = None,'Undecided: too few batches to tell.'
+    elif rose and not fell and (before or not doubts): learned,text,faults = True,f'It learned: {words}.',[]
+    elif fell and not rose:
+        learned,text = False,f'It got worse: {words}.'
+        instead = 'lower learning_rate; read what the reward pays for'
+    elif doubts: learned,text = None,f'Undecided: {words}, but {doubts[0].name} says.'
+    elif rose: learned,text = None,f'Undecided, one rose and another fell: {words}.'
+    elif still: learned,text = False,f'It did not learn, since {still[0].name} says: {words}.'
+    else:
+        why = 'the interval holds 0' if sure else 'there is no interval'
+        learned,text = None,f'Undecided: {words}; {why}.'
+        instead = 'train longer, or measure on more problems'
+    lines = [text]
+    if faults: lines.append(f'Most likely cause: {faults[0].name} says (numbers)')
+    if advice := f'against {faults[0].name}' if faults else instead: lines.append(f'What to do: {advice}')
+    replaces = any(o.get('replay/replaced') for o in rows)
+    if z and .05<=mean(z) and not all_dead and not replaces:
+        lines.append(f'Reuse: {mean(z):.0%} of the groups were dead; `grpo_nb diagnose FOLDER --reuse` says '
+            'what replacing them may give')
+    return learned,'\n'.join(lines)
+
+DRAWN = settings(max_examples=200, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck))
+AT_ONCE = tomllib.loads(read_asset('doctor/names.toml'))['at_once']
+
+@pytest.mark.filterwarnings('ignore:Precision loss')   # of equal numbers, by scipy
+@DRAWN
+@given(logs(), evaluation(), evaluation(), findings(), st.sampled_from([True, False, False]))
+def test_a_verdict_is_that_of_the_cases_gone_through_one_by_one(rows, before, after, found, alone):
+    if alone: before = after = None
+    v = verdict(rows, before, after, found=found)
+    assert (v.learned, str(v))==verdict_by_hand(rows, before, after, found)
+
+def warned_by_hand(rows):
+    "(name, what was seen) of the last twenty rows, for dead groups alone"
+    last = rows[-20:]
+    if not rows or not (rows[-1].get('frac_reward_zero_std') or rows[-1].get('replay/replaced')): return []
+    z,m = ([o[k] for o in last if k in o][-10:] for k in ('frac_reward_zero_std','reward'))
+    if len(z)<10 or min(z)<1: return []
+    nothing = len(rows)<=20 and len(m)>0 and max(m)==min(m)<=0
+    told = f', mean reward {mean(m):.3g}' if m else ''
+    return [('start-at-zero' if nothing else 'no-living-group', f'10 batches, all groups dead{told}')]
+
+@DRAWN
+@given(st.integers(0, 23), st.lists(st.sampled_from([1., 1., 1., 1., .9, None]), min_size=3, max_size=3),
+    st.sampled_from([[0., 0.], [-1., -1.], [.5, .5], [-.5, 0.], [0., 1.], [None, None]]),
+    st.sampled_from([{}, {'replay/replaced':1.}]))
+def test_a_warning_is_of_the_last_ten_of_twenty_batches(n, dead, reward, more):
+    "Dead all along but for the first, the middle or the last row; the reward changes at the middle"
+    rows = []
+    for i in range(n):
+        z = dead[0] if i==0 else dead[1] if i==n//2 else dead[2] if i==n-1 else 1.
+        told = dict(frac_reward_zero_std=z, reward=reward[i>n//2])|(more if i==n-1 else {})
+        rows.append(dict(step=i)|{k:v for k,v in told.items() if v is not None})
+    got = [o for o in warnings_now(rows) if o.name!='few-groups-replayed']
+    assert [(o.name, o.evidence) for o in got]==warned_by_hand(rows)
+    for o in got: assert [o.says, o.remedy]==AT_ONCE[o.name]

@@ -1,6 +1,7 @@
 "The record of a run: written whole, read at any moment, small."
-import json, math, time
+import itertools, json, math, pathlib, tempfile, time
 import numpy as np, pytest, torch
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from grpo_nb.run.reading import *
 from grpo_nb.run.record import *
 from grpo_nb.run.record import GROUP_FIELDS
@@ -371,3 +372,201 @@ def test_a_turn_may_end_with_any_token_that_ends_an_answer_whatever_its_number()
         def decode(self, ids): return {3:'<three>', 7:'<seven>'}[ids[0]]
     def told(*ends): return dataset_info(Words(), None, ends)['eos_in_template']
     assert told(3) and told(7, 3) and not told(7) and not told()
+
+# ---- drawn records: what goes in, field by field beside what comes back
+
+DRAWN = settings(max_examples=60, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck))
+TEXTS = st.text(st.characters(exclude_categories=['Cs']), max_size=5)
+NINE = st.floats(-1e30, 1e30).map(lambda x: float('%.9g'%x))
+LEAVES = st.one_of(
+    (st.sampled_from([None, True, False]) | st.integers(-2**60, 2**60) | TEXTS | NINE).map(lambda x: (x, x)),
+    st.sampled_from([math.nan, math.inf, -math.inf]).map(lambda x: (x, None)),
+    st.integers(0, 9).flatmap(lambda x: st.sampled_from([torch.tensor(x), np.int64(x), np.array(x)])
+        .map(lambda o: (o, x))),
+    st.lists(NINE, max_size=3).map(lambda x: (np.array(x, dtype=float), x)),
+    st.lists(st.booleans(), max_size=3).map(lambda x: (torch.tensor(x, dtype=torch.bool), x)),
+    st.sampled_from([pathlib.PurePosixPath('a/b'), range]).map(lambda x: (x, str(x))))
+def nest(some):
+    "Lists, tuples and dicts of (value, what JSON should hold)"
+    several = st.lists(some, max_size=3)
+    return st.one_of(several.map(lambda o: ([a for a,_ in o], [b for _,b in o])),
+        several.map(lambda o: (tuple(a for a,_ in o), [b for _,b in o])),
+        st.dictionaries(TEXTS | st.integers(0, 5), some, max_size=3).map(lambda d: (
+            {k:a for k,(a,_) in d.items()}, {str(k):b for k,(_,b) in d.items()})))
+
+@DRAWN
+@given(st.recursive(LEAVES, nest, max_leaves=8), st.recursive(LEAVES, nest, max_leaves=8))
+def test_any_value_comes_back_from_a_line_as_json_can_hold_it(one, two):
+    (a,want),(b,more) = one,two
+    line = to_jsonl(dict(a=a, b=b))
+    assert repr(to_jsonable(a))==repr(want) and line.count(b'\n')==1
+    assert repr(json.loads(line, parse_constant=pytest.fail))==repr(dict(a=want, b=more))
+
+def test_a_number_keeps_nine_digits():
+    got = to_jsonable([1.23456789049, dict(a=np.array([123456789.49]), b=torch.tensor(2.000000005).double())])
+    assert got==[1.23456789, dict(a=[123456789.], b=2.)]
+
+CALLS = st.fixed_dictionaries(dict(name=st.just('add')), optional=dict(arguments=st.just('1')))
+@st.composite
+def messages(draw):
+    "(a message, what a reader sees of it)"
+    said = draw(st.sampled_from(['yes', '', None, 7, ['so ', dict(type='text', text='it is')],
+        [dict(type='image')], [dict(type='image', text='')], []]))
+    shown = {7:'7'}.get(said, said or '') if not isinstance(said, list) else \
+        {0:'', 2:'so it is'}.get(len(said), '<image>')
+    m = dict(content=said) if said is not None or draw(st.booleans()) else {}
+    calls = draw(st.none() | st.lists(CALLS, max_size=2))
+    lines = [shown] if shown else []
+    for c in calls or (): lines.append(f"→ add({c.get('arguments', '')})")
+    if calls is not None: m['tool_calls'] = [dict(function=c) if draw(st.booleans()) else c for c in calls]
+    if (role := draw(st.sampled_from([None, 'user', 'tool']))): m['role'] = role
+    return m,role or '?','\n'.join(lines)
+
+@DRAWN
+@given(st.lists(messages(), max_size=3))
+def test_a_conversation_is_shown_line_by_line(some):
+    want = some[0][2] if len(some)==1 else '\n'.join(f'{role}: {text}' for _,role,text in some)
+    assert as_text([m for m,_,_ in some])==want
+
+BY_GROUP = dict(prompt_key='B', dead='B', dead_reason='B', score='B', id='B', clip_frac='B', ratio_hist='B',
+    n_tokens='BG', truncated='BG', advantages_before='BG', advantages='BG', tokens='BGT', ratios='BGT')
+@st.composite
+def batches(draw):
+    "(arguments of `group_rows`, the rows that it should give), each row put together by hand"
+    B,G = draw(st.integers(1, 3)),draw(st.integers(1, 3))
+    count = itertools.count(draw(st.integers(1, 9)))
+    def value(k):
+        i = next(count)
+        odd = dict(dead=bool(i%2), truncated=bool(i%2), dead_reason=f'r{i}', ratio_hist=dict(counts=[i]))
+        return odd.get(k, i/4)
+    def form(x, k=None):   # nested or flat, lists or tensors
+        if G>1 and draw(st.booleans()): x = [o for g in x for o in g]
+        number = k not in ('tokens','ratios','completions')
+        return torch.tensor(x) if number and draw(st.booleans()) else x
+    names = '''step group prompt_key prompt completions n_tokens truncated rewards rewards_by_func
+        advantages_before advantages dead dead_reason outcome score id replacement ratio_hist clip_frac
+        grad_norm'''.split()
+    rows = [dict.fromkeys(names)|dict(step=5, group=b, prompt=f'q{b}') for b in range(B)]
+    chat = draw(st.booleans())
+    def said(x): return [dict(role='user', content=x)] if chat else x
+    texts = [[f'a{next(count)}' for _ in range(G)] for _ in range(B)]
+    rewards = [[value('') for _ in range(G)] for _ in range(B)]
+    kw = dict(step=5, prompts=[said(f'q{b}') for b in range(B)], rewards=form(rewards),
+        completions=form([[said(o) for o in g] for g in texts], 'completions'))
+    for row,t,r in zip(rows, texts, rewards): row |= dict(completions=t, rewards=r, rewards_by_func={})
+    for k in draw(st.sets(st.sampled_from([*BY_GROUP]))):
+        width = BY_GROUP[k]
+        if width=='B':
+            x = [value(k) for _ in range(B)]
+            kw[k] = x
+        else:
+            x = [[[value(k)]*j if width=='BGT' else value(k) for j in range(G)] for _ in range(B)]
+            kw[k] = form(x, k) if width=='BG' else x
+        if draw(st.integers(0, 5))==0: x = kw[k] = None
+        for b,row in enumerate(rows): row[k] = x and x[b]
+    for name in draw(st.sets(st.sampled_from(['f','g']))):
+        x = [[value('') for _ in range(G)] for _ in range(B)]
+        kw.setdefault('rewards_by_func', {})[name] = form(x)
+        for row,o in zip(rows, x): row['rewards_by_func'][name] = o
+    if draw(st.booleans()):
+        x = [value('') for _ in range(B*G)]
+        kw['extra'] = dict(note=x)
+        for b,row in enumerate(rows): row['extra'] = dict(note=x[b*G:b*G+G])
+    if draw(st.booleans()):   # what a strategy says wins; what is known of the tokens is of the newcomer
+        kw['records'] = [dict(outcome='replaced', replacement=dict(id=b)) if b%2
+            else dict(outcome='kept', score=torch.tensor(.5)) for b in range(B)]
+        for b,row in enumerate(rows):
+            row |= dict(outcome='replaced', replacement=dict(id=b)) if b%2 else dict(outcome='kept', score=.5)
+            if b%2 and row.get('ratios'): row['replacement']['ratios'] = row.pop('ratios')
+    return kw,rows
+
+@DRAWN
+@given(batches())
+def test_each_row_is_what_one_puts_together_by_hand(case):
+    kw,rows = case
+    got = group_rows(**kw)
+    assert got==rows and json.loads(json.dumps(got, allow_nan=False))==got
+
+@st.composite
+def writings(draw):
+    "Limits of a recorder, and what it is to write and to go on with"
+    steps = st.integers(0, 9)
+    ops = st.one_of(st.tuples(st.just('log'), steps), st.tuples(st.just('groups'), steps),
+        st.tuples(st.just('resume'), st.none() | steps))
+    return dict(every=draw(st.sampled_from([1, 1, 2, 3])), max_mb=draw(st.sampled_from([None, .0005, .002])),
+        last_step=draw(st.sampled_from([None, 4, 9]))),draw(st.lists(ops, min_size=4, max_size=14))
+
+@DRAWN
+@given(writings())
+def test_a_folder_holds_what_was_written_within_its_limits_and_not_cut(case):
+    "Beside lists of rows, which a limit keeps short and a resume cuts at its end"
+    limits,ops = case
+    with tempfile.TemporaryDirectory() as d:
+        rec,history,groups = Recorder(d, **limits),[],[]
+        def cut(rows, step):
+            while rows and json.loads(rows[-1])['step']>step: rows.pop()
+        for i,(op,step) in enumerate(ops):
+            if op=='resume':
+                rec.close()
+                rec = Recorder(d, resume_step=step, **limits)
+                for rows in (history, groups): rows.clear() if step is None else cut(rows, step)
+            elif op=='log':
+                rec.log(dict(step=step, x=i/8))
+                history.append(f'{{"step": {step}, "x": {i/8}}}\n'.encode())
+            else:
+                size = sum(map(len, groups))
+                most = math.inf if limits['max_mb'] is None else 1e6*limits['max_mb']
+                if limits['last_step']: most *= min(1, (step+1)/limits['last_step'])
+                told = [dict(step=step, group=g, text='x'*40) for g in range(2)]
+                open_ = step%limits['every']==0 and size<most
+                assert rec.records_step(step)==open_
+                rec.write_groups(step, told)
+                if open_: groups += [json.dumps(o).encode()+b'\n' for o in told]
+            for name,rows in (('history',history), ('groups',groups)):
+                f = pathlib.Path(d)/f'{name}.jsonl'
+                assert (f.read_bytes() if f.exists() else b'')==b''.join(rows)
+        rec.close()
+
+@pytest.mark.parametrize('name,text,ours', [
+    ('settings.json','{"versions": {}}',True), ('settings.json','{}',False),
+    ('summary.json','not json',False), ('history.jsonl','',True), ('history.jsonl','{"step": 1}\n',True),
+    ('groups.jsonl','{"question": "x"}\n{"step": 1}\n',False), ('groups.jsonl','FOLDER',False)])
+def test_files_of_others_are_not_moved_aside(name, text, ours, tmp_path):
+    f = tmp_path/name
+    f.mkdir() if text=='FOLDER' else f.write_text(text)
+    (tmp_path/'earlier-1').mkdir()
+    if not ours:
+        with pytest.raises(ValueError, match=f'holds {name}, which no run of ours wrote'): Recorder(tmp_path)
+        assert f.exists() and not (tmp_path/'earlier-2').exists()
+    else:
+        Recorder(tmp_path).close()
+        assert (tmp_path/'earlier-2'/name).read_text()==text and not f.exists()
+
+@DRAWN
+@given(st.data())
+def test_what_settings_say_of_prompts_and_end_tokens(data):
+    pick = lambda *o: data.draw(st.sampled_from(o))
+    eos,template = pick(None, 5, 0),pick(None, '', '{{ turn }}<five>', '{{ turn }}<zero>')
+    tokens = {0:'<zero>', 3:'<three>', 5:'<five>'}
+    class Words:
+        eos_token_id,eos_token,chat_template = eos,tokens.get(eos),template
+        def decode(self, ids): return tokens[ids[0]]
+    ends = pick([], [3], [0, 3], [5])
+    prompts = pick(None, [], ['ask'], [[dict(role='user', content='ask')]]*2, [None])
+    rows = iter(()) if prompts is None else [dict(prompt=o) if o else {} for o in prompts]
+    first = prompts[0] if prompts else None
+    kind = None if first is None else 'text' if first=='ask' else 'conversational'
+    all_ends = ([] if eos is None else [eos])+ends
+    assert dataset_info(Words(), rows, ends)==dict(n_prompts=len(prompts) if prompts is not None else None,
+        prompt_format=kind, chat_template=bool(template), eos_token_id=all_ends[0] if all_ends else None,
+        eos_token=tokens.get(eos), eos_in_template=any(tokens[i] in (template or '') for i in all_ends))
+
+def test_an_evaluation_gives_a_row_of_what_was_judged():
+    from grpo_nb.run.record import eval_row
+    of = lambda m, n: dict(mean=m, low=m-1, high=m+1, has_rewards=n, std=9.)
+    e = {'pass@1':.5, 'ci':(.4, .7), 'rewards':dict(a=of(2., 3), b=of(3., 0)), 'metrics':dict(length=7.)}
+    want = {'eval/pass@1':.5, 'eval/low':.4, 'eval/high':.7, 'eval/length':7.,
+        'eval/rewards/a/mean':2., 'eval/rewards/a/low':1., 'eval/rewards/a/high':3.}
+    assert eval_row(e)==want
+    assert eval_row(dict(rewards=e['rewards']))=={k:v for k,v in want.items() if '/a/' in k}

@@ -1,9 +1,11 @@
 "The paragraph on reuse: its table against the study's rows, g by hand in every record, a line in a verdict"
-import csv, gzip, json
+import csv, gzip, json, tomllib
 from collections import defaultdict
+from functools import cache
 from importlib.resources import files
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from grpo_nb.see.findings import RunColumns
 from grpo_nb.see.readers import open_run
 from grpo_nb.see.verdict import interpolated_gain, reuse_advice, sampling_share, verdict
@@ -12,6 +14,7 @@ from grpo_nb.see.readers import history_rows
 from stored_runs import HEALTHY, stored
 from reuse_table import AT, table
 
+@cache
 def shipped():
     text = (files('grpo_nb')/'assets/doctor/reuse.csv').read_text()
     return list(csv.DictReader(text.splitlines()))
@@ -25,6 +28,7 @@ def test_the_shipped_table_is_that_of_the_rows():
         assert (float(a['g']), a['rate'], a['way'])==(b['g'], b['rate'], b['way'])
         assert [float(a[k]) for k in numbers]==pytest.approx([b[k] for k in numbers], abs=1e-9)
 
+TABLE = tomllib.loads((files('grpo_nb')/'assets'/'doctor'/'names.toml').read_text(encoding='utf-8'))
 UPDATES = dict(plain=1, replay_default=1, mu2=2, mu3=3, stored3=3, mu6=6, stored6=6)
 
 @pytest.fixture(scope='module')
@@ -231,3 +235,107 @@ def test_dead_groups_by_kind_and_coverage_are_told():
     assert '6 one text, 6 all wrong' in told and 'a right answer in 50% of the groups' in told
     unjudged = [dict(step=12, group=g, rewards=o) for g,o in enumerate([None, [], [1., None, 0.]])]
     assert 'a right answer in 50% of the groups' in reuse_advice(run(12), groups+unjudged)
+
+# ---- the whole paragraph over drawn runs, beside one written apart from it
+
+def gains_by_hand(g, rate, way):
+    "Straight lines between the rows of the shipped table"
+    x = sorted((float(o['g']), float(o['gain']), float(o['half'])) for o in shipped()
+        if (o['rate'], o['way'])==(rate, way))
+    if g<=x[0][0]: return x[0][1:]
+    for a,b in zip(x, x[1:]):
+        if g<=b[0]: return [p+(q-p)*(g-a[0])/(b[0]-a[0]) for p,q in zip(a[1:], b[1:])]
+    return x[-1][1:]
+
+def told_of(x): return ' to '.join(dict.fromkeys(f'{sum(o)/len(o):.0%}' for o in (x[:max(2, len(x)//4)],
+    x[-max(2, len(x)//4):])))
+
+def paragraph_by_hand(rows, groups, settings):
+    args,trainer = settings.get('args', {}),settings.get('trainer')
+    words = TABLE['reuse']
+    # the share of sampling in a step with one pass over its batch; the first batch warms up
+    def late(name): return [o[name] for o in rows if name in o][1:]
+    s,batch = late('generation_time') or late('rollout_time'),late('batch_time')
+    if not batch:
+        steps = args.get('steps_per_generation')
+        passes = args.get('num_iterations', 1)
+        steps_of_a_batch = steps*passes//args.get('gradient_accumulation_steps', 1) if steps else 0
+        batch = [(1 if trainer=='grpo_nb' else steps_of_a_batch)*o for o in late('step_time')]
+    g = None
+    if s and batch and 0<sum(s)/len(s)<sum(batch)/len(batch):
+        s,batch = sum(s)/len(s),sum(batch)/len(batch)
+        done = args.get('num_iterations', 1)*(1+args.get('replay_stored_per_fresh', 0))
+        g = s/(s+(batch-s)/done)
+    lines = [f'sampling takes {g:.0%} of a step with one pass over its batch' if g else words['no_seconds']]
+    z = [o['frac_reward_zero_std'] for o in rows if 'frac_reward_zero_std' in o]
+    if z: lines.append(f'seen: {told_of(z)} of the groups dead')
+    judged = [o for o in groups if o['rewards'] and None not in o['rewards']]
+    top = max((x for o in groups for x in o['rewards'] if x is not None), default=0)
+    if len(judged)>=8 and top:
+        right = [float(max(o['rewards'])>=.999*top) for o in judged]
+        lines.append(f'seen: a right answer in {told_of(right)} of the groups')
+        kinds = {}
+        for o in judged:
+            if not o['dead']: continue
+            same = len(o['completions'])>1 and o['completions'][0] and len({*o['completions']})==1
+            kind = 'one text' if same else (o['dead_reason'] or 'equal').replace('-', ' ')
+            kinds[kind] = kinds.get(kind, 0)+1
+        first = [*kinds]   # as often: as they came
+        told = [f'{kinds[k]} {k}' for k in sorted(kinds, key=lambda k: (-kinds[k], first.index(k)))]
+        if told: lines.append(f"seen: dead groups on record: {', '.join(told)}")
+    ess = [o['replay/ess_answers'] for o in rows if 'replay/ess_answers' in o]
+    if ess: lines.append(f'seen: effective sample size {told_of(ess)} of the replayed answers')
+    if z and min(z)==1: return '\n    '.join([*lines, f"do:   {words['all_dead']}"])
+    dead = sum(z)/len(z) if z else 1.
+    replaces = any('replay/'+k in o for o in rows for k in ('buffer_size','age_mean','ess','ess_answers'))
+    replaces = replaces or any(o.get('replay/replaced') for o in rows)
+    do = [words['few'] if dead<.05 else words['does'] if replaces else words['replace']]
+    ours = trainer in ('grpo_nb','trl')
+    if dead>=.05 and not ours: do.append(words['elsewhere'])
+    if g is not None:
+        gain,half = gains_by_hand(g, 'kept', 'stored 2')
+        if gain>half:
+            do.append(words['stored'])
+            own = 'replay_correction="weight=none"' if trainer=='grpo_nb' else 'replay_weight="none"'
+            if ours: do.append(f'(replay_stored_per_fresh=2, {own}, replay_buffer_size=256)')
+        do.append(words['passes'] if ours else words['passes_elsewhere'])
+    lines += [f'do:   {do[0]}', *[f'      {o}' for o in do[1:]], words['table']]
+    lines.append(f"{words['rates']:<44}{'kept':<18}{'doubled':<18}each at its best")
+    for way,name in TABLE['ways'].items():
+        if g is None and way!='default': continue   # a pass more costs what nobody measured here
+        cells = ['{:+.3f} ± {:.3f}'.format(*gains_by_hand(g or 0., rate, way)).replace('-', '−')
+            for rate in ('kept','doubled','tuned')]
+        lines.append(f'  {name:<42}{cells[0]:<18}{cells[1]:<18}{cells[2]}')
+    return '\n    '.join([*lines, words['again'], f"sure: {words['sure']}"])
+
+@st.composite
+def runs_to_advise(draw):
+    n,trainer = draw(st.integers(1, 9)),draw(st.sampled_from([None, 'grpo_nb', 'trl', 'verl']))
+    args = draw(st.fixed_dictionaries({}, optional=dict(steps_per_generation=st.sampled_from([2, 4]),
+        gradient_accumulation_steps=st.just(2), num_iterations=st.sampled_from([1, 3]),
+        replay_stored_per_fresh=st.sampled_from([1, 2]))))
+    some = draw(st.sets(st.sampled_from(['generation_time','rollout_time','batch_time','step_time',
+        'replay/ess_answers','replay/buffer_size','replay/age_mean','replay/ess','replay/replaced'])))
+    dead = draw(st.sampled_from([None, [1.], [0., .09], [0., .1], [0., .125], [.25, .5], [.75, 1.]]))
+    sampling = draw(st.sampled_from([0., 1., 4.]))
+    each = dict(generation_time=sampling, rollout_time=2., batch_time=4., step_time=5.)
+    rows = []
+    for i in range(n):
+        o = dict(step=i)|{k:each.get(k, .5)*(1+i%2/8) for k in some}
+        if 'replay/replaced' in some: o['replay/replaced'] = float(i==n-1)
+        if dead: o['frac_reward_zero_std'] = dead[i%len(dead)]
+        rows.append(o)
+    top = draw(st.sampled_from([0., 1., 4.]))
+    def group(i):
+        rewards = draw(st.sampled_from([[0., top], [top/2, top], [0., 0.], [top*.9985, 0.], [None, top], []]))
+        return dict(step=i, group=0, rewards=rewards, dead=draw(st.booleans()),
+            dead_reason=draw(st.sampled_from([None, 'all-wrong', 'all-right'])),
+            completions=draw(st.sampled_from([['a', 'a'], ['a', 'b'], ['', ''], ['a']])))
+    groups = [group(i) for i in range(draw(st.sampled_from([0, 7, 8, 9, 13])))]
+    return rows,groups,dict(trainer=trainer, args=args)
+
+@settings(max_examples=200, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck))
+@given(runs_to_advise())
+def test_the_paragraph_is_the_one_written_line_by_line(run):
+    assert reuse_advice(*run)==paragraph_by_hand(*run)

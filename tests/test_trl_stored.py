@@ -1,10 +1,12 @@
 "Stored groups beside fresh ones: what is sampled, what is trained on, and what is counted, by value."
-import math
+import itertools, math
 import pytest, torch
+from hypothesis import Phase, given, settings, strategies as st
 from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
-from grpo_nb.on_trl.rows import TrlRows, append_blank_rows
+from grpo_nb.on_trl.rows import (
+    TrlRows, append_blank_rows, check_columns, extract_group, insert_groups, row_format)
 from grpo_nb.on_trl.table import CompletionsTable, is_text
 from grpo_nb.parts.groups import ReplayCounts
 from trl_resumed import buffers_equal, logs, make
@@ -307,10 +309,163 @@ def test_what_cannot_be_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): go(**kw)
 
 def test_values_that_are_equal_but_of_different_types_are_all_stored():
-    from grpo_nb.on_trl.rows import extract_group
     ones = torch.ones(4, 2, dtype=torch.int64)
     b = dict(prompt_ids=ones, prompt_mask=ones, completion_ids=ones, completion_mask=ones,
         label=[1, True, 1., 1], answer=[7, '7', None, torch.tensor(7)], same=['7']*4)
     g = extract_group(b, slice(0, 4))
     assert [*map(type, g['label'])]==[int, bool, float, int] and g['answer'][:3]==[7, '7', None]
     assert torch.equal(g['answer'][3], torch.tensor(7)) and g['same']==['7']
+
+# ---- drawn batches, beside plain lists: a row is a dict of lists without padding
+
+TOKENS = dict(old_per_token_logps=0., ref_per_token_logps=0., sampling_per_token_logps=0., tool_mask=1,
+    importance_sampling_ratio=1., replay_old_logps=0.)   # what the padding holds
+PAD = 3
+
+@st.composite
+def some_rows(draw, names, groups):
+    "Rows of `groups` groups of two, with numbers that occur once"
+    out,count = [],itertools.count(draw(st.integers(10, 99)))
+    one = lambda: next(count)
+    for g in range(groups):
+        same = draw(st.booleans())
+        for i in range(2):
+            row = dict(prompt_ids=[one() for _ in range(draw(st.integers(1, 3)))])
+            if i and same: row['prompt_ids'] = out[-1]['prompt_ids']
+            row['completion_ids'] = [one() for _ in range(draw(st.integers(0, 4)))]
+            n = len(row['completion_ids'])
+            for k in TOKENS:
+                if k in names: row[k] = [one()%2 if k=='tool_mask' else one()/8 for _ in range(n)]
+            both = range(n+len(row['prompt_ids']))
+            if 'token_type_ids' in names: row['token_type_ids'] = [one() for _ in both]
+            row['advantages'],row['label'] = one()/8,[one(), one()]
+            row['answer'] = f'{one()}' if not (i and draw(st.booleans())) else out[-1]['answer']
+            out.append(row)
+    return out
+
+def as_batch(rows, P=1, C=1):
+    "Rows as TRL lays them, `P` and `C` wide at least"
+    P = max(P, *(len(o['prompt_ids']) for o in rows))
+    C = max(C, *(len(o['completion_ids']) for o in rows))
+    def left(x, fill): return [fill]*(P-len(x))+x
+    def right(x, fill): return x+[fill]*(C-len(x))
+    def column(f): return torch.tensor([f(o) for o in rows])
+    b = dict(prompt_ids=column(lambda o: left(o['prompt_ids'], PAD)),
+        prompt_mask=column(lambda o: left([1]*len(o['prompt_ids']), 0)),
+        completion_ids=column(lambda o: right(o['completion_ids'], PAD)),
+        completion_mask=column(lambda o: right([1]*len(o['completion_ids']), 0)),
+        advantages=column(lambda o: o['advantages']), label=column(lambda o: o['label']),
+        answer=[o['answer'] for o in rows], num_items_in_batch=torch.tensor(7.))
+    for k,fill in TOKENS.items():
+        if k in rows[0]: b[k] = column(lambda o: right(o[k], fill))
+    if 'token_type_ids' in rows[0]:
+        def both(o):
+            p = len(o['prompt_ids'])
+            return left(o['token_type_ids'][:p], 0)+right(o['token_type_ids'][p:], 0)
+        b['token_type_ids'] = column(both)
+    return b
+
+def equal(a, b):
+    "The same columns with the same values and kinds of number"
+    assert {*a}=={*b}
+    for k,v in b.items():
+        if not torch.is_tensor(v): assert a[k]==v, k
+        else: assert a[k].dtype==v.dtype and torch.equal(a[k], v), (k, a[k], v)
+
+@st.composite
+def exchanges(draw):
+    "(rows of a batch, its widths, rows of stored groups, where they go, the multiple of widths)"
+    more = draw(st.sets(st.sampled_from([*TOKENS, 'token_type_ids'])))
+    lacks = draw(st.sets(st.sampled_from(['tool_mask','importance_sampling_ratio'])))   # 1 if nobody says
+    if 'old_per_token_logps' in more:
+        lacks |= draw(st.sets(st.sampled_from(['sampling_per_token_logps','replay_old_logps'])))
+    rows,new = draw(some_rows(more, 3)),draw(some_rows(more-lacks, 2))
+    where = draw(st.permutations(range(6)))[:4]
+    return rows,draw(st.integers(1, 5)),draw(st.integers(1, 5)),new,where,draw(st.sampled_from([None, 1, 4]))
+
+@settings(max_examples=60, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
+@given(exchanges())
+def test_groups_that_go_from_one_batch_into_another_are_those_rows(case):
+    rows,P,C,new,where,multiple = case
+    batch,donor = as_batch(rows, P, C),as_batch(new)
+    before = {k:v.clone() if torch.is_tensor(v) else v[:] for k,v in batch.items()}
+    packs = [extract_group(donor, slice(i, i+2)) for i in (0, 2)]
+    def kept(k): return [1+(new[i][k]!=new[i+1][k]) for i in (0, 2)]   # once, where both have the same
+    assert [len(o['prompt_lens']) for o in packs]==kept('prompt_ids')
+    assert [len(o['answer']) for o in packs]==kept('answer')
+    got = insert_groups(batch, torch.tensor(where), packs, PAD, multiple=multiple)
+    want = [dict(o) for o in rows]
+    for i,o in zip(where, new):
+        n = len(o['completion_ids'])
+        usual = dict(tool_mask=[1]*n, importance_sampling_ratio=[1.]*n)
+        for k in ('sampling_per_token_logps','replay_old_logps'): usual[k] = o.get('old_per_token_logps')
+        want[i] = {k:o.get(k, usual.get(k)) for k in rows[0]}
+    m = multiple or 1
+    def wide(k, least): return max(least, *(len(o[k]) for o in rows), -(-max(len(o[k]) for o in new)//m)*m)
+    wanted = as_batch(want, wide('prompt_ids', P), wide('completion_ids', C))
+    equal(got, wanted)
+    equal(batch, before)   # the batch itself is as it was
+
+def test_a_group_that_lacks_what_the_batch_needs_is_refused_by_name():
+    usual = dict(prompt_ids=[5], completion_ids=[6, 7], advantages=.5, label=[1, 2], answer='x')
+    def row(**more): return usual|more
+    batch,bare = as_batch([row(ref_per_token_logps=[-1., -2.])]*2),as_batch([row()]*2)
+    with pytest.raises(ValueError, match="no 'ref_per_token_logps', which this run needs"):
+        insert_groups(batch, torch.arange(2), [extract_group(bare, slice(0, 2))])
+    back = insert_groups(bare, torch.arange(2), [extract_group(batch, slice(0, 2))])
+    assert 'ref_per_token_logps' not in back
+    tools = as_batch([row(tool_mask=[0, 1])]*2)   # a batch without calls, and a group with some
+    back = insert_groups(as_batch([row()]*4), torch.tensor([1, 2]), [extract_group(tools, slice(0, 2))])
+    assert back['tool_mask'].tolist()==[[1, 1], [0, 1], [0, 1], [1, 1]]
+
+@pytest.mark.parametrize('column,fits', [
+    (torch.ones(2), True), (torch.ones(2, 1), True), (torch.ones(2, 4), True), (['a', 'b'], True),
+    (torch.ones(2, 2), False), (torch.ones(2, 3), False), (torch.ones(2, 5), False)])
+def test_a_new_column_is_taken_where_it_cannot_be_one_of_tokens(column, fits):
+    "Prompts of 2, completions of 3, both of 5"
+    batch = as_batch([dict(prompt_ids=[4, 5], completion_ids=[6, 7, 8], advantages=1., label=[1, 2, 3, 4],
+        answer='x')]*2)|dict(new=column)
+    if fits: return check_columns(TrlRows.from_trl(batch))
+    with pytest.raises(ValueError, match="column 'new' has"): check_columns(TrlRows.from_trl(batch))
+    check_columns(TrlRows.from_trl(batch, per_row=('new',)))
+    check_columns(TrlRows.from_trl(dict(batch, image_sizes=batch.pop('new'))))   # pictures have no tokens
+
+@pytest.mark.parametrize('name,shape', [('advantages', (2, 1)), ('old_per_token_logps', (2, 2)),
+    ('old_per_token_logps', (2, 3, 1)), ('token_type_ids', (2, 3)), ('prompt_mask', (2, 3))])
+def test_a_known_column_of_another_width_is_refused(name, shape):
+    batch = as_batch([dict(prompt_ids=[4, 5], completion_ids=[6, 7, 8], advantages=1., label=[1]*4,
+        answer='x', old_per_token_logps=[0.]*3, token_type_ids=[0]*5)]*2)
+    check_columns(TrlRows.from_trl(batch))
+    with pytest.raises(ValueError, match=f'column {name!r} has'):
+        check_columns(TrlRows.from_trl(batch|{name:torch.ones(shape)}))
+
+def test_what_travels_with_a_group_and_how_many_values_of_each():
+    row = dict(prompt_ids=[4, 5], completion_ids=[6, 7, 8], advantages=1., label=[1, 2, 3, 4], answer='x',
+        ref_per_token_logps=[0.]*3, tool_mask=[1]*3)
+    batch = as_batch([row]*2)
+    del batch['answer']
+    batch |= dict(importance_sampling_ratio=torch.ones(2, 1), number=torch.ones(2), table=torch.ones(2, 2, 3),
+        count=torch.ones(2).long(), rows=torch.ones(2, 2, 3).long())
+    of = lambda b, *own: row_format(TrlRows.from_trl(b, per_row=own), 2)
+    whole = dict(completion_ids=None, old_per_token_logps=None, ref_per_token_logps=None, tool_mask=None,
+        importance_sampling_ratio=1, advantages=0, rewards=2, label=-8, number=0, count=-1, table=6, rows=-12)
+    assert of(batch, 'importance_sampling_ratio', 'elsewhere')==whole
+    with pytest.raises(ValueError, match="'answer' is no tensor"): of(batch|dict(answer=['x', 'y']))
+
+@settings(max_examples=30, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
+@given(some_rows({'tool_mask','old_per_token_logps'}, 3), st.lists(st.integers(-6, 5), max_size=5))
+def test_rows_are_picked_and_batches_come_back_as_they_were(rows, at):
+    batch = as_batch(rows)
+    x = TrlRows.from_trl(batch, PAD)
+    equal(x.to_trl(), batch)
+    aside = [k for k in batch if k!='num_items_in_batch']
+    def picked(rows): return {k:torch.stack([batch[k][i] for i in rows]) if torch.is_tensor(batch[k])
+        else [batch[k][i] for i in rows] for k in aside}
+    if at: equal(x[at].data, picked(at))
+    equal(x[1:5].data, picked(range(1, 5)))
+    def wide(o): return [v==1 for v in o]+[False]*(x.loss_mask.shape[1]-len(o))
+    assert x.loss_mask.tolist()==[wide(o['tool_mask']) for o in rows]
+    keys = x.prompt_keys()
+    assert [a==b for a in keys for b in keys]==[a['prompt_ids']==b['prompt_ids'] for a in rows for b in rows]
+    assert x.prompt_keys(2)==keys[::2] and all(0<=k<2**31 for k in keys)
+    with pytest.raises(AttributeError, match='no column `images`'): x.images

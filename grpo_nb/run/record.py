@@ -413,8 +413,8 @@ def dataset_info(
     if eos is None: eos = next(iter(ends), None)
     kind = None if first is None else 'text' if isinstance(first, str) else 'conversational'
     if is_rendered(tokenizer, first): kind = 'rendered'
-    return dict(n_prompts=rows and len(rows), prompt_format=kind, chat_template=bool(template),
-        eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
+    return dict(n_prompts=None if rows is None else len(rows), prompt_format=kind,
+        chat_template=bool(template), eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
 
 def eval_row(
     e:dict,  # what `evaluate` returned
