@@ -152,6 +152,32 @@ def test_packed_in_several_pages_values_and_gradients_are_those_of_the_plain_roa
     for x,y in ((a, b), (H, K)): assert_tensor(x/largest, y/largest, 1e-5)
     near(g, f, eps)
 
+@pytest.mark.parametrize('family', FAMILIES)
+def test_packed_log_probs_keep_no_copy_of_the_weights_until_backward(family):
+    config,of = FAMILIES[family]
+    m = of(config(**SIZES|dict(intermediate_size=1024, tie_word_embeddings=True)))
+    own,kept = {p.untyped_storage().data_ptr() for p in m.parameters()},{}
+    def keep(x):
+        at = x.untyped_storage()
+        if at.data_ptr() not in own: kept[at.data_ptr()] = at.nbytes()
+        return x
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = token_logps(m, batch(B=1, G=1, P=2, T=2), shared_prefix=True)
+    assert out.requires_grad and sum(kept.values())<.3*sum(p.nbytes for p in m.parameters())
+
+def test_packed_frozen_weights_get_no_gradient_and_the_others_get_theirs():
+    def found(frozen):
+        m = model.__wrapped__()
+        for name,p in m.named_parameters(): p.requires_grad_(not name.endswith(frozen))
+        token_logps(m, batch(), shared_prefix=True).sum().backward()
+        return {name:p.grad for name,p in m.named_parameters()}
+    whole = found(('nothing',))
+    for frozen in ('up_proj.weight', 'k_proj.weight'), ('layernorm.weight', 'q_proj.bias'), ('_proj.weight',):
+        part = found(frozen)
+        assert {k for k,g in part.items() if g is None}=={k for k in part if k.endswith(frozen)}
+        for k,g in part.items():
+            if g is not None: assert torch.equal(g, whole[k]), k
+
 def test_packed_no_token_is_computed_twice_and_no_padding(monkeypatch):
     import grpo_nb.parts.fast_path as fq
     m,ro,seen = model(),batch(B=10, G=7, T=12),[]

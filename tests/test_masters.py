@@ -57,6 +57,17 @@ def test_a_resumed_run_has_its_masters(tmp_path):
     for x,y in zip(whole.optimizer.masters, part.optimizer.masters): assert torch.equal(x, y)
     for x,y in zip(whole.model.parameters(), part.model.parameters()): assert torch.equal(x, y)
 
+def test_a_large_models_step_takes_one_tensor_after_another_with_the_same_bits(monkeypatch):
+    from grpo_nb.run import optim
+    def run():
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4))
+        return s.optimizer.defaults['foreach'],s.model
+    all_at_a_time,a = run()
+    monkeypatch.setattr(optim, 'FOREACH_MAX_PARAMS', 1000)
+    chosen,b = run()
+    assert all_at_a_time and not chosen   # `foreach` needs another copy of all weights for a moment
+    for x,y in zip(a.parameters(), b.parameters()): assert torch.equal(x, y)
+
 # -- what `grpo_nb train` takes ---------------------------------------------------------------------
 @pytest.mark.parametrize('there,device,dtype', [(True,'cuda','bfloat16'), (False,'cpu','float32')])
 def test_train_uses_the_gpu_that_is_there(monkeypatch, there, device, dtype):
