@@ -125,6 +125,25 @@ def test_fsdp2_resumes_with_its_buffer(out):
     for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
         assert equal(a['b'], b['b']) and all(torch.equal(a['w'][k], b['w'][k]) for k in a['w'])
 
+@pytest.mark.weekly
+def test_adapters_on_a_llama_are_the_same_under_ddp_and_fsdp2_and_resume_to_the_bit(tmp_path):
+    launch(tmp_path, 'llama,llama_fsdp2')
+    ddp,fsdp = facts(tmp_path, 'llama'),facts(tmp_path, 'llama_fsdp2')
+    assert fsdp[0]['sharded'] and not ddp[0]['sharded']
+    for scene,whole in (('llama', ddp), ('llama_fsdp2', fsdp)):
+        assert T.same(whole[0]['w'], whole[1]['w'])
+        assert sum(o.get('replay/replaced', 0) for o in whole[0]['log'])>0
+        for a,b in zip(whole, facts(tmp_path, f'{scene}_resumed')):
+            assert b['step']==4 and T.same(a['w'], b['w']) and equal(a['b'], b['b'])
+    for a,b in zip(ddp, fsdp):
+        assert equal(where(a), where(b)) and a['w'].keys()==b['w'].keys()
+        for k in a['w']: torch.testing.assert_close(a['w'][k], b['w'][k], rtol=1e-4, atol=1e-6)
+    first = T.llama().state_dict()
+    moved = {k for k,v in ddp[0]['w'].items() if 'lora_' in k}
+    frozen = {k:v for k,v in ddp[0]['w'].items() if 'lora_' not in k}
+    def own(k): return k.removeprefix('base_model.model.').replace('.base_layer', '')
+    assert moved and all(torch.equal(v, first[own(k)]) for k,v in frozen.items())
+
 def test_checkpoints_in_parts_resume_to_the_bit_and_the_model_is_saved_whole(out):
     from transformers import AutoModelForCausalLM
     files = [o.name for o in (out/'parts'/'checkpoint-3'/'pytorch_model_fsdp_0').iterdir()]

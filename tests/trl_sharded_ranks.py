@@ -21,8 +21,8 @@ def rewards(completions, prompts, **kw):
 def make(name, steps, reward=rewards, **kw):
     opts = dict(output_dir=str(out/name), max_steps=steps, save_strategy='steps', save_steps=3,
         per_device_train_batch_size=8, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=4)
-    data = kw.pop('dataset', None)
-    return T.trainer(reward, args=T.config(**(opts | kw)), dataset=data)
+    own = {k:kw.pop(k) for k in ('dataset','model_','peft_config') if k in kw}
+    return T.trainer(reward, args=T.config(**(opts | kw)), **own)
 
 def full(p): return (p.full_tensor() if hasattr(p, 'full_tensor') else p).detach().clone()
 
@@ -87,6 +87,12 @@ def fails_late(completions, prompts, trainer_state, **kw):
     return rewards(completions, prompts)
 fails_late.__name__ = 'rewards'
 
+def adapters():
+    "LoRA on a Llama; adapters that begin at random, so that the first step moves all of them."
+    from peft import LoraConfig
+    return dict(model_=T.llama(), peft_config=LoraConfig(r=2, target_modules='all-linear',
+        init_lora_weights=False, task_type='CAUSAL_LM'))
+
 MU2 = dict(num_iterations=2, beta=.1, sync_ref_model=True, ref_model_sync_steps=2)
 for scene in scenes:
     if scene=='whole': run(scene)
@@ -149,6 +155,13 @@ for scene in scenes:
             save_steps=2)
         run(scene, steps=4, **kw)
         run('moving_resumed', steps=4, resume=str(out/'moving'/'checkpoint-2'), folder=scene, **kw)
+    if scene in ('llama','llama_fsdp2'):
+        if scene=='llama_fsdp2':
+            from grpo_nb.scale.launch import fsdp2_on_cpu
+            fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
+        kw = dict(steps=4, save_steps=2, per_device_train_batch_size=6)
+        run(scene, **kw, **adapters())
+        run(f'{scene}_resumed', resume=str(out/scene/'checkpoint-2'), folder=scene, **kw, **adapters())
     if scene in ('zero2','zero3'):
         run(scene, per_device_train_batch_size=6, use_cpu=False, ddp_backend='gloo', save_strategy='no')
     if scene in ('hangs','raises'): make(scene, 3, judge, ddp_timeout=20).train()

@@ -69,6 +69,18 @@ def model():
     from transformers import Qwen2ForCausalLM
     return Qwen2ForCausalLM.from_pretrained(folder(), dtype=torch.float32)
 
+def llama():
+    "A Llama with the tokenizer's words, as SmolLM2 is one."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(0)
+    m = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer()), hidden_size=16, intermediate_size=32,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128,
+        tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None))
+    with torch.no_grad():
+        for p in m.parameters():
+            if p.ndim>1: p.mul_(8)
+    return m
+
 def data(n=None, chat=False, **columns):
     ps = (PROMPTS*10)[:n or len(PROMPTS)]
     return Dataset.from_dict(dict(prompt=[[dict(role='user', content=p)] for p in ps] if chat else ps,
