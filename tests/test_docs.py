@@ -67,15 +67,27 @@ def test_no_page_tells_of_the_machine_that_built_it(site, pages):
 
 def test_every_stored_pile_of_frames_is_tied_to_its_control():
     "Without its link a widget stands still on a page, whatever the slider says"
+    from grpo_nb.dev.site import stored_widgets, _VIEW
     for f in ROOT.glob('nbs/**/*.ipynb'):
-        state = (
-            json.loads(f.read_text(encoding='utf-8'))['metadata']
-            .get('widgets', {})
-            .get('application/vnd.jupyter.widget-state+json', {})
-            .get('state', {})
-        )
+        nb = json.loads(f.read_text(encoding='utf-8'))
+        state = stored_widgets(nb)
         names = [o['model_name'] for o in state.values()]
         assert names.count('StackModel')<=names.count('LinkModel'), f.name
+        outputs = [o for c in nb['cells'] for o in c.get('outputs', [])]
+        shown = {o['metadata'][_VIEW]['model_id'] for o in outputs if _VIEW in o.get('metadata', {})}
+        assert shown<={*state} and bool(shown)==bool(state), f.name
+
+def test_a_notebook_with_widgets_can_be_converted_and_shows_the_picture():
+    "As on GitHub, which asks for the key that nbconvert asks for"
+    from nbconvert.filters.widgetsdatatypefilter import WidgetsDataTypeFilter
+    from grpo_nb.dev.site import pack_widgets, _STATE, _VIEW
+    state = {'a':dict(model_name='VBoxModel', state={})}
+    output = dict(output_type='display_data', data={_VIEW:dict(model_id='a'), 'image/png':'…'})
+    nb = dict(metadata=dict(widgets={_STATE:dict(state=state)}), cells=[dict(outputs=[output])])
+    pack_widgets(nb)
+    about = dict(metadata=dict(name='a', path=''))
+    shown = WidgetsDataTypeFilter(notebook_metadata=dict(a=nb['metadata']), resources=about)
+    assert [*shown(output['data'])]==['image/png']
 
 def test_links_are_kept_whichever_widget_is_met_last():
     from grpo_nb.dev.site import shown_widgets, _STATE, _VIEW

@@ -1,13 +1,12 @@
 "Notebooks in JupyterLab, driven as a person would"
 
 import difflib, os, subprocess, sys
-from pathlib import Path
 import pytest
 from conftest import ROOT, run_all
 
 @pytest.mark.parametrize('name,times', [('widgets', 2), ('tested', 1)])
 def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, name, times):
-    "Run All, save and nbdev_clean give back the stored notebook to the byte, with widgets and without."
+    "Run All, save and `grpo_nb clean` give back the stored notebook to the byte, with widgets and without."
     at,token,home = lab
     stored = next((home/'nbs').rglob(f'*{name}.ipynb'))
     before = (ROOT/stored.relative_to(home)).read_bytes()
@@ -15,7 +14,7 @@ def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, name, ti
     for _ in range(times-1): run_all(pg)   # the same kernel makes the same widgets again
     pg.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
     pg.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
-    clean = [Path(sys.executable).parent/'nbdev_clean', '--fname', str(stored)]
+    clean = [sys.executable, '-m', 'grpo_nb.dev', 'clean', stored.stem]
     subprocess.run(clean, cwd=home, check=True, env={**os.environ, 'PYTHONPATH': str(home)})
     changed = difflib.unified_diff(before.decode().splitlines(), stored.read_text().splitlines(), n=0)
     assert stored.read_bytes()==before, '\n'.join(list(changed)[:40])

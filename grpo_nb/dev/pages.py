@@ -8,7 +8,7 @@ __all__ = ['page_links', 'widget_html', 'keep_rules', 'Entries', 'link_calls', '
 
 # %% ../../nbs/dev/pages.ipynb #32b51704
 import ast, atexit, gc, html, json, os, re, shutil, subprocess, sys, tempfile, zlib
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable
 from hashlib import sha1
 from html.parser import HTMLParser
@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 import yaml
 from .site import (ProjectError, course, fold_label,
-    _IMPORTS, _PROSE, _STATE, _VIEW, _cells, _page_name, _read, _root, _src, _text_faults)
+    packed, stored_widgets, _IMPORTS, _PROSE, _VIEW, _cells, _page_name, _read, _root, _src, _text_faults)
 from ..see.findings import read_asset
 from ..see.live import copy_npm_package, write_live
 
@@ -79,16 +79,12 @@ def _short_sidebar(up):
         f'<script src="{up}site_libs/sidebar.js"></script></nav>'
         '<div id="quarto-sidebar-glass" class="quarto-sidebar-collapse-item"></div>')
 
-def _packed(value):
-    "What JSON can hold in letters that `page.js` unpacks."
-    return b64encode(zlib.compress(json.dumps(value, ensure_ascii=False).encode(), 9)).decode()
-
 _FRAME = re.compile(r"(<iframe\b[^>]*?)\ssrcdoc='([^']*)'([^>]*>).*?</iframe>", re.S)
 
 def _packed_frames(page):
     "HTML with the text of its frames packed; without scripts they would show nothing."
     def pack(m):
-        data = _packed(html.unescape(m[2]))
+        data = packed(html.unescape(m[2]))
         return f'{m[1]}{m[3]}</iframe><script type="text/plain" class="frame">{data}</script>'
     return _FRAME.sub(pack, page)
 
@@ -130,7 +126,7 @@ def widget_html(
     at,frames = [at for _,at in found.values()],tree(pile)
     shown = frames
     while not isinstance(shown, str): shown = shown[1][at[shown[0]]]
-    data = _packed(dict(handles=[h for h,_ in found.values()], at=at, frames=frames))
+    data = packed(dict(handles=[h for h,_ in found.values()], at=at, frames=frames))
     return f'<div class="widget"><div>{shown}</div><script type="text/plain">{data}</script></div>'
 
 # %% ../../nbs/dev/pages.ipynb #icon-code
@@ -432,7 +428,8 @@ def _stage(nbs, to, only=None):
         if new.exists() and new!=f:
             raise ProjectError(f'{f.name} and {new.name} would be the same page: rename one')
         if only and new.stem not in only: del nb['cells'][1:]
-        state = nb['metadata'].pop('widgets', {}).get(_STATE, {}).get('state', {})
+        state = stored_widgets(nb)
+        nb['metadata'].pop('widgets', None)
         up = '../'*(len(f.relative_to(to).parts)-1)
         shown = not source.startswith(('dev/','studies/'))   # which are read on GitHub
         for c in nb['cells']: _stage_cell(c, state, to/'images', f'{up}images', shown)
@@ -460,8 +457,8 @@ def _stage_cell(c, state, folder, href, shown):
     else: c['source'] = _relink(s)
     for o in c.get('outputs', []):
         d = o.get('data', {})
-        if d.get(_VIEW, {}).get('model_id') in state:
-            o['data'] = {'text/html':widget_html(state, d[_VIEW]['model_id'])}
+        name = {**o.get('metadata', {}), **d}.get(_VIEW, {}).get('model_id')   # of a widget
+        if name in state: o['data'] = {'text/html':widget_html(state, name)}
         elif 'image/png' in d:
             wide = o['metadata'].get('image/png', {}).get('width')
             o['data'] = {'text/html':_picture(_src(d['image/png']), alt, folder, href, wide)}
