@@ -7,7 +7,7 @@ __all__ = ['COMMANDS', 'SUBCOMMANDS', 'DEV_COMMANDS', 'COLUMNS', 'in_clone', 'st
            'report', 'inspect', 'diagnose', 'train_parser', 'train_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
-import argparse, ast, codecs, difflib, os, re, signal, sys, tomllib
+import argparse, ast, codecs, difflib, os, re, shutil, signal, sys, textwrap, tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from importlib import import_module, resources
@@ -68,6 +68,12 @@ class Parser(argparse.ArgumentParser):
         read = vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
         return {k:None if v==[None] else v for k,v in read.items()}
 
+def _wrapped(text:str, indent:str='')->str:
+    "Paragraphs filled to the width of the terminal; `indent` begins every line but the first."
+    width = min(shutil.get_terminal_size().columns, 100)-2   # as argparse leaves
+    return '\n\n'.join(textwrap.fill(o, width, subsequent_indent=indent, break_on_hyphens=False)
+        for o in text.split('\n\n'))
+
 _SHOWN = {int:'N', float:'X', bool:'True|False'}   # what a value is called in the help; else TEXT
 
 def _add(parser, name, kind, default, says, word=False):
@@ -95,7 +101,7 @@ def function_parser(
     "A parser made from a signature: parameters without a default are positional, the others options."
     from fastcore.basics import str2bool
     from fastcore.docments import docments
-    parser = Parser(prog=prog, description=f.__doc__, allow_abbrev=False, epilog=epilog,
+    parser = Parser(prog=prog, description=_wrapped(f.__doc__ or ''), allow_abbrev=False, epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.register('type', bool, str2bool)
     parser.register('type', str, os.path.expanduser)   # in `--out=~/x` the shell leaves the ~ in its place
@@ -194,8 +200,8 @@ def _signature(module, name):
 
 def _overview():
     print('usage: grpo_nb COMMAND [options]      more: grpo_nb COMMAND --help\n')
-    print('\n'.join(f'  {k:<10}{h}' for k,(_,h) in COMMANDS.items()))
-    if in_clone(): print('\nand, to build this clone: '+', '.join(DEV_COMMANDS))
+    for k,(_,says) in COMMANDS.items(): print(_wrapped(f'  {k:<10}{says}', ' '*12))
+    if in_clone(): print('\n'+_wrapped('and, to build this clone: '+', '.join(DEV_COMMANDS)))
 
 def _version():
     from importlib.metadata import PackageNotFoundError, version

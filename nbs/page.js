@@ -93,6 +93,10 @@
   for (const [what, name] of Object.entries(names))
     all(what, o => { if (!o.hasAttribute('aria-label')) o.setAttribute('aria-label', name) })
 
+  // columns are as wide as what they hold: sentences get room, and a long piece of code may break
+  all('main table:not(.dataframe) td', o => o.classList.toggle('long', o.textContent.length > 30))
+  all('main td code', o => o.classList.toggle('long', o.textContent.length > (o.closest('td').cellIndex ? 24 : 32)))
+
   // a table of four columns or more is stacked on a phone, each value under the name of its column
   all('main table:not(.dataframe)', table => {
     const heads = [...table.querySelectorAll('thead th')].map(o => o.textContent)

@@ -3,11 +3,13 @@ and to those that were trained, and its own checker reads the record afterwards.
 
     python tests/outside.py trl|chapters [--steps 8] [--folder runs/outside]
     torchrun --nproc_per_node 2 tests/outside.py trl --scope sharded
+    python tests/outside.py vllm        # in the environment that `test_vllm.py` describes, with martingale
     python tests/outside.py certificates --out nbs/results/certificates.csv
 """
-import argparse, csv, hashlib, json, os
+import argparse, csv, hashlib, json, os, sys
 from fractions import Fraction
 from pathlib import Path
+if sys.argv[1:2]==['vllm']: import vllm_tiny  # noqa: F401 -- before trl is imported
 import torch
 import trl_tiny as T
 from trl import GRPOTrainer
@@ -29,7 +31,8 @@ class RecordedReplay(GRPOWithReplayBufferTrainer, Recorded):
     """Registers each row that came out of the buffer as a copy of the sequence that was sampled.
 
     Its origin is found by the id that traveled with the row. Its declared weight is made of the log-probs
-    that our buffer stored, so a wrong one shows as a weight that the trainer's scores contradict.
+    that our buffer stored, the sampler's own where there are any, so a wrong one shows as a weight that the
+    trainer's scores contradict.
     """
     def __init__(self, *args, workspace, **kw):
         self.flight_recorder = MartingaleRecorder(str(workspace), tokenizer=kw['processing_class'])
@@ -54,7 +57,8 @@ class RecordedReplay(GRPOWithReplayBufferTrainer, Recorded):
         ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1) for k in ('ids','mask'))
         width = batch['completion_ids'].shape[1]
         now = GRPOTrainer._get_per_token_logps_and_entropies(self, self.model, ids, mask, width)[0]
-        stored = batch.get('replay_old_logps', batch.get('old_per_token_logps', now))
+        of_sampler = ('sampling_per_token_logps','replay_old_logps','old_per_token_logps')
+        stored = next((batch[k] for k in of_sampler if batch.get(k) is not None), now)
         return ((now-stored)*batch['completion_mask']).sum(1).exp().double()
 
 def on_trl(folder, steps=8, **options):
@@ -64,6 +68,17 @@ def on_trl(folder, steps=8, **options):
         steps_per_generation=1, learning_rate=1e-2, lr_scheduler_type='constant', replay_buffer_size=16,
         replay_stored_per_fresh=1)
     t = T.trainer(T.n_red, cls=make, **kw|options)
+    t.train()
+    return t
+
+def on_vllm(folder, steps=8):
+    "The same with a real vLLM that samples, in bfloat16 on the CPU; the trainer."
+    import vllm_tiny as X
+    X.one_engine()
+    def make(**kw): return RecordedReplay(workspace=folder, **kw)
+    args = X.config(output_dir=f'{folder}/run', max_steps=steps, per_device_train_batch_size=4*G,
+        lr_scheduler_type='constant', replay_buffer_size=16, replay_stored_per_fresh=1)
+    t = X.trainer(X.Scripted(X.PLAN, G), cls=make, args=args)
     t.train()
     return t
 
@@ -170,11 +185,13 @@ def main(a):
             w.writerows(rows)
         return
     if a.trainer=='trl': head = on_trl(a.folder, a.steps, replay_scope=a.scope).flight_recorder.head()
+    elif a.trainer=='vllm': head = on_vllm(a.folder, a.steps).flight_recorder.head()
     else: head = chapters(a.folder, a.steps).recorder.ledger.head()
     if os.environ.get('RANK', '0')!='0': return
     processes = int(os.environ.get('WORLD_SIZE', 1))
     found = report(a.folder, head if processes==1 else None)   # the other process goes on writing
-    row = dict(trainer=a.trainer, processes=processes, buffer=a.scope or 'one', steps=a.steps)|found
+    name = 'trl, vLLM' if a.trainer=='vllm' else a.trainer
+    row = dict(trainer=name, processes=processes, buffer=a.scope or 'one', steps=a.steps)|found
     print(json.dumps(row))
     if a.out:
         row['lags'] = f"{min(found['lags'])} to {max(found['lags'])}"
@@ -185,7 +202,7 @@ def main(a):
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('trainer', choices=['trl','chapters','certificates'])
+    p.add_argument('trainer', choices=['trl','chapters','vllm','certificates'])
     p.add_argument('--steps', type=int, default=8)
     p.add_argument('--folder', default='runs/outside', help='of the record; it must be new')
     p.add_argument('--scope', choices=['local','sharded'], help='of the buffer of several processes')

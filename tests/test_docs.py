@@ -390,6 +390,13 @@ DRAWN = """() => [...document.querySelectorAll('.widget')]
     .every(o => o.querySelector('.handles')) &&
     [...document.querySelectorAll('script.frame')].every(o => o.previousElementSibling.srcdoc)"""
 
+WIDE = """narrow => {   // the page itself, and written tables, which fit, while those of numbers may scroll
+  const over = o => o.scrollWidth - o.clientWidth
+  const tables = [...document.querySelectorAll('main table:not(.dataframe)')].filter(o => over(o) > 1)
+  const n = over(document.documentElement)
+  return [...narrow && n > 0 ? [`${n} pixels too wide`] : [],
+    ...tables.map(o => `${over(o)} pixels of a table are cut off: ${o.textContent.trim().slice(0, 60)}`)] }"""
+
 @pytest.fixture(scope='module')
 def seen(url, browser, pages, axe):
     """Each page opened once: requests to others, script errors, the width at 400 pixels, and axe's findings
@@ -411,10 +418,8 @@ def seen(url, browser, pages, axe):
         widths.reverse()   # it was loaded as wide as the one before it was left: drawn twice, not three times
         for width in widths:
             pg.set_viewport_size(dict(width=width, height=900))
-            if width==400:
-                n = pg.evaluate('document.documentElement.scrollWidth-window.innerWidth')
-                r['wide'] = [f'{n} pixels too wide']*(n>0)
-            elif axe: _judge(pg, axe, r, looks, kinds, p in FIRST)
+            r.setdefault('wide', []).extend(f'at {width}: {o}' for o in pg.evaluate(WIDE, width==400))
+            if width>400 and axe: _judge(pg, axe, r, looks, kinds, p in FIRST)
         pg.evaluate('localStorage.clear()')   # the next page begins light
         r['said'] = said[:]
         said.clear()

@@ -5,7 +5,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 import trl_tiny as T
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-from grpo_nb.on_trl import seam
+from grpo_nb.on_trl import trl_api
 from trl_tiny import Scripted
 
 torch.set_num_threads(1)
@@ -228,7 +228,8 @@ def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
     )
 
 
-@pytest.mark.parametrize('package,home,name', [(p, h, k) for p,h,names in seam._SEAM for k in names])
+@pytest.mark.parametrize('package,home,name', [(p, h, k)
+    for p,h,names in trl_api._PRIVATE_NAMES for k in names])
 def test_a_trl_that_renames_what_we_build_on_is_refused_by_name(package, home, name, monkeypatch):
     "Today's code would otherwise run on as plain GRPO, or fail later with another message."
     for o in getattr(home, '__mro__', [home]):

@@ -101,7 +101,7 @@ def test_two_generations_in_a_step_give_the_loss_of_each(loss, monkeypatch):
     (dict(replay_max_drift=.1, off_policy_mask_threshold=.5), 'off-policy mask'),
     (dict(replay_weight='decoupled'), 'one more forward pass'),
     (dict(replay_weight='half'), 'one of'), (dict(replay_weight_cap=0), 'above 0')])
-def test_a_correction_that_the_seam_does_not_allow_is_refused(kw, says):
+def test_a_correction_that_trl_does_not_allow_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): T.config(**kw)
 
 @pytest.mark.parametrize('kw,rank,times', [(dict(replay_clip='none'), '0', 1),

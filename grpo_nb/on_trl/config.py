@@ -77,7 +77,7 @@ def _check_replay_settings(a:GRPOConfig)->None:
         (a.replay_stored_per_fresh and not a.replay_buffer_size,
             '`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` above 0'))
     for k,o in choices.items(): require(k, getattr(a, k), getattr(a, k) in o, f'one of {o}')
-    # moved: then a row is compared with itself, not with its sampler, which TRL's seam does not always allow
+    # moved: then a row is compared with itself, not with its sampler, which TRL does not always allow
     moved = (a.replay_weight,a.replay_clip)!=('token','ppo')
     if not moved and a.replay_max_drift is None: return
     def no(why, do):

@@ -16,8 +16,8 @@ from trl import GRPOTrainer
 from ..parts.versions import other_version
 from ..parts.groups import Groups
 from .distributed import RowFormat
-from .seam import check_seam
-check_seam()   # before names of TRL are imported that it may have moved
+from .trl_api import check_trl_api
+check_trl_api()   # before names of TRL are imported that it may have moved
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 # %% ../../nbs/on_trl/rows.ipynb #2cf82f69
