@@ -28,8 +28,8 @@ class Recording:
         for width,frames in self.frames.items():
             pictures,times = zip(*frames, strict=True)
             to = folder/f'fork_{width}.webp'
-            pictures[0].save(to, save_all=True, append_images=pictures[1:], duration=times, loop=0, quality=45,
-                method=6, minimize_size=True)
+            pictures[0].save(to, save_all=True, append_images=pictures[1:], duration=times, loop=0,
+                quality=45, method=6)
             print(f'{to}: {len(pictures)} pictures, {to.stat().st_size/1024:.0f} KB')
 
 def record_fork(page, address):
