@@ -8,7 +8,7 @@ from PIL import Image
 from browsing import CHROME, QUIET, patient
 from grpo_nb.see.live import serve_live, write_live
 
-SIZES = {1280:770, 390:760}   # of the window, pixels
+SIZES = {1280:770, 390:760}   # of the window, pixels; the larger is stored at 1024 by 616
 BEFORE,AFTER = 8,14           # batches until the pause, and at the end
 SQUARE = '.map:first-child .col.new:nth-child(n+5) :is(.s5, .s6)'   # a replaced group, from batch 5 on
 
@@ -21,15 +21,16 @@ class Recording:
             self.page.set_viewport_size(dict(width=width, height=height))
             top = phone if width<600 else desktop
             self.page.evaluate('o => { document.querySelector(o).scrollIntoView(); scrollBy(0, -8) }', top)
-            png = Image.open(io.BytesIO(self.page.screenshot())).convert('RGB')
-            self.frames[width].append((png, ms))
+            picture = Image.open(io.BytesIO(self.page.screenshot())).convert('RGB')
+            picture.thumbnail((1024, 1024), Image.Resampling.LANCZOS)
+            self.frames[width].append((picture, ms))
 
     def save(self, folder):
         for width,frames in self.frames.items():
             pictures,times = zip(*frames, strict=True)
             to = folder/f'fork_{width}.webp'
             pictures[0].save(to, save_all=True, append_images=pictures[1:], duration=times, loop=0,
-                quality=45, method=6)
+                quality=25, method=6)
             print(f'{to}: {len(pictures)} pictures, {to.stat().st_size/1024:.0f} KB')
 
 def record_fork(page, address):
@@ -45,17 +46,17 @@ def record_fork(page, address):
     paused()
     made.take(1600, '#score')
     page.locator(SQUARE).first.click()
-    made.take(2600, '#panel', '.bar')
+    made.take(2600, '#panel')
     page.locator('form.fork button').click()
     page.locator('.map').nth(1).wait_for()
     seen = columns()
     while seen<2*AFTER:
-        page.wait_for_function('n => document.querySelectorAll(".map .col.new").length > n', arg=seen)
+        page.wait_for_function('n => document.querySelectorAll(".map .col.new").length > n', arg=seen+4)
         seen = columns()
-        made.take(450, '#score')
+        made.take(1100, '#score')
     page.click('#train')
     paused()
-    made.take(5000, '#score')
+    made.take(5000, '.map:last-child')
     print(page.inner_text('#apart'))
     return made
 

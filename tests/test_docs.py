@@ -37,12 +37,12 @@ def test_no_link_anchor_or_picture_is_broken_and_no_other_host_is_asked(site):
     assert site_errors(site)==[]
 
 def test_the_site_is_small(site):
-    "Bytes of all files, without the live page's model: 8.4 MB for 152 pages; 8 MB was the limit at 116"
+    "Bytes of all files, without the live page's model: 9 MB for 162 pages; 8 MB was the limit at 116"
     sizes = {f.relative_to(site):f.stat().st_size for f in site.rglob('*') if f.is_file()}
     del sizes[Path('live/model.safetensors')]
     kinds = {}
     for f,n in sizes.items(): kinds[f.suffix] = kinds.get(f.suffix, 0)+n
-    assert sum(sizes.values())<=9_000_000, dict(sorted(kinds.items(), key=lambda o: -o[1]))
+    assert sum(sizes.values())<=9_200_000, dict(sorted(kinds.items(), key=lambda o: -o[1]))
 
 def test_a_picture_on_the_site_has_fewer_colours_and_looks_the_same(tmp_path):
     "No value of a pixel moves by eight levels or more, and the commonest colour stays as it is"

@@ -77,6 +77,18 @@ def test_runs_that_differ_only_by_seed_are_one_arm(many):
         'plain GRPO': ['keep0', 'keep1', 'keep2'],
     }
 
+def test_an_arm_that_differs_in_much_is_named_in_few_words():
+    from types import SimpleNamespace as N
+    def run(name, **args): return N(name=name, settings=dict(args=args), setting=lambda k, d=None: d)
+    many = {f'option_{i}':i for i in range(1, 10)}
+    odd = [run('a', learning_rate=1e-4, seed=0, **many), run('b', learning_rate=2e-4, seed=0),
+        run('c', learning_rate=1e-4, seed=1, **many), run('d', learning_rate=1e-4, **many|dict(option_9=0))]
+    arms = {k:[r.name for r in o] for k,o in group_by_settings(odd).items()}
+    much = 'learning rate 0.0001, option 1 1, option 2 2, 7 more settings'
+    assert arms=={much:['a', 'c'], 'learning rate 0.0002':['b'], f'{much}, as d':['d']}
+    few = group_by_settings([run('a', beta=.1), run('b')])       # one of few that was not recorded is named
+    assert [*few]==['beta 0.1', 'without beta']
+
 def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
     c = _compared(group_by_settings([read_run(f) for f in many])); o = c['plain GRPO']
     want = [json.loads((f / 'summary.json').read_text())['after']['pass@1'] for f in many

@@ -483,9 +483,23 @@ def _setting_told(name, value):
     "A setting in words: 'plain GRPO', 'without replay', 'learning rate 0.0001'."
     name = name.split('.')[-1].replace('_', ' ')
     if name=='method': return 'plain GRPO' if value=='keep' else str(value)
-    if name=='replay buffer size' and not value: return 'without replay'
+    if name=='replay buffer size': return f'replay buffer of {value}' if value else 'without replay'
     if value in (None, False): return f'without {name}'
     return f'with {name}' if value is True else f'{name} {value}'
+
+_WELL_KNOWN = 'method','replay_buffer_size','learning_rate','num_generations','loss_type','advantages'
+
+def _arm_name(settings, keys):
+    "What differs, in words. Of more than four settings the best known three, among those that were recorded."
+    if len(keys)>4: keys = sorted((k for k in keys if k in settings), key=_rank)
+    shown = keys if len(keys)<=4 else keys[:3]
+    words = [_setting_told(k, json.loads(settings.get(k, 'null'))) for k in shown]
+    if len(keys)>len(shown): words.append(f'{len(keys)-len(shown)} more settings')
+    return ', '.join(words)
+
+def _rank(k):
+    short = k.split('.')[-1]
+    return _WELL_KNOWN.index(short) if short in _WELL_KNOWN else len(_WELL_KNOWN)
 
 def group_by_settings(
     runs:list,  # of `LoggedRun`
@@ -494,11 +508,13 @@ def group_by_settings(
     def own(r):
         return {k:json.dumps(v, default=str) for k,v in _settings_of(r).items()
             if k.split('.')[-1] not in _NOT_SETTINGS}
-    settings,out = [own(r) for r in runs],{}
+    settings,arms,out = [own(r) for r in runs],{},{}
     keys = [k for k in dict.fromkeys(k for o in settings for k in o) if len({o.get(k) for o in settings})>1]
-    for r,o in zip(runs, settings):
-        name = ', '.join(_setting_told(k, json.loads(o.get(k, 'null'))) for k in keys)
-        out.setdefault(name or r.setting('method') or 'runs', []).append(r)
+    for r,o in zip(runs, settings): arms.setdefault(tuple(o.get(k) for k in keys), []).append((r, o))
+    for members in arms.values():
+        first,its = members[0]
+        name = _arm_name(its, keys) or first.setting('method') or 'runs'
+        out[f'{name}, as {first.name}' if name in out else name] = [r for r,_ in members]
     return out
 
 # %% ../../nbs/see/view.ipynb #b6ccc2ad
@@ -600,7 +616,8 @@ def _run_link(run, out):
 
 def _row(name, o, first):
     "An arm as a row of the table."
-    share,whole,seconds = '{:.1%}'.format,'{:,.0f}'.format,'{:.3g}'.format
+    share,whole = '{:.1%}'.format,'{:,.0f}'.format
+    def seconds(x): return f'{x:,.0f}' if x>=100 else f'{x:.3g}'
     def col(k, f): return _pm(*mean_ci(list(d.values())), f) if (d := o['numbers'][k]) else '–'
     m,h,n = (o['gain'][k] for k in ('diff','diff_ci','n'))
     gain = f"{_points(m, h)}, {_seeds(n)}"
