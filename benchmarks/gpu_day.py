@@ -1,4 +1,4 @@
-"""What wants a GPU, in the order in which few minutes on one card give the most; the rows of
+"""What needs a GPU, in the order in which few minutes on one card give the most; the rows of
 `nbs/results/gpu_day.csv`, which the page `nbs/dev/gpu_day.ipynb` reads.
 
     grpo_nb bench --gpu --tiny            # the rehearsal: tiny sizes, a few minutes on a laptop
@@ -491,7 +491,7 @@ def gpu_day(
     out:str='runs/gpu_day.csv',# the table; rows are added to it
     disable_tqdm:bool=False,  # hide the progress bar
 )->pd.DataFrame:              # all rows of the table
-    "Measure what wants a GPU, most valuable first, from where the table stands."
+    "Measure what needs a GPU, most valuable first; rows that the table has are not made again."
     names = [o.strip() for o in only.split(',')] if only else list(DAY)
     if odd := [o for o in names if o not in DAY]:
         raise ValueError(f'no measurement {odd[0]!r}: choose among {", ".join(DAY)}')

@@ -58,7 +58,7 @@ def score_completions(
     reward_funcs:list, # called as TRL calls them
     rows:list,         # B rows of the dataset, dicts
     batch:Groups,      # B groups of G completions
-    texts:list,        # B*G texts, from `decode`
+    texts:list,        # B*G texts, from `decode_completions`
     log:RewardLog|None=None,# as for `compute_rewards`
     completion_start:str='',  # what the chat template has written of each answer, from `template_start`
 )->Tensor:             # (B*G, F) float32, nan where a function had no opinion

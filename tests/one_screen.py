@@ -8,16 +8,16 @@ from pathlib import Path
 import pandas as pd, torch
 
 ROOT = Path(__file__).parent.parent
-PUSH = "A = ((r-r.mean(1, keepdim=True))/(r.std(1, keepdim=True)+1e-4)).view(-1, 1)"
+ADVANTAGE = "A = ((r-r.mean(1, keepdim=True))/(r.std(1, keepdim=True)+1e-4)).view(-1, 1)"
 MEAN = 'loss = -(gain*m[i]).sum()/m[i].sum()'
 CHANGES = {
     'as it stands': (),
     'gradients clipped at norm 1':
         (('loss.backward(); opt.step()',
           'loss.backward(); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.); opt.step()'),),
-    'A = r': ((PUSH, 'A = r.view(-1, 1)'),),
-    'A = r + 1': ((PUSH, 'A = (r+1).view(-1, 1)'),),
-    'not divided by the deviation': ((PUSH, 'A = (r-r.mean(1, keepdim=True)).view(-1, 1)'),),
+    'A = r': ((ADVANTAGE, 'A = r.view(-1, 1)'),),
+    'A = r + 1': ((ADVANTAGE, 'A = (r+1).view(-1, 1)'),),
+    'not divided by the deviation': ((ADVANTAGE, 'A = (r-r.mean(1, keepdim=True)).view(-1, 1)'),),
     'each answer by its own length': ((MEAN, 'loss = -((gain*m[i]).sum(1)/m[i].sum(1)).mean()'),),
     'lr = 2e-3': (('lr=3e-4', 'lr=2e-3'),),
     'G = 2': (('B,G,eps = 16,8,.2', 'B,G,eps = 16,2,.2'),),

@@ -614,7 +614,7 @@ FIELD = ('reinforcement learning', 'policy gradient', 'REINFORCE', 'baseline', '
     'reward shaping', 'entropy collapse', 'on-policy', 'off-policy', 'rollout', 'reward model')
 
 def test_the_fields_words_are_keys_of_the_glossary_and_bold_where_a_chapter_first_uses_them():
-    "A student who reads of the *push* can look up what the literature calls it."
+    "A student who reads of a *dead group* can look up what the literature calls it."
     def text(f):
         return '\n'.join(''.join(c['source']) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
     page = ROOT/'nbs/reference/glossary.ipynb'
@@ -686,3 +686,19 @@ def test_the_book_is_printed_with_page_numbers_and_an_outline(site, tmp_path):
     assert r.returncode==0, r.stderr[-2000:]
     pdf = (tmp_path/'one.pdf').read_bytes()
     assert pdf[:5]==b'%PDF-' and b'/Outlines' in pdf and int(re.findall(rb'/Count (\d+)', pdf)[0])>=5
+
+def test_the_reference_names_a_cells_functions_in_the_order_of_their_source():
+    "nbdev has the last one first, and the source after it."
+    from types import SimpleNamespace
+    from grpo_nb.dev.pages import Entries
+    class Cell(dict):
+        __getattr__,__setattr__ = dict.__getitem__,dict.__setitem__
+    def entry(name): return Cell(cell_type='code', source=f'#| echo: false\nshow_doc({name})', has_sd=True)
+    def source(text): return Cell(cell_type='code', source=f'#| code-summary: "Exported source"\n{text}')
+    def prose(text): return Cell(cell_type='markdown', source=text)
+    one = source('class A: ...\n@patch\ndef b(self:A): ...\ndef c(): ...')
+    two = source('def d(): ...')
+    cells = [prose('text'), entry('c'), one, entry('A.b'), entry('A'), entry('d'), two, prose('')]
+    Entries(SimpleNamespace(cells=cells)).begin()
+    names = [o.source.split('show_doc(')[-1].rstrip(')') if o.get('has_sd') else o.source for o in cells]
+    assert names[1:4]==['A', 'A.b', 'c'] and 'class A' in names[4] and names[5]=='d' and 'def d' in names[6]

@@ -77,8 +77,8 @@ def test_a_row_comes_again(change, seed):
     got = one_screen(change, seed)   # another processor rounds otherwise: the same story, not the same digits
     assert abs(got['unseen']-float(row['unseen']))<=(.25 if seed==1 or change=='lr = 2e-3' else .08)
 
-def test_push_refuses_wrong_answers():
-    names = given('00_grpo_on_one_screen', 'from fastcore.test', 'def check_push')
+def test_two_advantages_refuses_wrong_answers():
+    names = given('00_grpo_on_one_screen', 'from fastcore.test', 'def check_advantages')
     def right(k, G):
         if k in (0, G): return 0, 0
         p = k/G
@@ -88,7 +88,7 @@ def test_push_refuses_wrong_answers():
     def not_divided(k, G): return 1-k/G, -k/G
     def swapped(k, G): return right(k, G)[::-1]
     def unguarded(k, G): return right(k, G) if 0<k<G else (1, -1)
-    check = names['check_push']
+    check = names['check_advantages']
     assert passes(check, right)
     assert not any(passes(check, f) for f in (with_g, not_divided, swapped, unguarded))
 
@@ -128,15 +128,15 @@ def test_groups_of_refuses_wrong_answers(one):
                  few=lambda G, lr: ends(G, lr, own, seeds=5))
     assert [k for k,f in wrong.items() if passes(one['check_groups'], f)]==[]
 
-def test_a_mean_of_all_shortens_the_push_and_a_mean_of_the_others_does_not(one):
+def test_a_mean_of_all_shortens_the_estimate_and_a_mean_of_the_others_does_not(one):
     "By another road: the covariance of score and reward, and not the chapter's sum over groups."
     pi,r,score = one['pi'],one['reward'],one['score']
     exact = (pi[:,None]*(r-pi@r)[:,None]*score).sum(0)
     for G in (2, 3):
         names = dict(one)
-        exec(''.join(cell('01_from_reward_to_gradient', 'def expected_push')['source']), names)
-        torch.testing.assert_close(names['expected_push'](names['minus_mean'], G), exact*(G-1)/G)
-        torch.testing.assert_close(names['expected_push'](names['minus_others'], G), exact)
+        exec(''.join(cell('01_from_reward_to_gradient', 'def mean_estimate')['source']), names)
+        torch.testing.assert_close(names['mean_estimate'](names['minus_mean'], G), exact*(G-1)/G)
+        torch.testing.assert_close(names['mean_estimate'](names['minus_others'], G), exact)
 
 def test_two_tries_of_a_problem_are_one_number_in_its_interval():
     from grpo_nb.evaluation import reward_summary

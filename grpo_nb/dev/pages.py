@@ -214,7 +214,15 @@ class Entries:
             if hidden: c.source = f'#| code-fold: true\n#| code-summary: Source\n{c.source}'
             j = i+1
             while is_entry(j) and not is_source(j+1): j += 1
-            cells[i:j] = cells[i+1:j]+[c]
+            first = i-1 if i and is_entry(i-1) else i
+            entries = cells[first:i]+cells[i+1:j]
+            cells[first:j] = sorted(entries, key=lambda o: _place(o, c.source))+[c]
+
+def _place(entry, source):
+    "Where the source defines what an entry of the reference is about; nbdev has the last definition first."
+    name = re.search(r'(\w+)\)', entry.source)
+    defined = name and re.search(rf'\b(?:def|class) {name[1]}\b', source)
+    return defined.start() if defined else -1
 
 def _linked_once(s):
     "Markdown without nbdev's link inside a link, whose text is a name."

@@ -42,7 +42,7 @@ def require_empty_dir(
 def next_folder(
     path:str|Path,  # a command's own choice
 )->Path:
-    "The path, or with -2, -3, … behind its name the first where nothing is yet."
+    "The path; if something is there already, the first of path-2, path-3, … that is free."
     path,n = Path(path),1
     at = path
     while at.is_file() or at.is_dir() and any(at.iterdir()):

@@ -269,7 +269,7 @@ class Recorder:
 
 # %% ../../nbs/run/record.ipynb #ba5ca58d
 def _cut(path, step):
-    "Cut the file behind its last row of `step` or earlier; what comes before that is not read."
+    "Cut the file after its last row of `step` or earlier; what comes before that is not read."
     if not path.exists() or not path.stat().st_size: return
     with open(path, 'r+b') as f:
         with mmap.mmap(f.fileno(), 0) as m:
