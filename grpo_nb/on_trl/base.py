@@ -60,7 +60,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         self.reset_buffer(a.buffer_is_shared)
 
     def make_record(self)->object:
-        "The callback that records the run; it has `wants`, `sizes`, `written`, `close` and `add_to_card`."
+        "The callback that records the run: `records_step`, `sizes`, `written`, `close`, `add_to_card`."
         from grpo_nb.on_trl.record import RecordCallback   # with the verdict, which a config does not need
         return RecordCallback(self)
 
