@@ -121,7 +121,7 @@ def test_evaluation_neither_adds_nor_draws():
     before,batches = t.replay_buffer.state_dict(),T.spy(t, also_eval=True)
     t.evaluate()
     after = t.replay_buffer.state_dict()
-    assert batches and all('replayed' not in b for b in batches)
+    assert batches and [b for b in batches if 'replayed' in b]==[]
     assert torch.equal(before['ids'], after['ids']) and torch.equal(before['uses'],
         after['uses']) and torch.equal(before['rng'], after['rng'])
 
@@ -251,11 +251,11 @@ def test_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
         for g in range(2):
             rows = [b['completion_ids'][g*G+i][b['completion_mask'][g*G+i].bool()].tolist() for i in range(G)]
             k = pix[g*G][0,0].item()
-            assert all((pix[g*G+i]==k).all() and len(pix[g*G+i])==4*k for i in range(G))
+            assert [i for i in range(G) if not ((pix[g*G+i]==k).all() and len(pix[g*G+i])==4*k)]==[]
             if b['replayed'][g*G]: assert born[k]==rows
             else: born[k] = rows
     assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],
-        [True,True]] and all(b['num_images']==[1]*8 for b in got)
+        [True,True]] and [b for b in got if b['num_images']!=[1]*8]==[]
     # what the training forward was shown: the same pairs of answer and pixels, shuffled
     for b,(ids,pixels,grid) in zip(got, seen):
         n = b['completion_ids'].shape[1]
@@ -272,8 +272,8 @@ def test_the_buffer_is_in_the_checkpoint():
     a,b = t.replay_buffer.state_dict(),u.replay_buffer.state_dict()
     assert a['ids'].tolist()==b['ids'].tolist()[:4] and len(u.replay_buffer)==6
     for x,y in zip(a['data'], b['data']):
-        assert x.keys()==y.keys() and all(torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor)
-            else x[k]==y[k] for k in x)
+        same = lambda u, v: torch.equal(u, v) if isinstance(u, torch.Tensor) else u==v
+        assert x.keys()==y.keys() and [k for k in x if not same(x[k], y[k])]==[]
 
 def test_groups_on_several_processes_are_refused_at_construction_with_a_buffer_each(monkeypatch):
     c = T.config(per_device_train_batch_size=4)
@@ -378,7 +378,7 @@ def test_capturing_them_equals_one_more_forward():
     dict(steps_per_generation=4, gradient_accumulation_steps=2, num_iterations=2)])
 def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
     t,got = run(PLAN, steps=8, learning_rate=1e-2, **opts)
-    assert all('old_per_token_logps' in b and 'replay_old_logps' not in b for b in got)
+    assert [b for b in got if not ('old_per_token_logps' in b and 'replay_old_logps' not in b)]==[]
     old = [b for b in got if b['replayed'].any()]
     assert old and t.batch.finished
     known = {round(x, 4) for e in stored(t) for x in e.data['old_per_token_logps'].tolist()}
@@ -527,7 +527,7 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
                                       'weight','weight_cap','clip','max_drift')}
     assert own==replay | {'dead_tolerance','record_groups_every','record_max_groups','record_max_mb',
         'record_tokens'}
-    assert all(f'`{k}`' in GRPOWithReplayBufferConfig.__doc__ for k in own)
+    assert [k for k in own if f'`{k}`' not in GRPOWithReplayBufferConfig.__doc__]==[]
     assert T.config().replay_buffer_size==64
 
 # -- what is logged -------------------------------------------------------------------------------
@@ -659,9 +659,9 @@ def test_the_documented_example_runs_and_every_replaced_group_has_live_advantage
         t,got,before = example(seed, scale_rewards=scale)
         assert len(got)==40
         n = [b for b in got if b['replayed'].any()]
-        assert n and all((b['advantages'].abs()>1e-4).sum()>=3 and b['replayed'].all() for b in n)
+        assert n and [b for b in n if not ((b['advantages'].abs()>1e-4).sum()>=3 and b['replayed'].all())]==[]
         after = T.weights(t)
-        assert all(not torch.equal(before[k], after[k]) for k in before)
+        assert [k for k in before if torch.equal(before[k], after[k])]==[]
 
 # -- the trainer as a maintainer reads it -----------------------------------------------------------
 def test_a_registered_priority_decides_what_is_drawn():
@@ -692,7 +692,7 @@ def test_a_callback_gets_each_batch_once_and_whole(kw):
         callbacks=[Look()])
     got = T.spy(t)
     t.train()
-    assert len(seen)==len(got)>1 and all(o.complete for o in seen)
+    assert len(seen)==len(got)>1 and [o for o in seen if not o.complete]==[]
     for e,b in zip(seen, got):
         assert torch.equal(e.trained.completion_ids, b['completion_ids'])
         came = [g for g in range(2) if b['replayed'][g*G]]

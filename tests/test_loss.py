@@ -212,7 +212,7 @@ def test_a_wholly_masked_group_gives_neither_nan_nor_gradient(loss_type):
         d['mask'][:] = False
         loss,g = go(d, **kw)
         assert loss==0 and (g==0).all()
-        assert all(math.isfinite(v) for v in metrics_of(**d, **kw).values())
+        assert [v for v in metrics_of(**d, **kw).values() if not math.isfinite(v)]==[]
 
 @pytest.mark.parametrize('loss_type', LOSS_TYPES)
 def test_every_token_up_to_the_last_true_one_has_a_gradient_on_policy(loss_type):
@@ -230,7 +230,7 @@ def test_no_gradient_reaches_old_reference_or_advantages():
     d = {k:(v.clone().requires_grad_() if v.is_floating_point() else v) for k,v in batch(0).items()}
     loss_of(**d, beta=.1).backward()
     assert d['logps'].grad is not None
-    assert all(d[k].grad is None for k in ('old_logps','ref_logps','advantages'))
+    assert [k for k in ('old_logps','ref_logps','advantages') if d[k].grad is not None]==[]
 
 def test_sequence_ratio_is_the_geometric_mean_and_vespos_is_the_product():
     r = torch.tensor([[[2.,.5,4.,99.]]])
@@ -300,7 +300,7 @@ def test_metrics_by_hand():
     for k,v in want.items(): assert abs(got[k]-v)<1e-6, k
     w = [.75,.75,.5]
     assert abs(got['ess_answers']-sum(w)**2/sum(x*x for x in w)/3)<1e-6
-    assert all(type(v) is float for v in got.values())
+    assert [v for v in got.values() if type(v) is not float]==[]
     x = torch.tensor([[[2000.],[0.]]])
     far = metrics_of(x, 0*x, torch.ones(1, 2), x>=0)
     assert abs(far['ess_answers']-.5)<1e-6   # one completion carries everything
@@ -482,7 +482,7 @@ def test_fresh_and_replayed_groups_are_corrected_apart():
     only = grad(replayed=replayed, replay_correction=kw['replay_correction'])
     assert_tensor(only[~replayed], grad()[~replayed], eps=1e-12)   # None: the loss as it is
     plain = grad()
-    assert all((both[b]-plain[b]).abs().max()>1e-3 for b in range(4))
+    assert [b for b in range(4) if not ((both[b]-plain[b]).abs().max()>1e-3)]==[]
 
 def test_truncated_weights_without_a_clip_have_the_gradient_of_cispo():
     d = past(1)

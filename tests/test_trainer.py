@@ -209,10 +209,10 @@ def test_an_answer_ends_at_every_end_token_that_model_or_tokenizer_declares():
     s = state()
     end,turn = TOK.eos_token_id,TOK('1')['input_ids'][0]   # a token that this model says now and then
     s.model.generation_config.eos_token_id = [turn]
-    def checked(texts): assert all('1' not in o[:-1] for o in texts) and any('1' in o for o in texts)
+    def checked(texts): assert [o for o in texts if '1' in o[:-1]]==[] and any('1' in o for o in texts)
     batch,texts,_ = rollout(s, list(range(32)))
     ids,mask,n = batch.completion_ids,batch.completion_mask,batch.completion_mask.sum(-1)
-    assert all(((ids==o) & mask).any() for o in (end, turn))   # both were said
+    assert [o for o in (end, turn) if not ((ids==o) & mask).any()]==[]   # both were said
     last = ids.gather(-1, (n-1)[...,None])[...,0]
     assert torch.equal(tr.has_eos(s, batch), (last==end) | (last==turn))
     assert (((ids==end) | (ids==turn)) & mask).sum(-1).max()==1   # nothing goes on behind one
@@ -236,7 +236,7 @@ def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
     for o in seen:
         dead,t = o['dead'],o['processed']
         where = [i for i,r in enumerate(t.records) if r['outcome']=='replaced']
-        assert all(dead[i] for i in where) and t.batch.replayed.nonzero()[:,0].tolist()==where
+        assert [i for i in where if not dead[i]]==[] and t.batch.replayed.nonzero()[:,0].tolist()==where
         for i in where:
             assert (t.batch.rewards[i].max() - t.batch.rewards[i].min()) > 0.5 and (
                 t.batch.advantages[i].abs() > 0.1
@@ -381,7 +381,7 @@ def test_every_option_trains(kw):
     m = tiny_model(0); start = flat(m).clone()
     s = train(m, TOK, DATA, parity, cfg(max_steps=4, **kw))
     assert flat(m).isfinite().all() and (flat(m)-start).abs().max()>1e-5
-    assert all(math.isfinite(o['loss']) for o in s.history)
+    assert [o for o in s.history if not math.isfinite(o['loss'])]==[]
 
 @pytest.mark.parametrize('kw', [dict(top_p=.8), dict(repetition_penalty=1.3), dict(presence_penalty=1.5),
     dict(frequency_penalty=1., temperature=.8)], ids=str)
@@ -398,7 +398,7 @@ def test_a_record_says_which_answers_were_cut_off(tmp_path):
     train(model, tok, DATA, parity, cfg(max_steps=2, output_dir=str(tmp_path)))
     rows = read_run(tmp_path).rows
     cut,n = (sum((o[k] for o in rows), []) for k in ('truncated','n_tokens'))
-    assert set(cut)=={True,False} and all(k==8 for c,k in zip(cut, n) if c)
+    assert set(cut)=={True,False} and [(c,k) for c,k in zip(cut, n) if c and k!=8]==[]
     assert not any(c for c,k in zip(cut, n) if k<8)
 
 def test_tokens_are_counted_without_their_padding():
@@ -463,7 +463,7 @@ def test_gradients_of_an_earlier_step_take_no_room(monkeypatch):
     s = state()
     for _ in range(2):
         train_batch(s)
-        assert all(p.grad is None for p in s.model.parameters())
+        assert [p for p in s.model.parameters() if p.grad is not None]==[]
     assert len(held)>=4 and set(held)=={0}
 
 def test_a_run_stops_once_its_tokens_are_sampled():
@@ -510,7 +510,7 @@ def test_stored_groups_are_recorded_and_read_back(tmp_path):
 
 def test_copies_by_name_train_on_a_full_batch():
     s = train(tiny_model(0), TOK, DATA, parity, cfg(replay_stored_per_fresh=1), method='copies')
-    assert s.strategy.name=='copies' and all(o['replay/stored']==4 for o in s.history)
+    assert s.strategy.name=='copies' and [o for o in s.history if o['replay/stored']!=4]==[]
     with pytest.raises(ValueError, match="the method 'mask' does not know"):
         state(method=Mask(), replay_stored_per_fresh=1)
 
@@ -794,7 +794,7 @@ def test_the_demo_is_the_same_to_the_bit_whatever_the_number_of_threads(tmp_path
         from safetensors.torch import load_file
         return load_file(tmp_path/str(n)/'checkpoint-8'/'model.safetensors')
     a,b = run(1),run(2)
-    assert a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    assert a.keys()==b.keys() and [k for k in a if not torch.equal(a[k], b[k])]==[]
 
 @pytest.mark.parametrize('rows', [DATA, [dict(DATA[i]) for i in range(len(DATA))]], ids=['Dataset','list'])
 def test_a_list_of_rows_is_recorded_as_a_dataset_is(rows, tmp_path):
@@ -942,7 +942,7 @@ def test_a_reward_follows_the_step_and_what_it_logs_is_in_history_and_record(tmp
         eval_dataset=DATA.select(range(4)))
     assert seen==[(0, 4, 0), (2, 4, 1), (4, 4, 2)]   # the last is the evaluation
     r = read_run(tmp_path)
-    assert all(o['extra']['size']==[len(c) for c in o['completions']] for o in r.rows)
+    assert [o for o in r.rows if o['extra']['size']!=[len(c) for c in o['completions']]]==[]
     for row in s.history:
         sizes = [x for o in r.rows if o['step']==row['step'] for x in o['extra']['size']]
         assert row['size']==pytest.approx(sum(sizes)/len(sizes))

@@ -21,7 +21,7 @@ def go(steps=4, B=2, plan=PLAN, rewards=None, watch=None, **kw):
     got = T.spy(t)
     before = T.weights(t); t.train(); after = T.weights(t)
     h = [o for o in t.state.log_history if 'loss' in o]
-    assert all(math.isfinite(o['loss']) and math.isfinite(o['grad_norm']) for o in h)
+    assert [o for o in h if not (math.isfinite(o['loss']) and math.isfinite(o['grad_norm']))]==[]
     assert any(not torch.equal(before[k], after[k]) for k in before)
     assert sum(b['replayed'].any().item() for b in got)>0
     for b in got: assert b['num_items_in_batch']==(b['completion_mask']*b.get('tool_mask', 1)).sum()
@@ -143,7 +143,8 @@ def test_every_other_option(name):
     steps = 8 if name=='generation_batch' else 4
     t,got = go(steps=steps, plan=PLAN if name!='full_eval' else [LIVE,LIVE,LIVE,DEAD]+[LIVE]*8+[DEAD]*30, **o)
     if name=='pad8':
-        assert all(b['completion_ids'].shape[1]%8==0 and b['prompt_ids'].shape[1]%8==0 for b in got)
+        assert [b for b in got
+            if not (b['completion_ids'].shape[1]%8==0 and b['prompt_ids'].shape[1]%8==0)]==[]
     if name=='full_eval': assert any('eval_a_loss' in o for o in t.state.log_history)
 
 @functools.cache
@@ -235,7 +236,7 @@ def test_eval_datasets_of_every_kind():
         t = T.trainer(eval_dataset=ev)
         m = t.evaluate()
         # measured, and kept out of the buffer
-        assert all(math.isfinite(m[k]) for k in names) and len(t.replay_buffer)==0
+        assert [k for k in names if not math.isfinite(m[k])]==[] and len(t.replay_buffer)==0
     assert T.trainer(eval_dataset=None).eval_dataset is None
 
 # -- models ---------------------------------------------------------------------------------------
@@ -253,9 +254,9 @@ def test_a_peft_model_with_its_own_adapter():
     t,_ = go(model_=m, beta=.1, learning_rate=1e-2)
     after = dict(m.named_parameters())
     # the adapter moved, the model below it did not
-    assert all(torch.equal(v, after[k])!=('lora' in k) for k,v in before.items())
+    assert [k for k,v in before.items() if torch.equal(v, after[k])=='lora' in k]==[]
     # the reference is that adapter as it was
-    assert all(torch.equal(v, after[k.replace('default', 'ref')]) for k,v in before.items())
+    assert [k for k,v in before.items() if not torch.equal(v, after[k.replace('default', 'ref')])]==[]
     assert t.state.log_history[0]['kl']<1e-6<1e-4<t.state.log_history[3]['kl']
 
 # -- other samplers -------------------------------------------------------------------------------
@@ -273,7 +274,8 @@ def test_a_rollout_func_with_its_own_mask_and_columns(monkeypatch):
         def __call__(self, completions, luck=None, **kw):
             seen.append(luck); return super().__call__(completions)
     t,got = go(rewards=R(PLAN, G), rollout_func=rollout)
-    assert seen[0]==[0.,1.]*4 and all('tool_mask' in b and 'sampling_per_token_logps' in b for b in got)
+    assert seen[0]==[0.,1.]*4 and [b for b in got
+        if not ('tool_mask' in b and 'sampling_per_token_logps' in b)]==[]
     for b in got:
         assert (b['sampling_per_token_logps'][b['completion_mask'].bool()]==-1.5).all()
         inner = (b['completion_mask'].sum(1)-2).clamp(min=0)
@@ -348,7 +350,7 @@ def test_environments_are_reset_for_every_generation_and_own_the_reward():
     prompts = [t.processing_class.decode(got[2]['prompt_ids'][i][got[2]['prompt_mask'][i].bool()])
         for i in range(8)]
     # the replayed prompt is the one it was sampled with
-    assert all('turn 1' in p or 'turn 2' in p for p in prompts)
+    assert [p for p in prompts if not ('turn 1' in p or 'turn 2' in p)]==[]
 
 # -- vLLM, as far as it goes without one ------------------------------------------------------------
 class FakeVLLM:
@@ -392,7 +394,7 @@ def test_vllm_without_correction_needs_no_old_logps(monkeypatch):
     import trl.trainer.grpo_trainer as M
     monkeypatch.setattr(M, 'VLLMGeneration', FakeVLLM, raising=False)
     t,got = go(use_vllm=True, vllm_mode='colocate', vllm_importance_sampling_correction=False)
-    assert all('old_per_token_logps' not in b for b in got) and any('replay_old_logps' in b for b in got)
+    assert [b for b in got if 'old_per_token_logps' in b]==[] and any('replay_old_logps' in b for b in got)
 
 # -- the rest of the settings, so that none is left out -----------------------------------------------
 MORE = dict(

@@ -92,7 +92,8 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
     for a,b in zip(facts(out, 'straddle'), facts(out, 'fsdp2')):
         assert b['sharded'] and not a['sharded']                              # FSDP2 it was, and DDP it was
         steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
-        assert len(steps[0])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
+        assert len(steps[0])==6 and [(p,q) for p,q in zip(*steps)
+            if p!=pytest.approx(q, rel=1e-5, abs=1e-7)]==[]
         assert equal(where(a), where(b)) and equal(a['b']['index']['uses'], b['b']['index']['uses'])
         torch.testing.assert_close(a['b']['index']['scores'], b['b']['index']['scores'])
         assert len(held(a))>0
@@ -116,14 +117,15 @@ def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
     assert r.returncode==0, r.stderr[-3000:]
     for a,b in zip(facts(out, 'straddle'), facts(tmp_path, scene)):
         steps = [[(o['loss'], o['grad_norm']) for o in x['log'] if 'loss' in o] for x in (a, b)]
-        assert len(steps[1])==6 and all(p==pytest.approx(q, rel=1e-5, abs=1e-7) for p,q in zip(*steps))
+        assert len(steps[1])==6 and [(p,q) for p,q in zip(*steps)
+            if p!=pytest.approx(q, rel=1e-5, abs=1e-7)]==[]
         assert equal(where(a), where(b))
-        assert all(torch.equal(p['completion_ids'], q['completion_ids'])
-            for p,q in zip(held(a).values(), held(b).values(), strict=True))
+        assert [(p,q) for p,q in zip(held(a).values(), held(b).values(), strict=True)
+            if not torch.equal(p['completion_ids'], q['completion_ids'])]==[]
 
 def test_fsdp2_resumes_with_its_buffer(out):
     for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
-        assert equal(a['b'], b['b']) and all(torch.equal(a['w'][k], b['w'][k]) for k in a['w'])
+        assert equal(a['b'], b['b']) and [k for k in a['w'] if not torch.equal(a['w'][k], b['w'][k])]==[]
 
 @pytest.mark.weekly
 def test_adapters_on_a_llama_are_the_same_under_ddp_and_fsdp2_and_resume_to_the_bit(tmp_path):
@@ -142,7 +144,7 @@ def test_adapters_on_a_llama_are_the_same_under_ddp_and_fsdp2_and_resume_to_the_
     moved = {k for k,v in ddp[0]['w'].items() if 'lora_' in k}
     frozen = {k:v for k,v in ddp[0]['w'].items() if 'lora_' not in k}
     def own(k): return k.removeprefix('base_model.model.').replace('.base_layer', '')
-    assert moved and all(torch.equal(v, first[own(k)]) for k,v in frozen.items())
+    assert moved and [k for k,v in frozen.items() if not torch.equal(v, first[own(k)])]==[]
 
 def test_checkpoints_in_parts_resume_to_the_bit_and_the_model_is_saved_whole(out):
     from transformers import AutoModelForCausalLM
@@ -174,21 +176,21 @@ def test_stored_groups_stand_beside_fresh_ones_on_both_and_go_on_in_mid_batch(ou
 def test_with_a_buffer_each_both_sample_as_many_prompts_as_the_poorer_needs(out):
     a,b = facts(out, 'stored_local')
     fresh = [[int((~o['replayed']).view(-1, 4).all(1).sum()) for o in x] for x in (a, b)]
-    assert fresh[0][0]==fresh[1][0]==2 and all(x['num_items_in_batch']==y['num_items_in_batch']
-        for x,y in zip(a, b))
+    assert fresh[0][0]==fresh[1][0]==2 and [(x,y) for x,y in zip(a, b)
+        if x['num_items_in_batch']!=y['num_items_in_batch']]==[]
     assert min(map(sum, fresh))<10
 
 def test_a_reward_that_fails_on_one_process_stops_both_which_save_and_go_on(out):
     said = [(out/f'mended_said{r}').read_text() for r in (0, 1)]
     assert ('RewardFailed: a reward function raised on rank 1 at step 3' in said[0]
         and "KeyError: 'no solution'" in said[1])
-    assert all('checkpoint-3 holds the 3 steps before it' in o for o in said)
+    assert [o for o in said if 'checkpoint-3 holds the 3 steps before it' not in o]==[]
     for a,b in zip(facts(out, 'whole'), facts(out, 'mended')):
         assert T.same(a['w'], b['w']) and equal(a['b'], b['b'])
 
 def test_a_reward_that_fails_amid_accumulated_gradients_costs_no_bit_on_both(out):
     said = [(out/f'late_said{r}').read_text() for r in (0, 1)]
-    assert all('checkpoint-3 holds the 3 steps before it' in o for o in said)
+    assert [o for o in said if 'checkpoint-3 holds the 3 steps before it' not in o]==[]
     for a,b in zip(facts(out, 'accumulated'), facts(out, 'late_mended')):
         assert T.same(a['w'], b['w']) and equal(a['b'], b['b']) and b['step']==6
         assert any(o.get('replay/stored')==2 for o in b['log'])
@@ -207,7 +209,7 @@ def test_fsdp2_saves_a_reference_that_moves_and_goes_on_with_it(out):
     assert s[1] is None and sum(v.numel() for v in s[0].values())>=sum(p.numel()
         for p in T.model().parameters())
     for a,b in zip(facts(out, 'moving'), facts(out, 'moving_resumed')):
-        assert all(torch.equal(a['w'][k], b['w'][k]) for k in a['w']) and equal(a['b'], b['b'])
+        assert [k for k in a['w'] if not torch.equal(a['w'][k], b['w'][k])]==[] and equal(a['b'], b['b'])
 
 @pytest.mark.parametrize('scene,words',
     [('disagree',['`learning_rate` is 0.001 on rank 0 and 0.002 on rank 1',
@@ -217,7 +219,7 @@ def test_fsdp2_saves_a_reference_that_moves_and_goes_on_with_it(out):
 def test_what_can_not_work_is_refused_on_both_before_the_first_batch(scene, words, out):
     for r in (0, 1):
         said = (out/f'{scene}{r}').read_text()
-        assert all(o in said for o in words), said
+        assert [o for o in words if o not in said]==[], said
 
 def test_a_signal_on_all_ranks_saves_one_whole_checkpoint(out):
     from grpo_nb.run.checkpoints import checkpoint_error, load_state
@@ -245,14 +247,15 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(out):
     old = {i:torch.cat([held(dict(b=q))[i]['completion_ids'] for q in parts if i in held(dict(b=q))])
         for i in parts[0]['index']['ids'].tolist()}
     kept = [i for i in new if i in old]
-    assert kept and all(torch.equal(new[i]['completion_ids'], old[i]) for i in kept)
+    assert kept and [i for i in kept if not torch.equal(new[i]['completion_ids'], old[i])]==[]
 
 def test_a_checkpoint_of_one_process_goes_on_with_two(out):
     old,new = torch.load(out/'one_state', weights_only=False),facts(out, 'from_one')
     assert [o['step'] for o in new]==[6, 6] and T.same(new[0]['w'], new[1]['w']) and new[0]['b']['world']==2
     was,rows = held(dict(b=old)),held(new[0])|held(new[1])
     kept = [i for i in was if i in rows and len(rows[i]['advantages'])==4]
-    assert kept and all(torch.equal(rows[i]['completion_ids'], was[i]['completion_ids']) for i in kept)
+    assert kept and [i for i in kept
+        if not torch.equal(rows[i]['completion_ids'], was[i]['completion_ids'])]==[]
     assert sum(o.get('replay/replaced', 0) for o in new[0]['log'] if o.get('step', 0)>3)>0
 
 @pytest.mark.parametrize('scene,say',

@@ -57,8 +57,10 @@ def four():
     forwards = []
     def watch(t):
         old = t.model.forward
-        t.model.forward = lambda *a, **k: forwards.append('labels' in k
-            and k['labels'] is not None) or old(*a, **k)
+        def forward(*args, **kwargs):   # TRL before 1.16 gives its loss no labels; sampling needs no gradient
+            forwards.append(torch.is_grad_enabled() or kwargs.get('labels') is not None)
+            return old(*args, **kwargs)
+        t.model.forward = forward
     shown = dict(log_completions=True, num_completions_to_print=0)
     return *go(steps=4, watch=watch, learning_rate=1e-2, **shown),forwards
 
