@@ -8,24 +8,23 @@ __all__ = ['has_eos', 'loss_mask', 'compute_logps', 'current_logps_and_entropy',
 
 # %% ../nbs/catalogue/batch_logps.ipynb #3e975c1f
 import math
-from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from .parts.sampling import end_tokens
 from .run.state import TrainState
-from .generation import Rollouts
+from .parts.groups import Groups
 from .logps import token_logps
 
 # %% ../nbs/catalogue/batch_logps.ipynb #hasE0511
 def has_eos(
-    s:TrainState, batch:Rollouts,  # the run, whose model and tokenizer name the end tokens; B groups
+    s:TrainState, batch:Groups,    # the run, whose model and tokenizer name the end tokens; B groups
 )->Tensor:                         # (B, G) bool
     "Did the completion reach an end token?"
     ends = torch.tensor(end_tokens(s.model, s.tokenizer), device=batch.completion_ids.device)
     return (torch.isin(batch.completion_ids, ends) & batch.completion_mask).any(-1)
 
 def loss_mask(
-    s:TrainState, batch:Rollouts, in_loss:Tensor,  # the run; B groups; (B,) bool, groups that count
+    s:TrainState, batch:Groups, in_loss:Tensor,    # the run; B groups; (B,) bool, groups that count
 )->Tensor:                                         # (B, G, T) bool
     "Which tokens count in the loss, and in its denominator."
     mask = batch.completion_mask & in_loss[:,None,None]
@@ -33,7 +32,7 @@ def loss_mask(
 
 # %% ../nbs/catalogue/batch_logps.ipynb #bac599f7
 def compute_logps(
-    s:TrainState, model:nn.Module, batch:Rollouts,  # the run; its policy or its reference; B groups
+    s:TrainState, model:nn.Module, batch:Groups,    # the run; its policy or its reference; B groups
     entropy:bool=False,  # the entropy of each choice, too?
 )->Tensor|tuple:         # (B, G, T) nats; with `entropy` two
     "Log-probs of a batch under `model`, at the run's temperature."
@@ -42,14 +41,14 @@ def compute_logps(
 
 @torch.no_grad()
 def current_logps_and_entropy(
-    s:TrainState, batch:Rollouts,  # the run; B groups
+    s:TrainState, batch:Groups,    # the run; B groups
 )->tuple:                          # (logps, entropy), (B, G, T) nats
     "Log-probs and entropies under the current policy, without gradient."
     return compute_logps(s, s.model, batch, entropy=True)
 
 @torch.no_grad()
 def fill_ref_logps(
-    s:TrainState, batch:Rollouts,  # the run; B groups, whose `ref_logps` is set in place
+    s:TrainState, batch:Groups,    # the run; B groups, whose `ref_logps` is set in place
     groups:Tensor,                 # (B,) bool, those to compute
 )->None:
     "Fill in the reference's log-probs of some groups; those never computed are nan."
@@ -57,13 +56,13 @@ def fill_ref_logps(
     if groups.any(): batch.ref_logps[groups] = compute_logps(s, s.ref_model, batch[groups])
 
 def store_ref_logps(
-    s:TrainState, batch:Rollouts, groups:Tensor,  # as for `fill_ref_logps`
+    s:TrainState, batch:Groups, groups:Tensor,    # as for `fill_ref_logps`
 )->None:
     "Fill in log-probs of a reference that never moves, which can be stored with the groups."
     if s.ref_model is not None and not s.args.sync_ref_model: fill_ref_logps(s, batch, groups)
 
 def complete_ref_logps(
-    s:TrainState, batch:Rollouts, groups:Tensor,  # as for `fill_ref_logps`
+    s:TrainState, batch:Groups, groups:Tensor,    # as for `fill_ref_logps`
 )->None:
     "Fill in the reference's log-probs of those groups that have none yet."
     if s.ref_model is None: return
@@ -73,7 +72,7 @@ def complete_ref_logps(
 
 # %% ../nbs/catalogue/batch_logps.ipynb #0ad50002
 def needs_gradient(
-    batch:Rollouts, mask:Tensor,  # B groups with advantages; (B, G, T) bool, tokens that count in the loss
+    batch:Groups, mask:Tensor,    # B groups with advantages; (B, G, T) bool, tokens that count in the loss
 )->Tensor:                        # (B, G, T) bool
     "Tokens of answers with an advantage; if there are none, all tokens of the first group that counts."
     A = batch.advantages
@@ -84,14 +83,14 @@ def needs_gradient(
     return counted
 
 def update_logps(
-    s:TrainState, batch:Rollouts, mask:Tensor,  # the run; as for `needs_gradient`
+    s:TrainState, batch:Groups, mask:Tensor,    # the run; as for `needs_gradient`
 )->tuple:         # logps with gradient and entropy, (B, G, T) nats; the tokens that passed through the model
     "Log-probs for the loss: of all that counts, or with `skip_zero_advantage` of what needs a gradient."
     passed = needs_gradient(batch, mask) if s.args.skip_zero_advantage else mask
     groups = passed.flatten(1).any(1)
     if passed is mask or not groups.any():
-        return *compute_logps(s, s.model, replace(batch, completion_mask=mask), entropy=True),passed
-    part = replace(batch[groups], completion_mask=passed[groups])
+        return *compute_logps(s, s.model, batch.with_tensors(dict(completion_mask=mask)), entropy=True),passed
+    part = batch[groups].with_tensors(dict(completion_mask=passed[groups]))
     new = compute_logps(s, s.model, part, entropy=True)
     at = groups.nonzero(as_tuple=True)
     logps,entropy = (o.new_zeros(mask.shape).index_put(at, o) for o in new)

@@ -9,9 +9,9 @@ __all__ = ['sample_inverse_cdf', 'sample_next_token', 'mask_through_eos', 'Rollo
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 import torch
 from torch import Tensor, nn
-from .parts.validate import Scalar
 from .parts.groups import Groups
 from grpo_nb.parts.sampling import (
     Sampling, check_prompt_ids, apply_penalties, decode_rows, special_ids, filter_logits,
@@ -92,7 +92,7 @@ def generate(
     generator:torch.Generator|None=None, # where the draws come from; None for torch's own
     fast:bool|None=None, # take the short way? None where `fast_path_blocker` has nothing against it
     decode_fn:Callable=decode_rows, # how tokens are made for all rows; a plain loop may stand here
-    **options:Scalar,               # of `Sampling`: temperature, top_k, …
+    **options:Any,                  # of `Sampling`: temperature, top_k, …
 )->Rollouts:                        # G completions of each prompt, `old_logps` at `temperature`
     """`num_generations` completions of every prompt, with the log-probs of the policy that drew them.
 

@@ -7,6 +7,7 @@ __all__ = ['inspect_run', 'inspector_html', 'write_inspector', 'WHAT_IFS', 'what
 
 # %% ../nbs/15_look_at_a_run.ipynb #4399b73f
 from pathlib import Path
+from typing import Any
 from .run.reading import LoggedRun
 from .see.readers import open_run
 from .token_terms import add_token_terms
@@ -35,14 +36,14 @@ def inspect_run(
 # %% ../nbs/15_look_at_a_run.ipynb #1505dfeb
 def inspector_html(
     run:LoggedRun,      # or the folder of one, or rollouts of another tool
-    **options:int|bool, # of `view_html`
+    **options:Any,      # of `view_html`
 )->str:                 # a whole HTML page
     "The inspector as one page that needs neither a kernel nor the network."
     run,versions = _prepared(run)
     return view_html(run, versions=versions, **options)
 
 def write_inspector(
-    folder:Path,      # a run's folder, or rollouts of another tool
+    folder:str|Path,  # a run's folder, or rollouts of another tool
     out:Path|None=None, # folder of the page; None for the run's own
 )->Path:              # the page
     "Write inspector.html into a run's folder, whole or not at all."

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .parts.fast_path import (
     check_left_padded, output_head, pad_learns, hidden_shared_prefix, unwrap_peft)
 from .parts.chunked_logps import chunked_logps
-from .generation import Rollouts
+from .parts.groups import Groups
 
 # %% ../nbs/08_logps.ipynb #375d9b31
 def selective_log_softmax(
@@ -43,7 +43,7 @@ def token_entropy(
 # %% ../nbs/08_logps.ipynb #c4f88a16
 def completion_hidden(
     model:nn.Module,           # a causal language model of transformers
-    rollouts:Rollouts,         # prompts padded left, completions right
+    rollouts:Groups,           # prompts padded left, completions right
 )->Tensor:                     # (B, G, T, D), the state that predicts each completion token
     """Prompts and completions through the model; position `t` holds the state from which token `t` was drawn.
 
@@ -64,7 +64,7 @@ def completion_hidden(
 # %% ../nbs/08_logps.ipynb #776e1700
 def token_logps(
     model:nn.Module,           # a causal language model of transformers
-    rollouts:Rollouts,         # prompts padded left, completions right
+    rollouts:Groups,           # prompts padded left, completions right
     temperature:float=1.0,     # the one that sampled
     chunk_size:int|None=None,  # tokens whose logits are held at once; None for as many as fit in 64 MB
     shared_prefix:bool=False,  # compute each prompt once per group, and no padding where the model allows it?

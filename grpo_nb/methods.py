@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .parts.validate import Scalar, require, is_int
+from .parts.validate import require, is_int
 from .parts.registry import STRATEGIES, register, resolve
 from .advantages import group_advantages
 from .generation import Rollouts
@@ -227,7 +227,7 @@ class NewestReplay(Replay):
     name = 'newest'
     def __init__(self,
         buffer_size:int=64,  # groups
-        **options:Scalar,   # of `Replay`
+        **options:Any,       # of `Replay`
     ): super().__init__(buffer_size, **dict(priority='recency')|options)
 
 # %% ../nbs/catalogue/methods.ipynb #f9b92c95

@@ -11,7 +11,7 @@ import os, re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 import torch
 from trl import get_peft_config, get_quantization_config
 from .parts import datasets
@@ -191,7 +191,7 @@ def recipe_options(
     argv:list,      # words of a command line
     settings:dict,  # the same options by name
     base:dict=DEFAULTS, # defaults, where they differ from TRL's
-    **defaults:str|float|bool,  # of this recipe, where they differ from `base`
+    **defaults:Any,  # of this recipe, where they differ from `base`
 )->tuple:           # (recipe's settings, GRPOWithReplayBufferConfig)
     "What `run_recipe` wants to know, from words, a YAML file and names."
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .parts.validate import Scalar
 from .parts.groups import StoredGroup, Groups, group_scores, pack_groups, insert_stored
 from .parts.registry import PRIORITIES, STRATEGIES, register, resolve
 from .parts.storage import (
@@ -167,7 +166,7 @@ class Replay(DeadGroupStrategy):
         unreplaced:str='keep',         # what happens to a dead group without replacement: 'keep' or 'mask'
         same_prompt_first:bool=False,  # prefer a stored group of the dead group's own prompt?
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
-        **options:Scalar,              # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
+        **options:Any,                 # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
         check_replay_settings(unreplaced, stored_per_fresh, options)
         self.buffer = ReplayBuffer(buffer_size, **options)

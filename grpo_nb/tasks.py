@@ -122,4 +122,4 @@ def example_group(
     said = [ways[0] if i in careful else ways[1] for i in range(8)]
     ask = f'State the final answer to the following arithmetic problem: {expression} ='
     return dict(prompt=[{'role':'user', 'content':ask}], completions=said, answer='13',
-                rewards=accuracy_reward(None, said, ['13']*8))
+                rewards=accuracy_reward([], said, ['13']*8))

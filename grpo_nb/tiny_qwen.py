@@ -7,15 +7,13 @@ __all__ = ['SPECIALS', 'SPECIAL_TAGS', 'PHRASES', 'CHAT_TEMPLATE', 'TINY_QWEN_DI
            'encode_prompts', 'tiny_config', 'tiny_model', 'load_model', 'sample_texts']
 
 # %% ../nbs/03_tiny_qwen.ipynb #78afa285
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-from .parts.loading import load_pretrained
+from .parts.fast_path import Tokenizer
 from .parts.sampling import end_tokens
-from .parts.pretrained import model_folder
 
 # %% ../nbs/03_tiny_qwen.ipynb #babfe312
 SPECIALS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
@@ -41,7 +39,7 @@ def make_tokenizer(
 
 # %% ../nbs/03_tiny_qwen.ipynb #5cc6f5ae
 def prompt_tokens(
-    tokenizer:Callable,  # with a chat template where the prompt is messages
+    tokenizer:Tokenizer, # with a chat template where the prompt is messages
     prompt:str|list,     # one prompt
 )->list[int]:
     "Token ids of one prompt: messages through the chat template, text as it is."
@@ -49,7 +47,7 @@ def prompt_tokens(
     return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)['input_ids']
 
 def encode_prompts(
-    tokenizer:Callable,       # with a chat template where prompts are messages
+    tokenizer:Tokenizer,      # with a chat template where prompts are messages
     prompts:list,             # B prompts, each a str or a list of messages
 )->tuple[Tensor,Tensor]:      # prompt_ids (B, P) int64 and prompt_mask (B, P) bool, padded on the left
     """Prompts as one batch: messages through the chat template with the assistant's opening, text as it is.
@@ -104,13 +102,16 @@ def load_model(
     **options:object,      # of transformers' `from_pretrained`, such as `quantization_config`
 )->tuple:                  # (model in eval mode, tokenizer that pads on the left)
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
-    return load_pretrained(TINY_QWEN_DIR if name=='tiny' else model_folder(name), dtype, **options)
+    from grpo_nb.parts.loading import load_pretrained     # here, since training on a model of your own
+    from grpo_nb.parts.pretrained import model_folder     # needs neither
+    folder = TINY_QWEN_DIR if name=='tiny' else model_folder(name)
+    return load_pretrained(folder, dtype, **options)
 
 # %% ../nbs/03_tiny_qwen.ipynb #486b4e91
 @torch.no_grad()
 def sample_texts(
     model:torch.nn.Module,   # as `load_model` returns it
-    tokenizer:Callable,      # its tokenizer
+    tokenizer:Tokenizer,     # its tokenizer
     prompts:list,            # B prompts
     n:int=1,                 # completions of each
     max_new_tokens:int=48,   # the end token among them

@@ -15,7 +15,6 @@ from .loss import policy_loss
 from .parts.loss_inputs import LOSS_TYPES, LossInputs, LossSettings
 from .parts.loss_metrics import capped_mask
 from .parts.registry import LOSSES
-from .run.record import format_terms
 
 # %% ../nbs/catalogue/token_terms.ipynb #e77a3842
 def token_terms(
@@ -79,6 +78,7 @@ def _rewards(o):   # (1, G)
 
 def _step_terms(rows, settings, named):
     """Give the groups of a step their `terms`. A file that does not name its loss has none of its own."""
+    from grpo_nb.run.record import format_terms   # here, since a step of training reads no record
     words = not all(o.get('logps') and o.get('tokens') for o in rows)
     for o in rows:
         o['pieces'] = [re.findall(r'\s*\S+', t) for t in o['completions']] if words else o['tokens']

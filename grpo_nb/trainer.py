@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from .parts.validate import dataset_fingerprint, template_start
-from .parts.groups import dead_by_func
+from .parts.groups import Groups, dead_by_func
 from .parts.fast_path import Tokenizer
 from .parts.loss_inputs import LossInputs
 from .parts.loss_metrics import minibatch_metrics, restrict_output
@@ -25,7 +25,7 @@ from .run.checkpoints import new_run_id
 from .run.checks import check_train_args, make_strategy, nonfinite_loss_error
 from .run.config import TrainConfig, make_loss_settings, make_config
 from .run.optim import make_optimizer, sync_reference
-from .run.record import check_some_reward, eval_row, make_history_row
+from .run.history import check_some_reward, eval_row, make_history_row
 from .run.resume import CheckpointCallback, resolve_checkpoint, load_checkpoint
 from .run.state import TrainState
 from .generation import Rollouts
@@ -143,7 +143,7 @@ def update_minibatch(
 
 def optimizer_step(
     s:TrainState, loss:Tensor,      # model, optimizer and scheduler move; () to minimize
-    logps:Tensor, mb:Rollouts,      # (b, G, T) nats and their groups, for the error
+    logps:Tensor, mb:Groups,        # (b, G, T) nats and their groups, for the error
 )->float:                           # norm of the gradient before it is clipped
     "Move the weights against the gradient. RuntimeError, naming step and rows, if the loss is not finite."
     if not loss.isfinite():
@@ -241,7 +241,8 @@ def train(
     if is_done(s):
         warnings.warn(f'{checkpoint} has done its {s.step} steps: nothing is trained; raise `max_steps` to '
             'go on')
-    watch = [CheckpointCallback(resume_hint), *[EvalCallback(eval_dataset)]*bool(s.args.eval_steps)]
+    watch:list = [CheckpointCallback(resume_hint)]
+    if eval_dataset is not None and s.args.eval_steps: watch.append(EvalCallback(eval_dataset))
     if s.args.output_dir or not s.args.disable_tqdm:
         from grpo_nb.see.monitor import RunMonitor   # the record's readers come with it
         watch.append(RunMonitor(bool(checkpoint), print_verdict))

@@ -1,7 +1,7 @@
 "Cliff or collapse as a number that both trainers log: the share of groups that are one text, by hand"
 import pytest, torch
 from types import SimpleNamespace
-from grpo_nb.run.record import _one_text_share
+from grpo_nb.run.history import _one_text_share
 from grpo_nb.run.reading import read_run
 from grpo_nb.see.findings import diagnose_rows
 

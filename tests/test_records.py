@@ -360,7 +360,7 @@ def test_a_call_of_a_tool_is_shown_nested_or_not():
 
 def test_eight_batches_without_a_judgement_end_a_run_and_one_judgement_is_enough():
     from types import SimpleNamespace
-    from grpo_nb.run.record import check_some_reward
+    from grpo_nb.run.history import check_some_reward
     of = lambda *rewards: SimpleNamespace(history=[dict(reward=r) for r in rewards])
     check_some_reward(of(*[math.nan]*6))
     check_some_reward(of(*[math.nan]*6, 0., math.nan))

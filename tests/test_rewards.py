@@ -3,6 +3,7 @@ import asyncio, functools, inspect, math, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_name, reward_names
+from grpo_nb.parts.registry import import_file
 from grpo_nb.parts.reward_loading import RewardModel, load_reward
 from grpo_nb.loss_variants import multi_reward_advantages
 from grpo_nb.parts.reward_calls import RewardLog, run_state
@@ -292,6 +293,8 @@ def test_loading_a_function_and_every_way_it_fails(tmp_path):
                        (str(f), 'FILE.py:FUNCTION|no module'), ('my_reward', 'FILE.py:FUNCTION'),
                        ('no_such_module:f', 'no module `no_such_module`')):
         with pytest.raises(ValueError, match=says): load_reward(spec)
+    (tmp_path/'notes.txt').write_text('limit = 3')
+    with pytest.raises(ValueError, match='must end in .py'): import_file(tmp_path/'notes.txt')
 
 def test_trl_s_six_are_known_by_name_and_take_options():
     import trl.rewards

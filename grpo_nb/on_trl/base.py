@@ -7,6 +7,7 @@ __all__ = ['log', 'ReplayTrainerBase']
 
 # %% ../../nbs/on_trl/base.ipynb #a16a05ee
 import functools, logging, os
+from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -46,7 +47,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     _to_follow = 0       # passes of the run's first batch whose rows are still to be seen in the loss
 
     @functools.wraps(GRPOTrainer.__init__)
-    def __init__(self, *args:object, **kwargs:object):
+    def __init__(self, *args:Any, **kwargs:Any):
         super().__init__(*args, **kwargs)
         a = self.args
         sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
@@ -306,7 +307,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         self.finish_batch()   # a checkpoint waits for no batch
         super()._save_rng_state(output_dir)
 
-    def train(self, *args:object, **kwargs:object)->TrainOutput:
+    def train(self, *args:Any, **kwargs:Any)->TrainOutput:
         if self._trained: self.reset_buffer(self.args.buffer_is_shared) # a run of its own, from step 0
         self.batch = None
         self._to_follow = self.args.steps_per_generation if self.args.replay_active else 0

@@ -9,6 +9,7 @@ __all__ = ['log', 'RewardFailed', 'CheckedTrainer']
 import functools, inspect, logging, math, os, time, warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 import torch
 from torch import nn
 from datasets import Dataset
@@ -47,7 +48,8 @@ class CheckedTrainer(GRPOTrainer):
     # batches in which no completion got a reward, from the first on; None once one did
     _unjudged = 0
     _extra = ()   # columns that the rewards of the last batch logged with `log_extra`
-    rewards_per_func = None   # (N, F) of the last batch and all processes, before weights; nan: not judged
+    # (N, F) of the last batch and all processes, before weights; nan: not judged
+    rewards_per_func:Any = None
 
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args:object, **kwargs:object):
@@ -59,9 +61,12 @@ class CheckedTrainer(GRPOTrainer):
         played = given.get('environment_factory') is not None
         self._check_layout(a, columns, played)
         self._check_images(columns, given)
-        known = isinstance(data, Dataset) and not played   # a stream's rows are looked at as they come
-        prompts = validate_dataset(data, self._n_prompts(a), a.num_generations, most=10_000) if known else []
-        self.dataset_fingerprint = dataset_fingerprint(data, 10_000) if known else None   # for a resume
+        # a stream's rows are looked at as they come
+        rows = data if isinstance(data, Dataset) and not played else None
+        prompts = []
+        if rows is not None:
+            prompts = validate_dataset(rows, self._n_prompts(a), a.num_generations, most=10_000)
+            self.dataset_fingerprint = dataset_fingerprint(rows, 10_000)   # for a resume
         if os.environ.get('RANK', '0')=='0':   # of several processes one warns
             for o in version_warnings(): warnings.warn(o, stacklevel=2)
         with self._watched(math.inf):

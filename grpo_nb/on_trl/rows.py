@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from trl import GRPOTrainer
 from ..parts.versions import other_version
-from ..parts.groups import Groups
+from ..parts.groups import Groups, padding_masks, scatter_padded
 from .distributed import RowFormat
 from .trl_api import check_trl_api
 check_trl_api()   # before names of TRL are imported that it may have moved
@@ -123,7 +123,7 @@ def _once(rows):
     return rows[:1] if all(map(like_first, rows)) else rows
 
 def extract_group(
-    batch:dict,        # TRL's batch on the CPU, or `TrlRows`
+    batch:dict|TrlRows,# TRL's batch on the CPU, or `TrlRows`
     rows:slice,        # the group's rows
 )->dict:               # ids int32, log-probs float32, lengths; a prompt that all rows share is held once
     "One group without padding, in memory of its own."
@@ -162,8 +162,7 @@ def _column(rows, name, groups, mask):
         entries = [o for g in groups for o in (g[name]*len(g['lens']) if len(g[name])==1 else g[name])]
         return [o.to(rows.completion_ids.device) if isinstance(o, Tensor) else o for o in entries]
     new = torch.cat([g[name] for g in groups]).to(v.device, v.dtype)
-    if mask is None: return new
-    return v.new_full(mask.shape, rows.padding(name)).masked_scatter(mask, new)
+    return new if mask is None else scatter_padded(mask, new, rows.padding(name))
 
 def stored_rows(
     rows:TrlRows,      # the batch that they are for
@@ -171,20 +170,19 @@ def stored_rows(
     multiple:int|None=None, # widths are rounded up to a multiple of this
 )->TrlRows:
     "Stored groups as rows with the columns of `rows`. ValueError when a group lacks one of them."
-    groups,m,dev = [_expand_group(g) for g in groups],multiple or 1,rows.completion_ids.device
-    p,n = (torch.cat([g[k] for g in groups]).to(dev)[:,None] for k in ('prompt_lens','lens'))
-    P,T = (-(-int(o.max())//m)*m for o in (p, n))
-    pm,cm = torch.arange(P, device=dev)>=P-p,torch.arange(T, device=dev)<n
+    groups,dev = [_expand_group(g) for g in groups],rows.completion_ids.device
+    p,n = (torch.cat([g[k] for g in groups]).to(dev) for k in ('prompt_lens','lens'))
+    pm,cm = padding_masks(p, n, multiple or 1)
     masks = {'P':pm, 'T':cm, 'PT':torch.cat([pm, cm], 1), '':None}
     return rows.with_tensors({k:_column(rows, k, groups, masks[rows.kind(k)]) for k in rows.data})
 
 def insert_groups(
-    batch:dict,        # TRL's batch, or `TrlRows`
+    batch:dict|TrlRows,# TRL's batch, or `TrlRows`
     rows:Tensor,       # (n,) int64, where the groups go
     groups:list,       # from `extract_group`, n rows together
     pad_id:int=0,      # token id in the padding; of `TrlRows` its own
     multiple:int|None=None, # widths are rounded up to a multiple of this
-)->dict:               # or `TrlRows`, widened where a group is longer
+)->dict|TrlRows:       # as `batch`, widened where a group is longer
     "The batch with stored groups in the place of `rows`. ValueError when a group lacks a key of the batch."
     if not isinstance(batch, TrlRows):
         return insert_groups(TrlRows.from_trl(batch, pad_id), rows, groups, multiple=multiple).to_trl()

@@ -7,7 +7,7 @@ __all__ = ['CompletionsTable', 'is_text', 'iter_inserted']
 
 # %% ../../nbs/on_trl/table.ipynb #1bbcb3cb
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -29,7 +29,7 @@ class CompletionsTable:
 
     def last(self,
         N:int,  # rows of all processes
-        extra:list=(),  # columns that its rewards logged
+        extra:Iterable=(),  # columns that its rewards logged
     )->dict:    # lists of N: prompt, completion and advantages; columns of extra; rewards, (N, F)
         "The last batch, as it was logged."
         def of(o): return list(o)[-N:]

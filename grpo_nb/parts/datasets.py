@@ -12,10 +12,11 @@ import csv, difflib, hashlib, inspect, io, json, random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 import torch
 from datasets import Dataset, DatasetDict
 from fastcore.basics import partialler
-from .validate import Scalar, require, ends_answered, prompt_error, is_int
+from .validate import require, ends_answered, prompt_error, is_int
 from .registry import TASKS, register, resolve
 from .answers import boxed
 
@@ -54,7 +55,7 @@ def gym_dataset(
     seed:int=0,         # 0 or more; another seed gives other problems
     split:str='train',  # 'train' or 'test'
     system:str|None=None, # a system message before each question
-    **config:Scalar,   # the task's own options, such as min_terms=3
+    **config:Any,       # the task's own options, such as min_terms=3
 )->Dataset:             # columns prompt (messages), answer, task, entry (JSON)
     """`n` different problems of one side of a reasoning-gym task.
 
@@ -87,7 +88,7 @@ register(TASKS, 'words')(spell_backward)
 def make_problems(
     name:str,           # 'sums', 'words', another name in `TASKS`, FILE.py:NAME, or a reasoning-gym task
     n:int, seed:int=0, split:str='train',  # as for `gym_dataset`
-    **config:Scalar,   # the task's options
+    **config:Any,       # the task's options
 )->Dataset:             # as `gym_dataset`
     "Problems by name; ValueError that names the nearest when there is no such name."
     if name not in TASKS and '.py:' not in name: return gym_dataset(name, n, seed, split, **config)
@@ -297,7 +298,7 @@ def load_problems(
     if isinstance(source, DatasetDict):
         one = next(iter(source))
         raise ValueError(f"{what} has splits {', '.join(source)}: choose one, as in ds['{one}']")
-    rows = read_file_rows(path) if path else list(source)
+    rows = read_file_rows(Path(source)) if isinstance(source, (str,Path)) else list(source)
     if not rows: raise ValueError(f'{what} is empty: training needs one problem or more')
     rows = _strip_answers(rows, what, prompt, answer)
     _check_rows(rows, what, prompt, answer if compared else None)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['validate_reward_tensor', 'unjudged', 'nan_std', 'reward_range', 'group_reward_std', 'reward_std', 'dead_groups',
-           'dead_by_func', 'expected_dead_frac', 'dead_reason', 'group_scores', 'Groups', 'pack_groups', 'StoredGroup',
-           'insert_stored', 'ReplayCounts']
+           'dead_by_func', 'expected_dead_frac', 'dead_reason', 'group_scores', 'Groups', 'pack_groups',
+           'padding_masks', 'scatter_padded', 'StoredGroup', 'insert_stored', 'ReplayCounts']
 
 # %% ../../nbs/parts/groups.ipynb #b8c455d6
 from dataclasses import dataclass, fields, replace
@@ -184,6 +184,7 @@ def _set(x, idx, new):
     return x
 
 # %% ../../nbs/parts/groups.ipynb #7e83335f
+@dataclass(eq=False)
 class Groups:
     """A batch whose columns have the group as their first axis: a group moves whole, with all its columns.
 
@@ -303,6 +304,24 @@ def _unpad(x, mask):
     return [torch.from_numpy(o.copy()) for o in np.split(x[mask], ends[:-1])]
 
 # %% ../../nbs/parts/groups.ipynb #47dbae08
+def padding_masks(
+    prompt_lens:Tensor,  # (...) tokens of each prompt
+    lens:Tensor,         # (..., G) or (...) tokens of each completion
+    multiple:int=1,      # widths are rounded up to a multiple of this
+)->tuple[Tensor,Tensor]: # (..., P) and (..., G, T) or (..., T) bool, as wide as the longest
+    "Masks of prompts padded on the left and completions padded on the right."
+    P,T = (max(1, -(-int(o.max())//multiple)*multiple) for o in (prompt_lens, lens))
+    dev = lens.device
+    return torch.arange(P, device=dev)>=P-prompt_lens[...,None],torch.arange(T, device=dev)<lens[...,None]
+
+def scatter_padded(
+    mask:Tensor,     # bool, any shape
+    values:Tensor,   # as many as `mask` is true, in its order
+    fill:float=0,    # what the padding holds
+)->Tensor:           # shape of `mask`, dtype and device of `values`
+    "Values without padding, laid out where `mask` is true."
+    return values.new_full(mask.shape, fill).masked_scatter_(mask, values)
+
 @patch(cls_method=True)
 def from_packed(cls:Groups,
     packs:list[dict],   # from `pack_groups`, all of one G
@@ -318,23 +337,17 @@ def from_packed(cls:Groups,
     if len(sizes)>1: raise ValueError(f'groups of {sorted(sizes)} completions do not make one batch')
     def flat(k): return torch.cat([o[k] for o in packs])
     B,p = len(packs),torch.tensor([len(o['prompt_ids']) for o in packs])
-    n = flat('lengths').view(B, -1)
-    P = max(1, int(p.max()))
-    pm,cm = torch.arange(P)>=P-p[:,None],torch.arange(max(1, int(n.max())))<n[...,None]
+    pm,cm = padding_masks(p, flat('lengths').view(B, -1))
     by_token = any('token_advantages' in o for o in packs)
-    if by_token: A = _scatter_padded(cm, torch.cat([_token_advantages(o) for o in packs]))
+    if by_token: A = scatter_padded(cm, torch.cat([_token_advantages(o) for o in packs]))
     else: A = flat('advantages').view(B, -1)
-    ref = _scatter_padded(cm, flat('ref_logps')) if all('ref_logps' in o for o in packs) else None
+    ref = scatter_padded(cm, flat('ref_logps')) if all('ref_logps' in o for o in packs) else None
     key,step = (torch.tensor([o[k] for o in packs]) for k in ('prompt_key','step'))
-    return cls(prompt_ids=_scatter_padded(pm, flat('prompt_ids').long(), pad_id), prompt_mask=pm,
-        completion_ids=_scatter_padded(cm, flat('completion_ids').long(), pad_id), completion_mask=cm,
-        old_logps=_scatter_padded(cm, flat('old_logps')), rewards=flat('rewards').view(B, -1),
+    return cls(prompt_ids=scatter_padded(pm, flat('prompt_ids').long(), pad_id), prompt_mask=pm,
+        completion_ids=scatter_padded(cm, flat('completion_ids').long(), pad_id), completion_mask=cm,
+        old_logps=scatter_padded(cm, flat('old_logps')), rewards=flat('rewards').view(B, -1),
         advantages=A, ref_logps=ref, prompt_key=key, step=step, replayed=torch.full((B,), replayed),
         pad_id=pad_id)
-
-def _scatter_padded(mask, values, fill=0):
-    "`values` where `mask` is true, `fill` elsewhere."
-    return torch.full(mask.shape, fill, dtype=values.dtype).masked_scatter_(mask, values)
 
 def _token_advantages(o):
     if 'token_advantages' in o: return o['token_advantages']
@@ -348,7 +361,7 @@ class StoredGroup:
     score:float       # how much it has to teach, 0 or more
     step:int=0        # when it was made
     prompt_key:int|str|None=None # which prompt it answers: its row, on TRL a checksum of its tokens
-    id:int=-1         # counts up with every group that was offered
+    id:int|None=-1    # counts up with every group that was offered
     uses:int=0        # how often drawn, this time included
     draw_prob:float|None=None # of this draw, given those before it in the same call
     age:int=0         # steps between its making and now

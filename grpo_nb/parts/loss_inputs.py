@@ -94,7 +94,8 @@ def parse_correction(
     try:
         if isinstance(text, dict): return OffPolicyCorrection(**text)
         pairs = dict(o.strip().split('=') for o in text.split(','))
-        return OffPolicyCorrection(**{k:v if k in ('weight','clip') else float(v) for k,v in pairs.items()})
+        given:dict[str,Any] = {k:v if k in ('weight','clip') else float(v) for k,v in pairs.items()}
+        return OffPolicyCorrection(**given)
     except (AttributeError, TypeError, ValueError) as e:
         say = f"`{name}` is {text!r}, needs words such as 'weight=truncated,clip=none' ({e})"
         raise ValueError(say) from None

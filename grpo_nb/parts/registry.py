@@ -100,6 +100,7 @@ def import_file(
     f = Path(path).expanduser()
     if not f.is_file(): raise ValueError(f'no file `{path}`: give the path of a Python file')
     spec = importlib.util.spec_from_file_location(f'grpo_nb_own_{f.stem}', f)
+    if spec is None: raise ValueError(f'`{path}` is no Python file: its name must end in .py')
     m = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = m                 # dataclasses and pickle look there
     beside = str(f.resolve().parent)           # as for a script: it may import its neighbors

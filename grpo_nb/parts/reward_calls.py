@@ -88,7 +88,7 @@ def describe_reward_func(
 )->str:             # 'reward function `name` (file.py)'
     "A function's name and the file it was written in, for messages."
     while isinstance(func, functools.partial): func = func.func
-    try: file = Path(inspect.getsourcefile(func if inspect.isroutine(func) else type(func))).name
+    try: file = Path(inspect.getsourcefile(func if inspect.isroutine(func) else type(func)) or '').name
     except (TypeError, OSError): file = ''
     known = file.endswith('.py') and not file[:-3].isdigit()   # a notebook's cells are files named by number
     return f'reward function `{name or reward_name(func)}`' + (f' ({file})' if known else '')

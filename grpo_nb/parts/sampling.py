@@ -83,8 +83,8 @@ def check_prompt_ids(
 # %% ../../nbs/parts/sampling.ipynb #27396f18
 def special_ids(
     model:nn.Module,            # a causal language model of transformers
-    eos_token_id:int|list,      # None for the model's own, [] for an answer that never ends
-    pad_token_id:int,           # None for the model's own
+    eos_token_id:int|list|None, # None for the model's own, [] for an answer that never ends
+    pad_token_id:int|None,      # None for the model's own
     device:str|torch.device,    # where the end tokens go
 )->tuple:                       # (E,) int64 end tokens, and the padding token
     "End tokens and the padding token, from the arguments or else from the model's settings."

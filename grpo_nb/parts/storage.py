@@ -9,7 +9,7 @@ __all__ = ['check_scores', 'check_weights', 'own_memory', 'GroupStorage', 'undec
 # %% ../../nbs/parts/storage.ipynb #90045dc3
 import math, random
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from .renamed import new_names
 def check_scores(
     scores:list,    # floats or a tensor
     data:list,      # the groups that they belong to
-    **columns:list, # more values of each group by name; None for none
+    **columns:list|None, # more values of each group by name; None for none
 )->list:            # (n,) floats
     "The scores as floats. ValueError unless they are finite, 0 or more, and one for each group."
     scores = [float(s) for s in scores]
@@ -56,6 +56,7 @@ def own_memory(
     return {k:v.detach().to('cpu', copy=True) if borrowed(v) else v for k,v in data.items()}
 
 # %% ../../nbs/parts/storage.ipynb #095f765c
+@dataclass(eq=False)
 class GroupStorage:
     "Stored groups in the order in which they came, with a clock, random numbers, and a state to save."
     def start(self,
@@ -153,7 +154,7 @@ def check_replay_settings(
 
 def check_draw(
     n:int,      # groups wanted
-    keys:list,  # a prompt index for each, or None
+    keys:list|None,  # a prompt index for each, or None
 )->None:
     "ValueError unless `n` groups can be asked for, with a prompt index for each or none."
     if n>=0 and (keys is None or len(keys)==n): return

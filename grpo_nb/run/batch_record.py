@@ -38,7 +38,7 @@ _NAMES_OF_0_1 = dict(fresh='sampled', texts='completions', by_func='rewards_by_f
 @dataclass
 class TrainBatch(BatchRecord):
     "A batch of the course's trainer: what else it knows."
-    row:dict|None=None  # of the history
+    row:dict=field(default_factory=dict)   # of the history
     ended:Tensor|None=None # (n, G) bool, has the completion an end token?
     processed:Any=None  # what the run's strategy made of the batch
     updates:list=()     # what each optimizer step of the first pass returned

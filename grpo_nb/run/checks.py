@@ -79,7 +79,7 @@ def _check_replay(method, args):
 
 # %% ../../nbs/run/checks.ipynb #check0e1
 def check_eval(
-    dataset:list,      # rows to evaluate on, or None
+    dataset:list|None, # rows to evaluate on, or None
     args:TrainConfig,  # of the run
 )->None:
     "ValueError where `eval_steps` asks for an evaluation without rows; a warning for rows that are not used."

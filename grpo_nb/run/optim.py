@@ -7,6 +7,7 @@ __all__ = ['FOREACH_MAX_PARAMS', 'MasterAdamW', 'make_optimizer', 'sync_referenc
 
 # %% ../../nbs/run/optim.ipynb #a464aacb
 from collections.abc import Iterable
+from typing import Any
 import torch
 from torch import nn
 from .config import RunConfig
@@ -16,7 +17,7 @@ class MasterAdamW(torch.optim.AdamW):
     "AdamW that steps on float32 copies of the weights, which take over the rounded result."
     def __init__(self,
         weights:Iterable, # iterable of parameters, of any floating dtype
-        **kwargs:float,  # of `torch.optim.AdamW`
+        **kwargs:Any,    # of `torch.optim.AdamW`
     ):
         self.weights = list(weights)
         self.masters = [p.detach().float().clone() for p in self.weights]

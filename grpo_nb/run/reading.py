@@ -82,7 +82,7 @@ def merge_by_step(
     for k in out:
         last = k if isinstance(k, (int,float)) else last
         place[k] = last
-    out = [out[k] for k in sorted(out, key=place.get)]
+    out = [out[k] for k in sorted(out, key=place.__getitem__)]
     df = pd.DataFrame(out, columns=None if out else ['step'])
     nan = {i:[k for k,v in o.items() if isinstance(v, float) and v!=v] for i,o in enumerate(out)}
     df.attrs['nan'] = {i:names for i,names in nan.items() if names}

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'to_jsonable', 'to_jsonl', 'as_text',
-           'group_rows', 'ratio_hists', 'token_fields', 'load_json', 'lock_folder', 'Recorder', 'make_history_row',
-           'record_batch', 'format_token_rows', 'format_terms', 'dataset_info', 'eval_row', 'check_some_reward']
+           'group_rows', 'ratio_hists', 'token_fields', 'load_json', 'lock_folder', 'Recorder', 'record_batch',
+           'format_token_rows', 'format_terms', 'dataset_info']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os
@@ -22,8 +22,7 @@ from ..parts.tensors import masked_mean
 from ..parts.files import save_json
 from ..parts.versions import versions
 from ..parts.fast_path import Tokenizer
-from ..parts.groups import Groups, dead_reason, reward_std
-from ..parts.loss_metrics import replay_metrics
+from ..parts.groups import dead_reason
 from .batch_record import TrainBatch
 from .state import TrainState
 
@@ -286,35 +285,6 @@ def _stays(line, step):
     except ValueError: return False
     return isinstance(row, dict) and (row.get('step') or 0)<=step
 
-# %% ../../nbs/run/record.ipynb #e45121bc
-def _one_text_share(fresh):
-    "Share of the groups that are one text, G times: a collapse, where no reward can tell answers apart."
-    said = fresh.completion_ids.masked_fill(~fresh.completion_mask, -1)
-    return (said==said[:, :1]).flatten(1).all(1).float().mean().item()
-
-def make_history_row(
-    s:TrainState,    # after the batch
-    began:int,       # optimizer steps done when the batch was sampled
-    fresh:Groups,    # the batch as it was sampled
-    ended:Tensor,    # (n, G) bool, has the completion an end token?
-    by_func:Tensor,  # (n, G, F) rewards of each function
-    dead:Tensor,     # (n,) bool
-    processed:Any,   # the `ProcessedBatch` that the strategy made of it
-    done:list,       # what each `update` returned
-)->dict:             # name -> number
-    "One row of the history: means over the batch's updates, and what happened to dead groups."
-    n = fresh.completion_mask.sum(-1).float()
-    alike,stored = _one_text_share(fresh),replay_metrics([o['out'] for o in done])
-    row = dict(step=began, learning_rate=s.scheduler.get_last_lr()[0], num_tokens=s.num_tokens,
-        reward=fresh.rewards.nanmean().item(), reward_std=reward_std(fresh.rewards),
-        frac_reward_zero_std=dead.float().mean().item(), frac_one_text=alike)
-    row |= {f'rewards/{name}/mean':r.nanmean().item()
-        for name,r in zip(reward_names(s.reward_funcs), by_func.unbind(-1))}
-    row |= {'completions/mean_length':n.mean().item(), 'completions/max_length':n.max().item(),
-        'completions/clipped_ratio':1-ended.float().mean().item()}
-    row |= {k:sum(o[k] for o in done)/len(done) for k,v in done[0].items() if isinstance(v, float)}
-    return row|stored|processed.metrics
-
 # %% ../../nbs/run/record.ipynb #d61fe6ca
 def _group_ratios(s, seen, n):
     "Of each of `n` groups, as its update saw it: ratios against the policy that sampled it, clipped share."
@@ -415,21 +385,3 @@ def dataset_info(
     if is_rendered(tokenizer, first): kind = 'rendered'
     return dict(n_prompts=None if rows is None else len(rows), prompt_format=kind,
         chat_template=bool(template), eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
-
-def eval_row(
-    e:dict,  # what `evaluate` returned
-)->dict:     # name -> number
-    "What the history holds of an evaluation: mean and interval of each reward, and metrics of theirs."
-    row = {'eval/pass@1':e['pass@1'], 'eval/low':e['ci'][0], 'eval/high':e['ci'][1]} if 'pass@1' in e else {}
-    for k,o in e['rewards'].items():
-        if o['has_rewards']: row |= {f'eval/rewards/{k}/{n}':o[n] for n in ('mean','low','high')}
-    return row | {f'eval/{k}':v for k,v in e.get('metrics', {}).items()}
-
-def check_some_reward(
-    s:TrainState,  # nothing of its latest batch was judged, which is not in its history yet
-)->None:
-    "ValueError where no reward function has judged a completion in the first eight batches."
-    n = len(s.history)+1
-    if n<8 or not all(math.isnan(o['reward']) for o in s.history): return
-    raise ValueError(f'no reward function has judged a single completion in the first {n} batches: return a '
-        'number for those that can be judged, and leave out rows for which none can')

@@ -153,7 +153,7 @@ def load_checkpoint(
 
 def resolve_checkpoint(
     s:TrainState,     # a new one
-    resume:bool|str,  # True for the newest whole checkpoint of output_dir, a path, or None
+    resume:bool|str|None, # True for the newest whole checkpoint of output_dir, a path, or None
 )->Path|None:         # a checkpoint this run can go on from; None for a run that begins
     "Where a run goes on. ValueError for a new run in the folder of an old one, and as of `check_checkpoint`."
     if not isinstance(resume, (bool,str,os.PathLike,type(None))):

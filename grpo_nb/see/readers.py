@@ -977,7 +977,7 @@ def _history_of_tokens(groups, mean):
 
 # %% ../../nbs/see/readers.ipynb #cf75bd55
 def open_run(
-    path:LoggedRun,      # a `LoggedRun`; the folder or file of one, by any trainer; '-' for standard input
+    path:LoggedRun|str|Path, # a run; the folder or file of one, by any trainer; '-' for standard input
     columns:dict|None=None, # {what we ask for: its name in the table}
     reader:str|Callable|None=None, # of another tool's log: a name in `LOG_READERS`, FILE.py:NAME, a function
     metrics:dict|None=None, # {what we ask for: its name in the log}

@@ -644,7 +644,7 @@ def _compare_html(arms, name, out):
 # %% ../../nbs/see/view.ipynb #16bd134c
 def write_report(
     runs:list,      # a run's folder or a table of rollouts; or folders, or {name: folders}, to compare
-    out:Path|None=None, # folder or file of the page; None for the run's own folder, needed for a comparison
+    out:str|Path|None=None, # folder or file of the page; None for the run's own, needed for a comparison
 )->Path:            # report.html
     """Write report.html; returns its path. It opens from disk.
 
