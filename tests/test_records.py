@@ -563,7 +563,7 @@ def test_what_settings_say_of_prompts_and_end_tokens(data):
         eos_token=tokens.get(eos), eos_in_template=any(tokens[i] in (template or '') for i in all_ends))
 
 def test_an_evaluation_gives_a_row_of_what_was_judged():
-    from grpo_nb.run.record import eval_row
+    from grpo_nb.run.history import eval_row
     of = lambda m, n: dict(mean=m, low=m-1, high=m+1, has_rewards=n, std=9.)
     e = {'pass@1':.5, 'ci':(.4, .7), 'rewards':dict(a=of(2., 3), b=of(3., 0)), 'metrics':dict(length=7.)}
     want = {'eval/pass@1':.5, 'eval/low':.4, 'eval/high':.7, 'eval/length':7.,
