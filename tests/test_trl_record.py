@@ -183,8 +183,9 @@ def test_several_rewards_none_among_them_and_conversations():
     r = read_run(t.args.output_dir)
     assert len(r.rows)==4
     for o in r.rows:
-        assert o['rewards_by_func']['maybe']==[None,1.,2.,None] and isinstance(o['prompt'],
-            str) and o['prompt'] in T.PROMPTS
+        assert o['rewards_by_func']['maybe']==[None,1.,2.,None]
+        # TRL 1.14.1 logs the text that its template makes of the messages
+        assert isinstance(o['prompt'], str) and [p for p in T.PROMPTS if p in o['prompt']]
         assert o['rewards']==[s+.5*(m or 0) for s,m in zip(o['rewards_by_func']['scripted'],
             o['rewards_by_func']['maybe'])]
     assert r.settings['data']['prompt_format']=='conversational'
