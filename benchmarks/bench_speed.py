@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from grpo_nb.parts.files import atomic_write
 from grpo_nb.parts.versions import versions
 from grpo_nb.parts.registry import register
-from grpo_nb.parts.datasets import chain_sum
+from grpo_nb.parts.datasets import chain_sum, make_problems
 from grpo_nb.generation import generate
 sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 from slow_loop import generate_loop
@@ -28,7 +28,7 @@ from grpo_nb.research.study import machine
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.strategies import Keep
 from grpo_nb.scale.plans import model_config
-from grpo_nb.tiny_qwen import encode_prompts, make_tokenizer, tiny_model
+from grpo_nb.tiny_qwen import encode_prompts, load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, TrainState, init_state, train_batch
 
 def in_turn(
@@ -189,9 +189,11 @@ class Work:
     device:str='cpu'
     dtype:str='float32'
 
+    def loaded(self)->tuple: return bench_model(self.size, .03 if self.ends else 0, self.device, self.dtype)
+
     def model(self)->tuple:
         "(model, tokenizer), with fresh weights, always the same."
-        m,tok = bench_model(self.size, .03 if self.ends else 0, self.device, self.dtype)
+        m,tok = self.loaded()
         if not self.ends:
             tok.add_special_tokens(dict(eos_token='<|never|>'))   # no model of its size can produce it
             m.generation_config.eos_token_id = m.config.eos_token_id = tok.eos_token_id
@@ -488,6 +490,58 @@ def _growth(o):
             r = compared('growth', case, seen, x=n)[0]
             yield r|_share(count, r['cpu_s'])|dict(bytes=peak_bytes(lambda s=s: _one_step(s)))
 
+@dataclass
+class PretrainedWork(Work):
+    "SmolLM2 on sums of two digits behind two solved examples; no answer ends before `T` tokens."
+    B:int=8
+    G:int=4
+    T:int=12
+    ends:bool=False
+    name:str='smollm2'
+
+    def loaded(self)->tuple: return load_model(self.name)
+    def problems(self, n:int=None)->Dataset: return make_problems('two_digit_sums', n or self.B, 0)
+
+def read_rate(
+    mb:int=512,  # of a matrix that no cache holds
+)->float:        # bytes a second
+    "How fast this machine reads weights: a matrix times a vector."
+    wide,vector = torch.ones(mb, 2**18),torch.ones(2**18)
+    def read(): torch.mv(wide, vector)
+    return wide.nbytes/spread(t[1] for t in in_turn(dict(read=read), 3)['read'])[0]
+
+def _ways_to_sample(work, model, tok):
+    "Ways to sample as many tokens: transformers' `generate`, ours, and ours with a fused copy."
+    ids,mask = encode_prompts(tok, list(work.problems()['prompt']))
+    ends = dict(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id)
+    def theirs():
+        model.generate(input_ids=ids, attention_mask=mask.long(), num_return_sequences=work.G,
+            max_new_tokens=work.T, do_sample=True, temperature=1., top_k=0, top_p=1., **ends)
+        return work.B*work.G*work.T
+    def ours(fast):
+        ro = generate(model, ids, mask, work.G, work.T, fast=fast, **ends)
+        return int(ro.completion_mask.sum())
+    return dict(transformers=theirs, ours=lambda: ours(None), fused=lambda: ours(True))
+
+@register(PARTS, 'pretrained')
+def _pretrained(o):
+    "SmolLM2: a step beside `GRPOTrainer`'s, three ways to sample, and what the machine could do at most."
+    work,n = PretrainedWork(**o.some({}, dict(B=2, G=2, T=4, name='tiny'))),min(o.n, 3)
+    o.say('the machine')
+    yield row('pretrained', 'machine', 'bytes read', value=read_rate(o.some(512, 8)), unit='bytes/s')
+    yield row('pretrained', 'machine', 'matrix products', value=matrix_rate(), unit='operations/s')
+    model,tok = work.model()
+    yield row('pretrained', 'weights', work.name, value=sum(p.numel() for p in model.parameters()))
+    o.say('generation')
+    seen = in_turn(_ways_to_sample(work, model, tok), n)
+    yield from compared('pretrained', 'generation', seen, 'transformers', 'tokens')
+    del model
+    o.say('step')
+    s,trl = work.ours(),Paced(trl_trainer(work, Path(o.folder)/'trl-pretrained'))
+    try: seen = in_turn(dict(trl=trl, ours=lambda: _one_step(s)), n)
+    finally: trl.close()
+    yield from compared('pretrained', 'step', seen, 'trl')
+
 def _measure(part, o, label):
     "The stamped rows of one part; a part that the machine can't do leaves a row with the reason."
     rows = []
@@ -497,7 +551,7 @@ def _measure(part, o, label):
     return [dict.fromkeys(COLUMNS)|stamp()|r|dict(run=label, quick=o.quick) for r in rows]
 
 def bench(
-    only:str=None, # some of generation,step,buffer,growth, with commas
+    only:str=None, # some of generation,step,buffer,growth,pretrained, with commas
     quick:bool=False,        # small sizes and two rounds, to see that it works
     out:str='runs/speed.csv',# the table; runs are added to it
     rounds:int=5,            # of each comparison
