@@ -1,9 +1,10 @@
-"""SmolLM2 under DDP on two processes: killed with -9 in its third step, started again, beside a run left alone.
+"""SmolLM2 under DDP on two processes: killed with -9 in its third step and started again.
 
-    python benchmarks/real_ranks.py nbs/results/smollm2_ranks.csv   # `grpo_nb get smollm2` first; 8 GB of memory
+    python benchmarks/real_ranks.py nbs/results/smollm2_ranks.csv   # after `grpo_nb get smollm2`; takes 8 GB
 
-Four steps of 16 answers each; a checkpoint after the second. At the end the two checkpoints of step 4 are
-compared tensor by tensor. `--model tiny` shows in half a minute that the script works.
+Four steps of 16 answers each, with a checkpoint after the second. Another run is left alone; at the end the
+two checkpoints of step 4 are compared tensor by tensor. `--model tiny` shows in half a minute that the
+script works.
 """
 import argparse, csv, json, os, resource, subprocess, sys, tempfile, time
 from pathlib import Path
@@ -33,7 +34,8 @@ def process(model, folder):
     t.train(resume_from_checkpoint='auto' if Path(folder).exists() else None)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1e6
     rank = os.environ['RANK']
-    Path(f'{folder}-{rank}.json').write_text(json.dumps(dict(peak=peak, log=t.state.log_history)))
+    Path(f'{folder}-{rank}.json').write_text(json.dumps(dict(peak=peak, log=t.state.log_history)),
+        encoding='utf-8')
 
 def start(model, folder):
     words = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', 2, __file__,
@@ -51,7 +53,7 @@ def kill_after_the_checkpoint(model, folder):
     while not marker.exists():
         assert p.poll() is None, 'the run ended before it was killed'
         time.sleep(.05)
-    ranks = Path(f'/proc/{p.pid}/task/{p.pid}/children').read_text().split()
+    ranks = Path(f'/proc/{p.pid}/task/{p.pid}/children').read_text(encoding='utf-8').split()
     for pid in [*map(int, ranks), p.pid]: os.kill(pid, 9)
     p.wait()
     assert not (folder/f'checkpoint-{STEPS}').exists(), 'killed too late'
@@ -84,7 +86,8 @@ def main(out, model):
         for (what,a),(_,b) in zip(states(whole), states(killed)):
             n,differ = compared(a, b)
             rows.append(dict(what=what, numbers=n, differ=differ))
-        ends = [[json.loads(Path(f'{f}-{r}.json').read_text()) for r in (0, 1)] for f in (whole, killed)]
+        def end(f, rank): return json.loads(Path(f'{f}-{rank}.json').read_text(encoding='utf-8'))
+        ends = [[end(f, r) for r in (0, 1)] for f in (whole, killed)]
         loss = [[o['loss'] for o in e[0]['log'] if 'loss' in o] for e in ends]
         rows.append(dict(what='losses', numbers=STEPS, differ=sum(x!=y for x,y in zip(*loss, strict=True))))
         replaced = sum(o.get('replay/replaced', 0) for o in ends[0][0]['log'])

@@ -400,10 +400,15 @@ def _place(device='auto', dtype='auto'):
 # %% ../nbs/reference/cli.ipynb #878a7510
 def _problems(name, held_out, n, seed, chat, **columns):
     "Problems to train on and at most `n` held-out ones; a name makes both on the spot."
-    from grpo_nb.parts.datasets import load_problems, make_problems, split_problems
+    from grpo_nb.parts.datasets import TooFewProblems, load_problems, make_problems, split_problems
     task = '.py:' in name
     if not (task or '/' in name or Path(name).suffix or Path(name).exists()):
-        return make_problems(name, 2000, seed, 'train'),make_problems(name, n, seed, 'test')
+        def made(n, split):
+            try: return make_problems(name, n, seed, split)
+            except TooFewProblems as e:
+                print(f'note: {name} has {e.available} different problems on the {split} side: all are taken')
+                return make_problems(name, e.available, seed, split)
+        return made(2000, 'train'),made(n, 'test')
     def as_chat(ds):
         if not chat or not isinstance(ds[0]['prompt'], str): return ds
         return ds.map(lambda o: dict(prompt=[dict(role='user', content=o['prompt'])]))

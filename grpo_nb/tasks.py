@@ -29,7 +29,7 @@ def extract_answer(
 
 # %% ../nbs/02_tasks.ipynb #9c0da2ff
 _JUDGES = {None:answers_match, '':answers_match, 'gsm8k':answers_match, 'few_shot':answers_match,
-    'math':math_equal}
+    'worked':answers_match, 'math':math_equal}
 
 @lru_cache(None)
 def get_verifier(
@@ -50,7 +50,9 @@ def get_verifier(
 # %% ../nbs/02_tasks.ipynb #8b60a920
 def _answer_in(text, kind):
     "The answer that a completion commits to, or None."
-    if kind=='few_shot': return text.strip().split('\n')[0].strip()   # solved examples end with their line
+    if kind in ('few_shot','worked'):
+        line = text.strip().split('\n')[0].strip()   # solved examples end with their line
+        return line.rpartition('=')[2].strip() if kind=='worked' else line
     said = extract_answer(text)
     return boxed(text) if said is None else said
 
@@ -66,7 +68,8 @@ def accuracy_reward(
     """Is the answer right, in the eyes of the task's own judge?
 
     What counts is the text in <answer>…</answer>, without it the last \\boxed{…}, and 0 without either.
-    In tasks with solved examples in the prompt (`few_shot`) it is the first line.
+    In tasks with solved examples in the prompt (`few_shot`) it is the first line; where they show a working
+    (`worked`), what stands behind the last `=` of that line.
     """
     out = []
     for i,c in enumerate(completions):

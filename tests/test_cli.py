@@ -251,6 +251,13 @@ def test_few_shot_problems_end_at_the_line_on_the_command_line_too(tmp_path, mon
     said = [t for o in read_run(tmp_path/'run').rows for t in o['completions']]
     assert said and [t for t in said if '\n' in t.rstrip('\n')]==[]
 
+def test_a_task_with_few_problems_gives_all_it_has_to_train_on_and_to_hold_out(capsys):
+    from grpo_nb.cli import _problems
+    train,held = _problems('products', None, 100, 0, False)
+    assert len(set(train['prompt']))==len(train)==250 and not set(train['prompt'])&set(held['prompt'])
+    assert len(train)+len(held)==310   # 8 times 39 products, but for the two of the examples
+    assert 'products has 250 different problems on the train side' in capsys.readouterr().out
+
 def test_a_demo_of_another_model_names_those_there_are():
     from grpo_nb.demo import demo
     with pytest.raises(ValueError, match="no demo of 'llama': choose from tiny, smollm2"): demo('llama')

@@ -102,7 +102,7 @@ def test_a_forward_pass_counts_every_weight_once_a_token_and_every_pair_twice(at
 
 def test_the_best_rate_is_that_of_the_fastest_size(monkeypatch):
     class Timer:
-        def __init__(self, stmt, globals, num_threads): self.n = len(globals['a'])
+        def __init__(self, stmt, globals, timer, num_threads): self.n = len(globals['a'])
         def blocked_autorange(self, min_run_time):
             return type('Times', (), dict(times=[3., 2.] if self.n==20 else [4.]))
     monkeypatch.setattr(S, 'Timer', Timer)

@@ -56,10 +56,17 @@ def test_behind_solved_examples_the_first_line_is_the_answer(text, right):
     assert accuracy_reward(None, [text], ['43'], task=['few_shot'])==[right]
     assert accuracy_reward(None, [text], ['43'])==[float('<answer>' in text)]
 
+@pytest.mark.parametrize('text,right', [
+    (' 3 + 5 = 8, 8 + 4 = 12\n', 1.), (' 12', 1.), (' 3 + 5 = 7, 8 + 4 = 12', 1.), (' 12 = 13', 0.),
+    (' 3 + 5 = 8\n8 + 4 = 12', 0.), (' 3 + 5 = 8, 8 + 4 =', 0.), ('', 0.)])
+def test_behind_a_working_what_follows_the_last_equals_sign_of_the_line_is_the_answer(text, right):
+    assert accuracy_reward(None, [text], ['12'], task=['worked'])==[right]
+
 @pytest.mark.parametrize('name,check', [
     ('two_digit_sums', lambda q, a: sum(map(int, q.removesuffix(' =').split(' + ')))==a),
     ('products', lambda q, a: int(q.split(' * ')[0])*int(q.split(' * ')[1].removesuffix(' ='))==a),
-    ('next_numbers', lambda q, a: 2*int(q.split(', ')[2].rstrip(','))-int(q.split(', ')[1])==a)])
+    ('next_numbers', lambda q, a: 2*int(q.split(', ')[2].rstrip(','))-int(q.split(', ')[1])==a),
+    ('worked_sums', lambda q, a: sum(map(int, q.removesuffix(':').split(' + ')))==a)])
 def test_few_shot_answers_are_right_and_no_problem_is_on_both_sides(name, check):
     train,held = (make_problems(name, 40, 1, side) for side in ('train', 'test'))
     lines = [[o['prompt'].split('\n') for o in side] for side in (train, held)]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['chain_sum', 'spell_backward', 'FEW_SHOT', 'SYSTEM_PROMPT', 'HUB_DATASETS', 'split_name', 'gym_dataset',
-           'make_problems', 'few_shot_problems', 'end_at_newline', 'read_file_rows', 'load_problems', 'split_problems',
-           'hub_rows', 'hub_problems']
+           'make_problems', 'TooFewProblems', 'few_shot_problems', 'end_at_newline', 'read_file_rows', 'load_problems',
+           'split_problems', 'hub_rows', 'hub_problems']
 
 # %% ../../nbs/parts/datasets.ipynb #f3c0a2b0
 import csv, difflib, hashlib, inspect, io, json, random
@@ -113,32 +113,46 @@ def _next_number(draw):
     a,d = draw(1, 60),draw(2, 9)
     return f'{a}, {a+d}, {a+2*d},',a+3*d
 
+def _three_terms(draw):
+    x = [draw(1, 9) for _ in range(3)]
+    return ' + '.join(map(str, x))+':',sum(x)
+
+_WORKED = '3 + 5 + 4: 3 + 5 = 8, 8 + 4 = 12\n7 + 2 + 6: 7 + 2 = 9, 9 + 6 = 15\n'
+
 FEW_SHOT = dict(   # name: two solved examples, and what draws a question and its answer
     two_digit_sums=('12 + 31 = 43\n40 + 27 = 67\n', _sum),
     products=('2 * 13 = 26\n4 * 21 = 84\n', _product),
-    next_numbers=('3, 6, 9, 12\n10, 14, 18, 22\n', _next_number))
+    next_numbers=('3, 6, 9, 12\n10, 14, 18, 22\n', _next_number),
+    worked_sums=(_WORKED, _three_terms))
+
+class TooFewProblems(ValueError):
+    "A task has fewer different problems than were asked for: `available` of them."
+    def __init__(self, message:str, available:int):
+        super().__init__(message)
+        self.available = available
 
 def few_shot_problems(
     name:str,           # a name in `FEW_SHOT`
     n:int,              # problems wanted, all different
     seed:int=0,         # another seed gives another order
     split:str='train',  # 'train' or 'test'
-)->Dataset:             # columns prompt (text), answer, task ('few_shot')
+)->Dataset:             # columns prompt (text), answer, task ('few_shot', or 'worked')
     """`n` different problems behind two solved examples, from one side of the split.
 
-    ValueError for more problems than that side has.
+    `TooFewProblems`, a ValueError, for more problems than that side has.
     """
     require('n', n, is_int(n, 1), 'a whole number of 1 or more')
     require('split', split, split in ('train','test'), "'train' or 'test'")
     examples,make = FEW_SHOT[name]
+    task = 'worked' if examples is _WORKED else 'few_shot'
     draw,rows = random.Random(f'{name} {seed}').randint,{}
     for _ in range(100*n+10_000):
         question,answer = make(draw)
         if question in examples or split_name(question)!=split: continue
-        rows[question] = dict(prompt=examples+question, answer=str(answer), task='few_shot')
+        rows[question] = dict(prompt=examples+question, answer=str(answer), task=task)
         if len(rows)==n: return Dataset.from_list([*rows.values()])
-    raise ValueError(f'{name} has {len(rows)} different problems on the {split} side, {n} asked: '
-        'ask for fewer')
+    raise TooFewProblems(f'{name} has {len(rows)} different problems on the {split} side, {n} asked: '
+        'ask for fewer', len(rows))
 
 for _name in FEW_SHOT: register(TASKS, _name)(partialler(few_shot_problems, _name))
 
