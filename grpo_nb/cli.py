@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from importlib import import_module, resources
 from importlib.util import find_spec
-from inspect import Parameter, signature
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
@@ -101,7 +101,8 @@ def function_parser(
     "A parser made from a signature: parameters without a default are positional, the others options."
     from fastcore.basics import str2bool
     from fastcore.docments import docments
-    parser = Parser(prog=prog, description=_wrapped(f.__doc__ or ''), allow_abbrev=False, epilog=epilog,
+    says = _wrapped(cleandoc(f.__doc__ or ''))
+    parser = Parser(prog=prog, description=says, allow_abbrev=False, epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.register('type', bool, str2bool)
     parser.register('type', str, os.path.expanduser)   # in `--out=~/x` the shell leaves the ~ in its place

@@ -404,3 +404,11 @@ def test_a_parameter_that_may_be_none_is_read_as_the_type_beside_it():
     def f(*, n:int|None=None, share:float|None=None, path:str|None=None): pass
     assert function_parser(f, 'x').read(['--n', '3', '--share', '0.5'])==dict(n=3, share=.5, path=None)
     assert function_parser(f, 'x').read(['--n', 'None', '--path', 'a'])==dict(n=None, share=None, path='a')
+
+def test_a_docstring_of_two_lines_is_one_paragraph_of_help():
+    def measure(n:int=1):
+        """Measure everything there is, on one line of the source and
+        on the next."""
+    from grpo_nb.cli import function_parser
+    said = function_parser(measure, 'grpo_nb measure').format_help()
+    assert 'of the source and on the next.' in ' '.join(said.split('\n')) and 'and  ' not in said
