@@ -211,6 +211,12 @@ def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
     assert held(-1., clip='two_sided')==[False,False,False,True] and not any(held(-1.))
     assert not any(held(1., clip='none'))
 
+@pytest.mark.parametrize('level', ['answer', 'sequences', 'tokens', 'tok', ''])
+def test_a_level_that_is_neither_is_refused_wherever_it_stands_in_the_alphabet(level):
+    x = torch.zeros(1, 2, 3)
+    with pytest.raises(ValueError, match=f"is {level!r}: choose 'token' or 'sequence'"):
+        importance_ratio(x, x, x==0, level)
+
 def test_a_moment_of_exactly_the_limit_stays():
     x = torch.tensor([[[0.,0.,.5],[.5,1.,1.]]])   # means of the squares: 0, 0, 1/12, 1/8, .3, .417
     from grpo_nb.parts.ratios import _moment_mask

@@ -128,6 +128,18 @@ def test_summary_adds_up(tmp_path):
     rec.log(dict(step=1)); s = read_run(tmp_path).summary
     assert s['before']=={'pass@1':.4, 'ci':[.3,.5], 'n':500} and s['train_s']==3 and s['versions']['python']
 
+def test_a_folder_is_made_with_those_above_it(tmp_path):
+    Recorder(tmp_path/'of'/'all', settings={}).close()
+    assert (tmp_path/'of'/'all'/'settings.json').exists()
+
+def test_groups_may_differ_in_size_and_one_may_hold_nothing():
+    for first,last in (([], ['a', 'b']), (['a', 'b'], []), (['a'], ['b', 'c'])):
+        rows = group_rows(1, ['p', 'q'], [first, last], [[1.]*len(first), [0.]*len(last)],
+            n_tokens=[[3]*len(first), [4]*len(last)])
+        assert [o['completions'] for o in rows]==[first, last]
+        assert [o['rewards'] for o in rows]==[[1.]*len(first), [0.]*len(last)]
+        assert [o['n_tokens'] for o in rows]==[[3]*len(first), [4]*len(last)]
+
 def test_history_needs_a_step(tmp_path):
     with pytest.raises(ValueError, match='step'): Recorder(tmp_path).log(dict(loss=1.))
 

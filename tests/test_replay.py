@@ -464,6 +464,50 @@ def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
     for k,v in want.tensors().items():
         assert torch.equal(v, getattr(Rollouts.concat(parts).strip_padding(), k)), k
 
+def described(x):
+    "A batch of groups as plain values: what each holds, and what is none of its own"
+    own = [content(x, b) for b in range(len(x))]
+    aside = [(x.prompt_key[b].item(), x.step[b].item(), x.replayed[b].item()) for b in range(len(x))]
+    return [*zip(own, aside)]
+
+@pytest.mark.parametrize('seed', range(12))
+def test_groups_that_are_put_joined_and_cut_are_those_of_plain_lists(seed):
+    "Whatever the padding was, of the result none is left but where a batch was as wide before"
+    rng = random.Random(seed)
+    def some(n, at):
+        r = torch.rand(n, 3, generator=torch.Generator().manual_seed(100*seed+at))
+        return batch(r, P=rng.randint(1, 6), T=rng.randint(1, 6), seed=100*seed+at, step=at,
+            extra=(rng.randint(0, 2), rng.randint(0, 2)))
+    def widths(x): return x.prompt_ids.shape[1],x.completion_ids.shape[2]
+    def needed(x): return max(len(o[0][0]) for o in x),max(len(i) for o in x for i,_ in o[0][1])
+    def pads(x): return x.prompt_ids[~x.prompt_mask].tolist()+x.completion_ids[~x.completion_mask].tolist()
+    x,new = replace(some(5, 1), pad_id=7),some(2, 2)
+    at = rng.sample(range(5), 2)
+    want = described(x)
+    for i,o in zip(at, described(new)): want[i] = o
+    for places in (at, torch.tensor(at), torch.tensor([i in at for i in range(5)])):
+        if torch.is_tensor(places) and places.dtype==torch.bool:
+            want = described(x)
+            for i,o in zip(sorted(at), described(new)): want[i] = o
+        put = x.replace_groups(places, new)
+        assert described(put)==want and widths(put)==needed(want)
+    both = Rollouts.concat([x, new])
+    assert described(both)==described(x)+described(new)
+    assert widths(both)==tuple(map(max, widths(x), widths(new)))
+    wide = x.pad_to(widths(x)[0]+2, widths(x)[1]+1)
+    assert described(wide)==described(x) and widths(wide)==(widths(x)[0]+2, widths(x)[1]+1)
+    assert pads(wide)[:2]==[7, 7] and pads(wide)[-1]==7 and wide.old_logps[..., -1].eq(0).all()
+    snug = wide.strip_padding()
+    assert described(snug)==described(x) and widths(snug)==needed(described(x))
+    for idx,rows in ((3, [3]), ([4, 0], [4, 0]), (slice(1, 4), [1, 2, 3]), (torch.tensor([2, 2]), [2, 2]),
+            (torch.tensor([True]*2+[False]*3), [0, 1])):
+        assert described(x[idx])==[described(x)[i] for i in rows]
+    some = [0, 1][:1+seed%2]   # the first comes into the batch, the second behind it
+    drawn = [SimpleNamespace(data=o) for o in pack_groups(new, some)]
+    want,fresh = described(x),[(o, (k, s, True)) for o,(k,s,_) in described(new)]
+    want[at[0]] = fresh[0]
+    assert described(insert_stored(x, torch.tensor(at[:1]), drawn[:1], drawn[1:]))==want+fresh[1:len(some)]
+
 def test_token_and_group_advantages_mix_in_one_batch():
     x = batch([MIXED, [1.,1,0,0]])
     y = replace(x, advantages=x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask)

@@ -7,6 +7,7 @@ from grpo_nb.inspector import add_token_terms, inspector_html
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.run.reading import LoggedRun, read_run
+from grpo_nb.run.record import Recorder, record_batch
 from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
@@ -92,6 +93,19 @@ def test_a_record_holds_terms_that_sum_to_the_loss_that_was_logged(kind, tmp_pat
         assert len(by)==2 and abs(sum(by.values())/2-logged[at])<1e-6
     row = next(o['terms'] for o in run.rows if o.get('terms'))
     assert list(row['by'])[0]==kind and len(row['by'])==len(LOSS_TYPES)
+
+def test_advantages_of_tokens_are_recorded_as_the_mean_of_each_answer(tmp_path):
+    s = init_state(*make(str(tmp_path), method='entropy', generation_batch_size=16))
+    info = train_batch(s)
+    rec = Recorder(tmp_path)
+    record_batch(rec, s, info)
+    rec.close()
+    x,rows = info['processed'].batch,read_run(tmp_path).rows
+    assert x.advantages.ndim==3 and len(rows)==4 and any(o['dead'] for o in rows)
+    for b,row in enumerate(rows):
+        answers = [x.advantages[b,g][x.completion_mask[b,g]].tolist() for g in range(4)]
+        assert row['advantages']==pytest.approx([sum(o)/len(o) for o in answers], abs=1e-6)
+        if not row['dead']: assert row['advantages']==pytest.approx(row['advantages_before'], abs=1e-6)
 
 def test_log_probs_after_the_step_are_the_forwards():
     s = init_state(*make(steps_per_generation=1, record_token_terms_every=1))

@@ -279,6 +279,11 @@ def test_what_part_of_a_run_counts_and_which_mean(i):
     name,run,speaks = MEANS[i]
     assert (RULES[name](run) is not None)==speaks
 
+@pytest.mark.parametrize('name,settings', [('all-truncated', None), ('no-end-token', NO_END),
+    ('no-chat-template', BARE)])
+def test_a_single_row_tells_what_needs_no_course(name, settings):
+    for share in (0., 1.): assert (RULES[name](look(1, settings, **{CLIP:share})) is not None)==(share==1.)
+
 def test_a_batch_is_the_usual_step_between_rows():
     "A pause in the log is no batch: the median counts"
     steps = [0, 1, 2, 3, 4, 60, 61, 62, 63]

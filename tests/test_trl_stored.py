@@ -1,5 +1,5 @@
 "Stored groups beside fresh ones: what is sampled, what is trained on, and what is counted, by value."
-import itertools, math
+import itertools, math, struct, zlib
 import pytest, torch
 from hypothesis import Phase, given, settings, strategies as st
 from trl import GRPOConfig, GRPOTrainer
@@ -265,6 +265,8 @@ def test_a_prompt_keeps_its_key_however_wide_the_batch_is():
         return TrlRows(dict(completion_ids=ids, prompt_ids=ids, prompt_mask=(ids>0).long())).prompt_keys()
     a,b = of([0, 0, 5, 6], [0, 7, 5, 6])
     assert of([5, 6])==[a] and of([7, 5, 6])==[b] and a!=b and max(a, b)<2**31
+    halved = zlib.crc32(struct.pack('<2i', 5, 6))//2   # a checkpoint of before holds it
+    assert a==halved
 
 def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
     batch = dict(completion_ids=torch.tensor([[3, 4],[5, 6]]), completion_mask=torch.ones(2, 2).long(),
