@@ -17,6 +17,7 @@ import argparse, ast, csv, importlib, json, math, os, pkgutil, random, resource,
 from collections import Counter
 from itertools import accumulate, zip_longest
 from pathlib import Path
+from pytest import hookimpl
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = '''replay loss parts.ratios parts.groups run.record on_trl.record on_trl.rows see.findings
@@ -102,10 +103,35 @@ def damage(room, code):
 
 class Judge:
     "A plugin of pytest: which test fails, how long each takes, and with `cover` what each goes through."
-    def __init__(self, order=None, cover=None): self.order,self.cover,self.by,self.took = order,cover,'',{}
+    def __init__(self, order=None, cover=None):
+        self.order,self.cover,self.by,self.took = order,cover,'',{}
+        self.fixtures,self.now = {},['']   # of each test; whose lines are being run
+
+    def pytest_itemcollected(self, item): self.fixtures[item.nodeid] = set(item.fixturenames)
+
+    def goes_on(self, name):
+        if self.cover: self.cover.switch_context(name)
 
     def pytest_runtest_logstart(self, nodeid):
-        if self.cover: self.cover.switch_context(nodeid)
+        self.now = [nodeid]
+        self.goes_on(nodeid)
+
+    @hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef, request):
+        "What several tests share is set up in the first of them; its lines are those of them all."
+        shared = fixturedef.scope!='function'
+        self.now.append(f'{fixturedef.baseid}::{fixturedef.argname}' if shared else self.now[-1])
+        self.goes_on(self.now[-1])
+        try: return (yield)
+        finally:
+            self.now.pop()
+            self.goes_on(self.now[-1])
+
+    def tests_with(self, name):
+        "The tests that a name of `now` speaks of: a test's own, or all that use a fixture"
+        if name in self.took or not name: return [name]
+        at,_,fixture = name.rpartition('::')
+        return [k for k,v in self.fixtures.items() if fixture in v and k.startswith(at)]
 
     def pytest_collectreport(self, report):
         if report.failed and not self.by: self.by = 'import'
@@ -117,9 +143,8 @@ class Judge:
 
 def chosen(judge):
     "The hook that leaves the tests of `judge.order`, in its order."
-    import pytest
     class Last:
-        @pytest.hookimpl(trylast=True)
+        @hookimpl(trylast=True)
         def pytest_collection_modifyitems(self, items):
             if judge.order is None: return
             rank = {o:i for i,o in enumerate(judge.order)}
@@ -167,7 +192,9 @@ def through():
     cover.stop()
     data = cover.get_data()
     took = {k:v for k,v in o.took.items() if v is not None}   # a test that fails or is skipped judges nothing
-    def known(by_line): return {line:[t for t in ts if t in took or not t] for line,ts in by_line.items()}
+    def known(by_line):
+        tests = {line:{t for name in names for t in o.tests_with(name)} for line,names in by_line.items()}
+        return {line:[t for t in sorted(ts) if t in took or not t] for line,ts in tests.items()}
     lines = {room:known(data.contexts_by_lineno(f)) for f,room in files.items()}
     return dict(took=took, lines=lines)
 

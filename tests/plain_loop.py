@@ -231,7 +231,8 @@ def most_open(answers, how):
     low = math.floor(at+1e-9)
     edge = H[low]+(at-low)*(H[min(low+1, len(H)-1)]-H[low]) if at-low>1e-9 else H[low]
     if any(1e-6<abs(h-edge)<1e-4 for h in H): raise Ambiguous('entropies that are all but equal')
-    return [a.entropy.detach()>=edge-1e-6 for a in answers]   # of the same context they are equal
+    if sum(abs(h-edge)<=1e-6 for h in H)>1: raise Ambiguous('equal entropies at the edge')   # of one context
+    return [a.entropy.detach()>=edge-1e-6 for a in answers]
 
 def bonus(answers, how):
     "Mean entropy of the tokens that count in the loss."

@@ -1,5 +1,5 @@
 "One quantity, one definition: each by an independent road, and each disagreement that once was, by value."
-import itertools, math
+import itertools, math, warnings
 import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
@@ -8,8 +8,8 @@ from grpo_nb.parts.loss_inputs import (
 from grpo_nb.parts.groups import (
     dead_groups, expected_dead_frac, group_scores, nan_std, reward_range, reward_std, group_reward_std)
 from grpo_nb.parts.ratios import (
-    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, clip_frac, ppo_clip_mask, apply_correction,
-    neg_mean_log_ratio, importance_ratio, merge_sums, ratio_row, ratio_sums)
+    CLIP_KINDS, PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, clip_frac, ppo_clip_mask, apply_correction,
+    neg_mean_log_ratio, importance_ratio, merge_sums, ratio_row, ratio_sums, warn_unless_clipped)
 from loss_calls import loss_of, metrics_of
 
 NAN = math.nan
@@ -210,6 +210,13 @@ def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
     assert held(1., clip='dapo')==[False,True,True,True] and held(1.)==[True]*4
     assert held(-1., clip='two_sided')==[False,False,False,True] and not any(held(-1.))
     assert not any(held(1., clip='none'))
+
+def test_only_replay_without_any_clip_is_warned_of():
+    for clip in CLIP_KINDS:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter('always')
+            warn_unless_clipped(clip, 'replay_clip')
+        assert [str(o.message)[:13] for o in seen]==['`replay_clip`']*(clip=='none')
 
 @pytest.mark.parametrize('level', ['answer', 'sequences', 'tokens', 'tok', ''])
 def test_a_level_that_is_neither_is_refused_wherever_it_stands_in_the_alphabet(level):

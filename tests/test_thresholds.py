@@ -3,6 +3,7 @@ answers, and with another threshold these answers change"""
 import inspect, math
 import numpy as np
 import pytest
+from hypothesis import Phase, example, given, settings, strategies as st
 from grpo_nb.see import findings as F
 from grpo_nb.see.findings import RULES, RunColumns
 
@@ -49,6 +50,7 @@ def linked(c, values=6, n=8):
     scale = np.arange(1, n+1) if values>n else np.resize(np.arange(1, values//2+1), n)
     long = c*a+(1-c*c)**.5*b
     return [dict(step=i, rewards=list(10+s*a), n_tokens=list(100+s*long)) for i,s in enumerate(scale)]
+FIFTH = [dict(step=9, rewards=[10.]*4, n_tokens=[100]*4)]
 def forms(share, n=100):
     k = round(share*n)
     return [dict(step=0, prompt=f'{i}', completions=['same'] if i<k else [f'own {i}']) for i in range(n)]
@@ -129,7 +131,7 @@ EDGES = {
     ('failing-tools','rows'): tuple(look(n, tools__failure_frequency=.5) for n in (3, 4))+(above,),
     ('failing-tools','share'): tuple(look(9, tools__failure_frequency=v) for v in (.29, .31))+(above,),
     ('few-groups-replayed','busiest'):
-        (look(groups=uses(20, 20, 20, 9)), look(groups=uses(20, 20, 20, 10)), above),
+        (look(groups=uses(20, 20, 20, 9, 1)), look(groups=uses(20, 20, 20, 10, 1)), above),
     ('few-groups-replayed','share'):
         tuple(look(groups=uses(10, 10, 10, 10, *[1]*k)) for k in (39, 41))+(below,),
     ('few-groups-replayed','each'):
@@ -196,7 +198,7 @@ HELPERS = {
     (F._others_stood,'stands'): ((held(.052), 1.), (held(.055), 1.), below),
     (F._others_stood,'top'): ((held(0., at=.89), 1.), (held(0., at=.91), 1.), below),
     (F._others_stood,'rows'): tuple((look(n, rewards__form__mean=line(0, 1),
-        rewards__right__mean=[.1]*(n//4)+[.3]*(n-n//4)), 1.) for n in (38, 40))+(above,),
+        rewards__right__mean=[.1]*(n//4)+[.3]*(n-n//4)), 1.) for n in (39, 40))+(above,),
     (F._others_stood,'climbs'): tuple((look(80, rewards__form__mean=[1.]+[0.]*59+[v]*20,
         rewards__right__mean=[.1]*20+[.3]*60), 1.) for v in (.24, .26))+(above,),
     (F._stopped,'rose'):
@@ -211,7 +213,7 @@ HELPERS = {
             for v in (.89, .91))+(above,),
     (F._paid_by_length,'close'): ((linked(.945), 1.6), (linked(.955), 1.6), above),
     (F._paid_by_length,'far'): ((linked(.795), 2.1), (linked(.805), 2.1), above),
-    (F._paid_by_length,'values'): ((linked(1., 4), 2.1), (linked(1., 6), 2.1), above),
+    (F._paid_by_length,'values'): ((linked(1., 4), 2.1), (linked(1., 4)+FIFTH, 2.1), above),
     (F._paid_by_length,'longer'): ((linked(.99), 1.49), (linked(.99), 1.51), above),
     (F._paid_by_length,'much_longer'): ((linked(.9), 1.99), (linked(.9), 2.01), above),
     (F._paid_by_length,'shorter'): ((linked(-.99), .66), (linked(-.99), .68), below),
@@ -330,8 +332,8 @@ def test_each_threshold_from_both_sides(case):
     assert told==([False, True] if speaks else [True, False])
     was = limits(f)[name]
     others = (was-1, was+1) if isinstance(was, int) else (was/1.2, was*1.2)
-    changed = [v for v in others if [said(case, f, r, **{name:v}) for r in runs]!=told]
-    assert changed, 'another threshold decides here'
+    changed = [[said(case, f, r, **{name:v}) for r in runs]!=told for v in others]
+    assert all(changed) if isinstance(was, int) else any(changed), 'another threshold decides here'
 
 def test_no_threshold_is_left_out():
     known = set(ALL)
@@ -347,3 +349,64 @@ def test_what_was_replayed_does_not_count_as_freshly_clipped():
     assert rule(look(9, **cols)) and not rule(look(9, clip_ratio__fresh_mean=.017, **cols))
     some = [.3 if i%2 else None for i in range(9)]   # where nothing was replayed, all of it is fresh
     assert rule(look(9, clip_ratio__fresh_mean=some, **cols))
+
+# ---- two rules over drawn histories, beside plain loops
+
+DRAWN = settings(max_examples=300, derandomize=True, deadline=None, database=None,
+    phases=[Phase.explicit, Phase.generate])
+def eighths(most, **size): return st.lists(st.integers(0, most).map(lambda k: k/8), **size)
+def mean(x): return sum(x)/len(x)
+def quarters(x): return mean(x[:max(2, len(x)//4)]),mean(x[-max(2, len(x)//4):])
+
+def falls_by_hand(m, seen):
+    "(best, its row, end, reward then, reward now) of a held-out measure logged at `seen`, [(row, value)]"
+    x = [v for _,v in seen]
+    if len(x)<3 or len(m)<6: return None
+    tops = x if len(x)<5 else [-1]+[(a+b)/2 for a,b in zip(x, x[1:])]   # pairs, where there are enough
+    i = tops.index(max(tops))
+    top,end = tops[i],x[-1] if len(x)<5 else (x[-2]+x[-1])/2
+    noise = 2*mean([abs(b-a) for a,b in zip(x[:i], x[1:i+1])])/len(x)**.5 if i else 0.
+    if i>=len(x)-2 or top-end<=max(.08*top, noise, .02): return None
+    row = seen[i][0]
+    then,now = mean([v for _,v in sorted((abs(k-row), v) for k,v in enumerate(m))[:5]]),mean(m[-5:])
+    return None if now<then else (top, row, end, then, now)
+
+@DRAWN
+@given(st.integers(5, 24).flatmap(lambda n: st.tuples(st.just(n), eighths(8, min_size=2, max_size=7),
+    st.integers(1, 3), st.sampled_from([0., 1/8, 1/16]))))
+def test_a_held_out_measure_falls_where_a_plain_loop_sees_it_fall(case):
+    n,x,every,up = case
+    rows = [i*every for i in range(len(x)) if i*every<n]
+    m = [up*i for i in range(n)]
+    seen = [*zip(rows, x)]
+    at = dict(seen)
+    run = RunColumns([dict(step=3*i, reward=m[i])|({'eval/acc':at[i]} if i in at else {}) for i in range(n)])
+    got,want = RULES['held-out-falls'](run),falls_by_hand(m, seen)
+    if want is None: assert got is None
+    else:
+        top,row,end,then,now = want
+        told = f'eval/acc {top:.3g} at its best (step {3*row}), {end:.3g} at the end'
+        assert got.step==3*row and got.evidence==f'{told}; reward {then:.3g} then, {now:.3g} now'
+
+def solved_by_hand(z, m, top):
+    if len(z)<3 or len(m)<4 or z[0]>=.7: return False
+    first,last = quarters(m)
+    if max(m)<=0 or last<.9*max(m) or last<=first: return False
+    late = mean(z[len(z)//2:])
+    return late>=.9 or len(z)>=100 and late>=.65 and (top is None or last>=.9*top)
+
+@DRAWN
+@given(eighths(8, min_size=1, max_size=5), eighths(9, min_size=1, max_size=5),
+    st.sampled_from([1, 1, 1, 20, 25, 30]), st.booleans())
+@example([0., 1.], [1/8, 2/8, 7/8, 1.], 1, True)   # the fewest that tell, and one less
+@example([0., 1., 1.], [1/8, 2/8, 7/8, 1.], 1, True)
+@example([0., 1., 1.], [1/8, 7/8, 1.], 1, True)
+def test_groups_die_of_success_where_a_plain_loop_says_so(z, m, times, dies):
+    "Each value stands for `times` rows; where it `dies`, reward rises, and all groups die after the first"
+    if dies: z,m = z[:1]+[1.]*(len(z)-1),sorted(m)
+    z,m = [v for v in z for _ in range(times)],[v for v in m for _ in range(times)]
+    n = max(len(z), len(m))
+    cols = {DEAD:z, 'reward':m}
+    rows = [dict(step=i)|{k:v[i] for k,v in cols.items() if i<len(v)} for i in range(n)]
+    top = 1. if max(m)<=1 else None   # a reward above 1 has a ceiling that nobody knows
+    assert (RULES['solved'](RunColumns(rows)) is not None)==solved_by_hand(z, m, top)

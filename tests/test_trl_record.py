@@ -2,6 +2,7 @@
 on runs that train."""
 
 import functools, time, shutil, subprocess, sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
@@ -16,6 +17,7 @@ from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder
 from grpo_nb.run.reading import read_run
 from grpo_nb.see.view import write_report
 from grpo_nb.see.readers import diagnose
+from grpo_nb.see.verdict import verdict
 from another import elsewhere, fork, works_elsewhere
 from view_pages import Opened
 import trl_tiny as T
@@ -273,6 +275,12 @@ def test_settings_say_what_the_tools_ask_for():
         world_size=r.setting('world_size'))
     assert (plan['legal'] and plan['completions']==t.args.generation_batch_size==8
         and plan['optimizer_steps_per_generation']==1)
+
+def test_the_verdict_at_the_end_is_kept_and_is_that_of_what_was_logged(trained):
+    t,_,_,r = trained
+    logged = [o for o in t.state.log_history if 'loss' in o]
+    assert asdict(t.record.verdict)==r.summary['verdict']==asdict(verdict(logged, groups=r.rows,
+        settings=r.settings))
 
 def test_history_is_what_trl_logged(trained):
     t,_,_,r = trained
