@@ -1,10 +1,10 @@
-// What our pages do besides what smalldocs does: code in colours, widgets that move without a kernel, places for keyboard and
-// screen reader, a search that leads first to the answer. It runs before smalldocs' own script, in the same file.
+// What our pages add to smalldocs: colored code, widgets that work without a kernel, keyboard and screen-reader support, and
+// a search that ranks the page that answers first. It runs before smalldocs' own script, in the same file.
 (() => {
   const all = (what, f, within = document) => within.querySelectorAll(what).forEach(f)
   const make = (tag, more, ...inside) => { const o = Object.assign(document.createElement(tag), more); o.append(...inside); return o }
 
-  // ---- code: a page holds plain text; its colours and the button that copies it are made here
+  // ---- code: a page holds plain text; its colors and its copy button are added here
   const words = s => s.trim().split(/\s+/).join('|')
   const python = new RegExp([String.raw`(?<co>#.*)`,
     String.raw`(?<st>(?<!\w)[rbfuRBFU]{0,2}(?:"""[^]*?"""|'''[^]*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))`,
@@ -33,7 +33,7 @@
     box.append(make('div', {className: 'sourceCode'}, pre), button)
   })
 
-  // ---- widgets: the first frame stands on the page, the others beside it, packed; a control turns them over
+  // ---- widgets: the first frame is on the page, the others are packed beside it; a control switches between them
   window.unpacked = stream => new Response(stream.pipeThrough(new DecompressionStream('deflate'))).json()
   const bytes = text => new Blob([Uint8Array.from(atob(text), c => c.charCodeAt(0))]).stream()
   const controls = {
@@ -71,7 +71,7 @@
     shown.before(make('div', {className: 'handles'}, ...row))
   })
 
-  // ---- text that is a place to go to, what scrolls within reach of the keyboard, navigations with names
+  // ---- accessibility: links with targets, scrolling areas that the keyboard reaches, named navigation
   const tend = () => {
     document.querySelectorAll('main table.dataframe tbody :is(td, th):not(.short)').forEach(o => {   // 1e-07 and 0.1 ± 0.2 are one word each
       if (o.textContent.length < (o.tagName === 'TD' ? 28 : 10)) o.classList.add('short') })
@@ -105,7 +105,7 @@
     all('tbody tr', row => [...row.cells].forEach((o, i) => { o.dataset.column = heads[i] }), table)
   })
 
-  // the headings folded above the text, where the margin has no room for them
+  // the list of headings, folded above the text, where the margin has no room for it
   const list = document.querySelector('#TOC ul'), head = document.querySelector('#title-block-header')
   if (!list || document.querySelector('main img[src$="images/demo.gif"]')) return   // the first page begins with its picture
   const copy = list.cloneNode(true), folded = document.createElement('details')

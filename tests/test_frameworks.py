@@ -1,6 +1,6 @@
 """Records as other frameworks write them today, in their own folders: read whole, read damaged, and what is
 left out said. The shapes are from their writers' code and documentation."""
-import gzip, json, shutil, sqlite3
+import gzip, json, re, shutil, sqlite3
 from contextlib import closing
 from pathlib import Path
 import pytest
@@ -405,13 +405,14 @@ def test_a_capture_alone_says_where_its_rewards_are_and_a_damaged_one_what_it_la
     file = folder/'capture'/'sample.jsonl'
     with pytest.raises(ValueError, match='24 of 24 records: a capture of tinker has no rewards: open'):
         open_run(file)
-    first,second,*more = file.read_text().splitlines()
-    o = json.loads(second)
-    o['samples'][0]['logprobs'].pop()
-    file.write_text('\n'.join([first[:40], json.dumps(o), *more]))
+    first,second,third,*more = file.read_text().splitlines()
+    unequal,short = json.loads(second),json.loads(third)
+    unequal['samples'][0]['logprobs'].pop()
+    for k in ('tokens','logprobs'): short['samples'][0][k].pop()
+    file.write_text('\n'.join([first[:40], json.dumps(unequal), json.dumps(short), *more]))
     run = open_run(folder)
     assert 'sample.jsonl: 2 of 24 captured samples could not be read.' in run.notes
-    assert '2 of 24 trajectories have no capture of as many tokens.' in run.notes
+    assert '3 of 24 trajectories have no capture of as many tokens.' in run.notes
     assert len(run.rows)==6
 
 def test_two_runs_of_one_name_are_two(tmp_path):
@@ -464,9 +465,15 @@ def test_hostile_text_in_any_field_stays_text(field, tmp_path):
         own='x') for g in range(2) for i in range(4)]
     for k,o in enumerate(rows): o[field] = f'{HOSTILE}{o[field]}' if field!='reward' or not k else o[field]
     if field=='own': rows = [o|{HOSTILE:HOSTILE} for o in rows]
-    put(tmp_path/'t.jsonl', rows)
-    run = open_run(tmp_path/'t.jsonl')
-    assert len(run.rows)==2 and '<script>alert' not in inspector_html(run)
+    file = tmp_path/'<script>alert(2)<b>@DATA.jsonl'   # the page's title
+    put(file, rows)
+    run = open_run(file)
+    page = inspector_html(run)
+    assert len(run.rows)==2 and '<script>alert' not in page and Opened(page).B==2
+    assert re.search('<title>[^<]*@DATA', page)
+    if field in ('prompt','completion'):           # nothing of it is lost
+        said = [run.rows[0]['prompt'], *run.rows[0]['completions']]
+        assert sum(HOSTILE in o for o in said)==(1 if field=='prompt' else 4)
     if field=='reward': assert any('reward: 1 values are no numbers' in o for o in run.notes)
 
 def test_twenty_thousand_groups_are_read_whole(tmp_path):

@@ -634,5 +634,8 @@ def test_the_whole_run_learns(opened):
     _batches(pg, 40)
     pg.locator('text=40 batches, done').wait_for()
     before,after = map(int, re.findall(r'(\d+) %', pg.inner_text('#score')))
-    print(f'{before} % to {after} %')
-    assert before<60<80<after and pg.said==[]
+    pg.locator('#panel .where', has_text='after 40 batches').wait_for()   # the first sum is asked again
+    asked = pg.inner_text('#panel .where')
+    print(f'{before} % to {after} %; {asked}')
+    right,first = map(int, re.findall(r'(\d) right; before any training (\d)', asked)[0])
+    assert before<60<80<after and first<right and pg.said==[]

@@ -354,9 +354,7 @@ def html_page(
     parts = dict(CSS=read_asset('view/view.css'), TITLE=escape(title.encode('utf-8', 'replace').decode()),
         DATA=data.replace('</', '<\\/').replace('<!', '\\u003c!'), START=start,
         JS=view_script().replace('export default', 'const widget ='))
-    out = read_asset('page/view.html').rstrip()
-    for k,text in parts.items(): out = out.replace(f'@{k}', text, 1)
-    return out
+    return re.sub(f"@({'|'.join(parts)})", lambda m: parts[m[1]], read_asset('page/view.html').rstrip())
 
 _MOUNT = '''const data = JSON.parse(document.getElementById("data").textContent);
 await mount(root, data, {plain: @PLAIN, alone: true});'''

@@ -1,4 +1,4 @@
-// Curves over the batches or tokens of a run, in the pixels of their place, so that they stand above the map.
+// Curves over the batches or tokens of a run, drawn in pixels, so that they line up with the map below.
 
 import {svg} from './dom.js';
 
@@ -16,7 +16,7 @@ export function draw(root, {lines, to, ticks, unit, gutter, says}) {
       : text(0, y(share) - 4, 'start', `${100 * share} %`));
   }
   pic.append(text(gutter, HEIGHT - 6, 'start', unit));
-  for (const t of ticks.filter(t => x(t) - gutter > 6.5 * unit.length + 24))   // clear of the unit
+  for (const t of ticks.filter(t => x(t) - gutter > 6.5 * unit.length + 24))   // don't overlap the unit
     pic.append(text(x(t), HEIGHT - 6, t < to ? 'middle' : 'end', t.toLocaleString('en')));
   for (const {points, kind, dots} of lines) {
     const at = points.map(([v, share]) => [x(v).toFixed(1), y(share).toFixed(1)]);

@@ -1,8 +1,8 @@
-// A second future of the run: what may be different in it, and how far it is from the first.
+// A second future of the run: the changes on offer, and how far it has moved from the first.
 
 import {many} from './dom.js';
 
-// What a fork at this batch may do otherwise; `r` is the group in sight.
+// The changes that a fork at this batch offers; `r` is the index of the group on display.
 export function choices({rate, size, groups}, r) {
   const to = x => Number(x.toPrecision(2)), list = [];
   if (groups[r].by) list.push({named: `group ${r + 1} is not replaced`, instead: {group: r}});
@@ -18,7 +18,7 @@ export function choices({rate, size, groups}, r) {
 const key = g => JSON.stringify([g.question, g.texts, g.rewards, g.stored, g.by?.id]);
 export const sameGroup = (a, b) => !!b && key(a) == key(b);
 
-// Where the two came apart, in words.
+// A sentence that says where the two futures began to differ.
 export function whereApart({apart}) {
   const found = [...apart].sort((a, b) => a.batch - b.batch), [first] = found, last = found.at(-1);
   if (!first) return '';

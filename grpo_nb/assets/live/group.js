@@ -7,7 +7,7 @@ export const pretty = problem => problem.replaceAll('-', '\u2212');   // a minus
 const ANSWER = /<answer>([^]*)<\/answer>/, THOUGHT = /<think>([^]*?)(<\/think>|$)/;
 const SIGNS = {writing: '·', right: '✓', wrong: '✗'};
 
-function aTry(text, reward, A) {       // without a reward it is still being written
+function aTry(text, reward, A) {       // without a reward: still being written
   const state = reward == null ? 'writing' : reward >= 1 ? 'right' : 'wrong';
   const said = text.match(ANSWER)?.[1], thought = text.match(THOUGHT)?.[1] ?? (said ? '' : text);
   const answer = said == null ? (reward == null ? '' : 'no answer') : pretty(said);

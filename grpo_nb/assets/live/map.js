@@ -1,10 +1,10 @@
-// The map of a run that is going on: a column of squares for each batch, its groups from the top down.
-// A grid for the keyboard and a screen reader: arrows move, and the square moved to is chosen.
+// The map of a run in progress: a column of squares for each batch, with its groups from top to bottom.
+// For keyboard and screen reader it is a grid: arrow keys move, and the square they reach is selected.
 
 import {el} from './dom.js';
 
 export class RunMap {
-  // `columns` batches of `rows` groups begin as empty squares; `choose(column, row)` is called for a square.
+  // It starts with `columns` by `rows` empty squares; selecting a square calls `choose(column, row)`.
   constructor(root, {columns, rows, label, choose}) {
     this.rows = rows;
     this.choose = choose;
@@ -28,7 +28,7 @@ export class RunMap {
     this.filled.push(squares);
     if (!c) squares[0].tabIndex = 0;
   }
-  fade(c, same) {                      // the squares of a column that are as in the run it was forked from
+  fade(c, same) {                      // the squares of a column that are the same as in the original run
     this.filled[c].forEach((o, r) => o.classList.toggle('same', same[r]));
   }
   square(c, r, {code, says}) {
@@ -37,7 +37,7 @@ export class RunMap {
     return el('button', {...drawn, ...told, onclick: () => this.choose(c, r)});
   }
   get chosen() { return this.filled[this.at[0]]?.[this.at[1]]; }
-  mark(at) {                           // the chosen square; without `at` none is
+  mark(at) {                           // select a square, or none without `at`
     this.chosen?.setAttribute('aria-selected', 'false');
     if (!at) return;
     if (this.chosen) this.chosen.tabIndex = -1;
@@ -45,8 +45,8 @@ export class RunMap {
     this.chosen.tabIndex = 0;
     this.chosen.setAttribute('aria-selected', 'true');
   }
-  walk(columns, rows, focus = true) {  // to a neighbour, as far as there are any
-    if (!this.filled.length) return;   // the run has begun anew
+  walk(columns, rows, focus = true) {  // to a neighbor, if there is one
+    if (!this.filled.length) return;   // a new run has begun
     const within = (x, n) => Math.max(0, Math.min(n - 1, x));
     const c = within(this.at[0] + columns, this.filled.length);
     const r = within(this.at[1] + rows, this.filled[c].length);

@@ -1,4 +1,4 @@
-// The page: starts the worker, hands it what is pressed, and draws what it tells.
+// The page: starts the worker, passes the reader's actions on to it, and draws what it reports.
 
 import {setColours} from './cells.js';
 import {draw} from './curves.js';
@@ -17,17 +17,17 @@ const all = css => document.querySelectorAll(css);
 const percent = x => `${Math.round(100 * x)} %`;
 const ALL = 1e9;                       // batches
 
-// `run` and `seed`: number and seed of the run in sight; `busy`: is the worker at what was allowed?
-// `follows`: does the panel show the newest batch by itself? `allowed`, `asked`: numbers of what was told last;
-// `fork`: number of the newest fork
+// `run`, `seed`: number and seed of the run on display; `busy`: is the worker still training what was allowed?
+// `follows`: does the panel follow the newest batch? `allowed`, `asked`: numbers of the latest messages;
+// `fork`: number of the latest fork; `untrained`: how many tries were right before any training
 const now = {task: TASKS.sums, run: 0, seed: 0, arms: [], running: false, busy: false, over: false,
-  follows: false, allowed: 0, asked: 0, fork: 0};
+  follows: false, allowed: 0, asked: 0, fork: 0, untrained: null};
 const theFork = () => now.arms.find(o => o.fork);
 const begun = () => now.arms.some(o => o.batches.length);
 let worker = null;
 const tell = message => worker.postMessage(message);
 
-// ---- the worker, and what it tells
+// ---- the worker, and its messages
 
 function begin() {
   if (location.protocol == 'file:')
@@ -35,7 +35,7 @@ function begin() {
   worker = new Worker('worker.js', {type: 'module'});
   worker.onerror = e => refuse(`The training could not start (${e.message || 'no worker from a module'}).`);
   worker.onmessage = ({data}) => {
-    if (data.run && data.run != now.run) return;   // of a run that was left
+    if (data.run && data.run != now.run) return;   // from an earlier run
     if (data.fork && data.fork != theFork()?.fork) return;
     for (const what of Object.keys(data)) TOLD[what]?.(data[what], data.arm);
   };
@@ -80,9 +80,10 @@ const TOLD = {
   done() {
     now.over = true;
     stop();
+    if (now.follows) ask();              // the first question again; a reader who opened a group keeps it
     speak(' The run is over.');
   },
-  idle(allowed) {                      // unless more was allowed meanwhile
+  idle(allowed) {                      // unless more has been allowed since
     if (allowed == now.allowed) now.busy = false;
     redraw();
   },
@@ -93,34 +94,38 @@ const TOLD = {
     const right = rewards.filter(r => r).length;
     const when = (batch ? `after ${many(batch, 'batch', 'batches')}` : 'before any training')
       + (fork ? ', in the fork' : '');
-    $('panel').querySelector('.where').textContent = `its eight tries ${when}: ${right} right`;
+    const question = $('question').value, first = now.untrained;
+    if (!batch) now.untrained = {run: now.run, question, right};
+    const before = batch && first?.run == now.run && first.question == question
+      ? `; before any training ${first.right}` : '';
+    $('panel').querySelector('.where').textContent = `its eight tries ${when}: ${right} right${before}`;
   },
 };
 
-// ---- what one presses
+// ---- controls
 
 const knobs = () => ({
   rate: Number((10 ** $('rate').value).toPrecision(2)),
   buffer: $('replay').checked ? Number($('buffer').value) : 0,
 });
-function turn() {                      // the knobs to where the task's settings are
+function turn() {                      // set the knobs to the task's settings
   const {rate, buffer} = now.task.sets.at(-1);
   $('rate').value = Math.log10(rate);
   $('buffer').value = buffer;
   $('replay').checked = true;
-  $('replay').closest('label').hidden = now.task.arms.length > 1;   // there one arm stores, one doesn't
+  $('replay').closest('label').hidden = now.task.arms.length > 1;   // there one arm replays and the other doesn't
   read();
 }
-function read() {                      // what the knobs say, beside them
+function read() {                      // show the knobs' values beside them
   $('rate-says').textContent = knobs().rate;
   $('buffer-says').textContent = $('buffer').value;
   $('buffer').disabled = !$('replay').checked;
 }
 const typed = () => Math.abs(Math.round($('seed').value)) || 0;
-// The seed of another run: what was typed, or else the next.
+// The seed of another run: the one that was typed, otherwise the next.
 const next = () => typed() == now.seed ? (now.seed + 1) % 1e6 : typed();
 
-function anew(seed = typed()) {        // an empty run, not begun
+function anew(seed = typed()) {        // an empty run that has not started
   now.over = now.follows = now.busy = false;
   now.run++;
   now.seed = $('seed').value = seed;
@@ -149,7 +154,7 @@ function addColumn(arm, {batch, groups}) {
   if (a && b) fork.map.fade(batch - 1, a.map((g, r) => sameGroup(g, b[r])));
 }
 
-// ---- a second future, from a batch on
+// ---- a second future from a given batch
 
 function fork(i, c, {named, instead}) {
   stop();
@@ -170,10 +175,10 @@ function fork(i, c, {named, instead}) {
   tell({do: 'fork', arm: i, before: c, fork: arm.fork, instead});
   now.over = false;
   go(ALL);
-  $('train').focus({preventScroll: true});   // the button that was pressed is gone
+  $('train').focus({preventScroll: true});   // the pressed button no longer exists
   arm.box.scrollIntoView({block: 'nearest'});
 }
-function unfork() {                    // of the forked run only what it was before
+function unfork() {                    // remove the fork; the original run stays
   theFork()?.box.remove();
   now.arms = now.arms.filter(o => !o.fork);
 }
@@ -184,7 +189,7 @@ function removeFork() {
   ask();
   redraw();
 }
-function offer(i, c, r) {              // in the panel: what may be different in a second future
+function offer(i, c, r) {              // in the panel: the changes that a fork offers
   if (now.arms[i].fork) return null;
   const batch = now.arms[i].batches[c], list = choices(batch, r);
   const select = el('select', {id: 'fork-what'}, ...list.map(
@@ -246,7 +251,7 @@ function wire() {
   addEventListener('beforeunload', e => { if (begun() && !now.over) e.preventDefault(); });
 }
 
-// ---- the panel: the tries at what was asked, or a group of the map
+// ---- the panel: answers to the reader's question, or a group of the map
 
 function ask() {
   $('ask-word').textContent = '';
@@ -269,12 +274,12 @@ function open(i, c, r) {
   const place = `batch ${c + 1}, group ${r + 1}` + (arm.name && `, ${arm.name}`);
   for (const o of now.arms) o.map.mark();
   arm.map.mark([c, r]);
-  now.asked++;                         // what is still being written is for nobody
+  now.asked++;                         // answers still being written are discarded
   show($('panel'), g, place);
   $('panel').append(paths(i), offer(i, c, r) ?? '');
-  $('panel').style.minHeight = `${$('panel').offsetHeight}px`;   // what stands below stays where it is
+  $('panel').style.minHeight = `${$('panel').offsetHeight}px`;   // so that what is below doesn't move
 }
-function paths(i) {                    // to the neighbours of the open group, for those without a keyboard
+function paths(i) {                    // to the neighbors of the open group, without a keyboard
   const button = (words, label, onclick) =>
     el('button', {type: 'button', 'aria-label': label, onclick}, words);
   const walk = (words, label, ...to) => button(words, label, () => now.arms[i].map.walk(...to, false));
@@ -286,12 +291,12 @@ function paths(i) {                    // to the neighbours of the open group, f
     walk('↑', 'group above', 0, -1), walk('↓', 'group below', 0, 1),
     now.running && !now.follows ? button('follow the run', null, again) : null);
 }
-function follow(i) {                   // of the newest batch a group that was replaced, or one that lives
+function follow(i) {                   // open a replaced group of the newest batch, or a living one
   const c = now.arms[i].batches.length - 1, {groups} = now.arms[i].batches[c];
   open(i, c, Math.max(0, groups.findIndex(g => c % 2 ? g.by : !g.dead)));
 }
 
-// ---- drawn anew with every batch
+// ---- redrawn with every batch
 
 function redraw() {
   const {axis} = now.task;
@@ -306,7 +311,7 @@ function redraw() {
   draw($('chart'), {...axis, lines, gutter, says: now.arms.map(sentence).join(' ')});
   inspect();
 }
-function state() {                     // of the run, in the button and beside it
+function state() {                     // the run's state, on the button and beside it
   const each = now.arms.map(o => o.batches.length), n = Math.max(...each);
   const {to, of, unit} = now.task.axis;
   const spent = Math.min(to, ...now.arms.map(o => o.batches.length && of(o.batches.at(-1))));
@@ -329,7 +334,7 @@ function score() {
   if (!points.every(o => o.length)) return $('score').replaceChildren('measuring what it can do …');
   const big = (point, kind) => el('b', {class: kind}, percent(point.right));
   const small = words => el('span', {}, words);
-  if (points.length > 1) {             // at the same cost: what the arm measured last has spent
+  if (points.length > 1) {             // at equal cost: the least that any arm had spent at its latest evaluation
     const {of, to, unit} = now.task.axis, spent = Math.min(to, ...points.map(o => of(o.at(-1))));
     const then = o => o.findLast(p => Math.min(to, of(p)) <= spent);
     const cost = unit == 'batch' ? many(spent, 'batch', 'batches') : `${spent.toLocaleString('en')} tokens`;
@@ -350,11 +355,11 @@ function legend() {
   if (theFork()) rows.push(['s1 same', 'pale: the same in both futures']);
   $('legend').replaceChildren(...rows.map(([c, words]) => el('li', {}, el('i', {class: c}), words)));
 }
-function speak(end = '') {             // for a screen reader: at every measurement, not at every batch
+function speak(end = '') {             // for a screen reader: at every evaluation, not at every batch
   $('spoken').textContent = `Batch ${now.arms[0].batches.length}. ${now.arms.map(sentence).join(' ')}${end}`;
 }
 
-// The whole run in the inspector of stored runs: made anew with every batch, where it is open.
+// The whole run in the inspector of recorded runs: rebuilt with every batch while it is open.
 let drawing = null;
 async function inspect() {
   const arm = now.arms.at(-1);
@@ -362,7 +367,7 @@ async function inspect() {
   const place = $('inspector').firstElementChild ?? $('inspector').appendChild(el('div'));
   const n = arm.batches.length, {minis} = now.task.sets.at(-1), last = place.gv?.run.S - 1;
   if (place.shows == arm && last == n - 1) return;
-  const stays = place.shows == arm && place.gv.now.step < last;   // the reader looks at an earlier batch
+  const stays = place.shows == arm && place.gv.now.step < last;   // the reader is looking at an earlier batch
   const {step, group} = stays ? place.gv.now : {step: n - 1, group: 0};
   drawing = packed(arm, minis, arm.fork ? arm.says : 'This run');
   const run = await drawing;

@@ -1,20 +1,20 @@
-// The policy: weights that sample, are asked for log-probs, and take a step.
+// The policy: its weights sample answers, give log-probs, and take optimizer steps.
 
 import {defaultDevice, init, jit, numpy as np, valueAndGrad} from './jax/index.js';
 import {H, V, decode, logProbs, loss, objective, prefill, turns} from './qwen.js';
 import {pick} from './replay.js';
 
-const LANE = 80;                       // tokens: two to four careful answers, or all hasty ones of a group
-const LANES = [6, 12, 16, 32];     // of a minibatch: each number is compiled once, as long as some steps
+const LANE = 80;                       // tokens: two to four long answers, or all the short ones of a group
+const LANES = [6, 12, 16, 32];     // of a minibatch: each size is compiled once, which takes as long as several steps
 const EMBEDDING = 'model.embed_tokens.weight';
-const ROWS = [8, 16, 32, 64, 96];      // that sampling goes on with, when enough are done
+const ROWS = [8, 16, 32, 64, 96];      // batch sizes to which sampling shrinks as answers end
 const BETAS = [.9, .999], EPS = 1e-8;  // of AdamW, without decay
 
 const floats = (x, shape) => np.array(x instanceof Float32Array ? x : Float32Array.from(x)).reshape(shape);
 const ints = (x, shape) => np.array(Int32Array.from(x), {dtype: np.int32}).reshape(shape);
 const refs = W => Object.fromEntries(Object.entries(W).map(([k, v]) => [k, v.ref]));
 
-export async function ready() {        // throws where WebAssembly is refused: `init` would not notice
+export async function ready() {        // throws if WebAssembly is refused, which `init` would not notice
   await WebAssembly.compile(Uint8Array.of(0, 0x61, 0x73, 0x6d, 1, 0, 0, 0));
   await init('wasm');
   defaultDevice('wasm');
@@ -33,7 +33,7 @@ export class Policy {
       [this.m[k], this.v[k]] = [new Float32Array(x.length), new Float32Array(x.length)];
     }
   }
-  state() {                            // a copy of all that the next step depends on
+  state() {                            // a copy of everything that the next step depends on
     const copy = o => Object.fromEntries(Object.entries(o).map(([k, x]) => [k, x.slice()]));
     const weights = Object.fromEntries(Object.entries(this.W).map(([k, o]) => [k, o.x]));
     return {W: copy(weights), m: copy(this.m), v: copy(this.v), steps: this.steps};
@@ -48,7 +48,7 @@ export class Policy {
   }
   arrays() { return Object.fromEntries(Object.entries(this.W).map(([k, o]) => [k, floats(o.x, o.shape)])); }
 
-  prompts(all, least) {                // padded on the left, at least so wide, by fours (summed at once)
+  prompts(all, least) {                // padded on the left to a multiple of four, and to `least` tokens at least
     const P = 4 * Math.ceil(Math.max(least, ...all.map(o => o.length)) / 4);
     const ids = all.flatMap(o => [...Array(P - o.length).fill(this.tokenizer.pad), ...o]);
     const hide = all.flatMap(o => Array.from({length: P}, (_, i) => i < P - o.length ? -1e9 : 0));
@@ -94,7 +94,7 @@ export class Policy {
       o.done = k == this.tokenizer.eos || o.ids.length == T;
     });
   }
-  narrow(rows, cache) {                // leave rows out that are done, down to a number that is compiled
+  narrow(rows, cache) {                // drop rows that are done, down to a size that is compiled
     const going = rows.filter(o => !o.done), n = ROWS.find(o => o >= going.length);
     if (!n || n >= rows.length) return [rows, cache];
     const kept = [...going, ...rows.filter(o => o.done).slice(0, n - going.length)];
@@ -104,13 +104,13 @@ export class Policy {
 
   // -- training
 
-  // Whole groups {prompt, answers} as `logProbs` wants them.
+  // Whole groups {prompt, answers} in the form that `logProbs` needs.
   lay(groups, least) {
     const b = groups.length, {P, ids, hide} = this.prompts(groups.map(g => g.prompt), least);
     const lanes = groups.flatMap((g, i) => lanesOf(g.answers).map(answers => ({i, g, answers})));
     const N = LANES.find(n => n >= lanes.length) ?? lanes.length;
     while (lanes.length < N) lanes.push({i: -1, answers: []});
-    const each = f => lanes.flatMap(({i, g, answers}) => {   // a value for each place; -1 where no token is
+    const each = f => lanes.flatMap(({i, g, answers}) => {   // a value for each position; -1 where there is no token
       const x = answers.flatMap(k => g.answers[k].ids.map((id, t) => f(g, k, t, id, i)));
       return [...x, ...Array(LANE - x.length).fill(-1)];
     });
@@ -123,7 +123,7 @@ export class Policy {
       promptTurns: turned([...Array(P).keys()], [P]), laneTurns: turned(each((g, k, t) => P + t), [N, LANE])};
     return {ids: [...ids, ...tokens], chosen: floats(chosen, [N * LANE, V]), layout, each, shape: [N, LANE]};
   }
-  embed(ids) {                         // rows of the embedding: jax-js has no fast gradient of a look-up
+  embed(ids) {                         // rows of the embedding: jax-js has no fast gradient for a lookup
     const x = new Float32Array(ids.length * H), E = this.W[EMBEDDING].x;
     ids.forEach((id, i) => { if (id >= 0) x.set(E.subarray(id * H, (id + 1) * H), i * H); });
     return floats(x, [ids.length, H]);
@@ -146,7 +146,7 @@ export class Policy {
       old: floats(each((g, k, t) => g.answers[k].logps[t]), shape), items: np.array(items)};
     const [value, [grads, rows]] = gradientOf(cap)(this.arrays(), this.embed(ids), chosen, layout, terms);
     for (const k in grads) out[k] = await grads[k].data();
-    const looked = await rows.data(), E = out[EMBEDDING];   // what came through the look-up
+    const looked = await rows.data(), E = out[EMBEDDING];   // the part of the gradient that came through the lookup
     ids.forEach((id, i) => { for (let j = 0; id >= 0 && j < H; j++) E[id * H + j] += looked[i * H + j]; });
     return {loss: (await value.data())[0], grads: out};
   }
@@ -167,7 +167,7 @@ export class Policy {
     let j = 0;
     return groups.map(g => g.answers.map(o => o.ids.map(() => ({term: -x[j] / items, share: pull[j++] / whole}))));
   }
-  update(grads, rate) {                // AdamW, after the gradient is scaled down to norm 1; gives the norm
+  update(grads, rate) {                // AdamW, after clipping the gradient to norm 1; returns the norm before
     const norm = Math.sqrt(Object.values(grads).reduce((a, g) => a + g.reduce((s, x) => s + x * x, 0), 0));
     const scale = Math.min(1, 1 / (norm + 1e-6)), n = ++this.steps, [b1, b2] = BETAS;
     const c1 = 1 - b1 ** n, c2 = 1 - b2 ** n;
@@ -185,9 +185,9 @@ export class Policy {
 }
 
 const PREFILL = jit(prefill, {staticArgnums: [5, 6]}), DECODE = jit(decode), LOGPROBS = jit(logProbs);
-const GRADIENTS = new Map();           // by cap, which is no array: `valueAndGrad` would make it one
+const GRADIENTS = new Map();           // by cap, a plain number: `valueAndGrad` would turn it into an array
 
-// The answers of a group in as few lanes as are found by putting the longest first: lists of their numbers.
+// The answers of a group packed into lanes, longest first, so that few are needed: lists of their indices.
 function lanesOf(answers) {
   const lanes = [];
   const longest = answers.map((o, k) => [o.ids.length, k]).sort((a, b) => b[0] - a[0]);

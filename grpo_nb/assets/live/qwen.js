@@ -1,11 +1,11 @@
 // The tiny Qwen of chapter 3 and the loss of chapter 10, in jax-js: log-probs with a gradient, and sampling.
-// jax-js counts references: a function uses up the arrays it is given, and `.ref` hands over one more.
+// jax-js counts references: a function consumes the arrays it is given, and `.ref` makes one more reference.
 
 import {lax, nn, numpy as np} from './jax/index.js';
 
 export const V = 268;                  // tokens
-export const H = 96;                   // numbers of a token's state
-const [Q, D, LAYERS] = [3, 32, 2];     // query heads, numbers of a head, blocks
+export const H = 96;                   // width of a token's hidden state
+const [Q, D, LAYERS] = [3, 32, 2];     // query heads, width of a head, layers
 const NEVER = -1e9;                    // hides a key from a query
 const FREQUENCIES = Array.from({length: D}, (_, i) => 1e4 ** (-2 * (i % (D / 2)) / D));
 
@@ -27,8 +27,8 @@ export function turns(positions) {     // cos and sin (n, D) of rotary positions
   return out;
 }
 
-// The halves of a head change places, the second with a minus: as a matrix, whose product is computed once,
-// where a slice would be taken again by everything that uses it.
+// Swaps the halves of a head and negates the second, as a matrix: a product is computed once, while a slice
+// would be taken again by everything that uses it.
 const SWAP = Array.from({length: D}, (_, i) => Array.from({length: D}, (_, j) =>
   i == (j + D / 2) % D ? (j < D / 2 ? -1 : 1) : 0));
 
@@ -36,7 +36,7 @@ function turn(x, [cos, sin]) {
   return x.ref.mul(cos).add(np.matmul(x, np.array(SWAP)).mul(sin));
 }
 
-// Embedded tokens (n, H) through the blocks; `attend(layer, q, k, v)` is given (n, H), (n, D), (n, D).
+// Runs embedded tokens (n, H) through the layers; `attend(layer, q, k, v)` is given (n, H), (n, D), (n, D).
 function blocks(W, x, attend) {
   for (let l = 0; l < LAYERS; l++) {
     const w = name => W[`model.layers.${l}.${name}`].ref;
@@ -73,10 +73,10 @@ function readPrompts(q, k, v, hide, [cos, sin]) {
 
 // ---- with a gradient
 
-// Short answers of a group share a lane of T tokens, so that little of it is padding: `answer` (N, T) says
-// which answer a token belongs to, `first` (N, T) is 1 where one begins, `group` (N, b) says one-hot whose
-// lane it is. An answer sees its prompt and itself. `x` (b*P + N*T, H) are the embedded tokens, prompts
-// first, `chosen` (N*T, V) the lanes' tokens one-hot. Gives log-probs (N, T).
+// Short answers of a group share a lane of T tokens, which keeps padding low: `answer` (N, T) says
+// which answer a token belongs to, `first` (N, T) is 1 where an answer begins, `group` (N, b) is the lane's
+// group, one-hot. An answer attends to its prompt and itself. `x` (b*P + N*T, H) are the embedded tokens, prompts
+// first, `chosen` (N*T, V) the lanes' tokens one-hot. Returns log-probs (N, T).
 export function logProbs(W, x, chosen, {hide, group, answer, first, promptTurns, laneTurns}) {
   const [b, P] = hide.shape, [N, T] = answer.shape, n = b * P, all = n + N * T;
   const perLane = x => np.matmul(group.ref, x.reshape([b, x.size / b]));      // of each lane's group
@@ -106,7 +106,7 @@ export function logProbs(W, x, chosen, {hide, group, answer, first, promptTurns,
 }
 
 // The clipped objective of chapter 10. With `cap` above 0 every token's ratio is a weight of at most `cap`
-// instead, without a clip: what stored groups beside fresh ones are trained with.
+// instead, without a clip: the loss for stored groups trained beside fresh ones.
 export function loss(W, x, chosen, layout, {mask, A, old, items}, cap) {
   const logps = logProbs(W, x, chosen, layout);
   return np.sum(objective(logps, old, A, cap).mul(mask)).neg().div(items);
@@ -121,7 +121,7 @@ function weighed(logps, old, A, cap) {
   return np.exp(logps.sub(now)).mul(weight).mul(A);   // 1 times the weight, with the gradient of the log-prob
 }
 
-// ---- without one
+// ---- without a gradient
 
 // Log-probs of each answer's first token (b*G, V), and caches of P+T places for its G answers.
 export function prefill(W, ids, hide, cos, sin, G, T) {

@@ -1,4 +1,4 @@
-// What a run has done, for whoever shows it: code and sentence of each group, and the run as `pack` packs it.
+// A run in the forms that others display: a code and a sentence for each group, and the packed run of `pack`.
 
 import {CODES, COLOURS} from './cells.js';
 import {many} from './dom.js';
@@ -9,7 +9,7 @@ export function codeOf(g) {
   if (g.stored) return CODES.stored;
   return g.dead ? CODES[agreed(g) + (g.by ? '_replaced' : '')] : CODES.living;
 }
-export function describe(g) {          // a square in words
+export function describe(g) {          // a square, in words
   const right = g.rewards.filter(r => r >= 1).length, of = g.rewards.length;
   const tries = `${g.question}: ${right} of ${of} tries right`;
   if (g.stored) return `${tries}; a stored group, ${many(g.age, 'step')} old`;
@@ -18,14 +18,14 @@ export function describe(g) {          // a square in words
     + (g.by ? `, so a stored group came in its place, ${many(g.by.age, 'step')} old` : '');
 }
 
-async function zip(x) {                // bytes of an array, or of JSON, as `inflate` reads them
+async function zip(x) {                // compressed bytes of an array or of JSON, which `inflate` reads
   /** @type {any} */
   const bytes = ArrayBuffer.isView(x) ? x : new TextEncoder().encode(JSON.stringify(x));
   const stream = new Blob([bytes]).stream().pipeThrough(new CompressionStream('deflate'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// One arm's run so far {batches, unseen}, with `minis` steps a batch, as `mount` takes a run.
+// One arm's run so far {batches, unseen}, with `minis` steps per batch, in the form that `mount` takes.
 export async function packed({batches, unseen}, minis, name = 'This run') {
   const B = Math.max(...batches.map(o => o.groups.length));
   const steps = batches.map(o => (o.batch - 1) * minis);
@@ -47,7 +47,7 @@ export async function packed({batches, unseen}, minis, name = 'This run') {
     out.texts[s] = await zip([groups.map((g, i) => row(g, i, steps[s]))]);
   return out;
 }
-function cells(batches, steps, B) {    // codes, who came in where, and every group that was stored
+function cells(batches, steps, B) {    // codes, which group was replayed where, and every stored group
   const state = new Uint8Array(steps.length * B), by = new Int32Array(steps.length * B).fill(-1);
   const stored = [], number = new Map();
   batches.forEach(({groups, left}, s) => {
@@ -59,7 +59,7 @@ function cells(batches, steps, B) {    // codes, who came in where, and every gr
       number.set(g.id, stored.length);
       stored.push({id: g.id, step: steps[s], score: g.score, at: [s, i], out: null});
     });
-    for (const id of left) stored[number.get(id)].out = s;   // the buffer had no place for it any more
+    for (const id of left) stored[number.get(id)].out = s;   // evicted from the buffer
   });
   return {state, by, stored};
 }
@@ -69,7 +69,7 @@ function row(g, group, step) {         // a group as the inspector shows it
     n_tokens: g.lengths, score: g.score, id: g.stored || g.dead ? null : g.id, replacement: by || undefined,
     dead_reason: g.dead ? `all-${agreed(g)}` : undefined, terms: by ? undefined : terms(g)};
 }
-function terms({seen, advantages}) {   // of each token, as the inspector shows it; none where it was shut
+function terms({seen, advantages}) {   // loss terms of each token; none for batches trained while the inspector was closed
   if (!seen) return undefined;
   const {tokens, loss, weight, cap} = seen;
   const each = f => seen.policy.map((row, i) => Array.from(row, (x, j) => f(i, j)));

@@ -7,13 +7,13 @@ export function random(seed) {         // numbers from 0 to 1, the same for the 
     t = t + Math.imul(t ^ t >>> 7, 61 | t) ^ t;
     return ((t ^ t >>> 14) >>> 0) / 2 ** 32;
   };
-  draw.state = seed;                   // all that its next numbers depend on
+  draw.state = seed;                   // everything that its next numbers depend on
   return draw;
 }
 
 const TOLERANCE = 1e-6, EPS = 1e-4;    // reward units
 
-// Is the group dead, what pushes each answer, and how much has it to teach?
+// Whether the group is dead, the advantage of each answer, and the group's score.
 export function compare(rewards) {
   const G = rewards.length, mean = rewards.reduce((a, b) => a + b) / G;
   const std = Math.sqrt(rewards.reduce((a, r) => a + (r - mean) ** 2, 0) / (G - 1));
@@ -22,14 +22,14 @@ export function compare(rewards) {
   return {dead, advantages, score: advantages.reduce((a, A) => a + Math.abs(A), 0) * std};
 }
 
-export class Buffer {                  // the best groups seen, drawn in proportion to their score
+export class Buffer {                  // the groups with the highest scores, drawn in proportion to them
   constructor(size, random) {
     this.size = size;
     this.random = random;
     this.groups = [];
-    this.left = [];                    // numbers of those that had to go
+    this.left = [];                    // ids of evicted groups
   }
-  add(groups) {                        // of equals the newest stay
+  add(groups) {                        // of equal scores the newest stay
     this.groups.push(...groups);
     this.resize(this.size);
   }
@@ -40,7 +40,7 @@ export class Buffer {                  // the best groups seen, drawn in proport
     this.left.push(...[...leave].map(i => this.groups[i].id));
     this.groups = this.groups.filter((_, i) => !leave.has(i));
   }
-  draw(n) {                            // each once; again where `n` is more than there are
+  draw(n) {                            // without replacement, unless `n` exceeds the number stored
     const drawn = [], left = [...this.groups], again = n > left.length;
     while (drawn.length < n && left.length) {
       const i = pick(left.map(g => g.score), this.random);

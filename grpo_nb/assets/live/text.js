@@ -1,4 +1,4 @@
-// Text and tokens: the shipped weights and tokenizer, and who is right.
+// Text and tokens: reads the shipped weights and tokenizer, and judges answers.
 
 export function safetensors(buffer) {  // name -> {shape, x}
   const n = Number(new DataView(buffer).getBigUint64(0, true));
@@ -11,7 +11,7 @@ export function safetensors(buffer) {  // name -> {shape, x}
 
 export class Tokenizer {               // of tokenizer.json: a token for each ASCII letter, and some phrases
   constructor({model, added_tokens: phrases}) {
-    const plain = {'\u0120': ' ', '\u010A': '\n'};   // how byte-level vocabularies write them
+    const plain = {'\u0120': ' ', '\u010A': '\n'};   // as byte-level vocabularies write them
     const letters = Object.entries(model.vocab).map(([t, id]) => [plain[t] ?? t, id]);
     const known = [...letters.filter(([t]) => t <= '\x7f'), ...phrases.map(o => [o.content, o.id])];
     this.known = known.sort((a, b) => b[0].length - a[0].length);
@@ -34,7 +34,7 @@ export class Tokenizer {               // of tokenizer.json: a token for each AS
   }
 }
 
-// What an answer commits to: the text in its last <answer>…</answer>; null where it doesn't.
+// The final answer: the text in the last <answer>…</answer>; null if there is none.
 export function said(text) {
   const found = [...text.matchAll(/<answer>((?:(?!<answer>)[^])*?)<\/answer>/g)].pop();
   return found ? found[1].trim() : null;

@@ -1,4 +1,4 @@
-// One run of GRPO: sample, judge, compare, replace dead groups, step. The loop of chapter 12.
+// One run of GRPO, the loop of chapter 12: sample, judge, compare, replace dead groups, take a step.
 
 import {Policy} from './policy.js';
 import {Buffer, compare, random, shuffled} from './replay.js';
@@ -8,7 +8,7 @@ const total = (list, of) => list.reduce((a, o) => a + of(o), 0);
 const tokensOf = groups => total(groups, g => total(g.answers, o => o.ids.length));
 
 export class Trainer {
-  constructor(weights, tokenizer, task, set, seed) {   // `set`: of tasks.js
+  constructor(weights, tokenizer, task, set, seed) {   // `set`: settings, from tasks.js
     this.random = random(seed);
     this.policy = new Policy(weights, tokenizer, this.random);
     this.buffer = new Buffer(set.buffer, this.random);
@@ -17,16 +17,16 @@ export class Trainer {
     this.task = task;
     this.set = {...set};
     this.wanted = {...set};            // settings of the batches to come
-    this.settings = [];                // of each batch begun; a fork reads those of its original
+    this.settings = [];                // settings of each batch so far; a fork reads its original's
     this.past = [];                    // the state before each batch
-    this.fork = this.instead = null;   // of a fork: its number, and what it does otherwise
+    this.fork = this.instead = null;   // of a fork: its number, and its change
     this.problems = random(seed + 1);
     this.order = [];
     this.done = this.tokens = this.ids = 0;
     this.watched = false;              // is the inspector open?
   }
-  change(set) { Object.assign(this.wanted, set); }   // rate and buffer, from the next batch on
-  state() {                            // a copy of all that the next batch depends on
+  change(set) { Object.assign(this.wanted, set); }   // learning rate and buffer size, from the next batch on
+  state() {                            // a copy of everything that the next batch depends on
     const {policy, buffer, random, problems, order, done, tokens, ids} = this;
     return {policy: policy.state(), groups: buffer.groups.map(g => ({...g})), left: [...buffer.left],
       draws: random.state, problems: problems.state, order: [...order], done, tokens, ids};
@@ -39,18 +39,18 @@ export class Trainer {
     this.problems.state = problems;
     Object.assign(this, {order: [...order], done, tokens, ids});
   }
-  // A second future from the state before batch `before` + 1. `instead` says what is different there:
-  // {set} replaces settings from that batch on, {group} is the place of a group of it that is not replaced.
+  // A second future from the state before batch `before` + 1. `instead` is the change: {set} replaces settings
+  // from that batch on; {group} is the index of a group of that batch that is not replaced.
   forked(before, fork, instead = {}) {
     const other = new Trainer(this.weights, this.tokenizer, this.task, this.wanted, 0);
     other.restore(this.past[before]);
     other.past = this.past.slice(0, before);
-    other.settings = this.settings;    // shared, so that a knob turned later turns both at the same batch
+    other.settings = this.settings;    // shared, so that a knob turned later acts on both from the same batch
     return Object.assign(other, {fork, original: this, instead: {...instead, before}});
   }
   prompt(question) { return this.tokenizer.encode(this.task.before + question + this.task.after); }
 
-  next(n) {                            // in an order of their own, so that two arms meet the same problems
+  next(n) {                            // has its own random order, so that two arms get the same problems
     while (this.order.length < n) this.order.push(...shuffled(this.task.train.length, this.problems));
     return this.order.splice(0, n).map(i => this.task.train[i]);
   }
@@ -64,10 +64,10 @@ export class Trainer {
         batch: this.done + 1, step: this.policy.steps, uses: 0, ...G > 1 ? compare(rewards) : {}};
     });
   }
-  // Dead groups make room for stored ones; drawing comes first, so that no group meets itself.
+  // Replaces dead groups by stored ones. It draws before it stores, so that no group replaces one of its batch.
   treat(fresh) {
     const dead = fresh.filter(g => g.dead), {buffer, extra} = this;
-    const n = dead.length, together = n + extra <= buffer.groups.length;   // then nobody comes twice
+    const n = dead.length, together = n + extra <= buffer.groups.length;   // then no group is drawn twice
     const all = together ? buffer.draw(n + extra) : [...buffer.draw(extra), ...buffer.draw(n)];
     const stored = all.slice(0, extra), drawn = all.slice(extra);
     const by = new Map(dead.slice(0, drawn.length).map((g, i) => [g, drawn[i]]));
@@ -77,7 +77,7 @@ export class Trainer {
     this.buffer.add(living);
     return {groups: [...fresh.map(g => by.get(g) ?? g), ...stored], by, stored};
   }
-  leave(g, by) {                       // this dead group as it was; the draws stay what they were
+  leave(g, by) {                       // keep this dead group; the random draws are unaffected
     if (!by.has(g)) return;
     by.get(g).uses--;
     by.delete(g);
@@ -99,7 +99,7 @@ export class Trainer {
       const terms = now && await this.policy.terms(mini, now, items, cap);
       steps.push(await this.policy.step(mini, items, width, rate, cap));
       const after = now && await this.policy.logProbs(mini, width);
-      mini.forEach((g, j) => {         // what the inspector tells of tokens, where it is open
+      mini.forEach((g, j) => {         // per-token values for the inspector, while it is open
         g.seen = now && {policy: now[j], after: after[j], terms: terms[j], weight: 1 / items, cap,
           old: g.answers.map(o => o.logps), loss: steps.at(-1).loss,
           tokens: g.answers.map(o => o.ids.map(id => this.tokenizer.text[id] ?? '?'))};
@@ -114,7 +114,7 @@ export class Trainer {
       reward: total(fresh, g => total(g.rewards, r => r)) / (fresh.length * G),
       ms: [t1 - t0, performance.now() - t1]};
   }
-  async measure(n, chunk = n) {        // share of n unseen problems that are right at the first try
+  async measure(n, chunk = n) {        // share of n held-out problems solved at the first try
     let right = 0;
     for (let i = 0; i < n; i += chunk)
       right += total(await this.answer(this.task.test.slice(i, i + chunk), 1), g => g.rewards[0]);
@@ -122,8 +122,8 @@ export class Trainer {
   }
 }
 
-// How far apart two states are: of all weights, how many differ, and by how much at most; and is everything
-// else the same: Adam's moments, the stored groups, the problems to come and the random numbers?
+// How far apart two states are: how many weights differ, the largest difference, and whether everything else
+// is the same: Adam's moments, stored groups, upcoming problems and random numbers.
 export function apart(a, b) {
   const weights = distance(a.policy.W, b.policy.W);
   const moments = [distance(a.policy.m, b.policy.m), distance(a.policy.v, b.policy.v)];
@@ -144,7 +144,7 @@ function distance(a, b) {
 const rest = ({policy, groups, ...o}) =>
   JSON.stringify([policy.steps, groups.map(g => [g.id, g.uses, g.score, g.texts]), o]);
 
-function told(g) {                     // what the page is told of a group
+function told(g) {                     // what the page receives about a group
   const {question, answer, texts, rewards, advantages, dead, score, id, batch, step, seen} = g;
   const lengths = g.answers.map(o => o.ids.length);
   return {question, answer, texts, rewards, advantages, dead, score, id, batch, step, lengths, seen};

@@ -6,7 +6,7 @@ import {random} from './replay.js';
 import {TASKS, turned} from './tasks.js';
 import {Trainer, apart} from './trainer.js';
 
-const UNSEEN = 192, CHUNK = 96;        // problems measured, and at a time: as many as sampling goes on with
+const UNSEEN = 192, CHUNK = 96;        // problems to measure, and how many at a time: a batch size of sampling
 
 const get = async (name, how = 'json') => {
   const r = await fetch(new URL(name, import.meta.url));
@@ -17,7 +17,7 @@ const breath = () => new Promise(go => setTimeout(go));   // lets messages in
 
 let kit = null, run = 0, arms = [], allowed = 0, told = 0, working = false, watched = false;
 const questions = [];
-const tell = message => postMessage({...message, run});   // of an earlier run the page draws nothing
+const tell = message => postMessage({...message, run});   // the page ignores messages of earlier runs
 const tellOf = (arm, message) => tell({...message, arm: arms.indexOf(arm), fork: arm.fork});
 
 const ACTS = {
@@ -39,14 +39,14 @@ const ACTS = {
   },
   allow({n, id}) { [allowed, told] = [n, id]; },   // batches to do; 0 pauses
   change({knobs}) { for (const o of arms) o.change(turned(o.base, knobs)); },
-  fork({arm, before, fork, instead}) { // a second future of an arm; it takes the place of an earlier one
+  fork({arm, before, fork, instead}) { // a second future of an arm; replaces an earlier fork
     const from = arms[arm], other = from.forked(before, fork, instead);
     arms = [...arms.filter(o => !o.fork), Object.assign(other, {base: from.base, measured: true, watched})];
     allowed = 0;
     compare(other, before);
   },
   unfork() { arms = arms.filter(o => !o.fork); },
-  watch({on}) {                        // is the inspector open? Then tokens are told too, for two more passes
+  watch({on}) {                        // is the inspector open? Then per-token values are sent too, for two more passes
     watched = on;
     for (const o of arms) o.watched = on;
   },
@@ -61,7 +61,7 @@ async function work() {
   if (working || !arms.length) return;
   working = true;
   try {
-    for (;; await breath()) {          // it ends where it looked: a message let in later would be lost
+    for (;; await breath()) {          // it ends right after the check: a message let in later would be lost
       const untried = arms.find(o => !o.measured);
       if (questions.length) await reply(questions.shift());
       else if (untried) await measure(untried);
@@ -76,11 +76,11 @@ async function work() {
 
 const over = o => o.set.tokens ? o.tokens >= o.set.tokens : o.done >= o.set.batches;
 
-async function advance() {             // a batch of the arm that has spent least; false when all are done
+async function advance() {             // a batch of the arm that has spent the least; false when all are done
   const going = arms.filter(o => !over(o)), arm = going.sort((a, b) => a.tokens - b.tokens)[0];
   if (!arm) return false;
   const batch = await arm.batch();
-  if (!arms.includes(arm)) return true;   // another run was begun meanwhile
+  if (!arms.includes(arm)) return true;   // another run has begun meanwhile
   allowed--;
   tellOf(arm, {batch});
   if (over(arm) || arm.done % arm.set.every == 0) await measure(arm);
@@ -103,9 +103,9 @@ async function measure(arm) {
   if (arms.includes(arm)) tellOf(arm, {unseen});
 }
 
-async function reply({question, answer, id}) {   // eight tries, told as they are written
+async function reply({question, answer, id}) {   // eight tries, sent while they are being written
   const arm = arms.at(-1), shown = o => arm.tokenizer.decode(o.ids);
-  arm.policy.random = random(id);      // the run's own draws stay what they are, whatever is asked meanwhile
+  arm.policy.random = random(id);      // a question must not change the run's own random draws
   const [group] = await arm.answer([[question, answer]], 8, async rows => {
     tell({writing: {id, texts: rows.map(shown)}});
     await breath();

@@ -1,4 +1,4 @@
-// What there is to see: the packed header, cells as typed arrays, texts on demand.
+// The data of a run: the packed header, cells as typed arrays, and texts on demand.
 
 export async function inflate(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate'));
@@ -9,7 +9,7 @@ export const asBytes = x => typeof x == 'string' ? from64(x)
   : x instanceof DataView ? new Uint8Array(x.buffer, x.byteOffset, x.byteLength) : new Uint8Array(x);
 export const asJson = async bytes => JSON.parse(new TextDecoder().decode(await inflate(bytes)));
 
-// A run as the page uses it, of what Python's `pack` made. `ask(b)` fetches a block of texts that isn't in it.
+// Unpacks what Python's `pack` made. `ask(b)` fetches a block of texts that it doesn't contain.
 export async function unpack(packed, ask) {
   const head = await asJson(asBytes(packed.head));
   const array = async (name, Type) => packed[name] ? new Type((await inflate(asBytes(packed[name]))).buffer) : null;
@@ -25,7 +25,7 @@ export async function unpack(packed, ask) {
   };
   return run;
 }
-function version(v, run, state, by) {  // where each stored group was born, and where it came in again
+function version(v, run, state, by) {  // where each stored group was sampled, and where it was replayed
   const uses = v.stored.map(() => []), born = new Int32Array(run.S * run.B).fill(-1);
   if (by) for (let s = 0; s < run.S; s++) for (let g = 0; g < run.B; g++) {
     const k = by[s * run.B + g];
@@ -34,7 +34,7 @@ function version(v, run, state, by) {  // where each stored group was born, and 
   v.stored.forEach((o, k) => { if (o.at) born[o.at[0] * run.B + o.at[1]] = k; });
   return {...v, state, by, uses, born};
 }
-function blocksOf(packed, ask) {       // the texts of a few steps: in the page, or asked for
+function blocksOf(packed, ask) {       // blocks of texts, a few steps each: in the page, or fetched
   const blocks = new Map();
   return b => {
     if (!blocks.has(b)) {

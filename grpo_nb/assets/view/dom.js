@@ -1,4 +1,4 @@
-// Small tools for what is drawn. Text of a record only ever becomes a text node, so nothing in it can run.
+// Helpers that build elements. Text of a record only ever becomes a text node, so nothing in it can run.
 
 /** @returns {any} */
 export function el(tag, props = {}, ...kids) {
@@ -11,7 +11,7 @@ export function svg(tag, props = {}, ...kids) {
 function filled(e, props, kids) {
   for (const [k, v] of Object.entries(props)) {
     if (k.startsWith('on')) e.addEventListener(k.slice(2), v);
-    else if (k == 'style') e.style.cssText = v;   // as a property: a page's policy may allow no attribute
+    else if (k == 'style') e.style.cssText = v;   // as a property: a page's security policy may forbid style attributes
     else if (v === true) e.setAttribute(k, '');
     else if (v !== false && v != null) e.setAttribute(k, v);
   }
@@ -39,7 +39,7 @@ export const clamp = (x, lo, hi) => Math.max(lo, Math.min(hi, x));
 
 export const mix = (a, b, p) => '#' + [1, 3, 5].map(i => Math.round(parseInt(a.slice(i, i + 2), 16) * (1 - p)
   + parseInt(b.slice(i, i + 2), 16) * p).toString(16).padStart(2, '0')).join('');
-export const isDark = root => {        // is its text light?
+export const isDark = root => {        // true if its text is light
   const [r, g, b] = getComputedStyle(root).color.match(/[\d.]+/g).map(Number);
   return (r + g + b) / 3 > 127;
 };

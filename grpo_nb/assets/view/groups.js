@@ -1,4 +1,4 @@
-// The groups of a step as rows, and the chosen one in full beside the stored group that came in.
+// The groups of a step as rows, and the selected one in full beside the stored group that replaced it.
 
 import {COLOURS, why} from './cells.js';
 import {button, clamp, el, many, mix, nth, num, select, times} from './dom.js';
@@ -9,7 +9,7 @@ import {isLong, textOf} from './words.js';
 const titled = (run, title, ...kids) => el('section', {class: 'gv-side'}, el(run.sub, {class: 'gv-sub'}, title), ...kids);
 const dim = (...words) => el('p', {class: 'gv-dim'}, ...words);
 
-// In words why a group is dead, and whether all its answers are one text.
+// Why a group is dead, in words, and whether all its answers are one text.
 function whyOf(g) {
   const texts = g.completions || [], known = texts.some(t => t);
   return why(g.dead_reason) + (!known ? '' : texts.every(t => t == texts[0]) ? ', one text' : ', different texts');
@@ -26,8 +26,8 @@ export class Groups {
     this.link = link;
     this.say = say;
     this.place = el('div', {class: 'gv-body'});
-    this.turn = 0;                     // counts what is asked to be shown: the last wins
-    this.listed = null;                // what the rows show: the step's groups, and the version
+    this.turn = 0;                     // counts requests to show a group: the latest wins
+    this.listed = null;                // what the rows show now: the step's groups, and the version
   }
   get chosenRow() { return this.place.querySelector('.gv-row.gv-sel'); }
 
@@ -51,7 +51,7 @@ export class Groups {
       run.replays || g.ratio_hist ? el('div', {class: 'gv-pair'}, ratios(g, this.selection),
         run.replays ? buffer(s, this.selection) : null) : '');
   }
-  mark(row, top) {                     // the chosen row, in sight
+  mark(row, top) {                     // mark the selected row and scroll it into view
     const {rows} = this;
     for (const [o, on] of [[this.chosenRow, false], [row, true]]) {
       o?.classList.toggle('gv-sel', on);
@@ -63,7 +63,7 @@ export class Groups {
   }
   sides(g, left, right) {              // both groups, and the token of the one that was trained on
     const terms = g.replacement ? !this.selection.isWhatIf && g.replacement.terms : g.terms;
-    const beside = terms && (!right || right.classList.contains('gv-empty'));   // there is room for it
+    const beside = terms && (!right || right.classList.contains('gv-empty'));   // then there is room beside it
     this.token = el('section', {class: 'gv-token', 'aria-live': 'polite'}, ...terms ? invitation(terms, this.root) : []);
     if (right && beside) right.append(this.token);
     return [el('div', {class: 'gv-pair'}, left, right || (beside ? this.token : null)), beside ? '' : this.token];
@@ -71,7 +71,7 @@ export class Groups {
 
   // ---- rows
 
-  list(rows, s) {                      // made anew only when the step or what it shows has changed
+  list(rows, s) {                      // rebuilt only when the step or its content has changed
     const {selection: o, run} = this, mode = o.isWhatIf ? `what if: ${o.version.name}` : run.correction;
     const dead = rows.filter(r => o.cell(s, r.group).dead).length, came = rows.filter(r => o.cameIn(s, r.group) >= 0).length;
     this.rows = el('div', {class: 'gv-rows', role: 'group', 'aria-label': 'groups of this step'},
@@ -99,7 +99,7 @@ export class Groups {
       el('span', {class: 'gv-no'}, r.group), this.dots(r.rewards), el('span', {class: 'gv-why'}, state),
       el('span', {class: 'gv-dim'}, this.fate(r, s)));
   }
-  fate(r, s) {                         // what became of a group
+  fate(r, s) {                         // what happened to a group
     const {selection: o, run} = this, k = o.cameIn(s, r.group);
     if (k >= 0) {
       const {id, step} = o.version.stored[k], use = `${nth(o.useOf(k, s, r.group))} use`;
@@ -147,11 +147,11 @@ export class Groups {
     try {
       await navigator.clipboard.writeText(text);
       done = `copied: ${text}`;
-    } catch { /* a page from disk may not */ }
+    } catch { /* not allowed for a page opened from a file */ }
     this.say(done);
   }
 
-  // ---- the chosen group, and what came in its place
+  // ---- the selected group, and what replaced it
 
   async pair(g, s) {
     const {selection: o, run, now} = this, k = o.cameIn(s, g.group), entry = k >= 0 ? o.version.stored[k] : null;
@@ -162,11 +162,11 @@ export class Groups {
     const title = `What came in: group ${num(entry.id)}`, about = this.aboutUse(entry, k, g, s);
     if (!came) return [left, titled(run, title, dim(about),
       dim('Its text is not on record: it was born at a step that was not recorded.'))];
-    const then = o.isWhatIf ? {} : g.replacement || {};   // in this update, not in that of its birth
+    const then = o.isWhatIf ? {} : g.replacement || {};   // in this update, not in the one it was sampled for
     const shown = {...came, ratios: then.ratios, terms: then.terms};
     return [left, this.side(title, about, shown, now.diff ? g : null, true)];
   }
-  async textsOf(entry, g) {            // the group that came in, as it was sampled
+  async textsOf(entry, g) {            // the stored group's texts, as it was sampled
     const rows = entry.at && await this.run.detail(entry.at[0]);
     const born = rows && rows.find(r => r.group == entry.at[1]);
     return born || (g.replacement?.completions ? g.replacement : null);
@@ -185,7 +185,7 @@ export class Groups {
     if (!o.isWhatIf && prob != null) bits.push(`drawn with probability ${num(prob)}`);
     return bits.join(', ');
   }
-  life(g, s) {                         // what a group was good for
+  life(g, s) {                         // how often a group was used
     const {selection: o, run} = this, k = o.bornIn(s, g.group), cell = o.cell(s, g.group);
     if (k < 0) {
       if (cell.dead) return `${whyOf(g).replace(/^./, c => c.toUpperCase())}, so it teaches nothing.`;

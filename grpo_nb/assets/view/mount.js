@@ -9,9 +9,9 @@ import {answers, details, heading} from './report.js';
 import {Search} from './search.js';
 import {Selection} from './selection.js';
 
-// Show a packed run in `root`; returns what takes it away. Options: `ask(block)` fetches texts that are not in it,
-// `start` {step, group}, `moved(step, group)` is told, `link(step, group)` is copied, `alone` on a page of its own,
-// `plain` without what a report adds.
+// Show a packed run in `root`; returns a function that removes it. Options: `ask(block)` fetches missing texts;
+// `start` is {step, group}; `moved(step, group)` is called after a move; `link(step, group)` makes the link to copy;
+// `alone`: the page shows nothing else; `plain`: without a report's sections.
 export async function mount(root, packed, options = {}) {
   const run = await unpack(packed, options.ask);
   [run.title, run.sub] = options.alone ? ['h1', 'h2'] : ['h2', 'h3'];
@@ -28,8 +28,8 @@ class View {
     this.options = options;
     this.selection = new Selection(run);
     this.due = null;                   // promise of the next picture
-    this.stale = false;                // does the map itself change with it?
-    this.timer = null;                 // of playing
+    this.stale = false;                // must the map itself be redrawn?
+    this.timer = null;                 // of the play button
     this.now = this.selection.now;
     this.go = this.go.bind(this);
     const say = text => {
@@ -45,7 +45,7 @@ class View {
     this.searcher = new Search(this.selection, {changed, go: this.go});
     root.replaceChildren();
     root.classList.add('gv');
-    root.dataset.lmSuppressShortcuts = 'true';   // JupyterLab leaves our keys alone
+    root.dataset.lmSuppressShortcuts = 'true';   // JupyterLab must not take our keys
     setColours(root);
     this.plot = new Plot(root, this.selection, {go: this.go, enter: () => this.groups.chosenRow?.focus(),
       zoomed: all => { this.whole.hidden = all; }});
@@ -64,7 +64,7 @@ class View {
       + 'from the history.'));
     if (!options.plain) root.append(...details(run));
   }
-  bar() {                              // steps, and what is looked for
+  bar() {                              // step controls, filters and search
     const {run} = this, {steps} = run;
     this.stepField = el('input', {type: 'number', 'aria-label': 'step', min: steps[0], max: steps[run.S - 1],
       onchange: () => this.go(this.selection.nearest(+this.stepField.value), this.now.group)});
@@ -84,7 +84,7 @@ class View {
       : run.start || [run.S - 1, 0];
     await this.go(s, g, true);
     let dark = isDark(root);
-    this.again = () => {               // another size, or another theme
+    this.again = () => {               // after a change of size or theme
       const {clientWidth} = plot.place;
       if (!root.isConnected || !clientWidth || clientWidth == plot.width && dark == isDark(root)) return;
       dark = isDark(root);
@@ -115,7 +115,7 @@ class View {
   zoomTo(a, b) { this.plot.zoomTo(a, b); }
   search(q) { return this.searcher.search(q); }
 
-  // Choose a group; the promise resolves when it is shown.
+  // Select a group; the promise resolves once it is shown.
   go(step, group = this.now.group, quiet = false) {
     const {now, run, selection} = this;
     now.step = clamp(step, 0, run.S - 1);
@@ -126,7 +126,7 @@ class View {
     if (!quiet) this.options.moved?.(run.steps[now.step], now.group);
     return this.soon();
   }
-  soon() {                             // keys come faster than pictures: said at once, drawn with the next frame
+  soon() {                             // keys arrive faster than frames: announced at once, drawn with the next frame
     return this.due ??= new Promise(done => {
       const act = () => {
         if (!this.due) return;
@@ -136,7 +136,7 @@ class View {
         done(this.groups.show());
       };
       requestAnimationFrame(act);
-      setTimeout(act, 200);            // a page out of sight gets no frames
+      setTimeout(act, 200);            // a hidden page gets no frames
     });
   }
   play() {

@@ -6,7 +6,7 @@ import {el, many, num, svg} from './dom.js';
 const text = (x, y, anchor, words) => svg('text', {x, y, 'text-anchor': anchor}, words);
 const section = (run, title) =>
   el('section', {class: 'gv-side gv-plain'}, el(run.sub, {class: 'gv-sub'}, title));
-const only = (box, words) => {         // a section that has nothing to draw
+const only = (box, words) => {         // a section without a picture
   box.append(el('p', {class: 'gv-dim'}, words));
   return box;
 };

@@ -1,15 +1,15 @@
-// The plot: curves above the map, on one axis of steps. Mouse and keys move about in it.
+// The plot: curves above the map, on a shared axis of steps, for mouse and keyboard.
 
 import {CELLS, COLOURS} from './cells.js';
 import {nearestOf} from './data.js';
 import {clamp, el, isDark, many, num} from './dom.js';
 
 const LEFT = 64, RIGHT = 10, STRIP = 80, AXIS = 20;   // pixels; a strip holds a curve
-const BUSY = 10;                       // a stored group that came back so often stays visible from afar
+const BUSY = 10;                       // a group replayed this often stays visible when zoomed out
 const FONT = '12px system-ui, sans-serif';
 
 export class Plot {
-  // `go(step, group)` chooses a cell; `enter` goes to the answers; `zoomed` is told what is in sight.
+  // `go(step, group)` selects a cell; `enter` moves to the answers; `zoomed` is called with the visible steps.
   constructor(root, selection, {go, enter, zoomed}) {
     this.root = root;
     this.selection = selection;
@@ -23,7 +23,7 @@ export class Plot {
     this.mapTop = this.strips.length * STRIP + 4;
     this.mapHeight = this.cellHeight * this.run.B;
     this.width = 0;
-    this.pixels = null;                // a pixel per cell
+    this.pixels = null;                // an image with a pixel per cell
     this.tip = el('p', {class: 'gv-tip gv-dim', 'aria-hidden': 'true'});
     this.canvas = el('canvas', {'aria-hidden': 'true'});
     this.over = el('canvas', {'aria-hidden': 'true', class: 'gv-over'});
@@ -108,7 +108,7 @@ export class Plot {
       if (selection.cell(s, g).dead) return this.go(s, g);
     }
   }
-  hopUse(dir) {                        // to the next place of the stored group that is chosen
+  hopUse(dir) {                        // to the next use of the selected stored group
     const {selection, now} = this, k = selection.entry(now.step, now.group);
     if (k < 0) return;
     const {stored, uses} = selection.version, all = [...(stored[k].at ? [stored[k].at] : []), ...uses[k]];
@@ -137,7 +137,7 @@ export class Plot {
     const a = clamp(now.step - (n >> 1), 0, S - n);
     this.zoomTo(a, a + n - 1);
   }
-  follow() {                           // bring the chosen step into sight; true where that moved the map
+  follow() {                           // scroll the selected step into view; true if the map moved
     const {now} = this, n = now.to - now.from;
     if (now.step >= now.from && now.step < now.to) return false;
     now.from = clamp(now.step - (n >> 1), 0, this.run.S - n);
@@ -258,7 +258,7 @@ export class Plot {
     }
     c.globalAlpha = 1;
   }
-  busy(c, w, shows) {                  // stored groups that came often, where a pixel holds many steps
+  busy(c, w, shows) {                  // often replayed groups, where one pixel covers many steps
     const {now, selection} = this;
     c.fillStyle = COLOURS.stored;
     for (const uses of selection.version.uses) {
@@ -283,14 +283,14 @@ export class Plot {
     c.textAlign = 'left';
   }
 
-  // ---- drawn with every move: the chosen cell, the life of its stored group, the zoom
+  // ---- redrawn with every move: the selected cell, the uses of its stored group, the zoom
 
   drawOver(drag) {
     const c = this.cleared(this.over), {now, run, strips} = this, ink = this.ink;
     c.globalAlpha = .5;
     c.fillStyle = ink;
     const here = this.stepToX(now.step + .5) - .5;
-    strips.forEach((_, i) => c.fillRect(here, i * STRIP + 20, 1, STRIP - 20));   // not through the words
+    strips.forEach((_, i) => c.fillRect(here, i * STRIP + 20, 1, STRIP - 20));   // doesn't cross the labels
     c.fillRect(here, this.mapTop, 1, this.mapHeight);
     c.globalAlpha = 1;
     c.font = FONT;
@@ -308,7 +308,7 @@ export class Plot {
     c.fillStyle = ink;
     c.fillRect(Math.min(...drag), 0, Math.abs(drag[1] - drag[0]), this.mapTop + this.mapHeight);
   }
-  drawLife(c, k, ink) {                // where a stored group was born, and where it came in
+  drawLife(c, k, ink) {                // where a stored group was sampled, and where it was replayed
     if (k < 0) return;
     const {at} = this.selection.version.stored[k], uses = this.selection.version.uses[k];
     const middle = ([s, g]) => [this.stepToX(s + .5), this.yOf(g + .5)];
@@ -337,9 +337,9 @@ export class Plot {
   }
 }
 
-// ---- what stands around it
+// ---- around the plot
 
-export function legend(run) {          // the colours of the map, where they occur
+export function legend(run) {          // the colors that occur in the map
   const out = el('ul', {class: 'gv-legend', 'aria-label': 'colors of the map'});
   const there = new Set(run.versions.flatMap(v => [...new Set(v.state)]).map(code => CELLS[code]));
   const put = (colour, text) => out.append(el('li', {}, el('i', {style: `background:${colour}`}), text));

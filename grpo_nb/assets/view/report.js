@@ -1,4 +1,4 @@
-// What stands around the map in a report: the verdict, answers before and after, findings, more curves, settings.
+// The other sections of a report: verdict, answers before and after, findings, more curves, settings.
 
 import {el, num, percent} from './dom.js';
 import {curve} from './pictures.js';
@@ -19,7 +19,7 @@ export function heading(run) {
 const prompt = text => el('pre', {class: 'gv-prompt', dir: 'auto', tabindex: 0, 'aria-label': 'prompt'}, text || '');
 const share = ([mean, ...ends]) => percent(mean) + (ends[0] == null ? '' : ` (${ends.map(percent).join(' to ')})`);
 
-// Held-out answers before and after training, where they were measured: first what was learned.
+// Held-out answers before and after training, if they were measured; newly solved problems come first.
 export function answers(run) {
   const {before, after} = run.measured || {}, all = [...run.samples || []];
   if (!all.length && !after) return [];

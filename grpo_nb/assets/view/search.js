@@ -1,4 +1,4 @@
-// Filters, search, and the list of the groups that they found.
+// Filters, search, and the list of groups found.
 
 import {FILTERS} from './cells.js';
 import {largest} from './data.js';
@@ -7,7 +7,7 @@ import {button, el, many, select} from './dom.js';
 const LISTED = 60;
 
 export class Search {
-  // `changed` draws the map anew after another choice; `go(step, group)` chooses a group.
+  // `changed` redraws the map after another choice; `go(step, group)` selects a group.
   constructor(selection, {changed, go}) {
     this.selection = selection;
     this.run = selection.run;
@@ -51,7 +51,7 @@ export class Search {
     }
     this.refilter();
   }
-  async find(q) {                      // a block after another, in the page or asked for
+  async find(q) {                      // block by block, from the page or fetched
     const {run, selection} = this, hits = new Set();
     const has = r => [r.prompt, ...r.completions].some(t => t && t.toLowerCase().includes(q));
     for (let b = 0; b * run.per_block < run.S; b++) {

@@ -1,4 +1,4 @@
-// What is chosen of a run: step, group, version, filter. It knows what stands in each cell, and says it in words.
+// What is selected in a run: step, group, version, filter; and what each cell holds, in words.
 
 import {CELLS, FILTERS, REPLACED} from './cells.js';
 import {nearestOf} from './data.js';
@@ -26,7 +26,7 @@ export class Selection {
 
   cameIn(s, g) { return this.version.by[this.at(s, g)]; }
   bornIn(s, g) { return this.version.born[this.at(s, g)]; }
-  entry(s, g) {                        // what came in, or what was born here
+  entry(s, g) {                        // the stored group that was replayed here, or sampled here
     const k = this.cameIn(s, g);
     return k >= 0 ? k : this.bornIn(s, g);
   }
@@ -37,7 +37,7 @@ export class Selection {
     if (!cell.replaced && cell.key != 'stored') return cell.colour;
     return REPLACED[k >= 0 ? Math.min(16, this.version.uses[k].length) : 1];
   }
-  shower() {                           // does a cell pass what is chosen now?
+  shower() {                           // a function: does a cell pass the current filters?
     const {now, run} = this, {state} = this.version, passes = FILTERS[now.filter][1], same = run.same || [];
     const func = now.func && run.funcs[now.func.slice(1)], want = +now.func[0], hits = now.hits;
     return i => state[i] > 0 && passes(CELLS[state[i]], same[i]) && (!func || func[i] == want)

@@ -1,4 +1,4 @@
-// The one table of colours, cells and columns. Pages import it; Python reads what stands after `=` as JSON.
+// The one table of colors, cells and columns. Pages import it; Python reads the text after `=` as JSON.
 export const TABLE =
 {
   "colours": {

@@ -1,4 +1,4 @@
-// One token: what it added to the loss, what it would add to others, and what the step made of it.
+// One token: its term in the loss, its term in other losses, and how the step changed its probability.
 
 import {button, clamp, el, num} from './dom.js';
 import {isLong, tint} from './words.js';
@@ -6,9 +6,9 @@ import {isLong, tint} from './words.js';
 const CLIPPED = {1: 'stopped, above the range', '-1': 'stopped, below the range', 2: 'weight capped', 0: 'no'};
 const likely = x => x == null ? '–' : `${num(x, 4)} (${num(100 * Math.exp(x), 3)} %)`;
 const part = x => x > 0 && x < 1e-4 ? '<0.01 %' : `${num(100 * x, 2)} %`;
-const ownTerms = t => Object.values(t.by)[0];   // of the run's own loss
+const ownTerms = t => Object.values(t.by)[0];   // terms of the run's own loss
 
-// An invitation to choose a token, with a short way to the one that weighed most.
+// A hint to choose a token, with a button for the one with the largest share of the step.
 export function invitation(t, root) {
   const {share = []} = ownTerms(t), top = Math.max(...share.flat()), i = share.findIndex(o => o.includes(top));
   const words = 'Click a token, or move to it with Tab and the arrow keys: what did it add to the loss, '
@@ -46,7 +46,7 @@ export function tokenList(g, i, {root, run, colour, place}) {
   };
   return box;
 }
-function coloursOf(g, i, by) {         // of its tokens, -2 to 2; null for none
+function coloursOf(g, i, by) {         // colors of its tokens, -2 to 2; null for none
   const t = g.terms, {share} = ownTerms(t), row = k => t[k]?.[i];
   const advantage = () => t.tokens[i].map(() => g.advantages?.[i] ?? 0);
   if (by == 'advantage') return advantage();
@@ -80,7 +80,7 @@ function aboutToken(g, i, j, run) {
     + "of this answer in the mean. The share is of the step's squared gradient at the tokens' own logits."));
   return out;
 }
-function fateOf(t, i, j, A) {          // did the step make it likelier, and was that its own push?
+function fateOf(t, i, j, A) {          // whether the step made it likelier, and whether its own term did that
   const [before, after] = ['policy', 'after'].map(k => Math.exp(t[k][i][j])), moved = after - before;
   const stopped = Math.abs(ownTerms(t).clip[i][j]) == 1;
   const against = A && Math.abs(moved) > 1e-4 && (moved > 0) != (A > 0);

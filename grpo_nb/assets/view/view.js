@@ -1,5 +1,5 @@
-// What serves a notebook (anywidget calls `render`) and a page from disk or from `grpo_nb watch` (they call
-// `mount` and `watch`). Python joins it with all that it imports into one module.
+// The entry point for a notebook (anywidget calls `render`) and for a page, from disk or from `grpo_nb watch`
+// (they call `mount` and `watch`). Python joins it with everything it imports into one module.
 
 import {asBytes, asJson} from './data.js';
 import {el} from './dom.js';

@@ -1,4 +1,4 @@
-// From `grpo_nb watch`: asks its server, on this machine, and takes in what a run has written since.
+// For `grpo_nb watch`: polls its server, on this machine, for what the run has written since.
 
 import {asJson} from './data.js';
 import {el} from './dom.js';
@@ -20,7 +20,7 @@ export async function watch(root, token, seconds = 2) {
     if (newest == stamp) return;
     const packed = await (await get('packed')).json(), at = place.gv;
     const focused = document.activeElement?.classList.contains('gv-plot');
-    const stay = at && at.now.step < at.run.S - 1;   // the reader looks at an earlier step
+    const stay = at && at.now.step < at.run.S - 1;   // the reader is looking at an earlier step
     const start = stay ? {step: at.run.steps[at.now.step], group: at.now.group} : undefined;
     leave?.();
     leave = await mount(place, packed, {ask, start, alone: true});
@@ -33,7 +33,7 @@ export async function watch(root, token, seconds = 2) {
   const again = async () => {
     try {
       await look();
-    } catch (e) {                      // a TypeError: nobody answers
+    } catch (e) {                      // a TypeError: the server doesn't answer
       status.textContent = e instanceof TypeError
         ? `The watching has ended; what is here is ${came || 'nothing yet'}.` : String(e.message || e);
     }

@@ -1,4 +1,4 @@
-// Text of a record: cut, coloured, compared.
+// Text of a record: shortened, colored, compared.
 
 import {COLOURS} from './cells.js';
 import {button, clamp, el, num} from './dom.js';
@@ -6,7 +6,7 @@ import {button, clamp, el, num} from './dom.js';
 const ANSWER = /<answer>([^]*?)<\/answer>|\\boxed\{([^{}]*)\}|####[ \t]*([^\n]+)/dg;
 const CUT = 2000, COMPARED = 3000;     // characters
 
-// An answer that scrolls by itself, so that the others of its group stay in sight.
+// A long answer scrolls in its own box, so that the others of its group stay in view.
 export const isLong = text => text.length > 280;
 
 export const tint = (x, top = 2) => `color-mix(in srgb, ${x >= 0 ? COLOURS.high : COLOURS.low} `
@@ -30,7 +30,7 @@ export function textOf(text, other, g, i, now, redo) {
   const A = i >= 0 && now.colour == 'advantage' ? (g.advantages_before || g.advantages || [])[i] : null;
   return A == null ? out : [el('span', {style: `background:${tint(A)}`}, ...out)];
 }
-function marked(text) {                // with what it answers, in the last place where it does
+function marked(text) {                // marks the final answer, where it was given last
   const found = [...text.matchAll(ANSWER)].pop(), span = found?.indices.slice(1).find(o => o);
   if (!span) return [text];
   return [text.slice(0, span[0]), el('mark', {}, text.slice(span[0], span[1])), text.slice(span[1])];
