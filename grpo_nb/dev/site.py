@@ -10,6 +10,7 @@ __all__ = ['ProjectError', 'where', 'shown_widgets', 'packed', 'unpacked', 'stor
 # %% ../../nbs/dev/site.ipynb #77d48623
 import ast, html, json, os, re, subprocess, sys, tempfile, time, zlib
 from base64 import b64decode, b64encode
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -258,8 +259,13 @@ def readme(
 # %% ../../nbs/dev/site.ipynb #517f7409
 def course()->list: # dicts in reading order: file, title, asks, minutes, needs
     "The chapters, from `nbs/course.yml`."
+    rows = _from_yaml((_root()/'nbs'/'course.yml').read_text(encoding='utf-8'))
+    return [dict(o) for o in rows]
+
+@cache   # each page of the site asks for the chapters
+def _from_yaml(text):
     import yaml
-    return yaml.safe_load((_root()/'nbs'/'course.yml').read_text(encoding='utf-8'))
+    return yaml.safe_load(text)
 
 _EXERCISE = re.compile(r'^##+ (?:Exercise\b|.*\bhunt\b)', re.M)   # a heading of one
 
