@@ -160,6 +160,9 @@ def test_four_hundred_equal_prompts_get_the_right_cause():
     with pytest.raises(ValueError, match='jokes.jsonl has 400 rows but only 1 different prompt'):
         split_problems(ds, .1, need_both=True, what='jokes.jsonl')
     assert sum(map(len, split_problems(ds, .1)))==400
+    two = Dataset.from_list([dict(prompt='2 + 3 ='), dict(prompt='4 + 3 =')])
+    with pytest.raises(ValueError, match='sums.jsonl has 2 different prompts, and none'):
+        split_problems(two, .1, need_both=True, what='sums.jsonl')
 
 # --- hub sets, on rows in the hub's format
 

@@ -345,7 +345,8 @@ def split_problems(
     if need_both and not (train and test):
         n,empty = len(set(texts)),'test' if train else 'train'
         prompts = '1 different prompt' if n==1 else f'{n} different prompts'
-        raise ValueError(f'{what} has {len(texts)} rows but only {prompts}, and none falls on the '
+        rows = f'{len(texts)} rows but only ' if n<len(texts) else ''
+        raise ValueError(f'{what} has {rows}{prompts}, and none falls on the '
                          f'{empty} side (a hash of the prompt holds out a share of {test_share:g}): add '
                          'other prompts, or give a held-out set of your own (--eval_dataset)')
     return ds.select(train),ds.select(test)
