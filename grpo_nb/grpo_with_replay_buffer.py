@@ -89,7 +89,7 @@ def _insert_drawn(self:GRPOWithReplayBufferTrainer, rows, drawn):
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #16483e65
 @patch
 def sample_from_replay_buffer(self:GRPOWithReplayBufferTrainer, fresh:TrlRows)->DrawResult:
-    "Draw stored groups for the dead ones of `fresh`, the batch on the CPU; the living ones are registered."
+    "Draw stored groups for the dead ones of `fresh`, the batch on the CPU; the living ones get their ids."
     b,images = self.batch,IMAGE_COLUMNS & set(fresh.data)
     rewards = self.weighted_rewards(b.rewards if self.sharded
         else b.local(b.rewards, self.args.process_index))
@@ -119,7 +119,7 @@ def _flag_rows(self:GRPOWithReplayBufferTrainer, rows, drawn):
 def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
     fresh:TrlRows, inputs:list,  # the batch as sampled, on the CPU; a dict per row of it
 )->list:
-    "The rows of living groups that still lack log-probs, as (id, first row, group); the others are stored."
+    "Store the living groups; those that still lack log-probs are returned, as (id, first row, group)."
     b,uncommitted = self.batch,[]
     rewards = b.local(b.rewards, self.args.process_index).cpu().float()
     for g,(id,lo,hi) in b.drawn.to_store.items():

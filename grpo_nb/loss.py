@@ -43,7 +43,13 @@ def aggregate_token_loss(
     max_completion_length:int|None=None, # tokens (dr_grpo)
     num_rows:float|None=None,        # completions of the whole step (grpo, sapo, luspo, dr_grpo)
 )->Tensor:                           # ()
-    "One number from one per token. ValueError for an unknown type, or 'dr_grpo' without its length."
+    """Reduce the losses of tokens to one number, divided as `loss_type` asks.
+
+    By tokens of each completion, then completions (grpo, sapo); by all tokens (dapo, bnpo, cispo, vespo); by
+    completions alone (luspo); by completions times the longest length (dr_grpo). ValueError for an unknown
+    type, or 'dr_grpo' without its length.
+    Source: DeepSeekMath, arXiv 2402.03300, equation 3; DAPO, arXiv 2503.14476; Dr. GRPO, arXiv 2503.20783.
+    """
     check_divisor(loss_type, max_completion_length)
     rows = mask.shape[0]*mask.shape[1] if num_rows is None else num_rows
     tokens = mask.sum().clamp(min=1) if num_items is None or loss_type=='bnpo' else num_items
@@ -61,6 +67,7 @@ def policy_loss(
     """Clipped policy-gradient loss of a batch of groups, with `beta` times the KL to the reference.
 
     ValueError for inputs that do not fit together or are missing, and for an unknown loss or level.
+    Source: DeepSeekMath, arXiv 2402.03300, equation 3.
     """
     x = prepare_loss_inputs(x, settings)
     ratio = importance_ratio(x.logps, x.old_logps, x.mask, settings.importance_sampling_level)

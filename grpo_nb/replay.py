@@ -25,21 +25,21 @@ def score_priority(
     entries:list,  # of `StoredGroup`, the oldest first
     now:int,       # the optimizer step
 )->list:           # (n,) weights, 0 or more
-    "The more a group has to teach, the larger its weight."
+    "Weigh a group by its score, how much it has to teach. Source: TRL pull request 4060."
     return [e.score for e in entries]
 
 @register(PRIORITIES, 'uniform')
 def uniform_priority(
     entries:list, now:int,  # as for `score_priority`
 )->list:                    # (n,) weights
-    "All groups weigh the same; the newest stay."
+    "Weigh all groups alike; the newest stay."
     return [1.]*len(entries)
 
 @register(PRIORITIES, 'recency')
 def recency_priority(
     entries:list, now:int,  # as for `score_priority`
 )->list:                    # (n,) weights
-    "The newest group; when all have come back, the newest again."
+    "Weigh the newest group 1 and the others 0; when all have been drawn, begin again with the newest."
     least = min(e.drawn for e in entries)
     newest = max(i for i,e in enumerate(entries) if e.drawn==least)
     return [float(i==newest) for i in range(len(entries))]
@@ -240,7 +240,7 @@ def draw_for_batch(self:Replay,
     extra:int,     # more stored groups wanted, as `stored_per_fresh` asks for
     step:int,      # now
 )->tuple:          # (at most `extra` entries, at most one for each dead group)
-    "Draw from the buffer what this batch wants of it."
+    "Draw this batch's groups from the buffer: first those beside the fresh ones, then the replacements."
     n = len(prompts)
     extra = min(extra, len(self.buffer))
     wanted = [None]*extra+prompts if self.same_prompt_first else None

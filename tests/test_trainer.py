@@ -1,12 +1,13 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
-import fcntl, functools, math, os, signal, sys, warnings
+import contextlib, fcntl, functools, math, os, signal, sys, warnings
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 import pytest, torch
 from grpo_nb import batch_logps as bl
 from grpo_nb import trainer as tr
-from grpo_nb.parts.registry import ADVANTAGES, LOSSES, STRATEGIES, PRIORITIES, register
+from grpo_nb.parts.registry import LOSSES, PRIORITIES, REGISTRIES, STRATEGIES, register, resolve
 from grpo_nb.logps import token_logps
 from grpo_nb.loss_variants import constant_advantages, maxrl_advantages, rft_advantages
 from grpo_nb.run.signals import Stopped, check_stop, forget_stop, note_stop
@@ -18,6 +19,7 @@ from grpo_nb.replay import Replay
 from grpo_nb.strategies import Keep, Mask, DeadGroupStrategy, ProcessedBatch
 from grpo_nb.run.record import dataset_info
 from grpo_nb.see.monitor import slow_path_notice
+from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import sample_texts, load_model, make_tokenizer, tiny_model
 from grpo_nb.evaluation import pass_at_k
@@ -815,28 +817,21 @@ def test_sampling_rewards_and_log_probs_are_timed():
         assert row['generation_time']+row['reward_time']<=row['rollout_time']
         assert 0<row['logps_time']<=row['step_time']-row['rollout_time']
 
-MINE = '''
-from grpo_nb.replay import Replay, DeadGroupStrategy
-class Halve(DeadGroupStrategy):
-    "Half of every advantage."
-    name = 'halve'
-    def process_batch(self, batch, dead=None, step=0, **more):
-        dead = self.find_dead(batch, dead)
-        batch.advantages = batch.advantages/2
-        return self.make_result(batch, dead, in_loss=~dead)
-def oldest(entries, now): return [float(e is entries[0]) for e in entries]
-def plain(logps, old_logps, A, mask): return A*logps
-def raw(rewards): return rewards-rewards.nanmean(1, keepdim=True)
-'''
+def own_file():
+    "The file that CONTRIBUTING.md shows."
+    page = (Path(__file__).parents[1]/'CONTRIBUTING.md').read_text(encoding='utf-8')
+    return page.split('```python\n# mine.py\n')[1].split('```')[0]
 
 @pytest.fixture
 def tables():
     "Names that a test gives are gone after it."
-    with patch.dict(LOSSES), patch.dict(STRATEGIES), patch.dict(PRIORITIES), patch.dict(ADVANTAGES): yield
+    with contextlib.ExitStack() as stack:
+        for o in REGISTRIES.values(): stack.enter_context(patch.dict(o))
+        yield
 
 def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
     f = tmp_path/'mine.py'
-    f.write_text(MINE)
+    f.write_text(own_file(), encoding='utf-8')
     def run(method=None, advantages='grpo', **kw):
         s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4, **kw), method=method,
             advantages=advantages, print_verdict=False)
@@ -853,6 +848,9 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
             (dict(replay_priority='oldets'), 'one of .*FILE.py:NAME'), (dict(method='mine'), 'no method'),
             (dict(method='keep', replay_max_uses=2), "'keep' does not know of it")):
         with pytest.raises(ValueError, match=says): run(**kw)
+    assert resolve('task', f'{f}:doubles')(2, seed=3)[1]==dict(prompt='4 + 4 =', answer='8')
+    (tmp_path/'log.jsonl').write_text('{"iter": 1, "score": 0.5}\n{"iter": 2, "score": 1.0}\n')
+    assert open_run(tmp_path/'log.jsonl', reader=f'{f}:read').history.reward.tolist()==[.5, 1.]
     assert run('newest')[0].strategy.buffer.priority=='recency'   # a method keeps its own unless asked
 
 def counted(monkeypatch, *functions):

@@ -22,7 +22,7 @@ def validate_reward_tensor(
     rewards:Tensor|list,  # a tensor, or nested lists
     shape:str,            # the shape it needs, e.g. 'B, G'
 )->Tensor:                # floats
-    "`rewards` as floats, or a ValueError that says what is wrong with them."
+    "The rewards as floats. ValueError for another shape, for G < 2, and for infinite rewards."
     r = torch.as_tensor(rewards)
     r = r if r.is_floating_point() else r.float()
     if r.ndim!=len(shape.split(',')):
@@ -39,7 +39,7 @@ def unjudged(
     rewards_per_func:Tensor,  # (..., F) reward units; nan where a function does not apply
     weights:Tensor,           # (F,) of each function; 0 for one that is only measured
 )->Tensor:                    # (...) bool
-    "Which completions no function that counts has judged; where all weights are 0, every function counts."
+    "Mask of completions that no function with a weight has judged; all count where all weights are 0."
     none,unweighted = rewards_per_func.isnan(),(weights==0).to(rewards_per_func.device)
     return (none if unweighted.all() else none | unweighted).all(-1)
 
@@ -47,7 +47,7 @@ def nan_std(
     x:Tensor,        # any shape, at least one axis
     dim:int|None=None, # the axis to reduce; None for all
 )->Tensor:           # like `x` with 1 on the reduced axes
-    "Deviation of what is not nan, its number minus 1 in the denominator; nan where fewer than two are left."
+    "Standard deviation, by n-1, of the values that are not nan; nan where fewer than two are left."
     dim = tuple(range(x.ndim)) if dim is None else dim
     n = (~x.isnan()).sum(dim, keepdim=True)
     var = (x-x.nanmean(dim, keepdim=True)).square().nansum(dim, keepdim=True)/(n-1).clamp(min=1)
@@ -56,14 +56,14 @@ def nan_std(
 def reward_range(
     rewards:Tensor,  # (B, G) reward units; nan where a completion has no reward
 )->Tensor:           # (B,) largest minus smallest; -inf for a group without any reward
-    "How far a group's rewards lie apart, from the smallest to the largest."
+    "Largest minus smallest reward of each group."
     none = rewards.isnan()
     return rewards.masked_fill(none, -torch.inf).amax(1) - rewards.masked_fill(none, torch.inf).amin(1)
 
 def group_reward_std(
     rewards:Tensor,  # (B, G) reward units; nan where a completion has no reward
 )->Tensor:           # (B,) reward units; nan where fewer than two completions have a reward
-    "Deviation of the rewards within each group."
+    "Standard deviation, by n-1, of the rewards within each group."
     return nan_std(rewards.float(), 1)[:,0]
 
 def reward_std(
@@ -78,7 +78,7 @@ def dead_groups(
     rewards:Tensor,    # (B, G) or (B, G, F) reward units; nan where a reward does not apply
     tol:float=1e-6,    # largest range that still counts as none, reward units
 )->Tensor:             # (B,) bool
-    """Which groups teach nothing: their rewards span at most `tol`, or fewer than two completions have one.
+    """Mask of zero-variance groups: rewards span at most `tol`, or fewer than two completions have one.
 
     With several reward functions a group is dead when it is dead under each of them.
     ValueError unless G >= 2 and `tol` >= 0.
@@ -94,7 +94,7 @@ def dead_by_func(
     aggregation:str='sum_then_normalize',  # or 'normalize_then_sum', as for the advantages
     tol:float=1e-6,            # as for `dead_groups`
 )->Tensor:                     # (B,) bool
-    """Which groups teach nothing, whatever makes one advantage of several rewards.
+    """Mask of zero-variance groups where several reward functions make one advantage.
 
     Where rewards are added first, their weighted sum decides; where each function is normalized by itself,
     a group is dead when it is dead under every function that has a weight. ValueError as for `dead_groups`.
@@ -191,7 +191,7 @@ class Groups:
     A dataclass of tensors with a `pad_id` inherits it. Where columns are held otherwise, `tensors`,
     `with_tensors`, `kind` and `padding` say how.
     """
-    trims = True   # shall `put` leave no column of padding alone?
+    trims = True   # shall `replace_groups` take off columns that are padding in every row?
 
     def __len__(self)->int: return len(self.completion_ids)
 
@@ -275,7 +275,7 @@ def pack_groups(
     batch:Groups,    # with rewards and advantages
     idx:list|Tensor|None=None, # groups to pack: bool mask, indices, list; None for all
 )->list[dict]:       # one dict per group, on the CPU, without padding
-    """Each group by itself: int32 ids, lengths, float32 log-probs; the prompt once.
+    """Pack each group by itself, without padding: int32 ids, lengths, float32 log-probs; the prompt once.
 
     ValueError when a completion mask is not true from the left without holes, or rewards or advantages are
     missing.
@@ -405,7 +405,7 @@ class ReplayCounts:
     fresh:int           # groups that were sampled
     dead:int            # of these, zero-variance groups
     replaced:int        # of the dead, those that another group came in for
-    unreplaced:int        # of the dead, those that stayed
+    unreplaced:int      # of the dead, those that stayed
     live:int            # groups trained on that teach something
     trained:int         # groups trained on
     unique_prompts:int  # different prompts trained on

@@ -106,7 +106,7 @@ def ratio_sums(
 def merge_sums(
     sums:Iterable,  # k results of `ratio_sums`, or a tensor (k, 10)
 )->Tensor:          # (10,)
-    "Merge several results of `ratio_sums`, as if their tokens had been counted together."
+    "Merge results of `ratio_sums`, as if their tokens had been counted together."
     s = torch.stack(list(sums))
     return torch.cat([s[:,:5].sum(0), s[:,5:6].amax(0), s[:,6:].logsumexp(0)])
 
@@ -225,7 +225,7 @@ def apply_correction(
     ratio:Tensor|None=None, # of `logps` to `center_logps`, where it is known already
     clip_mask:Tensor|None=None, # bool, what the correction's clip leaves without a gradient, likewise
 )->tuple:                   # (old_logps, A) to give to the loss
-    """Log-probs to compare with and advantages, so that the plain loss of them is the corrected loss.
+    """Replace old log-probs and advantages so that the plain loss of them is the corrected loss.
 
     The default correction gives back what it got. ValueError for 'decoupled' without `prox_logps`.
     """
