@@ -320,6 +320,14 @@ def test_on_a_phone_the_list_of_pages_hides_the_text_under_it(url, browser, sche
     assert ground.startswith('rgb('), ground   # rgba lets the text through
     pg.close()
 
+def test_on_a_phone_a_figure_of_several_panels_moves_sideways_within_the_page(url, browser):
+    pg = browser.new_page(viewport=dict(width=390, height=800))
+    pg.goto(f'{url}/off_policy_lab.html')
+    pg.wait_for_function("""() => { const o = document.querySelector('.figure-img[width="900"]')
+        return o.getBoundingClientRect().width > 600 && o.parentElement.tabIndex === 0 }""")
+    assert pg.evaluate('document.documentElement.scrollWidth <= innerWidth')
+    pg.close()
+
 def test_the_sidebar_leads_to_the_list_without_scripts(site, url, browser):
     ctx = browser.new_context(java_script_enabled=False)
     pg = ctx.new_page()
