@@ -4,7 +4,8 @@ import gzip, json, sys
 from pathlib import Path
 import pandas as pd
 from grpo_nb.run.record import GROUP_FIELDS
-from grpo_nb.run.reading import LoggedRun, read_run
+from grpo_nb.parts.renamed import new_names
+from grpo_nb.run.reading import LoggedRun, _new_row, read_run
 
 AT = Path(__file__).parent/'runs'
 KEPT = (
@@ -17,8 +18,10 @@ HEALTHY = [n for n in NAMES if n.startswith('healthy')]
 def stored(name):
     "A stored run, as `read_run` would have read it"
     d = json.loads(gzip.decompress((AT/f'{name}.json.gz').read_bytes()))
-    rows = [dict.fromkeys(GROUP_FIELDS)|o for o in d['groups']]
-    return LoggedRun(Path(name), d['settings'], pd.DataFrame(d['history']), rows, {}, [])
+    rows = [dict.fromkeys(GROUP_FIELDS)|_new_row(o) for o in d['groups']]
+    history = pd.DataFrame([new_names('metrics', o) for o in d['history']])
+    settings = d['settings']|dict(args=new_names('settings', d['settings']['args']))
+    return LoggedRun(Path(name), settings, history, rows, {}, [])
 
 def store(folder, name):
     "Keep of a run's folder what the rules read"

@@ -457,6 +457,15 @@ def test_rows_that_are_missing_and_a_version_that_is_new_are_counted(tmp_path):
     run = open_run(folder)
     assert len(run.rows)==6 and any('12 of 12 records have schema version 7' in o for o in run.notes)
 
+def test_a_record_of_ours_that_cannot_be_read_is_refused_and_not_left_out(tmp_path):
+    row = dict(step=0, group=0, prompt='a', completions=['b'], rewards=[1.])
+    (tmp_path/'trainer_state.json').write_text(json.dumps(dict(log_history=[dict(step=1, reward=1.)])))
+    put(tmp_path/'groups.jsonl', [row|dict(key='old', prompt_key='new')])
+    with pytest.raises(ValueError, match=r'groups\.jsonl: `key` is now `prompt_key`, and both are given'):
+        open_run(tmp_path)
+    put(tmp_path/'groups.jsonl', [row|dict(key='old')])
+    assert open_run(tmp_path).rows[0]['prompt_key']=='old'
+
 HOSTILE = '<script>alert(1)</script>"\'`\u202e\x00</textarea>'
 
 @pytest.mark.parametrize('field', ['prompt','completion','group_id','step','reward','own','version'])

@@ -429,6 +429,7 @@ FORKS = '''async changes => {
       fresh: future[0].groups.map((g, r) => same(g.texts, later[0].groups[r].texts)),
       by: future[0].groups.map(g => g.by && g.by.id), rates: future.map(o => o.rate),
       replaced: future.map(o => o.groups.filter(g => g.by).length),
+      uses: after(other, before + 1).groups.reduce((n, g) => n + g.uses, 0),
       ends: [3, 4].map(n => apart(after(other, n), after(arm, n)))}
   }
   return out
@@ -446,6 +447,7 @@ def test_a_fork_is_equal_to_the_last_bit_until_the_one_thing_that_is_changed(ope
     for name,o in got.items():
         assert not any(o['told']) and all(end['differ'] and not end['same'] for end in o['ends']), name
     by = nothing['by']                                            # what came in each group's place
+    assert got['group']['uses']==nothing['uses']-1                # what was drawn for it was not used
     assert by[group] and got['group']['by']==[None if i==group else x for i,x in enumerate(by)]
     assert got['replay']['by']==[None]*8 and got['replay']['replaced']==[0, 0]<nothing['replaced']
     assert got['rate']['by']==by and got['rate']['rates']==[4e-4, 4e-4]
@@ -564,6 +566,11 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     pg.click('#train')
     pg.locator('#status', has_text='paused').wait_for()
     assert pg.inner_text('#apart').startswith('After 1 batch and after each batch up to ')
+    square.click()                                                # another fork takes its place
+    pg.locator('form.fork button').click()
+    pg.click('#train')
+    pg.locator('#status', has_text='paused').wait_for()
+    assert pg.locator('.map').count()==2 and 'not replaced' in pg.locator('.map h2').inner_text()
 
 def test_switched_off_nothing_is_replaced(opened):
     pg = opened()

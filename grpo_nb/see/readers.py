@@ -995,6 +995,9 @@ def _opened(path, columns, reader=None, metrics=None):
         raise ValueError(f'no folder {str(path)!r}: give that of a run, or a log, or a table of rollouts')
     try: run = read_run(path)
     except ValueError as e:
+        record = (path if path.is_dir() else path.parent)/'groups.jsonl'
+        if record.is_file() and record.stat().st_size:   # it is ours
+            raise ValueError(f'{record}: {e}') from None
         try: return _of_others(path, columns, metrics=metrics)
         except ValueError as f: raise ValueError(f'{e}; and as rollouts: {f}') from None
     run.history = as_history(history_rows(run), metrics)
