@@ -71,7 +71,8 @@ RARE = dict(chapters=[*BOTH, AGAINST, dict(method='gfpo', loss='bnpo', scale='no
     dict(correction=dict(clip='dapo'), replay_correction=dict(weight='decoupled'), passes=2, lr=3e-2),
     dict(shared_prefix=False, corrected=False, off_policy=.02, loss='grpo')],
     on_trl=[*BOTH, AGAINST|dict(seed=8), dict(tools=True, accumulate=2, passes=2, beta=.05, loss='grpo'),
-    dict(replay_correction=dict(max_drift=.05), adaptive=3.1, accumulate=2, loss='bnpo', quantile=.75),
+    dict(replay_correction=dict(max_drift=.05), adaptive=3.1, accumulate=2, loss='bnpo', quantile=.75,
+        seed=8),
     dict(beta=.3, drop_dead_kl=True, tools=True, accumulate=2, seed=4), dict(resume=True, adaptive=3.5),
     dict(resume=True, adaptive=2.5, quantile=.75, beta=.05, seed=4),
     # one token of the batch counts, half of one for each step

@@ -352,7 +352,7 @@ def test_what_was_replayed_does_not_count_as_freshly_clipped():
 
 # ---- two rules over drawn histories, beside plain loops
 
-DRAWN = settings(max_examples=300, derandomize=True, deadline=None, database=None,
+DRAWN = settings(max_examples=150, derandomize=True, deadline=None, database=None,
     phases=[Phase.explicit, Phase.generate])
 def eighths(most, **size): return st.lists(st.integers(0, most).map(lambda k: k/8), **size)
 def mean(x): return sum(x)/len(x)
