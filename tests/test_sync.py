@@ -78,9 +78,13 @@ def test_an_answer_is_collapsed_with_its_output_and_code_that_a_page_folds_is_co
             execution_count=None))
     f.write_text(json.dumps(nb))
     dev.clean(['plotting'])
-    told = [c['metadata'] for c in json.loads(f.read_text())['cells'][-3:]]
+    folded = json.loads(f.read_text())['cells'][-3:]
+    told = [c['metadata'] for c in folded]
     both,one = [dict(jupyter=dict(source_hidden=True, **more)) for more in (dict(outputs_hidden=True), {})]
     assert told==[both, one, one]
+    first = [''.join(c['source']).splitlines() for c in folded]   # the line that JupyterLab shows of it
+    assert first[0]==['#| code-summary: "The answer"', '#| code-fold: true', 'x = 1']
+    assert all(o[0].startswith('#| code-summary') for o in first)
 
 def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monkeypatch):
     f = copy/'nbs'/'07_advantages.ipynb'

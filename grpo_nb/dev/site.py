@@ -132,6 +132,14 @@ def _notebooks(names=None):
     there = ', '.join(f.stem for f in found)
     raise ProjectError(f"no such notebook among {', '.join(names)}: there are {there}")
 
+def _summary_first(source):
+    "What a folded cell holds is its first line, which JupyterLab shows: the summary, or a figure's alt text."
+    if source.startswith('#| fig-alt'): return source
+    lines = source.splitlines(keepends=True)
+    at = next((i for i,o in enumerate(lines) if not o.startswith('#|') or 'code-summary:' in o), len(lines))
+    if at==len(lines) or 'code-summary:' not in lines[at]: return source
+    return ''.join([lines[at], *lines[:at], *lines[at+1:]])
+
 def _clean(nb):
     "The notebook's text as nbdev cleans it, with imports and code of figures folded."
     from nbdev.clean import clean_nb
@@ -142,7 +150,9 @@ def _clean(nb):
     clean_nb(nb, **keys)
     for c in nb.cells:
         what = fold_label(_src(c.source)) if c.cell_type=='code' else ''
-        if what: c.metadata['jupyter'] = dict(source_hidden=True)
+        if what:
+            c.metadata['jupyter'] = dict(source_hidden=True)
+            c.source = _summary_first(_src(c.source))
         if what=='Answer': c.metadata['jupyter']['outputs_hidden'] = True
     pack_widgets(nb)
     return nbformat.writes(nb, version=4, indent=1)+'\n'
