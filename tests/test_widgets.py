@@ -1,4 +1,6 @@
 "The controls that turn drawn frames over."
+import re
+from base64 import b64decode
 import pytest
 from grpo_nb.see.widgets import W, _indexed, explore
 
@@ -84,3 +86,14 @@ def test_a_cell_that_runs_again_gives_its_widgets_the_same_names(monkeypatch):
     assert [W.Text().model_id, W.Text().model_id]==names[0]
     monkeypatch.setattr(widgets, 'get_ipython', lambda: None)
     assert W.Text().model_id not in sum(names, [])
+
+def test_before_anything_runs_a_drawing_is_an_image_with_its_words():
+    "JupyterLab strips SVG from what was not run there, and would leave its letters in a row"
+    drawn = '<svg viewBox="0 0 9 9" aria-label="a, {a}"><text>letters</text></svg>'
+    def draw(v): return '<p>before</p>'+drawn.format(**v)
+    res = explore(lambda a: dict(a=a), draw, a=W.Dropdown(options=[1, 2], description='a'))
+    html = res._repr_mimebundle_()['text/html']
+    assert re.match('<p>before</p><img alt="a, 1" src="data:image/svg[+]xml;base64,', html)
+    assert '<text' not in html
+    svg = b64decode(re.search('base64,([^"]+)', html)[1]).decode()
+    assert 'xmlns=' in svg and '<text>letters</text>' in svg

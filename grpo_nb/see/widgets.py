@@ -7,6 +7,7 @@ __all__ = ['Explorer', 'explore']
 
 # %% ../../nbs/see/widgets.ipynb #7063d84c
 import itertools, math, os, re
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
 from hashlib import sha1
@@ -70,6 +71,15 @@ def _own_names(html, prefix):
 # %% ../../nbs/see/widgets.ipynb #459bf936
 _NARROW = dict(display='flex', flex_flow='row wrap', align_items='center')
 
+def _as_image(found):
+    "The SVG that was found, as an image on white: JupyterLab strips drawings from what was not run here."
+    svg = found[0]
+    said = re.search('aria-label="([^"]*)"', svg)
+    if 'xmlns=' not in svg: svg = svg.replace('<svg', '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    svg = svg.replace('>', '><rect width="100%" height="100%" fill="#fff"/>', 1)
+    data = b64encode(svg.encode()).decode()
+    return f'<img alt="{said[1] if said else ""}" src="data:image/svg+xml;base64,{data}">'
+
 class Explorer(W.VBox):
     "Controls above what they change; as a plain picture where widgets aren't shown."
     still = None   # PNG bytes or HTML of the first frame
@@ -78,7 +88,7 @@ class Explorer(W.VBox):
         out = super()._repr_mimebundle_(**kwargs)
         out['text/plain'] = 'Explorer: '+', '.join(o.description for o in self.children[0].children)
         if isinstance(self.still, bytes): out['image/png'] = self.still
-        elif self.still: out['text/html'] = self.still
+        elif self.still: out['text/html'] = re.sub('<svg.*?</svg>', _as_image, self.still, flags=re.S)
         return out
 
 def explore(
