@@ -30,9 +30,9 @@ class Recorded(MartingaleGRPOMixin, GRPOTrainer): "TRL's trainer with martingale
 class RecordedReplay(GRPOWithReplayBufferTrainer, Recorded):
     """Registers each row that came out of the buffer as a copy of the sequence that was sampled.
 
-    Its origin is found by the id that traveled with the row. Its declared weight is made of the log-probs
-    that our buffer stored, the sampler's own where there are any, so a wrong one shows as a weight that the
-    trainer's scores contradict.
+    Its origin is found by the id that traveled with the row, and must be the record of these tokens. Its
+    declared weight is made of the log-probs that our buffer stored, the sampler's own where there are any, so
+    a wrong one shows as a weight that the trainer's scores contradict.
     """
     def __init__(self, *args, workspace, **kw):
         self.flight_recorder = MartingaleRecorder(str(workspace), tokenizer=kw['processing_class'])
@@ -44,11 +44,16 @@ class RecordedReplay(GRPOWithReplayBufferTrainer, Recorded):
         weights = self.sequence_weights(batch)
         ids = batch[ROW_ID_KEY].clone()
         for i in batch['replayed'].nonzero()[:,0].tolist():
-            row = batch['completion_ids'][i][batch['completion_mask'][i].bool()].tolist()
+            row,prompt = (batch[f'{k}_ids'][i][batch[f'{k}_mask'][i].bool()].tolist()
+                for k in ('completion','prompt'))
+            origin = self.flight_recorder.sequence_digest(ids[i].item())
+            ledger = self.flight_recorder.recorder.ledger
+            if origin not in [o.digest for o in ledger.find_fresh_sequences(prompt_digest(prompt), row)]:
+                raise ValueError(f'row {i} came back as {row}, which is not what was sampled under its id')
             ids[i] = self.flight_recorder.register_replayed(self, content_digest=digest_of(row),
                 draw_id=f'{self.state.global_step}/{self.accelerator.process_index}/{i}',
                 is_weight=weights[i].item(), advantage=batch['advantages'][i].item(),
-                origin_digest=self.flight_recorder.sequence_digest(ids[i].item()))
+                origin_digest=origin)
         return batch|{ROW_ID_KEY:ids}
 
     @torch.no_grad()
