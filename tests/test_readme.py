@@ -19,8 +19,9 @@ RUNS = [{k:v if k in ('torch','instructions') else float(v) for k,v in o.items()
     for o in stored('demo_runs.csv')]
 
 def shown():
-    "The chapter's table: per seed and column (least, most)."
-    rows = re.findall(r'<tr>\s*<th>seed\s(\d)</th>(.+?)</tr>', html.unescape(DEMO), flags=re.S)
+    "The page's table of the tiny Qwen: per seed and column (least, most)."
+    tiny,_ = html.unescape(DEMO).split('### The pretrained model')
+    rows = re.findall(r'<tr>\s*<th>seed\s(\d)</th>(.+?)</tr>', tiny, flags=re.S)
     def span(text):
         found = [float(o) for o in re.findall(r'[\d.]+', text.removesuffix('of 800'))]
         return found[0],found[-1]
