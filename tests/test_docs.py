@@ -36,6 +36,14 @@ def test_every_notebook_and_page_has_a_page(site, pages):
 def test_no_link_anchor_or_picture_is_broken_and_no_other_host_is_asked(site):
     assert site_errors(site)==[]
 
+@pytest.mark.parametrize('latex,plain', [
+    (r'\nabla\log\pi_{\theta}', '∇logπ_θ'), (r'\mathbb E|r-p|', 'E|r-p|'), (r'\hat A', 'A'),
+    (r'1-\binom{n-c}{k}/\binom{n}{k}', '1-C(n-c, k)/C(n, k)'), (r'\frac{a_{i}}{\sqrt{2}}', '(a_i)/(√(2))'),
+    (r'\textcolor{blue}{\partial J}', '{∂ J}'), ('{plain} braces', '{plain} braces')])
+def test_formulas_are_letters_in_a_list_of_results(latex, plain):
+    from grpo_nb.dev.pages import plain_math
+    assert plain_math(latex)==plain
+
 def test_the_site_is_small(site):
     "Bytes of all files, without the live page's model: 9 MB for 162 pages; 8 MB was the limit at 116"
     sizes = {f.relative_to(site):f.stat().st_size for f in site.rglob('*') if f.is_file()}

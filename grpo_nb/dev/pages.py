@@ -267,18 +267,27 @@ def _change(f, how):
 
 _SIGNS = {'alpha':'α', 'beta':'β', 'gamma':'γ', 'delta':'δ', 'epsilon':'ε', 'theta':'θ', 'lambda':'λ',
     'mu':'μ', 'pi':'π', 'rho':'ρ', 'sigma':'σ', 'tau':'τ', 'sum':'Σ', 'log':'log', 'exp':'exp',
-    'cdot':'·', 'times':'×', 'le':'≤', 'ge':'≥', 'approx':'≈', 'Vert':'‖', 'mid':'|'}
+    'cdot':'·', 'times':'×', 'le':'≤', 'ge':'≥', 'approx':'≈', 'Vert':'‖', 'mid':'|', 'lvert':'|',
+    'rvert':'|', 'nabla':'∇', 'partial':'∂', 'sqrt':'√', 'min':'min', 'max':'max', 'ln':'ln', 'pm':'±',
+    'to':'→'}
 
 def plain_math(
     text:str, # of a page, with LaTeX in it
 )->str:
     "Write the formulas of a text as letters, for a list of search results."
-    text = re.sub(r'\\(?:mathrm|mathbb|mathcal|text|operatorname|hat|bar|tilde)\{([^{}]*)\}', r'\1', text)
-    text = re.sub(r'\\t?frac\{([^{}]*)\}\{([^{}]*)\}', r'(\1)/(\2)', text)
+    text = re.sub(r'\\textcolor\{[^{}]*\}', '', text)
+    of_one = r'\\(?:mathrm|mathbb|mathcal|text|operatorname|hat|bar|tilde)(?:\{([^{}]*)\}| ?(?=[A-Z]\b))'
+    pairs = re.compile(r'\\(?:t?frac|binom)\{([^{}]*)\}\{([^{}]*)\}')
+    def pair(m): return f'C({m[1]}, {m[2]})' if 'binom' in m[0] else f'({m[1]})/({m[2]})'
+    before = None
+    while before!=text:   # the innermost braces first
+        before = text
+        text = pairs.sub(pair, re.sub(of_one, lambda m: m[1] or '', text))
+        text = re.sub(r'\\sqrt\{([^{}]*)\}', r'√(\1)', text)
+        text = re.sub(r'([_^])\{([^{}]*)\}', r'\1\2', text)
     known = '|'.join(sorted(_SIGNS, key=len, reverse=True))
     text = re.sub(rf'\\({known})(?![a-zA-Z])', lambda m: _SIGNS[m[1]], text)
-    text = re.sub(r'\\(?:left|right|big|Big|quad|qquad|hat|bar|tilde|[,;!])(?![a-zA-Z])', '', text)
-    return re.sub(r'([_^])\{([^{}]*)\}', r'\1\2', text)
+    return re.sub(r'\\(?:left|right|big|Big|quad|qquad|hat|bar|tilde|[,;!])(?![a-zA-Z])', '', text)
 
 def _with_preview(page, site_url):
     "A page with the picture and the title that a link to it shows elsewhere."
