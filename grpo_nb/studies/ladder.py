@@ -127,7 +127,9 @@ def grpo_right_only(
 AFTER = ['rft_mixed','grpo_right_only']   # arms that were tried after the table had been read
 USES.update({a:BatchUse(advantages=a) for a in AFTER})
 
-def after(plan:dict)->dict:
+def after(
+    plan:dict,  # of `registration`
+)->dict:        # as `planned` takes it
     "The plan with the arms that were tried afterwards, on the seeds and rates of the first table."
     return plan|dict(arms=dict(main=AFTER))
 
