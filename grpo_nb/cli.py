@@ -317,10 +317,10 @@ def train_parser(
 
 
 # %% ../nbs/reference/cli.ipynb #f3905a6f
-def _notes(prompt, tokenizer, default_reward, tiny_on_own=False):
-    "Warnings about prompts like this one, printed before the run."
+def _notes(prompt, tokenizer, default_reward, tiny_on_own=False, has_examples=False):
+    "Warnings about prompts like this one, printed before the run; solved examples show how to answer."
     from grpo_nb.parts.validate import is_rendered
-    text = isinstance(prompt, str)
+    text = isinstance(prompt, str) and not has_examples
     bare = text and not is_rendered(tokenizer, prompt)
     holds = dict(tiny=tiny_on_own, chat=bare and tokenizer.chat_template,
         tags=default_reward and text and '<answer>' not in prompt)
@@ -379,7 +379,8 @@ def train_command(
         raise ValueError('--chat would put the chat template around prompts that went through it already: '
             'leave it out')
     own = model=='tiny' and dataset not in ('sums','words')
-    for o in _notes(problems[0]['prompt'], tok, default, own): print(f'note: {o}')
+    notes = _notes(problems[0]['prompt'], tok, default, own, dataset in FEW_SHOT)
+    for o in notes: print(f'note: {o}')
     how = dict(eval_dataset=held_out if args.eval_steps else None)
     # what is wrong is said before anything is measured
     resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), resume or None)

@@ -240,7 +240,7 @@ def test_the_demo_of_a_pretrained_model_ends_answers_at_the_line_and_measures_th
         assert [text for text in row['completions'] if '\n' in text.rstrip('\n')]==[]
     assert 'with the likeliest answers' in capsys.readouterr().out
 
-def test_few_shot_problems_end_at_the_line_on_the_command_line_too(tmp_path, monkeypatch):
+def test_few_shot_problems_end_at_the_line_on_the_command_line_too(tmp_path, monkeypatch, capsys):
     from grpo_nb.tiny_qwen import load_model
     net,tok = load_model('tiny')
     monkeypatch.setattr('grpo_nb.tiny_qwen.load_model', lambda *a, **k: (net, tok))
@@ -250,6 +250,8 @@ def test_few_shot_problems_end_at_the_line_on_the_command_line_too(tmp_path, mon
     assert tok('\n')['input_ids'][0] in net.generation_config.eos_token_id
     said = [t for o in read_run(tmp_path/'run').rows for t in o['completions']]
     assert said and [t for t in said if '\n' in t.rstrip('\n')]==[]
+    shown = capsys.readouterr().out   # the judge of solved examples reads the line, no tags
+    assert 'the tiny Qwen knows sums of one-digit' in shown and 'request these tags' not in shown
 
 def test_a_task_with_few_problems_gives_all_it_has_to_train_on_and_to_hold_out(capsys):
     from grpo_nb.cli import _problems
