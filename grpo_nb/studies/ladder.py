@@ -10,7 +10,7 @@ __all__ = ['AFTER', 'rows_of', 'n_registered', 'is_complete', 'at_own_rate', 'at
 from functools import partial
 import pandas as pd
 from torch import Tensor
-from ..parts.registry import ADVANTAGES, register
+from ..parts.registry import ADVANTAGES
 from ..parts.stats import holm, mean_ci, paired_difference
 from ..research.study import rerun_rows, run_study, stamp
 from .stacked import BatchUse
@@ -110,28 +110,27 @@ def ladder_claims(
     return t.drop(columns=['n','verdict']).set_axis(names)
 
 # %% ../../nbs/studies/ladder.ipynb #1add0023
-@register(ADVANTAGES, 'rft_mixed')
 def rft_mixed(
     rewards:Tensor,  # (B, G) float32, 1 for a right answer and 0 for a wrong one
 )->Tensor:           # (B, G) float32
     "The reward itself, and 0 in a group whose answers are all right: no group counts that GRPO leaves out."
     return rewards*(rewards.mean(1, keepdim=True)<1)
 
-@register(ADVANTAGES, 'grpo_right_only')
 def grpo_right_only(
     rewards:Tensor,  # (B, G) float32, as above
 )->Tensor:           # (B, G) float32
     "Reward minus the group's mean for right answers, 0 for wrong ones."
     return (rewards-rewards.mean(1, keepdim=True)).clamp(min=0)
 
-AFTER = ['rft_mixed','grpo_right_only']   # arms that were tried after the table had been read
-USES.update({a:BatchUse(advantages=a) for a in AFTER})
+AFTER = dict(rft_mixed=rft_mixed, grpo_right_only=grpo_right_only)
 
 def after(
     plan:dict,  # of `registration`
 )->dict:        # as `planned` takes it
-    "The plan with the arms that were tried afterwards, on the seeds and rates of the first table."
-    return plan|dict(arms=dict(main=AFTER))
+    "The plan with the arms that were tried afterwards, on the first table's seeds and rates; registers them."
+    ADVANTAGES.update(AFTER)
+    USES.update({a:BatchUse(advantages=a) for a in AFTER})
+    return plan|dict(arms=dict(main=list(AFTER)))
 
 # %% ../../nbs/studies/ladder.ipynb #1add0014
 def ladder(
@@ -143,10 +142,11 @@ def ladder(
 )->None:
     "Go on with the registered ladder where it stopped."
     plan = registration(page)
+    if what=='look': plan = after(plan)
     here,run = stamp(registered=plan['hash']),partial(run_stack, device='cpu')
     path = path or f"nbs/studies/rows/ladder{'_look' if what=='look' else ''}.csv"
     if repeat: return rerun_rows(path, lambda o: run(o)[0], here, repeat)
-    jobs = planned(after(plan) if what=='look' else plan, 'main' if what=='look' else what)
+    jobs = planned(plan, 'main' if what=='look' else what)
     df = run_study(run, jobs, path, here, free=('machine','torch','version'), disable_tqdm=disable_tqdm)
     if what=='look': print(df.groupby(['arm','learning_rate']).area.mean().unstack().round(3).to_string())
     elif is_complete(df, plan, what):
