@@ -193,7 +193,7 @@ class Entries:
             elif 'show_doc(' in c.source:   # no warnings, with this machine's paths in them
                 c.outputs = [o for o in c.get('outputs', []) if o.output_type!='stream']
                 for d in (o.get('data', {}) for o in c.outputs):
-                    if 'text/markdown' in d: d['text/markdown'] = _at_level(_src(d['text/markdown']), level+1)
+                    if 'text/markdown' in d: d['text/markdown'] = _entry(_src(d['text/markdown']), level+1)
             c.source = _quote_alt(c.source)
 
     def _join_source(self):
@@ -248,8 +248,10 @@ def _lookup():
     known = NbdevLookup()
     return lambda name: (known[name] or [None])[0]
 
-def _at_level(s, level):
-    "The Markdown of `show_doc` with its heading `level` deep; methods, a level deeper, stay so."
+def _entry(s, level):
+    "The Markdown of `show_doc`, its heading `level` deep (methods a level deeper), no links within code."
+    def unlinked(m): return re.sub(r'\[(`[^`\n]+`)\]\([^)\n]*\)', r'\1', m[0])
+    s = re.sub('^```.*?^```', unlinked, s, flags=re.M|re.S)
     return re.sub(r'^(###+)(?= )', lambda m: '#'*min(6, level+len(m[1])-3), s, count=1, flags=re.M)
 
 # %% ../../nbs/dev/pages.ipynb #d08d57e6
