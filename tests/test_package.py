@@ -168,12 +168,8 @@ def test_an_undeclared_import_is_seen():
 requirements = torch>=2 pyyaml>=6
 tracking_requirements = tensorboard>=2
 dev_requirements = tensorboard>=2 nbclient""")
-    text = """import os, torch, yaml, tensorboard
-from PIL import Image
-from .a import b
-def f():
-    import tensorboard, vllm, nbclient
-    from dill.x import dumps"""
+    text = '\n'.join(['import os, torch, yaml, tensorboard', 'from PIL import Image', 'from .a import b',
+        'def f():', '    import tensorboard, vllm, nbclient', '    from dill.x import dumps'])
     assert _undeclared('parts.a', text, declared)=={'tensorboard','pillow','nbclient','dill'}
     assert _undeclared('dev.a', text, declared)=={'pillow','dill'}
 

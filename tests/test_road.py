@@ -50,11 +50,9 @@ def allowed(case, trl):
 USUAL = dict(loss='dapo', level='token', epsilon=.2, epsilon_high=None, delta=None, beta=0., entropy_coef=0.,
     quantile=1., temperature=1., mask_truncated=False, scale='group', aggregation='sum_then_normalize',
     rewards='one', unreplaced='keep', stored_per_fresh=0, parts=2, passes=1, max_grad_norm=0.,
-        off_policy=None,
-    lr=1e-2, seed=3, ends=1.5, batches=3, corrected=True, shared_prefix=True, method='replay',
-        correction=None,
-    replay_correction=None, bias_kl=True, accumulate=1, tools=False, adaptive=None, drop_dead_kl=False,
-    resume=False)
+    off_policy=None, lr=1e-2, seed=3, ends=1.5, batches=3, corrected=True, shared_prefix=True,
+    method='replay', correction=None, replay_correction=None, bias_kl=True, accumulate=1, tools=False,
+    adaptive=None, drop_dead_kl=False, resume=False)
 HELD = dict(weight='truncated', clip='none', weight_cap=1.05)
 BOTH = [dict(replay_correction=HELD, loss='luspo', level='sequence', passes=2, stored_per_fresh=1),
     dict(replay_correction=HELD, loss='cispo', scale='batch'),
@@ -88,11 +86,13 @@ def walk(who, case):
 @pytest.mark.parametrize('who,case', [(who, o) for who,cases in RARE.items() for o in cases],
     ids=lambda o: o if isinstance(o, str) else '-'.join(o))
 def test_a_rare_pair_of_options_is_the_plain_loop(who, case):
+    seeds = 0
     for seed in range(3, 10):
         try: walk(who, dict(USUAL, seed=seed)|case)
         except Ambiguous: continue
-        return
-    pytest.fail('every seed has a number on an edge')
+        seeds += 1
+        break
+    assert seeds==1, 'every seed has a number on an edge'   # `walk` demands that numbers were compared
 
 @pytest.mark.parametrize('who,few', [('chapters', 8), ('on_trl', 5)])
 def test_a_run_and_its_record_are_the_plain_loop(who, few, pytestconfig):
@@ -102,4 +102,6 @@ def test_a_run_and_its_record_are_the_plain_loop(who, few, pytestconfig):
     def travel(case):
         try: walk(who, case)
         except Ambiguous: reject()   # float32 may see it otherwise
+    before = road.compared
     travel()
+    assert road.compared>=before+100*few   # a hundred numbers an example, at the least
