@@ -125,16 +125,17 @@ def grpo_right_only(
 AFTER = dict(rft_mixed=rft_mixed, grpo_right_only=grpo_right_only)
 
 def after(
-    plan:dict,  # of `registration`
-)->dict:        # as `planned` takes it
-    "The plan with the arms that were tried afterwards, on the first table's seeds and rates; registers them."
+    plan:dict,        # of `registration`
+    what:str='main',  # the table whose seeds they get: 'main' or 'again'
+)->dict:              # as `planned` takes it
+    "The plan with the arms that were tried afterwards, on a table's seeds and rates; registers them."
     ADVANTAGES.update(AFTER)
     USES.update({a:BatchUse(advantages=a) for a in AFTER})
-    return plan|dict(arms=dict(main=list(AFTER)))
+    return plan|dict(arms={what: list(AFTER)})
 
 # %% ../../nbs/studies/ladder.ipynb #1add0014
 def ladder(
-    what:str='main',          # 'main', 'again' for the replication, or 'look' for what was tried afterwards
+    what:str='main',          # 'main', 'again' (replication), 'look' (tried afterwards) or 'look_again'
     page:str='nbs/studies/registration_ladder.qmd', # the registration
     path:str='',              # the table; '': ladder.csv or ladder_look.csv in nbs/studies/rows
     repeat:int=0,             # instead: make so many of the table's rows again and compare
@@ -142,13 +143,15 @@ def ladder(
 )->None:
     "Go on with the registered ladder where it stopped."
     plan = registration(page)
-    if what=='look': plan = after(plan)
+    is_look,seeds = what.startswith('look'),'again' if what.endswith('again') else 'main'
+    if is_look: plan = after(plan, seeds)
     here,run = stamp(registered=plan['hash']),partial(run_stack, device='cpu')
-    path = path or f"nbs/studies/rows/ladder{'_look' if what=='look' else ''}.csv"
+    path = path or f"nbs/studies/rows/ladder{'_look' if is_look else ''}.csv"
     if repeat: return rerun_rows(path, lambda o: run(o)[0], here, repeat)
-    jobs = planned(plan, 'main' if what=='look' else what)
+    jobs = planned(plan, seeds if is_look else what)
     df = run_study(run, jobs, path, here, free=('machine','torch','version'), disable_tqdm=disable_tqdm)
-    if what=='look': print(df.groupby(['arm','learning_rate']).area.mean().unstack().round(3).to_string())
+    if what=='look': print(rows_of(df, plan).groupby(['arm','learning_rate']).area.mean().unstack().round(3).to_string())
+    elif is_look: print(f'{len(rows_of(df, plan, seeds))} rows; the page counts their differences')
     elif is_complete(df, plan, what):
         print(ladder_table(df, plan, what).to_string())
         print(ladder_claims(df, plan, what).round(4).to_string())
