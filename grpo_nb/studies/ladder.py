@@ -150,7 +150,9 @@ def ladder(
     if repeat: return rerun_rows(path, lambda o: run(o)[0], here, repeat)
     jobs = planned(plan, seeds if is_look else what)
     df = run_study(run, jobs, path, here, free=('machine','torch','version'), disable_tqdm=disable_tqdm)
-    if what=='look': print(rows_of(df, plan).groupby(['arm','learning_rate']).area.mean().unstack().round(3).to_string())
+    if what=='look':
+        means = rows_of(df, plan).groupby(['arm','learning_rate']).area.mean()
+        print(means.unstack().round(3).to_string())
     elif is_look: print(f'{len(rows_of(df, plan, seeds))} rows; the page counts their differences')
     elif is_complete(df, plan, what):
         print(ladder_table(df, plan, what).to_string())
