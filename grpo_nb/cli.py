@@ -146,7 +146,9 @@ def main(
         print(f'\ngrpo_nb {argv[0]}: stopped; nothing more was written', file=sys.stderr, flush=True)
         # what a shell expects of a program that Ctrl-C ended; `Stopped` says which signal it was
         raise SystemExit(getattr(e, 'code', 130)) from None
-    except (ValueError, OSError) as e: _exit_with_error(f'{argv[0]}: {_as_typed(str(e))}')
+    except (ValueError, OSError) as e:
+        if os.environ.get('GRPO_NB_TRACEBACK'): raise   # who looks for a fault in code of their own
+        _exit_with_error(f'{argv[0]}: {_as_typed(str(e))}')
 
 def _run(command, words):
     if command in DEV_COMMANDS and not in_clone():
@@ -241,6 +243,12 @@ def _open(path, columns, reader=None, metrics=None):
     from grpo_nb.see.readers import open_run
     return open_run(_run_folder(path), {k:v for k,v in columns.items() if v}, reader, _pairs(metrics))
 
+def _print_notes(*runs):
+    "What could not be read of these runs, and what was assumed."
+    for o in runs:
+        which = f'{o.name}: ' if len(runs)>1 else ''
+        for note in o.notes: print(f'note: {which}{note}', file=sys.stderr)
+
 def _pairs(text):
     "`reward=score,kl=drift` as a dict; ValueError for anything else."
     if not text: return None
@@ -264,6 +272,7 @@ def report(
     if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
     read = [_open(o, columns, reader, metrics) for o in runs]
     print(write_report(read[0] if len(read)==1 else read, out))
+    _print_notes(*read)
 
 def inspect(
     folder:str,    # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
@@ -273,8 +282,10 @@ def inspect(
 )->None:
     "Write inspector.html beside what was recorded: every group, with a slider over the steps."
     from grpo_nb.inspector import write_inspector
-    print(write_inspector(_open(folder, columns, reader, metrics)))
+    run = _open(folder, columns, reader, metrics)
+    print(write_inspector(run))
     print('open it in a browser: each cell of the map is a group; click one', file=sys.stderr)
+    _print_notes(run)
 
 def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
@@ -295,7 +306,7 @@ def diagnose(
     else: print(found)
     if reuse and not json:
         print('\nreuse: '+verdict.reuse_advice(readers.history_rows(run), run.rows, run.settings))
-    for o in run.notes: print(f'note: {o}', file=sys.stderr)
+    _print_notes(run)
     if strict and found.faults: sys.exit(1)
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f

@@ -466,6 +466,88 @@ def test_a_record_of_ours_that_cannot_be_read_is_refused_and_not_left_out(tmp_pa
     put(tmp_path/'groups.jsonl', [row|dict(key='old')])
     assert open_run(tmp_path).rows[0]['prompt_key']=='old'
 
+def test_a_damaged_group_of_ours_is_counted_and_the_others_are_shown(tmp_path):
+    whole = dict(step=1, prompt='a', completions=['b', 'c'], rewards=[1., 0.], tokens=[['x', 'y'], ['z']],
+        logps=[[-.1, -.2], [-.3]])
+    damage = [dict(step=None), dict(step=10**400), dict(rewards=[1.]), dict(rewards=3), dict(replacement='x'),
+        dict(logps=[[-.1], [-.3]])]
+    rows = [whole|dict(group=i)|o for i,o in enumerate([{}, *damage])]
+    put(tmp_path/'groups.jsonl', [*rows, 3])
+    run = open_run(tmp_path)
+    assert [o['group'] for o in run.rows]==[0, 6]
+    assert run.rows[0]['logps']==whole['logps'] and run.rows[1]['logps'] is None
+    said = ('line 8 is damaged', '2 of 7 groups have no whole number as `step`',
+        '1 of 7 groups have not as many `rewards` as `completions`',
+        '1 of 7 groups have no list as `rewards`',
+        '1 of 7 groups have no names and values as `replacement`',
+        '1 of 7 groups have token lists of unequal length')
+    assert len(run.notes)==6 and all(any(k in o for o in run.notes) for k in said), run.notes
+    assert Opened(inspector_html(run)).B==7
+    put(tmp_path/'groups.jsonl', [whole|dict(group=i, completions=['b']*n, rewards=[0.]*n, tokens=None,
+        logps=None) for i,n in enumerate((4, 4, 2))])
+    assert open_run(tmp_path).notes==['1 of 3 groups have fewer than the 4 answers of most: rows may be '
+        'missing.']
+
+def table(**more): return [dict(step=1, group_id=g, prompt=f'{g}', completion=f'é {i}', reward=float(i))|more
+    for g in range(2) for i in range(2)]
+
+BAD = {   # name: (what is in the file, what is said of it)
+    'a number too large':(lines([*table()[:3], table()[3]|dict(reward=10**400)]), 'reward: 1 values are no'),
+    'no UTF-8':(json.dumps(table()[0], ensure_ascii=False).encode('latin-1')+b'\n'
+        +lines(table()[1:]).encode(), '1 lines have bytes that are no UTF-8'),
+    'short rows':('step,prompt,completion,reward\n1,a,b,1\n1,a,c,0\n1,a,d', '1 rows are shorter'),
+    'too few log-probs':(lines([o|dict(tokens=['x', 'y'], logps=[-.1]*(1+o['group_id'])) for o in table()]),
+        '1 of 2 groups have token lists that are missing, damaged or of unequal length'),
+    'log-probs of one answer':(lines([table(logps=[-.1])[0], *table()[1:]]),
+        '1 of 2 groups have token lists'),
+    'a short batch':(lines([dict(prompt=['a']*4, completion=[*'bcde'], reward=[0., 1.]*2, step=1),
+        dict(prompt=['a']*4, completion=[*'bcde'], reward=[0., 1., 0.], step=2)]),
+        'left out 1 of 2 records: a batch of 4 completions with 3 values of `reward`'),
+    'a parent outside':(lines([episode(1, 0, i, float(i), traces=[dict(nodes=[dict(message=m, parent=-1)
+        for m in said(0, i)])] if i>1 else episode(1, 0, i, 0.)['traces']) for i in range(4)]),
+        'left out 2 of 4 records: a trace with a message whose parent is not in the record')}
+
+@pytest.mark.parametrize('name', BAD)
+def test_what_is_damaged_is_counted_by_each_command(name, tmp_path, capsys):
+    from grpo_nb.cli import main
+    text,says = BAD[name]
+    file = tmp_path/('t.csv' if name=='short rows' else 't.jsonl')
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for command in ('diagnose','inspect','report'):
+        main([command, str(file)])
+        assert says in capsys.readouterr().err
+
+def test_an_empty_file_is_called_empty_and_what_several_files_lack_is_said_once(tmp_path):
+    (tmp_path/'t.jsonl').write_text('\n')
+    with pytest.raises(ValueError, match='t.jsonl is empty'): open_run(tmp_path/'t.jsonl')
+    at = tinker(tmp_path/'run')
+    for f in at.rglob('train*.jsonl'): f.write_text(f.read_text()[:-9])
+    (at/'capture').mkdir()
+    put(at/'capture'/'sample.jsonl', [dict(created_at='noon', samples=3), dict(created_at=1., samples=3)])
+    notes = open_run(at).notes
+    told = 'summaries.jsonl: 1 lines could not be read and are left out (the same for 2 files).'
+    assert any(o.endswith(told) for o in notes)
+    assert 'sample.jsonl: 2 of 2 captured samples could not be read.' in notes
+
+def test_a_reader_that_fails_is_named_with_its_line_and_the_row(tmp_path, capsys, monkeypatch):
+    from grpo_nb.cli import main
+    (tmp_path/'mine.py').write_text('def read(rows):\n    made = [dict(step=o["at"],\n'
+        '        reward=float(o["score"])) for o in rows]\n    return made\n'
+        'def whole(rows):\n    assert len(rows)<2, "too many"\n    return rows\n')
+    put(tmp_path/'log.jsonl', [dict(at=1, score=.5), dict(at=2, score=.6), dict(at=3, score='high')])
+    asked = [str(tmp_path/'log.jsonl'), '--reader', f'{tmp_path}/mine.py:read']
+    for command in ('diagnose','inspect','report'):
+        with pytest.raises(SystemExit): main([command, *asked])
+        err = capsys.readouterr().err
+        assert len(err.splitlines())==1 and 'Traceback' not in err
+        assert ("mine.py:read' failed in line 3 of mine.py on row 3 of log.jsonl, which has ['at', "
+            "'score']: ValueError: could not convert string to float: 'high'. Mend the reader") in err
+    with pytest.raises(SystemExit): main(['diagnose', *asked[:-1], asked[-1].replace(':read', ':whole')])
+    err = capsys.readouterr().err
+    assert 'on log.jsonl, but on none of its 3 rows alone: AssertionError: too many' in err
+    monkeypatch.setenv('GRPO_NB_TRACEBACK', '1')
+    with pytest.raises(ValueError, match='failed in line 3'): main(['diagnose', *asked])
+
 HOSTILE = '<script>alert(1)</script>"\'`\u202e\x00</textarea>'
 
 @pytest.mark.parametrize('field', ['prompt','completion','group_id','step','reward','own','version'])

@@ -62,6 +62,8 @@ def test_trls_completions(tmp_path):
         df.to_parquet(tmp_path/'completions'/f'completions_{k:05d}.parquet')
     run = check(tmp_path)
     assert run.rows[0]['rewards_by_func']['right']==[1., 0., 1., 0.]
+    again, = run.notes
+    assert again=='1 of 3 tables repeat the prompts and completions of the one before, and are left out.'
 
 @pytest.mark.parametrize('ext', ['jsonl','json','csv','parquet'])
 def test_a_plain_table_with_columns_named(tmp_path, ext):

@@ -7,6 +7,7 @@ __all__ = ['read_lines', 'LoggedRun', 'merge_by_step', 'read_run']
 
 # %% ../../nbs/run/reading.ipynb #1f4b6b39
 import json, math, re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -25,9 +26,13 @@ def read_lines(
     *lines,_ = Path(path).read_bytes().split(b'\n')   # after the last line's end comes b'', or half a line
     rows,notes = [],[]
     for i,o in enumerate(lines, 1):
-        try: rows += [json.loads(o)] if o.strip() else []
+        if not o.strip(): continue
+        try:
+            row = json.loads(o)
+            if not isinstance(row, dict): raise ValueError(f'no row: {row!r:.40}')
+            rows.append(row)
         except ValueError as e: notes.append(f'{Path(path).name}: line {i} is damaged and left out ({e})')
-    return [o for o in rows if isinstance(o, dict)],notes
+    return rows,notes
 
 # %% ../../nbs/run/reading.ipynb #8a5f25b2
 @dataclass(eq=False)
@@ -103,8 +108,40 @@ def _fill(rows):
 def _new_row(o):
     "A row of groups.jsonl under today's names."
     o = new_names('record', o)
-    if o.get('replacement'): o['replacement'] = new_names('record', o['replacement'])
+    if isinstance(o.get('replacement'), dict): o['replacement'] = new_names('record', o['replacement'])
     return o
+
+_PER_COMPLETION = 'completions rewards advantages_before advantages n_tokens truncated'.split()
+
+def _group_error(o):
+    "What is wrong with a row of groups.jsonl, in words; '' for a sound one."
+    if type(o.get('step')) is not int or abs(o['step'])>=2**53: return 'no whole number as `step`'
+    lists = {k:o[k] for k in [*_PER_COMPLETION, 'tokens', 'logps', 'ratios'] if o.get(k) is not None}
+    if odd := [k for k,v in lists.items() if not isinstance(v, list)]: return f'no list as `{odd[0]}`'
+    for k in ('replacement','rewards_by_func','terms'):
+        if not isinstance(o.get(k), dict|None): return f'no names and values as `{k}`'
+    sizes = {k:len(lists[k]) for k in _PER_COMPLETION if lists.get(k)}
+    odd = [k for k,n in sizes.items() if n!=next(iter(sizes.values()))]
+    return f'not as many `{odd[0]}` as `{next(iter(sizes))}`' if odd else ''
+
+def _uneven_tokens(o):
+    "Do the token lists of a group differ in length?"
+    lists = [o[k] for k in ('tokens','logps','ratios') if o.get(k)]
+    if not all(isinstance(x, list) for own in lists for x in own): return True
+    return any([*map(len, own)]!=[*map(len, lists[0])] for own in lists)
+
+def _sound_groups(rows):
+    "The rows of groups.jsonl that can be shown, and notes on what is left out."
+    wrong = [_group_error(o) for o in rows]
+    notes = [f'groups.jsonl: {n} of {len(rows)} groups have {why}, and are left out.'
+        for why,n in Counter(filter(None, wrong)).items()]
+    sound = [o for o,why in zip(rows, wrong) if not why]
+    uneven = [o for o in sound if _uneven_tokens(o)]
+    for o in uneven: o |= dict.fromkeys(('tokens','logps','ratios','terms'))
+    if uneven:
+        notes.append(f'groups.jsonl: {len(uneven)} of {len(rows)} groups have token lists of unequal '
+            'length, which are left out.')
+    return sound,notes
 
 def _new_evaluation(e):
     "An evaluation of summary.json under today's names; what is none stays as it is."
@@ -117,8 +154,8 @@ def read_run(
 )->LoggedRun:         # tables and dicts; see `LoggedRun`
     """Everything a run has written down so far; works while it goes on.
 
-    Half a last line is left out, a damaged one is named in `notes`. A record of 0.1 is read under today's
-    names, and gets None in columns that it lacks.
+    Half a last line is left out; damaged lines and groups are counted in `notes`. A record of 0.1 is read
+    under today's names, and gets None in columns that it lacks.
     ValueError when the folder is missing or holds no record.
     """
     folder = Path(folder)
@@ -138,10 +175,11 @@ def read_run(
             f'trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
     history,n3 = history or ([],[])
     history = [new_names('metrics', o) for o in history]
-    groups = [dict.fromkeys(GROUP_FIELDS)|_new_row(o) for o in groups if isinstance(o.get('step'), int)]
+    groups,n6 = _sound_groups([_new_row(o) for o in groups])
+    groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups]
     tokens,n5 = read_lines(folder/'tokens.jsonl') if (folder/'tokens.jsonl').exists() else ([],[])
     terms = {(o.get('step'), o.get('group')):o.get('terms') for o in tokens}
     for o in groups if terms else ():
         if new := terms.get((o['step'], o['group'])): (o['replacement'] or o)['terms'] = new
     _fill(groups)
-    return LoggedRun(folder, settings, merge_by_step(history), groups, summary, n1+n2+n3+n4+n5)
+    return LoggedRun(folder, settings, merge_by_step(history), groups, summary, n1+n2+n3+n4+n5+n6)

@@ -83,7 +83,7 @@ def to_float(
 )->float|None:  # nan or inf, also as text; None for a gap or any other text
     "As a number."
     try: return float(x)
-    except (TypeError, ValueError): return None
+    except (OverflowError, TypeError, ValueError): return None
 
 class RunColumns:
     "A run's columns as arrays without gaps, its settings, and what its groups say."

@@ -8,7 +8,7 @@ __all__ = ['METRIC_ALIASES', 'COLUMN_ALIASES', 'canonical_metric', 'find_columns
            'diagnose', 'write_rollouts']
 
 # %% ../../nbs/see/readers.ipynb #25ca52f9
-import ast, io, json, math, re, sqlite3, sys
+import ast, csv, io, json, math, os, re, sqlite3, sys, traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -70,21 +70,32 @@ def _read_table(path):
     if not piped and path.suffix not in ('.jsonl','.json','.csv',*_PASTED):
         raise ValueError(f'{path.name} is no table that we read: give .jsonl, .json, .csv or .parquet, or '
             'what a run printed as .log or .txt')
-    text = (sys.stdin.buffer.read() if piped else path.read_bytes()).decode('utf-8', 'replace')
     name = 'standard input' if piped else path.name
+    text,notes = _as_utf8(sys.stdin.buffer.read() if piped else path.read_bytes(), name)
+    if not (piped or text.strip()): raise ValueError(f'{name} is empty')
     kind = _kind(text, name) if piped or path.suffix in _PASTED else path.suffix
-    if kind=='console': return _console_rows(text),[]
-    if kind=='pasted': return _pasted_rows(text),[]
+    if kind=='console': return _console_rows(text),notes
+    if kind=='pasted': return _pasted_rows(text),notes
     if kind=='.csv':
         try: table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
         except ValueError as e: raise ValueError(f'{name} is no table: {e}') from None
-        return [{k:v or None for k,v in o.items()} for o in table.to_dict('records')],[]
+        csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+        short = sum(0<len(o)<len(table.columns) for o in csv.reader(io.StringIO(text)))
+        notes += [f'{name}: {short} rows are shorter than the header; what they lack is empty.']*bool(short)
+        return [{k:v or None for k,v in o.items()} for o in table.to_dict('records')],notes
     found = json.loads(text) if kind=='.json' else [_line(o) for o in text.split('\n') if o.strip()]
     if isinstance(found, dict): found = _rows_in(found)
     rows = [o for o in found if isinstance(o, dict)]
-    if not rows and (printed := _console_rows(text)): return printed,[]
+    if not rows and (printed := _console_rows(text)): return printed,notes
     what,bad = 'entries' if kind=='.json' else 'lines',len(found)-len(rows)
-    return rows,[f'{name}: {bad} {what} could not be read and are left out.']*bool(bad)
+    return rows,notes+[f'{name}: {bad} {what} could not be read and are left out.']*bool(bad)
+
+def _as_utf8(raw, name):
+    "The text of a file, and a note on bytes that are no UTF-8, which are shown as �."
+    try: return raw.decode('utf-8'),[]
+    except UnicodeDecodeError: text = raw.decode('utf-8', 'replace')
+    bad = sum('�' in o for o in text.split('\n'))
+    return text,[f'{name}: {bad} lines have bytes that are no UTF-8 text; they are shown as �.']
 
 _PASTED = '.log','.txt','.out','.tsv','.md',''   # text of any kind
 
@@ -239,7 +250,7 @@ def _episode(o, examples):
     rows = []
     for i,t in enumerate(o['traces']):
         paths = _branches(t.get('nodes') or [])
-        if paths is None: return 'a trace whose messages follow one another in a circle'
+        if isinstance(paths, str): return paths
         paid = {k:v for k,v in (t.get('rewards') or {}).items() if v}
         about_trace = dict(step=about.get('step'),
             reward=sum(v['score']*v.get('weight', 1.) for v in paid.values()) if paid else None,
@@ -260,10 +271,13 @@ def _episode(o, examples):
 
 def _branches(nodes):
     """Paths from a first message to the last that the model wrote, as places in `nodes`: one for each way the
-    conversation went; None where messages follow one another in a circle. A summary that the agent tried and
-    did not continue from belongs to none.
+    conversation went. A summary that the agent tried and did not continue from belongs to none. Text, what is
+    wrong, where messages follow one another in a circle, or follow one that is not in the record.
     """
     if not any('parent' in n for n in nodes): return [[*range(len(nodes))]]
+    parents = [n.get('parent') for n in nodes]
+    if any(at is not None and at not in range(len(nodes)) for at in parents):
+        return 'a trace with a message whose parent is not in the record'
     links = [(o.get('type'), o.get('node')) for n in nodes for o in n.get('semantic_parents') or []]
     def is_tried_only(k):
         kinds = [o.get('type') for o in nodes[k].get('semantic_parents') or []]
@@ -273,9 +287,9 @@ def _branches(nodes):
         if not n.get('sampled', True) or is_tried_only(k): continue
         path,at = [],k
         while at is not None:
-            if at in path: return None
+            if at in path: return 'a trace whose messages follow one another in a circle'
             path.append(at)
-            at = nodes[at].get('parent')
+            at = parents[at]
         paths.append(path[::-1])
     return [p for p in paths if not any(q!=p and q[:len(p)]==p for q in paths)] or [[*range(len(nodes))]]
 
@@ -328,8 +342,8 @@ def _captured(path):
     out,lost = {},0
     records = [_line(o) for o in path.read_text(encoding='utf-8', errors='replace').split('\n') if o.strip()]
     records = [o for o in records if not isinstance(o, dict) or o.get('status')!='error']
-    def made(o): return o.get('created_at') or 0 if isinstance(o, dict) else 0
-    for o in sorted(records, key=made):
+    def made_at(o): return isinstance(o, dict) and _number(o.get('created_at')) or 0
+    for o in sorted(records, key=made_at):
         try:
             one, = o['samples']   # of one trajectory
             if len(one['tokens'])!=len(one['logprobs']): raise ValueError('lists of unequal length')
@@ -409,10 +423,23 @@ def _is_batch(o):
     asked = next((o[k] for k in COLUMN_ALIASES['prompt'] if k in o), None)
     return isinstance(asked, list) and len(asked)==len(said)
 
-def _unbatch(o):
-    "The rows of a batch, a dict for each completion; what is no list of that length is the same for all."
-    n = len(next(o[k] for k in COLUMN_ALIASES['completion'] if k in o))
+def _batch_size(o):
+    "Completions in a row for a whole batch."
+    return len(next(o[k] for k in COLUMN_ALIASES['completion'] if k in o))
+
+def _unbatch(o, per_completion=()):
+    """The rows of a batch, a dict for each completion; what is no list of that length is the same for all.
+    Text, what is wrong, where a column is shorter or longer that has a value per completion in other batches.
+    """
+    n = _batch_size(o)
+    odd = [k for k in per_completion if isinstance(o.get(k), list) and len(o[k])!=n]
+    if odd: return f'a batch of {n} completions with {len(o[odd[0]])} values of `{odd[0]}`'
     return [{k:v[i] if isinstance(v, list) and len(v)==n else v for k,v in o.items()} for i in range(n)]
+
+def _columns_per_completion(rows):
+    "Names of columns that have a value for each completion in at least one of these batches."
+    batches = [o for o in rows if _is_batch(o)]
+    return {k for o in batches for k,v in o.items() if isinstance(v, list) and len(v)==_batch_size(o)>1}
 
 def table_rows(
     rows:list,  # dicts, as a framework wrote them
@@ -422,10 +449,11 @@ def table_rows(
     """
     out,left = [],Counter()
     examples = _count_examples(_conversations(rows))
+    per_completion = _columns_per_completion(rows)
     for o in rows:
         make = next((f for names,f in _KINDS.values() if names<=set(o)), None)
-        try: made = make(o, examples) if make else _unbatch(o) if _is_batch(o) else [o]
-        except (AttributeError, IndexError, KeyError, TypeError) as e:
+        try: made = make(o, examples) if make else _unbatch(o, per_completion) if _is_batch(o) else [o]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
             made = f'a record of another shape ({e!r:.60})'
         if isinstance(made, str): left[made] += 1
         else: out += made
@@ -578,7 +606,9 @@ def rows_to_groups(
 )->tuple:                # (groups as in groups.jsonl, completions without a group)
     "Rows of a table as groups of the record. ValueError as of `find_columns`."
     if not rows: return [],0
-    return _groups(rows, step, columns, _parts(rows, columns))[:2]
+    groups,alone,_ = _groups(rows, step, columns, _parts(rows, columns))
+    for o in groups: o.pop('odd', None)
+    return groups,alone
 
 def _keyed(rows, at, step):
     "(rows by step and name of their group; how they were found if that needs a remark, or '')"
@@ -644,10 +674,15 @@ def _by_token(of):
     def listed(read): return lambda x: [read(v) for v in x] if isinstance(x, list) else []
     logps = of('logps', listed(_number))
     lists = {k:of(k, listed(_number)) for k in ('old','policy','ref','after','entropy')}
-    if not logps or any(None in o or not o for o in logps): return {}
-    def fits(x): return x and [*map(len, x)]==[*map(len, logps)] and not any(None in o for o in x)
-    pieces,fit = of('tokens', listed(str)),{k:v for k,v in lists.items() if fits(v)}
-    return dict(tokens=pieces if fits(pieces) else None, logps=logps)|({'token_logps':fit} if fit else {})
+    pieces = of('tokens', listed(str))
+    if not logps or not any(logps): return {}
+    if any(None in o or not o for o in logps): return dict(odd=True)
+    sizes = [*map(len, logps)]
+    def fits(x): return x and [*map(len, x)]==sizes and not any(None in o for o in x)
+    fit = {k:v for k,v in lists.items() if fits(v)}
+    odd = any(x and any(x) and not fits(x) for x in (pieces, *lists.values()))
+    return dict(tokens=pieces if fits(pieces) else None, logps=logps, odd=odd)|(
+        {'token_logps':fit} if fit else {})
 
 # %% ../../nbs/see/readers.ipynb #9e6adf62
 def finite_values(
@@ -797,15 +832,19 @@ def _with_rewards(tables, funcs, columns, notes):
     """Tables of pairs (file, rows); where rewards are missing, they are made of their parts, with the weights
     that the advantages of all tables tell.
     """
-    out,before = [],None
+    out,before,again = [],None,0
     for f,rows in tables:
         lacks = _lacks_reward(f, rows, columns)
         if lacks:
             asked,said = (next(n for n in COLUMN_ALIASES[k] if n in rows[0]) for k in ('prompt','completion'))
             texts = [(_words(o[asked]), _words(o[said])) for o in rows]
-            if texts==before: continue   # logged once more at another step
+            if texts==before:   # logged once more at another step
+                again += 1
+                continue
             before = texts
         out.append((f, rows, lacks))
+    if again: notes.append(f'{again} of {len(tables)} tables repeat the prompts and completions of the one '
+        'before, and are left out.')
     bare = [(f, o) for f,o,lacks in out if lacks]
     if not bare: return [(f, o) for f,o,_ in out]
     names = list(dict.fromkeys(k for f,o in bare for k in _candidates(f, o)))
@@ -854,19 +893,41 @@ def _contents(path, columns, reader=None):
         rows,tables,notes = _read_trackio(path)
         return rows,[o for o in tables if o and 'completion' in o[0]],notes
     rows,notes = _read_table(path)
-    if reader: rows = _as_read(rows, reader)
+    if reader: rows = _as_read(rows, reader, path.name)
     made,left = table_rows(rows)
     if columns or made!=rows or not _is_log(rows): return [],[made],notes+left
     data = [o['data']|dict(step=o.get('step')) if isinstance(o.get('data'), dict) else o for o in rows]
     return data,[],notes   # `data`: verl's file logger
 
-def _as_read(rows, reader):
-    "What a reader makes of the rows of a file. ValueError where that is not a list of dicts."
-    made = resolve(LOG_READERS, reader)(rows)
+def _as_read(rows, reader, name):
+    "What a reader makes of the rows of a file. ValueError where it fails, or returns no list of dicts."
+    read = resolve(LOG_READERS, reader)
+    try: made = read(rows)
+    except (Exception, SystemExit) as e: raise ValueError(_reader_error(reader, read, rows, name, e)) from e
     if isinstance(made, list) and made and all(isinstance(o, dict) for o in made): return made
     raise ValueError(f'the reader {reader!r} returned {made!r:.60}: it needs to return a list of dicts, one '
         'for each step with names such as `reward`, or for each completion with `prompt`, `completion`, '
         '`reward`')
+
+def _reader_error(reader, read, rows, file, e):
+    "Where a user's reader failed, in one line: its own line, and the first row that it fails on by itself."
+    name = reader if isinstance(reader, str) else getattr(reader, '__name__', repr(reader))
+    own = getattr(getattr(read, '__code__', None), 'co_filename', None)
+    lines = [o.lineno for o in traceback.extract_tb(e.__traceback__) if o.filename==own]
+    line = f' in line {lines[-1]} of {os.path.basename(own)}' if lines else ''
+    why = f'{type(e).__name__}: {e}'
+    first = next((i for i,o in enumerate(rows) if _fails(read, o, type(e))), None)
+    if first is None: where = f' on {file}, but on none of its {len(rows)} rows alone'
+    else: where = f' on row {first+1} of {file}, which has {list(rows[first])[:12]}'
+    return (f'the reader {name!r} failed{line}{where}: {" ".join(why.split())}. Mend the reader, or let it '
+        'leave such rows out (GRPO_NB_TRACEBACK=1 shows the whole traceback)')
+
+def _fails(read, row, kind):
+    "Does a reader raise an error of this kind for a single row?"
+    try: read([row])
+    except kind: return True
+    except (Exception, SystemExit): return False
+    return False
 
 def _is_log(rows):
     "A row per step with a metric that we know, and no row per completion?"
@@ -896,7 +957,7 @@ def _all_groups(tables, columns, notes, funcs=()):
     """(groups, weights of their single rewards by name) of pairs of a file and a table; `funcs` are names of
     reward functions that a log has. What is left out goes into `notes`.
     """
-    out,alone,said,weights = [],0,{},{}
+    out,alone,odd,said,weights = [],0,0,{},{}
     tables = _with_rewards([(f, o) for f,o in tables if o], funcs, columns, notes)
     alike = {}
     for f,rows in tables: alike.setdefault(tuple(_names(rows)), []).append(rows)
@@ -909,10 +970,14 @@ def _all_groups(tables, columns, notes, funcs=()):
         weights |= own|next((o['reward_weights'] for o in rows[:1] if 'reward_weights' in o), {})
         out += got
         alone += lone
+        odd += sum(bool(o.pop('odd', False)) for o in got)
     notes += [f'{o}.' for o in said]
     if alone:
         who = '1 completion has' if alone==1 else f'{alone} completions have'
         notes.append(f'{who} no group to be compared with, and {"is" if alone==1 else "are"} left out.')
+    if odd:
+        notes.append(f'{odd} of {len(out)} groups have token lists that are missing, damaged or of unequal '
+            'length; those are left out.')
     if n := _short_groups(out): notes.append(n)
     if n := filter_note(out): notes.append(n)
     return out,weights
@@ -937,9 +1002,10 @@ def _of_others(path, columns, funcs=(), reader=None, metrics=None):
         try: *read[f],said = _contents(f, columns, reader)
         except Exception as e:
             if f==path or f.is_dir(): raise
-            why = e if f.suffix=='.db' else type(e).__name__
+            why = str(e)[:120] if isinstance(e, ValueError) else type(e).__name__
             read[f],said = ([], []),[f'{f.name} could not be read and is left out ({why}).']
         notes += said
+    notes = _counted_once(notes)
     rows = next((read[f][0] for f in logs if read[f][0]), [])
     if path.is_dir() and (capture := path/'capture'/'sample.jsonl').is_file():
         captured,said = _captured(capture)
@@ -953,6 +1019,11 @@ def _of_others(path, columns, funcs=(), reader=None, metrics=None):
         if not rows: raise
         groups,weights = [],{}
     return _joined(path, rows, groups, notes, weights, metrics)
+
+def _counted_once(notes):
+    "A note that several files gave is there once, with how many they are."
+    def once(o, n): return o if n==1 else f'{o.removesuffix(".")} (the same for {n} files).'
+    return [once(o, n) for o,n in Counter(notes).items()]
 
 def _history_of(groups):
     "What the groups say about each step: dicts, one per step."
@@ -1002,6 +1073,7 @@ def _opened(path, columns, reader=None, metrics=None):
         except ValueError as f: raise ValueError(f'{e}; and as rollouts: {f}') from None
     run.history = as_history(history_rows(run), metrics)
     run.notes += _word_notes(run.history.attrs['words'])
+    if n := _short_groups(run.rows): run.notes.append(n)
     if run.rows: return run
     funcs = [m[1] for k in run.history if (m := re.match('rewards/([^/]+)', k))]
     try: other = _of_others(run.folder, columns, funcs)
