@@ -1,11 +1,13 @@
 "Log-probs, entropies and KL: against loops without padding, TRL's code, finite differences and exact sums"
-import functools, math, tempfile
+import functools, math, os, platform, tempfile
 import pytest, torch
 from dataclasses import replace
+from pathlib import Path
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
+from grpo_nb.parts import fast_path
 from grpo_nb.parts.chunked_logps import chunked_logps
 from grpo_nb.parts.fast_path import fast_path_blocker
 from grpo_nb.generation import Rollouts
@@ -165,6 +167,42 @@ def test_packed_log_probs_keep_no_copy_of_the_weights_until_backward(family):
         out = token_logps(m, batch(B=1, G=1, P=2, T=2), shared_prefix=True)
     assert out.requires_grad and sum(kept.values())<.3*sum(p.nbytes for p in m.parameters())
 
+@pytest.mark.parametrize('family', FAMILIES)
+def test_packed_fused_matrices_are_all_made_in_one_place(family):
+    config,of = FAMILIES[family]
+    m = of(config(**SIZES|dict(intermediate_size=1024, num_hidden_layers=3, tie_word_embeddings=True)))
+    own,made = {p.untyped_storage().data_ptr() for p in m.parameters()},[]   # what was made stays alive here
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **kwargs or {})
+            if isinstance(out, torch.Tensor): made.append(out.untyped_storage())
+            return out
+    with Watch(): token_logps(m, batch(B=1, G=1, P=2, T=2), shared_prefix=True)
+    gate = 2*m.model.layers[0].mlp.up_proj.weight.nbytes
+    assert len({o.data_ptr() for o in made if o.nbytes()>=gate}-own)==1
+
+def test_packed_a_large_model_gives_freed_memory_back_once_in_backward(monkeypatch):
+    m,ro,calls = model.__wrapped__(),batch(),[]
+    embed = m.model.embed_tokens.weight
+    monkeypatch.setattr(fast_path, 'trim_heap', lambda: calls.append(embed.grad is None))
+    token_logps(m, ro, shared_prefix=True).sum().backward()
+    assert calls==[]   # a small one does not
+    m.zero_grad()
+    monkeypatch.setattr(fast_path, 'TRIM_HEAP_MIN_PARAMS', 1000)
+    with torch.no_grad(): token_logps(m, ro, shared_prefix=True)
+    assert calls==[]
+    token_logps(m, ro, shared_prefix=True).sum().backward()
+    assert calls==[True]   # before the embedding's gradient is there
+
+@pytest.mark.skipif(platform.libc_ver()[0]!='glibc', reason='only glibc is asked')
+def test_freed_memory_goes_back_to_the_system():
+    def resident(): return int(Path('/proc/self/statm').read_text(encoding='utf-8').split()[1])
+    blocks = [torch.ones(25_000) for _ in range(800)]   # 100 kB each, too small to be mapped alone
+    del blocks[::2]   # holes between those that stay
+    before = resident()
+    fast_path.trim_heap()
+    assert (before-resident())*os.sysconf('SC_PAGE_SIZE')>20e6 and len(blocks)==400
+
 def test_packed_frozen_weights_get_no_gradient_and_the_others_get_theirs():
     def found(frozen):
         m = model.__wrapped__()
@@ -179,11 +217,10 @@ def test_packed_frozen_weights_get_no_gradient_and_the_others_get_theirs():
             if g is not None: assert torch.equal(g, whole[k]), k
 
 def test_packed_no_token_is_computed_twice_and_no_padding(monkeypatch):
-    import grpo_nb.parts.fast_path as fq
     m,ro,seen = model(),batch(B=10, G=7, T=12),[]
-    run = fq.FusedDecoder.run
+    run = fast_path.FusedDecoder.run
     def watched(self, ids, *a, **k): return seen.append(len(ids)) or run(self, ids, *a, **k)
-    monkeypatch.setattr(fq.FusedDecoder, 'run', watched)
+    monkeypatch.setattr(fast_path.FusedDecoder, 'run', watched)
     token_logps(m, ro, shared_prefix=True)
     assert seen==[int(ro.prompt_mask.sum()+ro.completion_mask[...,1:].sum())]
 

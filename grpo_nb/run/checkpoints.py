@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPLETE_MARKER', 'save_state', 'load_state', 'new_run_id', 'write_manifest', 'read_json', 'read_manifest',
-           'checkpoint_error', 'checkpoint_folders', 'latest_complete_checkpoint', 'last_checkpoint', 'is_disk_full',
-           'disk_full_error', 'state_file', 'check_state_format', 'get_rng_state', 'set_rng_state']
+           'checkpoint_error', 'checkpoint_folders', 'latest_complete_checkpoint', 'last_checkpoint', 'disk_full_error',
+           'state_file', 'check_state_format', 'get_rng_state', 'set_rng_state', 'is_disk_full']
 
 # %% ../../nbs/run/checkpoints.ipynb #cc9c8990
 import errno, json, math, os, random, shutil, zlib
@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from torch import Tensor
-from ..parts.files import save_json
+from ..parts.files import is_disk_full, save_json
 from ..parts.versions import versions
+
+_all_ = ['is_disk_full']
 
 # %% ../../nbs/run/checkpoints.ipynb #1f87ba8a
 _SMALL = 2**16   # bytes; each tensor of a file takes torch.load longer than to read so much
@@ -205,18 +207,6 @@ def last_checkpoint(
     return path
 
 # %% ../../nbs/run/checkpoints.ipynb #5b52ec0a
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-def is_disk_full(
-    e:BaseException,  # raised while something was written
-)->bool:
-    "Did it fail because the disk is full? torch and safetensors wrap the system's number in words."
-    if isinstance(e, OSError) and e.errno in _FULL: return True
-    said = str(e)
-    words = [os.strerror(o) for o in _FULL]+['PytorchStreamWriter failed writing','inline_container.cc']
-    codes = [s for o in _FULL for s in (f'code: {o},', f'os error {o})')]
-    return any(o in said for o in words+codes)
-
 def disk_full_error(
     e:BaseException,    # what was raised
     what:str,           # what could not be written, e.g. 'checkpoint-4'
