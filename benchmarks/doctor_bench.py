@@ -1,6 +1,6 @@
 """A benchmark for doctors of GRPO runs, version 2: labelled runs as files of seven trainers, a seen part and
 a held-back part. `python benchmarks/doctor_bench.py` scores every doctor that is installed and writes
-nbs/results/doctor_bench.csv, a row per run and doctor; nbs/dev/doctor_bench.ipynb reads it.
+nbs/results/doctor_bench.csv.gz, a row per run and doctor; nbs/dev/doctor_bench.ipynb reads it.
 
 The hands: `broken` takes a healthy run that was trained, stretches it to another length, breaks it on purpose
 and writes it as one of seven trainers would, with the columns that this trainer logs, and only where they
@@ -357,4 +357,5 @@ if __name__=='__main__':
     if sys.argv[1:]==['train']: train_held()
     elif sys.argv[1:]==['tasks']: train_tasks()
     else: score(doctors=installed()).to_csv(
-        ROOT/'nbs'/'results'/'doctor_bench.csv', index=False)
+        ROOT/'nbs'/'results'/'doctor_bench.csv.gz',
+        index=False, compression=dict(method='gzip', mtime=0))

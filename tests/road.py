@@ -358,7 +358,7 @@ class Chapters:
 
     def groups(self, t, later, fresh, batch, rows):
         "The recorded groups of one update of the first pass."
-        c,how,tok = self.c,self.how,self.s.tokenizer
+        c,how = self.c,self.how
         after = self.plain.at(later.before)([(batch[b].prompt_ids, a) for b in t.out['idx']
             for a in batch[b].comps],
             c.temperature) if later else None
@@ -741,7 +741,7 @@ class OnTRL:
         same_row(got, row, f'row of step {got["step"]}', trls)
 
     def groups(self, micro, fresh, batch, rows):
-        c,how = self.c,self.how
+        how = self.how
         of = {r:(m, i) for m in micro for i,r in enumerate(m.rows)}
         for b,row in enumerate(rows):
             o,f,name = batch[b],fresh[b] if b<len(fresh) else None,f'group {b} of step {row["step"]}'

@@ -350,8 +350,6 @@ def test_legal_is_what_trl_accepts(monkeypatch):
     now = dict(W=1)
     monkeypatch.setattr(GRPOConfig, 'world_size', property(lambda self: now['W']))
     n,legal = 0,0
-    base = GRPOConfig(output_dir='x', use_cpu=True, bf16=False, report_to='none',
-                      gradient_checkpointing=False)
     from transformers import TrainingArguments
     monkeypatch.setattr(
         TrainingArguments, '__post_init__', lambda self: None

@@ -57,7 +57,6 @@ def test_pieces_of_all_groups_tile_all_rows():
         for rows in range(1, 13):
             for world in range(1, 6):
                 if rows*world%G: continue
-                at = [r*rows for r in range(world)]
                 owners = [(g*G+i, r) for g in range(rows*world//G)
                     for r,lo,hi in group_slices(g, G, rows) for i in range(lo, hi)]
                 assert owners==[(i, i//rows) for i in range(rows*world)]

@@ -413,7 +413,7 @@ def test_the_reports_findings_bring_their_figures(tmp_path):
 def test_the_stored_scores_are_todays_on_part_of_the_benchmark(tmp_path):
     "Three trainers' broken and healthy runs, held back: the table's rows again, and its goals"
     import doctor_bench as D, pandas as pd
-    t = pd.read_csv(D.AT_HELD.parents[2]/'nbs'/'results'/'doctor_bench.csv').fillna('')
+    t = pd.read_csv(D.AT_HELD.parents[2]/'nbs'/'results'/'doctor_bench.csv.gz').fillna('')
     t = t[(t.doctor=='grpo_nb')&(t.split=='held')]
     for o in (*D.broken('held', tmp_path), *D.others('held', tmp_path)):
         if o['hand']=='broken' and o['run'].split(':')[0] not in ('nemo','verl','prime'): continue

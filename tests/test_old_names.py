@@ -1,5 +1,5 @@
 "Settings, records and metrics of 0.1, and older checkpoints, are read under today's names."
-import json
+import gzip, json
 from pathlib import Path
 import pytest, torch
 from grpo_nb.parts.renamed import RENAMED
@@ -14,7 +14,10 @@ from grpo_nb.trainer import train
 ROOT = Path(__file__).parents[1]
 OLD = ROOT/'nbs'/'results'/'run_tiny'   # written by 0.1.0
 
-def rows(name): return [json.loads(o) for o in (OLD/name).read_text(encoding='utf-8').splitlines()]
+def rows(name):
+    f = OLD/name
+    data = f.read_bytes() if f.exists() else gzip.decompress((OLD/f'{name}.gz').read_bytes())
+    return [json.loads(o) for o in data.splitlines()]
 
 def test_a_record_of_0_1_is_read_under_the_new_names():
     run,old = read_run(OLD),rows('groups.jsonl')

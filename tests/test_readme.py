@@ -98,7 +98,6 @@ def test_the_path_of_three_hours_leads_to_sections_that_are_there_and_takes_no_l
     "Every link of the first page's path has a heading behind it; its minutes are those of the sections"
     from grpo_nb.dev.site import anchor, short_path
     stops = short_path()   # Trouble, where a heading is gone
-    index = json.loads((ROOT/'nbs/index.ipynb').read_text(encoding='utf-8'))
     shown = next(o for o in README.split('\n\n') if o.startswith('| chapter | what for |'))
     for o in stops:
         text = json.loads((ROOT/'nbs'/f"{o['file']}.ipynb").read_text(encoding='utf-8'))

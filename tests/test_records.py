@@ -1,5 +1,6 @@
 "The record of a run: written whole, read at any moment, small."
-import itertools, json, math, pathlib, tempfile, time
+import gzip, itertools, json, math, pathlib, tempfile, time
+from pathlib import Path
 import numpy as np, pytest, torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from grpo_nb.run.reading import *
@@ -67,6 +68,21 @@ def test_a_damaged_line_is_named(run):
     f.write_bytes(b'\n'.join(o))
     r = read_run(run)
     assert r.history.step.tolist()==[1,2,4,5] and len(r.notes)==1 and 'history.jsonl: line 3' in r.notes[0]
+
+def test_a_compressed_record_reads_the_same_and_a_damaged_one_is_named(run):
+    plain,(g, h) = read_run(run),(run/'groups.jsonl', run/'history.jsonl')
+    for f in (g, h):
+        Path(f'{f}.gz').write_bytes(gzip.compress(f.read_bytes()))
+        f.unlink()
+    packed = read_run(run)
+    assert packed.rows==plain.rows and packed.history.equals(plain.history) and not packed.notes
+    gz = Path(f'{g}.gz')
+    whole = gz.read_bytes()
+    for broken in (b'', b'no gzip', whole[:-9], whole[:12]+b'x'*9):
+        gz.write_bytes(broken)
+        r = read_run(run)
+        assert not r.rows and r.history.equals(plain.history)
+        assert not broken or len(r.notes)==1 and 'groups.jsonl.gz is damaged' in r.notes[0]
 
 def test_lines_that_are_no_rows_do_no_harm(run):
     with open(run/'groups.jsonl', 'ab') as f: f.write(b'\n3\n[]\n{}\n{"step": "x"}\n')
@@ -536,7 +552,7 @@ def test_a_folder_holds_what_was_written_within_its_limits_and_not_cut(case):
                 rec.write_groups(step, told)
                 if open_: groups += [json.dumps(o).encode()+b'\n' for o in told]
             for name,rows in (('history',history), ('groups',groups)):
-                f = pathlib.Path(d)/f'{name}.jsonl'
+                f = Path(d)/f'{name}.jsonl'
                 assert (f.read_bytes() if f.exists() else b'')==b''.join(rows)
         rec.close()
 

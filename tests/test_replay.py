@@ -298,7 +298,6 @@ def test_random_operations_keep_what_a_plain_list_keeps(seed):
             assert [j for j in ids if not ((j is None) or j<slow.n)]==[]
         else:
             n = rng.randint(0, 20)
-            had = len(slow.items)
             slow.now = max(slow.now, step); slow.old()
             drawn = fast.sample_entries(n, step=step)
             if n<=len(slow.items): assert len({e.id for e in drawn})==n==len(drawn)

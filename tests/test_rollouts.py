@@ -126,7 +126,7 @@ def test_a_csv_of_wandb(tmp_path):
     assert diagnose(tmp_path/'export.csv').names==['all-truncated']
 
 def test_tensorboards_events(tmp_path):
-    tb = pytest.importorskip('tensorboard.summary.writer.event_file_writer')
+    pytest.importorskip('tensorboard.summary.writer.event_file_writer')
     from torch.utils.tensorboard import SummaryWriter
     w = SummaryWriter(str(tmp_path))
     for o in CUT:

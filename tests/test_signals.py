@@ -18,9 +18,9 @@ def test_the_first_signal_sets_a_flag_and_the_second_acts_as_usual(sig):
 def test_what_stood_before_comes_back_after_an_error_and_inside_a_run():
     before = handlers()
     with pytest.raises(ZeroDivisionError):
-        with stop_on_signal() as outer:
+        with stop_on_signal():
             ours = handlers()
-            with stop_on_signal() as inner: assert handlers()==ours
+            with stop_on_signal(): assert handlers()==ours
             assert handlers()==ours   # the inner one has touched nothing
             1/0
     assert handlers()==before

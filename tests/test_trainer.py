@@ -737,7 +737,7 @@ def test_an_old_run_is_not_overwritten(tmp_path):
 # ---- the record, evaluation
 
 def test_the_record_holds_every_group_and_its_fate(tmp_path):
-    s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path)))
+    train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path)))
     r = read_run(tmp_path)
     assert len(r.history)==4 and len(r.groups)==32
     assert (r.groups['outcome']=='replaced').sum()==r.history['replay/replaced'].sum()>0

@@ -413,7 +413,6 @@ def test_the_inspector_opens_it(resumed):
     assert not (o.by(1)>=0).any()   # what if without replay
 
 def test_report_and_doctor_open_it(resumed):
-    r = read_run(resumed)
     page = write_report(resumed).read_text()
     o = Opened(page)
     assert ('10 steps' in o.head['about'] and 'method replay' in o.head['about']

@@ -307,7 +307,7 @@ def hidden_packed(
     om:Tensor,        # (B, G, T) bool, without holes
 )->Tensor:            # (n, hidden), for the n real completion tokens in the order of the mask
     "The state from which each completion token is predicted; no padding computed but in attention."
-    (B,G,T),N,dev = o.shape,o.shape[0]*o.shape[1],o.device
+    (_,G,T),N,dev = o.shape,o.shape[0]*o.shape[1],o.device
     o,om = o.flatten(0, 1),om.flatten(0, 1)
     f = FusedDecoder(model)
     pages = list(_length_buckets(om[:,1:], qm, G, f.Q//f.K))     # a token is an input where another follows

@@ -647,6 +647,7 @@ def _is_shipped(o):
     "Is it the package's, or what another notebook of this process registered under its name?"
     if any(o is k for k in _SHIPPED): return True
     name = getattr(o, '__qualname__', None)
+    if name and o.__module__.split('.')[0]==__name__.split('.')[0]: return True   # its source is not read
     ours = [m for k,m in sys.modules.items() if k.startswith('grpo_nb.')]
     if name is None or not any(hasattr(m, name) for m in ours): return False
     try: inspect.getsource(o)

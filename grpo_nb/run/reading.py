@@ -6,7 +6,7 @@
 __all__ = ['read_lines', 'LoggedRun', 'merge_by_step', 'read_run']
 
 # %% ../../nbs/run/reading.ipynb #1f4b6b39
-import json, math, re
+import gzip, json, math, re, zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,10 +20,14 @@ from .record import GROUP_FIELDS, REPLACEMENT_FIELDS, load_json
 
 # %% ../../nbs/run/reading.ipynb #ed2e91bb
 def read_lines(
-    path:str|Path,  # a .jsonl file
+    path:str|Path,  # a .jsonl file, or one that `gzip` compressed, .jsonl.gz
 )->tuple:           # (list of dicts, list of str: what could not be read, in words)
     "The rows of a file of JSON lines. Half a last line is left out; a damaged line is left out and named."
-    *lines,_ = Path(path).read_bytes().split(b'\n')   # after the last line's end comes b'', or half a line
+    path = Path(path)
+    data = path.read_bytes()
+    try: data = gzip.decompress(data) if path.suffix=='.gz' else data
+    except (EOFError, OSError, zlib.error) as e: return [],[f'{path.name} is damaged and left out ({e})']
+    *lines,_ = data.split(b'\n')   # after the last line's end comes b'', or half a line
     rows,notes = [],[]
     for i,o in enumerate(lines, 1):
         if not o.strip(): continue
@@ -31,7 +35,7 @@ def read_lines(
             row = json.loads(o)
             if not isinstance(row, dict): raise ValueError(f'no row: {row!r:.40}')
             rows.append(row)
-        except ValueError as e: notes.append(f'{Path(path).name}: line {i} is damaged and left out ({e})')
+        except ValueError as e: notes.append(f'{path.name}: line {i} is damaged and left out ({e})')
     return rows,notes
 
 # %% ../../nbs/run/reading.ipynb #8a5f25b2
@@ -149,13 +153,19 @@ def _new_evaluation(e):
     each = {k:new_names('evaluation', v) for k,v in e['rewards'].items()}
     return new_names('evaluation', e)|dict(rewards=each)
 
+def _lines_of(folder, name):
+    "`read_lines` of a file in the folder, or of what `gzip` made of it; None if neither is there."
+    there = [f for f in (folder/name, folder/f'{name}.gz') if f.exists()]
+    return read_lines(there[0]) if there else None
+
 def read_run(
     folder:str|Path,  # a run's folder, a TRL output folder, or a trainer_state.json
 )->LoggedRun:         # tables and dicts; see `LoggedRun`
     """Everything a run has written down so far; works while it goes on.
 
-    Half a last line is left out; damaged lines and groups are counted in `notes`. A record of 0.1 is read
-    under today's names, and gets None in columns that it lacks.
+    Half a last line is left out; damaged lines and groups are counted in `notes`. Of a run that has ended,
+    `gzip` may have compressed the .jsonl files. A record of 0.1 is read under today's names, and gets None in
+    columns that it lacks.
     ValueError when the folder is missing or holds no record.
     """
     folder = Path(folder)
@@ -167,9 +177,8 @@ def read_run(
         if isinstance(settings.get(k), dict): settings[k] = new_names('settings', settings[k])
     summary,n2 = load_json(folder/'summary.json')
     summary = {k:_new_evaluation(v) for k,v in summary.items()}
-    groups,n4 = read_lines(folder/'groups.jsonl') if (folder/'groups.jsonl').exists() else ([],[])
-    log = folder/'history.jsonl'
-    history = read_lines(log) if log.exists() else _trl_state(folder)
+    groups,n4 = _lines_of(folder, 'groups.jsonl') or ([],[])
+    history = _lines_of(folder, 'history.jsonl') or _trl_state(folder)
     if history is None and not groups:
         raise ValueError(f'{str(folder)!r} holds no record: need history.jsonl (written by a `Recorder`) or '
             f'trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
@@ -177,7 +186,7 @@ def read_run(
     history = [new_names('metrics', o) for o in history]
     groups,n6 = _sound_groups([_new_row(o) for o in groups])
     groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups]
-    tokens,n5 = read_lines(folder/'tokens.jsonl') if (folder/'tokens.jsonl').exists() else ([],[])
+    tokens,n5 = _lines_of(folder, 'tokens.jsonl') or ([],[])
     terms = {(o.get('step'), o.get('group')):o.get('terms') for o in tokens}
     for o in groups if terms else ():
         if new := terms.get((o['step'], o['group'])): (o['replacement'] or o)['terms'] = new

@@ -15,7 +15,7 @@ ROOM = defined_in('studies/off_policy')
 AGES,ESTIMATORS,lab = ROOM.AGES,ROOM.ESTIMATORS,ROOM.lab
 draw_lab,summary,too_old,half_at = CHAPTER.draw_lab,CHAPTER.summary,CHAPTER.too_old,CHAPTER.half_at
 
-CSV = Path(__file__).parents[2]/'nbs'/'results'/'lab.csv'
+CSV = Path(__file__).parents[2]/'nbs'/'results'/'lab.csv.gz'
 
 @pytest.fixture(scope='module', autouse=True)
 def one_thread():
