@@ -315,6 +315,8 @@ def train_parser(
 )->Parser:
     "The options of `grpo_nb train`; `--help` explains the first ten, and a text names the others."
     parser = function_parser(train_command, 'grpo_nb train', _help_text('train'))
+    parser.usage = 'grpo_nb train --dataset TEXT [--reward TEXT [TEXT ...]] [options]'
+    parser.description += '\n\n'+_help_text('train_head')
     parser.elsewhere,parser.hint = _WORDS['here'],"; those of TRL's trainers are for `grpo_nb trl`"
     if {'-h','--help'} & {*words}:
         for o in parser._actions[11:]: o.help = argparse.SUPPRESS   # the first is --help itself

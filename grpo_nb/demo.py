@@ -26,10 +26,13 @@ from .trainer import TrainConfig, evaluate, train
 from .inspector import write_inspector
 
 # %% ../nbs/catalogue/demo.ipynb #d3c0abc8
-# model: its problems, how many are held out, measured at temperature 0 too?, settings of the run
+# model: its problems, how many are held out, measured at temperature 0 too?, settings of the run, and
+# a hint for whoever runs only its first steps
 DEMOS = dict(
     tiny=dict(dataset='sums', task='chain_sum, one-digit terms', n_problems=500, greedy=False,
-        settings=dict(max_steps=200, learning_rate=2e-4)),
+        settings=dict(max_steps=200, learning_rate=2e-4),
+        hint='the share of right answers dips before it rises, see '
+            'https://grpo-nb.github.io/grpo_nb/00_grpo_on_one_screen.html#the-whole-of-it'),
     smollm2=dict(dataset='two_digit_sums', task='sums of two digits, two solved examples', n_problems=100,
         greedy=True, settings=dict(max_steps=60, learning_rate=1e-5, num_generations=4,
             generation_batch_size=32, steps_per_generation=2, max_completion_length=6)))
@@ -47,6 +50,7 @@ def demo(
     if model not in DEMOS: raise ValueError(f"no demo of {model!r}: choose from {', '.join(DEMOS)}")
     d = DEMOS[model]
     own = {} if max_steps is None else dict(max_steps=max_steps)
+    full_run = dict(steps=d['settings']['max_steps'], hint=d.get('hint'))
     n_problems = d['n_problems'] if n_problems is None else n_problems
     kind = 'demo' if replay_buffer_size else 'plain'
     name = f'{kind}-{seed}' if model=='tiny' else f'{model}-{kind}-{seed}'
@@ -62,7 +66,7 @@ def demo(
         f'problems such as\n  '+_prompt_text(held_out[0]['prompt']).replace('\n', '\n  '))
     with single_thread():
         return train_and_evaluate(net, tok, problems, held_out, accuracy_reward, args,
-            dict(task=d['task'], model=model), greedy=d['greedy'])
+            dict(task=d['task'], model=model, full_run=full_run), greedy=d['greedy'])
 
 # %% ../nbs/catalogue/demo.ipynb #75fd0ae5
 def _measured(e):

@@ -2,11 +2,12 @@
 import functools, json, os, re, subprocess, sys
 from inspect import signature
 from pathlib import Path
+import pandas as pd
 import pytest
 from grpo_nb.cli import COMMANDS, DEV_COMMANDS, SUBCOMMANDS, main, train_parser
-from grpo_nb.demo import demo
+from grpo_nb.demo import DEMOS, demo
 from grpo_nb.run.signals import forget_stop
-from grpo_nb.run.reading import read_run
+from grpo_nb.run.reading import LoggedRun, read_run
 from grpo_nb.scale.launch import TrlArguments
 
 REWARD = '''
@@ -83,6 +84,15 @@ def test_no_command_imports_anything_heavy_for_its_help_and_each_is_short():
         assert own<={*re.findall(r'--(\w+)', said[k])}, k
     assert '--compare' in said['demo'] and 'five ways' in said['demo']
 
+@pytest.mark.parametrize('command', ['train', 'trl'])
+def test_the_first_screen_of_a_help_has_commands_to_copy_and_the_options_they_need(command):
+    screen = '\n'.join(_helps()[0][command].splitlines()[:24])
+    typed = re.findall(rf'^  grpo_nb {command} (.+)$', screen, flags=re.M)
+    assert len(typed)==3 and any('--reward my_rewards.py:my_reward' in o for o in typed)
+    assert {'--dataset', '--reward', '--model'}<={*re.findall(r'^  (--\w+)', screen, flags=re.M)}
+    for o in typed:
+        if command=='train': train_parser().read(o.split())   # each is accepted as it stands
+
 def test_the_help_of_train_names_ten_options_and_the_others_without_a_word():
     out = _helps()[0]['train']
     assert '--num_generations' in out and 'examples:' in out
@@ -97,7 +107,7 @@ def test_the_help_of_trl_names_only_options_that_are_there_with_their_defaults(c
     known = {*re.findall(r'--(\w+)', every)}|{'recipe', 'config', 'help', 'help_all'}
     main(['trl', '--help'])
     said = capsys.readouterr().out
-    named = said[:said.index('examples:')]
+    named = said[:said.rindex('examples:')]
     assert {*re.findall(r'--(\w+)', named)}<=known and len(known)>200
     assert f"(default: {TrlArguments().model})" in named and 'default: no)' in named
 
@@ -338,6 +348,30 @@ def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywh
     out = capsys.readouterr().out
     assert 'https://grpo-nb.github.io' in out and 'jupyter' not in out
     assert want in out and want in judge_run(read_run(tmp_path/'run'))[0].sentence
+    assert 'Too early to tell: after 4 of the usual 200 steps, ' in out and DEMOS['tiny']['hint'] in out
+
+def test_a_demo_cut_short_is_called_too_early_and_a_whole_one_gets_a_verdict():
+    from grpo_nb.see.readers import judge_run
+    rows = [dict(step=4*i, reward=.4+.05*(-1)**i, frac_reward_zero_std=.4) for i in range(6)]
+    def judged(done, right):
+        before,after = ({'pass@1':x, 'ci':(x-.04, x+.04), 'n_problems':500} for x in (.386, right))
+        summary = dict(before=before, after=after, steps=done, full_run=dict(steps=200, hint='it dips'))
+        return judge_run(LoggedRun(Path('run'), {}, pd.DataFrame(rows), [], summary))[0]
+    fell = judged(24, .3)
+    assert fell.learned is None and fell.advice=='run all 200 steps: it dips'
+    assert fell.sentence==('Too early to tell: after 24 of the usual 200 steps, '
+        'held-out pass@1 went from 38.6% to 30.0% (−8.6 points ± 5.7).')
+    level = judged(24, .38)
+    assert level.sentence.startswith('Too early to tell: after 24 of the usual 200 steps, ')
+    assert level.sentence.endswith('; the interval holds 0.')
+    assert judged(24, .6).sentence.startswith('It learned: ') and judged(24, .6).learned
+    whole = judged(200, .3)
+    assert whole.learned is False and whole.sentence.startswith('It got worse: ')
+    page,_,where = DEMOS['tiny']['hint'].partition('#')   # the hint leads to a section that is there
+    chapter = Path(__file__).parent.parent/'nbs'/(page.split('/')[-1][:-5]+'.ipynb')
+    told = ''.join(o for c in json.loads(chapter.read_text('utf-8'))['cells'] for o in [*c['source'], '\n'])
+    section = told[told.index(f"## {where.replace('-', ' ').capitalize()}"):].split('\n## ')[0]
+    assert 'The curve dips first' in section
 
 # ---- what is typed, and works
 

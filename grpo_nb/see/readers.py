@@ -1108,8 +1108,9 @@ def judge_run(
     run = open_run(run)
     rows = history_rows(run)
     found = diagnose_rows(rows, run.rows, run.settings)
-    before,after = (run.summary.get(k) for k in ('before','after'))
-    return verdict(rows, before, after, run.rows, run.settings, found),found
+    before,after,done,usual = (run.summary.get(k) for k in ('before','after','steps','full_run'))
+    part = dict(usual, done=done) if usual and done<usual['steps'] else None
+    return verdict(rows, before, after, run.rows, run.settings, found, part),found
 
 def diagnose(
     run:LoggedRun, # or a run's folder, TRL's output folder, a trainer_state.json, or the log of another tool

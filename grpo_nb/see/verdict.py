@@ -182,7 +182,14 @@ def _counted(look):
     spent = f' ({n[-1]:,.0f} tokens spent)' if len(n) else ''
     return f'{who} dead, so no answer was better than another{spent}'
 
-def _verdict(look, before, after, found):
+def _too_early(words, why, part):
+    "The verdict on the first steps of a run that is usually longer."
+    advice = f"run all {part['steps']} steps"
+    if part.get('hint'): advice += f": {part['hint']}"
+    return Verdict(None, f"Too early to tell: after {part['done']} of the usual {part['steps']} steps, "
+        f'{words}{why}.', advice=advice)
+
+def _verdict(look, before, after, found, part=None):
     faults = found.faults
     cause = f'{faults[0].says} ({faults[0].evidence})' if faults else ''
     advice = faults[0].remedy if faults else ''
@@ -197,6 +204,7 @@ def _verdict(look, before, after, found):
     if not seen: return say(None, 'Undecided: too few batches to tell')
     hacked = [f for f in faults if f.name.startswith('hacked') or f.name=='held-out-falls']
     if up and not down and not (hacked and not before): return Verdict(True, f'It learned: {words}.')
+    if down and not up and not faults and part: return _too_early(words, '', part)
     if down and not up:
         return say(False, f'It got worse: {words}', 'lower learning_rate; read what the reward pays for')
     if hacked: return say(None, f'Undecided: {words}, but {hacked[0].says}')
@@ -205,6 +213,7 @@ def _verdict(look, before, after, found):
     still = [f for f in faults if f.name in stood or f.name=='reward-never-fires' and f.explains]
     if still: return say(False, f'It did not learn, since {still[0].says}: {words}')
     why = 'there is no interval' if any(math.isnan(h) for _,_,h in seen) else 'the interval holds 0'
+    if not faults and part: return _too_early(words, f'; {why}', part)
     return say(None, f'Undecided: {words}; {why}', 'train longer, or measure on more problems')
 
 def verdict(
@@ -214,11 +223,12 @@ def verdict(
     groups:list=(),      # dicts of the group record, where there is one
     settings:dict|None=None, # of the run
     found:Findings|None=None, # what `find` found in it; None: looked for here
+    part:dict|None=None, # of the first steps of a longer run: `done`, the usual `steps`, a `hint`
 )->Verdict:
     "Did it learn, and if not, what is the likeliest cause and what to do?"
     rows = list(rows)
-    out = _verdict(RunColumns(rows), before, after, diagnose_rows(rows, groups, settings) if found is None
-        else found)
+    if found is None: found = diagnose_rows(rows, groups, settings)
+    out = _verdict(RunColumns(rows), before, after, found, part)
     return replace(out, reuse=_hint(RunColumns(rows, groups, settings)))
 
 # %% ../../nbs/see/verdict.ipynb #846c267c
