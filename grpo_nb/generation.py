@@ -90,8 +90,8 @@ def generate(
     eos_token_id:int|list|None=None, # None for the model's own, [] for an answer that never ends
     pad_token_id:int|None=None,     # None for the model's own
     generator:torch.Generator|None=None, # where the draws come from; None for torch's own
-    fast:bool|None=None, # take the short way? None where `fast_path_blocker` has nothing against it
-    decode_fn:Callable=decode_rows, # how tokens are made for all rows; a plain loop may stand here
+    fast:bool|None=None, # use the fast path? None: where the model allows it (`fast_path_blocker`)
+    decode_fn:Callable=decode_rows, # makes the tokens of all rows; the plain loop can take its place
     **options:Any,                  # of `Sampling`: temperature, top_k, …
 )->Rollouts:                        # G completions of each prompt, `old_logps` at `temperature`
     """`num_generations` completions of every prompt, with the log-probs of the policy that drew them.

@@ -28,8 +28,10 @@ def clipped_objective(
     Source: PPO, arXiv 1707.06347, equation 7; `epsilon_high` DAPO, arXiv 2503.14476;
     `delta` INTELLECT-2, arXiv 2505.07291.
     """
-    clipped = ratio.clamp(1-epsilon, 1+(epsilon if epsilon_high is None else epsilon_high))
-    return torch.min((ratio if delta is None else ratio.clamp(max=delta))*A, clipped*A)
+    if epsilon_high is None: epsilon_high = epsilon
+    clipped = ratio.clamp(1-epsilon, 1+epsilon_high)
+    if delta is not None: ratio = ratio.clamp(max=delta)
+    return torch.min(ratio*A, clipped*A)
 
 # %% ../nbs/10_loss.ipynb #3c35d390
 for _name in ('grpo','dr_grpo','dapo','bnpo','luspo'): register(LOSSES, _name)(clipped_objective)

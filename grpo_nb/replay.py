@@ -178,9 +178,10 @@ class Replay(DeadGroupStrategy):
         args:Any,  # the settings of a run
     )->'Replay':
         "With the settings' buffer size, seed, stored groups, priority, and limits of age and use."
-        own = {} if args.replay_priority=='score' else dict(priority=args.replay_priority)   # or the class's
+        options = dict(age_limit=args.replay_age_limit, max_uses=args.replay_max_uses)
+        if args.replay_priority!='score': options['priority'] = args.replay_priority   # else the class's own
         return cls(args.replay_buffer_size, seed=args.seed, stored_per_fresh=args.replay_stored_per_fresh,
-            age_limit=args.replay_age_limit, max_uses=args.replay_max_uses, **own)
+            **options)
 
     def state_dict(self)->dict: return dict(buffer=self.buffer.state_dict())
     def load_state_dict(self, state:dict)->None: self.buffer.load_state_dict(state['buffer'])
@@ -190,7 +191,7 @@ class Replay(DeadGroupStrategy):
 def num_groups_to_sample(self:Replay,
     B:int, step:int,  # as for `DeadGroupStrategy.num_groups_to_sample`
 )->int:               # 1..B
-    "The fresh share of the batch, and what the buffer can't give. ValueError if B can't be shared out."
+    "The fresh share of the batch, and as many more as the buffer lacks. ValueError if B can't be shared out."
     check_share(B, self.stored_per_fresh)
     self.buffer.evict_expired(step)
     wanted = B*self.stored_per_fresh//(1+self.stored_per_fresh)
@@ -206,9 +207,10 @@ def process_batch(self:Replay,
     "Replace dead groups by stored ones, add stored ones up to `size`, then store the living ones."
     n = len(batch)
     dead = self.find_dead(batch, dead)
+    missing = 0 if size is None else size-n
     slots = dead.nonzero()[:,0].tolist()
     prompts = [prompt_indices(batch)[b] for b in slots]
-    extra,replacements = self.draw_for_batch(prompts, 0 if size is None else size-n, step)
+    extra,replacements = self.draw_for_batch(prompts, missing, step)
     slots = slots[:len(replacements)]   # what the buffer could not replace stays
     new = insert_stored(batch, torch.tensor(slots, dtype=torch.long), replacements, extra)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
@@ -243,8 +245,9 @@ def draw_for_batch(self:Replay,
     "Draw this batch's groups from the buffer: first those beside the fresh ones, then the replacements."
     n = len(prompts)
     extra = min(extra, len(self.buffer))
-    wanted = [None]*extra+prompts if self.same_prompt_first else None
+    own = prompts if self.same_prompt_first else [None]*n
     if n+extra<=len(self.buffer) or not extra:
-        drawn = self.buffer.sample_entries(n+extra, step, wanted)
+        drawn = self.buffer.sample_entries(n+extra, step, [None]*extra+own)
         return drawn[:extra],drawn[extra:]
-    return self.buffer.sample_entries(extra, step),self.buffer.sample_entries(n, step, wanted and prompts)
+    beside = self.buffer.sample_entries(extra, step)
+    return beside,self.buffer.sample_entries(n, step, own)

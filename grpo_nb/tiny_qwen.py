@@ -120,14 +120,14 @@ def sample_texts(
 )->list[list[str]]:          # B lists of n texts
     "Completions sampled from the whole distribution; the random state outside stays as it was."
     ids,mask = encode_prompts(tokenizer, prompts)
-    hot = temperature>0
-    greedy = dict.fromkeys(['temperature', 'top_k', 'top_p'])
-    how = dict(temperature=temperature, top_k=0, top_p=1.) if hot else greedy
-    k = n if hot else 1   # the likeliest tokens are the same every time
+    sampled = temperature>0
+    how = dict(temperature=temperature, top_k=0, top_p=1.)
+    if not sampled: how = dict(temperature=None, top_k=None, top_p=None)
+    k = n if sampled else 1   # the likeliest tokens are the same every time
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device),
-                             do_sample=hot, num_return_sequences=k, max_new_tokens=max_new_tokens,
+                             do_sample=sampled, num_return_sequences=k, max_new_tokens=max_new_tokens,
                              repetition_penalty=1., pad_token_id=tokenizer.pad_token_id,
                              eos_token_id=end_tokens(model, tokenizer), **how)
     texts = tokenizer.batch_decode(out[:,ids.shape[1]:], skip_special_tokens=True)

@@ -22,8 +22,7 @@ CHANGES = {
     'lr = 2e-3': (('lr=3e-4', 'lr=2e-3'),),
     'G = 2': (('B,G,eps = 16,8,.2', 'B,G,eps = 16,2,.2'),),
 }
-ROWS = [('as it stands', s) for s in range(4)]+[('gradients clipped at norm 1', 1)]
-ROWS += [(c, 0) for c in list(CHANGES)[2:]]
+ROWS = [(c, s) for c in list(CHANGES)[:4] for s in range(4)]+[(c, 0) for c in list(CHANGES)[4:]]
 
 def one_screen(
     change:str,  # one of CHANGES
@@ -47,7 +46,8 @@ def one_screen(
     said = [o[0] for o in sample_texts(names['model'], names['tok'], test['prompt'])]
     first = next((i+1 for i,r in enumerate(right) if r>=.5), None)
     return dict(change=change, seed=seed, unseen=sum(accuracy_reward(None, said, test['answer']))/200,
-                half_at=first, agree_least=min(dead), agree=sum(dead)/len(dead), agree_most=max(dead))
+        half_at=first, mean_right=sum(right)/len(right), agree_least=min(dead), agree=sum(dead)/len(dead),
+        agree_most=max(dead))
 
 if __name__=='__main__':
     out = Path(sys.argv[1])

@@ -591,6 +591,13 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
                      (3, '/home/me'), (4, 'no_such_function_here'), (5, 'import beside')):
         assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)
 
+def test_a_name_that_a_page_defines_in_json_of_its_own_is_known_there():
+    prose = dict(cell_type='markdown', source='Described: `two_arms`, `no_arm`.')
+    plan = dict(cell_type='markdown', source='```json\n{"arms": {"two_arms": {}}}\n```')
+    said = dead_references('plan.qmd', dict(cells=[prose, plan]), set())
+    assert len(said)==1 and 'no_arm' in said[0]
+    assert len(dead_references('other.qmd', dict(cells=[prose]), set()))==2
+
 @pytest.mark.parametrize('file,text,says', [
     ('15_look_at_a_run', 'the [last chapter](17_real_run.ipynb) writes the file', '"last chapter"'),
     ('15_look_at_a_run', 'The last chapter takes them to many GPUs.', '"last chapter"'),

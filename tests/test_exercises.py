@@ -59,7 +59,9 @@ def test_a_reward_of_your_own():
         lambda prompts, completions, limit=40, **kw: [float(len(c)<=limit) for c in completions],
         lambda prompts, completions, limit=40, **kw: [min(1., 2-len(c)/limit) for c in completions],
         lambda prompts, completions, limit=40, **kw: [min(1., max(0., 2-len(c)/limit)) for c in completions],
-        lambda prompts, completions, limit=40: [1.]*len(completions)])
+        lambda prompts, completions, limit=40: [1.]*len(completions),
+        lambda prompts, completions, limit=40, **kw:                         # forgets that 40 is a setting
+            [min(1., max(0., 2-len(o if isinstance(o, str) else o[-1]['content'])/40)) for o in completions]])
 
 def test_count_the_weights():
     ns,solution = exercise('tiny_qwen', 'count_weights', 'def count_weights', 'def check_count',
@@ -100,6 +102,8 @@ def test_a_number_in_a_text():
         lambda completions, answer, **kw: [float(c.endswith(a)) for c,a in zip(completions, answer)],
         lambda completions, answer, **kw: [float((re.findall(r'\d+', c) or [''])[-1]==a)
                                            for c,a in zip(completions, answer)],
+        lambda completions, answer, **kw: [float(a in found) if (found := re.findall(r'-?\d+', c)) else None
+                                           for c,a in zip(completions, answer)],   # any of its numbers
         lambda completions, answer, **kw: [1.]])
 
 def test_two_hundred_answers():
@@ -130,10 +134,10 @@ def test_the_mended_test():
         lambda: torch.tensor([[1000., 1000.0005]], dtype=torch.float64),
         lambda: torch.tensor([[torch.nan, 1.]])])
 
-def test_the_pull_of_a_log_prob():
-    ns,solution = exercise('logps', 'my_pull', 'def my_pull')
+def test_the_gradient_of_a_log_prob():
+    ns,solution = exercise('logps', 'my_score', 'def my_score')
     one = lambda z, i: torch.eye(len(z))[i]
-    assert agreed(ns, 'my_pull', 'check_pull', solution, [
+    assert agreed(ns, 'my_score', 'check_score', solution, [
         lambda z, i: one(z, i)*(1-z.softmax(0)), lambda z, i: z.softmax(0)-one(z, i),
         lambda z, i: z.softmax(0)[i]*(one(z, i)-z.softmax(0)), lambda z, i: -z.softmax(0)])
 
@@ -204,6 +208,8 @@ def test_the_alarm():
         first(lambda p, w, i: w[i]<.7*max(w[:i+1]) and p[i]>=max(p[:i+1])),             # single batches
         first(lambda p, w, i: m3(w, i)<.7*max(m3(w, j) for j in range(2, i+1))),        # forgets what is paid
         lambda p, w: ns['alarm'](p, w) and ns['alarm'](p, w)+1,                         # counts from one
+        first(lambda p, w, i: m3(w, i)<.7*max(m3(w, j) for j in range(2, len(w)))       # looks ahead
+            and m3(p, i)>=max(m3(p, j) for j in range(2, i+1))),
         lambda p, w: None])
 
 def test_should_you():
@@ -229,6 +235,7 @@ def test_a_rule_of_your_own():
     assert agreed(ns, 'collapsed', 'check_collapsed', solution, [
         lambda h: 'entropy' in h and h['entropy'].iloc[-1]<.1*h['entropy'].iloc[0],   # single values
         lambda h: 'entropy' in h and h['entropy'].min()<.1,                           # of no first quarter
+        lambda h: 'entropy' in h and (lambda a, b: b<.1*a)(*ends(h, len(h)//4)),      # a quarter of one row
         lambda h: (lambda a, b: b<.1*a)(*ends(h, max(2, len(h)//4)))])                # a history without it
 
 def test_where_the_kl_goes():

@@ -39,6 +39,17 @@ def test_the_table_of_one_screen_has_every_row_and_the_chapters_own_run():
     text = ''.join(shown['outputs'][0]['data']['text/plain'])
     assert float(rows[0]['unseen'])==float(text.strip('()').split(',')[1])
 
+def test_what_chapter_0_says_of_its_changes_is_in_the_table():
+    rows = list(csv.DictReader(SCREEN.open(encoding='utf-8')))
+    def of(change, column): return [float(r[column]) for r in rows if r['change']==change]
+    plain,paid = of('as it stands', 'mean_right'),of('A = r + 1', 'mean_right')
+    assert len(plain)==len(paid)==4 and all(b<a for a,b in zip(plain, paid))   # paired by seed
+    text = ''.join(cell('00_grpo_on_one_screen', '"What happens"')['source']).replace('\n# ', ' ')
+    said = '{:.2f} to {:.2f} of its answers are right, and {:.2f} to {:.2f} with the cell as it stands'
+    assert said.format(min(paid), max(paid), min(plain), max(plain)).replace('0.', '.') in text
+    assert min(of('gradients clipped at norm 1', 'unseen'))>min(of('as it stands', 'unseen'))+.05
+    assert sum(o>.9 for o in of('as it stands', 'unseen'))==3 and max(of('lr = 2e-3', 'unseen'))<.1
+
 def test_every_change_finds_its_line():
     text = ''.join(cell('00_grpo_on_one_screen', 'for batch in range(25)')['source'])
     for old,_ in [o for change in CHANGES.values() for o in change]: assert text.count(old)==1, old

@@ -62,7 +62,7 @@ def test_the_first_page_says_the_same():
     assert 'expect {} to {} % before training, and {:.0f} to {:.0f} % after'.format(*said) in README
     one = [o for o in RUNS if (o['seed'], o['replay_buffer_size'])==(0, 64)]
     assert all(round(100*o['before'])==39 for o in one)
-    assert 'it got 39 % right before and 95 % after' in README
+    assert 'the model got 39 % right before and 95 % after' in README
     assert 95 in {round(100*o['after']) for o in one}
 
 def test_the_pretrained_demo_did_what_the_first_page_says():
@@ -177,3 +177,9 @@ def test_a_line_of_the_figure_is_what_the_comparison_gives(way, monkeypatch):
     new = run_job(make_job(way, 'spell_backward sparse', 0))
     if old['machine']==machine(): assert json.loads(new['curve'])==json.loads(old['curve'])
     assert abs(new['pass1_before']-float(old['pass1_before']))<.05
+
+def test_the_picture_that_a_link_to_a_page_shows_is_one_of_readme():
+    from grpo_nb.dev.pages import _with_preview
+    page = _with_preview('<title>A page</title>', 'https://site')
+    picture = re.search(r'og:image" content="https://site/images/([^"]+)"', page)[1]
+    assert (ROOT/'nbs'/'images'/picture).is_file() and f'nbs/images/{picture}' in README

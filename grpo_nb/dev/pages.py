@@ -295,7 +295,9 @@ def _with_preview(page, site_url):
     "A page with the picture and the title that a link to it shows elsewhere."
     if 'property="og:image"' in page or '</title>' not in page: return page
     title = re.search('<title>([^<]*)</title>', page)[1]
-    about = {'title':title, 'image':f'{site_url}/images/readme-11-0.png'}
+    pictures = sorted(o.name for o in (_root()/'nbs'/'images').glob('readme-*.png'))   # README's own
+    about = {'title':title}
+    if pictures: about['image'] = f'{site_url}/images/{pictures[0]}'
     def tag(k, v): return f'<meta property="og:{k}" content="{v.replace(chr(34), "&quot;")}">'
     tags = ''.join(tag(k, v) for k,v in about.items())
     return page.replace('</title>', '</title>'+tags, 1)

@@ -469,7 +469,9 @@ def dead_references(
     name:str, nb:dict,  # as for `output_errors`
     known:set,   # the words that stand in code
 )->list:         # one line a fault
-    "Names in backticks in the prose that occur nowhere in code."
+    "Names in backticks in the prose that occur nowhere in code, nor in JSON that the page itself holds."
+    page = '\n'.join(s for _,c,s in _cells(nb) if c['cell_type']=='markdown')
+    known = known | {*_WORD.findall('\n'.join(re.findall(r'^```json\n(.*?)^```', page, re.M|re.S)))}
     res = []
     for i,c,s in _cells(nb):
         if c['cell_type']!='markdown': continue
