@@ -9,6 +9,7 @@ from grpo_nb.demo import DEMOS, demo
 from grpo_nb.run.signals import forget_stop
 from grpo_nb.run.reading import LoggedRun, read_run
 from grpo_nb.scale.launch import TrlArguments
+from made_runs import make_run
 
 REWARD = '''
 def is_even_length(completions, **kwargs):
@@ -418,10 +419,10 @@ def run_python(code, **kw):
 @pytest.mark.processes
 def test_a_terminal_that_knows_ascii_alone_gets_ascii(tmp_path):
     import os
-    code = (f"from made_runs import make_run; from grpo_nb.cli import main; make_run({str(tmp_path/'a')!r}); "
+    make_run(tmp_path/'a')
+    code = ("from grpo_nb.cli import main; "
             f"main(['diagnose', {str(tmp_path/'a')!r}]); print('difference −1 ± 2, ✗, 3 × 4, π')")
     env = os.environ|dict(PYTHONIOENCODING='ascii')
-    env['PYTHONPATH'] = os.pathsep.join([str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')])
     out = run_python(code, env=env)
     assert out.returncode==0, out.stderr
     assert out.stdout.decode('ascii').splitlines()[-1]=='difference -1 +- 2, x, 3 x 4, \\u03c0'

@@ -655,13 +655,13 @@ def example(seed, steps=40, **kw):
 
 @pytest.mark.parametrize('scale', ['group','batch'])
 def test_the_documented_example_runs_and_every_replaced_group_has_live_advantages(scale):
-    for seed in range(2):
-        t,got,before = example(seed, scale_rewards=scale)
-        assert len(got)==40
-        n = [b for b in got if b['replayed'].any()]
-        assert n and [b for b in n if not ((b['advantages'].abs()>1e-4).sum()>=3 and b['replayed'].all())]==[]
-        after = T.weights(t)
-        assert [k for k in before if torch.equal(before[k], after[k])]==[]
+    t,got,before = example(0, scale_rewards=scale)
+    assert len(got)==40
+    n = [b for b in got if b['replayed'].any()]
+    assert len(n)>2
+    assert [b for b in n if not ((b['advantages'].abs()>1e-4).sum()>=3 and b['replayed'].all())]==[]
+    after = T.weights(t)
+    assert [k for k in before if torch.equal(before[k], after[k])]==[]
 
 # -- the trainer as a maintainer reads it -----------------------------------------------------------
 def test_a_registered_priority_decides_what_is_drawn():

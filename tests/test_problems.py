@@ -1,5 +1,5 @@
 "Problems: sides that never meet, sets by name, files in every condition, hub sets on given rows."
-import json, subprocess, sys
+import json
 from functools import partial
 import datasets, pytest
 from datasets import Dataset, DatasetDict
@@ -29,16 +29,11 @@ def test_other_settings_do_not_move_a_question_to_the_other_side():
     wide = chain_sum(3000, split='train', min_terms=2, max_terms=3)
     assert not set(questions(narrow)) & set(questions(wide))
 
-def test_the_side_is_the_same_in_another_process_and_about_a_fifth_is_held_out():
-    texts = [f'problem {i}' for i in range(5000)]
-    here = [split_name(t) for t in texts]
+def test_about_a_fifth_is_held_out():
+    here = [split_name(f'problem {i}') for i in range(5000)]
     assert .18<here.count('test')/5000<.22
-    code = ("from grpo_nb.parts.datasets import split_name; "
-            "print(''.join(split_name(f'problem {i}')[1] for i in range(200)))")
-    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
-    assert out.strip()==''.join(s[1] for s in here[:200])
 
-# the sides as first shipped: a change would let old exams leak into training
+# the sides as first shipped, which every process gives: a change would let old exams leak into training
 FROZEN = 'rrrrrrrerrrrrrrerrrrrree'   # second letters of train and test
 
 def test_sides_of_known_texts_stay_where_they_are():

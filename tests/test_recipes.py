@@ -205,9 +205,9 @@ def test_a_batch_that_processes_can_not_share_is_refused():
 
 def test_dry_run_prints_the_plan_and_loads_nothing(capsys):
     words = '''--model Qwen/Qwen2.5-7B-Instruct --num_processes 64 --strategy fsdp2 --num_generations 16
-        --total_batch_size 64 --max_completion_length 1024 --dry_run'''
+        --total_batch_size 32 --max_completion_length 1024 --dry_run'''
     plan = gsm8k(words.split())
-    assert (plan['processes'], plan['weights'], plan['groups'], plan['problems'])==(64, 7_615_616_512, 64, [])
+    assert (plan['processes'], plan['weights'], plan['groups'], plan['problems'])==(64, 7_615_616_512, 32, [])
     assert 'nothing speaks against it' in capsys.readouterr().out
 
 def test_what_speaks_against_a_run_is_in_its_plan():
