@@ -10,6 +10,7 @@ from grpo_nb.research.study import (
 from grpo_nb.parts.stats import paired_difference, holm
 from grpo_nb.run.signals import Stopped
 from grpo_nb.parts.registry import STRATEGIES, PRIORITIES
+from grpo_nb.replay import Replay
 from grpo_nb.research.study import (
     KEY, rerun_rows as made_again, mean_over_tokens, compare, over_regimes, lr_table, read_rows, run_study)
 from grpo_nb.trainer import TrainConfig
@@ -189,6 +190,13 @@ if __name__=='__main__':
     df = read_rows('a.csv')
     assert (df.error=='').all() and len(df)==1 and 'mine' not in ARMS, str(df.error.tolist())
     assert all(df.source!='') and 'short' in capsys.readouterr().out and all(df.found==1)
+
+def test_a_row_depends_on_the_source_of_ones_own_method_and_not_on_the_packages():
+    class Mine(Replay): name = 'mine'
+    with patch.dict(ARMS, mine=bo.Arm(Mine), shipped=bo.Arm(Replay)):
+        own,shipped = (bo.source_digest(o, 'chain_sum easy') for o in ('mine','shipped'))
+        assert own==f"{bo.source_hash(ARMS['mine'])}+{bo.source_hash(Mine)}" and bo.source_hash(Mine)
+        assert shipped==bo.source_hash(ARMS['shipped'])
 
 def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
     main,tune = make_jobs(3),CHAPTER.rate_jobs()

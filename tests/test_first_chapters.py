@@ -214,7 +214,7 @@ def test_the_runs_of_reward_hacking_have_a_control_at_every_rate():
 def test_the_recorded_runs_of_reward_hacking_are_rows_of_the_table_and_differ_only_in_their_pay(key):
     import pandas as pd
     folders = {k:NBS/'results/hacking'/o for k,o in KEPT.items()}
-    h = pd.read_json(folders[key]/'history.jsonl', lines=True)
+    h = pd.read_json(folders[key]/'history.jsonl.gz', lines=True)
     t = hacking().set_index(['paid_for','rate','seed']).loc[key]
     got = h.groupby(h.index//(EVERY//4))[['reward','completions/mean_length']].mean()
     assert got.to_numpy()==pytest.approx(t[['reward','tokens']].to_numpy(), abs=6e-4)
