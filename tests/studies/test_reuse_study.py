@@ -343,6 +343,16 @@ def test_other_code_counts_the_same_claims_of_spans_of_ones_own(tmp_path):
         assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
     assert theirs[0][2]>.03   # the second pass is worth something at a rate of its own
 
+def test_other_code_counts_the_same_claims_of_steps_without_reuse():
+    from recount_study import recount_own
+    page = 'nbs/studies/registration_parts.qmd'
+    ours,theirs = (f'nbs/studies/rows/{k}_study.csv' for k in ('parts','reuse'))
+    plan = rs.registration(page)
+    rows,need = rs.tables(with_given(read_rows(ours), plan, 'nbs/studies/rows'), plan)['main table']
+    assert len(rows)==need==5*8*8
+    for o,t in zip(rs.claims(rows, plan).itertuples(), recount_own([ours, theirs], page), strict=True):
+        assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
+
 def test_the_plan_of_parts_asks_for_new_rows_only_and_tells_nothing_before_they_are_there():
     plan = rs.registration('nbs/studies/registration_parts.qmd')
     rows = with_given(pd.DataFrame(columns=['regime','arm','seed','learning_rate','error','area']), plan,
