@@ -362,7 +362,7 @@ def train_command(
     **settings:Any,        # more of `TrainConfig`
 )->dict:                   # what summary.json holds
     "Train on your own problems and rewards, with GRPO and replay; evaluate before and after."
-    from grpo_nb.demo import train_and_evaluate
+    from grpo_nb.demo import full_run, train_and_evaluate
     from grpo_nb.parts.validate import is_rendered
     from grpo_nb.parts.datasets import FEW_SHOT, end_at_newline
     from grpo_nb.parts.reward_loading import load_reward
@@ -397,8 +397,11 @@ def train_command(
     how = dict(eval_dataset=held_out if args.eval_steps else None)
     # what is wrong is said before anything is measured
     resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), resume or None)
-    return train_and_evaluate(net, tok, problems, held_out, rewards, args, dict(task=dataset, model=model),
-        resume_hint='--resume', resume_from_checkpoint=resume or None, **how)
+    info = dict(task=dataset, model=model)
+    if (model,dataset)==('tiny','sums') and learning_rate<=2e-4:   # as the demo, whose curve is known
+        info['full_run'] = full_run('tiny')
+    return train_and_evaluate(net, tok, problems, held_out, rewards, args, info, resume_hint='--resume',
+        resume_from_checkpoint=resume or None, **how)
 
 def _place(device='auto', dtype='auto'):
     "Device and dtype by the names that torch has, `auto` decided; ValueError for what is not there."

@@ -69,7 +69,7 @@ def accuracy_reward(
 
     What counts is the text in <answer>…</answer>, without it the last \\boxed{…}, and 0 without either.
     In tasks with solved examples in the prompt (`few_shot`) it is the first line; where they show a working
-    (`worked`), what stands behind the last `=` of that line.
+    (`worked`), the text after the last `=` of that line.
     """
     out = []
     for i,c in enumerate(completions):

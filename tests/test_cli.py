@@ -84,6 +84,7 @@ def test_no_command_imports_anything_heavy_for_its_help_and_each_is_short():
             if p.kind!=p.VAR_KEYWORD and p.default is not p.empty}
         assert own<={*re.findall(r'--(\w+)', said[k])}, k
     assert '--compare' in said['demo'] and 'five ways' in said['demo']
+    assert [k for k in ('', 'demo', 'demo --compare', 'live', 'get', 'train', 'trl') if 'None' in said[k]]==[]
 
 @pytest.mark.parametrize('command', ['train', 'trl'])
 def test_the_first_screen_of_a_help_has_commands_to_copy_and_the_options_they_need(command):
@@ -394,7 +395,9 @@ def test_the_tiny_qwen_says_what_it_knows(mine, capsys):
     assert 'knows sums of one-digit numbers and words' in capsys.readouterr().out
     main('train --dataset sums --max_steps 4 --eval_problems 4 --disable_tqdm --output_dir'.split()
          +[str(mine/'sums')])
-    assert 'knows sums' not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'knows sums' not in said
+    assert 'Too early to tell: after 4 of the usual 200 steps' in said   # on the demo's own sums
 
 def test_a_table_of_rollouts_gets_its_pages_beside_it(tmp_path, capsys):
     rows = [dict(prompt=f'q{i//4}', completion=f'x{i}', reward=float(i%2), step=i//16) for i in range(64)]

@@ -781,7 +781,7 @@ BESIDE = Arm('replay', dict(stored_per_fresh=2), dict(generation_batch_size=96, 
     correction='weight=truncated,weight_cap=2,clip=none'), '8 groups sampled, and 16 from the buffer')
 
 def compared(
-    output_dir:str|None=None, # of the table and its figure; None: runs/compare, or the next of that name
+    output_dir:str|None=None, # of the table and its figure (default: runs/compare, or the next of that name)
     disable_tqdm:bool=False, # hide the progress bar
 )->None:
     "Train in five ways at equal tokens, on words to be spelled backward, with six seeds each."
