@@ -3,10 +3,8 @@
     python tests/made_records.py trackio|trl|verl|tinker FOLDER
 """
 
-import ast, gzip, json, os, shutil, sqlite3, sys
-from importlib.util import find_spec
+import gzip, json, os, shutil, sqlite3, sys
 from pathlib import Path
-from types import SimpleNamespace
 
 def answers():
     "(step, group, answer, reward) of two steps of three groups of four; the last group of each is all wrong."
@@ -61,50 +59,67 @@ def trl(folder):
     trackio.finish()
     packed(Path(os.environ['TRACKIO_DIR'])/'trl.db', folder/'trl-async.db.gz')
 
+def byte_tokenizer():
+    "A tokenizer of transformers with a token for each byte, and one that pads."
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    bytes_ = {c:i for i,c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tok = Tokenizer(models.BPE(vocab=bytes_, merges=[]))
+    tok.pre_tokenizer,tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False),decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tok, pad_token='<pad>')
+
 def verl(folder):
-    "What `_write_generations` of verl's trainer writes, run from its source, since its imports want a GPU."
-    source = Path(find_spec('verl').origin).parent/'trainer'/'ppo'/'ray_trainer.py'
-    nodes = ast.walk(ast.parse(source.read_text()))
-    found = next(o for o in nodes if getattr(o, 'name', '')=='_write_generations')
-    found.decorator_list = []
-    here = dict(os=os, json=json)
-    exec(compile(ast.Module([found], []), str(source), 'exec'), here)
+    "What `RayPPOTrainer._log_rollout_data` writes of verl's own batches, of a trainer without a cluster."
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    trainer = RayPPOTrainer.__new__(RayPPOTrainer)   # its __init__ asks for a cluster
+    trainer.tokenizer = byte_tokenizer()
+    trainer._init_dump_executor()
+    def padded(texts): return trainer.tokenizer(texts, padding=True, return_tensors='pt').input_ids
     for s in (1, 2):
-        asked,said,rewards,uid = [],[],[],[]
-        for _,g,i,r in (o for o in answers() if o[0]==s):
-            asked.append(question(s, 0))   # one text: only the identity tells groups apart
-            said.append(f'It is {i}.')
-            rewards.append(r)
-            uid.append(f'sample{g}_{i}_0')
-        to = str(folder/'verl-0.9')
-        here['_write_generations'](asked, said, ['1']*len(uid), rewards, dict(uid=uid), to, s)
+        rows = [o for o in answers() if o[0]==s]
+        asked = padded([question(s, 0) for _ in rows])   # one text: only the identity tells groups apart
+        said = padded([f'It is {i}.' for _,_,i,_ in rows])
+        scores = torch.zeros(said.shape)
+        scores[:, -1] = torch.tensor([r for *_,r in rows])
+        batch = DataProto.from_dict(dict(prompts=asked, responses=said, token_level_scores=scores),
+            non_tensors=dict(reward_model=[dict(ground_truth='1')]*len(rows)))
+        trainer.global_steps = s
+        uid = [f'sample{g}_{i}_0' for _,g,i,_ in rows]
+        trainer._log_rollout_data(batch, dict(uid=uid), {}, str(folder/'verl-0.9'))
+    trainer._shutdown_dump_executor()
 
 def tinker(folder):
-    "Summaries by `serialize_rollout_summaries`, and a capture of them by the package's exporter."
+    "Summaries of tinker's own trajectories, and a capture of its own answers by the package's exporter."
+    import numpy as np
+    from tinker import ModelInput, SampledSequence, SampleResponse
     from tinker_cookbook.capture import CaptureExporter, JsonlFileSink, capture, instrument
+    from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
+    from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
     from tinker_cookbook.stores.storage import LocalStorage
     run = folder/'tinker-0.6'
     shutil.rmtree(run, ignore_errors=True)
     exporter = CaptureExporter(JsonlFileSink(LocalStorage(str(run))))
+    prompt,end = [1, 2, 3],list(range(9))
     for s in (1, 2):
         groups = []
         for g in range(3):
-            rewards,made = [],[]
+            made = []
             for _,_,i,r in (o for o in answers() if o[:2]==(s, g)):
                 tokens,logprobs = list(range(40, 45+i)),[-.1*(k+1) for k in range(5+i)]
                 with capture(run_id='run', iteration=s, group_idx=g, traj_idx=i, split='train'):
                     record = dict(kind='sample', scope=dict(instrument.current_scope()), created_at=float(s),
-                        prompt_tokens=[1, 2, 3])
-                sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason='stop')
-                instrument._sample_outcome(record, SimpleNamespace(sequences=[sequence]))
+                        prompt_tokens=prompt)
+                sampled = SampledSequence(stop_reason='stop', sequence_id=f'{s}-{g}-{i}',
+                    tokens_np=np.array(tokens, np.int32), logprobs_np=np.array(logprobs, np.float32))
+                instrument._sample_outcome(record, SampleResponse(sequences=[sampled]))
                 exporter.enqueue(record)
-                step = SimpleNamespace(ob=SimpleNamespace(length=3), ac=SimpleNamespace(tokens=tokens),
-                    reward=r, episode_done=True, metrics={}, logs={})
-                made.append(SimpleNamespace(transitions=[step], final_ob=SimpleNamespace(length=9)))
-                rewards.append(r)
-            groups.append(SimpleNamespace(trajectories_G=made, get_total_rewards=lambda r=rewards: r,
-                final_rewards_G=[0.]*4, metrics_G=[{}]*4))
+                step = Transition(ob=ModelInput.from_ints(prompt), ac=TokensWithLogprobs(tokens, logprobs),
+                    reward=r, episode_done=True)
+                made.append(Trajectory([step], ModelInput.from_ints(end)))
+            groups.append(TrajectoryGroup(made, [0.]*4, [{}]*4))
         rows = serialize_rollout_summaries(split='train', iteration=s, trajectory_groups_P=groups,
             taglist_P=[[]]*3)
         to = run/f'iteration_{s:06d}'/'train_rollout_summaries.jsonl'

@@ -13,6 +13,8 @@ from grpo_nb.dev.site import (
 
 ROOT = Path(__file__).parent.parent
 
+MOVED = yaml.safe_load((ROOT/'nbs'/'moved.yml').read_text(encoding='utf-8'))
+
 def page(site, name):
     "The address of the page of a chapter or room, wherever it stands"
     return next(str(f.relative_to(site)) for f in sorted(site.rglob(f'{name}.html'))
@@ -22,7 +24,8 @@ def page(site, name):
 @pytest.fixture(scope='module')
 def pages(site):
     own = ('site_libs', 'live')   # the live page has tests of its own
-    return sorted(str(f.relative_to(site)) for f in site.rglob('*.html') if not {*own} & {*f.parts})
+    there = {str(f.relative_to(site)) for f in site.rglob('*.html') if not {*own} & {*f.parts}}
+    return sorted(there-{*MOVED})
 
 
 def notebook_pages():
@@ -207,6 +210,14 @@ def test_llms_txt_lists_every_page_of_the_sidebar_once(site):
     assert text.startswith('# grpo_nb\n\n> ') and '## Course' in text and '## Optional' in text
     assert {'index.html', page(site, 'advantages'), 'practise/symptoms.html'}<={*listed}
     assert json.loads((site/'findings.schema.json').read_text(encoding='utf-8'))['type']=='array'
+
+def test_an_old_address_leads_to_the_page_with_its_anchor(url, browser):
+    pg = browser.new_page()
+    for old,new in MOVED.items():
+        pg.goto(f'{url}/{old}#limits')
+        pg.wait_for_url(f'{url}/{new}#limits')
+        assert pg.locator('h1').count()==1
+    pg.close()
 
 def test_what_users_say_leads_to_pages_that_are_there(pages):
     answers = yaml.safe_load((ROOT/'nbs'/'answers.yml').read_text(encoding='utf-8'))

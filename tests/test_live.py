@@ -457,6 +457,9 @@ def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened):
     pg = opened()
     pg.locator('#train:not([disabled])').wait_for()
     pg.click('#settings summary')
+    for knob in ('#rate', '#buffer'):
+        pg.locator(knob).focus()
+        pg.keyboard.press('ArrowRight')
     pg.fill('#seed', '12')
     pg.click('#train')                                            # nothing was begun: it is run 12
     assert 'the first batch' in pg.inner_text('#status')
@@ -481,6 +484,24 @@ def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened):
     pg.locator('.ghosts').wait_for()
     _batches(pg, 1)
     assert labels()==first and pg.input_value('#seed')=='12' and pg.said==[]
+    link = pg.url                                                 # another reader sees the same run
+    assert link.endswith('?seed=12&rate=0.00025&buffer=72')
+    other = opened(link)
+    other.locator('#train:not([disabled])').wait_for()
+    other.click('#train')
+    _batches(other, 1)
+    assert [o.get_attribute('aria-label') for o in _column(other, 0).all()]==first and other.url==link
+    said = [other.text_content(f'#{o}-says') for o in ('rate','buffer')]
+    assert said==['0.00025','72'] and other.input_value('#seed')=='12' and other.said==[]
+
+def test_an_address_gives_task_and_knobs_and_what_is_none_is_ignored(opened):
+    for asked,want in (('?task=words&seed=7&rate=0.001&buffer=0', ['words','7','0.001',False]),
+            ('?task=x&seed=-1&rate=9&buffer=no', ['sums','0','0.0002',True])):
+        pg = opened(asked)
+        pg.locator('#train:not([disabled])').wait_for()
+        got = [pg.locator('[name=task]:checked').get_attribute('value'), pg.input_value('#seed'),
+            pg.text_content('#rate-says'), pg.is_checked('#replay')]
+        assert got==want and pg.url.endswith(asked if want[0]=='words' else '/') and pg.said==[]
 
 def test_opened_from_a_file_it_says_what_to_do(folder, browser):
     pg = browser.new_page()
@@ -532,8 +553,30 @@ def test_the_squares_say_what_became_of_their_groups(trained):
             o.click()
             assert pg.locator('.came .try').count()==8 and pg.locator('.more .try').count()==8
 
+# Keeps what the worker says of forks: `arriveLate()` lets it come again, `arriveLate(1)` all but the newest's
+LATE = '''() => {
+  const post = Worker.prototype.postMessage, kept = [], known = new Set()
+  let replayed = false
+  Worker.prototype.postMessage = function (...what) {
+    if (!known.has(this)) this.addEventListener('message', ({data}) => {
+      if (data.fork && !data.answered && !replayed) kept.push([this, data])
+    })
+    known.add(this)
+    return post.apply(this, what)
+  }
+  window.arriveLate = (but = 0) => {
+    const newest = Math.max(...kept.map(([, o]) => o.fork))
+    const late = kept.filter(([, o]) => o.fork < newest + 1 - but)
+    replayed = true
+    for (const [worker, data] of late) worker.dispatchEvent(new MessageEvent('message', {data}))
+    replayed = false
+    return late.length
+  }
+}'''
+
 def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     pg = trained
+    pg.evaluate(LATE)
     first = [o.get_attribute('aria-label') for o in _column(pg, 1).all()]
     square = pg.locator('.map .col.new').nth(1).locator('.s5, .s6').first
     said = square.get_attribute('aria-label')
@@ -558,6 +601,7 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     assert apart.startswith('After 1 batch the two are equal to the last bit') and 'After batch 2, ' in apart
     pg.get_by_role('button', name='Remove the fork').click()
     assert pg.locator('.map').count()==1 and pg.inner_text('#apart')==''
+    assert pg.evaluate('arriveLate()')>3                          # of a fork that is gone
     assert [o.get_attribute('aria-label') for o in _column(pg, 1).all()]==first and pg.said==[]
     square.click()                                                # for the next test, one to look at
     pg.locator('#fork-what').select_option(label='nothing is changed')
@@ -571,6 +615,10 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     pg.click('#train')
     pg.locator('#status', has_text='paused').wait_for()
     assert pg.locator('.map').count()==2 and 'not replaced' in pg.locator('.map h2').inner_text()
+    shown = lambda: (pg.locator('.map .col.new').count(), pg.inner_text('#apart'), pg.inner_text('#score'))
+    before = shown()
+    assert pg.evaluate('arriveLate(1)')>3                        # of the forks before this one
+    assert shown()==before and pg.said==[]
 
 def test_switched_off_nothing_is_replaced(opened):
     pg = opened()

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest, torch
+from PIL import Image
 from grpo_nb.inspector import write_inspector
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import LoggedRun, read_run
@@ -46,7 +47,17 @@ def test_colours_stand_in_the_table_alone(run):
     for name,text in MODULES.items(): assert name=='table.js' or not re.findall('#[0-9A-Fa-f]{6}', text), name
     colours = {o['label'].split()[0]:o['colour'] for o in _curves_of(run, _look(run)) if o.get('main')}
     assert colours=={'reward,':table['colours']['reward'], 'share':table['colours']['living']}
-    assert COLOURS['alive']==table['colours']['living']
+    same = dict(alive='living', replaced='stored', all_right='right', all_wrong='wrong', all_alike='alike')
+    for ours,theirs in same.items(): assert COLOURS[ours]==table['colours'][theirs]
+    css = (VIEW.parent/'live'/'live.css').read_text(encoding='utf-8')
+    stored = re.findall(r'[^{}]*\.(?:stored|s8|came)\b[^{}]*\{([^}]*)\}', css)
+    assert len(stored)>4 and not [o for o in stored if '#' in o]
+
+def test_the_film_of_the_first_page_has_the_colours_of_the_map():
+    with Image.open(Path(__file__).parent.parent/'nbs'/'images'/'demo.gif') as film:
+        film.seek(film.n_frames-1)
+        seen = {'#%02X%02X%02X' % o for _,o in film.convert('RGB').getcolors(2**24)}
+    assert {page_table()['colours'][k] for k in ('living','stored','right','wrong')}<=seen
 
 def test_the_page_has_words_for_every_reason_of_a_dead_group():
     r = torch.tensor([[0., 0.], [1., 1.], [.5, .5], [.25, .25+1e-7], [math.nan, math.nan]])
@@ -240,7 +251,7 @@ def test_a_click_opens_a_group_and_a_drag_zooms(run, opened):
     )
     assert at==[12, 8, 2]
     x = lambda s: box['x']+64+(s+.5)*(box['width']-74)/12
-    y = lambda g: box['y']+2*80+4+(g+.5)*22
+    y = lambda g: box['y']+150+80+4+(g+.5)*22   # below the learning curve and a second one
     page.mouse.click(x(5), y(3))
     says(page, f'step {run.steps[5]}, group 3')
     wait_for_text(page, '.gv-body', f'Group 3, sampled at step {run.steps[5]}')

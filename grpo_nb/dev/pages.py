@@ -369,6 +369,20 @@ def _finish(site, nbs, local):
     for f in site.rglob('*.html'):   # the list of headings says each name three times
         near = f"{'../'*(len(f.relative_to(site).parts)-1)}site_libs/katex" if local else _KATEX
         _change(f, lambda t: _with_preview(_TWICE.sub('', t).replace(_KATEX, near), about['site-url']))
+    for old,new in yaml.safe_load((nbs/'moved.yml').read_text(encoding='utf-8')).items():
+        _write_redirect(site, old, new)
+
+def _write_redirect(site, old, new):
+    "A page at an old address that leads to the new one, with or without scripts. Trouble if one is wrong."
+    if (site/old).exists(): raise ProjectError(f'nbs/moved.yml: {old} is a page')
+    if not (site/new).exists(): raise ProjectError(f'nbs/moved.yml: {new} is no page')
+    to = os.path.relpath(site/new, (site/old).parent)
+    (site/old).write_text('<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Moved</title>'
+        f'<meta name="robots" content="noindex"><link rel="canonical" href="{to}">'
+        f'<meta http-equiv="refresh" content="1; url={to}">'
+        f'<script>location.replace("{to}" + location.hash)</script>'
+        f'<main><h1>Moved</h1><p>This page has <a href="{to}">a new address</a>.</p></main></html>\n',
+        encoding='utf-8')
 
 # %% ../../nbs/dev/pages.ipynb #5e3f7c24
 class _Page(HTMLParser):

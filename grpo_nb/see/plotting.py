@@ -23,13 +23,16 @@ _OF_PAGES = json.loads(_table.strip().removesuffix(';'))['colours']   # of the m
 
 COLOURS = dict(
     policy='#0072B2',    # the policy being trained
-    old='#E69F00',       # the policy that sampled
+    old=_OF_PAGES['stored'],     # the policy that sampled: a stored group is from an old one
     ref='#CC79A7',       # the frozen reference
-    pos='#009E73',       # positive advantage, a right answer
+    pos=_OF_PAGES['right'],      # positive advantage, a right answer
     neg='#A33F00',       # negative advantage, a wrong answer
-    dead='#8C8C8C',      # a group without signal
-    replaced='#E69F00',  # a group that came out of the buffer: an old policy sampled it
-    alive=_OF_PAGES['living'],   # a group with signal, as in every map
+    alive=_OF_PAGES['living'],   # a group with signal
+    dead=_OF_PAGES['grey'],      # a group without signal, where it doesn't matter why
+    replaced=_OF_PAGES['stored'],  # a group that came out of the buffer
+    all_right=_OF_PAGES['right'],  # a dead group by how its answers agree
+    all_wrong=_OF_PAGES['wrong'],
+    all_alike=_OF_PAGES['alike'],
     sky='#56B4E9',       # a second blue, for a series without a meaning of its own
     grey='#8C8C8C',      # everything that isn't the point
 )

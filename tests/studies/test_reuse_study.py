@@ -2,6 +2,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch
 import grpo_nb.studies.replay_study as rs
 import grpo_nb.studies.stacked as sr
@@ -737,3 +738,39 @@ def test_a_processor_gives_what_the_table_has_as_the_page_says(study):
         assert abs(mean)<half   # none is decided
         if arm=='plain': assert abs(mean)<.003
         else: assert f'{mean:+.3f} ± {half:.3f}'.replace('-', '−') in page
+
+# ---- the cliff, drawn
+
+def test_the_cliff_is_what_its_weights_give(tmp_path, monkeypatch):
+    "A small one: its roads by least squares in the plane's own basis, its accuracies a model at a time"
+    names,walked = PAGE_OF.write_cliff.__globals__,[]
+    arms = {k:BatchUse(fresh=2, passes=p) for k,p in (('plain GRPO', 1), ('three passes', 3))}
+    def kept(rate):
+        walked.append(PAGE_OF.roads(rate))
+        return walked[-1]
+    three = SimpleNamespace(linspace=lambda low, high, n: torch.linspace(low, high, 3), stack=torch.stack)
+    for k,v in dict(ROADS=arms, SEED=500, BATCHES=2, EVERY=1, roads=kept, torch=three).items():
+        monkeypatch.setitem(names, k, v)
+    PAGE_OF.write_cliff(tmp_path/'cliff.csv', best=1e-3)
+    df = pd.read_csv(tmp_path/'cliff.csv')
+    (best,_),(roads,runs) = walked
+    start = roads['plain GRPO'][0][0].double()
+    ends = [o.double()-start for o in (best['plain GRPO'][-1][0], roads['three passes'][-1][0])]
+    base = torch.linalg.qr(torch.stack(ends, 1))
+    axes = base.Q*base.R.diagonal().sign()
+    assert df[df.what=='good end'].x.item()==pytest.approx(ends[0].norm().item(), abs=1e-4)
+    for name,road in roads.items():
+        seen = df[df.what==name]
+        assert seen.batch.tolist()==[0, 1, 2] and seen.right.tolist()==pytest.approx([o for _,o in road])
+        moved = torch.stack([o.double()-start for o,_ in road])
+        at = torch.linalg.lstsq(axes, moved.T).solution.T
+        assert np.allclose(seen[['x','y']], at, atol=1e-4)
+        left = (moved-at@axes.T).norm(dim=1)/moved.norm(dim=1).clamp(min=1e-12)
+        assert np.allclose(seen.in_plane, (1-left**2).sqrt(), atol=2e-3)
+    assert abs(df[(df.what=='three passes')&(df.batch==2)].in_plane.item()-1)<1e-3   # it spans the plane
+    plane = df[df.what=='plane']
+    assert len(plane)==9 and plane.right.nunique()>1
+    for o in plane.itertuples():
+        point = (start+axes@torch.tensor([o.x, o.y], dtype=torch.float64)).float()
+        right = sr.right_answers(sr.Stack(runs.m.shape, point[None]), runs.test, [500])
+        assert right.float().mean().item()==pytest.approx(o.right, abs=.02)

@@ -57,6 +57,7 @@ const TOLD = {
   ready() {
     for (const id of ['train', 'step', 'again']) $(id).disabled = false;
     turn();
+    readAddress();
     anew();
   },
   batch(batch, i) {
@@ -121,6 +122,37 @@ function read() {                      // show the knobs' values beside them
   $('buffer-says').textContent = $('buffer').value;
   $('buffer').disabled = !$('replay').checked;
 }
+const taskName = () => Object.keys(TASKS).find(k => TASKS[k] == now.task);
+
+// The address holds what is unusual of the task, seed and knobs with which a run begins: a link shows the same run.
+function writeAddress() {
+  const {rate, buffer} = knobs(), usual = now.task.sets.at(-1), query = new URLSearchParams();
+  const put = (k, value, expected) => { if (value != expected) query.set(k, value); };
+  put('task', taskName(), 'sums');
+  put('seed', now.seed, 0);
+  put('rate', rate, usual.rate);
+  put('buffer', buffer, usual.buffer);
+  history.replaceState(null, '', location.pathname + (String(query) && `?${query}`) + location.hash);
+}
+function readAddress() {               // what is no possible value is ignored
+  const query = new URLSearchParams(location.search);
+  const given = (k, from, to) => {
+    const x = Number(query.get(k) ?? NaN);
+    return x >= from && x <= to ? x : null;
+  };
+  if (Object.hasOwn(TASKS, query.get('task') ?? '')) {
+    now.task = TASKS[query.get('task')];
+    $('question').value = now.task.first;
+    for (const o of all('[name=task]')) o.checked = TASKS[o.value] == now.task;
+    turn();
+  }
+  const [seed, rate, buffer] = [given('seed', 0, 999999), given('rate', 1e-5, 1e-3), given('buffer', 0, 128)];
+  if (seed != null) $('seed').value = Math.round(seed);
+  if (rate != null) $('rate').value = Math.log10(rate);
+  if (buffer) $('buffer').value = buffer;
+  $('replay').checked = buffer !== 0;
+  read();
+}
 const typed = () => Math.abs(Math.round($('seed').value)) || 0;
 // The seed of another run: the one that was typed, otherwise the next.
 const next = () => typed() == now.seed ? (now.seed + 1) % 1e6 : typed();
@@ -133,10 +165,11 @@ function anew(seed = typed()) {        // an empty run that has not started
   $('maps').replaceChildren(...now.arms.map(place));
   $('apart').textContent = '';
   $('title').textContent = now.task.title;
-  const task = Object.keys(TASKS).find(k => TASKS[k] == now.task);
+  const task = taskName();
   for (const o of all('[data-task]')) o.hidden = o.dataset.task != task;
   $('ask-label').textContent = now.task.asks;
   tell({do: 'start', run: now.run, task, seed, knobs: knobs()});
+  writeAddress();
   stop();
   ask();
 }
@@ -230,11 +263,14 @@ function wire() {
     turn();
     anew(now.seed);
   };
-  for (const id of ['rate', 'buffer', 'replay']) $(id).oninput = () => {
-    read();
-    tell({do: 'change', knobs: knobs()});
-    redraw();
-  };
+  for (const id of ['rate', 'buffer', 'replay']) {
+    $(id).oninput = () => {
+      read();
+      tell({do: 'change', knobs: knobs()});
+      redraw();
+    };
+    $(id).onchange = () => { if (!begun()) writeAddress(); };
+  }
   $('seed').oninput = state;
   $('ask').onsubmit = e => {
     e.preventDefault();

@@ -4,7 +4,8 @@ import {CELLS, COLOURS} from './cells.js';
 import {nearestOf} from './data.js';
 import {clamp, el, isDark, many, num} from './dom.js';
 
-const LEFT = 64, RIGHT = 10, STRIP = 80, AXIS = 20;   // pixels; a strip holds a curve
+const LEFT = 64, RIGHT = 10, AXIS = 20;   // pixels
+const FIRST = 150, STRIP = 80;         // heights of strips, which hold a curve each: the learning curve is first
 const BUSY = 10;                       // a group replayed this often stays visible when zoomed out
 const FONT = '12px system-ui, sans-serif';
 
@@ -19,8 +20,9 @@ export class Plot {
     this.enter = enter;
     this.zoomed = zoomed;
     this.strips = this.run.curves.filter(c => c.main);
+    this.tops = this.strips.map((_, i) => i && FIRST + (i - 1) * STRIP);
     this.cellHeight = this.run.B ? clamp(Math.floor(320 / this.run.B), 5, 22) : 0;
-    this.mapTop = this.strips.length * STRIP + 4;
+    this.mapTop = this.strips.length ? this.tops.at(-1) + this.tall(this.strips.length - 1) + 4 : 4;
     this.mapHeight = this.cellHeight * this.run.B;
     this.width = 0;
     this.pixels = null;                // an image with a pixel per cell
@@ -35,6 +37,7 @@ export class Plot {
     this.listen();
   }
   get height() { return this.mapTop + this.mapHeight + AXIS; }
+  tall(i) { return i ? STRIP : FIRST; }
   get inner() { return this.width - LEFT - RIGHT; }
   get columnWidth() { return this.inner / (this.now.to - this.now.from); }
   get ink() { return getComputedStyle(this.root).color; }
@@ -172,7 +175,7 @@ export class Plot {
     this.root.style.colorScheme = isDark(this.root) ? 'dark' : 'light';
     c.font = FONT;
     c.fillStyle = c.strokeStyle = ink;
-    this.strips.forEach((o, i) => this.strip(c, o, i * STRIP, ink));
+    this.strips.forEach((o, i) => this.strip(c, o, this.tops[i], this.tall(i), ink));
     if (this.run.B) this.cells(c);
     this.axis(c, ink);
     this.drawOver();
@@ -189,8 +192,8 @@ export class Plot {
     c.clearRect(0, 0, this.width, this.height);
     return c;
   }
-  strip(c, o, top, ink) {              // a curve with its band
-    const h = STRIP - 28, all = [...o.value, ...(o.low || []), ...(o.high || [])].filter(Number.isFinite);
+  strip(c, o, top, tall, ink) {        // a curve with its band
+    const h = tall - 28, all = [...o.value, ...(o.low || []), ...(o.high || [])].filter(Number.isFinite);
     const lo = o.share ? 0 : Math.min(...all), hi = o.share ? 1 : Math.max(...all, lo + 1e-9);
     const y = v => top + 20 + h * (1 - (v - lo) / (hi - lo || 1));
     const x = s => this.stepToX(this.position(s) + .5);
@@ -198,15 +201,18 @@ export class Plot {
     c.globalAlpha = .25;
     c.strokeStyle = ink;
     c.strokeRect(LEFT, top + 20, this.inner, h);
+    const middle = lo + (hi - lo) / 2;
+    if (tall == FIRST) c.strokeRect(LEFT, y(middle), this.inner, 0);
     c.restore();
     c.fillStyle = ink;
     c.textAlign = 'right';
     c.fillText(num(hi, 2), LEFT - 6, top + 28);
-    c.fillText(num(lo, 2), LEFT - 6, top + STRIP - 8);
+    if (tall == FIRST) c.fillText(num(middle, 2), LEFT - 6, y(middle) + 4);
+    c.fillText(num(lo, 2), LEFT - 6, top + tall - 8);
     c.textAlign = 'left';
     c.save();
     c.beginPath();
-    c.rect(LEFT, top, this.inner, STRIP);
+    c.rect(LEFT, top, this.inner, tall);
     c.clip();
     c.strokeStyle = c.fillStyle = o.colour;
     if (o.low) {
@@ -290,14 +296,14 @@ export class Plot {
     c.globalAlpha = .5;
     c.fillStyle = ink;
     const here = this.stepToX(now.step + .5) - .5;
-    strips.forEach((_, i) => c.fillRect(here, i * STRIP + 20, 1, STRIP - 20));   // doesn't cross the labels
+    strips.forEach((_, i) => c.fillRect(here, this.tops[i] + 20, 1, this.tall(i) - 20));   // crosses no label
     c.fillRect(here, this.mapTop, 1, this.mapHeight);
     c.globalAlpha = 1;
     c.font = FONT;
     c.textAlign = 'right';
     strips.forEach((o, i) => {
       const j = nearestOf(o.step, run.steps[now.step]);
-      if (j >= 0) c.fillText(`${num(o.value[j], 2)} at step ${o.step[j]}`, this.width - RIGHT, i * STRIP + 14);
+      if (j >= 0) c.fillText(`${num(o.value[j], 2)} at step ${o.step[j]}`, this.width - RIGHT, this.tops[i] + 14);
     });
     if (run.B) {
       this.drawLife(c, this.selection.entry(now.step, now.group), ink);

@@ -6,7 +6,7 @@ export const TABLE =
     "right": "#009E73",
     "wrong": "#D55E00",
     "alike": "#A77CB0",
-    "stored": "#FFB000",
+    "stored": "#E69F00",
     "stored_once": "#F4DDA0",
     "reward": "#009E73",
     "held_out": "#CC79A7",
