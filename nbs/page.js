@@ -116,21 +116,24 @@
   head ? head.after(folded) : document.querySelector('main').prepend(folded)
 })()
 
-// ---- search: every word asked for must stand in a section, but for those that say nothing by themselves; and what our
-// users say has a page that answers
+// ---- search: every word asked for must stand in a section, but for those that say nothing by themselves; where none has
+// them all, those with most of them are listed. What our users say has a page, or a section of it, that answers
 const IDLE = new Set(('a an and are at be can do does from goes going how i if in is it my of on or so stays that the then this to ' +
   'was what when where which why will with').split(' '))
 window.rankPages = (index, q, limit) => {
-  const plain = s => s.toLowerCase().replace(/[-\u2010-\u2015]/g, ' ').replace(/\s+/g, ' ').trim()
+  const plain = s => s.toLowerCase().replace(/[-\u2010-\u2015]/g, ' ').replace(/[.,:;?!]+(?=\s|$)/g, '').replace(/\s+/g, ' ').trim()
   const telling = s => { const all = s.split(' '), some = all.filter(w => !IDLE.has(w)); return some.length ? some : all }
   const ask = plain(q), words = telling(ask), core = words.join(' ')
   const rooms = /(parts|run|see|on_trl|scale|research|studies|dev|reference|project)\//
   const kind = e => /glossary/.test(e.href) ? 30 : /settings|metrics/.test(e.href) ? 26
     : /practise\//.test(e.href) ? 12 : rooms.test(e.href) ? 0 : 10
-  const score = e => {
+  const answers = href => (window.answers[href] || []).some(o => telling(plain(o)).join(' ') === core)
+  const score = (e, least = words.length) => {   // of `least` of the words or more, 0 otherwise
     const title = plain(e.title || ''), section = plain(e.section || ''), text = plain(e.text || '')
-    if ((window.answers[e.href.split('#')[0]] || []).some(o => telling(plain(o)).join(' ') === core)) return 200
-    if (!words.every(w => (title + ' ' + section + ' ' + text).includes(w))) return 0
+    if (answers(e.href)) return 220
+    if (e.href.includes('#') && answers(e.href.split('#')[0])) return 200
+    const there = words.filter(w => (title + ' ' + section + ' ' + text).includes(w)).length
+    if (there < least) return 0
     const head = (e.section || '').trim()
     const isName = /^[\w.]+$/.test(head) && /[_a-z][A-Z]|_|^[a-z]/.test(head)
     let n = kind(e) - (isName ? 12 : 0)
@@ -144,10 +147,12 @@ window.rankPages = (index, q, limit) => {
       if (section.split(' ').includes(w)) n += 8
       if (new RegExp('(^|[^a-z0-9_])' + exact + '($|[^a-z0-9_])').test(text)) n += 6
     }
-    return Math.max(1, n)
+    return Math.max(1, n + 100 * (there - words.length))
   }
-  const hits = index.map((e, i) => [score(e), i, e]).filter(o => o[0] > 0)
+  const found = least => index.map((e, i) => [score(e, least), i, e]).filter(o => o[0] > 0)
     .sort((a, b) => b[0] - a[0] || a[1] - b[1])
+  let hits = found(words.length)
+  for (let least = words.length - 1; !hits.length && least > 0; least--) hits = found(least)
   const seen = {}, out = []   // three sections of one page are enough
   for (const [, , e] of hits) {
     const p = e.href.split('#')[0]

@@ -179,7 +179,18 @@ def found(url, browser):
         ('out of memory', r'practise/memory\.html', 1),
         ('lora', r'practise/trl\.html', 1),
         ('replay_buffer_size', r'settings\.html', 1),
-        ('importance ratio', r'glossary\.html|loss\.html#the-importance-ratio', 1),
+        ('importance ratio', r'loss\.html#the-importance-ratio', 1),
+        ('importance sampling', r'loss\.html#the-importance-ratio', 1),
+        ('entropy', r'/logps\.html', 1),
+        ('zero advantage', r'/replay\.html', 1),
+        ('DAPO', r'catalogue/methods\.html#other-prompts', 1),
+        ('Dr. GRPO', r'/advantages\.html', 1),
+        ('kl penalty', r'/kl\.html', 1),
+        ('vllm', r'practise/trl\.html', 1),
+        ('advantage', r'/advantages\.html', 1),
+        ('my model repeats itself', r'practise/symptoms\.html', 1),
+        ('dapo clip higher', r'settings\.html|loss\.html', 2),   # no section has all three
+        ('overfitting', r'/evaluation\.html', 1),
         ('reinforcement learning', r'glossary\.html|grpo_on_one_screen', 2),
         ('policy gradient', r'glossary\.html|from_reward_to_gradient', 2),
         ('credit assignment', r'glossary\.html', 2),
@@ -219,9 +230,12 @@ def test_an_old_address_leads_to_the_page_with_its_anchor(url, browser):
         assert pg.locator('h1').count()==1
     pg.close()
 
-def test_what_users_say_leads_to_pages_that_are_there(pages):
+def test_what_users_say_leads_to_pages_that_are_there(site, pages):
     answers = yaml.safe_load((ROOT/'nbs'/'answers.yml').read_text(encoding='utf-8'))
-    assert {*answers}<={*pages}
+    assert {o.split('#')[0] for o in answers}<={*pages}
+    for at in (o for o in answers if '#' in o):
+        file,anchor = at.split('#')
+        assert f'id="{anchor}"' in (site/file).read_text(encoding='utf-8'), at
 
 def test_the_first_stop_of_the_keyboard_leads_past_the_menu(url, browser):
     pg = browser.new_page()
