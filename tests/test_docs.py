@@ -560,6 +560,28 @@ def test_pages_opened_from_disk_have_widgets_and_formulas(site, browser):
     assert 'All pages' not in pg.locator('#quarto-sidebar').inner_text()
     pg.close()
 
+OFF_PAPER = '''() => {   // cells and code beyond the right edge, and pale letters
+  const edge = document.documentElement.clientWidth + 1, out = []
+  for (const o of document.querySelectorAll('main :is(td, th, pre code)')) {
+    const light = getComputedStyle(o).color.match(/[0-9]+/g).slice(0, 3).some(x => x > 140)
+    const cut = o.getBoundingClientRect().right > edge, folded = o.closest('details:not([open])')
+    if (o.offsetWidth && !folded && (cut || light)) out.push(o.textContent.slice(0, 60))
+  }
+  return out
+}'''
+
+def test_on_paper_nothing_is_cut_or_pale(url, browser):
+    ctx = browser.new_context(color_scheme='dark', viewport=dict(width=718, height=1000))   # A4
+    pg = ctx.new_page()
+    for name in ('reference/settings.html','loss.html','off_policy_lab.html'):
+        pg.goto(f'{url}/{name}')
+        pg.wait_for_function(IN_THEME, arg='dark')
+        pg.locator('main pre.sourceCode').first.wait_for(state='attached')
+        pg.emulate_media(media='print')
+        assert pg.evaluate(OFF_PAPER)==[], name
+        pg.emulate_media(media='screen')
+    ctx.close()
+
 def test_dark_mode_changes_the_page_and_stays(site, url, browser):
     ctx = browser.new_context(color_scheme='light')
     pg = ctx.new_page()

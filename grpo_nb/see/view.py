@@ -632,7 +632,8 @@ def _compare_html(arms, name, out):
     each = [dict(arm=k, folder=_run_link(r, out), verdict=v)
         for k,o in arms.items() for r,v in zip(o['runs'], o['verdicts'])]
     sentences = ''.join(f'<p class="verdict">{escape(o)}</p>' for o in said)
-    body = (f'{sentences}<p>{len(each)} runs in {len(arms)} arms. Each number is a mean over '
+    in_arms = f'in {len(arms)} arms' if len(arms)>1 else 'of one arm'
+    body = (f'{sentences}<p>{len(each)} runs {in_arms}. Each number is a mean over '
         'seeds ± the half-width of its 95 % interval (Student). One seed has none, and is an example. '
         f'Differences are paired by seed.</p>{_table([_row(k, o, first) for k,o in arms.items()], "arms")}'
         f'<h2>Curves, means over seeds with their intervals</h2>{_legend(arms)}'
