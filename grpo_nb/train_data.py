@@ -9,7 +9,9 @@ __all__ = ['check_data', 'permutation', 'next_prompt_indices']
 import warnings
 import torch
 from torch import nn
-from .parts.validate import check_rendered, validate_dataset, opened_tag_warning
+from .parts.validate import (
+    check_rendered, check_text_content, validate_dataset, opened_tag_warning)
+from .parts.reward_calls import check_reward_parameters
 from .parts.fast_path import Tokenizer
 from .parts.sampling import check_lengths
 from .run.checks import check_eval
@@ -25,8 +27,10 @@ def check_data(
     "ValueError for rows that have no prompt, are too few, or don't fit into the model."
     def check(rows, n_prompts):
         prompts = validate_dataset(rows, n_prompts, args.num_generations)
+        check_text_content(prompts)
         check_lengths(encode_prompts(tokenizer, prompts)[1].sum(1), args.max_completion_length, model)
     check(dataset, args.num_prompts)
+    check_reward_parameters(reward_funcs, getattr(dataset, 'column_names', None) or list(dataset[0]))
     check_rendered(tokenizer, dataset[0]['prompt'])
     check_eval(eval_dataset, args)
     try:

@@ -1,5 +1,6 @@
 "Rows and settings, looked at before the work starts."
 from dataclasses import dataclass
+import pandas as pd
 import pytest, torch
 from datasets import Dataset
 from grpo_nb.parts.validate import (
@@ -27,7 +28,12 @@ ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
         "row 0: the prompt ends with the assistant's answer .'2'.*: take it off"),
     ([dict(prompt=[{'from':'human', 'value':'1+1='}])]*8, 'row 0: .*`from` and `value`, as ShareGPT'),
     ([dict(instruction='add', input='1+1=', output='2')]*8, "Alpaca has it in two parts, `ds.map.*o..input"),
-    (['1+1=']*8, 'no column `prompt`'), ([dict(prompt='')]*8, "row 0 has the prompt ''")], ids=str)
+    (['1+1=']*8, 'no column `prompt`'), ([dict(prompt='')]*8, "row 0 has the prompt ''"),
+    pytest.param(pd.DataFrame(ROWS), r"DataFrame.*to_dict\('records'\)", id='frame'),
+    ([*ROWS[:7], '1+1='], "row 7 is a str, needs to be a dict"),
+    ([*ROWS[:7], dict(prompt='1+1=')], "row 7 has no `answer`, which row 0 has.*None"),
+    ([*ROWS[:7], ROWS[7]|dict(hint='2')], "row 0 has no `hint`, which row 7 has.*None"),
+    ([*ROWS[:7], ROWS[7]|dict(prompt=[dict(role='user', content='1+1=')])], 'some are messages')], ids=str)
 def test_rows_that_cannot_work_are_named(rows, says):
     with pytest.raises(ValueError, match=says): validate_dataset(rows, 8, G=4)
 

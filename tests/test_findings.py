@@ -387,6 +387,17 @@ ASKED = dict(data=dict(prompt_format='text', chat_template=True, eos_token_id=1,
 def test_bare_text_is_blamed_only_where_nothing_is_learned(reward, clipped, blamed):
     assert ('no-chat-template' in diagnose_rows(bare(reward, clipped), settings=ASKED).names)==blamed
 
+@pytest.mark.parametrize('clipped', [.1, 1.])
+@pytest.mark.parametrize('reward,cause,says', [
+    (math.nan, 'reward-never-fires', 'no reward function judged a single completion'),
+    (None, 'reward-never-fires', 'no reward function judged a single completion'),
+    (1., 'all-equal', 'its completions all got the same reward')])
+def test_where_no_reward_differs_the_reward_is_named_and_not_the_prompt(reward, cause, says, clipped):
+    rows = [o|dict(frac_reward_zero_std=1., num_tokens=9) for o in bare([reward]*8, clipped)]
+    assert [o.name for o in diagnose_rows(rows, settings=ASKED).faults]==[cause]
+    told = verdict(rows, settings=ASKED)
+    assert told.learned is False and says in told.cause and 'conversation' not in told.cause+told.advice
+
 # ---- the figure of a finding
 
 def test_a_findings_figure_has_its_curves_and_its_window():

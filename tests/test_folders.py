@@ -110,6 +110,12 @@ def test_a_demo_with_and_one_without_replay_have_a_folder_each(tmp_path, monkeyp
         with pytest.raises(SystemExit): main(words)
     assert files(Path('runs'))==before
 
+def test_a_folder_that_takes_no_files_is_named_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr('os.access', lambda path, *a: path!=tmp_path)
+    with pytest.raises(ValueError, match='nothing can be written into .*: choose another output_dir'):
+        require_empty_dir(tmp_path/'runs'/'mine')
+    assert not list(tmp_path.iterdir())
+
 def test_a_link_that_leads_nowhere_is_named(tmp_path):
     (tmp_path/'runs').symlink_to(tmp_path/'gone')
     for o in ('runs','runs/a'):

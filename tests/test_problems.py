@@ -132,7 +132,7 @@ def user(text): return [{'role':'user','content':text}]
     ([dict(prompt=user(''))], 'ends on an empty message'),
     ([dict(prompt=user('\udc00'))], 'surrogates not allowed'),
     ([dict(prompt='a'), dict(prompt=user('b'))], 'use one kind'),
-    ([dict(prompt='a', x=1), dict(prompt='b', x=[2])], 'values of different kinds'),
+    ([dict(prompt='a', y=1, x=1), dict(prompt='b', y=2, x=[2])], 'column `x` has values of different kinds'),
     (DatasetDict(train=Dataset.from_list([dict(prompt='a')])), "ds['train']")])
 def test_bad_problems_are_named_by_file_row_and_column(source, says, tmp_path):
     if isinstance(source, str): source = tmp_path/source

@@ -146,6 +146,13 @@ def test_a_function_that_raises_is_named_and_its_error_kept():
     with pytest.raises(ValueError, match=r'`culprit` \(test_rewards.py\) raised TypeError.*answer') as e:
         compute_rewards(culprit, P, C)
     assert isinstance(e.value.__cause__, TypeError)
+    def plain(completions): return [0.]
+    with pytest.raises(ValueError, match=r'takes no `prompts`.*: add `\*\*kwargs`'):
+        compute_rewards(plain, P, C)
+    def text(completions, **kwargs): return [o.strip() for o in completions]
+    talk = [[dict(role='assistant', content='2')]]
+    with pytest.raises(ValueError, match=r"its text is `completion\[0\]\['content'\]`"):
+        compute_rewards(text, [[dict(role='user', content='1+1=')]], talk)
     def stop(**kwargs): raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt): compute_rewards(stop, P, C)
 

@@ -83,9 +83,13 @@ def small(**kw):
     return TrainConfig(**(dict(num_generations=4, generation_batch_size=16, max_steps=4,
                                max_completion_length=4, disable_tqdm=True) | kw))
 def length(completions, **kwargs): return [float(len(o)) for o in completions]
-def run(args=None, dataset=rows, rewards=length, model=None, **kw):
-    return train(model or tiny_model(0), make_tokenizer(), dataset, rewards,
+def run(args=None, dataset=rows, rewards=length, model=None, tokenizer=None, **kw):
+    return train(model or tiny_model(0), tokenizer or make_tokenizer(), dataset, rewards,
                  small() if args is None else args, **kw)
+def without_padding():
+    tok = make_tokenizer()
+    tok.pad_token = None
+    return tok
 
 def test_a_path_is_as_good_as_a_text(tmp_path):
     assert TrainConfig(output_dir=tmp_path).output_dir==str(tmp_path)
@@ -115,6 +119,12 @@ def test_settings_of_another_kind_are_named(args):
         (dict(dataset=['1+1='] * 16), "no column `prompt`"),
         (dict(dataset=[dict(prompt='1')] * 15 + [dict(text='1')]), 'row 15 has the prompt None'),
         (dict(resume_from_checkpoint=5), '`resume_from_checkpoint` is 5'),
+        (dict(dataset=[dict(prompt=[dict(role='user', content=[dict(type='text', text='1')])])] * 16),
+            "row 0: a message has its `content` in parts.*one text"),
+        (dict(rewards=lambda completions: [1.]), r'takes no `answer`.*\*\*kwargs'),
+        (dict(rewards=lambda completions, target, **kw: [1.]), 'asks for `target`, and no column'),
+        (dict(model=tiny_model(0).requires_grad_(False)), 'no weight of `model` can be trained'),
+        (dict(tokenizer=without_padding()), 'no token for padding: set `tokenizer.pad_token'),
     ],
     ids=str,
 )

@@ -285,6 +285,11 @@ def _check_rows(rows, what, prompt, answer=None):
     if len({type(o[prompt]) for o in rows})>1:
         raise ValueError(f'{what}: some prompts are text and some are messages: use one kind')
 
+def _is_column(values):
+    try: Dataset.from_dict(dict(column=values))
+    except Exception: return False
+    return True
+
 def _table(rows, what, prompt, answer):
     "Rows as a Dataset with `prompt` and `answer` under these names, and every column that any row has."
     keys = list(dict.fromkeys(k for o in rows for k in o))
@@ -293,8 +298,9 @@ def _table(rows, what, prompt, answer):
     if answer in keys: cols['answer'] = [None if o.get(answer) is None else str(o[answer]) for o in rows]
     try: return Dataset.from_dict(cols)
     except Exception as e:   # Arrow's errors have no common class
-        raise ValueError(f'{what}: a column has values of different kinds, or text that no file can hold: '
-                         f'{str(e)[:200]}') from e
+        odd = next((k for k,v in cols.items() if not _is_column(v)), '')
+        raise ValueError(f'{what}: column `{odd}` has values of different kinds, or text that no file can '
+                         f'hold: {str(e)[:200]}') from e
 
 def load_problems(
     source:str|Path|Dataset|list,  # a .jsonl, .json, .csv or .parquet file, a Dataset, or a list of dicts
@@ -327,7 +333,7 @@ def _distinguishing_text(prompts):
     if isinstance(prompts[0], str): return prompts
     systems = {p[0]['content'] if p[0]['role']=='system' else None for p in prompts}
     skip = len(systems)==1 and None not in systems
-    return ['\n'.join(m['content'] or '' for m in p[skip:]) for p in prompts]
+    return ['\n'.join(str(m['content'] or '') for m in p[skip:]) for p in prompts]
 
 def split_problems(
     ds:Dataset,            # with a column prompt

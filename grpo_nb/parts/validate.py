@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULES', 'is_int', 'require', 'prompt_error', 'ends_answered', 'config_field', 'may_be_none', 'check_settings',
            'max_context_length', 'is_rendered', 'rendered_answer', 'check_rendered', 'opened_tags', 'template_start',
-           'opened_tag_warning', 'validate_prompts', 'validate_dataset', 'dataset_fingerprint',
+           'opened_tag_warning', 'validate_prompts', 'check_text_content', 'validate_dataset', 'dataset_fingerprint',
            'describe_dataset_change', 'reward_name', 'distinct_names', 'reward_names', 'validate_rewards']
 
 # %% ../../nbs/parts/validate.ipynb #9ec3a9eb
@@ -142,6 +142,8 @@ def _check_table(dataset, n_prompts, G):
     if isinstance(dataset, dict):
         raise ValueError(f'the dataset is a dict of {sorted(map(str, dataset))}: '
             'give one of its parts, e.g. `ds["train"]`')
+    if hasattr(dataset, 'iloc'):
+        raise ValueError("the dataset is a DataFrame: give its rows, `df.to_dict('records')`")
     if not hasattr(dataset, '__len__'):
         raise ValueError('the dataset has no length (a streaming one?): take as many rows as you need, '
             'e.g. `Dataset.from_list(list(ds.take(1000)))`')
@@ -163,6 +165,16 @@ def _check_table(dataset, n_prompts, G):
     if len(dataset)<n_prompts:
         raise ValueError(f'{len(dataset)} rows but {n_prompts} prompts a batch: add rows or lower '
             f'`generation_batch_size` to {len(dataset)*G} or less')
+
+def _check_columns(rows):
+    "ValueError unless all rows are dicts with the same columns."
+    for i,o in enumerate(rows):
+        if not isinstance(o, dict):
+            raise ValueError(f'row {i} is a {type(o).__name__}, needs to be a dict with a `prompt`')
+        for a,b,lacks in ((i, 0, rows[0].keys()-o.keys()), (0, i, o.keys()-rows[0].keys())):
+            if lacks:
+                raise ValueError(f'row {a} has no `{min(lacks, key=str)}`, which row {b} has: give every row '
+                    'the same columns, with None where there is no value')
 
 _MARK = 'QUESTION'   # in the place of a user's message
 
@@ -270,6 +282,16 @@ def validate_prompts(
             'and every message needs a `role` and a `content`; drop others by `dataset.filter`')
     return prompts
 
+def check_text_content(
+    prompts:list,  # text or lists of messages
+)->None:
+    "ValueError for the first message whose content is no text, such as a list of parts."
+    for i,p in enumerate(prompts):
+        odd = [] if isinstance(p, str) else [m for m in p if not isinstance(m.get('content') or '', str)]
+        if odd:
+            raise ValueError(f"row {i}: a message has its `content` in parts ({odd[0]['content']!r:.60}): "
+                'this trainer reads text, so join the parts to one text')
+
 def validate_dataset(
     dataset:list,   # rows with a `prompt`, a `datasets.Dataset` or a list of dicts
     n_prompts:int,  # prompts in a batch
@@ -278,7 +300,11 @@ def validate_dataset(
 )->list:            # those prompts
     "The prompts. ValueError if a run on these rows can't work, naming the row or the column."
     _check_table(dataset, n_prompts, G)
-    return validate_prompts(_prompts_of(dataset, most))
+    prompts = validate_prompts(_prompts_of(dataset, most))
+    if not hasattr(dataset, 'column_names'): _check_columns(dataset)
+    if len({isinstance(o, str) for o in prompts})>1:
+        raise ValueError('some prompts are text and some are messages: use one kind')
+    return prompts
 
 # %% ../../nbs/parts/validate.ipynb #c0re0016
 def dataset_fingerprint(

@@ -28,6 +28,11 @@ def check_train_args(
         raise ValueError(f'`model` is {model!r:.60}: give a model, as `load_model` returns it')
     if not callable(tokenizer):
         raise ValueError(f'`tokenizer` is {tokenizer!r:.60}: give the tokenizer of the model')
+    if not any(o.requires_grad for o in model.parameters()):
+        raise ValueError('no weight of `model` can be trained: call `model.requires_grad_(True)`')
+    if getattr(tokenizer, 'pad_token_id', 0) is None:
+        raise ValueError('the tokenizer has no token for padding: set '
+            '`tokenizer.pad_token = tokenizer.eos_token`')
     if not reward_funcs: raise ValueError('no reward functions: give one or more')
     for f in reward_funcs:
         if not callable(f) or isinstance(f, nn.Module):
@@ -101,5 +106,7 @@ def nonfinite_loss_error(
 )->RuntimeError:
     "An error that names the step, and the groups whose log-probs are not finite."
     bad = (~logps.isfinite()).flatten(1).any(1).nonzero()[:,0].tolist()
-    return RuntimeError(f'the loss is {loss.item()} at step {step}; groups with such log-probs: '
-        f'{keys[bad].tolist()}. Lower learning_rate (now {learning_rate}) or look at these rewards')
+    seen = 'all log-probs are finite, so a ratio or the KL term has overflowed'
+    if bad: seen = f'groups with such log-probs: {keys[bad].tolist()}'
+    return RuntimeError(f'the loss is {loss.item()} at step {step}; {seen}. Lower learning_rate '
+        f'(now {learning_rate}) or look at these rewards')

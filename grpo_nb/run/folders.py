@@ -32,6 +32,9 @@ def require_empty_dir(
             raise ValueError(f'{path}: {o} is a link to {os.readlink(o)}, which is not there: '
                 'make that folder, or choose another output_dir')
         if o.is_file(): raise ValueError(f'{path}: {o} is a file: choose a folder')
+    nearest = next(o for o in (path, *path.absolute().parents) if o.exists())
+    if not os.access(nearest, os.W_OK|os.X_OK):
+        raise ValueError(f'{path}: nothing can be written into {nearest}: choose another output_dir')
     there = sorted(o.name for o in path.iterdir()) if path.exists() else []
     if not there: return path
     ours = bool({'history.jsonl','trainer_state.json'} & set(there))

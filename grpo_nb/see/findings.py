@@ -319,6 +319,17 @@ def _not_a_number(r:RunColumns, rows:int=1, reward_rows:int=3)->dict|None:
         reads=[*gone])
 
 # %% ../../nbs/see/findings.ipynb #6f8d1afb
+def _never_judged(r:RunColumns)->bool:
+    "Are all groups dead, and is no reward a number? A record has no value where the reward is None or nan."
+    z = r(DEAD)
+    return len(z)==len(r.rows)>0 and z.min()>=1 and not len(r('reward')) and not r.rewards()
+
+def _says_nothing(r:RunColumns)->bool:
+    "Does every answer earn the same reward above 0, or none at all? No other answers would earn another."
+    x,z = r('reward'),r(DEAD)
+    same = len(x)>2 and np.ptp(x)==0 and x[0]>0
+    return _never_judged(r) or bool(same and len(z) and z.min()>=1)
+
 def _all_cut(c, share): return min(c[:-(-len(c)//2)].mean(), c.mean())>=share
 
 @rule('no-chat-template')
@@ -326,7 +337,7 @@ def _no_template(r:RunColumns, c:np.ndarray, cut:float=.5)->dict|None:
     """the model was trained on conversations and is prompted with plain text, so it answers something else or
     never ends its turn"""
     rew,s = r('reward'),r.get('data', {})
-    if s.get('prompt_format')!='text' or not s.get('chat_template'): return None
+    if s.get('prompt_format')!='text' or not s.get('chat_template') or _says_nothing(r): return None
     silent = len(rew)>0 and np.ptp(rew)==0 and rew[0]<=0   # a reward may well be below 0 throughout
     if _rises(rew) or c.mean()<=cut and not silent: return None
     return dict(evidence='prompts are text, and the tokenizer has a chat template', since=0)
@@ -336,26 +347,31 @@ def _no_end(r:RunColumns, c:np.ndarray, share:float=.9)->dict|None:
     "generation waits for a token that the model never produces"
     s = r.get('data', {})
     odd = s and (s.get('eos_token_id') is None or s.get('chat_template') and not s.get('eos_in_template'))
-    if not odd or not _all_cut(c, share): return None
+    if not odd or not _all_cut(c, share) or _says_nothing(r): return None
     unused = ', which its chat template does not use' if s.get('chat_template') else ''
     return dict(evidence=f"the tokenizer's end token is {s.get('eos_token')!r}{unused}", since=0)
 
 @rule('all-truncated')
 def _all_truncated(r:RunColumns, c:np.ndarray, share:float=.9)->dict|None:
     "almost every completion is cut off before its end"
-    return dict(since=0) if _all_cut(c, share) else None
+    return dict(since=0) if _all_cut(c, share) and not _says_nothing(r) else None
 
 @rule('truncated')
 def _truncated(r:RunColumns, c:np.ndarray, share:float=.3, falls:float=.1)->dict|None:
     "many completions are cut off before their end, so right reasoning is scored as wrong"
     first,last = quarter_means(c)
-    return dict(since=_smooth(c, 10)>.8*share) if last>=max(share, first-falls) else None
+    if last<max(share, first-falls) or _says_nothing(r): return None
+    return dict(since=_smooth(c, 10)>.8*share)
 
 # %% ../../nbs/see/findings.ipynb #e1f0e063
 @rule('reward-never-fires')
 def _never_fires(r:RunColumns, rows:int=3)->dict|None:
     "a reward function gave every completion the same"
     by,x = r.rewards(),r('reward')
+    if len(r.rows)>=rows and _never_judged(r):
+        return dict(says='no reward function judged a single completion', remedy=1,
+            evidence=f'the reward is no number in any of {len(r.rows)} rows',
+            explains=('all-equal','no-gradient'))
     flat = {k:x for k,x in by.items() if len(x)>=rows and np.ptp(x)==0 and x[0]<=0}
     if not by and len(x)>=rows and not x.any(): flat = {'the reward':x}
     if not flat: return None
