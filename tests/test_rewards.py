@@ -6,7 +6,7 @@ from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_na
 from grpo_nb.parts.registry import import_file
 from grpo_nb.parts.reward_loading import RewardModel, load_reward
 from grpo_nb.loss_variants import multi_reward_advantages
-from grpo_nb.parts.reward_calls import RewardLog, run_state
+from grpo_nb.parts.reward_calls import RewardLog, check_reward_parameters, run_state
 from grpo_nb.rewards import combine_rewards, compute_rewards
 
 torch.set_num_threads(1)
@@ -155,6 +155,18 @@ def test_a_function_that_raises_is_named_and_its_error_kept():
         compute_rewards(text, [[dict(role='user', content='1+1=')]], talk)
     def stop(**kwargs): raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt): compute_rewards(stop, P, C)
+
+def test_a_function_that_can_take_the_columns_is_not_refused():
+    def one(completions): return [1.]*len(completions)
+    @functools.wraps(one)
+    def wrapped(**kwargs): return one(kwargs['completions'])
+    def started(completions, completion_start, **kwargs): return [1.]*len(completions)
+    class Judge:
+        def __call__(self, completions, answer, **kwargs): return [1.]*len(completions)
+    good = [wrapped, started, Judge(), functools.partial(Judge(), answer=1)]
+    check_reward_parameters(good, ['prompt','answer'])
+    with pytest.raises(ValueError, match='`one` .*does not fit the dataset: it takes no `answer`'):
+        check_reward_parameters([one], ['prompt','answer'])
 
 def test_good_returns_of_every_kind():
     import numpy as np
