@@ -470,7 +470,7 @@ def test_a_damaged_group_of_ours_is_counted_and_the_others_are_shown(tmp_path):
     whole = dict(step=1, prompt='a', completions=['b', 'c'], rewards=[1., 0.], tokens=[['x', 'y'], ['z']],
         logps=[[-.1, -.2], [-.3]])
     damage = [dict(step=None), dict(step=10**400), dict(rewards=[1.]), dict(rewards=3), dict(replacement='x'),
-        dict(logps=[[-.1], [-.3]])]
+        dict(logps=[[-.1, -.2], [-.3, -.4]])]
     rows = [whole|dict(group=i)|o for i,o in enumerate([{}, *damage])]
     put(tmp_path/'groups.jsonl', [*rows, 3])
     run = open_run(tmp_path)

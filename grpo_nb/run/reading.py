@@ -129,10 +129,11 @@ def _group_error(o):
     return f'not as many `{odd[0]}` as `{next(iter(sizes))}`' if odd else ''
 
 def _uneven_tokens(o):
-    "Do the token lists of a group differ in length?"
+    "Has an answer more log-probs or ratios than tokens? What a tool wrote, or a masked answer, has none."
     lists = [o[k] for k in ('tokens','logps','ratios') if o.get(k)]
     if not all(isinstance(x, list) for own in lists for x in own): return True
-    return any([*map(len, own)]!=[*map(len, lists[0])] for own in lists)
+    most = [*map(len, lists[0])] if lists else []
+    return any(len(own)!=len(most) or any(len(x)>n for x,n in zip(own, most)) for own in lists)
 
 def _sound_groups(rows):
     "The rows of groups.jsonl that can be shown, and notes on what is left out."
