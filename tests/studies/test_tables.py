@@ -14,7 +14,7 @@ from notebook_code import defined_in
 
 STUDIES = Path(__file__).parents[2]/'nbs'/'studies'
 # the first's arms and tasks are gone with the code of its day; the others have a command of their own
-ELSEWHERE = '_stopped','_real','_real_gpu'
+ELSEWHERE = '_stopped','_real','_real_gpu','_ladder_confirm'
 PAGES = [o for o in sorted(STUDIES.glob('registration*.qmd')) if not o.stem.endswith(ELSEWHERE)]
 TABLES = sorted((STUDIES/'rows').glob('*.csv*'))
 ROOM = defined_in('studies/stacked', 'grpo_nb.studies.stacked')
