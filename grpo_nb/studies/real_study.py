@@ -174,12 +174,12 @@ def _continue_and_report(plan, path, **how):
     for _,o in df[df.error!=''].iterrows(): print(f'failed: {o.arm} on {o.regime}, seed {o.seed}: {o.error}')
 
 def real_study(
-    page:str|None=None,   # the registration; None: nbs/studies/registration_real.qmd
-    path:str|None=None,   # the table; None: nbs/studies/rows/real_study.csv
+    page:str|None=None,   # the registration (default: nbs/studies/registration_real.qmd)
+    path:str|None=None,   # the table (default: nbs/studies/rows/real_study.csv)
     gpu:bool=False,       # the study for one GPU, with a page and a table of its own
     tiny:bool=False,      # rehearse the study for a GPU: tiny model, minutes on a processor, nothing kept
     processes:int=1,      # runs at a time
-    minutes:float|None=None, # begin no run after so many minutes; None: go on to the end
+    minutes:float|None=None, # begin no run after so many minutes (default: go on to the end)
     repeat:int=0,         # instead: make so many of the table's rows again and compare
     disable_tqdm:bool=False,  # hide the progress bar
 )->None:
