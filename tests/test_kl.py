@@ -181,7 +181,7 @@ def test_packed_fused_matrices_are_all_made_in_one_place(family):
     gate = 2*m.model.layers[0].mlp.up_proj.weight.nbytes
     assert len({o.data_ptr() for o in made if o.nbytes()>=gate}-own)==1
 
-def test_packed_a_large_model_gives_freed_memory_back_once_in_backward(monkeypatch):
+def test_packed_a_large_model_gives_freed_memory_back_during_backward(monkeypatch):
     m,ro,calls = model.__wrapped__(),batch(),[]
     embed = m.model.embed_tokens.weight
     monkeypatch.setattr(fast_path, 'trim_heap', lambda: calls.append(embed.grad is None))
@@ -192,7 +192,7 @@ def test_packed_a_large_model_gives_freed_memory_back_once_in_backward(monkeypat
     with torch.no_grad(): token_logps(m, ro, shared_prefix=True)
     assert calls==[]
     token_logps(m, ro, shared_prefix=True).sum().backward()
-    assert calls==[True]   # before the embedding's gradient is there
+    assert calls==[True]*2   # of two blocks; the embedding's gradient is not there yet
 
 @pytest.mark.skipif(platform.libc_ver()[0]!='glibc', reason='only glibc is asked')
 def test_freed_memory_goes_back_to_the_system():

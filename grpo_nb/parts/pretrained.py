@@ -101,7 +101,7 @@ def convert_gguf(
         tokenizer = AutoTokenizer.from_pretrained(file.parent, padding_side='left', **given)
         model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
     except Exception as e:   # of many kinds: a broken file, an unknown architecture, a missing tokenizer
-        why = ' '.join(str(e).split())[:200]
+        why = ' '.join(str(e).split())[:200].rstrip('.')
         raise ValueError(f"{file} can't be converted: {why}. Give a GGUF file of an architecture that "
                          'transformers reads, or a folder with config.json and safetensors') from e
     config = model.config
