@@ -4,6 +4,7 @@
     python benchmarks/demo_runs.py nbs/results/demo_runs.csv --map nbs/results/demo_map.csv   # and the film's
     python benchmarks/demo_runs.py nbs/results/demo_smollm2.csv --model smollm2 --keep runs/real
         # five seeds, four minutes a run; what is in the folder is not run again; real_run.py reads it
+    python benchmarks/demo_runs.py nbs/results/smollm2_memory.csv --model smollm2 --peak   # a minute
     ATEN_CPU_CAPABILITY=avx2 python benchmarks/demo_runs.py ...   # as a processor without AVX512 would
 
 The last bits of a sum depend on the processor's instructions and on torch, and a trained model on the last
@@ -17,23 +18,30 @@ RUNS = [(seed, size) for seed in range(3) for size in (0, 64)]
 FIELDS = '''torch instructions seed replay_buffer_size before after n_problems groups dead replaced
     tokens'''.split()
 SMOLLM2_RUNS = [(seed, size) for size in (64, 0) for seed in range(5)]
-PRETRAINED = ['greedy_before', 'greedy_after', 'cpu_s', 'memory_gb']   # more columns, where there are any
+PRETRAINED = ['greedy_before', 'greedy_after', 'cpu_s']   # more columns, where there are any
 
 def here():
     "What this machine's sums depend on."
     import torch
     return dict(torch=torch.__version__.split('+')[0], instructions=torch.backends.cpu.get_cpu_capability())
 
-def run(seed, size, folder, model='tiny'):
+def run(seed, size, folder, model='tiny', *more):
     "The command of the first page, as typed."
     words = ['demo', '--model', model, '--seed', seed, '--replay_buffer_size', size, '--output_dir', folder,
-             '--disable_tqdm']
+             '--disable_tqdm', *more]
     import resource   # not there on Windows
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, '-m', 'grpo_nb', *map(str, words)], check=True, stdout=subprocess.DEVNULL)
-    took = resource.getrusage(resource.RUSAGE_CHILDREN)   # its memory is that of the largest run so far
-    cost = dict(cpu_s=round(took.ru_utime-before.ru_utime), memory_gb=round(took.ru_maxrss/1e6, 2))
+    took = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cost = dict(cpu_s=round(took.ru_utime-before.ru_utime))
     return row(seed, size, folder)|(cost if model!='tiny' else {})
+
+def peak(model, steps=6):
+    "Most memory of a run of three batches between its two measurements, in 10^9 bytes."
+    import resource
+    with tempfile.TemporaryDirectory() as d: run(0, 64, d, model, '--max_steps', steps)
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss   # of the largest child
+    return dict(max_steps=steps, memory_gb=round(most*1024/1e9, 2))
 
 def row(seed, size, folder):
     "What a run's summary says."
@@ -71,7 +79,11 @@ if __name__=='__main__':
     p.add_argument('--map')
     p.add_argument('--model', default='tiny')
     p.add_argument('--keep', help='keep the folders of the runs here')
+    p.add_argument('--peak', action='store_true', help='measure the memory of a short run, and nothing else')
     a = p.parse_args()
+    if a.peak:
+        found = here()|peak(a.model)
+        sys.exit(save(a.out, [found], list(found)))
     for seed,size in RUNS if a.model=='tiny' else SMOLLM2_RUNS:
         with tempfile.TemporaryDirectory() as d:
             folder = Path(a.keep or d)/f'{seed}-{size}'

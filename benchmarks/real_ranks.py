@@ -32,7 +32,7 @@ def process(model, folder):
     t = GRPOWithReplayBufferTrainer(model=net, reward_funcs=right, args=args, processing_class=tok,
         train_dataset=make_problems('two_digit_sums', 64, 0))
     t.train(resume_from_checkpoint='auto' if Path(folder).exists() else None)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*1024/1e9
     rank = os.environ['RANK']
     Path(f'{folder}-{rank}.json').write_text(json.dumps(dict(peak=peak, log=t.state.log_history)),
         encoding='utf-8')

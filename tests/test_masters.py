@@ -98,6 +98,14 @@ def test_large_weights_are_stepped_without_copies_of_them_and_their_state_is_ada
     for pair in ((optim.RowsAdamW, torch.optim.AdamW), (torch.optim.AdamW, optim.RowsAdamW)):
         assert torch.equal(go(*pair)[0], b)
 
+def test_memory_of_dropped_gradients_goes_back(monkeypatch):
+    from grpo_nb.run import optim
+    p,calls = torch.nn.Parameter(torch.ones(3)),[]
+    monkeypatch.setattr(optim, 'trim_heap', lambda: calls.append(p.grad is None))
+    p.grad = torch.ones(3)
+    optim.RowsAdamW([p]).zero_grad()
+    assert calls==[True]
+
 # -- what `grpo_nb train` takes ---------------------------------------------------------------------
 @pytest.mark.parametrize('there,device,dtype', [(True,'cuda','bfloat16'), (False,'cpu','float32')])
 def test_train_uses_the_gpu_that_is_there(monkeypatch, there, device, dtype):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.adamw import adamw
+from ..parts.fast_path import trim_heap
 from .config import RunConfig
 
 # %% ../../nbs/run/optim.ipynb #40e153b1
@@ -72,6 +73,10 @@ class RowsAdamW(torch.optim.AdamW):
             adamw(*([o] for o in block), [], [count], foreach=False, amsgrad=False, maximize=False,
                 beta1=beta1, beta2=beta2, **settings)
         s['step'] = count
+
+    def zero_grad(self, set_to_none:bool=True)->None:
+        super().zero_grad(set_to_none)
+        trim_heap()
 
 # %% ../../nbs/run/optim.ipynb #106f192d
 FOREACH_MAX_PARAMS = 50_000_000 # weights; all at a time is quicker, and takes another copy of them
