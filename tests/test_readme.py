@@ -73,6 +73,8 @@ def test_the_pretrained_demo_did_what_the_first_page_says():
     sentence = 'Over {} seeds, it gets {} to {} of 100 new sums right before training, and {} to {} after'
     assert sentence.format(*said) in README
     assert {o['n_problems'] for o in rows}=={'100'} and len({o['seed'] for o in rows})==len(rows)
+    peak = max(float(o['memory_gb']) for o in stored('smollm2_memory.csv'))
+    assert f'with {peak:.0f} GB of memory' in README
 
 def test_two_commands_set_it_up_one_runs_and_one_tests():
     blocks = re.findall(r'```sh\n(.*?)```', README, flags=re.S)

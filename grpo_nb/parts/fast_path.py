@@ -285,8 +285,9 @@ class FusedDecoder:
         see = see[:,None].repeat(1, 1, Q//K, 1)
         idx,sizes = [first]+[i for _,_,i,_ in pages],[B*P]+[len(r)*w for r,w,_,_ in pages]
         x,cis = self.embed[ids],self._rope_cis(pos)
-        if x.requires_grad and self.trims: x.register_hook(lambda _: trim_heap())   # backward is nearly done
-        for block in self.blocks:
+        trims = (0, len(self.blocks)//3) if x.requires_grad and self.trims else ()
+        for i,block in enumerate(self.blocks):
+            if i in trims: x.register_hook(lambda _: trim_heap())   # when backward gets here
             y,*ys = _project(_Norm.apply(x, self.eps), block, self.eps, cis, Q+K, idx, sizes)
             y,prompt = y.view(B, P, -1, D).split([Q, 2*K], 2)
             if keep is not None: keep.append(prompt.chunk(2, 2))
