@@ -164,6 +164,14 @@ def test_numbers_that_do_not_fit_the_tokens_are_left_aside(tmp_path):
     assert run.rows[0]['tokens'] is None and run.rows[0]['terms']['words']
     assert any('1 lines could not be read' in n for n in run.notes) and inspector_html(run)
 
+def test_answers_of_which_not_every_token_has_a_log_prob_get_no_terms():
+    def rows(logps): return [dict(step=1, group=0, prompt='q', completions=['ab c','d'], rewards=[0., 1.],
+        replacement=None, tokens=[['a','b',' c'], ['d']], logps=logps)]
+    def terms(logps):
+        run = LoggedRun(None, dict(trainer='trl', versions={}), None, rows(logps), {})
+        return 'terms' in add_token_terms(run).rows[0]
+    assert terms([[-1., -2., -3.], [-4.]]) and not terms([[-1., -3.], [-4.]])   # a tool wrote 'b'
+
 def test_only_so_many_groups_are_gone_through():
     rows = [dict(step=s, group=g, prompt='q', completions=['a','b'], rewards=[0., 1.], replacement=None)
         for s in range(10) for g in range(4)]

@@ -1,5 +1,5 @@
 "The view: what is packed against the record, and the page in a browser, by mouse and by keyboard"
-import math, re
+import copy, math, re
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -415,6 +415,17 @@ def test_tokens_are_coloured_in_the_page_and_the_page_stays_small(with_tokens, o
         assert texts.count()==len(told)
         assert float(texts.first.get_attribute('title').replace('−', '-'))==pytest.approx(told[0], abs=6e-3)
         if want: assert texts.all_inner_texts()[0].strip()==want[0][0].strip()
+
+def test_answers_of_which_not_every_token_has_a_number_stay_without_color(with_tokens, opened):
+    run = copy.deepcopy(with_tokens[0])
+    row = next(o for o in run.rows if not o['replacement'] and len(o['tokens'][0])>1)
+    row['logps'][0] = row['logps'][0][:-1]
+    page = opened(1280, view_html(run), at=f"#step={row['step']}&group={row['group']}")
+    page.get_by_label('color text by').select_option('logps')
+    page.wait_for_selector('.gv-card pre span[title]')   # of the other answers
+    cards = page.locator('.gv-side').nth(0).locator('.gv-card pre')
+    assert cards.nth(0).locator('span[title]').count()==0
+    assert cards.nth(1).locator('span[title]').count()==len(row['tokens'][1])
 
 # ---- the widget
 

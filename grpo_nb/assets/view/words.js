@@ -15,7 +15,8 @@ export const tint = (x, top = 2) => `color-mix(in srgb, ${x >= 0 ? COLOURS.high 
 // The prompt (i = -1) or an answer of a group, as nodes; `other` is a text to mark differences to, and `redo`
 // shows the group anew.
 export function textOf(text, other, g, i, now, redo) {
-  if (i >= 0 && g.tokens?.[i] && g[now.colour]?.[i]) return coloured(g.tokens[i], g[now.colour][i], now.colour);
+  const tokens = g.tokens?.[i], values = g[now.colour]?.[i];   // fewer than tokens where a tool wrote
+  if (i >= 0 && tokens && values?.length == tokens.length) return coloured(tokens, values, now.colour);
   if (other != null) return compare(text, other);
   const id = `${now.step},${g.group},${g.step},${i}`;
   const cut = text.length > CUT && !now.all.has(id) ? text.slice(0, CUT) : text;
