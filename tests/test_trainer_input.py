@@ -126,7 +126,7 @@ def test_settings_of_another_kind_are_named(args):
         (dict(model=tiny_model(0).requires_grad_(False)), 'no weight of `model` can be trained'),
         (dict(tokenizer=without_padding()), 'no token for padding: set `tokenizer.pad_token'),
     ],
-    ids=str,
+    ids=lambda o: o if isinstance(o, str) else '-'.join(o),   # no address of a function: workers' names agree
 )
 def test_arguments_that_cannot_work_are_named_before_any_completion(kw, says, monkeypatch):
     monkeypatch.setattr('grpo_nb.evaluation.generate', lambda *a, **k: pytest.fail('sampled'))
