@@ -11,40 +11,31 @@ from grpo_nb.teach.classroom import checks_of, checks_page, run_checks, folder_s
 from grpo_nb.teach.classroom import score, score_lines, split_handout
 from grpo_nb.cli import main
 from grpo_nb.parts.stats import mean_ci
+from another import elsewhere
 
 ROOT = Path(__file__).parent.parent
 KEY = ROOT/'tests'/'class_key'
 
-WARM = """
-import json, os, sys, torch, pytest, scipy.stats
-from grpo_nb.teach.classroom import checks_page
-for which in 'ABCE': checks_page()['prepare_results'](which, 0)   # with what they import
-for line in sys.stdin:
-    code,cwd,out = json.loads(line)
-    if not (pid := os.fork()):
-        try:
-            os.chdir(cwd)
-            for fd,name in ((0, os.devnull), (1, out)): os.dup2(os.open(name, os.O_RDWR|os.O_CREAT), fd)
-            exec(code, {})
-        finally: os._exit(1)   # `_sit` ends by itself, with 0
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
 @pytest.fixture(scope='module')
 def forked(tmp_path_factory):
-    "`subprocess.run` of Python code, in a fork of one interpreter that has imported torch"
+    "`subprocess.run` of Python code, in a fork of this process, which has imported torch and run the runs"
     out = tmp_path_factory.mktemp('said')/'out'
-    env = {**os.environ, 'PYTHONPATH':os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])}
-    warm = subprocess.Popen([sys.executable, '-c', WARM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, env=env)
+    for which in 'ABCE': checks_page()['prepare_results'](which, 0)
+    def there(code, cwd):
+        os.chdir(cwd)
+        for fd,name in ((0, os.devnull), (1, out)): os.dup2(os.open(name, os.O_RDWR|os.O_CREAT), fd)
+        sys.stdout = sys.__stdout__ = os.fdopen(1, 'w')   # pytest's own would keep what is printed
+        try: exec(code, {})
+        finally:
+            sys.stdout.flush()
+            os._exit(1)   # `_run_in_child` ends by itself, with 0
     def run(words, cwd, **kw):
         assert words[:2]==[sys.executable, '-c']
         out.unlink(missing_ok=True)
-        print(json.dumps([words[2], str(cwd), str(out)]), file=warm.stdin, flush=True)
-        code = int(warm.stdout.readline())
-        return subprocess.CompletedProcess(words, code, out.read_bytes())
-    yield run
-    warm.communicate()
+        p = elsewhere(there, words[2], str(cwd))
+        p.join()
+        return subprocess.CompletedProcess(words, p.exitcode, out.read_bytes())
+    return run
 
 @pytest.fixture
 def quick(forked, monkeypatch):

@@ -8,6 +8,7 @@ from grpo_nb.run.signals import Stopped, check_stop, note_stop
 from grpo_nb.research.study import (
     mean_over_tokens, at_equal, compare, over_regimes, paired_table, lr_table, read_rows, run_study,
     source_hash)
+from another import fork
 
 HERE = dict(version='1', torch='2', machine='m', weights='w')
 
@@ -51,7 +52,8 @@ def test_a_run_that_raises_is_named_with_its_seed_and_stops_nobody(tmp_path):
     assert len(again)==2 and (again.error=='').all()
 
 @pytest.mark.processes
-def test_a_process_that_dies_leaves_the_others_alone(tmp_path):
+def test_a_process_that_dies_leaves_the_others_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(st, 'get_context', lambda how: fork)   # else each worker imports torch
     df = go(jobs('dies','a','b','c'), tmp_path/'a.csv', processes=2).set_index('arm')
     assert 'killed' in df.error['dies'] and df.error['c']==''
     assert set(df.error)<={'', df.error['dies']}   # a neighbour may go with it
