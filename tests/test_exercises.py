@@ -160,11 +160,17 @@ def test_the_loss_as_a_loop():
         return [list(tokens(lp, old, A, m, eps, b, i, f)) for b in range(len(m)) for i in range(len(m[0]))]
     def means(rows): return -sum(sum(o)/len(o) for o in rows)/len(rows)
     solution = solution.replace('my_loss_solution', 'my_loss')
-    assert agreed(ns, 'my_loss', 'check_my_loss', solution, [
-        lambda *o: -sum(map(sum, rows(*o)))/sum(map(len, rows(*o))),   # all tokens alike: 'dapo'
-        lambda *o: means(rows(*o, f=max)),                             # the larger of the two terms
-        lambda *o: -means(rows(*o)),                                   # the objective, not the loss
-        lambda *o: means([[sum(r)/len(o[3][0][0])] for r in rows(*o)])])   # divided by the padded width
+    def unmasked(m): return [[[True]*len(t) for t in o] for o in m]
+    wrong = {
+        lambda *o: -sum(map(sum, rows(*o)))/sum(map(len, rows(*o))):'all tokens weigh the same',   # 'dapo'
+        lambda *o: -means(rows(*o)):'the other sign',
+        lambda *o: means(rows(*o[:3], unmasked(o[3]), o[4])):'the padding counts',
+        lambda *o: means(rows(*o[:4], 1e9)):'nothing is clipped',
+        lambda *o: means(rows(*o[:4], .2)):'only an example of `epsilon`',
+        lambda *o: means(rows(*o, f=max)):'wanted',                              # the larger of the two terms
+        lambda *o: means([[sum(r)/len(o[3][0][0])] for r in rows(*o)]):'wanted'} # divided by the padded width
+    assert agreed(ns, 'my_loss', 'check_my_loss', solution, wrong)
+    for f,says in wrong.items(): assert says in ns['check_my_loss'](f)
 
 @pytest.mark.parametrize('picked', [
     dict(clip='b', split='a'), dict(clip='b', split='b'), dict(clip='a', split='a')])
@@ -185,9 +191,13 @@ def test_the_hunts_of_the_loss(picked):
 def test_two_draws():
     ns,solution = exercise('replay', 'my_inclusion', 'def exact_inclusion', 'def my_inclusion',
         'def check_inclusion', itertools=itertools, test_close=lambda *o, **k: None)
+    def itself(w):   # the sum over the others includes the item
+        p = w/w.sum()
+        return p+p*(p/(1-p)).sum()
     assert agreed(ns, 'my_inclusion', 'check_inclusion', solution, [
         lambda w: 2*w/w.sum(), lambda w: 1-(1-w/w.sum())**2, lambda w: w/w.sum(),
-        lambda w: torch.ones(len(w))*2/len(w)])
+        lambda w: torch.ones(len(w))*2/len(w), itself])
+    assert 'leave it out' in ns['check_inclusion'](itself)
 
 def test_what_pairing_buys():
     ns,solution = exercise('bakeoff', 'two_intervals', 'def two_intervals',

@@ -564,7 +564,7 @@ def chapter():
 
 def test_the_stubs_are_unsolved_and_the_solutions_right(chapter):
     n = chapter
-    assert n['check_my_loss'](n['my_loss'])=='not yet'
+    assert n['check_my_loss'](n['my_loss']).startswith('not yet')
     assert set(n['check_hunts'](n['answers_to_hunts']).values())=={'not yet'}
     assert n['check_my_loss'](n['my_loss_solution'])=='right'
     assert set(n['check_hunts'](n['solutions_to_hunts']).values())=={'right'}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TITLES', 'FOUR_WEEKS', 'SITE', 'ALLOWED', 'FIELDS', 'handout', 'split_handout', 'make', 'folder_seed',
            'forbidden_reason', 'checks_page', 'checks_of', 'run_checks', 'grade', 'score', 'score_lines', 'same',
-           'attempt', 'open_fields', 'plan_digest', 'class_command']
+           'attempt', 'rollouts_from_text', 'open_fields', 'plan_digest', 'class_command']
 
 # %% ../../nbs/teach/classroom.ipynb #575ddee4
 import ast, hashlib, json, os, re, subprocess, sys, tempfile
@@ -14,6 +14,9 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TYPE_CHECKING
+
+if TYPE_CHECKING: from grpo_nb.generation import Rollouts
 
 # %% ../../nbs/teach/classroom.ipynb #c915350e
 TITLES = dict(A='the sampler and the mask', B="advantages and the KL's gradient",
@@ -288,6 +291,28 @@ def attempt(
     try: test()
     except Exception as e: return f"not yet: {str(e) or type(e).__name__}"
     return 'right'
+
+# %% ../../nbs/teach/classroom.ipynb #a19c5d21
+def rollouts_from_text(
+    tokenizer:Any,       # of the model
+    groups:list[dict],   # of prompt (messages), completions (G texts) and rewards (G numbers)
+)->'Rollouts':           # with rewards and advantages; `old_logps` are 0
+    "Groups written by hand, such as `example_group` gives, as tensors. ValueError for unequal sizes."
+    import torch
+    from grpo_nb.advantages import group_advantages
+    from grpo_nb.generation import Rollouts
+    from grpo_nb.tiny_qwen import encode_prompts
+    sizes = {len(o['completions']) for o in groups}
+    if len(sizes)!=1:
+        raise ValueError(f'groups of {sorted(sizes)} completions: needs one or more groups of one size')
+    texts = [o+tokenizer.eos_token for g in groups for o in g['completions']]
+    said = tokenizer(texts, add_special_tokens=False, return_tensors='pt', padding=True, padding_side='right')
+    ids,mask = (x.unflatten(0, (len(groups), -1)) for x in (said.input_ids, said.attention_mask.bool()))
+    q,q_mask = encode_prompts(tokenizer, [g['prompt'] for g in groups])
+    rewards = torch.tensor([g['rewards'] for g in groups])
+    return Rollouts(q, q_mask.bool(), ids, mask, torch.zeros(ids.shape), rewards, group_advantages(rewards),
+        pad_id=tokenizer.pad_token_id)
+
 
 # %% ../../nbs/teach/classroom.ipynb #3927c1c6
 FIELDS = ('Question', 'Arms', 'Measure', 'Prediction', 'Decision rule')
