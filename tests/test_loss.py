@@ -571,7 +571,7 @@ def test_the_stubs_are_unsolved_and_the_solutions_right(chapter):
 
 def test_the_checkers_see_a_wrong_answer(chapter):
     n = chapter
-    assert 'wanted' in n['check_my_loss'](lambda *a: 0.)
+    assert 'wanted' in n['check_my_loss'](lambda *a: 7.)
     assert set(n['check_hunts'](dict(clip='b', split='a')).values())=={'look again'}
     def wrong(lp, old, A, m, eps):
         "All tokens alike: 'dapo', not 'grpo'."
@@ -580,4 +580,4 @@ def test_the_checkers_see_a_wrong_answer(chapter):
             r,a = math.exp(lp[b][i][t]-old[b][i][t]),A[b][i]
             if m[b][i][t]: terms.append(min(r*a, min(max(r, 1-eps), 1+eps)*a))
         return -sum(terms)/len(terms)
-    assert 'wanted' in n['check_my_loss'](wrong)
+    assert 'all tokens weigh the same' in n['check_my_loss'](wrong)
