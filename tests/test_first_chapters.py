@@ -102,6 +102,7 @@ def test_two_advantages_refuses_wrong_answers():
     check = names['check_advantages']
     assert passes(check, right)
     assert not any(passes(check, f) for f in (with_g, not_divided, swapped, unguarded))
+    assert 'not G-1' in check(with_g) and 'not divided yet' in check(not_divided)
 
 @pytest.fixture(scope='module')
 def one():

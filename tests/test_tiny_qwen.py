@@ -281,7 +281,8 @@ def test_weights_made_again_are_as_good(tmp_path):
 def test_a_group_written_by_hand_is_read_back_from_its_tensors():
     tok,groups = load_model('tiny')[1],[example_group(), example_group(careful=(1,))]
     ro = rollouts_from_text(tok, groups)
-    said = [tok.decode(ids[m]) for ids,m in zip(ro.completion_ids.flatten(0, 1), ro.completion_mask.flatten(0, 1))]
+    ids,mask = ro.completion_ids.flatten(0, 1),ro.completion_mask.flatten(0, 1)
+    said = [tok.decode(o[m]) for o,m in zip(ids, mask)]
     assert said==[o+tok.eos_token for g in groups for o in g['completions']]
     assert (ro.completion_ids[~ro.completion_mask]==tok.pad_token_id).all()
     assert ro.rewards.tolist()==[g['rewards'] for g in groups]
