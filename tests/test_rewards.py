@@ -214,6 +214,8 @@ def test_wrong_calls_are_named():
         compute_rewards(length, P, C, completion_ids=[[1]])
     with pytest.raises(ValueError, match='RewardModel'): compute_rewards(torch.nn.Linear(1, 1), P, C)
     with pytest.raises(ValueError, match='no function'): compute_rewards('length', P, C)
+    with pytest.raises(ValueError, match='inf for completion 0'):   # more than a float can hold
+        compute_rewards(lambda completions, **kw: [10**400]*4, P, C)
     assert compute_rewards(length, [], []).shape==(0,1)
 
 def test_a_function_that_spoils_its_lists_spoils_no_others():
@@ -233,6 +235,7 @@ def test_rewards_are_told_of_the_run_and_log_metrics_and_columns():
 @pytest.mark.parametrize('name,args,says', [
     ('log_metric', ('m', 'much'), "log_metric.'m', 'much'.: needs a "),
     ('log_metric', ('m', [1, 2]), 'needs a number'),
+    ('log_metric', ('m', 10**400), 'needs a number'),
     ('log_extra', ('x', [1]), "'x', ….* got 1 values for 4")])
 def test_a_log_that_cannot_be_kept_is_named(name, args, says):
     def logs(completions, **kw): kw[name](*args); return [0.]*4

@@ -1,5 +1,6 @@
 "Wrong input to the trainer from scratch: named before any work, with what was seen and what is needed."
 import math, warnings
+from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
 from grpo_nb.replay import Replay
@@ -96,6 +97,12 @@ def test_a_path_is_as_good_as_a_text(tmp_path):
     run(small(output_dir=tmp_path))
     assert (run(small(output_dir=tmp_path, max_steps=8),
                 resume_from_checkpoint=tmp_path / 'checkpoint-4').step == 8)
+
+def test_a_home_folder_is_written_as_in_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.setenv('USERPROFILE', str(tmp_path))   # its name on Windows
+    assert Path(TrainConfig(output_dir='~/runs/a').output_dir)==tmp_path/'runs'/'a'
+    assert TrainConfig(output_dir='runs/a~').output_dir=='runs/a~'
 
 @pytest.mark.parametrize('args', [dict(max_steps=4), {}, 'small', object()],
                          ids='dict empty text object'.split())

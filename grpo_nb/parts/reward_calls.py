@@ -30,7 +30,7 @@ class RewardLog:
     def metric(self, name:str, value:float)->None:
         "Log a number of this batch. ValueError for anything else."
         try: self.values.setdefault(name, []).append(float(value))
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             raise ValueError(f'log_metric({name!r}, {value!r:.60}): needs a number') from None
 
     def column(self, name:str, values:list)->None:

@@ -359,6 +359,7 @@ def _reward(v, i, who, ask):
     try:
         if isinstance(v, (str, bytes)): raise TypeError
         x = float(v)
+    except OverflowError: x = math.inf
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f'{who} returned {v!r:.60} ({type(v).__name__}) for completion {i}: {ask}') from None
     if abs(x)>1e9:

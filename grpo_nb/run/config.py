@@ -110,7 +110,8 @@ class TrainConfig(RunConfig):
     replay_buffer_size:int = config_field(64, "groups kept for replay; 0: method 'replay' is plain GRPO")
 
     def __post_init__(self):
-        if isinstance(self.output_dir, os.PathLike): self.output_dir = os.fspath(self.output_dir)
+        if isinstance(self.output_dir, (str,os.PathLike)):
+            self.output_dir = os.path.expanduser(self.output_dir)
         check_config(self)
         super().__post_init__()   # how a token is drawn has rules of its own
 
