@@ -572,7 +572,8 @@ def test_the_stubs_are_unsolved_and_the_solutions_right(chapter):
 def test_the_checkers_see_a_wrong_answer(chapter):
     n = chapter
     assert 'wanted' in n['check_my_loss'](lambda *a: 7.)
-    assert set(n['check_hunts'](dict(clip='b', split='a')).values())=={'look again'}
+    hints = n['check_hunts'](dict(clip='b', split='a'))
+    assert 'corners' in hints['clip'] and 'divided' in hints['split']
     def wrong(lp, old, A, m, eps):
         "All tokens alike: 'dapo', not 'grpo'."
         terms = []
