@@ -252,7 +252,7 @@ def train_tasks():
 
 def task_files(split, folder):
     "The runs of the eight tasks: where they are, or in `folder` out of the history. ValueError without it."
-    name = f'*-{TASK_SEEDS[split]}.json.gz'
+    name = f'*-{TASK_SEEDS[split]}.json.[gx]z'
     if here := sorted(AT_TASKS.glob(name)): return here
     words = ['git','archive',TASKS_COMMIT,str(AT_TASKS.relative_to(ROOT))]
     r = subprocess.run(words, cwd=ROOT, capture_output=True)
@@ -268,7 +268,7 @@ def tasks(split, folder):
     files = task_files(split, folder)
     was,stored_runs.AT = stored_runs.AT,files[0].parent
     for f in files:
-        name = f.name.removesuffix('.json.gz')
+        name = f.name.partition('.')[0]
         yield dict(hand='tasks', run=name, fault='', at=_written(stored(name), folder/f'task-{name}'))
     stored_runs.AT = was
 
@@ -286,8 +286,8 @@ def others(split, folder):
         return
     import stored_runs
     was,stored_runs.AT = stored_runs.AT,AT_HELD
-    for f in sorted(AT_HELD.glob('*.json.gz')):
-        name = f.name.removesuffix('.json.gz')
+    for f in sorted(AT_HELD.glob('*.json.xz')):
+        name = f.name.removesuffix('.json.xz')
         at = _written(stored(name), folder/f'held-{name}')
         yield dict(hand='trained', run=name, fault=TRAINED[name], at=at)
     stored_runs.AT = was

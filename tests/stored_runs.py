@@ -1,6 +1,6 @@
-"Runs that were trained once and are stored: `tests/runs/NAME.json.gz`. `python tests/stored_runs.py NAME "
+"Runs that were trained once and are stored: `tests/runs/NAME.json.xz`. `python tests/stored_runs.py NAME "
 "…` makes them again."
-import gzip, json, sys
+import gzip, json, lzma, sys
 from pathlib import Path
 import pandas as pd
 from grpo_nb.run.record import GROUP_FIELDS
@@ -12,12 +12,15 @@ KEPT = (
     ('step group prompt_key prompt completions n_tokens rewards dead dead_reason outcome '
         'advantages_before id score').split()
 )
-NAMES = sorted(f.name.removesuffix('.json.gz') for f in AT.glob('*.json.gz'))
+NAMES = sorted(f.name.removesuffix('.json.xz') for f in AT.glob('*.json.xz'))
 HEALTHY = [n for n in NAMES if n.startswith('healthy')]
 
 def stored(name):
     "A stored run, as `read_run` would have read it"
-    d = json.loads(gzip.decompress((AT/f'{name}.json.gz').read_bytes()))
+    packed = AT/f'{name}.json.xz'
+    if not packed.exists(): packed = AT/f'{name}.json.gz'   # as earlier commits have it
+    unpack = lzma.decompress if packed.suffix=='.xz' else gzip.decompress
+    d = json.loads(unpack(packed.read_bytes()))
     rows = [dict.fromkeys(GROUP_FIELDS)|_new_row(o) for o in d['groups']]
     history = pd.DataFrame([new_names('metrics', o) for o in d['history']])
     settings = d['settings']|dict(args=new_names('settings', d['settings']['args']))
@@ -34,7 +37,7 @@ def store(folder, name):
     settings = {k:v for k,v in r.settings.items() if k not in ('versions','run_id')}|dict(args=args)
     data = json.dumps(dict(history=rows, groups=[group(o) for o in r.rows], settings=settings),
                       separators=(',', ':'))
-    (AT/f'{name}.json.gz').write_bytes(gzip.compress(data.encode(), 9, mtime=0))
+    (AT/f'{name}.json.xz').write_bytes(lzma.compress(data.encode(), preset=9))
 
 if __name__=='__main__':
     import tempfile, faulty_runs

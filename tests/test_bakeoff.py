@@ -324,14 +324,14 @@ TRIALS = [('correction', 'replay: neither', 'plain', None),
 
 @pytest.mark.parametrize('trial,a,b,regime', TRIALS)
 def test_numbers_of_the_trials_are_their_rows(trial, a, b, regime):
-    d = pd.read_csv(CSV.with_name('replay_trials.csv.gz'))
+    d = pd.read_csv(CSV.with_name('replay_trials.csv.xz'))
     d = d[(d.trial==trial)&(d.regime==regime if regime else True)]
     w = d.pivot_table(index='seed', columns=['case','regime'], values='area')
     text = say(paired_difference(w[a].mean(axis=1), w[b].mean(axis=1)))
     assert text in PROSE, text
 
 def test_areas_of_the_trials_come_from_their_curves():
-    d = pd.read_csv(CSV.with_name('replay_trials.csv.gz'))
+    d = pd.read_csv(CSV.with_name('replay_trials.csv.xz'))
     for o in d.sample(60, random_state=0).itertuples():
         c = [dict(zip(('tokens','pass1'), map(float, p.split(':')))) for p in o.curve.split()]
         assert abs(mean_over_tokens(c)-o.area)<1e-3

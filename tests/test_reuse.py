@@ -1,5 +1,5 @@
 "The paragraph on reuse: its table against the study's rows, g by hand in every record, a line in a verdict"
-import csv, gzip, json, tomllib
+import csv, json, lzma, tomllib
 from collections import defaultdict
 from functools import cache
 from importlib.resources import files
@@ -35,7 +35,7 @@ UPDATES = dict(plain=1, replay_default=1, mu2=2, mu3=3, stored3=3, mu6=6, stored
 def runs():
     "(cell, arm, rate) -> seed -> curve, of the study's rows"
     out = defaultdict(dict)
-    for o in csv.DictReader(gzip.open(AT/'nbs/studies/rows/reuse_study.csv.gz', 'rt', encoding='utf-8')):
+    for o in csv.DictReader(lzma.open(AT/'nbs/studies/rows/reuse_study.csv.xz', 'rt', encoding='utf-8')):
         if o['error']=='' and o['arm'] in UPDATES:
             out[o['regime'],o['arm'],float(o['learning_rate'])][o['seed']] = json.loads(o['curve'])
     return out

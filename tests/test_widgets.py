@@ -1,7 +1,10 @@
 "The controls that turn drawn frames over."
 import re
 from base64 import b64decode
+import numpy as np
 import pytest
+from PIL import Image
+import grpo_nb.see.plotting as plotting
 from grpo_nb.see.widgets import W, _indexed, explore
 
 def frames(res):
@@ -97,3 +100,15 @@ def test_before_anything_runs_a_drawing_is_an_image_with_its_words():
     assert '<text' not in html
     svg = b64decode(re.search('base64,([^"]+)', html)[1]).decode()
     assert 'xmlns=' in svg and '<text>letters</text>' in svg
+
+def test_a_stored_picture_loses_rare_shades_and_keeps_the_colors_of_areas_and_lines():
+    pixels = np.zeros((100, 200), dtype=np.uint8)
+    pixels[:,100:] = 1   # an area 13 levels darker than the other
+    pixels[50,:40] = 2   # a thin line, as faint
+    pixels[10,10] = 3    # single pixels: one close to the first area, one to none
+    pixels[20,20] = 4
+    image = Image.fromarray(pixels)
+    image.putpalette([255]*3+[242]*3+[240,255,255]+[250]*3+[0, 0, 200])
+    got,want = np.array(plotting.merge_shades(image).convert('RGB')),np.array(image.convert('RGB'))
+    want[10,10] = 255
+    np.testing.assert_array_equal(got, want)

@@ -49,21 +49,10 @@ def _code_block(body, lang, *options):
     text = html.escape(body.rstrip('\n'), quote=False)
     return f'<pre class="{html.escape(lang) or "text"}"><code>{text}</code></pre>\n'
 
-def _merge_colours(image, within=8):
-    "Give colours of a palette that differ by less than `within` of 255 levels the commonest one's value."
-    palette,kept = image.getpalette(),[]
-    for _,i in sorted(image.getcolors(), reverse=True):
-        c = palette[3*i:3*i+3]
-        near = next((k for k in kept if max(abs(a-b) for a,b in zip(k, c))<within), None)
-        if near is None: kept.append(c)
-        else: palette[3*i:3*i+3] = near
-    image.putpalette(palette)
-
 def _picture(png, alt, folder, href, width=None):
     "A picture in base64 as a file of `folder`, which the page names `href`, and the room that it takes."
     from PIL import Image
     image,out = Image.open(BytesIO(b64decode(png))),BytesIO()
-    if image.mode=='P' and 'transparency' not in image.info: _merge_colours(image)   # the file gets smaller
     image.save(out, 'WEBP', lossless=True, quality=100, method=2)   # twice as fast as 4, 1 % larger
     name = f'{sha1(out.getvalue()).hexdigest()[:12]}.webp'
     (folder/name).write_bytes(out.getvalue())

@@ -10,12 +10,12 @@ __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'COMPARED', 'BESIDE', 'm
            'make_job', 'make_jobs', 'bakeoff', 'compared']
 
 # %% ../../nbs/research/study.ipynb #cad092e4
-import gzip, hashlib, inspect, json, math, os, platform, re, sys, threading, time
+import gzip, hashlib, inspect, json, lzma, math, os, platform, re, sys, threading, time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, is_dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -81,15 +81,16 @@ def _key(job):
 def table_file(
     path:str|Path, # CSV of a study
 )->Path:
-    """Where a table is: at `path`, or, of a study that has ended, compressed beside it, `path` with .gz.
+    """Where a table is: at `path`, or, of a study that has ended, compressed beside it: `path` with .xz or .gz.
 
-    ValueError if both are there.
+    ValueError if two of them are there.
     """
     path = Path(path)
-    packed = path.with_name(f'{path.name}.gz')
-    if not packed.exists(): return path
-    if path.exists(): raise ValueError(f'{path} and {packed} are both there: keep one of them')
-    return packed
+    there = [o for o in (path, *(path.with_name(path.name+k) for k in _PACK)) if o.exists()]
+    if len(there)>1: raise ValueError(f'{there[0]} and {there[1]} are both there: keep one of them')
+    return there[0] if there else path
+
+_PACK = {'.xz': partial(lzma.compress, preset=9), '.gz': partial(gzip.compress, mtime=0)}
 
 def read_rows(
     path:str,             # CSV of a study
@@ -204,7 +205,7 @@ def run_study(
             rows |= {_key(o):o for o in new}
             text = pd.DataFrame(rows.values()).sort_values(KEY).to_csv(index=False).encode()
             with atomic_write(path, 'wb') as f:
-                f.write(gzip.compress(text, mtime=0) if path.suffix=='.gz' else text)
+                f.write(_PACK.get(path.suffix, bytes)(text))
             bar.update(len(new))
             bar.set_postfix_str(_say(new[-1]))
     return read_rows(path, same) if rows else pd.DataFrame(columns=[*KEY, 'error', 'area'])

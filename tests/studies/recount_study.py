@@ -4,7 +4,7 @@
 
 The mixed model is solved with whole covariance matrices, and everything else in plain loops.
 """
-import csv, gzip, json, re, sys
+import csv, json, lzma, re, sys
 from pathlib import Path
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -54,8 +54,8 @@ def stepwise(ps):
 
 def open_table(path):
     "The text of a CSV that is at `path`, or compressed beside it"
-    packed = Path(f'{path}.gz')
-    if packed.exists(): return gzip.open(packed, 'rt', newline='', encoding='utf-8')
+    packed = Path(f'{path}.xz')
+    if packed.exists(): return lzma.open(packed, 'rt', newline='', encoding='utf-8')
     return open(path, newline='', encoding='utf-8')
 
 def registered(page):
