@@ -38,7 +38,6 @@ def test_nbdev_test_makes_every_figure_and_writes_one_out(monkeypatch):
 def test_a_figure_is_drawn_once_however_often_it_is_shown_and_again_when_it_has_changed(monkeypatch):
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.pylabtools import select_figure_formats
-    from grpo_nb.see import plotting
     drawn,write = [],plotting.fig_png
     monkeypatch.setattr(plotting, 'fig_png', lambda fig: drawn.append(fig) or write(fig))
     monkeypatch.setattr(InteractiveShell, '_instance', shell := InteractiveShell())
