@@ -81,7 +81,7 @@ def _key(job):
 def table_file(
     path:str|Path, # CSV of a study
 )->Path:
-    """Where a table is: at `path`, or, of a study that has ended, compressed beside it: `path` with .xz or .gz.
+    """Where a table is: at `path`, or, of a study that has ended, packed beside it: `path` with .xz or .gz.
 
     ValueError if two of them are there.
     """
