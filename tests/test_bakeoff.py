@@ -90,6 +90,16 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
     assert not Path('b.csv').exists()
 
+def test_a_run_asks_the_chapters_own_priority_and_advantages(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = re.search(r"'mine\.py'\)\.write_text\('''\n(.+?)''',", CODE, re.S)[1]
+    notes = re.sub(r'^(def (\w+).*)$', r"\1\n    open('\2.asked', 'a').close()", source, flags=re.M)
+    Path('mine.py').write_text(notes, encoding='utf-8')
+    for arm,asked in dict(HALF='half_solved', MEDIAN='from_median').items():
+        assert not Path(f'{asked}.asked').exists()
+        run_job(make_job(f'mine.py:{arm}', seed=3, **TINY))
+        assert Path(f'{asked}.asked').exists()
+
 # ---- what is a reader's own
 
 OWN = """
