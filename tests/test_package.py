@@ -437,6 +437,7 @@ def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):
     wheel,sdist = built
     whl = set(zipfile.ZipFile(wheel).namelist())
     tar = {o.split('/',1)[1] for o in tarfile.open(sdist).getnames() if '/' in o}
+    assert not [o for o in tar if o.startswith('tests/')]   # without their helpers and runs they'd fail
     assets = [f for f in ROOT.glob('grpo_nb/assets/**/*') if f.is_file()]
     shipped = [f for m,f in FILES.items() if _wing(m) not in ('dev','studies')]
     want = {str(f.relative_to(ROOT)) for f in [*shipped, *assets]}
