@@ -2,9 +2,9 @@
 
 import os, shutil
 
-CHROME = os.environ.get('CHROME') or next(
-    filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
-)
+# The first has no windows to draw, and takes three fifths of the processor time of the others
+BROWSERS = 'chromium-headless-shell','chromium','chromium-browser','google-chrome'
+CHROME = os.environ.get('CHROME') or next(filter(None, map(shutil.which, BROWSERS)), None)
 QUIET = ('--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
          '--disable-component-update --disable-sync').split()
 PATIENCE = 120_000   # milliseconds: a busy machine takes many times what a quiet one does

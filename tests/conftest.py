@@ -69,7 +69,8 @@ def no_stop_before():
 def browser():
     "Chromium without a window; the tests that ask for it are skipped where there is none"
     play = pytest.importorskip('playwright.sync_api', reason='no playwright: pip install -e .[dev]')
-    if not CHROME: pytest.skip('no Chromium here: `apt-get install chromium`, or name one in CHROME')
+    if not CHROME:
+        pytest.skip('no Chromium here: `apt-get install chromium-headless-shell`, or name one in CHROME')
     with play.sync_playwright() as p:
         b = patient(p.chromium.launch(executable_path=CHROME, args=QUIET, timeout=PATIENCE))
         yield b

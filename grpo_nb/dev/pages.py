@@ -632,7 +632,7 @@ def to_pdf(
     pdf:Path,   # the file to write
 )->None:
     "Print a page, with its formulas and pictures, when its scripts are done. Trouble without a Chromium."
-    names = 'chromium','chromium-browser','google-chrome'
+    names = 'chromium','chromium-browser','google-chrome','chromium-headless-shell'
     chrome = os.environ.get('CHROME') or next(filter(None, map(shutil.which, names)), None)
     if not chrome: raise ProjectError('printing needs Chromium: install it, or name it in CHROME')
     how = '--headless --no-sandbox --virtual-time-budget=20000 --no-pdf-header-footer'.split()
