@@ -112,7 +112,7 @@ def read_rows(
 
 _TEXT = {'regime','arm','settings','source','curve','cpu_s','error','version','torch','machine','weights',
     'registered'}
-_WHOLE = {'tokens','steps'}
+_WHOLE = {'tokens','steps','batches'}
 
 def mean_over_tokens(
     curve:list,       # dicts with tokens and pass1, from 0 tokens on

@@ -13,6 +13,7 @@ from grpo_nb.studies.stacked import (
     END, FAMILIES, MAKERS, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor, is_right, problems,
     to_tensors)
 from grpo_nb.research.study import over_regimes, paired_table, read_rows, run_study, stamp
+from recount_study import recount_real
 from made_study import bare, one_thread, untaught   # noqa: F401  fixtures
 from notebook_code import defined_in
 
@@ -817,6 +818,12 @@ def test_the_claims_on_the_pretrained_model_are_paired_by_seed_over_both_tasks()
     assert t.verdict.tolist()[1:]==['better','undecided']
     assert len(real_claims(df[1:], plan))==0                                      # one run is missing
     assert len(real_claims(df.assign(error=['broke', *df.error[1:]]), plan))==0   # or has failed
+
+def test_the_claims_of_its_stored_rows_are_those_of_a_second_count():
+    rows = PAGE.parent/'rows'/'real_study.csv'
+    t = real_claims(read_rows(rows, ('registered',)), real_plan(REAL))
+    second = recount_real(rows, REAL)
+    assert t[['diff','diff_ci','p','holm']].to_numpy()==pytest.approx(np.array(second), abs=1e-6)
 
 def gpu_table(plan, lead=0., noise=.001, seed=0):
     "Best rates in the pilot are 1e-5, 2e-5 and 5e-6; `lead`: of replay at twice a task's center"

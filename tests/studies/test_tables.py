@@ -43,7 +43,7 @@ def test_stored_rows_are_of_one_registered_plan_and_each_is_there_once(table):
 
 @pytest.mark.parametrize('suffix,pack', [('xz', lzma), ('gz', gzip)])
 def test_a_compressed_table_goes_on_where_it_stopped_and_stays_compressed(tmp_path, suffix, pack):
-    def run(job): return job|dict(pass1=.5, curve='[]', tokens=7, steps=1)
+    def run(job): return job|dict(pass1=.5, curve='[]', tokens=7, steps=1, batches=2)
     def jobs(n): return [dict(regime='a', arm='b', seed=s, learning_rate=1e-4, settings='', source='')
         for s in range(n)]
     how = dict(path=tmp_path/'t.csv', stamp=dict(version='1'), disable_tqdm=True)
