@@ -133,7 +133,9 @@ def main(
     for o in (sys.stdout, sys.stderr):
         if hasattr(o, 'reconfigure'): o.reconfigure(errors='plainly')
     try: os.getcwd()
-    except FileNotFoundError: _exit_with_error('the working folder has been removed: `cd` to another one')
+    except FileNotFoundError:   # nothing that imports torch works there
+        print('grpo_nb the working folder has been removed: `cd` to another one', file=sys.stderr)
+        sys.exit(2)
     argv = [str(o) for o in (sys.argv[1:] if argv is None else argv)]
     if argv[:1]==['help']: argv = [*argv[1:2], '--help']
     if not argv or argv[0] in ('-h','--help'): return _overview()
@@ -214,7 +216,9 @@ def _version():
     print(', '.join(map(of, ('grpo_nb','torch','transformers','trl'))), f'on Python {sys.version.split()[0]}')
 
 def _exit_with_error(msg):
-    print(f'grpo_nb {msg}'.encode(errors='backslashreplace').decode(), file=sys.stderr)
+    from grpo_nb.parts.answers import escape_controls
+    text = escape_controls(f'grpo_nb {msg}')   # it may quote a prompt
+    print(text.encode(errors='backslashreplace').decode(), file=sys.stderr)
     sys.exit(2)
 
 # %% ../nbs/reference/cli.ipynb #36ee049d
@@ -245,9 +249,10 @@ def _open(path, columns, reader=None, metrics=None):
 
 def _print_notes(*runs):
     "What could not be read of these runs, and what was assumed."
+    from grpo_nb.parts.answers import escape_controls
     for o in runs:
         which = f'{o.name}: ' if len(runs)>1 else ''
-        for note in o.notes: print(f'note: {which}{note}', file=sys.stderr)
+        for note in o.notes: print(escape_controls(f'note: {which}{note}'), file=sys.stderr)
 
 def _pairs(text):
     "`reward=score,kl=drift` as a dict; ValueError for anything else."
@@ -363,6 +368,7 @@ def train_command(
 )->dict:                   # what summary.json holds
     "Train on your own problems and rewards, with GRPO and replay; evaluate before and after."
     from grpo_nb.demo import full_run, train_and_evaluate
+    from grpo_nb.parts.answers import escape_controls
     from grpo_nb.parts.validate import is_rendered
     from grpo_nb.parts.datasets import FEW_SHOT, end_at_newline
     from grpo_nb.parts.reward_loading import load_reward
@@ -370,6 +376,7 @@ def train_command(
     from grpo_nb.run.folders import require_empty_dir
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
+    from grpo_nb.train_data import check_prompts
     from grpo_nb.trainer import TrainConfig, init_state
     default = not reward
     if not resume: require_empty_dir(output_dir, 'resume with --resume')
@@ -393,9 +400,11 @@ def train_command(
             'leave it out')
     own = model=='tiny' and dataset not in ('sums','words')
     notes = _notes(problems[0]['prompt'], tok, default, own, dataset in FEW_SHOT)
-    for o in notes: print(f'note: {o}')
+    for o in notes: print(f'note: {escape_controls(o)}')
     how = dict(eval_dataset=held_out if args.eval_steps else None)
     # what is wrong is said before anything is measured
+    try: check_prompts(net, tok, args, held_out)
+    except ValueError as e: raise ValueError(f'held-out problems: {e}') from None
     resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), resume or None)
     info = dict(task=dataset, model=model)
     if (model,dataset)==('tiny','sums') and learning_rate<=2e-4:   # as the demo, whose curve is known
@@ -418,7 +427,8 @@ def _place(device='auto', dtype='auto'):
 # %% ../nbs/reference/cli.ipynb #878a7510
 def _problems(name, held_out, n, seed, chat, **columns):
     "Problems to train on and at most `n` held-out ones; a name makes both on the spot."
-    from grpo_nb.parts.datasets import TooFewProblems, load_problems, make_problems, split_problems
+    from grpo_nb.parts.datasets import (
+        TooFewProblems, load_problems, make_problems, select_rows, split_problems)
     task = '.py:' in name
     if not (task or '/' in name or Path(name).suffix or Path(name).exists()):
         def made(n, split):
@@ -439,7 +449,7 @@ def _problems(name, held_out, n, seed, chat, **columns):
     elif held_out is None:   # by the prompt's hash
         ds,kept = split_problems(ds, .1, need_both=True, what=name)
     else: kept = read(held_out)
-    kept = kept.select(range(min(n, len(kept))))
+    kept = select_rows(kept, range(min(n, len(kept))))
     trained = {str(o) for o in ds['prompt']}
     known = sum(str(o) in trained for o in kept['prompt'])
     if known==len(kept):

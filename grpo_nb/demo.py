@@ -19,6 +19,7 @@ from .see.view import write_report
 from .see.readers import judge_run
 from .run.folders import require_empty_dir, next_folder, single_thread
 from .parts.datasets import FEW_SHOT, end_at_newline, make_problems
+from .parts.answers import escape_controls
 from .tasks import accuracy_reward
 from .parts.reward_calls import run_state
 from .tiny_qwen import load_model
@@ -68,7 +69,7 @@ def demo(
     if d['dataset'] in FEW_SHOT: end_at_newline(net, tok)
     n_weights = sum(p.numel() for p in net.parameters())
     print(f'A {net.config.model_type.capitalize()} of {n_weights:,} parameters, {n_problems} held-out '
-        f'problems such as\n  '+_prompt_text(held_out[0]['prompt']).replace('\n', '\n  '))
+        f'problems such as\n  '+escape_controls(_prompt_text(held_out[0]['prompt'])).replace('\n', '\n  '))
     with single_thread():
         return train_and_evaluate(net, tok, problems, held_out, accuracy_reward, args,
             dict(task=d['task'], model=model, full_run=full_run(model)), greedy=d['greedy'])
@@ -113,14 +114,28 @@ def _samples(held_out, before, after, n=6):
     return [sample(i) for i in order[:n]]
 
 # %% ../nbs/catalogue/demo.ipynb #3e3f0a02
+def _limit_files(groups='/sys/fs/cgroup', own='/proc/self/cgroup'):
+    "Where Linux keeps the memory limits of this process: of its control group, and of those around it."
+    root = Path(groups)
+    found = [root/'memory.max', root/'memory'/'memory.limit_in_bytes']   # as a container sees its own
+    try: lines = Path(own).read_text(encoding='utf-8').splitlines()
+    except OSError: lines = []
+    for line in lines:
+        _,kinds,path = line.split(':', 2)
+        inner = Path(path.lstrip('/'))
+        around = [inner, *inner.parents]
+        if not kinds: found += [root/o/'memory.max' for o in around]
+        elif 'memory' in kinds.split(','): found += [root/'memory'/o/'memory.limit_in_bytes' for o in around]
+    return list(dict.fromkeys(found))
+
 def _available_bytes():
     "Memory that this process can still take, by Linux and by its container; None where neither says."
-    def number(path, of=lambda text: text):
+    def number(path, of=str):
         try: return int(of(Path(path).read_text(encoding='utf-8')))
         except (OSError, ValueError, IndexError): return None   # no such file, or no limit
     free = number('/proc/meminfo', lambda text: text.split('MemAvailable:')[1].split()[0])
     pages = number('/proc/self/statm', lambda text: text.split()[1])
-    limits = [number(o) for o in ('/sys/fs/cgroup/memory.max','/sys/fs/cgroup/memory/memory.limit_in_bytes')]
+    limits = [number(o) for o in _limit_files()]
     found = [o-(pages or 0)*mmap.PAGESIZE for o in limits if o is not None]
     if free is not None: found.append(1024*free)
     return min(found, default=None)
@@ -166,7 +181,8 @@ def train_and_evaluate(
         f"{summary['dead']} of {summary['groups']} groups were dead, {summary['replaced']} of them replaced"
         f'\n\n{found}')
     for o in summary['samples'][:2]:
-        print(f"\n{o['prompt']}\n  before: {o['before'].strip()}\n  after:  {o['after'].strip()}")
+        text = f"\n{o['prompt']}\n  before: {o['before'].strip()}\n  after:  {o['after'].strip()}"
+        print(escape_controls(text))
     print(f'\nreport     {report}\ninspector  {out}/inspector.html: every group, what replaced it, and by '
         'how much it counted')
     if Path('nbs/index.ipynb').exists(): print('notebooks  jupyter lab nbs/index.ipynb')

@@ -63,8 +63,9 @@ def add_token_terms(
     theirs = not run.settings.get('trainer') and 'versions' not in run.settings
     def can(o):   # can its tokens be gone through?
         known = o.get('logps') and o.get('tokens') or theirs and any(o['completions'])
-        # what a tool wrote has no log-prob: where lists are shorter, which token is meant is not on record
-        if any(p and len(p)!=len(w) for p,w in zip(o.get('logps') or [], o.get('tokens') or [])): return False
+        # what a tool wrote has no log-prob: None, or in older records no entry
+        pairs = zip(o.get('logps') or [], o.get('tokens') or [])
+        if any(p and (None in p or len(p)!=len(w)) for p,w in pairs): return False
         return known and not o.get('terms') and not o.get('replacement')
     silent = {s:rows for s,rows in run.by_step.items() if all(map(can, rows))}
     per = max((len(rows) for rows in silent.values()), default=1)

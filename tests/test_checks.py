@@ -3,7 +3,11 @@ from dataclasses import dataclass
 import pandas as pd
 import pytest, torch
 from datasets import Dataset
+from grpo_nb.parts.datasets import load_problems, select_rows, split_problems
+from grpo_nb.run.callbacks import CallbackList, TrainCallback
+from grpo_nb.run.checks import check_train_args
 from grpo_nb.parts.validate import (
+    source_row, warmup_warning,
     check_rendered, validate_dataset, check_settings, is_rendered, dataset_fingerprint,
     describe_dataset_change, rendered_answer)
 from grpo_nb.parts.sampling import check_lengths
@@ -85,6 +89,37 @@ def test_a_prompt_that_does_not_fit_is_named():
     check_lengths(torch.tensor([2, 4]), 6, m)
     with pytest.raises(ValueError, match="row 1's prompt has 5 tokens.*passes the model's 10"):
         check_lengths(torch.tensor([2, 5]), 6, m)
+
+def test_a_part_of_a_problem_set_names_rows_as_the_whole_does():
+    m = torch.nn.Module()
+    m.config = type('C', (), dict(max_position_embeddings=10))
+    whole = load_problems([dict(prompt=f'{i}') for i in range(40)])
+    for part in split_problems(whole, .5):
+        assert [whole[i]['prompt'] for i in part.source_rows]==part['prompt']
+        lengths = torch.tensor([1]*(len(part)-1)+[9])
+        last = int(part[-1]['prompt'])
+        with pytest.raises(ValueError, match=f"row {last}'s prompt"): check_lengths(lengths, 6, m, part)
+        some = part.filter(lambda o: o['prompt']!='3' and o['prompt']!='4')   # its rows are not known
+        assert source_row(select_rows(part, [2]), 0)==part.source_rows[2] and source_row(some, 1)==1 or (
+            len(some)==len(part))
+
+def test_a_warmup_that_is_longer_than_the_run_is_said():
+    assert warmup_warning(4, 4)==warmup_warning(0, 4)==warmup_warning(9, -1)==''
+    with pytest.warns(UserWarning, match='`warmup_steps` is 8 and `max_steps` 4.*reaches 50% of its peak'):
+        check_train_args(tiny_model(0), make_tokenizer(), [len], TrainConfig(max_steps=4, warmup_steps=8))
+
+class Short(TrainCallback):
+    def on_batch_end(self, state): pass
+
+@pytest.mark.parametrize('callback,says', [(lambda s: None, r'<lambda>\(s\) is called with \(state, batch\)'),
+    (Short(), r'Short.on_batch_end\(state\) is called with \(state, batch\)'),
+    (TrainCallback, r'TrainCallback.* \(give an object of this class\)'),
+    (type('Late', (), dict(on_train_end=lambda self: None))(), r'Late.on_train_end\(\) is .*\(state\)')])
+def test_a_callback_that_cannot_be_called_is_refused_before_a_run(callback, says):
+    with pytest.raises(ValueError, match=says): CallbackList([callback])
+
+def test_callbacks_that_take_what_they_are_given_are_taken():
+    CallbackList([print, lambda *o: None, lambda state, batch, more=1: None, TrainCallback()])
 
 @dataclass
 class Settings:

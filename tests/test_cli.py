@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 from grpo_nb.cli import COMMANDS, DEV_COMMANDS, SUBCOMMANDS, main, train_parser
 from grpo_nb.demo import DEMOS, demo
+from grpo_nb.parts.datasets import split_name
+from grpo_nb.parts.stats import paired_share_ci
 from grpo_nb.run.signals import forget_stop
 from grpo_nb.run.reading import LoggedRun, read_run
 from grpo_nb.scale.launch import TrlArguments
@@ -345,7 +347,8 @@ def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywh
     a,b = (s[k]['num_correct'] for k in ('before','after'))
     d = [y-x for x,y in zip(a, b)]
     m = sum(d)/40
-    half = 1.96*(sum((x-m)**2 for x in d)/40)**.5/40**.5
+    low,high = paired_share_ci(d.count(1), d.count(-1), 40)
+    half = max(m-low, high-m)
     want = f'{100*m:+.1f} points ± {100*half:.1f}'.replace('-', '−')
     out = capsys.readouterr().out
     assert 'https://grpo-nb.github.io' in out and 'jupyter' not in out
@@ -452,3 +455,35 @@ def test_a_docstring_of_two_lines_is_one_paragraph_of_help():
     from grpo_nb.cli import function_parser
     said = function_parser(measure, 'grpo_nb measure').format_help()
     assert 'of the source and on the next.' in ' '.join(said.split('\n')) and 'and  ' not in said
+
+# ---- rows are named as the file has them, and their texts don't steer the terminal
+
+@pytest.mark.parametrize('side', ['train','test'])
+def test_a_prompt_that_is_too_long_is_named_by_its_row_in_the_file(side, tmp_path, capsys):
+    prompts = [f'{i} + 1 =' for i in range(60)]
+    tail = next(k for k in range(999) if split_name('1+'*5000+str(k), .1)==side)
+    prompts[41] = '1+'*5000+str(tail)
+    (tmp_path/'p.jsonl').write_text(''.join(json.dumps(dict(prompt=o, answer='1'))+'\n' for o in prompts))
+    with pytest.raises(SystemExit):
+        main(['train', '--dataset', str(tmp_path/'p.jsonl'), '--output_dir', str(tmp_path/'r'),
+            '--generation_batch_size', '8', '--steps_per_generation', '1'])
+    err = capsys.readouterr().err
+    assert "row 41's prompt has" in err and ('held-out problems: ' in err)==(side=='test')
+
+def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capsys):
+    (tmp_path/'p.jsonl').write_text(json.dumps({'a\x1b[2Jb\u202e':1}))
+    with pytest.raises(SystemExit): main(['train', '--dataset', str(tmp_path/'p.jsonl'), '--output_dir',
+        str(tmp_path/'r')])
+    err = capsys.readouterr().err
+    assert r'a\x1b[2Jb\u202e' in err and '\x1b' not in err and '\u202e' not in err
+
+def test_the_memory_limit_of_the_control_group_counts(tmp_path):
+    from grpo_nb.demo import _limit_files
+    own = tmp_path/'own'
+    own.write_text('7:cpu:/x\n4:memory:/a/b\n')
+    at = tmp_path/'memory'
+    both = [tmp_path/'memory.max', at/'memory.limit_in_bytes']
+    assert _limit_files(tmp_path, own)==[*both, *(at/o/'memory.limit_in_bytes' for o in ('a/b', 'a'))]
+    own.write_text('0::/s/run.scope\n')
+    assert _limit_files(tmp_path, own)==[*both, *(tmp_path/o/'memory.max' for o in ('s/run.scope', 's'))]
+    assert _limit_files(tmp_path, tmp_path/'none')==both

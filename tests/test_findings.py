@@ -5,6 +5,7 @@ import pytest
 from dataclasses import fields
 from hypothesis import HealthCheck, Phase, given, reject, settings, strategies as st
 from grpo_nb.cli import _notes
+from grpo_nb.parts.stats import paired_share_ci
 from grpo_nb.see.findings import (
     RULES, Finding, Findings, RunColumns, finding_curves, diagnose_rows, read_asset,
     translate_settings, welch_rise, _rolling, _since, _trend)
@@ -275,9 +276,13 @@ def test_held_out_measurements_decide(a, b, learned):
 def test_the_same_problems_before_and_after_are_paired():
     right = [0]*50+[1]*50
     better = [0]*40+[1]*60
-    d = np.subtract(better, right)
     v = verdict([], share(.5, right=right), share(.6, right=better))
-    assert v.learned is True and f'(+10.0 points ± {100*1.96*d.std()/10:.1f})' in v.sentence
+    low,high = paired_share_ci(10, 0, 100)
+    assert v.learned is True and f'(+10.0 points ± {100*max(high-.1, .1-low):.1f})' in v.sentence
+    same = verdict([], share(.5, right=right), share(.5, right=right))
+    assert same.learned is None and '(+0.0 points ± 3.7)' in same.sentence   # 1.96² in 100+1.96²
+    few = verdict([], share(0., right=[0]*2), share(1., right=[1]*2))
+    assert few.learned is None and '± 0.0' not in few.sentence   # two problems prove nothing
 
 def test_what_is_right_twice_is_no_share_and_not_paired():
     v = verdict([], share(.5, right=[2]*4), share(.6, right=[2]*3+[0]))
@@ -777,9 +782,25 @@ def changed(a, b):
     x,y = a[3],b[3]
     if x and y and len(x)==len(y) and max(x+y)<2:
         d = [q-p for p,q in zip(x, y)]
-        return mean(d),1.96*(mean([v*v for v in d])-mean(d)**2)**.5/len(d)**.5
+        return mean(d),longer_side(d.count(1), d.count(-1), len(d))
     if None in a[1:3] or None in b[1:3]: return b[0]-a[0],None
     return b[0]-a[0],((a[2]-a[1])**2+(b[2]-b[1])**2)**.5/2
+
+def longer_side(gained, lost, n):
+    "How far the ends of Tango's score interval are from the difference: each found by halving a step"
+    def errors(d):   # 1.96 at an end: n·(difference - d) by its deviation if the difference is d
+        A,B,C = 2*n,(2*n-gained+lost)*d-gained-lost,-lost*d*(1-d)
+        q = (-B+(B*B-4*A*C)**.5)/(2*A) if B*B>4*A*C else max(0., -B/(2*A))
+        var = n*(2*q+d*(1-d))
+        return abs(gained-lost-n*d)/var**.5 if var>1e-15 else float('inf')
+    seen,out = (gained-lost)/n,0.
+    for side in (-1, 1):
+        near,far = 0.,1-side*seen
+        for _ in range(60):
+            m = (near+far)/2
+            near,far = (m, far) if errors(seen+side*m)<1.959964 else (near, m)
+        out = max(out, near)
+    return out
 
 def in_words(name, a, b, d, half, share):
     if share:
@@ -912,3 +933,14 @@ def test_a_warning_is_of_the_last_ten_of_twenty_batches(n, dead, reward, more):
     got = [o for o in warnings_now(rows) if o.name!='few-groups-replayed']
     assert [(o.name, o.evidence) for o in got]==warned_by_hand(rows)
     for o in got: assert [o.says, o.remedy]==AT_ONCE[o.name]
+
+def test_a_run_of_the_command_line_is_told_of_the_option_that_makes_prompts_conversational():
+    remedy = RULES['no-chat-template'].remedies[0]
+    assert translate_settings(remedy, 'trl')==remedy and '--chat' not in remedy
+    assert '`--chat` makes prompts' in translate_settings(remedy, 'grpo_nb')
+
+def test_text_that_would_steer_a_terminal_is_shown_escaped():
+    from grpo_nb.see.verdict import Verdict
+    f = Finding('odd', 'says', 'an answer: \x1b[31mred\u202e\r', 'do')
+    assert '\x1b' not in str(f) and r'an answer: \x1b[31mred\u202e\r' in str(f) and '\n    do:   do' in str(f)
+    assert str(Verdict(None, 'a\x9bb', 'c\x07'))=='a\\x9bb\nMost likely cause: c\\x07'

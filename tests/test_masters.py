@@ -98,6 +98,22 @@ def test_large_weights_are_stepped_without_copies_of_them_and_their_state_is_ada
     for pair in ((optim.RowsAdamW, torch.optim.AdamW), (torch.optim.AdamW, optim.RowsAdamW)):
         assert torch.equal(go(*pair)[0], b)
 
+@pytest.mark.parametrize('name', ['RowsAdamW','MasterAdamW'])
+def test_a_step_takes_a_closure_as_torchs_optimizers_do(name, monkeypatch):
+    from grpo_nb.run import optim
+    monkeypatch.setattr(optim, 'ROWS_MIN_NUMBERS', 4)
+    def steps(kind):
+        p = torch.nn.Parameter(torch.arange(12.).view(6, 2))
+        opt = kind([p], lr=.1)
+        def closure():
+            opt.zero_grad()
+            loss = (p*p).sum()
+            loss.backward()
+            return loss
+        return [opt.step(closure).item() for _ in range(3)]+[opt.step()],p.detach()
+    (losses,a),(want,b) = steps(getattr(optim, name)),steps(torch.optim.AdamW)
+    assert losses==want and losses[0]==506 and losses[-1] is None and torch.equal(a, b)
+
 def test_memory_of_dropped_gradients_goes_back(monkeypatch):
     from grpo_nb.run import optim
     p,calls = torch.nn.Parameter(torch.ones(3)),[]

@@ -1,7 +1,7 @@
 "Intervals, paired differences, Holm's rule and the mixed model, each against another road"
 import math
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.parts.stats import paired_difference, holm, random_effects_mean
+from grpo_nb.parts.stats import paired_difference, paired_share_ci, holm, random_effects_mean
 
 def test_only_common_seeds_count_and_one_decides_nothing():
     o = paired_difference(pd.Series({0:.5, 1:.7}), pd.Series({1:.5, 2:.9}))
@@ -59,3 +59,26 @@ def test_regimes_that_do_not_differ_give_the_plain_mean():
     assert o['tau']==0 and o['mean']==2
     for bad in (dict(a=[1,2]), dict(a=[1.], b=[2.]), dict(a=[1,2], b=[])):
         with pytest.raises(ValueError, match='two regimes'): random_effects_mean(bad)
+
+def test_the_interval_of_a_paired_difference_of_shares_is_the_published_one():
+    # airway hyper-responsiveness of 21 children, in Fagerland, Lydersen and Laake 2014, table III
+    assert paired_share_ci(1, 7, 21)==pytest.approx((-.517, -.026), abs=6e-4)
+
+@pytest.mark.parametrize('gained,lost,n', [(1, 7, 21), (0, 0, 40), (0, 0, 1), (12, 2, 50), (30, 0, 30),
+    (0, 9, 9), (0, 3, 25), (440, 0, 500)])
+def test_the_ends_of_that_interval_are_1_96_standard_errors_from_what_was_seen(gained, lost, n):
+    "The likeliest table with a given difference is looked for by trying, and the error is that of this table"
+    def errors_apart(d):
+        q = np.linspace(max(0, -d), min(1, (1-d)/2), 400_001)[1:-1]   # share of lost problems
+        like = (gained*np.log(q+d) if gained else 0)+(lost*np.log(q) if lost else 0)
+        rest = n-gained-lost
+        like = like+(rest*np.log(np.maximum(1-2*q-d, 1e-300)) if rest else 0)
+        best = q[np.argmax(like)]
+        return (gained-lost-n*d)/(n*(2*best+d-d*d))**.5
+    low,high = paired_share_ci(gained, lost, n)
+    assert -1<=low<high<=1 and (paired_share_ci(lost, gained, n))==pytest.approx((-high, -low))
+    if low>-1: assert errors_apart(low)==pytest.approx(1.96, abs=.01)
+    if high<1: assert errors_apart(high)==pytest.approx(-1.96, abs=.01)
+    if gained==lost==0: assert high==pytest.approx(1.96**2/(n+1.96**2), abs=1e-4)   # solved by hand
+    for bad in ((-1, 0, 5), (3, 3, 5), (0, 0, 0)):
+        with pytest.raises(ValueError, match='gained and'): paired_share_ci(*bad)

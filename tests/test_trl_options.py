@@ -5,6 +5,8 @@ import asyncio, functools, math, re, warnings
 import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
+from grpo_nb.on_trl.token_terms import TokenTermsCallback
+from grpo_nb.run.reading import read_run
 from loss_calls import loss_of
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
@@ -296,6 +298,26 @@ def byte_trainer(rewards, turns, **kw):
     t._generate_single_turn = turn
     return t
 
+def check_record_of_tools(t, got):
+    "Each token of an answer has an entry in every list, None where the tool wrote it"
+    run = read_run(t.args.output_dir)
+    assert run.notes==[] and any(o['replacement'] for o in run.rows)
+    for b,groups in zip(got, run.by_step.values()):
+        for g,o in enumerate(groups):
+            new = o['replacement']
+            for k,i in enumerate(range(g*G, g*G+G)):
+                whole = b['completion_mask'][i].bool()
+                own = b['tool_mask'][i].bool()[whole].tolist()
+                terms = (new or o)['terms']
+                lists = [(new or o)['ratios'][k], *(terms[n][k] for n in ('old','policy','after','ratio'))]
+                lists += [x[n][k] for x in terms['by'].values() for n in ('term','share','clip')]
+                if not new: lists += [o['logps'][k]]
+                assert all([x is not None for x in told]==own for told in lists)
+                words = [t.processing_class.decode([j]) for j in b['completion_ids'][i][whole]]
+                assert terms['tokens'][k]==words and (new or o['tokens'][k]==words)
+    for x in (o['replacement'] or o for o in run.rows):
+        assert sum(v or 0 for r in x['terms']['by']['dapo']['share'] for v in r)<=1+1e-3
+
 def test_tools_are_called_and_their_answers_stay_out_of_the_loss():
     def add(a: int, b: int) -> int:
         """Adds.
@@ -317,8 +339,10 @@ def test_tools_are_called_and_their_answers_stay_out_of_the_loss():
             for r in range(8): yield 'it is '+'x'*(r%3)+'<|im_end|>'
             i += 1
     t = byte_trainer(Scripted(PLAN, G), texts(), tools=[add], log_completions=True,
-        num_completions_to_print=0)
+        num_completions_to_print=0, record_tokens=True)
+    t.add_callback(TokenTermsCallback(t))
     got = T.spy(t); t.train()
+    check_record_of_tools(t, got)
     assert len(calls)==32 and t.state.log_history[0]['tools/call_frequency']==1
     assert [b['replayed'].view(-1, G).all(1).tolist() for b in got]==[[False,False],[False,True],[True,False],
         [True,True]]

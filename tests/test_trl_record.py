@@ -1,7 +1,7 @@
 """The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator:
 on runs that train."""
 
-import functools, time, shutil, subprocess, sys
+import functools, json, time, shutil, subprocess, sys, warnings
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -381,9 +381,14 @@ def test_a_record_that_lost_rows_is_said_at_a_resume(tmp_path, name, harm, caplo
     if harm=='cut': f.write_text(f.read_text().split('\n', 1)[0]+'\n')
     caplog.clear()
     t = make_resumable(tmp_path, 4)
-    t.train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
-    said = f'{name} has' in caplog.text and 'rows of the record are missing' in caplog.text
-    assert said==(harm!='whole') and t.state.global_step==4
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        t.train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
+    missing = f'{name} has' in caplog.text and 'rows of the record are missing' in caplog.text
+    back = any('put back from the checkpoint' in str(o.message) for o in seen)
+    assert (missing, back)==(harm!='whole' and name=='groups.jsonl', harm!='whole' and name=='history.jsonl')
+    steps = [json.loads(o)['step'] for o in (tmp_path/'history.jsonl').read_text().splitlines()]
+    assert steps[:4]==[1, 2, 3, 4] and t.state.global_step==4   # none is missing, and the last has two rows
 
 def test_a_resume_that_is_refused_leaves_the_record_as_it_was(tmp_path):
     make_resumable(tmp_path, 3).train()
@@ -576,6 +581,11 @@ def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
     state = SimpleNamespace(log_history=[dict(loss=0., step=1)])
     for _ in range(3): rec.on_log(None, state, None, dict(loss=0.))
     assert caplog.text.count('all dead')==1
+
+def test_a_warmup_that_is_longer_than_the_run_is_said_as_it_begins(caplog):
+    T.trainer(max_steps=1, warmup_steps=5).train()
+    assert '`warmup_steps` is 5 and `max_steps` 1: the learning rate rises' in caplog.text
+    assert 'reaches 20% of its peak' in caplog.text
 
 def test_metrics_that_0_1_logged_are_renamed_as_a_run_begins_and_not_at_every_step(monkeypatch):
     renamed = []

@@ -427,6 +427,29 @@ def test_answers_of_which_not_every_token_has_a_number_stay_without_color(with_t
     assert cards.nth(0).locator('span[title]').count()==0
     assert cards.nth(1).locator('span[title]').count()==len(row['tokens'][1])
 
+def test_what_a_tool_wrote_stays_plain_among_colored_tokens(with_tokens, opened):
+    run = copy.deepcopy(with_tokens[0])
+    row = next(o for o in run.rows if not o['replacement'] and len(o['tokens'][0])>2)
+    row['ratios'][0][1] = row['logps'][0][1] = None
+    by = dict(dapo=dict(weight=[.1], term=[row['logps'][0]], share=[row['logps'][0]], clip=[row['logps'][0]]))
+    numbers = dict(policy=row['logps'][:1], ratio=row['ratios'][:1])
+    row_terms = dict(tokens=row['tokens'][:1], loss=0., by=by)|numbers
+    for terms in (None, row_terms):
+        row['terms'] = terms
+        page = opened(1280, view_html(run), at=f"#step={row['step']}&group={row['group']}")
+        for kind in ('logps','ratios'):
+            page.get_by_label('color text by').select_option(kind)
+            first = page.locator('.gv-side').nth(0).locator('.gv-card pre').nth(0)
+            colored = first.locator('span[style*=background]')
+            colored.first.wait_for()
+            assert first.inner_text().strip()==''.join(row['tokens'][0]).strip()
+            assert colored.count()==len(row['tokens'][0])-1
+    option = page.get_by_role('listbox').locator('[role=option]')
+    option.nth(1).click()
+    page.get_by_text('A tool wrote this token, so it is not in the loss.').wait_for()
+    option.nth(2).click()
+    page.get_by_role('table').filter(has_text='this run').wait_for()
+
 # ---- the widget
 
 def test_the_widget_answers_what_the_page_asks_for(run):

@@ -15,11 +15,12 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.renamed import new_names
+from ..parts.validate import warmup_warning
 from ..parts.versions import versions
 from ..parts.groups import dead_reason, group_scores
 from ..parts.ratios import importance_ratio
 from ..run.record import (
-    RATIO_EDGES, Recorder, dataset_info, as_text, group_rows, ratio_hists, token_fields)
+    RATIO_EDGES, Recorder, dataset_info, as_text, group_rows, ratio_hists, token_fields, token_values)
 from ..run.reading import read_run
 from ..see.verdict import verdict, warnings_now
 from .batch_record import TrlBatchRecord
@@ -106,9 +107,11 @@ class RecordCallback(TrainerCallback):
         if state.is_world_process_zero:
             try:
                 self.recorder = Recorder(args.output_dir, self.about(), resume_step=resumed,
-                    max_mb=args.record_max_mb, run=self.trainer.run_id,
+                    max_mb=args.record_max_mb, run=self.trainer.run_id, history=state.log_history,
                     last_step=args.max_steps if args.max_steps>0 else None)
             except ValueError as e: why = str(e)
+            warmup = args.get_warmup_steps(state.max_steps)
+            if note := warmup_warning(warmup, state.max_steps): log.warning(note)
         if why := next(filter(None, gather_object([why])), ''): raise ValueError(why)
         now = self.sizes()
         for k,n in self.written.items() if resumed else ():
@@ -215,15 +218,17 @@ class RecordCallback(TrainerCallback):
         return [outcome(g, *o) for g,o in enumerate(zip(keys, b.dead.tolist()))]
 
     def _tokens(self, b):
-        "On request, of each row: its ids, and the numbers that are known of them."
+        """On request, of each row: its ids, and the numbers that are known of them; None for a token that a
+        tool wrote.
+        """
         if not self.trainer.args.record_tokens: return None
         ratio,_,mask = self.ratios(b)
-        ratio,old = ratio.expand_as(mask),b.old_logps
+        ratio,old,whole = ratio.expand_as(mask),b.old_logps,b.trained.completion_mask.bool()
         replayed = b.trained.data.get('replayed', torch.zeros_like(b.has_logps))
         def told(i, ids, n):
             own = b.has_logps[i] and not replayed[i]   # what came in was not in this batch's sampling
-            return dict(ids=ids[:n], ratios=ratio[i][mask[i]].tolist(),
-                logps=old[i][mask[i]].tolist() if own else [])
+            return dict(ids=ids[:n], ratios=token_values(ratio[i], mask[i], whole[i]),
+                logps=token_values(old[i], mask[i], whole[i]) if own else [])
         rows = zip(b.sampled.completion_ids.tolist(), b.sampled.completion_mask.sum(1).tolist())
         return [told(i, *o) for i,o in enumerate(rows)]
 

@@ -51,7 +51,8 @@ def _minibatch_terms(t, x, bonus):
     for k in ('term','weight','push'): terms['bnpo'][k] = terms['bnpo'][k]/n   # TRL's mean of means
     mb = Rollouts(x['prompt_ids'], x['prompt_mask'].bool(), x['completion_ids'][:,None], mask, old,
         ref_logps=ref)
-    return dict(mb=mb, mask=mask, logps=logps, terms=terms, idx=x['replay_row'].tolist(), inputs=x)
+    return dict(mb=mb, mask=mask, shown=x['completion_mask'].bool()[:,None], logps=logps, terms=terms,
+        idx=x['replay_row'].tolist(), inputs=x)
 
 # %% ../../nbs/on_trl/token_terms.ipynb #e95e658a
 def _add_shares(parts):

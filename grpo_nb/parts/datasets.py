@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['chain_sum', 'spell_backward', 'FEW_SHOT', 'SYSTEM_PROMPT', 'HUB_DATASETS', 'split_name', 'gym_dataset',
            'make_problems', 'TooFewProblems', 'few_shot_problems', 'end_at_newline', 'read_file_rows', 'load_problems',
-           'split_problems', 'hub_rows', 'hub_problems']
+           'select_rows', 'split_problems', 'hub_rows', 'hub_problems']
 
 # %% ../../nbs/parts/datasets.ipynb #f3c0a2b0
 import csv, difflib, hashlib, inspect, io, json, random
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from datasets import Dataset, DatasetDict
 from fastcore.basics import partialler
-from .validate import require, ends_answered, prompt_error, is_int
+from .validate import require, ends_answered, prompt_error, is_int, source_row
 from .registry import TASKS, register, resolve
 from .answers import boxed
 
@@ -335,6 +335,15 @@ def _distinguishing_text(prompts):
     skip = len(systems)==1 and None not in systems
     return ['\n'.join(str(m['content'] or '') for m in p[skip:]) for p in prompts]
 
+def select_rows(
+    ds:Dataset,  # a problem set, or a part of one
+    rows:list,   # row numbers
+)->Dataset:
+    "A part of a problem set whose rows are named in messages as in the whole."
+    part = ds.select(rows)
+    part.source_rows = [source_row(ds, i) for i in rows]
+    return part
+
 def split_problems(
     ds:Dataset,            # with a column prompt
     test_share:float=.2,   # share that is held out, 0 to 1
@@ -355,7 +364,7 @@ def split_problems(
         raise ValueError(f'{what} has {rows}{prompts}, and none falls on the '
                          f'{empty} side (a hash of the prompt holds out a share of {test_share:g}): add '
                          'other prompts, or give a held-out set of your own (--eval_dataset)')
-    return ds.select(train),ds.select(test)
+    return select_rows(ds, train),select_rows(ds, test)
 
 # %% ../../nbs/parts/datasets.ipynb #f8dc5419
 SYSTEM_PROMPT = ('First think, between <think> and </think>. '

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from .validate import check_settings, max_context_length, config_field
+from .validate import check_settings, max_context_length, config_field, source_row
 from .fast_path import (
     CachedDecoder, FAST_PATH_MAX_PARAMS, FusedDecoder, Tokenizer, check_left_padded, fast_path_blocker)
 
@@ -53,12 +53,14 @@ def check_lengths(
     n:Tensor,              # (rows,) int64, tokens of each prompt
     T:int,                 # tokens to come
     model:nn.Module|None=None, # its config says how many positions there are
+    dataset:list|None=None, # whose prompts they are, for the number of a row in messages
 )->None:
     "ValueError if a prompt and its completion don't fit into the model together."
     limit,i = max_context_length(getattr(model, 'config', None)),int(n.argmax())
     if limit and n[i]+T>limit:
-        raise ValueError(f"row {i}'s prompt has {int(n[i])} tokens; with max_completion_length={T} that "
-            f"passes the model's {limit} positions: shorten prompts or completions")
+        raise ValueError(f"row {source_row(dataset, i)}'s prompt has {int(n[i])} tokens; with "
+            f"max_completion_length={T} that passes the model's {limit} positions: "
+            'shorten prompts or completions')
 
 def check_prompt_ids(
     model:nn.Module,  # a causal language model of transformers

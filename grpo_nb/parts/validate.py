@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['RULES', 'is_int', 'require', 'prompt_error', 'ends_answered', 'config_field', 'may_be_none', 'check_settings',
-           'max_context_length', 'is_rendered', 'rendered_answer', 'check_rendered', 'opened_tags', 'template_start',
-           'opened_tag_warning', 'validate_prompts', 'check_text_content', 'validate_dataset', 'dataset_fingerprint',
-           'describe_dataset_change', 'reward_name', 'distinct_names', 'reward_names', 'validate_rewards']
+           'warmup_warning', 'max_context_length', 'is_rendered', 'rendered_answer', 'check_rendered', 'opened_tags',
+           'template_start', 'opened_tag_warning', 'validate_prompts', 'source_row', 'check_text_content',
+           'validate_dataset', 'dataset_fingerprint', 'describe_dataset_change', 'reward_name', 'distinct_names',
+           'reward_names', 'validate_rewards']
 
 # %% ../../nbs/parts/validate.ipynb #9ec3a9eb
 import functools, hashlib, inspect, itertools, json, math, re, warnings
@@ -113,6 +114,15 @@ RULES = [   # of both trainers
     ('replay_age_limit replay_max_uses', lambda v: v>=1, 'None, or 1 or more')]
 
 # %% ../../nbs/parts/validate.ipynb #c0re0018
+def warmup_warning(
+    warmup_steps:float,  # over which the learning rate rises
+    max_steps:int,       # of the run
+)->str:                  # '' where there is nothing to say
+    "A warning for a learning rate that never reaches its peak."
+    if not 0<max_steps<warmup_steps: return ''
+    return (f'`warmup_steps` is {warmup_steps:g} and `max_steps` {max_steps}: the learning rate rises during '
+        f'the whole run and reaches {max_steps/warmup_steps:.0%} of its peak; set warmup_steps to less')
+
 def max_context_length(
     config:Any,  # of a model of transformers, or None
 )->int|None:     # None where it doesn't say
@@ -282,14 +292,24 @@ def validate_prompts(
             'and every message needs a `role` and a `content`; drop others by `dataset.filter`')
     return prompts
 
+def source_row(
+    dataset:list|None,  # rows, perhaps a part that `select_rows` cut from a problem set
+    i:int,              # a row of it
+)->int:
+    "Where a row is in the file that it came from, for messages; `i` where no part was cut."
+    rows = getattr(dataset, 'source_rows', None)
+    return rows[i] if dataset is not None and rows and len(rows)==len(dataset) else i
+
 def check_text_content(
     prompts:list,  # text or lists of messages
+    dataset:list|None=None, # whose prompts they are, for the number of a row in messages
 )->None:
     "ValueError for the first message whose content is no text, such as a list of parts."
     for i,p in enumerate(prompts):
         odd = [] if isinstance(p, str) else [m for m in p if not isinstance(m.get('content') or '', str)]
         if odd:
-            raise ValueError(f"row {i}: a message has its `content` in parts ({odd[0]['content']!r:.60}): "
+            raise ValueError(f"row {source_row(dataset, i)}: a message has its `content` in parts "
+                f"({odd[0]['content']!r:.60}): "
                 'this trainer reads text, so join the parts to one text')
 
 def validate_dataset(

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from ..parts.fast_path import Tokenizer
 from ..parts.ratios import warn_unless_clipped
+from ..parts.validate import warmup_warning
 from ..parts.registry import STRATEGIES, resolve
 from .config import TrainConfig, make_config
 from ..parts.loss_inputs import parse_correction
@@ -34,6 +35,7 @@ def check_train_args(
         raise ValueError('the tokenizer has no token for padding: set '
             '`tokenizer.pad_token = tokenizer.eos_token`')
     if not reward_funcs: raise ValueError('no reward functions: give one or more')
+    if note := warmup_warning(args.warmup_steps, args.max_steps): warnings.warn(note)
     for f in reward_funcs:
         if not callable(f) or isinstance(f, nn.Module):
             raise ValueError(f'`reward_funcs` holds {f!r:.60}: give functions; `load_reward` takes one from '

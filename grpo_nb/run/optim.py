@@ -6,7 +6,7 @@
 __all__ = ['ROWS_MIN_NUMBERS', 'FOREACH_MAX_PARAMS', 'MasterAdamW', 'RowsAdamW', 'make_optimizer', 'sync_reference']
 
 # %% ../../nbs/run/optim.ipynb #a464aacb
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 import torch
 from torch import nn
@@ -15,6 +15,10 @@ from ..parts.fast_path import trim_heap
 from .config import RunConfig
 
 # %% ../../nbs/run/optim.ipynb #40e153b1
+@torch.enable_grad()
+def _call_closure(closure):
+    return None if closure is None else closure()
+
 class MasterAdamW(torch.optim.AdamW):
     "AdamW that steps on float32 copies of the weights, which take over the rounded result."
     def __init__(self,
@@ -26,12 +30,17 @@ class MasterAdamW(torch.optim.AdamW):
         super().__init__(self.masters, **kwargs)
 
     @torch.no_grad()
-    def step(self)->None:
+    def step(self,
+        closure:Callable|None=None,  # computes gradients, and returns the loss
+    )->Any:                          # what `closure` returned
+        "One step."
+        loss = _call_closure(closure)
         for m,p in zip(self.masters, self.weights): m.grad = None if p.grad is None else p.grad.float()
         super().step()
         for m,p in zip(self.masters, self.weights):
             p.copy_(m)
             m.grad = None
+        return loss
 
     def zero_grad(self, set_to_none:bool=True)->None:
         for p in self.weights: p.grad = None
@@ -50,7 +59,11 @@ _BLOCK = 2**20                # numbers in a block of rows, about
 class RowsAdamW(torch.optim.AdamW):
     "AdamW that steps large weights a block of rows at a time: the same bits, without copies of them."
     @torch.no_grad()
-    def step(self)->None:
+    def step(self,
+        closure:Callable|None=None,  # computes gradients, and returns the loss
+    )->Any:                          # what `closure` returned
+        "One step."
+        loss = _call_closure(closure)
         steps = [(g, p, p.grad) for g in self.param_groups for p in g['params']]
         large = [o for o in steps if o[1].numel()>=ROWS_MIN_NUMBERS and o[2] is not None]
         for _,p,_ in large: p.grad = None   # AdamW passes over it
@@ -58,6 +71,7 @@ class RowsAdamW(torch.optim.AdamW):
         for group,p,grad in large:
             p.grad = grad
             self._step_rows(group, p)
+        return loss
 
     def _step_rows(self, group, p):
         "One step of one weight."

@@ -128,25 +128,55 @@ def _group_error(o):
     odd = [k for k,n in sizes.items() if n!=next(iter(sizes.values()))]
     return f'not as many `{odd[0]}` as `{next(iter(sizes))}`' if odd else ''
 
-def _uneven_tokens(o):
-    "Has an answer more log-probs or ratios than tokens? What a tool wrote, or a masked answer, has none."
-    lists = [o[k] for k in ('tokens','logps','ratios') if o.get(k)]
-    if not all(isinstance(x, list) for own in lists for x in own): return True
-    most = [*map(len, lists[0])] if lists else []
-    return any(len(own)!=len(most) or any(len(x)>n for x,n in zip(own, most)) for own in lists)
+_TOOL_TURN = re.compile('^tool: ', re.M)   # where a tool answers in a conversation
+
+def _uneven_answer(text, n, words, *numbers):
+    """Do the token lists of one answer differ in length? An empty list says nothing. In older records, what a
+    tool wrote has no numbers: such an answer has fewer of them than tokens.
+    """
+    sizes = {len(o) for o in numbers if o}
+    n_words = len(words) if words else n
+    if words and n not in (None, n_words) or len(sizes)>1: return True
+    if not sizes or n_words is None or sizes=={n_words}: return False
+    return max(sizes)>n_words or not _TOOL_TURN.search(str(text))
+
+def _uneven_lists(row, *lists):
+    "Have these lists, tokens first, an entry for each answer of the row, all of one length for an answer?"
+    some = [o for o in lists if o]
+    if not all(isinstance(o, list) and all(isinstance(x, list) for x in o) for o in some): return True
+    texts = row.get('completions') or ['']*max(map(len, some), default=0)
+    if any(len(o)!=len(texts) for o in some): return True
+    nothing = [None]*len(texts)
+    counts = row.get('n_tokens') or nothing
+    return any(_uneven_answer(*o) for o in zip(texts, counts, *(o or nothing for o in lists)))
+
+def _uneven_terms(terms):
+    "The same of the terms of a group's tokens, which have their own texts."
+    if not isinstance(terms, dict): return terms is not None
+    lists = [terms.get(k) for k in ('old','policy','after','ref','ratio','kl')]
+    for own in (terms.get('by') or {}).values(): lists += [own.get(k) for k in ('term','share','clip')]
+    return _uneven_lists({}, terms.get('tokens'), *lists)
+
+def _drop_uneven(rows):
+    "Take out token lists that do not fit one another; returns in how many groups there were some."
+    born,n = {(o.get('id'), o['step']):o for o in rows if o.get('id') is not None},0
+    for o in rows:
+        new = o.get('replacement') or {}
+        source = born.get((new.get('id'), new.get('step'))) or new
+        own = _uneven_lists(o, *map(o.get, ('tokens','logps','ratios'))) or _uneven_terms(o.get('terms'))
+        if own: o |= dict.fromkeys(('tokens','logps','ratios','terms'))
+        came = _uneven_lists(source, source.get('tokens'), new.get('ratios'))
+        came = came or _uneven_terms(new.get('terms'))
+        if came: new |= dict.fromkeys(('ratios','terms'))
+        n += own or came
+    return n
 
 def _sound_groups(rows):
     "The rows of groups.jsonl that can be shown, and notes on what is left out."
     wrong = [_group_error(o) for o in rows]
     notes = [f'groups.jsonl: {n} of {len(rows)} groups have {why}, and are left out.'
         for why,n in Counter(filter(None, wrong)).items()]
-    sound = [o for o,why in zip(rows, wrong) if not why]
-    uneven = [o for o in sound if _uneven_tokens(o)]
-    for o in uneven: o |= dict.fromkeys(('tokens','logps','ratios','terms'))
-    if uneven:
-        notes.append(f'groups.jsonl: {len(uneven)} of {len(rows)} groups have token lists of unequal '
-            'length, which are left out.')
-    return sound,notes
+    return [o for o,why in zip(rows, wrong) if not why],notes
 
 def _new_evaluation(e):
     "An evaluation of summary.json under today's names; what is none stays as it is."
@@ -185,11 +215,15 @@ def read_run(
             f'trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
     history,n3 = history or ([],[])
     history = [new_names('metrics', o) for o in history]
+    written = len(groups)
     groups,n6 = _sound_groups([_new_row(o) for o in groups])
     groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups]
     tokens,n5 = _lines_of(folder, 'tokens.jsonl') or ([],[])
     terms = {(o.get('step'), o.get('group')):o.get('terms') for o in tokens}
     for o in groups if terms else ():
         if new := terms.get((o['step'], o['group'])): (o['replacement'] or o)['terms'] = new
+    uneven = _drop_uneven(groups)
+    n7 = [f'groups.jsonl: {uneven} of {written} groups have token lists of unequal length, which are left '
+        'out.']*bool(uneven)
     _fill(groups)
-    return LoggedRun(folder, settings, merge_by_step(history), groups, summary, n1+n2+n3+n4+n5+n6)
+    return LoggedRun(folder, settings, merge_by_step(history), groups, summary, n1+n2+n3+n4+n5+n6+n7)

@@ -5,21 +5,22 @@
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'to_jsonable', 'to_jsonl', 'as_text',
            'group_rows', 'ratio_hists', 'token_fields', 'load_json', 'lock_folder', 'Recorder', 'record_batch',
-           'format_token_rows', 'format_terms', 'dataset_info']
+           'format_token_rows', 'token_values', 'format_terms', 'dataset_info']
 
 # %% ../../nbs/run/record.ipynb #796a105a
-import json, math, mmap, os
+import json, math, mmap, os, warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 import numpy as np
 from torch import Tensor
 from ..parts.validate import is_rendered, reward_names
 from ..parts.tensors import masked_mean
-from ..parts.files import save_json
+from ..parts.files import atomic_write, save_json
 from ..parts.versions import versions
 from ..parts.fast_path import Tokenizer
 from ..parts.groups import dead_reason
@@ -142,7 +143,7 @@ def ratio_hists(
 # %% ../../nbs/run/record.ipynb #b25a9234
 def token_fields(
     tokenizer:Tokenizer,   # its `decode` turns one id into text
-    rows:list,             # (B*G,) dicts of lists without padding: ids, and any of logps, ratios
+    rows:list,             # (B*G,) dicts of lists without padding: ids, and any of logps, ratios (or None)
     num_generations:int,   # G
 )->dict:                   # for `group_rows`: tokens and the others, B lists of G lists
     "Tokens as text, and what is known of each, with three decimals."
@@ -152,7 +153,7 @@ def token_fields(
     words = lambda ids: [text(tuple(ids[max(0, j-1):j]), i) for j,i in enumerate(ids)]
     said = dict(tokens=[words(o['ids']) for o in rows])
     for k in TOKEN_FIELDS:
-        if k in rows[0]: said[k] = [[round(x, 3) for x in o[k]] for o in rows]
+        if k in rows[0]: said[k] = [[None if x is None else round(x, 3) for x in o[k]] for o in rows]
     return {k:[v[i:i+num_generations] for i in range(0, len(v), num_generations)] for k,v in said.items()}
 
 # %% ../../nbs/run/record.ipynb #5e1f70ad
@@ -218,6 +219,7 @@ class Recorder:
         max_mb:float=100.,     # size that groups.jsonl may reach by `last_step`, in MB; None for any
         last_step:int|None=None, # the run's last step, over which `max_mb` is spread
         run:str|None=None,     # the run's id
+        history:list=(),       # rows of a checkpoint: those that history.jsonl has lost are put back
     ):
         if every<1: raise ValueError(f'`every` is {every}: groups are recorded every 1 or more steps')
         self.dir,self.every = Path(output_dir),every
@@ -227,6 +229,7 @@ class Recorder:
         was = load_json(self.dir/'settings.json')[0].get('run')
         if resume_step is None or run and was and was!=run: _set_aside(self.dir)
         for o in ('history.jsonl','groups.jsonl'): _cut(self.dir/o, resume_step)
+        if resume_step is not None and was==run: _restore(self.dir/'history.jsonl', history, resume_step)
         groups = self.dir/'groups.jsonl'
         self.size = groups.stat().st_size if groups.exists() else 0
         if settings is not None:
@@ -278,6 +281,25 @@ def _cut(path, step):
                 if _stays(m[first:end], step): break
                 end = first
         f.truncate(end)
+
+def _restore(path, rows, step):
+    "Put rows of steps that the file has lost back in their places, with a warning."
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    there = [(_row_of(o).get('step') or 0, o) for o in lines]
+    steps = {k for k,_ in there}
+    lost = [o for o in rows if o.get('step') not in steps and (o.get('step') or 0)<=step]
+    if not lost: return
+    back = [(o.get('step') or 0, to_jsonl(to_jsonable(o))) for o in lost]
+    with atomic_write(path, 'wb') as f: f.writelines(o for _,o in sorted(there+back, key=itemgetter(0)))
+    names = sorted({k for k,_ in back})
+    warnings.warn(f'{path} had lost the rows of {len(names)} steps, from {names[0]} to {names[-1]}: they are '
+        'put back from the checkpoint')
+
+def _row_of(line):
+    "The dict in a line of JSON; an empty one where there is none."
+    try: row = json.loads(line)
+    except ValueError: return {}
+    return row if isinstance(row, dict) else {}
 
 def _stays(line, step):
     "Is this a row of `step` or earlier?"
@@ -334,35 +356,50 @@ def _tokens(s, fresh):
 
 def format_token_rows(
     s:TrainState,    # its tokenizer
-    seen:list,       # what each `update` of one pass returned, with `terms`, `after`, `mb` and `idx`
+    seen:list,       # what each `update` of one pass returned, with `terms`, `after`, `mb`, `mask` and `idx`
     n_groups:int,    # B, groups of that pass
 )->list:             # (B,) dicts: tokens, numbers of each, and under `by` those of each loss
     "What every token of each group added to the loss of its step, as a record holds it."
     out = [None]*n_groups
     for o in seen:
         mb,mask = o['mb'],o['mask'].cpu()
+        shown = o.get('shown', o['mask']).cpu()   # also what a tool wrote, which is not in the loss
         base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps)
-        words = _tokens(s, replace(mb, completion_mask=mask))['tokens']
-        for b,w,told in zip(o['idx'], words, format_terms(base, o['terms'], mask)):
+        words = _tokens(s, replace(mb, completion_mask=shown))['tokens']
+        for b,w,told in zip(o['idx'], words, format_terms(base, o['terms'], mask, shown)):
             out[b] = dict(tokens=w, loss=o['loss'])|told
     return out
 
-def _numbers(x, mask, digits='%.8g'):
+def token_values(
+    x:Tensor,         # (T,), a number for each token
+    counted:Tensor,   # (T,) bool, those whose number means something
+    shown:Tensor,     # (T,) bool, those of the answer
+)->list:              # one entry for each token that is shown, None if it does not count
+    "The numbers of an answer's tokens. An empty list where none of them counts."
+    if not counted.any(): return []
+    return [v if c else None for v,c in zip(x[shown].tolist(), counted[shown].tolist())]
+
+def _numbers(x, mask, digits='%.8g', shown=None):
     "Numbers of tokens (b, G, T) as b lists of G lists, without padding."
-    return [[[float(digits%v) for v in r[m].tolist()] for r,m in zip(*g)] for g in zip(x.cpu(), mask)]
+    def told(v): return None if v is None else float(digits%v)
+    groups = zip(x.cpu(), mask, mask if shown is None else shown)
+    return [[[*map(told, token_values(*o))] for o in zip(*g)] for g in groups]
 
 def format_terms(
     base:dict,    # log-probs of the tokens by name, (b, G, T) nats, or None
     terms:dict,   # what `token_terms` returns of each loss, first of the run's own
-    mask:Tensor,  # (b, G, T) bool, on the CPU
+    mask:Tensor,  # (b, G, T) bool, on the CPU: tokens of the loss
+    shown:Tensor|None=None, # (b, G, T) bool, tokens of the answer: None for those outside the loss
 )->list:          # (b,) dicts: numbers of each token, and under `by` what each loss makes of them
     "What tokens add to their losses, as lists."
     own = next(iter(terms.values()))
     base = base|{k:own.get(k) for k in ('ratio','kl')}
-    told = {k:_numbers(x, mask) for k,x in base.items() if x is not None}
+    if shown is None: shown = mask
+    told = {k:_numbers(x, mask, shown=shown) for k,x in base.items() if x is not None}
     by = {name:dict(weight=[[float(f'{v:.6g}') for v in g] for g in x['weight'].amax(-1).tolist()],
-        term=_numbers(x['term'], mask, '%.5g' if i else '%.8g'), share=_numbers(x['share'], mask, '%.4g'),
-        clip=[[r[m].tolist() for r,m in zip(*g)] for g in zip(x['clip'].cpu(), mask)])
+        term=_numbers(x['term'], mask, '%.5g' if i else '%.8g', shown),
+        share=_numbers(x['share'], mask, '%.4g', shown),
+        clip=[[token_values(*o) for o in zip(*g)] for g in zip(x['clip'].cpu(), mask, shown)])
         for i,(name,x) in enumerate(terms.items())}
     return [{k:v[j] for k,v in told.items()}|dict(by={name:{k:v[j] for k,v in x.items()}
         for name,x in by.items()}) for j in range(len(mask))]

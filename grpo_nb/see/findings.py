@@ -16,6 +16,7 @@ from functools import cache
 from importlib.resources import files
 import numpy as np
 import pandas as pd
+from ..parts.answers import escape_controls
 from ..parts.registry import register
 from ..run.reading import LoggedRun
 
@@ -41,7 +42,9 @@ class Finding:
         if self.fault: about.append(self.sure)
         head = f"{'✗' if self.fault else '·'} {self.name}: {self.says}"
         seen = self.evidence+(f"; from it follows: {', '.join(self.follows)}" if self.follows else '')
-        return head+(f" ({', '.join(about)})" if about else '')+f'\n    seen: {seen}\n    do:   {self.remedy}'
+        where = f" ({', '.join(about)})" if about else ''
+        whole = f'{head}{where}\n    seen: {seen}\n    do:   {self.remedy}'
+        return escape_controls(whole)   # evidence may quote answers
 
 class Findings(list):
     "Findings of a run, faults first; prints as a page of text."

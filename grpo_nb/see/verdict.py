@@ -14,6 +14,8 @@ from functools import lru_cache
 from io import StringIO
 import numpy as np
 import pandas as pd
+from ..parts.answers import escape_controls
+from ..parts.stats import paired_share_ci
 from .findings import (
     DEAD, RULES, Finding, Findings, RunColumns, read_asset, load_rules, quarter_means, diagnose_rows,
     translate_settings, all_identical, welch_rise)
@@ -134,7 +136,7 @@ class Verdict:
 
     def __str__(self)->str:
         more = {'Most likely cause':self.cause, 'What to do':self.advice, 'Reuse':self.reuse}
-        return '\n'.join([self.sentence]+[f'{k}: {v}' for k,v in more.items() if v])
+        return escape_controls('\n'.join([self.sentence]+[f'{k}: {v}' for k,v in more.items() if v]))
 
 def evaluation_measures(
     x:dict,  # from summary.json, or what `evaluate` returns
@@ -150,11 +152,15 @@ def evaluation_measures(
     return {'held-out pass@1':share}|{k:v for k,v in out.items() if v['mean']!=p}
 
 def _gain(a, b):
-    "(difference, half-width) of two measurements of the same problems."
+    """(difference, half-width) of two measurements of the same problems; of right answers, the longer side of
+    the interval of `paired_share_ci`.
+    """
     x,y = a.get('num_correct'),b.get('num_correct')
     if x and y and len(x)==len(y) and max(map(max, (x, y)))<=1:
-        d = np.subtract(y, x, dtype=float)
-        return float(d.mean()),float(1.96*d.std()/len(d)**.5)
+        change = np.subtract(y, x, dtype=float)
+        d = float(change.mean())
+        low,high = paired_share_ci(int((change>0).sum()), int((change<0).sum()), len(change))
+        return d,max(d-low, high-d)
     if None in (a.get('low'), a.get('high'), b.get('low'), b.get('high')): return b['mean']-a['mean'],math.nan
     return b['mean']-a['mean'],math.hypot((a['high']-a['low'])/2, (b['high']-b['low'])/2)
 

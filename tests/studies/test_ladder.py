@@ -70,3 +70,44 @@ def test_the_published_differences_follow_from_means_and_deviations_over_four_se
         df = (v+w)**2/(v*v/3+w*w/3)
         assert (diff, half)==pytest.approx((m-n, t.ppf(.975, df)*(v+w)**.5), abs=6e-4)
         assert abs(diff)<half   # none is decided
+
+def test_the_second_look_is_what_its_rows_give():
+    "Three paired differences on the replication's seeds, from the stored rows, counted without the package"
+    studies = Path(__file__).parents[2]/'nbs'/'studies'
+    page = (studies/'registration_ladder_confirm.qmd').read_text(encoding='utf-8')
+    plan = json.loads(page.split('```json')[1].split('```')[0])
+    rates,seeds = PLAN['rates']['sorting'],PLAN['seeds']['again']
+    def table(name):
+        d = pd.read_csv(studies/'rows'/f'{name}.csv.gz', keep_default_na=False)
+        return d[d.seed.isin(seeds) & (d.error=='')]
+    old,new = table('ladder'),table('ladder_look')
+    assert len(old)==480 and len(new)==80 and not set(old.arm) & set(new.arm)
+    rows = [o for o in [*old.itertuples(), *new.itertuples()] if o.arm in plan['arms']]
+    def mean_over_tokens(curve):   # trapezoids
+        steps = list(zip(curve, curve[1:]))
+        whole = sum((b['tokens']-a['tokens'])*(a['pass1']+b['pass1'])/2 for a,b in steps)
+        return whole/curve[-1]['tokens']
+    area = {(o.arm, o.learning_rate, o.seed):mean_over_tokens(json.loads(o.curve)) for o in rows}
+    assert len(area)==len(rows)==160 and len(seeds)==8
+    def of(arm):   # at the rate that is best on the other four seeds
+        out = []
+        for i,s in enumerate(seeds):
+            others = seeds[4:] if i<4 else seeds[:4]
+            best = max(rates, key=lambda r: sum(area[arm, r, o] for o in others))
+            out.append(area[arm, best, s])
+        return np.array(out)
+    d = np.array([of(a)-of(b) for a,b in plan['claims']])
+    half = t.ppf(.975, 7)*d.std(1, ddof=1)/8**.5
+    p = 2*t.sf(abs(d.mean(1))/(d.std(1, ddof=1)/8**.5), 7)
+    order,holm = np.argsort(p),np.empty(3)
+    worst = 0.
+    for k,i in enumerate(order): worst = holm[i] = max(worst, min(1, (3-k)*p[i]))
+    cells = json.loads((studies/'ladder.ipynb').read_text(encoding='utf-8'))['cells']
+    cell = next(c for c in cells if 'registration_ladder_confirm.qmd' in ''.join(c['source'])
+        and c['cell_type']=='code')
+    lines = ''.join(cell['outputs'][0]['data']['text/plain']).split('\n')[1:]
+    told = {o.split('  ')[0]:[float(x) for x in o.split()[3:7]] for o in lines}
+    want = np.stack([d.mean(1), half, p, holm], 1).round(4)
+    for (a,b),row in zip(plan['claims'], want):
+        assert told[f'{a} - {b}']==pytest.approx(row.tolist(), abs=1.01e-4)   # the page rounds each area
+    assert (holm<.05).all() and (d.mean(1)>0).all()

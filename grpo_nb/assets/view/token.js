@@ -7,6 +7,7 @@ const CLIPPED = {1: 'stopped, above the range', '-1': 'stopped, below the range'
 const likely = x => x == null ? '–' : `${num(x, 4)} (${num(100 * Math.exp(x), 3)} %)`;
 const part = x => x > 0 && x < 1e-4 ? '<0.01 %' : `${num(100 * x, 2)} %`;
 const ownTerms = t => Object.values(t.by)[0];   // terms of the run's own loss
+const isOfTool = (t, i, j) => ownTerms(t).share?.[i]?.[j] === null;   // a tool wrote this token
 
 // A hint to choose a token, with a button for the one with the largest share of the step.
 export function invitation(t, root) {
@@ -21,9 +22,10 @@ export function invitation(t, root) {
 // The tokens of answer `i` as a list box: one stop for Tab, arrows within. What is chosen is told in `place()`.
 let lists = 0;
 export function tokenList(g, i, {root, run, colour, place}) {
-  const {tokens} = g.terms, values = coloursOf(g, i, colour), id = `gv-${++lists}-`;
+  const {tokens} = g.terms, id = `gv-${++lists}-`;
+  const values = coloursOf(g, i, colour)?.map((x, j) => isOfTool(g.terms, i, j) ? null : x);
   const option = (word, j) => el('span', {role: 'option', id: id + j, 'aria-selected': 'false',
-    'aria-label': word.trim() ? null : 'space', style: values && `background:${tint(values[j] ?? 0)}`}, word);
+    'aria-label': word.trim() ? null : 'space', style: values?.[j] == null ? null : `background:${tint(values[j])}`}, word);
   const box = el('pre', {dir: 'auto', tabindex: 0, role: 'listbox', 'aria-label': `tokens of answer ${i + 1}`,
     class: isLong(tokens[i].join('')) ? 'gv-tokens gv-long' : 'gv-tokens'}, ...tokens[i].map(option));
   let at = -1;
@@ -64,6 +66,7 @@ function aboutToken(g, i, j, run) {
   const t = g.terms, value = k => t[k]?.[i]?.[j], A = g.advantages?.[i];
   const word = JSON.stringify(t.tokens[i][j]).slice(1, -1);
   const out = [el(run.sub, {class: 'gv-sub'}, `“${word}”, ${t.words ? 'word' : 'token'} ${j + 1} of answer ${i + 1}`)];
+  if (isOfTool(t, i, j)) return [...out, el('p', {class: 'gv-dim'}, 'A tool wrote this token, so it is not in the loss.')];
   if (value('after') != null) out.push(fateOf(t, i, j, A));
   if (t.words) out.push(el('p', {class: 'gv-dim'}, 'This file holds no log-probs. Words stand for tokens, and what is '
     + 'known of each loss is how much one of them weighs.'));

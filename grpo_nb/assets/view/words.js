@@ -15,7 +15,7 @@ export const tint = (x, top = 2) => `color-mix(in srgb, ${x >= 0 ? COLOURS.high 
 // The prompt (i = -1) or an answer of a group, as nodes; `other` is a text to mark differences to, and `redo`
 // shows the group anew.
 export function textOf(text, other, g, i, now, redo) {
-  const tokens = g.tokens?.[i], values = g[now.colour]?.[i];   // fewer than tokens where a tool wrote
+  const tokens = g.tokens?.[i], values = g[now.colour]?.[i];   // in older records, fewer where a tool wrote
   if (i >= 0 && tokens && values?.length == tokens.length) return coloured(tokens, values, now.colour);
   if (other != null) return compare(text, other);
   const id = `${now.step},${g.group},${g.step},${i}`;
@@ -38,8 +38,8 @@ function marked(text) {                // marks the final answer, where it was g
 }
 function coloured(tokens, values, by) {
   const scale = {ratios: x => Math.log(x) / Math.log(2), logps: x => -Math.min(3, -x) * 2 / 3, advantage: x => x}[by];
-  return tokens.map((t, j) =>
-    el('span', {style: `background:${tint(scale(values[j] ?? 0))}`, title: num(values[j])}, t));
+  return tokens.map((t, j) => values[j] == null ? t   // a tool wrote it
+    : el('span', {style: `background:${tint(scale(values[j]))}`, title: num(values[j])}, t));
 }
 function compare(a, b) {               // words of `a` that are not in `b`, in order (longest common subsequence)
   const words = s => s.slice(0, COMPARED).match(/\s+|\S+/g) || [], x = words(a), y = words(b);
