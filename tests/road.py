@@ -433,6 +433,11 @@ class Chapters:
                 else {})   # else it is rounding alone
 
 # ---- the trainer on TRL ---------------------------------------------------------------------------------
+def recorded(values, counts):
+    "An answer's numbers as a record has them: None where a token does not count, no list where none does"
+    own = iter(values)
+    return [next(own) if k else None for k in counts] if values else []
+
 @contextmanager
 def generating(told, tools):
     "What TRL sampled, with which weights; `tools`: as if some tokens came from a tool."
@@ -764,15 +769,16 @@ class OnTRL:
             place = row['replacement'] or row
             r = [P.level_of((a.logps-a.old).detach(), how).exp().expand(len(a)).tolist() if len(a) else []
                 for a in mine]
+            r = [recorded(*x) for x in zip(r, o.counts)]
             if f:
                 for j,fn in enumerate(self.funcs): close(row['rewards_by_func'][fn.__name__],
                     [x[j] for x in f.by_func], f'{name}: {fn}')
                 close(place['ratios'], r, f'{name}: ratios', tol=6e-4)
-                if not o.replayed: close(row['logps'], [a.old.tolist() for a in mine], f'{name}: logps',
-                    tol=6e-4)
-            self.terms(place['terms'], [of[b*G+i] for i in range(G)], micro, mine, r, name)
+                olds = [recorded(a.old.tolist(), k) for a,k in zip(mine, o.counts)]
+                if not o.replayed: close(row['logps'], olds, f'{name}: logps', tol=6e-4)
+            self.terms(place['terms'], [of[b*G+i] for i in range(G)], micro, mine, r, o.counts, name)
 
-    def terms(self, told, where, micro, mine, r, name):
+    def terms(self, told, where, micro, mine, r, counts, name):
         c,how = self.c,self.how
         marks,terms,shares,weights,losses = [],[],[],[],[]
         for m,i in where:
@@ -797,10 +803,11 @@ class OnTRL:
             marks.append(f*len(a) if len(f)==1 else f)
         close(told['loss'], losses, f'{name}: loss of a step')
         own = told['by'][c.loss]
-        for k,v in dict(term=terms, weight=weights, clip=marks).items(): close(own[k], v,
-            f'{name}: {k} of the tokens')
-        for got,want in zip(own['share'], shares):
-            if want is not None: close(got, want, f'{name}: share of the tokens', rel=1e-3)
+        def of_tokens(lists): return [recorded(*o) for o in zip(lists, counts)]
+        for k,v in dict(term=of_tokens(terms), weight=weights, clip=of_tokens(marks)).items():
+            close(own[k], v, f'{name}: {k} of the tokens')
+        for got,want,k in zip(own['share'], shares, counts):
+            if want is not None: close(got, recorded(want, k), f'{name}: share of the tokens', rel=1e-3)
         close(told['ratio'], r, f'{name}: ratio of the tokens')
-        close(told['policy'], [a.logps.tolist() for a in mine], f'{name}: policy', tol=1e-4)
-        close(told['old'], [a.old.tolist() for a in mine], f'{name}: old', tol=1e-4)
+        close(told['policy'], of_tokens([a.logps.tolist() for a in mine]), f'{name}: policy', tol=1e-4)
+        close(told['old'], of_tokens([a.old.tolist() for a in mine]), f'{name}: old', tol=1e-4)

@@ -9,7 +9,7 @@ from grpo_nb.research.study import (
     ARMS, REGIMES, bakeoff, study_stamp, make_job, make_jobs, tuned_lr, run_job)
 from grpo_nb.parts.stats import paired_difference, holm
 from grpo_nb.run.signals import Stopped
-from grpo_nb.parts.registry import STRATEGIES, PRIORITIES
+from grpo_nb.parts.registry import ADVANTAGES, STRATEGIES, PRIORITIES
 from grpo_nb.replay import Replay
 from grpo_nb.research.study import (
     KEY, rerun_rows as made_again, mean_over_tokens, compare, over_regimes, lr_table, read_rows, run_study)
@@ -95,10 +95,11 @@ def test_a_run_asks_the_chapters_own_priority_and_advantages(tmp_path, monkeypat
     source = re.search(r"'mine\.py'\)\.write_text\('''\n(.+?)''',", CODE, re.S)[1]
     notes = re.sub(r'^(def (\w+).*)$', r"\1\n    open('\2.asked', 'a').close()", source, flags=re.M)
     Path('mine.py').write_text(notes, encoding='utf-8')
-    for arm,asked in dict(HALF='half_solved', MEDIAN='from_median').items():
-        assert not Path(f'{asked}.asked').exists()
-        run_job(make_job(f'mine.py:{arm}', seed=3, **TINY))
-        assert Path(f'{asked}.asked').exists()
+    with patch.dict(PRIORITIES), patch.dict(ADVANTAGES):   # a file's functions are registered by its name
+        for arm,asked in dict(HALF='half_solved', MEDIAN='from_median').items():
+            assert not Path(f'{asked}.asked').exists()
+            run_job(make_job(f'mine.py:{arm}', seed=3, **TINY))
+            assert Path(f'{asked}.asked').exists()
 
 # ---- what is a reader's own
 

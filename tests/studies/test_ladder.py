@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 import numpy as np, pandas as pd, pytest
 from scipy.stats import t, ttest_rel
+from grpo_nb.research.study import table_file
 from grpo_nb.studies.ladder import at_common_rate, at_own_rate, is_complete, ladder_claims, ladder_table
 from grpo_nb.studies.replay_study import planned, registration
 
@@ -78,7 +79,7 @@ def test_the_second_look_is_what_its_rows_give():
     plan = json.loads(page.split('```json')[1].split('```')[0])
     rates,seeds = PLAN['rates']['sorting'],PLAN['seeds']['again']
     def table(name):
-        d = pd.read_csv(studies/'rows'/f'{name}.csv.gz', keep_default_na=False)
+        d = pd.read_csv(table_file(studies/'rows'/f'{name}.csv'), keep_default_na=False)
         return d[d.seed.isin(seeds) & (d.error=='')]
     old,new = table('ladder'),table('ladder_look')
     assert len(old)==480 and len(new)==80 and not set(old.arm) & set(new.arm)
