@@ -118,8 +118,15 @@ class Short(TrainCallback):
 def test_a_callback_that_cannot_be_called_is_refused_before_a_run(callback, says):
     with pytest.raises(ValueError, match=says): CallbackList([callback])
 
-def test_callbacks_that_take_what_they_are_given_are_taken():
-    CallbackList([print, lambda *o: None, lambda state, batch, more=1: None, TrainCallback()])
+def test_callbacks_that_take_what_they_are_given_are_called(capsys):
+    got = []
+    class Own(TrainCallback):
+        def on_batch_end(self, state, batch): got.append(('own', state, batch))
+    def with_a_default(state, batch, more=1): got.append((state, batch, more))
+    some = CallbackList([print, lambda *o: got.append(o), with_a_default, TrainCallback(), Own()])
+    some.call('on_batch_end', 'the state', 'the batch')
+    assert got==[('the state','the batch'), ('the state','the batch', 1), ('own','the state','the batch')]
+    assert capsys.readouterr().out=='the state the batch\n'
 
 @dataclass
 class Settings:
