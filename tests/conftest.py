@@ -1,7 +1,8 @@
 """What several tests need: the built site, a Chromium that is on the machine,
 a JupyterLab on a copy of the project."""
 
-import functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, threading, time
+import functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, tempfile
+import threading, time
 import urllib.request
 from pathlib import Path
 import pytest
@@ -58,6 +59,15 @@ def nothing_old_to_walk():
     "And what earlier files left alive, which would make a training of .05 s one of .8 s in the last files."
     gc.collect()
     gc.freeze()
+
+@pytest.fixture(autouse=True, scope='session')
+def nothing_left_behind(tmp_path_factory):
+    "What the tests and their processes write through tempfile lies in pytest's folder, which pytest clears."
+    folder = str(tmp_path_factory.mktemp('tempfile'))
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(tempfile, 'tempdir', folder)
+        m.setenv('TMPDIR', folder)
+        yield
 
 @pytest.fixture(autouse=True)
 def no_stop_before():
