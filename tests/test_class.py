@@ -171,6 +171,40 @@ def test_each_folder_has_a_seed_of_its_own_and_grading_reads_it(tmp_path, monkey
     grade(tmp_path/'bob', ['A'], seed=5)
     assert asked==[seeds['bob'], 5]
 
+@pytest.mark.parametrize('line,says', [
+    ('', 'there is no line `SEED = N`'), ('SEED = 3.5', 'is `SEED = 3.5`, needs a whole number'),
+    ('SEED = "7"', "is `SEED = '7'`, needs"), ('SEED = 2*3', 'is `SEED = 2 * 3`, needs'),
+    ('SEED = -1', 'is `SEED = -1`, needs'), ('SEED = True', 'needs'), ('SEED = 10**30', 'needs'),
+    ('def f():\n    SEED = 5', 'there is no line')])
+def test_grading_says_that_a_hand_in_has_no_seed(tmp_path, monkeypatch, line, says):
+    from grpo_nb.teach import classroom
+    make(tmp_path/'ada', ['A', 'D'], seed=4)
+    file,asked = tmp_path/'ada'/'A'/'adapters.py',[]
+    file.write_text(re.sub('^SEED = 4.*', lambda _: line, file.read_text(), flags=re.M))
+    def note(folder, which, seed, limit, start):
+        asked.append((which, seed))
+        return [None]*9,''
+    monkeypatch.setattr(classroom, '_asked', note)
+    graded = grade(tmp_path/'ada', ['A'])
+    told = [o for o in score_lines(graded) if ' seed: ' in o]
+    assert len(told)==1 and says in told[0] and 'graded with seed 0' in told[0] and '--seed N' in told[0]
+    assert score(graded['A'])==(25, 25)   # it costs nothing of its own
+    assert not any(' seed: ' in o for o in score_lines(grade(tmp_path/'ada', ['A'], seed=4)))
+    assert not any(' seed: ' in o for o in score_lines(grade(tmp_path/'ada', ['D'])))
+    assert asked==[('A', 0), ('A', 4), ('D', 0)]
+
+@pytest.mark.parametrize('line', ['SEED = 1_2 # mine', 'SEED: int = 12', 'SEED = 3\nSEED = 12'])
+def test_a_seed_is_what_python_reads_there(tmp_path, line):
+    (tmp_path/'adapters.py').write_text(line)
+    assert folder_seed(tmp_path)==12
+
+def test_no_folder_is_made_or_graded_with_a_seed_that_no_run_takes(tmp_path):
+    with pytest.raises(ValueError, match=r'--seed -1: needs a whole number from 0'):
+        make(tmp_path/'ada', ['A'], seed=-1)
+    assert not (tmp_path/'ada').exists()
+    make(tmp_path/'ada', ['A'])
+    with pytest.raises(ValueError, match='--seed -3: needs'): grade(tmp_path/'ada', ['A'], seed=-3)
+
 def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
     files,nb = split_handout(handout('B'))
     text = '\n'.join(o['source'] for o in nb['cells'])

@@ -15,11 +15,18 @@ from ..parts.fast_path import trim_heap
 from .config import RunConfig
 
 # %% ../../nbs/run/optim.ipynb #40e153b1
-@torch.enable_grad()
-def _call_closure(closure):
-    return None if closure is None else closure()
+class _AdamW(torch.optim.AdamW):
+    "AdamW that moves the weights by `_move`, which a subclass has, after the closure."
+    @torch.no_grad()
+    def step(self,
+        closure:Callable|None=None,  # computes gradients, and returns the loss
+    )->Any:                          # what `closure` returned
+        "One step."
+        with torch.enable_grad(): loss = None if closure is None else closure()
+        self._move()
+        return loss
 
-class MasterAdamW(torch.optim.AdamW):
+class MasterAdamW(_AdamW):
     "AdamW that steps on float32 copies of the weights, which take over the rounded result."
     def __init__(self,
         weights:Iterable, # iterable of parameters, of any floating dtype
@@ -29,18 +36,12 @@ class MasterAdamW(torch.optim.AdamW):
         self.masters = [p.detach().float().clone() for p in self.weights]
         super().__init__(self.masters, **kwargs)
 
-    @torch.no_grad()
-    def step(self,
-        closure:Callable|None=None,  # computes gradients, and returns the loss
-    )->Any:                          # what `closure` returned
-        "One step."
-        loss = _call_closure(closure)
+    def _move(self):
         for m,p in zip(self.masters, self.weights): m.grad = None if p.grad is None else p.grad.float()
-        super().step()
+        torch.optim.AdamW.step(self)
         for m,p in zip(self.masters, self.weights):
             p.copy_(m)
             m.grad = None
-        return loss
 
     def zero_grad(self, set_to_none:bool=True)->None:
         for p in self.weights: p.grad = None
@@ -56,22 +57,16 @@ class MasterAdamW(torch.optim.AdamW):
 ROWS_MIN_NUMBERS = 10_000_000 # numbers in a weight; smaller ones are stepped whole
 _BLOCK = 2**20                # numbers in a block of rows, about
 
-class RowsAdamW(torch.optim.AdamW):
+class RowsAdamW(_AdamW):
     "AdamW that steps large weights a block of rows at a time: the same bits, without copies of them."
-    @torch.no_grad()
-    def step(self,
-        closure:Callable|None=None,  # computes gradients, and returns the loss
-    )->Any:                          # what `closure` returned
-        "One step."
-        loss = _call_closure(closure)
+    def _move(self):
         steps = [(g, p, p.grad) for g in self.param_groups for p in g['params']]
         large = [o for o in steps if o[1].numel()>=ROWS_MIN_NUMBERS and o[2] is not None]
         for _,p,_ in large: p.grad = None   # AdamW passes over it
-        super().step()
+        torch.optim.AdamW.step(self)
         for group,p,grad in large:
             p.grad = grad
             self._step_rows(group, p)
-        return loss
 
     def _step_rows(self, group, p):
         "One step of one weight."
