@@ -180,6 +180,26 @@ def test_the_workflows_and_the_readme_run_what_ci_runs():
     assert ('python -m grpo_nb.dev test' in ci
             and '.ci/run' in (ROOT / '.github' / 'workflows' / 'ci.yml').read_text())
 
+def test_what_the_workflows_call_is_there():
+    import yaml
+    from grpo_nb.cli import DEV_COMMANDS
+    flows = [yaml.safe_load(f.read_text()) for f in ROOT.glob('.github/workflows/*.yml')]
+    runs = [s['run'] for f in flows for job in f['jobs'].values() for s in job['steps'] if 'run' in s]
+    files = {o for r in runs for o in re.findall(r'(?:^|\s)((?:tests|nbs|\.ci)/[\w./]*)', r)}
+    assert {'.ci/run','tests/versions.py'}<=files and {o for o in files if not (ROOT/o).exists()}==set()
+    commands = {o for r in runs for o in re.findall(r'grpo_nb\.dev (\w+)', r)}
+    assert {'docs'}<=commands<={*DEV_COMMANDS}
+
+def test_the_issue_form_asks_what_the_command_says():
+    import yaml
+    from grpo_nb.cli import COMMANDS
+    form = yaml.safe_load((ROOT/'.github'/'ISSUE_TEMPLATE'/'bug.yml').read_text())
+    asked = [o['attributes'] for o in form['body']]
+    assert all({*o}<={'label','description','render'} for o in asked)   # a bare comma makes a key of the rest
+    commands = [c for o in asked for c in re.findall('`([^`]+)`', o['label'])]
+    assert len(commands)==2 and all(c.startswith('grpo_nb ') for c in commands)
+    assert {c.split()[1] for c in commands}<={*COMMANDS, '--version'}
+
 
 def test_no_file_names_the_machine_it_was_made_on():
     files = subprocess.run(['git','ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split()
