@@ -14,12 +14,13 @@ LIB = cfg['lib_path']
 STATUS = {'3': '3 - Alpha', '4': '4 - Beta', '5': '5 - Production/Stable'}
 EXTRAS = [k.removesuffix('_requirements') for k in cfg if k.endswith('_requirements')]
 
+SITE = cfg['doc_host']+cfg['doc_baseurl']
 PICTURES = '.png', '.gif', '.jpg', '.svg'
 
 def address(path):
     "Where a file that README.md links to lies: its page on the site; a picture, or another file, on GitHub."
     page = re.fullmatch(r'nbs/((?:\w+/)*)(?:\d+[a-zA-Z0-9]*_)?(\w+)\.(?:ipynb|qmd)(#.*)?', path)
-    if page: return f"{cfg['doc_host']}{cfg['doc_baseurl']}/{page[1]}{page[2]}.html{page[3] or ''}"
+    if page: return f"{SITE}/{page[1]}{page[2]}.html{page[3] or ''}"
     if not path.endswith(PICTURES): return f"{cfg['git_url']}/blob/{cfg['branch']}/{path}"
     return f"{cfg['git_url'].replace('github.com', 'raw.githubusercontent.com')}/{cfg['branch']}/{path}"
 
@@ -44,12 +45,13 @@ setup(
     cmdclass=dict(build_py=WithJax),
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
     author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0',
+    project_urls=dict(Documentation=SITE, Changelog=SITE+'/project/changelog.html', Issues=cfg['git_url']+'/issues'),
     long_description=with_addresses(readme.read_text(encoding='utf-8')) if readme.exists() else '',
     long_description_content_type='text/markdown',
     classifiers=[f"Development Status :: {STATUS[cfg['status']]}", f"Intended Audience :: {cfg['audience']}",
                  'Programming Language :: Python :: 3',
                  *(f'Programming Language :: Python :: {o}' for o in cfg['pythons'].split()),
-                 'Topic :: Scientific/Engineering :: Artificial Intelligence'],
+                 'Topic :: Scientific/Engineering :: Artificial Intelligence', 'Typing :: Typed'],
     packages=[*find_packages(include=[LIB, LIB+'.*'], exclude=[LIB+'.dev*', LIB+'.studies*']), LIB+'.assets.teach'],
     package_dir={LIB+'.assets.teach': 'nbs/teach'},   # handouts and checks, taken from where they are written
     package_data={LIB: shlex.split(cfg['package_data']), LIB+'.assets.teach': ['[abcde]_*.ipynb', 'checks.ipynb']},

@@ -1,7 +1,7 @@
 """The package as its users get it: built, installed alone, light to import, documented,
 with imports that point down"""
 
-import ast, csv, datetime, os, re, shutil, subprocess, sys, venv, zipfile, tarfile
+import ast, csv, os, re, shutil, subprocess, sys, venv, zipfile, tarfile
 from configparser import ConfigParser
 from pathlib import Path
 from textwrap import dedent
@@ -183,7 +183,10 @@ def test_the_citation_says_what_the_settings_say():
     assert {'cff-version','message','title','authors'}<={*cited}
     assert cited['authors'][0]['name']==mine['author']
     assert cited['cff-version']=='1.2.0' and mine['lib_name'] in cited['title']
-    assert str(cited['version'])==mine['version'] and type(cited['date-released']) is datetime.date
+    changelog = (ROOT/'CHANGELOG.md').read_text(encoding='utf-8')
+    version,day = re.search(r'^## (\S+), (.+)$', changelog, re.M).groups()
+    assert str(cited['version'])==mine['version']==version
+    assert str(cited.get('date-released', 'not yet released'))==day
     assert cited['repository-code']==mine['git_url'] and cited['license']=='Apache-2.0'
 
 def test_what_is_called_tested_is_what_the_table_of_runs_holds():
@@ -431,6 +434,16 @@ def test_every_link_and_picture_of_the_package_page_is_absolute_and_there(built)
     pictures = [o.removeprefix(raw) for o in links if o.startswith(raw)]
     assert 'real_run.html' in pages and pages<=there|{'live/index.html'}
     assert 'nbs/images/demo.gif' in pictures and all((ROOT/o).exists() for o in pictures)
+
+def test_every_address_of_the_site_in_code_leads_to_a_page():
+    "A page's address has no chapter number"
+    pages = [f.stem for k in ('ipynb','qmd') for f in ROOT.glob(f'nbs/**/*.{k}')]
+    there = {re.sub(r'^\d+[a-zA-Z0-9]*_', '', o) for o in pages}
+    page = re.compile(r'grpo-nb\.github\.io/grpo_nb/[\w/]*?(\w+)\.html')
+    files = [f for k in ('py','toml','js') for f in ROOT.glob(f'grpo_nb/**/*.{k}')]
+    said = [(f.name, o) for f in files for o in page.findall(f.read_text(encoding='utf-8'))]
+    assert ('demo.py','grpo_on_one_screen') in said
+    assert [o for o in said if o[1] not in there]==[]
 
 @pytest.mark.processes
 def test_wheel_and_sdist_hold_the_modules_and_the_shipped_model(built):

@@ -2,23 +2,24 @@
 
     python tests/versions.py oldest [--out FILE.csv] [--venv FOLDER] [--files 'trl_options trl_resume']
 
-The combinations: the lower bounds of `settings.ini` (oldest), `tested.txt` (tested), the transformers that
-newer releases of vLLM ask for (vllm), the trl that axolotl asks for (neighbours), the newest of everything
-beside a tested torch (packages), and whatever pip finds (newest). On Linux pip's own torch brings
-several GB for GPUs. A folder named by `--venv` is made, or used as it is if it is there. `--files` runs some
-of the test files, `--notebooks` every notebook as well. Prints a row of a Markdown table, writes it into the
-CSV, and exits with 1 if one failed.
+The combinations: every lower bound of `settings.ini` (oldest, by uv: pip only looks for the newest),
+`tested.txt` (tested), the transformers that newer releases of vLLM ask for (vllm), what axolotl asks for
+(neighbours), the newest of everything beside a tested torch (packages), and whatever pip finds (newest).
+On Linux pip's own torch brings several GB for GPUs. A folder named by `--venv` is made, or used as it is if
+it is there. `--files` runs some of the test files, `--notebooks` every notebook as well. Prints a row of a
+Markdown table, writes it into the CSV, and exits with 1 if one failed.
 """
-import argparse, csv, datetime, json, os, subprocess, sys, tempfile, venv
+import argparse, csv, datetime, json, os, shlex, subprocess, sys, tempfile, venv
 import xml.etree.ElementTree as ET
+from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMBINATIONS = {
-    'oldest': ['torch==2.6.*','transformers==5.17.*','trl==1.14.1'],
+    'oldest': [],
     'tested': ['-c','tested.txt'],
     'vllm': ['torch==2.13.*','transformers==5.17.*','trl==1.16.*'],
-    'neighbours': ['torch==2.13.*','transformers==5.23.*','trl==1.14.1'],
+    'neighbours': ['torch==2.13.*','transformers==5.20.1','trl==1.14.1','datasets==5.0.1'],
     'packages': ['torch==2.13.*'],
     'newest': []}
 FILES = '''checkpoints generation grpo_with_replay_buffer launch loss parity recipes rollouts tiny_qwen
@@ -31,12 +32,30 @@ def run(python, *args, **kw):
     env = os.environ|dict(OMP_NUM_THREADS='1', PYTHONPATH=f'{ROOT}:{ROOT/"tests"}')
     return subprocess.run([str(python), *map(str, args)], cwd=ROOT, env=env, **kw)
 
-def python_of(folder, pins):
-    "The Python of a virtual environment with the package and `pins`, made if it isn't there."
+TESTERS = 'hypothesis','martingale','peft','pytest','pytest-rerunfailures'   # of the extra `dev`
+
+def with_testers():
+    "The package's requirements, and of those of `dev` what the tests below need."
+    ini = ConfigParser(delimiters=['='])
+    ini.read(ROOT/'settings.ini', encoding='utf-8')
+    mine,dev = (shlex.split(ini['DEFAULT'][f'{o}requirements']) for o in ('','dev_'))
+    return [*mine, *(o for o in dev if o.replace('=', '>').split('>')[0] in TESTERS)]
+
+def install_oldest(python):
+    "Install the package beside the lowest version of each requirement that the others allow."
+    uv = Path(python).parent/'uv'
+    run(python, '-m', 'pip', 'install', '-q', 'uv', check=True)
+    run(uv, 'pip', 'install', '-q', '--python', python, '--resolution', 'lowest-direct', *with_testers(),
+        check=True)
+    run(uv, 'pip', 'install', '-q', '--python', python, '--no-deps', '-e', '.', check=True)
+
+def python_of(folder, name):
+    "The Python of a virtual environment with the package and a combination, made if it isn't there."
     python = Path(folder)/'bin'/'python'
     if not python.exists():
         venv.create(folder, with_pip=True)
-        run(python, '-m', 'pip', 'install', '-q', '-e', '.[dev]', *pins, check=True)
+        if name=='oldest': install_oldest(python)
+        else: run(python, '-m', 'pip', 'install', '-q', '-e', '.[dev]', *COMBINATIONS[name], check=True)
     return python
 
 def outcome(python, files):
@@ -55,7 +74,7 @@ def outcome(python, files):
     return counts,failed
 
 def row(name, folder, files, notebooks=False):
-    python = python_of(folder, COMBINATIONS[name])
+    python = python_of(folder, name)
     say = 'import json; from grpo_nb.parts.versions import versions; print(json.dumps(versions()))'
     v = json.loads(run(python, '-c', say, capture_output=True, text=True, check=True).stdout)
     with tempfile.TemporaryDirectory() as d:
