@@ -178,8 +178,7 @@ def train_and_evaluate(
     summary |= dict(verdict=asdict(found), total_s=time.perf_counter()-t0)
     save_json(out/'summary.json', summary)
     print(f'after:  {_measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '
-        f"{summary['dead']} of {summary['groups']} groups were dead, {summary['replaced']} of them replaced"
-        f'\n\n{found}')
+        f"{summary['dead']} of {summary['groups']} groups were dead\n\n{found}")
     for o in summary['samples'][:2]:
         text = f"\n{o['prompt']}\n  before: {o['before'].strip()}\n  after:  {o['after'].strip()}"
         print(escape_controls(text))

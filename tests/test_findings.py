@@ -356,6 +356,41 @@ def test_four_groups_and_106_uses_are_seen():
               for i in range(14) for g in range(8)]
     assert 'few-groups-replayed' in diagnose_rows(r, groups).names
 
+@pytest.mark.parametrize('samples_every,passes,accumulation,logs_every',
+    [(1, 1, 1, 1), (1, 1, 1, 10), (4, 1, 4, 10), (8, 1, 4, 3), (8, 2, 4, 1), (1, 1, 4, 2), (6, 1, 4, 1)])
+def test_counts_on_trl_are_summed_over_batches_not_over_rows(samples_every, passes, accumulation, logs_every):
+    "Its rows hold means over the batches since the last row: a loop over all backward passes counts them"
+    rng = np.random.default_rng(0)
+    rows,since,left,total,logged = [],[],[],[0, 0],[0, 0]
+    for step in range(1, 41):
+        for micro in range((step-1)*accumulation, step*accumulation):
+            if micro%(samples_every*passes)==0:
+                dead = int(rng.integers(1, 9))
+                since.append(dead)
+                left.append(dead//2)
+                total = [total[0]+dead, total[1]+dead//2]
+        if step%5==0: rows.append({'step':step, 'eval_reward':.5})
+        if step%logs_every: continue
+        means = {'replay/dead':mean(since), 'replay/unreplaced':mean(left), 'replay/buffer_size':8.,
+            'replay/replaced':mean(since)-mean(left)} if since else {}
+        rows.append(dict(step=step, loss=.1, reward=.5)|means)
+        since,left,logged = [],[],total
+    args = dict(steps_per_generation=samples_every, num_iterations=passes,
+        gradient_accumulation_steps=accumulation, logging_steps=logs_every)
+    told = verdict(rows, settings=dict(trainer='trl', args=args)).groups
+    dead,left = logged
+    assert told==f'{dead} dead, {dead-left} replaced, {left} unreplaced (the buffer had none for them)'
+    assert RunColumns(rows).total('replay/dead')==pytest.approx(sum(o.get('replay/dead', 0) for o in rows))
+
+def test_few_groups_are_counted_over_the_batches_of_twenty_rows_on_trl():
+    "Two stored groups filled one place of each of 60 batches, of which a row holds three"
+    row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,
+           'replay/replaced': 1., 'replay/buffer_size': 2.}
+    told = dict(trainer='trl', args=dict(steps_per_generation=2, gradient_accumulation_steps=1))
+    found = diagnose_rows([row|dict(step=6*i) for i in range(1, 21)], settings=told)
+    says = next(o.evidence for o in found if o.name=='few-groups-replayed')
+    assert '2 stored groups were replayed 60 times in 60 batches' in says
+
 def test_few_groups_are_counted_over_the_last_twenty_batches():
     row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,
            'replay/replaced': 1., 'replay/buffer_size': 2.}
@@ -847,7 +882,7 @@ def logs(draw):
     rising = draw(st.sampled_from([0., .125, -.125]))   # and sums that are exact
     dead = draw(st.sampled_from(['all','few','some','none']))
     counts = draw(st.sampled_from(['all','half','none']))
-    tokens,replaced = draw(st.booleans()),draw(st.booleans())
+    tokens,replaced,buffer,left = (draw(st.booleans()) for _ in range(4))
     rows = []
     for i in range(n):
         o = dict(step=i, reward=draw(st.sampled_from([.125, .25]))+rising*i)
@@ -855,6 +890,8 @@ def logs(draw):
         if counts=='all' or counts=='half' and i%2: o['replay/dead'] = 8.
         if tokens: o['num_tokens'] = 1000.*i+7
         if replaced and i==n-1: o['replay/replaced'] = 1.
+        if left and i%2: o['replay/unreplaced'] = 3.
+        if buffer: o['replay/buffer_size'] = 4.
         rows.append(o)
     return rows
 
@@ -889,9 +926,15 @@ def verdict_by_hand(rows, before, after, found):
         learned,text = None,f'Undecided: {words}; {why}.'
         instead = 'train longer, or measure on more problems'
     lines = [text]
+    buffered = any('replay/buffer_size' in o for o in rows)
+    replaces = buffered or any(o.get('replay/replaced') for o in rows)
+    counts = [[o[k] for o in rows if k in o] for k in ('replay/dead','replay/replaced','replay/unreplaced')]
+    if replaces and all(counts) and sum(counts[0]):
+        told = '{:.0f} dead, {:.0f} replaced, {:.0f} unreplaced'.format(*map(sum, counts))
+        told += ' (the buffer had none for them)' if sum(counts[2]) and buffered else ''
+        lines.append(f'Zero-variance groups: {told}')
     if faults: lines.append(f'Most likely cause: {faults[0].name} says (numbers)')
     if advice := f'against {faults[0].name}' if faults else instead: lines.append(f'What to do: {advice}')
-    replaces = any(o.get('replay/replaced') for o in rows)
     if z and .05<=mean(z) and not all_dead and not replaces:
         lines.append(f'Reuse: {mean(z):.0%} of the groups were dead; `grpo_nb diagnose FOLDER --reuse` says '
             'what replacing them may give')

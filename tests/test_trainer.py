@@ -349,6 +349,7 @@ def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(caps
         'It learned nothing: all 96 groups were dead' in out and 'step 20: ' in out
     )  # live, after ten batches
     assert out.count('step 2')==1   # and once
+    assert 'Zero-variance groups: 96 dead, 0 replaced, 96 unreplaced (the buffer had none for them)' in out
     train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=2))
     assert capsys.readouterr().out==''
 

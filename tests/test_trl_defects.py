@@ -213,6 +213,7 @@ def test_a_run_ends_with_a_verdict_and_warns_on_the_way(caplog):
     t = T.trainer(Scripted([DEAD], G), max_steps=12)
     with caplog.at_level(logging.WARNING): t.train()
     assert t.record.verdict.learned is False and 'It learned nothing' in caplog.text
+    assert 'Zero-variance groups: 12 dead, 0 replaced, 12 unreplaced (the buffer had none' in caplog.text
     assert caplog.text.count('no group of the last 10 batches had answers of different reward')==1
     import json
     assert json.loads((Path(t.args.output_dir)/'summary.json').read_text())['verdict']['learned'] is False

@@ -99,7 +99,8 @@ def test_a_newcomer_is_the_row_where_it_was_born(trained):
     uses = {}
     for _,n in came: uses[n['id']] = uses.get(n['id'], 0)+1; assert n['uses']==uses[n['id']]
 
-@pytest.mark.parametrize('kw', [{}, dict(steps_per_generation=2, per_device_train_batch_size=4, steps=8),
+@pytest.mark.parametrize('kw', [{},
+    dict(steps_per_generation=2, per_device_train_batch_size=4, steps=8, logging_steps=4),
     dict(num_iterations=2, steps=8), dict(gradient_accumulation_steps=2, per_device_train_batch_size=4)])
 def test_ratios_and_clip_shares_are_those_of_the_first_pass(kw):
     t,got,ratios,r = run(**kw)
@@ -123,6 +124,8 @@ def test_ratios_and_clip_shares_are_those_of_the_first_pass(kw):
         assert o['ratio_hist']['counts']==counts
         assert o['clip_frac']==pytest.approx(sum((v>1.2 and a>0) or (v<.8 and a<0)
             for v,a in zip(x, A))/len(x), abs=1e-6)
+    became = [o['outcome'] for o in r.rows if o['dead']]   # the verdict counts them, from the log
+    assert t.record.verdict.groups==f'{len(became)} dead, {became.count("replaced")} replaced, 0 unreplaced'
 
 def test_truncated_is_what_has_no_end_token():
     t,got,_,r = run([LIVE], steps=3, max_completion_length=3, mask_truncated_completions=True)

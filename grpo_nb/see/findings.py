@@ -147,6 +147,22 @@ class RunColumns:
         passes = int(self.get('gradient_accumulation_steps', 1) or 1)
         return int(n)*int(self.get('num_iterations', 1))//passes if n else 0
 
+    def batches(self,
+        name:str,     # of a column that has a value for each batch of rollouts
+    )->np.ndarray:    # (n,) for each row; 0 where it lacks that column
+        "Batches that each row is the mean of: ours are of one, TRL's of those since the row before."
+        there,n = np.isfinite(self.raw(name, math.nan)),self.get('steps_per_generation')
+        out = there.astype(float)
+        if self.settings.get('trainer')!='trl' or not n: return out
+        passes = int(n)*int(self.get('num_iterations', 1))   # backward passes over one batch
+        each = int(self.get('gradient_accumulation_steps', 1) or 1)   # of these in a step
+        out[there] = np.diff(np.ceil(np.array([0, *self.steps[there]])*each/passes))
+        return out
+
+    def total(self, name:str)->float:
+        "The sum of a count over all batches."
+        return float((self.raw(name)*self.batches(name)).sum())
+
     @property
     def live_frac(self)->float:
         "Share of the groups that lived."
@@ -593,12 +609,14 @@ def _few_groups(r:RunColumns, busiest:int=4, share:float=.5, each:int=10, times:
     many = sum(k for _,k in top)
     busy = len(top)>0 and many>=share*uses.total() and top[-1][1]>=each
     late = [r.raw(f'replay/{k}')[-20:] for k in ('buffer_size','replaced','dead','live_before')]
-    size,filled,dead,live = late[0].max(initial=0),late[1].sum(),*late[2:]
-    lived = np.where(live<1, dead*live/np.maximum(1-live, 1e-9), 1.).sum()   # no dead group: one at least
+    n = r.batches('replay/replaced')[-20:]
+    size,filled,dead,live = late[0].max(initial=0),(late[1]*n).sum(),*late[2:]
+    came_in = np.where(live<1, dead*live/np.maximum(1-live, 1e-9), 1.)   # no dead group: one at least
+    lived = (came_in*n).sum()
     if not busy and not (size>=1 and filled>=max(places, times*size) and lived<=size): return None
     if uses: return (f'{len(uses)} stored groups filled {uses.total()} places; '
         f'the busiest {len(top)} came {many} times')
-    return (f'{size:.0f} stored groups were replayed {filled:.0f} times in {len(live)} batches, '
+    return (f'{size:.0f} stored groups were replayed {filled:.0f} times in {n.sum():.0f} batches, '
         f'while {lived:.0f} living ones came in')
 
 # %% ../../nbs/see/findings.ipynb #ed415e1c

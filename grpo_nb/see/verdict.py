@@ -74,6 +74,15 @@ def _replaces(r):
     signs = {'replay/buffer_size','replay/age_mean','replay/ess','replay/ess_answers'}
     return bool(signs & r.names) or bool(r('replay/replaced').any())
 
+def _replacements(r):
+    "How many dead groups were replaced, and how many could not be; '' for a run that replaces none."
+    counts = [f'replay/{k}' for k in ('dead','replaced','unreplaced')]
+    if not r.names.issuperset(counts) or not _replaces(r): return ''
+    dead,replaced,left = map(r.total, counts)
+    if not dead: return ''
+    why = ' (the buffer had none for them)' if left and 'replay/buffer_size' in r.names else ''
+    return f'{dead:,.0f} dead, {replaced:,.0f} replaced, {left:,.0f} unreplaced{why}'
+
 _RATES = dict(kept='kept', doubled='doubled', tuned='each at its best')
 
 def _gains_table(g):
@@ -133,9 +142,11 @@ class Verdict:
     cause:str = ''  # the likeliest reason why not; '' where there is nothing to explain
     advice:str = '' # what to do; '' where there is nothing to do
     reuse:str=''   # a hint on replacing dead groups; '' where there is nothing to say
+    groups:str=''  # what became of the zero-variance groups; '' where none was to be replaced
 
     def __str__(self)->str:
-        more = {'Most likely cause':self.cause, 'What to do':self.advice, 'Reuse':self.reuse}
+        more = {'Zero-variance groups':self.groups, 'Most likely cause':self.cause,
+            'What to do':self.advice, 'Reuse':self.reuse}
         return escape_controls('\n'.join([self.sentence]+[f'{k}: {v}' for k,v in more.items() if v]))
 
 def evaluation_measures(
@@ -183,7 +194,7 @@ def _seen(look, before, after):
 def _counted(look):
     "How much was sampled, as text."
     dead,n,rows = look('replay/dead'),look('num_tokens'),len(look.rows)
-    who = f'all {dead.sum():.0f} groups were' if len(dead)==rows>0 else \
+    who = f"all {look.total('replay/dead'):.0f} groups were" if len(dead)==rows>0 else \
         f'every group of {rows} logged batches was'
     spent = f' ({n[-1]:,.0f} tokens spent)' if len(n) else ''
     return f'{who} dead, so no answer was better than another{spent}'
@@ -234,8 +245,8 @@ def verdict(
     "Did it learn, and if not, what is the likeliest cause and what to do?"
     rows = list(rows)
     if found is None: found = diagnose_rows(rows, groups, settings)
-    out = _verdict(RunColumns(rows), before, after, found, part)
-    return replace(out, reuse=_hint(RunColumns(rows, groups, settings)))
+    r = RunColumns(rows, groups, settings)
+    return replace(_verdict(r, before, after, found, part), reuse=_hint(r), groups=_replacements(r))
 
 # %% ../../nbs/see/verdict.ipynb #846c267c
 def warnings_now(
