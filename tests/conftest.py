@@ -182,27 +182,31 @@ def run_all(pg, seconds=300):
         .filter(o => o.output_type === 'error').map(o => o.ename + ': ' + o.evalue)""")
     assert not errors, errors
 
+OPEN = "path => { window.jupyterapp.commands.execute('docmanager:open', {path}) }"
+
 @pytest.fixture(scope='module')
 def notebook(lab, browser):
-    """Open a notebook in JupyterLab, run all its cells in a fresh kernel, and give the page, with a tab for
-    each notebook of a file's tests; an error in a cell fails the test"""
+    """Open a notebook in JupyterLab and give the page, with a tab for each notebook of a file's tests. Unless
+    `run` is false all cells are run in a fresh kernel; an error in a cell fails the test"""
     at,token,_ = lab
     pg = browser.new_page(viewport=dict(width=1280, height=900))
-    ran = set()
-    def run(name, seconds=300):
+    opened,ran = set(),set()
+    def show(name, seconds=300, run=True):
         file = next(f for f in sorted((ROOT / 'nbs').rglob('*.ipynb'))
                     if re.sub(r'^\d+\w*?_', '', f.stem) == name or f.name == name)
         path = f'nbs/{file.relative_to(ROOT/"nbs")}'
-        if ran: pg.evaluate("path => { window.jupyterapp.commands.execute('docmanager:open', {path}) }", path)
+        if opened: pg.evaluate(OPEN, path)
         else: pg.goto(f'{at}/lab/tree/{path}?token={token}&reset')
-        pg.wait_for_function("""path => {
+        opened.add(name)
+        pg.wait_for_function("""([path, idle]) => {
             const w = window.jupyterapp?.shell.currentWidget
-            return w?.context?.path === path && w.sessionContext?.session?.kernel?.status === 'idle' }""",
-            arg=path)
-        if name not in ran: run_all(pg, seconds)
-        ran.add(name)
+            return w?.context?.path === path &&
+                (!idle || w.sessionContext?.session?.kernel?.status === 'idle') }""", arg=[path, run])
+        if run and name not in ran:
+            run_all(pg, seconds)
+            ran.add(name)
         return pg
-    yield run
+    yield show
     pg.close()
     # a kernel outlives its page, and the next page would find it
     auth = dict(Authorization=f'token {token}')

@@ -2,6 +2,7 @@
 widgets that move without a kernel"""
 
 import json, os, re, subprocess, sys, time, zlib
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 import pytest, yaml
@@ -353,7 +354,6 @@ def test_the_sidebar_leads_to_the_list_without_scripts(site, url, browser):
     ctx.close()
 
 def test_code_is_coloured_and_copied_as_it_was_written(site, url, browser):
-    from html import unescape
     pg = browser.new_page()
     pg.goto(f"{url}/{page(site, 'answers')}")
     text = (site/page(site, 'answers')).read_text(encoding='utf-8')
@@ -421,10 +421,59 @@ WIDE = """narrow => {   // the page itself, and written tables, which fit, while
   return [...narrow && n > 0 ? [`${n} pixels too wide`] : [],
     ...tables.map(o => `${over(o)} pixels of a table are cut off: ${o.textContent.trim().slice(0, 60)}`)] }"""
 
+TAG = re.compile(r"""<([a-z]\w*)((?:\s+[\w:-]+(?:=(?:"[^"]*"|'[^']*'|[^\s>]+))?)*)\s*/?>([^<]*)""")
+ATTRIBUTE = re.compile(r"""([\w:-]+)(?:=(?:"([^"]*)"|'([^']*)'|([^\s>]+)))?""")
+
+def traits(text):
+    """What a page's source has, each with its longest: kinds of elements with the letters of the longest word
+    in them (of a formula all), and tables with the letters that stand side by side"""
+    text = re.sub(r'(<script\b[^>]*>).*?</script>', r'\1', text, flags=re.S)
+    text = text[text.find('<main'):]
+    out = {}
+    for tag,attributes,words in TAG.findall(text):
+        has = {k:a or b or c for k,a,b,c in ATTRIBUTE.findall(attributes)}
+        said = tuple(sorted(k for k in has if re.match('aria-|tab|on|alt|title', k)))
+        kind = tag,has.get('class'),has.get('role'),said
+        words = unescape(words)
+        apart = [words] if 'math' in (has.get('class') or '') else re.split(r'[\s/-]', words)
+        out[kind] = max(out.get(kind, 0), *map(len, apart))
+    for table in re.findall(r'<table(?![^>]*dataframe).*?</table>', text, re.S):
+        out['table'] = max(out.get('table', 0), columns(table))
+    return out
+
+def columns(table):
+    "The longest word of each column of a table, in letters, together"
+    longest = {}
+    for row in table.split('<tr'):
+        for i,cell in enumerate(re.split(r'<t[dh]\b[^>]*>', row)[1:]):
+            words = re.sub('<[^>]+>', '', cell).split()
+            longest[i] = max([longest.get(i, 0), *map(len, words)])
+    return sum(longest.values())
+
+def most_of_each(texts):
+    "The names of those of some pages that have the longest of a kind, of tables three: {name: source}"
+    found = {}
+    for name,text in texts.items():
+        for kind,n in traits(text).items(): found.setdefault(kind, []).append((n, name))
+    return {name for kind,there in found.items()
+            for _,name in sorted(there, reverse=True)[:3 if kind=='table' else 1]}
+
+def test_a_page_with_a_kind_of_its_own_or_with_the_longest_of_a_kind_is_opened():
+    texts = {f'{i}.html':f'<main><p>like others {i}<table><tr><td>a<td>b</table></main>' for i in range(9)}
+    assert most_of_each(texts)=={'8.html', '7.html', '6.html'}   # of equal ones the last, of tables three
+    odd = ('<b class="new">x</b>', '<i role="img">x</i>', '<i aria-label="x">x</i>', '<p>incomprehensible',
+        '<script class="frame">x</script>', '<table><tr><td>a<td>two<td>three</table>')
+    for o in odd:
+        assert '2.html' in most_of_each({**texts, '2.html':texts['2.html'].replace('<p>', f'{o}<p>')}), o
+
 @pytest.fixture(scope='module')
-def seen(url, browser, pages, axe):
-    """Each page opened once: requests to others, script errors, the width at 400 pixels, and axe's findings
-    in light and dark where a page has a kind of element, or a look, that no page before it had"""
+def seen(url, browser, site, pages, axe, request):
+    """Pages opened once: requests to others, script errors, the width at 400 pixels, and axe's findings
+    in light and dark where a page has a kind of element, or a look, that no page before it had. All pages
+    weekly; else those that have the most of each kind of element"""
+    if not request.config.getoption('--weekly'):
+        texts = {o:(site/o).read_text(encoding='utf-8') for o in pages}
+        pages = sorted(most_of_each(texts)|{*FIRST})
     # colours half-way to another theme are no finding
     ctx = browser.new_context(viewport=dict(width=1200, height=900), color_scheme='light',
                               reduced_motion='reduce')

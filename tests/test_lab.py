@@ -1,11 +1,12 @@
 "Notebooks in JupyterLab, driven as a person would"
 
-import difflib, os, subprocess, sys
+import difflib
 import pytest
 from conftest import ROOT, run_all
+from grpo_nb.dev import site as dev
 
 @pytest.mark.parametrize('name,times', [('widgets', 2), ('tested', 1)])
-def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, name, times):
+def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, monkeypatch, name, times):
     "Run All, save and `grpo_nb clean` give back the stored notebook to the byte, with widgets and without."
     at,token,home = lab
     stored = next((home/'nbs').rglob(f'*{name}.ipynb'))
@@ -14,8 +15,8 @@ def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, name, ti
     for _ in range(times-1): run_all(pg)   # the same kernel makes the same widgets again
     pg.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
     pg.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
-    clean = [sys.executable, '-m', 'grpo_nb.dev', 'clean', stored.stem]
-    subprocess.run(clean, cwd=home, check=True, env={**os.environ, 'PYTHONPATH': str(home)})
+    monkeypatch.chdir(home)
+    dev.clean([stored.stem])
     changed = difflib.unified_diff(before.decode().splitlines(), stored.read_text().splitlines(), n=0)
     assert stored.read_bytes()==before, '\n'.join(list(changed)[:40])
 
@@ -31,6 +32,17 @@ def test_a_chapter_runs_and_its_slider_turns_the_frames(notebook):
     pg.wait_for_selector('svg[aria-label^="clip eps 0.10, A 1.0"]', state='visible')
     out.get_by_role('button', name='-1.0').click()
     pg.wait_for_selector('svg[aria-label^="clip eps 0.10, A -1.0"]', state='visible')
+
+def test_before_anything_runs_a_picture_stands_where_the_inspector_will(notebook):
+    "A frame is stripped from what was not run here"
+    for name in ('look_at_a_run', 'index', 'reward_hacking'):
+        pg = notebook(name, run=False)
+        # the notebook in front: those behind it have a picture too
+        out = pg.locator('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea-output',
+                         has_text='Run the cell to click through it')
+        out.first.scroll_into_view_if_needed()
+        assert out.locator('iframe').count()==0
+        assert out.locator('img').first.evaluate('o => o.decode().then(() => o.naturalWidth)')>100, name
 
 FIRST_SIGHT = """() => {   // the tops of the first sentence and picture; cells of imports that lie open
   const cells = [...document.querySelectorAll('.jp-Notebook .jp-Cell')]

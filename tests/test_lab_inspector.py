@@ -75,18 +75,3 @@ def test_a_person_looks_around(chapter):
     run_cell(page, 'w.step,w.group = 60,2')
     sees(page, 'step 60, group 2')
     assert page.errors==[]
-
-def test_before_anything_runs_a_picture_stands_where_the_inspector_will(lab, browser):
-    "A frame is stripped from what was not run here"
-    at,token,_ = lab
-    page = browser.new_page(viewport=dict(width=1280, height=1000))
-    for name in ('15_look_at_a_run', 'index', '15a_reward_hacking'):
-        page.goto(f'{at}/lab/tree/nbs/{name}.ipynb?token={token}&reset')
-        page.wait_for_function("name => window.jupyterapp?.shell.currentWidget?.context?.path === name",
-            arg=f'nbs/{name}.ipynb')
-        out = page.locator('.jp-OutputArea-output', has_text='Run the cell to click through it')
-        out.first.scroll_into_view_if_needed()
-        assert out.locator('iframe').count()==0
-        assert out.locator('img').first.evaluate('o => o.decode().then(() => o.naturalWidth)')>100, name
-        if shots := os.environ.get('SHOTS'): page.screenshot(path=f'{shots}/before-{name}.png')
-    page.close()

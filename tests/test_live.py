@@ -26,12 +26,39 @@ def folder(tmp_path_factory):
     except NpmError as e: pytest.skip(str(e))
     return d
 
-@pytest.fixture(scope='module')
-def address(folder):
+@contextmanager
+def served(folder):
     server,address = serve_live(folder)
     yield address
     server.shutdown()
     server.server_close()
+
+def _changed(folder, to, **changes):
+    "A copy of the page with some words of its modules changed: {module: (words, others)}"
+    shutil.copytree(folder, to)
+    for name,(old,new) in changes.items():
+        text = (to/f'{name}.js').read_text(encoding='utf-8')
+        assert text.count(old)==1
+        (to/f'{name}.js').write_text(text.replace(old, new), encoding='utf-8')
+    return to
+
+FEW = 'UNSEEN = 192, CHUNK = 96','UNSEEN = 8, CHUNK = 4'   # to measure 192 problems takes as long as a batch
+
+@pytest.fixture(scope='module')
+def address(folder, tmp_path_factory):
+    with served(_changed(folder, tmp_path_factory.mktemp('few')/'live', worker=FEW)) as at: yield at
+
+@pytest.fixture(scope='module')
+def small(folder, tmp_path_factory):
+    "A page whose batches are a quarter as large"
+    batch = 'B: 16, G: 8, T: 48, minis: 4','B: 4, G: 8, T: 48, minis: 1'
+    with served(_changed(folder, tmp_path_factory.mktemp('small')/'live', worker=FEW, tasks=batch)) as at:
+        yield at
+
+@pytest.fixture(scope='module')
+def whole(folder):
+    "The page as it is"
+    with served(folder) as at: yield at
 
 @contextmanager
 def _opener(browser, address):
@@ -42,10 +69,12 @@ def _opener(browser, address):
         contexts.append(ctx)
         pg = ctx.new_page()
         pg.said = []
-        pg.on('request', lambda r: r.url.startswith((address, 'data:')) or pg.said.append(r.url))
+        at = at if at.startswith('http') else address+at
+        home = re.match('http://[^/]+/', at)[0]
+        pg.on('request', lambda r: r.url.startswith((home, 'data:')) or pg.said.append(r.url))
         pg.on('pageerror', lambda e: pg.said.append(str(e)))
         pg.on('console', lambda m: pg.said.append(m.text))
-        pg.goto(at if at.startswith('http') else address+at)
+        pg.goto(at)
         return pg
     yield open
     for ctx in contexts: ctx.close()
@@ -453,8 +482,8 @@ def test_a_fork_is_equal_to_the_last_bit_until_the_one_thing_that_is_changed(ope
     assert got['rate']['by']==by and got['rate']['rates']==[4e-4, 4e-4]
     assert nothing['rates']==[2e-4, 1e-4]
 
-def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened):
-    pg = opened()
+def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened, small):
+    pg = opened(small)
     pg.locator('#train:not([disabled])').wait_for()
     pg.click('#settings summary')
     for knob in ('#rate', '#buffer'):
@@ -620,8 +649,8 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     assert pg.evaluate('arriveLate(1)')>3                        # of the forks before this one
     assert shown()==before and pg.said==[]
 
-def test_switched_off_nothing_is_replaced(opened):
-    pg = opened()
+def test_switched_off_nothing_is_replaced(opened, small):
+    pg = opened(small)
     pg.locator('#train:not([disabled])').wait_for()
     pg.click('#settings summary')
     pg.uncheck('#replay')
@@ -669,12 +698,10 @@ def test_where_wasm_is_refused_it_says_so(folder, opened, tmp_path):
     assert "'unsafe-inline'" not in policy and "'unsafe-eval'" not in policy and 'http' not in policy
     stricter = shutil.copytree(folder, tmp_path/'stricter')
     (stricter/'index.html').write_text(page.replace(" 'wasm-unsafe-eval'", ''), encoding='utf-8')
-    server,at = serve_live(stricter)
-    pg = opened(at)
-    pg.locator('#word:not([hidden])').wait_for()
-    assert 'WebAssembly' in pg.inner_text('#word') and pg.is_disabled('#train')
-    server.shutdown()
-    server.server_close()
+    with served(stricter) as at:
+        pg = opened(at)
+        pg.locator('#word:not([hidden])').wait_for()
+        assert 'WebAssembly' in pg.inner_text('#word') and pg.is_disabled('#train')
 
 def test_at_most_two_megabytes_go_over_the_wire(folder):
     asked = [f for f in folder.rglob('*') if f.is_file()]
@@ -682,8 +709,8 @@ def test_at_most_two_megabytes_go_over_the_wire(folder):
     assert 'Eric Zhang' in (folder/'jax'/'LICENSE').read_text(encoding='utf-8')
 
 @pytest.mark.slow
-def test_the_whole_run_learns(opened):
-    pg = opened()
+def test_the_whole_run_learns(opened, whole):
+    pg = opened(whole)
     pg.locator('#train:not([disabled])').wait_for()
     pg.click('#train')
     _batches(pg, 40)
