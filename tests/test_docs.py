@@ -421,19 +421,24 @@ WIDE = """narrow => {   // the page itself, and written tables, which fit, while
   return [...narrow && n > 0 ? [`${n} pixels too wide`] : [],
     ...tables.map(o => `${over(o)} pixels of a table are cut off: ${o.textContent.trim().slice(0, 60)}`)] }"""
 
-TAG = re.compile(r"""<([a-z]\w*)((?:\s+[\w:-]+(?:=(?:"[^"]*"|'[^']*'|[^\s>]+))?)*)\s*/?>([^<]*)""")
+TAG = re.compile(r"""<(/?)([a-z]\w*)((?:\s+[\w:-]+(?:=(?:"[^"]*"|'[^']*'|[^\s>]+))?)*)\s*/?>([^<]*)""")
 ATTRIBUTE = re.compile(r"""([\w:-]+)(?:=(?:"([^"]*)"|'([^']*)'|([^\s>]+)))?""")
+EMPTY = {'br', 'hr', 'img', 'input', 'link', 'meta', 'path', 'rect', 'circle', 'line'}   # nothing is in these
 
 def traits(text):
     """What a page's source has, each with its longest: kinds of elements with the letters of the longest word
     in them (of a formula all), and tables with the letters that stand side by side"""
-    text = re.sub(r'(<script\b[^>]*>).*?</script>', r'\1', text, flags=re.S)
+    text = re.sub(r'(<script\b[^>]*>).*?</script>', r'\1</script>', text, flags=re.S)
     text = text[text.find('<main'):]
-    out = {}
-    for tag,attributes,words in TAG.findall(text):
+    out,around = {},['']
+    for end,tag,attributes,words in TAG.findall(text):
+        if end:
+            if tag in around: del around[len(around)-1-around[::-1].index(tag):]
+            continue
         has = {k:a or b or c for k,a,b,c in ATTRIBUTE.findall(attributes)}
-        said = tuple(sorted(k for k in has if re.match('aria-|tab|on|alt|title', k)))
-        kind = tag,has.get('class'),has.get('role'),said
+        said = tuple(sorted(k for k in has if re.match('aria-|tab|on|alt|title|style', k)))
+        kind = around[-1],tag,has.get('class'),has.get('role'),said
+        if tag not in EMPTY: around.append(tag)
         words = unescape(words)
         apart = [words] if 'math' in (has.get('class') or '') else re.split(r'[\s/-]', words)
         out[kind] = max(out.get(kind, 0), *map(len, apart))
@@ -461,7 +466,8 @@ def most_of_each(texts):
 def test_a_page_with_a_kind_of_its_own_or_with_the_longest_of_a_kind_is_opened():
     texts = {f'{i}.html':f'<main><p>like others {i}<table><tr><td>a<td>b</table></main>' for i in range(9)}
     assert most_of_each(texts)=={'8.html', '7.html', '6.html'}   # of equal ones the last, of tables three
-    odd = ('<b class="new">x</b>', '<i role="img">x</i>', '<i aria-label="x">x</i>', '<p>incomprehensible',
+    odd = ('<b class="new">x</b>', '<b style="color:#999">x</b>', '<i role="img">x</i>',
+        '<i aria-label="x">x</i>', '<p>incomprehensible',
         '<script class="frame">x</script>', '<table><tr><td>a<td>two<td>three</table>')
     for o in odd:
         assert '2.html' in most_of_each({**texts, '2.html':texts['2.html'].replace('<p>', f'{o}<p>')}), o
