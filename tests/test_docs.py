@@ -635,6 +635,7 @@ def test_dark_mode_changes_the_page_and_stays(site, url, browser):
     ctx.close()
 
 @pytest.mark.processes
+@pytest.mark.weekly
 def test_a_rebuild_changes_nothing(site, tmp_path):
     "All prose, and of each kind of notebook some: code, figures, frames, formulas, tables; the rest as stubs"
     whole = ['index', 'advantages', 'tensors', 'widgets', 'tested']
