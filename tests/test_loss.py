@@ -282,6 +282,29 @@ def test_top_entropy_takes_the_policy_term_from_the_other_tokens_and_leaves_them
     assert keep.any() and rest.any()
     assert (g[0][keep]!=0).all() and (g[0][rest]==0).all() and (g[1][rest]!=0).all()
 
+@pytest.mark.parametrize('loss_type', ['bnpo','dapo','grpo','dr_grpo'])
+def test_top_entropy_leaves_other_tokens_in_the_denominator_and_their_value_out(loss_type):
+    "As arXiv 2506.01939 has it, one token after another: an indicator times the term, over all tokens"
+    d,q = batch(1),.4
+    H = uniform(d)
+    B,G,T = d['mask'].shape
+    real = [o for o in itertools.product(range(B), range(G), range(T)) if d['mask'][o]]
+    entropies = sorted(H[o].item() for o in real)
+    place = (1-q)*(len(real)-1)
+    below,above = entropies[math.floor(place)],entropies[math.ceil(place)]
+    threshold = below+(place-math.floor(place))*(above-below)
+    loss,grad = 0.,torch.zeros(B, G, T, dtype=torch.float64)
+    for b,g,t in real:
+        if H[b,g,t]<threshold: continue
+        over = dict(grpo=B*G*int(d['mask'][b,g].sum()), dr_grpo=B*G*T).get(loss_type, len(real))
+        A,ratio = d['advantages'][b,g].item(),math.exp(d['logps'][b,g,t]-d['old_logps'][b,g,t])
+        clipped = min(max(ratio, .8), 1.2)
+        loss -= min(ratio*A, clipped*A)/over
+        if ratio*A<=clipped*A: grad[b,g,t] = -ratio*A/over
+    got = go(d, entropy=H, loss_type=loss_type, top_entropy_quantile=q, max_completion_length=T)
+    assert got[0].item()==pytest.approx(loss, rel=1e-12) and torch.allclose(got[1], grad, rtol=1e-12, atol=0)
+    assert 0<(grad!=0).sum()<len(real)*q+1
+
 def test_entropy_bonus_adds_minus_coef_times_mean_entropy():
     d = batch(1)
     H = torch.rand(d['mask'].shape, dtype=torch.float64).requires_grad_()

@@ -130,7 +130,8 @@ def user(text): return [{'role':'user','content':text}]
     ([dict(prompt=[])], 'no messages'),
     ([dict(prompt=['hi'])], 'without `role` and `content`'),
     ([dict(prompt=user(''))], 'ends on an empty message'),
-    ([dict(prompt=user('\udc00'))], 'surrogates not allowed'),
+    ([dict(prompt=user('\udc00'))], "`prompt` of row 0 holds '\\udc00', half of a letter"),
+    ([dict(prompt='a'), dict(prompt='b\ud800')], "`prompt` of row 1 holds '\\ud800', half of a letter"),
     ([dict(prompt='a'), dict(prompt=user('b'))], 'use one kind'),
     ([dict(prompt='a', y=1, x=1), dict(prompt='b', y=2, x=[2])], 'column `x` has values of different kinds'),
     (DatasetDict(train=Dataset.from_list([dict(prompt='a')])), "ds['train']")])

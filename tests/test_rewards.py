@@ -248,6 +248,61 @@ def test_a_column_under_a_name_of_the_trainers_is_refused(name):
     with pytest.raises(ValueError, match=f'column `{name}`.* rename it'):
         validate_dataset([{'prompt':'a', name:1}], 1)
 
+@pytest.fixture
+def torch_as_it_was():
+    before = torch.get_default_dtype(),torch.is_grad_enabled(),torch.get_num_threads(),torch.get_rng_state()
+    yield
+    torch.set_default_dtype(before[0])
+    torch.set_grad_enabled(before[1])
+    torch.set_num_threads(before[2])
+    torch.set_rng_state(before[3])
+
+CARELESS = dict(
+    dtype=(lambda: torch.set_default_dtype(torch.float64),
+        r'default dtype \(torch.float32 is now torch.float64'),
+    grad=(lambda: torch.set_grad_enabled(not torch.is_grad_enabled()), 'grad mode'),
+    threads=(lambda: torch.set_num_threads(torch.get_num_threads()+1), 'number of threads'),
+    another_seed=(lambda: torch.manual_seed(6), 'seed of its global generator'),
+    the_same_seed=(lambda: torch.manual_seed(5), 'seed of its global generator'),
+    seed_and_draw=(lambda: [torch.manual_seed(5), torch.rand(1000), torch.randn(3)], 'seed of its global'))
+
+@pytest.mark.parametrize('async_', [False, True], ids=['sync','async'])
+@pytest.mark.parametrize('what', CARELESS)
+def test_what_a_reward_changes_of_torch_is_put_back_and_said(what, async_, torch_as_it_was):
+    change,says = CARELESS[what]
+    def careless(completions, **kw):
+        change()
+        return [float(len(c)) for c in completions]
+    async def later(completions, **kw): return careless(completions)
+    torch.manual_seed(5)
+    torch.rand(3)
+    state = torch.get_rng_state()
+    before = torch.get_default_dtype(),torch.is_grad_enabled(),torch.get_num_threads()
+    name = 'later' if async_ else 'careless'
+    with pytest.warns(UserWarning, match=f'reward function `{name}`.*{says}.*put back'):
+        assert compute_rewards(later if async_ else careless, P, C)[:,0].tolist()==[len(c) for c in C]
+    assert (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())==before
+    assert torch.equal(torch.get_rng_state(), state) and torch.initial_seed()==5
+
+def test_a_reward_that_draws_random_numbers_moves_torchs_generator_on_without_a_word(recwarn):
+    def noisy(completions, **kw):
+        torch.randn(3)   # of which torch keeps one for later
+        return torch.rand(len(completions)).tolist()
+    def drawn(judge):
+        torch.manual_seed(5)
+        return judge(),torch.randn(3).tolist(),torch.rand(700).tolist(),torch.get_rng_state().tolist()
+    want = drawn(lambda: noisy(C))
+    got = drawn(lambda: compute_rewards(noisy, P, C)[:,0].tolist())
+    assert got[0]==pytest.approx(want[0]) and got[1:]==want[1:] and not list(recwarn)
+
+def test_what_a_reward_changes_is_put_back_though_it_raises(torch_as_it_was):
+    def breaks(completions, **kw):
+        torch.set_default_dtype(torch.float64)
+        raise KeyError('x')
+    with pytest.warns(UserWarning, match='default dtype'), pytest.raises(ValueError, match='raised KeyError'):
+        compute_rewards(breaks, P, C)
+    assert torch.get_default_dtype()==torch.float32
+
 def test_names():
     class Judge:
         def __call__(self): pass

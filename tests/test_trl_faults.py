@@ -58,6 +58,31 @@ def test_lists_tuples_tensors_arrays_and_none_are_taken(out):
     t = T.trainer(f, max_steps=1); t.train()
     assert t.reward_funcs==[f] and t.state.log_history[0]['frac_reward_zero_std']==0
 
+def test_a_reward_that_changes_torch_changes_no_run():
+    "Seeded by it, both batches would be sampled with the same numbers; without gradients nothing is learned"
+    def run(change):
+        def even(completions, completion_ids, **kw):
+            change()
+            seen.append(completion_ids)
+            return [float(len(o)%2==0) for o in completions]
+        seen = []
+        t = T.trainer(even, max_steps=3, learning_rate=1e-2)
+        t.train()
+        return seen,T.weights(t)
+    def careless():
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.manual_seed(0)
+    try:
+        says = "function 'even' changed torch .*default dtype .*grad mode.*seed"
+        with pytest.warns(UserWarning, match=says):
+            got,weights = run(careless)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+    want,others = run(lambda: None)
+    assert got==want and len({str(o) for o in got})==3 and T.same(weights, others)
+
 def test_a_run_whose_completions_nobody_judges_ends_after_eight_batches():
     s = Scripted([[None]*4], 4)
     assert_fails(s, ValueError,

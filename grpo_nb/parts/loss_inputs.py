@@ -188,6 +188,7 @@ def high_entropy_mask(
 )->Tensor:              # (B, G, T) bool
     """True for the `quantile` of real tokens at which the policy hesitates most.
 
+    Tokens at the threshold all stay: answers to one prompt begin with the same entropy, up to rounding.
     Source: "Beyond the 80/20 rule", arXiv 2506.01939.
     """
     if not mask.any(): return mask

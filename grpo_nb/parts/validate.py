@@ -42,7 +42,7 @@ def prompt_error(
 )->str:     # '' where nothing is wrong
     "Why this prompt can't be answered."
     if not isinstance(p, (str,list,tuple)): return 'is None' if p is None else f'is {type(p).__name__}'
-    if isinstance(p, str): return '' if p.strip() else 'is empty'
+    if isinstance(p, str): return _half_letter([p]) if p.strip() else 'is empty'
     if not p: return 'has no messages'
     def said(m): return m.get('content') is not None or m.get('tool_calls')
     if all(isinstance(m, dict) and {'from','value'}<=m.keys() for m in p):
@@ -50,7 +50,18 @@ def prompt_error(
             '"assistant" for "gpt") and `content`')
     whole = all(isinstance(m, dict) and isinstance(m.get('role'), str) and said(m) for m in p)
     if not whole: return 'has a message without `role` and `content`'
-    return "ends with the assistant's answer" if ends_answered(p) else ''
+    if ends_answered(p): return "ends with the assistant's answer"
+    return _half_letter([m['content'] for m in p if isinstance(m.get('content'), str)])
+
+def _half_letter(texts):
+    "What is wrong with texts that no tokenizer reads; '' where nothing is."
+    for text in texts:
+        try: text.encode('utf-8')
+        except UnicodeEncodeError as e:
+            return (f'holds {text[e.start]!r}, half of a letter (a lone surrogate), which no tokenizer '
+                "reads: drop it, or join halves by `text.encode('utf-16', 'surrogatepass').decode('utf-16', "
+                "'replace')`")
+    return ''
 
 def ends_answered(
     p:Any,  # a prompt
@@ -287,7 +298,7 @@ def validate_prompts(
         if ends_answered(p):
             raise ValueError(f"row {i}{where}: the prompt {why} ({p[-1]['content']!r:.60}), as in data for "
                 "SFT: take it off, `ds.map(lambda o: dict(prompt=o['prompt'][:-1]))`")
-        if '`from`' in why: raise ValueError(f'row {i}{where}: the prompt {why}')
+        if '`from`' in why or 'surrogate' in why: raise ValueError(f'row {i}{where}: the prompt {why}')
         raise ValueError(f'row {i}{where} has the prompt {p!r:.200}: every row needs text or messages, '
             'and every message needs a `role` and a `content`; drop others by `dataset.filter`')
     return prompts
