@@ -1,5 +1,5 @@
 "The command line, as a user types it"
-import functools, json, os, re, subprocess, sys
+import functools, io, json, os, re, subprocess, sys
 from inspect import signature
 from pathlib import Path
 import pandas as pd
@@ -422,16 +422,14 @@ def test_some_held_out_problems_among_those_trained_on_are_counted(mine, capsys)
 def run_python(code, **kw):
     return subprocess.run([sys.executable, '-c', code], capture_output=True, **kw)
 
-@pytest.mark.processes
-def test_a_terminal_that_knows_ascii_alone_gets_ascii(tmp_path):
-    import os
+def test_a_terminal_that_knows_ascii_alone_gets_ascii(tmp_path, monkeypatch):
     make_run(tmp_path/'a')
-    code = ("from grpo_nb.cli import main; "
-            f"main(['diagnose', {str(tmp_path/'a')!r}]); print('difference −1 ± 2, ✗, 3 × 4, π')")
-    env = os.environ|dict(PYTHONIOENCODING='ascii')
-    out = run_python(code, env=env)
-    assert out.returncode==0, out.stderr
-    assert out.stdout.decode('ascii').splitlines()[-1]=='difference -1 +- 2, x, 3 x 4, \\u03c0'
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding='ascii')
+    monkeypatch.setattr('sys.stdout', terminal)
+    main(['diagnose', str(tmp_path/'a')])
+    print('difference −1 ± 2, ✗, 3 × 4, π', flush=True)
+    said = terminal.buffer.getvalue().decode('ascii')
+    assert said.splitlines()[-1]=='difference -1 +- 2, x, 3 x 4, \\u03c0'
 
 @pytest.mark.processes
 def test_a_working_folder_that_is_gone_is_said_in_one_line(tmp_path):

@@ -88,12 +88,15 @@ def _type_error(f, v):
     if kind is bool: return '' if v in (True, False) else 'True or False'
     return ''
 
+@functools.cache
+def _types(kind): return get_type_hints(kind)
+
 def may_be_none(
     kind:type,    # a dataclass of settings
     field:Field,  # one of its settings
 )->bool:
     "May it be None? The class is asked: a parser of transformers takes the None out of a field's type."
-    return field.default is None or NoneType in get_args(get_type_hints(kind)[field.name])
+    return field.default is None or NoneType in get_args(_types(kind)[field.name])
 
 def check_settings(
     args:Any,    # a dataclass of settings
