@@ -201,6 +201,14 @@ def test_what_is_called_tested_is_what_the_table_of_runs_holds():
         for k in NEWEST_TESTED}
     assert newest=={k:Version(v).release for k,v in NEWEST_TESTED.items()}
 
+def test_the_oldest_versions_are_the_lower_bound_of_every_requirement():
+    "uv takes the lowest of what it is given: each requirement, and each package that the tests need"
+    from versions import TESTERS, with_testers
+    given = with_testers()
+    assert given[:-len(TESTERS)]==_settings()['requirements'].split()
+    assert sorted(re.split('[=>]', o)[0] for o in given[-len(TESTERS):])==sorted(TESTERS)
+    assert all(re.search('[=>]=', o) for o in given)
+
 def test_importing_the_package_imports_nothing_heavy():
     r = _python(f'import sys, grpo_nb; print([o for o in {HEAVY} if o in sys.modules], grpo_nb.__version__)')
     assert r.returncode==0, r.stderr

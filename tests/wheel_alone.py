@@ -3,10 +3,10 @@
     python tests/wheel_alone.py dist/grpo_nb-0.1.0-py3-none-any.whl [--venv FOLDER] [--python PYTHON]
 
 Installs the wheel with the newest of every package that it needs, imports all of its modules, and runs
-`grpo_nb demo` for some steps and `grpo_nb diagnose` on that run, in an empty folder. A folder named by
-`--venv` is made, or used as it is if it is there. Exits with 1 if something fails.
+`grpo_nb demo` for some steps, `grpo_nb diagnose` on that run and TRL's trainer for two steps, in an empty
+folder. A folder named by `--venv` is made, or used as it is if it is there. Exits with 1 if something fails.
 """
-import argparse, os, subprocess, sys, tempfile
+import argparse, json, os, subprocess, sys, tempfile
 from pathlib import Path
 
 EVERY = """import importlib, pkgutil, grpo_nb
@@ -22,10 +22,14 @@ def main(wheel, folder, python):
     subprocess.run([programs/'pip', 'install', '-q', wheel], check=True)
     ours = programs/'grpo_nb'
     lines = [[programs/'pip','check'], [programs/'python','-W','ignore','-c',EVERY], [ours,'--version'],
-        [ours,'demo','--max_steps','12','--output_dir','run'], [ours,'diagnose','run']]
+        [ours,'demo','--max_steps','12','--output_dir','run'], [ours,'diagnose','run'],
+        [ours,'trl','--dataset','sums.jsonl','--model','tiny','--max_steps','2',
+            '--max_completion_length','32']]
+    sums = [dict(prompt=f'{i} + {j} =', answer=str(i+j)) for i in range(8) for j in range(8)]
     alone = {k:v for k,v in os.environ.items() if k!='PYTHONPATH'}   # it may name the checkout
     failed = []
     with tempfile.TemporaryDirectory() as empty:
+        (Path(empty)/'sums.jsonl').write_text('\n'.join(map(json.dumps, sums)), encoding='utf-8')
         for o in lines:
             print('$', *(str(w).partition('\n')[0] for w in o), flush=True)
             if subprocess.run(o, cwd=empty, env=alone).returncode: failed.append(f'{Path(o[0]).name} {o[1]}')
