@@ -7,7 +7,7 @@ from grpo_nb.parts.datasets import load_problems, select_rows, split_problems
 from grpo_nb.run.callbacks import CallbackList, TrainCallback
 from grpo_nb.run.checks import check_train_args
 from grpo_nb.parts.validate import (
-    source_row, warmup_warning,
+    check_text_content, source_row, warmup_warning,
     check_rendered, validate_dataset, check_settings, is_rendered, dataset_fingerprint,
     describe_dataset_change, rendered_answer)
 from grpo_nb.parts.sampling import check_lengths
@@ -99,9 +99,25 @@ def test_a_part_of_a_problem_set_names_rows_as_the_whole_does():
         lengths = torch.tensor([1]*(len(part)-1)+[9])
         last = int(part[-1]['prompt'])
         with pytest.raises(ValueError, match=f"row {last}'s prompt"): check_lengths(lengths, 6, m, part)
-        some = part.filter(lambda o: o['prompt']!='3' and o['prompt']!='4')   # its rows are not known
-        assert source_row(select_rows(part, [2]), 0)==part.source_rows[2] and source_row(some, 1)==1 or (
-            len(some)==len(part))
+        assert source_row(select_rows(part, [2]), 0)==part.source_rows[2]
+        some = part.filter(lambda o: o['prompt']!='3')   # its rows are not known
+        assert source_row(some, 1)==1 or len(some)==len(part)
+        part.source_rows.append(7)   # of another table
+        end = len(part)-1
+        assert source_row(part, end)==end!=part.source_rows[end]
+
+def test_a_bad_prompt_is_named_by_its_row_in_the_file_also_in_a_part():
+    rows = [dict(prompt='a')]*35+[dict(prompt='')]+[dict(prompt='a')]*4
+    with pytest.raises(ValueError, match='row 35 has the prompt'): validate_dataset(rows, 1)
+    with pytest.raises(ValueError, match='row 35 has the prompt'): validate_dataset(rows, 1, most=8)
+    part = select_rows(Dataset.from_list(rows), [3, 35, 7])
+    with pytest.raises(ValueError, match='row 35 has the prompt'): validate_dataset(part, 1)
+
+def test_a_message_in_parts_is_named_by_its_row_in_the_file():
+    text,parts = ([dict(role='user', content=o)] for o in ('a', [dict(type='text', text='a')]))
+    part = select_rows(Dataset.from_list([dict(n=i) for i in range(9)]), [3, 5])   # of a set in two kinds
+    with pytest.raises(ValueError, match='row 5: a message has its `content` in parts'):
+        check_text_content([text, parts], part)
 
 def test_a_warmup_that_is_longer_than_the_run_is_said():
     assert warmup_warning(4, 4)==warmup_warning(0, 4)==warmup_warning(9, -1)==''

@@ -152,12 +152,16 @@ def max_context_length(
     return max([n, *reach])
 
 # %% ../../nbs/parts/validate.ipynb #c0re0015
+def _looked_at(dataset:list, most:int|None=None)->range:
+    "Numbers of the rows that are looked at: all, or about `most` of them at equal distances."
+    return range(0, len(dataset), -(-len(dataset)//most) if most and len(dataset) else 1)
+
 def _prompts_of(dataset:list, most:int|None=None)->list:
     "The column `prompt`; None for a row without one."
-    step = -(-len(dataset)//most) if most and len(dataset) else 1
+    rows = _looked_at(dataset, most)
     if hasattr(dataset, 'column_names'):
-        return list((dataset if step==1 else dataset.select(range(0, len(dataset), step)))['prompt'])
-    return [o.get('prompt') if isinstance(o, dict) else o for o in dataset[::step]]
+        return list((dataset if rows.step==1 else dataset.select(rows))['prompt'])
+    return [o.get('prompt') if isinstance(o, dict) else o for o in dataset[::rows.step]]
 
 def _check_table(dataset, n_prompts, G):
     "Is it a table with prompts, and enough of them?"
@@ -289,13 +293,14 @@ def opened_tag_warning(
 def validate_prompts(
     prompts:list,  # text or lists of messages
     where:str='',  # named in the error
+    numbers:list|None=None, # of their rows, for messages; None for 0, 1, ...
 )->list:           # the same
     """The prompts.
 
     ValueError for the first that is missing or empty, ends with its answer, or has a message without role or
     content.
     """
-    for i,p in enumerate(prompts):
+    for i,p in zip(numbers or itertools.count(), prompts):
         why = prompt_error(p)
         if not why: continue
         if ends_answered(p):
@@ -334,7 +339,8 @@ def validate_dataset(
 )->list:            # those prompts
     "The prompts. ValueError if a run on these rows can't work, naming the row or the column."
     _check_table(dataset, n_prompts, G)
-    prompts = validate_prompts(_prompts_of(dataset, most))
+    numbers = [source_row(dataset, i) for i in _looked_at(dataset, most)]
+    prompts = validate_prompts(_prompts_of(dataset, most), numbers=numbers)
     if not hasattr(dataset, 'column_names'): _check_columns(dataset)
     if len({isinstance(o, str) for o in prompts})>1:
         raise ValueError('some prompts are text and some are messages: use one kind')
