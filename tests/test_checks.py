@@ -140,6 +140,7 @@ def test_callbacks_that_take_what_they_are_given_are_called(capsys):
         def on_batch_end(self, state, batch): got.append(('own', state, batch))
     def with_a_default(state, batch, more=1): got.append((state, batch, more))
     some = CallbackList([print, lambda *o: got.append(o), with_a_default, TrainCallback(), Own()])
+    CallbackList([max])   # doesn't say what it takes
     some.call('on_batch_end', 'the state', 'the batch')
     assert got==[('the state','the batch'), ('the state','the batch', 1), ('own','the state','the batch')]
     assert capsys.readouterr().out=='the state the batch\n'

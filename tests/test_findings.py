@@ -387,9 +387,11 @@ def test_few_groups_are_counted_over_the_batches_of_twenty_rows_on_trl():
     row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,
            'replay/replaced': 1., 'replay/buffer_size': 2.}
     told = dict(trainer='trl', args=dict(steps_per_generation=2, gradient_accumulation_steps=1))
-    found = diagnose_rows([row|dict(step=6*i) for i in range(1, 21)], settings=told)
-    says = next(o.evidence for o in found if o.name=='few-groups-replayed')
-    assert '2 stored groups were replayed 60 times in 60 batches' in says
+    rows = [row|dict(step=6*i) for i in range(1, 41)]
+    for found in (diagnose_rows(rows[:20], settings=told), diagnose_rows(rows[20:], settings=told),
+            warnings_now(rows, settings=told)):   # of the last twenty rows
+        says = next(o.evidence for o in found if o.name=='few-groups-replayed')
+        assert '2 stored groups were replayed 60 times in 60 batches' in says
 
 def test_few_groups_are_counted_over_the_last_twenty_batches():
     row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,

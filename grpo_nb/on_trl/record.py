@@ -60,6 +60,7 @@ class RecordCallback(TrainerCallback):
     "Writes settings.json, history.jsonl, groups.jsonl and the verdict into the run's folder."
     recorder = None   # on the main process
     verdict = None    # at the end: did it learn, and if not, why?
+    settings = None   # of the run, as settings.json has them
 
     def __init__(self,
         trainer:GRPOTrainer,  # a `GRPOWithReplayBufferTrainer`
@@ -105,8 +106,9 @@ class RecordCallback(TrainerCallback):
         state.log_history[:] = [new_names('metrics', o) for o in state.log_history]   # what 0.1 logged
         resumed = state.global_step or None
         if state.is_world_process_zero:
+            self.settings = self.about()
             try:
-                self.recorder = Recorder(args.output_dir, self.about(), resume_step=resumed,
+                self.recorder = Recorder(args.output_dir, self.settings, resume_step=resumed,
                     max_mb=args.record_max_mb, run=self.trainer.run_id, history=state.log_history,
                     last_step=args.max_steps if args.max_steps>0 else None)
             except ValueError as e: why = str(e)
@@ -135,7 +137,7 @@ class RecordCallback(TrainerCallback):
         "A row of history.jsonl; and warnings about the run so far, each of them once."
         if not self.recorder: return
         self.recorder.log(state.log_history[-1])
-        for f in warnings_now(logged_steps(state)) if 'loss' in logs else ():
+        for f in warnings_now(logged_steps(state), settings=self.settings) if 'loss' in logs else ():
             if f.name not in self.told: log.warning(f'{f.says} ({f.evidence}). {f.remedy}')
             self.told.add(f.name)
 

@@ -57,8 +57,9 @@ def stop_on_signal()->Iterator:
     def note(number, frame):
         stop.signal = signal.Signals(number).name
         _restore_handlers()
-    _old_handlers.update({o:signal.getsignal(o) for o in STOP_SIGNALS})
-    for o in STOP_SIGNALS: signal.signal(o, note)
+    stood = {o:signal.getsignal(o) for o in STOP_SIGNALS}
+    _old_handlers.update({k:v for k,v in stood.items() if v is not None})   # None: set by C, stays
+    for o in [*_old_handlers]: signal.signal(o, note)
     try: yield stop
     finally: _restore_handlers()
 

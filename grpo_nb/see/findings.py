@@ -156,7 +156,9 @@ class RunColumns:
         if self.settings.get('trainer')!='trl' or not n: return out
         passes = int(n)*int(self.get('num_iterations', 1))   # backward passes over one batch
         each = int(self.get('gradient_accumulation_steps', 1) or 1)   # of these in a step
-        out[there] = np.diff(np.ceil(np.array([0, *self.steps[there]])*each/passes))
+        ends = self.steps[there]
+        start = max(0, 2*ends[0]-ends[1]) if len(ends)>1 else 0   # rows before these may be missing
+        out[there] = np.diff(np.ceil(np.array([start, *ends])*each/passes))
         return out
 
     def total(self, name:str)->float:

@@ -252,10 +252,11 @@ def verdict(
 def warnings_now(
     rows:list,        # dicts of the history so far
     trainer:str|None=None, # that makes the run: 'grpo_nb' for `train`
+    settings:dict|None=None, # of a run on TRL, whose rows may be means of several batches
 )->list:              # of `Finding`; print `says`
     "What is worth a warning now."
     if not any(o.get(k) for o in rows[-1:] for k in (DEAD, 'replay/replaced')): return []   # all is well
-    look,out = RunColumns(rows[-20:], settings=dict(trainer=trainer)),[]
+    look,out = RunColumns(rows[-20:], settings=settings or dict(trainer=trainer)),[]
     z,m = look(DEAD)[-10:],look('reward')[-10:]
     if len(z)==10 and z.min()>=1:
         never = len(rows)<=20 and len(m) and (m==m[0]).all() and m[0]<=0
