@@ -10,16 +10,17 @@ __all__ = ['COMMANDS', 'SUBCOMMANDS', 'DEV_COMMANDS', 'COLUMNS', 'in_clone', 'st
 import argparse, ast, codecs, difflib, os, re, shutil, signal, sys, textwrap, tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from importlib import import_module, resources
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
+from .parts.files import read_asset
 from .parts.renamed import RENAMED
 
 # %% ../nbs/reference/cli.ipynb #84036f26
-_WORDS = tomllib.loads((resources.files('grpo_nb')/'assets/help/commands.toml').read_text(encoding='utf-8'))
+_WORDS = tomllib.loads(read_asset('help/commands.toml'))
 COMMANDS,SUBCOMMANDS,DEV_COMMANDS,COLUMNS = (_WORDS[k] for k in ('commands','behind','project','columns'))
 
 def in_clone()->bool:
@@ -173,7 +174,7 @@ def _run(command, words):
         for o in version_warnings(): print(f'note: {o}', file=sys.stderr)
     if command=='train': return train_command(**train_parser(words).read(words))
     asked = {'--help','-h'} & {*words}
-    if command=='trl' and asked: return print(_help_text('trl'), end='')
+    if command=='trl' and asked: return print(read_asset('help/trl.txt'), end='')
     f = asked and _signature(mod, name) or getattr(import_module(mod), name)
     if command in DEV_COMMANDS and 'names' in signature(f).parameters:   # before or behind options
         names = [o for o in words if o[:1]!='-']
@@ -185,9 +186,6 @@ def _run(command, words):
         says = f'{behind.__doc__} Its options: `grpo_nb {command} {o} --help`'
         parser.add_argument(o, action='store_true', default=argparse.SUPPRESS, help=says)
     f(**parser.read(words))
-
-def _help_text(name):
-    return (resources.files('grpo_nb')/'assets'/'help'/f'{name}.txt').read_text(encoding='utf-8')
 
 def _signature(module, name):
     """A function of a module without its body, for its help, since what the module imports may take seconds;
@@ -319,9 +317,9 @@ def train_parser(
     words:list=(),  # as typed: for `--help` nothing heavy is imported
 )->Parser:
     "The options of `grpo_nb train`; `--help` explains the first ten, and a text names the others."
-    parser = function_parser(train_command, 'grpo_nb train', _help_text('train'))
+    parser = function_parser(train_command, 'grpo_nb train', read_asset('help/train.txt'))
     parser.usage = 'grpo_nb train --dataset TEXT [--reward TEXT [TEXT ...]] [options]'
-    parser.description += '\n\n'+_help_text('train_head')
+    parser.description += '\n\n'+read_asset('help/train_head.txt')
     parser.elsewhere,parser.hint = _WORDS['here'],"; those of TRL's trainers are for `grpo_nb trl`"
     if {'-h','--help'} & {*words}:
         for o in parser._actions[11:]: o.help = argparse.SUPPRESS   # the first is --help itself

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from .parts.validate import reward_names, template_start
-from .parts.fast_path import Tokenizer
+from .parts.validate import Tokenizer, reward_names, template_start
 from .parts.sampling import end_tokens
 from .parts.stats import mean_ci, wilson_ci
 from .run.signals import check_stop

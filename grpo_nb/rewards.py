@@ -10,9 +10,8 @@ import warnings
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .parts.validate import validate_rewards, reward_names
+from .parts.validate import Tokenizer, validate_rewards, reward_names
 from .parts.groups import Groups, unjudged
-from .parts.fast_path import Tokenizer
 from .parts.reward_calls import RewardLog, call_reward_funcs, describe_reward_func, check_reward_call
 
 # %% ../nbs/05_rewards.ipynb #dce7ef05

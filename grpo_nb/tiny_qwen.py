@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-from .parts.fast_path import Tokenizer
+from .parts.files import ASSETS
 from .parts.sampling import end_tokens
+from .parts.validate import Tokenizer
 
 # %% ../nbs/03_tiny_qwen.ipynb #babfe312
 SPECIALS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
@@ -93,8 +94,7 @@ def tiny_model(
         return Qwen2ForCausalLM(tiny_config(**config)).eval()
 
 # %% ../nbs/03_tiny_qwen.ipynb #fdf18c01
-_HERE = Path(__file__).parent if '__file__' in globals() else Path('../grpo_nb')
-TINY_QWEN_DIR = _HERE/'assets'/'tiny_qwen'
+TINY_QWEN_DIR = ASSETS/'tiny_qwen'
 
 def load_model(
     name:str|Path='tiny',  # 'tiny', 'smollm2', a folder, or a name on the hub such as 'Qwen/Qwen3-0.6B'

@@ -10,9 +10,8 @@ import warnings
 import torch
 from torch import nn
 from .parts.validate import (
-    check_rendered, check_text_content, validate_dataset, opened_tag_warning)
+    Tokenizer, check_rendered, check_text_content, validate_dataset, opened_tag_warning)
 from .parts.reward_calls import check_reward_parameters
-from .parts.fast_path import Tokenizer
 from .parts.sampling import check_lengths
 from .run.checks import check_eval
 from .run.config import TrainConfig

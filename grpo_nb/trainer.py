@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 import torch
 from torch import Tensor, nn
-from .parts.validate import dataset_fingerprint, template_start
+from .parts.validate import Tokenizer, dataset_fingerprint, template_start
 from .parts.groups import Groups, dead_by_func
-from .parts.fast_path import Tokenizer
 from .parts.loss_inputs import LossInputs
 from .parts.loss_metrics import minibatch_metrics, restrict_output
 from .parts.registry import ADVANTAGES, resolve

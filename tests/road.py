@@ -131,7 +131,8 @@ def listening(s):
 def chapters(case):
     "Train with the trainer of the chapters and compare."
     from grpo_nb.replay import Replay
-    from grpo_nb.run.record import Recorder, record_batch
+    from grpo_nb.run.record import Recorder
+    from grpo_nb.see.monitor import record_batch
     from grpo_nb.trainer import TrainConfig, init_state, make_config, train_batch
     c = NS(**case)
     rows = [dict(prompt=p) for p in T.PROMPTS]

@@ -17,7 +17,7 @@ from grpo_nb.parts.loss_inputs import parse_correction
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
-from grpo_nb.see.findings import page_table
+from grpo_nb.parts.files import page_table
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):

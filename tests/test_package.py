@@ -55,6 +55,21 @@ def test_no_rooms_of_a_wing_import_each_other_in_a_circle(wing):
     rooms = {m:{o for o in _imports(m) if _wing(o)==wing and o!=m} for m in MODULES if _wing(m)==wing}
     assert len([*TopologicalSorter(rooms).static_order()])==len(rooms)>0
 
+def _reached(name):
+    "Our modules that come with `name`, itself among them"
+    found,left = set(),[name]
+    while left:
+        o = left.pop()
+        if o not in found: left += _imports(o)
+        found.add(o)
+    return found
+
+@pytest.mark.parametrize('name', ['see.readers','on_trl.record'])
+def test_whoever_reads_or_writes_a_record_brings_no_sampler_and_no_settings_of_a_run(name):
+    there = _reached(name)
+    assert {'run.record','parts.groups'}<=there
+    assert not {'parts.fast_path','parts.sampling','parts.loss_inputs','run.config','run.state'}&there
+
 def test_a_circle_and_an_import_that_climbs_are_seen(monkeypatch, tmp_path):
     for k,text in {'a':'from .b import x', 'b':'from . import a\nfrom ..see.view import y'}.items():
         (tmp_path/f'{k}.py').write_text(text)

@@ -7,7 +7,8 @@ from grpo_nb.inspector import add_token_terms, inspector_html
 from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.run.reading import LoggedRun, read_run
-from grpo_nb.run.record import Recorder, record_batch
+from grpo_nb.run.record import Recorder
+from grpo_nb.see.monitor import record_batch
 from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 from .site import (ProjectError, course, fold_label,
     packed, stored_widgets, _IMPORTS, _PROSE, _VIEW, _cells, _page_name, _read, _root, _src, _text_faults)
-from ..see.findings import read_asset
+from ..parts.files import read_asset
 from ..see.live import copy_npm_package, write_live
 
 # %% ../../nbs/dev/pages.ipynb #f1975bc0
@@ -362,7 +362,7 @@ def _finish(site, nbs, local):
         _write_redirect(site, old, new)
 
 def _write_redirect(site, old, new):
-    "A page at an old address that leads to the new one, with or without scripts. Trouble if one is wrong."
+    "A page at an old address that leads to the new one, also without scripts. `ProjectError` if it is wrong."
     if (site/old).exists(): raise ProjectError(f'nbs/moved.yml: {old} is a page')
     if not (site/new).exists(): raise ProjectError(f'nbs/moved.yml: {new} is no page')
     to = os.path.relpath(site/new, (site/old).parent)
@@ -557,7 +557,7 @@ def docs(
     out:str='_docs',    # folder of the site
     only:list[str]|None=None, # pages made whole, by name; the others are a title, for a quick look
 )->Path:  # that folder
-    "Build the site from the stored notebooks, without Quarto or a kernel. Trouble names the page."
+    "Build the site from the stored notebooks, without Quarto or a kernel. `ProjectError` names the page."
     from nbdev.config import get_config
     root = _root()
     os.chdir(root)
@@ -620,7 +620,7 @@ def slides(
 
 # %% ../../nbs/dev/pages.ipynb #a8c7402d
 def _new(out):
-    "The path, if nothing is there; Trouble otherwise."
+    "The path, if nothing is there; `ProjectError` otherwise."
     to = Path(out)
     if to.suffix not in ('.html','.pdf'): raise ProjectError(f'{out}: name a .pdf or .html file')
     if to.exists(): raise ProjectError(f'{out} is there already: name a new file')
@@ -631,7 +631,7 @@ def to_pdf(
     page:Path,  # an HTML file; its styles say how large a sheet is
     pdf:Path,   # the file to write
 )->None:
-    "Print a page, with its formulas and pictures, when its scripts are done. Trouble without a Chromium."
+    "Print a page, with formulas and pictures, when its scripts are done. `ProjectError` without a Chromium."
     names = 'chromium','chromium-browser','google-chrome','chromium-headless-shell'
     chrome = os.environ.get('CHROME') or next(filter(None, map(shutil.which, names)), None)
     if not chrome: raise ProjectError('printing needs Chromium: install it, or name it in CHROME')
@@ -668,14 +668,14 @@ def book(
     out:str='book.pdf', # the file
     site:str|None=None, # a built site; None builds one for it
 )->Path:                # the file
-    "Print the course from the site's chapters, on A4 with page numbers. Trouble if something is missing."
+    "Print the course from the site's chapters, on A4 with page numbers. `ProjectError` if one is missing."
     from nbdev.config import get_config
     to = _new(out)
     with tempfile.TemporaryDirectory() as d:
         built = Path(d)/'site'
         shutil.copytree(site, built) if site else docs(out=str(built))
         rows = course()
-        names = {re.sub(r'^\d+[a-zA-Z0-9]*_', '', o['file']):o['title'] for o in rows}
+        names = {_page_name(o['file']):o['title'] for o in rows}
         pages = {n:(built/f'{n}.html').read_text(encoding='utf-8') for n in names}
         conf = get_config()
         address = f'{conf.doc_host}{conf.doc_baseurl}'

@@ -29,7 +29,7 @@ def _src(o): return ''.join(o) if isinstance(o, list) else o
 def _cells(nb): return [(i, c, _src(c['source'])) for i,c in enumerate(nb['cells'])]
 
 def _written(want, check, hint):
-    "Write each file of `want` whose text is another; with `check` none, and Trouble that names them."
+    "Write each file of `want` whose text is another; with `check` none, and `ProjectError` that names them."
     new = {f:t.encode() if isinstance(t, str) else t for f,t in want.items()}
     behind = [f for f,b in new.items() if not f.exists() or f.read_bytes()!=b]
     if check and behind: raise ProjectError('\n'.join(f'{f.name}: {hint}' for f in behind))
@@ -168,7 +168,7 @@ def clean(
 _COLOURS = re.compile(r'\x1b\[[0-9;]*m')   # of a traceback in a terminal
 
 def _run_one(f, timeout):
-    "The notebook's new text after running it in a fresh kernel; Trouble with the cell's name when it fails."
+    "The notebook's new text after running it in a fresh kernel; `ProjectError` names the cell that fails."
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError
@@ -280,15 +280,18 @@ def _from_yaml(text):
 _EXERCISE = re.compile(r'^##+ (?:Exercise\b|.*\bhunt\b)', re.M)   # a heading of one
 
 def _reading_minutes(nb):
-    "A multiple of five: 150 words a minute, eight lines of code in sight, ten minutes for each exercise."
+    "A multiple of five, of the code that is in sight."
     cells = _cells(nb)
     folded = re.compile(r'^#\|\s*(hide|code-fold: *true)', re.M)
     seen = [s for _,c,s in cells if c['cell_type']=='code' and not folded.search(s)]
-    lines = sum(bool(l.strip()) and not l.startswith('#|') for s in seen for l in s.splitlines())
     prose = [s for _,c,s in cells if c['cell_type']=='markdown']
+    return max(5, 5*round(_minutes(prose, seen)/5))
+
+def _minutes(prose, code):
+    "150 words a minute, eight lines of code, ten minutes for each exercise."
+    lines = sum(bool(l.strip()) and not l.startswith('#|') for s in code for l in s.splitlines())
     exercises = sum(len(_EXERCISE.findall(s)) for s in prose)
-    words = sum(len(s.split()) for s in prose)
-    return max(5, 5*round((words/150+lines/8+10*exercises)/5))
+    return sum(len(s.split()) for s in prose)/150+lines/8+10*exercises
 
 # %% ../../nbs/dev/site.ipynb #2bc003c6
 def _next_cell(o):
@@ -354,12 +357,6 @@ def _sections(nb):
             sections.append((heading, [o], []))
     return sections
 
-def _section_minutes(prose, code):
-    "150 words a minute, eight lines of code, ten minutes for each exercise."
-    lines = sum(bool(l.strip()) and not l.startswith('#|') for s in code for l in s.splitlines())
-    exercises = sum(len(_EXERCISE.findall(s)) for s in prose)
-    return sum(len(s.split()) for s in prose)/150+lines/8+10*exercises
-
 def anchor(
     heading:str,  # as it stands in the notebook
 )->str:           # what follows the # of an address
@@ -368,10 +365,10 @@ def anchor(
     return re.sub(r'\s+', '-', plain.strip()).strip('-')
 
 def short_path()->list: # dicts in reading order: file, title, minutes, sections
-    "The stops of the three-hour path, from `nbs/path.yml`. Trouble for a chapter or a heading that is gone."
+    "The stops of the three-hour path, from `nbs/path.yml`. `ProjectError` for one that is gone."
     import yaml
     nbs,stops = _root()/'nbs',[]
-    known = {re.sub(r'^\d+[a-z]?_', '', o['file']):o for o in course()}
+    known = {_page_name(o['file']):o for o in course()}
     for o in yaml.safe_load((nbs/'path.yml').read_text(encoding='utf-8')):
         if o['chapter'] not in known:
             raise ProjectError(f"nbs/path.yml: no chapter {o['chapter']!r} in course.yml")
@@ -380,7 +377,7 @@ def short_path()->list: # dicts in reading order: file, title, minutes, sections
             code in _sections(_read(nbs/f"{chapter['file']}.ipynb"))}
         gone = [h for h in o['sections'] if h not in there]
         if gone: raise ProjectError(f"nbs/path.yml: {chapter['file']} has no section {gone[0]!r}")
-        minutes = sum(_section_minutes(*there[h]) for h in o['sections'])
+        minutes = sum(_minutes(*there[h]) for h in o['sections'])
         stops.append(
             dict(file=chapter['file'], title=chapter['title'], minutes=minutes, sections=o['sections'],
             why=o['why']))
@@ -544,7 +541,7 @@ def _text_faults(root, names=None):
 def check(
     names:list[str]|None=None, # notebooks by name; None for all, and the README
 )->int:               # how many notebooks were looked at
-    "Trouble, one line a fault, when modules, outputs, prose or README are out of step."
+    "`ProjectError`, one line a fault, when modules, outputs, prose or README are out of step."
     root = _root()
     os.chdir(root)
     nbs,lib = _notebooks(names),root/'grpo_nb'

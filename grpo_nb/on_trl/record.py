@@ -18,7 +18,7 @@ from ..parts.renamed import new_names
 from ..parts.validate import warmup_warning
 from ..parts.versions import versions
 from ..parts.groups import dead_reason, group_scores
-from ..parts.ratios import importance_ratio
+from ..parts.ratios import importance_ratio, match_mask
 from ..run.record import (
     RATIO_EDGES, Recorder, dataset_info, as_text, group_rows, ratio_hists, token_fields, token_values)
 from ..run.reading import read_run
@@ -195,7 +195,7 @@ class RecordCallback(TrainerCallback):
     def _stats(self, b):
         "(B, n+4) a row's tokens by ratio, how many the clip holds, seen, its length, cut off."
         ratio,held,mask = self.ratios(b)
-        m = mask if held.shape[1]==mask.shape[1] else mask.any(1, keepdim=True)
+        m = match_mask(mask, held)
         counts = [o['counts'] for o in ratio_hists(ratio.expand_as(m)[:,None], m[:,None])]   # row by row
         counts,m = torch.tensor(counts, dtype=torch.float32, device=m.device),m.float()
         n,own = b.n_sampled,self.lengths(b.sampled)[:b.n_sampled]

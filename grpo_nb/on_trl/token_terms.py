@@ -8,7 +8,6 @@ __all__ = ['TokenTermsCallback']
 # %% ../../nbs/on_trl/token_terms.ipynb #684a59a9
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..generation import Rollouts
@@ -115,7 +114,7 @@ class TokenTermsCallback(TrainerCallback):
 
     def _write(self):
         t,n = self.trainer,sum(len(o['idx']) for o in self.done)
-        rows = format_token_rows(SimpleNamespace(tokenizer=t._tokenizer), self.done, n)
+        rows = format_token_rows(t._tokenizer, self.done, n)
         with open(Path(t.args.output_dir)/'tokens.jsonl', 'ab') as f:
             for i in range(0, n, t.num_generations):
                 terms = _join_rows(rows[i:i+t.num_generations])

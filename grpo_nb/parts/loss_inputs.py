@@ -9,7 +9,7 @@ __all__ = ['LOSS_TYPES', 'LossSettings', 'check_divisor', 'parse_correction', 'p
            'token_objective', 'LossOutput']
 
 # %% ../../nbs/parts/loss_inputs.ipynb #b1a8ecdc
-import ast, functools, inspect, warnings
+import ast, functools, inspect, math, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,7 +46,7 @@ class LossSettings:
 
     def __post_init__(self):
         require('epsilon', self.epsilon, self.epsilon>=0, '0 or more')
-        require('delta', self.delta, self.delta is None or self.delta>0, 'None, or a cap above 0')
+        require('delta', self.delta, self.delta is None or 0<self.delta<math.inf, 'None, or more than 0')
         require('top_entropy_quantile', self.top_entropy_quantile, 0<self.top_entropy_quantile<=1,
             'a share above 0 and up to 1')
         if self.loss_type=='luspo' and self.importance_sampling_level=='token':

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from .tensors import masked_mean
 from .loss_inputs import LossOutput
-from .ratios import merge_sums, ratio_row, ratio_sums
+from .ratios import match_mask, merge_sums, ratio_row, ratio_sums
 
 # %% ../../nbs/parts/loss_metrics.ipynb #e0f954a0
 def capped_mask(
@@ -37,7 +37,7 @@ def loss_metrics(
     `entropy` where these are known. Shares are 0 and ratios 1 where nothing counts.
     """
     x,held,ratio = out.inputs,out.clip_mask,out.prox_ratio
-    m = x.mask if held.shape[-1]==x.mask.shape[-1] else x.mask.any(-1, keepdim=True)
+    m = match_mask(x.mask, held)
     def share(o): return masked_mean(o.expand_as(m).to(x.logps.dtype), m).item()
     row = dict(ratio_mean=1., ratio_max=1., clip_frac=0., ess_tokens=1., ess_answers=1.)
     row |= ratio_row(sums_of(out, x.mask))

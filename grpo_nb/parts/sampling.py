@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from .validate import check_settings, max_context_length, config_field, source_row
+from .validate import (
+    Tokenizer, check_settings, max_context_length, config_field, source_row)
 from .fast_path import (
-    CachedDecoder, FAST_PATH_MAX_PARAMS, FusedDecoder, Tokenizer, check_left_padded, fast_path_blocker)
+    CachedDecoder, FAST_PATH_MAX_PARAMS, FusedDecoder, check_left_padded, fast_path_blocker)
 
 # %% ../../nbs/parts/sampling.ipynb #a74e0fd1
 _SAMPLING_RULES = [

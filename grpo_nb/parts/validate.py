@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RULES', 'is_int', 'require', 'prompt_error', 'ends_answered', 'config_field', 'may_be_none', 'check_settings',
-           'warmup_warning', 'max_context_length', 'is_rendered', 'rendered_answer', 'check_rendered', 'opened_tags',
-           'template_start', 'opened_tag_warning', 'validate_prompts', 'source_row', 'check_text_content',
-           'validate_dataset', 'dataset_fingerprint', 'describe_dataset_change', 'reward_name', 'distinct_names',
-           'reward_names', 'validate_rewards']
+           'warmup_warning', 'max_context_length', 'Tokenizer', 'is_rendered', 'rendered_answer', 'check_rendered',
+           'opened_tags', 'template_start', 'opened_tag_warning', 'validate_prompts', 'source_row',
+           'check_text_content', 'validate_dataset', 'dataset_fingerprint', 'describe_dataset_change', 'reward_name',
+           'distinct_names', 'reward_names', 'validate_rewards']
 
 # %% ../../nbs/parts/validate.ipynb #9ec3a9eb
 import functools, hashlib, inspect, itertools, json, math, re, warnings
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import Field, field, fields
 from types import NoneType
 from numbers import Integral, Real
-from typing import Any, get_args, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints
 import torch
 from torch import Tensor
 
@@ -150,6 +150,16 @@ def max_context_length(
     reach = [int(o['factor']*(o.get('original_max_position_embeddings') or n)) for o in ropes
         if o.get('factor')]
     return max([n, *reach])
+
+# %% ../../nbs/parts/validate.ipynb #c033d109
+class Tokenizer(Protocol):
+    "What we ask of a tokenizer; those of transformers can do it."
+    eos_token:str|None
+    eos_token_id:int|None
+    pad_token_id:int|None
+    chat_template:str|None
+    def __call__(self, text:str|list, **kwargs:Any)->dict: ...
+    def decode(self, ids:list, **kwargs:Any)->str: ...
 
 # %% ../../nbs/parts/validate.ipynb #c0re0015
 def _looked_at(dataset:list, most:int|None=None)->range:

@@ -586,7 +586,7 @@ def make_method(
 
 # %% ../../nbs/research/study.ipynb #6bc3e0aa
 def run_job(
-    job:dict, # of `job`
+    job:dict, # of `make_job`
 )->dict:      # its row
     "Train one arm on one regime with one seed, and measure it on held-out problems as its tokens are spent."
     torch.set_num_threads(1)
@@ -656,8 +656,8 @@ def _is_shipped(o):
     return False
 
 def source_digest(
-    arm:str,    # as for `job`
-    regime:str, # as for `job`
+    arm:str,    # as for `make_job`
+    regime:str, # as for `make_job`
 )->str:         # hexadecimal digits, '' where all of it came with the package
     "A hash of the reader's own files, cells and entries that a row depends on."
     try: a = arm_of(arm)
@@ -674,7 +674,7 @@ def make_job(
     arm:str,                  # of `arm_of`
     regime:str,               # a name of `REGIMES`, or 'file.py:NAME'
     seed:int,                 # of problems, sampling and batches
-    learning_rate:float|None=None, # None: the arm's, of `rate`
+    learning_rate:float|None=None, # None: the arm's, of `tuned_lr`
     **settings:Any,           # `n_problems`, ...; more of `TrainConfig`; the method's options as method_NAME
 )->dict:                      # a job of `study.run_study`
     "A run to be made, under the names that tell it from others, with the hash of its method's source."
@@ -716,10 +716,10 @@ def _told(df, jobs):
 # %% ../../nbs/research/study.ipynb #8054d5e1
 def make_jobs(
     seeds:int=8,      # seeds 0, 1, ...
-    arms:list|None=None, # as for `job`; None: all of `ARMS`
-    regimes:list|None=None,# as for `job`; None: all of `REGIMES`
-    **settings:Any,   # as for `job`
-)->list:              # of `job`
+    arms:list|None=None, # as for `make_job`; None: all of `ARMS`
+    regimes:list|None=None,# as for `make_job`; None: all of `REGIMES`
+    **settings:Any,   # as for `make_job`
+)->list:              # of `make_job`
     "The runs of a comparison, seed by seed, of arms that can act: some need prompts that come again."
     arms,regs = list(ARMS) if arms is None else arms,list(REGIMES) if regimes is None else regimes
     def acts(a, r):

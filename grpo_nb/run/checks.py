@@ -9,9 +9,8 @@ __all__ = ['check_train_args', 'make_strategy', 'check_eval', 'nonfinite_loss_er
 import warnings
 from typing import Any
 from torch import Tensor, nn
-from ..parts.fast_path import Tokenizer
 from ..parts.ratios import warn_unless_clipped
-from ..parts.validate import warmup_warning
+from ..parts.validate import Tokenizer, warmup_warning
 from ..parts.registry import STRATEGIES, resolve
 from .config import TrainConfig, make_config
 from ..parts.loss_inputs import parse_correction

@@ -28,7 +28,7 @@ def make_history_row(
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
     processed:Any,   # the `ProcessedBatch` that the strategy made of it
-    done:list,       # what each `update` returned
+    done:list,       # what each `update_minibatch` returned
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
     n = fresh.completion_mask.sum(-1).float()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 'RECORD', 'to_jsonable', 'to_jsonl', 'as_text',
-           'group_rows', 'ratio_hists', 'token_fields', 'load_json', 'lock_folder', 'Recorder', 'record_batch',
-           'format_token_rows', 'token_values', 'format_terms', 'dataset_info']
+           'group_rows', 'ratio_hists', 'token_fields', 'sampled_tokens', 'format_token_rows', 'token_values',
+           'token_numbers', 'format_terms', 'load_json', 'lock_folder', 'Recorder', 'dataset_info']
 
 # %% ../../nbs/run/record.ipynb #796a105a
 import json, math, mmap, os, warnings
@@ -18,14 +18,9 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from torch import Tensor
-from ..parts.validate import is_rendered, reward_names
-from ..parts.tensors import masked_mean
+from ..parts.validate import Tokenizer, is_rendered
 from ..parts.files import atomic_write, save_json
 from ..parts.versions import versions
-from ..parts.fast_path import Tokenizer
-from ..parts.groups import dead_reason
-from .batch_record import TrainBatch
-from .state import TrainState
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
 _AS_IS = {str,bool,int,type(None)}
@@ -156,6 +151,71 @@ def token_fields(
         if k in rows[0]: said[k] = [[None if x is None else round(x, 3) for x in o[k]] for o in rows]
     return {k:[v[i:i+num_generations] for i in range(0, len(v), num_generations)] for k,v in said.items()}
 
+# %% ../../nbs/run/record.ipynb #ad85e38b
+def sampled_tokens(
+    tokenizer:Tokenizer,  # as for `token_fields`
+    batch:Any,            # its `completion_ids`, `completion_mask` and `old_logps`, (B, G, T)
+)->dict:                  # for `group_rows`: tokens and logps, B lists of G lists
+    "Tokens of what was sampled, with their log-probs."
+    parts = (o.flatten(0, 1).cpu() for o in (batch.completion_ids, batch.old_logps, batch.completion_mask))
+    rows = [dict(ids=i[m].tolist(), logps=p[m].tolist()) for i,p,m in zip(*parts)]
+    return token_fields(tokenizer, rows, batch.completion_ids.shape[1])
+
+def format_token_rows(
+    tokenizer:Tokenizer,  # as for `token_fields`
+    updates:list,    # what each `update_minibatch` of a pass returned: `terms`, `after`, `mb`, `mask`, `idx`
+    n_groups:int,    # B, groups of that pass
+)->list:             # (B,) dicts: tokens, numbers of each, and under `by` those of each loss
+    "What every token of each group added to the loss of its step, as a record holds it."
+    out = [None]*n_groups
+    for o in updates:
+        mb,mask = o['mb'],o['mask'].cpu()
+        shown = o.get('shown', o['mask']).cpu()   # also what a tool wrote, which is not in the loss
+        base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps)
+        words = sampled_tokens(tokenizer, replace(mb, completion_mask=shown))['tokens']
+        for b,w,told in zip(o['idx'], words, format_terms(base, o['terms'], mask, shown)):
+            out[b] = dict(tokens=w, loss=o['loss'])|told
+    return out
+
+def token_values(
+    x:Tensor,         # (T,), a number for each token
+    counted:Tensor,   # (T,) bool, those whose number means something
+    shown:Tensor,     # (T,) bool, those of the answer
+)->list:              # one entry for each token that is shown, None if it does not count
+    "The numbers of an answer's tokens. An empty list where none of them counts."
+    if not counted.any(): return []
+    return [v if c else None for v,c in zip(x[shown].tolist(), counted[shown].tolist())]
+
+def token_numbers(
+    x:Tensor,            # (b, G, T), a number for each token
+    mask:Tensor,         # (b, G, T) bool, on the CPU: those whose number means something
+    digits:str='%.8g',   # how a number is rounded
+    shown:Tensor|None=None, # (b, G, T) bool, those of the answer; None: as `mask`
+)->list:                 # b lists of G lists, as from `token_values`
+    "Numbers of tokens, rounded, without padding."
+    def told(v): return None if v is None else float(digits%v)
+    groups = zip(x.cpu(), mask, mask if shown is None else shown)
+    return [[[*map(told, token_values(*o))] for o in zip(*g)] for g in groups]
+
+def format_terms(
+    base:dict,    # log-probs of the tokens by name, (b, G, T) nats, or None
+    terms:dict,   # what `token_terms` returns of each loss, first of the run's own
+    mask:Tensor,  # (b, G, T) bool, on the CPU: tokens of the loss
+    shown:Tensor|None=None, # (b, G, T) bool, tokens of the answer: None for those outside the loss
+)->list:          # (b,) dicts: numbers of each token, and under `by` what each loss makes of them
+    "What tokens add to their losses, as lists."
+    own = next(iter(terms.values()))
+    base = base|{k:own.get(k) for k in ('ratio','kl')}
+    if shown is None: shown = mask
+    told = {k:token_numbers(x, mask, shown=shown) for k,x in base.items() if x is not None}
+    by = {name:dict(weight=[[float(f'{v:.6g}') for v in g] for g in x['weight'].amax(-1).tolist()],
+        term=token_numbers(x['term'], mask, '%.5g' if i else '%.8g', shown),
+        share=token_numbers(x['share'], mask, '%.4g', shown),
+        clip=[[token_values(*o) for o in zip(*g)] for g in zip(x['clip'].cpu(), mask, shown)])
+        for i,(name,x) in enumerate(terms.items())}
+    return [{k:v[j] for k,v in told.items()}|dict(by={name:{k:v[j] for k,v in x.items()}
+        for name,x in by.items()}) for j in range(len(mask))]
+
 # %% ../../nbs/run/record.ipynb #5e1f70ad
 RECORD = ('settings.json','history.jsonl','groups.jsonl','summary.json')
 
@@ -285,7 +345,7 @@ def _cut(path, step):
 def _restore(path, rows, step):
     "Put rows of steps that the file has lost back in their places, with a warning."
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    there = [(_row_of(o).get('step') or 0, o) for o in lines]
+    there = [((_row_of(o) or {}).get('step') or 0, o) for o in lines]
     steps = {k for k,_ in there}
     lost = [o for o in rows if o.get('step') not in steps and (o.get('step') or 0)<=step]
     if not lost: return
@@ -296,113 +356,15 @@ def _restore(path, rows, step):
         'put back from the checkpoint')
 
 def _row_of(line):
-    "The dict in a line of JSON; an empty one where there is none."
+    "The dict in a line of JSON; None where there is none."
     try: row = json.loads(line)
-    except ValueError: return {}
-    return row if isinstance(row, dict) else {}
+    except ValueError: return None
+    return row if isinstance(row, dict) else None
 
 def _stays(line, step):
     "Is this a row of `step` or earlier?"
-    try: row = json.loads(line)
-    except ValueError: return False
-    return isinstance(row, dict) and (row.get('step') or 0)<=step
-
-# %% ../../nbs/run/record.ipynb #d61fe6ca
-def _group_ratios(s, seen, n):
-    "Of each of `n` groups, as its update saw it: ratios against the policy that sampled it, clipped share."
-    out = [None]*n
-    for o in seen:
-        mask,ratio,held = o['mask'],o['out'].ratio,o['out'].clip_mask
-        wide = mask if held.shape[-1]==mask.shape[-1] else mask.any(-1, keepdim=True)
-        told = dict(ratio_hist=ratio_hists(ratio.expand_as(wide), wide),
-            clip_frac=masked_mean(held.float(), wide, (1, 2)).tolist())
-        if s.args.record_tokens: told['ratios'] = _numbers(ratio.expand_as(mask), mask.cpu(), '%.3f')
-        for j,b in enumerate(o['idx']): out[b] = {k:v[j] for k,v in told.items()}
-    return out
-
-def record_batch(
-    rec:Recorder,  # writes into the run's folder
-    s:TrainState,  # after the batch
-    batch:TrainBatch,   # the batch
-)->None:
-    "Write the batch's row, and a row for each group, into the run folder."
-    row,fresh,processed = batch.row,batch.sampled,batch.processed
-    rec.log(row)
-    if not s.args.record_groups_every or not rec.records_step(row['step']): return
-    A,n = processed.batch.advantages,fresh.rewards.shape[0]
-    if A.ndim==3: A = masked_mean(A, processed.batch.completion_mask, -1)
-    ratios = _group_ratios(s, batch.updates, len(A))
-    records = [o|r for o,r in zip(processed.records, ratios)]
-    reasons = dead_reason(fresh.rewards, s.args.dead_tolerance, dead=batch.dead)
-    ask = 'terms' in batch.updates[0]
-    told = _tokens(s, fresh) if s.args.record_tokens or ask else {}
-    if ask: told['terms'] = format_token_rows(s, batch.updates, len(A))[:n]
-    names = reward_names(s.reward_funcs)
-    rows = group_rows(row['step'], batch.prompts, batch.completions, fresh.rewards, records=records[:n],
-        rewards_by_func=dict(zip(names, batch.rewards_by_func.unbind(-1))), prompt_key=fresh.prompt_key,
-        extra=batch.extra,
-        n_tokens=fresh.completion_mask.sum(-1), truncated=~batch.ended,
-        advantages_before=fresh.advantages, advantages=A[:n], dead=batch.dead, dead_reason=reasons, **told)
-    for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
-        rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
-            prompt_key=[processed.batch.prompt_key[b].item()])
-    rec.write_groups(row['step'], rows)
-
-def _tokens(s, fresh):
-    "Tokens of what was sampled, with their log-probs."
-    parts = (o.flatten(0, 1).cpu() for o in (fresh.completion_ids, fresh.old_logps, fresh.completion_mask))
-    rows = [dict(ids=i[m].tolist(), logps=p[m].tolist()) for i,p,m in zip(*parts)]
-    return token_fields(s.tokenizer, rows, fresh.completion_ids.shape[1])
-
-def format_token_rows(
-    s:TrainState,    # its tokenizer
-    seen:list,       # what each `update` of one pass returned, with `terms`, `after`, `mb`, `mask` and `idx`
-    n_groups:int,    # B, groups of that pass
-)->list:             # (B,) dicts: tokens, numbers of each, and under `by` those of each loss
-    "What every token of each group added to the loss of its step, as a record holds it."
-    out = [None]*n_groups
-    for o in seen:
-        mb,mask = o['mb'],o['mask'].cpu()
-        shown = o.get('shown', o['mask']).cpu()   # also what a tool wrote, which is not in the loss
-        base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps)
-        words = _tokens(s, replace(mb, completion_mask=shown))['tokens']
-        for b,w,told in zip(o['idx'], words, format_terms(base, o['terms'], mask, shown)):
-            out[b] = dict(tokens=w, loss=o['loss'])|told
-    return out
-
-def token_values(
-    x:Tensor,         # (T,), a number for each token
-    counted:Tensor,   # (T,) bool, those whose number means something
-    shown:Tensor,     # (T,) bool, those of the answer
-)->list:              # one entry for each token that is shown, None if it does not count
-    "The numbers of an answer's tokens. An empty list where none of them counts."
-    if not counted.any(): return []
-    return [v if c else None for v,c in zip(x[shown].tolist(), counted[shown].tolist())]
-
-def _numbers(x, mask, digits='%.8g', shown=None):
-    "Numbers of tokens (b, G, T) as b lists of G lists, without padding."
-    def told(v): return None if v is None else float(digits%v)
-    groups = zip(x.cpu(), mask, mask if shown is None else shown)
-    return [[[*map(told, token_values(*o))] for o in zip(*g)] for g in groups]
-
-def format_terms(
-    base:dict,    # log-probs of the tokens by name, (b, G, T) nats, or None
-    terms:dict,   # what `token_terms` returns of each loss, first of the run's own
-    mask:Tensor,  # (b, G, T) bool, on the CPU: tokens of the loss
-    shown:Tensor|None=None, # (b, G, T) bool, tokens of the answer: None for those outside the loss
-)->list:          # (b,) dicts: numbers of each token, and under `by` what each loss makes of them
-    "What tokens add to their losses, as lists."
-    own = next(iter(terms.values()))
-    base = base|{k:own.get(k) for k in ('ratio','kl')}
-    if shown is None: shown = mask
-    told = {k:_numbers(x, mask, shown=shown) for k,x in base.items() if x is not None}
-    by = {name:dict(weight=[[float(f'{v:.6g}') for v in g] for g in x['weight'].amax(-1).tolist()],
-        term=_numbers(x['term'], mask, '%.5g' if i else '%.8g', shown),
-        share=_numbers(x['share'], mask, '%.4g', shown),
-        clip=[[token_values(*o) for o in zip(*g)] for g in zip(x['clip'].cpu(), mask, shown)])
-        for i,(name,x) in enumerate(terms.items())}
-    return [{k:v[j] for k,v in told.items()}|dict(by={name:{k:v[j] for k,v in x.items()}
-        for name,x in by.items()}) for j in range(len(mask))]
+    row = _row_of(line)
+    return row is not None and (row.get('step') or 0)<=step
 
 # %% ../../nbs/run/record.ipynb #740d46ea
 def dataset_info(

@@ -12,7 +12,6 @@ __all__ = ['ALIASES', 'check_launch_config', 'launch_config', 'write_launch_conf
 import difflib, os, shlex
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 from ..parts.datasets import hub_rows, load_problems, make_problems
+from ..parts.files import read_asset
 from ..parts.registry import TASKS
 from ..parts.renamed import RENAMED
 from ..parts.validate import may_be_none, reward_names, config_field
@@ -131,7 +131,6 @@ def shell_line(
 # %% ../../nbs/scale/launch.ipynb #70f98602
 _TASK = ('trap "pkill -TERM -P \\$!" TERM; setsid {command} & run=$!; '
     'while kill -0 $run 2>/dev/null; do wait $run; code=$?; done; exit $code')
-def _script(name): return (files('grpo_nb')/'assets'/'launch'/name).read_text(encoding='utf-8')
 
 def slurm_script(
     script:list,            # what to run; a recipe gets `--resume auto`
@@ -156,9 +155,10 @@ def slurm_script(
     words = launch_command(script, config_file, num_machines*gpus_per_node, num_machines, '$SLURM_PROCID',
         '$MASTER')
     where = f' --nodes={num_machines} --ntasks={num_machines} --exclude="$SERVER"' if server else ''
-    return _script('slurm.sh').format(nodes=num_machines+bool(server), gpus=gpus_per_node, cpus=cpus_per_task,
-        minutes=60*hours, grace=grace_s, threads=max(1, cpus_per_task//gpus_per_node), where=where,
-        serve=_script('serve.sh').format(server=server, port=port) if server else '',
+    return read_asset('launch/slurm.sh').format(nodes=num_machines+bool(server), gpus=gpus_per_node,
+        cpus=cpus_per_task, minutes=60*hours, grace=grace_s,
+        threads=max(1, cpus_per_task//gpus_per_node), where=where,
+        serve=read_asset('launch/serve.sh').format(server=server, port=port) if server else '',
         task=shlex.quote(_TASK.format(command=shell_line(words))))
 
 # %% ../../nbs/scale/launch.ipynb #21fd7f02

@@ -10,11 +10,11 @@ __all__ = ['STRATEGIES', 'batch_plan', 'plan_lines', 'beta_pass_rates', 'expecte
 # %% ../../nbs/scale/plans.ipynb #d0ba867f
 import difflib, json, math, re
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 import numpy as np
 import torch
 from transformers import PretrainedConfig
+from ..parts.files import ASSETS, read_asset
 from ..parts.validate import require, max_context_length, is_int
 from ..parts.groups import expected_dead_frac
 
@@ -183,8 +183,6 @@ def batch_command(
     print(f"{'best group size:':<26}{best_group_size(N, p)[0]} for {N} completions at these pass rates")
 
 # %% ../../nbs/scale/plans.ipynb #49dc4729
-_ASSETS = Path(str(files('grpo_nb')/'assets'))
-
 def model_config(
     name:str,  # 'tiny', a folder with a config.json, or a name on the hub
 )->PretrainedConfig:  # of any causal language model
@@ -195,10 +193,10 @@ def model_config(
     ValueError for a name that is neither known nor found.
     """
     from transformers import AutoConfig
-    if name=='tiny': return AutoConfig.from_pretrained(_ASSETS/'tiny_qwen')
+    if name=='tiny': return AutoConfig.from_pretrained(ASSETS/'tiny_qwen')
     if (Path(name)/'config.json').is_file(): return AutoConfig.from_pretrained(name)
     key = name.removesuffix('-Instruct')
-    known = json.loads((_ASSETS/'launch'/'shapes.json').read_text(encoding='utf-8'))
+    known = json.loads(read_asset('launch/shapes.json'))
     if key in known: return AutoConfig.for_model(**known[key])
     near = difflib.get_close_matches(key, known, 2, .5)
     hint = f'did you mean {" or ".join(near)}? ' if near else ''

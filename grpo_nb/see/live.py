@@ -7,13 +7,13 @@ __all__ = ['JAX', 'NpmError', 'npm_package', 'copy_npm_package', 'copy_jax', 'wr
            'serve_live', 'live']
 
 # %% ../../nbs/see/live.ipynb #90600fe4
-import os, re, shutil, subprocess, tarfile, tempfile, threading, time, webbrowser
+import re, shutil, subprocess, tarfile, tempfile, threading, time, webbrowser
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from ..parts.files import ASSETS, cache_dir
 
 # %% ../../nbs/see/live.ipynb #f8f09534
 JAX = '@jax-js/jax@0.1.25'   # MIT
@@ -25,7 +25,7 @@ def npm_package(
     name:str,  # name@version
 )->Path:       # the folder of its files; kept in the user's cache
     "The files of an npm package, fetched once; NpmError where there is no npm, or it can't fetch."
-    home = Path(os.environ.get('XDG_CACHE_HOME') or Path.home()/'.cache')/'grpo_nb'/re.sub(r'\W+', '-', name)
+    home = cache_dir()/re.sub(r'\W+', '-', name)
     if (home/'package').is_dir(): return home/'package'
     if not shutil.which('npm'):
         raise NpmError(f'{name} is needed from npm, and there is no npm: install it (`apt-get install npm`)')
@@ -64,14 +64,14 @@ def write_live(
     site:str='https://grpo-nb.github.io/grpo_nb',   # where the page's links lead: the docs
 )->Path:               # the page
     "Write the live page with all it needs. NpmError where jax-js is neither in the package nor to be had."
-    assets,to = Path(str(files('grpo_nb')/'assets')),Path(to)
+    to = Path(to)
     to.mkdir(parents=True, exist_ok=True)
     for k in ('live/*.*', 'view/*.*', 'tiny_qwen/model.safetensors', 'tiny_qwen/tokenizer.json'):
-        for f in assets.glob(k): shutil.copyfile(f, to/f.name)
+        for f in ASSETS.glob(k): shutil.copyfile(f, to/f.name)
     (to/'live.html').rename(to/'index.html')
     page = (to/'index.html').read_text(encoding='utf-8').replace('@SITE', site)
     (to/'index.html').write_text(page, encoding='utf-8')
-    if (assets/'jax').is_dir(): shutil.copytree(assets/'jax', to/'jax', dirs_exist_ok=True)
+    if (ASSETS/'jax').is_dir(): shutil.copytree(ASSETS/'jax', to/'jax', dirs_exist_ok=True)
     else: copy_jax(to/'jax')
     return to/'index.html'
 

@@ -6,21 +6,20 @@
 __all__ = ['COLOURS', 'LINES', 'INK', 'STYLE', 'Canvas', 'fig_png', 'merge_shades', 'fig_svg', 'new_figure', 'figure']
 
 # %% ../../nbs/see/plotting.ipynb #442ed89c
-import io, json, re, sys, textwrap
+import io, re, sys, textwrap
 import numpy as np
 from collections.abc import Iterator
 from html import escape
 from contextlib import contextmanager
-from importlib.resources import files
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from typing import Any
 from numpy import ndarray
+from ..parts.files import ASSETS, page_table
 
 # %% ../../nbs/see/plotting.ipynb #63f6237b
-_,_,_table = (files('grpo_nb')/'assets/view/table.js').read_text(encoding='utf-8').partition('TABLE =')
-_OF_PAGES = json.loads(_table.strip().removesuffix(';'))['colours']   # of the maps in pages
+_OF_PAGES = page_table()['colours']   # of the maps in pages
 
 COLOURS = dict(
     policy='#0072B2',    # the policy being trained
@@ -41,7 +40,7 @@ LINES = dict(policy='-', old='--', ref=':')  # the same three without color
 
 # %% ../../nbs/see/plotting.ipynb #5119fa7a
 INK = '#262626'   # of the style's text, which becomes that of the page around a figure
-STYLE = rc_params_from_file(str(files('grpo_nb')/'assets/page/figures.mplstyle'), use_default_template=False)
+STYLE = rc_params_from_file(str(ASSETS/'page/figures.mplstyle'), use_default_template=False)
 
 def _shell(): return getattr(sys.modules.get('IPython'), 'get_ipython', lambda: None)()
 

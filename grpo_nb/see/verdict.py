@@ -15,9 +15,10 @@ from io import StringIO
 import numpy as np
 import pandas as pd
 from ..parts.answers import escape_controls
+from ..parts.files import read_asset
 from ..parts.stats import paired_share_ci
 from .findings import (
-    DEAD, RULES, Finding, Findings, RunColumns, read_asset, load_rules, quarter_means, diagnose_rows,
+    DEAD, RULES, Finding, Findings, RunColumns, load_rules, quarter_means, diagnose_rows,
     translate_settings, all_identical, welch_rise)
 
 # %% ../../nbs/see/verdict.ipynb #b1ee0007
@@ -239,7 +240,7 @@ def verdict(
     after:dict|None=None, # what `evaluate` measured after
     groups:list=(),      # dicts of the group record, where there is one
     settings:dict|None=None, # of the run
-    found:Findings|None=None, # what `find` found in it; None: looked for here
+    found:Findings|None=None, # what `diagnose_rows` found in it; None: looked for here
     part:dict|None=None, # of the first steps of a longer run: `done`, the usual `steps`, a `hint`
 )->Verdict:
     "Did it learn, and if not, what is the likeliest cause and what to do?"

@@ -16,12 +16,11 @@ from pathlib import Path
 from urllib.parse import quote
 import numpy as np
 import pandas as pd
-from ..parts.files import atomic_write
+from ..parts.files import atomic_write, page_table, read_asset
 from ..parts.stats import paired_difference, mean_ci
 from ..run.record import TOKEN_FIELDS, to_jsonable, to_jsonl
 from ..run.reading import LoggedRun
-from .findings import (
-    DEAD, RunColumns, read_asset, finding_curves, load_rules, all_identical, page_table)
+from .findings import DEAD, RunColumns, all_identical, finding_curves, load_rules
 from .readers import finite_values, history_rows, judge_run, open_run, reward_scale
 from .verdict import evaluation_measures
 
@@ -324,7 +323,7 @@ def _start(run, places):
 
 # %% ../../nbs/see/view.ipynb #c323b7f5
 def as_json(
-    packed:dict,  # of `pack`, or of `PackedRun.packed`
+    packed:dict,  # of `pack_run`, or of `PackedRun.packed`
 )->str:
     "Its bytes as text that the page reads."
     b64 = lambda x: {i:b64(o) for i,o in x.items()} if isinstance(x, dict) else base64.b64encode(x).decode()
@@ -362,7 +361,7 @@ await mount(root, data, {plain: @PLAIN, alone: true});'''
 def view_html(
     run:LoggedRun,      # or the folder of one
     report:bool=False,  # also findings, all curves, samples and settings?
-    **options:dict|int, # of `pack`
+    **options:dict|int, # of `pack_run`
 )->str:                 # a whole HTML page
     "The view of a run as one page that needs neither a kernel nor the network."
     run = open_run(run)
@@ -374,7 +373,7 @@ _PALETTE = [page_table()['colours'].get(o.get('colour'), '#ffffff')[1:] for o in
 def map_picture(
     run:LoggedRun,   # or the folder of one
     side:int=9,      # pixels of a cell
-    **options:dict|int, # of `pack`
+    **options:dict|int, # of `pack_run`
 )->str:              # HTML
     "The map of a run as a picture: a column for each recorded step, a cell for each group."
     run = open_run(run)

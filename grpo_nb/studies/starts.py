@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from ..parts.files import atomic_write
-from ..parts.pretrained import cache_dir
+from ..parts.files import atomic_write, cache_dir
 
 # %% ../../nbs/studies/starts.ipynb #6d1f0006
 STARTS = Path(str(files('grpo_nb'))).parent/'nbs'/'studies'/'starts'

@@ -11,10 +11,10 @@ __all__ = ['TITLES', 'FOUR_WEEKS', 'SITE', 'MAX_SEED', 'ALLOWED', 'FIELDS', 'han
 import ast, hashlib, json, os, re, subprocess, sys, tempfile
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TYPE_CHECKING
+from ..parts.files import ASSETS, read_asset
 
 if TYPE_CHECKING: from grpo_nb.generation import Rollouts
 
@@ -28,14 +28,11 @@ _HEAD = {'adapters.py':'"{}: what you write"\nimport math\nimport torch\nfrom to
     'test_visible.py':'"{}: the tests you see; `python -m pytest test_visible.py`"\n'
         'import math\nimport torch\nfrom adapters import *\nfrom grpo_nb.teach.classroom import same\n\n'}
 
-def _library(): return Path(import_module('grpo_nb').__file__).parent
-
 def handout(
     which:str,  # 'A' to 'E'; or 'checks', the page of checks
 )->dict:        # a notebook
     "The handout of a problem set, from the package or from the clone."
-    here = _library()
-    places = here/'assets'/'teach',here.parent/'nbs'/'teach'
+    places = ASSETS/'teach',ASSETS.parents[1]/'nbs'/'teach'
     name = f'{which}.ipynb' if which=='checks' else f'{which.lower()}_*.ipynb'
     return json.loads(next(f for d in places for f in d.glob(name)).read_text(encoding='utf-8'))
 
@@ -84,7 +81,7 @@ def make(
     if root.is_dir() and any(root.iterdir()):
         there = sorted(o.name for o in root.iterdir())[:5]
         raise ValueError(f'{out} holds {there}: name a new folder, so that nothing of yours is overwritten')
-    about = (_library()/'assets'/'help'/'class.md').read_text(encoding='utf-8')
+    about = read_asset('help/class.md')
     if seed is None: seed = _seed_from_name(root.resolve().name)
     if why := _seed_error(seed): raise ValueError(f'--seed {seed}: {why}')
     written = {'README.md':about.format(', '.join(f'{k} ({TITLES[k]})' for k in sets))}
@@ -202,7 +199,7 @@ def _asked(folder, which, seed, limit, start):
     "(the results of the import and of each check from `start` on, what ended the process)"
     call = f'_run_in_child{str(folder), which, seed, limit, start}'
     code = f'from grpo_nb.teach.classroom import _run_in_child; {call}'
-    path = os.pathsep.join([str(_library().parent), os.environ.get('PYTHONPATH', '')])
+    path = os.pathsep.join([str(ASSETS.parents[1]), os.environ.get('PYTHONPATH', '')])
     with tempfile.TemporaryDirectory() as room:
         p = subprocess.run([sys.executable, '-c', code], cwd=room, env={**os.environ, 'PYTHONPATH':path},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
