@@ -141,12 +141,12 @@ def test_a_link_whose_text_is_a_name_is_a_link(site):
 def found(url, browser):
     "The addresses that the search lists for some words"
     pg = browser.new_page()
-    def listed(): return pg.eval_on_selector_all('.search-result', 'l => l.map(o => o.getAttribute("href"))')
+    pg.goto(f'{url}/float_noise.html')
     def ask(words):
-        pg.goto(f'{url}/float_noise.html')   # anew: what an earlier search listed is gone
+        pg.eval_on_selector_all('.search-result', 'l => l.forEach(o => o.remove())')   # of earlier words
         pg.get_by_placeholder('Search').first.fill(words)
-        pg.wait_for_selector('.smalldocs-search-results.show .search-result')
-        return listed()   # they are put there all at once
+        pg.wait_for_selector('.smalldocs-search-results.show .search-result')   # they come all at once
+        return pg.eval_on_selector_all('.search-result', 'l => l.map(o => o.getAttribute("href"))')
     yield ask
     pg.close()
 
