@@ -59,6 +59,7 @@ def test_no_page_tells_of_the_machine_that_built_it(site, pages):
     for p in pages:
         t = (site/p).read_text(encoding='utf-8')
         for o in (str(ROOT), str(Path.home())+'/', 'site-packages/', 'UserWarning'): assert o not in t, (p, o)
+        assert not re.search('object at 0x[0-9a-f]{8}', t), p   # another in each build
 
 def test_every_stored_pile_of_frames_is_tied_to_its_control():
     "Without its link a widget stands still on a page, whatever the slider says"
