@@ -241,7 +241,7 @@ def _entry(s, level):
     "The Markdown of `show_doc`, its heading `level` deep (methods a level deeper), no links within code."
     def unlinked(m): return re.sub(r'\[(`[^`\n]+`)\]\([^)\n]*\)', r'\1', m[0])
     s = re.sub('^```.*?^```', unlinked, s, flags=re.M|re.S)
-    s = re.sub(r'<[\w.]*?(\w+) object at 0x[0-9a-f]+>', r'\1(…)', s)   # a default value: another in each build
+    s = re.sub(r'<[\w.]*?(\w+) object at 0x[0-9a-f]+>', r'\1(…)', s)   # another in each build
     return re.sub(r'^(###+)(?= )', lambda m: '#'*min(6, level+len(m[1])-3), s, count=1, flags=re.M)
 
 # %% ../../nbs/dev/pages.ipynb #d08d57e6
