@@ -11,12 +11,13 @@ from grpo_nb.studies.replay_study import registration, replay_study
 from grpo_nb.research.study import table_file
 
 HERE = Path(__file__).parents[2]/'nbs'/'studies'
+# the first's arms and tasks are gone with the code of its day; the others have a command of their own
+ELSEWHERE = '_stopped','_real','_real_gpu','_ladder_confirm'
 
 def studies():
     "Pages whose plan this code has and whose table is there"
     for page in sorted(HERE.glob('registration*.qmd')):
-        # the first's arms and tasks are gone with the code of its day; the others have a command of their own
-        if page.stem.endswith(('_stopped','_real','_real_gpu')): continue
+        if page.stem.endswith(ELSEWHERE): continue
         name = registration(page).get('table', 'replay_study')
         if table_file(HERE/'rows'/f'{name}.csv').exists(): yield page
 

@@ -11,10 +11,9 @@ from grpo_nb.studies.real_study import real_plan
 from grpo_nb.studies.replay_study import read_plan, registration
 from grpo_nb.studies.stacked import FAMILIES, SHAPE, problems, to_tensors
 from notebook_code import defined_in
+from rows_again import ELSEWHERE, studies
 
 STUDIES = Path(__file__).parents[2]/'nbs'/'studies'
-# the first's arms and tasks are gone with the code of its day; the others have a command of their own
-ELSEWHERE = '_stopped','_real','_real_gpu','_ladder_confirm'
 PAGES = [o for o in sorted(STUDIES.glob('registration*.qmd')) if not o.stem.endswith(ELSEWHERE)]
 TABLES = sorted((STUDIES/'rows').glob('*.csv*'))
 ROOM = defined_in('studies/stacked', 'grpo_nb.studies.stacked')
@@ -26,6 +25,8 @@ def test_a_registered_plan_is_what_the_code_has(page):
     size = plan.get('size', '0.2M')
     listed = {k:starts.stored_starts()[starts.start_name(k, size)] for k in plan['definitions']['families']}
     assert {k:o.sha256[:8] for k,o in listed.items()}==plan['definitions']['starts']
+
+def test_once_a_week_rows_of_every_such_plan_are_made_again(): assert [*studies()]==PAGES
 
 @pytest.mark.parametrize('name', ['real','real_gpu'])
 def test_the_pretrained_models_plan_is_what_the_code_has(name):
