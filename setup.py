@@ -1,6 +1,7 @@
 "Packaging. Every value comes from settings.ini: edit there, not here."
-import re, runpy, shlex, sys
+import re, shlex, sys
 from configparser import ConfigParser
+from importlib import import_module
 from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
@@ -37,9 +38,10 @@ class WithJax(build_py):
     def run(self):
         super().run()
         if self.editable_mode: return
-        live = runpy.run_path(str(next((ROOT/cfg['lib_path']).rglob('live.py'))))
-        try: live['copy_jax'](Path(self.build_lib)/cfg['lib_path']/'assets'/'jax')
-        except live['NpmError'] as e: print(f'the wheel has no live page: {e}', file=sys.stderr)
+        sys.path.insert(0, str(ROOT))
+        live = import_module(f'{LIB}.see.live')   # which needs the standard library alone
+        try: live.copy_jax(Path(self.build_lib)/LIB/'assets'/'jax')
+        except live.NpmError as e: print(f'the wheel has no live page: {e}', file=sys.stderr)
 
 setup(
     cmdclass=dict(build_py=WithJax),
