@@ -96,7 +96,7 @@ def test_a_run_asks_the_chapters_own_priority_and_advantages(tmp_path, monkeypat
     notes = re.sub(r'^(def (\w+).*)$', r"\1\n    open('\2.asked', 'a').close()", source, flags=re.M)
     Path('mine.py').write_text(notes, encoding='utf-8')
     with patch.dict(PRIORITIES), patch.dict(ADVANTAGES):   # a file's functions are registered by its name
-        for arm,asked in dict(HALF='half_solved', MEDIAN='from_median').items():
+        for arm,asked in dict(HARD='hardest_first', MEDIAN='from_median').items():
             assert not Path(f'{asked}.asked').exists()
             run_job(make_job(f'mine.py:{arm}', seed=3, **TINY))
             assert Path(f'{asked}.asked').exists()
