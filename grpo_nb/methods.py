@@ -303,7 +303,7 @@ class AR3PO(DeadGroupStrategy):
     def __post_init__(self): self.best = {}   # key of a prompt -> its best answer
 
     def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
-        "Mend dead groups whose prompt was answered better before, then remember the best of each group."
+        "Improve dead groups whose prompt was answered better before; then keep the best of each group."
         dead,keys = self.find_dead(batch, dead),prompt_indices(batch)
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}

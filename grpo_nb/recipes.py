@@ -118,7 +118,7 @@ DEFAULTS = dict(beta=.04, learning_rate=1e-6, num_generations=4, max_completion_
 
 # %% ../nbs/catalogue/recipes.ipynb #13b639b2
 def _load(r):
-    "Model and tokenizer."
+    "Load model and tokenizer."
     from grpo_nb.tiny_qwen import load_model
     attn = dict(auto=None, vanilla='eager').get(r.attn_mechanism, r.attn_mechanism)
     bits = get_quantization_config(r)
@@ -193,7 +193,7 @@ def recipe_options(
     base:dict=DEFAULTS, # defaults, where they differ from TRL's
     **defaults:Any,  # of this recipe, where they differ from `base`
 )->tuple:           # (recipe's settings, GRPOWithReplayBufferConfig)
-    "What `run_recipe` wants to know, from words, a YAML file and names."
+    "Settings for `run_recipe`, from a command line, a YAML file and keyword arguments."
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
     gpu = torch.cuda.is_available()
     here,asked = torch.cuda.device_count(),int(os.environ.get('LOCAL_WORLD_SIZE', 1))

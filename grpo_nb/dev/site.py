@@ -586,7 +586,7 @@ def test(
     sys.exit(code or int(bool(failed)))
 
 def _failing_notebooks(root, n_workers):
-    "Run all notebooks, as they are heard from; one line for each that fails."
+    "Run all notebooks, and print what they print; returns a line for each that fails."
     command = Path(sys.executable).parent/'nbdev_test'
     words = [command, '--n_workers', str(n_workers), '--do_print', '--timing']
     text = dict(text=True, encoding='utf-8', errors='replace')

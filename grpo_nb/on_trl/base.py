@@ -73,7 +73,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     def reset_buffer(self,
         shared:bool,  # one for all processes?
     )->None:
-        "An empty buffer."
+        "Begin with an empty buffer."
         a,G,self.sharded = self.args,self.num_generations,shared
         buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if shared else 1),
             priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
@@ -97,7 +97,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     def dead_mask(self,
         rewards:Tensor, G:int|None=None, # (N*G, F), nan where not judged; rows per group, None: in training
     )->Tensor:           # (N,) bool
-        "Groups without contrast."
+        "Mask of zero-variance groups."
         by_func = rewards.unflatten(0, (-1, G or self.num_generations))
         how = self.reward_weights,self.multi_objective_aggregation,self.args.dead_tolerance
         return dead_by_func(by_func, *how)

@@ -31,14 +31,14 @@ class TrlBatchRecord(BatchRecord):
 
     @property
     def rewards(self)->Tensor:   # (N, F) of all processes
-        "Rewards by row."
+        "Rewards of each row, by function."
         return self.rewards_by_func.flatten(0, 1)
 
     def local(self,
         values:Tensor,  # (N, ...) of all processes
         rank:int,       # this process
     )->Tensor:          # (B, ...)
-        "This process's part."
+        "The rows of this process, of those of all."
         B = len(self.sampled)
         return values[rank*B:rank*B+B]
 

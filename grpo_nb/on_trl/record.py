@@ -123,7 +123,7 @@ class RecordCallback(TrainerCallback):
                     'what is left')
 
     def about(self)->dict:
-        "settings.json"
+        "What settings.json holds."
         t = self.trainer
         a,model = t.args,getattr(t.model.config, '_name_or_path', '')
         method = ('replay' if a.replay_buffer_size else 'mask' if a.replay_unreplaced=='mask' else 'keep')

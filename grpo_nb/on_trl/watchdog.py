@@ -109,7 +109,7 @@ class RankWatchdog:
     def mark(self,
         what:str,  # what this process begins now
     )->None:
-        "Sign."
+        "Report that this rank begins `what`."
         self.n,self.what,self.since = self.n+1,what,time.monotonic()
         self._sign('at', what)
 
@@ -126,7 +126,7 @@ class RankWatchdog:
         return [self._note(r) for r in range(self.world)]
 
     def _note_gone(self):
-        "Sign for the ranks of this machine whose process has ended within the block, and tell the others."
+        "Report, in their place, ranks of this machine whose process has ended within the block."
         for r in range(self.world):
             if r not in self._near and self._signed.check([str(r)]):
                 machine,pid,began = json.loads(self._signed.get(str(r)))

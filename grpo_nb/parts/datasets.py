@@ -260,7 +260,7 @@ def _alpaca_error(rows, prompt):
         "in Alpaca's files: write both into one column, `prompt`")
 
 def _strip_answers(rows, what, prompt, answer):
-    "The rows without the assistant's answer at the end of each prompt, as in data for SFT; it is said."
+    "The rows without the assistant's answer at the end of each prompt, as in data for SFT; a note says so."
     def answered(o): return isinstance(o, dict) and ends_answered(o.get(prompt)) and len(o[prompt])>1
     if not all(map(answered, rows)): return rows
     kept = not any(answer in o for o in rows)

@@ -89,7 +89,7 @@ def parse_correction(
     text:str|dict|OffPolicyCorrection|None, # such as 'weight=truncated,clip=none'
     name:str='correction',          # of the setting, for the message
 )->OffPolicyCorrection|None:        # None for None
-    "A correction from its words. ValueError for words it does not know."
+    "Parse a correction. ValueError for an unknown name or value."
     if text is None or isinstance(text, OffPolicyCorrection): return text
     try:
         if isinstance(text, dict): return OffPolicyCorrection(**text)
@@ -103,7 +103,7 @@ def parse_correction(
 def parse_loss_kwargs(
     text:str|dict|None,  # such as 'width=3,name=soft'
 )->dict:                 # name -> number, True, False, None or text
-    "Options of a loss from their words. ValueError for words that are no options."
+    "Parse the options of a loss. ValueError for text of another form."
     if not isinstance(text, str): return dict(text or {})
     def value(o):
         try: return ast.literal_eval(o)

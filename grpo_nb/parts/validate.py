@@ -305,7 +305,7 @@ def validate_prompts(
     where:str='',  # named in the error
     numbers:list|None=None, # of their rows, for messages; None for 0, 1, ...
 )->list:           # the same
-    """The prompts.
+    """Check the prompts, and return them.
 
     ValueError for the first that is missing or empty, ends with its answer, or has a message without role or
     content.
@@ -347,7 +347,7 @@ def validate_dataset(
     G:int=1,        # completions per prompt, to say how to help
     most:int|None=None, # prompts looked at, spread over the rows; None for all
 )->list:            # those prompts
-    "The prompts. ValueError if a run on these rows can't work, naming the row or the column."
+    "Check the rows, and return their prompts. ValueError, naming row or column, if a run can't work on them."
     _check_table(dataset, n_prompts, G)
     numbers = [source_row(dataset, i) for i in _looked_at(dataset, most)]
     prompts = validate_prompts(_prompts_of(dataset, most), numbers=numbers)

@@ -39,7 +39,7 @@ class CallbackList:
         event:str,  # of `EVENTS`
         *args:Any,  # the state, and what else the event hands over
     )->None:
-        "Tell every callback that has a method for this event; functions hear of the end of a batch."
+        "Call every callback that has a method for this event; functions are called at the end of a batch."
         for c in self.callbacks:
             if has_events(c): getattr(c, event, _ignore)(*args)
             elif event=='on_batch_end': c(*args)

@@ -129,14 +129,14 @@ def write_manifest(
 def read_json(
     path:str|Path,  # of a file
 )->dict|None:       # None where there is none, or a damaged one
-    "What the file holds."
+    "Read a JSON file."
     try: return json.loads(Path(path).read_text(encoding='utf-8'))
     except (OSError, ValueError): return None
 
 def read_manifest(
     folder:str|Path,  # a checkpoint
 )->dict:              # `files`, `run`, and what else was noted; {} where there is none
-    "What `write_manifest` noted."
+    "Read what `write_manifest` wrote."
     return read_json(Path(folder)/_MANIFEST) or {}
 
 # what a run needs to go on from a checkpoint without a manifest, and the files it may lie in: DeepSpeed
@@ -154,7 +154,7 @@ def checkpoint_error(
     folder:str|Path,  # a `checkpoint-N` folder
     goes_on:bool=True,  # is a run to go on from it? Else its weights will do
 )->str:               # what is wrong with it, or '' for a whole one
-    """Is this checkpoint whole? The manifest tells.
+    """Check by its manifest that a checkpoint is complete.
 
     Without one (plain TRL, or `save_only_model`) there must be `trainer_state.json`, and something of
     weights, optimizer, schedule and random state.

@@ -178,6 +178,20 @@ def _sound_groups(rows):
         for why,n in Counter(filter(None, wrong)).items()]
     return [o for o,why in zip(rows, wrong) if not why],notes
 
+def _groups_of(written, tokens):
+    "The groups to be shown, and notes; of groups.jsonl and tokens.jsonl, as `read_lines` gives them."
+    lines,notes = written
+    groups,unsound = _sound_groups([_new_row(o) for o in lines])
+    groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups]
+    terms = {(o.get('step'), o.get('group')):o.get('terms') for o in tokens[0]}
+    for o in groups if terms else ():
+        if new := terms.get((o['step'], o['group'])): (o['replacement'] or o)['terms'] = new
+    uneven = _drop_uneven(groups)
+    _fill(groups)
+    left = [f'groups.jsonl: {uneven} of {len(lines)} groups have token lists of unequal length, which are '
+        'left out.']*bool(uneven)
+    return groups,notes+tokens[1]+unsound+left
+
 def _new_evaluation(e):
     "An evaluation of summary.json under today's names; what is none stays as it is."
     if not isinstance(e, dict) or not isinstance(e.get('rewards'), dict): return e
@@ -202,28 +216,18 @@ def read_run(
     folder = Path(folder)
     if folder.name=='trainer_state.json': folder = folder.parent
     if not folder.is_dir(): raise ValueError(f'no folder {str(folder)!r}: give the `output_dir` of a run')
-    settings,n1 = load_json(folder/'settings.json')
+    settings,notes = load_json(folder/'settings.json')
     settings = new_names('settings', settings)
     for k in ('args','method_options'):
         if isinstance(settings.get(k), dict): settings[k] = new_names('settings', settings[k])
-    summary,n2 = load_json(folder/'summary.json')
+    summary,of_summary = load_json(folder/'summary.json')
     summary = {k:_new_evaluation(v) for k,v in summary.items()}
-    groups,n4 = _lines_of(folder, 'groups.jsonl') or ([],[])
-    history = _lines_of(folder, 'history.jsonl') or _trl_state(folder)
-    if history is None and not groups:
+    written = _lines_of(folder, 'groups.jsonl') or ([],[])
+    logged = _lines_of(folder, 'history.jsonl') or _trl_state(folder)
+    if logged is None and not written[0]:
         raise ValueError(f'{str(folder)!r} holds no record: need history.jsonl (written by a `Recorder`) or '
             f'trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
-    history,n3 = history or ([],[])
-    history = [new_names('metrics', o) for o in history]
-    written = len(groups)
-    groups,n6 = _sound_groups([_new_row(o) for o in groups])
-    groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups]
-    tokens,n5 = _lines_of(folder, 'tokens.jsonl') or ([],[])
-    terms = {(o.get('step'), o.get('group')):o.get('terms') for o in tokens}
-    for o in groups if terms else ():
-        if new := terms.get((o['step'], o['group'])): (o['replacement'] or o)['terms'] = new
-    uneven = _drop_uneven(groups)
-    n7 = [f'groups.jsonl: {uneven} of {written} groups have token lists of unequal length, which are left '
-        'out.']*bool(uneven)
-    _fill(groups)
-    return LoggedRun(folder, settings, merge_by_step(history), groups, summary, n1+n2+n3+n4+n5+n6+n7)
+    rows,of_history = logged or ([],[])
+    history = merge_by_step([new_names('metrics', o) for o in rows])
+    groups,of_groups = _groups_of(written, _lines_of(folder, 'tokens.jsonl') or ([],[]))
+    return LoggedRun(folder, settings, history, groups, summary, notes+of_summary+of_history+of_groups)

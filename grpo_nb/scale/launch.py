@@ -267,7 +267,7 @@ class GSM8KArguments(RecipeArguments):
 
 @dataclass
 class TLDRArguments(RecipeArguments):
-    "TL;DR's own."
+    "TL;DR's own settings."
     reward:str = config_field('length', choices=['length','overlap'],
         help="'length': 20 characters are best; 'overlap': words shared with a person's summary.")
 
@@ -297,7 +297,7 @@ def recipe_errors(
     a:'GRPOConfig',      # the trainer's
     reward_funcs:list=(),# to be counted against `reward_weights`
 )->list:                 # of sentences
-    "What no GPU can mend: the launcher's file, weights of rewards, what is not installed or does not answer."
+    "Errors in the launcher's file and the reward weights, missing packages, and servers that do not answer."
     out,weights = [],a.reward_weights
     if r.accelerate_config:
         path = Path(r.accelerate_config)
@@ -368,7 +368,7 @@ def world_size()->int:
     return int(os.environ.get('WORLD_SIZE', 1))
 
 def _cut_batch(a, given):
-    """Words that say the batch in TRL's numbers, at most 8 rows in a forward pass; none where it is given so.
+    """Options for the batch in TRL's numbers, at most 8 rows in a forward pass; none where it is given so.
 
     ValueError for one that can't be cut.
     """
@@ -401,7 +401,7 @@ def _read_file(argv):
     return argv[:i]+argv[i+2:],given,path
 
 def _own_names(argv, known):
-    "Words under the names that the parser knows, and the names alone."
+    "The command line with options under the names that the parser knows, and the set of these names."
     words,named = [],set()
     for w,after in zip(argv, [*argv[1:], '']):
         if w.startswith('--'):

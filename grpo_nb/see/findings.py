@@ -71,7 +71,7 @@ def load_rules(
 def to_float(
     x:object,  # a value of a log
 )->float|None:  # nan or inf, also as text; None for a gap or any other text
-    "As a number."
+    "Convert a value of a log to a number."
     try: return float(x)
     except (OverflowError, TypeError, ValueError): return None
 

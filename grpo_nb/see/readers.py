@@ -741,6 +741,17 @@ def as_history(
     ValueError for a metric that we do not ask for, or that the log does not have.
     """
     out,words,last = [],{},-math.inf
+    ours = _our_names(rows, metrics)
+    for i,o in enumerate(rows):
+        named = _named_numbers(o, ours, words)
+        last = named.setdefault('step', float(i) if i>last else last+.001)   # without one, where it came
+        out.append(named)
+    history = merge_by_step(out)
+    history.attrs['words'] = words
+    return history
+
+def _our_names(rows, metrics):
+    "{name in the log: ours}; a metric that `metrics` replaces is left out."
     ours = {k:canonical_metric(str(k)) for k in dict.fromkeys(k for o in rows for k in o)}
     for name,theirs in (metrics or {}).items():
         if name not in METRIC_ALIASES:
@@ -748,21 +759,20 @@ def as_history(
         if theirs not in ours:
             raise ValueError(f'no metric {theirs!r} in the log, which has {list(ours)[:30]}')
         ours = {k:name if k==theirs else v for k,v in ours.items() if k==theirs or v!=name}
-    for i,o in enumerate(rows):
-        named = {}
-        for k,v in o.items():
-            if k not in ours: continue   # another metric was named for what this one is called
-            x,name = to_float(v),ours[k]
-            if name=='step' and isinstance(v, str) and (m := re.match(r'(\d+)/\d+$', v)): x = float(m[1])
-            if name=='frac_living' and x is not None: name,x = 'frac_reward_zero_std',1-x
-            if x is not None: named.setdefault(name, x)
-            elif isinstance(v, str) and name in METRIC_ALIASES and v.strip().lower() not in _GAPS:
-                words.setdefault(name, []).append(v)
-        last = named.setdefault('step', float(i) if i>last else last+.001)   # without one, where it came
-        out.append(named)
-    history = merge_by_step(out)
-    history.attrs['words'] = words
-    return history
+    return ours
+
+def _named_numbers(row, ours, words):
+    "The numbers of a row under our names; texts in place of numbers are added to `words`, by metric."
+    named = {}
+    for k,v in row.items():
+        if k not in ours: continue
+        x,name = to_float(v),ours[k]
+        if name=='step' and isinstance(v, str) and (m := re.match(r'(\d+)/\d+$', v)): x = float(m[1])
+        if name=='frac_living' and x is not None: name,x = 'frac_reward_zero_std',1-x
+        if x is not None: named.setdefault(name, x)
+        elif isinstance(v, str) and name in METRIC_ALIASES and v.strip().lower() not in _GAPS:
+            words.setdefault(name, []).append(v)
+    return named
 
 _GAPS = ('','none','null','na','n/a','-','no log')
 
