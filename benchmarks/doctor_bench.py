@@ -250,25 +250,30 @@ def train_tasks():
             if gain>half: stored_runs.store(f'{at}/r', f'{family}-{seed}')
     stored_runs.AT = was
 
-def task_files(split, folder):
-    "The runs of the eight tasks: where they are, or in `folder` out of the history. ValueError without it."
-    name = f'*-{TASK_SEEDS[split]}.json.[gx]z'
-    if here := sorted(AT_TASKS.glob(name)): return here
+def task_runs(split, folder):
+    """Names of the runs of the eight tasks, and where they are: here, or in `folder` out of the history.
+
+    ValueError without it.
+    """
+    import stored_runs
+    end = f'-{TASK_SEEDS[split]}'
+    if here := sorted(o for o in stored_runs.stored_texts(AT_TASKS) if o.endswith(end)): return here,AT_TASKS
+    name = f'*{end}.json.gz'
     words = ['git','archive',TASKS_COMMIT,str(AT_TASKS.relative_to(ROOT))]
     r = subprocess.run(words, cwd=ROOT, capture_output=True)
     if r.returncode:
         raise ValueError(f'commit {TASKS_COMMIT[:8]} has the runs {name}, and this clone lacks it: '
             f'run `git fetch --unshallow` ({r.stderr.decode().strip()})')
     with tarfile.open(fileobj=BytesIO(r.stdout)) as t: t.extractall(folder, filter='data')
-    return sorted(folder.rglob(name))
+    files = sorted(folder.rglob(name))
+    return [f.name.removesuffix('.json.gz') for f in files],files[0].parent
 
 def tasks(split, folder):
     "Healthy runs of the eight tasks of the studies"
     import stored_runs
-    files = task_files(split, folder)
-    was,stored_runs.AT = stored_runs.AT,files[0].parent
-    for f in files:
-        name = f.name.partition('.')[0]
+    names,at = task_runs(split, folder)
+    was,stored_runs.AT = stored_runs.AT,at
+    for name in names:
         yield dict(hand='tasks', run=name, fault='', at=_written(stored(name), folder/f'task-{name}'))
     stored_runs.AT = was
 
@@ -286,8 +291,7 @@ def others(split, folder):
         return
     import stored_runs
     was,stored_runs.AT = stored_runs.AT,AT_HELD
-    for f in sorted(AT_HELD.glob('*.json.xz')):
-        name = f.name.removesuffix('.json.xz')
+    for name in sorted(stored_runs.stored_texts(AT_HELD)):
         at = _written(stored(name), folder/f'held-{name}')
         yield dict(hand='trained', run=name, fault=TRAINED[name], at=at)
     stored_runs.AT = was

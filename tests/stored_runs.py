@@ -1,6 +1,7 @@
-"Runs that were trained once and are stored: `tests/runs/NAME.json.xz`. `python tests/stored_runs.py NAME "
+"Runs that were trained once and are stored: `tests/runs/runs.json.xz`. `python tests/stored_runs.py NAME "
 "…` makes them again."
 import gzip, json, lzma, sys
+from functools import lru_cache
 from pathlib import Path
 import pandas as pd
 from grpo_nb.run.record import GROUP_FIELDS
@@ -12,15 +13,44 @@ KEPT = (
     ('step group prompt_key prompt completions n_tokens rewards dead dead_reason outcome '
         'advantages_before id score').split()
 )
-NAMES = sorted(f.name.removesuffix('.json.xz') for f in AT.glob('*.json.xz'))
+
+def pack_runs(runs):
+    "Runs by name as bytes, a column of all runs side by side: they are alike and take two thirds of the room"
+    d = dict(settings={name:run['settings'] for name,run in runs.items()}, order={}, history={}, groups={})
+    for name,run in runs.items():
+        for part in ('history','groups'):
+            keys = list(dict.fromkeys(k for row in run[part] for k in row))
+            d['order'][f'{name} {part}'] = keys
+            for k in keys: d[part].setdefault(k, {})[name] = [row.get(k) for row in run[part]]
+    return lzma.compress(json.dumps(d, separators=(',', ':')).encode(), preset=9|lzma.PRESET_EXTREME)
+
+def unpack_runs(data):
+    "Runs by name, as `pack_runs` was given them: what a row lacks is None in its column"
+    d = json.loads(lzma.decompress(data))
+    def rows(name, part):
+        keys = d['order'][f'{name} {part}']
+        columns = [d[part][k][name] for k in keys]
+        filled = [zip(keys, row, strict=True) for row in zip(*columns, strict=True)]
+        return [{k:v for k,v in row if v is not None} for row in filled]
+    return {name:dict(history=rows(name, 'history'), groups=rows(name, 'groups'), settings=settings)
+            for name,settings in d['settings'].items()}
+
+@lru_cache
+def _texts(path, changed):
+    return {name:json.dumps(run) for name,run in unpack_runs(path.read_bytes()).items()}
+
+def stored_texts(at):
+    "The runs of a folder as JSON, by name"
+    path = at/'runs.json.xz'
+    return _texts(path, path.stat().st_mtime_ns) if path.exists() else {}
+
+NAMES = sorted(stored_texts(AT))
 HEALTHY = [n for n in NAMES if n.startswith('healthy')]
 
 def stored(name):
     "A stored run, as `read_run` would have read it"
-    packed = AT/f'{name}.json.xz'
-    if not packed.exists(): packed = AT/f'{name}.json.gz'   # as earlier commits have it
-    unpack = lzma.decompress if packed.suffix=='.xz' else gzip.decompress
-    d = json.loads(unpack(packed.read_bytes()))
+    old = AT/f'{name}.json.gz'   # of an earlier commit
+    d = json.loads(gzip.decompress(old.read_bytes()) if old.exists() else stored_texts(AT)[name])
     rows = [dict.fromkeys(GROUP_FIELDS)|_new_row(o) for o in d['groups']]
     history = pd.DataFrame([new_names('metrics', o) for o in d['history']])
     settings = d['settings']|dict(args=new_names('settings', d['settings']['args']))
@@ -35,9 +65,9 @@ def store(folder, name):
         return {k:o[k] for k in KEPT if o.get(k) is not None}|new
     args = {k:v for k,v in r.settings['args'].items() if k!='output_dir'}
     settings = {k:v for k,v in r.settings.items() if k not in ('versions','run_id')}|dict(args=args)
-    data = json.dumps(dict(history=rows, groups=[group(o) for o in r.rows], settings=settings),
-                      separators=(',', ':'))
-    (AT/f'{name}.json.xz').write_bytes(lzma.compress(data.encode(), preset=9))
+    runs = {k:json.loads(text) for k,text in stored_texts(AT).items()}
+    runs[name] = dict(history=rows, groups=[group(o) for o in r.rows], settings=settings)
+    (AT/'runs.json.xz').write_bytes(pack_runs(dict(sorted(runs.items()))))
 
 if __name__=='__main__':
     import tempfile, faulty_runs

@@ -17,7 +17,7 @@ from bench_doctors import NAMED
 from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
 from published_runs import PUBLISHED
-from stored_runs import HEALTHY, NAMES, stored
+from stored_runs import HEALTHY, NAMES, pack_runs, stored, unpack_runs
 
 def of(name):
     r = stored(name)
@@ -31,6 +31,13 @@ FAULTS = {'all-truncated': 'all-truncated', 'no-chat-template': 'no-chat-templat
           'learning-rate-too-large': 'learning-rate-too-large', 'replay-too-old': 'replay-too-old',
           'hacked-by-length': 'hacked-by-length', 'hacked-by-length-alone': 'hacked-by-length',
           'hacked-by-form': 'hacked-by-form', 'hacked-by-form-seen': 'hacked-by-form'}
+
+def test_stored_runs_come_back_as_they_were_packed():
+    rows = [dict(step=0, reward=.1), dict(step=1, replay=[2, 'é'], reward=.30000000000000004)]
+    runs = dict(b=dict(history=rows, groups=[], settings=dict(args=None)),
+                a=dict(history=rows[1:], groups=[dict(group=0, texts=['x', ''])], settings={}))
+    back = unpack_runs(pack_runs(runs))
+    assert back==runs and [*back]==['b','a'] and [*back['a']['history'][0]]==['step','replay','reward']
 
 @pytest.mark.parametrize('name,finds', FAULTS.items())
 def test_a_run_with_this_fault_is_told_so(name, finds):
