@@ -2,13 +2,12 @@
 
     python tests/record_fork.py nbs/images        # fork_1280.webp and fork_390.webp
 """
-import argparse, io, tempfile
+import argparse, tempfile
 from pathlib import Path
-from PIL import Image
-from browsing import CHROME, QUIET, patient
+from browsing import CHROME, QUIET, patient, picture_of, save_recording
 from grpo_nb.see.live import serve_live, write_live
 
-SIZES = {1280:770, 390:760}   # of the window, pixels; the larger is stored at 1024 by 616
+SIZES = {1280:770, 390:760}   # of the window, pixels
 BEFORE,AFTER = 8,14           # batches until the pause, and at the end
 SQUARE = '.map:first-child .col.new:nth-child(n+5) :is(.s5, .s6)'   # a replaced group, from batch 5 on
 
@@ -21,17 +20,10 @@ class Recording:
             self.page.set_viewport_size(dict(width=width, height=height))
             top = phone if width<600 else desktop
             self.page.evaluate('o => { document.querySelector(o).scrollIntoView(); scrollBy(0, -8) }', top)
-            picture = Image.open(io.BytesIO(self.page.screenshot())).convert('RGB')
-            picture.thumbnail((1024, 1024), Image.Resampling.LANCZOS)
-            self.frames[width].append((picture, ms))
+            self.frames[width].append((picture_of(self.page), ms))
 
     def save(self, folder):
-        for width,frames in self.frames.items():
-            pictures,times = zip(*frames, strict=True)
-            to = folder/f'fork_{width}.webp'
-            pictures[0].save(to, save_all=True, append_images=pictures[1:], duration=times, loop=0,
-                quality=25, method=6)
-            print(f'{to}: {len(pictures)} pictures, {to.stat().st_size/1024:.0f} KB')
+        for width,frames in self.frames.items(): save_recording(frames, folder/f'fork_{width}.webp')
 
 def record_fork(page, address):
     "Train, pause, fork, and train on; the pictures."
