@@ -1,5 +1,5 @@
-"""Each part of a step beside its alternative, in turns, in one process; the rows of `nbs/results/speed.csv`,
-which the page `nbs/dev/speed.ipynb` reads.
+"""Each part of a step beside its alternative, in turns, in one process; the rows of
+`nbs/results/speed.csv.xz`, which the page `nbs/dev/speed.ipynb` reads.
 
     grpo_nb bench                      # every part
     grpo_nb bench --only step --quick  # one of them, small, to see that it works

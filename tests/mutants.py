@@ -6,14 +6,15 @@ Every number, comparison, operator, `and`, `not`, loop, `break`, exception and d
 place one damage is drawn, and of the places of a room `--each` (0: all). Annotations and the texts of errors
 are left alone: they are no behaviour. The tests that go through the damaged line run, the quickest first,
 until one fails, each damage in a process of its own that has torch and transformers loaded already. Rows are
-written to `nbs/results/mutants.csv` as they come, and a run that is started again goes on: a row of a draw
+written to `nbs/results/mutants.csv.xz` as they come, and a run that is started again goes on: a row of a draw
 stays as long as its line is in the room and its damage in the sample. `draw` is the seed: rows of other draws
 stay as they are, and what they damaged is not drawn again. `same` says in a word why a survivor changes
 nothing; it is written into the CSV by hand. `--again survived` judges survivors once more, `--again all`
 everything. Of tests that take more than `--tests` seconds together the slowest are left out. `--map FILE`
 keeps which test goes through which line. Ends with 1 where fewer than `--least` of the damages are noticed.
 """
-import argparse, ast, csv, importlib, json, math, os, pkgutil, random, resource, signal, sys, tempfile, time
+import argparse, ast, csv, importlib, json, lzma, math, os, pkgutil, random, resource, signal, sys, tempfile
+import time
 from collections import Counter
 from itertools import accumulate, zip_longest
 from pathlib import Path
@@ -212,12 +213,17 @@ def tests_of(d, seen):
 # ---- the table --------------------------------------------------------------------------------------------
 def key(o): return tuple(o[k] for k in ('draw','room','function','before','after'))
 
+def opened(path, mode):
+    "A table, compressed where its name ends in .xz."
+    how = lzma.open if path.suffix=='.xz' else open
+    return how(path, mode, encoding='utf-8', newline='')
+
 def read(path):
-    with open(path if path.exists() else os.devnull, encoding='utf-8', newline='') as f:
-        return {key(o):o for o in csv.DictReader(f)}
+    if not path.exists(): return {}
+    with opened(path, 'rt') as f: return {key(o):o for o in csv.DictReader(f)}
 
 def write(path, rows):
-    with open(path, 'w', encoding='utf-8', newline='') as f:
+    with opened(path, 'wt') as f:
         w = csv.DictWriter(f, FIELDS, lineterminator='\n', extrasaction='ignore')
         w.writeheader()
         place = lambda o: (int(o['draw']), ROOMS.index(o['room']), int(o['line']), o['after'])
@@ -290,7 +296,7 @@ if __name__=='__main__':
     p.add_argument('--seed', type=int, default=0)
     p.add_argument('--jobs', type=int, default=2)
     p.add_argument('--hours', type=float, default=24)
-    p.add_argument('--out', type=Path, default=ROOT/'nbs'/'results'/'mutants.csv')
+    p.add_argument('--out', type=Path, default=ROOT/'nbs'/'results'/'mutants.csv.xz')
     p.add_argument('--map')
     p.add_argument('--again', choices=['survived','all'])
     p.add_argument('--least', type=float, default=.9)

@@ -85,6 +85,38 @@ def test_a_notebook_with_widgets_can_be_converted_and_shows_the_picture():
     shown = WidgetsDataTypeFilter(notebook_metadata=dict(a=nb['metadata']), resources=about)
     assert [*shown(output['data'])]==['image/png']
 
+def test_a_notebook_keeps_the_picture_of_a_run_and_the_site_gets_its_page():
+    from grpo_nb.dev.site import pack_pages, stored_html
+    from grpo_nb.see.view import iframe, map_picture, view_html, view_script
+    run = ROOT/'nbs/results/run_tiny'
+    page = '<p>before</p>'+iframe(view_html(run), 640, map_picture(run))
+    output = dict(output_type='display_data', metadata={}, data={'text/html':page.splitlines(keepends=True)})
+    nb = dict(cells=[dict(outputs=[output])])
+    for _ in range(2):   # what is packed stays packed
+        pack_pages(nb)
+        assert output['data']['text/html']==f'<p>before</p><div>{map_picture(run)}</div>'
+        assert stored_html(output)==page
+    assert len(json.dumps(output))<len(page)-len(view_script())
+    stored = json.loads((ROOT/'nbs/15_look_at_a_run.ipynb').read_text(encoding='utf-8'))
+    shown = [s for c in stored['cells'] for o in c.get('outputs', []) if '<iframe' in (s := stored_html(o))]
+    assert len(shown)==1 and unescape(shown[0]).count(view_script()[:9000])==1
+
+@pytest.mark.parametrize('index', ['plain', 'named', 'two levels', 'two levels of columns'])
+def test_a_table_is_stored_in_short_with_every_cell_in_its_place(index):
+    import pandas as pd
+    from bs4 import BeautifulSoup
+    from grpo_nb.dev.site import short_table
+    df = pd.DataFrame(dict(a=[1.5, 2], b=['two  words', '<i> & more'], c=['', 'one\n  two']))
+    if index=='named': df.index.name = 'row'
+    if index=='two levels': df = df.set_index(['b','a'])
+    if index=='two levels of columns': df.columns = pd.MultiIndex.from_product([['x'], df.columns])
+    def cells(page):
+        rows = BeautifulSoup(page, 'html.parser').select('tr')
+        return [[(o.name, o.attrs, o.text) for o in row.select('th, td')] for row in rows]
+    page = df._repr_html_()
+    short = short_table(page)
+    assert cells(short)==cells(page) and short_table(short)==short and len(short)<.6*len(page)
+
 def test_links_are_kept_whichever_widget_is_met_last():
     from grpo_nb.dev.site import shown_widgets, _STATE, _VIEW
     a,b,c,l = ('0a'*16, '0b'*16, '0c'*16, '0d'*16)

@@ -1,10 +1,12 @@
 "The controls that turn drawn frames over."
 import re
 from base64 import b64decode
+from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
 import grpo_nb.see.plotting as plotting
+from grpo_nb.parts.files import png_bytes
 from grpo_nb.see.widgets import W, _indexed, explore
 
 def frames(res):
@@ -99,6 +101,22 @@ def test_before_anything_runs_a_drawing_is_an_image_with_its_words():
     assert '<text' not in html
     svg = b64decode(re.search('base64,([^"]+)', html)[1]).decode()
     assert 'xmlns=' in svg and '<text>letters</text>' in svg
+
+@pytest.mark.parametrize('n', [1, 2, 16, 17, 256])
+@pytest.mark.parametrize('shape', [(1, 1), (3, 4), (4, 5), (40, 301)])
+def test_a_picture_of_few_colors_comes_back_pixel_for_pixel(n, shape):
+    g = np.random.default_rng(n)
+    palette,pixels = g.integers(0, 256, (n, 3)),np.minimum(g.integers(0, n, shape), n-1).astype(np.uint8)
+    pixels[:,:shape[1]//2] = 0
+    stored = Image.open(BytesIO(png_bytes(pixels, palette)))
+    np.testing.assert_array_equal(np.array(stored.convert('RGB')), palette[pixels])
+
+def test_a_plot_of_twelve_colors_is_stored_smaller_than_pillow_makes_it():
+    fig,ax = plotting.new_figure('A line', 'x', 'y')
+    ax.plot(np.random.default_rng(0).normal(size=40).cumsum(), 'o-')
+    stored,other = plotting.fig_png(fig, n_colours=12),BytesIO()
+    Image.open(BytesIO(stored)).save(other, format='png', optimize=True)
+    assert len(stored)<len(other.getvalue())
 
 def test_a_stored_picture_loses_rare_shades_and_keeps_the_colors_of_areas_and_lines():
     pixels = np.zeros((100, 200), dtype=np.uint8)

@@ -18,7 +18,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 import yaml
 from .site import (ProjectError, course, fold_label,
-    packed, stored_widgets, _IMPORTS, _PROSE, _VIEW, _cells, _page_name, _read, _root, _src, _text_faults)
+    packed, stored_html, stored_widgets, _FRAME, _IMPORTS, _PROSE, _VIEW, _cells, _page_name, _read, _root,
+    _src, _text_faults)
 from ..parts.files import read_asset
 from ..see.live import copy_npm_package, write_live
 
@@ -67,8 +68,6 @@ def _short_sidebar(up):
     return (f'<nav id="quarto-sidebar" class="{look}" data-up="{up}"><a href="{up}index.html">All pages</a>'
         f'<script src="{up}site_libs/sidebar.js"></script></nav>'
         '<div id="quarto-sidebar-glass" class="quarto-sidebar-collapse-item"></div>')
-
-_FRAME = re.compile(r"(<iframe\b[^>]*?)\ssrcdoc='([^']*)'([^>]*>).*?</iframe>", re.S)
 
 def _packed_frames(page):
     "HTML with the text of its frames packed; without scripts they would show nothing."
@@ -487,7 +486,7 @@ def _stage_cell(c, state, folder, href, shown):
         elif 'image/png' in d:
             wide = o['metadata'].get('image/png', {}).get('width')
             o['data'] = {'text/html':_picture(_src(d['image/png']), alt, folder, href, wide)}
-        elif 'text/html' in d: d['text/html'] = _packed_frames(_src(d['text/html']))
+        elif 'text/html' in d: d['text/html'] = _packed_frames(stored_html(o))
         elif 'text/markdown' in d: d['text/markdown'] = _relink(_src(d['text/markdown']))
 
 def _relink(s):

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from typing import Any
 from numpy import ndarray
-from ..parts.files import ASSETS, page_table
+from ..parts.files import ASSETS, page_table, png_bytes
 
 # %% ../../nbs/see/plotting.ipynb #63f6237b
 _OF_PAGES = page_table()['colours']   # of the maps in pages
@@ -66,11 +66,11 @@ def fig_png(
 )->bytes:             # PNG, the same bytes for the same figure
     "`fig` as PNG without date or version in it."
     from PIL import Image
-    raw,out = io.BytesIO(),io.BytesIO()
+    raw = io.BytesIO()
     with rc_context(STYLE): fig.savefig(raw, format='png', dpi=dpi, metadata=dict(Software=None))
     few = Image.open(raw).convert('RGB').quantize(n_colours, dither=Image.Dither.NONE)
-    merge_shades(few).save(out, format='png', optimize=True)
-    return out.getvalue()
+    few = merge_shades(few)
+    return png_bytes(np.asarray(few), np.array(few.getpalette()).reshape(-1, 3))
 
 def merge_shades(
     image:Any,      # a PIL image with a palette

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'MOST_STORED', 'stored_groups', 'reward_curve', 'buffer_of', 'PackedRun', 'pack_run', 'as_json',
-           'view_script', 'html_page', 'view_html', 'map_picture', 'iframe', 'write_page', 'view_run',
-           'group_by_settings', 'write_report']
+           'view_script', 'shared_parts', 'html_page', 'view_html', 'map_picture', 'in_attribute', 'iframe',
+           'write_page', 'view_run', 'group_by_settings', 'write_report']
 
 # %% ../../nbs/see/view.ipynb #37062201
-import base64, json, math, os, re, struct, zlib
+import base64, json, math, os, re, zlib
 from functools import lru_cache
 from html import escape
 from itertools import cycle
@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 import numpy as np
 import pandas as pd
-from ..parts.files import atomic_write, page_table, read_asset
+from ..parts.files import atomic_write, page_table, png_bytes, read_asset
 from ..parts.stats import paired_difference, mean_ci
 from ..run.record import TOKEN_FIELDS, to_jsonable, to_jsonl
 from ..run.reading import LoggedRun
@@ -344,15 +344,18 @@ def view_script()->str:   # JavaScript, one module that exports what view.js doe
     last = modules.pop('view.js')
     return '\n'.join([re.sub('^export ', '', o, flags=re.M) for o in modules.values()]+[last])
 
+def shared_parts()->dict: # text by its name in the page's template
+    "Style and script of a page, which are the same for every run."
+    return dict(CSS=read_asset('view/view.css'), JS=view_script().replace('export default', 'const widget ='))
+
 def html_page(
     title:str,   # of the window
     data:str,    # JSON that the script reads
     start:str,   # what the script does with it
 )->str:          # HTML
     "The component as a separate page."
-    parts = dict(CSS=read_asset('view/view.css'), TITLE=escape(title.encode('utf-8', 'replace').decode()),
-        DATA=data.replace('</', '<\\/').replace('<!', '\\u003c!'), START=start,
-        JS=view_script().replace('export default', 'const widget ='))
+    parts = shared_parts()|dict(TITLE=escape(title.encode('utf-8', 'replace').decode()),
+        DATA=data.replace('</', '<\\/').replace('<!', '\\u003c!'), START=start)
     return re.sub(f"@({'|'.join(parts)})", lambda m: parts[m[1]], read_asset('page/view.html').rstrip())
 
 _MOUNT = '''const data = JSON.parse(document.getElementById("data").textContent);
@@ -368,7 +371,8 @@ def view_html(
     return html_page(f"{run.name}: {'report' if report else 'groups'}", as_json(pack_run(run, **options)),
         _MOUNT.replace('@PLAIN', json.dumps(not report)))
 
-_PALETTE = [page_table()['colours'].get(o.get('colour'), '#ffffff')[1:] for o in page_table()['cells']]
+_PALETTE = [bytes.fromhex(page_table()['colours'].get(o.get('colour'), '#ffffff')[1:])
+    for o in page_table()['cells']]
 
 def map_picture(
     run:LoggedRun,   # or the folder of one
@@ -382,17 +386,18 @@ def map_picture(
     cells = np.frombuffer(zlib.decompress(packed['state0']), np.uint8).reshape(-1, head['groups']).T
     large = np.kron(cells, np.ones((side, side), np.uint8))
     large[side-1::side] = large[:,side-1::side] = 0   # lines between the cells
-    lines = b''.join(b'\0'+o.tobytes() for o in large)
-    def chunk(kind, body):
-        return struct.pack('>I', len(body))+kind+body+struct.pack('>I', zlib.crc32(kind+body))
-    height,width = large.shape
-    parts = [(b'IHDR', struct.pack('>IIBBBBB', width, height, 8, 3, 0, 0, 0)),
-        (b'PLTE', bytes.fromhex(''.join(_PALETTE))), (b'IDAT', zlib.compress(lines)), (b'IEND', b'')]
-    png = base64.b64encode(b'\x89PNG\r\n\x1a\n'+b''.join(chunk(*o) for o in parts)).decode()
+    colours = np.frombuffer(b''.join(_PALETTE), np.uint8).reshape(-1, 3)
+    png = base64.b64encode(png_bytes(large, colours)).decode()
     return (f'<p>{escape(run.name)}: a column for each step, a cell for each group. '
         'Blue: its answers differ. Amber: it was dead, and a stored one came in. '
         'Green: all right; red: all wrong. Run the cell to click through it.</p>'
         f'<img alt="" src="data:image/png;base64,{png}">')
+
+def in_attribute(
+    text:str,  # any
+)->str:        # the same between single quotes
+    "Text as HTML writes it in an attribute."
+    return text.replace('&', '&amp;').replace("'", '&#39;')
 
 def iframe(
     page:str,         # HTML
@@ -400,7 +405,7 @@ def iframe(
     instead:str='',   # HTML that is seen where a frame is not allowed, such as `map_picture`
 )->str:               # HTML
     "A page inside another one."
-    inside = page.replace('&', '&amp;').replace("'", '&#39;')
+    inside = in_attribute(page)
     style = f'width:100%;height:{height}px;border:1px solid #8884;border-radius:6px'
     return (f'<div><iframe title="map and groups of a run" style="{style}" srcdoc=\'{inside}\'>'
         f'{instead}</iframe></div>')
