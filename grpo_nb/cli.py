@@ -122,7 +122,7 @@ _ASCII = str.maketrans({'−':'-', '–':'-', '…':'...', '×':'x', '·':'-', '
     '”':'"', '’':"'", '≥':'>=', '≤':'<='})
 
 def _plainly(e):
-    "What a stream that knows ASCII alone gets for other letters."
+    "Replace letters that a stream of ASCII can't hold."
     return e.object[e.start:e.end].translate(_ASCII).encode('ascii', 'backslashreplace').decode(),e.end
 
 def main(
@@ -241,7 +241,7 @@ def _run_folder(folder:str)->str:
     raise ValueError(f'no folder {folder!r}{_near(folder, runs) or there}: give the `output_dir` of a run')
 
 def _open(path, columns, reader=None, metrics=None):
-    "The run; of a table or log whose columns have other names, read by these or by a reader."
+    "Open the run; a table or log whose columns have other names is read by these or by a reader."
     from grpo_nb.see.readers import open_run
     return open_run(_run_folder(path), {k:v for k,v in columns.items() if v}, reader, _pairs(metrics))
 

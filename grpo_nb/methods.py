@@ -80,7 +80,7 @@ class GRESO(DeadGroupStrategy):
         self.step_size,self.right,self.rng,self.row = step_size,right,random.Random(seed),{}
 
     def select_prompts(self, keys:list, step:int)->list:
-        "Each prompt with its probability; one never seen, or alive last time, always."
+        "Sample each prompt with its probability, which is 1 for a new one, or one that lived last time."
         known = [self.row.get(k, (0, 'hard')) for k in keys]
         return [self.rng.random()<self.p[kind]**z for z,kind in known]
 
@@ -107,7 +107,7 @@ def state_dict(self:GRESO)->dict:
 def load_state_dict(self:GRESO,
     state:dict,  # of `state_dict`
 )->None:
-    "Go on from there."
+    "Restore what `state_dict` returned."
     self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
     self.rng.setstate((3, tuple(state['rng'].tolist()), None))
 

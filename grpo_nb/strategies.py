@@ -75,7 +75,7 @@ class DeadGroupStrategy:
         return self.make_result(batch, self.find_dead(batch, dead))
 
     def find_dead(self, batch:Groups, dead:Tensor|None=None)->Tensor:
-        "`dead`, or where that is None what the batch says of itself, or the groups without spread."
+        "Mask of dead groups: `dead`, else the batch's own, else the groups whose rewards do not differ."
         dead = getattr(batch, 'dead', None) if dead is None else dead
         return dead_groups(batch.rewards, self.dead_tolerance) if dead is None else dead.bool()
 

@@ -34,7 +34,7 @@ def check_data(
     model:nn.Module, tokenizer:Tokenizer, reward_funcs:list,      # of the run
     args:TrainConfig, dataset:list, eval_dataset:list|None=None,  # of the run
 )->None:
-    "ValueError for rows that have no prompt, are too few, or don't fit into the model."
+    "Check the rows to train and to evaluate on, and that the rewards can be called with their columns."
     check_prompts(model, tokenizer, args, dataset, args.num_prompts)
     check_reward_parameters(reward_funcs, getattr(dataset, 'column_names', None) or list(dataset[0]))
     check_rendered(tokenizer, dataset[0]['prompt'])

@@ -110,7 +110,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         return (rewards*w).nansum(1).masked_fill(unjudged(rewards, w), torch.nan)
 
     def _fix_group_metrics(self):
-        "TRL's deviation is that of the whole batch, and finds its dead groups: put ours in its place."
+        "Replace TRL's deviation, that of the whole batch, and its share of dead groups by those of groups."
         G = self.num_generations if self.model.training else self.num_generations_eval
         if not self.model.training and self.args.replay_active:
             self._logs['extra']['replayed'].extend([False]*len(self.rewards_per_func))
@@ -136,7 +136,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     def resample_missing(self,
         inputs:list,  # a dict per row, G rows of a prompt after those of another
     )->list:          # the rows to sample: `inputs`, and again from the first on
-        "As many more groups of the same prompts as the buffer can't give yet."
+        "Add groups of the same prompts, as many as the buffer can't give yet."
         k = self.args.replay_stored_per_fresh
         if not k or not self.model.training: return inputs
         n = torch.tensor([self.sharded_buffer.ready(self.state.global_step)], device=self.accelerator.device)
@@ -177,7 +177,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     def track_rows(self,
         batch:dict,  # what is trained on
     )->dict:         # with a number for each row, which travels through TRL's shuffle
-        "The training forward is next."
+        "Number the rows, and note what is trained on."
         A = batch['advantages']
         batch.setdefault('replay_row', torch.arange(len(A), device=A.device))
         self.batch.start(self.rows_of(batch), self.table.last(len(self.batch.rewards)))

@@ -46,7 +46,7 @@ class TrlBatchRecord(BatchRecord):
         trained:TrlRows,  # what is trained on
         table:dict,       # as TRL shows it
     )->None:
-        "The training forward is next."
+        "Note what is trained on; log-probs follow as rows go through the loss."
         ids = trained.completion_ids
         self.trained,self.after = trained,table
         self.logps = torch.zeros_like(ids, dtype=torch.float32)

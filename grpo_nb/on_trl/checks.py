@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # %% ../../nbs/on_trl/checks.ipynb #3d3ef4a5
 def _non_finite(model:nn.Module)->str:
-    "Which weight is broken?"
+    "The first weight that is not finite, by name; '' where all are."
     with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')
 
 # %% ../../nbs/on_trl/checks.ipynb #0ca87600
@@ -91,7 +91,7 @@ class CheckedTrainer(GRPOTrainer):
         "For a subclass: ValueError where settings don't fit the data set, before a model is loaded."
 
     def _check_args(self, given):
-        "The settings. TypeError for another kind of model or settings."
+        "Check model and settings, and return the settings. TypeError for another kind of either."
         model,wanted = given['model'],self.config_class
         if not isinstance(model, (str,nn.Module)):
             raise TypeError(f'`model` is {model!r:.60} ({type(model).__name__}), needs a model, or the '
@@ -108,7 +108,7 @@ class CheckedTrainer(GRPOTrainer):
         return a
 
     def _check_images(self, columns, given):
-        "ValueError for images where nothing can look at them."
+        "ValueError for images where the model reads text only."
         data,names = given.get('train_dataset'),sorted({'image','images'} & columns)
         if not names or isinstance(data, Dataset) and len(data) and not any(data[0][k] for k in names): return
         model,judge = given['model'],given.get('processing_class')
@@ -158,7 +158,7 @@ class CheckedTrainer(GRPOTrainer):
 
     @contextmanager
     def _watched(self, patience_s):
-        "A rank that waits within the block for a process that is gone ends, and names it."
+        "End a rank that waits within the block for a process that is gone, and name that process."
         CheckedTrainer._rolls += 1
         with RankWatchdog(patience_s, name=f'roll{self._rolls}') as self._roll:
             try: yield
@@ -242,7 +242,7 @@ class CheckedTrainer(GRPOTrainer):
             for i in range(1, min(len(x), len(logged))+1): logged[-i] = x[-i].item()
 
     def _raise_on_all_ranks(self, failed):
-        "On several processes none may leave alone: raise on every one when a reward function failed on one."
+        "Raise on every process if a reward function failed on one, so that none waits for another."
         acc = self.accelerator
         on = acc.gather(torch.tensor([len(failed)], device=acc.device)).nonzero()[:,0].tolist()
         if failed: raise failed[0]

@@ -88,7 +88,7 @@ def plan_transfers(
     rows:int,      # rows a process holds
     row_format:RowFormat, # what travels with a row
 )->list:           # of `Transfer`, in an order that every rank shares
-    "Who gives which rows to whom: a pure function, so that equal inputs on all ranks give equal plans."
+    "Plan which rank sends which rows where: a pure function, so that ranks with equal inputs agree."
     out = []
     for i,(s,g) in enumerate(zip(sources, places, strict=True)):
         for src,a,b in s['pieces']:
@@ -245,7 +245,7 @@ class ShardedBuffer:
         s:BatchInfo, # `dead` and `rewards` of all ranks, the rest of this one
         fits:Callable=lambda rows: True,  # may these rows be in the batch?
     )->DrawResult:
-        "Stored groups for the dead; the living are entered. RuntimeError on every rank if they disagree."
+        "Draw groups for the dead ones, and enter the living. RuntimeError on every rank if they disagree."
         G,n = self.G,len(s.lens)
         s.dead,s.rewards = [bool(o) for o in s.dead],s.rewards.detach().cpu().float()
         everyone = self.ranks.gather(torch.cat([self._marks(s), s.info.flatten()]))

@@ -82,7 +82,7 @@ class RecordCallback(TrainerCallback):
         return {f.name:f.stat().st_size for f in files if self.recorder and f.exists()}
 
     def close(self)->None:
-        "Let other runs write there."
+        "Release the folder for other runs."
         if self.recorder: self.recorder.close()
 
     def add_to_card(self)->None:
@@ -100,7 +100,7 @@ class RecordCallback(TrainerCallback):
     def on_train_begin(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
         **kwargs:object,
     )->None:
-        "Open the record, or say on every process why not."
+        "Open the record. ValueError on every process if it can't be opened."
         self.verdict,why = None,''
         self.told.clear()
         state.log_history[:] = [new_names('metrics', o) for o in state.log_history]   # what 0.1 logged
@@ -161,7 +161,7 @@ class RecordCallback(TrainerCallback):
     def on_train_end(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
         **kwargs:object,
     )->None:
-        "Say whether it learned, and if not, why."
+        "Write the verdict, and print it."
         self.trainer.finish_batch()
         if not self.recorder: return
         run = read_run(args.output_dir)
@@ -172,7 +172,7 @@ class RecordCallback(TrainerCallback):
     def lengths(self,
         rows:TrlRows,  # of a batch
     )->Tensor:       # (B, 2): tokens of each completion, and whether it was cut off
-        "How long is each completion?"
+        "The length of each completion, and whether it was cut off."
         ids,pad_id = rows.completion_ids,rows.pad_id
         end = torch.tensor([*end_token_ids(self.trainer), pad_id], device=ids.device)
         lens = rows.completion_mask.sum(1)
@@ -185,7 +185,7 @@ class RecordCallback(TrainerCallback):
     def ratios(self,
         b:TrlBatchRecord,  # a batch that has been trained on
     )->tuple:   # ratio and whether the clip holds it, (B, C) or (B, 1); mask of what counts, (B, C)
-        "As the loss saw them; where a row was not seen yet, nothing counts."
+        "Ratios and clip as the loss saw them; nothing counts where a row was not seen yet."
         t,A = self.trainer,b.trained.advantages[:,None]
         mask = b.trained.loss_mask & b.has_logps[:,None]
         x = b.logps-b.old_logps

@@ -101,11 +101,11 @@ class ResumableTrainer(GRPOTrainer):
         return 'start a new run from its weights: with `save_only_model=True` it holds nothing else'
 
     def note_randomness(self)->None:
-        "Where the generators go back to when a reward fails."
+        "Note the state of the generators, to be restored if a reward fails."
         self._rng = get_rng_state()
 
     def note_beginning(self)->None:
-        "Where all else goes back to when a reward fails within the step."
+        "Note all else that is to be restored if a reward fails within the step."
         if (self.state.epoch or 0)%1: self.note_randomness()   # at an epoch's start the loader has drawn
         self._step_start = dict(seen=self.state.num_input_tokens_seen, state=self._state())
 
@@ -135,7 +135,7 @@ class ResumableTrainer(GRPOTrainer):
             raise
 
     def save_model(self, output_dir:str|None=None, _internal_call:bool=False)->None:
-        "Also where FSDP cuts checkpoints into parts, the model is saved whole; TRL would save none."
+        "Save the model whole, also where FSDP cuts checkpoints into parts; TRL would save none."
         fsdp = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         if _internal_call or fsdp is None: return super().save_model(output_dir, _internal_call)
         kind = fsdp.state_dict_type
@@ -280,7 +280,7 @@ class ResumableTrainer(GRPOTrainer):
         for k,v in s['own'].items(): setattr(self, k, v)
 
     def _load_resharded(self, states):
-        "A checkpoint of another number of processes."
+        "Continue from a checkpoint of another number of processes."
         log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
             f'{self.args.world_size}: weights and optimizer go on, {self._begins_anew}')
 
@@ -323,7 +323,7 @@ class ResumableTrainer(GRPOTrainer):
         return what
 
     def _begin(self):
-        "A run that resumes nothing: it gets an id. ValueError where the checkpoints of another lie."
+        "Give a new run its id. ValueError if the folder has checkpoints of another run."
         self.run_id, = broadcast_object_list([new_run_id()])
         def whole():
             "The newest checkpoint of an earlier run, which saving would replace or remove."

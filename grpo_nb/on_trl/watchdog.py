@@ -139,7 +139,7 @@ class RankWatchdog:
                 self.store.set('trouble', '1')
 
     def missing(self)->str:
-        "Who raised, or went, or is behind; '' when all are equally far."
+        "Which rank raised, is gone or is behind; '' when all are equally far."
         notes = self.read()
         top = max([self.n, *(o[0] for o in notes if o)])
         raised = [f'rank {r} raised {o[2]}' for r,o in enumerate(notes) if o and o[1]=='raised']
@@ -198,7 +198,7 @@ class RankWatchdog:
             e is None or e.add_note('the store of the launcher is gone, and with it the process that held it')
 
     def _wait_for_others(self, e, limit_s=5.):
-        "Wait until all who live have signed that they lost someone, then say who did not."
+        "Wait until all other ranks have reported that they lost one, then name those that did not."
         self._sign('lost', self.what)
         end = time.monotonic()+limit_s
         while time.monotonic()<end:

@@ -246,7 +246,7 @@ def get_rng_state()->dict: # for `set_rng_state`
 def set_rng_state(
     d:dict,  # from `get_rng_state`, or a dict that holds it
 )->None:
-    "Every generator as it stood."
+    "Restore the state of every generator."
     version,numbers,gauss = d['python_rng']
     random.setstate((version, tuple(numbers), gauss))
     name,keys,*rest = d['numpy_rng']

@@ -15,7 +15,7 @@ import torch
 # %% ../../nbs/run/folders.ipynb #881f579c
 @contextmanager
 def single_thread()->Iterator[None]:
-    "Torch works on one thread inside the block: the same sums in the same order on every laptop."
+    "Run torch on one thread inside the block: the same sums in the same order on every laptop."
     n = torch.get_num_threads()
     torch.set_num_threads(1)
     try: yield

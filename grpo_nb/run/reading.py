@@ -98,7 +98,7 @@ def merge_by_step(
     return df
 
 def _fill(rows):
-    "Newcomers known by `id` alone get text, rewards and advantages of the row where they were born."
+    "Fill in text, rewards and advantages of replacements that are known by `id` alone."
     born = {o['id']:o for o in rows if o.get('id') is not None}
     for o in rows:
         if r := o['replacement']:

@@ -137,7 +137,7 @@ def load_checkpoint(
     s:TrainState,    # a new one made with the run's settings; changed in place
     path:str|Path,   # a checkpoint folder
 )->TrainState:      # `s`
-    "`s` as it was when the checkpoint was written. ValueError as of `check_checkpoint`."
+    "Restore a run as it was when the checkpoint was written. ValueError as of `check_checkpoint`."
     from safetensors.torch import load_model as load_weights
     path = check_checkpoint(s, path)
     d = new_names('checkpoint', load_state(state_file(path)))
@@ -181,7 +181,7 @@ class CheckpointCallback(TrainCallback):
     def save(self,
         s:TrainState,  # the run
     )->None:
-        "A checkpoint of this step, unless there is a complete one or the run has no folder."
+        "Save a checkpoint of this step, unless there is a complete one or the run has no folder."
         folder = s.args.output_dir
         if folder and checkpoint_error(Path(folder)/f'checkpoint-{s.step}'): save_checkpoint(s, folder)
 
@@ -205,14 +205,14 @@ class CheckpointCallback(TrainCallback):
         else: error.add_note(f'checkpoint-{s.step} holds all before this batch: resume with {self.hint}')
 
     def _rewind(self, s):
-        "The state as it was before the batch."
+        "Restore the state as it was before the batch."
         set_rng_state(self.before['rng'])
         s.generator.set_state(self.before['generator'])
         for k,v in self.before['counts'].items(): setattr(s, k, v)
         if self.before['strategy_rng'] is not None: s.strategy.rng = self.before['strategy_rng']
 
     def on_train_end(self, s:TrainState)->None:
-        "The last checkpoint; for a run that a signal stopped, how it goes on."
+        "Save the last checkpoint; print how a run that a signal stopped is resumed."
         self.save(s)
         if not s.stopped: return
         saved = f'saved; resume with {self.hint}' if s.args.output_dir else (

@@ -206,7 +206,7 @@ def _about(run, look):
     return ', '.join(str(o) for o in bits if o)
 
 def _correction(run):
-    "How the run limited the age of replayed groups, as text; '' if nothing was replayed."
+    "How replayed groups were corrected, as text; '' if nothing was replayed."
     if not any(o.get('replacement') for o in run.rows): return ''
     c = run.setting('replay_correction')
     plain = (run.setting('force_ratio_one') or run.setting('corrected', True) is False
@@ -216,7 +216,7 @@ def _correction(run):
     return 'replayed with the ratio to the policy that sampled'
 
 def _settings_of(run):
-    "The run's settings by name, without versions and its random mark."
+    "The run's settings by name, without versions and its id."
     said = {k.removeprefix('args.'):v for k,v in _flat(run.settings) if not k.startswith('versions.')}
     return {k:v for k,v in said.items() if k!='run' and v is not None}
 
