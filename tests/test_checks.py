@@ -7,7 +7,7 @@ from grpo_nb.parts.datasets import load_problems, select_rows, split_problems
 from grpo_nb.run.callbacks import CallbackList, TrainCallback
 from grpo_nb.run.checks import check_train_args
 from grpo_nb.parts.validate import (
-    check_text_content, source_row, warmup_warning,
+    source_row, warmup_warning,
     check_rendered, validate_dataset, check_settings, is_rendered, dataset_fingerprint,
     describe_dataset_change, rendered_answer)
 from grpo_nb.parts.sampling import check_lengths
@@ -17,6 +17,7 @@ from grpo_nb.loss import policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs
 from grpo_nb.run.record import dataset_info
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
+from grpo_nb.train_data import check_prompts
 from grpo_nb.trainer import TrainConfig, init_state
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
@@ -114,10 +115,11 @@ def test_a_bad_prompt_is_named_by_its_row_in_the_file_also_in_a_part():
     with pytest.raises(ValueError, match='row 35 has the prompt'): validate_dataset(part, 1)
 
 def test_a_message_in_parts_is_named_by_its_row_in_the_file():
-    text,parts = ([dict(role='user', content=o)] for o in ('a', [dict(type='text', text='a')]))
-    part = select_rows(Dataset.from_list([dict(n=i) for i in range(9)]), [3, 5])   # of a set in two kinds
+    class Part(list): source_rows = [3, 5]
+    contents = 'a',[dict(type='text', text='a')]
+    part = Part(dict(prompt=[dict(role='user', content=o)]) for o in contents)
     with pytest.raises(ValueError, match='row 5: a message has its `content` in parts'):
-        check_text_content([text, parts], part)
+        check_prompts(tiny_model(0), make_tokenizer(), TrainConfig(), part)
 
 def test_a_warmup_that_is_longer_than_the_run_is_said():
     assert warmup_warning(4, 4)==warmup_warning(0, 4)==warmup_warning(9, -1)==''

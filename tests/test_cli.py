@@ -343,6 +343,9 @@ def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywh
         monkeypatch):
     from grpo_nb.see.readers import judge_run
     monkeypatch.chdir(tmp_path)   # far from the notebooks
+    room = sys.modules['grpo_nb.demo']
+    answers = room._samples
+    monkeypatch.setattr(room, '_samples', lambda *a: [o|dict(after='red\x1b[31m') for o in answers(*a)])
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=4, n_problems=40, disable_tqdm=True)
     a,b = (s[k]['num_correct'] for k in ('before','after'))
     d = [y-x for x,y in zip(a, b)]
@@ -352,6 +355,7 @@ def test_a_difference_over_the_same_problems_is_taken_problem_by_problem_everywh
     want = f'{100*m:+.1f} points ± {100*half:.1f}'.replace('-', '−')
     out = capsys.readouterr().out
     assert 'https://grpo-nb.github.io' in out and 'jupyter' not in out
+    assert r'  after:  red\x1b[31m' in out and '\x1b[31m' not in out
     assert want in out and want in judge_run(read_run(tmp_path/'run'))[0].sentence
     assert 'Too early to tell: after 4 of the usual 200 steps, ' in out and DEMOS['tiny']['hint'] in out
 
@@ -467,6 +471,13 @@ def test_a_prompt_that_is_too_long_is_named_by_its_row_in_the_file(side, tmp_pat
             '--generation_batch_size', '8', '--steps_per_generation', '1'])
     err = capsys.readouterr().err
     assert "row 41's prompt has" in err and ('held-out problems: ' in err)==(side=='test')
+
+def test_what_could_not_be_read_does_not_steer_the_terminal(capsys):
+    from grpo_nb.cli import _print_notes
+    runs = [LoggedRun(Path(name), {}, pd.DataFrame(), [], {}, ['no \x1b[2J']) for name in ('a\x07', 'b')]
+    _print_notes(*runs)
+    _print_notes(runs[1])
+    assert capsys.readouterr().err=='note: a\\x07: no \\x1b[2J\nnote: b: no \\x1b[2J\nnote: no \\x1b[2J\n'
 
 def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capsys):
     (tmp_path/'p.jsonl').write_text(json.dumps({'a\x1b[2Jb\u202e':1}))

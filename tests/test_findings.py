@@ -990,6 +990,25 @@ def test_a_run_of_the_command_line_is_told_of_the_option_that_makes_prompts_conv
     remedy = RULES['no-chat-template'].remedies[0]
     assert translate_settings(remedy, 'trl')==remedy and '--chat' not in remedy
     assert '`--chat` makes prompts' in translate_settings(remedy, 'grpo_nb')
+    for trainer,told in dict(trl=False, grpo_nb=True).items():
+        found = diagnose_rows(bare([0.]*16, .1), settings=ASKED|dict(trainer=trainer))
+        do = next(o.remedy for o in found if o.name=='no-chat-template')
+        assert ('`--chat` makes prompts' in do)==told
+
+def test_what_has_no_shape_of_its_own_is_escaped_and_nothing_else():
+    "Control characters but line break and tab, line separators, and marks of the direction of writing"
+    import unicodedata
+    from grpo_nb.parts.answers import escape_controls
+    turns = {'LRE','RLE','LRO','RLO','PDF','LRI','RLI','FSI','PDI'}
+    marks = {'LEFT-TO-RIGHT MARK','RIGHT-TO-LEFT MARK','ARABIC LETTER MARK'}
+    def unseen(c):
+        if c in '\n\t': return False
+        return (unicodedata.category(c) in ('Cc','Zl','Zp') or unicodedata.bidirectional(c) in turns
+            or unicodedata.name(c, '') in marks)
+    for c in map(chr, range(0x3000)):
+        want = f'\\x{ord(c):02x}' if ord(c)<256 else f'\\u{ord(c):04x}'
+        if c=='\r': want = r'\r'
+        assert escape_controls(f'a{c}b')==(f'a{want}b' if unseen(c) else f'a{c}b'), hex(ord(c))
 
 def test_text_that_would_steer_a_terminal_is_shown_escaped():
     from grpo_nb.see.verdict import Verdict
