@@ -53,7 +53,9 @@ def fill_ref_logps(
 )->None:
     "Fill in the reference's log-probs of some groups; those never computed are nan."
     if batch.ref_logps is None: batch.ref_logps = torch.full_like(batch.old_logps, math.nan)
-    if groups.any(): batch.ref_logps[groups] = compute_logps(s, s.ref_model, batch[groups])
+    if not groups.any(): return
+    new = compute_logps(s, s.ref_model, batch[groups])
+    batch.ref_logps[groups] = new.to(batch.ref_logps.dtype)   # of a model in float64 they are float64
 
 def store_ref_logps(
     s:TrainState, batch:Groups, groups:Tensor,    # as for `fill_ref_logps`

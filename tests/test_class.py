@@ -81,6 +81,9 @@ def mine(solved, tmp_path): return Path(shutil.copytree(solved, tmp_path/'mine')
 def test_a_folder_is_made_and_what_is_there_already_is_left_alone(tmp_path):
     made = make(tmp_path/'new'/'ada')
     assert sorted(str(f.relative_to(tmp_path/'new'/'ada')) for f in (tmp_path/'new').rglob('*.*'))==made
+    about = (tmp_path/'new'/'ada'/'README.md').read_text(encoding='utf-8')
+    # the wheel alone opens no handout and runs no test
+    assert "`pip install 'grpo_nb[notebooks]' pytest`" in about
     (tmp_path/'work').mkdir()
     (tmp_path/'work'/'mine.py').write_text('x = 1')
     with pytest.raises(ValueError, match="holds .'mine.py'.: name a new folder"): make(tmp_path/'work')

@@ -144,6 +144,18 @@ def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(registry, tmp_pat
     assert '\n' not in str(e.value)
     assert [o for o in left_in(tmp_path/'cache') if not o.endswith('.lock')]==[]
 
+@pytest.mark.parametrize('why', ['no folder can be made there', 'nothing can be written into it'])
+def test_a_cache_that_cannot_be_written_to_is_named_with_a_way_out(registry, tmp_path, monkeypatch, why):
+    cache = tmp_path/'cache'
+    if why[:2]=='no':
+        cache.write_text('', encoding='utf-8')   # a file
+        monkeypatch.setenv('GRPO_NB_CACHE', str(cache/'within'))
+    else:
+        def refused(*a, **kw): raise PermissionError(13, 'Permission denied')   # the tests may run as root
+        monkeypatch.setattr(pretrained, 'TemporaryFile', refused)
+    with pytest.raises(OSError, match='into the cache folder .*cache.*: name another one in GRPO_NB_CACHE'):
+        get_pretrained('toy')
+
 def test_what_a_killed_process_left_is_removed_by_the_next(registry, gguf_file, tmp_path):
     cache = tmp_path/'cache'
     for name in ('toy-1.0', 'gguf-'+hashlib.sha256(gguf_file.read_bytes()).hexdigest()[:16]):

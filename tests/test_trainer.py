@@ -101,7 +101,7 @@ def test_a_minibatch_without_any_advantage_moves_the_weights_as_it_would(tmp_pat
     [
         (dict(num_generations=1), 'nothing to be compared'),
         (dict(generation_batch_size=30), 'multiple of num_generations'),
-        (dict(steps_per_generation=3), 'a divisor of the 8 groups'),
+        (dict(steps_per_generation=3), 'a divisor of 8, the number of groups'),
         (dict(max_steps=0), 'max_steps'),
         (dict(temperature=0.0), 'temperature'),
         (dict(top_p=0.0), 'top_p'),
@@ -314,6 +314,17 @@ def test_a_dead_group_that_stays_in_the_loss_has_a_reference_too(monkeypatch):
         info = train_batch(s); t = info['processed']
         with torch.no_grad(): want = token_logps(s.ref_model, t.batch, 1.)
         assert info['dead'].any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
+
+@pytest.mark.parametrize('kw', [{}, dict(sync_ref_model=True, ref_model_sync_steps=1)])
+def test_a_model_in_float64_is_pulled_back_as_one_in_float32(kw):
+    "The reference's log-probs are float64 then; they are stored beside the sampler's, which are float32."
+    losses = []
+    for dtype in (torch.float32, torch.float64):
+        s = init_state(tiny_model(0).to(dtype), TOK, DATA, parity, cfg(beta=.1, **kw))
+        for _ in range(2): train_batch(s)
+        assert s.history[-1]['kl']>0
+        losses.append([row['loss'] for row in s.history])
+    assert losses[1]==pytest.approx(losses[0], abs=1e-4)
 
 def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
     s = state(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, method=Replay(buffer_size=8))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 import torch
 from filelock import FileLock
 from .files import cache_dir, is_disk_full
@@ -47,10 +47,19 @@ def _is_whole(folder):
     except (OSError, ValueError, KeyError, TypeError): return False   # none, or of another version
     return layout==_LAYOUT and files=={k:(folder/k).stat().st_size for k in files if (folder/k).is_file()}
 
+def _check_writable(folder):
+    "OSError, which says how to name another cache folder, where this one can't be written to."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder): pass
+    except OSError as e:
+        raise OSError(f'nothing can be written into the cache folder {folder} ({e.strerror}): name another '
+            'one in GRPO_NB_CACHE') from e
+
 @contextmanager
 def _making(folder):
     "One process at a time makes `folder`; what killed ones left is removed, and a full disk is named."
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _check_writable(folder.parent)
     with FileLock(f'{folder}.lock'):
         for o in folder.parent.glob(f'.{folder.name}-*'): shutil.rmtree(o)
         try: yield

@@ -169,7 +169,8 @@ def check_config(
     if a.method is None or isinstance(a.method, str): resolve(STRATEGIES, a.method or 'replay', hint=_PLAIN)
     check_settings(a, [
         ('generation_batch_size', lambda v: v>0 and v%G==0, f'a multiple of num_generations ({G})'),
-        ('steps_per_generation', lambda v: v>=1 and B%v==0, f'a divisor of the {B} groups in a batch'),
+        ('steps_per_generation', lambda v: v>=1 and B%v==0,
+            f'a divisor of {B}, the number of groups in a batch'),
         ('replay_stored_per_fresh', lambda v: B%(1+v)==0,
             f'a batch that can be shared out: its {B} groups are no multiple of {k}')])
     require('epsilon_high', a.epsilon_high, a.loss_type!='cispo' or a.epsilon_high is not None,
