@@ -263,7 +263,8 @@ CARELESS = dict(
     grad=(lambda: torch.set_grad_enabled(not torch.is_grad_enabled()), 'grad mode'),
     threads=(lambda: torch.set_num_threads(torch.get_num_threads()+1), 'number of threads'),
     another_seed=(lambda: torch.manual_seed(6), 'seed of its global generator'),
-    seed_and_draw=(lambda: [torch.manual_seed(6), torch.rand(1000), torch.randn(3)], 'seed of its global'))
+    the_same_seed=(lambda: torch.manual_seed(5), 'seed of its global generator'),
+    seed_and_draw=(lambda: [torch.manual_seed(5), torch.rand(1000), torch.randn(3)], 'seed of its global'))
 
 @pytest.mark.parametrize('async_', [False, True], ids=['sync','async'])
 @pytest.mark.parametrize('what', CARELESS)

@@ -7,7 +7,7 @@ __all__ = ['RewardLog', 'run_state', 'check_reward_call', 'keep_torch_settings',
            'check_reward_parameters', 'is_async_callable', 'call_reward_funcs']
 
 # %% ../../nbs/parts/reward_calls.ipynb #ca110003
-import asyncio, functools, inspect, warnings
+import asyncio, functools, inspect, sys, warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -88,6 +88,11 @@ _SETTINGS = {   # of torch, for the whole process: how each is read and written
     'grad mode':(torch.is_grad_enabled, torch.set_grad_enabled),
     'number of threads':(torch.get_num_threads, torch.set_num_threads)}
 
+def _with_seed(state, seed):
+    "A state of torch's CPU generator under another initial seed, with the same numbers to come."
+    mark = (seed%2**64).to_bytes(8, sys.byteorder)
+    return torch.cat([torch.tensor([*mark], dtype=torch.uint8), state[8:]])
+
 @contextmanager
 def keep_torch_settings(
     who:str,  # whose code runs in the block, for the warning
@@ -96,10 +101,12 @@ def keep_torch_settings(
     before = {k:read() for k,(read,_) in _SETTINGS.items()}
     seed,state = torch.initial_seed(),torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    torch.set_rng_state(_with_seed(state, seed^2**40))
+    marked = torch.initial_seed()
     try: yield
     finally:
-        seeded = torch.initial_seed()!=seed   # the same seed again is not seen
-        if seeded: torch.set_rng_state(state)
+        seeded = torch.initial_seed()!=marked
+        torch.set_rng_state(state if seeded else _with_seed(torch.get_rng_state(), seed))
         if seeded and on_gpu: torch.cuda.set_rng_state_all(on_gpu)
         changed = [f'its {k} ({before[k]} is now {now})' for k,(read,_) in _SETTINGS.items()
             if (now := read())!=before[k]]
