@@ -1,7 +1,7 @@
 """What several tests need: the built site, a Chromium that is on the machine,
 a JupyterLab on a copy of the project."""
 
-import functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, tempfile
+import asyncio, functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, tempfile
 import threading, time
 import urllib.request
 from pathlib import Path
@@ -75,6 +75,14 @@ def no_stop_before():
     "A run that a test stopped by a signal is of no concern to the next test."
     yield
     if o := sys.modules.get('grpo_nb.run.signals'): o.forget_stop()
+
+@pytest.fixture(autouse=True)
+def no_loop_of_a_browser(request):
+    "Playwright leaves a loop running in its thread; who asks for no browser finds none."
+    loop = None if AROUND & {*request.fixturenames} else asyncio._get_running_loop()
+    if loop: asyncio._set_running_loop(None)
+    yield
+    if loop: asyncio._set_running_loop(loop)
 
 @pytest.fixture(scope='session')
 def browser():
