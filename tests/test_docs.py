@@ -2,9 +2,12 @@
 widgets that move without a kernel"""
 
 import json, os, re, subprocess, sys, time, zlib
+from base64 import b64decode
 from html import unescape
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import unquote
+import numpy as np
 import pytest, yaml
 from browsing import CHROME, CONTRAST, IN_THEME, RULES, ask_axe, axe_errors
 from grpo_nb.dev.pages import site_errors
@@ -100,6 +103,19 @@ def test_a_notebook_keeps_the_picture_of_a_run_and_the_site_gets_its_page():
     stored = json.loads((ROOT/'nbs/15_look_at_a_run.ipynb').read_text(encoding='utf-8'))
     shown = [s for c in stored['cells'] for o in c.get('outputs', []) if '<iframe' in (s := stored_html(o))]
     assert len(shown)==1 and unescape(shown[0]).count(view_script()[:9000])==1
+
+@pytest.mark.weekly
+def test_no_word_of_a_stored_picture_is_cut_off_at_its_edge():
+    from PIL import Image
+    cut = []
+    for f in ROOT.glob('nbs/**/*.ipynb'):
+        cells = json.loads(f.read_text(encoding='utf-8'))['cells']
+        shown = [o.get('data', {}).get('image/png') for c in cells for o in c.get('outputs', [])]
+        for png in filter(None, shown):
+            pixels = np.asarray(Image.open(BytesIO(b64decode(''.join(png)))).convert('RGB')).astype(int)
+            edges = np.concatenate([pixels[:,0], pixels[:,-1], pixels[0], pixels[-1]])
+            if abs(edges-pixels[0,0]).max()>30: cut.append(f.name)
+    assert cut==[]
 
 @pytest.mark.parametrize('index', ['plain', 'named', 'two levels', 'two levels of columns'])
 def test_a_table_is_stored_in_short_with_every_cell_in_its_place(index):
