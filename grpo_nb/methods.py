@@ -40,9 +40,8 @@ class DynamicSampling(DeadGroupStrategy):
         require('max_rounds', self.max_rounds, self.max_rounds>=0, '0 or more')
         require('unreplaced', self.unreplaced, self.unreplaced in ('keep','mask'), "'keep' or 'mask'")
 
-    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *, sample_more:Callable
-            |None=None,
-        **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *,
+        sample_more:Callable|None=None, **more:Any)->ProcessedBatch:
         "Replace dead groups by living fresh ones; ValueError without `sample_more`."
         dead = self.find_dead(batch, dead)
         if sample_more is None and dead.any():

@@ -413,14 +413,13 @@ def short_path()->list: # dicts in reading order: file, title, minutes, sections
         if o['chapter'] not in known:
             raise ProjectError(f"nbs/path.yml: no chapter {o['chapter']!r} in course.yml")
         chapter = known[o['chapter']]
-        there = {heading:(prose, code) for heading,prose,
-            code in _sections(_read(nbs/f"{chapter['file']}.ipynb"))}
+        sections = _sections(_read(nbs/f"{chapter['file']}.ipynb"))
+        there = {heading:(prose, code) for heading,prose,code in sections}
         gone = [h for h in o['sections'] if h not in there]
         if gone: raise ProjectError(f"nbs/path.yml: {chapter['file']} has no section {gone[0]!r}")
         minutes = sum(_minutes(*there[h]) for h in o['sections'])
-        stops.append(
-            dict(file=chapter['file'], title=chapter['title'], minutes=minutes, sections=o['sections'],
-            why=o['why']))
+        stops.append(dict(file=chapter['file'], title=chapter['title'], minutes=minutes,
+            sections=o['sections'], why=o['why']))
     return stops
 
 # %% ../../nbs/dev/site.ipynb #d46e1b8f

@@ -241,8 +241,8 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
             row,fresh = (ratio_row(merge_sums(o)) for o in all_.unbind(1))
             self._sums = {}
             if row and fresh: self._metrics['train']['clip_ratio/fresh_mean'] = [fresh['clip_frac']]
-            n,room = self._gather_floats([len(self.replay_buffer), self.replay_buffer.max_size]).sum(
-                0).tolist()
+            sizes = self._gather_floats([len(self.replay_buffer), self.replay_buffer.max_size])
+            n,room = sizes.sum(0).tolist()
             row |= dict(buffer_size=n, fill=n/max(1, room))
             self._metrics['train'] |= {f'replay/{k}':[float(v)] for k,v in row.items()}
         super().log(logs, start_time)

@@ -20,9 +20,8 @@ from trl import GRPOTrainer
 from ..parts.validate import describe_dataset_change
 from ..run.signals import check_stop, note_stop, stop_on_signal
 from ..run.checkpoints import (
-    check_state_format, checkpoint_folders, checkpoint_error, is_disk_full, load_state, read_manifest,
-    new_run_id,
-    latest_complete_checkpoint, disk_full_error, get_rng_state, read_json, save_state, set_rng_state,
+    check_state_format, checkpoint_error, checkpoint_folders, disk_full_error, get_rng_state, is_disk_full,
+    latest_complete_checkpoint, load_state, new_run_id, read_json, read_manifest, save_state, set_rng_state,
     state_file, write_manifest)
 
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
@@ -249,8 +248,7 @@ class ResumableTrainer(GRPOTrainer):
         self.run_id = first.get('run') or self.run_id
         same,all_ranks = first['world']==self.args.world_size,range(first['world'])
         found = [r in o if same else {*all_ranks}<={*o} for r,o in enumerate(everywhere)]
-        self._need_files(found, checkpoint,
-            'their own' if same else 'all')
+        self._need_files(found, checkpoint, 'their own' if same else 'all')
         if self.args.sync_ref_model:
             ref = first['ref'] or next((ref for r in here if (ref := load(r)['ref'])), None)
             self._need_files(gather_object([bool(ref)]), checkpoint, 'the reference model in any')

@@ -21,10 +21,10 @@ check_trl_api()   # before names of TRL are imported that it may have moved
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 # %% ../../nbs/on_trl/rows.ipynb #2cf82f69
+# a value per token, and the value of padding
 PER_TOKEN_COLUMNS = dict(completion_ids=None, completion_mask=0, old_per_token_logps=0.,
-    ref_per_token_logps=0.,
-    # a value per token, and the value of padding
-    sampling_per_token_logps=0., tool_mask=1, importance_sampling_ratio=1., replay_old_logps=0.)
+    ref_per_token_logps=0., sampling_per_token_logps=0., tool_mask=1, importance_sampling_ratio=1.,
+    replay_old_logps=0.)
 PROMPT_COMPLETION_COLUMNS = ('token_type_ids','mm_token_type_ids') # prompt and completion in one row
 IMAGE_COLUMNS = {'pixel_values','image_grid_thw','pixel_attention_mask','spatial_shapes','image_sizes',
     'image_position_ids','num_images','num_tiles'}

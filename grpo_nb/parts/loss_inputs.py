@@ -234,8 +234,8 @@ def apply_corrections(
 )->ObjectiveInputs:
     "Log-probs and advantages after the corrections of fresh and of replayed groups, and the clip of each."
     level,A = settings.importance_sampling_level,x.advantages
-    old_logps,prox_ratio,clip_mask = x.old_logps,ratio.detach(),ppo_clip_mask(ratio.detach(), A,
-        settings.clip)
+    old_logps,prox_ratio = x.old_logps,ratio.detach()
+    clip_mask = ppo_clip_mask(prox_ratio, A, settings.clip)
     for c,rows in ((settings.correction, ~x.replayed), (settings.replay_correction, x.replayed)):
         if not (c and c.is_active and rows.any()): continue
         at,seen = rows[:,None,None],ratio.detach()

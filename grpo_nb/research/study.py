@@ -581,7 +581,6 @@ def make_method(
 )->object:     # a `DeadGroupStrategy`
     "The arm's method. ValueError where it is unknown."
     o = ({'seed':seed} if a.method in ('replay','skip') else {}) | a.options | options
-
     return (resolve_name(a.method, STRATEGIES, 'method') if isinstance(a.method, str) else a.method)(**o)
 
 # %% ../../nbs/research/study.ipynb #6bc3e0aa
@@ -723,8 +722,8 @@ def make_jobs(
     "The runs of a comparison, seed by seed, of arms that can act: some need prompts that come again."
     arms,regs = list(ARMS) if arms is None else arms,list(REGIMES) if regimes is None else regimes
     def acts(a, r):
-        return arm_of(a).method not in ('skip','same_prompt') or resolve_name(r, REGIMES,
-            'regime').n_train<1000
+        if arm_of(a).method not in ('skip','same_prompt'): return True
+        return resolve_name(r, REGIMES, 'regime').n_train<1000
     both = [(a, r) for r in regs for a in arms if acts(a, r)]
     return [make_job(a, r, s, **settings) for s in range(seeds) for a,r in both]
 

@@ -308,7 +308,6 @@ def recipe_errors(
         out.append(f'{len(weights)} reward_weights for {len(reward_funcs)} rewards '
             f'({", ".join(reward_names(reward_funcs))}): give one each')
     bits = r.load_in_4bit or r.load_in_8bit
-
     asked = {'--use_peft':('peft', r.use_peft or bits),
         '--use_liger_kernel':('liger_kernel', a.use_liger_kernel),
         '--load_in_4bit and --load_in_8bit':('bitsandbytes', bits)}

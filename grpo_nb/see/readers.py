@@ -53,8 +53,8 @@ def find_columns(
         raise ValueError(f'`columns` names {sorted(odd)}: give names for some of {list(COLUMN_ALIASES)}')
     if gone := {k:v for k,v in columns.items() if v not in names}:
         raise ValueError(f'no such columns: {gone}; the table has {list(names)[:30]}')
-    out = {k:columns.get(k) or next((n for n in known if n in names), None) for k,
-        known in COLUMN_ALIASES.items()}
+    def named(known): return next((n for n in known if n in names), None)
+    out = {k:columns.get(k) or named(known) for k,known in COLUMN_ALIASES.items()}
     if lack := [k for k in ('prompt','completion','reward') if not out[k]]:
         raise ValueError(f'no column for {", ".join(lack)} among {list(names)[:30]}: name it, e.g. '
                          f'columns=dict({lack[0]}="…")')
