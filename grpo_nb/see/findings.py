@@ -101,7 +101,7 @@ class RunColumns:
         ok = np.isfinite(x)
         return self.steps[ok],x[ok]
 
-    def __call__(self, name:str)->np.ndarray|None: return self.pair(name)[1]
+    def __call__(self, name:str)->np.ndarray: return self.pair(name)[1]
     def second_half(self, name:str)->np.ndarray: return (x := self(name))[len(x)//2:]
 
     def nonfinite_steps(self, name:str)->list:
