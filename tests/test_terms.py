@@ -1,5 +1,6 @@
 "What one token adds to the loss: the terms by other roads, in a record, and the update that followed."
 import json
+from pathlib import Path
 import pytest, torch
 from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
@@ -226,6 +227,28 @@ def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(h
     assert set(told[0]['by'])==set(LOSS_TYPES) and next(iter(told[0]['by']))==how['loss_type']
     mine = torch.tensor([v for x in told for r in x['after'] for v in r])
     assert torch.allclose(mine.sort()[0], torch.cat(after).sort()[0], atol=1e-6)
+
+def test_on_trl_a_run_that_ended_within_a_batch_leaves_nothing_for_the_next():
+    import trl_tiny as tiny
+    from transformers import TrainerCallback
+    from grpo_nb.on_trl.token_terms import TokenTermsCallback
+    class Once(TrainerCallback):
+        left = 1
+        def on_step_end(self, args, state, control, **kw):
+            self.left -= 1
+            if self.left==0: raise InterruptedError   # half of the batch has been trained on
+    t = tiny.trainer(max_steps=2, steps_per_generation=2)
+    terms = TokenTermsCallback(t)
+    for o in (terms, Once()): t.add_callback(o)
+    with pytest.raises(InterruptedError): t.train()
+    file = Path(t.args.output_dir)/'tokens.jsonl'
+    old = dict(step=2, group=0, terms=None)   # of a run before
+    file.write_text(json.dumps(old)+'\n')
+    t.train()
+    assert json.loads((file.parent/'earlier-1'/'tokens.jsonl').read_text())==old
+    rows = [json.loads(o) for o in file.read_text().splitlines()]
+    assert [(o['step'], o['group'], len(o['terms']['tokens'])) for o in rows]==[(1, 0, 4), (1, 1, 4)]
+    assert not terms.open and not terms.done
 
 def test_on_trl_listening_changes_no_bit(tmp_path):
     import trl_tiny as tiny

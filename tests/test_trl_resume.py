@@ -428,3 +428,24 @@ def test_a_buffer_of_the_other_kind_is_named(tmp_path, was, now):
     why = f'has a {was} replay buffer, this run a {now} one: set `replay_scope`'
     with pytest.raises(ValueError, match=why):
         make(tmp_path, 2, replay_scope=now).train(resume_from_checkpoint=True)
+
+def test_a_second_run_of_a_trainer_does_not_train_on_what_the_first_left_of_a_batch():
+    t = T.trainer(max_steps=1, steps_per_generation=2)
+    got = T.spy(t)
+    t.train()   # ends within a batch
+    t.train()
+    n = got[-1]['completion_mask'].sum(1).float().mean().item()
+    assert len(got)==2 and t.state.log_history[0]['completions/mean_length']==pytest.approx(n)
+
+def test_numbers_that_a_run_did_not_get_to_log_are_not_in_the_next_ones():
+    class Ends(TrainerCallback):
+        left = 3
+        def on_step_end(self, args, state, control, **kw):
+            self.left -= 1
+            if self.left==0: raise InterruptedError
+    t = T.trainer(max_steps=4, logging_steps=2, callbacks=[Ends()])
+    got = T.spy(t)
+    with pytest.raises(InterruptedError): t.train()   # the third batch is in no row
+    t.train()
+    n = torch.cat([b['completion_mask'].sum(1) for b in got[3:5]]).float().mean().item()
+    assert t.state.log_history[0]['completions/mean_length']==pytest.approx(n)

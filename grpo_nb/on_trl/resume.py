@@ -191,7 +191,9 @@ class ResumableTrainer(GRPOTrainer):
         SIGTERM and SIGINT save and stop; a second one ends at once. `Stopped` where one has stopped another
         run of this process.
         """
-        if self._trained: self._last_loaded_step = -1   # of another run; vLLM has its weights
+        if self._trained:   # what is left of another run: weights in vLLM, a batch in progress, its numbers
+            self._last_loaded_step,self._step,self._buffered_inputs = -1,0,None
+            self._metrics['train'].clear()
         self._trained = True
         resume = self._resume_from(resume_from_checkpoint)
         check_stop(resume and read_manifest(resume).get('run'))

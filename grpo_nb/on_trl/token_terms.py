@@ -80,6 +80,10 @@ class TokenTermsCallback(TrainerCallback):
         self.trainer,self.every = trainer,every
         self.open,self.done = [],[]   # micro-batches of this step, and of this batch
 
+    def on_train_begin(self, *args:object, **kwargs:object)->None:
+        "Begin with nothing, also where an earlier run ended within a batch."
+        self.open,self.done = [],[]
+
     def on_step_begin(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
         **kwargs:object,
     )->None:

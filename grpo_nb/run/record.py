@@ -217,7 +217,7 @@ def format_terms(
         for name,x in by.items()}) for j in range(len(mask))]
 
 # %% ../../nbs/run/record.ipynb #5e1f70ad
-RECORD = ('settings.json','history.jsonl','groups.jsonl','summary.json')
+RECORD = ('settings.json','history.jsonl','groups.jsonl','tokens.jsonl','summary.json')
 
 def load_json(
     path:Path,  # of a file of a record
@@ -288,7 +288,7 @@ class Recorder:
         self.close = lock_folder(self.dir)
         was = load_json(self.dir/'settings.json')[0].get('run')
         if resume_step is None or run and was and was!=run: _set_aside(self.dir)
-        for o in ('history.jsonl','groups.jsonl'): _cut(self.dir/o, resume_step)
+        for o in ('history.jsonl','groups.jsonl','tokens.jsonl'): _cut(self.dir/o, resume_step)
         if resume_step is not None and was==run: _restore(self.dir/'history.jsonl', history, resume_step)
         groups = self.dir/'groups.jsonl'
         self.size = groups.stat().st_size if groups.exists() else 0
