@@ -7,6 +7,7 @@ import pytest, torch
 from transformers import TrainerCallback
 from grpo_nb.grpo_with_replay_buffer import (checkpoint_error,
     last_checkpoint)
+from grpo_nb.run.reading import read_run
 from grpo_nb.run.signals import Stopped
 from grpo_nb.run.checkpoints import load_state
 import trl_tiny as T
@@ -436,6 +437,7 @@ def test_a_second_run_of_a_trainer_does_not_train_on_what_the_first_left_of_a_ba
     t.train()
     n = got[-1]['completion_mask'].sum(1).float().mean().item()
     assert len(got)==2 and t.state.log_history[0]['completions/mean_length']==pytest.approx(n)
+    assert [o['group'] for o in read_run(t.args.output_dir).by_step[1]]==[0, 1]   # numbered anew
 
 def test_numbers_that_a_run_did_not_get_to_log_are_not_in_the_next_ones():
     class Ends(TrainerCallback):

@@ -101,7 +101,7 @@ class RecordCallback(TrainerCallback):
         **kwargs:object,
     )->None:
         "Open the record. ValueError on every process if it can't be opened."
-        self.verdict,why = None,''
+        self.verdict,why,self.last = None,'',(0, 0)
         self.told.clear()
         state.log_history[:] = [new_names('metrics', o) for o in state.log_history]   # what 0.1 logged
         resumed = state.global_step or None
