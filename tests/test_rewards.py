@@ -1,5 +1,5 @@
 "Rewards: TRL's own calculation, its stock functions, every bad return, reward models, loading."
-import asyncio, functools, inspect, math, warnings
+import asyncio, functools, inspect, math, os, tempfile, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_name, reward_names
@@ -249,9 +249,11 @@ def test_a_column_under_a_name_of_the_trainers_is_refused(name):
         validate_dataset([{'prompt':'a', name:1}], 1)
 
 @pytest.fixture
-def torch_as_it_was():
+def process_as_it_was():
     before = torch.get_default_dtype(),torch.is_grad_enabled(),torch.get_num_threads(),torch.get_rng_state()
+    folder = os.getcwd()
     yield
+    os.chdir(folder)
     torch.set_default_dtype(before[0])
     torch.set_grad_enabled(before[1])
     torch.set_num_threads(before[2])
@@ -262,13 +264,15 @@ CARELESS = dict(
         r'default dtype \(torch.float32 is now torch.float64'),
     grad=(lambda: torch.set_grad_enabled(not torch.is_grad_enabled()), 'grad mode'),
     threads=(lambda: torch.set_num_threads(torch.get_num_threads()+1), 'number of threads'),
-    another_seed=(lambda: torch.manual_seed(6), 'seed of its global generator'),
-    the_same_seed=(lambda: torch.manual_seed(5), 'seed of its global generator'),
-    seed_and_draw=(lambda: [torch.manual_seed(5), torch.rand(1000), torch.randn(3)], 'seed of its global'))
+    folder=(lambda: os.chdir(os.path.dirname(os.getcwd())), r'the working folder \(/'),
+    folder_removed=(lambda: [os.chdir(o := tempfile.mkdtemp()), os.rmdir(o)], 'a folder that was removed'),
+    another_seed=(lambda: torch.manual_seed(6), "seed of torch's global generator"),
+    the_same_seed=(lambda: torch.manual_seed(5), "seed of torch's global generator"),
+    seed_and_draw=(lambda: [torch.manual_seed(5), torch.rand(1000), torch.randn(3)], "seed of torch's"))
 
 @pytest.mark.parametrize('async_', [False, True], ids=['sync','async'])
 @pytest.mark.parametrize('what', CARELESS)
-def test_what_a_reward_changes_of_torch_is_put_back_and_said(what, async_, torch_as_it_was):
+def test_what_a_reward_changes_for_the_whole_process_is_put_back_and_said(what, async_, process_as_it_was):
     change,says = CARELESS[what]
     def careless(completions, **kw):
         change()
@@ -278,11 +282,12 @@ def test_what_a_reward_changes_of_torch_is_put_back_and_said(what, async_, torch
     torch.rand(3)
     state = torch.get_rng_state()
     before = torch.get_default_dtype(),torch.is_grad_enabled(),torch.get_num_threads()
+    folder = os.getcwd()
     name = 'later' if async_ else 'careless'
     with pytest.warns(UserWarning, match=f'reward function `{name}`.*{says}.*put back'):
         assert compute_rewards(later if async_ else careless, P, C)[:,0].tolist()==[len(c) for c in C]
     assert (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())==before
-    assert torch.equal(torch.get_rng_state(), state) and torch.initial_seed()==5
+    assert torch.equal(torch.get_rng_state(), state) and torch.initial_seed()==5 and os.getcwd()==folder
 
 def test_a_reward_that_draws_random_numbers_moves_torchs_generator_on_without_a_word(recwarn):
     def noisy(completions, **kw):
@@ -295,7 +300,7 @@ def test_a_reward_that_draws_random_numbers_moves_torchs_generator_on_without_a_
     got = drawn(lambda: compute_rewards(noisy, P, C)[:,0].tolist())
     assert got[0]==pytest.approx(want[0]) and got[1:]==want[1:] and not list(recwarn)
 
-def test_what_a_reward_changes_is_put_back_though_it_raises(torch_as_it_was):
+def test_what_a_reward_changes_is_put_back_though_it_raises(process_as_it_was):
     def breaks(completions, **kw):
         torch.set_default_dtype(torch.float64)
         raise KeyError('x')

@@ -181,6 +181,15 @@ def test_a_token_that_the_model_does_not_know_is_named():
         GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, args=T.config(),
             train_dataset=Dataset.from_dict(dict(prompt=['one zebra']*17)), processing_class=tok)
 
+def test_a_prompt_of_which_the_tokenizer_makes_nothing_is_named():
+    "As where a tokenizer's class doesn't fit its files: it knows one letter, and has no token for others."
+    from tokenizers import models
+    tok = T.tokenizer()
+    tok.backend_tokenizer.model = models.BPE(vocab={'o':0}, merges=[])
+    with pytest.raises(ValueError, match="makes no token of the prompt 'red': use the tokenizer that"):
+        GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, args=T.config(),
+            train_dataset=Dataset.from_dict(dict(prompt=['o']*16+['red'])), processing_class=tok)
+
 def test_a_stream_that_ends_before_the_first_step_is_an_error():
     t = T.trainer(dataset=T.data(2).to_iterable_dataset(), per_device_train_batch_size=16)
     with pytest.raises(ValueError,

@@ -131,10 +131,15 @@ class CheckedTrainer(GRPOTrainer):
             'checksum of the prompts':data['prompts']})
 
     def _check_lengths(self, prompts):
-        "ValueError for a prompt that the model can't read: too long, or with tokens it doesn't know."
+        "ValueError for a prompt that the model can't read: too long, or with no token or unknown ones."
         limit = max_context_length(self.model.config)
         if not prompts or not limit or self._is_vlm: return
-        ids = self._tokenize_prompts(sorted(prompts, key=lambda p: len(str(p)))[-4:])[0]
+        longest = sorted(prompts, key=lambda p: len(str(p)))[-4:]
+        ids = self._tokenize_prompts(longest)[0]
+        if not all(ids):
+            bare = next(p for p,o in zip(longest, ids) if not o)
+            raise ValueError(f'the tokenizer makes no token of the prompt {bare!r:.60}: use the tokenizer '
+                'that belongs to the model')
         n,top,known = max(map(len, ids)),max(map(max, ids)),self.model.config.get_text_config().vocab_size
         if top>=known:
             raise ValueError(f'a prompt has token {top}, the model knows 0 to {known-1}: use the tokenizer '

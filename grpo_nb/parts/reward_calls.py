@@ -7,7 +7,7 @@ __all__ = ['RewardLog', 'run_state', 'check_reward_call', 'keep_torch_settings',
            'check_reward_parameters', 'is_async_callable', 'call_reward_funcs']
 
 # %% ../../nbs/parts/reward_calls.ipynb #ca110003
-import asyncio, functools, inspect, sys, warnings
+import asyncio, functools, inspect, os, sys, warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -83,10 +83,15 @@ def check_reward_call(
                              'for every completion of its group')
 
 # %% ../../nbs/parts/reward_calls.ipynb #ca110010
-_SETTINGS = {   # of torch, for the whole process: how each is read and written
-    'default dtype':(torch.get_default_dtype, torch.set_default_dtype),
-    'grad mode':(torch.is_grad_enabled, torch.set_grad_enabled),
-    'number of threads':(torch.get_num_threads, torch.set_num_threads)}
+def _working_folder():
+    try: return os.getcwd()
+    except FileNotFoundError: return 'a folder that was removed'
+
+_SETTINGS = {   # of the whole process: how each is read and written
+    "torch's default dtype":(torch.get_default_dtype, torch.set_default_dtype),
+    "torch's grad mode":(torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's number of threads":(torch.get_num_threads, torch.set_num_threads),
+    'the working folder':(_working_folder, os.chdir)}   # a run's `output_dir` may be relative to it
 
 def _with_seed(state, seed):
     "A state of torch's CPU generator under another initial seed, with the same numbers to come."
@@ -97,7 +102,7 @@ def _with_seed(state, seed):
 def keep_torch_settings(
     who:str,  # whose code runs in the block, for the warning
 )->Iterator:
-    "Put back what the block changes of torch for the whole process, with a warning."
+    "Put back what the block changes for the whole process, of torch and the working folder; with a warning."
     before = {k:read() for k,(read,_) in _SETTINGS.items()}
     seed,state = torch.initial_seed(),torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -108,12 +113,13 @@ def keep_torch_settings(
         seeded = torch.initial_seed()!=marked
         torch.set_rng_state(state if seeded else _with_seed(torch.get_rng_state(), seed))
         if seeded and on_gpu: torch.cuda.set_rng_state_all(on_gpu)
-        changed = [f'its {k} ({before[k]} is now {now})' for k,(read,_) in _SETTINGS.items()
-            if (now := read())!=before[k]]
-        for k,(_,write) in _SETTINGS.items(): write(before[k])
-        if seeded: changed.append('the seed of its global generator')
+        now = {k:read() for k,(read,_) in _SETTINGS.items()}
+        moved = [k for k in _SETTINGS if now[k]!=before[k]]
+        for k in moved: _SETTINGS[k][1](before[k])
+        changed = [f'{k} ({before[k]} is now {now[k]})' for k in moved]
+        if seeded: changed.append("the seed of torch's global generator")
         if changed:
-            warnings.warn(f"{who} changed torch for the whole process: {', '.join(changed)}. It is put back, "
+            warnings.warn(f"{who} changed for the whole process: {', '.join(changed)}. It is put back, "
                 'or training would go on with it: undo it in the function; for random numbers use a '
                 '`torch.Generator` of its own')
 
