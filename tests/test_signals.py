@@ -28,11 +28,13 @@ def test_what_stood_before_comes_back_after_an_error_and_inside_a_run():
 def test_a_handler_that_c_code_has_set_stays(monkeypatch):
     "Python knows it as None, which can't be set again: the end of a run would raise, and the handler be lost"
     real = signal.getsignal
-    before = real(signal.SIGTERM)
+    before,interrupt = real(signal.SIGTERM),signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(signal, 'getsignal', lambda o: None if o==signal.SIGTERM else real(o))
-    with stop_on_signal():
-        assert real(signal.SIGTERM)==before and real(signal.SIGINT)!=signal.default_int_handler
-    assert real(signal.SIGTERM)==before and real(signal.SIGINT)==signal.default_int_handler
+    try:   # tests that a script begins in the background find SIGINT ignored
+        with stop_on_signal():
+            assert real(signal.SIGTERM)==before and real(signal.SIGINT)!=signal.default_int_handler
+        assert real(signal.SIGTERM)==before and real(signal.SIGINT)==signal.default_int_handler
+    finally: signal.signal(signal.SIGINT, interrupt)
 
 def test_outside_the_main_thread_nothing_is_watched():
     before,seen = handlers(),[]
