@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.reward_calls import is_async_callable, keep_torch_settings
+from ..parts.reward_calls import is_async_callable, keep_process_settings
 from ..parts.validate import (
     validate_prompts, check_rendered, validate_rewards, validate_dataset, distinct_names,
     dataset_fingerprint, max_context_length, reward_names, opened_tag_warning, template_start)
@@ -225,7 +225,7 @@ class CheckedTrainer(GRPOTrainer):
             for f,name in zip(funcs, self.reward_func_names)]
         who = 'reward function '+' or '.join(map(repr, self.reward_func_names))
         try:
-            with self.timed('reward'), keep_torch_settings(who):
+            with self.timed('reward'), keep_process_settings(who):
                 r = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
         finally: self.reward_funcs = funcs
         if failed is not None: self._raise_on_all_ranks(failed)
