@@ -1,4 +1,4 @@
-"Settings, records and metrics of 0.1, and older checkpoints, are read under today's names."
+"Settings, records, metrics and checkpoints from before the first release are read under today's names."
 import gzip, json
 from pathlib import Path
 import pytest, torch

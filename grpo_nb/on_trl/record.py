@@ -103,7 +103,7 @@ class RecordCallback(TrainerCallback):
         "Open the record. ValueError on every process if it can't be opened."
         self.verdict,why,self.last = None,'',(0, 0)
         self.told.clear()
-        state.log_history[:] = [new_names('metrics', o) for o in state.log_history]   # what 0.1 logged
+        state.log_history[:] = [new_names('metrics', o) for o in state.log_history]   # older logs
         resumed = state.global_step or None
         if state.is_world_process_zero:
             self.settings = self.about()

@@ -29,7 +29,7 @@ class BatchRecord:
     extra:dict=field(default_factory=dict)   # what rewards logged of each completion, {column: (n*G,)}
 
     def __getitem__(self, name:str)->Any:
-        "A field by its name, as in a dict; by the names of 0.1 too."
+        "A field by its name, as in a dict; by its earlier name too."
         return getattr(self, _NAMES_OF_0_1.get(name, name))
 
 _NAMES_OF_0_1 = dict(fresh='sampled', texts='completions', by_func='rewards_by_func', seen='updates',

@@ -209,7 +209,7 @@ def read_run(
     """Everything a run has written down so far; works while it goes on.
 
     Half a last line is left out; damaged lines and groups are counted in `notes`. Of a run that has ended,
-    `gzip` may have compressed the .jsonl files. A record of 0.1 is read under today's names, and gets None in
+    `gzip` may have compressed the .jsonl files. An older record is read under today's names, and gets None in
     columns that it lacks.
     ValueError when the folder is missing or holds no record.
     """

@@ -36,7 +36,7 @@ def canonical_metric(
     "What TRL calls this metric."
     name = re.sub(r'\s*/\s*', '/', name.split(' - ')[-1].strip())   # a notebook's table has blanks
     if ours := next((k for k,theirs in METRIC_ALIASES.items() if name in theirs), None): return ours
-    name = RENAMED['metrics'].get(name, name)   # of our 0.1
+    name = RENAMED['metrics'].get(name, name)   # or an earlier name
     if m := re.match('(?:train|metrics|trainer)/(.*)', name): return canonical_metric(m[1])
     return _HELD.sub('eval/', name)
 
