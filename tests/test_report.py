@@ -16,10 +16,12 @@ def run(tmp_path_factory): return make_run(tmp_path_factory.mktemp('r')/'run', n
 def test_the_page_has_verdict_curves_and_settings(run, tmp_path):
     o = Opened(write_report(run, tmp_path).read_text())
     assert o.head['verdict']['sentence'].startswith('It learned: held-out pass@1 went from')
+    h = read_run(run).history
+    dead,replaced = h['replay/dead'].sum(),h['replay/replaced'].sum()
+    assert o.head['verdict']['groups'].startswith(f'{dead:.0f} dead, {replaced:.0f} replaced, ')
     labels = [c['label'] for c in o.head['curves'] if c.get('main')]
     assert labels==['reward, mean of the batch', 'share of living groups']
     assert dict(o.head['tables'])['Settings'] and len(o.head['samples'])==3
-    h = read_run(run).history
     assert o.head['curves'][1]['value']==pytest.approx((1-h['frac_reward_zero_std']).tolist(), abs=1e-4)
 
 def test_a_run_in_progress_or_with_little_in_it_still_has_a_page(tmp_path):

@@ -237,7 +237,8 @@ def _told_verdict(run):
     keys = 'says','evidence','remedy','step'
     told = [{k:getattr(f, k) for k in keys}|dict(curves=finding_curves(f, rows)) for f in found]
     some = len(run.history)>1 or run.summary.get('after')
-    return (dict(sentence=v.sentence, cause=v.cause, advice=v.advice) if some else None),told
+    kept = dict(sentence=v.sentence, groups=v.groups, cause=v.cause, advice=v.advice)
+    return (kept if some else None),told
 
 # %% ../../nbs/see/view.ipynb #e7e0d21f
 class PackedRun:

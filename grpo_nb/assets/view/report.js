@@ -9,6 +9,7 @@ export function heading(run) {
   if (run.about) out.append(el('p', {class: 'gv-dim'}, run.about));
   if (v) {
     out.append(el('p', {class: 'gv-verdict'}, el('b', {}, v.sentence)));
+    if (v.groups) out.append(el('p', {}, el('b', {}, 'Zero-variance groups: '), v.groups));
     if (v.cause) out.append(el('p', {}, el('b', {}, 'Most likely cause: '), v.cause));
     if (v.advice) out.append(el('p', {}, el('b', {}, 'What to do: '), v.advice));
   }
