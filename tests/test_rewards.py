@@ -267,6 +267,7 @@ CARELESS = dict(
     folder=(lambda: os.chdir(os.path.dirname(os.getcwd())), r'the working folder \(/'),
     folder_removed=(lambda: [os.chdir(o := tempfile.mkdtemp()), os.rmdir(o)], 'a folder that was removed'),
     another_seed=(lambda: torch.manual_seed(6), "seed of torch's global generator"),
+    the_same_seed=(lambda: torch.manual_seed(5), "seed of torch's global generator"),
     seed_and_draw=(lambda: [torch.manual_seed(6), torch.rand(1000), torch.randn(3)], "seed of torch's"))
 
 @pytest.mark.parametrize('async_', [False, True], ids=['sync','async'])

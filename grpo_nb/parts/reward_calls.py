@@ -103,7 +103,9 @@ def keep_process_settings(
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try: yield
     finally:
-        seeded = torch.initial_seed()!=seed   # the same seed again is not seen
+        fresh,after = torch.Generator().manual_seed(seed).get_state(),torch.get_rng_state()
+        again = torch.equal(after, fresh) and not torch.equal(after, state)   # unless it has drawn since
+        seeded = again or torch.initial_seed()!=seed
         if seeded: torch.set_rng_state(state)
         if seeded and on_gpu: torch.cuda.set_rng_state_all(on_gpu)
         now = {k:read() for k,(read,_) in _SETTINGS.items()}
