@@ -7,8 +7,8 @@ __all__ = ['COMMANDS', 'SUBCOMMANDS', 'DEV_COMMANDS', 'COLUMNS', 'in_clone', 'st
            'report', 'inspect', 'diagnose', 'train_parser', 'train_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
-import argparse, ast, codecs, difflib, os, re, shutil, signal, sys, textwrap, tomllib
-from collections.abc import Callable, Iterable
+import argparse, ast, codecs, os, re, shutil, signal, sys, textwrap, tomllib
+from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
 from .parts.files import read_asset
+from .parts.registry import did_you_mean
 from .parts.renamed import RENAMED
 
 # %% ../nbs/reference/cli.ipynb #84036f26
@@ -33,15 +34,10 @@ def study(
 )->None:
     "Compare methods at equal tokens, enter the speedrun, or continue a study; see `study bakeoff --help`."
     raise ValueError(f'no study {which!r}'
-        +(_near(which, ('bakeoff','speedrun','replay','real','ladder'))
+        +(did_you_mean(which, ('bakeoff','speedrun','replay','real','ladder'), .7)
         or ': bakeoff, speedrun, replay, real or ladder'))
 
 # %% ../nbs/reference/cli.ipynb #83891e65
-def _near(word:str, known:Iterable)->str:
-    "The name that was probably meant."
-    got = difflib.get_close_matches(word, list(known), 1, .7)
-    return f', did you mean {got[0]!r}?' if got else ''
-
 class Parser(argparse.ArgumentParser):
     "An argument parser whose errors are one line, and name the option that was probably meant."
     elsewhere,hint = {},''   # what is said of some options that are none here, and of all others
@@ -51,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         odd = re.split('[ =]', message.partition('unrecognized arguments: ')[2])[0]
         new = RENAMED['settings'].get(odd[2:])
         new = f', it is now --{new}' if f'--{new}' in self._option_string_actions else ''
-        where = self.elsewhere.get(odd[2:]) or new or _near(odd, self._option_string_actions)
+        where = self.elsewhere.get(odd[2:]) or new or did_you_mean(odd, self._option_string_actions, .7)
         if odd[:1]=='-': message = f'no option {odd!r}{where}'
         elif odd: message = f'{odd!r} belongs to no option'
         raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')
@@ -160,7 +156,7 @@ def _run(command, words):
     second = next((o for o in words if f'{command} {o}' in SUBCOMMANDS), None)
     if second: command,words = f'{command} {second}',[o for o in words if o!=second]
     if command not in there:
-        meant = _near(command, there)
+        meant = did_you_mean(command, there, .7)
         _exit_with_error(f"no command {command!r}{meant or ': there are '+', '.join(COMMANDS)}")
     mod,name = there[command].split(':')
     dev = find_spec('grpo_nb.dev')
@@ -238,7 +234,8 @@ def _run_folder(folder:str)->str:
         raise ValueError(f'{folder} is no run, it holds some: name one or several of {", ".join(within[:5])}')
     runs = runs_in(path.parent, Path('runs'))
     there = f"; here are {', '.join(runs[:5])}" if runs else ', and there is no run beside it'
-    raise ValueError(f'no folder {folder!r}{_near(folder, runs) or there}: give the `output_dir` of a run')
+    where = did_you_mean(folder, runs, .7) or there
+    raise ValueError(f'no folder {folder!r}{where}: give the `output_dir` of a run')
 
 def _open(path, columns, reader=None, metrics=None):
     "Open the run; a table or log whose columns have other names is read by these or by a reader."

@@ -2,6 +2,7 @@
 import gzip, json
 from pathlib import Path
 import pytest, torch
+from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig
 from grpo_nb.parts.renamed import RENAMED
 from grpo_nb.replay import Replay
 from grpo_nb.run.checkpoints import load_state, read_manifest, save_state, write_manifest
@@ -12,14 +13,14 @@ from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
 from grpo_nb.trainer import train
 
 ROOT = Path(__file__).parents[1]
-OLD = ROOT/'nbs'/'results'/'run_tiny'   # written by 0.1.0
+OLD = ROOT/'nbs'/'results'/'run_tiny'   # written before the names changed
 
 def rows(name):
     f = OLD/name
     data = f.read_bytes() if f.exists() else gzip.decompress((OLD/f'{name}.gz').read_bytes())
     return [json.loads(o) for o in data.splitlines()]
 
-def test_a_record_of_0_1_is_read_under_the_new_names():
+def test_an_older_record_is_read_under_todays_names():
     run,old = read_run(OLD),rows('groups.jsonl')
     assert run.notes==[] and len(run.rows)==len(old) and sum(o['treatment']=='replaced' for o in old)>5
     for new,was in zip(run.rows, old):
@@ -124,3 +125,11 @@ def test_an_older_shared_buffer_is_loaded_and_dealt_out():
     c = ShardedBuffer(ReplayBuffer(4), None, 2)
     c.load_state_dict(state)
     assert c.row_format==b.row_format and reshard([state], 0, 2)['row_format']==b.row_format
+
+def trl_config(**kw): return GRPOWithReplayBufferConfig('x', **kw)
+
+@pytest.mark.parametrize('make', [TrainConfig, trl_config])
+def test_a_setting_that_is_none_is_named_with_the_nearest(make):
+    with pytest.raises(TypeError, match="has no setting 'learning_rat', did you mean 'learning_rate'"):
+        make(learning_rat=1e-5)
+    with pytest.raises(TypeError, match=r"has no setting 'xyzzy'$"): make(xyzzy=1)

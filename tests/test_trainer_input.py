@@ -135,6 +135,7 @@ def test_settings_of_another_kind_are_named(args):
         (dict(rewards=lambda completions: [1.]), r'takes no `answer`.*\*\*kwargs'),
         (dict(rewards=lambda completions, target, **kw: [1.]), 'asks for `target`, and no column'),
         (dict(model=tiny_model(0).requires_grad_(False)), 'no weight of `model` can be trained'),
+        (dict(model=torch.nn.DataParallel(tiny_model(0))), 'is a DataParallel: give the model inside it'),
         (dict(tokenizer=without_padding()), 'no token for padding: set `tokenizer.pad_token'),
     ],
     ids=lambda o: o if isinstance(o, str) else '-'.join(o),   # no address of a function: workers' names agree

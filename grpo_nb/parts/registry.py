@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'ADVANTAGES', 'STRATEGIES', 'PRIORITIES', 'TASKS', 'LOG_READERS', 'REGISTRIES', 'Registry', 'register',
-           'import_file', 'import_object', 'resolve']
+           'import_file', 'import_object', 'did_you_mean', 'resolve']
 
 # %% ../../nbs/parts/registry.ipynb #72750b6a
 import difflib, functools, importlib, importlib.util, sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -130,6 +130,15 @@ def import_object(
     return found
 
 # %% ../../nbs/parts/registry.ipynb #cde05ec7
+def did_you_mean(
+    name:str,        # as it was given
+    known:Iterable,  # the names there are
+    cutoff:float=.6, # how alike they must be, 0 to 1
+)->str:              # ", did you mean 'x'?", or '' where no name is near
+    "The name that was probably meant, for the end of a message."
+    near = difflib.get_close_matches(name, list(known), 1, cutoff)
+    return f', did you mean {near[0]!r}?' if near else ''
+
 def resolve(
     registry:str|Mapping,  # as for `register`
     name:str|Callable,     # a name in it, FILE.py:NAME, or the function or class itself

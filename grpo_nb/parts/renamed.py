@@ -8,6 +8,7 @@ __all__ = ['RENAMED', 'new_names', 'accept_old_settings']
 # %% ../../nbs/parts/renamed.ipynb #5e9a0b03
 import functools, inspect, warnings
 from typing import Any
+from .registry import did_you_mean
 
 # %% ../../nbs/parts/renamed.ipynb #5e9a0b06
 RENAMED = dict(
@@ -40,10 +41,15 @@ def accept_old_settings(
     cls:type,  # a dataclass of settings
 )->type:       # the same
     "Let a class of settings take them by their old names too, with a `FutureWarning`."
-    init = cls.__init__
+    init,signature = cls.__init__,inspect.signature(cls.__init__)
     @functools.wraps(init)
     def __init__(self, *args:Any, **kwargs:Any)->None:
-        init(self, *args, **new_names('settings', kwargs, warn=True))
-    __init__.__signature__ = inspect.signature(init)
+        kwargs = new_names('settings', kwargs, warn=True)
+        for k in kwargs:
+            if k not in signature.parameters:
+                near = did_you_mean(k, signature.parameters)
+                raise TypeError(f'{cls.__name__} has no setting {k!r}{near}')
+        init(self, *args, **kwargs)
+    __init__.__signature__ = signature
     cls.__init__ = __init__
     return cls

@@ -26,6 +26,9 @@ def check_train_args(
     make_config(args)   # is it one?
     if not isinstance(model, nn.Module):
         raise ValueError(f'`model` is {model!r:.60}: give a model, as `load_model` returns it')
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise ValueError(f'`model` is a {type(model).__name__}: give the model inside it, `model.module`; '
+            'this trainer is one process on one device, `grpo_nb trl` takes several')
     if not callable(tokenizer):
         raise ValueError(f'`tokenizer` is {tokenizer!r:.60}: give the tokenizer of the model')
     if not any(o.requires_grad for o in model.parameters()):

@@ -9,7 +9,7 @@ __all__ = ['ALIASES', 'check_launch_config', 'launch_config', 'write_launch_conf
            'parse_options', 'prepare_rows', 'load_training_rows']
 
 # %% ../../nbs/scale/launch.ipynb #761a2204
-import difflib, os, shlex
+import os, shlex
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 from ..parts.datasets import hub_rows, load_problems, make_problems
 from ..parts.files import read_asset
-from ..parts.registry import TASKS
+from ..parts.registry import TASKS, did_you_mean
 from ..parts.renamed import RENAMED
 from ..parts.validate import may_be_none, reward_names, config_field
 from .plans import batch_plan, run_plan
@@ -42,10 +42,6 @@ def _known()->dict:
     return dict(config={f.name for f in fields(ClusterConfig)}, fsdp_config=groups['FSDP Arguments'],
         deepspeed_config=groups['DeepSpeed Arguments'])
 
-def _closest(name, known):
-    near = difflib.get_close_matches(name, known, 1)
-    return f', did you mean {near[0]!r}?' if near else ''
-
 def check_launch_config(
     config:dict,  # what an accelerate YAML file holds
 )->list:          # one line per problem, [] when there is none
@@ -54,7 +50,7 @@ def check_launch_config(
     sections = {k:config.get(k) or {} for k in ('fsdp_config','deepspeed_config')}
     for name,part in {'config':config, **sections}.items():
         odd = [k for k in part if k not in _known()[name]]
-        out += [f'{name}: no key {k!r}{_closest(str(k), every)}' for k in odd]
+        out += [f'{name}: no key {k!r}{did_you_mean(str(k), every)}' for k in odd]
     for name,part in sections.items():
         of = name.removesuffix('_config').upper()
         if part and kind!=of: out.append(f'distributed_type is {kind!r}, so {name} is ignored')
@@ -358,7 +354,7 @@ def _known_options(given:dict, known:set, where:str)->dict:
         new = RENAMED['settings'].get(k)
         if k not in known and new in known:
             raise ValueError(f'{where}: no option {k!r}: it is now {new!r}')
-        if k not in known and k!='env': raise ValueError(f'{where}: no option {k!r}{_closest(k, known)}')
+        if k not in known and k!='env': raise ValueError(f'{where}: no option {k!r}{did_you_mean(k, known)}')
     return out
 
 # %% ../../nbs/scale/launch.ipynb #0337e7cd
