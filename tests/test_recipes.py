@@ -345,7 +345,7 @@ def test_the_other_recipes_run_on_two_processes_too(tmp_path):
     from grpo_nb.run.reading import read_run
 
     lines = ['from grpo_nb.cli import main',
-             *(f'main({words(o, tmp_path)!r})' for o in ('numinamath', 'tldr'))]
+             *(f"main({['trl', '--recipe', *words(o, tmp_path)]!r})" for o in ('numinamath', 'tldr'))]
     (tmp_path/'both.py').write_text('\n'.join(lines))
     accelerate(tmp_path, [str(tmp_path/'both.py')])
     for name,col in (('numinamath','rewards/accuracy/mean'), ('tldr','rewards/length_reward/mean')):
