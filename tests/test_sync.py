@@ -91,9 +91,10 @@ def test_a_chapter_opens_on_colab_and_the_cell_does_nothing_elsewhere(copy, monk
     f = copy/'nbs'/'07_advantages.ipynb'
     f.write_text(f.read_text().replace('"id": "colab"', '"id": "other"'))
     dev.write_order()
-    second = json.loads(f.read_text())['cells'][1]
-    code = ''.join(second['source'])
-    assert second['id']=='colab' and code==dev.colab_cell()['source']
+    cells = json.loads(f.read_text())['cells']
+    first = next(c for c in cells if c['cell_type']=='code')   # below the chapter's first sentences
+    code = ''.join(first['source'])
+    assert first['id']=='colab' and code==dev.colab_cell()['source']
     assert 'pip install' in code and 'git clone' in code
     monkeypatch.delenv('COLAB_RELEASE_TAG', raising=False)
     monkeypatch.setattr('os.system', lambda o: pytest.fail(o))

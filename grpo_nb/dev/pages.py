@@ -457,6 +457,11 @@ def _stage(nbs, to, only=None):
         up = '../'*(len(f.relative_to(to).parts)-1)
         shown = not source.startswith(('dev/','studies/'))   # which are read on GitHub
         for c in nb['cells']: _stage_cell(c, state, to/'images', f'{up}images', shown)
+        head = re.match(r'# .*\n+(?:> .*\n?)?', _src(nb['cells'][0]['source']))
+        if head:   # nbdev takes the first cell for the title alone
+            text = dict(cell_type='markdown', metadata={}, source=_src(nb['cells'][0]['source'])[head.end():])
+            nb['cells'][0]['source'] = head[0]
+            if text['source'].strip(): nb['cells'].insert(1, text)
         links = dict(cell_type='markdown', metadata={}, source=f'```{{=html}}\n{page_links(source)}\n```')
         at = len(nb['cells']) if source=='index.ipynb' else 1
         nb['cells'][at:at] = [links]

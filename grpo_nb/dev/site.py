@@ -342,13 +342,17 @@ def _next_cell(o):
 def colab_cell(
     folder:str='nbs',  # of the notebook, in the clone
 )->dict:
-    "The second cell of a chapter: on Colab it fetches and installs the project."
+    "The first code cell of a chapter, below its first prose: on Colab it fetches and installs the project."
     code = ("#| hide\nimport os, sys\nif 'COLAB_RELEASE_TAG' in os.environ:   # elsewhere this does nothing\n"
         "    os.system('git clone -q https://github.com/grpo-nb/grpo_nb')\n"
         "    os.system('pip install -q ./grpo_nb[nbdev]')\n"
         "    sys.path.insert(0, os.path.abspath('grpo_nb'))   # with what is only in a clone\n"
         f"    os.chdir('grpo_nb/{folder}')")
     return dict(cell_type='code', id='colab', metadata={}, source=code, outputs=[], execution_count=None)
+
+def _set_up(nb):
+    "The place of the first code cell."
+    return next((i for i,c in enumerate(nb['cells']) if c['cell_type']=='code'), len(nb['cells']))
 
 def _placed(nb, cell, at):
     "Put `cell` at place `at` (-1 is the end), and say whether that changed anything."
@@ -375,9 +379,12 @@ def write_order(
     want[nbs/'course.yml'] = text
     then = [_next_cell(o) for o in rows[1:]]+[None]
     for (f,nb),after in zip(made.items(), then):
-        if _placed(nb, colab_cell(), 1)|bool(after and _placed(nb, after, -1)): want[f] = _clean(nb)
+        colab = _placed(nb, colab_cell(), _set_up(nb))
+        last = after and _placed(nb, after, -1)
+        if colab or last: want[f] = _clean(nb)
     for f in nbs.glob('catalogue/*.ipynb'):
-        if _placed(nb := _read(f), colab_cell('nbs/catalogue'), 1): want[f] = _clean(nb)
+        nb = _read(f)
+        if _placed(nb, colab_cell('nbs/catalogue'), _set_up(nb)): want[f] = _clean(nb)
     return _written(want, check, 'not the order of course.yml: run `python -m grpo_nb.dev order`')
 
 
@@ -457,15 +464,13 @@ _IMPORTS = ast.Import,ast.ImportFrom
 def form_errors(
     name:str, nb:dict,  # as for `output_errors`
 )->list:       # one line a fault
-    "Imports mixed with other code, text lost after the title, headings that skip a level."
+    "Imports mixed with other code, headings that skip a level."
     res,level = [],0
     for i,c,s in _cells(nb):
         at = where(name, i, s)
         if c['cell_type']=='code':
             if _mixed(s): res.append(f'{at}: an import beside other code: give it a cell of its own')
             continue
-        rest = [o for o in s.splitlines() if o.strip() and not o.startswith(('# ', '>'))]
-        if i==0 and rest: res.append(f'{at}: text after the title is lost in the docs: {rest[0][:60]!r}')
         for m in re.finditer(r'^(#+) ', _PROSE.sub('', s), flags=re.M):
             if level and len(m[1])>level+1:
                 res.append(f'{at}: a heading of level {len(m[1])} under one of level {level}')
