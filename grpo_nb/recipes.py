@@ -161,7 +161,7 @@ def run_recipe(
         return plan
     bad += [o for o in plan['problems'] if 'vLLM' in o]   # the others are guesses about memory
     if bad: raise ValueError('; '.join(bad))
-    if r.resume=='no': require_empty_dir(a.output_dir, 'resume with resume=yes')
+    if r.resume=='no': require_empty_dir(a.output_dir, 'resume with resume=auto')
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
     if rows is None and r.rows_file: rows = list(datasets.read_file_rows(Path(r.rows_file)))
     try: ds = load_data(rows)

@@ -156,7 +156,9 @@ class RecordCallback(TrainerCallback):
         rows = self._rows(batch, stats, outcomes, told)
         first = self.last[1] if self.last[0]==batch.step else 0   # two batches in one step
         self.last = batch.step,first+len(rows)
-        self.recorder.write_groups(batch.step, [o|dict(group=first+i) for i,o in enumerate(rows)])
+        # a place that nothing was sampled for and nothing came into is no group
+        self.recorder.write_groups(batch.step,
+            [o|dict(group=first+i) for i,o in enumerate(rows) if o['outcome']!='empty'])
 
     def on_train_end(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
         **kwargs:object,
@@ -213,7 +215,7 @@ class RecordCallback(TrainerCallback):
         def described(e): return e.to_record()|dict(id=number(e.id), step=e.step+1)
         def outcome(g, key, dead):
             e = came.get(g)
-            if g in b.unsampled: what = 'stored' if e else 'masked'
+            if g in b.unsampled: what = 'stored' if e else 'empty'
             else: what = 'trained' if not dead else 'replaced' if e else left
             return dict(prompt_key=e.prompt_key if what=='stored' else key, outcome=what,
                 replacement=described(e) if e else None, id=number(drawn.stored.get(g)) if drawn else None)

@@ -37,7 +37,10 @@ def require_empty_dir(
         raise ValueError(f'{path}: nothing can be written into {nearest}: choose another output_dir')
     there = sorted(o.name for o in path.iterdir()) if path.exists() else []
     if not there: return path
-    ours = bool({'history.jsonl','trainer_state.json'} & set(there))
+    marks = {'history.jsonl','groups.jsonl','trainer_state.json'}
+    if (path/'settings.json').is_file() and '"versions"' in (path/'settings.json').read_text('utf-8', 'replace'):
+        marks.add('settings.json')
+    ours = bool(marks & set(there))
     held = f"{', '.join(there[:5])}{', …' if len(there)>5 else ''}{' of an earlier run' if ours else ''}"
     raise ValueError(f'{path} holds {held}, and nothing there is touched: choose another output_dir'
         +(f', or {hint}' if ours and hint else ''))

@@ -285,14 +285,15 @@ class Recorder:
         self.dir,self.every = Path(output_dir),every
         self.max_bytes,self.last_step = None if max_mb is None else max_mb*1e6,last_step
         self.dir.mkdir(parents=True, exist_ok=True)
-        self.close = lock_folder(self.dir)
+        self.unlock = lock_folder(self.dir)
         was = load_json(self.dir/'settings.json')[0].get('run')
         if resume_step is None or run and was and was!=run: _set_aside(self.dir)
         for o in ('history.jsonl','groups.jsonl','tokens.jsonl'): _cut(self.dir/o, resume_step)
         if resume_step is not None and was==run: _restore(self.dir/'history.jsonl', history, resume_step)
         groups = self.dir/'groups.jsonl'
         self.size = groups.stat().st_size if groups.exists() else 0
-        if settings is not None:
+        self.writes_settings = settings is not None
+        if self.writes_settings:
             save_json(self.dir/'settings.json', to_jsonable(settings|dict(run=run, versions=versions())))
 
     def _append(self, name, rows):
@@ -328,6 +329,12 @@ class Recorder:
         f = self.dir/'summary.json'
         old = json.loads(f.read_text(encoding='utf-8')) if f.exists() else dict(versions=versions())
         save_json(f, to_jsonable(old|data))
+
+    def close(self)->None:
+        "Let other runs write here. A record that ended before its first row is removed: it is of no run."
+        there = [o.name for o in self.dir.iterdir() if o.is_file() or any(o.iterdir())]
+        if there==['settings.json'] and self.writes_settings: (self.dir/'settings.json').unlink()
+        self.unlock()
 
 # %% ../../nbs/run/record.ipynb #ba5ca58d
 def _cut(path, step):
