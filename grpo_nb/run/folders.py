@@ -38,8 +38,8 @@ def require_empty_dir(
     there = sorted(o.name for o in path.iterdir()) if path.exists() else []
     if not there: return path
     marks = {'history.jsonl','groups.jsonl','trainer_state.json'}
-    if (path/'settings.json').is_file() and '"versions"' in (path/'settings.json').read_text('utf-8', 'replace'):
-        marks.add('settings.json')
+    settings = path/'settings.json'
+    if settings.is_file() and '"versions"' in settings.read_text('utf-8', 'replace'): marks.add(settings.name)
     ours = bool(marks & set(there))
     held = f"{', '.join(there[:5])}{', …' if len(there)>5 else ''}{' of an earlier run' if ours else ''}"
     raise ValueError(f'{path} holds {held}, and nothing there is touched: choose another output_dir'
