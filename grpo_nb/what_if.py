@@ -10,10 +10,11 @@ import math
 from dataclasses import replace
 import torch
 from .parts.groups import dead_by_func, dead_groups, group_scores
+from .parts.registry import PRIORITIES
 from .replay import ReplayBuffer
 from .run.reading import LoggedRun
 from .see.readers import open_run
-from .see.view import buffer_of
+from .see.view import buffer_options
 
 # %% ../nbs/catalogue/what_if.ipynb #837a3db3
 def _tensor(rows, field):
@@ -36,19 +37,37 @@ def _scores(rows):
     return group_scores(A.nan_to_num(0), _tensor(rows, 'rewards')).tolist()
 
 def _replacement_of(e):
-    known = {k:e.data[k] for k in ('prompt','completions','rewards')}
-    return e.to_record()|known|dict(advantages=e.data['advantages_before'] or e.data['advantages'])
+    texts = {k:e.data[k] for k in ('prompt','completions','rewards')}
+    return e.to_record()|texts|dict(advantages=e.data['advantages_before'] or e.data['advantages'])
 
-def _step_again(rows, step, buf, run, tol):
+def _draw(buf, dead, n_beside, step, run):
+    "(stored groups beside the fresh ones, replacements of the dead ones), in the order of the run's trainer."
+    keys = [o['prompt_key'] for o in dead] if buffer_options(run)['same_prompt_first'] else [None]*len(dead)
+    n_beside = min(n_beside, len(buf))
+    if run.settings.get('trainer')!='trl' and n_beside+len(dead)<=len(buf):   # together: each another group
+        drawn = buf.sample_entries(n_beside+len(dead), step, [None]*n_beside+keys)
+        return drawn[:n_beside],drawn[n_beside:]
+    return buf.sample_entries(n_beside, step),buf.sample_entries(len(dead), step, keys)
+
+def _step_again(rows, step, buf, run, tolerance):
     "A step's groups as `buf` would have filled them; then it takes in the living ones."
-    new = [dict(o, dead=d, dead_reason=y, outcome='kept' if d else 'trained', replacement=None, id=None,
-            score=s) for o,d,y,s in zip(rows, *_dead_of(rows, run, tol), _scores(rows))]
-    dead,live = ([o for o in new if o['dead']==d] for d in (True, False))
-    for o,e in zip(dead, buf.sample_entries(len(dead), step)):
-        o |= dict(replacement=_replacement_of(e), outcome='replaced')
-    ids = buf.add([o['score'] for o in live], live, step, [o['prompt_key'] for o in live])
+    sampled = [dict(o) for o in rows if o['outcome']!='stored']
+    beside = [dict(o) for o in rows if o['outcome']=='stored']
+    if tolerance is not None:
+        for o,d,why in zip(sampled, *_dead_of(sampled, run, tolerance)): o |= dict(dead=d, dead_reason=why)
+    for o,score in zip(sampled, _scores(sampled)):
+        o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=score)
+    dead,live = ([o for o in sampled if bool(o['dead'])==d] for d in (True, False))
+    buf.evict_expired(step)
+    came_beside,replacements = _draw(buf, dead, len(beside), step, run)
+    for o,e in zip(dead, replacements): o |= dict(replacement=_replacement_of(e), outcome='replaced')
+    for o,e in zip(beside, came_beside):
+        new = _replacement_of(e)
+        o |= {k:new[k] for k in ('prompt','completions','rewards','advantages')}|dict(replacement=new)
+    columns = [[o[k] for o in live] for k in ('prompt_key','rewards')]
+    ids = buf.add([o['score'] for o in live], live, step, *columns)
     for i,o in zip(ids, live): o['id'] = i
-    return new
+    return sampled+beside[:len(came_beside)]
 
 # %% ../nbs/catalogue/what_if.ipynb #7c1d2e4a
 def open_groups(
@@ -66,24 +85,48 @@ def what_if(
     age_limit:float|None=None, # steps, `inf` for no limit; None as in the run
     buffer_size:int|None=None, # groups; None as in the run
 )->LoggedRun:                # the same run with other replacements
-    "The run as another buffer would have filled it; texts and rewards stay as they were."
+    """The run as another buffer would have filled it; texts and rewards stay as they were.
+
+    ValueError for a run whose priority is not registered here.
+    """
     run = open_groups(run)
-    size,limit = buffer_of(run)
-    tol = run.setting('dead_tolerance', 1e-6) if tolerance is None else tolerance
-    size = (64 if size is None else size) if buffer_size is None else buffer_size
-    limit = limit if age_limit is None else None if age_limit==math.inf else age_limit
-    buf = ReplayBuffer(size, age_limit=limit, seed=int(run.setting('seed', 0)))
-    out = [o for step,rows in run.by_step.items() for o in _step_again(rows, step, buf, run, tol)]
-    settings = run.settings|dict(replay_buffer_size=size, age_limit=limit, dead_tolerance=tol)
+    has = buffer_options(run)
+    priority = has['priority']
+    if priority not in PRIORITIES:   # a record may come from anywhere: its FILE.py is not run
+        raise ValueError(f'{run.name!r} replayed by the priority {priority!r}, which is not known here: '
+            f"register it first, @register('priority', {priority!r})")
+    size = has['buffer_size'] if buffer_size is None else buffer_size
+    limit = has['age_limit'] if age_limit is None else None if age_limit==math.inf else age_limit
+    buf = ReplayBuffer(64 if size is None else size, priority, limit, has['age_decay'], has['max_uses'],
+        has['seed'])
+    out = [o for step,rows in run.by_step.items() for o in _step_again(rows, step, buf, run, tolerance)]
+    new = dict(replay_buffer_size=buf.max_size, buffer_size=buf.max_size, age_limit=limit)
+    settings = run.settings|new|(dict(dead_tolerance=tolerance) if tolerance is not None else {})
     return replace(run, rows=out, settings=settings)
 
 # %% ../nbs/catalogue/what_if.ipynb #a755d08a
 WHAT_IFS = {'without replay':dict(buffer_size=0), 'a buffer of 4':dict(buffer_size=4),
     'none older than 8 steps':dict(age_limit=8)}
 
+def _replaced_by(run):
+    "{(step, group): (step, prompt) of the stored group that came in there}"
+    return {(o['step'], o['group']):(r['step'], r['prompt_key'])
+        for o in run.rows if (r := o['replacement'])}
+
+def _mismatch(run):
+    "Where the run's own settings do not give its own groups, in words; '' where they do."
+    try: was,again = _replaced_by(run),_replaced_by(what_if(run))
+    except ValueError as e: return f'no what-if: {e}.'
+    n = sum(was.get(k)!=again.get(k) for k in {**was, **again})
+    return f'what-ifs are near misses: with nothing changed, {n} of {len(was)} stored groups would be ' \
+        'others than in the run, so the record does not hold all that its buffer saw.' if n else ''
+
 def what_ifs(
-    run:LoggedRun,  # a record with groups
+    run:LoggedRun,  # a record with groups; it gets a note where its own settings do not give its own groups
 )->dict:            # name -> the run under other settings of replay; {} where nothing was replaced
     "The run under each of `WHAT_IFS`; none for a run without replay, or of more than 20,000 groups."
     asks = len(run.rows)<=20_000 and any(o['replacement'] for o in run.rows)   # more would take too long
-    return {k:what_if(run, **kw) for k,kw in WHAT_IFS.items()} if asks else {}
+    if not asks: return {}
+    note = _mismatch(run)
+    if note and note not in run.notes: run.notes.append(note)
+    return {} if note.startswith('no ') else {k:what_if(run, **kw) for k,kw in WHAT_IFS.items()}

@@ -7,7 +7,12 @@ from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import read_run
 from grpo_nb.see.readers import open_run
 from grpo_nb.see.view import stored_groups, buffer_of
+from grpo_nb.parts.datasets import chain_sum
+from grpo_nb.replay import Replay
+from grpo_nb.tiny_qwen import load_model
+from grpo_nb.trainer import TrainConfig, train
 from made_runs import make_run
+import trl_tiny as T
 from view_pages import Opened
 
 @pytest.fixture(scope='module')
@@ -21,6 +26,56 @@ def test_at_the_runs_own_settings_the_second_life_is_the_first(run):
     for k,n in told.items():
         for f in ('id','step','age','uses','score','draw_prob','prompt','completions','rewards'):
             assert again[k][f]==pytest.approx(n[f])
+
+# ---- runs of both trainers, with every rule that a buffer has: with nothing changed, nothing changes
+
+RULES = dict(plain={}, recency=dict(replay_priority='recency'), uniform=dict(replay_priority='uniform'),
+    uses=dict(replay_max_uses=1), age=dict(replay_age_limit=2), beside=dict(replay_stored_per_fresh=1),
+    beside_uses=dict(replay_stored_per_fresh=3, replay_max_uses=2, replay_priority='uniform', seed=5))
+BY_HAND = dict(decay=dict(age_decay=1.5), own_prompt=dict(same_prompt_first=True), seed=dict(seed=3),
+    small=dict(buffer_size=3, priority='recency', stored_per_fresh=1))
+
+def paid(completion_ids, i, **kw):
+    return [float(sum(c)%3)/2 if k%3 else 0. for k,c in zip(i, completion_ids)]
+
+@pytest.mark.parametrize('name', [*RULES, *BY_HAND])
+def test_a_run_of_the_course_is_filled_as_it_was(name, tmp_path):
+    own = BY_HAND.get(name)
+    kw = RULES.get(name, {})
+    if own: kw = dict(method=Replay(**dict(buffer_size=12)|own),
+        replay_stored_per_fresh=own.get('stored_per_fresh', 0))
+    model,tok = load_model('tiny')
+    data = [dict(o, i=i) for i,o in enumerate(chain_sum(12 if name=='own_prompt' else 40, 0))]
+    train(model, tok, data, paid, TrainConfig(**dict(output_dir=tmp_path/'r', num_generations=4,
+        generation_batch_size=32, steps_per_generation=1, max_steps=8, max_completion_length=6,
+        disable_tqdm=True, replay_buffer_size=16)|kw), print_verdict=False)
+    is_filled_as_it_was(read_run(tmp_path/'r'))
+
+@pytest.mark.parametrize('name', [k for k in RULES if k!='beside_uses'])
+def test_a_run_on_trl_is_filled_as_it_was(name, tmp_path):
+    scripted = T.Scripted([T.LIVE if i%3 else T.DEAD for i in range(80)], 4)
+    t = T.trainer(scripted, per_device_train_batch_size=16, max_steps=8, output_dir=str(tmp_path/'r'),
+        replay_buffer_size=5, **RULES[name])
+    t.train()
+    is_filled_as_it_was(read_run(tmp_path/'r'))
+
+def is_filled_as_it_was(run):
+    told,again = came(run),came(what_if(run))
+    assert len(told)>=6 and {k:(o['step'], o['prompt_key'], o['uses']) for k,o in told.items()}=={
+        k:(o['step'], o['prompt_key'], o['uses']) for k,o in again.items()}
+    for k,o in told.items(): assert again[k]['draw_prob']==pytest.approx(o['draw_prob'], rel=1e-4)
+    o = Opened(inspector_html(run))
+    assert len(o.head['versions'])==len(WHAT_IFS)+1 and not any('what-if' in n for n in o.head['notes'])
+
+def test_a_record_that_lacks_what_its_buffer_saw_says_so_and_an_unknown_priority_runs_no_file(tmp_path):
+    run = read_run(make_run(tmp_path/'r', n_steps=12))
+    run.settings['args']['seed'] = 99
+    assert 'what-ifs are near misses: with nothing changed' in Opened(inspector_html(run)).head['notes'][-1]
+    (tmp_path/'evil.py').write_text('raise SystemExit("ran")')
+    run.settings['args']['replay_priority'] = f'{tmp_path}/evil.py:own'
+    with pytest.raises(ValueError, match='is not known here: register it first'): what_if(run)
+    o = Opened(inspector_html(run))
+    assert len(o.head['versions'])==1 and o.head['notes'][-1].startswith('no what-if: ')
 
 @pytest.mark.parametrize('size', [0, 1, 5, 64])
 def test_the_buffer_holds_the_best_groups_seen(run, size):

@@ -6,6 +6,7 @@
 __all__ = ['record_batch', 'RunMonitor', 'slow_path_notice']
 
 # %% ../../nbs/see/monitor.ipynb #1ba24937
+from dataclasses import fields
 from pathlib import Path
 from torch import nn
 from tqdm.auto import tqdm
@@ -15,6 +16,7 @@ from ..parts.ratios import match_mask
 from ..parts.sampling import end_tokens
 from ..parts.tensors import masked_mean
 from ..parts.validate import reward_names
+from ..replay import ReplayBuffer
 from ..run.batch_record import TrainBatch
 from ..run.callbacks import TrainCallback
 from ..run.checkpoints import is_disk_full, disk_full_error
@@ -73,6 +75,13 @@ def record_batch(
 # In 80 columns: without the rate, which the times imply, the bar takes what is left.
 _BAR = '{desc}: {percentage:.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]'
 
+def _replay_options(strategy):
+    "The options of a strategy's replay buffer: those of a `Replay` made by hand are in no setting."
+    buffer = getattr(strategy, 'buffer', None)
+    if not isinstance(buffer, ReplayBuffer): return {}
+    options = {f.name:getattr(buffer, f.name) for f in fields(buffer)}
+    return options|dict(buffer_size=options.pop('max_size'), same_prompt_first=strategy.same_prompt_first)
+
 class RunMonitor(TrainCallback):
     "Callback: progress bar, record, warnings, and the verdict at the end."
     def __init__(self,
@@ -95,7 +104,7 @@ class RunMonitor(TrainCallback):
         "Open the record, which locks the folder, and the bar."
         a,ends = s.args,end_tokens(s.model, s.tokenizer)
         self.settings = dict(trainer='grpo_nb', args=json_args(s), method=s.strategy.name,
-            data=dataset_info(s.tokenizer, s.dataset, ends))
+            method_options=_replay_options(s.strategy), data=dataset_info(s.tokenizer, s.dataset, ends))
         if a.output_dir:
             every = max(1, a.record_groups_every*a.steps_per_batch)
             self.recorder = Recorder(a.output_dir, self.settings, every,
