@@ -430,7 +430,7 @@ def _share(counter, seconds):
 
 def _one_step(s):
     "One batch of our trainer; its completion tokens."
-    return int(train_batch(s)['fresh'].completion_mask.sum())
+    return int(train_batch(s).sampled.completion_mask.sum())
 
 @register(PARTS, 'step')
 def _step(o):

@@ -321,7 +321,7 @@ def _scratch(o):
         seen = _in_seconds(o, arms, o.some(5, .2))
         yield from compared('', f'generation, {size}', seen, 'transformers', 'tokens', 'wall', note=said)
         s,trl = work.ours(),Paced(trl_trainer(work, Path(o.folder)/f'scratch-{size}'))
-        def ours(s=s): return int(train_batch(s)['fresh'].completion_mask.sum())
+        def ours(s=s): return int(train_batch(s).sampled.completion_mask.sum())
         both = {'GRPOTrainer':trl, 'from scratch':ours}
         try:
             seen = _in_seconds(o, both, o.some(10, .2))

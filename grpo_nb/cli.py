@@ -18,7 +18,6 @@ from types import NoneType, UnionType
 from typing import Any, get_args
 from .parts.files import read_asset
 from .parts.registry import did_you_mean
-from .parts.renamed import RENAMED
 
 # %% ../nbs/reference/cli.ipynb #84036f26
 _WORDS = tomllib.loads(read_asset('help/commands.toml'))
@@ -45,9 +44,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message:str)->None:
         "ValueError with argparse's own message, instead of the whole usage."
         odd = re.split('[ =]', message.partition('unrecognized arguments: ')[2])[0]
-        new = RENAMED['settings'].get(odd[2:])
-        new = f', it is now --{new}' if f'--{new}' in self._option_string_actions else ''
-        where = self.elsewhere.get(odd[2:]) or new or did_you_mean(odd, self._option_string_actions, .7)
+        where = self.elsewhere.get(odd[2:]) or did_you_mean(odd, self._option_string_actions, .7)
         if odd[:1]=='-': message = f'no option {odd!r}{where}'
         elif odd: message = f'{odd!r} belongs to no option'
         raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')

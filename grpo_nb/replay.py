@@ -168,7 +168,7 @@ class Replay(DeadGroupStrategy):
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
         **options:Any,                 # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
-        check_replay_settings(unreplaced, stored_per_fresh, options)
+        check_replay_settings(unreplaced, stored_per_fresh)
         self.buffer = ReplayBuffer(buffer_size, **options)
         self.force_ratio_one,self.unreplaced = force_ratio_one,unreplaced
         self.same_prompt_first,self.stored_per_fresh = same_prompt_first,stored_per_fresh

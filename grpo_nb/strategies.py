@@ -38,7 +38,6 @@ class DeadGroupStrategy:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if 'when_empty' in vars(cls): raise TypeError(f'`{cls.__name__}.when_empty` is now `unreplaced`')
         takes = inspect.signature(cls.process_batch).parameters.values()
         if not any(o.kind is o.VAR_KEYWORD for o in takes):
             raise TypeError(f'`{cls.__name__}.process_batch` needs `**more` as its last parameter: trainers '

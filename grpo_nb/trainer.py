@@ -200,7 +200,7 @@ class EvalCallback(TrainCallback):
     ): self.dataset = dataset
 
     def on_batch_end(self, s:TrainState, batch:TrainBatch)->None:
-        row,a = batch['row'],s.args
+        row,a = batch.row,s.args
         if not crossed(a.eval_steps, row['step'], s.step): return
         row |= eval_row(evaluate(s.model, s.tokenizer, self.dataset, s.reward_funcs,
             max_completion_length=a.max_completion_length, trainer_state=trainer_state(s)))
@@ -252,7 +252,7 @@ def run_batches(
                 callbacks.call('on_batch_begin', s)
                 batch = train_batch(s)
                 callbacks.call('on_batch_end', s, batch)
-                callbacks.call('on_log', s, batch['row'])
+                callbacks.call('on_log', s, batch.row)
         if stop: s.stopped = note_stop(stop.signal, s.step, s.run_id, is_done(s))
         s.model.eval()
         callbacks.call('on_train_end', s)

@@ -99,11 +99,11 @@ class ChapterRecorder:
         self.now = self.recorder.publish_revision(s.model.state_dict(), words, sampler, step=s.step)
 
     def on_batch_end(self, s, batch):
-        for row in rows_of(batch['fresh']):
+        for row in rows_of(batch.sampled):
             with self.recorder.sequence(0, f"fresh/{s.step}/{row['at']}", row['prompt']) as seq:
                 for token,logp in zip(row['tokens'], row['old']): seq.token(self.now.digest, token, logp)
                 seq.reward(row['advantage'])
-        for update in batch['seen']:
+        for update in batch.updates:
             for row in rows_of(update['mb']):
                 origin = self.origin_of(row)
                 if origin is None:

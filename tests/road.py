@@ -167,7 +167,7 @@ def chapters(case):
             info = train_batch(s)
             record_batch(rec, s, info)
             got = [json.loads(o) for o in (Path(folder)/'groups.jsonl').read_text().splitlines()]
-            run.compare(before, info, told, [o for o in got if o['step']==info['row']['step']])
+            run.compare(before, info, told, [o for o in got if o['step']==info.row['step']])
         rec.close()
 
 class Chapters:
@@ -188,7 +188,7 @@ class Chapters:
 
     # 1. what was sampled, and what it earned
     def sampled(self, before, info):
-        x,tok,c = info['fresh'],self.s.tokenizer,self.c
+        x,tok,c = info.sampled,self.s.tokenizer,self.c
         out = []
         for b in range(len(x)):
             q = x.prompt_ids[b][x.prompt_mask[b]].tolist()
@@ -199,7 +199,7 @@ class Chapters:
             out.append(NS(prompt_key=T.PROMPTS.index(prompt), prompt_ids=q, prompt=prompt, comps=comps,
                 texts=texts,
                 by_func=[list(r) for r in rewards], sums=[P.total(r, self.weights) for r in rewards],
-                dead=P.is_dead(rewards, self.weights, c.aggregation), step=info['row']['step'],
+                dead=P.is_dead(rewards, self.weights, c.aggregation), step=info.row['step'],
                 whole=[o[-1]==tok.eos_token_id for o in comps], replayed=False, corrected=True, entry=None))
         asked = [(o.prompt_ids, a) for o in out for a in o.comps]
         with torch.no_grad():
@@ -240,7 +240,7 @@ class Chapters:
                 new.replayed,new.corrected,new.entry = True,c.corrected,e
                 if b<len(batch): batch[b] = new
                 else: batch.append(new)
-                close(e['age'], info['row']['step']-was.step, 'age')
+                close(e['age'], info.row['step']-was.step, 'age')
                 close(e['step'], was.step, 'birth')
                 close(e['prompt_key'], was.prompt_key, 'key of a newcomer')
                 close(e['score'], was.score, 'score of a newcomer')
@@ -320,7 +320,7 @@ class Chapters:
         for i in range(c.passes):
             assert sorted(b for t in told[i*c.parts:(i+1)*c.parts] for b in t.out['idx'])==[0,1,2,3]
         updates = [self.update(batch, t, num_items) for t in told]
-        self.history(info['row'], fresh, batch, drawn, told, updates)
+        self.history(info.row, fresh, batch, drawn, told, updates)
         for t,later in zip(told[:c.parts], [*told[1:], None]): self.groups(t, later, fresh, batch, rows)
 
     def history(self, row, fresh, batch, drawn, told, updates):

@@ -1,12 +1,11 @@
 "Runs that were trained once and are stored: `tests/runs/runs.json.xz`. `python tests/stored_runs.py NAME "
 "…` makes them again."
-import gzip, json, lzma, sys
+import json, lzma, sys
 from functools import lru_cache
 from pathlib import Path
 import pandas as pd
 from grpo_nb.run.record import GROUP_FIELDS
-from grpo_nb.parts.renamed import new_names
-from grpo_nb.run.reading import LoggedRun, _new_row, read_run
+from grpo_nb.run.reading import LoggedRun, read_run
 
 AT = Path(__file__).parent/'runs'
 KEPT = (
@@ -49,12 +48,9 @@ HEALTHY = [n for n in NAMES if n.startswith('healthy')]
 
 def stored(name):
     "A stored run, as `read_run` would have read it"
-    old = AT/f'{name}.json.gz'   # of an earlier commit
-    d = json.loads(gzip.decompress(old.read_bytes()) if old.exists() else stored_texts(AT)[name])
-    rows = [dict.fromkeys(GROUP_FIELDS)|_new_row(o) for o in d['groups']]
-    history = pd.DataFrame([new_names('metrics', o) for o in d['history']])
-    settings = d['settings']|dict(args=new_names('settings', d['settings']['args']))
-    return LoggedRun(Path(name), settings, history, rows, {}, [])
+    d = json.loads(stored_texts(AT)[name])
+    rows = [dict.fromkeys(GROUP_FIELDS)|o for o in d['groups']]
+    return LoggedRun(Path(name), d['settings'], pd.DataFrame(d['history']), rows, {}, [])
 
 def store(folder, name):
     "Keep of a run's folder what the rules read"

@@ -215,3 +215,17 @@ def test_of_the_tiny_qwens_prompts_the_record_says_whether_they_are_rendered():
     def reward(completions, **kw): return [0.]*len(completions)
     with pytest.raises(ValueError, match="assistant's answer .'7'"):
         init_state(tiny_model(0), tok, whole, reward, TrainConfig(generation_batch_size=64))
+
+def trl_config(**settings):
+    from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig
+    return GRPOWithReplayBufferConfig('x', **settings)
+
+@pytest.mark.parametrize('make', [TrainConfig, trl_config])
+def test_a_setting_that_does_not_exist_is_named_with_the_nearest(make):
+    with pytest.raises(TypeError, match="has no setting 'learning_rat', did you mean 'learning_rate'"):
+        make(learning_rat=1e-5)
+    with pytest.raises(TypeError, match="has no setting 'xyzzy'"): make(xyzzy=1)
+
+def test_an_option_of_a_loss_is_pointed_to_its_place():
+    with pytest.raises(TypeError, match="no setting 'width': an option of the loss goes into `loss_kwargs`"):
+        TrainConfig(loss_type='mine', width=3)

@@ -126,8 +126,6 @@ T --save_steps -1                           | 0 or more
 T --reward_weights 1 2                      | reward_weights
 T --reward_weights x                        | invalid float value: 'x'
 T --method magic                            | no method 'magic'
-T --record_groups 2                         | it is now --record_groups_every
-T --max-tokens 500                          | it is now --max_sampled_tokens
 T --resume                                  | no whole checkpoint
 T --resume maybe                            | invalid bool value: 'maybe'
 T --chat perhaps                            | invalid bool value: 'perhaps'
@@ -193,7 +191,6 @@ trl --recipe gsm8k --dry_run --num_generations 1 | at least 2
 trl --recipe gms8k                          | no recipe 'gms8k'
 trl --model tiny                            | --dataset is missing
 trl --dataset gone.jsonl --model tiny       | no such file or folder
-trl --dataset ok.jsonl --model tiny --replay_when_empty mask | it is now 'replay_unreplaced'
 T --adam_beta1 1                            | below 1
 T --max_grad_norm -1                        | 0 or more
 T --warmup_steps -1                         | 0 or more

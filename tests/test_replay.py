@@ -193,9 +193,6 @@ def test_a_priority_sees_age_uses_draws_prompt_and_rewards():
     other = ReplayBuffer(2, priority=half_solved)
     other.load_state_dict(b.state_dict())
     assert [e.rewards for e in other]==[[1., 0.], [0., 1.]]
-    state = b.state_dict(); del state['rewards']   # one of an earlier version
-    other.load_state_dict(state)
-    assert [e.rewards for e in other]==[None, None]
 
 @pytest.mark.parametrize('bad', [[1.], [1., -1.], [1., math.nan], [1., math.inf], None])
 def test_weights_that_are_none_are_refused_by_the_name_of_their_priority(bad):

@@ -141,9 +141,9 @@ def test_a_gpu_that_is_not_there_is_named():
 
 def test_work_that_never_ends_has_full_length_and_work_that_ends_has_not():
     w = Work(**SMALL|dict(T=24), ends=False)
-    n = train_batch(w.ours())['fresh'].completion_mask.sum(-1)
+    n = train_batch(w.ours()).sampled.completion_mask.sum(-1)
     assert (n==24).all()
-    n = train_batch(Work(**SMALL|dict(B=8, T=24)).ours())['fresh'].completion_mask.sum(-1)
+    n = train_batch(Work(**SMALL|dict(B=8, T=24)).ours()).sampled.completion_mask.sum(-1)
     assert n.float().mean()<22 and n.unique().numel()>3
 
 @pytest.mark.parametrize('fast', [True, False])

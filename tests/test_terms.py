@@ -102,7 +102,7 @@ def test_advantages_of_tokens_are_recorded_as_the_mean_of_each_answer(tmp_path):
     rec = Recorder(tmp_path)
     record_batch(rec, s, info)
     rec.close()
-    x,rows = info['processed'].batch,read_run(tmp_path).rows
+    x,rows = info.processed.batch,read_run(tmp_path).rows
     assert x.advantages.ndim==3 and len(rows)==4 and any(o['dead'] for o in rows)
     for b,row in enumerate(rows):
         answers = [x.advantages[b,g][x.completion_mask[b,g]].tolist() for g in range(4)]
@@ -112,7 +112,7 @@ def test_advantages_of_tokens_are_recorded_as_the_mean_of_each_answer(tmp_path):
 def test_log_probs_after_the_step_are_the_forwards():
     s = init_state(*make(steps_per_generation=1, record_token_terms_every=1))
     info = train_batch(s)
-    seen, = info['seen']
+    seen, = info.updates
     now,_ = current_logps_and_entropy(s, seen['mb'])
     assert torch.allclose(seen['after'], now, atol=1e-6) and (seen['after']-seen['logps']).abs().max()>1e-3
 

@@ -234,20 +234,20 @@ def test_the_doctor_hears_of_every_end_token(ends, told):
 def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
     s = state()
     seen = [train_batch(s) for _ in range(4)]
-    assert sum(o['row']['replay/replaced'] for o in seen)>0
+    assert sum(o.row['replay/replaced'] for o in seen)>0
     for o in seen:
-        dead,t = o['dead'],o['processed']
+        dead,t = o.dead,o.processed
         where = [i for i,r in enumerate(t.records) if r['outcome']=='replaced']
         assert [i for i in where if not dead[i]]==[] and t.batch.replayed.nonzero()[:,0].tolist()==where
         for i in where:
             assert (t.batch.rewards[i].max() - t.batch.rewards[i].min()) > 0.5 and (
                 t.batch.advantages[i].abs() > 0.1
             ).all()  # all G advantages, none trivial
-            assert t.batch.step[i]<o['row']['step']  # older than this batch
+            assert t.batch.step[i]<o.row['step']  # older than this batch
         for i in set(range(8)) - set(where):
             assert torch.equal(t.batch[[i]].strip_padding().completion_ids,
-                o['fresh'][[i]].strip_padding().completion_ids)
-    last = seen[-1]['row']
+                o.sampled[[i]].strip_padding().completion_ids)
+    last = seen[-1].row
     assert last["replay/ratio_max"]>1 and 0<last["replay/ess_answers"]<=1 and 0<last["replay/ess_tokens"]<=1
     assert last['replay/live_after']>=last['replay/live_before']
 
@@ -290,7 +290,7 @@ def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkey
     asked = watch(monkeypatch, s)
     info = train_batch(s)
     assert [o[:2] for o in asked] == [(False, 4)] * 4  # two minibatches, twice, and nothing else
-    torch.testing.assert_close(info['processed'].batch.old_logps, info['fresh'].old_logps, rtol=0, atol=0)
+    torch.testing.assert_close(info.processed.batch.old_logps, info.sampled.old_logps, rtol=0, atol=0)
 
 def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(monkeypatch):
     s = state(beta=.1, num_iterations=2, method=Replay(buffer_size=8, unreplaced='mask'))
@@ -298,10 +298,10 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
     for _ in range(4):
         asked.clear()
         info = train_batch(s)
-        t = info['processed']
+        t = info.processed
         replaced += int(t.batch.replayed.sum())
         assert sum(n for ref, n, _ in asked if ref) == int(
-            (~info['dead']).sum()
+            (~info.dead).sum()
         )  # neither dead groups nor replayed ones
         with torch.no_grad(): want = token_logps(s.ref_model, t.batch, 1.)
         assert t.batch.replayed.any() <= t.in_loss.any() and torch.allclose(t.batch.ref_logps[t.in_loss],
@@ -311,9 +311,9 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
 def test_a_dead_group_that_stays_in_the_loss_has_a_reference_too(monkeypatch):
     for method in (Keep(), Replay(buffer_size=0), DynamicSampling(max_rounds=2)):
         s = state(beta=.1, method=method)
-        info = train_batch(s); t = info['processed']
+        info = train_batch(s); t = info.processed
         with torch.no_grad(): want = token_logps(s.ref_model, t.batch, 1.)
-        assert info['dead'].any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
+        assert info.dead.any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
 
 @pytest.mark.parametrize('kw', [{}, dict(sync_ref_model=True, ref_model_sync_steps=1)])
 def test_a_model_in_float64_is_pulled_back_as_one_in_float32(kw):
@@ -368,8 +368,8 @@ def test_groups_outside_the_loss_are_not_computed(monkeypatch):
     s = state(method=Mask())
     asked = watch(monkeypatch, s)
     info = train_batch(s)
-    assert info['dead'].any() and sum(n for _, _, n in asked) == int(
-        info['fresh'].completion_mask[~info['dead']].sum()
+    assert info.dead.any() and sum(n for _, _, n in asked) == int(
+        info.sampled.completion_mask[~info.dead].sum()
     )
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_every_option_trains(kw):
     dict(frequency_penalty=1., temperature=.8)], ids=str)
 def test_whatever_changes_the_draw_the_first_ratio_is_that_of_the_policy_itself(kw):
     s = init_state(tiny_model(0), TOK, DATA, parity, cfg(**kw))
-    o = train_batch(s)['seen'][0]
+    o = train_batch(s).updates[0]
     assert o['mask'].any()
     torch.testing.assert_close(o['logps'][o['mask']], o['mb'].old_logps[o['mask']], atol=2e-5, rtol=0)
 
@@ -430,8 +430,8 @@ def test_tokens_are_counted_without_their_padding():
         return mine(batch, *a, sample_more=more, **kw)
     s.strategy.process_batch = noted
     info = train_batch(s)
-    assert s.num_tokens==info['row']['num_tokens']==sum(real) and len(real)>1
-    assert real[0]<info['fresh'].completion_ids.numel()   # some of it is padding
+    assert s.num_tokens==info.row['num_tokens']==sum(real) and len(real)>1
+    assert real[0]<info.sampled.completion_ids.numel()   # some of it is padding
 
 def test_a_row_says_of_the_rewards_and_lengths_what_a_loop_says():
     short = lambda completions, **kw: [float(len(text(c))%5) for c in completions]
@@ -439,7 +439,7 @@ def test_a_row_says_of_the_rewards_and_lengths_what_a_loop_says():
     model,tok = load_model('tiny')   # some of its answers end within 16 tokens
     s = init_state(model, tok, DATA, short, cfg(max_completion_length=16))
     info = train_batch(s)
-    row,x = info['row'],info['fresh']
+    row,x = info.row,info.sampled
     groups = x.rewards.tolist()
     sd = lambda r: (sum((o-sum(r)/4)**2 for o in r)/3)**.5
     assert row['reward_std']==pytest.approx(sum(map(sd, groups))/8, abs=1e-6)
@@ -496,16 +496,16 @@ def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
     seen = [train_batch(s) for _ in range(6)]
     taken = 0
     for o in seen:
-        n,row = len(o['fresh']),o['row']
-        assert len(o['processed'].batch)==8 and n==8-row['replay/stored'] and len(o['prompts'])==n
-        keys = o['fresh'].prompt_key.tolist()
+        n,row = len(o.sampled),o.row
+        assert len(o.processed.batch)==8 and n==8-row['replay/stored'] and len(o.prompts)==n
+        keys = o.sampled.prompt_key.tolist()
         want = [tr.permutation(48, s.args.seed*100_003+(taken+i)//48)[(taken+i)%48] for i in range(n)]
         assert keys==want   # the cursor moves by what was sampled
         taken += n
-        assert row['frac_reward_zero_std']==o['dead'].float().mean().item()
-        assert o['processed'].batch.replayed[n:].all() and (o['processed'].batch.step[n:]<row['step']).all()
+        assert row['frac_reward_zero_std']==o.dead.float().mean().item()
+        assert o.processed.batch.replayed[n:].all() and (o.processed.batch.step[n:]<row['step']).all()
         assert row['replay/live_after']==((8-row['replay/unreplaced'])/8)
-    assert (seen[0]['row']['replay/stored'] == 0 and seen[-1]['row']['replay/stored'] == 8 * k // (1 + k)
+    assert (seen[0].row['replay/stored'] == 0 and seen[-1].row['replay/stored'] == 8 * k // (1 + k)
             and s.prompts_seen == taken)
     plain = state()
     for _ in range(6): train_batch(plain)
@@ -824,7 +824,7 @@ def test_sampling_rewards_and_log_probs_are_timed():
         time.sleep(.05)
         return parity(prompts, completions)
     s = state(reward=slow)
-    for row in (train_batch(s)['row'], train_batch(s)['row']):   # each batch anew
+    for row in (train_batch(s).row, train_batch(s).row):   # each batch anew
         assert .05<=row['reward_time'] and 0<row['generation_time']
         assert row['generation_time']+row['reward_time']<=row['rollout_time']
         assert 0<row['logps_time']<=row['step_time']-row['rollout_time']
@@ -965,7 +965,7 @@ def test_metrics_of_all_that_was_sampled_for_a_batch_are_averaged():
         calls.append(len(prompts)); log_metric('calls', len(calls))
         return [float(len(calls)>1)*(i%2) for i in range(len(prompts))]   # all dead at first
     s = init_state(tiny_model(0), TOK, DATA, logs, cfg(method=DynamicSampling()))
-    row = train_batch(s)['row']
+    row = train_batch(s).row
     assert len(calls)>1 and row['calls']==pytest.approx(sum(range(1, len(calls)+1))/len(calls))
 
 def test_a_metric_under_a_name_of_the_trainers_is_refused():
@@ -1009,7 +1009,7 @@ class Hears:
     def __init__(self): self.heard = []
     def on_train_begin(self, s): self.heard.append('begin')
     def on_batch_begin(self, s): self.heard.append(f'batch {s.step}')
-    def on_batch_end(self, s, batch): self.heard.append(f"end {batch['row']['step']}")
+    def on_batch_end(self, s, batch): self.heard.append(f"end {batch.row['step']}")
     def on_log(self, s, row): self.heard.append(f"log {row['step']}")
     def on_exception(self, s, error): self.heard.append(f'{type(error).__name__} in {s.in_rollout}')
     def on_train_end(self, s): self.heard.append('train end')

@@ -590,19 +590,6 @@ def test_a_warmup_that_is_longer_than_the_run_is_said_as_it_begins(caplog):
     assert '`warmup_steps` is 5 and `max_steps` 1: the learning rate rises' in caplog.text
     assert 'reaches 20% of its peak' in caplog.text
 
-def test_metrics_that_0_1_logged_are_renamed_as_a_run_begins_and_not_at_every_step(monkeypatch):
-    renamed = []
-    real = on_trl_record.new_names
-    monkeypatch.setattr(on_trl_record, 'new_names', lambda *a: renamed.append(a) or real(*a))
-    rec = on_trl_record.RecordCallback(SimpleNamespace(args=SimpleNamespace(output_dir='none')))
-    rows = [{'step':i, 'loss':0., 'replay/clip_share':i/9} for i in range(1, 4)]
-    state = SimpleNamespace(log_history=rows, global_step=3, is_world_process_zero=False)
-    rec.on_train_begin(rec.trainer.args, state, None)
-    assert state.log_history==[{'step':i, 'loss':0., 'replay/clip_frac':i/9} for i in range(1, 4)]
-    rec.recorder = SimpleNamespace(log=lambda row: None)
-    for _ in range(5): rec.on_log(None, state, None, dict(loss=0.))
-    assert len(renamed)==3   # what a step costs does not grow with the steps before it
-
 # -- a chat template that begins the answer --------------------------------------------------------
 def test_rewards_get_the_beginning_that_the_template_writes(monkeypatch, caplog):
     tok = T.tokenizer()

@@ -152,18 +152,6 @@ def test_other_replay_options_are_refused_and_named(tmp_path):
     t = make(tmp_path, 3, record_groups_every=0, replay_scope='local'); t.train(resume_from_checkpoint=True)
     assert t.state.global_step==3
 
-def test_a_buffer_of_other_options_is_refused_where_the_checkpoint_notes_none(tmp_path):
-    older(make(tmp_path, 2), 'replay')
-    with pytest.raises(ValueError, match='max_size'):
-        make(tmp_path, 3, replay_buffer_size=7).train(resume_from_checkpoint=True)
-
-def older(t, *keys):
-    "Train, and take out of the last checkpoint what older versions didn't note."
-    from grpo_nb.run.checkpoints import save_state, write_manifest
-    t.train()
-    f = Path(last_checkpoint(t.args.output_dir))/'grpo_state_0.pt'
-    save_state(f, {k:v for k,v in load_state(f).items() if k not in keys}); write_manifest(f.parent)
-
 DATA = T.data()
 OTHER = dict(fewer=(DATA.select(range(16)), '17 rows then, 16 now'),
     other=(DATA.map(lambda o: dict(prompt=o['prompt']+' red')), '17 rows then, 17 now, with other prompts'),
@@ -183,11 +171,6 @@ def test_a_run_does_not_go_on_with_other_data_unless_it_is_told_to(name, tmp_pat
 def test_the_same_data_made_again_and_with_other_columns_is_the_same(tmp_path):
     make(tmp_path, 2, dataset=T.data(chat=True)).train()
     t = make(tmp_path, 3, dataset=T.data(chat=True, note=['x']*17)); t.train(resume_from_checkpoint=True)
-    assert t.state.global_step==3
-
-def test_an_older_checkpoint_says_nothing_of_its_data_and_still_opens(tmp_path):
-    older(make(tmp_path, 2), 'data', 'replay', 'rewards')
-    t = make(tmp_path, 3, dataset=OTHER['order'][0]); t.train(resume_from_checkpoint=True)
     assert t.state.global_step==3
 
 def test_other_rewards_are_said_where_nothing_is_stored(tmp_path, caplog):

@@ -332,7 +332,7 @@ def with_tokens(tmp_path_factory):
         record_tokens=True, disable_tqdm=True)
     start,first = fresh()[0],[]
     def note(s, info):
-        if not first: first.append((info['fresh'], s.args.temperature))
+        if not first: first.append((info.sampled, s.args.temperature))
     train(model, tok, sums(), right, args, callbacks=[note])
     return read_run(args.output_dir),start,tok,first[0]
 
@@ -367,7 +367,7 @@ def test_recorded_ratios_are_those_of_two_plain_forwards(tmp_path):
     model,tok = fresh()
     weights,sampled = [copy.deepcopy(model)],{}
     def note(s, info):
-        sampled[info['row']['step']] = info['fresh']
+        sampled[info.row['step']] = info.sampled
         weights.append(copy.deepcopy(s.model))
     args = TrainConfig(output_dir=str(tmp_path/'r'), max_steps=10, generation_batch_size=64,
         learning_rate=1e-3, steps_per_generation=1, record_tokens=True, disable_tqdm=True)

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from ..parts.renamed import new_names
 from ..parts.versions import other_version
 from ..parts.groups import ReplayCounts, dead_by_func, reward_std, unjudged
 from ..parts.ratios import (
@@ -337,7 +336,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         super()._check_same(s)
         self.record.written = s.get('recorded', {})
         moved,now = s['world']!=self.args.world_size,self._state()['replay']   # moved: redistributed
-        then = new_names('settings', s.get('replay', {}))
+        then = s.get('replay', {})
         odd = [f'{k}={v}, this run has {now[k]}' for k,v in then.items()
             if k in now and now[k]!=v and not (moved and k=='replay_buffer_size')]
         if odd:

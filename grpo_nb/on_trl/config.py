@@ -11,9 +11,8 @@ from dataclasses import Field, dataclass, fields
 from numbers import Integral
 from transformers import GenerationConfig
 from trl import GRPOConfig
-from ..parts.renamed import accept_old_settings
 from ..parts.validate import RULES, require, check_settings, config_field
-from ..parts.registry import PRIORITIES, resolve
+from ..parts.registry import PRIORITIES, name_unknown_settings, resolve
 from .watchdog import sign_process
 
 # %% ../../nbs/on_trl/config.ipynb #7991c28f
@@ -112,7 +111,7 @@ def check_layout(
         (played and k>1, 'an environment gives its own prompts: set `replay_stored_per_fresh=0`'))
 
 # %% ../../nbs/on_trl/config.ipynb #117e471d
-@accept_old_settings
+@name_unknown_settings
 @dataclass
 class GRPOWithReplayBufferConfig(GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from ..parts.groups import group_scores
-from ..parts.renamed import new_names
 from ..replay import ReplayBuffer
 
 # %% ../../nbs/on_trl/distributed.ipynb #99f07cef
@@ -323,7 +322,6 @@ class ShardedBuffer:
             raise ValueError(f'the checkpoint has a {kinds[was]} replay buffer, this run a '
                 f'{kinds[self.local]} one: set `replay_scope`')
         if self.local: return self.index.load_state_dict(state)
-        state = new_names('checkpoint', state)
         if state['world']!=self.ranks.world:
             raise ValueError(f'this state is of {state["world"]} processes, here are {self.ranks.world}: '
                 'give all parts to `reshard` first')
@@ -340,7 +338,6 @@ def reshard(
 
     ValueError when a part is missing or parts are not of one moment.
     """
-    states = [new_names('checkpoint', o) for o in states]
     old = states[0]
     if len(states)!=old['world']:
         raise ValueError(f'{len(states)} parts of a buffer of {old["world"]} processes: give all of them')

@@ -14,7 +14,6 @@ from torch import Tensor
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.renamed import new_names
 from ..parts.validate import warmup_warning
 from ..parts.versions import versions
 from ..parts.groups import dead_reason, group_scores
@@ -103,7 +102,6 @@ class RecordCallback(TrainerCallback):
         "Open the record. ValueError on every process if it can't be opened."
         self.verdict,why,self.last = None,'',(0, 0)
         self.told.clear()
-        state.log_history[:] = [new_names('metrics', o) for o in state.log_history]   # older logs
         resumed = state.global_step or None
         if state.is_world_process_zero:
             self.settings = self.about()

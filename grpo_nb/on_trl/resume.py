@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 from ..parts.validate import describe_dataset_change
 from ..run.signals import check_stop, note_stop, stop_on_signal
 from ..run.checkpoints import (
-    check_state_format, checkpoint_error, checkpoint_folders, disk_full_error, get_rng_state, is_disk_full,
+    checkpoint_error, checkpoint_folders, disk_full_error, get_rng_state, is_disk_full,
     latest_complete_checkpoint, load_state, new_run_id, read_json, read_manifest, save_state, set_rng_state,
     state_file, write_manifest)
 
@@ -238,7 +238,6 @@ class ResumableTrainer(GRPOTrainer):
 
     def _load_state(self, checkpoint):
         "Go on from the state files of a checkpoint, on every process or on none."
-        check_state_format(checkpoint)
         def load(rank): return load_state(state_file(checkpoint, rank))
         here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.pt'))
         me,everywhere = self.args.process_index,gather_object([here])
@@ -259,7 +258,7 @@ class ResumableTrainer(GRPOTrainer):
         else: self._load_resharded([load(r) for r in all_ranks])
 
     def _check_same(self, s):
-        "Is this the run that the checkpoint is of? Older ones note less of it."
+        "Is this the run that the checkpoint is of?"
         was = s.get('data')
         if was and not self.args.ignore_data_skip and (
                 how := describe_dataset_change(was, self.dataset_fingerprint)):

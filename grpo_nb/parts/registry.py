@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'ADVANTAGES', 'STRATEGIES', 'PRIORITIES', 'TASKS', 'LOG_READERS', 'REGISTRIES', 'Registry', 'register',
-           'import_file', 'import_object', 'did_you_mean', 'resolve']
+           'import_file', 'import_object', 'did_you_mean', 'resolve', 'name_unknown_settings']
 
 # %% ../../nbs/parts/registry.ipynb #72750b6a
-import difflib, functools, importlib, importlib.util, sys
+import difflib, functools, importlib, importlib.util, inspect, sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import ModuleType
@@ -157,3 +157,19 @@ def resolve(
     meant = f' (did you mean {near[0]!r}?)' if near else ''
     raise ValueError(f'no {what} {name!r}{meant}: choose one of {", ".join(sorted(table))} '
         f'or FILE.py:NAME, or register your own{hint}')
+
+# %% ../../nbs/parts/registry.ipynb #aa8171db
+def name_unknown_settings(
+    cls:type,  # a dataclass of settings
+)->type:       # the same
+    "Let its TypeError for a setting that it does not have say which one was probably meant."
+    init,known = cls.__init__,inspect.signature(cls.__init__).parameters
+    @functools.wraps(init)
+    def __init__(self, *args:Any, **kwargs:Any)->None:
+        if odd := next((k for k in kwargs if k not in known), None):
+            of_loss = ': an option of the loss goes into `loss_kwargs`' if 'loss_kwargs' in known else ''
+            raise TypeError(f'{cls.__name__} has no setting {odd!r}{did_you_mean(odd, known) or of_loss}')
+        init(self, *args, **kwargs)
+    cls.__init__ = __init__
+    return cls
+

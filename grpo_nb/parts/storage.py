@@ -8,7 +8,7 @@ __all__ = ['check_scores', 'check_weights', 'own_memory', 'GroupStorage', 'undec
 
 # %% ../../nbs/parts/storage.ipynb #90045dc3
 import math, random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 import numpy as np
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from .validate import require, check_settings, is_int
 from .groups import StoredGroup
-from .renamed import new_names
 
 # %% ../../nbs/parts/storage.ipynb #1f891cbc
 def check_scores(
@@ -108,14 +107,14 @@ class GroupStorage:
         state:dict,  # from `state_dict`
     )->None:
         "Go on exactly where the buffer that gave `state` was. ValueError if it had other options."
-        data = [new_names('checkpoint', o) if isinstance(o, dict) else o for o in state['data']]
+        data = state['data']
         for k,v in state['options'].items():
             if getattr(self, k)!=v:
                 raise ValueError(f'the saved buffer has {k}={v!r}, this one {getattr(self, k)!r}: '
                     'make it with the same options')
         self.next_id,self.now = state['next_id'],state['now']
         self.rng.setstate((3, tuple(state['rng'].tolist()), None))
-        rewards = state.get('rewards') or [None]*len(data)   # older states have none
+        rewards = state['rewards']
         columns = [state[k].tolist() for k in ('scores','steps','ids','uses')]
         entries = [StoredGroup(d, s, b, k, i, u, rewards=r)
             for d,k,r,s,b,i,u in zip(data, state['keys'], rewards, *columns)]
@@ -139,16 +138,11 @@ def decayed(
     return weights*np.exp((made-made.max())/age_decay)
 
 # %% ../../nbs/parts/storage.ipynb #448500fe
-_INVERTED = ': `corrected=False` is `force_ratio_one=True`'
-
 def check_replay_settings(
     unreplaced:str,        # 'keep' or 'mask'
     stored_per_fresh:int,  # stored groups for each sampled one
-    options:Iterable=(),   # names of others
 )->None:
-    "ValueError for a setting of `Replay` that can't work, or that has another name since 0.1."
-    now = dict(corrected='force_ratio_one', when_empty='unreplaced')
-    for k in now.keys()&set(options): raise ValueError(f'`{k}` is now `{now[k]}`'+_INVERTED*(k=='corrected'))
+    "ValueError for a setting of `Replay` that can't work."
     require('unreplaced', unreplaced, unreplaced in ('keep','mask'), "'keep' or 'mask'")
     require('stored_per_fresh', stored_per_fresh, is_int(stored_per_fresh), 'a whole number, 0 or more')
 

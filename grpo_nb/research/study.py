@@ -29,7 +29,6 @@ from tqdm.auto import tqdm
 from .. import __version__
 from ..parts.files import atomic_write
 from ..parts.registry import STRATEGIES, import_file
-from ..parts.renamed import new_names
 from ..parts.stats import paired_difference, holm, mean_ci, random_effects_mean
 from ..see.plotting import fig_png, new_figure
 
@@ -600,7 +599,8 @@ def run_job(
     conf = base | r.settings | a.settings | settings
     options = {o.removeprefix('method_'):conf.pop(o) for o in settings if o.startswith('method_')}
     if 'loss' in conf: conf |= dict(aggregation=conf.get('loss_type', 'dapo'), loss_type=conf.pop('loss'))
-    args = TrainConfig(**new_names('settings', conf), method=make_method(a, seed, **options))
+    if 'max_tokens' in conf: conf['max_sampled_tokens'] = conf.pop('max_tokens')   # the rows' name of it
+    args = TrainConfig(**conf, method=make_method(a, seed, **options))
     width = args.max_completion_length
     problems,held_out,weights,before = _start(json.dumps(asdict(r)), seed, n_problems, k, width)
     model,tok = load_model('tiny')

@@ -28,13 +28,6 @@ class BatchRecord:
     trained:Groups|None=None # the batch as trained on, with stored groups in the place of dead ones
     extra:dict=field(default_factory=dict)   # what rewards logged of each completion, {column: (n*G,)}
 
-    def __getitem__(self, name:str)->Any:
-        "A field by its name, as in a dict; by its earlier name too."
-        return getattr(self, _NAMES_OF_0_1.get(name, name))
-
-_NAMES_OF_0_1 = dict(fresh='sampled', texts='completions', by_func='rewards_by_func', seen='updates',
-    treated='processed')
-
 @dataclass
 class TrainBatch(BatchRecord):
     "A batch of the course's trainer: what else it knows."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMPLETE_MARKER', 'save_state', 'load_state', 'new_run_id', 'write_manifest', 'read_json', 'read_manifest',
            'checkpoint_error', 'checkpoint_folders', 'latest_complete_checkpoint', 'last_checkpoint', 'disk_full_error',
-           'state_file', 'check_state_format', 'get_rng_state', 'set_rng_state', 'is_disk_full']
+           'state_file', 'get_rng_state', 'set_rng_state', 'is_disk_full']
 
 # %% ../../nbs/run/checkpoints.ipynb #cc9c8990
 import errno, json, math, os, random, shutil, zlib
@@ -93,8 +93,7 @@ def load_state(
     except Exception as e:   # torch has several, of the archive and of what it holds
         why = ' '.join(str(e).split()).split('. ')[0] or type(e).__name__
         raise ValueError(f'{Path(path).name} is damaged: {why:.200}. Resume from an older checkpoint') from e
-    # an older file has the state itself
-    return _put_back(d['tree'], _tensors_in_order(d['small'])) if d.keys()=={'tree','small'} else d
+    return _put_back(d['tree'], _tensors_in_order(d['small']))
 
 # %% ../../nbs/run/checkpoints.ipynb #489492f7
 def new_run_id()->str:
@@ -227,14 +226,6 @@ def state_file(
 )->Path:
     "What one process needs beside the weights."
     return Path(folder)/f'grpo_state_{rank}.pt'
-
-def check_state_format(
-    folder:str|Path,  # a checkpoint
-)->None:
-    "ValueError for a checkpoint of grpo_nb 0.1, whose state is in a format of its own."
-    if not any(Path(folder).glob('grpo_state_*.safetensors')): return
-    raise ValueError(f'{Path(folder).name} was saved by grpo_nb 0.1, which had a state format of its own: '
-        f'resume it with that version, or start a new run from its weights, `load_model({str(folder)!r})`')
 
 def get_rng_state()->dict: # for `set_rng_state`
     "The state of every generator of this process."

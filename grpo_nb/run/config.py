@@ -9,10 +9,9 @@ __all__ = ['RunConfig', 'TrainConfig', 'make_loss_settings', 'check_config', 'ch
 import math, os
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from ..parts.renamed import accept_old_settings, new_names
 from ..parts.validate import RULES, require, check_settings, config_field
 from ..parts.sampling import Sampling
-from ..parts.registry import ADVANTAGES, LOSSES, STRATEGIES, resolve
+from ..parts.registry import ADVANTAGES, LOSSES, STRATEGIES, name_unknown_settings, resolve
 from ..parts.loss_inputs import (
     LOSS_TYPES, LossSettings, check_loss_options, parse_loss_kwargs, parse_correction)
 
@@ -82,7 +81,7 @@ class RunConfig(Sampling):
     disable_tqdm:bool = config_field(False, 'hide the progress bar')
 
 # %% ../../nbs/run/config.ipynb #0c503712
-@accept_old_settings
+@name_unknown_settings
 @dataclass
 class TrainConfig(RunConfig):
     "Settings of a run of `train`, under TRL's names. ValueError at once for a value that can't work."
@@ -206,4 +205,4 @@ def make_config(
     if not isinstance(args, TrainConfig):
         how = '`TrainConfig(**args)` makes one' if isinstance(args, dict) else 'give `TrainConfig(...)`'
         raise ValueError(f'`args` is a {type(args).__name__}, needs a TrainConfig: {how}')
-    return replace(args, **new_names('settings', settings, warn=True)) if settings else args
+    return replace(args, **settings) if settings else args

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 import pandas as pd
 from fastcore.basics import groupby
-from ..parts.renamed import new_names
 from .record import GROUP_FIELDS, REPLACEMENT_FIELDS, load_json
 
 # %% ../../nbs/run/reading.ipynb #ed2e91bb
@@ -109,12 +108,6 @@ def _fill(rows):
                     if not o[k]: o[k] = r[k] or ('' if k=='prompt' else [])
 
 # %% ../../nbs/run/reading.ipynb #7b68ac91
-def _new_row(o):
-    "A row of groups.jsonl under today's names."
-    o = new_names('record', o)
-    if isinstance(o.get('replacement'), dict): o['replacement'] = new_names('record', o['replacement'])
-    return o
-
 _PER_COMPLETION = 'completions rewards advantages_before advantages n_tokens truncated'.split()
 
 def _group_error(o):
@@ -181,7 +174,7 @@ def _sound_groups(rows):
 def _groups_of(written, tokens):
     "The groups to be shown, and notes; of groups.jsonl and tokens.jsonl, as `read_lines` gives them."
     lines,notes = written
-    groups,unsound = _sound_groups([_new_row(o) for o in lines])
+    groups,unsound = _sound_groups(lines)
     groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups]
     terms = {(o.get('step'), o.get('group')):o.get('terms') for o in tokens[0]}
     for o in groups if terms else ():
@@ -191,12 +184,6 @@ def _groups_of(written, tokens):
     left = [f'groups.jsonl: {uneven} of {len(lines)} groups have token lists of unequal length, which are '
         'left out.']*bool(uneven)
     return groups,notes+tokens[1]+unsound+left
-
-def _new_evaluation(e):
-    "An evaluation of summary.json under today's names; what is none stays as it is."
-    if not isinstance(e, dict) or not isinstance(e.get('rewards'), dict): return e
-    each = {k:new_names('evaluation', v) for k,v in e['rewards'].items()}
-    return new_names('evaluation', e)|dict(rewards=each)
 
 def _lines_of(folder, name):
     "`read_lines` of a file in the folder, or of what `gzip` made of it; None if neither is there."
@@ -209,25 +196,20 @@ def read_run(
     """Everything a run has written down so far; works while it goes on.
 
     Half a last line is left out; damaged lines and groups are counted in `notes`. Of a run that has ended,
-    `gzip` may have compressed the .jsonl files. An older record is read under today's names, and gets None in
-    columns that it lacks.
+    `gzip` may have compressed the .jsonl files. Columns that a record lacks are None.
     ValueError when the folder is missing or holds no record.
     """
     folder = Path(folder)
     if folder.name=='trainer_state.json': folder = folder.parent
     if not folder.is_dir(): raise ValueError(f'no folder {str(folder)!r}: give the `output_dir` of a run')
     settings,notes = load_json(folder/'settings.json')
-    settings = new_names('settings', settings)
-    for k in ('args','method_options'):
-        if isinstance(settings.get(k), dict): settings[k] = new_names('settings', settings[k])
     summary,of_summary = load_json(folder/'summary.json')
-    summary = {k:_new_evaluation(v) for k,v in summary.items()}
     written = _lines_of(folder, 'groups.jsonl') or ([],[])
     logged = _lines_of(folder, 'history.jsonl') or _trl_state(folder)
     if logged is None and not written[0]:
         raise ValueError(f'{str(folder)!r} holds no record: need history.jsonl (written by a `Recorder`) or '
             f'trainer_state.json (written by TRL), found {sorted(o.name for o in folder.iterdir())[:8]}')
     rows,of_history = logged or ([],[])
-    history = merge_by_step([new_names('metrics', o) for o in rows])
+    history = merge_by_step(rows)
     groups,of_groups = _groups_of(written, _lines_of(folder, 'tokens.jsonl') or ([],[]))
     return LoggedRun(folder, settings, history, groups, summary, notes+of_summary+of_history+of_groups)

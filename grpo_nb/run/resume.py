@@ -17,11 +17,10 @@ from ..parts.validate import describe_dataset_change, reward_names
 from ..parts.files import save_json
 from .callbacks import TrainCallback, crossed
 from grpo_nb.run.checkpoints import (
-    COMPLETE_MARKER, check_state_format, checkpoint_folders, checkpoint_error, is_disk_full, last_checkpoint,
+    COMPLETE_MARKER, checkpoint_folders, checkpoint_error, is_disk_full, last_checkpoint,
     load_state, read_manifest, disk_full_error, get_rng_state, save_state, set_rng_state, state_file,
     write_manifest)
 from .state import TrainState
-from ..parts.renamed import new_names
 
 # %% ../../nbs/run/resume.ipynb #8182cfee
 @contextmanager
@@ -110,12 +109,10 @@ def check_checkpoint(
     if why := checkpoint_error(path):
         whole = [o.name for o in checkpoint_folders(path.parent) if not checkpoint_error(o)]
         raise ValueError(f'{path} is no whole checkpoint: {why}. Resume from another one; there are {whole}')
-    check_state_format(path)
     meta,now = read_manifest(path),json_args(s)
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
     if 'args' not in meta:
         raise ValueError(f'{path} is a checkpoint of a run on TRL: resume it by its own trainer, {anew}')
-    meta['args'] = new_names('settings', meta['args'])
     then = {k:v for k,v in meta['args'].items() if k not in _FREE and v!=now.get(k)}
     if odd := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in then.items()):
         raise ValueError(f'the checkpoint was made with other settings ({odd}): use the same, {anew}')
@@ -140,8 +137,7 @@ def load_checkpoint(
     "Restore a run as it was when the checkpoint was written. ValueError as of `check_checkpoint`."
     from safetensors.torch import load_model as load_weights
     path = check_checkpoint(s, path)
-    d = new_names('checkpoint', load_state(state_file(path)))
-    d['history'] = [new_names('metrics', o) for o in d['history']]
+    d = load_state(state_file(path))
     load_weights(s.model, path/'model.safetensors')
     for k in ('optimizer','scheduler','strategy'): getattr(s, k).load_state_dict(d[k])
     if s.ref_model is not None: s.ref_model.load_state_dict(d['ref_model'])

@@ -22,7 +22,6 @@ from trl import ModelConfig
 from ..parts.datasets import hub_rows, load_problems, make_problems
 from ..parts.files import read_asset
 from ..parts.registry import TASKS, did_you_mean
-from ..parts.renamed import RENAMED
 from ..parts.validate import may_be_none, reward_names, config_field
 from .plans import batch_plan, run_plan
 
@@ -351,9 +350,6 @@ def _known_options(given:dict, known:set, where:str)->dict:
         if k in _TRAIN_ONLY:
             raise ValueError(f"{where}: no option {k!r}: {_TRAIN_ONLY[k]} run in `grpo_nb train`, as on TRL "
                 "they are branches of its trainer's own methods")
-        new = RENAMED['settings'].get(k)
-        if k not in known and new in known:
-            raise ValueError(f'{where}: no option {k!r}: it is now {new!r}')
         if k not in known and k!='env': raise ValueError(f'{where}: no option {k!r}{did_you_mean(k, known)}')
     return out
 

@@ -20,7 +20,6 @@ import pandas as pd
 import torch
 from .findings import Findings, load_rules, diagnose_rows, to_float
 from .verdict import verdict
-from ..parts.renamed import RENAMED
 from ..parts.groups import dead_groups, dead_reason
 from ..parts.registry import LOG_READERS, register, resolve
 from ..run.record import GROUP_FIELDS, as_text
@@ -36,7 +35,6 @@ def canonical_metric(
     "What TRL calls this metric."
     name = re.sub(r'\s*/\s*', '/', name.split(' - ')[-1].strip())   # a notebook's table has blanks
     if ours := next((k for k,theirs in METRIC_ALIASES.items() if name in theirs), None): return ours
-    name = RENAMED['metrics'].get(name, name)   # or an earlier name
     if m := re.match('(?:train|metrics|trainer)/(.*)', name): return canonical_metric(m[1])
     return _HELD.sub('eval/', name)
 
