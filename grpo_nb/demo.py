@@ -87,7 +87,9 @@ def _measured(e):
         if e.get('greedy') is not None: right += f"; {e['greedy']:.1%} with the likeliest answers"
         parts = [right] + (parts if len(parts)>1 else [])
     elif parts: parts[0] = 'mean reward '+parts[0]
-    return '; '.join(parts)+f", {e['n_problems']} problems"
+    n,judged = e['n_problems'],next(iter((e.get('rewards') or {}).values()), {}).get('n')
+    some = f', {judged} of them judged' if judged not in (None, 0, n) else ''
+    return '; '.join(parts)+f', {n} problems'+some
 
 # %% ../nbs/catalogue/demo.ipynb #7399bd35
 def _run_summary(run, before, after, train_s):

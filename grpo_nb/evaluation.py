@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from .parts.validate import Tokenizer, reward_names, template_start
-from .parts.sampling import end_tokens
+from .parts.sampling import end_tokens, padding_token
 from .parts.stats import mean_ci, wilson_ci
 from .run.signals import check_stop
 from .tiny_qwen import encode_prompts
@@ -33,7 +33,7 @@ def sample_completions(
     "G completions for each row's prompt."
     ids,mask = (o.to(model.device) for o in encode_prompts(tokenizer, [o['prompt'] for o in rows]))
     return generate(model, ids, mask, G, max_new, eos_token_id=end_tokens(model, tokenizer),
-        pad_token_id=tokenizer.pad_token_id, generator=generator, **options)
+        pad_token_id=padding_token(tokenizer), generator=generator, **options)
 
 # %% ../nbs/06_evaluation.ipynb #c26fa780
 def pass_at_k(
@@ -83,7 +83,8 @@ def evaluate(
     """How good is a model on these problems?
 
     A first reward of 0 and 1 also gives `pass@1`, `ci` and `num_correct` (of the samples of each problem);
-    rewards that log metrics give `metrics`.
+    rewards that log metrics give `metrics`. What the first reward did not judge is left out of all of them:
+    a problem without any reward has None in `num_correct`.
     """
     check_stop(measures=True)   # not of a run that a signal stopped
     funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
@@ -103,7 +104,10 @@ def evaluate(
     res,first = dict(rewards=by_name, n_problems=len(r), texts=texts),by_name[names[0]]
     if log.metrics: res['metrics'] = log.metrics
     if first['binary']:
-        right = (r[...,0].nan_to_num(0)>=1).sum(1).tolist()
-        res |= {'pass@1':first['mean'], 'ci':(first['low'], first['high']), 'num_correct':right}
-        if k: res[f'pass@{k}'] = sum(pass_at_k(num_samples, c, k) for c in right)/len(r)
+        judged,right = (o.sum(1).tolist() for o in (~r[...,0].isnan(), r[...,0]>=1))
+        res |= {'pass@1':first['mean'], 'ci':(first['low'], first['high']),
+            'num_correct':[c if n else None for n,c in zip(judged, right)]}
+        if k:
+            each = [pass_at_k(n, c, min(k, n)) for n,c in zip(judged, right) if n]
+            res[f'pass@{k}'] = sum(each)/len(each)
     return res

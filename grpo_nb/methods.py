@@ -208,12 +208,14 @@ class DuplicateLive(DeadGroupStrategy):
         "The batch without its copies."
         return B//(1+self.stored_per_fresh)
 
-    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *,
+        counted:Tensor|None=None, **more:Any)->ProcessedBatch:
         "Dead groups go, and copies of the living come in turn."
         dead = self.find_dead(batch, dead)
-        at,lives = torch.arange(len(dead), device=dead.device),not dead.all()
+        teaches = ~dead if counted is None else ~dead & counted.any(1)
+        at,lives = torch.arange(len(dead), device=dead.device),bool(teaches.any())
         holes = dead if lives else torch.zeros_like(dead)
-        live,k = at[~holes],int(holes.sum())
+        live,k = at[teaches] if lives else at,int(holes.sum())
         turns = live[torch.arange(k+len(dead)*self.stored_per_fresh)%len(live)]
         at[holes] = turns[:k]
         at = torch.cat([at, turns[k:]])
@@ -301,7 +303,8 @@ class AR3PO(DeadGroupStrategy):
 
     def __post_init__(self): self.best = {}   # key of a prompt -> its best answer
 
-    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
+    def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *,
+        counted:Tensor|None=None, **more:Any)->ProcessedBatch:
         "Improve dead groups whose prompt was answered better before; then keep the best of each group."
         dead,keys = self.find_dead(batch, dead),prompt_indices(batch)
         mean = batch.rewards.nanmean(1).tolist()
@@ -310,7 +313,7 @@ class AR3PO(DeadGroupStrategy):
         packs = pack_groups(batch, [*found]) if found else []
         drawn = {b:self._mended(p, o, step) for (b,o),p in zip(found.items(), packs)}
         new = insert_stored(batch, torch.tensor([*found], dtype=torch.int64), [*drawn.values()])
-        self._remember(batch, keys, step)
+        self._remember(batch, keys, step, counted)
         return self.make_result(new, dead, drawn=drawn)
 
     def state_dict(self)->dict: return dict(keys=list(self.best), best=list(self.best.values()))
@@ -332,11 +335,12 @@ def _mended(self:AR3PO, pack, old, step):
         step-old['step'])
 
 @patch
-def _remember(self:AR3PO, batch, keys, step):
-    "Keep the best answer of each group where it beats the one that is kept."
+def _remember(self:AR3PO, batch, keys, step, counted=None):
+    "Keep the best answer of each group that counts in the loss, where it beats the one that is kept."
+    if counted is not None: batch = replace(batch, rewards=batch.rewards.masked_fill(~counted, torch.nan))
     for k,pack in zip(keys, pack_groups(batch)):
         r,g = (o.item() for o in pack['rewards'].nan_to_num(-math.inf).max(0))
-        if k is None or k in self.best and self.best[k]['reward']>r: continue
+        if k is None or r==-math.inf or k in self.best and self.best[k]['reward']>r: continue
         self.best.pop(k, None)
         own = {n:pack[n].split(pack['lengths'].tolist())[g].clone() for n in _KEPT if n in pack}
         self.best[k] = dict(reward=r, step=step, uses=0, **own)

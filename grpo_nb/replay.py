@@ -202,9 +202,13 @@ def num_groups_to_sample(self:Replay,
 def process_batch(self:Replay,
     batch:Groups, dead:Tensor|None=None, step:int=0, # as for `DeadGroupStrategy.process_batch`
     *, size:int|None=None, # groups in the batch: the buffer gives those that were not sampled
+    counted:Tensor|None=None, # (n, G) bool, answers with a token in the loss; None: all
     **more:Any,        # not used
 )->ProcessedBatch:
-    "Replace dead groups by stored ones, add stored ones up to `size`, then store the living ones."
+    """Replace dead groups by stored ones, add stored ones up to `size`, then store the living ones.
+
+    A group without a token in the loss teaches nothing, and is not stored.
+    """
     n = len(batch)
     dead = self.find_dead(batch, dead)
     missing = 0 if size is None else size-n
@@ -214,7 +218,8 @@ def process_batch(self:Replay,
     slots = slots[:len(replacements)]   # what the buffer could not replace stays
     new = insert_stored(batch, torch.tensor(slots, dtype=torch.long), replacements, extra)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
-    stored = self.store(batch, (~dead).nonzero()[:,0].tolist(), scores, step)
+    teaches = ~dead if counted is None else ~dead & counted.any(1)
+    stored = self.store(batch, teaches.nonzero()[:,0].tolist(), scores, step)
     drawn = dict(zip([*slots, *range(n, len(new))], replacements+extra))
     out = self.make_result(new, dead, scores=scores, drawn=drawn, stored=stored, buffer_size=len(self.buffer))
     if self.force_ratio_one: out.force_ratio_one[[*drawn]] = True

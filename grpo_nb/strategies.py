@@ -69,7 +69,8 @@ class DeadGroupStrategy:
         dead:Tensor|None=None, # bool, one per group; None: found here, by `dead_tolerance`
         step:int=0,        # the optimizer step
         **more:Any,        # `size`: groups in the batch, unsampled ones included; `sample_more`: a function
-    )->ProcessedBatch:     # of n that gives n fresh groups; `logps_fn`: of a batch, gives (logps, entropy)
+    )->ProcessedBatch:     # of n that gives n fresh groups; `logps_fn`: of a batch, gives (logps, entropy);
+                           # `counted`: (B, G) bool, answers with a token in the loss
         "Train on every group as it is; subclasses change that."
         return self.make_result(batch, self.find_dead(batch, dead))
 

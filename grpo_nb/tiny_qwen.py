@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from .parts.files import ASSETS
-from .parts.sampling import end_tokens
+from .parts.sampling import end_tokens, padding_token
 from .parts.validate import Tokenizer
 
 # %% ../nbs/03_tiny_qwen.ipynb #babfe312
@@ -64,7 +64,7 @@ def encode_prompts(
     empty = [i for i,o in enumerate(ids) if not o]
     if empty: raise ValueError(f'prompt {empty[0]} is empty: a model needs at least one token to start from')
     P = max(map(len, ids))
-    rows = [[tokenizer.pad_token_id]*(P-len(o))+o for o in ids]
+    rows = [[padding_token(tokenizer)]*(P-len(o))+o for o in ids]
     mask = [[False]*(P-len(o))+[True]*len(o) for o in ids]
     return torch.tensor(rows),torch.tensor(mask)
 
@@ -128,7 +128,7 @@ def sample_texts(
         torch.manual_seed(seed)
         out = model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device),
                              do_sample=sampled, num_return_sequences=k, max_new_tokens=max_new_tokens,
-                             repetition_penalty=1., pad_token_id=tokenizer.pad_token_id,
+                             repetition_penalty=1., pad_token_id=padding_token(tokenizer),
                              eos_token_id=end_tokens(model, tokenizer), **how)
     texts = tokenizer.batch_decode(out[:,ids.shape[1]:], skip_special_tokens=True)
     return [texts[i*k:(i+1)*k]*(n//k) for i in range(len(ids))]

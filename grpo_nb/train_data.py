@@ -10,7 +10,7 @@ import warnings
 import torch
 from torch import nn
 from .parts.validate import (
-    Tokenizer, check_rendered, check_text_content, validate_dataset, opened_tag_warning)
+    Tokenizer, check_rendered, check_text_content, image_columns, validate_dataset, opened_tag_warning)
 from .parts.reward_calls import check_reward_parameters
 from .parts.sampling import check_lengths
 from .run.checks import check_eval
@@ -26,6 +26,9 @@ def check_prompts(
 )->None:
     "ValueError for rows that have no prompt, are too few, or don't fit into the model."
     prompts = validate_dataset(rows, n_prompts, args.num_generations)
+    if names := image_columns(rows):
+        raise ValueError(f'the data set has {names}, and this trainer reads text only: drop them, '
+            f'`dataset.remove_columns({names})`, or train a model that sees images by `grpo_nb trl`')
     check_text_content(prompts, rows)
     lengths = encode_prompts(tokenizer, prompts)[1].sum(1)
     check_lengths(lengths, args.max_completion_length, model, rows)

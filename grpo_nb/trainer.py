@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from .parts.validate import Tokenizer, dataset_fingerprint, template_start
+from .parts.fast_path import unwrap_compiled
 from .parts.groups import Groups, dead_by_func
 from .parts.loss_inputs import LossInputs
 from .parts.loss_metrics import minibatch_metrics, restrict_output
@@ -47,6 +48,7 @@ def init_state(
     "Check the inputs, seed everything, make optimizer and reference: a run at step 0."
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
     check_train_args(model, tokenizer, reward_funcs, args)
+    model = unwrap_compiled(model)
     strategy = make_strategy(args)
     check_data(model, tokenizer, reward_funcs, args, dataset, eval_dataset)
     random.seed(args.seed)
@@ -97,8 +99,9 @@ def replace_dead_groups(
     store_ref_logps(s, fresh, ~fresh.dead)
     more = dict(logps_fn=lambda o: current_logps_and_entropy(s, o)) if s.strategy.needs_logps else {}
     # `s.strategy` is what `make_strategy` found in the settings: `Replay`, unless the buffer has size 0
+    counted = loss_mask(s, fresh, torch.ones_like(fresh.dead)).any(-1)   # (n, G), answers that the loss sees
     processed = s.strategy.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts,
-        sample_more=sample_more, **more)
+        sample_more=sample_more, counted=counted, **more)
     s.in_rollout = False   # from here on an error may have changed the strategy
     processed.batch = processed.batch.to(s.model.device)
     complete_ref_logps(s, processed.batch, processed.in_loss)

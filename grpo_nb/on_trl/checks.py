@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ..parts.reward_calls import is_async_callable, keep_process_settings
 from ..parts.validate import (
     validate_prompts, check_rendered, validate_rewards, validate_dataset, distinct_names,
-    dataset_fingerprint, max_context_length, reward_names, opened_tag_warning, template_start)
+    dataset_fingerprint, image_columns, max_context_length, reward_names, opened_tag_warning, template_start)
 from ..parts.versions import version_warnings
 from ..parts.groups import nan_std, unjudged
 from .watchdog import RankWatchdog, assert_same_on_all_ranks
@@ -66,7 +66,7 @@ class CheckedTrainer(GRPOTrainer):
         prompts = []
         if rows is not None:
             prompts = validate_dataset(rows, self._n_prompts(a), a.num_generations, most=10_000)
-            self.dataset_fingerprint = dataset_fingerprint(rows, 10_000)   # for a resume
+            self.dataset_fingerprint = dataset_fingerprint(rows)   # for a resume
         if os.environ.get('RANK', '0')=='0':   # of several processes one warns
             for o in version_warnings(): warnings.warn(o, stacklevel=2)
         with self._watched(math.inf):
@@ -110,7 +110,8 @@ class CheckedTrainer(GRPOTrainer):
     def _check_images(self, columns, given):
         "ValueError for images where the model reads text only."
         data,names = given.get('train_dataset'),sorted({'image','images'} & columns)
-        if not names or isinstance(data, Dataset) and len(data) and not any(data[0][k] for k in names): return
+        if isinstance(data, Dataset): names = image_columns(data)
+        if not names: return
         model,judge = given['model'],given.get('processing_class')
         config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
         text = isinstance(judge, PreTrainedTokenizerBase)
@@ -126,9 +127,9 @@ class CheckedTrainer(GRPOTrainer):
         names = reward_names(rewards)
         own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
         settings = {k:v for k,v in args.to_dict().items() if k not in own}
-        data = self.dataset_fingerprint or dict(rows=0, prompts='')
+        data = self.dataset_fingerprint or dict(rows=0, columns={})
         assert_same_on_all_ranks(settings | {'reward functions':names, 'number of prompts':data['rows'],
-            'checksum of the prompts':data['prompts']})
+            'checksums of the columns':data['columns']})
 
     def _check_lengths(self, prompts):
         "ValueError for a prompt that the model can't read: too long, or with no token or unknown ones."

@@ -191,8 +191,10 @@ def high_entropy_mask(
     Tokens at the threshold all stay: answers to one prompt begin with the same entropy, up to rounding.
     Source: "Beyond the 80/20 rule", arXiv 2506.01939.
     """
-    if not mask.any(): return mask
-    return mask & (entropy.detach() >= torch.quantile(entropy.detach()[mask].float(), 1-quantile))
+    n = int(mask.sum())
+    if not n: return mask
+    left_out = math.ceil((1-quantile)*(n-1)-1e-6)   # less than one is rounding
+    return mask & (entropy.detach() >= entropy.detach()[mask].kthvalue(left_out+1).values)
 
 def policy_term_mask(
     x:LossInputs,           # prepared

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RewardLog', 'run_state', 'check_reward_call', 'keep_process_settings', 'describe_reward_func', 'parameters_error',
-           'check_reward_parameters', 'is_async_callable', 'call_reward_funcs']
+           'check_reward_parameters', 'is_async_callable', 'own_lists', 'call_reward_funcs']
 
 # %% ../../nbs/parts/reward_calls.ipynb #ca110003
 import asyncio, functools, inspect, os, warnings
@@ -174,13 +174,21 @@ def _run(coro):
     except RuntimeError: return asyncio.run(coro)
     with ThreadPoolExecutor(1) as pool: return pool.submit(asyncio.run, coro).result()
 
+def own_lists(
+    value:object,  # of any kind
+)->object:         # the same, or a copy
+    "A copy of lists and dicts, and of those inside them: what changes it changes nothing else."
+    if type(value) is dict: return {k:own_lists(v) for k,v in value.items()}
+    if type(value) is not list: return value
+    return [own_lists(o) for o in value] if any(type(o) in (list, dict) for o in value) else value[:]
+
 def call_reward_funcs(
     funcs:list,  # reward functions
     who:list,    # a name for each, for messages
     kw:dict,     # the keyword arguments that each gets
 )->list:         # what each returned, unchecked
     "What each function returned, in order; the async ones are asked together, after the others."
-    own = lambda: {k:list(v) if isinstance(v, list) else v for k,v in kw.items()}
+    own = lambda: {k:own_lists(v) for k,v in kw.items()}
     def broken(i, e):
         more = parameters_error(funcs[i], kw) if isinstance(e, TypeError) else ''
         first = (kw['completions'] or [''])[0]

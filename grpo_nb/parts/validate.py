@@ -6,11 +6,11 @@
 __all__ = ['RULES', 'is_int', 'require', 'prompt_error', 'ends_answered', 'config_field', 'may_be_none', 'check_settings',
            'warmup_warning', 'max_context_length', 'Tokenizer', 'is_rendered', 'rendered_answer', 'check_rendered',
            'opened_tags', 'template_start', 'opened_tag_warning', 'validate_prompts', 'source_row',
-           'check_text_content', 'validate_dataset', 'dataset_fingerprint', 'describe_dataset_change', 'reward_name',
-           'distinct_names', 'reward_names', 'validate_rewards']
+           'check_text_content', 'validate_dataset', 'dataset_fingerprint', 'describe_dataset_change', 'image_columns',
+           'reward_name', 'distinct_names', 'reward_names', 'validate_rewards']
 
 # %% ../../nbs/parts/validate.ipynb #9ec3a9eb
-import functools, hashlib, inspect, itertools, json, math, re, warnings
+import datetime, functools, hashlib, inspect, itertools, json, math, re, warnings
 from collections.abc import Callable
 from dataclasses import Field, field, fields
 from types import NoneType
@@ -357,17 +357,34 @@ def validate_dataset(
     return prompts
 
 # %% ../../nbs/parts/validate.ipynb #c0re0016
+def _columns_of(dataset, some=10_000):
+    "The rows in parts, each as {column: values}; a table's pictures stay encoded."
+    if not hasattr(dataset, 'column_names') or dataset.format['type']=='custom':
+        for i in range(0, len(dataset), some):
+            rows = [dataset[j] for j in range(i, min(i+some, len(dataset)))]
+            yield {k:[o.get(k) for o in rows] for k in rows[0]}
+        return
+    for part in dataset.with_format('arrow').iter(some): yield part.to_pydict()
+
+def _canonical(o):
+    "A value as JSON holds it, without what a table fills in: a missing field is None there."
+    if isinstance(o, dict): return {str(k):_canonical(v) for k,v in o.items() if v is not None}
+    if isinstance(o, (list,tuple)): return [_canonical(v) for v in o]
+    if isinstance(o, (str,int,float,bool,type(None))): return o
+    if hasattr(o, 'tolist'): return o.tolist()
+    if hasattr(o, 'tobytes'): return hashlib.sha256(o.tobytes()).hexdigest()
+    return str(o) if isinstance(o, (bytes,datetime.date,datetime.time)) else type(o).__name__
+
 def dataset_fingerprint(
     dataset:list,   # rows with a `prompt`
-    most:int|None=None, # prompts looked at, as for `validate_dataset`
-)->dict:            # rows, and a checksum of the prompts in their order
-    "Enough of a dataset to know it again."
-    def plain(p):   # a table fills missing fields with None
-        return p if isinstance(p, str) else [{k:v for k,v in m.items() if v is not None} for m in p]
-    h = hashlib.sha256()
-    for p in _prompts_of(dataset, most):
-        h.update(json.dumps(plain(p), sort_keys=True, default=lambda o: type(o).__name__).encode()+b'\n')
-    return dict(rows=len(dataset), prompts=h.hexdigest()[:16])
+)->dict:            # rows, and by column a checksum of its values in their order
+    "Enough of a dataset to know it again: prompts, and the columns that rewards are given."
+    sums = {}
+    for part in _columns_of(dataset):
+        for k,values in part.items():
+            text = json.dumps(_canonical(values), sort_keys=True)
+            sums.setdefault(k, hashlib.sha256()).update(text.encode('utf-8', 'surrogatepass'))
+    return dict(rows=len(dataset), columns={k:o.hexdigest()[:16] for k,o in sorted(sums.items())})
 
 def describe_dataset_change(
     was:dict,       # of `dataset_fingerprint`, as it was saved
@@ -375,8 +392,21 @@ def describe_dataset_change(
 )->str:
     "How the data differ, in words; '' where they don't."
     if was==now: return ''
-    order = ', with other prompts or in another order' if now and was['rows']==now['rows'] else ''
-    return f"{was['rows']} rows then, {now['rows'] if now else 'a stream'} now{order}"
+    if now is None or was['rows']!=now['rows']:
+        return f"{was['rows']} rows then, {now['rows'] if now else 'a stream'} now"
+    a,b = was['columns'],now['columns']
+    odd = [f'`{k}`' for k in sorted(a.keys()|b.keys()) if a.get(k)!=b.get(k)]
+    return f"the {now['rows']} rows have other values, or another order, in {', '.join(odd)}"
+
+def image_columns(
+    dataset:list,   # rows
+)->list:            # names of columns
+    "Columns that hold pictures for a model that sees: `image` and `images`, unless all rows are empty."
+    names = {'image','images'} & set(getattr(dataset, 'column_names', None) or dataset[0])
+    if names and hasattr(dataset, 'select_columns'): dataset = dataset.select_columns(sorted(names))
+    def empty(o): return o is None or isinstance(o, (str,list)) and not o
+    parts = _columns_of(dataset) if names else ()
+    return sorted({k for part in parts for k in names if not all(map(empty, part[k]))})
 
 # %% ../../nbs/parts/validate.ipynb #c0re0002
 def reward_name(

@@ -33,9 +33,6 @@ def check_train_args(
         raise ValueError(f'`tokenizer` is {tokenizer!r:.60}: give the tokenizer of the model')
     if not any(o.requires_grad for o in model.parameters()):
         raise ValueError('no weight of `model` can be trained: call `model.requires_grad_(True)`')
-    if getattr(tokenizer, 'pad_token_id', 0) is None:
-        raise ValueError('the tokenizer has no token for padding: set '
-            '`tokenizer.pad_token = tokenizer.eos_token`')
     if not reward_funcs: raise ValueError('no reward functions: give one or more')
     if note := warmup_warning(args.warmup_steps, args.max_steps): warnings.warn(note)
     for f in reward_funcs:

@@ -167,9 +167,10 @@ def _gain(a, b):
     """(difference, half-width) of two measurements of the same problems; of right answers, the longer side of
     the interval of `paired_share_ci`.
     """
-    x,y = a.get('num_correct'),b.get('num_correct')
-    if x and y and len(x)==len(y) and max(map(max, (x, y)))<=1:
-        change = np.subtract(y, x, dtype=float)
+    x,y = ([-1 if o is None else o for o in m.get('num_correct') or ()] for m in (a, b))   # -1: not judged
+    same = [o<0 for o in x]==[o<0 for o in y]
+    if x and same and 0<=max(x+y)<=1:
+        change = np.subtract(y, x, dtype=float)[np.array(x)>=0]
         d = float(change.mean())
         low,high = paired_share_ci(int((change>0).sum()), int((change<0).sum()), len(change))
         return d,max(d-low, high-d)

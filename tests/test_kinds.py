@@ -1,0 +1,145 @@
+"What went silently wrong in `train`, each as a whole kind: rewards, rows, groups, models."
+import copy, warnings
+import pytest, torch
+from datasets import Dataset
+from PIL import Image
+from grpo_nb.evaluation import evaluate
+from grpo_nb.parts.loss_inputs import high_entropy_mask
+from grpo_nb.see.verdict import verdict
+from grpo_nb.tiny_qwen import load_model
+from grpo_nb.trainer import TrainConfig, train
+
+torch.set_num_threads(1)
+SMALL = dict(generation_batch_size=16, num_generations=4, steps_per_generation=1, max_completion_length=4,
+    disable_tqdm=True, max_steps=2)
+ROWS = [dict(prompt=f'{a}+{b}=') for a in range(4) for b in range(4)]
+def odd(completions, **kw): return [float(i%2) for i in range(len(completions))]
+
+# ---- the quantile's token
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('share', [.05, .1, .2, .3, .5, .7, .8, .9, .95])
+def test_the_token_at_the_quantile_stays(dtype, share):
+    gen = torch.Generator().manual_seed(0)
+    for n in (2, 11, 21, 101, 1001):
+        e = torch.randperm(n, generator=gen).double()[None,None]/8   # whole eighths: exact up to 2**8/8
+        e = (e if dtype!=torch.bfloat16 else e%256).to(dtype)
+        keep = high_entropy_mask(e, torch.ones_like(e).bool(), share)
+        # as many as lie at or above the (1-share) quantile: its place counts up from 0 to n-1
+        place = (100-round(100*share))*(n-1)   # in hundredths
+        values = e.double().flatten().sort().values
+        assert keep.sum()==(values>=values[-(-place//100)]).sum(), (n, share)
+
+# ---- a problem that no reward judges
+def test_a_problem_without_a_reward_is_left_out_of_every_average():
+    model,tok = load_model('tiny')
+    rows = [o|dict(i=i) for i,o in enumerate(ROWS[:8])]
+    def some(completions, i, **kw):   # problem 0 not judged, 1 once, 2 right, 3 wrong, ...
+        n = {k:0 for k in i}
+        out = []
+        for k in i:
+            n[k] += 1
+            out.append(None if k==0 or k==1 and n[k]>1 else float(k%2==0 or k==1))
+        return out
+    e = evaluate(model, tok, rows, some, num_samples=3, k=2, max_completion_length=4)
+    assert e['num_correct']==[None, 1, 3, 0, 3, 0, 3, 0] and e['rewards']['some']['n']==7
+    assert e['pass@1']==pytest.approx(4/7) and e['pass@2']==pytest.approx(4/7)
+
+def test_a_verdict_compares_the_same_problems_or_the_two_shares():
+    def measured(right):
+        judged = [o for o in right if o is not None]
+        p = sum(judged)/len(judged)
+        return {'pass@1':p, 'ci':(p-.1, p+.1), 'num_correct':right}
+    rows = [dict(step=i, reward=.5) for i in range(8)]
+    def said(a, b): return verdict(rows, measured(a), measured(b)).sentence
+    assert 'from 100.0% to 50.0% (−50.0 points' in said([None, 1]*4, [0, 1]*4)
+    assert 'from 25.0% to 75.0% (+50.0 points' in said([None, 0, 0, 0, 1], [None, 1, 1, 0, 1])
+
+# ---- every answer has lists of its own
+@pytest.mark.parametrize('table', [False, True])
+def test_a_reward_cannot_change_rows_or_what_the_next_reward_sees(table):
+    def row(i): return dict(prompt=[dict(role='user', content=f'{i}+1=')], tests=[[i]], more={'in':[i]})
+    rows = [row(i) for i in range(4)]
+    before,seen = copy.deepcopy(rows),[]
+    def spoils(prompts, completions, tests, more, **kw):
+        for p,c,t,m in zip(prompts, completions, tests, more):
+            seen.append((len(p), len(t[0]), len(m['in'])))
+            p += c
+            p[0]['content'] = 'spoilt'
+            t[0].append(9)
+            m['in'].append(9)
+            c[0]['content'] = 'spoilt'
+        return odd(completions)
+    def looks(prompts, completions, tests, more, **kw):
+        assert 'spoilt' not in f'{prompts}{completions}' and '9' not in f'{tests}{more}'
+        return odd(completions)
+    given = Dataset.from_list(rows) if table else rows
+    train(*load_model('tiny'), given, [spoils, looks], TrainConfig(**SMALL))
+    assert rows==before and set(seen)=={(1, 1, 1)}
+
+# ---- groups without a token in the loss
+@pytest.mark.parametrize('method', ['replay','copies','newest'])
+def test_a_group_without_a_token_in_the_loss_is_not_stored_and_replaces_none(method):
+    def reward(completions, trainer_state, **kw):
+        return [float(i%2)*(trainer_state.global_step<1 or i<4) for i in range(len(completions))]
+    s = train(*load_model('tiny'), ROWS, reward, TrainConfig(**SMALL|dict(max_completion_length=2)),
+        mask_truncated_completions=True, method=method, max_steps=3)
+    assert len(getattr(s.strategy, 'buffer', ()))==0
+    assert [o['replay/replaced'] for o in s.history]==[0, 0, 0] and [o['grad_norm'] for o in s.history]==[0]*3
+
+# ---- models
+def test_a_compiled_model_is_trained_and_its_weights_come_back(tmp_path):
+    m,tok = load_model('tiny')
+    before = copy.deepcopy(m.state_dict())
+    train(torch.compile(m, backend='eager'), tok, ROWS, odd, TrainConfig(**SMALL, output_dir=str(tmp_path)))
+    back,_ = load_model(tmp_path/'checkpoint-2')
+    assert all(torch.equal(o, back.state_dict()[k]) for k,o in m.state_dict().items())
+    assert any(not torch.equal(o, before[k]) for k,o in back.state_dict().items())
+    s = train(torch.compile(load_model('tiny')[0], backend='eager'), tok, ROWS, odd, TrainConfig(**SMALL
+        |dict(max_steps=3), output_dir=str(tmp_path)), resume_from_checkpoint=True)
+    assert s.step==3
+
+def test_a_compiled_part_is_named():
+    m,tok = load_model('tiny')
+    m.model.layers[1] = torch.compile(m.model.layers[1], backend='eager')
+    with pytest.raises(ValueError, match=r'model\.layers\.1.*compile\(\)'):
+        train(m, tok, ROWS, odd, TrainConfig(**SMALL))
+
+@pytest.mark.parametrize('kind', ['lfm2','mamba','falcon_h1'])
+def test_a_model_with_recurrent_layers_is_refused_in_a_line_that_names_the_way_out(kind):
+    from transformers import AutoConfig, AutoModelForCausalLM
+    tok = load_model('tiny')[1]
+    usual = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, max_position_embeddings=128)
+    more = dict(lfm2=usual|dict(layer_types=['conv','full_attention']), mamba=dict(hidden_size=48,
+        num_hidden_layers=2, state_size=8), falcon_h1=usual|dict(mamba_d_ssm=64, mamba_n_heads=4,
+        mamba_d_state=8, mamba_d_head=16))[kind]
+    m = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=len(tok), eos_token_id=0,
+        pad_token_id=0, bos_token_id=None, **more)).eval()
+    for call in (lambda: train(m, tok, ROWS, odd, TrainConfig(**SMALL)),
+            lambda: evaluate(m, tok, ROWS, odd, max_completion_length=4)):
+        with pytest.raises(ValueError, match='recurrent layers.*grpo_nb trl'): call()
+
+def test_a_tokenizer_without_padding_trains_as_one_that_pads_with_its_end_token():
+    def run(pad):
+        m,tok = load_model('tiny')
+        tok.pad_token = pad
+        rows = [dict(prompt='1'*n+'+1=') for n in range(1, 9)]   # of several lengths
+        s = train(m, tok, rows, odd, TrainConfig(**SMALL))
+        return tok,[o['loss'] for o in s.history],s.model.state_dict()
+    (tok,a,x),(_,b,y) = run(None),run('<|im_end|>')
+    assert tok.pad_token is None and a==b and all(torch.equal(x[k], y[k]) for k in x)
+
+# ---- pictures
+@pytest.mark.parametrize('column', ['image','images'])
+@pytest.mark.parametrize('table', [False, True])
+def test_rows_with_pictures_are_refused_wherever_the_picture_is(column, table):
+    picture = Image.new('RGB', (8, 8))
+    rows = [o|{column:None} for o in ROWS]
+    train(*load_model('tiny'), rows, odd, TrainConfig(**SMALL))   # nothing to be seen
+    rows[5] = rows[5]|{column:picture if column=='image' else [picture]}
+    if table: rows = Dataset.from_list(rows)
+    m,tok = load_model('tiny')
+    with pytest.raises(ValueError, match=f'{column}.*reads text only'):
+        train(m, tok, rows, odd, TrainConfig(**SMALL))
+    with pytest.raises(ValueError, match=f'eval_dataset.*{column}'), warnings.catch_warnings():
+        train(m, tok, ROWS, odd, TrainConfig(**SMALL, eval_steps=1), eval_dataset=rows)
