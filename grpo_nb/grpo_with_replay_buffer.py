@@ -55,8 +55,10 @@ class GRPOWithReplayBufferTrainer(ReplayTrainerBase):
         if self.batch and self.batch.complete: self.finish_batch()
         return loss
 
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        with self.timed('logps'): out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(self, model, ids, mask, T, *args, **kwargs):
+        if self.args.replay_active and not self._forward_is_checked and kwargs.get('pixel_values') is None:
+            self.check_forward(model, ids, mask, T)
+        with self.timed('logps'): out = self.score(model, ids, mask, T, *args, **kwargs)
         if self._loss_inputs is not None:   # it runs inside the loss
             self._fill_loss_inputs(self._loss_inputs, out[0].detach())
             self._loss_inputs |= dict(logps=out[0].detach(), entropies=out[1])

@@ -168,6 +168,67 @@ def test_what_trl_says_well_is_left_to_it():
             (dict(reward_weights=[1.,2.]), 'reward weights')]:
         with pytest.raises(ValueError, match=match): T.trainer(**kw)
 
+# -- the model, by its own forward pass -----------------------------------------------------------
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+    torch.manual_seed(0)
+    m = GPT2LMHeadModel(GPT2Config(vocab_size=len(T.tokenizer()), n_embd=16, n_layer=2, n_head=2,
+        n_positions=64, bos_token_id=None, eos_token_id=1, pad_token_id=0))
+    m.generation_config.eos_token_id,m.generation_config.pad_token_id = 1,0
+    return m
+
+def half_flat(prompts, **kw): return [float(len(p)%3>0)*(i%2) for i,p in enumerate(prompts)]
+
+def replays(model, **kw):
+    t = T.trainer(half_flat, model_=model, per_device_train_batch_size=8, max_steps=6, learning_rate=1e-12,
+        **kw)
+    t.train()
+    return [o['replay/ratio_mean'] for o in t.state.log_history if o.get('replay/replaced')]
+
+def test_a_model_that_counts_its_padding_is_given_positions(caplog):
+    "With weights that do not move every ratio is 1, wherever a stored group comes back"
+    ratios = replays(gpt2(), disable_dropout=True)
+    assert ratios and max(abs(r-1) for r in ratios)<1e-5
+    assert 'absolute positions' in caplog.text and 'dropout' not in caplog.text
+
+def test_a_model_with_dropout_is_said_to_have_noise_in_its_ratios(caplog):
+    assert max(abs(r-1) for r in replays(gpt2()))>1e-3 and 'set `disable_dropout=True`' in caplog.text
+
+def test_a_model_that_reads_its_padding_is_refused_for_replay_only():
+    m = T.model()
+    whole = m.model.forward
+    def forward(*a, attention_mask=None, position_ids=None, **kw): return whole(*a, **kw)
+    m.model.forward = forward
+    with pytest.raises(ValueError, match='Qwen2ForCausalLM gives an answer other log-probs where padding'):
+        replays(m)
+    assert replays(m, replay_buffer_size=0)==[]
+
+@pytest.mark.parametrize('off', [0, .1])
+def test_logits_that_the_trainer_does_not_know_are_said(off, caplog, monkeypatch):
+    was = GRPOTrainer._get_per_token_logps_and_entropies
+    def other(self, *a, **kw):
+        logps,*more = was(self, *a, **kw)
+        return logps*(1+off),*more
+    monkeypatch.setattr(GRPOTrainer, '_get_per_token_logps_and_entropies', other)
+    replays(T.model())
+    assert ("nats a token from those of Qwen2ForCausalLM's own logits" in caplog.text)==bool(off)
+
+@pytest.mark.parametrize('wrap,inside', [(lambda m: torch.compile(m, backend='eager'), '_orig_mod'),
+    (torch.nn.DataParallel, 'module')])
+def test_a_model_in_a_wrapper_is_refused_since_its_checkpoints_would_not_load(wrap, inside):
+    with pytest.raises(ValueError, match=f'give the one inside it, `model.{inside}`'):
+        GRPOWithReplayBufferTrainer(wrap(T.model()), T.n_red, T.config(), T.data(),
+            processing_class=T.tokenizer())
+
+def test_trl_compiles_a_model_whose_checkpoints_load():
+    from pathlib import Path
+    from transformers import Qwen2ForCausalLM
+    t = T.trainer(max_steps=1, save_strategy='steps', save_steps=1, torch_compile=True,
+        torch_compile_backend='eager')
+    t.train()
+    back = Qwen2ForCausalLM.from_pretrained(Path(t.args.output_dir)/'checkpoint-1')
+    assert T.same(dict(back.named_parameters()), dict(t.accelerator.unwrap_model(t.model).named_parameters()))
+
 # -- weights --------------------------------------------------------------------------------------
 def test_broken_weights_are_named_before_the_first_step():
     m = T.model()

@@ -6,7 +6,7 @@
 __all__ = ['log', 'ReplayTrainerBase']
 
 # %% ../../nbs/on_trl/base.ipynb #a16a05ee
-import functools, logging, os
+import functools, logging, math, os
 from typing import Any
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
+from ..parts.validate import max_context_length
+from ..parts.forward_check import forward_fault
 from ..parts.versions import other_version
 from ..parts.groups import ReplayCounts, dead_by_func, reward_std, unjudged
 from ..parts.ratios import (
@@ -25,7 +27,7 @@ from .checks import CheckedTrainer
 from .config import GRPOWithReplayBufferConfig, check_layout
 from .distributed import ShardedBuffer, reshard
 from .resume import ResumableTrainer
-from .rows import TrlRows, check_columns, compute_logps, append_blank_rows
+from .rows import TrlRows, check_columns, compute_logps, append_blank_rows, with_positions
 from .table import CompletionsTable, iter_inserted
 # after `rows`, which reports it in a sentence where TRL has moved one of them
 from trl.trainer.utils import nanmax, nanmin, unsplit_pixel_values_by_grid
@@ -43,6 +45,7 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
     batch = None         # `TrlBatchRecord` of the batch in training; None where it isn't edited or recorded
     _loss_inputs = None  # of the loss, while it runs
     _begins_anew = 'the replay buffer starts empty and a batch in progress is sampled again'
+    _forward_is_checked,_pass_positions = False,False   # by `check_forward`, before the first loss
     _to_follow = 0       # passes of the run's first batch whose rows are still to be seen in the loss
 
     @functools.wraps(GRPOTrainer.__init__)
@@ -118,6 +121,49 @@ class ReplayTrainerBase(ResumableTrainer, CheckedTrainer):
         m['reward_std'][-1] = reward_std(self.weighted_rewards(r).view(-1, G))
         m['frac_reward_zero_std'][-1] = self.dead_mask(r, G).float().mean().item()
         m['frac_one_text'].append(self.table.one_text(len(r), G))
+
+    # ---- the model is checked once by its own forward pass
+    def score(self,
+        model:Any, ids:Tensor, mask:Tensor, *args:Any, **kwargs:Any,  # as TRL's method has them
+    )->tuple:      # what it returns
+        "TRL's log-probs, with positions for a model that would count the padding as some."
+        if self._pass_positions: model = with_positions(model)
+        return super()._get_per_token_logps_and_entropies(model, ids, mask, *args, **kwargs)
+
+    def check_forward(self,
+        model:Any, ids:Tensor, mask:Tensor, T:int,  # of the first forward pass of the run
+    )->None:
+        "ValueError for a model to which padding makes a difference: a stored row comes back to another one."
+        self._forward_is_checked = True
+        mixed = dict(fp16=torch.float16, bf16=torch.bfloat16)
+        dtype = mixed.get(self.accelerator.mixed_precision, next(model.parameters()).dtype)
+        limit = max_context_length(self.model.config) or math.inf
+        def score(ids, mask, T): return self.score(model, ids, mask, T)[0]
+        def worst(x): return self.accelerator.gather(torch.tensor([x], device=ids.device)).max().item()
+        def fault():
+            with self.accelerator.autocast():
+                return forward_fault(score, model, ids[:4], mask[:4], T, self.temperature, worst=worst,
+                    more_padding=int(max(0, min(3, limit-ids.shape[1]))),
+                    tolerance=max(1e-3, 8*torch.finfo(dtype).eps))
+        what,off = fault()
+        name = type(self.accelerator.unwrap_model(model)).__name__
+        if what=='padding':
+            self._pass_positions = True
+            what,_ = fault()
+            if what:
+                raise ValueError(f'{name} gives an answer other log-probs where padding stands before its '
+                    f'prompt ({off:.2g} nats a token; recurrent layers do that), so a stored group would not '
+                    'come back with its own: set `replay_buffer_size=0`, or take another model')
+            log.warning(f'{name} has absolute positions, which TRL counts with the padding: they are passed '
+                'to it, so that a stored group has its own wherever it comes back')
+        elif what:
+            log.warning(f"TRL's log-probs are {off:.2g} nats a token from those of {name}'s own logits: it "
+                'may change them after the head in a way that TRL does not know')
+        with torch.no_grad(), torch.random.fork_rng(), self.accelerator.autocast():
+            again = (score(ids[:4], mask[:4], T)-score(ids[:4], mask[:4], T)).abs().max()
+        if again>1e-3:
+            log.warning(f'{name} has dropout, so each forward pass gives other log-probs, and the ratio of a '
+                'replayed token is partly noise: set `disable_dropout=True`')
 
     # ---- what is sampled: TRL's own loader and sampler, of smaller batches
     def get_train_dataloader(self)->DataLoader:

@@ -96,6 +96,12 @@ class CheckedTrainer(GRPOTrainer):
         if not isinstance(model, (str,nn.Module)):
             raise TypeError(f'`model` is {model!r:.60} ({type(model).__name__}), needs a model, or the '
                 'path or hub name of one')
+        wrappers = ('_orig_mod','module')   # torch.compile's, and DataParallel's
+        inside = [k for k in wrappers if isinstance(getattr(model, k, None), nn.Module)]
+        if inside:
+            raise ValueError(f'`model` is a {type(model).__name__}, under which the weights of a checkpoint '
+                f'have names that no model loads: give the one inside it, `model.{inside[0]}`; '
+                'with `torch_compile=True` in the settings TRL compiles it')
         name = model if isinstance(model, str) else getattr(model.config, '_name_or_path', '') or 'model'
         if given.get('args') is None: given['args'] = wanted(f'{name.split("/")[-1]}-GRPO')
         a,world = given['args'],int(os.environ.get('WORLD_SIZE', 1))

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PER_TOKEN_COLUMNS', 'PROMPT_COMPLETION_COLUMNS', 'IMAGE_COLUMNS', 'TrlRows', 'check_columns', 'extract_group',
-           'stored_rows', 'insert_groups', 'append_blank_rows', 'row_format', 'compute_logps']
+           'stored_rows', 'insert_groups', 'append_blank_rows', 'row_format', 'compute_logps', 'with_positions']
 
 # %% ../../nbs/on_trl/rows.ipynb #29809114
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 import torch
@@ -230,3 +231,12 @@ def compute_logps(
     images = {k:batch[k] for k in (*IMAGE_COLUMNS, *PROMPT_COMPLETION_COLUMNS) if k in batch}
     width = batch['completion_ids'].shape[1]
     return trainer._get_per_token_logps_and_entropies(model, ids, mask, width, **images, **options)[0]
+
+def with_positions(
+    model:Callable,  # a causal language model
+)->Callable:         # the same call, with `position_ids`
+    "The model, told the position of each token among those that are no padding."
+    def call(*, attention_mask, **kwargs):
+        at = (attention_mask.cumsum(1)-1).clamp(min=0)
+        return model(attention_mask=attention_mask, position_ids=at, **kwargs)
+    return call

@@ -120,8 +120,8 @@ RULES = [   # of both trainers
     ('reward_weights', _numbers, 'None, or a list with a number for each reward function'),
     ('num_generations', lambda v: v>=2, 'at least 2: a group of 1 has nothing to be compared with'),
     ('num_iterations max_completion_length steps_per_generation', lambda v: v>=1, '1 or more'),
-    ('learning_rate beta epsilon dead_tolerance replay_buffer_size replay_stored_per_fresh '
-        'record_groups_every',
+    ('learning_rate', lambda v: 0<=v<=1, '0 to 1: AdamW moves every weight by up to so much in each step'),
+    ('beta epsilon dead_tolerance replay_buffer_size replay_stored_per_fresh record_groups_every',
         lambda v: 0<=v<math.inf, '0 or more, and finite'),
     ('temperature record_max_mb', lambda v: 0<v<math.inf, 'more than 0, and finite'),
     ('top_p', lambda v: 0<v<=1, 'a share above 0 and up to 1'),
