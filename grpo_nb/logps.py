@@ -72,8 +72,8 @@ def token_logps(
 )->Tensor|tuple:               # (B, G, T) float32 nats with gradient, 0 where masked; with `entropy` two
     """Log-prob of every completion token under `model`; if asked, the entropy of what it was drawn from too.
 
-    ValueError for a prompt padded on the right, a temperature not above 0, or a model that changes its logits
-    after the head.
+    ValueError for a prompt padded on the right, or a temperature not above 0. A model that changes its logits
+    after the head is read wrongly, which `forward_trait` sees.
     """
     r,mask = rollouts,rollouts.completion_mask.bool()
     if not shared_prefix: h = completion_hidden(model, r)[mask]

@@ -34,8 +34,9 @@ from .evaluation import evaluate, sample_completions
 from .parts.reward_calls import RewardLog
 from .rewards import combine_rewards, decode_completions, score_completions
 from .loss_variants import multi_reward_advantages
-from .batch_logps import (
-    complete_ref_logps, current_logps_and_entropy, has_eos, loss_mask, store_ref_logps, update_logps)
+from grpo_nb.batch_logps import (
+    check_forward_pass, complete_ref_logps, current_logps_and_entropy, has_eos, loss_mask, store_ref_logps,
+    update_logps)
 from .loss import policy_loss
 from .token_terms import compare_losses
 from .strategies import ProcessedBatch
@@ -183,6 +184,7 @@ def train_batch(
     indices = next_prompt_indices(s, s.strategy.num_groups_to_sample(s.args.num_prompts, s.step))
     fresh,texts,by_func = rollout(s, indices)
     if fresh.rewards.isnan().all(): check_some_reward(s)
+    if not s.history: check_forward_pass(s, fresh)   # once: is the model read as it reads itself?
     processed = replace_dead_groups(s, fresh)
     t1 = time.perf_counter()
     updates = update_batch(s, processed)

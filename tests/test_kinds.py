@@ -143,3 +143,53 @@ def test_rows_with_pictures_are_refused_wherever_the_picture_is(column, table):
         train(m, tok, rows, odd, TrainConfig(**SMALL))
     with pytest.raises(ValueError, match=f'eval_dataset.*{column}'), warnings.catch_warnings():
         train(m, tok, ROWS, odd, TrainConfig(**SMALL, eval_steps=1), eval_dataset=rows)
+
+# ---- the model's own forward pass
+class Bent(torch.nn.Module):
+    "A tiny Qwen whose logits are bent after the head."
+    def __init__(self, model, bend):
+        super().__init__()
+        self.inner,self.bend = model,bend
+    def __getattr__(self, name):
+        try: return super().__getattr__(name)
+        except AttributeError: return getattr(self.inner, name)
+    def forward(self, *args, **kw):
+        out = self.inner(*args, **kw)
+        out.logits = self.bend(out.logits)
+        return out
+
+@pytest.mark.parametrize('bend', [lambda z: 5*(z/5).tanh(), lambda z: z*1.1, lambda z: z.clamp(max=8)])
+def test_logits_that_change_after_the_head_are_seen_in_the_first_batch(bend):
+    m,tok = load_model('tiny')
+    before = copy.deepcopy(m.state_dict())
+    with pytest.raises(ValueError, match='after the head.*grpo_nb trl'):
+        train(Bent(m, bend), tok, ROWS, odd, TrainConfig(**SMALL))
+    assert all(torch.equal(o, before[k]) for k,o in m.state_dict().items())   # nothing was trained
+
+@pytest.mark.parametrize('dtype', ['float32','bfloat16'])
+@pytest.mark.parametrize('how', [{}, dict(shared_prefix=False), dict(temperature=.6, top_k=5)])
+def test_a_model_that_is_read_right_passes_by_every_way(dtype, how):
+    m,tok = load_model('tiny', dtype=dtype)
+    rows = [dict(prompt='1'*(1+3*i)+'+1=') for i in range(8)]
+    assert train(m, tok, rows, odd, TrainConfig(**SMALL), **how).step==2
+
+@pytest.mark.parametrize('far', [.02, -.3])
+def test_log_probs_noted_wrongly_while_sampling_are_seen(monkeypatch, far):
+    import grpo_nb.trainer as tr
+    inner = tr.sample_completions
+    def off(*args, **kw):
+        batch = inner(*args, **kw)
+        batch.old_logps = batch.old_logps+far
+        return batch
+    monkeypatch.setattr(tr, 'sample_completions', off)
+    with pytest.raises(ValueError, match='through its cache'):
+        train(*load_model('tiny'), ROWS, odd, TrainConfig(**SMALL))
+
+def test_positions_are_given_so_that_gpt2_is_read_right():
+    from transformers import GPT2Config, GPT2LMHeadModel
+    tok = load_model('tiny')[1]
+    torch.manual_seed(0)
+    m = GPT2LMHeadModel(GPT2Config(vocab_size=len(tok), n_embd=48, n_layer=2, n_head=4, n_positions=16,
+        resid_pdrop=.1, eos_token_id=tok.eos_token_id, bos_token_id=None)).eval()
+    rows = [dict(prompt='1'*(1+i)+'=') for i in range(8)]
+    assert train(m, tok, rows, odd, TrainConfig(**SMALL)).step==2

@@ -499,12 +499,6 @@ def test_wrong_input_is_named(says):
     with pytest.raises(ValueError) as e: WRONG[says]()
     assert says in str(e.value)
 
-def test_a_model_that_bends_its_logits_is_refused():
-    import copy
-    m = copy.deepcopy(model())
-    m.config.final_logit_softcapping = 30.
-    with pytest.raises(ValueError, match='final_logit_softcapping'): token_logps(m, batch())
-
 def test_trls_head_gives_the_numbers_of_ours_and_holds_no_more_logits():
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
     n,V,D = 48,40_000,8

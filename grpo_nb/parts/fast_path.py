@@ -46,13 +46,8 @@ def unwrap_compiled(
 def output_head(
     model:nn.Module,  # a causal language model of transformers
 )->nn.Module:         # its last layer
-    "What makes logits of states. ValueError for a model that changes them after it."
-    base = unwrap_peft(model)
-    for k in ('final_logit_softcapping', 'logit_scale', 'logits_scaling', 'lm_head_multiplier'):
-        if getattr(base.config, k, None) not in (None, 1, 1.):
-            raise ValueError(f'this model changes its logits after the head (`{k}`); `token_logps` does '
-                             'not know how: use `selective_log_softmax` on its logits')
-    return base.get_output_embeddings()
+    "What makes logits of states; whether that is all is seen by `forward_trait`."
+    return unwrap_peft(model).get_output_embeddings()
 
 FAST_PATH_MAX_PARAMS = 50_000_000 # weights; above this, a copy to sample from costs more than it saves
 
