@@ -73,7 +73,7 @@ def token_logps(
     """Log-prob of every completion token under `model`; if asked, the entropy of what it was drawn from too.
 
     ValueError for a prompt padded on the right, or a temperature not above 0. A model that changes its logits
-    after the head is read wrongly, which `forward_trait` sees.
+    after the head is read wrongly, which `forward_fault` sees.
     """
     r,mask = rollouts,rollouts.completion_mask.bool()
     if not shared_prefix: h = completion_hidden(model, r)[mask]

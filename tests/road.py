@@ -247,7 +247,7 @@ class Chapters:
             check_uses(self.store, drawn)
             for o in fresh:
                 o.id = None
-                if o.dead: continue
+                if o.dead or c.mask_truncated and not any(o.whole): continue   # nothing of it would count
                 o.id,o.uses = self.next_id,0
                 self.store[o.id] = o
                 self.next_id += 1

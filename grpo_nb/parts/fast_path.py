@@ -46,7 +46,7 @@ def unwrap_compiled(
 def output_head(
     model:nn.Module,  # a causal language model of transformers
 )->nn.Module:         # its last layer
-    "What makes logits of states; whether that is all is seen by `forward_trait`."
+    "What makes logits of states; whether that is all is seen by `forward_fault`."
     return unwrap_peft(model).get_output_embeddings()
 
 FAST_PATH_MAX_PARAMS = 50_000_000 # weights; above this, a copy to sample from costs more than it saves
