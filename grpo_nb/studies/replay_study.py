@@ -48,6 +48,10 @@ USES |= {'replay':USES['replay_both'], 'replay_default':BatchUse(fill=True, prio
 USES |= {'parts2':BatchUse(parts=2), 'parts4':BatchUse(parts=4), 'left_out':BatchUse(method='mask'),
     'default_no_clip':BatchUse(fill=True, priority='score', correction='weight'),
     'plain_warmup':BatchUse(warmup=10), 'default_warmup':BatchUse(fill=True, priority='score', warmup=10)}
+USES |= {'scaled':BatchUse(scale_lr='sqrt'), 'scaled_linear':BatchUse(scale_lr='linear'),
+    'replay_scaled':BatchUse(fill=True, priority='score', scale_lr='sqrt'),
+    'replay_scaled_after':BatchUse(fill=True, priority='score', scale_lr='sqrt', scale_by='trained'),
+    'resample':BatchUse(rounds=4), 'skip_dead':BatchUse(skip=True)}
 _eight = dict(passes=4, parts=2)   # eight optimizer steps a batch
 USES |= {'no_baseline':BatchUse(advantages='rft'), 'constant':BatchUse(advantages='constant'),
     'mean':BatchUse(scale='none'), 'maxrl':BatchUse(advantages='maxrl'),
@@ -65,7 +69,7 @@ def run_stack(
     """Train one arm with several seeds, and measure each run as its tokens are spent.
 
     The job's settings: points; budget, of tokens; size; reach, most batches in units of what the budget is
-    for; several, answers to each problem, from which pass@n is counted too.
+    for; several, answers to each problem, from which pass@n is counted too; by_batch, a record of each batch.
     """
     torch.set_num_threads(1)
     if until and time.time()>until: return []
@@ -77,7 +81,8 @@ def run_stack(
     f = FAMILIES[families[0]]
     budget,points,several = o.get('budget', f.budget),o.get('points', 8),o.get('several', 0)
     most = int(o.get('reach', 1.5)*budget/(arm.fresh*G*.6*f.completion))
-    r = Runs(arm, families, seeds, lr, device=device, size=o.get('size', '0.2M'))
+    r = Runs(arm, families, seeds, lr, device=device, size=o.get('size', '0.2M'),
+        record=o.get('by_batch', False))
     runs = [dict(job=k, curve=[], cpu_s=[]) for k in runs]
     here = runs                                 # those that are still in the stack
     clock = [0., time.process_time()]           # seconds of one run so far, and since when
@@ -86,7 +91,7 @@ def run_stack(
         clock[0] += (time.process_time()-clock[1])/len(here)
         for i,(one,some) in zip(which, r.measure(which, several or 1).tolist()):
             here[i]['cpu_s'].append(round(clock[0], 2))
-            point = dict(tokens=tokens[i], steps=r.opt.t, pass1=round(one, 5))
+            point = dict(tokens=tokens[i], steps=r.opt.t[i], pass1=round(one, 5))
             here[i]['curve'].append(point|(dict(several=round(some, 5)) if several else {}))
         clock[1] = time.process_time()
     measure(range(len(here)), [0]*len(here))
@@ -108,7 +113,8 @@ def _row(run, r, i):
     share = {k:round(float(v[i])/r.batches, 4) for k,v in r.seen.items()}
     first,last = (run['curve'][k]['pass1'] for k in (0, -1))
     more = dict(wrong=share['wrong']) if 'several' in run['curve'][0] else {}
-    return run['job']|dict(pass1_before=first, pass1=last, tokens=int(r.tokens[i]), steps=r.opt.t,
+    if r.by_batch[i]: more['by_batch'] = json.dumps(r.by_batch[i])
+    return run['job']|dict(pass1_before=first, pass1=last, tokens=int(r.tokens[i]), steps=r.opt.t[i],
         batches=r.batches, dead=share['dead'], ess=share['ess'], reward=share['reward'],
         curve=json.dumps(run['curve']), cpu_s=json.dumps(run['cpu_s']))|more
 
@@ -185,7 +191,7 @@ def planned(
     `multiples` of a plan are an arm's rates in units of the tuned one; they share a stack.
     """
     if what not in plan['seeds']: raise ValueError(f"no plan {what!r}: choose from {sorted(plan['seeds'])}")
-    settings = {k:plan[k] for k in ('points','size','budget') if k in plan}
+    settings = {k:plan[k] for k in ('points','size','budget','by_batch') if k in plan}
     seeds,each = plan['seeds'][what],plan['rates']
     families,arms = list(plan['definitions']['families']),plan['arms'][what]
     multiples = plan.get('multiples', {}).get(what, {})
@@ -194,6 +200,7 @@ def planned(
         if isinstance(each, dict): return [(l, settings) for l in each[f]]   # each family's own
         if what=='rates': return [(l, settings) for l in each]
         tuned = (rate or {}).get((f, plan.get('relatives', {}).get(a, a)))
+        if 'centers' in plan: tuned = plan['centers'][f]   # found by an earlier study
         if a not in multiples: return [(tuned, settings)]
         return [(tuned and k*tuned, settings|dict(multiple=k)) for k in multiples[a]]
     if missing := [f'{a} in {f}' for f in families for a in arms if None in [l for l,_ in tries(f, a)]]:

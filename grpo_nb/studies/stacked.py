@@ -583,24 +583,33 @@ class StackedAdam:
         m:Stack,                  # whose weights move
         lr:Tensor,                # (S,) learning rates
     ):
-        self.m,self.lr,self.t = m,lr[:,None],0
+        self.m,self.lr = m,lr[:,None]
+        self.t = [0]*len(lr)   # steps of each model
         self.first,self.second = torch.zeros_like(m.theta),torch.zeros_like(m.theta)
 
     @torch.no_grad()
     def step(self,
         grad:Tensor, # (S, n), changed in place
-        share:float=1., # of each learning rate
-    )->Tensor:       # (S,) norms before clipping
-        "One step of every model."
-        self.t += 1
+        share:float|Tensor=1., # of each learning rate; a tensor is (S,)
+        moves:Tensor|None=None, # (S,) bool, which models step; None: all
+    )->tuple:        # (S,) norms before clipping, and (S,) lengths of the step
+        "One step of every model; one that does not move keeps its averages too."
         a,b = .9,.999
+        moves = torch.ones(len(grad), dtype=torch.bool) if moves is None else moves.cpu()
+        share = share[:,None] if isinstance(share, Tensor) else share
+        tensors = self.m.theta,self.first,self.second
+        kept = [] if moves.all() else [x[~moves].clone() for x in tensors]
+        self.t = [n+int(k) for n,k in zip(self.t, moves)]
+        def bias(beta): return grad.new_tensor([1-beta**max(n, 1) for n in self.t])[:,None]
         norm = grad.norm(dim=1, keepdim=True)
         grad *= (1/(norm+1e-6)).clamp(max=1)
         self.first.lerp_(grad, 1-a)
         self.second.mul_(b).addcmul_(grad, grad, value=1-b)
-        scale = (self.second/(1-b**self.t)).sqrt_().add_(1e-8)
-        self.m.theta.sub_(share*self.lr/(1-a**self.t)*self.first/scale)
-        return norm[:,0]
+        scale = (self.second/bias(b)).sqrt_().add_(1e-8)
+        step = share*self.lr/bias(a)*self.first/scale
+        self.m.theta.sub_(step)
+        for x,o in zip(tensors, kept): x[~moves] = o
+        return norm[:,0],step.norm(dim=1)*moves.to(step)
 
 # %% ../../nbs/studies/stacked.ipynb #51613164
 def right_answers(
@@ -645,6 +654,10 @@ class BatchUse:
     advantages:str='grpo'   # of `ADVANTAGES`
     scale:str='group'       # of `group_advantages`
     level:str='token'       # of the ratio that `both` weighs and clips: 'token' or 'sequence'
+    scale_lr:str='none'     # 'sqrt' or 'linear': of the share of living groups, times the learning rate
+    scale_by:str='sampled'  # living groups among those 'sampled', or among those 'trained' on
+    skip:bool=False         # no step, and Adam's averages as they were, where no sampled group lives
+    rounds:int=1            # a batch is sampled up to so many times, until living groups fill it
 
 # %% ../../nbs/studies/stacked.ipynb #6a5e0aea
 def factor(
@@ -741,7 +754,7 @@ def assemble(
 G = 4   # completions of a prompt
 
 _OF_RUNS = {'seeds','gens','methods','data','test','m','anchor','order','tokens','seen','lr','first','second',
-    'groups','born','next'}   # what has the runs first
+    't','groups','born','next','beginning','by_batch'}   # what has the runs first
 
 def _some(o, which):
     "Of what has the runs first some of them only."
@@ -761,6 +774,7 @@ class Runs:
         n_test:int=200,   # held-out problems of a run
         device:str='cpu', # 'cuda' where there is one
         size:str='0.2M',  # of the models, a name of `SIZES`
+        record:bool=False,# keep what each batch does, in `by_batch`
     ):
         names = [family]*len(seeds) if isinstance(family, str) else list(family)
         self.family,d = FAMILIES[names[0]],[start(o, size) for o in names]
@@ -777,6 +791,8 @@ class Runs:
         self.anchor = None   # an older policy
         self.tokens = torch.zeros(len(seeds), dtype=torch.long, device=device)
         self.seen = {k:torch.zeros(len(seeds), device=device) for k in ('dead','ess','reward','wrong')}
+        self.beginning = self.m.theta.clone() if record else None
+        self.by_batch = [{} for _ in seeds]
 
     def method(self, seed:int)->DeadGroupStrategy:
         "What a run does with dead groups besides."
@@ -802,25 +818,60 @@ class Runs:
         self.cursor += n
         return _pick(self.data, self.order[:,self.cursor-n:self.cursor])
 
-    def batch(self)->None:
-        "Sample, judge, compare, push."
+    def sample(self)->tuple:
+        "A batch of sampled groups, judged and compared; and (S, n) bool: which are dead?"
         q,arm = self.next_problems(),self.arm
         chance = self.uniform(self.family.completion, arm.fresh, G)
         ids,logps,real = sample_stack(self.m, q['ids'], q['mask'], chance, END, PAD)
         r = is_right(ids, q['answer'][:,:,None].expand(-1, -1, G, -1)).float()
         def each(f): return f(r.flatten(0, 1)).unflatten(0, r.shape[:2])   # of all runs' groups
         dead,A = each(lambda o: dead_groups(o, 0.)),each(self.advantages)[...,None]
-        fresh = dict(ids=q['ids'], mask=q['mask'], out=ids, real=real, old=logps, A=A, r=r)
+        return dict(ids=q['ids'], mask=q['mask'], out=ids, real=real, old=logps, A=A, r=r),dead
+
+    def batch(self)->None:
+        "Sample, judge, compare, push."
+        arm = self.arm
+        first,died = self.sample()
+        r,real = first['r'],first['real']
         self.tokens += real.sum((1, 2, 3))
+        self.alive = 1-died.float().mean(1)
+        fresh,dead = self.sample_rounds(first, died) if arm.rounds>1 else (first, died)
         self.shelf = self.shelf or Shelf(arm.buffer, fresh)
         both,there = assemble(arm, fresh, dead, self.shelf, self.uniform(arm.buffer))
         if self.methods: both,there = self.process_batch(both, dead)
-        self.shelf.add(fresh, ~dead&(r.sum(-1)!=arm.without), self.batches)
+        self.shelf.add(fresh, ~dead&(fresh['r'].sum(-1)!=arm.without), self.batches)
+        self.updates = []
         self.train(both, there)
+        if self.beginning is not None: self.record(first, both, there)
         self.batches += 1
         wrong = (r.amax(-1)==0).float().mean(1)
-        seen = dict(dead=dead.float().mean(1), reward=r.mean((1, 2)), wrong=wrong)
+        seen = dict(dead=died.float().mean(1), reward=r.mean((1, 2)), wrong=wrong)
         for k,v in seen.items(): self.seen[k] += v
+
+    def sample_rounds(self, groups:dict, dead:Tensor)->tuple:
+        "Living groups of several rounds, as many rounds as a run needs; the others' tokens are not counted."
+        for _ in range(self.arm.rounds-1):
+            asks = (~dead).sum(1)<self.arm.fresh
+            more,died = self.sample()
+            self.tokens += more['real'].sum((1, 2, 3))*asks
+            groups = {k:torch.cat([v, more[k]], 1) for k,v in groups.items()}
+            dead = torch.cat([dead, died|~asks[:,None]], 1)
+        i = dead.long().argsort(dim=1, stable=True)[:,:self.arm.fresh]   # living ones first
+        return _pick(groups, i),dead.gather(1, i)
+
+    @torch.no_grad()
+    def record(self, first:dict, trained:dict, there:Tensor)->None:
+        "What the batch did, run by run: a number for each name of `by_batch`."
+        real,here = first['real'],self.m.theta
+        norm,length,clipped = (torch.stack(o).mean(0) for o in zip(*self.updates))
+        far = completion_logps(Stack(self.m.shape, self.beginning), first['ids'], first['mask'], first['out'])
+        d = (far-first['old'])*real
+        kl = (d.exp()-1-d).sum((1, 2, 3))/real.sum((1, 2, 3))   # nats per token, before the steps
+        live = ((trained['A']!=0).flatten(2).any(-1)&there).float().mean(1)
+        seen = dict(alive=self.alive, trained=live, norm=norm, length=length,
+            distance=(here-self.beginning).norm(dim=1), kl=kl, clipped=clipped)
+        for k,v in seen.items():
+            for o,x in zip(self.by_batch, v.tolist()): o.setdefault(k, []).append(float(f'{x:.3g}'))
 
     def process_batch(self, groups:dict, dead:Tensor)->tuple:
         "What each run's method makes of its groups, and (S, n) bool: does the group count?"
@@ -845,6 +896,10 @@ class Runs:
         if arm.anchor: groups = groups|dict(anchor=self.from_anchor(groups))
         items = (groups['real']&there[:,:,None,None]).sum((1, 2, 3))/arm.parts
         share = min(self.batches/arm.warmup, 1.) if arm.warmup else 1.
+        alive = self.alive
+        if arm.scale_by=='trained': alive = ((groups['A']!=0).flatten(2).any(-1)&there).float().mean(1)
+        if arm.scale_lr!='none': share = share*(alive.sqrt() if arm.scale_lr=='sqrt' else alive)
+        moves = alive>0 if arm.skip or arm.scale_lr!='none' else None
         for k in range(arm.passes):
             order = self.uniform(there.shape[1]).argsort(1)
             for part in order.split(n, 1):
@@ -858,7 +913,11 @@ class Runs:
                     far = (logps.detach()-g['anchor']).exp()
                     push = push.masked_fill(ppo_clip_mask(far, A, ClipRange(arm.epsilon)), 0.)
                 self.note(logps.detach(), g, mask)
-                self.opt.step(self.m.gradient(-(push.sum((1, 2, 3))/items.clamp(min=1)).sum()), share)
+                grad = self.m.gradient(-(push.sum((1, 2, 3))/items.clamp(min=1)).sum())
+                ratio = importance_ratio(logps.detach(), g['old'], mask, 'token')
+                clip = ppo_clip_mask(ratio, A, ClipRange(arm.epsilon))&mask
+                clipped = clip.sum((1, 2, 3))/mask.sum((1, 2, 3)).clamp(min=1)
+                self.updates.append((*self.opt.step(grad, share, moves), clipped))
 
     @torch.no_grad()
     def from_anchor(self, g:dict)->Tensor:

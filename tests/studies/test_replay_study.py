@@ -185,7 +185,7 @@ def test_what_a_method_trims_is_stacked_all_the_same(arm, monkeypatch):
 def test_a_rate_rises_in_equal_steps_over_the_batches_of_a_warm_up(untaught, monkeypatch):
     shares,step = [],sr.StackedAdam.step
     monkeypatch.setattr(sr.StackedAdam, 'step',
-        lambda self, g, share: shares.append(share) or step(self, g, share))
+        lambda self, g, share, moves: shares.append(share) or step(self, g, share, moves))
     r = sr.Runs(BatchUse(passes=2, warmup=4), 'adding', [3], [1e-3])
     before = r.m.theta.clone()
     r.batch()

@@ -227,7 +227,7 @@ def test_parts_take_every_group_of_a_batch_once(untaught, monkeypatch):
         seen.clear()
         r = Runs(USES[arm], 'adding', [3], [1e-3])
         r.batch()
-        assert r.opt.t==n==len(seen) and {len(o) for o in seen}=={8//n}
+        assert r.opt.t==[n] and n==len(seen) and {len(o) for o in seen}=={8//n}
 
 @pytest.fixture
 def empty_handed(monkeypatch):

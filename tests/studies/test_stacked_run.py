@@ -43,7 +43,7 @@ def stacked(arm, monkeypatch):
         return factor(logps, old, A, how, real, *more)
     sampled,step = sr.sample_stack,r.opt.step
     r.next_problems = problems
-    r.opt.step = lambda *o: seen['norms'].append(step(*o).item())
+    r.opt.step = lambda *o: seen['norms'].append(step(*o)[0].item())
     monkeypatch.setattr(sr, 'sample_stack', sample)
     monkeypatch.setattr(sr, 'factor', noted)
     for _ in range(BATCHES): r.batch()
