@@ -109,8 +109,8 @@ def read_rows(
     curves = df.get('curve', pd.Series('', df.index))
     return df.assign(area=[mean_over_tokens(json.loads(c)) if c and c!='[]' else np.nan for c in curves])
 
-_TEXT = {'regime','arm','settings','source','curve','by_batch','cpu_s','error','version','torch','machine','weights',
-    'registered'}
+_TEXT = {'regime','arm','settings','source','curve','by_batch','cpu_s','error','version','torch','machine',
+    'weights','registered'}
 _WHOLE = {'tokens','steps','batches'}
 
 def mean_over_tokens(

@@ -43,7 +43,11 @@ def stacked(arm, monkeypatch):
         return factor(logps, old, A, how, real, *more)
     sampled,step = sr.sample_stack,r.opt.step
     r.next_problems = problems
-    r.opt.step = lambda *o: seen['norms'].append(step(*o)[0].item())
+    def noted_step(*o):
+        norm,length = step(*o)
+        seen['norms'].append(norm.item())
+        return norm,length
+    r.opt.step = noted_step
     monkeypatch.setattr(sr, 'sample_stack', sample)
     monkeypatch.setattr(sr, 'factor', noted)
     for _ in range(BATCHES): r.batch()
