@@ -1,4 +1,4 @@
-"""What a KL term keeps: SmolLM2 on sums with four weights of the KL term and five seeds, for the chapter on a real run.
+"""What a KL term keeps: SmolLM2 on sums with four weights of the KL term and five seeds, for chapter 17.
 
     python benchmarks/kl_control.py nbs/results             # 20 runs of four to five minutes of one core
     python benchmarks/kl_control.py nbs/results --seeds 0 1
@@ -39,8 +39,9 @@ def is_kept(question, said):
 
 def chat_batch(tok):
     "The questions as a chat, padded on the left."
-    texts = [tok.apply_chat_template([dict(role='user', content=q)], add_generation_prompt=True, tokenize=False)
-        for q in QUESTIONS]
+    def as_chat(q):
+        return tok.apply_chat_template([dict(role='user', content=q)], add_generation_prompt=True, tokenize=False)
+    texts = [as_chat(q) for q in QUESTIONS]
     side,tok.padding_side = tok.padding_side,'left'
     out = tok(texts, return_tensors='pt', padding=True, add_special_tokens=False)
     tok.padding_side = side
@@ -78,7 +79,8 @@ def run(beta, seed):
     chat_end = tok.eos_token_id
     ref = copy.deepcopy(model).eval()
     end_at_newline(model, tok)
-    problems,held_out = make_problems('two_digit_sums', 2000, seed),make_problems('two_digit_sums', 100, seed, 'test')
+    problems = make_problems('two_digit_sums', 2000, seed)
+    held_out = make_problems('two_digit_sums', 100, seed, 'test')
     said = []
     def look(batch):
         texts = likeliest(model, tok, chat_end)[3]
@@ -102,8 +104,9 @@ def run(beta, seed):
     answer = (ended.cumsum(1)-ended)==0
     kl_chat = exact_kl(model, ref, out, torch.cat([mask, answer.long()], 1), P, answer)
     known,kept = (sum(is_kept(o['question'], o['said']) for o in said if o['batch']==b) for b in (0, 30))
-    return dict(beta=beta, seed=seed, before=before, after=share(), kl_sums=kl_on_sums(model, ref, tok, held_out, seed),
-        kl_chat=kl_chat, known=known, kept=kept, last_ten=sum(o['reward'] for o in s.history[-10:])/10),said
+    kl_sums,last_ten = kl_on_sums(model, ref, tok, held_out, seed),sum(o['reward'] for o in s.history[-10:])/10
+    return dict(beta=beta, seed=seed, before=before, after=share(), kl_sums=kl_sums, kl_chat=kl_chat,
+        known=known, kept=kept, last_ten=last_ten),said
 
 def append(path, rows):
     new = not path.exists()
@@ -122,7 +125,8 @@ def main():
     runs,chat = (Path(o.out)/f'smollm2_{k}.csv' for k in ('kl','kept'))
     done = set()
     if runs.exists():
-        with open(runs, encoding='utf-8') as f: done = {(float(r['beta']), int(r['seed'])) for r in csv.DictReader(f)}
+        with open(runs, encoding='utf-8') as f:
+            done = {(float(r['beta']), int(r['seed'])) for r in csv.DictReader(f)}
     for seed in o.seeds:
         for beta in o.betas:
             if (beta, seed) in done: continue
@@ -130,7 +134,8 @@ def main():
             row,said = run(beta, seed)
             cost = resource.getrusage(resource.RUSAGE_SELF).ru_utime-took
             append(chat, said)
-            append(runs, [{k:round(v, 5) if isinstance(v, float) else v for k,v in row.items()}|dict(cpu_s=round(cost))])
+            short = {k:round(v, 5) if isinstance(v, float) else v for k,v in row.items()}
+            append(runs, [short|dict(cpu_s=round(cost))])
             print(row, flush=True)
 
 if __name__=='__main__': main()
