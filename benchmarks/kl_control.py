@@ -40,7 +40,8 @@ def is_kept(question, said):
 def chat_batch(tok):
     "The questions as a chat, padded on the left."
     def as_chat(q):
-        return tok.apply_chat_template([dict(role='user', content=q)], add_generation_prompt=True, tokenize=False)
+        said = [dict(role='user', content=q)]
+        return tok.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
     texts = [as_chat(q) for q in QUESTIONS]
     side,tok.padding_side = tok.padding_side,'left'
     out = tok(texts, return_tensors='pt', padding=True, add_special_tokens=False)
@@ -104,7 +105,8 @@ def run(beta, seed):
     answer = (ended.cumsum(1)-ended)==0
     kl_chat = exact_kl(model, ref, out, torch.cat([mask, answer.long()], 1), P, answer)
     known,kept = (sum(is_kept(o['question'], o['said']) for o in said if o['batch']==b) for b in (0, 30))
-    kl_sums,last_ten = kl_on_sums(model, ref, tok, held_out, seed),sum(o['reward'] for o in s.history[-10:])/10
+    kl_sums = kl_on_sums(model, ref, tok, held_out, seed)
+    last_ten = sum(o['reward'] for o in s.history[-10:])/10
     return dict(beta=beta, seed=seed, before=before, after=share(), kl_sums=kl_sums, kl_chat=kl_chat,
         known=known, kept=kept, last_ten=last_ten),said
 
