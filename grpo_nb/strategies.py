@@ -24,6 +24,7 @@ class ProcessedBatch:
     records:list        # (B,) dicts for the run's group records: outcome, score, id, replacement
     metrics:dict        # floats for the history
     force_ratio_one:Tensor # (B,) bool, groups whose ratio the trainer shall take as 1
+    alive:Tensor|None=None # (B,) bool, groups that the strategy does not leave dead; None: not said
 
 @register(STRATEGIES, 'keep')
 class DeadGroupStrategy:
@@ -117,7 +118,7 @@ def make_result(self:DeadGroupStrategy,
         unique_prompts=len(set(batch.prompt_key[in_loss].tolist())))
     metrics = counts.metrics()|metrics
     return ProcessedBatch(batch, in_loss, records, {f'replay/{k}':float(v) for k,v in metrics.items()},
-        torch.zeros_like(in_loss))
+        torch.zeros_like(in_loss), alive)
 
 def prompt_indices(
     batch:Groups,  # B groups

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from .parts.validate import Tokenizer, dataset_fingerprint, template_start
 from .parts.fast_path import unwrap_compiled
-from .parts.groups import Groups, dead_by_func
+from .parts.groups import Groups, dead_by_func, live_groups, lr_factor
 from .parts.loss_inputs import LossInputs
 from .parts.loss_metrics import minibatch_metrics, restrict_output
 from .parts.registry import ADVANTAGES, resolve
@@ -24,7 +24,7 @@ from .run.signals import check_stop, note_stop, stop_on_signal
 from .run.checkpoints import new_run_id
 from .run.checks import check_train_args, make_strategy, nonfinite_loss_error
 from .run.config import TrainConfig, make_loss_settings, make_config
-from .run.optim import make_optimizer, sync_reference
+from .run.optim import make_optimizer, scaled_step, sync_reference
 from .run.history import check_some_reward, eval_row, make_history_row
 from .run.resume import CheckpointCallback, resolve_checkpoint, load_checkpoint
 from .run.state import TrainState, trainer_state
@@ -115,6 +115,7 @@ def update_minibatch(
     idx:Tensor,        # (b,) int64, the groups of this minibatch
     num_items:float,   # tokens a minibatch has on average: the denominator of dapo, cispo, vespo
     prox:Tensor|None=None, # (B, G, T) nats, of the policy when the batch began; for weight=decoupled
+    factor:float=1.,   # of the learning rate
 )->dict:               # metrics of this optimizer step; the minibatch `mb`, its log-probs and mask, its `out`
     "One optimizer step on the groups `idx` of a batch."
     a,mb = s.args,processed.batch[idx].strip_padding()
@@ -128,7 +129,7 @@ def update_minibatch(
     out = policy_loss(x, s.loss_settings)
     metrics,every = minibatch_metrics(out, passed),a.record_token_terms_every
     if every and s.step//a.steps_per_batch%every==0: metrics['terms'] = compare_losses(x, s.loss_settings)
-    norm = optimizer_step(s, out.loss, logps, mb)
+    norm = optimizer_step(s, out.loss, logps, mb, factor)
     metrics |= dict(loss=out.loss.item(), grad_norm=norm, logps=logps.detach(), mask=passed, idx=idx.tolist(),
         mb=mb, out=restrict_output(out.detach(), passed))
     if processed.force_ratio_one[idx].any():   # the loss took ratio 1; records use the sampling policy
@@ -140,13 +141,14 @@ def update_minibatch(
 def optimizer_step(
     s:TrainState, loss:Tensor,      # model, optimizer and scheduler move; () to minimize
     logps:Tensor, mb:Groups,        # (b, G, T) nats and their groups, for the error
+    factor:float=1.,                # of the learning rate; 0 for no step
 )->float:                           # norm of the gradient before it is clipped
     "Move the weights against the gradient. RuntimeError, naming step and rows, if the loss is not finite."
     if not loss.isfinite():
         raise nonfinite_loss_error(loss, logps, mb.prompt_key, s.step, s.args.learning_rate)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(s.model.parameters(), s.args.max_grad_norm or math.inf)
-    s.optimizer.step()
+    scaled_step(s.optimizer, factor)
     s.scheduler.step()
     s.step += 1
     if s.ref_model is not None: sync_reference(s.ref_model, s.model, s.args, s.step)
@@ -158,8 +160,10 @@ def update_batch(
 )->list:                                   # what each `update_minibatch` returned
     "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each."
     a,batch,updates = s.args,processed.batch,[]
-    tokens = loss_mask(s, batch, processed.in_loss).sum().item()
-    num_items = max(1., tokens/a.steps_per_generation)
+    mask = loss_mask(s, batch, processed.in_loss)
+    num_items = max(1., mask.sum().item()/a.steps_per_generation)
+    live = live_groups(batch.advantages, mask, processed.alive).float().mean().item()
+    factor = lr_factor(live, a.scale_lr_by_alive)   # 1, unless the setting says otherwise
     corrections = s.loss_settings.correction,s.loss_settings.replay_correction
     decoupled = any(o and o.weight=='decoupled' for o in corrections)
     prox = current_logps_and_entropy(s, batch)[0] if decoupled else None
@@ -167,7 +171,8 @@ def update_batch(
     for _ in range(a.num_iterations):
         order = torch.tensor(permutation(len(batch), a.seed*100_003+s.step))
         for idx in order.chunk(a.steps_per_generation):
-            updates.append(update_minibatch(s, processed, idx, num_items, prox))
+            updates.append(update_minibatch(s, processed, idx, num_items, prox, factor))
+    if a.scale_lr_by_alive!='none': processed.metrics['lr_factor'] = factor
     s.optimizer.zero_grad(set_to_none=True)   # gradients are as large as the weights: sampling needs none
     return updates
 

@@ -163,12 +163,12 @@ LR_SCALES = ('none','sqrt','linear')
 def live_groups(
     advantages:Tensor,  # (B, G) or (B, G, T)
     mask:Tensor,        # (B, G, T) bool, tokens that count in the loss
-    dead:Tensor|None=None, # (B,) bool, groups within the tolerance of zero variance; None for none
+    alive:Tensor|None=None, # (B,) bool, groups that differ by more than the tolerance; None: all
 )->Tensor:              # (B,) bool
     "Mask of the groups that teach: an advantage that is not 0, on a token that counts."
     A = advantages if advantages.ndim==3 else advantages[...,None]
     live = ((A!=0) & mask).flatten(1).any(1)
-    return live if dead is None else live & ~dead.to(live.device)
+    return live if alive is None else live & alive.to(live.device)
 
 def lr_factor(
     live:float,  # share of the batch's groups that teach, 0 to 1

@@ -10,6 +10,7 @@ import math, os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from ..parts.validate import RULES, require, check_settings, config_field
+from ..parts.groups import LR_SCALES
 from ..parts.sampling import Sampling
 from ..parts.registry import ADVANTAGES, LOSSES, STRATEGIES, name_unknown_settings, resolve
 from ..parts.loss_inputs import (
@@ -24,6 +25,8 @@ class RunConfig(Sampling):
         'also stop once this many completion tokens were sampled; 0: never')
     lr_scheduler_type:str = config_field('constant', 'constant, linear or cosine: how the learning rate ends')
     warmup_steps:int = config_field(0, 'steps over which the learning rate rises from 0')
+    scale_lr_by_alive:str = config_field('none', 'none, or the learning rate of a batch times the share of '
+        'its groups that have an advantage (linear), or times the square root of it (sqrt)')
     weight_decay:float = config_field(0., 'of AdamW')
     adam_beta1:float = config_field(.9, 'of AdamW')
     adam_beta2:float = config_field(.999, 'of AdamW')
@@ -136,7 +139,7 @@ def make_loss_settings(
 # %% ../../nbs/run/config.ipynb #c811b437
 _ONE_OF = dict(importance_sampling_level='token sequence', scale_rewards='group batch none',
     multi_objective_aggregation='sum_then_normalize normalize_then_sum',
-    lr_scheduler_type='constant linear cosine',
+    lr_scheduler_type='constant linear cosine', scale_lr_by_alive=' '.join(LR_SCALES),
     aggregation='grpo dr_grpo dapo bnpo cispo sapo luspo vespo')
 
 _SAPO_AND_VESPO = ('sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos '

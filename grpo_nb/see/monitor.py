@@ -127,6 +127,9 @@ class RunMonitor(TrainCallback):
         self.bar.update(s.step-row['step'])
         self.bar.set_postfix_str(f"reward {row['reward']:.2f}, dead {row['frac_reward_zero_std']:.0%}, "
             f'replayed {replaced:.0f}/{s.args.num_prompts}')
+        if row.get('lr_factor')==0:
+            self.print(s, f"step {row['step']}: no group of the batch has an advantage, so with "
+                f'scale_lr_by_alive={s.args.scale_lr_by_alive!r} no step is taken')
         for f in warnings_now(s.history, trainer='grpo_nb'):
             if f.name not in self.announced: self.print(s, f'step {s.step}: {f.says}. {f.remedy}')
             self.announced.add(f.name)
