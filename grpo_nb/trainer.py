@@ -158,7 +158,7 @@ def optimizer_step(
 def update_batch(
     s:TrainState, processed:ProcessedBatch,  # model and optimizer move; the batch from `replace_dead_groups`
 )->list:                                   # what each `update_minibatch` returned
-    "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each."
+    "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each, up to `max_steps`."
     a,batch,updates = s.args,processed.batch,[]
     mask = loss_mask(s, batch, processed.in_loss)
     num_items = max(1., mask.sum().item()/a.steps_per_generation)
@@ -171,7 +171,7 @@ def update_batch(
     for _ in range(a.num_iterations):
         order = torch.tensor(permutation(len(batch), a.seed*100_003+s.step))
         for idx in order.chunk(a.steps_per_generation):
-            updates.append(update_minibatch(s, processed, idx, num_items, prox, factor))
+            if s.step<a.max_steps: updates.append(update_minibatch(s, processed, idx, num_items, prox, factor))
     if a.scale_lr_by_alive!='none': processed.metrics['lr_factor'] = factor
     s.optimizer.zero_grad(set_to_none=True)   # gradients are as large as the weights: sampling needs none
     return updates
@@ -229,7 +229,7 @@ def train(
     print_verdict:bool=True,  # print a verdict at the end? (off when the caller prints its own)
     **settings:Any,           # of `TrainConfig`: changes of `args`
 )->TrainState:                # the run at its end; `history` has a row per batch, `stopped` names a signal
-    """Train with GRPO until `args.max_steps`, in whole batches; record and save into `args.output_dir`.
+    """Train with GRPO for `args.max_steps` optimizer steps; record and save into `args.output_dir`.
 
     ValueError before any work for settings, rows or checkpoints that can't work. `Stopped` where a signal has
     stopped another run of this process.

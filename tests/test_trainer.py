@@ -1,5 +1,6 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
 import contextlib, fcntl, functools, math, os, signal, sys, warnings
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -293,7 +294,7 @@ def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkey
     torch.testing.assert_close(info.processed.batch.old_logps, info.sampled.old_logps, rtol=0, atol=0)
 
 def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(monkeypatch):
-    s = state(beta=.1, num_iterations=2, method=Replay(buffer_size=8, unreplaced='mask'))
+    s = state(beta=.1, max_steps=99, num_iterations=2, method=Replay(buffer_size=8, unreplaced='mask'))
     asked,replaced = watch(monkeypatch, s),0
     for _ in range(4):
         asked.clear()
@@ -488,11 +489,26 @@ def test_a_run_stops_once_its_tokens_are_sampled():
     more = cfg(max_steps=40, max_sampled_tokens=some+1)
     assert len(train(tiny_model(0), TOK, DATA, parity, more).history)==5
 
+@pytest.mark.parametrize('steps,passes', [(1, 1), (3, 1), (7, 2)])
+def test_a_run_takes_exactly_max_steps_and_goes_on_from_there(tmp_path, steps, passes):
+    "Batches of 2 minibatches: the last one ends within its passes; its rate is the last of the schedule."
+    args = cfg(max_steps=steps, num_iterations=passes, lr_scheduler_type='linear',
+        record_token_terms_every=1, output_dir=str(tmp_path))
+    s = train(tiny_model(0), TOK, DATA, parity, args, print_verdict=False)
+    counts = [int(o['step'].item()) for o in s.optimizer.state.values()]
+    assert s.step==steps and set(counts)=={steps}
+    assert [o['step'] for o in s.history]==list(range(0, steps, 2*passes))
+    assert s.scheduler.get_last_lr()==[0.]
+    assert [o.name for o in checkpoint_folders(tmp_path)]==[f'checkpoint-{steps}']
+    more = train(tiny_model(0), TOK, DATA, parity, replace(args, max_steps=steps+5), print_verdict=False,
+        resume_from_checkpoint=True)
+    assert more.step==steps+5 and read_run(tmp_path).notes==[]
+
 # ---- fresh and stored
 
 @pytest.mark.parametrize('k', [1, 3])
 def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
-    s = state(replay_stored_per_fresh=k)
+    s = state(replay_stored_per_fresh=k, max_steps=99)
     seen = [train_batch(s) for _ in range(6)]
     taken = 0
     for o in seen:
@@ -507,7 +523,7 @@ def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
         assert row['replay/live_after']==((8-row['replay/unreplaced'])/8)
     assert (seen[0].row['replay/stored'] == 0 and seen[-1].row['replay/stored'] == 8 * k // (1 + k)
             and s.prompts_seen == taken)
-    plain = state()
+    plain = state(max_steps=99)
     for _ in range(6): train_batch(plain)
     assert s.num_tokens<.8*plain.num_tokens
 

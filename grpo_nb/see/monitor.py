@@ -34,7 +34,7 @@ def _group_ratios(updates, n, each=False):
     """Of each of `n` groups, as its update saw it: ratios against the policy that sampled it, clipped share;
     with `each` the ratio of each token.
     """
-    out = [None]*n
+    out = [{} for _ in range(n)]   # a group stays empty where the run ended before its minibatch
     for o in updates:
         mask,ratio,held = o['mask'],o['out'].ratio,o['out'].clip_mask
         wide = match_mask(mask, held)
