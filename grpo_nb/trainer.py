@@ -171,7 +171,8 @@ def update_batch(
     for _ in range(a.num_iterations):
         order = torch.tensor(permutation(len(batch), a.seed*100_003+s.step))
         for idx in order.chunk(a.steps_per_generation):
-            if s.step<a.max_steps: updates.append(update_minibatch(s, processed, idx, num_items, prox, factor))
+            if s.step>=a.max_steps: break
+            updates.append(update_minibatch(s, processed, idx, num_items, prox, factor))
     if a.scale_lr_by_alive!='none': processed.metrics['lr_factor'] = factor
     s.optimizer.zero_grad(set_to_none=True)   # gradients are as large as the weights: sampling needs none
     return updates
