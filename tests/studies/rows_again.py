@@ -12,7 +12,7 @@ from grpo_nb.research.study import table_file
 
 HERE = Path(__file__).parents[2]/'nbs'/'studies'
 # the first's arms and tasks are gone with the code of its day; the others have a command of their own
-ELSEWHERE = '_stopped','_real','_real_gpu','_ladder_confirm'
+ELSEWHERE = '_stopped','_real','_real_gpu','_real_scaled','_ladder_confirm'
 
 def studies():
     "Pages whose plan this code has and whose table is there"

@@ -28,7 +28,7 @@ def test_a_registered_plan_is_what_the_code_has(page):
 
 def test_once_a_week_rows_of_every_such_plan_are_made_again(): assert [*studies()]==PAGES
 
-@pytest.mark.parametrize('name', ['real','real_gpu'])
+@pytest.mark.parametrize('name', ['real','real_gpu','real_scaled'])
 def test_the_pretrained_models_plan_is_what_the_code_has(name):
     assert real_plan(STUDIES/f'registration_{name}.qmd')['seeds']
 
