@@ -41,7 +41,9 @@ class WithJax(build_py):
         sys.path.insert(0, str(ROOT))
         live = import_module(f'{LIB}.see.live')   # which needs the standard library alone
         try: live.copy_jax(Path(self.build_lib)/LIB/'assets'/'jax')
-        except live.NpmError as e: print(f'the wheel has no live page: {e}', file=sys.stderr)
+        except live.NpmError as e:   # pip hides what a build prints, but not the wheel's name
+            print(f'the wheel has no live page: {e}', file=sys.stderr)
+            if wheel := self.distribution.command_obj.get('bdist_wheel'): wheel.build_number = '0_without_live_page'
 
 setup(
     cmdclass=dict(build_py=WithJax),

@@ -176,6 +176,7 @@ def run_recipe(
         a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
     trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=reward_funcs, args=a, train_dataset=train,
         eval_dataset=held, processing_class=tok, peft_config=adapter)
+    trainer.record.announce = print
     trainer.train(resume_from_checkpoint=_RESUME[r.resume])
     if trainer.stopped_by:   # saved; a launcher takes every code but 0 for a failure, and ends the others
         if not {'LOCAL_RANK','ACCELERATE_USE_CPU'} & {*os.environ}: check_stop(measures=True)

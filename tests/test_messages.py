@@ -97,8 +97,8 @@ T --num_generations 2.5                     | invalid int value: '2.5'
 T --num_generation 4                        | did you mean '--num_generations'
 T --lerning_rate 1                          | did you mean '--learning_rate'
 T --learning-rates 1                        | did you mean '--learning_rate'
-T --learning_rate 0                         | more than 0
-T --learning_rate nan                       | more than 0
+T --learning_rate 1e4                       | 0 to 1: AdamW moves
+T --learning_rate nan                       | 0 to 1
 T --learning_rate fast                      | invalid float value: 'fast'
 T --generation_batch_size 0                 | multiple of num_generations
 T --generation_batch_size 8000              | prompts a batch

@@ -6,7 +6,7 @@ Installs the wheel with the newest of every package that it needs, imports all o
 `grpo_nb demo` for some steps, `grpo_nb diagnose` on that run and TRL's trainer for two steps, in an empty
 folder. A folder named by `--venv` is made, or used as it is if it is there. Exits with 1 if something fails.
 """
-import argparse, json, os, subprocess, sys, tempfile
+import argparse, json, os, subprocess, sys, tempfile, zipfile
 from pathlib import Path
 
 EVERY = """import importlib, pkgutil, grpo_nb
@@ -27,7 +27,8 @@ def main(wheel, folder, python):
             '--max_completion_length','32']]
     sums = [dict(prompt=f'{i} + {j} =', answer=str(i+j)) for i in range(8) for j in range(8)]
     alone = {k:v for k,v in os.environ.items() if k!='PYTHONPATH'}   # it may name the checkout
-    failed = []
+    live = 'grpo_nb/assets/jax/index.js' in zipfile.ZipFile(wheel).namelist()
+    failed = [] if live else ['no live page in it: npm was missing when it was built']
     with tempfile.TemporaryDirectory() as empty:
         (Path(empty)/'sums.jsonl').write_text('\n'.join(map(json.dumps, sums)), encoding='utf-8')
         for o in lines:

@@ -59,6 +59,7 @@ class RecordCallback(TrainerCallback):
     "Writes settings.json, history.jsonl, groups.jsonl and the verdict into the run's folder."
     recorder = None   # on the main process
     verdict = None    # at the end: did it learn, and if not, why?
+    announce = staticmethod(log.warning)   # takes the verdict; the command prints it
     settings = None   # of the run, as settings.json has them
 
     def __init__(self,
@@ -167,7 +168,7 @@ class RecordCallback(TrainerCallback):
         run = read_run(args.output_dir)
         self.verdict = verdict(logged_steps(state), groups=run.rows, settings=run.settings)
         self.recorder.summary(verdict=asdict(self.verdict))
-        log.warning(f'{self.verdict}')
+        self.announce(str(self.verdict))
 
     def lengths(self,
         rows:TrlRows,  # of a batch

@@ -152,7 +152,6 @@ _RULES = [*RULES,
     ('max_sampled_tokens eval_steps save_steps record_token_terms_every warmup_steps weight_decay '
         'max_grad_norm',
         lambda v: v>=0, '0 or more'),
-    ('learning_rate', lambda v: 0<v<math.inf, 'more than 0, and finite'),
     ('adam_beta1 adam_beta2', lambda v: 0<=v<1, '0 or more, and below 1'),
     ('epsilon_high off_policy_mask_threshold', lambda v: v>=0, 'None, or 0 or more'),
     (_SAPO_AND_VESPO, lambda v: 0<v<math.inf, 'more than 0, and finite'),
