@@ -368,7 +368,7 @@ def train_command(
     from grpo_nb.run.folders import require_empty_dir
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
-    from grpo_nb.train_data import check_prompts
+    from grpo_nb.run.checks import check_prompts
     from grpo_nb.trainer import TrainConfig, init_state
     default = not reward
     if not resume: require_empty_dir(output_dir, 'resume with --resume')

@@ -17,7 +17,7 @@ from grpo_nb.loss import policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs
 from grpo_nb.run.record import dataset_info
 from grpo_nb.tiny_qwen import make_tokenizer, tiny_model
-from grpo_nb.train_data import check_prompts
+from grpo_nb.run.checks import check_prompts
 from grpo_nb.trainer import TrainConfig, init_state
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]

@@ -128,6 +128,11 @@ class LossInputs:
     num_items:float|None=None     # tokens of the whole step, where this is a part (dapo, cispo, vespo)
     num_rows:float|None=None      # completions of the whole step (grpo, sapo, luspo, dr_grpo)
 
+    def detach(self)->'LossInputs':
+        "The same without gradients."
+        entropy = None if self.entropy is None else self.entropy.detach()
+        return replace(self, logps=self.logps.detach(), entropy=entropy)
+
 def check_loss_inputs(
     x:LossInputs,           # as the caller made them
     settings:LossSettings,  # may ask for some of them
@@ -304,7 +309,5 @@ class LossOutput:
 
     def detach(self)->'LossOutput':
         "The same without gradients, to be kept after the backward pass."
-        x = self.inputs
-        entropy = None if x.entropy is None else x.entropy.detach()
         return replace(self, loss=self.loss.detach(), per_token=self.per_token.detach(),
-            inputs=replace(x, logps=x.logps.detach(), entropy=entropy))
+            inputs=self.inputs.detach())

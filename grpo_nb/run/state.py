@@ -49,6 +49,7 @@ class TrainState:
     num_tokens:int = 0        # completion tokens sampled
     history:list = field(default_factory=list)  # one dict per batch
     stopped:str|None = None   # name of the signal that ended the run before its last step
+    on_minibatch_end:list = field(default_factory=list)  # called with state, LossInputs, minibatch
     in_rollout:bool = False   # is nothing of the current batch in the model or the strategy yet?
     reward_logs:list = field(default_factory=list)  # what the rewards of this batch logged, by rollout
     times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
