@@ -6,23 +6,37 @@
 __all__ = ['GRPOWithReplayBufferTrainer', 'GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_error', 'last_checkpoint']
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #a7066335
+import functools, time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 import torch
 from fastcore.basics import patch
+from torch import Tensor
 from trl import GRPOTrainer
+from .parts.validate import validate_prompts
+from .parts.versions import other_version
 from .replay import ReplayBuffer
 from .run.checkpoints import checkpoint_error, last_checkpoint
-from .on_trl.base import ReplayTrainerBase
+from .run.signals import check_stop
+from .on_trl.batch_record import begin_batch, log_counts
+from .on_trl.checks import (
+    check_arguments, check_loss, check_prompts, check_some_step, check_weights, explain_nan)
 from .on_trl.config import GRPOWithReplayBufferConfig
-from .on_trl.distributed import BatchInfo, DrawResult
+from .on_trl.distributed import BatchInfo, DrawResult, ShardedBuffer
+from .on_trl.replayed import CheckedForward, ReplayedRatios, refresh_ref_logps
+from .on_trl.resume import Resume, full_state_dict
+from .on_trl.rewards import CheckedRewards
 from .on_trl.rows import (
     PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, TrlRows, insert_groups, extract_group, row_format)
-from .on_trl.table import is_text
+from .on_trl.table import CompletionsTable, is_text
+from .on_trl.trl_api import check_trl_api
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #451c6228
 _all_ = ['GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_error', 'last_checkpoint']
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #07689afe
-class GRPOWithReplayBufferTrainer(ReplayTrainerBase):
+class GRPOWithReplayBufferTrainer(GRPOTrainer):
     """`GRPOTrainer` that replaces each zero-variance group by a stored one that taught something.
 
     Takes what `GRPOTrainer` takes, and a `GRPOWithReplayBufferConfig`. Over several processes a group may
@@ -31,38 +45,154 @@ class GRPOWithReplayBufferTrainer(ReplayTrainerBase):
     Source: the idea is TRL pull request 4060; the correction of the ratio is PPO's, arXiv 1707.06347.
     """
     _name,_tag_names = 'GRPO with replay buffer',['trl','grpo','grpo_nb','replay-buffer']
+    config_class = GRPOWithReplayBufferConfig
+    run_id = None      # of this run; the same after a resume
+    stopped_by = None  # name of the signal that ended `train` before its last step
+    batch = None       # `TrlBatchRecord` of the batch in training; None if it is neither edited nor recorded
+    _loss_inputs = None  # of the loss, while it runs
+    unchecked_steps = 0  # of the run's first batch, whose rows are still to be seen in the loss
 
+    @functools.wraps(GRPOTrainer.__init__)
+    def __init__(self, *args:Any, **kwargs:Any):
+        given,prompts,fingerprint = check_arguments(self.config_class, args, kwargs)
+        super().__init__(**given)
+        check_trl_api(self)
+        check_prompts(self, prompts)
+        self.rewards = CheckedRewards(self, prompts[0] if prompts else [])
+        self.forward = CheckedForward(self)
+        self.ratios = ReplayedRatios(self)
+        self.resume = Resume(self, fingerprint)
+        self.table = CompletionsTable(self._logs, self.reward_func_names)
+        from grpo_nb.on_trl.record import RecordCallback   # with the verdict, which a config does not need
+        self.record = RecordCallback(self)
+        self.add_callback(self.record)
+        self.reset_buffer(self.args.buffer_is_shared)
+
+    # ---- sample, judge: fewer prompts where the buffer gives the rest
     def _generate_and_score_completions(self, inputs):
         inputs = self.resample_missing(inputs) # the rows to sample
-        batch = super()._generate_and_score_completions(inputs)
-        self._fix_group_metrics()
+        if self.environment_factories is None:
+            validate_prompts([o.get('prompt') for o in inputs], ' of the batch')
+        with explain_nan(self): batch = super()._generate_and_score_completions(inputs)
+        self.rewards.log_groups()
         if not self.model.training: return batch
-        # None: nothing is replaced, nothing recorded
-        self.batch = self.make_batch_record(batch, len(inputs))
-        if self.batch is None: return batch
+        self.batch = begin_batch(self, batch, len(inputs))
+        if self.batch is None: return batch   # nothing is replaced, nothing recorded
         batch = self.batch.sampled.to_trl()
         if self.args.replay_active: batch = self.update_with_replay_buffer(batch, inputs)
         return self.track_rows(batch)
 
-    def _compute_loss(self, model, inputs):
-        if 'replay_row' not in inputs: return super()._compute_loss(model, inputs)
-        x = self._loss_inputs = dict(inputs)
-        first_pass = self.batch and not self.batch.has_logps[x['replay_row']].all()
-        try: loss = super()._compute_loss(model, x)
-        finally: self._loss_inputs = None
-        if self.correction.is_active: self._count_clipped(x)
-        if first_pass: self.notify('on_minibatch_end', batch=self.batch, minibatch=x)
-        if self.batch and self.batch.complete: self.finish_batch()
-        return loss
+    def _generate(self, *args, **kwargs):
+        with self.timed('generation'): return super()._generate(*args, **kwargs)
 
+    def _calculate_rewards(self, inputs, prompts, *args, **kwargs):
+        try: return self.rewards.calculate(super()._calculate_rewards, inputs, prompts, *args, **kwargs)
+        except Exception as e:
+            self.resume.rescue(e)
+            raise
+
+    # ---- push: between forward pass and loss the stored log-probs take their place
     def _get_per_token_logps_and_entropies(self, model, ids, mask, T, *args, **kwargs):
-        if self.args.replay_active and not self._forward_is_checked and kwargs.get('pixel_values') is None:
-            self.check_forward(model, ids, mask, T)
-        with self.timed('logps'): out = self.score(model, ids, mask, T, *args, **kwargs)
+        f = super()._get_per_token_logps_and_entropies
+        with self.timed('logps'): out = self.forward.score(f, model, ids, mask, T, *args, **kwargs)
         if self._loss_inputs is not None:   # it runs inside the loss
             self._fill_loss_inputs(self._loss_inputs, out[0].detach())
             self._loss_inputs |= dict(logps=out[0].detach(), entropies=out[1])
         return out
+
+    def _compute_loss(self, model, inputs):
+        if 'replay_row' not in inputs: return check_loss(super()._compute_loss(model, inputs), self)
+        x = self._loss_inputs = dict(inputs)
+        first_pass = self.batch and not self.batch.has_logps[x['replay_row']].all()
+        try: loss = check_loss(super()._compute_loss(model, x), self)
+        finally: self._loss_inputs = None
+        self.ratios.count_clipped(x)
+        if first_pass: self.notify('on_minibatch_end', batch=self.batch, minibatch=x)
+        if self.batch and self.batch.complete: self.finish_batch()
+        return loss
+
+    def training_step(self, *args, **kwargs):
+        self.rows_in_loss = []
+        loss = super().training_step(*args, **kwargs)
+        self._check_came_back()
+        return loss
+
+    def log(self, logs, start_time=None):
+        if self.resume.is_done: return   # a run that has nothing left to do adds no row
+        if self.args.replay_active and 'loss' in logs:
+            self.ratios.log()
+            self.log_fill()
+        super().log(logs, start_time)
+
+    # ---- the run
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """Train, or go on: with True, from the run's newest whole checkpoint, with 'auto' if there is one.
+
+        SIGTERM and SIGINT save and stop; a second one ends at once. `Stopped` where one has stopped another
+        run of this process.
+        """
+        check_weights(self.model)
+        try:
+            with self.resume.running(resume_from_checkpoint) as checkpoint:
+                self.batch,self.unchecked_steps = None,self.args.steps_per_generation
+                out = super().train(checkpoint, *args, **kwargs)
+        finally:
+            if self.accelerator.num_processes==1: self.finish_batch()   # of several, one may have failed
+            self.record.close()
+        check_some_step(self)
+        if self.stopped_by: out.metrics['stopped_by'] = self.stopped_by
+        return out
+
+    def evaluate(self, *args, **kwargs):
+        if not self.is_in_train: check_stop(measures=True)
+        return super().evaluate(*args, **kwargs)
+
+    def _run_epoch(self, *args, **kwargs):
+        if not self.resume.is_done: return super()._run_epoch(*args, **kwargs)
+        self.control.should_training_stop = True   # transformers asks after a step only
+
+    def _evaluate(self, *args, **kwargs):
+        if not self.resume.is_done: return super()._evaluate(*args, **kwargs)
+
+    # ---- its data: TRL's own loader and sampler, of smaller batches
+    def get_train_dataloader(self):
+        a,whole = self.args,self.args.generation_batch_size
+        a.generation_batch_size //= 1+a.replay_stored_per_fresh
+        try: return super().get_train_dataloader()
+        finally: a.generation_batch_size = whole
+
+    def _get_dataloader(self, *args, batch_size, is_training=False, **kwargs):
+        if is_training: batch_size //= 1+self.args.replay_stored_per_fresh
+        return super()._get_dataloader(*args, batch_size=batch_size, is_training=is_training, **kwargs)
+
+    def _get_train_sampler(self, dataset=None):
+        self.resume.sampler = super()._get_train_sampler(dataset)
+        return self.resume.sampler
+
+    # ---- its checkpoints
+    def _save_checkpoint(self, model, trial):
+        with self.resume.whole_or_none(trial): super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir):   # on every process, before `trainer_state.json`
+        self.finish_batch()   # a checkpoint waits for no batch
+        super()._save_rng_state(output_dir)
+        self.resume.save(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None: self.resume.load(checkpoint)
+
+    def _load_rng_state(self, checkpoint):
+        super()._load_rng_state(checkpoint)
+        self.resume.note_randomness()
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        if _internal_call: return super().save_model(output_dir, True)
+        with full_state_dict(self): super().save_model(output_dir)
+
+    def create_model_card(self, *args, **kwargs):
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero(): self.record.add_to_card()
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #9e27fb0e
 @patch
@@ -75,8 +205,8 @@ def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
     drawn = self.batch.drawn = self.sample_from_replay_buffer(fresh)
     self.batch.uncommitted = self.update_replay_buffer(fresh, inputs)
     if drawn.rows: rows = self._insert_drawn(rows, drawn)
-    rows = self._refresh_ref_logps(rows, drawn)
-    self._log_replay()
+    rows = refresh_ref_logps(self, rows, drawn)
+    log_counts(self)
     return self._flag_rows(rows, drawn)
 
 @patch
@@ -93,23 +223,23 @@ def _insert_drawn(self:GRPOWithReplayBufferTrainer, rows, drawn):
 def sample_from_replay_buffer(self:GRPOWithReplayBufferTrainer, fresh:TrlRows)->DrawResult:
     "Draw stored groups for the dead ones of `fresh`, the batch on the CPU; the living ones get their ids."
     b,images = self.batch,IMAGE_COLUMNS & set(fresh.data)
-    rewards = self.weighted_rewards(b.rewards if self.sharded
-        else b.local(b.rewards, self.args.process_index))
+    local = self.buffer.local
+    rewards = self.rewards.weighted(b.local(b.rewards, self.args.process_index) if local else b.rewards)
     info = BatchInfo(b.dead, rewards.cpu(), fresh.advantages, fresh.prompt_mask.sum(1),
         fresh.completion_mask.sum(1), fresh.prompt_keys(), self.state.global_step, b.unsampled)
-    if not self.sharded:
-        return self.sharded_buffer.draw(info, lambda group: IMAGE_COLUMNS & set(group)==images)
+    if local:
+        return self.buffer.draw(info, lambda group: IMAGE_COLUMNS & set(group)==images)
     if images or any(k in fresh.data for k in PROMPT_COMPLETION_COLUMNS):
         raise ValueError("images travel with their process only: use replay_scope='local'")
-    self.sharded_buffer.row_format = self.sharded_buffer.row_format or row_format(fresh, b.rewards.shape[1])
-    return self.sharded_buffer.draw(info)
+    self.buffer.row_format = self.buffer.row_format or row_format(fresh, b.rewards.shape[1])
+    return self.buffer.draw(info)
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #mark0001
 @patch
 def _flag_rows(self:GRPOWithReplayBufferTrainer, rows, drawn):
     "Flag the rows that are replayed and those that stay dead, mask these if asked to, count tokens anew."
     B,G,dev = len(rows),self.num_generations,rows.advantages.device
-    first = self.sharded_buffer.rank*B   # of this process's rows, among those of all
+    first = self.buffer.rank*B   # of this process's rows, among those of all
     def flags(idx): return torch.tensor([i in idx for i in range(B)], device=dev)
     dead = flags({g*G+i-first for g in drawn.unreplaced for i in range(G)})
     rows = rows.with_tensors(rows.data|dict(replayed=flags({*drawn.rows}), replay_dead=dead))
@@ -125,11 +255,11 @@ def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
     b,uncommitted = self.batch,[]
     rewards = b.local(b.rewards, self.args.process_index).cpu().float()
     for g,(id,lo,hi) in b.drawn.to_store.items():
-        first = g*self.num_generations-self.sharded_buffer.rank*len(rewards)   # of the group, among our rows
+        first = g*self.num_generations-self.buffer.rank*len(rewards)   # of the group, among our rows
         r = slice(first+lo, first+hi)
         group = extract_group(fresh, r)|dict(rewards=rewards[r].clone())
-        if not self.sharded and is_text(prompt := inputs[r.start].get('prompt')): group['prompt'] = prompt
-        if 'old_per_token_logps' in fresh.data: self.sharded_buffer.commit(id, group)
+        if self.buffer.local and is_text(prompt := inputs[r.start].get('prompt')): group['prompt'] = prompt
+        if 'old_per_token_logps' in fresh.data: self.buffer.commit(id, group)
         else: uncommitted.append((id, r.start, group))
     return uncommitted
 
@@ -137,14 +267,14 @@ def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
 @patch
 def _fill_loss_inputs(self:GRPOWithReplayBufferTrainer, x, logps):
     "Fill in what the loss will read from `x`, now that the policy's log-probs of these rows are known."
-    self._came_back += x['replay_row'].tolist()
+    self.rows_in_loss += x['replay_row'].tolist()
     if self.batch: self.batch.add_logps(x['replay_row'], logps)   # still the policy that sampled
     if 'replay_old_logps' in x:
         stored = x['replay_old_logps'].to(logps.dtype)
         x['old_per_token_logps'] = torch.where(x['replayed'][:,None], stored, logps)
     if self.args.replay_no_kl_on_dead and 'ref_per_token_logps' in x:
         x['ref_per_token_logps'] = torch.where(x['replay_dead'][:,None], logps, x['ref_per_token_logps'])
-    if 'replayed' in x: self._note_ratios(x, logps)
+    if 'replayed' in x: self.ratios.note(x, logps)
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #finishbt
 @patch
@@ -156,5 +286,97 @@ def finish_batch(self:GRPOWithReplayBufferTrainer)->None:
     logps = b.logps.cpu()
     for id,at,group in b.uncommitted if b.complete else ():
         real = torch.arange(logps.shape[1])<group['lens'][:,None]
-        self.sharded_buffer.commit(id, group|dict(old_per_token_logps=logps[at:at+len(real)][real]))
+        self.buffer.commit(id, group|dict(old_per_token_logps=logps[at:at+len(real)][real]))
     self.notify('on_batch_end', batch=b)
+
+# %% ../nbs/16_grpo_with_replay_buffer.ipynb #256d0fdd
+@patch
+def reset_buffer(self:GRPOWithReplayBufferTrainer,
+    shared:bool,  # one for all processes?
+)->None:
+    "Begin with an empty buffer."
+    a = self.args
+    buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if shared else 1),
+        priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
+        max_uses=a.replay_max_uses, seed=a.seed+(0 if shared else a.process_index))
+    self.buffer = ShardedBuffer(buffer, None, self.num_generations, not shared, a.replay_same_prompt_first)
+    self.ratios.sums = {}
+
+@patch(as_prop=True)
+def replay_buffer(self:GRPOWithReplayBufferTrainer)->ReplayBuffer:
+    "What is stored; `buffer`, which holds it, draws for all processes alike."
+    return self.buffer.index
+
+@patch
+def resample_missing(self:GRPOWithReplayBufferTrainer,
+    inputs:list,  # a dict per row, G rows of a prompt after those of another
+)->list:          # the rows to sample: `inputs`, and again from the first on
+    "Add groups of the same prompts, as many as the buffer can't give yet."
+    k = self.args.replay_stored_per_fresh
+    if not k or not self.model.training: return inputs
+    n = torch.tensor([self.buffer.ready(self.state.global_step)], device=self.accelerator.device)
+    stored = int(self.accelerator.gather(n).min())*self.num_generations   # the same on all processes
+    return inputs+[dict(o) for o in (inputs*k)[:max(0, len(inputs)*k-stored)]]
+
+@patch
+def rows_of(self:GRPOWithReplayBufferTrainer,
+    batch:dict,  # TRL's
+)->TrlRows:
+    "TRL's batch as groups."
+    sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
+    return TrlRows.from_trl(batch, self._tokenizer.pad_token_id,
+        ('importance_sampling_ratio',) if sequences else ())
+
+@patch
+def track_rows(self:GRPOWithReplayBufferTrainer,
+    batch:dict,  # what is trained on
+)->dict:         # with a number for each row, which travels through TRL's shuffle
+    "Number the rows, and note what is trained on."
+    A = batch['advantages']
+    batch.setdefault('replay_row', torch.arange(len(A), device=A.device))
+    self.batch.start(self.rows_of(batch), self.table.last(len(self.batch.rewards)))
+    return batch
+
+@patch
+def _check_came_back(self:GRPOWithReplayBufferTrainer):
+    "RuntimeError where rows of the first batch were trained on without `_fill_loss_inputs`."
+    if not self.args.replay_active or not self.unchecked_steps: return
+    self.unchecked_steps -= 1
+    n,rows = self.args.train_batch_size,len(set(self.rows_in_loss))
+    if rows!=n:
+        raise RuntimeError(other_version('trl', f'trained on {n} rows of the first batch, of which '
+            f'{rows} came to the loss with the number that replay had given them'))
+
+# %% ../nbs/16_grpo_with_replay_buffer.ipynb #c68dbcad
+@patch
+@contextmanager
+def timed(self:GRPOWithReplayBufferTrainer,
+    what:str,  # what the block does
+)->Iterator:
+    "Put the seconds of a block into the log, where they are averaged over its calls."
+    begun = time.perf_counter()
+    yield
+    mode = 'train' if self.model.training else 'eval'
+    self._metrics[mode][f'{what}_time'].append(time.perf_counter()-begun)
+
+@patch
+def notify(self:GRPOWithReplayBufferTrainer,
+    event:str, **given:object,  # a method that a callback may have; what it gets besides TRL's three
+)->None:
+    "Call every callback that has a method of this name."
+    for c in self.callback_handler.callbacks:
+        if hasattr(c, event): getattr(c, event)(self.args, self.state, self.control, **given)
+
+@patch
+def gather_floats(self:GRPOWithReplayBufferTrainer,
+    values:list,  # k numbers of this process
+)->Tensor:        # (processes, k)
+    "The numbers of each process; one row where all have the same buffer."
+    v = torch.tensor([values], dtype=torch.float32)
+    return self.accelerator.gather(v.to(self.accelerator.device)).cpu() if self.buffer.local else v
+
+@patch
+def log_fill(self:GRPOWithReplayBufferTrainer)->None:
+    "Log how full the buffer is."
+    n,room = self.gather_floats([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
+    self._metrics['train'] |= {'replay/buffer_size':[n], 'replay/fill':[n/max(1, room)]}

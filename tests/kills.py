@@ -62,7 +62,7 @@ def rank(r, port, folder, at):
         for name,m in (('policy', t.model),('reference', t.ref_model))}
     # the generators as saved: a run that is resumed at its end has no use for them
     rng = torch.load(f'{folder}/run/checkpoint-{STEPS}/rng_state_{r}.pth', weights_only=False)
-    torch.save(whole|dict(buffer=t.sharded_buffer.state_dict(), rng=rng), f'{folder}/end{r}')
+    torch.save(whole|dict(buffer=t.buffer.state_dict(), rng=rng), f'{folder}/end{r}')
 
 def launch(folder):
     "Two processes, and where each of them is."

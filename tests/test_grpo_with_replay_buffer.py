@@ -319,8 +319,8 @@ def test_reference_logps_follow_a_reference_that_moves():
 
 def test_the_hook_sees_rewards_as_the_trainer_makes_them():
     t,got = run([LIVE,DEAD,LIVE], B=3, steps=1)
-    r = t.rewards_per_func
-    assert r.shape==(12, 1) and t.dead_mask(r).tolist()==[False,True,False]
+    r = t.rewards.by_func
+    assert r.shape==(12, 1) and t.rewards.dead_mask(r).tolist()==[False,True,False]
 
 # -- the ratio ------------------------------------------------------------------------------------
 PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]

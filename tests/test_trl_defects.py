@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
+from grpo_nb.on_trl.replayed import recompute_ref_logps
 from grpo_nb.on_trl.rows import TrlRows
 from grpo_nb.run.checkpoints import checkpoint_folders, load_state
 import trl_tiny as T
@@ -44,8 +45,8 @@ def test_a_second_train_is_a_run_of_its_own(tmp_path):
     t = make(tmp_path, 6, save_strategy='no', replay_age_limit=3)
     t.train()
     first,ages = {e.id for e in t.replay_buffer},[]
-    show = t._log_replay
-    t._log_replay = lambda: ages.extend(o.age for o in t.batch.drawn.drawn) or show()
+    show = t._flag_rows
+    t._flag_rows = lambda rows, drawn: ages.extend(o.age for o in drawn.drawn) or show(rows, drawn)
     t.train()
     assert first and len(t.replay_buffer)>0 and all(0<=o<=3 for o in ages)
     assert {e.step for e in t.replay_buffer}<=set(range(2, 6)) and t.state.global_step==6
@@ -124,7 +125,7 @@ def test_a_reference_that_moved_sees_the_images_of_the_rows(monkeypatch):
         image_grid_thw=[torch.tensor([[1,2,2]])]*B, num_images=[1]*B)
     batch = tokens|images|dict(ref_per_token_logps=-torch.ones(B, 3),
         mm_token_type_ids=torch.arange(B)[:,None].expand(B, 6))
-    batch = t._recompute_ref_logps(TrlRows(batch), [4,5,6,7]).data
+    batch = recompute_ref_logps(t, TrlRows(batch), [4,5,6,7]).data
     (n,kw), = got
     assert n==4 and kw['pixel_values'][::4,0].tolist()==[4.,5.,6.,7.] and kw['image_grid_thw'].shape==(4,
         3) and kw['num_images']==[1]*4

@@ -7,6 +7,7 @@ from trl import GRPOTrainer
 import trl_tiny as T
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.on_trl import trl_api
+from grpo_nb.on_trl.checks import check_images
 from trl_tiny import Scripted
 
 torch.set_num_threads(1)
@@ -143,8 +144,7 @@ def test_images_for_a_model_that_reads_text_are_refused_before_anything_is_loade
 
 def test_a_model_that_sees_is_given_its_images(monkeypatch):
     from types import SimpleNamespace
-    a = SimpleNamespace()
-    see = lambda **kw: GRPOWithReplayBufferTrainer._check_images(a, {'prompt','image'}, kw)
+    see = lambda **kw: check_images({'prompt','image'}, kw)
     sighted = SimpleNamespace(config=SimpleNamespace(vision_config=1))
     see(model=sighted, train_dataset=None)
     with pytest.raises(ValueError, match='text only'):

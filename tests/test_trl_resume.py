@@ -102,7 +102,7 @@ def test_what_is_saved_when_a_reward_fails_goes_on_to_the_bit_and_loses_no_promp
     part,asked = run(tmp_path/'b', resume=True)
     assert asked==[o for o in all_asked if o[0]>=step]
     assert T.same(T.weights(whole), T.weights(part)) and logs(whole)==logs(part)
-    assert buffers_equal(whole.sharded_buffer, part.sharded_buffer)
+    assert buffers_equal(whole.buffer, part.buffer)
     tables = [(tmp_path/o/'groups.jsonl').read_text() for o in 'ab']
     assert tables[0]==tables[1]
 
@@ -392,7 +392,7 @@ def test_a_shared_buffer_that_holds_nothing_yet_is_saved(tmp_path):
     t.train()
     again = T.trainer(nothing, args=T.config(replay_buffer_size=4, **opts|dict(max_steps=3)))
     again.train(resume_from_checkpoint=True)
-    assert again.state.global_step==3 and len(again.sharded_buffer)==0
+    assert again.state.global_step==3 and len(again.buffer)==0
 
 def test_a_second_run_of_a_trainer_loads_its_weights_into_the_engine_again(tmp_path):
     "Both runs begin at step 0, and TRL loads weights into vLLM only where the step is another than before."

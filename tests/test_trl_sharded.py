@@ -32,7 +32,7 @@ def out(tmp_path_factory):
         per_device_train_batch_size=16, learning_rate=5e-3, lr_scheduler_type='constant',
         replay_buffer_size=8, replay_scope='sharded')
     one.train()
-    torch.save(one.sharded_buffer.state_dict(), d/'one_state')
+    torch.save(one.buffer.state_dict(), d/'one_state')
     launch(d, FIRST, FROM_ONE=str(d/'one'/'checkpoint-3'))
     return d
 
@@ -255,7 +255,7 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(out):
     t = T.trainer(rewards, output_dir=str(out/'to_one'), max_steps=8, per_device_train_batch_size=16,
         learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8)
     t.train(resume_from_checkpoint=str(out/'whole'/'checkpoint-6'))
-    s,log = t.sharded_buffer.state_dict(),[o for o in t.state.log_history if o.get('step', 0)>6]
+    s,log = t.buffer.state_dict(),[o for o in t.state.log_history if o.get('step', 0)>6]
     new = held(dict(b=s))
     assert s['world']==1 and len(new)==len(s['index']['ids'])
     assert sum(o.get('replay/replaced', 0) for o in log)>0
@@ -287,8 +287,8 @@ def test_one_process_sharded_is_local_bit_for_bit():
         t.train()
         return t
     a,b = run('local'),run('sharded')
-    assert T.same(T.weights(a), T.weights(b)) and b.sharded and not a.sharded
-    x,y = a.replay_buffer.state_dict(),b.sharded_buffer.index.state_dict()
+    assert T.same(T.weights(a), T.weights(b)) and a.buffer.local and not b.buffer.local
+    x,y = a.replay_buffer.state_dict(),b.buffer.index.state_dict()
     assert x['ids'].tolist()==y['ids'].tolist() and torch.equal(x['scores'],
         y['scores']) and x['uses'].tolist()==y['uses'].tolist() and sum(x['uses'])>0
 

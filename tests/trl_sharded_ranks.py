@@ -30,9 +30,9 @@ def keep(name, t, got=()):
     w = {k:full(v) for k,v in t.accelerator.unwrap_model(t.model).state_dict().items()}
     log = [{k:v for k,v in o.items() if k.startswith('replay/') or k in ('loss','grad_norm','step')}
         for o in t.state.log_history]
-    torch.save(dict(w=w, b=t.sharded_buffer.state_dict(), log=log,
+    torch.save(dict(w=w, b=t.buffer.state_dict(), log=log,
         batches=[{k:o[k] for k in KEYS} for o in got],
-        calls=t.sharded_buffer.ranks.calls,
+        calls=t.buffer.ranks.calls,
         sharded=any(hasattr(p, 'full_tensor') for p in t.model.parameters()),
         step=t.state.global_step, by=t.stopped_by), out/f'{name}{rank}')
 

@@ -23,7 +23,7 @@ def run(folder, resume=None, steps=6, **kw):
     log = [{k:v for k,v in o.items() if 'time' not in k and 'runtime' not in k and 'per_second' not in k}
         for o in t.state.log_history if 'loss' in o]
     return dict(weights={k:X.whole(v) for k,v in model.state_dict().items()}, log=log,
-        buffer=t.sharded_buffer.state_dict(),
+        buffer=t.buffer.state_dict(),
         cut=any(hasattr(p, 'full_tensor') for p in model.parameters()), calls=notes.calls,
         said=[said for o in notes.of.values() for _,said,_ in o],
         replayed=[b['sampling_per_token_logps'][i,b['completion_mask'][i].bool()] for b in seen

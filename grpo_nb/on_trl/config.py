@@ -13,7 +13,6 @@ from transformers import GenerationConfig
 from trl import GRPOConfig
 from ..parts.validate import RULES, require, check_settings, config_field
 from ..parts.registry import PRIORITIES, name_unknown_settings, resolve
-from .watchdog import sign_process
 
 # %% ../../nbs/on_trl/config.ipynb #7991c28f
 log = logging.getLogger(__name__)
@@ -169,7 +168,6 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
             if isinstance(v, Integral) and not isinstance(v, (bool,int)): setattr(self, k, int(v))
         check_settings(self, _RULES, all=False)
         super().__post_init__()
-        sign_process()   # from here on the others see when this process is gone
         _check_generation_kwargs(self)
         if self.record_groups_every is None: self.record_groups_every = 0 if self.push_to_hub else 1
         _check_replay_settings(self)

@@ -149,7 +149,7 @@ class RecordCallback(TrainerCallback):
         if not self.records_step(batch.number): return
         stats,outcomes,told = self._stats(batch),self._outcomes(batch),self._tokens(batch)
         stats = t.accelerator.gather(stats).cpu()
-        if not t.sharded: outcomes = gather_object(outcomes)
+        if t.buffer.local: outcomes = gather_object(outcomes)
         told = told and gather_object(told)
         if not self.recorder: return
         rows = self._rows(batch, stats, outcomes, told)
@@ -191,7 +191,7 @@ class RecordCallback(TrainerCallback):
         mask = b.trained.loss_mask & b.has_logps[:,None]
         x = b.logps-b.old_logps
         ratio = importance_ratio(x, torch.zeros_like(x), mask, t.importance_sampling_level)
-        return ratio,t.held_by_clip(ratio, A, b.trained.data.get('replayed')),mask
+        return ratio,t.ratios.held_by_clip(ratio, A, b.trained.data.get('replayed')),mask
 
     def _stats(self, b):
         "(B, n+4) a row's tokens by ratio, how many the clip holds, seen, its length, cut off."
@@ -210,7 +210,7 @@ class RecordCallback(TrainerCallback):
         came = dict(zip(drawn.slots, drawn.drawn)) if drawn else {}
         left = 'masked' if t.args.replay_unreplaced=='mask' else 'kept'
         def number(i):   # one for all processes
-            return i if t.sharded or i is None else i*t.args.world_size+t.args.process_index
+            return i if not t.buffer.local or i is None else i*t.args.world_size+t.args.process_index
         def described(e): return e.to_record()|dict(id=number(e.id), step=e.step+1)
         def outcome(g, key, dead):
             e = came.get(g)
@@ -251,12 +251,12 @@ class RecordCallback(TrainerCallback):
                 f['replacement'] |= dict(prompt=as_text(new['prompt'][g*G]),
                     completions=[as_text(o) for o in new['completion'][here]],
                     advantages=new['advantages'][here],
-                    rewards=t.weighted_rewards(new['rewards'][here]).tolist())
+                    rewards=t.rewards.weighted(new['rewards'][here]).tolist())
             if seen[g]:
                 f |= dict(clip_frac=held/max(1, sum(bins)),
                     ratio_hist=dict(edges=RATIO_EDGES, counts=[int(n) for n in bins]))
         def by_group(x): return torch.as_tensor(x).view(B, G).cpu()
-        total,A,dead = by_group(t.weighted_rewards(r)),by_group(A),t.dead_mask(r).cpu()
+        total,A,dead = by_group(t.rewards.weighted(r)),by_group(A),t.rewards.dead_mask(r).cpu()
         return group_rows(b.step, prompts, texts, total, records=outcomes,
             n_tokens=stats[:,-2].long(), truncated=stats[:,-1].bool(), dead=dead,
             dead_reason=dead_reason(total, t.args.dead_tolerance, dead=dead),

@@ -27,7 +27,7 @@ def _loss_settings(t, mask, num_items, bonus):
     "TRL's loss as `LossSettings`; its entropy bonus is a mean over the micro-batch."
     known,n = LossSettings.__dataclass_fields__,t.current_gradient_accumulation_steps
     own = {k:v for k,v in vars(t.args).items() if k in known or k.startswith(('sapo_','vespo_'))}
-    settings = LossSettings.from_options('dapo', **own, replay_correction=t.correction)
+    settings = LossSettings.from_options('dapo', **own, replay_correction=t.ratios.correction)
     settings.entropy_coef = bonus*float(num_items/n/mask.sum().clamp(min=1))
     return settings
 

@@ -332,7 +332,7 @@ class Recorder:
 
     def close(self)->None:
         "Let other runs write here. A record that ended before its first row is removed: it is of no run."
-        there = [o.name for o in self.dir.iterdir() if o.is_file() or any(o.iterdir())]
+        there = [o.name for o in self.dir.glob('*') if o.is_file() or any(o.iterdir())]
         if there==['settings.json'] and self.writes_settings: (self.dir/'settings.json').unlink()
         self.unlock()
 
