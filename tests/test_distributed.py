@@ -296,7 +296,8 @@ except RuntimeError as e: print(e, *e.__notes__)
 
 @pytest.mark.processes
 def test_a_rank_that_hangs_in_its_rewards_is_named(tmp_path):
-    ps = [subprocess.Popen([sys.executable, '-c', FAULTS, str(r), str(tmp_path)], stdout=subprocess.PIPE, text=True,
+    words = [sys.executable, '-c', FAULTS]
+    ps = [subprocess.Popen([*words, str(r), str(tmp_path)], stdout=subprocess.PIPE, text=True,
         stderr=subprocess.DEVNULL) for r in range(3)]
     first = ps[0].communicate(timeout=120)[0]
     for p in ps[1:]: p.kill()
