@@ -154,7 +154,8 @@ def test_other_replay_options_are_refused_and_named(tmp_path):
 
 DATA = T.data()
 OTHER = dict(fewer=(DATA.select(range(16)), '17 rows then, 16 now'),
-    other=(DATA.map(lambda o: dict(prompt=o['prompt']+' red')), '17 rows then, 17 now, with other prompts'),
+    other=(DATA.map(lambda o: dict(prompt=o['prompt']+' red')), 'the 17 rows have other values'),
+    answers=(DATA.add_column('answer', ['1']*17), 'other values, or another order, in `answer`'),
     order=(DATA.select(range(16, -1, -1)), 'another order'), stream=(DATA.to_iterable_dataset(),
         'a stream now'))
 @pytest.mark.parametrize('name', OTHER)
@@ -168,9 +169,9 @@ def test_a_run_does_not_go_on_with_other_data_unless_it_is_told_to(name, tmp_pat
     t.train(resume_from_checkpoint=True)
     assert t.state.global_step==4 and (tmp_path/'history.jsonl').read_text().startswith(lines)
 
-def test_the_same_data_made_again_and_with_other_columns_is_the_same(tmp_path):
+def test_the_same_data_made_again_is_the_same(tmp_path):
     make(tmp_path, 2, dataset=T.data(chat=True)).train()
-    t = make(tmp_path, 3, dataset=T.data(chat=True, note=['x']*17)); t.train(resume_from_checkpoint=True)
+    t = make(tmp_path, 3, dataset=T.data(chat=True)); t.train(resume_from_checkpoint=True)
     assert t.state.global_step==3
 
 def test_other_rewards_are_said_where_nothing_is_stored(tmp_path, caplog):
