@@ -163,11 +163,13 @@ def job(arm, seeds, budget=900):
         for s in seeds]
 
 @pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','filter',
-    'ngrpo','zvp','popo','stored_moment','left_out','default_no_clip','plain_warmup','default_warmup'])
+    'ngrpo','zvp','popo','stored_moment','left_out','default_no_clip','plain_warmup','default_warmup','scaled',
+    'replay_scaled_after','resample','skip_dead'])
 def test_a_run_is_the_same_alone_and_in_company(untaught, arm):
     company,alone = bare(run_stack(job(arm, [3, 4]), 'cpu')),run_stack(job(arm, [4]), 'cpu')
     assert bare(alone)==[company[1]] and company[0]!=company[1]|dict(seed=3)
-    if not USES[arm].warmup:   # at so low a rate both end at once
+    use = USES[arm]
+    if not use.warmup and use.scale_lr=='none' and use.rounds==1:   # at so low a rate both end at once
         assert company[0]['batches']<company[1]['batches']   # one goes on when the other has left
     assert all(o['tokens']>=900 and json.loads(o['curve'])[-1]['tokens']==o['tokens'] for o in company)
     for o in alone: assert len(json.loads(o['cpu_s']))==len(json.loads(o['curve']))
@@ -832,7 +834,7 @@ def gpu_table(plan, lead=0., noise=.001, seed=0):
     rows = pd.DataFrame([pilot(o) for o in real_jobs(plan)])
     def area(o):
         twice = o['settings']=='2 times'
-        left = .04 if o['arm']=='left_out' and o['settings']=='0.5 times' else 0
+        left = .04 if o['arm']=='scaled' and o['settings']=='0.5 times' else 0
         gain = lead if o['arm']=='replay' else -.1
         return .5+gain*twice+left+g.normal(0, noise)
     main = [o|dict(error='', area=area(o)) for o in real_jobs(plan, rows) if o['settings']!='pilot']
@@ -849,18 +851,18 @@ def test_the_study_for_a_gpu_finds_its_rates_before_it_begins():
     main = [o for o in real_jobs(plan, df) if o['settings']!='pilot']
     rates = {task:sorted({o['learning_rate'] for o in main if o['regime']==task}) for task in plan['tasks']}
     assert list(rates.values())==[[5e-6, 1e-5, 2e-5], [1e-5, 2e-5, 4e-5], [2.5e-6, 5e-6, 1e-5]]
-    assert len(main)==270 and not {o['seed'] for o in main}&{o['seed'] for o in pilot}
+    assert len(main)==324 and not {o['seed'] for o in main}&{o['seed'] for o in pilot}
 
 def test_its_claims_compare_each_arm_at_its_best_rate_and_the_better_of_two():
     plan = real_plan(GPU)
     df = gpu_table(plan, lead=.1)
     t = real_claims(df, plan)
     assert (t.n==18).all()
-    # replay is at its best at twice the center, .6; the better rival is left_out at half of it, .54
-    assert t['diff'].tolist()==pytest.approx([0, .06, .1, .2], abs=.005)
+    # replay is at its best at twice the center, .6; the better rival is scaled at half of it, .54
+    assert t['diff'].tolist()==pytest.approx([0, .06, .1, .2, .2, -.1], abs=.005)
     d = df[(df.settings!='pilot')].set_index(['regime','seed'])
     a = d[(d.arm=='replay')&(d.settings=='2 times')].area
-    b = d[(d.arm=='left_out')&(d.settings=='0.5 times')].area
+    b = d[(d.arm=='scaled')&(d.settings=='0.5 times')].area
     assert t.p.iloc[1]==pytest.approx(ttest_1samp(a-b, 0).pvalue)
     assert len(real_claims(df[:-1], plan))==0   # one run is missing
 
@@ -909,3 +911,64 @@ def test_a_run_of_it_counts_each_batch_before_its_update_and_no_problem_twice(mo
     first = {json.loads(o['curve'])[0]['pass1'] for o in rows.values()}
     assert len(first)==1 and [o.strategy.name for o in seen]==['keep','replay','mask']
     assert [o.args.learning_rate for o in seen]==[1e-5]*3
+
+def test_a_plan_with_a_first_part_runs_and_counts_it_first():
+    plan = real_plan(PAGE.with_name('registration_real_scaled.qmd'))
+    first,jobs = rt.first_part(plan),real_jobs(plan)
+    assert jobs[:160]==real_jobs(first) and len(jobs)==288==len({tuple(o.values()) for o in jobs})
+    def row(o):   # the last point lies beyond the tokens that count
+        up = .2 if o['arm']=='replay' else 0.
+        curve = [dict(tokens=0, pass1=.1+o['seed']%3/100), dict(tokens=2600, pass1=.3+up), dict(tokens=9000, pass1=0)]
+        return o|dict(error='', curve=json.dumps(curve), area=0.)
+    df = pd.DataFrame(map(row, jobs))
+    t = real_claims(df, first)
+    assert t['diff'].tolist()==pytest.approx([.1, .1, .1, 0, .1, .1], abs=1e-4)
+    assert len(real_claims(df[:160], first))==6 and len(real_claims(df[:159], first))==0
+    assert len(real_claims(df[:160], plan))==0 and len(real_claims(df, plan))==4
+
+def scaled_run(arm, alive, monkeypatch):
+    "The rates and moves that Adam is given, batch by batch, where so many of the eight sampled groups live"
+    seen,step = [],sr.StackedAdam.step
+    monkeypatch.setattr(sr.StackedAdam, 'step', lambda self, g, share, moves:
+        seen.append((share, moves)) or step(self, g, share, moves))
+    lives = iter(alive)
+    def answers(out, answer):   # the first answer of a living group is right
+        live = torch.arange(out.shape[1])<next(lives)
+        return (live[:,None]&(torch.arange(out.shape[2])==0)).expand(out.shape[:3])
+    monkeypatch.setattr(sr, 'is_right', answers)
+    r = sr.Runs(USES[arm], 'adding', [3], [1e-3])
+    return r,seen
+
+def test_a_rate_follows_the_living_groups_and_nothing_moves_where_none_lives(untaught, monkeypatch):
+    r,seen = scaled_run('scaled', [8, 2, 0, 4], monkeypatch)
+    held = []
+    for _ in range(4):
+        r.batch()
+        held.append([o.clone() for o in (r.m.theta, r.opt.first, r.opt.second)])
+    assert [float(o) for o,_ in seen]==pytest.approx([1, .5, 0, .5**.5])
+    assert all(torch.equal(a, b) for a,b in zip(held[1], held[2])) and r.opt.t==[3]
+    assert not torch.equal(held[2][0], held[3][0])
+
+def test_skipping_is_plain_but_where_nothing_lives(untaught, monkeypatch):
+    skip,_ = scaled_run('skip_dead', [8, 0, 3], monkeypatch)
+    for _ in range(3): skip.batch()
+    plain,_ = scaled_run('plain', [8, 3], monkeypatch)
+    plain.batch()
+    assert skip.opt.t==[2]
+    plain,seen = scaled_run('plain', [8, 0], monkeypatch)
+    for _ in range(2): plain.batch()
+    assert plain.opt.t==[2] and seen[-1]==(1., None)   # by its averages it goes on
+
+def test_sampling_again_fills_the_batch_and_counts_the_tokens_that_were_asked_for(untaught, monkeypatch):
+    r,_ = scaled_run('resample', [3, 4, 1, 7], monkeypatch)   # 3, 7, 8 live: a fourth round is not asked for
+    tokens,sample = [],r.sample
+    def counted():
+        out = sample()
+        tokens.append(int(out[0]['real'].sum()))
+        return out
+    r.sample = counted
+    batch = {}
+    monkeypatch.setattr(r, 'train', lambda groups, there: batch.update(groups))
+    r.batch()
+    assert len(tokens)==4 and int(r.tokens[0])==sum(tokens[:3])
+    assert (batch['A'][0,:,0,0]>0).all() and batch['A'].shape[1]==8
