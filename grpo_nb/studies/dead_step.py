@@ -88,8 +88,10 @@ def optimizer_steps(
         out.append((float(step.norm()), float(step@m/m.norm())))
     return torch.tensor(out).T
 
-KINDS = {'AdamW':dict(), 'AdamW, clipped':dict(clip=.1), 'AdamW, clipped, left out':dict(clip=.1, left_out=True),
-    'Adam, no average':dict(beta1=0.), 'SGD':dict(beta1=None), 'SGD, clipped':dict(beta1=None, clip=.1)}
+KINDS = {'AdamW':dict(), 'AdamW, clipped':dict(clip=.1),
+    'AdamW, clipped, left out':dict(clip=.1, left_out=True),
+    'Adam, no average':dict(beta1=0.), 'Adam, no average, clipped':dict(beta1=0., clip=.1), 
+    'SGD':dict(beta1=None), 'SGD, clipped':dict(beta1=None, clip=.1)}
 
 def measure_steps(
     task:str,          # a name of `FAMILIES`
