@@ -6,8 +6,7 @@
 __all__ = ['KINDS', 'bandit_groups', 'norm_and_cosine', 'group_gradients', 'optimizer_steps', 'measure_steps']
 
 # %% ../../nbs/studies/dead_step.ipynb #d5000003
-import itertools, json
-import pandas as pd
+import itertools
 import torch
 from torch import Tensor
 from ..advantages import group_advantages

@@ -1,8 +1,9 @@
-"What a dead group does to a step, counted again: groups one by one with transformers in float64, steps in numpy"
+"What a dead group does to a step, counted again: groups one by one in float64, steps in numpy"
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.studies.dead_step import KINDS, bandit_groups, group_gradients, norm_and_cosine, optimizer_steps
-from grpo_nb.studies.stacked import END, FAMILIES, PAD, Stack, SHAPE, from_qwen, is_right, sample_stack, start, to_qwen
+from grpo_nb.studies.stacked import (
+    END, FAMILIES, PAD, SHAPE, Stack, from_qwen, is_right, sample_stack, start, to_qwen)
 
 pytestmark = pytest.mark.studies
 ROWS = Path(__file__).parents[2]/'nbs'/'results'/'dead_step.csv'

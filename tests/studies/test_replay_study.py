@@ -918,7 +918,8 @@ def test_a_plan_with_a_first_part_runs_and_counts_it_first():
     assert jobs[:160]==real_jobs(first) and len(jobs)==288==len({tuple(o.values()) for o in jobs})
     def row(o):   # the last point lies beyond the tokens that count
         up = .2 if o['arm']=='replay' else 0.
-        curve = [dict(tokens=0, pass1=.1+o['seed']%3/100), dict(tokens=2600, pass1=.3+up), dict(tokens=9000, pass1=0)]
+        points = (0, .1+o['seed']%3/100),(2600, .3+up),(9000, 0)
+        curve = [dict(tokens=n, pass1=p) for n,p in points]
         return o|dict(error='', curve=json.dumps(curve), area=0.)
     df = pd.DataFrame(map(row, jobs))
     t = real_claims(df, first)
