@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from .advantages import group_advantages
 from .loss import policy_loss
-from .parts.loss_inputs import LOSS_TYPES, LossInputs, LossSettings
+from .parts.loss_inputs import LossInputs, LossSettings
 from .parts.loss_metrics import capped_mask
 from .parts.registry import LOSSES
 from .run.state import TrainState
@@ -46,13 +46,13 @@ def compare_losses(
     x:LossInputs,           # as for `policy_loss`
     settings:LossSettings=LossSettings(),  # of the run: its own loss comes first
 )->dict:                    # name -> what `token_terms` returns
-    "The same tokens under the run's loss and under each of `LOSS_TYPES`."
+    "The same tokens under the run's loss and under each of `LOSSES`."
     s = settings
     out = {getattr(s.loss_type, '__name__', s.loss_type):token_terms(x, s)}
     base = dict(aggregation=None, max_completion_length=s.max_completion_length or x.logps.shape[-1])
     if s.loss_type=='cispo': base['epsilon_high'] = None   # there it was a cap of the ratio
     own = dict(cispo=dict(epsilon_high=5.), luspo=dict(importance_sampling_level='sequence'))
-    for k in LOSS_TYPES:
+    for k in LOSSES:
         if k not in out: out[k] = token_terms(x, replace(s, **base|own.get(k, {}), loss_type=k))
     return out
 

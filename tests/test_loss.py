@@ -6,9 +6,14 @@ from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import LOSSES
 from grpo_nb.loss_variants import cispo, sapo, vespo
 from grpo_nb.loss import aggregate_token_loss, clipped_objective
-from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings, high_entropy_mask, off_policy_mask
-from grpo_nb.parts.ratios import OffPolicyCorrection, ppo_clip_mask, importance_ratio
+from grpo_nb.parts.registry import LOSSES
+from grpo_nb.parts.corrections import high_entropy_mask, off_policy_mask
+from grpo_nb.parts.loss_inputs import LossSettings
+from grpo_nb.parts.loss_inputs import OffPolicyCorrection
+from grpo_nb.parts.ratios import ppo_clip_mask, importance_ratio
 from loss_calls import loss_of, metrics_of, terms_of
+
+LOSS_TYPES = [*LOSSES]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 LEVELS = ('token','sequence')
@@ -605,3 +610,37 @@ def test_the_checkers_see_a_wrong_answer(chapter):
             if m[b][i][t]: terms.append(min(r*a, min(max(r, 1-eps), 1+eps)*a))
         return -sum(terms)/len(terms)
     assert 'all tokens weigh the same' in n['check_my_loss'](wrong)
+
+def test_what_a_loss_is_registered_with_is_read_everywhere():
+    from grpo_nb.loss import policy_loss
+    from grpo_nb.parts.loss_inputs import LossInputs
+    from grpo_nb.parts.registry import register
+    from grpo_nb.run.config import TrainConfig
+    from grpo_nb.token_terms import compare_losses
+    torch.manual_seed(0)
+    x = LossInputs(torch.randn(2, 3, 4)-2, torch.randn(2, 3, 4)-2, torch.randn(2, 3),
+        torch.arange(4)<torch.tensor([[1, 2, 4], [3, 1, 2]])[...,None])
+    def squash(ratio, A, width=1.): return (ratio*width).tanh()*A
+    try:
+        register(LOSSES, 'squash', divisor='grpo', clips=True, zero_without_advantage=True)(squash)
+        for width in (1., 3.):
+            s = LossSettings('squash', extra=dict(width=width))
+            out = policy_loss(x, s)
+            ratio,A = (x.logps-x.old_logps).exp(),x.advantages[...,None]
+            each = -(ratio*width).tanh()*A*x.mask
+            want = (each.sum(-1)/x.mask.sum(-1)).mean()   # by completions, as 'grpo'
+            assert out.loss.item()==pytest.approx(want.item(), rel=1e-5)
+        held = (((ratio>1.2)&(A>0))|((ratio<.8)&(A<0)))&x.mask
+        assert torch.equal(out.clip_mask&x.mask, held) and held.any()
+        assert 'squash' in compare_losses(x, LossSettings('dapo'))
+        TrainConfig(loss_type='squash', loss_kwargs='width=3', skip_zero_advantage=True, aggregation='squash')
+    finally: del LOSSES['squash']
+    register(LOSSES, 'squash')(squash)   # says nothing of itself
+    try:
+        assert policy_loss(x, LossSettings('squash')).loss.item()==pytest.approx(
+            (-(ratio).tanh()*A*x.mask).sum().item()/x.mask.sum().item(), rel=1e-5)
+        assert not policy_loss(x, LossSettings('squash')).clip_mask.any()
+        with pytest.raises(ValueError, match='zero_without_advantage'):
+            TrainConfig(loss_type='squash', skip_zero_advantage=True)
+    finally: del LOSSES['squash']
+    with pytest.raises(ValueError, match="no aggregation 'squahs'"): TrainConfig(aggregation='squahs')

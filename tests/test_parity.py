@@ -11,9 +11,14 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.generation import Rollouts
 from grpo_nb.logps import token_logps
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
-from grpo_nb.parts.ratios import CLIP_KINDS, IS_WEIGHTS, ClipRange, OffPolicyCorrection, apply_correction
+from grpo_nb.parts.registry import LOSSES
+from grpo_nb.parts.loss_inputs import LossSettings
+from grpo_nb.parts.corrections import apply_correction
+from grpo_nb.parts.loss_inputs import CLIP_KINDS, IS_WEIGHTS, OffPolicyCorrection
+from grpo_nb.parts.ratios import ClipRange
 from loss_calls import loss_of, metrics_of
+
+LOSS_TYPES = [*LOSSES]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*luspo")
 EPS = 1e-6

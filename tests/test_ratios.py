@@ -3,14 +3,19 @@ import itertools, math, warnings
 import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
-from grpo_nb.parts.loss_inputs import (
-    LOSS_TYPES, LossInputs, LossSettings, apply_corrections, prepare_loss_inputs, parse_correction)
+from grpo_nb.parts.registry import LOSSES
+from grpo_nb.parts.corrections import apply_corrections
+from grpo_nb.parts.loss_inputs import LossInputs, LossSettings, prepare_loss_inputs, parse_correction
 from grpo_nb.parts.groups import (
     dead_groups, expected_dead_frac, group_scores, nan_std, reward_range, reward_std, group_reward_std)
+from grpo_nb.parts.corrections import apply_correction, warn_unless_clipped
+from grpo_nb.parts.loss_inputs import CLIP_KINDS, OffPolicyCorrection
 from grpo_nb.parts.ratios import (
-    CLIP_KINDS, PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, clip_frac, ppo_clip_mask, apply_correction,
-    neg_mean_log_ratio, importance_ratio, merge_sums, ratio_row, ratio_sums, warn_unless_clipped)
+    ClipRange, clip_frac, ppo_clip_mask, neg_mean_log_ratio, importance_ratio, merge_sums,
+    ratio_row, ratio_sums)
 from loss_calls import loss_of, metrics_of
+
+LOSS_TYPES = [*LOSSES]
 
 NAN = math.nan
 
@@ -41,7 +46,8 @@ def test_clipped_is_where_the_loss_has_no_gradient(loss_type, level):
             max_completion_length=9, **kw)
         g, = torch.autograd.grad(loss, p)
         ratio = importance_ratio(p.detach(), p.detach()-x, mask, level)
-        held = ppo_clip_mask(ratio, A, ClipRange(**kw, enabled=loss_type in PPO_CLIP_LOSSES)).expand_as(mask)
+        clips = loss_type in ('grpo','dr_grpo','dapo','bnpo','luspo')
+        held = ppo_clip_mask(ratio, A, ClipRange(**kw, enabled=clips)).expand_as(mask)
         assert (g==0)[mask].equal(held[mask])
         assert held[mask].any() or loss_type in ('cispo','sapo','vespo') or level=='sequence'
 
@@ -226,7 +232,7 @@ def test_a_level_that_is_neither_is_refused_wherever_it_stands_in_the_alphabet(l
 
 def test_a_moment_of_exactly_the_limit_stays():
     x = torch.tensor([[[0.,0.,.5],[.5,1.,1.]]])   # means of the squares: 0, 0, 1/12, 1/8, .3, .417
-    from grpo_nb.parts.ratios import _moment_mask
+    from grpo_nb.parts.corrections import _moment_mask
     def stay(limit): return _moment_mask(x, torch.ones_like(x).bool(), limit).sum().item()
     assert [stay(o) for o in (0., .08, .125, .29)]==[2, 2, 4, 4]
 

@@ -5,7 +5,7 @@ import pytest, torch
 from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_name, reward_names
 from grpo_nb.parts.registry import import_file
 from grpo_nb.parts.reward_loading import RewardModel, load_reward
-from grpo_nb.loss_variants import multi_reward_advantages
+from grpo_nb.advantages import multi_reward_advantages
 from grpo_nb.parts.reward_calls import RewardLog, check_reward_parameters, run_state
 from grpo_nb.rewards import combine_rewards, compute_rewards
 

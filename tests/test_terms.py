@@ -5,7 +5,8 @@ import pytest, torch
 from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import add_token_terms, inspector_html
-from grpo_nb.parts.loss_inputs import LOSS_TYPES, LossSettings
+from grpo_nb.parts.registry import LOSSES
+from grpo_nb.parts.loss_inputs import LossSettings
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.run.reading import LoggedRun, read_run
 from grpo_nb.run.record import Recorder
@@ -16,6 +17,8 @@ from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, current_logps_and_entropy, init_state, train, train_batch
 from loss_calls import all_terms_of, loss_of, terms_of
 from weekly import most_weekly
+
+LOSS_TYPES = [*LOSSES]
 
 def batch(seed=0, B=3, G=4, T=6):
     g = torch.Generator().manual_seed(seed)

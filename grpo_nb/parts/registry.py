@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'ADVANTAGES', 'STRATEGIES', 'PRIORITIES', 'TASKS', 'LOG_READERS', 'REGISTRIES', 'Registry', 'register',
-           'import_file', 'import_object', 'did_you_mean', 'resolve', 'name_unknown_settings']
+           'parameter_names', 'import_file', 'import_object', 'did_you_mean', 'resolve', 'name_unknown_settings']
 
 # %% ../../nbs/parts/registry.ipynb #72750b6a
 import difflib, functools, importlib, importlib.util, inspect, sys
@@ -25,6 +25,7 @@ class Registry(MutableMapping):
     ):
         self.setting,self.modules = setting,tuple(f'grpo_nb.{o}' for o in modules)
         self.entries,self._waiting,self._loading = {},[*self.modules],False
+        self.about = {}   # name -> what was registered with it
 
     def load(self)->None:
         "Import the modules that define the built-in entries, once."
@@ -34,11 +35,20 @@ class Registry(MutableMapping):
             while self._waiting:
                 importlib.import_module(self._waiting[0])
                 self._waiting.pop(0)
+                if not self._waiting: self._sort()
         finally: self._loading = False
+
+    def _sort(self):
+        "Put the entries in the order of their modules, whichever was imported first."
+        place = {m:i for i,m in enumerate(self.modules)}
+        def of(entry): return place.get(getattr(entry[1], '__module__', None), len(place))
+        if len(place)>1: self.entries = dict(sorted(self.entries.items(), key=of))
 
     def __getitem__(self, name:str)->Any: return self._all()[name]
     def __setitem__(self, name:str, thing:Any)->None: self._all()[name] = thing
-    def __delitem__(self, name:str)->None: del self._all()[name]
+    def __delitem__(self, name:str)->None:
+        del self._all()[name]
+        self.about.pop(name, None)
     def __iter__(self)->Iterator: return iter(self._all())
     def __len__(self)->int: return len(self._all())
 
@@ -49,7 +59,7 @@ class Registry(MutableMapping):
     def __repr__(self)->str: return f'Registry({self.setting!r}: {", ".join(self)})'
 
 # %% ../../nbs/parts/registry.ipynb #4957420b
-LOSSES = Registry('loss_type', 'loss_variants', 'loss')
+LOSSES = Registry('loss_type', 'loss', 'loss_variants')
 ADVANTAGES = Registry('advantages', 'advantages', 'loss_variants')
 STRATEGIES = Registry('method', 'strategies', 'replay', 'methods')
 PRIORITIES = Registry('priority', 'replay')
@@ -63,6 +73,7 @@ REGISTRIES = dict(loss=LOSSES, advantage=ADVANTAGES, strategy=STRATEGIES, priori
 def register(
     registry:str|Mapping, # 'loss', 'advantage', 'strategy', 'priority', 'task' or 'log_reader'; or a dict
     name:str,             # what users will pass
+    **about:Any,          # of a loss: divisor, clips, zero_without_advantage
 )->Callable:              # a decorator that returns what it decorates
     "Register what is decorated under `name`. ValueError when something else has that name."
     table = _registry(registry)
@@ -75,6 +86,7 @@ def register(
         if not _same(old, f):
             raise ValueError(f'{name!r} is taken by {old!r}: choose another name, or `del` the entry first')
         entries[name] = f
+        if isinstance(table, Registry): table.about[name] = about
         return f
     return put
 
@@ -91,6 +103,14 @@ def _same(a, b):
     one,other = (getattr(o, '__qualname__', '<') for o in (a, b))   # a lambda's has a '<'
     homes = {getattr(o, '__module__', None) for o in (a, b)}
     return a is b or one==other and '<' not in one and (len(homes)==1 or '__main__' in homes)
+
+# %% ../../nbs/parts/registry.ipynb #7630704d
+@functools.cache
+def parameter_names(
+    f:Callable,   # a function, such as a table holds
+)->frozenset:     # the names of its parameters
+    "What `f` takes by name, so that a caller passes it those settings and no others."
+    return frozenset(inspect.signature(f).parameters)
 
 # %% ../../nbs/parts/registry.ipynb #0b454cd9
 def import_file(
@@ -150,8 +170,11 @@ def resolve(
     table = _registry(registry)
     if name in table: return table[name]
     if isinstance(name, str) and '.py:' in name:
-        table[name] = import_object(name)
-        return table[name]
+        table[name] = thing = import_object(name)
+        if isinstance(table, Registry):   # what the file registered it with
+            same = [k for k,o in table.entries.items() if o is thing and k in table.about]
+            table.about[name] = table.about[same[0]] if same else {}
+        return thing
     what = setting or getattr(table, 'setting', 'entry')
     near = difflib.get_close_matches(str(name), table, 1)
     meant = f' (did you mean {near[0]!r}?)' if near else ''

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 from torch import Tensor, nn
-from ..parts.ratios import warn_unless_clipped
+from ..parts.corrections import warn_unless_clipped
 from ..parts.reward_calls import check_reward_parameters
 from ..parts.sampling import check_lengths
 from grpo_nb.parts.validate import (

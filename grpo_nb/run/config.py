@@ -6,7 +6,7 @@
 __all__ = ['RunConfig', 'TrainConfig', 'make_loss_settings', 'check_config', 'check_skip', 'make_config']
 
 # %% ../../nbs/run/config.ipynb #0a11c0f3
-import math, os
+import os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from ..parts.validate import RULES, require, check_settings, config_field
@@ -14,7 +14,7 @@ from ..parts.groups import LR_SCALES
 from ..parts.sampling import Sampling
 from ..parts.registry import ADVANTAGES, LOSSES, STRATEGIES, name_unknown_settings, resolve
 from ..parts.loss_inputs import (
-    LOSS_TYPES, LossSettings, check_loss_options, parse_loss_kwargs, parse_correction)
+    LossSettings, check_loss_options, loss_traits, parse_loss_kwargs, parse_correction)
 
 # %% ../../nbs/run/config.ipynb #e45ccafc
 @dataclass
@@ -46,15 +46,8 @@ class RunConfig(Sampling):
     top_entropy_quantile:float = config_field(1.,
         'share of the tokens, those of highest entropy, that count in the loss')
     entropy_coef:float = config_field(0., 'weight of the entropy bonus')
-    sapo_temperature_pos:float = config_field(1.,
-        'steepness of the gate of SAPO where the advantage is positive')
-    sapo_temperature_neg:float = config_field(1.05, 'the same where the advantage is not positive')
-    vespo_k_pos:float = config_field(2., 'power of the weight of VESPO where the advantage is 0 or more')
-    vespo_lambda_pos:float = config_field(3., 'decay of that weight')
-    vespo_k_neg:float = config_field(3., 'power of the weight of VESPO where the advantage is negative')
-    vespo_lambda_neg:float = config_field(2., 'decay of that weight')
     loss_kwargs:Any = config_field(None,
-        'options of a loss of your own, such as width=3,name=soft; None: its defaults')
+        'options of the loss itself, such as sapo_temperature_pos=2 or width=3; None: its defaults')
     sync_ref_model:bool = config_field(False, 'let the reference follow the policy')
     ref_model_mixup_alpha:float = config_field(.6, 'share of the policy in the reference at each sync')
     ref_model_sync_steps:int = config_field(512, 'steps between two syncs')
@@ -133,17 +126,13 @@ def make_loss_settings(
     "The settings of the loss of a run."
     fresh,stored = (parse_correction(o) for o in (a.correction, a.replay_correction))
     same = {f.name:getattr(a, f.name) for f in fields(LossSettings) if hasattr(a, f.name)}
-    own = {k:getattr(a, k) for k in _SAPO_AND_VESPO.split()}|parse_loss_kwargs(a.loss_kwargs)
-    return LossSettings(**same|dict(correction=fresh, replay_correction=stored or fresh, extra=own))
+    return LossSettings(**same|dict(correction=fresh, replay_correction=stored or fresh,
+        extra=parse_loss_kwargs(a.loss_kwargs)))
 
 # %% ../../nbs/run/config.ipynb #c811b437
 _ONE_OF = dict(importance_sampling_level='token sequence', scale_rewards='group batch none',
     multi_objective_aggregation='sum_then_normalize normalize_then_sum',
-    lr_scheduler_type='constant linear cosine', scale_lr_by_alive=' '.join(LR_SCALES),
-    aggregation='grpo dr_grpo dapo bnpo cispo sapo luspo vespo')
-
-_SAPO_AND_VESPO = ('sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos '
-    'vespo_k_neg vespo_lambda_neg')
+    lr_scheduler_type='constant linear cosine', scale_lr_by_alive=' '.join(LR_SCALES))
 
 _RULES = [*RULES,
     ('output_dir', lambda v: isinstance(v, str), 'the path of a folder, or None to write nothing'),
@@ -154,7 +143,6 @@ _RULES = [*RULES,
         lambda v: v>=0, '0 or more'),
     ('adam_beta1 adam_beta2', lambda v: 0<=v<1, '0 or more, and below 1'),
     ('epsilon_high off_policy_mask_threshold', lambda v: v>=0, 'None, or 0 or more'),
-    (_SAPO_AND_VESPO, lambda v: 0<v<math.inf, 'more than 0, and finite'),
     ('ref_model_mixup_alpha', lambda v: 0<=v<=1, 'a share from 0 to 1'),
     *((k, lambda v, o=o: v in o.split(), f"one of {', '.join(o.split())}") for k,o in _ONE_OF.items())]
 
@@ -166,6 +154,7 @@ def check_config(
     check_settings(a, _RULES)
     G,B,k = a.num_generations,a.num_prompts,1+a.replay_stored_per_fresh
     resolve(LOSSES, a.loss_type)
+    if a.aggregation: resolve(LOSSES, a.aggregation, 'aggregation')
     resolve(ADVANTAGES, a.advantages)
     if a.method is None or isinstance(a.method, str): resolve(STRATEGIES, a.method or 'replay', hint=_PLAIN)
     check_settings(a, [
@@ -189,7 +178,8 @@ def check_skip(
         (a.record_token_terms_every, 'record_token_terms_every', 0),
         (a.top_entropy_quantile<1, 'top_entropy_quantile', 1),
         (any(o and o.max_moment is not None for o in corrections), 'correction', 'one without max_moment'),
-        (a.loss_type not in LOSS_TYPES, 'loss_type', f"one of {', '.join(LOSS_TYPES)}")]
+        (not loss_traits(a.loss_type)['zero_without_advantage'], 'loss_type',
+            'one registered with zero_without_advantage=True')]
     for odd,name,need in needs:
         if odd:
             raise ValueError(f'`skip_zero_advantage` leaves answers out whose `{name}` '

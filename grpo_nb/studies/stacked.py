@@ -23,8 +23,9 @@ from torch import Tensor
 from ..generation import Rollouts
 from ..parts.files import atomic_write
 from ..parts.groups import dead_groups
-from ..parts.ratios import (
-    ClipRange, OffPolicyCorrection, ppo_clip_mask, apply_correction, importance_ratio)
+from ..parts.corrections import apply_correction
+from ..parts.loss_inputs import OffPolicyCorrection
+from ..parts.ratios import ClipRange, ppo_clip_mask, importance_ratio
 from ..parts.registry import ADVANTAGES, STRATEGIES
 from ..strategies import DeadGroupStrategy
 from .starts import start_file

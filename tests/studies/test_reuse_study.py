@@ -666,7 +666,7 @@ def test_pages_say_where_the_gain_comes_from(study):
     assert two in shown(PAGES[0]) and f'default − two passes {said(two)}' in settings
 
 def test_pages_and_warning_say_what_replay_without_the_clip_gave(study):
-    from grpo_nb.parts.ratios import warn_unless_clipped
+    from grpo_nb.parts.corrections import warn_unless_clipped
     popo = read_rows(ROOT/'nbs'/'studies'/'rows'/'replay_study_methods_rates.csv', ('registered',))
     one,two = (PAGE_OF.minus_plain(d, a, 4e-4) for d,a in ((popo, 'popo'), (study[1], 'replay')))
     told = [o[k] for o in (one, two) for k in ('adding','filtering')]
