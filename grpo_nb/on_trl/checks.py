@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from datasets import Dataset
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
-from ..parts.ratios import warn_unless_clipped
+from ..parts.corrections import warn_unless_clipped
 from ..parts.validate import (
     check_rendered, dataset_fingerprint, image_columns, max_context_length, reward_names, validate_dataset)
 from ..parts.versions import version_warnings

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 from ..parts.forward_check import forward_fault
+from ..parts.corrections import apply_correction
+from ..parts.loss_inputs import OffPolicyCorrection, loss_traits
 from ..parts.ratios import (
-    PPO_CLIP_LOSSES, ClipRange, OffPolicyCorrection, apply_correction, importance_ratio, merge_sums,
-    ppo_clip_mask, ratio_row, ratio_sums)
+    ClipRange, importance_ratio, merge_sums, ppo_clip_mask, ratio_row, ratio_sums)
 from ..parts.validate import max_context_length
 from .distributed import DrawResult
 from .rows import TrlRows, compute_logps, with_positions
@@ -115,7 +116,7 @@ class ReplayedRatios:
         self.trainer,a = trainer,trainer.args
         self.correction = OffPolicyCorrection(a.replay_weight, a.replay_weight_cap, a.replay_clip,
             max_drift=a.replay_max_drift)
-        self.clip = ClipRange(a.epsilon, a.epsilon_high, a.delta, a.loss_type in PPO_CLIP_LOSSES)
+        self.clip = ClipRange(a.epsilon, a.epsilon_high, a.delta, loss_traits(a.loss_type)['clips'])
         self.sums = {}   # `ratio_sums` of replayed and of fresh rows since the last log
 
     def note(self,
@@ -160,7 +161,7 @@ class ReplayedRatios:
         t = self.trainer
         acc,metrics = t.accelerator,t._metrics['train']
         if not self.correction.is_active or 'seen_by_clip' not in x: return
-        if t.loss_type not in (*PPO_CLIP_LOSSES, 'cispo'): return
+        if not (self.clip.enabled or t.loss_type=='cispo'): return
         ratio,held,mask,A = x['seen_by_clip']
         m = mask if held.shape[1]==mask.shape[1] else torch.ones_like(held)   # as TRL counts
         def share(o):
