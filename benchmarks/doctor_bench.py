@@ -332,7 +332,7 @@ NAMED['reward hacked'] = NAMED['reward hacked']|dict(
 
 def ours(at, recording=None):
     "grpo_nb reads what the trainer left"
-    return [(n, f.sure if f.fault else '') for f in diagnose(at) for n in (f.name, *f.follows)]
+    return [(n, f.confidence if f.fault else '') for f in diagnose(at) for n in (f.name, *f.caused_here)]
 
 def _through_trl(doctor):
     "The others read TRL's names alone, so they get them; and their own recording, where there is one"

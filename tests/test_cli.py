@@ -319,7 +319,7 @@ def test_the_last_word_of_a_run_is_that_of_its_report_and_of_diagnose(mine, caps
     v,found = judge_run(run)
     assert str(v) in said and v.cause and 'not on record' not in said+str(found)
     assert '8' in v.cause   # max_completion_length, from settings.json
-    assert str(diagnose(mine/'run'))==str(found) and found[0].says in v.cause
+    assert str(diagnose(mine/'run'))==str(found) and found[0].message in v.cause
     assert json.loads((mine/'run'/'summary.json').read_text())['verdict']['sentence']==v.sentence
 
 def test_the_trainers_own_last_word_is_the_same(tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def test_a_run_with_this_fault_is_told_so(name, finds):
     assert finds in got.names and got[0].fault
     f = got[got.names.index(finds)]
     assert (f.evidence and f.remedy and any(c.isdigit() for c in f.evidence)
-            and f.sure in ('certain', 'likely', 'possible'))
+            and f.confidence in ('certain', 'likely', 'possible'))
 
 @pytest.mark.parametrize('name', HEALTHY)
 def test_a_healthy_run_gets_no_finding(name):
@@ -57,9 +57,8 @@ def test_one_cause_gives_one_finding():
             'learning-rate-too-small learning-rate-too-large')
     for name in only.split(): assert of(name).names==[name]
     assert of('on-policy').names==['loss-0-is-fine'] and not of('on-policy')[0].fault
-    assert {'all-equal', 'reward-never-fires'} <= set(of('all-truncated')[0].follows) and 'all-equal' in str(
-        of('all-truncated')
-    )
+    found = of('all-truncated')
+    assert {'all-equal', 'reward-never-fires'}<=set(found[0].caused_here) and 'all-equal' in str(found)
 
 # ---- what the stored runs do not hold, made by hand: curves as other tools log them
 
@@ -67,7 +66,7 @@ def test_one_cause_gives_one_finding():
 def test_a_curve_with_this_fault_is_told_so_with_its_step(name):
     cols = {k.replace('__','/',1):v for k,v in MADE[name].items()}
     got = diagnose_rows(rows(**cols))
-    assert name in got.names or name in {n for f in got for n in f.follows}
+    assert name in got.names or name in {n for f in got for n in f.caused_here}
     f = next((f for f in got if f.name==name), None)
     if name in ('entropy-collapse','kl-blow-up','truncated','held-out-falls','gradient-spikes','not-a-number',
             'reward-collapse','sampler-disagrees','failing-tools'):
@@ -91,7 +90,7 @@ def test_runs_whose_numbers_were_published(name, tmp_path):
     label,make,_ = PUBLISHED[name]
     run = open_run(make(tmp_path/'r'))
     got = diagnose_rows(history_rows(run), run.rows, run.settings)
-    told = {n for f in got for n in (f.name, *f.follows)}
+    told = {n for f in got for n in (f.name, *f.caused_here)}
     if label is None: assert not any(f.fault for f in got)
     else: assert told & set(NAMED[label]['grpo_nb'].split())
 
@@ -102,7 +101,7 @@ def test_the_other_doctors_own_faults(tmp_path):
     seen = [(label, diagnose(written(tmp_path/f'files-{i}', rows, groups, settings)))
         for i,(_,_,label,rows,groups,settings,_) in enumerate((*simulated(), *probed(tmp_path)))
         if label is None or 'grpo_nb' in NAMED[label]]
-    hit = [bool({n for f in got for n in (f.name, *f.follows)} & set(NAMED[label]['grpo_nb'].split()))
+    hit = [bool({n for f in got for n in (f.name, *f.caused_here)} & set(NAMED[label]['grpo_nb'].split()))
         for label,got in seen if label]
     assert np.mean(hit)>10/12 and all(got==[] for label,got in seen if label is None)
 
@@ -113,14 +112,14 @@ def test_a_long_run_of_dead_groups_is_told_apart():
     assert diagnose_rows(rows(120, **far, **top)).names==['solved'] and not diagnose_rows(
         rows(120, **far, **top))[0].fault
     thin = diagnose_rows(rows(120, **far, reward=lambda x: .1+.2*x))
-    assert thin.names==['thin-signal'] and thin[0].sure=='possible'
+    assert thin.names==['thin-signal'] and thin[0].confidence=='possible'
     assert diagnose_rows(rows(60, **far, reward=lambda x: .1+.2*x, kl=0.))==[]
 
 def test_a_held_out_score_that_stands_still_is_seen():
     follows = dict(reward=lambda x: .2+.6*x, completions__mean_length=lambda x: 300*(1+2*x))
     assert diagnose_rows(rows(80, **follows, eval_reward=lambda x: .2+.5*x))==[]
     got = diagnose_rows(rows(80, **follows, eval_reward=lambda x: .2+.01*x))
-    assert got.names==['hacked-by-length'] and 'only 0.2' in got[0].evidence and got[0].sure=='possible'
+    assert got.names==['hacked-by-length'] and 'only 0.2' in got[0].evidence and got[0].confidence=='possible'
     short = diagnose_rows(rows(80, reward=lambda x: .2+.6*x, **{'eval/accuracy':lambda x: .2+.01*x}))
     assert short.names==['hacked-by-form']
 
@@ -212,7 +211,8 @@ def test_a_log_alone_does_not_say_that_rewards_differ():
     "The deviation of equal rewards is not 0 in float32 either"
     f = diagnose_rows([dict(step=i, reward=.1, reward_std=1.5e-9, frac_reward_zero_std=.5) for i in range(8)])
     told = next(o for o in f if o.name=='float-noise')
-    assert told.says.startswith('the deviation within groups is rounding alone') and 'differ' not in told.says
+    assert told.message.startswith('the deviation within groups is rounding alone')
+    assert 'differ' not in told.message
 
 def test_since_is_the_first_step_of_the_last_stretch():
     s = np.array([3., 7., 9., 20.])
@@ -227,7 +227,7 @@ def test_the_middle_of_a_gap_is_no_silence():
     r = [dict(step=i, reward=.3+.01*(i%2))|(dict(loss=.1) if i%5==0 else {}) for i in range(60)]
     assert 'not-a-number' not in diagnose_rows(r).names
     f = diagnose_rows([o if o['step']<30 else {k:v for k,v in o.items() if k!='loss'} for o in r])[0]
-    assert f.name=='not-a-number' and f.step==26 and f.sure=='likely'
+    assert f.name=='not-a-number' and f.step==26 and f.confidence=='likely'
 
 def test_a_gradient_of_zero_is_explained_by_dead_groups_where_they_are_logged():
     none = dict(grad_norm=lambda x: 0. if round(59*x)%2 else .5)
@@ -241,13 +241,13 @@ def test_a_gradient_of_zero_is_a_certain_fault_where_living_groups_are_logged_an
                      ('reward_std frac_reward_zero_std', 'likely')):
         r = [{k:v for k,v in o.items() if k not in but.split()} for o in all_]
         f = next(o for o in diagnose_rows(r) if o.name=='no-gradient')
-        assert f.sure==sure and ('does not reach the weights' in f.says)==(sure=='certain'), (but, f)
+        assert f.confidence==sure and ('does not reach the weights' in f.message)==(sure=='certain'), (but, f)
 
 def test_every_rule_is_needed_by_some_run():
-    found = {n for name in NAMES for f in of(name) for n in (f.name, *f.follows)}
+    found = {n for name in NAMES for f in of(name) for n in (f.name, *f.caused_here)}
     found |= {n for v in MADE.values()
               for f in diagnose_rows(rows(**{k.replace('__', '/', 1): o for k, o in v.items()}))
-              for n in (f.name, *f.follows)}
+              for n in (f.name, *f.caused_here)}
     assert [k for k in RULES if k not in found]==[]
 
 # ---- numbers
@@ -358,7 +358,7 @@ def test_four_groups_and_106_uses_are_seen():
     r = [{'step': i, 'reward': 0.0, 'frac_reward_zero_std': 1.0, 'replay/dead': 8.0,
           'replay/live_before': 0.0, 'replay/replaced': 7.6, 'replay/buffer_size': 4.0} for i in range(14)]
     f = next(o for o in warnings_now(r) if o.name=='few-groups-replayed')
-    assert '4 stored groups were replayed 106 times' in f.says
+    assert '4 stored groups were replayed 106 times' in f.message
     groups = [dict(step=i, group=g, rewards=[0.0, 0.0], replacement=dict(id=(i + g) % 4, step=0))
               for i in range(14) for g in range(8)]
     assert 'few-groups-replayed' in diagnose_rows(r, groups).names
@@ -403,7 +403,7 @@ def test_few_groups_are_counted_over_the_batches_of_twenty_rows_on_trl():
 def test_few_groups_are_counted_over_the_last_twenty_batches():
     row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,
            'replay/replaced': 1., 'replay/buffer_size': 2.}
-    def said(n): return [f.says for f in warnings_now([row|dict(step=i) for i in range(n)])
+    def said(n): return [f.message for f in warnings_now([row|dict(step=i) for i in range(n)])
                          if f.name=='few-groups-replayed']
     assert said(19)==[]
     for n in (20, 40):
@@ -465,7 +465,7 @@ def test_the_reports_findings_bring_their_figures(tmp_path):
     from grpo_nb.see.view import _told_verdict
     broken = rows(loss=lambda x: .1 if x<.5 else math.nan)
     (tmp_path/'history.jsonl').write_text('\n'.join(map(json.dumps, broken)))
-    told = next(o for o in _told_verdict(read_run(tmp_path))[1] if 'stopped being a number' in o['says'])
+    told = next(o for o in _told_verdict(read_run(tmp_path))[1] if 'became NaN' in o['message'])
     assert told['step']==30 and 'loss' in [c['label'] for c in told['curves']]
 
 # ---- the benchmark
@@ -491,9 +491,9 @@ def test_the_stored_scores_are_todays_on_part_of_the_benchmark(tmp_path):
 
 def test_what_only_a_follower_explains_is_told_by_itself(monkeypatch):
     "a explains b, b explains c: with b folded into a, nothing would speak of c."
-    def told(name, *explains): return lambda look: Finding(name, '', '', '', explains=explains)
+    def told(name, *explains): return lambda look: Finding(name, '', '', '', causes=explains)
     monkeypatch.setattr('grpo_nb.see.findings.RULES', dict(c=told('c'), b=told('b', 'c'), a=told('a', 'b')))
-    found = {o.name:o.follows for o in diagnose_rows([dict(step=0)])}
+    found = {o.name:o.caused_here for o in diagnose_rows([dict(step=0)])}
     assert found==dict(a=('b',), c=())
 
 # ---- every number that a finding states, by another road: plain loops over made logs with noise
@@ -881,7 +881,7 @@ SPEAKERS = ('hacked-by-form','hacked-by-length','held-out-falls','all-equal','le
 @st.composite
 def findings(draw):
     return Findings([Finding(name, f'{name} says', 'numbers', f'against {name}', fault=draw(st.booleans()),
-        explains=draw(st.sampled_from([(), ('plateau',)])))
+        causes=draw(st.sampled_from([(), ('plateau',)])))
         for name in draw(st.lists(st.sampled_from(SPEAKERS), max_size=2, unique=True))])
 
 @st.composite
@@ -912,7 +912,7 @@ def verdict_by_hand(rows, before, after, found):
     words,sure = '; '.join(o[0] for o in seen),all(o[3] for o in seen)
     doubts = [o for o in faults if o.name in ('hacked-by-form','hacked-by-length','held-out-falls')]
     still = [o for o in faults if o.name in ('all-equal','learning-rate-too-small','ratio-always-1',
-        'start-at-zero') or o.name=='reward-never-fires' and o.explains]
+        'start-at-zero') or o.name=='reward-never-fires' and o.causes]
     all_dead,instead = len(z)>0 and min(z)==1.,''
     if all_dead and not rose:
         who = [o['replay/dead'] for o in rows if 'replay/dead' in o]
@@ -984,7 +984,7 @@ def test_a_warning_is_of_the_last_ten_of_twenty_batches(n, dead, reward, more):
         rows.append(dict(step=i)|{k:v for k,v in told.items() if v is not None})
     got = [o for o in warnings_now(rows) if o.name!='few-groups-replayed']
     assert [(o.name, o.evidence) for o in got]==warned_by_hand(rows)
-    for o in got: assert [o.says, o.remedy]==AT_ONCE[o.name]
+    for o in got: assert [o.message, o.remedy]==AT_ONCE[o.name]
 
 def test_a_run_of_the_command_line_is_told_of_the_option_that_makes_prompts_conversational():
     remedy = RULES['no-chat-template'].remedies[0]

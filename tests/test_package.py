@@ -12,6 +12,8 @@ from packaging.version import Version
 ROOT = Path(__file__).parent.parent
 LIB = ROOT/'grpo_nb'
 FILES = {'.'.join(f.relative_to(LIB).with_suffix('').parts):f for f in LIB.rglob('*.py') if f.stem[0]!='_'}
+FILES |= {'.'.join(f.parent.relative_to(LIB).parts):f   # folders that are modules
+    for f in LIB.glob('*/**/__init__.py') if f.read_text(encoding='utf-8').strip()}
 MODULES = sorted(FILES)
 # from the ground up
 WINGS = 'parts','run','see','course','on_trl','scale','research','teach','studies','dev','door'
@@ -27,7 +29,7 @@ def _wing(name):
 
 def _imports(name):
     "Our modules that `name` imports, at the top or inside functions"
-    home = ['grpo_nb', *name.split('.')[:-1]]
+    home = ['grpo_nb', *name.split('.')[:None if FILES[name].stem=='__init__' else -1]]
     for o in ast.walk(ast.parse(FILES[name].read_text(encoding='utf-8'))):
         if isinstance(o, ast.ImportFrom):
             base = home[:len(home)-o.level+1] if o.level else []

@@ -5,7 +5,7 @@ from grpo_nb.see.readers import diagnose
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.see.readers import (
-    as_history, filter_note, find_columns, rows_to_groups, open_run, canonical_metric)
+    filter_note, find_columns, rows_to_groups, open_run, canonical_metric)
 from made_histories import trackio
 from view_pages import Opened
 
@@ -13,8 +13,8 @@ def lines(path, rows, end=''):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(''.join(json.dumps(o)+'\n' for o in rows)+end)
 
-def check(path, steps=(1, 2), reward=(1., 0., 1., 0.)):
-    run = open_run(path)
+def check(path, steps=(1, 2), reward=(1., 0., 1., 0.), columns=None):
+    run = open_run(path, columns)
     assert run.steps==list(steps) and len(run.rows)==2*len(steps)
     for s in steps:
         g = run.by_step[s]
@@ -22,7 +22,7 @@ def check(path, steps=(1, 2), reward=(1., 0., 1., 0.)):
             :2
         ] == ['two', 'three']
         assert '1 + 1' in g[0]['prompt']
-    o = Opened(inspector_html(path))
+    o = Opened(inspector_html(run))
     assert o.state().tolist()==[[1, 3]]*len(steps)
     return run
 
@@ -37,8 +37,7 @@ def test_verls_dump(tmp_path):
               [dict(input=q, output=t, gts='2', score=r, step=s, acc=r) for _, i, q, t, r in samples(s)],
               end='{"input": "1')
     run = check(tmp_path)
-    assert run.rows[0]['rewards_by_func'] == {'acc': [1.0, 0.0, 1.0, 0.0]} and any('could not be read' in n
-        for n in run.notes)
+    assert any('could not be read' in n for n in run.notes)
     assert run.history['reward'].tolist() == [0.25, 0.25] and run.history[
         'frac_reward_zero_std'
     ].tolist() == [0.5, 0.5]
@@ -60,7 +59,9 @@ def test_trls_completions(tmp_path):
                                 advantage=(r - 0.5) * (i < 4)) for _, i, q, t, r in samples(s)])
         if s==2: df['completion'] = [t+'' for t in df['completion']]; df.loc[7, 'completion'] = 'other'
         df.to_parquet(tmp_path/'completions'/f'completions_{k:05d}.parquet')
-    run = check(tmp_path)
+    with pytest.raises(ValueError, match=r'single rewards right, short and no total.*--reward right\+short'):
+        open_run(tmp_path)
+    run = check(tmp_path, columns=dict(reward='right+short'))
     assert run.rows[0]['rewards_by_func']['right']==[1., 0., 1., 0.]
     again, = run.notes
     assert again=='1 of 3 tables repeat the prompts and completions of the one before, and are left out.'
@@ -181,12 +182,7 @@ def test_openrlhfs_scalars_are_read_under_trls_names(tmp_path):
         assert h[ours].dropna().tolist()==pytest.approx([i+s/10 for s in range(1, 5)])
     assert h['eval/eval_math_pass1'].dropna().tolist()==[.5]
 
-# ---- several logs, or several values of a step: the last one counts ----
-def test_of_several_values_in_a_step_the_last_one_counts():
-    h = as_history([dict(step=1, reward=.1, kl=.5), dict(step=2, reward=.2), dict(step=1, reward=.9)])
-    assert h.to_dict('records')==[dict(step=1, reward=.9, kl=.5), dict(step=2, reward=.2, kl=pytest.approx(
-        math.nan, nan_ok=True))]
-
+# ---- several launches
 def events(folder, rows):
     "Event files of tensorboard, one for each call."
     SummaryWriter = pytest.importorskip('torch.utils.tensorboard').SummaryWriter
@@ -196,20 +192,25 @@ def events(folder, rows):
 def test_of_several_event_logs_the_last_folder_is_read(tmp_path):
     for day,reward in (('nov01', .1), ('nov02', .2), ('nov03', .7)):
         events(tmp_path/'logs'/day, [(1, reward), (2, reward+.1)])
-    assert open_run(tmp_path).history['reward'].tolist()==pytest.approx([.7, .8])
+    run = open_run(tmp_path)
+    assert run.history['reward'].tolist()==pytest.approx([.7, .8])
+    assert run.notes[0].startswith('3 event files: nov01 (steps 1 to 2), nov02') and sum(
+        'begin again at 1' in o for o in run.notes)==2
 
 def test_a_resumed_run_of_two_event_files_says_what_the_second_says(tmp_path):
     events(tmp_path, [(1, .1), (2, .2), (3, .3)])
     at = next(tmp_path.glob('events*'))
     at.rename(at.with_name('events.out.tfevents.0000000001.here'))
     events(tmp_path, [(2, .6), (3, .7), (4, .8)])
-    assert open_run(tmp_path).history['reward'].tolist()==pytest.approx([.1, .6, .7, .8])
+    run = open_run(tmp_path)
+    assert run.history['reward'].tolist()==pytest.approx([.1, .6, .7, .8])
+    assert any('steps from 2 on were logged again after step 3, by a resumed run' in o for o in run.notes)
 
 def test_two_answers_are_a_group_one_is_none_and_a_gap_in_the_advantages_leaves_them_out():
     rows = [dict(prompt=p, completion=c, reward=r, advantage=a)
         for p,c,r,a in (('a','1',0.,-1.), ('a','2',1.,1.), ('b','1',0.,-1.), ('b','2',1.,None),
             ('c','1',1.,0.))]
-    groups,alone = rows_to_groups(rows)
+    groups,alone,_ = rows_to_groups(rows)
     assert [(o['prompt'], o['rewards'], o['advantages']) for o in groups]==[
         ('a', [0., 1.], [-1., 1.]), ('b', [0., 1.], None)] and alone==1
 
@@ -298,7 +299,7 @@ DUMPS = (verl_v1, verl_v1_one_prompt, other_ids, verl_twice, wandb_parts, wandb_
 @pytest.mark.parametrize('make', DUMPS, ids=lambda f: f.__name__)
 def test_groups_are_found_in_newer_dumps(make, tmp_path):
     make(tmp_path)
-    run = open_run(tmp_path)
+    run = open_run(tmp_path, dict(reward='form+right') if make is wandb_parts else None)
     assert run.steps==[1, 2, 3, 4] and [len(o['rewards']) for o in run.rows]==[G]*12
     for s in run.steps:
         of = {(o['dead'], np.mean(o['rewards'])) for o in run.by_step[s]}
@@ -319,7 +320,7 @@ def test_groups_of_different_sizes_stay_whole():
         for p,n in (('a', 3), ('b', 8)) for i in range(n)]
     assert [len(o['rewards']) for o in rows_to_groups(odd)[0]]==[3, 8]
 
-# ---- numbers that are no rewards
+# ---- single rewards, and tables without a total
 
 def judged_rows(**more):
     rng = np.random.default_rng(0)
@@ -329,19 +330,6 @@ def judged_rows(**more):
         about = dict(input=asked(s, p), output=f'answer {i}', step=s, group_id=f'{s}-{p}')
         rows.append(about|dict(right=right, form=form)|{k:f(rng, right, form) for k,f in more.items()})
     return rows
-def summed(rng, right, form): return right+form
-def weighed(rng, right, form): return right+.2*form
-
-NUMBERS = dict(pred=lambda rng, *_: str(rng.integers(100)), latency_s=lambda rng, *_: float(30*rng.random()),
-    difficulty=lambda rng, *_: int(rng.integers(1, 11)), epoch=lambda *_: 3, tokens_used=lambda *_: 0)
-@pytest.mark.parametrize('reward,parts,weights', [(summed, ['right','form'], None),
-    (weighed, ['right','form'], [1., .2]), (lambda rng, right, form: right, ['right'], None)])
-def test_a_number_beside_the_reward_is_no_part_of_it(tmp_path, reward, parts, weights):
-    lines(tmp_path/'r.jsonl', judged_rows(score=reward, **NUMBERS))
-    run = open_run(tmp_path/'r.jsonl')
-    assert list(run.rows[0]['rewards_by_func'])==parts and run.setting('reward_weights')==weights
-    told = str(diagnose(run))
-    assert 'drowns' not in told and not any(k in told for k in NUMBERS)
 
 def test_a_part_is_found_by_its_name_as_well(tmp_path):
     named = {'rewards/brevity':lambda rng, *_: float(rng.random()), 'style_reward':lambda *_: None,
@@ -349,63 +337,37 @@ def test_a_part_is_found_by_its_name_as_well(tmp_path):
     lines(tmp_path/'r.jsonl', judged_rows(score=lambda rng, right, form: 2*right-1, **named))
     assert list(open_run(tmp_path/'r.jsonl').rows[0]['rewards_by_func'])==['rewards/brevity']
 
-def test_equal_rewards_make_no_column_a_part(tmp_path):
-    "All right, and in the first epoch: 1 is 1"
-    lines(tmp_path/'r.jsonl', judged_rows(score=lambda *_: 1., epoch=lambda *_: 1))
-    assert open_run(tmp_path/'r.jsonl').rows[0]['rewards_by_func'] is None
+def trl_folder(d, **columns):
+    "An output folder of TRL with two tables of completions; the second group of each is dead"
+    (d/'completions').mkdir()
+    for s in (1, 2):
+        rows = [dict(step=s, prompt=f'{g}', completion=f'{s} {i}')|{k:f(g, i) for k,f in columns.items()}
+            |dict(advantage=(-1.)**i*(g==0)) for g in range(2) for i in range(4)]
+        pd.DataFrame(rows).to_parquet(d/f'completions/completions_0000{s}.parquet')
+    log = [dict(step=s, reward=.5, loss=.1) for s in range(1, 5)]
+    (d/'trainer_state.json').write_text(json.dumps(dict(log_history=log)))
+    return d
 
-# ---- tables without a reward: its parts, their weights, and who is dead
-
-def trl_table(weights, scale=True, n=6, seed=0, **more):
-    "Rows as TRL logs them, whose advantages are of the weighted sum of f0, f1, …"
-    rng,rows = np.random.default_rng(seed),[]
-    for g in range(n):
-        x = rng.integers(0, 4, (G, len(weights)))/2
-        if g==0: x[:] = x[0]
-        r = x@np.array(weights)
-        A = (r-r.mean())/((r.std(ddof=1)+1e-4) if scale else 1)
-        rows += [dict(step=1, prompt=f'{g}', completion=f'{i}')|{f'f{j}':v for j,v in enumerate(x[i])}
-            |{k:f(rng) for k,f in more.items()}|dict(advantage=float(np.float32(A[i]))) for i in range(G)]
-    return rows
-
-@pytest.mark.parametrize('scale', [True, False])
-@pytest.mark.parametrize('weights', [[1., 1.], [1., .2], [.5, 1.], [1., 0.], [0., 1., .3], [1., -.5]])
-def test_weights_follow_from_the_advantages(tmp_path, weights, scale):
-    rows = trl_table(weights, scale, seconds=lambda rng: float(rng.random()))
-    (tmp_path/'completions').mkdir()
-    for k in range(2):
-        df = pd.DataFrame(rows[24*k:24*k+24]).assign(step=k+1)
-        df.to_parquet(tmp_path/f'completions/completions_0000{k}.parquet')
-    run = open_run(tmp_path)
-    assert 'seconds' not in run.rows[0]['rewards_by_func']
-    for g,o in enumerate(run.rows):
-        own = rows[G*g:G*g+G]
-        want = [sum(w*a[f'f{j}'] for j,w in enumerate(weights)) for a in own]
-        assert o['rewards']==pytest.approx(want, abs=1e-3)
-        assert o['dead']==(max(abs(a['advantage']) for a in own)<=1e-6)
+def test_one_reward_function_is_the_reward_even_by_that_name_and_a_sum_is_asked_for(tmp_path):
+    run = open_run(trl_folder(tmp_path, reward=lambda g, i: float(i%2) if g==0 else 1.))
+    assert [o['rewards'] for o in run.rows]==[[0., 1., 0., 1.], [1.]*4]*2
+    assert [o['dead'] for o in run.rows]==[False, True]*2 and run.notes==[]
+    (tmp_path/'two').mkdir()
+    both = trl_folder(tmp_path/'two', right=lambda g, i: float(i%2), form=lambda g, i: .5*i)
+    run = open_run(both)
+    assert run.rows==[] and len(run.history)==4 and any('--reward right+form' in o for o in run.notes)
+    assert open_run(both, dict(reward='right+form')).rows[0]['rewards']==[0., 1.5, 1., 2.5]
+    one = open_run(both, dict(reward='form')).rows[0]
+    assert one['rewards']==[0., .5, 1., 1.5] and one['rewards_by_func'] is None
 
 def test_a_groups_advantages_say_whether_it_is_dead(tmp_path):
-    "Parts that nothing can weigh: added up as they are, which the page says; the advantages know better"
     half = [dict(step=1, prompt=p, completion=f'{i}', a=float(i%2), b=-.5*(i%2), advantage=A*(-1)**i)
         for p,A in (('lives', .87), ('lives too', .5), ('dead', 0.)) for i in range(4)]
     (tmp_path/'t.table.json').write_text(wandb_table(half))
-    run = open_run(tmp_path/'t.table.json')
+    run = open_run(tmp_path/'t.table.json', dict(reward='a+b'))
     assert [(o['dead'], o['dead_reason']) for o in run.rows]==[(False, None), (False, None), (True, 'equal')]
-    assert any('no weights' in n for n in run.notes) and run.history['frac_reward_zero_std'].tolist()==[1/3]
+    assert run.history['frac_reward_zero_std'].tolist()==[1/3]
     noise = [dict(prompt='q', completion='a', reward=.1, advantage=a) for a in (7e-5, -7e-5)]
     given = [dict(prompt='p', completion='a', reward=.1, advantage=a) for a in (.4, .4)]   # of a batch's mean
     lines(tmp_path/'r.jsonl', noise+given)
     assert [o['dead'] for o in open_run(tmp_path/'r.jsonl').rows]==[True, False]
-
-def test_what_only_a_reward_of_weight_0_judged_was_not_judged(tmp_path):
-    rows = [dict(step=1, prompt='q', completion=f'{i}', right=1.*i if i<3 else None, seen=.5*(i%2)+.1*i,
-        advantage=a) for i,a in enumerate((-1., 0., 1., 0.))]
-    rows += [dict(step=1, prompt='p', completion=f'{i}', right=1.*(i>1), seen=.3*i*i, advantage=a)
-        for i,a in enumerate((-.9, -.9, .9, .9))]
-    log = [{'step':s, 'reward':.5, 'rewards/right/mean':.5, 'rewards/seen/mean':.2} for s in range(1, 5)]
-    (tmp_path/'trainer_state.json').write_text(json.dumps(dict(log_history=log)))
-    (tmp_path/'completions').mkdir()
-    pd.DataFrame(rows).to_parquet(tmp_path/'completions'/'completions_00001.parquet')
-    run = open_run(tmp_path)
-    assert run.rows[0]['rewards']==[0., 1., 2., None] and run.setting('reward_weights')==[1., 0.]
-    assert list(run.rows[0]['rewards_by_func'])==['right','seen']

@@ -94,8 +94,10 @@ EDGES = {
     ('float-noise','alive'): tuple(look(4, reward_std=1e-9, **{DEAD:v}) for v in (.89, .91))+(below,),
     ('kl-only-pull','dead'): tuple(look(8, kl=.1, **{DEAD:v}) for v in (.79, .81))+(above,),
     ('kl-only-pull','kl'): tuple(look(8, kl=v, **{DEAD:.9}) for v in (.9e-4, 1.1e-4))+(above,),
-    ('ratio-always-1','updates'): (look(8, ONE, ratio_max=1.), look(8, TWO, ratio_max=1.), above),
-    ('ratio-always-1','rows'): (look(2, TWO, ratio_max=1.), look(3, TWO, ratio_max=1.), above),
+    ('ratio-always-1','updates'): (look(8, ONE, ratio_max=1., **{DEAD:0.}),
+        look(8, TWO, ratio_max=1., **{DEAD:0.}), above),
+    ('ratio-always-1','rows'): (look(2, TWO, ratio_max=1., **{DEAD:0.}),
+        look(3, TWO, ratio_max=1., **{DEAD:0.}), above),
     ('ratio-always-1','living'):
         tuple(look(8, TWO, ratio_max=1., **{DEAD:1-v}) for v in (.048, .052))+(above,),
     ('learning-rate-too-large','rows'):

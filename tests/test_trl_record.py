@@ -577,7 +577,7 @@ def test_a_newcomer_stands_in_trls_table_in_the_form_of_what_it_replaced(logged,
     assert _match_format(logged, said, 'user')==want
 
 def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
-    fault = SimpleNamespace(name='dead', says='all dead', evidence='e', remedy='r')
+    fault = SimpleNamespace(name='dead', message='all dead', evidence='e', remedy='r')
     monkeypatch.setattr(on_trl_record, 'warnings_now', lambda rows, settings: [fault])
     rec = object.__new__(on_trl_record.RecordCallback)
     rec.recorder,rec.told = SimpleNamespace(log=lambda row: None),set()

@@ -137,7 +137,7 @@ class RecordCallback(TrainerCallback):
         if not self.recorder: return
         self.recorder.log(state.log_history[-1])
         for f in warnings_now(logged_steps(state), settings=self.settings) if 'loss' in logs else ():
-            if f.name not in self.told: log.warning(f'{f.says} ({f.evidence}). {f.remedy}')
+            if f.name not in self.told: log.warning(f'{f.message} ({f.evidence}). {f.remedy}')
             self.told.add(f.name)
 
     def on_batch_end(self,

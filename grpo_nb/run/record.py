@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 from ..parts.validate import Tokenizer, is_rendered
-from ..parts.files import atomic_write, save_json
+from ..parts.files import as_utf8, atomic_write, save_json
 from ..parts.versions import versions
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
@@ -224,7 +224,7 @@ def load_json(
 )->tuple:       # ({} where there is none, list of str: what is wrong with it)
     "What a file of a record holds; a damaged one is left out and named."
     if not path.exists(): return {},[]
-    try: return json.loads(path.read_text(encoding='utf-8')),[]
+    try: return json.loads(as_utf8(path.read_bytes())),[]
     except ValueError as e: return {},[f'{path.name} is damaged and left out ({e})']
 
 def _is_ours(path):

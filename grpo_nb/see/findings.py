@@ -24,30 +24,41 @@ from ..run.reading import LoggedRun
 class Finding:
     "One thing that the record of a run shows."
     name:str      # short and stable, such as 'all-truncated'
-    says:str      # what is wrong, in plain words
+    message:str      # what is wrong, in plain words
     evidence:str  # the numbers it rests on
     remedy:str    # what to do, settings under the trainer's names
     fault:bool = True     # False for a note that puts the reader's mind at rest
-    explains:tuple = ()   # names of findings that follow from this one
+    causes:tuple = ()   # names of findings that follow from this one
     step:int|None = None  # since when; None if unknown
-    sure:str = 'likely'   # 'certain', 'likely' or 'possible'
-    follows:tuple = ()    # names of findings of this run that it explains
+    confidence:str = 'likely'   # 'certain', 'likely' or 'possible'
+    caused_here:tuple = ()    # names of findings of this run that it explains
     rows:list = field(default_factory=list, repr=False)    # of the history: step, and the columns it read
     groups:list = field(default_factory=list, repr=False)  # of the group record: (step, group)
     reads:list = field(default_factory=list, repr=False)   # columns that it rests on, the most telling first
 
     def __str__(self)->str:
         about = [f'since step {self.step:g}'] if self.step is not None else []
-        if self.fault: about.append(self.sure)
-        head = f"{'✗' if self.fault else '·'} {self.name}: {self.says}"
-        seen = self.evidence+(f"; from it follows: {', '.join(self.follows)}" if self.follows else '')
+        if self.fault: about.append(self.confidence)
+        head = f"{'✗' if self.fault else '·'} {self.name}: {self.message}"
+        seen = self.evidence+(f"; from it follows: {', '.join(self.caused_here)}" if self.caused_here else '')
         where = f" ({', '.join(about)})" if about else ''
         whole = f'{head}{where}\n    seen: {seen}\n    do:   {self.remedy}'
         return escape_controls(whole)   # evidence may quote answers
 
 class Findings(list):
-    "Findings of a run, faults first; prints as a page of text."
-    def __repr__(self)->str: return '\n'.join(map(str, self)) or 'nothing wrong to be seen in this record'
+    "Findings of a run, faults first; prints as a page of text, with what the record does not hold."
+    missing:tuple = ()   # subjects without a column in the record, in words
+
+    def __repr__(self)->str:
+        blind = 'reward' in self.missing
+        lines = [] if self else ['no verdict' if blind else 'nothing wrong to be seen in this record']
+        return '\n'.join([*lines, *map(str, self), *[self.missing_line]*bool(self.missing)])
+    @property
+    def missing_line(self)->str:
+        "What nothing was said of, in a line; '' where the record holds all."
+        if not self.missing: return ''
+        named = '; name it with --metrics reward=NAME'*('reward' in self.missing)
+        return f'not in this record, so nothing is said of it: {", ".join(self.missing)}{named}'
     @property
     def names(self)->list: return [o.name for o in self]
     @property
@@ -60,6 +71,10 @@ class Findings(list):
 
 # %% ../../nbs/see/findings.ipynb #cd3b24cc
 DEAD = 'frac_reward_zero_std'
+_SUBJECTS = {   # what a verdict speaks of: the columns, and the field of a group, that hold it
+    'reward':(('reward',), 'rewards'), 'zero-variance groups':((DEAD,), 'dead'),
+    'lengths of answers':(('completions/mean_length','completions/clipped_ratio'), 'n_tokens'),
+    'loss and gradient':(('loss','grad_norm'), '')}
 
 @cache
 def load_rules(
@@ -128,6 +143,13 @@ class RunColumns:
     get = LoggedRun.setting # of the same settings
 
     @property
+    def missing(self)->tuple:
+        "Subjects that neither a column nor the groups hold, in words."
+        fields = {k for o in self.groups[:50] for k,v in o.items() if v is not None}
+        return tuple(k for k,(names,field) in _SUBJECTS.items()
+            if not self.names & {*names} and field not in fields)
+
+    @property
     def updates(self)->int:
         "Optimizer steps on one batch of rollouts, from the settings; 0 if they don't say."
         n = self.get('steps_per_generation')
@@ -154,9 +176,9 @@ class RunColumns:
 
     @property
     def live_frac(self)->float:
-        "Share of the groups that lived."
+        "Share of the groups that lived; nan where the record does not hold it."
         z = self('frac_reward_zero_std')
-        return float(1-z.mean()) if len(z) else 1.
+        return float(1-z.mean()) if len(z) else math.nan
 
     def rewards(self)->dict:
         "Mean of each reward function by name, as TRL writes it and as it once did."
@@ -271,8 +293,8 @@ class Rule:
     needs:list = ()      # columns whose values the test takes after the `RunColumns`
     rows:int = 1         # values that the first of them has at least; the others have one
     tells:list = ()      # columns and settings that belong to the evidence
-    explains:list = ()   # names of findings that follow from it
-    sure:str = 'likely'
+    causes:list = ()   # names of findings that follow from it
+    confidence:str = 'likely'
     fault:bool = True
 
     def __call__(self, r:RunColumns, **limits:float)->Finding|None:
@@ -284,17 +306,17 @@ class Rule:
         seen = self.test(r, *[x for _,x in cols], **limits)
         if not seen: return None
         if isinstance(seen, str): seen = dict(evidence=seen)
-        told = dict(says=' '.join(self.test.__doc__.split()), remedy=0, explains=tuple(self.explains),
-            sure=self.sure, fault=self.fault)|(seen if isinstance(seen, dict) else {})
-        at = told.pop('since', None)   # a place in the first column, or a mask over it
-        if at is not None: told['step'] = _since(cols[0][0], at) if np.ndim(at) else float(cols[0][0][at])
-        told['evidence'] = '; '.join(o for o in [told.get('evidence'), *map(r.describe, self.tells)] if o)
-        told['remedy'] = translate_settings(self.remedies[told['remedy']], r.settings.get('trainer'))
+        fields = dict(message=' '.join(self.test.__doc__.split()), remedy=0, causes=tuple(self.causes),
+            confidence=self.confidence, fault=self.fault)|(seen if isinstance(seen, dict) else {})
+        at = fields.pop('since', None)   # a place in the first column, or a mask over it
+        if at is not None: fields['step'] = _since(cols[0][0], at) if np.ndim(at) else float(cols[0][0][at])
+        fields['evidence'] = '; '.join(o for o in [fields.get('evidence'), *map(r.describe, self.tells)] if o)
+        fields['remedy'] = translate_settings(self.remedies[fields['remedy']], r.settings.get('trainer'))
         reads = [k for k in dict.fromkeys([*self.needs, *self.tells, *sorted(r.read)]) if len(r(k))]
-        first = told.get('step')
+        first = fields.get('step')
         rows = [dict(step=float(s))|{k:v for k,v in o.items() if k in r.read}
             for s,o in zip(r.steps, r.rows) if first is None or s>=first]
-        return Finding(self.name, rows=rows, **(dict(reads=reads)|told))
+        return Finding(self.name, rows=rows, **(dict(reads=reads)|fields))
 
 def rule(
     name:str,        # of what it finds
@@ -312,7 +334,7 @@ def _around(name):
 # %% ../../nbs/see/findings.ipynb #7c1e5a04
 @rule('not-a-number')
 def _not_a_number(r:RunColumns, rows:int=1, reward_rows:int=3)->dict|None:
-    "what training computes stopped being a number, and weights that took such a step are spoilt"
+    "loss or gradient became NaN: weights updated with it are unusable"
     found = {k:at for k in ('loss','grad_norm','entropy','kl') if len(at := r.nonfinite_steps(k))>=rows
         and (k in ('loss','grad_norm') or len(r(k)))}   # the other two may never have been numbers
     at = r.nonfinite_steps('reward')
@@ -323,7 +345,7 @@ def _not_a_number(r:RunColumns, rows:int=1, reward_rows:int=3)->dict|None:
     gone = {k:s for k in ('loss','grad_norm') if (s := r.stopped_at(k)) is not None}
     if not gone: return None
     told = '; '.join(f'{k} is not logged after step {s:g}, while the reward is' for k,s in gone.items())
-    return dict(evidence=f'{told}: many trackers drop nan', step=min(gone.values()), sure='likely',
+    return dict(evidence=f'{told}: many trackers drop nan', step=min(gone.values()), confidence='likely',
         reads=[*gone])
 
 # %% ../../nbs/see/findings.ipynb #6f8d1afb
@@ -377,15 +399,15 @@ def _never_fires(r:RunColumns, rows:int=3)->dict|None:
     "a reward function gave every completion the same"
     by,x = r.rewards(),r('reward')
     if len(r.rows)>=rows and _never_judged(r):
-        return dict(says='no reward function judged a single completion', remedy=1,
+        return dict(message='no reward function judged a single completion', remedy=1,
             evidence=f'the reward is no number in any of {len(r.rows)} rows',
-            explains=('all-equal','no-gradient'))
+            causes=('all-equal','no-gradient'))
     flat = {k:x for k,x in by.items() if len(x)>=rows and np.ptp(x)==0 and x[0]<=0}
     if not by and len(x)>=rows and not x.any(): flat = {'the reward':x}
     if not flat: return None
-    return dict(says=f"{' and '.join(flat)} gave every completion the same",
+    return dict(message=f"{' and '.join(flat)} gave every completion the same",
         evidence='; '.join(f'{k}: {x[0]:g} in all {len(x)} rows' for k,x in flat.items()),
-        explains=('all-equal','start-at-zero','plateau','entropy-collapse')*(len(flat)>=len(by)))
+        causes=('all-equal','start-at-zero','plateau','entropy-collapse')*(len(flat)>=len(by)))
 
 def all_identical(
     group:dict,  # of the group record
@@ -449,7 +471,7 @@ def _thin_signal(r:RunColumns, z:np.ndarray, dead:float=.6, filled:float=.7,
     late,after = z[-max(5, len(z)//10):].mean(),r.second_half('replay/live_after')
     if r.solved or late<dead or len(after) and after.mean()>filled: return None
     if r.still_rising and (len(z)<long or late<dead_long or r.ceiling is None): return None # thin, but enough
-    return dict(since=_smooth(z, 10)>.5, sure='possible' if r.still_rising else 'likely')|_cliff(r)
+    return dict(since=_smooth(z, 10)>.5, confidence='possible' if r.still_rising else 'likely')|_cliff(r)
 
 # %% ../../nbs/see/findings.ipynb #42199367
 def _scored(groups): return [o for o in groups if o.get('rewards') and None not in o['rewards']]
@@ -467,13 +489,13 @@ def _float_noise(r:RunColumns, relative:float=1e-5, share:float=.1, std:float=1e
         told = (f'{len(tiny)} of {len(rows)} recorded groups spread by at most '
             f'{max(map(_spread, tiny)):.1e}; {len(lives)} of them count as living; '
             f'their largest advantage is {A:.1e}')
-        calm = dict(says='rewards that ought to be equal differ by rounding', fault=False, explains=())
+        calm = dict(message='rewards that ought to be equal differ by rounding', fault=False, causes=())
         return dict(evidence=told, groups=_where(tiny))|({} if lives else calm)
     s,z = r('reward_std'),r(DEAD)
     if rows or len(s)<3 or len(s)!=len(z) or ((s>0)&(s<std)).mean()<=.5: return None
-    calm = {} if z.mean()<alive else dict(fault=False, explains=())
+    calm = {} if z.mean()<alive else dict(fault=False, causes=())
     return dict(evidence=f'the mean deviation within groups is {s.mean():.1e} and not 0',
-        says='the deviation within groups is rounding alone'+', and counts as a signal'*(not calm), **calm)
+        message='the deviation within groups is rounding alone'+', and counts as a signal'*(not calm), **calm)
 
 @rule('kl-only-pull')
 def _kl_only(r:RunColumns, z:np.ndarray, k:np.ndarray, dead:float=.8, kl:float=1e-4)->bool:
@@ -483,7 +505,7 @@ def _kl_only(r:RunColumns, z:np.ndarray, k:np.ndarray, dead:float=.8, kl:float=1
 @rule('ratio-always-1')
 def _ratio_one(r:RunColumns, m:np.ndarray, updates:int=2, living:float=.05)->str|None:
     "the ratio to the old policy is exactly 1 at every update, so the clip never acts"
-    if r.updates<updates or (m!=1).any() or r.live_frac<living: return None
+    if r.updates<updates or (m!=1).any() or not r.live_frac>=living: return None
     return (f'largest ratio 1 in {len(m)} batches of {r.updates} updates each, '
         f'{r.live_frac:.0%} of the groups living')
 
@@ -517,7 +539,7 @@ def _too_large(r:RunColumns, m:np.ndarray, fresh:float=.25, young:float=.35, liv
     if new>fresh or next_>young: return clip
     if not fell or max(new, next_)<=lively: return None
     return dict(evidence=clip, since=fell[2],
-        says='the reward fell from where it had been, with much of the batch clipped')
+        message='the reward fell from where it had been, with much of the batch clipped')
 
 @rule('reward-collapse')
 def _reward_collapse(r:RunColumns, m:np.ndarray, share:float=.5, sigmas:float=4.)->dict|None:
@@ -550,8 +572,9 @@ def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict|None:
     late = (g[len(g)//2:]==0).mean()
     told = f'{(g==0).mean():.0%} of {len(g)} rows have grad_norm 0, {late:.0%} in the second half'
     seen = dict(evidence=told, since=np.flatnonzero(g==0)[0])
-    return seen|(dict(sure='certain', says='many steps have a gradient of exactly 0, though groups live: '
-        'what was computed does not reach the weights') if known.any() else {})
+    message = 'many steps have a gradient of exactly 0, though groups live: what was computed does not ' \
+        'reach the weights'
+    return seen|(dict(confidence='certain', message=message) if known.any() else {})
 
 @rule('replay-too-old')
 def _replay_old(r:RunColumns, age:np.ndarray, ess:float=.5, clip:float=.3)->bool:
@@ -597,7 +620,9 @@ def _few_groups(r:RunColumns, busiest:int=4, share:float=.5, each:int=10, times:
     top = uses.most_common(busiest)
     many = sum(k for _,k in top)
     busy = len(top)>0 and many>=share*uses.total() and top[-1][1]>=each
-    late = [r.raw(f'replay/{k}')[-20:] for k in ('buffer_size','replaced','dead','live_before')]
+    names = [f'replay/{k}' for k in ('buffer_size','replaced','dead','live_before')]
+    if not busy and not r.names.issuperset(names): return None   # what came in is not in the record
+    late = [r.raw(k)[-20:] for k in names]
     n = r.batches('replay/replaced')[-20:]
     size,filled,dead,live = late[0].max(initial=0),(late[1]*n).sum(),*late[2:]
     came_in = np.where(live<1, dead*live/np.maximum(1-live, 1e-9), 1.)   # no dead group: one at least
@@ -661,10 +686,10 @@ def _hack(r:RunColumns, rows:int=6, best:float=.9)->dict|None:
     way = 'a form that fits every question' if form else 'something the other measures do not pay for'
     if long: way = f"making answers {'longer' if grew>1 else 'shorter'}"
     but = ', while what it should stand for '+('falls' if fell else 'stands still') if fell or stood else ''
-    return dict(long=long, says=f'the reward rises by {way}{but}',
+    return dict(long=long, message=f'the reward rises by {way}{but}',
         evidence='; '.join(fell+stood+[o for o in (by_length, form) if o]),
         groups=_where(late) if by_length or form else [],
-        sure='likely' if fell or by_length or form else 'possible')
+        confidence='likely' if fell or by_length or form else 'possible')
 
 def _paid_by_length(groups:list, grew:float, close:float=.95, far:float=.8, values:int=4,
     longer:float=1.5, much_longer:float=2., shorter:float=.67)->str:
@@ -738,7 +763,7 @@ def _drowned(r:RunColumns, share:float=.01)->dict|None:
     if not lost: return None
     told = [f'{k}: deviation {spread[k]:.3g}, {var[k]/total:.1%} of the variance' for k in [top, *lost]]
     return dict(evidence='; '.join(told),
-        says=f'{top} is so much wider than {" and ".join(lost)} that only it decides the advantages')
+        message=f'{top} is so much wider than {" and ".join(lost)} that only it decides the advantages')
 
 def _spreads(groups):
     "Mean deviation within groups of each reward function."
@@ -805,11 +830,13 @@ def diagnose_rows(
     look = RunColumns(rows, groups, settings)
     found = [f for rule in RULES.values() if (f := rule(look))]
     names = {f.name for f in found}
-    under = {n for f in found for n in f.explains if n!=f.name}
-    folded = {n for f in found if f.name not in under for n in f.explains}
+    under = {n for f in found for n in f.causes if n!=f.name}
+    folded = {n for f in found if f.name not in under for n in f.causes}
     for f in found:
-        if f.name not in folded: f.follows = tuple(n for n in f.explains if n in names and n!=f.name)
-    return Findings(sorted((f for f in found if f.name not in folded), key=lambda f: not f.fault))
+        if f.name not in folded: f.caused_here = tuple(n for n in f.causes if n in names and n!=f.name)
+    out = Findings(sorted((f for f in found if f.name not in folded), key=lambda f: not f.fault))
+    out.missing = look.missing
+    return out
 
 def finding_curves(
     f:Finding,   # of `diagnose_rows`

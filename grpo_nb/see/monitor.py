@@ -6,7 +6,7 @@
 __all__ = ['record_batch', 'RunMonitor', 'slow_path_notice']
 
 # %% ../../nbs/see/monitor.ipynb #1ba24937
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from torch import nn
 from tqdm.auto import tqdm
@@ -16,7 +16,6 @@ from ..parts.ratios import match_mask
 from ..parts.sampling import end_tokens
 from ..parts.tensors import masked_mean
 from ..parts.validate import reward_names
-from ..replay import ReplayBuffer
 from ..run.batch_record import TrainBatch
 from ..run.callbacks import TrainCallback
 from ..run.checkpoints import is_disk_full, disk_full_error
@@ -78,9 +77,10 @@ _BAR = '{desc}: {percentage:.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaini
 def _replay_options(strategy):
     "The options of a strategy's replay buffer: those of a `Replay` made by hand are in no setting."
     buffer = getattr(strategy, 'buffer', None)
-    if not isinstance(buffer, ReplayBuffer): return {}
+    if not hasattr(buffer, 'max_size') or not is_dataclass(buffer): return {}
     options = {f.name:getattr(buffer, f.name) for f in fields(buffer)}
-    return options|dict(buffer_size=options.pop('max_size'), same_prompt_first=strategy.same_prompt_first)
+    same = getattr(strategy, 'same_prompt_first', False)
+    return options|dict(buffer_size=options.pop('max_size'), same_prompt_first=same)
 
 class RunMonitor(TrainCallback):
     "Callback: progress bar, record, warnings, and the verdict at the end."
@@ -131,7 +131,7 @@ class RunMonitor(TrainCallback):
             self.print(s, f"step {row['step']}: no group of the batch has an advantage, so with "
                 f'scale_lr_by_alive={s.args.scale_lr_by_alive!r} no step is taken')
         for f in warnings_now(s.history, trainer='grpo_nb'):
-            if f.name not in self.announced: self.print(s, f'step {s.step}: {f.says}. {f.remedy}')
+            if f.name not in self.announced: self.print(s, f'step {s.step}: {f.message}. {f.remedy}')
             self.announced.add(f.name)
 
     def on_exception(self, s:TrainState, error:BaseException)->None: self.close()

@@ -210,7 +210,7 @@ def _too_early(words, why, part):
 
 def _verdict(look, before, after, found, part=None):
     faults = found.faults
-    cause = f'{faults[0].says} ({faults[0].evidence})' if faults else ''
+    cause = f'{faults[0].message} ({faults[0].evidence})' if faults else ''
     advice = faults[0].remedy if faults else ''
     def say(learned, sentence, otherwise=''):
         return Verdict(learned, sentence+'.', cause, advice or otherwise)
@@ -220,17 +220,19 @@ def _verdict(look, before, after, found, part=None):
     if len(z) and z.min()>=1 and not up:
         return say(False, f'It learned nothing: {_counted(look)}',
             'look at the answers: `grpo_nb inspect FOLDER`')
+    if not seen and look.rows and 'reward' in look.missing:
+        return say(None, 'No verdict: the record holds no reward', 'name it: `--metrics reward=NAME`')
     if not seen: return say(None, 'Undecided: too few batches to tell')
     hacked = [f for f in faults if f.name.startswith('hacked') or f.name=='held-out-falls']
     if up and not down and not (hacked and not before): return Verdict(True, f'It learned: {words}.')
     if down and not up and not faults and part: return _too_early(words, '', part)
     if down and not up:
         return say(False, f'It got worse: {words}', 'lower learning_rate; read what the reward pays for')
-    if hacked: return say(None, f'Undecided: {words}, but {hacked[0].says}')
+    if hacked: return say(None, f'Undecided: {words}, but {hacked[0].message}')
     if up and down: return say(None, f'Undecided, one rose and another fell: {words}')
     stood = 'all-equal','learning-rate-too-small','ratio-always-1','start-at-zero'
-    still = [f for f in faults if f.name in stood or f.name=='reward-never-fires' and f.explains]
-    if still: return say(False, f'It did not learn, since {still[0].says}: {words}')
+    still = [f for f in faults if f.name in stood or f.name=='reward-never-fires' and f.causes]
+    if still: return say(False, f'It did not learn, since {still[0].message}: {words}')
     why = 'there is no interval' if any(math.isnan(h) for _,_,h in seen) else 'the interval holds 0'
     if not faults and part: return _too_early(words, f'; {why}', part)
     return say(None, f'Undecided: {words}; {why}', 'train longer, or measure on more problems')
@@ -255,7 +257,7 @@ def warnings_now(
     rows:list,        # dicts of the history so far
     trainer:str|None=None, # that makes the run: 'grpo_nb' for `train`
     settings:dict|None=None, # of a run on TRL, whose rows may be means of several batches
-)->list:              # of `Finding`; print `says`
+)->list:              # of `Finding`; print `message`
     "What is worth a warning now."
     if not any(o.get(k) for o in rows[-1:] for k in (DEAD, 'replay/replaced')): return []   # all is well
     look,out = RunColumns(rows[-20:], settings=settings or dict(trainer=trainer)),[]
@@ -267,4 +269,4 @@ def warnings_now(
         says,remedy = load_rules('names')['at_once'][name]
         out.append(Finding(name, says, seen, remedy))
     due = [rule(look) for k,rule in RULES.items() if k=='few-groups-replayed']
-    return out+[replace(f, says=f.evidence) for f in due if f]
+    return out+[replace(f, message=f.evidence) for f in due if f]

@@ -181,7 +181,7 @@ def buffer_options(
     own = run.settings.get('method_options') or {}   # of a `Replay` that was made by hand
     def option(name, default=None):
         if name in run.settings: return run.settings[name]
-        return own[name] if name in own else run.setting(f'replay_{name}', default)
+        return own[name] if name in own else run.setting(name, run.setting(f'replay_{name}', default))
     size = option('buffer_size')
     size = size if isinstance(size, (int,float)) else None
     if size and run.settings.get('trainer')=='trl' and run.setting('replay_scope')!='local':
@@ -249,7 +249,7 @@ def _told_verdict(run):
     "Verdict and findings of a run as plain values."
     v,found = judge_run(run)
     rows = history_rows(run)
-    keys = 'says','evidence','remedy','step'
+    keys = 'message','evidence','remedy','step'
     told = [{k:getattr(f, k) for k in keys}|dict(curves=finding_curves(f, rows)) for f in found]
     some = len(run.history)>1 or run.summary.get('after')
     kept = dict(sentence=v.sentence, groups=v.groups, cause=v.cause, advice=v.advice)

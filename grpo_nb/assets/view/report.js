@@ -53,7 +53,7 @@ export function details(run) {
   return out;
 
   function finding(f) {
-    return el('li', {}, el('b', {}, f.says), f.step == null ? '' : ` (since step ${f.step})`, el('br'),
+    return el('li', {}, el('b', {}, f.message), f.step == null ? '' : ` (since step ${f.step})`, el('br'),
       el('span', {class: 'gv-dim'}, `seen: ${f.evidence}`), el('br'), `do: ${f.remedy}`,
       f.curves?.length ? figures(f.curves) : '');
   }
