@@ -29,6 +29,7 @@ from .on_trl.resume import Resume, full_state_dict
 from .on_trl.rewards import CheckedRewards
 from .on_trl.rows import (
     PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, TrlRows, insert_groups, extract_group, row_format)
+from .on_trl.scaled_steps import ScaledSteps, live_share
 from .on_trl.table import CompletionsTable, is_text
 from .on_trl.trl_api import check_trl_api
 
@@ -65,7 +66,9 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         self.table = CompletionsTable(self._logs, self.reward_func_names)
         from grpo_nb.on_trl.record import RecordCallback   # with the verdict, which a config does not need
         self.record = RecordCallback(self)
-        self.add_callback(self.record)
+        self.scale = ScaledSteps(self)
+        for part in (self.record, *([self.scale] if self.args.scale_lr_by_alive!='none' else [])):
+            self.add_callback(part)
         self.reset_buffer(self.args.buffer_is_shared)
 
     # ---- sample, judge: fewer prompts where the buffer gives the rest
@@ -77,10 +80,12 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         self.rewards.log_groups()
         if not self.model.training: return batch
         self.batch = begin_batch(self, batch, len(inputs))
-        if self.batch is None: return batch   # nothing is replaced, nothing recorded
-        batch = self.batch.sampled.to_trl()
-        if self.args.replay_active: batch = self.update_with_replay_buffer(batch, inputs)
-        return self.track_rows(batch)
+        if self.batch is not None:   # else nothing is replaced, nothing recorded
+            batch = self.batch.sampled.to_trl()
+            if self.args.replay_active: batch = self.update_with_replay_buffer(batch, inputs)
+            batch = self.track_rows(batch)
+        if self.args.scale_lr_by_alive!='none': batch['live_share'] = live_share(self, batch)
+        return batch
 
     def _generate(self, *args, **kwargs):
         with self.timed('generation'): return super()._generate(*args, **kwargs)
@@ -101,6 +106,7 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         return out
 
     def _compute_loss(self, model, inputs):
+        if 'live_share' in inputs: self.scale.shares.append(inputs['live_share'].item())
         if 'replay_row' not in inputs: return check_loss(super()._compute_loss(model, inputs), self)
         x = self._loss_inputs = dict(inputs)
         first_pass = self.batch and not self.batch.has_logps[x['replay_row']].all()

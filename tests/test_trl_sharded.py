@@ -273,8 +273,19 @@ def test_a_checkpoint_of_one_process_goes_on_with_two(out):
         if not torch.equal(rows[i]['completion_ids'], was[i]['completion_ids'])]==[]
     assert sum(o.get('replay/replaced', 0) for o in new[0]['log'] if o.get('step', 0)>3)>0
 
+def test_the_learning_rate_is_scaled_by_the_share_of_all_processes(tmp_path):
+    "Two processes of two groups each train as one of four does."
+    for n in (1, 2):
+        (tmp_path/f'{n}').mkdir()
+        launch(tmp_path/f'{n}', 'scaled', n=n, TRL_EXPERIMENTAL_SILENCE='1')
+    one,*two = [torch.load(tmp_path/o, weights_only=False) for o in ('1/scaled0','2/scaled0','2/scaled1')]
+    for o in (one, *two):
+        assert [r['lr_factor'] for r in o['log'] if 'loss' in r]==pytest.approx([1, .5, 0, .75**.5])
+    assert T.same(two[0]['w'], two[1]['w'])
+    assert max((one['w'][k]-v).abs().max().item() for k,v in two[0]['w'].items())<1e-5   # of steps of 5e-3
+
 @pytest.mark.parametrize('scene,say',
-    [('hangs',"rank 1 hangs in step 1, reward function 'judge', and the others wait"),
+    [('hangs',"waited for all ranks after reward function 'judge'"),
         ('raises','a reward function raised on rank 1 at step 1')])
 def test_a_rank_at_fault_is_named_by_the_others(scene, say, tmp_path):
     err = launch(tmp_path, scene, fails=True)

@@ -21,14 +21,14 @@ def rewards(completions, prompts, **kw):
 def make(name, steps, reward=rewards, **kw):
     opts = dict(output_dir=str(out/name), max_steps=steps, save_strategy='steps', save_steps=3,
         per_device_train_batch_size=8, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=4)
-    own = {k:kw.pop(k) for k in ('dataset','model_','peft_config') if k in kw}
+    own = {k:kw.pop(k) for k in ('dataset','model_','peft_config','rollout_func') if k in kw}
     return T.trainer(reward, args=T.config(**(opts | kw)), **own)
 
 def full(p): return (p.full_tensor() if hasattr(p, 'full_tensor') else p).detach().clone()
 
 def keep(name, t, got=()):
     w = {k:full(v) for k,v in t.accelerator.unwrap_model(t.model).state_dict().items()}
-    log = [{k:v for k,v in o.items() if k.startswith('replay/') or k in ('loss','grad_norm','step')}
+    log = [{k:v for k,v in o.items() if k.startswith('replay/') or k in ('loss','grad_norm','step','lr_factor')}
         for o in t.state.log_history]
     torch.save(dict(w=w, b=t.buffer.state_dict(), log=log,
         batches=[{k:o[k] for k in KEYS} for o in got],
@@ -102,11 +102,29 @@ def adapters():
     return dict(model_=T.llama(), peft_config=LoraConfig(r=2, target_modules='all-linear',
         init_lora_weights=False, task_type='CAUSAL_LM'))
 
+class Fixed:
+    "The same answers on any number of processes; of a batch's 4 groups `live[i]` are alive."
+    live,calls = [4,1,0,3],0
+    def __call__(self, prompts, trainer):
+        ids = [trainer.processing_class(p)['input_ids'] for p in prompts]
+        first = rank*len(prompts)
+        self.calls += 1
+        def answer(i):   # of row i of all processes
+            alive = i//4<self.live[(self.calls-1)%4]
+            return [9+(i*alive+self.calls)%20]*3
+        done = [answer(first+i) for i in range(len(prompts))]
+        return dict(prompt_ids=ids, completion_ids=done, logprobs=[[-1.]*3 for _ in done])
+def tokens(completion_ids, **kw): return [float(o[0]) for o in completion_ids]
+
 MU2 = dict(num_iterations=2, beta=.1, sync_ref_model=True, ref_model_sync_steps=2)
 for scene in scenes:
     if scene=='whole': run(scene)
     if scene=='straddle': run(scene, per_device_train_batch_size=6)
     if scene=='mu2': run(scene, **MU2)
+    if scene=='scaled':
+        run(scene, steps=4, reward=tokens, rollout_func=Fixed(), shuffle_dataset=False, replay_buffer_size=0,
+            replay_unreplaced='mask', scale_lr_by_alive='sqrt', save_strategy='no',
+            per_device_train_batch_size=16//int(os.environ['WORLD_SIZE']))
     if scene=='disagree': refused(scene, learning_rate=1e-3*(rank+1), seed=rank)
     if scene=='other_data': refused(scene, dataset=T.data(17-rank))
     if scene=='images': refused(scene, dataset=T.data(image=['a']*17))

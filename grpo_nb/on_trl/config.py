@@ -12,6 +12,7 @@ from numbers import Integral
 from transformers import GenerationConfig
 from trl import GRPOConfig
 from ..parts.validate import RULES, require, check_settings, config_field
+from ..parts.groups import LR_SCALES
 from ..parts.registry import PRIORITIES, name_unknown_settings, resolve
 
 # %% ../../nbs/on_trl/config.ipynb #7991c28f
@@ -66,12 +67,14 @@ def _refuse(*rules):
 
 def _check_replay_settings(a:GRPOConfig)->None:
     "ValueError for a setting of the buffer that is none of its choices, or two that don't go together."
-    choices = {f.name:f.metadata['choices'] for f in fields(a) if f.name.startswith('replay_')
-        and 'choices' in f.metadata}
+    choices = {f.name:f.metadata['choices'] for f in fields(a) if 'choices' in f.metadata
+        and f.name not in GRPOConfig.__dataclass_fields__}
     resolve(PRIORITIES, a.replay_priority, 'replay_priority')
     _refuse((a.replay_weight=='decoupled', "`replay_weight` is 'decoupled', which needs the log-probs of the "
         "policy as it was when the batch began: one more forward pass, which TRL doesn't make. Take "
         "'truncated', or `grpo_nb.trainer` with `replay_correction='weight=decoupled'`"),
+        (a.scale_lr_by_alive!='none' and a.deepspeed, '`scale_lr_by_alive` needs the moment before the '
+            'optimizer steps, and DeepSpeed steps within the backward pass: leave it out, or use FSDP'),
         (a.replay_stored_per_fresh and not a.replay_buffer_size,
             '`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` above 0'))
     for k,o in choices.items(): require(k, getattr(a, k), getattr(a, k) in o, f'one of {o}')
@@ -151,6 +154,10 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
     replay_same_prompt_first:bool = config_field(False,
         "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
+    scale_lr_by_alive:str = config_field('none',
+        "Scale the learning rate of each step by the share of groups in its batch that teach: 'sqrt' by the "
+        "root of the share, 'linear' by the share itself; where none does, no step is taken.",
+        choices=[*LR_SCALES])
     dead_tolerance:float = config_field(1e-6,
         "A group is dead when its rewards span at most this much, in reward units.")
     record_groups_every:int|None = config_field(None,

@@ -39,6 +39,8 @@ class CheckedRewards:
         self.extra = ()       # columns that the rewards of the last batch logged with `log_extra`
         self.n_unjudged = 0   # batches in which no completion got a reward, from the first on; None: one did
         t.reward_func_names = distinct_names(t.reward_func_names)
+        self.who = 'reward function '+' or '.join(map(repr, t.reward_func_names))
+        self.n_asked = 0      # functions of this process that have not answered yet
         how = (dict(chat_template=t.chat_template) if t.chat_template else {})|t.chat_template_kwargs
         self.start = template_start(t.processing_class, **how)   # what the template writes of every answer
         funcs = [f for f in t.reward_funcs if not isinstance(f, nn.Module)]
@@ -60,12 +62,20 @@ class CheckedRewards:
             return [None]*len(kw['prompts'])
         def own(kw): return {k:own_lists(v) for k,v in kw.items()}
         async def later(**kw):
-            try: return judged(await func(**own(kw)), kw)
-            except Exception as e: return blamed(e, kw)
+            try: r = judged(await func(**own(kw)), kw)
+            except Exception as e: r = blamed(e, kw)
+            return self._done(r)
         def now(**kw):
-            try: return judged(func(**own(kw)), kw)
-            except Exception as e: return blamed(e, kw)
+            try: r = judged(func(**own(kw)), kw)
+            except Exception as e: r = blamed(e, kw)
+            return self._done(r)
         return later if is_async_callable(func) else now
+
+    def _done(self, rewards):
+        "When the last function has answered, wait for the other processes: TRL would, without naming one."
+        self.n_asked -= 1
+        if not self.n_asked: wait_for_all_ranks(self.who, self.trainer.args.ddp_timeout)
+        return rewards
 
     def calculate(self,
         ask:Callable,        # TRL's method
@@ -78,13 +88,11 @@ class CheckedRewards:
         funcs,failed = t.reward_funcs,[] if t.accelerator.num_processes>1 else None
         t.reward_funcs = [f if isinstance(f, nn.Module) else self.named(f, name, failed)
             for f,name in zip(funcs, t.reward_func_names)]
-        who = 'reward function '+' or '.join(map(repr, t.reward_func_names))
+        self.n_asked = sum(not isinstance(f, nn.Module) for f in funcs)
         try:
-            with t.timed('reward'), keep_process_settings(who): r = ask(inputs, prompts, *args, **kwargs)
+            with t.timed('reward'), keep_process_settings(self.who): r = ask(inputs, prompts, *args, **kwargs)
         finally: t.reward_funcs = funcs
-        if failed is not None:
-            wait_for_all_ranks(who, t.args.ddp_timeout)
-            self._raise_on_all_ranks(failed)
+        if failed is not None: self._raise_on_all_ranks(failed)
         self.by_func,self.extra = r,tuple(t._pending_extra_logs)
         counted = r.masked_fill(unjudged(r, t.reward_weights)[:,None], torch.nan)
         if t.model.training: self._count_unjudged(counted)
