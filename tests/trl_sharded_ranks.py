@@ -28,8 +28,8 @@ def full(p): return (p.full_tensor() if hasattr(p, 'full_tensor') else p).detach
 
 def keep(name, t, got=()):
     w = {k:full(v) for k,v in t.accelerator.unwrap_model(t.model).state_dict().items()}
-    log = [{k:v for k,v in o.items() if k.startswith('replay/') or k in ('loss','grad_norm','step','lr_factor')}
-        for o in t.state.log_history]
+    own = ('loss','grad_norm','step','lr_factor')
+    log = [{k:v for k,v in o.items() if k.startswith('replay/') or k in own} for o in t.state.log_history]
     torch.save(dict(w=w, b=t.buffer.state_dict(), log=log,
         batches=[{k:o[k] for k in KEYS} for o in got],
         calls=t.buffer.ranks.calls,
