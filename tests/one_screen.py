@@ -21,8 +21,10 @@ CHANGES = {
     'each answer by its own length': ((MEAN, 'loss = -((gain*m[i]).sum(1)/m[i].sum(1)).mean()'),),
     'lr = 2e-3': (('lr=3e-4', 'lr=2e-3'),),
     'G = 2': (('B,G,eps = 16,8,.2', 'B,G,eps = 16,2,.2'),),
+    'nothing pushed down': ((ADVANTAGE, ADVANTAGE+'.clamp(min=0)'),),
+    'lr = 1e-4': (('lr=3e-4', 'lr=1e-4'),),
 }
-ROWS = [(c, s) for c in list(CHANGES)[:4] for s in range(4)]+[(c, 0) for c in list(CHANGES)[4:]]
+ROWS = [(c, s) for c in CHANGES for s in range(4)]
 
 def one_screen(
     change:str,  # one of CHANGES
@@ -46,8 +48,8 @@ def one_screen(
     said = [o[0] for o in sample_texts(names['model'], names['tok'], test['prompt'])]
     first = next((i+1 for i,r in enumerate(right) if r>=.5), None)
     return dict(change=change, seed=seed, unseen=sum(accuracy_reward(None, said, test['answer']))/200,
-        half_at=first, mean_right=sum(right)/len(right), agree_least=min(dead), agree=sum(dead)/len(dead),
-        agree_most=max(dead))
+        half_at=first, mean_right=sum(right)/len(right), dip=min(right[:12]), agree_least=min(dead),
+        agree=sum(dead)/len(dead), agree_most=max(dead))
 
 if __name__=='__main__':
     out = Path(sys.argv[1])
@@ -55,5 +57,6 @@ if __name__=='__main__':
     for change,seed in ROWS:
         if any((r['change'], r['seed'])==(change, seed) for r in rows): continue
         rows.append(one_screen(change, seed))
+        rows.sort(key=lambda r: ROWS.index((r['change'], r['seed'])))
         pd.DataFrame(rows).round(3).to_csv(out, index=False)
         print(rows[-1], flush=True)
