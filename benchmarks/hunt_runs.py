@@ -8,7 +8,7 @@ right answers by the honest judge, the mean reward that the run itself sees, tok
 token (nats), share of zero-variance groups; `unseen` is the share of right answers to 200 other problems after
 the run.
 """
-import argparse, ast, json, sys, warnings
+import argparse, ast, json, warnings
 from importlib import import_module
 from pathlib import Path
 import pandas as pd
@@ -19,16 +19,18 @@ from grpo_nb.teach.hunts import train_on_sums
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = 0,1
 
+def defined(page, kinds):
+    "The statements of these kinds in a chapter's code."
+    cells = json.loads((ROOT/f'nbs/{page}.ipynb').read_text(encoding='utf-8'))['cells']
+    code = '\n'.join(''.join(c['source']) for c in cells if c['cell_type']=='code')
+    return [o for o in ast.parse(code).body if isinstance(o, kinds)]
+
 def from_chapter(page, name, room):
     "A function that a chapter defines for its hunt, with the names of its module."
-    for c in json.loads((ROOT/f'nbs/{page}.ipynb').read_text(encoding='utf-8'))['cells']:
-        if c['cell_type']!='code': continue
-        for o in ast.parse(''.join(c['source'])).body:
-            if isinstance(o, ast.FunctionDef) and o.name==name:
-                names = vars(import_module(f'grpo_nb.{room}'))|dict(torch=torch)
-                exec(compile(ast.Module([o], []), page, 'exec'), names)
-                return names[name]
-    raise LookupError(f'{page} defines no {name}')
+    found = [o for o in defined(page, ast.FunctionDef) if o.name==name]
+    names = vars(import_module(f'grpo_nb.{room}'))|dict(torch=torch)
+    exec(compile(ast.Module(found, []), page, 'exec'), names)
+    return names[name]
 
 def judge_anywhere():
     judge = from_chapter('15a_reward_hacking', 'judge_a', 'tasks')
@@ -64,18 +66,17 @@ BUGS = {
 
 def ppo_rows(seed, wrong):
     "Chapter 15b's own PPO, with the score at the last token, or with `place_b` in the last column."
-    sys.path.insert(0, str(ROOT/'tests'))
-    from notebook_code import defined_in
-    c = defined_in('15b_ppo_beside_grpo')
-    names = c.ppo.__globals__
-    names['tok'] = c.load_model('tiny')[1]
-    def token_rewards(score, old_logps, ref_logps, mask, beta):
-        return -beta*(old_logps-ref_logps)*mask+c.place_b(score, mask)
-    if wrong: names['token_rewards'] = token_rewards
-    held_out = c.chain_sum(200, seed=7, split='test')
-    policy,history = c.ppo(16, c.chain_sum(400, seed=0), held_out, seed)
-    said = c.evaluate(policy, names['tok'], held_out, c.accuracy_reward)
-    length = sum(len(names['tok'](o)['input_ids'])+1 for o in said['texts'])/len(said['texts'])
+    c = {}
+    kept = defined('15b_ppo_beside_grpo', (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
+    exec(compile(ast.Module(kept, []), '15b', 'exec'), c)
+    tok = c['tok'] = c['load_model']('tiny')[1]
+    def in_last_column(score, old_logps, ref_logps, mask, beta):
+        return -beta*(old_logps-ref_logps)*mask+c['place_b'](score, mask)
+    if wrong: c['token_rewards'] = in_last_column
+    problems,held_out = c['chain_sum'](400, seed=0),c['chain_sum'](200, seed=7, split='test')
+    policy,history = c['ppo'](16, problems, held_out, seed)
+    said = c['evaluate'](policy, tok, held_out, c['accuracy_reward'])
+    length = sum(len(tok(o)['input_ids'])+1 for o in said['texts'])/len(said['texts'])   # and the end token
     return [dict(batch=i, right=r, reward=r, length=length, unseen=said['pass@1'])
         for i,r in enumerate(history.reward)]
 

@@ -59,4 +59,4 @@ if __name__=='__main__':
         rows.append(one_screen(change, seed))
         rows.sort(key=lambda r: ROWS.index((r['change'], r['seed'])))
         pd.DataFrame(rows).round(3).to_csv(out, index=False)
-        print(rows[-1], flush=True)
+        print(change, seed, flush=True)

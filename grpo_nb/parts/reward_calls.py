@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RewardLog', 'run_state', 'check_reward_call', 'keep_process_settings', 'describe_reward_func', 'parameters_error',
-           'check_reward_parameters', 'is_async_callable', 'own_lists', 'call_reward_funcs']
+           'check_reward_parameters', 'is_async_callable', 'own_lists', 'call_reward_funcs', 'compute_rewards',
+           'decode_completions', 'score_completions']
 
 # %% ../../nbs/parts/reward_calls.ipynb #ca110003
 import asyncio, functools, inspect, os, warnings
@@ -14,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
-from .validate import reward_name, reward_names
+from torch import Tensor
+from .groups import Groups
+from .validate import Tokenizer, reward_name, reward_names, validate_rewards
 
 # %% ../../nbs/parts/reward_calls.ipynb #ca110006
 @dataclass
@@ -208,3 +211,60 @@ def call_reward_funcs(
             except (Exception, SystemExit) as e: raise broken(i, e) from e
         if wait: out.update(zip(wait, _run(together(wait))))
     return [out[i] for i in range(len(funcs))]
+
+# %% ../../nbs/parts/reward_calls.ipynb #dce7ef05
+def compute_rewards(
+    reward_funcs:Callable|list,  # a function, or a list of them, in TRL's convention
+    prompts:list,                # N prompts, row b*G+g: str, or lists of messages
+    completions:list,            # N completions, of the same kind
+    columns:dict|None=None,      # the dataset's other columns, N values each
+    completion_ids:list|None=None, # N lists of token ids
+    log:RewardLog|None=None,     # how far the run is; takes what the functions log
+)->Tensor:                       # (N, F) float32, nan where a function does not apply
+    """What each reward function says about each completion.
+
+    ValueError, naming the function and its file, when one raises or returns anything but N finite numbers
+    or None, and for a logged column that has no value for each completion.
+    """
+    funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
+    log,n = log or RewardLog(),len(completions)
+    own = ('prompt','completion','completion_ids')
+    given = {k:v for k,v in (columns or {}).items() if k not in own}
+    given |= dict(prompts=prompts, completion_ids=completion_ids)
+    check_reward_call(funcs, n, given)
+    given |= dict(completions=completions, trainer_state=log.state,   # as TRL gives them
+                  log_extra=log.column, log_metric=log.metric)
+    who = [describe_reward_func(f, name) for f,name in zip(funcs, reward_names(funcs))]
+    with log.whole_columns(n): outputs = call_reward_funcs(funcs, who, given)
+    return torch.stack([validate_rewards(o, n, w) for o,w in zip(outputs, who)], 1)
+
+# %% ../../nbs/parts/reward_calls.ipynb #05judges2
+def _real_ids(batch):
+    "Ids of each completion up to the end token, row b*G+g."
+    ids,mask = (o.flatten(0, 1) for o in (batch.completion_ids, batch.completion_mask))
+    return [i[:n] for i,n in zip(ids.tolist(), mask.sum(1).tolist())]
+
+def decode_completions(
+    tokenizer:Tokenizer,  # the policy's
+    batch:Groups,         # B groups of G completions
+)->list:                  # B*G texts
+    "Texts of all completions, row `b*G+g`, up to the end token."
+    return tokenizer.batch_decode(_real_ids(batch), skip_special_tokens=True)
+
+def score_completions(
+    reward_funcs:list, # called as TRL calls them
+    rows:list,         # B rows of the dataset, dicts
+    batch:Groups,      # B groups of G completions
+    texts:list,        # B*G texts, from `decode_completions`
+    log:RewardLog|None=None,# as for `compute_rewards`
+    completion_start:str='',  # what the chat template has written of each answer, from `template_start`
+)->Tensor:             # (B*G, F) float32, nan where a function had no opinion
+    "Rewards of these texts, as TRL's trainer would ask for them: every column repeated for each completion."
+    G = batch.completion_ids.shape[1]
+    rep = [o for o in rows for _ in range(G)]
+    chat = not isinstance(rows[0]['prompt'], str)
+    completions = [[dict(role='assistant', content=t)] for t in texts] if chat else texts
+    columns = {k:[o[k] for o in rep] for k in rows[0] if k!='prompt'}
+    if chat and completion_start: columns['completion_start'] = [completion_start]*len(rep)
+    prompts = [o['prompt'] for o in rep]
+    return compute_rewards(reward_funcs, prompts, completions, columns, _real_ids(batch), log)
