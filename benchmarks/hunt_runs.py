@@ -1,12 +1,12 @@
 """What a model learns from the wrong version of each hunt: the rows behind the page on silent bugs.
 
-    python benchmarks/hunt_runs.py nbs/results/hunts.csv                  # 34 runs, about 20 s of one core each
+    python benchmarks/hunt_runs.py nbs/results/hunts.csv    # 34 runs, about 20 s of one core each
     python benchmarks/hunt_runs.py nbs/results/hunts.csv --bugs mask_a
 
-Each wrong line is the chapter's own function. Rows that are in the file are not made again. A row is a batch:
-right answers by the honest judge, the mean reward that the run itself sees, tokens of an answer, entropy of a
-token (nats), share of zero-variance groups; `unseen` is the share of right answers to 200 other problems after
-the run.
+Each wrong line is the chapter's own function. Runs that are in the file are not made again. A row is a batch:
+right answers by the honest judge, the mean reward that the run itself sees, tokens of an answer, entropy of
+a token (nats), share of zero-variance groups; `unseen` is the share of right answers to 200 other problems
+after the run.
 """
 import argparse, ast, json, warnings
 from importlib import import_module

@@ -9,7 +9,6 @@ __all__ = ['train_on_sums']
 import copy
 from collections.abc import Callable
 import torch
-from torch import Tensor
 from ..advantages import group_advantages
 from ..kl import kl_estimate
 from ..logps import selective_log_softmax
@@ -37,7 +36,7 @@ def train_on_sums(
     penalty:Callable=masked_mean,      # (KL of each token, mask) -> ()
     pad:Callable=lambda ids, mask: (ids, mask),  # changes the prompts' padding
     beta:float=0., kind:str='k3',      # weight of the KL term, and its estimator
-    temperature:float=1., loss_temperature:float|None=None,  # of the sampler; of the loss, None for the same
+    temperature:float=1., loss_temperature:float|None=None, # the sampler's, and the loss's if another
     batches:int=25, B:int=16, G:int=8, # problems in a batch, answers to each
 )->list:                               # a dict for each batch; `unseen`: right answers to 200 others, at the end
     "Train the tiny Qwen on sums by chapter 0's loop, with one of its lines replaced."
@@ -68,7 +67,8 @@ def train_on_sums(
         # 3. compare
         A = advantages(r, G)[:,None]
         # 4. push
-        m,seen = mask(said, tok.eos_token_id),torch.cat([q_mask.repeat_interleave(G, 0), real], 1).long()
+        m = mask(said, tok.eos_token_id)
+        seen = torch.cat([q_mask.repeat_interleave(G, 0), real], 1).long()
         with torch.no_grad():
             z = logits(model, ids, seen)
             old = logps(z/temperature, ids, P)
