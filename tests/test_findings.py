@@ -12,7 +12,6 @@ from grpo_nb.see.findings import (
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
 from made_histories import MADE, flat, rows
-from notebook_code import defined_in
 from bench_doctors import NAMED
 from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
@@ -455,9 +454,6 @@ def test_a_findings_figure_has_its_curves_and_its_window():
     got = finding_curves(f, r)
     assert got[0]['label']=='kl' and got[0]['since']==f.step and len(got)<=3
     assert got[0]['value']==[o['kl'] for o in r] and got[0]['step']==list(range(60))
-    axes = defined_in('15_look_at_a_run').draw_finding(f, r).axes
-    assert [a.get_title(loc='left') or a.get_ylabel() for a in axes] and len(axes)==len(got)
-    assert all(len(a.lines[0].get_xdata())==60 and a.patches for a in axes)
 
 def test_the_reports_findings_bring_their_figures(tmp_path):
     import json
