@@ -1,7 +1,7 @@
 """Chapter 0's cell again, with another seed or one line changed.
 
-`python tests/one_screen.py nbs/results/one_screen.csv` makes the table that the chapter shows, but for the rows
-of the first processor. About fifteen seconds of one core for each row; rows that are there are kept.
+`python tests/one_screen.py nbs/results/one_screen.csv` makes the table that the chapter shows, but for the
+rows of the first processor. About fifteen seconds of one core for each row; rows that are there are kept.
 """
 import json, sys
 from pathlib import Path
@@ -26,29 +26,40 @@ CHANGES = {
 }
 ROWS = [(c, s) for c in CHANGES for s in range(4)]
 
-def one_screen(
+def run_cell(
     change:str,  # one of CHANGES
     seed:int,
-)->dict:         # a row of the table
-    "Train as chapter 0 does, with one line changed, and ask 200 problems that it never saw."
+    batches:int=25,
+)->dict:         # the cell's names
+    "Train as chapter 0 does, with one line changed."
     from grpo_nb.parts.datasets import chain_sum
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import sample_texts, encode_prompts, load_model
     torch.set_num_threads(1)
     cells = json.loads((ROOT/'nbs/00_grpo_on_one_screen.ipynb').read_text(encoding='utf-8'))['cells']
     text = next(t for c in cells if 'for batch in range(25)' in (t := ''.join(c['source'])))
-    for old,new in (('torch.manual_seed(0)', f'torch.manual_seed({seed})'), *CHANGES[change]):
+    given = ('torch.manual_seed(0)', f'torch.manual_seed({seed})'),('range(25)', f'range({batches})')
+    for old,new in (*given, *CHANGES[change]):
         assert text.count(old)==1, old
         text = text.replace(old, new)
     names = dict(torch=torch, chain_sum=chain_sum, accuracy_reward=accuracy_reward, ask=sample_texts,
                  encode_prompts=encode_prompts, load_model=load_model)
     exec(text, names)
+    return names
+
+def one_screen(
+    change:str, seed:int,  # as for `run_cell`
+)->dict:                   # a row of the table
+    "Train as chapter 0 does, with one line changed, and ask 200 problems that it never saw."
+    names = run_cell(change, seed)
     right,_,dead = zip(*names['curve'])
-    test = chain_sum(200, split='test')
+    sample_texts,accuracy_reward = names['ask'],names['accuracy_reward']
+    test = names['chain_sum'](200, split='test')
     said = [o[0] for o in sample_texts(names['model'], names['tok'], test['prompt'])]
     first = next((i+1 for i,r in enumerate(right) if r>=.5), None)
-    return dict(change=change, seed=seed, processor=2, unseen=sum(accuracy_reward(None, said, test['answer']))/200,
-        half_at=first, mean_right=sum(right)/len(right), dip=min(right[:12]), agree_least=min(dead),
+    return dict(change=change, seed=seed, processor=2,
+        unseen=sum(accuracy_reward(None, said, test['answer']))/200, half_at=first,
+        mean_right=sum(right)/len(right), dip=min(right[:12]), agree_least=min(dead),
         agree=sum(dead)/len(dead), agree_most=max(dead))
 
 if __name__=='__main__':

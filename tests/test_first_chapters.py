@@ -60,7 +60,7 @@ def test_what_chapter_0_says_of_its_changes_is_in_the_table():
     for c in ('as it stands', 'nothing pushed down', 'lr = 1e-4'):
         x = of(c, 'dip', '2')
         dips[c] = sum(x)/len(x)
-    assert abs(dips['as it stands']-dips['nothing pushed down'])<.04<.1<dips['lr = 1e-4']-dips['as it stands']
+    assert max(dips.values())-min(dips.values())<.04<.1<.35-max(dips.values())   # they all dip, alike
 
 def test_every_change_finds_its_line():
     text = ''.join(cell('00_grpo_on_one_screen', 'for batch in range(25)')['source'])

@@ -38,7 +38,7 @@ def train_on_sums(
     beta:float=0., kind:str='k3',      # weight of the KL term, and its estimator
     temperature:float=1., loss_temperature:float|None=None, # the sampler's, and the loss's if another
     batches:int=25, B:int=16, G:int=8, # problems in a batch, answers to each
-)->list:                               # a dict for each batch; `unseen`: right answers to 200 others, at the end
+)->list:                               # a dict for each batch; `unseen`: of 200 other sums, after the run
     "Train the tiny Qwen on sums by chapter 0's loop, with one of its lines replaced."
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -111,4 +111,4 @@ def check_prediction(
     does = 'unlearns' if mean[bug]<before else 'learns less' if mean[bug]<mean[control]-.1 else 'learns'
     if said is None: return "not yet: predict 'learns', 'learns less' or 'unlearns'"
     if said==does: return 'right'
-    return f'it {does}: {mean[bug]:.2f} right, {mean[control]:.2f} without the bug, {before:.2f} before training'
+    return f'it {does}: {mean[bug]:.2f} right; without the bug {mean[control]:.2f}, before it {before:.2f}'

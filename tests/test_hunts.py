@@ -1,0 +1,103 @@
+"""What a run with a hunt's wrong line does: the stored rows come again, the chapters say what they say, and a
+prediction is judged by them. The list of causes holds sentences that the pages have."""
+import json, sys
+from pathlib import Path
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT/'benchmarks'), str(ROOT/'tests')]
+from hunt_runs import BUGS, RUNS
+from one_screen import run_cell
+from grpo_nb.teach.hunts import bug_table, check_prediction, train_on_sums
+
+NBS = ROOT/'nbs'
+ROWS = pd.read_csv(NBS/'results/hunts.csv')
+CONTROL = dict(loss_at_1='none, temperature 1.2', penalty_a='none, beta .3', k1='none, beta .3',
+    place_b='none, PPO')
+
+def text_of(page):
+    cells = json.loads((NBS/f'{page}.ipynb').read_text(encoding='utf-8'))['cells']
+    return ' '.join('\n'.join(''.join(c['source']) for c in cells).replace('\n# ', ' ').split())
+
+def test_every_hunt_has_its_rows_and_those_shown_in_a_chapter_two_seeds():
+    seeds = ROWS.groupby('bug').seed.nunique()
+    assert set(seeds.index)==set(RUNS)
+    shown = 'quick_reward mask_a repeat_a version_b logps_b penalty_a loss_at_1 place_b'.split()
+    assert all(seeds[k]>=2 for k in [*shown, 'none', *{CONTROL[k] for k in shown if k in CONTROL}])
+
+@pytest.mark.parametrize('bug', ['logps_b', 'version_b'])
+def test_the_first_batches_of_a_run_come_again(bug):
+    want = ROWS[(ROWS.bug==bug)&(ROWS.seed==0)]
+    for now,(_,then) in zip(train_on_sums(0, batches=2, **BUGS[bug]()), want.iterrows()):
+        far = .05 if then.batch else 1e-3
+        for k in ('right', 'reward', 'length', 'dead'): assert abs(now[k]-then[k])<=far, k
+
+@pytest.mark.slow
+@pytest.mark.parametrize('bug', list(RUNS))
+def test_a_run_comes_again(bug):
+    want = ROWS[(ROWS.bug==bug)&(ROWS.seed==0)].unseen.iloc[0]
+    assert abs(RUNS[bug](0)[-1]['unseen']-want)<.12   # another processor rounds otherwise
+
+def test_the_loop_without_a_bug_is_chapter_0s_cell():
+    curve = run_cell('gradients clipped at norm 1', 0, batches=2)['curve']
+    rows = train_on_sums(0, batches=2)
+    assert [o['right'] for o in rows]==[right for right,_,_ in curve]
+    assert [o['dead'] for o in rows]==[dead for _,_,dead in curve]
+
+def test_a_wrong_line_changes_the_loop():
+    plain = train_on_sums(0, batches=2)
+    for bug in ('repeat_a', 'logps_b', 'mask_a', 'clip_a', 'k1'):
+        assert train_on_sums(0, batches=2, **BUGS[bug]())[1]!=plain[1], bug
+
+DOES = dict(quick_reward='learns', mask_a='learns', repeat_a='unlearns', version_b='learns', logps_b='unlearns',
+    loss_at_1='learns', penalty_a='learns', place_b='learns less')
+
+@pytest.mark.parametrize('bug,does', DOES.items())
+def test_only_the_prediction_that_the_rows_bear_out_is_right(bug, does):
+    how = dict(control=CONTROL.get(bug, 'none'), before=.475 if bug=='place_b' else .395)
+    words = None, 'learns', 'learns less', 'unlearns', 'Learns'
+    said = {o:check_prediction(o, ROWS, bug, **how) for o in words}
+    assert [o for o,v in said.items() if v=='right']==[does] and said[None].startswith('not yet')
+    assert all(v.startswith(f'it {does}: ') for o,v in said.items() if o not in (None, does))
+
+def test_what_the_chapters_say_of_their_hunts():
+    last = ROWS[ROWS.batch>=ROWS.groupby('bug').batch.transform('max')-4].groupby('bug').mean(numeric_only=True)
+    def far(bug): return last.unseen[bug]-last.unseen[CONTROL.get(bug, 'none')]
+    quick = ROWS[ROWS.bug=='quick_reward']
+    says = {'02_tasks':('what is never sampled is never paid', (quick.reward-quick.right).abs().max()<.02),
+        '05_rewards':('and its own reward shows it', last.reward['repeat_a']<.1),
+        '07_advantages':('And yet the model learns', abs(far('version_b'))<.1),
+        '08_logps':('and the run unlearns', last.unseen['logps_b']<.3),
+        '12_trainer':('It learns nearly as well', abs(far('loss_at_1'))<.1),
+        '15b_ppo_beside_grpo':('The run learns all the same, only less', -.2<far('place_b')<-.05)}
+    assert {page:(words in text_of(page), bool(so)) for page,(words,so) in says.items()}=={
+        page:(True, True) for page in says}
+
+def test_a_table_has_both_seeds_of_both():
+    t = bug_table(ROWS, 'repeat_a')
+    assert [*t.index]==[('none', 0), ('none', 1), ('repeat_a', 0), ('repeat_a', 1)]
+    by_hand = ROWS[(ROWS.bug=='repeat_a')&(ROWS.seed==1)&(ROWS.batch>=20)].length.mean()
+    assert t.loc[('repeat_a', 1), 'length']==pytest.approx(by_hand, abs=.005)
+
+def test_each_seed_of_the_length_reward_bends_where_right_answers_turn():
+    runs = pd.read_csv(NBS/'results/hacking.csv').query("paid_for=='length' and rate==0.0003")
+    bends = []
+    for _,o in runs.groupby('seed'):
+        r,turn = o.set_index('step').reward,o.set_index('step').right.idxmax()
+        bends.append((r[turn+48]-r[turn])/48/((r[turn]-r[24])/(turn-24)))
+    assert sum(o<.7 for o in bends)==4 and sum(o>1.4 for o in bends)==1
+    ends = runs[runs.step==240].set_index('seed').reward
+    text = text_of('15a_reward_hacking')
+    assert 'four down and one up' in text and bends.index(max(bends))==0
+    said = f'it ends at {ends[0]:.2f}, the others at {ends[1:].min():.2f} to {ends[1:].max():.2f}'
+    assert said.replace(' 0.', ' .') in text
+
+def test_the_list_of_causes_quotes_its_pages():
+    lines = (NBS/'project/causes.qmd').read_text(encoding='utf-8').splitlines()
+    lines = [o for o in lines if o.startswith('| ') and not o.startswith('| page')]
+    rows = [[x.strip() for x in o.split('|')[1:-1]] for o in lines]
+    assert len(rows)>15
+    for page,words,control,where in rows:
+        assert ' '.join(words.split()) in text_of(page), (page, words)
+        assert control and where
