@@ -51,8 +51,8 @@ def test_a_wrong_line_changes_the_loop():
     for bug in ('repeat_a', 'logps_b', 'mask_a', 'clip_a', 'k1'):
         assert train_on_sums(0, batches=2, **BUGS[bug]())[1]!=plain[1], bug
 
-DOES = dict(quick_reward='learns', mask_a='learns', repeat_a='unlearns', version_b='learns', logps_b='unlearns',
-    loss_at_1='learns', penalty_a='learns', place_b='learns less')
+DOES = dict(quick_reward='learns', mask_a='learns', repeat_a='unlearns', version_b='learns',
+    logps_b='unlearns', loss_at_1='learns', penalty_a='learns', place_b='learns less')
 
 @pytest.mark.parametrize('bug,does', DOES.items())
 def test_only_the_prediction_that_the_rows_bear_out_is_right(bug, does):
