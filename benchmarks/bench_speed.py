@@ -27,7 +27,7 @@ from slow_loop import generate_loop
 from grpo_nb.research.study import machine
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.strategies import Keep
-from grpo_nb.scale.plans import model_config
+from memory_plan import model_config
 from grpo_nb.tiny_qwen import encode_prompts, load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, TrainState, init_state, train_batch
 

@@ -8,6 +8,7 @@
 """
 import gc, json, math, os, signal, sys, tempfile, time, warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 import pandas as pd
 import torch
@@ -20,12 +21,12 @@ from trl import GRPOTrainer
 from bench_speed import (
     Bench, Paced, Work, compared, generators, in_turn, peak_bytes, read_bench, row, some_answers, spread,
     stamp, trl_trainer, write_rows)
+from memory_plan import memory_plan
 from grpo_nb.cli import function_parser
 from grpo_nb.evaluation import evaluate
 from grpo_nb.see.verdict import verdict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-from grpo_nb.scale.launch import fsdp2_on_cpu, vllm_error
-from grpo_nb.scale.plans import batch_plan, memory_plan
+from grpo_nb.parts.batch_plan import batch_plan
 from grpo_nb.demo import DEMOS
 from grpo_nb.parts.datasets import chain_sum, end_at_newline, make_problems
 from grpo_nb.studies.real_study import REAL_GPU, continue_study, real_plan, rehearsal_plan
@@ -379,6 +380,7 @@ def rank_trains(
     T:int,         # tokens of a completion
 )->dict:          # losses, groups replaced, seconds
     "One rank of a run with replay."
+    from cpu_shims import fsdp2_on_cpu   # of tests/
     if strategy=='fsdp2': fsdp2_on_cpu()   # the settings are those of a GPU; only what it adds is for a CPU
     work = Sums(B=4, G=4, T=T, device='cpu')
     t0 = time.perf_counter()
@@ -412,7 +414,7 @@ def _step_7b(o):
 @_measurement(120)
 def _vllm(o):
     "Replay with vLLM in the process, asleep while the policy trains, beside transformers' `generate`."
-    if why := vllm_error('colocate'):
+    if why := '' if find_spec('vllm') else 'vllm is not installed':
         yield row('', 'step, vLLM in the process', 'all', status='not run', note=why)
         return
     work,folder = Sums(B=8, G=8, T=o.some(48, 16), device=o.device),Path(o.folder)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SYSTEM_PROMPT', 'DEFAULTS', 'RECIPES', 'xml_count', 'gsm8k_rewards', 'numinamath_rewards', 'length_reward',
-           'run_recipe', 'recipe_options', 'train_trl']
+           'print_plan', 'run_recipe', 'recipe_options', 'train_trl']
 
 # %% ../nbs/catalogue/recipes.ipynb #eb1007c3
 import os, re
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trl import get_peft_config, get_quantization_config
 from .parts import datasets
-from .scale.plans import format_plan
-from .scale.launch import (GSM8KArguments, TrlArguments, RecipeArguments, TLDRArguments,
-    load_training_rows, parse_options, prepare_rows, recipe_errors, recipe_plan)
+from .parts.batch_plan import batch_plan, plan_lines
+from .on_trl.options import (GSM8KArguments, RecipeArguments, TLDRArguments, TrlArguments, TrlOptions,
+    launch, load_training_rows, prepare_rows, recipe_errors, split_launch, world_size)
 from .run.signals import check_stop
 from .run.folders import require_empty_dir
 from .parts.stats import wilson_ci
@@ -143,6 +143,19 @@ def _pages(folder):
     for write in (write_report, write_inspector): print(write(folder))
 
 # %% ../nbs/catalogue/recipes.ipynb #f81fcbb6
+def print_plan(
+    r:RecipeArguments,   # the recipe's settings
+    a:'GRPOConfig',      # the trainer's
+    problems:list=(),    # reasons against starting
+)->dict:                 # what `batch_plan` says, and `problems`
+    "Print what the batch amounts to, and the reasons against starting."
+    plan = batch_plan(a.num_generations, a.per_device_train_batch_size, a.gradient_accumulation_steps,
+        r.num_processes or world_size(), a.steps_per_generation, num_iterations=a.num_iterations)
+    for what,text in plan_lines(plan):
+        if 'dead' not in what+text: print(f'{what+":":<20}{text}')   # how many die is not known yet
+    for o in problems: print(f'PROBLEM: {o}')
+    return plan|dict(problems=[*problems])
+
 _RESUME = dict(no=None, yes=True, auto='auto')
 
 def run_recipe(
@@ -153,13 +166,9 @@ def run_recipe(
     rows:list|None=None, # in the hub's format, in place of the download
     top:dict|None=None,  # name of a reward: the points of a right answer, for the share that is right
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
-    "Train by a recipe. ValueError before anything is loaded when no GPU could solve a problem of the plan."
-    plan,bad = recipe_plan(r, a),recipe_errors(r, a, reward_funcs)
-    if r.dry_run:
-        plan['problems'] += bad
-        print(format_plan(plan))
-        return plan
-    bad += [o for o in plan['problems'] if 'vLLM' in o]   # the others are guesses about memory
+    "Train by a recipe. ValueError before anything is loaded for what is missing."
+    bad = recipe_errors(r, a, reward_funcs)
+    if r.dry_run: return print_plan(r, a, bad)
     if bad: raise ValueError('; '.join(bad))
     if r.resume=='no': require_empty_dir(a.output_dir, 'resume with resume=auto')
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
@@ -201,7 +210,7 @@ def recipe_options(
     if gpu and asked>here:
         raise ValueError(f'{asked} processes were started and here is {here} GPU: `--num_processes {here}`')
     own = base|dict(use_cpu=not gpu, bf16=gpu, report_to='none')|defaults
-    return parse_options(cls, GRPOWithReplayBufferConfig, argv, settings, own)
+    return TrlOptions(cls, GRPOWithReplayBufferConfig, **own).read(argv, **settings)
 
 # %% ../nbs/catalogue/recipes.ipynb #6e697cd5
 RECIPES = dict(   # name in `HUB_DATASETS`: settings, system message, rewards, top reward, defaults
@@ -228,13 +237,18 @@ def train_trl(
     **settings:str|float|bool, # the same options by name
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
     "Train with TRL and replay on data and rewards of one's own, or by a recipe."
-    argv = list(argv)
+    typed,argv = list(argv),list(argv)
     if '--recipe' in argv:
         i = argv.index('--recipe')
         recipe = ''.join(argv[i+1:i+2])
         del argv[i:i+2]
     if recipe and recipe not in RECIPES:
         raise ValueError(f"no recipe {recipe!r}: there are {', '.join(RECIPES)}")
+    if 'LOCAL_RANK' not in os.environ and '--dry_run' not in typed:
+        from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
+        options = TrlOptions(RECIPES[recipe][0] if recipe else TrlArguments, GRPOWithReplayBufferConfig)
+        launcher,run = split_launch(typed, {*options._option_string_actions})
+        if launcher: return launch(launcher, run)   # every process comes here again, without these words
     if recipe:
         kind,system,made,top,own = RECIPES[recipe]
         r,a = recipe_options(kind, argv, settings, output_dir=f'runs/{recipe}', **own)

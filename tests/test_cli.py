@@ -10,7 +10,7 @@ from grpo_nb.parts.datasets import split_name
 from grpo_nb.parts.stats import paired_share_ci
 from grpo_nb.run.signals import forget_stop
 from grpo_nb.run.reading import LoggedRun, read_run
-from grpo_nb.scale.launch import TrlArguments
+from grpo_nb.on_trl.options import TrlArguments
 from made_runs import make_run
 
 REWARD = '''

@@ -7,7 +7,7 @@ import jsonschema, pytest, torch
 import faulty_runs
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import expected_dead_frac
-from grpo_nb.scale.plans import (
+from grpo_nb.parts.batch_plan import (
     batch_command, batch_plan, best_group_size, beta_pass_rates, expected_squared_advantage)
 from grpo_nb.cli import diagnose as diagnose_command
 from grpo_nb.see.findings import diagnose_rows, read_asset

@@ -8,7 +8,6 @@ from grpo_nb.on_trl.distributed import (
     ProcessGroup, ShardedBuffer, RowFormat, group_slices, plan_transfers, reshard)
 from grpo_nb.on_trl.ranks import assert_same_on_all_ranks
 from grpo_nb.replay import ReplayBuffer
-from grpo_nb.scale.plans import replay_bytes
 from another import elsewhere
 from bench_swap import PAGE, time_swap
 from threads import in_threads
@@ -16,6 +15,7 @@ from threads import in_threads
 HERE = Path(__file__).parent
 WIRE,made_batch,made_rows,made_sampled = PAGE.WIRE,PAGE.made_batch,PAGE.made_rows,PAGE.made_sampled
 replay_alone,replay_rank,same_replay = PAGE.replay_alone,PAGE.replay_rank,PAGE.same_replay
+replay_bytes = PAGE.replay_bytes
 
 def held_rows(buf, id):
     "How many rows of a stored group lie on this rank."

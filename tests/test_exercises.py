@@ -20,7 +20,7 @@ from grpo_nb.parts.stats import mean_ci
 from grpo_nb.research.study import REGIMES
 from grpo_nb.research.study import read_rows
 from grpo_nb.run.reading import read_run
-from grpo_nb.scale.plans import batch_plan
+from grpo_nb.parts.batch_plan import batch_plan
 from grpo_nb.tasks import completion_text
 from grpo_nb.teach.classroom import attempt, same
 from grpo_nb.tiny_qwen import tiny_config

@@ -16,8 +16,8 @@ FILES |= {'.'.join(f.parent.relative_to(LIB).parts):f   # folders that are modul
     for f in LIB.glob('*/**/__init__.py') if f.read_text(encoding='utf-8').strip()}
 MODULES = sorted(FILES)
 # from the ground up
-WINGS = 'parts','run','see','course','on_trl','scale','research','teach','studies','dev','door'
-ON_TRL = dict(grpo_with_replay_buffer='on_trl', recipes='scale')   # chapters that stand on these wings
+WINGS = 'parts','run','see','course','on_trl','research','teach','studies','dev','door'
+ON_TRL = dict(grpo_with_replay_buffer='on_trl', recipes='door')   # chapters that stand on these wings
 HEAVY = ['torch','trl','transformers','ipywidgets','matplotlib','pandas','nbdev','datasets']
 
 def _python(code, python=sys.executable, **kw):

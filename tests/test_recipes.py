@@ -10,7 +10,7 @@ from grpo_nb import tasks
 from grpo_nb.recipes import (GSM8KArguments, RecipeArguments, TLDRArguments, gsm8k_rewards, length_reward,
                              numinamath_rewards, recipe_options, train_trl)
 from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig
-from grpo_nb.scale.launch import TrlArguments
+from grpo_nb.on_trl.options import TrlArguments
 from trl import GRPOConfig, ModelConfig
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.run.signals import Stopped
@@ -136,10 +136,9 @@ def test_the_larger_models_command_on_the_page_is_understood():
     assert (a.generation_batch_size, a.max_completion_length)==(16*8, 2048)
     form = '<think>\na\n</think>\n<answer>\n1\n</answer>\n'
     assert R.xml_count(form, r.xml_reward)==1.   # four parts of .25
-    one,eight = (gsm8k([*words.split()[4:], '--dry_run', *o.split()]) for o in
-                 ('--num_processes 1', '--num_processes 8 --strategy fsdp2'))
-    assert one['total_GB']>80 and any('GB on a GPU of 80 GB' in o for o in one['problems'])
-    assert eight['total_GB']<60 and [o for o in eight['problems'] if 'vllm is not installed' not in o]==[]
+    plan = gsm8k([*words.split()[4:], '--dry_run', '--num_processes', '8'])
+    assert plan['prompts']==16 and plan['completions_per_process']==16
+    assert [o for o in plan['problems'] if 'vllm is not installed' not in o]==[]
 
 def test_model_name_is_the_name_of_the_run_and_never_a_model(tmp_path):
     (tmp_path/'a.yaml').write_text('model_name: monday\nrepo_id: tiny\n')
@@ -184,9 +183,7 @@ def test_resume_alone_means_yes(words, want): assert read(GSM8KArguments, words)
 @pytest.mark.parametrize(
     'words,say',
     [
-        (['--betta', '1'], "did you mean 'beta'"),
-        (['--config'], 'path of a YAML file'),
-        (['--config', 'nowhere.yaml'], 'nowhere.yaml could not be read'),
+        (['--betta', '1'], "did you mean '--beta'"),
         (
             ['--total_batch_size', '3', '--per_device_train_batch_size', '8'],
             'no multiple of per_device_train_batch_size 8',
@@ -204,30 +201,24 @@ def test_a_batch_that_processes_can_not_share_is_refused():
 
 
 def test_dry_run_prints_the_plan_and_loads_nothing(capsys):
-    words = '''--model Qwen/Qwen2.5-7B-Instruct --num_processes 64 --strategy fsdp2 --num_generations 16
+    words = '''--model Qwen/Qwen2.5-7B-Instruct --num_processes 64 --num_generations 16
         --total_batch_size 32 --max_completion_length 1024 --dry_run'''
     plan = gsm8k(words.split())
-    assert (plan['processes'], plan['weights'], plan['groups'], plan['problems'])==(64, 7_615_616_512, 32, [])
-    assert 'nothing speaks against it' in capsys.readouterr().out
+    assert (plan['world_size'], plan['prompts'], len(plan['straddling']), plan['problems'])==(64, 32, 32, [])
+    assert '512 completions for 32 prompts' in capsys.readouterr().out
 
-def test_what_speaks_against_a_run_is_in_its_plan():
+def test_what_speaks_against_a_run_is_in_its_plan(capsys):
     plan = gsm8k(model='tiny', dry_run=True, reward_weights=[1., 2.])
     assert '2 reward_weights for 5 rewards (xmlcount, soft_format' in str(plan['problems'])
-    plan = gsm8k(model='tiny', dry_run=True, use_vllm=True, vllm_mode='colocate',
-                 vllm_gpu_memory_utilization=0.25)
-    assert plan['vllm_GB']==20. and 'vllm is not installed' in str(plan['problems'])
+    plan = gsm8k(model='tiny', dry_run=True, use_vllm=True, vllm_mode='colocate')
+    assert 'vllm is not installed' in str(plan['problems']) and 'PROBLEM: vllm is' in capsys.readouterr().out
 
-def test_a_plan_for_64_processes_is_legal_where_the_run_would_be():
-    big = dict(model='Qwen/Qwen2.5-7B-Instruct', num_processes=64, strategy='fsdp2', num_generations=16)
-    plan = gsm8k(dry_run=True, total_batch_size=32, max_completion_length=1024, **big)
-    got = [plan[k] for k in ('processes','rows_per_process','rows','groups','straddling')]
-    assert got==[64, 8, 512, 32, 32] and not plan['problems']
+def test_a_plan_for_8_processes_is_legal_where_the_run_would_be():
     eight = dict(model='tiny', dry_run=True, num_processes=8, per_device_train_batch_size=3)
     plan = gsm8k(steps_per_generation=2, gradient_accumulation_steps=2, num_generations=8, **eight)
-    assert [plan[k] for k in ('rows_per_process','rows','groups','straddling')]==[6, 48, 6, 6]
+    assert [plan[k] for k in ('completions_per_process','completions','prompts')]==[6, 48, 6]
     with pytest.raises(ValueError, match='divisible'):
         gsm8k(steps_per_generation=1, num_generations=16, **eight)
-
 
 def test_a_missing_vllm_is_said_before_anything_is_loaded():
     with pytest.raises(ValueError, match='vllm is not installed'):
@@ -235,7 +226,7 @@ def test_a_missing_vllm_is_said_before_anything_is_loaded():
 
 
 def test_a_vllm_server_that_does_not_answer_stops_a_run_before_it_loads(monkeypatch):
-    monkeypatch.setattr('grpo_nb.scale.launch.find_spec', lambda n: True)
+    monkeypatch.setattr('grpo_nb.on_trl.options.find_spec', lambda n: True)
     with pytest.raises(ValueError, match='no vLLM server answers at http://127.0.0.1:9'):
         gsm8k(model='tiny', use_vllm=True, vllm_mode='server', vllm_server_base_url='http://127.0.0.1:9',
               output_dir='x')
@@ -311,64 +302,38 @@ def words(name, d, **more):
     own = dict(rows_file=d/f'{name}.jsonl', output_dir=d/name, max_steps=2, total_batch_size=4)
     return [name, *as_words(SMALL|own|more)]
 
-def accelerate(d, args):
-    "Under `accelerate launch` on two processes of the CPU, with a file that our own code wrote."
-    from grpo_nb.scale.launch import write_launch_config
-    f = write_launch_config(d/'two.yaml', 'ddp', 2, mixed_precision='no', use_cpu=True)
-    env = os.environ | dict(OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1',
-                            PYTHONPATH=str(Path(__file__).parent.parent))
-    start = [sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f]
-    r = subprocess.run([*start, *args], cwd=d, env=env, capture_output=True, text=True, timeout=400)
-    assert r.returncode==0, (r.stdout+r.stderr)[-3000:]
-
 @pytest.mark.slow
 @pytest.mark.processes
-def test_accelerate_launches_a_recipe_from_a_yaml_file_on_two_processes(tmp_path):
+def test_the_command_starts_two_processes_by_a_file_that_trl_ships(tmp_path):
+    "From a YAML file, without a launcher in front."
     from grpo_nb.run.reading import read_run
     w = words('gsm8k', tmp_path)
     settings = '\n'.join(f'{k[2:]}: {v}' for k,v in zip(w[1::2], w[2::2]))
     (tmp_path/'run.yaml').write_text(settings+'\nreplay_buffer_size: 8\n')
-    files = ['--config', str(tmp_path/'run.yaml'), '--accelerate_config', str(tmp_path/'two.yaml')]
-    accelerate(tmp_path, ['-m', 'grpo_nb', 'trl', '--recipe', 'gsm8k', *files, '--beta', '0.01'])
+    env = os.environ|dict(OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1', PYTHONPATH=str(Path(__file__).parents[1]))
+    start = '-m grpo_nb trl --accelerate_config multi_gpu --num_processes 2 --mixed_precision no'
+    start += f' --recipe gsm8k --config {tmp_path}/run.yaml --beta 0.01'
+    how = dict(cwd=tmp_path, env=env, capture_output=True, text=True)
+    r = subprocess.run([sys.executable, *start.split()], **how,
+        timeout=400)
+    assert r.returncode==0, (r.stdout+r.stderr)[-3000:]
     run = read_run(tmp_path/'gsm8k')
-    assert (run.settings['world_size'] == 2 and len(run.history) == 2
-            and (tmp_path / 'gsm8k' / 'model.safetensors').exists())
+    assert run.settings['world_size']==2 and len(run.history)==2
+    assert (tmp_path/'gsm8k'/'model.safetensors').exists()
     assert {'rewards/correctness/mean','replay/dead','kl'} <= set(run.history.columns)
-    assert (
-        len(run.groups[run.groups.step == run.groups.step.min()]) == 4
-    )  # prompts of both processes together
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_the_other_recipes_run_on_two_processes_too(tmp_path):
-    from grpo_nb.run.reading import read_run
-
-    lines = ['from grpo_nb.cli import main',
-             *(f"main({['trl', '--recipe', *words(o, tmp_path)]!r})" for o in ('numinamath', 'tldr'))]
-    (tmp_path/'both.py').write_text('\n'.join(lines))
-    accelerate(tmp_path, [str(tmp_path/'both.py')])
-    for name,col in (('numinamath','rewards/accuracy/mean'), ('tldr','rewards/length_reward/mean')):
-        run = read_run(tmp_path/name)
-        assert run.settings['world_size']==2 and len(run.history)==2 and col in run.history.columns
-
-def fsdp_versoin(d):
-    from grpo_nb.scale.launch import launch_config
-    c = launch_config('fsdp2')
-    c['fsdp_config']['fsdp_versoin'] = c['fsdp_config'].pop('fsdp_version')
-    (d/'bad.yaml').write_text(yaml.safe_dump(c))
-    return ['--accelerate_config', str(d/'bad.yaml'), '--model', 'tiny']
+    assert len(run.groups[run.groups.step==run.groups.step.min()])==4   # prompts of both processes together
 
 WRONG = [
     (lambda d: ['--model','no-such-model','--rows_file',str(d/'rows.jsonl')], 'no-such-model'),
     (lambda d: ['--model','tiny'], '`--rows_file FILE`'),
-    (lambda d: ['--model','tiny','--num_generatoins','4'], "did you mean 'num_generations'"),
-    (fsdp_versoin, "no key 'fsdp_versoin', did you mean 'fsdp_version'"),
-    (lambda d: ['--model','tiny','--num_processes','8'], 'num_processes 8 is for --dry_run'),
+    (lambda d: ['--model','tiny','--num_generatoins','4'], "did you mean '--num_generations'"),
+    (lambda d: ['--model','tiny','--accelerate_config','fsdp3'], 'neither a file nor a valid config'),
+    (lambda d: ['--model','tiny','--do_sample','True'], 'answers are always sampled'),
+    (lambda d: ['--model','tiny','--completion_chunk_size','64'], "TRL's kernel fixes the size"),
     (lambda d: ['--model','tiny','--use_vllm'], 'vllm is not installed'),
     (lambda d: ['--model','tiny','--reward_weights','1','2'], '2 reward_weights for 5 rewards'),
     (lambda d: ['--model','tiny','--rows_file',str(d/'none.jsonl')], 'none.jsonl'),
-    (lambda d: ['--model','tiny','--config',str(d/'trl.yaml')], 'decided by the recipe'),
+    (lambda d: ['--model','tiny','--config',str(d/'trl.yaml')], 'the recipe decides it'),
     (lambda d: ['--model','tiny','--generation_batch_size','6','--num_generations','4'], 'divisible')]
 
 @pytest.mark.parametrize('args,say', WRONG)
@@ -518,7 +483,7 @@ def test_only_the_adapter_is_trained(mine):
     assert json.loads((mine/'run'/'adapter_config.json').read_text())['r']==4
 
 def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
-    from grpo_nb.scale.launch import TrlArguments, load_training_rows
+    from grpo_nb.on_trl.options import TrlArguments, load_training_rows
     chain_sum(4, 0).save_to_disk(str(mine/'saved'))
     assert len(load_training_rows(TrlArguments(dataset=str(mine/'saved'))))==4
     with pytest.raises(ValueError, match='folder without a saved data set'):
@@ -542,7 +507,7 @@ def test_what_is_missing_is_said_before_a_model_is_loaded(more, say, mine, monke
             **FAST)|more)
 
 def test_a_missing_peft_is_said(mine, monkeypatch):
-    monkeypatch.setattr('grpo_nb.scale.launch.find_spec', lambda k: None)
+    monkeypatch.setattr('grpo_nb.on_trl.options.find_spec', lambda k: None)
     with pytest.raises(ValueError, match='--use_peft: peft is not installed'): own(mine, use_peft=True)
 
 def test_more_processes_than_cards_is_one_line(mine, monkeypatch):
@@ -555,7 +520,7 @@ def test_more_processes_than_cards_is_one_line(mine, monkeypatch):
 
 @pytest.mark.parametrize('kind', [TrlArguments, GRPOWithReplayBufferConfig])
 def test_an_option_that_may_be_none_can_be_given_as_none(kind, tmp_path):
-    "From YAML, by name, on the command line, and in Python after a parser has been made."
+    "From YAML, by name, and in Python after a parser has been made."
     theirs = {f.name for o in (GRPOConfig, ModelConfig) for f in fields(o)}
     def offers(f): return f.default is None or 'None' in f.metadata.get('help', '')
     names = [f.name for f in fields(kind) if f.name not in theirs and offers(f)]
@@ -565,18 +530,9 @@ def test_an_option_that_may_be_none_can_be_given_as_none(kind, tmp_path):
         return next(o for o in both if isinstance(o, kind))
     given = {k:None for k in names if k!='dataset'}
     (tmp_path/'none.yaml').write_text(yaml.safe_dump(given), encoding='utf-8')
-    typed = [o for k in given for o in (f'--{k}', 'None')]
     want = GRPOWithReplayBufferConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **given) \
         if kind is GRPOWithReplayBufferConfig else TrlArguments(**given)
-    for got in (read(['--config', str(tmp_path/'none.yaml')]), read(**given), read(typed)):
+    for got in (read(['--config', str(tmp_path/'none.yaml')]), read(**given)):
         assert {k:getattr(got, k) for k in given}=={k:getattr(want, k) for k in given}
     assert want.record_max_groups is None if kind is GRPOWithReplayBufferConfig else want.reward is None
 
-def test_none_on_the_command_line_goes_before_what_a_file_says(tmp_path):
-    (tmp_path/'c.yaml').write_text('replay_scope: local\nrecord_max_groups: 5\n', encoding='utf-8')
-    words = ['--output_dir', str(tmp_path), '--config', str(tmp_path/'c.yaml')]
-    none = ['--replay_scope=None','--record_max_groups','None']
-    a = recipe_options(TrlArguments, [*words, *none], {}, {})[1]
-    assert a.replay_scope is a.record_max_groups is None
-    a = recipe_options(TrlArguments, words, {}, {})[1]
-    assert (a.replay_scope, a.record_max_groups)==('local', 5)

@@ -11,7 +11,7 @@ import grpo_nb.on_trl.record as on_trl_record
 from grpo_nb.advantages import group_advantages
 from grpo_nb.on_trl.rows import TrlRows
 from grpo_nb.on_trl.table import _match_format
-from grpo_nb.scale.plans import batch_plan
+from grpo_nb.parts.batch_plan import batch_plan
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder
 from grpo_nb.run.reading import read_run

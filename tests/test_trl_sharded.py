@@ -2,6 +2,7 @@
 signals, resume on as many, fewer and more, and faults that are named."""
 
 import os, subprocess, sys
+from importlib.resources import files
 from pathlib import Path
 import pytest, torch
 import trl_tiny as T
@@ -107,11 +108,11 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
     reason='GRPO_NB_DEEPSPEED=1 runs it: needs deepspeed, which builds an extension for minutes')
 @pytest.mark.parametrize('scene', ['zero2','zero3'])
 def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
-    from grpo_nb.scale.launch import write_launch_config
-    f = write_launch_config(tmp_path/f'{scene}.yaml', scene, 2, mixed_precision='no')
+    f = files('trl.accelerate_configs').joinpath(f'{scene}.yaml')
     env = os.environ|dict(OMP_NUM_THREADS='1', DS_ACCELERATOR='cpu', TINY=T.folder(),
         PYTHONPATH=f'{HERE.parent}:{HERE}:'+os.environ.get('PYTHONPATH', ''))
-    r = subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--config_file', f,
+    r = subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--config_file', str(f),
+        '--num_processes', '2', '--mixed_precision', 'no',
         str(HERE/'trl_sharded_ranks.py'), str(tmp_path), scene], env=env, capture_output=True, text=True,
         timeout=900)
     assert r.returncode==0, r.stderr[-3000:]

@@ -3,7 +3,7 @@ import os, sys
 from pathlib import Path
 import vllm_tiny as X
 import torch
-from grpo_nb.scale.launch import fsdp2_on_cpu
+from cpu_shims import fsdp2_on_cpu
 from grpo_nb.tasks import completion_text
 
 def uneven(completions, prompts, **kw):

@@ -4,7 +4,7 @@
 `test_vllm.py` holds the same rows to their bounds. Needs the environment that `test_vllm.py` describes.
 """
 import copy, itertools, sys
-from grpo_nb.scale.launch import vllm_on_cpu
+from cpu_shims import vllm_on_cpu
 vllm_on_cpu()   # before trl
 import pandas as pd, torch
 import trl.generation.vllm_generation as V

@@ -249,7 +249,7 @@ _FONTS = [f'fonts/KaTeX_{o}*.woff2' for o in ('AMS', 'Caligraphic-R', 'Main', 'M
 _KEPT = ['katex.min.css', 'katex.min.js', 'contrib/auto-render.min.js', *_FONTS]
 
 _TWICE = re.compile(r' (?:id="toc-(?!title)[^"]*"|data-scroll-target="[^"]*")')
-_WINGS = re.compile('(parts|run|see|on_trl|scale|research|teach|studies|dev|catalogue|project)/')
+_WINGS = re.compile('(parts|run|see|on_trl|research|teach|studies|dev|catalogue|project)/')
 
 def _change(f, how):
     "Write the file as `how` makes it of its text, where that changes it."
