@@ -297,14 +297,21 @@ def finish_batch(self:GRPOWithReplayBufferTrainer)->None:
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #256d0fdd
 @patch
+def make_buffer(self:GRPOWithReplayBufferTrainer,
+    size:int,       # groups
+    **options:Any,  # of `ReplayBuffer`
+)->ReplayBuffer:
+    "The buffer of this run; a subclass may make one of its own."
+    return ReplayBuffer(size, **options)
+
+@patch
 def reset_buffer(self:GRPOWithReplayBufferTrainer,
     shared:bool,  # one for all processes?
 )->None:
     "Begin with an empty buffer."
     a = self.args
-    buffer = ReplayBuffer(a.replay_buffer_size*(a.world_size if shared else 1),
-        priority=a.replay_priority, age_limit=a.replay_age_limit, age_decay=a.replay_age_decay,
-        max_uses=a.replay_max_uses, seed=a.seed+(0 if shared else a.process_index))
+    size,seed = a.replay_buffer_size*(a.world_size if shared else 1),a.seed+(0 if shared else a.process_index)
+    buffer = self.make_buffer(size, seed=seed, **a.buffer_options())
     self.buffer = ShardedBuffer(buffer, None, self.num_generations, not shared, a.replay_same_prompt_first)
     self.ratios.sums = {}
 

@@ -119,7 +119,7 @@ def test_the_stated_probability_of_a_draw_is_that_of_its_weight_among_those_left
             del left[e.data]
 
 def test_a_dart_on_a_border_takes_the_group_above_it():
-    for w,dart,want in (([0., 1.], 0., 1), ([1., 1.], .5, 1), ([1., 0., 1.], .5, 2)):
+    for w,dart,want in (([1., 1.], 0., 0), ([1., 1.], .5, 1), ([1., 0., 1.], .5, 2)):
         b = ReplayBuffer(3)
         b.add(w, list(range(len(w))))
         b.rng = SimpleNamespace(random=lambda: dart)
@@ -181,15 +181,17 @@ def test_a_priority_sees_age_uses_draws_prompt_and_rewards():
         seen.append([(e.data, now, e.age, e.uses, e.drawn, e.prompt_key, e.rewards) for e in entries])
         return [.25-(sum(e.rewards)/len(e.rewards)-.5)**2 for e in entries]
     b = ReplayBuffer(2, priority=half_solved)
-    b.add([1., 1.], 'ab', step=3, keys=[7, 8], rewards=[[1., 0.], [1., 1.]])
+    b.add([1., 1.], 'ab', step=3, keys=[7, 8], rewards=[[1., 0.], [.99, 1.]])
+    seen.clear()
     assert [e.data for e in b.sample_entries(1, step=5)]==['a'] and b.priority=='half_solved'
-    assert seen==[[('a', 5, 2, 0, 0, 7, [1., 0.]), ('b', 5, 2, 0, 0, 8, [1., 1.])]]
+    assert seen[0]==[('a', 5, 2, 0, 0, 7, [1., 0.]), ('b', 5, 2, 0, 0, 8, [.99, 1.])]
+    seen.clear()
     b.add([1.], 'c', step=6, keys=[9], rewards=[[0., 1.]])   # one too many: that of least weight leaves
-    assert seen[1]==[('a', 6, 3, 1, 0, 7, [1., 0.]), ('b', 6, 3, 0, 0, 8, [1., 1.]),
+    assert seen[0]==[('a', 6, 3, 1, 0, 7, [1., 0.]), ('b', 6, 3, 0, 0, 8, [.99, 1.]),
         ('c', 6, 0, 0, 0, 9, [0., 1.])] and [e.data for e in b]==['a','c']
     seen.clear()
     b.sample_entries(3) # more than there are: what was drawn comes again
-    assert [sum(o[4] for o in call) for call in seen]==[0, 1, 2]
+    assert [sum(o[4] for o in call) for call in seen]==[0, 0, 1, 2, 0]   # before and after it: is one gone?
     other = ReplayBuffer(2, priority=half_solved)
     other.load_state_dict(b.state_dict())
     assert [e.rewards for e in other]==[[1., 0.], [0., 1.]]
@@ -198,9 +200,47 @@ def test_a_priority_sees_age_uses_draws_prompt_and_rewards():
 def test_weights_that_are_none_are_refused_by_the_name_of_their_priority(bad):
     def mine(entries, now): return bad
     b = ReplayBuffer(2, priority=mine)
-    b.add([1., 1.], 'ab')
     with pytest.raises(ValueError, match="the priority 'mine' returned .* for 2 entries: return a finite"):
-        b.sample_entries(1)
+        b.add([1., 1.], 'ab')
+
+def test_a_group_that_weighs_nothing_is_gone_at_once_and_for_good():
+    given_up = set()
+    def rule(entries, now): return [float(e.prompt_key not in given_up and max(e.rewards)>0) for e in entries]
+    b = ReplayBuffer(8, priority=rule, seed=1)
+    ids = b.add([1.]*3, 'abc', keys=[1, 2, 3], rewards=[[1., 0.], [0., 0.], [0., 1.]])
+    assert ids==[0, None, 2] and [e.data for e in b]==['a','c']
+    given_up.add(1)
+    assert b.sample(4)==['c']*4 and [e.data for e in b]==['c']
+    given_up.clear()
+    assert b.sample(1)==['c'] and len(b)==1   # what was gone does not come back
+    given_up.add(3)
+    assert b.sample(2)==[] and len(b)==0 and b.add([1.], 'd', keys=[4], rewards=[[1.]])==[3]
+    m = Replay(8, priority=rule)
+    given_up.clear()
+    m.buffer.add([1.]*4, 'abcd', keys=[1, 1, 2, 2], rewards=[[1.]]*4)
+    given_up.add(1)
+    assert m.num_groups_to_sample(4, 1)==4 and [e.data for e in m.buffer]==['c','d']
+
+def test_rules_around_a_priority_are_the_options_of_the_buffer():
+    from grpo_nb.replay import decay_with_age, limit_age, limit_uses, score_priority
+    def futures(b):
+        out = []
+        for t in range(40):
+            b.add([1.+t%3, .5], [t, -t], step=t)
+            out.append((b.sample(3, step=t), sorted(e.id for e in b)))
+        return out
+    for options,f in ((dict(age_limit=4), limit_age(score_priority, 4)),
+            (dict(max_uses=2), limit_uses(score_priority, 2)),
+            (dict(age_decay=3.), decay_with_age(score_priority, 3.)),
+            (dict(age_limit=4, max_uses=2, age_decay=3.),
+                limit_uses(limit_age(decay_with_age(score_priority, 3.), 4), 2))):
+        assert futures(ReplayBuffer(6, seed=2, **options))==futures(ReplayBuffer(6, f, seed=2))!=futures(
+            ReplayBuffer(6, seed=2))
+
+def test_a_strategy_makes_its_buffer():
+    class Half(Replay):
+        def make_buffer(self, size, **options): return ReplayBuffer(size//2, **options)
+    assert Half(10, seed=3).buffer.max_size==5
 
 def test_the_same_prompt_comes_first_and_any_other_after_it():
     b = ReplayBuffer(8, seed=0)
@@ -266,11 +306,12 @@ class ListModel:
         if self.age_decay is None: return (o['score'], o['id'])
         return ((math.log(o['score']) if o['score'] else -math.inf)+o['step']/self.age_decay, o['id'])
     def add(self, scores, data, step):
-        self.now = max(self.now, step); self.old()
+        self.now = max(self.now, step)
         for s,d in zip(scores, data):
             self.items.append(dict(score=s, data=d, step=step, id=self.n, uses=0))
             self.n += 1
-            if len(self.items)>self.max_size: self.items.remove(min(self.items, key=self.worth))
+        self.old()
+        while len(self.items)>self.max_size: self.items.remove(min(self.items, key=self.worth))
     def used(self, ids):
         for o in self.items: o['uses'] += ids.count(o['id'])
         if self.max_uses: self.items = [o for o in self.items if o['uses']<self.max_uses]

@@ -12,7 +12,7 @@ from numbers import Integral
 from transformers import GenerationConfig
 from trl import GRPOConfig
 from ..parts.validate import RULES, require, check_settings, config_field
-from ..parts.groups import LR_SCALES
+from ..parts.storage import ReplayOptions
 from ..parts.registry import PRIORITIES, name_unknown_settings, resolve
 
 # %% ../../nbs/on_trl/config.ipynb #7991c28f
@@ -115,16 +115,8 @@ def check_layout(
 # %% ../../nbs/on_trl/config.ipynb #117e471d
 @name_unknown_settings
 @dataclass
-class GRPOWithReplayBufferConfig(GRPOConfig):
+class GRPOWithReplayBufferConfig(ReplayOptions, GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"
-    replay_buffer_size:int = config_field(64,
-        'Groups kept for replay, on the CPU of each process; 0 turns replay off.')
-    replay_stored_per_fresh:int = config_field(0,
-        'Stored groups in a batch for each one that is sampled: with 2, a third of the batch is '
-        'sampled and the buffer gives the rest, as soon as it has enough.')
-    replay_priority:str = config_field('score',
-        "Which groups stay and are drawn: by 'score' (summed absolute advantage times the group's reward "
-        "deviation), 'uniform', 'recency', or one of your own: FILE.py:NAME, or a registered name.")
     replay_weight:str = config_field('token',
         "What a replayed token's gradient is weighed by: 'token' its ratio, 'truncated' its ratio up to "
         "`replay_weight_cap`, 'sequence' the ratio of its whole answer up to the cap, 'none' nothing.",
@@ -141,12 +133,8 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
     replay_scope:str|None = config_field(None,
         "Over several processes: 'sharded' is one buffer for all, its rows left where they were made; "
         "'local' is a buffer each; None is sharded.", choices=[None,'local','sharded'])
-    replay_age_limit:int|None = config_field(None,
-        'Oldest group that may be replayed, in optimizer steps since it was sampled; None for any age.')
     replay_age_decay:float|None = config_field(None,
         'Optimizer steps in which a stored score falls to 1/e of itself; None for no decay.')
-    replay_max_uses:int|None = config_field(None,
-        'How often a stored group may be replayed before it is dropped; None for any number.')
     replay_unreplaced:str = config_field('keep',
         "What to do with a dead group that nothing can replace: 'keep' trains on it as TRL does, "
         "'mask' takes its tokens out of the loss.", choices=['keep','mask'])
@@ -154,12 +142,6 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
     replay_same_prompt_first:bool = config_field(False,
         "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
-    scale_lr_by_alive:str = config_field('none',
-        "Scale the learning rate of each step by the share of groups in its batch that teach: 'sqrt' by the "
-        "root of the share, 'linear' by the share itself; where none does, no step is taken.",
-        choices=[*LR_SCALES])
-    dead_tolerance:float = config_field(1e-6,
-        "A group is dead when its rewards span at most this much, in reward units.")
     record_groups_every:int|None = config_field(None,
         "Record every n-th generation batch group by group in `output_dir`, for inspector, report and "
         "diagnose; 0 never. None is 1, but 0 with `push_to_hub`, which would upload the texts.")
@@ -178,6 +160,10 @@ class GRPOWithReplayBufferConfig(GRPOConfig):
         _check_generation_kwargs(self)
         if self.record_groups_every is None: self.record_groups_every = 0 if self.push_to_hub else 1
         _check_replay_settings(self)
+
+    def buffer_options(self)->dict:
+        "As in `train`, with the decay."
+        return super().buffer_options()|dict(age_decay=self.replay_age_decay)
 
     @property
     def buffer_is_shared(self)->bool:

@@ -233,8 +233,8 @@ class ShardedBuffer:
 
     def ready(self, step:int)->int:
         "Groups for each process that can be drawn at this step."
-        limit = self.index.age_limit
-        return sum(limit is None or step-e.step<=limit for e in self.index)//self.ranks.world
+        self.index.evict_expired(step)
+        return len(self.index)//self.ranks.world
 
     def _marks(self, s):
         r = _crc(np.array(self.index.rng.getstate()[1], dtype=np.uint32).tobytes())

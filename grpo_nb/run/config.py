@@ -12,14 +12,15 @@ from typing import Any
 from ..parts.validate import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
 from ..parts.sampling import Sampling
+from ..parts.storage import ReplayOptions
 from ..parts.registry import ADVANTAGES, LOSSES, STRATEGIES, name_unknown_settings, resolve
 from ..parts.loss_inputs import (
     LossSettings, check_loss_options, loss_traits, parse_loss_kwargs, parse_correction)
 
 # %% ../../nbs/run/config.ipynb #e45ccafc
 @dataclass
-class RunConfig(Sampling):
-    "The settings of a run after the first dozen, under TRL's names; those of sampling come first."
+class RunConfig(ReplayOptions, Sampling):
+    "The settings of a run after the first dozen, under TRL's names, beside those of sampling and replay."
     output_dir:str|None = config_field(None, 'folder of the run; None writes nothing')
     max_sampled_tokens:int = config_field(0,
         'also stop once this many completion tokens were sampled; 0: never')
@@ -56,15 +57,6 @@ class RunConfig(Sampling):
     shared_prefix:bool = config_field(True, 'compute a prompt once for its G completions; False: for each')
     mask_truncated_completions:bool = config_field(False,
         'leave completions without an end token out of the loss')
-    dead_tolerance:float = config_field(1e-6, 'a group whose rewards differ by at most this is dead')
-    replay_priority:str = config_field('score',
-        'which groups are kept and drawn: score, uniform, recency, a name of your own, or FILE.py:NAME')
-    replay_age_limit:int|None = config_field(None,
-        'oldest group that may be replayed, in optimizer steps; None: any')
-    replay_max_uses:int|None = config_field(None,
-        'a stored group is evicted after so many draws; None: never')
-    replay_stored_per_fresh:int = config_field(0,
-        'stored groups in a batch for each sampled one; 0: for dead ones')
     eval_steps:int = config_field(0, 'steps between two evaluations on `eval_dataset`; 0: none')
     save_steps:int = config_field(0, 'steps between two checkpoints; 0: none but the last')
     save_total_limit:int = config_field(2, 'checkpoints kept')
@@ -102,7 +94,6 @@ class TrainConfig(RunConfig):
     method:Any = config_field('replay',
         'the strategy for zero-variance groups: replay, keep (plain GRPO), mask, '
         'dynamic, another name, FILE.py:NAME, or an object')
-    replay_buffer_size:int = config_field(64, "groups kept for replay; 0: method 'replay' is plain GRPO")
 
     def __post_init__(self):
         if isinstance(self.output_dir, (str,os.PathLike)):
