@@ -12,6 +12,7 @@ from numbers import Integral
 from transformers import GenerationConfig
 from trl import GRPOConfig
 from ..parts.validate import RULES, require, check_settings, config_field
+from ..parts.groups import LR_SCALES
 from ..parts.storage import ReplayOptions
 from ..parts.registry import PRIORITIES, name_unknown_settings, resolve
 
@@ -142,6 +143,10 @@ class GRPOWithReplayBufferConfig(ReplayOptions, GRPOConfig):
         'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
     replay_same_prompt_first:bool = config_field(False,
         "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
+    scale_lr_by_alive:str = config_field('none',
+        "Scale the learning rate of each step by the share of groups in its batch that teach: 'sqrt' by the "
+        "root of the share, 'linear' by the share itself; where none does, no step is taken.",
+        choices=[*LR_SCALES])
     record_groups_every:int|None = config_field(None,
         "Record every n-th generation batch group by group in `output_dir`, for inspector, report and "
         "diagnose; 0 never. None is 1, but 0 with `push_to_hub`, which would upload the texts.")
