@@ -30,6 +30,7 @@ def pytest_configure(config):
     config.addinivalue_line('markers', 'slow: takes long, and waits for `--slow`')
     config.addinivalue_line('markers', 'weekly: a row of a grid, or what seldom breaks: waits for `--weekly`')
     config.addinivalue_line('markers', 'studies: a study, of no concern to users: waits for `--studies`')
+    config.addinivalue_line('markers', 'points: of a check of a hand-in, on the page of checks')
     config.addinivalue_line('markers', 'flaky: of pytest-rerunfailures, absent in a smaller environment')
     config.addinivalue_line('markers', 'processes: starts other processes; tried once more if it fails')
     config.option.loadscopereorder = False   # else xdist begins with the files of most tests

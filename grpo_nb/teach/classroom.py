@@ -4,15 +4,13 @@
 
 # %% auto #0
 __all__ = ['TITLES', 'FOUR_WEEKS', 'SITE', 'MAX_SEED', 'ALLOWED', 'FIELDS', 'handout', 'split_handout', 'make', 'folder_seed',
-           'forbidden_reason', 'checks_page', 'checks_of', 'run_checks', 'grade', 'score', 'score_lines', 'same',
-           'attempt', 'rollouts_from_text', 'open_fields', 'plan_digest', 'class_command']
+           'forbidden_reason', 'checks_of', 'run_checks', 'grade', 'score', 'score_lines', 'same', 'attempt',
+           'rollouts_from_text', 'open_fields', 'plan_digest', 'class_command']
 
 # %% ../../nbs/teach/classroom.ipynb #575ddee4
 import ast, hashlib, json, os, re, subprocess, sys, tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TYPE_CHECKING
 from ..parts.files import ASSETS, read_asset
 
@@ -73,7 +71,7 @@ MAX_SEED = 100_000_000   # of a folder; its runs take the eight seeds from 8*see
 def make(
     out:str,          # a new or an empty folder
     sets:list|None=None, # of 'A' to 'E'; None for A to D
-    seed:int|None=None, # of the student's runs; None for one that follows from the folder's name
+    seed:int|None=None, # of the student's runs; None for one below 1000 that follows from the folder's name
 )->list:              # the files written
     "Write a student's folder. ValueError if there is something in `out` already."
     root,sets = Path(out),_sets(sets)
@@ -81,10 +79,10 @@ def make(
     if root.is_dir() and any(root.iterdir()):
         there = sorted(o.name for o in root.iterdir())[:5]
         raise ValueError(f'{out} holds {there}: name a new folder, so that nothing of yours is overwritten')
-    about = read_asset('help/class.md')
-    if seed is None: seed = _seed_from_name(root.resolve().name)
-    if why := _seed_error(seed): raise ValueError(f'--seed {seed}: {why}')
-    written = {'README.md':about.format(', '.join(f'{k} ({TITLES[k]})' for k in sets))}
+    if seed is None: seed = int(hashlib.sha256(root.resolve().name.encode()).hexdigest(), 16)%1000
+    _check_seed(seed)
+    titles = ', '.join(f'{k} ({TITLES[k]})' for k in sets)
+    written = {'README.md':read_asset('help/class.md').format(titles=titles, sets=' '.join(sets))}
     for k in sets:
         files,nb = split_handout(handout(k), seed)
         written |= {f'{k}/{name}':text for name,text in files.items()}
@@ -94,35 +92,18 @@ def make(
         (root/name).write_text(text, encoding='utf-8')
     return sorted(written)
 
-def _seed_from_name(name):
-    "A number below 1000, the same for the same name."
-    return int(hashlib.sha256(name.encode()).hexdigest(), 16)%1000
-
-def _seed_error(seed):
-    "What a seed needs to be instead of this; '' where nothing is wrong."
-    whole = isinstance(seed, int) and not isinstance(seed, bool)
-    return '' if whole and 0<=seed<=MAX_SEED else f'needs a whole number from 0 to {MAX_SEED:,}'
-
-def _read_seed(folder):
-    "(the `SEED` in a hand-in's adapters.py, ''), or (0, why there is none; '' where the file can't be read)"
-    try: lines = ast.parse((folder/'adapters.py').read_text(encoding='utf-8')).body
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError): return 0,''
-    given = None
-    for line in lines:
-        if not isinstance(line, (ast.Assign, ast.AnnAssign)): continue
-        names = line.targets if isinstance(line, ast.Assign) else [line.target]
-        if any(isinstance(o, ast.Name) and o.id=='SEED' for o in names): given = line
-    if given is None: return 0,'there is no line `SEED = N`'
-    try: seed = ast.literal_eval(given.value)
-    except ValueError: seed = None   # computed
-    why = _seed_error(seed)
-    return (0, f'line {given.lineno} is `{ast.unparse(given):.60}`, {why}') if why else (seed, '')
+def _check_seed(seed):
+    if not 0<=seed<=MAX_SEED: raise ValueError(f'--seed {seed}: needs a whole number from 0 to {MAX_SEED:,}')
 
 def folder_seed(
     folder:Path,  # of one set
-)->int:           # 0 where none can be read
+)->int|None:      # None where there is none
     "The `SEED` in a hand-in's adapters.py."
-    return _read_seed(folder)[0]
+    try: text = (folder/'adapters.py').read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError): return None
+    lines = re.findall(r'^SEED *(?:: *int *)?= *([\d_]+) *(?:#.*)?$', text, flags=re.M)
+    seed = int(lines[-1]) if lines else -1
+    return seed if 0<=seed<=MAX_SEED else None
 
 def _sets(sets):
     got = list(dict.fromkeys(o.upper() for o in sets)) if sets else list(FOUR_WEEKS)
@@ -152,105 +133,81 @@ def forbidden_reason(
     return ''
 
 # %% ../../nbs/teach/classroom.ipynb #3927c1c0
-@cache
-def checks_page()->dict:   # its names
-    "The page of checks, run."
-    names,page = {},split_handout(handout('checks'))[0]['checks.py']
-    exec(compile(page, 'checks.py', 'exec'), names)
-    return names
-
 def checks_of(
     which:str,  # 'A' to 'E'
-)->list:        # (points, check); a check takes the student's module and a generator
-    "The checks of a hand-in, from the page of checks."
-    return checks_page()['CHECKS'][which]
+)->list:        # (points, name of the test)
+    "The checks of a set, from the page of checks."
+    page = split_handout(handout('checks'))[0]['checks.py']
+    marked = re.findall(rf"""^@points\(['"]{which}['"], (\d+)\)\ndef test_(\w+)""", page, flags=re.M)
+    return [(int(points), name) for points,name in marked]
 
 # %% ../../nbs/teach/classroom.ipynb #ea7d2465
-def _run_in_child(folder, which, seed, limit, start):
-    "In the other process: import the hand-in, run the checks from `start` on, write a line for each."
-    import faulthandler
-    out = os.fdopen(os.dup(1), 'w', encoding='utf-8')
-    nowhere = os.open(os.devnull, os.O_WRONLY)   # for what the student prints
-    for fd in (1, 2): os.dup2(nowhere, fd)
-    faulthandler.dump_traceback_later(60+limit, exit=True, file=out)
-    import torch
-    asked = checks_of(which)[start:]
-    torch.set_num_threads(1)
-    checks_page()['prepare_results'](which, seed)
-    def tried(f, *args):
-        faulthandler.dump_traceback_later(limit, exit=True, file=out)   # from now on the student's time
-        try: f(*args)
-        except AssertionError as e: return str(e)[:300] or 'an assert of yours fails'
-        except BaseException as e: return f'it raises {type(e).__name__}: {e}'[:300]
-    def tell(why): print(json.dumps([why]), file=out, flush=True)
-    m = sys.modules['handed_in'] = ModuleType('handed_in')
-    m.folder,file = Path(folder),Path(folder)/_source_of(which)
-    source = file.read_text(encoding='utf-8') if file.exists() else ''
-    why = tried(lambda: exec(compile(source, file.name, 'exec'), m.__dict__))
-    tell(why and f'{file.name} can not be imported: {why}')
-    for _,check in () if why else asked:
-        torch.manual_seed(seed)
-        tell(tried(check, m, torch.Generator().manual_seed(seed)))
-    os._exit(0)   # whatever the student left running
-
-def _source_of(which): return 'experiment.py' if which=='D' else 'adapters.py'
-
-def _asked(folder, which, seed, limit, start):
-    "(the results of the import and of each check from `start` on, what ended the process)"
-    call = f'_run_in_child{str(folder), which, seed, limit, start}'
-    code = f'from grpo_nb.teach.classroom import _run_in_child; {call}'
-    path = os.pathsep.join([str(ASSETS.parents[1]), os.environ.get('PYTHONPATH', '')])
-    with tempfile.TemporaryDirectory() as room:
-        p = subprocess.run([sys.executable, '-c', code], cwd=room, env={**os.environ, 'PYTHONPATH':path},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+def _run_pytest(file, which, seed, limit, names):
+    "(a line once the grader is ready, one for the import and one for each check; what ended the process)"
+    words = [sys.executable, '-m', 'pytest', '-q', f'--hand-in={file.resolve()}', f'--set={which}',
+        f'--seed={seed}', f'--timeout={limit}', '--timeout-method=thread']
+    words += [f'checks.py::test_{o}' for o in names]
+    env = {k:v for k,v in os.environ.items() if not k.startswith('PYTEST')}
+    env['PYTHONPATH'] = os.pathsep.join([str(ASSETS.parents[1]), env.get('PYTHONPATH', '')])
+    with tempfile.TemporaryDirectory() as d:
+        files = {'pytest.ini':'[pytest]\nmarkers = points\n', 'results.jsonl':''}
+        files |= split_handout(handout('checks'))[0]
+        for name,text in files.items(): (Path(d)/name).write_text(text, encoding='utf-8')
+        p = subprocess.run(words, cwd=d, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT)
+        lines = [json.loads(o) for o in (Path(d)/'results.jsonl').read_text(encoding='utf-8').splitlines()]
     text = p.stdout.decode(errors='replace')
+    if not lines: raise RuntimeError(f'the grader could not begin, and nothing is graded: {text[-1000:]}')
     late = f'no answer within {limit:g} s: does a loop never end?'
-    lines = [json.loads(o)[0] for o in text.splitlines(True) if o[0]=='[' and o[-1]=='\n']
-    return lines,late if 'Timeout (' in text else f'it ends Python itself, with {p.returncode}'
+    return lines,late if ' Timeout ' in text else f'it ends Python itself, with {p.returncode}'
 
 def run_checks(
     folder:Path,     # of one set
     which:str,       # 'A' to 'E'
     seed:int|None=None, # of the inputs and of the student's runs; None for the folder's own
-    limit:float=30., # seconds a check may take
+    limit:float=60., # seconds a check may take
 )->list:             # a sentence for each check, None where its points are earned
-    "Run the checks of a set on a hand-in."
-    n,said,file = len(checks_of(which)),[],folder/_source_of(which)
-    if not folder.is_dir(): return [f'there is no folder {which}']*n
+    "Run the checks of a set on a hand-in. RuntimeError where the grader itself fails."
+    names,said = [name for _,name in checks_of(which)],[]
+    if not folder.is_dir(): return [f'there is no folder {which}']*len(names)
+    file = folder/('experiment.py' if which=='D' else 'adapters.py')
     try: why = '' if which=='D' else forbidden_reason(file.read_text(encoding='utf-8'))
-    except FileNotFoundError: return [f'{file.name} is missing']*n
+    except FileNotFoundError: return [f'{file.name} is missing']*len(names)
     except UnicodeDecodeError: why = 'it is no text in UTF-8'
-    if why: return [f'{file.name}: {why}']*n
-    if seed is None: seed = folder_seed(folder)
-    while len(said)<n:
-        lines,end = _asked(folder.resolve(), which, seed, limit, len(said))
+    if why: return [f'{file.name}: {why}']*len(names)
+    if seed is None: seed = folder_seed(folder) or 0
+    while left := names[len(said):]:
+        (_,*lines),end = _run_pytest(file, which, seed, limit, left)
         why = lines[0] if lines else f'{file.name} can not be imported: {end}'
-        if why: return said+[why]*(n-len(said))
+        if why: return said+[why]*len(left)
         said += lines[1:]
-        if len(said)<n: said.append(end)
+        if len(said)<len(names): said.append(end)
     return said
 
 # %% ../../nbs/teach/classroom.ipynb #1a09b606
 def grade(
     folder:str,         # of a student, made by `make`
-    sets:list|None=None, # of 'A' to 'E'; None for A to D
+    sets:list|None=None, # of 'A' to 'E'; None for A to D, or for E where it is alone
     seed:int|None=None, # of the checks' inputs and the student's runs; None for the folder's own
     checklist:str|None=None, # the list of set D with a reader's ticks
 )->dict:                # set -> [(points, name, sentence or None)]
     "Grade a hand-in. ValueError if there is none."
-    root,sets = Path(folder),_sets(sets)
-    if not any((root/k).is_dir() for k in sets):
+    root = Path(folder)
+    there = [k for k in TITLES if (root/k).is_dir()]
+    if not sets and there==['E']: sets = there
+    sets = _sets(sets)
+    if not set(sets)&set(there):
         raise ValueError(f"{folder} has none of the folders {', '.join(sets)}: give the one that holds them")
-    if seed is not None and (why := _seed_error(seed)): raise ValueError(f'--seed {seed}: {why}')
+    if seed is not None: _check_seed(seed)
     ticked,why = 0,'wait for a reader: tick checklist.md, and name it with --checklist'
     if checklist: ticked,why = _ticks(checklist),'not ticked by the reader'
-    said = {k: run_checks(root/k, k, seed) for k in sets}
-    res = {k: [(p, f.__name__[1:], o) for (p,f),o in zip(checks_of(k), said[k])] for k in sets}
+    res = {}
     for k in sets:
-        why_seed = '' if k=='D' or seed is not None else _read_seed(root/k)[1]
-        if why_seed:
-            res[k].append((0, 'seed', f'adapters.py: {why_seed}, so it was graded with seed 0: put back the '
-                'line that the folder came with, or grade with --seed N'))
+        said = run_checks(root/k, k, seed)
+        res[k] = [(p, name, why) for (p,name),why in zip(checks_of(k), said)]
+        if k in there and k!='D' and seed is None and folder_seed(root/k) is None:
+            res[k].append((0, 'seed', 'adapters.py has no line `SEED = N` with a whole number, so it was '
+                'graded with seed 0: put back the line that the folder came with, or grade with --seed N'))
     if 'D' in res: res['D'] += [(p, 'reader', o) for p,o in ((ticked, None), (10-ticked, why)) if p]
     return res
 
