@@ -308,9 +308,14 @@ def readme(
 
 # %% ../../nbs/dev/site.ipynb #517f7409
 def course()->list: # dicts in reading order: file, title, asks, minutes, needs
-    "The chapters, from `nbs/course.yml`."
-    rows = _from_yaml((_root()/'nbs'/'course.yml').read_text(encoding='utf-8'))
-    return [dict(o) for o in rows]
+    "The chapters, from `nbs/course.yml`, with the minutes that reading them takes."
+    nbs = _root()/'nbs'
+    rows = _from_yaml((nbs/'course.yml').read_text(encoding='utf-8'))
+    def minutes(f): return _minutes_of(f, f.stat().st_mtime_ns) if f.exists() else 0
+    return [dict(o, minutes=minutes(nbs/f"{o['file']}.ipynb")) for o in rows]
+
+@cache
+def _minutes_of(file, changed): return _reading_minutes(_read(file))
 
 @cache   # each page of the site asks for the chapters
 def _from_yaml(text):
@@ -365,18 +370,11 @@ def _placed(nb, cell, at):
 def write_order(
     check:bool=False, # write nothing, and fail when something is out of order?
 )->list:              # the files written
-    "Write the order of `nbs/course.yml` into last cells, its minutes, and the cell for Colab."
+    "Write the order of `nbs/course.yml` and each chapter's minutes into last cells, and the cell for Colab."
     nbs,want,rows = _root()/'nbs',{},course()
     lost = sorted({f.stem for f in nbs.glob('[0-9]*.ipynb')}^{o['file'] for o in rows})
     if lost: raise ProjectError(f'nbs/course.yml does not list what is there: {", ".join(lost)}')
-    text = (nbs/'course.yml').read_text(encoding='utf-8')
     made = {nbs/f"{o['file']}.ipynb":_read(nbs/f"{o['file']}.ipynb") for o in rows}
-    for o,nb in zip(rows, made.values()):
-        now = _reading_minutes(nb)
-        if abs(now-o['minutes'])>5:   # a few words more or less are no news
-            text = re.sub(rf"(file: {o['file']},.*?minutes: )\d+", rf'\g<1>{now}', text)
-            o['minutes'] = now
-    want[nbs/'course.yml'] = text
     then = [_next_cell(o) for o in rows[1:]]+[None]
     for (f,nb),after in zip(made.items(), then):
         colab = _placed(nb, colab_cell(), _set_up(nb))
