@@ -1,6 +1,6 @@
 """What a run with a hunt's wrong line does: the stored rows come again, the chapters say what they say, and a
 prediction is judged by them. The list of causes holds sentences that the pages have."""
-import json, sys
+import json, random, sys
 from pathlib import Path
 import pandas as pd
 import pytest
@@ -104,3 +104,16 @@ def test_the_list_of_causes_quotes_its_pages():
     for page,words,control,where in rows:
         assert ' '.join(words.split()) in text_of(page), (page, words)
         assert control and where
+
+def test_what_was_lost_refuses_wrong_answers():
+    cells = json.loads((NBS/'17_real_run.ipynb').read_text(encoding='utf-8'))['cells']
+    names = dict(pd=pd, random=random, chat=pd.read_csv(NBS/'results/smollm2_chat.csv'))
+    exec(next(t for c in cells if 'def check_lost(' in (t := ''.join(c['source']))), names)
+    by,check = names['lost_by'],names['check_lost']
+    assert check(by)=='right'
+    wrong = [lambda c: by(c, kept=True), lambda c: by(c, of_after=True), lambda c: by(c, share=1.),
+        lambda c: by(c, share=.25), lambda c: {q:v/5 for q,v in by(c).items()}, lambda c: None, lambda c: 5,
+        lambda c: {q:5*('France' in q) for q in c.question.unique()}, lambda c: dict.fromkeys(by(c), 0),
+        lambda c: sum(by(c).values())]
+    assert not [f for f in wrong if check(f)=='right']
+    assert 'kept the answer' in check(wrong[0]) and 'not after' in check(wrong[1])
