@@ -186,7 +186,7 @@ def test_what_the_chapter_on_evaluation_says_of_other_chapters_is_what_they_show
     def shown(*of): return eval(''.join(cell(*of)['outputs'][0]['data']['text/plain']))
     before,after = shown('00_grpo_on_one_screen', 'test = chain_sum')
     right = shown('03_tiny_qwen', 'mixed = group_rewards')['right']
-    assert f'get {before} and {right}' in prose and f'ends at {after}' in prose
+    assert f'get {before} and {right}' in prose and 'ends above 0.9' in prose and after>.9
     unpaired = eval(''.join(cell('06_evaluation', 'def brevity')['outputs'][0]['data']['text/plain']))
     greedy = eval(''.join(cell('06_evaluation', 'greedy = evaluate')['outputs'][0]['data']['text/plain']))
     _,low,high = unpaired['accuracy_reward']
