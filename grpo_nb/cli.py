@@ -367,7 +367,7 @@ def train_command(
     from grpo_nb.run.resume import resolve_checkpoint
     from grpo_nb.run.folders import require_empty_dir
     from grpo_nb.tasks import accuracy_reward
-    from grpo_nb.tiny_qwen import load_model
+    from grpo_nb.tiny_qwen import encode_prompts, load_model
     from grpo_nb.run.checks import check_prompts
     from grpo_nb.trainer import TrainConfig, init_state
     default = not reward
@@ -395,7 +395,7 @@ def train_command(
     for o in notes: print(f'note: {escape_controls(o)}')
     how = dict(eval_dataset=held_out if args.eval_steps else None)
     # what is wrong is said before anything is measured
-    try: check_prompts(net, tok, args, held_out)
+    try: check_prompts(net, tok, args, held_out, encode_prompts)
     except ValueError as e: raise ValueError(f'held-out problems: {e}') from None
     resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), resume or None)
     info = dict(task=dataset, model=model)

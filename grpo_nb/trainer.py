@@ -55,7 +55,7 @@ def init_state(
 )->TrainState:
     "Check the inputs, seed everything, make optimizer and reference: a run at step 0."
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
-    check_train_args(model, tokenizer, reward_funcs, args)
+    check_train_args(model, reward_funcs, args)
     model = unwrap_compiled(model)
     strategy = make_strategy(args)
     check_data(model, tokenizer, reward_funcs, args, dataset, eval_dataset, encode_prompts)
@@ -262,7 +262,6 @@ def train(
     stopped another run of this process.
     Source: DeepSeekMath, arXiv 2402.03300, algorithm 1.
     """
-    CallbackList(callbacks)   # are they callbacks?
     s = init_state(model, tokenizer, dataset, reward_funcs, make_config(args, **settings), eval_dataset)
     checkpoint = resolve_checkpoint(s, resume_from_checkpoint)
     if checkpoint: load_checkpoint(s, checkpoint)

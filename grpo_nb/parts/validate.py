@@ -42,26 +42,12 @@ def prompt_error(
 )->str:     # '' where nothing is wrong
     "Why this prompt can't be answered."
     if not isinstance(p, (str,list,tuple)): return 'is None' if p is None else f'is {type(p).__name__}'
-    if isinstance(p, str): return _half_letter([p]) if p.strip() else 'is empty'
+    if isinstance(p, str): return '' if p.strip() else 'is empty'
     if not p: return 'has no messages'
-    def said(m): return m.get('content') is not None or m.get('tool_calls')
-    if all(isinstance(m, dict) and {'from','value'}<=m.keys() for m in p):
-        return ('has messages with `from` and `value`, as ShareGPT: they need `role` ("user" for "human", '
-            '"assistant" for "gpt") and `content`')
-    whole = all(isinstance(m, dict) and isinstance(m.get('role'), str) and said(m) for m in p)
+    def has_content(m): return m.get('content') is not None or m.get('tool_calls')
+    whole = all(isinstance(m, dict) and isinstance(m.get('role'), str) and has_content(m) for m in p)
     if not whole: return 'has a message without `role` and `content`'
-    if ends_answered(p): return "ends with the assistant's answer"
-    return _half_letter([m['content'] for m in p if isinstance(m.get('content'), str)])
-
-def _half_letter(texts):
-    "What is wrong with texts that no tokenizer reads; '' where nothing is."
-    for text in texts:
-        try: text.encode('utf-8')
-        except UnicodeEncodeError as e:
-            return (f'holds {text[e.start]!r}, half of a letter (a lone surrogate), which no tokenizer '
-                "reads: drop it, or join halves by `text.encode('utf-16', 'surrogatepass').decode('utf-16', "
-                "'replace')`")
-    return ''
+    return "ends with the assistant's answer" if ends_answered(p) else ''
 
 def ends_answered(
     p:Any,  # a prompt
@@ -173,33 +159,19 @@ def _prompts_of(dataset:list, most:int|None=None)->list:
         return list((dataset if rows.step==1 else dataset.select(rows))['prompt'])
     return [o.get('prompt') if isinstance(o, dict) else o for o in dataset[::rows.step]]
 
+_GIVEN = {'prompts','completions','completion_start','trainer_state','log_metric','log_extra'}
+
 def _check_table(dataset, n_prompts, G):
     "Is it a table with prompts, and enough of them?"
-    if isinstance(dataset, str):
-        raise ValueError(f'the dataset is {dataset!r}: give rows; `load_problems(path)` reads a file')
-    if isinstance(dataset, dict):
-        raise ValueError(f'the dataset is a dict of {sorted(map(str, dataset))}: '
-            'give one of its parts, e.g. `ds["train"]`')
-    if hasattr(dataset, 'iloc'):
-        raise ValueError("the dataset is a DataFrame: give its rows, `df.to_dict('records')`")
-    if not hasattr(dataset, '__len__'):
-        raise ValueError('the dataset has no length (a streaming one?): take as many rows as you need, '
-            'e.g. `Dataset.from_list(list(ds.take(1000)))`')
     if not len(dataset): raise ValueError('the dataset is empty: it needs rows with a `prompt`')
     first = dataset[0] if isinstance(dataset[0], dict) else []
     columns = list(getattr(dataset, 'column_names', None) or first)
     if 'prompt' not in columns:
-        if {'instruction','input'}<=set(columns):
-            raise ValueError(f'no column `prompt` among {sorted(columns)}: Alpaca has it in two parts, '
-                "`ds.map(lambda o: dict(prompt=f\"{o['instruction']}\\n\\n{o['input']}\"))`")
         raise ValueError(f'no column `prompt` among {sorted(columns)}: rename yours, '
             "e.g. `ds.rename_column('question', 'prompt')`")
-    if odd := {'prompts','completions','completion_start'} & set(columns):
-        raise ValueError(f'the dataset has a column `{min(odd)}`, a name under which rewards get what was '
-            'sampled: rename it')
-    if odd := {'trainer_state','log_metric','log_extra'} & set(columns):
-        raise ValueError(f'the dataset has a column `{min(odd)}`, a name under which the trainer gives '
-            'rewards something of its own: rename it')
+    if odd := _GIVEN & set(columns):
+        raise ValueError(f'the dataset has a column `{min(odd)}`, a name under which rewards are given '
+            'something else: rename it')
     if len(dataset)<n_prompts:
         raise ValueError(f'{len(dataset)} rows but {n_prompts} prompts a batch: add rows or lower '
             f'`generation_batch_size` to {len(dataset)*G} or less')
@@ -316,7 +288,6 @@ def validate_prompts(
         if ends_answered(p):
             raise ValueError(f"row {i}{where}: the prompt {why} ({p[-1]['content']!r:.60}), as in data for "
                 "SFT: take it off, `ds.map(lambda o: dict(prompt=o['prompt'][:-1]))`")
-        if '`from`' in why or 'surrogate' in why: raise ValueError(f'row {i}{where}: the prompt {why}')
         raise ValueError(f'row {i}{where} has the prompt {p!r:.200}: every row needs text or messages, '
             'and every message needs a `role` and a `content`; drop others by `dataset.filter`')
     return prompts

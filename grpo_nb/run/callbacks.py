@@ -6,7 +6,6 @@
 __all__ = ['EVENTS', 'TrainCallback', 'CallbackList', 'has_events', 'crossed']
 
 # %% ../../nbs/run/callbacks.ipynb #36b61e23
-import inspect
 from typing import Any
 from .state import TrainState
 
@@ -28,12 +27,6 @@ class CallbackList:
     def __init__(self,
         callbacks:list,  # objects with methods of `EVENTS`, or functions of (state, batch)
     ):
-        is_list = isinstance(callbacks, (list,tuple))
-        if not is_list or not all(has_events(o) or callable(o) for o in callbacks):
-            raise ValueError(f'`callbacks` is {callbacks!r:.60}, needs a list of functions, or of objects '
-                f'with {", ".join(EVENTS[:-1])} or {EVENTS[-1]}')
-        for c in callbacks:
-            if why := _signature_error(c): raise ValueError(why)
         self.callbacks = list(callbacks)
 
     def call(self,
@@ -46,22 +39,6 @@ class CallbackList:
             elif event=='on_batch_end': c(*args)
 
 def _ignore(*args): pass
-
-def _signature_error(c):
-    "Which method of a callback can't be called as a run calls it, and how that is; '' where all can."
-    given = {k:list(inspect.signature(getattr(TrainCallback, k)).parameters)[1:] for k in EVENTS}
-    for k in EVENTS if has_events(c) else ['on_batch_end']:
-        call = getattr(c, k, None) if has_events(c) else c
-        if call is None: continue
-        try: takes = inspect.signature(call)
-        except (TypeError, ValueError): continue   # it doesn't say
-        try: takes.bind(*given[k])
-        except TypeError:
-            name = f'{c.__name__ if isinstance(c, type) else type(c).__name__}.{k}' if has_events(c) else \
-                getattr(c, '__name__', type(c).__name__)
-            made = ' (give an object of this class)' if isinstance(c, type) else ''
-            return f'the callback {name}{takes} is called with ({", ".join(given[k])}): give it these{made}'
-    return ''
 
 def has_events(
     o:Any,  # a callback

@@ -11,39 +11,27 @@ from collections.abc import Callable
 from typing import Any
 from torch import Tensor, nn
 from ..parts.corrections import warn_unless_clipped
-from ..parts.reward_calls import check_reward_parameters
+from ..parts.reward_calls import check_reward_call, check_reward_parameters
 from ..parts.sampling import check_lengths
 from grpo_nb.parts.validate import (
     Tokenizer, check_rendered, check_text_content, image_columns, opened_tag_warning, validate_dataset,
     warmup_warning)
 from ..parts.registry import STRATEGIES, resolve
-from .config import TrainConfig, make_config
+from .config import TrainConfig
 from ..parts.loss_inputs import parse_correction
 
 # %% ../../nbs/run/checks.ipynb #c56fde2d
 def check_train_args(
     model:nn.Module,    # the policy
-    tokenizer:Tokenizer,  # its tokenizer
     reward_funcs:list,  # called as TRL calls them
     args:TrainConfig,   # the settings
 )->None:
-    "ValueError for an argument of another kind."
-    make_config(args)   # is it one?
-    if not isinstance(model, nn.Module):
-        raise ValueError(f'`model` is {model!r:.60}: give a model, as `load_model` returns it')
+    "ValueError for what would go wrong after long work, a warning for a rate that never rises to its peak."
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ValueError(f'`model` is a {type(model).__name__}: give the model inside it, `model.module`; '
             'this trainer is one process on one device, `grpo_nb trl` takes several')
-    if not callable(tokenizer):
-        raise ValueError(f'`tokenizer` is {tokenizer!r:.60}: give the tokenizer of the model')
-    if not any(o.requires_grad for o in model.parameters()):
-        raise ValueError('no weight of `model` can be trained: call `model.requires_grad_(True)`')
-    if not reward_funcs: raise ValueError('no reward functions: give one or more')
     if note := warmup_warning(args.warmup_steps, args.max_steps): warnings.warn(note)
-    for f in reward_funcs:
-        if not callable(f) or isinstance(f, nn.Module):
-            raise ValueError(f'`reward_funcs` holds {f!r:.60}: give functions; `load_reward` takes one from '
-                'a file, `RewardModel` makes one of a model')
+    check_reward_call(reward_funcs, 0, {})
     if args.reward_weights is not None and len(args.reward_weights)!=len(reward_funcs):
         raise ValueError(f'{len(args.reward_weights)} reward_weights for {len(reward_funcs)} reward '
             'functions: give one each')

@@ -185,7 +185,4 @@ def make_config(
 )->TrainConfig:             # `args` itself where nothing is changed
     "The settings of a run, some of them given one by one."
     if args is None: return TrainConfig(**settings)
-    if not isinstance(args, TrainConfig):
-        how = '`TrainConfig(**args)` makes one' if isinstance(args, dict) else 'give `TrainConfig(...)`'
-        raise ValueError(f'`args` is a {type(args).__name__}, needs a TrainConfig: {how}')
     return replace(args, **settings) if settings else args

@@ -7,7 +7,7 @@ __all__ = ['STATE_FIELDS', 'atomic_dir', 'rotate_checkpoints', 'json_args', 'sav
            'load_checkpoint', 'resolve_checkpoint', 'CheckpointCallback']
 
 # %% ../../nbs/run/resume.ipynb #ac28169c
-import copy, functools, json, os, shutil, warnings
+import copy, functools, json, shutil, warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
@@ -152,8 +152,6 @@ def resolve_checkpoint(
     resume:bool|str|None, # True for the newest whole checkpoint of output_dir, a path, or None
 )->Path|None:         # a checkpoint this run can go on from; None for a run that begins
     "Where a run goes on. ValueError for a new run in the folder of an old one, and as of `check_checkpoint`."
-    if not isinstance(resume, (bool,str,os.PathLike,type(None))):
-        raise ValueError(f'`resume_from_checkpoint` is {resume!r:.60}, needs True or a checkpoint\'s path')
     folder = s.args.output_dir
     if resume is True:
         if not folder: raise ValueError('resume_from_checkpoint=True needs an `output_dir` with checkpoints')
