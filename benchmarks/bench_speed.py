@@ -24,7 +24,7 @@ from grpo_nb.parts.datasets import chain_sum, make_problems
 from grpo_nb.generation import generate
 sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 from slow_loop import generate_loop
-from grpo_nb.research.study import machine
+from grpo_nb.studies.study import machine
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.strategies import Keep
 from memory_plan import model_config

@@ -8,7 +8,7 @@ import numpy as np, pandas as pd
 from grpo_nb.parts.stats import mean_ci
 from grpo_nb.studies.stacked import FAMILIES
 from grpo_nb.studies.replay_study import chosen, numbers, registration, span_of, tries
-from grpo_nb.research.study import read_rows
+from grpo_nb.studies.study import read_rows
 sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their helpers
 from notebook_code import defined_in
 

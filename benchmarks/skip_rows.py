@@ -9,7 +9,7 @@ from statistics import median
 import pandas as pd
 import torch
 from grpo_nb.parts.datasets import chain_sum
-from grpo_nb.research.study import machine
+from grpo_nb.studies.study import machine
 from grpo_nb.strategies import Keep
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model

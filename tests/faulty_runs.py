@@ -2,7 +2,7 @@
 import copy, functools
 import numpy as np
 import torch
-from grpo_nb.research.study import make_job, run_job
+from grpo_nb.studies.study import make_job, run_job
 from grpo_nb.demo import demo
 from grpo_nb.strategies import Keep
 from grpo_nb.parts.datasets import chain_sum, spell_backward

@@ -4,14 +4,14 @@ from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 import pandas as pd, pytest, torch
-from grpo_nb.research import study as bo
-from grpo_nb.research.study import (
+from grpo_nb.studies import study as bo
+from grpo_nb.studies.study import (
     ARMS, REGIMES, bakeoff, study_stamp, make_job, make_jobs, tuned_lr, run_job)
 from grpo_nb.parts.stats import paired_difference, holm
 from grpo_nb.run.signals import Stopped
 from grpo_nb.parts.registry import ADVANTAGES, STRATEGIES, PRIORITIES
 from grpo_nb.replay import Replay
-from grpo_nb.research.study import (
+from grpo_nb.studies.study import (
     KEY, rerun_rows as made_again, mean_over_tokens, compare, over_regimes, lr_table, read_rows, run_study)
 from grpo_nb.trainer import TrainConfig
 from notebook_code import defined_in
@@ -104,7 +104,7 @@ def test_a_run_asks_the_chapters_own_priority_and_advantages(tmp_path, monkeypat
 # ---- what is a reader's own
 
 OWN = """
-from grpo_nb.research.study import Arm, Regime
+from grpo_nb.studies.study import Arm, Regime
 from grpo_nb.strategies import Keep
 class Same(Keep):
     def __init__(self, say=''): self.say = say
@@ -173,8 +173,8 @@ def test_what_a_notebook_registers_runs_in_another_process(tmp_path, monkeypatch
     "Arm, regime, method, priority and what runs them exist only in the parent's __main__"
     code = """
 if __name__=='__main__':
-    from grpo_nb.research.study import ARMS, REGIMES, Arm, Regime, bakeoff
-    import grpo_nb.research.study as bo
+    from grpo_nb.studies.study import ARMS, REGIMES, Arm, Regime, bakeoff
+    import grpo_nb.studies.study as bo
     from grpo_nb.parts.registry import STRATEGIES, PRIORITIES
     from grpo_nb.replay import Replay
     def oldest(entries, now): return [float(e is entries[0]) for e in entries]
@@ -185,7 +185,7 @@ if __name__=='__main__':
     bo.SMALL = dict(max_tokens=300, n_problems=10, num_samples=2, points=1)
     def run(job):
         from grpo_nb.parts.registry import STRATEGIES
-        from grpo_nb.research.study import run_job
+        from grpo_nb.studies.study import run_job
         return run_job(job)|dict(found=float(STRATEGIES['mine'].name=='mine'))
     bo.run_job = run
     bakeoff('a.csv', arms='mine', regimes='short', seeds=1, small=True, disable_tqdm=True)

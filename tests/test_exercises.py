@@ -17,8 +17,8 @@ from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.sampling import filter_logits
 from grpo_nb.parts.stats import mean_ci
-from grpo_nb.research.study import REGIMES
-from grpo_nb.research.study import read_rows
+from grpo_nb.studies.study import REGIMES
+from grpo_nb.studies.study import read_rows
 from grpo_nb.run.reading import read_run
 from grpo_nb.parts.batch_plan import batch_plan
 from grpo_nb.tasks import completion_text

@@ -83,7 +83,8 @@ def test_nothing_that_lies_in_a_folder_is_lost(done, held, tmp_path, monkeypatch
     if done not in (*runs, 'train on'):   # these are refused before any model
         for o in ('demo','tiny_qwen'):   # demo first: it takes the other's function at its import
             monkeypatch.setattr(f'grpo_nb.{o}.load_model', lambda *a, **k: pytest.fail('went on'))
-        monkeypatch.setattr('grpo_nb.research.study.bakeoff', lambda *a, **k: pytest.fail('went on'))
+        runs_of = 'grpo_nb.research.comparison.compare_seeds'
+        monkeypatch.setattr(runs_of, lambda *a, **k: pytest.fail('went on'))
     try: DONE[done](folder)
     except (SystemExit, ValueError): assert files(folder)==before
     after,ours = files(folder),HELD[held]=='record'

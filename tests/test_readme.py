@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import demo_runs
 from grpo_nb.dev.site import readme_md
-from grpo_nb.research.study import ARMS, BESIDE, COMPARED, make_job, machine, run_job
+from grpo_nb.research.comparison import COMPARED, compared_settings, run_seed
+from grpo_nb.studies.study import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT/'README.md').read_text(encoding='utf-8')
@@ -172,11 +173,10 @@ def test_the_command_gives_what_the_table_says(seed, size, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('way', COMPARED)
-def test_a_line_of_the_figure_is_what_the_comparison_gives(way, monkeypatch):
+def test_a_line_of_the_figure_is_what_the_comparison_gives(way):
     "On another machine only a line's beginning is nearly the same."
-    monkeypatch.setitem(ARMS, 'replay_beside', BESIDE)
     old = next(o for o in stored('demo_compare.csv') if (o['arm'], o['seed'])==(way, '0'))
-    new = run_job(make_job(way, 'spell_backward sparse', 0))
+    new = run_seed(compared_settings(way, 0), 0, min_word_len=6, max_word_len=8)
     if old['machine']==machine(): assert json.loads(new['curve'])==json.loads(old['curve'])
     assert abs(new['pass1_before']-float(old['pass1_before']))<.05
 

@@ -3,9 +3,9 @@ tables"""
 
 import json, math, os
 import pandas as pd, pytest
-import grpo_nb.research.study as st
+import grpo_nb.studies.study as st
 from grpo_nb.run.signals import Stopped, check_stop, note_stop
-from grpo_nb.research.study import (
+from grpo_nb.studies.study import (
     mean_over_tokens, at_equal, compare, over_regimes, paired_table, lr_table, read_rows, run_study,
     source_hash)
 from another import fork

@@ -4,7 +4,7 @@ import pytest
 from grpo_nb.parts import answers
 from grpo_nb.parts.datasets import chain_sum, gym_dataset, hub_problems, make_problems, split_name
 from grpo_nb.recipes import numinamath_rewards
-from grpo_nb.research.study import lessons
+from grpo_nb.studies.study import lessons
 from grpo_nb.tasks import (
     accuracy_reward, chain_sum_demonstrations, completion_text, extract_answer, format_reward, get_verifier,
     example_group, overlap_reward, answers_match, math_equal)

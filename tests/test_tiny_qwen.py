@@ -3,7 +3,7 @@ import os, random
 import pytest, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb.parts.datasets import chain_sum, spell_backward
-from grpo_nb.research.study import lesson_batch, lessons, warm_start
+from grpo_nb.studies.study import lesson_batch, lessons, warm_start
 from grpo_nb.tasks import accuracy_reward, example_group
 from grpo_nb.teach.classroom import rollouts_from_text
 from grpo_nb.parts.loading import save_model

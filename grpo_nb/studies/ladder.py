@@ -12,7 +12,7 @@ import pandas as pd
 from torch import Tensor
 from ..parts.registry import ADVANTAGES
 from ..parts.stats import holm, mean_ci, paired_difference
-from ..research.study import rerun_rows, run_study, stamp
+from .study import rerun_rows, run_study, stamp
 from .stacked import BatchUse
 from .replay_study import USES, at_best, planned, registration, run_stack, texts
 

@@ -20,7 +20,7 @@ from ..logps import token_logps
 from ..parts.datasets import FEW_SHOT, end_at_newline, few_shot_problems, make_problems
 from ..parts.registry import TASKS, register
 from ..parts.stats import paired_difference, holm
-from ..research.study import mean_over_tokens, rerun_rows, run_study, stamp
+from .study import mean_over_tokens, rerun_rows, run_study, stamp
 from ..run.batch_record import TrainBatch
 from ..run.callbacks import TrainCallback
 from ..run.folders import single_thread

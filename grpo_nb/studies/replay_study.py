@@ -21,7 +21,7 @@ import torch
 from ..parts.stats import paired_difference, holm
 from .stacked import FAMILIES, FOUR, SIZES, BatchUse, G, Runs, hold_problems
 from .starts import start_hash
-from grpo_nb.research.study import (
+from grpo_nb.studies.study import (
     KEY, rerun_rows, mean_over_tokens, as_list, over_regimes, paired_table, lr_table, read_rows, run_study,
     stamp, table_file)
 

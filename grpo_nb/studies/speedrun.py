@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from ..parts.datasets import make_problems
 from ..parts.stats import mean_ci
-from ..research.study import KEY, resolve_name, run_study, source_hash, study_stamp
+from .study import KEY, resolve_name, run_study, source_hash, study_stamp
 from ..run.folders import single_thread
 from ..tasks import accuracy_reward
 from ..tiny_qwen import load_model

@@ -8,7 +8,7 @@ stored one elsewhere (`NEAR` of `studies/replay_study`). An hour of one core for
 import sys, traceback
 from pathlib import Path
 from grpo_nb.studies.replay_study import registration, replay_study
-from grpo_nb.research.study import table_file
+from grpo_nb.studies.study import table_file
 
 HERE = Path(__file__).parents[2]/'nbs'/'studies'
 # the first's arms and tasks are gone with the code of its day; the others have a command of their own

@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 import numpy as np, pandas as pd, pytest
 from scipy.stats import t, ttest_rel
-from grpo_nb.research.study import table_file
+from grpo_nb.studies.study import table_file
 from grpo_nb.studies.ladder import at_common_rate, at_own_rate, is_complete, ladder_claims, ladder_table
 from grpo_nb.studies.replay_study import planned, registration
 

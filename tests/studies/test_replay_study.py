@@ -12,7 +12,7 @@ from grpo_nb.studies.replay_study import (
 from grpo_nb.studies.stacked import (
     END, FAMILIES, MAKERS, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor, is_right, problems,
     to_tensors)
-from grpo_nb.research.study import over_regimes, paired_table, read_rows, run_study, stamp
+from grpo_nb.studies.study import over_regimes, paired_table, read_rows, run_study, stamp
 from recount_study import recount_real
 from made_study import bare, one_thread, untaught   # noqa: F401  fixtures
 from notebook_code import defined_in

@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 import numpy as np, pytest
 import grpo_nb.studies.replay_study as rs
-from grpo_nb.research.study import as_list, read_rows, stamp
+from grpo_nb.studies.study import as_list, read_rows, stamp
 from recount_study import recount_cells
 
 pytestmark = pytest.mark.studies

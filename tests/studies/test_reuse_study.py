@@ -12,7 +12,7 @@ from grpo_nb.studies.replay_study import (
     USES, at_best, chosen, next_jobs, numbers, own_spans, run_rounds, run_stack, span_of, spans, to_try,
     tries, with_given)
 from grpo_nb.studies.stacked import FAMILIES, SHAPE, BatchUse, Runs, to_tensors
-from grpo_nb.research.study import as_list, over_regimes, read_rows, run_study, stamp, table_file
+from grpo_nb.studies.study import as_list, over_regimes, read_rows, run_study, stamp, table_file
 from made_study import bare, one_thread, untaught, words   # noqa: F401  fixtures
 from notebook_code import defined_in
 

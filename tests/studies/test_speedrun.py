@@ -4,7 +4,7 @@ from functools import partial
 import pandas as pd, pytest
 from grpo_nb.cli import main
 from grpo_nb.parts.datasets import make_problems
-from grpo_nb.research.study import read_rows
+from grpo_nb.studies.study import read_rows
 from grpo_nb.run.folders import single_thread
 from grpo_nb.studies import speedrun
 from grpo_nb.studies.speedrun import entry_settings, records, run_entry, seeds_of

@@ -6,7 +6,7 @@ import pytest, torch
 import grpo_nb.studies.speedrun as speedrun
 import grpo_nb.studies.stacked as sr
 import grpo_nb.studies.starts as starts
-from grpo_nb.research.study import KEY, read_rows, run_study
+from grpo_nb.studies.study import KEY, read_rows, run_study
 from grpo_nb.studies.real_study import real_plan
 from grpo_nb.studies.replay_study import read_plan, registration
 from grpo_nb.studies.stacked import FAMILIES, SHAPE, problems, to_tensors

@@ -3,7 +3,7 @@ import json
 import numpy as np, pandas as pd, pytest, torch
 from grpo_nb.studies.replay_study import USES, contrasts, planned, registration, say
 from grpo_nb.studies.stacked import Runs, Shelf, assemble, completion_logps, factor
-from grpo_nb.research.study import read_rows
+from grpo_nb.studies.study import read_rows
 from recount_reuse import recount_why
 
 pytestmark = pytest.mark.studies
