@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'SUBCOMMANDS', 'DEV_COMMANDS', 'COLUMNS', 'in_clone', 'study', 'Parser', 'function_parser', 'main',
-           'report', 'inspect', 'diagnose', 'train_parser', 'train_command']
+           'report', 'inspect', 'diagnose', 'TrainArguments', 'train_parser', 'train_command']
 
 # %% ../nbs/reference/cli.ipynb #273e40f9
 import argparse, ast, codecs, os, re, shutil, signal, sys, textwrap, tomllib
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, cleandoc, signature
@@ -39,28 +39,17 @@ def study(
 # %% ../nbs/reference/cli.ipynb #83891e65
 class Parser(argparse.ArgumentParser):
     "An argument parser whose errors are one line, and name the option that was probably meant."
-    elsewhere,hint = {},''   # what is said of some options that are none here, and of all others
-
     def error(self, message:str)->None:
         "ValueError with argparse's own message, instead of the whole usage."
         odd = re.split('[ =]', message.partition('unrecognized arguments: ')[2])[0]
-        where = self.elsewhere.get(odd[2:]) or did_you_mean(odd, self._option_string_actions, .7)
-        if odd[:1]=='-': message = f'no option {odd!r}{where}'
+        if odd[:1]=='-': message = f'no option {odd!r}{did_you_mean(odd, self._option_string_actions, .7)}'
         elif odd: message = f'{odd!r} belongs to no option'
-        raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')
-
-    def or_none(self, kind:type)->Callable:
-        "A function that reads text as `kind`, or None if the text is None."
-        convert = self._registry_get('type', kind, kind)
-        def read(word): return None if word=='None' else convert(word)
-        read.__name__ = kind.__name__   # argparse says it of a word that does not fit
-        return read
+        raise ValueError(f'{message} (`{self.prog} --help` lists the options)')
 
     def read(self, words:list)->dict:
         "The options of a command line; ValueError for one that is unknown."
         under = lambda m: '--'+m[0][2:].replace('-', '_')
-        read = vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
-        return {k:None if v==[None] else v for k,v in read.items()}
+        return vars(self.parse_args([re.sub(r'^--[\w-]+', under, o) for o in words]))
 
 def _wrapped(text:str, indent:str='')->str:
     "Paragraphs filled to the width of the terminal; `indent` begins every line but the first."
@@ -78,8 +67,7 @@ def _add(parser, name, kind, default, says, word=False):
     many,required = getattr(kind, '__args__', None),default is Parameter.empty
     one = many[0] if many else kind
     one = one if one in _SHOWN else str
-    kw = dict(type=parser.or_none(one) if default is None else one)
-    kw['nargs'] = '+' if many else '?' if kind is bool else None
+    kw = dict(type=one, nargs='+' if many else '?' if kind is bool else None)
     says = says.replace('%', '%%')
     if word: return parser.add_argument(name, help=says, **kw)
     if not (default is None or required): says += f' (default: {default})'
@@ -90,16 +78,14 @@ def _add(parser, name, kind, default, says, word=False):
 def function_parser(
     f:Callable,     # a function with docments
     prog:str,       # how it is called
-    epilog:str='',  # below its help
 )->Parser:
     "A parser made from a signature: parameters without a default are positional, the others options."
     from fastcore.basics import str2bool
     from fastcore.docments import docments
     says = _wrapped(cleandoc(f.__doc__ or ''))
-    parser = Parser(prog=prog, description=says, allow_abbrev=False, epilog=epilog,
+    parser = Parser(prog=prog, description=says, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.register('type', bool, str2bool)
-    parser.register('type', str, os.path.expanduser)   # in `--out=~/x` the shell leaves the ~ in its place
     says = docments(f)
     for name,p in signature(f).parameters.items():
         if p.kind!=p.VAR_KEYWORD:
@@ -128,7 +114,7 @@ def main(
         if hasattr(o, 'reconfigure'): o.reconfigure(errors='plainly')
     try: os.getcwd()
     except FileNotFoundError:   # nothing that imports torch works there
-        print('grpo_nb the working folder has been removed: `cd` to another one', file=sys.stderr)
+        print('grpo_nb: the working folder no longer exists; `cd` to another one', file=sys.stderr)
         sys.exit(2)
     argv = [str(o) for o in (sys.argv[1:] if argv is None else argv)]
     if argv[:1]==['help']: argv = [*argv[1:2], '--help']
@@ -144,7 +130,7 @@ def main(
         raise SystemExit(getattr(e, 'code', 130)) from None
     except (ValueError, OSError) as e:
         if os.environ.get('GRPO_NB_TRACEBACK'): raise   # who looks for a fault in code of their own
-        _exit_with_error(f'{argv[0]}: {_as_typed(str(e))}')
+        _exit_with_error(f'{argv[0]}: {e}')
 
 def _run(command, words):
     if command in DEV_COMMANDS and not in_clone():
@@ -165,14 +151,13 @@ def _run(command, words):
     if command in ('demo','train','trl') and not {'--help','-h'} & {*words}:
         from grpo_nb.parts.versions import version_warnings
         for o in version_warnings(): print(f'note: {o}', file=sys.stderr)
-    if command=='train': return train_command(**train_parser(words).read(words))
     asked = {'--help','-h'} & {*words}
-    if command=='trl' and asked: return print(read_asset('help/trl.txt'), end='')
+    if command in ('train','trl') and asked: return print(read_asset(f'help/{command}.txt'), end='')
     f = asked and _signature(mod, name) or getattr(import_module(mod), name)
     if command in DEV_COMMANDS and 'names' in signature(f).parameters:   # before or behind options
         names = [o for o in words if o[:1]!='-']
         words = [o for o in words if o[:1]=='-' and o!='--names']+['--names', *names]*bool(names)
-    if command=='trl': return f(['--help' if o=='--help_all' else o for o in words])   # reads them itself
+    if command in ('train','trl'): return f(words)   # it reads them itself
     parser = function_parser(f, f'grpo_nb {command}')
     for o in [k.split()[1] for k in SUBCOMMANDS if k.startswith(f'{command} --')]:
         behind = _signature(*SUBCOMMANDS[f'{command} {o}'].split(':'))
@@ -211,12 +196,6 @@ def _exit_with_error(msg):
     text = escape_controls(f'grpo_nb {msg}')   # it may quote a prompt
     print(text.encode(errors='backslashreplace').decode(), file=sys.stderr)
     sys.exit(2)
-
-# %% ../nbs/reference/cli.ipynb #36ee049d
-def _as_typed(message:str)->str:
-    "The message with options in place of arguments."
-    for a,b in _WORDS['typed']['words']: message = re.sub(a, b, message)
-    return message
 
 # %% ../nbs/reference/cli.ipynb #b8b387cf
 def _run_folder(folder:str)->str:
@@ -307,24 +286,34 @@ def diagnose(
     if strict and found.faults: sys.exit(1)
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f
-def train_parser(
-    words:list=(),  # as typed: for `--help` nothing heavy is imported
-)->Parser:
-    "The options of `grpo_nb train`; `--help` explains the first ten, and a text names the others."
-    parser = function_parser(train_command, 'grpo_nb train', read_asset('help/train.txt'))
-    parser.usage = 'grpo_nb train --dataset TEXT [--reward TEXT [TEXT ...]] [options]'
-    parser.description += '\n\n'+read_asset('help/train_head.txt')
-    parser.elsewhere,parser.hint = _WORDS['here'],"; those of TRL's trainers are for `grpo_nb trl`"
-    if {'-h','--help'} & {*words}:
-        for o in parser._actions[11:]: o.help = argparse.SUPPRESS   # the first is --help itself
-        return parser
-    from grpo_nb.trainer import TrainConfig
-    known = signature(train_command).parameters
-    for f in fields(TrainConfig):
-        if f.name not in known: _add(parser, f.name, f.type, f.default, f.metadata['help'])
-    parser.add_argument('--help_all', action='help', help='what every option does')
-    return parser
+def _option(says, default=None): return field(default=default, metadata=dict(help=says))
 
+@dataclass
+class TrainArguments:
+    "What `grpo_nb train` trains, on what, and how it is measured."
+    dataset:str = field(metadata=dict(
+        help='sums or words (the tiny Qwen knows both), two_digit_sums, a file, a gym task'))
+    reward:list[str]|None = _option(
+        'my_rewards.py:my_reward, one or several; without it the answer in <answer>…</answer> is judged')
+    model:str = _option("'tiny', 'smollm2', a folder, or a name on the hub such as Qwen/Qwen3-0.6B", 'tiny')
+    chat:bool = _option("make each text prompt a user's message, for a model with a chat template", False)
+    resume:bool = _option('resume from the newest complete checkpoint in output_dir', False)
+    prompt_column:str = _option('the column that holds the prompts', 'prompt')
+    answer_column:str = _option('the column that holds the answers', 'answer')
+    eval_dataset:str|None = _option(
+        'file with held-out problems; without it a tenth of the rows is held out')
+    eval_problems:int = _option('held-out problems measured before and after, at most', 500)
+    device:str = _option('cuda, mps or cpu; auto: the GPU where there is one', 'auto')
+    dtype:str = _option('float32 or bfloat16 (with float32 masters); auto: bfloat16 on a CUDA GPU', 'auto')
+
+def train_parser()->object:   # an `OptionParser`
+    "The options of `grpo_nb train`: `TrainArguments` and every setting of `TrainConfig`."
+    from grpo_nb.run.options import OptionParser
+    from grpo_nb.trainer import TrainConfig
+    parser = OptionParser([TrainArguments, TrainConfig], 'grpo_nb train', reasons=_WORDS['here'],
+        hint="; those of TRL's trainers are for `grpo_nb trl`", usage='%(prog)s --dataset TEXT [options]')
+    parser.set_defaults_with_config(output_dir='runs/train')
+    return parser
 
 # %% ../nbs/reference/cli.ipynb #f3905a6f
 def _notes(prompt, tokenizer, default_reward, tiny_on_own=False, has_examples=False):
@@ -338,26 +327,9 @@ def _notes(prompt, tokenizer, default_reward, tiny_on_own=False, has_examples=Fa
 
 # %% ../nbs/reference/cli.ipynb #12ccd8ed
 def train_command(
-    *, dataset:str,  # sums or words (the tiny Qwen knows both), two_digit_sums, a file, a gym task
-    reward:list[str]|None=None, # my_rewards.py:my_reward, one or several; without it <answer>…</answer>
-    model:str='tiny',      # 'tiny', 'smollm2', a folder, or a name on the hub such as Qwen/Qwen3-0.6B
-    chat:bool=False,       # make each text prompt a user's message, for a model with a chat template
-    output_dir:str='runs/train',  # folder of the run
-    max_steps:int=200,     # optimizer steps of the run
-    learning_rate:float=1e-4,  # peak learning rate of AdamW
-    num_generations:int=8, # G, completions per prompt
-    replay_buffer_size:int=64, # groups kept for replay; 0: plain GRPO
-    resume:bool=False,     # resume from the newest complete checkpoint in output_dir
-    prompt_column:str='prompt', # the column that holds the prompts
-    answer_column:str='answer', # the column that holds the answers
-    eval_dataset:str|None=None, # file with held-out problems; without it a tenth of the rows is held out
-    eval_problems:int=500, # held-out problems measured before and after, at most
-    method:str='replay',   # what to do with dead groups: replay, keep, mask, dynamic, …, or FILE.py:NAME
-    advantages:str='grpo', # how rewards become advantages: a name in `ADVANTAGES`, or FILE.py:NAME
-    device:str='auto',     # cuda, mps or cpu; auto: the GPU where there is one
-    dtype:str='auto',      # float32 or bfloat16 (with float32 masters); auto: bfloat16 on a CUDA GPU
-    **settings:Any,        # more of `TrainConfig`
-)->dict:                   # what summary.json holds
+    words:list=(),   # of a command line
+    **settings:Any,  # the same by name
+)->dict:             # what summary.json holds
     "Train on your own problems and rewards, with GRPO and replay; evaluate before and after."
     from grpo_nb.demo import full_run, train_and_evaluate
     from grpo_nb.parts.answers import escape_controls
@@ -369,40 +341,38 @@ def train_command(
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import encode_prompts, load_model
     from grpo_nb.run.checks import check_prompts
-    from grpo_nb.trainer import TrainConfig, init_state
-    default = not reward
-    if not resume: require_empty_dir(output_dir, 'resume with --resume')
-    args = TrainConfig(output_dir=output_dir, max_steps=max_steps, learning_rate=learning_rate,
-        num_generations=num_generations, replay_buffer_size=replay_buffer_size,
-        method=method, advantages=advantages, **settings)
-    if eval_problems<1:
-        raise ValueError(f'--eval_problems {eval_problems}: needs 1 or more, to measure before and after')
-    rewards = [load_reward(o) for o in reward or []] or [accuracy_reward]
-    problems,held_out = _problems(dataset, eval_dataset, eval_problems, args.seed, chat,
-        prompt=prompt_column, answer=answer_column, compared=default)
+    from grpo_nb.trainer import init_state
+    o,args = train_parser().read(words, **settings)
+    default = not o.reward
+    if not o.resume: require_empty_dir(args.output_dir, 'resume with --resume')
+    if o.eval_problems<1:
+        raise ValueError(f'--eval_problems {o.eval_problems}: needs 1 or more, to measure before and after')
+    rewards = [load_reward(r) for r in o.reward or []] or [accuracy_reward]
+    problems,held_out = _problems(o.dataset, o.eval_dataset, o.eval_problems, args.seed, o.chat,
+        prompt=o.prompt_column, answer=o.answer_column, compared=default)
     if default and 'answer' not in problems.column_names:
-        raise ValueError(f'{dataset} has no column `answer` ({problems.column_names}): '
+        raise ValueError(f'{o.dataset} has no column `answer` ({problems.column_names}): '
             'name it with --answer_column, or give --reward my_rewards.py:my_reward')
-    device,dtype = _place(device, dtype)
-    net,tok = load_model(model, dtype)
+    device,dtype = _place(o.device, o.dtype)
+    net,tok = load_model(o.model, dtype)
     net.to(device)
-    if dataset in FEW_SHOT: end_at_newline(net, tok)   # the answer is a line
-    if chat and is_rendered(tok, problems[0]['prompt'][-1]['content']):
+    if o.dataset in FEW_SHOT: end_at_newline(net, tok)   # the answer is a line
+    if o.chat and is_rendered(tok, problems[0]['prompt'][-1]['content']):
         raise ValueError('--chat would put the chat template around prompts that went through it already: '
             'leave it out')
-    own = model=='tiny' and dataset not in ('sums','words')
-    notes = _notes(problems[0]['prompt'], tok, default, own, dataset in FEW_SHOT)
-    for o in notes: print(f'note: {escape_controls(o)}')
+    own = o.model=='tiny' and o.dataset not in ('sums','words')
+    notes = _notes(problems[0]['prompt'], tok, default, own, o.dataset in FEW_SHOT)
+    for note in notes: print(f'note: {escape_controls(note)}')
     how = dict(eval_dataset=held_out if args.eval_steps else None)
     # what is wrong is said before anything is measured
     try: check_prompts(net, tok, args, held_out, encode_prompts)
     except ValueError as e: raise ValueError(f'held-out problems: {e}') from None
-    resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), resume or None)
-    info = dict(task=dataset, model=model)
-    if (model,dataset)==('tiny','sums') and learning_rate<=2e-4:   # as the demo, whose curve is known
+    resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), o.resume or None)
+    info = dict(task=o.dataset, model=o.model)
+    if (o.model,o.dataset)==('tiny','sums') and args.learning_rate<=2e-4:   # as the demo: its curve is known
         info['full_run'] = full_run('tiny')
     return train_and_evaluate(net, tok, problems, held_out, rewards, args, info, resume_hint='--resume',
-        resume_from_checkpoint=resume or None, **how)
+        resume_from_checkpoint=o.resume or None, **how)
 
 def _place(device='auto', dtype='auto'):
     "Device and dtype by the names that torch has, `auto` decided; ValueError for what is not there."

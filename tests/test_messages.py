@@ -127,8 +127,8 @@ T --reward_weights 1 2                      | reward_weights
 T --reward_weights x                        | invalid float value: 'x'
 T --method magic                            | no method 'magic'
 T --resume                                  | no whole checkpoint
-T --resume maybe                            | invalid bool value: 'maybe'
-T --chat perhaps                            | invalid bool value: 'perhaps'
+T --resume maybe                            | got maybe but expected one of
+T --chat perhaps                            | got perhaps but expected one of
 T --seed x                                  | invalid int value: 'x'
 T --device gpu                              | here are
 T --device                                  | expected one argument
@@ -185,8 +185,9 @@ batch --world_size 0                        | world_size
 bakeoff --arms x                            | no arm 'x'
 bench --only sped                           | no part 'sped'
 bench --rounds 0                            | rounds=0
-trl --recipe gsm8k --modle x                | did you mean 'model'
-trl --recipe gsm8k --num_processes 0        | num_processes
+trl --recipe gsm8k --modle x                | did you mean '--model'
+trl --recipe gsm8k --accelerate_config fsdp3 | neither a file nor a valid config
+trl --recipe gsm8k --do_sample True          | answers are always sampled
 trl --recipe gsm8k --dry_run --num_generations 1 | at least 2
 trl --recipe gms8k                          | no recipe 'gms8k'
 trl --model tiny                            | --dataset is missing
@@ -195,7 +196,7 @@ T --adam_beta1 1                            | below 1
 T --max_grad_norm -1                        | 0 or more
 T --warmup_steps -1                         | 0 or more
 T --num_iterations 0                        | 1 or more
-T --disable_tqdm 2                          | invalid bool value: '2'
+T --disable_tqdm 2                          | got 2 but expected one of
 run_nbs                                     | inside a clone
 watch nowhere                               | no folder 'nowhere'
 watch ok.jsonl                              | no column for completion

@@ -276,7 +276,7 @@ def _check_rows(rows, what, prompt, answer=None):
         if why := _alpaca_error(rows, 'instruction'):
             raise ValueError(f'{what} has no column `{prompt}`: {why}')
         raise ValueError(f"{what} has no column `{prompt}`; it has {', '.join(has) or 'none'}: rename one"
-                         +(f", or name it with prompt='{has[0]}'" if has else ''))
+                         +(f", or name it: prompt='{has[0]}', --prompt_column {has[0]}" if has else ''))
     if why := _alpaca_error(rows, prompt): raise ValueError(f'{what}: {why}')
     if answer and not any(answer in o for o in rows if isinstance(o, dict)): answer = None
     if bad := [why for i,o in enumerate(rows) if (why := _row_error(i, o, prompt, answer))]:

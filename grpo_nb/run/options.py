@@ -6,6 +6,7 @@
 __all__ = ['OptionParser']
 
 # %% ../../nbs/run/options.ipynb #fed33fb6
+import os
 from dataclasses import field, fields, make_dataclass
 from typing import Any
 from trl import TrlParser
@@ -25,18 +26,21 @@ class OptionParser(TrlParser):
         prog:str,           # the command
         aliases:dict={},    # other names of options
         reasons:dict={},    # by name, why there is no such option; for the end of a message
+        hint:str='',        # more for the end of every message
         **options:Any,      # of argparse
     ):
         super().__init__([_with_text(o) for o in kinds], prog=prog, conflict_handler='resolve',
             allow_abbrev=False, **options)
-        self.aliases,self.reasons,self.given,self.by_name = aliases,reasons,set(),{}
+        self.aliases,self.reasons,self.hint = aliases,reasons,hint
+        self.given,self.by_name = set(),{}   # names that were given, and what was given by name
         self.add_argument('--help_all', action='help', help='what every option does')
+        self.register('type', str, os.path.expanduser)   # in `--out=~/x` the shell leaves the ~
         known = self._option_string_actions
         known |= {f'--{o}':known[f'--{name}'] for o,name in aliases.items() if f'--{name}' in known}
 
     def error(self, message:str)->None:
         "ValueError with argparse's own message, instead of the whole usage."
-        raise ValueError(f'{message} (`{self.prog} --help` lists the options)')
+        raise ValueError(f'{message} (`{self.prog} --help` lists the options{self.hint})')
 
     def set_defaults_with_config(self, **settings:Any)->list:  # words of those that are unknown
         "Take settings by name, under any of their names."
@@ -56,7 +60,8 @@ class OptionParser(TrlParser):
         return tuple(found)
 
     def _refuse(self, word):
-        option = word.partition('=')[0].replace('-', '_').replace('__', '--', 1)
+        option = word.partition('=')[0]
+        option = option[:2]+option[2:].replace('-', '_')
         name = self.aliases.get(option[2:], option[2:])
         why = self.reasons.get(name) or did_you_mean(option, self._option_string_actions, .7)
         what = f'no option {option!r}{why}' if word[:1]=='-' else f'{word!r} belongs to no option'
