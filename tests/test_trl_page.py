@@ -53,6 +53,7 @@ def quiet(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('block', REST, ids=title)
 def test_every_block_runs_as_it_stands(block, tmp_path):
+    block = block.replace("GRPOConfig('runs/plain',", f"GRPOConfig('runs/plain', **{HERE},")
     space,needs = names(tmp_path),re.search(r'# needs (.*)', block)
     if not needs: return exec(block, space)
     package,said = ABSENT.get(needs[1], (None, 'reads text only'))

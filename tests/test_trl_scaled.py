@@ -82,6 +82,21 @@ def test_a_run_resumed_within_a_batch_has_its_share(tmp_path):
     part,rest = run(plan[4:], 'sqrt', output_dir=str(tmp_path/'b'), resume=True, **kw)
     assert rest.rates==see.rates[1:] and T.same(T.weights(whole), T.weights(part))
 
+def test_the_pages_callback_has_the_same_factors_in_plain_trl():
+    from test_trl_page import REST
+    block, = [b for b in REST if 'class ScaleByAlive' in b]
+    space = {}
+    exec(block[:block.index('scale = ')], space)
+    plan,kw = share(4)+share(1)+share(0)+share(2),dict(per_device_train_batch_size=4*G, max_steps=4,
+        learning_rate=1e-2, lr_scheduler_type='constant')
+    scale,see = space['ScaleByAlive'](),Rates()
+    scale.trainer = t = T.trainer(Scripted(plan, G), cls=GRPOTrainer, args=T.config(GRPOConfig, **kw),
+        callbacks=[scale, see])
+    t.train()
+    ours,same = run(plan, 'sqrt')
+    assert see.rates==same.rates and T.same(T.weights(t), T.weights(ours))
+    assert t.optimizer.param_groups[0]['lr']==.01
+
 def test_deepspeed_and_other_words_are_refused():
     with pytest.raises(ValueError, match='steps within the backward pass'):
         from grpo_nb.on_trl.config import _check_replay_settings
