@@ -259,8 +259,8 @@ def process_batch(self:Replay,
     dead = self.find_dead(batch, dead)
     missing = 0 if size is None else size-n
     slots = dead.nonzero()[:,0].tolist()
-    prompts = [prompt_indices(batch)[b] for b in slots]
-    extra,replacements = self.draw_for_batch(prompts, missing, step)
+    prompts = [prompt_indices(batch)[b] if self.same_prompt_first else None for b in slots]
+    extra,replacements = self.buffer.draw_for_batch(missing, prompts, step)
     slots = slots[:len(replacements)]   # what the buffer could not replace stays
     new = insert_stored(batch, torch.tensor(slots, dtype=torch.long), replacements, extra)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
@@ -288,17 +288,16 @@ def store(self:Replay,
 
 # %% ../nbs/11_replay.ipynb #538bb164
 @patch
-def draw_for_batch(self:Replay,
-    prompts:list,  # prompt keys of the dead groups
-    extra:int,     # more stored groups wanted, as `stored_per_fresh` asks for
-    step:int,      # now
-)->tuple:          # (at most `extra` entries, at most one for each dead group)
-    "Draw this batch's groups from the buffer: first those beside the fresh ones, then the replacements."
-    n = len(prompts)
-    extra = min(extra, len(self.buffer))
-    own = prompts if self.same_prompt_first else [None]*n
-    if n+extra<=len(self.buffer) or not extra:
-        drawn = self.buffer.sample_entries(n+extra, step, [None]*extra+own)
+def draw_for_batch(self:ReplayBuffer,
+    extra:int,  # groups wanted beside the fresh ones, as `stored_per_fresh` asks for
+    keys:list,  # of each dead group the prompt key, or None where any prompt will do
+    step:int,   # now
+)->tuple:       # (at most `extra` entries, at most one for each dead group)
+    "Draw the groups of a batch: first those beside the fresh ones, then the replacements."
+    self.evict_expired(step)
+    n,extra = len(keys),min(extra, len(self))
+    if n+extra<=len(self) or not extra:
+        drawn = self.sample_entries(n+extra, step, [None]*extra+keys)
         return drawn[:extra],drawn[extra:]
-    beside = self.buffer.sample_entries(extra, step)
-    return beside,self.buffer.sample_entries(n, step, own)
+    beside = self.sample_entries(extra, step)
+    return beside,self.sample_entries(n, step, keys)

@@ -41,13 +41,9 @@ def _replacement_of(e):
     return e.to_record()|texts|dict(advantages=e.data['advantages_before'] or e.data['advantages'])
 
 def _draw(buf, dead, n_beside, step, run):
-    "(stored groups beside the fresh ones, replacements of the dead ones), in the order of the run's trainer."
+    "(stored groups beside the fresh ones, replacements of the dead ones), as the run's trainer draws them."
     keys = [o['prompt_key'] for o in dead] if buffer_options(run)['same_prompt_first'] else [None]*len(dead)
-    n_beside = min(n_beside, len(buf))
-    if run.settings.get('trainer')!='trl' and n_beside+len(dead)<=len(buf):   # together: each another group
-        drawn = buf.sample_entries(n_beside+len(dead), step, [None]*n_beside+keys)
-        return drawn[:n_beside],drawn[n_beside:]
-    return buf.sample_entries(n_beside, step),buf.sample_entries(len(dead), step, keys)
+    return buf.draw_for_batch(n_beside, keys, step)
 
 def _step_again(rows, step, buf, run, tolerance):
     "A step's groups as `buf` would have filled them; then it takes in the living ones."

@@ -271,7 +271,7 @@ def test_only_where_it_is_asked_for_a_stored_group_of_the_same_prompt_comes_firs
     for same,extra,want in ((True, 0, [7, 8]), (False, 0, [8, 7]), (True, 1, [7, 8]), (False, 1, [8, 7])):
         m = Replay(4, same_prompt_first=same, priority='recency')
         m.buffer.add([1., 1.], ['old','new'], 1, [7, 8])
-        more,instead = m.draw_for_batch([7, 7], extra, 1)
+        more,instead = m.buffer.draw_for_batch(extra, [7, 7] if same else [None]*2, 1)
         assert [e.prompt_key for e in instead]==want and [e.prompt_key for e in more]==[8]*extra
 
 def test_age_limit_uses_and_time():

@@ -159,12 +159,14 @@ class BatchInfo:
     keys:list            # (rows,) ints below 2**31, each the name of a prompt
     step:int             # the optimizer step
     asked:Sequence = ()  # groups that were never sampled: filled first, each with another one if possible
+    counted:Tensor|None = None # (rows,) bool, completions with a token in the loss; None: all with a token
 
     @property
-    def info(self)->Tensor:   # (rows, 4) int32
-        "Of each row: tokens of prompt and completion, the bits of its advantage, the prompt's key."
+    def info(self)->Tensor:   # (rows, 5) int32
+        "Of each row: tokens of prompt and completion, the bits of its advantage, the prompt's key, counted."
         A = self.advantages.detach().cpu().float().view(torch.int32)
-        about = (self.prompt_lens, self.lens, A, self.keys)
+        counted = self.lens>0 if self.counted is None else self.counted
+        about = (self.prompt_lens, self.lens, A, self.keys, counted)
         return torch.stack([torch.as_tensor(o, dtype=torch.int32) for o in about], 1)
 
 @dataclass
@@ -185,13 +187,10 @@ class DrawResult:
 
 # %% ../../nbs/on_trl/distributed.ipynb #450c7d70
 def _draw(index, s, keys=None):
-    """Pairs of a place and the `StoredGroup` that is to fill it.
-
-    Drawn twice, so that those never sampled get different groups even when there are not enough for all.
-    """
+    "Pairs of a place and the `StoredGroup` that is to fill it: first those that were never sampled."
     others = [g for g,d in enumerate(s.dead) if d and g not in s.asked]
-    first = index.sample_entries(len(s.asked), s.step)
-    then = index.sample_entries(len(others), s.step, keys and [keys[g] for g in others])
+    own = [keys[g] if keys else None for g in others]
+    first,then = index.draw_for_batch(len(s.asked), own, s.step)
     return [*zip(s.asked, first), *zip(others, then)]
 
 def _add(index, s, info, n):
@@ -202,7 +201,8 @@ def _add(index, s, info, n):
     A = info[:,2].contiguous().view(torch.float32)
     rewards = s.rewards.view(-1, G)
     scores = group_scores(A.view(-1, G), rewards).tolist()
-    live = [g for g,d in enumerate(s.dead) if not d and lens[g].any()]
+    counted = info[:,4].reshape(-1, G)
+    live = [g for g,d in enumerate(s.dead) if not d and counted[g].any()]
     where = [dict(prompt_len=int(info[g*G,0]), lens=lens[g], pieces=group_slices(g, G, n)) for g in live]
     ids = index.add([scores[g] for g in live], where, s.step, [int(info[g*G,3]) for g in live],
         rewards[live].tolist())
@@ -249,7 +249,7 @@ class ShardedBuffer:
         s.dead,s.rewards = [bool(o) for o in s.dead],s.rewards.detach().cpu().float()
         everyone = self.ranks.gather(torch.cat([self._marks(s), s.info.flatten()]))
         _check_agreement(everyone[:,:4])
-        info = everyone[:,4:].reshape(-1, 4)   # (N, 4), in the order of `rewards`
+        info = everyone[:,4:].reshape(-1, 5)   # (N, 5), in the order of `rewards`
         if len(info)!=len(s.rewards) or len(s.dead)*G!=len(s.rewards):
             raise ValueError(f'{len(info)} rows on {self.ranks.world} processes, {len(s.rewards)} rewards '
                 f'and {len(s.dead)} groups of {G}: they need to be one batch')
