@@ -232,8 +232,7 @@ def sample_from_replay_buffer(self:GRPOWithReplayBufferTrainer, fresh:TrlRows)->
     local = self.buffer.local
     rewards = self.rewards.weighted(b.local(b.rewards, self.args.process_index) if local else b.rewards)
     info = BatchInfo(b.dead, rewards.cpu(), fresh.advantages, fresh.prompt_mask.sum(1),
-        fresh.completion_mask.sum(1), fresh.prompt_keys(), self.state.global_step, b.unsampled,
-        fresh.loss_mask.any(1))
+        fresh.completion_mask.sum(1), fresh.prompt_keys(), self.state.global_step, b.unsampled)
     if local:
         return self.buffer.draw(info, lambda group: IMAGE_COLUMNS & set(group)==images)
     if images or any(k in fresh.data for k in PROMPT_COMPLETION_COLUMNS):

@@ -1,8 +1,7 @@
 "What goes wrong in practice, and what is said about it; and what we rely on in TRL."
-import contextlib, functools, inspect, math, re
-import pytest, torch, trl
+import contextlib, functools, math, re
+import pytest, torch
 from datasets import Dataset
-from packaging.version import Version
 from trl import GRPOTrainer
 import trl_tiny as T
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
@@ -28,9 +27,8 @@ def test_an_async_reward_that_raises_is_named():
     e = assert_fails(judge, ConnectionError, 'no answer')
     assert any("'judge'" in o for o in e.__notes__)
 
-@pytest.mark.parametrize('out,said,kind', [*((*o, 'sync') for o in [(None, 'None'), (.5, '0.5'), (1, '1'),
-    ('good', "'good'"), ({'r':1}, 'dict'), (['a','b','c','d'], "'a' .*for completion 0"),
-    ([0., [1.], 0., 0.], 'list.* for completion 1')]), (None, 'None', 'async'), (.5, '0.5', 'object')])
+@pytest.mark.parametrize('out,said,kind', [(.5, '0.5', 'sync'), (None, 'None', 'async'),
+    (['a','b','c','d'], "'a' .*for completion 0", 'object')])
 def test_what_is_not_a_list_of_numbers_is_named(out, said, kind):
     if kind=='sync':
         def f(**kw): return out
@@ -43,13 +41,8 @@ def test_what_is_not_a_list_of_numbers_is_named(out, said, kind):
         f = F()
     assert_fails(f, ValueError, f"reward function 'f' returned .*{said}.*return a list of 4 numbers")
 
-def test_too_few_rewards_are_counted():
-    def short(completions, **kw): return [1.]
-    assert_fails(short, ValueError, "'short' returned 1 rewards for 4 completions")
-
-@pytest.mark.parametrize('bad', [math.inf, -math.inf, 1e30])
-def test_rewards_that_overflow_stop_the_run(bad):
-    assert_fails(Scripted([[0., 1., bad, 0.]], 4), ValueError, "'scripted' returned .* for completion 2")
+def test_rewards_that_overflow_stop_the_run():
+    assert_fails(Scripted([[0., 1., math.inf, 0.]], 4), ValueError, "'scripted' returned .* for completion 2")
 
 @pytest.mark.parametrize('out', [[0., 1., None, 1.], [0., 1., math.nan, 1.], (0., 1., 0., 1.),
     torch.tensor([0., 1., 0., 1.]), [torch.tensor(1.), 0, True, 2],
@@ -105,18 +98,9 @@ def test_a_dataset_smaller_than_a_generation_batch_is_refused(n, says):
     with pytest.raises(ValueError, match=says):
         T.trainer(dataset=Dataset.from_dict(dict(prompt=T.PROMPTS[:n])), per_device_train_batch_size=16)
 
-def test_a_missing_prompt_column_is_refused():
-    with pytest.raises(ValueError, match=r"no column `prompt` among \['question'\]"):
-        T.trainer(dataset=Dataset.from_dict(dict(question=T.PROMPTS)))
-
-@pytest.mark.parametrize('bad', [None, '', '   '])
-def test_an_empty_prompt_is_refused_with_its_row(bad):
+def test_an_empty_prompt_is_refused_with_its_row():
     with pytest.raises(ValueError, match='row 2 has the prompt'):
-        T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','two',bad,'red'])))
-
-def test_an_empty_conversation_is_refused():
-    with pytest.raises(ValueError, match='row 1 has the prompt'):
-        T.trainer(dataset=Dataset.from_dict(dict(prompt=[[dict(role='user', content='one')], []])))
+        T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','two','','red'])))
 
 def test_in_a_stream_an_empty_prompt_is_refused_when_it_comes():
     t = T.trainer(dataset=Dataset.from_dict(dict(prompt=['one','','two'])).to_iterable_dataset(),
@@ -252,39 +236,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch):
     assert_fails(T.n_red, ValueError, 'the loss is nan at step 0')
 
 # -- what we rely on ------------------------------------------------------------------------------
-SIGNATURES = dict(_generate_and_score_completions=['self','inputs'],
-    _prepare_inputs=['self','generation_batch'], _calculate_rewards=['self','inputs','prompts','completions',
-        'completion_ids_list'],
-    _compute_loss=['self','model','inputs'], _tokenize_prompts=['self','prompts'],
-    _get_train_sampler=['self','dataset'], log=['self','logs','start_time'],
-    _save_checkpoint=['self','model','trial'], _save_rng_state=['self','output_dir'],
-    _load_optimizer_and_scheduler=['self','checkpoint'], create_model_card=['self','model_name',
-        'dataset_name','tags'],
-    train=['self','resume_from_checkpoint','trial','ignore_keys_for_eval'])
-
-@pytest.mark.parametrize('name', SIGNATURES)
-def test_trl_still_has_the_method_we_extend(name):
-    f = getattr(GRPOTrainer, name, None)
-    assert f is not None, f'GRPOTrainer.{name} is gone'
-    got = list(inspect.signature(f).parameters)
-    assert got[:len(SIGNATURES[name])]==SIGNATURES[name], f'GRPOTrainer.{name} takes {got} now'
-
-def test_trl_still_has_the_forward_we_watch():
-    p = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
-    named = ['input_ids','attention_mask','logits_to_keep']
-    passed_on = p[2]=='args' and 'kwargs' in p   # of TRL 1.14.1, to one of two others
-    assert p[:2]==['self','model'] and (passed_on or p[2:5]==named) and 'batch_size' in p, p
-
-def test_trl_still_has_the_attributes_we_read():
-    t = T.trainer()
-    names = ('accelerator reward_funcs reward_func_names reward_weights num_generations num_iterations '
-        'multi_objective_aggregation importance_sampling_level epsilon_low epsilon_high ref_model '
-        'environment_factories use_adaptive_entropy entropy_coef _last_world_entropy _step '
-        '_buffered_inputs _metrics _logs _tokenizer _is_vlm pad_to_multiple_of log_completions '
-        'max_completion_length vllm_importance_sampling_mode'.split())
-    if Version(trl.__version__)>=Version('1.16'): names.append('eos_token_ids')   # before, one token ends
-    assert not (gone := [o for o in names if not hasattr(t, o)]), f'gone from GRPOTrainer: {gone}'
-    assert {'prompt','completion','rewards','advantages','extra'}<=set(t._logs), set(t._logs)
+def test_every_private_method_that_we_override_is_in_the_table_of_the_seam():
+    ours = {k for k in vars(GRPOWithReplayBufferTrainer) if k.startswith('_') and not k.startswith('__')
+        and callable(getattr(GRPOTrainer, k, None))}
+    assert len(ours)>10 and ours<={k for _,_,names in trl_api._PRIVATE_NAMES for k in names}
 
 KEYS = {'prompt_ids','prompt_mask','completion_ids','completion_mask','advantages','num_items_in_batch'}
 @pytest.mark.parametrize('opts,more', [({}, set()), (dict(beta=.1), {'ref_per_token_logps'}),
