@@ -148,6 +148,7 @@ def chapters(case):
         steps_per_generation=c.parts, num_iterations=c.passes, mask_truncated_completions=c.mask_truncated,
         scale_rewards=c.scale, multi_objective_aggregation=c.aggregation, reward_weights=WEIGHTS[c.rewards],
         shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm, record_token_terms_every=1,
+        top_k=c.top_k, top_p=c.top_p, min_p=c.min_p,
         record_tokens=True,
         replay_stored_per_fresh=c.stored_per_fresh if c.method=='replay' else 0, replay_buffer_size=64)
     method = c.method
@@ -204,6 +205,7 @@ class Chapters:
         asked = [(o.prompt_ids, a) for o in out for a in o.comps]
         with torch.no_grad():
             old = [lp for lp,_ in self.plain.at(before)(asked, c.temperature)]
+            for q,o in asked: self.could_be_drawn(q, o)
             ref = [lp for lp,_ in self.ref(asked, c.temperature)] if self.ref else [None]*len(asked)
         A = P.advantages([o.by_func for o in out], self.weights, c.aggregation, c.scale)
         for b,o in enumerate(out):
@@ -214,6 +216,21 @@ class Chapters:
                 n = len(o.comps[g])
                 close(x.old_logps[b,g,:n].tolist(), o.old[g].tolist(), 'log-probs of what was sampled')
         return out
+
+    def could_be_drawn(self, prompt, completion):
+        "Each token was among those that top-k, then top-p, then min-p leave."
+        c = self.c
+        if not c.top_k and c.top_p==1 and not c.min_p: return
+        z = self.plain.model(input_ids=torch.tensor([prompt+completion])).logits[0,len(prompt)-1:-1]
+        for p,i in zip((z.double()/c.temperature).softmax(-1), completion):
+            p,order = p.sort(descending=True)
+            at = int((order==i).nonzero()[0])
+            close(p[at].item(), p[at].item(), 'counted')
+            kept = p[:c.top_k] if c.top_k else p
+            kept = kept/kept.sum()
+            assert at<len(kept), 'beyond top-k'
+            assert kept[:at].sum()<c.top_p+1e-5, 'beyond top-p'
+            assert not c.min_p or kept[at]>=c.min_p*kept[0]*(1-1e-5), 'below min-p'
 
     # 2. what the method made of it
     def make_result(self, fresh, rows, info):

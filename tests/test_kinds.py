@@ -193,3 +193,65 @@ def test_positions_are_given_so_that_gpt2_is_read_right():
         resid_pdrop=.1, eos_token_id=tok.eos_token_id, bos_token_id=None)).eval()
     rows = [dict(prompt='1'*(1+i)+'=') for i in range(8)]
     assert train(m, tok, rows, odd, TrainConfig(**SMALL)).step==2
+
+# ---- where settings meet, and the first of anything
+@pytest.mark.parametrize('how', [dict(loss_type='grpo'), dict(loss_type='sapo'), dict(num_iterations=2)],
+    ids=lambda o: '-'.join(map(str, o.values())))
+def test_leaving_answers_without_an_advantage_out_changes_nothing_under_token_advantages(how):
+    "RL-ZVP gives dead groups advantages by token; an answer that is all right and sure gets none."
+    def reward(completions, **kw): return [float(i%2)*(i<8) for i in range(len(completions))]
+    def run(skip):
+        rows = [dict(prompt='1'*(1+2*i)+'+1=') for i in range(8)]
+        s = train(*load_model('tiny'), rows, reward, TrainConfig(**SMALL|how|dict(skip_zero_advantage=skip,
+            method='entropy', temperature=.5, max_steps=2*how.get('num_iterations', 1))))
+        return s.history,torch.cat([o.flatten() for o in s.model.parameters()])
+    (a,x),(b,y) = run(False),run(True)
+    for o,p in zip(a, b): assert o['loss']==pytest.approx(p['loss'], rel=1e-5, abs=1e-7)
+    assert (x-y).abs().max()<3e-6 and not torch.equal(x, torch.cat([o.flatten()
+        for o in load_model('tiny')[0].parameters()]))
+
+@pytest.mark.parametrize('same', [False, True])
+def test_one_problem_is_enough_and_prompt_0_is_a_prompt(same):
+    from grpo_nb.replay import Replay
+    def reward(completions, trainer_state, **kw):
+        return [float(i%2)*(trainer_state.global_step%2==0) for i in range(len(completions))]
+    args = TrainConfig(**SMALL|dict(generation_batch_size=4, max_steps=4))
+    s = train(*load_model('tiny'), ROWS[:1], reward, args, method=Replay(4, same_prompt_first=same))
+    assert [o['replay/replaced'] for o in s.history]==[0, 1, 0, 1]
+    assert {e.prompt_key for e in s.strategy.buffer}=={0}
+    b = Replay(8, same_prompt_first=True).buffer
+    b.add([1.]*3, 'abc', keys=[1, 0, 2])
+    assert [e.data for e in b.sample_entries(1, keys=[0])]==['b']
+
+def test_a_resume_at_another_rate_is_refused(tmp_path):
+    args = TrainConfig(**SMALL, output_dir=str(tmp_path))
+    train(*load_model('tiny'), ROWS, odd, args)
+    with pytest.raises(ValueError, match='learning_rate: 0.0001 then, 0.0002 now'):
+        train(*load_model('tiny'), ROWS, odd, args, learning_rate=2e-4, max_steps=4,
+            resume_from_checkpoint=True)
+
+def test_resampled_groups_have_the_advantages_of_their_own_rollout_under_gdpo(monkeypatch):
+    import grpo_nb.trainer as tr
+    seen,inner = [],tr.rollout
+    def watched(s, indices):
+        out = inner(s, indices)
+        seen.append((out[0].prompt_key.tolist(), out[2], out[0].advantages))
+        return out
+    monkeypatch.setattr(tr, 'rollout', watched)
+    n = [0]
+    def dead_at_first(completions, **kw):
+        n[0] += 1
+        return [float(i%2)*(n[0]>1 or i<4) for i in range(len(completions))]
+    def third(completions, **kw): return [float(i%3==0)*(n[0]>1 or i<4) for i in range(len(completions))]
+    args = TrainConfig(**SMALL, method='dynamic', multi_objective_aggregation='normalize_then_sum',
+        reward_weights=[1., .5])
+    s = tr.init_state(*load_model('tiny'), ROWS, [dead_at_first, third], args)
+    batch = tr.train_batch(s).processed.batch
+    def gdpo(r):   # (B, G, F): each function within its group, then the sum over the batch
+        z = ((r-r.mean(1, keepdim=True))/(r.std(1, keepdim=True)+1e-4)*torch.tensor([1., .5])).sum(-1)
+        return (z-z.mean())/(z.std()+1e-4)
+    want = {}
+    for keys,r,A in seen:
+        for k,a in zip(keys, gdpo(r)): want[k] = a
+    assert len(seen)==2 and len(seen[1][0])==3
+    for k,A in zip(batch.prompt_key.tolist(), batch.advantages): assert torch.allclose(A, want[k], atol=1e-4)
