@@ -1,7 +1,7 @@
 """Chapter 0's cell again, with another seed or one line changed.
 
 `python tests/one_screen.py nbs/results/one_screen.csv` makes the table that the chapter shows, but for the
-rows of the first processor. About fifteen seconds of one core for each row; rows that are there are kept.
+rows of the first machine. About fifteen seconds of one core for each row; rows that are there are kept.
 """
 import json, sys
 from pathlib import Path
@@ -57,7 +57,7 @@ def one_screen(
     test = names['chain_sum'](200, split='test')
     said = [o[0] for o in sample_texts(names['model'], names['tok'], test['prompt'])]
     first = next((i+1 for i,r in enumerate(right) if r>=.5), None)
-    return dict(change=change, seed=seed, processor=2,
+    return dict(change=change, seed=seed, machine=2,
         unseen=sum(accuracy_reward(None, said, test['answer']))/200, half_at=first,
         mean_right=sum(right)/len(right), dip=min(right[:12]), agree_least=min(dead),
         agree=sum(dead)/len(dead), agree_most=max(dead))

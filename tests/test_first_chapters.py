@@ -43,8 +43,8 @@ def test_the_table_of_one_screen_has_every_row_and_the_chapters_own_run():
 
 def test_what_chapter_0_says_of_its_changes_is_in_the_table():
     rows = list(csv.DictReader(SCREEN.open(encoding='utf-8')))
-    def of(change, column, processor='1'):
-        return [float(r[column]) for r in rows if (r['change'], r['processor'])==(change, processor)]
+    def of(change, column, machine='1'):
+        return [float(r[column]) for r in rows if (r['change'], r['machine'])==(change, machine)]
     plain,paid = of('as it stands', 'mean_right'),of('A = r + 1', 'mean_right')
     assert len(plain)==len(paid)==4 and all(b<a for a,b in zip(plain, paid))   # paired by seed
     text = ''.join(cell('00_grpo_on_one_screen', '"What happens"')['source']).replace('\n# ', ' ')
