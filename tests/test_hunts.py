@@ -13,8 +13,7 @@ from grpo_nb.teach.hunts import bug_table, check_prediction, train_on_sums
 
 NBS = ROOT/'nbs'
 ROWS = pd.read_csv(NBS/'results/hunts.csv')
-CONTROL = dict(loss_at_1='none, temperature 1.2', penalty_a='none, beta .3', k1='none, beta .3',
-    place_b='none, PPO')
+CONTROL = dict(loss_at_1='none, temperature 1.2', penalty_a='none, beta .3', place_b='none, PPO')
 
 def text_of(page):
     cells = json.loads((NBS/f'{page}.ipynb').read_text(encoding='utf-8'))['cells']
@@ -48,7 +47,7 @@ def test_the_loop_without_a_bug_is_chapter_0s_cell():
 
 def test_a_wrong_line_changes_the_loop():
     plain = train_on_sums(0, batches=2)
-    for bug in ('repeat_a', 'logps_b', 'mask_a', 'clip_a', 'k1'):
+    for bug in ('repeat_a', 'logps_b', 'mask_a', 'clip_a', 'penalty_a'):
         assert train_on_sums(0, batches=2, **BUGS[bug]())[1]!=plain[1], bug
 
 DOES = dict(quick_reward='learns', mask_a='learns', repeat_a='unlearns', version_b='learns',
@@ -118,3 +117,10 @@ def test_what_was_lost_refuses_wrong_answers():
         lambda c: sum(by(c).values())]
     assert not [f for f in wrong if check(f)=='right']
     assert 'kept the answer' in check(wrong[0]) and 'not after' in check(wrong[1])
+
+def test_what_the_page_on_silent_bugs_counts():
+    cells = json.loads((NBS/'teach/silent_bugs.ipynb').read_text(encoding='utf-8'))['cells']
+    shown = next(c for c in cells if 'def row(bug)' in ''.join(c['source']))['outputs'][0]['data']['text/html']
+    moved = [r.split('</td>')[8].removeprefix('<td>') for r in ''.join(shown).split('<tr>')[2:]]
+    assert len(moved)==12 and moved.count('–')==7 and sum('reward' in o for o in moved)==3
+    assert 'Seven of the twelve leave every curve where it was' in text_of('teach/silent_bugs')

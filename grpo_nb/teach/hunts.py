@@ -35,7 +35,7 @@ def train_on_sums(
     average:Callable=masked_mean,      # (objective, mask) -> ()
     penalty:Callable=masked_mean,      # (KL of each token, mask) -> ()
     pad:Callable=lambda ids, mask: (ids, mask),  # changes the prompts' padding
-    beta:float=0., kind:str='k3',      # weight of the KL term, and its estimator
+    beta:float=0.,                     # weight of the KL term
     temperature:float=1., loss_temperature:float|None=None, # the sampler's, and the loss's if another
     batches:int=25, B:int=16, G:int=8, # problems in a batch, answers to each
 )->list:                               # a dict for each batch; `unseen`: of 200 other sums, after the run
@@ -77,7 +77,7 @@ def train_on_sums(
             z_i = logits(model, ids[i], seen[i])/(loss_temperature or temperature)
             now = logps(z_i, ids[i], P)
             loss = -average(clip((now-old[i]).exp(), A[i]), m[i])
-            if base is not None: loss = loss+beta*penalty(kl_estimate(now, base[i], kind)*m[i], m[i])
+            if base is not None: loss = loss+beta*penalty(kl_estimate(now, base[i])*m[i], m[i])
             opt.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
