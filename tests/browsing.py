@@ -51,11 +51,7 @@ LOOK = """o => axe.run(o.within || document,   // frames are asked one by one
 OFF = dict(enabled=False)   # contrast is asked apart; `region` takes long, and is never serious
 RULES = dict(runOnly=['wcag2a','wcag2aa','best-practice'], rules={'color-contrast':OFF, 'region':OFF})
 CONTRAST = dict(runOnly=dict(type='rule', values=['color-contrast']))
-IN_THEME = """look => {   // the ground comes with a theme's file, the inks with a class 50 ms after the click
-  const html = document.documentElement
-  if (![...document.querySelectorAll('link[rel=stylesheet]')].every(o => o.sheet)) return false
-  const dark = +getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0] < 128
-  return dark === (look === 'dark') && html.classList.contains('quarto-dark') === dark }"""
+IN_THEME = 'look => document.documentElement.dataset.theme === look'
 
 def ask_axe(frame, axe):
     "Let the frame have axe's text, once"

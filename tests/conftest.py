@@ -107,7 +107,7 @@ def axe():
 def site(tmp_path_factory):
     "The docs, built once from the stored notebooks; SITE names a built one to look at instead"
     if o := os.environ.get('SITE'): return Path(o)
-    pytest.importorskip('smalldocs', reason='no smalldocs: pip install -e .[dev]')
+    pytest.importorskip('myst_nb', reason='no Sphinx: pip install -e .[dev]')
     out,t = tmp_path_factory.mktemp('site')/'docs',time.monotonic()
     said = out.parent/'said'
     p = elsewhere(_build_site, out, said)   # a fork: what the pages import is imported

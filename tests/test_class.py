@@ -722,26 +722,3 @@ def test_the_command_makes_and_grades(tmp_path, solved, capsys):
         with pytest.raises(SystemExit): main(['class', *words])
         said = capsys.readouterr().err
         assert said.startswith('grpo_nb class: ') and len(said.splitlines())==1, said
-
-# --- slides
-
-def test_a_slide_for_each_titled_figure_and_a_file_that_is_there_stays(tmp_path, monkeypatch):
-    from grpo_nb.dev.pages import slides
-    from grpo_nb.dev.site import ProjectError, course
-    monkeypatch.chdir(ROOT)
-    n,text = slides(str(tmp_path/'s.html')),(tmp_path/'s.html').read_text()
-    stored = [json.loads((ROOT/'nbs'/f'{o["file"]}.ipynb').read_text()) for o in course()]
-    titled = 0
-    for nb in stored:
-        for c in nb['cells']:
-            src = ''.join(c['source'])
-            shown = any('image/png' in o.get('data', {}) for o in c.get('outputs', []))
-            titled += src.startswith('#| fig-alt') and shown and ('figure(' in src or 'title' in src)
-    assert n==titled+len(stored)==text.count('<section') and titled>50
-    assert text.count('<img alt="')==text.count('src="data:image/png;base64,iVBOR')==titled
-    assert 'http' not in text.split('</style>')[1].replace('http-equiv', '')
-    (tmp_path/'s.html').write_text('mine')
-    with pytest.raises(ProjectError, match='there already'): slides(str(tmp_path/'s.html'))
-    assert (tmp_path/'s.html').read_text()=='mine'
-    for name in ('s.txt', 'nowhere/s.html'):
-        with pytest.raises(ProjectError, match='name a .pdf|there is no folder'): slides(str(tmp_path/name))

@@ -179,9 +179,3 @@ def test_a_line_of_the_figure_is_what_the_comparison_gives(way):
     new = run_seed(compared_settings(way, 0), 0, min_word_len=6, max_word_len=8)
     if old['machine']==machine(): assert json.loads(new['curve'])==json.loads(old['curve'])
     assert abs(new['pass1_before']-float(old['pass1_before']))<.05
-
-def test_the_picture_that_a_link_to_a_page_shows_is_one_of_readme():
-    from grpo_nb.dev.pages import _with_preview
-    page = _with_preview('<title>A page</title>', 'https://site')
-    picture = re.search(r'og:image" content="https://site/images/([^"]+)"', page)[1]
-    assert (ROOT/'nbs'/'images'/picture).is_file() and f'nbs/images/{picture}' in README

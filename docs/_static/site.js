@@ -1,0 +1,24 @@
+// On a phone a table of four columns or more is stacked: each cell needs the name of its column.
+document.addEventListener('DOMContentLoaded', () => {
+  for (const table of document.querySelectorAll('main table:not(.dataframe)')) {
+    const heads = [...table.querySelectorAll('thead th')].map(o => o.textContent)
+    if (heads.length < 4) continue
+    table.classList.add('stacks')
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((o, i) => { o.dataset.column = heads[i] })
+  }
+})
+
+// Jupyter's sliders say no name and no value to a screen reader: they stand beside them.
+const name = () => {
+  for (const o of document.querySelectorAll('.widget-inline-hbox')) {
+    const slider = o.querySelector('[role=slider]'), label = o.querySelector('.widget-label')
+    const value = o.querySelector('.widget-readout')?.textContent
+    if (!slider || !value || slider.getAttribute('aria-valuetext') === value) continue
+    slider.setAttribute('aria-label', label.textContent)
+    slider.setAttribute('aria-valuetext', value)
+  }
+  for (const o of document.querySelectorAll('main pre, main .cell_output > *, main .pst-scrollable-table-container'))
+    if (o.scrollWidth > o.clientWidth + 1) o.tabIndex = 0   // the keyboard scrolls it
+}
+new MutationObserver(name).observe(document.documentElement, {childList: true, subtree: true, characterData: true})
+addEventListener('load', name)
