@@ -61,7 +61,7 @@ def _stage_output(o, state, about):
 
 def _relink(text):
     "Links to notebooks and pages as links to what they are staged as."
-    text = re.sub(r'(\]\((?:\.\./)?)(\d+[a-zA-Z0-9]*_\w+\.ipynb)', lambda m: m[1]+_page_name(m[2]), text)
+    text = re.sub(r'(\]\((?:\.\./)*)(\d+[a-zA-Z0-9]*_\w+\.ipynb)', lambda m: m[1]+_page_name(m[2]), text)
     return re.sub(r'(\]\([^)\s:]+)\.qmd\b', r'\1.md', text)
 
 # %% ../../nbs/dev/pages.ipynb #5e1f0009

@@ -462,29 +462,17 @@ _IMPORTS = ast.Import,ast.ImportFrom
 def form_errors(
     name:str, nb:dict,  # as for `output_errors`
 )->list:       # one line a fault
-    "Imports mixed with other code, headings that skip a level."
+    "A second title, headings that skip a level."
     res,level = [],0
     for i,c,s in _cells(nb):
         at = where(name, i, s)
-        if c['cell_type']=='code':
-            if _mixed(s): res.append(f'{at}: an import beside other code: give it a cell of its own')
-            continue
+        if c['cell_type']=='code': continue
         for m in re.finditer(r'^(#+) ', _PROSE.sub('', s), flags=re.M):
             if level and len(m[1])>level+1:
                 res.append(f'{at}: a heading of level {len(m[1])} under one of level {level}')
             if len(m[1])==1 and level: res.append(f'{at}: a second title')
             level = len(m[1])
     return res
-
-def _mixed(s):
-    "Does a cell that the docs run hold an import beside other code?"
-    if not re.search(r'^#\|\s*hide\b', s, flags=re.M) and re.search(r'^#\|\s*(exports?|eval:\s*false)\b', s,
-            flags=re.M): return False
-    if 'COLAB_RELEASE_TAG' in s: return False
-    try: body = ast.parse(re.sub(r'^\s*[%!].*$', '', s, flags=re.M)).body
-    except SyntaxError: return False
-    there = any(isinstance(o, _IMPORTS) for b in body for o in ast.walk(b))
-    return there and any(not isinstance(o, _IMPORTS) for o in body)
 
 # %% ../../nbs/dev/site.ipynb #7a6685ac
 _WORD = re.compile(r'[A-Za-z_]\w*')
