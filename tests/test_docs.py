@@ -1,5 +1,5 @@
-"""The built site in a real browser: nothing broken, nothing from elsewhere, readable narrow, dark and on paper,
-widgets that move without a kernel"""
+"""The built site in a real browser: nothing broken, nothing from elsewhere, readable narrow, dark and on
+paper, widgets that move without a kernel"""
 
 import json, re
 from base64 import b64decode
@@ -14,15 +14,16 @@ from grpo_nb.dev.site import (
     _reading_minutes, chapter_errors, course, form_errors, dead_references, output_errors)
 
 ROOT = Path(__file__).parent.parent
-# of each kind one: the first, chapters with formulas, widgets, frames and wide figures, tables, a module, a study
-LOOKED_AT = ['index', 'loss', 'kl', 'look_at_a_run', 'off_policy_lab', 'practise/symptoms', 'reference/settings',
-    'parts/tensors', 'studies/reuse_results', 'search', '404']
+# of each kind one: the first, chapters with formulas, widgets, frames, wide figures; tables, a module, a study
+LOOKED_AT = ['index', 'loss', 'kl', 'look_at_a_run', 'off_policy_lab', 'practise/symptoms',
+    'reference/settings', 'parts/tensors', 'studies/reuse_results', 'search', '404']
 
 def test_no_link_anchor_or_picture_is_broken_and_no_other_host_is_asked(site):
     assert site_errors(site)==[]
 
 def test_what_readme_and_package_link_to_is_on_the_site(site):
-    texts = [ROOT/'README.md', ROOT/'CONTRIBUTING.md', *ROOT.glob('grpo_nb/**/*.py'), *ROOT.glob('grpo_nb/assets/**/*.toml')]
+    texts = [ROOT/'README.md', ROOT/'CONTRIBUTING.md', *ROOT.glob('grpo_nb/**/*.py'),
+        *ROOT.glob('grpo_nb/assets/**/*.toml')]
     lost = [o for f in texts for o in links_to_our_site(f.read_text(encoding='utf-8'), site)]
     assert lost==[]
 
@@ -33,8 +34,8 @@ def test_the_checker_sees_each_kind_of_fault(tmp_path):
         '<a href="https://grpo-nb.github.io/grpo_nb/c.html">ours</a>')
     (tmp_path/'a.css').write_text('@import url(https://fonts.example.com/css2?family=A:wght@300;400);')
     said = '\n'.join(site_errors(tmp_path))
-    for o in ('heading of level 3', 'what is not there: b.html', 'anchor that is not there: #b', 'without alt text',
-              'asks another host: https://cdn', 'loads what is not there: gone.css',
+    for o in ('heading of level 3', 'what is not there: b.html', 'anchor that is not there: #b',
+              'without alt text', 'asks another host: https://cdn', 'loads what is not there: gone.css',
               'asks another host: https://fonts', 'not on our site: c.html'):
         assert o in said, o
 
@@ -44,7 +45,8 @@ def test_no_page_tells_of_the_machine_that_built_it(site):
         for o in (str(ROOT), str(Path.home())+'/', 'site-packages/'): assert o not in text, (f.name, o)
 
 def test_names_and_calls_in_prose_lead_to_the_cell_that_defines_them(site):
-    tensors,widgets = ((site/f).read_text(encoding='utf-8') for f in ('parts/tensors.html', 'see/widgets.html'))
+    tensors = (site/'parts/tensors.html').read_text(encoding='utf-8')
+    widgets = (site/'see/widgets.html').read_text(encoding='utf-8')
     assert 'id="masked_mean"' in tensors
     assert re.search(r'<a [^>]*href="#masked_mean"[^>]*><code', tensors)
     assert re.search(r'<a [^>]*href="#explore"[^>]*><code[^>]*><span class="pre">explore\(', widgets)
@@ -176,13 +178,15 @@ def test_dark_mode_changes_the_page_and_stays(url, browser):
 
 @pytest.fixture(scope='module')
 def seen(url, browser, site, axe, request):
-    "What is wrong with pages that are opened, by page: requests to others, script errors, width, axe's findings"
+    "What is wrong with pages that are opened: requests to others, script errors, width, axe's findings"
     pages = LOOKED_AT
     if request.config.getoption('--weekly'):
-        pages = sorted(str(f.relative_to(site).with_suffix('')) for f in site.rglob('*.html') if 'live' not in f.parts)
+        found = [f.relative_to(site).with_suffix('') for f in site.rglob('*.html')]
+        pages = sorted(str(f) for f in found if f.parts[0] not in ('live', '_static'))
     res = {}
     for look in ('light', 'dark'):
-        ctx = browser.new_context(viewport=dict(width=390, height=900), color_scheme=look, reduced_motion='reduce')
+        ctx = browser.new_context(viewport=dict(width=390, height=900), color_scheme=look,
+                                  reduced_motion='reduce')
         pg,said = ctx.new_page(),[]
         pg.on('request', lambda r: said.append(f'asks {r.url}')
               if not r.url.startswith((url, 'data:', 'blob:', 'about:')) else None)

@@ -1,6 +1,5 @@
 "What the first page shows and the demo's chapter tells is what the commands give: table, film and figure."
 import csv, html, json, re
-from math import ceil, floor
 from pathlib import Path
 import pytest
 import demo_runs
@@ -74,7 +73,8 @@ def test_the_path_of_three_hours_leads_to_sections_that_are_there_and_takes_no_l
     from grpo_nb.dev.site import anchor, short_path
     stops = short_path()   # Trouble, where a heading is gone
     page = json.loads((ROOT/'nbs'/'reference'/'course.ipynb').read_text(encoding='utf-8'))
-    outputs = [''.join(o['data'].get('text/markdown', '')) for c in page['cells'] for o in c.get('outputs', [])]
+    outputs = [o for c in page['cells'] for o in c.get('outputs', [])]
+    outputs = [''.join(o['data'].get('text/markdown', '')) for o in outputs]
     shown = next(o for o in outputs if o.startswith('| chapter | what for |'))
     for o in stops:
         text = json.loads((ROOT/'nbs'/f"{o['file']}.ipynb").read_text(encoding='utf-8'))

@@ -77,7 +77,8 @@ def stage(
         nb,source = _read(f),f.relative_to(to).as_posix()
         _stage_notebook(nb, source, chapters)
         new = f.with_name(_page_name(f.name))
-        if new.exists() and new!=f: raise ProjectError(f'{f.name} and {new.name} are the same page: rename one')
+        if new.exists() and new!=f:
+            raise ProjectError(f'{f.name} and {new.name} are the same page: rename one')
         f.unlink()
         new.write_text(json.dumps(nb), encoding='utf-8')
     for f in to.rglob('*.qmd'): _stage_page(f, f.relative_to(to).as_posix(), nbs)
@@ -132,14 +133,15 @@ def docs(
     shutil.rmtree(out, ignore_errors=True)
     with tempfile.TemporaryDirectory() as d:
         stage(root/'nbs', Path(d)/'pages')
-        words = ['-q', '-W', '--keep-going', '-b', 'html', '-c', root/'docs', '-d', Path(d)/'read', Path(d)/'pages', out]
+        words = ['-q', '-W', '--keep-going', '-c', root/'docs', '-d', Path(d)/'read', Path(d)/'pages', out]
         failed = subprocess.run([sys.executable, '-m', 'sphinx', *map(str, words)]).returncode
     for f in [*out.rglob('*.map'), *out.rglob('*-macros.html')]: f.unlink()
     for name,(folder,keep) in _NPM.items(): _copy(npm_package(name)/'dist', keep, out/'_static'/folder)
     write_live(out/'live', '..')
     (out/'findings.schema.json').write_text(read_asset('doctor/findings.schema.json'), encoding='utf-8')
     if failed: raise ProjectError('the site has the faults listed above')
-    print(f"{len([*out.rglob('*.html')])} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve`")
+    n = len([*out.rglob('*.html')])
+    print(f'{n} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve`')
     if serve:
         with ThreadingHTTPServer(('127.0.0.1', port), partial(SimpleHTTPRequestHandler, directory=out)) as s:
             print(f'http://127.0.0.1:{port}')
