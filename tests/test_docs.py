@@ -14,7 +14,7 @@ from grpo_nb.dev.site import (
     _reading_minutes, chapter_errors, course, form_errors, dead_references, output_errors)
 
 ROOT = Path(__file__).parent.parent
-# of each kind one: the first, chapters with formulas, widgets, frames, wide figures; tables, a module, a study
+# the first, chapters with formulas, widgets, frames, wide figures, tables, a module, a study
 LOOKED_AT = ['index', 'loss', 'kl', 'look_at_a_run', 'off_policy_lab', 'practise/symptoms',
     'reference/settings', 'parts/tensors', 'studies/reuse_results', 'search', '404']
 
