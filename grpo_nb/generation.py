@@ -105,7 +105,7 @@ def generate(
         if type(v) is not int or v<1: raise ValueError(f'`{k}` is {v!r}, needs an int of 1 or more')
     check_prompt_ids(model, prompt_ids, mask, T)
     ends,pad_id = special_ids(model, eos_token_id, pad_token_id, prompt_ids.device)
-    u = sampling_uniforms(len(prompt_ids)*G, T, generator, prompt_ids.device) # a dart for every token
+    u = sampling_uniforms(len(prompt_ids)*G, T, generator, prompt_ids.device)   # one for each token
     draw = partial(sample_next_token, how=how)
     ids,logps = decode_fn(model, prompt_ids, mask, u, draw, ends, pad_id, not how.no_penalties, fast)
     m = mask_through_eos(ids, ends)

@@ -9,7 +9,7 @@ __all__ = ['selective_log_softmax', 'token_entropy', 'completion_hidden', 'token
 import torch
 from torch import Tensor, nn
 from .parts.fast_path import (
-    check_left_padded, output_head, pad_learns, hidden_shared_prefix, unwrap_peft)
+    check_left_padded, output_head, padding_gets_gradient, hidden_shared_prefix, unwrap_peft)
 from .parts.chunked_logps import chunked_logps
 from .parts.groups import Groups
 
@@ -57,7 +57,7 @@ def completion_hidden(
     ids,mask = (torch.cat(x, 1)[:,:-1] for x in ((q, o), (qm, om)))   # (N, P+T-1): the last predicts nothing
     positions = (mask.long().cumsum(-1)-1).clamp(min=0)
     body = unwrap_peft(model).base_model
-    with pad_learns(model):
+    with padding_gets_gradient(model):
         h = body(input_ids=ids, attention_mask=mask.long(), position_ids=positions, use_cache=False)
     return h.last_hidden_state[:,P-1:].view(B, G, T, -1)
 

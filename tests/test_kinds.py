@@ -210,6 +210,16 @@ def test_leaving_answers_without_an_advantage_out_changes_nothing_under_token_ad
     assert (x-y).abs().max()<3e-6 and not torch.equal(x, torch.cat([o.flatten()
         for o in load_model('tiny')[0].parameters()]))
 
+def test_an_answer_counts_for_any_token_with_an_advantage():
+    from grpo_nb.batch_logps import needs_gradient
+    from grpo_nb.parts.groups import Groups
+    class Batch(Groups): pass
+    x = Batch()
+    x.advantages = torch.tensor([[[0., 0., 1.], [0., 0., 0.]], [[0., 2., 0.], [0., 0., 3.]]])
+    mask = torch.ones(2, 2, 3).bool()
+    assert needs_gradient(x, mask)[0].tolist()==[[True]*3, [False]*3]
+    assert needs_gradient(x, mask)[1,0].all()
+
 @pytest.mark.parametrize('same', [False, True])
 def test_one_problem_is_enough_and_prompt_0_is_a_prompt(same):
     from grpo_nb.replay import Replay

@@ -105,11 +105,11 @@ def apply_corrections(
         at,seen = rows[:,None,None],ratio.detach()
         center = c.center_logps(x.old_logps, x.prox_logps)
         if c.weight=='decoupled': seen = importance_ratio(x.logps.detach(), center, x.mask, level)
-        held = ppo_clip_mask(seen, x.advantages, c.clip_range(settings.clip))
-        near,near_A = apply_correction(x.logps, x.old_logps, x.advantages, x.mask&at, c, level, x.prox_logps,
-            settings.clip, seen, held)
-        old_logps,A = torch.where(at, near, old_logps),torch.where(at, near_A, A)
-        prox_ratio,clip_mask = torch.where(at, seen, prox_ratio),torch.where(at, held, clip_mask)
+        clipped = ppo_clip_mask(seen, x.advantages, c.clip_range(settings.clip))
+        old_c,A_c = apply_correction(x.logps, x.old_logps, x.advantages, x.mask&at, c, level, x.prox_logps,
+            settings.clip, seen, clipped)
+        old_logps,A = torch.where(at, old_c, old_logps),torch.where(at, A_c, A)
+        prox_ratio,clip_mask = torch.where(at, seen, prox_ratio),torch.where(at, clipped, clip_mask)
     if old_logps is not x.old_logps: ratio = importance_ratio(x.logps, old_logps, x.mask, level)
     return ObjectiveInputs(x.logps, old_logps, A, x.mask, ratio, clip_mask, prox_ratio)
 

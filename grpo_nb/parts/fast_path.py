@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FAST_PATH_MAX_PARAMS', 'TRIM_HEAP_MIN_PARAMS', 'unwrap_peft', 'unwrap_compiled', 'output_head', 'fast_path_blocker',
            'FusedWeight', 'Block', 'trim_heap', 'FusedDecoder', 'hidden_packed', 'CachedDecoder', 'check_left_padded',
-           'pad_learns', 'hidden_shared_prefix']
+           'padding_gets_gradient', 'hidden_shared_prefix']
 
 # %% ../../nbs/parts/fast_path.ipynb #08c1195e
 import ctypes, inspect, sys
@@ -378,16 +378,16 @@ def check_left_padded(
         raise ValueError('a prompt has its padding on the right: pad on the left, as `encode_prompts` does')
 
 @contextmanager
-def pad_learns(
+def padding_gets_gradient(
     model:nn.Module,  # a causal language model of transformers
 )->Iterator:
-    "An embedding passes on no gradient to its padding token; here it does, for where that token was sampled."
+    "Inside the block an `nn.Embedding` gives its padding token a gradient: the token may have been sampled."
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    deaf = [(m, m.padding_idx) for m in tables if m.padding_idx is not None]
-    for m,_ in deaf: m.padding_idx = None
+    tables_with_padding = [(m, m.padding_idx) for m in tables if m.padding_idx is not None]
+    for m,_ in tables_with_padding: m.padding_idx = None
     try: yield
     finally:
-        for m,i in deaf: m.padding_idx = i
+        for m,i in tables_with_padding: m.padding_idx = i
 
 def hidden_shared_prefix(
     model:nn.Module,  # a causal language model of transformers
@@ -399,7 +399,7 @@ def hidden_shared_prefix(
     if not holes and not fast_path_blocker(model): return hidden_packed(model, q, qm, o, om)
     G,body = o.shape[1],CachedDecoder(unwrap_peft(model).base_model)
     o,m = (x.flatten(0, 1)[:,:-1] for x in (o, om))
-    with pad_learns(model):
+    with padding_gets_gradient(model):
         h = body.ask(q, qm, G).last_hidden_state[:,-1:].repeat_interleave(G, 0)   # (N, 1, hidden)
         if o.shape[1]: h = torch.cat([h, body.ask(o, m).last_hidden_state], 1)
     return h[om.flatten(0, 1)]

@@ -36,13 +36,14 @@ def loss_metrics(
     `ess_answers`, under 'cispo' the share at its cap as `cispo_clip_ratio`, and the means of `kl` and
     `entropy` where these are known. Shares are 0 and ratios 1 where nothing counts.
     """
-    x,held,ratio = out.inputs,out.clip_mask,out.prox_ratio
-    m = match_mask(x.mask, held)
+    x,clipped,ratio = out.inputs,out.clip_mask,out.prox_ratio
+    m = match_mask(x.mask, clipped)
     def share(o): return masked_mean(o.expand_as(m).to(x.logps.dtype), m).item()
     row = dict(ratio_mean=1., ratio_max=1., clip_frac=0., ess_tokens=1., ess_answers=1.)
     row |= ratio_row(sums_of(out, x.mask))
     metrics = {} if x.entropy is None else dict(entropy=masked_mean(x.entropy, x.mask).item())
-    metrics |= {'clip_ratio/low_mean':share(held&(ratio<1)), 'clip_ratio/high_mean':share(held&(ratio>1)),
+    metrics |= {'clip_ratio/low_mean':share(clipped&(ratio<1)),
+        'clip_ratio/high_mean':share(clipped&(ratio>1)),
         'clip_ratio/region_mean':row.pop('clip_frac'), **row}
     if out.settings.loss_type=='cispo': metrics['cispo_clip_ratio'] = share(capped_mask(out))
     if out.kl is not None: metrics['kl'] = masked_mean(out.kl, x.mask).item()

@@ -73,8 +73,8 @@ def clip_frac(
     clip:ClipRange=ClipRange(), # the range
 )->Tensor:              # share of tokens; of completions where ratio and advantage are one per completion
     "Clip fraction: the share that the clip leaves without a gradient; 0 where nothing counts."
-    held = ppo_clip_mask(ratio, A, clip)
-    return masked_mean(held.float(), match_mask(mask, held), dim)
+    clipped = ppo_clip_mask(ratio, A, clip)
+    return masked_mean(clipped.float(), match_mask(mask, clipped), dim)
 
 # %% ../../nbs/parts/ratios.ipynb #0ecf0f42
 def neg_mean_log_ratio(
@@ -96,13 +96,13 @@ def ratio_sums(
     "Sufficient statistics of the ratios, for `merge_sums` to merge and `ratio_row` to turn into metrics."
     x = log_ratio.detach().float().masked_fill(~mask, 0)
     ratio = importance_ratio(x, torch.zeros_like(x), mask, level) if ratio is None else ratio.detach().float()
-    held = ppo_clip_mask(ratio, A.detach(), clip) if clip_mask is None else clip_mask
+    clipped = ppo_clip_mask(ratio, A.detach(), clip) if clip_mask is None else clip_mask
     whole = mask.any(-1)
-    m = match_mask(mask, held)
+    m = match_mask(mask, clipped)
     r = ratio.expand_as(m)[m]
     logs = [(k*o).logsumexp(0) for o in (x[mask], x.sum(-1)[whole]) for k in (1, 2)]
     top = r.max() if len(r) else r.new_tensor(-math.inf)
-    counts = [m.sum(), r.sum(), held.expand_as(m)[m].sum(), mask.sum(), whole.sum()]
+    counts = [m.sum(), r.sum(), clipped.expand_as(m)[m].sum(), mask.sum(), whole.sum()]
     return torch.stack([o.to(x) for o in (*counts, top, *logs)])
 
 def merge_sums(
@@ -120,8 +120,8 @@ def ratio_row(
     Effective sample sizes (Kish 1965) are shares: of the tokens, each weighted by its ratio, and of the
     answers, each by the product of its ratios (VCPO, arXiv 2602.17616).
     """
-    n,total,held,tokens,answers,top,t1,t2,a1,a2 = sums.double().tolist()
+    n,total,clipped,tokens,answers,top,t1,t2,a1,a2 = sums.double().tolist()
     if not n: return {}
     share = lambda one, two, k: min(1., math.exp(2*one-two-math.log(k)))
-    return dict(ratio_mean=total/n, ratio_max=top, clip_frac=held/n,
+    return dict(ratio_mean=total/n, ratio_max=top, clip_frac=clipped/n,
         ess_tokens=share(t1, t2, tokens), ess_answers=share(a1, a2, answers))

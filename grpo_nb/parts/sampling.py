@@ -136,7 +136,7 @@ def sampling_uniforms(
     generator:torch.Generator,  # None for torch's own
     device:str|torch.device,    # of the model
 )->Tensor:                      # (n, T) float64 in [0, 1)
-    "A dart for every token that could be drawn."
+    "One uniform number in [0, 1) for each token of each row."
     at = generator.device if generator is not None else 'cpu'
     u = torch.rand(n, T, dtype=torch.float64, generator=generator, device=at)*(1-2**-50)
     return u.to('cpu' if torch.device(device).type=='mps' else device)   # Apple's GPU has no float64
@@ -226,14 +226,14 @@ def decode_rows(
     model:nn.Module,     # a causal language model of transformers
     ids:Tensor,          # (B, P) int64, prompts, padded on the left
     mask:Tensor,         # (B, P) bool
-    u:Tensor,            # (B*G, T) float64, a dart for each token of each row
+    u:Tensor,            # (B*G, T) float64, a uniform number for each token of each row
     draw:Callable,       # (logits (n, V), u (n, 1), seen (n, 2, V) or None) -> tokens, log-probs (n, 1)
     ends:Tensor,         # (E,) int64, tokens that end a row
     pad_id:int=0,        # stands where a row has ended
     track:bool=False,    # does `draw` need `seen`?
     fast:bool|None=None, # take the fast way? None for a plain Qwen2 up to `FAST_PATH_MAX_PARAMS`
 )->tuple:                # (B*G, t) int64 tokens and (B*G, t) float32 nats, of t steps until all have ended
-    "Draw rows of tokens; row `i` takes dart `u[i,t]` at token `t`, whichever rows have left."
+    "Draw rows of tokens; row `i` takes `u[i,t]` at token `t`, whichever rows have left."
     N,T,dev = *u.shape,ids.device
     if fast is None: fast = not fast_path_blocker(model, max_params=FAST_PATH_MAX_PARAMS)
     elif fast and (why := fast_path_blocker(model)):

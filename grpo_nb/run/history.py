@@ -17,8 +17,8 @@ from .state import TrainState
 # %% ../../nbs/run/history.ipynb #e45121bc
 def _one_text_share(fresh):
     "Share of the groups that are one text, G times: a collapse, where no reward can tell answers apart."
-    said = fresh.completion_ids.masked_fill(~fresh.completion_mask, -1)
-    return (said==said[:, :1]).flatten(1).all(1).float().mean().item()
+    ids = fresh.completion_ids.masked_fill(~fresh.completion_mask, -1)
+    return (ids==ids[:, :1]).flatten(1).all(1).float().mean().item()
 
 def make_history_row(
     s:TrainState,    # after the batch
