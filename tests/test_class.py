@@ -149,7 +149,7 @@ WRONG_HALVES = {'the standard deviation':_sd, 'the standard error':lambda v: _sd
     'divides by n, not n-1':lambda v: 2.3646*statistics.pstdev(v)/8**.5,
     'is it the 95 % interval':lambda v: 2*mean_ci(v)[1], 'is nan, or':lambda v: float('nan')}
 
-@pytest.mark.parametrize('which,unit,digits', [('A', 100, 2), ('B', 2, 3), ('C', 1, 3), ('E', 1, 4)])
+@pytest.mark.parametrize('which,unit,digits', [('A', 100, 2), ('B', 2, 3), ('C', 3, 3), ('E', 1, 4)])
 def test_a_half_width_is_told_from_what_is_mistaken_for_one(which, unit, digits, solved, monkeypatch):
     "As printed, in every set; and the mean of seven seeds, of another folder, or nan is another mean"
     values = [unit*o for o in VALUES]

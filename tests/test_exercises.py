@@ -1,7 +1,9 @@
 """The exercises of the course: each stub is not yet done, each solution right, and each checker refuses at
-least three wrong answers that a student would give, and says why"""
+least ten wrong answers: those that a student would give, with a sentence that says why, and those that would
+slip through a careless comparison (nan, nothing, a constant, the right numbers changed a little)"""
 
 import itertools, json, math, random, re
+from types import SimpleNamespace
 from collections import Counter
 from pathlib import Path
 import numpy as np
@@ -11,6 +13,7 @@ from scipy.stats import t as student
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo_nb.advantages import group_advantages
 from grpo_nb.what_if import what_if
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.kl import kl_estimate
 from grpo_nb.loss import clipped_objective, policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
@@ -44,14 +47,90 @@ def exercise(chapter, name, *begins, **names):
     solution = next(s for s,solved in cells if solved and re.search(rf'def {name}\w*\(', s))
     return names, re.split(r'^(?:test_|assert )', solution, flags=re.M)[0]
 
-def agreed(ns, name, check, solution, wrong):
-    "True where the stub is not yet done, the solution right, and each wrong answer neither"
+def each(x, f):
+    "`f` of every number in a list, a tuple or a dict of numbers"
+    if isinstance(x, dict): return {k:each(v, f) for k,v in x.items()}
+    if isinstance(x, (list, tuple)): return type(x)(each(o, f) for o in x)
+    if isinstance(x, bool): x = float(x)
+    return x if x is None or isinstance(x, str) else f(x)
+
+def raises(*args, **kwargs): raise ZeroDivisionError('division by zero')
+CARELESS = [raises, lambda *a, **k: None, lambda *a, **k: 'right', lambda *a, **k: [],
+    lambda *a, **k: math.nan]
+CHANGED = [lambda x: x*math.nan, lambda x: x*0, lambda x: -x, lambda x: 2*x, lambda x: x+.01]
+
+def verdict(ns, check, f):
+    try: return ns[check](f)
+    except Exception as e: return f'it raises {type(e).__name__}'
+
+def agreed(ns, name, check, solution, wrong, changed=CHANGED, right='right'):
+    "True where the stub is not yet done, the solution right, and none of ten wrong answers and more is"
     assert ns[check](ns[name]).startswith('not yet')
     exec(solution, ns)
-    assert ns[check](ns[name])=='right'
-    assert len(wrong)>=3
+    f = ns[name]
+    assert ns[check](f)==right
     for o in wrong: assert ns[check](o).startswith('not yet: '), o
+    others = CARELESS+[lambda *a, c=c, **k: each(f(*a, **k), c) for c in changed]
+    assert len(wrong)>=3 and len(wrong)+len(others)>=10
+    for i,o in enumerate(others): assert verdict(ns, check, o)!=right, i
     return True
+
+def test_what_did_the_group_say():
+    ns,solution = exercise('grpo_on_one_screen', 'two_advantages', 'def two_advantages')
+    def of(k, G, ddof=1, root=.5):
+        r = (torch.arange(G)<k).double()
+        spread = r.var(correction=ddof).item()**root
+        return [(x-r.mean()).item()/spread if 0<k<G else 0. for x in (1., 0.)]
+    assert agreed(ns, 'two_advantages', 'check_advantages', solution, [
+        lambda k, G: of(k, G, ddof=0), lambda k, G: of(k, G, root=0), lambda k, G: of(k, G, root=1),
+        lambda k, G: of(k, G)[::-1], lambda k, G: of(k, G) if k not in (0, G) else (1, -1)])
+
+@pytest.fixture
+def in_doubles():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+def test_the_best_baseline_of_all(in_doubles):
+    reward,pi = torch.tensor([0., 1., .5]),torch.ones(3)/3
+    ns,solution = exercise('from_reward_to_gradient', 'best_baseline', 'def best_baseline', reward=reward,
+        pi=pi)
+    def weighted(p, r, w): return (w*r).sum()/w.sum()
+    def squares(p): return ((torch.eye(len(p))-p)**2).sum(1)
+    assert agreed(ns, 'best_baseline', 'check_best', solution.split('test_eq')[0], [
+        lambda p, r: p@r, lambda p, r: r.mean(), lambda p, r: r.max(), lambda p, r: math.nan,
+        lambda p, r: weighted(p, r, squares(p)), lambda p, r: weighted(p, r, p*squares(p)**.5)])
+
+def test_how_many_siblings(in_doubles):
+    reward = torch.tensor([0., 1., .5])
+    ns,solution = exercise('from_reward_to_gradient', 'groups_of', 'def groups_of', reward=reward,
+        tensor=torch.tensor)
+    def groups(G, lr, seeds=range(20), updates=30, whole=False, scaled=False, summed=False):
+        ends = []
+        for seed in seeds:
+            theta,g = torch.zeros(3),torch.Generator().manual_seed(seed)
+            for _ in range(updates):
+                p = theta.softmax(0)
+                r = reward[o := torch.multinomial(p, 16, replacement=True, generator=g).view(-1, G)]
+                A = r-(r.mean() if whole else r.mean(1, keepdim=True))
+                if scaled: A = A/(r.std(1, keepdim=True)+1e-4)
+                push = A[...,None]*(torch.eye(3)[o]-p)
+                theta = theta+lr*(push.sum((0, 1)) if summed else push.mean((0, 1)))
+            ends.append(theta.softmax(0)[1].item())
+        return ends
+    def exact(G, lr):   # no sampling at all
+        theta = torch.zeros(3)
+        for _ in range(30):
+            p = theta.softmax(0)
+            theta = theta+lr*(G-1)/G*p*(reward-p@reward)
+        return [theta.softmax(0)[1].item()]*20
+    solution = re.split(r'^(?:test_eq|def mean_and)', solution, flags=re.M)[0]
+    assert agreed(ns, 'groups_of', 'check_groups', solution, [exact,
+        lambda G, lr: groups(G, lr, [0])*20, lambda G, lr: groups(G, lr, [0, 1])*10,
+        lambda G, lr: groups(G, lr, updates=29), lambda G, lr: groups(G, lr, updates=32),
+        lambda G, lr: groups(G, lr, range(19)), lambda G, lr: groups(G, lr, whole=True),
+        lambda G, lr: groups(G, lr, scaled=True), lambda G, lr: groups(G, lr, summed=True),
+        lambda G, lr: groups(G, .5)])
 
 def test_a_reward_of_your_own():
     ns,solution = exercise('tasks', 'short_reward', 'def short_reward', completion_text=completion_text)
@@ -104,6 +183,10 @@ def test_a_number_in_a_text():
                                            for c,a in zip(completions, answer)],
         lambda completions, answer, **kw: [float(a in found) if (found := re.findall(r'-?\d+', c)) else None
                                            for c,a in zip(completions, answer)],   # any of its numbers
+        lambda completions, answer, **kw: [float(o[-1]=='5') if (o := re.findall(r'-?\d+', c)) else None
+                                           for c in completions],               # of one answer only
+        lambda completions, answer, **kw: [float(o[-1]==a) if (o := re.findall(r'[-\d]+', c)) else None
+                                           for c,a in zip(completions, answer)],   # a lone hyphen
         lambda completions, answer, **kw: [1.]])
 
 def test_two_hundred_answers():
@@ -122,6 +205,9 @@ def test_the_odd_one_out():
         group_advantages=group_advantages)
     assert agreed(ns, 'my_lone', 'check_lone', solution, [
         lambda G: 1-1/G, lambda G: (G-1)**.5, lambda G: -1/G**.5, lambda G: 1.5])
+    says = {'without the division':lambda G: 1-1/G, 'divides by G-1':lambda G: (G-1)**.5,
+        'wanted':lambda G: G-1}
+    for words,f in says.items(): assert words in ns['check_lone'](f)
 
 def test_the_mended_test():
     ns,solution = exercise('float_noise', 'alive_and_unseen', 'def mended', 'def alive_and_unseen',
@@ -132,7 +218,7 @@ def test_the_mended_test():
         lambda: torch.tensor([[1., 1.001]]),         # seen by both
         lambda: torch.tensor([1000., 1000.0005]),    # no group
         lambda: torch.tensor([[1000., 1000.0005]], dtype=torch.float64),
-        lambda: torch.tensor([[torch.nan, 1.]])])
+        lambda: torch.tensor([[torch.nan, 1.]])], changed=[])
 
 def test_the_gradient_of_a_log_prob():
     ns,solution = exercise('logps', 'my_score', 'def my_score')
@@ -253,13 +339,113 @@ def test_where_the_kl_goes():
         'def check_return', kl_estimate=kl_estimate)
     assert agreed(ns, 'ppo_return', 'check_return', solution, [
         lambda s, p, r, b: s+b*(p-r).sum(), lambda s, p, r, b: s-b*(p-r).mean(),
-        lambda s, p, r, b: s-(p-r).sum(), lambda s, p, r, b: s-b*(p-r)[-1]])
+        lambda s, p, r, b: s-(p-r).sum(), lambda s, p, r, b: s-b*(p-r)[-1],
+        lambda s, p, r, b: 1-b*(p-r).sum(), lambda s, p, r, b: s-.1*(p-r).sum(),
+        lambda s, p, r, b: -b*(p-r).sum()])
 
-def test_which_rows_may_be_stored():
-    ns,solution = exercise('grpo_with_replay_buffer', 'may_store', 'def may_store', 'def check_may_store')
-    assert agreed(ns, 'may_store', 'check_may_store', solution, [
-        lambda dead, replayed: not dead, lambda dead, replayed: not replayed,
-        lambda dead, replayed: dead==replayed, lambda dead, replayed: True])
+def test_the_moment_between_forward_and_loss():
+    names = dict(Tensor=torch.Tensor, SimpleNamespace=SimpleNamespace,
+        GRPOWithReplayBufferTrainer=GRPOWithReplayBufferTrainer)
+    ns,solution = exercise('grpo_with_replay_buffer', 'fill', 'def fill', 'def by_the_trainer', **names)
+    def filled(note=True, by_number=True, old=lambda x, lp: torch.where(x['replayed'][:,None],
+            x['replay_old_logps'].to(lp.dtype), lp), noted_too=lambda x, lp: lp):
+        def fill(noted, x, lp):
+            if note: noted[x['replay_row'] if by_number else slice(len(lp))] = noted_too(x, lp)
+            x['old_per_token_logps'] = old(x, lp)
+        return fill
+    def stored(x): return x['replay_old_logps']
+    assert agreed(ns, 'fill', 'check_fill', solution, [
+        filled(note=False), filled(by_number=False), filled(old=lambda x, lp: lp),
+        filled(old=lambda x, lp: stored(x).float()), filled(old=lambda x, lp: None),
+        filled(old=lambda x, lp: torch.where(x['replayed'][:,None], lp, stored(x).float())),
+        filled(old=lambda x, lp: torch.where(x['replayed'][:,None], stored(x), lp)),   # another type
+        filled(old=lambda x, lp: lp*math.nan), filled(noted_too=lambda x, lp: stored(x).float()),
+        filled(noted_too=lambda x, lp: torch.where(x['replayed'][:,None], stored(x).float(), lp)),
+        filled(noted_too=lambda x, lp: lp.exp())], changed=[])
+
+def test_which_answers_were_lost(monkeypatch):
+    monkeypatch.chdir(ROOT/'nbs')
+    ns,solution = exercise('real_run', 'lost', 'def lost', 'def check_lost', pd=pd, random=random,
+        replay=pd.DataFrame(dict(seed=[], entropy=[])), test_eq=lambda *o: None)
+    def share(t, x): return [o.strip() for o in t.split('|')].count(str(x))
+    def among(f):
+        rows = lambda t: zip(t.problem, t.answer, t['sampled'], t.sampled_after)
+        return lambda t: [p for p,a,x,y in rows(t) if f(x, y, str(a))]
+    assert agreed(ns, 'lost', 'check_lost', solution, [
+        among(lambda x, y, a: y.count(a)<x.count(a)), among(lambda x, y, a: a in x and a not in y),
+        among(lambda x, y, a: share(y, a)<=share(x, a)), among(lambda x, y, a: share(y, a)>share(x, a)),
+        among(lambda x, y, a: share(y, a)<4), among(lambda x, y, a: True),
+        among(lambda x, y, a: x.split(' | ')[0]==a!=y.split(' | ')[0])], changed=[])
+
+def test_when_a_run_is_sure(monkeypatch):
+    ns,solution = exercise('real_run', 'sure_from', 'def lost', 'def check_lost', pd=pd, random=random,
+        replay=pd.DataFrame(dict(seed=[], entropy=[])), test_eq=lambda *o: None)
+    def first(e, f): return next((i for i,x in enumerate(e) if f(x)), None)
+    assert agreed(ns, 'sure_from', 'check_sure', solution, [
+        lambda e: first(e, lambda x: x<e[0]/2), lambda e: len(e)-1, lambda e: first(e, lambda x: x<max(e)/2),
+        lambda e: (lambda i: i and i+1)(ns['sure_from'](e)), lambda e: ns['sure_from'](e) or 0,
+        lambda e: max(i for i,x in enumerate(e) if x>=e[0]/2), lambda e: None])
+
+@pytest.fixture(scope='module')
+def put_together():
+    "The names of the trainer's exercise, with a third batch that is trained once for each answer"
+    from grpo_nb import trainer
+    from grpo_nb.parts.groups import group_scores, insert_stored
+    from grpo_nb.evaluation import sample_completions
+    from grpo_nb.logps import token_logps
+    from grpo_nb.parts.datasets import chain_sum
+    from grpo_nb.rewards import decode_completions, score_completions
+    from grpo_nb.tasks import accuracy_reward
+    from grpo_nb.tiny_qwen import load_model
+    more = vars(trainer) | dict(group_scores=group_scores, insert_stored=insert_stored, load_model=load_model,
+        dead_groups=dead_groups, group_advantages=group_advantages, sample_completions=sample_completions,
+        token_logps=token_logps, decode_completions=decode_completions, score_completions=score_completions,
+        policy_loss=policy_loss, LossInputs=LossInputs, accuracy_reward=accuracy_reward,
+        tok=load_model('tiny')[1], ds=chain_sum(256, seed=1))
+    ns,solution = exercise('trainer', 'my_batch', 'def sample(s)', 'def my_batch', 'def third_batch', **more)
+    trained = {}
+    def third_batch(f, train=ns['third_batch']):
+        if isinstance(f, tuple): return f   # what such a function would have done
+        key = f.__closure__[0].cell_contents if f.__name__=='train_it' else f
+        return trained[key] if key in trained else trained.setdefault(key, train(f))
+    ns['third_batch'] = third_batch
+    return ns,solution
+
+def test_put_the_step_together(put_together):
+    ns,solution = put_together
+    assert ns['check_batch'](ns['my_batch'])=='not yet'
+    exec(solution, ns)
+    assert ns['check_batch'](ns['my_batch'])=='right'
+    for name,says in ns['MISTAKES'].items():
+        assert ns['check_batch'](ns['batch_with'](name))==f'not yet: {says}'
+    losses,births = ns['third_batch'](ns['real_batch'])
+    wrong = [(losses[:1], births), (losses, births[:-6]), (losses, births+births[-2:]), ([], births),
+        (losses[::-1], births), (losses*2, births)]
+    wrong += [(each(losses, f), births) for f in (*CHANGED[:4], lambda x: x+1e-3)]
+    for o in wrong: assert ns['check_batch'](o).startswith('not yet: '), o
+
+def test_a_roof():
+    ns = dict()
+    for o in ('def roof', 'def check_roof'): exec(next(s for s,_ in cells_of('speed') if s.startswith(o)), ns)
+    def roof(n, k, m, rate, bandwidth): return max(2*n*k*m/rate, 4*(n*k+k*m+n*m)/bandwidth)
+    assert ns['check_roof'](ns['roof'])=='not yet' and ns['check_roof'](roof).startswith('right')
+    for f in (lambda n, k, m, r, b: 2*n*k*m/r, lambda n, k, m, r, b: 4*(n*k+k*m+n*m)/b,
+            lambda n, k, m, r, b: 2*n*k*m/r+4*(n*k+k*m+n*m)/b, lambda *o: roof(*o[:3], 1e11, 1e10),
+            lambda n, k, m, r, b: max(n*k*m/r, 4*(n*k+k*m+n*m)/b), lambda *o: roof(*o[:4], 4*o[4]),
+            lambda n, k, m, r, b: min(2*n*k*m/r, 4*(n*k+k*m+n*m)/b), lambda *o: math.nan, lambda *o: 0.,
+            lambda n, k, m, r, b: max(2*n*k*m/r, 4*(n*k+k*m)/b), lambda n, k, m, r, b: roof(n, k, m, b, r)):
+        assert ns['check_roof'](f)=='not yet'
+
+def test_does_it_straddle():
+    from grpo_nb.on_trl.distributed import group_slices
+    ns = dict(group_slices=group_slices)
+    exec(next(s for s,_ in cells_of('distributed') if s.startswith('def straddles')), ns)
+    def right(rows, G, world): return rows%G!=0 and world>1
+    assert ns['check_straddles'](ns['straddles'])=='not yet' and ns['check_straddles'](right)=='solved'
+    for f in (lambda r, G, w: r%G==0, lambda r, G, w: w>1, lambda r, G, w: r*w%G!=0, lambda r, G, w: r<G,
+            lambda r, G, w: False, lambda r, G, w: True, lambda r, G, w: G%r!=0, lambda r, G, w: math.nan,
+            lambda r, G, w: r//G!=0, lambda r, G, w: not right(r, G, w)):
+        assert ns['check_straddles'](f)=='not yet'
 
 def test_a_share_of_mixed_prompts():
     ns,solution = exercise('batch', 'my_dead', 'def my_dead', 'def check_dead',
