@@ -363,28 +363,24 @@ def test_the_moment_between_forward_and_loss():
         filled(noted_too=lambda x, lp: torch.where(x['replayed'][:,None], stored(x).float(), lp)),
         filled(noted_too=lambda x, lp: lp.exp())], changed=[])
 
-def test_which_answers_were_lost(monkeypatch):
-    monkeypatch.chdir(ROOT/'nbs')
-    ns,solution = exercise('real_run', 'lost', 'def lost', 'def check_lost', pd=pd, random=random,
-        replay=pd.DataFrame(dict(seed=[], entropy=[])), test_eq=lambda *o: None)
-    def share(t, x): return [o.strip() for o in t.split('|')].count(str(x))
-    def among(f):
-        rows = lambda t: zip(t.problem, t.answer, t['sampled'], t.sampled_after)
-        return lambda t: [p for p,a,x,y in rows(t) if f(x, y, str(a))]
+def test_what_was_lost():
+    chat = pd.read_csv(ROOT/'nbs/results/smollm2_chat.csv')
+    ns,solution = exercise('real_run', 'lost', 'my_prediction = None   # a list', 'def lost_by', pd=pd,
+        random=random, chat=chat, test_eq=lambda *o: None)
+    def of(low, among=lambda m: m!='before', words=set):
+        def lost(chat):
+            counts = {}
+            for q,rows in chat.groupby('question', sort=False):
+                said = {m:words(o.split()) for m,o in zip(rows.model, rows.said)}
+                counts[q] = sum(low(said['before'], w) for m,w in said.items() if among(m))
+            return counts
+        return lost
+    def shared(b, w): return sum(o in w for o in b)
     assert agreed(ns, 'lost', 'check_lost', solution, [
-        among(lambda x, y, a: y.count(a)<x.count(a)), among(lambda x, y, a: a in x and a not in y),
-        among(lambda x, y, a: share(y, a)<=share(x, a)), among(lambda x, y, a: share(y, a)>share(x, a)),
-        among(lambda x, y, a: share(y, a)<4), among(lambda x, y, a: True),
-        among(lambda x, y, a: x.split(' | ')[0]==a!=y.split(' | ')[0])], changed=[])
-
-def test_when_a_run_is_sure(monkeypatch):
-    ns,solution = exercise('real_run', 'sure_from', 'def lost', 'def check_lost', pd=pd, random=random,
-        replay=pd.DataFrame(dict(seed=[], entropy=[])), test_eq=lambda *o: None)
-    def first(e, f): return next((i for i,x in enumerate(e) if f(x)), None)
-    assert agreed(ns, 'sure_from', 'check_sure', solution, [
-        lambda e: first(e, lambda x: x<e[0]/2), lambda e: len(e)-1, lambda e: first(e, lambda x: x<max(e)/2),
-        lambda e: (lambda i: i and i+1)(ns['sure_from'](e)), lambda e: ns['sure_from'](e) or 0,
-        lambda e: max(i for i,x in enumerate(e) if x>=e[0]/2), lambda e: None])
+        of(lambda b, w: shared(b, w)>=len(b)/2), of(lambda b, w: shared(b, w)<len(w)/2),
+        of(lambda b, w: b!=w), of(lambda b, w: len(w)<len(b)/2), of(lambda b, w: shared(b, w)<=len(b)/2),
+        of(lambda b, w: not shared(b, w)), of(lambda b, w: shared(b, w)<len(b)/2, words=list),
+        of(lambda b, w: shared(b, w)<len(b)/2, among=lambda m: m=='seed 0')])
 
 @pytest.fixture(scope='module')
 def put_together():
