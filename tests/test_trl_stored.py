@@ -93,7 +93,7 @@ def test_every_count_is_of_what_was_sampled_or_of_what_is_trained_on(four):
 
 def test_the_loss_is_that_of_a_batch_that_was_wholly_sampled_and_no_forward_is_added(four):
     _,got,_,h,forwards = four
-    assert sum(forwards)==4                                               # one training forward a step
+    assert sum(forwards)==3+4   # three that check the model before the first step, and one in each step
     for b,o in zip(got[1:], h[1:]):
         assert b['replayed'].any() and math.isfinite(o['loss']) and o['replay/ratio_max']!=1
 
