@@ -122,6 +122,6 @@ def test_what_the_page_on_silent_bugs_counts():
     cells = json.loads((NBS/'teach/silent_bugs.ipynb').read_text(encoding='utf-8'))['cells']
     shown = next(c for c in cells if 'def row(bug)' in ''.join(c['source']))['outputs'][0]
     rows = ''.join(shown['data']['text/html']).split('<tr>')[-12:]
-    moved = [r.split('</td>')[8].removeprefix('<td>') for r in rows]
+    moved = [r.split('</td>')[7].removeprefix('<td>') for r in rows]
     assert len(moved)==12 and moved.count('–')==7 and sum('reward' in o for o in moved)==3
     assert 'Seven of the twelve leave every curve where it was' in text_of('teach/silent_bugs')
