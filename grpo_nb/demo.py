@@ -6,7 +6,7 @@
 __all__ = ['DEMOS', 'full_run', 'demo', 'train_and_evaluate']
 
 # %% ../nbs/catalogue/demo.ipynb #1b51697b
-import mmap, time
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,40 +115,6 @@ def _samples(held_out, before, after, n=6):
             before=before['texts'][i], after=after['texts'][i], **right)
     return [sample(i) for i in order[:n]]
 
-# %% ../nbs/catalogue/demo.ipynb #3e3f0a02
-def _limit_files(groups='/sys/fs/cgroup', own='/proc/self/cgroup'):
-    "Where Linux keeps the memory limits of this process: of its control group, and of those around it."
-    root = Path(groups)
-    found = [root/'memory.max', root/'memory'/'memory.limit_in_bytes']   # as a container sees its own
-    try: lines = Path(own).read_text(encoding='utf-8').splitlines()
-    except OSError: lines = []
-    for line in lines:
-        _,kinds,path = line.split(':', 2)
-        inner = Path(path.lstrip('/'))
-        around = [inner, *inner.parents]
-        if not kinds: found += [root/o/'memory.max' for o in around]
-        elif 'memory' in kinds.split(','): found += [root/'memory'/o/'memory.limit_in_bytes' for o in around]
-    return list(dict.fromkeys(found))
-
-def _available_bytes():
-    "Memory that this process can still take, by Linux and by its container; None where neither says."
-    def number(path, of=str):
-        try: return int(of(Path(path).read_text(encoding='utf-8')))
-        except (OSError, ValueError, IndexError): return None   # no such file, or no limit
-    free = number('/proc/meminfo', lambda text: text.split('MemAvailable:')[1].split()[0])
-    pages = number('/proc/self/statm', lambda text: text.split()[1])
-    limits = [number(o) for o in _limit_files()]
-    found = [o-(pages or 0)*mmap.PAGESIZE for o in limits if o is not None]
-    if free is not None: found.append(1024*free)
-    return min(found, default=None)
-
-def _memory_note(model, available):
-    "A note if training `model` on a processor needs more memory than the `available` bytes; else ''."
-    need = 3*sum(p.nbytes for p in model.parameters() if p.requires_grad and p.device.type=='cpu')
-    if available is None or need<=available: return ''
-    return (f'note: beside its weights, training this model takes {need/1e9:.1f} GB of memory, and '
-        f'{available/1e9:.1f} GB are available: close other programs if the system ends the run')
-
 # %% ../nbs/catalogue/demo.ipynb #275b3f02
 def train_and_evaluate(
     model:Module, tokenizer:Tokenizer, problems:list, held_out:list, rewards:list,  # as for `train`
@@ -166,7 +132,6 @@ def train_and_evaluate(
         likeliest = evaluate(model, tokenizer, held_out, rewards, temperature=0., **given)
         return e|dict(greedy=likeliest.get('pass@1'))
     t0 = time.perf_counter()
-    if note := _memory_note(model, _available_bytes()): print(note, flush=True)
     before = measure(0)
     print(f'before: {_measured(before)}', flush=True)
     t1 = time.perf_counter()

@@ -489,13 +489,3 @@ def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capsys):
     err = capsys.readouterr().err
     assert r'a\x1b[2Jb\u202e' in err and '\x1b' not in err and '\u202e' not in err
 
-def test_the_memory_limit_of_the_control_group_counts(tmp_path):
-    from grpo_nb.demo import _limit_files
-    own = tmp_path/'own'
-    own.write_text('7:cpu:/x\n4:memory:/a/b\n')
-    at = tmp_path/'memory'
-    both = [tmp_path/'memory.max', at/'memory.limit_in_bytes']
-    assert _limit_files(tmp_path, own)==[*both, *(at/o/'memory.limit_in_bytes' for o in ('a/b', 'a'))]
-    own.write_text('0::/s/run.scope\n')
-    assert _limit_files(tmp_path, own)==[*both, *(tmp_path/o/'memory.max' for o in ('s/run.scope', 's'))]
-    assert _limit_files(tmp_path, tmp_path/'none')==both

@@ -39,8 +39,6 @@ def place(tmp_path_factory):
         'exits.py': 'import sys\ndef r(completions, **kw): sys.exit(3)\n',
         'exits_at_once.py': 'import sys\nsys.exit(3)\n',
         'ragged.csv': 'prompt,answer\n1+1=,2\n1,5+1=,3\n',
-        'doubled.csv': 'prompt,answer\n1+1=,2\nprompt,answer\n2+2=,4\n',
-        'columns.csv': 'prompt,prompt,answer\n1+1=,x,2\n',
         'rollouts.jsonl': lines([dict(prompt=f'{i//2}', completion='x', reward=i%2) for i in range(8)]),
         'nones.jsonl': lines([*ROWS, dict(prompt='9+9=', answer=None)]),
         'nans.jsonl': lines([*ROWS, dict(prompt='9+9=', answer=float('nan'))]),
@@ -207,9 +205,7 @@ train --dataset nones.jsonl                 | `answer` of row 64 is None (1 of 6
 train --dataset nans.jsonl                  | `answer` of row 64 is nan
 train --dataset lists.jsonl                 | `answer` of row 64 is a list
 train --dataset hashes.jsonl                | keep what follows the ####
-train --dataset ragged.csv                  | ragged.csv, line 3 has 3 fields, the first line names 2
-train --dataset doubled.csv                 | doubled.csv, line 3 repeats the first line
-train --dataset columns.csv                 | 'prompt' twice in its first line
+train --dataset ragged.csv                  | ragged.csv, line 3 has another number of fields
 T --eval_dataset ok.jsonl                   | all 4 problems are among those trained on
 T --reward exits.py:r                       | SystemExit: 3
 T --reward exits_at_once.py:r               | could not be loaded: SystemExit: 3

@@ -6,7 +6,6 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from grpo_nb.parts import pretrained
 from grpo_nb.parts.fast_path import fast_path_blocker
 from grpo_nb.parts.pretrained import RegistryModel, convert_gguf, get_pretrained, model_folder
-from grpo_nb.run.config import TrainConfig
 from grpo_nb.tiny_qwen import load_model
 from weekly import most_weekly
 
@@ -201,13 +200,3 @@ def test_other_names_stay_as_they_are(tmp_path):
     assert model_folder(tmp_path)==str(tmp_path)
     with pytest.raises(ValueError, match='choose from smollm2'): get_pretrained('smollm3')
 
-def test_too_little_memory_is_noted_before_anything_is_measured(monkeypatch, capsys):
-    from grpo_nb import demo
-    def measured(*a, **k): raise InterruptedError
-    monkeypatch.setattr(demo, 'evaluate', measured)
-    assert demo._available_bytes() is None or demo._available_bytes()>0
-    for free,noted in ((0, True), (10**12, False), (None, False)):
-        monkeypatch.setattr(demo, '_available_bytes', lambda: free)
-        with pytest.raises(InterruptedError):
-            demo.train_and_evaluate(torch.nn.Linear(9, 9), None, [], [], [], TrainConfig(), {})
-        assert ('GB are available' in capsys.readouterr().out)==noted

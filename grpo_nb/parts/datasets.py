@@ -9,14 +9,13 @@ __all__ = ['chain_sum', 'spell_backward', 'FEW_SHOT', 'SYSTEM_PROMPT', 'HUB_DATA
 
 # %% ../../nbs/parts/datasets.ipynb #f3c0a2b0
 import csv, difflib, hashlib, inspect, io, json, random
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 import torch
 from datasets import Dataset, DatasetDict
 from fastcore.basics import partialler
-from .validate import require, ends_answered, prompt_error, is_int, source_row
+from .validate import require, prompt_error, is_int, source_row
 from .registry import TASKS, register, resolve
 from .answers import boxed
 
@@ -183,26 +182,17 @@ def _text(path):
 def _json(text, where):
     try: return json.loads(text)
     except json.JSONDecodeError as e:
-        raise ValueError(f'{where} is not JSON: {e}: mend it; a file with one object per line '
-                         'is called .jsonl') from e
+        raise ValueError(f'{where} is not valid JSON ({e}). Fix it, or name the file .jsonl if it has '
+                         'one object per line') from e
 
-def _csv_rows(path, text):
-    "Rows of a CSV file. Where the first line has no comma, semicolons or tabs may part its names."
-    head = text.partition('\n')[0]
-    mark = next((o for o in ';\t' if o in head and ',' not in head), ',')
-    lines = csv.reader(io.StringIO(text, newline=''), delimiter=mark)
-    names = next(lines, [])
-    if twice := [k for k,n in Counter(names).items() if n>1]:
-        raise ValueError(f'{path.name} has {", ".join(map(repr, twice))} twice in its first line: '
-                         'each column needs a name of its own')
-    rows = []
-    for o in filter(None, lines):
-        where = f'{path.name}, line {lines.line_num}'
-        if len(o)!=len(names):
-            raise ValueError(f'{where} has {len(o)} fields, the first line names {len(names)} '
-                             f'({", ".join(names)[:60]}): put text with commas into quotes')
-        if o==names: raise ValueError(f'{where} repeats the first line: delete it')
-        rows.append(dict(zip(names, o)))
+def _csv_rows(name, text):
+    "Rows of a CSV file, every field as text: an answer of 007 is not 7."
+    rows,lines = [],csv.DictReader(io.StringIO(text, newline=''))
+    for o in lines:
+        if None in o or None in o.values():   # more fields than names, or fewer
+            raise ValueError(f'{name}, line {lines.line_num} has another number of fields than the first '
+                f'line ({", ".join(lines.fieldnames)[:60]}): put text with commas into quotes')
+        rows.append(o)
     return rows
 
 def read_file_rows(
@@ -219,7 +209,7 @@ def read_file_rows(
         try: return Dataset.from_parquet(str(path), keep_in_memory=True).to_list()
         except Exception as e: raise ValueError(f'{path.name} is no Parquet file: {str(e)[:200]}') from e
     text = _text(path)
-    if kind=='.csv': return _csv_rows(path, text)
+    if kind=='.csv': return _csv_rows(path.name, text)
     if kind=='.json': return _rows_of(_json(text, path.name), path.name)
     lines = [(i,o) for i,o in enumerate(text.split('\n'), 1) if o.strip()]
     return [_json(o, f'{path.name}, line {i}') for i,o in lines]
@@ -251,33 +241,12 @@ def _row_error(i, o, prompt, answer):
     if answer and (why := _bad_answer(o.get(answer))): return f'`{answer}` of row {i} {why}'
     return ''
 
-def _alpaca_error(rows, prompt):
-    "What is wrong where `prompt` names one half of Alpaca's question; '' where nothing is."
-    other = dict(instruction='input', input='instruction').get(prompt)
-    n = sum(bool(str(o.get(other) or '').strip()) for o in rows if isinstance(o, dict)) if other else 0
-    if not n: return ''
-    return (f'`{prompt}` is one part of the question and `{other}` another (in {n} of {len(rows)} rows), as '
-        "in Alpaca's files: write both into one column, `prompt`")
-
-def _strip_answers(rows, what, prompt, answer):
-    "The rows without the assistant's answer at the end of each prompt, as in data for SFT; a note says so."
-    def answered(o): return isinstance(o, dict) and ends_answered(o.get(prompt)) and len(o[prompt])>1
-    if not all(map(answered, rows)): return rows
-    kept = not any(answer in o for o in rows)
-    print(f"note: {what}: every conversation in `{prompt}` ends with the assistant's answer; it is taken off"
-        +(f' and kept as `{answer}`' if kept else f', and `{answer}` stays as it is'))
-    def split(o): return {prompt:o[prompt][:-1]}|({answer:o[prompt][-1]['content']} if kept else {})
-    return [o|split(o) for o in rows]
-
 def _check_rows(rows, what, prompt, answer=None):
     "ValueError for the first row that can't be trained on, with the number of such rows."
     if all(isinstance(o, dict) and prompt not in o for o in rows):
         has = list(map(str, rows[0]))
-        if why := _alpaca_error(rows, 'instruction'):
-            raise ValueError(f'{what} has no column `{prompt}`: {why}')
         raise ValueError(f"{what} has no column `{prompt}`; it has {', '.join(has) or 'none'}: rename one"
                          +(f", or name it: prompt='{has[0]}', --prompt_column {has[0]}" if has else ''))
-    if why := _alpaca_error(rows, prompt): raise ValueError(f'{what}: {why}')
     if answer and not any(answer in o for o in rows if isinstance(o, dict)): answer = None
     if bad := [why for i,o in enumerate(rows) if (why := _row_error(i, o, prompt, answer))]:
         raise ValueError(f'{what}: {bad[0]} ({len(bad)} of {len(rows)} rows are bad): mend or drop them'
@@ -308,7 +277,7 @@ def load_problems(
     answer:str='answer',           # the column that holds the answers, where there are any
     compared:bool=False,           # will completions be compared with the answers, as `accuracy_reward` does?
 )->Dataset:                        # columns prompt, answer (str) if there was one, and all others
-    """A problem set of your own, looked at row by row; an answer at the end of every prompt is taken off.
+    """A problem set of your own, looked at row by row.
 
     ValueError names the file, line, column or row for: no such file, text that is not UTF-8 or not JSON, no
     `prompt` column, prompts that are None, empty or of mixed kinds, and answers that nothing can match.
@@ -320,7 +289,6 @@ def load_problems(
         raise ValueError(f"{what} has splits {', '.join(source)}: choose one, as in ds['{one}']")
     rows = read_file_rows(Path(source)) if isinstance(source, (str,Path)) else list(source)
     if not rows: raise ValueError(f'{what} is empty: training needs one problem or more')
-    rows = _strip_answers(rows, what, prompt, answer)
     _check_rows(rows, what, prompt, answer if compared else None)
     if answer!='answer' and not any(answer in o for o in rows):
         raise ValueError(f"{what} has no column `{answer}`; it has {', '.join(map(str, rows[0]))}: "

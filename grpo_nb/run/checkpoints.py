@@ -8,10 +8,10 @@ __all__ = ['COMPLETE_MARKER', 'save_state', 'load_state', 'new_run_id', 'write_m
            'state_file', 'get_rng_state', 'set_rng_state', 'is_disk_full']
 
 # %% ../../nbs/run/checkpoints.ipynb #cc9c8990
-import errno, json, math, os, random, shutil, zlib
+import errno, json, os, random, shutil, zlib
 import numpy as np
 import torch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from torch import Tensor
@@ -21,79 +21,34 @@ from ..parts.versions import versions
 _all_ = ['is_disk_full']
 
 # %% ../../nbs/run/checkpoints.ipynb #1f87ba8a
-_SMALL = 2**16   # bytes; each tensor of a file takes torch.load longer than to read so much
-_DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool, torch.float64, torch.bfloat16, torch.float16,
-    torch.uint8)
-
-class _SmallTensors:
-    "The small tensors of a state in the order in which they come, joined to one tensor for each dtype."
-    def __init__(self): self.parts,self.kinds,self.shapes = [[] for _ in _DTYPES],[],[]
-
-    def take(self, x:Tensor)->bool:
-        "Take the tensor, if it is a small one."
-        if x.nbytes>=_SMALL or x.dtype not in _DTYPES: return False
-        kind = _DTYPES.index(x.dtype)
-        self.parts[kind].append(x.reshape(-1))
-        self.kinds.append(kind)
-        self.shapes += [x.ndim, *x.shape]
-        return True
-
-    def tensors(self)->dict:
-        "All of them in a few tensors."
-        flat = {i:torch.cat(o) for i,o in enumerate(self.parts) if o}
-        return dict(flat=flat, kinds=torch.tensor(self.kinds), shapes=torch.tensor(self.shapes))
-
 def save_state(
     path:str|Path,  # file to write
     state:dict,     # tensors, numbers, text and None in dicts, lists and tuples
 )->None:
     "Save `state` in one file. ValueError, before anything is written, for what it can't hold."
-    small = _SmallTensors()
-    tree = _to_owned_cpu(state, small)
-    torch.save(dict(tree=tree, small=small.tensors()), path)
+    torch.save(_to_owned_cpu(state), path)
 
-def _to_owned_cpu(o, small):
-    """Plain values, and tensors on the CPU that own their memory: of a view, `torch.save` writes the whole.
-
-    Small tensors go to `small`; () stands in their place.
-    """
+def _to_owned_cpu(o):
+    "Plain values, and tensors on the CPU that own their memory: of a view, `torch.save` writes the whole."
     if isinstance(o, Tensor):
         o = o.detach().cpu()
-        if small.take(o): return ()
         return o if o.untyped_storage().nbytes()==o.nbytes else o.clone()
-    if isinstance(o, dict): return {k:_to_owned_cpu(v, small) for k,v in o.items()}
-    if isinstance(o, (list,tuple)): return [_to_owned_cpu(v, small) for v in o]
+    if isinstance(o, dict): return {k:_to_owned_cpu(v) for k,v in o.items()}
+    if isinstance(o, (list,tuple)): return [_to_owned_cpu(v) for v in o]
     for kind in (bool,int,float,str):
         if isinstance(o, kind): return kind(o)   # numpy's numbers are floats, too, but not to the reader
     if o is None: return None
     raise ValueError(f'a state cannot hold {o!r:.60} ({type(o).__name__}): give tensors, numbers or text')
 
 # %% ../../nbs/run/checkpoints.ipynb #cf470610
-def _tensors_in_order(small:dict)->Iterator[Tensor]:
-    "The small tensors of a state, in the order in which they came; each owns its memory."
-    flat,at = small['flat'],dict.fromkeys(small['flat'], 0)
-    shapes = iter(small['shapes'].tolist())
-    for kind in small['kinds'].tolist():
-        shape = [next(shapes) for _ in range(next(shapes))]
-        end = at[kind]+math.prod(shape)
-        yield flat[kind][at[kind]:end].view(shape).clone()
-        at[kind] = end
-
-def _put_back(o:Any, tensors:Iterator[Tensor])->Any:
-    "`o` with the next of `tensors` wherever it has ()."
-    if isinstance(o, tuple): return next(tensors)
-    if isinstance(o, dict): return {k:_put_back(v, tensors) for k,v in o.items()}
-    return [_put_back(v, tensors) for v in o] if isinstance(o, list) else o
-
 def load_state(
     path:str|Path,  # a file that `save_state` wrote
 )->dict:            # what was saved; tensors on the CPU, tuples as lists
     "Load what `save_state` saved. ValueError for a file that is missing or can't be read."
-    try: d = torch.load(path, map_location='cpu', weights_only=True)
+    try: return torch.load(path, map_location='cpu', weights_only=True)
     except Exception as e:   # torch has several, of the archive and of what it holds
         why = ' '.join(str(e).split()).split('. ')[0] or type(e).__name__
         raise ValueError(f'{Path(path).name} is damaged: {why:.200}. Resume from an older checkpoint') from e
-    return _put_back(d['tree'], _tensors_in_order(d['small']))
 
 # %% ../../nbs/run/checkpoints.ipynb #489492f7
 def new_run_id()->str:
