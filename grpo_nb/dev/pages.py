@@ -11,6 +11,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 import yaml
+from nbdev.config import get_config
 from grpo_nb.dev.site import (
     ProjectError, course, fold_label, stored_html, stored_widgets, _STATE, _VIEW, _page_name, _read, _root,
     _src)
@@ -75,6 +76,7 @@ def stage(
     chapters = {o['file']:o for o in course()}
     for f in sorted(to.rglob('*.ipynb')):
         nb,source = _read(f),f.relative_to(to).as_posix()
+        if source=='index.ipynb': _stay_here(nb['cells'], nbs)
         _stage_notebook(nb, source, chapters)
         new = f.with_name(_page_name(f.name))
         if new.exists() and new!=f:
@@ -86,6 +88,18 @@ def stage(
     first = [dict(file=_page_name(k), title=o['title']) for k,o in chapters.items()]
     toc['subtrees'][0]['entries'][:0] = first
     (to/'_toc.yml').write_text(yaml.safe_dump(toc, sort_keys=False), encoding='utf-8')
+
+def _stay_here(cells, nbs):
+    "The README leads to the published site; the same page on the site leads to its neighbors."
+    files = [f.relative_to(nbs) for f in nbs.rglob('*') if f.suffix in ('.ipynb', '.qmd')]
+    pages = {f.with_name(_page_name(f.stem)).as_posix():f.suffix for f in files}
+    site = re.escape(get_config().doc_host+get_config().doc_baseurl)
+    def near(m): return f']({m[1]}{pages[m[1]]}' if m[1] in pages else m[0]
+    def mend(text): return re.sub(rf'\]\({site}/([\w/]+)\.html', near, _src(text))
+    for c in cells:
+        if c['cell_type']=='markdown': c['source'] = mend(c['source'])
+        for o in c.get('outputs', []):
+            if text := o.get('data', {}).get('text/markdown'): o['data']['text/markdown'] = mend(text)
 
 def _stage_notebook(nb, source, chapters):
     state,text = stored_widgets(nb),'\n'.join(_src(c['source']) for c in nb['cells'])
