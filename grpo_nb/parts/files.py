@@ -67,6 +67,7 @@ def as_utf8(
     "The text as UTF-8, without the mark of Windows, or from UTF-16, with a mark or without."
     if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE): return raw.decode('utf-16', 'replace').encode()
     if raw[1:2]==b'\0'!=raw[:1]: return raw.decode('utf-16-le', 'replace').encode()
+    if raw[:1]==b'\0'!=raw[1:2]: return raw.decode('utf-16-be', 'replace').encode()
     return raw.removeprefix(codecs.BOM_UTF8)
 
 # %% ../../nbs/parts/files.ipynb #7c41e0a2

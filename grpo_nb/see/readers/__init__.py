@@ -226,11 +226,16 @@ def _with_completions(f, rows, columns):
     return kept,[f'{f.name}: {n} of {len(rows)} rows have no completion and are not read.']
 
 def _odd_values(rows, columns):
-    "Rewards and steps that are text, one line each."
+    "Rewards and steps that are text, and other columns of rewards, one line each."
     at = find_columns(column_names(rows), columns)
     def texts(k):   # a nan is a completion without a reward
         return [v for o in rows if (v := o.get(at[k])) is not None and to_float(v) is None]
-    return text_notes({k:texts(k) for k in ('reward','step') if k in at})
+    notes = text_notes({k:texts(k) for k in ('reward','step') if k in at})
+    for k in COLUMN_ALIASES['reward']:
+        pairs = [(to_float(o.get(k)), to_float(o.get(at['reward']))) for o in rows]
+        if k!=at['reward'] and any(a not in (None, b) for a,b in pairs):
+            notes.append(f"reward is read from {at['reward']!r}, and {k!r} is not read.")
+    return notes
 
 def _all_groups(tables, columns, notes):
     """(groups, weights of their single rewards by name) of pairs of a file and a table. What is left out goes

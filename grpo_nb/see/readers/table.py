@@ -37,7 +37,9 @@ def read_table(
         raise ValueError('stdin is empty: give JSON lines, a CSV with its header, or the output of a run'
             if piped else f'{name} is empty')
     kind = path.suffix if path.suffix in _TABLES else _kind(text, name)
-    if kind=='printed': return _printed(text),notes
+    if kind=='printed':
+        rows,more = _printed(text)
+        return rows,notes+[f'{name}: {o}' for o in more]
     rows,more = _separated(text, name) if kind in ('.csv','.tsv') else _parsed(text, kind, name)
     return rows,notes+more
 
@@ -54,14 +56,18 @@ def _json(text):
     try: return json.loads(text)
     except (TypeError, ValueError): return None
 
-def _printed(text): return verl_rows(text) or printed_rows(text)
+def _printed(text):
+    "(rows that a run printed, notes)"
+    of_verl,of_trl = verl_rows(text),printed_rows(text)
+    both = f'{len(of_trl)} lines as TRL prints them stand among those of verl, and are not read.'
+    return of_verl or of_trl,[both]*bool(of_verl and of_trl)
 
 def _kind(text, name):
     "What a text without a telling name holds."
     first = next(o for o in text.split('\n') if o.strip())
     if isinstance(_json(first), dict) and '\n' in text.strip(): return '.jsonl'
     if isinstance(_json(text), (list,dict)): return '.json'
-    if _printed(text): return 'printed'
+    if _printed(text)[0]: return 'printed'
     if first.lstrip()[0] in '{[' and '": ' in first: return '.jsonl'
     columns = {k for v in COLUMN_ALIASES.values() for k in v}
     for line in text.split('\n', 5)[:5]:   # what stands above a table may be copied with it
@@ -78,6 +84,7 @@ def _separated(text, name):
     rows,notes = [o for o in cells if o],[]
     while len(rows)>1 and len(rows[0])==1<len(rows[1]): del rows[0]   # a line above the table
     header,*rows = rows
+    if not rows: raise ValueError(f'{name} has a header and no rows')
     if short := sum(len(o)<len(header) for o in rows):
         notes.append(f'{name}: {short} rows are shorter than the header; what they lack is empty.')
     if long := sum(any(o[len(header):]) for o in rows):
@@ -97,7 +104,7 @@ def _parsed(text, kind, name):
         found,notes = _rows_in(found, name) if isinstance(found, dict) else (found, [])
     else: found,notes = [_json(o) for o in text.split('\n') if o.strip()],[]
     rows = [o for o in found if isinstance(o, dict)]
-    if not rows and (printed := _printed(text)): return printed,notes
+    if not rows and _printed(text)[0]: return _printed(text)[0],notes
     what,bad = 'entries' if kind=='.json' else 'lines',len(found)-len(rows)
     return rows,notes+[f'{name}: {bad} {what} could not be read and are left out.']*bool(bad)
 
@@ -115,7 +122,8 @@ def _rows_in(o, name):
         f'{", ".join(map(repr, others))}.']*bool(others)
 
 # %% ../../../nbs/see/readers/table.ipynb #tbl00009
-_RUN_COLUMNS = 'run run_name run_id experiment experiment_name exp_name trial trial_id job_id'.split()
+_RUN_COLUMNS = '''run run_name run_id experiment experiment_name exp_name trial trial_id job_id
+model model_name variant arm'''.split()
 
 def _is_filled(o, columns): return any(to_float(o.get(k)) is not None for k in columns)
 
@@ -129,14 +137,16 @@ def _runs_by_column(rows):
 
 def _runs_by_row(rows, log):
     "{run: its rows} of a table with a column that names the run."
-    for k in column_names(rows):
-        weak = k.lower() in ('seed','name')   # of a log they name a run, if it has several rows
+    names = column_names(rows)
+    has_steps = any(canonical_metric(k)=='step' for k in names)
+    for k in names:
+        weak = k.lower() in ('seed','name')   # of a log they name a run, if it has several rows or no steps
         if not (k.lower() in _RUN_COLUMNS or log and weak): continue
         runs = {}
         for o in rows:
             if isinstance(o.get(k), (str,int,float)): runs.setdefault(str(o[k]), []).append(o)
         few = min(map(len, runs.values()), default=0)
-        if len(runs)>1 and (few>1 if weak or not log else True): return runs
+        if len(runs)>1 and (few>1 or log and not (weak and has_steps)): return runs
     return {}
 
 def only_one_run(

@@ -77,6 +77,7 @@ def _with_steps(rows, bars):
             last = at
         elif not totals and epoch is not None and epochs and epoch<epochs[-1]:
             epochs = [e for e in epochs if e<epoch]
+            if len(epochs)==1: epochs = []   # from the start, with longer steps
             step = len(epochs)+1
         else: step += 1
         if counts and epoch is not None: epochs.append(epoch)
