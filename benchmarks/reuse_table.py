@@ -1,6 +1,6 @@
 """What reuse gained in the study, by the share of a plain step that is sampling: writes the small table that
-`grpo_nb diagnose RUN --reuse` reads, `python benchmarks/reuse_table.py`. Half a minute; `tests/test_reuse.py`
-holds it to the rows."""
+the page of the study shows, `python benchmarks/reuse_table.py`. Half a minute; `tests/test_reuse.py` holds it
+to the rows."""
 import sys
 from functools import cache
 from pathlib import Path
@@ -60,4 +60,4 @@ def table(shares=SHARES):
                 out.append(dict(g=g, rate=rate, way=way, gain=d, half=h, regret=lost))
     return pd.DataFrame(out).round(3)
 
-if __name__=='__main__': table().to_csv(AT/'grpo_nb'/'assets'/'doctor'/'reuse.csv', index=False)
+if __name__=='__main__': table().to_csv(AT/'nbs'/'results'/'reuse_gains.csv', index=False)

@@ -269,19 +269,15 @@ def diagnose(
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
     reader:str|None=None, # reader of another tool's rows: FILE.py:NAME, a function that renames fields
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
-    reuse:bool=False,  # also estimate what reuse may give: dead groups replaced, more passes
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
     from json import dumps
     from grpo_nb.see import readers
-    from grpo_nb.see import verdict
     run = _open(folder, columns, reader, metrics)
     found = readers.diagnose(run)
     if json: print(dumps(found.plain, ensure_ascii=False))
     else: print(found)
-    if reuse and not json:
-        print('\nreuse: '+verdict.reuse_advice(readers.history_rows(run), run.rows, run.settings))
     _print_notes(run)
     if strict and found.faults: sys.exit(1)
 

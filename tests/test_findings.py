@@ -941,8 +941,8 @@ def verdict_by_hand(rows, before, after, found):
     if faults: lines.append(f'Most likely cause: {faults[0].name} says (numbers)')
     if advice := f'against {faults[0].name}' if faults else instead: lines.append(f'What to do: {advice}')
     if z and .05<=mean(z) and not all_dead and not replaces:
-        lines.append(f'Reuse: {mean(z):.0%} of the groups were dead; `grpo_nb diagnose FOLDER --reuse` says '
-            'what replacing them may give')
+        lines.append(f'Reuse: {mean(z):.0%} of the groups were dead and none was replaced; what replacing '
+            'gave in our studies: https://grpo-nb.github.io/grpo_nb/studies/reuse_results.html')
     return learned,'\n'.join(lines)
 
 DRAWN = settings(max_examples=200, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
