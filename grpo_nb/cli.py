@@ -95,7 +95,6 @@ def function_parser(
             for k,what in COLUMNS.items(): _add(parser, k, str, None, what)
     return parser
 
-
 # %% ../nbs/reference/cli.ipynb #f2623573
 _ASCII = str.maketrans({'−':'-', '–':'-', '…':'...', '×':'x', '·':'-', '✗':'x', '→':'->', '±':'+-', '“':'"',
     '”':'"', '’':"'", '≥':'>=', '≤':'<='})
@@ -114,7 +113,7 @@ def main(
         if hasattr(o, 'reconfigure'): o.reconfigure(errors='plainly')
     try: os.getcwd()
     except FileNotFoundError:   # nothing that imports torch works there
-        print('grpo_nb: the working folder no longer exists; `cd` to another one', file=sys.stderr)
+        print('grpo_nb: the working folder has been removed: `cd` to another one', file=sys.stderr)
         sys.exit(2)
     argv = [str(o) for o in (sys.argv[1:] if argv is None else argv)]
     if argv[:1]==['help']: argv = [*argv[1:2], '--help']
@@ -140,7 +139,7 @@ def _run(command, words):
     if second: command,words = f'{command} {second}',[o for o in words if o!=second]
     if command not in there:
         meant = did_you_mean(command, there, .7)
-        _exit_with_error(f"no command {command!r}{meant or ': there are '+', '.join(COMMANDS)}")
+        _exit_with_error(f"no command {command!r}{meant or ': there are '+', '.join(COMMANDS)}", 'grpo_nb:')
     mod,name = there[command].split(':')
     dev = find_spec('grpo_nb.dev')
     script = not mod.startswith('grpo_nb.')   # in `benchmarks`
@@ -191,9 +190,9 @@ def _version():
         except PackageNotFoundError: return f'{name}: not installed'
     print(', '.join(map(of, ('grpo_nb','torch','transformers','trl'))), f'on Python {sys.version.split()[0]}')
 
-def _exit_with_error(msg):
+def _exit_with_error(msg, name='grpo_nb'):
     from grpo_nb.parts.answers import escape_controls
-    text = escape_controls(f'grpo_nb {msg}')   # it may quote a prompt
+    text = escape_controls(f'{name} {msg}')   # it may quote a prompt
     print(text.encode(errors='backslashreplace').decode(), file=sys.stderr)
     sys.exit(2)
 
@@ -241,13 +240,18 @@ def report(
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write report.html and its figures."
-    from grpo_nb.see.view import write_report
+    from grpo_nb.parts.answers import escape_controls
+    from grpo_nb.see import view
     runs = [_run_folder(o) for f in folders for o in f.split(',') if o]
     if twice := [o for i,o in enumerate(runs) if Path(o).resolve() in [Path(k).resolve() for k in runs[:i]]]:
         raise ValueError(f'{twice[0]} is given twice: a run beside itself shows nothing')
     if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
     read = [_open(o, columns, reader, metrics) for o in runs]
-    print(write_report(read[0] if len(read)==1 else read, out))
+    if len(read)==1: print(view.write_report(read[0], out))
+    else:
+        arms = view.compare_arms(view.group_by_settings(read))
+        for o in view.comparison_sentences(arms): print(escape_controls(o))
+        print(view.write_comparison(arms, out))
     _print_notes(*read)
 
 def inspect(
@@ -258,9 +262,11 @@ def inspect(
 )->None:
     "Write inspector.html beside what was recorded: every group, with a slider over the steps."
     from grpo_nb.inspector import write_inspector
+    from grpo_nb.see.view import contents_line
     run = _open(folder, columns, reader, metrics)
     print(write_inspector(run))
-    print('open it in a browser: each cell of the map is a group; click one', file=sys.stderr)
+    print(contents_line(run), 'open it in a browser: each cell of the map is a group; click one', sep='\n',
+        file=sys.stderr)
     _print_notes(run)
 
 def diagnose(

@@ -458,10 +458,10 @@ def test_a_findings_figure_has_its_curves_and_its_window():
 def test_the_reports_findings_bring_their_figures(tmp_path):
     import json
     from grpo_nb.run.reading import read_run
-    from grpo_nb.see.view import _told_verdict
+    from grpo_nb.see.view import _verdict_values
     broken = rows(loss=lambda x: .1 if x<.5 else math.nan)
     (tmp_path/'history.jsonl').write_text('\n'.join(map(json.dumps, broken)))
-    told = next(o for o in _told_verdict(read_run(tmp_path))[1] if 'became NaN' in o['message'])
+    told = next(o for o in _verdict_values(read_run(tmp_path))[1] if 'became NaN' in o['message'])
     assert told['step']==30 and 'loss' in [c['label'] for c in told['curves']]
 
 # ---- the benchmark

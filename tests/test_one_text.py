@@ -46,7 +46,8 @@ def test_ours_logs_what_the_record_shows(tmp_path):
 
 def test_trls_logs_what_the_record_shows(tmp_path):
     import trl_tiny as T
-    T.trainer(per_device_train_batch_size=32, max_steps=4, temperature=.2, output_dir=str(tmp_path/'r')).train()
+    how = dict(per_device_train_batch_size=32, max_steps=4, temperature=.02, record_groups_every=1)
+    T.trainer(output_dir=str(tmp_path/'r'), **how).train()
     run = read_run(tmp_path/'r')
     seen = run.history.dropna(subset=['frac_one_text'])
     assert len(seen)==4 and seen.frac_one_text.tolist()==pytest.approx(shares(run)) and shares(run)!=[0.]*4

@@ -6,7 +6,7 @@ from grpo_nb.parts.stats import paired_difference
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import read_run
 from grpo_nb.see.view import *
-from grpo_nb.see.view import _compared, _comparison_verdict
+from grpo_nb.see.view import _comparison_verdict
 from made_runs import make_run
 from view_pages import Opened
 
@@ -92,7 +92,7 @@ def test_an_arm_that_differs_in_much_is_named_in_few_words():
     assert [*few]==['beta 0.1', 'without beta']
 
 def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
-    c = _compared(group_by_settings([read_run(f) for f in many])); o = c['plain GRPO']
+    c = compare_arms(group_by_settings([read_run(f) for f in many])); o = c['plain GRPO']
     want = [json.loads((f / 'summary.json').read_text())['after']['pass@1'] for f in many
             if f.name.startswith('keep')]
     assert (np.allclose(list(o['numbers']['after'].values()), want) and o['gain']['n'] == 3
@@ -110,7 +110,7 @@ def test_a_comparison_says_what_the_summaries_say(many, tmp_path):
 
 @pytest.mark.parametrize('gains,says', [
     ([.1, .11, .12], 'better is ahead of base: +11.0 points ± 2.5 held out, paired over 3 seeds.'),
-    ([-.1, -.11, -.12], 'better is behind base: -11.0 points'),
+    ([-.1, -.11, -.12], 'better is behind base: −11.0 points'),
     ([.1, -.1, .05], 'and the interval includes 0'),
     ([.1], 'Undecided between better and base: +10.0 points held out, paired over 1 seed. One seed has no'),
     ([], 'share no measured seed')])

@@ -64,7 +64,7 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
     assert errors==[] and {o.split('/')[2] for o in asked}=={f'127.0.0.1:{port}'}
     told = page.locator('p[role=status]').first
-    page.locator('p[role=status]', has_text='step 9 of 12;').first.wait_for()   # of those that are planned
+    page.locator('p[role=status]', has_text='step 9 of 12, about 1 s left;').first.wait_for()   # of those that are planned
     assert told.evaluate('o => getComputedStyle(o).fontFamily').startswith('system-ui')
     server.shutdown()
     server.server_close()
@@ -123,9 +123,38 @@ def test_in_80_columns_the_progress_bar_is_whole(monkeypatch):
     from types import SimpleNamespace as NS
     from grpo_nb.see import monitor
     monkeypatch.setattr(monitor, 'tqdm', partial(monitor.tqdm, ncols=80, file=io.StringIO()))
+    monkeypatch.setattr('sys.stderr.isatty', lambda: True)
     s = NS(step=104, args=NS(max_steps=200, disable_tqdm=False))
     bar = monitor.RunMonitor().progress_bar(s)
     bar.set_postfix_str('reward 0.86, dead 31%, replayed 16/16')
     last = bar.format_meter(**bar.format_dict|dict(elapsed=49.6, rate=1.75))
     bar.close()
     assert len(last)<=80 and last.endswith('replayed 16/16]') and '104/200' in last and '52%|' in last, last
+
+def test_in_a_file_a_run_is_a_line_in_every_tenth(capfd):
+    from types import SimpleNamespace as NS
+    from grpo_nb.see.monitor import RunMonitor
+    bar = RunMonitor().progress_bar(NS(step=40, args=NS(max_steps=200, disable_tqdm=False)))
+    for step in range(44, 201, 4):
+        bar.update(4)
+        bar.set_postfix_str(f'reward {step/200:.2f}')
+    bar.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines)==8 and lines[0]=='GRPO: 60/200 steps, reward 0.30' and lines[-1].startswith('GRPO: 200/200')
+
+def test_a_run_that_goes_on_is_not_told_to_train_longer(tmp_path):
+    from grpo_nb.run.record import Recorder
+    from grpo_nb.see.view import PackedRun, run_progress, verdict_so_far
+    from grpo_nb.see.readers import open_run
+    rec = Recorder(tmp_path, dict(trainer='grpo_nb', args=dict(max_steps=160)))
+    for i in range(16): rec.log(dict(step=4*i, reward=.3+.05*(-1)**i, frac_reward_zero_std=.1, step_time=6.))
+    run = open_run(tmp_path)
+    at = run_progress(run)
+    assert (at['done'], at['planned'], at['over']) == (64, 160, False) and at['seconds_left']==96/4*6.
+    v = verdict_so_far(run)[0]
+    assert v.sentence.startswith('After 64 of 160 steps: Undecided') and v.advice==''
+    assert PackedRun(run).packed()
+    for i in range(16, 40): rec.log(dict(step=4*i, reward=.3+.05*(-1)**i, frac_reward_zero_std=.1, step_time=6.))
+    over = open_run(tmp_path)
+    assert run_progress(over)=={'done':160, 'planned':160, 'seconds_left':None, 'over':True}
+    assert verdict_so_far(over)[0].advice.startswith('train longer')

@@ -9,8 +9,8 @@ __all__ = ['serve', 'watch']
 import hmac, json, secrets, threading, time
 from pathlib import Path
 from .live import serve_on, until_stopped
-from .readers import judge_run, open_run
-from .view import PackedRun, as_json, html_page
+from .readers import open_run
+from .view import PackedRun, as_json, html_page, verdict_so_far
 
 # %% ../../nbs/see/serve.ipynb #16b80fd8
 class _Reader:
@@ -72,5 +72,5 @@ def watch(
     print(f'run {name} on port {server.server_port}: {address}\nCtrl-C ends the watching; the run goes on.',
         flush=True)
     until_stopped(server, address, browser)
-    try: print(f'{name}, as far as it has come: {judge_run(open_run(folder))[0]}')
+    try: print(f'{name}, as far as it has come: {verdict_so_far(open_run(folder))[0]}')
     except ValueError as e: print(f'no verdict: {e}')

@@ -217,9 +217,11 @@ export class Groups {
     if (pick(g.truncated)) bits.push('cut off');
     if (parts.length > 1) bits.push(...parts.map(([k, v]) => `${k} ${num(pick(v))}`));
     const at = {root: this.root, run: this.run, colour: this.now.colour, place: () => this.token};
-    const whole = isLong(g.completions[i] || '') ? {class: 'gv-long', tabindex: 0, role: 'group', 'aria-label': `answer ${i}`} : {};
+    const empty = !g.completions[i] && (pick(g.n_tokens) <= 1 || g.completions.some(t => t));
+    const answer = g.completions[i] || (empty ? '(empty)' : '');
+    const whole = isLong(answer) ? {class: 'gv-long', tabindex: 0, role: 'group', 'aria-label': `answer ${i}`} : {};
     const text = trained && !other && g.terms?.tokens[i] ? tokenList(g, i, at)
-      : el('pre', {dir: 'auto', ...whole}, ...this.text(g.completions[i] || '', other ? pick(other.completions) || '' : null, g, i));
+      : el('pre', {dir: 'auto', ...whole}, ...this.text(answer, other ? pick(other.completions) || '' : null, g, i));
     return el('article', {class: 'gv-card'}, dim(this.dots([pick(g.rewards)]), ' ', bits.join(', ')), text);
   }
 }

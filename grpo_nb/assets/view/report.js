@@ -13,12 +13,24 @@ export function heading(run) {
     if (v.cause) out.append(el('p', {}, el('b', {}, 'Most likely cause: '), v.cause));
     if (v.advice) out.append(el('p', {}, el('b', {}, 'What to do: '), v.advice));
   }
+  if (run.measured?.after) out.append(heldOut(run.measured));
   for (const n of run.notes || []) out.append(el('p', {class: 'gv-dim gv-note'}, n));
   return out;
 }
 
 const prompt = text => el('pre', {class: 'gv-prompt', dir: 'auto', tabindex: 0, 'aria-label': 'prompt'}, text || '');
 const share = ([mean, ...ends]) => percent(mean) + (ends[0] == null ? '' : ` (${ends.map(percent).join(' to ')})`);
+
+// The held-out result as a picture: the share solved before and after, each with its interval.
+function heldOut({before, after}) {
+  const bar = (name, [mean, low, high], kind) => el('p', {class: 'gv-held'}, el('span', {}, name),
+    el('span', {class: 'gv-track', 'aria-hidden': 'true'},
+      el('i', {class: kind, style: `width:${100 * mean}%`}),
+      low == null ? '' : el('b', {style: `left:${100 * low}%;width:${100 * (high - low)}%`})), el('b', {}, percent(mean)));
+  const title = 'Held-out problems solved at the first try; the line is the 95 % interval';
+  return el('figure', {class: 'gv-heldout'}, el('figcaption', {class: 'gv-dim'}, title),
+    before ? bar('before', before, 'gv-before') : '', bar('after', after, 'gv-after'));
+}
 
 // Held-out answers before and after training, if they were measured; newly solved problems come first.
 export function answers(run) {
@@ -30,7 +42,7 @@ export function answers(run) {
     el(run.sub, {class: 'gv-sub'}, (k == 'before' ? 'Before training' : 'After it')
       + (o['right_' + k] == null ? '' : o['right_' + k] ? ': right' : ': wrong')),
     k == 'after' && o.prompt_after ? el('pre', {class: 'gv-prompt', dir: 'auto'}, o.prompt_after) : '',
-    el('pre', {dir: 'auto'}, o[k] || ''));
+    el('pre', {dir: 'auto'}, o[k] || '(empty)'));
   const pair = o => [prompt(o.prompt), el('div', {class: 'gv-pair'}, said(o, 'before'), said(o, 'after'))];
   const out = el('section', {class: 'gv-answers'});
   if (after) out.append(el('p', {}, 'Held-out problems solved at the first try: ',

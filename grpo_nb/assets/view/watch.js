@@ -26,9 +26,11 @@ export async function watch(root, token, seconds = 2) {
     leave = await mount(place, packed, {ask, start, alone: true});
     if (focused) place.querySelector('.gv-plot').focus({preventScroll: true});
     stamp = newest;
-    const {steps, S, planned} = place.gv.run, of = planned > 0 ? ` of ${planned}` : '';
+    const {done, planned, seconds_left: left, over} = place.gv.run.progress;
     came = `as of ${new Date().toLocaleTimeString()}`;
-    status.textContent = `${came}, step ${steps[S - 1]}${of}; what the run writes comes in by itself`;
+    const time = left == null ? '' : left < 90 ? `, about ${Math.round(left)} s left` : `, about ${Math.round(left / 60)} min left`;
+    status.textContent = over ? `${came}: the run has ended after ${done} steps`
+      : `${came}, step ${done}${planned ? ` of ${planned}` : ''}${time}; what the run writes comes in by itself`;
   };
   const again = async () => {
     try {
