@@ -254,9 +254,9 @@ def run_progress(
     look,planned = _look(run),run.setting('max_steps')
     steps = look('step')
     per = steps[-1]-steps[-2] if run.settings.get('trainer')=='grpo_nb' and len(steps)>1 else 0
-    done = int(steps[-1]+per) if len(steps) else 0   # a row of ours has the step at which its batch began
+    done = int(max([0, *steps, *run.steps])+per)   # a row of ours has the step at which its batch began
     if not isinstance(planned, (int,float)) or planned<=0: planned = None
-    over = bool(run.summary) or planned is not None and done>=planned
+    over = bool({'train_s','after','verdict'} & {*run.summary}) or planned is not None and done>=planned
     seconds = look('step_time')[-20:]/max(1, per)
     left = float(seconds.mean())*(planned-done) if len(seconds) and planned and not over else None
     return dict(done=done, planned=planned, seconds_left=left, over=over)
