@@ -113,7 +113,7 @@ def main(
         if hasattr(o, 'reconfigure'): o.reconfigure(errors='plainly')
     try: os.getcwd()
     except FileNotFoundError:   # nothing that imports torch works there
-        print('grpo_nb: the working folder has been removed: `cd` to another one', file=sys.stderr)
+        print('grpo_nb: the working folder no longer exists; `cd` to another one', file=sys.stderr)
         sys.exit(2)
     argv = [str(o) for o in (sys.argv[1:] if argv is None else argv)]
     if argv[:1]==['help']: argv = [*argv[1:2], '--help']
