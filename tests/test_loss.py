@@ -7,7 +7,8 @@ from grpo_nb.parts.registry import LOSSES
 from grpo_nb.loss_variants import cispo, sapo, vespo
 from grpo_nb.loss import aggregate_token_loss, clipped_objective
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.parts.corrections import high_entropy_mask, off_policy_mask
+from grpo_nb.parts.corrections import off_policy_mask
+from grpo_nb.parts.loss_inputs import high_entropy_mask
 from grpo_nb.parts.loss_inputs import LossSettings
 from grpo_nb.parts.loss_inputs import OffPolicyCorrection
 from grpo_nb.parts.ratios import ppo_clip_mask, importance_ratio

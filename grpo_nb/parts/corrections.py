@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['warn_unless_clipped', 'correction_mask', 'apply_correction', 'ObjectiveInputs', 'apply_corrections',
-           'off_policy_mask', 'high_entropy_mask', 'policy_term_mask', 'entropy_bonus']
+           'off_policy_mask', 'policy_term_mask', 'entropy_bonus']
 
 # %% ../../nbs/parts/corrections.ipynb #14a03644
 import math, warnings
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .tensors import masked_mean
 from .ratios import ClipRange, importance_ratio, neg_mean_log_ratio, ppo_clip_mask
-from .loss_inputs import LossInputs, LossSettings, OffPolicyCorrection
+from .loss_inputs import LossInputs, LossSettings, OffPolicyCorrection, high_entropy_mask
 
 # %% ../../nbs/parts/corrections.ipynb #a1c11b11
 def warn_unless_clipped(
@@ -127,21 +127,6 @@ def off_policy_mask(
     return (A>=0) | (neg_mean_log_ratio(log_ratio, mask)[...,None]<=threshold)
 
 # %% ../../nbs/parts/corrections.ipynb #aebb1bc3
-def high_entropy_mask(
-    entropy:Tensor,     # (B, G, T) nats
-    mask:Tensor,        # (B, G, T) bool
-    quantile:float,     # share of the tokens to keep, those with most entropy; 1 for all
-)->Tensor:              # (B, G, T) bool
-    """True for the `quantile` of real tokens at which the policy hesitates most.
-
-    Tokens at the threshold all stay: answers to one prompt begin with the same entropy, up to rounding.
-    Source: "Beyond the 80/20 rule", arXiv 2506.01939.
-    """
-    n = int(mask.sum())
-    if not n: return mask
-    left_out = math.ceil((1-quantile)*(n-1)-1e-6)   # less than one is rounding
-    return mask & (entropy.detach() >= entropy.detach()[mask].kthvalue(left_out+1).values)
-
 def policy_term_mask(
     x:LossInputs,           # prepared
     settings:LossSettings,  # may leave tokens out

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['IS_WEIGHTS', 'CLIP_KINDS', 'OffPolicyCorrection', 'loss_traits', 'LossSettings', 'check_divisor', 'parse_correction',
-           'parse_loss_kwargs', 'LossInputs', 'check_loss_inputs', 'prepare_loss_inputs', 'check_loss_options',
-           'LossOutput']
+           'parse_loss_kwargs', 'LossInputs', 'check_loss_inputs', 'prepare_loss_inputs', 'high_entropy_mask',
+           'check_loss_options', 'LossOutput']
 
 # %% ../../nbs/parts/loss_inputs.ipynb #b1a8ecdc
 import ast, inspect, math, warnings
@@ -234,6 +234,22 @@ def prepare_loss_inputs(
     replayed = x.mask.new_zeros(len(A)) if x.replayed is None else x.replayed.to(A.device)
     return replace(x, logps=clean(x.logps), old_logps=clean(old_logps.detach()), advantages=A,
         ref_logps=clean(ref_logps), entropy=clean(x.entropy), replayed=replayed)
+
+# %% ../../nbs/parts/loss_inputs.ipynb #1a65adc8
+def high_entropy_mask(
+    entropy:Tensor,     # (B, G, T) nats
+    mask:Tensor,        # (B, G, T) bool
+    quantile:float,     # share of the tokens to keep, those with most entropy; 1 for all
+)->Tensor:              # (B, G, T) bool
+    """True for the `quantile` of real tokens at which the policy hesitates most.
+
+    Tokens at the threshold all stay: answers to one prompt begin with the same entropy, up to rounding.
+    Source: "Beyond the 80/20 rule", arXiv 2506.01939.
+    """
+    n = int(mask.sum())
+    if not n: return mask
+    left_out = math.ceil((1-quantile)*(n-1)-1e-6)   # less than one is rounding
+    return mask & (entropy.detach() >= entropy.detach()[mask].kthvalue(left_out+1).values)
 
 # %% ../../nbs/parts/loss_inputs.ipynb #ecf73b79
 def check_loss_options(

@@ -97,7 +97,8 @@ def save_checkpoint(
     return final
 
 # %% ../../nbs/run/resume.ipynb #0db7808a
-_FREE = set('output_dir max_steps max_sampled_tokens eval_steps save_steps save_total_limit '   # may differ
+_MAY_CHANGE_ON_RESUME = set('output_dir max_steps max_sampled_tokens eval_steps save_steps '
+    'save_total_limit '
     'record_groups_every record_max_mb record_tokens record_token_terms_every disable_tqdm'.split())
 
 def check_checkpoint(
@@ -113,7 +114,7 @@ def check_checkpoint(
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
     if 'args' not in meta:
         raise ValueError(f'{path} is a checkpoint of a run on TRL: resume it by its own trainer, {anew}')
-    then = {k:v for k,v in meta['args'].items() if k not in _FREE and v!=now.get(k)}
+    then = {k:v for k,v in meta['args'].items() if k not in _MAY_CHANGE_ON_RESUME and v!=now.get(k)}
     if odd := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in then.items()):
         raise ValueError(f'the checkpoint was made with other settings ({odd}): use the same, {anew}')
     if how := describe_dataset_change(meta['dataset'], s.dataset_fingerprint):
