@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from fastcore.basics import patch
 from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from .parts.validate import validate_prompts
 from .parts.versions import other_version
@@ -117,13 +119,13 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         if self.batch and self.batch.complete: self.finish_batch()
         return loss
 
-    def training_step(self, *args, **kwargs):
+    def training_step(self, *args:Any, **kwargs:Any)->Tensor:
         self.rows_in_loss = []
         loss = super().training_step(*args, **kwargs)
         self._check_came_back()
         return loss
 
-    def log(self, logs, start_time=None):
+    def log(self, logs:dict, start_time:float|None=None)->None:
         if self.resume.is_done: return   # a run that has nothing left to do adds no row
         if self.args.replay_active and 'loss' in logs:
             self.ratios.log()
@@ -131,7 +133,7 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         super().log(logs, start_time)
 
     # ---- the run
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+    def train(self, resume_from_checkpoint:bool|str|None=None, *args:Any, **kwargs:Any)->TrainOutput:
         """Train, or go on: with True, from the run's newest whole checkpoint, with 'auto' if there is one.
 
         SIGTERM and SIGINT save and stop; a second one ends at once. `Stopped` where one has stopped another
@@ -149,7 +151,7 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         if self.stopped_by: out.metrics['stopped_by'] = self.stopped_by
         return out
 
-    def evaluate(self, *args, **kwargs):
+    def evaluate(self, *args:Any, **kwargs:Any)->dict:
         if not self.is_in_train: check_stop(measures=True)
         return super().evaluate(*args, **kwargs)
 
@@ -161,7 +163,7 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         if not self.resume.is_done: return super()._evaluate(*args, **kwargs)
 
     # ---- its data: TRL's own loader and sampler, of smaller batches
-    def get_train_dataloader(self):
+    def get_train_dataloader(self)->DataLoader:
         a,whole = self.args,self.args.generation_batch_size
         a.generation_batch_size //= 1+a.replay_stored_per_fresh
         try: return super().get_train_dataloader()
@@ -192,11 +194,11 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         super()._load_rng_state(checkpoint)
         self.resume.note_randomness()
 
-    def save_model(self, output_dir=None, _internal_call=False):
+    def save_model(self, output_dir:str|None=None, _internal_call:bool=False)->None:
         if _internal_call: return super().save_model(output_dir, True)
         with full_state_dict(self): super().save_model(output_dir)
 
-    def create_model_card(self, *args, **kwargs):
+    def create_model_card(self, *args:Any, **kwargs:Any)->None:
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero(): self.record.add_to_card()
 

@@ -235,7 +235,7 @@ def train_trl(
     rows:list|None=None, # rows in place of those that `dataset` or the recipe names
     recipe:str|None=None,# one of `RECIPES`; its data and rewards
     **settings:str|float|bool, # the same options by name
-)->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
+)->'GRPOTrainer|dict|None': # the trainer after training; the plan with `dry_run`; None after several processes
     "Train with TRL and replay on data and rewards of one's own, or by a recipe."
     typed,argv = list(argv),list(argv)
     if '--recipe' in argv:
@@ -248,7 +248,9 @@ def train_trl(
         from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
         options = TrlOptions(RECIPES[recipe][0] if recipe else TrlArguments, GRPOWithReplayBufferConfig)
         launcher,run = split_launch(typed, {*options._option_string_actions})
-        if launcher: return launch(launcher, run)   # every process comes here again, without these words
+        if launcher:
+            launch(launcher, run)   # every process comes here again, without these words
+            return None
     if recipe:
         kind,system,made,top,own = RECIPES[recipe]
         r,a = recipe_options(kind, argv, settings, output_dir=f'runs/{recipe}', **own)

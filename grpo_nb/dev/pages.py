@@ -143,24 +143,24 @@ def docs(
     "Build the site from the stored notebooks. `ProjectError` where a link or a page is lost."
     root = _root()
     os.chdir(root)
-    out = root/out
-    shutil.rmtree(out, ignore_errors=True)
+    site = root/out
+    shutil.rmtree(site, ignore_errors=True)
     with tempfile.TemporaryDirectory() as d:
         stage(root/'nbs', Path(d)/'pages')
-        words = ['-q', '-W', '--keep-going', '-c', root/'docs', '-d', Path(d)/'read', Path(d)/'pages', out]
+        words = ['-q', '-W', '--keep-going', '-c', root/'docs', '-d', Path(d)/'read', Path(d)/'pages', site]
         failed = subprocess.run([sys.executable, '-m', 'sphinx', *map(str, words)]).returncode
-    for f in [*out.rglob('*.map'), *out.rglob('*-macros.html')]: f.unlink()
-    for name,(folder,keep) in _NPM.items(): _copy(npm_package(name)/'dist', keep, out/'_static'/folder)
-    write_live(out/'live', '..')
-    (out/'findings.schema.json').write_text(read_asset('doctor/findings.schema.json'), encoding='utf-8')
+    for f in [*site.rglob('*.map'), *site.rglob('*-macros.html')]: f.unlink()
+    for name,(folder,keep) in _NPM.items(): _copy(npm_package(name)/'dist', keep, site/'_static'/folder)
+    write_live(site/'live', '..')
+    (site/'findings.schema.json').write_text(read_asset('doctor/findings.schema.json'), encoding='utf-8')
     if failed: raise ProjectError('the site has the faults listed above')
-    n = len([*out.rglob('*.html')])
-    print(f'{n} pages in {out.name}/: open {out.name}/index.html, or `grpo_nb docs --serve`')
+    n = len([*site.rglob('*.html')])
+    print(f'{n} pages in {site.name}/: open {site.name}/index.html, or `grpo_nb docs --serve`')
     if serve:
-        with ThreadingHTTPServer(('127.0.0.1', port), partial(SimpleHTTPRequestHandler, directory=out)) as s:
+        with ThreadingHTTPServer(('127.0.0.1', port), partial(SimpleHTTPRequestHandler, directory=site)) as s:
             print(f'http://127.0.0.1:{port}')
             s.serve_forever()
-    return out
+    return site
 
 def _copy(folder, keep, to):
     for f in [f for k in keep for f in folder.glob(k)]+[*folder.parent.glob('LICENSE*')]:

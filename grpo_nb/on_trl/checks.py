@@ -93,7 +93,7 @@ def n_prompts(
     return a.generation_batch_size//a.num_generations//(1+a.replay_stored_per_fresh)
 
 def check_agreement(
-    a:GRPOConfig, rewards:list, fingerprint:dict|None,  # settings, reward functions, of the data
+    a:GRPOConfig, rewards:list|None, fingerprint:dict|None,  # settings, reward functions, of the data
 )->None:
     "ValueError on every process unless all have the same settings, data and rewards."
     rewards = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]

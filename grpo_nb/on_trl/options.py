@@ -9,6 +9,7 @@ __all__ = ['ALIASES', 'RecipeArguments', 'GSM8KArguments', 'TLDRArguments', 'Trl
 # %% ../../nbs/on_trl/options.ipynb #dc7db005
 import os, urllib.request
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,18 +266,19 @@ def load_training_rows(
     r:TrlArguments,  # `dataset`, its configuration, split and columns
 )->Dataset:
     "The data set that `--dataset` names, looked at row by row. ValueError with what is there instead."
-    name,columns = r.dataset,dict(prompt=r.prompt_column, answer=r.answer_column)
+    name = r.dataset
+    load = partial(load_problems, prompt=r.prompt_column, answer=r.answer_column)
     if not name:
         raise ValueError('--dataset is missing: a file, a folder, or the name of a data set on the hub')
     if name in TASKS or '.py:' in name: return make_problems(name, 2000)
     path = Path(name).expanduser()
-    if path.is_file(): return load_problems(path, **columns)
+    if path.is_file(): return load(path)
     if path.is_dir():
         try: ds = Dataset.load_from_disk(str(path))
         except Exception as e:
             raise ValueError(f'--dataset {name} is a folder without a saved data set ({str(e)[:120]}): '
                              'name a file in it, or a folder made by `save_to_disk`') from e
-        return load_problems(ds, **columns)
+        return load(ds)
     if path.suffix or name.count('/')>1 or name.startswith(('.','/','~')):
         raise ValueError(f'--dataset {name}: no such file or folder')
-    return load_problems(hub_rows(name, r.dataset_config, r.dataset_split), **columns)
+    return load(hub_rows(name, r.dataset_config, r.dataset_split))

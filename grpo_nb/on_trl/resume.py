@@ -60,7 +60,7 @@ def _whole_weights(model:nn.Module, keep:bool=True)->dict|None:
             if keep: out[k] = v.detach().cpu().clone()
     return out if keep else None
 
-def _set_whole_weights(model:nn.Module, weights:dict)->None:
+def _set_whole_weights(model:nn.Module, weights:dict|None)->None:
     "Give each process its pieces. Call it on every process."
     with torch.no_grad(), _gathered(model, 0):
         for k,v in model.state_dict().items():
@@ -82,7 +82,9 @@ class Resume:
         self.has_trained = False # has `train` been called before?
         self.sampler = None      # of the training set
         # generators, tokens and `state` as this step began; the state to save, None for that of now
-        self.rng,self.step_start,self.state_to_save = None,None,None
+        self.rng:dict = {}
+        self.step_start:dict|None = None
+        self.state_to_save:dict|None = None
 
     def state(self)->dict:
         "What the next step depends on, beside what transformers saves."
@@ -324,10 +326,11 @@ def find(self:Resume,
         if path is None and checkpoint_folders(self.trainer.args.output_dir):   # `_begin` refuses whole ones
             log.warning(f'{why}. This run starts from scratch')
         return path
-    if why := next(filter(None, self._on_each_node(lambda: checkpoint_error(what))), ''):
-        raise ValueError(f'{Path(what).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
+    path = str(what)
+    if why := next(filter(None, self._on_each_node(lambda: checkpoint_error(path))), ''):
+        raise ValueError(f'{Path(path).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
             'the newest whole one')
-    return what
+    return path
 
 @patch
 def _begin(self:Resume):

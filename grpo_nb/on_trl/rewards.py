@@ -35,7 +35,8 @@ class CheckedRewards:
         prompt:str|list,      # the first one
     ):
         self.trainer = t = trainer
-        self.by_func = None   # (N, F) of the last batch and all processes, before weights; nan: not judged
+        # (N, F) of the last batch and all processes, before weights; nan: not judged
+        self.by_func = torch.empty(0, 0)
         self.extra = ()       # columns that the rewards of the last batch logged with `log_extra`
         self.n_unjudged = 0   # batches in which no completion got a reward, from the first on; None: one did
         t.reward_func_names = distinct_names(t.reward_func_names)

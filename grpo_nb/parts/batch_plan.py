@@ -143,7 +143,7 @@ def best_group_size(
         raise ValueError(f'{completions} completions make no groups of 2 or more: give a number that can be '
             'divided')
     pull = {g:completions/g*expected_squared_advantage(g, pass_rates) for g in sizes}
-    return max(pull, key=pull.get),pull
+    return max(pull, key=lambda g: pull[g]),pull
 
 # %% ../../nbs/parts/batch_plan.ipynb #ee0d5c26
 def _rates(text):

@@ -18,7 +18,7 @@ def own_logps(
     model:nn.Module,   # a causal language model of transformers
     ids:Tensor, mask:Tensor,  # (n, L) tokens, bool: true where there is one
     T:int,             # the last T columns are completions
-    temperature:float=1.,
+    temperature:float=1.,  # of the distribution that is scored
 )->Tensor:             # (n, T) float32 nats, 0 in the padding
     "Log-probs of completions by the model's own logits, each row alone and without padding."
     out = torch.zeros(len(ids), T, device=ids.device)

@@ -59,7 +59,7 @@ def read_claims(
 
 def claim_text(
     claim:pd.Series, # a row of `read_claims`
-    digits:int=3,
+    digits:int=3,  # after the point
 )->str:              # '+0.054 ± 0.026'
     "A claim's estimate with its interval, as pages show it."
     return f'{claim.estimate:+.{digits}f} ± {claim.half:.{digits}f}'

@@ -63,7 +63,7 @@ def train_on_sums(
         # 2. judge
         texts = tok.batch_decode(said, skip_special_tokens=True)
         r = torch.tensor(reward(None, texts, answer=repeat(answers, G)))
-        right = accuracy_reward(None, texts, _repeat(answers, G))
+        right = accuracy_reward([], texts, _repeat(answers, G))
         # 3. compare
         A = advantages(r, G)[:,None]
         # 4. push
@@ -88,7 +88,8 @@ def train_on_sums(
             dead=(groups.amax(1)==groups.amin(1)).float().mean().item()))
     test = chain_sum(200, split='test')
     texts = [o[0] for o in sample_texts(model, tok, test['prompt'])]
-    return [o|dict(unseen=sum(accuracy_reward(None, texts, test['answer']))/200) for o in rows]
+    score = sum(accuracy_reward([], texts, list(test['answer'])))/200
+    return [o|dict(unseen=score) for o in rows]
 
 # %% ../../nbs/teach/silent_bugs.ipynb #a5b1f007
 def bug_table(
