@@ -235,7 +235,7 @@ def train_trl(
     rows:list|None=None, # rows in place of those that `dataset` or the recipe names
     recipe:str|None=None,# one of `RECIPES`; its data and rewards
     **settings:str|float|bool, # the same options by name
-)->'GRPOTrainer|dict|None': # the trainer after training; the plan with `dry_run`; None after several processes
+)->'GRPOTrainer|dict|None': # the trained trainer; the plan with `dry_run`; None after several processes
     "Train with TRL and replay on data and rewards of one's own, or by a recipe."
     typed,argv = list(argv),list(argv)
     if '--recipe' in argv:
