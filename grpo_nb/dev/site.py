@@ -523,15 +523,17 @@ def chapter_errors(
     "References to a chapter that lead to another chapter, or to none."
     number = {o['file']:o['title'].split()[0] for o in chapters}
     after = dict(zip(number, list(number)[1:]))
+    pages = {_page_name(k):n for k,n in number.items()}   # as the published site names them
     here,res = Path(name).stem,[]
     for i,c,s in _cells(nb):
         if c['cell_type']!='markdown': continue
         text,at = _PROSE.sub('', s),where(name, i, s)
         for words,to in _LINK.findall(text):
             to = Path(to).stem
+            leads = pages.get(to) or number.get(to, 'no chapter')
             said = re.fullmatch(r'(?:[Cc]hapter )?0*(\d+[a-z]?)', words)
-            if said and to!='index' and said[1]!=number.get(to):
-                res.append(f"{at}: [{words}] leads to {to}, which is {number.get(to, 'no chapter')}")
+            if said and to!='index' and said[1]!=leads:
+                res.append(f'{at}: [{words}] leads to {to}, which is {leads}')
             if re.search(r'\bnext chapter\b', words, re.I) and to!=after.get(here):
                 res.append(f'{at}: [{words}] leads to {to}; what comes next is {after.get(here)}')
         for n in re.findall(r'\bchapters? (\d+[a-z]?)\b', _LINK.sub('', text), re.I):
