@@ -1,5 +1,10 @@
-// On a phone a table of four columns or more is stacked: each cell needs the name of its column.
 document.addEventListener('DOMContentLoaded', () => {
+  // what opens a part of the sidebar is an arrow without a word
+  for (const o of document.querySelectorAll('.bd-sidebar-primary summary')) {
+    const link = o.closest('li')?.querySelector('a')
+    o.setAttribute('aria-label', `Pages of ${link?.textContent.trim()}`)
+  }
+  // on a phone a table of four columns or more is stacked: each cell needs the name of its column
   for (const table of document.querySelectorAll('main table:not(.dataframe)')) {
     const heads = [...table.querySelectorAll('thead th')].map(o => o.textContent)
     if (heads.length < 4) continue
