@@ -681,6 +681,45 @@ def test_two_runs_side_by_side_meet_the_same_words(opened):
     plain,stored = [int(o) for o in re.findall(r'(\d+) %', pg.inner_text('#score'))]
     assert 'before any training' in pg.inner_text('#score') and plain==stored   # one model, same draws
 
+# Keeps what the worker measures: {arm, right, tokens}
+MEASURED = """() => {
+  const post = Worker.prototype.postMessage, known = new Set()
+  window.measured = []
+  Worker.prototype.postMessage = function (...what) {
+    if (!known.has(this)) this.addEventListener('message', ({data}) => {
+      if (data.unseen) measured.push({arm: data.arm, ...data.unseen})
+    })
+    known.add(this)
+    return post.apply(this, what)
+  }
+}"""
+
+def test_each_runs_score_is_of_the_tokens_that_stand_beside_it(folder, opened, tmp_path):
+    "Two runs, whose batches differ in size: on the page, and in the words for a screen reader"
+    often = 'tokens: 16000, width: 20, every: 2000','tokens: 16000, width: 20, every: 700'
+    with served(_changed(folder, tmp_path/'often', worker=FEW, tasks=often)) as at:
+        pg,seen = opened(at),set()
+        pg.evaluate(MEASURED)
+        pg.locator('#train:not([disabled])').wait_for()
+        pg.click('text=Words, two ways')
+        pg.click('#train')
+        for n in range(1, 5):
+            _batches(pg, n, map=1)
+            said,points = pg.evaluate("[document.querySelector('#score').innerText, window.measured]")
+            told = pg.locator('#chart svg').get_attribute('aria-label')
+            know = {(('plain','with stored groups')[o['arm']], f"{int(100*o['right']+.5)} %",
+                f"{o['tokens']:,}") for o in points}
+            shown = re.findall(r'(\d+ %) (plain|with stored groups) after ([\d,]+) tokens', said)
+            for share,who,tokens in shown:
+                assert (who, share, tokens) in know, (said, points)
+                seen.add((who, tokens))
+            spoken = re.findall(r'(plain|with stored groups): (\d+ %) of [^.]+? right after ([\d,]+)', told)
+            for who,share,tokens in spoken:
+                assert (who, share, tokens) in know, (told, points)
+        assert {who for who,_ in seen}=={'plain','with stored groups'} and pg.said==[]
+        pairs = [[o['tokens'] for o in points if o['arm']==i] for i in (0, 1)]
+        assert all(abs(a-b)<1500 for a,b in zip(*pairs))   # the n-th of each is of about the same cost
+
 @pytest.mark.parametrize('width,scheme', [(1280, 'light'), (390, 'dark')])
 def test_it_is_for_everybody(trained, axe, width, scheme):
     pg = trained

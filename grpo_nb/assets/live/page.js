@@ -89,12 +89,12 @@ const TOLD = {
     redraw();
   },
   writing({id, texts}) { if (id == now.asked) $('tries').replaceChildren(tries(texts)); },
-  answered({id, texts, rewards, batch, fork}) {
+  answered({id, texts, rewards, batch, fork}) {   // by the last arm
     if (id != now.asked) return;
     $('tries').replaceChildren(tries(texts, rewards));
-    const right = rewards.filter(r => r).length;
+    const right = rewards.filter(r => r).length, arm = now.arms.at(-1);
     const when = (batch ? `after ${many(batch, 'batch', 'batches')}` : 'before any training')
-      + (fork ? ', in the fork' : '');
+      + (fork ? ', in the fork' : arm.name && `, ${arm.name}`);
     const question = $('question').value, first = now.untrained;
     if (!batch) now.untrained = {run: now.run, question, right};
     const before = batch && first?.run == now.run && first.question == question
@@ -360,23 +360,29 @@ function state() {                     // the run's state, on the button and bes
   $('status').textContent = n ? batches + after : now.busy ? 'the first batch …' : '';
 }
 function sentence({name, unseen}) {
-  const who = `${name || 'The model'}:`, right = unseen.map(o => percent(o.right));
-  if (!right.length) return `${who} not measured yet.`;
-  const from = right.length > 1 ? `from ${right[0]} to ` : '';
-  return `${who} ${from}${right.at(-1)} of ${now.task.unseen} right.`;
+  const who = `${name || 'The model'}:`, [first] = unseen, last = unseen.at(-1);
+  if (!first) return `${who} not measured yet.`;
+  const from = last == first ? '' : `, ${percent(first.right)} ${when(first)}`;
+  return `${who} ${percent(last.right)} of ${now.task.unseen} right ${when(last)}${from}.`;
+}
+function when(point) {                 // what the arm had spent when it was measured
+  const {of, to, unit} = now.task.axis, spent = Math.min(to, of(point));
+  if (!spent) return 'before any training';
+  if (unit == 'batch') return `after ${many(spent, 'batch', 'batches')}`;
+  const rest = of(point) > to ? ' and the rest of that batch' : '';
+  return `after ${spent.toLocaleString('en')} tokens${rest}`;
 }
 function score() {
   const points = now.arms.map(o => o.unseen), [first] = points[0];
   if (!points.every(o => o.length)) return $('score').replaceChildren('measuring what it can do …');
   const big = (point, kind) => el('b', {class: kind}, percent(point.right));
   const small = words => el('span', {}, words);
-  if (points.length > 1) {             // at equal cost: the least that any arm had spent at its latest evaluation
-    const {of, to, unit} = now.task.axis, spent = Math.min(to, ...points.map(o => of(o.at(-1))));
-    const then = o => o.findLast(p => Math.min(to, of(p)) <= spent);
-    const cost = unit == 'batch' ? many(spent, 'batch', 'batches') : `${spent.toLocaleString('en')} tokens`;
-    const when = spent ? `after ${cost}` : 'before any training';
-    return $('score').replaceChildren(
-      ...now.arms.flatMap(o => [big(then(o.unseen), o.kind), small(o.name || 'first run')]), small(when));
+  if (points.length > 1) {             // the latest evaluation that all have had, each with what its arm had spent
+    const nth = Math.min(...points.map(o => o.length)) - 1, times = points.map(o => when(o[nth]));
+    const one = times.every(o => o == times[0]);
+    const each = now.arms.map(({unseen, kind, name}, i) =>
+      el('span', {}, big(unseen[nth], kind), ` ${name || 'first run'}${one ? '' : ` ${times[i]}`}`));
+    return $('score').replaceChildren(...each, one ? small(times[0]) : '');
   }
   const before = points[0].length > 1 ? [small(`${percent(first.right)} →`)] : [];
   $('score').replaceChildren(...before, big(points[0].at(-1)), small(`of ${now.task.unseen}`));
@@ -392,7 +398,7 @@ function legend() {
   $('legend').replaceChildren(...rows.map(([c, words]) => el('li', {}, el('i', {class: c}), words)));
 }
 function speak(end = '') {             // for a screen reader: at every evaluation, not at every batch
-  $('spoken').textContent = `Batch ${now.arms[0].batches.length}. ${now.arms.map(sentence).join(' ')}${end}`;
+  $('spoken').textContent = `Batch ${now.arms.map(o => o.batches.length).join(' and ')}. ${now.arms.map(sentence).join(' ')}${end}`;
 }
 
 // The whole run in the inspector of recorded runs: rebuilt with every batch while it is open.
@@ -405,7 +411,7 @@ async function inspect() {
   if (place.shows == arm && last == n - 1) return;
   const stays = place.shows == arm && place.gv.now.step < last;   // the reader is looking at an earlier batch
   const {step, group} = stays ? place.gv.now : {step: n - 1, group: 0};
-  drawing = packed(arm, minis, arm.fork ? arm.says : 'This run');
+  drawing = packed(arm, minis, arm.says || 'This run');
   const run = await drawing;
   place.leave?.();
   place.leave = await mount(place, run, {plain: true, start: {step: step * minis, group}});

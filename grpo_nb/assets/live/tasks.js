@@ -1,11 +1,11 @@
 // Each task: the settings of its arms, its words on the page, and how it parses a problem that the reader types.
 
-// The demo's settings, and those of two arms of `demo --compare`. Held-out problems are measured every `every`
-// batches; at most `tokens` are sampled.
+// The demo's settings, and those of two arms of `demo --compare`. At most `tokens` are sampled. Held-out problems are
+// measured every `every` batches, or, where tokens are the budget, tokens: the batches of two arms differ in size.
 const SUMS = {B: 16, G: 8, T: 48, minis: 4, batches: 40, rate: 2e-4, buffer: 64, beside: 0, cap: 0, width: 28,
   every: 8};
-const PLAIN = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 20, every: 2};
-const STORED = {...PLAIN, B: 24, buffer: 64, beside: 2, cap: 2, every: 4};   // 8 of 24 sampled
+const PLAIN = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 20, every: 2000};
+const STORED = {...PLAIN, B: 24, buffer: 64, beside: 2, cap: 2};   // 8 of 24 sampled
 
 // An arm's settings with the page's knobs {rate, buffer}. An arm without a buffer stays without one.
 export const turned = (set, {rate, buffer}) => ({...set, rate, buffer: set.buffer ? buffer : 0});

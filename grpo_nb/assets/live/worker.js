@@ -74,16 +74,18 @@ async function work() {
   tell({idle: told});
 }
 
-const over = o => o.set.tokens ? o.tokens >= o.set.tokens : o.done >= o.set.batches;
+const spent = o => o.set.tokens ? o.tokens : o.done;
+const over = o => spent(o) >= (o.set.tokens || o.set.batches);
+const periods = o => Math.floor(spent(o) / o.set.every);   // that are over
 
 async function advance() {             // a batch of the arm that has spent the least; false when all are done
   const going = arms.filter(o => !over(o)), arm = going.sort((a, b) => a.tokens - b.tokens)[0];
   if (!arm) return false;
-  const batch = await arm.batch();
+  const before = periods(arm), batch = await arm.batch();
   if (!arms.includes(arm)) return true;   // another run has begun meanwhile
   allowed--;
   tellOf(arm, {batch});
-  if (over(arm) || arm.done % arm.set.every == 0) await measure(arm);
+  if (over(arm) || periods(arm) > before) await measure(arm);
   const fork = arms.find(o => o.fork);
   if (fork && [fork, fork.original].includes(arm)) compare(fork, arm.done);
   if (arms.every(over)) tell({done: true});
