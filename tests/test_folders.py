@@ -97,7 +97,7 @@ def test_a_command_asks_for_a_folder_of_its_own(done, tmp_path, capsys):
     (tmp_path/'thesis.tex').write_text('x')
     with pytest.raises(SystemExit) as e: DONE[done](tmp_path)
     err = capsys.readouterr().err
-    assert e.value.code==2 and 'holds thesis.tex' in err and 'another --output_dir' in err
+    assert e.value.code==2 and 'holds thesis.tex' in err and 'another output_dir' in err
 
 def test_a_demo_with_and_one_without_replay_have_a_folder_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -145,8 +145,9 @@ def test_summary_adds_up(tmp_path):
     assert s['before']=={'pass@1':.4, 'ci':[.3,.5], 'n':500} and s['train_s']==3 and s['versions']['python']
 
 def test_a_folder_is_made_with_those_above_it(tmp_path):
-    Recorder(tmp_path/'of'/'all', settings={}).close()
+    r = Recorder(tmp_path/'of'/'all', settings={})
     assert (tmp_path/'of'/'all'/'settings.json').exists()
+    r.close()
 
 def test_groups_may_differ_in_size_and_one_may_hold_nothing():
     for first,last in (([], ['a', 'b']), (['a', 'b'], []), (['a'], ['b', 'c'])):

@@ -116,7 +116,7 @@ def test_a_minibatch_without_any_advantage_moves_the_weights_as_it_would(tmp_pat
         (dict(skip_zero_advantage=True, entropy_coef=.1), 'set entropy_coef to 0'),
         (dict(skip_zero_advantage=True, top_entropy_quantile=.5), 'set top_entropy_quantile to 1'),
         (dict(skip_zero_advantage=True, record_token_terms_every=1), 'set record_token_terms_every to 0'),
-        (dict(skip_zero_advantage=True, loss_type=lambda A: A), 'set loss_type to one of grpo'),
+        (dict(skip_zero_advantage=True, loss_type=lambda A: A), 'set loss_type to one registered with'),
         (dict(skip_zero_advantage=True, replay_correction='max_moment=.04'), 'without max_moment'),
     ],
 )
@@ -131,7 +131,6 @@ def test_a_setting_that_cannot_work_is_named_at_once(kw, says):
         (DATA.rename_column('prompt', 'question'), 'no column `prompt`'),
         ([dict(prompt='')] * 8, "row 0 has the prompt ''"),
         ([dict(prompt='x')] * 7 + [dict(prompt=None)], 'row 7 has the prompt None'),
-        (iter([]), 'no length'),
     ],
 )
 def test_rows_that_cannot_work_are_named_before_any_step(rows, says):
@@ -284,6 +283,7 @@ def watch(monkeypatch, s):
                                                      int(ro.completion_mask.sum()))), f(m, ro, *a, **k))[1]
 
     monkeypatch.setattr(bl, 'token_logps', noted(bl.token_logps))
+    monkeypatch.setattr(tr, 'check_forward_pass', lambda *a: None)   # of the run's first batch, once
     return asked
 
 def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkeypatch):
@@ -854,7 +854,10 @@ def own_file():
 def tables():
     "Names that a test gives are gone after it."
     with contextlib.ExitStack() as stack:
-        for o in REGISTRIES.values(): stack.enter_context(patch.dict(o))
+        for o in REGISTRIES.values():
+            o.load()
+            stack.enter_context(patch.object(o, 'entries', {**o.entries}))
+            stack.enter_context(patch.object(o, 'about', {**o.about}))
         yield
 
 def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):

@@ -551,13 +551,14 @@ def _arm_name(settings, keys):
     "What differs, in words. Of more than four settings the best known three, among those that were recorded."
     if len(keys)>4: keys = sorted((k for k in keys if k in settings), key=_rank)
     shown = keys if len(keys)<=4 else keys[:3]
+    left_out = len(keys)-len(shown)
     by_name = {k.split('.')[-1]:k for k in shown}
     method,size = by_name.get('method'),by_name.get('replay_buffer_size')
     if method and size:   # each says the other: 'replay, replay buffer of 64', 'plain GRPO, without replay'
         twice = dict(replay=method, keep=size).get(json.loads(settings.get(method, 'null')))
         shown = [k for k in shown if k!=twice]
     words = [_setting_words(k, json.loads(settings.get(k, 'null'))) for k in shown]
-    if len(keys)>len(shown): words.append(f'{len(keys)-len(shown)} more settings')
+    if left_out: words.append(f'{left_out} more settings')
     return ', '.join(words)
 
 def _rank(k):

@@ -68,7 +68,7 @@ def find_columns(
     out = {k:columns.get(k) or named(known) for k,known in COLUMN_ALIASES.items()}
     if lack := [k for k in ('prompt','completion','reward') if not out[k]]:
         raise ValueError(f'no column for {", ".join(lack)} among {list(names)[:30]}: name it, e.g. '
-                         f'columns=dict({lack[0]}="…")')
+                         f'--{lack[0]} COLUMN, or columns=dict({lack[0]}="COLUMN") in Python')
     return {k:v for k,v in out.items() if v}
 
 def column_names(
