@@ -3,9 +3,11 @@ Each value is also seen to be far off when a line of the page is wrong."""
 
 import base64, itertools, re, shutil
 from contextlib import contextmanager
+from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
 from grpo_nb.evaluation import decode_completions, sample_completions
@@ -380,6 +382,9 @@ def test_it_trains_while_a_group_is_looked_at(opened, small):
     pg.locator('.try.right, .try.wrong').nth(7).wait_for()
     assert re.match(r'its eight tries after \d+ batches', pg.inner_text('#panel .where'))
     assert pg.inner_text('#panel h2')=='2 + 2 → 4'
+    inside = [pg.locator(f'#panel > :{o}-child').bounding_box() for o in ('first','last')]
+    used = inside[1]['y']+inside[1]['height']-inside[0]['y']
+    assert pg.locator('#panel').bounding_box()['height']<used+20   # not the height of what was open before
     pg.fill('#question', '12 + 3')
     pg.click('#ask button')
     assert pg.inner_text('#panel h2')=='12 + 3 → 15' and 'one digit' in pg.inner_text('#ask-word')
@@ -528,13 +533,30 @@ def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened, small):
     assert said==['0.00025','72'] and other.input_value('#seed')=='12' and other.said==[]
 
 def test_an_address_gives_task_and_knobs_and_what_is_none_is_ignored(opened):
-    for asked,want in (('?task=words&seed=7&rate=0.001&buffer=0', ['words','7','0.001',False]),
-            ('?task=x&seed=-1&rate=9&buffer=no', ['sums','0','0.0002',True])):
+    for asked,want in (('?task=words&seed=7&rate=0.001&buffer=0', ['words','7','0.001','64',False]),
+            ('?rate=0.0006&buffer=13', ['sums','0','0.0006','13',True]),   # between the steps of the sliders
+            ('?task=x&seed=-1&rate=9&buffer=2.5', ['sums','0','0.0002','64',True]),
+            ('', ['sums','0','0.0002','64',True])):
         pg = opened(asked)
         pg.locator('#train:not([disabled])').wait_for()
         got = [pg.locator('[name=task]:checked').get_attribute('value'), pg.input_value('#seed'),
-            pg.text_content('#rate-says'), pg.is_checked('#replay')]
-        assert got==want and pg.url.endswith(asked if want[0]=='words' else '/') and pg.said==[]
+            *[pg.text_content(f'#{o}-says') for o in ('rate','buffer')], pg.is_checked('#replay')]
+        refused = [o for o in ('seed=-1','rate=9','buffer=2.5') if o in pg.text_content('#knob-word')]
+        assert got==want and pg.said==[]
+        assert pg.url.endswith('/' if 'x' in asked else asked) and len(refused)==3*('x' in asked)
+        assert pg.is_visible('#rate')==bool(asked)                # what a link sets is in sight
+    pg.click('#settings summary')
+    for typed in ('1.5', '-3', '1000000'):
+        pg.fill('#seed', typed)
+        assert 'whole number' in pg.inner_text('#knob-word')
+        assert pg.inner_text('#again')=='Another run, seed 1'
+
+def test_a_fork_offers_exactly_half_and_twice_the_rate(opened):
+    offered = '''async rate => (await import('./fork.js')).choices({rate, size: 0, groups: [{}]}, 0)
+        .map(o => o.instead.set?.rate)'''
+    pg = opened(ALONE)
+    for rate in (2e-4, 2.5e-4, 6.3e-4, .00012345):
+        assert pg.evaluate(offered, rate)[:2]==pytest.approx([rate/2, 2*rate], rel=1e-9)
 
 def test_opened_from_a_file_it_says_what_to_do(folder, browser):
     pg = browser.new_page()
@@ -678,6 +700,7 @@ def test_two_runs_side_by_side_meet_the_same_words(opened):
     assert asked(0, 0)==asked(1, 0)[:16]
     assert pg.locator('.map').nth(1).locator('.col.new').nth(1).locator('.s8').count()>0
     assert pg.locator('.map').nth(0).locator('.s5, .s6, .s8').count()==0
+    assert 'all four agree' in pg.inner_text('#about')
     plain,stored = [int(o) for o in re.findall(r'(\d+) %', pg.inner_text('#score'))]
     assert 'before any training' in pg.inner_text('#score') and plain==stored   # one model, same draws
 
@@ -719,6 +742,33 @@ def test_each_runs_score_is_of_the_tokens_that_stand_beside_it(folder, opened, t
         assert {who for who,_ in seen}=={'plain','with stored groups'} and pg.said==[]
         pairs = [[o['tokens'] for o in points if o['arm']==i] for i in (0, 1)]
         assert all(abs(a-b)<1500 for a,b in zip(*pairs))   # the n-th of each is of about the same cost
+
+def test_on_a_phone_a_tap_shows_the_group_beside_its_square(browser, small):
+    ctx = browser.new_context(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
+    pg = ctx.new_page()
+    pg.goto(small)
+    pg.locator('#step:not([disabled])').wait_for()
+    pg.tap('#step')
+    pg.locator('#status', has_text='1 of 40 batches, paused').wait_for()
+    pg.evaluate("document.querySelector('#maps').scrollIntoView({block: 'end'})")
+    square = _column(pg, 0).nth(7)
+    square.tap()
+    at,panel = square.bounding_box(),pg.locator('#panel').bounding_box()
+    assert at['width']>=24 and at['height']>=24
+    assert 0<=at['y'] and at['y']+at['height']<=panel['y'] and panel['y']<600   # neither hides the other
+    assert pg.inner_text('#panel .where')=='batch 1, group 8'
+    assert pg.evaluate('document.documentElement.scrollWidth-innerWidth')<=0
+    pg.tap('#shut')                                               # the panel goes back below the map
+    assert pg.locator('#panel').bounding_box()['y']>square.bounding_box()['y']+200
+    assert square.evaluate('o => o == document.activeElement')
+    ctx.close()
+
+def test_a_shared_link_has_a_picture(folder):
+    page = (folder/'index.html').read_text(encoding='utf-8')
+    told = dict(re.findall(r'<meta property="og:([\w:]+)" content="([^"]+)"', page))
+    assert {'title','description','url'}<=told.keys() and told['url'].startswith('https://')
+    file = Path(__file__).parent.parent/'docs'/'_static'/told['image'].rpartition('/_static/')[2]
+    with Image.open(file) as o: assert [str(n) for n in o.size]==[told['image:width'],told['image:height']]
 
 @pytest.mark.parametrize('width,scheme', [(1280, 'light'), (390, 'dark')])
 def test_it_is_for_everybody(trained, axe, width, scheme):

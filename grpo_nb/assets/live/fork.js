@@ -4,7 +4,7 @@ import {many} from './dom.js';
 
 // The changes that a fork at this batch offers; `r` is the index of the group on display.
 export function choices({rate, size, groups}, r) {
-  const to = x => Number(x.toPrecision(2)), list = [];
+  const to = x => Number(x.toPrecision(12)), list = [];   // without the last bits' noise
   if (groups[r].by) list.push({named: `group ${r + 1} is not replaced`, instead: {group: r}});
   if (size) list.push({named: 'no replay', instead: {set: {buffer: 0}}});
   for (const times of [.5, 2]) {

@@ -26,6 +26,8 @@ export class RunMap {
     else this.grid.append(column);
     this.grid.classList.remove('ghosts');
     this.filled.push(squares);
+    const out = column.offsetLeft + column.offsetWidth - this.grid.clientWidth;   // where the map is wider than its place
+    if (out > this.grid.scrollLeft) this.grid.scrollLeft = out;
     if (!c) squares[0].tabIndex = 0;
   }
   fade(c, same) {                      // the squares of a column that are the same as in the original run
@@ -37,6 +39,7 @@ export class RunMap {
     return el('button', {...drawn, ...told, onclick: () => this.choose(c, r)});
   }
   get chosen() { return this.filled[this.at[0]]?.[this.at[1]]; }
+  get isMarked() { return this.chosen?.getAttribute('aria-selected') == 'true'; }
   mark(at) {                           // select a square, or none without `at`
     this.chosen?.setAttribute('aria-selected', 'false');
     if (!at) return;

@@ -105,21 +105,22 @@ const TOLD = {
 
 // ---- controls
 
-const knobs = () => ({
-  rate: Number((10 ** $('rate').value).toPrecision(2)),
-  buffer: $('replay').checked ? Number($('buffer').value) : 0,
-});
+// The sliders go in steps; what an address gives is kept as it is, until its slider is moved.
+const set = {rate: 0, buffer: 0};
+const SLIDERS = {rate: x => Number((10 ** x).toPrecision(2)), buffer: Number};
+const knobs = () => ({rate: set.rate, buffer: $('replay').checked ? set.buffer : 0});
 function turn() {                      // set the knobs to the task's settings
   const {rate, buffer} = now.task.sets.at(-1);
-  $('rate').value = Math.log10(rate);
-  $('buffer').value = buffer;
+  Object.assign(set, {rate, buffer});
   $('replay').checked = true;
   $('replay').closest('label').hidden = now.task.arms.length > 1;   // there one arm replays and the other doesn't
   read();
 }
 function read() {                      // show the knobs' values beside them
-  $('rate-says').textContent = knobs().rate;
-  $('buffer-says').textContent = $('buffer').value;
+  $('rate').value = Math.log10(set.rate);
+  $('buffer').value = set.buffer;
+  $('rate-says').textContent = set.rate;
+  $('buffer-says').textContent = set.buffer;
   $('buffer').disabled = !$('replay').checked;
 }
 const taskName = () => Object.keys(TASKS).find(k => TASKS[k] == now.task);
@@ -134,11 +135,16 @@ function writeAddress() {
   put('buffer', buffer, usual.buffer);
   history.replaceState(null, '', location.pathname + (String(query) && `?${query}`) + location.hash);
 }
-function readAddress() {               // what is no possible value is ignored
-  const query = new URLSearchParams(location.search);
+function readAddress() {               // what is no possible value is refused, in words beside the knobs
+  const query = new URLSearchParams(location.search), refused = [];
   const given = (k, from, to) => {
-    const x = Number(query.get(k) ?? NaN);
-    return x >= from && x <= to ? x : null;
+    if (!query.has(k)) return null;
+    $('settings').open = true;
+    const said = query.get(k), x = said.trim() ? Number(said) : NaN;
+    if (x >= from && x <= to && (k == 'rate' || Number.isInteger(x))) return x;
+    const kind = k == 'rate' ? 'a number' : 'a whole number';
+    refused.push(`The address has ${k}=${said.slice(0, 20)}, which is not used: ${kind} from ${from} to ${to} is wanted.`);
+    return null;
   };
   if (Object.hasOwn(TASKS, query.get('task') ?? '')) {
     now.task = TASKS[query.get('task')];
@@ -147,13 +153,15 @@ function readAddress() {               // what is no possible value is ignored
     turn();
   }
   const [seed, rate, buffer] = [given('seed', 0, 999999), given('rate', 1e-5, 1e-3), given('buffer', 0, 128)];
-  if (seed != null) $('seed').value = Math.round(seed);
-  if (rate != null) $('rate').value = Math.log10(rate);
-  if (buffer) $('buffer').value = buffer;
+  if (seed != null) $('seed').value = seed;
+  if (rate != null) set.rate = rate;
+  if (buffer) set.buffer = buffer;
   $('replay').checked = buffer !== 0;
   read();
+  $('knob-word').textContent = refused.join(' ');
 }
-const typed = () => Math.abs(Math.round($('seed').value)) || 0;
+// The seed that was typed; what is none is refused, and that of the run in sight stays.
+const typed = () => $('seed').value && $('seed').checkValidity() ? Number($('seed').value) : now.seed;
 // The seed of another run: the one that was typed, otherwise the next.
 const next = () => typed() == now.seed ? (now.seed + 1) % 1e6 : typed();
 
@@ -176,7 +184,11 @@ function anew(seed = typed()) {        // an empty run that has not started
 function place(arm, i) {               // an empty map for an arm
   arm.box = el('div', {class: `map rows${arm.rows}`}, arm.says ? el('h2', {}, arm.says) : null);
   const label = `Map of the run${arm.name && ', ' + arm.name}: a row for each batch, a cell for each group`;
-  arm.map = new RunMap(arm.box, {...arm, label, choose: (c, r) => { now.follows = false; open(i, c, r); }});
+  arm.map = new RunMap(arm.box, {...arm, label, choose: (c, r) => {
+    now.follows = false;
+    open(i, c, r);
+    lift(i);
+  }});
   return arm.box;
 }
 function addColumn(arm, {batch, groups}) {
@@ -190,6 +202,7 @@ function addColumn(arm, {batch, groups}) {
 // ---- a second future from a given batch
 
 function fork(i, c, {named, instead}) {
+  $('sheet').classList.remove('up');
   stop();
   unfork();
   const original = now.arms[i], upTo = n => o => o.batch <= n;
@@ -265,13 +278,20 @@ function wire() {
   };
   for (const id of ['rate', 'buffer', 'replay']) {
     $(id).oninput = () => {
+      if (SLIDERS[id]) set[id] = SLIDERS[id]($(id).value);
       read();
       tell({do: 'change', knobs: knobs()});
       redraw();
     };
     $(id).onchange = () => { if (!begun()) writeAddress(); };
   }
-  $('seed').oninput = state;
+  $('seed').oninput = () => {
+    const fits = $('seed').checkValidity();
+    $('knob-word').textContent = fits ? '' : 'A seed is a whole number from 0 to 999999.';
+    state();
+  };
+  $('shut').onclick = shut;
+  $('sheet').onkeydown = e => { if (e.key == 'Escape') shut(); };
   $('ask').onsubmit = e => {
     e.preventDefault();
     ask();
@@ -302,6 +322,7 @@ function ask() {
   now.asked++;
   for (const arm of now.arms) arm.map.mark();
   const where = el('p', {class: 'where'}, 'its eight tries');
+  $('panel').style.minHeight = '';
   $('panel').replaceChildren(where, heading(question, answer), el('div', {id: 'tries'}));
   tell({do: 'ask', question, answer, id: now.asked});
 }
@@ -314,6 +335,18 @@ function open(i, c, r) {
   show($('panel'), g, place);
   $('panel').append(paths(i), offer(i, c, r) ?? '');
   $('panel').style.minHeight = `${$('panel').offsetHeight}px`;   // so that what is below doesn't move
+}
+// On a narrow screen the panel is far below the map: a chosen group comes up as a sheet over the page's lower half.
+const narrow = matchMedia('(max-width: 860px)');
+function lift(i) {
+  if (!narrow.matches) return;
+  if (!$('sheet').classList.contains('up')) $('sheet').scrollTop = 0;
+  $('sheet').classList.add('up');
+  now.arms[i].map.chosen.scrollIntoView({block: 'nearest', inline: 'nearest'});   // beside the sheet
+}
+function shut() {
+  $('sheet').classList.remove('up');
+  now.arms.find(o => o.map.isMarked)?.map.chosen.focus({preventScroll: true});
 }
 function paths(i) {                    // to the neighbors of the open group, without a keyboard
   const button = (words, label, onclick) =>
