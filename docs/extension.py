@@ -93,11 +93,16 @@ def write_llms(app, failed):
         says = env.metadata[name].get('says')
         return f'- [{env.titles[name].astext()}]({site}{name}.html)'+(f': {says}' if says else '')
     def below(name): return [o for k in env.toctree_includes.get(name, []) for o in (k, *below(k))]
+    listed = set()   # a page that stands in the sidebar twice is listed where it comes first
+    def pages(names):
+        new = [o for o in dict.fromkeys(names) if o not in listed]
+        listed.update(new)
+        return map(page, new)
     for tree in env.get_doctree('index').findall(toctree):
         names = tree['includefiles']
-        if tree['caption']=='Course': lines += ['', '## Course', '', *map(page, names)]
+        if tree['caption']=='Course': lines += ['', '## Course', '', *pages(names)]
         else:
-            for k in names: lines += ['', f"## {dict((b, a) for a,b in tree['entries'])[k]}", '', *map(page, [k, *below(k)])]
+            for k in names: lines += ['', f"## {dict((b, a) for a,b in tree['entries'])[k]}", '', *pages([k, *below(k)])]
     (Path(app.outdir)/'llms.txt').write_text('\n'.join(lines)+'\n', encoding='utf-8')
 
 def setup(app):

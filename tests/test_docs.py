@@ -107,7 +107,7 @@ def test_an_old_address_leads_to_the_page_with_its_anchor(url, browser):
     for old,new in yaml.safe_load((ROOT/'docs'/'moved.yml').read_text(encoding='utf-8')).items():
         pg.goto(f'{url}/{old}.html#limits')
         pg.wait_for_url(f'{url}/{Path(old).parent}/{new}#limits')
-        assert pg.locator('h1').count()==1
+        assert pg.locator('article h1').count()==1
     pg.close()
 
 def test_a_link_to_a_page_shows_a_picture_and_a_sentence(site):
