@@ -169,7 +169,9 @@ def test_dark_mode_changes_the_page_and_stays(url, browser):
     pg.goto(f'{url}/loss.html')
     pg.wait_for_function(IN_THEME, arg='light')
     light = ground()
-    while not pg.evaluate(IN_THEME, 'dark'): pg.locator('.theme-switch-button:visible').first.click()
+    pg.locator('.theme-switch-button:visible').first.click()   # opens a menu of three
+    pg.locator('.theme-switch-container .dropdown-menu [data-mode=dark]:visible').first.click()
+    pg.wait_for_function(IN_THEME, arg='dark')
     dark = ground()
     pg.goto(f'{url}/kl.html')
     pg.wait_for_function(IN_THEME, arg='dark')
