@@ -57,7 +57,8 @@ CASES = [dict(), dict(num_iterations=2), dict(steps_per_generation=4),
 def test_each_step_is_adamws_at_the_rate_times_the_share(case, how):
     alive = [2, 1, 3, 0]   # of 4 groups, batch by batch
     s = init_state(*load_model('tiny'), ROWS, lives(lambda step: alive[step//per]),
-        TrainConfig(**SMALL|dict(scale_lr_by_alive=how, weight_decay=.01, method='replay')|case))
+        TrainConfig(**SMALL|dict(scale_lr_by_alive=how, weight_decay=.01, method='replay',
+            max_steps=64)|case))
     per = s.args.steps_per_batch
     start,steps = weights(s.model),[]
     for n in alive:
