@@ -50,11 +50,17 @@ def index_words(app, doctree):
         entries = [('single', o.lower(), section, 'main', None) for o in words]
         doctree.insert(0, index(entries=entries))
 
+def _around(node):
+    "What a node lies in, from the inside out."
+    while node.parent is not None:
+        node = node.parent
+        yield node
+
 def link_names(app, doctree, docname):
     "Link `name` and `name(x)` in running text to the cell that defines it."
     if not hasattr(app, 'known_names'): app.known_names = _known(app)
     for o in [*doctree.findall(nodes.literal)]:
-        if isinstance(o.parent, (nodes.reference, nodes.title, pending_xref)): continue
+        if any(isinstance(p, (nodes.reference, nodes.title, pending_xref)) for p in _around(o)): continue
         m = re.fullmatch(r'(?:grpo_nb\.)?(?:[a-z_]+\.)*([A-Za-z_]\w*(?:\.\w+)?)(\(.*\))?', o.astext())
         there = app.known_names.get(m[1], []) if m else []
         if not there: continue

@@ -126,15 +126,16 @@ def _build_site(out, said):
 
 @pytest.fixture(scope='session')
 def url(site):
-    "The site behind a local server"
+    "The site behind a local server, under the folder that it is published in"
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args): pass
+        def translate_path(self, path): return super().translate_path(path.removeprefix('/grpo_nb'))
 
     with http.server.ThreadingHTTPServer(
         ('127.0.0.1', 0), functools.partial(Quiet, directory=str(site))
     ) as s:
         threading.Thread(target=s.serve_forever, daemon=True).start()
-        yield f'http://127.0.0.1:{s.server_port}'
+        yield f'http://127.0.0.1:{s.server_port}/grpo_nb'
         s.shutdown()
 
 LAB = {

@@ -200,13 +200,13 @@ def seen(url, browser, site, axe, request):
             over = pg.evaluate('document.documentElement.scrollWidth-innerWidth')
             if over>0: r['wide'].append(over)
             pg.set_viewport_size(dict(width=1280, height=900))
+            r['said'] += said
             if axe:
                 ask_axe(pg, axe)
                 r['contrast'] += axe_errors(pg, CONTRAST)
                 if look=='light': r['axe'] += axe_errors(pg, RULES)
             pg.set_viewport_size(dict(width=390, height=900))
-            r['said'] += said
-            said.clear()
+            said.clear()   # axe fetches style sheets by itself, from wrong addresses
         ctx.close()
     return res
 
