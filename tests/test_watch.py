@@ -122,8 +122,9 @@ def test_in_80_columns_the_progress_bar_is_whole(monkeypatch):
     import io
     from functools import partial
     from types import SimpleNamespace as NS
+    from tqdm.std import tqdm
     from grpo_nb.see import monitor
-    monkeypatch.setattr(monitor, 'tqdm', partial(monitor.tqdm, ncols=80, file=io.StringIO()))
+    monkeypatch.setattr(monitor, 'tqdm', partial(tqdm, ncols=80, file=io.StringIO()))
     monkeypatch.setattr('sys.stderr.isatty', lambda: True)
     s = NS(step=104, args=NS(max_steps=200, disable_tqdm=False))
     bar = monitor.RunMonitor().progress_bar(s)
@@ -133,6 +134,7 @@ def test_in_80_columns_the_progress_bar_is_whole(monkeypatch):
     assert len(last)<=80 and last.endswith('replayed 16/16]') and '104/200' in last and '52%|' in last, last
 
 def test_in_a_file_a_run_is_a_line_in_every_tenth(capfd):
+    pytest.importorskip('ipykernel.zmqshell')   # to have it is not to run in it
     from types import SimpleNamespace as NS
     from grpo_nb.see.monitor import RunMonitor
     bar = RunMonitor().progress_bar(NS(step=40, args=NS(max_steps=200, disable_tqdm=False)))
@@ -143,6 +145,17 @@ def test_in_a_file_a_run_is_a_line_in_every_tenth(capfd):
     lines = capfd.readouterr().err.splitlines()
     assert len(lines)==8 and lines[0]=='GRPO: 60/200 steps, reward 0.30'
     assert lines[-1].startswith('GRPO: 200/200')
+
+def test_a_notebooks_cell_has_a_bar_although_its_output_is_no_terminal(monkeypatch):
+    import sys
+    from types import SimpleNamespace as NS
+    from grpo_nb.see.monitor import LogLines, RunMonitor
+    s = NS(step=0, args=NS(max_steps=8, disable_tqdm=False))
+    for shell,is_bar in ((NS(kernel=NS()), True), (NS(), False), (None, False)):
+        monkeypatch.setitem(sys.modules, 'IPython', NS(get_ipython=lambda: shell))
+        bar = RunMonitor().progress_bar(s)
+        bar.close()
+        assert isinstance(bar, LogLines)!=is_bar
 
 def test_a_run_that_goes_on_is_not_told_to_train_longer(tmp_path):
     from grpo_nb.run.record import Recorder

@@ -6,7 +6,7 @@
 __all__ = ['COLOURS', 'LINES', 'INK', 'STYLE', 'Canvas', 'fig_png', 'merge_shades', 'fig_svg', 'new_figure', 'figure']
 
 # %% ../../nbs/see/plotting.ipynb #442ed89c
-import io, re, sys, textwrap
+import io, re, textwrap
 import numpy as np
 from collections.abc import Iterator
 from html import escape
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from typing import Any
 from numpy import ndarray
 from ..parts.files import ASSETS, page_table, png_bytes
+from ..run.signals import ipython_shell
 
 # %% ../../nbs/see/plotting.ipynb #63f6237b
 _OF_PAGES = page_table()['colours']   # of the maps in pages
@@ -42,7 +43,6 @@ LINES = dict(policy='-', old='--', ref=':')  # the same three without color
 INK = '#262626'   # of the style's text, which becomes that of the page around a figure
 STYLE = rc_params_from_file(str(ASSETS/'page/figures.mplstyle'), use_default_template=False)
 
-def _shell(): return getattr(sys.modules.get('IPython'), 'get_ipython', lambda: None)()
 
 class Canvas(Figure):
     "A matplotlib figure in our style that shows itself in a notebook."
@@ -50,7 +50,7 @@ class Canvas(Figure):
         **options:Any, # as a `Figure` takes them
     ):
         super().__init__(**options)
-        if shell := _shell():   # its own way of showing figures, where pyplot is in use, would come first
+        if shell := ipython_shell():   # with pyplot its own way of showing figures would come first
             shell.display_formatter.formatters['image/png'].for_type(Canvas, Canvas._repr_png_)
 
     def _repr_png_(self):
@@ -175,6 +175,6 @@ def figure(
     "Axes to draw on; the figure, `ax.figure`, is shown at the end of the block in a notebook, nowhere else."
     fig,ax = new_figure(title, *how, **more)
     with rc_context(STYLE): yield ax
-    if hasattr(_shell(), 'kernel'):
+    if hasattr(ipython_shell(), 'kernel'):
         from IPython.display import display
         display(fig)
