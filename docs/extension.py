@@ -4,8 +4,17 @@ from functools import cache
 from pathlib import Path
 import yaml
 from docutils import nodes
+from pygments.formatters import HtmlFormatter
+from pygments.token import Token
 from sphinx.addnodes import index, pending_xref, toctree
 from sphinx.domains.python import ObjectEntry
+from sphinx.highlighting import PygmentsBridge
+
+class LeanFormatter(HtmlFormatter):
+    "Without marks on names, punctuation and spaces, which have the color of plain text: a quarter of every page."
+    def _get_css_class(self, ttype):
+        plain = ttype in (Token.Name, Token.Punctuation, Token.Text.Whitespace)
+        return '' if plain else super()._get_css_class(ttype)
 
 def _defined(code):
     "The functions and classes of a cell, and the methods that `@patch` adds."
@@ -112,6 +121,7 @@ def write_llms(app, failed):
     (Path(app.outdir)/'llms.txt').write_text('\n'.join(lines)+'\n', encoding='utf-8')
 
 def setup(app):
+    PygmentsBridge.html_formatter = LeanFormatter
     app.connect('build-finished', write_llms)
     app.connect('doctree-read', note_names)
     app.connect('doctree-read', anchors)

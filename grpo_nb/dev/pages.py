@@ -150,6 +150,7 @@ def docs(
         words = ['-q', '-W', '--keep-going', '-c', root/'docs', '-d', Path(d)/'read', Path(d)/'pages', site]
         failed = subprocess.run([sys.executable, '-m', 'sphinx', *map(str, words)]).returncode
     for f in [*site.rglob('*.map'), *site.rglob('*-macros.html')]: f.unlink()
+    shutil.rmtree(site/'_static'/'locales', ignore_errors=True)   # the theme's words in 50 other languages
     for name,(folder,keep) in _NPM.items(): _copy(npm_package(name)/'dist', keep, site/'_static'/folder)
     write_live(site/'live', '..')
     (site/'findings.schema.json').write_text(read_asset('doctor/findings.schema.json'), encoding='utf-8')
