@@ -1,5 +1,4 @@
 "Rows and settings, looked at before the work starts."
-from dataclasses import dataclass
 
 import pytest, torch
 from datasets import Dataset
@@ -8,7 +7,7 @@ from grpo_nb.run.callbacks import CallbackList, TrainCallback
 from grpo_nb.run.checks import check_train_args
 from grpo_nb.parts.validate import (
     source_row, warmup_warning,
-    check_rendered, validate_dataset, check_settings, is_rendered, dataset_fingerprint,
+    check_rendered, validate_dataset, is_rendered, dataset_fingerprint,
     describe_dataset_change, rendered_answer)
 from grpo_nb.parts.sampling import check_lengths
 from grpo_nb.run.config import make_loss_settings
@@ -142,26 +141,6 @@ def test_callbacks_that_take_what_they_are_given_are_called(capsys):
     some.call('on_batch_end', 'the state', 'the batch')
     assert got==[('the state','the batch'), ('the state','the batch', 1), ('own','the state','the batch')]
     assert capsys.readouterr().out=='the state the batch\n'
-
-@dataclass
-class Settings:
-    n:int = 1
-    x:float = .5
-    cap:float = None
-    on:bool = False
-    room:float|None = 2.
-
-RULES = [('n', lambda v: v>=1, '1 or more'), ('x', lambda v: 0<v<=1, 'a share'),
-    ('cap', lambda v: 0<v<float('inf'), 'None, or more')]
-
-@pytest.mark.parametrize('kw,says', [(dict(n=0), '`n` is 0, needs 1 or more'), (dict(n=1.), 'a whole number'),
-    (dict(n=None), 'a whole number'), (dict(x='a'), '`x` is .a., needs a number'),
-    (dict(x=True), '`x` is True, needs a number'), (dict(x=0.), 'a share'),
-    (dict(cap=0.), 'None, or more'), (dict(cap=float('inf')), 'None, or more'),
-    (dict(on='no'), 'True or False')], ids=str)
-def test_a_setting_that_cannot_work_is_named(kw, says):
-    with pytest.raises(ValueError, match=says): check_settings(Settings(**kw), RULES)
-    check_settings(Settings(cap=2, room=None), RULES+[('room', lambda v: v>0, 'None, or more than 0')])
 
 # ---- prompts that went through the chat template
 

@@ -17,28 +17,13 @@ def place(tmp_path_factory):
         'ok.jsonl': lines(ROWS),
         'same.jsonl': lines(ROWS[:1] * 400),
         'one.jsonl': lines(ROWS[:1]),
-        'wrapped.json': json.dumps(dict(data=ROWS, test=ROWS)),
-        'broken.jsonl': '{"prompt": "a"}\n{"prompt": \n',
-        'broken.json': '[{"prompt": "a"}, {',
-        'semi.csv': 'prompt;answer\n' + '1+1;2\n' * 40,
-        'list.jsonl': '\n'.join([lines(ROWS[:3]), '[1, 2]']),
-        'empty.jsonl': '',
         'question.jsonl': lines([dict(question='q')] * 30),
         'none.jsonl': lines([*ROWS, dict(prompt=None, answer='1')]),
-        'mixed.jsonl': lines([*ROWS, dict(prompt=[dict(role='user', content='q')], answer='1')]),
         'unanswered.jsonl': lines([dict(prompt=o['prompt']) for o in ROWS]),
         'notes.txt': 'hello',
         'r.py': 'def r(completions, **kw): return [0. for _ in completions]\nnumber = 3\n'
-                'def bad(completions, **kw): raise KeyError("answer")\n'
-                'def short(completions, **kw): return [1.]\n'
-                'def words(completions, **kw): return ["good" for _ in completions]\n',
-        'torn.py': 'def r(:\n',
-        'helper.py': 'def half(t): return float(len(t)%2)\n',
-        'neighbour.py': 'from helper import half\n'
-                        'def r(completions, **kw): return [half(o) for o in completions]\n',
-        'exits.py': 'import sys\ndef r(completions, **kw): sys.exit(3)\n',
+                'def bad(completions, **kw): raise KeyError("answer")\n',
         'exits_at_once.py': 'import sys\nsys.exit(3)\n',
-        'ragged.csv': 'prompt,answer\n1+1=,2\n1,5+1=,3\n',
         'rollouts.jsonl': lines([dict(prompt=f'{i//2}', completion='x', reward=i%2) for i in range(8)]),
         'nones.jsonl': lines([*ROWS, dict(prompt='9+9=', answer=None)]),
         'nans.jsonl': lines([*ROWS, dict(prompt='9+9=', answer=float('nan'))]),
@@ -46,7 +31,6 @@ def place(tmp_path_factory):
         'hashes.jsonl': lines([*ROWS, dict(prompt='9+9=', answer='9 and 9 is\n#### 18')]),
     }
     for k,v in text.items(): (d/k).write_text(v)
-    (d/'latin.jsonl').write_bytes('{"prompt": "caf\xe9", "answer": "x"}\n'.encode('latin-1')*40)
     for o in ('folder','model','runs/demo-0'): (d/o).mkdir(parents=True)
     (d/'folder'/'thesis.tex').write_text('x')
     (d/'runs'/'demo-0'/'history.jsonl').write_text('')
@@ -56,9 +40,6 @@ def place(tmp_path_factory):
 # what is typed after `grpo_nb`; T stands for TRAIN. What must be said.
 WRONG = """
 trian                                       | did you mean 'train'
-reprot x                                    | did you mean 'report'
-insepct x                                   | did you mean 'inspect'
-diagnos x                                   | did you mean 'diagnose'
 bake-off                                    | did you mean 'bakeoff'
 --verbose                                   | no command '--verbose'
 dmeo                                        | did you mean 'demo'
@@ -69,18 +50,9 @@ train --dataset chain_sm                    | chain_sum
 train --dataset nowhere.jsonl               | nowhere.jsonl
 train --dataset folder                      | folder is a folder
 train --dataset notes.txt                   | notes.txt
-train --dataset wrapped.json                | wrapped.json holds
-train --dataset broken.jsonl                | broken.jsonl, line 2
-train --dataset broken.json                 | broken.json
-train --dataset latin.jsonl                 | latin.jsonl
-train --dataset semi.csv                    | semi.csv
-train --dataset list.jsonl                  | list.jsonl
-train --dataset empty.jsonl                 | empty.jsonl is empty
 train --dataset question.jsonl              | --prompt_column question
 train --dataset none.jsonl                  | row 64
-train --dataset mixed.jsonl                 | use one kind
 train --dataset same.jsonl                  | 1 different prompt
-train --dataset one.jsonl                   | 1 different prompt
 train --dataset unanswered.jsonl            | --answer_column
 train --dataset ok.jsonl --prompt_column q  | `q`
 T --eval_dataset no.jsonl                   | no.jsonl
@@ -88,57 +60,20 @@ T --eval_dataset folder                     | folder is a folder
 T --output_dir ok.jsonl                     | ok.jsonl is a file
 T --output_dir ok.jsonl/run                 | ok.jsonl is a file
 T --output_dir folder                       | thesis.tex
-T --num_generations 1                       | nothing to be compared
-T --num_generations x                       | invalid int value: 'x'
-T --num_generations 3                       | multiple of num_generations
-T --num_generations 2.5                     | invalid int value: '2.5'
 T --num_generation 4                        | did you mean '--num_generations'
 T --lerning_rate 1                          | did you mean '--learning_rate'
-T --learning-rates 1                        | did you mean '--learning_rate'
-T --learning_rate 1e4                       | 0 to 1: AdamW moves
-T --learning_rate nan                       | 0 to 1
-T --learning_rate fast                      | invalid float value: 'fast'
-T --generation_batch_size 0                 | multiple of num_generations
 T --generation_batch_size 8000              | prompts a batch
-T --steps_per_generation 3                  | a divisor of
-T --max_steps 0                             | 1 or more
-T --max_steps -5                            | 1 or more
-T --max_completion_length 0                 | 1 or more
 T --max_completion_length 100000            | positions
-T --temperature 0                           | more than 0
-T --temperature inf                         | finite
-T --top_p 2                                 | a share above 0
-T --top_k -1                                | 0 or more
-T --min_p 3                                 | a share from 0 to 1
-T --epsilon -1                              | 0 or more
-T --beta -1                                 | 0 or more
-T --delta 0                                 | more than 0
-T --loss_type ppo                           | one of bnpo, cispo
-T --loss_type cispo                         | epsilon_high
-T --scale_rewards no                        | one of group
-T --importance_sampling_level word          | one of token, sequence
-T --lr_scheduler_type step                  | one of constant
-T --replay_buffer_size -1                   | 0 or more
-T --dead_tolerance -1                       | 0 or more
-T --save_steps -1                           | 0 or more
 T --reward_weights 1 2                      | reward_weights
-T --reward_weights x                        | invalid float value: 'x'
 T --method magic                            | no method 'magic'
 T --resume                                  | no whole checkpoint
 T --resume maybe                            | got maybe but expected one of
 T --chat perhaps                            | got perhaps but expected one of
-T --seed x                                  | invalid int value: 'x'
 T --device gpu                              | here are
 T --device                                  | expected one argument
 T --reward r.py                             | FILE.py:FUNCTION
 T --reward r.py:x                           | no `x`
-T --reward x.py:r                           | x.py
-T --reward r.py:number                      | number
 T --reward r.py:bad                         | bad
-T --reward r.py:short                       | short
-T --reward r.py:words                       | words
-T --reward torn.py:r                        | torn.py
-T --reward lenght                           | FILE.py:FUNCTION
 T --model ./nowhere                         | no such folder
 T --model nowhere/                          | no such folder
 T --model folder/nowhere                    | no such folder
@@ -147,30 +82,22 @@ T --model ok.jsonl                          | ok.jsonl
 T extra                                     | 'extra' belongs to no option
 T -x                                        | no option '-x'
 T --eval_problems 0                         | eval_problems
-T --eval_problems x                         | invalid int value: 'x'
 report                                      | required: folders
 report nowhere                              | no folder 'nowhere'
 report runs/demo0                           | did you mean 'runs/demo-0'
 report ok.jsonl                             | no column for completion
 report folder                               | holds no record
-report runs/demo-0,nowhere                  | no folder 'nowhere'
 report runs/demo-0 --out                    | expected one argument
 report runs/demo-0 --output x               | did you mean '--out'
 inspect                                     | required: folder
 inspect nowhere                             | no folder 'nowhere'
-inspect runs/demo0                          | did you mean 'runs/demo-0'
-inspect ok.jsonl                            | no column for completion
-inspect folder                              | holds no record
 inspect runs/demo-0 runs/demo-0             | belongs to no option
 diagnose                                    | required: folder
 diagnose nowhere                            | no folder 'nowhere'
-diagnose folder                             | holds no record
 demo --max_steps 0                          | 1 or more
-demo --seed x                               | invalid int value: 'x'
 demo --sed 1                                | did you mean '--seed'
 demo --output_dir ok.jsonl                  | ok.jsonl is a file
 demo --output_dir folder                    | thesis.tex
-demo --replay_buffer_size -1                | 0 or more
 demo --n_problems 0                         | 1 or more
 demo extra                                  | belongs to no option
 demo --compare maybe                        | 'maybe' belongs to no option
@@ -190,35 +117,22 @@ trl --recipe gsm8k --dry_run --num_generations 1 | at least 2
 trl --recipe gms8k                          | no recipe 'gms8k'
 trl --model tiny                            | --dataset is missing
 trl --dataset gone.jsonl --model tiny       | no such file or folder
-T --adam_beta1 1                            | below 1
-T --max_grad_norm -1                        | 0 or more
-T --warmup_steps -1                         | 0 or more
-T --num_iterations 0                        | 1 or more
-T --disable_tqdm 2                          | got 2 but expected one of
 run_nbs                                     | inside a clone
 watch nowhere                               | no folder 'nowhere'
-watch ok.jsonl                              | no column for completion
-watch folder                                | holds no record
 watch rollouts.jsonl --port 99999           | port 99999 can't be used
 watch rollouts.jsonl --port TAKEN           | can't be used (Address already in use)
 train --dataset nones.jsonl                 | `answer` of row 64 is None (1 of 65 rows
 train --dataset nans.jsonl                  | `answer` of row 64 is nan
 train --dataset lists.jsonl                 | `answer` of row 64 is a list
 train --dataset hashes.jsonl                | keep what follows the ####
-train --dataset ragged.csv                  | ragged.csv, line 3 has another number of fields
 T --eval_dataset ok.jsonl                   | all 4 problems are among those trained on
-T --reward exits.py:r                       | SystemExit: 3
 T --reward exits_at_once.py:r               | could not be loaded: SystemExit: 3
-T --reward r.py::x                          | no `x`; it has: r, bad, short, words
-T --reward neighbour.py:x                   | no `x`; it has: r
 T --use_peft                                | those of TRL's trainers are for `grpo_nb trl`
 T --bf16                                    | here --dtype bfloat16
 T --use_vllm True                           | those of TRL's trainers are for `grpo_nb trl`
 T --report_to wandb                         | here history.jsonl has every number
 T --num_train_epochs 3                      | here --max_steps
 T --method plain                            | 'keep' is plain GRPO
-T --seed 12345678901234567890               | `seed` is 12345678901234567890, needs a whole number from 0
-T --seed -1                                 | needs a whole number from 0
 T --output_dir link                         | link is a link to
 T --output_dir link/run                     | which is not there
 demo --output_dir link                      | which is not there
@@ -226,19 +140,12 @@ T --dataset ~/nowhere.jsonl                 | HOME/nowhere.jsonl is no file
 T --answer_column result                    | no column `result`; it has prompt, answer
 T --answer_column result --reward r.py:r    | no column `result`; it has prompt, answer
 report runs/demo-0 runs/demo-0              | runs/demo-0 is given twice
-report runs/demo-0,runs/demo-0              | runs/demo-0 is given twice
 report runs                                 | it holds some: name one or several of runs/demo-0
-inspect runs                                | runs is no run, it holds some
 bakeoff --seeds 0                           | `seeds` is 0, needs 1 or more
-demo --compare --seed 3                     | no option '--seed'
 demo --compare --max_steps 8                | no option '--max_steps'
-demo --compare --n_problems 9               | no option '--n_problems'
-demo --compare --replay_buffer_size 0       | no option '--replay_buffer_size'
 trl --recipe gsm8k --model tiny --rows_file q.jsonl --use_wandb --bf16 False | wandb is not installed
 """
 CASES = [tuple(o.strip() for o in line.rsplit('|', 1)) for line in WRONG.strip().splitlines()]
-
-def test_there_are_as_many_as_a_user_would_find(): assert len(CASES)>=135
 
 @pytest.mark.parametrize('typed,says', CASES, ids=[o[0] for o in CASES])
 def test_wrong_input_gets_one_line_that_helps(typed, says, place, monkeypatch, capsys):

@@ -97,55 +97,6 @@ def test_a_minibatch_without_any_advantage_moves_the_weights_as_it_would(tmp_pat
 
 # ---- settings and input
 
-@pytest.mark.parametrize(
-    'kw,says',
-    [
-        (dict(num_generations=1), 'nothing to be compared'),
-        (dict(generation_batch_size=30), 'multiple of num_generations'),
-        (dict(steps_per_generation=3), 'a divisor of 8, the number of groups'),
-        (dict(max_steps=0), 'max_steps'),
-        (dict(temperature=0.0), 'temperature'),
-        (dict(top_p=0.0), 'top_p'),
-        (dict(beta=-1.0), 'beta'),
-        (dict(loss_type='ppo'), 'one of .*grpo'),
-        (dict(scale_rewards='std'), 'one of group'),
-        (dict(lr_scheduler_type='wsd'), 'constant, linear'),
-        (dict(ref_model_mixup_alpha=2.0), 'ref_model_mixup_alpha'),
-        (dict(loss_type='cispo'), 'epsilon_high'),
-        (dict(skip_zero_advantage=True, beta=.1), "`beta` .0.1. needs them: set beta to 0"),
-        (dict(skip_zero_advantage=True, entropy_coef=.1), 'set entropy_coef to 0'),
-        (dict(skip_zero_advantage=True, top_entropy_quantile=.5), 'set top_entropy_quantile to 1'),
-        (dict(skip_zero_advantage=True, record_token_terms_every=1), 'set record_token_terms_every to 0'),
-        (dict(skip_zero_advantage=True, loss_type=lambda A: A), 'set loss_type to one registered with'),
-        (dict(skip_zero_advantage=True, replay_correction='max_moment=.04'), 'without max_moment'),
-    ],
-)
-def test_a_setting_that_cannot_work_is_named_at_once(kw, says):
-    with pytest.raises(ValueError, match=says): cfg(**kw)
-
-@pytest.mark.parametrize(
-    'rows,says',
-    [
-        (DATA.select([]), 'empty'),
-        (DATA.select(range(7)), '7 rows but 8 prompts'),
-        (DATA.rename_column('prompt', 'question'), 'no column `prompt`'),
-        ([dict(prompt='')] * 8, "row 0 has the prompt ''"),
-        ([dict(prompt='x')] * 7 + [dict(prompt=None)], 'row 7 has the prompt None'),
-    ],
-)
-def test_rows_that_cannot_work_are_named_before_any_step(rows, says):
-    with pytest.raises(ValueError, match=says): train(tiny_model(0), TOK, rows, parity, cfg())
-
-def test_a_prompt_beyond_the_models_positions_is_named():
-    m = tiny_model(0)
-    with pytest.raises(ValueError, match="row 5's prompt has .* positions"):
-        train(m, TOK,
-              [dict(prompt='1+1=')] * 5 + [dict(prompt='1+' * m.config.max_position_embeddings)] * 5,
-              parity, cfg())
-
-def test_weights_must_match_the_rewards():
-    with pytest.raises(ValueError, match='2 reward_weights for 1'): state(reward_weights=[1., 2.])
-
 @pytest.mark.parametrize('bad', [math.nan, math.inf])
 @pytest.mark.parametrize('terms', [0, 1])
 def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_rows(bad, terms):
@@ -620,7 +571,6 @@ def test_a_resumed_run_is_the_same_to_the_bit(at, n, kw, tmp_path):
     assert read_run(tmp_path / 'b').history['step'].tolist() == [
         o['step'] for o in whole.history
     ]  # no row twice, none lost
-
 
 def test_a_signal_finishes_the_batch_saves_and_the_run_goes_on(tmp_path):
     for sig in (signal.SIGINT, signal.SIGTERM):

@@ -142,28 +142,6 @@ def test_replayed_rows_of_the_table_have_the_form_of_their_neighbours(parts, sco
     form = lambda o: 'text' if isinstance(o, str) else type(o[-1]['content']).__name__   # older TRL logs text
     assert len({form(p) for p in t._logs['prompt']})==len({form(c) for c in t._logs['completion']})==1
 
-# -- what is said of wrong input --------------------------------------------------------------------
-BAD = [(dict(num_generations='4'), 'num_generations'), (dict(num_generations=0), 'num_generations'),
-    (dict(num_iterations=0), 'num_iterations'), (dict(steps_per_generation=0), 'steps_per_generation'),
-    (dict(learning_rate='1e-3'), 'learning_rate'), (dict(learning_rate=float('nan')), 'learning_rate'),
-    (dict(beta=-1.), 'beta'), (dict(epsilon=None), 'epsilon'), (dict(temperature=0.), 'temperature'),
-    (dict(top_p=0.), 'top_p'),
-    (dict(loss_type='ppo'), 'loss_type'), (dict(scale_rewards='std'), 'scale_rewards'),
-    (dict(reward_weights=[float('nan')]), 'reward_weights'), (dict(reward_weights=['1']), 'reward_weights'),
-    (dict(max_completion_length=0), 'max_completion_length'),
-    (dict(replay_buffer_size=True), 'replay_buffer_size'), (dict(replay_age_limit='10'), 'replay_age_limit'),
-    (dict(replay_age_decay='fast'), 'replay_age_decay'), (dict(replay_max_uses=1.5), 'replay_max_uses'),
-    (dict(dead_tolerance=None), 'dead_tolerance'), (dict(replay_no_kl_on_dead='yes'), 'replay_no_kl_on_dead')]
-
-@pytest.mark.parametrize('bad,name', BAD, ids=str)
-def test_a_setting_that_cannot_work_is_named_before_any_work(bad, name):
-    with pytest.raises(ValueError, match=f'`{name}` is .*, needs '): T.config(**bad)
-
-@pytest.mark.parametrize('message', [dict(content='one'), dict(role='user')], ids=str)
-def test_a_message_without_role_or_content_is_shown(message):
-    with pytest.raises(ValueError, match="row 0 has the prompt .*`role` and a `content`"):
-        T.trainer(dataset=Dataset.from_dict(dict(prompt=[[message]]*17)))
-
 def test_a_column_with_a_name_of_trls_own_is_refused():
     with pytest.raises(ValueError, match="column `completions`.*rename"):
         T.trainer(dataset=T.data(completions=['x']*17))

@@ -1,0 +1,127 @@
+"""A setting that cannot work, through three doors: `TrainConfig`, the command and TRL's config. Each names
+the setting, what it was and what it needs, before any work."""
+import json, math
+from dataclasses import fields
+import pytest
+import trl_tiny as T
+from grpo_nb.cli import main
+from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
+from grpo_nb.trainer import TrainConfig
+
+TABLE = [   # (setting, value, what it needs)
+    ('num_generations', 1, 'at least 2: .*nothing to be compared'),
+    ('num_generations', 0, 'at least 2'),
+    ('num_generations', 2.5, 'a whole number'),
+    ('num_generations', '4', 'a whole number'),
+    ('generation_batch_size', 0, ''),
+    ('generation_batch_size', 30, 'a multiple of num_generations'),
+    ('steps_per_generation', 0, ''),
+    ('steps_per_generation', 3, 'a divisor of 16, the number of groups'),
+    ('num_iterations', 0, '1 or more'),
+    ('max_steps', 0, '1 or more'),
+    ('max_steps', None, 'a whole number'),
+    ('max_completion_length', 0, '1 or more'),
+    ('learning_rate', 1e4, '0 to 1: AdamW moves'),
+    ('learning_rate', math.nan, '0 to 1'),
+    ('learning_rate', math.inf, '0 to 1'),
+    ('learning_rate', 'fast', 'a number'),
+    ('temperature', 0., 'more than 0'),
+    ('temperature', math.inf, 'finite'),
+    ('top_p', 0., 'a share above 0'),
+    ('top_p', 2., 'a share above 0'),
+    ('top_p', None, 'a number'),
+    ('top_k', -1, '0 or more'),
+    ('min_p', 2., 'a share from 0 to 1'),
+    ('epsilon', -.1, '0 or more'),
+    ('epsilon', 'x', 'a number'),
+    ('epsilon', None, 'a number'),
+    ('epsilon_high', -1., 'None, or 0 or more'),
+    ('delta', 0., 'more than 0'),
+    ('beta', -1., '0 or more'),
+    ('top_entropy_quantile', 0., 'a share'),
+    ('off_policy_mask_threshold', -1., 'None, or 0 or more'),
+    ('adam_beta1', 1., 'below 1'),
+    ('max_grad_norm', -1., '0 or more'),
+    ('warmup_steps', 2.5, 'a whole number'),
+    ('warmup_steps', -1, '0 or more'),
+    ('loss_type', 'ppo', 'loss_type`? .*dapo'),
+    ('loss_type', 'cispo', "`epsilon_high` .* a cap of the ratio"),
+    ('scale_rewards', 'std', 'group.*batch.*none'),
+    ('importance_sampling_level', 'word', 'one of token, sequence'),
+    ('lr_scheduler_type', 'wsd', 'one of constant, linear, cosine'),
+    ('reward_weights', 1., 'a list with a number for each reward function'),
+    ('reward_weights', ['a'], 'a list with a number'),
+    ('reward_weights', [math.nan], 'a list with a number'),
+    ('ref_model_mixup_alpha', 2., 'a share from 0 to 1'),
+    ('sync_ref_model', 'no', 'True or False'),
+    ('disable_tqdm', 2, 'True or False'),
+    ('output_dir', 5, 'the path of a folder'),
+    ('seed', None, 'a whole number'),
+    ('seed', -1, 'a whole number from 0'),
+    ('seed', 12345678901234567890, 'a whole number from 0'),
+    ('save_steps', -1, '0 or more'),
+    ('dead_tolerance', -1., '0 or more'),
+    ('dead_tolerance', None, 'a number'),
+    ('replay_buffer_size', -1, '0 or more'),
+    ('replay_buffer_size', '64', 'a whole number'),
+    ('replay_buffer_size', True, 'a whole number'),
+    ('replay_age_limit', '10', 'a whole number'),
+    ('replay_age_decay', 'fast', 'a number'),
+    ('replay_max_uses', 1.5, 'a whole number'),
+    ('replay_no_kl_on_dead', 'yes', 'True or False')]
+
+# What TRL's own code says of it, in its own words, or takes
+TRLS_OWN = '''generation_batch_size max_steps top_k min_p epsilon_high delta top_entropy_quantile seed
+    off_policy_mask_threshold adam_beta1 max_grad_norm warmup_steps save_steps output_dir
+    lr_scheduler_type sync_ref_model ref_model_mixup_alpha disable_tqdm importance_sampling_level'''.split()
+
+def taken_by(config): return {f.name for f in fields(config) if f.init}
+
+def rows(config, *without):
+    own = taken_by(config)
+    return [o for o in TABLE if o[0] in own and o[0] not in without and o[:2] not in without]
+
+def needs(name, says): return says if '`' in says else f'`{name}` is .*, needs .*{says}'
+
+@pytest.mark.parametrize('name,value,says', rows(TrainConfig), ids=str)
+def test_train_config(name, value, says):
+    with pytest.raises(ValueError, match=f'(?s){needs(name, says)}'): TrainConfig(**{name:value})
+
+@pytest.mark.parametrize('name,value,says', ids=str,
+    argvalues=rows(GRPOWithReplayBufferConfig, *TRLS_OWN, ('steps_per_generation', 3), ('loss_type', 'cispo'),
+        ('reward_weights', 1.)))
+def test_trls_config(name, value, says):
+    with pytest.raises(ValueError, match=f'(?s){needs(name, says)}'): T.config(**{name:value})
+
+def in_words(name, value):
+    "As one types it; None where a command line has no such value, or the text means another."
+    odd = value is None or isinstance(value, bool) or name in ('output_dir','sync_ref_model')
+    words = [str(o) for o in value] if isinstance(value, list) else [str(value)]
+    return None if odd or isinstance(value, str) and value.isdigit() else [f'--{name}', *words]
+
+TYPED = [(w, *o) for o in rows(TrainConfig) if (w := in_words(*o[:2])) and o[:2]!=('reward_weights', 1.)]
+
+@pytest.mark.parametrize('words,name,value,says', TYPED, ids=lambda o: None)
+def test_the_command(words, name, value, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps(dict(prompt=f'{a}+{b}=', answer=str(a+b))) for a in range(8) for b in range(8)]
+    (tmp_path/'sums.jsonl').write_text('\n'.join(lines))
+    with pytest.raises(SystemExit) as e: main('train --dataset sums.jsonl --disable_tqdm True'.split()+words)
+    said = capsys.readouterr().err.strip()
+    assert e.value.code==2 and len(said.splitlines())==1, said
+    assert name in said and [o.name for o in tmp_path.iterdir()]==['sums.jsonl'], said
+
+TOGETHER = [
+    (dict(skip_zero_advantage=True, beta=.1), '`beta` .0.1. needs them: set beta to 0'),
+    (dict(skip_zero_advantage=True, entropy_coef=.1), 'set entropy_coef to 0'),
+    (dict(skip_zero_advantage=True, top_entropy_quantile=.5), 'set top_entropy_quantile to 1'),
+    (dict(skip_zero_advantage=True, record_token_terms_every=1), 'set record_token_terms_every to 0'),
+    (dict(skip_zero_advantage=True, loss_type=lambda A: A), 'set loss_type to one registered with'),
+    (dict(skip_zero_advantage=True, replay_correction='max_moment=.04'), 'without max_moment')]
+
+@pytest.mark.parametrize('settings,says', TOGETHER, ids=range(len(TOGETHER)))
+def test_two_settings_that_exclude_each_other(settings, says):
+    with pytest.raises(ValueError, match=says): TrainConfig(**settings)
+
+def test_what_may_be_none_may_be_none():
+    assert TrainConfig(epsilon_high=None, min_p=None, delta=None)==TrainConfig()
