@@ -88,22 +88,6 @@ def test_no_command_imports_anything_heavy_for_its_help_and_each_is_short():
     assert '--compare' in said['demo'] and 'five ways' in said['demo']
     assert [k for k in ('', 'demo', 'demo --compare', 'live', 'get', 'train', 'trl') if 'None' in said[k]]==[]
 
-@pytest.mark.parametrize('command', ['train', 'trl'])
-def test_the_first_screen_of_a_help_has_commands_to_copy_and_the_options_they_need(command):
-    screen = '\n'.join(_helps()[0][command].splitlines()[:24])
-    typed = re.findall(rf'^  grpo_nb {command} (.+)$', screen, flags=re.M)
-    assert len(typed)==3 and any('--reward my_rewards.py:my_reward' in o for o in typed)
-    assert {'--dataset', '--reward', '--model'}<={*re.findall(r'^  (--\w+)', screen, flags=re.M)}
-    for o in typed:
-        if command=='train': train_parser().parse_args(o.split())   # each is accepted as it stands
-
-def test_the_help_of_train_names_ten_options_and_the_others_without_a_word():
-    out = _helps()[0]['train']
-    assert '--num_generations' in out and 'examples:' in out
-    seen = out[out.index('\noptions:'):out.index('\nmore options')]
-    assert len(re.findall(r'^  --', seen, flags=re.M))<=10 and ' --gradient' not in out
-    assert ' --min_p ' in out   # named; what it does says `--help_all`
-
 def test_the_help_of_trl_names_only_options_that_are_there_with_their_defaults(capsys):
     with pytest.raises(SystemExit): main(['trl', '--help_all'])
     every = capsys.readouterr().out
@@ -453,14 +437,6 @@ def test_a_parameter_that_may_be_none_is_read_as_the_type_beside_it():
     assert function_parser(f, 'x').read(['--n', '3', '--share', '0.5'])==dict(n=3, share=.5, path=None)
     assert function_parser(f, 'x').read(['--path', 'a'])==dict(n=None, share=None, path='a')
 
-def test_a_docstring_of_two_lines_is_one_paragraph_of_help():
-    def measure(n:int=1):
-        """Measure everything there is, on one line of the source and
-        on the next."""
-    from grpo_nb.cli import function_parser
-    said = function_parser(measure, 'grpo_nb measure').format_help()
-    assert 'of the source and on the next.' in ' '.join(said.split('\n')) and 'and  ' not in said
-
 # ---- rows are named as the file has them, and their texts don't steer the terminal
 
 @pytest.mark.parametrize('side', ['train','test'])
@@ -488,4 +464,3 @@ def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capsys):
         str(tmp_path/'r')])
     err = capsys.readouterr().err
     assert r'a\x1b[2Jb\u202e' in err and '\x1b' not in err and '\u202e' not in err
-

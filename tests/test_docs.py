@@ -11,7 +11,7 @@ import pytest, yaml
 from browsing import CONTRAST, IN_THEME, RULES, ask_axe, axe_errors
 from pages_check import links_to_our_site, site_errors
 from grpo_nb.dev.site import (
-    _reading_minutes, chapter_errors, course, form_errors, dead_references, output_errors)
+    chapter_errors, course, form_errors, dead_references, output_errors)
 
 ROOT = Path(__file__).parent.parent
 # the first, chapters with formulas, widgets, frames, wide figures, tables, a module, a study
@@ -109,12 +109,6 @@ def test_an_old_address_leads_to_the_page_with_its_anchor(url, browser):
         pg.wait_for_url(f'{url}/{Path(old).parent}/{new}#limits')
         assert pg.locator('article h1').count()==1
     pg.close()
-
-def test_a_link_to_a_page_shows_a_picture_and_a_sentence(site):
-    text = (site/'loss.html').read_text(encoding='utf-8')
-    about = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]*)"', text))
-    assert about['title'].startswith('10 ') and len(about['description'])>40
-    assert (site/about['image'].split('/grpo_nb/')[1]).is_file()
 
 def test_on_a_phone_the_list_of_pages_opens_over_the_text_and_escape_closes_it(url, browser):
     pg = browser.new_page(viewport=dict(width=390, height=800))
@@ -300,12 +294,6 @@ def test_links_are_kept_whichever_widget_is_met_last():
         shown_widgets(nb)
         assert 'LinkModel' in [o['model_name'] for o in nb['metadata']['widgets'][_STATE]['state'].values()]
 
-def test_what_counts_for_nothing_in_the_minutes_is_collapsed_in_jupyterlab():
-    for f in sorted(ROOT.glob('nbs/**/*.ipynb')):
-        for c in json.loads(f.read_text(encoding='utf-8'))['cells']:
-            if not re.search(r'^#\|\s*hide_input', ''.join(c['source']), re.M): continue
-            assert c['metadata'].get('jupyter', {}).get('source_hidden'), (f.name, c['id'])
-
 def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
     code = lambda s, *o: dict(cell_type='code', source=s, outputs=list(o))
     nb = dict(
@@ -348,43 +336,3 @@ def test_a_chapter_is_called_by_its_number(file, text, says):
     nb = dict(cells=[dict(cell_type='markdown', source=text)])
     found = chapter_errors(f'{file}.ipynb', nb, course())
     assert [says in o for o in found]==[True]*bool(says)
-
-def test_the_glossary_leads_to_pages_that_have_the_word():
-    "At least one of a row's pages has the beginning of one of its words."
-    page = ROOT/'nbs/reference/glossary.ipynb'
-    def text(f):
-        return ' '.join(''.join(c['source']) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
-    rows = [o.strip('|').split('|') for o in text(page).splitlines() if re.match(r'\| .*\]\(\.\./', o)]
-    lost = []
-    for word,_,where in rows:
-        stems = [o[:6] for o in re.findall(r'[\w@-]{2,}', word)]
-        there = [(page.parent/o) for o in re.findall(r'\]\(([^)#]+)', where)]
-        texts = [text(f) if f.suffix=='.ipynb' else f.read_text(encoding='utf-8') for f in there]
-        if not re.search('|'.join(map(re.escape, stems)), ' '.join(texts), re.I): lost.append(word.strip())
-    assert len(rows)>40 and lost==[]
-
-def test_every_exercise_counts_in_the_minutes():
-    prose = lambda s: dict(cell_type='markdown', source=s)
-    cells = [prose('## Exercise: one'), prose('### A third hunt: two'),
-        prose('## Exercise: three\n\n### Exercise: four')]
-    assert _reading_minutes(dict(cells=cells))==40
-
-def test_what_the_page_on_memory_says_of_a_gpu_was_measured():
-    import pandas as pd
-    day = pd.read_csv(ROOT/'nbs/results/gpu_day.csv')
-    peak = day[day.device.str.contains('H100')&(day['name']=='step-05b')&(day.case=='peak memory')]
-    text = (ROOT/'nbs/practise/memory.qmd').read_text(encoding='utf-8')
-    took = peak[peak.arm=='GRPOTrainer'].value.item()/1e9
-    assert f'it took {took:.1f} GB' in text
-
-def test_what_a_record_is_said_to_cost_is_what_was_measured():
-    import pandas as pd
-
-    row = (
-        pd.read_csv(ROOT / 'nbs' / 'results' / 'looking.csv')
-        .set_index('what')
-        .loc["recording, share of the demo's training"]
-    )
-    assert f"| {row['median']:.2f} % of the demo's training" in (
-        ROOT / 'nbs' / 'project' / 'limitations.qmd'
-    ).read_text(encoding='utf-8')

@@ -41,27 +41,6 @@ def test_the_table_of_one_screen_has_every_row_and_the_chapters_own_run():
     own = [float(r['unseen']) for r in rows if r['change']=='as it stands' and r['seed']=='0']
     assert float(text.strip('()').split(',')[1]) in own
 
-def test_what_chapter_0_says_of_its_changes_is_in_the_table():
-    rows = list(csv.DictReader(SCREEN.open(encoding='utf-8')))
-    def of(change, column, machine='1'):
-        return [float(r[column]) for r in rows if (r['change'], r['machine'])==(change, machine)]
-    plain,paid = of('as it stands', 'mean_right'),of('A = r + 1', 'mean_right')
-    assert len(plain)==len(paid)==4 and all(b<a for a,b in zip(plain, paid))   # paired by seed
-    text = ''.join(cell('00_grpo_on_one_screen', '"What happens"')['source']).replace('\n# ', ' ')
-    said = '{:.2f} to {:.2f} of its answers are right, and {:.2f} to {:.2f} with the cell as it stands'
-    assert said.format(min(paid), max(paid), min(plain), max(plain)).replace('0.', '.') in text
-    none,cell_as_it_is = of('A = r', 'unseen'),of('as it stands', 'unseen')
-    said = '{:.2f} to {:.2f}, where the cell ends at {:.2f} to {:.2f}'
-    ends = (*(f(o) for o in (none, cell_as_it_is) for f in (min, max)),)
-    assert said.format(*(o+1e-6 for o in ends)).replace('0.', '.') in text
-    assert sum(none)/4>max(sum(of(c, 'unseen'))/len(of(c, 'unseen')) for c in ('as it stands', 'A = r + 1'))
-    assert max(of('lr = 2e-3', 'unseen'))<.1
-    dips = {}
-    for c in ('as it stands', 'nothing pushed down', 'lr = 1e-4'):
-        x = of(c, 'dip', '2')
-        dips[c] = sum(x)/len(x)
-    assert max(dips.values())-min(dips.values())<.04<.1<.35-max(dips.values())   # they all dip, alike
-
 def test_every_change_finds_its_line():
     text = ''.join(cell('00_grpo_on_one_screen', 'for batch in range(25)')['source'])
     for old,_ in [o for change in CHANGES.values() for o in change]: assert text.count(old)==1, old
@@ -180,34 +159,6 @@ def test_problems_that_agree_leave_something_to_doubt():
     assert (mean, high)==(1., 1.) and low==pytest.approx(.7225, abs=1e-4)
     same = torch.full((10, 2), .3)   # no reward of 0 and 1: Student's is all there is
     assert ends(same)==pytest.approx([.3]*3)
-
-def test_what_the_chapter_on_evaluation_says_of_other_chapters_is_what_they_show():
-    prose = ''.join(''.join(c['source']) for c in cells('06_evaluation') if c['cell_type']=='markdown')
-    def shown(*of): return eval(''.join(cell(*of)['outputs'][0]['data']['text/plain']))
-    before,after = shown('00_grpo_on_one_screen', 'test = chain_sum')
-    right = shown('03_tiny_qwen', 'mixed = group_rewards')['right']
-    assert f'get {before} and {right}' in prose and 'ends above 0.9' in prose and after>.9
-    unpaired = eval(''.join(cell('06_evaluation', 'def brevity')['outputs'][0]['data']['text/plain']))
-    greedy = eval(''.join(cell('06_evaluation', 'greedy = evaluate')['outputs'][0]['data']['text/plain']))
-    _,low,high = unpaired['accuracy_reward']
-    assert f'{-greedy[2]} behind, ± {greedy[3]}' in prose
-    assert f'± {(high-low)/2:.3f}, their difference would be ± {(high-low)/2**.5:.3f}' in prose
-
-def test_the_curves_of_ppo_and_grpo_start_at_the_same_measurement(monkeypatch):
-    "Whatever their first batches got: 64 prompts, or 8 with eight answers each, are no common scale."
-    import matplotlib.pyplot as plt, pandas as pd
-    from grpo_nb.see import plotting
-    nan = float('nan')
-    history = lambda reward, held_out: pd.DataFrame({'reward':[reward]*8,
-        'held_out':[nan]*3+[held_out]+[nan]*3+[.8],
-        'eval/pass@1':[nan]*3+[held_out]+[nan]*3+[.7]})
-    names = dict(ppo_h=history(.39, .5), grpo_h=history(.16, .4), start={'pass@1':.475}, n_batches=8,
-                 figure=plotting.figure, COLOURS=plotting.COLOURS)
-    drawn = []
-    plot = plt.Axes.plot
-    monkeypatch.setattr(plt.Axes, 'plot', lambda ax, *a, **kw: drawn.extend(o := plot(ax, *a, **kw)) or o)
-    exec(''.join(cell('15b_ppo_beside_grpo', 'label in arms')['source']), names)
-    assert [list(o.get_ydata()) for o in drawn]==[[.475, .5, .8], [.475, .4, .7]]
 
 def hacking():
     import pandas as pd

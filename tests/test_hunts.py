@@ -15,10 +15,6 @@ NBS = ROOT/'nbs'
 ROWS = pd.read_csv(NBS/'results/hunts.csv')
 CONTROL = dict(loss_at_1='none, temperature 1.2', penalty_a='none, beta .3', place_b='none, PPO')
 
-def text_of(page):
-    cells = json.loads((NBS/f'{page}.ipynb').read_text(encoding='utf-8'))['cells']
-    return ' '.join('\n'.join(''.join(c['source']) for c in cells).replace('\n# ', ' ').split())
-
 def test_every_hunt_has_its_rows_and_those_shown_in_a_chapter_two_seeds():
     seeds = ROWS.groupby('bug').seed.nunique()
     assert set(seeds.index)==set(RUNS)
@@ -62,48 +58,11 @@ def test_only_the_prediction_that_the_rows_bear_out_is_right(bug, does):
     del said[None], said[does]
     assert all(v.startswith(f'it {does}: ') for v in said.values())
 
-def test_what_the_chapters_say_of_their_hunts():
-    late = ROWS[ROWS.batch>=ROWS.groupby('bug').batch.transform('max')-4]
-    last = late.groupby('bug').mean(numeric_only=True)
-    def far(bug): return last.unseen[bug]-last.unseen[CONTROL.get(bug, 'none')]
-    quick = ROWS[ROWS.bug=='quick_reward'].eval('reward-right')
-    says = {'02_tasks':('under 1 in 100 was wrong and paid for (in one batch 9 in 100)',
-            0<quick.mean()<.01 and round(quick.max(), 2)==.09),
-        '05_rewards':('and its own reward shows it', last.reward['repeat_a']<.1),
-        '07_advantages':('And yet the model learns', abs(far('version_b'))<.1),
-        '08_logps':('and the run unlearns', last.unseen['logps_b']<.3),
-        '12_trainer':('It learns nearly as well', abs(far('loss_at_1'))<.1),
-        '15b_ppo_beside_grpo':('The run learns all the same, only less', -.2<far('place_b')<-.05)}
-    assert {page:(words in text_of(page), bool(so)) for page,(words,so) in says.items()}=={
-        page:(True, True) for page in says}
-
 def test_a_table_has_both_seeds_of_both():
     t = bug_table(ROWS, 'repeat_a')
     assert [*t.index]==[('none', 0), ('none', 1), ('repeat_a', 0), ('repeat_a', 1)]
     by_hand = ROWS[(ROWS.bug=='repeat_a')&(ROWS.seed==1)&(ROWS.batch>=20)].length.mean()
     assert t.loc[('repeat_a', 1), 'length']==pytest.approx(by_hand, abs=.005)
-
-def test_each_seed_of_the_length_reward_bends_where_right_answers_turn():
-    runs = pd.read_csv(NBS/'results/hacking.csv').query("paid_for=='length' and rate==0.0003")
-    bends = []
-    for _,o in runs.groupby('seed'):
-        r,turn = o.set_index('step').reward,o.set_index('step').right.idxmax()
-        bends.append((r[turn+48]-r[turn])/48/((r[turn]-r[24])/(turn-24)))
-    assert sum(o<.7 for o in bends)==4 and sum(o>1.4 for o in bends)==1
-    ends = runs[runs.step==240].set_index('seed').reward
-    text = text_of('15a_reward_hacking')
-    assert 'four down and one up' in text and bends.index(max(bends))==0
-    said = f'it ends at {ends[0]:.2f}, the others at {ends[1:].min():.2f} to {ends[1:].max():.2f}'
-    assert said.replace(' 0.', ' .') in text
-
-def test_the_list_of_causes_quotes_its_pages():
-    lines = (NBS/'project/causes.qmd').read_text(encoding='utf-8').splitlines()
-    lines = [o for o in lines if o.startswith('| ') and not o.startswith('| page')]
-    rows = [[x.strip() for x in o.split('|')[1:-1]] for o in lines]
-    assert len(rows)>15
-    for page,words,control,where in rows:
-        assert ' '.join(words.split()) in text_of(page), (page, words)
-        assert control and where
 
 def test_what_was_lost_refuses_wrong_answers():
     cells = json.loads((NBS/'17_real_run.ipynb').read_text(encoding='utf-8'))['cells']
@@ -117,11 +76,3 @@ def test_what_was_lost_refuses_wrong_answers():
         lambda c: sum(by(c).values())]
     assert not [f for f in wrong if check(f)=='right']
     assert 'kept the answer' in check(wrong[0]) and 'not after' in check(wrong[1])
-
-def test_what_the_page_on_silent_bugs_counts():
-    cells = json.loads((NBS/'teach/silent_bugs.ipynb').read_text(encoding='utf-8'))['cells']
-    shown = next(c for c in cells if 'def row(bug)' in ''.join(c['source']))['outputs'][0]
-    rows = ''.join(shown['data']['text/html']).split('<tr>')[-12:]
-    moved = [r.split('</td>')[7].removeprefix('<td>') for r in rows]
-    assert len(moved)==12 and moved.count('–')==7 and sum('reward' in o for o in moved)==3
-    assert 'Seven of the twelve leave every curve where it was' in text_of('teach/silent_bugs')

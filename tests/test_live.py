@@ -3,11 +3,9 @@ Each value is also seen to be far off when a line of the page is wrong."""
 
 import base64, itertools, re, shutil
 from contextlib import contextmanager
-from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
 from grpo_nb.evaluation import decode_completions, sample_completions
@@ -762,13 +760,6 @@ def test_on_a_phone_a_tap_shows_the_group_beside_its_square(browser, small):
     assert pg.locator('#panel').bounding_box()['y']>square.bounding_box()['y']+200
     assert square.evaluate('o => o == document.activeElement')
     ctx.close()
-
-def test_a_shared_link_has_a_picture(folder):
-    page = (folder/'index.html').read_text(encoding='utf-8')
-    told = dict(re.findall(r'<meta property="og:([\w:]+)" content="([^"]+)"', page))
-    assert {'title','description','url'}<=told.keys() and told['url'].startswith('https://')
-    file = Path(__file__).parent.parent/'docs'/'_static'/told['image'].rpartition('/_static/')[2]
-    with Image.open(file) as o: assert [str(n) for n in o.size]==[told['image:width'],told['image:height']]
 
 @pytest.mark.parametrize('width,scheme', [(1280, 'light'), (390, 'dark')])
 def test_it_is_for_everybody(trained, axe, width, scheme):

@@ -6,7 +6,7 @@ from configparser import ConfigParser
 from pathlib import Path
 from textwrap import dedent
 from graphlib import TopologicalSorter
-import pytest, yaml
+import pytest
 from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
@@ -38,14 +38,6 @@ def _imports(name):
         elif isinstance(o, ast.Import): names = [a.name for a in o.names]
         else: continue
         yield from (k for n in names if (k := n.removeprefix('grpo_nb.')) in FILES and n!=k)
-
-def test_every_module_lies_in_a_wing_and_comes_from_the_folder_of_its_name():
-    assert {_wing(m) for m in MODULES}==set(WINGS)
-    for m,f in FILES.items():
-        nb = re.search(r'File to edit: (?:\.\./)+nbs/(\S+)\.ipynb', f.read_text(encoding='utf-8'))[1]
-        chapter = re.match(r'\d|catalogue/', nb)
-        folder = nb.rpartition('/')[0].replace('/', '.')
-        assert m=='cli' or chapter or folder==m.rpartition('.')[0], f'{m} comes from nbs/{nb}.ipynb'
 
 @pytest.mark.parametrize('name', MODULES)
 def test_imports_point_down(name):
@@ -79,20 +71,6 @@ def test_a_circle_and_an_import_that_climbs_are_seen(monkeypatch, tmp_path):
         monkeypatch.setitem(FILES, f'parts.{k}', tmp_path/f'{k}.py')
     assert {*_imports('parts.a')}=={'parts.b'} and {*_imports('parts.b')}=={'parts.a','see.view'}
     with pytest.raises(AssertionError, match='see.view'): test_imports_point_down('parts.b')
-
-def _hidden_imports(source):
-    "Private names that a room takes out of another"
-    for o in ast.walk(ast.parse(source)):
-        if isinstance(o, ast.ImportFrom) and (o.level or (o.module or '').startswith('grpo_nb')):
-            yield from (a.name for a in o.names if a.name[0]=='_' and a.name!='__version__')
-
-@pytest.mark.parametrize('name', [m for m in MODULES if _wing(m)!='dev'])
-def test_private_names_stay_in_their_room(name):
-    assert [*_hidden_imports(FILES[name].read_text(encoding='utf-8'))]==[]
-
-def test_a_private_name_taken_out_of_a_room_is_seen():
-    text = 'from .a import _b, c\nfrom grpo_nb.d import _e\nfrom .. import __version__'
-    assert [*_hidden_imports(text)]==['_b','_e']
 
 def _machines_encoding(source):
     "Calls that read or write text in the encoding of the machine"
@@ -195,17 +173,6 @@ def _settings():
     c = ConfigParser(delimiters=['='])
     c.read(ROOT/'settings.ini', encoding='utf-8')
     return c['DEFAULT']
-
-def test_the_citation_says_what_the_settings_say():
-    cited,mine = yaml.safe_load((ROOT/'CITATION.cff').read_text(encoding='utf-8')),_settings()
-    assert {'cff-version','message','title','authors'}<={*cited}
-    assert cited['authors'][0]['name']==mine['author']
-    assert cited['cff-version']=='1.2.0' and mine['lib_name'] in cited['title']
-    changelog = (ROOT/'CHANGELOG.md').read_text(encoding='utf-8')
-    version,day = re.search(r'^## (\S+), (.+)$', changelog, re.M).groups()
-    assert str(cited['version'])==mine['version']==version
-    assert str(cited.get('date-released', 'not yet released'))==day
-    assert cited['repository-code']==mine['git_url'] and cited['license']=='Apache-2.0'
 
 def test_what_is_called_tested_is_what_the_table_of_runs_holds():
     "`tested.txt` is the row of that name, and the newest that was tried is that of a row that passed"
@@ -369,7 +336,6 @@ def _public(name):
         if isinstance(o, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and o.name[0] != '_':
             yield o.name, o, src.splitlines()
 
-
 def _undocumented(name):
     "What is missing: a docstring, or a docment or type at a parameter"
     for q,o,lines in _public(name):
@@ -383,7 +349,6 @@ def _undocumented(name):
                 f'`{a.arg}`'
             ):
                 yield f'{q}: `{a.arg}` has no docment'
-
 
 @pytest.mark.parametrize('name', MODULES)
 def test_everything_exported_is_documented(name):

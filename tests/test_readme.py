@@ -62,12 +62,6 @@ def test_the_first_page_says_what_the_runs_gave():
     assert 'the model got 39 % right before and 95 % after' in README
     assert 95 in {round(100*o['after']) for o in one}
 
-def test_two_commands_set_it_up_one_runs_and_one_tests():
-    made = [o for o in re.findall(r'```sh\n(.*?)```', README, flags=re.S) if 'venv' in o]
-    assert len(made)==2 and made[0].endswith('grpo_nb demo\n') and made[1].endswith('grpo_nb.dev test\n')
-    assert '[notebooks]' in made[0] and all(len(o)<=48 for o in made[0].splitlines())   # whole on a phone
-    assert (ROOT/re.search(r'-c (\S+)', made[0])[1]).is_file()
-
 def test_the_path_of_three_hours_leads_to_sections_that_are_there_and_takes_no_longer():
     "Every link of the path has a heading behind it; its minutes are those of the sections"
     from grpo_nb.dev.site import anchor, short_path
@@ -87,24 +81,6 @@ def test_the_path_of_three_hours_leads_to_sections_that_are_there_and_takes_no_l
     assert 150<sum(o['minutes'] for o in stops)<=180
     assert {0, 1, 7, 9, 10, 11, 12, 14}<={int(re.match(r'\d+', o['file'])[0]) for o in stops}
     assert anchor('Dead groups, `out` & in?')=='dead-groups-out-in'
-
-def test_minutes_of_a_section_count_every_line_and_a_heading_that_is_gone_is_named(tmp_path, monkeypatch):
-    import grpo_nb.dev.site as site
-    prose = lambda s: dict(cell_type='markdown', source=s)
-    code = lambda s: dict(cell_type='code', source=s, outputs=[])
-    nb = dict(cells=[prose('# A\n\n'+'word '*148), prose('## One\n\n## Exercise: two'),
-        code('#| code-fold: true\n'+'x = 1\n'*8), code('#| hide\nx = 1')])
-    (tmp_path/'nbs').mkdir()
-    (tmp_path/'nbs'/'01_a.ipynb').write_text(json.dumps(nb))
-    (tmp_path/'nbs'/'course.yml').write_text('- {file: 01_a, title: "1 A", asks: "?", minutes: 5, needs: []}')
-    monkeypatch.setattr(site, '_root', lambda: tmp_path)
-    def minutes(sections):
-        text = f'- {{chapter: a, why: "", sections: {json.dumps(sections)}}}'
-        (tmp_path/'nbs'/'path.yml').write_text(text)
-        return site.short_path()[0]['minutes']
-    assert minutes([''])==pytest.approx(1) and minutes(['One'])==pytest.approx(2/150)
-    assert minutes(['Exercise: two'])==pytest.approx(11+3/150)
-    with pytest.raises(site.ProjectError, match="01_a has no section 'Three'"): minutes(['Three'])
 
 def links_that_lead_nowhere(root):
     "(page, link) for each link of a notebook or page to a file that is not there"

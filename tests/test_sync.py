@@ -1,6 +1,5 @@
 "Notebooks, modules, README and settings agree, and running a notebook again changes nothing"
 import inspect, json, os, re, shutil, subprocess, sys
-from configparser import ConfigParser
 from pathlib import Path
 import pytest
 from grpo_nb.cli import main
@@ -36,7 +35,6 @@ def test_a_module_edited_by_hand_is_told(copy):
     f.write_text(f.read_text()+'\nx = 1\n')
     with pytest.raises(dev.ProjectError, match='grpo_nb/see/plotting.py: not what .*plotting.ipynb exports'):
         dev.check(['plotting'])
-
 
 def test_a_module_without_a_notebook_is_told(copy):
     for f in copy.glob('nbs/**/*.ipynb'):
@@ -156,30 +154,9 @@ def test_a_failing_cell_is_told_with_its_error(copy):
     with pytest.raises(dev.ProjectError, match=r'widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'):
         dev.run_nbs(['widgets'])
 
-
 def test_stored_outputs_are_small():
     big = {f.name:f.stat().st_size for f in ROOT.glob('nbs/**/*.ipynb') if f.stat().st_size>1_000_000}
     assert big=={}
-
-def test_once_a_week_every_stored_output_is_compared_and_the_newest_versions_run_every_notebook():
-    import yaml
-    jobs = yaml.safe_load((ROOT/'.github'/'workflows'/'weekly.yml').read_text())['jobs']
-    assert any(o.get('run', '').startswith('python -m grpo_nb.dev run_nbs --check')
-        for o in jobs['outputs']['steps'])
-    matrix = jobs['versions']['strategy']['matrix']['include']
-    also = {o['name']:o.get('also') for o in matrix}
-    assert also['newest']=='--notebooks'
-    ini = ConfigParser(delimiters=['='])
-    ini.read(ROOT/'settings.ini')
-    said = ini['DEFAULT']['pythons'].split()   # as the package's classifiers
-    assert sorted({o['python'] for o in matrix})==said and said[0]==ini['DEFAULT']['min_python']
-    assert any('versions.py ${{ matrix.name }} ${{ matrix.also }}' in o.get('run', '')
-        for o in jobs['versions']['steps'])
-
-def test_the_workflows_and_the_readme_run_what_ci_runs():
-    ci = (ROOT/'.ci'/'run').read_text()
-    assert ('python -m grpo_nb.dev test' in ci
-            and '.ci/run' in (ROOT / '.github' / 'workflows' / 'ci.yml').read_text())
 
 def test_what_the_workflows_call_is_there():
     import yaml
@@ -190,17 +167,6 @@ def test_what_the_workflows_call_is_there():
     assert {'.ci/run','tests/versions.py'}<=files and {o for o in files if not (ROOT/o).exists()}==set()
     commands = {o for r in runs for o in re.findall(r'grpo_nb\.dev (\w+)', r)}
     assert {'docs'}<=commands<={*DEV_COMMANDS}
-
-def test_the_issue_form_asks_what_the_command_says():
-    import yaml
-    from grpo_nb.cli import COMMANDS
-    form = yaml.safe_load((ROOT/'.github'/'ISSUE_TEMPLATE'/'bug.yml').read_text())
-    asked = [o['attributes'] for o in form['body']]
-    assert all({*o}<={'label','description','render'} for o in asked)   # a bare comma makes a key of the rest
-    commands = [c for o in asked for c in re.findall('`([^`]+)`', o['label'])]
-    assert len(commands)==2 and all(c.startswith('grpo_nb ') for c in commands)
-    assert {c.split()[1] for c in commands}<={*COMMANDS, '--version'}
-
 
 def test_no_file_names_the_machine_it_was_made_on():
     files = subprocess.run(['git','ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split()

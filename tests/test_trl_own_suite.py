@@ -227,12 +227,6 @@ def test_a_slice_of_rows_of_the_batch_comes_without_padding():
     assert '`extract_group(batch, rows)`' in PAGE.read_text()
     assert [*inspect.signature(extract_group).parameters][:2]==['batch','rows']
 
-@pytest.mark.parametrize('name', ['update_with_replay_buffer','sample_from_replay_buffer',
-    'update_replay_buffer'])
-def test_the_page_names_the_arguments_that_the_helpers_take(name):
-    _,*args = inspect.signature(getattr(GRPOWithReplayBufferTrainer, name)).parameters
-    assert f"`{name}({', '.join(args)})`" in PAGE.read_text()
-
 # -- TRL's file itself ----------------------------------------------------------------------------
 @pytest.fixture
 def second_in_a_fork(monkeypatch):
@@ -263,13 +257,3 @@ def test_the_harness_puts_our_class_in_the_place_of_theirs_and_says_what_differs
     said = capsys.readouterr().out
     assert ('2 tests. GRPOTrainer: 2 passed' in said
         and 'test_other: passed with theirs, failed with ours' in said)
-
-def test_the_page_says_what_the_stored_table_says():
-    path = PAGE.parent.parent/'results/trl_suite.csv'
-    rows = list(csv.DictReader(open(path, encoding='utf-8', newline='')))
-    count = lambda who: ' and '.join(f'{sum(o[who]==k for o in rows)} {k}' for k in ('passed','failed'))
-    said = PAGE.read_text()
-    assert (f"{len(rows)} tests of TRL's file" in said and f"`GRPOTrainer` {count('stock')};" in said
-        and f"with ours {count('ours')}." in said)
-    named = {o.split('"')[1] for o in said.splitlines() if o.startswith('| "test_')}
-    assert named=={o['test'].split('::')[1] for o in rows if o['stock']!=o['ours']}

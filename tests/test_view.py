@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest, torch
-from PIL import Image
 from grpo_nb.inspector import write_inspector
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import LoggedRun, read_run
@@ -52,12 +51,6 @@ def test_colours_stand_in_the_table_alone(run):
     css = (VIEW.parent/'live'/'live.css').read_text(encoding='utf-8')
     stored = re.findall(r'[^{}]*\.(?:stored|s8|came)\b[^{}]*\{([^}]*)\}', css)
     assert len(stored)>4 and not [o for o in stored if '#' in o]
-
-def test_the_film_of_the_first_page_has_the_colours_of_the_map():
-    with Image.open(Path(__file__).parent.parent/'nbs'/'images'/'demo.gif') as film:
-        film.seek(film.n_frames-1)
-        seen = {'#%02X%02X%02X' % o for _,o in film.convert('RGB').getcolors(2**24)}
-    assert {page_table()['colours'][k] for k in ('living','stored','right','wrong')}<=seen
 
 def test_the_page_has_words_for_every_reason_of_a_dead_group():
     r = torch.tensor([[0., 0.], [1., 1.], [.5, .5], [.25, .25+1e-7], [math.nan, math.nan]])

@@ -24,9 +24,6 @@ pytestmark = pytest.mark.filterwarnings('ignore')
 @pytest.fixture(scope='module', autouse=True)
 def shared_engine(): X.one_engine()
 
-# -- the loss ---------------------------------------------------------------------------------------------
-def test_there_are_32_cases(): assert len(X.CASES)==len(set(X.CASES))==32
-
 @pytest.mark.parametrize('mode,level,beta,loss', X.CASES)
 def test_loss_and_gradient_are_those_of_float64_with_vllms_own_log_probs(mode, level, beta, loss):
     row,seen,got,_,_ = X.run_case(mode, level, beta, loss)
